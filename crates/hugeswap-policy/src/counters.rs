@@ -1,0 +1,89 @@
+//! Event counters, under the names `/proc/vmstat` gives the same events.
+//!
+//! A counter is an index into a fixed array of 64-bit words: each process of a
+//! pool has one such array in the pool segment, and a reader adds them up.
+
+macro_rules! counters {
+    ($($variant:ident => $name:literal, $doc:literal;)*) => {
+        /// One event counter; `as usize` is its index.
+        #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+        #[repr(usize)]
+        pub enum Counter { $(#[doc = $doc] $variant,)* }
+        impl Counter {
+            /// Every counter, in index order.
+            pub const ALL: &'static [Counter] = &[$(Counter::$variant,)*];
+            /// How many there are.
+            pub const COUNT: usize = Self::ALL.len();
+            /// The name operators see: the kernel's, where the kernel has one.
+            pub const fn name(self) -> &'static str {
+                match self { $(Counter::$variant => $name,)* }
+            }
+        }
+    };
+}
+
+counters! {
+    PswpIn => "pswpin", "Base pages read from swap (a huge page counts 512).";
+    PswpOut => "pswpout", "Base pages written to swap (a huge page counts 512).";
+    ThpSwpIn => "thp_swpin", "Huge pages swapped in whole.";
+    ThpSwpOut => "thp_swpout", "Huge pages swapped out whole.";
+    ThpSwpInFallback => "thp_swpin_fallback", "Units swapped in where no huge page was to be had.";
+    ThpSwpOutFallback => "thp_swpout_fallback", "Units swapped out that were not huge.";
+    ThpFaultAlloc => "thp_fault_alloc", "First touches served.";
+    SwapCacheHit => "swap_cache_hit", "Faults served from the swap cache or by mapping a watched unit again.";
+    SwapRa => "swap_ra", "Units read ahead.";
+    SwapRaHit => "swap_ra_hit", "Units read ahead that were then used.";
+    PgReclaim => "pgsteal_kswapd", "Units whose memory background reclaim freed.";
+    AllocStall => "allocstall", "Faults that had to wait for memory (direct reclaim).";
+    CleanDrop => "pgclean_drop", "Units dropped without a write because swap already held their bytes.";
+    ZeroDrop => "zero_drop", "Units dropped without I/O because they were all zeros.";
+    WriteRedirtied => "write_redirtied", "Write-outs made useless by a write while they were going on.";
+    SwapWriteError => "swap_write_error", "Swap writes that failed (the page stayed in memory).";
+    SwapReadError => "swap_read_error", "Swap reads that failed or whose checksum did not match.";
+    Poisoned => "hwpoison", "Units lost: touching one is SIGBUS.";
+    Cow => "pgcow", "Units copied because a forked relative shares them.";
+    Pinned => "pin", "Ranges held in memory for a system call.";
+    SyscallTrapped => "syscall_trapped", "System calls caught by the safety net because an argument pointed into managed memory.";
+    MapLimit => "map_limit", "Times the limit on mappings was met and room was made.";
+    GiveBack => "give_back", "Frames handed to another process of the pool.";
+    Ejected => "ejected", "Units handed to the kernel for good (mixed protections, stacks).";
+}
+
+/// Classes of faults, for latency histograms.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(usize)]
+pub enum FaultClass {
+    /// A unit never touched before.
+    FirstTouch,
+    /// Memory was there: watched, write-protected or in the swap cache.
+    Soft,
+    /// Waited for a read another thread had begun (readahead in flight).
+    Wait,
+    /// A whole unit read from swap by the faulting thread.
+    Major,
+    /// A unit copied after fork.
+    Cow,
+}
+
+impl FaultClass {
+    /// Every class, in index order.
+    pub const ALL: [FaultClass; 5] = [
+        FaultClass::FirstTouch,
+        FaultClass::Soft,
+        FaultClass::Wait,
+        FaultClass::Major,
+        FaultClass::Cow,
+    ];
+    /// How many there are.
+    pub const COUNT: usize = Self::ALL.len();
+    /// The name in reports.
+    pub const fn name(self) -> &'static str {
+        match self {
+            FaultClass::FirstTouch => "first_touch",
+            FaultClass::Soft => "soft",
+            FaultClass::Wait => "wait",
+            FaultClass::Major => "major_2m",
+            FaultClass::Cow => "cow",
+        }
+    }
+}

@@ -1,0 +1,218 @@
+//! The machine's half that makes room: frames, write-outs, kswapd, discards.
+
+use super::{BATCH, Io, Machine, OWNER, Sink, TORN};
+use crate::UNIT_PAGES;
+use crate::counters::Counter;
+use crate::driver::Decision;
+use crate::lru::Reclaim;
+use crate::slots;
+use crate::unit::{CLEAN, Kind, LOCKED, READAHEAD, WATCHED, WRITABLE, WRITEBACK};
+
+impl<R: Reclaim> Machine<R> {
+    pub(super) fn finish_read(&mut self) {
+        let Some(io) = self.reads.pop_front() else {
+            return;
+        };
+        let n = io.unit as usize;
+        self.memory[n] = self.stored[io.slot];
+        self.words[n] = self.words[n]
+            .with_kind(Kind::Cached)
+            .set(READAHEAD)
+            .clear(LOCKED);
+        self.active.insert(io.unit);
+        self.count(Counter::PswpIn, UNIT_PAGES);
+        self.count(Counter::ThpSwpIn, 1);
+    }
+
+    pub(super) fn finish_write(&mut self, sink: Sink<'_>) {
+        let Some(io) = self.writes.pop_front() else {
+            return;
+        };
+        let n = io.unit as usize;
+        let w = self.words[n].clear(WRITEBACK);
+        self.count(Counter::PswpOut, UNIT_PAGES);
+        self.count(Counter::ThpSwpOut, 1);
+        if w.has(WRITABLE) {
+            self.stored[io.slot] = TORN;
+            self.count(Counter::WriteRedirtied, 1);
+            sink(Decision::Redirtied(io.unit));
+            self.words[n] = w;
+            self.active.rotate(io.unit);
+            return;
+        }
+        self.stored[io.slot] = io.version;
+        self.words[n] = w.set(CLEAN);
+        self.watch_or_keep(io.unit, sink);
+    }
+
+    /// Takes a clean unit's access away, unless somebody holds it.
+    pub(super) fn watch_or_keep(&mut self, u: u32, sink: Sink<'_>) {
+        let w = self.words[u as usize];
+        if w.pins() > 0 {
+            self.active.rotate(u);
+        } else {
+            self.words[u as usize] = w.set(WATCHED);
+            self.watched.insert(u);
+            sink(Decision::Watch(u));
+        }
+    }
+
+    /// A frame for a fault, waiting for one if need be. False if none can be had.
+    pub(super) fn take_frame(&mut self, sink: Sink<'_>) -> bool {
+        let mut stalled = false;
+        loop {
+            if self.frames_used < self.config.budget {
+                self.frames_used += 1;
+                return true;
+            }
+            if self.drop_watched(sink) {
+                continue;
+            }
+            if !stalled {
+                stalled = true;
+                self.count(Counter::AllocStall, 1);
+                sink(Decision::Stall);
+            }
+            if !self.writes.is_empty() {
+                self.finish_write(sink);
+            } else if !self.reads.is_empty() {
+                self.finish_read();
+            } else if !self.shrink(BATCH as u64, sink) {
+                return false;
+            }
+        }
+    }
+
+    /// Frees the frame of the unit that was watched longest. False if none is.
+    pub(super) fn drop_watched(&mut self, sink: Sink<'_>) -> bool {
+        let mut oldest = [0];
+        if self.watched.isolate(1, &mut oldest) == 0 {
+            return false;
+        }
+        self.drop_frame(oldest[0], sink);
+        true
+    }
+
+    /// Frees the frame of a unit whose bytes are in swap.
+    pub(super) fn drop_frame(&mut self, u: u32, sink: Sink<'_>) {
+        let w = self.words[u as usize];
+        if w.has(READAHEAD) {
+            self.streams.on_waste(u.into());
+        }
+        self.words[u as usize] = w
+            .with_kind(Kind::Swapped)
+            .clear(CLEAN | WATCHED | READAHEAD);
+        self.frames_used -= 1;
+        self.count(Counter::PgReclaim, 1);
+        sink(Decision::Drop(u));
+    }
+
+    /// Background reclaim: works until `high` frames are available or being cleaned.
+    pub(super) fn kswapd(&mut self, sink: Sink<'_>) {
+        loop {
+            let coming = self.available() + self.writes.len() as u64;
+            if coming >= self.marks.high || !self.shrink(self.marks.high - coming, sink) {
+                return;
+            }
+        }
+    }
+
+    /// Reclaims up to `want` of the units that should go first. False if there are none that can.
+    pub(super) fn shrink(&mut self, want: u64, sink: Sink<'_>) -> bool {
+        let (mut scan, mut done) = (self.active.len(), 0);
+        let mut batch = [0; BATCH];
+        while scan > 0 && done < want {
+            let most = scan.min((want - done).min(BATCH as u64) as usize);
+            let n = self.active.isolate(most, &mut batch);
+            scan -= n.max(1);
+            for &u in &batch[..n] {
+                if self.reclaim(u, sink) {
+                    done += 1;
+                } else {
+                    self.active.rotate(u);
+                }
+            }
+        }
+        while self.config.io_steps == 0 && !self.writes.is_empty() {
+            self.finish_write(sink);
+        }
+        done > 0
+    }
+
+    /// Begins to reclaim an isolated unit. False if it has to stay.
+    pub(super) fn reclaim(&mut self, u: u32, sink: Sink<'_>) -> bool {
+        let n = u as usize;
+        let w = self.words[n];
+        if !w.evictable() {
+            return false;
+        }
+        if w.kind() == Kind::Cached {
+            self.drop_frame(u, sink);
+            return true;
+        }
+        if w.has(CLEAN) {
+            self.count(Counter::CleanDrop, 1);
+            self.watch_or_keep(u, sink);
+            return true;
+        }
+        if self.memory[n] == 0 {
+            self.words[n] = self.without_slot(w.clear(WRITABLE)).with_kind(Kind::None);
+            self.frames_used -= 1;
+            self.count(Counter::ZeroDrop, 1);
+            self.count(Counter::PgReclaim, 1);
+            sink(Decision::DropZero(u));
+            return true;
+        }
+        let slot = match w.slot() {
+            Some(slot) => slot as usize,
+            None => match slots::claim(&self.map, OWNER, self.hint) {
+                Some(slot) => {
+                    self.slots_used += 1;
+                    self.hint = slot + 1;
+                    slot
+                }
+                None => return false,
+            },
+        };
+        self.words[n] = w
+            .with_slot(Some(slot as u64))
+            .clear(WRITABLE)
+            .set(WRITEBACK);
+        let due = self.step + self.config.io_steps;
+        self.writes.push_back(Io {
+            unit: u,
+            slot,
+            version: self.memory[n],
+            due,
+        });
+        sink(Decision::WriteOut(u, slot));
+        true
+    }
+
+    pub(super) fn discard(&mut self, u: u32, sink: Sink<'_>) {
+        let n = u as usize;
+        while self.words[n].has(LOCKED) {
+            self.finish_read();
+        }
+        while self.words[n].has(WRITEBACK) {
+            self.finish_write(sink);
+        }
+        self.truth[n] = 0;
+        let w = self.words[n];
+        if w.pins() > 0 {
+            // Held: it keeps its frame and becomes zeros there.
+            self.memory[n] = 0;
+            self.words[n] = w.clear(CLEAN);
+            return;
+        }
+        if matches!(w.kind(), Kind::Present | Kind::Cached) {
+            self.frames_used -= 1;
+        }
+        self.active.remove(u);
+        self.watched.remove(u);
+        self.words[n] = self
+            .without_slot(w)
+            .with_kind(Kind::None)
+            .clear(WRITABLE | CLEAN | WATCHED | READAHEAD);
+    }
+}

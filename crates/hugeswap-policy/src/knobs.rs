@@ -1,0 +1,167 @@
+//! What `--set KEY=VALUE` may set: names, bounds, defaults, one place.
+
+/// How a value is written.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Unit {
+    /// A size in bytes; suffixes K, M, G, T are accepted.
+    Bytes,
+    /// A plain number.
+    Count,
+    /// `on` or `off`.
+    Switch,
+}
+
+macro_rules! knobs {
+    ($($variant:ident => $name:literal, $unit:ident, $min:expr, $max:expr, $default:expr, $doc:literal;)*) => {
+        /// One setting; `as usize` is its index in the pool segment.
+        #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+        #[repr(usize)]
+        pub enum Knob { $(#[doc = $doc] $variant,)* }
+        impl Knob {
+            /// Every knob, in index order.
+            pub const ALL: &'static [Knob] = &[$(Knob::$variant,)*];
+            /// How many there are.
+            pub const COUNT: usize = Self::ALL.len();
+            /// Its KEY.
+            pub const fn name(self) -> &'static str { match self { $(Knob::$variant => $name,)* } }
+            /// How its VALUE is written.
+            pub const fn unit(self) -> Unit { match self { $(Knob::$variant => Unit::$unit,)* } }
+            /// Smallest and largest VALUE.
+            pub const fn bounds(self) -> (u64, u64) { match self { $(Knob::$variant => ($min, $max),)* } }
+            /// The VALUE when nothing is set.
+            pub const fn default_value(self) -> u64 { match self { $(Knob::$variant => $default,)* } }
+            /// One line for `--help`.
+            pub const fn doc(self) -> &'static str { match self { $(Knob::$variant => $doc,)* } }
+        }
+    };
+}
+
+knobs! {
+    MallocMin => "route.malloc_min", Bytes, 128 << 10, 1 << 40, 1 << 20, "smallest malloc that goes to managed memory";
+    MmapMin => "route.mmap_min", Bytes, 128 << 10, 1 << 40, 1 << 20, "smallest private anonymous mmap that goes to managed memory";
+    ReadaheadMax => "readahead.max", Count, 0, 64, 8, "most 2 MiB units read ahead of a sequential stream; 0 turns readahead off";
+    SyscallTrap => "syscall.trap", Switch, 0, 1, 1, "catch system calls that wrappers do not see (signal mode)";
+    Checksum => "swap.checksum", Switch, 0, 1, 1, "verify every unit read back from swap";
+    CleanDrop => "swap.clean_drop", Switch, 0, 1, 1, "drop unchanged units without writing them again";
+    Storm => "debug.storm", Count, 0, 1_000_000, 0, "testing: evict a random unit every N microseconds; 0 is off";
+    SwapReadFail => "debug.swap_read_fail", Count, 0, 1 << 31, 0, "testing: every Nth read of swap fails (EIO)";
+    SwapReadFlip => "debug.swap_read_flip", Count, 0, 1 << 31, 0, "testing: every Nth read of swap has a bit changed";
+    SwapWriteFail => "debug.swap_write_fail", Count, 0, 1 << 31, 0, "testing: every Nth write of swap fails (EIO)";
+    SwapSpace => "debug.swap_space", Bytes, 0, 1 << 50, 0, "testing: each swap area is full (ENOSPC) after so many bytes; 0 is off";
+}
+
+/// Finds a knob by its KEY.
+pub fn find(name: &str) -> Option<Knob> {
+    Knob::ALL.iter().copied().find(|k| k.name() == name)
+}
+
+/// Parses a size: digits, an optional fraction, and an optional suffix B, K, M, G or T
+/// (powers of 1024; `KiB`, `MB` and the like are accepted too). The error is
+/// one line that says what to write.
+pub fn parse_size(text: &str) -> Result<u64, String> {
+    let bad =
+        || format!("'{text}' is not a size: write a number with K, M, G or T, like 600M or 1.5G");
+    let t = text.trim();
+    let split = t
+        .find(|c: char| !c.is_ascii_digit() && c != '.')
+        .unwrap_or(t.len());
+    let (number, suffix) = t.split_at(split);
+    let shift = match suffix.trim().to_ascii_lowercase().as_str() {
+        "" | "b" => 0,
+        "k" | "kb" | "kib" => 10,
+        "m" | "mb" | "mib" => 20,
+        "g" | "gb" | "gib" => 30,
+        "t" | "tb" | "tib" => 40,
+        _ => return Err(bad()),
+    };
+    let value = if let Ok(n) = number.parse::<u64>() {
+        n.checked_mul(1 << shift)
+            .ok_or_else(|| format!("'{text}' is too large a size"))?
+    } else {
+        let f: f64 = number.parse().map_err(|_| bad())?;
+        let v = f * (1u64 << shift) as f64;
+        if v >= 9.0e18 {
+            return Err(format!("'{text}' is too large a size"));
+        }
+        v as u64
+    };
+    Ok(value)
+}
+
+/// Parses `KEY=VALUE` and checks its bounds; the error is one line.
+pub fn parse_setting(text: &str) -> Result<(Knob, u64), String> {
+    let (key, value) = text.split_once('=').ok_or_else(|| {
+        format!("'{text}' is not a setting: write KEY=VALUE, like route.malloc_min=2M")
+    })?;
+    let knob = find(key.trim()).ok_or_else(|| {
+        let names: Vec<_> = Knob::ALL.iter().map(|k| k.name()).collect();
+        format!(
+            "no setting is called '{}': there are {}",
+            key.trim(),
+            names.join(", ")
+        )
+    })?;
+    let value = value.trim();
+    let v = match knob.unit() {
+        Unit::Bytes => parse_size(value)?,
+        Unit::Count => value
+            .parse()
+            .map_err(|_| format!("{}: '{value}' is not a number", knob.name()))?,
+        Unit::Switch => match value {
+            "on" | "1" | "true" => 1,
+            "off" | "0" | "false" => 0,
+            _ => return Err(format!("{}: '{value}' is neither on nor off", knob.name())),
+        },
+    };
+    let (min, max) = knob.bounds();
+    if v < min || v > max {
+        return Err(format!(
+            "{}: {value} is outside {min} to {max}",
+            knob.name()
+        ));
+    }
+    Ok((knob, v))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn sizes() {
+        assert_eq!(parse_size("600M"), Ok(600 << 20));
+        assert_eq!(parse_size("1.5G"), Ok(3 << 29));
+        assert_eq!(parse_size("4096"), Ok(4096));
+        assert_eq!(parse_size("2 MiB"), Ok(2 << 20));
+        for bad in ["", "M", "12Q", "-5M", "1.2.3G", "99999999999T", "nan"] {
+            assert!(parse_size(bad).is_err(), "{bad}");
+        }
+    }
+
+    #[test]
+    fn settings() {
+        assert_eq!(
+            parse_setting("route.malloc_min=2M"),
+            Ok((Knob::MallocMin, 2 << 20))
+        );
+        assert_eq!(parse_setting("swap.checksum=off"), Ok((Knob::Checksum, 0)));
+        for bad in [
+            "x",
+            "no.such=1",
+            "route.malloc_min=1",
+            "readahead.max=x",
+            "swap.checksum=maybe",
+        ] {
+            assert!(parse_setting(bad).is_err(), "{bad}");
+        }
+    }
+
+    #[test]
+    fn defaults_are_within_bounds() {
+        for k in Knob::ALL {
+            let (min, max) = k.bounds();
+            assert!((min..=max).contains(&k.default_value()), "{}", k.name());
+            assert_eq!(find(k.name()), Some(*k));
+        }
+    }
+}

@@ -1,0 +1,35 @@
+//! What hugeswap *decides*, apart from how it is carried out.
+//!
+//! Nothing here knows a clock, a thread, I/O or (after construction) an
+//! allocation; there is no `unsafe`. The engine executes these decisions on real
+//! memory, and a test or a simulator can drive the same code without a kernel.
+//!
+//! * [`mod@unit`]: the 64-bit state word of one 2 MiB unit, and its transitions
+//! * [`lru`], [`workingset`]: which unit goes next
+//! * [`readahead`]: what to bring in before it is asked for
+//! * [`slots`]: where in swap a unit goes
+//! * [`watermark`]: when reclaim starts and stops
+//! * [`driver`]: all of it together on a machine of counters, for tests and simulation
+//! * [`counters`], [`histogram`]: what operators see, under the kernel's names
+//! * [`knobs`]: what they may set
+#![forbid(unsafe_code)]
+
+pub mod counters;
+pub mod driver;
+pub mod histogram;
+pub mod knobs;
+pub mod lru;
+pub mod readahead;
+pub mod slots;
+pub mod unit;
+pub mod watermark;
+pub mod workingset;
+
+/// Bytes in a unit: one x86-64 huge page.
+pub const UNIT_BYTES: u64 = 2 << 20;
+/// log2 of [`UNIT_BYTES`].
+pub const UNIT_SHIFT: u32 = 21;
+/// Bytes in a base page.
+pub const PAGE_BYTES: u64 = 4096;
+/// Base pages in a unit.
+pub const UNIT_PAGES: u64 = UNIT_BYTES / PAGE_BYTES;

@@ -1,0 +1,287 @@
+//! Where in swap a unit goes: clusters of 2 MiB with an owner and a count.
+//!
+//! One 32-bit word a cluster, in the pool segment: the owning process record
+//! (upper half; 0 is none) and how many units refer to it (lower half). A word of 0 is a
+//! free cluster. Claiming is one compare-and-swap that names the owner, so a process that dies at any
+//! instant leaves nothing that its record number does not find again.
+//!
+//! All functions work on a shared slice of atomics, take no lock, and may be
+//! called from the fault path.
+
+use std::sync::atomic::{AtomicU32, Ordering};
+
+const COUNT_MASK: u32 = 0xffff;
+
+fn word(owner: u16, count: u16) -> u32 {
+    (u32::from(owner) << 16) | u32::from(count)
+}
+
+/// Claims a free cluster for `owner` (not 0), looking from `hint` on and around the
+/// end, so that a stream of claims is laid out in sequence. `None` if there is none.
+pub fn claim(map: &[AtomicU32], owner: u16, hint: usize) -> Option<usize> {
+    debug_assert!(owner != 0);
+    let n = map.len();
+    if n == 0 {
+        return None;
+    }
+    let start = hint % n;
+    (start..n).chain(0..start).find(|&i| {
+        map[i].load(Ordering::Relaxed) == 0
+            && map[i]
+                .compare_exchange(0, word(owner, 1), Ordering::AcqRel, Ordering::Relaxed)
+                .is_ok()
+    })
+}
+
+/// How many units refer to cluster `i`.
+pub fn count(map: &[AtomicU32], i: usize) -> u32 {
+    map[i].load(Ordering::Acquire) & COUNT_MASK
+}
+
+/// One more reference to a cluster that has at least one (a fork). False if the
+/// count is full or the cluster is free; nothing changed then.
+pub fn share(map: &[AtomicU32], i: usize) -> bool {
+    map[i]
+        .fetch_update(Ordering::AcqRel, Ordering::Acquire, |w| {
+            let c = w & COUNT_MASK;
+            (c != 0 && c != COUNT_MASK).then_some(w + 1)
+        })
+        .is_ok()
+}
+
+/// One reference less, given up by process record `by`; true if the cluster is free now. A
+/// cluster that was already free is left alone and reported as `false`.
+pub fn release(map: &[AtomicU32], i: usize, by: u16) -> bool {
+    map[i]
+        .fetch_update(Ordering::AcqRel, Ordering::Acquire, |w| {
+            let (owner, c) = ((w >> 16) as u16, (w & COUNT_MASK) as u16);
+            match c {
+                0 => None,
+                1 => Some(0),
+                _ if owner == by => Some(word(0, c - 1)),
+                _ => Some(word(owner, c - 1)),
+            }
+        })
+        .is_ok_and(|old| old & COUNT_MASK == 1)
+}
+
+/// Gives up everything process record `dead` (not 0) owns; returns how many clusters became free.
+///
+/// Several processes may do this for the same record at once: each reference is given up
+/// once. The record must not be handed out again before all of them are done.
+pub fn release_owner(map: &[AtomicU32], dead: u16) -> usize {
+    debug_assert!(dead != 0);
+    let give_up = |w: u32| {
+        let c = (w & COUNT_MASK) as u16;
+        ((w >> 16) as u16 == dead && c != 0).then(|| if c == 1 { 0 } else { word(0, c - 1) })
+    };
+    map.iter()
+        .filter(|cell| {
+            cell.fetch_update(Ordering::AcqRel, Ordering::Acquire, give_up)
+                .is_ok_and(|old| old & COUNT_MASK == 1)
+        })
+        .count()
+}
+
+/// Clusters in use.
+pub fn used(map: &[AtomicU32]) -> usize {
+    map.iter()
+        .filter(|w| w.load(Ordering::Relaxed) != 0)
+        .count()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+    use std::sync::Barrier;
+
+    fn map(n: usize) -> Vec<AtomicU32> {
+        (0..n).map(|_| AtomicU32::new(0)).collect()
+    }
+
+    #[derive(Clone, Debug)]
+    enum Op {
+        Claim { owner: u16, hint: usize },
+        Share(usize),
+        Release { which: usize, by: u16 },
+        Die(u16),
+    }
+
+    fn op() -> impl Strategy<Value = Op> {
+        prop_oneof![
+            4 => (1u16..5, 0usize..40).prop_map(|(owner, hint)| Op::Claim { owner, hint }),
+            2 => (0usize..12).prop_map(Op::Share),
+            3 => (0usize..12, 1u16..5).prop_map(|(which, by)| Op::Release { which, by }),
+            1 => (1u16..5).prop_map(Op::Die),
+        ]
+    }
+
+    proptest! {
+        #[test]
+        fn agrees_with_a_model(ops in prop::collection::vec(op(), 0..300)) {
+            // The model: who owns a cluster (if anybody) and how many refer to it.
+            let map = map(12);
+            let mut model = [(None::<u16>, 0u32); 12];
+            for op in ops {
+                match op {
+                    Op::Claim { owner, hint } => {
+                        let want = (0..12).map(|k| (hint + k) % 12).find(|&i| model[i].1 == 0);
+                        prop_assert_eq!(claim(&map, owner, hint), want);
+                        if let Some(i) = want { model[i] = (Some(owner), 1); }
+                    }
+                    Op::Share(i) => {
+                        let live = model[i].1 > 0;
+                        prop_assert_eq!(share(&map, i), live);
+                        if live { model[i].1 += 1; }
+                    }
+                    Op::Release { which, by } => {
+                        let (owner, n) = model[which];
+                        prop_assert_eq!(release(&map, which, by), n == 1);
+                        if n > 0 {
+                            let owner = owner.filter(|&o| o != by && n > 1);
+                            model[which] = (owner, n - 1);
+                        }
+                    }
+                    Op::Die(dead) => {
+                        let mut freed = 0;
+                        for m in model.iter_mut().filter(|m| m.0 == Some(dead)) {
+                            *m = (None, m.1 - 1);
+                            freed += usize::from(m.1 == 0);
+                        }
+                        prop_assert_eq!(release_owner(&map, dead), freed);
+                        prop_assert_eq!(release_owner(&map, dead), 0, "a second death");
+                    }
+                }
+                for (i, m) in model.iter().enumerate() {
+                    prop_assert_eq!(count(&map, i), m.1);
+                    prop_assert_eq!((map[i].load(Ordering::Relaxed) >> 16) as u16, m.0.unwrap_or(0));
+                }
+                prop_assert_eq!(used(&map), model.iter().filter(|m| m.1 > 0).count());
+            }
+        }
+    }
+
+    #[test]
+    fn a_full_count_is_refused() {
+        let map = map(1);
+        assert_eq!(claim(&map, 7, 0), Some(0));
+        assert!((1..COUNT_MASK).all(|_| share(&map, 0)));
+        assert!(!share(&map, 0));
+        assert_eq!(count(&map, 0), COUNT_MASK);
+        assert!((1..COUNT_MASK).all(|_| !release(&map, 0, 8)));
+        assert!(release(&map, 0, 7));
+        assert!(!release(&map, 0, 7));
+        assert_eq!(used(&map), 0);
+    }
+
+    #[test]
+    fn no_map_has_no_slot() {
+        assert_eq!(claim(&[], 1, 3), None);
+    }
+
+    /// Threads as processes: each claims, shares with itself, releases, and keeps what it
+    /// has at the end. `refs` is the truth, changed while the reference is held: it
+    /// can only be 0 when a claim succeeds.
+    #[test]
+    fn racing_claims_never_meet_and_lose_nothing() {
+        const THREADS: u16 = 4;
+        for slots in [3, 40] {
+            let map = map(slots);
+            let refs: Vec<AtomicU32> = (0..slots).map(|_| AtomicU32::new(0)).collect();
+            let start = Barrier::new(THREADS.into());
+            let kept: usize = std::thread::scope(|scope| {
+                let workers: Vec<_> = (1..=THREADS)
+                    .map(|me| {
+                        let (map, refs, start) = (&map, &refs, &start);
+                        scope.spawn(move || {
+                            let mut held: Vec<usize> = Vec::new();
+                            let mut x = 0x9e37_79b9_7f4a_7c15u64.wrapping_mul(me.into());
+                            start.wait();
+                            for _ in 0..20_000 {
+                                x ^= x << 13;
+                                x ^= x >> 7;
+                                x ^= x << 17;
+                                match x % 5 {
+                                    0 | 1 => {
+                                        if let Some(i) = claim(map, me, (x >> 8) as usize) {
+                                            let before = refs[i].fetch_add(1, Ordering::SeqCst);
+                                            assert_eq!(before, 0, "slot {i} was in use");
+                                            held.push(i);
+                                        }
+                                    }
+                                    2 if !held.is_empty() => {
+                                        let i = held[(x >> 8) as usize % held.len()];
+                                        assert!(share(map, i));
+                                        refs[i].fetch_add(1, Ordering::SeqCst);
+                                        held.push(i);
+                                    }
+                                    _ if !held.is_empty() => {
+                                        let i = held.swap_remove((x >> 8) as usize % held.len());
+                                        refs[i].fetch_sub(1, Ordering::SeqCst);
+                                        let last = !held.contains(&i);
+                                        assert_eq!(release(map, i, me), last);
+                                    }
+                                    _ => {}
+                                }
+                            }
+                            held.len()
+                        })
+                    })
+                    .collect();
+                workers.into_iter().map(|w| w.join().unwrap()).sum()
+            });
+            let counted: u32 = (0..slots).map(|i| count(&map, i)).sum();
+            assert_eq!(counted as usize, kept);
+            for (i, n) in refs.iter().enumerate() {
+                assert_eq!(count(&map, i), n.load(Ordering::SeqCst));
+            }
+        }
+    }
+
+    /// Every third cluster is also used by a relative. Its owner dies, and several survivors
+    /// notice it at the same time, while another process goes on claiming.
+    #[test]
+    fn a_death_noticed_by_many_frees_exactly_its_own() {
+        const DEAD: u16 = 1;
+        const OTHER: u16 = 2;
+        for _ in 0..50 {
+            let map = map(300);
+            for i in 0..200 {
+                assert_eq!(
+                    claim(&map, if i % 2 == 0 { DEAD } else { OTHER }, i),
+                    Some(i)
+                );
+                if i % 3 == 0 {
+                    assert!(share(&map, i));
+                }
+            }
+            let start = Barrier::new(4);
+            let (freed, claimed) = std::thread::scope(|scope| {
+                let survivors: Vec<_> = (0..3)
+                    .map(|_| {
+                        scope.spawn(|| {
+                            start.wait();
+                            release_owner(&map, DEAD)
+                        })
+                    })
+                    .collect();
+                let busy = scope.spawn(|| {
+                    start.wait();
+                    (0..100).filter_map(|_| claim(&map, OTHER, 0)).count()
+                });
+                let freed: usize = survivors.into_iter().map(|s| s.join().unwrap()).sum();
+                (freed, busy.join().unwrap())
+            });
+            let shared = (0..200).filter(|i| i % 2 == 0 && i % 3 == 0).count();
+            assert_eq!(freed, 100 - shared);
+            assert_eq!(used(&map), 200 - freed + claimed);
+            for i in (0..200).filter(|i| i % 2 == 0 && i % 3 == 0) {
+                assert_eq!(count(&map, i), 1, "the relative still uses {i}");
+            }
+            for i in (0..200).filter(|i| i % 2 == 1) {
+                assert_eq!(count(&map, i), 1 + u32::from(i % 3 == 0));
+            }
+        }
+    }
+}

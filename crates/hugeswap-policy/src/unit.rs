@@ -1,0 +1,243 @@
+//! The state word of a unit: one 64-bit atomic stands for 2 MiB.
+//!
+//! Protocol: a word without [`LOCKED`] is stable and may be read by anyone. To
+//! change what it says, or to touch the unit's mapping, a thread first sets
+//! `LOCKED` with one compare-and-swap; everybody else who needs the unit sets
+//! [`WAITERS`] and waits (futex) on the low half of the word. The owner ends by storing a
+//! stable word and, if `WAITERS` was set, wakes them. The pin count changes by
+//! compare-and-swap on an unlocked word only, so an owner may rely on it.
+//!
+//! ```text
+//!  63            24 23           15 14                0
+//! | slot (40 bits) | pins (9 bits) | flags and kind    |
+//! ```
+
+/// What a unit is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(u64)]
+pub enum Kind {
+    /// Not managed: no program memory here. Faults are the program's own error.
+    Free = 0,
+    /// Managed, holds zeros, has no memory and no slot.
+    None = 1,
+    /// In memory, mapped where the program sees it (perhaps without access: [`WATCHED`]).
+    Present = 2,
+    /// In swap only.
+    Swapped = 3,
+    /// In swap, and read ahead into a frame of the arena that no region maps.
+    Cached = 4,
+    /// Handed to the kernel for good; hugeswap does not touch it.
+    Foreign = 5,
+    /// Its bytes are lost. Touching it is SIGBUS.
+    Poisoned = 6,
+}
+
+const KIND_MASK: u64 = 0b111;
+/// Mapped writable; implies that no slot holds the unit's bytes.
+pub const WRITABLE: u64 = 1 << 3;
+/// `Present` but mapped without access: the next touch is a reference.
+pub const WATCHED: u64 = 1 << 4;
+/// A write-out is reading the memory; the unit may not be unmapped.
+pub const WRITEBACK: u64 = 1 << 5;
+/// The slot holds exactly the unit's bytes.
+pub const CLEAN: u64 = 1 << 6;
+/// A slot is reserved for the unit (its content counts only with [`CLEAN`], or when `Swapped`/`Cached`).
+pub const HAS_SLOT: u64 = 1 << 7;
+/// The frame is shared with a forked relative: never writable before it is copied.
+pub const COW: u64 = 1 << 8;
+/// The program's own protection allows reading.
+pub const MAY_READ: u64 = 1 << 9;
+/// The program's own protection allows writing.
+pub const MAY_WRITE: u64 = 1 << 10;
+/// Brought in by readahead and not used since.
+pub const READAHEAD: u64 = 1 << 11;
+/// Owned by a thread that is changing it.
+pub const LOCKED: u64 = 1 << 12;
+/// Somebody waits for the word to change.
+pub const WAITERS: u64 = 1 << 13;
+/// With [`COW`]: the frame is a relative's and not charged to this process.
+pub const UNCHARGED: u64 = 1 << 14;
+const PIN_SHIFT: u32 = 15;
+const PIN_ONE: u64 = 1 << PIN_SHIFT;
+/// The most pins one unit can have.
+pub const PIN_MAX: u64 = (1 << 9) - 1;
+const SLOT_SHIFT: u32 = 24;
+/// The largest slot number a word can carry.
+pub const SLOT_MAX: u64 = (1 << 40) - 1;
+
+/// A decoded view of a unit's word; plain value, no atomics.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub struct Word(pub u64);
+
+impl Word {
+    /// A unit that nobody manages.
+    pub const FREE: Word = Word(0);
+
+    /// A managed unit of zeros that may be read and written.
+    pub const fn none() -> Word {
+        Word(Kind::None as u64 | MAY_READ | MAY_WRITE)
+    }
+
+    /// What the unit is.
+    pub fn kind(self) -> Kind {
+        match self.0 & KIND_MASK {
+            0 => Kind::Free,
+            1 => Kind::None,
+            2 => Kind::Present,
+            3 => Kind::Swapped,
+            4 => Kind::Cached,
+            5 => Kind::Foreign,
+            _ => Kind::Poisoned,
+        }
+    }
+
+    /// The same word with another kind.
+    #[must_use]
+    pub const fn with_kind(self, kind: Kind) -> Word {
+        Word((self.0 & !KIND_MASK) | kind as u64)
+    }
+
+    /// Is `flag` (or any of several) set?
+    pub const fn has(self, flag: u64) -> bool {
+        self.0 & flag != 0
+    }
+
+    /// The same word with `flags` set.
+    #[must_use]
+    pub const fn set(self, flags: u64) -> Word {
+        Word(self.0 | flags)
+    }
+
+    /// The same word with `flags` cleared.
+    #[must_use]
+    pub const fn clear(self, flags: u64) -> Word {
+        Word(self.0 & !flags)
+    }
+
+    /// How many holders keep the unit in memory.
+    pub const fn pins(self) -> u64 {
+        (self.0 >> PIN_SHIFT) & PIN_MAX
+    }
+
+    /// One more pin, or `None` if there are [`PIN_MAX`] already.
+    pub fn pinned(self) -> Option<Word> {
+        (self.pins() < PIN_MAX).then_some(Word(self.0.wrapping_add(PIN_ONE)))
+    }
+
+    /// One pin less; `None` if there is none.
+    pub fn unpinned(self) -> Option<Word> {
+        (self.pins() > 0).then_some(Word(self.0.wrapping_sub(PIN_ONE)))
+    }
+
+    /// The reserved slot, if any.
+    pub fn slot(self) -> Option<u64> {
+        self.has(HAS_SLOT).then_some(self.0 >> SLOT_SHIFT)
+    }
+
+    /// The same word with `slot` reserved (at most [`SLOT_MAX`]) or with none.
+    #[must_use]
+    pub fn with_slot(self, slot: Option<u64>) -> Word {
+        let low = self.0 & ((1 << SLOT_SHIFT) - 1) & !HAS_SLOT;
+        match slot {
+            Some(s) => {
+                debug_assert!(s <= SLOT_MAX);
+                Word(low | HAS_SLOT | (s << SLOT_SHIFT))
+            }
+            None => Word(low),
+        }
+    }
+
+    /// Does the program's own protection allow this access?
+    pub const fn allows(self, write: bool) -> bool {
+        self.has(if write { MAY_WRITE } else { MAY_READ })
+    }
+
+    /// May reclaim take the unit's memory? (Only ever asked of an unlocked word
+    /// or by the owner.)
+    pub fn evictable(self) -> bool {
+        self.pins() == 0
+            && !self.has(WRITEBACK)
+            && matches!(self.kind(), Kind::Present | Kind::Cached)
+    }
+
+    /// Invariants every stable word obeys; the engine asserts it in debug builds.
+    pub fn is_consistent(self) -> bool {
+        let k = self.kind();
+        let mapped = k == Kind::Present;
+        (!self.has(WRITABLE) || (mapped && !self.has(CLEAN | WATCHED | COW) && self.has(MAY_WRITE)))
+            && (!self.has(WATCHED | WRITEBACK | COW) || mapped)
+            && (!self.has(UNCHARGED) || self.has(COW))
+            && (!self.has(CLEAN) || (mapped && self.has(HAS_SLOT)))
+            && (!matches!(k, Kind::Swapped | Kind::Cached) || self.has(HAS_SLOT))
+            && (!matches!(k, Kind::Free | Kind::None | Kind::Foreign | Kind::Poisoned)
+                || !self.has(HAS_SLOT))
+    }
+}
+
+impl std::fmt::Debug for Word {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "{:?}", self.kind())?;
+        for (flag, name) in [
+            (WRITABLE, "writable"),
+            (WATCHED, "watched"),
+            (WRITEBACK, "writeback"),
+            (CLEAN, "clean"),
+            (COW, "cow"),
+            (READAHEAD, "readahead"),
+            (LOCKED, "locked"),
+            (WAITERS, "waiters"),
+        ] {
+            if self.has(flag) {
+                write!(f, "+{name}")?;
+            }
+        }
+        if let Some(s) = self.slot() {
+            write!(f, " slot {s}")?;
+        }
+        if self.pins() > 0 {
+            write!(f, " pins {}", self.pins())?;
+        }
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    proptest! {
+        #[test]
+        fn slot_and_pins_do_not_disturb_each_other(slot in 0..=SLOT_MAX, pins in 0u64..50) {
+            let mut w = Word::none().with_kind(Kind::Swapped).with_slot(Some(slot));
+            for _ in 0..pins { w = w.pinned().unwrap(); }
+            prop_assert_eq!(w.slot(), Some(slot));
+            prop_assert_eq!(w.pins(), pins);
+            prop_assert_eq!(w.kind(), Kind::Swapped);
+            w = w.with_slot(None);
+            prop_assert_eq!(w.slot(), None);
+            prop_assert_eq!(w.pins(), pins);
+            for _ in 0..pins { w = w.unpinned().unwrap(); }
+            prop_assert!(w.unpinned().is_none());
+        }
+    }
+
+    #[test]
+    fn pins_saturate() {
+        let mut w = Word::none();
+        for _ in 0..PIN_MAX {
+            w = w.pinned().unwrap();
+        }
+        assert!(w.pinned().is_none());
+    }
+
+    #[test]
+    fn consistency_rejects_contradictions() {
+        let p = Word::none().with_kind(Kind::Present);
+        assert!(p.set(WRITABLE).is_consistent());
+        assert!(!p.set(WRITABLE | CLEAN).with_slot(Some(1)).is_consistent());
+        assert!(!p.set(CLEAN).is_consistent());
+        assert!(!Word::none().with_kind(Kind::Swapped).is_consistent());
+        assert!(!Word::none().set(WATCHED).is_consistent());
+    }
+}

@@ -1,0 +1,40 @@
+//! When reclaim starts and stops: the kernel's min, low and high, in units.
+//!
+//! "Available" is what a fault can have at once: free frames and watched clean
+//! units. Below `low` kswapd wakes and works up to `high`; at 0 a faulting
+//! thread waits (a stall).
+
+/// The marks of one process, in units of 2 MiB.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Watermarks {
+    /// kswapd wakes below this.
+    pub low: u64,
+    /// kswapd stops here.
+    pub high: u64,
+}
+
+impl Watermarks {
+    /// Marks for a budget of `frames` units: low 1/16 and high 1/8 of it, so that write-behind and
+    /// readahead always have room, capped so that a large budget is not left idle.
+    pub fn for_budget(frames: u64) -> Watermarks {
+        let high = (frames / 8)
+            .clamp(3, 64)
+            .min(frames.saturating_sub(1).max(1));
+        let low = (high / 2).max(1);
+        Watermarks { low, high }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn ordered_and_below_the_budget() {
+        for frames in 1..5000 {
+            let w = Watermarks::for_budget(frames);
+            assert!(w.low >= 1 && w.low <= w.high);
+            assert!(w.high <= frames);
+        }
+    }
+}

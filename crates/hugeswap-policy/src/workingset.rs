@@ -1,0 +1,255 @@
+//! Two lists, active and inactive, and the distance of a refault.
+//!
+//! New units start active only while there is room there, later ones inactive, so that a
+//! stream that is used once flows through the inactive list and leaves the active one
+//! alone. A unit joins the active list when it is touched while it was watched, or when it comes
+//! back from swap so soon that it would still have been here had the active list been smaller
+//! (refault distance: evictions between its own and its return, against the length of the active list). What has
+//! to leave the active list for it gets another round through the inactive one.
+//!
+//! Source: the Linux kernel's `mm/workingset.c` and J. Weiner, "Thrash detection-based file cache
+//! sizing" (2012) for the distance; the first filling of the active list is ours: a sweep over
+//! more than memory then finds half to three quarters of memory where it left it, where one list in
+//! order of use would find nothing.
+//!
+//! Every operation but `isolate` takes constant time (amortised), nothing allocates after construction, and
+//! there is no concurrency here: one owner.
+
+use crate::lru::{Lru, Reclaim};
+
+/// Units the inactive list gets if it can have them without taking more than half: four streams
+/// with full readahead windows, the watched units, and as many on their way out.
+const INACTIVE_WANTED: usize = 128;
+
+/// See the file's head.
+pub struct TwoLists {
+    active: Lru,
+    inactive: Lru,
+    /// Eviction clock (never 0) at which each unit was last isolated; 0: it was not, or is back.
+    shadows: Vec<u32>,
+    clock: u32,
+    /// Most units the active list may have.
+    active_max: usize,
+}
+
+impl TwoLists {
+    /// Lists for units `0..capacity`, of which about `resident` are in memory at a time. 20 bytes of
+    /// address space for each unit of the capacity; only what is used costs memory.
+    pub fn new(capacity: u32, resident: usize) -> TwoLists {
+        let mut lists = TwoLists {
+            active: Lru::new(capacity),
+            inactive: Lru::new(capacity),
+            shadows: vec![0; capacity as usize],
+            clock: 1,
+            active_max: 0,
+        };
+        lists.set_resident(resident);
+        lists
+    }
+
+    /// Tells how many units can be in memory now.
+    pub fn set_resident(&mut self, resident: usize) {
+        // Inactive is where streams, readahead and write-behind live: several of them at once
+        // need room however small memory is, and no more however large.
+        let inactive = (resident / 4).max(INACTIVE_WANTED.min(resident / 2));
+        self.active_max = resident - inactive;
+        self.balance();
+    }
+
+    /// Units on the active list.
+    pub fn active_len(&self) -> usize {
+        self.active.len()
+    }
+
+    fn balance(&mut self) {
+        let mut oldest = [0u32];
+        while self.active.len() > self.active_max && self.active.isolate(1, &mut oldest) == 1 {
+            self.inactive.insert(oldest[0]);
+        }
+    }
+
+    fn activate(&mut self, unit: u32) {
+        self.inactive.remove(unit);
+        self.active.reference(unit);
+        self.balance();
+    }
+
+    /// Was the unit evicted so recently that a smaller active list would have kept it?
+    fn refaulted_in_time(&mut self, unit: u32) -> bool {
+        let Some(shadow) = self.shadows.get_mut(unit as usize) else {
+            return false;
+        };
+        let left_at = std::mem::take(shadow);
+        left_at != 0 && self.clock.wrapping_sub(left_at) as usize <= self.active.len()
+    }
+}
+
+impl Reclaim for TwoLists {
+    fn insert(&mut self, unit: u32) {
+        if self.contains(unit) {
+            return;
+        }
+        if self.refaulted_in_time(unit) || self.active.len() < self.active_max {
+            self.activate(unit);
+        } else {
+            self.inactive.insert(unit);
+        }
+    }
+
+    fn reference(&mut self, unit: u32) {
+        self.shadows[unit as usize] = 0;
+        self.activate(unit);
+    }
+
+    fn remove(&mut self, unit: u32) {
+        self.active.remove(unit);
+        self.inactive.remove(unit);
+        self.shadows[unit as usize] = 0;
+    }
+
+    fn rotate(&mut self, unit: u32) {
+        self.shadows[unit as usize] = 0;
+        if self.active.contains(unit) {
+            self.active.rotate(unit);
+        } else {
+            self.inactive.rotate(unit);
+        }
+    }
+
+    fn isolate(&mut self, max: usize, out: &mut [u32]) -> usize {
+        let max = max.min(out.len());
+        let mut n = self.inactive.isolate(max, out);
+        if n == 0 {
+            n = self.active.isolate(max, out);
+        }
+        for &unit in &out[..n] {
+            self.shadows[unit as usize] = self.clock;
+            self.clock = self.clock.wrapping_add(1).max(1);
+        }
+        n
+    }
+
+    fn len(&self) -> usize {
+        self.active.len() + self.inactive.len()
+    }
+
+    fn contains(&self, unit: u32) -> bool {
+        self.active.contains(unit) || self.inactive.contains(unit)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    /// Memory of `frames` units over the lists: touches units, evicting when full; counts misses. As in the engine,
+    /// a touch of a resident unit goes unseen.
+    struct Memory {
+        lists: TwoLists,
+        resident: std::collections::HashSet<u32>,
+        frames: usize,
+        misses: usize,
+    }
+
+    impl Memory {
+        fn new(frames: usize) -> Memory {
+            Memory {
+                lists: TwoLists::new(10_000, frames),
+                resident: Default::default(),
+                frames,
+                misses: 0,
+            }
+        }
+
+        fn touch(&mut self, unit: u32) {
+            if self.resident.contains(&unit) {
+                return;
+            }
+            self.misses += 1;
+            if self.resident.len() == self.frames {
+                let mut out = [0];
+                assert_eq!(self.lists.isolate(1, &mut out), 1);
+                assert!(self.resident.remove(&out[0]));
+            }
+            self.resident.insert(unit);
+            self.lists.insert(unit);
+            assert_eq!(self.lists.len(), self.resident.len());
+        }
+    }
+
+    #[test]
+    fn a_sweep_over_twice_memory_finds_what_is_active() {
+        for (frames, active) in [(100, 50), (400, 272), (1000, 750)] {
+            let mut m = Memory::new(frames);
+            let sweep = 0..2 * frames as u32;
+            sweep.clone().for_each(|u| m.touch(u));
+            for _ in 0..5 {
+                m.misses = 0;
+                sweep.clone().for_each(|u| m.touch(u));
+                assert!(
+                    m.misses.abs_diff(2 * frames - active) <= 2,
+                    "{} misses",
+                    m.misses
+                );
+            }
+        }
+    }
+
+    #[test]
+    fn a_stream_used_once_leaves_the_hot_alone() {
+        let mut m = Memory::new(100);
+        (0..50).for_each(|u| m.touch(u));
+        (1000..2000).for_each(|u| m.touch(u));
+        assert!((0..50).all(|u| m.resident.contains(&u)));
+    }
+
+    #[test]
+    fn a_new_working_set_takes_over() {
+        let mut m = Memory::new(100);
+        (0..100).for_each(|u| m.touch(u));
+        for _ in 0..10 {
+            (500..580).for_each(|u| m.touch(u));
+        }
+        m.misses = 0;
+        (500..580).for_each(|u| m.touch(u));
+        assert_eq!(m.misses, 0, "a set that fits still misses after ten rounds");
+    }
+
+    #[test]
+    fn a_watched_unit_that_is_touched_becomes_active() {
+        let mut lists = TwoLists::new(100, 8);
+        (0..8).for_each(|u| lists.insert(u));
+        let mut out = [0; 2];
+        assert_eq!(lists.isolate(2, &mut out), 2);
+        assert_eq!(out, [4, 5]);
+        lists.reference(4);
+        assert!(lists.active.contains(4));
+        assert_eq!(lists.active_len(), 4);
+    }
+
+    proptest! {
+        #[test]
+        fn no_unit_is_lost_or_twice(ops in proptest::collection::vec((0u8..5, 0u32..40), 0..400)) {
+            let mut lists = TwoLists::new(40, 16);
+            let mut model = std::collections::BTreeSet::new();
+            for (op, unit) in ops {
+                match op {
+                    0 => { lists.insert(unit); model.insert(unit); }
+                    1 => { lists.reference(unit); model.insert(unit); }
+                    2 => { lists.remove(unit); model.remove(&unit); }
+                    3 => { lists.rotate(unit); model.insert(unit); }
+                    _ => {
+                        let mut out = [0; 3];
+                        let n = lists.isolate(3, &mut out);
+                        for u in &out[..n] { prop_assert!(model.remove(u)); }
+                        prop_assert!(n > 0 || model.is_empty());
+                    }
+                }
+                prop_assert_eq!(lists.len(), model.len());
+                prop_assert!(lists.active_len() <= 8);
+                for u in 0..40 { prop_assert_eq!(lists.contains(u), model.contains(&u)); }
+            }
+        }
+    }
+}

@@ -1,0 +1,437 @@
+//! The page-state protocol under every schedule: programs, an evictor and a holder of
+//! one unit, run by an explorer of interleavings.
+//!
+//! The state word is a real [`Word`], locked, waited for and stored as the head of
+//! `unit.rs` says. Around it stands a model of the machine:
+//! * the mapping: an access right and the frame's content under one mutex, because an
+//!   instruction and a change of protection are atomic to each other (the change returns when no
+//!   processor can use the old right any more);
+//! * the device: it reads the frame in two halves, so a write in between tears the slot;
+//! * the futex: its check and its sleep are atomic to a wake.
+//!
+//! Checked in every interleaving: a program reads its last write; what others read never
+//! goes back; a clean unit equals its slot; a held unit stays; nobody sleeps for ever (the explorer
+//! reports a deadlock); stable words are consistent.
+//!
+//! That the explorer would notice is checked too: each [`Bug`] breaks one rule of the
+//! protocol, and the test asserts that the model then fails.
+
+use hugeswap_policy::unit::{CLEAN, Kind, LOCKED, WAITERS, WATCHED, WRITABLE, WRITEBACK, Word};
+use loom::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed, Release};
+use loom::sync::atomic::{AtomicU8, AtomicU64};
+use loom::sync::{Arc, Condvar, Mutex};
+use loom::thread;
+use std::process::Command;
+
+/// Where the protocol is broken on purpose.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Bug {
+    None,
+    /// A finished write-out is called clean without looking whether the unit was written meanwhile.
+    CleanUnchecked,
+    /// A write-out begins without taking write access away.
+    NotProtected,
+    /// A watched unit is dropped without looking whether it was touched meanwhile.
+    DropUnchecked,
+    /// A write fault leaves the unit clean.
+    StaysClean,
+    /// A unit is dropped although it is held.
+    PinsIgnored,
+    /// The owner does not wake those who wait.
+    NoWake,
+    /// A waiter does not say that it waits.
+    WaiterSilent,
+}
+
+#[derive(Clone, Copy, PartialEq, PartialOrd)]
+enum Right {
+    Nothing,
+    Read,
+    Write,
+}
+
+/// What the frame holds once it has been taken for something else.
+const GONE: u8 = 0xee;
+
+struct Mapping {
+    right: Right,
+    content: u8,
+}
+
+struct Unit {
+    word: AtomicU64,
+    mapping: Mutex<Mapping>,
+    slot: [AtomicU8; 2],
+    bucket: Mutex<()>,
+    sleepers: Condvar,
+    bug: Bug,
+}
+
+impl Unit {
+    /// In memory and dirty, or in swap; the content is 1.
+    fn new(in_swap: bool, bug: Bug) -> Unit {
+        let w = if in_swap {
+            Word::none().with_kind(Kind::Swapped).with_slot(Some(5))
+        } else {
+            Word::none().with_kind(Kind::Present).set(WRITABLE)
+        };
+        let (right, content) = if in_swap {
+            (Right::Nothing, GONE)
+        } else {
+            (Right::Write, 1)
+        };
+        let stored = u8::from(in_swap);
+        Unit {
+            word: AtomicU64::new(w.0),
+            mapping: Mutex::new(Mapping { right, content }),
+            slot: [AtomicU8::new(stored), AtomicU8::new(stored)],
+            bucket: Mutex::new(()),
+            sleepers: Condvar::new(),
+            bug,
+        }
+    }
+
+    // The word.
+
+    fn lock(&self) -> Word {
+        loop {
+            let w = self.word.load(Acquire);
+            if w & LOCKED != 0 {
+                self.wait(Word(w));
+            } else if self
+                .word
+                .compare_exchange(w, w | LOCKED, AcqRel, Relaxed)
+                .is_ok()
+            {
+                return Word(w);
+            }
+        }
+    }
+
+    fn unlock(&self, new: Word) {
+        let new = new.clear(LOCKED | WAITERS);
+        assert!(new.is_consistent(), "{new:?}");
+        let old = Word(self.word.swap(new.0, Release));
+        assert!(old.has(LOCKED));
+        if old.has(WAITERS) && self.bug != Bug::NoWake {
+            // The kernel's wake: after it, whoever checks sees the new word.
+            let _bucket = self.bucket.lock().unwrap();
+            self.sleepers.notify_all();
+        }
+    }
+
+    fn wait(&self, seen: Word) {
+        let expect = if self.bug == Bug::WaiterSilent {
+            seen
+        } else {
+            seen.set(WAITERS)
+        };
+        if expect != seen
+            && self
+                .word
+                .compare_exchange(seen.0, expect.0, AcqRel, Relaxed)
+                .is_err()
+        {
+            return;
+        }
+        let bucket = self.bucket.lock().unwrap();
+        if self.word.load(Relaxed) == expect.0 {
+            drop(self.sleepers.wait(bucket).unwrap());
+        }
+    }
+
+    // The machine.
+
+    fn protect(&self, right: Right) {
+        self.mapping.lock().unwrap().right = right;
+    }
+
+    fn map(&self, right: Right, content: u8) {
+        *self.mapping.lock().unwrap() = Mapping { right, content };
+    }
+
+    fn slot_content(&self) -> u8 {
+        let [a, b] = [self.slot[0].load(Relaxed), self.slot[1].load(Relaxed)];
+        assert_eq!(a, b, "the slot is torn");
+        a
+    }
+
+    fn device_writes_slot(&self) {
+        for half in &self.slot {
+            let content = self.mapping.lock().unwrap().content;
+            half.store(content, Relaxed);
+        }
+    }
+
+    // The program.
+
+    fn read(&self) -> u8 {
+        loop {
+            {
+                let m = self.mapping.lock().unwrap();
+                if m.right >= Right::Read {
+                    return m.content;
+                }
+            }
+            self.fault(false);
+        }
+    }
+
+    fn write(&self, value: u8) {
+        loop {
+            {
+                let mut m = self.mapping.lock().unwrap();
+                if m.right == Right::Write {
+                    m.content = value;
+                    return;
+                }
+            }
+            self.fault(true);
+        }
+    }
+
+    fn fault(&self, write: bool) {
+        let w = self.lock();
+        let right = if write { Right::Write } else { Right::Read };
+        let arrived = |w: Word| match write {
+            true if self.bug == Bug::StaysClean => w,
+            true => w.clear(CLEAN).set(WRITABLE),
+            false => w,
+        };
+        let new = match w.kind() {
+            // Another thread was faster.
+            Kind::Present if !w.has(WATCHED) && (w.has(WRITABLE) || !write) => w,
+            Kind::Present => {
+                self.protect(right);
+                arrived(w.clear(WATCHED))
+            }
+            Kind::Swapped => {
+                self.map(right, self.slot_content());
+                arrived(w.with_kind(Kind::Present).set(CLEAN))
+            }
+            other => panic!("{other:?}"),
+        };
+        self.unlock(new);
+    }
+
+    /// Holds the unit for the kernel.
+    fn pin(&self) {
+        loop {
+            let w = Word(self.word.load(Acquire));
+            if w.has(LOCKED) {
+                self.wait(w);
+            } else if w.kind() != Kind::Present || w.has(WATCHED) || !w.has(WRITABLE) {
+                self.fault(true);
+            } else {
+                let held = w.pinned().unwrap();
+                if self
+                    .word
+                    .compare_exchange(w.0, held.0, AcqRel, Relaxed)
+                    .is_ok()
+                {
+                    return;
+                }
+            }
+        }
+    }
+
+    fn unpin(&self) {
+        loop {
+            let w = Word(self.word.load(Acquire));
+            if w.has(LOCKED) {
+                self.wait(w);
+            } else if self
+                .word
+                .compare_exchange(w.0, w.unpinned().unwrap().0, AcqRel, Relaxed)
+                .is_ok()
+            {
+                return;
+            }
+        }
+    }
+
+    // The evictor.
+
+    fn evict(&self) {
+        self.write_out_and_watch();
+        self.drop_watched();
+    }
+
+    fn held(&self, w: Word) -> bool {
+        w.pins() > 0 && self.bug != Bug::PinsIgnored
+    }
+
+    /// Writes the unit out where it stands, if it is dirty, and takes its access away if it
+    /// is clean then.
+    fn write_out_and_watch(&self) {
+        let mut w = self.lock();
+        if w.kind() != Kind::Present || w.has(WRITEBACK | WATCHED) || self.held(w) {
+            return self.unlock(w);
+        }
+        if !w.has(CLEAN) {
+            if self.bug != Bug::NotProtected {
+                self.protect(Right::Read);
+            }
+            self.unlock(w.clear(WRITABLE).with_slot(Some(5)).set(WRITEBACK));
+            self.device_writes_slot();
+            w = self.lock().clear(WRITEBACK);
+            if self.bug == Bug::CleanUnchecked {
+                w = w.clear(WRITABLE);
+            }
+            if w.has(WRITABLE) {
+                return self.unlock(w);
+            }
+            w = w.set(CLEAN);
+        }
+        if self.held(w) {
+            return self.unlock(w);
+        }
+        let content = {
+            let mut m = self.mapping.lock().unwrap();
+            m.right = Right::Nothing;
+            m.content
+        };
+        assert_eq!(self.slot_content(), content, "called clean");
+        self.unlock(w.set(WATCHED));
+    }
+
+    /// Takes the frame of a watched unit that nobody touched.
+    fn drop_watched(&self) {
+        let w = self.lock();
+        let untouched = w.has(WATCHED) || self.bug == Bug::DropUnchecked;
+        if w.kind() == Kind::Present && untouched && !w.has(WRITEBACK) && !self.held(w) {
+            self.map(Right::Nothing, GONE);
+            let gone = w.with_kind(Kind::Swapped).with_slot(Some(5));
+            self.unlock(gone.clear(CLEAN | WATCHED | WRITABLE));
+        } else {
+            self.unlock(w);
+        }
+    }
+
+    /// When everybody is done.
+    fn check_end(&self, content: u8) {
+        let w = Word(self.word.load(Acquire));
+        assert!(
+            w.is_consistent() && !w.has(LOCKED | WAITERS | WRITEBACK),
+            "{w:?}"
+        );
+        assert_eq!(w.pins(), 0);
+        if w.has(CLEAN) {
+            let content = self.mapping.lock().unwrap().content;
+            assert_eq!(self.slot_content(), content, "called clean");
+        }
+        assert_eq!(self.read(), content, "a write was lost");
+    }
+}
+
+/// What runs beside the evictor.
+#[derive(Clone, Copy, Debug)]
+enum Play {
+    /// One thread writes, another reads twice.
+    ReadAndWrite,
+    /// One thread holds the unit for the kernel, which writes to it.
+    Holder,
+    /// A writer, while one evictor writes out and another (direct reclaim) takes what it can.
+    TwoEvictors,
+}
+
+fn explore(play: Play, in_swap: bool, bug: Bug) {
+    let mut builder = loom::model::Builder::new();
+    builder.preemption_bound = Some(2);
+    builder.check(move || {
+        let unit = Arc::new(Unit::new(in_swap, bug));
+        let spawn = |f: fn(&Unit)| {
+            let unit = unit.clone();
+            thread::spawn(move || f(&unit))
+        };
+        let writer: fn(&Unit) = |u| {
+            u.write(2);
+            assert_eq!(u.read(), 2, "the writer's own write");
+        };
+        let others = match play {
+            Play::ReadAndWrite => vec![
+                spawn(writer),
+                spawn(|u| {
+                    let first = u.read();
+                    let second = u.read();
+                    assert!((1..=2).contains(&first) && (first..=2).contains(&second));
+                }),
+            ],
+            Play::Holder => vec![spawn(|u| {
+                u.pin();
+                // The kernel writes there on the program's behalf; it cannot take a fault.
+                let mut m = u.mapping.lock().unwrap();
+                assert!(m.content != GONE, "a held unit was taken");
+                m.content = 2;
+                drop(m);
+                u.unpin();
+            })],
+            Play::TwoEvictors => vec![spawn(|u| u.write(2)), spawn(Unit::drop_watched)],
+        };
+        match play {
+            Play::TwoEvictors => unit.write_out_and_watch(),
+            Play::ReadAndWrite | Play::Holder => unit.evict(),
+        }
+        for t in others {
+            t.join().unwrap();
+        }
+        unit.check_end(2);
+    });
+}
+
+#[test]
+fn a_reader_a_writer_and_an_evictor() {
+    explore(Play::ReadAndWrite, false, Bug::None);
+}
+
+#[test]
+fn the_same_beginning_in_swap() {
+    explore(Play::ReadAndWrite, true, Bug::None);
+}
+
+#[test]
+fn two_evictors_and_a_writer() {
+    explore(Play::TwoEvictors, false, Bug::None);
+}
+
+#[test]
+fn a_holder_and_an_evictor() {
+    explore(Play::Holder, false, Bug::None);
+    explore(Play::Holder, true, Bug::None);
+}
+
+const BROKEN: &[(Play, Bug, &str)] = &[
+    (Play::ReadAndWrite, Bug::CleanUnchecked, "called clean"),
+    (Play::ReadAndWrite, Bug::NotProtected, "called clean"),
+    (Play::ReadAndWrite, Bug::DropUnchecked, "a write was lost"),
+    (Play::ReadAndWrite, Bug::StaysClean, "called clean"),
+    (Play::Holder, Bug::PinsIgnored, "a held unit was taken"),
+    (Play::ReadAndWrite, Bug::NoWake, "deadlock"),
+    (Play::ReadAndWrite, Bug::WaiterSilent, "deadlock"),
+];
+
+const BROKEN_RULE: &str = "HUGESWAP_TEST_BROKEN_RULE";
+
+/// The explorer may abort when a model fails, so each failure has a process of its own: this
+/// test again, told by the environment which rule to break.
+#[test]
+fn each_broken_rule_is_noticed() {
+    if let Ok(rule) = std::env::var(BROKEN_RULE) {
+        let (play, bug, _) = BROKEN[rule.parse::<usize>().unwrap()];
+        return explore(play, false, bug);
+    }
+    for (i, (_, bug, complaint)) in BROKEN.iter().enumerate() {
+        let run = Command::new(std::env::current_exe().unwrap())
+            .args(["--exact", "each_broken_rule_is_noticed", "--nocapture"])
+            .env(BROKEN_RULE, i.to_string())
+            .env("RUST_BACKTRACE", "0")
+            .output()
+            .unwrap();
+        let said = String::from_utf8_lossy(&run.stderr);
+        assert!(!run.status.success(), "{bug:?} goes unnoticed");
+        assert!(
+            said.contains(complaint),
+            "{bug:?} is noticed for another reason:\n{said}"
+        );
+    }
+}
