@@ -1,0 +1,69 @@
+//! The kernel's error numbers as a type with a readable name.
+
+/// An error number as the kernel returned it (always positive).
+#[derive(Clone, Copy, PartialEq, Eq, Hash)]
+pub struct Errno(pub i32);
+
+macro_rules! names {
+    ($($n:ident $text:literal;)*) => {
+        #[allow(missing_docs)]
+        impl Errno { $(pub const $n: Errno = Errno(libc::$n);)* }
+        impl Errno {
+            fn describe(self) -> Option<(&'static str, &'static str)> {
+                match self.0 { $(libc::$n => Some((stringify!($n), $text)),)* _ => None }
+            }
+        }
+    };
+}
+
+names! {
+    EPERM "not permitted";
+    ENOENT "does not exist";
+    ESRCH "no such process";
+    EINTR "interrupted";
+    EIO "input/output error";
+    EBADF "bad file descriptor";
+    EAGAIN "try again";
+    ENOMEM "out of memory or mappings";
+    EACCES "permission denied";
+    EFAULT "bad address";
+    EBUSY "busy";
+    EEXIST "exists already";
+    ENODEV "no such device";
+    ENOTDIR "not a directory";
+    EISDIR "is a directory";
+    EINVAL "invalid argument";
+    ENFILE "too many open files in the system";
+    EMFILE "too many open files";
+    EFBIG "file too large";
+    ENOSPC "no space left on device";
+    ESPIPE "not seekable";
+    EROFS "read-only file system";
+    ENOSYS "not implemented by this kernel, or forbidden here";
+    ETIMEDOUT "timed out";
+    EOPNOTSUPP "not supported";
+    EDQUOT "disk quota exceeded";
+}
+
+impl std::fmt::Display for Errno {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self.describe() {
+            Some((name, text)) => write!(f, "{text} ({name})"),
+            None => write!(f, "error {}", self.0),
+        }
+    }
+}
+
+impl std::fmt::Debug for Errno {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        std::fmt::Display::fmt(self, f)
+    }
+}
+
+impl std::error::Error for Errno {}
+
+impl From<Errno> for std::io::Error {
+    fn from(e: Errno) -> Self {
+        std::io::Error::from_raw_os_error(e.0)
+    }
+}

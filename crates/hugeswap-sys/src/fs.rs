@@ -1,0 +1,202 @@
+//! Files: opening, whole reads and writes at an offset, what a file system is.
+
+use crate::raw::call;
+use crate::{Errno, Result};
+use std::ffi::CStr;
+
+/// Opens `path`; `flags` as in open(2) (O_CLOEXEC is added), `mode` for what is created.
+pub fn open(path: &CStr, flags: i32, mode: u32) -> Result<i32> {
+    let flags = flags | libc::O_CLOEXEC;
+    // SAFETY: `path` is NUL-terminated.
+    unsafe {
+        call(
+            libc::SYS_openat,
+            [
+                libc::AT_FDCWD as usize,
+                path.as_ptr() as usize,
+                flags as usize,
+                mode as usize,
+                0,
+                0,
+            ],
+        )
+    }
+    .map(|fd| fd as i32)
+}
+
+/// Closes a descriptor.
+pub fn close(fd: i32) {
+    // SAFETY: closing a number touches no memory; the caller owns it.
+    let _ = unsafe { call(libc::SYS_close, [fd as usize, 0, 0, 0, 0, 0]) };
+}
+
+/// Reads exactly `len` bytes at `offset`. A short file is EIO: what swap holds was written whole.
+///
+/// # Safety
+/// `[buf, buf+len)` must be memory the caller may overwrite.
+pub unsafe fn read_exact_at(fd: i32, buf: usize, len: usize, offset: u64) -> Result<()> {
+    // SAFETY: passed on to the caller.
+    unsafe { whole(libc::SYS_pread64, fd, buf, len, offset) }
+}
+
+/// Writes exactly `len` bytes at `offset`.
+///
+/// # Safety
+/// `[buf, buf+len)` must be readable memory.
+pub unsafe fn write_all_at(fd: i32, buf: usize, len: usize, offset: u64) -> Result<()> {
+    // SAFETY: passed on to the caller.
+    unsafe { whole(libc::SYS_pwrite64, fd, buf, len, offset) }
+}
+
+unsafe fn whole(nr: libc::c_long, fd: i32, buf: usize, len: usize, offset: u64) -> Result<()> {
+    let mut done = 0;
+    while done < len {
+        // SAFETY: the rest of the caller's buffer.
+        match unsafe {
+            call(
+                nr,
+                [
+                    fd as usize,
+                    buf + done,
+                    len - done,
+                    offset as usize + done,
+                    0,
+                    0,
+                ],
+            )
+        } {
+            Ok(0) => return Err(Errno::EIO),
+            Ok(n) => done += n,
+            Err(Errno::EINTR | Errno::EAGAIN) => {}
+            Err(e) => return Err(e),
+        }
+    }
+    Ok(())
+}
+
+/// Writes a message to the process's descriptor 2 as one call, ignoring failure: the last thing said before the
+/// end. Also from a thread with a descriptor table of its own that has no 2.
+pub fn complain(parts: &[&[u8]]) {
+    let mut line = [0u8; 512];
+    let mut n = 0;
+    for p in parts {
+        let take = p.len().min(line.len() - n);
+        line[n..n + take].copy_from_slice(&p[..take]);
+        n += take;
+    }
+    // SAFETY: `line[..n]` is initialised memory.
+    let say =
+        |fd: usize| unsafe { call(libc::SYS_write, [fd, line.as_ptr() as usize, n, 0, 0, 0]) };
+    if say(2) == Err(Errno::EBADF) {
+        let flags = libc::O_WRONLY | libc::O_APPEND | libc::O_NOCTTY;
+        if let Ok(fd) = open(c"/proc/self/fd/2", flags, 0) {
+            let _ = say(fd as usize);
+            close(fd);
+        }
+    }
+}
+
+/// Formats `value` in base 10 or 16 into `buf`, without allocation; the digits are the returned slice.
+pub fn digits(mut value: u64, base: u64, buf: &mut [u8; 20]) -> &[u8] {
+    let mut i = buf.len();
+    loop {
+        i -= 1;
+        buf[i] = b"0123456789abcdef"[(value % base) as usize];
+        value /= base;
+        if value == 0 {
+            return &buf[i..];
+        }
+    }
+}
+
+/// Sets the size of a file.
+pub fn truncate(fd: i32, len: u64) -> Result<()> {
+    // SAFETY: touches no memory of ours.
+    unsafe { call(libc::SYS_ftruncate, [fd as usize, len as usize, 0, 0, 0, 0]) }.map(drop)
+}
+
+/// Reserves blocks for `[offset, offset+len)`, extending the file.
+pub fn allocate(fd: i32, offset: u64, len: u64) -> Result<()> {
+    // SAFETY: touches no memory of ours.
+    unsafe {
+        call(
+            libc::SYS_fallocate,
+            [fd as usize, 0, offset as usize, len as usize, 0, 0],
+        )
+    }
+    .map(drop)
+}
+
+/// Device, inode and mode of a descriptor: who it is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
+pub struct Identity {
+    /// Device number.
+    pub dev: u64,
+    /// Inode number.
+    pub ino: u64,
+    /// Type and permissions.
+    pub mode: u32,
+}
+
+/// Who `fd` is.
+pub fn identity(fd: i32) -> Result<Identity> {
+    // SAFETY: an all-zero stat is a valid value to be overwritten.
+    let mut st: libc::stat = unsafe { std::mem::zeroed() };
+    // SAFETY: `st` is a writable stat.
+    unsafe {
+        call(
+            libc::SYS_fstat,
+            [fd as usize, &mut st as *mut _ as usize, 0, 0, 0, 0],
+        )
+    }?;
+    Ok(Identity {
+        dev: st.st_dev,
+        ino: st.st_ino,
+        mode: st.st_mode,
+    })
+}
+
+/// What the file system of `fd` is and how much of it is free.
+#[derive(Clone, Copy, Debug)]
+pub struct FileSystem {
+    /// Magic number (`libc::TMPFS_MAGIC` ...).
+    pub magic: u64,
+    /// Bytes an unprivileged user may still take.
+    pub free_bytes: u64,
+}
+
+/// The file system `fd` is on.
+pub fn file_system(fd: i32) -> Result<FileSystem> {
+    // SAFETY: an all-zero statfs is a valid value to be overwritten.
+    let mut st: libc::statfs = unsafe { std::mem::zeroed() };
+    // SAFETY: `st` is a writable statfs.
+    unsafe {
+        call(
+            libc::SYS_fstatfs,
+            [fd as usize, &mut st as *mut _ as usize, 0, 0, 0, 0],
+        )
+    }?;
+    Ok(FileSystem {
+        magic: st.f_type as u64,
+        free_bytes: st.f_bavail.saturating_mul(st.f_bsize as u64),
+    })
+}
+
+/// Duplicates `fd` to the lowest free number at or above `min`, closed on exec.
+pub fn dup_above(fd: i32, min: i32) -> Result<i32> {
+    // SAFETY: touches no memory of ours.
+    unsafe {
+        call(
+            libc::SYS_fcntl,
+            [
+                fd as usize,
+                libc::F_DUPFD_CLOEXEC as usize,
+                min as usize,
+                0,
+                0,
+                0,
+            ],
+        )
+    }
+    .map(|fd| fd as i32)
+}

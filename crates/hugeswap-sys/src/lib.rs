@@ -1,0 +1,33 @@
+//! Every system call hugeswap makes, typed, with a line of contract each.
+//!
+//! All calls go straight to the kernel: they do not touch `errno`, allocate, lock or pass through
+//! anything a program may have interposed, so all of them may be made from a
+//! signal handler. x86-64 Linux only.
+#![cfg(all(target_os = "linux", target_arch = "x86_64"))]
+
+mod errno;
+pub mod fs;
+pub mod futex;
+pub mod mm;
+pub mod probe;
+pub mod process;
+pub mod raw;
+pub mod signal;
+pub mod spawn;
+pub mod uffd;
+
+pub use errno::Errno;
+
+/// What a call gives back: a value, or the kernel's error number.
+pub type Result<T> = std::result::Result<T, Errno>;
+
+/// Nanoseconds of CLOCK_MONOTONIC; no system call where the vDSO serves it.
+pub fn now_ns() -> u64 {
+    let mut ts = libc::timespec {
+        tv_sec: 0,
+        tv_nsec: 0,
+    };
+    // SAFETY: `ts` is a valid, writable timespec; clock_gettime is async-signal-safe.
+    unsafe { libc::clock_gettime(libc::CLOCK_MONOTONIC, &mut ts) };
+    ts.tv_sec as u64 * 1_000_000_000 + ts.tv_nsec as u64
+}

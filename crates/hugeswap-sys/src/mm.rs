@@ -1,0 +1,212 @@
+//! Address space: mapping, protecting, moving, advising.
+
+use crate::raw::call;
+use crate::{Errno, Result};
+
+/// No access.
+pub const PROT_NONE: u32 = libc::PROT_NONE as u32;
+/// Read only.
+pub const PROT_READ: u32 = libc::PROT_READ as u32;
+/// Read and write.
+pub const PROT_RW: u32 = (libc::PROT_READ | libc::PROT_WRITE) as u32;
+
+const MREMAP_DONTUNMAP: usize = 4;
+const PAGEMAP_SCAN: usize = 0xc060_6610;
+const PAGE_IS_HUGE: u64 = 1 << 6;
+const PAGE_IS_PRESENT: u64 = 1 << 3;
+
+/// Maps `len` bytes of private anonymous memory without reserving swap, anywhere or (`at` not 0,
+/// `replace` false) at exactly `at` if nothing is there (EEXIST otherwise), or over what is there.
+///
+/// # Safety
+/// With `replace`, whatever was mapped at `at` is gone.
+pub unsafe fn map_anon(at: usize, len: usize, prot: u32, replace: bool) -> Result<usize> {
+    let mut flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE;
+    if at != 0 {
+        flags |= if replace {
+            libc::MAP_FIXED
+        } else {
+            libc::MAP_FIXED_NOREPLACE
+        };
+    }
+    // SAFETY: the caller answers for a replaced mapping; otherwise nothing existing changes.
+    unsafe {
+        call(
+            libc::SYS_mmap,
+            [at, len, prot as usize, flags as usize, usize::MAX, 0],
+        )
+    }
+}
+
+/// Maps `len` bytes of `fd` from `offset`, shared, readable and writable.
+pub fn map_shared(fd: i32, len: usize, offset: u64) -> Result<usize> {
+    // SAFETY: a new mapping at an address of the kernel's choice disturbs nothing.
+    unsafe {
+        call(
+            libc::SYS_mmap,
+            [
+                0,
+                len,
+                PROT_RW as usize,
+                libc::MAP_SHARED as usize,
+                fd as usize,
+                offset as usize,
+            ],
+        )
+    }
+}
+
+/// Unmaps a range.
+///
+/// # Safety
+/// Nobody may use the range any more.
+pub unsafe fn unmap(at: usize, len: usize) -> Result<()> {
+    // SAFETY: passed on to the caller.
+    unsafe { call(libc::SYS_munmap, [at, len, 0, 0, 0, 0]) }.map(drop)
+}
+
+/// Changes the protection of a range.
+///
+/// # Safety
+/// Whoever uses the range must be able to cope with the faults this causes.
+pub unsafe fn protect(at: usize, len: usize, prot: u32) -> Result<()> {
+    // SAFETY: passed on to the caller.
+    unsafe { call(libc::SYS_mprotect, [at, len, prot as usize, 0, 0, 0]) }.map(drop)
+}
+
+/// Moves the pages of `[from, from+len)` to `to`, replacing what is mapped there, in
+/// one atomic step; `from` stays mapped with its protection, empty.
+///
+/// # Safety
+/// Both ranges must be private anonymous memory of the caller's to give.
+pub unsafe fn move_pages(from: usize, to: usize, len: usize) -> Result<()> {
+    let flags = libc::MREMAP_MAYMOVE as usize | libc::MREMAP_FIXED as usize | MREMAP_DONTUNMAP;
+    // SAFETY: passed on to the caller.
+    unsafe { call(libc::SYS_mremap, [from, len, len, flags, to, 0]) }.map(drop)
+}
+
+/// Gives the kernel advice on a range (`libc::MADV_*`).
+///
+/// # Safety
+/// Some advice (DONTNEED, FREE) discards content.
+pub unsafe fn advise(at: usize, len: usize, advice: i32) -> Result<()> {
+    // SAFETY: passed on to the caller.
+    unsafe { call(libc::SYS_madvise, [at, len, advice as usize, 0, 0, 0]) }.map(drop)
+}
+
+/// Faults a range in, writable; false where that failed (before Linux 5.14, for one).
+pub fn populate(at: usize, len: usize) -> bool {
+    const MADV_POPULATE_WRITE: i32 = 23;
+    // SAFETY: this advice changes no content.
+    unsafe { advise(at, len, MADV_POPULATE_WRITE) }.is_ok()
+}
+
+/// Which pages of a range the kernel has in memory, a byte each (bit 0).
+pub fn resident(at: usize, len: usize, out: &mut [u8]) -> Result<()> {
+    assert!(out.len() >= len.div_ceil(4096));
+    // SAFETY: mincore writes one byte a page into `out`, which is long enough.
+    unsafe {
+        call(
+            libc::SYS_mincore,
+            [at, len, out.as_mut_ptr() as usize, 0, 0, 0],
+        )
+    }
+    .map(drop)
+}
+
+/// A memory file: anonymous, sealable, executable if `exec`, closed on exec.
+pub fn memfd(name: &std::ffi::CStr, exec: bool) -> Result<i32> {
+    const MFD_CLOEXEC: usize = 1;
+    const MFD_ALLOW_SEALING: usize = 2;
+    const MFD_EXEC: usize = 0x10;
+    let base = MFD_CLOEXEC | MFD_ALLOW_SEALING;
+    let try_with = |flags: usize| {
+        // SAFETY: `name` is a NUL-terminated string.
+        unsafe {
+            call(
+                libc::SYS_memfd_create,
+                [name.as_ptr() as usize, flags, 0, 0, 0, 0],
+            )
+        }
+    };
+    let fd = match try_with(if exec { base | MFD_EXEC } else { base }) {
+        // Kernels before 6.3 do not know MFD_EXEC and make executable files anyway.
+        Err(Errno::EINVAL) if exec => try_with(base)?,
+        other => other?,
+    };
+    Ok(fd as i32)
+}
+
+#[repr(C)]
+#[derive(Clone, Copy, Default)]
+struct PageRegion {
+    start: u64,
+    end: u64,
+    categories: u64,
+}
+
+#[repr(C)]
+#[derive(Default)]
+struct PmScanArg {
+    size: u64,
+    flags: u64,
+    start: u64,
+    end: u64,
+    walk_end: u64,
+    vec: u64,
+    vec_len: u64,
+    max_pages: u64,
+    category_inverted: u64,
+    category_mask: u64,
+    category_anyof_mask: u64,
+    return_mask: u64,
+}
+
+/// Bytes of `[start, end)` that are mapped by huge pages; `pagemap` is a descriptor of
+/// `/proc/self/pagemap`. ENOTTY or EINVAL where the kernel (before 6.7) has no PAGEMAP_SCAN.
+pub fn huge_bytes(pagemap: i32, start: usize, end: usize) -> Result<u64> {
+    scan_bytes(pagemap, start, end, PAGE_IS_HUGE | PAGE_IS_PRESENT)
+}
+
+/// Bytes of `[start, end)` that are in memory.
+pub fn present_bytes(pagemap: i32, start: usize, end: usize) -> Result<u64> {
+    scan_bytes(pagemap, start, end, PAGE_IS_PRESENT)
+}
+
+fn scan_bytes(pagemap: i32, start: usize, end: usize, mask: u64) -> Result<u64> {
+    let mut regions = [PageRegion::default(); 64];
+    let mut at = start as u64;
+    let mut bytes = 0;
+    while at < end as u64 {
+        let mut arg = PmScanArg {
+            size: size_of::<PmScanArg>() as u64,
+            start: at,
+            end: end as u64,
+            vec: regions.as_mut_ptr() as u64,
+            vec_len: regions.len() as u64,
+            category_mask: mask,
+            return_mask: mask,
+            ..Default::default()
+        };
+        // SAFETY: `arg` and `regions` are valid for the call and sized as declared in it.
+        let n = unsafe {
+            call(
+                libc::SYS_ioctl,
+                [
+                    pagemap as usize,
+                    PAGEMAP_SCAN,
+                    &mut arg as *mut _ as usize,
+                    0,
+                    0,
+                    0,
+                ],
+            )
+        }?;
+        bytes += regions[..n].iter().map(|r| r.end - r.start).sum::<u64>();
+        if arg.walk_end <= at {
+            break;
+        }
+        at = arg.walk_end;
+    }
+    Ok(bytes)
+}

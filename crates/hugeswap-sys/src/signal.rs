@@ -1,0 +1,128 @@
+//! Signals, straight from the kernel: no libc state, nothing interposed.
+
+use crate::Result;
+use crate::raw::call;
+use std::arch::global_asm;
+
+/// A set of signals, bit n-1 for signal n.
+pub type Mask = u64;
+
+/// Every signal.
+pub const ALL: Mask = u64::MAX;
+
+/// The bit of `signal` in a [`Mask`].
+pub const fn bit(signal: i32) -> Mask {
+    1 << (signal - 1)
+}
+
+/// The kernel's `struct sigaction` on x86-64.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Action {
+    /// Handler address, or SIG_DFL (0) or SIG_IGN (1).
+    pub handler: usize,
+    /// SA_* flags.
+    pub flags: u64,
+    /// Where the handler returns to (filled in by [`set_action`]).
+    pub restorer: usize,
+    /// Blocked while the handler runs.
+    pub mask: Mask,
+}
+
+const SA_RESTORER: u64 = 0x0400_0000;
+
+global_asm!(
+    ".pushsection .text.hugeswap_restorer,\"ax\",@progbits",
+    ".balign 16",
+    ".hidden hugeswap_sigreturn",
+    ".globl hugeswap_sigreturn",
+    // Unwinders recognise a signal frame by these very bytes.
+    "nop",
+    "hugeswap_sigreturn:",
+    "mov rax, 15",
+    "syscall",
+    ".popsection",
+);
+
+unsafe extern "C" {
+    fn hugeswap_sigreturn();
+}
+
+/// Sets the action of `signal`; returns the former one.
+///
+/// # Safety
+/// The handler must be fit to run whenever the signal comes.
+pub unsafe fn set_action(signal: i32, action: &Action) -> Result<Action> {
+    let mut new = *action;
+    if new.flags & SA_RESTORER == 0 {
+        new.flags |= SA_RESTORER;
+        new.restorer = hugeswap_sigreturn as *const () as usize;
+    }
+    let mut old = Action::default();
+    // SAFETY: both structs are the kernel's layout with an 8-byte mask.
+    unsafe {
+        call(
+            libc::SYS_rt_sigaction,
+            [
+                signal as usize,
+                &new as *const _ as usize,
+                &mut old as *mut _ as usize,
+                8,
+                0,
+                0,
+            ],
+        )
+    }?;
+    Ok(old)
+}
+
+/// The action of `signal`.
+pub fn action(signal: i32) -> Result<Action> {
+    let mut old = Action::default();
+    // SAFETY: `old` is writable and of the kernel's layout.
+    unsafe {
+        call(
+            libc::SYS_rt_sigaction,
+            [signal as usize, 0, &mut old as *mut _ as usize, 8, 0, 0],
+        )
+    }?;
+    Ok(old)
+}
+
+/// Sets the calling thread's mask; returns the former one.
+pub fn set_mask(mask: Mask) -> Mask {
+    let mut old: Mask = 0;
+    // SAFETY: both masks are 8 bytes.
+    let _ = unsafe {
+        call(
+            libc::SYS_rt_sigprocmask,
+            [
+                libc::SIG_SETMASK as usize,
+                &mask as *const _ as usize,
+                &mut old as *mut _ as usize,
+                8,
+                0,
+                0,
+            ],
+        )
+    };
+    old
+}
+
+/// Blocks every signal until dropped: what an engine call made by the program's own thread runs
+/// under, so that no handler of the program's can fault while the engine's locks are held.
+pub struct Blocked(Mask);
+
+impl Blocked {
+    /// Blocks everything that can be blocked.
+    #[must_use]
+    pub fn all() -> Blocked {
+        Blocked(set_mask(ALL))
+    }
+}
+
+impl Drop for Blocked {
+    fn drop(&mut self) {
+        set_mask(self.0);
+    }
+}

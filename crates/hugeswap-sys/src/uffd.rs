@@ -1,0 +1,198 @@
+//! userfaultfd: registration, moving, write protection, events.
+//!
+//! Numbers are computed as in `linux/userfaultfd.h` and checked by a test against known values.
+
+use crate::raw::call;
+use crate::{Errno, Result};
+
+const fn iowr(nr: usize, size: usize) -> usize {
+    (3 << 30) | (size << 16) | (0xAA << 8) | nr
+}
+const fn ior(nr: usize, size: usize) -> usize {
+    (2 << 30) | (size << 16) | (0xAA << 8) | nr
+}
+
+const UFFDIO_API: usize = iowr(0x3f, 24);
+const UFFDIO_REGISTER: usize = iowr(0x00, 32);
+const UFFDIO_UNREGISTER: usize = ior(0x01, 16);
+const UFFDIO_WAKE: usize = ior(0x02, 16);
+const UFFDIO_MOVE: usize = iowr(0x05, 40);
+const UFFDIO_WRITEPROTECT: usize = iowr(0x06, 24);
+const UFFDIO_POISON: usize = iowr(0x08, 32);
+
+/// Faults of user mode only: what an unprivileged user may ask for.
+pub const USER_MODE_ONLY: usize = 1;
+/// Feature bits of UFFDIO_API.
+pub mod feature {
+    /// Write-protect faults are reported.
+    pub const PAGEFAULT_FLAG_WP: u64 = 1 << 0;
+    /// The exact address of a fault is reported.
+    pub const EXACT_ADDRESS: u64 = 1 << 11;
+    /// Which thread faulted is reported.
+    pub const THREAD_ID: u64 = 1 << 8;
+    /// UFFDIO_MOVE is there.
+    pub const MOVE: u64 = 1 << 16;
+}
+/// Registration modes.
+pub mod mode {
+    /// Faults on missing pages.
+    pub const MISSING: u64 = 1;
+    /// Faults on write-protected pages.
+    pub const WP: u64 = 2;
+}
+
+/// An event's kind for a page fault.
+pub const EVENT_PAGEFAULT: u8 = 0x12;
+/// The fault was a write.
+pub const FLAG_WRITE: u64 = 1;
+/// The fault met a write protection.
+pub const FLAG_WP: u64 = 2;
+
+/// One message as read from the descriptor.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Message {
+    /// What happened.
+    pub event: u8,
+    _r1: u8,
+    _r2: u16,
+    _r3: u32,
+    /// For a page fault: [`FLAG_WRITE`], [`FLAG_WP`].
+    pub flags: u64,
+    /// For a page fault: the address.
+    pub address: u64,
+    thread: u64,
+}
+
+impl Message {
+    /// For a page fault, if asked for by [`feature::THREAD_ID`]: the thread that waits for it.
+    pub fn thread(&self) -> i32 {
+        self.thread as i32
+    }
+}
+
+/// Opens a userfaultfd with the API agreed on; `flags` 0 (kernel faults too; privileged)
+/// or [`USER_MODE_ONLY`]. Returns the descriptor and the features the kernel has.
+pub fn open(flags: usize, features: u64) -> Result<(i32, u64)> {
+    // SAFETY: no memory involved.
+    let fd = unsafe {
+        call(
+            libc::SYS_userfaultfd,
+            [libc::O_CLOEXEC as usize | flags, 0, 0, 0, 0, 0],
+        )
+    }? as i32;
+    let mut api = [0xAAu64, features, 0];
+    // SAFETY: `api` is a uffdio_api.
+    match unsafe { ioctl(fd, UFFDIO_API, api.as_mut_ptr() as usize) } {
+        Ok(_) => Ok((fd, api[1])),
+        Err(e) => {
+            crate::fs::close(fd);
+            Err(e)
+        }
+    }
+}
+
+unsafe fn ioctl(fd: i32, request: usize, arg: usize) -> Result<usize> {
+    // SAFETY: passed on to the caller.
+    unsafe { call(libc::SYS_ioctl, [fd as usize, request, arg, 0, 0, 0]) }
+}
+
+/// Registers a range.
+pub fn register(fd: i32, start: usize, len: usize, mode: u64) -> Result<()> {
+    let mut r = [start as u64, len as u64, mode, 0];
+    // SAFETY: `r` is a uffdio_register.
+    unsafe { ioctl(fd, UFFDIO_REGISTER, r.as_mut_ptr() as usize) }.map(drop)
+}
+
+/// Takes a range back.
+pub fn unregister(fd: i32, start: usize, len: usize) -> Result<()> {
+    let mut r = [start as u64, len as u64];
+    // SAFETY: `r` is a uffdio_range.
+    unsafe { ioctl(fd, UFFDIO_UNREGISTER, r.as_mut_ptr() as usize) }.map(drop)
+}
+
+/// Lets threads waiting in a range try again.
+pub fn wake(fd: i32, start: usize, len: usize) -> Result<()> {
+    let mut r = [start as u64, len as u64];
+    // SAFETY: `r` is a uffdio_range.
+    unsafe { ioctl(fd, UFFDIO_WAKE, r.as_mut_ptr() as usize) }.map(drop)
+}
+
+/// What a MOVE did: bytes moved, or a negative error number, and the call's own answer.
+#[derive(Clone, Copy, Debug)]
+pub struct Moved {
+    /// The kernel's `move` field.
+    pub moved: i64,
+    /// The call's error, if any. On EEXIST look at the pages before believing it: kernel 6.18
+    /// can say so after moving everything.
+    pub error: Option<Errno>,
+}
+
+/// Moves the pages of `[src, src+len)` to `dst` (registered with `fd`), waking whoever waits there.
+///
+/// # Safety
+/// Both ranges must be private anonymous memory of the caller's to give.
+pub unsafe fn move_pages(fd: i32, dst: usize, src: usize, len: usize) -> Moved {
+    let mut m = [dst as u64, src as u64, len as u64, 0, 0];
+    // SAFETY: `m` is a uffdio_move; ranges are the caller's.
+    let error = unsafe { ioctl(fd, UFFDIO_MOVE, m.as_mut_ptr() as usize) }.err();
+    Moved {
+        moved: m[4] as i64,
+        error,
+    }
+}
+
+/// Write-protects a range, or makes it writable again (waking whoever waits there).
+pub fn write_protect(fd: i32, start: usize, len: usize, protect: bool) -> Result<()> {
+    loop {
+        let mut w = [start as u64, len as u64, u64::from(protect)];
+        // SAFETY: `w` is a uffdio_writeprotect.
+        match unsafe { ioctl(fd, UFFDIO_WRITEPROTECT, w.as_mut_ptr() as usize) } {
+            Ok(_) => return Ok(()),
+            Err(Errno::EAGAIN) => {}
+            Err(e) => return Err(e),
+        }
+    }
+}
+
+/// Makes touches of an absent range end in SIGBUS.
+pub fn poison(fd: i32, start: usize, len: usize) -> Result<()> {
+    let mut p = [start as u64, len as u64, 0, 0];
+    // SAFETY: `p` is a uffdio_poison.
+    unsafe { ioctl(fd, UFFDIO_POISON, p.as_mut_ptr() as usize) }.map(drop)
+}
+
+/// Reads events; blocks until there is one (unless the descriptor does not). Returns how many.
+pub fn read(fd: i32, out: &mut [Message]) -> Result<usize> {
+    // SAFETY: the kernel writes whole messages into `out`.
+    let n = unsafe {
+        call(
+            libc::SYS_read,
+            [
+                fd as usize,
+                out.as_mut_ptr() as usize,
+                std::mem::size_of_val(out),
+                0,
+                0,
+                0,
+            ],
+        )
+    }?;
+    Ok(n / size_of::<Message>())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn numbers_match_the_headers() {
+        assert_eq!(UFFDIO_API, 0xc018_aa3f);
+        assert_eq!(UFFDIO_REGISTER, 0xc020_aa00);
+        assert_eq!(UFFDIO_UNREGISTER, 0x8010_aa01);
+        assert_eq!(UFFDIO_WAKE, 0x8010_aa02);
+        assert_eq!(UFFDIO_MOVE, 0xc028_aa05);
+        assert_eq!(UFFDIO_WRITEPROTECT, 0xc018_aa06);
+        assert_eq!(size_of::<Message>(), 32);
+    }
+}
