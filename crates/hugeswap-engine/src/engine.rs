@@ -1,0 +1,516 @@
+//! The engine of one pool in one process: what it owns, how it starts and stops.
+//!
+//! Threads of the program enter through the fault handler ([`crate::fault`]) and through the calls on ranges
+//! ([`crate::ranges`]); the engine's own threads are kswapd ([`crate::reclaim`]) and its I/O workers
+//! ([`crate::work`]). All of them pass a gate, so that fork finds the engine at rest ([`crate::fork`]).
+
+use crate::arena::Arena;
+use crate::backing::Backing;
+use crate::checksum::SumKey;
+use crate::gate::Gate;
+use crate::lock::Lock;
+use crate::mover::Mover;
+use crate::pool::layout::Record;
+use crate::pool::{FaultMode, Pool, PoolError};
+use crate::space::Space;
+use crate::table::Table;
+use crate::{WINDOW_BASE, WINDOW_LEN, handler};
+use crossbeam_queue::ArrayQueue;
+use hugeswap_policy::counters::Counter;
+use hugeswap_policy::knobs::Knob;
+use hugeswap_policy::readahead::Streams;
+use hugeswap_policy::workingset::TwoLists;
+use hugeswap_policy::{UNIT_BYTES, UNIT_SHIFT};
+use hugeswap_sys::{Errno, fs, mm, process, uffd};
+use std::sync::atomic::Ordering::{Acquire, Relaxed, Release};
+use std::sync::atomic::{AtomicBool, AtomicI32, AtomicI64, AtomicU32, AtomicU64, AtomicUsize};
+
+pub(crate) const UNIT: usize = UNIT_BYTES as usize;
+
+/// Access the program itself allows.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Prot {
+    /// None.
+    None,
+    /// Reading.
+    Read,
+    /// Reading and writing.
+    ReadWrite,
+}
+
+/// How an engine is started.
+#[derive(Clone, Debug)]
+pub struct EngineConfig {
+    /// How faults are taken; `Auto` follows the pool.
+    pub fault_mode: FaultMode,
+    /// Addresses to manage: `None` takes the fixed window ([`WINDOW_BASE`]), `Some(len)` any `len` bytes.
+    pub window: Option<usize>,
+}
+
+impl Default for EngineConfig {
+    fn default() -> Self {
+        EngineConfig {
+            fault_mode: FaultMode::Auto,
+            window: None,
+        }
+    }
+}
+
+/// Why an engine could not be started; one line each, telling what to do.
+#[derive(Debug, thiserror::Error)]
+#[allow(missing_docs)]
+pub enum EngineError {
+    #[error(transparent)]
+    Pool(#[from] PoolError),
+    #[error(
+        "message mode needs userfaultfd for kernel faults ({0}): run as root, set vm.unprivileged_userfaultfd=1, or use --fault-mode signal"
+    )]
+    NoMessageMode(Errno),
+    #[error("this kernel cannot move pages ({0}): Linux 5.7 or later is needed")]
+    NoMover(Errno),
+    #[error(
+        "no address space for managed memory ({0}): raise or remove the limit on virtual memory (ulimit -v)"
+    )]
+    NoAddressSpace(Errno),
+    #[error("more than {} engines in one process", crate::MAX_ENGINES)]
+    TooMany,
+    #[error("{0}: {1}")]
+    System(&'static str, Errno),
+}
+
+/// A job for the I/O threads.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Job {
+    /// Read a unit that is locked and queued, unless somebody took it over.
+    Read(u32),
+    /// Read a unit whose lock and frame go with the job.
+    Handed(u32),
+    /// Write a unit under write-back to swap.
+    Write(u32),
+}
+
+/// What threads tell the LRU lists: a unit that is in memory now, with [`REFERENCED`] if it
+/// was touched while that could be seen.
+pub(crate) type LruEvent = u32;
+/// See [`LruEvent`]. Windows have far fewer units than 2^31.
+pub(crate) const REFERENCED: LruEvent = 1 << 31;
+
+/// See the file's head. Shared by all threads of the process; lives until [`Engine::stop`].
+pub struct Engine {
+    pub(crate) pool: Pool,
+    pub(crate) me: AtomicUsize,
+    pub(crate) table: Table,
+    pub(crate) arena: Arena,
+    pub(crate) space: Lock<Space>,
+    mode: AtomicU32,
+    uffd: AtomicI32,
+    pub(crate) gate: Gate,
+    pub(crate) backing: Backing,
+    pub(crate) key: SumKey,
+    /// Lists of reclaim; kswapd's, except when the event queue is full.
+    pub(crate) lru: Lock<TwoLists>,
+    pub(crate) events: ArrayQueue<LruEvent>,
+    pub(crate) streams: Lock<Streams>,
+    /// Watched clean units and unused read-ahead, oldest first: what a fault may take.
+    pub(crate) clean: ArrayQueue<u32>,
+    pub(crate) watched: AtomicI64,
+    pub(crate) reads: ArrayQueue<Job>,
+    pub(crate) writes: ArrayQueue<Job>,
+    pub(crate) inflight_writes: AtomicU32,
+    /// Changes when there is work for the I/O threads.
+    pub(crate) work_seq: AtomicU32,
+    /// Changes when memory becomes available.
+    pub(crate) avail_seq: AtomicU32,
+    /// Threads waiting for memory.
+    pub(crate) stalled: AtomicU32,
+    /// 1: the last attempts to write found no slot.
+    pub(crate) swap_full: AtomicBool,
+    pub(crate) stopping: AtomicBool,
+    pub(crate) threads: Lock<Vec<std::thread::JoinHandle<()>>>,
+    /// /proc/self/pagemap.
+    pub(crate) pagemap: AtomicI32,
+    pub(crate) slot_hint: AtomicU64,
+    /// Slots given up while a forked child may still read them.
+    pub(crate) deferred: Lock<Vec<u64>>,
+    pub(crate) maybe_children: AtomicBool,
+    /// A page that a forked child finds zeroed.
+    pub(crate) fork_mark: usize,
+    pub(crate) child_record: AtomicUsize,
+    pub(crate) high_unit: AtomicU32,
+    pub(crate) low_fd: i32,
+    pub(crate) evict_requests: ArrayQueue<u32>,
+    /// Message mode: some unmapped unit was made inaccessible.
+    pub(crate) fenced: AtomicBool,
+}
+
+impl Engine {
+    /// Starts an engine for `pool` in this process, which joins it. Installs the fault handler and starts
+    /// the engine's threads. The engine lives until [`Engine::stop`].
+    pub fn start(pool: Pool, config: EngineConfig) -> Result<&'static Engine, EngineError> {
+        let wanted = match config.fault_mode {
+            FaultMode::Auto => match pool.header().fault_mode.load(Relaxed) {
+                2 => FaultMode::Message,
+                _ => FaultMode::Signal,
+            },
+            m => m,
+        };
+        let (base, len) = reserve_window(config.window)?;
+        let give_window_back = |e: EngineError| {
+            // SAFETY: reserved a moment ago and used by nobody.
+            let _ = unsafe { mm::unmap(base, len) };
+            e
+        };
+        let result = Self::build(pool, wanted, base, len);
+        let engine: &'static Engine = Box::leak(Box::new(result.map_err(give_window_back)?));
+        if let Err(e) = engine.bring_up() {
+            engine.tear_down();
+            return Err(e);
+        }
+        Ok(engine)
+    }
+
+    fn build(pool: Pool, mode: FaultMode, base: usize, len: usize) -> Result<Engine, EngineError> {
+        let message = mode == FaultMode::Message;
+        let low_fd = high_descriptor();
+        let uffd = if message {
+            let features =
+                uffd::feature::PAGEFAULT_FLAG_WP | uffd::feature::MOVE | uffd::feature::THREAD_ID;
+            let (fd, _) = uffd::open(libc::O_NONBLOCK as usize, features)
+                .map_err(EngineError::NoMessageMode)?;
+            let high = fs::dup_above(fd, low_fd).unwrap_or(fd);
+            if high != fd {
+                fs::close(fd);
+            }
+            high
+        } else {
+            -1
+        };
+        let frames = pool.frames().min(1 << 24) as u32;
+        // A frame in every budgeted unit, and room for units that change places.
+        let places = frames + 64;
+        let sys = |what| move |e| EngineError::System(what, e);
+        let table = Table::new(base, len).map_err(sys("cannot map the unit table"))?;
+        let units = table.units();
+        let arena = Arena::new(places, message).map_err(sys("cannot map the arena"))?;
+        let fork_mark = fork_mark().map_err(sys("cannot map the fork mark"))?;
+        if message {
+            // SAFETY: advice on a range nobody uses yet. Missing faults on huge-page ranges would
+            // make the kernel allocate and throw away a huge page each.
+            let _ = unsafe { mm::advise(base, len, libc::MADV_NOHUGEPAGE) };
+            // SAFETY: nobody uses the window yet.
+            unsafe { mm::protect(base, len, mm::PROT_RW) }
+                .map_err(sys("cannot map managed memory"))?;
+            let (abase, alen) = arena.destinations();
+            uffd::register(uffd, abase, alen, uffd::mode::MISSING)
+                .map_err(sys("cannot register the arena with userfaultfd"))?;
+        } else {
+            // SAFETY: advice that discards nothing.
+            let _ = unsafe { mm::advise(base, len, libc::MADV_HUGEPAGE) };
+        }
+        let key = SumKey(std::array::from_fn(|i| pool.header().key[i].load(Relaxed)));
+        let pagemap = fs::open(c"/proc/self/pagemap", libc::O_RDONLY, 0).map_or(-1, |fd| {
+            let high = fs::dup_above(fd, low_fd).unwrap_or(fd);
+            if high != fd {
+                fs::close(fd);
+            }
+            high
+        });
+        let me = pool.join()?;
+        let readahead = pool.knob(Knob::ReadaheadMax) as u32;
+        let engine = Engine {
+            me: AtomicUsize::new(me),
+            table,
+            arena,
+            space: Lock::new(Space::new(base, len)),
+            mode: AtomicU32::new(mode as u32),
+            uffd: AtomicI32::new(uffd),
+            gate: Gate::new(),
+            backing: Backing::default(),
+            key,
+            lru: Lock::new(TwoLists::new(units, frames as usize)),
+            events: ArrayQueue::new(16 << 10),
+            streams: Lock::new(Streams::new(readahead)),
+            clean: ArrayQueue::new((places as usize * 2).max(1024)),
+            watched: AtomicI64::new(0),
+            reads: ArrayQueue::new(256),
+            writes: ArrayQueue::new(1024),
+            inflight_writes: AtomicU32::new(0),
+            work_seq: AtomicU32::new(0),
+            avail_seq: AtomicU32::new(0),
+            stalled: AtomicU32::new(0),
+            swap_full: AtomicBool::new(false),
+            stopping: AtomicBool::new(false),
+            threads: Lock::new(Vec::new()),
+            pagemap: AtomicI32::new(pagemap),
+            slot_hint: AtomicU64::new(0),
+            deferred: Lock::new(Vec::new()),
+            maybe_children: AtomicBool::new(false),
+            fork_mark,
+            child_record: AtomicUsize::new(usize::MAX),
+            high_unit: AtomicU32::new(0),
+            low_fd,
+            evict_requests: ArrayQueue::new(4096),
+            fenced: AtomicBool::new(false),
+            pool,
+        };
+        engine.slot_hint.store(engine.first_slot_hint(), Relaxed);
+        Ok(engine)
+    }
+
+    fn bring_up(&'static self) -> Result<(), EngineError> {
+        self.note_mode();
+        handler::install(self)?;
+        crate::fork::register();
+        self.start_threads()
+    }
+
+    pub(crate) fn note_mode(&self) {
+        let bit = if self.mode() == FaultMode::Message {
+            2
+        } else {
+            1
+        };
+        self.pool.header().mode_used.fetch_or(bit, Relaxed);
+    }
+
+    pub(crate) fn start_threads(&'static self) -> Result<(), EngineError> {
+        self.spawn("hs-kswapd", move || self.kswapd())
+    }
+
+    /// Starts a thread that no signal reaches.
+    pub(crate) fn spawn(
+        &'static self,
+        name: &str,
+        body: impl FnOnce() + Send + 'static,
+    ) -> Result<(), EngineError> {
+        let _blocked = hugeswap_sys::signal::Blocked::all();
+        let handle = std::thread::Builder::new()
+            .name(name.into())
+            .stack_size(256 << 10)
+            .spawn(body)
+            .map_err(|e| {
+                EngineError::System(
+                    "cannot start a thread",
+                    Errno(e.raw_os_error().unwrap_or(11)),
+                )
+            })?;
+        self.threads.lock().push(handle);
+        Ok(())
+    }
+
+    /// Stops the engine: threads ended, every range unmapped, the pool left. What it managed
+    /// must not be touched any more.
+    ///
+    /// # Safety
+    /// No thread may use the engine or memory it managed, now or later.
+    pub unsafe fn stop(&'static self) {
+        let _blocked = hugeswap_sys::signal::Blocked::all();
+        self.tear_down();
+        // SAFETY: `start` leaked this box; the caller promises that nobody uses it, our threads have ended.
+        drop(unsafe { Box::from_raw(self as *const Engine as *mut Engine) });
+    }
+
+    fn tear_down(&'static self) {
+        self.stopping.store(true, Release);
+        handler::uninstall(self);
+        self.kick();
+        self.wake_workers(u32::MAX >> 1);
+        loop {
+            let Some(t) = self.threads.lock().pop() else {
+                break;
+            };
+            self.kick();
+            self.wake_workers(u32::MAX >> 1);
+            let _ = t.join();
+        }
+        for fd in [self.uffd.load(Relaxed), self.pagemap.load(Relaxed)] {
+            if fd >= 0 {
+                fs::close(fd);
+            }
+        }
+        self.pool.retire(self.me());
+        let (base, len) = self.table.window();
+        // SAFETY: threads have ended, the handler is gone, and the caller of `stop` answers for the program.
+        let _ = unsafe { mm::unmap(base, len) };
+        // SAFETY: mapped by `fork_mark`, used by this engine alone.
+        let _ = unsafe { mm::unmap(self.fork_mark, 4096) };
+    }
+
+    /// How faults are taken.
+    pub fn mode(&self) -> FaultMode {
+        if self.mode.load(Relaxed) == FaultMode::Message as u32 {
+            FaultMode::Message
+        } else {
+            FaultMode::Signal
+        }
+    }
+
+    pub(crate) fn become_signal_mode(&self) {
+        self.mode.store(FaultMode::Signal as u32, Relaxed);
+        let fd = self.uffd.swap(-1, Relaxed);
+        if fd >= 0 {
+            fs::close(fd);
+        }
+    }
+
+    pub(crate) fn mover(&self) -> Mover {
+        match self.mode() {
+            FaultMode::Message => Mover::Uffd(self.uffd.load(Relaxed)),
+            _ => Mover::Remap,
+        }
+    }
+
+    pub(crate) fn uffd(&self) -> i32 {
+        self.uffd.load(Relaxed)
+    }
+
+    /// The pool.
+    pub fn pool(&self) -> &Pool {
+        &self.pool
+    }
+
+    /// This process's record in the pool.
+    pub fn me(&self) -> usize {
+        self.me.load(Relaxed)
+    }
+
+    pub(crate) fn record(&self) -> &Record {
+        &self.pool.records()[self.me()]
+    }
+
+    pub(crate) fn count(&self, c: Counter, n: u64) {
+        self.pool.count(self.me(), c, n);
+    }
+
+    /// The managed addresses.
+    pub fn window(&self) -> std::ops::Range<usize> {
+        let (base, len) = self.table.window();
+        base..base + len
+    }
+
+    /// Is `addr` in the window?
+    pub fn contains(&self, addr: usize) -> bool {
+        self.table.unit_of(addr).is_some()
+    }
+
+    /// Numbers of descriptors that the program must not close; in a forked child they may have changed.
+    pub fn protected_fds(&self) -> impl Iterator<Item = i32> {
+        [
+            self.pool.fd(),
+            self.uffd.load(Relaxed),
+            self.pagemap.load(Relaxed),
+        ]
+        .into_iter()
+        .chain(self.pool.areas().iter().map(|a| a.fd))
+        .filter(|&fd| fd >= 0)
+    }
+
+    /// Wakes this process's kswapd.
+    pub(crate) fn kick(&self) {
+        let word = &self.record().kick;
+        word.fetch_add(1, Release);
+        hugeswap_sys::futex::wake(word, 1, true);
+    }
+
+    pub(crate) fn wake_workers(&self, n: u32) {
+        self.work_seq.fetch_add(1, Release);
+        hugeswap_sys::futex::wake(&self.work_seq, n, false);
+    }
+
+    pub(crate) fn note_available(&self) {
+        self.avail_seq.fetch_add(1, Release);
+        if self.stalled.load(Acquire) > 0 {
+            hugeswap_sys::futex::wake(&self.avail_seq, u32::MAX >> 1, false);
+        }
+    }
+
+    /// Where this process starts to look for slots: apart from the others, so that each is laid
+    /// out in sequence.
+    pub(crate) fn first_slot_hint(&self) -> u64 {
+        let slots = self.pool.slot_words().len() as u64;
+        (self.me() as u64 * slots / 16) % slots.max(1)
+    }
+
+    /// Bytes at `[addr, addr+UNIT)` as a slice.
+    ///
+    /// # Safety
+    /// The unit or place must be mapped readable, and stay so for the slice's life. Its bytes may be changed
+    /// by the program meanwhile only where the result is thrown away then (write-back).
+    pub(crate) unsafe fn bytes<'a>(&self, addr: usize) -> &'a [u8] {
+        // SAFETY: passed on to the caller.
+        unsafe { std::slice::from_raw_parts(addr as *const u8, UNIT) }
+    }
+
+    /// Is the unit or place at `addr` one huge page? `None` where the kernel cannot tell.
+    pub(crate) fn is_huge(&self, addr: usize) -> Option<bool> {
+        let fd = self.pagemap.load(Relaxed);
+        mm::huge_bytes(fd, addr, addr + UNIT)
+            .ok()
+            .map(|b| b == UNIT_BYTES)
+    }
+}
+
+/// Descriptors go where programs do not look: near the top of what the limit allows.
+pub fn high_descriptor() -> i32 {
+    (process::descriptor_limit().min(1 << 16) as i32 - 24).max(10)
+}
+
+fn fork_mark() -> Result<usize, Errno> {
+    // SAFETY: a new page at an address of the kernel's choice.
+    let at = unsafe { mm::map_anon(0, 4096, mm::PROT_RW, false) }?;
+    // SAFETY: the page is ours; a forked child sees it zeroed.
+    let _ = unsafe { mm::advise(at, 4096, libc::MADV_WIPEONFORK) };
+    set_fork_mark(at);
+    Ok(at)
+}
+
+pub(crate) fn set_fork_mark(at: usize) {
+    // SAFETY: the page made by `fork_mark`, used as one atomic by this module only.
+    unsafe { &*(at as *const AtomicU64) }.store(1, Relaxed);
+}
+
+/// Are we in a child that was forked behind our back (by a raw system call)?
+pub(crate) fn forked_unseen(at: usize) -> bool {
+    // SAFETY: as in `set_fork_mark`.
+    unsafe { &*(at as *const AtomicU64) }.load(Relaxed) == 0
+}
+
+fn reserve_window(want: Option<usize>) -> Result<(usize, usize), EngineError> {
+    match want {
+        None => {
+            let mut len = WINDOW_LEN;
+            loop {
+                // SAFETY: not replacing: fails if something is there.
+                match unsafe { mm::map_anon(WINDOW_BASE, len, mm::PROT_NONE, false) } {
+                    Ok(at) if at == WINDOW_BASE => return Ok((at, len)),
+                    Ok(at) => {
+                        // Kernels before 4.17 take the address as a hint.
+                        // SAFETY: just mapped, unused.
+                        let _ = unsafe { mm::unmap(at, len) };
+                        return Err(EngineError::NoAddressSpace(Errno::EEXIST));
+                    }
+                    // A limit on address space (ulimit -v): take less.
+                    Err(Errno::ENOMEM) if len > 4 << 30 => len >>= 1,
+                    Err(e) => return Err(EngineError::NoAddressSpace(e)),
+                }
+            }
+        }
+        Some(len) => {
+            let len = len.next_multiple_of(UNIT);
+            // SAFETY: a new mapping at an address of the kernel's choice.
+            let raw = unsafe { mm::map_anon(0, len + UNIT, mm::PROT_NONE, false) }
+                .map_err(EngineError::NoAddressSpace)?;
+            let base = raw.next_multiple_of(UNIT);
+            // SAFETY: the slack before and after the aligned part, unused.
+            unsafe {
+                if base > raw {
+                    let _ = mm::unmap(raw, base - raw);
+                }
+                let _ = mm::unmap(base + len, raw + UNIT - base);
+            }
+            Ok((base, len))
+        }
+    }
+}
+
+const _: () = assert!(1 << UNIT_SHIFT == UNIT);

@@ -1,0 +1,255 @@
+//! Fork: the child gets the parent's managed memory as it was at that moment, and a record of its own.
+//!
+//! Before: everybody is got out of the engine, and every unit in memory is made read-only and
+//! marked shared (COW). Units in swap are read by both; the parent's slots stay as they are until the child is
+//! gone or runs another image (the pool keeps account of that). After: the child forgets the arena (its
+//! frames are the parent's), continues in signal mode, and starts threads of its own.
+
+use crate::engine::{Engine, UNIT, set_fork_mark};
+use crate::pool::FaultMode;
+use crate::{fault, handler};
+use hugeswap_policy::unit::{COW, Kind, READAHEAD, UNCHARGED, WATCHED, WRITABLE};
+use hugeswap_sys::{fs, mm, process};
+use std::sync::Once;
+use std::sync::atomic::Ordering::{Acquire, Relaxed, Release};
+
+static REGISTER: Once = Once::new();
+
+/// Has fork call us, once a process.
+pub(crate) fn register() {
+    REGISTER.call_once(|| {
+        // SAFETY: the three functions live as long as the process.
+        unsafe { libc::pthread_atfork(Some(prepare_c), Some(parent_c), Some(child_c)) };
+    });
+}
+
+extern "C" fn prepare_c() {
+    fork_prepare();
+}
+extern "C" fn parent_c() {
+    fork_parent();
+}
+extern "C" fn child_c() {
+    fork_child();
+}
+
+/// To be called before a fork that does not run the handlers of pthread_atfork (`_Fork`).
+pub fn fork_prepare() {
+    handler::engines().for_each(Engine::before_fork);
+}
+
+/// As [`fork_prepare`], in the parent after the fork, also if it failed.
+pub fn fork_parent() {
+    handler::engines().for_each(Engine::after_fork_in_parent);
+}
+
+/// As [`fork_prepare`], in the child.
+pub fn fork_child() {
+    handler::engines().for_each(Engine::after_fork_in_child);
+}
+
+impl Engine {
+    fn before_fork(&'static self) {
+        self.gate.close();
+        loop {
+            // What is queued must be done: a queued read holds its unit's lock.
+            while !self.reads.is_empty()
+                || !self.writes.is_empty()
+                || self.inflight_writes.load(Acquire) > 0
+            {
+                self.wake_workers(u32::MAX >> 1);
+                self.kick();
+                process::yield_now();
+            }
+            self.gate.close_daemons();
+            if self.reads.is_empty()
+                && self.writes.is_empty()
+                && self.inflight_writes.load(Acquire) == 0
+            {
+                break;
+            }
+            self.gate.open_daemons();
+        }
+        let record = self
+            .pool
+            .reserve(self.me() as u32 + 1)
+            .unwrap_or(usize::MAX);
+        self.child_record.store(record, Relaxed);
+        self.maybe_children.store(true, Release);
+        self.share_all();
+        self.arena.inherit(false);
+        self.hide_absent(true);
+    }
+
+    /// Message mode: the child's mappings are not registered, so that what is in swap would read as zeros
+    /// there until our own part has run, and other libraries' parts may run before. It finds nothing mapped
+    /// instead. `hide` false: takes that back.
+    fn hide_absent(&self, hide: bool) {
+        if self.mode() != FaultMode::Message {
+            return;
+        }
+        let advise = |from: u32, to: u32, advice| {
+            let at = self.table.addr(from);
+            // SAFETY: advice that discards nothing in this process.
+            let _ = unsafe { mm::advise(at, (to - from) as usize * UNIT, advice) };
+        };
+        let end = self.high_unit.load(Relaxed);
+        if !hide {
+            return advise(0, end.max(1), libc::MADV_DOFORK);
+        }
+        self.swapped_runs(|from, to| advise(from, to, libc::MADV_DONTFORK));
+    }
+
+    /// Calls `f` with each run of units whose bytes are in swap (or in the arena, which is not inherited).
+    fn swapped_runs(&self, mut f: impl FnMut(u32, u32)) {
+        let end = self.high_unit.load(Relaxed);
+        let mut unit = 0;
+        while unit < end {
+            let from = unit;
+            while unit < end && matches!(self.table.load(unit).kind(), Kind::Swapped | Kind::Cached)
+            {
+                unit += 1;
+            }
+            if unit > from {
+                f(from, unit);
+            }
+            unit += 1;
+        }
+    }
+
+    /// Marks every unit in memory as shared; nobody else is in the engine.
+    fn share_all(&self) {
+        let end = self.high_unit.load(Relaxed);
+        let mut unit = 0;
+        while unit < end {
+            let mut run = 0;
+            while unit + run < end && self.table.load(unit + run).has(WRITABLE) {
+                run += 1;
+            }
+            // If this fails (limit on mappings), the kernel copies what is written: right, only not
+            // counted by us.
+            let protected = run == 0
+                || self
+                    .mover()
+                    .set_read_only(self.table.addr(unit), run as usize * UNIT)
+                    .is_ok();
+            for u in unit..unit + run.max(1) {
+                let w = self.table.load(u);
+                if w.kind() != Kind::Present {
+                    continue;
+                }
+                if w.has(WATCHED) {
+                    // Should it fail, the next touch gives access.
+                    let _ = self.mover().set_readable(self.table.addr(u));
+                    self.watched.fetch_sub(1, Relaxed);
+                    self.note_resident(u);
+                }
+                let w = w.clear(WATCHED | READAHEAD);
+                self.table.reset(
+                    u,
+                    if protected {
+                        w.clear(WRITABLE).set(COW)
+                    } else {
+                        w
+                    },
+                );
+            }
+            unit += run.max(1);
+        }
+    }
+
+    fn after_fork_in_parent(&'static self) {
+        // What the forking thread itself brought in meanwhile is shared too.
+        self.share_all();
+        self.arena.inherit(true);
+        self.hide_absent(false);
+        self.gate.open();
+        self.kick();
+    }
+
+    fn after_fork_in_child(&'static self) {
+        let record = self.child_record.load(Relaxed);
+        let parent_managed = self.record().managed.load(Relaxed);
+        let disowned = record == usize::MAX || !self.pool.fill(record);
+        if record != usize::MAX {
+            self.me.store(record, Relaxed);
+        }
+        if !disowned {
+            self.record().managed.store(parent_managed, Relaxed);
+        }
+        let was_message = self.mode() == FaultMode::Message;
+        if was_message {
+            // The kernel dropped the registration: holes would read as zeros.
+            let (base, len) = self.table.window();
+            self.swapped_runs(|from, to| {
+                let (at, len) = (self.table.addr(from), (to - from) as usize * UNIT);
+                // SAFETY: not inherited (`hide_absent`), so there is nothing to replace.
+                let _ = unsafe { mm::map_anon(at, len, mm::PROT_NONE, true) };
+            });
+            // SAFETY: this thread is the only one; faults are ours from the next call on.
+            unsafe {
+                let _ = mm::protect(base, len, mm::PROT_NONE);
+                let _ = mm::advise(base, len, libc::MADV_HUGEPAGE);
+            }
+            self.become_signal_mode();
+            self.note_mode();
+        }
+        let _ = self.arena.reset_in_child();
+        self.watched.store(0, Relaxed);
+        let end = self.high_unit.load(Relaxed);
+        for unit in 0..end {
+            let w = self.table.load(unit);
+            match w.kind() {
+                Kind::Present => {
+                    if was_message {
+                        let _ = self.mover().set_readable(self.table.addr(unit));
+                    }
+                    if !w.has(COW) {
+                        // Brought in by the forking thread itself, after everything was shared.
+                        let _ = self.mover().set_read_only(self.table.addr(unit), UNIT);
+                    }
+                    self.table
+                        .reset(unit, w.clear(WRITABLE).set(COW | UNCHARGED));
+                }
+                Kind::Foreign if was_message => {
+                    let _ = self.mover().set_writable(self.table.addr(unit), UNIT);
+                }
+                Kind::Cached => self
+                    .table
+                    .reset(unit, w.with_kind(Kind::Swapped).clear(READAHEAD)),
+                _ => {}
+            }
+            let w = self.table.load(unit);
+            if disowned && w.kind() == Kind::Swapped {
+                // Its slot may be somebody else's by now.
+                self.table
+                    .reset(unit, w.with_slot(None).with_kind(Kind::Poisoned));
+            }
+        }
+        self.deferred.lock().clear();
+        self.maybe_children.store(false, Relaxed);
+        self.stalled.store(0, Relaxed);
+        self.slot_hint.store(self.first_slot_hint(), Relaxed);
+        let pagemap = fs::open(c"/proc/self/pagemap", libc::O_RDONLY, 0).unwrap_or(-1);
+        let high = if pagemap >= 0 {
+            fs::dup_above(pagemap, self.low_fd).unwrap_or(-1)
+        } else {
+            -1
+        };
+        if pagemap >= 0 {
+            fs::close(pagemap);
+        }
+        fs::close(self.pagemap.swap(high, Relaxed));
+        // The parent's threads are not here.
+        self.threads.lock().drain(..).for_each(std::mem::forget);
+        if !disowned {
+            set_fork_mark(self.fork_mark);
+        }
+        self.gate.reset_in_child();
+        if !disowned && let Err(e) = self.start_threads() {
+            let text = e.to_string();
+            fs::complain(&[b"hugeswap: ", text.as_bytes(), b"\n"]);
+        }
+        fault::forget_doubts();
+    }
+}

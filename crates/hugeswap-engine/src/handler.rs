@@ -1,0 +1,226 @@
+//! SIGSEGV in signal mode: which faults are ours, and what happens with the others.
+//!
+//! The handler runs on the thread's alternate stack if it has one, with every signal blocked. A
+//! fault that is not ours goes to the action the program itself installed, as if we were not there.
+
+use crate::engine::{Engine, EngineError};
+use crate::fault::Outcome;
+use crate::{MAX_ENGINES, lock::Lock};
+use hugeswap_sys::signal::{self, Action, Blocked};
+use hugeswap_sys::{fs, process};
+use std::sync::atomic::AtomicPtr;
+use std::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed};
+
+const REG_ERR: usize = libc::REG_ERR as usize;
+/// Page-fault error code bits.
+const ERR_WRITE: i64 = 1 << 1;
+const ERR_FETCH: i64 = 1 << 4;
+
+static ENGINES: [AtomicPtr<Engine>; MAX_ENGINES] =
+    [const { AtomicPtr::new(std::ptr::null_mut()) }; MAX_ENGINES];
+
+/// What the program believes it installed, for the signals we take.
+static PROGRAM: Lock<ProgramActions> = Lock::new(ProgramActions {
+    segv: Action {
+        handler: 0,
+        flags: 0,
+        restorer: 0,
+        mask: 0,
+    },
+    installed: false,
+});
+
+struct ProgramActions {
+    segv: Action,
+    installed: bool,
+}
+
+/// Every engine of this process.
+pub(crate) fn engines() -> impl Iterator<Item = &'static Engine> {
+    ENGINES.iter().filter_map(|e| {
+        // SAFETY: a pointer stands here from `install` until `uninstall`, which its engine outlives.
+        unsafe { e.load(Acquire).as_ref() }
+    })
+}
+
+/// Makes `engine` known to the handler, which is installed with the first one.
+pub(crate) fn install(engine: &'static Engine) -> Result<(), EngineError> {
+    let _blocked = Blocked::all();
+    let free = ENGINES.iter().find(|e| {
+        e.compare_exchange(
+            std::ptr::null_mut(),
+            engine as *const _ as *mut _,
+            AcqRel,
+            Relaxed,
+        )
+        .is_ok()
+    });
+    if free.is_none() {
+        return Err(EngineError::TooMany);
+    }
+    let mut program = PROGRAM.lock();
+    if !program.installed {
+        program.segv = set(libc::SIGSEGV, &ours())?;
+        program.installed = true;
+    }
+    drop(program);
+    if engine.mode() == crate::pool::FaultMode::Message {
+        crate::message::start(engine)?;
+    }
+    Ok(())
+}
+
+/// Takes `engine` out again; the handler stays (it passes everything on).
+pub(crate) fn uninstall(engine: &'static Engine) {
+    for e in &ENGINES {
+        let _ = e.compare_exchange(
+            engine as *const _ as *mut _,
+            std::ptr::null_mut(),
+            AcqRel,
+            Relaxed,
+        );
+    }
+}
+
+fn ours() -> Action {
+    Action {
+        handler: on_segv as *const () as usize,
+        flags: (libc::SA_SIGINFO | libc::SA_ONSTACK) as u64,
+        restorer: 0,
+        mask: signal::ALL,
+    }
+}
+
+fn set(signal: i32, action: &Action) -> Result<Action, EngineError> {
+    // SAFETY: the handler installed is ours, fit for any moment, or one the program chose.
+    unsafe { signal::set_action(signal, action) }
+        .map_err(|e| EngineError::System("cannot install the fault handler", e))
+}
+
+/// What the program has installed for `signal` (as the kernel would tell it if we were not there).
+pub fn program_action(signal: i32) -> Action {
+    let _blocked = Blocked::all();
+    let program = PROGRAM.lock();
+    if signal == libc::SIGSEGV && program.installed {
+        program.segv
+    } else {
+        drop(program);
+        signal::action(signal).unwrap_or_default()
+    }
+}
+
+/// Installs an action on the program's behalf; returns the former one.
+pub fn set_program_action(signal: i32, action: Action) -> Action {
+    let _blocked = Blocked::all();
+    let mut program = PROGRAM.lock();
+    if signal == libc::SIGSEGV && program.installed {
+        std::mem::replace(&mut program.segv, action)
+    } else {
+        drop(program);
+        set(signal, &action).unwrap_or_default()
+    }
+}
+
+/// The handler. Obeys the rules of the fault path.
+extern "C" fn on_segv(signal: i32, info: *mut libc::siginfo_t, context: *mut libc::c_void) {
+    // SAFETY: the kernel passes a valid siginfo and ucontext to an SA_SIGINFO handler.
+    let (code, addr, uc) = unsafe {
+        (
+            (*info).si_code,
+            (*info).si_addr() as usize,
+            &mut *(context as *mut libc::ucontext_t),
+        )
+    };
+    let error = uc.uc_mcontext.gregs[REG_ERR];
+    // SEGV_MAPERR and SEGV_ACCERR come from the processor; anything else was sent by somebody.
+    if (code == 1 || code == 2) && error & ERR_FETCH == 0 {
+        for engine in engines() {
+            if !engine.contains(addr) {
+                continue;
+            }
+            match engine.fault(addr, error & ERR_WRITE != 0) {
+                Outcome::Retry => return,
+                Outcome::NotOurs => break,
+                Outcome::Poisoned => return lost(addr, b"its swap could not be read back", uc),
+                Outcome::NoMemory => {
+                    return lost(
+                        addr,
+                        b"neither memory nor swap is left; give more with --memory or --swap",
+                        uc,
+                    );
+                }
+            }
+        }
+    }
+    pass_on(signal, info, context);
+}
+
+/// Ends in SIGBUS, after one line that says why.
+fn lost(addr: usize, why: &[u8], uc: &mut libc::ucontext_t) {
+    let (mut a, mut b) = ([0u8; 20], [0u8; 20]);
+    fs::complain(&[
+        b"hugeswap: process ",
+        fs::digits(process::pid() as u64, 10, &mut a),
+        b": memory at 0x",
+        fs::digits(addr as u64, 16, &mut b),
+        b" is lost: ",
+        why,
+        b"\n",
+    ]);
+    let action = signal::action(libc::SIGBUS).unwrap_or_default();
+    let mask = uc_mask(uc);
+    if action.handler <= 1 || *mask & signal::bit(libc::SIGBUS) != 0 {
+        // Default, ignored or blocked: the kernel would end the process too.
+        // SAFETY: the default action is always fit.
+        let _ = unsafe { signal::set_action(libc::SIGBUS, &Action::default()) };
+    }
+    *mask &= !signal::bit(libc::SIGBUS);
+    let _ = process::signal_thread(process::tid(), libc::SIGBUS);
+}
+
+/// The signal mask the interrupted code goes on with: the kernel uses the first 8 bytes.
+fn uc_mask(uc: &mut libc::ucontext_t) -> &mut u64 {
+    // SAFETY: sigset_t is larger than 8 bytes and 8-aligned.
+    unsafe { &mut *(&raw mut uc.uc_sigmask).cast::<u64>() }
+}
+
+/// Does what the program's own action says.
+fn pass_on(signal: i32, info: *mut libc::siginfo_t, context: *mut libc::c_void) {
+    // The lock's holders have signals blocked and do not fault, so it is never held by this thread.
+    let mut program = PROGRAM.lock();
+    let action = program.segv;
+    if action.flags & libc::SA_RESETHAND as u32 as u64 != 0 {
+        program.segv = Action::default();
+    }
+    drop(program);
+    if action.handler <= 1 {
+        // Default (and ignoring a real fault means the same): let it happen again without us.
+        // SAFETY: the default action is always fit.
+        let _ = unsafe { signal::set_action(signal, &Action::default()) };
+        // SAFETY: `info` is the kernel's.
+        if unsafe { (*info).si_code } <= 0 && action.handler == 0 {
+            // Sent by somebody: it will not happen again by itself.
+            let _ = process::signal_thread(process::tid(), signal);
+        }
+        return;
+    }
+    // SAFETY: the context is the kernel's, see `on_segv`.
+    let mut mask = unsafe { *uc_mask(&mut *(context as *mut libc::ucontext_t)) } | action.mask;
+    if action.flags & libc::SA_NODEFER as u32 as u64 == 0 {
+        mask |= signal::bit(signal);
+    }
+    // A program's handler may touch managed memory: these two are never blocked.
+    mask &= !(signal::bit(libc::SIGSEGV) | signal::bit(libc::SIGSYS));
+    signal::set_mask(mask);
+    if action.flags & libc::SA_SIGINFO as u32 as u64 != 0 {
+        // SAFETY: the program installed this address as an SA_SIGINFO handler.
+        let f: extern "C" fn(i32, *mut libc::siginfo_t, *mut libc::c_void) =
+            unsafe { std::mem::transmute(action.handler) };
+        f(signal, info, context);
+    } else {
+        // SAFETY: the program installed this address as a plain handler.
+        let f: extern "C" fn(i32) = unsafe { std::mem::transmute(action.handler) };
+        f(signal);
+    }
+    signal::set_mask(signal::ALL);
+}

@@ -1,0 +1,42 @@
+//! The engine: carries out on real memory what `hugeswap-policy` decides.
+//!
+//! * [`pool`]: the segment that processes share: budget, swap slots, counters
+//! * [`engine`]: one engine for each pool and process
+//! * `fault`: the fault path, one piece of code for both fault modes
+//! * `reclaim`, `work`: kswapd and the I/O threads
+//! * `mover`: how units move; `arena`: where frames wait; `table`: what each unit is
+//! * [`handler`]: signals; `message`: userfaultfd events
+//! * `ranges`: mapping, discarding, protecting, pinning; `fork`: forks
+//!
+//! Rules of the fault path (checked by tests and CI): no allocation; no lock that program code,
+//! libc or another runtime can hold; no touch of managed memory; no panic,
+//! formatting or logging; errno preserved; bounded stack.
+
+mod arena;
+mod backing;
+mod checksum;
+pub mod engine;
+mod fault;
+mod fork;
+mod gate;
+pub mod handler;
+mod lock;
+mod message;
+mod mover;
+pub mod pool;
+mod ranges;
+mod reclaim;
+pub mod space;
+mod table;
+mod work;
+
+pub use engine::{Engine, EngineConfig, EngineError, Prot, high_descriptor};
+pub use fork::{fork_child, fork_parent, fork_prepare};
+
+/// First managed address under `hugeswap run`: fixed, so that a system-call filter inherited
+/// over exec still means the same range, and a multiple of 4 GiB, so that the filter compares high halves only.
+pub const WINDOW_BASE: usize = 0x4000_0000_0000;
+/// Length of that window, bytes.
+pub const WINDOW_LEN: usize = 0x0800_0000_0000;
+/// Most engines one process can have.
+pub const MAX_ENGINES: usize = 8;

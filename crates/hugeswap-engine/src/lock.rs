@@ -1,0 +1,83 @@
+//! A mutex for the engine alone: futex-based, no allocation, no poisoning.
+//!
+//! Held only by engine code that runs with every signal blocked (fault handler, engine threads,
+//! calls under `signal::Blocked`), so no holder can be interrupted by code that needs it.
+
+use hugeswap_sys::futex;
+use std::cell::UnsafeCell;
+use std::ops::{Deref, DerefMut};
+use std::sync::atomic::AtomicU32;
+use std::sync::atomic::Ordering::{Acquire, Relaxed, Release};
+
+const FREE: u32 = 0;
+const HELD: u32 = 1;
+const CONTENDED: u32 = 2;
+
+/// See the file's head.
+pub struct Lock<T> {
+    word: AtomicU32,
+    value: UnsafeCell<T>,
+}
+
+// SAFETY: the word admits one holder at a time, so the value is only ever used by one thread.
+unsafe impl<T: Send> Sync for Lock<T> {}
+
+impl<T> Lock<T> {
+    /// A free lock around `value`.
+    pub const fn new(value: T) -> Lock<T> {
+        Lock {
+            word: AtomicU32::new(FREE),
+            value: UnsafeCell::new(value),
+        }
+    }
+
+    /// Takes the lock if it is free.
+    pub fn try_lock(&self) -> Option<Held<'_, T>> {
+        self.word
+            .compare_exchange(FREE, HELD, Acquire, Relaxed)
+            .ok()
+            .map(|_| Held { lock: self })
+    }
+
+    /// Takes the lock, waiting for it if need be.
+    pub fn lock(&self) -> Held<'_, T> {
+        for _ in 0..100 {
+            if let Some(h) = self.try_lock() {
+                return h;
+            }
+            std::hint::spin_loop();
+        }
+        while self.word.swap(CONTENDED, Acquire) != FREE {
+            futex::wait(&self.word, CONTENDED, None, false);
+        }
+        Held { lock: self }
+    }
+}
+
+/// The right to use what the lock holds.
+pub struct Held<'a, T> {
+    lock: &'a Lock<T>,
+}
+
+impl<T> Deref for Held<'_, T> {
+    type Target = T;
+    fn deref(&self) -> &T {
+        // SAFETY: the lock is held by this guard.
+        unsafe { &*self.lock.value.get() }
+    }
+}
+
+impl<T> DerefMut for Held<'_, T> {
+    fn deref_mut(&mut self) -> &mut T {
+        // SAFETY: the lock is held by this guard, and the borrow of the guard is unique.
+        unsafe { &mut *self.lock.value.get() }
+    }
+}
+
+impl<T> Drop for Held<'_, T> {
+    fn drop(&mut self) {
+        if self.lock.word.swap(FREE, Release) == CONTENDED {
+            futex::wake(&self.lock.word, 1, false);
+        }
+    }
+}

@@ -1,0 +1,172 @@
+//! The layout of the pool segment: fixed, versioned, every field an atomic.
+//!
+//! ```text
+//! | Header | Record x MAX_PROCESSES | slot words (u32) | slot sums (2 x u64) |
+//! ```
+//! Any process of the pool may write any of it, and any of them may be hostile or
+//! dying: whoever reads validates, bounds every index, and never follows an
+//! address found here.
+
+use hugeswap_policy::counters::{Counter, FaultClass};
+use hugeswap_policy::histogram;
+use hugeswap_policy::knobs::Knob;
+use std::sync::atomic::{AtomicI32, AtomicU32, AtomicU64};
+
+/// "hugeswap" in ASCII.
+pub const MAGIC: u64 = u64::from_le_bytes(*b"hugeswap");
+/// Changed whenever the layout does.
+pub const VERSION: u32 = 1;
+/// Most processes a pool can have at one time.
+pub const MAX_PROCESSES: usize = 256;
+/// Most swap areas a pool can have.
+pub const MAX_AREAS: usize = 16;
+
+/// One swap area.
+#[repr(C)]
+pub struct Area {
+    /// Its descriptor in the process that made the pool.
+    pub fd: AtomicI32,
+    /// 1: opened for direct I/O.
+    pub direct: AtomicU32,
+    /// First slot of the area.
+    pub first_slot: AtomicU64,
+    /// Slots it has.
+    pub slots: AtomicU64,
+    /// Bytes of backing reserved so far.
+    pub allocated: AtomicU64,
+    /// Write errors seen.
+    pub errors: AtomicU64,
+}
+
+/// Counters and fault latencies: one set for each process, one for those that are gone.
+#[repr(C)]
+pub struct Events {
+    /// By [`Counter`].
+    pub counters: [AtomicU64; Counter::COUNT],
+    /// Nanoseconds spent in faults.
+    pub fault_ns: AtomicU64,
+    /// Longest fault of each class, nanoseconds.
+    pub fault_max_ns: [AtomicU64; FaultClass::COUNT],
+    /// By class and [`histogram::bucket`].
+    pub faults: [[AtomicU64; histogram::BUCKETS]; FaultClass::COUNT],
+    /// Sum over samples of managed bytes in memory, and of those mapped huge.
+    pub sampled_present: AtomicU64,
+    /// See `sampled_present`.
+    pub sampled_huge: AtomicU64,
+}
+
+/// The head of the segment.
+#[repr(C)]
+pub struct Header {
+    /// [`MAGIC`].
+    pub magic: AtomicU64,
+    /// [`VERSION`].
+    pub version: AtomicU32,
+    /// Fault mode asked for: 0 auto, 1 signal, 2 message.
+    pub fault_mode: AtomicU32,
+    /// The budget, in frames of 2 MiB.
+    pub frames: AtomicU64,
+    /// Slots over all areas.
+    pub slots: AtomicU64,
+    /// Length of the segment, bytes.
+    pub length: AtomicU64,
+    /// The process that made the pool and holds its descriptors.
+    pub creator: AtomicI32,
+    /// How many of `areas` are in use.
+    pub area_count: AtomicU32,
+    /// Key of the checksums, random for each pool.
+    pub key: [AtomicU64; 4],
+    /// Records used so far: no live record stands at or above this index.
+    pub records_high: AtomicU32,
+    /// Futex: changes whenever frames come back to the pool.
+    pub released: AtomicU32,
+    /// Processes that ever joined.
+    pub joined: AtomicU64,
+    /// Largest total of frames charged at one time.
+    pub peak_frames: AtomicU64,
+    /// Largest total of managed bytes mapped at one time.
+    pub peak_managed: AtomicU64,
+    /// Fault mode in use: 0 none yet, 1 signal, 2 message, 3 both.
+    pub mode_used: AtomicU32,
+    /// Processes that gave up since memory and swap ran out.
+    pub exhausted: AtomicU32,
+    /// Settings, by [`Knob`].
+    pub knobs: [AtomicU64; Knob::COUNT],
+    /// The swap areas.
+    pub areas: [Area; MAX_AREAS],
+    /// What processes that are gone had counted.
+    pub retired: Events,
+}
+
+/// Record states.
+pub mod state {
+    /// Nobody's.
+    pub const FREE: u32 = 0;
+    /// A process's.
+    pub const LIVE: u32 = 1;
+    /// Being cleaned up after its process went.
+    pub const REAPING: u32 = 2;
+    /// Being filled in (by a child about to be forked, or one that joins).
+    pub const JOINING: u32 = 3;
+    /// Its process is gone, but a process forked from it may still read its slots.
+    pub const ZOMBIE: u32 = 4;
+}
+
+/// One process of the pool.
+#[repr(C)]
+pub struct Record {
+    /// See [`state`].
+    pub state: AtomicU32,
+    /// Its process id.
+    pub pid: AtomicI32,
+    /// Its start time, as `/proc/PID/stat` tells it (clock ticks).
+    pub start_time: AtomicU64,
+    /// Frames it holds.
+    pub charged: AtomicU64,
+    /// Managed bytes it has mapped.
+    pub managed: AtomicU64,
+    /// Frames others ask it to give back.
+    pub give_back: AtomicU64,
+    /// Futex its reclaim thread sleeps on; shared between processes.
+    pub kick: AtomicU32,
+    /// 1: it has a reclaim thread that answers `give_back`.
+    pub responsive: AtomicU32,
+    /// Record (index + 1) of the process it was forked from and may share slots with; 0 is none.
+    pub parent: AtomicU32,
+    /// Which program image it runs: changes with exec.
+    pub image: AtomicU64,
+    /// What it counted.
+    pub events: Events,
+}
+
+/// Offsets of the parts of a segment with `slots` slots.
+#[derive(Clone, Copy, Debug)]
+pub struct Offsets {
+    /// Of the records.
+    pub records: usize,
+    /// Of the slot words.
+    pub slot_words: usize,
+    /// Of the slot sums.
+    pub slot_sums: usize,
+    /// Of the end.
+    pub end: usize,
+}
+
+/// Computes them; `None` if the numbers are absurd.
+pub fn offsets(slots: u64) -> Option<Offsets> {
+    if slots > 1 << 32 {
+        return None;
+    }
+    let align = |n: usize| n.next_multiple_of(4096);
+    let slots = slots as usize;
+    let records = align(size_of::<Header>());
+    let slot_words = align(records + size_of::<Record>() * MAX_PROCESSES);
+    let slot_sums = align(slot_words + slots * 4);
+    let end = align(slot_sums + slots * 16);
+    Some(Offsets {
+        records,
+        slot_words,
+        slot_sums,
+        end,
+    })
+}

@@ -1,0 +1,104 @@
+//! What a pool did, summed over its processes: the figures of the exit report.
+
+use super::{FaultMode, Pool};
+use hugeswap_policy::UNIT_BYTES;
+use hugeswap_policy::counters::{Counter, FaultClass};
+use hugeswap_policy::histogram;
+use std::sync::atomic::Ordering::Relaxed;
+
+/// Latencies of one class of faults.
+#[derive(Clone, Debug)]
+pub struct FaultReport {
+    /// The class.
+    pub class: FaultClass,
+    /// How many there were.
+    pub count: u64,
+    /// Median, nanoseconds (within 12.5%).
+    pub p50_ns: u64,
+    /// 99th percentile, nanoseconds (within 12.5%).
+    pub p99_ns: u64,
+    /// The longest, nanoseconds.
+    pub max_ns: u64,
+}
+
+/// Totals over a pool's processes, living and gone.
+#[derive(Clone, Debug)]
+pub struct Report {
+    /// The budget, bytes.
+    pub memory_bytes: u64,
+    /// Largest total of managed bytes mapped at one time.
+    pub peak_managed_bytes: u64,
+    /// Largest total of managed memory in use at one time, arena included, bytes.
+    pub peak_resident_bytes: u64,
+    /// By [`Counter`].
+    pub counters: Vec<u64>,
+    /// Nanoseconds threads spent in faults, summed over threads.
+    pub fault_ns: u64,
+    /// By class.
+    pub faults: Vec<FaultReport>,
+    /// Share of managed memory that was mapped by huge pages, over all samples; `None` without samples.
+    pub huge_share: Option<f64>,
+    /// How faults were taken ("signal", "message", "signal+message", or "none" if nothing was managed).
+    pub fault_mode: &'static str,
+    /// Processes that joined.
+    pub processes: u64,
+    /// Processes that were ended since neither memory nor swap was left.
+    pub exhausted: u64,
+}
+
+impl Report {
+    /// The value of a counter.
+    pub fn get(&self, c: Counter) -> u64 {
+        self.counters[c as usize]
+    }
+}
+
+pub(super) fn collect(pool: &Pool) -> Report {
+    let h = pool.header();
+    let sets: Vec<&super::Events> = std::iter::once(&h.retired)
+        .chain(pool.live().map(|(_, r)| &r.events))
+        .collect();
+    let counters = (0..Counter::COUNT)
+        .map(|c| sets.iter().map(|e| e.counters[c].load(Relaxed)).sum())
+        .collect();
+    let faults = FaultClass::ALL
+        .into_iter()
+        .map(|class| {
+            let c = class as usize;
+            let counts: Vec<u64> = (0..histogram::BUCKETS)
+                .map(|b| sets.iter().map(|e| e.faults[c][b].load(Relaxed)).sum())
+                .collect();
+            let max_ns = sets
+                .iter()
+                .map(|e| e.fault_max_ns[c].load(Relaxed))
+                .max()
+                .unwrap_or(0);
+            FaultReport {
+                class,
+                count: counts.iter().sum(),
+                p50_ns: histogram::percentile_ns(&counts, 0.5).min(max_ns),
+                p99_ns: histogram::percentile_ns(&counts, 0.99).min(max_ns),
+                max_ns,
+            }
+        })
+        .collect();
+    let present: u64 = sets.iter().map(|e| e.sampled_present.load(Relaxed)).sum();
+    let huge: u64 = sets.iter().map(|e| e.sampled_huge.load(Relaxed)).sum();
+    Report {
+        memory_bytes: pool.frames() * UNIT_BYTES,
+        peak_managed_bytes: h.peak_managed.load(Relaxed),
+        peak_resident_bytes: h.peak_frames.load(Relaxed) * UNIT_BYTES,
+        counters,
+        fault_ns: sets.iter().map(|e| e.fault_ns.load(Relaxed)).sum(),
+        faults,
+        huge_share: (present > 0).then(|| huge as f64 / present as f64),
+        fault_mode: match h.mode_used.load(Relaxed) {
+            0 => "none",
+            1 => FaultMode::Signal.name(),
+            2 => FaultMode::Message.name(),
+            _ => "signal+message",
+        },
+        processes: h.joined.load(Relaxed),
+        exhausted: u64::from(h.exhausted.load(Relaxed)),
+    }
+}

@@ -1,0 +1,500 @@
+//! kswapd: keeps memory available, so that faults need not wait.
+//!
+//! One thread a process. It takes the oldest units off the LRU list, makes them read-only in batches, has
+//! them written where they stand while readers go on, and leaves the clean ones *watched*: still there, but
+//! mapped without access, so that a touch brings them back for the price of a soft fault and
+//! a fault elsewhere may take their frame at once.
+
+use crate::checksum;
+use crate::engine::{Engine, Job, REFERENCED, UNIT};
+use crate::table::NO_FRAME;
+use hugeswap_policy::counters::Counter;
+use hugeswap_policy::knobs::Knob;
+use hugeswap_policy::lru::Reclaim;
+use hugeswap_policy::slots;
+use hugeswap_policy::unit::{
+    CLEAN, COW, Kind, LOCKED, READAHEAD, WATCHED, WRITABLE, WRITEBACK, Word,
+};
+use hugeswap_policy::workingset::TwoLists;
+use hugeswap_sys::{futex, mm, now_ns, process};
+use std::sync::atomic::Ordering::{Acquire, Relaxed};
+
+/// Units looked at in one step.
+const BATCH: usize = 8;
+/// Write-outs under way at one time.
+const WRITE_DEPTH: u32 = 8;
+/// Between samples of how much memory is huge, and looks after children.
+const TICK_NS: u64 = 200_000_000;
+
+impl Engine {
+    /// The thread's body.
+    pub(crate) fn kswapd(&'static self) {
+        self.take_private_descriptors();
+        for i in 0..2 {
+            // Without workers kswapd does their work itself, only slower.
+            let _ = self.spawn(&format!("hs-io/{i}"), move || self.worker());
+        }
+        self.record().responsive.store(1, Relaxed);
+        let mut last_tick = 0;
+        let mut random = now_ns() | 1;
+        loop {
+            if self.stopping.load(Acquire) {
+                return;
+            }
+            let seen = self.record().kick.load(Acquire);
+            let inside = self.gate.enter_daemon();
+            let busy = self.step();
+            let storm = self.pool.knob(Knob::Storm);
+            if storm > 0 {
+                self.storm(&mut random);
+            }
+            if now_ns() - last_tick > TICK_NS {
+                last_tick = now_ns();
+                self.tick();
+            }
+            drop(inside);
+            let wrote = self.write_some();
+            if !busy && !wrote {
+                let wait = if storm > 0 { storm * 1000 } else { TICK_NS };
+                futex::wait(&self.record().kick, seen, Some(wait), true);
+            }
+        }
+    }
+
+    /// Leaves the program's descriptor table for one that holds only ours.
+    pub(crate) fn take_private_descriptors(&self) {
+        let mut keep: Vec<i32> = self.protected_fds().collect();
+        keep.sort_unstable();
+        keep.dedup();
+        // Where it is refused, the program's table has to do.
+        let _ = process::private_descriptors(&keep);
+    }
+
+    /// Wakes kswapd if it is not at work anyway.
+    pub(crate) fn kick_if_idle(&self) {
+        if self.inflight_writes.load(Relaxed) < WRITE_DEPTH {
+            self.kick();
+        }
+    }
+
+    pub(crate) fn drain_events(&self, lru: &mut TwoLists) {
+        for _ in 0..self.events.capacity() {
+            match self.events.pop() {
+                Some(e) if e & REFERENCED != 0 => lru.reference(e & !REFERENCED),
+                Some(e) => lru.insert(e),
+                None => return,
+            }
+        }
+    }
+
+    /// One step of reclaim; false if there was nothing to do.
+    fn step(&self) -> bool {
+        let mut busy = false;
+        for _ in 0..64 {
+            let Some(unit) = self.evict_requests.pop() else {
+                break;
+            };
+            self.evict_now(unit);
+            busy = true;
+        }
+        let owed = self.record().give_back.load(Relaxed);
+        if owed > 0 {
+            busy |= self.give_back(owed);
+        }
+        let (available, marks) = self.available();
+        let coming = u64::from(self.inflight_writes.load(Relaxed));
+        // Somebody waits although there should be something: what is counted cannot be had.
+        let starving = self.stalled.load(Relaxed) > 0 && coming == 0;
+        if starving || available + coming < marks.high || (owed > 0 && coming == 0) {
+            if coming < u64::from(WRITE_DEPTH) {
+                return self.reclaim_batch() || busy;
+            }
+            return true;
+        }
+        // Keep the queue of events from filling up.
+        if self.events.len() > self.events.capacity() / 2 {
+            let mut lru = self.lru.lock();
+            self.drain_events(&mut lru);
+        }
+        busy
+    }
+
+    /// Takes the oldest units: clean ones are watched at once, dirty ones made read-only and queued for writing.
+    /// False if no unit could be taken.
+    fn reclaim_batch(&self) -> bool {
+        let mut out = [0u32; BATCH];
+        let n = {
+            let mut lru = self.lru.lock();
+            self.drain_events(&mut lru);
+            lru.set_resident(self.record().charged.load(Relaxed) as usize);
+            lru.isolate(BATCH, &mut out)
+        };
+        out[..n].sort_unstable();
+        let mut progress = false;
+        let mut i = 0;
+        while i < n {
+            let unit = out[i];
+            i += 1;
+            let Some(w) = self
+                .table
+                .try_lock_if(unit, |w| w.evictable() && !w.has(WATCHED))
+            else {
+                self.relink_if_pinned(unit);
+                continue;
+            };
+            if w.kind() == Kind::Cached {
+                self.table.unlock(unit, w);
+                if self.clean.push(unit).is_ok() {
+                    progress = true;
+                    self.note_available();
+                } else {
+                    self.lru.lock().rotate(unit);
+                }
+                continue;
+            }
+            if w.has(CLEAN) {
+                progress |= self.park(unit, w);
+                continue;
+            }
+            // A run of dirty neighbours is protected by one call.
+            let mut words = [w; BATCH];
+            let mut run = 1;
+            while i < n
+                && out[i] == unit + run as u32
+                && let Some(next) = self.table.try_lock_if(out[i], |w| {
+                    w.evictable() && w.kind() == Kind::Present && !w.has(WATCHED | CLEAN)
+                })
+            {
+                words[run] = next;
+                run += 1;
+                i += 1;
+            }
+            progress |= self.start_writes(unit, &words[..run]);
+        }
+        progress
+    }
+
+    fn relink_if_pinned(&self, unit: u32) {
+        let w = self.table.load(unit);
+        if w.has(LOCKED | WRITEBACK) || !matches!(w.kind(), Kind::Present | Kind::Cached) {
+            return;
+        }
+        if w.pins() > 0 {
+            // In use, so active. Pinned units that went back to where they came from could fill the inactive
+            // list, and then what can be evicted would never leave the active one.
+            self.lru.lock().reference(unit);
+        } else if !w.has(WATCHED) || self.clean.push(unit).is_err() {
+            self.lru.lock().rotate(unit);
+        }
+    }
+
+    /// Puts locked dirty neighbours under write-back and queues their writes.
+    fn start_writes(&self, unit: u32, words: &[Word]) -> bool {
+        let at = self.table.addr(unit);
+        // Also what is not writable: a unit that was moved may be without any access until it is touched,
+        // and who writes it out reads it.
+        if self.mover().set_read_only(at, words.len() * UNIT).is_err() {
+            for (k, w) in words.iter().enumerate() {
+                // Part of the range may be read-only by now: say so, a write fault puts it right.
+                self.table.unlock(unit + k as u32, w.clear(WRITABLE));
+                self.lru.lock().rotate(unit + k as u32);
+            }
+            self.count(Counter::MapLimit, 1);
+            return self.make_room();
+        }
+        for (k, w) in words.iter().enumerate() {
+            self.table
+                .unlock(unit + k as u32, w.clear(WRITABLE).set(WRITEBACK));
+            self.inflight_writes.fetch_add(1, Relaxed);
+            while self.writes.push(Job::Write(unit + k as u32)).is_err() {
+                if let Some(Job::Write(u)) = self.writes.pop() {
+                    self.write_out(u);
+                }
+            }
+        }
+        self.wake_workers(1);
+        true
+    }
+
+    /// Leaves a locked clean unit where a fault may take its frame: watched in place, or in the
+    /// arena. Unlocks it. False if that failed.
+    pub(crate) fn park(&self, unit: u32, w: Word) -> bool {
+        let at = self.table.addr(unit);
+        if w.has(COW) {
+            // The frame is shared: we can only let go of it.
+            let dropped = self.drop_clean(unit, w);
+            if !dropped {
+                self.lru.lock().rotate(unit);
+            }
+            return dropped;
+        }
+        if self.mover().watches_in_place() {
+            if self.mover().watch(at).is_err() {
+                // The limit on mappings: it goes without being watched first.
+                self.count(Counter::MapLimit, 1);
+                let dropped = self.drop_clean(unit, w.clear(WRITABLE));
+                if !dropped {
+                    self.lru.lock().rotate(unit);
+                }
+                return dropped;
+            }
+            self.watched.fetch_add(1, Relaxed);
+            self.table.unlock(unit, w.clear(WRITABLE).set(WATCHED));
+        } else {
+            let Some(place) = self.arena.take_empty() else {
+                self.table.unlock(unit, w);
+                self.lru.lock().rotate(unit);
+                return false;
+            };
+            if self
+                .mover()
+                .map_out(at, self.arena.addr(place), false)
+                .is_err()
+            {
+                self.arena.put_empty(place);
+                self.table.unlock(unit, w);
+                self.lru.lock().rotate(unit);
+                return false;
+            }
+            if !self.is_as_written(self.arena.addr(place), w) {
+                return self.put_back(unit, w, place);
+            }
+            self.table.set_frame(unit, place);
+            self.watched.fetch_add(1, Relaxed);
+            self.table.unlock(
+                unit,
+                w.with_kind(Kind::Cached)
+                    .clear(CLEAN | WRITABLE | READAHEAD),
+            );
+        }
+        if self.clean.push(unit).is_err() {
+            // No room to remember it: back to the list, it is watched already.
+            self.lru.lock().rotate(unit);
+        }
+        self.note_available();
+        true
+    }
+
+    /// Does the frame at `at`, just moved out of a region, hold what the unit's slot does? A device may have
+    /// written to it all the while through a hold older than our protection (a direct read into the unit);
+    /// what could be moved is held no longer, so now its content is final.
+    fn is_as_written(&self, at: usize, w: Word) -> bool {
+        let Some(slot) = w.slot() else { return false };
+        let want = &self.pool.slot_sums()[slot as usize];
+        // SAFETY: the place holds a frame that is the caller's.
+        let got = checksum::sum(&self.key, unsafe { self.bytes(at) });
+        got == [want[0].load(Acquire), want[1].load(Acquire)]
+    }
+
+    /// Moves the frame at `place` back to the locked unit it came from, dirty; false, for nothing was gained.
+    fn put_back(&self, unit: u32, w: Word, place: u32) -> bool {
+        self.count(Counter::WriteRedirtied, 1);
+        let w = w.clear(CLEAN | WATCHED | READAHEAD);
+        if self
+            .mover()
+            .map_in(self.arena.addr(place), self.table.addr(unit), true)
+            .is_ok()
+        {
+            self.arena.put_empty(place);
+            self.table.unlock(unit, w.set(WRITABLE));
+        } else {
+            // Its bytes are nowhere else.
+            self.count(Counter::Poisoned, 1);
+            self.arena.put_free(place);
+            self.table.unlock(
+                unit,
+                w.with_slot(None).clear(WRITABLE).with_kind(Kind::Poisoned),
+            );
+        }
+        self.note_resident(unit);
+        false
+    }
+
+    /// Hands up to `n` frames to the processes that asked.
+    fn give_back(&self, n: u64) -> bool {
+        let mut given = 0;
+        while given < n {
+            let Some(place) = self.arena.take_free().or_else(|| self.take_clean()) else {
+                break;
+            };
+            self.arena.discard(place);
+            self.pool.uncharge(self.me(), 1);
+            given += 1;
+        }
+        let owed = &self.record().give_back;
+        let _ = owed.fetch_update(Relaxed, Relaxed, |o| Some(o.saturating_sub(given)));
+        if self.record().charged.load(Relaxed) == 0 {
+            owed.store(0, Relaxed);
+        }
+        self.count(Counter::GiveBack, given);
+        given > 0
+    }
+
+    /// Brings one unit out now, as far as it may be: into swap, its frame free.
+    pub(crate) fn evict_now(&self, unit: u32) {
+        let Some(w) = self.table.try_lock_if(unit, |w| w.evictable()) else {
+            return;
+        };
+        if w.kind() == Kind::Present && !w.has(CLEAN) {
+            if !self.start_writes(unit, &[w]) {
+                return;
+            }
+            // Whoever comes first writes it; wait until that is done.
+            while self.table.load(unit).has(WRITEBACK) {
+                if !self.write_one() {
+                    self.table.wait_locked(unit);
+                    process::yield_now();
+                }
+            }
+        } else if w.kind() == Kind::Present && !w.has(WATCHED) {
+            self.park(unit, w);
+        } else {
+            self.table.unlock(unit, w);
+        }
+        let takeable = |w: Word| {
+            w.evictable()
+                && (w.kind() == Kind::Cached || (w.has(WATCHED) && w.has(CLEAN) && !w.has(COW)))
+        };
+        if let Some(w) = self.table.try_lock_if(unit, takeable)
+            && let Some(place) = self.take_locked(unit, w)
+        {
+            self.arena.put_free(place);
+            self.note_available();
+        }
+    }
+
+    /// Testing: brings a random unit out.
+    fn storm(&self, random: &mut u64) {
+        let high = self.high_unit.load(Relaxed);
+        if high == 0 {
+            return;
+        }
+        *random ^= *random << 13;
+        *random ^= *random >> 7;
+        *random ^= *random << 17;
+        let from = (*random % u64::from(high)) as u32;
+        for unit in (from..high).chain(0..from).take(64) {
+            if self.table.load(unit).kind() == Kind::Present {
+                self.evict_now(unit);
+                return;
+            }
+        }
+    }
+
+    /// What is done a few times a second.
+    fn tick(&self) {
+        if self.stalled.load(Relaxed) > 0 || self.maybe_children.load(Relaxed) {
+            self.pool.reap();
+        }
+        if self.maybe_children.load(Relaxed) && !self.pool.has_children(self.me()) {
+            self.maybe_children.store(false, Relaxed);
+            let mut deferred = self.deferred.lock();
+            while let Some(slot) = deferred.pop() {
+                self.release_slot(slot);
+            }
+        }
+        self.sample();
+    }
+
+    /// Notes how much managed memory is in memory, and how much of it is huge.
+    fn sample(&self) {
+        let (base, _) = self.table.window();
+        let end = base + self.high_unit.load(Relaxed) as usize * UNIT;
+        let fd = self.pagemap.load(Relaxed);
+        if let (Ok(present), Ok(huge)) = (
+            mm::present_bytes(fd, base, end),
+            mm::huge_bytes(fd, base, end),
+        ) {
+            self.record()
+                .events
+                .sampled_present
+                .fetch_add(present, Relaxed);
+            // Two looks at a moving thing.
+            self.record()
+                .events
+                .sampled_huge
+                .fetch_add(huge.min(present), Relaxed);
+        }
+    }
+
+    /// Is the slot this process's own, to overwrite and to free?
+    pub(crate) fn owns_slot(&self, slot: u64) -> bool {
+        self.pool
+            .slot_words()
+            .get(slot as usize)
+            .is_some_and(|w| (w.load(Acquire) >> 16) as usize == self.me() + 1)
+    }
+
+    /// Gives up a slot, at once or when no forked child can read it any more.
+    pub(crate) fn free_slot(&self, slot: u64) {
+        if !self.owns_slot(slot) {
+            return;
+        }
+        if self.maybe_children.load(Relaxed) {
+            self.deferred.lock().push(slot);
+        } else {
+            self.release_slot(slot);
+        }
+    }
+
+    fn release_slot(&self, slot: u64) {
+        let sum = &self.pool.slot_sums()[slot as usize];
+        sum[0].store(0, Relaxed);
+        sum[1].store(0, Relaxed);
+        slots::release(self.pool.slot_words(), slot as usize, self.me() as u16 + 1);
+        self.swap_full.store(false, Relaxed);
+    }
+
+    /// Ends the write-back of a unit whose bytes are all zero: no slot, no I/O, no memory.
+    pub(crate) fn finish_zero(&self, unit: u32) {
+        let w = self.table.lock(unit).clear(WRITEBACK);
+        if w.has(WRITABLE) || w.pins() > 0 || w.has(COW) {
+            self.table.unlock(unit, w);
+            self.note_resident(unit);
+            return;
+        }
+        let at = self.table.addr(unit);
+        let Some(place) = self.arena.take_empty() else {
+            self.table.unlock(unit, w);
+            self.note_resident(unit);
+            return;
+        };
+        // Huge zero pages cannot be told from memory here: a frame that was never really there is
+        // replaced by the next write into its place.
+        match self
+            .mover()
+            .map_out(at, self.arena.addr(place), w.has(WATCHED))
+        {
+            // As in `park`: a device may have written after we looked.
+            Ok(())
+                if !self.mover().watches_in_place()
+                    // SAFETY: the place holds a frame that is ours.
+                    && !checksum::is_zero(unsafe { self.bytes(self.arena.addr(place)) }) =>
+            {
+                self.put_back(unit, w, place);
+            }
+            Ok(()) => {
+                self.table.set_frame(unit, NO_FRAME);
+                let slot = w.slot();
+                let flags = w
+                    .with_slot(None)
+                    .clear(CLEAN | WATCHED | WRITABLE | READAHEAD);
+                self.table.unlock(unit, flags.with_kind(Kind::None));
+                if w.has(WATCHED) {
+                    self.watched.fetch_sub(1, Relaxed);
+                }
+                if let Some(s) = slot {
+                    self.free_slot(s);
+                }
+                self.arena.put_free(place);
+                self.count(Counter::ZeroDrop, 1);
+                self.note_available();
+            }
+            Err(_) => {
+                self.arena.put_empty(place);
+                self.table.unlock(unit, w);
+                self.note_resident(unit);
+            }
+        }
+    }
+}

@@ -1,0 +1,345 @@
+//! Who owns which pages of the managed window: a page-granular allocator of addresses.
+//!
+//! It hands out addresses only; nothing here maps or touches memory. What is kept is the set of
+//! free ranges, twice: by address (coalesced, so two entries never touch) and by length. A page is
+//! allocated when it is in the window and in no free range. Best fit, lowest address among equals,
+//! so small requests fill holes and large ones leave the far end of the window whole.
+//! Every operation is O(log n) in the number of free ranges, apart from the ranges it reports.
+//!
+//! Not shareable: the owner locks.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+const PAGE: usize = 4096;
+const UNIT: usize = 2 << 20;
+
+/// How many ranges that are long enough but badly placed are looked at before one is taken that
+/// fits wherever it starts.
+const MISFITS: usize = 16;
+
+/// The addresses of one window.
+#[derive(Debug)]
+pub struct Space {
+    base: usize,
+    end: usize,
+    /// Start to length.
+    free: BTreeMap<usize, usize>,
+    /// (length, start) of the same ranges.
+    by_len: BTreeSet<(usize, usize)>,
+}
+
+impl Space {
+    /// A window of `len` bytes at `base`, all free. Both are page-aligned.
+    pub fn new(base: usize, len: usize) -> Space {
+        debug_assert!(base.is_multiple_of(PAGE) && len.is_multiple_of(PAGE));
+        let mut space = Space {
+            base,
+            end: base + len,
+            free: BTreeMap::new(),
+            by_len: BTreeSet::new(),
+        };
+        space.put(base, base + len);
+        space
+    }
+
+    /// Takes `len` bytes (rounded up to pages) at a multiple of `align` (a power of two; at least
+    /// a page, and at least 2 MiB if `len` is). `None`: no room, or `len` is 0 or absurd.
+    pub fn alloc(&mut self, len: usize, align: usize) -> Option<usize> {
+        let len = pages_up(len)?;
+        let align = align
+            .max(if len >= UNIT { UNIT } else { PAGE })
+            .checked_next_power_of_two()?;
+        let fits = |&(l, start): &(usize, usize)| {
+            let at = start.checked_next_multiple_of(align)?;
+            (at.checked_add(len)? <= start + l).then_some((start, at))
+        };
+        let close = self.by_len.range((len, 0)..).take(MISFITS).find_map(fits);
+        let anywhere = || {
+            self.by_len
+                .range((len.checked_add(align - PAGE)?, 0)..)
+                .find_map(fits)
+        };
+        let (start, at) = close.or_else(anywhere)?;
+        self.carve(start, at, at + len);
+        Some(at)
+    }
+
+    /// Takes exactly `[addr, addr+len)`, if all of it is free.
+    pub fn reserve_at(&mut self, addr: usize, len: usize) -> bool {
+        let Some((from, to)) = self
+            .clip(addr, len)
+            .filter(|&(f, t)| f == addr && t - f >= len)
+        else {
+            return false;
+        };
+        match self.hole_at(from) {
+            Some((start, end)) if end >= to => {
+                self.carve(start, from, to);
+                true
+            }
+            _ => false,
+        }
+    }
+
+    /// Makes the range at `addr` longer where it stands, if the pages behind it are free.
+    /// `false`: nothing changed.
+    pub fn extend(&mut self, addr: usize, old_len: usize, new_len: usize) -> bool {
+        let (Some(old), Some(new)) = (pages_up(old_len), pages_up(new_len)) else {
+            return false;
+        };
+        new <= old
+            || addr
+                .checked_add(old)
+                .is_some_and(|at| self.reserve_at(at, new - old))
+    }
+
+    /// Gives `[addr, addr+len)` back; pages of it that are free already, or outside the window, are left alone.
+    pub fn free(&mut self, addr: usize, len: usize) {
+        let Some((mut from, mut to)) = self.clip(addr, len) else {
+            return;
+        };
+        // The new range swallows every range it overlaps or touches.
+        while let Some((&start, &l)) = self.free.range(..=to).next_back() {
+            let end = start + l;
+            if end < from {
+                break;
+            }
+            self.take(start, l);
+            from = from.min(start);
+            to = to.max(end);
+        }
+        self.put(from, to);
+    }
+
+    /// Is every page of `[addr, addr+len)` allocated? (No for an empty range.)
+    pub fn is_allocated(&self, addr: usize, len: usize) -> bool {
+        let Some(to) = addr.checked_add(len) else {
+            return false;
+        };
+        len > 0
+            && addr >= self.base
+            && to <= self.end
+            && self
+                .free
+                .range(..to)
+                .next_back()
+                .is_none_or(|(&start, &l)| start + l <= addr)
+    }
+
+    /// The allocated ranges (address, length) within `[addr, addr+len)`, in order, as long as they can be.
+    pub fn allocated_in(
+        &self,
+        addr: usize,
+        len: usize,
+    ) -> impl Iterator<Item = (usize, usize)> + '_ {
+        let (from, to) = self.clip(addr, len).unwrap_or((self.base, self.base));
+        let mut at = from;
+        let first = self
+            .free
+            .range(..from)
+            .next_back()
+            .filter(|&(&s, &l)| s + l > from)
+            .map_or(from, |(&s, _)| s);
+        let mut holes = self.free.range(first..to.max(first));
+        std::iter::from_fn(move || {
+            while at < to {
+                let (hole, after) = holes.next().map_or((to, to), |(&s, &l)| (s, s + l));
+                let start = std::mem::replace(&mut at, after);
+                if hole > start {
+                    return Some((start, hole.min(to) - start));
+                }
+            }
+            None
+        })
+    }
+
+    /// Allocated pages (of 4 KiB) in the unit of 2 MiB at `unit_addr`.
+    pub fn live_pages(&self, unit_addr: usize) -> usize {
+        self.allocated_in(unit_addr, UNIT)
+            .map(|(_, l)| l / PAGE)
+            .sum()
+    }
+
+    /// `[addr, addr+len)` widened to pages and cut to the window; `None` if nothing is left.
+    fn clip(&self, addr: usize, len: usize) -> Option<(usize, usize)> {
+        let from = (addr & !(PAGE - 1)).max(self.base);
+        let to = addr
+            .saturating_add(len)
+            .checked_next_multiple_of(PAGE)
+            .unwrap_or(self.end)
+            .min(self.end);
+        (len > 0 && from < to).then_some((from, to))
+    }
+
+    /// The free range (start, end) that holds `at`.
+    fn hole_at(&self, at: usize) -> Option<(usize, usize)> {
+        self.free
+            .range(..=at)
+            .next_back()
+            .map(|(&s, &l)| (s, s + l))
+            .filter(|&(_, e)| e > at)
+    }
+
+    /// Takes `[from, to)` out of the free range at `start`, which holds it.
+    fn carve(&mut self, start: usize, from: usize, to: usize) {
+        let len = self.free[&start];
+        self.take(start, len);
+        self.put(start, from);
+        self.put(to, start + len);
+    }
+
+    fn take(&mut self, start: usize, len: usize) {
+        self.free.remove(&start);
+        self.by_len.remove(&(len, start));
+    }
+
+    fn put(&mut self, from: usize, to: usize) {
+        if from < to {
+            self.free.insert(from, to - from);
+            self.by_len.insert((to - from, from));
+        }
+    }
+}
+
+/// `len` rounded up to pages; `None` for 0 and for what does not fit an address.
+fn pages_up(len: usize) -> Option<usize> {
+    (len > 0)
+        .then(|| len.checked_next_multiple_of(PAGE))
+        .flatten()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    const BASE: usize = 0x4000_0000_0000;
+
+    #[test]
+    fn small_ones_fill_holes_and_large_ones_stay_aligned() {
+        let mut s = Space::new(BASE, 64 * UNIT);
+        let a = s.alloc(1, 1).unwrap();
+        let b = s.alloc(2 * UNIT, PAGE).unwrap();
+        assert_eq!((a, b), (BASE, BASE + UNIT));
+        assert_eq!(s.alloc(UNIT - PAGE, PAGE), Some(BASE + PAGE));
+        assert_eq!(s.live_pages(BASE), 512);
+        s.free(a, PAGE);
+        assert_eq!(s.live_pages(BASE), 511);
+        assert_eq!(s.alloc(PAGE, PAGE), Some(BASE));
+        assert_eq!(s.alloc(UNIT, 8 * UNIT), Some(BASE + 8 * UNIT));
+    }
+
+    #[test]
+    fn grows_only_into_free_pages() {
+        let mut s = Space::new(BASE, 8 * UNIT);
+        let a = s.alloc(UNIT, 0).unwrap();
+        assert!(s.extend(a, UNIT, 3 * UNIT) && s.is_allocated(a, 3 * UNIT));
+        let b = s.alloc(PAGE, 0).unwrap();
+        assert_eq!(b, a + 3 * UNIT);
+        assert!(!s.extend(a, 3 * UNIT, 3 * UNIT + 1));
+        assert!(
+            s.extend(a, 3 * UNIT, UNIT),
+            "a range is as long as a shorter one already"
+        );
+        s.free(b, PAGE);
+        assert!(!s.extend(a, 3 * UNIT, 9 * UNIT), "past the window");
+        assert!(s.extend(a, 3 * UNIT, 8 * UNIT));
+    }
+
+    #[test]
+    fn absurd_requests_are_refused() {
+        let mut s = Space::new(BASE, 8 * UNIT);
+        for (len, align) in [
+            (0, 1),
+            (usize::MAX, 1),
+            (PAGE, usize::MAX),
+            (9 * UNIT, 1),
+            (usize::MAX - PAGE, UNIT),
+        ] {
+            assert_eq!(s.alloc(len, align), None, "{len} {align}");
+        }
+        s.free(0, usize::MAX);
+        assert!(!s.is_allocated(BASE, 0) && !s.is_allocated(usize::MAX, 2));
+        assert!(!s.reserve_at(BASE - PAGE, 2 * PAGE) && !s.reserve_at(BASE + 8 * UNIT, PAGE));
+        assert_eq!(s.alloc(8 * UNIT, 0), Some(BASE));
+    }
+
+    #[derive(Clone, Debug)]
+    enum Op {
+        Alloc(usize, usize),
+        Reserve(usize, usize),
+        Extend(usize, usize, usize),
+        Free(usize, usize),
+    }
+
+    const PAGES: usize = 8 * 512;
+
+    fn op() -> impl Strategy<Value = Op> {
+        let len = prop_oneof![4 => 1..64usize, 2 => 64..1024usize, 1 => 1024..PAGES];
+        prop_oneof![
+            4 => (len.clone(), 0..11u32).prop_map(|(l, a)| Op::Alloc(l, PAGE << a)),
+            1 => (0..PAGES, len.clone()).prop_map(|(a, l)| Op::Reserve(a, l)),
+            1 => (0..PAGES, 1..64usize, 1..128usize).prop_map(|(a, o, n)| Op::Extend(a, o, n)),
+            3 => (0..PAGES, len).prop_map(|(a, l)| Op::Free(a, l)),
+        ]
+    }
+
+    proptest! {
+        /// Against a bitmap, a bit a page.
+        #[test]
+        fn agrees_with_a_bitmap(ops in prop::collection::vec(op(), 1..200)) {
+            let mut s = Space::new(BASE, PAGES * PAGE);
+            let mut used = vec![false; PAGES];
+            let at = |p: usize| BASE + p * PAGE;
+            let all = |used: &[bool], a: usize, l: usize, want: bool| {
+                a + l <= PAGES && used[a..a + l].iter().all(|&u| u == want)
+            };
+            for op in ops {
+                match op {
+                    Op::Alloc(l, align) => {
+                        let align = align.max(if l >= 512 { UNIT } else { PAGE });
+                        let possible = (0..PAGES).step_by(align / PAGE).any(|a| all(&used, a, l, false));
+                        match s.alloc(l * PAGE, align) {
+                            Some(addr) => {
+                                let a = (addr - BASE) / PAGE;
+                                prop_assert!(addr.is_multiple_of(align) && all(&used, a, l, false));
+                                used[a..a + l].fill(true);
+                            }
+                            // Up to MISFITS candidates are tried, so a tiny window may rarely hide one.
+                            None => prop_assert!(!possible || s.free.len() > MISFITS),
+                        }
+                    }
+                    Op::Reserve(a, l) => {
+                        let want = all(&used, a, l, false);
+                        prop_assert_eq!(s.reserve_at(at(a), l * PAGE), want);
+                        if want { used[a..a + l].fill(true); }
+                    }
+                    Op::Extend(a, o, n) => {
+                        let want = n <= o || all(&used, a + o, n - o, false);
+                        prop_assert_eq!(s.extend(at(a), o * PAGE, n * PAGE), want);
+                        if n > o && want { used[a + o..a + n].fill(true); }
+                    }
+                    Op::Free(a, l) => {
+                        s.free(at(a), l * PAGE);
+                        let end = (a + l).min(PAGES);
+                        used[a..end].fill(false);
+                    }
+                }
+                let listed: Vec<_> = s.allocated_in(BASE, PAGES * PAGE).collect();
+                let mut seen = vec![false; PAGES];
+                for (i, &(a, l)) in listed.iter().enumerate() {
+                    prop_assert!(l > 0 && (i == 0 || listed[i - 1].0 + listed[i - 1].1 < a));
+                    seen[(a - BASE) / PAGE..(a - BASE + l) / PAGE].fill(true);
+                }
+                prop_assert_eq!(&seen, &used);
+                prop_assert_eq!(s.by_len.len(), s.free.len());
+                for u in 0..PAGES / 512 {
+                    let live = used[u * 512..(u + 1) * 512].iter().filter(|&&b| b).count();
+                    prop_assert_eq!(s.live_pages(at(u * 512)), live);
+                }
+                let (a, l) = (PAGES / 3, 17);
+                prop_assert_eq!(s.is_allocated(at(a), l * PAGE), all(&used, a, l, true));
+            }
+        }
+    }
+}

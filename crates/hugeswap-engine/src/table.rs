@@ -1,0 +1,203 @@
+//! The page table of a window: one state word and one frame number for each unit of 2 MiB.
+//!
+//! Concurrency: the protocol of `hugeswap_policy::unit`. The frame number of a unit is read and
+//! written only by the owner of its lock, except for [`QUEUED`], by which the owner offers
+//! the lock itself to whoever comes first.
+
+use hugeswap_policy::unit::{LOCKED, WAITERS, Word};
+use hugeswap_policy::{UNIT_BYTES, UNIT_SHIFT};
+use hugeswap_sys::{Result, futex, mm};
+use std::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed, Release};
+use std::sync::atomic::{AtomicU32, AtomicU64};
+
+/// In a frame number: the unit is locked for a read that nobody has begun. Whoever
+/// swaps it for [`NO_FRAME`] owns the unit's lock.
+pub const QUEUED: u32 = u32::MAX;
+/// No frame.
+pub const NO_FRAME: u32 = u32::MAX - 1;
+
+/// A window of managed addresses and what each of its units is.
+pub struct Table {
+    base: usize,
+    units: u32,
+    words: &'static [AtomicU64],
+    frames: &'static [AtomicU32],
+}
+
+impl Table {
+    /// Makes a table for `len` bytes of addresses from `base`; its own memory is touched
+    /// only where units are.
+    pub fn new(base: usize, len: usize) -> Result<Table> {
+        let units = len >> UNIT_SHIFT;
+        // SAFETY: new mappings at addresses of the kernel's choice disturb nothing.
+        let words = unsafe { mm::map_anon(0, units * 8, mm::PROT_RW, false) }?;
+        // SAFETY: as above.
+        let frames = unsafe { mm::map_anon(0, units * 4, mm::PROT_RW, false) }?;
+        Ok(Table {
+            base,
+            units: units as u32,
+            // SAFETY: zeroed, page-aligned, long enough, and unmapped only in Drop; zeros are valid atomics.
+            words: unsafe { std::slice::from_raw_parts(words as *const AtomicU64, units) },
+            // SAFETY: as above.
+            frames: unsafe { std::slice::from_raw_parts(frames as *const AtomicU32, units) },
+        })
+    }
+
+    /// Units in the window.
+    pub fn units(&self) -> u32 {
+        self.units
+    }
+
+    /// The unit that `addr` lies in, if it lies in the window.
+    pub fn unit_of(&self, addr: usize) -> Option<u32> {
+        let u = addr.checked_sub(self.base)? >> UNIT_SHIFT;
+        (u < self.units as usize).then_some(u as u32)
+    }
+
+    /// First address of a unit.
+    pub fn addr(&self, unit: u32) -> usize {
+        self.base + ((unit as usize) << UNIT_SHIFT)
+    }
+
+    /// First address of the window, and its length.
+    pub fn window(&self) -> (usize, usize) {
+        (self.base, self.units as usize * UNIT_BYTES as usize)
+    }
+
+    /// The word as it is now.
+    pub fn load(&self, unit: u32) -> Word {
+        Word(self.words[unit as usize].load(Acquire))
+    }
+
+    /// Locks the unit if it is unlocked and `wanted` accepts it; returns the word as
+    /// it was (without the lock's bits).
+    pub fn try_lock_if(&self, unit: u32, wanted: impl Fn(Word) -> bool) -> Option<Word> {
+        let word = &self.words[unit as usize];
+        let mut w = word.load(Acquire);
+        loop {
+            if w & LOCKED != 0 || !wanted(Word(w)) {
+                return None;
+            }
+            match word.compare_exchange_weak(w, w | LOCKED, AcqRel, Acquire) {
+                Ok(_) => return Some(Word(w).clear(WAITERS)),
+                Err(now) => w = now,
+            }
+        }
+    }
+
+    /// Locks the unit, waiting for it if need be.
+    pub fn lock(&self, unit: u32) -> Word {
+        loop {
+            if let Some(w) = self.try_lock_if(unit, |_| true) {
+                return w;
+            }
+            self.wait_locked(unit);
+        }
+    }
+
+    /// Ends the ownership: the word becomes `new`, and waiters are woken.
+    pub fn unlock(&self, unit: u32, new: Word) {
+        let new = new.clear(LOCKED | WAITERS);
+        debug_assert!(new.is_consistent(), "unit {unit}: {new:?}");
+        let old = self.words[unit as usize].swap(new.0, Release);
+        debug_assert!(old & LOCKED != 0);
+        if old & WAITERS != 0 {
+            futex::wake(
+                futex::low_half(&self.words[unit as usize]),
+                u32::MAX >> 1,
+                false,
+            );
+        }
+    }
+
+    /// Waits until the unit is no longer as `seen`, which is its present word; may return early.
+    pub fn wait_change(&self, unit: u32, seen: Word) {
+        let word = &self.words[unit as usize];
+        let expect = seen.set(WAITERS);
+        if seen != expect
+            && word
+                .compare_exchange(seen.0, expect.0, AcqRel, Relaxed)
+                .is_err()
+        {
+            return;
+        }
+        // The timeout only bounds the harm of a lost wake-up; none is known.
+        futex::wait(
+            futex::low_half(word),
+            expect.0 as u32,
+            Some(100_000_000),
+            false,
+        );
+    }
+
+    /// Waits while the unit is locked; may return early.
+    pub fn wait_locked(&self, unit: u32) {
+        for _ in 0..50 {
+            if !self.load(unit).has(LOCKED) {
+                return;
+            }
+            std::hint::spin_loop();
+        }
+        let seen = self.load(unit);
+        if seen.has(LOCKED) {
+            self.wait_change(unit, seen);
+        }
+    }
+
+    /// Changes an unlocked word by `f`, unless `f` declines; returns the word stored. Only for changes that do
+    /// not touch the mapping (pins).
+    pub fn update(&self, unit: u32, mut f: impl FnMut(Word) -> Option<Word>) -> Option<Word> {
+        let word = &self.words[unit as usize];
+        let mut w = word.load(Acquire);
+        loop {
+            if w & LOCKED != 0 {
+                self.wait_locked(unit);
+                w = word.load(Acquire);
+                continue;
+            }
+            let new = f(Word(w))?;
+            match word.compare_exchange_weak(w, new.0, AcqRel, Acquire) {
+                Ok(_) => return Some(new),
+                Err(now) => w = now,
+            }
+        }
+    }
+
+    /// The unit's frame number; the caller owns the unit's lock.
+    pub fn frame(&self, unit: u32) -> u32 {
+        self.frames[unit as usize].load(Acquire)
+    }
+
+    /// Sets the unit's frame number; the caller owns the unit's lock.
+    pub fn set_frame(&self, unit: u32, frame: u32) {
+        self.frames[unit as usize].store(frame, Release);
+    }
+
+    /// Takes over the lock of a unit that was queued for a read.
+    pub fn claim_queued(&self, unit: u32) -> bool {
+        self.frames[unit as usize]
+            .compare_exchange(QUEUED, NO_FRAME, AcqRel, Relaxed)
+            .is_ok()
+    }
+
+    /// Stores a word without any protocol: only while nobody else can look (start, forked child).
+    pub fn reset(&self, unit: u32, word: Word) {
+        self.words[unit as usize].store(word.0, Release);
+    }
+}
+
+impl Drop for Table {
+    fn drop(&mut self) {
+        // SAFETY: mapped by `new`, and the engine that owns the table is gone.
+        unsafe {
+            let _ = mm::unmap(
+                self.words.as_ptr() as usize,
+                std::mem::size_of_val(self.words),
+            );
+            let _ = mm::unmap(
+                self.frames.as_ptr() as usize,
+                std::mem::size_of_val(self.frames),
+            );
+        }
+    }
+}

@@ -1,0 +1,273 @@
+//! The I/O threads: reads ahead, reads that program threads could not do, and write-outs.
+
+use crate::checksum;
+use crate::engine::{Engine, Job};
+use crate::table::NO_FRAME;
+use hugeswap_policy::counters::Counter;
+use hugeswap_policy::knobs::Knob;
+use hugeswap_policy::unit::{CLEAN, Kind, LOCKED, READAHEAD, WAITERS, WRITABLE, WRITEBACK};
+use hugeswap_policy::{UNIT_BYTES, UNIT_PAGES, slots};
+use hugeswap_sys::{Errno, fs, futex, process};
+use std::sync::atomic::Ordering::{Acquire, Relaxed, Release};
+
+/// How much an area grows by.
+const GROWTH: u64 = 64 << 20;
+
+impl Engine {
+    /// A thread's body: reads first, writes when there is nothing to read.
+    pub(crate) fn worker(&'static self) {
+        loop {
+            let seq = self.work_seq.load(Acquire);
+            if self.stopping.load(Acquire) {
+                return;
+            }
+            let inside = self.gate.enter_daemon();
+            if let Some(job) = self.reads.pop() {
+                self.read_in(job);
+                continue;
+            }
+            drop(inside);
+            if !self.write_some() {
+                futex::wait(&self.work_seq, seq, Some(500_000_000), false);
+            }
+        }
+    }
+
+    /// Does one queued write; false if there is none.
+    pub(crate) fn write_some(&self) -> bool {
+        let _inside = self.gate.enter_daemon();
+        self.write_one()
+    }
+
+    /// [`Engine::write_some`] for a thread that is inside the gate (which is not entered twice: a
+    /// fork that closes it in between would wait for ever).
+    pub(crate) fn write_one(&self) -> bool {
+        match self.writes.pop() {
+            Some(Job::Write(unit)) => {
+                self.write_out(unit);
+                true
+            }
+            _ => false,
+        }
+    }
+
+    fn read_in(&self, job: Job) {
+        match job {
+            Job::Read(unit) => {
+                if self.table.claim_queued(unit) {
+                    self.read_planned(unit);
+                }
+            }
+            Job::Handed(unit) => self.read_handed(unit),
+            Job::Write(unit) => self.write_out(unit),
+        }
+    }
+
+    /// A read planned ahead. If anything stands in its way it is simply not done.
+    fn read_planned(&self, unit: u32) {
+        let w = self.table.load(unit).clear(LOCKED | WAITERS);
+        let (Some(slot), Some(frame)) = (w.slot(), self.get_frame_nowait()) else {
+            self.table.unlock(unit, w);
+            return;
+        };
+        let at = self.arena.addr(frame.place);
+        if self.read_slot(slot, at, false).is_err() {
+            self.arena.put_free(frame.place);
+            self.table.unlock(unit, w);
+            return;
+        }
+        self.count_swap_in(at);
+        self.table.set_frame(unit, frame.place);
+        self.table
+            .unlock(unit, w.with_kind(Kind::Cached).set(READAHEAD));
+        self.note_resident(unit);
+    }
+
+    /// A read that a program thread could not do; its frame is in the table, its lock is ours.
+    fn read_handed(&self, unit: u32) {
+        let w = self.table.load(unit).clear(LOCKED | WAITERS);
+        let place = self.table.frame(unit);
+        let at = self.arena.addr(place);
+        let read = |slot| self.read_slot(slot, at, false);
+        let result = w
+            .slot()
+            .ok_or(Errno::EIO)
+            .and_then(|s| read(s).or_else(|_| read(s)));
+        if result.is_ok() {
+            self.count_swap_in(at);
+            self.table
+                .unlock(unit, w.with_kind(Kind::Cached).set(READAHEAD));
+            self.note_resident(unit);
+            return;
+        }
+        self.count(Counter::SwapReadError, 1);
+        self.count(Counter::Poisoned, 1);
+        self.table.set_frame(unit, NO_FRAME);
+        self.arena.put_free(place);
+        // The slot is never used again: what is wrong with it may be the device.
+        self.table.unlock(
+            unit,
+            w.with_slot(None).clear(READAHEAD).with_kind(Kind::Poisoned),
+        );
+    }
+
+    /// Writes a unit under write-back to swap, from where it stands.
+    pub(crate) fn write_out(&self, unit: u32) {
+        self.write_out_inner(unit);
+        self.inflight_writes.fetch_sub(1, Release);
+        self.note_available();
+    }
+
+    fn write_out_inner(&self, unit: u32) {
+        let at = self.table.addr(unit);
+        // SAFETY: under write-back the unit is mapped readable; if the program writes meanwhile,
+        // the word says so and the result is thrown away.
+        let bytes = unsafe { self.bytes(at) };
+        if checksum::is_zero(bytes) {
+            return self.finish_zero(unit);
+        }
+        let old = self.table.load(unit).slot();
+        // What cannot be watched in place is compared before it counts as clean; see `park`.
+        let verify = self.pool.knob(Knob::Checksum) != 0 || !self.mover().watches_in_place();
+        let sum = if verify {
+            checksum::sum(&self.key, bytes)
+        } else {
+            [0, 0]
+        };
+        let sums = self.pool.slot_sums();
+        let unchanged = |slot: u64| {
+            let s = &sums[slot as usize];
+            verify
+                && self.pool.knob(Knob::CleanDrop) != 0
+                && [s[0].load(Acquire), s[1].load(Acquire)] == sum
+        };
+        let (slot, written, touched) = match old {
+            Some(s) if unchanged(s) => {
+                self.count(Counter::CleanDrop, 1);
+                (Some(s), true, false)
+            }
+            _ => match self.write_somewhere(old, at, sum) {
+                Some(s) => (Some(s), true, true),
+                None => (old, false, true),
+            },
+        };
+        let w = self.table.lock(unit).clear(WRITEBACK);
+        let w = w.with_slot(slot);
+        if let Some(o) = old
+            && slot != old
+        {
+            self.free_slot(o);
+        }
+        if !written {
+            self.table.unlock(unit, w);
+            self.note_resident(unit);
+        } else if w.has(WRITABLE) {
+            // Changed while it was being written: what is on the device is neither the old nor the
+            // new. (A slot left alone still holds what it did, and a forked child may need it.)
+            if let Some(s) = slot
+                && touched
+                && self.owns_slot(s)
+            {
+                sums[s as usize][0].store(0, Release);
+                sums[s as usize][1].store(0, Release);
+            }
+            self.count(Counter::WriteRedirtied, 1);
+            self.table.unlock(unit, w);
+            self.note_referenced(unit);
+        } else if w.pins() > 0 {
+            self.table.unlock(unit, w.set(CLEAN));
+            self.note_resident(unit);
+        } else {
+            self.park(unit, w.set(CLEAN));
+        }
+    }
+
+    /// Writes to the unit's own slot, or to a new one; the slot written, or `None` if none would take it.
+    fn write_somewhere(&self, old: Option<u64>, at: usize, sum: [u64; 2]) -> Option<u64> {
+        // A forked child may still read the old slot.
+        let own = old.filter(|&s| self.owns_slot(s) && !self.maybe_children.load(Relaxed));
+        if let Some(slot) = own {
+            match self.write_slot(slot, at, sum) {
+                Ok(()) => return Some(slot),
+                Err(_) => self.count(Counter::SwapWriteError, 1),
+            }
+        }
+        let map = self.pool.slot_words();
+        for attempt in 0..4u64 {
+            let hint = self.slot_hint.load(Relaxed);
+            let slot = slots::claim(map, self.me() as u16 + 1, hint as usize)? as u64;
+            self.slot_hint.store(slot + 1, Relaxed);
+            match self.write_slot(slot, at, sum) {
+                Ok(()) => {
+                    self.swap_full.store(false, Relaxed);
+                    return Some(slot);
+                }
+                Err(_) => {
+                    self.count(Counter::SwapWriteError, 1);
+                    slots::release(map, slot as usize, self.me() as u16 + 1);
+                    // Look in another area next.
+                    let areas = self.pool.areas();
+                    let next = areas.iter().find(|a| a.first_slot > slot).or(areas.first());
+                    self.slot_hint
+                        .store(next.map_or(0, |a| a.first_slot) + attempt, Relaxed);
+                }
+            }
+        }
+        self.swap_full.store(true, Relaxed);
+        // A device that fails is not asked again at once.
+        futex::wait(
+            &self.work_seq,
+            self.work_seq.load(Relaxed),
+            Some(10_000_000),
+            false,
+        );
+        None
+    }
+
+    fn write_slot(&self, slot: u64, at: usize, sum: [u64; 2]) -> Result<(), Errno> {
+        let (index, offset) = self.pool.locate(slot).ok_or(Errno::EIO)?;
+        let area = &self.pool.header().areas[index];
+        let joined = self.pool.areas()[index];
+        if offset + UNIT_BYTES > area.allocated.load(Relaxed) {
+            self.grow_area(index, offset + UNIT_BYTES)?;
+        }
+        // What the slot holds is nothing until the write is done.
+        let s = &self.pool.slot_sums()[slot as usize];
+        s[0].store(0, Release);
+        s[1].store(0, Release);
+        // SAFETY: under write-back the unit is mapped readable.
+        unsafe { self.backing.write(&self.pool, joined.fd, at, offset) }.inspect_err(|_| {
+            area.errors.fetch_add(1, Relaxed);
+        })?;
+        s[0].store(sum[0], Release);
+        s[1].store(sum[1], Release);
+        self.count(Counter::PswpOut, UNIT_PAGES);
+        let huge = self.is_huge(at).unwrap_or(true);
+        self.count(
+            if huge {
+                Counter::ThpSwpOut
+            } else {
+                Counter::ThpSwpOutFallback
+            },
+            1,
+        );
+        Ok(())
+    }
+
+    /// Reserves blocks up to `need` bytes and some more.
+    fn grow_area(&self, index: usize, need: u64) -> Result<(), Errno> {
+        let area = &self.pool.header().areas[index];
+        let joined = self.pool.areas()[index];
+        let have = area.allocated.load(Relaxed);
+        let limit = joined.slots * UNIT_BYTES;
+        let goal = (need.max(have) + GROWTH).min(limit).max(need);
+        match fs::allocate(joined.fd, have, goal - have) {
+            Ok(()) | Err(Errno::EOPNOTSUPP) => {}
+            Err(Errno::ENOSPC) => fs::allocate(joined.fd, need - UNIT_BYTES, UNIT_BYTES)?,
+            Err(e) => return Err(e),
+        }
+        area.allocated.fetch_max(goal.min(limit), Relaxed);
+        process::yield_now();
+        Ok(())
+    }
+}
