@@ -1,0 +1,210 @@
+//! More memory than you are allowed to use: regions of managed memory that hugeswap keeps
+//! within a budget, moving the rest to swap in whole huge pages.
+//!
+//! ```no_run
+//! use hugeswap::{Pool, Advice};
+//! let pool = Pool::builder().memory(64 << 20).swap("/var/tmp").build()?;
+//! let mut region = pool.region(256 << 20)?;
+//! region.as_mut_slice()[12345] = 1;
+//! region.advise(0, 2 << 20, Advice::PageOut)?;
+//! assert_eq!(region.as_slice()[12345], 1);
+//! println!("{} pages out", pool.stats().pswpout);
+//! # Ok::<(), hugeswap::Error>(())
+//! ```
+//!
+//! # System calls
+//! In signal mode (the default, which needs no privilege) a system call that is given a pointer
+//! into memory that is in swap fails with EFAULT, and some calls have by then lost data. Hold the
+//! range first with [`Region::pin`]. In message mode nothing of the kind is needed.
+//!
+//! # Threads and forks
+//! All types are `Send` and `Sync`. A forked child sees what the parent had at the moment of the fork.
+//! A thread that touches a region must not block SIGSEGV (signal mode).
+
+mod region;
+mod stats;
+
+pub use hugeswap_engine::pool::{FaultMode, SwapSpec};
+pub use hugeswap_policy::knobs;
+pub use region::{Advice, Pin, Region};
+pub use stats::Stats;
+
+use hugeswap_engine::pool::{self, PoolConfig};
+use hugeswap_engine::{Engine, EngineConfig, EngineError};
+use std::path::PathBuf;
+use std::sync::Arc;
+
+/// Why something could not be done; one line that says what to do about it.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum Error {
+    /// The pool could not be made.
+    #[error(transparent)]
+    Pool(#[from] pool::PoolError),
+    /// The engine could not be started.
+    #[error(transparent)]
+    Engine(#[from] EngineError),
+    /// A setting that does not parse or is out of bounds.
+    #[error("{0}")]
+    Setting(String),
+    /// No budget was given.
+    #[error("a pool needs a memory budget: Pool::builder().memory(bytes)")]
+    NoMemory,
+    /// The region asked for is larger than budget and swap together can hold, or than the addresses left.
+    #[error(
+        "a region of {0} bytes does not fit into what budget and swap have left: make it smaller or give more swap"
+    )]
+    TooLarge(usize),
+    /// A range outside the region, or not on page boundaries where that matters.
+    #[error("range {offset}..+{len} is not within the region of {size} bytes")]
+    Range {
+        /// Where the range starts, bytes.
+        offset: usize,
+        /// How long it is, bytes.
+        len: usize,
+        /// Size of the region, bytes.
+        size: usize,
+    },
+    /// More than can be held in memory at one time.
+    #[error("{0} bytes are too many to hold in memory at once: pin at most {1}")]
+    PinTooLarge(usize, usize),
+    /// The range could not be brought into memory.
+    #[error("memory could not be brought in: {0}")]
+    BringIn(std::io::Error),
+}
+
+/// How a pool is to be.
+#[derive(Clone, Debug)]
+#[must_use]
+pub struct Builder {
+    memory: Option<u64>,
+    swap: Vec<SwapSpec>,
+    fault_mode: FaultMode,
+    settings: Vec<(knobs::Knob, u64)>,
+    window: usize,
+    error: Option<String>,
+}
+
+impl Builder {
+    /// The budget in bytes: managed memory in use never exceeds it. Rounded down to 2 MiB.
+    pub fn memory(mut self, bytes: u64) -> Self {
+        self.memory = Some(bytes);
+        self
+    }
+
+    /// Adds a swap area in a directory on a disk, as large as needed and as the disk allows. Without
+    /// any, `/var/tmp` or a like place is taken.
+    pub fn swap(self, directory: impl Into<PathBuf>) -> Self {
+        self.swap_area(SwapSpec::new(directory))
+    }
+
+    /// Adds a swap area.
+    pub fn swap_area(mut self, spec: SwapSpec) -> Self {
+        self.swap.push(spec);
+        self
+    }
+
+    /// How faults are taken. Message mode needs privilege.
+    pub fn fault_mode(mut self, mode: FaultMode) -> Self {
+        self.fault_mode = mode;
+        self
+    }
+
+    /// A setting, `KEY=VALUE` (see [`knobs`]).
+    pub fn set(mut self, setting: &str) -> Self {
+        match knobs::parse_setting(setting) {
+            Ok(s) => self.settings.push(s),
+            Err(e) => self.error = self.error.or(Some(e)),
+        }
+        self
+    }
+
+    /// Most bytes of addresses that all regions of the pool may take (1 TiB if not said).
+    pub fn address_space(mut self, bytes: usize) -> Self {
+        self.window = bytes;
+        self
+    }
+
+    /// Makes the pool and starts its engine.
+    pub fn build(self) -> Result<Pool, Error> {
+        if let Some(e) = self.error {
+            return Err(Error::Setting(e));
+        }
+        let config = PoolConfig {
+            memory: self.memory.ok_or(Error::NoMemory)?,
+            swap: self.swap,
+            fault_mode: self.fault_mode,
+            settings: self.settings,
+        };
+        let segment = pool::Pool::create(&config)?;
+        let engine = Engine::start(
+            segment,
+            EngineConfig {
+                fault_mode: self.fault_mode,
+                window: Some(self.window),
+            },
+        )?;
+        Ok(Pool {
+            inner: Arc::new(Running { engine }),
+        })
+    }
+}
+
+/// A budget, its swap and its counters. Cheap to clone; everything is given back when the pool and all its
+/// regions are dropped.
+#[derive(Clone)]
+pub struct Pool {
+    pub(crate) inner: Arc<Running>,
+}
+
+pub(crate) struct Running {
+    pub(crate) engine: &'static Engine,
+}
+
+impl Drop for Running {
+    fn drop(&mut self) {
+        // SAFETY: the last owner of the pool and of its regions is gone, so nobody holds memory
+        // of the engine's or calls it.
+        unsafe { self.engine.stop() };
+    }
+}
+
+impl Pool {
+    /// Starts describing a pool.
+    pub fn builder() -> Builder {
+        Builder {
+            memory: None,
+            swap: Vec::new(),
+            fault_mode: FaultMode::Auto,
+            settings: Vec::new(),
+            window: 1 << 40,
+            error: None,
+        }
+    }
+
+    /// A region of `len` bytes of zeros, private to this process. Takes memory only as it is touched.
+    pub fn region(&self, len: usize) -> Result<Region, Error> {
+        Region::new(self.clone(), len)
+    }
+
+    /// What the pool did so far.
+    pub fn stats(&self) -> Stats {
+        Stats::of(
+            &self.inner.engine.pool().report(),
+            self.inner.engine.pool().used_frames(),
+        )
+    }
+
+    /// How faults are taken.
+    pub fn fault_mode(&self) -> FaultMode {
+        self.inner.engine.mode()
+    }
+}
+
+impl std::fmt::Debug for Pool {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Pool")
+            .field("stats", &self.stats())
+            .finish()
+    }
+}

@@ -1,0 +1,172 @@
+//! A region: managed memory as a pointer and a length.
+
+use crate::{Error, Pool};
+use std::ptr::NonNull;
+
+/// What the program knows about its use of a range.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum Advice {
+    /// It will be used soon: begin to read it.
+    WillNeed,
+    /// It will not be used soon: move it to swap now (whole units of 2 MiB).
+    PageOut,
+    /// Its content is not needed any more: it reads as zeros from now on.
+    DontNeed,
+}
+
+/// Managed memory, zero at first, freed when dropped. `Send` and `Sync` like a `Box<[u8]>`.
+pub struct Region {
+    pool: Pool,
+    addr: NonNull<u8>,
+    len: usize,
+}
+
+// SAFETY: a region owns its memory like a boxed slice; the engine may be used from any thread.
+unsafe impl Send for Region {}
+// SAFETY: shared access only reads (or goes through `as_ptr`, which is the caller's to synchronise).
+unsafe impl Sync for Region {}
+
+impl Region {
+    pub(crate) fn new(pool: Pool, len: usize) -> Result<Region, Error> {
+        let addr = pool
+            .inner
+            .engine
+            .map(len, 2 << 20, true)
+            .map_err(|_| Error::TooLarge(len))?;
+        let addr = NonNull::new(addr as *mut u8).ok_or(Error::TooLarge(len))?;
+        Ok(Region { pool, addr, len })
+    }
+
+    /// First byte; valid for [`Region::len`] bytes for the life of the region, aligned to 2 MiB.
+    pub fn as_ptr(&self) -> *mut u8 {
+        self.addr.as_ptr()
+    }
+
+    /// Length in bytes.
+    pub fn len(&self) -> usize {
+        self.len
+    }
+
+    /// Is the region of no length? (Never: such a region cannot be made.)
+    pub fn is_empty(&self) -> bool {
+        self.len == 0
+    }
+
+    /// The bytes.
+    pub fn as_slice(&self) -> &[u8] {
+        // SAFETY: mapped, zero-initialised memory of `len` bytes owned by `self`.
+        unsafe { std::slice::from_raw_parts(self.addr.as_ptr(), self.len) }
+    }
+
+    /// The bytes, to change.
+    pub fn as_mut_slice(&mut self) -> &mut [u8] {
+        // SAFETY: as in `as_slice`, and `self` is borrowed uniquely.
+        unsafe { std::slice::from_raw_parts_mut(self.addr.as_ptr(), self.len) }
+    }
+
+    fn range(&self, offset: usize, len: usize) -> Result<usize, Error> {
+        let ok = offset.checked_add(len).is_some_and(|end| end <= self.len);
+        if ok {
+            Ok(self.addr.as_ptr() as usize + offset)
+        } else {
+            Err(Error::Range {
+                offset,
+                len,
+                size: self.len,
+            })
+        }
+    }
+
+    /// Tells how `[offset, offset+len)` will be used. `DontNeed` changes the content, hence `&mut`.
+    pub fn advise(&mut self, offset: usize, len: usize, advice: Advice) -> Result<(), Error> {
+        let at = self.range(offset, len)?;
+        let engine = self.pool.inner.engine;
+        match advice {
+            Advice::WillNeed => engine.willneed(at, len),
+            Advice::PageOut => engine.pageout(at, len),
+            Advice::DontNeed => engine.discard(at, len),
+        }
+        Ok(())
+    }
+
+    /// Brings `[offset, offset+len)` in and holds it there until the pin is dropped, so that a system call
+    /// can be given it. `write`: the call will write to it.
+    pub fn pin(&self, offset: usize, len: usize, write: bool) -> Result<Pin<'_>, Error> {
+        let at = self.range(offset, len)?;
+        let engine = self.pool.inner.engine;
+        engine.pin(at, len, write).map_err(|e| match e.0 {
+            11 => Error::PinTooLarge(len, engine.pin_limit()),
+            _ => Error::BringIn(e.into()),
+        })?;
+        Ok(Pin {
+            region: self,
+            at,
+            len,
+        })
+    }
+
+    /// Most bytes one pin may hold.
+    pub fn pin_limit(&self) -> usize {
+        self.pool.inner.engine.pin_limit()
+    }
+
+    /// Is the page at `offset` in memory?
+    pub fn is_resident(&self, offset: usize) -> bool {
+        offset < self.len
+            && self
+                .pool
+                .inner
+                .engine
+                .resident(self.addr.as_ptr() as usize + offset)
+    }
+}
+
+impl Drop for Region {
+    fn drop(&mut self) {
+        self.pool
+            .inner
+            .engine
+            .unmap(self.addr.as_ptr() as usize, self.len);
+    }
+}
+
+impl std::fmt::Debug for Region {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Region")
+            .field("addr", &self.addr)
+            .field("len", &self.len)
+            .finish()
+    }
+}
+
+/// A range held in memory.
+#[must_use]
+pub struct Pin<'a> {
+    region: &'a Region,
+    at: usize,
+    len: usize,
+}
+
+impl Pin<'_> {
+    /// First byte held.
+    pub fn as_ptr(&self) -> *mut u8 {
+        self.at as *mut u8
+    }
+
+    /// Bytes held.
+    pub fn len(&self) -> usize {
+        self.len
+    }
+
+    /// Is nothing held?
+    pub fn is_empty(&self) -> bool {
+        self.len == 0
+    }
+}
+
+impl Drop for Pin<'_> {
+    fn drop(&mut self) {
+        self.region.pool.inner.engine.unpin(self.at, self.len);
+    }
+}

@@ -1,0 +1,202 @@
+//! Bytes are what they should be, and cost what they should.
+
+use crate::Test;
+use crate::util::*;
+use hugeswap::Advice;
+use std::sync::atomic::Ordering::Relaxed;
+
+pub const TESTS: &[Test] = &[
+    ("four_times_the_budget", four_times_the_budget),
+    (
+        "read_only_pass_writes_nothing",
+        read_only_pass_writes_nothing,
+    ),
+    ("zeros_cost_no_io", zeros_cost_no_io),
+    ("units_stay_huge", units_stay_huge),
+    ("discard_reads_zero", discard_reads_zero),
+    ("pageout_and_willneed", pageout_and_willneed),
+    ("pins_hold", pins_hold),
+    ("budget_holds", budget_holds),
+    ("many_regions_share_units", many_regions_share_units),
+];
+
+fn four_times_the_budget() {
+    both_modes(|mode| {
+        let pool = builder(64).fault_mode(mode).build().unwrap();
+        let r = pool.region(256 * MIB).unwrap();
+        for g in 0..3 {
+            fill(&r, g);
+            check(&r, g);
+        }
+        let s = pool.stats();
+        assert!(s.thp_swpout >= 3 * 96, "{s:?}");
+        assert!(s.peak_resident_bytes <= 64 * MIB as u64);
+    });
+}
+
+fn read_only_pass_writes_nothing() {
+    both_modes(|mode| {
+        let pool = builder(64).fault_mode(mode).build().unwrap();
+        let mut r = pool.region(160 * MIB).unwrap();
+        fill(&r, 1);
+        // Reclaim may keep some units for as long as it likes: have every one written.
+        r.advise(0, r.len(), Advice::PageOut).unwrap();
+        check(&r, 1);
+        let before = pool.stats();
+        check(&r, 1);
+        check(&r, 1);
+        let after = pool.stats();
+        assert!(after.pswpin > before.pswpin);
+        assert_eq!(
+            after.pswpout, before.pswpout,
+            "an unchanged unit was written"
+        );
+    });
+}
+
+fn zeros_cost_no_io() {
+    let pool = builder(32).build().unwrap();
+    let r = pool.region(256 * MIB).unwrap();
+    for w in words(&r) {
+        assert_eq!(w.load(Relaxed), 0);
+    }
+    for w in words(&r).iter().step_by(64) {
+        w.store(0, Relaxed);
+    }
+    let s = pool.stats();
+    assert_eq!((s.pswpout, s.pswpin), (0, 0), "{s:?}");
+    assert!(s.zero_drops > 0);
+}
+
+fn units_stay_huge() {
+    let thp =
+        std::fs::read_to_string("/sys/kernel/mm/transparent_hugepage/enabled").unwrap_or_default();
+    if thp.contains("[never]") || thp.is_empty() {
+        skip("this machine gives no huge pages");
+    }
+    both_modes(|mode| {
+        let pool = builder(64).fault_mode(mode).build().unwrap();
+        let r = pool.region(128 * MIB).unwrap();
+        for g in 0..3 {
+            fill(&r, g);
+        }
+        check(&r, 2);
+        let s = pool.stats();
+        let whole = s.thp_swpout as f64 / (s.pswpout as f64 / 512.0);
+        assert!(whole > 0.9, "only {whole:.3} of what went out was huge");
+    });
+}
+
+fn discard_reads_zero() {
+    both_modes(|mode| {
+        let pool = builder(32).fault_mode(mode).build().unwrap();
+        let mut r = pool.region(64 * MIB).unwrap();
+        fill(&r, 7);
+        // From the middle of a unit to the middle of another, over units in memory and in swap.
+        let (from, len) = (UNIT / 2, 40 * MIB);
+        r.advise(from, len, Advice::DontNeed).unwrap();
+        for (i, w) in words(&r).iter().enumerate() {
+            let inside = (from / 8..(from + len) / 8).contains(&i);
+            assert_eq!(
+                w.load(Relaxed),
+                if inside { 0 } else { value(i, 7) },
+                "word {i}"
+            );
+        }
+        fill(&r, 8);
+        check(&r, 8);
+    });
+}
+
+fn pageout_and_willneed() {
+    both_modes(|mode| {
+        let pool = builder(64).fault_mode(mode).build().unwrap();
+        let mut r = pool.region(32 * MIB).unwrap();
+        fill(&r, 1);
+        assert!(r.is_resident(0));
+        r.advise(0, 32 * MIB, Advice::PageOut).unwrap();
+        let out = (0..16).filter(|u| !r.is_resident(u * UNIT)).count();
+        assert!(out >= 15, "only {out} of 16 units went out");
+        r.advise(0, 32 * MIB, Advice::WillNeed).unwrap();
+        let deadline = std::time::Instant::now() + std::time::Duration::from_secs(10);
+        while (0..16).any(|u| !r.is_resident(u * UNIT)) {
+            assert!(
+                std::time::Instant::now() < deadline,
+                "willneed brought nothing in"
+            );
+            std::thread::yield_now();
+        }
+        check(&r, 1);
+    });
+}
+
+fn pins_hold() {
+    both_modes(|mode| {
+        let pool = builder(64).fault_mode(mode).build().unwrap();
+        let r = pool.region(256 * MIB).unwrap();
+        fill(&r, 1);
+        let pin = r.pin(10 * UNIT + 5, UNIT, true).unwrap();
+        check(&r, 1);
+        assert!(r.is_resident(10 * UNIT) && r.is_resident(11 * UNIT));
+        drop(pin);
+        check(&r, 1);
+        assert!(
+            r.pin(0, 256 * MIB, false).is_err(),
+            "more than the budget was pinned"
+        );
+        assert!(
+            r.pin(255 * MIB, 2 * MIB, false).is_err(),
+            "a pin beyond the region"
+        );
+    });
+}
+
+fn budget_holds() {
+    both_modes(|mode| {
+        let budget = 64u64;
+        let pool = builder(budget as usize).fault_mode(mode).build().unwrap();
+        let r = pool.region(256 * MIB).unwrap();
+        let before = proc_kib("/proc/self/status", "RssAnon");
+        let peak = std::sync::atomic::AtomicU64::new(0);
+        let done = std::sync::atomic::AtomicBool::new(false);
+        std::thread::scope(|s| {
+            s.spawn(|| {
+                while !done.load(Relaxed) {
+                    peak.fetch_max(proc_kib("/proc/self/status", "RssAnon"), Relaxed);
+                }
+            });
+            for g in 0..3 {
+                fill(&r, g);
+            }
+            check(&r, 2);
+            done.store(true, Relaxed);
+        });
+        let grown = peak.load(Relaxed).saturating_sub(before);
+        // 2% of the budget, and the unit table, lists and stacks of a small process.
+        let allowed = budget * 1024 * 102 / 100 + 4096;
+        assert!(
+            grown <= allowed,
+            "{grown} KiB of anonymous memory, {allowed} allowed"
+        );
+    });
+}
+
+fn many_regions_share_units() {
+    let pool = builder(32).build().unwrap();
+    let mut regions: Vec<_> = (0..40)
+        .map(|i| pool.region((i + 1) * 123_456).unwrap())
+        .collect();
+    for (g, r) in regions.iter().enumerate() {
+        fill(r, g as u64);
+    }
+    for (g, r) in regions.iter().enumerate() {
+        check(r, g as u64);
+    }
+    // Memory that was used before reads as zero in a new region.
+    regions.truncate(20);
+    let fresh = pool.region(20 * MIB).unwrap();
+    assert!(words(&fresh).iter().all(|w| w.load(Relaxed) == 0));
+    for (g, r) in regions.iter().enumerate() {
+        check(r, g as u64);
+    }
+}

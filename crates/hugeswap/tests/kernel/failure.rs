@@ -1,0 +1,336 @@
+//! Bad luck: errors, full swap, lost descriptors, too many mappings. Never wrong bytes.
+
+use crate::Test;
+use crate::util::*;
+use hugeswap::{Pool, SwapSpec};
+use std::os::fd::{FromRawFd, IntoRawFd};
+use std::os::unix::fs::FileExt;
+use std::os::unix::process::ExitStatusExt;
+
+pub const TESTS: &[Test] = &[
+    ("corrupt_swap_is_sigbus", corrupt_swap_is_sigbus),
+    ("every_descriptor_closed", every_descriptor_closed),
+    ("limit_on_mappings", limit_on_mappings),
+    (
+        "more_than_swap_holds_is_refused",
+        more_than_swap_holds_is_refused,
+    ),
+    ("failing_writes_lose_nothing", failing_writes_lose_nothing),
+    (
+        "failing_reads_are_tried_again",
+        failing_reads_are_tried_again,
+    ),
+    ("changed_bits_are_noticed", changed_bits_are_noticed),
+    (
+        "a_full_area_gives_way_to_another",
+        a_full_area_gives_way_to_another,
+    ),
+    ("no_room_anywhere_is_sigbus", no_room_anywhere_is_sigbus),
+    ("handler_allocates_nothing", handler_allocates_nothing),
+];
+
+/// The descriptors of swap files in this process.
+fn swap_fds() -> Vec<i32> {
+    std::fs::read_dir("/proc/self/fd")
+        .unwrap()
+        .flatten()
+        .filter(|e| {
+            std::fs::read_link(e.path())
+                .is_ok_and(|l| l.to_string_lossy().starts_with("/var/tmp/#"))
+        })
+        .map(|e| e.file_name().to_string_lossy().parse().unwrap())
+        .collect()
+}
+
+fn corrupt_swap_is_sigbus() {
+    // In a child, whose end we look at.
+    // SAFETY: no threads yet.
+    let pid = unsafe { libc::fork() };
+    if pid == 0 {
+        let pool = builder(32).build().unwrap();
+        let r = pool.region(128 * MIB).unwrap();
+        fill(&r, 1);
+        let fds = swap_fds();
+        assert_eq!(fds.len(), 1);
+        // SAFETY: the descriptor is open; it is given up again below.
+        let f = unsafe { std::fs::File::from_raw_fd(fds[0]) };
+        // Direct I/O wants an aligned buffer.
+        let junk = vec![0xabu8; UNIT + 4096];
+        let from = junk.as_ptr().align_offset(4096);
+        for u in 0..64 {
+            f.write_all_at(&junk[from..from + UNIT], u * UNIT as u64)
+                .unwrap();
+        }
+        let _ = f.into_raw_fd();
+        check(&r, 1);
+        println!("read bytes that were never written");
+        // SAFETY: ends the child at once.
+        unsafe { libc::_exit(0) };
+    }
+    let mut status = 0;
+    // SAFETY: waits for our own child.
+    unsafe { libc::waitpid(pid, &mut status, 0) };
+    let status = std::process::ExitStatus::from_raw(status);
+    assert_eq!(status.signal(), Some(libc::SIGBUS), "{status}");
+}
+
+fn every_descriptor_closed() {
+    both_modes(|mode| {
+        let pool = builder(64).fault_mode(mode).build().unwrap();
+        let r = pool.region(192 * MIB).unwrap();
+        fill(&r, 1);
+        // What a daemon does; then numbers are used again for other files.
+        // SAFETY: close_range is what is tested; only standard descriptors are needed below.
+        unsafe { libc::syscall(libc::SYS_close_range, 3, u32::MAX, 0) };
+        let others: Vec<_> = (0..1000)
+            .map_while(|_| std::fs::File::open("/dev/zero").ok())
+            .collect();
+        for g in 1..3 {
+            check(&r, g);
+            fill(&r, g + 1);
+        }
+        drop(others);
+        check(&r, 3);
+        // Dropping the pool would close numbers that are others' by now.
+        std::mem::forget((r, pool));
+    });
+}
+
+fn limit_on_mappings() {
+    let max: usize = std::fs::read_to_string("/proc/sys/vm/max_map_count")
+        .unwrap()
+        .trim()
+        .parse()
+        .unwrap();
+    if max > 200_000 {
+        skip("vm.max_map_count is too large to use up");
+    }
+    let pool = builder(128).build().unwrap();
+    let r = pool.region(512 * MIB).unwrap();
+    // Use up all but a few mappings with pages of alternating protection.
+    let pages = (max - 200) / 2 * 2;
+    // SAFETY: a mapping of our own.
+    let base = unsafe {
+        libc::mmap(
+            std::ptr::null_mut(),
+            pages * 4096,
+            libc::PROT_NONE,
+            libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE,
+            -1,
+            0,
+        )
+    };
+    assert_ne!(base, libc::MAP_FAILED);
+    for i in (0..pages).step_by(2) {
+        // SAFETY: within the mapping above.
+        let r = unsafe {
+            libc::mprotect(
+                base.cast::<u8>().add(i * 4096).cast(),
+                4096,
+                libc::PROT_READ,
+            )
+        };
+        if r != 0 {
+            break;
+        }
+    }
+    for g in 0..2 {
+        fill(&r, g);
+        check(&r, g);
+    }
+    // In an order that leaves no neighbours together.
+    let w = words(&r);
+    for k in 0..512 {
+        let i = (k * 97 % 256) * (UNIT / 8) + k;
+        assert_eq!(w[i].load(std::sync::atomic::Ordering::Relaxed), value(i, 1));
+    }
+    check(&r, 1);
+    // SAFETY: our own mapping.
+    unsafe { libc::munmap(base, pages * 4096) };
+    println!(
+        "limit met {:?} times",
+        pool.stats()
+            .counters
+            .iter()
+            .find(|c| c.0 == "map_limit")
+            .unwrap()
+            .1
+    );
+}
+
+fn more_than_swap_holds_is_refused() {
+    let mut spec = SwapSpec::new("/var/tmp");
+    spec.size = Some(64 << 20);
+    let pool = Pool::builder()
+        .memory(32 << 20)
+        .swap_area(spec)
+        .build()
+        .unwrap();
+    let fits = pool.region(80 * MIB).unwrap();
+    assert!(
+        pool.region(20 * MIB).is_err(),
+        "more was promised than there is"
+    );
+    fill(&fits, 1);
+    check(&fits, 1);
+    drop(fits);
+    let again = pool.region(90 * MIB).unwrap();
+    fill(&again, 2);
+    check(&again, 2);
+}
+
+fn counter(pool: &Pool, name: &str) -> u64 {
+    pool.stats()
+        .counters
+        .iter()
+        .find(|c| c.0 == name)
+        .unwrap()
+        .1
+}
+
+fn three_rounds(pool: &Pool, len: usize) {
+    let r = pool.region(len).unwrap();
+    for g in 0..3 {
+        fill(&r, g);
+        check(&r, g);
+    }
+}
+
+fn failing_writes_lose_nothing() {
+    both_modes(|mode| {
+        let pool = builder(32)
+            .fault_mode(mode)
+            .set("debug.swap_write_fail=3")
+            .build()
+            .unwrap();
+        three_rounds(&pool, 128 * MIB);
+        assert!(counter(&pool, "swap_write_error") > 10);
+        assert_eq!(counter(&pool, "hwpoison"), 0);
+    });
+}
+
+fn failing_reads_are_tried_again() {
+    both_modes(|mode| {
+        let pool = builder(32)
+            .fault_mode(mode)
+            .set("debug.swap_read_fail=5")
+            .build()
+            .unwrap();
+        three_rounds(&pool, 128 * MIB);
+        assert_eq!(counter(&pool, "hwpoison"), 0);
+    });
+}
+
+fn changed_bits_are_noticed() {
+    both_modes(|mode| {
+        let pool = builder(32)
+            .fault_mode(mode)
+            .set("debug.swap_read_flip=7")
+            .build()
+            .unwrap();
+        three_rounds(&pool, 128 * MIB);
+        assert_eq!(counter(&pool, "hwpoison"), 0);
+    });
+}
+
+fn a_full_area_gives_way_to_another() {
+    // Each of three areas takes a third of what is needed.
+    let area = || {
+        let mut spec = SwapSpec::new("/var/tmp");
+        spec.size = Some(256 << 20);
+        spec
+    };
+    let pool = Pool::builder()
+        .memory(32 << 20)
+        .swap_area(area())
+        .swap_area(area())
+        .swap_area(area())
+        .set("debug.swap_space=48M")
+        .build()
+        .unwrap();
+    three_rounds(&pool, 140 * MIB);
+    assert!(counter(&pool, "swap_write_error") > 0);
+    assert_eq!(counter(&pool, "hwpoison"), 0);
+}
+
+fn no_room_anywhere_is_sigbus() {
+    // SAFETY: no threads yet.
+    let pid = unsafe { libc::fork() };
+    if pid == 0 {
+        let pool = builder(32).set("debug.swap_space=32M").build().unwrap();
+        let r = pool.region(256 * MIB).unwrap();
+        fill(&r, 1);
+        // SAFETY: ends the child at once.
+        unsafe { libc::_exit(0) };
+    }
+    let mut status = 0;
+    // SAFETY: waits for our own child.
+    unsafe { libc::waitpid(pid, &mut status, 0) };
+    let status = std::process::ExitStatus::from_raw(status);
+    assert_eq!(status.signal(), Some(libc::SIGBUS), "{status}");
+}
+
+/// Aborts if anything is allocated on the alternate stack, which only the fault handler runs on.
+struct NotInHandler;
+
+static ALT: std::sync::atomic::AtomicUsize = std::sync::atomic::AtomicUsize::new(0);
+const ALT_LEN: usize = 64 << 10;
+
+impl NotInHandler {
+    fn check() {
+        let here = std::ptr::from_ref(&0u8) as usize;
+        let alt = ALT.load(std::sync::atomic::Ordering::Relaxed);
+        if alt != 0 && (alt..alt + ALT_LEN).contains(&here) {
+            hugeswap_sys::fs::complain(&[b"the fault handler allocated\n"]);
+            std::process::abort();
+        }
+    }
+}
+
+// SAFETY: every call goes to the system allocator unchanged.
+unsafe impl std::alloc::GlobalAlloc for NotInHandler {
+    unsafe fn alloc(&self, l: std::alloc::Layout) -> *mut u8 {
+        Self::check();
+        // SAFETY: passed on.
+        unsafe { std::alloc::System.alloc(l) }
+    }
+    unsafe fn alloc_zeroed(&self, l: std::alloc::Layout) -> *mut u8 {
+        Self::check();
+        // SAFETY: passed on.
+        unsafe { std::alloc::System.alloc_zeroed(l) }
+    }
+    unsafe fn dealloc(&self, p: *mut u8, l: std::alloc::Layout) {
+        Self::check();
+        // SAFETY: passed on.
+        unsafe { std::alloc::System.dealloc(p, l) }
+    }
+}
+
+#[global_allocator]
+static ALLOCATOR: NotInHandler = NotInHandler;
+
+fn handler_allocates_nothing() {
+    let stack = Box::leak(vec![0u8; ALT_LEN].into_boxed_slice());
+    let ss = libc::stack_t {
+        ss_sp: stack.as_mut_ptr().cast(),
+        ss_flags: 0,
+        ss_size: ALT_LEN,
+    };
+    // SAFETY: the stack lives for ever.
+    assert_eq!(unsafe { libc::sigaltstack(&ss, std::ptr::null_mut()) }, 0);
+    ALT.store(
+        stack.as_ptr() as usize,
+        std::sync::atomic::Ordering::Relaxed,
+    );
+    let pool = builder(32).set("debug.storm=100").build().unwrap();
+    let mut r = pool.region(128 * MIB).unwrap();
+    for g in 0..3 {
+        fill(&r, g);
+        check(&r, g);
+    }
+    r.advise(0, 64 * MIB, hugeswap::Advice::DontNeed).unwrap();
+    fill(&r, 4);
+    check(&r, 4);
+    let s = pool.stats();
+    assert!(s.pswpin > 0 && s.stalls + s.pswpout > 0);
+}

@@ -1,0 +1,74 @@
+//! What the tests share.
+
+use hugeswap::{Builder, FaultMode, Pool, Region, SwapSpec};
+
+pub const MIB: usize = 1 << 20;
+pub const UNIT: usize = 2 * MIB;
+
+/// A pool with a budget of `memory` MiB and 2 GiB of swap on a disk.
+pub fn builder(memory: usize) -> Builder {
+    let mut spec = SwapSpec::new("/var/tmp");
+    spec.size = Some(2 << 30);
+    Pool::builder()
+        .memory((memory * MIB) as u64)
+        .swap_area(spec)
+        .fault_mode(FaultMode::Signal)
+}
+
+/// Runs `test` in both fault modes, or says why not in message mode.
+pub fn both_modes(test: impl Fn(FaultMode)) {
+    test(FaultMode::Signal);
+    match builder(64).fault_mode(FaultMode::Message).build() {
+        Ok(p) => {
+            drop(p);
+            test(FaultMode::Message);
+        }
+        Err(e) => println!("skipped in message mode: {e}"),
+    }
+}
+
+/// Ends the test's process as skipped.
+pub fn skip(why: &str) -> ! {
+    println!("skipped: {why}");
+    std::process::exit(crate::SKIP);
+}
+
+/// A value for word `i` in generation `g` that no other word has.
+pub fn value(i: usize, g: u64) -> u64 {
+    (i as u64 ^ (g << 40)).wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1
+}
+
+pub fn words(r: &Region) -> &[std::sync::atomic::AtomicU64] {
+    // SAFETY: a region is aligned, initialised memory, and AtomicU64 has the layout of u64.
+    unsafe { std::slice::from_raw_parts(r.as_ptr().cast(), r.len() / 8) }
+}
+
+pub fn fill(r: &Region, g: u64) {
+    use std::sync::atomic::Ordering::Relaxed;
+    words(r)
+        .iter()
+        .enumerate()
+        .for_each(|(i, w)| w.store(value(i, g), Relaxed));
+}
+
+pub fn check(r: &Region, g: u64) {
+    use std::sync::atomic::Ordering::Relaxed;
+    for (i, w) in words(r).iter().enumerate() {
+        let v = w.load(Relaxed);
+        assert_eq!(v, value(i, g), "word {i} of generation {g}");
+    }
+}
+
+/// A field of /proc/self/status, KiB. (smaps would count what moves while it looks twice.)
+pub fn proc_kib(file: &str, field: &str) -> u64 {
+    let text = std::fs::read_to_string(file).expect("read proc");
+    text.lines()
+        .find_map(|l| l.strip_prefix(field)?.strip_prefix(':'))
+        .and_then(|v| v.split_whitespace().next()?.parse().ok())
+        .unwrap_or(0)
+}
+
+/// Does `f` panic? (For forked children, which must not run the parent's way out.)
+pub fn panics(f: impl FnOnce()) -> bool {
+    std::panic::catch_unwind(std::panic::AssertUnwindSafe(f)).is_err()
+}
