@@ -1,0 +1,210 @@
+//! What programs say about their memory: advice, protection, locking, and questions.
+//!
+//! What managed memory can honour is honoured; what only changes speed is accepted; what needs the kernel's own
+//! pages (executable or partly protected units, locked memory, fork advice) takes the units from the engine first.
+
+use crate::mmap::{access, any_ejected, discard, eject, pages, pass, protect, status, whole_units};
+use crate::real::{self, set_errno};
+use crate::state;
+use hugeswap_engine::Engine;
+use libc::{c_int, c_uchar, c_void, size_t};
+use std::sync::atomic::AtomicU8;
+use std::sync::atomic::Ordering::Relaxed;
+
+const PAGE: usize = 4096;
+const UNIT: usize = 2 << 20;
+
+// Advice that libc does not name everywhere.
+const MADV_COLD: c_int = 20;
+const MADV_PAGEOUT: c_int = 21;
+const MADV_POPULATE_READ: c_int = 22;
+const MADV_POPULATE_WRITE: c_int = 23;
+const MADV_COLLAPSE: c_int = 25;
+
+/// The engine, and the range in whole pages, if the call is about managed memory.
+fn managed(addr: usize, len: usize) -> Option<(&'static Engine, usize)> {
+    if !state::in_window(addr) {
+        return None;
+    }
+    Some((state::engine()?, pages(addr, len)?))
+}
+
+fn error(e: c_int) -> c_int {
+    set_errno(e);
+    -1
+}
+
+#[unsafe(no_mangle)]
+unsafe extern "C" fn madvise(addr: *mut c_void, len: size_t, advice: c_int) -> c_int {
+    let at = addr as usize;
+    match managed(at, len) {
+        Some((engine, whole)) => advise(engine, at, whole, advice),
+        None => pass(libc::SYS_madvise, [at, len, advice as usize, 0, 0, 0]),
+    }
+}
+
+fn advise(engine: &Engine, at: usize, len: usize, advice: c_int) -> c_int {
+    if !engine.is_mapped(at, len) {
+        return error(libc::ENOMEM);
+    }
+    let errno = real::errno();
+    match advice {
+        libc::MADV_DONTNEED => {
+            if let Err(e) = discard(engine, at, len) {
+                return error(e.0);
+            }
+        }
+        libc::MADV_WILLNEED => engine.willneed(at, len),
+        MADV_COLD | MADV_PAGEOUT => engine.pageout(at, len),
+        MADV_POPULATE_READ => touch(at, len, false),
+        MADV_POPULATE_WRITE => touch(at, len, true),
+        // FREE allows the content to go, it does not ask for it; the others are about speed or dumps.
+        libc::MADV_FREE
+        | libc::MADV_NORMAL
+        | libc::MADV_RANDOM
+        | libc::MADV_SEQUENTIAL
+        | libc::MADV_HUGEPAGE
+        | libc::MADV_NOHUGEPAGE
+        | MADV_COLLAPSE
+        | libc::MADV_MERGEABLE
+        | libc::MADV_UNMERGEABLE
+        | libc::MADV_DONTDUMP
+        | libc::MADV_DODUMP => {}
+        libc::MADV_REMOVE => return error(libc::EINVAL),
+        _ => {
+            return match eject(engine, at, len) {
+                Ok(()) => pass(libc::SYS_madvise, [at, len, advice as usize, 0, 0, 0]),
+                Err(e) => error(e.0),
+            };
+        }
+    }
+    set_errno(errno);
+    0
+}
+
+/// Touches each unit once, as a program would.
+fn touch(at: usize, len: usize, write: bool) {
+    for page in std::iter::once(at).chain((at / UNIT * UNIT + UNIT..at + len).step_by(UNIT)) {
+        // SAFETY: a mapped byte of the program's own; adding nothing changes nothing, whoever else writes there.
+        let byte = unsafe { AtomicU8::from_ptr(page as *mut u8) };
+        if write {
+            byte.fetch_or(0, Relaxed);
+        } else {
+            byte.load(Relaxed);
+        }
+    }
+}
+
+#[unsafe(no_mangle)]
+unsafe extern "C" fn posix_madvise(addr: *mut c_void, len: size_t, advice: c_int) -> c_int {
+    // POSIX's DONTNEED must not lose content: like glibc, do nothing.
+    if advice == libc::POSIX_MADV_DONTNEED {
+        return 0;
+    }
+    let errno = real::errno();
+    // SAFETY: passed on; the first four numbers are the same in both.
+    let r = unsafe { madvise(addr, len, advice) };
+    let result = if r == 0 { 0 } else { real::errno() };
+    set_errno(errno);
+    result
+}
+
+#[unsafe(no_mangle)]
+unsafe extern "C" fn mprotect(addr: *mut c_void, len: size_t, prot: c_int) -> c_int {
+    let at = addr as usize;
+    let Some((engine, whole)) = managed(at, len) else {
+        return pass(libc::SYS_mprotect, [at, len, prot as usize, 0, 0, 0]);
+    };
+    if !engine.is_mapped(at, whole) {
+        return error(libc::ENOMEM);
+    }
+    let errno = real::errno();
+    if whole_units(engine, at, whole)
+        && !any_ejected(at, whole)
+        && let Some(access) = access(prot)
+        && protect(engine, at, whole, access)
+    {
+        set_errno(errno);
+        return 0;
+    }
+    match eject(engine, at, whole) {
+        Ok(()) => pass(libc::SYS_mprotect, [at, len, prot as usize, 0, 0, 0]),
+        Err(e) => error(e.0),
+    }
+}
+
+/// Locked memory stays where it is, so it becomes the kernel's.
+fn lock(nr: libc::c_long, addr: usize, len: usize, flags: usize) -> c_int {
+    if let Some((engine, _)) = state::engine()
+        .filter(|_| state::meets_window(addr, len))
+        .map(|e| (e, ()))
+    {
+        let start = addr & !(PAGE - 1);
+        let end = addr.saturating_add(len).next_multiple_of(PAGE);
+        if !engine.is_mapped(start, end - start) {
+            return error(libc::ENOMEM);
+        }
+        if let Err(e) = eject(engine, start, end - start) {
+            return error(e.0);
+        }
+    }
+    pass(nr, [addr, len, flags, 0, 0, 0])
+}
+
+#[unsafe(no_mangle)]
+unsafe extern "C" fn mlock(addr: *const c_void, len: size_t) -> c_int {
+    lock(libc::SYS_mlock, addr as usize, len, 0)
+}
+
+#[unsafe(no_mangle)]
+unsafe extern "C" fn mlock2(addr: *const c_void, len: size_t, flags: libc::c_uint) -> c_int {
+    lock(libc::SYS_mlock2, addr as usize, len, flags as usize)
+}
+
+#[unsafe(no_mangle)]
+unsafe extern "C" fn munlock(addr: *const c_void, len: size_t) -> c_int {
+    // Memory that is still managed was never locked: the kernel then has nothing to undo, and says so.
+    pass(libc::SYS_munlock, [addr as usize, len, 0, 0, 0, 0])
+}
+
+/// Locking everything would hold the budget's frames and the reserved window too; managed
+/// memory keeps moving, the call is taken as advice.
+#[unsafe(no_mangle)]
+unsafe extern "C" fn mlockall(flags: c_int) -> c_int {
+    if state::engine().is_some() {
+        return 0;
+    }
+    pass(libc::SYS_mlockall, [flags as usize, 0, 0, 0, 0, 0])
+}
+
+#[unsafe(no_mangle)]
+unsafe extern "C" fn mincore(addr: *mut c_void, len: size_t, vec: *mut c_uchar) -> c_int {
+    let at = addr as usize;
+    let Some((engine, whole)) = managed(at, len) else {
+        return pass(libc::SYS_mincore, [at, len, vec as usize, 0, 0, 0]);
+    };
+    if !engine.is_mapped(at, whole) {
+        return error(libc::ENOMEM);
+    }
+    for i in 0..whole / PAGE {
+        let resident = u8::from(engine.resident(at + i * PAGE));
+        // SAFETY: the caller's vector has a byte for each page.
+        unsafe { *vec.add(i) = resident };
+    }
+    0
+}
+
+#[unsafe(no_mangle)]
+unsafe extern "C" fn msync(addr: *mut c_void, len: size_t, flags: c_int) -> c_int {
+    let at = addr as usize;
+    match managed(at, len) {
+        // There is no file behind it.
+        Some((engine, whole)) => status(
+            engine
+                .is_mapped(at, whole)
+                .then_some(())
+                .ok_or(hugeswap_sys::Errno::ENOMEM),
+        ),
+        None => pass(libc::SYS_msync, [at, len, flags as usize, 0, 0, 0]),
+    }
+}

@@ -1,0 +1,391 @@
+//! The seccomp filter that sends system calls on managed memory to [`crate::trap`], and the gate page
+//! whose calls it lets through.
+//!
+//! The filter traps a call if an argument that is a pointer lies in the window, unless the call comes from the gate page,
+//! is about the address space itself, or could not be made again from a handler. Filters survive exec, so window and gate
+//! stand at fixed addresses, and a constructor asks whether there is a filter already by a call that
+//! does nothing. io_uring is refused (ENOSYS): its requests hold addresses no filter sees.
+
+use crate::{state, table, trap};
+use hugeswap_engine::{WINDOW_BASE, WINDOW_LEN};
+use hugeswap_policy::knobs::Knob;
+use hugeswap_sys::raw::{self, GATE_CODE, syscall6};
+use hugeswap_sys::{fs, mm};
+use libc::{
+    BPF_ABS, BPF_ALU, BPF_AND, BPF_JEQ, BPF_JGE, BPF_JMP, BPF_K, BPF_LD, BPF_RET, BPF_W,
+    sock_filter,
+};
+use std::arch::asm;
+use std::sync::atomic::AtomicU32;
+use std::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed};
+
+const PAGE: usize = 4096;
+/// Where the gate stands: right below the window.
+const GATE: usize = WINDOW_BASE - PAGE;
+/// In a trapped call's siginfo: the filter is ours.
+pub const MARK: i32 = 0x4853;
+
+const NONE: u32 = 0;
+const BUSY: u32 = 1;
+const ON: u32 = 2;
+/// No gate, no filter.
+const IMPOSSIBLE: u32 = 3;
+static FILTER: AtomicU32 = AtomicU32::new(IMPOSSIBLE);
+
+/// Calls that pass whatever their arguments are: those on addresses (the wrappers care), those whose
+/// effect on the calling thread a handler could not pass on, and the one by which the C library, with every signal
+/// blocked, gets its mask back from a stack that may be managed (a trap would then kill).
+const EXEMPT: &[i64] = &[
+    libc::SYS_mmap,
+    libc::SYS_munmap,
+    libc::SYS_mprotect,
+    libc::SYS_mremap,
+    libc::SYS_madvise,
+    libc::SYS_brk,
+    libc::SYS_msync,
+    libc::SYS_mlock,
+    libc::SYS_mlock2,
+    libc::SYS_munlock,
+    libc::SYS_pkey_mprotect,
+    libc::SYS_rt_sigreturn,
+    libc::SYS_rt_sigprocmask,
+    libc::SYS_sigaltstack,
+    libc::SYS_clone,
+    libc::SYS_clone3,
+    libc::SYS_fork,
+    libc::SYS_vfork,
+    libc::SYS_execve,
+    libc::SYS_execveat,
+    libc::SYS_exit,
+    libc::SYS_exit_group,
+    libc::SYS_set_robust_list,
+    libc::SYS_set_tid_address,
+    libc::SYS_rseq,
+    libc::SYS_restart_syscall,
+];
+
+/// Maps the gate and finds out whether a filter was inherited; in the constructor.
+pub fn prepare() {
+    if !map_gate() {
+        return;
+    }
+    // The handler first: a filter that is there answers by SIGSYS.
+    if !trap::install() {
+        return;
+    }
+    if trap::probe(WINDOW_BASE) {
+        FILTER.store(ON, Relaxed);
+    } else {
+        trap::uninstall();
+        FILTER.store(NONE, Relaxed);
+    }
+}
+
+fn map_gate() -> bool {
+    // SAFETY: a new page, only if nothing is there.
+    if unsafe { mm::map_anon(GATE, PAGE, mm::PROT_RW, false) } != Ok(GATE) {
+        return false;
+    }
+    // SAFETY: the page mapped a moment ago; it is made executable and never changed again.
+    unsafe {
+        std::ptr::copy_nonoverlapping(GATE_CODE.as_ptr(), GATE as *mut u8, GATE_CODE.len());
+        if mm::protect(GATE, PAGE, (libc::PROT_READ | libc::PROT_EXEC) as u32).is_err() {
+            let _ = mm::unmap(GATE, PAGE);
+            return false;
+        }
+        raw::set_gate(GATE);
+    }
+    true
+}
+
+/// Sees to it that the filter is on if this process needs one: in signal mode, unless it is switched off.
+pub fn ensure() {
+    let Some(engine) = state::careful() else {
+        return;
+    };
+    let window = engine.window();
+    if engine.pool().knob(Knob::SyscallTrap) == 0
+        || window != (WINDOW_BASE..WINDOW_BASE + WINDOW_LEN)
+    {
+        return;
+    }
+    if FILTER
+        .compare_exchange(NONE, BUSY, AcqRel, Acquire)
+        .is_err()
+    {
+        return;
+    }
+    let on = trap::install() && load();
+    if !on {
+        trap::uninstall();
+        fs::complain(&[
+            b"hugeswap: system calls cannot be watched here (no seccomp); only common calls work on swapped-out memory\n",
+        ]);
+    }
+    FILTER.store(if on { ON } else { IMPOSSIBLE }, Relaxed);
+}
+
+const fn stmt(code: u32, k: u32) -> sock_filter {
+    sock_filter {
+        code: code as u16,
+        jt: 0,
+        jf: 0,
+        k,
+    }
+}
+
+const fn jump(op: u32, k: u32, jt: u8, jf: u8) -> sock_filter {
+    sock_filter {
+        code: (BPF_JMP | op | BPF_K) as u16,
+        jt,
+        jf,
+        k,
+    }
+}
+
+/// Jump always; libc does not name it.
+const BPF_JA: u32 = 0;
+const LOAD: u32 = BPF_LD | BPF_W | BPF_ABS;
+const NR: u32 = 0;
+const ARCH: u32 = 4;
+const IP: u32 = 8;
+const ARGS: u32 = 16;
+
+/// A program under construction.
+struct Code {
+    p: Vec<sock_filter>,
+    /// Unconditional jumps whose distance is not known yet, and where they go.
+    open: Vec<(usize, Label)>,
+}
+
+/// Where long jumps go.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Label {
+    /// The call is none of those that always pass.
+    NotPlain,
+    /// The upper half of a search, by its lowest number.
+    Upper(u32),
+    /// Is the call from the gate? Trap it, if not.
+    Gate,
+    /// Check these arguments.
+    Check(u8),
+    /// Check the arguments of a futex call.
+    Futex,
+}
+
+const ALL_ARGS: u8 = 0b11_1111;
+const LOW: u32 = (WINDOW_BASE >> 32) as u32;
+const HIGH: u32 = ((WINDOW_BASE + WINDOW_LEN) >> 32) as u32;
+
+impl Code {
+    fn push(&mut self, f: sock_filter) {
+        self.p.push(f);
+    }
+
+    fn allow(&mut self) {
+        self.push(stmt(BPF_RET | BPF_K, libc::SECCOMP_RET_ALLOW));
+    }
+
+    fn go(&mut self, to: Label) {
+        self.open.push((self.p.len(), to));
+        self.push(stmt(BPF_JMP | BPF_JA, 0));
+    }
+
+    fn here(&mut self, label: Label) {
+        let here = self.p.len();
+        for &(at, to) in &self.open {
+            if to == label {
+                self.p[at].k = (here - at - 1) as u32;
+            }
+        }
+        self.open.retain(|&(_, to)| to != label);
+    }
+
+    /// `if accumulator == k { then }`, where `then` is one instruction.
+    fn when(&mut self, k: u32, then: impl FnOnce(&mut Code)) {
+        self.push(jump(BPF_JEQ, k, 0, 1));
+        then(self);
+    }
+
+    /// Allows the calls of `numbers` (ascending), by bisection; others go to [`Label::NotPlain`].
+    fn allow_all(&mut self, numbers: &[u32]) {
+        if numbers.len() <= 3 {
+            for &nr in numbers {
+                self.when(nr, Code::allow);
+            }
+            self.go(Label::NotPlain);
+            return;
+        }
+        let (lower, upper) = numbers.split_at(numbers.len() / 2);
+        self.push(jump(BPF_JGE, upper[0], 0, 1));
+        self.go(Label::Upper(upper[0]));
+        self.allow_all(lower);
+        self.here(Label::Upper(upper[0]));
+        self.allow_all(upper);
+    }
+
+    /// Allows the call if none of the arguments of `mask` lies in the window (by its high half);
+    /// goes on behind this otherwise.
+    fn check(&mut self, mask: u8) {
+        let mut left = 3 * mask.count_ones() as u8;
+        for arg in (0..6).filter(|a| mask & 1 << a != 0) {
+            left -= 3;
+            self.push(stmt(LOAD, ARGS + arg * 8 + 4));
+            self.push(jump(BPF_JGE, LOW, 0, 1));
+            self.push(jump(BPF_JGE, HIGH, 0, left + 1));
+        }
+        self.allow();
+    }
+}
+
+/// The program. Fast where nothing looks like a managed address: architecture, number, six comparisons. Only
+/// otherwise does it ask which arguments of the call are pointers at all.
+fn program() -> Vec<sock_filter> {
+    const AUDIT_ARCH_X86_64: u32 = 0xc000_003e;
+    let mut c = Code {
+        p: Vec::new(),
+        open: Vec::new(),
+    };
+    c.push(stmt(LOAD, ARCH));
+    c.push(jump(BPF_JEQ, AUDIT_ARCH_X86_64, 1, 0));
+    c.allow();
+    c.push(stmt(LOAD, NR));
+    c.when(libc::SYS_io_uring_setup as u32, |c| {
+        c.push(stmt(
+            BPF_RET | BPF_K,
+            libc::SECCOMP_RET_ERRNO | libc::ENOSYS as u32,
+        ))
+    });
+    // What passes whatever its arguments are is asked first: the kernel notices that no argument is
+    // looked at, and from then on lets these calls pass without running the program.
+    let mut plain: Vec<u32> = EXEMPT
+        .iter()
+        .chain(table::PLAIN)
+        .map(|&n| n as u32)
+        .collect();
+    plain.sort_unstable();
+    c.allow_all(&plain);
+    c.here(Label::NotPlain);
+    // Its argument points to pointers, and those who call it do not call libc.
+    c.when(libc::SYS_io_submit as u32, |c| c.go(Label::Gate));
+    c.check(ALL_ARGS);
+    c.push(stmt(LOAD, NR));
+    let mut masks = Vec::new();
+    let known = table::CALLS.iter().map(|&(nr, b)| (nr, table::pointers(b)));
+    for (nr, mask) in table::SPECIAL.iter().copied().chain(known) {
+        if !masks.contains(&mask) {
+            masks.push(mask);
+        }
+        c.when(nr as u32, |c| c.go(Label::Check(mask)));
+    }
+    c.when(libc::SYS_futex as u32, |c| c.go(Label::Futex));
+    c.go(Label::Gate);
+    for mask in masks {
+        c.here(Label::Check(mask));
+        c.check(mask);
+        c.go(Label::Gate);
+    }
+    c.here(Label::Futex);
+    c.push(stmt(LOAD, ARGS + 8));
+    // A private wake touches nothing.
+    c.when(
+        (libc::FUTEX_WAKE | libc::FUTEX_PRIVATE_FLAG) as u32,
+        Code::allow,
+    );
+    c.push(stmt(
+        BPF_ALU | BPF_AND | BPF_K,
+        libc::FUTEX_CMD_MASK as u32 & 0xff,
+    ));
+    const LOCK_PI2: i32 = 13;
+    for (op, mask) in [
+        (libc::FUTEX_WAIT, 0b1001),
+        (libc::FUTEX_WAIT_BITSET, 0b1001),
+        (libc::FUTEX_LOCK_PI, 0b1001),
+        (LOCK_PI2, 0b1001),
+        (libc::FUTEX_WAIT_REQUEUE_PI, 0b1_1001),
+        (libc::FUTEX_REQUEUE, 0b1_0001),
+        (libc::FUTEX_CMP_REQUEUE, 0b1_0001),
+        (libc::FUTEX_CMP_REQUEUE_PI, 0b1_0001),
+        (libc::FUTEX_WAKE_OP, 0b1_0001),
+    ] {
+        c.when(op as u32, |c| c.go(Label::Check(mask)));
+    }
+    for mask in [1, 0b1001, 0b1_0001, 0b1_1001] {
+        c.here(Label::Check(mask));
+        c.check(mask);
+        c.go(Label::Gate);
+    }
+    c.here(Label::Gate);
+    c.push(stmt(LOAD, IP + 4));
+    c.push(jump(BPF_JEQ, (GATE >> 32) as u32, 0, 4));
+    c.push(stmt(LOAD, IP));
+    c.push(stmt(BPF_ALU | BPF_AND | BPF_K, !(PAGE as u32 - 1)));
+    c.push(jump(BPF_JEQ, GATE as u32, 0, 1));
+    c.allow();
+    c.push(stmt(BPF_RET | BPF_K, libc::SECCOMP_RET_TRAP | MARK as u32));
+    c.p
+}
+
+/// Loads the filter for every thread.
+fn load() -> bool {
+    let mut p = program();
+    let prog = libc::sock_fprog {
+        len: p.len() as u16,
+        filter: p.as_mut_ptr(),
+    };
+    let set = |flags: usize| {
+        let a = [
+            libc::SECCOMP_SET_MODE_FILTER as usize,
+            flags,
+            &prog as *const _ as usize,
+            0,
+            0,
+            0,
+        ];
+        // SAFETY: a valid program of that length.
+        unsafe { syscall6(libc::SYS_seccomp as usize, a) }
+    };
+    // For all threads, and without turning on mitigations that slow the program down.
+    let tsync = (libc::SECCOMP_FILTER_FLAG_TSYNC | libc::SECCOMP_FILTER_FLAG_SPEC_ALLOW) as usize;
+    match set(tsync) {
+        0 => return true,
+        e if e == -(libc::EACCES as isize) => {
+            // Without privilege a filter must not outlive a gain of privilege.
+            // SAFETY: sets a flag of this process.
+            unsafe {
+                syscall6(
+                    libc::SYS_prctl as usize,
+                    [libc::PR_SET_NO_NEW_PRIVS as usize, 1, 0, 0, 0, 0],
+                )
+            };
+        }
+        _ => {}
+    }
+    // Threads with filters of their own cannot be synchronised: then at least this one.
+    set(tsync) == 0 || set(0) == 0
+}
+
+/// Is a filter in place?
+pub fn on() -> bool {
+    FILTER.load(Acquire) == ON
+}
+
+/// Issues a call from outside the gate, as the program does.
+///
+/// # Safety
+/// As for `hugeswap_sys::raw::syscall6`.
+pub unsafe fn ungated(nr: usize, a: [usize; 3]) -> isize {
+    let ret: isize;
+    // SAFETY: passed on to the caller; the kernel clobbers rcx and r11 only.
+    unsafe {
+        asm!(
+            "syscall",
+            inlateout("rax") nr as isize => ret,
+            in("rdi") a[0], in("rsi") a[1], in("rdx") a[2],
+            in("r10") 0, in("r8") 0, in("r9") 0,
+            lateout("rcx") _, lateout("r11") _,
+            options(nostack),
+        );
+    }
+    ret
+}

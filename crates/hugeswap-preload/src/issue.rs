@@ -1,0 +1,375 @@
+//! System calls on managed memory, made so that the kernel finds every page it needs.
+//!
+//! [`Caller::issue`] takes a call as a program made it (from a wrapper or from the trap) and returns the kernel's raw
+//! answer. Three ways, by what the call is:
+//! * small or long-waiting buffers are *copied* through memory of ours: nothing is held while the call waits;
+//! * large transfers are *pinned*, in pieces of what may be held at once ([`crate::vectors`]);
+//! * for futexes the page is *touched*, and touched again on EFAULT: the address itself is what counts.
+//!
+//! All calls leave through the gate, so the filter lets them pass. Signals: in a trap everything is blocked but
+//! around the call itself, where the program's mask holds.
+
+use crate::mask::OURS;
+use crate::table::{self, Buffer, Len, Way};
+use crate::{mmap, state};
+use hugeswap_engine::Engine;
+use hugeswap_sys::raw::syscall6;
+use hugeswap_sys::signal::{self, Mask};
+use std::sync::atomic::Ordering::Relaxed;
+use std::sync::atomic::{AtomicU8, AtomicUsize};
+
+/// Raw error answers.
+pub const EFAULT: isize = -(libc::EFAULT as isize);
+pub const EINVAL: isize = -(libc::EINVAL as isize);
+
+/// Copied on the stack up to this many bytes in all.
+const SMALL: usize = 4096;
+const UNIT: usize = 2 << 20;
+/// Longer buffers of table calls are pinned.
+const COPY_MAX: usize = 256 << 10;
+/// How often a call on a page that keeps leaving is made again.
+const TRIES: usize = 1000;
+
+/// Arguments of a system call.
+pub type Args = [usize; 6];
+
+/// Who makes calls: a wrapper, or the trap on behalf of interrupted code.
+pub struct Caller {
+    pub engine: &'static Engine,
+    /// The interrupted code's mask, in a trap.
+    pub mask: Option<Mask>,
+    /// The call is a cancellation point of the C library's (never in a trap: there the library sees to it).
+    pub cancellable: bool,
+}
+
+unsafe extern "C" {
+    fn pthread_setcanceltype(new: libc::c_int, old: *mut libc::c_int) -> libc::c_int;
+}
+
+/// Lets a pending or coming cancellation end the thread, from now on; returns the former type.
+fn cancel_type(new: libc::c_int) -> libc::c_int {
+    let mut old = 0;
+    // SAFETY: `old` is writable. If the thread is cancelled it never comes back, as from the call it makes.
+    unsafe { pthread_setcanceltype(new, &mut old) };
+    old
+}
+
+impl Caller {
+    /// Makes the call as it is.
+    pub fn raw(&self, nr: i64, a: Args) -> isize {
+        if let Some(mask) = self.mask {
+            signal::set_mask(mask & !OURS);
+        }
+        const ASYNCHRONOUS: libc::c_int = 1;
+        let former = self.cancellable.then(|| cancel_type(ASYNCHRONOUS));
+        // SAFETY: the program's own call; buffers of ours stand in for the program's where it says so.
+        let r = unsafe { syscall6(nr as usize, a) };
+        if let Some(former) = former {
+            cancel_type(former);
+        }
+        if self.mask.is_some() {
+            signal::set_mask(signal::ALL & !OURS);
+        }
+        r
+    }
+
+    /// May `[addr, addr+len)` be touched by us? No, if it is in the window and not mapped: then the kernel is
+    /// to say EFAULT, as it does to those who ask by such a call whether memory is there.
+    pub fn mapped(&self, addr: usize, len: usize) -> bool {
+        if len == 0 || !state::in_window(addr) {
+            return true;
+        }
+        let last = addr.saturating_add(len - 1);
+        (self.engine.resident(addr) && self.engine.resident(last))
+            || self.engine.is_mapped(addr, len)
+    }
+
+    /// Makes the call with every page it needs in reach.
+    pub fn issue(&self, nr: i64, a: Args) -> isize {
+        match nr {
+            libc::SYS_read
+            | libc::SYS_pread64
+            | libc::SYS_write
+            | libc::SYS_pwrite64
+            | libc::SYS_recvfrom
+            | libc::SYS_sendto
+            | libc::SYS_getrandom => self.stream(nr, a),
+            libc::SYS_readv
+            | libc::SYS_writev
+            | libc::SYS_preadv
+            | libc::SYS_pwritev
+            | libc::SYS_preadv2
+            | libc::SYS_pwritev2
+            | libc::SYS_vmsplice
+            | libc::SYS_process_vm_readv
+            | libc::SYS_process_vm_writev => self.vector(nr, a),
+            libc::SYS_recvmsg | libc::SYS_sendmsg => self.message(nr, a),
+            libc::SYS_recvmmsg | libc::SYS_sendmmsg => self.messages(nr, a),
+            libc::SYS_futex => self.futex(a),
+            libc::SYS_io_submit => self.submit(a),
+            _ => match table::buffers(nr) {
+                Some(b) => self.by_table(nr, a, b),
+                None => self.unknown(nr, a),
+            },
+        }
+    }
+
+    /// A call of the table: managed buffers are copied in and out, or pinned if they are long.
+    fn by_table(&self, nr: i64, a: Args, buffers: &[Buffer]) -> isize {
+        let mut lens = [0usize; 6];
+        let mut total = 0;
+        for &(i, _, len) in buffers {
+            if state::in_window(a[i]) {
+                if !self.mapped(a[i], 1) {
+                    return self.raw(nr, a);
+                }
+                lens[i] = length(len, &a, a[i]);
+                total += lens[i].next_multiple_of(16);
+            }
+        }
+        if total > COPY_MAX {
+            return self.pinned(nr, a, buffers, &lens);
+        }
+        let mut small = [0u128; SMALL / 16];
+        let mut large: Vec<u128> = Vec::new();
+        let room: &mut [u128] = if total <= SMALL {
+            &mut small
+        } else {
+            large.resize(total / 16, 0);
+            &mut large
+        };
+        let room = room.as_mut_ptr() as usize;
+        let (mut call, mut at) = (a, room);
+        for &(i, _, _) in buffers {
+            if state::in_window(a[i]) {
+                // SAFETY: `room` has space for all of them; the source is the program's to answer for.
+                unsafe { std::ptr::copy_nonoverlapping(a[i] as *const u8, at as *mut u8, lens[i]) };
+                call[i] = at;
+                at += lens[i].next_multiple_of(16);
+            }
+        }
+        let r = self.raw(nr, call);
+        for &(i, way, _) in buffers {
+            if way == Way::Out && call[i] != a[i] {
+                // SAFETY: as above, the other way.
+                unsafe { copy_changed(call[i], a[i], lens[i]) };
+            }
+        }
+        r
+    }
+
+    fn pinned(&self, nr: i64, a: Args, buffers: &[Buffer], lens: &[usize; 6]) -> isize {
+        let mut held = Pins::new(self.engine);
+        for &(i, way, _) in buffers {
+            if lens[i] > 0 {
+                held.insist(a[i], lens[i], way == Way::Out);
+            }
+        }
+        let r = self.raw(nr, a);
+        drop(held);
+        r
+    }
+
+    /// Nobody told us what it does: hold what lies behind each pointer, up to the end of its unit.
+    fn unknown(&self, nr: i64, a: Args) -> isize {
+        let mut held = Pins::new(self.engine);
+        for addr in a {
+            if state::in_window(addr) {
+                let len = UNIT - addr % UNIT;
+                if !held.insist(addr, len, true) {
+                    held.insist(addr, len, false);
+                }
+            }
+        }
+        let r = self.raw(nr, a);
+        drop(held);
+        r
+    }
+
+    fn futex(&self, a: Args) -> isize {
+        let mut r = EFAULT;
+        // With these operations the fourth argument is a number, not a time.
+        let op = a[1] as i32 & libc::FUTEX_CMD_MASK;
+        let timed = matches!(
+            op,
+            libc::FUTEX_WAIT
+                | libc::FUTEX_WAIT_BITSET
+                | libc::FUTEX_LOCK_PI
+                | libc::FUTEX_WAIT_REQUEUE_PI
+                | 13
+        );
+        let mut call = a;
+        let timeout: [u64; 2];
+        if timed && state::in_window(a[3]) {
+            // SAFETY: the program's timespec.
+            timeout = unsafe { (a[3] as *const [u64; 2]).read_unaligned() };
+            call[3] = timeout.as_ptr() as usize;
+        }
+        for _ in 0..TRIES {
+            for i in [0, 4] {
+                if state::in_window(a[i]) && self.engine.is_mapped(a[i], 4) {
+                    touch(a[i]);
+                }
+            }
+            r = self.raw(libc::SYS_futex, call);
+            if r != EFAULT {
+                break;
+            }
+        }
+        r
+    }
+
+    /// Asynchronous transfers end when nobody holds anything: their buffers become the kernel's.
+    fn submit(&self, a: Args) -> isize {
+        let (count, list) = (a[1].min(1 << 16), a[2]);
+        for i in 0..count {
+            // SAFETY: the program's array of pointers to control blocks, 64 bytes each.
+            let (op, buf, len) = unsafe {
+                let block = (list as *const usize).add(i).read_unaligned();
+                let word = |at: usize| ((block + at) as *const u64).read_unaligned() as usize;
+                (word(16) as u16, word(24), word(32))
+            };
+            const PREADV: u16 = 7;
+            const PWRITEV: u16 = 8;
+            if op == PREADV || op == PWRITEV {
+                for j in 0..len.min(1024) {
+                    // SAFETY: the program's vector.
+                    let v = unsafe { (buf as *const libc::iovec).add(j).read_unaligned() };
+                    let _ = mmap::eject(self.engine, v.iov_base as usize, v.iov_len);
+                }
+            } else if op <= 1 {
+                let _ = mmap::eject(self.engine, buf, len);
+            }
+        }
+        let mut held = Pins::new(self.engine);
+        held.insist(list, count * 8, false);
+        for i in 0..count {
+            // SAFETY: as above.
+            let block = unsafe { (list as *const usize).add(i).read_unaligned() };
+            held.insist(block, 64, true);
+        }
+        let r = self.raw(libc::SYS_io_submit, a);
+        drop(held);
+        r
+    }
+}
+
+/// The length of a buffer at `addr`.
+fn length(len: Len, a: &Args, addr: usize) -> usize {
+    match len {
+        Len::Is(n) => n,
+        Len::Arg(i) => a[i],
+        Len::Each(i, n) => a[i].saturating_mul(n),
+        Len::Bits(i) => (a[i].min(1 << 20)).div_ceil(64) * 8,
+        // SAFETY: the program's string, the program's fault.
+        Len::Text => unsafe { libc::strlen(addr as *const libc::c_char) + 1 },
+        // SAFETY: the program's word; calls that take one take none only with a null buffer.
+        Len::At(i) if a[i] != 0 => unsafe { (a[i] as *const u32).read_unaligned() as usize },
+        Len::At(_) => 0,
+    }
+    .min(1 << 30)
+}
+
+/// Copies back what differs, so that bytes the kernel left alone are left alone.
+///
+/// # Safety
+/// `from` must be readable and `to` writable for `len` bytes.
+unsafe fn copy_changed(from: usize, to: usize, len: usize) {
+    for i in 0..len {
+        // SAFETY: by contract.
+        unsafe {
+            let new = *((from + i) as *const u8);
+            if *((to + i) as *const u8) != new {
+                *((to + i) as *mut u8) = new;
+            }
+        }
+    }
+}
+
+/// Brings the page at `addr` in, for writing if the program may.
+pub fn touch(addr: usize) {
+    // SAFETY: a mapped byte; adding nothing changes nothing. Were it not writable the program's own
+    // futex call would have failed.
+    unsafe { AtomicU8::from_ptr(addr as *mut u8) }.fetch_or(0, Relaxed);
+}
+
+/// Units held by system calls now. Bounded, so that calls that hold a part of what they need and wait for
+/// the rest cannot hold all there is.
+static HELD: AtomicUsize = AtomicUsize::new(0);
+
+/// In a forked child: the threads that held something are not here.
+pub fn forget_held() {
+    HELD.store(0, Relaxed);
+}
+
+/// Ranges held in memory until dropped.
+pub struct Pins {
+    engine: &'static Engine,
+    first: [(usize, usize); 8],
+    n: usize,
+    more: Vec<(usize, usize)>,
+}
+
+impl Pins {
+    pub fn new(engine: &'static Engine) -> Pins {
+        Pins {
+            engine,
+            first: [(0, 0); 8],
+            n: 0,
+            more: Vec::new(),
+        }
+    }
+
+    /// Holds `[addr, addr+len)` if it is managed. False: it is, and could not be held.
+    pub fn add(&mut self, addr: usize, len: usize, write: bool) -> bool {
+        if len == 0 || !state::in_window(addr) {
+            return true;
+        }
+        let units = units_of(addr, len);
+        let most = (self.engine.pool().frames() / 4).max(2) as usize;
+        if HELD.fetch_add(units, Relaxed) + units > most
+            || self.engine.pin(addr, len, write).is_err()
+        {
+            HELD.fetch_sub(units, Relaxed);
+            return false;
+        }
+        self.note(addr, len);
+        true
+    }
+
+    /// As [`Pins::add`], for calls that have no other way: beyond the bound.
+    pub fn insist(&mut self, addr: usize, len: usize, write: bool) -> bool {
+        if len == 0 || !state::in_window(addr) {
+            return true;
+        }
+        let done = self.engine.pin(addr, len, write).is_ok();
+        if done {
+            HELD.fetch_add(units_of(addr, len), Relaxed);
+            self.note(addr, len);
+        }
+        done
+    }
+
+    fn note(&mut self, addr: usize, len: usize) {
+        if self.n < self.first.len() {
+            self.first[self.n] = (addr, len);
+            self.n += 1;
+        } else {
+            self.more.push((addr, len));
+        }
+    }
+}
+
+/// How many units `[addr, addr+len)` meets.
+fn units_of(addr: usize, len: usize) -> usize {
+    (addr % UNIT + len).div_ceil(UNIT)
+}
+
+impl Drop for Pins {
+    fn drop(&mut self) {
+        for &(addr, len) in self.first[..self.n].iter().chain(&self.more) {
+            self.engine.unpin(addr, len);
+            HELD.fetch_sub(units_of(addr, len), Relaxed);
+        }
+    }
+}

@@ -1,0 +1,49 @@
+//! The shared object that `hugeswap run` has the dynamic linker load into a program.
+//!
+//! It stands before the C library: large requests for memory go to managed memory, everything
+//! else passes through. What a program may do with memory, signals, descriptors and processes that managed
+//! memory could not bear is caught here and made to work.
+//!
+//! * `state`: joining the pool; `real`: what stands behind; `alloc`, `lock`: our own memory
+//! * `malloc` (with `spare`), `mmap`, `advise`: memory
+//! * `sig`, `mask`, `thread`: signals, and threads that can take them
+//! * `fds`, `exec`: descriptors and processes
+//! * `issue`, `table`, `vectors`, `wrap`, `stdio`, `aio`: system calls on managed memory (signal mode)
+//! * `trap`, `filter`: the net under them
+//!
+//! Rules: no unwinding, no thread-local with a destructor, no standard streams; nothing here touches managed
+//! memory under one of its locks.
+#![cfg(all(target_os = "linux", target_arch = "x86_64"))]
+
+mod advise;
+mod aio;
+mod alloc;
+mod exec;
+mod fds;
+mod filter;
+mod issue;
+mod lock;
+mod malloc;
+mod mask;
+mod mmap;
+mod real;
+mod sig;
+mod spare;
+mod state;
+mod stdio;
+mod table;
+mod thread;
+mod trap;
+mod vectors;
+mod wrap;
+
+#[global_allocator]
+static ALLOCATOR: alloc::Own = alloc::Own;
+
+#[used]
+#[unsafe(link_section = ".init_array")]
+static CONSTRUCTOR: extern "C" fn() = constructor;
+
+extern "C" fn constructor() {
+    state::start();
+}

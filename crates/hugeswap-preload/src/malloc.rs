@@ -1,0 +1,383 @@
+//! The malloc family: large blocks in managed memory, the others where the program has always had them.
+//!
+//! A managed block is a mapping of its own; which addresses are such blocks, and how long they are,
+//! stands in a table outside managed memory. The table's lock is never held across a call of the engine.
+
+use crate::lock::Lock;
+use crate::mmap::{self, release};
+use crate::real::{self, set_errno};
+use crate::spare::{Gone, Spares};
+use crate::state;
+use hugeswap_engine::Engine;
+use hugeswap_policy::knobs::Knob;
+use hugeswap_sys::fs;
+use libc::{c_int, c_void, size_t};
+use std::cell::UnsafeCell;
+use std::collections::BTreeMap;
+use std::ptr::null_mut;
+use std::sync::atomic::AtomicUsize;
+use std::sync::atomic::Ordering::Relaxed;
+
+const PAGE: usize = 4096;
+const UNIT: usize = 2 << 20;
+
+struct Blocks {
+    /// Blocks in use: address to mapped length.
+    used: BTreeMap<usize, usize>,
+    spare: Spares,
+}
+
+static BLOCKS: Lock<Blocks> = Lock::new(Blocks {
+    used: BTreeMap::new(),
+    spare: Spares::new(),
+});
+
+/// A calloc up to this long may take a spare block, and clear it.
+const CLEAR_MAX: usize = 2 << 20;
+
+/// What serves before the next malloc is known: dlsym may allocate while it looks for it.
+#[repr(align(4096))]
+struct Bootstrap(UnsafeCell<[u8; 32 << 10]>);
+// SAFETY: each byte is handed out once, by the atomic counter below.
+unsafe impl Sync for Bootstrap {}
+static BOOTSTRAP: Bootstrap = Bootstrap(UnsafeCell::new([0; 32 << 10]));
+static BOOTSTRAP_USED: AtomicUsize = AtomicUsize::new(0);
+const HEADER: usize = 16;
+
+fn in_bootstrap(p: *mut c_void) -> bool {
+    (p as usize).wrapping_sub(BOOTSTRAP.0.get() as usize) < size_of::<Bootstrap>()
+}
+
+/// A zeroed block that is never freed; its length stands 16 bytes before it.
+fn bootstrap(size: usize) -> *mut c_void {
+    let Some(room) = size
+        .checked_next_multiple_of(16)
+        .and_then(|s| s.checked_add(HEADER))
+    else {
+        return null_mut();
+    };
+    let at = BOOTSTRAP_USED.fetch_add(room, Relaxed);
+    if at + room > size_of::<Bootstrap>() {
+        set_errno(libc::ENOMEM);
+        return null_mut();
+    }
+    let start = BOOTSTRAP.0.get() as usize + at;
+    // SAFETY: `[start, start+room)` lies in the arena and was handed to this call alone.
+    unsafe { *(start as *mut usize) = size };
+    (start + HEADER) as *mut c_void
+}
+
+/// The next malloc is not known, and not because nobody has asked yet.
+#[cold]
+fn before_libc() -> bool {
+    static ASKED: AtomicUsize = AtomicUsize::new(0);
+    if real::has_malloc() {
+        return false;
+    }
+    if ASKED.swap(1, Relaxed) == 0 {
+        real::resolve_all();
+    }
+    !real::has_malloc()
+}
+
+/// A new managed block, or null with errno.
+fn managed(engine: &Engine, size: usize, align: usize, zero: bool) -> *mut c_void {
+    let errno = real::errno();
+    let len = size.next_multiple_of(PAGE);
+    if !zero || len <= CLEAR_MAX {
+        let mut blocks = BLOCKS.lock();
+        let align = align.max(if len >= UNIT { UNIT } else { PAGE });
+        if let Some((at, whole)) = blocks.spare.take(len, align) {
+            blocks.used.insert(at, whole);
+            drop(blocks);
+            if zero {
+                // SAFETY: the block is this caller's alone.
+                unsafe { std::ptr::write_bytes(at as *mut u8, 0, len) };
+            }
+            return at as *mut c_void;
+        }
+    }
+    let mut got = engine.map(size, align, zero);
+    if got.is_err() {
+        // What is kept for later may be what is missing.
+        let gone = BLOCKS.lock().spare.drain();
+        gone.iter().for_each(|(at, len)| release(engine, at, len));
+        got = engine.map(size, align, zero);
+    }
+    match got {
+        Ok(at) => {
+            BLOCKS.lock().used.insert(at, len);
+            set_errno(errno);
+            at as *mut c_void
+        }
+        Err(_) => {
+            set_errno(libc::ENOMEM);
+            null_mut()
+        }
+    }
+}
+
+#[inline]
+fn engine_for(size: usize) -> Option<&'static Engine> {
+    if state::may_manage(size) && size <= isize::MAX as usize {
+        state::engine_for(size, Knob::MallocMin)
+    } else {
+        None
+    }
+}
+
+/// Length of the managed block at `p`; ends the process if there is none.
+fn length_of(p: usize, call: &[u8]) -> usize {
+    let len = BLOCKS.lock().used.get(&p).copied();
+    len.unwrap_or_else(|| no_block(p, call))
+}
+
+fn no_block(p: usize, call: &[u8]) -> ! {
+    let mut digits = [0; 20];
+    fs::complain(&[
+        b"hugeswap: ",
+        call,
+        b"(): 0x",
+        fs::digits(p as u64, 16, &mut digits),
+        b" is no block that malloc gave out, or was freed before\n",
+    ]);
+    // SAFETY: ends the process, as glibc does for the same error of the program's.
+    unsafe { libc::abort() }
+}
+
+#[cold]
+fn free_managed(p: usize) {
+    let Some(engine) = state::engine() else {
+        return;
+    };
+    let errno = real::errno();
+    // A sixteenth of the budget may lie idle.
+    let limit = (engine.pool().frames() / 16) as usize * UNIT;
+    let mut gone = Gone::NONE;
+    let mut blocks = BLOCKS.lock();
+    let Some(len) = blocks.used.remove(&p) else {
+        drop(blocks);
+        no_block(p, b"free");
+    };
+    let kept = mmap::untouched(p, len) && blocks.spare.keep((p, len), limit, &mut gone);
+    drop(blocks);
+    if !kept {
+        release(engine, p, len);
+    }
+    gone.iter().for_each(|(at, len)| release(engine, at, len));
+    set_errno(errno);
+}
+
+#[unsafe(no_mangle)]
+unsafe extern "C" fn malloc(size: size_t) -> *mut c_void {
+    if let Some(e) = engine_for(size) {
+        return managed(e, size, PAGE, false);
+    }
+    if before_libc() {
+        return bootstrap(size);
+    }
+    // SAFETY: passed on.
+    unsafe { real::malloc()(size) }
+}
+
+#[unsafe(no_mangle)]
+unsafe extern "C" fn calloc(count: size_t, each: size_t) -> *mut c_void {
+    let size = count.saturating_mul(each);
+    if let Some(e) = engine_for(size) {
+        return managed(e, size, PAGE, true);
+    }
+    if before_libc() {
+        return bootstrap(size);
+    }
+    // SAFETY: passed on.
+    unsafe { real::calloc()(count, each) }
+}
+
+#[unsafe(no_mangle)]
+unsafe extern "C" fn free(p: *mut c_void) {
+    if state::in_window(p as usize) {
+        free_managed(p as usize);
+    } else if !in_bootstrap(p) {
+        // SAFETY: passed on.
+        unsafe { real::free()(p) }
+    }
+}
+
+#[unsafe(no_mangle)]
+unsafe extern "C" fn realloc(p: *mut c_void, size: size_t) -> *mut c_void {
+    if p.is_null() {
+        // SAFETY: as specified for a null pointer.
+        return unsafe { malloc(size) };
+    }
+    if state::in_window(p as usize) {
+        return realloc_managed(p as usize, size);
+    }
+    let old = if in_bootstrap(p) {
+        // SAFETY: a block of the arena is preceded by its length.
+        unsafe { *((p as usize - HEADER) as *const usize) }
+    } else if engine_for(size).is_some() {
+        // SAFETY: a block of the program's allocator.
+        unsafe { real::malloc_usable_size()(p) }
+    } else {
+        // SAFETY: passed on.
+        return unsafe { real::realloc()(p, size) };
+    };
+    // SAFETY: moving a block of `old` bytes as realloc is specified to.
+    unsafe {
+        let new = malloc(size);
+        if !new.is_null() {
+            std::ptr::copy_nonoverlapping(p.cast::<u8>(), new.cast(), old.min(size));
+            free(p);
+        }
+        new
+    }
+}
+
+/// `realloc` of a managed block.
+#[cold]
+fn realloc_managed(p: usize, size: usize) -> *mut c_void {
+    let Some(engine) = state::engine() else {
+        return null_mut();
+    };
+    let errno = real::errno();
+    if size == 0 {
+        free_managed(p);
+        return null_mut();
+    }
+    if size > isize::MAX as usize {
+        set_errno(libc::ENOMEM);
+        return null_mut();
+    }
+    let old = length_of(p, b"realloc");
+    let new = size.next_multiple_of(PAGE);
+    if new >= state::LEAST {
+        if new <= old {
+            if new < old {
+                BLOCKS.lock().used.insert(p, new);
+                release(engine, p + new, old - new);
+            }
+            set_errno(errno);
+            return p as *mut c_void;
+        }
+        if engine.grow(p, old, new) {
+            BLOCKS.lock().used.insert(p, new);
+            set_errno(errno);
+            return p as *mut c_void;
+        }
+        // A block that grows once grows again: leave it room to do so where it stands.
+        let at = match engine.map(size, if old >= UNIT { UNIT } else { PAGE }, false) {
+            Ok(at) => at,
+            Err(_) => {
+                set_errno(libc::ENOMEM);
+                return null_mut();
+            }
+        };
+        engine.move_range(p, at, old);
+        let mut blocks = BLOCKS.lock();
+        blocks.used.remove(&p);
+        blocks.used.insert(at, new);
+        drop(blocks);
+        release(engine, p, old);
+        set_errno(errno);
+        return at as *mut c_void;
+    }
+    // SAFETY: an ordinary block, filled from a longer managed one.
+    unsafe {
+        let q = malloc(size);
+        if !q.is_null() {
+            std::ptr::copy_nonoverlapping(p as *const u8, q.cast(), size.min(old));
+            free_managed(p);
+        }
+        q
+    }
+}
+
+#[unsafe(no_mangle)]
+unsafe extern "C" fn reallocarray(p: *mut c_void, count: size_t, each: size_t) -> *mut c_void {
+    match count.checked_mul(each) {
+        // SAFETY: passed on.
+        Some(size) => unsafe { realloc(p, size) },
+        None => {
+            set_errno(libc::ENOMEM);
+            null_mut()
+        }
+    }
+}
+
+#[unsafe(no_mangle)]
+unsafe extern "C" fn aligned_alloc(align: size_t, size: size_t) -> *mut c_void {
+    match engine_for(size) {
+        Some(e) if align.is_power_of_two() => managed(e, size, align, false),
+        // SAFETY: passed on.
+        _ => unsafe { real::aligned_alloc()(align, size) },
+    }
+}
+
+#[unsafe(no_mangle)]
+unsafe extern "C" fn memalign(align: size_t, size: size_t) -> *mut c_void {
+    match (engine_for(size), align.checked_next_power_of_two()) {
+        (Some(e), Some(align)) => managed(e, size, align, false),
+        // SAFETY: passed on.
+        _ => unsafe { real::memalign()(align, size) },
+    }
+}
+
+#[unsafe(no_mangle)]
+unsafe extern "C" fn posix_memalign(out: *mut *mut c_void, align: size_t, size: size_t) -> c_int {
+    match engine_for(size) {
+        Some(e) if align.is_power_of_two() && align.is_multiple_of(size_of::<usize>()) => {
+            let errno = real::errno();
+            let p = managed(e, size, align, false);
+            set_errno(errno);
+            if p.is_null() {
+                return libc::ENOMEM;
+            }
+            // SAFETY: the caller's pointer to write to.
+            unsafe { *out = p };
+            0
+        }
+        // SAFETY: passed on.
+        _ => unsafe { real::posix_memalign()(out, align, size) },
+    }
+}
+
+#[unsafe(no_mangle)]
+unsafe extern "C" fn valloc(size: size_t) -> *mut c_void {
+    match engine_for(size) {
+        Some(e) => managed(e, size, PAGE, false),
+        // SAFETY: passed on.
+        None => unsafe { real::valloc()(size) },
+    }
+}
+
+#[unsafe(no_mangle)]
+unsafe extern "C" fn pvalloc(size: size_t) -> *mut c_void {
+    match engine_for(size) {
+        Some(e) => managed(e, size, PAGE, false),
+        // SAFETY: passed on.
+        None => unsafe { real::pvalloc()(size) },
+    }
+}
+
+#[unsafe(no_mangle)]
+unsafe extern "C" fn malloc_usable_size(p: *mut c_void) -> size_t {
+    if state::in_window(p as usize) {
+        return length_of(p as usize, b"malloc_usable_size");
+    }
+    if in_bootstrap(p) {
+        // SAFETY: a block of the arena is preceded by its length.
+        return unsafe { *((p as usize - HEADER) as *const usize) };
+    }
+    // SAFETY: passed on.
+    unsafe { real::malloc_usable_size()(p) }
+}
+
+/// Around a fork; see [`Lock::before_fork`].
+pub fn before_fork() {
+    BLOCKS.before_fork();
+}
+
+/// Around a fork, in parent and child.
+pub fn after_fork() {
+    BLOCKS.after_fork();
+}

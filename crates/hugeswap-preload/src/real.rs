@@ -1,0 +1,173 @@
+//! The definitions that stand behind ours: what the program would have called.
+//!
+//! All are looked up together, once, at the first call of any (at the latest in the constructor), since
+//! dlsym may be called neither in a signal handler nor between vfork and exec. Looking up may itself allocate:
+//! `malloc` comes first, and until it is known a small arena of our own serves ([`crate::malloc`]).
+
+use hugeswap_sys::fs;
+use libc::{c_char, c_int, c_long, c_uint, c_void, off_t, size_t, ssize_t};
+use std::ffi::CStr;
+use std::sync::atomic::AtomicUsize;
+use std::sync::atomic::Ordering::{Acquire, Relaxed, Release};
+
+type Routine = extern "C" fn(*mut c_void) -> *mut c_void;
+type Strings = *const *const c_char;
+type Attr = *const libc::pthread_attr_t;
+type SpawnActions = *const libc::posix_spawn_file_actions_t;
+type SpawnAttr = *const libc::posix_spawnattr_t;
+type Timespec = *const libc::timespec;
+type SigSet = *const libc::sigset_t;
+
+macro_rules! next {
+    ($($name:ident: fn($($arg:ty),*) -> $ret:ty;)*) => {
+        #[allow(non_camel_case_types, clippy::enum_variant_names)]
+        #[repr(usize)]
+        enum Index { $($name,)* }
+        const NAMES: &[&CStr] = &[$(
+            // A symbol's name holds no NUL, so this cannot fail (and would fail while compiling).
+            match CStr::from_bytes_with_nul(concat!(stringify!($name), "\0").as_bytes()) {
+                Ok(name) => name,
+                Err(_) => panic!("a name holds NUL"),
+            },
+        )*];
+        static FOUND: [AtomicUsize; NAMES.len()] = [const { AtomicUsize::new(0) }; NAMES.len()];
+        $(
+            /// The next definition of the function of this name.
+            #[inline]
+            #[allow(non_snake_case)]
+            pub fn $name() -> unsafe extern "C" fn($($arg),*) -> $ret {
+                let at = address(Index::$name as usize);
+                // SAFETY: a non-zero entry is what dlsym found under this name, whose C
+                // prototype is the one declared here.
+                unsafe { std::mem::transmute::<usize, unsafe extern "C" fn($($arg),*) -> $ret>(at) }
+            }
+        )*
+    };
+}
+
+next! {
+    malloc: fn(size_t) -> *mut c_void;
+    free: fn(*mut c_void) -> ();
+    calloc: fn(size_t, size_t) -> *mut c_void;
+    realloc: fn(*mut c_void, size_t) -> *mut c_void;
+    aligned_alloc: fn(size_t, size_t) -> *mut c_void;
+    memalign: fn(size_t, size_t) -> *mut c_void;
+    posix_memalign: fn(*mut *mut c_void, size_t, size_t) -> c_int;
+    valloc: fn(size_t) -> *mut c_void;
+    pvalloc: fn(size_t) -> *mut c_void;
+    malloc_usable_size: fn(*mut c_void) -> size_t;
+    read: fn(c_int, *mut c_void, size_t) -> ssize_t;
+    write: fn(c_int, *const c_void, size_t) -> ssize_t;
+    pread: fn(c_int, *mut c_void, size_t, off_t) -> ssize_t;
+    pwrite: fn(c_int, *const c_void, size_t, off_t) -> ssize_t;
+    readv: fn(c_int, *const libc::iovec, c_int) -> ssize_t;
+    writev: fn(c_int, *const libc::iovec, c_int) -> ssize_t;
+    preadv: fn(c_int, *const libc::iovec, c_int, off_t) -> ssize_t;
+    pwritev: fn(c_int, *const libc::iovec, c_int, off_t) -> ssize_t;
+    preadv2: fn(c_int, *const libc::iovec, c_int, off_t, c_int) -> ssize_t;
+    pwritev2: fn(c_int, *const libc::iovec, c_int, off_t, c_int) -> ssize_t;
+    vmsplice: fn(c_int, *const libc::iovec, size_t, c_uint) -> ssize_t;
+    recv: fn(c_int, *mut c_void, size_t, c_int) -> ssize_t;
+    recvfrom: fn(c_int, *mut c_void, size_t, c_int, *mut c_void, *mut libc::socklen_t) -> ssize_t;
+    recvmsg: fn(c_int, *mut libc::msghdr, c_int) -> ssize_t;
+    recvmmsg: fn(c_int, *mut libc::mmsghdr, c_uint, c_int, *mut libc::timespec) -> c_int;
+    send: fn(c_int, *const c_void, size_t, c_int) -> ssize_t;
+    sendto: fn(c_int, *const c_void, size_t, c_int, *const c_void, libc::socklen_t) -> ssize_t;
+    sendmsg: fn(c_int, *const libc::msghdr, c_int) -> ssize_t;
+    sendmmsg: fn(c_int, *mut libc::mmsghdr, c_uint, c_int) -> c_int;
+    fread: fn(*mut c_void, size_t, size_t, *mut libc::FILE) -> size_t;
+    fwrite: fn(*const c_void, size_t, size_t, *mut libc::FILE) -> size_t;
+    fread_unlocked: fn(*mut c_void, size_t, size_t, *mut libc::FILE) -> size_t;
+    fwrite_unlocked: fn(*const c_void, size_t, size_t, *mut libc::FILE) -> size_t;
+    getrandom: fn(*mut c_void, size_t, c_uint) -> ssize_t;
+    syscall: fn(c_long, usize, usize, usize, usize, usize, usize) -> c_long;
+    sigaction: fn(c_int, *const libc::sigaction, *mut libc::sigaction) -> c_int;
+    signal: fn(c_int, usize) -> usize;
+    sysv_signal: fn(c_int, usize) -> usize;
+    sigset: fn(c_int, usize) -> usize;
+    sigignore: fn(c_int) -> c_int;
+    sigprocmask: fn(c_int, SigSet, *mut libc::sigset_t) -> c_int;
+    pthread_sigmask: fn(c_int, SigSet, *mut libc::sigset_t) -> c_int;
+    sigsuspend: fn(SigSet) -> c_int;
+    signalfd: fn(c_int, SigSet, c_int) -> c_int;
+    ppoll: fn(*mut libc::pollfd, libc::nfds_t, Timespec, SigSet) -> c_int;
+    __ppoll_chk: fn(*mut libc::pollfd, libc::nfds_t, Timespec, SigSet, size_t) -> c_int;
+    pselect: fn(c_int, *mut libc::fd_set, *mut libc::fd_set, *mut libc::fd_set, Timespec, SigSet) -> c_int;
+    epoll_pwait: fn(c_int, *mut libc::epoll_event, c_int, c_int, SigSet) -> c_int;
+    epoll_pwait2: fn(c_int, *mut libc::epoll_event, c_int, Timespec, SigSet) -> c_int;
+    pthread_create: fn(*mut libc::pthread_t, Attr, Routine, *mut c_void) -> c_int;
+    close: fn(c_int) -> c_int;
+    dup2: fn(c_int, c_int) -> c_int;
+    dup3: fn(c_int, c_int, c_int) -> c_int;
+    _Fork: fn() -> libc::pid_t;
+    execve: fn(*const c_char, Strings, Strings) -> c_int;
+    execvpe: fn(*const c_char, Strings, Strings) -> c_int;
+    fexecve: fn(c_int, Strings, Strings) -> c_int;
+    aio_read: fn(*mut libc::aiocb) -> c_int;
+    aio_write: fn(*mut libc::aiocb) -> c_int;
+    lio_listio: fn(c_int, *const *mut libc::aiocb, c_int, *mut c_void) -> c_int;
+    posix_spawn: fn(*mut libc::pid_t, *const c_char, SpawnActions, SpawnAttr, Strings, Strings) -> c_int;
+    posix_spawnp: fn(*mut libc::pid_t, *const c_char, SpawnActions, SpawnAttr, Strings, Strings) -> c_int;
+    system: fn(*const c_char) -> c_int;
+    popen: fn(*const c_char, *const c_char) -> *mut c_void;
+}
+
+#[inline]
+fn address(i: usize) -> usize {
+    let at = FOUND[i].load(Acquire);
+    if at == 0 { look_up(i) } else { at }
+}
+
+/// Is `malloc` known yet?
+pub fn has_malloc() -> bool {
+    FOUND[Index::malloc as usize].load(Relaxed) != 0
+}
+
+#[cold]
+fn look_up(i: usize) -> usize {
+    resolve_all();
+    let at = FOUND[i].load(Acquire);
+    if at == 0 {
+        fs::complain(&[
+            b"hugeswap: no ",
+            NAMES[i].to_bytes(),
+            b" in this program's C library; run the program without hugeswap\n",
+        ]);
+        // SAFETY: ends the process.
+        unsafe { libc::_exit(127) };
+    }
+    at
+}
+
+/// Looks every name up. Finding one twice does no harm.
+pub fn resolve_all() {
+    for (slot, name) in FOUND.iter().zip(NAMES) {
+        if slot.load(Relaxed) == 0 {
+            // SAFETY: the name is NUL-terminated; RTLD_NEXT is relative to this object.
+            let at = unsafe { libc::dlsym(libc::RTLD_NEXT, name.as_ptr()) };
+            slot.store(at as usize, Release);
+        }
+    }
+}
+
+/// Sets the program's errno.
+pub fn set_errno(e: i32) {
+    // SAFETY: glibc's errno of the calling thread, valid while the thread lives.
+    unsafe { *libc::__errno_location() = e };
+}
+
+/// The program's errno.
+pub fn errno() -> i32 {
+    // SAFETY: as in `set_errno`.
+    unsafe { *libc::__errno_location() }
+}
+
+/// A raw answer of the kernel as libc gives it: -1 and errno, or the value.
+pub fn answer(raw: isize) -> isize {
+    if (-4095..0).contains(&raw) {
+        set_errno(-raw as i32);
+        -1
+    } else {
+        raw
+    }
+}

@@ -1,0 +1,235 @@
+//! Whether this process manages memory, and how it comes to: `HUGESWAP_POOL` arms it, the first request large
+//! enough makes it join the pool.
+//!
+//! ```text
+//! COLD --constructor--> OFF (no HUGESWAP_POOL)
+//!                    `-> ARMED --large request--> JOINING --> JOINED
+//!                          ^--request was too small--'   `--> FAILED
+//! ```
+//! One thread joins; requests of others wait for it, its own nested ones pass through. OFF, JOINED and FAILED
+//! are final. A child forked while another thread was joining is FAILED: it goes on unmanaged.
+
+use crate::{alloc, filter, issue, malloc, mmap, real, thread};
+use hugeswap_engine::pool::{FaultMode, Pool};
+use hugeswap_engine::{Engine, EngineConfig, high_descriptor};
+use hugeswap_policy::knobs::Knob;
+use hugeswap_sys::signal::Blocked;
+use hugeswap_sys::{fs, futex, process};
+use std::ffi::CStr;
+use std::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed, Release};
+use std::sync::atomic::{AtomicI32, AtomicPtr, AtomicU32, AtomicUsize};
+
+const COLD: u32 = 0;
+const OFF: u32 = 1;
+const ARMED: u32 = 2;
+const JOINING: u32 = 3;
+const JOINED: u32 = 4;
+const FAILED: u32 = 5;
+
+static STATE: AtomicU32 = AtomicU32::new(COLD);
+static JOINER: AtomicI32 = AtomicI32::new(0);
+static ENGINE: AtomicPtr<Engine> = AtomicPtr::new(std::ptr::null_mut());
+/// The managed addresses; length 0 until joined.
+static WINDOW: [AtomicUsize; 2] = [const { AtomicUsize::new(0) }; 2];
+/// `HUGESWAP_POOL`.
+static CREATOR: AtomicI32 = AtomicI32::new(0);
+static SEGMENT: AtomicI32 = AtomicI32::new(-1);
+/// The pool's thresholds, once known: malloc, mmap.
+static KNOWN_MIN: [AtomicUsize; 2] = [const { AtomicUsize::new(0) }; 2];
+/// Descriptors below this number are certainly not ours.
+static FIRST_FD: AtomicI32 = AtomicI32::new(i32::MAX);
+/// The process this image runs as; a vfork child differs, for it runs in our memory.
+static PID: AtomicI32 = AtomicI32::new(0);
+
+/// No request below this many bytes is ever managed.
+pub const LEAST: usize = 128 << 10;
+/// Requests from this many bytes on are looked at: [`LEAST`], or out of reach.
+static LOOK_FROM: AtomicUsize = AtomicUsize::new(usize::MAX);
+
+/// Is a request of `len` bytes worth a look?
+#[inline]
+pub fn may_manage(len: usize) -> bool {
+    len >= LOOK_FROM.load(Relaxed)
+}
+
+/// Is `addr` a managed address?
+#[inline]
+pub fn in_window(addr: usize) -> bool {
+    addr.wrapping_sub(WINDOW[0].load(Relaxed)) < WINDOW[1].load(Relaxed)
+}
+
+/// Does `[addr, addr+len)` meet the window?
+pub fn meets_window(addr: usize, len: usize) -> bool {
+    let (base, size) = (WINDOW[0].load(Relaxed), WINDOW[1].load(Relaxed));
+    addr < base + size && addr.saturating_add(len) > base && len > 0
+}
+
+/// The engine, once joined.
+#[inline]
+pub fn engine() -> Option<&'static Engine> {
+    // SAFETY: what stands here is the engine that `Engine::start` leaked; nobody stops it.
+    unsafe { ENGINE.load(Acquire).as_ref() }
+}
+
+/// The engine, if system calls on its memory need care: in signal mode.
+#[inline]
+pub fn careful() -> Option<&'static Engine> {
+    engine().filter(|e| e.mode() == FaultMode::Signal)
+}
+
+/// Will this process manage memory, or does it already?
+#[inline]
+pub fn armed() -> bool {
+    matches!(STATE.load(Relaxed), ARMED | JOINING | JOINED)
+}
+
+/// Is descriptor `fd` one of hugeswap's?
+#[inline]
+pub fn is_our_fd(fd: i32) -> bool {
+    fd >= FIRST_FD.load(Relaxed) && engine().is_some_and(|e| e.protected_fds().any(|p| p == fd))
+}
+
+/// Are we in a vfork child, which runs in its parent's memory?
+pub fn in_vfork_child() -> bool {
+    PID.load(Relaxed) != process::pid()
+}
+
+/// The engine, if a request of `len` bytes belongs to it by the setting `knob`; joins if need be.
+#[cold]
+pub fn engine_for(len: usize, knob: Knob) -> Option<&'static Engine> {
+    loop {
+        match STATE.load(Acquire) {
+            JOINED => return engine().filter(|e| len as u64 >= e.pool().knob(knob)),
+            ARMED => {
+                let known = KNOWN_MIN[usize::from(knob == Knob::MmapMin)].load(Relaxed);
+                if len < known || in_vfork_child() {
+                    return None;
+                }
+                if STATE
+                    .compare_exchange(ARMED, JOINING, AcqRel, Relaxed)
+                    .is_ok()
+                {
+                    JOINER.store(process::tid(), Relaxed);
+                    let errno = real::errno();
+                    let blocked = Blocked::all();
+                    let next = join(len, knob);
+                    drop(blocked);
+                    real::set_errno(errno);
+                    JOINER.store(0, Relaxed);
+                    STATE.store(next, Release);
+                    futex::wake(&STATE, u32::MAX >> 1, false);
+                }
+            }
+            JOINING if JOINER.load(Relaxed) != process::tid() => {
+                futex::wait(&STATE, JOINING, Some(100_000_000), false);
+            }
+            _ => return None,
+        }
+    }
+}
+
+/// Joins the pool if `len` reaches its threshold; returns the next state.
+fn join(len: usize, knob: Knob) -> u32 {
+    let give_up = |why: &dyn std::fmt::Display| {
+        let line = format!("hugeswap: {why}; this process goes on without managed memory\n");
+        fs::complain(&[line.as_bytes()]);
+        LOOK_FROM.store(usize::MAX, Relaxed);
+        FAILED
+    };
+    let (creator, segment) = (CREATOR.load(Relaxed), SEGMENT.load(Relaxed));
+    let pool = match Pool::attach(creator, segment, high_descriptor()) {
+        Ok(pool) => pool,
+        Err(e) => return give_up(&e),
+    };
+    for (known, knob) in KNOWN_MIN.iter().zip([Knob::MallocMin, Knob::MmapMin]) {
+        known.store(pool.knob(knob) as usize, Relaxed);
+    }
+    if (len as u64) < pool.knob(knob) {
+        return ARMED;
+    }
+    let engine = match Engine::start(pool, EngineConfig::default()) {
+        Ok(engine) => engine,
+        Err(e) => return give_up(&e),
+    };
+    let window = engine.window();
+    WINDOW[0].store(window.start, Relaxed);
+    WINDOW[1].store(window.len(), Relaxed);
+    FIRST_FD.store(engine.protected_fds().min().unwrap_or(i32::MAX), Relaxed);
+    ENGINE.store(engine as *const Engine as *mut Engine, Release);
+    filter::ensure();
+    // After the engine's own, so that it runs when the child's engine has settled.
+    // SAFETY: the handler is fit to run in a forked child.
+    unsafe { libc::pthread_atfork(None, None, Some(settle_child)) };
+    JOINED
+}
+
+/// Reads `HUGESWAP_POOL`; called once, by the constructor.
+pub fn start() {
+    real::resolve_all();
+    // SAFETY: the constructor runs before the program's threads, so nobody changes the environment.
+    let value = unsafe {
+        let p = libc::getenv(c"HUGESWAP_POOL".as_ptr());
+        (!p.is_null()).then(|| CStr::from_ptr(p).to_bytes())
+    };
+    let Some(value) = value else {
+        STATE.store(OFF, Release);
+        return;
+    };
+    let Some((creator, segment)) = parse(value) else {
+        fs::complain(&[
+            b"hugeswap: HUGESWAP_POOL is not PID:FD; start the program with 'hugeswap run'\n",
+        ]);
+        STATE.store(OFF, Release);
+        return;
+    };
+    CREATOR.store(creator, Relaxed);
+    SEGMENT.store(segment, Relaxed);
+    PID.store(process::pid(), Relaxed);
+    // Before the engine's: handlers of prepare run newest first, so these locks are taken last
+    // and given back first.
+    // SAFETY: the three are fit to run around a fork.
+    unsafe { libc::pthread_atfork(Some(before_fork), Some(after_fork), Some(in_child)) };
+    filter::prepare();
+    thread::start_main();
+    STATE.store(ARMED, Release);
+    LOOK_FROM.store(LEAST, Relaxed);
+}
+
+fn parse(value: &[u8]) -> Option<(i32, i32)> {
+    let (pid, fd) = std::str::from_utf8(value).ok()?.split_once(':')?;
+    let (pid, fd) = (pid.parse().ok()?, fd.parse().ok()?);
+    (pid > 0 && fd >= 0).then_some((pid, fd))
+}
+
+/// Takes our locks before a fork.
+pub extern "C" fn before_fork() {
+    malloc::before_fork();
+    mmap::before_fork();
+    alloc::before_fork();
+}
+
+/// Gives them back in the parent.
+pub extern "C" fn after_fork() {
+    alloc::after_fork();
+    mmap::after_fork();
+    malloc::after_fork();
+}
+
+/// Gives them back in the child.
+pub extern "C" fn in_child() {
+    PID.store(process::pid(), Relaxed);
+    issue::forget_held();
+    if STATE.load(Relaxed) == JOINING {
+        STATE.store(FAILED, Relaxed);
+        LOOK_FROM.store(usize::MAX, Relaxed);
+    }
+    after_fork();
+}
+
+/// Once the child's engine has settled: it may need the filter its parent did without.
+pub extern "C" fn settle_child() {
+    if let Some(e) = engine() {
+        FIRST_FD.store(e.protected_fds().min().unwrap_or(i32::MAX), Relaxed);
+    }
+    filter::ensure();
+}

@@ -1,0 +1,277 @@
+//! Threads and their alternate stacks.
+//!
+//! Every thread gets an alternate signal stack of ours, so that a fault can be taken wherever its own
+//! stack is, and starts with [`crate::mask::OURS`] unblocked. A program's alternate stack replaces ours while it
+//! is set, if it is large enough for our handlers; a smaller one the program only believes it has.
+
+use crate::real::{self, answer, set_errno};
+use crate::{mask, mmap, state};
+use hugeswap_sys::raw::{call, syscall6};
+use hugeswap_sys::{mm, signal};
+use libc::{c_int, c_void};
+use std::arch::naked_asm;
+use std::cell::Cell;
+use std::sync::atomic::AtomicU32;
+use std::sync::atomic::Ordering::Relaxed;
+
+type Routine = extern "C" fn(*mut c_void) -> *mut c_void;
+
+const STACK: usize = 64 << 10;
+/// The smallest alternate stack our handlers are run on.
+const ENOUGH: usize = 32 << 10;
+const NO_KEY: u32 = u32::MAX;
+
+/// The key whose destructor takes a thread's stack back.
+static KEY: AtomicU32 = AtomicU32::new(NO_KEY);
+
+thread_local! {
+    /// Our alternate stack of this thread; 0 is none. None of these has a destructor.
+    static OUR_STACK: Cell<usize> = const { Cell::new(0) };
+    /// The alternate stack the program believes it has (address, size), while the kernel has ours.
+    static BELIEVED: Cell<(usize, usize)> = const { Cell::new((0, 0)) };
+}
+
+/// What a new thread needs to know.
+struct Start {
+    routine: Routine,
+    argument: *mut c_void,
+    believed: signal::Mask,
+}
+
+/// What the first instructions of a thread go on with.
+#[repr(C)]
+struct Next {
+    routine: usize,
+    argument: usize,
+}
+
+/// The first instructions of a thread.
+#[unsafe(naked)]
+extern "C" fn first(start: *mut c_void) -> *mut c_void {
+    naked_asm!(
+        "sub rsp, 24",
+        "mov rsi, rsp",
+        "call {prepare}",
+        "mov rax, [rsp]",
+        "mov rdi, [rsp + 8]",
+        "add rsp, 24",
+        // Nothing of ours stays on the stack: unwinding and cancellation see the program's frames only.
+        "jmp rax",
+        prepare = sym prepare,
+    )
+}
+
+/// The main thread's part, in the constructor.
+pub fn start_main() {
+    let mut key = 0;
+    // SAFETY: `key` is writable; the destructor is fit to run at a thread's end.
+    if unsafe { libc::pthread_key_create(&mut key, Some(end_thread)) } == 0 {
+        KEY.store(key, Relaxed);
+    }
+    // The mask may be inherited from whoever started us.
+    let inherited = signal::set_mask(signal::ALL);
+    signal::set_mask(inherited & !mask::OURS);
+    mask::believe(inherited);
+    give_stack();
+}
+
+fn set_kernel(ss: &libc::stack_t) -> isize {
+    // SAFETY: a valid stack_t of memory that stays mapped while it is the alternate stack.
+    unsafe {
+        syscall6(
+            libc::SYS_sigaltstack as usize,
+            [ss as *const _ as usize, 0, 0, 0, 0, 0],
+        )
+    }
+}
+
+fn kernel_stack() -> libc::stack_t {
+    let mut now = libc::stack_t {
+        ss_sp: std::ptr::null_mut(),
+        ss_flags: libc::SS_DISABLE,
+        ss_size: 0,
+    };
+    // SAFETY: `now` is writable.
+    let _ = unsafe {
+        call(
+            libc::SYS_sigaltstack,
+            [0, &mut now as *mut _ as usize, 0, 0, 0, 0],
+        )
+    };
+    now
+}
+
+fn give_stack() {
+    // SAFETY: a new mapping at an address of the kernel's choice disturbs nothing.
+    let Ok(at) = (unsafe { mm::map_anon(0, STACK, mm::PROT_RW, false) }) else {
+        return;
+    };
+    let ours = libc::stack_t {
+        ss_sp: at as *mut c_void,
+        ss_flags: 0,
+        ss_size: STACK,
+    };
+    if set_kernel(&ours) != 0 {
+        // SAFETY: mapped a moment ago, used by nobody.
+        let _ = unsafe { mm::unmap(at, STACK) };
+        return;
+    }
+    OUR_STACK.with(|s| s.set(at));
+    let key = KEY.load(Relaxed);
+    if key != NO_KEY {
+        // SAFETY: the key was created and is never deleted.
+        unsafe { libc::pthread_setspecific(key, at as *const c_void) };
+    }
+}
+
+/// At a thread's end, however it came.
+extern "C" fn end_thread(stack: *mut c_void) {
+    let now = kernel_stack();
+    if now.ss_sp == stack {
+        let none = libc::stack_t {
+            ss_sp: std::ptr::null_mut(),
+            ss_flags: libc::SS_DISABLE,
+            ss_size: 0,
+        };
+        if set_kernel(&none) != 0 {
+            return;
+        }
+    }
+    OUR_STACK.with(|s| s.set(0));
+    // SAFETY: mapped by `give_stack`, and no longer the alternate stack.
+    let _ = unsafe { mm::unmap(stack as usize, STACK) };
+}
+
+extern "C" fn prepare(start: *mut Start, next: *mut Next) {
+    // SAFETY: `start` was leaked by pthread_create below for this thread alone.
+    let start = unsafe { Box::from_raw(start) };
+    // A thread created with signals blocked (pthread_attr_setsigmask_np) believes so, too.
+    let given = signal::set_mask(signal::ALL);
+    mask::believe(start.believed | (given & mask::OURS));
+    give_stack();
+    signal::set_mask(given & !mask::OURS);
+    // SAFETY: `next` is room on the new thread's stack.
+    unsafe {
+        *next = Next {
+            routine: start.routine as usize,
+            argument: start.argument as usize,
+        };
+    }
+}
+
+fn blocked_now() -> signal::Mask {
+    let mask = signal::set_mask(signal::ALL);
+    signal::set_mask(mask);
+    mask
+}
+
+#[unsafe(no_mangle)]
+unsafe extern "C" fn pthread_create(
+    thread: *mut libc::pthread_t,
+    attr: *const libc::pthread_attr_t,
+    routine: Routine,
+    argument: *mut c_void,
+) -> c_int {
+    // No thread of the program's blocks SIGSEGV: this is the engine's, which wants no signals.
+    if !state::armed() || blocked_now() & signal::bit(libc::SIGSEGV) != 0 {
+        // SAFETY: passed on.
+        return unsafe { real::pthread_create()(thread, attr, routine, argument) };
+    }
+    if !attr.is_null() {
+        eject_stack(attr);
+    }
+    let start = Box::into_raw(Box::new(Start {
+        routine,
+        argument,
+        believed: mask::believed(),
+    }));
+    // SAFETY: passed on; `first` frees `start`, unless it is never run.
+    unsafe {
+        let result = real::pthread_create()(thread, attr, first, start.cast());
+        if result != 0 {
+            drop(Box::from_raw(start));
+        }
+        result
+    }
+}
+
+/// A stack the program allocated itself must be there when the kernel wants it.
+fn eject_stack(attr: *const libc::pthread_attr_t) {
+    let (mut at, mut len) = (std::ptr::null_mut(), 0);
+    // SAFETY: the program's initialised attributes; both results are writable.
+    if unsafe { libc::pthread_attr_getstack(attr, &mut at, &mut len) } == 0
+        && state::meets_window(at as usize, len)
+        && let Some(engine) = state::engine()
+    {
+        let _ = mmap::eject(engine, at as usize, len);
+    }
+}
+
+#[unsafe(no_mangle)]
+unsafe extern "C" fn sigaltstack(new: *const libc::stack_t, old: *mut libc::stack_t) -> c_int {
+    let ours = OUR_STACK.with(Cell::get);
+    if !state::armed() || ours == 0 {
+        // SAFETY: passed on.
+        return answer(unsafe {
+            syscall6(
+                libc::SYS_sigaltstack as usize,
+                [new as usize, old as usize, 0, 0, 0, 0],
+            )
+        }) as c_int;
+    }
+    let mut former = kernel_stack();
+    let active = former.ss_flags & libc::SS_ONSTACK;
+    if former.ss_sp as usize == ours {
+        let (at, len) = BELIEVED.with(Cell::get);
+        former = libc::stack_t {
+            ss_sp: at as *mut c_void,
+            ss_flags: if len == 0 { libc::SS_DISABLE } else { active },
+            ss_size: len,
+        };
+    }
+    // SAFETY: the caller's structure, if any.
+    if let Some(&wanted) = unsafe { new.as_ref() } {
+        let result = set_program_stack(wanted, ours, active != 0);
+        if result != 0 {
+            set_errno(-result);
+            return -1;
+        }
+    }
+    // SAFETY: the caller's structure to write to, if any.
+    if let Some(out) = unsafe { old.as_mut() } {
+        *out = former;
+    }
+    0
+}
+
+/// Sets the program's alternate stack; 0 or a negative errno.
+fn set_program_stack(wanted: libc::stack_t, ours: usize, active: bool) -> c_int {
+    let off = wanted.ss_flags & libc::SS_DISABLE != 0;
+    let small = !off && (libc::MINSIGSTKSZ..ENOUGH).contains(&wanted.ss_size);
+    if !off && !small {
+        if state::meets_window(wanted.ss_sp as usize, wanted.ss_size)
+            && let Some(engine) = state::engine()
+            && let Err(e) = mmap::eject(engine, wanted.ss_sp as usize, wanted.ss_size)
+        {
+            return -e.0;
+        }
+        return set_kernel(&wanted) as c_int;
+    }
+    if active {
+        return -libc::EPERM;
+    }
+    let result = set_kernel(&libc::stack_t {
+        ss_sp: ours as *mut c_void,
+        ss_flags: 0,
+        ss_size: STACK,
+    });
+    if result == 0 {
+        let pair = if off {
+            (0, 0)
+        } else {
+            (wanted.ss_sp as usize, wanted.ss_size)
+        };
+        BELIEVED.with(|b| b.set(pair));
+    }
+    result as c_int
+}

@@ -1,0 +1,168 @@
+//! SIGSYS: system calls that the filter sent back, since an argument lies in managed memory.
+//!
+//! The handler makes the call in the program's place ([`crate::issue`]) and puts the answer where the kernel
+//! would have. It runs on the alternate stack with every signal blocked but those of [`crate::mask::OURS`]: it touches
+//! managed memory, and code it is interrupted by may be trapped again. A SIGSYS of anybody else goes to the
+//! program's own action.
+
+use crate::filter::{self, MARK};
+use crate::issue::Caller;
+use crate::lock::Lock;
+use crate::mask::OURS;
+use crate::real;
+use crate::state;
+use hugeswap_policy::counters::Counter;
+use hugeswap_sys::process;
+use hugeswap_sys::raw::syscall6;
+use hugeswap_sys::signal::{self, Action, Mask, bit};
+use libc::{REG_R8, REG_R9, REG_R10, REG_RAX, REG_RDI, REG_RDX, REG_RSI, c_int, c_void};
+use std::sync::atomic::AtomicBool;
+use std::sync::atomic::Ordering::{Acquire, Relaxed, Release};
+
+const SYS_SECCOMP: c_int = 1;
+
+static INSTALLED: AtomicBool = AtomicBool::new(false);
+/// Set by the handler when [`probe`]'s call is trapped.
+static PROBED: AtomicBool = AtomicBool::new(false);
+/// What the program believes it installed for SIGSYS.
+static PROGRAM: Lock<Action> = Lock::new(Action {
+    handler: 0,
+    flags: 0,
+    restorer: 0,
+    mask: 0,
+});
+
+/// Is SIGSYS ours?
+pub fn installed() -> bool {
+    INSTALLED.load(Acquire)
+}
+
+/// Takes SIGSYS, remembering the program's action.
+pub fn install() -> bool {
+    if installed() {
+        return true;
+    }
+    let ours = Action {
+        handler: on_sys as *const () as usize,
+        flags: (libc::SA_SIGINFO | libc::SA_ONSTACK | libc::SA_NODEFER | libc::SA_RESTART) as u64,
+        restorer: 0,
+        mask: signal::ALL & !OURS,
+    };
+    // SAFETY: the handler is fit to run wherever a system call is made.
+    let Ok(former) = (unsafe { signal::set_action(libc::SIGSYS, &ours) }) else {
+        return false;
+    };
+    *PROGRAM.lock() = former;
+    INSTALLED.store(true, Release);
+    true
+}
+
+/// Gives SIGSYS back.
+pub fn uninstall() {
+    if INSTALLED.swap(false, Relaxed) {
+        let action = *PROGRAM.lock();
+        // SAFETY: the program's own action.
+        let _ = unsafe { signal::set_action(libc::SIGSYS, &action) };
+    }
+}
+
+/// Reads, and with `new` replaces, what the program believes it installed.
+pub fn exchange_program_action(new: Option<Action>) -> Action {
+    let mut program = PROGRAM.lock();
+    let former = *program;
+    if let Some(new) = new {
+        *program = new;
+    }
+    former
+}
+
+/// Is there a filter that traps calls on the window at `window`? Asks by a write of nothing to nowhere.
+pub fn probe(window: usize) -> bool {
+    PROBED.store(false, Relaxed);
+    // SAFETY: descriptor -1 is never open, so nothing is read from the address.
+    let _ = unsafe { filter::ungated(libc::SYS_write as usize, [usize::MAX, window, 0]) };
+    PROBED.load(Relaxed)
+}
+
+/// The mask the interrupted code goes on with.
+fn interrupted_mask(uc: &mut libc::ucontext_t) -> &mut Mask {
+    // SAFETY: sigset_t is larger than 8 bytes and 8-aligned.
+    unsafe { &mut *(&raw mut uc.uc_sigmask).cast::<Mask>() }
+}
+
+extern "C" fn on_sys(signal: c_int, info: *mut libc::siginfo_t, context: *mut c_void) {
+    // SAFETY: the kernel passes a valid siginfo and ucontext to an SA_SIGINFO handler. For
+    // SYS_SECCOMP the siginfo goes on with the call's address, number and architecture.
+    let (ours, nr, uc) = unsafe {
+        let ours = (*info).si_code == SYS_SECCOMP && (*info).si_errno == MARK;
+        let nr = (info as *const u8).add(24).cast::<c_int>().read();
+        (ours, nr as i64, &mut *(context as *mut libc::ucontext_t))
+    };
+    if !ours {
+        return pass_on(signal, info, context);
+    }
+    let errno = real::errno();
+    let r = |i: c_int| uc.uc_mcontext.gregs[i as usize] as usize;
+    let a = [
+        r(REG_RDI),
+        r(REG_RSI),
+        r(REG_RDX),
+        r(REG_R10),
+        r(REG_R8),
+        r(REG_R9),
+    ];
+    let result = if nr == libc::SYS_write && a[0] == usize::MAX && a[2] == 0 {
+        PROBED.store(true, Relaxed);
+        -(libc::EBADF as isize)
+    } else {
+        match state::engine() {
+            Some(engine) => {
+                engine.pool().count(engine.me(), Counter::SyscallTrapped, 1);
+                Caller {
+                    engine,
+                    mask: Some(*interrupted_mask(uc)),
+                    cancellable: false,
+                }
+                .issue(nr, a)
+            }
+            // A filter inherited by an image that manages nothing: the register only looked like an address of ours.
+            // SAFETY: the program's own call.
+            None => unsafe { syscall6(nr as usize, a) },
+        }
+    };
+    uc.uc_mcontext.gregs[REG_RAX as usize] = result as i64;
+    real::set_errno(errno);
+}
+
+/// Does what the program's own action says.
+fn pass_on(signal: c_int, info: *mut libc::siginfo_t, context: *mut c_void) {
+    let mut program = PROGRAM.lock();
+    let action = *program;
+    if action.flags & libc::SA_RESETHAND as u32 as u64 != 0 {
+        *program = Action::default();
+    }
+    drop(program);
+    match action.handler {
+        libc::SIG_IGN => {}
+        libc::SIG_DFL => {
+            // SAFETY: the default action is always fit.
+            let _ = unsafe { signal::set_action(signal, &Action::default()) };
+            let _ = process::signal_thread(process::tid(), signal);
+        }
+        handler => {
+            // SAFETY: the kernel's context.
+            let mut mask = unsafe { *interrupted_mask(&mut *(context as *mut libc::ucontext_t)) }
+                | action.mask;
+            if action.flags & libc::SA_NODEFER as u32 as u64 == 0 {
+                mask |= bit(signal);
+            }
+            signal::set_mask(mask & !OURS);
+            // A handler that takes one argument ignores the others.
+            // SAFETY: the program installed this address as a handler.
+            let f: extern "C" fn(c_int, *mut libc::siginfo_t, *mut c_void) =
+                unsafe { std::mem::transmute(handler) };
+            f(signal, info, context);
+            signal::set_mask(signal::ALL & !OURS);
+        }
+    }
+}

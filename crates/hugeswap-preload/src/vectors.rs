@@ -1,0 +1,535 @@
+//! Transfers: read, write and their kin, with one buffer or many, on managed memory.
+//!
+//! A transfer is a list of segments. As much of it as may be held at once is pinned and transferred, and the rest after
+//! that, where the descriptor allows it (a file, or anything written to): a stream read may return short, a
+//! datagram must go in one call. What cannot be held goes through a buffer of ours.
+
+use crate::issue::{Args, Caller, EFAULT, EINVAL, Pins};
+use crate::{mmap, state};
+use hugeswap_sys::fs;
+use libc::iovec;
+
+/// Through a buffer on the stack rather than pinned, up to this many bytes (which direct I/O
+/// does not like: see [`Transfer::direct`]).
+const SMALL: usize = 4096;
+/// Vectors up to this length stand on the stack.
+const FEW: usize = 8;
+/// Most bytes copied through a buffer of ours in one call.
+const BOUNCE: usize = 1 << 20;
+const IOV_MAX: usize = 1024;
+
+fn segment(base: usize, len: usize) -> iovec {
+    iovec {
+        iov_base: base as *mut libc::c_void,
+        iov_len: len,
+    }
+}
+
+/// Is more to be had at once from a descriptor that gave all it was asked for?
+fn is_file(fd: usize) -> bool {
+    fs::identity(fd as i32)
+        .is_ok_and(|id| matches!(id.mode & libc::S_IFMT, libc::S_IFREG | libc::S_IFBLK))
+}
+
+/// Does the kernel write to memory?
+fn fills(nr: i64) -> bool {
+    matches!(
+        nr,
+        libc::SYS_read
+            | libc::SYS_pread64
+            | libc::SYS_recvfrom
+            | libc::SYS_getrandom
+            | libc::SYS_readv
+            | libc::SYS_preadv
+            | libc::SYS_preadv2
+            | libc::SYS_recvmsg
+            | libc::SYS_process_vm_readv
+    )
+}
+
+/// May the rest of a transfer follow once a piece was transferred whole?
+enum GoOn {
+    /// A message goes in one call.
+    Never,
+    /// From a file; a stream may have no more for now.
+    FromFile,
+    /// To anywhere.
+    Always,
+}
+
+/// A transfer going on.
+struct Transfer<'a> {
+    caller: &'a Caller,
+    fills: bool,
+    go_on: GoOn,
+    /// The descriptor.
+    fd: usize,
+}
+
+impl Transfer<'_> {
+    /// Transfers all of `segments`; `call` makes one call for some segments, `done` bytes into the whole.
+    fn run(&self, segments: &[iovec], call: &mut dyn FnMut(&mut [iovec], usize) -> isize) -> isize {
+        let limit = self.caller.engine.pin_limit();
+        // Where the next piece begins: in segment `i`, `skip` bytes into it.
+        let (mut i, mut skip, mut done) = (0, 0, 0usize);
+        let mut room = Vector::new(segments.len());
+        let piece = room.slice();
+        loop {
+            let (mut n, mut count) = (0, 0);
+            while i + count < segments.len() && n < limit {
+                let s = segments[i + count];
+                let from = if count == 0 { skip } else { 0 };
+                let take = (s.iov_len - from).min(limit - n);
+                piece[count] = segment(s.iov_base as usize + from, take);
+                count += 1;
+                n += take;
+            }
+            let (asked, r) = self.piece(&mut piece[..count], n, done, call);
+            if r < 0 {
+                return if done > 0 { done as isize } else { r };
+            }
+            done += r as usize;
+            let mut left = r as usize;
+            while i < segments.len() && left >= segments[i].iov_len - skip {
+                left -= segments[i].iov_len - skip;
+                (i, skip) = (i + 1, 0);
+            }
+            skip += left;
+            if (r as usize) < asked || i >= segments.len() || !self.goes_on() {
+                return done as isize;
+            }
+        }
+    }
+
+    fn goes_on(&self) -> bool {
+        match self.go_on {
+            GoOn::Never => false,
+            GoOn::FromFile => is_file(self.fd),
+            GoOn::Always => true,
+        }
+    }
+
+    /// Is this a transfer past the page cache? Those need aligned memory.
+    fn direct(&self, piece: &[iovec]) -> bool {
+        let aligned = |s: &iovec| (s.iov_base as usize | s.iov_len).is_multiple_of(512);
+        piece.iter().all(aligned) && file_flags(self.fd) & libc::O_DIRECT != 0
+    }
+
+    /// Transfers a piece of `n` bytes, or the beginning of it; how many bytes were asked for, and the answer.
+    fn piece(
+        &self,
+        piece: &mut [iovec],
+        n: usize,
+        done: usize,
+        call: &mut dyn FnMut(&mut [iovec], usize) -> isize,
+    ) -> (usize, isize) {
+        if n <= SMALL && piece.iter().all(|s| self.mapped(s)) && !self.direct(piece) {
+            let mut small = [std::mem::MaybeUninit::<u8>::uninit(); SMALL];
+            return (
+                n,
+                self.through(small.as_mut_ptr().cast(), n, piece, done, call),
+            );
+        }
+        let mut held = Pins::new(self.caller.engine);
+        if piece
+            .iter()
+            .all(|s| held.add(s.iov_base as usize, s.iov_len, self.fills))
+        {
+            return (n, call(piece, done));
+        }
+        drop(held);
+        if !piece.iter().all(|s| self.mapped(s)) {
+            // The program's error: the kernel says which.
+            return (n, call(piece, done));
+        }
+        let mut large = vec![0u8; n.min(BOUNCE)];
+        let asked = large.len();
+        (
+            asked,
+            self.through(large.as_mut_ptr(), asked, piece, done, call),
+        )
+    }
+
+    fn mapped(&self, s: &iovec) -> bool {
+        self.caller.mapped(s.iov_base as usize, s.iov_len)
+    }
+
+    /// Transfers by way of the `room` bytes at `buffer`, as much as they hold.
+    fn through(
+        &self,
+        buffer: *mut u8,
+        room: usize,
+        piece: &[iovec],
+        done: usize,
+        call: &mut dyn FnMut(&mut [iovec], usize) -> isize,
+    ) -> isize {
+        let copy = |n: usize, out: bool| {
+            let mut at = 0;
+            for s in piece {
+                let len = s.iov_len.min(n - at);
+                // SAFETY: `at + len <= n <= room`; the segment is the program's, and a fault on it is
+                // taken as any other.
+                unsafe {
+                    let (ours, theirs) = (buffer.add(at), s.iov_base.cast::<u8>());
+                    if out {
+                        std::ptr::copy_nonoverlapping(ours, theirs, len);
+                    } else {
+                        std::ptr::copy_nonoverlapping(theirs, ours, len);
+                    }
+                }
+                at += len;
+            }
+        };
+        if !self.fills {
+            copy(room, false);
+        }
+        let r = call(&mut [segment(buffer as usize, room)], done);
+        if self.fills && r > 0 {
+            copy((r as usize).min(room), true);
+        }
+        r
+    }
+}
+
+/// Segments, on the stack if they are few.
+struct Vector {
+    few: [iovec; FEW],
+    many: Vec<iovec>,
+    n: usize,
+}
+
+impl Vector {
+    fn new(n: usize) -> Vector {
+        let mut v = Vector {
+            few: [segment(0, 0); FEW],
+            many: Vec::new(),
+            n,
+        };
+        if n > FEW {
+            v.many.resize(n, segment(0, 0));
+        }
+        v
+    }
+
+    fn slice(&mut self) -> &mut [iovec] {
+        if self.n > FEW {
+            &mut self.many
+        } else {
+            &mut self.few[..self.n]
+        }
+    }
+}
+
+/// Copies a program's vector; `None` if it is longer than the kernel would take.
+fn vector_of(at: usize, count: usize) -> Option<Vector> {
+    if count > IOV_MAX {
+        return None;
+    }
+    let mut v = Vector::new(count);
+    for (i, s) in v.slice().iter_mut().enumerate() {
+        // SAFETY: the program's array of `count` segments; a fault on it is taken as any other.
+        *s = unsafe { (at as *const iovec).add(i).read_unaligned() };
+    }
+    Some(v)
+}
+
+impl Caller {
+    /// One buffer.
+    pub fn stream(&self, nr: i64, a: Args) -> isize {
+        let (buf, len) = if nr == libc::SYS_getrandom {
+            (0, 1)
+        } else {
+            (1, 2)
+        };
+        let positioned = matches!(nr, libc::SYS_pread64 | libc::SYS_pwrite64);
+        let socket = matches!(nr, libc::SYS_recvfrom | libc::SYS_sendto);
+        let total = a[len].min(0x7fff_f000);
+        if nr == libc::SYS_sendto && a[3] & libc::MSG_ZEROCOPY as usize != 0 {
+            // The kernel reads the pages after the call: they must be its own.
+            let _ = mmap::eject(self.engine, a[buf], total);
+        }
+        let fills = fills(nr);
+        let go_on = match nr {
+            libc::SYS_recvfrom if a[3] & libc::MSG_WAITALL as usize == 0 => GoOn::Never,
+            libc::SYS_read | libc::SYS_pread64 => GoOn::FromFile,
+            _ => GoOn::Always,
+        };
+        // The address of a socket call, by way of ours.
+        let mut address = [0u8; 128];
+        let mut address_len = 0u32;
+        let mut call = a;
+        if nr == libc::SYS_sendto && state::in_window(a[4]) {
+            let n = a[5].min(address.len());
+            // SAFETY: the program's address, of that length.
+            unsafe { std::ptr::copy_nonoverlapping(a[4] as *const u8, address.as_mut_ptr(), n) };
+            call[4] = address.as_ptr() as usize;
+        }
+        let receive_address = nr == libc::SYS_recvfrom
+            && a[4] != 0
+            && a[5] != 0
+            && (state::in_window(a[4]) || state::in_window(a[5]));
+        if receive_address {
+            address_len = address.len() as u32;
+            call[4] = address.as_mut_ptr() as usize;
+            call[5] = &raw mut address_len as usize;
+        }
+        let t = Transfer {
+            caller: self,
+            fills,
+            go_on,
+            fd: a[0],
+        };
+        let r = if !state::in_window(a[buf]) {
+            self.raw(nr, call)
+        } else {
+            t.run(&[segment(a[buf], total)], &mut |piece, done| {
+                let mut c = call;
+                c[buf] = piece[0].iov_base as usize;
+                c[len] = piece[0].iov_len;
+                if positioned {
+                    c[3] += done;
+                }
+                self.raw(nr, c)
+            })
+        };
+        if socket && receive_address && r >= 0 {
+            // SAFETY: the program's address buffer, and how long it says that is.
+            unsafe {
+                let room = (a[5] as *const u32).read_unaligned() as usize;
+                let n = room.min(address_len as usize).min(address.len());
+                std::ptr::copy_nonoverlapping(address.as_ptr(), a[4] as *mut u8, n);
+                (a[5] as *mut u32).write_unaligned(address_len);
+            }
+        }
+        r
+    }
+
+    /// Many buffers.
+    pub fn vector(&self, nr: i64, a: Args) -> isize {
+        let process = matches!(nr, libc::SYS_process_vm_readv | libc::SYS_process_vm_writev);
+        let Some(mut segments) = vector_of(a[1], a[2]) else {
+            return self.raw(nr, a);
+        };
+        let segments = segments.slice();
+        if process {
+            return self.process_vm(nr, a, segments);
+        }
+        let mut fills = fills(nr);
+        let mut number = nr;
+        if nr == libc::SYS_vmsplice
+            && segments
+                .iter()
+                .any(|s| state::in_window(s.iov_base as usize))
+        {
+            // Pages given to a pipe are read later; what is managed moves. So copy.
+            fills = file_flags(a[0]) & libc::O_ACCMODE == libc::O_RDONLY;
+            number = if fills {
+                libc::SYS_readv
+            } else {
+                libc::SYS_writev
+            };
+        }
+        let positioned = matches!(
+            nr,
+            libc::SYS_preadv | libc::SYS_preadv2 | libc::SYS_pwritev | libc::SYS_pwritev2
+        ) && a[3] as isize != -1;
+        let total: usize = segments
+            .iter()
+            .map(|s| s.iov_len)
+            .fold(0, usize::saturating_add);
+        if total > isize::MAX as usize {
+            return EINVAL;
+        }
+        let go_on = if fills { GoOn::FromFile } else { GoOn::Always };
+        let t = Transfer {
+            caller: self,
+            fills,
+            go_on,
+            fd: a[0],
+        };
+        t.run(segments, &mut |piece, done| {
+            let mut c = a;
+            if number != nr {
+                c = [a[0], 0, 0, 0, 0, 0];
+            }
+            c[1] = piece.as_ptr() as usize;
+            c[2] = piece.len();
+            if positioned {
+                c[3] += done;
+            }
+            self.raw(number, c)
+        })
+    }
+
+    /// Our side of a transfer to or from another process; the other's memory is its own affair.
+    fn process_vm(&self, nr: i64, a: Args, segments: &[iovec]) -> isize {
+        let Some(mut remote) = vector_of(a[3], a[4]) else {
+            return self.raw(nr, a);
+        };
+        let remote = remote.slice();
+        let mut held = Pins::new(self.engine);
+        if !segments
+            .iter()
+            .all(|s| held.insist(s.iov_base as usize, s.iov_len, fills(nr)))
+        {
+            return EFAULT;
+        }
+        let r = self.raw(
+            nr,
+            [
+                a[0],
+                segments.as_ptr() as usize,
+                segments.len(),
+                remote.as_ptr() as usize,
+                remote.len(),
+                a[5],
+            ],
+        );
+        drop(held);
+        r
+    }
+
+    /// sendmsg and recvmsg.
+    pub fn message(&self, nr: i64, a: Args) -> isize {
+        // SAFETY: the program's message header.
+        let given = unsafe { (a[1] as *const libc::msghdr).read_unaligned() };
+        let Some(mut segments) = vector_of(given.msg_iov as usize, given.msg_iovlen) else {
+            return self.raw(nr, a);
+        };
+        let segments = segments.slice();
+        let receiving = nr == libc::SYS_recvmsg;
+        if a[2] & libc::MSG_ZEROCOPY as usize != 0 {
+            for s in segments.iter() {
+                let _ = mmap::eject(self.engine, s.iov_base as usize, s.iov_len);
+            }
+        }
+        // Name and control data, by way of ours.
+        let mut name = Copied::of(given.msg_name as usize, given.msg_namelen as usize);
+        let mut control = Copied::of(given.msg_control as usize, given.msg_controllen);
+        let mut now = given;
+        now.msg_name = name.address() as *mut libc::c_void;
+        now.msg_control = control.address() as *mut libc::c_void;
+        let t = Transfer {
+            caller: self,
+            fills: receiving,
+            go_on: GoOn::Never,
+            fd: a[0],
+        };
+        let r = t.run(segments, &mut |piece, _| {
+            now.msg_iov = piece.as_mut_ptr();
+            now.msg_iovlen = piece.len();
+            self.raw(nr, [a[0], &raw mut now as usize, a[2], 0, 0, 0])
+        });
+        if receiving && r >= 0 {
+            name.give_back(now.msg_namelen as usize);
+            control.give_back(now.msg_controllen);
+            let told = libc::msghdr {
+                msg_name: given.msg_name,
+                msg_iov: given.msg_iov,
+                msg_iovlen: given.msg_iovlen,
+                msg_control: given.msg_control,
+                ..now
+            };
+            // SAFETY: the program's message header.
+            unsafe { (a[1] as *mut libc::msghdr).write_unaligned(told) };
+        }
+        r
+    }
+
+    /// sendmmsg and recvmmsg: one message after the other.
+    pub fn messages(&self, nr: i64, a: Args) -> isize {
+        let receiving = nr == libc::SYS_recvmmsg;
+        let one = if receiving {
+            libc::SYS_recvmsg
+        } else {
+            libc::SYS_sendmsg
+        };
+        const WAITFORONE: usize = 0x10000;
+        let mut flags = a[3] & !WAITFORONE;
+        let deadline = (receiving && a[4] != 0).then(|| {
+            // SAFETY: the program's timespec.
+            let t = unsafe { (a[4] as *const [u64; 2]).read_unaligned() };
+            hugeswap_sys::now_ns()
+                .saturating_add(t[0].saturating_mul(1_000_000_000).saturating_add(t[1]))
+        });
+        let count = a[2].min(IOV_MAX);
+        for i in 0..count {
+            let at = a[1] + i * size_of::<libc::mmsghdr>();
+            let r = self.message(one, [a[0], at, flags, 0, 0, 0]);
+            if r < 0 {
+                return if i > 0 { i as isize } else { r };
+            }
+            // SAFETY: the program's array.
+            unsafe {
+                let len = (at + std::mem::offset_of!(libc::mmsghdr, msg_len)) as *mut u32;
+                len.write_unaligned(r as u32);
+            }
+            if a[3] & WAITFORONE != 0 {
+                flags |= libc::MSG_DONTWAIT as usize;
+            }
+            // As in the kernel, the time is looked at after each message only.
+            if deadline.is_some_and(|d| hugeswap_sys::now_ns() >= d) {
+                return i as isize + 1;
+            }
+        }
+        count as isize
+    }
+}
+
+/// The status flags of a descriptor; 0 if there are none.
+fn file_flags(fd: usize) -> i32 {
+    let a = [fd, libc::F_GETFL as usize, 0, 0, 0, 0];
+    // SAFETY: asks for flags only.
+    let flags = unsafe { hugeswap_sys::raw::syscall6(libc::SYS_fcntl as usize, a) };
+    flags.max(0) as i32
+}
+
+/// A small buffer of the program's, or a copy of it if it is managed.
+struct Copied {
+    original: usize,
+    copy: Vec<u64>,
+    len: usize,
+}
+
+impl Copied {
+    fn of(original: usize, len: usize) -> Copied {
+        let mut c = Copied {
+            original,
+            copy: Vec::new(),
+            len: len.min(1 << 20),
+        };
+        if state::in_window(original) && c.len > 0 {
+            c.copy.resize(c.len.div_ceil(8), 0);
+            // SAFETY: the program's buffer of that length.
+            unsafe {
+                std::ptr::copy_nonoverlapping(
+                    original as *const u8,
+                    c.copy.as_mut_ptr().cast(),
+                    c.len,
+                )
+            };
+        }
+        c
+    }
+
+    fn address(&mut self) -> usize {
+        if self.copy.is_empty() {
+            self.original
+        } else {
+            self.copy.as_mut_ptr() as usize
+        }
+    }
+
+    fn give_back(&mut self, len: usize) {
+        if !self.copy.is_empty() {
+            // SAFETY: the program's buffer, no more than its length.
+            unsafe {
+                std::ptr::copy_nonoverlapping(
+                    self.copy.as_ptr().cast::<u8>(),
+                    self.original as *mut u8,
+                    len.min(self.len),
+                );
+            }
+        }
+    }
+}
