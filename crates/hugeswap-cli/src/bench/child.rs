@@ -1,0 +1,231 @@
+//! Child processes with a time limit, ended together with all they started.
+//!
+//! A child leads a process group of its own, so that ending it ends its children, and so that Ctrl-C reaches
+//! us alone: we then end the child and undo what was set up. Signals only set a flag; every wait looks at it.
+
+use super::Interrupted;
+use anyhow::{Context, Result, bail};
+use rustix::process::{Pid, Signal, kill_process_group};
+use std::io::{BufRead, BufReader, Read};
+use std::os::unix::process::{CommandExt, ExitStatusExt};
+use std::process::{Child, Command, ExitStatus, Stdio};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::mpsc::{self, RecvTimeoutError};
+use std::sync::{Arc, OnceLock};
+use std::time::{Duration, Instant};
+
+static STOP: OnceLock<Arc<AtomicBool>> = OnceLock::new();
+
+/// How often a wait looks whether it should end.
+pub const TICK: Duration = Duration::from_millis(20);
+
+/// From here on SIGINT, SIGTERM and SIGHUP ask for an orderly end.
+pub fn watch_signals() -> Result<()> {
+    use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
+    let flag = STOP.get_or_init(Arc::default);
+    for signal in [SIGINT, SIGTERM, SIGHUP] {
+        signal_hook::flag::register(signal, Arc::clone(flag))
+            .context("cannot watch for signals")?;
+    }
+    Ok(())
+}
+
+/// An error once the user has asked to stop.
+pub fn check_interrupted() -> Result<()> {
+    match STOP.get() {
+        Some(flag) if flag.load(Ordering::Relaxed) => Err(Interrupted.into()),
+        _ => Ok(()),
+    }
+}
+
+/// How a child ended.
+pub struct Ended {
+    pub status: ExitStatus,
+    /// What it wrote to stderr, the last few KiB.
+    pub stderr: String,
+    /// From its start to its end.
+    pub elapsed: Duration,
+}
+
+impl Ended {
+    /// The last line of stderr, or how it ended if it said nothing.
+    pub fn reason(&self) -> String {
+        let last = self.stderr.lines().rev().find(|l| !l.trim().is_empty());
+        let how = match (self.status.code(), self.status.signal()) {
+            (Some(code), _) => format!("exit status {code}"),
+            (None, Some(signal)) => format!("ended by signal {signal}"),
+            (None, None) => "ended".into(),
+        };
+        last.map_or_else(|| how.clone(), |l| format!("{} ({how})", l.trim()))
+    }
+}
+
+/// A child that does not outlive this value.
+struct Group(Child);
+
+impl Group {
+    fn signal(&self, signal: Signal) {
+        if let Some(pid) = i32::try_from(self.0.id()).ok().and_then(Pid::from_raw) {
+            // It may have ended on its own.
+            let _ = kill_process_group(pid, signal);
+        }
+    }
+
+    /// Asks, then insists. What hangs in the kernel is left to whoever undoes what it hangs on.
+    fn end(&mut self) {
+        for (signal, patience) in [(Signal::TERM, 3), (Signal::KILL, 10)] {
+            self.signal(signal);
+            let until = Instant::now() + Duration::from_secs(patience);
+            while Instant::now() < until {
+                if !matches!(self.0.try_wait(), Ok(None)) {
+                    // Members of the group that outlived its leader.
+                    self.signal(Signal::KILL);
+                    return;
+                }
+                std::thread::sleep(TICK);
+            }
+        }
+    }
+}
+
+impl Drop for Group {
+    fn drop(&mut self) {
+        if matches!(self.0.try_wait(), Ok(None)) {
+            self.end();
+        }
+    }
+}
+
+/// Runs `command` to its end, giving each line of its stdout to `on_line`. It is an error if it does not
+/// end within `limit`, if the user interrupts, or if `on_line` fails; its status is the caller's to judge.
+pub fn run(
+    command: &mut Command,
+    limit: Duration,
+    mut on_line: impl FnMut(&str) -> Result<()>,
+) -> Result<Ended> {
+    check_interrupted()?;
+    let program = command.get_program().to_string_lossy().into_owned();
+    let started = Instant::now();
+    command
+        .stdin(Stdio::null())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .process_group(0);
+    let mut child = Group(
+        command
+            .spawn()
+            .with_context(|| format!("cannot start {program}"))?,
+    );
+    let lines = lines_of(child.0.stdout.take());
+    let stderr = child.0.stderr.take();
+    let stderr = std::thread::spawn(move || stderr.map(tail).unwrap_or_default());
+    let mut open = true;
+    let status = loop {
+        if open {
+            match lines.recv_timeout(TICK) {
+                Ok(line) => {
+                    on_line(&line)?;
+                    continue;
+                }
+                Err(RecvTimeoutError::Disconnected) => open = false,
+                Err(RecvTimeoutError::Timeout) => {}
+            }
+        } else {
+            if let Some(status) = child.0.try_wait().context("lost a child process")? {
+                break status;
+            }
+            std::thread::sleep(Duration::from_millis(1));
+        }
+        check_interrupted()?;
+        if started.elapsed() > limit {
+            bail!(
+                "it did not end within {} seconds: raise --timeout, or give it less to do",
+                limit.as_secs()
+            );
+        }
+    };
+    let elapsed = started.elapsed();
+    // Whatever the child left running would hold its stderr open.
+    child.signal(Signal::KILL);
+    let stderr = stderr.join().unwrap_or_default();
+    Ok(Ended {
+        status,
+        stderr,
+        elapsed,
+    })
+}
+
+/// The lines a reader gives, from a thread.
+pub fn lines_of(stdout: Option<impl Read + Send + 'static>) -> mpsc::Receiver<String> {
+    let (to, from) = mpsc::channel();
+    if let Some(stdout) = stdout {
+        std::thread::spawn(move || {
+            for line in BufReader::new(stdout).lines().map_while(Result::ok) {
+                if to.send(line).is_err() {
+                    break;
+                }
+            }
+        });
+    }
+    from
+}
+
+fn tail(mut from: impl Read) -> String {
+    const KEEP: usize = 8 << 10;
+    let mut kept = Vec::new();
+    let mut buffer = [0; 4096];
+    while let Ok(n @ 1..) = from.read(&mut buffer) {
+        kept.extend_from_slice(&buffer[..n]);
+        if kept.len() > 2 * KEEP {
+            kept.drain(..kept.len() - KEEP);
+        }
+    }
+    String::from_utf8_lossy(&kept).into_owned()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn sh(script: &str) -> Command {
+        let mut c = Command::new("sh");
+        c.arg("-c").arg(script);
+        c
+    }
+
+    #[test]
+    fn lines_and_status_are_told() {
+        let mut seen = Vec::new();
+        let ended = run(
+            &mut sh("echo a; echo b; echo why >&2; exit 7"),
+            Duration::from_secs(60),
+            |l| {
+                seen.push(l.to_owned());
+                Ok(())
+            },
+        )
+        .unwrap();
+        assert_eq!(seen, ["a", "b"]);
+        assert_eq!(ended.status.code(), Some(7));
+        assert_eq!(ended.reason(), "why (exit status 7)");
+    }
+
+    #[test]
+    fn what_takes_too_long_is_ended_with_its_children() {
+        let file = tempfile::NamedTempFile::new().unwrap();
+        let script = format!("sleep 1000 & echo $! > {}; wait", file.path().display());
+        let e = run(&mut sh(&script), Duration::from_millis(500), |_| Ok(()))
+            .err()
+            .unwrap();
+        assert!(e.to_string().contains("did not end"), "{e}");
+        let pid = std::fs::read_to_string(file.path()).unwrap();
+        let gone = || !std::path::Path::new(&format!("/proc/{}/exe", pid.trim())).exists();
+        for _ in 0..500 {
+            if gone() {
+                return;
+            }
+            std::thread::sleep(TICK);
+        }
+        panic!("{} is still there", pid.trim());
+    }
+}

@@ -1,0 +1,221 @@
+//! What a benchmark prints: one JSON object, or a table for people; and progress while it runs.
+
+use super::machine::{self, Machine};
+use super::runner::Run;
+use anyhow::Result;
+use indicatif::{ProgressBar, ProgressStyle};
+use serde::Serialize;
+use serde_json::{Map, Value};
+use std::time::Duration;
+
+/// Everything one call of a benchmark found.
+#[derive(Debug, Serialize)]
+pub struct Outcome {
+    /// Its name on the command line.
+    pub bench: &'static str,
+    pub machine: Machine,
+    /// Load averages at the start: 1, 5 and 15 minutes.
+    pub load: [f64; 3],
+    pub runs: Vec<Run>,
+    /// Medians over the pairs, by what is compared.
+    pub ratios: Map<String, Value>,
+    /// What was not done, and why.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub skipped: Vec<String>,
+    /// What else is to be known about the figures.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub notes: Vec<String>,
+    /// What only this benchmark has.
+    #[serde(flatten)]
+    pub more: Map<String, Value>,
+}
+
+impl Outcome {
+    /// Nothing found yet; takes the load.
+    pub fn new(bench: &'static str) -> Result<Outcome> {
+        Ok(Outcome {
+            bench,
+            machine: machine::describe()?,
+            load: machine::load(),
+            runs: Vec::new(),
+            ratios: Map::new(),
+            skipped: Vec::new(),
+            notes: Vec::new(),
+            more: Map::new(),
+        })
+    }
+
+    /// Notes the ratio of `a` to `b`, with two decimals; nothing if there is nothing to divide by.
+    pub fn ratio(&mut self, name: &str, value: f64) {
+        if value.is_finite() {
+            self.ratios.insert(name.into(), rounded(value, 3).into());
+        }
+    }
+
+    /// Prints it: the JSON, or `table` between what it was measured on and what came of it.
+    pub fn print(&self, json: bool, table: &Table) -> Result<()> {
+        if json {
+            println!("{}", serde_json::to_string_pretty(self)?);
+            return Ok(());
+        }
+        let m = &self.machine;
+        println!(
+            "{}: {} CPUs, {} GiB, Linux {}, huge pages: {}, load {:.2} {:.2} {:.2}\n",
+            self.bench,
+            m.cpus,
+            m.memory_bytes.div_ceil(1 << 30),
+            m.kernel,
+            m.thp,
+            self.load[0],
+            self.load[1],
+            self.load[2]
+        );
+        print!("{}", table.text());
+        if !self.ratios.is_empty() {
+            println!();
+            let width = self.ratios.keys().map(String::len).max().unwrap_or(0);
+            for (name, value) in &self.ratios {
+                println!(
+                    "{:<width$}  {:>8.3}",
+                    name.replace('_', " "),
+                    value.as_f64().unwrap_or(0.0)
+                );
+            }
+        }
+        for line in &self.notes {
+            println!("note: {line}");
+        }
+        Ok(())
+    }
+
+    /// Notes something that is not done, and says so at once.
+    pub fn skip(&mut self, reason: String) {
+        eprintln!("hugeswap: skipped: {reason}");
+        self.skipped.push(reason);
+    }
+}
+
+/// A number as it is worth printing.
+pub fn rounded(value: f64, digits: i32) -> f64 {
+    let scale = 10f64.powi(digits);
+    (value * scale).round() / scale
+}
+
+/// Rows under headings; the first column is text, the others are numbers.
+pub struct Table {
+    rows: Vec<Vec<String>>,
+}
+
+impl Table {
+    /// A table with these headings.
+    pub fn new(headings: &[&str]) -> Table {
+        Table {
+            rows: vec![headings.iter().map(|h| (*h).to_owned()).collect()],
+        }
+    }
+
+    /// Adds a row.
+    pub fn row(&mut self, cells: Vec<String>) {
+        self.rows.push(cells);
+    }
+
+    /// All of it, aligned.
+    pub fn text(&self) -> String {
+        let columns = self.rows.iter().map(Vec::len).max().unwrap_or(0);
+        let width = |c: usize| {
+            self.rows
+                .iter()
+                .filter_map(|r| r.get(c))
+                .map(|s| s.chars().count())
+                .max()
+                .unwrap_or(0)
+        };
+        let widths: Vec<_> = (0..columns).map(width).collect();
+        let mut out = String::new();
+        for row in &self.rows {
+            let cells = row.iter().zip(&widths).enumerate().map(|(i, (cell, &w))| {
+                if i == 0 {
+                    format!("{cell:<w$}")
+                } else {
+                    format!("{cell:>w$}")
+                }
+            });
+            out.push_str(cells.collect::<Vec<_>>().join("  ").trim_end());
+            out.push('\n');
+        }
+        out
+    }
+}
+
+/// One line on a terminal that tells what is going on; nothing elsewhere.
+pub struct Progress {
+    bar: ProgressBar,
+    label: String,
+}
+
+impl Progress {
+    /// Over so many runs.
+    pub fn new(runs: u64) -> Progress {
+        let bar = ProgressBar::new(runs);
+        if let Ok(style) = ProgressStyle::with_template("{spinner} [{pos}/{len}] {msg} ({elapsed})")
+        {
+            bar.set_style(style);
+        }
+        bar.enable_steady_tick(Duration::from_millis(200));
+        Progress {
+            bar,
+            label: String::new(),
+        }
+    }
+
+    /// A run begins.
+    pub fn begin(&mut self, label: impl Into<String>) {
+        self.label = label.into();
+        self.bar.set_message(self.label.clone());
+    }
+
+    /// A worker has told a figure.
+    pub fn figure(&self, line: &str) {
+        let v: Value = serde_json::from_str(line).unwrap_or_default();
+        let step = v["step"].as_str().unwrap_or_default();
+        if let (Some(round), Some(mb_s)) = (v["round"].as_u64(), v["mb_s"].as_f64()) {
+            self.bar
+                .set_message(format!("{}: {step} {round}: {mb_s:.0} MB/s", self.label));
+        }
+    }
+
+    /// A run has ended.
+    pub fn end(&self) {
+        self.bar.inc(1);
+    }
+}
+
+impl Drop for Progress {
+    fn drop(&mut self) {
+        self.bar.finish_and_clear();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn tables_line_up() {
+        let mut t = Table::new(&["engine", "MB/s"]);
+        t.row(vec!["kernel".into(), "99".into()]);
+        t.row(vec!["hugeswap".into(), "1234".into()]);
+        assert_eq!(t.text(), "engine    MB/s\nkernel      99\nhugeswap  1234\n");
+    }
+
+    #[test]
+    fn a_ratio_with_nothing_is_none() {
+        let mut o = Outcome::new("swap-seq").unwrap();
+        o.ratio("a", 1.0 / 0.0);
+        o.ratio("b", 1.23456);
+        assert_eq!(
+            serde_json::to_value(&o.ratios).unwrap(),
+            serde_json::json!({"b": 1.235})
+        );
+    }
+}

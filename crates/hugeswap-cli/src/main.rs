@@ -1,0 +1,113 @@
+//! `hugeswap`: gives unmodified programs more memory than they are allowed to use.
+//!
+//! Every command's errors are one line on stderr that says what to do, and exit status 2.
+#![forbid(unsafe_code)]
+
+mod bench;
+mod demo;
+mod doctor;
+mod run;
+mod text;
+
+use clap::error::ErrorKind;
+use clap::{Parser, Subcommand};
+use std::io::Write;
+
+#[derive(Parser)]
+#[command(
+    name = "hugeswap",
+    version,
+    about = "Runs programs in less memory than they need, swapping whole huge pages",
+    after_help = "EXAMPLE:\n  hugeswap run --memory 600M -- sort -S 2G big.txt -o sorted.txt\n\n\
+                  `hugeswap doctor` tells what this machine and user can do."
+)]
+struct Cli {
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(Subcommand)]
+enum Command {
+    /// Run a program within a memory budget; the rest of its memory is in swap
+    Run(run::Args),
+    /// Measure swapping, side by side with the kernel's own where possible
+    Bench(bench::Args),
+    /// Tell what this machine and user can do, and what would improve it
+    Doctor(doctor::Args),
+    /// Sort real data in a quarter of the memory it takes, and check the result
+    Demo(demo::Args),
+    /// One worker process of a benchmark
+    #[command(name = "__worker", hide = true)]
+    Worker(bench::WorkerArgs),
+}
+
+fn main() {
+    let code = match Cli::try_parse() {
+        Ok(cli) => dispatch(cli.command).unwrap_or_else(|e| {
+            complain(&format!("{e:#}"));
+            2
+        }),
+        Err(e) => usage(&e),
+    };
+    let _ = std::io::stdout().flush();
+    std::process::exit(code);
+}
+
+fn dispatch(command: Command) -> anyhow::Result<i32> {
+    match command {
+        Command::Run(args) => run::run(args),
+        Command::Bench(args) => bench::run(args),
+        Command::Doctor(args) => doctor::run(&args),
+        Command::Demo(args) => demo::run(&args),
+        Command::Worker(args) => bench::worker(args),
+    }
+}
+
+/// The one line an error is told in.
+fn complain(message: &str) {
+    // Nobody is left to tell if stderr is gone.
+    let _ = writeln!(std::io::stderr(), "hugeswap: {}", text::one_line(message));
+}
+
+/// Help and version as clap writes them; a mistake as one line.
+fn usage(e: &clap::Error) -> i32 {
+    if matches!(e.kind(), ErrorKind::DisplayHelp | ErrorKind::DisplayVersion) {
+        let _ = e.print();
+        return 0;
+    }
+    if e.kind() == ErrorKind::DisplayHelpOnMissingArgumentOrSubcommand {
+        complain("a command is missing: run, bench, doctor or demo (hugeswap --help tells more)");
+        return 2;
+    }
+    let whole = e.to_string();
+    // The message itself ends at the first empty line; what follows is usage and tips.
+    let message = whole.split("\n\n").next().unwrap_or(&whole);
+    let message = message.trim().trim_start_matches("error: ");
+    complain(&format!("{message} (see --help)"));
+    2
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use clap::CommandFactory;
+
+    #[test]
+    fn the_command_line_is_consistent() {
+        Cli::command().debug_assert();
+    }
+
+    #[test]
+    fn every_command_has_an_example() {
+        for c in Cli::command()
+            .get_subcommands()
+            .filter(|c| !c.is_hide_set())
+        {
+            let help = c
+                .get_after_help()
+                .map(ToString::to_string)
+                .unwrap_or_default();
+            assert!(help.contains("EXAMPLE"), "{}", c.get_name());
+        }
+    }
+}

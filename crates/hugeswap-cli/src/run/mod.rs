@@ -1,0 +1,282 @@
+//! `hugeswap run`: checks everything that can be checked, makes the pool, starts the program with the
+//! object injected, stands in for it until it ends, and reports.
+//!
+//! Nothing has a name outside this process: the object is in a memory file, swap in nameless
+//! files, the pool in a segment, all found by the program through `/proc/PID/fd`. So nothing is
+//! left, however this ends.
+
+pub mod preflight;
+mod report;
+mod supervise;
+
+use crate::doctor::facts;
+use anyhow::{Context, Result, bail};
+use clap::ValueEnum;
+use hugeswap_engine::pool::{FaultMode, Pool, PoolConfig, SwapSpec};
+use hugeswap_policy::knobs::{self, Knob};
+use hugeswap_sys::{Errno, probe, process, spawn};
+use std::ffi::{CString, OsString};
+use std::fs::File;
+use std::io::Write;
+use std::os::fd::AsRawFd;
+use std::os::unix::ffi::{OsStrExt, OsStringExt};
+use std::path::PathBuf;
+
+/// The object that is injected.
+static OBJECT: &[u8] = include_bytes!(env!("HUGESWAP_PRELOAD_OBJECT"));
+
+/// Where the injected object finds its pool: `PID:DESCRIPTOR` of the segment.
+pub const POOL_VARIABLE: &str = "HUGESWAP_POOL";
+
+const EXAMPLES: &str = "\
+EXAMPLES:
+  hugeswap run --memory 600M -- sort -S 2G big.txt -o sorted.txt
+  hugeswap run --memory 2G --swap /mnt/fast,size=50G --report json --report-file r.json -- python3 job.py
+
+Exit status, signals, standard streams and working directory are the program's. Errors before it
+starts exit with status 2. SIZE is a number with K, M, G or T.";
+
+/// Arguments of `hugeswap run`.
+#[derive(clap::Args)]
+#[command(after_help = EXAMPLES, after_long_help = format!("{EXAMPLES}\n\nSETTINGS for --set:\n{}", settings_help()))]
+pub struct Args {
+    /// Memory that PROG and its children may have in memory together
+    #[arg(long, value_name = "SIZE")]
+    memory: String,
+    /// Directory for swap; may be repeated. Default: /var/tmp, or another directory on a disk.
+    /// Add ",tmpfs=allow" to mean a directory that is in memory
+    #[arg(long, value_name = "PATH[,size=SIZE]")]
+    swap: Vec<String>,
+    /// How page faults are taken: in the faulting thread (signal), or by a thread that reads them
+    /// from a userfaultfd (message, needs privilege)
+    #[arg(long, value_name = "MODE", default_value = "auto", value_enum)]
+    fault_mode: Mode,
+    /// Change a setting; may be repeated (--help lists them)
+    #[arg(long, value_name = "KEY=VALUE")]
+    set: Vec<String>,
+    /// The report at the end
+    #[arg(long, value_name = "FORMAT", default_value = "human", value_enum)]
+    report: Format,
+    /// Write the report to FILE, not to standard error
+    #[arg(long, value_name = "FILE")]
+    report_file: Option<PathBuf>,
+    /// The program and its arguments
+    #[arg(value_name = "PROG", required = true, last = true)]
+    program: Vec<OsString>,
+}
+
+#[derive(Clone, Copy, ValueEnum)]
+enum Mode {
+    Auto,
+    Signal,
+    Message,
+}
+
+/// How the report is written.
+#[derive(Clone, Copy, PartialEq, Eq, ValueEnum)]
+enum Format {
+    Human,
+    Json,
+    None,
+}
+
+fn settings_help() -> String {
+    let line = |k: &Knob| {
+        let value = match k.unit() {
+            knobs::Unit::Bytes => crate::text::bytes(k.default_value()),
+            knobs::Unit::Count => k.default_value().to_string(),
+            knobs::Unit::Switch => if k.default_value() == 1 { "on" } else { "off" }.to_owned(),
+        };
+        format!("  {:<18} {} (default {value})", k.name(), k.doc())
+    };
+    Knob::ALL.iter().map(line).collect::<Vec<_>>().join("\n")
+}
+
+/// Runs the program; returns its exit status.
+pub fn run(args: Args) -> Result<i32> {
+    // First, before anything of ours is open: what was handed to us is the program's.
+    let inherited = supervise::inherited_descriptors();
+    let config = config(&args)?;
+    if std::env::var_os(POOL_VARIABLE).is_some() {
+        bail!(
+            "this already runs inside hugeswap run, whose budget holds for everything in it: start the program directly"
+        );
+    }
+    check_surroundings(config.memory)?;
+    let program = preflight::find(&args.program[0])?;
+    check_mover(config.fault_mode)?;
+    let pool = Pool::create(&config)?;
+    let object = object_file()?;
+    let env = environment(&pool, &object)?;
+    let argv = args
+        .program
+        .iter()
+        .map(c_string)
+        .collect::<Result<Vec<_>>>()?;
+    let path = c_string(&program.clone().into_os_string())?;
+    let mut sink = report::Sink::open(args.report, args.report_file.as_deref())?;
+
+    let supervisor = supervise::Supervisor::new()?;
+    let request = spawn::Program {
+        path: &path,
+        argv: &argv,
+        env: &env,
+        mask: supervisor.mask(),
+        stdio: [None; 2],
+    };
+    let started = std::time::Instant::now();
+    let pid = match spawn::start(&request) {
+        Ok(pid) => pid,
+        Err(e) => {
+            sink.discard();
+            bail!("{} could not be started: {e}", program.display());
+        }
+    };
+    supervise::let_go(&inherited);
+    let ended = supervisor.supervise(pid, &pool)?;
+    pool.reap();
+    let outcome = report::Outcome {
+        elapsed: started.elapsed(),
+        ended,
+        command: &args.program,
+        smallest_bytes: pool.knob(Knob::MallocMin).min(pool.knob(Knob::MmapMin)),
+    };
+    sink.write(&outcome, &pool.report());
+    // The pool's files go before the program's status is known to anybody.
+    drop(pool);
+    Ok(supervise::end_like(ended))
+}
+
+fn config(args: &Args) -> Result<PoolConfig> {
+    let one_line = anyhow::Error::msg;
+    let memory = knobs::parse_size(&args.memory)
+        .map_err(one_line)
+        .context("--memory")?;
+    let swap = args
+        .swap
+        .iter()
+        .map(|s| SwapSpec::parse(s))
+        .collect::<Result<_, _>>();
+    let settings = args
+        .set
+        .iter()
+        .map(|s| knobs::parse_setting(s))
+        .collect::<Result<_, _>>();
+    Ok(PoolConfig {
+        memory,
+        swap: swap.map_err(one_line).context("--swap")?,
+        fault_mode: match args.fault_mode {
+            Mode::Auto => FaultMode::Auto,
+            Mode::Signal => FaultMode::Signal,
+            Mode::Message => FaultMode::Message,
+        },
+        settings: settings.map_err(one_line).context("--set")?,
+    })
+}
+
+/// Is /proc there, through which everything is found, and may that much memory be used?
+fn check_surroundings(memory: u64) -> Result<()> {
+    if std::fs::metadata("/proc/self/fd").is_err() {
+        bail!("/proc is not mounted, and the program finds its pool there: mount it");
+    }
+    match facts::cgroup_memory_limit() {
+        Some(limit) if memory > limit => bail!(
+            "memory budget of {} is more than the control group (container) may use ({}): give less",
+            crate::text::bytes(memory),
+            crate::text::bytes(limit)
+        ),
+        _ => Ok(()),
+    }
+}
+
+/// Can pages be moved at all, and in the way that was asked for?
+fn check_mover(mode: FaultMode) -> Result<()> {
+    let message = || {
+        probe::message_mode().map_err(|e| match e {
+            Errno::EPERM => anyhow::anyhow!(
+                "message mode is not permitted for this user: run `sysctl -w vm.unprivileged_userfaultfd=1` as root, give CAP_SYS_PTRACE, or use --fault-mode signal"
+            ),
+            Errno::EINVAL => anyhow::anyhow!(
+                "message mode needs UFFDIO_MOVE, which this kernel ({}) lacks: use Linux 6.8 or later, or --fault-mode signal",
+                kernel_release()
+            ),
+            e => anyhow::anyhow!("message mode needs userfaultfd, which is {e}: use --fault-mode signal"),
+        })
+    };
+    let signal = || {
+        probe::mremap_pages().map_err(|e| {
+            anyhow::anyhow!(
+                "this kernel ({}) cannot move pages with mremap ({e}): use Linux 5.7 or later",
+                kernel_release()
+            )
+        })
+    };
+    match mode {
+        FaultMode::Signal => signal(),
+        FaultMode::Message => message(),
+        FaultMode::Auto => signal().or_else(|e| message().map_err(|_| e)),
+    }
+}
+
+/// The running kernel's release.
+pub fn kernel_release() -> String {
+    rustix::system::uname()
+        .release()
+        .to_string_lossy()
+        .into_owned()
+}
+
+/// The object in a file that has no name and can be mapped executable.
+fn object_file() -> Result<File> {
+    use rustix::fs::{MemfdFlags, SealFlags, fcntl_add_seals, memfd_create};
+    let flags = MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING;
+    // Kernels before 6.3 do not know the flag and make executable files anyway.
+    let made = memfd_create(c"hugeswap-preload", flags | MemfdFlags::EXEC)
+        .or_else(|_| memfd_create(c"hugeswap-preload", flags));
+    let mut file = match made {
+        Ok(fd) => File::from(fd),
+        // vm.memfd_noexec=2 forbids executable memory files.
+        Err(_) => tempfile::tempfile().context(
+            "no place for the injected object: set TMPDIR to a directory that may hold executables",
+        )?,
+    };
+    file.write_all(OBJECT)
+        .context("cannot store the injected object")?;
+    // Sealing is a precaution against writers; a plain temporary file has no seals.
+    let _ = fcntl_add_seals(
+        &file,
+        SealFlags::WRITE | SealFlags::GROW | SealFlags::SHRINK | SealFlags::SEAL,
+    );
+    Ok(file)
+}
+
+/// The program's environment: ours, with the object preloaded and the pool named.
+fn environment(pool: &Pool, object: &File) -> Result<Vec<CString>> {
+    let me = process::pid();
+    let mut preload = OsString::from(format!("/proc/{me}/fd/{}", object.as_raw_fd()));
+    if let Some(others) = std::env::var_os("LD_PRELOAD").filter(|o| !o.is_empty()) {
+        preload.push(":");
+        preload.push(others);
+    }
+    let ours = [
+        (OsString::from("LD_PRELOAD"), preload),
+        (
+            OsString::from(POOL_VARIABLE),
+            OsString::from(format!("{me}:{}", pool.fd())),
+        ),
+    ];
+    std::env::vars_os()
+        .filter(|(name, _)| name != "LD_PRELOAD")
+        .chain(ours)
+        .map(|(name, value)| {
+            let mut entry = name.into_vec();
+            entry.push(b'=');
+            entry.extend_from_slice(value.as_bytes());
+            CString::new(entry).context("the environment has a NUL in it")
+        })
+        .collect()
+}
+
+fn c_string(s: &OsString) -> Result<CString> {
+    CString::new(s.as_bytes()).context("an argument has a NUL in it")
+}

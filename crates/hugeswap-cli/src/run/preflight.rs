@@ -1,0 +1,349 @@
+//! Can PROG be run with the object injected? Finds it as execvp(3) does and reads its head:
+//! every case in which the loader would leave the object out is an error here, one line each.
+
+use anyhow::{Result, bail};
+use object::elf::{EM_X86_64, ET_DYN, ET_EXEC, FileHeader64, PT_INTERP};
+use object::read::elf::{FileHeader, ProgramHeader};
+use object::read::{ReadCache, ReadRef};
+use object::{Endianness, FileKind};
+use rustix::fs::{Access, AtFlags, CWD, accessat, getxattr};
+use rustix::io::Errno;
+use std::ffi::OsStr;
+use std::fs::File;
+use std::io::Read;
+use std::os::unix::ffi::OsStrExt;
+use std::os::unix::fs::PermissionsExt;
+use std::path::{Path, PathBuf};
+
+/// Scripts whose interpreters are scripts: as deep as the kernel goes.
+const MAX_SCRIPTS: usize = 5;
+/// The kernel reads this much of a script's first line.
+const FIRST_LINE: usize = 256;
+const DEFAULT_PATH: &str = "/bin:/usr/bin";
+
+/// Finds PROG and checks it, and what runs it if it is a script. Returns the file to execute.
+pub fn find(name: &OsStr) -> Result<PathBuf> {
+    let path = look_up(name)?;
+    check(&path, MAX_SCRIPTS)?;
+    Ok(path)
+}
+
+/// The file that `name` names: itself if it has a slash, else the first in PATH.
+fn look_up(name: &OsStr) -> Result<PathBuf> {
+    let shown = name.to_string_lossy();
+    if name.is_empty() {
+        bail!("the program's name is empty: give one after --");
+    }
+    if name.as_bytes().contains(&b'/') {
+        return match executable(Path::new(name)) {
+            Ok(()) => Ok(name.into()),
+            Err(Errno::NOENT | Errno::NOTDIR) => bail!("{shown} does not exist: check the path"),
+            Err(Errno::ISDIR) => bail!("{shown} is a directory: name the program in it"),
+            Err(Errno::ACCESS) => {
+                bail!("{shown} may not be executed by this user: check its permissions (chmod +x)")
+            }
+            Err(e) => bail!("{shown} cannot be executed: {e}"),
+        };
+    }
+    let list = std::env::var_os("PATH").unwrap_or_else(|| DEFAULT_PATH.into());
+    let mut denied = None;
+    for dir in std::env::split_paths(&list) {
+        // An empty entry is the working directory.
+        let path = if dir.as_os_str().is_empty() {
+            Path::new(".").join(name)
+        } else {
+            dir.join(name)
+        };
+        match executable(&path) {
+            Ok(()) => return Ok(path),
+            Err(Errno::ACCESS) => denied = denied.or(Some(path)),
+            Err(_) => {}
+        }
+    }
+    match denied {
+        Some(p) => bail!(
+            "{} may not be executed by this user: check its permissions (chmod +x)",
+            p.display()
+        ),
+        None => bail!("{shown} is not found in PATH: check the name, or give its whole path"),
+    }
+}
+
+/// May the file be executed by who we are?
+fn executable(path: &Path) -> Result<(), Errno> {
+    let meta = std::fs::metadata(path)
+        .map_err(|e| e.raw_os_error().map_or(Errno::IO, Errno::from_raw_os_error))?;
+    if meta.is_dir() {
+        return Err(Errno::ISDIR);
+    }
+    if !meta.is_file() {
+        return Err(Errno::ACCESS);
+    }
+    accessat(CWD, path, Access::EXEC_OK, AtFlags::EACCESS)
+}
+
+/// Checks a file that execve(2) would be given.
+fn check(path: &Path, scripts_left: usize) -> Result<()> {
+    let shown = path.display();
+    let mut file = match File::open(path) {
+        Ok(f) => f,
+        Err(e) if e.kind() == std::io::ErrorKind::PermissionDenied => bail!(
+            "{shown} may be executed but not read, so it cannot be checked: get read permission for it"
+        ),
+        Err(e) => bail!("{shown} cannot be opened: {e}"),
+    };
+    let mut head = Vec::with_capacity(FIRST_LINE);
+    file.by_ref()
+        .take(FIRST_LINE as u64)
+        .read_to_end(&mut head)?;
+    if let Some(line) = head.strip_prefix(b"#!") {
+        if scripts_left == 0 {
+            bail!(
+                "{shown}: too many scripts that run scripts: start the last interpreter directly"
+            );
+        }
+        return check_script(path, line, scripts_left - 1);
+    }
+    if !head.starts_with(b"\x7fELF") {
+        bail!(
+            "{shown} is neither a program (ELF) nor a script with a #! line: start it with what runs it, like sh {shown}"
+        );
+    }
+    check_privilege(path, &file)?;
+    check_elf(path, &ReadCache::new(file))
+}
+
+/// A script runs its interpreter; `env` runs the program it is told to.
+fn check_script(path: &Path, line: &[u8], scripts_left: usize) -> Result<()> {
+    let shown = path.display();
+    let line = line.split(|&b| b == b'\n').next().unwrap_or_default();
+    let mut words = line
+        .split(|b| b.is_ascii_whitespace())
+        .filter(|w| !w.is_empty())
+        .map(OsStr::from_bytes);
+    let Some(interpreter) = words.next() else {
+        bail!("{shown} has an empty #! line: write its interpreter there, like #!/bin/sh");
+    };
+    let interpreter_path = Path::new(interpreter);
+    if let Err(e) = executable(interpreter_path) {
+        bail!(
+            "{shown} is a script for {}, which {}",
+            interpreter_path.display(),
+            if e == Errno::NOENT {
+                "does not exist: install it"
+            } else {
+                "cannot be executed: check its permissions"
+            }
+        );
+    }
+    check(interpreter_path, scripts_left)?;
+    if interpreter_path.file_name() == Some(OsStr::new("env")) {
+        let program =
+            words.find(|w| !w.as_bytes().starts_with(b"-") && !w.as_bytes().contains(&b'='));
+        if let Some(program) = program {
+            let found = look_up(program)
+                .map_err(|e| e.context(format!("{shown} is a script for another program")))?;
+            check(&found, scripts_left)?;
+        }
+    }
+    Ok(())
+}
+
+/// The loader ignores injected objects in programs that gain privilege.
+fn check_privilege(path: &Path, file: &File) -> Result<()> {
+    let shown = path.display();
+    let mode = file.metadata()?.permissions().mode();
+    if mode & (libc::S_ISUID | libc::S_ISGID) != 0 {
+        let kind = if mode & libc::S_ISUID != 0 {
+            "setuid"
+        } else {
+            "setgid"
+        };
+        bail!("{shown} is {kind}, so nothing can be injected into it: run a copy without that bit");
+    }
+    // Any answer but "no such attribute" and "no attributes here" means that there are some.
+    let mut value = [0u8; 64];
+    if getxattr(path, c"security.capability", &mut value[..]).is_ok() {
+        bail!(
+            "{shown} has file capabilities, so nothing can be injected into it: run a copy without them (cp drops them)"
+        );
+    }
+    Ok(())
+}
+
+/// A dynamic program for this machine and the GNU C library.
+fn check_elf<'data, R: ReadRef<'data>>(path: &Path, data: R) -> Result<()> {
+    let shown = path.display();
+    let damaged = |_| anyhow::anyhow!("{shown} is a damaged ELF file: install it again");
+    match FileKind::parse(data).map_err(damaged)? {
+        FileKind::Elf64 => {}
+        FileKind::Elf32 => {
+            bail!("{shown} is a 32-bit program: hugeswap needs the 64-bit (x86-64) one")
+        }
+        _ => bail!("{shown} is not a program"),
+    }
+    let header = FileHeader64::<Endianness>::parse(data).map_err(damaged)?;
+    let endian = header.endian().map_err(damaged)?;
+    let machine = header.e_machine(endian);
+    if machine != EM_X86_64 {
+        bail!(
+            "{shown} is for another kind of processor (ELF machine {}): hugeswap needs x86-64",
+            machine.0
+        );
+    }
+    let kind = header.e_type(endian);
+    if kind != ET_EXEC && kind != ET_DYN {
+        bail!("{shown} is an object file, not a program: link it first");
+    }
+    let segments = header.program_headers(endian, data).map_err(damaged)?;
+    let Some(segment) = segments.iter().find(|s| s.p_type(endian) == PT_INTERP) else {
+        bail!(
+            "{shown} is statically linked, so nothing can be injected into it: use a dynamically linked build"
+        );
+    };
+    let loader = segment
+        .interpreter(endian, data)
+        .map_err(damaged)?
+        .unwrap_or_default();
+    let loader = Path::new(OsStr::from_bytes(loader));
+    if loader
+        .file_name()
+        .is_some_and(|n| n.as_bytes().starts_with(b"ld-musl"))
+    {
+        bail!("{shown} is built for musl: hugeswap needs a build for the GNU C library (glibc)");
+    }
+    if std::fs::metadata(loader).is_err() {
+        bail!(
+            "{shown} needs the loader {}, which does not exist here: install it",
+            loader.display()
+        );
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::os::unix::fs::OpenOptionsExt;
+
+    /// A file in a directory of its own, removed with it.
+    fn file(content: &[u8], mode: u32) -> (tempfile::TempDir, PathBuf) {
+        use std::io::Write;
+        let dir = tempfile::tempdir_in("/var/tmp").unwrap();
+        let path = dir.path().join("prog");
+        let mut f = File::options()
+            .write(true)
+            .create_new(true)
+            .mode(mode)
+            .open(&path)
+            .unwrap();
+        f.write_all(content).unwrap();
+        std::fs::set_permissions(&path, std::fs::Permissions::from_mode(mode)).unwrap();
+        (dir, path)
+    }
+
+    fn refusal(content: &[u8]) -> String {
+        let (_dir, path) = file(content, 0o755);
+        format!("{:#}", find(path.as_os_str()).unwrap_err())
+    }
+
+    /// A 64-bit ELF file: one program header, pointing at `loader`.
+    fn elf(machine: u16, kind: u16, segment: u32, loader: &[u8]) -> Vec<u8> {
+        let mut b = vec![0u8; 64 + 56];
+        b[..16].copy_from_slice(b"\x7fELF\x02\x01\x01\0\0\0\0\0\0\0\0\0");
+        b[16..18].copy_from_slice(&kind.to_le_bytes());
+        b[18..20].copy_from_slice(&machine.to_le_bytes());
+        b[20..24].copy_from_slice(&1u32.to_le_bytes());
+        b[32..40].copy_from_slice(&64u64.to_le_bytes());
+        b[52..54].copy_from_slice(&64u16.to_le_bytes());
+        b[54..56].copy_from_slice(&56u16.to_le_bytes());
+        b[56..58].copy_from_slice(&1u16.to_le_bytes());
+        b[64..68].copy_from_slice(&segment.to_le_bytes());
+        b[64 + 8..64 + 16].copy_from_slice(&120u64.to_le_bytes());
+        b[64 + 32..64 + 40].copy_from_slice(&(loader.len() as u64).to_le_bytes());
+        b.extend_from_slice(loader);
+        b
+    }
+
+    const X86: u16 = 62;
+    const DYN: u16 = 3;
+    const LOAD: u32 = 1;
+    const INTERP: u32 = 3;
+
+    #[test]
+    fn a_dynamic_program_passes() {
+        assert_eq!(find(OsStr::new("/bin/sh")).unwrap(), Path::new("/bin/sh"));
+        let (_dir, path) = file(
+            &elf(X86, DYN, INTERP, b"/lib64/ld-linux-x86-64.so.2\0"),
+            0o755,
+        );
+        find(path.as_os_str()).unwrap();
+    }
+
+    #[test]
+    fn elf_files_that_cannot_be_injected_into() {
+        assert!(refusal(&elf(X86, DYN, LOAD, b"")).contains("statically linked"));
+        assert!(refusal(&elf(183, DYN, INTERP, b"/x\0")).contains("processor (ELF machine 183)"));
+        assert!(refusal(&elf(X86, 1, INTERP, b"/x\0")).contains("object file"));
+        assert!(refusal(&elf(X86, DYN, INTERP, b"/lib/ld-musl-x86_64.so.1\0")).contains("musl"));
+        assert!(refusal(&elf(X86, DYN, INTERP, b"/no/such/loader\0")).contains("/no/such/loader"));
+        assert!(refusal(b"\x7fELF\x01\x01\x01 and so on, 32 bits wide").contains("32-bit"));
+        assert!(refusal(b"\x7fELF\x02\x01\x01").contains("damaged"));
+        let mut cut = elf(X86, DYN, INTERP, b"/lib64/ld-linux-x86-64.so.2\0");
+        cut.truncate(100);
+        assert!(refusal(&cut).contains("damaged"));
+    }
+
+    #[test]
+    fn scripts_stand_for_their_interpreters() {
+        for line in [
+            "#!/bin/sh\n",
+            "#! /bin/sh -e\n",
+            "#!/usr/bin/env sh\n",
+            "#!/usr/bin/env -S A=1 sh -e\n",
+        ] {
+            let (_dir, path) = file(line.as_bytes(), 0o755);
+            assert_eq!(find(path.as_os_str()).unwrap(), path, "{line}");
+        }
+        assert!(refusal(b"#!/no/such\n").contains("/no/such, which does not exist"));
+        assert!(
+            refusal(b"#!/usr/bin/env no-such-program\n").contains("no-such-program is not found")
+        );
+        assert!(refusal(b"#!\n").contains("empty #! line"));
+        assert!(refusal(b"echo hello\n").contains("neither a program"));
+        assert!(refusal(b"").contains("neither a program"));
+        let (_dir, inner) = file(&elf(X86, DYN, LOAD, b""), 0o755);
+        assert!(refusal(format!("#!{}\n", inner.display()).as_bytes()).contains("statically"));
+    }
+
+    #[test]
+    fn a_script_that_runs_itself_ends() {
+        let dir = tempfile::tempdir_in("/var/tmp").unwrap();
+        let path = dir.path().join("loop");
+        std::fs::write(&path, format!("#!{}\n", path.display())).unwrap();
+        std::fs::set_permissions(&path, std::fs::Permissions::from_mode(0o755)).unwrap();
+        assert!(
+            find(path.as_os_str())
+                .unwrap_err()
+                .to_string()
+                .contains("too many scripts")
+        );
+    }
+
+    #[test]
+    fn places_and_permissions() {
+        let (dir, path) = file(b"#!/bin/sh\n", 0o644);
+        let told = |p: &Path| find(p.as_os_str()).unwrap_err().to_string();
+        assert!(told(&path).contains("may not be executed"));
+        assert!(told(dir.path()).contains("is a directory"));
+        assert!(told(&dir.path().join("absent")).contains("does not exist"));
+        assert!(told(Path::new("")).contains("empty"));
+        assert!(told(Path::new("no-such-program-anywhere")).contains("not found in PATH"));
+        std::fs::copy("/bin/sh", dir.path().join("su")).unwrap();
+        for (mode, kind) in [(0o4755, "setuid"), (0o2755, "setgid")] {
+            let p = dir.path().join("su");
+            std::fs::set_permissions(&p, std::fs::Permissions::from_mode(mode)).unwrap();
+            assert!(told(&p).contains(kind), "{kind}");
+        }
+    }
+}

@@ -1,0 +1,385 @@
+//! The report at the end of a run, for people or for programs.
+
+use super::Format;
+use super::supervise::Ended;
+use crate::text;
+use anyhow::{Context, Result};
+use hugeswap_engine::pool::Report;
+use hugeswap_policy::PAGE_BYTES;
+use hugeswap_policy::counters::Counter;
+use serde::Serialize;
+use serde_json::{Map, Value};
+use std::ffi::OsString;
+use std::fmt::Write as _;
+use std::fs::File;
+use std::io::Write;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+/// Where the report goes; a file is opened before the program starts.
+pub struct Sink {
+    format: Format,
+    file: Option<(File, PathBuf)>,
+    /// The file was not there before.
+    made: bool,
+}
+
+impl Sink {
+    /// Checks that the report can be written, by opening its file.
+    pub fn open(format: Format, path: Option<&Path>) -> Result<Sink> {
+        let Some(path) = path else {
+            return Ok(Sink {
+                format,
+                file: None,
+                made: false,
+            });
+        };
+        let made = std::fs::symlink_metadata(path).is_err();
+        let opened = File::options()
+            .write(true)
+            .create(true)
+            .truncate(true)
+            .open(path);
+        let file = opened.with_context(|| {
+            format!(
+                "--report-file {} cannot be written: name a file in a directory you may write to",
+                path.display()
+            )
+        })?;
+        Ok(Sink {
+            format,
+            file: Some((file, path.into())),
+            made,
+        })
+    }
+
+    /// The program did not start: leaves nothing.
+    pub fn discard(self) {
+        if let (Some((_, path)), true) = (self.file, self.made) {
+            // An empty file left behind is all that can go wrong.
+            let _ = std::fs::remove_file(path);
+        }
+    }
+
+    /// Writes the report. A failure is told on stderr: the program's status matters more.
+    pub fn write(&mut self, outcome: &Outcome<'_>, report: &Report) {
+        let text = match self.format {
+            Format::None => return,
+            Format::Human => human(outcome, report),
+            Format::Json => json(outcome, report),
+        };
+        let written = match &mut self.file {
+            Some((file, _)) => file.write_all(text.as_bytes()),
+            None => std::io::stderr().write_all(text.as_bytes()),
+        };
+        if let (Err(e), Some((_, path))) = (written, &self.file) {
+            crate::complain(&format!(
+                "the report could not be written to {}: {e}",
+                path.display()
+            ));
+        }
+    }
+}
+
+/// What is known of the run beside the pool's own figures.
+pub struct Outcome<'a> {
+    /// From start to end of the program.
+    pub elapsed: Duration,
+    /// How it ended.
+    pub ended: Ended,
+    /// Program and arguments.
+    pub command: &'a [OsString],
+    /// The smallest allocation that is managed, bytes.
+    pub smallest_bytes: u64,
+}
+
+#[derive(Serialize)]
+struct Json {
+    version: &'static str,
+    command: Vec<String>,
+    elapsed_s: f64,
+    fault_s: f64,
+    memory_bytes: u64,
+    peak_managed_bytes: u64,
+    peak_resident_bytes: u64,
+    swapped_in_bytes: u64,
+    swapped_out_bytes: u64,
+    /// Null when nothing was managed long enough to be sampled.
+    huge_share: Option<f64>,
+    fault_mode: &'static str,
+    processes: u64,
+    processes_out_of_memory: u64,
+    exit_code: i32,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    signal: Option<i32>,
+    faults: Map<String, Value>,
+    #[serde(flatten)]
+    counters: Map<String, Value>,
+}
+
+/// One object on one line.
+fn json(outcome: &Outcome<'_>, report: &Report) -> String {
+    let us = |ns: u64| ns as f64 / 1e3;
+    let faults = report.faults.iter().map(|f| {
+        let figures = serde_json::json!({
+            "count": f.count, "p50_us": us(f.p50_ns), "p99_us": us(f.p99_ns), "max_us": us(f.max_ns),
+        });
+        (f.class.name().to_owned(), figures)
+    });
+    let counters = Counter::ALL
+        .iter()
+        .map(|&c| (c.name().to_owned(), report.get(c).into()));
+    let object = Json {
+        version: env!("CARGO_PKG_VERSION"),
+        command: outcome
+            .command
+            .iter()
+            .map(|a| a.to_string_lossy().into_owned())
+            .collect(),
+        elapsed_s: outcome.elapsed.as_secs_f64(),
+        fault_s: report.fault_ns as f64 / 1e9,
+        memory_bytes: report.memory_bytes,
+        peak_managed_bytes: report.peak_managed_bytes,
+        peak_resident_bytes: report.peak_resident_bytes,
+        swapped_in_bytes: report.get(Counter::PswpIn) * PAGE_BYTES,
+        swapped_out_bytes: report.get(Counter::PswpOut) * PAGE_BYTES,
+        huge_share: report.huge_share,
+        fault_mode: report.fault_mode,
+        processes: report.processes,
+        processes_out_of_memory: report.exhausted,
+        exit_code: outcome.ended.code(),
+        signal: match outcome.ended {
+            Ended::Killed(signal) => Some(signal),
+            Ended::Exited(_) => None,
+        },
+        faults: faults.collect(),
+        counters: counters.collect(),
+    };
+    let mut line =
+        serde_json::to_string(&object).expect("strings and numbers always have a JSON form");
+    line.push('\n');
+    line
+}
+
+/// A few aligned lines.
+fn human(outcome: &Outcome<'_>, report: &Report) -> String {
+    let name = outcome.command.first().map(|p| {
+        Path::new(p)
+            .file_name()
+            .unwrap_or(p)
+            .to_string_lossy()
+            .into_owned()
+    });
+    let name = name.unwrap_or_default();
+    let end = match outcome.ended {
+        Ended::Exited(0) => "finished".to_owned(),
+        Ended::Exited(code) => format!("exited with status {code}"),
+        Ended::Killed(signal) => format!("was ended by signal {signal}"),
+    };
+    let elapsed = text::duration(outcome.elapsed.as_nanos() as u64);
+    let mut out = format!("hugeswap: {name} {end} after {elapsed}");
+    if report.peak_managed_bytes == 0 {
+        // A process joins the pool with its first large allocation.
+        let _ = writeln!(
+            out,
+            "; nothing was managed\n  Either it made no allocation of {} or more (--set route.malloc_min=SIZE, \
+             route.mmap_min=SIZE lower that), or it has an allocator\n  of its own that is not caught (Go, a JVM), \
+             or it took LD_PRELOAD out of its environment.",
+            text::bytes(outcome.smallest_bytes),
+        );
+        return out;
+    }
+    let processes = if report.processes == 1 {
+        "process"
+    } else {
+        "processes"
+    };
+    let _ = writeln!(
+        out,
+        ", {} in faults ({} mode, {} {processes})",
+        text::duration(report.fault_ns),
+        report.fault_mode,
+        text::count(report.processes),
+    );
+    let _ = write!(
+        out,
+        "  memory    budget {}, peak resident {}, peak managed {}",
+        text::bytes(report.memory_bytes),
+        text::bytes(report.peak_resident_bytes),
+        text::bytes(report.peak_managed_bytes),
+    );
+    if let Some(share) = report.huge_share {
+        let _ = write!(out, ", {:.1}% huge", share * 100.0);
+    }
+    out.push('\n');
+    swap_lines(&mut out, report);
+    fault_lines(&mut out, report);
+    for (counter, what) in [
+        (
+            Counter::SwapWriteError,
+            "swap writes failed; those pages stayed in memory",
+        ),
+        (Counter::SwapReadError, "swap reads failed"),
+        (Counter::Poisoned, "units of 2 MiB were lost"),
+    ] {
+        let n = report.get(counter);
+        if n > 0 {
+            let _ = writeln!(out, "  WARNING   {} {what}", text::count(n));
+        }
+    }
+    if report.exhausted > 0 {
+        let _ = writeln!(
+            out,
+            "  WARNING   {} processes ended since memory and swap were full: give more --memory or --swap",
+            text::count(report.exhausted)
+        );
+    }
+    out
+}
+
+fn swap_lines(out: &mut String, report: &Report) {
+    let get = |c| report.get(c);
+    if get(Counter::PswpIn) == 0 && get(Counter::PswpOut) == 0 {
+        let _ = writeln!(out, "  swap      not used: everything fitted");
+        return;
+    }
+    for (way, pages, huge, fallback) in [
+        (
+            "out",
+            Counter::PswpOut,
+            Counter::ThpSwpOut,
+            Counter::ThpSwpOutFallback,
+        ),
+        (
+            "in ",
+            Counter::PswpIn,
+            Counter::ThpSwpIn,
+            Counter::ThpSwpInFallback,
+        ),
+    ] {
+        let _ = write!(
+            out,
+            "  swap {way}  {} in {} pages: {} huge pages whole",
+            text::bytes(get(pages) * PAGE_BYTES),
+            text::count(get(pages)),
+            text::count(get(huge)),
+        );
+        if get(fallback) > 0 {
+            let _ = write!(
+                out,
+                ", {} units that were not huge",
+                text::count(get(fallback))
+            );
+        }
+        out.push('\n');
+    }
+}
+
+fn fault_lines(out: &mut String, report: &Report) {
+    let mut heading = "faults";
+    for f in report.faults.iter().filter(|f| f.count > 0) {
+        let _ = writeln!(
+            out,
+            "  {heading:<8}  {:<11} {:>11}   p50 {:>8}   p99 {:>8}   max {:>8}",
+            f.class.name(),
+            text::count(f.count),
+            text::duration(f.p50_ns),
+            text::duration(f.p99_ns),
+            text::duration(f.max_ns),
+        );
+        heading = "";
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use hugeswap_engine::pool::FaultReport;
+    use hugeswap_policy::counters::FaultClass;
+
+    fn report() -> Report {
+        let mut counters = vec![0; Counter::COUNT];
+        counters[Counter::PswpIn as usize] = 1024;
+        counters[Counter::ThpSwpIn as usize] = 2;
+        let faults = FaultClass::ALL
+            .map(|class| FaultReport {
+                class,
+                count: 3,
+                p50_ns: 6_000,
+                p99_ns: 7_000,
+                max_ns: 8_000,
+            })
+            .into();
+        Report {
+            memory_bytes: 64 << 20,
+            peak_managed_bytes: 128 << 20,
+            peak_resident_bytes: 60 << 20,
+            counters,
+            fault_ns: 5_000_000,
+            faults,
+            huge_share: Some(0.999),
+            fault_mode: "signal",
+            processes: 1,
+            exhausted: 0,
+        }
+    }
+
+    fn outcome(command: &[OsString], ended: Ended) -> Outcome<'_> {
+        Outcome {
+            elapsed: Duration::from_millis(1500),
+            ended,
+            command,
+            smallest_bytes: 1 << 20,
+        }
+    }
+
+    #[test]
+    fn json_has_every_promised_field() {
+        let command = ["/bin/sort".into(), "x".into()];
+        let text = json(&outcome(&command, Ended::Killed(9)), &report());
+        assert_eq!(text.matches('\n').count(), 1);
+        let v: Value = serde_json::from_str(&text).unwrap();
+        for key in "elapsed_s fault_s peak_managed_bytes peak_resident_bytes pswpin pswpout thp_swpin thp_swpout \
+                    thp_swpin_fallback thp_swpout_fallback huge_share fault_mode processes exit_code memory_bytes \
+                    swapped_in_bytes swapped_out_bytes faults signal"
+            .split_whitespace()
+        {
+            assert!(v.get(key).is_some(), "{key}");
+        }
+        for c in Counter::ALL {
+            assert!(v.get(c.name()).is_some(), "{}", c.name());
+        }
+        assert_eq!(v["exit_code"], 137);
+        assert_eq!(v["swapped_in_bytes"], 4 << 20);
+        assert_eq!(v["faults"]["soft"]["p50_us"], 6.0);
+    }
+
+    #[test]
+    fn no_signal_no_field() {
+        let v: Value =
+            serde_json::from_str(&json(&outcome(&[], Ended::Exited(3)), &report())).unwrap();
+        assert!(v.get("signal").is_none());
+        assert_eq!(v["exit_code"], 3);
+    }
+
+    #[test]
+    fn people_are_told_when_nothing_was_managed() {
+        let command = ["/bin/true".into()];
+        let mut r = report();
+        r.peak_managed_bytes = 0;
+        let text = human(&outcome(&command, Ended::Exited(0)), &r);
+        assert!(text.contains("nothing was managed"));
+        assert!(text.contains("1.00 MiB or more (--set route.malloc_min=SIZE"));
+        assert_eq!(text.lines().count(), 3);
+    }
+
+    #[test]
+    fn people_get_a_few_lines() {
+        let command = ["/usr/bin/sort".into()];
+        let text = human(&outcome(&command, Ended::Exited(0)), &report());
+        assert!(text.starts_with(
+            "hugeswap: sort finished after 1.50 s, 5.0 ms in faults (signal mode, 1 process)\n"
+        ));
+        assert!(text.lines().count() < 12);
+    }
+}

@@ -1,0 +1,43 @@
+"""numpy: arithmetic, sorting, matrices, views, in-place work on arrays that do not fit."""
+
+import numpy as np
+
+from common import show
+
+n = 8_000_000  # 64 MB an array
+a = np.arange(n, dtype=np.float64)
+b = np.sqrt(a) * 3.0 + 1.0
+a *= 0.5
+show("a*b", a * b - b)
+show("where", np.where(a > b, a, b))
+c = np.concatenate([a[::2], b[1::2]])
+show("concatenate", c)
+c.sort()
+show("sort", c)
+show("cumsum", np.cumsum(b))
+r = np.random.default_rng(7)
+x = r.integers(0, 1 << 60, 6_000_000)
+show("random", x)
+order = np.argsort(x, kind="stable")
+show("argsort", x[order])
+m = r.standard_normal((1400, 1400))
+# Threads of a linear algebra library may sum in another order: whole numbers have one sum.
+w = np.floor(m * 8)
+show("matmul", w @ w.T)
+t = np.ascontiguousarray(b[: 2000 * 4000].reshape(2000, 4000).T)
+show("transpose", t)
+s = np.array([b"%d" % i for i in range(300_000)])
+show("strings", np.sort(s))
+grown = []
+for i in range(40):
+    grown.append(np.full(300_000, i, dtype=np.int64))
+show("vstack", np.vstack(grown))
+big = bytearray()
+for i in range(30):
+    big += b"%d" % i * 400_000
+show("bytearray", big)
+text = "".join(str(i) for i in range(3_000_000))
+show("text", text)
+show("replace", text.replace("12", "hugeswap"))
+numbers = list(range(6_000_000))
+print(sum(numbers[::-3]), len(set(numbers[:1_000_000])))

@@ -1,0 +1,54 @@
+//! Python with numpy: programs that print hashes of what they compute, read and receive.
+
+use crate::util::*;
+use std::path::PathBuf;
+use std::process::Command;
+
+pub fn cases() -> Vec<Case> {
+    [
+        ("arrays", 1),
+        ("files", 1),
+        ("processes", 8),
+        ("streams", 1),
+    ]
+    .map(|(name, processes)| case(format!("python {name}"), move || script(name, processes)))
+    .into()
+}
+
+/// An interpreter that has numpy: a real one, not a script that looks for it.
+fn python() -> PathBuf {
+    let ask = |python: &str| {
+        let out = Command::new(python)
+            .args(["-c", "import sys, numpy; print(sys.executable)"])
+            .output()
+            .ok()?;
+        let path = PathBuf::from(String::from_utf8(out.stdout).ok()?.trim());
+        (out.status.success() && path.is_absolute()).then_some(path)
+    };
+    match ["python3", "/usr/bin/python3"].into_iter().find_map(ask) {
+        Some(path) => path,
+        None => missing("python3 with numpy"),
+    }
+}
+
+fn script(name: &str, processes: u64) {
+    let dir = directory();
+    let program = Program::new(dir.path(), python())
+        .arg("-B")
+        .arg(source("py").join(format!("{name}.py")))
+        .arg(dir.path())
+        // One thread, so that sums are the same every time.
+        .env("OPENBLAS_NUM_THREADS", "1");
+    let plain = program.plain();
+    for mode in Mode::permitted() {
+        let managed = program.managed(&Setup::new(mode, 96));
+        managed.same_as(&plain).processes(processes);
+    }
+    if processes > 1 {
+        // Less memory, and more of it managed: many units are held by calls that wait for each other.
+        let setup = Setup::new(Mode::Signal, 64)
+            .option("--set", "route.malloc_min=128K")
+            .option("--set", "route.mmap_min=128K");
+        program.managed(&setup).same_as(&plain).processes(processes);
+    }
+}

@@ -1,0 +1,383 @@
+//! Running a program plain and managed, and comparing.
+
+use serde_json::Value;
+use std::ffi::{OsStr, OsString};
+use std::fmt;
+use std::fs::File;
+use std::io::Read;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Output, Stdio};
+
+/// What the process of a case says when it cannot run here.
+pub const SKIP: i32 = 77;
+pub const HUGESWAP: &str = env!("CARGO_BIN_EXE_hugeswap");
+
+/// One test.
+pub struct Case {
+    pub name: String,
+    pub run: Box<dyn Fn() + Send>,
+}
+
+pub fn case(name: impl fmt::Display, run: impl Fn() + Send + 'static) -> Case {
+    Case {
+        name: name.to_string(),
+        run: Box::new(run),
+    }
+}
+
+/// How faults are taken.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub enum Mode {
+    Signal,
+    Message,
+    /// What hugeswap chooses.
+    Auto,
+}
+
+impl Mode {
+    pub const ALL: [Mode; 2] = [Mode::Signal, Mode::Message];
+
+    fn name(self) -> &'static str {
+        match self {
+            Mode::Signal => "signal",
+            Mode::Message => "message",
+            Mode::Auto => "auto",
+        }
+    }
+
+    /// What the report says. Forked children of a program in message mode go on in signal mode.
+    fn reported(self) -> &'static [&'static str] {
+        match self {
+            Mode::Signal => &["signal"],
+            Mode::Message => &["message", "signal+message"],
+            Mode::Auto => &["signal", "message"],
+        }
+    }
+
+    /// Ends the case as skipped if this mode is not permitted here.
+    pub fn need(self) {
+        if let Err(why) = self.available() {
+            skip(&why);
+        }
+    }
+
+    fn available(self) -> Result<(), String> {
+        let out = Command::new(HUGESWAP)
+            .args(["run", "--memory", "64M", "--report", "none"])
+            .args(["--fault-mode", self.name(), "--", "/bin/true"])
+            .output()
+            .expect("hugeswap starts");
+        if out.status.success() {
+            return Ok(());
+        }
+        let why = String::from_utf8_lossy(&out.stderr).trim().to_owned();
+        assert_eq!(out.status.code(), Some(2), "{why}");
+        assert!(self == Mode::Message, "signal mode must work: {why}");
+        Err(why)
+    }
+
+    /// The modes that are permitted here; says why the others are not.
+    pub fn permitted() -> impl Iterator<Item = Mode> {
+        Mode::ALL.into_iter().filter(|m| match m.available() {
+            Ok(()) => true,
+            Err(why) => {
+                println!("skipped in {m} mode: {why}");
+                false
+            }
+        })
+    }
+}
+
+impl fmt::Display for Mode {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.name())
+    }
+}
+
+/// Ends the case as skipped.
+pub fn skip(why: &str) -> ! {
+    println!("skipped: {why}");
+    std::process::exit(SKIP);
+}
+
+/// As [`skip`], for want of a tool: a failure where everything is meant to be there.
+pub fn missing(tool: &str) -> ! {
+    let complete = std::env::var_os("HUGESWAP_TESTS_COMPLETE").is_some();
+    assert!(!complete, "{tool} is missing: run .ci/install");
+    skip(&format!("{tool} is missing: run .ci/install"))
+}
+
+/// A directory on a disk, gone with the value.
+pub fn directory() -> tempfile::TempDir {
+    tempfile::tempdir_in("/var/tmp").expect("a directory in /var/tmp")
+}
+
+/// A file or directory that belongs to these tests.
+pub fn source(name: &str) -> PathBuf {
+    Path::new(concat!(env!("CARGO_MANIFEST_DIR"), "/tests/programs")).join(name)
+}
+
+/// The C compiler.
+pub fn compiler() -> &'static str {
+    let found = |cc: &&str| Command::new(cc).arg("--version").output().is_ok();
+    match ["gcc", "cc"].into_iter().find(found) {
+        Some(cc) => cc,
+        None => missing("a C compiler"),
+    }
+}
+
+/// Compiles c/NAME.c into `dir`.
+pub fn compile(name: &str, dir: &Path) -> PathBuf {
+    let program = dir.join(name);
+    let out = Command::new(compiler())
+        .args(["-O1", "-g", "-Wall", "-Wextra", "-pthread", "-o"])
+        .arg(&program)
+        .arg(source("c").join(format!("{name}.c")))
+        .output()
+        .expect("the compiler starts");
+    let said = String::from_utf8_lossy(&out.stderr);
+    assert!(out.status.success() && said.is_empty(), "{name}.c: {said}");
+    program
+}
+
+/// A program with its arguments, and where and how it runs.
+#[derive(Clone)]
+pub struct Program {
+    pub argv: Vec<OsString>,
+    pub dir: PathBuf,
+    pub env: Vec<(&'static str, OsString)>,
+}
+
+impl Program {
+    pub fn new(dir: &Path, path: impl AsRef<OsStr>) -> Program {
+        Program {
+            argv: vec![path.as_ref().to_owned()],
+            dir: dir.to_owned(),
+            env: vec![("LC_ALL", "C".into())],
+        }
+    }
+
+    pub fn arg(mut self, a: impl AsRef<OsStr>) -> Program {
+        self.argv.push(a.as_ref().to_owned());
+        self
+    }
+
+    pub fn args<S: AsRef<OsStr>>(self, args: impl IntoIterator<Item = S>) -> Program {
+        args.into_iter().fold(self, Program::arg)
+    }
+
+    pub fn env(mut self, key: &'static str, value: impl AsRef<OsStr>) -> Program {
+        self.env.push((key, value.as_ref().to_owned()));
+        self
+    }
+
+    fn run(&self, argv: &[OsString]) -> Output {
+        Command::new(&argv[0])
+            .args(&argv[1..])
+            .current_dir(&self.dir)
+            .envs(self.env.iter().map(|(k, v)| (k, v)))
+            .stdin(Stdio::null())
+            .output()
+            .unwrap_or_else(|e| panic!("{} does not start: {e}", argv[0].display()))
+    }
+
+    /// Runs it as it is; it must succeed.
+    pub fn plain(&self) -> Output {
+        let out = self.run(&self.argv);
+        let said = String::from_utf8_lossy(&out.stderr);
+        assert!(out.status.success(), "plain: {}: {said}", out.status);
+        out
+    }
+
+    /// Runs it under `hugeswap run`, started by `before` (nothing, or a program that starts another).
+    pub fn managed_by(&self, before: &[OsString], setup: &Setup) -> Managed {
+        let report = tempfile::NamedTempFile::new_in("/var/tmp").expect("a file in /var/tmp");
+        // Somebody else may be the one to write it.
+        std::fs::set_permissions(
+            report.path(),
+            std::os::unix::fs::PermissionsExt::from_mode(0o666),
+        )
+        .expect("chmod of a file of ours");
+        let mut argv = before.to_vec();
+        argv.extend(setup.arguments());
+        argv.extend(["--report-file".into(), report.path().into(), "--".into()]);
+        argv.extend(self.argv.iter().cloned());
+        let output = self.run(&argv);
+        let text = std::fs::read(report.path()).expect("the report");
+        let said = String::from_utf8_lossy(&output.stderr).into_owned();
+        let report = serde_json::from_slice(&text)
+            .unwrap_or_else(|e| panic!("no report: {e}; {}: {said}", output.status));
+        Managed {
+            output,
+            report,
+            said,
+            setup: setup.clone(),
+        }
+    }
+
+    /// Runs it under `hugeswap run`.
+    pub fn managed(&self, setup: &Setup) -> Managed {
+        self.managed_by(&[HUGESWAP.into()], setup)
+    }
+}
+
+/// How `hugeswap run` is called.
+#[derive(Clone)]
+pub struct Setup {
+    pub mode: Mode,
+    pub memory_mib: u64,
+    pub options: Vec<OsString>,
+}
+
+impl Setup {
+    pub fn new(mode: Mode, memory_mib: u64) -> Setup {
+        Setup {
+            mode,
+            memory_mib,
+            options: Vec::new(),
+        }
+    }
+
+    pub fn option(mut self, key: &str, value: impl AsRef<OsStr>) -> Setup {
+        self.options.extend([key.into(), value.as_ref().to_owned()]);
+        self
+    }
+
+    fn arguments(&self) -> Vec<OsString> {
+        let memory = format!("{}M", self.memory_mib);
+        let fixed = ["run", "--memory", &memory, "--fault-mode", self.mode.name()];
+        let mut all: Vec<OsString> = fixed.iter().map(OsString::from).collect();
+        all.extend(["--report".into(), "json".into()]);
+        all.extend(self.options.iter().cloned());
+        all
+    }
+}
+
+/// What came of a managed run.
+pub struct Managed {
+    pub output: Output,
+    pub report: Value,
+    said: String,
+    setup: Setup,
+}
+
+impl Managed {
+    /// A number of the report.
+    pub fn number(&self, key: &str) -> u64 {
+        self.report[key]
+            .as_u64()
+            .unwrap_or_else(|| panic!("the report has no number {key}: {}", self.report))
+    }
+
+    /// Everything is as in the plain run, the budget was kept, and it was too small.
+    pub fn same_as(&self, plain: &Output) -> &Managed {
+        assert_eq!(
+            self.output.status,
+            plain.status,
+            "{}: {}",
+            self.mode(),
+            self.said
+        );
+        if self.output.stdout != plain.stdout {
+            let (a, b) = (lines(&plain.stdout), lines(&self.output.stdout));
+            let at = a.iter().zip(&b).take_while(|(x, y)| x == y).count();
+            panic!(
+                "{}: line {} is {:?} in the plain run and {:?} in the managed one; {}",
+                self.mode(),
+                at + 1,
+                a.get(at),
+                b.get(at),
+                self.said
+            );
+        }
+        self.kept_its_budget();
+        assert!(
+            self.number("pswpout") > 0 && self.number("pswpin") > 0,
+            "nothing was swapped: {}",
+            self.report
+        );
+        self
+    }
+
+    /// The figures fit the run.
+    pub fn kept_its_budget(&self) -> &Managed {
+        let budget = self.setup.memory_mib << 20;
+        assert_eq!(self.number("memory_bytes"), budget);
+        let peak = self.number("peak_resident_bytes");
+        assert!(
+            peak > 0 && peak <= budget + budget / 50,
+            "peak {peak} of {budget}: {}",
+            self.report
+        );
+        assert!(
+            self.number("peak_managed_bytes") > budget,
+            "it would have fitted: {}",
+            self.report
+        );
+        let mode = self.report["fault_mode"].as_str().unwrap_or_default();
+        assert!(
+            self.setup.mode.reported().contains(&mode),
+            "fault mode {mode}"
+        );
+        assert_eq!(
+            self.report["exit_code"].as_i64(),
+            self.output.status.code().map(i64::from)
+        );
+        self
+    }
+
+    /// At least so many processes had managed memory.
+    pub fn processes(&self, least: u64) -> &Managed {
+        let n = self.number("processes");
+        assert!(n >= least, "{n} processes, not {least}: {}", self.report);
+        self
+    }
+
+    /// How often the program found memory absent that it was about to use.
+    pub fn absent(&self) -> u64 {
+        let line = self.said.lines().find_map(|l| l.strip_prefix("absent "));
+        line.and_then(|n| n.parse().ok())
+            .unwrap_or_else(|| panic!("no count of what was absent: {}", self.said))
+    }
+
+    fn mode(&self) -> String {
+        format!("{} mode {:?}", self.setup.mode, self.setup.options)
+    }
+}
+
+fn lines(bytes: &[u8]) -> Vec<String> {
+    bytes
+        .split(|&b| b == b'\n')
+        .map(|l| String::from_utf8_lossy(l).into_owned())
+        .collect()
+}
+
+/// Are the two files the same, byte for byte?
+pub fn same_files(a: &Path, b: &Path) {
+    let open = |p: &Path| File::open(p).unwrap_or_else(|e| panic!("{}: {e}", p.display()));
+    let (mut x, mut y) = (open(a), open(b));
+    let length = |f: &File| f.metadata().expect("an open file has a length").len();
+    assert_eq!(
+        length(&x),
+        length(&y),
+        "{} and {}",
+        a.display(),
+        b.display()
+    );
+    let (mut p, mut q) = (vec![0; 1 << 20], vec![0; 1 << 20]);
+    let mut at = 0;
+    loop {
+        let n = x.read(&mut p).expect("read");
+        if n == 0 {
+            return;
+        }
+        y.read_exact(&mut q[..n]).expect("read");
+        assert!(
+            p[..n] == q[..n],
+            "{} and {} differ after byte {at}",
+            a.display(),
+            b.display()
+        );
+        at += n;
+    }
+}

@@ -1,0 +1,323 @@
+//! `hugeswap run` is the program, as far as anybody can tell: status, signals, streams, stops; and
+//! nothing stays when it is killed.
+
+use assert_cmd::Command;
+use predicates::prelude::*;
+use predicates::str::contains;
+use std::io::{BufRead, BufReader, Read};
+use std::os::unix::process::{CommandExt, ExitStatusExt};
+use std::process::{Child, Stdio};
+use std::time::{Duration, Instant};
+
+const HUGESWAP: &str = env!("CARGO_BIN_EXE_hugeswap");
+
+fn run(options: &[&str], script: &str) -> Command {
+    let mut c = Command::new(HUGESWAP);
+    c.args(["run", "--memory", "64M"])
+        .args(options)
+        .args(["--", "/bin/sh", "-c", script]);
+    c.env_remove("HUGESWAP_POOL")
+        .timeout(Duration::from_secs(60));
+    c
+}
+
+/// Starts a script and waits until it has said its first line.
+fn started(script: &str) -> (Child, BufReader<std::process::ChildStdout>, String) {
+    let mut c = std::process::Command::new(HUGESWAP);
+    c.args([
+        "run", "--memory", "64M", "--report", "none", "--", "/bin/sh", "-c", script,
+    ]);
+    c.env_remove("HUGESWAP_POOL")
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .process_group(0);
+    let mut child = c.spawn().unwrap();
+    let mut out = BufReader::new(child.stdout.take().unwrap());
+    let mut line = String::new();
+    out.read_line(&mut line).unwrap();
+    (child, out, line.trim().to_owned())
+}
+
+fn send(pid: u32, signal: i32) {
+    hugeswap_sys::spawn::send(pid as i32, signal).unwrap();
+}
+
+/// The state letter of a process; `None` if it is gone.
+fn state(pid: u32) -> Option<char> {
+    let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
+    stat[stat.rfind(')')? + 2..].chars().next()
+}
+
+fn wait_until(what: &str, mut condition: impl FnMut() -> bool) {
+    let start = Instant::now();
+    while !condition() {
+        assert!(
+            start.elapsed() < Duration::from_secs(30),
+            "waited in vain until {what}"
+        );
+        std::thread::sleep(Duration::from_millis(5));
+    }
+}
+
+#[test]
+fn exit_status_and_streams_are_the_programs() {
+    run(&["--report", "none"], "cat; echo err >&2; exit 42")
+        .write_stdin("in\n")
+        .assert()
+        .code(42)
+        .stdout("in\n")
+        .stderr("err\n");
+}
+
+#[test]
+fn the_working_directory_and_environment_are_the_programs() {
+    run(&["--report", "none"], "pwd; echo $MINE")
+        .current_dir("/usr")
+        .env("MINE", "kept")
+        .assert()
+        .stdout("/usr\nkept\n");
+}
+
+#[test]
+fn death_by_signal_is_the_programs() {
+    for signal in [libc::SIGTERM, libc::SIGSEGV, libc::SIGKILL, libc::SIGPIPE] {
+        let out = run(&["--report", "none"], &format!("kill -{signal} $$"))
+            .output()
+            .unwrap();
+        assert_eq!(out.status.signal(), Some(signal));
+        assert!(!out.status.core_dumped());
+    }
+}
+
+#[test]
+fn an_argument_list_with_options_and_spaces_arrives() {
+    let mut c = Command::new(HUGESWAP);
+    c.args([
+        "run", "--memory", "64M", "--report", "none", "--", "printf", "[%s]", "-x", "a b", "", "--",
+    ]);
+    c.assert().success().stdout("[-x][a b][][--]");
+}
+
+#[test]
+fn signals_sent_to_us_reach_the_program() {
+    for signal in [
+        libc::SIGTERM,
+        libc::SIGINT,
+        libc::SIGHUP,
+        libc::SIGUSR1,
+        libc::SIGQUIT,
+        libc::SIGWINCH,
+    ] {
+        let script =
+            format!("trap 'echo got; exit 5' {signal}; echo ready; while :; do sleep 0.05; done");
+        let (mut child, mut out, line) = started(&script);
+        assert_eq!(line, "ready");
+        send(child.id(), signal);
+        let mut rest = String::new();
+        out.read_to_string(&mut rest).unwrap();
+        assert_eq!(rest, "got\n", "signal {signal}");
+        assert_eq!(child.wait().unwrap().code(), Some(5));
+    }
+}
+
+#[test]
+fn stops_are_mirrored_and_continued() {
+    let (mut child, mut out, program) = started("echo $$; read x; echo done");
+    let program: u32 = program.parse().unwrap();
+    for signal in [libc::SIGSTOP, libc::SIGTSTP] {
+        send(program, signal);
+        wait_until("the supervisor is stopped", || {
+            state(child.id()) == Some('T')
+        });
+        send(child.id(), libc::SIGCONT);
+        wait_until("both run again", || {
+            state(child.id()) != Some('T') && state(program) != Some('T')
+        });
+    }
+    send(child.id(), libc::SIGTERM);
+    let status = child.wait().unwrap();
+    assert_eq!(status.signal(), Some(libc::SIGTERM));
+    let mut rest = String::new();
+    out.read_to_string(&mut rest).unwrap();
+    assert_eq!(rest, "");
+}
+
+#[test]
+fn the_program_sees_the_signal_state_it_would_see_without_us() {
+    // Ignored and blocked signals are inherited: those of the program must be those handed to us.
+    let look = "grep -E 'Sig(Ign|Blk)' /proc/self/status";
+    for setup in [
+        "",
+        "trap '' PIPE; ",
+        "trap '' INT QUIT; ",
+        "trap '' HUP PIPE; ",
+    ] {
+        let shell = |program: String| {
+            let out = std::process::Command::new("/bin/sh")
+                .args(["-c", &program])
+                .output()
+                .unwrap();
+            String::from_utf8(out.stdout).unwrap()
+        };
+        let plain = shell(format!("{setup}exec {look}"));
+        let managed = shell(format!(
+            "{setup}exec {HUGESWAP} run --memory 64M --report none -- {look}"
+        ));
+        assert_eq!(plain, managed, "{setup}");
+        assert!(!plain.is_empty());
+    }
+}
+
+#[test]
+fn readers_see_the_end_when_the_program_closes_its_output() {
+    let (mut child, mut out, line) = started("echo first; exec >&-; read x");
+    assert_eq!(line, "first");
+    let mut rest = String::new();
+    // Would wait for ever if the supervisor kept the pipe.
+    out.read_to_string(&mut rest).unwrap();
+    assert_eq!(state(child.id()).map(|s| s != 'Z'), Some(true));
+    send(child.id(), libc::SIGKILL);
+    child.wait().unwrap();
+}
+
+#[test]
+fn killing_us_ends_the_program() {
+    let (mut child, _out, program) = started("echo $$; while :; do sleep 0.05; done");
+    let program: u32 = program.parse().unwrap();
+    send(child.id(), libc::SIGKILL);
+    child.wait().unwrap();
+    wait_until("the program is gone", || {
+        state(program).is_none_or(|s| s == 'Z')
+    });
+}
+
+#[test]
+fn killing_us_leaves_no_file() {
+    let dir = tempfile::tempdir_in("/var/tmp").unwrap();
+    let swap = format!("{},size=64M", dir.path().display());
+    let mut c = std::process::Command::new(HUGESWAP);
+    c.args([
+        "run", "--memory", "64M", "--swap", &swap, "--", "sleep", "60",
+    ])
+    .env("TMPDIR", dir.path());
+    let mut child = c.spawn().unwrap();
+    wait_until("the program runs", || {
+        std::fs::read_to_string(format!("/proc/{0}/task/{0}/children", child.id()))
+            .is_ok_and(|c| !c.is_empty())
+    });
+    send(child.id(), libc::SIGKILL);
+    child.wait().unwrap();
+    assert_eq!(std::fs::read_dir(dir.path()).unwrap().count(), 0);
+}
+
+#[test]
+fn a_preload_of_the_users_own_stays_behind_ours() {
+    let mut c = run(&["--report", "none"], "echo $LD_PRELOAD");
+    c.env("LD_PRELOAD", "libm.so.6");
+    c.assert()
+        .success()
+        .stdout(predicate::str::is_match(r"^/proc/\d+/fd/\d+:libm.so.6\n$").unwrap());
+}
+
+#[test]
+fn reports_go_where_they_are_told_to() {
+    run(&[], "exit 0")
+        .assert()
+        .success()
+        .stdout("")
+        .stderr(predicate::str::starts_with("hugeswap: sh finished"));
+    run(&["--report", "none"], "exit 0")
+        .assert()
+        .success()
+        .stdout("")
+        .stderr("");
+
+    let out = run(&["--report", "json"], "exit 9")
+        .assert()
+        .code(9)
+        .get_output()
+        .stderr
+        .clone();
+    let v: serde_json::Value = serde_json::from_slice(&out).unwrap();
+    assert_eq!(v["exit_code"], 9);
+    assert_eq!(v["memory_bytes"], 64 << 20);
+
+    let dir = tempfile::tempdir_in("/var/tmp").unwrap();
+    let file = dir.path().join("report");
+    let name = file.display().to_string();
+    run(&["--report", "json", "--report-file", &name], "kill -9 $$")
+        .assert()
+        .stderr("");
+    let v: serde_json::Value = serde_json::from_slice(&std::fs::read(&file).unwrap()).unwrap();
+    assert_eq!(v["signal"], 9);
+    assert_eq!(v["exit_code"], 137);
+    run(&["--report-file", &name], "exit 0").assert().stderr("");
+    assert!(
+        std::fs::read_to_string(&file)
+            .unwrap()
+            .starts_with("hugeswap: sh finished")
+    );
+}
+
+#[test]
+fn doctor_answers_people_and_programs() {
+    let out = Command::new(HUGESWAP)
+        .args(["doctor", "--json"])
+        .assert()
+        .get_output()
+        .clone();
+    let v: serde_json::Value = serde_json::from_slice(&out.stdout).unwrap();
+    assert_eq!(v["usable"].as_bool(), Some(out.status.success()));
+    let names: Vec<_> = v["checks"]
+        .as_array()
+        .unwrap()
+        .iter()
+        .map(|c| c["name"].as_str().unwrap())
+        .collect();
+    for wanted in [
+        "huge pages",
+        "mremap mover",
+        "userfaultfd",
+        "UFFDIO_MOVE",
+        "mappings",
+        "swap directory",
+        "io_uring",
+    ] {
+        assert!(names.contains(&wanted), "{wanted}");
+    }
+    Command::new(HUGESWAP)
+        .arg("doctor")
+        .assert()
+        .stdout(contains("What hugeswap run will use"));
+    Command::new(HUGESWAP)
+        .args(["doctor", "--swap", "/no/such/place"])
+        .assert()
+        .code(1)
+        .stdout(contains("not usable here: see swap directory"));
+}
+
+#[test]
+fn help_and_version_are_no_errors() {
+    for args in [
+        &["--help"][..],
+        &["--version"],
+        &["run", "--help"],
+        &["doctor", "-h"],
+        &["demo", "--help"],
+        &["bench", "--help"],
+    ] {
+        Command::new(HUGESWAP)
+            .args(args)
+            .assert()
+            .success()
+            .stderr("");
+    }
+    Command::new(HUGESWAP)
+        .args(["run", "--help"])
+        .assert()
+        .stdout(contains("route.malloc_min"));
+    Command::new(HUGESWAP)
+        .arg("--help")
+        .assert()
+        .stdout(contains("__worker").not());
+}
