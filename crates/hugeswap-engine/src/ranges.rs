@@ -534,6 +534,10 @@ impl Engine {
         let _inside = self.gate.enter();
         let mut planned = 0;
         for unit in self.units_of(addr, len) {
+            // A unit just being written out is not there any more a moment later.
+            while self.table.load(unit).has(LOCKED) && self.table.frame(unit) != QUEUED {
+                self.table.wait_locked(unit);
+            }
             if self
                 .table
                 .try_lock_if(unit, |w| w.kind() == Kind::Swapped)
@@ -558,24 +562,33 @@ impl Engine {
 
     /// Moves the whole units of the range out to swap, and waits until that is done as far as it can be.
     pub fn pageout(&self, addr: usize, len: usize) {
-        let present = |w: Word| w.kind() == Kind::Present && w.pins() == 0;
-        for unit in self.whole_units_of(addr, len) {
-            // Who brought it in wakes the program before letting go of it, and kswapd waits for nobody.
-            self.table.wait_locked(unit);
-            if !present(self.table.load(unit)) {
-                continue;
-            }
+        const ASK_AGAIN_NS: u64 = 20_000_000;
+        let inside = |w: Word| matches!(w.kind(), Kind::Present | Kind::Cached) && w.pins() == 0;
+        let ask = |unit: u32| {
             while self.evict_requests.push(unit).is_err() {
                 self.kick();
                 process::yield_now();
             }
             self.kick();
+        };
+        for unit in self.whole_units_of(addr, len) {
+            // Who brought it in wakes the program before letting go of it, and kswapd waits for nobody.
+            self.table.wait_locked(unit);
+            if inside(self.table.load(unit)) {
+                ask(unit);
+            }
         }
         // A program that goes on touching a unit, or a swap that is full, keeps it in: wait, but not for ever.
         let mut deadline = hugeswap_sys::now_ns() + 1_000_000_000;
         for unit in self.whole_units_of(addr, len) {
             deadline += UNIT_BYTES * 10;
-            while present(self.table.load(unit)) && hugeswap_sys::now_ns() < deadline {
+            let mut again = hugeswap_sys::now_ns() + ASK_AGAIN_NS;
+            while inside(self.table.load(unit)) && hugeswap_sys::now_ns() < deadline {
+                if hugeswap_sys::now_ns() > again {
+                    // It may have been under write-back when its turn came.
+                    ask(unit);
+                    again += ASK_AGAIN_NS;
+                }
                 process::yield_now();
             }
         }

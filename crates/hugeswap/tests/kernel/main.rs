@@ -6,6 +6,7 @@
 mod content;
 mod failure;
 mod life;
+mod report;
 mod storm;
 mod util;
 
@@ -29,6 +30,7 @@ fn main() {
             .into_iter()
             .find(|(n, _)| *n == name)
             .expect("no such test");
+        report::install();
         (test.1)();
         return;
     }
