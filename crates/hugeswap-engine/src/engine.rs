@@ -355,7 +355,7 @@ impl Engine {
 
     pub(crate) fn mover(&self) -> Mover {
         match self.mode() {
-            FaultMode::Message => Mover::Uffd(self.uffd.load(Relaxed)),
+            FaultMode::Message => Mover::Uffd(self.uffd.load(Relaxed), self.pagemap.load(Relaxed)),
             _ => Mover::Remap,
         }
     }

@@ -4,7 +4,7 @@
 //! * [`engine`]: one engine for each pool and process
 //! * `fault`: the fault path, one piece of code for both fault modes
 //! * `reclaim`, `work`: kswapd and the I/O threads
-//! * `mover`: how units move; `arena`: where frames wait; `table`: what each unit is
+//! * `mover`, `uffd_move`: how units move; `arena`: where frames wait; `table`: what each unit is
 //! * [`handler`]: signals; `message`: userfaultfd events
 //! * `ranges`: mapping, discarding, protecting, pinning; `fork`: forks
 //!
@@ -28,6 +28,7 @@ mod ranges;
 mod reclaim;
 pub mod space;
 mod table;
+mod uffd_move;
 mod work;
 
 pub use engine::{Engine, EngineConfig, EngineError, Prot, high_descriptor};

@@ -7,8 +7,9 @@
 //!
 //! Every call here is made by the owner of the unit's lock.
 
+use crate::uffd_move;
 use hugeswap_policy::UNIT_BYTES;
-use hugeswap_sys::{Errno, Result, mm, process, uffd};
+use hugeswap_sys::{Result, mm, uffd};
 
 const UNIT: usize = UNIT_BYTES as usize;
 
@@ -17,8 +18,8 @@ const UNIT: usize = UNIT_BYTES as usize;
 pub enum Mover {
     /// mprotect and mremap.
     Remap,
-    /// userfaultfd, by its descriptor in the engine's own threads.
-    Uffd(i32),
+    /// userfaultfd and /proc/self/pagemap (-1: not to be had), by their descriptors in the engine's own threads.
+    Uffd(i32, i32),
 }
 
 impl Mover {
@@ -54,12 +55,13 @@ impl Mover {
                 }
                 moved
             }
-            Mover::Uffd(fd) => {
+            Mover::Uffd(fd, pagemap) => {
                 // A missing fault leaves an empty page table behind, which would make MOVE
                 // split the page; discarding the empty range frees it.
                 // SAFETY: the unit is absent and locked: nothing in it is lost.
                 unsafe { mm::advise(unit, UNIT, libc::MADV_DONTNEED) }?;
-                uffd_move(fd, frame, unit)
+                // SAFETY: the unit and the place are the caller's.
+                unsafe { uffd_move::unit(fd, pagemap, frame, unit) }
             }
         }
     }
@@ -79,10 +81,11 @@ impl Mover {
                 // permissive splits nothing, so it cannot meet the limit on mappings.
                 unsafe { mm::protect(frame, UNIT, mm::PROT_RW) }
             }
-            Mover::Uffd(fd) => {
+            Mover::Uffd(fd, pagemap) => {
                 // SAFETY: the place is empty: nothing in it is lost.
                 unsafe { mm::advise(frame, UNIT, libc::MADV_DONTNEED) }?;
-                uffd_move(fd, unit, frame)
+                // SAFETY: the unit and the place are the caller's.
+                unsafe { uffd_move::unit(fd, pagemap, unit, frame) }
             }
         }
     }
@@ -92,7 +95,7 @@ impl Mover {
         match self {
             // SAFETY: writers fault and wait for the unit's lock.
             Mover::Remap => unsafe { mm::protect(unit, len, mm::PROT_READ) },
-            Mover::Uffd(fd) => uffd::write_protect(fd, unit, len, true),
+            Mover::Uffd(fd, _) => uffd::write_protect(fd, unit, len, true),
         }
     }
 
@@ -101,7 +104,7 @@ impl Mover {
         match self {
             // SAFETY: the unit's bytes are the program's to read.
             Mover::Remap => unsafe { mm::protect(unit, UNIT, mm::PROT_READ) },
-            Mover::Uffd(_) => Ok(()),
+            Mover::Uffd(..) => Ok(()),
         }
     }
 
@@ -110,7 +113,7 @@ impl Mover {
         match self {
             // SAFETY: the units are the program's to write; their owner marks them dirty.
             Mover::Remap => unsafe { mm::protect(unit, len, mm::PROT_RW) },
-            Mover::Uffd(fd) => uffd::write_protect(fd, unit, len, false),
+            Mover::Uffd(fd, _) => uffd::write_protect(fd, unit, len, false),
         }
     }
 
@@ -132,10 +135,11 @@ impl Mover {
                 // SAFETY: both units are locked, the destination is absent.
                 unsafe { mm::move_pages(from, to, UNIT) }
             }
-            Mover::Uffd(fd) => {
+            Mover::Uffd(fd, pagemap) => {
                 // SAFETY: the destination is absent: nothing in it is lost.
                 unsafe { mm::advise(to, UNIT, libc::MADV_DONTNEED) }?;
-                uffd_move(fd, from, to)
+                // SAFETY: the unit and the place are the caller's.
+                unsafe { uffd_move::unit(fd, pagemap, from, to) }
             }
         }
     }
@@ -152,42 +156,7 @@ impl Mover {
                 Ok(())
             }
             // SAFETY: the content is the caller's to drop; registration stays.
-            Mover::Uffd(_) => unsafe { mm::advise(unit, len, libc::MADV_DONTNEED) },
+            Mover::Uffd(..) => unsafe { mm::advise(unit, len, libc::MADV_DONTNEED) },
         }
     }
-}
-
-/// MOVE of one unit, with the kernel's ways of failing for a moment waited out.
-fn uffd_move(fd: i32, from: usize, to: usize) -> Result<()> {
-    let (mut from, mut to, mut left) = (from, to, UNIT);
-    let mut tries = 0u32;
-    while left > 0 {
-        // SAFETY: both ranges are the caller's (see `map_in`, `map_out`).
-        let m = unsafe { uffd::move_pages(fd, to, from, left) };
-        if m.moved > 0 {
-            let n = m.moved as usize;
-            (from, to, left) = (from + n, to + n, left.saturating_sub(n));
-            continue;
-        }
-        match m.error {
-            None => return Ok(()),
-            // EBUSY: the page is pinned for a moment (direct I/O just done).
-            Some(Errno::EAGAIN | Errno::EBUSY) if tries < 20_000 => {
-                tries += 1;
-                if tries > 100 {
-                    process::yield_now();
-                }
-            }
-            // Kernel 6.18 can say EEXIST after moving everything: believe the pages.
-            Some(Errno::EEXIST) if is_empty(from, left) => return Ok(()),
-            Some(e) => return Err(e),
-        }
-    }
-    Ok(())
-}
-
-/// Has `[at, at+len)` no page in memory?
-fn is_empty(at: usize, len: usize) -> bool {
-    let mut seen = [0u8; 512];
-    mm::resident(at, len, &mut seen).is_ok() && seen[..len / 4096].iter().all(|b| b & 1 == 0)
 }

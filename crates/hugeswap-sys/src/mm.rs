@@ -114,6 +114,29 @@ pub fn resident(at: usize, len: usize, out: &mut [u8]) -> Result<()> {
     .map(drop)
 }
 
+/// Which pages from `at` on there are, in memory or in the kernel's swap, by /proc/self/pagemap.
+pub fn populated(pagemap: i32, at: usize, out: &mut [bool]) -> Result<()> {
+    const PRESENT_OR_SWAPPED: u64 = 3 << 62;
+    let mut entries = [0u64; 64];
+    let mut page = at / 4096;
+    for part in out.chunks_mut(entries.len()) {
+        // SAFETY: `entries` has room for what is asked for.
+        unsafe {
+            crate::fs::read_exact_at(
+                pagemap,
+                entries.as_mut_ptr() as usize,
+                part.len() * 8,
+                page as u64 * 8,
+            )
+        }?;
+        part.iter_mut()
+            .zip(&entries)
+            .for_each(|(o, e)| *o = e & PRESENT_OR_SWAPPED != 0);
+        page += part.len();
+    }
+    Ok(())
+}
+
 /// A memory file: anonymous, sealable, executable if `exec`, closed on exec.
 pub fn memfd(name: &std::ffi::CStr, exec: bool) -> Result<i32> {
     const MFD_CLOEXEC: usize = 1;

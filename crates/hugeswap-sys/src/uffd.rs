@@ -16,6 +16,7 @@ const UFFDIO_API: usize = iowr(0x3f, 24);
 const UFFDIO_REGISTER: usize = iowr(0x00, 32);
 const UFFDIO_UNREGISTER: usize = ior(0x01, 16);
 const UFFDIO_WAKE: usize = ior(0x02, 16);
+const UFFDIO_COPY: usize = iowr(0x03, 40);
 const UFFDIO_MOVE: usize = iowr(0x05, 40);
 const UFFDIO_WRITEPROTECT: usize = iowr(0x06, 24);
 const UFFDIO_POISON: usize = iowr(0x08, 32);
@@ -140,6 +141,27 @@ pub unsafe fn move_pages(fd: i32, dst: usize, src: usize, len: usize) -> Moved {
         moved: m[4] as i64,
         error,
     }
+}
+
+/// Fills absent pages from `src`, write-protected if `protect`, and wakes whoever waits for them. EEXIST if
+/// there is a page already.
+pub fn copy(fd: i32, dst: usize, src: usize, len: usize, protect: bool) -> Result<()> {
+    let mut done = 0;
+    while done < len {
+        let (at, from, left) = (
+            (dst + done) as u64,
+            (src + done) as u64,
+            (len - done) as u64,
+        );
+        let mut c = [at, from, left, u64::from(protect) << 1, 0];
+        // SAFETY: `c` is a uffdio_copy; only absent pages are filled.
+        match unsafe { ioctl(fd, UFFDIO_COPY, c.as_mut_ptr() as usize) } {
+            Ok(_) => return Ok(()),
+            Err(Errno::EAGAIN) => done += (c[4] as i64).max(0) as usize,
+            Err(e) => return Err(e),
+        }
+    }
+    Ok(())
 }
 
 /// Write-protects a range, or makes it writable again (waking whoever waits there).

@@ -1,0 +1,196 @@
+//! UFFDIO_MOVE of one unit, all of it or none.
+//!
+//! The kernel may stop in the middle of a unit that is mapped by base pages, and Linux 6.18 may say EEXIST
+//! after it has moved some or all of them (an error left over from an attempt it repeated itself). Which pages have
+//! moved is read from the page table, not from the answer, and the rest follows; what cannot follow
+//! makes the part that did go back. So a caller that is told of an error still has the unit where it was.
+
+use hugeswap_policy::{UNIT_BYTES, UNIT_PAGES};
+use hugeswap_sys::{Errno, Result, fs, mm, process, uffd};
+
+const UNIT: usize = UNIT_BYTES as usize;
+const PAGE: usize = 4096;
+/// EBUSY (a page is pinned: direct I/O just done) and EAGAIN pass; so many attempts are made.
+const PATIENCE: u32 = 20_000;
+/// After so many attempts at once the processor is left to others in between.
+const SPINS: u32 = 100;
+
+/// Moves the unit at `from` to the empty, registered place `to`. `pagemap`: /proc/self/pagemap, or -1.
+///
+/// # Safety
+/// Both are private anonymous memory of the caller's to give, one unit each, and nobody else moves either.
+pub unsafe fn unit(fd: i32, pagemap: i32, from: usize, to: usize) -> Result<()> {
+    let mut done = 0;
+    // SAFETY: the caller's promise.
+    let Err(e) = (unsafe { pages(fd, pagemap, from, to, UNIT, &mut done) }) else {
+        return Ok(());
+    };
+    if done == 0 {
+        return Err(e);
+    }
+    let mut back = 0;
+    // SAFETY: as above, the other way round: what went comes back to where nothing stands now.
+    if unsafe { pages(fd, pagemap, to, from, done, &mut back) }.is_ok() {
+        return Err(e);
+    }
+    // The way back is closed where `from` is not registered, and then it is a frame of ours that only has to be
+    // waited for. What stands at `to` already is passed over, wherever it is.
+    loop {
+        done = 0;
+        // SAFETY: as above.
+        match unsafe { pages(fd, pagemap, from, to, UNIT, &mut done) } {
+            Ok(()) => return Ok(()),
+            Err(Errno::EBUSY | Errno::EAGAIN) => {}
+            Err(_) => {
+                fs::complain(&[
+                    b"hugeswap: the kernel moved a part of a unit and neither the rest nor the part back; ending rather than losing it\n",
+                ]);
+                process::kill_self();
+            }
+        }
+    }
+}
+
+/// Moves `[from, from+len)` from offset `done` on; `done` says how far it came.
+unsafe fn pages(
+    fd: i32,
+    pagemap: i32,
+    from: usize,
+    to: usize,
+    len: usize,
+    done: &mut usize,
+) -> Result<()> {
+    let mut tries = 0;
+    while *done < len {
+        // SAFETY: passed on to the caller.
+        let m = unsafe { uffd::move_pages(fd, to + *done, from + *done, len - *done) };
+        if m.moved > 0 {
+            *done += m.moved as usize;
+            continue;
+        }
+        match m.error {
+            None => return Ok(()),
+            Some(Errno::EEXIST) => {
+                match moved_pages(pagemap, from + *done, to + *done, len - *done) {
+                    0 => return Err(Errno::EEXIST),
+                    n => *done += n * PAGE,
+                }
+            }
+            Some(Errno::EAGAIN | Errno::EBUSY) if tries < PATIENCE => {
+                tries += 1;
+                if tries > SPINS {
+                    process::yield_now();
+                }
+            }
+            Some(e) => return Err(e),
+        }
+    }
+    Ok(())
+}
+
+/// How many pages at the beginning stand at `to` and no longer at `from`.
+fn moved_pages(pagemap: i32, from: usize, to: usize, len: usize) -> usize {
+    let (mut a, mut b) = ([false; UNIT_PAGES as usize], [false; UNIT_PAGES as usize]);
+    let n = len / PAGE;
+    if !populated(pagemap, from, &mut a[..n]) || !populated(pagemap, to, &mut b[..n]) {
+        return 0;
+    }
+    a[..n]
+        .iter()
+        .zip(&b[..n])
+        .take_while(|(a, b)| !**a && **b)
+        .count()
+}
+
+/// Which pages from `at` on there are, in memory or in the kernel's own swap. False if it cannot be told.
+fn populated(pagemap: i32, at: usize, out: &mut [bool]) -> bool {
+    let mut seen = [0u8; UNIT_PAGES as usize];
+    if pagemap >= 0 && mm::populated(pagemap, at, out).is_ok() {
+        return true;
+    }
+    if mm::resident(at, out.len() * PAGE, &mut seen).is_err() {
+        return false;
+    }
+    out.iter_mut().zip(&seen).for_each(|(o, s)| *o = s & 1 == 1);
+    true
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Two registered units; `None` where userfaultfd is not to be had.
+    fn two_units() -> Option<(i32, usize, usize)> {
+        let (fd, _) = uffd::open(uffd::USER_MODE_ONLY, uffd::feature::MOVE)
+            .inspect_err(|e| println!("skipped: no userfaultfd: {e}"))
+            .ok()?;
+        // SAFETY: a new mapping at an address of the kernel's choice.
+        let raw = unsafe { mm::map_anon(0, 3 * UNIT, mm::PROT_RW, false) }.unwrap();
+        let a = raw.next_multiple_of(UNIT);
+        // By base pages, as after a race.
+        // SAFETY: advice that discards nothing.
+        unsafe { mm::advise(a, 2 * UNIT, libc::MADV_NOHUGEPAGE) }.unwrap();
+        // SAFETY: mapped above.
+        unsafe { std::slice::from_raw_parts_mut(a as *mut u8, UNIT) }
+            .chunks_mut(PAGE)
+            .enumerate()
+            .for_each(|(i, p)| p.fill(i as u8));
+        uffd::register(fd, a, 2 * UNIT, uffd::mode::MISSING).unwrap();
+        Some((fd, a, a + UNIT))
+    }
+
+    fn check(at: usize) {
+        // SAFETY: mapped by `two_units`.
+        let b = unsafe { std::slice::from_raw_parts(at as *const u8, UNIT) };
+        for (i, p) in b.chunks(PAGE).enumerate() {
+            assert!(p.iter().all(|&v| v == i as u8), "page {i}");
+        }
+    }
+
+    /// What the kernel leaves behind when it says EEXIST after having moved a few pages.
+    #[test]
+    fn a_move_that_was_cut_short_is_finished() {
+        for pages in [1, 7, 511, 512] {
+            let Some((fd, a, b)) = two_units() else {
+                return;
+            };
+            // SAFETY: both units are this test's.
+            let m = unsafe { uffd::move_pages(fd, b, a, pages * PAGE) };
+            assert_eq!(m.moved, (pages * PAGE) as i64);
+            // SAFETY: as above.
+            unsafe { unit(fd, -1, a, b) }.unwrap();
+            check(b);
+            fs::close(fd);
+        }
+    }
+
+    #[test]
+    fn a_move_that_cannot_end_has_not_begun() {
+        let Some((fd, a, b)) = two_units() else {
+            return;
+        };
+        let hole = 300 * PAGE;
+        // SAFETY: this test's page; its content is put back below.
+        unsafe { mm::advise(a + hole, PAGE, libc::MADV_DONTNEED) }.unwrap();
+        // SAFETY: both units are this test's.
+        assert_eq!(unsafe { unit(fd, -1, a, b) }, Err(Errno::ENOENT));
+        uffd::unregister(fd, a, UNIT).unwrap();
+        // SAFETY: mapped by `two_units`.
+        unsafe { std::slice::from_raw_parts_mut((a + hole) as *mut u8, PAGE) }.fill(300u32 as u8);
+        check(a);
+        fs::close(fd);
+    }
+
+    #[test]
+    fn something_in_the_way_is_an_error() {
+        let Some((fd, a, b)) = two_units() else {
+            return;
+        };
+        let from = [9u8; PAGE];
+        uffd::copy(fd, b, from.as_ptr() as usize, PAGE, false).unwrap();
+        // SAFETY: both units are this test's.
+        assert_eq!(unsafe { unit(fd, -1, a, b) }, Err(Errno::EEXIST));
+        check(a);
+        fs::close(fd);
+    }
+}
