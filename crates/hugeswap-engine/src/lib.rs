@@ -3,6 +3,7 @@
 //! * [`pool`]: the segment that processes share: budget, swap slots, counters
 //! * [`engine`]: one engine for each pool and process
 //! * `fault`: the fault path, one piece of code for both fault modes
+//! * `frames`: where frames come from; `mappings`: room below the kernel's limit on mappings
 //! * `reclaim`, `work`: kswapd and the I/O threads
 //! * `mover`, `uffd_move`: how units move; `arena`: where frames wait; `table`: what each unit is
 //! * [`handler`]: signals; `message`: userfaultfd events
@@ -18,9 +19,11 @@ mod checksum;
 pub mod engine;
 mod fault;
 mod fork;
+mod frames;
 mod gate;
 pub mod handler;
 mod lock;
+mod mappings;
 mod message;
 mod mover;
 pub mod pool;

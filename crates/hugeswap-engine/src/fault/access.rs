@@ -1,0 +1,102 @@
+//! Faults on memory that is there: access is given back, or, to a frame that a fork shares, a
+//! copy of it. The rules of the fault path hold.
+//!
+//! Each takes a locked unit and unlocks it. `None`: look at the unit again.
+
+use crate::engine::{Engine, UNIT};
+use crate::fault::Outcome;
+use hugeswap_policy::counters::{Counter, FaultClass};
+use hugeswap_policy::unit::{CLEAN, COW, READAHEAD, UNCHARGED, WATCHED, WRITABLE, Word};
+use std::sync::atomic::Ordering::{Acquire, Relaxed};
+
+impl Engine {
+    /// Memory is there: give access.
+    pub(super) fn soft(&self, unit: u32, w: Word, write: bool, start: u64) -> Option<Outcome> {
+        if write && w.has(COW) {
+            return self.copy_on_write(unit, w, start);
+        }
+        let at = self.table.addr(unit);
+        // Given again even if the word says the program has it: it costs little, and heals whatever made the
+        // fault happen.
+        let (changed, new) = if write || w.has(WRITABLE) {
+            (
+                self.mover().set_writable(at, UNIT),
+                w.clear(WATCHED | CLEAN | READAHEAD).set(WRITABLE),
+            )
+        } else {
+            (self.mover().set_readable(at), w.clear(WATCHED | READAHEAD))
+        };
+        if changed.is_err() {
+            self.table.unlock(unit, w);
+            return self.mappings_exhausted(start);
+        }
+        if w.has(WATCHED) {
+            self.watched.fetch_sub(1, Relaxed);
+            self.count(Counter::SwapCacheHit, 1);
+        }
+        self.table.unlock(unit, new);
+        if w.has(WATCHED) {
+            self.note_referenced(unit);
+        }
+        self.timed(FaultClass::Soft, start)
+    }
+
+    /// A write to a frame that a forked relative may share.
+    fn copy_on_write(&self, unit: u32, w: Word, start: u64) -> Option<Outcome> {
+        let at = self.table.addr(unit);
+        if !w.has(UNCHARGED) && !self.maybe_children.load(Acquire) {
+            // Nobody shares it any more: the kernel lets us keep the page.
+            if self.mover().set_writable(at, UNIT).is_err() {
+                self.table.unlock(unit, w);
+                return self.mappings_exhausted(start);
+            }
+            if w.has(WATCHED) {
+                self.watched.fetch_sub(1, Relaxed);
+            }
+            self.table.unlock(
+                unit,
+                w.clear(WATCHED | CLEAN | COW | READAHEAD).set(WRITABLE),
+            );
+            return self.done(unit, FaultClass::Soft, start);
+        }
+        let Some(frame) = self.get_frame_nowait() else {
+            // A write-out of this unit may be what frees memory, and it needs the lock: wait
+            // without it. (Absent units may stay locked meanwhile: nobody needs them for that.)
+            self.table.unlock(unit, w);
+            let Some(frame) = self.get_frame() else {
+                return Some(Outcome::NoMemory);
+            };
+            self.arena.put_free(frame.place);
+            return None;
+        };
+        let to = self.arena.addr(frame.place);
+        let moved = self.mover().set_readable(at).and_then(|()| {
+            // SAFETY: the unit is locked, present and readable; the place holds a frame of ours.
+            unsafe { std::ptr::copy_nonoverlapping(at as *const u8, to as *mut u8, UNIT) };
+            self.mover().map_in(to, at, true)
+        });
+        if moved.is_err() {
+            self.arena.put_free(frame.place);
+            self.table.unlock(unit, w.clear(WATCHED));
+            if w.has(WATCHED) {
+                self.watched.fetch_sub(1, Relaxed);
+            }
+            return self.mappings_exhausted(start);
+        }
+        self.let_inherit(unit);
+        self.arena.put_empty(frame.place);
+        if w.has(WATCHED) {
+            self.watched.fetch_sub(1, Relaxed);
+        }
+        if !w.has(UNCHARGED) {
+            self.pool.uncharge(self.me(), 1);
+        }
+        self.count(Counter::Cow, 1);
+        self.table.unlock(
+            unit,
+            w.clear(WATCHED | CLEAN | COW | UNCHARGED | READAHEAD)
+                .set(WRITABLE),
+        );
+        self.done(unit, FaultClass::Cow, start)
+    }
+}

@@ -1,0 +1,151 @@
+//! Faults on units in the swap cache or in swap: the frame is moved into place, after a read and a
+//! check of its sum if need be. The rules of the fault path hold.
+//!
+//! Each takes a locked unit and unlocks it. `None`: look at the unit again.
+
+use crate::checksum;
+use crate::engine::{Engine, Job};
+use crate::fault::Outcome;
+use crate::table::NO_FRAME;
+use hugeswap_policy::UNIT_PAGES;
+use hugeswap_policy::counters::{Counter, FaultClass};
+use hugeswap_policy::knobs::Knob;
+use hugeswap_policy::unit::{CLEAN, Kind, MAY_WRITE, READAHEAD, WRITABLE, Word};
+use hugeswap_sys::{Errno, fs};
+use std::sync::atomic::Ordering::{Acquire, Relaxed};
+
+impl Engine {
+    /// In the swap cache: move the frame into place.
+    pub(super) fn take_from_cache(
+        &self,
+        unit: u32,
+        w: Word,
+        write: bool,
+        class: FaultClass,
+        start: u64,
+    ) -> Option<Outcome> {
+        let place = self.table.frame(unit);
+        if !w.has(READAHEAD) {
+            self.watched.fetch_sub(1, Relaxed);
+        }
+        if let Err(outcome) = self.put_in_place(unit, w, place, write) {
+            return outcome.or_else(|| self.mappings_exhausted(start));
+        }
+        self.count(Counter::SwapCacheHit, 1);
+        if w.has(READAHEAD) {
+            self.count(Counter::SwapRaHit, 1);
+        }
+        if w.has(READAHEAD) {
+            self.note_resident(unit);
+        } else {
+            self.note_referenced(unit);
+        }
+        let done = self.timed(class, start);
+        self.read_ahead(unit, true);
+        done
+    }
+
+    /// Moves the frame at `place` to `unit` and unlocks it as present; on failure unlocks it as cached.
+    fn put_in_place(
+        &self,
+        unit: u32,
+        w: Word,
+        place: u32,
+        write: bool,
+    ) -> Result<(), Option<Outcome>> {
+        let writable = (write || !self.mover().arrives_clean()) && w.has(MAY_WRITE);
+        let new = w.with_kind(Kind::Present).clear(READAHEAD);
+        let new = if writable {
+            new.clear(CLEAN).set(WRITABLE)
+        } else {
+            new.set(CLEAN)
+        };
+        match self
+            .mover()
+            .map_in(self.arena.addr(place), self.table.addr(unit), writable)
+        {
+            Ok(()) => {
+                self.let_inherit(unit);
+                self.table.set_frame(unit, NO_FRAME);
+                self.table.unlock(unit, new);
+                self.arena.put_empty(place);
+                Ok(())
+            }
+            Err(_) => {
+                self.table.set_frame(unit, place);
+                // Read ahead, in effect: see `park` for what a cached unit without the mark is.
+                self.table
+                    .unlock(unit, w.with_kind(Kind::Cached).set(READAHEAD));
+                self.note_resident(unit);
+                Err(None)
+            }
+        }
+    }
+
+    /// In swap only: read it, here and now. `None`: look at the unit again.
+    pub(super) fn major(&self, unit: u32, w: Word, write: bool, start: u64) -> Option<Outcome> {
+        let Some(slot) = w.slot() else {
+            self.table.unlock(unit, w);
+            return Some(Outcome::Poisoned);
+        };
+        let Some(frame) = self.get_frame() else {
+            self.table.set_frame(unit, NO_FRAME);
+            self.table.unlock(unit, w.with_kind(Kind::Swapped));
+            return Some(Outcome::NoMemory);
+        };
+        // Tell the readers of what comes next before we wait for our own read.
+        self.read_ahead(unit, false);
+        let at = self.arena.addr(frame.place);
+        if self.read_slot(slot, at, true).is_err() {
+            // Our descriptor may be gone, or the device failed: the engine's threads have
+            // descriptors of their own and the last word. The lock goes with the job.
+            self.table.set_frame(unit, frame.place);
+            while self.reads.push(Job::Handed(unit)).is_err() {
+                hugeswap_sys::process::yield_now();
+            }
+            self.wake_workers(1);
+            return None;
+        }
+        self.count_swap_in(at);
+        match self.put_in_place(unit, w, frame.place, write) {
+            Ok(()) => self.done(unit, FaultClass::Major, start),
+            Err(outcome) => outcome.or_else(|| self.mappings_exhausted(start)),
+        }
+    }
+
+    pub(crate) fn count_swap_in(&self, at: usize) {
+        self.count(Counter::PswpIn, UNIT_PAGES);
+        let huge = self.is_huge(at).unwrap_or(true);
+        self.count(
+            if huge {
+                Counter::ThpSwpIn
+            } else {
+                Counter::ThpSwpInFallback
+            },
+            1,
+        );
+    }
+
+    /// Reads a slot to `at` (a place of the arena) and verifies it. `doubt`: the caller is a program
+    /// thread, whose descriptor table is the program's to change.
+    pub(crate) fn read_slot(&self, slot: u64, at: usize, doubt: bool) -> Result<(), Errno> {
+        let (area, offset) = self.pool.locate(slot).ok_or(Errno::EIO)?;
+        let a = &self.pool.areas()[area];
+        if doubt && fs::identity(a.fd) != Ok(a.identity) {
+            return Err(Errno::EBADF);
+        }
+        // SAFETY: the place is the caller's.
+        unsafe { self.backing.read(&self.pool, a.fd, at, offset) }?;
+        if self.pool.knob(Knob::Checksum) == 0 {
+            return Ok(());
+        }
+        let want = &self.pool.slot_sums()[slot as usize];
+        // SAFETY: the place was just filled and is the caller's.
+        let got = checksum::sum(&self.key, unsafe { self.bytes(at) });
+        if got == [want[0].load(Acquire), want[1].load(Acquire)] {
+            Ok(())
+        } else {
+            Err(Errno::EIO)
+        }
+    }
+}

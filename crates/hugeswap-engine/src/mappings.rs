@@ -1,0 +1,111 @@
+//! The kernel's limit on mappings, which signal mode can meet: room is made by merging mappings and by
+//! dropping clean units where they stand, never by moving, which needs mappings itself.
+//!
+//! Called by the fault path, whose rules hold here (see `fault`), and by kswapd.
+
+use crate::engine::{Engine, UNIT};
+use crate::fault::Outcome;
+use crate::frames::SLOW_PATIENCE_NS;
+use hugeswap_policy::counters::Counter;
+use hugeswap_policy::unit::{CLEAN, COW, Kind, READAHEAD, UNCHARGED, WATCHED, WRITABLE, Word};
+use hugeswap_sys::{futex, now_ns};
+use std::sync::atomic::Ordering::{Acquire, Relaxed};
+
+impl Engine {
+    /// The limit on mappings was met: make room, and let the fault try again.
+    pub(crate) fn mappings_exhausted(&self, start: u64) -> Option<Outcome> {
+        self.count(Counter::MapLimit, 1);
+        if now_ns() - start > SLOW_PATIENCE_NS {
+            return Some(Outcome::NoMemory);
+        }
+        if !self.make_room() {
+            // kswapd makes clean units of dirty ones; those can be dropped.
+            self.kick();
+            futex::wait(
+                &self.avail_seq,
+                self.avail_seq.load(Acquire),
+                Some(1_000_000),
+                false,
+            );
+        }
+        None
+    }
+
+    /// Frees mappings: absent neighbours become one, empty places of the arena too, and some clean units
+    /// are dropped where they stand, which needs no mapping. False if nothing was found.
+    pub(crate) fn make_room(&self) -> bool {
+        let mut made = self.merge_absent() > 0;
+        if self.mover().watches_in_place() {
+            self.arena.merge_empty();
+            for _ in 0..8 {
+                let Some(unit) = self.clean.pop() else { break };
+                let takeable = |w: Word| w.evictable() && w.kind() == Kind::Present && w.has(CLEAN);
+                if let Some(w) = self.table.try_lock_if(unit, takeable) {
+                    made |= self.drop_clean(unit, w);
+                }
+            }
+        }
+        made
+    }
+
+    /// Drops a locked, clean, present unit where it stands and unlocks it; its frame goes back to the kernel.
+    pub(crate) fn drop_clean(&self, unit: u32, w: Word) -> bool {
+        if self
+            .mover()
+            .drop_pages(self.table.addr(unit), UNIT)
+            .is_err()
+        {
+            // Whatever access the mapping has by now, a fault puts it right.
+            self.table.unlock(unit, w);
+            self.note_resident(unit);
+            return false;
+        }
+        if w.has(WATCHED) {
+            self.watched.fetch_sub(1, Relaxed);
+        }
+        let gone = COW | UNCHARGED | CLEAN | WATCHED | WRITABLE | READAHEAD;
+        self.table
+            .unlock(unit, w.with_kind(Kind::Swapped).clear(gone));
+        if !w.has(UNCHARGED) {
+            self.pool.uncharge(self.me(), 1);
+        }
+        self.note_available();
+        true
+    }
+
+    /// Maps runs of absent units anew so that each run is one mapping; returns how many units
+    /// were merged. Only in signal mode are there mappings to merge.
+    pub(crate) fn merge_absent(&self) -> u32 {
+        if !self.mover().watches_in_place() {
+            return 0;
+        }
+        let end = self.high_unit.load(Relaxed).min(self.table.units());
+        let absent = |w: Word| matches!(w.kind(), Kind::None | Kind::Swapped);
+        let mut merged = 0;
+        let mut unit = 0;
+        while unit < end {
+            let mut words = [Word::FREE; 64];
+            let mut n = 0usize;
+            while n < words.len()
+                && (unit + n as u32) < end
+                && let Some(w) = self.table.try_lock_if(unit + n as u32, absent)
+            {
+                words[n] = w;
+                n += 1;
+            }
+            if n > 1
+                && self
+                    .mover()
+                    .drop_pages(self.table.addr(unit), n * UNIT)
+                    .is_ok()
+            {
+                merged += n as u32;
+            }
+            for (i, w) in words[..n].iter().enumerate() {
+                self.table.unlock(unit + i as u32, *w);
+            }
+            unit += n.max(1) as u32;
+        }
+        merged
+    }
+}
