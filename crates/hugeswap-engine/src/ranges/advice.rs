@@ -1,0 +1,89 @@
+//! What the program knows of its future: ranges to read in, ranges to page out; and what is in memory now.
+//! Advice changes no byte.
+//!
+//! Called by program threads; see the parent module for the rules.
+
+use crate::engine::{Engine, Job};
+use crate::table::QUEUED;
+use hugeswap_policy::UNIT_BYTES;
+use hugeswap_policy::unit::{Kind, LOCKED, Word};
+use hugeswap_sys::process;
+use hugeswap_sys::signal::Blocked;
+
+impl Engine {
+    /// Is the page at `addr` in memory?
+    pub fn resident(&self, addr: usize) -> bool {
+        self.table.unit_of(addr).is_some_and(|u| {
+            matches!(
+                self.table.load(u).kind(),
+                Kind::Present | Kind::Cached | Kind::Foreign
+            )
+        })
+    }
+
+    /// Begins to read what of the range is in swap.
+    pub fn willneed(&self, addr: usize, len: usize) {
+        let _blocked = Blocked::all();
+        let _inside = self.gate.enter();
+        let mut planned = 0;
+        for unit in self.units_of(addr, len) {
+            // A unit just being written out is not there any more a moment later.
+            while self.table.load(unit).has(LOCKED) && self.table.frame(unit) != QUEUED {
+                self.table.wait_locked(unit);
+            }
+            if self
+                .table
+                .try_lock_if(unit, |w| w.kind() == Kind::Swapped)
+                .is_none()
+            {
+                continue;
+            }
+            self.table.set_frame(unit, QUEUED);
+            if self.reads.push(Job::Read(unit)).is_err() {
+                if self.table.claim_queued(unit) {
+                    let w = self.table.load(unit);
+                    self.table.unlock(unit, w);
+                }
+                break;
+            }
+            planned += 1;
+        }
+        if planned > 0 {
+            self.wake_workers(2);
+        }
+    }
+
+    /// Moves the whole units of the range out to swap, and waits until that is done as far as it can be.
+    pub fn pageout(&self, addr: usize, len: usize) {
+        const ASK_AGAIN_NS: u64 = 20_000_000;
+        let inside = |w: Word| matches!(w.kind(), Kind::Present | Kind::Cached) && w.pins() == 0;
+        let ask = |unit: u32| {
+            while self.evict_requests.push(unit).is_err() {
+                self.kick();
+                process::yield_now();
+            }
+            self.kick();
+        };
+        for unit in self.whole_units_of(addr, len) {
+            // Who brought it in wakes the program before letting go of it, and kswapd waits for nobody.
+            self.table.wait_locked(unit);
+            if inside(self.table.load(unit)) {
+                ask(unit);
+            }
+        }
+        // A program that goes on touching a unit, or a swap that is full, keeps it in: wait, but not for ever.
+        let mut deadline = hugeswap_sys::now_ns() + 1_000_000_000;
+        for unit in self.whole_units_of(addr, len) {
+            deadline += UNIT_BYTES * 10;
+            let mut again = hugeswap_sys::now_ns() + ASK_AGAIN_NS;
+            while inside(self.table.load(unit)) && hugeswap_sys::now_ns() < deadline {
+                if hugeswap_sys::now_ns() > again {
+                    // It may have been under write-back when its turn came.
+                    ask(unit);
+                    again += ASK_AGAIN_NS;
+                }
+                process::yield_now();
+            }
+        }
+    }
+}

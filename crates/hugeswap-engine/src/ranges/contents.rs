@@ -1,0 +1,155 @@
+//! Contents given up: ranges become zero, and the memory and swap behind them go back.
+//!
+//! Called by program threads; see the parent module for the rules.
+
+use crate::engine::{Engine, UNIT};
+use crate::table::NO_FRAME;
+use hugeswap_policy::unit::{COW, Kind, MAY_READ, MAY_WRITE, READAHEAD, UNCHARGED, WATCHED, Word};
+use hugeswap_sys::signal::Blocked;
+use hugeswap_sys::{mm, uffd};
+use std::sync::atomic::Ordering::Relaxed;
+
+/// Frames of unmapped units kept for reuse.
+const KEEP_FREE: u64 = 64;
+
+impl Engine {
+    /// The bytes of `[addr, addr+len)` become zero, and memory and swap behind whole units are given up.
+    pub fn discard(&self, addr: usize, len: usize) {
+        let whole = self.whole_units_of(addr, len);
+        if whole.is_empty() {
+            self.zero(addr, len);
+            return;
+        }
+        let (first, last) = (
+            self.table.addr(whole.start),
+            self.table.addr(whole.end - 1) + UNIT,
+        );
+        self.zero(addr, first - addr);
+        self.zero(last, addr + len - last);
+        let _blocked = Blocked::all();
+        let _inside = self.gate.enter();
+        self.drop_units(whole.start, whole.end, false);
+    }
+
+    fn zero(&self, addr: usize, len: usize) {
+        if len == 0 {
+            return;
+        }
+        for unit in self.units_of(addr, len) {
+            let from = self.table.addr(unit).max(addr);
+            let to = (self.table.addr(unit) + UNIT).min(addr + len);
+            let w = self.table.load(unit);
+            // A unit without memory or slot is zero already.
+            if !matches!(w.kind(), Kind::None | Kind::Free | Kind::Poisoned) && w.allows(true) {
+                // SAFETY: the caller asked for these bytes to be zero.
+                unsafe { std::ptr::write_bytes(from as *mut u8, 0, to - from) };
+            }
+        }
+    }
+
+    /// Gives up what units `from..to` hold; they are unmanaged then (`free`) or zero.
+    pub(super) fn drop_units(&self, from: u32, to: u32, free: bool) {
+        let mut unit = from;
+        while unit < to {
+            let n = (to - unit).min(64);
+            let mut words = [Word::FREE; 64];
+            for i in 0..n {
+                words[i as usize] = self.lock_settled(unit + i);
+            }
+            let mut uncharge = 0;
+            let mut in_place = false;
+            let mut kept = false;
+            for i in 0..n {
+                let w = words[i as usize];
+                match w.kind() {
+                    Kind::Present => {
+                        if w.has(WATCHED) {
+                            self.watched.fetch_sub(1, Relaxed);
+                        }
+                        if !self.recycle(unit + i, w) {
+                            in_place = true;
+                            uncharge += u64::from(!w.has(UNCHARGED));
+                        }
+                    }
+                    Kind::Foreign if !free => {
+                        // It stays the kernel's.
+                        kept = true;
+                        // SAFETY: the caller gave the content up.
+                        let _ = unsafe {
+                            mm::advise(self.table.addr(unit + i), UNIT, libc::MADV_DONTNEED)
+                        };
+                    }
+                    Kind::Foreign => {
+                        in_place = true;
+                        uncharge += 1;
+                        if self.uffd() >= 0 {
+                            let (b, m) = (
+                                self.table.addr(unit + i),
+                                uffd::mode::MISSING | uffd::mode::WP,
+                            );
+                            let _ = uffd::register(self.uffd(), b, UNIT, m);
+                        }
+                    }
+                    Kind::Cached => {
+                        if !w.has(READAHEAD) {
+                            self.watched.fetch_sub(1, Relaxed);
+                        }
+                        self.arena.put_free(self.table.frame(unit + i));
+                    }
+                    _ => {}
+                }
+            }
+            if in_place && !kept {
+                let _ = self
+                    .mover()
+                    .drop_pages(self.table.addr(unit), n as usize * UNIT);
+            } else if in_place {
+                for i in (0..n).filter(|&i| words[i as usize].kind() != Kind::Foreign) {
+                    let _ = self.mover().drop_pages(self.table.addr(unit + i), UNIT);
+                }
+            }
+            self.pool.uncharge(self.me(), uncharge);
+            for i in 0..n {
+                let w = words[i as usize];
+                if w.kind() == Kind::Foreign && !free {
+                    self.table.unlock(unit + i, w);
+                    continue;
+                }
+                self.table.set_frame(unit + i, NO_FRAME);
+                let may = Word(w.0 & (MAY_READ | MAY_WRITE)).with_kind(Kind::None);
+                self.table
+                    .unlock(unit + i, if free { Word::FREE } else { may });
+                if let Some(s) = w.slot() {
+                    self.free_slot(s);
+                }
+            }
+            unit += n;
+        }
+        self.note_available();
+    }
+
+    /// Keeps the frame of a locked present unit for reuse; false if there are enough, or it is shared.
+    fn recycle(&self, unit: u32, w: Word) -> bool {
+        if w.has(COW) || self.arena.free_frames() >= KEEP_FREE {
+            return false;
+        }
+        let Some(place) = self.arena.take_empty() else {
+            return false;
+        };
+        if self
+            .mover()
+            .map_out(
+                self.table.addr(unit),
+                self.arena.addr(place),
+                w.has(WATCHED),
+            )
+            .is_ok()
+        {
+            self.arena.put_free(place);
+            true
+        } else {
+            self.arena.put_empty(place);
+            false
+        }
+    }
+}

@@ -1,0 +1,203 @@
+//! What the program does with its address space: here mapping, growing and unmapping; below what
+//! becomes of contents ([`contents`]), advice ([`advice`]), access ([`protect`]), pins ([`pin`]) and
+//! moves ([`moving`]).
+//!
+//! Called by program threads. Signals are blocked while the engine's locks are held; memory of
+//! the program's is touched only outside (a touch may fault, and the fault path enters the gate).
+
+mod advice;
+mod contents;
+mod moving;
+mod pin;
+mod protect;
+
+use crate::engine::{Engine, UNIT};
+use crate::table::QUEUED;
+use hugeswap_policy::unit::{Kind, LOCKED, WAITERS, WRITEBACK, Word};
+use hugeswap_sys::signal::Blocked;
+use hugeswap_sys::{Errno, mm};
+use std::sync::atomic::Ordering::Relaxed;
+
+const PAGE: usize = 4096;
+
+fn page_up(len: usize) -> usize {
+    len.next_multiple_of(PAGE)
+}
+
+impl Engine {
+    fn units_of(&self, addr: usize, len: usize) -> std::ops::Range<u32> {
+        let (base, total) = self.table.window();
+        let from = (addr.max(base) - base) / UNIT;
+        let to = (addr + len)
+            .min(base + total)
+            .saturating_sub(base)
+            .div_ceil(UNIT);
+        from as u32..to.max(from) as u32
+    }
+
+    fn whole_units_of(&self, addr: usize, len: usize) -> std::ops::Range<u32> {
+        let (base, _) = self.table.window();
+        let from = (addr - base).div_ceil(UNIT);
+        let to = (addr + len - base) / UNIT;
+        from as u32..to.max(from) as u32
+    }
+
+    /// Locks a unit once no write-out reads it.
+    fn lock_settled(&self, unit: u32) -> Word {
+        loop {
+            let seen = self.table.load(unit);
+            if seen.has(LOCKED) {
+                if self.table.frame(unit) == QUEUED && self.table.claim_queued(unit) {
+                    return self.table.load(unit).clear(LOCKED | WAITERS);
+                }
+                self.table.wait_locked(unit);
+                continue;
+            }
+            if seen.has(WRITEBACK) {
+                self.table.wait_change(unit, seen);
+                continue;
+            }
+            if let Some(w) = self.table.try_lock_if(unit, |w| !w.has(WRITEBACK)) {
+                return w;
+            }
+        }
+    }
+
+    /// Maps `len` bytes of managed memory (whole pages; units of 2 MiB are aligned) at an address of ours.
+    /// `zero`: the bytes read as zero; otherwise they are arbitrary. ENOMEM if budget and
+    /// swap together could not hold it.
+    pub fn map(&self, len: usize, align: usize, zero: bool) -> Result<usize, Errno> {
+        if len == 0 {
+            return Err(Errno::EINVAL);
+        }
+        let len = page_up(len);
+        let mut dirty = [(0usize, 0usize); 2];
+        let addr = {
+            let _blocked = Blocked::all();
+            let _inside = self.gate.enter();
+            if !self.pool.commit(self.me(), len as u64) {
+                return Err(Errno::ENOMEM);
+            }
+            let Some(addr) = self.space.lock().alloc(len, align.max(PAGE)) else {
+                self.pool.uncommit(self.me(), len as u64);
+                return Err(Errno::ENOMEM);
+            };
+            self.take_units(addr, len, &mut dirty);
+            addr
+        };
+        if zero {
+            // Pages of units that others use or used.
+            for (at, n) in dirty {
+                // SAFETY: just mapped for this caller alone.
+                unsafe { std::ptr::write_bytes(at as *mut u8, 0, n) };
+            }
+        }
+        Ok(addr)
+    }
+
+    /// Makes the units of a new range managed; `dirty` are the parts that may hold old bytes.
+    fn take_units(&self, addr: usize, len: usize, dirty: &mut [(usize, usize); 2]) {
+        let mut n = 0;
+        for unit in self.units_of(addr, len) {
+            let w = self.table.lock(unit);
+            if w.kind() == Kind::Free {
+                if self.fenced.load(Relaxed) && !self.mover().watches_in_place() {
+                    // SAFETY: gives access to an absent unit, whose touch is a fault we take.
+                    let _ = unsafe { mm::protect(self.table.addr(unit), UNIT, mm::PROT_RW) };
+                }
+                self.table.unlock(unit, Word::none());
+                continue;
+            }
+            self.table.unlock(unit, w);
+            if w.kind() != Kind::None && n < 2 {
+                let from = self.table.addr(unit).max(addr);
+                let to = (self.table.addr(unit) + UNIT).min(addr + len);
+                dirty[n] = (from, to - from);
+                n += 1;
+            }
+        }
+    }
+
+    /// Message mode: makes touches of the unmapped unit at `addr` the program's own error. False if
+    /// it is in use.
+    pub(crate) fn fence(&self, addr: usize) -> bool {
+        let Some(unit) = self.table.unit_of(addr) else {
+            return false;
+        };
+        let _inside = self.gate.enter();
+        let Some(w) = self.table.try_lock_if(unit, |w| w.kind() == Kind::Free) else {
+            return false;
+        };
+        self.fenced.store(true, Relaxed);
+        // SAFETY: nobody's memory; whoever is given it gets access back, under the same lock.
+        let fenced = unsafe { mm::protect(self.table.addr(unit), UNIT, mm::PROT_NONE) }.is_ok();
+        self.table.unlock(unit, w);
+        fenced
+    }
+
+    /// Grows a range where it stands, if what follows is free; the new bytes read as zero.
+    pub fn grow(&self, addr: usize, old_len: usize, new_len: usize) -> bool {
+        let (old_len, new_len) = (page_up(old_len), page_up(new_len));
+        if new_len <= old_len {
+            return true;
+        }
+        let mut dirty = [(0usize, 0usize); 2];
+        {
+            let _blocked = Blocked::all();
+            let _inside = self.gate.enter();
+            let more = new_len - old_len;
+            if !self.pool.commit(self.me(), more as u64) {
+                return false;
+            }
+            if !self.space.lock().extend(addr, old_len, new_len) {
+                self.pool.uncommit(self.me(), more as u64);
+                return false;
+            }
+            self.take_units(addr + old_len, more, &mut dirty);
+        }
+        for (at, n) in dirty {
+            // SAFETY: just mapped for this caller alone.
+            unsafe { std::ptr::write_bytes(at as *mut u8, 0, n) };
+        }
+        true
+    }
+
+    /// Unmaps pages; units nobody uses any more give up memory and swap.
+    pub fn unmap(&self, addr: usize, len: usize) {
+        let _blocked = Blocked::all();
+        let _inside = self.gate.enter();
+        let len = page_up(len);
+        let units = self.units_of(addr, len);
+        // Free the units before the addresses: the moment the space has them, somebody may get them.
+        let mut space = self.space.lock();
+        let gone: usize = space.allocated_in(addr, len).map(|(_, n)| n).sum();
+        space.free(addr, len);
+        let mut run: Option<(u32, u32)> = None;
+        for unit in units {
+            if space.live_pages(self.table.addr(unit)) > 0
+                || self.table.load(unit).kind() == Kind::Free
+            {
+                continue;
+            }
+            run = match run {
+                Some((from, to)) if to == unit => Some((from, to + 1)),
+                Some((from, to)) => {
+                    self.drop_units(from, to, true);
+                    Some((unit, unit + 1))
+                }
+                None => Some((unit, unit + 1)),
+            };
+        }
+        if let Some((from, to)) = run {
+            self.drop_units(from, to, true);
+        }
+        drop(space);
+        self.pool.uncommit(self.me(), gone as u64);
+    }
+
+    /// Is every page of the range mapped by us?
+    pub fn is_mapped(&self, addr: usize, len: usize) -> bool {
+        let _blocked = Blocked::all();
+        self.space.lock().is_allocated(addr, page_up(len))
+    }
+}

@@ -1,0 +1,108 @@
+//! Ranges that move to another address (mremap, realloc): whole units go without being copied or brought in,
+//! wherever they are.
+//!
+//! Called by program threads; see the parent module for the rules.
+
+use crate::engine::{Engine, UNIT};
+use crate::table::NO_FRAME;
+use hugeswap_policy::unit::{COW, Kind, MAY_READ, MAY_WRITE, WATCHED, WRITABLE, Word};
+use hugeswap_sys::signal::Blocked;
+use std::sync::atomic::Ordering::Relaxed;
+
+impl Engine {
+    /// Moves `len` bytes from one mapped range to another; `from` is zero (or arbitrary, in parts of
+    /// units) afterwards. Whole units move without being copied or brought in.
+    pub fn move_range(&self, from: usize, to: usize, len: usize) {
+        let whole = if (from ^ to).is_multiple_of(UNIT) {
+            self.whole_units_of(from, len)
+        } else {
+            0..0
+        };
+        if whole.is_empty() {
+            // SAFETY: both ranges are the caller's and do not overlap.
+            unsafe { std::ptr::copy_nonoverlapping(from as *const u8, to as *mut u8, len) };
+            return;
+        }
+        let (first, last) = (
+            self.table.addr(whole.start),
+            self.table.addr(whole.end - 1) + UNIT,
+        );
+        // SAFETY: as above: the parts before and after the whole units.
+        unsafe {
+            std::ptr::copy_nonoverlapping(from as *const u8, to as *mut u8, first - from);
+            let tail = from + len - last;
+            std::ptr::copy_nonoverlapping(last as *const u8, (to + (last - from)) as *mut u8, tail);
+        }
+        for unit in whole {
+            let dest_addr = to + (self.table.addr(unit) - from);
+            let Some(dest) = self.table.unit_of(dest_addr) else {
+                return;
+            };
+            let moved = {
+                let _blocked = Blocked::all();
+                let _inside = self.gate.enter();
+                self.move_unit(unit, dest)
+            };
+            if !moved {
+                // SAFETY: as above: one whole unit.
+                unsafe {
+                    std::ptr::copy_nonoverlapping(
+                        self.table.addr(unit) as *const u8,
+                        dest_addr as *mut u8,
+                        UNIT,
+                    );
+                }
+            }
+        }
+    }
+
+    fn move_unit(&self, unit: u32, dest: u32) -> bool {
+        let w = self.lock_settled(unit);
+        let d = self.lock_settled(dest);
+        let give_up = || {
+            self.table.unlock(unit, w);
+            self.table.unlock(dest, d);
+            false
+        };
+        if d.kind() != Kind::None
+            || w.pins() > 0
+            || matches!(w.kind(), Kind::Foreign | Kind::Poisoned | Kind::Free)
+        {
+            return give_up();
+        }
+        let (a, b) = (self.table.addr(unit), self.table.addr(dest));
+        let mut new = w;
+        if w.kind() == Kind::Present {
+            if w.has(COW) {
+                return give_up();
+            }
+            if w.has(WATCHED) {
+                self.watched.fetch_sub(1, Relaxed);
+            }
+            // Through no access to the destination, so that the word there is true at every moment.
+            if self.mover().relocate(a, b, w.has(WATCHED)).is_err() {
+                self.table.unlock(unit, w.clear(WATCHED | WRITABLE));
+                self.table.unlock(dest, d);
+                return false;
+            }
+            new = w.clear(WATCHED);
+            if self.mover().watches_in_place() {
+                // Should it fail, the next touch gives access.
+                let _ = self.mover().set_readable(b);
+                new = new.clear(WRITABLE);
+            }
+        }
+        self.table.set_frame(dest, self.table.frame(unit));
+        self.table.set_frame(unit, NO_FRAME);
+        self.high_unit.fetch_max(dest + 1, Relaxed);
+        self.table.unlock(dest, new);
+        self.table.unlock(
+            unit,
+            Word(w.0 & (MAY_READ | MAY_WRITE)).with_kind(Kind::None),
+        );
+        if matches!(new.kind(), Kind::Present | Kind::Cached) {
+            self.note_resident(dest);
+        }
+        true
+    }
+}

@@ -1,0 +1,93 @@
+//! Pins: ranges held in memory for as long as somebody, the kernel perhaps, uses them by address.
+//! A pinned unit is neither watched nor written out, moved or dropped by reclaim.
+//!
+//! Called by program threads; see the parent module for the rules.
+
+use crate::engine::{Engine, UNIT};
+use crate::fault::Outcome;
+use hugeswap_policy::counters::Counter;
+use hugeswap_policy::unit::{Kind, WATCHED, WRITABLE, Word};
+use hugeswap_sys::Errno;
+use hugeswap_sys::signal::Blocked;
+
+impl Engine {
+    /// Most bytes one call should pin.
+    pub fn pin_limit(&self) -> usize {
+        (self.pool.frames() / 8).clamp(1, 32) as usize * UNIT
+    }
+
+    /// Brings a range in and holds it in memory until [`Engine::unpin`]: readable, and writable
+    /// if `write`. EAGAIN if it is more than can be held, EFAULT if it is not (so) mapped, ENOMEM and EIO if memory
+    /// cannot be had or read back; nothing is held then.
+    pub fn pin(&self, addr: usize, len: usize, write: bool) -> Result<(), Errno> {
+        if len == 0 {
+            return Ok(());
+        }
+        let end = addr.checked_add(len).ok_or(Errno::EFAULT)?;
+        if !self.contains(addr) || !self.contains(end - 1) {
+            return Err(Errno::EFAULT);
+        }
+        let units = self.units_of(addr, len);
+        if units.len() > (self.pin_limit() / UNIT + 1).max(2) {
+            return Err(Errno::EAGAIN);
+        }
+        let _blocked = Blocked::all();
+        let _inside = self.gate.enter();
+        for unit in units.clone() {
+            if let Err(e) = self.pin_unit(unit, write) {
+                for held in units.start..unit {
+                    self.table.update(held, Word::unpinned);
+                }
+                return Err(e);
+            }
+        }
+        self.count(Counter::Pinned, 1);
+        Ok(())
+    }
+
+    fn pin_unit(&self, unit: u32, write: bool) -> Result<(), Errno> {
+        let at = self.table.addr(unit);
+        loop {
+            let ready = |w: Word| {
+                w.kind() == Kind::Foreign
+                    || (w.kind() == Kind::Present
+                        && !w.has(WATCHED)
+                        && w.allows(write)
+                        && (!write || w.has(WRITABLE)))
+            };
+            let mut full = false;
+            let pinned = self.table.update(unit, |w| {
+                if !ready(w) {
+                    return None;
+                }
+                let p = w.pinned();
+                full = p.is_none();
+                p
+            });
+            if pinned.is_some() {
+                return Ok(());
+            }
+            if full {
+                return Err(Errno::EAGAIN);
+            }
+            match self.resolve(unit, at, write) {
+                Outcome::Retry => {}
+                Outcome::NotOurs => return Err(Errno::EFAULT),
+                Outcome::Poisoned => return Err(Errno::EIO),
+                Outcome::NoMemory => return Err(Errno::ENOMEM),
+            }
+        }
+    }
+
+    /// Lets go of a range pinned before.
+    pub fn unpin(&self, addr: usize, len: usize) {
+        if len == 0 {
+            return;
+        }
+        let _blocked = Blocked::all();
+        let _inside = self.gate.enter();
+        for unit in self.units_of(addr, len) {
+            self.table.update(unit, Word::unpinned);
+        }
+    }
+}

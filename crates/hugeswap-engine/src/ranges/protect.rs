@@ -1,0 +1,110 @@
+//! Access that the program sets on its ranges, and handing units back to the kernel so that its own calls
+//! work on them.
+//!
+//! Called by program threads; see the parent module for the rules.
+
+use crate::engine::{Engine, Prot, UNIT};
+use crate::fault::Outcome;
+use hugeswap_policy::counters::Counter;
+use hugeswap_policy::unit::{Kind, LOCKED, MAY_READ, MAY_WRITE, WATCHED, WRITABLE, Word};
+use hugeswap_sys::signal::Blocked;
+use hugeswap_sys::{Errno, mm, uffd};
+
+impl Engine {
+    /// Sets the access that the program allows on whole units. EINVAL for parts of units, EOPNOTSUPP in
+    /// message mode: both can be had by [`Engine::eject`] and the ordinary call.
+    pub fn protect(&self, addr: usize, len: usize, prot: Prot) -> Result<(), Errno> {
+        if !addr.is_multiple_of(UNIT) || !len.is_multiple_of(UNIT) {
+            return Err(Errno::EINVAL);
+        }
+        if !self.mover().watches_in_place() {
+            return Err(Errno::EOPNOTSUPP);
+        }
+        let _blocked = Blocked::all();
+        let _inside = self.gate.enter();
+        let may = match prot {
+            Prot::None => 0,
+            Prot::Read => MAY_READ,
+            Prot::ReadWrite => MAY_READ | MAY_WRITE,
+        };
+        for unit in self.whole_units_of(addr, len) {
+            let w = self.lock_settled(unit);
+            let mut new = w.clear(MAY_READ | MAY_WRITE).set(may);
+            let mut ok = true;
+            if w.kind() == Kind::Foreign {
+                let access = match prot {
+                    Prot::None => mm::PROT_NONE,
+                    Prot::Read => mm::PROT_READ,
+                    Prot::ReadWrite => mm::PROT_RW,
+                };
+                // SAFETY: the program asked for it, and the unit is no longer ours.
+                ok = unsafe { mm::protect(self.table.addr(unit), UNIT, access) }.is_ok();
+                new = w;
+            } else if w.kind() == Kind::Present {
+                // More access than before is given by the next fault.
+                let at = self.table.addr(unit);
+                if prot == Prot::None && !w.has(WATCHED) {
+                    ok = self.mover().watch(at).is_ok();
+                } else if prot == Prot::Read && w.has(WRITABLE) {
+                    ok = self.mover().set_read_only(at, UNIT).is_ok();
+                }
+                if prot != Prot::ReadWrite {
+                    new = new.clear(WRITABLE);
+                }
+            }
+            self.table.unlock(unit, if ok { new } else { w });
+            if !ok {
+                return Err(Errno::ENOMEM);
+            }
+        }
+        Ok(())
+    }
+
+    /// Brings the units of a range in and hands them to the kernel for good: afterwards ordinary system calls
+    /// (mprotect, mlock, mmap over it) work on them. They stay charged.
+    pub fn eject(&self, addr: usize, len: usize) -> Result<(), Errno> {
+        let _blocked = Blocked::all();
+        let _inside = self.gate.enter();
+        for unit in self.units_of(addr, len) {
+            self.eject_unit(unit)?;
+        }
+        Ok(())
+    }
+
+    fn eject_unit(&self, unit: u32) -> Result<(), Errno> {
+        let at = self.table.addr(unit);
+        loop {
+            let w = self.table.load(unit);
+            match w.kind() {
+                _ if w.has(LOCKED) => {}
+                Kind::Foreign | Kind::Free => return Ok(()),
+                Kind::Poisoned => return Err(Errno::EIO),
+                _ if !w.allows(true) => {
+                    // Bring it in with our access, not the program's.
+                    self.table
+                        .update(unit, |w| Some(w.set(MAY_READ | MAY_WRITE)));
+                    continue;
+                }
+                _ => {}
+            }
+            if !w.has(WRITABLE) && self.resolve(unit, at, true) != Outcome::Retry {
+                return Err(Errno::ENOMEM);
+            }
+            let w = self.lock_settled(unit);
+            if w.kind() != Kind::Present || !w.has(WRITABLE) {
+                self.table.unlock(unit, w);
+                continue;
+            }
+            if self.uffd() >= 0 {
+                let _ = uffd::unregister(self.uffd(), at, UNIT);
+            }
+            let slot = w.slot();
+            self.table.unlock(unit, Word(0).with_kind(Kind::Foreign));
+            if let Some(s) = slot {
+                self.free_slot(s);
+            }
+            self.count(Counter::Ejected, 1);
+            return Ok(());
+        }
+    }
+}
