@@ -1,0 +1,69 @@
+//! What processes hold of the pool: frames charged against the budget, and bytes promised against
+//! budget and swap together. Neither total is stored: both are sums over
+//! the living, so a process that dies at any instant takes nothing with it.
+
+use super::Pool;
+use hugeswap_sys::futex;
+use std::sync::atomic::Ordering::{AcqRel, Relaxed, Release};
+
+impl Pool {
+    /// Frames charged over all processes.
+    pub fn used_frames(&self) -> u64 {
+        self.live().map(|(_, r)| r.charged.load(Relaxed)).sum()
+    }
+
+    /// Tries to charge `n` more frames to record `me`. Two processes that try for the last
+    /// frames at once may both be refused; both then reclaim or try again.
+    pub fn charge(&self, me: usize, n: u64) -> bool {
+        let r = &self.records()[me];
+        r.charged.fetch_add(n, AcqRel);
+        let used = self.used_frames();
+        if used > self.frames() {
+            r.charged.fetch_sub(n, AcqRel);
+            return false;
+        }
+        self.header().peak_frames.fetch_max(used, Relaxed);
+        true
+    }
+
+    /// Charges a frame whatever the budget says: for a thread that is forking, which nobody can
+    /// make room for.
+    pub fn charge_over(&self, me: usize) {
+        self.records()[me].charged.fetch_add(1, AcqRel);
+    }
+
+    /// Gives `n` frames of record `me` back to the pool and wakes whoever waits for them.
+    pub fn uncharge(&self, me: usize, n: u64) {
+        if n > 0 {
+            // What a process inherited by fork it was never charged for.
+            let charged = &self.records()[me].charged;
+            let _ = charged.fetch_update(AcqRel, Relaxed, |c| Some(c.saturating_sub(n)));
+            self.note_release();
+        }
+    }
+
+    pub(super) fn note_release(&self) {
+        let word = &self.header().released;
+        word.fetch_add(1, Release);
+        futex::wake(word, i32::MAX as u32, true);
+    }
+
+    /// Changes the managed bytes of record `me`; false, and nothing changed, if the pool
+    /// could not honour them.
+    pub fn commit(&self, me: usize, bytes: u64) -> bool {
+        let r = &self.records()[me];
+        r.managed.fetch_add(bytes, AcqRel);
+        let total: u64 = self.live().map(|(_, r)| r.managed.load(Relaxed)).sum();
+        if total > self.capacity_bytes() {
+            r.managed.fetch_sub(bytes, AcqRel);
+            return false;
+        }
+        self.header().peak_managed.fetch_max(total, Relaxed);
+        true
+    }
+
+    /// Takes managed bytes back.
+    pub fn uncommit(&self, me: usize, bytes: u64) {
+        self.records()[me].managed.fetch_sub(bytes, AcqRel);
+    }
+}

@@ -1,0 +1,212 @@
+//! The life of the segment in one process: made, or joined through the process that made it, and
+//! given back.
+
+use super::layout::{self, Header, MAGIC, MAX_AREAS, VERSION};
+use super::{JoinedArea, MIN_MEMORY, Pool, PoolConfig, PoolError, machine_memory, swap};
+use hugeswap_policy::UNIT_BYTES;
+use hugeswap_policy::knobs::Knob;
+use hugeswap_sys::{Errno, fs, mm, process};
+use std::sync::atomic::Ordering::{Acquire, Relaxed, Release};
+
+impl Pool {
+    /// Makes a pool. Nothing is left behind on failure; dropping gives everything back.
+    pub fn create(config: &PoolConfig) -> Result<Pool, PoolError> {
+        if config.memory < MIN_MEMORY {
+            return Err(PoolError::TooSmall(config.memory));
+        }
+        let has = machine_memory();
+        if config.memory > has {
+            return Err(PoolError::TooLarge {
+                asked: config.memory,
+                has,
+            });
+        }
+        let specs = if config.swap.is_empty() {
+            vec![swap::default_area()?]
+        } else {
+            config.swap.clone()
+        };
+        if specs.len() > MAX_AREAS {
+            return Err(PoolError::TooManyAreas);
+        }
+        let mut opened: Vec<swap::OpenArea> = Vec::new();
+        for spec in &specs {
+            match swap::open_area(spec) {
+                Ok(a) => opened.push(a),
+                Err(e) => {
+                    opened.iter().for_each(|a| fs::close(a.fd));
+                    return Err(e);
+                }
+            }
+        }
+        let total: u64 = opened.iter().map(|a| a.slots).sum();
+        let close_all = |e: PoolError| {
+            opened.iter().for_each(|a| fs::close(a.fd));
+            e
+        };
+        let offsets = layout::offsets(total)
+            .ok_or(PoolError::BadSegment)
+            .map_err(close_all)?;
+        let fd = mm::memfd(c"hugeswap-pool", false)
+            .map_err(|e| close_all(PoolError::System("cannot make the pool segment", e)))?;
+        let map =
+            fs::truncate(fd, offsets.end as u64).and_then(|()| mm::map_shared(fd, offsets.end, 0));
+        let base = match map {
+            Ok(b) => b,
+            Err(e) => {
+                fs::close(fd);
+                return Err(close_all(PoolError::System(
+                    "cannot map the pool segment",
+                    e,
+                )));
+            }
+        };
+        let mut pool = Pool {
+            base,
+            length: offsets.end,
+            offsets,
+            slots: total,
+            fd,
+            areas: Vec::new(),
+        };
+        let h = pool.header();
+        h.frames.store(config.memory / UNIT_BYTES, Relaxed);
+        h.slots.store(total, Relaxed);
+        h.length.store(offsets.end as u64, Relaxed);
+        h.creator.store(process::pid(), Relaxed);
+        h.fault_mode.store(config.fault_mode as u32, Relaxed);
+        for k in Knob::ALL {
+            h.knobs[*k as usize].store(k.default_value(), Relaxed);
+        }
+        for (k, v) in &config.settings {
+            h.knobs[*k as usize].store(*v, Relaxed);
+        }
+        let mut key = [0u8; 32];
+        fill_random(&mut key);
+        for (word, bytes) in h.key.iter().zip(key.chunks_exact(8)) {
+            word.store(
+                u64::from_le_bytes(bytes.try_into().expect("chunks of 8")),
+                Relaxed,
+            );
+        }
+        let mut first = 0;
+        let mut joined = Vec::new();
+        for (a, slot) in opened.iter().zip(&h.areas) {
+            slot.fd.store(a.fd, Relaxed);
+            slot.direct.store(u32::from(a.direct), Relaxed);
+            slot.first_slot.store(first, Relaxed);
+            slot.slots.store(a.slots, Relaxed);
+            let identity = fs::identity(a.fd).unwrap_or_default();
+            joined.push(JoinedArea {
+                fd: a.fd,
+                identity,
+                first_slot: first,
+                slots: a.slots,
+            });
+            first += a.slots;
+        }
+        h.area_count.store(opened.len() as u32, Relaxed);
+        h.version.store(VERSION, Relaxed);
+        h.magic.store(MAGIC, Release);
+        pool.areas = joined;
+        Ok(pool)
+    }
+
+    /// Joins the pool whose segment process `creator` holds under number `segment_fd`.
+    /// `min_fd`: the descriptors this process gets stand at or above this number.
+    pub fn attach(creator: i32, segment_fd: i32, min_fd: i32) -> Result<Pool, PoolError> {
+        let open_of = |fd: i32, flags: i32| -> Result<i32, Errno> {
+            let path = std::ffi::CString::new(format!("/proc/{creator}/fd/{fd}"))
+                .map_err(|_| Errno::EINVAL)?;
+            let low = fs::open(&path, libc::O_RDWR | flags, 0)?;
+            match fs::dup_above(low, min_fd) {
+                Ok(high) => {
+                    fs::close(low);
+                    Ok(high)
+                }
+                Err(_) => Ok(low),
+            }
+        };
+        let fd = open_of(segment_fd, 0).map_err(|e| PoolError::Unreachable(creator, e))?;
+        let mut pool = match Self::map_checked(fd) {
+            Ok(p) => p,
+            Err(e) => {
+                fs::close(fd);
+                return Err(e);
+            }
+        };
+        let mut areas = Vec::new();
+        let count = pool.header().area_count.load(Acquire) as usize;
+        for a in pool.header().areas.iter().take(count) {
+            let flags = if a.direct.load(Relaxed) == 1 {
+                libc::O_DIRECT
+            } else {
+                0
+            };
+            let fd = open_of(a.fd.load(Relaxed), flags)
+                .map_err(|e| PoolError::Unreachable(creator, e))?;
+            let (first_slot, slots) = (a.first_slot.load(Relaxed), a.slots.load(Relaxed));
+            if first_slot
+                .checked_add(slots)
+                .is_none_or(|end| end > pool.slots)
+            {
+                return Err(PoolError::BadSegment);
+            }
+            areas.push(JoinedArea {
+                fd,
+                identity: fs::identity(fd).unwrap_or_default(),
+                first_slot,
+                slots,
+            });
+        }
+        pool.areas = areas;
+        Ok(pool)
+    }
+
+    fn map_checked(fd: i32) -> Result<Pool, PoolError> {
+        let head = mm::map_shared(fd, size_of::<Header>().next_multiple_of(4096), 0)
+            .map_err(|e| PoolError::System("cannot map the pool segment", e))?;
+        // SAFETY: freshly mapped, all-atomic, at least a Header long (touching past the end of
+        // a truncated file would be SIGBUS; the file was made by us and is never shrunk).
+        let h = unsafe { &*(head as *const Header) };
+        let ok = h.magic.load(Acquire) == MAGIC && h.version.load(Relaxed) == VERSION;
+        let (slots, length) = (h.slots.load(Relaxed), h.length.load(Relaxed));
+        // SAFETY: the mapping made above; `h` is not used again.
+        let _ = unsafe { mm::unmap(head, size_of::<Header>().next_multiple_of(4096)) };
+        let offsets = layout::offsets(slots)
+            .filter(|o| ok && o.end as u64 == length)
+            .ok_or(PoolError::BadSegment)?;
+        let base = mm::map_shared(fd, offsets.end, 0)
+            .map_err(|e| PoolError::System("cannot map the pool segment", e))?;
+        Ok(Pool {
+            base,
+            length: offsets.end,
+            offsets,
+            slots,
+            fd,
+            areas: Vec::new(),
+        })
+    }
+}
+
+impl Drop for Pool {
+    fn drop(&mut self) {
+        for a in &self.areas {
+            fs::close(a.fd);
+        }
+        fs::close(self.fd);
+        // SAFETY: the segment was mapped by us and every borrow ends with `self`.
+        let _ = unsafe { mm::unmap(self.base, self.length) };
+    }
+}
+
+fn fill_random(buf: &mut [u8]) {
+    let mut done = 0;
+    while done < buf.len() {
+        // SAFETY: the rest of a valid buffer.
+        let n = unsafe { libc::getrandom(buf[done..].as_mut_ptr().cast(), buf.len() - done, 0) };
+        if n > 0 {
+            done += n as usize;
+        }
+    }
+}
