@@ -252,7 +252,8 @@ impl Engine {
                 .is_err()
             {
                 self.arena.put_empty(place);
-                self.table.unlock(unit, w);
+                // A part may have been on its way and come back writable.
+                self.table.unlock(unit, w.clear(CLEAN));
                 self.lru.lock().rotate(unit);
                 return false;
             }

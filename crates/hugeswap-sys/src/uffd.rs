@@ -129,12 +129,14 @@ pub struct Moved {
     pub error: Option<Errno>,
 }
 
-/// Moves the pages of `[src, src+len)` to `dst` (registered with `fd`), waking whoever waits there.
+/// Moves the pages of `[src, src+len)` to `dst` (registered with `fd`). Whoever waits there goes on
+/// waiting until [`wake`].
 ///
 /// # Safety
 /// Both ranges must be private anonymous memory of the caller's to give.
 pub unsafe fn move_pages(fd: i32, dst: usize, src: usize, len: usize) -> Moved {
-    let mut m = [dst as u64, src as u64, len as u64, 0, 0];
+    const DONTWAKE: u64 = 1;
+    let mut m = [dst as u64, src as u64, len as u64, DONTWAKE, 0];
     // SAFETY: `m` is a uffdio_move; ranges are the caller's.
     let error = unsafe { ioctl(fd, UFFDIO_MOVE, m.as_mut_ptr() as usize) }.err();
     Moved {
@@ -164,10 +166,13 @@ pub fn copy(fd: i32, dst: usize, src: usize, len: usize, protect: bool) -> Resul
     Ok(())
 }
 
-/// Write-protects a range, or makes it writable again (waking whoever waits there).
+/// Write-protects a range, or makes it writable again. Whoever waits there goes on waiting until [`wake`].
 pub fn write_protect(fd: i32, start: usize, len: usize, protect: bool) -> Result<()> {
+    const PROTECT: u64 = 1;
+    const DONTWAKE: u64 = 2;
     loop {
-        let mut w = [start as u64, len as u64, u64::from(protect)];
+        let mode = if protect { PROTECT } else { DONTWAKE };
+        let mut w = [start as u64, len as u64, mode];
         // SAFETY: `w` is a uffdio_writeprotect.
         match unsafe { ioctl(fd, UFFDIO_WRITEPROTECT, w.as_mut_ptr() as usize) } {
             Ok(_) => return Ok(()),
