@@ -8,6 +8,7 @@
 //! * `mover`, `uffd_move`: how units move; `arena`: where frames wait; `table`: what each unit is
 //! * [`handler`]: signals; `message`: userfaultfd events
 //! * `ranges`: mapping, discarding, protecting, pinning; `fork`: forks
+//! * `gate`, [`lock`]: who is inside, and who may change what
 //!
 //! Rules of the fault path (checked by tests and CI): no allocation; no lock that program code,
 //! libc or another runtime can hold; no touch of managed memory; no panic,
@@ -22,7 +23,7 @@ mod fork;
 mod frames;
 mod gate;
 pub mod handler;
-mod lock;
+pub mod lock;
 mod mappings;
 mod message;
 mod mover;

@@ -1,6 +1,6 @@
-//! A mutex for the engine alone: futex-based, no allocation, no poisoning.
+//! A mutex that program code cannot hold: futex-based, no allocation, no poisoning.
 //!
-//! Held only by engine code that runs with every signal blocked (fault handler, engine threads,
+//! Held only by code of ours that runs with every signal blocked (fault handler, engine threads,
 //! calls under `signal::Blocked`), so no holder can be interrupted by code that needs it.
 
 use hugeswap_sys::futex;
@@ -52,6 +52,17 @@ impl<T> Lock<T> {
         }
         Held { lock: self }
     }
+
+    /// Gives the lock back without its guard.
+    ///
+    /// # Safety
+    ///
+    /// The lock is held, its guard was forgotten, and nobody uses the value through it any more.
+    pub unsafe fn release(&self) {
+        if self.word.swap(FREE, Release) == CONTENDED {
+            futex::wake(&self.word, 1, false);
+        }
+    }
 }
 
 /// The right to use what the lock holds.
@@ -76,8 +87,7 @@ impl<T> DerefMut for Held<'_, T> {
 
 impl<T> Drop for Held<'_, T> {
     fn drop(&mut self) {
-        if self.lock.word.swap(FREE, Release) == CONTENDED {
-            futex::wake(&self.lock.word, 1, false);
-        }
+        // SAFETY: held by this guard, which ends here.
+        unsafe { self.lock.release() };
     }
 }
