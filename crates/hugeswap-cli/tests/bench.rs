@@ -22,10 +22,6 @@ fn runs<'a>(found: &'a Value, engine: &str) -> Vec<&'a Value> {
     runs.iter().filter(|r| r["engine"] == engine).collect()
 }
 
-fn areas_on() -> String {
-    std::fs::read_to_string("/proc/swaps").unwrap_or_default()
-}
-
 #[test]
 fn swap_seq_swaps_and_verifies() {
     let args = [
@@ -48,6 +44,111 @@ fn swap_seq_swaps_and_verifies() {
     assert_eq!(runs[0]["mb_s"].as_array().map(Vec::len), Some(3));
     assert_eq!(runs[0]["read_mb_s"].as_array().map(Vec::len), Some(3));
     assert!(runs[0]["counters"]["thp_swpin"].as_u64() > Some(0));
+}
+
+/// The phases of a run, by name.
+fn phases(run: &Value) -> std::collections::BTreeMap<&str, &Value> {
+    let phases = run["phases"].as_array().expect("a list of phases");
+    let named = phases
+        .iter()
+        .map(|p| (p["name"].as_str().expect("a name"), p));
+    named.collect()
+}
+
+const SMALL: [&str; 6] = ["--region", "48M", "--memory", "24M", "--pairs", "1"];
+
+#[test]
+fn swap_rand_reads_for_a_time_and_verifies() {
+    let args = ["swap-rand", "--seconds", "1", "--threads", "2"];
+    let found = json(&[&args[..], &SMALL].concat());
+    assert_eq!(found["bench"], "swap-rand");
+    let run = runs(&found, "hugeswap")[0];
+    assert_eq!(
+        (&run["pattern"], &run["access"], &run["verified_share"]),
+        (&"uniform".into(), &"read".into(), &1.0.into())
+    );
+    assert!(run["us_per_access"].as_f64() > Some(0.0));
+    assert!(run["accesses_s"].as_f64() > Some(0.0));
+    // Half the region does not fit.
+    assert!(run["miss_share"].as_f64() > Some(0.0), "{run}");
+    let phase = phases(run)["random"];
+    assert!(phase["counters"]["pswpin"].as_u64() > Some(0));
+    assert_eq!(phase["groups"][0]["work"], "random read");
+    assert!(
+        !phase["groups"][0]["series"]
+            .as_array()
+            .expect("a list")
+            .is_empty()
+    );
+}
+
+#[test]
+fn swap_rand_writes_so_many_times_under_several_settings() {
+    let args = [
+        "swap-rand",
+        "--access",
+        "write",
+        "--accesses",
+        "240",
+        "--tasks",
+        "2",
+        "--threads",
+        "2",
+    ];
+    let pattern = [
+        "--pattern",
+        "zipf",
+        "--theta",
+        "1",
+        "--also",
+        "readahead.max=0",
+    ];
+    let found = json(&[&args[..], &pattern, &SMALL].concat());
+    let runs = runs(&found, "hugeswap");
+    assert_eq!(runs.len(), 2);
+    for run in &runs {
+        let group = &phases(run)["random"]["groups"][0];
+        assert_eq!(
+            (&group["accesses"], &group["threads"]),
+            (&240.into(), &4.into())
+        );
+        assert_eq!(run["verified_share"], 1.0);
+    }
+    assert_eq!(runs[1]["also"], "readahead.max=0");
+    let speed = &found["ratios"]["speed_vs_hugeswap_readahead_max_0"];
+    assert!(speed.as_f64() > Some(0.0), "{found}");
+}
+
+#[test]
+fn mixed_work_has_figures_for_each_half_and_a_picture() {
+    let dir = tempfile::tempdir().expect("a directory");
+    let plot = dir.path().join("mixed.svg");
+    let plot = plot.to_str().expect("a path in UTF-8");
+    let args = ["mixed", "--seconds", "0.5", "--plot", plot];
+    let found = json(&[&args[..], &SMALL].concat());
+    let runs = runs(&found, "hugeswap");
+    let parts: Vec<_> = runs.iter().map(|r| &r["part"]).collect();
+    assert_eq!(parts, ["stream", "random", "together", "change"]);
+    let together = &phases(runs[2])["together"]["groups"];
+    assert!(together[0]["mb_s"].as_f64() > Some(0.0));
+    assert!(together[1]["us_per_access"].as_f64() > Some(0.0));
+    let changes = phases(runs[3]);
+    for name in ["streamed", "read at random", "streamed again"] {
+        let group = &changes[name]["groups"][0];
+        assert_eq!(group["threads"], 2);
+        assert!(
+            group["series"].as_array().map(Vec::len) > Some(1),
+            "{group}"
+        );
+    }
+    for run in runs {
+        assert_eq!(run["verified_share"], 1.0);
+    }
+    for name in ["stream_together_vs_alone", "random_together_vs_alone"] {
+        assert!(found["ratios"][name].is_number(), "{name}");
+    }
+    let picture = std::fs::read_to_string(plot).expect("a picture");
+    assert!(picture.starts_with("<svg") && picture.contains("<polyline"));
 }
 
 #[test]
@@ -79,29 +180,77 @@ fn faults_come_by_class() {
     }
 }
 
-#[test]
-fn the_kernel_is_measured_and_everything_undone() {
-    let before = areas_on();
-    let args = [
-        "swap-seq", "--region", "64M", "--memory", "32M", "--vs", "kernel", "--pairs", "1",
-    ];
-    let found = json(&args);
-    assert_eq!(areas_on(), before);
+/// What a benchmark against the kernel found, and how many kernel runs there were (none where that is not permitted);
+/// nothing may be left of what was set up for them.
+fn against_kernel(args: &[&str]) -> (Value, usize) {
+    let dir = tempfile::tempdir().expect("a directory");
+    let done = bench(args)
+        .args(["--vs", "kernel", "--pairs", "1", "--json"])
+        .env("TMPDIR", dir.path())
+        .assert()
+        .success();
+    let found: Value = serde_json::from_slice(&done.get_output().stdout).expect("one JSON object");
+    let place = dir.path().to_str().expect("a path in UTF-8");
+    let mounts = std::fs::read_to_string("/proc/self/mounts").unwrap_or_default();
+    assert!(!mounts.contains(place), "{mounts}");
+    for disk in std::fs::read_dir("/sys/block")
+        .into_iter()
+        .flatten()
+        .flatten()
+    {
+        let file = std::fs::read_to_string(disk.path().join("loop/backing_file"));
+        assert!(
+            !file.unwrap_or_default().contains(place),
+            "{:?}",
+            disk.path()
+        );
+    }
+    let left = std::fs::read_dir(place).expect("the directory").count();
+    assert_eq!(left, 0);
     let kernel = runs(&found, "kernel");
     if let Some(reason) = found["skipped"].as_array().and_then(|s| s.first()) {
         println!("skipped: {reason}");
         assert!(kernel.is_empty());
-        return;
     }
-    assert_eq!(kernel.len(), 2);
-    for run in kernel {
+    for run in &kernel {
         assert_eq!(run["verified"], true);
         assert!(run["counters"]["pswpout"].as_u64() > Some(0));
     }
-    let mounts = std::fs::read_to_string("/proc/self/mounts").unwrap_or_default();
-    let devices = found["runs"].as_array().map_or(0, Vec::len);
-    assert_eq!(devices, 3);
-    assert!(!mounts.contains("hugeswap-bench"), "{mounts}");
+    let count = kernel.len();
+    (found, count)
+}
+
+#[test]
+fn the_kernel_is_measured_and_everything_undone() {
+    let (found, kernel) = against_kernel(&["swap-seq", "--region", "64M", "--memory", "32M"]);
+    if kernel > 0 {
+        assert_eq!(kernel, 2);
+        assert_eq!(found["runs"].as_array().map(Vec::len), Some(3));
+        assert!(found["ratios"]["write_vs_kernel_thp_on"].is_number());
+    }
+}
+
+#[test]
+fn the_kernel_reads_at_random_from_zram() {
+    let args = [
+        "swap-rand",
+        "--region",
+        "256M",
+        "--memory",
+        "128M",
+        "--seconds",
+        "0.5",
+        "--device",
+        "zram",
+    ];
+    let (found, kernel) = against_kernel(&[&args[..], &["--kernel-thp", "off"]].concat());
+    if kernel > 0 {
+        assert_eq!(kernel, 1);
+        let run = runs(&found, "kernel")[0];
+        assert_eq!(run["device"], "zram");
+        assert!(run["miss_share"].as_f64() > Some(0.0), "{run}");
+        assert!(found["ratios"]["speed_vs_kernel_thp_off"].is_number());
+    }
 }
 
 #[test]
@@ -118,6 +267,29 @@ fn mistakes_are_one_line_and_status_2() {
         &["swap-seq", "--region", "4M", "--tasks", "3"],
         &["swap-seq", "--vs", "nobody"],
         &["swap-seq", "--set", "nothing=1"],
+        &["swap-seq", "--also", "nothing=1"],
+        &["swap-seq", "--device", "zram"],
+        &["swap-rand", "--region", "0"],
+        &["swap-rand", "--pattern", "normal"],
+        &["swap-rand", "--pattern", "zipf", "--theta", "2"],
+        &["swap-rand", "--pattern", "zipf", "--theta", "NaN"],
+        &["swap-rand", "--theta", "0"],
+        &["swap-rand", "--clustered"],
+        &["swap-rand", "--access", "append"],
+        &["swap-rand", "--threads", "0"],
+        &["swap-rand", "--seconds", "0"],
+        &["swap-rand", "--seconds", "inf"],
+        &["swap-rand", "--seconds", "400"],
+        &["swap-rand", "--seconds", "1", "--accesses", "10"],
+        &["swap-rand", "--accesses", "3", "--threads", "4"],
+        &["swap-rand", "--device", "/nonexistent"],
+        &["mixed", "--threads", "3"],
+        &["mixed", "--threads", "0"],
+        &["mixed", "--parts", "stream,stream"],
+        &["mixed", "--parts", "nothing"],
+        &["mixed", "--parts", "stream", "--plot", "p.svg"],
+        &["mixed", "--plot", "/nonexistent/p.svg"],
+        &["mixed", "--region", "2M"],
         &["fit", "--memory", "2M"],
         &["faults", "--region", "2M"],
     ] {

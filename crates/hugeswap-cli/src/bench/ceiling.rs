@@ -79,7 +79,7 @@ impl Run {
     /// A page-aligned buffer that is not all zeros.
     fn block() -> Result<MmapMut> {
         let mut block = MmapMut::map_anon(BLOCK)?;
-        super::worker::fill(&mut block, super::worker::seed(0, 0));
+        super::memory::fill(&mut block, super::memory::seed(0, 0));
         Ok(block)
     }
 

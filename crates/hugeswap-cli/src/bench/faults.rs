@@ -8,9 +8,11 @@
 
 use super::args::{FaultMode, Faults};
 use super::child;
-use super::output::{Outcome, Progress, Table, rounded};
+use super::memory::{differs, next_random, seed};
+use super::output::{self, Outcome, Progress, Table, rounded};
+use super::pattern::below;
 use super::runner::{Hugeswap, Run, check_managed};
-use super::worker::{Corrupt, Work, differs, next_random, seed, tell};
+use super::worker::{Corrupt, Work, tell};
 use anyhow::{Context, Result, bail};
 use hugeswap_policy::histogram;
 use memmap2::MmapMut;
@@ -24,7 +26,10 @@ const UNIT: usize = hugeswap_policy::UNIT_BYTES as usize;
 /// Runs it.
 pub fn run(args: &Faults) -> Result<()> {
     args.check()?;
-    let mut outcome = Outcome::new("faults")?;
+    output::measured("faults", args.common.json, |outcome| measure(args, outcome))
+}
+
+fn measure(args: &Faults, outcome: &mut Outcome) -> Result<Table> {
     let modes = match args.common.fault_mode {
         Some(mode) => vec![mode],
         None => vec![FaultMode::Signal, FaultMode::Message],
@@ -58,12 +63,12 @@ pub fn run(args: &Faults) -> Result<()> {
     }
     drop(progress);
     let table = table(&outcome.runs);
-    compare(&mut outcome);
+    compare(outcome);
     outcome.notes.push(
         "engine: in the fault path, by its class; program: a whole touch as the program sees it"
             .into(),
     );
-    outcome.print(args.common.json, &table)
+    Ok(table)
 }
 
 /// One run in one mode; the inner error is the reason why the mode is not to be had.
@@ -74,10 +79,8 @@ fn one(args: &Faults, mode: FaultMode) -> Result<Result<Run, String>> {
         rounds: args.rounds,
     };
     let hugeswap = Hugeswap {
-        memory: args.memory,
-        swap: &args.common.swap,
-        common: &args.common,
         fault_mode: Some(mode.name()),
+        ..Hugeswap::new(args.memory, &args.common.swap, &args.common)
     };
     let mut seen = Value::Null;
     let (ended, report) =
@@ -242,7 +245,7 @@ pub fn worker(task: &str) -> Result<()> {
             }
             lately.pop_front();
             // From the older part of what fits: watched, or swapped out and still cached.
-            let old = lately[below(lately.len() * 3 / 4, &mut random)];
+            let old = lately[below(lately.len() as u64 * 3 / 4, &mut random) as usize];
             let started = Instant::now();
             touch(&mut map, old, &mut held, &mut random)?;
             recent.note(started);
@@ -278,15 +281,11 @@ fn touch(map: &mut MmapMut, unit: usize, held: &mut [u64], random: &mut u64) -> 
     Ok(())
 }
 
-fn below(n: usize, random: &mut u64) -> usize {
-    ((u128::from(next_random(random)) * n.max(1) as u128) >> 64) as usize
-}
-
 /// Fisher and Yates.
 fn permutation(n: usize, random: &mut u64) -> Vec<usize> {
     let mut order: Vec<usize> = (0..n).collect();
     for i in (1..n).rev() {
-        order.swap(i, below(i + 1, random));
+        order.swap(i, below(i as u64 + 1, random) as usize);
     }
     order
 }

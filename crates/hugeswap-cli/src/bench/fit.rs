@@ -5,15 +5,18 @@
 //! for memory that nobody used lately.
 
 use super::args::Fit;
-use super::output::{Outcome, Progress, Table};
-use super::runner::{self, Hugeswap, Run, median};
+use super::output::{self, Outcome, Progress, Table, cell};
+use super::runner::{self, Hugeswap, Run};
 use super::worker::{Thp, Work};
 use anyhow::Result;
 
 /// Runs it.
 pub fn run(args: &Fit) -> Result<()> {
     args.check()?;
-    let mut outcome = Outcome::new("fit")?;
+    output::measured("fit", args.common.json, |outcome| measure(args, outcome))
+}
+
+fn measure(args: &Fit, outcome: &mut Outcome) -> Result<Table> {
     let pairs = args.common.pairs.unwrap_or(4);
     let mut progress = Progress::new(u64::from(pairs) * 3);
     let work = |thp| Work {
@@ -26,12 +29,7 @@ pub fn run(args: &Fit) -> Result<()> {
         thp,
         ..Work::default()
     };
-    let hugeswap = Hugeswap {
-        memory: args.budget(),
-        swap: &args.common.swap,
-        common: &args.common,
-        fault_mode: args.common.fault_mode.map(super::args::FaultMode::name),
-    };
+    let hugeswap = Hugeswap::new(args.budget(), &args.common.swap, &args.common);
     let engines = [None, Some((Thp::On, "on")), Some((Thp::Off, "off"))];
     for pair in 1..=pairs {
         for turn in 0..engines.len() {
@@ -52,49 +50,23 @@ pub fn run(args: &Fit) -> Result<()> {
         }
     }
     drop(progress);
-    compare(&mut outcome);
-    let table = table(&outcome.runs);
+    compare(outcome);
     outcome.notes.push("work is from the first write to the last random read; steady is work without the first write; program is from its start to its end, with verification".into());
-    outcome.print(args.common.json, &table)
+    Ok(table(&outcome.runs))
 }
 
 /// hugeswap's time over plain's, pair by pair: below 1 hugeswap is faster.
 fn compare(outcome: &mut Outcome) {
-    let runs = std::mem::take(&mut outcome.runs);
-    let hugeswap: Vec<&Run> = runs.iter().filter(|r| r.engine == "hugeswap").collect();
-    for thp in ["on", "off"] {
-        let plain: Vec<&Run> = runs
-            .iter()
-            .filter(|r| r.params.get("thp").is_some_and(|t| t == thp))
-            .collect();
-        let over = |f: fn(&Run) -> f64| {
-            median(
-                &hugeswap
-                    .iter()
-                    .zip(&plain)
-                    .map(|(h, p)| f(h) / f(p))
-                    .collect::<Vec<_>>(),
-            )
+    for (rival, name) in outcome.rivals("hugeswap") {
+        let mut over = |what: &str, f: fn(&Run) -> Option<f64>| {
+            outcome.compare(&format!("{what}_time_vs_{name}"), "hugeswap", &rival, f);
         };
-        outcome.ratio(
-            &format!("work_time_vs_plain_thp_{thp}"),
-            over(|r| r.work_s.unwrap_or(f64::NAN)),
-        );
-        outcome.ratio(
-            &format!("program_time_vs_plain_thp_{thp}"),
-            over(|r| r.elapsed_s),
-        );
-        outcome.ratio(&format!("steady_time_vs_plain_thp_{thp}"), over(steady_s));
-        outcome.ratio(
-            &format!("rewrite_time_vs_plain_thp_{thp}"),
-            over(|r| 1.0 / r.steady()),
-        );
-        outcome.ratio(
-            &format!("random_read_time_vs_plain_thp_{thp}"),
-            over(|r| r.us_per_access.unwrap_or(f64::NAN)),
-        );
+        over("work", |r| r.work_s);
+        over("program", |r| Some(r.elapsed_s));
+        over("steady", |r| Some(steady_s(r)));
+        over("rewrite", |r| Some(1.0 / r.steady()));
+        over("random_read", |r| r.us_per_access);
     }
-    outcome.runs = runs;
 }
 
 /// The work without the first write, whose time is mostly the host's when this is a virtual machine.
@@ -119,20 +91,14 @@ fn table(runs: &[Run]) -> Table {
         "program s",
     ]);
     for r in runs {
-        let thp = r
-            .params
-            .get("thp")
-            .and_then(|t| t.as_str())
-            .map(|t| format!(", THP {t}"));
         t.row(vec![
-            format!("{}{}", r.engine, thp.unwrap_or_default()),
+            r.label(),
             r.params["pair"].to_string(),
-            r.mb_s.first().map_or("-".into(), |n| format!("{n:.0}")),
+            cell(r.mb_s.first().copied(), 0),
             format!("{:.0}", r.steady()),
-            r.us_per_access.map_or("-".into(), |n| format!("{n:.3}")),
-            r.huge_share
-                .map_or("-".into(), |s| format!("{:.1}", s * 100.0)),
-            r.work_s.map_or("-".into(), |n| format!("{n:.3}")),
+            cell(r.us_per_access, 3),
+            cell(r.huge_share.map(|s| s * 100.0), 1),
+            cell(r.work_s, 3),
             format!("{:.3}", r.elapsed_s),
         ]);
     }

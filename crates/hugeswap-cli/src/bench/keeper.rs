@@ -15,6 +15,9 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
+/// Where zram devices come from and go.
+const ZRAM: &str = "/sys/class/zram-control";
+
 /// What the keeper can be asked for.
 #[derive(Debug, Serialize, Deserialize)]
 pub enum Request {
@@ -27,6 +30,8 @@ pub enum Request {
         bytes: u64,
         on_loop: bool,
     },
+    /// Make a swap area of so many bytes in a zram device of our own. Answer: the device.
+    Zram { bytes: u64 },
     /// Make a memory cgroup with a limit. Answer: its directory.
     Cgroup { memory: u64 },
     /// Choose a value in a sysfs file. Answer: the value before.
@@ -53,6 +58,7 @@ enum Undo {
     Mount(PathBuf),
     File(PathBuf),
     Loop(PathBuf),
+    Zram(String),
     Swap(PathBuf),
     Cgroup(PathBuf),
     Choice(PathBuf, String),
@@ -103,6 +109,7 @@ impl Keeper {
                 bytes,
                 on_loop,
             } => self.area(&dir, bytes, on_loop).map(text),
+            Request::Zram { bytes } => self.zram(bytes),
             Request::Cgroup { memory } => self.cgroup(memory).map(text),
             Request::Choose { file, value } => self.choose(&file, &value),
             Request::On { area } => {
@@ -183,6 +190,24 @@ impl Keeper {
         };
         tool(Command::new("mkswap").arg(&area), 60)?;
         Ok(area)
+    }
+
+    fn zram(&mut self, bytes: u64) -> Result<String> {
+        let number = std::fs::read_to_string(format!("{ZRAM}/hot_add"))
+            .context("no zram device can be had (is the kernel's zram module loaded?)")?;
+        let number = number.trim().to_owned();
+        self.undo.push(Undo::Zram(number.clone()));
+        std::fs::write(
+            format!("/sys/block/zram{number}/disksize"),
+            bytes.to_string(),
+        )
+        .with_context(|| format!("cannot make a zram device of {} MiB", bytes >> 20))?;
+        let device = format!("/dev/zram{number}");
+        // The node is made by somebody else, a little later.
+        patiently(5, || Ok(std::fs::metadata(&device).map(drop)?))
+            .with_context(|| format!("{device} does not appear"))?;
+        tool(Command::new("mkswap").arg(&device), 60)?;
+        Ok(device)
     }
 
     fn cgroup(&mut self, memory: u64) -> Result<PathBuf> {
@@ -321,6 +346,10 @@ fn undo(step: &Undo) -> Result<()> {
                 }
             })
         }
+        // It is busy while somebody looks at it.
+        Undo::Zram(number) => patiently(10, || {
+            Ok(std::fs::write(format!("{ZRAM}/hot_remove"), number)?)
+        }),
         Undo::Mount(dir) => {
             let flags = rustix::mount::UnmountFlags::empty();
             patiently(5, || Ok(rustix::mount::unmount(dir, flags)?))
@@ -341,7 +370,7 @@ fn undo(step: &Undo) -> Result<()> {
 }
 
 /// Is swap on this device or file on?
-fn is_on(area: &Path) -> bool {
+pub fn is_on(area: &Path) -> bool {
     let area = area.to_string_lossy();
     // If nobody can tell, it has to be tried.
     std::fs::read_to_string("/proc/swaps").map_or(true, |t| {

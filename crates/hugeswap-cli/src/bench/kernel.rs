@@ -5,12 +5,12 @@
 
 use super::Usage;
 use super::child::{self, TICK};
-use super::keeper::{Answer, Request};
+use super::figures::{self, Counters};
+use super::keeper::{Answer, Request, is_on};
 use super::machine;
 use super::runner::{Run, worker_command};
 use super::worker::{Thp, Work};
 use anyhow::{Context, Result, bail};
-use std::collections::BTreeMap;
 use std::fs::read_to_string;
 use std::io::Write;
 use std::os::unix::process::CommandExt;
@@ -132,22 +132,25 @@ pub fn swap_bytes(region: u64) -> u64 {
     (region / 4 * 5 + (64 << 20)).next_multiple_of(2 << 20)
 }
 
-/// The areas that are on (name, type, size, priority), without what is used of them.
-pub fn areas_on() -> String {
-    let text = read_to_string("/proc/swaps").unwrap_or_default();
-    let line = |l: &str| {
-        let f: Vec<_> = l.split_whitespace().collect();
-        [0, 1, 2, 4]
-            .iter()
-            .filter_map(|&i| f.get(i).copied())
-            .collect::<Vec<_>>()
-            .join(" ")
-    };
-    text.lines()
-        .skip(1)
-        .map(line)
-        .collect::<Vec<_>>()
-        .join("\n")
+/// What the kernel swaps to.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Medium {
+    /// A file on a disk.
+    File,
+    /// A loop device over a file in memory.
+    Loop,
+    /// A zram device.
+    Zram,
+}
+
+impl Medium {
+    fn name(self) -> &'static str {
+        match self {
+            Medium::File => "swap file",
+            Medium::Loop => "loop on tmpfs",
+            Medium::Zram => "zram",
+        }
+    }
 }
 
 /// An area and a cgroup to run workers in.
@@ -155,22 +158,26 @@ pub struct Opponent {
     area: PathBuf,
     cgroup: PathBuf,
     memory: u64,
-    on_loop: bool,
+    medium: Medium,
 }
 
 impl Opponent {
-    /// Makes the area in `dir` (on a loop device if `on_loop`) and the cgroup. Swap stays off.
+    /// Makes the area (a file of it in `dir`, unless it is zram) and the cgroup. Swap stays off.
     pub fn new(
         keeper: &mut Keeper,
         dir: &Path,
         region: u64,
         memory: u64,
-        on_loop: bool,
+        medium: Medium,
     ) -> Result<Opponent> {
-        let area = Request::Area {
-            dir: dir.to_owned(),
-            bytes: swap_bytes(region),
-            on_loop,
+        let bytes = swap_bytes(region);
+        let area = match medium {
+            Medium::Zram => Request::Zram { bytes },
+            Medium::File | Medium::Loop => Request::Area {
+                dir: dir.to_owned(),
+                bytes,
+                on_loop: medium == Medium::Loop,
+            },
         };
         let area: PathBuf = keeper.ask(&area)?.into();
         // Not every file system takes swap files, and not every root may turn swap on.
@@ -181,8 +188,19 @@ impl Opponent {
             area,
             cgroup,
             memory,
-            on_loop,
+            medium,
         })
+    }
+
+    /// An error if the area is on, which it is during a run only. Areas of others come and go as they like.
+    pub fn check_off(&self) -> Result<()> {
+        if is_on(&self.area) {
+            bail!(
+                "swap on {} is on after the run: look at /proc/swaps",
+                self.area.display()
+            );
+        }
+        Ok(())
     }
 
     /// Runs a worker with swap on.
@@ -208,39 +226,23 @@ impl Opponent {
         let thp = if work.thp == Thp::On { "on" } else { "off" };
         let mut run = Run::new("kernel", &work)
             .with("memory_bytes", self.memory)
-            .with("thp", thp);
-        run = run.with(
-            "device",
-            if self.on_loop {
-                "loop on tmpfs"
-            } else {
-                "swap file"
-            },
-        );
+            .with("thp", thp)
+            .with("device", self.medium.name());
         keeper.ask(&Request::On {
             area: self.area.clone(),
         })?;
         let (before, failures) = (events(), self.limit_failures());
         let ended = child::run(&mut worker_command(&work)?, limit, |line| {
-            run.take(line)?;
+            run.take(line, Some(events()))?;
             if line.contains("\"write\"") {
                 run.huge_share = self.huge_share().or(run.huge_share);
             }
             on_line(line);
             Ok(())
         });
-        let after = events();
-        let mut counters: BTreeMap<_, _> = after
-            .into_iter()
-            .map(|(name, n)| {
-                (
-                    name,
-                    n.saturating_sub(before.get(name).copied().unwrap_or(n)),
-                )
-            })
-            .collect();
+        let mut counters = figures::since(&before, &events());
         counters.insert(
-            "memory_limit_hit",
+            "memory_limit_hit".into(),
             self.limit_failures().saturating_sub(failures),
         );
         run.counters = serde_json::to_value(counters)?;
@@ -285,14 +287,11 @@ impl Opponent {
     }
 }
 
-fn events() -> BTreeMap<&'static str, u64> {
+fn events() -> Counters {
     let text = read_to_string("/proc/vmstat").unwrap_or_default();
-    let value = |name: &str| {
-        let line = text.lines().find(|l| l.split(' ').next() == Some(name))?;
-        line.split(' ').nth(1)?.trim().parse().ok()
-    };
-    EVENTS
-        .into_iter()
-        .filter_map(|name| Some((name, value(name)?)))
+    let fields = text.lines().filter_map(|l| l.split_once(' '));
+    fields
+        .filter(|(name, _)| EVENTS.contains(name))
+        .filter_map(|(name, n)| Some((name.to_owned(), n.trim().parse().ok()?)))
         .collect()
 }

@@ -13,13 +13,21 @@ mod args;
 mod ceiling;
 mod child;
 mod faults;
+mod figures;
 mod fit;
 mod keeper;
 mod kernel;
 mod machine;
+mod memory;
+mod mixed;
 mod output;
+mod pattern;
+mod phases;
+mod plot;
 mod runner;
+mod swap_rand;
 mod swap_seq;
+mod turns;
 mod worker;
 
 pub use args::Args;
@@ -61,6 +69,8 @@ impl std::error::Error for Interrupted {}
 pub fn run(args: Args) -> anyhow::Result<i32> {
     let done = child::watch_signals().and_then(|()| match args.bench {
         args::Bench::SwapSeq(a) => swap_seq::run(&a),
+        args::Bench::SwapRand(a) => swap_rand::run(&a),
+        args::Bench::Mixed(a) => mixed::run(&a),
         args::Bench::Fit(a) => fit::run(&a),
         args::Bench::Faults(a) => faults::run(&a),
     });

@@ -1,12 +1,23 @@
 //! What a benchmark prints: one JSON object, or a table for people; and progress while it runs.
 
 use super::machine::{self, Machine};
-use super::runner::Run;
+use super::runner::{Run, median};
 use anyhow::Result;
 use indicatif::{ProgressBar, ProgressStyle};
 use serde::Serialize;
 use serde_json::{Map, Value};
 use std::time::Duration;
+
+/// Measures and prints.
+pub fn measured(
+    bench: &'static str,
+    json: bool,
+    measure: impl FnOnce(&mut Outcome) -> Result<Table>,
+) -> Result<()> {
+    let mut outcome = Outcome::new(bench)?;
+    let table = measure(&mut outcome)?;
+    outcome.print(json, &table)
+}
 
 /// Everything one call of a benchmark found.
 #[derive(Debug, Serialize)]
@@ -52,8 +63,42 @@ impl Outcome {
         }
     }
 
+    /// Notes the ratio of `a`'s figure to `b`'s (labels of runs): the median of the pairs. Runs without
+    /// such a figure are passed over; nothing if there are none left.
+    pub fn compare(&mut self, name: &str, a: &str, b: &str, f: impl Fn(&Run) -> Option<f64>) {
+        let (a, b) = (self.figures(a, &f), self.figures(b, &f));
+        self.ratio_of_pairs(name, &a, &b);
+    }
+
+    /// A figure of the runs with a label that have it, in order.
+    pub fn figures(&self, label: &str, f: impl Fn(&Run) -> Option<f64>) -> Vec<f64> {
+        let runs = self.runs.iter().filter(|r| r.label() == label);
+        runs.filter_map(f).collect()
+    }
+
+    /// Notes the median of the ratios of two figures, pair by pair.
+    pub fn ratio_of_pairs(&mut self, name: &str, a: &[f64], b: &[f64]) {
+        let pairs: Vec<f64> = a.iter().zip(b).map(|(a, b)| a / b).collect();
+        if !pairs.is_empty() {
+            self.ratio(name, median(&pairs));
+        }
+    }
+
+    /// Labels of the runs other than `but`, in order, each once; with the end of a ratio's name.
+    pub fn rivals(&self, but: &str) -> Vec<(String, String)> {
+        let mut found: Vec<(String, String)> = Vec::new();
+        for label in self.runs.iter().map(Run::label).filter(|l| l != but) {
+            if !found.iter().any(|(l, _)| *l == label) {
+                let words = label.split(|c: char| !c.is_ascii_alphanumeric());
+                let words: Vec<_> = words.filter(|w| !w.is_empty()).collect();
+                found.push((label.clone(), words.join("_").to_lowercase()));
+            }
+        }
+        found
+    }
+
     /// Prints it: the JSON, or `table` between what it was measured on and what came of it.
-    pub fn print(&self, json: bool, table: &Table) -> Result<()> {
+    fn print(&self, json: bool, table: &Table) -> Result<()> {
         if json {
             println!("{}", serde_json::to_string_pretty(self)?);
             return Ok(());
@@ -99,6 +144,11 @@ impl Outcome {
 pub fn rounded(value: f64, digits: i32) -> f64 {
     let scale = 10f64.powi(digits);
     (value * scale).round() / scale
+}
+
+/// A number in a table, or nothing.
+pub fn cell(value: Option<f64>, digits: usize) -> String {
+    value.map_or("-".into(), |v| format!("{v:.digits$}"))
 }
 
 /// Rows under headings; the first column is text, the others are numbers.
@@ -181,6 +231,10 @@ impl Progress {
         if let (Some(round), Some(mb_s)) = (v["round"].as_u64(), v["mb_s"].as_f64()) {
             self.bar
                 .set_message(format!("{}: {step} {round}: {mb_s:.0} MB/s", self.label));
+        } else if let (Some(name), Some(s)) = (v["name"].as_str(), v["played"]["seconds"].as_f64())
+        {
+            self.bar
+                .set_message(format!("{}: {name}: {s:.1} s", self.label));
         }
     }
 

@@ -2,6 +2,8 @@
 
 use super::args::Common;
 use super::child::{self, Ended};
+use super::figures::{self, Counters, PhaseRun};
+use super::phases::Phase;
 use super::worker::{CORRUPT, Figure, Thp, Work};
 use anyhow::{Context, Result, bail};
 use serde::Serialize;
@@ -24,6 +26,15 @@ pub struct Run {
     /// A random read.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub us_per_access: Option<f64>,
+    /// What the phases came to, in order.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub phases: Vec<PhaseRun>,
+    /// What they were to be.
+    #[serde(skip)]
+    plan: Vec<Phase>,
+    /// What had been counted when the last figure came.
+    #[serde(skip)]
+    counted: Counters,
     /// From the first write to the last read.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub work_s: Option<f64>,
@@ -48,6 +59,9 @@ impl Run {
             mb_s: Vec::new(),
             read_mb_s: Vec::new(),
             us_per_access: None,
+            phases: Vec::new(),
+            plan: work.phases.clone(),
+            counted: Counters::new(),
             work_s: None,
             elapsed_s: 0.0,
             huge_share: None,
@@ -67,11 +81,37 @@ impl Run {
         self
     }
 
-    /// Takes one line of the worker's output.
-    pub fn take(&mut self, line: &str) -> Result<()> {
-        match serde_json::from_str(line)
-            .with_context(|| format!("not a worker's figure: {line}"))?
-        {
+    /// Its engine and what sets it apart: "hugeswap", "kernel, THP on".
+    pub fn label(&self) -> String {
+        let text = |name: &str| self.params.get(name).and_then(Value::as_str);
+        match (text("thp"), text("also")) {
+            (Some(thp), _) => format!("{}, THP {thp}", self.engine),
+            (_, Some(also)) => format!("{}, {also}", self.engine),
+            _ => self.engine.to_owned(),
+        }
+    }
+
+    /// The phase of this name.
+    pub fn phase(&self, name: &str) -> Option<&PhaseRun> {
+        self.phases.iter().find(|p| p.name == name)
+    }
+
+    /// Takes one line of the worker's output. `counters`: what was counted so far, where that can be told.
+    pub fn take(&mut self, line: &str, counters: Option<Counters>) -> Result<()> {
+        let figure: Figure =
+            serde_json::from_str(line).with_context(|| format!("not a worker's figure: {line}"))?;
+        let before = match counters {
+            Some(now) => Some(std::mem::replace(&mut self.counted, now)),
+            None => None,
+        };
+        match figure {
+            Figure::Ready { .. } => {}
+            Figure::Phase { name, played } => {
+                let plan = self.plan.get(self.phases.len()).filter(|p| p.name == name);
+                let plan = plan.with_context(|| format!("the worker played {name} uncalled"))?;
+                let counted = before.map(|b| figures::since(&b, &self.counted));
+                self.phases.push(PhaseRun::new(plan, &played, counted));
+            }
             Figure::Write { mb_s, .. } => self.mb_s.push(mb_s),
             Figure::Read { mb_s, .. } => self.read_mb_s.push(mb_s),
             Figure::Random { us_per_access } => self.us_per_access = Some(us_per_access),
@@ -142,7 +182,7 @@ pub fn plain(work: &Work, limit: Duration, mut on_line: impl FnMut(&str)) -> Res
     let mut run = Run::new("plain", work);
     let ended = child::run(&mut worker_command(work)?, limit, |line| {
         on_line(line);
-        run.take(line)
+        run.take(line, None)
     })
     .context("the plain run")?;
     run.finish(&ended)?;
@@ -175,9 +215,22 @@ pub struct Hugeswap<'a> {
     pub common: &'a Common,
     /// A value for `--fault-mode`.
     pub fault_mode: Option<&'static str>,
+    /// Settings beyond the common ones, with commas between.
+    pub also: Option<&'a str>,
 }
 
-impl Hugeswap<'_> {
+impl<'a> Hugeswap<'a> {
+    /// As the common arguments say.
+    pub fn new(memory: u64, swap: &'a [String], common: &'a Common) -> Hugeswap<'a> {
+        Hugeswap {
+            memory,
+            swap,
+            common,
+            fault_mode: common.fault_mode.map(super::args::FaultMode::name),
+            also: None,
+        }
+    }
+
     /// Runs a program of this executable (its arguments: `program`) under `hugeswap run`; how it ended, and the report.
     pub fn report_of(
         &self,
@@ -200,7 +253,8 @@ impl Hugeswap<'_> {
         for s in self.swap {
             c.args(["--swap", s]);
         }
-        for s in &self.common.set {
+        let also = self.also.iter().flat_map(|s| s.split(','));
+        for s in self.common.set.iter().map(String::as_str).chain(also) {
             c.args(["--set", s]);
         }
         if let Some(mode) = self.fault_mode {
@@ -215,10 +269,17 @@ impl Hugeswap<'_> {
     /// Runs a worker.
     pub fn run(&self, work: &Work, mut on_line: impl FnMut(&str)) -> Result<Run> {
         let mut run = Run::new("hugeswap", work).with("memory_bytes", self.memory);
+        if let Some(also) = self.also {
+            run = run.with("also", also);
+        }
         let json = serde_json::to_string(work)?;
+        let mut pool = None;
         let (ended, report) = self.report_of(&["work", &json], |line| {
             on_line(line);
-            run.take(line)
+            if let Ok(Figure::Ready { pid }) = serde_json::from_str(line) {
+                pool = figures::pool_of(pid);
+            }
+            run.take(line, pool.as_ref().map(figures::of_pool))
         })?;
         run.finish(&ended)?;
         check_managed(&report)?;
@@ -256,16 +317,17 @@ mod tests {
     #[test]
     fn the_fill_is_no_steady_round() {
         let mut run = Run::new("plain", &Work::default());
-        run.take(r#"{"step":"write","round":1,"mb_s":1000.0}"#)
+        run.take(r#"{"step":"write","round":1,"mb_s":1000.0}"#, None)
             .unwrap();
         assert_eq!(run.steady(), 1000.0);
-        run.take(r#"{"step":"write","round":2,"mb_s":100.0}"#)
+        run.take(r#"{"step":"write","round":2,"mb_s":100.0}"#, None)
             .unwrap();
-        run.take(r#"{"step":"write","round":3,"mb_s":120.0}"#)
+        run.take(r#"{"step":"write","round":3,"mb_s":120.0}"#, None)
             .unwrap();
         assert_eq!(run.steady(), 110.0);
-        assert!(run.take("noise").is_err());
-        run.take(r#"{"step":"verified","share":0.125}"#).unwrap();
+        assert!(run.take("noise", None).is_err());
+        run.take(r#"{"step":"verified","share":0.125}"#, None)
+            .unwrap();
         assert!(run.verified && run.verified_share == 0.125);
     }
 

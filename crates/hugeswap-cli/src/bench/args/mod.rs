@@ -1,9 +1,14 @@
 //! What `hugeswap bench` takes on its command line, and the checks that need no machine.
 
+mod against;
+mod patterns;
+
+pub use against::{Against, Device, KernelThp};
+pub use patterns::{Access, Mixed, Part, SwapRand};
+
 use super::Usage;
 use clap::{Subcommand, ValueEnum};
 use hugeswap_policy::knobs;
-use std::path::PathBuf;
 use std::time::Duration;
 
 const UNIT: u64 = hugeswap_policy::UNIT_BYTES;
@@ -11,10 +16,11 @@ const UNIT: u64 = hugeswap_policy::UNIT_BYTES;
 const EXAMPLES: &str = "\
 EXAMPLES:
   hugeswap bench swap-seq --vs kernel
+  hugeswap bench swap-rand --vs kernel --pattern zipf --theta 0.9
   hugeswap bench fit --json
 
-MB/s are 10^6 bytes a second; sizes (SIZE) take K, M, G or T, powers of 1024. Every figure is measured side by
-side in one run: quote the ratios, and look at the load that is printed with them.";
+MB/s are 10^6 bytes a second; sizes (SIZE) take K, M, G or T, powers of 1024. Every figure is
+measured side by side in one run: quote the ratios, and look at the load printed with them.";
 
 /// Measure swapping, side by side with the kernel's own where possible
 #[derive(clap::Args)]
@@ -29,6 +35,10 @@ pub struct Args {
 pub enum Bench {
     /// Tasks write a range from start to end again and again in less memory than it takes
     SwapSeq(SwapSeq),
+    /// Threads read or write 4 KiB here and there in less memory than it takes
+    SwapRand(SwapRand),
+    /// Half the threads stream while the others read at random; and one after the other
+    Mixed(Mixed),
     /// Everything fits in the budget: what hugeswap costs against plain memory
     Fit(Fit),
     /// Latencies of page faults by class, in signal and in message mode
@@ -58,24 +68,29 @@ pub struct Common {
     pub json: bool,
 }
 
-// Arguments of `hugeswap bench swap-seq`.
+/// How much is used, in how little memory.
 #[derive(clap::Args)]
-#[command(after_help = "\
-EXAMPLES:
-  hugeswap bench swap-seq --region 1200M --memory 600M --tasks 2
-  hugeswap bench swap-seq --vs kernel --read-only-pass --ceiling
-  hugeswap bench swap-seq --vs kernel --device /var/tmp
-
---vs kernel needs root: for each kernel run it turns on a swap area of its own, and off again after,
-also on failure or Ctrl-C. --device ram is a private tmpfs that cannot itself be swapped; the kernel
-swaps to a loop device on it.")]
-pub struct SwapSeq {
-    /// What the tasks write, together
+pub struct Span {
+    /// What the tasks use, together
     #[arg(long, value_name = "SIZE", default_value = "1200M", value_parser = size)]
     pub region: u64,
     /// Memory they may have, together
     #[arg(long, value_name = "SIZE", default_value = "600M", value_parser = size)]
     pub memory: u64,
+}
+
+// Arguments of `hugeswap bench swap-seq`.
+#[derive(clap::Args)]
+#[command(after_help = format!("\
+EXAMPLES:
+  hugeswap bench swap-seq --region 1200M --memory 600M --tasks 2
+  hugeswap bench swap-seq --vs kernel --read-only-pass --ceiling
+  hugeswap bench swap-seq --vs kernel --device /var/tmp
+
+{}", against::HELP))]
+pub struct SwapSeq {
+    #[command(flatten)]
+    pub span: Span,
     /// Processes, each with its share of the region
     #[arg(long, value_name = "N", default_value_t = 1)]
     pub tasks: u32,
@@ -91,16 +106,8 @@ pub struct SwapSeq {
     /// After writing, read it all three times, writing nothing
     #[arg(long)]
     pub read_only_pass: bool,
-    /// The opponent to run in turn with hugeswap
-    #[arg(long, value_name = "ENGINE", value_enum)]
-    pub vs: Option<Opponent>,
-    /// Huge pages for the kernel's runs
-    #[arg(long, value_name = "WHICH", value_enum, default_value = "both")]
-    pub kernel_thp: KernelThp,
-    /// Where both engines swap: `ram` (root), or a directory on a disk
-    /// [default: --swap if given, else ram with --vs kernel]
-    #[arg(long, value_name = "ram|DIR")]
-    pub device: Option<String>,
+    #[command(flatten)]
+    pub against: Against,
     /// Measure what the device can do, before each pair of runs
     #[arg(long)]
     pub ceiling: bool,
@@ -184,35 +191,6 @@ impl FaultMode {
     }
 }
 
-/// Who hugeswap is compared with.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-pub enum Opponent {
-    /// The kernel's own swap (root)
-    Kernel,
-}
-
-/// Which kernel runs there are.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-pub enum KernelThp {
-    /// With huge pages only
-    On,
-    /// Without huge pages only
-    Off,
-    /// Both, in turn
-    Both,
-}
-
-/// Where the engines swap.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Device {
-    /// A private tmpfs that is never swapped.
-    Ram,
-    /// A directory on a disk.
-    Directory(PathBuf),
-    /// Whatever `hugeswap run` chooses by itself, or what `--swap` says.
-    Default,
-}
-
 fn size(text: &str) -> Result<u64, String> {
     match knobs::parse_size(text)? {
         n if n < UNIT => Err(format!(
@@ -289,32 +267,13 @@ pub fn check_memory(memory: u64, machine: u64) -> anyhow::Result<()> {
 }
 
 impl SwapSeq {
-    /// Where to swap, from `--device`, `--swap` and `--vs`.
+    /// Where to swap; a ceiling is one of a device that is known.
     pub fn device(&self) -> anyhow::Result<Device> {
-        let directory = |dir: &str| {
-            let path = PathBuf::from(dir);
-            if path.is_dir() {
-                Ok(Device::Directory(path))
-            } else {
-                wrong(format!(
-                    "{dir} is not a directory: give `ram` or a directory on a disk"
-                ))
-            }
-        };
-        match (&self.device, self.common.swap.first()) {
-            (Some(_), Some(_)) => {
-                wrong("--device and --swap both say where to swap: give one".into())
-            }
-            (Some(d), None) if d == "ram" => Ok(Device::Ram),
-            (Some(d), None) => directory(d),
-            (None, Some(s)) if self.vs.is_some() || self.ceiling => {
-                directory(s.split(',').next().unwrap_or(s))
-            }
-            (None, None) if self.vs.is_some() => Ok(Device::Ram),
-            (None, None) if self.ceiling => {
+        match self.against.device(&self.common, self.ceiling)? {
+            Device::Default if self.ceiling => {
                 wrong("--ceiling needs to know the device: add --device ram or --device DIR".into())
             }
-            (None, _) => Ok(Device::Default),
+            device => Ok(device),
         }
     }
 
@@ -326,11 +285,12 @@ impl SwapSeq {
     /// Everything that can be checked without running.
     pub fn check(&self) -> anyhow::Result<()> {
         self.common.check()?;
-        check_work(self.region, self.tasks, self.threads, self.rounds)?;
+        check_work(self.span.region, self.tasks, self.threads, self.rounds)?;
         if !(1..=10_000).contains(&self.rounds_of_kernel()) {
             return wrong("--kernel-rounds must be from 1 to 10000".into());
         }
-        check_memory(self.memory, super::machine::memory_bytes()?)?;
+        check_memory(self.span.memory, super::machine::memory_bytes()?)?;
+        self.against.check()?;
         self.device().map(drop)
     }
 }
