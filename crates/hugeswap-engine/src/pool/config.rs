@@ -34,7 +34,7 @@ impl FaultMode {
 pub struct PoolConfig {
     /// The budget, bytes; rounded down to whole units of 2 MiB.
     pub memory: u64,
-    /// The swap areas; empty: [`swap::default_area`].
+    /// The swap areas; empty: [`default_area`](super::swap::default_area).
     pub swap: Vec<SwapSpec>,
     /// How faults are taken.
     pub fault_mode: FaultMode,

@@ -67,7 +67,7 @@ impl Pool {
         }
     }
 
-    /// The slot words ([`slots`]).
+    /// The slot words ([`hugeswap_policy::slots`]).
     pub fn slot_words(&self) -> &[AtomicU32] {
         // SAFETY: as in `header`; `offsets` leaves room for `slots` words.
         unsafe {
