@@ -289,6 +289,7 @@ fn mistakes_are_one_line_and_status_2() {
         &["mixed", "--parts", "nothing"],
         &["mixed", "--parts", "stream", "--plot", "p.svg"],
         &["mixed", "--plot", "/nonexistent/p.svg"],
+        &["mixed", "--plot", "/tmp"],
         &["mixed", "--region", "2M"],
         &["fit", "--memory", "2M"],
         &["faults", "--region", "2M"],

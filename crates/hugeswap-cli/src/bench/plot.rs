@@ -31,7 +31,7 @@ struct Curve {
 const WIDTH: f64 = 960.0;
 const LEFT: f64 = 70.0;
 const RIGHT: f64 = 20.0;
-const TOP: f64 = 50.0;
+const TOP: f64 = 70.0;
 const HEIGHT: f64 = 220.0;
 const GAP: f64 = 40.0;
 const COLOURS: [&str; 6] = [
@@ -88,11 +88,17 @@ pub fn draw(plot: &Plot) -> String {
     let end = plot.end_s().max(1e-9);
     let x = |t: f64| LEFT + (WIDTH - LEFT - RIGHT) * (t / end).clamp(0.0, 1.0);
     let engines = plot.engines();
+    let (mut at, mut row) = (LEFT, 16.0);
     for (n, engine) in engines.iter().enumerate() {
-        let at = LEFT + n as f64 * 200.0;
+        // The width of text is known to the viewer only: a generous guess.
+        let width = 50.0 + 7.0 * engine.chars().count() as f64;
+        if at + width > WIDTH && at > LEFT {
+            (at, row) = (LEFT, row + 16.0);
+        }
         let colour = COLOURS[n % COLOURS.len()];
-        line(&mut out, colour, (at, 16.0), (at + 24.0, 16.0));
-        text(&mut out, "start", at + 30.0, 20.0, engine);
+        line(&mut out, colour, (at, row), (at + 24.0, row));
+        text(&mut out, "start", at + 30.0, row + 4.0, engine);
+        at += width;
     }
     let mut start = 0.0;
     for (name, phase_end) in &plot.phases {
@@ -205,6 +211,25 @@ mod tests {
         assert!(svg.contains(">together</text>") && svg.contains("kernel, &lt;THP> on"));
         assert!(!svg.contains("NaN") && !svg.contains("inf"), "{svg}");
         assert!(svg.starts_with("<svg") && svg.trim_end().ends_with("</svg>"));
+        // Every curve stays in its panel, the larger value above.
+        let points = svg.split("points=\"").skip(1);
+        let points = points.map(|rest| rest.split('"').next().unwrap_or_default());
+        let mut heights = Vec::new();
+        for curve in points {
+            for point in curve.split(' ') {
+                let (x, y) = point.split_once(',').unwrap();
+                let (x, y): (f64, f64) = (x.parse().unwrap(), y.parse().unwrap());
+                assert!((LEFT..=WIDTH - RIGHT).contains(&x), "{point}");
+                let top = if y > TOP + HEIGHT {
+                    TOP + HEIGHT + GAP
+                } else {
+                    TOP
+                };
+                assert!((top..=top + HEIGHT).contains(&y), "{point}");
+                heights.push(y);
+            }
+        }
+        assert!(heights[0] < heights[2], "{heights:?}");
     }
 
     #[test]
