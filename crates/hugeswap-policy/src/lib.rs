@@ -7,6 +7,7 @@
 //! * [`mod@unit`]: the 64-bit state word of one 2 MiB unit, and its transitions
 //! * [`lru`], [`workingset`]: which unit goes next
 //! * [`readahead`]: what to bring in before it is asked for
+//! * [`granularity`]: how much to bring in at a fault
 //! * [`slots`]: where in swap a unit goes
 //! * [`watermark`]: when reclaim starts and stops
 //! * [`driver`]: all of it together on a machine of counters, for tests and simulation
@@ -16,6 +17,7 @@
 
 pub mod counters;
 pub mod driver;
+pub mod granularity;
 pub mod histogram;
 pub mod knobs;
 pub mod lru;

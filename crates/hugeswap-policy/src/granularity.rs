@@ -1,0 +1,558 @@
+//! How much to bring in at a fault: 4 KiB, 64 KiB, or the whole unit of 2 MiB.
+//!
+//! Whole units win sequential work by ten times and lose random work by twenty, and nobody says beforehand which it
+//! is. The decision is made from faults alone, for each unit, by three rules.
+//!
+//! **A unit pays for itself** (ski rental: Karlin, Manasse, Rudolph and Sleator, *Competitive snoopy caching*, 1988). Small transfers go on
+//! until what they have cost since the unit came in would exceed the cost of having brought it whole; then the rest comes in one piece.
+//! What a transfer costs is the device's time, the CPU's, and the memory it takes from others ([`Costs`]).
+//! Of a unit of which `n` pages are touched, each fault costing `c`, the better choice in hindsight costs `min(n c, B)`, `B` being the whole;
+//! this rule pays `n c` while that is at most `B`, and at most `2 B` after that: **never more than twice the better choice**,
+//! and less where memory has a price, since pages that are there already are not brought again.
+//!
+//! **A run ramps** ([`PageStreams`]). A fault stream that advances is taken to go on for as many steps as it has made. 64 KiB come at once when
+//! the page faults it saves by that measure cost as much; and once the run has come by more than a unit, so do whole units, and units
+//! ahead of it ([`Decision::ahead`]), if its stride touches enough of each. So one threshold, in steps, serves any stride and any device.
+//!
+//! **A unit is remembered** ([`Density`]). How many of its pages were touched while it was last in memory tells at its first fault whether
+//! it is worth a whole transfer. If it was sparse, or is unknown, the first rule alone decides: it costs a sparse unit nothing.
+//!
+//! The second and third rule are advice, and advice can be wrong: a unit that came whole cannot be seen to be used. With advice, a rule that is
+//! `1 + t` times the best when advice is right is at worst `1 + 1/t` times (Kumar, Purohit and Svitkina, *Improving online algorithms via
+//! ML predictions*, 2018), `t` being how much of the rent is paid before advice is followed. We follow advice at once, but not always: now and then an advised unit is tried
+//! by the first rule, and the outcome says how often. What that promises (`granularity/trust.rs` has the argument), for two sizes, prices that stand still and
+//! units that leave memory as one:
+//!
+//! | | at most, times the better choice in hindsight |
+//! | --- | --- |
+//! | no advice ([`decide`] with [`Advice::None`]) | 2, for every unit |
+//! | advice that is right | 1 and 1/64 in the long run |
+//! | advice that is wrong, however often, made without knowing our coin | 2 1/12 on average, and a constant: 22 whole transfers |
+//! | a unit wrongly advised, by itself | what it had paid and one whole transfer |
+//! | a run that goes on by an exact multiple of 64 KiB after having gone page by page | a 64 KiB transfer for each page, until the unit has paid: still 2 `B` |
+//!
+//! A unit that is evicted bit by bit takes what the pages that leave have paid out of its account, so that each
+//! fault is counted towards one whole transfer only: all whole transfers that units pay for cost no more than all the faults before them.
+//!
+//! No allocation, constant time, no clock. [`decide`] is a pure function; [`Granularity`] has an owner who serialises calls.
+
+mod cost;
+mod streams;
+mod trust;
+
+pub use cost::{Costs, DeviceCost, Direction, MemoryPrice, PerSize};
+pub use streams::{MAX_PAGE_STRIDE, PAGE_STREAMS, PageStreams, Run};
+use trust::Trust;
+
+use crate::UNIT_PAGES;
+use std::ops::Range;
+
+/// Pages in a unit.
+const PAGES: u16 = UNIT_PAGES as u16;
+/// Pages in a piece of 64 KiB.
+pub const PIECE_PAGES: u16 = 16;
+
+/// The sizes of transfer.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Size {
+    /// 4 KiB.
+    Page,
+    /// 64 KiB, aligned.
+    Piece,
+    /// 2 MiB, aligned.
+    Whole,
+}
+
+impl Size {
+    /// Pages in it.
+    pub const fn pages(self) -> u16 {
+        match self {
+            Size::Page => 1,
+            Size::Piece => PIECE_PAGES,
+            Size::Whole => PAGES,
+        }
+    }
+}
+
+/// Which transfers may be made, by what the machine allows and what is set.
+///
+/// Under `thp.swapin = always` only `whole` (while a huge frame is to be had), under `never` only `base_4k`; without
+/// userfaultfd `piece_64k` while the budget of mappings lasts, and `whole`. With nothing allowed a page is decided on.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Allowed {
+    /// Single pages.
+    pub base_4k: bool,
+    /// Pieces of 64 KiB.
+    pub piece_64k: bool,
+    /// Whole units.
+    pub whole: bool,
+}
+
+impl Allowed {
+    /// Everything.
+    pub const ALL: Allowed = Allowed {
+        base_4k: true,
+        piece_64k: true,
+        whole: true,
+    };
+
+    /// The smallest transfer there is.
+    const fn smallest(self) -> Size {
+        match self {
+            Allowed { base_4k: true, .. } => Size::Page,
+            Allowed {
+                piece_64k: true, ..
+            } => Size::Piece,
+            Allowed { whole: true, .. } => Size::Whole,
+            _ => Size::Page,
+        }
+    }
+}
+
+/// How many pages of a unit were touched while it was last in memory, in one byte that is kept with its slots. 0 is unknown.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Density(pub u8);
+
+impl Density {
+    /// Nothing is known.
+    pub const UNKNOWN: Density = Density(0);
+
+    /// All of it, or as good as all.
+    pub const FULL: Density = Density(u8::MAX);
+
+    /// `pages` were touched: kept to the nearest two above, at least 2 and at most 510.
+    pub fn of(pages: u16) -> Density {
+        Density(u8::try_from(pages.div_ceil(2).max(1)).unwrap_or(u8::MAX))
+    }
+
+    /// Pages touched; 0 if unknown.
+    pub const fn pages(self) -> u16 {
+        self.0 as u16 * 2
+    }
+}
+
+/// The account of a unit while some of it was brought in by small transfers. Eight bytes; empty for a
+/// unit that is whole or absent.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct UnitHistory {
+    /// What the pages that are resident by small transfers have cost, in nanoseconds.
+    paid: u32,
+    /// How many those are.
+    brought: u16,
+    /// How many of them are taken to have been touched, and [`TRIED`], [`LEAVING`].
+    touched: u16,
+}
+
+/// The unit is tried: advice says that it will pay for a whole transfer.
+const TRIED: u16 = 1 << 15;
+/// It was a stream's advice, not memory's.
+const BY_STREAM: u16 = 1 << 14;
+/// Pages have left, and none has come since.
+const LEAVING: u16 = 1 << 13;
+/// What a transfer leaves as it is.
+const TRIAL: u16 = TRIED | BY_STREAM;
+const TOUCHED: u16 = LEAVING - 1;
+
+impl UnitHistory {
+    /// No account.
+    pub const NEW: UnitHistory = UnitHistory {
+        paid: 0,
+        brought: 0,
+        touched: 0,
+    };
+
+    /// For keeping in one word.
+    pub const fn to_bits(self) -> u64 {
+        (self.paid as u64) << 32 | (self.brought as u64) << 16 | self.touched as u64
+    }
+
+    /// The inverse of [`UnitHistory::to_bits`].
+    pub const fn from_bits(bits: u64) -> UnitHistory {
+        UnitHistory {
+            paid: (bits >> 32) as u32,
+            brought: (bits >> 16) as u16,
+            touched: bits as u16,
+        }
+    }
+
+    /// What the pages resident by small transfers have cost, in nanoseconds.
+    pub const fn paid(self) -> u64 {
+        self.paid as u64
+    }
+
+    /// Is the unit being tried?
+    pub const fn is_tried(self) -> bool {
+        self.touched & TRIED != 0
+    }
+
+    const fn is_tried_stream(self) -> bool {
+        self.touched & TRIAL == TRIAL
+    }
+
+    /// The account of a unit that is tried from now on: what it brought before is as if it had always been there.
+    const fn trial(stream: bool) -> UnitHistory {
+        UnitHistory {
+            paid: 0,
+            brought: 0,
+            touched: TRIED | if stream { BY_STREAM } else { 0 },
+        }
+    }
+
+    const fn touched(self) -> u16 {
+        self.touched & TOUCHED
+    }
+
+    /// After a transfer of `pages` to `present` ones for `ns`, of which `touched` will have been.
+    fn and(self, ns: u64, present: u16, pages: u16, touched: u16) -> UnitHistory {
+        let ns = u32::try_from(ns).unwrap_or(u32::MAX);
+        let touched = self.touched().saturating_add(touched).min(PAGES);
+        UnitHistory {
+            paid: self.paid.saturating_add(ns),
+            brought: self.brought.min(present).saturating_add(pages).min(PAGES),
+            touched: self.touched & TRIAL | touched,
+        }
+    }
+
+    /// With `left` of the pages it had brought, and tried no more.
+    fn keep(self, left: u16) -> UnitHistory {
+        let share =
+            |n: u32| u64::from(n) * u64::from(left) / u64::from(self.brought.max(left).max(1));
+        UnitHistory {
+            paid: share(self.paid) as u32,
+            brought: left,
+            touched: LEAVING | share(u32::from(self.touched())) as u16,
+        }
+    }
+}
+
+/// A fault on a unit of which the page asked for is in swap.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Fault {
+    /// The unit's number in the address space.
+    pub unit: u64,
+    /// The page in the unit, below 512.
+    pub page: u16,
+    /// How many pages of the unit are resident.
+    pub present: u16,
+    /// What is remembered of it.
+    pub density: Density,
+}
+
+/// What is known beyond the unit's own account.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Advice {
+    /// Nothing.
+    #[default]
+    None,
+    /// A run of this stride, in pages, will use a 64 KiB piece.
+    Run(u16),
+    /// A run of this stride will use the unit.
+    Stream(u16),
+    /// The unit was dense.
+    Dense,
+}
+
+/// Why a transfer is of its size.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Reason {
+    /// The smallest there is: nothing speaks for more.
+    Small,
+    /// A run will use a piece.
+    Run,
+    /// Small transfers have cost as much as the whole unit.
+    Paid,
+    /// A run will use the whole unit.
+    Stream,
+    /// The unit was dense when it was last in memory.
+    Dense,
+}
+
+/// What to bring in, and what to keep in mind once that is done.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Decision {
+    /// Pages of the unit, aligned to their number (1, 16 or 512). Those that are resident already are to be left out.
+    pub pages: Range<u16>,
+    /// The whole unit, as a huge page if one is to be had.
+    pub whole: bool,
+    /// Why.
+    pub reason: Reason,
+    /// The unit's account from now on.
+    pub history: UnitHistory,
+    /// What is remembered of the unit from now on.
+    pub density: Density,
+    /// The unit comes whole on advice, and more may follow: ask [`crate::readahead::Streams`] what comes next,
+    /// and [`Granularity::admits_ahead`] for each of those units.
+    pub ahead: bool,
+}
+
+/// Decides. Pure: the same arguments give the same decision.
+///
+/// If the decision cannot be carried out (no huge frame, no mapping left), it is dropped and another made with less allowed.
+pub fn decide(
+    costs: &Costs,
+    allowed: Allowed,
+    fault: &Fault,
+    history: UnitHistory,
+    advice: Advice,
+) -> Decision {
+    // What a stream passes by goes soon whatever its size: the memory it takes is no argument when it is tried.
+    let costs = &Costs {
+        memory: if history.is_tried_stream() {
+            0
+        } else {
+            costs.memory
+        },
+        ..*costs
+    };
+    let page = fault.page.min(PAGES - 1);
+    let small = match advice {
+        Advice::Run(_) if allowed.piece_64k => Size::Piece,
+        _ => allowed.smallest(),
+    };
+    let reason = match advice {
+        Advice::Stream(_) if allowed.whole => Some(Reason::Stream),
+        Advice::Dense if allowed.whole => Some(Reason::Dense),
+        _ => {
+            let next = history.paid().saturating_add(costs.of(small));
+            let paid = next > whole_cost(costs, fault, history);
+            (allowed.whole && paid).then_some(Reason::Paid)
+        }
+    };
+    if let Some(reason) = reason {
+        let density = match advice {
+            Advice::Stream(stride) => Density::of(PAGES.div_ceil(stride.max(1))),
+            // How many more will be touched nobody will see.
+            _ if reason == Reason::Paid => Density::FULL,
+            _ => fault.density,
+        };
+        return Decision {
+            pages: 0..PAGES,
+            whole: true,
+            reason,
+            history: UnitHistory::NEW,
+            density,
+            ahead: false,
+        };
+    }
+    let pages = small.pages();
+    let start = page / pages * pages;
+    let (reason, touched) = match advice {
+        Advice::Run(stride) if small == Size::Piece => {
+            (Reason::Run, pages / stride.clamp(1, pages))
+        }
+        _ => (Reason::Small, 1),
+    };
+    Decision {
+        pages: start..start + pages,
+        whole: small == Size::Whole,
+        reason,
+        history: match small {
+            Size::Whole => UnitHistory::NEW,
+            _ => history.and(costs.of(small), fault.present, pages, touched),
+        },
+        density: fault.density,
+        ahead: false,
+    }
+}
+
+/// What the unit would have cost, had it come whole before its first small transfer.
+fn whole_cost(costs: &Costs, fault: &Fault, history: UnitHistory) -> u64 {
+    let there = fault.present.saturating_sub(history.brought);
+    let missing = PAGES.saturating_sub(there);
+    costs
+        .whole
+        .saturating_add(costs.memory.saturating_mul(u64::from(missing)))
+}
+
+/// What small transfers would cost for `touches` of a unit.
+fn small_cost(costs: &Costs, small: Size, touches: u64) -> u64 {
+    let transfers = touches.min(u64::from(PAGES / small.pages()));
+    costs.of(small).saturating_mul(transfers)
+}
+
+/// The decision with all that it learns from. One for each process.
+#[derive(Clone, Debug)]
+pub struct Granularity {
+    streams: PageStreams,
+    /// In runs that come by a unit.
+    stream_trust: Trust,
+    /// In what is remembered of units.
+    memory_trust: Trust,
+}
+
+impl Granularity {
+    /// Nothing learnt. `seed` is any number that the program does not know.
+    pub fn new(seed: u64) -> Granularity {
+        Granularity {
+            streams: PageStreams::new(),
+            stream_trust: Trust::new(seed),
+            memory_trust: Trust::new(!seed),
+        }
+    }
+
+    /// How far streams are believed, and how far memory is, for counters.
+    pub fn trust(&self) -> (u32, u32) {
+        (self.stream_trust.level(), self.memory_trust.level())
+    }
+
+    /// Trust in the kind of advice that a unit is tried for.
+    fn tried(&mut self, history: UnitHistory) -> Option<&mut Trust> {
+        history.is_tried().then_some(if history.is_tried_stream() {
+            &mut self.stream_trust
+        } else {
+            &mut self.memory_trust
+        })
+    }
+
+    /// Decides about a fault that needs swap data.
+    pub fn on_fault(
+        &mut self,
+        costs: &Costs,
+        allowed: Allowed,
+        fault: &Fault,
+        history: UnitHistory,
+    ) -> Decision {
+        let base = fault.unit.saturating_mul(UNIT_PAGES);
+        let run = self
+            .streams
+            .on_fault(base.saturating_add(u64::from(fault.page)));
+        let (history, advice) = self.advise(costs, allowed, fault, history, run);
+        let mut decision = decide(costs, allowed, fault, history, advice);
+        if decision.reason == Reason::Paid
+            && let Some(trust) = self.tried(history)
+        {
+            trust.good();
+        }
+        decision.ahead = matches!(decision.reason, Reason::Stream | Reason::Dense);
+        let at = |page: u16| base.saturating_add(u64::from(page));
+        self.streams
+            .on_brought(at(decision.pages.start), at(decision.pages.end));
+        decision
+    }
+
+    fn advise(
+        &mut self,
+        costs: &Costs,
+        allowed: Allowed,
+        fault: &Fault,
+        history: UnitHistory,
+        run: Run,
+    ) -> (UnitHistory, Advice) {
+        if history.is_tried() {
+            return (history, Advice::None);
+        }
+        let small = allowed.smallest();
+        // From here on: what was paid is paid.
+        let whole = whole_cost(costs, fault, UnitHistory::NEW);
+        // Of the pages that will be touched, those that are there already save nothing.
+        let missing = u64::from(PAGES.saturating_sub(fault.present));
+        let pays = |touches: u64| {
+            let saved = small_cost(costs, small, (touches * missing).div_ceil(UNIT_PAGES));
+            allowed.whole && saved >= whole
+        };
+        let rest = if run.down {
+            fault.page.saturating_add(1)
+        } else {
+            PAGES.saturating_sub(fault.page)
+        };
+        let stream = run.is_long() && pays(run.touches(u64::from(rest)));
+        let first = history.brought == 0;
+        let advice = if stream {
+            // What lies between two pieces was brought with the first.
+            let stride = if run.stride <= small.pages() {
+                1
+            } else {
+                run.stride
+            };
+            Advice::Stream(stride)
+        } else if first && pays(u64::from(fault.density.pages())) {
+            Advice::Dense
+        } else {
+            let touches = run.touches(u64::from(PIECE_PAGES));
+            let saved = costs.of(Size::Page).saturating_mul(touches);
+            let piece = touches > 1 && saved >= costs.of(Size::Piece);
+            return (
+                history,
+                if piece {
+                    Advice::Run(run.stride)
+                } else {
+                    Advice::None
+                },
+            );
+        };
+        let trust = if stream {
+            &mut self.stream_trust
+        } else {
+            &mut self.memory_trust
+        };
+        if small == Size::Whole || trust.believes() {
+            (history, advice)
+        } else {
+            (UnitHistory::trial(stream), Advice::None)
+        }
+    }
+
+    /// May an absent unit that [`crate::readahead::Streams`] wants be read ahead? `by` is the reason of the [`Decision`] that it follows from.
+    /// If not, it is left to its faults, under the account given back.
+    pub fn admits_ahead(
+        &mut self,
+        costs: &Costs,
+        by: Reason,
+        density: Density,
+        history: UnitHistory,
+    ) -> (bool, UnitHistory) {
+        let touches = match by {
+            Reason::Stream => PAGES,
+            _ => density.pages(),
+        };
+        let saved = small_cost(costs, Size::Page, u64::from(touches));
+        if history.is_tried() || saved < costs.of(Size::Whole) {
+            return (false, history);
+        }
+        if self.stream_trust.believes() {
+            (true, history)
+        } else {
+            (false, UnitHistory::trial(true))
+        }
+    }
+
+    /// Units `start..end` are whole in memory, or were read ahead: streams that have reached them will fault beyond them, if at all. To be
+    /// told of the neighbours (a few, on both sides) of every unit that a decision brings to its end.
+    pub fn on_ahead(&mut self, start: u64, end: u64) {
+        let page = |unit: u64| unit.saturating_mul(UNIT_PAGES);
+        self.streams.on_brought(page(start), page(end));
+    }
+
+    /// A touch of a page that was in memory but not mapped (read ahead, or watched).
+    pub fn on_soft_fault(&mut self, unit: u64, page: u16) {
+        self.streams.on_fault(
+            unit.saturating_mul(UNIT_PAGES)
+                .saturating_add(u64::from(page)),
+        );
+    }
+
+    /// Reclaim took pages of a unit that is not whole; `left` of it are resident still. Gives the account from now on, and what to
+    /// remember if that is news. (For discarded and unmapped units the account is just dropped.)
+    pub fn on_evicted(
+        &mut self,
+        history: UnitHistory,
+        left: u16,
+    ) -> (UnitHistory, Option<Density>) {
+        // Pages from before the account are older, and went first.
+        if left >= history.brought {
+            return (history, None);
+        }
+        if let Some(trust) = self.tried(history) {
+            trust.bad();
+        }
+        let news = (history.touched & LEAVING == 0).then(|| Density::of(history.touched()));
+        let history = match left {
+            0 => UnitHistory::NEW,
+            _ => history.keep(left),
+        };
+        (history, news)
+    }
+}
+
+#[cfg(test)]
+mod tests;

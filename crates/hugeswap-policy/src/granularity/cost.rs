@@ -1,0 +1,284 @@
+//! What transfers cost, in nanoseconds: the device, tracked; the CPU, given; memory, priced.
+//!
+//! Nothing here reads a clock: the engine measures, at swap-on and at every transfer, and tells.
+//!
+//! Concurrency: [`DeviceCost`] may be shared by all threads; two observations at the same moment
+//! may count as one. [`MemoryPrice`] has an owner who serialises calls.
+
+use std::sync::atomic::{AtomicU32, Ordering};
+
+use super::{PIECE_PAGES, Size};
+use crate::{PAGE_BYTES, UNIT_BYTES};
+
+/// Which way a transfer goes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Direction {
+    /// From swap to memory.
+    In,
+    /// From memory to swap.
+    Out,
+}
+
+/// Nanoseconds of one transfer of each size.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct PerSize {
+    /// 4 KiB: nearly all latency.
+    pub page: u32,
+    /// 64 KiB: latency and bandwidth.
+    pub piece: u32,
+    /// 2 MiB: nearly all bandwidth.
+    pub whole: u32,
+}
+
+impl PerSize {
+    const fn array(self) -> [u32; 3] {
+        [self.page, self.piece, self.whole]
+    }
+}
+
+/// Bytes of the sizes that are tracked.
+const BYTES: [u64; 3] = [PAGE_BYTES, PIECE_PAGES as u64 * PAGE_BYTES, UNIT_BYTES];
+
+/// The cost of transfers of one swap device, as last seen.
+///
+/// Three sizes are tracked each way, since neither latency nor bandwidth can be told from
+/// one of them alone. Each is an exponentially weighted mean (an eighth for the newest) in which
+/// one observation counts for no more than twice and no less than half of the mean: an
+/// outlier, however far, moves it by an eighth at most, and a real change is followed
+/// at that rate.
+#[derive(Debug)]
+pub struct DeviceCost {
+    ns: [[AtomicU32; 3]; 2],
+}
+
+impl DeviceCost {
+    /// Starts from what was measured at swap-on.
+    pub fn new(r#in: PerSize, out: PerSize) -> DeviceCost {
+        DeviceCost {
+            ns: [r#in, out].map(|d| d.array().map(|ns| AtomicU32::new(ns.max(1)))),
+        }
+    }
+
+    fn way(&self, direction: Direction) -> &[AtomicU32; 3] {
+        let [r#in, out] = &self.ns;
+        match direction {
+            Direction::In => r#in,
+            Direction::Out => out,
+        }
+    }
+
+    /// A transfer of exactly one of the tracked sizes took `ns`.
+    pub fn observe(&self, direction: Direction, size: Size, ns: u64) {
+        let [page, piece, whole] = self.way(direction);
+        let cell = match size {
+            Size::Page => page,
+            Size::Piece => piece,
+            Size::Whole => whole,
+        };
+        let mean = u64::from(cell.load(Ordering::Relaxed));
+        let seen = ns.clamp(mean / 2, mean * 2);
+        // Rounded away from the mean, so that small means move too.
+        let next = if seen >= mean {
+            mean + (seen - mean).div_ceil(8)
+        } else {
+            mean - (mean - seen).div_ceil(8)
+        };
+        let next = u32::try_from(next.max(1)).unwrap_or(u32::MAX);
+        cell.store(next, Ordering::Relaxed);
+    }
+
+    /// What each tracked size costs now; a larger one never less than a smaller one.
+    pub fn per_size(&self, direction: Direction) -> PerSize {
+        let [page, piece, whole] = self.way(direction);
+        let page = page.load(Ordering::Relaxed);
+        let piece = piece.load(Ordering::Relaxed).max(page);
+        let whole = whole.load(Ordering::Relaxed).max(piece);
+        PerSize { page, piece, whole }
+    }
+
+    /// What one transfer of `bytes` costs: linear between the tracked sizes, and beyond 2 MiB at the
+    /// bandwidth between the last two.
+    pub fn cost(&self, direction: Direction, bytes: u64) -> u64 {
+        let ns = self.per_size(direction);
+        let [b0, b1, b2] = BYTES;
+        if bytes <= b0 {
+            u64::from(ns.page)
+        } else if bytes <= b1 {
+            line(b0, ns.page, b1, ns.piece, bytes)
+        } else {
+            line(b1, ns.piece, b2, ns.whole, bytes)
+        }
+    }
+}
+
+/// The line through two points with rising cost, at `bytes` not before the first.
+fn line(b0: u64, ns0: u32, b1: u64, ns1: u32, bytes: u64) -> u64 {
+    let rise = u128::from(ns1.saturating_sub(ns0)) * u128::from(bytes.saturating_sub(b0));
+    let more = rise / u128::from(b1.saturating_sub(b0).max(1));
+    u64::from(ns0).saturating_add(u64::try_from(more).unwrap_or(u64::MAX))
+}
+
+/// What the decision weighs, all in nanoseconds.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Costs {
+    /// A fault that brings 4 KiB: signal, transfer, map.
+    pub page: u64,
+    /// A fault that brings 64 KiB.
+    pub piece: u64,
+    /// A fault that brings a whole unit.
+    pub whole: u64,
+    /// What each page that becomes resident costs others ([`MemoryPrice::price`]).
+    pub memory: u64,
+}
+
+impl Costs {
+    /// The device's costs inwards, `cpu` for a fault of each size (taking it, mapping what it brought),
+    /// and a price of memory for each page.
+    pub fn new(device: &DeviceCost, cpu: PerSize, memory: u64) -> Costs {
+        let io = device.per_size(Direction::In);
+        let sum = |a: u32, b: u32| u64::from(a) + u64::from(b);
+        Costs {
+            page: sum(io.page, cpu.page),
+            piece: sum(io.piece, cpu.piece),
+            whole: sum(io.whole, cpu.whole),
+            memory,
+        }
+    }
+
+    /// For a unit that is in memory but not mapped (watched, or read ahead): nothing is transferred, only mapped. What is not
+    /// mapped again goes when its memory is wanted, so that a whole unit kept for a few of its pages does not
+    /// stay for ever.
+    pub fn resident(cpu: PerSize, memory: u64) -> Costs {
+        Costs {
+            page: cpu.page.into(),
+            piece: cpu.piece.into(),
+            whole: cpu.whole.into(),
+            memory,
+        }
+    }
+
+    /// The whole cost of one transfer into empty memory.
+    pub fn of(&self, size: Size) -> u64 {
+        let ns = match size {
+            Size::Page => self.page,
+            Size::Piece => self.piece,
+            Size::Whole => self.whole,
+        };
+        ns.saturating_add(self.memory.saturating_mul(u64::from(size.pages())))
+    }
+}
+
+/// Evicted pages over which a price is formed.
+const WINDOW: u64 = 4096;
+/// A price counts an evicted page's return as no more certain than 15 in 16.
+const CERTAIN: u64 = 16;
+/// The share of evicted pages that were touched, in this many parts.
+const SHARES: u64 = 1 << 10;
+
+/// What it costs others that a page becomes resident: another has to be evicted (a share of a write,
+/// and of an unmap), and perhaps be brought back.
+///
+/// With `e` the cost of evicting a page, `q` the share of evicted pages that a memory twice as large
+/// would have kept (they return within as many evictions as there are resident pages),
+/// and `r` what bringing back costs, the price solves `p = e + q (r + p)`, because what is brought back
+/// displaces again. So a price is high where memory is short of what is used at random, and next to
+/// nothing under a stream, whose pages return only when it comes round, many at a time. It is what
+/// keeps uniform work on small transfers: when every page is as good as any other, a whole unit
+/// displaces as much as it brings.
+///
+/// To that is added what pages that nobody touched have cost. When a page returns that would be
+/// resident had only touched pages been brought in (of the resident pages and those evicted since,
+/// the touched ones would have fitted), its fault was theirs. Those costs add up for as long as they
+/// are met, so that in the end they outweigh whatever it costs to bring in small what is used sparsely, once:
+/// ski rental again, of room.
+#[derive(Clone, Debug)]
+pub struct MemoryPrice {
+    evicted: u64,
+    evict_ns: u64,
+    touched: u64,
+    returned: u64,
+    return_ns: u64,
+    wasted_ns: u64,
+    /// Share of evicted pages that were touched, of [`SHARES`].
+    used: u64,
+    pressure: u64,
+    waste: u64,
+}
+
+impl Default for MemoryPrice {
+    fn default() -> MemoryPrice {
+        MemoryPrice::new()
+    }
+}
+
+impl MemoryPrice {
+    /// No pressure yet: a price of 0.
+    pub fn new() -> MemoryPrice {
+        MemoryPrice {
+            evicted: 0,
+            evict_ns: 0,
+            touched: 0,
+            returned: 0,
+            return_ns: 0,
+            wasted_ns: 0,
+            used: SHARES,
+            pressure: 0,
+            waste: 0,
+        }
+    }
+
+    /// `pages` were evicted, of which `touched` had been (all, if that is unknown); it took `ns` in all.
+    pub fn on_evicted(&mut self, pages: u64, touched: u64, ns: u64) {
+        self.evicted = self.evicted.saturating_add(pages);
+        self.touched = self.touched.saturating_add(touched.min(pages));
+        self.evict_ns = self.evict_ns.saturating_add(ns);
+        if self.evicted >= WINDOW {
+            self.form();
+        }
+    }
+
+    /// A fault that cost `ns` (without any price) met what had been evicted `distance` pages of eviction
+    /// before, while `resident` pages were resident.
+    pub fn on_refault(&mut self, distance: u64, resident: u64, ns: u64) {
+        if distance <= resident {
+            self.returned = self.returned.saturating_add(1);
+            self.return_ns = self.return_ns.saturating_add(ns);
+        }
+        let used = self.used + SHARES / 16; // the share is a rough one
+        let would_be = distance.saturating_add(resident).saturating_mul(used) / SHARES;
+        if would_be <= resident {
+            self.wasted_ns = self.wasted_ns.saturating_add(ns);
+        }
+    }
+
+    /// The price of one page, in nanoseconds. While memory is free, the price is 0 instead.
+    pub fn price(&self) -> u64 {
+        self.pressure.saturating_add(self.waste)
+    }
+
+    fn form(&mut self) {
+        let evicted = self.evicted.max(1);
+        // 1 - q, of `evicted`.
+        let stays = evicted
+            .saturating_sub(self.returned)
+            .max(evicted.div_ceil(CERTAIN));
+        let pressure = self.evict_ns.saturating_add(self.return_ns) / stays;
+        let used = self.touched.saturating_mul(SHARES) / evicted;
+        let wasted = self.wasted_ns / evicted;
+        let mean = |old: u64, new: u64| old.saturating_mul(3).saturating_add(new) / 4;
+        *self = MemoryPrice {
+            used: mean(self.used, used),
+            pressure: if self.pressure == 0 {
+                pressure
+            } else {
+                mean(self.pressure, pressure)
+            },
+            waste: if wasted > 0 {
+                self.waste.saturating_add(wasted)
+            } else {
+                self.waste / 4 * 3
+            },
+            ..MemoryPrice::new()
+        };
+    }
+}

@@ -1,0 +1,195 @@
+//! Fault streams that advance, page by page or by any stride, within units and across them.
+//!
+//! Like [`crate::readahead`], which does the same for units: a fixed table of recent faults and of the runs that grew from
+//! them, ascending or descending. Here a run says how far it has come ([`Run::seen`]); what is brought in for it is worth
+//! no more than that, so it ramps by itself: the program's next steps are taken to be as many as those it has made.
+//!
+//! No allocation; constant time; the owner serialises calls.
+
+use super::PIECE_PAGES;
+use crate::UNIT_PAGES;
+
+/// Faults and runs remembered.
+pub const PAGE_STREAMS: usize = 16;
+/// The longest stride that is followed, in pages: beyond it a run uses less than a page of each unit.
+pub const MAX_PAGE_STRIDE: u64 = UNIT_PAGES;
+
+/// Pages beyond this are not followed (no address space is that large).
+const PAGE_END: u64 = 1 << 62;
+/// A run counts as used this many faults later than it was, compared with a lone fault: it does not fault while it uses what
+/// came for it, and others do meanwhile. The further it has come, the longer, up to four units.
+const RUN_LEAD: u64 = 4 * PAGE_STREAMS as u64;
+const RUN_LEAD_MAX: u64 = 4 * UNIT_PAGES;
+/// Pages that a run may pass over because they were in memory.
+const PASSED_OVER: u64 = PIECE_PAGES as u64;
+
+/// What a fault is part of.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Run {
+    /// Steps that the run has made; 0 is a lone fault.
+    pub seen: u32,
+    /// Pages a step; 0 with a lone fault.
+    pub stride: u16,
+    /// Towards lower addresses.
+    pub down: bool,
+}
+
+impl Run {
+    /// Touches to be expected in the `pages` that lie ahead of the run, this fault's page included: no more than
+    /// it has made.
+    pub(super) fn touches(self, pages: u64) -> u64 {
+        if self.seen == 0 {
+            return 1;
+        }
+        let fit = pages.div_ceil(u64::from(self.stride.max(1)));
+        u64::from(self.seen).min(fit).max(1)
+    }
+
+    /// Has it come by more than a unit's length?
+    pub(super) fn is_long(self) -> bool {
+        u64::from(self.seen) * u64::from(self.stride) >= UNIT_PAGES
+    }
+}
+
+/// Positions of a descending stream are mirrored, so every stream ascends.
+#[derive(Clone, Copy, Debug, Default)]
+struct Stream {
+    /// When it was last used, in faults; 0 is an empty place.
+    stamp: u64,
+    /// Position of the last fault.
+    last: u64,
+    /// First position that was not brought in for it. Above `last`.
+    ahead: u64,
+    /// 0 with a lone fault that had no neighbour.
+    stride: u64,
+    seen: u32,
+    down: bool,
+}
+
+impl Stream {
+    fn position(down: bool, page: u64) -> u64 {
+        if down { PAGE_END - page } else { page }
+    }
+
+    fn run(&self) -> Run {
+        Run {
+            seen: self.seen,
+            stride: if self.seen == 0 {
+                0
+            } else {
+                u16::try_from(self.stride).unwrap_or(u16::MAX)
+            },
+            down: self.down,
+        }
+    }
+
+    /// When it may be replaced, compared with others.
+    fn rank(&self) -> u64 {
+        if self.stamp != 0 && self.seen > 1 {
+            self.stamp + RUN_LEAD + u64::from(self.seen).min(RUN_LEAD_MAX)
+        } else {
+            self.stamp
+        }
+    }
+
+    /// Steps from the last fault to `page`, if that continues the run.
+    fn steps(&self, page: u64) -> Option<u64> {
+        let gap = Stream::position(self.down, page).checked_sub(self.last)?;
+        let steps = gap.checked_div(self.stride)?;
+        let on_grid = steps.checked_mul(self.stride)? == gap;
+        // A lone fault that has a neighbour waits for the third of the stride; a run may pass over what is in memory.
+        let reach = if self.seen == 0 {
+            0
+        } else {
+            self.ahead - self.last + PASSED_OVER * self.stride
+        };
+        (on_grid && (steps <= 1 || gap <= reach)).then_some(steps)
+    }
+}
+
+/// The streams of one process (or thread). About 800 bytes.
+#[derive(Clone, Debug, Default)]
+pub struct PageStreams {
+    streams: [Stream; PAGE_STREAMS],
+    now: u64,
+}
+
+impl PageStreams {
+    /// No streams.
+    pub fn new() -> PageStreams {
+        PageStreams::default()
+    }
+
+    /// A fault on `page` (its number in the address space) needed swap data, or data read ahead.
+    pub fn on_fault(&mut self, page: u64) -> Run {
+        if page >= PAGE_END {
+            return Run::default();
+        }
+        self.now += 1;
+        let now = self.now;
+        let runs = self.streams.iter_mut().filter(|s| s.stamp != 0);
+        let next = runs
+            .filter_map(|s| s.steps(page).map(|steps| (s.seen, steps, s)))
+            .max_by_key(|(seen, _, s)| (*seen, s.stamp));
+        if let Some((_, steps, s)) = next {
+            s.stamp = now;
+            let p = Stream::position(s.down, page);
+            let made = if s.seen == 0 {
+                2 * steps // this one, and the one that gave the stride
+            } else {
+                // What it passed over was not brought for it, and proves nothing.
+                steps.min(s.ahead.saturating_sub(s.last) / s.stride.max(1) + 1)
+            };
+            s.seen = s
+                .seen
+                .saturating_add(u32::try_from(made).unwrap_or(u32::MAX));
+            s.last = p;
+            s.ahead = s.ahead.max(p + 1);
+            return s.run();
+        }
+        self.remember(page)
+    }
+
+    /// Pages `start..end` were brought in: a stream that has reached them will fault next beyond them.
+    pub fn on_brought(&mut self, start: u64, end: u64) {
+        if start >= end || end >= PAGE_END {
+            return;
+        }
+        for s in self.streams.iter_mut().filter(|s| s.stamp != 0) {
+            let (start, end) = if s.down {
+                (PAGE_END - end + 1, PAGE_END - start + 1)
+            } else {
+                (start, end)
+            };
+            if start <= s.ahead && end > s.ahead {
+                s.ahead = end;
+            }
+        }
+    }
+
+    /// Begins with a fault that continues nothing. The newest lone fault near it gives a stride to look for; one next to
+    /// it has made a step already.
+    fn remember(&mut self, page: u64) -> Run {
+        let near = self
+            .streams
+            .iter()
+            .filter(|s| s.stamp != 0 && s.seen == 0)
+            .map(|s| (s.stamp, Stream::position(s.down, s.last)))
+            .filter(|&(_, at)| at != page && at.abs_diff(page) <= MAX_PAGE_STRIDE)
+            .max();
+        let (down, stride) = near.map_or((false, 0), |(_, at)| (page < at, at.abs_diff(page)));
+        let last = Stream::position(down, page);
+        let stream = Stream {
+            stamp: self.now,
+            last,
+            ahead: last + 1,
+            stride,
+            seen: u32::from(stride == 1),
+            down,
+        };
+        if let Some(s) = self.streams.iter_mut().min_by_key(|s| s.rank()) {
+            *s = stream;
+        }
+        stream.run()
+    }
+}
