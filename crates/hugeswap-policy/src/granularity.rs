@@ -1,40 +1,53 @@
 //! How much to bring in at a fault: 4 KiB, 64 KiB, or the whole unit of 2 MiB.
 //!
-//! Whole units win sequential work by ten times and lose random work by twenty, and nobody says beforehand which it
-//! is. The decision is made from faults alone, for each unit, by three rules.
+//! Whole units win sequential work by ten times and lose random work by twenty, and nobody says
+//! beforehand which it is. The decision is made from faults alone, for each unit, by three rules.
 //!
-//! **A unit pays for itself** (ski rental: Karlin, Manasse, Rudolph and Sleator, *Competitive snoopy caching*, 1988). Small transfers go on
-//! until what they have cost since the unit came in would exceed the cost of having brought it whole; then the rest comes in one piece.
-//! What a transfer costs is the device's time, the CPU's, and the memory it takes from others ([`Costs`]).
-//! Of a unit of which `n` pages are touched, each fault costing `c`, the better choice in hindsight costs `min(n c, B)`, `B` being the whole;
-//! this rule pays `n c` while that is at most `B`, and at most `2 B` after that: **never more than twice the better choice**,
-//! and less where memory has a price, since pages that are there already are not brought again.
+//! **A unit pays for itself** (ski rental: Karlin, Manasse, Rudolph and Sleator, *Competitive snoopy
+//! caching*, 1988). Small transfers go on until what they have cost since the unit came in would
+//! exceed the cost of having brought it whole; then the rest comes in one piece. What a transfer
+//! costs is the device's time, the CPU's, and the memory it takes from others ([`Costs`]). Of a unit
+//! of which `n` pages are touched, each fault costing `c`, the better choice in hindsight costs
+//! `min(n c, B)`, `B` being the whole; this rule pays `n c` while that is at most `B`, and no more
+//! than `2 B` after that: **never more than twice the better choice**.
 //!
-//! **A run ramps** ([`PageStreams`]). A fault stream that advances is taken to go on for as many steps as it has made. 64 KiB come at once when
-//! the page faults it saves by that measure cost as much; and once the run has come by more than a unit, so do whole units, and units
-//! ahead of it ([`Decision::ahead`]), if its stride touches enough of each. So one threshold, in steps, serves any stride and any device.
+//! **A run ramps** ([`PageStreams`]). A fault stream that advances is taken to go on for as many
+//! steps as it has made. 64 KiB come at once when the page faults they save by that measure cost as
+//! much; and once the run has come by more than a unit, so do whole units, and units ahead of it
+//! ([`Decision::ahead`]), if its stride touches enough of each. So one threshold, in steps, serves
+//! any stride and any device.
 //!
-//! **A unit is remembered** ([`Density`]). How many of its pages were touched while it was last in memory tells at its first fault whether
-//! it is worth a whole transfer. If it was sparse, or is unknown, the first rule alone decides: it costs a sparse unit nothing.
+//! **A unit is remembered** ([`Density`]). How many of its pages were touched while it was last in
+//! memory tells at its first fault whether it is worth a whole transfer. If it was sparse, or is
+//! unknown, the first rule alone decides, which costs a sparse unit nothing.
 //!
-//! The second and third rule are advice, and advice can be wrong: a unit that came whole cannot be seen to be used. With advice, a rule that is
-//! `1 + t` times the best when advice is right is at worst `1 + 1/t` times (Kumar, Purohit and Svitkina, *Improving online algorithms via
-//! ML predictions*, 2018), `t` being how much of the rent is paid before advice is followed. We follow advice at once, but not always: now and then an advised unit is tried
-//! by the first rule, and the outcome says how often. What that promises (`granularity/trust.rs` has the argument), for two sizes, prices that stand still and
-//! units that leave memory as one:
+//! The second and third rule are advice, and advice can be wrong: a unit that came whole cannot be
+//! seen to be used. A rule that is `1 + t` times the best when advice is right is at worst `1 + 1/t`
+//! times (Kumar, Purohit and Svitkina, *Improving online algorithms via ML predictions*, 2018), `t`
+//! being the share of the rent that is paid before advice is followed. Here it is followed at once,
+//! but not always: now and then an advised unit is tried by the first rule, and the outcome says how
+//! often (`granularity/trust.rs` has the argument). For single pages and whole units, prices that
+//! stand still, and units that leave memory as one, that promises:
 //!
 //! | | at most, times the better choice in hindsight |
 //! | --- | --- |
-//! | no advice ([`decide`] with [`Advice::None`]) | 2, for every unit |
-//! | advice that is right | 1 and 1/64 in the long run |
-//! | advice that is wrong, however often, made without knowing our coin | 2 1/12 on average, and a constant: 22 whole transfers |
-//! | a unit wrongly advised, by itself | what it had paid and one whole transfer |
-//! | a run that goes on by an exact multiple of 64 KiB after having gone page by page | a 64 KiB transfer for each page, until the unit has paid: still 2 `B` |
+//! | no advice ([`decide`] with [`Advice::None`]) | 2, each unit |
+//! | advice that is right | 1 1/64 in the long run |
+//! | advice that is wrong, however often, given without knowing our coin | 2 1/12 on average, and 22 whole transfers once for each kind of advice |
+//! | one unit wrongly advised | not bounded by its own use: what it had paid, and one whole transfer |
+//! | a run that goes on in steps of 64 KiB after having gone by pages | a 64 KiB transfer for each page, until they add up to `B`: then still `2 B` |
 //!
-//! A unit that is evicted bit by bit takes what the pages that leave have paid out of its account, so that each
-//! fault is counted towards one whole transfer only: all whole transfers that units pay for cost no more than all the faults before them.
+//! What it does not promise: anything against a program that sees our coin (looks which units came
+//! whole, and leaves those alone). And the factor is one of costs with memory at its price: where the
+//! price is high and yet nothing is displaced that would have stayed (a loop over very little more
+//! than memory), dense units without advice go on by pages for longer than they should. For a unit
+//! that is tried on a stream's behalf memory is not counted, so that trying stays cheap.
 //!
-//! No allocation, constant time, no clock. [`decide`] is a pure function; [`Granularity`] has an owner who serialises calls.
+//! A unit that is evicted bit by bit takes what the pages that leave have paid out of its account, so
+//! each fault is counted towards one whole transfer only.
+//!
+//! No allocation, constant time, no clock. [`decide`] is a pure function; [`Granularity`] has an owner
+//! who serialises calls.
 
 mod cost;
 mod streams;
@@ -338,7 +351,7 @@ pub fn decide(
     let start = page / pages * pages;
     let (reason, touched) = match advice {
         Advice::Run(stride) if small == Size::Piece => {
-            (Reason::Run, pages / stride.clamp(1, pages))
+            (Reason::Run, (pages / stride.max(1)).max(1))
         }
         _ => (Reason::Small, 1),
     };

@@ -76,7 +76,7 @@ impl DeviceCost {
             Size::Whole => whole,
         };
         let mean = u64::from(cell.load(Ordering::Relaxed));
-        let seen = ns.clamp(mean / 2, mean * 2);
+        let seen = ns.max(mean / 2).min(mean * 2);
         // Rounded away from the mean, so that small means move too.
         let next = if seen >= mean {
             mean + (seen - mean).div_ceil(8)
@@ -262,7 +262,7 @@ impl MemoryPrice {
         let stays = evicted
             .saturating_sub(self.returned)
             .max(evicted.div_ceil(CERTAIN));
-        let pressure = self.evict_ns.saturating_add(self.return_ns) / stays;
+        let pressure = self.evict_ns.saturating_add(self.return_ns) / stays.max(1);
         let used = self.touched.saturating_mul(SHARES) / evicted;
         let wasted = self.wasted_ns / evicted;
         let mean = |old: u64, new: u64| old.saturating_mul(3).saturating_add(new) / 4;

@@ -6,7 +6,7 @@
 //! that (it was bad). With trust `w`, a unit is tried with probability `1 / (1 + w)`; a good trial makes `w` 7/4 of what it was, a
 //! bad one 1/4, and at 0 everything is tried.
 //!
-//! Why that keeps the promise: let `B` be the cost of a whole unit, and take `4/3 w B` as a debt that may be run up. A unit
+//! Why that keeps the promise: let `B` be the cost of a whole unit (memory at its price, as in all that follows), and take `4/3 w B` as a debt that may be run up. A unit
 //! whose advice is good costs `B`, or `2 B` if tried, and a trial raises the debt by `w B`: `B (1 + 1 / (1 + w) + w / (1 + w)) = 2 B` on
 //! average, twice the best. One whose advice is bad costs `B` if not tried, and a trial lowers the debt by `w B`: no more on average than
 //! twice the best either. From 0, a good trial gives `w = 1/16`, which adds a twelfth of `B`. So, whoever wrote the advice
@@ -14,7 +14,7 @@
 //! `w` grows to its maximum and 1 unit in 64 is tried: 1.6% more than the whole alone costs.
 //!
 //! That counts a trial as settled at once. While trials are under way no more than `2 (1 + w)` units ride on the last one
-//! settled; after that, every unit is tried.
+//! settled; after that, every unit is tried. It holds for each kind of advice by itself.
 
 /// One unit of trust.
 const ONE: u32 = 16;
@@ -59,8 +59,9 @@ impl Trust {
         self.coin ^= self.coin << 13;
         self.coin ^= self.coin >> 7;
         self.coin ^= self.coin << 17;
-        let drawn = (self.coin >> 32) as u32 % (ONE + self.level);
-        let believed = drawn >= ONE && self.riding < self.most_riding();
+        let sides = u64::from(ONE + self.level);
+        let drawn = ((self.coin >> 32) * sides) >> 32;
+        let believed = drawn >= u64::from(ONE) && self.riding < self.most_riding();
         self.riding += u32::from(believed);
         believed
     }
