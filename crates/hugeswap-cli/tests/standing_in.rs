@@ -123,6 +123,8 @@ fn signals_sent_to_us_reach_the_program() {
 #[test]
 fn stops_are_mirrored_and_continued() {
     let (mut child, mut out, program) = started("echo $$; read x; echo done");
+    // Waiting would close it, and the program would come to its end by itself.
+    let _stdin = child.stdin.take();
     let program: u32 = program.parse().unwrap();
     for signal in [libc::SIGSTOP, libc::SIGTSTP] {
         send(program, signal);
