@@ -27,6 +27,8 @@ pub const USER_MODE_ONLY: usize = 1;
 pub mod feature {
     /// Write-protect faults are reported.
     pub const PAGEFAULT_FLAG_WP: u64 = 1 << 0;
+    /// A fault raises SIGBUS in the thread instead of being reported.
+    pub const SIGBUS: u64 = 1 << 7;
     /// The exact address of a fault is reported.
     pub const EXACT_ADDRESS: u64 = 1 << 11;
     /// Which thread faulted is reported.
@@ -145,9 +147,16 @@ pub unsafe fn move_pages(fd: i32, dst: usize, src: usize, len: usize) -> Moved {
     }
 }
 
-/// Fills absent pages from `src`, write-protected if `protect`, and wakes whoever waits for them. EEXIST if
-/// there is a page already.
+/// Fills absent pages from `src`, write-protected if `protect`. Whoever waits there goes on waiting until
+/// [`wake`]. EEXIST if there is a page already.
 pub fn copy(fd: i32, dst: usize, src: usize, len: usize, protect: bool) -> Result<()> {
+    const DONTWAKE: u64 = 1;
+    const PROTECT: u64 = 2;
+    let mode = if protect {
+        DONTWAKE | PROTECT
+    } else {
+        DONTWAKE
+    };
     let mut done = 0;
     while done < len {
         let (at, from, left) = (
@@ -155,7 +164,7 @@ pub fn copy(fd: i32, dst: usize, src: usize, len: usize, protect: bool) -> Resul
             (src + done) as u64,
             (len - done) as u64,
         );
-        let mut c = [at, from, left, u64::from(protect) << 1, 0];
+        let mut c = [at, from, left, mode, 0];
         // SAFETY: `c` is a uffdio_copy; only absent pages are filled.
         match unsafe { ioctl(fd, UFFDIO_COPY, c.as_mut_ptr() as usize) } {
             Ok(_) => return Ok(()),
