@@ -3,7 +3,6 @@
 //! Every read and write of swap goes through here. The settings `debug.swap_*` make some of them fail, with
 //! the errors a device gives, or bring back changed bytes, by count, so that a run can be repeated.
 
-use crate::engine::UNIT;
 use crate::pool::Pool;
 use hugeswap_policy::knobs::Knob;
 use hugeswap_sys::{Errno, Result, fs};
@@ -23,13 +22,20 @@ fn hit(count: &AtomicU64, every: u64) -> bool {
 }
 
 impl Backing {
-    /// Reads a unit at `offset` to `to`.
+    /// Reads `len` bytes at `offset` to `to`.
     ///
     /// # Safety
-    /// `[to, to + UNIT)` must be memory the caller may overwrite.
-    pub unsafe fn read(&self, pool: &Pool, fd: i32, to: usize, offset: u64) -> Result<()> {
+    /// `[to, to + len)` must be memory the caller may overwrite.
+    pub unsafe fn read(
+        &self,
+        pool: &Pool,
+        fd: i32,
+        to: usize,
+        len: usize,
+        offset: u64,
+    ) -> Result<()> {
         // SAFETY: passed on to the caller.
-        unsafe { fs::read_exact_at(fd, to, UNIT, offset) }?;
+        unsafe { fs::read_exact_at(fd, to, len, offset) }?;
         let (fail, flip) = (pool.knob(Knob::SwapReadFail), pool.knob(Knob::SwapReadFlip));
         if fail | flip == 0 {
             return Ok(());
@@ -38,7 +44,7 @@ impl Backing {
             return Err(Errno::EIO);
         }
         if flip != 0 && self.reads.load(Relaxed).is_multiple_of(flip) {
-            let at = to + (self.reads.load(Relaxed) as usize * 4099) % UNIT;
+            let at = to + (self.reads.load(Relaxed) as usize * 4099) % len;
             // SAFETY: within the caller's memory.
             unsafe { *(at as *mut u8) ^= 0x10 };
         }
@@ -48,19 +54,26 @@ impl Backing {
         Ok(())
     }
 
-    /// Writes the unit at `from` to `offset` of area `index`.
+    /// Writes `len` bytes from `from` to `offset`.
     ///
     /// # Safety
-    /// `[from, from + UNIT)` must be readable.
-    pub unsafe fn write(&self, pool: &Pool, fd: i32, from: usize, offset: u64) -> Result<()> {
+    /// `[from, from + len)` must be readable.
+    pub unsafe fn write(
+        &self,
+        pool: &Pool,
+        fd: i32,
+        from: usize,
+        len: usize,
+        offset: u64,
+    ) -> Result<()> {
         if hit(&self.writes, pool.knob(Knob::SwapWriteFail)) {
             return Err(Errno::EIO);
         }
         let space = pool.knob(Knob::SwapSpace);
-        if space != 0 && offset + UNIT as u64 > space {
+        if space != 0 && offset + len as u64 > space {
             return Err(Errno::ENOSPC);
         }
         // SAFETY: passed on to the caller.
-        unsafe { fs::write_all_at(fd, from, UNIT, offset) }
+        unsafe { fs::write_all_at(fd, from, len, offset) }
     }
 }

@@ -1,72 +1,119 @@
-//! The checksum of a unit: 128 bits under a key drawn for the pool, made of HighwayHash.
+//! The checksums of swapped pages: HighwayHash-64 of each base page, under a key drawn for the pool.
 //!
-//! Keyed, so that one pass serves both as proof that what came back from swap is what went
-//! there and as proof that memory has not changed since (an unkeyed sum could be made to collide by
-//! data an attacker supplies). Algorithm: J. Alakuijala, B. Cox, J. Wassenberg, "Fast keyed hash/pseudo-random
-//! function using SIMD multiply and permute", 2016.
+//! By page, so that a page can be read and verified by itself, whatever size it was written in. Keyed, so that one pass
+//! serves both as proof that what came back from swap is what went there and as proof that memory has
+//! not changed since (an unkeyed sum could be made to collide by data an attacker supplies). Algorithm:
+//! J. Alakuijala, B. Cox, J. Wassenberg, "Fast keyed hash/pseudo-random function using SIMD multiply and
+//! permute", 2016.
 //!
-//! One stream of HighwayHash waits for its own multiplications most of the time. So the data is dealt out to
-//! [`STREAMS`] of them, packet by packet, and the sum is the HighwayHash-128 of theirs: equal sums of
-//! different data need a collision in one of these. The streams are written out here for AVX2, so that the
-//! compiler interleaves them, and so that they need little of a signal handler's small stack; without AVX2
-//! the crate hashes them. The sums are the same.
+//! One stream of HighwayHash waits for its own multiplications most of the time, so several pages are hashed at
+//! once. The streams are written out here for AVX2, so that the compiler interleaves them, and so that
+//! they need little of a signal handler's small stack; without AVX2 the crate hashes the pages one by one. The sums are
+//! the same.
 
 use highway::{HighwayHash, HighwayHasher, Key};
+use hugeswap_policy::UNIT_PAGES;
+use std::sync::atomic::AtomicU64;
+use std::sync::atomic::Ordering::{Acquire, Release};
 
 /// The key of a pool.
 #[derive(Clone, Copy)]
 pub struct SumKey(pub [u64; 4]);
 
-/// Streams that are hashed at the same time: as many as have their state in the 16 vector registers of AVX2.
+/// The sums of a slot's pages; zero stands for "no sum".
+pub type Sums = [AtomicU64; UNIT_PAGES as usize];
+/// The sums of a unit's pages.
+pub type UnitSums = [u64; UNIT_PAGES as usize];
+
+/// Pages that are hashed at the same time: as many as have their state in the 16 vector registers of AVX2.
 const STREAMS: usize = 3;
 /// Bytes of a packet, what HighwayHash takes in one step.
 const PACKET: usize = 32;
+const PAGE: usize = 4096;
 
-/// Of `data`; never zero in both halves, which stands for "no sum".
-pub fn sum(key: &SumKey, data: &[u8]) -> [u64; 2] {
-    let (dealt, rest) = data.split_at(data.len() - data.len() % (STREAMS * PACKET));
-    let s = combine(key, deal(key, dealt), rest);
-    if s == [0, 0] { [1, 0] } else { s }
-}
-
-/// The sum of the streams' sums and of what was too short to be dealt out. Not inlined, like what makes the
-/// streams' sums: so their frames do not add up on the small stack of a handler.
-#[inline(never)]
-fn combine(key: &SumKey, sums: [[u64; 2]; STREAMS], rest: &[u8]) -> [u64; 2] {
-    let mut all = HighwayHasher::new(Key(key.0));
-    for half in sums.as_flattened() {
-        all.append(&half.to_le_bytes());
-    }
-    all.append(rest);
-    all.finalize128()
-}
-
-/// Gives the packets of `data` to the streams in turn; their sums.
-fn deal(key: &SumKey, data: &[u8]) -> [[u64; 2]; STREAMS] {
-    #[cfg(target_arch = "x86_64")]
-    if std::arch::is_x86_feature_detected!("avx2") {
-        // SAFETY: the processor has AVX2.
-        return unsafe { avx2::deal(key, data) };
-    }
-    deal_portably(key, data)
-}
-
-/// One stream after the other: several hashers are large for the stack of a handler.
-#[inline(never)]
-fn deal_portably(key: &SumKey, data: &[u8]) -> [[u64; 2]; STREAMS] {
-    std::array::from_fn(|i| {
-        let mut stream = HighwayHasher::new(Key(key.0));
-        for packet in data.chunks_exact(PACKET).skip(i).step_by(STREAMS) {
-            stream.append(packet);
+/// The sums of the pages of `data`, in order, to `each` (with the page's number) until it says false. Sums are
+/// never zero.
+fn sums(key: &SumKey, data: &[u8], mut each: impl FnMut(usize, u64) -> bool) -> bool {
+    let (groups, rest) = data.split_at(data.len() - data.len() % (STREAMS * PAGE));
+    let mut page = 0;
+    for group in groups.chunks_exact(STREAMS * PAGE) {
+        for sum in several(key, group) {
+            if !each(page, sum.max(1)) {
+                return false;
+            }
+            page += 1;
         }
-        stream.finalize128()
+    }
+    rest.chunks(PAGE).all(|p| {
+        page += 1;
+        each(page - 1, one(key, p).max(1))
     })
 }
 
-/// HighwayHash-128 of whole packets, several at a time. The names are those of the paper and its reference code.
+/// Of [`STREAMS`] pages at once. Not inlined: hashers are large for the small stack of a handler, and should not
+/// add up on it.
+#[inline(never)]
+fn several(key: &SumKey, pages: &[u8]) -> [u64; STREAMS] {
+    #[cfg(target_arch = "x86_64")]
+    if std::arch::is_x86_feature_detected!("avx2") {
+        // SAFETY: the processor has AVX2.
+        return unsafe { avx2::pages::<STREAMS>(key, pages) };
+    }
+    let mut sums = [0; STREAMS];
+    for (sum, page) in sums.iter_mut().zip(pages.chunks_exact(PAGE)) {
+        *sum = HighwayHasher::new(Key(key.0)).hash64(page);
+    }
+    sums
+}
+
+#[inline(never)]
+fn one(key: &SumKey, page: &[u8]) -> u64 {
+    #[cfg(target_arch = "x86_64")]
+    if std::arch::is_x86_feature_detected!("avx2") {
+        // SAFETY: the processor has AVX2.
+        let [sum] = unsafe { avx2::pages::<1>(key, page) };
+        return sum;
+    }
+    HighwayHasher::new(Key(key.0)).hash64(page)
+}
+
+/// The sums of the pages of `data`.
+pub fn fill(key: &SumKey, data: &[u8], out: &mut [u64]) {
+    sums(key, data, |page, sum| match out.get_mut(page) {
+        Some(o) => {
+            *o = sum;
+            true
+        }
+        None => false,
+    });
+}
+
+/// Do the pages of `data` have these sums?
+pub fn matches(key: &SumKey, data: &[u8], want: &[AtomicU64]) -> bool {
+    sums(key, data, |page, sum| {
+        want.get(page).is_some_and(|w| w.load(Acquire) == sum)
+    })
+}
+
+/// Are these the sums of a unit?
+pub fn equal(sums: &Sums, of: &UnitSums) -> bool {
+    sums.iter().zip(of).all(|(a, b)| a.load(Acquire) == *b)
+}
+
+/// Notes what pages hold.
+pub fn store(sums: &[AtomicU64], of: &[u64]) {
+    sums.iter().zip(of).for_each(|(a, b)| a.store(*b, Release));
+}
+
+/// Notes that nothing is known of pages.
+pub fn forget(sums: &[AtomicU64]) {
+    sums.iter().for_each(|a| a.store(0, Release));
+}
+
+/// HighwayHash-64 of whole pages, several at a time. The names are those of the paper and its reference code.
 #[cfg(target_arch = "x86_64")]
 mod avx2 {
-    use super::{PACKET, STREAMS, SumKey};
+    use super::{PACKET, PAGE, SumKey};
     use std::arch::x86_64::*;
 
     #[derive(Clone, Copy)]
@@ -123,15 +170,18 @@ mod avx2 {
 
         #[inline]
         #[target_feature(enable = "avx2")]
-        fn finalize128(mut self) -> [u64; 2] {
+        fn permute_and_update(&mut self) {
             let permuted = _mm256_setr_epi32(5, 4, 7, 6, 1, 0, 3, 2);
-            for _ in 0..6 {
-                self.update(_mm256_permutevar8x32_epi32(self.v0, permuted));
-            }
-            let low = _mm256_castsi256_si128(_mm256_add_epi64(self.v0, self.mul0));
-            let high = _mm256_extracti128_si256::<1>(_mm256_add_epi64(self.v1, self.mul1));
-            let sum = _mm_add_epi64(low, high);
-            [_mm_cvtsi128_si64(sum), _mm_extract_epi64::<1>(sum)].map(i64::cast_unsigned)
+            self.update(_mm256_permutevar8x32_epi32(self.v0, permuted));
+        }
+
+        #[inline]
+        #[target_feature(enable = "avx2")]
+        fn sum64(self) -> u64 {
+            let v = _mm256_add_epi64(self.v0, self.v1);
+            let mul = _mm256_add_epi64(self.mul0, self.mul1);
+            let low = _mm256_castsi256_si128(_mm256_add_epi64(v, mul));
+            _mm_cvtsi128_si64(low).cast_unsigned()
         }
     }
 
@@ -142,21 +192,23 @@ mod avx2 {
         _mm256_shuffle_epi8(v, _mm256_set_epi64x(high, low, high, low))
     }
 
-    /// See [`super::deal`].
+    /// HighwayHash-64 of `N` pages that lie one after the other.
     #[target_feature(enable = "avx2")]
-    pub(super) fn deal(key: &SumKey, data: &[u8]) -> [[u64; 2]; STREAMS] {
-        let mut streams = [Stream::new(key); STREAMS];
-        for packets in data.chunks_exact(STREAMS * PACKET) {
-            for (stream, packet) in streams.iter_mut().zip(packets.chunks_exact(PACKET)) {
-                // SAFETY: a packet is as long as a vector.
-                stream.update(unsafe { _mm256_loadu_si256(packet.as_ptr().cast()) });
+    pub(super) fn pages<const N: usize>(key: &SumKey, data: &[u8]) -> [u64; N] {
+        let mut streams = [Stream::new(key); N];
+        for at in (0..PAGE).step_by(PACKET) {
+            for (i, stream) in streams.iter_mut().enumerate() {
+                let from = i * PAGE + at;
+                if let Some(packet) = data.get(from..from + PACKET) {
+                    // SAFETY: a packet is as long as a vector.
+                    stream.update(unsafe { _mm256_loadu_si256(packet.as_ptr().cast()) });
+                }
             }
         }
-        let mut sums = [[0; 2]; STREAMS];
-        for (sum, stream) in sums.iter_mut().zip(streams) {
-            *sum = stream.finalize128();
+        for _ in 0..4 {
+            streams.iter_mut().for_each(|s| s.permute_and_update());
         }
-        sums
+        streams.map(|s| s.sum64())
     }
 }
 
@@ -186,50 +238,45 @@ mod tests {
         }
     }
 
+    /// Whatever the processor: a pool's sums are what the crate says.
+    #[test]
+    fn sums_are_highwayhash_64() {
+        let mut x = 1u64;
+        let data: Vec<u8> = (0..8 * PAGE)
+            .map(|_| {
+                x = x.wrapping_mul(6364136223846793005).wrapping_add(99);
+                (x >> 33) as u8
+            })
+            .collect();
+        let key = SumKey([1, 2, 3, u64::MAX]);
+        let mut got = [0; 8];
+        for n in 1..=8 {
+            fill(&key, &data[..n * PAGE], &mut got);
+            for (i, page) in data[..n * PAGE].chunks(PAGE).enumerate() {
+                assert_eq!(
+                    got[i],
+                    HighwayHasher::new(Key(key.0)).hash64(page),
+                    "{i} of {n}"
+                );
+            }
+        }
+    }
+
     #[test]
     fn sums_differ_by_key_and_by_bit() {
-        let mut v = vec![7u8; 4096];
+        let mut v = vec![7u8; 5 * PAGE];
         let (a, b) = (SumKey([1, 2, 3, 4]), SumKey([1, 2, 3, 5]));
-        assert_ne!(sum(&a, &v), sum(&b, &v));
-        let s = sum(&a, &v);
-        v[100] ^= 1;
-        assert_ne!(sum(&a, &v), s);
-    }
-
-    #[test]
-    fn sums_differ_by_order_and_length() {
-        let key = SumKey([1, 2, 3, 4]);
-        let v: Vec<u8> = (0..4096u32).map(|i| (i / 32) as u8).collect();
-        let s = sum(&key, &v);
-        for (a, b) in [(0, 1), (0, STREAMS), (1, 127)] {
-            let mut swapped = v.clone();
-            for i in 0..PACKET {
-                swapped.swap(a * PACKET + i, b * PACKET + i);
-            }
-            assert_ne!(sum(&key, &swapped), s, "{a} {b}");
+        let want = [const { AtomicU64::new(0) }; 5];
+        let mut got = [0; 5];
+        fill(&a, &v, &mut got);
+        store(&want, &got);
+        assert!(matches(&a, &v, &want) && !matches(&b, &v, &want));
+        for at in [100, PAGE, 4 * PAGE + 4095] {
+            v[at] ^= 1;
+            assert!(!matches(&a, &v, &want), "{at}");
+            v[at] ^= 1;
         }
-        for len in [0, 1, 31, 32, 95, 96, 4095] {
-            assert_ne!(sum(&key, &v[..len]), s, "{len}");
-        }
-    }
-
-    #[test]
-    fn streams_are_highwayhash_with_and_without_vectors() {
-        let key = SumKey([5, 6, 7, u64::MAX - 8]);
-        let v: Vec<u8> = (0..(STREAMS * PACKET * 100) as u32)
-            .map(|i| (i.wrapping_mul(0x9e37_79b1) >> 24) as u8)
-            .collect();
-        let want: [[u64; 2]; STREAMS] = std::array::from_fn(|i| {
-            let own: Vec<u8> = v
-                .chunks(PACKET)
-                .skip(i)
-                .step_by(STREAMS)
-                .flatten()
-                .copied()
-                .collect();
-            HighwayHasher::new(Key(key.0)).hash128(&own)
-        });
-        assert_eq!(deal(&key, &v), want);
-        assert_eq!(deal_portably(&key, &v), want);
+        forget(&want);
+        assert!(!matches(&a, &v, &want));
     }
 }

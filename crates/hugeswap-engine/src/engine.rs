@@ -6,12 +6,14 @@
 
 use crate::arena::Arena;
 use crate::backing::Backing;
+use crate::base::Base;
 use crate::checksum::SumKey;
 use crate::gate::Gate;
 use crate::lock::Lock;
 use crate::mover::Mover;
 use crate::pool::layout::Record;
 use crate::pool::{FaultMode, Pool, PoolError};
+use crate::sizes::Sizes;
 use crate::space::Space;
 use crate::table::Table;
 use crate::{WINDOW_BASE, WINDOW_LEN, handler};
@@ -85,6 +87,8 @@ pub(crate) enum Job {
     Read(u32),
     /// Read a unit whose lock and frame go with the job.
     Handed(u32),
+    /// Make a base-mapped unit whole; its lock goes with the job.
+    Whole(u32),
     /// Write a unit under write-back to swap.
     Write(u32),
 }
@@ -101,6 +105,10 @@ pub struct Engine {
     pub(crate) me: AtomicUsize,
     pub(crate) table: Table,
     pub(crate) arena: Arena,
+    pub(crate) base: Base,
+    pub(crate) sizes: Sizes,
+    /// When the limit on mappings was last met; 0 is never.
+    pub(crate) mappings_short_at: AtomicU64,
     pub(crate) space: Lock<Space>,
     mode: AtomicU32,
     uffd: AtomicI32,
@@ -192,6 +200,8 @@ impl Engine {
         let table = Table::new(base, len).map_err(sys("cannot map the unit table"))?;
         let units = table.units();
         let arena = Arena::new(places, message).map_err(sys("cannot map the arena"))?;
+        let pages = Base::new(units, !message, low_fd)
+            .map_err(sys("cannot map the records of base pages"))?;
         let fork_mark = fork_mark().map_err(sys("cannot map the fork mark"))?;
         if message {
             // SAFETY: advice on a range nobody uses yet. Missing faults on huge-page ranges would
@@ -221,6 +231,9 @@ impl Engine {
             me: AtomicUsize::new(me),
             table,
             arena,
+            base: pages,
+            mappings_short_at: AtomicU64::new(0),
+            sizes: Sizes::new(pool.header().key[0].load(Relaxed)),
             space: Lock::new(Space::new(base, len)),
             mode: AtomicU32::new(mode as u32),
             uffd: AtomicI32::new(uffd),
@@ -399,6 +412,7 @@ impl Engine {
             self.pool.fd(),
             self.uffd.load(Relaxed),
             self.pagemap.load(Relaxed),
+            self.base.sigbus_fd(),
         ]
         .into_iter()
         .chain(self.pool.areas().iter().map(|a| a.fd))

@@ -77,37 +77,46 @@ impl Engine {
         self.child_record.store(record, Relaxed);
         self.maybe_children.store(true, Release);
         self.share_all();
+        self.clean_all_pages();
         self.arena.inherit(false);
         self.hide_absent(true);
     }
 
-    /// Message mode: the child's mappings are not registered, so that what is in swap would read as zeros
+    /// The child's mappings are not registered with userfaultfd, so that what is in swap would read as zeros
     /// there until our own part has run, and other libraries' parts may run before. It finds nothing mapped
-    /// instead. `hide` false: takes that back.
+    /// instead. In signal mode only base-mapped units are registered. `hide` false: takes that back.
     fn hide_absent(&self, hide: bool) {
-        if self.mode() != FaultMode::Message {
-            return;
-        }
         let advise = |from: u32, to: u32, advice| {
             let at = self.table.addr(from);
             // SAFETY: advice that discards nothing in this process.
             let _ = unsafe { mm::advise(at, (to - from) as usize * UNIT, advice) };
         };
         let end = self.high_unit.load(Relaxed);
-        if !hide {
+        if !hide && self.mode() == FaultMode::Message {
             return advise(0, end.max(1), libc::MADV_DOFORK);
         }
-        self.swapped_runs(|from, to| advise(from, to, libc::MADV_DONTFORK));
+        let advice = if hide {
+            libc::MADV_DONTFORK
+        } else {
+            libc::MADV_DOFORK
+        };
+        self.absent_runs(|from, to| advise(from, to, advice));
     }
 
-    /// Calls `f` with each run of units whose bytes are in swap (or in the arena, which is not inherited).
-    fn swapped_runs(&self, mut f: impl FnMut(u32, u32)) {
+    /// Calls `f` with each run of units that a child must not inherit as they are mapped.
+    fn absent_runs(&self, mut f: impl FnMut(u32, u32)) {
         let end = self.high_unit.load(Relaxed);
+        let message = self.mode() == FaultMode::Message;
+        let absent = |unit| match self.table.load(unit).kind() {
+            Kind::Base => true,
+            // (What is in the arena is not inherited either.)
+            Kind::Swapped | Kind::Cached => message,
+            _ => false,
+        };
         let mut unit = 0;
         while unit < end {
             let from = unit;
-            while unit < end && matches!(self.table.load(unit).kind(), Kind::Swapped | Kind::Cached)
-            {
+            while unit < end && absent(unit) {
                 unit += 1;
             }
             if unit > from {
@@ -178,14 +187,16 @@ impl Engine {
             self.record().managed.store(parent_managed, Relaxed);
         }
         let was_message = self.mode() == FaultMode::Message;
+        self.absent_runs(|from, to| {
+            let (at, len) = (self.table.addr(from), (to - from) as usize * UNIT);
+            // SAFETY: not inherited (`hide_absent`), so there is nothing to replace.
+            let _ = unsafe { mm::map_anon(at, len, mm::PROT_NONE, true) };
+            // SAFETY: advice that discards nothing.
+            let _ = unsafe { mm::advise(at, len, libc::MADV_HUGEPAGE) };
+        });
         if was_message {
             // The kernel dropped the registration: holes would read as zeros.
             let (base, len) = self.table.window();
-            self.swapped_runs(|from, to| {
-                let (at, len) = (self.table.addr(from), (to - from) as usize * UNIT);
-                // SAFETY: not inherited (`hide_absent`), so there is nothing to replace.
-                let _ = unsafe { mm::map_anon(at, len, mm::PROT_NONE, true) };
-            });
             // SAFETY: this thread is the only one; faults are ours from the next call on.
             unsafe {
                 let _ = mm::protect(base, len, mm::PROT_NONE);
@@ -195,6 +206,7 @@ impl Engine {
             self.note_mode();
         }
         let _ = self.arena.reset_in_child();
+        self.base.reset_in_child(self.low_fd);
         self.watched.store(0, Relaxed);
         let end = self.high_unit.load(Relaxed);
         for unit in 0..end {
@@ -214,6 +226,7 @@ impl Engine {
                 Kind::Foreign if was_message => {
                     let _ = self.mover().set_writable(self.table.addr(unit), UNIT);
                 }
+                Kind::Base => self.table.reset(unit, self.pages_in_child(unit, w)),
                 Kind::Cached => self
                     .table
                     .reset(unit, w.with_kind(Kind::Swapped).clear(READAHEAD)),

@@ -5,6 +5,7 @@
 
 use crate::engine::Engine;
 use crate::table::NO_FRAME;
+use hugeswap_policy::UNIT_PAGES;
 use hugeswap_policy::counters::Counter;
 use hugeswap_policy::unit::{CLEAN, COW, Kind, READAHEAD, WATCHED, WRITABLE, Word};
 use hugeswap_policy::watermark::Watermarks;
@@ -46,6 +47,17 @@ impl Engine {
                 None => self.pool.uncharge(self.me(), 1),
             }
         }
+        if self.take_free_pages_as_frame() {
+            match self.arena.take_fresh() {
+                Some(place) => {
+                    return Some(Frame {
+                        place,
+                        zeroed: true,
+                    });
+                }
+                None => self.put_pages(UNIT_PAGES),
+            }
+        }
         let place = self.take_clean()?;
         self.check_watermark();
         Some(Frame {
@@ -67,6 +79,12 @@ impl Engine {
                 zeroed: true,
             });
         }
+        self.wait_for_memory(|| self.get_frame_nowait())
+    }
+
+    /// Waits until `take` finds what it wants, waking whoever can make room; `None` if that took too long. Not with
+    /// the lock of a unit in memory held: it may be the one that has to go.
+    pub(crate) fn wait_for_memory<T>(&self, take: impl Fn() -> Option<T>) -> Option<T> {
         self.count(Counter::AllocStall, 1);
         self.stalled.fetch_add(1, Relaxed);
         let mut start = now_ns();
@@ -77,7 +95,7 @@ impl Engine {
                 // Others get what comes: it is a queue, not the end.
                 (last, start) = (seq, now_ns());
             }
-            if let Some(f) = self.get_frame_nowait() {
+            if let Some(f) = take() {
                 break Some(f);
             }
             self.ask_others(now_ns() - start > HUNGER_NS);
@@ -123,6 +141,7 @@ impl Engine {
         if w.kind() == Kind::Cached {
             let place = self.table.frame(unit);
             self.table.set_frame(unit, NO_FRAME);
+            self.note_whole_evicted(unit);
             self.table.unlock(unit, swapped);
             if !w.has(READAHEAD) {
                 self.watched.fetch_sub(1, Relaxed);
@@ -148,6 +167,7 @@ impl Engine {
                     self.watched.fetch_sub(1, Relaxed);
                 }
                 self.table.set_frame(unit, NO_FRAME);
+                self.note_whole_evicted(unit);
                 self.table.unlock(unit, swapped);
                 self.count(Counter::PgReclaim, 1);
                 Some(place)
@@ -168,7 +188,9 @@ impl Engine {
             (u + r.charged.load(Relaxed), n + 1)
         });
         let frames = self.pool.frames();
-        let own = self.arena.free_frames() + self.watched.load(Relaxed).max(0) as u64;
+        let own = self.arena.free_frames()
+            + self.base.free_frames()
+            + self.watched.load(Relaxed).max(0) as u64;
         let share = (frames / live.max(1)).max(self.record().charged.load(Relaxed));
         (
             own + frames.saturating_sub(used),
@@ -176,7 +198,7 @@ impl Engine {
         )
     }
 
-    fn check_watermark(&self) {
+    pub(crate) fn check_watermark(&self) {
         let (available, marks) = self.available();
         if available < marks.low {
             self.kick_if_idle();

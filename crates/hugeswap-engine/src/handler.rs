@@ -1,10 +1,11 @@
-//! SIGSEGV in signal mode: which faults are ours, and what happens with the others.
+//! SIGSEGV and SIGBUS in signal mode: which faults are ours, and what happens with the others.
 //!
 //! The handler runs on the thread's alternate stack if it has one, with every signal blocked. A
 //! fault that is not ours goes to the action the program itself installed, as if we were not there.
 
 use crate::engine::{Engine, EngineError};
 use crate::fault::Outcome;
+use crate::pool::FaultMode;
 use crate::{MAX_ENGINES, lock::Lock};
 use hugeswap_sys::signal::{self, Action, Blocked};
 use hugeswap_sys::{fs, process};
@@ -21,18 +22,33 @@ static ENGINES: [AtomicPtr<Engine>; MAX_ENGINES] =
 
 /// What the program believes it installed, for the signals we take.
 static PROGRAM: Lock<ProgramActions> = Lock::new(ProgramActions {
-    segv: Action {
-        handler: 0,
-        flags: 0,
-        restorer: 0,
-        mask: 0,
-    },
+    segv: NO_ACTION,
+    bus: NO_ACTION,
     installed: false,
 });
 
+const NO_ACTION: Action = Action {
+    handler: 0,
+    flags: 0,
+    restorer: 0,
+    mask: 0,
+};
+
 struct ProgramActions {
     segv: Action,
+    bus: Action,
     installed: bool,
+}
+
+impl ProgramActions {
+    /// For a signal that we take; `None` for any other, and before we take any.
+    fn of(&mut self, signal: i32) -> Option<&mut Action> {
+        match signal {
+            libc::SIGSEGV if self.installed => Some(&mut self.segv),
+            libc::SIGBUS if self.installed => Some(&mut self.bus),
+            _ => None,
+        }
+    }
 }
 
 /// Every engine of this process.
@@ -61,6 +77,7 @@ pub(crate) fn install(engine: &'static Engine) -> Result<(), EngineError> {
     let mut program = PROGRAM.lock();
     if !program.installed {
         program.segv = set(libc::SIGSEGV, &ours())?;
+        program.bus = set(libc::SIGBUS, &ours())?;
         program.installed = true;
     }
     drop(program);
@@ -84,7 +101,7 @@ pub(crate) fn uninstall(engine: &'static Engine) {
 
 fn ours() -> Action {
     Action {
-        handler: on_segv as *const () as usize,
+        handler: on_fault as *const () as usize,
         flags: (libc::SA_SIGINFO | libc::SA_ONSTACK) as u64,
         restorer: 0,
         mask: signal::ALL,
@@ -100,29 +117,22 @@ fn set(signal: i32, action: &Action) -> Result<Action, EngineError> {
 /// What the program has installed for `signal` (as the kernel would tell it if we were not there).
 pub fn program_action(signal: i32) -> Action {
     let _blocked = Blocked::all();
-    let program = PROGRAM.lock();
-    if signal == libc::SIGSEGV && program.installed {
-        program.segv
-    } else {
-        drop(program);
-        signal::action(signal).unwrap_or_default()
-    }
+    let taken = PROGRAM.lock().of(signal).copied();
+    taken.unwrap_or_else(|| signal::action(signal).unwrap_or_default())
 }
 
 /// Installs an action on the program's behalf; returns the former one.
 pub fn set_program_action(signal: i32, action: Action) -> Action {
     let _blocked = Blocked::all();
-    let mut program = PROGRAM.lock();
-    if signal == libc::SIGSEGV && program.installed {
-        std::mem::replace(&mut program.segv, action)
-    } else {
-        drop(program);
-        set(signal, &action).unwrap_or_default()
-    }
+    let taken = PROGRAM
+        .lock()
+        .of(signal)
+        .map(|a| std::mem::replace(a, action));
+    taken.unwrap_or_else(|| set(signal, &action).unwrap_or_default())
 }
 
 /// The handler. Obeys the rules of the fault path.
-extern "C" fn on_segv(signal: i32, info: *mut libc::siginfo_t, context: *mut libc::c_void) {
+extern "C" fn on_fault(signal: i32, info: *mut libc::siginfo_t, context: *mut libc::c_void) {
     // SAFETY: the kernel passes a valid siginfo and ucontext to an SA_SIGINFO handler.
     let (code, addr, uc) = unsafe {
         (
@@ -132,10 +142,13 @@ extern "C" fn on_segv(signal: i32, info: *mut libc::siginfo_t, context: *mut lib
         )
     };
     let error = uc.uc_mcontext.gregs[REG_ERR];
-    // SEGV_MAPERR and SEGV_ACCERR come from the processor; anything else was sent by somebody.
-    if (code == 1 || code == 2) && error & ERR_FETCH == 0 {
+    // SEGV_MAPERR, SEGV_ACCERR and BUS_ADRERR come from the processor; anything else was sent by somebody.
+    let fault = code == 2 || code == 1 && signal == libc::SIGSEGV;
+    if fault && error & ERR_FETCH == 0 {
         for engine in engines() {
-            if !engine.contains(addr) {
+            // In message mode a SIGBUS is the last word.
+            let last = signal == libc::SIGBUS && engine.mode() == FaultMode::Message;
+            if !engine.contains(addr) || last {
                 continue;
             }
             match engine.fault(addr, error & ERR_WRITE != 0) {
@@ -167,7 +180,7 @@ fn lost(addr: usize, why: &[u8], uc: &mut libc::ucontext_t) {
         why,
         b"\n",
     ]);
-    let action = signal::action(libc::SIGBUS).unwrap_or_default();
+    let action = program_action(libc::SIGBUS);
     let mask = uc_mask(uc);
     if action.handler <= 1 || *mask & signal::bit(libc::SIGBUS) != 0 {
         // Default, ignored or blocked: the kernel would end the process too.
@@ -188,9 +201,12 @@ fn uc_mask(uc: &mut libc::ucontext_t) -> &mut u64 {
 fn pass_on(signal: i32, info: *mut libc::siginfo_t, context: *mut libc::c_void) {
     // The lock's holders have signals blocked and do not fault, so it is never held by this thread.
     let mut program = PROGRAM.lock();
-    let action = program.segv;
-    if action.flags & libc::SA_RESETHAND as u32 as u64 != 0 {
-        program.segv = Action::default();
+    let mut action = Action::default();
+    if let Some(a) = program.of(signal) {
+        action = *a;
+        if action.flags & libc::SA_RESETHAND as u32 as u64 != 0 {
+            *a = Action::default();
+        }
     }
     drop(program);
     if action.handler <= 1 {
@@ -204,13 +220,13 @@ fn pass_on(signal: i32, info: *mut libc::siginfo_t, context: *mut libc::c_void) 
         }
         return;
     }
-    // SAFETY: the context is the kernel's, see `on_segv`.
+    // SAFETY: the context is the kernel's, see `on_fault`.
     let mut mask = unsafe { *uc_mask(&mut *(context as *mut libc::ucontext_t)) } | action.mask;
     if action.flags & libc::SA_NODEFER as u32 as u64 == 0 {
         mask |= signal::bit(signal);
     }
-    // A program's handler may touch managed memory: these two are never blocked.
-    mask &= !(signal::bit(libc::SIGSEGV) | signal::bit(libc::SIGSYS));
+    // A program's handler may touch managed memory: these are never blocked.
+    mask &= !(signal::bit(libc::SIGSEGV) | signal::bit(libc::SIGBUS) | signal::bit(libc::SIGSYS));
     signal::set_mask(mask);
     if action.flags & libc::SA_SIGINFO as u32 as u64 != 0 {
         // SAFETY: the program installed this address as an SA_SIGINFO handler.

@@ -5,6 +5,7 @@
 //! * `fault`: the fault path, one piece of code for both fault modes
 //! * `frames`: where frames come from; `mappings`: room below the kernel's limit on mappings
 //! * `reclaim`, `work`: kswapd and the I/O threads
+//! * `base`: units mapped by base pages; `sizes`: what decides between those and whole units
 //! * `mover`, `uffd_move`: how units move; `arena`: where frames wait; `table`: what each unit is
 //! * [`handler`]: signals; `message`: userfaultfd events
 //! * `ranges`: mapping, discarding, protecting, pinning; `fork`: forks
@@ -16,6 +17,7 @@
 
 mod arena;
 mod backing;
+mod base;
 mod checksum;
 pub mod engine;
 mod fault;
@@ -30,6 +32,7 @@ mod mover;
 pub mod pool;
 mod ranges;
 mod reclaim;
+mod sizes;
 pub mod space;
 mod table;
 mod uffd_move;

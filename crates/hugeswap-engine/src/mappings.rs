@@ -14,7 +14,7 @@ use std::sync::atomic::Ordering::{Acquire, Relaxed};
 impl Engine {
     /// The limit on mappings was met: make room, and let the fault try again.
     pub(crate) fn mappings_exhausted(&self, start: u64) -> Option<Outcome> {
-        self.count(Counter::MapLimit, 1);
+        self.note_mappings_short();
         if now_ns() - start > SLOW_PATIENCE_NS {
             return Some(Outcome::NoMemory);
         }
@@ -31,11 +31,24 @@ impl Engine {
         None
     }
 
+    pub(crate) fn note_mappings_short(&self) {
+        self.count(Counter::MapLimit, 1);
+        self.mappings_short_at.store(now_ns(), Relaxed);
+    }
+
+    /// Was the limit met a short while ago? Then nothing is done that takes mappings and can be left.
+    pub(crate) fn mappings_are_short(&self) -> bool {
+        const WHILE_NS: u64 = 1_000_000_000;
+        let at = self.mappings_short_at.load(Relaxed);
+        at != 0 && now_ns().saturating_sub(at) < WHILE_NS
+    }
+
     /// Frees mappings: absent neighbours become one, empty places of the arena too, and some clean units
     /// are dropped where they stand, which needs no mapping. False if nothing was found.
     pub(crate) fn make_room(&self) -> bool {
         let mut made = self.merge_absent() > 0;
         if self.mover().watches_in_place() {
+            made |= self.leave_stored_pages();
             self.arena.merge_empty();
             for _ in 0..8 {
                 let Some(unit) = self.clean.pop() else { break };
@@ -64,6 +77,7 @@ impl Engine {
             self.watched.fetch_sub(1, Relaxed);
         }
         let gone = COW | UNCHARGED | CLEAN | WATCHED | WRITABLE | READAHEAD;
+        self.note_whole_evicted(unit);
         self.table
             .unlock(unit, w.with_kind(Kind::Swapped).clear(gone));
         if !w.has(UNCHARGED) {

@@ -97,6 +97,9 @@ impl Engine {
             self.evict_now(unit);
             busy = true;
         }
+        if self.mover().watches_in_place() && self.mappings_are_short() {
+            busy |= self.leave_some_pages();
+        }
         let owed = self.record().give_back.load(Relaxed);
         if owed > 0 {
             busy |= self.give_back(owed);
@@ -142,6 +145,19 @@ impl Engine {
                 self.relink_if_pinned(unit);
                 continue;
             };
+            if w.kind() == Kind::Base {
+                match self.evict_pages(unit, w) {
+                    Some(freed) => progress |= freed > 0,
+                    None => self.lru.lock().rotate(unit),
+                }
+                let (available, marks) = self.available();
+                if available >= marks.high {
+                    let mut lru = self.lru.lock();
+                    out[i..n].iter().for_each(|&u| lru.rotate(u));
+                    return true;
+                }
+                continue;
+            }
             if w.kind() == Kind::Cached {
                 self.table.unlock(unit, w);
                 if self.clean.push(unit).is_ok() {
@@ -176,6 +192,11 @@ impl Engine {
 
     fn relink_if_pinned(&self, unit: u32) {
         let w = self.table.load(unit);
+        if w.kind() == Kind::Base {
+            // Who has it locked may bring in one more page, which is not told to the lists.
+            self.lru.lock().rotate(unit);
+            return;
+        }
         if w.has(LOCKED | WRITEBACK) || !matches!(w.kind(), Kind::Present | Kind::Cached) {
             return;
         }
@@ -283,8 +304,7 @@ impl Engine {
         let Some(slot) = w.slot() else { return false };
         let want = &self.pool.slot_sums()[slot as usize];
         // SAFETY: the place holds a frame that is the caller's.
-        let got = checksum::sum(&self.key, unsafe { self.bytes(at) });
-        got == [want[0].load(Acquire), want[1].load(Acquire)]
+        checksum::matches(&self.key, unsafe { self.bytes(at) }, want)
     }
 
     /// Moves the frame at `place` back to the locked unit it came from, dirty; false, for nothing was gained.
@@ -315,10 +335,12 @@ impl Engine {
     fn give_back(&self, n: u64) -> bool {
         let mut given = 0;
         while given < n {
-            let Some(place) = self.arena.take_free().or_else(|| self.take_clean()) else {
-                break;
-            };
-            self.arena.discard(place);
+            if !self.take_free_pages_as_frame() {
+                let Some(place) = self.arena.take_free().or_else(|| self.take_clean()) else {
+                    break;
+                };
+                self.arena.discard(place);
+            }
             self.pool.uncharge(self.me(), 1);
             given += 1;
         }
@@ -336,6 +358,10 @@ impl Engine {
         let Some(w) = self.table.try_lock_if(unit, |w| w.evictable()) else {
             return;
         };
+        if w.kind() == Kind::Base {
+            self.evict_pages(unit, w);
+            return;
+        }
         if w.kind() == Kind::Present && !w.has(CLEAN) {
             if !self.start_writes(unit, &[w]) {
                 return;
@@ -375,7 +401,7 @@ impl Engine {
         *random ^= *random << 17;
         let from = (*random % u64::from(high)) as u32;
         for unit in (from..high).chain(0..from).take(64) {
-            if self.table.load(unit).kind() == Kind::Present {
+            if matches!(self.table.load(unit).kind(), Kind::Present | Kind::Base) {
                 self.evict_now(unit);
                 return;
             }
@@ -439,9 +465,7 @@ impl Engine {
     }
 
     fn release_slot(&self, slot: u64) {
-        let sum = &self.pool.slot_sums()[slot as usize];
-        sum[0].store(0, Relaxed);
-        sum[1].store(0, Relaxed);
+        checksum::forget(&self.pool.slot_sums()[slot as usize]);
         slots::release(self.pool.slot_words(), slot as usize, self.me() as u16 + 1);
         self.swap_full.store(false, Relaxed);
     }

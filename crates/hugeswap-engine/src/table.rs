@@ -110,6 +110,13 @@ impl Table {
         }
     }
 
+    /// Changes the word of a unit whose lock the caller goes on owning (or hands on).
+    pub fn put_locked(&self, unit: u32, new: Word) {
+        let word = &self.words[unit as usize];
+        let keep = |old: u64| Some(new.clear(LOCKED | WAITERS).0 | old & (LOCKED | WAITERS));
+        let _ = word.fetch_update(AcqRel, Relaxed, keep);
+    }
+
     /// Waits until the unit is no longer as `seen`, which is its present word; may return early.
     pub fn wait_change(&self, unit: u32, seen: Word) {
         let word = &self.words[unit as usize];

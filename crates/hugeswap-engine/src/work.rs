@@ -1,13 +1,14 @@
 //! The I/O threads: reads ahead, reads that program threads could not do, and write-outs.
 
-use crate::checksum;
-use crate::engine::{Engine, Job};
+use crate::checksum::{self, UnitSums};
+use crate::engine::{Engine, Job, UNIT};
 use crate::table::NO_FRAME;
 use hugeswap_policy::counters::Counter;
+use hugeswap_policy::granularity::Direction;
 use hugeswap_policy::knobs::Knob;
 use hugeswap_policy::unit::{CLEAN, Kind, LOCKED, READAHEAD, WAITERS, WRITABLE, WRITEBACK};
 use hugeswap_policy::{UNIT_BYTES, UNIT_PAGES, slots};
-use hugeswap_sys::{Errno, fs, futex, process};
+use hugeswap_sys::{Errno, fs, futex, now_ns, process};
 use std::sync::atomic::Ordering::{Acquire, Relaxed, Release};
 
 /// How much an area grows by.
@@ -59,6 +60,7 @@ impl Engine {
                 }
             }
             Job::Handed(unit) => self.read_handed(unit),
+            Job::Whole(unit) => self.whole_handed(unit),
             Job::Write(unit) => self.write_out(unit),
         }
     }
@@ -129,24 +131,22 @@ impl Engine {
         let old = self.table.load(unit).slot();
         // What cannot be watched in place is compared before it counts as clean; see `park`.
         let verify = self.pool.knob(Knob::Checksum) != 0 || !self.mover().watches_in_place();
-        let sum = if verify {
-            checksum::sum(&self.key, bytes)
-        } else {
-            [0, 0]
-        };
+        let mut sum = [0; UNIT_PAGES as usize];
+        if verify {
+            checksum::fill(&self.key, bytes, &mut sum);
+        }
         let sums = self.pool.slot_sums();
         let unchanged = |slot: u64| {
-            let s = &sums[slot as usize];
             verify
                 && self.pool.knob(Knob::CleanDrop) != 0
-                && [s[0].load(Acquire), s[1].load(Acquire)] == sum
+                && checksum::equal(&sums[slot as usize], &sum)
         };
         let (slot, written, touched) = match old {
             Some(s) if unchanged(s) => {
                 self.count(Counter::CleanDrop, 1);
                 (Some(s), true, false)
             }
-            _ => match self.write_somewhere(old, at, sum) {
+            _ => match self.write_somewhere(old, at, &sum) {
                 Some(s) => (Some(s), true, true),
                 None => (old, false, true),
             },
@@ -168,8 +168,7 @@ impl Engine {
                 && touched
                 && self.owns_slot(s)
             {
-                sums[s as usize][0].store(0, Release);
-                sums[s as usize][1].store(0, Release);
+                checksum::forget(&sums[s as usize]);
             }
             self.count(Counter::WriteRedirtied, 1);
             self.table.unlock(unit, w);
@@ -183,7 +182,7 @@ impl Engine {
     }
 
     /// Writes to the unit's own slot, or to a new one; the slot written, or `None` if none would take it.
-    fn write_somewhere(&self, old: Option<u64>, at: usize, sum: [u64; 2]) -> Option<u64> {
+    fn write_somewhere(&self, old: Option<u64>, at: usize, sum: &UnitSums) -> Option<u64> {
         // A forked child may still read the old slot.
         let own = old.filter(|&s| self.owns_slot(s) && !self.maybe_children.load(Relaxed));
         if let Some(slot) = own {
@@ -224,7 +223,7 @@ impl Engine {
         None
     }
 
-    fn write_slot(&self, slot: u64, at: usize, sum: [u64; 2]) -> Result<(), Errno> {
+    fn write_slot(&self, slot: u64, at: usize, sum: &UnitSums) -> Result<(), Errno> {
         let (index, offset) = self.pool.locate(slot).ok_or(Errno::EIO)?;
         let area = &self.pool.header().areas[index];
         let joined = self.pool.areas()[index];
@@ -233,14 +232,18 @@ impl Engine {
         }
         // What the slot holds is nothing until the write is done.
         let s = &self.pool.slot_sums()[slot as usize];
-        s[0].store(0, Release);
-        s[1].store(0, Release);
+        checksum::forget(s);
+        let start = now_ns();
         // SAFETY: under write-back the unit is mapped readable.
-        unsafe { self.backing.write(&self.pool, joined.fd, at, offset) }.inspect_err(|_| {
-            area.errors.fetch_add(1, Relaxed);
-        })?;
-        s[0].store(sum[0], Release);
-        s[1].store(sum[1], Release);
+        unsafe { self.backing.write(&self.pool, joined.fd, at, UNIT, offset) }.inspect_err(
+            |_| {
+                area.errors.fetch_add(1, Relaxed);
+            },
+        )?;
+        let took = now_ns().saturating_sub(start);
+        self.sizes
+            .observe(Direction::Out, UNIT_PAGES as usize, took);
+        checksum::store(s, sum);
         self.count(Counter::PswpOut, UNIT_PAGES);
         let huge = self.is_huge(at).unwrap_or(true);
         self.count(
@@ -255,7 +258,7 @@ impl Engine {
     }
 
     /// Reserves blocks up to `need` bytes and some more.
-    fn grow_area(&self, index: usize, need: u64) -> Result<(), Errno> {
+    pub(crate) fn grow_area(&self, index: usize, need: u64) -> Result<(), Errno> {
         let area = &self.pool.header().areas[index];
         let joined = self.pool.areas()[index];
         let have = area.allocated.load(Relaxed);

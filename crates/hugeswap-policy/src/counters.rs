@@ -46,6 +46,8 @@ counters! {
     SyscallTrapped => "syscall_trapped", "System calls caught by the safety net because an argument pointed into managed memory.";
     MapLimit => "map_limit", "Times the limit on mappings was met and room was made.";
     GiveBack => "give_back", "Frames handed to another process of the pool.";
+    ThpSplitPmd => "thp_split_pmd", "Units that went over from one huge page to base pages.";
+    ThpCollapse => "thp_collapse_alloc", "Units that went back from base pages to one huge page.";
     Ejected => "ejected", "Units handed to the kernel for good (mixed protections, stacks).";
 }
 
@@ -63,16 +65,19 @@ pub enum FaultClass {
     Major,
     /// A unit copied after fork.
     Cow,
+    /// Base pages of a unit read from swap by the faulting thread.
+    Base,
 }
 
 impl FaultClass {
     /// Every class, in index order.
-    pub const ALL: [FaultClass; 5] = [
+    pub const ALL: [FaultClass; 6] = [
         FaultClass::FirstTouch,
         FaultClass::Soft,
         FaultClass::Wait,
         FaultClass::Major,
         FaultClass::Cow,
+        FaultClass::Base,
     ];
     /// How many there are.
     pub const COUNT: usize = Self::ALL.len();
@@ -84,6 +89,7 @@ impl FaultClass {
             FaultClass::Wait => "wait",
             FaultClass::Major => "major_2m",
             FaultClass::Cow => "cow",
+            FaultClass::Base => "major_4k",
         }
     }
 }

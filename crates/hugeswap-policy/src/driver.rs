@@ -371,7 +371,7 @@ impl<R: Reclaim> Machine<R> {
                 self.map_present(u, write);
                 Ok(Some(class))
             }
-            Kind::Free | Kind::Foreign | Kind::Poisoned => Err(Refused::NotManaged),
+            Kind::Free | Kind::Foreign | Kind::Poisoned | Kind::Base => Err(Refused::NotManaged),
         }
     }
 

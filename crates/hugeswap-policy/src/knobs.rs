@@ -9,10 +9,24 @@ pub enum Unit {
     Count,
     /// `on` or `off`.
     Switch,
+    /// One of several words; the value is its place among them.
+    Choice(&'static [&'static str]),
+}
+
+/// When units are swapped in whole: `thp.swapin`, the kernel's words.
+pub mod swapin {
+    /// As the faults suggest.
+    pub const AUTO: u64 = 0;
+    /// Always.
+    pub const ALWAYS: u64 = 1;
+    /// Never: base pages.
+    pub const NEVER: u64 = 2;
+    /// The words.
+    pub const WORDS: &[&str] = &["auto", "always", "never"];
 }
 
 macro_rules! knobs {
-    ($($variant:ident => $name:literal, $unit:ident, $min:expr, $max:expr, $default:expr, $doc:literal;)*) => {
+    ($($variant:ident => $name:literal, $unit:expr, $min:expr, $max:expr, $default:expr, $doc:literal;)*) => {
         /// One setting; `as usize` is its index in the pool segment.
         #[derive(Clone, Copy, Debug, PartialEq, Eq)]
         #[repr(usize)]
@@ -25,7 +39,10 @@ macro_rules! knobs {
             /// Its KEY.
             pub const fn name(self) -> &'static str { match self { $(Knob::$variant => $name,)* } }
             /// How its VALUE is written.
-            pub const fn unit(self) -> Unit { match self { $(Knob::$variant => Unit::$unit,)* } }
+            pub const fn unit(self) -> Unit { {
+                use Unit::*;
+                match self { $(Knob::$variant => $unit,)* }
+            } }
             /// Smallest and largest VALUE.
             pub const fn bounds(self) -> (u64, u64) { match self { $(Knob::$variant => ($min, $max),)* } }
             /// The VALUE when nothing is set.
@@ -40,6 +57,7 @@ knobs! {
     MallocMin => "route.malloc_min", Bytes, 128 << 10, 1 << 40, 1 << 20, "smallest malloc that goes to managed memory";
     MmapMin => "route.mmap_min", Bytes, 128 << 10, 1 << 40, 1 << 20, "smallest private anonymous mmap that goes to managed memory";
     ReadaheadMax => "readahead.max", Count, 0, 64, 8, "most 2 MiB units read ahead of a sequential stream; 0 turns readahead off";
+    ThpSwapin => "thp.swapin", Choice(swapin::WORDS), 0, 2, swapin::AUTO, "what a fault on swapped memory brings in: always the whole unit of 2 MiB, never (base pages), or auto";
     SyscallTrap => "syscall.trap", Switch, 0, 1, 1, "catch system calls that wrappers do not see (signal mode)";
     Checksum => "swap.checksum", Switch, 0, 1, 1, "verify every unit read back from swap";
     CleanDrop => "swap.clean_drop", Switch, 0, 1, 1, "drop unchanged units without writing them again";
@@ -111,6 +129,13 @@ pub fn parse_setting(text: &str) -> Result<(Knob, u64), String> {
             "on" | "1" | "true" => 1,
             "off" | "0" | "false" => 0,
             _ => return Err(format!("{}: '{value}' is neither on nor off", knob.name())),
+        },
+        Unit::Choice(words) => match words.iter().position(|w| *w == value) {
+            Some(i) => i as u64,
+            None => {
+                let words = words.join(", ");
+                return Err(format!("{}: '{value}' is none of {words}", knob.name()));
+            }
         },
     };
     let (min, max) = knob.bounds();

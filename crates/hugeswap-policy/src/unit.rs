@@ -30,6 +30,8 @@ pub enum Kind {
     Foreign = 5,
     /// Its bytes are lost. Touching it is SIGBUS.
     Poisoned = 6,
+    /// Mapped by base pages, each of them in memory or not. Never pinned.
+    Base = 7,
 }
 
 const KIND_MASK: u64 = 0b111;
@@ -87,7 +89,8 @@ impl Word {
             3 => Kind::Swapped,
             4 => Kind::Cached,
             5 => Kind::Foreign,
-            _ => Kind::Poisoned,
+            6 => Kind::Poisoned,
+            _ => Kind::Base,
         }
     }
 
@@ -157,7 +160,7 @@ impl Word {
     pub fn evictable(self) -> bool {
         self.pins() == 0
             && !self.has(WRITEBACK)
-            && matches!(self.kind(), Kind::Present | Kind::Cached)
+            && matches!(self.kind(), Kind::Present | Kind::Cached | Kind::Base)
     }
 
     /// Invariants every stable word obeys; the engine asserts it in debug builds.

@@ -1,4 +1,4 @@
-//! Signal actions: SIGSEGV is the engine's and SIGSYS ours, while the program goes on as if it had both.
+//! Signal actions: SIGSEGV and SIGBUS are the engine's and SIGSYS ours, while the program goes on as if it had them.
 //!
 //! What it installs for them is remembered and called when the signal is not ours. The masks of its other actions
 //! leave [`crate::mask::OURS`] out; what was asked for is told back.
@@ -19,7 +19,7 @@ static ASKED: [AtomicU64; SIGNALS] = [const { AtomicU64::new(0) }; SIGNALS];
 /// Does the program only believe that it sets the action of `signal`?
 fn is_virtual(signal: c_int) -> bool {
     match signal {
-        libc::SIGSEGV => state::engine().is_some(),
+        libc::SIGSEGV | libc::SIGBUS => state::engine().is_some(),
         libc::SIGSYS => trap::installed(),
         _ => false,
     }

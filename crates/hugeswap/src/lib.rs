@@ -187,6 +187,14 @@ impl Pool {
         Region::new(self.clone(), len)
     }
 
+    /// Changes a setting, `KEY=VALUE` (see [`knobs`]), while the pool is in use. Not every setting is looked at again:
+    /// docs/settings.md says which are.
+    pub fn set(&self, setting: &str) -> Result<(), Error> {
+        let (knob, value) = knobs::parse_setting(setting).map_err(Error::Setting)?;
+        self.inner.engine.pool().set_knob(knob, value);
+        Ok(())
+    }
+
     /// What the pool did so far.
     pub fn stats(&self) -> Stats {
         Stats::of(

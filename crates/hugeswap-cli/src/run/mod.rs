@@ -85,6 +85,7 @@ fn settings_help() -> String {
         let value = match k.unit() {
             knobs::Unit::Bytes => crate::text::bytes(k.default_value()),
             knobs::Unit::Count => k.default_value().to_string(),
+            knobs::Unit::Choice(words) => words[k.default_value() as usize].to_owned(),
             knobs::Unit::Switch => if k.default_value() == 1 { "on" } else { "off" }.to_owned(),
         };
         format!("  {:<18} {} (default {value})", k.name(), k.doc())

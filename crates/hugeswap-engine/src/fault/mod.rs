@@ -117,9 +117,10 @@ impl Engine {
                     } else {
                         FaultClass::Soft
                     };
-                    self.take_from_cache(unit, w, write, class, start)
+                    self.take_from_cache(unit, w, addr, write, class, start)
                 }
-                Kind::Swapped => self.major(unit, w, write, start),
+                Kind::Swapped => self.swap_fault(unit, w, addr, write, start),
+                Kind::Base => self.page_fault(unit, w, addr, write, start),
                 _ => {
                     self.table.unlock(unit, w);
                     None
@@ -131,21 +132,21 @@ impl Engine {
         }
     }
 
-    fn done(&self, unit: u32, class: FaultClass, start: u64) -> Option<Outcome> {
+    pub(crate) fn done(&self, unit: u32, class: FaultClass, start: u64) -> Option<Outcome> {
         self.note_resident(unit);
         self.timed(class, start)
     }
 
     /// After a frame was moved to `unit`: if that happened between the parts of a fork, the mark that keeps
     /// the arena out of the child came along and must go.
-    fn let_inherit(&self, unit: u32) {
+    pub(crate) fn let_inherit(&self, unit: u32) {
         if self.gate.is_forker() {
             // SAFETY: advice that discards nothing.
             let _ = unsafe { mm::advise(self.table.addr(unit), UNIT, libc::MADV_DOFORK) };
         }
     }
 
-    fn timed(&self, class: FaultClass, start: u64) -> Option<Outcome> {
+    pub(crate) fn timed(&self, class: FaultClass, start: u64) -> Option<Outcome> {
         record_fault(&self.record().events, class, now_ns().saturating_sub(start));
         Some(Outcome::Retry)
     }

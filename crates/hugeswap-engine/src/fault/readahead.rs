@@ -28,6 +28,11 @@ impl Engine {
             {
                 continue;
             }
+            if !self.admits_ahead(u) {
+                let w = self.table.load(u);
+                self.table.unlock(u, w);
+                continue;
+            }
             self.table.set_frame(u, QUEUED);
             if self.reads.push(Job::Read(u)).is_err() {
                 if self.table.claim_queued(u) {

@@ -4,15 +4,16 @@
 //! Each takes a locked unit and unlocks it. `None`: look at the unit again.
 
 use crate::checksum;
-use crate::engine::{Engine, Job};
+use crate::engine::{Engine, Job, UNIT};
 use crate::fault::Outcome;
 use crate::table::NO_FRAME;
 use hugeswap_policy::UNIT_PAGES;
 use hugeswap_policy::counters::{Counter, FaultClass};
+use hugeswap_policy::granularity::Direction;
 use hugeswap_policy::knobs::Knob;
 use hugeswap_policy::unit::{CLEAN, Kind, MAY_WRITE, READAHEAD, WRITABLE, Word};
-use hugeswap_sys::{Errno, fs};
-use std::sync::atomic::Ordering::{Acquire, Relaxed};
+use hugeswap_sys::{Errno, fs, now_ns};
+use std::sync::atomic::Ordering::Relaxed;
 
 impl Engine {
     /// In the swap cache: move the frame into place.
@@ -20,6 +21,7 @@ impl Engine {
         &self,
         unit: u32,
         w: Word,
+        addr: usize,
         write: bool,
         class: FaultClass,
         start: u64,
@@ -40,6 +42,7 @@ impl Engine {
         } else {
             self.note_referenced(unit);
         }
+        self.note_soft_fault(unit, (addr - self.table.addr(unit)) / 4096);
         let done = self.timed(class, start);
         self.read_ahead(unit, true);
         done
@@ -83,7 +86,7 @@ impl Engine {
     }
 
     /// In swap only: read it, here and now. `None`: look at the unit again.
-    pub(super) fn major(&self, unit: u32, w: Word, write: bool, start: u64) -> Option<Outcome> {
+    pub(crate) fn major(&self, unit: u32, w: Word, write: bool, start: u64) -> Option<Outcome> {
         let Some(slot) = w.slot() else {
             self.table.unlock(unit, w);
             return Some(Outcome::Poisoned);
@@ -134,15 +137,20 @@ impl Engine {
         if doubt && fs::identity(a.fd) != Ok(a.identity) {
             return Err(Errno::EBADF);
         }
+        let start = now_ns();
         // SAFETY: the place is the caller's.
-        unsafe { self.backing.read(&self.pool, a.fd, at, offset) }?;
+        unsafe { self.backing.read(&self.pool, a.fd, at, UNIT, offset) }?;
+        self.sizes.observe(
+            Direction::In,
+            UNIT_PAGES as usize,
+            now_ns().saturating_sub(start),
+        );
         if self.pool.knob(Knob::Checksum) == 0 {
             return Ok(());
         }
         let want = &self.pool.slot_sums()[slot as usize];
         // SAFETY: the place was just filled and is the caller's.
-        let got = checksum::sum(&self.key, unsafe { self.bytes(at) });
-        if got == [want[0].load(Acquire), want[1].load(Acquire)] {
+        if checksum::matches(&self.key, unsafe { self.bytes(at) }, want) {
             Ok(())
         } else {
             Err(Errno::EIO)

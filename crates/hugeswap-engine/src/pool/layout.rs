@@ -1,12 +1,13 @@
 //! The layout of the pool segment: fixed, versioned, every field an atomic.
 //!
 //! ```text
-//! | Header | Record x MAX_PROCESSES | slot words (u32) | slot sums (2 x u64) |
+//! | Header | Record x MAX_PROCESSES | slot words (u32) | page sums (512 x u64 a slot) |
 //! ```
 //! Any process of the pool may write any of it, and any of them may be hostile or
 //! dying: whoever reads validates, bounds every index, and never follows an
 //! address found here.
 
+use crate::checksum::Sums;
 use hugeswap_policy::counters::{Counter, FaultClass};
 use hugeswap_policy::histogram;
 use hugeswap_policy::knobs::Knob;
@@ -15,7 +16,7 @@ use std::sync::atomic::{AtomicI32, AtomicU32, AtomicU64};
 /// "hugeswap" in ASCII.
 pub const MAGIC: u64 = u64::from_le_bytes(*b"hugeswap");
 /// Changed whenever the layout does.
-pub const VERSION: u32 = 1;
+pub const VERSION: u32 = 2;
 /// Most processes a pool can have at one time.
 pub const MAX_PROCESSES: usize = 256;
 /// Most swap areas a pool can have.
@@ -162,7 +163,7 @@ pub fn offsets(slots: u64) -> Option<Offsets> {
     let records = align(size_of::<Header>());
     let slot_words = align(records + size_of::<Record>() * MAX_PROCESSES);
     let slot_sums = align(slot_words + slots * 4);
-    let end = align(slot_sums + slots * 16);
+    let end = align(slot_sums + slots * size_of::<Sums>());
     Some(Offsets {
         records,
         slot_words,

@@ -17,13 +17,14 @@ pub use config::{FaultMode, MIN_MEMORY, PoolConfig, PoolError, machine_memory};
 pub use report::{FaultReport, Report};
 pub use swap::SwapSpec;
 
+use crate::checksum::Sums;
 use hugeswap_policy::counters::Counter;
 use hugeswap_policy::knobs::Knob;
 use hugeswap_policy::{UNIT_BYTES, histogram};
 use hugeswap_sys::fs;
 use layout::{Events, Header, MAX_PROCESSES, Offsets, Record, state};
+use std::sync::atomic::AtomicU32;
 use std::sync::atomic::Ordering::{Acquire, Relaxed};
-use std::sync::atomic::{AtomicU32, AtomicU64};
 
 /// A joined swap area, as this process uses it.
 #[derive(Clone, Copy, Debug)]
@@ -78,12 +79,12 @@ impl Pool {
         }
     }
 
-    /// The checksum of each slot.
-    pub fn slot_sums(&self) -> &[[AtomicU64; 2]] {
+    /// The checksums of each slot's pages.
+    pub fn slot_sums(&self) -> &[Sums] {
         // SAFETY: as in `header`; `offsets` leaves room for `slots` sums.
         unsafe {
             std::slice::from_raw_parts(
-                (self.base + self.offsets.slot_sums) as *const [AtomicU64; 2],
+                (self.base + self.offsets.slot_sums) as *const Sums,
                 self.slots as usize,
             )
         }
@@ -102,6 +103,11 @@ impl Pool {
     /// The current value of a setting.
     pub fn knob(&self, k: Knob) -> u64 {
         self.header().knobs[k as usize].load(Relaxed)
+    }
+
+    /// Changes a setting, for every process of the pool; `value` is within the setting's bounds.
+    pub fn set_knob(&self, k: Knob, value: u64) {
+        self.header().knobs[k as usize].store(value, Relaxed);
     }
 
     /// The budget in frames.

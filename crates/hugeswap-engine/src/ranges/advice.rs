@@ -13,12 +13,13 @@ use hugeswap_sys::signal::Blocked;
 impl Engine {
     /// Is the page at `addr` in memory?
     pub fn resident(&self, addr: usize) -> bool {
-        self.table.unit_of(addr).is_some_and(|u| {
-            matches!(
-                self.table.load(u).kind(),
-                Kind::Present | Kind::Cached | Kind::Foreign
-            )
-        })
+        self.table
+            .unit_of(addr)
+            .is_some_and(|u| match self.table.load(u).kind() {
+                Kind::Present | Kind::Cached | Kind::Foreign => true,
+                Kind::Base => self.base.records.of(u).present.get(addr / 4096 % 512),
+                _ => false,
+            })
     }
 
     /// Begins to read what of the range is in swap.
@@ -31,11 +32,12 @@ impl Engine {
             while self.table.load(unit).has(LOCKED) && self.table.frame(unit) != QUEUED {
                 self.table.wait_locked(unit);
             }
-            if self
-                .table
-                .try_lock_if(unit, |w| w.kind() == Kind::Swapped)
-                .is_none()
-            {
+            let wanted = |w: Word| matches!(w.kind(), Kind::Swapped | Kind::Base);
+            let Some(w) = self.table.try_lock_if(unit, wanted) else {
+                continue;
+            };
+            if w.kind() == Kind::Base {
+                self.hand_over(unit, w);
                 continue;
             }
             self.table.set_frame(unit, QUEUED);
@@ -56,7 +58,15 @@ impl Engine {
     /// Moves the whole units of the range out to swap, and waits until that is done as far as it can be.
     pub fn pageout(&self, addr: usize, len: usize) {
         const ASK_AGAIN_NS: u64 = 20_000_000;
-        let inside = |w: Word| matches!(w.kind(), Kind::Present | Kind::Cached) && w.pins() == 0;
+        let inside = |unit: u32| {
+            let w = self.table.load(unit);
+            let memory = match w.kind() {
+                Kind::Present | Kind::Cached => true,
+                Kind::Base => self.base.records.of(unit).present.any(),
+                _ => false,
+            };
+            memory && w.pins() == 0
+        };
         let ask = |unit: u32| {
             while self.evict_requests.push(unit).is_err() {
                 self.kick();
@@ -67,7 +77,7 @@ impl Engine {
         for unit in self.whole_units_of(addr, len) {
             // Who brought it in wakes the program before letting go of it, and kswapd waits for nobody.
             self.table.wait_locked(unit);
-            if inside(self.table.load(unit)) {
+            if inside(unit) {
                 ask(unit);
             }
         }
@@ -76,7 +86,7 @@ impl Engine {
         for unit in self.whole_units_of(addr, len) {
             deadline += UNIT_BYTES * 10;
             let mut again = hugeswap_sys::now_ns() + ASK_AGAIN_NS;
-            while inside(self.table.load(unit)) && hugeswap_sys::now_ns() < deadline {
+            while inside(unit) && hugeswap_sys::now_ns() < deadline {
                 if hugeswap_sys::now_ns() > again {
                     // It may have been under write-back when its turn came.
                     ask(unit);

@@ -38,6 +38,7 @@ impl Engine {
         for unit in self.units_of(addr, len) {
             let from = self.table.addr(unit).max(addr);
             let to = (self.table.addr(unit) + UNIT).min(addr + len);
+            let (from, to) = self.zero_pages(unit, from, to);
             let w = self.table.load(unit);
             // A unit without memory or slot is zero already.
             if !matches!(w.kind(), Kind::None | Kind::Free | Kind::Poisoned) && w.allows(true) {
@@ -45,6 +46,33 @@ impl Engine {
                 unsafe { std::ptr::write_bytes(from as *mut u8, 0, to - from) };
             }
         }
+    }
+
+    /// Whole pages of `[from, to)` in a base-mapped unit become zero without being brought in. What is left.
+    fn zero_pages(&self, unit: u32, from: usize, to: usize) -> (usize, usize) {
+        const PAGE: usize = 4096;
+        let (first, last) = (from.next_multiple_of(PAGE), to & !(PAGE - 1));
+        // One side is ragged at most: the other ends with the range or the unit.
+        let whole = first < last && (first == from || last == to);
+        if !whole || self.table.load(unit).kind() != Kind::Base {
+            return (from, to);
+        }
+        let _blocked = Blocked::all();
+        let _inside = self.gate.enter();
+        let w = self.lock_settled(unit);
+        let left = if w.kind() == Kind::Base {
+            let at = self.table.addr(unit);
+            self.discard_pages(unit, (first - at) / PAGE..(last - at) / PAGE);
+            if first == from {
+                (last, to)
+            } else {
+                (from, first)
+            }
+        } else {
+            (from, to)
+        };
+        self.table.unlock(unit, w);
+        left
     }
 
     /// Gives up what units `from..to` hold; they are unmanaged then (`free`) or zero.
@@ -59,6 +87,7 @@ impl Engine {
             let mut uncharge = 0;
             let mut in_place = false;
             let mut kept = false;
+            let mut based = [false; 64];
             for i in 0..n {
                 let w = words[i as usize];
                 match w.kind() {
@@ -96,6 +125,10 @@ impl Engine {
                         }
                         self.arena.put_free(self.table.frame(unit + i));
                     }
+                    Kind::Base => {
+                        in_place = true;
+                        based[i as usize] = true;
+                    }
                     _ => {}
                 }
             }
@@ -107,6 +140,9 @@ impl Engine {
                 for i in (0..n).filter(|&i| words[i as usize].kind() != Kind::Foreign) {
                     let _ = self.mover().drop_pages(self.table.addr(unit + i), UNIT);
                 }
+            }
+            for i in (0..n).filter(|&i| based[i as usize]) {
+                self.forget_pages(unit + i);
             }
             self.pool.uncharge(self.me(), uncharge);
             for i in 0..n {

@@ -63,6 +63,17 @@ impl Engine {
         }
     }
 
+    /// [`Engine::lock_settled`] for who deals with whole units: a base-mapped one is whole again first, if
+    /// swap takes what that needs.
+    fn lock_whole(&self, unit: u32) -> Word {
+        let w = self.lock_settled(unit);
+        if w.kind() == Kind::Base {
+            self.leave_pages(unit, w).0
+        } else {
+            w
+        }
+    }
+
     /// Maps `len` bytes of managed memory (whole pages; units of 2 MiB are aligned) at an address of ours.
     /// `zero`: the bytes read as zero; otherwise they are arbitrary. ENOMEM if budget and
     /// swap together could not hold it.

@@ -57,8 +57,8 @@ impl Engine {
     }
 
     fn move_unit(&self, unit: u32, dest: u32) -> bool {
-        let w = self.lock_settled(unit);
-        let d = self.lock_settled(dest);
+        let w = self.lock_whole(unit);
+        let d = self.lock_whole(dest);
         let give_up = || {
             self.table.unlock(unit, w);
             self.table.unlock(dest, d);
@@ -66,7 +66,10 @@ impl Engine {
         };
         if d.kind() != Kind::None
             || w.pins() > 0
-            || matches!(w.kind(), Kind::Foreign | Kind::Poisoned | Kind::Free)
+            || matches!(
+                w.kind(),
+                Kind::Foreign | Kind::Poisoned | Kind::Free | Kind::Base
+            )
         {
             return give_up();
         }

@@ -7,8 +7,8 @@ use crate::engine::{Engine, UNIT};
 use crate::fault::Outcome;
 use hugeswap_policy::counters::Counter;
 use hugeswap_policy::unit::{Kind, WATCHED, WRITABLE, Word};
-use hugeswap_sys::Errno;
 use hugeswap_sys::signal::Blocked;
+use hugeswap_sys::{Errno, now_ns};
 
 impl Engine {
     /// Most bytes one call should pin.
@@ -69,6 +69,20 @@ impl Engine {
             }
             if full {
                 return Err(Errno::EAGAIN);
+            }
+            if self.table.load(unit).kind() == Kind::Base {
+                let w = self.lock_settled(unit);
+                let outcome = if w.kind() == Kind::Base {
+                    self.make_whole(unit, w, write, now_ns())
+                } else {
+                    self.table.unlock(unit, w);
+                    None
+                };
+                match outcome {
+                    None | Some(Outcome::Retry) => continue,
+                    Some(Outcome::NoMemory) => return Err(Errno::ENOMEM),
+                    Some(_) => return Err(Errno::EIO),
+                }
             }
             match self.resolve(unit, at, write) {
                 Outcome::Retry => {}

@@ -8,7 +8,7 @@ use crate::fault::Outcome;
 use hugeswap_policy::counters::Counter;
 use hugeswap_policy::unit::{Kind, LOCKED, MAY_READ, MAY_WRITE, WATCHED, WRITABLE, Word};
 use hugeswap_sys::signal::Blocked;
-use hugeswap_sys::{Errno, mm, uffd};
+use hugeswap_sys::{Errno, mm, now_ns, uffd};
 
 impl Engine {
     /// Sets the access that the program allows on whole units. EINVAL for parts of units, EOPNOTSUPP in
@@ -28,7 +28,11 @@ impl Engine {
             Prot::ReadWrite => MAY_READ | MAY_WRITE,
         };
         for unit in self.whole_units_of(addr, len) {
-            let w = self.lock_settled(unit);
+            let w = self.lock_whole(unit);
+            if w.kind() == Kind::Base {
+                self.table.unlock(unit, w);
+                return Err(Errno::ENOMEM);
+            }
             let mut new = w.clear(MAY_READ | MAY_WRITE).set(may);
             let mut ok = true;
             if w.kind() == Kind::Foreign {
@@ -79,6 +83,17 @@ impl Engine {
                 _ if w.has(LOCKED) => {}
                 Kind::Foreign | Kind::Free => return Ok(()),
                 Kind::Poisoned => return Err(Errno::EIO),
+                Kind::Base => {
+                    let w = self.lock_settled(unit);
+                    if w.kind() != Kind::Base {
+                        self.table.unlock(unit, w);
+                    } else if let Some(Outcome::NoMemory | Outcome::Poisoned) =
+                        self.make_whole(unit, w, true, now_ns())
+                    {
+                        return Err(Errno::ENOMEM);
+                    }
+                    continue;
+                }
                 _ if !w.allows(true) => {
                     // Bring it in with our access, not the program's.
                     self.table

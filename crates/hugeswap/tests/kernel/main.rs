@@ -6,6 +6,7 @@
 mod content;
 mod failure;
 mod life;
+mod pages;
 mod report;
 mod storm;
 mod util;
@@ -21,7 +22,14 @@ const LIMIT: Duration = Duration::from_secs(120);
 type Test = (&'static str, fn());
 
 fn all() -> Vec<Test> {
-    [content::TESTS, storm::TESTS, failure::TESTS, life::TESTS].concat()
+    [
+        content::TESTS,
+        pages::TESTS,
+        storm::TESTS,
+        failure::TESTS,
+        life::TESTS,
+    ]
+    .concat()
 }
 
 fn main() {

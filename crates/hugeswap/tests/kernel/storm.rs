@@ -11,6 +11,8 @@ use std::time::{Duration, Instant};
 pub const TESTS: &[Test] = &[
     ("storm_loses_no_write", storm_loses_no_write),
     ("storm_under_pressure", storm_under_pressure),
+    ("storm_over_pages", storm_over_pages),
+    ("storm_over_pages_with_forks", storm_over_pages_with_forks),
     ("storm_with_forks", storm_with_forks),
     ("storm_with_direct_io", storm_with_direct_io),
     (
@@ -77,9 +79,26 @@ fn storm_under_pressure() {
     });
 }
 
+fn storm_over_pages() {
+    both_modes(|mode| {
+        let pool = storming(32, mode);
+        pool.set("thp.swapin=never").unwrap();
+        count_up(&pool, 64 * MIB);
+    });
+}
+
 fn storm_with_forks() {
+    forking("always");
+}
+
+fn storm_over_pages_with_forks() {
+    forking("never");
+}
+
+fn forking(swapin: &str) {
     both_modes(|mode| {
         let pool = storming(64, mode);
+        pool.set(&format!("thp.swapin={swapin}")).unwrap();
         let r = pool.region(24 * MIB).unwrap();
         let busy = pool.region(24 * MIB).unwrap();
         let stop = AtomicBool::new(false);

@@ -1,0 +1,191 @@
+//! Base pages written and dropped, a unit at a time: one write protection, one write for each run of dirty pages, one
+//! unmapping, so that what disturbs other processors is paid once for up to 512 pages.
+
+use super::PAGE;
+use crate::engine::{Engine, UNIT};
+use crate::table::NO_FRAME;
+use hugeswap_policy::UNIT_PAGES;
+use hugeswap_policy::counters::Counter;
+use hugeswap_policy::unit::{Kind, Word};
+use hugeswap_sys::{mm, now_ns, uffd};
+use std::ops::Range;
+use std::sync::atomic::Ordering::Relaxed;
+
+impl Engine {
+    /// Writes out and drops every page of a locked, base-mapped unit, which stays base-mapped. Unlocks it. How many
+    /// there were; `None` if swap would not take them.
+    pub(crate) fn evict_pages(&self, unit: u32, w: Word) -> Option<u64> {
+        let start = now_ns();
+        let (w, clean) = self.clean_pages(unit, w);
+        let freed = clean.then(|| self.drop_clean_pages(unit, start));
+        self.table.unlock(unit, w);
+        if freed.is_some_and(|n| n > 0) {
+            self.count(Counter::PgReclaim, 1);
+            self.note_available();
+        }
+        freed
+    }
+
+    /// Write-protects a locked unit's pages and writes the dirty ones. The word with its slot, and
+    /// whether no page is dirty now.
+    pub(super) fn clean_pages(&self, unit: u32, w: Word) -> (Word, bool) {
+        let record = self.base.records.of(unit);
+        if !record.dirty.any() {
+            return (w, true);
+        }
+        let at = self.table.addr(unit);
+        if uffd::write_protect(self.pages_fd(), at, UNIT, true).is_err() {
+            return (w, false);
+        }
+        self.write_dirty(unit, w, record)
+    }
+
+    fn drop_clean_pages(&self, unit: u32, start: u64) -> u64 {
+        let record = self.base.records.of(unit);
+        // SAFETY: the slot holds what is dropped, or it is zeros.
+        let dropped = unsafe { mm::advise(self.table.addr(unit), UNIT, libc::MADV_DONTNEED) };
+        let n = record.present.count();
+        if n == 0 || dropped.is_err() {
+            return 0;
+        }
+        self.note_pages_evicted(unit, now_ns().saturating_sub(start));
+        record.present.fill(false);
+        self.put_pages(n);
+        n
+    }
+
+    /// Some pages of a locked, base-mapped unit become zero: memory and swap behind them are given up.
+    pub(crate) fn discard_pages(&self, unit: u32, pages: Range<usize>) {
+        let record = self.base.records.of(unit);
+        let (at, len) = (
+            self.table.addr(unit) + pages.start * PAGE,
+            pages.len() * PAGE,
+        );
+        // SAFETY: the caller gave the content up.
+        if unsafe { mm::advise(at, len, libc::MADV_DONTNEED) }.is_err() {
+            return;
+        }
+        let n = pages.clone().filter(|&p| record.present.get(p)).count();
+        record.present.put(pages.clone(), false);
+        record.dirty.put(pages.clone(), false);
+        record.stored.put(pages, false);
+        self.put_pages(n as u64);
+    }
+
+    /// Forgets what a locked, base-mapped unit holds; the caller maps it anew and frees the slot.
+    pub(crate) fn forget_pages(&self, unit: u32) {
+        let record = self.base.records.of(unit);
+        let n = record.present.count();
+        record.clear();
+        self.put_pages(n);
+    }
+
+    /// A locked, base-mapped unit goes back to being whole, in swap. The new word, still locked, and whether it did.
+    pub(crate) fn leave_pages(&self, unit: u32, w: Word) -> (Word, bool) {
+        let record = self.base.records.of(unit);
+        let (w, clean) = self.clean_pages(unit, w);
+        if !clean || record.stored.any() && !record.stored.all() && !self.write_holes(w, record) {
+            return (w, false);
+        }
+        if record.stored.all() {
+            return self.leave_stored(unit, w);
+        }
+        if self
+            .mover()
+            .drop_pages(self.table.addr(unit), UNIT)
+            .is_err()
+        {
+            return (w, false);
+        }
+        self.forget_pages(unit);
+        self.table.set_frame(unit, NO_FRAME);
+        if let Some(s) = w.slot() {
+            self.free_slot(s);
+        }
+        (w.with_slot(None).with_kind(Kind::None), true)
+    }
+
+    /// [`Engine::leave_pages`] for a unit that its slot holds all of.
+    fn leave_stored(&self, unit: u32, w: Word) -> (Word, bool) {
+        if self
+            .mover()
+            .drop_pages(self.table.addr(unit), UNIT)
+            .is_err()
+        {
+            return (w, false);
+        }
+        self.forget_pages(unit);
+        self.table.set_frame(unit, NO_FRAME);
+        (w.with_kind(Kind::Swapped), true)
+    }
+
+    /// Has some base-mapped units go back to being whole, in swap: each may take mappings that are short. Only those
+    /// that their slots hold all of. False if none was found. The rules of the fault path hold.
+    pub(crate) fn leave_stored_pages(&self) -> bool {
+        self.leave_some(|unit, w| {
+            let record = self.base.records.of(unit);
+            if record.dirty.any() || !record.stored.all() {
+                return (w, false);
+            }
+            self.leave_stored(unit, w)
+        })
+    }
+
+    /// As [`Engine::leave_stored_pages`], also those that have to be written for it.
+    pub(crate) fn leave_some_pages(&self) -> bool {
+        self.leave_some(|unit, w| self.leave_pages(unit, w))
+    }
+
+    fn leave_some(&self, leave: impl Fn(u32, Word) -> (Word, bool)) -> bool {
+        const AT_A_TIME: usize = 16;
+        let mut left = 0;
+        for unit in 0..self.high_unit.load(Relaxed) {
+            let Some(w) = self.table.try_lock_if(unit, |w| w.kind() == Kind::Base) else {
+                continue;
+            };
+            let (w, gone) = leave(unit, w);
+            self.table.unlock(unit, w);
+            left += usize::from(gone);
+            if left == AT_A_TIME {
+                break;
+            }
+        }
+        if left > 0 {
+            self.note_available();
+        }
+        left > 0
+    }
+
+    /// Before a fork: what the child will read of base-mapped units is in their slots, and the units themselves are
+    /// not inherited. Nobody else is in the engine.
+    pub(crate) fn clean_all_pages(&self) {
+        for unit in 0..self.high_unit.load(Relaxed) {
+            let w = self.table.load(unit);
+            if w.kind() != Kind::Base {
+                continue;
+            }
+            let record = self.base.records.of(unit);
+            let (w, clean) = self.clean_pages(unit, w);
+            if clean && record.stored.any() {
+                // Should it fail, the child finds the unit lost.
+                let _ = self.write_holes(w, record);
+            }
+            self.table.reset(unit, w);
+        }
+    }
+
+    /// In a forked child: what a base-mapped unit of the parent's is here.
+    pub(crate) fn pages_in_child(&self, unit: u32, w: Word) -> Word {
+        let record = self.base.records.of(unit);
+        let complete = !record.dirty.any() && (record.stored.all() || !record.stored.any());
+        let stored = record.stored.any();
+        record.clear();
+        match (complete, stored) {
+            (true, true) => w.with_kind(Kind::Swapped),
+            (true, false) => w.with_slot(None).with_kind(Kind::None),
+            (false, _) => w.with_slot(None).with_kind(Kind::Poisoned),
+        }
+    }
+}
+
+const _: () = assert!(UNIT_PAGES as usize * PAGE == UNIT);

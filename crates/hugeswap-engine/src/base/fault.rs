@@ -1,0 +1,210 @@
+//! Faults on base-mapped units: pages brought in. The rules of the fault path hold.
+
+use super::record::Record;
+use super::{BUFFER, PAGE};
+use crate::engine::Engine;
+use crate::fault::Outcome;
+use hugeswap_policy::counters::{Counter, FaultClass};
+use hugeswap_policy::knobs::{Knob, swapin};
+use hugeswap_policy::unit::{Kind, Word};
+use hugeswap_sys::{Errno, uffd};
+use std::ops::Range;
+
+impl Engine {
+    /// A fault on a locked unit that is whole in swap. Unlocks it. `None`: look at the unit again.
+    pub(crate) fn swap_fault(
+        &self,
+        unit: u32,
+        w: Word,
+        addr: usize,
+        write: bool,
+        start: u64,
+    ) -> Option<Outcome> {
+        let page = (addr - self.table.addr(unit)) / PAGE;
+        let small = match self.pool.knob(Knob::ThpSwapin) {
+            swapin::NEVER => Some(page..page + 1),
+            swapin::AUTO => {
+                let d = self.decide_size(unit, page, 0);
+                let record = self.base.records.of(unit);
+                record.set_history(d.history);
+                record.set_density(d.density);
+                (!d.whole).then_some(usize::from(d.pages.start)..usize::from(d.pages.end))
+            }
+            _ => None,
+        };
+        match small.and_then(|pages| Some((self.go_over_to_pages(unit, w)?, pages))) {
+            Some((w, pages)) => self.bring_pages(unit, w, pages, page, write, start),
+            None => self.major(unit, w, write, start),
+        }
+    }
+
+    /// A locked unit in swap goes over to base pages, none of them in memory; `None` if that cannot be.
+    fn go_over_to_pages(&self, unit: u32, w: Word) -> Option<Word> {
+        if self.pages_fd() < 0 || self.gate.is_forker() || self.mappings_are_short() {
+            return None;
+        }
+        if self.map_for_pages(unit).is_err() {
+            self.note_mappings_short();
+            return None;
+        }
+        self.base.records.of(unit).all_stored();
+        self.count(Counter::ThpSplitPmd, 1);
+        Some(w.with_kind(Kind::Base))
+    }
+
+    /// A fault on a locked, base-mapped unit. Unlocks it. `None`: look at the unit again.
+    pub(crate) fn page_fault(
+        &self,
+        unit: u32,
+        w: Word,
+        addr: usize,
+        write: bool,
+        start: u64,
+    ) -> Option<Outcome> {
+        if self.gate.is_forker() {
+            // Pages were written out for the child already: what changes now must be in memory it inherits.
+            return self.make_whole(unit, w, write, start);
+        }
+        let record = self.base.records.of(unit);
+        let page = (addr - self.table.addr(unit)) / PAGE;
+        if record.present.get(page) {
+            let at = self.table.addr(unit) + page * PAGE;
+            if write && uffd::write_protect(self.pages_fd(), at, PAGE, false).is_err() {
+                return self.make_whole(unit, w, write, start);
+            }
+            record.dirty.put(page..page + usize::from(write), true);
+            self.table.unlock(unit, w);
+            return self.timed(FaultClass::Soft, start);
+        }
+        let mut pages = page..page + 1;
+        match self.pool.knob(Knob::ThpSwapin) {
+            swapin::NEVER => {}
+            swapin::AUTO => {
+                let d = self.decide_size(unit, page, record.present.count());
+                record.set_history(d.history);
+                record.set_density(d.density);
+                if d.whole {
+                    return self.make_whole(unit, w, write, start);
+                }
+                pages = usize::from(d.pages.start)..usize::from(d.pages.end);
+            }
+            _ => return self.make_whole(unit, w, write, start),
+        }
+        self.bring_pages(unit, w, pages, page, write, start)
+    }
+
+    /// Brings pages of a locked, base-mapped unit in for a fault on `page`, which is one of them. Unlocks it.
+    fn bring_pages(
+        &self,
+        unit: u32,
+        w: Word,
+        pages: Range<usize>,
+        page: usize,
+        write: bool,
+        start: u64,
+    ) -> Option<Outcome> {
+        let record = self.base.records.of(unit);
+        let wanted = absent(record, pages.clone());
+        if !self.take_pages_nowait(wanted) {
+            // What is present of this unit may be what has to go.
+            self.table.unlock(unit, w);
+            if !self.take_pages(wanted) {
+                return Some(Outcome::NoMemory);
+            }
+            self.put_pages(wanted);
+            return None;
+        }
+        let first = !record.present.any();
+        let result = self.bring_in(unit, w, record, pages.clone(), write.then_some(page));
+        // Whatever was not brought in goes back.
+        self.put_pages(absent(record, pages).min(wanted));
+        if first && record.present.any() {
+            self.note_resident(unit);
+        }
+        match result {
+            Ok(()) => {
+                self.table.unlock(unit, w);
+                self.timed(FaultClass::Base, start)
+            }
+            Err(Errno::EIO) => {
+                self.count(Counter::SwapReadError, 1);
+                self.table.unlock(unit, w);
+                Some(Outcome::Poisoned)
+            }
+            // Our descriptors may be gone: the engine's threads have their own.
+            Err(_) => self.hand_over(unit, w),
+        }
+    }
+
+    /// Brings in the absent ones of `pages`, write-protected but for `written`.
+    fn bring_in(
+        &self,
+        unit: u32,
+        w: Word,
+        record: &Record,
+        pages: Range<usize>,
+        written: Option<usize>,
+    ) -> Result<(), Errno> {
+        let buffer = self.base.take_buffer();
+        let mut next = pages.start;
+        while let Some(run) = record.present.run(next, pages.end, false) {
+            let stored = record.stored.get(run.start);
+            let end = record
+                .stored
+                .run(run.start, run.end, !stored)
+                .map_or(run.end, |r| r.start);
+            let run = run.start..end.min(run.start + BUFFER / PAGE);
+            next = run.end;
+            let len = run.len() * PAGE;
+            if stored {
+                let slot = w.slot().ok_or(Errno::EIO)?;
+                self.read_pages_surely(slot, run.clone(), buffer.addr())?;
+            } else {
+                // SAFETY: the buffer is ours.
+                unsafe { std::ptr::write_bytes(buffer.addr() as *mut u8, 0, len) };
+            }
+            self.install(unit, record, run, buffer.addr(), written)?;
+        }
+        Ok(())
+    }
+
+    fn install(
+        &self,
+        unit: u32,
+        record: &Record,
+        run: Range<usize>,
+        from: usize,
+        written: Option<usize>,
+    ) -> Result<(), Errno> {
+        let (fd, at) = (self.pages_fd(), self.table.addr(unit));
+        let copy = |pages: Range<usize>, protect| {
+            if pages.is_empty() {
+                return Ok(());
+            }
+            let source = from + (pages.start - run.start) * PAGE;
+            uffd::copy(
+                fd,
+                at + pages.start * PAGE,
+                source,
+                pages.len() * PAGE,
+                protect,
+            )?;
+            record.present.put(pages, true);
+            Ok(())
+        };
+        match written.filter(|p| run.contains(p)) {
+            Some(p) => {
+                copy(run.start..p, true)?;
+                copy(p..p + 1, false)?;
+                record.dirty.put(p..p + 1, true);
+                copy(p + 1..run.end, true)
+            }
+            None => copy(run.clone(), true),
+        }
+    }
+}
+
+/// How many of `pages` are not in memory.
+fn absent(record: &Record, pages: Range<usize>) -> u64 {
+    pages.filter(|&p| !record.present.get(p)).count() as u64
+}

@@ -1,0 +1,193 @@
+//! Pages of a slot: read and verified, written and summed.
+
+use super::{BUFFER, PAGE, record::Record};
+use crate::checksum::{self, UnitSums};
+use crate::engine::Engine;
+use hugeswap_policy::counters::Counter;
+use hugeswap_policy::granularity::Direction;
+use hugeswap_policy::knobs::Knob;
+use hugeswap_policy::unit::Word;
+use hugeswap_policy::{UNIT_BYTES, UNIT_PAGES, slots};
+use hugeswap_sys::{Errno, fs, now_ns};
+use std::ops::Range;
+use std::sync::atomic::Ordering::Relaxed;
+
+const PAGES: usize = UNIT_PAGES as usize;
+
+impl Engine {
+    /// Reads pages of a slot to `to` and verifies them. `doubt`: see [`Engine::read_slot`].
+    pub(super) fn read_pages(
+        &self,
+        slot: u64,
+        pages: Range<usize>,
+        to: usize,
+        doubt: bool,
+    ) -> Result<(), Errno> {
+        let (area, offset) = self.pool.locate(slot).ok_or(Errno::EIO)?;
+        let a = self.pool.areas().get(area).ok_or(Errno::EIO)?;
+        if doubt && fs::identity(a.fd) != Ok(a.identity) {
+            return Err(Errno::EBADF);
+        }
+        let len = pages.len() * PAGE;
+        let from = offset + (pages.start * PAGE) as u64;
+        let start = now_ns();
+        // SAFETY: the caller's memory.
+        unsafe { self.backing.read(&self.pool, a.fd, to, len, from) }?;
+        self.sizes
+            .observe(Direction::In, pages.len(), now_ns().saturating_sub(start));
+        self.count(Counter::PswpIn, pages.len() as u64);
+        if self.pool.knob(Knob::Checksum) == 0 {
+            return Ok(());
+        }
+        let sums = self.pool.slot_sums().get(slot as usize);
+        let want = sums.and_then(|s| s.get(pages)).ok_or(Errno::EIO)?;
+        // SAFETY: just filled, and the caller's.
+        let got = unsafe { std::slice::from_raw_parts(to as *const u8, len) };
+        if checksum::matches(&self.key, got, want) {
+            Ok(())
+        } else {
+            Err(Errno::EIO)
+        }
+    }
+
+    /// [`Engine::read_pages`], with what a device does once in a while forgiven.
+    pub(super) fn read_pages_surely(
+        &self,
+        slot: u64,
+        pages: Range<usize>,
+        to: usize,
+    ) -> Result<(), Errno> {
+        let mut tries = 0;
+        loop {
+            match self.read_pages(slot, pages.clone(), to, true) {
+                Err(Errno::EIO) if tries < 3 => tries += 1,
+                result => return result,
+            }
+        }
+    }
+
+    /// Writes pages to a slot of this process's own from `from`, where nobody changes them.
+    fn write_pages(&self, slot: u64, pages: Range<usize>, from: usize) -> Result<(), Errno> {
+        let (index, offset) = self.pool.locate(slot).ok_or(Errno::EIO)?;
+        let area = self.pool.header().areas.get(index).ok_or(Errno::EIO)?;
+        let joined = self.pool.areas().get(index).ok_or(Errno::EIO)?;
+        if offset + UNIT_BYTES > area.allocated.load(Relaxed) {
+            self.grow_area(index, offset + UNIT_BYTES)?;
+        }
+        let len = pages.len() * PAGE;
+        // SAFETY: the caller's memory.
+        let bytes = unsafe { std::slice::from_raw_parts(from as *const u8, len) };
+        let mut sums: UnitSums = [0; PAGES];
+        checksum::fill(&self.key, bytes, &mut sums);
+        let kept = self.pool.slot_sums().get(slot as usize);
+        let kept = kept.and_then(|s| s.get(pages.clone())).ok_or(Errno::EIO)?;
+        // What the pages of the slot hold is nothing until the write is done.
+        checksum::forget(kept);
+        let at = offset + (pages.start * PAGE) as u64;
+        // SAFETY: as above.
+        unsafe { self.backing.write(&self.pool, joined.fd, from, len, at) }.inspect_err(|_| {
+            area.errors.fetch_add(1, Relaxed);
+        })?;
+        checksum::store(kept, &sums);
+        self.count(Counter::PswpOut, pages.len() as u64);
+        Ok(())
+    }
+
+    /// Writes the dirty pages of a locked unit, which are write-protected, to its slot; to a new one if the unit has
+    /// none or a forked child may read it. The word with its slot, and whether all was written.
+    pub(super) fn write_dirty(&self, unit: u32, w: Word, record: &Record) -> (Word, bool) {
+        if !record.dirty.any() {
+            return (w, true);
+        }
+        let (w, Some(slot)) = self.own_slot_for_pages(w, record) else {
+            self.count(Counter::SwapWriteError, 1);
+            self.swap_full.store(true, Relaxed);
+            return (w, false);
+        };
+        let at = self.table.addr(unit);
+        let mut next = 0;
+        while let Some(run) = record.dirty.run(next, PAGES, true) {
+            next = run.end;
+            if self
+                .write_pages(slot, run.clone(), at + run.start * PAGE)
+                .is_err()
+            {
+                self.count(Counter::SwapWriteError, 1);
+                // What the slot held of these pages may be gone; memory has them.
+                record.stored.put(run, false);
+                return (w, false);
+            }
+            record.stored.put(run.clone(), true);
+            record.dirty.put(run, false);
+        }
+        self.swap_full.store(false, Relaxed);
+        (w, true)
+    }
+
+    /// Writes zeros where neither memory nor the slot holds a page, so that the slot is all of the unit.
+    /// False if that failed. The unit has a slot and no dirty page.
+    pub(super) fn write_holes(&self, w: Word, record: &Record) -> bool {
+        let Some(slot) = w.slot() else {
+            return false;
+        };
+        let buffer = self.base.take_buffer();
+        // SAFETY: the buffer is ours.
+        unsafe { std::ptr::write_bytes(buffer.addr() as *mut u8, 0, BUFFER) };
+        let mut next = 0;
+        while let Some(run) = record.stored.run(next, PAGES, false) {
+            let part = run.start..run.end.min(run.start + BUFFER / PAGE);
+            next = part.end;
+            if self.write_pages(slot, part.clone(), buffer.addr()).is_err() {
+                return false;
+            }
+            record.stored.put(part, true);
+        }
+        true
+    }
+
+    /// A slot that may be overwritten, holding what the unit's present one does of pages that are not dirty.
+    fn own_slot_for_pages(&self, w: Word, record: &Record) -> (Word, Option<u64>) {
+        let old = w.slot();
+        if let Some(s) = old
+            && self.owns_slot(s)
+            && !self.maybe_children.load(Relaxed)
+        {
+            return (w, Some(s));
+        }
+        let map = self.pool.slot_words();
+        let hint = self.slot_hint.load(Relaxed) as usize;
+        let Some(slot) = slots::claim(map, self.me() as u16 + 1, hint) else {
+            return (w, None);
+        };
+        self.slot_hint.store(slot as u64 + 1, Relaxed);
+        if let Some(old) = old {
+            if !self.copy_slot(old, slot as u64, record) {
+                slots::release(map, slot, self.me() as u16 + 1);
+                return (w, None);
+            }
+            self.free_slot(old);
+        }
+        (w.with_slot(Some(slot as u64)), Some(slot as u64))
+    }
+
+    fn copy_slot(&self, from: u64, to: u64, record: &Record) -> bool {
+        let buffer = self.base.take_buffer();
+        let mut next = 0;
+        while let Some(run) = record.stored.run(next, PAGES, true) {
+            let part = run.start..run.end.min(run.start + BUFFER / PAGE);
+            next = part.end;
+            if record.dirty.run(part.start, part.end, false).is_none() {
+                continue;
+            }
+            // A page that is dirty is read too: it was stored, and is overwritten next.
+            if self
+                .read_pages_surely(from, part.clone(), buffer.addr())
+                .and_then(|()| self.write_pages(to, part, buffer.addr()))
+                .is_err()
+            {
+                return false;
+            }
+        }
+        true
+    }
+}

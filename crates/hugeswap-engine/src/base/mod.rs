@@ -1,0 +1,210 @@
+//! Base-mapped units: 512 base pages that come and go each by itself.
+//!
+//! Such a unit is registered with userfaultfd and mapped readable and writable; a touch of an absent page is a fault
+//! (SIGBUS), resolved by UFFDIO_COPY, which installs the page write-protected. So a page that was only read is dropped without a write. What each page is stands in its
+//! unit's [`record::Record`]. In swap a unit keeps one slot of 2 MiB, each page at its own offset in it, whether it is
+//! base-mapped or whole.
+//!
+//! * `fault`: pages brought in; `evict`: pages written and dropped; `whole`: the ways to and from huge pages
+//! * `io`: pages of a slot read, written, copied
+//!
+//! Concurrency: everything happens under the unit's lock. Base-mapped units are never pinned: who needs one
+//! held makes it whole first. In signal mode only; see [`Engine::pages_fd`].
+
+mod evict;
+mod fault;
+mod io;
+pub(crate) mod record;
+mod whole;
+
+use crate::engine::{Engine, UNIT};
+use hugeswap_policy::UNIT_PAGES;
+use hugeswap_sys::{Result, fs, mm, uffd};
+use record::Records;
+use std::sync::atomic::Ordering::{AcqRel, Relaxed};
+use std::sync::atomic::{AtomicI32, AtomicI64, AtomicU32};
+
+pub(crate) const PAGE: usize = 4096;
+/// Size of a buffer that pages pass through on their way in.
+const BUFFER: usize = 64 << 10;
+const BUFFERS: usize = 32;
+
+/// What an engine keeps for its base-mapped units.
+pub(crate) struct Base {
+    pub records: Records,
+    /// In signal mode the userfaultfd that turns faults on absent pages into SIGBUS, or -1.
+    sigbus_fd: AtomicI32,
+    /// Pages that are charged (by the frame) and not in use.
+    credits: AtomicI64,
+    buffers: usize,
+    buffers_used: AtomicU32,
+}
+
+impl Base {
+    /// `signal`: with a userfaultfd of its own, if it is to be had.
+    pub fn new(units: u32, signal: bool, low_fd: i32) -> Result<Base> {
+        let records = Records::new(units)?;
+        // SAFETY: a new mapping at an address of the kernel's choice.
+        let buffers = unsafe { mm::map_anon(0, BUFFERS * BUFFER, mm::PROT_RW, false) }?;
+        Ok(Base {
+            records,
+            sigbus_fd: AtomicI32::new(if signal { open_sigbus(low_fd) } else { -1 }),
+            credits: AtomicI64::new(0),
+            buffers,
+            buffers_used: AtomicU32::new(0),
+        })
+    }
+
+    /// In a forked child, where nothing is registered and no page is ours: starts anew.
+    pub fn reset_in_child(&self, low_fd: i32) {
+        fs::close(self.sigbus_fd.swap(open_sigbus(low_fd), Relaxed));
+        self.credits.store(0, Relaxed);
+        self.buffers_used.store(0, Relaxed);
+    }
+
+    pub fn sigbus_fd(&self) -> i32 {
+        self.sigbus_fd.load(Relaxed)
+    }
+
+    /// Frames' worth of pages that are charged and free.
+    pub fn free_frames(&self) -> u64 {
+        self.credits.load(Relaxed).max(0) as u64 / UNIT_PAGES
+    }
+
+    fn take_buffer(&self) -> Buffer<'_> {
+        loop {
+            let used = self.buffers_used.load(Relaxed);
+            let free = (!used).trailing_zeros();
+            if free < BUFFERS as u32
+                && self
+                    .buffers_used
+                    .compare_exchange_weak(used, used | 1 << free, AcqRel, Relaxed)
+                    .is_ok()
+            {
+                return Buffer {
+                    base: self,
+                    number: free,
+                };
+            }
+            std::hint::spin_loop();
+        }
+    }
+}
+
+impl Drop for Base {
+    fn drop(&mut self) {
+        fs::close(self.sigbus_fd());
+        // SAFETY: mapped by `new`, and the engine that owns the buffers is gone.
+        let _ = unsafe { mm::unmap(self.buffers, BUFFERS * BUFFER) };
+    }
+}
+
+/// A buffer taken, until it is dropped.
+struct Buffer<'a> {
+    base: &'a Base,
+    number: u32,
+}
+
+impl Buffer<'_> {
+    fn addr(&self) -> usize {
+        self.base.buffers + self.number as usize * BUFFER
+    }
+}
+
+impl Drop for Buffer<'_> {
+    fn drop(&mut self) {
+        self.base
+            .buffers_used
+            .fetch_and(!(1 << self.number), AcqRel);
+    }
+}
+
+/// -1 where userfaultfd is forbidden: then units are never base-mapped.
+fn open_sigbus(low_fd: i32) -> i32 {
+    let features = uffd::feature::SIGBUS | uffd::feature::PAGEFAULT_FLAG_WP;
+    match uffd::open(uffd::USER_MODE_ONLY, features) {
+        Ok((fd, _)) => match fs::dup_above(fd, low_fd) {
+            Ok(high) => {
+                fs::close(fd);
+                high
+            }
+            Err(_) => fd,
+        },
+        Err(_) => -1,
+    }
+}
+
+impl Engine {
+    /// The userfaultfd that base-mapped units are registered with; -1: there can be none. In message mode there is
+    /// none: there the kernel writes to memory that nobody pinned (direct I/O), which MOVE of a whole unit notices and
+    /// dropping a base page would not.
+    pub(crate) fn pages_fd(&self) -> i32 {
+        self.base.sigbus_fd()
+    }
+
+    /// Charges `n` pages, if that is possible without waiting.
+    pub(crate) fn take_pages_nowait(&self, n: u64) -> bool {
+        loop {
+            let have = self.base.credits.load(Relaxed);
+            if have >= n as i64 {
+                let left = have - n as i64;
+                if self
+                    .base
+                    .credits
+                    .compare_exchange_weak(have, left, AcqRel, Relaxed)
+                    .is_ok()
+                {
+                    if left < UNIT_PAGES as i64 {
+                        self.check_watermark();
+                    }
+                    return true;
+                }
+                continue;
+            }
+            if !self.pool.charge(self.me(), 1) {
+                let Some(place) = self.arena.take_free().or_else(|| self.take_clean()) else {
+                    return false;
+                };
+                self.arena.discard(place);
+            }
+            self.put_pages(UNIT_PAGES);
+        }
+    }
+
+    /// Charges `n` pages, waiting if need be. Not with a base-mapped or present unit's lock held.
+    pub(crate) fn take_pages(&self, n: u64) -> bool {
+        self.wait_for_memory(|| self.take_pages_nowait(n).then_some(()))
+            .is_some()
+    }
+
+    /// Takes back a charge of `n` pages; their memory went back to the kernel before.
+    pub(crate) fn put_pages(&self, n: u64) {
+        self.base.credits.fetch_add(n as i64, AcqRel);
+    }
+
+    /// Takes a whole frame's charge from the pages that are free, if there are enough.
+    pub(crate) fn take_free_pages_as_frame(&self) -> bool {
+        let frame = UNIT_PAGES as i64;
+        self.base
+            .credits
+            .fetch_update(AcqRel, Relaxed, |c| (c >= frame).then_some(c - frame))
+            .is_ok()
+    }
+
+    /// Makes an absent, locked unit one that userfaultfd watches page by page.
+    fn map_for_pages(&self, unit: u32) -> Result<()> {
+        let at = self.table.addr(unit);
+        let fd = self.pages_fd();
+        let mode = uffd::mode::MISSING | uffd::mode::WP;
+        // A write to a hole in a range that may be huge would have the kernel make a huge page and throw it away.
+        // SAFETY: advice that discards nothing.
+        unsafe { mm::advise(at, UNIT, libc::MADV_NOHUGEPAGE) }
+            .and_then(|()| uffd::register(fd, at, UNIT, mode))
+            // SAFETY: from now on a touch raises SIGBUS and waits for the unit's lock.
+            .and_then(|()| unsafe { mm::protect(at, UNIT, mm::PROT_RW) })
+            .inspect_err(|_| {
+                // As it was: a fresh mapping is not registered.
+                let _ = self.mover().drop_pages(at, UNIT);
+            })
+    }
+}

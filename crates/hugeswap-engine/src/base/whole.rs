@@ -1,0 +1,132 @@
+//! From base pages back to a huge page: what is present is copied into a frame, the rest is read there, and the frame
+//! takes the pages' place. The rules of the fault path hold.
+
+use super::PAGE;
+use super::record::Record;
+use crate::engine::{Engine, Job, UNIT};
+use crate::fault::Outcome;
+use crate::frames::Frame;
+use hugeswap_policy::UNIT_PAGES;
+use hugeswap_policy::counters::{Counter, FaultClass};
+use hugeswap_policy::unit::{CLEAN, Kind, LOCKED, MAY_WRITE, WAITERS, WRITABLE, Word};
+use hugeswap_sys::{Errno, now_ns, uffd};
+
+const PAGES: usize = UNIT_PAGES as usize;
+
+impl Engine {
+    /// Makes a locked, base-mapped unit a present one, and unlocks it. `None`: look at the unit again.
+    pub(crate) fn make_whole(
+        &self,
+        unit: u32,
+        w: Word,
+        write: bool,
+        start: u64,
+    ) -> Option<Outcome> {
+        let Some(frame) = self.get_frame_nowait() else {
+            self.table.unlock(unit, w);
+            let Some(frame) = self.get_frame() else {
+                return Some(Outcome::NoMemory);
+            };
+            self.arena.put_free(frame.place);
+            return None;
+        };
+        self.make_whole_with(frame, unit, w, write, start)
+    }
+
+    fn make_whole_with(
+        &self,
+        frame: Frame,
+        unit: u32,
+        w: Word,
+        write: bool,
+        start: u64,
+    ) -> Option<Outcome> {
+        let record = self.base.records.of(unit);
+        let at = self.arena.addr(frame.place);
+        if let Err(e) = self.gather(unit, w, record, at) {
+            self.arena.put_free(frame.place);
+            if e == Errno::EIO {
+                self.count(Counter::SwapReadError, 1);
+                self.table.unlock(unit, w);
+                return Some(Outcome::Poisoned);
+            }
+            return self.hand_over(unit, w);
+        }
+        let changed = record.dirty.any() || !record.stored.all();
+        let writable = (write || changed || !self.mover().arrives_clean()) && w.has(MAY_WRITE);
+        if self
+            .mover()
+            .map_in(at, self.table.addr(unit), writable)
+            .is_err()
+        {
+            // The limit on mappings is met before anything is changed.
+            self.arena.put_free(frame.place);
+            self.table.unlock(unit, w);
+            return self.mappings_exhausted(start);
+        }
+        self.let_inherit(unit);
+        self.arena.put_empty(frame.place);
+        self.forget_pages(unit);
+        let new = w.with_kind(Kind::Present);
+        let new = match (writable, changed) {
+            (true, _) => new.set(WRITABLE),
+            (false, false) => new.set(CLEAN),
+            (false, true) => new,
+        };
+        self.table.unlock(unit, new);
+        self.count(Counter::ThpCollapse, 1);
+        self.done(unit, FaultClass::Major, start)
+    }
+
+    /// Copies or reads all of a unit to the frame at `to`.
+    fn gather(&self, unit: u32, w: Word, record: &Record, to: usize) -> Result<(), Errno> {
+        let at = self.table.addr(unit);
+        if record.present.any() {
+            // Nobody changes what is being copied.
+            uffd::write_protect(self.pages_fd(), at, UNIT, true)?;
+        }
+        let mut page = 0;
+        while page < PAGES {
+            let (present, stored) = (record.present.get(page), record.stored.get(page));
+            let same =
+                |p: usize| record.present.get(p) == present && record.stored.get(p) == stored;
+            let end = (page..PAGES).find(|&p| !same(p)).unwrap_or(PAGES);
+            let (from, dest, len) = (at + page * PAGE, to + page * PAGE, (end - page) * PAGE);
+            if present {
+                // SAFETY: present pages are readable and stay while the unit is locked; the frame is ours.
+                unsafe { std::ptr::copy_nonoverlapping(from as *const u8, dest as *mut u8, len) };
+            } else if stored {
+                let slot = w.slot().ok_or(Errno::EIO)?;
+                self.read_pages_surely(slot, page..end, dest)?;
+            } else {
+                // SAFETY: the frame is ours.
+                unsafe { std::ptr::write_bytes(dest as *mut u8, 0, len) };
+            }
+            page = end;
+        }
+        Ok(())
+    }
+
+    /// What [`Engine::hand_over`] handed over.
+    pub(crate) fn whole_handed(&self, unit: u32) {
+        let w = self.table.load(unit).clear(LOCKED | WAITERS);
+        match self.get_frame_nowait() {
+            Some(frame) => {
+                let _ = self.make_whole_with(frame, unit, w, false, now_ns());
+            }
+            // The fault will be back.
+            None => self.table.unlock(unit, w),
+        }
+    }
+
+    /// Has an I/O thread make a locked unit whole; the lock goes with the job. `None`: look at the unit again.
+    pub(crate) fn hand_over(&self, unit: u32, w: Word) -> Option<Outcome> {
+        // The job finds the word in the table.
+        self.table.put_locked(unit, w);
+        while self.reads.push(Job::Whole(unit)).is_err() {
+            hugeswap_sys::process::yield_now();
+        }
+        self.wake_workers(1);
+        None
+    }
+}

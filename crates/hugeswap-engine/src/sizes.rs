@@ -1,0 +1,192 @@
+//! What the policy needs to decide how much a fault brings in, kept and measured: costs of the device, the price
+//! of memory, what each unit's last stay was like. The decision itself is `hugeswap_policy::granularity`'s.
+//!
+//! Concurrency: one engine lock around what learns; the rest are atomics and records under the units' locks. Called by
+//! the fault path, whose rules hold here.
+
+use crate::engine::Engine;
+use crate::lock::Lock;
+use hugeswap_policy::UNIT_PAGES;
+use hugeswap_policy::granularity::{
+    Allowed, Costs, Decision, Density, DeviceCost, Direction, Fault, Granularity, MemoryPrice,
+    PerSize, Reason, Size, UnitHistory,
+};
+use hugeswap_policy::knobs::{Knob, swapin};
+use hugeswap_policy::unit::Kind;
+use std::sync::atomic::AtomicU64;
+use std::sync::atomic::Ordering::Relaxed;
+
+/// What the processor does for a fault, nanoseconds: taking it, and mapping what it brought.
+const CPU: PerSize = PerSize {
+    page: 5_000,
+    piece: 12_000,
+    whole: 25_000,
+};
+/// Where the tracking of devices starts from: a solid-state disk.
+const DEVICE: PerSize = PerSize {
+    page: 20_000,
+    piece: 40_000,
+    whole: 600_000,
+};
+/// Neighbours that a stream may have reached already.
+const NEIGHBOURS: u32 = 8;
+
+/// See the file's head.
+pub(crate) struct Sizes {
+    learning: Lock<Learning>,
+    device: DeviceCost,
+    /// Pages evicted so far.
+    evicted: AtomicU64,
+}
+
+struct Learning {
+    granularity: Granularity,
+    price: MemoryPrice,
+}
+
+impl Sizes {
+    /// Nothing learnt; `seed` is any number that the program does not know.
+    pub fn new(seed: u64) -> Sizes {
+        Sizes {
+            learning: Lock::new(Learning {
+                granularity: Granularity::new(seed),
+                price: MemoryPrice::new(),
+            }),
+            device: DeviceCost::new(DEVICE, DEVICE),
+            evicted: AtomicU64::new(0),
+        }
+    }
+
+    /// A transfer of `pages` took `ns`.
+    pub fn observe(&self, direction: Direction, pages: usize, ns: u64) {
+        let size = match pages as u64 {
+            1 => Size::Page,
+            16 => Size::Piece,
+            UNIT_PAGES => Size::Whole,
+            _ => return,
+        };
+        self.device.observe(direction, size, ns);
+    }
+}
+
+impl Engine {
+    /// Is it left to the faults how much they bring in?
+    pub(crate) fn sizes_are_automatic(&self) -> bool {
+        self.pool.knob(Knob::ThpSwapin) == swapin::AUTO
+    }
+
+    /// How much to bring in for a fault on a page that is away, of a locked unit in swap or base-mapped.
+    pub(crate) fn decide_size(&self, unit: u32, page: usize, present: u64) -> Decision {
+        let record = self.base.records.of(unit);
+        let pages = self.pages_fd() >= 0;
+        let allowed = Allowed {
+            base_4k: pages,
+            piece_64k: pages,
+            whole: true,
+        };
+        let fault = Fault {
+            unit: u64::from(unit),
+            page: page as u16,
+            present: present as u16,
+            density: record.density(),
+        };
+        let full = self.pool.used_frames() >= self.pool.frames();
+        let mut learning = self.sizes.learning.lock();
+        let memory = if full { learning.price.price() } else { 0 };
+        let costs = Costs::new(&self.sizes.device, CPU, memory);
+        let d = learning
+            .granularity
+            .on_fault(&costs, allowed, &fault, record.history());
+        if record.left.get(page) {
+            let size = match d.pages.len() {
+                1 => Size::Page,
+                16 => Size::Piece,
+                _ => Size::Whole,
+            };
+            let alone = Costs { memory: 0, ..costs }.of(size);
+            let distance = self.sizes.evicted.load(Relaxed) - record.left_at.load(Relaxed);
+            let resident = self.record().charged.load(Relaxed) * UNIT_PAGES;
+            learning.price.on_refault(distance, resident, alone);
+        }
+        if d.whole {
+            // Streams pass what is in memory without a fault.
+            let whole = |u: u32| {
+                u < self.table.units()
+                    && matches!(self.table.load(u).kind(), Kind::Present | Kind::Cached)
+            };
+            let above = (1..=NEIGHBOURS).take_while(|i| whole(unit.saturating_add(*i)));
+            let end = unit + 1 + above.count() as u32;
+            let below = (1..=NEIGHBOURS.min(unit)).take_while(|i| whole(unit - i));
+            let start = unit - below.count() as u32;
+            let g = &mut learning.granularity;
+            g.on_ahead(u64::from(unit) + 1, u64::from(end));
+            g.on_ahead(u64::from(start), u64::from(unit));
+        }
+        d
+    }
+
+    /// May readahead bring in `unit`, locked and in swap, for a stream?
+    pub(crate) fn admits_ahead(&self, unit: u32) -> bool {
+        if !self.sizes_are_automatic() {
+            return true;
+        }
+        let record = self.base.records.of(unit);
+        let mut learning = self.sizes.learning.lock();
+        let costs = Costs::new(&self.sizes.device, CPU, 0);
+        let (admitted, history) = learning.granularity.admits_ahead(
+            &costs,
+            Reason::Stream,
+            record.density(),
+            record.history(),
+        );
+        record.set_history(history);
+        admitted
+    }
+
+    /// A page that was in memory was mapped by a fault.
+    pub(crate) fn note_soft_fault(&self, unit: u32, page: usize) {
+        if self.sizes_are_automatic() {
+            let mut learning = self.sizes.learning.lock();
+            learning
+                .granularity
+                .on_soft_fault(u64::from(unit), page as u16);
+        }
+    }
+
+    /// All of a locked, base-mapped unit that was in memory is about to leave, which took `ns`.
+    pub(crate) fn note_pages_evicted(&self, unit: u32, ns: u64) {
+        let record = self.base.records.of(unit);
+        let n = record.present.count();
+        record.left.copy(&record.present);
+        let clock = self.sizes.evicted.fetch_add(n, Relaxed);
+        record.left_at.store(clock + n, Relaxed);
+        let mut learning = self.sizes.learning.lock();
+        let (history, density) = learning.granularity.on_evicted(record.history(), 0);
+        learning.price.on_evicted(n, n, ns);
+        record.set_history(history);
+        if let Some(density) = density {
+            record.set_density(density);
+        }
+    }
+
+    /// A locked, whole unit has left memory.
+    pub(crate) fn note_whole_evicted(&self, unit: u32) {
+        if !self.sizes_are_automatic() {
+            return;
+        }
+        let record = self.base.records.of(unit);
+        record.left.fill(true);
+        let clock = self.sizes.evicted.fetch_add(UNIT_PAGES, Relaxed);
+        record.left_at.store(clock + UNIT_PAGES, Relaxed);
+        record.set_history(UnitHistory::NEW);
+        let touched = match record.density() {
+            Density::UNKNOWN | Density::FULL => UNIT_PAGES,
+            d => u64::from(d.pages()),
+        };
+        let ns = self.sizes.device.per_size(Direction::Out).whole;
+        let mut learning = self.sizes.learning.lock();
+        learning
+            .price
+            .on_evicted(UNIT_PAGES, touched, u64::from(ns));
+    }
+}

@@ -1,0 +1,279 @@
+//! Units mapped by base pages.
+
+use crate::Test;
+use crate::util::*;
+use hugeswap::{Advice, FaultMode, Pool, Region};
+use std::sync::atomic::Ordering::Relaxed;
+
+pub const TESTS: &[Test] = &[
+    ("pages_come_one_by_one", pages_come_one_by_one),
+    ("pages_read_are_not_written", pages_read_are_not_written),
+    ("pages_survive_random_work", pages_survive_random_work),
+    ("pages_become_whole_when_held", pages_become_whole_when_held),
+    ("pages_discarded_read_zero", pages_discarded_read_zero),
+    ("pages_are_right_after_forks", pages_are_right_after_forks),
+    ("pages_zero_cost_no_io", pages_zero_cost_no_io),
+    ("pages_of_bad_swap_are_sigbus", pages_of_bad_swap_are_sigbus),
+    (
+        "pages_give_way_to_whole_units",
+        pages_give_way_to_whole_units,
+    ),
+];
+
+fn pool(memory: usize, mode: FaultMode) -> Pool {
+    builder(memory)
+        .fault_mode(mode)
+        .set("thp.swapin=never")
+        .build()
+        .unwrap()
+}
+
+/// Runs `test` where units can be base-mapped: in signal mode, with userfaultfd.
+fn in_pages(test: impl Fn(FaultMode)) {
+    match hugeswap_sys::uffd::open(hugeswap_sys::uffd::USER_MODE_ONLY, 0) {
+        Ok((fd, _)) => hugeswap_sys::fs::close(fd),
+        Err(e) => skip(&format!("no userfaultfd: {e}")),
+    }
+    test(FaultMode::Signal);
+}
+
+/// A region with known content, all of it in swap.
+fn swapped(pool: &Pool, len: usize) -> Region {
+    let mut r = pool.region(len).unwrap();
+    fill(&r, 1);
+    r.advise(0, len, Advice::PageOut).unwrap();
+    assert!((0..len / UNIT).all(|u| !r.is_resident(u * UNIT)));
+    r
+}
+
+fn pages_come_one_by_one() {
+    in_pages(|mode| {
+        let pool = pool(64, mode);
+        let r = swapped(&pool, 32 * MIB);
+        let before = pool.stats();
+        let at = 5 * UNIT + 7 * 4096;
+        assert_eq!(words(&r)[at / 8].load(Relaxed), value(at / 8, 1));
+        assert!(r.is_resident(at) && !r.is_resident(at + 4096) && !r.is_resident(at - 4096));
+        let s = pool.stats();
+        assert_eq!(s.pswpin - before.pswpin, 1);
+        assert_eq!(s.thp_swpin, before.thp_swpin);
+        check(&r, 1);
+        // A write to a page that was only read, and one to a page that is away.
+        words(&r)[at / 8].store(7, Relaxed);
+        assert_eq!(words(&r)[at / 8].load(Relaxed), 7);
+    });
+}
+
+fn pages_read_are_not_written() {
+    in_pages(|mode| {
+        let pool = pool(16, mode);
+        let r = swapped(&pool, 64 * MIB);
+        let before = pool.stats().pswpout;
+        check(&r, 1);
+        check(&r, 1);
+        assert_eq!(
+            pool.stats().pswpout,
+            before,
+            "what was only read was written"
+        );
+    });
+}
+
+fn pages_survive_random_work() {
+    in_pages(|mode| {
+        let pool = pool(24, mode);
+        let r = swapped(&pool, 96 * MIB);
+        let w = words(&r);
+        let mut model: Vec<u64> = (0..w.len()).map(|i| value(i, 1)).collect();
+        let mut x = 1u64;
+        for _ in 0..60_000 {
+            x = x
+                .wrapping_mul(6364136223846793005)
+                .wrapping_add(1442695040888963407);
+            let i = (x >> 20) as usize % w.len();
+            assert_eq!(w[i].load(Relaxed), model[i], "word {i}");
+            if x >> 62 == 0 {
+                w[i].store(x, Relaxed);
+                model[i] = x;
+            }
+        }
+        for (i, m) in model.iter().enumerate() {
+            assert_eq!(w[i].load(Relaxed), *m, "word {i}");
+        }
+        let s = pool.stats();
+        assert!(s.peak_resident_bytes <= 24 * MIB as u64, "{s:?}");
+    });
+}
+
+fn pages_become_whole_when_held() {
+    in_pages(|mode| {
+        let pool = pool(64, mode);
+        let mut r = swapped(&pool, 32 * MIB);
+        // Some pages of each unit, some of them changed.
+        for u in 0..16 {
+            let i = (u * UNIT + u * 8192) / 8;
+            assert_eq!(words(&r)[i].load(Relaxed), value(i, 1));
+            words(&r)[i + 512].store(value(i + 512, 2), Relaxed);
+        }
+        let pin = r.pin(3 * UNIT + 4096, UNIT, false).unwrap();
+        assert!(r.is_resident(3 * UNIT) && r.is_resident(4 * UNIT + 8192));
+        drop(pin);
+        r.advise(8 * UNIT, 8 * UNIT, Advice::WillNeed).unwrap();
+        let wait = std::time::Instant::now();
+        while !(8 * 512..16 * 512).all(|p| r.is_resident(p * 4096)) {
+            assert!(wait.elapsed().as_secs() < 10, "willneed brought nothing in");
+            std::thread::yield_now();
+        }
+        for u in 0..16 {
+            let i = (u * UNIT + u * 8192) / 8 + 512;
+            assert_eq!(words(&r)[i].load(Relaxed), value(i, 2));
+            words(&r)[i].store(value(i, 1), Relaxed);
+        }
+        check(&r, 1);
+        let collapsed = |s: &hugeswap::Stats| {
+            let of = |(n, v): &(&str, u64)| (*n == "thp_collapse_alloc").then_some(*v);
+            s.counters.iter().find_map(of).unwrap()
+        };
+        assert!(collapsed(&pool.stats()) >= 10);
+        // And out again, and in by pages.
+        r.advise(0, 32 * MIB, Advice::PageOut).unwrap();
+        check(&r, 1);
+    });
+}
+
+fn pages_discarded_read_zero() {
+    in_pages(|mode| {
+        let pool = pool(32, mode);
+        let mut r = swapped(&pool, 64 * MIB);
+        // Have pages of every unit in memory, every second one changed.
+        for p in (0..64 * MIB / 4096).step_by(3) {
+            let i = p * 512;
+            assert_eq!(words(&r)[i].load(Relaxed), value(i, 1));
+            if p % 2 == 0 {
+                words(&r)[i].store(value(i, 1), Relaxed);
+            }
+        }
+        let (from, len) = (UNIT / 2 + 100, 40 * MIB + 5000);
+        r.advise(from, len, Advice::DontNeed).unwrap();
+        let small = 50 * MIB + 3 * 4096;
+        r.advise(small, 2 * 4096, Advice::DontNeed).unwrap();
+        let r8 = |b: usize| b / 8;
+        for round in 0..2 {
+            for (i, w) in words(&r).iter().enumerate() {
+                let gone = (i * 8 >= from && i * 8 + 8 <= from + len)
+                    || (r8(small)..r8(small + 2 * 4096)).contains(&i);
+                let ragged = i * 8 / 8 == from / 8 || i * 8 / 8 == (from + len) / 8;
+                if !ragged {
+                    let want = if gone { 0 } else { value(i, 1) };
+                    assert_eq!(w.load(Relaxed), want, "word {i} in round {round}");
+                }
+            }
+        }
+        fill(&r, 8);
+        check(&r, 8);
+    });
+}
+
+fn pages_are_right_after_forks() {
+    in_pages(|mode| {
+        let pool = pool(16, mode);
+        let r = swapped(&pool, 24 * MIB);
+        for g in 2..5 {
+            // Some of it changed, some in memory unchanged, most away.
+            for u in 0..12 {
+                for p in (0..512).step_by(40) {
+                    let i = (u * UNIT + p * 4096) / 8;
+                    words(&r)[i].store(value(i, g), Relaxed);
+                    assert_eq!(words(&r)[i + 513].load(Relaxed), value(i + 513, 1));
+                }
+            }
+            let right = |g: u64| {
+                words(&r).iter().enumerate().all(|(i, w)| {
+                    let p = i / 512 % 512;
+                    let changed = p % 40 == 0 && i % 512 == 0;
+                    w.load(Relaxed) == value(i, if changed { g } else { 1 })
+                })
+            };
+            // SAFETY: the child only touches managed memory and exits.
+            let pid = unsafe { libc::fork() };
+            if pid == 0 {
+                let ok = right(g);
+                fill(&r, 99);
+                let ok = ok && !panics(|| check(&r, 99));
+                // SAFETY: ends the child at once.
+                unsafe { libc::_exit(i32::from(!ok)) };
+            }
+            assert!(right(g), "the parent of generation {g}");
+            for u in 0..12 {
+                for p in (0..512).step_by(40) {
+                    let i = (u * UNIT + p * 4096) / 8;
+                    words(&r)[i].store(value(i, g + 50), Relaxed);
+                }
+            }
+            assert!(right(g + 50), "the parent of generation {g}, changed");
+            let mut status = 0;
+            // SAFETY: waits for our own child.
+            unsafe { libc::waitpid(pid, &mut status, 0) };
+            assert_eq!(status, 0, "the child of generation {g} saw wrong bytes");
+        }
+    });
+}
+
+fn pages_zero_cost_no_io() {
+    in_pages(|mode| {
+        let pool = pool(32, mode);
+        let mut r = swapped(&pool, 32 * MIB);
+        r.advise(4096, 16 * UNIT - 8192, Advice::DontNeed).unwrap();
+        let before = pool.stats().pswpin;
+        assert!(words(&r)[512..1024].iter().all(|w| w.load(Relaxed) == 0));
+        assert_eq!(pool.stats().pswpin, before);
+    });
+}
+
+fn pages_of_bad_swap_are_sigbus() {
+    in_pages(|mode| {
+        let pool = builder(32)
+            .fault_mode(mode)
+            .set("thp.swapin=never")
+            .build()
+            .unwrap();
+        let r = swapped(&pool, 16 * MIB);
+        assert_eq!(words(&r)[0].load(Relaxed), value(0, 1));
+        pool.set("debug.swap_read_flip=1").unwrap();
+        // SAFETY: the child only touches managed memory and exits.
+        let pid = unsafe { libc::fork() };
+        if pid == 0 {
+            // Without the report: the signal is what is expected.
+            // SAFETY: the default action is always fit.
+            unsafe { libc::signal(libc::SIGBUS, libc::SIG_DFL) };
+            let v = words(&r)[5 * 512].load(Relaxed);
+            // SAFETY: ends the child at once.
+            unsafe { libc::_exit(if v == value(5 * 512, 1) { 3 } else { 4 }) };
+        }
+        let mut status = 0;
+        // SAFETY: waits for our own child.
+        unsafe { libc::waitpid(pid, &mut status, 0) };
+        assert!(
+            libc::WIFSIGNALED(status) && libc::WTERMSIG(status) == libc::SIGBUS,
+            "{status}"
+        );
+        pool.set("debug.swap_read_flip=0").unwrap();
+        check(&r, 1);
+    });
+}
+
+fn pages_give_way_to_whole_units() {
+    in_pages(|mode| {
+        let pool = pool(32, mode);
+        let a = swapped(&pool, 48 * MIB);
+        check(&a, 1);
+        // New memory is huge; then the pages come back.
+        for g in 2..5 {
+            let b = pool.region(48 * MIB).unwrap();
+            fill(&b, g);
+            check(&a, 1);
+            check(&b, g);
+        }
+        assert!(pool.stats().peak_resident_bytes <= 32 * MIB as u64);
+    });
+}
