@@ -22,6 +22,12 @@ const CPU: PerSize = PerSize {
     piece: 12_000,
     whole: 25_000,
 };
+/// The same for a touch of a watched unit.
+const WATCHED: PerSize = PerSize {
+    page: 7_000,
+    piece: 15_000,
+    whole: 10_000,
+};
 /// Where the tracking of devices starts from: a solid-state disk.
 const DEVICE: PerSize = PerSize {
     page: 20_000,
@@ -75,8 +81,15 @@ impl Engine {
         self.pool.knob(Knob::ThpSwapin) == swapin::AUTO
     }
 
-    /// How much to bring in for a fault on a page that is away, of a locked unit in swap or base-mapped.
-    pub(crate) fn decide_size(&self, unit: u32, page: usize, present: u64) -> Decision {
+    /// How much to bring in for a fault on a page that is away, of a locked unit in swap or base-mapped; or to map
+    /// again of one that is whole and `watched`.
+    pub(crate) fn decide_size(
+        &self,
+        unit: u32,
+        page: usize,
+        present: u64,
+        watched: bool,
+    ) -> Decision {
         let record = self.base.records.of(unit);
         let pages = self.pages_fd() >= 0;
         let allowed = Allowed {
@@ -93,11 +106,15 @@ impl Engine {
         let full = self.pool.used_frames() >= self.pool.frames();
         let mut learning = self.sizes.learning.lock();
         let memory = if full { learning.price.price() } else { 0 };
-        let costs = Costs::new(&self.sizes.device, CPU, memory);
+        let costs = if watched {
+            Costs::resident(WATCHED, memory)
+        } else {
+            Costs::new(&self.sizes.device, CPU, memory)
+        };
         let d = learning
             .granularity
             .on_fault(&costs, allowed, &fault, record.history());
-        if record.left.get(page) {
+        if record.left.get(page) && !watched {
             let size = match d.pages.len() {
                 1 => Size::Page,
                 16 => Size::Piece,

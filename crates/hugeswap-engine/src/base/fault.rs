@@ -4,14 +4,17 @@ use super::record::Record;
 use super::{BUFFER, PAGE};
 use crate::engine::Engine;
 use crate::fault::Outcome;
+use hugeswap_policy::UNIT_PAGES;
 use hugeswap_policy::counters::{Counter, FaultClass};
 use hugeswap_policy::knobs::{Knob, swapin};
-use hugeswap_policy::unit::{Kind, Word};
+use hugeswap_policy::unit::{CLEAN, Kind, READAHEAD, WATCHED, Word};
 use hugeswap_sys::{Errno, uffd};
 use std::ops::Range;
+use std::sync::atomic::Ordering::Relaxed;
 
 impl Engine {
     /// A fault on a locked unit that is whole in swap. Unlocks it. `None`: look at the unit again.
+    #[inline(never)]
     pub(crate) fn swap_fault(
         &self,
         unit: u32,
@@ -24,7 +27,7 @@ impl Engine {
         let small = match self.pool.knob(Knob::ThpSwapin) {
             swapin::NEVER => Some(page..page + 1),
             swapin::AUTO => {
-                let d = self.decide_size(unit, page, 0);
+                let d = self.decide_size(unit, page, 0, false);
                 let record = self.base.records.of(unit);
                 record.set_history(d.history);
                 record.set_density(d.density);
@@ -35,6 +38,78 @@ impl Engine {
         match small.and_then(|pages| Some((self.go_over_to_pages(unit, w)?, pages))) {
             Some((w, pages)) => self.bring_pages(unit, w, pages, page, write, start),
             None => self.major(unit, w, write, start),
+        }
+    }
+
+    /// Which pages to keep for a touch of a watched, clean unit; `None`: all of it, as it is. A whole unit of which only
+    /// a few pages are used would otherwise be touched now and then and stay for ever.
+    #[inline(never)]
+    pub(crate) fn pages_of_watched(&self, unit: u32, page: usize) -> Option<Range<usize>> {
+        if self.pages_fd() < 0 || self.gate.is_forker() || self.mappings_are_short() {
+            return None;
+        }
+        match self.pool.knob(Knob::ThpSwapin) {
+            swapin::NEVER => Some(page..page + 1),
+            swapin::AUTO => {
+                let d = self.decide_size(unit, page, 0, true);
+                let record = self.base.records.of(unit);
+                record.set_history(d.history);
+                record.set_density(d.density);
+                (!d.whole).then_some(usize::from(d.pages.start)..usize::from(d.pages.end))
+            }
+            _ => None,
+        }
+    }
+
+    /// A locked, watched, clean unit goes over to base pages, of which `pages` stay in memory. Unlocks it.
+    #[inline(never)]
+    pub(crate) fn split_watched(
+        &self,
+        unit: u32,
+        w: Word,
+        pages: Range<usize>,
+        page: usize,
+        write: bool,
+        start: u64,
+    ) -> Option<Outcome> {
+        let Some(place) = self.arena.take_empty() else {
+            self.table.unlock(unit, w);
+            return None;
+        };
+        let frame = self.arena.addr(place);
+        if self
+            .mover()
+            .map_out(self.table.addr(unit), frame, true)
+            .is_err()
+        {
+            self.arena.put_empty(place);
+            self.note_mappings_short();
+            self.table.unlock(unit, w);
+            return None;
+        }
+        self.watched.fetch_sub(1, Relaxed);
+        let absent = w
+            .with_kind(Kind::Swapped)
+            .clear(WATCHED | CLEAN | READAHEAD);
+        let Some(based) = self.go_over_to_pages(unit, absent) else {
+            // As a unit that was read ahead: the next touch maps it.
+            self.table.set_frame(unit, place);
+            self.table
+                .unlock(unit, absent.with_kind(Kind::Cached).set(READAHEAD));
+            self.note_resident(unit);
+            return None;
+        };
+        let record = self.base.records.of(unit);
+        let from = frame + pages.start * PAGE;
+        let installed = self.install(unit, record, pages, from, write.then_some(page));
+        // The frame's charge is the pages' now.
+        self.arena.discard(place);
+        self.put_pages(UNIT_PAGES - record.present.count());
+        self.table.unlock(unit, based);
+        self.note_resident(unit);
+        match installed {
+            Ok(()) => self.timed(FaultClass::Soft, start),
+            Err(_) => None,
         }
     }
 
@@ -53,6 +128,7 @@ impl Engine {
     }
 
     /// A fault on a locked, base-mapped unit. Unlocks it. `None`: look at the unit again.
+    #[inline(never)]
     pub(crate) fn page_fault(
         &self,
         unit: u32,
@@ -80,7 +156,7 @@ impl Engine {
         match self.pool.knob(Knob::ThpSwapin) {
             swapin::NEVER => {}
             swapin::AUTO => {
-                let d = self.decide_size(unit, page, record.present.count());
+                let d = self.decide_size(unit, page, record.present.count(), false);
                 record.set_history(d.history);
                 record.set_density(d.density);
                 if d.whole {
@@ -94,6 +170,7 @@ impl Engine {
     }
 
     /// Brings pages of a locked, base-mapped unit in for a fault on `page`, which is one of them. Unlocks it.
+    #[inline(never)]
     fn bring_pages(
         &self,
         unit: u32,

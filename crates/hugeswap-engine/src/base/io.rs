@@ -25,18 +25,22 @@ impl Engine {
     ) -> Result<(), Errno> {
         let (area, offset) = self.pool.locate(slot).ok_or(Errno::EIO)?;
         let a = self.pool.areas().get(area).ok_or(Errno::EIO)?;
-        if doubt && fs::identity(a.fd) != Ok(a.identity) {
+        // With a sum the content itself tells.
+        let summed = self.pool.knob(Knob::Checksum) != 0;
+        let strange = || doubt && fs::identity(a.fd) != Ok(a.identity);
+        if !summed && strange() {
             return Err(Errno::EBADF);
         }
         let len = pages.len() * PAGE;
         let from = offset + (pages.start * PAGE) as u64;
         let start = now_ns();
         // SAFETY: the caller's memory.
-        unsafe { self.backing.read(&self.pool, a.fd, to, len, from) }?;
+        let read = unsafe { self.backing.read(&self.pool, a.fd, to, len, from) };
+        read.map_err(|e| if strange() { Errno::EBADF } else { e })?;
         self.sizes
             .observe(Direction::In, pages.len(), now_ns().saturating_sub(start));
         self.count(Counter::PswpIn, pages.len() as u64);
-        if self.pool.knob(Knob::Checksum) == 0 {
+        if !summed {
             return Ok(());
         }
         let sums = self.pool.slot_sums().get(slot as usize);
@@ -45,6 +49,8 @@ impl Engine {
         let got = unsafe { std::slice::from_raw_parts(to as *const u8, len) };
         if checksum::matches(&self.key, got, want) {
             Ok(())
+        } else if strange() {
+            Err(Errno::EBADF)
         } else {
             Err(Errno::EIO)
         }

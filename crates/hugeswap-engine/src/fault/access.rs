@@ -11,9 +11,22 @@ use std::sync::atomic::Ordering::{Acquire, Relaxed};
 
 impl Engine {
     /// Memory is there: give access.
-    pub(super) fn soft(&self, unit: u32, w: Word, write: bool, start: u64) -> Option<Outcome> {
+    pub(super) fn soft(
+        &self,
+        unit: u32,
+        w: Word,
+        addr: usize,
+        write: bool,
+        start: u64,
+    ) -> Option<Outcome> {
         if write && w.has(COW) {
             return self.copy_on_write(unit, w, start);
+        }
+        if w.has(WATCHED) && w.has(CLEAN) && !w.has(COW) {
+            let page = (addr - self.table.addr(unit)) / 4096;
+            if let Some(pages) = self.pages_of_watched(unit, page) {
+                return self.split_watched(unit, w, pages, page, write, start);
+            }
         }
         let at = self.table.addr(unit);
         // Given again even if the word says the program has it: it costs little, and heals whatever made the

@@ -109,7 +109,7 @@ impl Engine {
                 continue;
             };
             let done = match w.kind() {
-                Kind::Present => self.soft(unit, w, write, start),
+                Kind::Present => self.soft(unit, w, addr, write, start),
                 Kind::None => self.first_touch(unit, w, write, start),
                 Kind::Cached => {
                     let class = if waited {

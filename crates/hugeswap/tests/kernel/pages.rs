@@ -81,28 +81,40 @@ fn pages_read_are_not_written() {
 
 fn pages_survive_random_work() {
     in_pages(|mode| {
-        let pool = pool(24, mode);
-        let r = swapped(&pool, 96 * MIB);
-        let w = words(&r);
-        let mut model: Vec<u64> = (0..w.len()).map(|i| value(i, 1)).collect();
-        let mut x = 1u64;
-        for _ in 0..60_000 {
-            x = x
-                .wrapping_mul(6364136223846793005)
-                .wrapping_add(1442695040888963407);
-            let i = (x >> 20) as usize % w.len();
-            assert_eq!(w[i].load(Relaxed), model[i], "word {i}");
-            if x >> 62 == 0 {
-                w[i].store(x, Relaxed);
-                model[i] = x;
+        for setting in ["thp.swapin=never", "thp.swapin=auto"] {
+            let pool = pool(24, mode);
+            pool.set(setting).unwrap();
+            // Much of it is in memory at first, as whole units: those that are touched here and there while they are
+            // watched go over to pages where they stand.
+            let r = pool.region(96 * MIB).unwrap();
+            fill(&r, 1);
+            let w = words(&r);
+            let mut model: Vec<u64> = (0..w.len()).map(|i| value(i, 1)).collect();
+            let mut x = 1u64;
+            for _ in 0..60_000 {
+                x = x
+                    .wrapping_mul(6364136223846793005)
+                    .wrapping_add(1442695040888963407);
+                let i = (x >> 20) as usize % w.len();
+                assert_eq!(w[i].load(Relaxed), model[i], "word {i}");
+                if x >> 62 == 0 {
+                    w[i].store(x, Relaxed);
+                    model[i] = x;
+                }
             }
+            for (i, m) in model.iter().enumerate() {
+                assert_eq!(w[i].load(Relaxed), *m, "word {i}");
+            }
+            let s = pool.stats();
+            assert!(s.peak_resident_bytes <= 24 * MIB as u64, "{s:?}");
+            assert!(counter(&s, "thp_split_pmd") > 0, "{s:?}");
         }
-        for (i, m) in model.iter().enumerate() {
-            assert_eq!(w[i].load(Relaxed), *m, "word {i}");
-        }
-        let s = pool.stats();
-        assert!(s.peak_resident_bytes <= 24 * MIB as u64, "{s:?}");
     });
+}
+
+fn counter(s: &hugeswap::Stats, name: &str) -> u64 {
+    let of = |(n, v): &(&str, u64)| (*n == name).then_some(*v);
+    s.counters.iter().find_map(of).unwrap()
 }
 
 fn pages_become_whole_when_held() {
@@ -130,11 +142,7 @@ fn pages_become_whole_when_held() {
             words(&r)[i].store(value(i, 1), Relaxed);
         }
         check(&r, 1);
-        let collapsed = |s: &hugeswap::Stats| {
-            let of = |(n, v): &(&str, u64)| (*n == "thp_collapse_alloc").then_some(*v);
-            s.counters.iter().find_map(of).unwrap()
-        };
-        assert!(collapsed(&pool.stats()) >= 10);
+        assert!(counter(&pool.stats(), "thp_collapse_alloc") >= 10);
         // And out again, and in by pages.
         r.advise(0, 32 * MIB, Advice::PageOut).unwrap();
         check(&r, 1);

@@ -88,19 +88,20 @@ fn storm_over_pages() {
 }
 
 fn storm_with_forks() {
-    forking("always");
+    forking("always", 24 * MIB);
 }
 
 fn storm_over_pages_with_forks() {
-    forking("never");
+    // Pages come one by one from a disk here, and go again at once.
+    forking("never", 6 * MIB);
 }
 
-fn forking(swapin: &str) {
+fn forking(swapin: &str, len: usize) {
     both_modes(|mode| {
         let pool = storming(64, mode);
         pool.set(&format!("thp.swapin={swapin}")).unwrap();
-        let r = pool.region(24 * MIB).unwrap();
-        let busy = pool.region(24 * MIB).unwrap();
+        let r = pool.region(len).unwrap();
+        let busy = pool.region(len).unwrap();
         let stop = AtomicBool::new(false);
         std::thread::scope(|s| {
             s.spawn(|| {
