@@ -82,25 +82,23 @@ impl Engine {
         self.hide_absent(true);
     }
 
-    /// The child's mappings are not registered with userfaultfd, so that what is in swap would read as zeros
+    /// Message mode: the child's mappings are not registered, so that what is in swap would read as zeros
     /// there until our own part has run, and other libraries' parts may run before. It finds nothing mapped
-    /// instead. In signal mode only base-mapped units are registered. `hide` false: takes that back.
+    /// instead. `hide` false: takes that back. (Base-mapped units of signal mode are never inherited.)
     fn hide_absent(&self, hide: bool) {
+        if self.mode() != FaultMode::Message {
+            return;
+        }
         let advise = |from: u32, to: u32, advice| {
             let at = self.table.addr(from);
             // SAFETY: advice that discards nothing in this process.
             let _ = unsafe { mm::advise(at, (to - from) as usize * UNIT, advice) };
         };
         let end = self.high_unit.load(Relaxed);
-        if !hide && self.mode() == FaultMode::Message {
+        if !hide {
             return advise(0, end.max(1), libc::MADV_DOFORK);
         }
-        let advice = if hide {
-            libc::MADV_DONTFORK
-        } else {
-            libc::MADV_DOFORK
-        };
-        self.absent_runs(|from, to| advise(from, to, advice));
+        self.absent_runs(|from, to| advise(from, to, libc::MADV_DONTFORK));
     }
 
     /// Calls `f` with each run of units that a child must not inherit as they are mapped.

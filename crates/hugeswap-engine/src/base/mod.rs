@@ -197,8 +197,11 @@ impl Engine {
         let fd = self.pages_fd();
         let mode = uffd::mode::MISSING | uffd::mode::WP;
         // A write to a hole in a range that may be huge would have the kernel make a huge page and throw it away.
+        // And a child does not inherit the registration: holes would read as zeros there, so it inherits nothing.
         // SAFETY: advice that discards nothing.
         unsafe { mm::advise(at, UNIT, libc::MADV_NOHUGEPAGE) }
+            // SAFETY: as above.
+            .and_then(|()| unsafe { mm::advise(at, UNIT, libc::MADV_DONTFORK) })
             .and_then(|()| uffd::register(fd, at, UNIT, mode))
             // SAFETY: from now on a touch raises SIGBUS and waits for the unit's lock.
             .and_then(|()| unsafe { mm::protect(at, UNIT, mm::PROT_RW) })

@@ -12,6 +12,10 @@ pub const TESTS: &[Test] = &[
     ("pages_become_whole_when_held", pages_become_whole_when_held),
     ("pages_discarded_read_zero", pages_discarded_read_zero),
     ("pages_are_right_after_forks", pages_are_right_after_forks),
+    (
+        "pages_are_no_zeros_in_a_raw_fork",
+        pages_are_no_zeros_in_a_raw_fork,
+    ),
     ("pages_zero_cost_no_io", pages_zero_cost_no_io),
     ("pages_of_bad_swap_are_sigbus", pages_of_bad_swap_are_sigbus),
     (
@@ -224,6 +228,34 @@ fn pages_are_right_after_forks() {
             unsafe { libc::waitpid(pid, &mut status, 0) };
             assert_eq!(status, 0, "the child of generation {g} saw wrong bytes");
         }
+    });
+}
+
+fn pages_are_no_zeros_in_a_raw_fork() {
+    in_pages(|mode| {
+        let pool = pool(32, mode);
+        let r = swapped(&pool, 16 * MIB);
+        assert_eq!(words(&r)[0].load(Relaxed), value(0, 1));
+        for i in [0, 5 * 512, 600 * 512] {
+            // A fork that no handler hears of.
+            // SAFETY: the child only touches managed memory and exits.
+            let pid = unsafe { libc::syscall(libc::SYS_fork) } as i32;
+            if pid == 0 {
+                // SAFETY: the default action is always fit.
+                unsafe { libc::signal(libc::SIGBUS, libc::SIG_DFL) };
+                let v = words(&r)[i].load(Relaxed);
+                // SAFETY: ends the child at once.
+                unsafe { libc::_exit(if v == value(i, 1) { 3 } else { 4 }) };
+            }
+            let mut status = 0;
+            // SAFETY: waits for our own child.
+            unsafe { libc::waitpid(pid, &mut status, 0) };
+            assert!(
+                libc::WIFSIGNALED(status) && libc::WTERMSIG(status) == libc::SIGBUS,
+                "word {i}: {status:#x}"
+            );
+        }
+        check(&r, 1);
     });
 }
 
