@@ -76,9 +76,9 @@ impl Sizes {
 }
 
 impl Engine {
-    /// Is it left to the faults how much they bring in?
+    /// Is it left to the faults how much they bring in, and is there a choice?
     pub(crate) fn sizes_are_automatic(&self) -> bool {
-        self.pool.knob(Knob::ThpSwapin) == swapin::AUTO
+        self.pages_fd() >= 0 && self.pool.knob(Knob::ThpSwapin) == swapin::AUTO
     }
 
     /// How much to bring in for a fault on a page that is away, of a locked unit in swap or base-mapped; or to map

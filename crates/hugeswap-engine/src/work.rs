@@ -129,17 +129,12 @@ impl Engine {
             return self.finish_zero(unit);
         }
         let old = self.table.load(unit).slot();
-        // What cannot be watched in place is compared before it counts as clean; see `park`.
-        let verify = self.pool.knob(Knob::Checksum) != 0 || !self.mover().watches_in_place();
+        // Also while reads are not verified: they may be again before this is read.
         let mut sum = [0; UNIT_PAGES as usize];
-        if verify {
-            checksum::fill(&self.key, bytes, &mut sum);
-        }
+        checksum::fill(&self.key, bytes, &mut sum);
         let sums = self.pool.slot_sums();
         let unchanged = |slot: u64| {
-            verify
-                && self.pool.knob(Knob::CleanDrop) != 0
-                && checksum::equal(&sums[slot as usize], &sum)
+            self.pool.knob(Knob::CleanDrop) != 0 && checksum::equal(&sums[slot as usize], &sum)
         };
         let (slot, written, touched) = match old {
             Some(s) if unchanged(s) => {

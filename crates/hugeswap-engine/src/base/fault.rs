@@ -26,7 +26,7 @@ impl Engine {
         let page = (addr - self.table.addr(unit)) / PAGE;
         let small = match self.pool.knob(Knob::ThpSwapin) {
             swapin::NEVER => Some(page..page + 1),
-            swapin::AUTO => {
+            swapin::AUTO if self.sizes_are_automatic() => {
                 let d = self.decide_size(unit, page, 0, false);
                 let record = self.base.records.of(unit);
                 record.set_history(d.history);

@@ -116,7 +116,15 @@ impl Record {
         self.density.store(density.0, Relaxed);
     }
 
-    /// A unit that nothing is known of.
+    /// A unit whose content is gone: nothing is known of it any more.
+    pub fn forget(&self) {
+        self.clear();
+        self.left.fill(false);
+        self.set_history(UnitHistory::NEW);
+        self.set_density(Density::UNKNOWN);
+    }
+
+    /// No page in memory, dirty or stored.
     pub fn clear(&self) {
         self.present.fill(false);
         self.dirty.fill(false);
@@ -124,7 +132,7 @@ impl Record {
     }
 }
 
-/// The records of a window's units; memory of its own only where units are base-mapped.
+/// The records of a window's units; memory of their own only where units were base-mapped or evicted.
 pub(crate) struct Records(&'static [Record]);
 
 impl Records {

@@ -143,6 +143,7 @@ impl Engine {
             }
             for i in (0..n).filter(|&i| based[i as usize]) {
                 self.forget_pages(unit + i);
+                self.base.records.of(unit + i).forget();
             }
             self.pool.uncharge(self.me(), uncharge);
             for i in 0..n {
