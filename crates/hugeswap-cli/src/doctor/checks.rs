@@ -141,19 +141,19 @@ fn userfaultfd(message: &Result<(), Errno>) -> Check {
     let u = probe::userfaultfd();
     let sysctl = facts::number("/proc/sys/vm/unprivileged_userfaultfd");
     let check = match (u.full, u.user_only) {
-        (Ok(_), _) if message.is_ok() => Check::new(name, Mark::Ok, "full: faults of system calls too, so message mode works"),
+        (Ok(_), _) if message.is_ok() => Check::new(name, Mark::Ok, "full: base pages in signal mode; faults of system calls too, so message mode works"),
         (Ok(_), _) => Check::new(name, Mark::Warn, "full, but without UFFDIO_MOVE: no message mode").improve("use Linux 6.8 or later"),
         (Err(e), Ok(_)) => Check::new(
             name,
             Mark::Warn,
-            format!("faults of user mode only ({e}): signal mode, not message mode"),
+            format!("faults of user mode only ({e}): base pages in signal mode, no message mode"),
         )
         .improve("for message mode, as root: sysctl -w vm.unprivileged_userfaultfd=1 (or give CAP_SYS_PTRACE)"),
         (Err(e), Err(_)) => {
             let sandboxed = facts::read("/proc/self/status").and_then(|s| facts::status_field(&s, "Seccomp")).as_deref() == Some("2");
             let why = if sandboxed { "forbidden by a seccomp profile" } else { "not there" };
-            Check::new(name, Mark::Warn, format!("{why} ({e}): signal mode works without it, message mode does not"))
-                .improve_if(sandboxed, "for message mode, allow userfaultfd in the profile (docker run --security-opt seccomp=PROFILE) and give CAP_SYS_PTRACE")
+            Check::new(name, Mark::Warn, format!("{why} ({e}): signal mode moves whole units of 2 MiB without it, and random access suffers; no message mode"))
+                .improve_if(sandboxed, "allow userfaultfd in the profile (docker run --security-opt seccomp=PROFILE); for message mode give CAP_SYS_PTRACE too")
         }
     };
     check
@@ -462,6 +462,19 @@ fn choices(checks: &[Check], message: bool, swap: Result<&str, &String>) -> Vec<
             "UFFDIO_MOVE",
             "mremap cannot move private memory here",
         ),
+    });
+    out.push(if signal && probe::userfaultfd().user_only.is_ok() {
+        choice(
+            "sizes",
+            "4 KiB, 64 KiB or 2 MiB",
+            "as each unit's faults suggest; --set thp.swapin=always or never decides for them",
+        )
+    } else {
+        choice(
+            "sizes",
+            "2 MiB",
+            "base pages need signal mode and userfaultfd: random access over the budget will be slow",
+        )
     });
     if let Ok(path) = swap {
         out.push(choice(
