@@ -262,5 +262,6 @@ impl Engine {
             fs::complain(&[b"hugeswap: ", text.as_bytes(), b"\n"]);
         }
         fault::forget_doubts();
+        crate::stack::reset_in_child();
     }
 }

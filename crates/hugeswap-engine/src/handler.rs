@@ -6,7 +6,7 @@
 use crate::engine::{Engine, EngineError};
 use crate::fault::Outcome;
 use crate::pool::FaultMode;
-use crate::{MAX_ENGINES, lock::Lock};
+use crate::{MAX_ENGINES, lock::Lock, stack};
 use hugeswap_sys::signal::{self, Action, Blocked};
 use hugeswap_sys::{fs, process};
 use std::sync::atomic::AtomicPtr;
@@ -74,6 +74,8 @@ pub(crate) fn install(engine: &'static Engine) -> Result<(), EngineError> {
     if free.is_none() {
         return Err(EngineError::TooMany);
     }
+    // Without them the fault path has to do with the stack it finds.
+    let _ = stack::prepare();
     let mut program = PROGRAM.lock();
     if !program.installed {
         program.segv = set(libc::SIGSEGV, &ours())?;
@@ -131,6 +133,20 @@ pub fn set_program_action(signal: i32, action: Action) -> Action {
     taken.unwrap_or_else(|| set(signal, &action).unwrap_or_default())
 }
 
+/// A fault to resolve.
+struct Access {
+    engine: &'static Engine,
+    addr: usize,
+    write: bool,
+    outcome: Outcome,
+}
+
+impl stack::Task for Access {
+    fn run(&mut self) {
+        self.outcome = self.engine.fault(self.addr, self.write);
+    }
+}
+
 /// The handler. Obeys the rules of the fault path.
 extern "C" fn on_fault(signal: i32, info: *mut libc::siginfo_t, context: *mut libc::c_void) {
     // SAFETY: the kernel passes a valid siginfo and ucontext to an SA_SIGINFO handler.
@@ -151,7 +167,14 @@ extern "C" fn on_fault(signal: i32, info: *mut libc::siginfo_t, context: *mut li
             if !engine.contains(addr) || last {
                 continue;
             }
-            match engine.fault(addr, error & ERR_WRITE != 0) {
+            let mut access = Access {
+                engine,
+                addr,
+                write: error & ERR_WRITE != 0,
+                outcome: Outcome::Retry,
+            };
+            stack::call(&mut access);
+            match access.outcome {
                 Outcome::Retry => return,
                 Outcome::NotOurs => break,
                 Outcome::Poisoned => return lost(addr, b"its swap could not be read back", uc),

@@ -34,6 +34,7 @@ mod ranges;
 mod reclaim;
 mod sizes;
 pub mod space;
+mod stack;
 mod table;
 mod uffd_move;
 mod work;

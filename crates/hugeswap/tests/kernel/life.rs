@@ -17,6 +17,10 @@ pub const TESTS: &[Test] = &[
     ),
     ("drop_gives_everything_back", drop_gives_everything_back),
     ("own_handler_gets_own_faults", own_handler_gets_own_faults),
+    (
+        "a_small_alternate_stack_is_enough",
+        a_small_alternate_stack_is_enough,
+    ),
     ("wild_access_is_still_sigsegv", wild_access_is_still_sigsegv),
     ("several_pools", several_pools),
     (
@@ -61,6 +65,42 @@ fn drop_gives_everything_back() {
             before.2,
             after.2
         );
+    });
+}
+
+fn a_small_alternate_stack_is_enough() {
+    let pool = builder(32).build().unwrap();
+    let r = pool.region(128 * MIB).unwrap();
+    fill(&r, 1);
+    std::thread::scope(|s| {
+        s.spawn(|| {
+            const MINSIGSTKSZ: u64 = 51;
+            // SAFETY: reads the auxiliary vector.
+            let least = unsafe { libc::getauxval(MINSIGSTKSZ) } as usize;
+            // What the kernel's own frame takes, and 1 KiB.
+            let size = least.max(libc::MINSIGSTKSZ) + 1024;
+            // SAFETY: a mapping of our own with a page below the stack that nobody may touch.
+            unsafe {
+                let len = size.next_multiple_of(4096) + 4096;
+                let at = libc::mmap(
+                    std::ptr::null_mut(),
+                    len,
+                    libc::PROT_READ | libc::PROT_WRITE,
+                    libc::MAP_PRIVATE | libc::MAP_ANONYMOUS,
+                    -1,
+                    0,
+                );
+                assert_ne!(at, libc::MAP_FAILED);
+                libc::mprotect(at, 4096, libc::PROT_NONE);
+                let stack = libc::stack_t {
+                    ss_sp: at.byte_add(4096),
+                    ss_flags: 0,
+                    ss_size: size,
+                };
+                assert_eq!(libc::sigaltstack(&stack, std::ptr::null_mut()), 0);
+            }
+            check(&r, 1);
+        });
     });
 }
 

@@ -1,0 +1,130 @@
+//! Stacks of our own for the fault path: a program's thread may have an alternate stack of a few KiB, of which the
+//! kernel's signal frame takes most.
+//!
+//! A fixed number, shared by all threads of the process. A fault never waits for one: if all are taken, which
+//! takes as many faults at the same instant, it stays where it is.
+
+use hugeswap_sys::{Result, mm};
+use std::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed, Release};
+use std::sync::atomic::{AtomicU64, AtomicUsize};
+
+/// As many as there are bits in a word.
+const STACKS: usize = 64;
+/// Of one, without its guard.
+const SIZE: usize = 64 << 10;
+const GUARD: usize = 4096;
+
+/// First address of the stacks; 0 before [`prepare`].
+static BASE: AtomicUsize = AtomicUsize::new(0);
+/// A bit for each stack in use.
+static USED: AtomicU64 = AtomicU64::new(0);
+
+/// Maps the stacks, once a process; they stay.
+pub(crate) fn prepare() -> Result<()> {
+    if BASE.load(Acquire) != 0 {
+        return Ok(());
+    }
+    let one = SIZE + GUARD;
+    // SAFETY: a new mapping at an address of the kernel's choice.
+    let base = unsafe { mm::map_anon(0, STACKS * one, mm::PROT_RW, false) }?;
+    for i in 0..STACKS {
+        // SAFETY: within the mapping just made. Without a guard an overflow would only be harder to find.
+        let _ = unsafe { mm::protect(base + i * one, GUARD, mm::PROT_NONE) };
+    }
+    if BASE.compare_exchange(0, base, AcqRel, Relaxed).is_err() {
+        // SAFETY: another thread was first; nobody uses this one.
+        let _ = unsafe { mm::unmap(base, STACKS * one) };
+    }
+    Ok(())
+}
+
+/// In a forked child: the threads that used stacks are not here.
+pub(crate) fn reset_in_child() {
+    USED.store(0, Release);
+}
+
+fn take() -> Option<usize> {
+    let mut used = USED.load(Relaxed);
+    while BASE.load(Acquire) != 0 && used != u64::MAX {
+        let free = used.trailing_ones() as usize;
+        match USED.compare_exchange_weak(used, used | 1 << free, AcqRel, Relaxed) {
+            Ok(_) => return Some(free),
+            Err(now) => used = now,
+        }
+    }
+    None
+}
+
+/// What `run` is to do, and what came of it.
+pub(crate) trait Task {
+    /// Does it.
+    fn run(&mut self);
+}
+
+extern "C" fn run<T: Task>(task: *mut T) {
+    // SAFETY: `call` passes a task that it borrows mutably for the duration.
+    unsafe { (*task).run() };
+}
+
+/// Runs `task` on a stack of ours, in a thread that no signal interrupts (a handler that blocks all of them).
+pub(crate) fn call<T: Task>(task: &mut T) {
+    let Some(n) = take() else {
+        return task.run();
+    };
+    let top = BASE.load(Acquire) + (n + 1) * (SIZE + GUARD);
+    // SAFETY: `top` is the end of a mapped stack that is this thread's until the bit is cleared, aligned as the
+    // calling convention asks; r12 is preserved by what is called and brings the former stack back; `run` does not unwind,
+    // being `extern "C"`.
+    unsafe {
+        std::arch::asm!(
+            "mov r12, rsp",
+            "mov rsp, {top}",
+            "call {run}",
+            "mov rsp, r12",
+            top = in(reg) top,
+            run = sym run::<T>,
+            in("rdi") task as *mut T,
+            out("r12") _,
+            clobber_abi("C"),
+        );
+    }
+    USED.fetch_and(!(1 << n), Release);
+}
+
+const _: () = assert!((SIZE + GUARD).is_multiple_of(16));
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    struct Deep(usize, u64);
+
+    impl Task for Deep {
+        fn run(&mut self) {
+            let local = [self.1; 64];
+            self.0 = local.as_ptr() as usize;
+            self.1 = std::hint::black_box(local).iter().sum();
+        }
+    }
+
+    #[test]
+    fn tasks_run_elsewhere_and_come_back() {
+        prepare().unwrap();
+        let base = BASE.load(Acquire);
+        let threads: Vec<_> = (0..8u64)
+            .map(|t| {
+                std::thread::spawn(move || {
+                    for i in 0..1000 {
+                        let mut task = Deep(0, i + t);
+                        call(&mut task);
+                        assert_eq!(task.1, (i + t) * 64);
+                        let end = base + STACKS * (SIZE + GUARD);
+                        assert!((base..end).contains(&task.0));
+                    }
+                })
+            })
+            .collect();
+        threads.into_iter().for_each(|t| t.join().unwrap());
+        assert_eq!(USED.load(Acquire), 0);
+    }
+}
