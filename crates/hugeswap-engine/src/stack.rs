@@ -10,9 +10,11 @@ use std::sync::atomic::{AtomicU64, AtomicUsize};
 
 /// As many as there are bits in a word.
 const STACKS: usize = 64;
-/// Of one, without its guard.
+/// Of one: many times what the fault path uses. So one guard, below all of them, will do: one each would take
+/// mappings, of which a process has a limited number.
 const SIZE: usize = 64 << 10;
 const GUARD: usize = 4096;
+const LEN: usize = GUARD + STACKS * SIZE;
 
 /// First address of the stacks; 0 before [`prepare`].
 static BASE: AtomicUsize = AtomicUsize::new(0);
@@ -24,16 +26,13 @@ pub(crate) fn prepare() -> Result<()> {
     if BASE.load(Acquire) != 0 {
         return Ok(());
     }
-    let one = SIZE + GUARD;
     // SAFETY: a new mapping at an address of the kernel's choice.
-    let base = unsafe { mm::map_anon(0, STACKS * one, mm::PROT_RW, false) }?;
-    for i in 0..STACKS {
-        // SAFETY: within the mapping just made. Without a guard an overflow would only be harder to find.
-        let _ = unsafe { mm::protect(base + i * one, GUARD, mm::PROT_NONE) };
-    }
+    let base = unsafe { mm::map_anon(0, LEN, mm::PROT_RW, false) }?;
+    // SAFETY: within the mapping just made. Without a guard an overflow would only be harder to find.
+    let _ = unsafe { mm::protect(base, GUARD, mm::PROT_NONE) };
     if BASE.compare_exchange(0, base, AcqRel, Relaxed).is_err() {
         // SAFETY: another thread was first; nobody uses this one.
-        let _ = unsafe { mm::unmap(base, STACKS * one) };
+        let _ = unsafe { mm::unmap(base, LEN) };
     }
     Ok(())
 }
@@ -71,7 +70,7 @@ pub(crate) fn call<T: Task>(task: &mut T) {
     let Some(n) = take() else {
         return task.run();
     };
-    let top = BASE.load(Acquire) + (n + 1) * (SIZE + GUARD);
+    let top = BASE.load(Acquire) + GUARD + (n + 1) * SIZE;
     // SAFETY: `top` is the end of a mapped stack that is this thread's until the bit is cleared, aligned as the
     // calling convention asks; r12 is preserved by what is called and brings the former stack back; `run` does not unwind,
     // being `extern "C"`.
@@ -118,7 +117,7 @@ mod tests {
                         let mut task = Deep(0, i + t);
                         call(&mut task);
                         assert_eq!(task.1, (i + t) * 64);
-                        let end = base + STACKS * (SIZE + GUARD);
+                        let end = base + LEN;
                         assert!((base..end).contains(&task.0));
                     }
                 })
