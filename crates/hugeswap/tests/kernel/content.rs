@@ -2,7 +2,7 @@
 
 use crate::Test;
 use crate::util::*;
-use hugeswap::Advice;
+use hugeswap::{Advice, FaultMode};
 use std::sync::atomic::Ordering::Relaxed;
 
 pub const TESTS: &[Test] = &[
@@ -15,6 +15,11 @@ pub const TESTS: &[Test] = &[
     ("units_stay_huge", units_stay_huge),
     ("discard_reads_zero", discard_reads_zero),
     ("pageout_and_willneed", pageout_and_willneed),
+    ("sums_can_be_turned_on_again", sums_can_be_turned_on_again),
+    (
+        "readahead_goes_on_without_base_pages",
+        readahead_goes_on_without_base_pages,
+    ),
     ("pins_hold", pins_hold),
     ("budget_holds", budget_holds),
     ("many_regions_share_units", many_regions_share_units),
@@ -128,6 +133,38 @@ fn pageout_and_willneed() {
         }
         check(&r, 1);
     });
+}
+
+fn sums_can_be_turned_on_again() {
+    both_modes(|mode| {
+        let pool = builder(32)
+            .fault_mode(mode)
+            .set("swap.checksum=off")
+            .build()
+            .unwrap();
+        let r = pool.region(96 * MIB).unwrap();
+        fill(&r, 1);
+        pool.set("swap.checksum=on").unwrap();
+        check(&r, 1);
+    });
+}
+
+/// In message mode there are none; units tried on a stream's behalf must not use up the trust in it.
+fn readahead_goes_on_without_base_pages() {
+    let pool = match builder(32).fault_mode(FaultMode::Message).build() {
+        Ok(pool) => pool,
+        Err(e) => skip(&format!("no message mode: {e}")),
+    };
+    let r = pool.region(256 * MIB).unwrap();
+    fill(&r, 1);
+    check(&r, 1);
+    check(&r, 1);
+    let s = pool.stats();
+    let ahead = s.counters.iter().find(|(n, _)| *n == "swap_ra").unwrap().1;
+    assert!(
+        ahead > 100,
+        "{ahead} units read ahead in two passes over 128"
+    );
 }
 
 fn pins_hold() {
