@@ -75,7 +75,7 @@ impl Engine {
             self.kick();
         };
         for unit in self.whole_units_of(addr, len) {
-            // Who brought it in wakes the program before letting go of it, and kswapd waits for nobody.
+            // Whoever brings it in may have it locked, and kswapd waits for nobody.
             self.table.wait_locked(unit);
             if inside(unit) {
                 ask(unit);
