@@ -140,6 +140,12 @@ impl Arena {
         self.free.load(Relaxed)
     }
 
+    /// How many places there are, and how many hold a free frame or nothing.
+    pub fn counts(&self) -> (u32, u32) {
+        let s = self.stacks.lock();
+        (self.places, (s.free.len + s.empty.len + s.fresh.len) as u32)
+    }
+
     /// Takes a free frame: the place it stands in, readable and writable, with old bytes in it.
     pub fn take_free(&self) -> Option<u32> {
         if self.free.load(Relaxed) == 0 {

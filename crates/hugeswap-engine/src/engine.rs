@@ -336,6 +336,12 @@ impl Engine {
             self.wake_workers(u32::MAX >> 1);
             let _ = t.join();
         }
+        if cfg!(debug_assertions)
+            && !std::thread::panicking()
+            && let Err(e) = self.audit_at_end()
+        {
+            panic!("{e}");
+        }
         for fd in [self.uffd.load(Relaxed), self.pagemap.load(Relaxed)] {
             if fd >= 0 {
                 fs::close(fd);

@@ -50,6 +50,21 @@ pub fn fork_child() {
 
 impl Engine {
     fn before_fork(&'static self) {
+        self.come_to_rest();
+        let record = self
+            .pool
+            .reserve(self.me() as u32 + 1)
+            .unwrap_or(usize::MAX);
+        self.child_record.store(record, Relaxed);
+        self.maybe_children.store(true, Release);
+        self.share_all();
+        self.clean_all_pages();
+        self.arena.inherit(false);
+        self.hide_absent(true);
+    }
+
+    /// Gets everybody but the caller out of the engine, with nothing left half done, until the gate is opened.
+    pub(crate) fn come_to_rest(&'static self) {
         self.gate.close();
         loop {
             // What is queued must be done: a queued read holds its unit's lock.
@@ -70,16 +85,6 @@ impl Engine {
             }
             self.gate.open_daemons();
         }
-        let record = self
-            .pool
-            .reserve(self.me() as u32 + 1)
-            .unwrap_or(usize::MAX);
-        self.child_record.store(record, Relaxed);
-        self.maybe_children.store(true, Release);
-        self.share_all();
-        self.clean_all_pages();
-        self.arena.inherit(false);
-        self.hide_absent(true);
     }
 
     /// Message mode: the child's mappings are not registered, so that what is in swap would read as zeros

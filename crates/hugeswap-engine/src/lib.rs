@@ -16,6 +16,7 @@
 //! formatting or logging; errno preserved; bounded stack.
 
 mod arena;
+mod audit;
 mod backing;
 mod base;
 mod checksum;

@@ -1,8 +1,9 @@
 //! Counters of a pool, under the kernel's names.
 
-use hugeswap_engine::pool::Report;
+use hugeswap_engine::pool;
 use hugeswap_policy::UNIT_BYTES;
 use hugeswap_policy::counters::Counter;
+use hugeswap_policy::slots;
 
 /// What a pool did so far, summed over its processes.
 #[derive(Clone, Debug)]
@@ -14,6 +15,8 @@ pub struct Stats {
     pub peak_resident_bytes: u64,
     /// Most managed bytes ever mapped at one time.
     pub peak_managed_bytes: u64,
+    /// Swap in use now, in whole units of 2 MiB, bytes; what is kept back for forked children included.
+    pub swap_used_bytes: u64,
     /// Base pages read from swap.
     pub pswpin: u64,
     /// Base pages written to swap.
@@ -37,9 +40,11 @@ pub struct Stats {
 }
 
 impl Stats {
-    pub(crate) fn of(r: &Report, used_frames: u64) -> Stats {
+    pub(crate) fn of(pool: &pool::Pool) -> Stats {
+        let r = pool.report();
         Stats {
-            resident_bytes: used_frames * UNIT_BYTES,
+            resident_bytes: pool.used_frames() * UNIT_BYTES,
+            swap_used_bytes: slots::used(pool.slot_words()) as u64 * UNIT_BYTES,
             peak_resident_bytes: r.peak_resident_bytes,
             peak_managed_bytes: r.peak_managed_bytes,
             pswpin: r.get(Counter::PswpIn),

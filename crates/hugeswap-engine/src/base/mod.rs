@@ -66,6 +66,11 @@ impl Base {
         self.sigbus_fd.load(Relaxed)
     }
 
+    /// Pages that are charged and free.
+    pub fn credits(&self) -> i64 {
+        self.credits.load(Relaxed)
+    }
+
     /// Frames' worth of pages that are charged and free.
     pub fn free_frames(&self) -> u64 {
         self.credits.load(Relaxed).max(0) as u64 / UNIT_PAGES

@@ -116,6 +116,13 @@ impl Record {
         self.density.store(density.0, Relaxed);
     }
 
+    /// Pages that are dirty without being in memory.
+    pub fn contradictions(&self) -> u64 {
+        let both = self.dirty.0.iter().zip(&self.present.0);
+        both.map(|(d, p)| u64::from((d.load(Relaxed) & !p.load(Relaxed)).count_ones()))
+            .sum()
+    }
+
     /// A unit whose content is gone: nothing is known of it any more.
     pub fn forget(&self) {
         self.clear();

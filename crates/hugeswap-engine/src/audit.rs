@@ -1,0 +1,153 @@
+//! Do the books add up? What the engine has charged, reserved and put aside, against what its units hold, counted
+//! one by one while the engine is at rest. For tests: builds with assertions do it whenever an engine ends.
+
+use crate::engine::{Engine, UNIT};
+use hugeswap_policy::UNIT_PAGES;
+use hugeswap_policy::counters::Counter;
+use hugeswap_policy::unit::{Kind, LOCKED, READAHEAD, UNCHARGED, WATCHED, WRITEBACK};
+use std::sync::atomic::Ordering::{Acquire, Relaxed};
+
+/// What the units of one engine hold, and what is accounted for.
+#[derive(Clone, Copy, Debug, Default)]
+struct Books {
+    /// Units that somebody is at work on; then nothing else is certain.
+    busy: u64,
+    /// Units with a frame of their own, wherever it is.
+    frames: u64,
+    /// Free frames of the arena.
+    free: u64,
+    /// Places of the arena, and those that hold a frame or are known to be empty.
+    places: u64,
+    places_known: u64,
+    /// Base pages in memory, and those charged without being in use.
+    pages: u64,
+    credits: i64,
+    /// Frames charged.
+    charged: u64,
+    /// Units that a fault may take, as found and as counted.
+    clean: i64,
+    watched: i64,
+    /// Slots this process owns, and those of them that a unit refers to or that wait for a forked child's end.
+    slots: u64,
+    slots_known: u64,
+    /// Slots never used again, since they could not be read.
+    slots_lost: u64,
+    /// References to slots that are free, or a second one to a slot.
+    bad_slots: u64,
+    /// Bits of base pages that contradict each other.
+    bad_pages: u64,
+}
+
+impl Books {
+    fn add_up(&self) -> bool {
+        let charged = (self.charged * UNIT_PAGES) as i64;
+        let held = ((self.frames + self.free) * UNIT_PAGES + self.pages) as i64 + self.credits;
+        let unknown = self.slots.checked_sub(self.slots_known);
+        charged == held
+            && self.places == self.places_known
+            && self.clean == self.watched
+            && unknown.is_some_and(|n| n <= self.slots_lost)
+            && (self.bad_slots, self.bad_pages) == (0, 0)
+    }
+}
+
+impl Engine {
+    /// Brings the engine to rest for a moment, as a fork does, and says what does not add up. Not with a
+    /// pin held by a caller that others wait for; never in the fault path.
+    pub fn audit(&'static self) -> Result<(), String> {
+        let books = {
+            let _blocked = hugeswap_sys::signal::Blocked::all();
+            self.come_to_rest();
+            let books = self.books();
+            self.gate.open();
+            self.kick();
+            books
+        };
+        if books.busy > 0 || !books.add_up() {
+            return Err(format!("the books do not add up: {books:?}"));
+        }
+        Ok(())
+    }
+
+    /// As [`Engine::audit`], of an engine whose threads have ended, perhaps in the middle of something.
+    pub(crate) fn audit_at_end(&self) -> Result<(), String> {
+        let books = self.books();
+        if books.busy == 0 && !books.add_up() {
+            return Err(format!("the books do not add up: {books:?}"));
+        }
+        Ok(())
+    }
+
+    fn books(&self) -> Books {
+        let (places, places_idle) = self.arena.counts();
+        let words = self.pool.slot_words();
+        let me = self.me() as u32 + 1;
+        let owned = |s: u64| {
+            words
+                .get(s as usize)
+                .map(|w| w.load(Acquire))
+                .filter(|w| w >> 16 == me)
+        };
+        let mut b = Books {
+            free: self.arena.free_frames(),
+            places: u64::from(places),
+            places_known: u64::from(places_idle),
+            credits: self.base.credits(),
+            charged: self.record().charged.load(Relaxed),
+            watched: self.watched.load(Relaxed),
+            slots: words.iter().filter(|w| w.load(Acquire) >> 16 == me).count() as u64,
+            slots_lost: self.pool.records()[self.me()].events.counters[Counter::Poisoned as usize]
+                .load(Relaxed),
+            ..Books::default()
+        };
+        let mut seen = vec![false; words.len()];
+        let mut refer = |b: &mut Books, slot: u64| match owned(slot) {
+            Some(w) => {
+                let again = std::mem::replace(&mut seen[slot as usize], true);
+                b.bad_slots += u64::from(again || w & 0xffff != 1);
+                b.slots_known += 1;
+            }
+            // A relative's, which must not have given it up.
+            None => {
+                b.bad_slots += u64::from(
+                    words
+                        .get(slot as usize)
+                        .is_none_or(|w| w.load(Acquire) == 0),
+                )
+            }
+        };
+        for unit in 0..self.high_unit.load(Relaxed) {
+            let w = self.table.load(unit);
+            b.busy += u64::from(w.has(LOCKED | WRITEBACK));
+            match w.kind() {
+                Kind::Present => {
+                    b.frames += u64::from(!w.has(UNCHARGED));
+                    b.clean += i64::from(w.has(WATCHED));
+                }
+                Kind::Foreign => b.frames += 1,
+                Kind::Cached => {
+                    b.frames += 1;
+                    b.places_known += 1;
+                    b.clean += i64::from(!w.has(READAHEAD));
+                }
+                Kind::Base => {
+                    let record = self.base.records.of(unit);
+                    b.pages += record.present.count();
+                    b.bad_pages += record.contradictions();
+                    b.bad_pages += u64::from(record.stored.any() && w.slot().is_none());
+                }
+                _ => {}
+            }
+            if let Some(slot) = w.slot() {
+                refer(&mut b, slot);
+            }
+        }
+        self.deferred
+            .lock()
+            .iter()
+            .for_each(|&slot| refer(&mut b, slot));
+        b
+    }
+}
+
+const _: () = assert!(UNIT == 4096 * UNIT_PAGES as usize);
