@@ -7,6 +7,7 @@ mod bench;
 mod demo;
 mod doctor;
 mod run;
+mod swap;
 mod text;
 
 use clap::error::ErrorKind;
@@ -32,6 +33,8 @@ enum Command {
     Run(run::Args),
     /// Measure swapping, side by side with the kernel's own where possible
     Bench(bench::Args),
+    /// Look at swap files
+    Swap(swap::Args),
     /// Tell what this machine and user can do, and what would improve it
     Doctor(doctor::Args),
     /// Sort real data in a quarter of the memory it takes, and check the result
@@ -57,6 +60,7 @@ fn dispatch(command: Command) -> anyhow::Result<i32> {
     match command {
         Command::Run(args) => run::run(args),
         Command::Bench(args) => bench::run(args),
+        Command::Swap(args) => swap::run(&args),
         Command::Doctor(args) => doctor::run(&args),
         Command::Demo(args) => demo::run(&args),
         Command::Worker(args) => bench::worker(args),
@@ -76,7 +80,9 @@ fn usage(e: &clap::Error) -> i32 {
         return 0;
     }
     if e.kind() == ErrorKind::DisplayHelpOnMissingArgumentOrSubcommand {
-        complain("a command is missing: run, bench, doctor or demo (hugeswap --help tells more)");
+        complain(
+            "a command is missing: run, bench, swap, doctor or demo (hugeswap --help tells more)",
+        );
         return 2;
     }
     let whole = e.to_string();

@@ -9,6 +9,7 @@
 //! * [`readahead`]: what to bring in before it is asked for
 //! * [`granularity`]: how much to bring in at a fault
 //! * [`slots`]: where in swap a unit goes
+//! * [`extents`]: where on a device a page of swap lies
 //! * [`watermark`]: when reclaim starts and stops
 //! * [`driver`]: all of it together on a machine of counters, for tests and simulation
 //! * [`counters`], [`histogram`]: what operators see, under the kernel's names
@@ -17,6 +18,7 @@
 
 pub mod counters;
 pub mod driver;
+pub mod extents;
 pub mod granularity;
 pub mod histogram;
 pub mod knobs;

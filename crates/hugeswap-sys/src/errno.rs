@@ -34,6 +34,7 @@ names! {
     EISDIR "is a directory";
     EINVAL "invalid argument";
     ENFILE "too many open files in the system";
+    ENOTTY "not for this kind of file";
     EMFILE "too many open files";
     EFBIG "file too large";
     ENOSPC "no space left on device";

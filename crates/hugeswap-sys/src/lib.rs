@@ -6,6 +6,7 @@
 #![cfg(all(target_os = "linux", target_arch = "x86_64"))]
 
 mod errno;
+pub mod fiemap;
 pub mod fs;
 pub mod futex;
 pub mod mm;
