@@ -4,12 +4,13 @@
 //! Concurrency: one engine lock around what learns; the rest are atomics and records under the units' locks. Called by
 //! the fault path, whose rules hold here.
 
+use crate::base::record::Record;
 use crate::engine::Engine;
 use crate::lock::Lock;
 use hugeswap_policy::UNIT_PAGES;
 use hugeswap_policy::granularity::{
     Allowed, Costs, Decision, Density, DeviceCost, Direction, Fault, Granularity, MemoryPrice,
-    PerSize, Reason, Size, UnitHistory,
+    PerSize, Reason, STAY, Size, UnitHistory, follow,
 };
 use hugeswap_policy::knobs::{Knob, swapin};
 use hugeswap_policy::unit::Kind;
@@ -48,6 +49,8 @@ pub(crate) struct Sizes {
 struct Learning {
     granularity: Granularity,
     price: MemoryPrice,
+    /// Nanoseconds that making a base-mapped unit whole takes, as last seen.
+    fill: u32,
 }
 
 impl Sizes {
@@ -57,10 +60,17 @@ impl Sizes {
             learning: Lock::new(Learning {
                 granularity: Granularity::new(seed),
                 price: MemoryPrice::new(),
+                fill: DEVICE.whole + CPU.whole,
             }),
             device: DeviceCost::new(DEVICE, DEVICE),
             evicted: AtomicU64::new(0),
         }
+    }
+
+    /// A base-mapped unit was made whole, which took `ns`.
+    pub fn observe_fill(&self, ns: u64) {
+        let mut learning = self.learning.lock();
+        learning.fill = follow(learning.fill, ns);
     }
 
     /// A transfer of `pages` took `ns`.
@@ -102,6 +112,7 @@ impl Engine {
             page: page as u16,
             present: present as u16,
             density: record.density(),
+            stay: self.stay(record, present),
         };
         let full = self.pool.used_frames() >= self.pool.frames();
         let mut learning = self.sizes.learning.lock();
@@ -109,7 +120,7 @@ impl Engine {
         let costs = if watched {
             Costs::resident(WATCHED, memory)
         } else {
-            Costs::new(&self.sizes.device, CPU, memory)
+            Costs::new(&self.sizes.device, CPU, learning.fill, memory)
         };
         let d = learning
             .granularity
@@ -142,6 +153,25 @@ impl Engine {
         d
     }
 
+    /// How much of a unit's stay in memory lies ahead: units leave about in the order in which they came, so
+    /// it ends when as much was evicted as there is.
+    fn stay(&self, record: &Record, present: u64) -> u16 {
+        if present == 0 {
+            return STAY;
+        }
+        let evicted = self.sizes.evicted.load(Relaxed);
+        let since = evicted.wrapping_sub(record.came_at.load(Relaxed));
+        let resident = self.record().charged.load(Relaxed) * UNIT_PAGES;
+        let gone = since.saturating_mul(STAY.into()) / resident.max(1);
+        STAY - gone.min(u64::from(STAY) - 1) as u16
+    }
+
+    /// The first pages of a locked, base-mapped unit came.
+    pub(crate) fn note_pages_came(&self, unit: u32) {
+        let evicted = self.sizes.evicted.load(Relaxed);
+        self.base.records.of(unit).came_at.store(evicted, Relaxed);
+    }
+
     /// May readahead bring in `unit`, locked and in swap, for a stream?
     pub(crate) fn admits_ahead(&self, unit: u32) -> bool {
         if !self.sizes_are_automatic() {
@@ -149,7 +179,7 @@ impl Engine {
         }
         let record = self.base.records.of(unit);
         let mut learning = self.sizes.learning.lock();
-        let costs = Costs::new(&self.sizes.device, CPU, 0);
+        let costs = Costs::new(&self.sizes.device, CPU, learning.fill, 0);
         let (admitted, history) = learning.granularity.admits_ahead(
             &costs,
             Reason::Stream,

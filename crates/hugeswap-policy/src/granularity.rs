@@ -6,7 +6,7 @@
 //! **A unit pays for itself** (ski rental: Karlin, Manasse, Rudolph and Sleator, *Competitive snoopy
 //! caching*, 1988). Small transfers go on until what they have cost since the unit came in would
 //! exceed the cost of having brought it whole; then the rest comes in one piece. What a transfer
-//! costs is the device's time, the CPU's, and the memory it takes from others ([`Costs`]). Of a unit
+//! costs is the device's time, the CPU's, and the memory it takes from others for the rest of the unit's stay ([`Costs`]). Of a unit
 //! of which `n` pages are touched, each fault costing `c`, the better choice in hindsight costs
 //! `min(n c, B)`, `B` being the whole; this rule pays `n c` while that is at most `B`, and no more
 //! than `2 B` after that: **never more than twice the better choice**.
@@ -53,7 +53,7 @@ mod cost;
 mod streams;
 mod trust;
 
-pub use cost::{Costs, DeviceCost, Direction, MemoryPrice, PerSize};
+pub use cost::{Costs, DeviceCost, Direction, MemoryPrice, PerSize, follow};
 pub use streams::{MAX_PAGE_STRIDE, PAGE_STREAMS, PageStreams, Run};
 use trust::Trust;
 
@@ -122,7 +122,8 @@ impl Allowed {
     }
 }
 
-/// How many pages of a unit were touched while it was last in memory, in one byte that is kept with its slots. 0 is unknown.
+/// How many pages of a unit were touched while it was last in memory, in one byte that is kept with its slots: those that came
+/// late in its stay, and took memory for the rest of it only, for less than one. 0 is unknown.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Density(pub u8);
 
@@ -152,7 +153,7 @@ pub struct UnitHistory {
     paid: u32,
     /// How many those are.
     brought: u16,
-    /// How many of them are taken to have been touched, and [`TRIED`], [`LEAVING`].
+    /// How many pages of a full stay those that were touched amount to, in [`WORTH`] parts each, and [`TRIED`], [`LEAVING`].
     touched: u16,
 }
 
@@ -165,6 +166,8 @@ const LEAVING: u16 = 1 << 13;
 /// What a transfer leaves as it is.
 const TRIAL: u16 = TRIED | BY_STREAM;
 const TOUCHED: u16 = LEAVING - 1;
+/// Parts that a touched page's worth is counted in.
+const WORTH: u16 = 8;
 
 impl UnitHistory {
     /// No account.
@@ -215,10 +218,10 @@ impl UnitHistory {
         self.touched & TOUCHED
     }
 
-    /// After a transfer of `pages` to `present` ones for `ns`, of which `touched` will have been.
+    /// After a transfer of `pages` to `present` ones for `ns`, which is worth `touched` parts of pages.
     fn and(self, ns: u64, present: u16, pages: u16, touched: u16) -> UnitHistory {
         let ns = u32::try_from(ns).unwrap_or(u32::MAX);
-        let touched = self.touched().saturating_add(touched).min(PAGES);
+        let touched = self.touched().saturating_add(touched).min(PAGES * WORTH);
         UnitHistory {
             paid: self.paid.saturating_add(ns),
             brought: self.brought.min(present).saturating_add(pages).min(PAGES),
@@ -249,7 +252,12 @@ pub struct Fault {
     pub present: u16,
     /// What is remembered of it.
     pub density: Density,
+    /// How much of the unit's stay in memory lies ahead, of [`STAY`].
+    pub stay: u16,
 }
+
+/// A whole stay in memory.
+pub const STAY: u16 = 1 << 10;
 
 /// What is known beyond the unit's own account.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -309,7 +317,7 @@ pub fn decide(
     advice: Advice,
 ) -> Decision {
     // What a stream passes by goes soon whatever its size: the memory it takes is no argument when it is tried.
-    let costs = &Costs {
+    let full = &Costs {
         memory: if history.is_tried_stream() {
             0
         } else {
@@ -317,6 +325,7 @@ pub fn decide(
         },
         ..*costs
     };
+    let costs = &full.for_stay(fault.stay);
     let page = fault.page.min(PAGES - 1);
     let small = match advice {
         Advice::Run(_) if allowed.piece_64k => Size::Piece,
@@ -327,7 +336,7 @@ pub fn decide(
         Advice::Dense if allowed.whole => Some(Reason::Dense),
         _ => {
             let next = history.paid().saturating_add(costs.of(small));
-            let paid = next > whole_cost(costs, fault, history);
+            let paid = next > whole_cost(full, fault, history);
             (allowed.whole && paid).then_some(Reason::Paid)
         }
     };
@@ -355,6 +364,7 @@ pub fn decide(
         }
         _ => (Reason::Small, 1),
     };
+    let touched = touched * worth(full, costs);
     Decision {
         pages: start..start + pages,
         whole: small == Size::Whole,
@@ -368,13 +378,24 @@ pub fn decide(
     }
 }
 
-/// What the unit would have cost, had it come whole before its first small transfer.
+/// What the unit would have cost, had it come whole before its first small transfer, for a whole stay; what it takes
+/// more to fill it up now counts up to an eighth of that.
 fn whole_cost(costs: &Costs, fault: &Fault, history: UnitHistory) -> u64 {
     let there = fault.present.saturating_sub(history.brought);
     let missing = PAGES.saturating_sub(there);
-    costs
-        .whole
-        .saturating_add(costs.memory.saturating_mul(u64::from(missing)))
+    let memory = costs.memory.saturating_mul(u64::from(missing));
+    let whole = costs.whole.saturating_add(memory);
+    let more = match history.brought {
+        0 => 0,
+        _ => costs.fill.saturating_sub(costs.whole).min(whole / 8),
+    };
+    whole.saturating_add(more)
+}
+
+/// What a page that comes for the rest of a stay is worth, in [`WORTH`] parts of one that comes for all of it.
+fn worth(full: &Costs, rest: &Costs) -> u16 {
+    let parts = rest.of(Size::Page).saturating_mul(u64::from(WORTH));
+    (parts.div_ceil(full.of(Size::Page).max(1)) as u16).min(WORTH)
 }
 
 /// What small transfers would cost for `touches` of a unit.
@@ -455,6 +476,7 @@ impl Granularity {
             return (history, Advice::None);
         }
         let small = allowed.smallest();
+        let costs = &costs.for_stay(fault.stay);
         // From here on: what was paid is paid.
         let whole = whole_cost(costs, fault, UnitHistory::NEW);
         // Of the pages that will be touched, those that are there already save nothing.
@@ -558,7 +580,7 @@ impl Granularity {
         if let Some(trust) = self.tried(history) {
             trust.bad();
         }
-        let news = (history.touched & LEAVING == 0).then(|| Density::of(history.touched()));
+        let news = (history.touched & LEAVING == 0).then(|| Density::of(history.touched().div_ceil(WORTH)));
         let history = match left {
             0 => UnitHistory::NEW,
             _ => history.keep(left),

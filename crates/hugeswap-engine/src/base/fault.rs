@@ -105,6 +105,7 @@ impl Engine {
         // The frame's charge is the pages' now.
         self.arena.discard(place);
         self.put_pages(UNIT_PAGES - record.present.count());
+        self.note_pages_came(unit);
         self.table.unlock(unit, based);
         self.note_resident(unit);
         match installed {
@@ -196,6 +197,7 @@ impl Engine {
         // Whatever was not brought in goes back.
         self.put_pages(absent(record, pages).min(wanted));
         if first && record.present.any() {
+            self.note_pages_came(unit);
             self.note_resident(unit);
         }
         match result {

@@ -86,6 +86,8 @@ pub(crate) struct Record {
     pub left: Bits,
     /// When that was, in pages evicted.
     pub left_at: AtomicU64,
+    /// When the first of its present pages came, in pages evicted.
+    pub came_at: AtomicU64,
     /// What small transfers to the unit have cost; see `hugeswap_policy::granularity`.
     history: AtomicU64,
     /// How much of it was touched when it was last in memory.

@@ -41,6 +41,7 @@ impl Engine {
         write: bool,
         start: u64,
     ) -> Option<Outcome> {
+        let began = now_ns();
         let record = self.base.records.of(unit);
         let at = self.arena.addr(frame.place);
         if let Err(e) = self.gather(unit, w, record, at) {
@@ -74,6 +75,7 @@ impl Engine {
             (false, true) => new,
         };
         self.table.unlock(unit, new);
+        self.sizes.observe_fill(now_ns().saturating_sub(began));
         self.count(Counter::ThpCollapse, 1);
         self.done(unit, FaultClass::Major, start)
     }

@@ -75,16 +75,7 @@ impl DeviceCost {
             Size::Piece => piece,
             Size::Whole => whole,
         };
-        let mean = u64::from(cell.load(Ordering::Relaxed));
-        let seen = ns.max(mean / 2).min(mean * 2);
-        // Rounded away from the mean, so that small means move too.
-        let next = if seen >= mean {
-            mean + (seen - mean).div_ceil(8)
-        } else {
-            mean - (mean - seen).div_ceil(8)
-        };
-        let next = u32::try_from(next.max(1)).unwrap_or(u32::MAX);
-        cell.store(next, Ordering::Relaxed);
+        cell.store(follow(cell.load(Ordering::Relaxed), ns), Ordering::Relaxed);
     }
 
     /// What each tracked size costs now; a larger one never less than a smaller one.
@@ -111,6 +102,19 @@ impl DeviceCost {
     }
 }
 
+/// A mean, in nanoseconds, after one more observation; see [`DeviceCost`].
+pub fn follow(mean: u32, ns: u64) -> u32 {
+    let mean = u64::from(mean);
+    let seen = ns.max(mean / 2).min(mean * 2);
+    // Rounded away from the mean, so that small means move too.
+    let next = if seen >= mean {
+        mean + (seen - mean).div_ceil(8)
+    } else {
+        mean - (mean - seen).div_ceil(8)
+    };
+    u32::try_from(next.max(1)).unwrap_or(u32::MAX)
+}
+
 /// The line through two points with rising cost, at `bytes` not before the first.
 fn line(b0: u64, ns0: u32, b1: u64, ns1: u32, bytes: u64) -> u64 {
     let rise = u128::from(ns1.saturating_sub(ns0)) * u128::from(bytes.saturating_sub(b0));
@@ -127,21 +131,34 @@ pub struct Costs {
     pub piece: u64,
     /// A fault that brings a whole unit.
     pub whole: u64,
+    /// A fault that brings what is missing of a unit, and makes it whole.
+    pub fill: u64,
     /// What each page that becomes resident costs others ([`MemoryPrice::price`]).
     pub memory: u64,
 }
 
 impl Costs {
     /// The device's costs inwards, `cpu` for a fault of each size (taking it, mapping what it brought),
-    /// and a price of memory for each page.
-    pub fn new(device: &DeviceCost, cpu: PerSize, memory: u64) -> Costs {
+    /// `fill` for making a unit whole of which something is there, and a price of memory for each page.
+    pub fn new(device: &DeviceCost, cpu: PerSize, fill: u32, memory: u64) -> Costs {
         let io = device.per_size(Direction::In);
         let sum = |a: u32, b: u32| u64::from(a) + u64::from(b);
+        let whole = sum(io.whole, cpu.whole);
         Costs {
             page: sum(io.page, cpu.page),
             piece: sum(io.piece, cpu.piece),
-            whole: sum(io.whole, cpu.whole),
+            whole,
+            fill: whole.max(fill.into()),
             memory,
+        }
+    }
+
+    /// With memory taken for no more than `stay` of [`STAY`](super::STAY).
+    pub(super) fn for_stay(&self, stay: u16) -> Costs {
+        let stay = u64::from(stay.min(super::STAY));
+        Costs {
+            memory: self.memory.saturating_mul(stay) / u64::from(super::STAY),
+            ..*self
         }
     }
 
@@ -153,6 +170,7 @@ impl Costs {
             page: cpu.page.into(),
             piece: cpu.piece.into(),
             whole: cpu.whole.into(),
+            fill: cpu.whole.into(),
             memory,
         }
     }
@@ -168,7 +186,7 @@ impl Costs {
     }
 }
 
-/// Evicted pages over which a price is formed.
+/// Evicted pages after which a price is formed anew.
 const WINDOW: u64 = 4096;
 /// A price counts an evicted page's return as no more certain than 15 in 16.
 const CERTAIN: u64 = 16;
@@ -191,48 +209,67 @@ const SHARES: u64 = 1 << 10;
 /// the touched ones would have fitted), its fault was theirs. Those costs add up for as long as they
 /// are met, so that in the end they outweigh whatever it costs to bring in small what is used sparsely, once:
 /// ski rental again, of room.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, Default)]
 pub struct MemoryPrice {
+    /// Since the price was last formed.
+    new: Sums,
+    /// Before that, for about half a turn of memory: evictions come many at a time, and what returns comes in between.
+    old: Sums,
+    wasted_ns: u64,
+    /// Resident pages, as last told.
+    resident: u64,
+    pressure: u64,
+    waste: u64,
+}
+
+/// What is counted of evicted pages.
+#[derive(Clone, Copy, Debug, Default)]
+struct Sums {
     evicted: u64,
     evict_ns: u64,
     touched: u64,
     returned: u64,
     return_ns: u64,
-    wasted_ns: u64,
-    /// Share of evicted pages that were touched, of [`SHARES`].
-    used: u64,
-    pressure: u64,
-    waste: u64,
 }
 
-impl Default for MemoryPrice {
-    fn default() -> MemoryPrice {
-        MemoryPrice::new()
+impl Sums {
+    /// Those of another, of which `keep` in `of` parts count.
+    fn and(&self, other: &Sums, keep: u64, of: u64) -> Sums {
+        let sum = |a: u64, b: u64| {
+            let b = u128::from(b) * u128::from(keep) / u128::from(of.max(1));
+            a.saturating_add(b as u64)
+        };
+        Sums {
+            evicted: sum(self.evicted, other.evicted),
+            evict_ns: sum(self.evict_ns, other.evict_ns),
+            touched: sum(self.touched, other.touched),
+            returned: sum(self.returned, other.returned),
+            return_ns: sum(self.return_ns, other.return_ns),
+        }
+    }
+
+    /// Share of evicted pages that were touched, of [`SHARES`].
+    fn used(&self) -> u64 {
+        match self.evicted {
+            0 => SHARES,
+            n => self.touched.saturating_mul(SHARES) / n,
+        }
     }
 }
 
 impl MemoryPrice {
     /// No pressure yet: a price of 0.
     pub fn new() -> MemoryPrice {
-        MemoryPrice {
-            evicted: 0,
-            evict_ns: 0,
-            touched: 0,
-            returned: 0,
-            return_ns: 0,
-            wasted_ns: 0,
-            used: SHARES,
-            pressure: 0,
-            waste: 0,
-        }
+        MemoryPrice::default()
     }
 
     /// `pages` were evicted, of which `touched` had been (all, if that is unknown); it took `ns` in all.
     pub fn on_evicted(&mut self, pages: u64, touched: u64, ns: u64) {
-        self.evicted = self.evicted.saturating_add(pages);
-        self.touched = self.touched.saturating_add(touched.min(pages));
-        self.evict_ns = self.evict_ns.saturating_add(ns);
-        if self.evicted >= WINDOW {
+        let new = &mut self.new;
+        new.evicted = new.evicted.saturating_add(pages);
+        new.touched = new.touched.saturating_add(touched.min(pages));
+        new.evict_ns = new.evict_ns.saturating_add(ns);
+        if new.evicted >= WINDOW {
             self.form();
         }
     }
@@ -240,11 +277,13 @@ impl MemoryPrice {
     /// A fault that cost `ns` (without any price) met what had been evicted `distance` pages of eviction
     /// before, while `resident` pages were resident.
     pub fn on_refault(&mut self, distance: u64, resident: u64, ns: u64) {
+        self.resident = resident;
         if distance <= resident {
-            self.returned = self.returned.saturating_add(1);
-            self.return_ns = self.return_ns.saturating_add(ns);
+            let new = &mut self.new;
+            new.returned = new.returned.saturating_add(1);
+            new.return_ns = new.return_ns.saturating_add(ns);
         }
-        let used = self.used + SHARES / 16; // the share is a rough one
+        let used = self.old.used() + SHARES / 16; // the share is a rough one
         let would_be = distance.saturating_add(resident).saturating_mul(used) / SHARES;
         if would_be <= resident {
             self.wasted_ns = self.wasted_ns.saturating_add(ns);
@@ -257,28 +296,26 @@ impl MemoryPrice {
     }
 
     fn form(&mut self) {
-        let evicted = self.evicted.max(1);
-        // 1 - q, of `evicted`.
-        let stays = evicted
-            .saturating_sub(self.returned)
-            .max(evicted.div_ceil(CERTAIN));
-        let pressure = self.evict_ns.saturating_add(self.return_ns) / stays.max(1);
-        let used = self.touched.saturating_mul(SHARES) / evicted;
-        let wasted = self.wasted_ns / evicted;
-        let mean = |old: u64, new: u64| old.saturating_mul(3).saturating_add(new) / 4;
+        let wasted = self.wasted_ns / self.new.evicted.max(1);
+        let horizon = (self.resident / 2).max(2 * self.new.evicted);
+        let kept = horizon - self.new.evicted;
+        let sums = self.new.and(&self.old, kept, horizon);
+        // 1 - q, of what was evicted.
+        let stays = sums
+            .evicted
+            .saturating_sub(sums.returned)
+            .max(sums.evicted.div_ceil(CERTAIN));
         *self = MemoryPrice {
-            used: mean(self.used, used),
-            pressure: if self.pressure == 0 {
-                pressure
-            } else {
-                mean(self.pressure, pressure)
-            },
+            new: Sums::default(),
+            old: sums,
+            wasted_ns: 0,
+            resident: self.resident,
+            pressure: sums.evict_ns.saturating_add(sums.return_ns) / stays.max(1),
             waste: if wasted > 0 {
                 self.waste.saturating_add(wasted)
             } else {
                 self.waste / 4 * 3
             },
-            ..MemoryPrice::new()
         };
     }
 }

@@ -7,6 +7,7 @@ const RAM: Costs = Costs {
     page: 8_000,
     piece: 25_000,
     whole: 325_000,
+    fill: 325_000,
     memory: 0,
 };
 
@@ -16,6 +17,7 @@ fn fault(unit: u64, page: u16, present: u16, density: Density) -> Fault {
         page,
         present,
         density,
+        stay: STAY,
     }
 }
 
@@ -53,7 +55,7 @@ fn distinct(pages: &[u16]) -> u64 {
 
 prop_compose! {
     fn any_costs()(page in 500u64..500_000, piece in 0u64..500_000, whole in 0u64..20_000_000, memory in 0u64..100_000) -> Costs {
-        Costs { page, piece: page + piece, whole: page + piece + whole, memory }
+        Costs { page, piece: page + piece, whole: page + piece + whole, fill: 0, memory }
     }
 }
 
@@ -233,6 +235,7 @@ fn a_stride_that_uses_little_of_a_unit_stays_small() {
         page: 107_000,
         piece: 229_000,
         whole: 1_125_000,
+        fill: 1_125_000,
         memory: 0,
     };
     assert!(ramp(&disk, 0, 16, 400).ends_with(&[512; 4]));

@@ -1,8 +1,9 @@
-//! A machine of counters under the granularity policy: least recently used memory, costs added up.
+//! A machine of counters under the granularity policy, costs added up. Memory is the engine's: units leave whole, in the order
+//! in which they came; of whole ones alone is it seen, while they are watched, that they are in use.
 
 use hugeswap_policy::UNIT_PAGES;
 use hugeswap_policy::granularity::*;
-use std::collections::{BTreeMap, VecDeque};
+use std::collections::VecDeque;
 
 /// What a machine's device and CPU take, in nanoseconds.
 #[derive(Clone, Copy)]
@@ -11,6 +12,8 @@ pub struct Device {
     pub r#in: PerSize,
     /// Taking a fault and mapping what it brought.
     pub cpu: PerSize,
+    /// Making a unit whole of which something is there.
+    pub fill: u32,
     /// Evicting a page as one of a batch, and a whole unit.
     pub evict: (u64, u64),
 }
@@ -28,6 +31,7 @@ pub const DEVICES: [Device; 2] = [
             piece: 12_000,
             whole: 25_000,
         },
+        fill: 750_000,
         evict: (1_000, 320_000),
     },
     Device {
@@ -42,6 +46,7 @@ pub const DEVICES: [Device; 2] = [
             piece: 12_000,
             whole: 25_000,
         },
+        fill: 1_600_000,
         evict: (33_000, 520_000),
     },
 ];
@@ -53,12 +58,6 @@ pub enum Policy {
     Always(Size),
     /// As the policy says, of what is allowed.
     Auto(Allowed),
-}
-
-#[derive(Clone, Copy)]
-enum Node {
-    Page(u64),
-    Unit(u64),
 }
 
 /// Of a whole unit nobody sees the touches, but for the first after it was found the oldest and watched.
@@ -86,6 +85,8 @@ struct Unit {
     present: u16,
     history: UnitHistory,
     density: Density,
+    /// Eviction clock at which the first of its pages came.
+    came_at: u64,
 }
 
 #[derive(Default, Clone, Copy, Debug)]
@@ -106,12 +107,12 @@ pub struct Machine {
     price: MemoryPrice,
     capacity: u64,
     resident: u64,
-    clock: u64,
     evictions: u64,
-    lru: BTreeMap<u64, Node>,
+    /// Units, oldest first.
+    lru: VecDeque<u64>,
     watched: VecDeque<(u64, u64)>,
-    /// Stamp of a resident base page; 0 is absent.
-    pages: Vec<u64>,
+    /// Is it resident as a base page?
+    pages: Vec<bool>,
     /// Eviction clock at which a page left; 0 is never.
     left_at: Vec<u64>,
     units: Vec<Unit>,
@@ -132,11 +133,10 @@ impl Machine {
             price: MemoryPrice::new(),
             capacity,
             resident: 0,
-            clock: 0,
             evictions: 0,
-            lru: BTreeMap::new(),
+            lru: VecDeque::new(),
             watched: VecDeque::new(),
-            pages: vec![0; pages],
+            pages: vec![false; pages],
             left_at: vec![0; pages],
             units: vec![Unit::default(); units],
             cost: 0,
@@ -144,42 +144,40 @@ impl Machine {
         }
     }
 
-    fn stamp(&mut self) -> u64 {
-        self.clock += 1;
-        self.clock
-    }
-
     /// The program touches a page.
     pub fn touch(&mut self, page: u64) {
         let unit = page / UNIT_PAGES;
-        if self.pages[page as usize] != 0 {
-            self.lru.remove(&self.pages[page as usize]);
-            let stamp = self.stamp();
-            self.place(page, stamp);
-        } else if self.units[unit as usize].whole != Whole::Mapped {
+        if !self.pages[page as usize] && self.units[unit as usize].whole != Whole::Mapped {
             self.fault(unit, page);
         }
     }
 
-    fn place(&mut self, page: u64, stamp: u64) {
-        self.pages[page as usize] = stamp;
-        self.lru.insert(stamp, Node::Page(page));
+    /// How much of a unit's stay lies ahead.
+    fn stay(&self, unit: u64) -> u16 {
+        let u = &self.units[unit as usize];
+        let gone = (self.evictions - u.came_at) * u64::from(STAY) / self.resident.max(1);
+        match u.present {
+            0 => STAY,
+            _ => STAY - gone.min(u64::from(STAY) - 1) as u16,
+        }
     }
 
     fn fault(&mut self, unit: u64, page: u64) {
-        let full = self.capacity - self.resident < UNIT_PAGES;
+        // What was charged once stays charged, as in the engine.
+        let full = self.evictions > 0;
         let memory = if full { self.price.price() } else { 0 };
         let soft = self.units[unit as usize].whole == Whole::Watched;
         let costs = if soft {
             Costs::resident(SOFT, memory)
         } else {
-            Costs::new(&self.tracked, self.device.cpu, memory)
+            Costs::new(&self.tracked, self.device.cpu, self.device.fill, memory)
         };
         let fault = Fault {
             unit,
             page: (page % UNIT_PAGES) as u16,
             present: self.units[unit as usize].present,
             density: self.units[unit as usize].density,
+            stay: self.stay(unit),
         };
         let history = self.units[unit as usize].history;
         let d = match self.policy {
@@ -207,7 +205,10 @@ impl Machine {
             16 => Size::Piece,
             _ => Size::Whole,
         };
-        let alone = Costs { memory: 0, ..costs }.of(size);
+        let alone = match size {
+            Size::Whole if fault.present > 0 => costs.fill,
+            _ => Costs { memory: 0, ..costs }.of(size),
+        };
         self.cost += alone;
         let left_at = self.left_at[page as usize];
         if left_at != 0 && !soft {
@@ -219,31 +220,35 @@ impl Machine {
         let base = unit * UNIT_PAGES;
         if d.whole {
             for p in base..base + UNIT_PAGES {
-                if self.pages[p as usize] != 0 {
-                    self.lru.remove(&self.pages[p as usize]);
-                    self.pages[p as usize] = 0;
-                    self.resident -= 1;
-                }
+                self.pages[p as usize] = false;
             }
-            let stamp = self.stamp();
             let u = &mut self.units[unit as usize];
+            self.resident -= u64::from(u.present);
             u.present = 0;
             u.whole = Whole::Mapped;
-            self.lru.insert(stamp, Node::Unit(unit));
+            self.lru.retain(|&l| l != unit);
+            self.lru.push_back(unit);
             if soft {
                 self.watched.retain(|&(w, _)| w != unit);
             } else {
                 self.resident += UNIT_PAGES;
             }
         } else {
+            if soft {
+                self.watched.retain(|&(w, _)| w != unit);
+                self.units[unit as usize].whole = Whole::No;
+                self.resident -= UNIT_PAGES;
+            }
             for p in d.pages.clone() {
-                let p = base + u64::from(p);
-                if self.pages[p as usize] == 0 {
-                    let stamp = self.stamp();
-                    self.place(p, stamp);
-                    self.units[unit as usize].present += 1;
-                    self.resident += 1;
+                let p = (base + u64::from(p)) as usize;
+                let u = &mut self.units[unit as usize];
+                if u.present == 0 && u.whole == Whole::No {
+                    u.came_at = self.evictions;
+                    self.lru.push_back(unit);
                 }
+                u.present += u16::from(!self.pages[p]);
+                self.resident += u64::from(!self.pages[p]);
+                self.pages[p] = true;
             }
         }
         if matches!(self.policy, Policy::Auto(_)) {
@@ -277,54 +282,43 @@ impl Machine {
             let full = self.watched.len() as u64 * UNIT_PAGES >= WATCHED;
             full || self.evictions - at >= WATCHED || self.lru.is_empty()
         });
-        if !due && let Some((_, Node::Unit(unit))) = self.lru.first_key_value() {
-            self.units[*unit as usize].whole = Whole::Watched;
-            self.watched.push_back((*unit, self.evictions));
-            self.lru.pop_first();
+        let unit = if due {
+            self.watched.pop_front().map(|(unit, _)| unit)
+        } else {
+            self.lru.pop_front()
+        };
+        let unit = unit.unwrap();
+        let u = &mut self.units[unit as usize];
+        if u.whole == Whole::Mapped {
+            u.whole = Whole::Watched;
+            self.watched.push_back((unit, self.evictions));
             return;
         }
-        let node = match self.watched.front() {
-            Some(&(unit, _)) if due => {
-                self.watched.pop_front();
-                Node::Unit(unit)
-            }
-            _ => self.lru.pop_first().unwrap().1,
+        let (n, touched, ns) = if u.whole == Whole::Watched {
+            u.whole = Whole::No;
+            let touched = match u.density {
+                Density::UNKNOWN | Density::FULL => UNIT_PAGES,
+                known => u64::from(known.pages()),
+            };
+            (UNIT_PAGES, touched, self.device.evict.1)
+        } else {
+            let n = u64::from(u.present);
+            u.present = 0;
+            let (history, density) = self.granularity.on_evicted(u.history, 0);
+            u.history = history;
+            u.density = density.unwrap_or(u.density);
+            (n, n, n * self.device.evict.0)
         };
-        match node {
-            Node::Unit(unit) => {
-                self.units[unit as usize].whole = Whole::No;
-                self.resident -= UNIT_PAGES;
-                self.evictions += UNIT_PAGES;
-                self.cost += self.device.evict.1;
-                let touched = match self.units[unit as usize].density {
-                    Density::UNKNOWN | Density::FULL => UNIT_PAGES,
-                    known => u64::from(known.pages()),
-                };
-                self.price
-                    .on_evicted(UNIT_PAGES, touched, self.device.evict.1);
-                let base = (unit * UNIT_PAGES) as usize;
-                for p in base..base + UNIT_PAGES as usize {
-                    if self.pages[p] == 0 {
-                        self.left_at[p] = self.evictions;
-                    }
-                }
+        self.resident -= n;
+        self.evictions += n;
+        self.cost += ns;
+        self.price.on_evicted(n, touched, ns);
+        let base = (unit * UNIT_PAGES) as usize;
+        for p in base..base + UNIT_PAGES as usize {
+            if n == UNIT_PAGES || self.pages[p] {
+                self.left_at[p] = self.evictions;
             }
-            Node::Page(page) => {
-                self.pages[page as usize] = 0;
-                self.resident -= 1;
-                self.evictions += 1;
-                self.cost += self.device.evict.0;
-                self.price.on_evicted(1, 1, self.device.evict.0);
-                self.left_at[page as usize] = self.evictions;
-                let u = &mut self.units[(page / UNIT_PAGES) as usize];
-                u.present -= 1;
-                let (history, density) = self.granularity.on_evicted(u.history, u.present);
-                u.history = history;
-                // What is known of a whole unit stands until all of it is gone.
-                if u.whole == Whole::No {
-                    u.density = density.unwrap_or(u.density);
-                }
-            }
+            self.pages[p] = false;
         }
     }
 }
