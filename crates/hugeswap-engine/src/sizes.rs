@@ -59,7 +59,7 @@ impl Sizes {
         Sizes {
             learning: Lock::new(Learning {
                 granularity: Granularity::new(seed),
-                price: MemoryPrice::new(),
+                price: MemoryPrice::new(u64::from(DEVICE.page + CPU.page)),
                 fill: DEVICE.whole + CPU.whole,
             }),
             device: DeviceCost::new(DEVICE, DEVICE),
@@ -125,16 +125,24 @@ impl Engine {
         let d = learning
             .granularity
             .on_fault(&costs, allowed, &fault, record.history());
-        if record.left.get(page) && !watched {
+        if !watched {
             let size = match d.pages.len() {
                 1 => Size::Page,
                 16 => Size::Piece,
                 _ => Size::Whole,
             };
-            let alone = Costs { memory: 0, ..costs }.of(size);
-            let distance = self.sizes.evicted.load(Relaxed) - record.left_at.load(Relaxed);
+            let alone = match size {
+                Size::Whole if present > 0 => costs.fill,
+                _ => Costs { memory: 0, ..costs }.of(size),
+            };
+            let evicted = self.sizes.evicted.load(Relaxed);
+            let left = record.left.get(page);
+            let distance = left.then(|| evicted.wrapping_sub(record.left_at.load(Relaxed)));
             let resident = self.record().charged.load(Relaxed) * UNIT_PAGES;
-            learning.price.on_refault(distance, resident, alone);
+            let brought = u64::from(size.pages()).min(UNIT_PAGES - present);
+            learning
+                .price
+                .on_fault(size, brought, distance, resident, alone);
         }
         if d.whole {
             // Streams pass what is in memory without a fault.
@@ -214,6 +222,17 @@ impl Engine {
         if let Some(density) = density {
             record.set_density(density);
         }
+    }
+
+    /// A locked unit that was whole keeps only the pages that are present now.
+    pub(crate) fn note_split(&self, unit: u32) {
+        let record = self.base.records.of(unit);
+        record.left.copy_inverse(&record.present);
+        let n = record.left.count();
+        let clock = self.sizes.evicted.fetch_add(n, Relaxed);
+        record.left_at.store(clock + n, Relaxed);
+        record.came_at.store(clock + n, Relaxed);
+        self.sizes.learning.lock().price.on_evicted(n, n, 0);
     }
 
     /// A locked, whole unit has left memory.

@@ -580,7 +580,8 @@ impl Granularity {
         if let Some(trust) = self.tried(history) {
             trust.bad();
         }
-        let news = (history.touched & LEAVING == 0).then(|| Density::of(history.touched().div_ceil(WORTH)));
+        let news = (history.touched & LEAVING == 0)
+            .then(|| Density::of(history.touched().div_ceil(WORTH)));
         let history = match left {
             0 => UnitHistory::NEW,
             _ => history.keep(left),

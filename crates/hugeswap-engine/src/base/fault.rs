@@ -105,7 +105,7 @@ impl Engine {
         // The frame's charge is the pages' now.
         self.arena.discard(place);
         self.put_pages(UNIT_PAGES - record.present.count());
-        self.note_pages_came(unit);
+        self.note_split(unit);
         self.table.unlock(unit, based);
         self.note_resident(unit);
         match installed {

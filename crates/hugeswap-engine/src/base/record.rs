@@ -49,6 +49,12 @@ impl Bits {
         words.for_each(|(to, from)| to.store(from.load(Relaxed), Relaxed));
     }
 
+    /// Those that another has not.
+    pub fn copy_inverse(&self, from: &Bits) {
+        let words = self.0.iter().zip(&from.0);
+        words.for_each(|(to, from)| to.store(!from.load(Relaxed), Relaxed));
+    }
+
     /// How many are set.
     pub fn count(&self) -> u64 {
         let ones = |w: &AtomicU64| u64::from(w.load(Relaxed).count_ones());

@@ -188,6 +188,8 @@ impl Costs {
 
 /// Evicted pages after which a price is formed anew.
 const WINDOW: u64 = 4096;
+/// Pages that are taken to have been brought before any was; half of them have returned.
+const DOUBT: u64 = 64;
 /// A price counts an evicted page's return as no more certain than 15 in 16.
 const CERTAIN: u64 = 16;
 /// The share of evicted pages that were touched, in this many parts.
@@ -196,10 +198,12 @@ const SHARES: u64 = 1 << 10;
 /// What it costs others that a page becomes resident: another has to be evicted (a share of a write,
 /// and of an unmap), and perhaps be brought back.
 ///
-/// With `e` the cost of evicting a page, `q` the share of evicted pages that a memory twice as large
-/// would have kept (they return within as many evictions as there are resident pages),
-/// and `r` what bringing back costs, the price solves `p = e + q (r + p)`, because what is brought back
-/// displaces again. So a price is high where memory is short of what is used at random, and next to
+/// With `e` the cost of evicting a page, `q` the chance that it returns soon (within as many evictions as there are resident pages:
+/// a memory twice as large would have kept it),
+/// and `r` what bringing a page back costs, alone or with its unit as the case may be, the price solves `p = e + q (r + p)`, because what is brought back
+/// displaces again. `q` is taken from small transfers: the share of what they bring that has returned so. It is not counted in
+/// evicted pages, because of those that come back with a whole unit nobody knows whether they would have been missed: whole transfers
+/// would lower the price, and a lower price makes more of them. So a price is high where memory is short of what is used at random, and next to
 /// nothing under a stream, whose pages return only when it comes round, many at a time. It is what
 /// keeps uniform work on small transfers: when every page is as good as any other, a whole unit
 /// displaces as much as it brings.
@@ -228,8 +232,12 @@ struct Sums {
     evicted: u64,
     evict_ns: u64,
     touched: u64,
+    /// Pages that were brought, and what that took.
+    brought: u64,
+    bring_ns: u64,
+    /// Those of small transfers, and those of them that had been evicted not long before.
+    small: u64,
     returned: u64,
-    return_ns: u64,
 }
 
 impl Sums {
@@ -243,8 +251,10 @@ impl Sums {
             evicted: sum(self.evicted, other.evicted),
             evict_ns: sum(self.evict_ns, other.evict_ns),
             touched: sum(self.touched, other.touched),
+            brought: sum(self.brought, other.brought),
+            bring_ns: sum(self.bring_ns, other.bring_ns),
+            small: sum(self.small, other.small),
             returned: sum(self.returned, other.returned),
-            return_ns: sum(self.return_ns, other.return_ns),
         }
     }
 
@@ -258,9 +268,12 @@ impl Sums {
 }
 
 impl MemoryPrice {
-    /// No pressure yet: a price of 0.
-    pub fn new() -> MemoryPrice {
-        MemoryPrice::default()
+    /// `first`: the price before anything was evicted. What bringing a page takes is a fair guess.
+    pub fn new(first: u64) -> MemoryPrice {
+        MemoryPrice {
+            pressure: first,
+            ..MemoryPrice::default()
+        }
     }
 
     /// `pages` were evicted, of which `touched` had been (all, if that is unknown); it took `ns` in all.
@@ -274,14 +287,26 @@ impl MemoryPrice {
         }
     }
 
-    /// A fault that cost `ns` (without any price) met what had been evicted `distance` pages of eviction
-    /// before, while `resident` pages were resident.
-    pub fn on_refault(&mut self, distance: u64, resident: u64, ns: u64) {
+    /// A transfer of `size` that cost `ns` (without any price) brought `pages` that were not there, for one that had been evicted
+    /// `distance` pages of eviction before, or not the last time that the unit was, while `resident` pages were resident.
+    pub fn on_fault(
+        &mut self,
+        size: Size,
+        pages: u64,
+        distance: Option<u64>,
+        resident: u64,
+        ns: u64,
+    ) {
         self.resident = resident;
-        if distance <= resident {
-            let new = &mut self.new;
-            new.returned = new.returned.saturating_add(1);
-            new.return_ns = new.return_ns.saturating_add(ns);
+        let new = &mut self.new;
+        new.brought = new.brought.saturating_add(pages);
+        new.bring_ns = new.bring_ns.saturating_add(ns);
+        if size != Size::Whole {
+            new.small = new.small.saturating_add(pages);
+        }
+        let Some(distance) = distance else { return };
+        if size != Size::Whole && distance <= resident {
+            new.returned = new.returned.saturating_add(pages);
         }
         let used = self.old.used() + SHARES / 16; // the share is a rough one
         let would_be = distance.saturating_add(resident).saturating_mul(used) / SHARES;
@@ -300,17 +325,22 @@ impl MemoryPrice {
         let horizon = (self.resident / 2).max(2 * self.new.evicted);
         let kept = horizon - self.new.evicted;
         let sums = self.new.and(&self.old, kept, horizon);
-        // 1 - q, of what was evicted.
-        let stays = sums
-            .evicted
-            .saturating_sub(sums.returned)
-            .max(sums.evicted.div_ceil(CERTAIN));
+        // 1 - q, in parts of `asked`.
+        let asked = sums.small.saturating_add(DOUBT);
+        let returned = sums.returned.saturating_add(DOUBT / 2);
+        let stays = asked.saturating_sub(returned).max(asked.div_ceil(CERTAIN));
+        let each = |ns: u64, pages: u64, of: u64| {
+            u128::from(ns) * u128::from(of) / u128::from(pages.max(1))
+        };
+        let evict = each(sums.evict_ns, sums.evicted, asked);
+        let bring = each(sums.bring_ns, sums.brought, returned);
+        let pressure = (evict + bring) / u128::from(stays.max(1));
         *self = MemoryPrice {
             new: Sums::default(),
             old: sums,
             wasted_ns: 0,
             resident: self.resident,
-            pressure: sums.evict_ns.saturating_add(sums.return_ns) / stays.max(1),
+            pressure: u64::try_from(pressure).unwrap_or(u64::MAX),
             waste: if wasted > 0 {
                 self.waste.saturating_add(wasted)
             } else {

@@ -130,7 +130,7 @@ impl Machine {
             device,
             tracked: DeviceCost::new(device.r#in, device.r#in),
             granularity: Granularity::new(0x9e37_79b9_7f4a_7c15),
-            price: MemoryPrice::new(),
+            price: MemoryPrice::new(u64::from(device.r#in.page + device.cpu.page)),
             capacity,
             resident: 0,
             evictions: 0,
@@ -211,9 +211,11 @@ impl Machine {
         };
         self.cost += alone;
         let left_at = self.left_at[page as usize];
-        if left_at != 0 && !soft {
+        if !soft {
+            let distance = (left_at != 0).then(|| self.evictions - left_at);
+            let brought = u64::from(size.pages()).min(UNIT_PAGES - u64::from(fault.present));
             self.price
-                .on_refault(self.evictions - left_at, self.resident, alone);
+                .on_fault(size, brought, distance, self.resident, alone);
         }
         self.units[unit as usize].history = d.history;
         self.units[unit as usize].density = d.density;
@@ -238,6 +240,10 @@ impl Machine {
                 self.watched.retain(|&(w, _)| w != unit);
                 self.units[unit as usize].whole = Whole::No;
                 self.resident -= UNIT_PAGES;
+                self.evictions += UNIT_PAGES;
+                self.price.on_evicted(UNIT_PAGES, UNIT_PAGES, 0);
+                let base = base as usize;
+                self.left_at[base..base + UNIT_PAGES as usize].fill(self.evictions);
             }
             for p in d.pages.clone() {
                 let p = (base + u64::from(p)) as usize;
