@@ -16,16 +16,20 @@ use crate::pool::{FaultMode, Pool, PoolError};
 use crate::sizes::Sizes;
 use crate::space::Space;
 use crate::table::Table;
+use crate::zeroed::Zeroed;
 use crate::{WINDOW_BASE, WINDOW_LEN, handler};
 use crossbeam_queue::ArrayQueue;
 use hugeswap_policy::counters::Counter;
 use hugeswap_policy::knobs::Knob;
 use hugeswap_policy::readahead::Streams;
-use hugeswap_policy::workingset::TwoLists;
+use hugeswap_policy::workingset::{TwoLists, Weights};
 use hugeswap_policy::{UNIT_BYTES, UNIT_SHIFT};
 use hugeswap_sys::{Errno, fs, mm, process, uffd};
+use std::sync::Arc;
 use std::sync::atomic::Ordering::{Acquire, Relaxed, Release};
-use std::sync::atomic::{AtomicBool, AtomicI32, AtomicI64, AtomicU32, AtomicU64, AtomicUsize};
+use std::sync::atomic::{
+    AtomicBool, AtomicI32, AtomicI64, AtomicU16, AtomicU32, AtomicU64, AtomicUsize,
+};
 
 pub(crate) const UNIT: usize = UNIT_BYTES as usize;
 
@@ -99,6 +103,9 @@ pub(crate) type LruEvent = u32;
 /// See [`LruEvent`]. Windows have far fewer units than 2^31.
 pub(crate) const REFERENCED: LruEvent = 1 << 31;
 
+/// The reclaim lists of an engine.
+pub(crate) type Lists = TwoLists<Zeroed<AtomicU16>>;
+
 /// See the file's head. Shared by all threads of the process; lives until [`Engine::stop`].
 pub struct Engine {
     pub(crate) pool: Pool,
@@ -116,7 +123,9 @@ pub struct Engine {
     pub(crate) backing: Backing,
     pub(crate) key: SumKey,
     /// Lists of reclaim; kswapd's, except when the event queue is full.
-    pub(crate) lru: Lock<TwoLists>,
+    pub(crate) lru: Lock<Lists>,
+    /// What the units on the lists weigh.
+    pub(crate) weights: Arc<Weights<Zeroed<AtomicU16>>>,
     pub(crate) events: ArrayQueue<LruEvent>,
     pub(crate) streams: Lock<Streams>,
     /// Watched clean units and unused read-ahead, oldest first: what a fault may take.
@@ -217,6 +226,8 @@ impl Engine {
             // SAFETY: advice that discards nothing.
             let _ = unsafe { mm::advise(base, len, libc::MADV_HUGEPAGE) };
         }
+        let weights = Zeroed::new(units as usize).map_err(sys("cannot map the units' weights"))?;
+        let lists = TwoLists::new(units, frames as usize, weights);
         let key = SumKey(std::array::from_fn(|i| pool.header().key[i].load(Relaxed)));
         let pagemap = fs::open(c"/proc/self/pagemap", libc::O_RDONLY, 0).map_or(-1, |fd| {
             let high = fs::dup_above(fd, low_fd).unwrap_or(fd);
@@ -240,7 +251,8 @@ impl Engine {
             gate: Gate::new(),
             backing: Backing::default(),
             key,
-            lru: Lock::new(TwoLists::new(units, frames as usize)),
+            weights: lists.weights(),
+            lru: Lock::new(lists),
             events: ArrayQueue::new(16 << 10),
             streams: Lock::new(Streams::new(readahead)),
             clean: ArrayQueue::new((places as usize * 2).max(1024)),

@@ -39,6 +39,7 @@ mod stack;
 mod table;
 mod uffd_move;
 mod work;
+mod zeroed;
 
 pub use engine::{Engine, EngineConfig, EngineError, Prot, high_descriptor};
 pub use fork::{fork_child, fork_parent, fork_prepare};

@@ -6,7 +6,7 @@
 //! a fault elsewhere may take their frame at once.
 
 use crate::checksum;
-use crate::engine::{Engine, Job, REFERENCED, UNIT};
+use crate::engine::{Engine, Job, Lists, REFERENCED, UNIT};
 use crate::table::NO_FRAME;
 use hugeswap_policy::counters::Counter;
 use hugeswap_policy::knobs::Knob;
@@ -15,7 +15,6 @@ use hugeswap_policy::slots;
 use hugeswap_policy::unit::{
     CLEAN, COW, Kind, LOCKED, READAHEAD, WATCHED, WRITABLE, WRITEBACK, Word,
 };
-use hugeswap_policy::workingset::TwoLists;
 use hugeswap_sys::{futex, mm, now_ns, process};
 use std::sync::atomic::Ordering::{Acquire, Relaxed};
 
@@ -77,7 +76,7 @@ impl Engine {
         }
     }
 
-    pub(crate) fn drain_events(&self, lru: &mut TwoLists) {
+    pub(crate) fn drain_events(&self, lru: &mut Lists) {
         for _ in 0..self.events.capacity() {
             match self.events.pop() {
                 Some(e) if e & REFERENCED != 0 => lru.reference(e & !REFERENCED),

@@ -4,8 +4,11 @@
 //! stream that is used once flows through the inactive list and leaves the active one
 //! alone. A unit joins the active list when it is touched while it was watched, or when it comes
 //! back from swap so soon that it would still have been here had the active list been smaller
-//! (refault distance: evictions between its own and its return, against the length of the active list). What has
+//! (refault distance: pages evicted between its own eviction and its return, against the pages on the active list). What has
 //! to leave the active list for it gets another round through the inactive one.
+//!
+//! Everything is weighed in pages: a unit of which a few base pages are in memory counts as those ([`Weights`]). Counted in
+//! units, the active list would be full of what takes no memory, and a stream beside it would have the rest to itself.
 //!
 //! Source: the Linux kernel's `mm/workingset.c` and J. Weiner, "Thrash detection-based file cache
 //! sizing" (2012) for the distance; the first filling of the active list is ours: a sweep over
@@ -13,38 +16,102 @@
 //! order of use would find nothing.
 //!
 //! Every operation but `isolate` takes constant time (amortised), nothing allocates after construction, and
-//! there is no concurrency here: one owner.
+//! the lists have one owner; weights may be told by anybody at any time.
 
+use crate::UNIT_PAGES;
 use crate::lru::{Lru, Reclaim};
+use std::ops::Deref;
+use std::sync::Arc;
+use std::sync::atomic::Ordering::Relaxed;
+use std::sync::atomic::{AtomicI64, AtomicU16};
 
 /// Units the inactive list gets if it can have them without taking more than half: four streams
 /// with full readahead windows, the watched units, and as many on their way out.
 const INACTIVE_WANTED: usize = 128;
 
-/// See the file's head.
-pub struct TwoLists {
-    active: Lru,
-    inactive: Lru,
-    /// Eviction clock (never 0) at which each unit was last isolated; 0: it was not, or is back.
-    shadows: Vec<u32>,
-    clock: u32,
-    /// Most units the active list may have.
-    active_max: usize,
+/// How many pages of each unit are in memory, and of all that are active. All of a unit, until something else is told.
+pub struct Weights<W = Vec<AtomicU16>> {
+    /// Pages that are not in memory, and [`ACTIVE`].
+    units: W,
+    /// Pages of the units that are active: exact whenever nobody is changing a weight.
+    active: AtomicI64,
 }
 
-impl TwoLists {
-    /// Lists for units `0..capacity`, of which about `resident` are in memory at a time. 20 bytes of
-    /// address space for each unit of the capacity; only what is used costs memory.
-    pub fn new(capacity: u32, resident: usize) -> TwoLists {
+const ACTIVE: u16 = 1 << 15;
+
+fn pages(word: u16) -> u64 {
+    UNIT_PAGES.saturating_sub(u64::from(word & !ACTIVE))
+}
+
+impl<W: Deref<Target = [AtomicU16]>> Weights<W> {
+    /// `pages` of a unit are in memory. No lock, no order with other calls for the same unit but what the caller has.
+    pub fn set(&self, unit: u32, pages: u64) {
+        let missing = UNIT_PAGES.saturating_sub(pages) as u16;
+        self.change(unit, |w| w & ACTIVE | missing);
+    }
+
+    fn of(&self, unit: u32) -> u64 {
+        let word = self.units.get(unit as usize);
+        pages(word.map_or(0, |w| w.load(Relaxed)))
+    }
+
+    fn put_active(&self, unit: u32, active: bool) {
+        self.change(unit, |w| if active { w | ACTIVE } else { w & !ACTIVE });
+    }
+
+    fn change(&self, unit: u32, to: impl Fn(u16) -> u16) {
+        let Some(word) = self.units.get(unit as usize) else {
+            return;
+        };
+        let mut old = word.load(Relaxed);
+        while let Err(now) = word.compare_exchange_weak(old, to(old), Relaxed, Relaxed) {
+            old = now;
+        }
+        let active = |w: u16| match w & ACTIVE {
+            0 => 0,
+            _ => pages(w) as i64,
+        };
+        let more = active(to(old)) - active(old);
+        if more != 0 {
+            self.active.fetch_add(more, Relaxed);
+        }
+    }
+}
+
+/// See the file's head.
+pub struct TwoLists<W = Vec<AtomicU16>> {
+    active: Lru,
+    inactive: Lru,
+    /// Eviction clock (never 0), in pages, at which each unit was last isolated; 0: it was not, or is back.
+    shadows: Vec<u32>,
+    clock: u32,
+    weights: Arc<Weights<W>>,
+    /// Most pages the active list may have.
+    active_max: u64,
+}
+
+impl<W: Deref<Target = [AtomicU16]>> TwoLists<W> {
+    /// Lists for units `0..capacity`, with room in memory for `resident` whole ones; `weights` are as many zeros. 20 bytes of
+    /// address space for each unit of the capacity besides; only what is used costs memory.
+    pub fn new(capacity: u32, resident: usize, weights: W) -> TwoLists<W> {
         let mut lists = TwoLists {
             active: Lru::new(capacity),
             inactive: Lru::new(capacity),
             shadows: vec![0; capacity as usize],
             clock: 1,
+            weights: Arc::new(Weights {
+                units: weights,
+                active: AtomicI64::new(0),
+            }),
             active_max: 0,
         };
         lists.set_resident(resident);
         lists
+    }
+
+    /// What tells the lists how much of a unit is in memory.
+    pub fn weights(&self) -> Arc<Weights<W>> {
+        self.weights.clone()
     }
 
     /// Tells how many units can be in memory now.
@@ -52,18 +119,19 @@ impl TwoLists {
         // Inactive is where streams, readahead and write-behind live: several of them at once
         // need room however small memory is, and no more however large.
         let inactive = (resident / 4).max(INACTIVE_WANTED.min(resident / 2));
-        self.active_max = resident - inactive;
+        self.active_max = (resident - inactive) as u64 * UNIT_PAGES;
         self.balance();
     }
 
-    /// Units on the active list.
-    pub fn active_len(&self) -> usize {
-        self.active.len()
+    /// Pages on the active list.
+    pub fn active_pages(&self) -> u64 {
+        self.weights.active.load(Relaxed).max(0) as u64
     }
 
     fn balance(&mut self) {
         let mut oldest = [0u32];
-        while self.active.len() > self.active_max && self.active.isolate(1, &mut oldest) == 1 {
+        while self.active_pages() > self.active_max && self.active.isolate(1, &mut oldest) == 1 {
+            self.weights.put_active(oldest[0], false);
             self.inactive.insert(oldest[0]);
         }
     }
@@ -71,6 +139,7 @@ impl TwoLists {
     fn activate(&mut self, unit: u32) {
         self.inactive.remove(unit);
         self.active.reference(unit);
+        self.weights.put_active(unit, true);
         self.balance();
     }
 
@@ -80,16 +149,16 @@ impl TwoLists {
             return false;
         };
         let left_at = std::mem::take(shadow);
-        left_at != 0 && self.clock.wrapping_sub(left_at) as usize <= self.active.len()
+        left_at != 0 && u64::from(self.clock.wrapping_sub(left_at)) <= self.active_pages()
     }
 }
 
-impl Reclaim for TwoLists {
+impl<W: Deref<Target = [AtomicU16]>> Reclaim for TwoLists<W> {
     fn insert(&mut self, unit: u32) {
         if self.contains(unit) {
             return;
         }
-        if self.refaulted_in_time(unit) || self.active.len() < self.active_max {
+        if self.refaulted_in_time(unit) || self.active_pages() < self.active_max {
             self.activate(unit);
         } else {
             self.inactive.insert(unit);
@@ -103,6 +172,7 @@ impl Reclaim for TwoLists {
 
     fn remove(&mut self, unit: u32) {
         self.active.remove(unit);
+        self.weights.put_active(unit, false);
         self.inactive.remove(unit);
         self.shadows[unit as usize] = 0;
     }
@@ -123,8 +193,10 @@ impl Reclaim for TwoLists {
             n = self.active.isolate(max, out);
         }
         for &unit in &out[..n] {
+            self.weights.put_active(unit, false);
             self.shadows[unit as usize] = self.clock;
-            self.clock = self.clock.wrapping_add(1).max(1);
+            let pages = self.weights.of(unit).max(1);
+            self.clock = self.clock.wrapping_add(pages as u32).max(1);
         }
         n
     }
@@ -143,6 +215,11 @@ mod tests {
     use super::*;
     use proptest::prelude::*;
 
+    fn lists(units: u32, resident: usize) -> TwoLists {
+        let weights = (0..units).map(|_| AtomicU16::new(0)).collect();
+        TwoLists::new(units, resident, weights)
+    }
+
     /// Memory of `frames` units over the lists: touches units, evicting when full; counts misses. As in the engine,
     /// a touch of a resident unit goes unseen.
     struct Memory {
@@ -155,7 +232,7 @@ mod tests {
     impl Memory {
         fn new(frames: usize) -> Memory {
             Memory {
-                lists: TwoLists::new(10_000, frames),
+                lists: lists(10_000, frames),
                 resident: Default::default(),
                 frames,
                 misses: 0,
@@ -218,20 +295,39 @@ mod tests {
 
     #[test]
     fn a_watched_unit_that_is_touched_becomes_active() {
-        let mut lists = TwoLists::new(100, 8);
+        let mut lists = lists(100, 8);
         (0..8).for_each(|u| lists.insert(u));
         let mut out = [0; 2];
         assert_eq!(lists.isolate(2, &mut out), 2);
         assert_eq!(out, [4, 5]);
         lists.reference(4);
         assert!(lists.active.contains(4));
-        assert_eq!(lists.active_len(), 4);
+        assert_eq!(lists.active_pages(), 4 * UNIT_PAGES);
+    }
+
+    #[test]
+    fn units_of_a_few_pages_stay_beside_a_stream() {
+        // Room for 100 units, or for 39 and 200 with 100 pages each.
+        let mut m = Memory::new(100);
+        let weights = m.lists.weights();
+        let mut out = [0; 8];
+        for u in 1000..3000 {
+            m.lists.insert(u);
+            if u % 8 == 0 {
+                m.lists.isolate(8, &mut out);
+                (0..200).for_each(|u| weights.set(u, 100));
+                (0..200).for_each(|u| m.lists.insert(u));
+            }
+        }
+        let there = (0..200).filter(|&u| m.lists.contains(u)).count();
+        assert_eq!(there, 200);
+        assert!(m.lists.active_pages() <= 50 * UNIT_PAGES);
     }
 
     proptest! {
         #[test]
         fn no_unit_is_lost_or_twice(ops in proptest::collection::vec((0u8..5, 0u32..40), 0..400)) {
-            let mut lists = TwoLists::new(40, 16);
+            let mut lists = lists(40, 16);
             let mut model = std::collections::BTreeSet::new();
             for (op, unit) in ops {
                 match op {
@@ -247,7 +343,8 @@ mod tests {
                     }
                 }
                 prop_assert_eq!(lists.len(), model.len());
-                prop_assert!(lists.active_len() <= 8);
+                prop_assert_eq!(lists.active_pages(), lists.active.len() as u64 * UNIT_PAGES);
+                prop_assert!(lists.active.len() <= 8);
                 for u in 0..40 { prop_assert_eq!(lists.contains(u), model.contains(&u)); }
             }
         }

@@ -106,8 +106,9 @@ impl Engine {
         self.arena.discard(place);
         self.put_pages(UNIT_PAGES - record.present.count());
         self.note_split(unit);
+        self.weights.set(unit, record.present.count());
         self.table.unlock(unit, based);
-        self.note_resident(unit);
+        self.note_pages_resident(unit);
         match installed {
             Ok(()) => self.timed(FaultClass::Soft, start),
             Err(_) => None,
@@ -196,9 +197,10 @@ impl Engine {
         let result = self.bring_in(unit, w, record, pages.clone(), write.then_some(page));
         // Whatever was not brought in goes back.
         self.put_pages(absent(record, pages).min(wanted));
+        self.weights.set(unit, record.present.count());
         if first && record.present.any() {
             self.note_pages_came(unit);
-            self.note_resident(unit);
+            self.note_pages_resident(unit);
         }
         match result {
             Ok(()) => {

@@ -3,9 +3,10 @@
 //! Concurrency: a record is read and changed by the owner of its unit's lock; others may look at single
 //! bits and get an answer that was true a moment ago.
 
+use crate::zeroed::{FromZeros, Zeroed};
 use hugeswap_policy::UNIT_PAGES;
 use hugeswap_policy::granularity::{Density, UnitHistory};
-use hugeswap_sys::{Result, mm};
+use hugeswap_sys::Result;
 use std::ops::Range;
 use std::sync::atomic::Ordering::Relaxed;
 use std::sync::atomic::{AtomicU8, AtomicU64};
@@ -147,30 +148,20 @@ impl Record {
     }
 }
 
+// SAFETY: atomics only; no bit set and nothing known is a valid record.
+unsafe impl FromZeros for Record {}
+
 /// The records of a window's units; memory of their own only where units were base-mapped or evicted.
-pub(crate) struct Records(&'static [Record]);
+pub(crate) struct Records(Zeroed<Record>);
 
 impl Records {
     pub fn new(units: u32) -> Result<Records> {
-        let len = units as usize * size_of::<Record>();
-        // SAFETY: a new mapping at an address of the kernel's choice.
-        let at = unsafe { mm::map_anon(0, len, mm::PROT_RW, false) }?;
-        // SAFETY: zeroed, page-aligned, long enough, unmapped only in Drop; zeros are valid records.
-        Ok(Records(unsafe {
-            std::slice::from_raw_parts(at as *const Record, units as usize)
-        }))
+        Ok(Records(Zeroed::new(units as usize)?))
     }
 
     /// Of a unit of the window.
     pub fn of(&self, unit: u32) -> &Record {
         &self.0[unit as usize]
-    }
-}
-
-impl Drop for Records {
-    fn drop(&mut self) {
-        // SAFETY: mapped by `new`, and the engine that owns the records is gone.
-        let _ = unsafe { mm::unmap(self.0.as_ptr() as usize, size_of_val(self.0)) };
     }
 }
 
