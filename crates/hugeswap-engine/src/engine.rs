@@ -8,6 +8,7 @@ use crate::arena::Arena;
 use crate::backing::Backing;
 use crate::base::Base;
 use crate::checksum::SumKey;
+use crate::frames::FrameDemand;
 use crate::gate::Gate;
 use crate::lock::Lock;
 use crate::mover::Mover;
@@ -124,6 +125,7 @@ pub struct Engine {
     pub(crate) key: SumKey,
     /// Lists of reclaim; kswapd's, except when the event queue is full.
     pub(crate) lru: Lock<Lists>,
+    pub(crate) frame_demand: FrameDemand,
     /// What the units on the lists weigh.
     pub(crate) weights: Arc<Weights<Zeroed<AtomicU16>>>,
     pub(crate) events: ArrayQueue<LruEvent>,
@@ -251,6 +253,7 @@ impl Engine {
             gate: Gate::new(),
             backing: Backing::default(),
             key,
+            frame_demand: FrameDemand::default(),
             weights: lists.weights(),
             lru: Lock::new(lists),
             events: ArrayQueue::new(16 << 10),

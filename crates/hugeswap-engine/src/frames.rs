@@ -10,6 +10,7 @@ use hugeswap_policy::counters::Counter;
 use hugeswap_policy::unit::{CLEAN, COW, Kind, READAHEAD, WATCHED, WRITABLE, Word};
 use hugeswap_policy::watermark::Watermarks;
 use hugeswap_sys::{futex, now_ns};
+use std::sync::atomic::AtomicU32;
 use std::sync::atomic::Ordering::{Acquire, Relaxed};
 
 /// A frame to use: its place, and whether it is known to hold zeros.
@@ -17,6 +18,31 @@ use std::sync::atomic::Ordering::{Acquire, Relaxed};
 pub(crate) struct Frame {
     pub place: u32,
     pub zeroed: bool,
+}
+
+/// How many whole frames are asked for, from one of kswapd's ticks to the next.
+#[derive(Default)]
+pub(crate) struct FrameDemand {
+    now: AtomicU32,
+    before: AtomicU32,
+}
+
+impl FrameDemand {
+    /// Fewer than this many are next to none.
+    const LOW: u32 = 8;
+
+    fn note(&self) {
+        self.now.fetch_add(1, Relaxed);
+    }
+
+    fn is_low(&self) -> bool {
+        self.now.load(Relaxed).max(self.before.load(Relaxed)) < FrameDemand::LOW
+    }
+
+    /// A tick has passed.
+    pub fn tick(&self) {
+        self.before.store(self.now.swap(0, Relaxed), Relaxed);
+    }
 }
 
 /// Patience with a swap that is full, and with one that is only slow.
@@ -29,6 +55,7 @@ impl Engine {
     /// A frame without waiting: a free one, a fresh one within the budget, or that of the
     /// oldest watched clean unit.
     pub(crate) fn get_frame_nowait(&self) -> Option<Frame> {
+        self.frame_demand.note();
         if let Some(place) = self.arena.take_free() {
             self.check_watermark();
             return Some(Frame {
@@ -192,10 +219,12 @@ impl Engine {
             + self.base.free_frames()
             + self.watched.load(Relaxed).max(0) as u64;
         let share = (frames / live.max(1)).max(self.record().charged.load(Relaxed));
-        (
-            own + frames.saturating_sub(used),
-            Watermarks::for_budget(share),
-        )
+        let marks = if self.frame_demand.is_low() {
+            Watermarks::for_pages(share)
+        } else {
+            Watermarks::for_budget(share)
+        };
+        (own + frames.saturating_sub(used), marks)
     }
 
     pub(crate) fn check_watermark(&self) {

@@ -419,6 +419,7 @@ impl Engine {
                 self.release_slot(slot);
             }
         }
+        self.frame_demand.tick();
         self.sample();
     }
 

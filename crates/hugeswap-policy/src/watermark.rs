@@ -23,6 +23,16 @@ impl Watermarks {
         let low = (high / 2).max(1);
         Watermarks { low, high }
     }
+
+    /// The same where hardly anything but base pages is asked for: those are made available as fast as they are used, and what
+    /// is kept free of them is lost to the program (a whole unit that is watched is not).
+    pub fn for_pages(frames: u64) -> Watermarks {
+        let high = Watermarks::for_budget(frames).high.min(8);
+        Watermarks {
+            low: (high / 2).max(1),
+            high,
+        }
+    }
 }
 
 #[cfg(test)]
@@ -32,9 +42,13 @@ mod tests {
     #[test]
     fn ordered_and_below_the_budget() {
         for frames in 1..5000 {
-            let w = Watermarks::for_budget(frames);
-            assert!(w.low >= 1 && w.low <= w.high);
-            assert!(w.high <= frames);
+            for w in [
+                Watermarks::for_budget(frames),
+                Watermarks::for_pages(frames),
+            ] {
+                assert!(w.low >= 1 && w.low <= w.high);
+                assert!(w.high <= frames);
+            }
         }
     }
 }
