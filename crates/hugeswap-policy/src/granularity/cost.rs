@@ -241,12 +241,9 @@ struct Sums {
 }
 
 impl Sums {
-    /// Those of another, of which `keep` in `of` parts count.
-    fn and(&self, other: &Sums, keep: u64, of: u64) -> Sums {
-        let sum = |a: u64, b: u64| {
-            let b = u128::from(b) * u128::from(keep) / u128::from(of.max(1));
-            a.saturating_add(b as u64)
-        };
+    /// And those of another, of which `keep` in [`SHARES`] parts count.
+    fn and(&self, other: &Sums, keep: u64) -> Sums {
+        let sum = |a: u64, b: u64| a.saturating_add(b.saturating_mul(keep) / SHARES);
         Sums {
             evicted: sum(self.evicted, other.evicted),
             evict_ns: sum(self.evict_ns, other.evict_ns),
@@ -323,24 +320,26 @@ impl MemoryPrice {
     fn form(&mut self) {
         let wasted = self.wasted_ns / self.new.evicted.max(1);
         let horizon = (self.resident / 2).max(2 * self.new.evicted);
-        let kept = horizon - self.new.evicted;
-        let sums = self.new.and(&self.old, kept, horizon);
+        let kept = (horizon - self.new.evicted) * SHARES / horizon.max(1);
+        let sums = self.new.and(&self.old, kept);
         // 1 - q, in parts of `asked`.
         let asked = sums.small.saturating_add(DOUBT);
         let returned = sums.returned.saturating_add(DOUBT / 2);
         let stays = asked.saturating_sub(returned).max(asked.div_ceil(CERTAIN));
+        // In parts of a nanosecond: a page of a whole unit costs few.
         let each = |ns: u64, pages: u64, of: u64| {
-            u128::from(ns) * u128::from(of) / u128::from(pages.max(1))
+            let parts = ns.saturating_mul(SHARES) / pages.max(1);
+            parts.saturating_mul(of) / SHARES
         };
         let evict = each(sums.evict_ns, sums.evicted, asked);
         let bring = each(sums.bring_ns, sums.brought, returned);
-        let pressure = (evict + bring) / u128::from(stays.max(1));
+        let pressure = evict.saturating_add(bring) / stays.max(1);
         *self = MemoryPrice {
             new: Sums::default(),
             old: sums,
             wasted_ns: 0,
             resident: self.resident,
-            pressure: u64::try_from(pressure).unwrap_or(u64::MAX),
+            pressure,
             waste: if wasted > 0 {
                 self.waste.saturating_add(wasted)
             } else {
