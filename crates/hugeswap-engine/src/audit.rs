@@ -124,7 +124,7 @@ impl Engine {
                     b.frames += u64::from(!w.has(UNCHARGED));
                     b.clean += i64::from(w.has(WATCHED));
                 }
-                Kind::Foreign => b.frames += 1,
+                Kind::Foreign => b.frames += u64::from(!w.has(UNCHARGED)),
                 Kind::Cached => {
                     b.frames += 1;
                     b.places_known += 1;

@@ -8,7 +8,7 @@
 use crate::engine::{Engine, UNIT, set_fork_mark};
 use crate::pool::FaultMode;
 use crate::{fault, handler};
-use hugeswap_policy::unit::{COW, Kind, READAHEAD, UNCHARGED, WATCHED, WRITABLE};
+use hugeswap_policy::unit::{COW, Kind, READAHEAD, UNCHARGED, WATCHED, WRITABLE, Word};
 use hugeswap_sys::{fs, mm, process};
 use std::sync::Once;
 use std::sync::atomic::Ordering::{Acquire, Relaxed, Release};
@@ -56,6 +56,11 @@ impl Engine {
             .reserve(self.me() as u32 + 1)
             .unwrap_or(usize::MAX);
         self.child_record.store(record, Relaxed);
+        if let Some(child) = self.pool.records().get(record) {
+            // Now, for this process may unmap before the child looks.
+            let managed = self.record().managed.load(Relaxed);
+            child.managed.store(managed, Relaxed);
+        }
         self.maybe_children.store(true, Release);
         self.share_all();
         self.clean_all_pages();
@@ -129,13 +134,20 @@ impl Engine {
         }
     }
 
-    /// Marks every unit in memory as shared; nobody else is in the engine.
+    /// Marks every unit in memory as shared; nobody else is in the engine. In signal mode all but those that are held
+    /// for writing: a system call of another thread's that is just writing there would end with EFAULT. What is
+    /// written there until the next fork is copied by the kernel, which is right, only not counted by us.
     fn share_all(&self) {
         let end = self.high_unit.load(Relaxed);
+        let held = |w: Word| w.has(WRITABLE) && w.pins() > 0 && self.mover().watches_in_place();
+        let writable = |u: u32| {
+            let w = self.table.load(u);
+            w.has(WRITABLE) && !held(w)
+        };
         let mut unit = 0;
         while unit < end {
             let mut run = 0;
-            while unit + run < end && self.table.load(unit + run).has(WRITABLE) {
+            while unit + run < end && writable(unit + run) {
                 run += 1;
             }
             // If this fails (limit on mappings), the kernel copies what is written: right, only not
@@ -147,7 +159,7 @@ impl Engine {
                     .is_ok();
             for u in unit..unit + run.max(1) {
                 let w = self.table.load(u);
-                if w.kind() != Kind::Present {
+                if w.kind() != Kind::Present || held(w) {
                     continue;
                 }
                 if w.has(WATCHED) {
@@ -181,13 +193,9 @@ impl Engine {
 
     fn after_fork_in_child(&'static self) {
         let record = self.child_record.load(Relaxed);
-        let parent_managed = self.record().managed.load(Relaxed);
         let disowned = record == usize::MAX || !self.pool.fill(record);
         if record != usize::MAX {
             self.me.store(record, Relaxed);
-        }
-        if !disowned {
-            self.record().managed.store(parent_managed, Relaxed);
         }
         let was_message = self.mode() == FaultMode::Message;
         self.absent_runs(|from, to| {
@@ -226,8 +234,11 @@ impl Engine {
                     self.table
                         .reset(unit, w.clear(WRITABLE).set(COW | UNCHARGED));
                 }
-                Kind::Foreign if was_message => {
-                    let _ = self.mover().set_writable(self.table.addr(unit), UNIT);
+                Kind::Foreign => {
+                    if was_message {
+                        let _ = self.mover().set_writable(self.table.addr(unit), UNIT);
+                    }
+                    self.table.reset(unit, w.set(UNCHARGED));
                 }
                 Kind::Base => self.table.reset(unit, self.pages_in_child(unit, w)),
                 Kind::Cached => self

@@ -57,7 +57,7 @@ pub const READAHEAD: u64 = 1 << 11;
 pub const LOCKED: u64 = 1 << 12;
 /// Somebody waits for the word to change.
 pub const WAITERS: u64 = 1 << 13;
-/// With [`COW`]: the frame is a relative's and not charged to this process.
+/// With [`COW`], or `Foreign`: the frame is a relative's and not charged to this process.
 pub const UNCHARGED: u64 = 1 << 14;
 const PIN_SHIFT: u32 = 15;
 const PIN_ONE: u64 = 1 << PIN_SHIFT;
@@ -169,7 +169,7 @@ impl Word {
         let mapped = k == Kind::Present;
         (!self.has(WRITABLE) || (mapped && !self.has(CLEAN | WATCHED | COW) && self.has(MAY_WRITE)))
             && (!self.has(WATCHED | WRITEBACK | COW) || mapped)
-            && (!self.has(UNCHARGED) || self.has(COW))
+            && (!self.has(UNCHARGED) || self.has(COW) || k == Kind::Foreign)
             && (!self.has(CLEAN) || (mapped && self.has(HAS_SLOT)))
             && (!matches!(k, Kind::Swapped | Kind::Cached) || self.has(HAS_SLOT))
             && (!matches!(k, Kind::Free | Kind::None | Kind::Foreign | Kind::Poisoned)

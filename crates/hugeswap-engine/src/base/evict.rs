@@ -166,11 +166,13 @@ impl Engine {
             }
             let record = self.base.records.of(unit);
             let (w, clean) = self.clean_pages(unit, w);
-            if clean && record.stored.any() {
-                // Should it fail, the child finds the unit lost.
-                let _ = self.write_holes(w, record);
-            }
             self.table.reset(unit, w);
+            if !clean || record.stored.any() && !self.write_holes(w, record) {
+                // Swap would not take it. The child inherits it in memory, whatever the budget says; should that fail
+                // too, it finds the unit lost.
+                let w = self.table.lock(unit);
+                let _ = self.make_whole(unit, w, false, now_ns());
+            }
         }
     }
 

@@ -77,6 +77,10 @@ impl Engine {
         let (index, offset) = self.pool.locate(slot).ok_or(Errno::EIO)?;
         let area = self.pool.header().areas.get(index).ok_or(Errno::EIO)?;
         let joined = self.pool.areas().get(index).ok_or(Errno::EIO)?;
+        // Program threads come here too (forks, moves), whose descriptors are the program's to change.
+        if fs::identity(joined.fd) != Ok(joined.identity) {
+            return Err(Errno::EBADF);
+        }
         if offset + UNIT_BYTES > area.allocated.load(Relaxed) {
             self.grow_area(index, offset + UNIT_BYTES)?;
         }

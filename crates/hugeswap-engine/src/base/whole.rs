@@ -46,7 +46,8 @@ impl Engine {
         let at = self.arena.addr(frame.place);
         if let Err(e) = self.gather(unit, w, record, at) {
             self.arena.put_free(frame.place);
-            if e == Errno::EIO {
+            // Between the parts of a fork those who could do better are at rest.
+            if e == Errno::EIO || self.gate.is_forker() {
                 self.count(Counter::SwapReadError, 1);
                 self.table.unlock(unit, w);
                 return Some(Outcome::Poisoned);

@@ -99,7 +99,20 @@ impl Engine {
         // Tell the readers of what comes next before we wait for our own read.
         self.read_ahead(unit, false);
         let at = self.arena.addr(frame.place);
-        if self.read_slot(slot, at, true).is_err() {
+        let read = || self.read_slot(slot, at, true);
+        let mut result = read();
+        if result.is_err() && self.gate.is_forker() {
+            // Between the parts of a fork those who could do better are at rest.
+            result = read();
+            if result.is_err() {
+                self.count(Counter::SwapReadError, 1);
+                self.table.set_frame(unit, NO_FRAME);
+                self.arena.put_free(frame.place);
+                self.table.unlock(unit, w.with_kind(Kind::Swapped));
+                return Some(Outcome::Poisoned);
+            }
+        }
+        if result.is_err() {
             // Our descriptor may be gone, or the device failed: the engine's threads have
             // descriptors of their own and the last word. The lock goes with the job.
             self.table.set_frame(unit, frame.place);

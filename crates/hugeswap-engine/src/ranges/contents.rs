@@ -40,8 +40,11 @@ impl Engine {
             let to = (self.table.addr(unit) + UNIT).min(addr + len);
             let (from, to) = self.zero_pages(unit, from, to);
             let w = self.table.load(unit);
-            // A unit without memory or slot is zero already.
-            if !matches!(w.kind(), Kind::None | Kind::Free | Kind::Poisoned) && w.allows(true) {
+            // A unit without memory or slot is zero already. (What access there is to one that is the kernel's we do
+            // not know; who changed it does not come here.)
+            if w.kind() == Kind::Foreign
+                || !matches!(w.kind(), Kind::None | Kind::Free | Kind::Poisoned) && w.allows(true)
+            {
                 // SAFETY: the caller asked for these bytes to be zero.
                 unsafe { std::ptr::write_bytes(from as *mut u8, 0, to - from) };
             }
@@ -110,7 +113,7 @@ impl Engine {
                     }
                     Kind::Foreign => {
                         in_place = true;
-                        uncharge += 1;
+                        uncharge += u64::from(!w.has(UNCHARGED));
                         if self.uffd() >= 0 {
                             let (b, m) = (
                                 self.table.addr(unit + i),

@@ -29,19 +29,6 @@ pub const TESTS: &[Test] = &[
     ("handler_allocates_nothing", handler_allocates_nothing),
 ];
 
-/// The descriptors of swap files in this process.
-fn swap_fds() -> Vec<i32> {
-    std::fs::read_dir("/proc/self/fd")
-        .unwrap()
-        .flatten()
-        .filter(|e| {
-            std::fs::read_link(e.path())
-                .is_ok_and(|l| l.to_string_lossy().starts_with("/var/tmp/#"))
-        })
-        .map(|e| e.file_name().to_string_lossy().parse().unwrap())
-        .collect()
-}
-
 fn corrupt_swap_is_sigbus() {
     // In a child, whose end we look at.
     // SAFETY: no threads yet.

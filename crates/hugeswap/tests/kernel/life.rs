@@ -257,22 +257,8 @@ fn fork_handlers_may_touch_managed_memory() {
 }
 
 fn memory_without_access_is_written_out() {
-    use hugeswap_engine::pool::{Pool, PoolConfig, SwapSpec};
-    use hugeswap_engine::{Engine, EngineConfig, Prot};
-    let config = PoolConfig {
-        memory: 32 * MIB as u64,
-        swap: vec![SwapSpec::new("/var/tmp")],
-        fault_mode: hugeswap::FaultMode::Signal,
-        settings: Vec::new(),
-    };
-    let engine = Engine::start(
-        Pool::create(&config).unwrap(),
-        EngineConfig {
-            window: Some(1 << 30),
-            ..Default::default()
-        },
-    )
-    .unwrap();
+    use hugeswap_engine::Prot;
+    let engine = engine(32, hugeswap::FaultMode::Signal, &[]);
     let len = 24 * MIB;
     let hidden = engine.map(len, UNIT, true).unwrap();
     // SAFETY: just mapped.

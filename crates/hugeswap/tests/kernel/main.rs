@@ -5,7 +5,9 @@
 
 mod content;
 mod failure;
+mod forks;
 mod life;
+mod model;
 mod pages;
 mod report;
 mod storm;
@@ -28,6 +30,8 @@ fn all() -> Vec<Test> {
         storm::TESTS,
         failure::TESTS,
         life::TESTS,
+        forks::TESTS,
+        model::TESTS,
     ]
     .concat()
 }

@@ -34,10 +34,7 @@ fn pool(memory: usize, mode: FaultMode) -> Pool {
 
 /// Runs `test` where units can be base-mapped: in signal mode, with userfaultfd.
 fn in_pages(test: impl Fn(FaultMode)) {
-    match hugeswap_sys::uffd::open(hugeswap_sys::uffd::USER_MODE_ONLY, 0) {
-        Ok((fd, _)) => hugeswap_sys::fs::close(fd),
-        Err(e) => skip(&format!("no userfaultfd: {e}")),
-    }
+    need_pages();
     test(FaultMode::Signal);
 }
 

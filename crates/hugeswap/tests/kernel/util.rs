@@ -1,6 +1,9 @@
 //! What the tests share.
 
 use hugeswap::{Builder, FaultMode, Pool, Region, SwapSpec};
+use hugeswap_engine::pool::{self, PoolConfig};
+use hugeswap_engine::{Engine, EngineConfig};
+use hugeswap_policy::knobs::Knob;
 
 pub const MIB: usize = 1 << 20;
 pub const UNIT: usize = 2 * MIB;
@@ -25,6 +28,63 @@ pub fn both_modes(test: impl Fn(FaultMode)) {
         }
         Err(e) => println!("skipped in message mode: {e}"),
     }
+}
+
+/// An engine, for what the library has no way to do, with a budget of `memory` MiB and 1 GiB of swap; the caller stops
+/// it. Where there is no message mode, a test that asks for it is skipped.
+pub fn engine(memory: usize, mode: FaultMode, settings: &[(Knob, u64)]) -> &'static Engine {
+    engine_with(memory, mode, settings, "/var/tmp").expect("a pool")
+}
+
+/// [`engine`], with swap in a directory, which may be in memory; `None` if there is no room.
+pub fn engine_with(
+    memory: usize,
+    mode: FaultMode,
+    settings: &[(Knob, u64)],
+    directory: &str,
+) -> Option<&'static Engine> {
+    let spec = SwapSpec {
+        path: directory.into(),
+        size: Some(1 << 30),
+        allow_tmpfs: true,
+    };
+    let config = PoolConfig {
+        memory: (memory * MIB) as u64,
+        swap: vec![spec],
+        fault_mode: mode,
+        settings: settings.to_vec(),
+    };
+    let pool = pool::Pool::create(&config).ok()?;
+    let config = EngineConfig {
+        window: Some(1 << 30),
+        ..EngineConfig::default()
+    };
+    match Engine::start(pool, config) {
+        Ok(e) => Some(e),
+        Err(e) if mode == FaultMode::Message => skip(&format!("no message mode: {e}")),
+        Err(e) => panic!("{e}"),
+    }
+}
+
+/// Skips the test where units cannot be base-mapped.
+pub fn need_pages() {
+    match hugeswap_sys::uffd::open(hugeswap_sys::uffd::USER_MODE_ONLY, 0) {
+        Ok((fd, _)) => hugeswap_sys::fs::close(fd),
+        Err(e) => skip(&format!("no userfaultfd: {e}")),
+    }
+}
+
+/// The descriptors of swap files in this process.
+pub fn swap_fds() -> Vec<i32> {
+    std::fs::read_dir("/proc/self/fd")
+        .unwrap()
+        .flatten()
+        .filter(|e| {
+            std::fs::read_link(e.path())
+                .is_ok_and(|l| l.to_string_lossy().starts_with("/var/tmp/#"))
+        })
+        .map(|e| e.file_name().to_string_lossy().parse().unwrap())
+        .collect()
 }
 
 /// Ends the test's process as skipped.

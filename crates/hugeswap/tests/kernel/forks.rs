@@ -1,0 +1,250 @@
+//! Forks at bad moments: swap that fails or is gone, memory that is held or the kernel's.
+
+use crate::Test;
+use crate::util::*;
+use hugeswap::{Advice, FaultMode, Pool, Region};
+use hugeswap_policy::knobs::{Knob, swapin};
+use std::os::fd::AsRawFd;
+use std::os::unix::fs::FileExt;
+use std::os::unix::process::ExitStatusExt;
+use std::sync::atomic::AtomicUsize;
+use std::sync::atomic::Ordering::Relaxed;
+
+pub const TESTS: &[Test] = &[
+    (
+        "failing_writes_at_a_fork_lose_nothing",
+        failing_writes_at_a_fork_lose_nothing,
+    ),
+    (
+        "a_fork_writes_to_no_file_but_swap",
+        a_fork_writes_to_no_file_but_swap,
+    ),
+    (
+        "a_fork_leaves_what_is_held_writable",
+        a_fork_leaves_what_is_held_writable,
+    ),
+    (
+        "a_touch_in_a_fork_without_swap_is_sigbus",
+        a_touch_in_a_fork_without_swap_is_sigbus,
+    ),
+    (
+        "the_kernels_units_are_not_charged_to_children",
+        the_kernels_units_are_not_charged_to_children,
+    ),
+    (
+        "a_child_begins_with_what_was_mapped_at_the_fork",
+        a_child_begins_with_what_was_mapped_at_the_fork,
+    ),
+    (
+        "parts_of_the_kernels_units_are_discarded",
+        parts_of_the_kernels_units_are_discarded,
+    ),
+];
+
+/// Forks a child that runs `f`; how it ended.
+fn in_child(f: impl FnOnce()) -> std::process::ExitStatus {
+    // SAFETY: the child runs `f` and exits.
+    let pid = unsafe { libc::fork() };
+    if pid == 0 {
+        let wrong = panics(f);
+        // SAFETY: ends the child at once.
+        unsafe { libc::_exit(i32::from(wrong)) };
+    }
+    let mut status = 0;
+    // SAFETY: waits for our own child.
+    unsafe { libc::waitpid(pid, &mut status, 0) };
+    std::process::ExitStatus::from_raw(status)
+}
+
+/// A pool and a region of base-mapped units, some pages of each changed.
+fn changed_pages() -> (Pool, Region) {
+    let pool = builder(64).set("thp.swapin=never").build().unwrap();
+    let mut r = pool.region(16 * MIB).unwrap();
+    fill(&r, 1);
+    r.advise(0, 16 * MIB, Advice::PageOut).unwrap();
+    for (i, w) in words(&r).iter().enumerate().step_by(512 * 3) {
+        w.store(value(i, 2), Relaxed);
+    }
+    (pool, r)
+}
+
+fn are_right(r: &Region) {
+    for (i, w) in words(r).iter().enumerate() {
+        let g = if i % (512 * 3) == 0 { 2 } else { 1 };
+        assert_eq!(w.load(Relaxed), value(i, g), "word {i}");
+    }
+}
+
+fn failing_writes_at_a_fork_lose_nothing() {
+    need_pages();
+    let (pool, r) = changed_pages();
+    pool.set("debug.swap_write_fail=1").unwrap();
+    let status = in_child(|| are_right(&r));
+    assert!(status.success(), "{status}");
+    pool.set("debug.swap_write_fail=0").unwrap();
+    are_right(&r);
+}
+
+fn a_fork_writes_to_no_file_but_swap() {
+    need_pages();
+    // In a child, for it loses its swap.
+    let status = in_child(|| {
+        let (_pool, r) = changed_pages();
+        // All of a unit, so that there is nothing to be read for it first.
+        words(&r)[..UNIT / 8]
+            .iter()
+            .for_each(|w| w.store(3, Relaxed));
+        let path = format!("/var/tmp/hugeswap-test-{}", std::process::id());
+        let file = std::fs::File::create_new(&path).unwrap();
+        std::fs::remove_file(&path).unwrap();
+        for fd in swap_fds() {
+            // SAFETY: what a program that closes everything does; the number becomes the file's.
+            assert_eq!(unsafe { libc::dup2(file.as_raw_fd(), fd) }, fd);
+        }
+        assert!(in_child(|| ()).success());
+        assert_eq!(file.metadata().unwrap().len(), 0, "the file was written to");
+    });
+    assert!(status.success(), "{status}");
+}
+
+fn a_fork_leaves_what_is_held_writable() {
+    both_modes(|mode| {
+        let pool = builder(32).fault_mode(mode).build().unwrap();
+        let r = pool.region(64 * MIB).unwrap();
+        fill(&r, 1);
+        // SAFETY: a new descriptor, owned by the file from here on.
+        let file: std::fs::File = unsafe {
+            std::os::fd::FromRawFd::from_raw_fd(libc::memfd_create(c"bytes".as_ptr(), 0))
+        };
+        file.write_all_at(&vec![7; UNIT / 2], 0).unwrap();
+        let pin = r.pin(8 * UNIT, UNIT / 2, true).unwrap();
+        let mut status = None;
+        for _ in 0..3 {
+            status = Some(in_child(|| check(&r, 1)));
+            let held = pin.as_ptr();
+            // SAFETY: held for writing; nobody else uses the region.
+            let bytes = unsafe { std::slice::from_raw_parts_mut(held, pin.len()) };
+            file.read_exact_at(bytes, 0).unwrap();
+            assert!(bytes.iter().all(|&b| b == 7));
+            words(&r)[8 * UNIT / 8..][..UNIT / 16]
+                .iter()
+                .zip(8 * UNIT / 8..)
+                .for_each(|(w, i)| w.store(value(i, 1), Relaxed));
+        }
+        assert!(status.unwrap().success());
+        drop(pin);
+        check(&r, 1);
+    });
+}
+
+static TOUCHED: AtomicUsize = AtomicUsize::new(0);
+
+extern "C" fn touch() {
+    let at = TOUCHED.load(Relaxed);
+    if at != 0 {
+        // SAFETY: of the test's region.
+        unsafe { (at as *const u64).read_volatile() };
+    }
+}
+
+/// It hung: those who could have read were at rest.
+fn a_touch_in_a_fork_without_swap_is_sigbus() {
+    // Before the pool's own, so that it runs between their parts.
+    // SAFETY: the function lives as long as the process.
+    unsafe { libc::pthread_atfork(Some(touch), None, None) };
+    for setting in ["thp.swapin=always", "thp.swapin=never"] {
+        let status = in_child(|| {
+            // SAFETY: the default action is always fit.
+            unsafe { libc::signal(libc::SIGBUS, libc::SIG_DFL) };
+            let pool = builder(32).set(setting).build().unwrap();
+            let mut r = pool.region(16 * MIB).unwrap();
+            fill(&r, 1);
+            r.advise(0, 16 * MIB, Advice::PageOut).unwrap();
+            // Some of its pages are in memory, if it can be so.
+            assert_eq!(words(&r)[0].load(Relaxed), value(0, 1));
+            r.advise(0, UNIT, Advice::PageOut).unwrap();
+            // SAFETY: what a daemon does.
+            unsafe { libc::syscall(libc::SYS_close_range, 3, u32::MAX, 0) };
+            TOUCHED.store(r.as_ptr() as usize, Relaxed);
+            in_child(|| ());
+        });
+        assert_eq!(status.signal(), Some(libc::SIGBUS), "{setting}: {status}");
+    }
+}
+
+fn the_kernels_units_are_not_charged_to_children() {
+    both_modes(|mode| {
+        let engine = engine(32, mode, &[]);
+        let at = engine.map(8 * UNIT, UNIT, true).unwrap();
+        // SAFETY: just mapped.
+        unsafe { std::ptr::write_bytes(at as *mut u8, 0x5a, 8 * UNIT) };
+        engine.eject(at + UNIT, UNIT).unwrap();
+        let status = in_child(|| {
+            engine.audit().unwrap();
+            // SAFETY: mapped above.
+            let bytes = unsafe { std::slice::from_raw_parts_mut(at as *mut u8, 8 * UNIT) };
+            assert!(bytes.iter().all(|&b| b == 0x5a));
+            bytes.fill(1);
+            engine.audit().unwrap();
+            engine.unmap(at, 8 * UNIT);
+            engine.audit().unwrap();
+        });
+        assert!(status.success(), "{status}");
+        engine.unmap(at, 8 * UNIT);
+        // SAFETY: nothing of the engine's is used any more.
+        unsafe { engine.stop() };
+    });
+}
+
+static SLOW: AtomicUsize = AtomicUsize::new(0);
+
+extern "C" fn be_slow() {
+    let ms = SLOW.load(Relaxed) as u64;
+    std::thread::sleep(std::time::Duration::from_millis(ms));
+}
+
+/// Not with what the parent has mapped when the child looks.
+fn a_child_begins_with_what_was_mapped_at_the_fork() {
+    // Before the engine's own.
+    // SAFETY: the function lives as long as the process.
+    unsafe { libc::pthread_atfork(None, None, Some(be_slow)) };
+    SLOW.store(300, Relaxed);
+    let engine = engine(32, FaultMode::Signal, &[]);
+    let at = engine.map(16 * UNIT, UNIT, true).unwrap();
+    // SAFETY: the child uses managed memory and exits.
+    let pid = unsafe { libc::fork() };
+    if pid == 0 {
+        let wrong = panics(|| {
+            engine.unmap(at, 16 * UNIT);
+            let all = engine.pool().live().map(|(_, r)| r.managed.load(Relaxed));
+            assert!(all.into_iter().all(|bytes| bytes == 0));
+            let more = engine.map(16 * UNIT, UNIT, true).unwrap();
+            engine.unmap(more, 16 * UNIT);
+        });
+        // SAFETY: ends the child at once.
+        unsafe { libc::_exit(i32::from(wrong)) };
+    }
+    engine.unmap(at, 16 * UNIT);
+    let mut status = 0;
+    // SAFETY: waits for our own child.
+    unsafe { libc::waitpid(pid, &mut status, 0) };
+    assert_eq!(status, 0);
+    // SAFETY: nothing of the engine's is used any more.
+    unsafe { engine.stop() };
+}
+
+fn parts_of_the_kernels_units_are_discarded() {
+    let engine = engine(32, FaultMode::Signal, &[(Knob::ThpSwapin, swapin::ALWAYS)]);
+    let at = engine.map(4 * UNIT, UNIT, true).unwrap();
+    // SAFETY: just mapped.
+    let bytes = unsafe { std::slice::from_raw_parts_mut(at as *mut u8, 4 * UNIT) };
+    bytes.fill(0x5a);
+    engine.eject(at + UNIT, UNIT).unwrap();
+    engine.discard(at + UNIT + 4095, 8194);
+    let zero = UNIT + 4095..UNIT + 4095 + 8194;
+    for (i, &b) in bytes.iter().enumerate() {
+        assert_eq!(b == 0, zero.contains(&i), "byte {i}");
+    }
+    // SAFETY: nothing of the engine's is used any more.
+    unsafe { engine.stop() };
+}
