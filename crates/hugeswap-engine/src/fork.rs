@@ -61,9 +61,10 @@ impl Engine {
             let managed = self.record().managed.load(Relaxed);
             child.managed.store(managed, Relaxed);
         }
+        // Before there is a child that the slots must stay as they are for, if it is the first.
+        self.clean_all_pages();
         self.maybe_children.store(true, Release);
         self.share_all();
-        self.clean_all_pages();
         self.arena.inherit(false);
         self.hide_absent(true);
     }

@@ -83,8 +83,11 @@ impl Engine {
     /// A locked, base-mapped unit goes back to being whole, in swap. The new word, still locked, and whether it did.
     pub(crate) fn leave_pages(&self, unit: u32, w: Word) -> (Word, bool) {
         let record = self.base.records.of(unit);
-        let (w, clean) = self.clean_pages(unit, w);
-        if !clean || record.stored.any() && !record.stored.all() && !self.write_holes(w, record) {
+        let (mut w, mut clean) = self.clean_pages(unit, w);
+        if clean && record.stored.any() {
+            (w, clean) = self.write_holes(w, record);
+        }
+        if !clean {
             return (w, false);
         }
         if record.stored.all() {
@@ -165,9 +168,12 @@ impl Engine {
                 continue;
             }
             let record = self.base.records.of(unit);
-            let (w, clean) = self.clean_pages(unit, w);
+            let (mut w, mut clean) = self.clean_pages(unit, w);
+            if clean && record.stored.any() {
+                (w, clean) = self.write_holes(w, record);
+            }
             self.table.reset(unit, w);
-            if !clean || record.stored.any() && !self.write_holes(w, record) {
+            if !clean {
                 // Swap would not take it. The child inherits it in memory, whatever the budget says; should that fail
                 // too, it finds the unit lost.
                 let w = self.table.lock(unit);

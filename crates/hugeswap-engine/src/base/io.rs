@@ -134,11 +134,15 @@ impl Engine {
         (w, true)
     }
 
-    /// Writes zeros where neither memory nor the slot holds a page, so that the slot is all of the unit.
-    /// False if that failed. The unit has a slot and no dirty page.
-    pub(super) fn write_holes(&self, w: Word, record: &Record) -> bool {
-        let Some(slot) = w.slot() else {
-            return false;
+    /// Writes zeros where neither memory nor the slot holds a page, so that the slot is all of the unit; in a new one
+    /// if a forked child may read it, for which these pages may not be zero. The word with its slot, and whether it
+    /// is so. The unit has a slot and no dirty page.
+    pub(super) fn write_holes(&self, w: Word, record: &Record) -> (Word, bool) {
+        if record.stored.all() {
+            return (w, true);
+        }
+        let (w, Some(slot)) = self.own_slot_for_pages(w, record) else {
+            return (w, false);
         };
         let buffer = self.base.take_buffer();
         // SAFETY: the buffer is ours.
@@ -148,11 +152,11 @@ impl Engine {
             let part = run.start..run.end.min(run.start + BUFFER / PAGE);
             next = part.end;
             if self.write_pages(slot, part.clone(), buffer.addr()).is_err() {
-                return false;
+                return (w, false);
             }
             record.stored.put(part, true);
         }
-        true
+        (w, true)
     }
 
     /// A slot that may be overwritten, holding what the unit's present one does of pages that are not dirty.

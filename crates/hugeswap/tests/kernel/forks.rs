@@ -36,6 +36,10 @@ pub const TESTS: &[Test] = &[
         a_child_begins_with_what_was_mapped_at_the_fork,
     ),
     (
+        "parts_discarded_between_forks_stay_in_older_children",
+        parts_discarded_between_forks_stay_in_older_children,
+    ),
+    (
         "parts_of_the_kernels_units_are_discarded",
         parts_of_the_kernels_units_are_discarded,
     ),
@@ -194,6 +198,58 @@ fn the_kernels_units_are_not_charged_to_children() {
         // SAFETY: nothing of the engine's is used any more.
         unsafe { engine.stop() };
     });
+}
+
+/// A fork makes slots complete: not those that an older child, or the parent, reads.
+fn parts_discarded_between_forks_stay_in_older_children() {
+    need_pages();
+    let (pool, mut r) = changed_pages();
+    let mut go = [0; 2];
+    // SAFETY: two descriptors to be overwritten.
+    assert_eq!(unsafe { libc::pipe(go.as_mut_ptr()) }, 0);
+    // SAFETY: the child uses managed memory and exits.
+    let older = unsafe { libc::fork() };
+    if older == 0 {
+        // SAFETY: waits until all that the test is about is done.
+        unsafe {
+            libc::close(go[1]);
+            libc::read(go[0], go.as_mut_ptr().cast(), 1);
+        }
+        let wrong = panics(|| are_right(&r));
+        // SAFETY: ends the child at once.
+        unsafe { libc::_exit(i32::from(wrong)) };
+    }
+    let parts = (0..8).map(|u| u * UNIT + 3 * 4096);
+    // The same in a child, with the parent's slots.
+    let status = in_child(|| {
+        for at in parts.clone() {
+            // Base-mapped here first.
+            words(&r)[at / 8 + 8192].load(Relaxed);
+            r.advise(at, 40960, Advice::DontNeed).unwrap();
+        }
+        assert!(in_child(|| ()).success());
+    });
+    assert!(status.success(), "{status}");
+    are_right(&r);
+    for at in parts.clone() {
+        r.advise(at, 40960, Advice::DontNeed).unwrap();
+    }
+    assert!(in_child(|| ()).success());
+    // SAFETY: the older child goes on; then waits for it.
+    unsafe {
+        libc::close(go[1]);
+        let mut status = 0;
+        libc::waitpid(older, &mut status, 0);
+        assert_eq!(status, 0, "the older child saw what was discarded later");
+    }
+    for at in parts {
+        assert!(
+            words(&r)[at / 8..][..5120]
+                .iter()
+                .all(|w| w.load(Relaxed) == 0)
+        );
+    }
+    pool.audit().unwrap();
 }
 
 static SLOW: AtomicUsize = AtomicUsize::new(0);
