@@ -51,6 +51,31 @@ pub(crate) const SLOW_PATIENCE_NS: u64 = 60_000_000_000;
 /// After so long a wait others are asked for more than their surplus.
 const HUNGER_NS: u64 = 50_000_000;
 
+/// How long a thread has waited for memory in vain.
+struct Patience {
+    start: u64,
+    /// When swap was last seen to take writes.
+    not_full: u64,
+}
+
+impl Patience {
+    fn new(now: u64) -> Patience {
+        Patience {
+            start: now,
+            not_full: now,
+        }
+    }
+
+    /// Has it been too long? Full is a swap that was found so at every look for as long: one write that fails also makes
+    /// it look full for a moment.
+    fn ended(&mut self, now: u64, full: bool) -> bool {
+        if !full {
+            self.not_full = now;
+        }
+        now - self.start > SLOW_PATIENCE_NS || now - self.not_full > FULL_PATIENCE_NS
+    }
+}
+
 impl Engine {
     /// A frame without waiting: a free one, a fresh one within the budget, or that of the
     /// oldest watched clean unit.
@@ -114,26 +139,23 @@ impl Engine {
     pub(crate) fn wait_for_memory<T>(&self, take: impl Fn() -> Option<T>) -> Option<T> {
         self.count(Counter::AllocStall, 1);
         self.stalled.fetch_add(1, Relaxed);
-        let mut start = now_ns();
+        let mut patience = Patience::new(now_ns());
         let mut last = self.avail_seq.load(Acquire);
         let frame = loop {
             let seq = self.avail_seq.load(Acquire);
             if seq != last && !self.swap_full.load(Relaxed) {
                 // Others get what comes: it is a queue, not the end.
-                (last, start) = (seq, now_ns());
+                last = seq;
+                patience = Patience::new(now_ns());
             }
             if let Some(f) = take() {
                 break Some(f);
             }
-            self.ask_others(now_ns() - start > HUNGER_NS);
+            self.ask_others(now_ns() - patience.start > HUNGER_NS);
             self.kick();
             futex::wait(&self.avail_seq, seq, Some(1_000_000), false);
-            let patience = if self.swap_full.load(Relaxed) {
-                FULL_PATIENCE_NS
-            } else {
-                SLOW_PATIENCE_NS
-            };
-            if now_ns() - start > patience || self.stopping.load(Relaxed) {
+            let ended = patience.ended(now_ns(), self.swap_full.load(Relaxed));
+            if ended || self.stopping.load(Relaxed) {
                 break None;
             }
         };
@@ -261,5 +283,24 @@ impl Engine {
             r.kick.fetch_add(1, std::sync::atomic::Ordering::Release);
             futex::wake(&r.kick, 1, true);
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn one_failing_write_is_not_a_full_swap() {
+        let mut p = Patience::new(5);
+        for ms in 1..30_000u64 {
+            assert!(!p.ended(5 + ms * 1_000_000, ms % 5 == 0), "after {ms} ms");
+        }
+        let then = 5 + 29_999_000_000;
+        assert!(!p.ended(then + FULL_PATIENCE_NS - 1, true));
+        assert!(p.ended(then + FULL_PATIENCE_NS + 1, true));
+        let mut p = Patience::new(5);
+        assert!(!p.ended(5 + SLOW_PATIENCE_NS, false));
+        assert!(p.ended(6 + SLOW_PATIENCE_NS, false));
     }
 }
