@@ -6,6 +6,7 @@
 mod content;
 mod failure;
 mod forks;
+mod huge_entries;
 mod life;
 mod model;
 mod pages;
@@ -31,6 +32,7 @@ fn all() -> Vec<Test> {
         failure::TESTS,
         life::TESTS,
         forks::TESTS,
+        huge_entries::TESTS,
         model::TESTS,
     ]
     .concat()
