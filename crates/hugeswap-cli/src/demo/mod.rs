@@ -42,6 +42,9 @@ pub struct Args {
     /// Directory for data, outputs and swap (default: /var/tmp, or another directory on a disk)
     #[arg(long, value_name = "DIR")]
     swap: Option<PathBuf>,
+    /// Change a setting of hugeswap; may be repeated (as in `hugeswap run`)
+    #[arg(long = "set", value_name = "KEY=VALUE")]
+    set: Vec<String>,
 }
 
 /// Less is over before anything is swapped.
@@ -62,6 +65,11 @@ pub fn run(args: &Args) -> Result<i32> {
             args.size,
             text::bytes(MIN_SIZE)
         );
+    }
+    for setting in &args.set {
+        knobs::parse_setting(setting)
+            .map_err(anyhow::Error::msg)
+            .context("--set")?;
     }
     if std::env::var_os(crate::run::POOL_VARIABLE).is_some() {
         bail!("this already runs inside hugeswap run: start the demo directly");
@@ -117,6 +125,9 @@ pub fn run(args: &Args) -> Result<i32> {
         "--swap".into(),
         dir.display().to_string(),
     ]);
+    for setting in &args.set {
+        wrapped.extend(["--set".into(), setting.clone()]);
+    }
     wrapped.extend(["--report", "json", "--report-file"].map(str::to_owned));
     wrapped.extend([
         format!("/proc/{}/fd/{}", std::process::id(), report.as_raw_fd()),
