@@ -18,8 +18,8 @@
 //! any stride and any device.
 //!
 //! **A unit is remembered** ([`Density`]). How many of its pages were touched while it was last in
-//! memory tells at its first fault whether it is worth a whole transfer. If it was sparse, or is
-//! unknown, the first rule alone decides, which costs a sparse unit nothing.
+//! memory tells at its first fault whether it is worth a whole transfer. If it was sparse, the first rule alone decides, which costs a sparse
+//! unit nothing. Of an unknown unit is believed what the unknown ones before it turned out to be.
 //!
 //! The second and third rule are advice, and advice can be wrong: a unit that came whole cannot be
 //! seen to be used. A rule that is `1 + t` times the best when advice is right is at worst `1 + 1/t`
@@ -159,7 +159,7 @@ pub struct UnitHistory {
 
 /// The unit is tried: advice says that it will pay for a whole transfer.
 const TRIED: u16 = 1 << 15;
-/// It was a stream's advice, not memory's.
+/// With [`TRIED`]: it was a stream's advice, not memory's. Alone: the unit came with nothing known of it.
 const BY_STREAM: u16 = 1 << 14;
 /// Pages have left, and none has come since.
 const LEAVING: u16 = 1 << 13;
@@ -412,6 +412,8 @@ pub struct Granularity {
     stream_trust: Trust,
     /// In what is remembered of units.
     memory_trust: Trust,
+    /// In units of which nothing is known being as dense as others were.
+    new_trust: Trust,
 }
 
 impl Granularity {
@@ -421,6 +423,7 @@ impl Granularity {
             streams: PageStreams::new(),
             stream_trust: Trust::new(seed),
             memory_trust: Trust::new(!seed),
+            new_trust: Trust::none(seed.rotate_left(32)),
         }
     }
 
@@ -431,11 +434,12 @@ impl Granularity {
 
     /// Trust in the kind of advice that a unit is tried for.
     fn tried(&mut self, history: UnitHistory) -> Option<&mut Trust> {
-        history.is_tried().then_some(if history.is_tried_stream() {
-            &mut self.stream_trust
-        } else {
-            &mut self.memory_trust
-        })
+        match history.touched & TRIAL {
+            0 => None,
+            TRIAL => Some(&mut self.stream_trust),
+            TRIED => Some(&mut self.memory_trust),
+            _ => Some(&mut self.new_trust),
+        }
     }
 
     /// Decides about a fault that needs swap data.
@@ -492,6 +496,17 @@ impl Granularity {
         };
         let stream = run.is_long() && pays(run.touches(u64::from(rest)));
         let first = history.brought == 0;
+        let new = first && fault.density == Density::UNKNOWN && fault.present == 0;
+        if !stream && new && small != Size::Whole && allowed.whole {
+            if self.new_trust.believes() {
+                return (history, Advice::Dense);
+            }
+            let tried = UnitHistory {
+                touched: BY_STREAM,
+                ..UnitHistory::NEW
+            };
+            return (tried, self.run_advice(costs, run));
+        }
         let advice = if stream {
             // What lies between two pieces was brought with the first.
             let stride = if run.stride <= small.pages() {
@@ -503,17 +518,7 @@ impl Granularity {
         } else if first && pays(u64::from(fault.density.pages())) {
             Advice::Dense
         } else {
-            let touches = run.touches(u64::from(PIECE_PAGES));
-            let saved = costs.of(Size::Page).saturating_mul(touches);
-            let piece = touches > 1 && saved >= costs.of(Size::Piece);
-            return (
-                history,
-                if piece {
-                    Advice::Run(run.stride)
-                } else {
-                    Advice::None
-                },
-            );
+            return (history, self.run_advice(costs, run));
         };
         let trust = if stream {
             &mut self.stream_trust
@@ -524,6 +529,17 @@ impl Granularity {
             (history, advice)
         } else {
             (UnitHistory::trial(stream), Advice::None)
+        }
+    }
+
+    /// Is a run worth a piece?
+    fn run_advice(&self, costs: &Costs, run: Run) -> Advice {
+        let touches = run.touches(u64::from(PIECE_PAGES));
+        let saved = costs.of(Size::Page).saturating_mul(touches);
+        if touches > 1 && saved >= costs.of(Size::Piece) {
+            Advice::Run(run.stride)
+        } else {
+            Advice::None
         }
     }
 

@@ -190,8 +190,9 @@ impl Costs {
 const WINDOW: u64 = 4096;
 /// Pages that are taken to have been brought before any was; half of them have returned.
 const DOUBT: u64 = 64;
-/// A price counts an evicted page's return as no more certain than 15 in 16.
-const CERTAIN: u64 = 16;
+/// The chance that a page returns is taken to be three in four at most: under uniform work over a little more than memory nearly all return,
+/// and still a page more in memory saves no more than the faults on it.
+const CERTAIN: u64 = 4;
 /// The share of evicted pages that were touched, in this many parts.
 const SHARES: u64 = 1 << 10;
 

@@ -10,7 +10,7 @@ use super::PIECE_PAGES;
 use crate::UNIT_PAGES;
 
 /// Faults and runs remembered.
-pub const PAGE_STREAMS: usize = 16;
+pub const PAGE_STREAMS: usize = 32;
 /// The longest stride that is followed, in pages: beyond it a run uses less than a page of each unit.
 pub const MAX_PAGE_STRIDE: u64 = UNIT_PAGES;
 
@@ -107,7 +107,7 @@ impl Stream {
     }
 }
 
-/// The streams of one process (or thread). About 800 bytes.
+/// The streams of one process (or thread). About 1,600 bytes.
 #[derive(Clone, Debug, Default)]
 pub struct PageStreams {
     streams: [Stream; PAGE_STREAMS],

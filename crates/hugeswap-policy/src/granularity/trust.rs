@@ -50,6 +50,14 @@ impl Trust {
         self.level / ONE
     }
 
+    /// No trust yet: everything is tried.
+    pub(super) fn none(seed: u64) -> Trust {
+        Trust {
+            level: 0,
+            ..Trust::new(seed)
+        }
+    }
+
     fn most_riding(&self) -> u32 {
         2 * (ONE + self.level) / ONE
     }
