@@ -180,6 +180,51 @@ fn faults_come_by_class() {
     }
 }
 
+#[test]
+fn extents_are_looked_up_in_every_map() {
+    let found = json(&[
+        "extents",
+        "--extents",
+        "1,300",
+        "--tasks",
+        "1,3",
+        "--area",
+        "1G",
+        "--seconds",
+        "0.01",
+        "--threads",
+        "2",
+        "--pairs",
+        "1",
+    ]);
+    assert_eq!(
+        (&found["bench"], &found["access"]),
+        (&"extents".into(), &"seq".into())
+    );
+    let transfers = found["transfers"].as_array().expect("a list");
+    assert_eq!(transfers.len(), 2 * 2 * 2 * 3);
+    for t in transfers {
+        assert!(t["mb_s"].as_f64() > Some(0.0), "{t}");
+        let share = t["look_up_share"].as_f64().expect("a number");
+        assert!((0.0..=1.0).contains(&share), "{t}");
+    }
+    let look_ups = found["look_ups"].as_array().expect("a list");
+    assert_eq!(look_ups.len(), 2 * 4);
+    for l in look_ups {
+        assert!(l["waiting_ns"].as_f64() > Some(0.0), "{l}");
+        assert!(l["threads_ns"].as_f64() > Some(0.0), "{l}");
+    }
+    let ours = look_ups
+        .iter()
+        .find(|l| l["map"] == "hugeswap" && l["extents"] == 300);
+    let bytes = ours.expect("hugeswap's map")["bytes"]
+        .as_u64()
+        .expect("a number");
+    assert!((300 * 10..300 * 13).contains(&bytes), "{bytes}");
+    assert!(found["ratios"]["look_up_speed_vs_ordered_map"].is_number());
+    assert!(found["ratios"]["transfers_4k_vs_list_3_tasks"].is_number());
+}
+
 /// What a benchmark against the kernel found, and how many kernel runs there were (none where that is not permitted);
 /// nothing may be left of what was set up for them.
 fn against_kernel(args: &[&str]) -> (Value, usize) {
@@ -293,6 +338,16 @@ fn mistakes_are_one_line_and_status_2() {
         &["mixed", "--region", "2M"],
         &["fit", "--memory", "2M"],
         &["faults", "--region", "2M"],
+        &["extents", "--extents", "0"],
+        &["extents", "--extents", "many"],
+        &["extents", "--tasks", "0"],
+        &["extents", "--threads", "0"],
+        &["extents", "--area", "4K"],
+        &["extents", "--area", "17T"],
+        &["extents", "--area", "1G", "--extents", "200000"],
+        &["extents", "--seconds", "0"],
+        &["extents", "--pairs", "0"],
+        &["extents", "--access", "backwards"],
     ] {
         let done = bench(args).assert().code(2);
         let text = String::from_utf8_lossy(&done.get_output().stderr).into_owned();

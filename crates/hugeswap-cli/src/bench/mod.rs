@@ -12,6 +12,7 @@
 mod args;
 mod ceiling;
 mod child;
+mod extents;
 mod faults;
 mod figures;
 mod fit;
@@ -73,6 +74,7 @@ pub fn run(args: Args) -> anyhow::Result<i32> {
         args::Bench::Mixed(a) => mixed::run(&a),
         args::Bench::Fit(a) => fit::run(&a),
         args::Bench::Faults(a) => faults::run(&a),
+        args::Bench::Extents(a) => extents::run(&a),
     });
     let Err(e) = done else { return Ok(0) };
     let status = if e.is::<Usage>() {

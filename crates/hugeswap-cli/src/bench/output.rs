@@ -154,6 +154,8 @@ pub fn cell(value: Option<f64>, digits: usize) -> String {
 /// Rows under headings; the first column is text, the others are numbers.
 pub struct Table {
     rows: Vec<Vec<String>>,
+    /// Another one, printed after an empty line.
+    below: Option<Box<Table>>,
 }
 
 impl Table {
@@ -161,7 +163,14 @@ impl Table {
     pub fn new(headings: &[&str]) -> Table {
         Table {
             rows: vec![headings.iter().map(|h| (*h).to_owned()).collect()],
+            below: None,
         }
+    }
+
+    /// The same, with another table below.
+    pub fn below(mut self, other: Table) -> Table {
+        self.below = Some(Box::new(other));
+        self
     }
 
     /// Adds a row.
@@ -192,6 +201,10 @@ impl Table {
             });
             out.push_str(cells.collect::<Vec<_>>().join("  ").trim_end());
             out.push('\n');
+        }
+        if let Some(below) = &self.below {
+            out.push('\n');
+            out.push_str(&below.text());
         }
         out
     }
@@ -259,7 +272,10 @@ mod tests {
         let mut t = Table::new(&["engine", "MB/s"]);
         t.row(vec!["kernel".into(), "99".into()]);
         t.row(vec!["hugeswap".into(), "1234".into()]);
-        assert_eq!(t.text(), "engine    MB/s\nkernel      99\nhugeswap  1234\n");
+        let text = "engine    MB/s\nkernel      99\nhugeswap  1234\n";
+        assert_eq!(t.text(), text);
+        let two = t.below(Table::new(&["other"]));
+        assert_eq!(two.text(), format!("{text}\nother\n"));
     }
 
     #[test]

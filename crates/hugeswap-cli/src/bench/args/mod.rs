@@ -1,9 +1,11 @@
 //! What `hugeswap bench` takes on its command line, and the checks that need no machine.
 
 mod against;
+mod extents;
 mod patterns;
 
 pub use against::{Against, Device, KernelThp};
+pub use extents::{Extents, Order};
 pub use patterns::{Access, Mixed, Part, SwapRand};
 
 use super::Usage;
@@ -43,6 +45,8 @@ pub enum Bench {
     Fit(Fit),
     /// Latencies of page faults by class, in signal and in message mode
     Faults(Faults),
+    /// What it costs to find where on the device a page of swap lies, in a file of many pieces
+    Extents(Extents),
 }
 
 /// What every benchmark takes.
