@@ -1,6 +1,7 @@
 //! Do the books add up? What the engine has charged, reserved and put aside, against what its units hold, counted
 //! one by one while the engine is at rest. For tests: builds with assertions do it whenever an engine ends.
 
+use crate::base::{Pager, pieces};
 use crate::engine::{Engine, UNIT};
 use hugeswap_policy::UNIT_PAGES;
 use hugeswap_policy::counters::Counter;
@@ -36,6 +37,8 @@ struct Books {
     bad_slots: u64,
     /// Bits of base pages that contradict each other.
     bad_pages: u64,
+    /// Mappings of pieces that are counted and not there.
+    mappings: i64,
 }
 
 impl Books {
@@ -47,7 +50,7 @@ impl Books {
             && self.places == self.places_known
             && self.clean == self.watched
             && unknown.is_some_and(|n| n <= self.slots_lost)
-            && (self.bad_slots, self.bad_pages) == (0, 0)
+            && (self.bad_slots, self.bad_pages, self.mappings) == (0, 0, 0)
     }
 }
 
@@ -95,6 +98,7 @@ impl Engine {
             credits: self.base.credits(),
             charged: self.record().charged.load(Relaxed),
             watched: self.watched.load(Relaxed),
+            mappings: self.base.pieces.mappings(),
             slots: words.iter().filter(|w| w.load(Acquire) >> 16 == me).count() as u64,
             slots_lost: self.pool.records()[self.me()].events.counters[Counter::Poisoned as usize]
                 .load(Relaxed),
@@ -133,6 +137,9 @@ impl Engine {
                 Kind::Base => {
                     let record = self.base.records.of(unit);
                     b.pages += record.present.count();
+                    if self.pager() == Some(Pager::Remap) {
+                        b.mappings -= pieces::mappings_of(record);
+                    }
                     b.bad_pages += record.contradictions();
                     b.bad_pages += u64::from(record.stored.any() && w.slot().is_none());
                 }

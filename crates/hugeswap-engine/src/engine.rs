@@ -211,7 +211,9 @@ impl Engine {
         let table = Table::new(base, len).map_err(sys("cannot map the unit table"))?;
         let units = table.units();
         let arena = Arena::new(places, message).map_err(sys("cannot map the arena"))?;
-        let pages = Base::new(units, !message, low_fd)
+        let userfaultfd = !message && pool.knob(Knob::Userfaultfd) != 0;
+        let mappings = pool.knob(Knob::PieceMappings);
+        let pages = Base::new(units, userfaultfd, low_fd, frames, mappings)
             .map_err(sys("cannot map the records of base pages"))?;
         let fork_mark = fork_mark().map_err(sys("cannot map the fork mark"))?;
         if message {

@@ -8,6 +8,7 @@
 use crate::engine::{Engine, UNIT, set_fork_mark};
 use crate::pool::FaultMode;
 use crate::{fault, handler};
+use hugeswap_policy::knobs::Knob;
 use hugeswap_policy::unit::{COW, Kind, READAHEAD, UNCHARGED, WATCHED, WRITABLE, Word};
 use hugeswap_sys::{fs, mm, process};
 use std::sync::Once;
@@ -218,7 +219,8 @@ impl Engine {
             self.note_mode();
         }
         let _ = self.arena.reset_in_child();
-        self.base.reset_in_child(self.low_fd);
+        self.base
+            .reset_in_child(self.pool.knob(Knob::Userfaultfd) != 0, self.low_fd);
         self.watched.store(0, Relaxed);
         let end = self.high_unit.load(Relaxed);
         for unit in 0..end {

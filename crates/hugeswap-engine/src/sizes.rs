@@ -4,6 +4,7 @@
 //! Concurrency: one engine lock around what learns; the rest are atomics and records under the units' locks. Called by
 //! the fault path, whose rules hold here.
 
+use crate::base::Pager;
 use crate::base::record::Record;
 use crate::engine::Engine;
 use crate::lock::Lock;
@@ -21,6 +22,12 @@ use std::sync::atomic::Ordering::Relaxed;
 const CPU: PerSize = PerSize {
     page: 5_000,
     piece: 12_000,
+    whole: 25_000,
+};
+/// The same where pages are moved by mremap.
+const REMAP: PerSize = PerSize {
+    page: 25_000,
+    piece: 25_000,
     whole: 25_000,
 };
 /// The same for a touch of a watched unit.
@@ -88,7 +95,7 @@ impl Sizes {
 impl Engine {
     /// Is it left to the faults how much they bring in, and is there a choice?
     pub(crate) fn sizes_are_automatic(&self) -> bool {
-        self.pages_fd() >= 0 && self.pool.knob(Knob::ThpSwapin) == swapin::AUTO
+        self.pager().is_some() && self.pool.knob(Knob::ThpSwapin) == swapin::AUTO
     }
 
     /// How much to bring in for a fault on a page that is away, of a locked unit in swap or base-mapped; or to map
@@ -101,9 +108,9 @@ impl Engine {
         watched: bool,
     ) -> Decision {
         let record = self.base.records.of(unit);
-        let pages = self.pages_fd() >= 0;
+        let pages = self.pages_can_come();
         let allowed = Allowed {
-            base_4k: pages,
+            base_4k: pages && self.pager() != Some(Pager::Remap),
             piece_64k: pages,
             whole: true,
         };
@@ -120,7 +127,7 @@ impl Engine {
         let costs = if watched {
             Costs::resident(WATCHED, memory)
         } else {
-            Costs::new(&self.sizes.device, CPU, learning.fill, memory)
+            Costs::new(&self.sizes.device, self.cpu(), learning.fill, memory)
         };
         let d = learning
             .granularity
@@ -161,6 +168,13 @@ impl Engine {
         d
     }
 
+    fn cpu(&self) -> PerSize {
+        match self.pager() {
+            Some(Pager::Remap) => REMAP,
+            _ => CPU,
+        }
+    }
+
     /// How much of a unit's stay in memory lies ahead: units leave about in the order in which they came, so
     /// it ends when as much was evicted as there is.
     fn stay(&self, record: &Record, present: u64) -> u16 {
@@ -187,7 +201,7 @@ impl Engine {
         }
         let record = self.base.records.of(unit);
         let mut learning = self.sizes.learning.lock();
-        let costs = Costs::new(&self.sizes.device, CPU, learning.fill, 0);
+        let costs = Costs::new(&self.sizes.device, self.cpu(), learning.fill, 0);
         let (admitted, history) = learning.granularity.admits_ahead(
             &costs,
             Reason::Stream,
@@ -208,11 +222,9 @@ impl Engine {
         }
     }
 
-    /// All of a locked, base-mapped unit that was in memory is about to leave, which took `ns`.
-    pub(crate) fn note_pages_evicted(&self, unit: u32, ns: u64) {
+    /// All of a locked, base-mapped unit that was in memory, `n` pages, has left, which took `ns`.
+    pub(crate) fn note_pages_evicted(&self, unit: u32, n: u64, ns: u64) {
         let record = self.base.records.of(unit);
-        let n = record.present.count();
-        record.left.copy(&record.present);
         let clock = self.sizes.evicted.fetch_add(n, Relaxed);
         record.left_at.store(clock + n, Relaxed);
         let mut learning = self.sizes.learning.lock();

@@ -152,7 +152,7 @@ fn userfaultfd(message: &Result<(), Errno>) -> Check {
         (Err(e), Err(_)) => {
             let sandboxed = facts::read("/proc/self/status").and_then(|s| facts::status_field(&s, "Seccomp")).as_deref() == Some("2");
             let why = if sandboxed { "forbidden by a seccomp profile" } else { "not there" };
-            Check::new(name, Mark::Warn, format!("{why} ({e}): signal mode moves whole units of 2 MiB without it, and random access suffers; no message mode"))
+            Check::new(name, Mark::Warn, format!("{why} ({e}): signal mode moves 64 KiB or 2 MiB without it, and random access is slower; no message mode"))
                 .improve_if(sandboxed, "allow userfaultfd in the profile (docker run --security-opt seccomp=PROFILE); for message mode give CAP_SYS_PTRACE too")
         }
     };
@@ -463,18 +463,22 @@ fn choices(checks: &[Check], message: bool, swap: Result<&str, &String>) -> Vec<
             "mremap cannot move private memory here",
         ),
     });
-    out.push(if signal && probe::userfaultfd().user_only.is_ok() {
-        choice(
+    out.push(match (signal, probe::userfaultfd().user_only) {
+        (true, Ok(_)) => choice(
             "sizes",
             "4 KiB, 64 KiB or 2 MiB",
             "as each unit's faults suggest; --set thp.swapin=always or never decides for them",
-        )
-    } else {
-        choice(
+        ),
+        (true, Err(_)) => choice(
+            "sizes",
+            "64 KiB or 2 MiB",
+            "without userfaultfd there are no single pages, and 64 KiB take mappings (half of vm.max_map_count at most)",
+        ),
+        (false, _) => choice(
             "sizes",
             "2 MiB",
-            "base pages need signal mode and userfaultfd: random access over the budget will be slow",
-        )
+            "base pages need signal mode: random access over the budget will be slow",
+        ),
     });
     if let Ok(path) = swap {
         out.push(choice(

@@ -12,6 +12,10 @@ pub fn cases() -> Vec<Case> {
         case("sandbox, calls", calls),
         case("sandbox, doctor", doctor),
         case("sandbox, control group", control_group),
+        case("sandbox, pieces, threads", || pieces("threads")),
+        case("sandbox, pieces, memory", || pieces("memory")),
+        case("sandbox, pieces, calls", || pieces("calls")),
+        case("sandbox, pieces, forks", || pieces("forks")),
     ]
 }
 
@@ -35,7 +39,8 @@ fn threads() {
     let (dir, start) = sandbox();
     let program = Program::new(dir.path(), compile("threads", dir.path())).args(["16", "32", "4"]);
     let plain = program.plain();
-    let managed = program.managed_by(&start, &Setup::new(Mode::Signal, 64));
+    let whole = Setup::new(Mode::Signal, 64).option("--set", "thp.swapin=always");
+    let managed = program.managed_by(&start, &whole);
     managed.same_as(&plain);
     // At full speed: what moves moves in whole huge pages.
     assert!(managed.number("thp_swpout") > 0 && managed.number("thp_swpin") > 0);
@@ -69,6 +74,27 @@ fn calls() {
         .same_as(&plain);
 }
 
+/// Without userfaultfd 64 KiB are the least that comes and goes: nothing else does here, while units are evicted at random.
+fn pieces(name: &str) {
+    let (dir, start) = sandbox();
+    let files = dir.path().join("files");
+    std::fs::create_dir(&files).expect("a directory in a directory of ours");
+    open_to_all(&files);
+    let program = Program::new(dir.path(), compile(name, dir.path()));
+    let program = match name {
+        "threads" => program.args(["16", "32", "1"]),
+        "calls" => program.arg("96").arg(&files),
+        _ => program.arg("96"),
+    };
+    let setup = Setup::new(Mode::Signal, 64)
+        .option("--set", "thp.swapin=never")
+        .option("--set", "debug.storm=200");
+    let plain = program.plain();
+    let managed = program.managed_by(&start, &setup);
+    managed.same_as(&plain);
+    assert!(managed.number("thp_split_pmd") > 0, "{}", managed.report);
+}
+
 fn doctor() {
     let (dir, start) = sandbox();
     let out = Command::new(&start[0])
@@ -81,6 +107,7 @@ fn doctor() {
     assert!(out.status.success(), "{text}");
     let v: serde_json::Value = serde_json::from_str(&text).expect("JSON");
     assert_eq!(v["usable"], true, "{text}");
+    assert!(text.contains("64 KiB or 2 MiB"), "{text}");
 }
 
 /// Workers in a control group that is too small for them, as a container's memory limit is.

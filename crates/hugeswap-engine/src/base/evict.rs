@@ -7,17 +7,17 @@ use crate::table::NO_FRAME;
 use hugeswap_policy::UNIT_PAGES;
 use hugeswap_policy::counters::Counter;
 use hugeswap_policy::unit::{Kind, Word};
-use hugeswap_sys::{mm, now_ns, uffd};
+use hugeswap_sys::now_ns;
 use std::ops::Range;
 use std::sync::atomic::Ordering::Relaxed;
 
 impl Engine {
     /// Writes out and drops every page of a locked, base-mapped unit, which stays base-mapped. Unlocks it. How many
-    /// there were; `None` if swap would not take them.
+    /// there were; `None` if swap would not take them, or they could not be dropped.
     pub(crate) fn evict_pages(&self, unit: u32, w: Word) -> Option<u64> {
         let start = now_ns();
         let (w, clean) = self.clean_pages(unit, w);
-        let freed = clean.then(|| self.drop_clean_pages(unit, start));
+        let freed = clean.then(|| self.drop_clean_pages(unit, start)).flatten();
         self.table.unlock(unit, w);
         if freed.is_some_and(|n| n > 0) {
             self.count(Counter::PgReclaim, 1);
@@ -33,50 +33,39 @@ impl Engine {
         if !record.dirty.any() {
             return (w, true);
         }
-        let at = self.table.addr(unit);
-        if uffd::write_protect(self.pages_fd(), at, UNIT, true).is_err() {
+        if self.freeze(unit, &record.dirty).is_err() {
             return (w, false);
         }
         self.write_dirty(unit, w, record)
     }
 
-    fn drop_clean_pages(&self, unit: u32, start: u64) -> u64 {
+    fn drop_clean_pages(&self, unit: u32, start: u64) -> Option<u64> {
         let record = self.base.records.of(unit);
-        // SAFETY: the slot holds what is dropped, or it is zeros.
-        let dropped = unsafe { mm::advise(self.table.addr(unit), UNIT, libc::MADV_DONTNEED) };
         let n = record.present.count();
-        if n == 0 || dropped.is_err() {
-            return 0;
+        if n == 0 {
+            return Some(0);
         }
-        self.note_pages_evicted(unit, now_ns().saturating_sub(start));
-        record.present.fill(false);
+        record.left.copy(&record.present);
+        self.drop_present(unit, record).ok()?;
+        self.note_pages_evicted(unit, n, now_ns().saturating_sub(start));
         self.put_pages(n);
-        n
+        Some(n)
     }
 
-    /// Some pages of a locked, base-mapped unit become zero: memory and swap behind them are given up.
-    pub(crate) fn discard_pages(&self, unit: u32, pages: Range<usize>) {
+    /// Some pages of a locked, base-mapped unit become zero: memory and swap behind them are given up. False if that
+    /// failed.
+    pub(crate) fn discard_pages(&self, unit: u32, pages: Range<usize>) -> bool {
         let record = self.base.records.of(unit);
-        let (at, len) = (
-            self.table.addr(unit) + pages.start * PAGE,
-            pages.len() * PAGE,
-        );
-        // SAFETY: the caller gave the content up.
-        if unsafe { mm::advise(at, len, libc::MADV_DONTNEED) }.is_err() {
-            return;
-        }
-        let n = pages.clone().filter(|&p| record.present.get(p)).count();
-        record.present.put(pages.clone(), false);
-        record.dirty.put(pages.clone(), false);
-        record.stored.put(pages, false);
-        self.put_pages(n as u64);
+        let (n, zero) = self.drop_some(unit, record, pages);
+        self.put_pages(n);
+        zero
     }
 
     /// Forgets what a locked, base-mapped unit holds; the caller maps it anew and frees the slot.
     pub(crate) fn forget_pages(&self, unit: u32) {
         let record = self.base.records.of(unit);
         let n = record.present.count();
-        record.clear();
+        self.change_present(record, || record.clear());
         self.put_pages(n);
     }
 

@@ -1,14 +1,14 @@
 //! Faults on base-mapped units: pages brought in. The rules of the fault path hold.
 
 use super::record::Record;
-use super::{BUFFER, PAGE};
+use super::{BUFFER, PAGE, Pager};
 use crate::engine::Engine;
 use crate::fault::Outcome;
 use hugeswap_policy::UNIT_PAGES;
 use hugeswap_policy::counters::{Counter, FaultClass};
 use hugeswap_policy::knobs::{Knob, swapin};
 use hugeswap_policy::unit::{CLEAN, Kind, READAHEAD, WATCHED, Word};
-use hugeswap_sys::{Errno, uffd};
+use hugeswap_sys::Errno;
 use std::ops::Range;
 use std::sync::atomic::Ordering::Relaxed;
 
@@ -25,7 +25,7 @@ impl Engine {
     ) -> Option<Outcome> {
         let page = (addr - self.table.addr(unit)) / PAGE;
         let small = match self.pool.knob(Knob::ThpSwapin) {
-            swapin::NEVER => Some(page..page + 1),
+            swapin::NEVER => self.pager().map(|p| p.smallest(page)),
             swapin::AUTO if self.sizes_are_automatic() => {
                 let d = self.decide_size(unit, page, 0, false);
                 let record = self.base.records.of(unit);
@@ -45,11 +45,12 @@ impl Engine {
     /// a few pages are used would otherwise be touched now and then and stay for ever.
     #[inline(never)]
     pub(crate) fn pages_of_watched(&self, unit: u32, page: usize) -> Option<Range<usize>> {
-        if self.pages_fd() < 0 || self.gate.is_forker() || self.mappings_are_short() {
+        let pager = self.pager()?;
+        if !self.pages_can_come() || self.gate.is_forker() || self.mappings_are_short() {
             return None;
         }
         match self.pool.knob(Knob::ThpSwapin) {
-            swapin::NEVER => Some(page..page + 1),
+            swapin::NEVER => Some(pager.smallest(page)),
             swapin::AUTO => {
                 let d = self.decide_size(unit, page, 0, true);
                 let record = self.base.records.of(unit);
@@ -117,7 +118,7 @@ impl Engine {
 
     /// A locked unit in swap goes over to base pages, none of them in memory; `None` if that cannot be.
     fn go_over_to_pages(&self, unit: u32, w: Word) -> Option<Word> {
-        if self.pages_fd() < 0 || self.gate.is_forker() || self.mappings_are_short() {
+        if !self.pages_can_come() || self.gate.is_forker() || self.mappings_are_short() {
             return None;
         }
         if self.map_for_pages(unit).is_err() {
@@ -146,15 +147,16 @@ impl Engine {
         let record = self.base.records.of(unit);
         let page = (addr - self.table.addr(unit)) / PAGE;
         if record.present.get(page) {
-            let at = self.table.addr(unit) + page * PAGE;
-            if write && uffd::write_protect(self.pages_fd(), at, PAGE, false).is_err() {
+            if self.give_access(unit, record, page, write).is_err() {
                 return self.make_whole(unit, w, write, start);
             }
-            record.dirty.put(page..page + usize::from(write), true);
             self.table.unlock(unit, w);
             return self.timed(FaultClass::Soft, start);
         }
-        let mut pages = page..page + 1;
+        let Some(pager) = self.pager().filter(|_| self.pages_can_come()) else {
+            return self.make_whole(unit, w, write, start);
+        };
+        let mut pages = pager.smallest(page);
         match self.pool.knob(Knob::ThpSwapin) {
             swapin::NEVER => {}
             swapin::AUTO => {
@@ -212,6 +214,10 @@ impl Engine {
                 self.table.unlock(unit, w);
                 Some(Outcome::Poisoned)
             }
+            Err(Errno::ENOMEM) if self.pager() == Some(Pager::Remap) => {
+                self.table.unlock(unit, w);
+                self.mappings_exhausted(start)
+            }
             // Our descriptors may be gone: the engine's threads have their own.
             Err(_) => self.hand_over(unit, w),
         }
@@ -226,62 +232,45 @@ impl Engine {
         pages: Range<usize>,
         written: Option<usize>,
     ) -> Result<(), Errno> {
-        let buffer = self.base.take_buffer();
+        let pieces = self.pager() == Some(Pager::Remap);
+        let buffer = (!pieces).then(|| self.base.take_buffer());
         let mut next = pages.start;
         while let Some(run) = record.present.run(next, pages.end, false) {
-            let stored = record.stored.get(run.start);
-            let end = record
-                .stored
-                .run(run.start, run.end, !stored)
-                .map_or(run.end, |r| r.start);
-            let run = run.start..end.min(run.start + BUFFER / PAGE);
+            let run = run.start..run.end.min(run.start + BUFFER / PAGE);
             next = run.end;
-            let len = run.len() * PAGE;
-            if stored {
-                let slot = w.slot().ok_or(Errno::EIO)?;
-                self.read_pages_surely(slot, run.clone(), buffer.addr())?;
-            } else {
-                // SAFETY: the buffer is ours.
-                unsafe { std::ptr::write_bytes(buffer.addr() as *mut u8, 0, len) };
+            match &buffer {
+                Some(buffer) => {
+                    self.fill(w, record, run.clone(), buffer.addr())?;
+                    self.install(unit, record, run, buffer.addr(), written)?;
+                }
+                None => self.install_piece(unit, record, run.clone(), written, |to| {
+                    self.fill(w, record, run, to)
+                })?,
             }
-            self.install(unit, record, run, buffer.addr(), written)?;
         }
         Ok(())
     }
 
-    fn install(
-        &self,
-        unit: u32,
-        record: &Record,
-        run: Range<usize>,
-        from: usize,
-        written: Option<usize>,
-    ) -> Result<(), Errno> {
-        let (fd, at) = (self.pages_fd(), self.table.addr(unit));
-        let copy = |pages: Range<usize>, protect| {
-            if pages.is_empty() {
-                return Ok(());
+    /// Puts what absent pages hold to memory of ours at `to`: read, or zeros.
+    fn fill(&self, w: Word, record: &Record, pages: Range<usize>, to: usize) -> Result<(), Errno> {
+        let mut next = pages.start;
+        while next < pages.end {
+            let at = to + (next - pages.start) * PAGE;
+            let stored = record.stored.get(next);
+            let end = record
+                .stored
+                .run(next, pages.end, !stored)
+                .map_or(pages.end, |r| r.start);
+            if stored {
+                let slot = w.slot().ok_or(Errno::EIO)?;
+                self.read_pages_surely(slot, next..end, at)?;
+            } else {
+                // SAFETY: the memory is ours.
+                unsafe { std::ptr::write_bytes(at as *mut u8, 0, (end - next) * PAGE) };
             }
-            let source = from + (pages.start - run.start) * PAGE;
-            uffd::copy(
-                fd,
-                at + pages.start * PAGE,
-                source,
-                pages.len() * PAGE,
-                protect,
-            )?;
-            record.present.put(pages, true);
-            Ok(())
-        };
-        match written.filter(|p| run.contains(p)) {
-            Some(p) => {
-                copy(run.start..p, true)?;
-                copy(p..p + 1, false)?;
-                record.dirty.put(p..p + 1, true);
-                copy(p + 1..run.end, true)
-            }
-            None => copy(run.clone(), true),
+            next = end;
         }
+        Ok(())
     }
 }
 

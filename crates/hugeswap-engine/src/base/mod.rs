@@ -1,25 +1,31 @@
 //! Base-mapped units: 512 base pages that come and go each by itself.
 //!
-//! Such a unit is registered with userfaultfd and mapped readable and writable; a touch of an absent page is a fault
-//! (SIGBUS), resolved by UFFDIO_COPY, which installs the page write-protected. So a page that was only read is dropped without a write. What each page is stands in its
+//! A touch of an absent page is a fault, which installs it read-only, so that a page that was only read is dropped without a
+//! write. How that is done is the [`pager`]'s: with userfaultfd, or, where that is refused, in pieces of 64 KiB by mremap. What each page is stands in its
 //! unit's [`record::Record`]. In swap a unit keeps one slot of 2 MiB, each page at its own offset in it, whether it is
 //! base-mapped or whole.
 //!
 //! * `fault`: pages brought in; `evict`: pages written and dropped; `whole`: the ways to and from huge pages
+//! * `pager`, `pieces`: how pages are installed, protected and dropped
 //! * `io`: pages of a slot read, written, copied
 //!
 //! Concurrency: everything happens under the unit's lock. Base-mapped units are never pinned: who needs one
-//! held makes it whole first. In signal mode only; see [`Engine::pages_fd`].
+//! held makes it whole first. In signal mode only; see [`Engine::pager`].
 
 mod evict;
 mod fault;
 mod io;
+mod pager;
+pub(crate) mod pieces;
 pub(crate) mod record;
 mod whole;
 
-use crate::engine::{Engine, UNIT};
+use crate::engine::Engine;
+use crate::pool::FaultMode;
 use hugeswap_policy::UNIT_PAGES;
 use hugeswap_sys::{Result, fs, mm, uffd};
+pub(crate) use pager::Pager;
+use pieces::Pieces;
 use record::Records;
 use std::sync::atomic::Ordering::{AcqRel, Relaxed};
 use std::sync::atomic::{AtomicI32, AtomicI64, AtomicU32};
@@ -34,6 +40,7 @@ pub(crate) struct Base {
     pub records: Records,
     /// In signal mode the userfaultfd that turns faults on absent pages into SIGBUS, or -1.
     sigbus_fd: AtomicI32,
+    pub pieces: Pieces,
     /// Pages that are charged (by the frame) and not in use.
     credits: AtomicI64,
     buffers: usize,
@@ -41,14 +48,21 @@ pub(crate) struct Base {
 }
 
 impl Base {
-    /// `signal`: with a userfaultfd of its own, if it is to be had.
-    pub fn new(units: u32, signal: bool, low_fd: i32) -> Result<Base> {
+    /// `userfaultfd`: with one of its own, if it is to be had. `frames` and `mappings`: see [`Pieces::new`].
+    pub fn new(
+        units: u32,
+        userfaultfd: bool,
+        low_fd: i32,
+        frames: u32,
+        mappings: u64,
+    ) -> Result<Base> {
         let records = Records::new(units)?;
         // SAFETY: a new mapping at an address of the kernel's choice.
         let buffers = unsafe { mm::map_anon(0, BUFFERS * BUFFER, mm::PROT_RW, false) }?;
         Ok(Base {
             records,
-            sigbus_fd: AtomicI32::new(if signal { open_sigbus(low_fd) } else { -1 }),
+            sigbus_fd: AtomicI32::new(if userfaultfd { open_sigbus(low_fd) } else { -1 }),
+            pieces: Pieces::new(frames, mappings)?,
             credits: AtomicI64::new(0),
             buffers,
             buffers_used: AtomicU32::new(0),
@@ -56,8 +70,10 @@ impl Base {
     }
 
     /// In a forked child, where nothing is registered and no page is ours: starts anew.
-    pub fn reset_in_child(&self, low_fd: i32) {
-        fs::close(self.sigbus_fd.swap(open_sigbus(low_fd), Relaxed));
+    pub fn reset_in_child(&self, userfaultfd: bool, low_fd: i32) {
+        let fd = if userfaultfd { open_sigbus(low_fd) } else { -1 };
+        fs::close(self.sigbus_fd.swap(fd, Relaxed));
+        let _ = self.pieces.reset_in_child();
         self.credits.store(0, Relaxed);
         self.buffers_used.store(0, Relaxed);
     }
@@ -124,7 +140,7 @@ impl Drop for Buffer<'_> {
     }
 }
 
-/// -1 where userfaultfd is forbidden: then units are never base-mapped.
+/// -1 where userfaultfd is forbidden.
 fn open_sigbus(low_fd: i32) -> i32 {
     let features = uffd::feature::SIGBUS | uffd::feature::PAGEFAULT_FLAG_WP;
     match uffd::open(uffd::USER_MODE_ONLY, features) {
@@ -140,11 +156,23 @@ fn open_sigbus(low_fd: i32) -> i32 {
 }
 
 impl Engine {
-    /// The userfaultfd that base-mapped units are registered with; -1: there can be none. In message mode there is
-    /// none: there the kernel writes to memory that nobody pinned (direct I/O), which MOVE of a whole unit notices and
-    /// dropping a base page would not.
-    pub(crate) fn pages_fd(&self) -> i32 {
-        self.base.sigbus_fd()
+    /// How units are base-mapped, if they can be. In message mode they cannot: there the kernel writes to memory
+    /// that nobody pinned (direct I/O), which MOVE of a whole unit notices and dropping a base page would not.
+    pub(crate) fn pager(&self) -> Option<Pager> {
+        match self.base.sigbus_fd() {
+            fd if fd >= 0 => Some(Pager::Uffd(fd)),
+            _ if self.mode() == FaultMode::Message => None,
+            _ => Some(Pager::Remap),
+        }
+    }
+
+    /// Can another page come by itself now, or must it be the whole unit?
+    pub(crate) fn pages_can_come(&self) -> bool {
+        match self.pager() {
+            None => false,
+            Some(Pager::Uffd(_)) => true,
+            Some(Pager::Remap) => self.base.pieces.have_mappings() && !self.mappings_are_short(),
+        }
     }
 
     /// Charges `n` pages, if that is possible without waiting.
@@ -190,29 +218,14 @@ impl Engine {
     /// Takes a whole frame's charge from the pages that are free, if there are enough.
     pub(crate) fn take_free_pages_as_frame(&self) -> bool {
         let frame = UNIT_PAGES as i64;
-        self.base
+        let taken = self
+            .base
             .credits
-            .fetch_update(AcqRel, Relaxed, |c| (c >= frame).then_some(c - frame))
-            .is_ok()
-    }
-
-    /// Makes an absent, locked unit one that userfaultfd watches page by page.
-    fn map_for_pages(&self, unit: u32) -> Result<()> {
-        let at = self.table.addr(unit);
-        let fd = self.pages_fd();
-        let mode = uffd::mode::MISSING | uffd::mode::WP;
-        // A write to a hole in a range that may be huge would have the kernel make a huge page and throw it away.
-        // And a child does not inherit the registration: holes would read as zeros there, so it inherits nothing.
-        // SAFETY: advice that discards nothing.
-        unsafe { mm::advise(at, UNIT, libc::MADV_NOHUGEPAGE) }
-            // SAFETY: as above.
-            .and_then(|()| unsafe { mm::advise(at, UNIT, libc::MADV_DONTFORK) })
-            .and_then(|()| uffd::register(fd, at, UNIT, mode))
-            // SAFETY: from now on a touch raises SIGBUS and waits for the unit's lock.
-            .and_then(|()| unsafe { mm::protect(at, UNIT, mm::PROT_RW) })
-            .inspect_err(|_| {
-                // As it was: a fresh mapping is not registered.
-                let _ = self.mover().drop_pages(at, UNIT);
-            })
+            .fetch_update(AcqRel, Relaxed, |c| (c >= frame).then_some(c - frame));
+        if let Ok(before) = taken {
+            // Their memory is to become the frame's.
+            self.base.pieces.shed(before - frame);
+        }
+        taken.is_ok()
     }
 }

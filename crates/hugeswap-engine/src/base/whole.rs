@@ -3,13 +3,13 @@
 
 use super::PAGE;
 use super::record::Record;
-use crate::engine::{Engine, Job, UNIT};
+use crate::engine::{Engine, Job};
 use crate::fault::Outcome;
 use crate::frames::Frame;
 use hugeswap_policy::UNIT_PAGES;
 use hugeswap_policy::counters::{Counter, FaultClass};
 use hugeswap_policy::unit::{CLEAN, Kind, LOCKED, MAY_WRITE, WAITERS, WRITABLE, Word};
-use hugeswap_sys::{Errno, now_ns, uffd};
+use hugeswap_sys::{Errno, now_ns};
 
 const PAGES: usize = UNIT_PAGES as usize;
 
@@ -86,7 +86,7 @@ impl Engine {
         let at = self.table.addr(unit);
         if record.present.any() {
             // Nobody changes what is being copied.
-            uffd::write_protect(self.pages_fd(), at, UNIT, true)?;
+            self.freeze(unit, &record.present)?;
         }
         let mut page = 0;
         while page < PAGES {

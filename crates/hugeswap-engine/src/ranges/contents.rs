@@ -65,8 +65,9 @@ impl Engine {
         let w = self.lock_settled(unit);
         let left = if w.kind() == Kind::Base {
             let at = self.table.addr(unit);
-            self.discard_pages(unit, (first - at) / PAGE..(last - at) / PAGE);
-            if first == from {
+            if !self.discard_pages(unit, (first - at) / PAGE..(last - at) / PAGE) {
+                (from, to)
+            } else if first == from {
                 (last, to)
             } else {
                 (from, first)

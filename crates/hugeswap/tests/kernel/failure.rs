@@ -83,7 +83,7 @@ fn every_descriptor_closed() {
     });
 }
 
-fn limit_on_mappings() {
+pub fn limit_on_mappings() {
     let max: usize = std::fs::read_to_string("/proc/sys/vm/max_map_count")
         .unwrap()
         .trim()

@@ -79,7 +79,7 @@ fn are_right(r: &Region) {
     }
 }
 
-fn failing_writes_at_a_fork_lose_nothing() {
+pub fn failing_writes_at_a_fork_lose_nothing() {
     need_pages();
     let (pool, r) = changed_pages();
     pool.set("debug.swap_write_fail=1").unwrap();
@@ -89,7 +89,7 @@ fn failing_writes_at_a_fork_lose_nothing() {
     are_right(&r);
 }
 
-fn a_fork_writes_to_no_file_but_swap() {
+pub fn a_fork_writes_to_no_file_but_swap() {
     need_pages();
     // In a child, for it loses its swap.
     let status = in_child(|| {

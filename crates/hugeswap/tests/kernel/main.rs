@@ -10,6 +10,7 @@ mod huge_entries;
 mod life;
 mod model;
 mod pages;
+mod pieces;
 mod report;
 mod storm;
 mod util;
@@ -28,6 +29,7 @@ fn all() -> Vec<Test> {
     [
         content::TESTS,
         pages::TESTS,
+        pieces::TESTS,
         storm::TESTS,
         failure::TESTS,
         life::TESTS,

@@ -64,7 +64,7 @@ fn count_up(pool: &Pool, len: usize) {
     }
 }
 
-fn storm_loses_no_write() {
+pub fn storm_loses_no_write() {
     both_modes(|mode| {
         let pool = storming(64, mode);
         count_up(&pool, 32 * MIB);
@@ -72,14 +72,14 @@ fn storm_loses_no_write() {
     });
 }
 
-fn storm_under_pressure() {
+pub fn storm_under_pressure() {
     both_modes(|mode| {
         let pool = storming(32, mode);
         count_up(&pool, 64 * MIB);
     });
 }
 
-fn storm_over_pages() {
+pub fn storm_over_pages() {
     both_modes(|mode| {
         let pool = storming(32, mode);
         pool.set("thp.swapin=never").unwrap();
@@ -91,7 +91,7 @@ fn storm_with_forks() {
     forking("always", 24 * MIB);
 }
 
-fn storm_over_pages_with_forks() {
+pub fn storm_over_pages_with_forks() {
     // Pages come one by one from a disk here, and go again at once.
     forking("never", 6 * MIB);
 }
@@ -183,7 +183,7 @@ fn storm_with_direct_io() {
     });
 }
 
-fn storm_with_discards_and_moves() {
+pub fn storm_with_discards_and_moves() {
     let pool = storming(48, FaultMode::Signal);
     let end = Instant::now() + TIME;
     std::thread::scope(|s| {

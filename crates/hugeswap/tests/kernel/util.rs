@@ -4,23 +4,46 @@ use hugeswap::{Builder, FaultMode, Pool, Region, SwapSpec};
 use hugeswap_engine::pool::{self, PoolConfig};
 use hugeswap_engine::{Engine, EngineConfig};
 use hugeswap_policy::knobs::Knob;
+use std::sync::atomic::AtomicBool;
+use std::sync::atomic::Ordering::Relaxed;
 
 pub const MIB: usize = 1 << 20;
 pub const UNIT: usize = 2 * MIB;
+
+static PIECES: AtomicBool = AtomicBool::new(false);
+
+/// Runs a test as if userfaultfd were refused: units are base-mapped by pieces of 64 KiB, in signal mode.
+pub fn with_pieces(test: fn()) {
+    PIECES.store(true, Relaxed);
+    test();
+}
+
+/// Does this test run by [`with_pieces`]?
+pub fn in_pieces() -> bool {
+    PIECES.load(Relaxed)
+}
 
 /// A pool with a budget of `memory` MiB and 2 GiB of swap on a disk.
 pub fn builder(memory: usize) -> Builder {
     let mut spec = SwapSpec::new("/var/tmp");
     spec.size = Some(2 << 30);
-    Pool::builder()
+    let builder = Pool::builder()
         .memory((memory * MIB) as u64)
         .swap_area(spec)
-        .fault_mode(FaultMode::Signal)
+        .fault_mode(FaultMode::Signal);
+    if in_pieces() {
+        builder.set("debug.userfaultfd=off")
+    } else {
+        builder
+    }
 }
 
 /// Runs `test` in both fault modes, or says why not in message mode.
 pub fn both_modes(test: impl Fn(FaultMode)) {
     test(FaultMode::Signal);
+    if in_pieces() {
+        return;
+    }
     match builder(64).fault_mode(FaultMode::Message).build() {
         Ok(p) => {
             drop(p);
@@ -48,11 +71,15 @@ pub fn engine_with(
         size: Some(1 << 30),
         allow_tmpfs: true,
     };
+    let mut settings = settings.to_vec();
+    if in_pieces() {
+        settings.push((Knob::Userfaultfd, 0));
+    }
     let config = PoolConfig {
         memory: (memory * MIB) as u64,
         swap: vec![spec],
         fault_mode: mode,
-        settings: settings.to_vec(),
+        settings,
     };
     let pool = pool::Pool::create(&config).ok()?;
     let config = EngineConfig {
@@ -68,6 +95,9 @@ pub fn engine_with(
 
 /// Skips the test where units cannot be base-mapped.
 pub fn need_pages() {
+    if in_pieces() {
+        return;
+    }
     match hugeswap_sys::uffd::open(hugeswap_sys::uffd::USER_MODE_ONLY, 0) {
         Ok((fd, _)) => hugeswap_sys::fs::close(fd),
         Err(e) => skip(&format!("no userfaultfd: {e}")),

@@ -33,6 +33,12 @@ pub const TESTS: &[Test] = &[
     ("model_threads_message_mode", || {
         together::run(FaultMode::Message)
     }),
+    ("model_pieces", || {
+        with_pieces(|| alone::run(FaultMode::Signal))
+    }),
+    ("model_threads_pieces", || {
+        with_pieces(|| together::run(FaultMode::Signal))
+    }),
 ];
 
 fn number(name: &str) -> Option<u64> {

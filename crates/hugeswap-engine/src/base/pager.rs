@@ -1,0 +1,257 @@
+//! How base pages are installed, protected and dropped: two ways behind one interface, as the [`crate::mover`] is for
+//! whole units.
+//!
+//! * *Uffd*: the unit is registered with a userfaultfd in SIGBUS mode; pages of 4 KiB are copied into place by UFFDIO_COPY, and
+//!   write protection is userfaultfd's. Takes no mappings.
+//! * *Remap*, where userfaultfd is refused: an absent page is mapped without access; 64 KiB at a time are filled elsewhere and moved
+//!   into place by mremap ([`super::pieces`]), and protection is the mapping's. Present and dirty are always whole pieces.
+//!
+//! Both install a page read-only unless it is being written, atomically: other threads see it whole or fault. Every call here is made by the owner
+//! of the unit's lock, with the rules of the fault path.
+
+use super::record::Record;
+use super::{PAGE, pieces};
+use crate::engine::{Engine, UNIT};
+use hugeswap_policy::UNIT_PAGES;
+use hugeswap_sys::{Errno, Result, mm, uffd};
+use std::ops::Range;
+
+const PAGES: usize = UNIT_PAGES as usize;
+
+/// See the file's head.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Pager {
+    /// By this userfaultfd.
+    Uffd(i32),
+    /// By mremap and mprotect.
+    Remap,
+}
+
+impl Pager {
+    /// The smallest range with `page` in it that comes and goes by itself.
+    pub fn smallest(self, page: usize) -> Range<usize> {
+        match self {
+            Pager::Uffd(_) => page..page + 1,
+            Pager::Remap => pieces::around(page),
+        }
+    }
+}
+
+impl Engine {
+    /// Makes an absent, locked unit one whose pages can come by themselves.
+    pub(super) fn map_for_pages(&self, unit: u32) -> Result<()> {
+        let at = self.table.addr(unit);
+        let fd = match self.pager().ok_or(Errno::ENOSYS)? {
+            Pager::Uffd(fd) => fd,
+            // An absent unit is without access, as its pieces are to be.
+            Pager::Remap => return Ok(()),
+        };
+        let mode = uffd::mode::MISSING | uffd::mode::WP;
+        // A write to a hole in a range that may be huge would have the kernel make a huge page and throw it away.
+        // And a child does not inherit the registration: holes would read as zeros there, so it inherits nothing.
+        // SAFETY: advice that discards nothing.
+        unsafe { mm::advise(at, UNIT, libc::MADV_NOHUGEPAGE) }
+            // SAFETY: as above.
+            .and_then(|()| unsafe { mm::advise(at, UNIT, libc::MADV_DONTFORK) })
+            .and_then(|()| uffd::register(fd, at, UNIT, mode))
+            // SAFETY: from now on a touch raises SIGBUS and waits for the unit's lock.
+            .and_then(|()| unsafe { mm::protect(at, UNIT, mm::PROT_RW) })
+            .inspect_err(|_| {
+                // As it was: a fresh mapping is not registered.
+                let _ = self.mover().drop_pages(at, UNIT);
+            })
+    }
+
+    /// Installs absent pages of a unit with what stands at `from`; read-only but for `written`, which is dirty then.
+    /// Of pieces each is whole or not at all. ENOMEM: mappings are short.
+    pub(super) fn install(
+        &self,
+        unit: u32,
+        record: &Record,
+        run: Range<usize>,
+        from: usize,
+        written: Option<usize>,
+    ) -> Result<()> {
+        let Some(Pager::Uffd(fd)) = self.pager() else {
+            for start in run.clone().step_by(pieces::PAGES) {
+                let piece = pieces::around(start);
+                self.install_piece(unit, record, piece, written, |to| {
+                    let from = from + (start - run.start) * PAGE;
+                    // SAFETY: the slot is ours, `from` the caller's, and as long as the run.
+                    unsafe {
+                        std::ptr::copy_nonoverlapping(
+                            from as *const u8,
+                            to as *mut u8,
+                            pieces::PIECE,
+                        )
+                    };
+                    Ok(())
+                })?;
+            }
+            return Ok(());
+        };
+        let at = self.table.addr(unit);
+        let copy = |pages: Range<usize>, protect| {
+            if pages.is_empty() {
+                return Ok(());
+            }
+            let source = from + (pages.start - run.start) * PAGE;
+            uffd::copy(
+                fd,
+                at + pages.start * PAGE,
+                source,
+                pages.len() * PAGE,
+                protect,
+            )?;
+            record.present.put(pages, true);
+            Ok(())
+        };
+        match written.filter(|p| run.contains(p)) {
+            Some(p) => {
+                copy(run.start..p, true)?;
+                copy(p..p + 1, false)?;
+                record.dirty.put(p..p + 1, true);
+                copy(p + 1..run.end, true)
+            }
+            None => copy(run.clone(), true),
+        }
+    }
+
+    /// Installs an absent piece with what `fill` puts at the address it is given. As [`Engine::install`].
+    #[inline(never)]
+    pub(super) fn install_piece(
+        &self,
+        unit: u32,
+        record: &Record,
+        piece: Range<usize>,
+        written: Option<usize>,
+        fill: impl FnOnce(usize) -> Result<()>,
+    ) -> Result<()> {
+        let slot = self.base.pieces.take()?;
+        fill(slot.addr())?;
+        let write = written.is_some_and(|p| piece.contains(&p));
+        slot.install(self.table.addr(unit) + piece.start * PAGE, write)?;
+        self.change_present(record, || record.present.put(piece.clone(), true));
+        if write {
+            record.dirty.put(piece, true);
+        }
+        Ok(())
+    }
+
+    /// Gives the access that a present page should have; if `write`, it is dirty then.
+    pub(super) fn give_access(
+        &self,
+        unit: u32,
+        record: &Record,
+        page: usize,
+        write: bool,
+    ) -> Result<()> {
+        let pager = self.pager().ok_or(Errno::ENOSYS)?;
+        let pages = pager.smallest(page);
+        let (at, len) = (
+            self.table.addr(unit) + pages.start * PAGE,
+            pages.len() * PAGE,
+        );
+        match pager {
+            Pager::Uffd(fd) if write => uffd::write_protect(fd, at, len, false)?,
+            Pager::Uffd(_) => {}
+            Pager::Remap => {
+                let access = if write || record.dirty.get(page) {
+                    mm::PROT_RW
+                } else {
+                    mm::PROT_READ
+                };
+                // SAFETY: the piece is the program's to read, and to write once it is dirty.
+                unsafe { mm::protect(at, len, access) }?;
+            }
+        }
+        if write {
+            record.dirty.put(pages, true);
+        }
+        Ok(())
+    }
+
+    /// After this nobody changes the pages of `which`, which are present, until they are faulted on; they can be read.
+    /// If it fails, some may be so.
+    pub(super) fn freeze(&self, unit: u32, which: &super::record::Bits) -> Result<()> {
+        let at = self.table.addr(unit);
+        if let Some(Pager::Uffd(fd)) = self.pager() {
+            return uffd::write_protect(fd, at, UNIT, true);
+        }
+        // Not the whole unit at once: what is absent must stay without access.
+        let mut next = 0;
+        while let Some(run) = which.run(next, PAGES, true) {
+            next = run.end;
+            // SAFETY: the program may read what is present; writers fault and wait for the unit's lock.
+            unsafe { mm::protect(at + run.start * PAGE, run.len() * PAGE, mm::PROT_READ) }?;
+        }
+        Ok(())
+    }
+
+    /// Changes which pages of a locked unit are present, by `change`.
+    pub(super) fn change_present(&self, record: &Record, change: impl FnOnce()) {
+        match self.pager() {
+            Some(Pager::Remap) => self.base.pieces.counted(record, change),
+            _ => change(),
+        }
+    }
+
+    /// Drops the memory of all present pages, which are clean; they are absent then. If it fails, all are present.
+    pub(super) fn drop_present(&self, unit: u32, record: &Record) -> Result<()> {
+        let at = self.table.addr(unit);
+        if let Some(Pager::Uffd(_)) = self.pager() {
+            // SAFETY: the slot holds what is dropped, or it is zeros.
+            unsafe { mm::advise(at, UNIT, libc::MADV_DONTNEED) }?;
+            record.present.fill(false);
+            return Ok(());
+        }
+        // One call, and one interruption of other processors, before pieces are moved one by one. Should it
+        // fail half way, a touch gives access again.
+        // SAFETY: a touch faults and waits for the unit's lock.
+        unsafe { mm::protect(at, UNIT, mm::PROT_NONE) }?;
+        let mut next = 0;
+        while let Some(run) = record.present.run(next, PAGES, true) {
+            let piece = pieces::around(run.start);
+            if !self.base.pieces.recycle(at + piece.start * PAGE) {
+                break;
+            }
+            next = piece.end;
+        }
+        if self.mover().drop_pages(at, UNIT).is_err() {
+            // For want of mappings: what is left of the pieces' own goes with the next.
+            // SAFETY: as above: what is dropped is clean. Without access it is absent even if this fails.
+            let _ = unsafe { mm::advise(at, UNIT, libc::MADV_DONTNEED) };
+        }
+        self.change_present(record, || record.present.fill(false));
+        Ok(())
+    }
+
+    /// Makes `pages` zero, and gives up memory behind them where pages come by themselves. How many pages' memory
+    /// that was, and whether all are zero now.
+    pub(super) fn drop_some(&self, unit: u32, record: &Record, pages: Range<usize>) -> (u64, bool) {
+        let address = |page: usize| self.table.addr(unit) + page * PAGE;
+        // What is not dropped becomes zero where it stands. A clean piece stays so: what is neither stored nor dirty
+        // is zero when it comes back, too.
+        let (at, len) = (address(pages.start), pages.len() * PAGE);
+        // SAFETY: the caller gave the content up.
+        if unsafe { mm::advise(at, len, libc::MADV_DONTNEED) }.is_err() {
+            return (0, false);
+        }
+        record.stored.put(pages.clone(), false);
+        let gone = if let Some(Pager::Uffd(_)) = self.pager() {
+            pages
+        } else {
+            let first = pages.start.next_multiple_of(pieces::PAGES);
+            let last = pages.end / pieces::PAGES * pieces::PAGES;
+            let len = last.saturating_sub(first) * PAGE;
+            if len == 0 || self.mover().drop_pages(address(first), len).is_err() {
+                return (0, true);
+            }
+            first..last
+        };
+        let n = gone.clone().filter(|&p| record.present.get(p)).count();
+        self.change_present(record, || record.present.put(gone.clone(), false));
+        record.dirty.put(gone, false);
+        (n as u64, true)
+    }
+}

@@ -1,0 +1,308 @@
+//! Pieces: 64 KiB of memory that mremap moves into base-mapped units and out of them, where userfaultfd is refused.
+//!
+//! A *slot* is 64 KiB of an address range of our own. It holds memory that is nobody's (it was used before: touching fresh
+//! pages costs more than anything else here), or is empty. In: the slot is filled, made read-only
+//! unless the fault is a write, and moved over its piece of the unit, which was without access until then; so other threads see the
+//! piece whole or fault. Out: the unit is without access already when a piece moves to an empty slot.
+//!
+//! Each piece in memory takes mappings, of which the kernel allows a process only so many: up to two, counted
+//! against a budget of half of what is free, so that the program has the rest.
+//!
+//! Concurrency: two stacks of slot numbers under one engine lock, held for a few instructions. Memory kept in slots is
+//! charged: there are never more full slots than free pages (see [`Pieces::shed`]).
+
+use super::PAGE;
+use super::record::Record;
+use crate::lock::Lock;
+use hugeswap_policy::granularity::PIECE_PAGES;
+use hugeswap_sys::{Result, mm, process};
+use std::sync::atomic::AtomicI64;
+use std::sync::atomic::Ordering::Relaxed;
+
+/// Pages of a piece.
+pub(super) const PAGES: usize = PIECE_PAGES as usize;
+/// Bytes of a piece.
+pub(super) const PIECE: usize = PAGES * PAGE;
+/// Pieces of a unit.
+const PER_UNIT: usize = crate::engine::UNIT / PIECE;
+/// Most mappings that one unit's pieces can take beyond what an absent unit does.
+const MOST_OF_A_UNIT: i64 = PER_UNIT as i64 + 1;
+/// Most slots kept full: what kswapd makes available at one time.
+const KEEP: usize = 64 * PER_UNIT;
+/// And some that are being filled or emptied.
+const SLOTS: usize = KEEP + 256;
+/// What the kernel allows unless told otherwise.
+const DEFAULT_LIMIT: i64 = 65_530;
+/// Mappings left to the slots and the program whatever happens.
+const SPARE: i64 = 2 * SLOTS as i64;
+
+struct Stack {
+    slots: Box<[u16]>,
+    len: usize,
+}
+
+impl Stack {
+    fn new() -> Stack {
+        Stack {
+            slots: vec![0; SLOTS].into_boxed_slice(),
+            len: 0,
+        }
+    }
+
+    fn push(&mut self, slot: u16) {
+        // Each slot is in one stack at most, so there is always room.
+        self.slots[self.len] = slot;
+        self.len += 1;
+    }
+
+    fn pop(&mut self) -> Option<u16> {
+        self.len = self.len.checked_sub(1)?;
+        Some(self.slots[self.len])
+    }
+}
+
+struct Stacks {
+    /// Readable and writable, with old bytes.
+    full: Stack,
+    /// Without memory; with whatever access.
+    empty: Stack,
+}
+
+/// See the file's head.
+pub(crate) struct Pieces {
+    base: usize,
+    stacks: Lock<Stacks>,
+    /// Mappings that the pieces in units take, at most.
+    mappings: AtomicI64,
+    budget: i64,
+}
+
+/// A slot to be filled: readable and writable. Given back when dropped.
+pub(crate) struct Slot<'a> {
+    pieces: &'a Pieces,
+    number: u16,
+}
+
+impl Slot<'_> {
+    pub fn addr(&self) -> usize {
+        self.pieces.addr(self.number)
+    }
+
+    /// Moves the memory to the absent piece at `to`, writable or read-only. The slot is empty then.
+    pub fn install(self, to: usize, write: bool) -> Result<()> {
+        let from = self.addr();
+        if !write {
+            // SAFETY: the slot is ours.
+            unsafe { mm::protect(from, PIECE, mm::PROT_READ) }?;
+        }
+        // SAFETY: the slot is ours, and the piece absent, its unit locked.
+        let moved = unsafe { mm::move_pages(from, to, PIECE) };
+        if moved.is_err() {
+            // Refused for want of mappings nothing has changed; otherwise `to` may be unmapped by now.
+            // SAFETY: the piece is absent: nothing in it is lost.
+            let _ = unsafe { mm::map_anon(to, PIECE, mm::PROT_NONE, true) };
+        }
+        let (pieces, number) = (self.pieces, self.number);
+        std::mem::forget(self);
+        if moved.is_err() {
+            pieces.discard(number);
+        }
+        pieces.stacks.lock().empty.push(number);
+        moved
+    }
+}
+
+impl Drop for Slot<'_> {
+    fn drop(&mut self) {
+        // SAFETY: the slot is ours. Here it is read-only only if it could not be moved.
+        if unsafe { mm::protect(self.addr(), PIECE, mm::PROT_RW) }.is_ok() {
+            self.pieces.stacks.lock().full.push(self.number);
+        } else {
+            self.pieces.discard(self.number);
+            self.pieces.stacks.lock().empty.push(self.number);
+        }
+    }
+}
+
+impl Pieces {
+    /// `frames`: huge pages that the process may have, each of which takes mappings too. `budget` 0: what is fit.
+    pub fn new(frames: u32, budget: u64) -> Result<Pieces> {
+        let pieces = Pieces {
+            // SAFETY: a new mapping at an address of the kernel's choice.
+            base: unsafe { mm::map_anon(0, SLOTS * PIECE, mm::PROT_RW, false) }?,
+            stacks: Lock::new(Stacks {
+                full: Stack::new(),
+                empty: Stack::new(),
+            }),
+            mappings: AtomicI64::new(0),
+            budget: match i64::try_from(budget) {
+                Ok(n) if n > 0 => n,
+                _ => (limit() - 2 * i64::from(frames) - SPARE).max(0) / 2,
+            },
+        };
+        pieces.set_up();
+        Ok(pieces)
+    }
+
+    fn set_up(&self) {
+        let (at, len) = (self.base, SLOTS * PIECE);
+        // What moves takes its mapping's advice along: pieces are not inherited by a forked child (it finds their content in swap),
+        // and no huge page is made of them.
+        // SAFETY: advice that discards nothing.
+        let _ = unsafe { mm::advise(at, len, libc::MADV_DONTFORK) };
+        // SAFETY: as above.
+        let _ = unsafe { mm::advise(at, len, libc::MADV_NOHUGEPAGE) };
+        let mut s = self.stacks.lock();
+        s.full.len = 0;
+        s.empty.len = 0;
+        (0..SLOTS as u16).rev().for_each(|n| s.empty.push(n));
+    }
+
+    /// In a forked child, which inherits no piece: starts anew.
+    pub fn reset_in_child(&self) -> Result<()> {
+        // SAFETY: not inherited, so there is nothing to replace.
+        unsafe { mm::map_anon(self.base, SLOTS * PIECE, mm::PROT_RW, true) }?;
+        self.mappings.store(0, Relaxed);
+        self.set_up();
+        Ok(())
+    }
+
+    fn addr(&self, slot: u16) -> usize {
+        self.base + usize::from(slot) * PIECE
+    }
+
+    /// A slot to fill. ENOMEM: the limit on mappings is met.
+    pub fn take(&self) -> Result<Slot<'_>> {
+        let (number, fresh) = loop {
+            let mut s = self.stacks.lock();
+            if let Some(n) = s.full.pop() {
+                break (n, false);
+            }
+            if let Some(n) = s.empty.pop() {
+                break (n, true);
+            }
+            drop(s);
+            // Others bring something in; none of them waits for this thread.
+            process::yield_now();
+        };
+        let slot = Slot {
+            pieces: self,
+            number,
+        };
+        if fresh {
+            // SAFETY: the slot is ours.
+            unsafe { mm::protect(slot.addr(), PIECE, mm::PROT_RW) }?;
+        }
+        Ok(slot)
+    }
+
+    /// Takes the memory of the piece at `from`, which is without access, for reuse. False if there is enough.
+    pub fn recycle(&self, from: usize) -> bool {
+        let number = {
+            let mut s = self.stacks.lock();
+            if s.full.len >= KEEP {
+                return false;
+            }
+            let Some(n) = s.empty.pop() else {
+                return false;
+            };
+            n
+        };
+        let to = self.addr(number);
+        // SAFETY: the piece is the caller's to drop and nobody can reach it; the slot is ours and empty.
+        let moved = unsafe { mm::move_pages(from, to, PIECE) }
+            // SAFETY: the slot is ours.
+            .and_then(|()| unsafe { mm::protect(to, PIECE, mm::PROT_RW) });
+        if moved.is_err() {
+            self.discard(number);
+        }
+        let mut s = self.stacks.lock();
+        if moved.is_ok() {
+            s.full.push(number);
+        } else {
+            s.empty.push(number);
+        }
+        moved.is_ok()
+    }
+
+    /// Makes a slot of the caller's one without memory, whatever has become of it.
+    fn discard(&self, slot: u16) {
+        let at = self.addr(slot);
+        // SAFETY: the slot is ours.
+        if unsafe { mm::advise(at, PIECE, libc::MADV_DONTNEED) }.is_err() {
+            // A move that failed half way has unmapped it.
+            // SAFETY: as above.
+            let _ = unsafe { mm::map_anon(at, PIECE, mm::PROT_RW, true) };
+        }
+    }
+
+    /// Hands memory back to the kernel until no more than `pages` are kept: those are charged as free, and whoever
+    /// uses that charge otherwise calls this.
+    pub fn shed(&self, pages: i64) {
+        loop {
+            let mut s = self.stacks.lock();
+            if (s.full.len * PAGES) as i64 <= pages.max(0) {
+                return;
+            }
+            let slot = s.full.pop();
+            drop(s);
+            let Some(slot) = slot else { return };
+            self.discard(slot);
+            self.stacks.lock().empty.push(slot);
+        }
+    }
+
+    /// Are there mappings for another piece?
+    pub fn have_mappings(&self) -> bool {
+        self.mappings.load(Relaxed) + MOST_OF_A_UNIT <= self.budget
+    }
+
+    /// Changes which pages of a locked unit are present, by `change`, and counts the mappings that takes.
+    pub fn counted(&self, record: &Record, change: impl FnOnce()) {
+        let before = mappings_of(record);
+        change();
+        self.mappings
+            .fetch_add(mappings_of(record) - before, Relaxed);
+    }
+
+    /// What is counted.
+    pub fn mappings(&self) -> i64 {
+        self.mappings.load(Relaxed)
+    }
+}
+
+impl Drop for Pieces {
+    fn drop(&mut self) {
+        // SAFETY: mapped by `new`, and the engine that owns the slots is gone.
+        let _ = unsafe { mm::unmap(self.base, SLOTS * PIECE) };
+    }
+}
+
+/// Mappings that the pieces of a unit take at most: one each, and one for each run of absent ones between them.
+pub(crate) fn mappings_of(record: &Record) -> i64 {
+    let mut present = 0u32;
+    for piece in 0..PER_UNIT {
+        present |= u32::from(record.present.get(piece * PAGES)) << piece;
+    }
+    if present == 0 {
+        return 0;
+    }
+    let ends_of_runs = !present & (present >> 1 | 1 << (PER_UNIT - 1));
+    i64::from(present.count_ones() + ends_of_runs.count_ones())
+}
+
+/// vm.max_map_count.
+fn limit() -> i64 {
+    let text = std::fs::read_to_string("/proc/sys/vm/max_map_count");
+    text.ok()
+        .and_then(|t| t.trim().parse().ok())
+        .unwrap_or(DEFAULT_LIMIT)
+}
+
+/// The piece that a page lies in.
+pub(super) fn around(page: usize) -> std::ops::Range<usize> {
+    let start = page / PAGES * PAGES;
+    start..start + PAGES
+}
+
+const _: () = assert!(PER_UNIT == u32::BITS as usize);
