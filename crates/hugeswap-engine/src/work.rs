@@ -182,7 +182,10 @@ impl Engine {
         let own = old.filter(|&s| self.owns_slot(s) && !self.maybe_children.load(Relaxed));
         if let Some(slot) = own {
             match self.write_slot(slot, at, sum) {
-                Ok(()) => return Some(slot),
+                Ok(()) => {
+                    self.swap_full.store(false, Relaxed);
+                    return Some(slot);
+                }
                 Err(_) => self.count(Counter::SwapWriteError, 1),
             }
         }

@@ -111,7 +111,6 @@ impl Engine {
         }
         let (w, Some(slot)) = self.own_slot_for_pages(w, record) else {
             self.count(Counter::SwapWriteError, 1);
-            self.swap_full.store(true, Relaxed);
             return (w, false);
         };
         let at = self.table.addr(unit);
@@ -171,6 +170,7 @@ impl Engine {
         let map = self.pool.slot_words();
         let hint = self.slot_hint.load(Relaxed) as usize;
         let Some(slot) = slots::claim(map, self.me() as u16 + 1, hint) else {
+            self.swap_full.store(true, Relaxed);
             return (w, None);
         };
         self.slot_hint.store(slot as u64 + 1, Relaxed);
