@@ -248,7 +248,7 @@ impl Engine {
             arena,
             base: pages,
             mappings_short_at: AtomicU64::new(0),
-            sizes: Sizes::new(pool.header().key[0].load(Relaxed)),
+            sizes: Sizes::new(pool.header().key[0].load(Relaxed), pool.measured()),
             space: Lock::new(Space::new(base, len)),
             mode: AtomicU32::new(mode as u32),
             uffd: AtomicI32::new(uffd),

@@ -8,6 +8,7 @@ use crate::base::Pager;
 use crate::base::record::Record;
 use crate::engine::Engine;
 use crate::lock::Lock;
+use crate::pool::probe::Measured;
 use hugeswap_policy::UNIT_PAGES;
 use hugeswap_policy::granularity::{
     Allowed, Costs, Decision, Density, DeviceCost, Direction, Fault, Granularity, MemoryPrice,
@@ -36,7 +37,7 @@ const WATCHED: PerSize = PerSize {
     piece: 15_000,
     whole: 10_000,
 };
-/// Where the tracking of devices starts from: a solid-state disk.
+/// Where the tracking of devices starts from if they could not be measured: a solid-state disk.
 const DEVICE: PerSize = PerSize {
     page: 20_000,
     piece: 40_000,
@@ -61,15 +62,19 @@ struct Learning {
 }
 
 impl Sizes {
-    /// Nothing learnt; `seed` is any number that the program does not know.
-    pub fn new(seed: u64) -> Sizes {
+    /// Nothing learnt; `seed` is any number that the program does not know. `measured`: what swap cost at first.
+    pub fn new(seed: u64, measured: Option<Measured>) -> Sizes {
+        let Measured { r#in, out } = measured.unwrap_or(Measured {
+            r#in: DEVICE,
+            out: DEVICE,
+        });
         Sizes {
             learning: Lock::new(Learning {
                 granularity: Granularity::new(seed),
-                price: MemoryPrice::new(u64::from(DEVICE.page + CPU.page)),
-                fill: DEVICE.whole + CPU.whole,
+                price: MemoryPrice::new(u64::from(r#in.page.saturating_add(CPU.page))),
+                fill: r#in.whole.saturating_add(CPU.whole),
             }),
-            device: DeviceCost::new(DEVICE, DEVICE),
+            device: DeviceCost::new(r#in, out),
             evicted: AtomicU64::new(0),
         }
     }

@@ -2,6 +2,7 @@
 
 use super::{Check, Choice, Mark, facts};
 use crate::text;
+use hugeswap_engine::pool::probe::measure;
 use hugeswap_engine::pool::{SwapSpec, machine_memory, swap};
 use hugeswap_policy::UNIT_BYTES;
 use hugeswap_sys::{Errno, fs, probe};
@@ -233,6 +234,7 @@ fn swap_area(spec: Result<&SwapSpec, &String>) -> Check {
         Err(e) => return Check::new(name, Mark::No, e.to_string()).required(),
     };
     let info = fs::file_system(area.fd);
+    let costs = measure(area.fd);
     fs::close(area.fd);
     let shown = spec.path.display();
     let (kind, free, memory) = info.map_or(("unknown".into(), 0, false), |i| {
@@ -253,8 +255,12 @@ fn swap_area(spec: Result<&SwapSpec, &String>) -> Check {
             } else {
                 "no direct I/O"
             };
+            let latency = match costs {
+                Some(m) => format!(", 4 KiB in {} us", m.r#in.page.div_ceil(1000)),
+                None => ", too slow for its latency to be measured at the start of a run".into(),
+            };
             let finding = format!(
-                "{shown} ({kind}, {} free): {io}, write {write:.0} MB/s, read {read:.0} MB/s",
+                "{shown} ({kind}, {} free): {io}, write {write:.0} MB/s, read {read:.0} MB/s{latency}",
                 text::bytes(free)
             );
             let check = if memory {
@@ -278,6 +284,7 @@ fn swap_area(spec: Result<&SwapSpec, &String>) -> Check {
                 .detail("direct", speed.direct)
                 .detail("write_mb_s", write.round())
                 .detail("read_mb_s", read.round())
+                .detail("read_4k_us", costs.map(|m| m.r#in.page.div_ceil(1000)))
         }
     };
     check

@@ -16,11 +16,20 @@ use std::sync::atomic::{AtomicI32, AtomicU32, AtomicU64};
 /// "hugeswap" in ASCII.
 pub const MAGIC: u64 = u64::from_le_bytes(*b"hugeswap");
 /// Changed whenever the layout does.
-pub const VERSION: u32 = 2;
+pub const VERSION: u32 = 3;
 /// Most processes a pool can have at one time.
 pub const MAX_PROCESSES: usize = 256;
 /// Most swap areas a pool can have.
 pub const MAX_AREAS: usize = 16;
+
+/// What transfers of a swap area took when it was turned on.
+#[repr(C)]
+pub struct AreaCosts {
+    /// 1: they were measured.
+    pub measured: AtomicU32,
+    /// Nanoseconds of 4 KiB, 64 KiB and 2 MiB, from swap and to it.
+    pub ns: [[AtomicU32; 3]; 2],
+}
 
 /// One swap area.
 #[repr(C)]
@@ -37,6 +46,8 @@ pub struct Area {
     pub allocated: AtomicU64,
     /// Write errors seen.
     pub errors: AtomicU64,
+    /// What its transfers cost at first.
+    pub costs: AreaCosts,
 }
 
 /// Counters and fault latencies: one set for each process, one for those that are gone.

@@ -8,6 +8,7 @@
 mod charge;
 mod config;
 pub mod layout;
+pub mod probe;
 mod records;
 mod report;
 mod segment;
@@ -127,6 +128,14 @@ impl Pool {
             .iter()
             .enumerate()
             .filter(|(_, r)| r.state.load(Acquire) == state::LIVE)
+    }
+
+    /// What transfers of its swap areas took when they were turned on, if that could be measured.
+    pub fn measured(&self) -> Option<probe::Measured> {
+        let count = (self.header().area_count.load(Acquire) as usize).min(layout::MAX_AREAS);
+        let areas = self.header().areas[..count].iter();
+        let all: Vec<_> = areas.filter_map(|a| a.costs.load()).collect();
+        probe::mean(&all)
     }
 
     /// Which area slot `slot` is in, and where in it (bytes).

@@ -2,7 +2,7 @@
 //! given back.
 
 use super::layout::{self, Header, MAGIC, MAX_AREAS, VERSION};
-use super::{JoinedArea, MIN_MEMORY, Pool, PoolConfig, PoolError, machine_memory, swap};
+use super::{JoinedArea, MIN_MEMORY, Pool, PoolConfig, PoolError, machine_memory, probe, swap};
 use hugeswap_policy::UNIT_BYTES;
 use hugeswap_policy::knobs::Knob;
 use hugeswap_sys::{Errno, fs, mm, process};
@@ -96,6 +96,9 @@ impl Pool {
             slot.direct.store(u32::from(a.direct), Relaxed);
             slot.first_slot.store(first, Relaxed);
             slot.slots.store(a.slots, Relaxed);
+            if let Some(measured) = probe::measure(a.fd) {
+                slot.costs.store(measured);
+            }
             let identity = fs::identity(a.fd).unwrap_or_default();
             joined.push(JoinedArea {
                 fd: a.fd,
