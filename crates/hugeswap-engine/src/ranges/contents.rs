@@ -2,7 +2,7 @@
 //!
 //! Called by program threads; see the parent module for the rules.
 
-use crate::engine::{Engine, UNIT};
+use crate::engine::{Engine, Prot, UNIT};
 use crate::table::NO_FRAME;
 use hugeswap_policy::unit::{COW, Kind, MAY_READ, MAY_WRITE, READAHEAD, UNCHARGED, WATCHED, Word};
 use hugeswap_sys::signal::Blocked;
@@ -42,11 +42,25 @@ impl Engine {
             let w = self.table.load(unit);
             // A unit without memory or slot is zero already. (What access there is to one that is the kernel's we do
             // not know; who changed it does not come here.)
-            if w.kind() == Kind::Foreign
-                || !matches!(w.kind(), Kind::None | Kind::Free | Kind::Poisoned) && w.allows(true)
-            {
-                // SAFETY: the caller asked for these bytes to be zero.
-                unsafe { std::ptr::write_bytes(from as *mut u8, 0, to - from) };
+            if matches!(w.kind(), Kind::None | Kind::Free | Kind::Poisoned) {
+                continue;
+            }
+            let access = match (w.allows(true), w.allows(false)) {
+                _ if w.kind() == Kind::Foreign => Prot::ReadWrite,
+                (true, _) => Prot::ReadWrite,
+                (false, true) => Prot::Read,
+                (false, false) => Prot::None,
+            };
+            // What the program may not write it may give up all the same.
+            let at = self.table.addr(unit);
+            let changed = access != Prot::ReadWrite;
+            if changed && self.protect(at, UNIT, Prot::ReadWrite).is_err() {
+                continue;
+            }
+            // SAFETY: the caller asked for these bytes to be zero.
+            unsafe { std::ptr::write_bytes(from as *mut u8, 0, to - from) };
+            if changed {
+                let _ = self.protect(at, UNIT, access);
             }
         }
     }

@@ -27,6 +27,10 @@ pub const TESTS: &[Test] = &[
         entry_keeps_its_bytes_when_protected,
     ),
     (
+        "entry_protected_is_freed_in_part",
+        entry_protected_is_freed_in_part,
+    ),
+    (
         "entry_is_split_while_a_child_has_it_whole",
         entry_is_split_while_a_child_has_it_whole,
     ),
@@ -204,6 +208,33 @@ fn entry_keeps_its_bytes_when_protected() {
         engine.audit().unwrap();
         // SAFETY: nothing of the engine's is used any more.
         unsafe { engine.stop() };
+    }
+}
+
+/// What may not be written can be given up.
+fn entry_protected_is_freed_in_part() {
+    use hugeswap_engine::Prot;
+    for swapin in [swapin::ALWAYS, swapin::NEVER] {
+        for (out, prot) in [(true, Prot::Read), (false, Prot::Read), (true, Prot::None)] {
+            let engine = engine(32, FaultMode::Signal, &[(Knob::ThpSwapin, swapin)]);
+            let at = engine.map(2 * UNIT, UNIT, true).unwrap();
+            // SAFETY: just mapped.
+            unsafe { std::ptr::write_bytes(at as *mut u8, 0x5a, 2 * UNIT) };
+            engine.protect(at, 2 * UNIT, prot).unwrap();
+            if out {
+                engine.pageout(at, 2 * UNIT);
+            }
+            engine.discard(at + 8192, 16384);
+            engine.protect(at, 2 * UNIT, Prot::Read).unwrap();
+            // SAFETY: readable.
+            let bytes = unsafe { std::slice::from_raw_parts(at as *const u8, 2 * UNIT) };
+            for (i, &b) in bytes.iter().enumerate() {
+                assert_eq!(b == 0, (8192..24576).contains(&i), "byte {i:#x}");
+            }
+            engine.audit().unwrap();
+            // SAFETY: nothing of the engine's is used any more.
+            unsafe { engine.stop() };
+        }
     }
 }
 

@@ -253,6 +253,40 @@ static void advice(void) {
     puts("advice");
 }
 
+// What is in memory is told for each page, of units in swap too.
+static void residency(void) {
+    size_t n = 8 * UNIT;
+    unsigned char there[8 * 512];
+    char *p = mmap(NULL, n, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    CHECK(p != MAP_FAILED, "mmap");
+    fill(p, n, 70);
+    evict(p, n);
+    CHECK(mincore(p, n, there) == 0, "mincore");
+    CHECK(mincore(p + 1, n, there) == -1 && errno == EINVAL, "mincore off a page's border");
+    // It may leave again before we look.
+    int seen = 0;
+    for (int i = 0; i < 10000 && !seen; i++) {
+        CHECK(((volatile uint64_t *)p)[(3 * UNIT + 5 * PAGE) / 8] == value((3 * UNIT + 5 * PAGE) / 8, 70), "a word");
+        CHECK(mincore(p + 3 * UNIT + 5 * PAGE, PAGE, there) == 0, "mincore of a page");
+        seen = there[0] & 1;
+    }
+    CHECK(seen, "a page just touched is not in memory");
+    evict(p, n);
+    CHECK(munmap(p + UNIT + 7 * PAGE, 9 * PAGE) == 0, "munmap of a part");
+    CHECK(mincore(p + UNIT, UNIT, there) == -1 && errno == ENOMEM, "mincore over a hole");
+    CHECK(mincore(p + UNIT + 16 * PAGE, PAGE, there) == 0, "mincore after a hole");
+    // A part that may not be written is given up.
+    CHECK(mprotect(p + 4 * UNIT, 2 * UNIT, PROT_READ) == 0, "mprotect");
+    evict(p + 4 * UNIT, 2 * UNIT);
+    CHECK(madvise(p + 4 * UNIT + 3 * PAGE, 5 * PAGE, MADV_DONTNEED) == 0, "DONTNEED of a part");
+    verify_zero(p + 4 * UNIT + 3 * PAGE, 5 * PAGE, "given up");
+    size_t parts[][2] = {{0, UNIT + 7 * PAGE}, {UNIT + 16 * PAGE, 4 * UNIT + 3 * PAGE}, {4 * UNIT + 8 * PAGE, n}};
+    for (size_t k = 0; k < sizeof parts / sizeof *parts; k++)
+        verify_from(p + parts[k][0], parts[k][0] / 8, parts[k][1] - parts[k][0], 70, "the rest");
+    CHECK(munmap(p, n) == 0, "munmap over a hole");
+    puts("residency");
+}
+
 static void protection(void) {
     size_t n = 16 * MIB;
     char *p = map(n), *guard = p + 5 * MIB + 8 * KIB;
@@ -317,6 +351,7 @@ int main(int argc, char **argv) {
     unmapping();
     remapping();
     advice();
+    residency();
     protection();
     done();
     return 0;
