@@ -257,7 +257,7 @@ fn swap_area(spec: Result<&SwapSpec, &String>) -> Check {
             };
             let latency = match costs {
                 Some(m) => format!(", 4 KiB in {} us", m.r#in.page.div_ceil(1000)),
-                None => ", too slow for its latency to be measured at the start of a run".into(),
+                None => ", its latency could not be measured".into(),
             };
             let finding = format!(
                 "{shown} ({kind}, {} free): {io}, write {write:.0} MB/s, read {read:.0} MB/s{latency}",

@@ -10,7 +10,7 @@ use hugeswap_policy::{PAGE_BYTES, UNIT_BYTES};
 use hugeswap_sys::{Errno, Result, fs, mm, now_ns};
 use std::sync::atomic::Ordering::{Acquire, Relaxed, Release};
 
-/// No transfer is begun after that. One under way is waited for.
+/// No transfer is begun after that, but for one of each of the small sizes.
 const LIMIT_NS: u64 = 15_000_000;
 const SIZES: [u64; 3] = [PAGE_BYTES, 16 * PAGE_BYTES, UNIT_BYTES];
 /// Transfers of each size, if there is time for so many.
@@ -28,8 +28,8 @@ pub struct Measured {
     pub out: PerSize,
 }
 
-/// Measures the area behind `fd`, the first 2 MiB of which nobody uses yet. `None` if it is too slow to be measured in
-/// the time there is, or fails.
+/// Measures the area behind `fd`, the first 2 MiB of which nobody uses yet. `None` if it
+/// fails.
 pub fn measure(fd: i32) -> Option<Measured> {
     // SAFETY: a new mapping at an address of the kernel's choice.
     let buffer = unsafe { mm::map_anon(0, UNIT, mm::PROT_RW, false) }.ok()?;
@@ -62,25 +62,29 @@ fn measure_with(fd: i32, buffer: usize) -> Option<Measured> {
         // SAFETY: as above.
         unsafe { fs::read_exact_at(fd, buffer, len, at) }
     };
-    // The first transfer also turns blocks that were only reserved into written ones.
+    // The first transfer also turns blocks that were only reserved into written ones. Where there is no time for more of
+    // its size, it says roughly what they take.
+    let before = now_ns();
     write(UNIT, 0).ok()?;
-    let r#in = medians(start, READS, read)?;
-    // Where there was no time for both, what is read says what is written, roughly.
-    let out = medians(start, WRITES, write).unwrap_or(r#in);
+    let first = now_ns() - before;
+    let r#in = medians(start, first, READS, read)?;
+    let out = medians(start, first, WRITES, write)?;
     Some(Measured { r#in, out })
 }
 
-/// `None` if one failed, or not every size had its turn.
+/// `first`: what a transfer of 2 MiB took already. `None` if one fails.
 fn medians(
     start: u64,
+    first: u64,
     times: [usize; 3],
     transfer: impl Fn(usize, u64) -> Result<()>,
 ) -> Option<PerSize> {
     let mut medians = [0u32; 3];
     for ((median, bytes), times) in medians.iter_mut().zip(SIZES).zip(times) {
-        let mut took = [0u64; MOST];
+        let mut took = [first; MOST];
         let mut n = 0;
-        while n < times && now_ns() - start < LIMIT_NS {
+        let small = bytes < UNIT_BYTES;
+        while n < times && (small && n == 0 || now_ns() - start < LIMIT_NS) {
             // Apart from each other, so that none is ahead of the next.
             let at = (n as u64 * 7 + 3) * SIZES[1] * 5 % UNIT_BYTES;
             let at = if bytes == UNIT_BYTES { 0 } else { at };
@@ -90,7 +94,7 @@ fn medians(
             n += 1;
         }
         took[..n].sort_unstable();
-        *median = u32::try_from(*took[..n].get(n / 2)?).ok()?.max(1);
+        *median = u32::try_from(took[n / 2]).ok()?.max(1);
     }
     let [page, piece, whole] = medians;
     Some(PerSize { page, piece, whole })

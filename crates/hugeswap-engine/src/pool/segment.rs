@@ -5,8 +5,11 @@ use super::layout::{self, Header, MAGIC, MAX_AREAS, VERSION};
 use super::{JoinedArea, MIN_MEMORY, Pool, PoolConfig, PoolError, machine_memory, probe, swap};
 use hugeswap_policy::UNIT_BYTES;
 use hugeswap_policy::knobs::Knob;
-use hugeswap_sys::{Errno, fs, mm, process};
+use hugeswap_sys::{Errno, fs, mm, now_ns, process};
 use std::sync::atomic::Ordering::{Acquire, Relaxed, Release};
+
+/// After so long no further swap area is measured.
+const PROBE_NS: u64 = 20_000_000;
 
 impl Pool {
     /// Makes a pool. Nothing is left behind on failure; dropping gives everything back.
@@ -91,12 +94,16 @@ impl Pool {
         }
         let mut first = 0;
         let mut joined = Vec::new();
+        let began = now_ns();
         for (a, slot) in opened.iter().zip(&h.areas) {
             slot.fd.store(a.fd, Relaxed);
             slot.direct.store(u32::from(a.direct), Relaxed);
             slot.first_slot.store(first, Relaxed);
             slot.slots.store(a.slots, Relaxed);
-            if let Some(measured) = probe::measure(a.fd) {
+            // Of many slow areas the first ones are enough.
+            if now_ns() - began < PROBE_NS
+                && let Some(measured) = probe::measure(a.fd)
+            {
                 slot.costs.store(measured);
             }
             let identity = fs::identity(a.fd).unwrap_or_default();
