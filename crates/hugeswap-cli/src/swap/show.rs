@@ -122,7 +122,7 @@ fn meaning(f: &Findings) -> Vec<String> {
             "That is as good as a file in one piece.".into()
         } else {
             format!(
-                "Of a file in one piece it would be {best}. Each request more costs a seek on a disk that turns, and little on others."
+                "Of a file in one piece it would be {best}. Each more is a seek on a disk that turns, and one more command on others."
             )
         });
     }
