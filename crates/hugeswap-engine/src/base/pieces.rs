@@ -98,9 +98,12 @@ impl Slot<'_> {
         // SAFETY: the slot is ours, and the piece absent, its unit locked.
         let moved = unsafe { mm::move_pages(from, to, PIECE) };
         if moved.is_err() {
-            // Refused for want of mappings nothing has changed; otherwise `to` may be unmapped by now.
-            // SAFETY: the piece is absent: nothing in it is lost.
-            let _ = unsafe { mm::map_anon(to, PIECE, mm::PROT_NONE, true) };
+            // Refused for want of mappings nothing has changed, and nothing is done here; otherwise `to` may be
+            // unmapped by now.
+            // SAFETY: the piece is absent: nothing in it is lost, and it is without access as it was.
+            let _ = unsafe { mm::protect(to, PIECE, mm::PROT_NONE) }
+                // SAFETY: as above.
+                .or_else(|_| unsafe { mm::map_anon(to, PIECE, mm::PROT_NONE, true) }.map(drop));
         }
         let (pieces, number) = (self.pieces, self.number);
         std::mem::forget(self);
