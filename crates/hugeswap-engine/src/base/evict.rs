@@ -162,11 +162,14 @@ impl Engine {
                 (w, clean) = self.write_holes(w, record);
             }
             self.table.reset(unit, w);
-            if !clean {
-                // Swap would not take it. The child inherits it in memory, whatever the budget says; should that fail
-                // too, it finds the unit lost.
+            // Swap would not take it. The child inherits it in memory, whatever the budget says; should that fail
+            // too, it finds the unit lost. (The first time there may have been no frame yet.)
+            let tries = if clean { 0 } else { 3 };
+            for _ in 0..tries {
                 let w = self.table.lock(unit);
-                let _ = self.make_whole(unit, w, false, now_ns());
+                if self.make_whole(unit, w, false, now_ns()).is_some() {
+                    break;
+                }
             }
         }
     }

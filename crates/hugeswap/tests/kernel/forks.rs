@@ -61,8 +61,8 @@ fn in_child(f: impl FnOnce()) -> std::process::ExitStatus {
 }
 
 /// A pool and a region of base-mapped units, some pages of each changed.
-fn changed_pages() -> (Pool, Region) {
-    let pool = builder(64).set("thp.swapin=never").build().unwrap();
+fn changed_pages(memory: usize) -> (Pool, Region) {
+    let pool = builder(memory).set("thp.swapin=never").build().unwrap();
     let mut r = pool.region(16 * MIB).unwrap();
     fill(&r, 1);
     r.advise(0, 16 * MIB, Advice::PageOut).unwrap();
@@ -81,19 +81,39 @@ fn are_right(r: &Region) {
 
 pub fn failing_writes_at_a_fork_lose_nothing() {
     need_pages();
-    let (pool, r) = changed_pages();
-    pool.set("debug.swap_write_fail=1").unwrap();
-    let status = in_child(|| are_right(&r));
-    assert!(status.success(), "{status}");
-    pool.set("debug.swap_write_fail=0").unwrap();
-    are_right(&r);
+    // With room to spare, and with none.
+    for memory in [64, 16] {
+        let (pool, r) = changed_pages(memory);
+        let other = pool.region(64 * MIB).unwrap();
+        if memory < 64 {
+            words(&other)
+                .iter()
+                .step_by(512)
+                .for_each(|w| w.store(1, Relaxed));
+            words(&r)
+                .iter()
+                .step_by(512 * 3)
+                .enumerate()
+                .for_each(|(k, w)| {
+                    w.store(value(k * 512 * 3, 2), Relaxed);
+                });
+        }
+        pool.set("debug.swap_write_fail=1").unwrap();
+        let status = in_child(|| {
+            pool.set("debug.swap_write_fail=0").unwrap();
+            are_right(&r);
+        });
+        assert!(status.success(), "{status}");
+        pool.set("debug.swap_write_fail=0").unwrap();
+        are_right(&r);
+    }
 }
 
 pub fn a_fork_writes_to_no_file_but_swap() {
     need_pages();
     // In a child, for it loses its swap.
     let status = in_child(|| {
-        let (_pool, r) = changed_pages();
+        let (_pool, r) = changed_pages(64);
         // All of a unit, so that there is nothing to be read for it first.
         words(&r)[..UNIT / 8]
             .iter()
@@ -203,7 +223,7 @@ fn the_kernels_units_are_not_charged_to_children() {
 /// A fork makes slots complete: not those that an older child, or the parent, reads.
 fn parts_discarded_between_forks_stay_in_older_children() {
     need_pages();
-    let (pool, mut r) = changed_pages();
+    let (pool, mut r) = changed_pages(64);
     let mut go = [0; 2];
     // SAFETY: two descriptors to be overwritten.
     assert_eq!(unsafe { libc::pipe(go.as_mut_ptr()) }, 0);
