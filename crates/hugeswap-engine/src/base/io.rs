@@ -103,6 +103,18 @@ impl Engine {
         Ok(())
     }
 
+    /// [`Engine::write_pages`], with what a device does once in a while forgiven: many writes in a row make up one
+    /// step here, which would never be done otherwise.
+    fn write_pages_surely(&self, slot: u64, pages: Range<usize>, from: usize) -> Result<(), Errno> {
+        let mut tries = 0;
+        loop {
+            match self.write_pages(slot, pages.clone(), from) {
+                Err(Errno::EIO) if tries < 3 => tries += 1,
+                result => return result,
+            }
+        }
+    }
+
     /// Writes the dirty pages of a locked unit, which are write-protected, to its slot; to a new one if the unit has
     /// none or a forked child may read it. The word with its slot, and whether all was written.
     pub(super) fn write_dirty(&self, unit: u32, w: Word, record: &Record) -> (Word, bool) {
@@ -150,7 +162,10 @@ impl Engine {
         while let Some(run) = record.stored.run(next, PAGES, false) {
             let part = run.start..run.end.min(run.start + BUFFER / PAGE);
             next = part.end;
-            if self.write_pages(slot, part.clone(), buffer.addr()).is_err() {
+            if self
+                .write_pages_surely(slot, part.clone(), buffer.addr())
+                .is_err()
+            {
                 return (w, false);
             }
             record.stored.put(part, true);
@@ -196,7 +211,7 @@ impl Engine {
             // A page that is dirty is read too: it was stored, and is overwritten next.
             if self
                 .read_pages_surely(from, part.clone(), buffer.addr())
-                .and_then(|()| self.write_pages(to, part, buffer.addr()))
+                .and_then(|()| self.write_pages_surely(to, part, buffer.addr()))
                 .is_err()
             {
                 return false;
