@@ -346,7 +346,8 @@ impl Job<'_> {
         random: &mut u64,
     ) -> Option<usize> {
         for done in 1..=limit {
-            if self.stop.load(Relaxed) {
+            // One access at least: a machine may be too busy for a turn in the time there is.
+            if done > 1 && self.stop.load(Relaxed) {
                 return None;
             }
             let page = first + pages.next(random) as usize;
@@ -361,7 +362,8 @@ impl Job<'_> {
 
     fn stream(&self, piece: &Range<usize>, write: bool) -> Option<usize> {
         for (done, page) in (1..).zip(piece.clone().cycle()) {
-            if self.stop.load(Relaxed) {
+            // One access at least: a machine may be too busy for a turn in the time there is.
+            if done > 1 && self.stop.load(Relaxed) {
                 return None;
             }
             if write {
