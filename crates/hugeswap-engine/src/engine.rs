@@ -17,6 +17,7 @@ use crate::pool::{FaultMode, Pool, PoolError};
 use crate::sizes::Sizes;
 use crate::space::Space;
 use crate::table::Table;
+use crate::thp::Said;
 use crate::zeroed::Zeroed;
 use crate::{WINDOW_BASE, WINDOW_LEN, handler};
 use crossbeam_queue::ArrayQueue;
@@ -115,6 +116,7 @@ pub struct Engine {
     pub(crate) arena: Arena,
     pub(crate) base: Base,
     pub(crate) sizes: Sizes,
+    pub(crate) said: Said,
     /// When the limit on mappings was last met; 0 is never.
     pub(crate) mappings_short_at: AtomicU64,
     pub(crate) space: Lock<Space>,
@@ -215,6 +217,7 @@ impl Engine {
         let mappings = pool.knob(Knob::PieceMappings);
         let pages = Base::new(units, userfaultfd, low_fd, frames, mappings)
             .map_err(sys("cannot map the records of base pages"))?;
+        let said = Said::new(units).map_err(sys("cannot map the table of advice"))?;
         let fork_mark = fork_mark().map_err(sys("cannot map the fork mark"))?;
         if message {
             // SAFETY: advice on a range nobody uses yet. Missing faults on huge-page ranges would
@@ -249,6 +252,7 @@ impl Engine {
             base: pages,
             mappings_short_at: AtomicU64::new(0),
             sizes: Sizes::new(pool.header().key[0].load(Relaxed), pool.measured()),
+            said,
             space: Lock::new(Space::new(base, len)),
             mode: AtomicU32::new(mode as u32),
             uffd: AtomicI32::new(uffd),

@@ -5,7 +5,7 @@
 //! * `fault`: the fault path, one piece of code for both fault modes
 //! * `frames`: where frames come from; `mappings`: room below the kernel's limit on mappings
 //! * `reclaim`, `work`: kswapd and the I/O threads
-//! * `base`: units mapped by base pages; `sizes`: what decides between those and whole units
+//! * `base`: units mapped by base pages; `sizes`, `thp`: what decides between those and whole units
 //! * `mover`, `uffd_move`: how units move; `arena`: where frames wait; `table`: what each unit is
 //! * [`handler`]: signals; `message`: userfaultfd events
 //! * `ranges`: mapping, discarding, protecting, pinning; `fork`: forks
@@ -37,6 +37,7 @@ mod sizes;
 pub mod space;
 mod stack;
 mod table;
+mod thp;
 mod uffd_move;
 mod work;
 mod zeroed;

@@ -14,7 +14,7 @@ use hugeswap_policy::granularity::{
     Allowed, Costs, Decision, Density, DeviceCost, Direction, Fault, Granularity, MemoryPrice,
     PerSize, Reason, STAY, Size, UnitHistory, follow,
 };
-use hugeswap_policy::knobs::{Knob, swapin};
+use hugeswap_policy::thp::Bring;
 use hugeswap_policy::unit::Kind;
 use std::sync::atomic::AtomicU64;
 use std::sync::atomic::Ordering::Relaxed;
@@ -98,9 +98,9 @@ impl Sizes {
 }
 
 impl Engine {
-    /// Is it left to the faults how much they bring in, and is there a choice?
-    pub(crate) fn sizes_are_automatic(&self) -> bool {
-        self.pager().is_some() && self.pool.knob(Knob::ThpSwapin) == swapin::AUTO
+    /// Is it left to the faults how much of `unit` they bring in, and is there a choice?
+    fn size_is_automatic(&self, unit: u32) -> bool {
+        self.bring_of(unit) == Bring::AsFaulted
     }
 
     /// How much to bring in for a fault on a page that is away, of a locked unit in swap or base-mapped; or to map
@@ -201,8 +201,9 @@ impl Engine {
 
     /// May readahead bring in `unit`, locked and in swap, for a stream?
     pub(crate) fn admits_ahead(&self, unit: u32) -> bool {
-        if !self.sizes_are_automatic() {
-            return true;
+        match self.bring_of(unit) {
+            Bring::AsFaulted => {}
+            bring => return bring == Bring::Whole,
         }
         let record = self.base.records.of(unit);
         let mut learning = self.sizes.learning.lock();
@@ -219,7 +220,7 @@ impl Engine {
 
     /// A page that was in memory was mapped by a fault.
     pub(crate) fn note_soft_fault(&self, unit: u32, page: usize) {
-        if self.sizes_are_automatic() {
+        if self.size_is_automatic(unit) {
             let mut learning = self.sizes.learning.lock();
             learning
                 .granularity
@@ -254,7 +255,7 @@ impl Engine {
 
     /// A locked, whole unit has left memory.
     pub(crate) fn note_whole_evicted(&self, unit: u32) {
-        if !self.sizes_are_automatic() {
+        if !self.size_is_automatic(unit) {
             return;
         }
         let record = self.base.records.of(unit);

@@ -13,16 +13,30 @@ pub enum Unit {
     Choice(&'static [&'static str]),
 }
 
+/// Which memory may be huge: `thp.enabled`, the kernel's words.
+pub mod enabled {
+    /// All but what is advised MADV_NOHUGEPAGE.
+    pub const ALWAYS: u64 = 0;
+    /// What is advised MADV_HUGEPAGE.
+    pub const MADVISE: u64 = 1;
+    /// None: base pages.
+    pub const NEVER: u64 = 2;
+    /// The words.
+    pub const WORDS: &[&str] = &["always", "madvise", "never"];
+}
+
 /// When units are swapped in whole: `thp.swapin`, the kernel's words.
 pub mod swapin {
     /// As the faults suggest.
     pub const AUTO: u64 = 0;
     /// Always.
     pub const ALWAYS: u64 = 1;
+    /// What is advised MADV_HUGEPAGE; the rest by base pages.
+    pub const MADVISE: u64 = 2;
     /// Never: base pages.
-    pub const NEVER: u64 = 2;
+    pub const NEVER: u64 = 3;
     /// The words.
-    pub const WORDS: &[&str] = &["auto", "always", "never"];
+    pub const WORDS: &[&str] = &["auto", "always", "madvise", "never"];
 }
 
 macro_rules! knobs {
@@ -57,7 +71,8 @@ knobs! {
     MallocMin => "route.malloc_min", Bytes, 128 << 10, 1 << 40, 1 << 20, "smallest malloc that goes to managed memory";
     MmapMin => "route.mmap_min", Bytes, 128 << 10, 1 << 40, 1 << 20, "smallest private anonymous mmap that goes to managed memory";
     ReadaheadMax => "readahead.max", Count, 0, 64, 8, "most 2 MiB units read ahead of a sequential stream; 0 turns readahead off";
-    ThpSwapin => "thp.swapin", Choice(swapin::WORDS), 0, 2, swapin::AUTO, "what a fault on swapped memory brings in: always the whole unit of 2 MiB, never (base pages), or auto";
+    ThpEnabled => "thp.enabled", Choice(enabled::WORDS), 0, 2, enabled::ALWAYS, "which memory may be huge: always, what the program advised (madvise), or never (base pages)";
+    ThpSwapin => "thp.swapin", Choice(swapin::WORDS), 0, 3, swapin::AUTO, "what a fault on swapped memory brings in: always the whole unit of 2 MiB, never (base pages), madvise, or auto";
     SyscallTrap => "syscall.trap", Switch, 0, 1, 1, "catch system calls that wrappers do not see (signal mode)";
     Checksum => "swap.checksum", Switch, 0, 1, 1, "verify every unit read back from swap";
     CleanDrop => "swap.clean_drop", Switch, 0, 1, 1, "drop unchanged units without writing them again";

@@ -7,7 +7,7 @@
 //! * [`mod@unit`]: the 64-bit state word of one 2 MiB unit, and its transitions
 //! * [`lru`], [`workingset`]: which unit goes next
 //! * [`readahead`]: what to bring in before it is asked for
-//! * [`granularity`]: how much to bring in at a fault
+//! * [`granularity`]: how much to bring in at a fault; [`thp`]: where that is settled by what is set or advised
 //! * [`slots`]: where in swap a unit goes
 //! * [`extents`]: where on a device a page of swap lies
 //! * [`watermark`]: when reclaim starts and stops
@@ -25,6 +25,7 @@ pub mod knobs;
 pub mod lru;
 pub mod readahead;
 pub mod slots;
+pub mod thp;
 pub mod unit;
 pub mod watermark;
 pub mod workingset;

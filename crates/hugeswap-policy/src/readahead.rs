@@ -257,6 +257,8 @@ impl Streams {
             Some(_) if self.touches[i].next == unit => self.touches[i].count * 2,
             Some(_) => self.touches[i].count,
         };
+        // Without readahead nothing comes ahead of first touches either.
+        let room = if self.max_window == 0 { 1 } else { room };
         let count = before.clamp(1, room);
         self.touches[i] = Touch {
             stamp: self.now,

@@ -7,6 +7,7 @@ use crate::mmap::{access, any_ejected, discard, eject, pages, pass, protect, sta
 use crate::real::{self, set_errno};
 use crate::state;
 use hugeswap_engine::Engine;
+use hugeswap_policy::thp::Usage;
 use libc::{c_int, c_uchar, c_void, size_t};
 use std::sync::atomic::AtomicU8;
 use std::sync::atomic::Ordering::Relaxed;
@@ -56,15 +57,15 @@ fn advise(engine: &Engine, at: usize, len: usize, advice: c_int) -> c_int {
         }
         libc::MADV_WILLNEED => engine.willneed(at, len),
         MADV_COLD | MADV_PAGEOUT => engine.pageout(at, len),
+        libc::MADV_NORMAL => engine.advise_use(at, len, Usage::Normal),
+        libc::MADV_RANDOM => engine.advise_use(at, len, Usage::Random),
+        libc::MADV_SEQUENTIAL => engine.advise_use(at, len, Usage::Sequential),
+        libc::MADV_HUGEPAGE => engine.advise_use(at, len, Usage::HugePage),
+        libc::MADV_NOHUGEPAGE => engine.advise_use(at, len, Usage::NoHugePage),
         MADV_POPULATE_READ => touch(at, len, false),
         MADV_POPULATE_WRITE => touch(at, len, true),
         // FREE allows the content to go, it does not ask for it; the others are about speed or dumps.
         libc::MADV_FREE
-        | libc::MADV_NORMAL
-        | libc::MADV_RANDOM
-        | libc::MADV_SEQUENTIAL
-        | libc::MADV_HUGEPAGE
-        | libc::MADV_NOHUGEPAGE
         | MADV_COLLAPSE
         | libc::MADV_MERGEABLE
         | libc::MADV_UNMERGEABLE

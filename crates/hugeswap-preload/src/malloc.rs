@@ -159,7 +159,9 @@ fn free_managed(p: usize) {
         drop(blocks);
         no_block(p, b"free");
     };
-    let kept = mmap::untouched(p, len) && blocks.spare.keep((p, len), limit, &mut gone);
+    // What the next owner gets is as new.
+    let as_new = mmap::untouched(p, len) && !engine.is_advised(p, len);
+    let kept = as_new && blocks.spare.keep((p, len), limit, &mut gone);
     drop(blocks);
     if !kept {
         release(engine, p, len);
@@ -272,6 +274,7 @@ fn realloc_managed(p: usize, size: usize) -> *mut c_void {
                 return null_mut();
             }
         };
+        engine.carry_advice(p, old, at, new);
         engine.move_range(p, at, old);
         let mut blocks = BLOCKS.lock();
         blocks.used.remove(&p);

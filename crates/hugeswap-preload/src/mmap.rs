@@ -409,6 +409,7 @@ fn remap_managed(
 
 fn to_elsewhere(engine: &Engine, at: usize, old: usize, new: usize) -> Result<usize, c_int> {
     let to = engine.map(new, PAGE, true).map_err(|_| libc::ENOMEM)?;
+    engine.carry_advice(at, old, to, new);
     engine.move_range(at, to, old.min(new));
     Ok(to)
 }
@@ -417,6 +418,7 @@ fn to_elsewhere(engine: &Engine, at: usize, old: usize, new: usize) -> Result<us
 fn to_fixed(engine: &Engine, at: usize, old: usize, new: usize, to: usize) -> Result<usize, c_int> {
     if state::in_window(to) && engine.is_mapped(to, new) && !any_ejected(to, new) {
         engine.discard(to, new);
+        engine.carry_advice(at, old, to, new);
         engine.move_range(at, to, old.min(new));
         return Ok(to);
     }

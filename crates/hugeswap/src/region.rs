@@ -1,6 +1,8 @@
 //! A region: managed memory as a pointer and a length.
 
-use crate::{Error, Pool};
+use crate::{Error, Pool, knobs};
+use hugeswap_policy::knobs::Knob;
+use hugeswap_policy::thp::Usage;
 use std::ptr::NonNull;
 
 /// What the program knows about its use of a range.
@@ -13,6 +15,16 @@ pub enum Advice {
     PageOut,
     /// Its content is not needed any more: it reads as zeros from now on.
     DontNeed,
+    /// It is worth huge pages: where `thp.enabled` or `thp.swapin` is `madvise`, it gets them.
+    HugePage,
+    /// It is to be in memory by base pages only.
+    NoHugePage,
+    /// Its pages will be used here and there: under `thp.swapin=auto` it comes in by single pages.
+    Random,
+    /// It will be used from one end to the other: under `thp.swapin=auto` it comes in by whole units.
+    Sequential,
+    /// Neither `Random` nor `Sequential`.
+    Normal,
 }
 
 /// Managed memory, zero at first, freed when dropped. `Send` and `Sync` like a `Box<[u8]>`.
@@ -79,6 +91,10 @@ impl Region {
     }
 
     /// Tells how `[offset, offset+len)` will be used. `DontNeed` changes the content, hence `&mut`.
+    ///
+    /// `HugePage`, `NoHugePage`, `Random`, `Sequential` and `Normal` stand until other advice takes their place, and count for units
+    /// of 2 MiB: `NoHugePage` for every unit that the range meets, the others for those that lie in it whole. They are looked at by
+    /// every fault; what is in memory stays as it is.
     pub fn advise(&mut self, offset: usize, len: usize, advice: Advice) -> Result<(), Error> {
         let at = self.range(offset, len)?;
         let engine = self.pool.inner.engine;
@@ -86,8 +102,38 @@ impl Region {
             Advice::WillNeed => engine.willneed(at, len),
             Advice::PageOut => engine.pageout(at, len),
             Advice::DontNeed => engine.discard(at, len),
+            Advice::HugePage => engine.advise_use(at, len, Usage::HugePage),
+            Advice::NoHugePage => engine.advise_use(at, len, Usage::NoHugePage),
+            Advice::Random => engine.advise_use(at, len, Usage::Random),
+            Advice::Sequential => engine.advise_use(at, len, Usage::Sequential),
+            Advice::Normal => engine.advise_use(at, len, Usage::Normal),
         }
         Ok(())
+    }
+
+    /// Sets `thp.enabled` or `thp.swapin` (`KEY=VALUE`) for this region alone, from now on and whatever the pool's is; a forked
+    /// child has what was set before the fork. Other settings are refused.
+    pub fn set(&self, setting: &str) -> Result<(), Error> {
+        let (knob, value) = knobs::parse_setting(setting).map_err(Error::Setting)?;
+        self.set_own(knob, Some(value))
+    }
+
+    /// Has the region follow the pool's `thp.enabled` or `thp.swapin` (`KEY`) again.
+    pub fn unset(&self, key: &str) -> Result<(), Error> {
+        let unknown = || Error::Setting(format!("no setting is called '{key}'"));
+        self.set_own(knobs::find(key).ok_or_else(unknown)?, None)
+    }
+
+    fn set_own(&self, knob: Knob, value: Option<u64>) -> Result<(), Error> {
+        let at = self.addr.as_ptr() as usize;
+        let engine = self.pool.inner.engine;
+        if engine.set_for_range(at, self.len, knob, value) {
+            return Ok(());
+        }
+        let name = knob.name();
+        Err(Error::Setting(format!(
+            "{name} is the pool's: a region has thp.enabled and thp.swapin of its own"
+        )))
     }
 
     /// Brings `[offset, offset+len)` in and holds it there until the pin is dropped, so that a system call

@@ -20,6 +20,12 @@ pub fn cases() -> Vec<Case> {
             }
         }
     }
+    for program in ["memory", "calls", "forks"] {
+        all.push(case(format!("{program}, base pages"), move || {
+            base_pages(program)
+        }));
+    }
+    all.push(case("huge", huge));
     all
 }
 
@@ -64,4 +70,28 @@ fn exercise(program: &str, least_absent: u64, mode: Mode, storm: bool) {
         absent >= least_absent,
         "memory was absent only {absent} times before it was used: this tests little"
     );
+}
+
+/// All by base pages: nothing is whole but what system calls and forks hold.
+fn base_pages(program: &str) {
+    let dir = directory();
+    let files = dir.path().join("files");
+    std::fs::create_dir(&files).expect("a directory in a directory of ours");
+    let program = Program::new(dir.path(), compile(program, dir.path()))
+        .arg(BALLAST_MIB)
+        .args((program == "calls").then_some(&files));
+    let plain = program.plain();
+    let setup = Setup::new(Mode::Signal, MEMORY_MIB).option("--set", "thp.enabled=never");
+    let managed = program.managed(&setup.option("--set", "debug.storm=50"));
+    managed.same_as(&plain);
+    assert_eq!(managed.number("thp_fault_alloc"), 0);
+}
+
+/// A program that says where it wants huge pages.
+fn huge() {
+    let dir = directory();
+    let program = Program::new(dir.path(), compile("huge", dir.path())).arg(BALLAST_MIB);
+    let plain = program.plain();
+    let managed = program.managed(&Setup::new(Mode::Signal, MEMORY_MIB));
+    managed.same_as(&plain);
 }

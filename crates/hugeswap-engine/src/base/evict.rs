@@ -80,25 +80,26 @@ impl Engine {
             return (w, false);
         }
         if record.stored.all() {
-            return self.leave_stored(unit, w);
+            return self.leave_as(unit, Kind::Swapped, w);
         }
-        if self
-            .mover()
-            .drop_pages(self.table.addr(unit), UNIT)
-            .is_err()
-        {
+        self.leave_zero(unit, w)
+    }
+
+    /// [`Engine::leave_pages`] for a unit that is all zeros: nothing is dirty, and its slot holds nothing.
+    fn leave_zero(&self, unit: u32, w: Word) -> (Word, bool) {
+        let (new, gone) = self.leave_as(unit, Kind::None, w);
+        if !gone {
             return (w, false);
         }
-        self.forget_pages(unit);
-        self.table.set_frame(unit, NO_FRAME);
         if let Some(s) = w.slot() {
             self.free_slot(s);
         }
-        (w.with_slot(None).with_kind(Kind::None), true)
+        (new.with_slot(None), true)
     }
 
-    /// [`Engine::leave_pages`] for a unit that its slot holds all of.
-    fn leave_stored(&self, unit: u32, w: Word) -> (Word, bool) {
+    /// [`Engine::leave_pages`] for a unit that its slot, if it has one, holds all of, and that is zero otherwise. The rules of the
+    /// fault path hold.
+    fn leave_as(&self, unit: u32, kind: Kind, w: Word) -> (Word, bool) {
         if self
             .mover()
             .drop_pages(self.table.addr(unit), UNIT)
@@ -108,18 +109,22 @@ impl Engine {
         }
         self.forget_pages(unit);
         self.table.set_frame(unit, NO_FRAME);
-        (w.with_kind(Kind::Swapped), true)
+        (w.with_kind(kind), true)
     }
 
     /// Has some base-mapped units go back to being whole, in swap: each may take mappings that are short. Only those
-    /// that their slots hold all of. False if none was found. The rules of the fault path hold.
+    /// that their slots hold all of, or that have none. False if none was found. The rules of the fault path hold.
     pub(crate) fn leave_stored_pages(&self) -> bool {
         self.leave_some(|unit, w| {
             let record = self.base.records.of(unit);
-            if record.dirty.any() || !record.stored.all() {
+            if record.dirty.any() {
                 return (w, false);
             }
-            self.leave_stored(unit, w)
+            match w.slot() {
+                None => self.leave_as(unit, Kind::None, w),
+                Some(_) if record.stored.all() => self.leave_as(unit, Kind::Swapped, w),
+                Some(_) => (w, false),
+            }
         })
     }
 

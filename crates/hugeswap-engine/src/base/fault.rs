@@ -6,7 +6,7 @@ use crate::engine::Engine;
 use crate::fault::Outcome;
 use hugeswap_policy::UNIT_PAGES;
 use hugeswap_policy::counters::{Counter, FaultClass};
-use hugeswap_policy::knobs::{Knob, swapin};
+use hugeswap_policy::thp::Bring;
 use hugeswap_policy::unit::{CLEAN, Kind, READAHEAD, WATCHED, Word};
 use hugeswap_sys::Errno;
 use std::ops::Range;
@@ -24,16 +24,16 @@ impl Engine {
         start: u64,
     ) -> Option<Outcome> {
         let page = (addr - self.table.addr(unit)) / PAGE;
-        let small = match self.pool.knob(Knob::ThpSwapin) {
-            swapin::NEVER => self.pager().map(|p| p.smallest(page)),
-            swapin::AUTO if self.sizes_are_automatic() => {
+        let small = match self.bring_of(unit) {
+            Bring::Pages => self.pager().map(|p| p.smallest(page)),
+            Bring::AsFaulted => {
                 let d = self.decide_size(unit, page, 0, false);
                 let record = self.base.records.of(unit);
                 record.set_history(d.history);
                 record.set_density(d.density);
                 (!d.whole).then_some(usize::from(d.pages.start)..usize::from(d.pages.end))
             }
-            _ => None,
+            Bring::Whole => None,
         };
         match small.and_then(|pages| Some((self.go_over_to_pages(unit, w)?, pages))) {
             Some((w, pages)) => self.bring_pages(unit, w, pages, page, write, start),
@@ -49,16 +49,16 @@ impl Engine {
         if !self.pages_can_come() || self.gate.is_forker() || self.mappings_are_short() {
             return None;
         }
-        match self.pool.knob(Knob::ThpSwapin) {
-            swapin::NEVER => Some(pager.smallest(page)),
-            swapin::AUTO => {
+        match self.bring_of(unit) {
+            Bring::Pages => Some(pager.smallest(page)),
+            Bring::AsFaulted => {
                 let d = self.decide_size(unit, page, 0, true);
                 let record = self.base.records.of(unit);
                 record.set_history(d.history);
                 record.set_density(d.density);
                 (!d.whole).then_some(usize::from(d.pages.start)..usize::from(d.pages.end))
             }
-            _ => None,
+            Bring::Whole => None,
         }
     }
 
@@ -102,7 +102,8 @@ impl Engine {
         };
         let record = self.base.records.of(unit);
         let from = frame + pages.start * PAGE;
-        let installed = self.install(unit, record, pages, from, write.then_some(page));
+        let written = page..page + usize::from(write);
+        let installed = self.install(unit, record, pages, from, &written);
         // The frame's charge is the pages' now.
         self.arena.discard(place);
         self.put_pages(UNIT_PAGES - record.present.count());
@@ -118,16 +119,32 @@ impl Engine {
 
     /// A locked unit in swap goes over to base pages, none of them in memory; `None` if that cannot be.
     fn go_over_to_pages(&self, unit: u32, w: Word) -> Option<Word> {
-        if !self.pages_can_come() || self.gate.is_forker() || self.mappings_are_short() {
-            return None;
-        }
-        if self.map_for_pages(unit).is_err() {
-            self.note_mappings_short();
+        if !self.try_map_for_pages(unit, w) {
             return None;
         }
         self.base.records.of(unit).all_stored();
         self.count(Counter::ThpSplitPmd, 1);
         Some(w.with_kind(Kind::Base))
+    }
+
+    /// A locked unit that holds nothing becomes base-mapped, all of it zero; `None` if that cannot be.
+    pub(crate) fn start_pages(&self, unit: u32, w: Word) -> Option<Word> {
+        if !self.try_map_for_pages(unit, w) {
+            return None;
+        }
+        self.base.records.of(unit).clear();
+        Some(w.with_kind(Kind::Base))
+    }
+
+    fn try_map_for_pages(&self, unit: u32, w: Word) -> bool {
+        if !self.pages_can_come() || self.gate.is_forker() || self.mappings_are_short() {
+            return false;
+        }
+        let mapped = self.map_for_pages(unit, w).is_ok();
+        if !mapped {
+            self.note_mappings_short();
+        }
+        mapped
     }
 
     /// A fault on a locked, base-mapped unit. Unlocks it. `None`: look at the unit again.
@@ -157,9 +174,12 @@ impl Engine {
             return self.make_whole(unit, w, write, start);
         };
         let mut pages = pager.smallest(page);
-        match self.pool.knob(Knob::ThpSwapin) {
-            swapin::NEVER => {}
-            swapin::AUTO => {
+        match self.bring_of(unit) {
+            Bring::Pages if pages.len() == 1 && !record.stored.get(page) => {
+                pages = zeros_ahead(record, page);
+            }
+            Bring::Pages => {}
+            Bring::AsFaulted => {
                 let d = self.decide_size(unit, page, record.present.count(), false);
                 record.set_history(d.history);
                 record.set_density(d.density);
@@ -168,7 +188,7 @@ impl Engine {
                 }
                 pages = usize::from(d.pages.start)..usize::from(d.pages.end);
             }
-            _ => return self.make_whole(unit, w, write, start),
+            Bring::Whole => return self.make_whole(unit, w, write, start),
         }
         self.bring_pages(unit, w, pages, page, write, start)
     }
@@ -179,14 +199,20 @@ impl Engine {
         &self,
         unit: u32,
         w: Word,
-        pages: Range<usize>,
+        mut pages: Range<usize>,
         page: usize,
         write: bool,
         start: u64,
     ) -> Option<Outcome> {
         let record = self.base.records.of(unit);
-        let wanted = absent(record, pages.clone());
-        if !self.take_pages_nowait(wanted) {
+        let mut wanted = absent(record, pages.clone());
+        let mut taken = self.take_pages_nowait(wanted);
+        let least = self.pager().map_or(pages.clone(), |p| p.smallest(page));
+        if !taken && least.len() < pages.len() {
+            (wanted, pages) = (absent(record, least.clone()), least);
+            taken = self.take_pages_nowait(wanted);
+        }
+        if !taken {
             // What is present of this unit may be what has to go.
             self.table.unlock(unit, w);
             if !self.take_pages(wanted) {
@@ -196,7 +222,13 @@ impl Engine {
             return None;
         }
         let first = !record.present.any();
-        let result = self.bring_in(unit, w, record, pages.clone(), write.then_some(page));
+        let zeros = !pages.clone().any(|p| record.stored.get(p));
+        let written = match write {
+            // Zeros come ahead of a run only: it will write to them too, and each would be a fault.
+            true if zeros => pages.clone(),
+            _ => page..page + usize::from(write),
+        };
+        let result = self.bring_in(unit, w, record, pages.clone(), written);
         // Whatever was not brought in goes back.
         self.put_pages(absent(record, pages).min(wanted));
         self.weights.set(unit, record.present.count());
@@ -207,7 +239,12 @@ impl Engine {
         match result {
             Ok(()) => {
                 self.table.unlock(unit, w);
-                self.timed(FaultClass::Base, start)
+                let class = if zeros {
+                    FaultClass::FirstTouch
+                } else {
+                    FaultClass::Base
+                };
+                self.timed(class, start)
             }
             Err(Errno::EIO) => {
                 self.count(Counter::SwapReadError, 1);
@@ -223,14 +260,14 @@ impl Engine {
         }
     }
 
-    /// Brings in the absent ones of `pages`, write-protected but for `written`.
+    /// Brings in the absent ones of `pages`, write-protected but for those in `written`.
     fn bring_in(
         &self,
         unit: u32,
         w: Word,
         record: &Record,
         pages: Range<usize>,
-        written: Option<usize>,
+        written: Range<usize>,
     ) -> Result<(), Errno> {
         let pieces = self.pager() == Some(Pager::Remap);
         let buffer = (!pieces).then(|| self.base.take_buffer());
@@ -241,9 +278,9 @@ impl Engine {
             match &buffer {
                 Some(buffer) => {
                     self.fill(w, record, run.clone(), buffer.addr())?;
-                    self.install(unit, record, run, buffer.addr(), written)?;
+                    self.install(unit, record, run, buffer.addr(), &written)?;
                 }
-                None => self.install_piece(unit, record, run.clone(), written, |to| {
+                None => self.install_piece(unit, record, run.clone(), &written, |to| {
                     self.fill(w, record, run, to)
                 })?,
             }
@@ -272,6 +309,17 @@ impl Engine {
         }
         Ok(())
     }
+}
+
+/// Pages to bring in for a first touch of `page`, which are zero: as many more as the run of present ones that it goes on with has
+/// made, up to a buffer's worth. So no more than twice what is touched comes in.
+fn zeros_ahead(record: &Record, page: usize) -> Range<usize> {
+    const MOST: usize = BUFFER / PAGE;
+    let run = (1..MOST.min(page + 1)).take_while(|i| record.present.get(page - i));
+    let more = run.count();
+    let zero = |p: &usize| !record.present.get(*p) && !record.stored.get(*p);
+    let ahead = (page + 1..UNIT_PAGES as usize).take(more).take_while(zero);
+    page..page + 1 + ahead.count()
 }
 
 /// How many of `pages` are not in memory.

@@ -13,6 +13,7 @@ use super::record::Record;
 use super::{PAGE, pieces};
 use crate::engine::{Engine, UNIT};
 use hugeswap_policy::UNIT_PAGES;
+use hugeswap_policy::unit::{MAY_WRITE, Word};
 use hugeswap_sys::{Errno, Result, mm, uffd};
 use std::ops::Range;
 
@@ -39,7 +40,7 @@ impl Pager {
 
 impl Engine {
     /// Makes an absent, locked unit one whose pages can come by themselves.
-    pub(super) fn map_for_pages(&self, unit: u32) -> Result<()> {
+    pub(super) fn map_for_pages(&self, unit: u32, w: Word) -> Result<()> {
         let at = self.table.addr(unit);
         let fd = match self.pager().ok_or(Errno::ENOSYS)? {
             Pager::Uffd(fd) => fd,
@@ -47,6 +48,12 @@ impl Engine {
             Pager::Remap => return Ok(()),
         };
         let mode = uffd::mode::MISSING | uffd::mode::WP;
+        // Writes that the program does not allow itself are to be SIGSEGV, as anywhere else.
+        let access = if w.has(MAY_WRITE) {
+            mm::PROT_RW
+        } else {
+            mm::PROT_READ
+        };
         // A write to a hole in a range that may be huge would have the kernel make a huge page and throw it away.
         // And a child does not inherit the registration: holes would read as zeros there, so it inherits nothing.
         // SAFETY: advice that discards nothing.
@@ -55,7 +62,7 @@ impl Engine {
             .and_then(|()| unsafe { mm::advise(at, UNIT, libc::MADV_DONTFORK) })
             .and_then(|()| uffd::register(fd, at, UNIT, mode))
             // SAFETY: from now on a touch raises SIGBUS and waits for the unit's lock.
-            .and_then(|()| unsafe { mm::protect(at, UNIT, mm::PROT_RW) })
+            .and_then(|()| unsafe { mm::protect(at, UNIT, access) })
             .inspect_err(|_| {
                 // As it was: a fresh mapping is not registered.
                 let _ = self.mover().drop_pages(at, UNIT);
@@ -70,7 +77,7 @@ impl Engine {
         record: &Record,
         run: Range<usize>,
         from: usize,
-        written: Option<usize>,
+        written: &Range<usize>,
     ) -> Result<()> {
         let Some(Pager::Uffd(fd)) = self.pager() else {
             for start in run.clone().step_by(pieces::PAGES) {
@@ -106,15 +113,12 @@ impl Engine {
             record.present.put(pages, true);
             Ok(())
         };
-        match written.filter(|p| run.contains(p)) {
-            Some(p) => {
-                copy(run.start..p, true)?;
-                copy(p..p + 1, false)?;
-                record.dirty.put(p..p + 1, true);
-                copy(p + 1..run.end, true)
-            }
-            None => copy(run.clone(), true),
-        }
+        let from_written = written.start.clamp(run.start, run.end);
+        let to_written = written.end.clamp(from_written, run.end);
+        copy(run.start..from_written, true)?;
+        copy(from_written..to_written, false)?;
+        record.dirty.put(from_written..to_written, true);
+        copy(to_written..run.end, true)
     }
 
     /// Installs an absent piece with what `fill` puts at the address it is given. As [`Engine::install`].
@@ -124,12 +128,12 @@ impl Engine {
         unit: u32,
         record: &Record,
         piece: Range<usize>,
-        written: Option<usize>,
+        written: &Range<usize>,
         fill: impl FnOnce(usize) -> Result<()>,
     ) -> Result<()> {
         let slot = self.base.pieces.take()?;
         fill(slot.addr())?;
-        let write = written.is_some_and(|p| piece.contains(&p));
+        let write = written.start < piece.end && piece.start < written.end;
         slot.install(self.table.addr(unit) + piece.start * PAGE, write)?;
         self.change_present(record, || record.present.put(piece.clone(), true));
         if write {

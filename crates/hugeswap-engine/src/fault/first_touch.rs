@@ -1,4 +1,4 @@
-//! Faults on units that hold nothing yet: they get a frame of zeros. The rules of the fault path hold.
+//! Faults on units that hold nothing yet: they get a frame of zeros, or pages of zeros if they may not be huge. The rules of the fault path hold.
 //!
 //! Each takes a locked unit and unlocks it. `None`: look at the unit again.
 
@@ -15,10 +15,16 @@ impl Engine {
         &self,
         unit: u32,
         w: Word,
+        addr: usize,
         write: bool,
         start: u64,
     ) -> Option<Outcome> {
         self.high_unit.fetch_max(unit + 1, Relaxed);
+        if !self.may_be_huge(unit)
+            && let Some(w) = self.start_pages(unit, w)
+        {
+            return self.page_fault(unit, w, addr, write, start);
+        }
         let in_place =
             self.mover().watches_in_place() && w.has(MAY_WRITE) && self.arena.free_frames() == 0;
         if in_place && let Some(outcome) = self.first_touch_in_place(unit, w, start) {
@@ -71,7 +77,9 @@ impl Engine {
         while n < want
             && self
                 .table
-                .try_lock_if(unit + n, |o| o.kind() == Kind::None && o == w)
+                .try_lock_if(unit + n, |o| {
+                    o.kind() == Kind::None && o == w && self.may_be_huge(unit + n)
+                })
                 .is_some()
         {
             n += 1;

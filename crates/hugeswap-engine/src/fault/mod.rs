@@ -111,7 +111,7 @@ impl Engine {
             };
             let done = match w.kind() {
                 Kind::Present => self.soft(unit, w, addr, write, start),
-                Kind::None => self.first_touch(unit, w, write, start),
+                Kind::None => self.first_touch(unit, w, addr, write, start),
                 Kind::Cached => {
                     let class = if waited {
                         FaultClass::Wait

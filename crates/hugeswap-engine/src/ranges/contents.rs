@@ -171,6 +171,9 @@ impl Engine {
                     continue;
                 }
                 self.table.set_frame(unit + i, NO_FRAME);
+                if free {
+                    self.said.forget(unit + i);
+                }
                 let may = Word(w.0 & (MAY_READ | MAY_WRITE)).with_kind(Kind::None);
                 self.table
                     .unlock(unit + i, if free { Word::FREE } else { may });

@@ -25,7 +25,7 @@ fn page_up(len: usize) -> usize {
 }
 
 impl Engine {
-    fn units_of(&self, addr: usize, len: usize) -> std::ops::Range<u32> {
+    pub(crate) fn units_of(&self, addr: usize, len: usize) -> std::ops::Range<u32> {
         let (base, total) = self.table.window();
         let from = (addr.max(base) - base) / UNIT;
         let to = (addr + len)
@@ -166,6 +166,7 @@ impl Engine {
             }
             self.take_units(addr + old_len, more, &mut dirty);
         }
+        self.carry_advice(addr, old_len, addr, new_len);
         for (at, n) in dirty {
             // SAFETY: just mapped for this caller alone.
             unsafe { std::ptr::write_bytes(at as *mut u8, 0, n) };

@@ -292,6 +292,8 @@ fn first_touches_in_sequence_are_grouped() {
     assert_eq!(s.on_first_touch(500, 1000), 1);
     assert_eq!(s.on_first_touch(700, 1000), 1);
     assert_eq!(s.on_first_touch(501, 502), 1);
+    let mut none = Streams::new(0);
+    assert!((0..50).all(|u| none.on_first_touch(u, 1000) == 1));
 }
 
 #[test]

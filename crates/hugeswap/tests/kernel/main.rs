@@ -4,6 +4,7 @@
 //! prints why and counts as passed ("skipped").
 
 mod content;
+mod enabled;
 mod failure;
 mod forks;
 mod huge_entries;
@@ -30,6 +31,7 @@ fn all() -> Vec<Test> {
         content::TESTS,
         pages::TESTS,
         pieces::TESTS,
+        enabled::TESTS,
         storm::TESTS,
         failure::TESTS,
         life::TESTS,

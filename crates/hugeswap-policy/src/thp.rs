@@ -1,0 +1,189 @@
+//! Which units may be huge, and which are swapped in whole: what `thp.enabled` and `thp.swapin` say, what the program has
+//! advised for the range, and what is set for it alone.
+//!
+//! One 16-bit word for each unit ([`Advised`]); zero is a unit of which nothing was said. The rules are the kernel's: a unit that
+//! may not be huge comes by base pages whatever `thp.swapin` says, and advice counts for a whole unit or not at all
+//! ([`Usage::counts_for_parts`]).
+
+use crate::knobs::{enabled, swapin};
+
+/// What a program says of a range (madvise).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Usage {
+    /// Huge pages are worth it (MADV_HUGEPAGE).
+    HugePage,
+    /// Base pages only (MADV_NOHUGEPAGE).
+    NoHugePage,
+    /// Pages are used here and there (MADV_RANDOM).
+    Random,
+    /// Pages are used one after the other (MADV_SEQUENTIAL).
+    Sequential,
+    /// Neither of those two (MADV_NORMAL).
+    Normal,
+}
+
+impl Usage {
+    /// Does it hold for a unit if it is said of a part only? Otherwise it is for units of which everything that is mapped is
+    /// advised: the kernel would not put a huge page across the border either.
+    pub const fn counts_for_parts(self) -> bool {
+        matches!(self, Usage::NoHugePage)
+    }
+}
+
+/// How a unit that is away is to come in.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Bring {
+    /// As its faults suggest ([`crate::granularity`]).
+    AsFaulted,
+    /// Whole.
+    Whole,
+    /// By single pages.
+    Pages,
+}
+
+/// What was said of one unit.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Advised(pub u16);
+
+const HUGE: u16 = 1;
+const NO_HUGE: u16 = 1 << 1;
+const RANDOM: u16 = 1 << 2;
+const SEQUENTIAL: u16 = 1 << 3;
+/// `thp.enabled` of the range alone, plus one; 0: as the pool's.
+const ENABLED_SHIFT: u32 = 8;
+/// The same for `thp.swapin`.
+const SWAPIN_SHIFT: u32 = 12;
+const FIELD: u16 = 0xf;
+
+impl Advised {
+    /// Nothing was said.
+    pub const NOTHING: Advised = Advised(0);
+
+    /// After the program said so.
+    #[must_use]
+    pub const fn and(self, usage: Usage) -> Advised {
+        let (clear, set) = match usage {
+            Usage::HugePage => (NO_HUGE, HUGE),
+            Usage::NoHugePage => (HUGE, NO_HUGE),
+            Usage::Random => (SEQUENTIAL, RANDOM),
+            Usage::Sequential => (RANDOM, SEQUENTIAL),
+            Usage::Normal => (RANDOM | SEQUENTIAL, 0),
+        };
+        Advised(self.0 & !clear | set)
+    }
+
+    /// With `thp.enabled` set for it alone, or not any more.
+    #[must_use]
+    pub const fn with_enabled(self, value: Option<u64>) -> Advised {
+        self.with_field(ENABLED_SHIFT, value)
+    }
+
+    /// With `thp.swapin` set for it alone, or not any more.
+    #[must_use]
+    pub const fn with_swapin(self, value: Option<u64>) -> Advised {
+        self.with_field(SWAPIN_SHIFT, value)
+    }
+
+    const fn with_field(self, shift: u32, value: Option<u64>) -> Advised {
+        let bits = match value {
+            Some(v) => (v as u16 & (FIELD >> 1)) + 1,
+            None => 0,
+        };
+        Advised(self.0 & !(FIELD << shift) | bits << shift)
+    }
+
+    const fn field(self, shift: u32, otherwise: u64) -> u64 {
+        match self.0 >> shift & FIELD {
+            0 => otherwise,
+            n => n as u64 - 1,
+        }
+    }
+
+    /// May the unit be huge, the pool's `thp.enabled` being `pool`?
+    pub const fn may_be_huge(self, pool: u64) -> bool {
+        match self.field(ENABLED_SHIFT, pool) {
+            enabled::NEVER => false,
+            enabled::MADVISE => self.0 & HUGE != 0,
+            _ => self.0 & NO_HUGE == 0,
+        }
+    }
+
+    /// How it comes in, the pool's `thp.enabled` and `thp.swapin` being these.
+    pub const fn bring(self, pool_enabled: u64, pool_swapin: u64) -> Bring {
+        if !self.may_be_huge(pool_enabled) {
+            return Bring::Pages;
+        }
+        match self.field(SWAPIN_SHIFT, pool_swapin) {
+            swapin::ALWAYS => Bring::Whole,
+            swapin::NEVER => Bring::Pages,
+            swapin::MADVISE if self.0 & HUGE != 0 => Bring::Whole,
+            swapin::MADVISE => Bring::Pages,
+            _ if self.0 & RANDOM != 0 => Bring::Pages,
+            _ if self.0 & SEQUENTIAL != 0 => Bring::Whole,
+            _ => Bring::AsFaulted,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    const USAGES: [Usage; 5] = [
+        Usage::HugePage,
+        Usage::NoHugePage,
+        Usage::Random,
+        Usage::Sequential,
+        Usage::Normal,
+    ];
+
+    #[test]
+    fn the_kernels_table() {
+        let (none, huge) = (Advised::NOTHING, Advised::NOTHING.and(Usage::HugePage));
+        let no = huge.and(Usage::NoHugePage);
+        for (setting, expect) in [
+            (enabled::ALWAYS, [true, true, false]),
+            (enabled::MADVISE, [false, true, false]),
+            (enabled::NEVER, [false, false, false]),
+        ] {
+            assert_eq!([none, huge, no].map(|a| a.may_be_huge(setting)), expect);
+        }
+        use Bring::*;
+        for (setting, expect) in [
+            (swapin::AUTO, [AsFaulted, AsFaulted, Pages]),
+            (swapin::ALWAYS, [Whole, Whole, Pages]),
+            (swapin::MADVISE, [Pages, Whole, Pages]),
+            (swapin::NEVER, [Pages, Pages, Pages]),
+        ] {
+            let bring = |a: Advised| a.bring(enabled::ALWAYS, setting);
+            assert_eq!([none, huge, no].map(bring), expect);
+        }
+        let auto = |a: Advised| a.bring(enabled::ALWAYS, swapin::AUTO);
+        assert_eq!(auto(none.and(Usage::Random)), Pages);
+        assert_eq!(auto(none.and(Usage::Random).and(Usage::Sequential)), Whole);
+        assert_eq!(auto(huge.and(Usage::Random).and(Usage::Normal)), AsFaulted);
+    }
+
+    proptest! {
+        /// A setting of the range's own takes the place of the pool's and no more, whatever is said before and after.
+        #[test]
+        fn own_settings_take_the_pools_place(
+            says in proptest::collection::vec(0..USAGES.len(), 0..6),
+            own_enabled in proptest::option::of(0..enabled::WORDS.len() as u64),
+            own_swapin in proptest::option::of(0..swapin::WORDS.len() as u64),
+            pool_enabled in 0..enabled::WORDS.len() as u64,
+            pool_swapin in 0..swapin::WORDS.len() as u64,
+        ) {
+            let said = says.iter().fold(Advised::NOTHING, |a, &i| a.and(USAGES[i]));
+            let set = says.iter().fold(
+                Advised::NOTHING.with_enabled(own_enabled).with_swapin(own_swapin),
+                |a, &i| a.and(USAGES[i]),
+            );
+            let (e, s) = (own_enabled.unwrap_or(pool_enabled), own_swapin.unwrap_or(pool_swapin));
+            prop_assert_eq!(set.bring(pool_enabled, pool_swapin), said.bring(e, s));
+            prop_assert_eq!(set.may_be_huge(pool_enabled), said.may_be_huge(e));
+            prop_assert_eq!(set.with_enabled(None).with_swapin(None), said);
+        }
+    }
+}
