@@ -95,6 +95,10 @@ pub(crate) enum Job {
     Handed(u32),
     /// Make a base-mapped unit whole; its lock goes with the job.
     Whole(u32),
+    /// Bring pages `from..to` of a base-mapped unit in; its lock goes with the job.
+    Bring { unit: u32, from: u16, to: u16 },
+    /// Write such pages, if they are dirty, and drop them; the same.
+    Drop { unit: u32, from: u16, to: u16 },
     /// Write a unit under write-back to swap.
     Write(u32),
 }

@@ -7,6 +7,7 @@
 //! Concurrency: words change by single atomic operations, without the units' locks: a fault under way may still go by what was
 //! said before.
 
+use crate::base::Pager;
 use crate::engine::{Engine, UNIT};
 use crate::zeroed::Zeroed;
 use hugeswap_policy::knobs::Knob;
@@ -56,9 +57,14 @@ impl Said {
 }
 
 impl Engine {
+    /// Can pages of 4 KiB come and go by themselves?
+    pub(crate) fn has_single_pages(&self) -> bool {
+        matches!(self.pager(), Some(Pager::Uffd(_)))
+    }
+
     /// May `unit` be huge from its first touch on? (Always, where there are no single pages.)
     pub(crate) fn may_be_huge(&self, unit: u32) -> bool {
-        self.pages_fd() < 0
+        !self.has_single_pages()
             || self
                 .said
                 .of(unit)

@@ -61,6 +61,8 @@ impl Engine {
             }
             Job::Handed(unit) => self.read_handed(unit),
             Job::Whole(unit) => self.whole_handed(unit),
+            Job::Bring { unit, from, to } => self.bring_handed(unit, from.into()..to.into()),
+            Job::Drop { unit, from, to } => self.drop_handed(unit, from.into()..to.into()),
             Job::Write(unit) => self.write_out(unit),
         }
     }

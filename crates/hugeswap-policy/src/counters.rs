@@ -29,7 +29,8 @@ counters! {
     ThpSwpOut => "thp_swpout", "Huge pages swapped out whole.";
     ThpSwpInFallback => "thp_swpin_fallback", "Units swapped in where no huge page was to be had.";
     ThpSwpOutFallback => "thp_swpout_fallback", "Units swapped out that were not huge.";
-    ThpFaultAlloc => "thp_fault_alloc", "First touches served.";
+    ThpFaultAlloc => "thp_fault_alloc", "Huge pages given on first touch.";
+    ThpFaultFallback => "thp_fault_fallback", "First touches that got a base page, for no huge page was to be had.";
     SwapCacheHit => "swap_cache_hit", "Faults served from the swap cache or by mapping a watched unit again.";
     SwapRa => "swap_ra", "Units read ahead.";
     SwapRaHit => "swap_ra_hit", "Units read ahead that were then used.";
@@ -47,6 +48,7 @@ counters! {
     MapLimit => "map_limit", "Times the limit on mappings was met and room was made.";
     GiveBack => "give_back", "Frames handed to another process of the pool.";
     ThpSplitPmd => "thp_split_pmd", "Units that went over from one huge page to base pages.";
+    ThpCollapseFailed => "thp_collapse_alloc_failed", "Base-mapped units that stayed so, for no huge page was to be had.";
     ThpCollapse => "thp_collapse_alloc", "Units that went back from base pages to one huge page.";
     Ejected => "ejected", "Units handed to the kernel for good (mixed protections, stacks).";
 }

@@ -62,11 +62,13 @@ fn advise(engine: &Engine, at: usize, len: usize, advice: c_int) -> c_int {
         libc::MADV_SEQUENTIAL => engine.advise_use(at, len, Usage::Sequential),
         libc::MADV_HUGEPAGE => engine.advise_use(at, len, Usage::HugePage),
         libc::MADV_NOHUGEPAGE => engine.advise_use(at, len, Usage::NoHugePage),
-        MADV_POPULATE_READ => touch(at, len, false),
-        MADV_POPULATE_WRITE => touch(at, len, true),
-        // FREE allows the content to go, it does not ask for it; the others are about speed or dumps.
-        libc::MADV_FREE
-        | MADV_COLLAPSE
+        MADV_POPULATE_READ => touch(engine, at, len, false),
+        MADV_POPULATE_WRITE => touch(engine, at, len, true),
+        // What the kernel has may stay: FREE allows the content to go, it does not ask for it.
+        libc::MADV_FREE if any_ejected(at, len) => {}
+        libc::MADV_FREE => engine.free_lazily(at, len),
+        // About speed or dumps.
+        MADV_COLLAPSE
         | libc::MADV_MERGEABLE
         | libc::MADV_UNMERGEABLE
         | libc::MADV_DONTDUMP
@@ -83,15 +85,23 @@ fn advise(engine: &Engine, at: usize, len: usize, advice: c_int) -> c_int {
     0
 }
 
-/// Touches each unit once, as a program would.
-fn touch(at: usize, len: usize, write: bool) {
-    for page in std::iter::once(at).chain((at / UNIT * UNIT + UNIT..at + len).step_by(UNIT)) {
-        // SAFETY: a mapped byte of the program's own; adding nothing changes nothing, whoever else writes there.
-        let byte = unsafe { AtomicU8::from_ptr(page as *mut u8) };
+/// Touches each unit once, and each page of those that came by pages, as a program would.
+fn touch(engine: &Engine, at: usize, len: usize, write: bool) {
+    let mut by_pages = false;
+    for page in (at..at + len).step_by(PAGE) {
+        if page != at && !page.is_multiple_of(UNIT) && !by_pages {
+            continue;
+        }
+        // (Neither a load nor an addition of nothing would do: the compiler leaves out what has no effect.)
+        // SAFETY: a mapped byte of the program's own.
+        let now = unsafe { std::ptr::read_volatile(page as *const u8) };
         if write {
-            byte.fetch_or(0, Relaxed);
-        } else {
-            byte.load(Relaxed);
+            // SAFETY: as above; putting what was there changes nothing, whoever else writes there.
+            let byte = unsafe { AtomicU8::from_ptr(page as *mut u8) };
+            let _ = byte.compare_exchange(now, now, Relaxed, Relaxed);
+        }
+        if page == at || page.is_multiple_of(UNIT) {
+            by_pages = engine.is_base_mapped(page);
         }
     }
 }

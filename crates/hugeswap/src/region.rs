@@ -11,10 +11,12 @@ use std::ptr::NonNull;
 pub enum Advice {
     /// It will be used soon: begin to read it.
     WillNeed,
-    /// It will not be used soon: move it to swap now (whole units of 2 MiB).
+    /// It will not be used soon: move it to swap now (units of 2 MiB, and pages of those that are in memory by pages).
     PageOut,
     /// Its content is not needed any more: it reads as zeros from now on.
     DontNeed,
+    /// Its content is not needed any more, until it is written again: it reads as before or as zeros.
+    Free,
     /// It is worth huge pages: where `thp.enabled` or `thp.swapin` is `madvise`, it gets them.
     HugePage,
     /// It is to be in memory by base pages only.
@@ -90,7 +92,7 @@ impl Region {
         }
     }
 
-    /// Tells how `[offset, offset+len)` will be used. `DontNeed` changes the content, hence `&mut`.
+    /// Tells how `[offset, offset+len)` will be used. `DontNeed` and `Free` change the content, hence `&mut`.
     ///
     /// `HugePage`, `NoHugePage`, `Random`, `Sequential` and `Normal` stand until other advice takes their place, and count for units
     /// of 2 MiB: `NoHugePage` for every unit that the range meets, the others for those that lie in it whole. They are looked at by
@@ -102,6 +104,7 @@ impl Region {
             Advice::WillNeed => engine.willneed(at, len),
             Advice::PageOut => engine.pageout(at, len),
             Advice::DontNeed => engine.discard(at, len),
+            Advice::Free => engine.free_lazily(at, len),
             Advice::HugePage => engine.advise_use(at, len, Usage::HugePage),
             Advice::NoHugePage => engine.advise_use(at, len, Usage::NoHugePage),
             Advice::Random => engine.advise_use(at, len, Usage::Random),

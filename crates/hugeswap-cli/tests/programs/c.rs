@@ -82,7 +82,7 @@ fn base_pages(program: &str) {
         .args((program == "calls").then_some(&files));
     let plain = program.plain();
     let setup = Setup::new(Mode::Signal, MEMORY_MIB).option("--set", "thp.enabled=never");
-    let managed = program.managed(&setup.option("--set", "debug.storm=50"));
+    let managed = program.managed(&setup);
     managed.same_as(&plain);
     assert_eq!(managed.number("thp_fault_alloc"), 0);
 }

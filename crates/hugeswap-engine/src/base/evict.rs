@@ -86,7 +86,7 @@ impl Engine {
     }
 
     /// [`Engine::leave_pages`] for a unit that is all zeros: nothing is dirty, and its slot holds nothing.
-    fn leave_zero(&self, unit: u32, w: Word) -> (Word, bool) {
+    pub(super) fn leave_zero(&self, unit: u32, w: Word) -> (Word, bool) {
         let (new, gone) = self.leave_as(unit, Kind::None, w);
         if !gone {
             return (w, false);

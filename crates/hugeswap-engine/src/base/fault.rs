@@ -37,7 +37,7 @@ impl Engine {
         };
         match small.and_then(|pages| Some((self.go_over_to_pages(unit, w)?, pages))) {
             Some((w, pages)) => self.bring_pages(unit, w, pages, page, write, start),
-            None => self.major(unit, w, write, start),
+            None => self.major(unit, w, addr, write, start),
         }
     }
 
@@ -118,7 +118,7 @@ impl Engine {
     }
 
     /// A locked unit in swap goes over to base pages, none of them in memory; `None` if that cannot be.
-    fn go_over_to_pages(&self, unit: u32, w: Word) -> Option<Word> {
+    pub(crate) fn go_over_to_pages(&self, unit: u32, w: Word) -> Option<Word> {
         if !self.try_map_for_pages(unit, w) {
             return None;
         }
@@ -184,13 +184,53 @@ impl Engine {
                 record.set_history(d.history);
                 record.set_density(d.density);
                 if d.whole {
-                    return self.make_whole(unit, w, write, start);
+                    return self.whole_or_page(unit, w, addr, write, start);
                 }
                 pages = usize::from(d.pages.start)..usize::from(d.pages.end);
             }
-            Bring::Whole => return self.make_whole(unit, w, write, start),
+            Bring::Whole => return self.whole_or_page(unit, w, addr, write, start),
         }
         self.bring_pages(unit, w, pages, page, write, start)
+    }
+
+    /// Is a base page to be had where no frame is, and is `unit` to take it rather than wait?
+    pub(crate) fn may_fall_back(&self, unit: u32) -> bool {
+        self.base.credits.load(Relaxed) > 0
+            && self.has_single_pages()
+            && self.bring_of(unit) == Bring::Whole
+    }
+
+    /// A locked, base-mapped unit that is to be whole becomes so; where no frame is to be had, only the page comes that is needed now.
+    #[inline(never)]
+    fn whole_or_page(
+        &self,
+        unit: u32,
+        w: Word,
+        addr: usize,
+        write: bool,
+        start: u64,
+    ) -> Option<Outcome> {
+        match self.get_frame_nowait() {
+            Some(frame) => self.make_whole_with(frame, unit, w, write, start),
+            None if self.may_fall_back(unit) => {
+                self.count(Counter::ThpCollapseFailed, 1);
+                self.fault_page(unit, w, addr, write, start)
+            }
+            None => self.make_whole(unit, w, write, start),
+        }
+    }
+
+    /// Brings in the page at `addr` of a locked, base-mapped unit, and no more. Unlocks it.
+    pub(crate) fn fault_page(
+        &self,
+        unit: u32,
+        w: Word,
+        addr: usize,
+        write: bool,
+        start: u64,
+    ) -> Option<Outcome> {
+        let page = (addr - self.table.addr(unit)) / PAGE;
+        self.bring_pages(unit, w, page..page + 1, page, write, start)
     }
 
     /// Brings pages of a locked, base-mapped unit in for a fault on `page`, which is one of them. Unlocks it.
@@ -261,7 +301,7 @@ impl Engine {
     }
 
     /// Brings in the absent ones of `pages`, write-protected but for those in `written`.
-    fn bring_in(
+    pub(super) fn bring_in(
         &self,
         unit: u32,
         w: Word,
@@ -323,6 +363,6 @@ fn zeros_ahead(record: &Record, page: usize) -> Range<usize> {
 }
 
 /// How many of `pages` are not in memory.
-fn absent(record: &Record, pages: Range<usize>) -> u64 {
+pub(super) fn absent(record: &Record, pages: Range<usize>) -> u64 {
     pages.filter(|&p| !record.present.get(p)).count() as u64
 }

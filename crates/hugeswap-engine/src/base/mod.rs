@@ -7,7 +7,7 @@
 //!
 //! * `fault`: pages brought in; `evict`: pages written and dropped; `whole`: the ways to and from huge pages
 //! * `pager`, `pieces`: how pages are installed, protected and dropped
-//! * `io`: pages of a slot read, written, copied
+//! * `io`: pages of a slot read, written, copied; `part`: some pages of a unit, on the program's word
 //!
 //! Concurrency: everything happens under the unit's lock. Base-mapped units are never pinned: who needs one
 //! held makes it whole first. In signal mode only; see [`Engine::pager`].
@@ -16,6 +16,7 @@ mod evict;
 mod fault;
 mod io;
 mod pager;
+mod part;
 pub(crate) mod pieces;
 pub(crate) mod record;
 mod whole;

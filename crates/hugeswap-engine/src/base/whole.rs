@@ -33,7 +33,7 @@ impl Engine {
         self.make_whole_with(frame, unit, w, write, start)
     }
 
-    fn make_whole_with(
+    pub(super) fn make_whole_with(
         &self,
         frame: Frame,
         unit: u32,

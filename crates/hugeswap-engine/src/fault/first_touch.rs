@@ -30,9 +30,21 @@ impl Engine {
         if in_place && let Some(outcome) = self.first_touch_in_place(unit, w, start) {
             return Some(outcome);
         }
-        let Some(frame) = self.get_frame() else {
-            self.table.unlock(unit, w);
-            return Some(Outcome::NoMemory);
+        let frame = match self.get_frame_nowait() {
+            Some(frame) => frame,
+            None => {
+                if self.may_fall_back(unit)
+                    && let Some(w) = self.start_pages(unit, w)
+                {
+                    self.count(Counter::ThpFaultFallback, 1);
+                    return self.fault_page(unit, w, addr, write, start);
+                }
+                let Some(frame) = self.get_frame() else {
+                    self.table.unlock(unit, w);
+                    return Some(Outcome::NoMemory);
+                };
+                frame
+            }
         };
         let from = self.arena.addr(frame.place);
         if !frame.zeroed || !self.mover().moves_holes() && !mm::populate(from, UNIT) {

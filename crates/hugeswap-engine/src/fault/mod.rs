@@ -78,7 +78,7 @@ impl Engine {
                 if self.table.frame(unit) == QUEUED && self.table.claim_queued(unit) {
                     // A read was planned and nobody has begun it: it is ours now, with the lock.
                     let w = self.table.load(unit).clear(LOCKED | WAITERS);
-                    match self.major(unit, w, write, start) {
+                    match self.major(unit, w, addr, write, start) {
                         Some(outcome) => return outcome,
                         None => continue,
                     }

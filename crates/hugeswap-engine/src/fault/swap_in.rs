@@ -86,15 +86,34 @@ impl Engine {
     }
 
     /// In swap only: read it, here and now. `None`: look at the unit again.
-    pub(crate) fn major(&self, unit: u32, w: Word, write: bool, start: u64) -> Option<Outcome> {
+    pub(crate) fn major(
+        &self,
+        unit: u32,
+        w: Word,
+        addr: usize,
+        write: bool,
+        start: u64,
+    ) -> Option<Outcome> {
         let Some(slot) = w.slot() else {
             self.table.unlock(unit, w);
             return Some(Outcome::Poisoned);
         };
-        let Some(frame) = self.get_frame() else {
-            self.table.set_frame(unit, NO_FRAME);
-            self.table.unlock(unit, w.with_kind(Kind::Swapped));
-            return Some(Outcome::NoMemory);
+        let frame = match self.get_frame_nowait() {
+            Some(frame) => frame,
+            None => {
+                if self.may_fall_back(unit)
+                    && let Some(w) = self.go_over_to_pages(unit, w)
+                {
+                    self.count(Counter::ThpSwpInFallback, 1);
+                    return self.fault_page(unit, w, addr, write, start);
+                }
+                let Some(frame) = self.get_frame() else {
+                    self.table.set_frame(unit, NO_FRAME);
+                    self.table.unlock(unit, w.with_kind(Kind::Swapped));
+                    return Some(Outcome::NoMemory);
+                };
+                frame
+            }
         };
         // Tell the readers of what comes next before we wait for our own read.
         self.read_ahead(unit, false);

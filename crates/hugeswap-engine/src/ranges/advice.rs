@@ -3,12 +3,15 @@
 //!
 //! Called by program threads; see the parent module for the rules.
 
-use crate::engine::{Engine, Job};
+use super::PAGE;
+use crate::engine::{Engine, Job, UNIT};
 use crate::table::QUEUED;
 use hugeswap_policy::UNIT_BYTES;
+use hugeswap_policy::thp::Bring;
 use hugeswap_policy::unit::{Kind, LOCKED, Word};
 use hugeswap_sys::process;
 use hugeswap_sys::signal::Blocked;
+use std::ops::Range;
 
 impl Engine {
     /// Is the page at `addr` in memory?
@@ -22,7 +25,14 @@ impl Engine {
             })
     }
 
-    /// Begins to read what of the range is in swap.
+    /// Is the unit at `addr` mapped by base pages now?
+    pub fn is_base_mapped(&self, addr: usize) -> bool {
+        self.table
+            .unit_of(addr)
+            .is_some_and(|u| self.table.load(u).kind() == Kind::Base)
+    }
+
+    /// Begins to read what of the range is in swap: of units that come by pages the pages of the range, of the others the whole.
     pub fn willneed(&self, addr: usize, len: usize) {
         let _blocked = Blocked::all();
         let _inside = self.gate.enter();
@@ -36,6 +46,13 @@ impl Engine {
             let Some(w) = self.table.try_lock_if(unit, wanted) else {
                 continue;
             };
+            let pages = self.pages_in(unit, addr, len);
+            if self.by_pages(unit, &pages)
+                && let Some(w) = self.as_pages(unit, w)
+            {
+                self.hand_over_bring(unit, w, pages);
+                continue;
+            }
             if w.kind() == Kind::Base {
                 self.hand_over(unit, w);
                 continue;
@@ -55,7 +72,36 @@ impl Engine {
         }
     }
 
-    /// Moves the whole units of the range out to swap, and waits until that is done as far as it can be.
+    /// Pages of `unit` that `[addr, addr+len)` meets.
+    pub(super) fn pages_in(&self, unit: u32, addr: usize, len: usize) -> Range<usize> {
+        let at = self.table.addr(unit);
+        let (from, to) = (at.max(addr), (at + UNIT).min(addr + len));
+        (from - at) / PAGE..(to - at).div_ceil(PAGE)
+    }
+
+    /// Are `pages`, which the program will need, to come in by themselves? Always where the unit comes by pages; where faults decide,
+    /// up to a quarter of it, which takes as long as the whole.
+    fn by_pages(&self, unit: u32, pages: &Range<usize>) -> bool {
+        if !self.has_single_pages() {
+            return false;
+        }
+        match self.bring_of(unit) {
+            Bring::Pages => pages.len() * PAGE < UNIT || !self.may_be_huge(unit),
+            Bring::AsFaulted => pages.len() * PAGE <= UNIT / 4,
+            Bring::Whole => false,
+        }
+    }
+
+    /// A locked unit, in swap or base-mapped, is base-mapped; `None` if that cannot be.
+    fn as_pages(&self, unit: u32, w: Word) -> Option<Word> {
+        match w.kind() {
+            Kind::Base => Some(w),
+            _ => self.go_over_to_pages(unit, w),
+        }
+    }
+
+    /// Moves the units of the range out to swap, and waits until that is done as far as it can be. Of units that it has a part of only
+    /// pages of base-mapped ones go.
     pub fn pageout(&self, addr: usize, len: usize) {
         const ASK_AGAIN_NS: u64 = 20_000_000;
         let inside = |unit: u32| {
@@ -79,6 +125,22 @@ impl Engine {
             self.table.wait_locked(unit);
             if inside(unit) {
                 ask(unit);
+            }
+        }
+        let ends = self.units_of(addr, len).filter(|_| self.has_single_pages());
+        for unit in ends {
+            let pages = self.pages_in(unit, addr, len);
+            if pages.len() * PAGE == UNIT || self.table.load(unit).kind() != Kind::Base {
+                continue;
+            }
+            let w = self.lock_settled(unit);
+            if w.kind() == Kind::Base {
+                self.hand_over_drop(unit, w, pages);
+                while self.table.load(unit).has(LOCKED) {
+                    self.table.wait_locked(unit);
+                }
+            } else {
+                self.table.unlock(unit, w);
             }
         }
         // A program that goes on touching a unit, or a swap that is full, keeps it in: wait, but not for ever.

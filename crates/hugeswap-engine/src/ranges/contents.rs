@@ -65,32 +65,43 @@ impl Engine {
         }
     }
 
-    /// Whole pages of `[from, to)` in a base-mapped unit become zero without being brought in. What is left.
+    /// Whole pages of `[from, to)` in a unit that is base-mapped or in swap become zero without being brought in. What is left.
     fn zero_pages(&self, unit: u32, from: usize, to: usize) -> (usize, usize) {
         const PAGE: usize = 4096;
         let (first, last) = (from.next_multiple_of(PAGE), to & !(PAGE - 1));
         // One side is ragged at most: the other ends with the range or the unit.
         let whole = first < last && (first == from || last == to);
-        if !whole || self.table.load(unit).kind() != Kind::Base {
+        let kind = self.table.load(unit).kind();
+        if !whole || !matches!(kind, Kind::Swapped | Kind::Base) {
             return (from, to);
         }
         let _blocked = Blocked::all();
         let _inside = self.gate.enter();
         let w = self.lock_settled(unit);
-        let left = if w.kind() == Kind::Base {
-            let at = self.table.addr(unit);
-            if !self.discard_pages(unit, (first - at) / PAGE..(last - at) / PAGE) {
-                (from, to)
-            } else if first == from {
-                (last, to)
-            } else {
-                (from, first)
-            }
-        } else {
-            (from, to)
-        };
+        let at = self.table.addr(unit);
+        let pages = (first - at) / PAGE..(last - at) / PAGE;
+        let (w, done) = self.give_up_pages(unit, w, pages);
         self.table.unlock(unit, w);
-        left
+        match done {
+            true if first == from => (last, to),
+            true => (from, first),
+            false => (from, to),
+        }
+    }
+
+    /// The program has no use for what the range holds any more (MADV_FREE): it may read as before or as zeros until it is written
+    /// again. What is in swap is given up at once, and what is in memory too where the budget is used up.
+    pub fn free_lazily(&self, addr: usize, len: usize) {
+        if self.pool.used_frames() >= self.pool.frames() {
+            return self.discard(addr, len);
+        }
+        for unit in self.units_of(addr, len) {
+            if matches!(self.table.load(unit).kind(), Kind::Swapped | Kind::Base) {
+                let at = self.table.addr(unit);
+                let (from, to) = (at.max(addr), (at + UNIT).min(addr + len));
+                self.discard(from, to - from);
+            }
+        }
     }
 
     /// Gives up what units `from..to` hold; they are unmanaged then (`free`) or zero.

@@ -186,9 +186,11 @@ impl Engine {
         space.free(addr, len);
         let mut run: Option<(u32, u32)> = None;
         for unit in units {
-            if space.live_pages(self.table.addr(unit)) > 0
-                || self.table.load(unit).kind() == Kind::Free
-            {
+            if space.live_pages(self.table.addr(unit)) > 0 {
+                self.unmap_part(unit, addr, len);
+                continue;
+            }
+            if self.table.load(unit).kind() == Kind::Free {
                 continue;
             }
             run = match run {
@@ -205,6 +207,21 @@ impl Engine {
         }
         drop(space);
         self.pool.uncommit(self.me(), gone as u64);
+    }
+
+    /// What `[addr, addr+len)` had of a unit that others use too: pages of a base-mapped one are given up.
+    fn unmap_part(&self, unit: u32, addr: usize, len: usize) {
+        if self.table.load(unit).kind() != Kind::Base {
+            return;
+        }
+        let mut w = self.lock_settled(unit);
+        if w.kind() == Kind::Base {
+            w = self
+                .give_up_pages(unit, w, self.pages_in(unit, addr, len))
+                .0;
+        }
+        self.table.unlock(unit, w);
+        self.note_available();
     }
 
     /// Is every page of the range mapped by us?

@@ -32,15 +32,13 @@ pub const TESTS: &[Test] = &[
         swapin_madvise_is_what_was_advised,
     ),
     ("swapin_hints", swapin_hints),
+    ("enabled_falls_back", enabled_falls_back),
 ];
 
 const PAGE: usize = 4096;
 
 fn pool(memory: usize, settings: &[&str]) -> Pool {
-    match hugeswap_sys::uffd::open(hugeswap_sys::uffd::USER_MODE_ONLY, 0) {
-        Ok((fd, _)) => hugeswap_sys::fs::close(fd),
-        Err(e) => skip(&format!("no userfaultfd: {e}")),
-    }
+    need_base_pages();
     let with = |b: hugeswap::Builder, s: &&str| b.set(s);
     settings.iter().fold(builder(memory), with).build().unwrap()
 }
@@ -77,15 +75,6 @@ fn read(r: &Region, at: usize) -> u64 {
 
 fn write(r: &Region, at: usize, value: u64) {
     words(r)[at / 8].store(value, Relaxed)
-}
-
-/// All of it goes to swap. (On a busy machine one call may not be enough: it waits for a second or so.)
-fn out(r: &mut Region) {
-    let start = std::time::Instant::now();
-    while (0..r.len() / UNIT).any(|u| present(r, u) > 0) {
-        assert!(start.elapsed().as_secs() < 60, "it would not leave");
-        r.advise(0, r.len(), Advice::PageOut).unwrap();
-    }
 }
 
 fn enabled_never_is_pages_only() {
@@ -151,7 +140,7 @@ fn enabled_madvise_is_what_was_advised() {
         assert_eq!(present(&r, u), if huge { 512 } else { 1 }, "unit {u}");
     }
     fill(&r, 1);
-    out(&mut r);
+    page_out(&mut r);
     check(&r, 1);
     // What was never huge did not become so. The others are swapped in as their faults suggest.
     assert!(counter(&pool, "thp_swpout") <= 4);
@@ -172,13 +161,13 @@ fn enabled_always_but_where_advised_not() {
         assert_eq!(present(&r, u), if pages { 1 } else { 512 }, "unit {u}");
     }
     fill(&r, 1);
-    out(&mut r);
+    page_out(&mut r);
     check(&r, 1);
     assert_eq!(counter(&pool, "thp_swpin"), 12);
     // And back, for all but unit 2.
     r.advise(3 * UNIT, 29 * MIB - 3 * UNIT, Advice::HugePage)
         .unwrap();
-    out(&mut r);
+    page_out(&mut r);
     check(&r, 1);
     assert_eq!(counter(&pool, "thp_swpin"), 12 + 12);
     assert_eq!(counter(&pool, "thp_collapse_alloc"), 3);
@@ -196,7 +185,7 @@ fn enabled_changes_in_use() {
     // What is huge stays so until it leaves.
     assert_eq!((present(&r, 0), present(&r, 4)), (512, 1));
     fill(&r, 1);
-    out(&mut r);
+    page_out(&mut r);
     assert_eq!(read(&r, 8), value(1, 1));
     assert_eq!(present(&r, 0), 1);
     pool.set("thp.enabled=always").unwrap();
@@ -208,7 +197,7 @@ fn enabled_changes_in_use() {
     }
     check(&r, 1);
     pool.set("thp.enabled=madvise").unwrap();
-    out(&mut r);
+    page_out(&mut r);
     check(&r, 1);
     assert_eq!(counter(&pool, "thp_swpin"), 3);
 }
@@ -232,8 +221,8 @@ fn enabled_of_a_region() {
     let (mut a, mut b) = (a, b);
     fill(&a, 1);
     fill(&b, 2);
-    out(&mut a);
-    out(&mut b);
+    page_out(&mut a);
+    page_out(&mut b);
     assert_eq!((read(&a, 0), read(&b, 0)), (value(0, 1), value(0, 2)));
     assert_eq!((present(&a, 0), present(&b, 0)), (1, 512));
     check(&a, 1);
@@ -311,7 +300,7 @@ fn enabled_with_forks() {
         (0..8).for_each(|u| write(&r, u * UNIT + 3 * PAGE, 11 + u as u64 + round));
         assert!(right(round + 1), "the parent in round {round}, changed");
         assert!(succeeded(child), "the child in round {round}");
-        out(&mut r);
+        page_out(&mut r);
     }
 }
 
@@ -341,7 +330,7 @@ fn swapin_madvise_is_what_was_advised() {
     r.advise(8 * UNIT, 8 * UNIT, Advice::HugePage).unwrap();
     fill(&r, 1);
     assert_eq!(counter(&pool, "thp_fault_alloc"), 16);
-    out(&mut r);
+    page_out(&mut r);
     for u in 0..16 {
         let i = (u * UNIT + 77 * PAGE) / 8;
         assert_eq!(words(&r)[i].load(Relaxed), value(i, 1));
@@ -363,7 +352,7 @@ fn swapin_hints() {
     r.advise(8 * UNIT, 8 * UNIT, Advice::Random).unwrap();
     r.advise(8 * UNIT, 8 * UNIT, Advice::Normal).unwrap();
     fill(&r, 1);
-    out(&mut r);
+    page_out(&mut r);
     for u in (0..16).rev() {
         let i = (u * UNIT + (u * 77 % 512) * PAGE) / 8;
         assert_eq!(words(&r)[i].load(Relaxed), value(i, 1));
@@ -378,5 +367,56 @@ fn swapin_hints() {
         0,
         "random means single pages, however many"
     );
+    check(&r, 1);
+}
+
+/// Where every frame is held, and a few base pages are left of one, they are what a fault gets.
+fn enabled_falls_back() {
+    let pool = pool(16, &["thp.swapin=always", "readahead.max=0"]);
+    let mut r = pool.region(32 * MIB).unwrap();
+    let few = pool.region(UNIT).unwrap();
+    few.set("thp.enabled=never").unwrap();
+    fill(&r, 1);
+    page_out(&mut r);
+    // Nothing that is written leaves from here on.
+    pool.set("debug.swap_write_fail=1").unwrap();
+    (0..10).for_each(|p| write(&few, p * 7 * PAGE, 1));
+    let mut pins: Vec<_> = (0..7)
+        .map(|u| r.pin(u * UNIT, PAGE, true).unwrap())
+        .collect();
+    // (A pin may meet a frame that is just on its way.)
+    let swapin = counter(&pool, "thp_swpin_fallback");
+    let stalls = pool.stats().stalls;
+    // Swap-in, and again on the same unit; first touch.
+    write(&r, 9 * UNIT + 3 * PAGE, 5);
+    assert_eq!(counter(&pool, "thp_swpin_fallback"), swapin + 1);
+    write(&r, 9 * UNIT + 5 * PAGE, 6);
+    assert_eq!(counter(&pool, "thp_collapse_alloc_failed"), 1);
+    assert_eq!(present(&r, 9), 2);
+    let fresh = pool.region(8 * MIB).unwrap();
+    write(&fresh, UNIT + 8, 7);
+    assert_eq!((present(&fresh, 0), present(&fresh, 1)), (0, 1));
+    assert_eq!(counter(&pool, "thp_fault_fallback"), 1);
+    assert_eq!(pool.stats().stalls, stalls, "somebody waited");
+    // With frames to be had they become whole.
+    pool.set("debug.swap_write_fail=0").unwrap();
+    pins.clear();
+    for (region, unit) in [(&r, 9), (&fresh, 1)] {
+        let mut page = 100;
+        while present(region, unit) < 512 {
+            read(region, unit * UNIT + page % 512 * PAGE);
+            page += 1;
+            std::thread::sleep(std::time::Duration::from_millis(1));
+        }
+    }
+    assert!(counter(&pool, "thp_collapse_alloc") > 0);
+    assert_eq!(read(&fresh, UNIT), 0);
+    assert_eq!(read(&r, 9 * UNIT + 3 * PAGE), 5);
+    assert_eq!(read(&r, 9 * UNIT + 5 * PAGE), 6);
+    assert_eq!(read(&fresh, UNIT + 8), 7);
+    for p in [3, 5] {
+        let at = 9 * UNIT + p * PAGE;
+        write(&r, at, value(at / 8, 1));
+    }
     check(&r, 1);
 }

@@ -11,6 +11,7 @@ mod huge_entries;
 mod life;
 mod model;
 mod pages;
+mod parts;
 mod pieces;
 mod report;
 mod storm;
@@ -32,6 +33,7 @@ fn all() -> Vec<Test> {
         pages::TESTS,
         pieces::TESTS,
         enabled::TESTS,
+        parts::TESTS,
         storm::TESTS,
         failure::TESTS,
         life::TESTS,

@@ -1,6 +1,6 @@
 //! What the tests share.
 
-use hugeswap::{Builder, FaultMode, Pool, Region, SwapSpec};
+use hugeswap::{Advice, Builder, FaultMode, Pool, Region, SwapSpec};
 use hugeswap_engine::pool::{self, PoolConfig};
 use hugeswap_engine::{Engine, EngineConfig};
 use hugeswap_policy::knobs::Knob;
@@ -121,6 +121,23 @@ pub fn swap_fds() -> Vec<i32> {
 pub fn skip(why: &str) -> ! {
     println!("skipped: {why}");
     std::process::exit(crate::SKIP);
+}
+
+/// Ends the test's process as skipped where units cannot be base-mapped (in signal mode).
+pub fn need_base_pages() {
+    match hugeswap_sys::uffd::open(hugeswap_sys::uffd::USER_MODE_ONLY, 0) {
+        Ok((fd, _)) => hugeswap_sys::fs::close(fd),
+        Err(e) => skip(&format!("no userfaultfd: {e}")),
+    }
+}
+
+/// All of a region goes to swap. (On a busy machine one call may not be enough: it waits for a second or so.)
+pub fn page_out(r: &mut Region) {
+    let start = std::time::Instant::now();
+    while (0..r.len()).step_by(4096).any(|at| r.is_resident(at)) {
+        assert!(start.elapsed().as_secs() < 60, "it would not leave");
+        r.advise(0, r.len(), Advice::PageOut).unwrap();
+    }
 }
 
 /// A value for word `i` in generation `g` that no other word has.

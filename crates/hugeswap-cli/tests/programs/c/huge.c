@@ -133,6 +133,62 @@ static void treated(char *ballast, size_t ballast_len) {
     CHECK(munmap(q, 10 * MIB) == 0, "munmap");
 }
 
+// Advice for parts of units.
+static void parts(char *ballast, size_t ballast_len, int advice) {
+    size_t len = 16 * MIB;
+    char *p = map(len);
+    advise(p, len, advice);
+    fill(p, len, 1);
+    fill(ballast, ballast_len, 4);
+    // Across the border of two units, and within one.
+    advise(p + UNIT - 3 * PAGE, 7 * PAGE, MADV_DONTNEED);
+    advise(p + 4 * UNIT + 9 * PAGE, 100 * PAGE, MADV_DONTNEED);
+    verify_zero(p + UNIT - 3 * PAGE, 7 * PAGE, "given up");
+    verify_zero(p + 4 * UNIT + 9 * PAGE, 100 * PAGE, "given up");
+    verify_from(p, 0, UNIT - 3 * PAGE, 1, "before");
+    size_t next = UNIT + 4 * PAGE;
+    verify_from(p + next, next / 8, 4 * UNIT + 9 * PAGE - next, 1, "between");
+    next = 4 * UNIT + 109 * PAGE;
+    verify_from(p + next, next / 8, len - next, 1, "after");
+    fill(p, len, 1);
+    fill(ballast, ballast_len, 5);
+    advise(p + 3 * UNIT + PAGE, 50 * PAGE, MADV_FREE);
+    advise(p + 5 * UNIT + PAGE, 50 * PAGE, MADV_WILLNEED);
+    advise(p + 6 * UNIT - PAGE, 50 * PAGE, 21 /* MADV_PAGEOUT */);
+    advise(p + UNIT + PAGE, 50 * PAGE, 20 /* MADV_COLD */);
+    p[3 * UNIT + PAGE] = 1;
+    CHECK(p[3 * UNIT + PAGE] == 1, "written after it was freed");
+    fill(p + 3 * UNIT + PAGE, 50 * PAGE, 6);
+    verify(p + 3 * UNIT + PAGE, 50 * PAGE, 6, "freed and filled");
+    verify_from(p, 0, 3 * UNIT + PAGE, 1, "before what was freed");
+    next = 3 * UNIT + 51 * PAGE;
+    verify_from(p + next, next / 8, len - next, 1, "after what was freed");
+    // A hole in the middle of a unit, and new memory in it.
+    CHECK(munmap(p + 2 * UNIT + 7 * PAGE, 300 * PAGE) == 0, "munmap of a part");
+    verify_from(p, 0, 2 * UNIT + 7 * PAGE, 1, "before the hole");
+    char *q = mmap(NULL, 300 * PAGE, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    CHECK(q != MAP_FAILED, "mmap");
+    verify_zero(q, 300 * PAGE, "new memory");
+    memset(q, 3, 300 * PAGE);
+    next = 2 * UNIT + 307 * PAGE;
+    verify_from(p + next, next / 8, UNIT - 307 * PAGE, 1, "after the hole");
+    CHECK(munmap(q, 300 * PAGE) == 0 && munmap(p, len) == 0, "munmap");
+}
+
+// Every page of a range is there after it was asked for.
+static void populated(int advice, int populate) {
+    char *p = map(8 * MIB);
+    advise(p, 8 * MIB, advice);
+    if (madvise(p + 5 * PAGE, 4 * MIB, populate)) {
+        CHECK(errno == EINVAL, "populate");
+        munmap(p, 8 * MIB);
+        return;
+    }
+    CHECK(present(p + 5 * PAGE, 4 * MIB) == 1024, "%zu pages populated", present(p + 5 * PAGE, 4 * MIB));
+    verify_zero(p, 8 * MIB, "populated");
+    CHECK(munmap(p, 8 * MIB) == 0, "munmap");
+}
+
 int main(int argc, char **argv) {
     size_t ballast_len = (size_t)atoi(argc > 1 ? argv[1] : "96") * MIB;
     managed = getenv("HUGESWAP_POOL") != NULL;
@@ -143,6 +199,15 @@ int main(int argc, char **argv) {
     char *ballast = malloc(ballast_len);
     CHECK(ballast, "malloc");
     treated(ballast, ballast_len);
+    parts(ballast, ballast_len, MADV_NOHUGEPAGE);
+    parts(ballast, ballast_len, MADV_NORMAL);
+    parts(ballast, ballast_len, MADV_SEQUENTIAL);
+    parts(ballast, ballast_len, MADV_RANDOM);
+    memset(ballast, 0, ballast_len);
+    madvise(ballast, ballast_len, MADV_DONTNEED);
+    populated(MADV_NOHUGEPAGE, 22 /* MADV_POPULATE_READ */);
+    populated(MADV_NOHUGEPAGE, 23 /* MADV_POPULATE_WRITE */);
+    populated(MADV_NORMAL, 23);
     fill(ballast, ballast_len, 9);
     verify(ballast, ballast_len, 9, "ballast");
     printf("%lx\n", (unsigned long)sum(ballast, ballast_len));
