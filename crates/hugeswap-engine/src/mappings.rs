@@ -63,6 +63,19 @@ impl Engine {
 
     /// Drops a locked, clean, present unit where it stands and unlocks it; its frame goes back to the kernel.
     pub(crate) fn drop_clean(&self, unit: u32, w: Word) -> bool {
+        self.drop_as(unit, w, w.with_kind(Kind::Swapped))
+    }
+
+    /// The same for one of which all bytes are zero: it is never written, and needs no slot.
+    pub(crate) fn drop_zero(&self, unit: u32, w: Word) -> bool {
+        let dropped = self.drop_as(unit, w, w.with_slot(None).with_kind(Kind::None));
+        if dropped && let Some(slot) = w.slot() {
+            self.free_slot(slot);
+        }
+        dropped
+    }
+
+    fn drop_as(&self, unit: u32, w: Word, absent: Word) -> bool {
         if self
             .mover()
             .drop_pages(self.table.addr(unit), UNIT)
@@ -78,8 +91,7 @@ impl Engine {
         }
         let gone = COW | UNCHARGED | CLEAN | WATCHED | WRITABLE | READAHEAD;
         self.note_whole_evicted(unit);
-        self.table
-            .unlock(unit, w.with_kind(Kind::Swapped).clear(gone));
+        self.table.unlock(unit, absent.clear(gone));
         if !w.has(UNCHARGED) {
             self.pool.uncharge(self.me(), 1);
         }

@@ -20,6 +20,9 @@ use std::sync::atomic::Ordering::{Acquire, Relaxed};
 
 /// Units looked at in one step.
 const BATCH: usize = 8;
+/// Of so few frames units are taken one at a time, and only for somebody who waits: an instruction may need two units at once, and
+/// would never end if the first went each time the second came.
+const FEW_FRAMES: u64 = 4;
 /// Write-outs under way at one time.
 const WRITE_DEPTH: u32 = 8;
 /// Between samples of how much memory is huge, and looks after children.
@@ -105,8 +108,12 @@ impl Engine {
         }
         let (available, marks) = self.available();
         let coming = u64::from(self.inflight_writes.load(Relaxed));
+        let waiting = self.stalled.load(Relaxed) > 0;
+        if self.has_few_frames() && owed == 0 && (!waiting || available + coming > 0) {
+            return busy;
+        }
         // Somebody waits although there should be something: what is counted cannot be had.
-        let starving = self.stalled.load(Relaxed) > 0 && coming == 0;
+        let starving = waiting && coming == 0;
         if starving || available + coming < marks.high || (owed > 0 && coming == 0) {
             if coming < u64::from(WRITE_DEPTH) {
                 return self.reclaim_batch() || busy;
@@ -121,6 +128,10 @@ impl Engine {
         busy
     }
 
+    fn has_few_frames(&self) -> bool {
+        self.record().charged.load(Relaxed) <= FEW_FRAMES
+    }
+
     /// Takes the oldest units: clean ones are watched at once, dirty ones made read-only and queued for writing.
     /// False if no unit could be taken.
     fn reclaim_batch(&self) -> bool {
@@ -129,7 +140,8 @@ impl Engine {
             let mut lru = self.lru.lock();
             self.drain_events(&mut lru);
             lru.set_resident(self.record().charged.load(Relaxed) as usize);
-            lru.isolate(BATCH, &mut out)
+            let most = if self.has_few_frames() { 1 } else { BATCH };
+            lru.isolate(most, &mut out)
         };
         out[..n].sort_unstable();
         let mut progress = false;
@@ -473,9 +485,16 @@ impl Engine {
     /// Ends the write-back of a unit whose bytes are all zero: no slot, no I/O, no memory.
     pub(crate) fn finish_zero(&self, unit: u32) {
         let w = self.table.lock(unit).clear(WRITEBACK);
-        if w.has(WRITABLE) || w.pins() > 0 || w.has(COW) {
+        if w.has(WRITABLE) || w.pins() > 0 {
             self.table.unlock(unit, w);
             self.note_resident(unit);
+            return;
+        }
+        if w.has(COW) {
+            // The frame is shared: we can only let go of it.
+            if self.drop_zero(unit, w) {
+                self.count(Counter::ZeroDrop, 1);
+            }
             return;
         }
         let at = self.table.addr(unit);

@@ -17,9 +17,8 @@ impl Watermarks {
     /// Marks for a budget of `frames` units: low 1/16 and high 1/8 of it, so that write-behind and
     /// readahead always have room, capped so that a large budget is not left idle.
     pub fn for_budget(frames: u64) -> Watermarks {
-        let high = (frames / 8)
-            .clamp(3, 64)
-            .min(frames.saturating_sub(1).max(1));
+        // Of very little most must be for use: an access may need two units at once.
+        let high = (frames / 8).max((frames / 4).min(3)).clamp(1, 64);
         let low = (high / 2).max(1);
         Watermarks { low, high }
     }
@@ -48,6 +47,7 @@ mod tests {
             ] {
                 assert!(w.low >= 1 && w.low <= w.high);
                 assert!(w.high <= frames);
+                assert!(frames < 3 || frames - w.high >= 2);
             }
         }
     }

@@ -40,6 +40,10 @@ pub const TESTS: &[Test] = &[
         parts_discarded_between_forks_stay_in_older_children,
     ),
     (
+        "zeros_shared_with_a_relative_can_leave",
+        zeros_shared_with_a_relative_can_leave,
+    ),
+    (
         "parts_of_the_kernels_units_are_discarded",
         parts_of_the_kernels_units_are_discarded,
     ),
@@ -58,6 +62,44 @@ fn in_child(f: impl FnOnce()) -> std::process::ExitStatus {
     // SAFETY: waits for our own child.
     unsafe { libc::waitpid(pid, &mut status, 0) };
     std::process::ExitStatus::from_raw(status)
+}
+
+/// A unit of zeros is never written to swap; one that is shared with a relative was not let go of either, and who waited for
+/// memory waited for ever.
+fn zeros_shared_with_a_relative_can_leave() {
+    fn leave(r: &mut Region) {
+        assert!(r.is_resident(0));
+        r.advise(0, 16 * MIB, Advice::PageOut).unwrap();
+        assert!((0..8).all(|u| !r.is_resident(u * UNIT)));
+        assert!(words(r).iter().all(|w| w.load(Relaxed) == 0));
+    }
+    let pool = builder(64).build().unwrap();
+    let mut r = pool.region(16 * MIB).unwrap();
+    words(&r).iter().for_each(|w| w.store(0, Relaxed));
+    assert!(in_child(|| leave(&mut r)).success());
+    words(&r).iter().for_each(|w| w.store(0, Relaxed));
+    // In the parent too, while a child lives.
+    let mut ends = [0; 2];
+    // SAFETY: two descriptors; the child only reads.
+    let pid = unsafe {
+        assert_eq!(libc::pipe(ends.as_mut_ptr()), 0);
+        libc::fork()
+    };
+    if pid == 0 {
+        let mut byte = [0u8; 1];
+        // SAFETY: our own descriptors and memory; ends the child at once.
+        unsafe {
+            libc::close(ends[1]);
+            libc::read(ends[0], byte.as_mut_ptr().cast(), 1);
+            libc::_exit(0);
+        }
+    }
+    leave(&mut r);
+    // SAFETY: our own descriptor and child.
+    unsafe {
+        libc::close(ends[1]);
+        assert_eq!(libc::waitpid(pid, std::ptr::null_mut(), 0), pid);
+    }
 }
 
 /// A pool and a region of base-mapped units, some pages of each changed.
