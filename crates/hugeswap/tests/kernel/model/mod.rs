@@ -177,7 +177,6 @@ impl Subject {
             >= 512 * (get(Counter::ThpSwpIn) + get(Counter::ThpSwpInFallback))
             && get(Counter::PswpOut)
                 >= 512 * (get(Counter::ThpSwpOut) + get(Counter::ThpSwpOutFallback))
-            && get(Counter::ThpCollapse) <= get(Counter::ThpSplitPmd)
             && get(Counter::SwapReadError) == 0
             && get(Counter::Poisoned) == 0
             && r.peak_resident_bytes <= r.memory_bytes
