@@ -225,6 +225,29 @@ fn extents_are_looked_up_in_every_map() {
     assert!(found["ratios"]["transfers_4k_vs_list_3_tasks"].is_number());
 }
 
+#[test]
+fn ageing_looks_at_swap_after_each_round() {
+    let dir = tempfile::tempdir().expect("a directory");
+    let plot = dir.path().join("ageing.svg");
+    let plot = plot.to_str().expect("a path of text");
+    let sizes = ["--region", "48M", "--memory", "24M", "--rounds", "6"];
+    let found = json(&[&["ageing", "--plot", plot][..], &sizes].concat());
+    let run = runs(&found, "hugeswap")[0];
+    assert_eq!(run["verified"], true);
+    let series = run["series"].as_array().expect("a list");
+    assert_eq!(series.len(), 6);
+    for point in series {
+        let share = |name: &str| point[name].as_f64().expect("a share");
+        let all = share("used") + share("whole") + share("split");
+        assert!((all - 1.0).abs() < 0.01, "{point}");
+    }
+    for name in ["end_vs_start", "end_vs_new", "whole_of_free_last_quarter"] {
+        assert!(found["ratios"][name].as_f64() > Some(0.0), "{name}");
+    }
+    let svg = std::fs::read_to_string(plot).expect("a plot");
+    assert_eq!(svg.matches("<polyline").count(), 3);
+}
+
 /// What a benchmark against the kernel found, and how many kernel runs there were (none where that is not permitted);
 /// nothing may be left of what was set up for them.
 fn against_kernel(args: &[&str]) -> (Value, usize) {

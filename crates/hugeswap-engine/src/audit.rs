@@ -3,9 +3,13 @@
 
 use crate::base::{Pager, pieces};
 use crate::engine::{Engine, UNIT};
+use crate::place::Given;
 use hugeswap_policy::UNIT_PAGES;
 use hugeswap_policy::counters::Counter;
+use hugeswap_policy::slots::split::used_singly;
 use hugeswap_policy::unit::{Kind, LOCKED, READAHEAD, UNCHARGED, WATCHED, WRITEBACK};
+use std::collections::HashSet;
+use std::sync::atomic::AtomicU32;
 use std::sync::atomic::Ordering::{Acquire, Relaxed};
 
 /// What the units of one engine hold, and what is accounted for.
@@ -28,9 +32,12 @@ struct Books {
     /// Units that a fault may take, as found and as counted.
     clean: i64,
     watched: i64,
-    /// Slots this process owns, and those of them that a unit refers to or that wait for a forked child's end.
+    /// Whole slots this process owns, and those of them that a unit refers to or that wait for a forked child's end.
     slots: u64,
     slots_known: u64,
+    /// The same of single slots of split ones.
+    singles: u64,
+    singles_known: u64,
     /// Slots never used again, since they could not be read.
     slots_lost: u64,
     /// References to slots that are free, or a second one to a slot.
@@ -46,10 +53,12 @@ impl Books {
         let charged = (self.charged * UNIT_PAGES) as i64;
         let held = ((self.frames + self.free) * UNIT_PAGES + self.pages) as i64 + self.credits;
         let unknown = self.slots.checked_sub(self.slots_known);
+        let singly = self.singles.checked_sub(self.singles_known);
         charged == held
             && self.places == self.places_known
             && self.clean == self.watched
             && unknown.is_some_and(|n| n <= self.slots_lost)
+            && singly.is_some_and(|n| n <= self.slots_lost * UNIT_PAGES)
             && (self.bad_slots, self.bad_pages, self.mappings) == (0, 0, 0)
     }
 }
@@ -99,10 +108,29 @@ impl Engine {
             charged: self.record().charged.load(Relaxed),
             watched: self.watched.load(Relaxed),
             mappings: self.base.pieces.mappings(),
-            slots: words.iter().filter(|w| w.load(Acquire) >> 16 == me).count() as u64,
             slots_lost: self.pool.records()[self.me()].events.counters[Counter::Poisoned as usize]
                 .load(Relaxed),
             ..Books::default()
+        };
+        for w in words.iter().map(|w| w.load(Acquire)) {
+            match used_singly(w) {
+                _ if w >> 16 != me => {}
+                Some(n) => b.singles += u64::from(n),
+                None => b.slots += 1,
+            }
+        }
+        let clusters = self.pool.clusters(self.me());
+        let mut seen_singly = HashSet::new();
+        let mut refer_singly = |b: &mut Books, cluster: u64, at: usize| {
+            let (i, single) = (cluster as usize, (cluster, at));
+            if clusters.is_ours(i) {
+                b.bad_slots += u64::from(!seen_singly.insert(single) || !clusters.in_use(i, at));
+                b.singles_known += 1;
+            } else {
+                // A relative's, as below.
+                let free = |w: &AtomicU32| w.load(Acquire) == 0 || w.load(Acquire) >> 16 == me;
+                b.bad_slots += u64::from(words.get(i).is_none_or(free));
+            }
         };
         let mut seen = vec![false; words.len()];
         let mut refer = |b: &mut Books, slot: u64| match owned(slot) {
@@ -142,17 +170,32 @@ impl Engine {
                     }
                     b.bad_pages += record.contradictions();
                     b.bad_pages += u64::from(record.stored.any() && w.slot().is_none());
+                    let apart = |p: usize| {
+                        let place = self.placing.scatter.of(unit).and_then(|s| s.get(p));
+                        place.is_some() != record.stored.get(p)
+                    };
+                    b.bad_pages +=
+                        u64::from(w.is_scattered() && (0..UNIT_PAGES as usize).any(apart));
                 }
                 _ => {}
             }
-            if let Some(slot) = w.slot() {
+            if let Some(slot) = w.slot().filter(|_| !w.is_scattered()) {
                 refer(&mut b, slot);
             }
+            let places = self.placing.scatter.of(unit).into_iter();
+            for s in places.flat_map(|s| (0..UNIT_PAGES as usize).filter_map(|p| s.get(p))) {
+                b.bad_slots += u64::from(!w.is_scattered());
+                refer_singly(&mut b, s.cluster, s.at);
+            }
         }
-        self.deferred
-            .lock()
-            .iter()
-            .for_each(|&slot| refer(&mut b, slot));
+        for given in self.placing.deferred.lock().iter() {
+            match *given {
+                Given::Cluster(slot) => refer(&mut b, slot),
+                Given::Singles(cluster, from, to) => {
+                    (from..to).for_each(|at| refer_singly(&mut b, cluster, at.into()));
+                }
+            }
+        }
         b
     }
 }

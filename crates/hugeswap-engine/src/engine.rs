@@ -12,6 +12,7 @@ use crate::frames::FrameDemand;
 use crate::gate::Gate;
 use crate::lock::Lock;
 use crate::mover::Mover;
+use crate::place::Placing;
 use crate::pool::layout::Record;
 use crate::pool::{FaultMode, Pool, PoolError};
 use crate::sizes::Sizes;
@@ -154,9 +155,7 @@ pub struct Engine {
     pub(crate) threads: Lock<Vec<std::thread::JoinHandle<()>>>,
     /// /proc/self/pagemap.
     pub(crate) pagemap: AtomicI32,
-    pub(crate) slot_hint: AtomicU64,
-    /// Slots given up while a forked child may still read them.
-    pub(crate) deferred: Lock<Vec<u64>>,
+    pub(crate) placing: Placing,
     pub(crate) maybe_children: AtomicBool,
     /// A page that a forked child finds zeroed.
     pub(crate) fork_mark: usize,
@@ -222,6 +221,8 @@ impl Engine {
         let pages = Base::new(units, userfaultfd, low_fd, frames, mappings)
             .map_err(sys("cannot map the records of base pages"))?;
         let said = Said::new(units).map_err(sys("cannot map the table of advice"))?;
+        let placing =
+            Placing::new(units).map_err(sys("cannot map the tables of scattered pages"))?;
         let fork_mark = fork_mark().map_err(sys("cannot map the fork mark"))?;
         if message {
             // SAFETY: advice on a range nobody uses yet. Missing faults on huge-page ranges would
@@ -280,8 +281,7 @@ impl Engine {
             stopping: AtomicBool::new(false),
             threads: Lock::new(Vec::new()),
             pagemap: AtomicI32::new(pagemap),
-            slot_hint: AtomicU64::new(0),
-            deferred: Lock::new(Vec::new()),
+            placing,
             maybe_children: AtomicBool::new(false),
             fork_mark,
             child_record: AtomicUsize::new(usize::MAX),
@@ -291,7 +291,7 @@ impl Engine {
             fenced: AtomicBool::new(false),
             pool,
         };
-        engine.slot_hint.store(engine.first_slot_hint(), Relaxed);
+        engine.placing.begin(engine.first_slot_hint());
         Ok(engine)
     }
 

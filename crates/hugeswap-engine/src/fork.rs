@@ -252,14 +252,14 @@ impl Engine {
             let w = self.table.load(unit);
             if disowned && w.kind() == Kind::Swapped {
                 // Its slot may be somebody else's by now.
+                self.lose_place(unit, w);
                 self.table
                     .reset(unit, w.with_slot(None).with_kind(Kind::Poisoned));
             }
         }
-        self.deferred.lock().clear();
         self.maybe_children.store(false, Relaxed);
         self.stalled.store(0, Relaxed);
-        self.slot_hint.store(self.first_slot_hint(), Relaxed);
+        self.placing.begin(self.first_slot_hint());
         let pagemap = fs::open(c"/proc/self/pagemap", libc::O_RDONLY, 0).unwrap_or(-1);
         let high = if pagemap >= 0 {
             fs::dup_above(pagemap, self.low_fd).unwrap_or(-1)

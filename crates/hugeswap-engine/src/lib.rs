@@ -30,6 +30,7 @@ pub mod lock;
 mod mappings;
 mod message;
 mod mover;
+mod place;
 pub mod pool;
 mod ranges;
 mod reclaim;

@@ -63,19 +63,27 @@ impl Engine {
 
     /// Drops a locked, clean, present unit where it stands and unlocks it; its frame goes back to the kernel.
     pub(crate) fn drop_clean(&self, unit: u32, w: Word) -> bool {
-        self.drop_as(unit, w, w.with_kind(Kind::Swapped))
-    }
-
-    /// The same for one of which all bytes are zero: it is never written, and needs no slot.
-    pub(crate) fn drop_zero(&self, unit: u32, w: Word) -> bool {
-        let dropped = self.drop_as(unit, w, w.with_slot(None).with_kind(Kind::None));
-        if dropped && let Some(slot) = w.slot() {
-            self.free_slot(slot);
+        let dropped = self.drop_mapped(unit, w);
+        if dropped {
+            self.unlock_dropped(unit, w, w.with_kind(Kind::Swapped));
         }
         dropped
     }
 
-    fn drop_as(&self, unit: u32, w: Word, absent: Word) -> bool {
+    /// The same for one of which all bytes are zero: it is never written, and needs no place in swap.
+    pub(crate) fn drop_zero(&self, unit: u32, w: Word) -> bool {
+        let dropped = self.drop_mapped(unit, w);
+        if dropped {
+            if let Some(place) = w.slot() {
+                self.free_place(unit, place);
+            }
+            self.unlock_dropped(unit, w, w.with_slot(None).with_kind(Kind::None));
+        }
+        dropped
+    }
+
+    /// Drops the frame of a locked unit. If that fails, the unit is unlocked as it was.
+    fn drop_mapped(&self, unit: u32, w: Word) -> bool {
         if self
             .mover()
             .drop_pages(self.table.addr(unit), UNIT)
@@ -89,14 +97,17 @@ impl Engine {
         if w.has(WATCHED) {
             self.watched.fetch_sub(1, Relaxed);
         }
-        let gone = COW | UNCHARGED | CLEAN | WATCHED | WRITABLE | READAHEAD;
         self.note_whole_evicted(unit);
+        true
+    }
+
+    fn unlock_dropped(&self, unit: u32, w: Word, absent: Word) {
+        let gone = COW | UNCHARGED | CLEAN | WATCHED | WRITABLE | READAHEAD;
         self.table.unlock(unit, absent.clear(gone));
         if !w.has(UNCHARGED) {
             self.pool.uncharge(self.me(), 1);
         }
         self.note_available();
-        true
     }
 
     /// Maps runs of absent units anew so that each run is one mapping; returns how many units

@@ -11,7 +11,6 @@ use crate::table::NO_FRAME;
 use hugeswap_policy::counters::Counter;
 use hugeswap_policy::knobs::Knob;
 use hugeswap_policy::lru::Reclaim;
-use hugeswap_policy::slots;
 use hugeswap_policy::unit::{
     CLEAN, COW, Kind, LOCKED, READAHEAD, WATCHED, WRITABLE, WRITEBACK, Word,
 };
@@ -102,6 +101,7 @@ impl Engine {
         if self.mover().watches_in_place() && self.mappings_are_short() {
             busy |= self.leave_some_pages();
         }
+        busy |= self.find_clusters();
         let owed = self.record().give_back.load(Relaxed);
         if owed > 0 {
             busy |= self.give_back(owed);
@@ -312,8 +312,11 @@ impl Engine {
     /// written to it all the while through a hold older than our protection (a direct read into the unit);
     /// what could be moved is held no longer, so now its content is final.
     fn is_as_written(&self, at: usize, w: Word) -> bool {
-        let Some(slot) = w.slot() else { return false };
-        let want = &self.pool.slot_sums()[slot as usize];
+        // (What is scattered is written anew.)
+        let sums = self.pool.slot_sums();
+        let Some(want) = w.slot().and_then(|s| sums.get(s as usize)) else {
+            return false;
+        };
         // SAFETY: the place holds a frame that is the caller's.
         checksum::matches(&self.key, unsafe { self.bytes(at) }, want)
     }
@@ -333,6 +336,7 @@ impl Engine {
             // Its bytes are nowhere else.
             self.count(Counter::Poisoned, 1);
             self.arena.put_free(place);
+            self.lose_place(unit, w);
             self.table.unlock(
                 unit,
                 w.with_slot(None).clear(WRITABLE).with_kind(Kind::Poisoned),
@@ -425,13 +429,10 @@ impl Engine {
             self.pool.reap();
         }
         if self.maybe_children.load(Relaxed) && !self.pool.has_children(self.me()) {
-            self.maybe_children.store(false, Relaxed);
-            let mut deferred = self.deferred.lock();
-            while let Some(slot) = deferred.pop() {
-                self.release_slot(slot);
-            }
+            self.release_deferred();
         }
         self.frame_demand.tick();
+        self.tidy_clusters();
         self.sample();
     }
 
@@ -454,32 +455,6 @@ impl Engine {
                 .sampled_huge
                 .fetch_add(huge.min(present), Relaxed);
         }
-    }
-
-    /// Is the slot this process's own, to overwrite and to free?
-    pub(crate) fn owns_slot(&self, slot: u64) -> bool {
-        self.pool
-            .slot_words()
-            .get(slot as usize)
-            .is_some_and(|w| (w.load(Acquire) >> 16) as usize == self.me() + 1)
-    }
-
-    /// Gives up a slot, at once or when no forked child can read it any more.
-    pub(crate) fn free_slot(&self, slot: u64) {
-        if !self.owns_slot(slot) {
-            return;
-        }
-        if self.maybe_children.load(Relaxed) {
-            self.deferred.lock().push(slot);
-        } else {
-            self.release_slot(slot);
-        }
-    }
-
-    fn release_slot(&self, slot: u64) {
-        checksum::forget(&self.pool.slot_sums()[slot as usize]);
-        slots::release(self.pool.slot_words(), slot as usize, self.me() as u16 + 1);
-        self.swap_full.store(false, Relaxed);
     }
 
     /// Ends the write-back of a unit whose bytes are all zero: no slot, no I/O, no memory.
@@ -523,12 +498,12 @@ impl Engine {
                 let flags = w
                     .with_slot(None)
                     .clear(CLEAN | WATCHED | WRITABLE | READAHEAD);
+                if let Some(s) = slot {
+                    self.free_place(unit, s);
+                }
                 self.table.unlock(unit, flags.with_kind(Kind::None));
                 if w.has(WATCHED) {
                     self.watched.fetch_sub(1, Relaxed);
-                }
-                if let Some(s) = slot {
-                    self.free_slot(s);
                 }
                 self.arena.put_free(place);
                 self.count(Counter::ZeroDrop, 1);

@@ -7,7 +7,7 @@ use hugeswap_policy::counters::Counter;
 use hugeswap_policy::granularity::Direction;
 use hugeswap_policy::knobs::Knob;
 use hugeswap_policy::unit::{CLEAN, Kind, LOCKED, READAHEAD, WAITERS, WRITABLE, WRITEBACK};
-use hugeswap_policy::{UNIT_BYTES, UNIT_PAGES, slots};
+use hugeswap_policy::{UNIT_BYTES, UNIT_PAGES};
 use hugeswap_sys::{Errno, fs, futex, now_ns, process};
 use std::sync::atomic::Ordering::{Acquire, Relaxed, Release};
 
@@ -75,12 +75,11 @@ impl Engine {
             return;
         };
         let at = self.arena.addr(frame.place);
-        if self.read_slot(slot, at, false).is_err() {
+        if self.read_unit(unit, slot, at, false).is_err() {
             self.arena.put_free(frame.place);
             self.table.unlock(unit, w);
             return;
         }
-        self.count_swap_in(at);
         self.table.set_frame(unit, frame.place);
         self.table
             .unlock(unit, w.with_kind(Kind::Cached).set(READAHEAD));
@@ -92,13 +91,12 @@ impl Engine {
         let w = self.table.load(unit).clear(LOCKED | WAITERS);
         let place = self.table.frame(unit);
         let at = self.arena.addr(place);
-        let read = |slot| self.read_slot(slot, at, false);
+        let read = |slot| self.read_unit(unit, slot, at, false);
         let result = w
             .slot()
             .ok_or(Errno::EIO)
             .and_then(|s| read(s).or_else(|_| read(s)));
         if result.is_ok() {
-            self.count_swap_in(at);
             self.table
                 .unlock(unit, w.with_kind(Kind::Cached).set(READAHEAD));
             self.note_resident(unit);
@@ -108,7 +106,7 @@ impl Engine {
         self.count(Counter::Poisoned, 1);
         self.table.set_frame(unit, NO_FRAME);
         self.arena.put_free(place);
-        // The slot is never used again: what is wrong with it may be the device.
+        self.lose_place(unit, w);
         self.table.unlock(
             unit,
             w.with_slot(None).clear(READAHEAD).with_kind(Kind::Poisoned),
@@ -136,7 +134,8 @@ impl Engine {
         checksum::fill(&self.key, bytes, &mut sum);
         let sums = self.pool.slot_sums();
         let unchanged = |slot: u64| {
-            self.pool.knob(Knob::CleanDrop) != 0 && checksum::equal(&sums[slot as usize], &sum)
+            let known = sums.get(slot as usize);
+            self.pool.knob(Knob::CleanDrop) != 0 && known.is_some_and(|k| checksum::equal(k, &sum))
         };
         let (slot, written, touched) = match old {
             Some(s) if unchanged(s) => {
@@ -153,7 +152,7 @@ impl Engine {
         if let Some(o) = old
             && slot != old
         {
-            self.free_slot(o);
+            self.free_place(unit, o);
         }
         if !written {
             self.table.unlock(unit, w);
@@ -191,11 +190,10 @@ impl Engine {
                 Err(_) => self.count(Counter::SwapWriteError, 1),
             }
         }
-        let map = self.pool.slot_words();
         for attempt in 0..4u64 {
-            let hint = self.slot_hint.load(Relaxed);
-            let slot = slots::claim(map, self.me() as u16 + 1, hint as usize)? as u64;
-            self.slot_hint.store(slot + 1, Relaxed);
+            let Some(slot) = self.claim_cluster() else {
+                break;
+            };
             match self.write_slot(slot, at, sum) {
                 Ok(()) => {
                     self.swap_full.store(false, Relaxed);
@@ -203,12 +201,12 @@ impl Engine {
                 }
                 Err(_) => {
                     self.count(Counter::SwapWriteError, 1);
-                    slots::release(map, slot as usize, self.me() as u16 + 1);
+                    self.release_cluster(slot);
                     // Look in another area next.
                     let areas = self.pool.areas();
                     let next = areas.iter().find(|a| a.first_slot > slot).or(areas.first());
-                    self.slot_hint
-                        .store(next.map_or(0, |a| a.first_slot) + attempt, Relaxed);
+                    self.placing
+                        .go_to(next.map_or(0, |a| a.first_slot) + attempt);
                 }
             }
         }

@@ -2,7 +2,8 @@
 //!
 //! One 32-bit word a cluster, in the pool segment: the owning process record
 //! (upper half; 0 is none) and how many units refer to it (lower half). A word of 0 is a
-//! free cluster. Claiming is one compare-and-swap that names the owner, so a process that dies at any
+//! free cluster. A cluster is free, *whole* (one unit's) or *split* into slots of 4 KiB, which are handed out singly
+//! ([`split`]; the lower half then says so and counts those). Claiming is one compare-and-swap that names the owner, so a process that dies at any
 //! instant leaves nothing that its record number does not find again.
 //!
 //! All functions work on a shared slice of atomics, take no lock, and may be
@@ -10,7 +11,12 @@
 
 use std::sync::atomic::{AtomicU32, Ordering};
 
-const COUNT_MASK: u32 = 0xffff;
+pub mod split;
+
+/// In the lower half of a word: the cluster is split.
+const SPLIT: u16 = 0x8000;
+/// The most units that can refer to a whole cluster.
+const COUNT_MAX: u16 = SPLIT - 1;
 
 fn word(owner: u16, count: u16) -> u32 {
     (u32::from(owner) << 16) | u32::from(count)
@@ -33,36 +39,39 @@ pub fn claim(map: &[AtomicU32], owner: u16, hint: usize) -> Option<usize> {
     })
 }
 
-/// How many units refer to cluster `i`.
+/// How many units refer to whole cluster `i`.
 pub fn count(map: &[AtomicU32], i: usize) -> u32 {
-    map[i].load(Ordering::Acquire) & COUNT_MASK
+    match map[i].load(Ordering::Acquire) as u16 {
+        c if c & SPLIT != 0 => 0,
+        c => c.into(),
+    }
 }
 
-/// One more reference to a cluster that has at least one (a fork). False if the
-/// count is full or the cluster is free; nothing changed then.
+/// One more reference to a whole cluster that has at least one (a fork). False if the
+/// count is full or the cluster is free or split; nothing changed then.
 pub fn share(map: &[AtomicU32], i: usize) -> bool {
     map[i]
         .fetch_update(Ordering::AcqRel, Ordering::Acquire, |w| {
-            let c = w & COUNT_MASK;
-            (c != 0 && c != COUNT_MASK).then_some(w + 1)
+            let c = w as u16;
+            (c != 0 && c < COUNT_MAX).then_some(w + 1)
         })
         .is_ok()
 }
 
 /// One reference less, given up by process record `by`; true if the cluster is free now. A
-/// cluster that was already free is left alone and reported as `false`.
+/// cluster that was already free, or is split, is left alone and reported as `false`.
 pub fn release(map: &[AtomicU32], i: usize, by: u16) -> bool {
     map[i]
         .fetch_update(Ordering::AcqRel, Ordering::Acquire, |w| {
-            let (owner, c) = ((w >> 16) as u16, (w & COUNT_MASK) as u16);
+            let (owner, c) = ((w >> 16) as u16, w as u16);
             match c {
-                0 => None,
+                0 | SPLIT.. => None,
                 1 => Some(0),
                 _ if owner == by => Some(word(0, c - 1)),
                 _ => Some(word(owner, c - 1)),
             }
         })
-        .is_ok_and(|old| old & COUNT_MASK == 1)
+        .is_ok_and(|old| old as u16 == 1)
 }
 
 /// Gives up everything process record `dead` (not 0) owns; returns how many clusters became free.
@@ -71,14 +80,20 @@ pub fn release(map: &[AtomicU32], i: usize, by: u16) -> bool {
 /// once. The record must not be handed out again before all of them are done.
 pub fn release_owner(map: &[AtomicU32], dead: u16) -> usize {
     debug_assert!(dead != 0);
+    let frees = |w: u32| matches!(w as u16, 1 | SPLIT..);
     let give_up = |w: u32| {
-        let c = (w & COUNT_MASK) as u16;
-        ((w >> 16) as u16 == dead && c != 0).then(|| if c == 1 { 0 } else { word(0, c - 1) })
+        let c = w as u16;
+        let left = if frees(w) {
+            0
+        } else {
+            word(0, c.saturating_sub(1))
+        };
+        ((w >> 16) as u16 == dead && c != 0).then_some(left)
     };
     map.iter()
         .filter(|cell| {
             cell.fetch_update(Ordering::AcqRel, Ordering::Acquire, give_up)
-                .is_ok_and(|old| old & COUNT_MASK == 1)
+                .is_ok_and(frees)
         })
         .count()
 }
@@ -88,6 +103,43 @@ pub fn used(map: &[AtomicU32]) -> usize {
     map.iter()
         .filter(|w| w.load(Ordering::Relaxed) != 0)
         .count()
+}
+
+/// What a map of clusters is used for.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Usage {
+    /// Clusters.
+    pub clusters: u64,
+    /// Free, to be had whole.
+    pub free: u64,
+    /// Split.
+    pub split: u64,
+    /// Slots of 4 KiB in use in those.
+    pub singles: u64,
+}
+
+impl Usage {
+    /// Bytes in use.
+    pub fn used_bytes(&self) -> u64 {
+        let whole = self.clusters - self.free - self.split;
+        whole * crate::UNIT_BYTES + self.singles * crate::PAGE_BYTES
+    }
+}
+
+/// What `map` is used for, as far as that can be said while it changes.
+pub fn usage(map: &[AtomicU32]) -> Usage {
+    let mut u = Usage {
+        clusters: map.len() as u64,
+        ..Usage::default()
+    };
+    for w in map.iter().map(|w| w.load(Ordering::Relaxed)) {
+        u.free += u64::from(w == 0);
+        if let Some(n) = split::used_singly(w) {
+            u.split += 1;
+            u.singles += u64::from(n);
+        }
+    }
+    u
 }
 
 #[cfg(test)]
@@ -166,10 +218,10 @@ mod tests {
     fn a_full_count_is_refused() {
         let map = map(1);
         assert_eq!(claim(&map, 7, 0), Some(0));
-        assert!((1..COUNT_MASK).all(|_| share(&map, 0)));
+        assert!((1..COUNT_MAX).all(|_| share(&map, 0)));
         assert!(!share(&map, 0));
-        assert_eq!(count(&map, 0), COUNT_MASK);
-        assert!((1..COUNT_MASK).all(|_| !release(&map, 0, 8)));
+        assert_eq!(count(&map, 0), COUNT_MAX.into());
+        assert!((1..COUNT_MAX).all(|_| !release(&map, 0, 8)));
         assert!(release(&map, 0, 7));
         assert!(!release(&map, 0, 7));
         assert_eq!(used(&map), 0);

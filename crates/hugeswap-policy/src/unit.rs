@@ -66,6 +66,9 @@ pub const PIN_MAX: u64 = (1 << 9) - 1;
 const SLOT_SHIFT: u32 = 24;
 /// The largest slot number a word can carry.
 pub const SLOT_MAX: u64 = (1 << 40) - 1;
+/// In the place of a slot: the unit has no slot of its own, its pages are scattered over slots of 4 KiB, and a table beside
+/// the words says where. No pool has a slot of this number.
+pub const SCATTERED: u64 = SLOT_MAX;
 
 /// A decoded view of a unit's word; plain value, no atomics.
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -135,6 +138,11 @@ impl Word {
     /// The reserved slot, if any.
     pub fn slot(self) -> Option<u64> {
         self.has(HAS_SLOT).then_some(self.0 >> SLOT_SHIFT)
+    }
+
+    /// Are the unit's pages scattered? See [`SCATTERED`].
+    pub fn is_scattered(self) -> bool {
+        self.slot() == Some(SCATTERED)
     }
 
     /// The same word with `slot` reserved (at most [`SLOT_MAX`]) or with none.

@@ -3,7 +3,6 @@
 use hugeswap_engine::pool;
 use hugeswap_policy::UNIT_BYTES;
 use hugeswap_policy::counters::Counter;
-use hugeswap_policy::slots;
 
 /// What a pool did so far, summed over its processes.
 #[derive(Clone, Debug)]
@@ -15,8 +14,12 @@ pub struct Stats {
     pub peak_resident_bytes: u64,
     /// Most managed bytes ever mapped at one time.
     pub peak_managed_bytes: u64,
-    /// Swap in use now, in whole units of 2 MiB, bytes; what is kept back for forked children included.
+    /// All swap, bytes.
+    pub swap_bytes: u64,
+    /// Swap in use now, bytes: whole units of 2 MiB, and single pages; what is kept back for forked children included.
     pub swap_used_bytes: u64,
+    /// Swap that is free in whole units of 2 MiB, bytes. What is in neither figure is free in single pages.
+    pub swap_free_bytes: u64,
     /// Base pages read from swap.
     pub pswpin: u64,
     /// Base pages written to swap.
@@ -41,10 +44,12 @@ pub struct Stats {
 
 impl Stats {
     pub(crate) fn of(pool: &pool::Pool) -> Stats {
-        let r = pool.report();
+        let (r, swap) = (pool.report(), pool.swap_usage());
         Stats {
             resident_bytes: pool.used_frames() * UNIT_BYTES,
-            swap_used_bytes: slots::used(pool.slot_words()) as u64 * UNIT_BYTES,
+            swap_bytes: swap.clusters * UNIT_BYTES,
+            swap_used_bytes: swap.used_bytes(),
+            swap_free_bytes: swap.free * UNIT_BYTES,
             peak_resident_bytes: r.peak_resident_bytes,
             peak_managed_bytes: r.peak_managed_bytes,
             pswpin: r.get(Counter::PswpIn),

@@ -9,6 +9,7 @@
 //! Everything that must be undone (swap areas, mounts, loop devices, cgroups) is done by one more
 //! process, the *keeper*, which undoes it when told to or when this process ends in any way.
 
+mod ageing;
 mod args;
 mod ceiling;
 mod child;
@@ -75,6 +76,7 @@ pub fn run(args: Args) -> anyhow::Result<i32> {
         args::Bench::Fit(a) => fit::run(&a),
         args::Bench::Faults(a) => faults::run(&a),
         args::Bench::Extents(a) => extents::run(&a),
+        args::Bench::Ageing(a) => ageing::run(&a),
     });
     let Err(e) = done else { return Ok(0) };
     let status = if e.is::<Usage>() {

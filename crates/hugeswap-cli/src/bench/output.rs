@@ -237,6 +237,11 @@ impl Progress {
         self.bar.set_message(self.label.clone());
     }
 
+    /// What is going on in a run.
+    pub fn say(&self, what: String) {
+        self.bar.set_message(what);
+    }
+
     /// A worker has told a figure.
     pub fn figure(&self, line: &str) {
         let v: Value = serde_json::from_str(line).unwrap_or_default();

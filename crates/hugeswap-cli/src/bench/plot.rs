@@ -174,6 +174,70 @@ pub fn draw(plot: &Plot) -> String {
     out
 }
 
+/// Shares of a whole over rounds, a curve each: another picture, of one panel.
+#[derive(Debug, Default)]
+pub struct Shares(Vec<(String, Vec<(f64, f64)>)>);
+
+impl Shares {
+    /// A point of a curve.
+    pub fn add(&mut self, curve: &str, round: f64, share: f64) {
+        match self.0.iter_mut().find(|c| c.0 == curve) {
+            Some(c) => c.1.push((round, share)),
+            None => self.0.push((curve.to_owned(), vec![(round, share)])),
+        }
+    }
+
+    /// The picture: percent, from 0 to 100.
+    pub fn draw(&self) -> String {
+        let height = TOP + HEIGHT + GAP + 20.0;
+        let mut out = format!(
+            "<svg xmlns=\"http://www.w3.org/2000/svg\" viewBox=\"0 0 {WIDTH} {height}\" \
+             font-family=\"sans-serif\" font-size=\"12\">\n\
+             <rect width=\"{WIDTH}\" height=\"{height}\" fill=\"white\"/>\n"
+        );
+        let rounds = || self.0.iter().flat_map(|c| c.1.iter().map(|p| p.0));
+        let last = rounds().fold(1.0, f64::max);
+        let x = |t: f64| LEFT + (WIDTH - LEFT - RIGHT) * (t / last).clamp(0.0, 1.0);
+        let y = |v: f64| TOP + HEIGHT * (1.0 - v.clamp(0.0, 1.0));
+        for percent in [0, 25, 50, 75, 100] {
+            let at = y(f64::from(percent) / 100.0);
+            line(&mut out, "#ddd", (LEFT, at), (WIDTH - RIGHT, at));
+            text(
+                &mut out,
+                "end",
+                LEFT - 6.0,
+                at + 4.0,
+                &format!("{percent} %"),
+            );
+        }
+        text(&mut out, "start", LEFT, y(0.0) + 16.0, "0");
+        text(
+            &mut out,
+            "end",
+            x(last),
+            y(0.0) + 16.0,
+            &format!("round {last:.0}"),
+        );
+        let mut at = LEFT;
+        for (n, (name, points)) in self.0.iter().enumerate() {
+            let colour = COLOURS[n % COLOURS.len()];
+            line(&mut out, colour, (at, 40.0), (at + 24.0, 40.0));
+            text(&mut out, "start", at + 30.0, 44.0, name);
+            at += 60.0 + 7.0 * name.chars().count() as f64;
+            let points = points
+                .iter()
+                .map(|(t, v)| format!("{:.1},{:.1}", x(*t), y(*v)));
+            let _ = writeln!(
+                out,
+                "<polyline fill=\"none\" stroke=\"{colour}\" stroke-width=\"2\" points=\"{}\"/>",
+                points.collect::<Vec<_>>().join(" ")
+            );
+        }
+        out.push_str("</svg>\n");
+        out
+    }
+}
+
 // Writing to a string cannot fail.
 
 fn line(out: &mut String, colour: &str, (x1, y1): (f64, f64), (x2, y2): (f64, f64)) {
@@ -230,6 +294,20 @@ mod tests {
             }
         }
         assert!(heights[0] < heights[2], "{heights:?}");
+    }
+
+    #[test]
+    fn shares_are_drawn() {
+        let mut shares = Shares::default();
+        for round in 1..4 {
+            shares.add("in use", f64::from(round), 0.5);
+            shares.add("free, whole", f64::from(round), 0.25);
+        }
+        let svg = shares.draw();
+        assert_eq!(svg.matches("<polyline").count(), 2);
+        assert!(svg.contains(">free, whole</text>") && svg.contains("round 3"));
+        let nothing = Shares::default().draw();
+        assert!(!svg.contains("NaN") && !nothing.contains("NaN"));
     }
 
     #[test]

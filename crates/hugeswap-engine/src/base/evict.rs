@@ -52,13 +52,17 @@ impl Engine {
         Some(n)
     }
 
-    /// Some pages of a locked, base-mapped unit become zero: memory and swap behind them are given up. False if that
-    /// failed.
-    pub(crate) fn discard_pages(&self, unit: u32, pages: Range<usize>) -> bool {
+    /// Some pages of a locked, base-mapped unit become zero: memory and swap behind them are given up. The word with what
+    /// place is left, and whether it was done.
+    pub(crate) fn discard_pages(&self, unit: u32, w: Word, pages: Range<usize>) -> (Word, bool) {
         let record = self.base.records.of(unit);
-        let (n, zero) = self.drop_some(unit, record, pages);
+        let (n, zero) = self.drop_some(unit, record, pages.clone());
         self.put_pages(n);
-        zero
+        if zero {
+            (self.give_up_slots(unit, w, record, pages), true)
+        } else {
+            (w, false)
+        }
     }
 
     /// Forgets what a locked, base-mapped unit holds; the caller maps it anew and frees the slot.
@@ -72,15 +76,15 @@ impl Engine {
     /// A locked, base-mapped unit goes back to being whole, in swap. The new word, still locked, and whether it did.
     pub(crate) fn leave_pages(&self, unit: u32, w: Word) -> (Word, bool) {
         let record = self.base.records.of(unit);
-        let (mut w, mut clean) = self.clean_pages(unit, w);
-        if clean && record.stored.any() {
-            (w, clean) = self.write_holes(w, record);
-        }
+        let (w, clean) = self.clean_pages(unit, w);
         if !clean {
             return (w, false);
         }
-        if record.stored.all() {
-            return self.leave_as(unit, Kind::Swapped, w);
+        if record.stored.any() {
+            return match self.complete_place(unit, w, record) {
+                Some(w) => self.leave_as(unit, Kind::Swapped, w),
+                None => (w, false),
+            };
         }
         self.leave_zero(unit, w)
     }
@@ -92,12 +96,12 @@ impl Engine {
             return (w, false);
         }
         if let Some(s) = w.slot() {
-            self.free_slot(s);
+            self.free_place(unit, s);
         }
         (new.with_slot(None), true)
     }
 
-    /// [`Engine::leave_pages`] for a unit that its slot, if it has one, holds all of, and that is zero otherwise. The rules of the
+    /// [`Engine::leave_pages`] for a unit that its place in swap, if it has one, holds all of, and that is zero otherwise. The rules of the
     /// fault path hold.
     fn leave_as(&self, unit: u32, kind: Kind, w: Word) -> (Word, bool) {
         if self
@@ -122,7 +126,9 @@ impl Engine {
             }
             match w.slot() {
                 None => self.leave_as(unit, Kind::None, w),
-                Some(_) if record.stored.all() => self.leave_as(unit, Kind::Swapped, w),
+                Some(_) if record.stored.all() || w.is_scattered() => {
+                    self.leave_as(unit, Kind::Swapped, w)
+                }
                 Some(_) => (w, false),
             }
         })
@@ -164,7 +170,10 @@ impl Engine {
             let record = self.base.records.of(unit);
             let (mut w, mut clean) = self.clean_pages(unit, w);
             if clean && record.stored.any() {
-                (w, clean) = self.write_holes(w, record);
+                match self.complete_place(unit, w, record) {
+                    Some(complete) => w = complete,
+                    None => clean = false,
+                }
             }
             self.table.reset(unit, w);
             // Swap would not take it. The child inherits it in memory, whatever the budget says; should that fail
@@ -182,13 +191,17 @@ impl Engine {
     /// In a forked child: what a base-mapped unit of the parent's is here.
     pub(crate) fn pages_in_child(&self, unit: u32, w: Word) -> Word {
         let record = self.base.records.of(unit);
-        let complete = !record.dirty.any() && (record.stored.all() || !record.stored.any());
         let stored = record.stored.any();
+        let complete = record.stored.all() || !stored || w.is_scattered();
+        let complete = complete && !record.dirty.any();
         record.clear();
         match (complete, stored) {
             (true, true) => w.with_kind(Kind::Swapped),
             (true, false) => w.with_slot(None).with_kind(Kind::None),
-            (false, _) => w.with_slot(None).with_kind(Kind::Poisoned),
+            (false, _) => {
+                self.lose_place(unit, w);
+                w.with_slot(None).with_kind(Kind::Poisoned)
+            }
         }
     }
 }

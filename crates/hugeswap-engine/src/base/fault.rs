@@ -122,7 +122,15 @@ impl Engine {
         if !self.try_map_for_pages(unit, w) {
             return None;
         }
-        self.base.records.of(unit).all_stored();
+        let record = self.base.records.of(unit);
+        record.all_stored();
+        if w.is_scattered() {
+            let places = self.placing.scatter.of(unit);
+            for p in (0..UNIT_PAGES as usize).filter(|&p| places.is_none_or(|s| s.get(p).is_none()))
+            {
+                record.stored.put(p..p + 1, false);
+            }
+        }
         self.count(Counter::ThpSplitPmd, 1);
         Some(w.with_kind(Kind::Base))
     }
@@ -317,11 +325,11 @@ impl Engine {
             next = run.end;
             match &buffer {
                 Some(buffer) => {
-                    self.fill(w, record, run.clone(), buffer.addr())?;
+                    self.fill(unit, w, record, run.clone(), buffer.addr())?;
                     self.install(unit, record, run, buffer.addr(), &written)?;
                 }
                 None => self.install_piece(unit, record, run.clone(), &written, |to| {
-                    self.fill(w, record, run, to)
+                    self.fill(unit, w, record, run, to)
                 })?,
             }
         }
@@ -329,7 +337,14 @@ impl Engine {
     }
 
     /// Puts what absent pages hold to memory of ours at `to`: read, or zeros.
-    fn fill(&self, w: Word, record: &Record, pages: Range<usize>, to: usize) -> Result<(), Errno> {
+    fn fill(
+        &self,
+        unit: u32,
+        w: Word,
+        record: &Record,
+        pages: Range<usize>,
+        to: usize,
+    ) -> Result<(), Errno> {
         let mut next = pages.start;
         while next < pages.end {
             let at = to + (next - pages.start) * PAGE;
@@ -339,8 +354,7 @@ impl Engine {
                 .run(next, pages.end, !stored)
                 .map_or(pages.end, |r| r.start);
             if stored {
-                let slot = w.slot().ok_or(Errno::EIO)?;
-                self.read_pages_surely(slot, next..end, at)?;
+                self.read_stored(unit, w, next..end, at)?;
             } else {
                 // SAFETY: the memory is ours.
                 unsafe { std::ptr::write_bytes(at as *mut u8, 0, (end - next) * PAGE) };

@@ -6,8 +6,8 @@ use crate::engine::Engine;
 use hugeswap_policy::counters::Counter;
 use hugeswap_policy::granularity::Direction;
 use hugeswap_policy::knobs::Knob;
-use hugeswap_policy::unit::Word;
-use hugeswap_policy::{UNIT_BYTES, UNIT_PAGES, slots};
+use hugeswap_policy::unit::{SCATTERED, Word};
+use hugeswap_policy::{UNIT_BYTES, UNIT_PAGES};
 use hugeswap_sys::{Errno, fs, now_ns};
 use std::ops::Range;
 use std::sync::atomic::Ordering::Relaxed;
@@ -57,7 +57,7 @@ impl Engine {
     }
 
     /// [`Engine::read_pages`], with what a device does once in a while forgiven.
-    pub(super) fn read_pages_surely(
+    pub(crate) fn read_pages_surely(
         &self,
         slot: u64,
         pages: Range<usize>,
@@ -73,7 +73,12 @@ impl Engine {
     }
 
     /// Writes pages to a slot of this process's own from `from`, where nobody changes them.
-    fn write_pages(&self, slot: u64, pages: Range<usize>, from: usize) -> Result<(), Errno> {
+    pub(crate) fn write_pages(
+        &self,
+        slot: u64,
+        pages: Range<usize>,
+        from: usize,
+    ) -> Result<(), Errno> {
         let (index, offset) = self.pool.locate(slot).ok_or(Errno::EIO)?;
         let area = self.pool.header().areas.get(index).ok_or(Errno::EIO)?;
         let joined = self.pool.areas().get(index).ok_or(Errno::EIO)?;
@@ -105,7 +110,12 @@ impl Engine {
 
     /// [`Engine::write_pages`], with what a device does once in a while forgiven: many writes in a row make up one
     /// step here, which would never be done otherwise.
-    fn write_pages_surely(&self, slot: u64, pages: Range<usize>, from: usize) -> Result<(), Errno> {
+    pub(crate) fn write_pages_surely(
+        &self,
+        slot: u64,
+        pages: Range<usize>,
+        from: usize,
+    ) -> Result<(), Errno> {
         let mut tries = 0;
         loop {
             match self.write_pages(slot, pages.clone(), from) {
@@ -115,16 +125,31 @@ impl Engine {
         }
     }
 
-    /// Writes the dirty pages of a locked unit, which are write-protected, to its slot; to a new one if the unit has
-    /// none or a forked child may read it. The word with its slot, and whether all was written.
+    /// Writes the dirty pages of a locked unit, which are write-protected, to its place in swap; to a new one if it has
+    /// none or a forked child may read it. The word with its place, and whether all was written.
     pub(super) fn write_dirty(&self, unit: u32, w: Word, record: &Record) -> (Word, bool) {
         if !record.dirty.any() {
             return (w, true);
         }
-        let (w, Some(slot)) = self.own_slot_for_pages(w, record) else {
+        let Some(w) = self.place_for_dirty(unit, w, record) else {
             self.count(Counter::SwapWriteError, 1);
             return (w, false);
         };
+        let done = match w.slot() {
+            Some(SCATTERED) => self.write_scattered(unit, record),
+            Some(slot) => self.write_in_place(unit, slot, record),
+            None => false,
+        };
+        if done {
+            self.swap_full.store(false, Relaxed);
+        } else {
+            self.count(Counter::SwapWriteError, 1);
+        }
+        (w, done)
+    }
+
+    /// [`Engine::write_dirty`] for a unit with a cluster that may be overwritten.
+    fn write_in_place(&self, unit: u32, slot: u64, record: &Record) -> bool {
         let at = self.table.addr(unit);
         let mut next = 0;
         while let Some(run) = record.dirty.run(next, PAGES, true) {
@@ -133,27 +158,21 @@ impl Engine {
                 .write_pages(slot, run.clone(), at + run.start * PAGE)
                 .is_err()
             {
-                self.count(Counter::SwapWriteError, 1);
                 // What the slot held of these pages may be gone; memory has them.
                 record.stored.put(run, false);
-                return (w, false);
+                return false;
             }
             record.stored.put(run.clone(), true);
             record.dirty.put(run, false);
         }
-        self.swap_full.store(false, Relaxed);
-        (w, true)
+        true
     }
 
-    /// Writes zeros where neither memory nor the slot holds a page, so that the slot is all of the unit; in a new one
-    /// if a forked child may read it, for which these pages may not be zero. The word with its slot, and whether it
-    /// is so. The unit has a slot and no dirty page.
-    pub(super) fn write_holes(&self, w: Word, record: &Record) -> (Word, bool) {
-        if record.stored.all() {
-            return (w, true);
-        }
-        let (w, Some(slot)) = self.own_slot_for_pages(w, record) else {
-            return (w, false);
+    /// Writes zeros where neither memory nor the slot holds a page, so that the slot is all of the unit, which has no dirty
+    /// page. False if that failed. Nobody else may read the slot: a relative may know these pages as they were.
+    pub(super) fn write_holes(&self, w: Word, record: &Record) -> bool {
+        let Some(slot) = w.slot() else {
+            return false;
         };
         let buffer = self.base.take_buffer();
         // SAFETY: the buffer is ours.
@@ -166,40 +185,15 @@ impl Engine {
                 .write_pages_surely(slot, part.clone(), buffer.addr())
                 .is_err()
             {
-                return (w, false);
+                return false;
             }
             record.stored.put(part, true);
         }
-        (w, true)
+        true
     }
 
-    /// A slot that may be overwritten, holding what the unit's present one does of pages that are not dirty.
-    fn own_slot_for_pages(&self, w: Word, record: &Record) -> (Word, Option<u64>) {
-        let old = w.slot();
-        if let Some(s) = old
-            && self.owns_slot(s)
-            && !self.maybe_children.load(Relaxed)
-        {
-            return (w, Some(s));
-        }
-        let map = self.pool.slot_words();
-        let hint = self.slot_hint.load(Relaxed) as usize;
-        let Some(slot) = slots::claim(map, self.me() as u16 + 1, hint) else {
-            self.swap_full.store(true, Relaxed);
-            return (w, None);
-        };
-        self.slot_hint.store(slot as u64 + 1, Relaxed);
-        if let Some(old) = old {
-            if !self.copy_slot(old, slot as u64, record) {
-                slots::release(map, slot, self.me() as u16 + 1);
-                return (w, None);
-            }
-            self.free_slot(old);
-        }
-        (w.with_slot(Some(slot as u64)), Some(slot as u64))
-    }
-
-    fn copy_slot(&self, from: u64, to: u64, record: &Record) -> bool {
+    /// Copies what is stored of a unit with a cluster to another.
+    pub(super) fn copy_slot(&self, from: u64, to: u64, record: &Record) -> bool {
         let buffer = self.base.take_buffer();
         let mut next = 0;
         while let Some(run) = record.stored.run(next, PAGES, true) {

@@ -2,12 +2,12 @@
 //!
 //! A touch of an absent page is a fault, which installs it read-only, so that a page that was only read is dropped without a
 //! write. How that is done is the [`pager`]'s: with userfaultfd, or, where that is refused, in pieces of 64 KiB by mremap. What each page is stands in its
-//! unit's [`record::Record`]. In swap a unit keeps one slot of 2 MiB, each page at its own offset in it, whether it is
-//! base-mapped or whole.
+//! unit's [`record::Record`]. In swap a unit has a slot of 2 MiB, each page at its own offset in it, whether it is
+//! base-mapped or whole; or it is scattered over single slots ([`crate::place`]).
 //!
 //! * `fault`: pages brought in; `evict`: pages written and dropped; `whole`: the ways to and from huge pages
 //! * `pager`, `pieces`: how pages are installed, protected and dropped
-//! * `io`: pages of a slot read, written, copied; `part`: some pages of a unit, on the program's word
+//! * `io`: pages of a slot read, written, copied; `place`: which slot that is; `part`: some pages of a unit, on the program's word
 //!
 //! Concurrency: everything happens under the unit's lock. Base-mapped units are never pinned: who needs one
 //! held makes it whole first. In signal mode only; see [`Engine::pager`].
@@ -18,6 +18,7 @@ mod io;
 mod pager;
 mod part;
 pub(crate) mod pieces;
+mod place;
 pub(crate) mod record;
 mod whole;
 
@@ -33,7 +34,7 @@ use std::sync::atomic::{AtomicI32, AtomicI64, AtomicU32};
 
 pub(crate) const PAGE: usize = 4096;
 /// Size of a buffer that pages pass through on their way in.
-const BUFFER: usize = 64 << 10;
+pub(crate) const BUFFER: usize = 64 << 10;
 const BUFFERS: usize = 32;
 
 /// What an engine keeps for its base-mapped units.
@@ -93,7 +94,7 @@ impl Base {
         self.credits.load(Relaxed).max(0) as u64 / UNIT_PAGES
     }
 
-    fn take_buffer(&self) -> Buffer<'_> {
+    pub(crate) fn take_buffer(&self) -> Buffer<'_> {
         loop {
             let used = self.buffers_used.load(Relaxed);
             let free = (!used).trailing_zeros();
@@ -122,13 +123,13 @@ impl Drop for Base {
 }
 
 /// A buffer taken, until it is dropped.
-struct Buffer<'a> {
+pub(crate) struct Buffer<'a> {
     base: &'a Base,
     number: u32,
 }
 
 impl Buffer<'_> {
-    fn addr(&self) -> usize {
+    pub(crate) fn addr(&self) -> usize {
         self.base.buffers + self.number as usize * BUFFER
     }
 }

@@ -120,7 +120,8 @@ impl Engine {
             },
             _ => return (w, false),
         };
-        if !self.discard_pages(unit, pages) {
+        let (w, done) = self.discard_pages(unit, w, pages);
+        if !done {
             return (w, false);
         }
         let record = self.base.records.of(unit);

@@ -54,7 +54,7 @@ impl Engine {
             }
             return self.hand_over(unit, w);
         }
-        let changed = record.dirty.any() || !record.stored.all();
+        let changed = record.dirty.any() || !record.stored.all() && !w.is_scattered();
         let writable = (write || changed || !self.mover().arrives_clean()) && w.has(MAY_WRITE);
         if self
             .mover()
@@ -99,8 +99,7 @@ impl Engine {
                 // SAFETY: present pages are readable and stay while the unit is locked; the frame is ours.
                 unsafe { std::ptr::copy_nonoverlapping(from as *const u8, dest as *mut u8, len) };
             } else if stored {
-                let slot = w.slot().ok_or(Errno::EIO)?;
-                self.read_pages_surely(slot, page..end, dest)?;
+                self.read_stored(unit, w, page..end, dest)?;
             } else {
                 // SAFETY: the frame is ours.
                 unsafe { std::ptr::write_bytes(dest as *mut u8, 0, len) };

@@ -118,7 +118,7 @@ impl Engine {
         // Tell the readers of what comes next before we wait for our own read.
         self.read_ahead(unit, false);
         let at = self.arena.addr(frame.place);
-        let read = || self.read_slot(slot, at, true);
+        let read = || self.read_unit(unit, slot, at, true);
         let mut result = read();
         if result.is_err() && self.gate.is_forker() {
             // Between the parts of a fork those who could do better are at rest.
@@ -141,7 +141,6 @@ impl Engine {
             self.wake_workers(1);
             return None;
         }
-        self.count_swap_in(at);
         match self.put_in_place(unit, w, frame.place, write) {
             Ok(()) => self.done(unit, FaultClass::Major, start),
             Err(outcome) => outcome.or_else(|| self.mappings_exhausted(start)),

@@ -1,7 +1,7 @@
 //! The layout of the pool segment: fixed, versioned, every field an atomic.
 //!
 //! ```text
-//! | Header | Record x MAX_PROCESSES | slot words (u32) | page sums (512 x u64 a slot) |
+//! | Header | Record x MAX_PROCESSES | slot words (u32) | bitmaps (64 bytes a slot) | page sums (512 x u64 a slot) |
 //! ```
 //! Any process of the pool may write any of it, and any of them may be hostile or
 //! dying: whoever reads validates, bounds every index, and never follows an
@@ -11,12 +11,13 @@ use crate::checksum::Sums;
 use hugeswap_policy::counters::{Counter, FaultClass};
 use hugeswap_policy::histogram;
 use hugeswap_policy::knobs::Knob;
+use hugeswap_policy::slots::split;
 use std::sync::atomic::{AtomicI32, AtomicU32, AtomicU64};
 
 /// "hugeswap" in ASCII.
 pub const MAGIC: u64 = u64::from_le_bytes(*b"hugeswap");
 /// Changed whenever the layout does.
-pub const VERSION: u32 = 3;
+pub const VERSION: u32 = 4;
 /// Most processes a pool can have at one time.
 pub const MAX_PROCESSES: usize = 256;
 /// Most swap areas a pool can have.
@@ -158,6 +159,8 @@ pub struct Offsets {
     pub records: usize,
     /// Of the slot words.
     pub slot_words: usize,
+    /// Of the bitmaps of split slots.
+    pub split_maps: usize,
     /// Of the slot sums.
     pub slot_sums: usize,
     /// Of the end.
@@ -173,11 +176,13 @@ pub fn offsets(slots: u64) -> Option<Offsets> {
     let slots = slots as usize;
     let records = align(size_of::<Header>());
     let slot_words = align(records + size_of::<Record>() * MAX_PROCESSES);
-    let slot_sums = align(slot_words + slots * 4);
+    let split_maps = align(slot_words + slots * 4);
+    let slot_sums = align(split_maps + slots * split::MAP_WORDS * 8);
     let end = align(slot_sums + slots * size_of::<Sums>());
     Some(Offsets {
         records,
         slot_words,
+        split_maps,
         slot_sums,
         end,
     })

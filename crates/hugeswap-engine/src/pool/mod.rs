@@ -21,11 +21,12 @@ pub use swap::SwapSpec;
 use crate::checksum::Sums;
 use hugeswap_policy::counters::Counter;
 use hugeswap_policy::knobs::Knob;
-use hugeswap_policy::{UNIT_BYTES, histogram};
+use hugeswap_policy::slots::split::{Clusters, MAP_WORDS};
+use hugeswap_policy::{UNIT_BYTES, histogram, slots};
 use hugeswap_sys::fs;
 use layout::{Events, Header, MAX_PROCESSES, Offsets, Record, state};
-use std::sync::atomic::AtomicU32;
 use std::sync::atomic::Ordering::{Acquire, Relaxed};
+use std::sync::atomic::{AtomicU32, AtomicU64};
 
 /// A joined swap area, as this process uses it.
 #[derive(Clone, Copy, Debug)]
@@ -78,6 +79,23 @@ impl Pool {
                 self.slots as usize,
             )
         }
+    }
+
+    /// The clusters as record `me` may split them ([`hugeswap_policy::slots::split`]).
+    pub fn clusters(&self, me: usize) -> Clusters<'_, AtomicU32, AtomicU64> {
+        // SAFETY: as in `header`; `offsets` leaves room for so many words for each of `slots`.
+        let bits = unsafe {
+            std::slice::from_raw_parts(
+                (self.base + self.offsets.split_maps) as *const AtomicU64,
+                self.slots as usize * MAP_WORDS,
+            )
+        };
+        Clusters::new(self.slot_words(), bits, MAP_WORDS, me as u16 + 1)
+    }
+
+    /// What swap is used for.
+    pub fn swap_usage(&self) -> slots::Usage {
+        slots::usage(self.slot_words())
     }
 
     /// The checksums of each slot's pages.

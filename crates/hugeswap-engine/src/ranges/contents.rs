@@ -186,11 +186,11 @@ impl Engine {
                     self.said.forget(unit + i);
                 }
                 let may = Word(w.0 & (MAY_READ | MAY_WRITE)).with_kind(Kind::None);
+                if let Some(s) = w.slot() {
+                    self.free_place(unit + i, s);
+                }
                 self.table
                     .unlock(unit + i, if free { Word::FREE } else { may });
-                if let Some(s) = w.slot() {
-                    self.free_slot(s);
-                }
             }
             unit += n;
         }

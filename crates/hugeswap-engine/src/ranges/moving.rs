@@ -74,6 +74,9 @@ impl Engine {
             return give_up();
         }
         let (a, b) = (self.table.addr(unit), self.table.addr(dest));
+        if w.is_scattered() && self.placing.scatter.open(dest).is_none() {
+            return give_up();
+        }
         let mut new = w;
         if w.kind() == Kind::Present {
             if w.has(COW) {
@@ -94,6 +97,9 @@ impl Engine {
                 let _ = self.mover().set_readable(b);
                 new = new.clear(WRITABLE);
             }
+        }
+        if w.is_scattered() {
+            self.move_places(unit, dest);
         }
         self.table.set_frame(dest, self.table.frame(unit));
         self.table.set_frame(unit, NO_FRAME);

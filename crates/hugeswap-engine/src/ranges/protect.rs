@@ -113,11 +113,10 @@ impl Engine {
             if self.uffd() >= 0 {
                 let _ = uffd::unregister(self.uffd(), at, UNIT);
             }
-            let slot = w.slot();
-            self.table.unlock(unit, Word(0).with_kind(Kind::Foreign));
-            if let Some(s) = slot {
-                self.free_slot(s);
+            if let Some(s) = w.slot() {
+                self.free_place(unit, s);
             }
+            self.table.unlock(unit, Word(0).with_kind(Kind::Foreign));
             self.count(Counter::Ejected, 1);
             return Ok(());
         }

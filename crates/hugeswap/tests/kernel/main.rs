@@ -14,6 +14,7 @@ mod pages;
 mod parts;
 mod pieces;
 mod report;
+mod slots;
 mod storm;
 mod util;
 
@@ -34,6 +35,7 @@ fn all() -> Vec<Test> {
         pieces::TESTS,
         enabled::TESTS,
         parts::TESTS,
+        slots::TESTS,
         storm::TESTS,
         failure::TESTS,
         life::TESTS,

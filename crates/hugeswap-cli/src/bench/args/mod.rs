@@ -1,16 +1,19 @@
 //! What `hugeswap bench` takes on its command line, and the checks that need no machine.
 
 mod against;
+mod ageing;
 mod extents;
 mod patterns;
 
 pub use against::{Against, Device, KernelThp};
+pub use ageing::Ageing;
 pub use extents::{Extents, Order};
 pub use patterns::{Access, Mixed, Part, SwapRand};
 
 use super::Usage;
 use clap::{Subcommand, ValueEnum};
 use hugeswap_policy::knobs;
+use std::path::Path;
 use std::time::Duration;
 
 const UNIT: u64 = hugeswap_policy::UNIT_BYTES;
@@ -47,6 +50,8 @@ pub enum Bench {
     Faults(Faults),
     /// What it costs to find where on the device a page of swap lies, in a file of many pieces
     Extents(Extents),
+    /// Objects of mixed sizes come and go for a long time: does swap fragment?
+    Ageing(Ageing),
 }
 
 /// What every benchmark takes.
@@ -61,7 +66,7 @@ pub struct Common {
     /// How hugeswap takes page faults
     #[arg(long, value_name = "MODE", value_enum)]
     pub fault_mode: Option<FaultMode>,
-    /// How often each engine runs, in turn (A B A B) [default: 2; fit: 4]
+    /// How often each engine runs, in turn (A B A B) [default: 2; fit: 4; ageing: 1]
     #[arg(long, value_name = "N")]
     pub pairs: Option<u32>,
     /// Seconds after which a run that has not ended is stopped and counts as failed
@@ -254,6 +259,27 @@ pub fn check_work(region: u64, tasks: u32, threads: u32, rounds: u32) -> anyhow:
     }
     if usize::try_from(region).is_err() {
         return wrong("--region is larger than an address space".into());
+    }
+    Ok(())
+}
+
+/// A plot must be something that can be written.
+pub fn check_plot(file: Option<&Path>) -> anyhow::Result<()> {
+    let Some(file) = file else {
+        return Ok(());
+    };
+    let parent = file.parent().filter(|p| !p.as_os_str().is_empty());
+    let place = match parent {
+        _ if file.exists() => file,
+        Some(dir) => dir,
+        None => Path::new("."),
+    };
+    let may = rustix::fs::access(place, rustix::fs::Access::WRITE_OK);
+    if may.is_err() || file.is_dir() {
+        return wrong(format!(
+            "--plot {} cannot be written: name a file in a directory you may write to",
+            file.display()
+        ));
     }
     Ok(())
 }

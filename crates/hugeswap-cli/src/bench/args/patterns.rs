@@ -4,7 +4,7 @@ use super::against::{self, Against};
 use super::{Common, Span, check_memory, check_work, wrong};
 use crate::bench::pattern::Pattern;
 use clap::ValueEnum;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 
 // Arguments of `hugeswap bench swap-rand`.
 #[derive(clap::Args)]
@@ -216,19 +216,7 @@ impl Mixed {
             {
                 return wrong("--plot draws the parts together and change: name one".into());
             }
-            let parent = file.parent().filter(|p| !p.as_os_str().is_empty());
-            let place = match parent {
-                _ if file.exists() => file,
-                Some(dir) => dir,
-                None => Path::new("."),
-            };
-            let may = rustix::fs::access(place, rustix::fs::Access::WRITE_OK);
-            if may.is_err() || file.is_dir() {
-                return wrong(format!(
-                    "--plot {} cannot be written: name a file in a directory you may write to",
-                    file.display()
-                ));
-            }
+            super::check_plot(Some(file))?;
         }
         self.against.check()?;
         self.against.device(&self.common, false).map(drop)

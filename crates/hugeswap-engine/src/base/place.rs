@@ -1,0 +1,241 @@
+//! Where the pages of a base-mapped unit go in swap: to a cluster of its own, or scattered to single slots.
+//!
+//! A unit of which few pages have ever been changed is scattered, and so is one that finds no free cluster; a scattered unit
+//! that grows past half gets a cluster of its own. In the table of a scattered, base-mapped unit stand exactly the pages
+//! that its record calls stored.
+
+use super::record::Record;
+use super::{BUFFER, PAGE};
+use crate::engine::Engine;
+use crate::place::scatter::{CLUSTERS, Places, Single};
+use hugeswap_policy::UNIT_PAGES;
+use hugeswap_policy::unit::{SCATTERED, Word};
+use std::ops::Range;
+use std::sync::atomic::Ordering::Relaxed;
+
+const PAGES: usize = UNIT_PAGES as usize;
+/// A unit without a place is scattered if it has no more dirty pages than this.
+const FEW: u64 = UNIT_PAGES / 8;
+/// A scattered unit with more pages than this gets a cluster of its own.
+const MANY: u64 = UNIT_PAGES / 2;
+/// Pages that are gathered for one write.
+const AT_ONCE: usize = BUFFER / PAGE;
+
+impl Engine {
+    /// Sees to it that a locked unit has a place for its dirty pages that also holds what the present one does of the
+    /// others. Its word then; `None`, and nothing has changed, if there is no such place.
+    pub(super) fn place_for_dirty(&self, unit: u32, w: Word, record: &Record) -> Option<Word> {
+        let scattered = || {
+            let room = self.placing.scatter.open(unit).is_some();
+            room.then(|| w.with_slot(Some(SCATTERED)))
+        };
+        let whole = || Some(w.with_slot(Some(self.claim_cluster()?)));
+        match w.slot() {
+            Some(SCATTERED) => {
+                let new = |p: &usize| record.dirty.get(*p) && !record.stored.get(*p);
+                let all = record.stored.count() + (0..PAGES).filter(new).count() as u64;
+                if all > MANY
+                    && let Some(cluster) = self.gather_in_cluster(unit, w, record)
+                {
+                    return Some(w.with_slot(Some(cluster)));
+                }
+                Some(w)
+            }
+            None if record.dirty.count() <= FEW => scattered().or_else(whole),
+            None => whole().or_else(scattered),
+            Some(own) if self.owns_slot(own) && !self.maybe_children.load(Relaxed) => Some(w),
+            Some(old) => {
+                let Some(new) = self.claim_cluster() else {
+                    return self.split_place(unit, w, record);
+                };
+                if !self.copy_slot(old, new, record) {
+                    self.release_cluster(new);
+                    return None;
+                }
+                self.free_cluster(old);
+                Some(w.with_slot(Some(new)))
+            }
+        }
+    }
+
+    /// A locked, base-mapped unit with a cluster becomes scattered where it is, so that what is not stored of it is free for
+    /// others, if the cluster is this process's own. `None`: that cannot be.
+    pub(crate) fn split_place(&self, unit: u32, w: Word, record: &Record) -> Option<Word> {
+        let cluster = w.slot().filter(|&s| s < CLUSTERS)?;
+        let places = self.placing.scatter.open(unit)?;
+        let owned = self.owns_slot(cluster);
+        if owned && !self.pool.clusters(self.me()).split(cluster as usize) {
+            return None;
+        }
+        for at in 0..PAGES {
+            places.put(at, record.stored.get(at).then_some(Single { cluster, at }));
+        }
+        let mut next = 0;
+        while let Some(hole) = record.stored.run(next, PAGES, false) {
+            next = hole.end;
+            self.free_singles(cluster, hole);
+        }
+        Some(w.with_slot(Some(SCATTERED)))
+    }
+
+    /// Sees to it that the place of a locked unit says of every page what it is, also of those that are zero; the unit has no dirty
+    /// page. The word with its place; `None`: that failed.
+    pub(super) fn complete_place(&self, unit: u32, w: Word, record: &Record) -> Option<Word> {
+        let cluster = w.slot()?;
+        if w.is_scattered() || record.stored.all() {
+            return Some(w);
+        }
+        // A relative may read as bytes what is a hole by now, if it was stored when they parted.
+        let ours = self.owns_slot(cluster) && !self.maybe_children.load(Relaxed);
+        if ours && self.write_holes(w, record) {
+            return Some(w);
+        }
+        self.split_place(unit, w, record)
+    }
+
+    /// Gives up the slots of some pages of a locked, base-mapped unit, which are not stored any more; of a unit with a
+    /// cluster of its own once few or none are left. The word with what place is left.
+    pub(super) fn give_up_slots(
+        &self,
+        unit: u32,
+        w: Word,
+        record: &Record,
+        pages: Range<usize>,
+    ) -> Word {
+        match w.slot() {
+            Some(SCATTERED) => {
+                if let Some(places) = self.placing.scatter.of(unit) {
+                    self.free_pages(places, pages);
+                }
+                w
+            }
+            Some(cluster) if !record.stored.any() => {
+                self.free_cluster(cluster);
+                w.with_slot(None)
+            }
+            Some(own) if record.stored.count() <= FEW && self.owns_slot(own) => {
+                self.split_place(unit, w, record).unwrap_or(w)
+            }
+            _ => w,
+        }
+    }
+
+    /// A cluster of a scattered unit's own, holding what is stored of it and not dirty. `None`: there is none, and nothing has changed.
+    fn gather_in_cluster(&self, unit: u32, w: Word, record: &Record) -> Option<u64> {
+        let places = self.placing.scatter.of(unit)?;
+        let cluster = self.claim_cluster()?;
+        // What is in memory is written from there, with the dirty pages.
+        let mut next = 0;
+        while let Some(run) = record.present.run(next, PAGES, true) {
+            next = run.end;
+            record.dirty.put(run, true);
+        }
+        let buffer = self.base.take_buffer();
+        let mut next = 0;
+        while let Some(run) = record.stored.run(next, PAGES, true) {
+            let dirty = record.dirty.get(run.start);
+            let end = record
+                .dirty
+                .run(run.start, run.end, !dirty)
+                .map_or(run.end, |r| r.start);
+            next = if dirty {
+                end
+            } else {
+                end.min(run.start + AT_ONCE)
+            };
+            let part = run.start..next;
+            if !dirty
+                && self
+                    .read_stored(unit, w, part.clone(), buffer.addr())
+                    .and_then(|()| self.write_pages_surely(cluster, part, buffer.addr()))
+                    .is_err()
+            {
+                self.release_cluster(cluster);
+                return None;
+            }
+        }
+        let mut next = 0;
+        while let Some(run) = record.dirty.run(next, PAGES, true) {
+            next = run.end;
+            record.stored.put(run, false);
+        }
+        self.free_pages(places, 0..PAGES);
+        Some(cluster)
+    }
+
+    /// Writes the dirty pages of a scattered unit: over what its slots hold, where that may be, else to new ones. False if
+    /// not all could be written.
+    pub(super) fn write_scattered(&self, unit: u32, record: &Record) -> bool {
+        let Some(places) = self.placing.scatter.of(unit) else {
+            return false;
+        };
+        let at = self.table.addr(unit);
+        let mine = |p: usize| places.get(p).filter(|&s| self.may_overwrite(s));
+        // Those that go to new slots, gathered so that few writes take many.
+        let mut moving = [0u16; AT_ONCE];
+        let mut n = 0;
+        let mut next = 0;
+        while let Some(run) = record.dirty.run(next, PAGES, true) {
+            let first = run.start;
+            if mine(first).is_none() {
+                moving[n] = first as u16;
+                n += 1;
+                next = first + 1;
+                if n == AT_ONCE {
+                    if !self.write_moving(at, places, record, &moving) {
+                        return false;
+                    }
+                    n = 0;
+                }
+                continue;
+            }
+            let Some((cluster, slots)) = places.run(run) else {
+                return false;
+            };
+            let pages = first..first + slots.len();
+            next = pages.end;
+            if self.write_pages(cluster, slots, at + first * PAGE).is_err() {
+                // As where a unit has a cluster: what the slots held may be gone.
+                record.stored.put(pages.clone(), false);
+                self.free_pages(places, pages);
+                return false;
+            }
+            record.dirty.put(pages, false);
+        }
+        self.write_moving(at, places, record, &moving[..n])
+    }
+
+    /// Writes dirty pages of the unit at `at` to new slots, neighbours as far as that can be had.
+    fn write_moving(&self, at: usize, places: &Places, record: &Record, pages: &[u16]) -> bool {
+        if pages.is_empty() {
+            return true;
+        }
+        let buffer = self.base.take_buffer();
+        for (k, &p) in pages.iter().enumerate() {
+            let from = at + usize::from(p) * PAGE;
+            let to = buffer.addr() + k * PAGE;
+            // SAFETY: a dirty page is in memory, readable and write-protected, and the buffer is ours.
+            unsafe { std::ptr::copy_nonoverlapping(from as *const u8, to as *mut u8, PAGE) };
+        }
+        let mut done = 0;
+        while let Some(rest) = pages.get(done..).filter(|r| !r.is_empty()) {
+            let Some((cluster, slots)) = self.claim_singles(rest.len()) else {
+                return false;
+            };
+            let from = buffer.addr() + done * PAGE;
+            if self.write_pages(cluster, slots.clone(), from).is_err() {
+                self.release_singles(cluster, slots);
+                return false;
+            }
+            done += slots.len();
+            for (&p, at) in rest.iter().zip(slots) {
+                let p = usize::from(p);
+                self.free_pages(places, p..p + 1);
+                places.put(p, Some(Single { cluster, at }));
+                record.stored.put(p..p + 1, true);
+                record.dirty.put(p..p + 1, false);
+            }
+        }
+        true
+    }
+}

@@ -1,0 +1,197 @@
+//! Whole clusters found again: pages of scattered units move from split clusters with little in them to others, and units that
+//! have a cluster for a few pages give up the rest of it.
+//!
+//! kswapd does it: when a claim has found no free cluster, and a few times a second where split clusters are mostly empty.
+//! Pages move under their unit's lock, from slots that nobody else reads (not while a forked child may). A slot
+//! given up was written elsewhere before, so that nothing is lost when it stops halfway.
+
+use super::scatter::{Places, Single};
+use super::{PAGE, PAGES};
+use crate::base::{BUFFER, Buffer};
+use crate::engine::Engine;
+use hugeswap_policy::unit::{Kind, SCATTERED, WRITEBACK, Word};
+use std::sync::atomic::Ordering::{Acquire, Relaxed};
+
+/// Clusters emptied at one time.
+const VICTIMS: usize = 16;
+/// A unit with a cluster of its own for at most so many pages gives up the rest when clusters are short.
+const SPARSE: u64 = PAGES as u64 / 2;
+
+/// Split clusters to be emptied.
+#[derive(Default)]
+struct Victims {
+    at: [(u32, u64); VICTIMS],
+    n: usize,
+}
+
+impl Victims {
+    fn has(&self, cluster: u64) -> bool {
+        self.at[..self.n].iter().any(|v| v.1 == cluster)
+    }
+
+    /// Keeps those with the least in use.
+    fn offer(&mut self, used: u32, cluster: u64) {
+        if self.n < VICTIMS {
+            self.at[self.n] = (used, cluster);
+            self.n += 1;
+        } else if let Some(most) = self.at.iter_mut().max()
+            && most.0 > used
+        {
+            *most = (used, cluster);
+        }
+    }
+}
+
+impl Engine {
+    /// Has whole clusters found, if a claim has missed them. False if there was nothing to do.
+    pub(crate) fn find_clusters(&self) -> bool {
+        if !self.placing.short.swap(false, Relaxed) {
+            return false;
+        }
+        let split = self.split_sparse();
+        let found = self.compact(u32::MAX, 4 * PAGES as u64);
+        if found || split {
+            self.swap_full.store(false, Relaxed);
+            self.note_available();
+        }
+        found || split
+    }
+
+    /// Empties split clusters of which little is used, where more than half of all split ones is empty.
+    pub(crate) fn tidy_clusters(&self) {
+        const FEW: u64 = 4;
+        if !self.placing.scatter.was_used() {
+            return;
+        }
+        let clusters = self.pool.clusters(self.me());
+        let (mut split, mut room) = (0, 0);
+        for r in (0..clusters.len()).filter_map(|i| clusters.room(i)) {
+            split += 1;
+            room += u64::from(r);
+        }
+        if split > FEW && room * 2 > split * PAGES as u64 {
+            self.compact(PAGES as u32 / 4, PAGES as u64);
+        }
+    }
+
+    /// Empties split clusters with at most `most` slots in use, as far as the others have room, but moves no more than
+    /// `limit` pages. True if any is free now.
+    fn compact(&self, most: u32, limit: u64) -> bool {
+        if self.maybe_children.load(Relaxed) {
+            return false;
+        }
+        let clusters = self.pool.clusters(self.me());
+        let mut victims = Victims::default();
+        let mut room = 0;
+        for (i, free) in (0..clusters.len()).filter_map(|i| Some((i, clusters.room(i)?))) {
+            let used = PAGES as u32 - free;
+            room += u64::from(free);
+            if used > 0 && used <= most {
+                victims.offer(used, i as u64);
+            }
+        }
+        // What the emptiest hold must fit into what the others have free.
+        victims.at[..victims.n].sort_unstable();
+        let mut moved = 0;
+        let mut n = 0;
+        for &(used, _) in &victims.at[..victims.n] {
+            room -= u64::from(PAGES as u32 - used);
+            moved += u64::from(used);
+            if moved > room.min(limit) {
+                break;
+            }
+            n += 1;
+        }
+        victims.n = n;
+        if n == 0 {
+            return false;
+        }
+        let buffer = self.base.take_buffer();
+        for unit in 0..self.high_unit.load(Acquire) {
+            let scattered = |w: Word| w.slot() == Some(SCATTERED) && !w.has(WRITEBACK);
+            let Some(w) = self.table.try_lock_if(unit, scattered) else {
+                continue;
+            };
+            let went = match self.placing.scatter.of(unit) {
+                Some(places) => self.move_pages_from(places, &victims, &buffer),
+                None => true,
+            };
+            self.table.unlock(unit, w);
+            if !went {
+                break;
+            }
+        }
+        let gone = |v: &(u32, u64)| clusters.room(v.1 as usize).is_none();
+        victims.at[..n].iter().any(gone)
+    }
+
+    /// Moves what a locked unit has in `victims` to other clusters. False if that failed.
+    fn move_pages_from(&self, places: &Places, victims: &Victims, buffer: &Buffer<'_>) -> bool {
+        const AT_ONCE: usize = BUFFER / PAGE;
+        let mut page = 0;
+        while page < PAGES {
+            let Some((cluster, run)) = places.run(page..PAGES.min(page + AT_ONCE)) else {
+                page += 1;
+                continue;
+            };
+            let n = run.len();
+            if victims.has(cluster) {
+                if self
+                    .read_pages_surely(cluster, run.clone(), buffer.addr())
+                    .is_err()
+                {
+                    // Whoever needs the page is told.
+                    page += n;
+                    continue;
+                }
+                let mut done = 0;
+                while done < n {
+                    let avoid = |i: usize| victims.has(i as u64);
+                    // Never a cluster split for it: nothing would be won.
+                    let Some((to, at)) = self.claim_partial(n - done, avoid) else {
+                        return false;
+                    };
+                    let from = buffer.addr() + done * PAGE;
+                    if self.write_pages(to, at.clone(), from).is_err() {
+                        self.release_singles(to, at);
+                        return false;
+                    }
+                    for (k, at) in at.clone().enumerate() {
+                        places.put(page + done + k, Some(Single { cluster: to, at }));
+                    }
+                    let old = run.start + done;
+                    self.free_singles(cluster, old..old + at.len());
+                    done += at.len();
+                }
+            }
+            page += n;
+        }
+        true
+    }
+
+    /// Units that are base-mapped and have a cluster for a few pages become scattered where they are: the rest of their clusters
+    /// is free for single slots. True if any has.
+    fn split_sparse(&self) -> bool {
+        const AT_A_TIME: usize = 256;
+        let mut n = 0;
+        for unit in 0..self.high_unit.load(Acquire) {
+            let sparse = |w: Word| {
+                w.kind() == Kind::Base
+                    && w.slot()
+                        .is_some_and(|s| s != SCATTERED && self.owns_slot(s))
+                    && self.base.records.of(unit).stored.count() <= SPARSE
+            };
+            let Some(w) = self.table.try_lock_if(unit, sparse) else {
+                continue;
+            };
+            let record = self.base.records.of(unit);
+            let new = self.split_place(unit, w, record);
+            self.table.unlock(unit, new.unwrap_or(w));
+            n += usize::from(new.is_some());
+            if n == AT_A_TIME {
+                break;
+            }
+        }
+        n > 0
+    }
+}

@@ -1,0 +1,343 @@
+//! Where in swap units are, as this process claims and gives up places there: whole clusters of 2 MiB, and single slots of
+//! 4 KiB of clusters that are split (`hugeswap_policy::slots`).
+//!
+//! A unit that has a place in swap has a cluster of its own, page i in slot i, or is *scattered* ([`scatter`]). What promises no
+//! creeping fragmentation:
+//!
+//! * a cluster is split for single slots only when no split one of this process's has room, and single slots come from the
+//!   fullest cluster that has enough, so that others empty; with its last slot a cluster is whole again;
+//! * a scattered unit that grows past half gets a cluster of its own when it is written next;
+//! * where split clusters are mostly empty, or whole ones short, pages move together and leave whole clusters ([`compact`]).
+//!
+//! Clusters are claimed in sequence, but not beyond twice what this process has in use (and some), so that what has been freed
+//! is used again, and the page sums of clusters of long ago do not stay in memory.
+//!
+//! Concurrency: a unit's place changes under the unit's lock. What a forked child may read is neither overwritten nor given
+//! back before no such child is left (`deferred`).
+
+mod compact;
+pub(crate) mod scatter;
+
+use crate::checksum;
+use crate::engine::{Engine, UNIT};
+use crate::lock::Lock;
+use hugeswap_policy::slots::split::Partial;
+use hugeswap_policy::unit::{SCATTERED, Word};
+use hugeswap_policy::{UNIT_PAGES, slots};
+use hugeswap_sys::{Errno, Result};
+use scatter::{Places, Scatter, Single};
+use std::ops::Range;
+use std::sync::atomic::Ordering::{Acquire, Relaxed};
+use std::sync::atomic::{AtomicBool, AtomicI64, AtomicU64};
+
+const PAGES: usize = UNIT_PAGES as usize;
+const PAGE: usize = 4096;
+/// How far beyond what is in use clusters are claimed in sequence.
+const REACH: u64 = 256;
+
+/// What was given up while a forked child may still read it.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Given {
+    Cluster(u64),
+    /// Slots of a cluster.
+    Singles(u64, u16, u16),
+}
+
+/// What an engine knows of its places in swap.
+pub(crate) struct Placing {
+    pub scatter: Scatter,
+    partial: Lock<Partial>,
+    /// Where this process began to claim, and where it goes on.
+    start: AtomicU64,
+    hint: AtomicU64,
+    /// Clusters claimed and not given back.
+    owned: AtomicI64,
+    /// A claim found no free cluster.
+    short: AtomicBool,
+    /// See the file's head.
+    pub deferred: Lock<Vec<Given>>,
+}
+
+impl Placing {
+    pub fn new(units: u32) -> Result<Placing> {
+        Ok(Placing {
+            scatter: Scatter::new(units)?,
+            partial: Lock::new(Partial::default()),
+            start: AtomicU64::new(0),
+            hint: AtomicU64::new(0),
+            owned: AtomicI64::new(0),
+            short: AtomicBool::new(false),
+            deferred: Lock::new(Vec::new()),
+        })
+    }
+
+    /// Claims begin at cluster `first`. In a forked child, which owns nothing yet, too.
+    pub fn begin(&self, first: u64) {
+        self.start.store(first, Relaxed);
+        self.hint.store(first, Relaxed);
+        self.owned.store(0, Relaxed);
+        self.partial.lock().clear();
+        self.deferred.lock().clear();
+    }
+
+    /// Claims go on at cluster `at`: where they were, the device fails.
+    pub fn go_to(&self, at: u64) {
+        self.start.store(at, Relaxed);
+        self.hint.store(at, Relaxed);
+    }
+}
+
+impl Engine {
+    fn next_cluster(&self) -> usize {
+        let p = &self.placing;
+        let (start, hint) = (p.start.load(Relaxed), p.hint.load(Relaxed));
+        let reach = p.owned.load(Relaxed).max(0) as u64 * 2 + REACH;
+        // A claim that found nothing before the end went on at the beginning.
+        let near = hint.checked_sub(start).is_some_and(|d| d < reach);
+        (if near { hint } else { start }) as usize
+    }
+
+    fn claimed(&self, cluster: usize) {
+        self.placing.hint.store(cluster as u64 + 1, Relaxed);
+        self.placing.owned.fetch_add(1, Relaxed);
+    }
+
+    /// Claims a whole cluster; if there is none, kswapd looks for what could make one.
+    pub(crate) fn claim_cluster(&self) -> Option<u64> {
+        let found = slots::claim(
+            self.pool.slot_words(),
+            self.me() as u16 + 1,
+            self.next_cluster(),
+        );
+        match found {
+            Some(i) => self.claimed(i),
+            None => self.note_short(),
+        }
+        found.map(|i| i as u64)
+    }
+
+    fn note_short(&self) {
+        self.swap_full.store(true, Relaxed);
+        if !self.placing.short.swap(true, Relaxed) {
+            self.kick();
+        }
+    }
+
+    /// Claims up to `want` neighbouring single slots of clusters that are split already, and that `avoid` does not name.
+    pub(crate) fn claim_partial(
+        &self,
+        want: usize,
+        avoid: impl Fn(usize) -> bool,
+    ) -> Option<(u64, Range<usize>)> {
+        self.claim_of(&mut self.placing.partial.lock(), want, avoid)
+    }
+
+    fn claim_of(
+        &self,
+        partial: &mut Partial,
+        want: usize,
+        avoid: impl Fn(usize) -> bool,
+    ) -> Option<(u64, Range<usize>)> {
+        let clusters = self.pool.clusters(self.me());
+        while let Some(i) = partial.choose(&clusters, want, &avoid) {
+            if let Some(run) = clusters.claim(i, want) {
+                return Some((i as u64, run));
+            }
+        }
+        None
+    }
+
+    /// Claims up to `want` neighbouring single slots.
+    pub(crate) fn claim_singles(&self, want: usize) -> Option<(u64, Range<usize>)> {
+        let mut partial = self.placing.partial.lock();
+        if let Some(found) = self.claim_of(&mut partial, want, |_| false) {
+            return Some(found);
+        }
+        let clusters = self.pool.clusters(self.me());
+        // With the lock held: two who look at once open one.
+        let Some(i) = clusters.open(self.next_cluster(), want) else {
+            self.note_short();
+            return None;
+        };
+        self.claimed(i);
+        if i as u64 >= scatter::CLUSTERS {
+            self.release_singles(i as u64, 0..want);
+            return None;
+        }
+        partial.remember(i as u32);
+        Some((i as u64, 0..want))
+    }
+
+    /// Is the cluster this process's own, whole or split, to free?
+    pub(crate) fn owns_slot(&self, cluster: u64) -> bool {
+        self.pool
+            .slot_words()
+            .get(cluster as usize)
+            .is_some_and(|w| (w.load(Acquire) >> 16) as usize == self.me() + 1)
+    }
+
+    /// May a single slot be overwritten?
+    pub(crate) fn may_overwrite(&self, s: Single) -> bool {
+        self.owns_slot(s.cluster) && !self.maybe_children.load(Relaxed)
+    }
+
+    /// Gives up the place of a locked unit, which its word no longer has once it is unlocked: at once, or when no
+    /// forked child can read it any more.
+    pub(crate) fn free_place(&self, unit: u32, slot: u64) {
+        if slot != SCATTERED {
+            return self.free_cluster(slot);
+        }
+        if let Some(places) = self.placing.scatter.of(unit) {
+            self.free_pages(places, 0..PAGES);
+        }
+    }
+
+    /// Loses the place of a locked unit: it is never used again, for what is wrong with it may be the device.
+    pub(crate) fn lose_place(&self, unit: u32, w: Word) {
+        if w.is_scattered()
+            && let Some(places) = self.placing.scatter.of(unit)
+        {
+            places.clear();
+        }
+    }
+
+    /// Gives up a cluster, at once or when no forked child can read it any more.
+    pub(crate) fn free_cluster(&self, cluster: u64) {
+        if self.owns_slot(cluster) {
+            self.give_up(Given::Cluster(cluster));
+        }
+    }
+
+    /// Gives up the slots that some pages of a scattered unit are in.
+    pub(crate) fn free_pages(&self, places: &Places, pages: Range<usize>) {
+        let mut page = pages.start;
+        while page < pages.end {
+            let Some((cluster, run)) = places.run(page..pages.end) else {
+                page += 1;
+                continue;
+            };
+            for p in page..page + run.len() {
+                places.put(p, None);
+            }
+            page += run.len();
+            self.free_singles(cluster, run);
+        }
+    }
+
+    pub(crate) fn free_singles(&self, cluster: u64, run: Range<usize>) {
+        if self.owns_slot(cluster) && !run.is_empty() {
+            self.give_up(Given::Singles(cluster, run.start as u16, run.end as u16));
+        }
+    }
+
+    fn give_up(&self, what: Given) {
+        if self.maybe_children.load(Relaxed) {
+            let mut deferred = self.placing.deferred.lock();
+            // Under the lock, so that nothing is put aside after all was given back.
+            if self.maybe_children.load(Relaxed) {
+                return deferred.push(what);
+            }
+        }
+        self.release(what);
+    }
+
+    /// No forked child is left: what was put aside for them goes back.
+    pub(crate) fn release_deferred(&self) {
+        self.maybe_children.store(false, Relaxed);
+        let mut deferred = self.placing.deferred.lock();
+        while let Some(what) = deferred.pop() {
+            self.release(what);
+        }
+    }
+
+    fn release(&self, what: Given) {
+        match what {
+            Given::Cluster(c) => self.release_cluster(c),
+            Given::Singles(c, from, to) => self.release_singles(c, from.into()..to.into()),
+        }
+        self.swap_full.store(false, Relaxed);
+    }
+
+    /// Gives back a cluster of this process's that nobody reads.
+    pub(crate) fn release_cluster(&self, cluster: u64) {
+        if let Some(sums) = self.pool.slot_sums().get(cluster as usize) {
+            checksum::forget(sums);
+        }
+        if slots::release(
+            self.pool.slot_words(),
+            cluster as usize,
+            self.me() as u16 + 1,
+        ) {
+            self.placing.owned.fetch_sub(1, Relaxed);
+        }
+    }
+
+    /// As [`Engine::release_cluster`], single slots.
+    pub(crate) fn release_singles(&self, cluster: u64, run: Range<usize>) {
+        let sums = self.pool.slot_sums().get(cluster as usize);
+        if let Some(sums) = sums.and_then(|s| s.get(run.clone())) {
+            checksum::forget(sums);
+        }
+        let (_, emptied) = self.pool.clusters(self.me()).free(cluster as usize, run);
+        if emptied {
+            self.placing.owned.fetch_sub(1, Relaxed);
+        }
+    }
+
+    /// Reads all of a locked unit that is in swap to the frame at `at`. `doubt`: see [`Engine::read_slot`].
+    pub(crate) fn read_unit(&self, unit: u32, slot: u64, at: usize, doubt: bool) -> Result<()> {
+        if slot != SCATTERED {
+            self.read_slot(slot, at, doubt)?;
+            self.count_swap_in(at);
+            return Ok(());
+        }
+        let places = self.placing.scatter.of(unit).ok_or(Errno::EIO)?;
+        let mut page = 0;
+        while page < PAGES {
+            let to = at + page * PAGE;
+            if let Some((cluster, run)) = places.run(page..PAGES) {
+                page += run.len();
+                self.read_pages_surely(cluster, run, to)?;
+            } else {
+                // SAFETY: the frame is the caller's.
+                unsafe { std::ptr::write_bytes(to as *mut u8, 0, PAGE) };
+                page += 1;
+            }
+        }
+        Ok(())
+    }
+
+    /// Reads pages of a locked unit that are in swap, side by side in the unit, to `to`.
+    pub(crate) fn read_stored(
+        &self,
+        unit: u32,
+        w: Word,
+        pages: Range<usize>,
+        to: usize,
+    ) -> Result<()> {
+        let slot = w.slot().ok_or(Errno::EIO)?;
+        if slot != SCATTERED {
+            return self.read_pages_surely(slot, pages, to);
+        }
+        let places = self.placing.scatter.of(unit).ok_or(Errno::EIO)?;
+        let mut page = pages.start;
+        while page < pages.end {
+            let (cluster, run) = places.run(page..pages.end).ok_or(Errno::EIO)?;
+            let at = to + (page - pages.start) * PAGE;
+            page += run.len();
+            self.read_pages_surely(cluster, run, at)?;
+        }
+        Ok(())
+    }
+
+    /// The table of a scattered unit becomes another's, whose own is open and empty. The caller owns both locks.
+    pub(crate) fn move_places(&self, unit: u32, to: u32) {
+        let scatter = &self.placing.scatter;
+        if let (Some(from), Some(to)) = (scatter.of(unit), scatter.of(to)) {
+            to.copy(from);
+            from.clear();
+        }
+    }
+}
+
+const _: () = assert!(PAGES * PAGE == UNIT);

@@ -1,0 +1,536 @@
+//! Split clusters: the 512 slots of 4 KiB of a cluster handed out singly.
+//!
+//! A split cluster belongs to one process record, which its word names, as of a whole one; the rest of the word counts
+//! its slots in use, and a bitmap beside the word says which they are. Several threads of the owner claim and
+//! free at once. The order makes that safe without a lock:
+//!
+//! * claiming *reserves* by counting up the word, and only then sets bits; freeing clears bits, and only then counts down.
+//!   So the bits set never exceed the count, and who has reserved always finds so many bits clear;
+//! * whoever counts down to nothing makes the word 0 in the same step: the cluster is free, with no bit set and nobody
+//!   inside who has reserved. It may be whole again for anybody;
+//! * a cluster just claimed says that it is full until its opener has cleared what a dead owner's bitmap may have left.
+//!
+//! A process that dies at any instant leaves words that name its record; what its bitmaps say is of no interest then.
+//! The protocol is explored by loom (`tests/split_loom.rs`).
+
+use super::{SPLIT, word};
+use std::ops::Range;
+use std::sync::atomic::Ordering::{AcqRel, Acquire, Release};
+use std::sync::atomic::{AtomicU32, AtomicU64};
+
+/// In the count of a word: being opened, by whoever claimed it. Looks full.
+const OPENING: u16 = SPLIT | 0x7fff;
+/// Words of a cluster's bitmap.
+pub const MAP_WORDS: usize = crate::UNIT_PAGES as usize / 64;
+
+/// An atomic integer, so that the protocol can be explored with others than the machine's.
+pub trait Cell<T> {
+    /// Reads, and sees what was written before the value was stored.
+    fn get(&self) -> T;
+    /// Stores.
+    fn put(&self, to: T);
+    /// Stores `to` if the value is `from`; else tells what it is.
+    fn change(&self, from: T, to: T) -> Result<(), T>;
+}
+
+macro_rules! cell {
+    ($atomic:ty, $value:ty) => {
+        impl Cell<$value> for $atomic {
+            fn get(&self) -> $value {
+                self.load(Acquire)
+            }
+            fn put(&self, to: $value) {
+                self.store(to, Release);
+            }
+            fn change(&self, from: $value, to: $value) -> Result<(), $value> {
+                self.compare_exchange(from, to, AcqRel, Acquire).map(drop)
+            }
+        }
+    };
+}
+cell!(AtomicU32, u32);
+cell!(AtomicU64, u64);
+
+/// The clusters of a pool as one process record sees them; cheap to make.
+pub struct Clusters<'a, W, B> {
+    words: &'a [W],
+    bits: &'a [B],
+    /// Words of a bitmap.
+    per: usize,
+    owner: u16,
+}
+
+/// Slots in use in a split cluster, by its word; `None`: it is not split.
+pub fn used_singly(word: u32) -> Option<u32> {
+    let count = word as u16;
+    (count & SPLIT != 0).then_some(match count {
+        OPENING => 0,
+        c => u32::from(c & !SPLIT),
+    })
+}
+
+impl<'a, W: Cell<u32>, B: Cell<u64>> Clusters<'a, W, B> {
+    /// `bits`: `per` words for each cluster ([`MAP_WORDS`] but in tests). `owner` is not 0.
+    pub fn new(words: &'a [W], bits: &'a [B], per: usize, owner: u16) -> Self {
+        debug_assert!(owner != 0 && bits.len() == words.len() * per);
+        Clusters {
+            words,
+            bits,
+            per,
+            owner,
+        }
+    }
+
+    fn slots(&self) -> u16 {
+        self.per as u16 * 64
+    }
+
+    fn map(&self, i: usize) -> &'a [B] {
+        self.bits
+            .get(i * self.per..(i + 1) * self.per)
+            .unwrap_or(&[])
+    }
+
+    /// The count of a split cluster of the owner's that is open.
+    fn count(&self, word: u32) -> Option<u16> {
+        let count = word as u16;
+        let ours = (word >> 16) as u16 == self.owner && count & SPLIT != 0 && count != OPENING;
+        ours.then_some(count & !SPLIT)
+    }
+
+    /// How many clusters there are.
+    pub fn len(&self) -> usize {
+        self.words.len()
+    }
+
+    /// Are there none?
+    pub fn is_empty(&self) -> bool {
+        self.words.is_empty()
+    }
+
+    /// Is cluster `i` split, and the owner's?
+    pub fn is_ours(&self, i: usize) -> bool {
+        self.words
+            .get(i)
+            .is_some_and(|w| self.count(w.get()).is_some())
+    }
+
+    /// Free slots of cluster `i`, if it is split and the owner's.
+    pub fn room(&self, i: usize) -> Option<u32> {
+        let n = self.count(self.words.get(i)?.get())?;
+        Some(u32::from(self.slots().saturating_sub(n)))
+    }
+
+    /// Splits a free cluster, looking from `hint` on and around the end, and claims its first `want` slots (at least 1).
+    pub fn open(&self, hint: usize, want: usize) -> Option<usize> {
+        let n = self.words.len();
+        let start = hint.checked_rem(n)?;
+        let opening = word(self.owner, OPENING);
+        let i = (start..n)
+            .chain(0..start)
+            .find(|&i| self.words[i].get() == 0 && self.words[i].change(0, opening).is_ok())?;
+        let want = want.clamp(1, self.slots().into());
+        for (k, b) in self.map(i).iter().enumerate() {
+            b.put(mask(k, &(0..want)));
+        }
+        // Nobody changes a cluster that is being opened.
+        self.words[i].put(word(self.owner, SPLIT | want as u16));
+        Some(i)
+    }
+
+    /// Splits a whole cluster of the owner's where it is, with all slots in use. False: it is none.
+    pub fn split(&self, i: usize) -> bool {
+        let whole = |w: &&W| {
+            w.change(word(self.owner, 1), word(self.owner, OPENING))
+                .is_ok()
+        };
+        let Some(w) = self.words.get(i).filter(whole) else {
+            return false;
+        };
+        self.map(i).iter().for_each(|b| b.put(u64::MAX));
+        w.put(word(self.owner, SPLIT | self.slots()));
+        true
+    }
+
+    /// Claims up to `want` neighbouring slots of a split cluster of the owner's: the shortest run that is long enough,
+    /// else the longest. `None`: it has no room.
+    pub fn claim(&self, i: usize, want: usize) -> Option<Range<usize>> {
+        let cell = self.words.get(i)?;
+        let mut w = cell.get();
+        let reserved = loop {
+            let n = self.count(w)?;
+            let take = (want as u16).min(self.slots().saturating_sub(n));
+            if take == 0 {
+                return None;
+            }
+            match cell.change(w, w + u32::from(take)) {
+                Ok(()) => break usize::from(take),
+                Err(now) => w = now,
+            }
+        };
+        let got = loop {
+            // The bits may be changing; those reserved are clear somewhere.
+            if let Some(run) = self.run(i, reserved).and_then(|r| self.set(i, r)) {
+                break run;
+            }
+        };
+        self.count_down(i, reserved - got.len());
+        Some(got)
+    }
+
+    /// Frees those of `slots` of cluster `i` that are in use; how many they were, and whether the cluster is free
+    /// now. None if the cluster is not split or another's.
+    pub fn free(&self, i: usize, slots: Range<usize>) -> (usize, bool) {
+        if !self.is_ours(i) {
+            return (0, false);
+        }
+        let mut freed = 0;
+        for (k, b) in self.map(i).iter().enumerate() {
+            let m = mask(k, &slots);
+            let mut bits = b.get();
+            while m & bits != 0 {
+                match b.change(bits, bits & !m) {
+                    Ok(()) => {
+                        freed += (bits & m).count_ones() as usize;
+                        break;
+                    }
+                    Err(now) => bits = now,
+                }
+            }
+        }
+        (freed, self.count_down(i, freed))
+    }
+
+    /// Is slot `slot` of cluster `i` in use, as far as can be seen?
+    pub fn in_use(&self, i: usize, slot: usize) -> bool {
+        let word = self.map(i).get(slot / 64);
+        word.is_some_and(|b| b.get() >> (slot % 64) & 1 == 1)
+    }
+
+    fn count_down(&self, i: usize, by: usize) -> bool {
+        if by == 0 {
+            return false;
+        }
+        let mut w = self.words[i].get();
+        while let Some(n) = self.count(w) {
+            let left = n.saturating_sub(by as u16);
+            let to = if left == 0 {
+                0
+            } else {
+                word(self.owner, SPLIT | left)
+            };
+            match self.words[i].change(w, to) {
+                Ok(()) => return left == 0,
+                Err(now) => w = now,
+            }
+        }
+        false
+    }
+
+    /// See [`Clusters::claim`].
+    fn run(&self, i: usize, want: usize) -> Option<Range<usize>> {
+        let map = self.map(i);
+        let slots = map.len() * 64;
+        let mut best: Option<Range<usize>> = None;
+        let mut at = 0;
+        while let Some(start) = next(map, at, false) {
+            let end = next(map, start, true).unwrap_or(slots);
+            let fits = end - start >= want;
+            let better = best.as_ref().is_none_or(|b| {
+                let b_fits = b.len() >= want;
+                match (fits, b_fits) {
+                    (true, true) => end - start < b.len(),
+                    (false, false) => end - start > b.len(),
+                    (now, _) => now,
+                }
+            });
+            if better {
+                best = Some(start..end);
+            }
+            at = end;
+        }
+        best.map(|b| b.start..b.end.min(b.start + want))
+    }
+
+    /// Sets the bits of a run, as far as they are still clear.
+    fn set(&self, i: usize, run: Range<usize>) -> Option<Range<usize>> {
+        for (k, b) in self.map(i).iter().enumerate() {
+            let m = mask(k, &run);
+            if m == 0 {
+                continue;
+            }
+            let mut bits = b.get();
+            loop {
+                if bits & m != 0 {
+                    let end = (k * 64).max(run.start);
+                    return (end > run.start).then_some(run.start..end);
+                }
+                match b.change(bits, bits | m) {
+                    Ok(()) => break,
+                    Err(now) => bits = now,
+                }
+            }
+        }
+        Some(run)
+    }
+}
+
+/// The bits of `slots` that are in word `k` of a bitmap.
+fn mask(k: usize, slots: &Range<usize>) -> u64 {
+    let from = slots.start.clamp(k * 64, k * 64 + 64) - k * 64;
+    let end = slots.end.clamp(k * 64, k * 64 + 64) - k * 64;
+    if from < end {
+        (u64::MAX >> (64 - (end - from))) << from
+    } else {
+        0
+    }
+}
+
+/// The first slot at or after `from` that is in use, or that is not.
+fn next<B: Cell<u64>>(map: &[B], from: usize, in_use: bool) -> Option<usize> {
+    for (k, b) in map.iter().enumerate().skip(from / 64) {
+        let bits = if in_use { b.get() } else { !b.get() };
+        let bits = bits & mask(k, &(from..usize::MAX));
+        if bits != 0 {
+            return Some(k * 64 + bits.trailing_zeros() as usize);
+        }
+    }
+    None
+}
+
+/// How many clusters [`Partial`] remembers.
+const REMEMBERED: usize = 64;
+
+/// Split clusters of one process that may have room. New slots come from the fullest of them that has enough, so that
+/// others empty and are whole again; a cluster is opened only when none of the process's has room.
+pub struct Partial {
+    at: [u32; REMEMBERED],
+    n: usize,
+}
+
+impl Default for Partial {
+    fn default() -> Self {
+        Partial {
+            at: [0; REMEMBERED],
+            n: 0,
+        }
+    }
+}
+
+impl Partial {
+    /// Where to claim `want` slots, not from clusters that `avoid` names; `None`: no other has room.
+    pub fn choose<W: Cell<u32>, B: Cell<u64>>(
+        &mut self,
+        of: &Clusters<'_, W, B>,
+        want: usize,
+        avoid: impl Fn(usize) -> bool,
+    ) -> Option<usize> {
+        let room = |i: u32| of.room(i as usize).filter(|&r| r > 0 && !avoid(i as usize));
+        self.keep(|i| room(i).is_some());
+        if self.n == 0 {
+            for i in (0..of.len() as u32).filter(|&i| room(i).is_some()) {
+                if self.n == REMEMBERED {
+                    break;
+                }
+                self.remember(i);
+            }
+        }
+        let known = || {
+            self.at[..self.n]
+                .iter()
+                .filter_map(|&i| Some((room(i)?, i)))
+        };
+        let enough = known().filter(|(r, _)| *r as usize >= want).min();
+        enough.or_else(|| known().max()).map(|(_, i)| i as usize)
+    }
+
+    /// One more to choose from.
+    pub fn remember(&mut self, i: u32) {
+        if self.n < REMEMBERED && !self.at[..self.n].contains(&i) {
+            self.at[self.n] = i;
+            self.n += 1;
+        }
+    }
+
+    /// Forgets all.
+    pub fn clear(&mut self) {
+        self.n = 0;
+    }
+
+    fn keep(&mut self, wanted: impl Fn(u32) -> bool) {
+        let mut n = 0;
+        for k in 0..self.n {
+            if wanted(self.at[k]) {
+                self.at[n] = self.at[k];
+                n += 1;
+            }
+        }
+        self.n = n;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::{claim as claim_whole, release, release_owner, share, used};
+    use super::*;
+    use proptest::prelude::*;
+    use std::collections::BTreeSet;
+
+    const N: usize = 4;
+
+    fn pool() -> (Vec<AtomicU32>, Vec<AtomicU64>) {
+        (
+            (0..N).map(|_| AtomicU32::new(0)).collect(),
+            // What dead owners have left.
+            (0..N * MAP_WORDS).map(|_| AtomicU64::new(0xa5a5)).collect(),
+        )
+    }
+
+    #[derive(Clone, Debug)]
+    enum Op {
+        Open(u16, usize, usize),
+        Claim(u16, usize, usize),
+        Free(u16, usize, usize, usize),
+        Choose(u16, usize),
+        Whole(u16),
+        Split(u16, usize),
+        Die(u16),
+    }
+
+    fn op() -> impl Strategy<Value = Op> {
+        let (who, i, i2, n) = (1u16..3, 0..N, 0..N, 0usize..600);
+        prop_oneof![
+            1 => (who.clone(), 0..9usize, 1..600usize).prop_map(|(o, h, w)| Op::Open(o, h, w)),
+            4 => (who.clone(), i.clone(), 0..600usize).prop_map(|(o, i, w)| Op::Claim(o, i, w)),
+            4 => (who.clone(), i, n.clone(), n).prop_map(|(o, i, a, b)| Op::Free(o, i, a.min(b), a.max(b))),
+            2 => (who.clone(), 1..100usize).prop_map(|(o, w)| Op::Choose(o, w)),
+            1 => who.clone().prop_map(Op::Whole),
+            1 => (who.clone(), i2).prop_map(|(o, i)| Op::Split(o, i)),
+            1 => who.prop_map(Op::Die),
+        ]
+    }
+
+    proptest! {
+        #[test]
+        fn agrees_with_a_model(ops in prop::collection::vec(op(), 0..200)) {
+            let (words, bits) = pool();
+            let of = |o| Clusters::new(&words, &bits, MAP_WORDS, o);
+            let mut partial = [Partial::default(), Partial::default()];
+            // Who has a cluster, and which of its slots are in use (all of them: whole).
+            let mut model: Vec<Option<(u16, Option<BTreeSet<usize>>)>> = vec![None; N];
+            for op in ops {
+                match op {
+                    Op::Open(o, hint, want) => {
+                        let i = (0..N).map(|k| (hint + k) % N).find(|&i| model[i].is_none());
+                        prop_assert_eq!(of(o).open(hint, want), i);
+                        if let Some(i) = i {
+                            model[i] = Some((o, Some((0..want.min(512)).collect())));
+                        }
+                    }
+                    Op::Claim(o, i, want) => {
+                        let got = of(o).claim(i, want);
+                        match &mut model[i] {
+                            Some((owner, Some(used))) if *owner == o && used.len() < 512 && want > 0 => {
+                                let got = got.expect("there is room");
+                                prop_assert!(!got.is_empty() && got.len() <= want);
+                                for s in got {
+                                    prop_assert!(used.insert(s), "slot {} was in use", s);
+                                }
+                            }
+                            _ => prop_assert_eq!(got, None),
+                        }
+                    }
+                    Op::Free(o, i, a, b) => {
+                        let mut want = 0;
+                        if let Some((owner, Some(used))) = &mut model[i] && *owner == o {
+                            want = used.range(a..b).count();
+                            used.retain(|s| !(a..b).contains(s));
+                            if used.is_empty() { model[i] = None; }
+                        }
+                        let emptied = want > 0 && model[i].is_none();
+                        prop_assert_eq!(of(o).free(i, a..b), (want, emptied));
+                    }
+                    Op::Choose(o, want) => {
+                        let room = |m: &Option<(u16, Option<BTreeSet<usize>>)>| match m {
+                            Some((owner, Some(used))) if *owner == o && used.len() < 512 => 512 - used.len(),
+                            _ => 0,
+                        };
+                        match partial[o as usize - 1].choose(&of(o), want, |_| false) {
+                            None => prop_assert!(model.iter().all(|m| room(m) == 0)),
+                            Some(i) => prop_assert!(room(&model[i]) > 0),
+                        }
+                    }
+                    Op::Whole(o) => {
+                        let i = model.iter().position(|m| m.is_none());
+                        prop_assert_eq!(claim_whole(&words, o, 0), i);
+                        if let Some(i) = i { model[i] = Some((o, None)); }
+                    }
+                    Op::Split(o, i) => {
+                        let whole = model[i] == Some((o, None));
+                        prop_assert_eq!(of(o).split(i), whole);
+                        if whole { model[i] = Some((o, Some((0..512).collect()))); }
+                    }
+                    Op::Die(o) => {
+                        let had = model.iter().filter(|m| m.as_ref().is_some_and(|m| m.0 == o)).count();
+                        prop_assert_eq!(release_owner(&words, o), had);
+                        model.iter_mut().filter(|m| m.as_ref().is_some_and(|m| m.0 == o)).for_each(|m| *m = None);
+                    }
+                }
+                for (i, m) in model.iter().enumerate() {
+                    let w = words[i].get();
+                    match m {
+                        None => prop_assert_eq!(w, 0),
+                        Some((o, None)) => prop_assert_eq!(w, word(*o, 1)),
+                        Some((o, Some(used))) => {
+                            prop_assert_eq!(w >> 16, u32::from(*o));
+                            prop_assert_eq!(used_singly(w), Some(used.len() as u32));
+                            prop_assert_eq!(of(*o).room(i), Some(512 - used.len() as u32));
+                            let set: BTreeSet<_> = (0..512).filter(|&s| of(*o).in_use(i, s)).collect();
+                            prop_assert_eq!(&set, used);
+                            prop_assert!(!share(&words, i) && !release(&words, i, *o));
+                        }
+                    }
+                }
+                prop_assert_eq!(used(&words), model.iter().flatten().count());
+            }
+        }
+    }
+
+    #[test]
+    fn the_fullest_with_enough_room_comes_first() {
+        let (words, bits) = pool();
+        let c = Clusters::new(&words, &bits, MAP_WORDS, 7);
+        assert_eq!(
+            (c.open(0, 100), c.open(0, 500), c.open(0, 200)),
+            (Some(0), Some(1), Some(2))
+        );
+        let mut p = Partial::default();
+        assert_eq!(p.choose(&c, 12, |_| false), Some(1));
+        assert_eq!(p.choose(&c, 13, |_| false), Some(2));
+        assert_eq!(
+            p.choose(&c, 512, |_| false),
+            Some(0),
+            "none has enough: the one with most"
+        );
+        assert_eq!(p.choose(&c, 12, |i| i == 1), Some(2));
+        assert_eq!(c.free(1, 0..512), (500, true));
+        assert_eq!(words[1].get(), 0, "nothing in use: free, and whole");
+        assert_eq!(p.choose(&c, 12, |_| false), Some(2));
+    }
+
+    #[test]
+    fn runs_are_fitted() {
+        let (words, bits) = pool();
+        let c = Clusters::new(&words, &bits, MAP_WORDS, 7);
+        assert_eq!(c.open(0, 512), Some(0));
+        for hole in [10..20, 60..70, 100..164, 300..303] {
+            c.free(0, hole);
+        }
+        assert_eq!(c.claim(0, 3), Some(300..303));
+        assert_eq!(c.claim(0, 4), Some(10..14));
+        assert_eq!(c.claim(0, 10), Some(60..70));
+        assert_eq!(c.claim(0, 100), Some(100..164));
+        assert_eq!(c.claim(0, 100), Some(14..20));
+        assert_eq!(c.claim(0, 1), None);
+    }
+}
