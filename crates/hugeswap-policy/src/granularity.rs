@@ -31,7 +31,7 @@
 //!
 //! | | at most, times the better choice in hindsight |
 //! | --- | --- |
-//! | no advice ([`decide`] with [`Advice::None`]) | 2, each unit |
+//! | no advice ([`decide`] with [`Advice::None`]) | 2, each unit; an eighth more where [`Costs::fill`] is above [`Costs::whole`] |
 //! | advice that is right | 1 1/64 in the long run |
 //! | advice that is wrong, however often, given without knowing our coin | 2 1/12 on average, and 22 whole transfers once for each kind of advice |
 //! | one unit wrongly advised | not bounded by its own use: what it had paid, and one whole transfer |
