@@ -28,13 +28,20 @@ fn write(out: &mut String, f: &Findings) -> std::fmt::Result {
         pieces(f.pieces as u64)
     )?;
     let most = f.histogram.iter().map(|b| b.bytes).max().unwrap_or(0);
+    // Of the file, or of what it takes where its last block reaches beyond its end.
+    let all = f
+        .histogram
+        .iter()
+        .map(|b| b.bytes)
+        .sum::<u64>()
+        .max(f.bytes);
     for b in &f.histogram {
         let bar = "#".repeat((b.bytes as f64 / most as f64 * WIDTH).ceil() as usize);
         let from = format!("{} or more", bytes(b.from_bytes));
         let line = format!(
             "  {from:>17}  {:>9}  {:>6}  {bar}",
             pieces(b.pieces),
-            percent(b.bytes, f.bytes)
+            percent(b.bytes, all)
         );
         writeln!(out, "{}", line.trim_end())?;
     }
