@@ -49,10 +49,13 @@
 //! No allocation, constant time, no clock. [`decide`] is a pure function; [`Granularity`] has an owner
 //! who serialises calls.
 
+mod account;
 mod cost;
 mod streams;
 mod trust;
 
+use account::{BY_STREAM, TRIAL, TRIED, WORTH};
+pub use account::{Density, UnitHistory};
 pub use cost::{Costs, DeviceCost, Direction, MemoryPrice, PerSize, follow};
 pub use streams::{MAX_PAGE_STRIDE, PAGE_STREAMS, PageStreams, Run};
 use trust::Trust;
@@ -118,125 +121,6 @@ impl Allowed {
             } => Size::Piece,
             Allowed { whole: true, .. } => Size::Whole,
             _ => Size::Page,
-        }
-    }
-}
-
-/// How many pages of a unit were touched while it was last in memory, in one byte that is kept with its slots: those that came
-/// late in its stay, and took memory for the rest of it only, for less than one. 0 is unknown.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Density(pub u8);
-
-impl Density {
-    /// Nothing is known.
-    pub const UNKNOWN: Density = Density(0);
-
-    /// All of it, or as good as all.
-    pub const FULL: Density = Density(u8::MAX);
-
-    /// `pages` were touched: kept to the nearest two above, at least 2 and at most 510.
-    pub fn of(pages: u16) -> Density {
-        Density(u8::try_from(pages.div_ceil(2).max(1)).unwrap_or(u8::MAX))
-    }
-
-    /// Pages touched; 0 if unknown.
-    pub const fn pages(self) -> u16 {
-        self.0 as u16 * 2
-    }
-}
-
-/// The account of a unit while some of it was brought in by small transfers. Eight bytes; empty for a
-/// unit that is whole or absent.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct UnitHistory {
-    /// What the pages that are resident by small transfers have cost, in nanoseconds.
-    paid: u32,
-    /// How many those are.
-    brought: u16,
-    /// How many pages of a full stay those that were touched amount to, in [`WORTH`] parts each, and [`TRIED`], [`LEAVING`].
-    touched: u16,
-}
-
-/// The unit is tried: advice says that it will pay for a whole transfer.
-const TRIED: u16 = 1 << 15;
-/// With [`TRIED`]: it was a stream's advice, not memory's. Alone: the unit came with nothing known of it.
-const BY_STREAM: u16 = 1 << 14;
-/// Pages have left, and none has come since.
-const LEAVING: u16 = 1 << 13;
-/// What a transfer leaves as it is.
-const TRIAL: u16 = TRIED | BY_STREAM;
-const TOUCHED: u16 = LEAVING - 1;
-/// Parts that a touched page's worth is counted in.
-const WORTH: u16 = 8;
-
-impl UnitHistory {
-    /// No account.
-    pub const NEW: UnitHistory = UnitHistory {
-        paid: 0,
-        brought: 0,
-        touched: 0,
-    };
-
-    /// For keeping in one word.
-    pub const fn to_bits(self) -> u64 {
-        (self.paid as u64) << 32 | (self.brought as u64) << 16 | self.touched as u64
-    }
-
-    /// The inverse of [`UnitHistory::to_bits`].
-    pub const fn from_bits(bits: u64) -> UnitHistory {
-        UnitHistory {
-            paid: (bits >> 32) as u32,
-            brought: (bits >> 16) as u16,
-            touched: bits as u16,
-        }
-    }
-
-    /// What the pages resident by small transfers have cost, in nanoseconds.
-    pub const fn paid(self) -> u64 {
-        self.paid as u64
-    }
-
-    /// Is the unit being tried?
-    pub const fn is_tried(self) -> bool {
-        self.touched & TRIED != 0
-    }
-
-    const fn is_tried_stream(self) -> bool {
-        self.touched & TRIAL == TRIAL
-    }
-
-    /// The account of a unit that is tried from now on: what it brought before is as if it had always been there.
-    const fn trial(stream: bool) -> UnitHistory {
-        UnitHistory {
-            paid: 0,
-            brought: 0,
-            touched: TRIED | if stream { BY_STREAM } else { 0 },
-        }
-    }
-
-    const fn touched(self) -> u16 {
-        self.touched & TOUCHED
-    }
-
-    /// After a transfer of `pages` to `present` ones for `ns`, which is worth `touched` parts of pages.
-    fn and(self, ns: u64, present: u16, pages: u16, touched: u16) -> UnitHistory {
-        let ns = u32::try_from(ns).unwrap_or(u32::MAX);
-        let touched = self.touched().saturating_add(touched).min(PAGES * WORTH);
-        UnitHistory {
-            paid: self.paid.saturating_add(ns),
-            brought: self.brought.min(present).saturating_add(pages).min(PAGES),
-            touched: self.touched & TRIAL | touched,
-        }
-    }
-
-    /// With `left` of the pages it had brought, and tried no more.
-    fn keep(self, left: u16) -> UnitHistory {
-        let share =
-            |n: u32| u64::from(n) * u64::from(left) / u64::from(self.brought.max(left).max(1));
-        UnitHistory {
-            paid: share(self.paid) as u32,
-            brought: left,
-            touched: LEAVING | share(u32::from(self.touched())) as u16,
         }
     }
 }
@@ -596,8 +480,7 @@ impl Granularity {
         if let Some(trust) = self.tried(history) {
             trust.bad();
         }
-        let news = (history.touched & LEAVING == 0)
-            .then(|| Density::of(history.touched().div_ceil(WORTH)));
+        let news = (!history.is_leaving()).then(|| Density::of(history.touched().div_ceil(WORTH)));
         let history = match left {
             0 => UnitHistory::NEW,
             _ => history.keep(left),
