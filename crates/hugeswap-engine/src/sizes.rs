@@ -11,11 +11,12 @@ use crate::lock::Lock;
 use crate::pool::probe::Measured;
 use hugeswap_policy::UNIT_PAGES;
 use hugeswap_policy::granularity::{
-    Allowed, Costs, Decision, Density, DeviceCost, Direction, Fault, Granularity, MemoryPrice,
-    PerSize, Reason, STAY, Size, UnitHistory, follow,
+    Allowed, Costs, Density, DeviceCost, Direction, Fault, Granularity, MemoryPrice, PerSize,
+    Reason, STAY, Size, UnitHistory, follow,
 };
 use hugeswap_policy::thp::Bring;
 use hugeswap_policy::unit::Kind;
+use std::ops::Range;
 use std::sync::atomic::AtomicU64;
 use std::sync::atomic::Ordering::Relaxed;
 
@@ -103,15 +104,15 @@ impl Engine {
         self.bring_of(unit) == Bring::AsFaulted
     }
 
-    /// How much to bring in for a fault on a page that is away, of a locked unit in swap or base-mapped; or to map
-    /// again of one that is whole and `watched`.
+    /// Which pages to bring in for a fault on one that is away, of a locked unit in swap or base-mapped; or to map
+    /// again of one that is whole and `watched`. `None`: all of it. What that teaches of the unit is kept in its record.
     pub(crate) fn decide_size(
         &self,
         unit: u32,
         page: usize,
         present: u64,
         watched: bool,
-    ) -> Decision {
+    ) -> Option<Range<usize>> {
         let record = self.base.records.of(unit);
         let pages = self.pages_can_come();
         let allowed = Allowed {
@@ -170,7 +171,9 @@ impl Engine {
             g.on_ahead(u64::from(unit) + 1, u64::from(end));
             g.on_ahead(u64::from(start), u64::from(unit));
         }
-        d
+        record.set_history(d.history);
+        record.set_density(d.density);
+        (!d.whole).then_some(usize::from(d.pages.start)..usize::from(d.pages.end))
     }
 
     fn cpu(&self) -> PerSize {

@@ -26,13 +26,7 @@ impl Engine {
         let page = (addr - self.table.addr(unit)) / PAGE;
         let small = match self.bring_of(unit) {
             Bring::Pages => self.pager().map(|p| p.smallest(page)),
-            Bring::AsFaulted => {
-                let d = self.decide_size(unit, page, 0, false);
-                let record = self.base.records.of(unit);
-                record.set_history(d.history);
-                record.set_density(d.density);
-                (!d.whole).then_some(usize::from(d.pages.start)..usize::from(d.pages.end))
-            }
+            Bring::AsFaulted => self.decide_size(unit, page, 0, false),
             Bring::Whole => None,
         };
         match small.and_then(|pages| Some((self.go_over_to_pages(unit, w)?, pages))) {
@@ -51,13 +45,7 @@ impl Engine {
         }
         match self.bring_of(unit) {
             Bring::Pages => Some(pager.smallest(page)),
-            Bring::AsFaulted => {
-                let d = self.decide_size(unit, page, 0, true);
-                let record = self.base.records.of(unit);
-                record.set_history(d.history);
-                record.set_density(d.density);
-                (!d.whole).then_some(usize::from(d.pages.start)..usize::from(d.pages.end))
-            }
+            Bring::AsFaulted => self.decide_size(unit, page, 0, true),
             Bring::Whole => None,
         }
     }
@@ -187,15 +175,10 @@ impl Engine {
                 pages = zeros_ahead(record, page);
             }
             Bring::Pages => {}
-            Bring::AsFaulted => {
-                let d = self.decide_size(unit, page, record.present.count(), false);
-                record.set_history(d.history);
-                record.set_density(d.density);
-                if d.whole {
-                    return self.whole_or_page(unit, w, addr, write, start);
-                }
-                pages = usize::from(d.pages.start)..usize::from(d.pages.end);
-            }
+            Bring::AsFaulted => match self.decide_size(unit, page, record.present.count(), false) {
+                Some(few) => pages = few,
+                None => return self.whole_or_page(unit, w, addr, write, start),
+            },
             Bring::Whole => return self.whole_or_page(unit, w, addr, write, start),
         }
         self.bring_pages(unit, w, pages, page, write, start)
