@@ -140,6 +140,7 @@ impl Engine {
             let mut lru = self.lru.lock();
             self.drain_events(&mut lru);
             lru.set_resident(self.record().charged.load(Relaxed) as usize);
+            lru.set_detection(self.pool.knob(Knob::WorkingsetDetection) != 0);
             let most = if self.has_few_frames() { 1 } else { BATCH };
             lru.isolate(most, &mut out)
         };

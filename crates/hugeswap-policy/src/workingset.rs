@@ -88,6 +88,8 @@ pub struct TwoLists<W = Vec<AtomicU16>> {
     weights: Arc<Weights<W>>,
     /// Most pages the active list may have.
     active_max: u64,
+    /// Are refault distances looked at?
+    detection: bool,
 }
 
 impl<W: Deref<Target = [AtomicU16]>> TwoLists<W> {
@@ -104,6 +106,7 @@ impl<W: Deref<Target = [AtomicU16]>> TwoLists<W> {
                 active: AtomicI64::new(0),
             }),
             active_max: 0,
+            detection: true,
         };
         lists.set_resident(resident);
         lists
@@ -121,6 +124,11 @@ impl<W: Deref<Target = [AtomicU16]>> TwoLists<W> {
         let inactive = (resident / 4).max(INACTIVE_WANTED.min(resident / 2));
         self.active_max = (resident - inactive) as u64 * UNIT_PAGES;
         self.balance();
+    }
+
+    /// Is a unit that comes back soon after it left to be active? (Yes, until something else is told.)
+    pub fn set_detection(&mut self, on: bool) {
+        self.detection = on;
     }
 
     /// Pages on the active list.
@@ -149,7 +157,9 @@ impl<W: Deref<Target = [AtomicU16]>> TwoLists<W> {
             return false;
         };
         let left_at = std::mem::take(shadow);
-        left_at != 0 && u64::from(self.clock.wrapping_sub(left_at)) <= self.active_pages()
+        self.detection
+            && left_at != 0
+            && u64::from(self.clock.wrapping_sub(left_at)) <= self.active_pages()
     }
 }
 
@@ -291,6 +301,18 @@ mod tests {
         m.misses = 0;
         (500..580).for_each(|u| m.touch(u));
         assert_eq!(m.misses, 0, "a set that fits still misses after ten rounds");
+    }
+
+    #[test]
+    fn without_detection_it_does_not() {
+        let mut m = Memory::new(100);
+        m.lists.set_detection(false);
+        (0..100).for_each(|u| m.touch(u));
+        for _ in 0..10 {
+            m.misses = 0;
+            (500..580).for_each(|u| m.touch(u));
+        }
+        assert!(m.misses > 0, "the first hundred left the active list");
     }
 
     #[test]
