@@ -24,8 +24,8 @@ use crate::{WINDOW_BASE, WINDOW_LEN, handler};
 use crossbeam_queue::ArrayQueue;
 use hugeswap_policy::counters::Counter;
 use hugeswap_policy::knobs::Knob;
+use hugeswap_policy::lruvec::{Lruvecs, Weights};
 use hugeswap_policy::readahead::Streams;
-use hugeswap_policy::workingset::{TwoLists, Weights};
 use hugeswap_policy::{UNIT_BYTES, UNIT_SHIFT};
 use hugeswap_sys::{Errno, fs, mm, process, uffd};
 use std::sync::Arc;
@@ -105,13 +105,15 @@ pub(crate) enum Job {
 }
 
 /// What threads tell the LRU lists: a unit that is in memory now, with [`REFERENCED`] if it
-/// was touched while that could be seen.
+/// was touched while that could be seen, or [`PAGES`] if it came by base pages.
 pub(crate) type LruEvent = u32;
-/// See [`LruEvent`]. Windows have far fewer units than 2^31.
+/// See [`LruEvent`]. Windows have far fewer units than 2^30.
 pub(crate) const REFERENCED: LruEvent = 1 << 31;
+/// See [`LruEvent`].
+pub(crate) const PAGES: LruEvent = 1 << 30;
 
 /// The reclaim lists of an engine.
-pub(crate) type Lists = TwoLists<Zeroed<AtomicU16>>;
+pub(crate) type Lists = Lruvecs<Zeroed<AtomicU16>>;
 
 /// See the file's head. Shared by all threads of the process; lives until [`Engine::stop`].
 pub struct Engine {
@@ -213,8 +215,11 @@ impl Engine {
         // A frame in every budgeted unit, and room for units that change places.
         let places = frames + 64;
         let sys = |what| move |e| EngineError::System(what, e);
-        let table = Table::new(base, len).map_err(sys("cannot map the unit table"))?;
-        let units = table.units();
+        let units = (len >> UNIT_SHIFT) as u32;
+        let weights = Zeroed::new(units as usize).map_err(sys("cannot map the units' weights"))?;
+        let lists = Lruvecs::new(units, weights);
+        let table =
+            Table::new(base, len, lists.weights()).map_err(sys("cannot map the unit table"))?;
         let arena = Arena::new(places, message).map_err(sys("cannot map the arena"))?;
         let userfaultfd = !message && pool.knob(Knob::Userfaultfd) != 0;
         let mappings = pool.knob(Knob::PieceMappings);
@@ -238,8 +243,6 @@ impl Engine {
             // SAFETY: advice that discards nothing.
             let _ = unsafe { mm::advise(base, len, libc::MADV_HUGEPAGE) };
         }
-        let weights = Zeroed::new(units as usize).map_err(sys("cannot map the units' weights"))?;
-        let lists = TwoLists::new(units, frames as usize, weights);
         let key = SumKey(std::array::from_fn(|i| pool.header().key[i].load(Relaxed)));
         let pagemap = fs::open(c"/proc/self/pagemap", libc::O_RDONLY, 0).map_or(-1, |fd| {
             let high = fs::dup_above(fd, low_fd).unwrap_or(fd);

@@ -6,19 +6,21 @@
 //! a fault elsewhere may take their frame at once.
 
 use crate::checksum;
-use crate::engine::{Engine, Job, Lists, REFERENCED, UNIT};
+use crate::engine::{Engine, Job, Lists, PAGES, REFERENCED, UNIT};
 use crate::table::NO_FRAME;
 use hugeswap_policy::counters::Counter;
 use hugeswap_policy::knobs::Knob;
-use hugeswap_policy::lru::Reclaim;
+use hugeswap_policy::lruvec::Event;
 use hugeswap_policy::unit::{
     CLEAN, COW, Kind, LOCKED, READAHEAD, WATCHED, WRITABLE, WRITEBACK, Word,
 };
+use hugeswap_policy::vmscan::PageKind;
 use hugeswap_sys::{futex, mm, now_ns, process};
 use std::sync::atomic::Ordering::{Acquire, Relaxed};
 
-/// Units looked at in one step.
+/// Units looked at in one step: so many, and up to this as reclaim fails.
 const BATCH: usize = 8;
+const MOST: usize = 64;
 /// Of so few frames units are taken one at a time, and only for somebody who waits: an instruction may need two units at once, and
 /// would never end if the first went each time the second came.
 const FEW_FRAMES: u64 = 4;
@@ -81,9 +83,22 @@ impl Engine {
     pub(crate) fn drain_events(&self, lru: &mut Lists) {
         for _ in 0..self.events.capacity() {
             match self.events.pop() {
-                Some(e) if e & REFERENCED != 0 => lru.reference(e & !REFERENCED),
-                Some(e) => lru.insert(e),
-                None => return,
+                Some(e) if e & REFERENCED != 0 => lru.referenced(e & !REFERENCED),
+                Some(e) => lru.came(e & !PAGES, e & PAGES == 0),
+                None => break,
+            }
+        }
+        self.publish(lru);
+    }
+
+    /// What the lists counted becomes the pool's to show.
+    fn publish(&self, lru: &mut Lists) {
+        for kind in PageKind::ALL {
+            let news = lru.take_news(kind);
+            for (event, n) in Event::ALL.into_iter().zip(news) {
+                if n > 0 {
+                    self.count(Counter::of_lists(event, kind), n);
+                }
             }
         }
     }
@@ -135,14 +150,24 @@ impl Engine {
     /// Takes the oldest units: clean ones are watched at once, dirty ones made read-only and queued for writing.
     /// False if no unit could be taken.
     fn reclaim_batch(&self) -> bool {
-        let mut out = [0u32; BATCH];
+        let progress = self.reclaim_oldest();
+        self.lru.lock().progressed(progress);
+        progress
+    }
+
+    fn reclaim_oldest(&self) -> bool {
+        let mut out = [0u32; MOST];
         let n = {
             let mut lru = self.lru.lock();
-            self.drain_events(&mut lru);
-            lru.set_resident(self.record().charged.load(Relaxed) as usize);
             lru.set_detection(self.pool.knob(Knob::WorkingsetDetection) != 0);
-            let most = if self.has_few_frames() { 1 } else { BATCH };
-            lru.isolate(most, &mut out)
+            lru.set_swappiness(self.pool.knob(Knob::Swappiness));
+            self.drain_events(&mut lru);
+            let most = if self.has_few_frames() {
+                1
+            } else {
+                lru.batch(BATCH)
+            };
+            lru.take_oldest(most, &mut out)
         };
         out[..n].sort_unstable();
         let mut progress = false;
@@ -160,12 +185,12 @@ impl Engine {
             if w.kind() == Kind::Base {
                 match self.evict_pages(unit, w) {
                     Some(freed) => progress |= freed > 0,
-                    None => self.lru.lock().rotate(unit),
+                    None => self.lru.lock().put_back(unit),
                 }
                 let (available, marks) = self.available();
                 if available >= marks.high {
                     let mut lru = self.lru.lock();
-                    out[i..n].iter().for_each(|&u| lru.rotate(u));
+                    out[i..n].iter().for_each(|&u| lru.put_back(u));
                     return true;
                 }
                 continue;
@@ -176,7 +201,7 @@ impl Engine {
                     progress = true;
                     self.note_available();
                 } else {
-                    self.lru.lock().rotate(unit);
+                    self.lru.lock().put_back(unit);
                 }
                 continue;
             }
@@ -185,7 +210,7 @@ impl Engine {
                 continue;
             }
             // A run of dirty neighbours is protected by one call.
-            let mut words = [w; BATCH];
+            let mut words = [w; MOST];
             let mut run = 1;
             while i < n
                 && out[i] == unit + run as u32
@@ -206,7 +231,7 @@ impl Engine {
         let w = self.table.load(unit);
         if w.kind() == Kind::Base {
             // Who has it locked may bring in one more page, which is not told to the lists.
-            self.lru.lock().rotate(unit);
+            self.lru.lock().put_back(unit);
             return;
         }
         if w.has(LOCKED | WRITEBACK) || !matches!(w.kind(), Kind::Present | Kind::Cached) {
@@ -215,9 +240,9 @@ impl Engine {
         if w.pins() > 0 {
             // In use, so active. Pinned units that went back to where they came from could fill the inactive
             // list, and then what can be evicted would never leave the active one.
-            self.lru.lock().reference(unit);
+            self.lru.lock().referenced(unit);
         } else if !w.has(WATCHED) || self.clean.push(unit).is_err() {
-            self.lru.lock().rotate(unit);
+            self.lru.lock().put_back(unit);
         }
     }
 
@@ -230,7 +255,7 @@ impl Engine {
             for (k, w) in words.iter().enumerate() {
                 // Part of the range may be read-only by now: say so, a write fault puts it right.
                 self.table.unlock(unit + k as u32, w.clear(WRITABLE));
-                self.lru.lock().rotate(unit + k as u32);
+                self.lru.lock().put_back(unit + k as u32);
             }
             self.count(Counter::MapLimit, 1);
             return self.make_room();
@@ -257,7 +282,7 @@ impl Engine {
             // The frame is shared: we can only let go of it.
             let dropped = self.drop_clean(unit, w);
             if !dropped {
-                self.lru.lock().rotate(unit);
+                self.lru.lock().put_back(unit);
             }
             return dropped;
         }
@@ -267,7 +292,7 @@ impl Engine {
                 self.count(Counter::MapLimit, 1);
                 let dropped = self.drop_clean(unit, w.clear(WRITABLE));
                 if !dropped {
-                    self.lru.lock().rotate(unit);
+                    self.lru.lock().put_back(unit);
                 }
                 return dropped;
             }
@@ -276,7 +301,7 @@ impl Engine {
         } else {
             let Some(place) = self.arena.take_empty() else {
                 self.table.unlock(unit, w);
-                self.lru.lock().rotate(unit);
+                self.lru.lock().put_back(unit);
                 return false;
             };
             if self
@@ -287,7 +312,7 @@ impl Engine {
                 self.arena.put_empty(place);
                 // A part may have been on its way and come back writable.
                 self.table.unlock(unit, w.clear(CLEAN));
-                self.lru.lock().rotate(unit);
+                self.lru.lock().put_back(unit);
                 return false;
             }
             if !self.is_as_written(self.arena.addr(place), w) {
@@ -303,7 +328,7 @@ impl Engine {
         }
         if self.clean.push(unit).is_err() {
             // No room to remember it: back to the list, it is watched already.
-            self.lru.lock().rotate(unit);
+            self.lru.lock().put_back(unit);
         }
         self.note_available();
         true

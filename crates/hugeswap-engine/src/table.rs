@@ -4,11 +4,14 @@
 //! written only by the owner of its lock, except for [`QUEUED`], by which the owner offers
 //! the lock itself to whoever comes first.
 
-use hugeswap_policy::unit::{LOCKED, WAITERS, Word};
-use hugeswap_policy::{UNIT_BYTES, UNIT_SHIFT};
+use crate::zeroed::Zeroed;
+use hugeswap_policy::lruvec::Weights;
+use hugeswap_policy::unit::{Kind, LOCKED, WAITERS, Word};
+use hugeswap_policy::{UNIT_BYTES, UNIT_PAGES, UNIT_SHIFT};
 use hugeswap_sys::{Result, futex, mm};
+use std::sync::Arc;
 use std::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed, Release};
-use std::sync::atomic::{AtomicU32, AtomicU64};
+use std::sync::atomic::{AtomicU16, AtomicU32, AtomicU64};
 
 /// In a frame number: the unit is locked for a read that nobody has begun. Whoever
 /// swaps it for [`NO_FRAME`] owns the unit's lock.
@@ -22,12 +25,19 @@ pub struct Table {
     units: u32,
     words: &'static [AtomicU64],
     frames: &'static [AtomicU32],
+    /// What of each unit is in memory: all or nothing follows from its word; of a base-mapped one it is told by who
+    /// changes that.
+    weights: Arc<Weights<Zeroed<AtomicU16>>>,
 }
 
 impl Table {
     /// Makes a table for `len` bytes of addresses from `base`; its own memory is touched
-    /// only where units are.
-    pub fn new(base: usize, len: usize) -> Result<Table> {
+    /// only where units are. `weights` are to be kept true.
+    pub(crate) fn new(
+        base: usize,
+        len: usize,
+        weights: Arc<Weights<Zeroed<AtomicU16>>>,
+    ) -> Result<Table> {
         let units = len >> UNIT_SHIFT;
         // SAFETY: new mappings at addresses of the kernel's choice disturb nothing.
         let words = unsafe { mm::map_anon(0, units * 8, mm::PROT_RW, false) }?;
@@ -40,6 +50,7 @@ impl Table {
             words: unsafe { std::slice::from_raw_parts(words as *const AtomicU64, units) },
             // SAFETY: as above.
             frames: unsafe { std::slice::from_raw_parts(frames as *const AtomicU32, units) },
+            weights,
         })
     }
 
@@ -99,6 +110,8 @@ impl Table {
     pub fn unlock(&self, unit: u32, new: Word) {
         let new = new.clear(LOCKED | WAITERS);
         debug_assert!(new.is_consistent(), "unit {unit}: {new:?}");
+        // Before others can change it again.
+        self.weigh(unit, self.load(unit), new);
         let old = self.words[unit as usize].swap(new.0, Release);
         debug_assert!(old & LOCKED != 0);
         if old & WAITERS != 0 {
@@ -110,8 +123,19 @@ impl Table {
         }
     }
 
+    /// A unit's kind changes.
+    fn weigh(&self, unit: u32, old: Word, new: Word) {
+        match new.kind() {
+            kind if kind == old.kind() => {}
+            Kind::Present | Kind::Cached => self.weights.set(unit, UNIT_PAGES),
+            Kind::Base => {}
+            _ => self.weights.set(unit, 0),
+        }
+    }
+
     /// Changes the word of a unit whose lock the caller goes on owning (or hands on).
     pub fn put_locked(&self, unit: u32, new: Word) {
+        self.weigh(unit, self.load(unit), new);
         let word = &self.words[unit as usize];
         let keep = |old: u64| Some(new.clear(LOCKED | WAITERS).0 | old & (LOCKED | WAITERS));
         let _ = word.fetch_update(AcqRel, Relaxed, keep);
@@ -189,6 +213,7 @@ impl Table {
 
     /// Stores a word without any protocol: only while nobody else can look (start, forked child).
     pub fn reset(&self, unit: u32, word: Word) {
+        self.weigh(unit, self.load(unit), word);
         self.words[unit as usize].store(word.0, Release);
     }
 }

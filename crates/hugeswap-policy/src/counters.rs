@@ -3,6 +3,9 @@
 //! A counter is an index into a fixed array of 64-bit words: each process of a
 //! pool has one such array in the pool segment, and a reader adds them up.
 
+use crate::lruvec::Event;
+use crate::vmscan::PageKind;
+
 macro_rules! counters {
     ($($variant:ident => $name:literal, $doc:literal;)*) => {
         /// One event counter; `as usize` is its index.
@@ -50,7 +53,35 @@ counters! {
     ThpSplitPmd => "thp_split_pmd", "Units that went over from one huge page to base pages.";
     ThpCollapseFailed => "thp_collapse_alloc_failed", "Base-mapped units that stayed so, for no huge page was to be had.";
     ThpCollapse => "thp_collapse_alloc", "Units that went back from base pages to one huge page.";
+    RefaultAnon => "workingset_refault_anon", "Pages that came back from swap (a huge page counts 512).";
+    RefaultFile => "workingset_refault_file", "Pages of mapped files that came back.";
+    ActivateAnon => "workingset_activate_anon", "Of those from swap, activated at once: a larger share of memory would have kept them.";
+    ActivateFile => "workingset_activate_file", "The same of mapped files.";
+    RestoreAnon => "workingset_restore_anon", "Of those activated, part of the working set before.";
+    RestoreFile => "workingset_restore_file", "The same of mapped files.";
+    PgActivate => "pgactivate", "Pages that became active.";
+    PgDeactivate => "pgdeactivate", "Pages that went back from the active to the inactive list.";
+    PgScanAnon => "pgscan_anon", "Anonymous pages that reclaim looked at.";
+    PgScanFile => "pgscan_file", "Pages of mapped files that reclaim looked at.";
     Ejected => "ejected", "Units handed to the kernel for good (mixed protections, stacks).";
+}
+
+impl Counter {
+    /// Where the lists' own counts are shown.
+    pub const fn of_lists(event: Event, kind: PageKind) -> Counter {
+        match (event, kind) {
+            (Event::Refault, PageKind::Anon) => Counter::RefaultAnon,
+            (Event::Refault, PageKind::File) => Counter::RefaultFile,
+            (Event::Activate, PageKind::Anon) => Counter::ActivateAnon,
+            (Event::Activate, PageKind::File) => Counter::ActivateFile,
+            (Event::Restore, PageKind::Anon) => Counter::RestoreAnon,
+            (Event::Restore, PageKind::File) => Counter::RestoreFile,
+            (Event::PgActivate, _) => Counter::PgActivate,
+            (Event::PgDeactivate, _) => Counter::PgDeactivate,
+            (Event::Scan, PageKind::Anon) => Counter::PgScanAnon,
+            (Event::Scan, PageKind::File) => Counter::PgScanFile,
+        }
+    }
 }
 
 /// Classes of faults, for latency histograms.

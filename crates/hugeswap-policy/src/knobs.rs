@@ -73,6 +73,7 @@ knobs! {
     ReadaheadMax => "readahead.max", Count, 0, 64, 8, "most 2 MiB units read ahead of a sequential stream; 0 turns readahead off";
     ThpEnabled => "thp.enabled", Choice(enabled::WORDS), 0, 2, enabled::ALWAYS, "which memory may be huge: always, what the program advised (madvise), or never (base pages)";
     ThpSwapin => "thp.swapin", Choice(swapin::WORDS), 0, 3, swapin::AUTO, "what a fault on swapped memory brings in: always the whole unit of 2 MiB, never (base pages), madvise, or auto";
+    Swappiness => "swappiness", Count, 0, 200, 60, "how readily anonymous memory is reclaimed beside mapped files: 0 files only, 100 even, 200 anonymous only";
     WorkingsetDetection => "workingset.detection", Switch, 0, 1, 1, "what comes back from swap soon after it left is taken for part of the working set; off is for comparisons";
     SyscallTrap => "syscall.trap", Switch, 0, 1, 1, "catch system calls that wrappers do not see (signal mode)";
     Checksum => "swap.checksum", Switch, 0, 1, 1, "verify every unit read back from swap";

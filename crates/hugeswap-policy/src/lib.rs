@@ -5,7 +5,7 @@
 //! memory, and a test or a simulator can drive the same code without a kernel.
 //!
 //! * [`mod@unit`]: the 64-bit state word of one 2 MiB unit, and its transitions
-//! * [`lru`], [`workingset`]: which unit goes next
+//! * [`lruvec`]: which unit goes next, on lists ([`lru`]) whose work [`vmscan`] divides and [`workingset`] corrects
 //! * [`readahead`]: what to bring in before it is asked for
 //! * [`granularity`]: how much to bring in at a fault; [`thp`]: where that is settled by what is set or advised
 //! * [`slots`]: where in swap a unit goes
@@ -23,10 +23,12 @@ pub mod granularity;
 pub mod histogram;
 pub mod knobs;
 pub mod lru;
+pub mod lruvec;
 pub mod readahead;
 pub mod slots;
 pub mod thp;
 pub mod unit;
+pub mod vmscan;
 pub mod watermark;
 pub mod workingset;
 

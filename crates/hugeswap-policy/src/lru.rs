@@ -6,8 +6,8 @@
 //! after construction.
 //!
 //! Links are indices into one preallocated array that starts out as zeros, where
-//! 0 means "not linked": of a list with room for millions of units, only the
-//! parts that were used cost memory.
+//! 0 means "not linked": of lists with room for millions of units, only the
+//! parts that were used cost memory. Several lists over the same units share it ([`Rings`]).
 //!
 //! Concurrency: none here; a list has one owner, and faults are fed to it in batches.
 
@@ -36,64 +36,108 @@ pub trait Reclaim {
     }
 }
 
-/// The list's own node: its `next` is the newest unit, its `prev` the oldest.
-const ENDS: u32 = 1;
+/// Several doubly linked rings over one set of units, each unit in at most one of them; the oldest of each at its end.
+///
+/// A ring `r` has a node of its own that closes it, named `r + 1`; unit `u` is node `u + rings + 1`, so that 0 can say
+/// "not linked"; node `x` has its links at `2 * (x - 1)`.
+pub(crate) struct Rings {
+    links: Vec<u32>,
+    /// Which ring a unit is in, counted from 1; 0: none.
+    member: Vec<u8>,
+    len: Vec<u32>,
+}
+
 const NEXT: usize = 0;
 const PREV: usize = 1;
 
-/// A doubly linked list of units, least recently used at its end.
-///
-/// A node's name is unit + 2, so that 0 can say "not linked" and 1 can
-/// be the node that closes the ring; node `x` has its links at `2 * (x - 1)`.
-pub struct Lru {
-    links: Vec<u32>,
-    len: u32,
-}
-
-impl Lru {
-    /// A list for units `0..capacity`; 8 bytes of address space each.
+impl Rings {
+    /// Rings `0..rings` for units `0..capacity`; 9 bytes of address space for each unit.
     ///
     /// # Panics
-    /// If `capacity` is above `u32::MAX - 2`.
-    pub fn new(capacity: u32) -> Lru {
+    /// If that makes 2^32 nodes, or there are more than 255 rings.
+    pub fn new(capacity: u32, rings: usize) -> Rings {
+        let nodes = capacity as usize + rings;
         assert!(
-            capacity <= u32::MAX - 2,
-            "an LRU list holds at most 2^32 - 3 units"
+            nodes < u32::MAX as usize && rings < 256,
+            "LRU lists hold at most 2^32 units, and there are at most 255"
         );
-        let mut links = vec![0u32; 2 * (capacity as usize + 1)];
-        links[NEXT] = ENDS;
-        links[PREV] = ENDS;
-        Lru { links, len: 0 }
+        let mut links = vec![0u32; 2 * nodes];
+        for (end, pair) in links.chunks_exact_mut(2).take(rings).enumerate() {
+            pair.fill(end as u32 + 1);
+        }
+        Rings {
+            links,
+            member: vec![0; capacity as usize],
+            len: vec![0; rings],
+        }
     }
 
     fn at(node: u32, side: usize) -> usize {
         2 * (node as usize - 1) + side
     }
 
-    fn link_newest(&mut self, node: u32) {
-        let old = self.links[NEXT];
-        self.links[Self::at(node, PREV)] = ENDS;
-        self.links[Self::at(node, NEXT)] = old;
-        self.links[Self::at(old, PREV)] = node;
-        self.links[NEXT] = node;
-        self.len += 1;
+    fn node(&self, unit: u32) -> u32 {
+        unit + self.len.len() as u32 + 1
     }
 
-    /// Takes a node out; false if it was not linked.
-    fn unlink(&mut self, node: u32) -> bool {
+    /// The ring a unit is in.
+    pub fn ring_of(&self, unit: u32) -> Option<usize> {
+        usize::from(self.member[unit as usize]).checked_sub(1)
+    }
+
+    /// Units in a ring.
+    pub fn len(&self, ring: usize) -> usize {
+        self.len[ring] as usize
+    }
+
+    /// The unit that is in a ring longest.
+    pub fn oldest(&self, ring: usize) -> Option<u32> {
+        let node = self.links[Self::at(ring as u32 + 1, PREV)];
+        node.checked_sub(self.len.len() as u32 + 1)
+    }
+
+    /// Puts a unit where the newest of `ring` is, from wherever it was.
+    pub fn put_newest(&mut self, unit: u32, ring: usize) {
+        self.remove(unit);
+        let (node, end) = (self.node(unit), ring as u32 + 1);
+        let old = self.links[Self::at(end, NEXT)];
+        self.links[Self::at(node, PREV)] = end;
+        self.links[Self::at(node, NEXT)] = old;
+        self.links[Self::at(old, PREV)] = node;
+        self.links[Self::at(end, NEXT)] = node;
+        self.member[unit as usize] = ring as u8 + 1;
+        self.len[ring] += 1;
+    }
+
+    /// Takes a unit out of its ring, if it is in one.
+    pub fn remove(&mut self, unit: u32) {
+        let Some(ring) = self.ring_of(unit) else {
+            return;
+        };
+        let node = self.node(unit);
         let (next, prev) = (
             self.links[Self::at(node, NEXT)],
             self.links[Self::at(node, PREV)],
         );
-        if next == 0 {
-            return false;
-        }
         self.links[Self::at(prev, NEXT)] = next;
         self.links[Self::at(next, PREV)] = prev;
         self.links[Self::at(node, NEXT)] = 0;
         self.links[Self::at(node, PREV)] = 0;
-        self.len -= 1;
-        true
+        self.member[unit as usize] = 0;
+        self.len[ring] -= 1;
+    }
+}
+
+/// One list, least recently used at its end: the plain policy.
+pub struct Lru(Rings);
+
+impl Lru {
+    /// A list for units `0..capacity`; 9 bytes of address space each.
+    ///
+    /// # Panics
+    /// If `capacity` is above `u32::MAX - 2`.
+    pub fn new(capacity: u32) -> Lru {
+        Lru(Rings::new(capacity, 1))
     }
 
     /// See [`Reclaim::insert`]; a unit already there becomes the newest.
@@ -103,16 +147,12 @@ impl Lru {
 
     /// See [`Reclaim::reference`].
     pub fn reference(&mut self, unit: u32) {
-        let node = unit + 2;
-        if self.links[NEXT] != node {
-            self.unlink(node);
-            self.link_newest(node);
-        }
+        self.0.put_newest(unit, 0);
     }
 
     /// See [`Reclaim::remove`].
     pub fn remove(&mut self, unit: u32) {
-        self.unlink(unit + 2);
+        self.0.remove(unit);
     }
 
     /// See [`Reclaim::rotate`].
@@ -122,28 +162,31 @@ impl Lru {
 
     /// See [`Reclaim::isolate`]: the oldest first.
     pub fn isolate(&mut self, max: usize, out: &mut [u32]) -> usize {
-        let want = max.min(out.len()).min(self.len());
-        for place in &mut out[..want] {
-            let oldest = self.links[PREV];
-            self.unlink(oldest);
-            *place = oldest - 2;
+        let want = max.min(out.len());
+        let mut n = 0;
+        while n < want
+            && let Some(oldest) = self.0.oldest(0)
+        {
+            self.0.remove(oldest);
+            out[n] = oldest;
+            n += 1;
         }
-        want
+        n
     }
 
     /// See [`Reclaim::len`].
     pub fn len(&self) -> usize {
-        self.len as usize
+        self.0.len(0)
     }
 
     /// Is the list empty?
     pub fn is_empty(&self) -> bool {
-        self.len == 0
+        self.len() == 0
     }
 
     /// See [`Reclaim::contains`].
     pub fn contains(&self, unit: u32) -> bool {
-        self.links[Self::at(unit + 2, NEXT)] != 0
+        self.0.ring_of(unit).is_some()
     }
 }
 

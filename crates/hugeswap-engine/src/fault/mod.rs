@@ -13,10 +13,9 @@ mod first_touch;
 mod readahead;
 mod swap_in;
 
-use crate::engine::{Engine, LruEvent, REFERENCED, UNIT, forked_unseen};
+use crate::engine::{Engine, LruEvent, PAGES, REFERENCED, UNIT, forked_unseen};
 use crate::pool::record_fault;
 use crate::table::QUEUED;
-use hugeswap_policy::UNIT_PAGES;
 use hugeswap_policy::counters::FaultClass;
 use hugeswap_policy::unit::{Kind, LOCKED, WAITERS};
 use hugeswap_sys::{fs, mm, now_ns};
@@ -154,13 +153,12 @@ impl Engine {
 
     /// Tells the LRU lists that a whole unit is in memory.
     pub(crate) fn note_resident(&self, unit: u32) {
-        self.weights.set(unit, UNIT_PAGES);
         self.note(unit);
     }
 
     /// Tells them that the first pages of a base-mapped unit are.
     pub(crate) fn note_pages_resident(&self, unit: u32) {
-        self.note(unit);
+        self.note(unit | PAGES);
     }
 
     /// Tells the LRU lists that a unit was touched while it was watched.

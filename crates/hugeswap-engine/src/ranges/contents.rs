@@ -194,6 +194,9 @@ impl Engine {
             }
             unit += n;
         }
+        let mut lru = self.lru.lock();
+        (from..to).for_each(|u| lru.forget(u));
+        drop(lru);
         self.note_available();
     }
 

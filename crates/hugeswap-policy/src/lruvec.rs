@@ -1,0 +1,562 @@
+//! Active and inactive lists, for each kind of pages and each group of regions.
+//!
+//! * New units and those that come from swap start inactive. The oldest inactive one goes next.
+//! * A unit becomes active when it is touched while it was watched, or when it comes back from swap so soon that a smaller
+//!   working set would have kept it ([`crate::workingset`]).
+//! * While the active list has less than its share ([`vmscan::inactive_target`]), reclaim lets the oldest inactive unit be active instead of
+//!   taking it: nothing is known of any yet, and a sweep over more than memory then finds half of memory or more where it left it, where
+//!   lists in order of use would find nothing. This is ours.
+//! * What the active list has beyond its share goes back, oldest first, for another round through the inactive one.
+//! * Which kind is taken of is a matter of what is in use ([`vmscan::Balance`]); which group, of its limits ([`vmscan::Limits`]) and its size.
+//!
+//! All is weighed in pages: a unit of which a few base pages are in memory counts as those ([`Weights`]). Counted in
+//! units, the active list would be full of what takes no memory, and a stream beside it would have the rest to itself.
+//!
+//! Every operation but `isolate` takes constant time (amortised), nothing allocates after construction, and
+//! the lists have one owner; weights may be told by anybody at any time.
+
+use crate::UNIT_PAGES;
+use crate::lru::{Reclaim, Rings};
+use crate::vmscan::{self, Balance, Limits, PageKind, Priority};
+use crate::workingset::Shadow;
+use std::ops::Deref;
+use std::sync::Arc;
+use std::sync::atomic::Ordering::Relaxed;
+use std::sync::atomic::{AtomicI64, AtomicU16};
+
+/// Most groups, counting the one that regions are in if nothing is said.
+pub const GROUPS: usize = 16;
+/// Pairs of lists: one for each kind in each group.
+const LRUVECS: usize = GROUPS * 2;
+
+fn lruvec(group: usize, kind: PageKind) -> usize {
+    group * 2 + kind as usize
+}
+
+fn group_of(lruvec: usize) -> usize {
+    lruvec / 2
+}
+
+fn kind_of(lruvec: usize) -> PageKind {
+    PageKind::ALL[lruvec % 2]
+}
+
+/// How many pages of each unit are in memory, on which lists; and sums of those.
+pub struct Weights<W = Vec<AtomicU16>> {
+    /// Pages (10 bits), lruvec (5 bits), and [`ACTIVE`].
+    units: W,
+    /// Pages that are inactive and active in each lruvec: exact whenever nobody is changing a weight.
+    pages: [[AtomicI64; 2]; LRUVECS],
+}
+
+const PAGES: u16 = (1 << 10) - 1;
+const LRUVEC_SHIFT: u32 = 10;
+const LRUVEC: u16 = (LRUVECS as u16 - 1) << LRUVEC_SHIFT;
+const ACTIVE: u16 = 1 << 15;
+
+impl<W: Deref<Target = [AtomicU16]>> Weights<W> {
+    fn new(units: W) -> Weights<W> {
+        Weights {
+            units,
+            pages: std::array::from_fn(|_| [AtomicI64::new(0), AtomicI64::new(0)]),
+        }
+    }
+
+    /// `pages` of a unit are in memory. No lock, no order with other calls for the same unit but what the caller has.
+    pub fn set(&self, unit: u32, pages: u64) {
+        let pages = pages.min(UNIT_PAGES) as u16;
+        self.change(unit, |w| w & !PAGES | pages);
+    }
+
+    /// Pages of a unit that are in memory.
+    pub fn of(&self, unit: u32) -> u64 {
+        u64::from(self.word(unit) & PAGES)
+    }
+
+    /// Pages of a kind that a group has in memory.
+    pub fn used(&self, group: usize, kind: PageKind) -> u64 {
+        let v = lruvec(group, kind);
+        self.sum(v, false) + self.sum(v, true)
+    }
+
+    /// Pages of a kind in a group that are active.
+    pub fn active(&self, group: usize, kind: PageKind) -> u64 {
+        self.sum(lruvec(group, kind), true)
+    }
+
+    /// The group and kind of a unit.
+    pub fn place(&self, unit: u32) -> (usize, PageKind) {
+        let v = self.lruvec(unit);
+        (group_of(v), kind_of(v))
+    }
+
+    /// Pages of a kind that are on all groups' active or inactive lists.
+    pub fn listed(&self, kind: PageKind, active: bool) -> u64 {
+        (0..GROUPS).map(|g| self.sum(lruvec(g, kind), active)).sum()
+    }
+
+    fn word(&self, unit: u32) -> u16 {
+        self.units.get(unit as usize).map_or(0, |w| w.load(Relaxed))
+    }
+
+    fn lruvec(&self, unit: u32) -> usize {
+        usize::from((self.word(unit) & LRUVEC) >> LRUVEC_SHIFT)
+    }
+
+    fn put_active(&self, unit: u32, active: bool) {
+        self.change(unit, |w| if active { w | ACTIVE } else { w & !ACTIVE });
+    }
+
+    fn put_lruvec(&self, unit: u32, lruvec: usize) {
+        self.change(unit, |w| w & !LRUVEC | (lruvec as u16) << LRUVEC_SHIFT);
+    }
+
+    fn sum(&self, lruvec: usize, active: bool) -> u64 {
+        self.pages[lruvec][usize::from(active)].load(Relaxed).max(0) as u64
+    }
+
+    fn change(&self, unit: u32, to: impl Fn(u16) -> u16) {
+        let Some(word) = self.units.get(unit as usize) else {
+            return;
+        };
+        let mut old = word.load(Relaxed);
+        while let Err(now) = word.compare_exchange_weak(old, to(old), Relaxed, Relaxed) {
+            old = now;
+        }
+        for (w, sign) in [(old, -1), (to(old), 1)] {
+            let lruvec = usize::from((w & LRUVEC) >> LRUVEC_SHIFT);
+            let pages = i64::from(w & PAGES);
+            if pages != 0 {
+                self.pages[lruvec][usize::from(w & ACTIVE != 0)].fetch_add(sign * pages, Relaxed);
+            }
+        }
+    }
+}
+
+/// What the lists count, in pages.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(usize)]
+pub enum Event {
+    /// Came back from swap (or their file), having left a shadow.
+    Refault,
+    /// Of those, activated at once.
+    Activate,
+    /// Of those, had been part of the working set before.
+    Restore,
+    /// Became active, for whatever reason.
+    PgActivate,
+    /// Went back from the active to the inactive list.
+    PgDeactivate,
+    /// Looked at by reclaim.
+    Scan,
+}
+
+impl Event {
+    /// Each.
+    pub const ALL: [Event; Event::COUNT] = [
+        Event::Refault,
+        Event::Activate,
+        Event::Restore,
+        Event::PgActivate,
+        Event::PgDeactivate,
+        Event::Scan,
+    ];
+    /// How many there are.
+    pub const COUNT: usize = 6;
+}
+
+/// Counts by [`Event`].
+pub type Events = [u64; Event::COUNT];
+
+/// One group of regions.
+#[derive(Clone, Debug, Default)]
+struct Group {
+    limits: Limits,
+    /// Pages evicted so far.
+    clock: u64,
+    balance: Balance,
+    /// What it is owed when groups take turns, in pages.
+    owed: i64,
+}
+
+/// See the file's head.
+pub struct Lruvecs<W = Vec<AtomicU16>> {
+    rings: Rings,
+    /// By unit; see [`Shadow`].
+    shadows: Vec<u64>,
+    /// Units in memory that are part of the working set: they were active.
+    workingset: Vec<bool>,
+    weights: Arc<Weights<W>>,
+    groups: [Group; GROUPS],
+    /// Groups up to here have been used.
+    groups_used: usize,
+    events: [Events; LRUVECS],
+    /// By kind, of what was not asked for yet.
+    news: [Events; 2],
+    detection: bool,
+    swappiness: u64,
+    priority: Priority,
+}
+
+fn ring(lruvec: usize, active: bool) -> usize {
+    lruvec * 2 + usize::from(active)
+}
+
+impl<W: Deref<Target = [AtomicU16]>> Lruvecs<W> {
+    /// Lists for units `0..capacity`, all of them anonymous and of group 0; `weights` are as many zeros. 20 bytes of
+    /// address space for each unit of the capacity besides; only what is used costs memory.
+    pub fn new(capacity: u32, weights: W) -> Lruvecs<W> {
+        Lruvecs {
+            rings: Rings::new(capacity, LRUVECS * 2),
+            shadows: vec![0; capacity as usize],
+            workingset: vec![false; capacity as usize],
+            weights: Arc::new(Weights::new(weights)),
+            groups: Default::default(),
+            groups_used: 1,
+            events: Default::default(),
+            news: Default::default(),
+            detection: true,
+            swappiness: 60,
+            priority: Priority::DEFAULT,
+        }
+    }
+
+    /// What tells the lists how much of a unit is in memory.
+    pub fn weights(&self) -> Arc<Weights<W>> {
+        self.weights.clone()
+    }
+
+    /// Is what comes back soon after it left to be active? (Yes, until something else is told.)
+    pub fn set_detection(&mut self, on: bool) {
+        self.detection = on;
+    }
+
+    /// How readily anonymous pages are taken beside those of files: 0 to 200, 60 at first.
+    pub fn set_swappiness(&mut self, swappiness: u64) {
+        self.swappiness = swappiness;
+    }
+
+    /// What a group may count on. Of a number beyond [`GROUPS`], nothing.
+    pub fn set_limits(&mut self, group: usize, limits: Limits) {
+        if let Some(g) = self.groups.get_mut(group) {
+            g.limits = limits;
+            self.groups_used = self.groups_used.max(group + 1);
+        }
+    }
+
+    /// A unit is of another kind or group from now on, wherever it is. A unit that is new to either is forgotten first.
+    pub fn assign(&mut self, unit: u32, group: usize, kind: PageKind) {
+        let v = lruvec(group.min(GROUPS - 1), kind);
+        self.groups_used = self.groups_used.max(group_of(v) + 1);
+        self.weights.put_lruvec(unit, v);
+        if let Some(r) = self.rings.ring_of(unit) {
+            self.rings.put_newest(unit, ring(v, r % 2 == 1));
+        }
+    }
+
+    /// A unit's content is no more: nothing is remembered of it.
+    pub fn forget(&mut self, unit: u32) {
+        self.rings.remove(unit);
+        self.weights.put_active(unit, false);
+        self.shadows[unit as usize] = 0;
+        self.workingset[unit as usize] = false;
+    }
+
+    /// A whole unit, or the first pages of one, came into memory. Its weight was told before. `whole`: its pages count as refaults, if
+    /// they had been here; of base pages the caller counts each.
+    pub fn came(&mut self, unit: u32, whole: bool) {
+        if self.contains(unit) {
+            return;
+        }
+        let v = self.weights.lruvec(unit);
+        let pages = self.weights.of(unit);
+        let shadow = Shadow::from_bits(std::mem::take(&mut self.shadows[unit as usize]));
+        let Some(shadow) = shadow else {
+            if kind_of(v) == PageKind::Anon {
+                let total = self.weights.used(group_of(v), PageKind::Anon);
+                self.groups[group_of(v)].balance.on_new(pages, total);
+            }
+            return self.rings.put_newest(unit, ring(v, false));
+        };
+        let counted = if whole { pages } else { 0 };
+        self.count(v, Event::Refault, counted);
+        if !self.is_in_time(v, shadow) {
+            return self.rings.put_newest(unit, ring(v, false));
+        }
+        self.count(v, Event::Activate, counted);
+        if shadow.workingset {
+            self.count(v, Event::Restore, counted);
+        }
+        self.groups[group_of(v)]
+            .balance
+            .on_rotated(kind_of(v), pages);
+        self.activate(unit);
+    }
+
+    /// Had the working set been smaller by what it has now, would the page still be here?
+    fn is_in_time(&self, v: usize, shadow: Shadow) -> bool {
+        // A unit may have changed groups meanwhile: the clocks of two say nothing.
+        if !self.detection || usize::from(shadow.group) != group_of(v) {
+            return false;
+        }
+        let distance = shadow.distance(self.groups[group_of(v)].clock);
+        distance <= self.workingset_pages(v)
+    }
+
+    /// Pages that may be idle while one of this kind comes back: those that are active, and all of the other kind.
+    fn workingset_pages(&self, v: usize) -> u64 {
+        let other = lruvec(group_of(v), PageKind::ALL[1 - kind_of(v) as usize]);
+        self.weights.sum(v, true) + self.weights.sum(other, true) + self.weights.sum(other, false)
+    }
+
+    /// A unit was touched while it was watched.
+    pub fn referenced(&mut self, unit: u32) {
+        let v = self.weights.lruvec(unit);
+        let pages = self.weights.of(unit);
+        self.shadows[unit as usize] = 0;
+        self.groups[group_of(v)]
+            .balance
+            .on_rotated(kind_of(v), pages);
+        self.activate(unit);
+    }
+
+    /// A unit was isolated and could not be reclaimed: it goes where the newest are of the list it was on.
+    pub fn put_back(&mut self, unit: u32) {
+        let v = self.weights.lruvec(unit);
+        self.shadows[unit as usize] = 0;
+        let active = self.rings.ring_of(unit).is_some_and(|r| r % 2 == 1);
+        self.rings.put_newest(unit, ring(v, active));
+    }
+
+    /// A unit turned out to be in use.
+    fn activate(&mut self, unit: u32) {
+        self.workingset[unit as usize] = true;
+        self.put_active(unit);
+        self.shrink_active(self.weights.lruvec(unit));
+    }
+
+    fn put_active(&mut self, unit: u32) {
+        let v = self.weights.lruvec(unit);
+        if self.rings.ring_of(unit) != Some(ring(v, true)) {
+            self.count(v, Event::PgActivate, self.weights.of(unit));
+        }
+        self.weights.put_active(unit, true);
+        self.rings.put_newest(unit, ring(v, true));
+    }
+
+    /// Pages the active list may have.
+    fn active_share(&self, v: usize) -> u64 {
+        let total = self.weights.sum(v, false) + self.weights.sum(v, true);
+        total - vmscan::inactive_target(total)
+    }
+
+    /// What the active list has beyond its share goes back.
+    fn shrink_active(&mut self, v: usize) {
+        while self.weights.sum(v, true) > self.active_share(v) && self.deactivate_oldest(v) {}
+    }
+
+    fn deactivate_oldest(&mut self, v: usize) -> bool {
+        let Some(unit) = self.rings.oldest(ring(v, true)) else {
+            return false;
+        };
+        self.count(v, Event::PgDeactivate, self.weights.of(unit));
+        self.weights.put_active(unit, false);
+        self.rings.put_newest(unit, ring(v, false));
+        true
+    }
+
+    /// How many units to isolate at a time, at least `least`: more as reclaim fails.
+    pub fn batch(&self, least: usize) -> usize {
+        self.priority.scan(Reclaim::len(self)).max(least)
+    }
+
+    /// What was isolated last led to something being freed, or did not.
+    pub fn progressed(&mut self, progress: bool) {
+        self.priority = self.priority.after(progress);
+    }
+
+    /// Takes up to `max` units (and no more than fit `out`) that should go first off the lists, and leaves their shadows.
+    /// How many there are; they are of one group and kind.
+    pub fn take_oldest(&mut self, max: usize, out: &mut [u32]) -> usize {
+        let max = max.min(out.len());
+        let Some(group) = self.choose_group(max) else {
+            return 0;
+        };
+        let first = self.choose_kind(group, max);
+        for kind in [first, PageKind::ALL[1 - first as usize]] {
+            let n = self.take_of(lruvec(group, kind), max, out);
+            if n > 0 {
+                return n;
+            }
+        }
+        0
+    }
+
+    fn take_of(&mut self, v: usize, max: usize, out: &mut [u32]) -> usize {
+        self.shrink_active(v);
+        if self.priority.may_deactivate() {
+            let most = self.priority.scan(self.rings.len(ring(v, true)));
+            let _ = (0..most).take_while(|_| self.deactivate_oldest(v)).count();
+        }
+        let mut n = 0;
+        while n < max {
+            let (unit, known) = match self.rings.oldest(ring(v, false)) {
+                Some(unit) => (unit, false),
+                None => match self.rings.oldest(ring(v, true)) {
+                    Some(unit) => (unit, true),
+                    None => break,
+                },
+            };
+            let pages = self.weights.of(unit);
+            let room = self
+                .active_share(v)
+                .saturating_sub(self.weights.sum(v, true));
+            if !known && pages > 0 && room >= pages && !self.priority.may_deactivate() {
+                self.put_active(unit);
+                continue;
+            }
+            self.evict(v, unit, pages);
+            out[n] = unit;
+            n += 1;
+        }
+        n
+    }
+
+    /// Takes a unit off its list and leaves its shadow.
+    fn evict(&mut self, v: usize, unit: u32, pages: u64) {
+        let g = group_of(v);
+        let total = self.weights.used(g, kind_of(v));
+        self.count(v, Event::Scan, pages);
+        self.groups[g].balance.on_scanned(kind_of(v), pages, total);
+        self.rings.remove(unit);
+        self.weights.put_active(unit, false);
+        self.groups[g].clock += pages.max(1);
+        let shadow = Shadow {
+            group: g as u8,
+            clock: self.groups[g].clock,
+            workingset: std::mem::take(&mut self.workingset[unit as usize]),
+        };
+        self.shadows[unit as usize] = shadow.to_bits();
+    }
+
+    fn units(&self, group: usize) -> usize {
+        let lists = ring(lruvec(group, PageKind::Anon), false)..;
+        lists.take(4).map(|r| self.rings.len(r)).sum()
+    }
+
+    /// The group to take of: the one that is furthest above `high`; else they take turns by what they have above `min`; if none has, by
+    /// what they have.
+    fn choose_group(&mut self, max: usize) -> Option<usize> {
+        if self.groups_used == 1 {
+            return (self.units(0) > 0).then_some(0);
+        }
+        let used: [u64; GROUPS] = std::array::from_fn(|g| match self.units(g) {
+            0 => 0,
+            _ => PageKind::ALL
+                .map(|k| self.weights.used(g, k))
+                .iter()
+                .sum::<u64>()
+                .max(1),
+        });
+        let limits = |g: usize| self.groups[g].limits;
+        let furthest = (0..GROUPS).max_by_key(|&g| limits(g).excess(used[g]))?;
+        if limits(furthest).excess(used[furthest]) > 0 {
+            return Some(furthest);
+        }
+        let spare: [u64; GROUPS] = std::array::from_fn(|g| limits(g).reclaimable(used[g]));
+        let weight = if spare.iter().sum::<u64>() > 0 {
+            spare
+        } else {
+            used
+        };
+        let total: u64 = weight.iter().sum();
+        if total == 0 {
+            return None;
+        }
+        // Weighted turns: each gains its share, the one with most pays.
+        let turn = (max as u64).saturating_mul(UNIT_PAGES);
+        for (g, w) in self.groups.iter_mut().zip(weight) {
+            g.owed += (u128::from(turn) * u128::from(w) / u128::from(total)) as i64;
+        }
+        let next = (0..GROUPS)
+            .filter(|&g| weight[g] > 0)
+            .max_by_key(|&g| self.groups[g].owed)?;
+        self.groups[next].owed -= turn as i64;
+        Some(next)
+    }
+
+    fn choose_kind(&mut self, group: usize, max: usize) -> PageKind {
+        let some = PageKind::ALL.map(|kind| {
+            let v = lruvec(group, kind);
+            self.rings.len(ring(v, false)) + self.rings.len(ring(v, true)) > 0
+        });
+        match some {
+            [true, false] => PageKind::Anon,
+            [false, _] => PageKind::File,
+            [true, true] => {
+                let pages = max as u64 * UNIT_PAGES;
+                self.groups[group].balance.choose(self.swappiness, pages)
+            }
+        }
+    }
+
+    fn count(&mut self, v: usize, event: Event, pages: u64) {
+        self.events[v][event as usize] += pages;
+        self.news[kind_of(v) as usize][event as usize] += pages;
+    }
+
+    /// What was counted for a group and kind so far.
+    pub fn events(&self, group: usize, kind: PageKind) -> Events {
+        self.events[lruvec(group.min(GROUPS - 1), kind)]
+    }
+
+    /// What was counted for a kind, over all groups, since this was last asked.
+    pub fn take_news(&mut self, kind: PageKind) -> Events {
+        std::mem::take(&mut self.news[kind as usize])
+    }
+
+    /// Is the unit on a list?
+    pub fn contains(&self, unit: u32) -> bool {
+        self.rings.ring_of(unit).is_some()
+    }
+}
+
+/// Whole units: each weighs all its pages while it is on a list.
+impl<W: Deref<Target = [AtomicU16]>> Reclaim for Lruvecs<W> {
+    fn insert(&mut self, unit: u32) {
+        self.weights.set(unit, UNIT_PAGES);
+        self.came(unit, true);
+    }
+
+    fn reference(&mut self, unit: u32) {
+        self.weights.set(unit, UNIT_PAGES);
+        self.referenced(unit);
+    }
+
+    fn remove(&mut self, unit: u32) {
+        self.weights.set(unit, 0);
+        self.forget(unit);
+    }
+
+    fn rotate(&mut self, unit: u32) {
+        self.weights.set(unit, UNIT_PAGES);
+        self.put_back(unit);
+    }
+
+    fn isolate(&mut self, max: usize, out: &mut [u32]) -> usize {
+        let n = self.take_oldest(max, out);
+        out[..n].iter().for_each(|&u| self.weights.set(u, 0));
+        n
+    }
+
+    fn len(&self) -> usize {
+        (0..LRUVECS * 2).map(|r| self.rings.len(r)).sum()
+    }
+
+    fn contains(&self, unit: u32) -> bool {
+        Lruvecs::contains(self, unit)
+    }
+}
+
+#[cfg(test)]
+mod tests;
