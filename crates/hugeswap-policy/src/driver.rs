@@ -16,6 +16,7 @@
 //! nobody touches is dropped when its frame is wanted.
 
 mod check;
+pub mod offline;
 mod reclaim;
 
 use crate::UNIT_PAGES;

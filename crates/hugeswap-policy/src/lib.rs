@@ -11,7 +11,8 @@
 //! * [`slots`]: where in swap a unit goes
 //! * [`extents`]: where on a device a page of swap lies
 //! * [`watermark`]: when reclaim starts and stops
-//! * [`driver`]: all of it together on a machine of counters, for tests and simulation
+//! * [`driver`]: all of it together on a machine of counters, for tests and simulation; its [`driver::offline`], which allocates,
+//!   compares lists on traces
 //! * [`counters`], [`histogram`]: what operators see, under the kernel's names
 //! * [`knobs`]: what they may set
 #![forbid(unsafe_code)]
