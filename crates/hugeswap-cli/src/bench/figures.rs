@@ -19,7 +19,7 @@ pub struct PhaseRun {
     /// From its start until its last thread had ended.
     pub seconds: f64,
     pub groups: Vec<GroupRun>,
-    /// Faults that waited for swap, for each access; only of a phase of random accesses alone.
+    /// Faults that waited for swap, for each access; only of a phase of random accesses, or of a program, alone.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub miss_share: Option<f64>,
     /// What was counted meanwhile: of hugeswap its own counters, of the kernel those of /proc/vmstat.
@@ -30,7 +30,7 @@ pub struct PhaseRun {
 /// One group of threads in a phase, all tasks together.
 #[derive(Clone, Debug, Serialize)]
 pub struct GroupRun {
-    /// "stream write", "stream read", "random write" or "random read".
+    /// "stream write", "stream read", "random write", "random read" or "program".
     pub work: &'static str,
     pub threads: u32,
     /// Accesses, or pages of 4 KiB streamed.
@@ -73,7 +73,7 @@ impl Figures {
                 )),
                 ..Figures::default()
             },
-            Doing::Random { .. } => Figures {
+            Doing::Random { .. } | Doing::Program(_) => Figures {
                 accesses_s: Some(rounded(n / seconds, 1)),
                 // Without an access there is no time of one.
                 us_per_access: (done > 0).then(|| rounded(thread_s * 1e6 / n, 3)),
@@ -89,6 +89,7 @@ fn name(doing: Doing) -> &'static str {
         Doing::Stream { write: false } => "stream read",
         Doing::Random { write: true, .. } => "random write",
         Doing::Random { write: false, .. } => "random read",
+        Doing::Program(_) => "program",
     }
 }
 

@@ -20,7 +20,7 @@ use std::sync::mpsc::{Receiver, RecvTimeoutError};
 use std::time::{Duration, Instant};
 
 /// Events of `/proc/vmstat` that are reported, as differences over a run.
-const EVENTS: [&str; 16] = [
+const EVENTS: [&str; 19] = [
     "pswpin",
     "pswpout",
     "thp_swpin",
@@ -37,6 +37,9 @@ const EVENTS: [&str; 16] = [
     "thp_fault_alloc",
     "thp_fault_fallback",
     "thp_split_page",
+    "workingset_refault_anon",
+    "workingset_activate_anon",
+    "workingset_restore_anon",
 ];
 
 /// A keeper process, from this side.

@@ -11,6 +11,7 @@
 
 mod ageing;
 mod args;
+mod bars;
 mod ceiling;
 mod child;
 mod extents;
@@ -31,6 +32,7 @@ mod swap_rand;
 mod swap_seq;
 mod turns;
 mod worker;
+mod workingset;
 
 pub use args::Args;
 
@@ -77,6 +79,7 @@ pub fn run(args: Args) -> anyhow::Result<i32> {
         args::Bench::Faults(a) => faults::run(&a),
         args::Bench::Extents(a) => extents::run(&a),
         args::Bench::Ageing(a) => ageing::run(&a),
+        args::Bench::Workingset(a) => workingset::run(&a),
     });
     let Err(e) = done else { return Ok(0) };
     let status = if e.is::<Usage>() {

@@ -7,6 +7,7 @@
 
 use super::memory::{UNIT, first_value, next_random, search, seed};
 use super::pattern::{Pages, Pattern};
+use super::workingset::program::{Program, Step, What};
 use anyhow::{Result, anyhow};
 use serde::{Deserialize, Serialize};
 use std::ops::Range;
@@ -53,6 +54,8 @@ pub enum Doing {
         /// All tasks and threads together; without end if there is none.
         accesses: Option<u64>,
     },
+    /// Goes through the steps of a program once, on all of the memory; by one thread.
+    Program(Program),
 }
 
 /// Which part of a task's memory.
@@ -153,7 +156,7 @@ impl Phases {
             .groups
             .iter()
             .map(|g| match g.doing {
-                Doing::Stream { .. } => None,
+                Doing::Stream { .. } | Doing::Program(_) => None,
                 Doing::Random { pattern, .. } => {
                     Some(Pages::new(pattern, self.range(g.part).len() as u64))
                 }
@@ -333,8 +336,34 @@ impl Job<'_> {
                     part.start + part.len() * n / of..part.start + part.len() * (n + 1) / of;
                 self.stream(&piece, write)
             }
+            (Doing::Program(program), _) => self.steps(&program.steps()),
             (Doing::Random { .. }, None) => None,
         }
+    }
+
+    fn steps(&self, steps: &[Step]) -> Option<usize> {
+        let mut done = 0;
+        for step in steps {
+            for page in step.pages.clone() {
+                if self.stop.load(Relaxed) {
+                    return None;
+                }
+                // Any word does, and not always the same.
+                let word = page * 7 % WORDS;
+                match step.what {
+                    What::Fill => self.phases.write(self.words, page),
+                    What::Read | What::Write => {
+                        let write = step.what == What::Write;
+                        if !self.phases.access(self.words, page, word, write) {
+                            return Some(page * PAGE + word * 8);
+                        }
+                    }
+                }
+                done += 1;
+                self.progress.store(done, Relaxed);
+            }
+        }
+        None
     }
 
     fn random(
@@ -512,6 +541,40 @@ mod tests {
             let at = phases.play(&mut map, &p, 1).unwrap().unwrap_err();
             assert_eq!(at / PAGE, UNIT / PAGE);
         }
+    }
+
+    #[test]
+    fn a_program_writes_what_it_reads() {
+        let mut map = memmap2::MmapMut::map_anon(PAGES * PAGE).unwrap();
+        let phases = Phases::new(0, 0, PAGES);
+        let (cold, hot, reads) = (PAGES / 2, PAGES / 4, 100);
+        let write = true;
+        let parts = [
+            Program::Cold {
+                cold,
+                hot,
+                reads,
+                write,
+            },
+            Program::Thrash {
+                cold,
+                hot,
+                reads,
+                repeats: 3,
+                write,
+            },
+        ];
+        for part in parts {
+            let p = phase(None, vec![group(Doing::Program(part), 1, Part::All)]);
+            let played = phases.play(&mut map, &p, 1).unwrap().unwrap();
+            let pages: usize = part.steps().iter().map(|s| s.pages.len()).sum();
+            assert_eq!(played.groups[0].done, pages as u64);
+        }
+        assert_eq!(phases.verify(&mut map, 2, 1).unwrap(), None);
+        // A page that came back as zeros.
+        map[..PAGE].fill(0);
+        let p = phase(None, vec![group(Doing::Program(parts[1]), 1, Part::All)]);
+        assert_eq!(phases.play(&mut map, &p, 1).unwrap().unwrap_err(), 0);
     }
 
     #[test]

@@ -28,13 +28,15 @@ struct Curve {
     points: Vec<(f64, f64)>,
 }
 
-const WIDTH: f64 = 960.0;
+/// The width of every picture.
+pub const WIDTH: f64 = 960.0;
 const LEFT: f64 = 70.0;
 const RIGHT: f64 = 20.0;
 const TOP: f64 = 70.0;
 const HEIGHT: f64 = 220.0;
 const GAP: f64 = 40.0;
-const COLOURS: [&str; 6] = [
+/// One for each of a picture's curves or bars, then again from the start.
+pub const COLOURS: [&str; 6] = [
     "#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9",
 ];
 
@@ -240,14 +242,16 @@ impl Shares {
 
 // Writing to a string cannot fail.
 
-fn line(out: &mut String, colour: &str, (x1, y1): (f64, f64), (x2, y2): (f64, f64)) {
+/// Adds a line.
+pub fn line(out: &mut String, colour: &str, (x1, y1): (f64, f64), (x2, y2): (f64, f64)) {
     let _ = writeln!(
         out,
         "<line x1=\"{x1:.1}\" y1=\"{y1:.1}\" x2=\"{x2:.1}\" y2=\"{y2:.1}\" stroke=\"{colour}\"/>"
     );
 }
 
-fn text(out: &mut String, anchor: &str, x: f64, y: f64, text: &str) {
+/// Adds some text.
+pub fn text(out: &mut String, anchor: &str, x: f64, y: f64, text: &str) {
     let text = text.replace('&', "&amp;").replace('<', "&lt;");
     let _ = writeln!(
         out,

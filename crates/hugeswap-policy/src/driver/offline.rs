@@ -15,14 +15,14 @@ pub use traces::{Trace, traces};
 use super::{Access, Config, Machine};
 use crate::counters::FaultClass;
 use crate::lru::{Lru, Reclaim};
-use crate::workingset::TwoLists;
+use crate::lruvec::Lruvecs;
 use std::collections::BinaryHeap;
 use std::sync::atomic::AtomicU16;
 
-/// The lists that the engine uses, for units `0..units` in memory of `capacity` of them; with refault distances looked at, or not.
-pub fn lists(units: u32, capacity: u32, detection: bool) -> impl Reclaim {
+/// The lists that the engine uses, for units `0..units`; with refault distances looked at, or not.
+pub fn lists(units: u32, detection: bool) -> impl Reclaim {
     let weights: Vec<AtomicU16> = (0..units).map(|_| AtomicU16::new(0)).collect();
-    let mut lists = TwoLists::new(units, capacity as usize, weights);
+    let mut lists = Lruvecs::new(units, weights);
     lists.set_detection(detection);
     lists
 }

@@ -13,7 +13,7 @@ also on failure or Ctrl-C. --device ram is a private tmpfs that cannot itself be
 swaps to a loop device on it. With --device zram hugeswap uses the same, and the kernel a zram device.";
 
 // The engines that run in turn.
-#[derive(clap::Args)]
+#[derive(Clone, clap::Args)]
 pub struct Against {
     /// The opponent to run in turn with hugeswap
     #[arg(long, value_name = "ENGINE", value_enum)]

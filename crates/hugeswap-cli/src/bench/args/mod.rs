@@ -4,11 +4,13 @@ mod against;
 mod ageing;
 mod extents;
 mod patterns;
+mod workingset;
 
 pub use against::{Against, Device, KernelThp};
 pub use ageing::Ageing;
 pub use extents::{Extents, Order};
 pub use patterns::{Access, Mixed, Part, SwapRand};
+pub use workingset::{WorkingSet, WorkingSetPart};
 
 use super::Usage;
 use clap::{Subcommand, ValueEnum};
@@ -52,6 +54,8 @@ pub enum Bench {
     Extents(Extents),
     /// Objects of mixed sizes come and go for a long time: does swap fragment?
     Ageing(Ageing),
+    /// Is what is in use kept in memory, and recognised when it was not?
+    Workingset(WorkingSet),
 }
 
 /// What every benchmark takes.
