@@ -84,7 +84,8 @@ impl Engine {
         for _ in 0..self.events.capacity() {
             match self.events.pop() {
                 Some(e) if e & REFERENCED != 0 => lru.referenced(e & !REFERENCED),
-                Some(e) => lru.came(e & !PAGES, e & PAGES == 0),
+                Some(e) if e & PAGES != 0 => lru.pages_came(e & !PAGES),
+                Some(e) => lru.came(e),
                 None => break,
             }
         }
@@ -157,7 +158,7 @@ impl Engine {
 
     fn reclaim_oldest(&self) -> bool {
         let mut out = [0u32; MOST];
-        let n = {
+        let (n, spare) = {
             let mut lru = self.lru.lock();
             lru.set_detection(self.pool.knob(Knob::WorkingsetDetection) != 0);
             lru.set_swappiness(self.pool.knob(Knob::Swappiness));
@@ -167,7 +168,7 @@ impl Engine {
             } else {
                 lru.batch(BATCH)
             };
-            lru.take_oldest(most, &mut out)
+            (lru.take_oldest(most, &mut out), lru.may_spare())
         };
         out[..n].sort_unstable();
         let mut progress = false;
@@ -183,8 +184,13 @@ impl Engine {
                 continue;
             };
             if w.kind() == Kind::Base {
-                match self.evict_pages(unit, w) {
-                    Some(freed) => progress |= freed > 0,
+                match self.evict_pages(unit, w, spare) {
+                    Some((freed, left)) => {
+                        progress |= freed > 0;
+                        if left > 0 {
+                            self.lru.lock().spared(unit, freed, left);
+                        }
+                    }
                     None => self.lru.lock().put_back(unit),
                 }
                 let (available, marks) = self.available();
@@ -400,7 +406,7 @@ impl Engine {
             return;
         };
         if w.kind() == Kind::Base {
-            self.evict_pages(unit, w);
+            self.evict_pages(unit, w, false);
             return;
         }
         if w.kind() == Kind::Present && !w.has(CLEAN) {

@@ -10,12 +10,16 @@ use crate::engine::Engine;
 use crate::lock::Lock;
 use crate::pool::probe::Measured;
 use hugeswap_policy::UNIT_PAGES;
+use hugeswap_policy::counters::Counter;
 use hugeswap_policy::granularity::{
     Allowed, Costs, Density, DeviceCost, Direction, Fault, Granularity, MemoryPrice, PerSize,
     Reason, STAY, Size, UnitHistory, follow,
 };
+use hugeswap_policy::knobs::Knob;
+use hugeswap_policy::lruvec::Event;
 use hugeswap_policy::thp::Bring;
 use hugeswap_policy::unit::Kind;
+use hugeswap_policy::workingset;
 use std::ops::Range;
 use std::sync::atomic::AtomicU64;
 use std::sync::atomic::Ordering::Relaxed;
@@ -114,6 +118,8 @@ impl Engine {
         watched: bool,
     ) -> Option<Range<usize>> {
         let record = self.base.records.of(unit);
+        // What is spared would be again: no argument for bringing the rest.
+        let present = present - record.present.common(&record.workingset).min(present);
         let pages = self.pages_can_come();
         let allowed = Allowed {
             base_4k: pages && self.pager() != Some(Pager::Remap),
@@ -148,9 +154,7 @@ impl Engine {
                 Size::Whole if present > 0 => costs.fill,
                 _ => Costs { memory: 0, ..costs }.of(size),
             };
-            let evicted = self.sizes.evicted.load(Relaxed);
-            let left = record.left.get(page);
-            let distance = left.then(|| evicted.wrapping_sub(record.left_at.load(Relaxed)));
+            let distance = self.refault_distance(record, page);
             let resident = self.record().charged.load(Relaxed) * UNIT_PAGES;
             let brought = u64::from(size.pages()).min(UNIT_PAGES - present);
             learning
@@ -196,6 +200,46 @@ impl Engine {
         STAY - gone.min(u64::from(STAY) - 1) as u16
     }
 
+    /// Pages evicted since `page` of a locked unit left, if it did so when the unit was last evicted.
+    fn refault_distance(&self, record: &Record, page: usize) -> Option<u64> {
+        let evicted = self.sizes.evicted.load(Relaxed);
+        let since = || evicted.wrapping_sub(record.left_at.load(Relaxed));
+        record.left.get(page).then(since)
+    }
+
+    /// Absent pages of a locked, base-mapped unit are about to be brought in: how often they are to be spared, and
+    /// what of them are refaults.
+    pub(crate) fn note_refaults(&self, unit: u32, record: &Record, pages: Range<usize>) {
+        let detection = self.pool.knob(Knob::WorkingsetDetection) != 0;
+        let resident = self.record().charged.load(Relaxed) * UNIT_PAGES;
+        let (mut refaults, mut activated, mut restored) = (0, 0, 0);
+        for page in pages.filter(|&p| !record.present.get(p)) {
+            let one = page..page + 1;
+            let distance = self.refault_distance(record, page);
+            refaults += u64::from(distance.is_some());
+            let lives = match distance {
+                Some(d) if detection => workingset::lives(d, resident),
+                _ => 0,
+            };
+            record.set_lives(one.clone(), lives);
+            if lives > 0 {
+                activated += 1;
+                restored += u64::from(record.workingset.get(page));
+            } else {
+                record.workingset.put(one, false);
+            }
+        }
+        let (_, kind) = self.weights.place(unit);
+        let counted = [
+            (Event::Refault, refaults),
+            (Event::Activate, activated),
+            (Event::Restore, restored),
+        ];
+        for (event, n) in counted.into_iter().filter(|&(_, n)| n > 0) {
+            self.count(Counter::of_lists(event, kind), n);
+        }
+    }
+
     /// The first pages of a locked, base-mapped unit came.
     pub(crate) fn note_pages_came(&self, unit: u32) {
         let evicted = self.sizes.evicted.load(Relaxed);
@@ -231,11 +275,13 @@ impl Engine {
         }
     }
 
-    /// All of a locked, base-mapped unit that was in memory, `n` pages, has left, which took `ns`.
+    /// `n` pages of a locked, base-mapped unit, all but what is spared, have left, which took `ns`.
     pub(crate) fn note_pages_evicted(&self, unit: u32, n: u64, ns: u64) {
         let record = self.base.records.of(unit);
         let clock = self.sizes.evicted.fetch_add(n, Relaxed);
         record.left_at.store(clock + n, Relaxed);
+        // What is spared begins another stay.
+        record.came_at.store(clock + n, Relaxed);
         let mut learning = self.sizes.learning.lock();
         let (history, density) = learning.granularity.on_evicted(record.history(), 0);
         learning.price.on_evicted(n, n, ns);

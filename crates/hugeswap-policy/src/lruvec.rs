@@ -2,11 +2,11 @@
 //!
 //! * New units and those that come from swap start inactive. The oldest inactive one goes next.
 //! * A unit becomes active when it is touched while it was watched, or when it comes back from swap so soon that a smaller
-//!   working set would have kept it ([`crate::workingset`]).
-//! * While the active list has less than its share ([`vmscan::inactive_target`]), reclaim lets the oldest inactive unit be active instead of
-//!   taking it: nothing is known of any yet, and a sweep over more than memory then finds half of memory or more where it left it, where
+//!   working set would have kept it, and those that made room for such units are not missed as much ([`crate::workingset`]).
+//! * While the active list has much less than its share ([`vmscan::inactive_target`]), reclaim lets the oldest inactive unit be active instead of
+//!   taking it, if it is whole: nothing is known of any yet, and a sweep over more than memory then finds half of memory or more where it left it, where
 //!   lists in order of use would find nothing. This is ours.
-//! * What the active list has beyond its share goes back, oldest first, for another round through the inactive one.
+//! * What the active list has beyond its share as a unit becomes active goes back, oldest first, for another round through the inactive one.
 //! * Which kind is taken of is a matter of what is in use ([`vmscan::Balance`]); which group, of its limits ([`vmscan::Limits`]) and its size.
 //!
 //! All is weighed in pages: a unit of which a few base pages are in memory counts as those ([`Weights`]). Counted in
@@ -18,7 +18,7 @@
 use crate::UNIT_PAGES;
 use crate::lru::{Reclaim, Rings};
 use crate::vmscan::{self, Balance, Limits, PageKind, Priority};
-use crate::workingset::Shadow;
+use crate::workingset::{Duel, Origin, Shadow};
 use std::ops::Deref;
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
@@ -168,6 +168,13 @@ impl Event {
 /// Counts by [`Event`].
 pub type Events = [u64; Event::COUNT];
 
+/// In a unit's flags: it is part of the working set, for it was in use while it was active or on its way there.
+const WORKINGSET: u8 = 1 << 2;
+
+fn was(workingset: bool) -> u8 {
+    if workingset { WORKINGSET } else { 0 }
+}
+
 /// One group of regions.
 #[derive(Clone, Debug, Default)]
 struct Group {
@@ -184,12 +191,15 @@ pub struct Lruvecs<W = Vec<AtomicU16>> {
     rings: Rings,
     /// By unit; see [`Shadow`].
     shadows: Vec<u64>,
-    /// Units in memory that are part of the working set: they were active.
-    workingset: Vec<bool>,
+    /// Of units in memory: [`WORKINGSET`], and an [`Origin`].
+    flags: Vec<u8>,
     weights: Arc<Weights<W>>,
     groups: [Group; GROUPS],
     /// Groups up to here have been used.
     groups_used: usize,
+    duels: [Duel; LRUVECS],
+    /// Which active lists are being filled with what nothing is known of.
+    filling: [bool; LRUVECS],
     events: [Events; LRUVECS],
     /// By kind, of what was not asked for yet.
     news: [Events; 2],
@@ -209,10 +219,12 @@ impl<W: Deref<Target = [AtomicU16]>> Lruvecs<W> {
         Lruvecs {
             rings: Rings::new(capacity, LRUVECS * 2),
             shadows: vec![0; capacity as usize],
-            workingset: vec![false; capacity as usize],
+            flags: vec![0; capacity as usize],
             weights: Arc::new(Weights::new(weights)),
             groups: Default::default(),
             groups_used: 1,
+            duels: Default::default(),
+            filling: [true; LRUVECS],
             events: Default::default(),
             news: Default::default(),
             detection: true,
@@ -259,38 +271,72 @@ impl<W: Deref<Target = [AtomicU16]>> Lruvecs<W> {
         self.rings.remove(unit);
         self.weights.put_active(unit, false);
         self.shadows[unit as usize] = 0;
-        self.workingset[unit as usize] = false;
+        self.flags[unit as usize] = 0;
     }
 
-    /// A whole unit, or the first pages of one, came into memory. Its weight was told before. `whole`: its pages count as refaults, if
-    /// they had been here; of base pages the caller counts each.
-    pub fn came(&mut self, unit: u32, whole: bool) {
-        if self.contains(unit) {
+    /// A whole unit came into memory. Its weight was told before.
+    pub fn came(&mut self, unit: u32) {
+        let Some((v, shadow)) = self.begin_stay(unit) else {
             return;
-        }
-        let v = self.weights.lruvec(unit);
+        };
         let pages = self.weights.of(unit);
-        let shadow = Shadow::from_bits(std::mem::take(&mut self.shadows[unit as usize]));
         let Some(shadow) = shadow else {
-            if kind_of(v) == PageKind::Anon {
-                let total = self.weights.used(group_of(v), PageKind::Anon);
-                self.groups[group_of(v)].balance.on_new(pages, total);
-            }
             return self.rings.put_newest(unit, ring(v, false));
         };
-        let counted = if whole { pages } else { 0 };
-        self.count(v, Event::Refault, counted);
+        self.count(v, Event::Refault, pages);
         if !self.is_in_time(v, shadow) {
             return self.rings.put_newest(unit, ring(v, false));
         }
-        self.count(v, Event::Activate, counted);
+        self.duels[v].on_back(shadow.origin, pages);
+        if !self.duels[v].grants() {
+            self.flags[unit as usize] = Origin::Refused as u8 | was(shadow.workingset);
+            return self.rings.put_newest(unit, ring(v, false));
+        }
+        self.count(v, Event::Activate, pages);
         if shadow.workingset {
-            self.count(v, Event::Restore, counted);
+            self.count(v, Event::Restore, pages);
         }
         self.groups[group_of(v)]
             .balance
             .on_rotated(kind_of(v), pages);
         self.activate(unit);
+    }
+
+    /// The first base pages of a unit came into memory. Which of them stay longer is known of each of them
+    /// ([`crate::workingset::lives`]), and told by [`Lruvecs::spared`].
+    pub fn pages_came(&mut self, unit: u32) {
+        if let Some((v, _)) = self.begin_stay(unit) {
+            self.rings.put_newest(unit, ring(v, false));
+        }
+    }
+
+    /// The lists of a unit that is on none, and its shadow, which is taken.
+    fn begin_stay(&mut self, unit: u32) -> Option<(usize, Option<Shadow>)> {
+        if self.contains(unit) {
+            return None;
+        }
+        let v = self.weights.lruvec(unit);
+        let shadow = Shadow::from_bits(std::mem::take(&mut self.shadows[unit as usize]));
+        if shadow.is_none() && kind_of(v) == PageKind::Anon {
+            let total = self.weights.used(group_of(v), PageKind::Anon);
+            let pages = self.weights.of(unit);
+            self.groups[group_of(v)].balance.on_new(pages, total);
+        }
+        Some((v, shadow))
+    }
+
+    /// Base pages of an isolated unit were evicted, and `left` of them spared: it goes on, active if those are most of what it had.
+    pub fn spared(&mut self, unit: u32, evicted: u64, left: u64) {
+        let v = self.weights.lruvec(unit);
+        self.shadows[unit as usize] = 0;
+        self.groups[group_of(v)]
+            .balance
+            .on_rotated(kind_of(v), left);
+        if left > evicted {
+            self.activate(unit);
+        } else {
+            self.rings.put_newest(unit, ring(v, false));
+        }
     }
 
     /// Had the working set been smaller by what it has now, would the page still be here?
@@ -314,6 +360,10 @@ impl<W: Deref<Target = [AtomicU16]>> Lruvecs<W> {
         let v = self.weights.lruvec(unit);
         let pages = self.weights.of(unit);
         self.shadows[unit as usize] = 0;
+        // As good as back.
+        let origin = Origin::from_bits(self.flags[unit as usize]);
+        self.duels[v].on_left(origin, pages);
+        self.duels[v].on_back(origin, pages);
         self.groups[group_of(v)]
             .balance
             .on_rotated(kind_of(v), pages);
@@ -330,7 +380,7 @@ impl<W: Deref<Target = [AtomicU16]>> Lruvecs<W> {
 
     /// A unit turned out to be in use.
     fn activate(&mut self, unit: u32) {
-        self.workingset[unit as usize] = true;
+        self.flags[unit as usize] = WORKINGSET;
         self.put_active(unit);
         self.shrink_active(self.weights.lruvec(unit));
     }
@@ -350,6 +400,25 @@ impl<W: Deref<Target = [AtomicU16]>> Lruvecs<W> {
         total - vmscan::inactive_target(total)
     }
 
+    /// Is the active list so short of its share that it is filled with what nothing is known of?
+    fn active_is_filling(&mut self, v: usize) -> bool {
+        let (share, active) = (self.active_share(v), self.weights.sum(v, true));
+        let enough = if self.filling[v] {
+            share
+        } else {
+            share / 4 * 3
+        };
+        self.filling[v] = active + UNIT_PAGES <= enough;
+        self.filling[v]
+    }
+
+    /// Has the inactive list not even half of what it should have? Memory comes and goes a little all the time: were
+    /// the active list to give and take each time, it would soon be another one.
+    fn inactive_is_short(&self, v: usize) -> bool {
+        let (inactive, active) = (self.weights.sum(v, false), self.weights.sum(v, true));
+        inactive < vmscan::inactive_target(inactive + active) / 2
+    }
+
     /// What the active list has beyond its share goes back.
     fn shrink_active(&mut self, v: usize) {
         while self.weights.sum(v, true) > self.active_share(v) && self.deactivate_oldest(v) {}
@@ -361,6 +430,8 @@ impl<W: Deref<Target = [AtomicU16]>> Lruvecs<W> {
         };
         self.count(v, Event::PgDeactivate, self.weights.of(unit));
         self.weights.put_active(unit, false);
+        let flags = &mut self.flags[unit as usize];
+        *flags = Origin::Deactivated as u8 | *flags & WORKINGSET;
         self.rings.put_newest(unit, ring(v, false));
         true
     }
@@ -373,6 +444,11 @@ impl<W: Deref<Target = [AtomicU16]>> Lruvecs<W> {
     /// What was isolated last led to something being freed, or did not.
     pub fn progressed(&mut self, progress: bool) {
         self.priority = self.priority.after(progress);
+    }
+
+    /// May base pages be spared that came back soon? Not as reclaim fails.
+    pub fn may_spare(&self) -> bool {
+        self.detection && !self.priority.may_deactivate()
     }
 
     /// Takes up to `max` units (and no more than fit `out`) that should go first off the lists, and leaves their shadows.
@@ -393,7 +469,9 @@ impl<W: Deref<Target = [AtomicU16]>> Lruvecs<W> {
     }
 
     fn take_of(&mut self, v: usize, max: usize, out: &mut [u32]) -> usize {
-        self.shrink_active(v);
+        if self.inactive_is_short(v) {
+            self.shrink_active(v);
+        }
         if self.priority.may_deactivate() {
             let most = self.priority.scan(self.rings.len(ring(v, true)));
             let _ = (0..most).take_while(|_| self.deactivate_oldest(v)).count();
@@ -408,10 +486,9 @@ impl<W: Deref<Target = [AtomicU16]>> Lruvecs<W> {
                 },
             };
             let pages = self.weights.of(unit);
-            let room = self
-                .active_share(v)
-                .saturating_sub(self.weights.sum(v, true));
-            if !known && pages > 0 && room >= pages && !self.priority.may_deactivate() {
+            // (Base pages are spared one by one.)
+            let whole = pages == UNIT_PAGES;
+            if !known && whole && !self.priority.may_deactivate() && self.active_is_filling(v) {
                 self.put_active(unit);
                 continue;
             }
@@ -431,11 +508,14 @@ impl<W: Deref<Target = [AtomicU16]>> Lruvecs<W> {
         self.rings.remove(unit);
         self.weights.put_active(unit, false);
         self.groups[g].clock += pages.max(1);
+        let flags = std::mem::take(&mut self.flags[unit as usize]);
         let shadow = Shadow {
             group: g as u8,
             clock: self.groups[g].clock,
-            workingset: std::mem::take(&mut self.workingset[unit as usize]),
+            workingset: flags & WORKINGSET != 0,
+            origin: Origin::from_bits(flags),
         };
+        self.duels[v].on_left(shadow.origin, pages);
         self.shadows[unit as usize] = shadow.to_bits();
     }
 
@@ -525,7 +605,7 @@ impl<W: Deref<Target = [AtomicU16]>> Lruvecs<W> {
 impl<W: Deref<Target = [AtomicU16]>> Reclaim for Lruvecs<W> {
     fn insert(&mut self, unit: u32) {
         self.weights.set(unit, UNIT_PAGES);
-        self.came(unit, true);
+        self.came(unit);
     }
 
     fn reference(&mut self, unit: u32) {

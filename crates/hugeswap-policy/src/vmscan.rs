@@ -8,17 +8,21 @@
 
 use crate::{PAGE_BYTES, UNIT_PAGES};
 
-/// Pages the inactive list gets if it can have them without taking more than half: four streams
+/// Pages the inactive list gets if it can have them without taking more than a third: four streams
 /// with full readahead windows, the watched units, and as many on their way out.
 const INACTIVE_WANTED: u64 = 128 * UNIT_PAGES;
 
-/// Pages that the inactive list of `total` is to have at least: one part in 1 + ratio, where the ratio is 1 up to a
-/// gigabyte and then the root of ten times the gigabytes, as in the kernel; and room for a few streams however small that is.
+/// Pages that the inactive list of `total` is to have: one part in 1 + ratio, where the ratio is the root of ten times the gigabytes,
+/// as in the kernel, and room for a few streams however small that is; but no more than a third. (The kernel gives half of less than a
+/// gigabyte. A hot set of half of memory then never fits, for some of memory is always on its way.)
 pub fn inactive_target(total: u64) -> u64 {
     let gigabytes = total / ((1 << 30) / PAGE_BYTES);
-    let ratio = (10 * gigabytes).isqrt().max(1);
-    (total / (1 + ratio)).max(INACTIVE_WANTED.min(total / 2))
+    let ratio = (10 * gigabytes).isqrt().max(LEAST_RATIO);
+    (total / (1 + ratio)).max(INACTIVE_WANTED.min(total / (1 + LEAST_RATIO)))
 }
+
+/// Of active to inactive pages.
+const LEAST_RATIO: u64 = 2;
 
 /// How much of an effort scanning is: [`Priority::DEFAULT`] looks at one part in 4096 of a list at a time, 0 at all of it. It
 /// rises (its number falls) only as reclaim fails.
@@ -172,8 +176,8 @@ mod tests {
     #[test]
     fn the_inactive_share_shrinks_as_memory_grows() {
         let gib = (1 << 30) / PAGE_BYTES;
-        assert_eq!(inactive_target(100), 50);
-        assert_eq!(inactive_target(gib - 2), gib / 2 - 1);
+        assert_eq!(inactive_target(99), 33);
+        assert_eq!(inactive_target(gib - 1), (gib - 1) / 3);
         assert_eq!(inactive_target(gib), gib / 4, "root of ten is three");
         assert_eq!(inactive_target(10 * gib), 10 * gib / 11);
         assert_eq!(inactive_target(100 * gib), 100 * gib / 32);

@@ -2,6 +2,7 @@
 //! unmapping, so that what disturbs other processors is paid once for up to 512 pages.
 
 use super::PAGE;
+use super::record::Bits;
 use crate::engine::{Engine, UNIT};
 use crate::table::NO_FRAME;
 use hugeswap_policy::UNIT_PAGES;
@@ -12,18 +13,33 @@ use std::ops::Range;
 use std::sync::atomic::Ordering::Relaxed;
 
 impl Engine {
-    /// Writes out and drops every page of a locked, base-mapped unit, which stays base-mapped. Unlocks it. How many
-    /// there were; `None` if swap would not take them, or they could not be dropped.
-    pub(crate) fn evict_pages(&self, unit: u32, w: Word) -> Option<u64> {
+    /// Writes out and drops pages of a locked, base-mapped unit, which stays base-mapped: all of them, or but for those that
+    /// came back so soon that they are to be spared. Unlocks it. How many there were and how many are left; `None` if swap would not
+    /// take them, or they could not be dropped.
+    pub(crate) fn evict_pages(&self, unit: u32, w: Word, spare: bool) -> Option<(u64, u64)> {
         let start = now_ns();
+        let record = self.base.records.of(unit);
+        let going = match spare && self.base.some_can_be_dropped() {
+            true => record.not_spared(),
+            false => Bits::none(),
+        };
+        if !spare || !self.base.some_can_be_dropped() {
+            going.copy(&record.present);
+        }
+        // What is spared stays dirty, and is not written.
+        let kept = record.dirty.split_off(&going);
         let (w, clean) = self.clean_pages(unit, w);
-        let freed = clean.then(|| self.drop_clean_pages(unit, start)).flatten();
+        let freed = clean.then(|| self.drop_clean_pages(unit, &going, start));
+        record.dirty.join(&kept);
+        let left = record.present.count();
+        self.weights.set(unit, left);
         self.table.unlock(unit, w);
-        if freed.is_some_and(|n| n > 0) {
+        let freed = freed.flatten()?;
+        if freed > 0 {
             self.count(Counter::PgReclaim, 1);
             self.note_available();
         }
-        freed
+        Some((freed, left))
     }
 
     /// Write-protects a locked unit's pages and writes the dirty ones. The word with its slot, and
@@ -39,14 +55,21 @@ impl Engine {
         self.write_dirty(unit, w, record)
     }
 
-    fn drop_clean_pages(&self, unit: u32, start: u64) -> Option<u64> {
+    /// Drops the present pages in `going`, which are clean. How many they were.
+    fn drop_clean_pages(&self, unit: u32, going: &Bits, start: u64) -> Option<u64> {
         let record = self.base.records.of(unit);
-        let n = record.present.count();
+        let (n, present) = (going.count(), record.present.count());
         if n == 0 {
             return Some(0);
         }
-        record.left.copy(&record.present);
-        self.drop_present(unit, record).ok()?;
+        if n == present {
+            self.drop_present(unit, record).ok()?;
+        } else if !self.drop_going(unit, record, going) {
+            self.base.some_cannot_be_dropped();
+            return None;
+        }
+        let n = present - record.present.count();
+        record.left.copy(going);
         self.note_pages_evicted(unit, n, now_ns().saturating_sub(start));
         self.put_pages(n);
         Some(n)

@@ -300,6 +300,7 @@ impl Engine {
         pages: Range<usize>,
         written: Range<usize>,
     ) -> Result<(), Errno> {
+        self.note_refaults(unit, record, pages.clone());
         let pieces = self.pager() == Some(Pager::Remap);
         let buffer = (!pieces).then(|| self.base.take_buffer());
         let mut next = pages.start;

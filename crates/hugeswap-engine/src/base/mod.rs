@@ -30,7 +30,7 @@ pub(crate) use pager::Pager;
 use pieces::Pieces;
 use record::Records;
 use std::sync::atomic::Ordering::{AcqRel, Relaxed};
-use std::sync::atomic::{AtomicI32, AtomicI64, AtomicU32};
+use std::sync::atomic::{AtomicBool, AtomicI32, AtomicI64, AtomicU32};
 
 pub(crate) const PAGE: usize = 4096;
 /// Size of a buffer that pages pass through on their way in.
@@ -47,6 +47,8 @@ pub(crate) struct Base {
     credits: AtomicI64,
     buffers: usize,
     buffers_used: AtomicU32,
+    /// Can some pages of a unit be dropped and others kept, by one call?
+    some_can_be_dropped: AtomicBool,
 }
 
 impl Base {
@@ -68,7 +70,16 @@ impl Base {
             credits: AtomicI64::new(0),
             buffers,
             buffers_used: AtomicU32::new(0),
+            some_can_be_dropped: AtomicBool::new(userfaultfd && discards_ranges(buffers)),
         })
+    }
+
+    pub(crate) fn some_can_be_dropped(&self) -> bool {
+        self.some_can_be_dropped.load(Relaxed) && self.sigbus_fd() >= 0
+    }
+
+    pub(crate) fn some_cannot_be_dropped(&self) {
+        self.some_can_be_dropped.store(false, Relaxed);
     }
 
     /// In a forked child, where nothing is registered and no page is ours: starts anew.
@@ -140,6 +151,17 @@ impl Drop for Buffer<'_> {
             .buffers_used
             .fetch_and(!(1 << self.number), AcqRel);
     }
+}
+
+/// Does the kernel discard many ranges by one call? Tried on buffers that nobody uses yet.
+fn discards_ranges(buffers: usize) -> bool {
+    let span = |i: usize| mm::Span {
+        at: buffers + 2 * i * PAGE,
+        len: PAGE,
+    };
+    // SAFETY: nothing is in the buffers.
+    let done = unsafe { mm::discard_ranges(&[span(0), span(1)]) };
+    done == Ok(2 * PAGE)
 }
 
 /// -1 where userfaultfd is forbidden.

@@ -9,7 +9,7 @@
 //! Both install a page read-only unless it is being written, atomically: other threads see it whole or fault. Every call here is made by the owner
 //! of the unit's lock, with the rules of the fault path.
 
-use super::record::Record;
+use super::record::{Bits, Record};
 use super::{PAGE, pieces};
 use crate::engine::{Engine, UNIT};
 use hugeswap_policy::UNIT_PAGES;
@@ -177,7 +177,7 @@ impl Engine {
 
     /// After this nobody changes the pages of `which`, which are present, until they are faulted on; they can be read.
     /// If it fails, some may be so.
-    pub(super) fn freeze(&self, unit: u32, which: &super::record::Bits) -> Result<()> {
+    pub(super) fn freeze(&self, unit: u32, which: &Bits) -> Result<()> {
         let at = self.table.addr(unit);
         if let Some(Pager::Uffd(fd)) = self.pager() {
             return uffd::write_protect(fd, at, UNIT, true);
@@ -228,6 +228,33 @@ impl Engine {
         }
         self.change_present(record, || record.present.fill(false));
         Ok(())
+    }
+
+    /// Drops the memory of the present pages in `going`, which are clean, and not of others. False, and nothing has changed, if
+    /// that cannot be done by one call; if it stops half way, those that are dropped are absent.
+    pub(super) fn drop_going(&self, unit: u32, record: &Record, going: &Bits) -> bool {
+        const RUNS: usize = PAGES / 2;
+        let mut spans = [mm::Span { at: 0, len: 0 }; RUNS];
+        let (mut n, mut next) = (0, 0);
+        while let Some(run) = going.run(next, PAGES, true) {
+            next = run.end;
+            spans[n] = mm::Span {
+                at: self.table.addr(unit) + run.start * PAGE,
+                len: run.len() * PAGE,
+            };
+            n += 1;
+        }
+        // SAFETY: the slot holds what is dropped, or it is zeros.
+        let Ok(mut done) = (unsafe { mm::discard_ranges(&spans[..n]) }) else {
+            return false;
+        };
+        for span in &spans[..n] {
+            let first = (span.at - self.table.addr(unit)) / PAGE;
+            let len = span.len.min(done);
+            done -= len;
+            record.present.put(first..first + len / PAGE, false);
+        }
+        true
     }
 
     /// Makes `pages` zero, and gives up memory behind them where pages come by themselves. How many pages' memory

@@ -6,6 +6,7 @@
 use crate::zeroed::{FromZeros, Zeroed};
 use hugeswap_policy::UNIT_PAGES;
 use hugeswap_policy::granularity::{Density, UnitHistory};
+use hugeswap_policy::workingset::MOST_LIVES;
 use hugeswap_sys::Result;
 use std::ops::Range;
 use std::sync::atomic::Ordering::Relaxed;
@@ -18,6 +19,29 @@ const PAGES: usize = UNIT_PAGES as usize;
 pub(crate) struct Bits([AtomicU64; PAGES / 64]);
 
 impl Bits {
+    /// No page's.
+    pub fn none() -> Bits {
+        Bits([const { AtomicU64::new(0) }; PAGES / 64])
+    }
+
+    /// Takes the bits out that another has not. Those.
+    pub fn split_off(&self, keep: &Bits) -> Bits {
+        let off = Bits::none();
+        for ((from, keep), off) in self.0.iter().zip(&keep.0).zip(&off.0) {
+            let (w, k) = (from.load(Relaxed), keep.load(Relaxed));
+            off.store(w & !k, Relaxed);
+            from.store(w & k, Relaxed);
+        }
+        off
+    }
+
+    /// Takes the bits of another in.
+    pub fn join(&self, other: &Bits) {
+        for (to, from) in self.0.iter().zip(&other.0) {
+            to.store(to.load(Relaxed) | from.load(Relaxed), Relaxed);
+        }
+    }
+
     /// Of one page; false beyond the unit.
     pub fn get(&self, page: usize) -> bool {
         self.0
@@ -62,6 +86,13 @@ impl Bits {
         self.0.iter().map(ones).sum()
     }
 
+    /// How many are set here and in another.
+    pub fn common(&self, other: &Bits) -> u64 {
+        let both = |(a, b): (&AtomicU64, &AtomicU64)| a.load(Relaxed) & b.load(Relaxed);
+        let ones = self.0.iter().zip(&other.0).map(both);
+        ones.map(|w| u64::from(w.count_ones())).sum()
+    }
+
     /// Are all set?
     pub fn all(&self) -> bool {
         self.0.iter().all(|w| w.load(Relaxed) == u64::MAX)
@@ -80,8 +111,11 @@ impl Bits {
     }
 }
 
+const LIVES_BITS: usize = 4;
+const _: () = assert!(MOST_LIVES as u32 == (1 << LIVES_BITS) - 1);
+
 /// See the file's head.
-#[repr(C, align(256))]
+#[repr(C, align(64))]
 pub(crate) struct Record {
     /// In memory, where the program sees them.
     pub present: Bits,
@@ -91,7 +125,11 @@ pub(crate) struct Record {
     pub stored: Bits,
     /// In memory when the unit's pages last left.
     pub left: Bits,
-    /// When that was, in pages evicted.
+    /// Part of the working set: spared when others of the unit were evicted.
+    pub workingset: Bits,
+    /// Of how many evictions of the unit each page is spared, while it is present: bit by bit.
+    lives: [Bits; LIVES_BITS],
+    /// When pages of `left` left, in pages evicted.
     pub left_at: AtomicU64,
     /// When the first of its present pages came, in pages evicted.
     pub came_at: AtomicU64,
@@ -107,6 +145,32 @@ impl Record {
         self.present.fill(false);
         self.dirty.fill(false);
         self.stored.fill(true);
+    }
+
+    /// Pages are spared so many evictions of the unit, from when they are present.
+    pub fn set_lives(&self, pages: Range<usize>, lives: u8) {
+        for (i, bits) in self.lives.iter().enumerate() {
+            bits.put(pages.clone(), lives >> i & 1 == 1);
+        }
+    }
+
+    /// The unit is about to be evicted: its present pages that have a life left pay one for being spared. The others.
+    pub fn not_spared(&self) -> Bits {
+        let going = Bits::none();
+        for i in 0..PAGES / 64 {
+            let present = self.present.0[i].load(Relaxed);
+            let some = self.lives.iter().fold(0, |m, b| m | b.0[i].load(Relaxed));
+            // One less of each that has any: a borrow from the lowest bit up.
+            let mut borrow = some & present;
+            for bits in &self.lives {
+                let b = bits.0[i].load(Relaxed);
+                bits.0[i].store(b ^ borrow, Relaxed);
+                borrow &= !b;
+            }
+            self.workingset.0[i].fetch_or(some & present, Relaxed);
+            going.0[i].store(present & !some, Relaxed);
+        }
+        going
     }
 
     pub fn history(&self) -> UnitHistory {
@@ -136,6 +200,8 @@ impl Record {
     pub fn forget(&self) {
         self.clear();
         self.left.fill(false);
+        self.workingset.fill(false);
+        self.set_lives(0..PAGES, 0);
         self.set_history(UnitHistory::NEW);
         self.set_density(Density::UNKNOWN);
     }
@@ -170,14 +236,59 @@ mod tests {
     use super::*;
     use proptest::prelude::*;
 
-    fn none() -> Bits {
-        Bits([const { AtomicU64::new(0) }; PAGES / 64])
+    fn record() -> Record {
+        Record {
+            present: Bits::none(),
+            dirty: Bits::none(),
+            stored: Bits::none(),
+            left: Bits::none(),
+            workingset: Bits::none(),
+            lives: [const { Bits([const { AtomicU64::new(0) }; PAGES / 64]) }; LIVES_BITS],
+            left_at: AtomicU64::new(0),
+            came_at: AtomicU64::new(0),
+            history: AtomicU64::new(0),
+            density: AtomicU8::new(0),
+        }
     }
 
     proptest! {
         #[test]
+        fn a_page_is_spared_as_often_as_it_has_lives(lives in proptest::collection::vec(0u8..=MOST_LIVES, PAGES), absent in 0..PAGES) {
+            let r = record();
+            r.present.fill(true);
+            r.present.put(absent..absent + 1, false);
+            for (p, &n) in lives.iter().enumerate() {
+                r.set_lives(p..p + 1, n);
+            }
+            for turn in 0..=MOST_LIVES {
+                let going = r.not_spared();
+                for (p, &n) in lives.iter().enumerate() {
+                    let goes = p != absent && n == turn;
+                    prop_assert_eq!(going.get(p), goes, "page {} of {} lives in turn {}", p, n, turn);
+                }
+                r.present.split_off(&{ let keep = Bits::none(); keep.copy_inverse(&going); keep });
+            }
+            prop_assert!(!r.present.any());
+        }
+
+        #[test]
+        fn what_is_split_off_can_be_joined(a in proptest::collection::vec(any::<bool>(), PAGES), b in proptest::collection::vec(any::<bool>(), PAGES)) {
+            let (bits, keep) = (Bits::none(), Bits::none());
+            for p in 0..PAGES {
+                bits.put(p..p + 1, a[p]);
+                keep.put(p..p + 1, b[p]);
+            }
+            let off = bits.split_off(&keep);
+            for p in 0..PAGES {
+                prop_assert_eq!((bits.get(p), off.get(p)), (a[p] && b[p], a[p] && !b[p]));
+            }
+            bits.join(&off);
+            prop_assert!((0..PAGES).all(|p| bits.get(p) == a[p]));
+        }
+
+        #[test]
         fn bits_are_a_set_of_pages(ops in proptest::collection::vec((0..PAGES, 0..PAGES, any::<bool>()), 0..20)) {
-            let bits = none();
+            let bits = Bits::none();
             let mut model = [false; PAGES];
             for (a, b, to) in ops {
                 let r = a.min(b)..a.max(b);
