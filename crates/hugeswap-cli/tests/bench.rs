@@ -120,6 +120,48 @@ fn swap_rand_writes_so_many_times_under_several_settings() {
 }
 
 #[test]
+fn swap_rand_fills_a_table() {
+    let args = [
+        "swap-rand",
+        "--table",
+        "--memory",
+        "24M",
+        "--thetas",
+        "0.5,1.1",
+        "--ratios",
+        "0.5,2",
+        "--threads",
+        "1,2",
+        "--seconds",
+        "0.2",
+        "--pairs",
+        "1",
+    ];
+    let found = json(&args);
+    let cells = found["cells"].as_array().expect("a list");
+    assert_eq!(cells.len(), 8);
+    for c in cells {
+        for engine in ["hugeswap", "hugeswap, workingset.detection=off"] {
+            assert!(c["accesses_s"][engine].as_f64() > Some(0.0), "{c}");
+        }
+        let ratio = &c["hugeswap_vs"]["hugeswap, workingset.detection=off"];
+        assert!(ratio.as_f64() > Some(0.0), "{c}");
+    }
+    let runs = runs(&found, "hugeswap");
+    assert_eq!(runs.len(), 16);
+    let last = runs[15];
+    assert_eq!(
+        (&last["threads"], &last["ratio"], &last["theta"]),
+        (&2.into(), &2.0.into(), &1.1.into())
+    );
+    assert_eq!(
+        (&last["region_bytes"], &last["verified_share"]),
+        (&(48 << 20).into(), &1.0.into())
+    );
+    assert!(last["pages_in"].as_u64() > Some(0), "{last}");
+}
+
+#[test]
 fn mixed_work_has_figures_for_each_half_and_a_picture() {
     let dir = tempfile::tempdir().expect("a directory");
     let plot = dir.path().join("mixed.svg");
@@ -471,6 +513,13 @@ fn mistakes_are_one_line_and_status_2() {
         &["swap-rand", "--seconds", "1", "--accesses", "10"],
         &["swap-rand", "--accesses", "3", "--threads", "4"],
         &["swap-rand", "--device", "/nonexistent"],
+        &["swap-rand", "--threads", "1,2"],
+        &["swap-rand", "--thetas", "0.9"],
+        &["swap-rand", "--table", "--thetas", "2"],
+        &["swap-rand", "--table", "--ratios", "0"],
+        &["swap-rand", "--table", "--threads", "0"],
+        &["swap-rand", "--table", "--region", "1G"],
+        &["swap-rand", "--table", "--accesses", "100"],
         &["mixed", "--threads", "3"],
         &["mixed", "--threads", "0"],
         &["mixed", "--parts", "stream,stream"],

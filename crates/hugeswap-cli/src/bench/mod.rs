@@ -33,6 +33,7 @@ mod swap_seq;
 mod turns;
 mod worker;
 mod workingset;
+mod zipf_table;
 
 pub use args::Args;
 

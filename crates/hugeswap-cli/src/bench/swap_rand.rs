@@ -7,10 +7,11 @@ use super::phases::{Doing, Group, Part, Phase};
 use super::runner::Run;
 use super::turns::{Engine, KERNEL_VERIFIES_ONE_IN, Turns};
 use super::worker::Work;
+use super::zipf_table;
 use anyhow::Result;
 
-/// The one phase after the fill.
-const PHASE: &str = "random";
+/// The phase that counts.
+pub const PHASE: &str = "random";
 
 /// Runs it.
 pub fn run(args: &SwapRand) -> Result<()> {
@@ -21,6 +22,9 @@ pub fn run(args: &SwapRand) -> Result<()> {
 }
 
 fn measure(args: &SwapRand, outcome: &mut Outcome) -> Result<Table> {
+    if args.table.table {
+        return zipf_table::measure(args, outcome);
+    }
     let device = (args.against.device(&args.common, false)?, 0);
     let mut turns = Turns::set_up(&args.span, &args.against, &args.common, device, outcome)?;
     let engines = turns.engines();
@@ -45,6 +49,7 @@ fn measure(args: &SwapRand, outcome: &mut Outcome) -> Result<Table> {
 }
 
 fn work(args: &SwapRand, engine: &Engine) -> Work {
+    let threads = args.threads()[0];
     let doing = Doing::Random {
         pattern: args.pattern(),
         write: args.access == Access::Write,
@@ -52,13 +57,13 @@ fn work(args: &SwapRand, engine: &Engine) -> Work {
     };
     let group = Group {
         doing,
-        threads: args.threads,
+        threads,
         part: Part::All,
     };
     Work {
         region: args.span.region,
         tasks: args.tasks,
-        threads: args.threads,
+        threads,
         rounds: 1,
         phases: vec![Phase {
             name: PHASE.into(),

@@ -5,12 +5,14 @@ mod ageing;
 mod extents;
 mod patterns;
 mod workingset;
+mod zipf_table;
 
 pub use against::{Against, Device, KernelThp};
 pub use ageing::Ageing;
 pub use extents::{Extents, Order};
 pub use patterns::{Access, Mixed, Part, SwapRand};
 pub use workingset::{WorkingSet, WorkingSetPart};
+pub use zipf_table::Cell;
 
 use super::Usage;
 use clap::{Subcommand, ValueEnum};
@@ -82,7 +84,7 @@ pub struct Common {
 }
 
 /// How much is used, in how little memory.
-#[derive(clap::Args)]
+#[derive(Clone, clap::Args)]
 pub struct Span {
     /// What the tasks use, together
     #[arg(long, value_name = "SIZE", default_value = "1200M", value_parser = size)]

@@ -1,6 +1,7 @@
 //! Arguments of `swap-rand` and `mixed`.
 
 use super::against::{self, Against};
+use super::zipf_table::TableArgs;
 use super::{Common, Span, check_memory, check_work, wrong};
 use crate::bench::pattern::Pattern;
 use clap::ValueEnum;
@@ -13,10 +14,16 @@ EXAMPLES:
   hugeswap bench swap-rand --pattern zipf --theta 0.9 --threads 4
   hugeswap bench swap-rand --vs kernel --access write --seconds 20
   hugeswap bench swap-rand --also readahead.max=0
+  hugeswap bench swap-rand --table --vs kernel --kernel-thp off
+  hugeswap bench swap-rand --table --thetas 0.9 --ratios 2 --threads 1 --pairs 5
 
 The region is filled with data that does not compress. Each access is to one word at a random place
 of a page of 4 KiB: read and verified, or verified and changed. The time of an access is the time of
 a thread over the number of its accesses. misses: faults that waited for swap, for each access.
+
+--table: every cell is a run that fills its region (--ratios times --memory) and lets the accesses settle for half of --seconds
+before they count; hugeswap runs with workingset.detection=off too, and every engine --pairs times in turn. 56 cells of 2 pairs take about
+15 minutes, and with --vs kernel --kernel-thp off half an hour.
 
 {}", against::HELP))]
 pub struct SwapRand {
@@ -37,15 +44,17 @@ pub struct SwapRand {
     /// Processes, each with its share of the region
     #[arg(long, value_name = "N", default_value_t = 1)]
     pub tasks: u32,
-    /// Threads of each process, all over its share
-    #[arg(long, value_name = "N", default_value_t = 1)]
-    pub threads: u32,
-    /// How long the accesses go on [default: 10]
+    /// Threads of each process, all over its share; several numbers with --table [default: 1; --table: 1,8]
+    #[arg(long, value_name = "N", value_delimiter = ',')]
+    pub threads: Vec<u32>,
+    /// How long the accesses go on [default: 10; --table: 1]
     #[arg(long, value_name = "SECONDS", conflicts_with = "accesses")]
     pub seconds: Option<f64>,
     /// So many accesses instead, all tasks and threads together
     #[arg(long, value_name = "N")]
     pub accesses: Option<u64>,
+    #[command(flatten)]
+    pub table: TableArgs,
     #[command(flatten)]
     pub against: Against,
     #[command(flatten)]
@@ -166,14 +175,34 @@ impl SwapRand {
 
     /// How long the accesses go on, unless their number is given.
     pub fn seconds(&self) -> Option<f64> {
-        let default = self.accesses.is_none().then_some(10.0);
-        self.seconds.or(default)
+        let default = if self.table.table { 1.0 } else { 10.0 };
+        self.seconds.or(self.accesses.is_none().then_some(default))
+    }
+
+    /// Numbers of threads: of a table, or the only one.
+    pub fn threads(&self) -> Vec<u32> {
+        match &self.threads[..] {
+            [] if self.table.table => vec![1, 8],
+            [] => vec![1],
+            given => given.into(),
+        }
     }
 
     /// Everything that can be checked without running.
     pub fn check(&self) -> anyhow::Result<()> {
         self.common.check()?;
-        check_work(self.span.region, self.tasks, self.threads, 1)?;
+        let threads = self.threads();
+        for &threads in &threads {
+            check_work(self.span.region, self.tasks, threads, 1)?;
+        }
+        self.table.check()?;
+        if self.table.table {
+            for c in self.table.cells(&threads) {
+                check_work(c.region(self.span.memory), 1, c.threads, 1)?;
+            }
+        } else if threads.len() > 1 {
+            return wrong("--threads takes several numbers with --table only".into());
+        }
         check_memory(self.span.memory, crate::bench::machine::memory_bytes()?)?;
         if !(0.1..=1.3).contains(&self.theta) {
             return wrong("--theta must be from 0.1 to 1.3".into());
@@ -184,7 +213,7 @@ impl SwapRand {
         if let Some(seconds) = self.seconds() {
             check_seconds(seconds, self.common.timeout)?;
         }
-        let at_once = u64::from(self.tasks) * u64::from(self.threads);
+        let at_once = u64::from(self.tasks) * threads.iter().copied().map(u64::from).sum::<u64>();
         if self.accesses.is_some_and(|n| n < at_once) {
             return wrong(format!(
                 "--accesses must be at least 1 for each of {at_once} threads"
