@@ -10,6 +10,7 @@ use crate::base::Base;
 use crate::checksum::SumKey;
 use crate::frames::FrameDemand;
 use crate::gate::Gate;
+use crate::groups::Groups;
 use crate::lock::Lock;
 use crate::mover::Mover;
 use crate::place::Placing;
@@ -134,6 +135,7 @@ pub struct Engine {
     pub(crate) key: SumKey,
     /// Lists of reclaim; kswapd's, except when the event queue is full.
     pub(crate) lru: Lock<Lists>,
+    pub(crate) groups: Groups,
     pub(crate) frame_demand: FrameDemand,
     /// What the units on the lists weigh.
     pub(crate) weights: Arc<Weights<Zeroed<AtomicU16>>>,
@@ -267,6 +269,7 @@ impl Engine {
             gate: Gate::new(),
             backing: Backing::default(),
             key,
+            groups: Groups::default(),
             frame_demand: FrameDemand::default(),
             weights: lists.weights(),
             lru: Lock::new(lists),

@@ -4,7 +4,7 @@
 //! * [`engine`]: one engine for each pool and process
 //! * `fault`: the fault path, one piece of code for both fault modes
 //! * `frames`: where frames come from; `mappings`: room below the kernel's limit on mappings
-//! * `reclaim`, `work`: kswapd and the I/O threads
+//! * `reclaim`, `work`: kswapd and the I/O threads; [`groups`]: what groups of regions may count on
 //! * `base`: units mapped by base pages; `sizes`, `thp`: what decides between those and whole units
 //! * `mover`, `uffd_move`: how units move; `arena`: where frames wait; `table`: what each unit is
 //! * [`handler`]: signals; `message`: userfaultfd events
@@ -25,6 +25,7 @@ mod fault;
 mod fork;
 mod frames;
 mod gate;
+pub mod groups;
 pub mod handler;
 pub mod lock;
 mod mappings;

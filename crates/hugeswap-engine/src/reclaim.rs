@@ -215,6 +215,11 @@ impl Engine {
                 progress |= self.park(unit, w);
                 continue;
             }
+            if !self.swap_is_allowed(unit, w) {
+                self.table.unlock(unit, w);
+                self.lru.lock().put_back(unit);
+                continue;
+            }
             // A run of dirty neighbours is protected by one call.
             let mut words = [w; MOST];
             let mut run = 1;
@@ -224,6 +229,12 @@ impl Engine {
                     w.evictable() && w.kind() == Kind::Present && !w.has(WATCHED | CLEAN)
                 })
             {
+                if !self.swap_is_allowed(out[i], next) {
+                    self.table.unlock(out[i], next);
+                    self.lru.lock().put_back(out[i]);
+                    i += 1;
+                    break;
+                }
                 words[run] = next;
                 run += 1;
                 i += 1;
@@ -410,6 +421,10 @@ impl Engine {
             return;
         }
         if w.kind() == Kind::Present && !w.has(CLEAN) {
+            if !self.swap_is_allowed(unit, w) {
+                self.table.unlock(unit, w);
+                return;
+            }
             if !self.start_writes(unit, &[w]) {
                 return;
             }

@@ -229,7 +229,11 @@ impl Engine {
                 record.workingset.put(one, false);
             }
         }
-        let (_, kind) = self.weights.place(unit);
+        let (group, kind) = self.weights.place(unit);
+        if refaults > 0 {
+            let counts = [refaults, activated, restored];
+            self.groups.count_pages(group, kind, counts);
+        }
         let counted = [
             (Event::Refault, refaults),
             (Event::Activate, activated),

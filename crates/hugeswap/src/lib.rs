@@ -21,9 +21,12 @@
 //! All types are `Send` and `Sync`. A forked child sees what the parent had at the moment of the fork.
 //! A thread that touches a region must not block SIGSEGV (signal mode).
 
+mod group;
 mod region;
 mod stats;
 
+pub use group::{Group, GroupStats};
+pub use hugeswap_engine::groups::GroupError;
 pub use hugeswap_engine::pool::{FaultMode, SwapSpec};
 pub use hugeswap_policy::knobs;
 pub use region::{Advice, Pin, Region};
@@ -68,6 +71,9 @@ pub enum Error {
     /// More than can be held in memory at one time.
     #[error("{0} bytes are too many to hold in memory at once: pin at most {1}")]
     PinTooLarge(usize, usize),
+    /// A group could not be made or set.
+    #[error(transparent)]
+    Group(#[from] GroupError),
     /// The range could not be brought into memory.
     #[error("memory could not be brought in: {0}")]
     BringIn(std::io::Error),
@@ -195,9 +201,14 @@ impl Pool {
         Ok(())
     }
 
+    /// The group of this name, made if there is none; regions are put in it by [`Region::set_group`]. At most 15.
+    pub fn group(&self, name: &str) -> Result<Group, Error> {
+        Group::new(self.clone(), name)
+    }
+
     /// What the pool did so far.
     pub fn stats(&self) -> Stats {
-        Stats::of(self.inner.engine.pool())
+        Stats::of(self.inner.engine)
     }
 
     /// Says what does not add up of what the pool keeps account of in this process: frames, base pages, slots. For

@@ -1,6 +1,6 @@
 //! A region: managed memory as a pointer and a length.
 
-use crate::{Error, Pool, knobs};
+use crate::{Error, Group, Pool, knobs};
 use hugeswap_policy::knobs::Knob;
 use hugeswap_policy::thp::Usage;
 use std::ptr::NonNull;
@@ -137,6 +137,18 @@ impl Region {
         Err(Error::Setting(format!(
             "{name} is the pool's: a region has thp.enabled and thp.swapin of its own"
         )))
+    }
+
+    /// Puts the region in a group of the same pool; it leaves the one it was in. In memory and in swap, all of it counts there from now on.
+    pub fn set_group(&self, group: &Group) -> Result<(), Error> {
+        if !group.is_of(&self.pool) {
+            let other = "the group is another pool's: take one from the region's own pool";
+            return Err(Error::Setting(other.into()));
+        }
+        let at = self.addr.as_ptr() as usize;
+        let engine = self.pool.inner.engine;
+        engine.assign_group(at, self.len, group.number());
+        Ok(())
     }
 
     /// Brings `[offset, offset+len)` in and holds it there until the pin is dropped, so that a system call

@@ -1,8 +1,9 @@
 //! Counters of a pool, under the kernel's names.
 
-use hugeswap_engine::pool;
+use hugeswap_engine::Engine;
 use hugeswap_policy::UNIT_BYTES;
 use hugeswap_policy::counters::Counter;
+use hugeswap_policy::vmscan::PageKind;
 
 /// What a pool did so far, summed over its processes.
 #[derive(Clone, Debug)]
@@ -10,6 +11,14 @@ use hugeswap_policy::counters::Counter;
 pub struct Stats {
     /// Managed memory in use now, arena included, bytes.
     pub resident_bytes: u64,
+    /// Of this process's anonymous memory in memory, what is on the active list, bytes.
+    pub active_anon_bytes: u64,
+    /// The rest of that, bytes.
+    pub inactive_anon_bytes: u64,
+    /// Of this process's mapped files in memory, what is on the active list, bytes.
+    pub active_file_bytes: u64,
+    /// The rest of that, bytes.
+    pub inactive_file_bytes: u64,
     /// The most there ever was, bytes.
     pub peak_resident_bytes: u64,
     /// Most managed bytes ever mapped at one time.
@@ -43,13 +52,19 @@ pub struct Stats {
 }
 
 impl Stats {
-    pub(crate) fn of(pool: &pool::Pool) -> Stats {
+    pub(crate) fn of(engine: &Engine) -> Stats {
+        let pool = engine.pool();
         let (r, swap) = (pool.report(), pool.swap_usage());
+        let listed = |kind, active| engine.listed_bytes(kind, active);
         Stats {
             resident_bytes: pool.used_frames() * UNIT_BYTES,
             swap_bytes: swap.clusters * UNIT_BYTES,
             swap_used_bytes: swap.used_bytes(),
             swap_free_bytes: swap.free * UNIT_BYTES,
+            active_anon_bytes: listed(PageKind::Anon, true),
+            inactive_anon_bytes: listed(PageKind::Anon, false),
+            active_file_bytes: listed(PageKind::File, true),
+            inactive_file_bytes: listed(PageKind::File, false),
             peak_resident_bytes: r.peak_resident_bytes,
             peak_managed_bytes: r.peak_managed_bytes,
             pswpin: r.get(Counter::PswpIn),

@@ -26,6 +26,10 @@ impl Engine {
         if !spare || !self.base.some_can_be_dropped() {
             going.copy(&record.present);
         }
+        if record.dirty.any() && !self.swap_is_allowed(unit, w) {
+            self.table.unlock(unit, w);
+            return None;
+        }
         // What is spared stays dirty, and is not written.
         let kept = record.dirty.split_off(&going);
         let (w, clean) = self.clean_pages(unit, w);

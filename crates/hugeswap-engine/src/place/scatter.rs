@@ -69,6 +69,12 @@ impl Places {
         Some((first.cluster, first.at..first.at + n))
     }
 
+    /// Pages that are somewhere.
+    pub fn count(&self) -> u64 {
+        let some = self.0.iter().filter(|e| e.load(Relaxed) != 0);
+        some.count() as u64
+    }
+
     /// No page is anywhere.
     pub fn clear(&self) {
         self.0.iter().for_each(|e| e.store(0, Relaxed));

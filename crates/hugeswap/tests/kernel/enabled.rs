@@ -69,11 +69,11 @@ fn present(r: &Region, unit: usize) -> usize {
         .count()
 }
 
-fn read(r: &Region, at: usize) -> u64 {
+pub fn read(r: &Region, at: usize) -> u64 {
     words(r)[at / 8].load(Relaxed)
 }
 
-fn write(r: &Region, at: usize, value: u64) {
+pub fn write(r: &Region, at: usize, value: u64) {
     words(r)[at / 8].store(value, Relaxed)
 }
 

@@ -7,6 +7,7 @@ mod content;
 mod enabled;
 mod failure;
 mod forks;
+mod groups;
 mod huge_entries;
 mod life;
 mod model;
@@ -36,6 +37,7 @@ fn all() -> Vec<Test> {
         enabled::TESTS,
         parts::TESTS,
         slots::TESTS,
+        groups::TESTS,
         storm::TESTS,
         failure::TESTS,
         life::TESTS,

@@ -1,0 +1,186 @@
+//! Groups of regions: promises, soft limits, limits on swap; and what stays of base pages.
+
+use crate::Test;
+use crate::enabled::{read, write};
+use crate::util::*;
+use hugeswap::{Advice, Error, Pool, Region};
+
+pub const TESTS: &[Test] = &[
+    (
+        "groups_keep_what_they_are_promised",
+        groups_keep_what_they_are_promised,
+    ),
+    ("groups_above_high_go_first", groups_above_high_go_first),
+    (
+        "groups_take_no_more_swap_than_they_may",
+        groups_take_no_more_swap_than_they_may,
+    ),
+    (
+        "groups_take_no_more_swap_by_pages",
+        groups_take_no_more_swap_by_pages,
+    ),
+    ("groups_refuse_contradictions", groups_refuse_contradictions),
+    (
+        "spared_are_base_pages_that_come_back_soon",
+        spared_are_base_pages_that_come_back_soon,
+    ),
+];
+
+fn pool(memory: usize) -> Pool {
+    builder(memory).set("thp.swapin=always").build().unwrap()
+}
+
+fn resident(r: &Region) -> usize {
+    (0..r.len() / UNIT)
+        .filter(|u| r.is_resident(u * UNIT))
+        .count()
+}
+
+fn groups_keep_what_they_are_promised() {
+    let pool = pool(64);
+    let (kept, other) = (
+        pool.region(24 * MIB).unwrap(),
+        pool.region(256 * MIB).unwrap(),
+    );
+    let group = pool.group("kept").unwrap();
+    group.set_min(24 << 20).unwrap();
+    kept.set_group(&group).unwrap();
+    fill(&kept, 1);
+    for round in 0..3 {
+        fill(&other, round);
+    }
+    assert_eq!(resident(&kept), 12, "nothing of it was taken for the other");
+    assert_eq!(group.stats().resident_bytes, 24 << 20);
+    assert_eq!(group.stats().swap_bytes, 0);
+    check(&kept, 1);
+    check(&other, 2);
+    // Not promised any more: it goes like everything else.
+    group.set_min(0).unwrap();
+    for round in 3..6 {
+        fill(&other, round);
+    }
+    assert!(resident(&kept) < 12);
+    check(&kept, 1);
+}
+
+fn groups_above_high_go_first() {
+    let pool = pool(64);
+    let (soft, other) = (
+        pool.region(40 * MIB).unwrap(),
+        pool.region(48 * MIB).unwrap(),
+    );
+    let group = pool.group("soft").unwrap();
+    group.set_high(Some(8 << 20)).unwrap();
+    soft.set_group(&group).unwrap();
+    fill(&other, 1);
+    fill(&soft, 1);
+    // The other region came first, and stays.
+    fill(&soft, 2);
+    assert!(resident(&other) >= 20, "{} of 24", resident(&other));
+    check(&other, 1);
+    check(&soft, 2);
+    assert!(pool.group("soft").unwrap().stats().pgscan > 0);
+}
+
+fn groups_take_no_more_swap_than_they_may() {
+    let pool = pool(64);
+    let (mut r, other) = (
+        pool.region(32 * MIB).unwrap(),
+        pool.region(128 * MIB).unwrap(),
+    );
+    let group = pool.group("little").unwrap();
+    group.set_swap_max(Some(10 << 20)).unwrap();
+    r.set_group(&group).unwrap();
+    fill(&r, 1);
+    r.advise(0, 32 * MIB, Advice::PageOut).unwrap();
+    // (Two threads write: one may find that the other is at it.)
+    let all_but_one = 8 << 20..=10 << 20;
+    assert!(all_but_one.contains(&group.stats().swap_bytes));
+    assert!(resident(&r) >= 16 - 5);
+    fill(&other, 1);
+    fill(&other, 2);
+    assert!(group.stats().swap_bytes <= 10 << 20);
+    check(&r, 1);
+    check(&other, 2);
+    // What is given up is room again.
+    r.advise(0, 32 * MIB, Advice::DontNeed).unwrap();
+    assert_eq!(group.stats().swap_bytes, 0);
+    fill(&r, 3);
+    r.advise(0, 32 * MIB, Advice::PageOut).unwrap();
+    assert!(all_but_one.contains(&group.stats().swap_bytes));
+    check(&r, 3);
+}
+
+fn groups_take_no_more_swap_by_pages() {
+    need_pages();
+    let pool = builder(64).set("thp.enabled=never").build().unwrap();
+    let mut r = pool.region(32 * MIB).unwrap();
+    let group = pool.group("little").unwrap();
+    group.set_swap_max(Some(3 << 20)).unwrap();
+    r.set_group(&group).unwrap();
+    // Ten pages of each unit, apart.
+    (0..16).for_each(|u| (0..10).for_each(|p| write(&r, u * UNIT + 3 * p * 4096, 7)));
+    r.advise(0, 32 * MIB, Advice::PageOut).unwrap();
+    assert_eq!(group.stats().swap_bytes, 160 * 4096);
+    assert_eq!(group.stats().resident_bytes, 0);
+    fill(&r, 1);
+    r.advise(0, 32 * MIB, Advice::PageOut).unwrap();
+    assert!(group.stats().swap_bytes <= 3 << 20);
+    assert!(group.stats().resident_bytes >= 28 << 20);
+    check(&r, 1);
+    pool.audit().unwrap();
+}
+
+fn groups_refuse_contradictions() {
+    let pool = pool(64);
+    let group = pool.group("a").unwrap();
+    group.set_high(Some(8 << 20)).unwrap();
+    assert!(matches!(group.set_min(16 << 20), Err(Error::Group(_))));
+    let rest = pool.group("b").unwrap();
+    rest.set_min(40 << 20).unwrap();
+    let e = rest.set_min(60 << 20).unwrap_err().to_string();
+    assert!(e.contains("at most") && !e.contains('\n'), "{e}");
+    assert!(pool.group("").is_err());
+    (2..15).for_each(|i| drop(pool.group(&format!("g{i}")).unwrap()));
+    assert!(matches!(pool.group("one too many"), Err(Error::Group(_))));
+    assert!(pool.group("a").is_ok());
+    let other = builder(32).build().unwrap();
+    let r = other.region(4 * MIB).unwrap();
+    assert!(r.set_group(&group).is_err());
+}
+
+/// Pages in while some pages of every unit are read again and again, and in between all others once.
+fn pages_in(detection: &str) -> u64 {
+    let pool = builder(32)
+        .set("thp.swapin=never")
+        .set(detection)
+        .build()
+        .unwrap();
+    let mut r = pool.region(64 * MIB).unwrap();
+    fill(&r, 1);
+    r.advise(0, 64 * MIB, Advice::PageOut).unwrap();
+    let pages = 64 * MIB / 4096;
+    let hot = |p: usize| p.is_multiple_of(8);
+    let before = pool.stats().pswpin;
+    let look = |p: usize| assert_eq!(read(&r, p * 4096), value(p * 512, 1));
+    for round in 0..5 {
+        for part in 0..8 {
+            (0..pages).filter(|&p| hot(p)).for_each(look);
+            (0..pages)
+                .filter(|&p| !hot(p) && p % 8 == (part + round) % 8)
+                .for_each(look);
+        }
+    }
+    pool.audit().unwrap();
+    pool.stats().pswpin - before
+}
+
+fn spared_are_base_pages_that_come_back_soon() {
+    need_pages();
+    let (on, off) = (
+        pages_in("workingset.detection=on"),
+        pages_in("workingset.detection=off"),
+    );
+    println!("{on} pages in, {off} without detection");
+    assert!(on * 10 < off * 9, "{on} pages in, {off} without detection");
+}
