@@ -121,9 +121,14 @@ fn swap_rand_writes_so_many_times_under_several_settings() {
 
 #[test]
 fn swap_rand_fills_a_table() {
+    let dir = tempfile::tempdir().expect("a directory");
+    let plot = dir.path().join("zipf.svg");
+    let plot = plot.to_str().expect("a path in UTF-8");
     let args = [
         "swap-rand",
         "--table",
+        "--plot",
+        plot,
         "--memory",
         "24M",
         "--thetas",
@@ -159,6 +164,9 @@ fn swap_rand_fills_a_table() {
         (&(48 << 20).into(), &1.0.into())
     );
     assert!(last["pages_in"].as_u64() > Some(0), "{last}");
+    let picture = std::fs::read_to_string(plot).expect("a picture");
+    // Two engines, four panels of two rows, and what they are called.
+    assert_eq!(picture.matches("<rect").count(), 1 + 4 * (2 + 2 * 2));
 }
 
 #[test]

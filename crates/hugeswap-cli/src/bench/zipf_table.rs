@@ -2,6 +2,7 @@
 //! distances looked at and not, and against the kernel.
 
 use super::args::{Cell, SwapRand};
+use super::bars::Bars;
 use super::output::{Outcome, Progress, Table, cell, rounded};
 use super::phases::{Doing, Group, Part, Phase};
 use super::runner::{Run, median};
@@ -9,7 +10,7 @@ use super::swap_rand::verify_one_in;
 use super::turns::{Engine, Turns};
 use super::worker::Work;
 use super::{args::Access, swap_rand::PHASE};
-use anyhow::Result;
+use anyhow::{Context, Result};
 use serde_json::{Map, Value, json};
 
 /// What hugeswap always runs with too.
@@ -55,7 +56,31 @@ pub fn measure(args: &SwapRand, outcome: &mut Outcome) -> Result<Table> {
     outcome.notes.push(
         "thousands of accesses a second; they go on for half as long before they count".into(),
     );
+    if let Some(file) = &args.table.plot {
+        std::fs::write(file, draw(args, &found))
+            .with_context(|| format!("--plot {} cannot be written", file.display()))?;
+    }
     Ok(table(args, &found))
+}
+
+/// A panel for every region and number of threads, a row for every skew.
+fn draw(args: &SwapRand, found: &[Found]) -> String {
+    let mut bars = Bars::default();
+    for panel in found.chunks(args.table.thetas.len().max(1)) {
+        let Cell { ratio, threads, .. } = panel[0].cell;
+        let threads = match threads {
+            1 => "1 thread".to_owned(),
+            n => format!("{n} threads"),
+        };
+        let title = format!("{ratio} times memory, {threads}: 1000/s");
+        let series: Vec<&str> = panel[0].speeds.iter().map(|s| s.0.as_str()).collect();
+        bars.panel(&title, &series, |v| format!("{v:.0}"));
+        for f in panel {
+            let speeds: Vec<_> = f.speeds.iter().map(|s| Some(s.1 / 1000.0)).collect();
+            bars.row(&format!("zipf {}", f.cell.theta), &speeds);
+        }
+    }
+    bars.draw()
 }
 
 fn work(args: &SwapRand, c: Cell, engine: &Engine) -> Work {

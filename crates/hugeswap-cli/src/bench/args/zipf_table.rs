@@ -2,6 +2,7 @@
 
 use super::{UNIT, wrong};
 use crate::bench::pattern::Pattern;
+use std::path::PathBuf;
 
 // What `--table` takes besides.
 #[derive(clap::Args)]
@@ -15,6 +16,9 @@ pub struct TableArgs {
     /// Regions of the table, in times --memory
     #[arg(long, requires = "table", value_name = "N,...", value_delimiter = ',', default_values_t = [0.5, 1.0, 1.5, 2.0])]
     pub ratios: Vec<f64>,
+    /// Draw the table
+    #[arg(long, requires = "table", value_name = "FILE.svg")]
+    pub plot: Option<PathBuf>,
 }
 
 /// One cell of the table.
@@ -66,6 +70,6 @@ impl TableArgs {
         if !self.ratios.iter().all(|r| (0.01..=100.0).contains(r)) {
             return wrong("--ratios must be from 0.01 to 100".into());
         }
-        Ok(())
+        super::check_plot(self.plot.as_deref())
     }
 }
