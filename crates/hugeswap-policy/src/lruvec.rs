@@ -452,7 +452,8 @@ impl<W: Deref<Target = [AtomicU16]>> Lruvecs<W> {
     }
 
     /// Takes up to `max` units (and no more than fit `out`) that should go first off the lists, and leaves their shadows.
-    /// How many there are; they are of one group and kind.
+    /// How many there are; they are of one group and kind. None, though there are some, if all are active: ask again, having said that
+    /// there was no progress ([`Lruvecs::progressed`]).
     pub fn take_oldest(&mut self, max: usize, out: &mut [u32]) -> usize {
         let max = max.min(out.len());
         let Some(group) = self.choose_group(max) else {
@@ -477,18 +478,14 @@ impl<W: Deref<Target = [AtomicU16]>> Lruvecs<W> {
             let _ = (0..most).take_while(|_| self.deactivate_oldest(v)).count();
         }
         let mut n = 0;
-        while n < max {
-            let (unit, known) = match self.rings.oldest(ring(v, false)) {
-                Some(unit) => (unit, false),
-                None => match self.rings.oldest(ring(v, true)) {
-                    Some(unit) => (unit, true),
-                    None => break,
-                },
-            };
+        // What is active is not taken from there: where the rest is on its way already, it is enough to wait.
+        while n < max
+            && let Some(unit) = self.rings.oldest(ring(v, false))
+        {
             let pages = self.weights.of(unit);
             // (Base pages are spared one by one.)
             let whole = pages == UNIT_PAGES;
-            if !known && whole && !self.priority.may_deactivate() && self.active_is_filling(v) {
+            if whole && !self.priority.may_deactivate() && self.active_is_filling(v) {
                 self.put_active(unit);
                 continue;
             }
@@ -624,7 +621,14 @@ impl<W: Deref<Target = [AtomicU16]>> Reclaim for Lruvecs<W> {
     }
 
     fn isolate(&mut self, max: usize, out: &mut [u32]) -> usize {
-        let n = self.take_oldest(max, out);
+        let mut n = self.take_oldest(max, out);
+        while n == 0 && max > 0 && !out.is_empty() && Reclaim::len(self) > 0 {
+            self.progressed(false);
+            n = self.take_oldest(max, out);
+        }
+        if n > 0 {
+            self.progressed(true);
+        }
         out[..n].iter().for_each(|&u| self.weights.set(u, 0));
         n
     }

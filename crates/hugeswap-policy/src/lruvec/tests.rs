@@ -367,11 +367,14 @@ impl Slow {
         }
         while out.len() < max {
             let Some(unit) = self.inactive.pop_back() else {
-                let Some(unit) = self.active.pop_back() else {
-                    break;
-                };
-                self.evict(unit, &mut out);
-                continue;
+                // All are active: one has to go.
+                if out.is_empty()
+                    && let Some(unit) = self.active.pop_back()
+                {
+                    self.origins.insert(unit, Origin::Deactivated);
+                    self.evict(unit, &mut out);
+                }
+                break;
             };
             // What was isolated in this call still weighs.
             self.inactive.push_back(unit);
