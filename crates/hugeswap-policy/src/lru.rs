@@ -98,13 +98,23 @@ impl Rings {
 
     /// Puts a unit where the newest of `ring` is, from wherever it was.
     pub fn put_newest(&mut self, unit: u32, ring: usize) {
+        self.put(unit, ring, NEXT, PREV);
+    }
+
+    /// Puts a unit where the oldest of `ring` is, from wherever it was.
+    pub fn put_oldest(&mut self, unit: u32, ring: usize) {
+        self.put(unit, ring, PREV, NEXT);
+    }
+
+    /// Puts a unit on one `side` of the node that closes a ring.
+    fn put(&mut self, unit: u32, ring: usize, side: usize, other: usize) {
         self.remove(unit);
         let (node, end) = (self.node(unit), ring as u32 + 1);
-        let old = self.links[Self::at(end, NEXT)];
-        self.links[Self::at(node, PREV)] = end;
-        self.links[Self::at(node, NEXT)] = old;
-        self.links[Self::at(old, PREV)] = node;
-        self.links[Self::at(end, NEXT)] = node;
+        let old = self.links[Self::at(end, side)];
+        self.links[Self::at(node, other)] = end;
+        self.links[Self::at(node, side)] = old;
+        self.links[Self::at(old, other)] = node;
+        self.links[Self::at(end, side)] = node;
         self.member[unit as usize] = ring as u8 + 1;
         self.len[ring] += 1;
     }

@@ -380,18 +380,18 @@ impl<W: Deref<Target = [AtomicU16]>> Lruvecs<W> {
 
     /// A unit turned out to be in use.
     fn activate(&mut self, unit: u32) {
+        let v = self.weights.lruvec(unit);
         self.flags[unit as usize] = WORKINGSET;
-        self.put_active(unit);
-        self.shrink_active(self.weights.lruvec(unit));
+        self.count_activated(v, unit);
+        self.weights.put_active(unit, true);
+        self.rings.put_newest(unit, ring(v, true));
+        self.shrink_active(v);
     }
 
-    fn put_active(&mut self, unit: u32) {
-        let v = self.weights.lruvec(unit);
+    fn count_activated(&mut self, v: usize, unit: u32) {
         if self.rings.ring_of(unit) != Some(ring(v, true)) {
             self.count(v, Event::PgActivate, self.weights.of(unit));
         }
-        self.weights.put_active(unit, true);
-        self.rings.put_newest(unit, ring(v, true));
     }
 
     /// Pages the active list may have.
@@ -486,7 +486,10 @@ impl<W: Deref<Target = [AtomicU16]>> Lruvecs<W> {
             // (Base pages are spared one by one.)
             let whole = pages == UNIT_PAGES;
             if whole && !self.priority.may_deactivate() && self.active_is_filling(v) {
-                self.put_active(unit);
+                // The first to go back: what is known to be in use stays before it.
+                self.count_activated(v, unit);
+                self.weights.put_active(unit, true);
+                self.rings.put_oldest(unit, ring(v, true));
                 continue;
             }
             self.evict(v, unit, pages);

@@ -386,7 +386,7 @@ impl Slow {
             if self.full {
                 self.evict(unit, &mut out);
             } else {
-                self.active.push_front(unit);
+                self.active.push_back(unit);
             }
         }
         out
