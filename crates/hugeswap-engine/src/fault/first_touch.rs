@@ -122,11 +122,10 @@ impl Engine {
         self.high_unit.fetch_max(unit + got, Relaxed);
         for i in (0..got).rev() {
             self.table.unlock(unit + i, new);
-            if i > 0 {
-                self.note_resident(unit + i);
-            }
         }
+        // In the order in which they will be used: the lists have nothing else to go by.
+        (0..got).for_each(|i| self.note_resident(unit + i));
         self.count(Counter::ThpFaultAlloc, u64::from(got));
-        self.done(unit, FaultClass::FirstTouch, start)
+        self.timed(FaultClass::FirstTouch, start)
     }
 }
