@@ -6,6 +6,7 @@ use crate::engine::{Engine, UNIT};
 use crate::place::Given;
 use hugeswap_policy::UNIT_PAGES;
 use hugeswap_policy::counters::Counter;
+use hugeswap_policy::file::FilePlace;
 use hugeswap_policy::slots::split::used_singly;
 use hugeswap_policy::unit::{Kind, LOCKED, READAHEAD, UNCHARGED, WATCHED, WRITEBACK};
 use std::collections::HashSet;
@@ -179,7 +180,9 @@ impl Engine {
                 }
                 _ => {}
             }
-            if let Some(slot) = w.slot().filter(|_| !w.is_scattered()) {
+            let of_file = FilePlace::of(w);
+            b.bad_slots += u64::from(of_file.is_some() && of_file != self.files.of(unit));
+            if let Some(slot) = w.slot().filter(|_| !w.is_scattered() && of_file.is_none()) {
                 refer(&mut b, slot);
             }
             let places = self.placing.scatter.of(unit).into_iter();

@@ -1,6 +1,6 @@
-//! Where swap I/O meets the device, and where tests make it fail.
+//! Where the I/O of swap and of mapped files meets the device, and where tests make it fail.
 //!
-//! Every read and write of swap goes through here. The settings `debug.swap_*` make some of them fail, with
+//! Every read and write of swap or of a mapped file goes through here. The settings `debug.swap_*` make some of them fail, with
 //! the errors a device gives, or bring back changed bytes, by count, so that a run can be repeated.
 
 use crate::pool::Pool;
@@ -72,6 +72,45 @@ impl Backing {
         let space = pool.knob(Knob::SwapSpace);
         if space != 0 && offset + len as u64 > space {
             return Err(Errno::ENOSPC);
+        }
+        // SAFETY: passed on to the caller.
+        unsafe { fs::write_all_at(fd, from, len, offset) }
+    }
+
+    /// Reads up to `len` bytes of a mapped file at `offset` to `to`, of which `enough` are wanted; how many there were.
+    ///
+    /// # Safety
+    /// `[to, to + len)` must be memory the caller may overwrite.
+    pub unsafe fn read_file(
+        &self,
+        pool: &Pool,
+        fd: i32,
+        to: usize,
+        (len, enough): (usize, usize),
+        offset: u64,
+    ) -> Result<usize> {
+        // Nothing is flipped: there is no sum that would notice.
+        if hit(&self.reads, pool.knob(Knob::SwapReadFail)) {
+            return Err(Errno::EIO);
+        }
+        // SAFETY: passed on to the caller.
+        unsafe { fs::read_until(fd, to, len, enough, offset) }
+    }
+
+    /// Writes `len` bytes from `from` to a mapped file.
+    ///
+    /// # Safety
+    /// `[from, from + len)` must be readable.
+    pub unsafe fn write_file(
+        &self,
+        pool: &Pool,
+        fd: i32,
+        from: usize,
+        len: usize,
+        offset: u64,
+    ) -> Result<()> {
+        if hit(&self.writes, pool.knob(Knob::SwapWriteFail)) {
+            return Err(Errno::EIO);
         }
         // SAFETY: passed on to the caller.
         unsafe { fs::write_all_at(fd, from, len, offset) }

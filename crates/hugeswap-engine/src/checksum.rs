@@ -88,6 +88,16 @@ pub fn fill(key: &SumKey, data: &[u8], out: &mut [u64]) {
     });
 }
 
+/// One sum for all pages of a unit: that of their sums.
+#[inline(never)]
+pub fn whole(key: &SumKey, data: &[u8]) -> u64 {
+    let mut pages: UnitSums = [0; UNIT_PAGES as usize];
+    fill(key, data, &mut pages);
+    // SAFETY: numbers are bytes, and as many as a page has.
+    let bytes = unsafe { std::slice::from_raw_parts(pages.as_ptr().cast::<u8>(), PAGE) };
+    one(key, bytes).max(1)
+}
+
 /// Do the pages of `data` have these sums?
 pub fn matches(key: &SumKey, data: &[u8], want: &[AtomicU64]) -> bool {
     sums(key, data, |page, sum| {

@@ -8,6 +8,7 @@ use crate::arena::Arena;
 use crate::backing::Backing;
 use crate::base::Base;
 use crate::checksum::SumKey;
+use crate::file::Files;
 use crate::frames::FrameDemand;
 use crate::gate::Gate;
 use crate::groups::Groups;
@@ -97,10 +98,14 @@ pub(crate) enum Job {
     Handed(u32),
     /// Make a base-mapped unit whole; its lock goes with the job.
     Whole(u32),
+    /// Write what is dirty of a unit of a mapped file, and drop it; its lock goes with the job.
+    Settle { unit: u32, drop: bool },
     /// Bring pages `from..to` of a base-mapped unit in; its lock goes with the job.
     Bring { unit: u32, from: u16, to: u16 },
     /// Write such pages, if they are dirty, and drop them; the same.
     Drop { unit: u32, from: u16, to: u16 },
+    /// Have the file of a unit on its device.
+    Flush(u32),
     /// Write a unit under write-back to swap.
     Write(u32),
 }
@@ -123,6 +128,7 @@ pub struct Engine {
     pub(crate) table: Table,
     pub(crate) arena: Arena,
     pub(crate) base: Base,
+    pub(crate) files: Files,
     pub(crate) sizes: Sizes,
     pub(crate) said: Said,
     /// When the limit on mappings was last met; 0 is never.
@@ -227,6 +233,7 @@ impl Engine {
         let mappings = pool.knob(Knob::PieceMappings);
         let pages = Base::new(units, userfaultfd, low_fd, frames, mappings)
             .map_err(sys("cannot map the records of base pages"))?;
+        let files = Files::new(units).map_err(sys("cannot map the table of mapped files"))?;
         let said = Said::new(units).map_err(sys("cannot map the table of advice"))?;
         let placing =
             Placing::new(units).map_err(sys("cannot map the tables of scattered pages"))?;
@@ -260,6 +267,7 @@ impl Engine {
             table,
             arena,
             base: pages,
+            files,
             mappings_short_at: AtomicU64::new(0),
             sizes: Sizes::new(pool.header().key[0].load(Relaxed), pool.measured()),
             said,
@@ -378,6 +386,7 @@ impl Engine {
                 fs::close(fd);
             }
         }
+        self.close_all_mappings();
         self.pool.retire(self.me());
         let (base, len) = self.table.window();
         // SAFETY: threads have ended, the handler is gone, and the caller of `stop` answers for the program.
@@ -453,6 +462,7 @@ impl Engine {
         ]
         .into_iter()
         .chain(self.pool.areas().iter().map(|a| a.fd))
+        .chain(self.file_fds())
         .filter(|&fd| fd >= 0)
     }
 

@@ -2,7 +2,8 @@
 //!
 //! Before: everybody is got out of the engine, and every unit in memory is made read-only and
 //! marked shared (COW). Units in swap are read by both; the parent's slots stay as they are until the child is
-//! gone or runs another image (the pool keeps account of that). After: the child forgets the arena (its
+//! gone or runs another image (the pool keeps account of that). Mapped files are not shared in memory: both read
+//! what the file has (see `file::sync`). After: the child forgets the arena (its
 //! frames are the parent's), continues in signal mode, and starts threads of its own.
 
 use crate::engine::{Engine, UNIT, set_fork_mark};
@@ -63,6 +64,7 @@ impl Engine {
             child.managed.store(managed, Relaxed);
         }
         // Before there is a child that the slots must stay as they are for, if it is the first.
+        self.write_all_files();
         self.clean_all_pages();
         self.maybe_children.store(true, Release);
         self.share_all();
@@ -118,6 +120,7 @@ impl Engine {
         let end = self.high_unit.load(Relaxed);
         let message = self.mode() == FaultMode::Message;
         let absent = |unit| match self.table.load(unit).kind() {
+            _ if self.files.of(unit).is_some() => true,
             Kind::Base => true,
             // (What is in the arena is not inherited either.)
             Kind::Swapped | Kind::Cached => message,
@@ -144,7 +147,7 @@ impl Engine {
         let held = |w: Word| w.has(WRITABLE) && w.pins() > 0 && self.mover().watches_in_place();
         let writable = |u: u32| {
             let w = self.table.load(u);
-            w.has(WRITABLE) && !held(w)
+            w.has(WRITABLE) && !held(w) && self.files.of(u).is_none()
         };
         let mut unit = 0;
         while unit < end {
@@ -161,7 +164,7 @@ impl Engine {
                     .is_ok();
             for u in unit..unit + run.max(1) {
                 let w = self.table.load(u);
-                if w.kind() != Kind::Present || held(w) {
+                if w.kind() != Kind::Present || held(w) || self.files.of(u).is_some() {
                     continue;
                 }
                 if w.has(WATCHED) {
@@ -222,6 +225,7 @@ impl Engine {
         self.base
             .reset_in_child(self.pool.knob(Knob::Userfaultfd) != 0, self.low_fd);
         self.watched.store(0, Relaxed);
+        self.files_in_child();
         let end = self.high_unit.load(Relaxed);
         for unit in 0..end {
             let w = self.table.load(unit);

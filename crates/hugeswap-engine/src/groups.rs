@@ -7,6 +7,7 @@
 
 use crate::engine::Engine;
 use crate::lock::Lock;
+use hugeswap_policy::file::FilePlace;
 use hugeswap_policy::lruvec::{Event, Events, GROUPS};
 use hugeswap_policy::unit::{Kind, LOCKED, WRITEBACK, Word};
 use hugeswap_policy::vmscan::{Limits, PageKind};
@@ -205,6 +206,7 @@ impl Engine {
         let places = || self.placing.scatter.of(unit);
         match w.slot() {
             None => 0,
+            Some(s) if FilePlace::of_slot(s).is_some() => 0,
             Some(_) if w.is_scattered() => places().map_or(0, |p| p.count()),
             Some(_) => UNIT_PAGES,
         }
@@ -214,7 +216,7 @@ impl Engine {
     pub(crate) fn swap_is_allowed(&self, unit: u32, w: Word) -> bool {
         let (group, _) = self.weights.place(unit);
         let max = self.groups.swap_max[group].load(Relaxed);
-        if max == u64::MAX {
+        if max == u64::MAX || FilePlace::of(w).is_some() {
             return true;
         }
         let more = match w.kind() {

@@ -177,7 +177,9 @@ extern "C" fn on_fault(signal: i32, info: *mut libc::siginfo_t, context: *mut li
             match access.outcome {
                 Outcome::Retry => return,
                 Outcome::NotOurs => break,
-                Outcome::Poisoned => return lost(addr, b"its swap could not be read back", uc),
+                Outcome::Poisoned => {
+                    return lost(addr, b"its swap, or its file, could not be read", uc);
+                }
                 Outcome::NoMemory => {
                     return lost(
                         addr,

@@ -6,6 +6,7 @@
 //! * `frames`: where frames come from; `mappings`: room below the kernel's limit on mappings
 //! * `reclaim`, `work`: kswapd and the I/O threads; [`groups`]: what groups of regions may count on
 //! * `base`: units mapped by base pages; `sizes`, `thp`: what decides between those and whole units
+//! * `file`: mapped files, read and written in place of swap
 //! * `mover`, `uffd_move`: how units move; `arena`: where frames wait; `table`: what each unit is
 //! * [`handler`]: signals; `message`: userfaultfd events
 //! * `ranges`: mapping, discarding, protecting, pinning; `fork`: forks
@@ -22,6 +23,7 @@ mod base;
 mod checksum;
 pub mod engine;
 mod fault;
+mod file;
 mod fork;
 mod frames;
 mod gate;
@@ -45,6 +47,7 @@ mod work;
 mod zeroed;
 
 pub use engine::{Engine, EngineConfig, EngineError, Prot, high_descriptor};
+pub use file::FileMode;
 pub use fork::{fork_child, fork_parent, fork_prepare};
 
 /// First managed address under `hugeswap run`: fixed, so that a system-call filter inherited

@@ -71,7 +71,7 @@ fn one(engine: &'static Engine, m: &uffd::Message) {
                     Outcome::NoMemory => {
                         b" is lost: neither memory nor swap is left; give more with --memory or --swap\n"
                     }
-                    _ => b" is lost: its swap could not be read back\n",
+                    _ => b" is lost: its swap, or its file, could not be read\n",
                 },
             ]);
             // The toucher gets SIGBUS.

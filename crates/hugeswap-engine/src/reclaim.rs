@@ -9,6 +9,7 @@ use crate::checksum;
 use crate::engine::{Engine, Job, Lists, PAGES, REFERENCED, UNIT};
 use crate::table::NO_FRAME;
 use hugeswap_policy::counters::Counter;
+use hugeswap_policy::file::FilePlace;
 use hugeswap_policy::knobs::Knob;
 use hugeswap_policy::lruvec::Event;
 use hugeswap_policy::unit::{
@@ -70,7 +71,8 @@ impl Engine {
         keep.sort_unstable();
         keep.dedup();
         // Where it is refused, the program's table has to do.
-        let _ = process::private_descriptors(&keep);
+        let private = process::private_descriptors(&keep).is_ok();
+        self.note_private_descriptors(private);
     }
 
     /// Wakes kswapd if it is not at work anyway.
@@ -106,7 +108,7 @@ impl Engine {
 
     /// One step of reclaim; false if there was nothing to do.
     fn step(&self) -> bool {
-        let mut busy = false;
+        let mut busy = self.serve_descriptors();
         for _ in 0..64 {
             let Some(unit) = self.evict_requests.pop() else {
                 break;
@@ -321,6 +323,7 @@ impl Engine {
                 self.lru.lock().put_back(unit);
                 return false;
             };
+            self.open_fence(unit, w);
             if self
                 .mover()
                 .map_out(at, self.arena.addr(place), false)
@@ -332,7 +335,7 @@ impl Engine {
                 self.lru.lock().put_back(unit);
                 return false;
             }
-            if !self.is_as_written(self.arena.addr(place), w) {
+            if !self.is_as_written(unit, self.arena.addr(place), w) {
                 return self.put_back(unit, w, place);
             }
             self.table.set_frame(unit, place);
@@ -354,7 +357,10 @@ impl Engine {
     /// Does the frame at `at`, just moved out of a region, hold what the unit's slot does? A device may have
     /// written to it all the while through a hold older than our protection (a direct read into the unit);
     /// what could be moved is held no longer, so now its content is final.
-    fn is_as_written(&self, at: usize, w: Word) -> bool {
+    fn is_as_written(&self, unit: u32, at: usize, w: Word) -> bool {
+        if FilePlace::of(w).is_some() {
+            return self.is_as_in_file(unit, w, at);
+        }
         // (What is scattered is written anew.)
         let sums = self.pool.slot_sums();
         let Some(want) = w.slot().and_then(|s| sums.get(s as usize)) else {

@@ -4,9 +4,10 @@ use crate::checksum::{self, UnitSums};
 use crate::engine::{Engine, Job, UNIT};
 use crate::table::NO_FRAME;
 use hugeswap_policy::counters::Counter;
+use hugeswap_policy::file::FilePlace;
 use hugeswap_policy::granularity::Direction;
 use hugeswap_policy::knobs::Knob;
-use hugeswap_policy::unit::{CLEAN, Kind, LOCKED, READAHEAD, WAITERS, WRITABLE, WRITEBACK};
+use hugeswap_policy::unit::{CLEAN, Kind, LOCKED, READAHEAD, WAITERS, WRITABLE, WRITEBACK, Word};
 use hugeswap_policy::{UNIT_BYTES, UNIT_PAGES};
 use hugeswap_sys::{Errno, fs, futex, now_ns, process};
 use std::sync::atomic::Ordering::{Acquire, Relaxed, Release};
@@ -63,6 +64,8 @@ impl Engine {
             Job::Whole(unit) => self.whole_handed(unit),
             Job::Bring { unit, from, to } => self.bring_handed(unit, from.into()..to.into()),
             Job::Drop { unit, from, to } => self.drop_handed(unit, from.into()..to.into()),
+            Job::Settle { unit, drop } => self.settle_handed(unit, drop),
+            Job::Flush(unit) => self.flush_handed(unit),
             Job::Write(unit) => self.write_out(unit),
         }
     }
@@ -86,6 +89,13 @@ impl Engine {
         self.note_resident(unit);
     }
 
+    /// What is behind a unit could not be read. (For a file that was counted.)
+    pub(crate) fn note_read_error(&self, w: Word) {
+        if FilePlace::of(w).is_none() {
+            self.count(Counter::SwapReadError, 1);
+        }
+    }
+
     /// A read that a program thread could not do; its frame is in the table, its lock is ours.
     fn read_handed(&self, unit: u32) {
         let w = self.table.load(unit).clear(LOCKED | WAITERS);
@@ -102,7 +112,7 @@ impl Engine {
             self.note_resident(unit);
             return;
         }
-        self.count(Counter::SwapReadError, 1);
+        self.note_read_error(w);
         self.count(Counter::Poisoned, 1);
         self.table.set_frame(unit, NO_FRAME);
         self.arena.put_free(place);
@@ -115,18 +125,27 @@ impl Engine {
 
     /// Writes a unit under write-back to swap, from where it stands.
     pub(crate) fn write_out(&self, unit: u32) {
-        self.write_out_inner(unit);
+        let tried = self.write_out_inner(unit);
         self.inflight_writes.fetch_sub(1, Release);
-        self.note_available();
+        // Who waits for memory is patient as long as some becomes available: a file that cannot be written is not that.
+        // (Where swap takes no writes, it is called full.)
+        if tried {
+            self.note_available();
+        }
     }
 
-    fn write_out_inner(&self, unit: u32) {
+    /// False: it belongs to a file, which did not take it.
+    fn write_out_inner(&self, unit: u32) -> bool {
+        if let Some(place) = FilePlace::of(self.table.load(unit)) {
+            return self.write_out_to_file(unit, place);
+        }
         let at = self.table.addr(unit);
         // SAFETY: under write-back the unit is mapped readable; if the program writes meanwhile,
         // the word says so and the result is thrown away.
         let bytes = unsafe { self.bytes(at) };
         if checksum::is_zero(bytes) {
-            return self.finish_zero(unit);
+            self.finish_zero(unit);
+            return true;
         }
         let old = self.table.load(unit).slot();
         // Also while reads are not verified: they may be again before this is read.
@@ -154,18 +173,26 @@ impl Engine {
         {
             self.free_place(unit, o);
         }
+        if written
+            && w.has(WRITABLE)
+            && let Some(s) = slot
+            && touched
+            && self.owns_slot(s)
+        {
+            // Changed while it was being written: what is on the device is neither the old nor the
+            // new. (A slot left alone still holds what it did, and a forked child may need it.)
+            checksum::forget(&sums[s as usize]);
+        }
+        self.end_write_out(unit, w, written);
+        true
+    }
+
+    /// What becomes of a locked unit after its write-back.
+    pub(crate) fn end_write_out(&self, unit: u32, w: Word, written: bool) {
         if !written {
             self.table.unlock(unit, w);
             self.note_resident(unit);
         } else if w.has(WRITABLE) {
-            // Changed while it was being written: what is on the device is neither the old nor the
-            // new. (A slot left alone still holds what it did, and a forked child may need it.)
-            if let Some(s) = slot
-                && touched
-                && self.owns_slot(s)
-            {
-                checksum::forget(&sums[s as usize]);
-            }
             self.count(Counter::WriteRedirtied, 1);
             self.table.unlock(unit, w);
             self.note_referenced(unit);
@@ -211,13 +238,7 @@ impl Engine {
             }
         }
         self.swap_full.store(true, Relaxed);
-        // A device that fails is not asked again at once.
-        futex::wait(
-            &self.work_seq,
-            self.work_seq.load(Relaxed),
-            Some(10_000_000),
-            false,
-        );
+        self.rest_a_moment();
         None
     }
 

@@ -2,7 +2,7 @@
 
 use hugeswap_sys::{Result, mm};
 use std::ops::Deref;
-use std::sync::atomic::AtomicU16;
+use std::sync::atomic::{AtomicU16, AtomicU64};
 
 /// Types of which zeros are a valid value, shared between threads, and that need not be dropped.
 ///
@@ -12,6 +12,8 @@ pub(crate) unsafe trait FromZeros: Sync + 'static {}
 
 // SAFETY: an atomic number.
 unsafe impl FromZeros for AtomicU16 {}
+// SAFETY: an atomic number.
+unsafe impl FromZeros for AtomicU64 {}
 
 /// A mapping of its own, until it is dropped.
 pub(crate) struct Zeroed<T: FromZeros>(&'static [T]);

@@ -63,6 +63,10 @@ counters! {
     PgDeactivate => "pgdeactivate", "Pages that went back from the active to the inactive list.";
     PgScanAnon => "pgscan_anon", "Anonymous pages that reclaim looked at.";
     PgScanFile => "pgscan_file", "Pages of mapped files that reclaim looked at.";
+    FileIn => "filein", "Base pages read from mapped files (a huge page counts 512).";
+    FileOut => "fileout", "Base pages written back to mapped files (a huge page counts 512).";
+    FileReadError => "file_read_error", "Reads of mapped files that failed, or that the file was too short for.";
+    FileWriteError => "file_write_error", "Writes to mapped files that failed (the pages stayed in memory).";
     Ejected => "ejected", "Units handed to the kernel for good (mixed protections, stacks).";
 }
 

@@ -79,9 +79,9 @@ knobs! {
     Checksum => "swap.checksum", Switch, 0, 1, 1, "verify every unit read back from swap";
     CleanDrop => "swap.clean_drop", Switch, 0, 1, 1, "drop unchanged units without writing them again";
     Storm => "debug.storm", Count, 0, 1_000_000, 0, "testing: evict a random unit every N microseconds; 0 is off";
-    SwapReadFail => "debug.swap_read_fail", Count, 0, 1 << 31, 0, "testing: every Nth read of swap fails (EIO)";
+    SwapReadFail => "debug.swap_read_fail", Count, 0, 1 << 31, 0, "testing: every Nth read of swap, or of a mapped file, fails (EIO)";
     SwapReadFlip => "debug.swap_read_flip", Count, 0, 1 << 31, 0, "testing: every Nth read of swap has a bit changed";
-    SwapWriteFail => "debug.swap_write_fail", Count, 0, 1 << 31, 0, "testing: every Nth write of swap fails (EIO)";
+    SwapWriteFail => "debug.swap_write_fail", Count, 0, 1 << 31, 0, "testing: every Nth write of swap, or to a mapped file, fails (EIO)";
     Userfaultfd => "debug.userfaultfd", Switch, 0, 1, 1, "testing: off does as if userfaultfd were refused for base pages (signal mode)";
     PieceMappings => "debug.piece_mappings", Count, 0, 1 << 31, 0, "testing: most mappings that 64 KiB pieces may take without userfaultfd; 0: half of what is free under vm.max_map_count";
     SwapSpace => "debug.swap_space", Bytes, 0, 1 << 50, 0, "testing: each swap area is full (ENOSPC) after so many bytes; 0 is off";

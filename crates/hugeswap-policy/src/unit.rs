@@ -67,7 +67,7 @@ const SLOT_SHIFT: u32 = 24;
 /// The largest slot number a word can carry.
 pub const SLOT_MAX: u64 = (1 << 40) - 1;
 /// In the place of a slot: the unit has no slot of its own, its pages are scattered over slots of 4 KiB, and a table beside
-/// the words says where. No pool has a slot of this number.
+/// the words says where. No pool has a slot of this number. (Others from 2^39 on are places in files: [`crate::file`].)
 pub const SCATTERED: u64 = SLOT_MAX;
 
 /// A decoded view of a unit's word; plain value, no atomics.

@@ -33,6 +33,7 @@ names! {
     ENOTDIR "not a directory";
     EISDIR "is a directory";
     EINVAL "invalid argument";
+    ENXIO "no such place";
     ENFILE "too many open files in the system";
     ENOTTY "not for this kind of file";
     EMFILE "too many open files";

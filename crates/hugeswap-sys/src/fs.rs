@@ -48,6 +48,32 @@ pub unsafe fn write_all_at(fd: i32, buf: usize, len: usize, offset: u64) -> Resu
     unsafe { whole(libc::SYS_pwrite64, fd, buf, len, offset) }
 }
 
+/// Reads up to `len` bytes at `offset`, until at least `enough` are there or the file ends. How many were read.
+///
+/// # Safety
+/// `[buf, buf+len)` must be memory the caller may overwrite.
+pub unsafe fn read_until(
+    fd: i32,
+    buf: usize,
+    len: usize,
+    enough: usize,
+    offset: u64,
+) -> Result<usize> {
+    let mut done = 0;
+    while done < enough.min(len) {
+        let at = offset as usize + done;
+        let args = [fd as usize, buf + done, len - done, at, 0, 0];
+        // SAFETY: the rest of the caller's buffer.
+        match unsafe { call(libc::SYS_pread64, args) } {
+            Ok(0) => break,
+            Ok(n) => done += n,
+            Err(Errno::EINTR | Errno::EAGAIN) => {}
+            Err(e) => return Err(e),
+        }
+    }
+    Ok(done)
+}
+
 unsafe fn whole(nr: libc::c_long, fd: i32, buf: usize, len: usize, offset: u64) -> Result<()> {
     let mut done = 0;
     while done < len {
@@ -140,6 +166,18 @@ pub struct Identity {
 
 /// Who `fd` is.
 pub fn identity(fd: i32) -> Result<Identity> {
+    stat(fd).map(|st| who(&st))
+}
+
+fn who(st: &libc::stat) -> Identity {
+    Identity {
+        dev: st.st_dev,
+        ino: st.st_ino,
+        mode: st.st_mode,
+    }
+}
+
+fn stat(fd: i32) -> Result<libc::stat> {
     // SAFETY: an all-zero stat is a valid value to be overwritten.
     let mut st: libc::stat = unsafe { std::mem::zeroed() };
     // SAFETY: `st` is a writable stat.
@@ -149,11 +187,42 @@ pub fn identity(fd: i32) -> Result<Identity> {
             [fd as usize, &mut st as *mut _ as usize, 0, 0, 0, 0],
         )
     }?;
-    Ok(Identity {
-        dev: st.st_dev,
-        ino: st.st_ino,
-        mode: st.st_mode,
-    })
+    Ok(st)
+}
+
+/// Length of the file `fd` is, bytes, and who it is.
+pub fn size(fd: i32) -> Result<(u64, Identity)> {
+    let st = stat(fd)?;
+    Ok((st.st_size.cast_unsigned(), who(&st)))
+}
+
+/// Waits until what was written to `fd` is on its device.
+pub fn sync_data(fd: i32) -> Result<()> {
+    loop {
+        // SAFETY: touches no memory.
+        match unsafe { call(libc::SYS_fdatasync, [fd as usize, 0, 0, 0, 0, 0]) } {
+            Err(Errno::EINTR) => {}
+            result => return result.map(drop),
+        }
+    }
+}
+
+/// The kernel need not keep `[offset, offset+len)` of a file in its page cache.
+pub fn forget_cached(fd: i32, offset: u64, len: u64) {
+    let advice = libc::POSIX_FADV_DONTNEED as usize;
+    let args = [fd as usize, offset as usize, len as usize, advice, 0, 0];
+    // SAFETY: touches no memory of ours.
+    let _ = unsafe { call(libc::SYS_fadvise64, args) };
+}
+
+/// Makes `to` the same as `fd`, closed on exec; what it was is closed.
+///
+/// # Safety
+/// `to` must be the caller's number.
+pub unsafe fn dup_to(fd: i32, to: i32) -> Result<()> {
+    let flags = libc::O_CLOEXEC as usize;
+    // SAFETY: passed on to the caller.
+    unsafe { call(libc::SYS_dup3, [fd as usize, to as usize, flags, 0, 0, 0]) }.map(drop)
 }
 
 /// What the file system of `fd` is and how much of it is free.

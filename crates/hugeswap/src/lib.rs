@@ -18,14 +18,17 @@
 //! range first with [`Region::pin`]. In message mode nothing of the kind is needed.
 //!
 //! # Threads and forks
-//! All types are `Send` and `Sync`. A forked child sees what the parent had at the moment of the fork.
+//! All types are `Send` and `Sync`. A forked child sees what the parent had at the moment of the fork (of a file: what
+//! the file has, see [`Pool::map_file`]).
 //! A thread that touches a region must not block SIGSEGV (signal mode).
 
+mod file;
 mod group;
 mod region;
 mod stats;
 
 pub use group::{Group, GroupStats};
+pub use hugeswap_engine::FileMode;
 pub use hugeswap_engine::groups::GroupError;
 pub use hugeswap_engine::pool::{FaultMode, SwapSpec};
 pub use hugeswap_policy::knobs;
@@ -74,6 +77,20 @@ pub enum Error {
     /// A group could not be made or set.
     #[error(transparent)]
     Group(#[from] GroupError),
+    /// A file that could not be mapped.
+    #[error("cannot map {}: {what}", .path.display())]
+    File {
+        /// The file.
+        path: PathBuf,
+        /// Why not, and what to do.
+        what: String,
+    },
+    /// What was changed of a mapped file could not be written to it; it is still in memory.
+    #[error("the mapped file could not be written: {0}; try again when that is put right")]
+    Sync(std::io::Error),
+    /// A region that may only be read was to be written.
+    #[error("the region's file is mapped read-only: map it FileMode::WriteBack")]
+    ReadOnly,
     /// The range could not be brought into memory.
     #[error("memory could not be brought in: {0}")]
     BringIn(std::io::Error),

@@ -1,6 +1,6 @@
 //! A region: managed memory as a pointer and a length.
 
-use crate::{Error, Group, Pool, knobs};
+use crate::{Error, FileMode, Group, Pool, knobs};
 use hugeswap_policy::knobs::Knob;
 use hugeswap_policy::thp::Usage;
 use std::ptr::NonNull;
@@ -13,9 +13,10 @@ pub enum Advice {
     WillNeed,
     /// It will not be used soon: move it to swap now (units of 2 MiB, and pages of those that are in memory by pages).
     PageOut,
-    /// Its content is not needed any more: it reads as zeros from now on.
+    /// Its content is not needed any more: it reads as zeros from now on. Of a file: what is in memory of the units of 2 MiB that the range
+    /// meets is dropped, after it was written to the file if it was changed, and comes from the file again at the next touch.
     DontNeed,
-    /// Its content is not needed any more, until it is written again: it reads as before or as zeros.
+    /// Its content is not needed any more, until it is written again: it reads as before or as zeros. Of a file: as `DontNeed`.
     Free,
     /// It is worth huge pages: where `thp.enabled` or `thp.swapin` is `madvise`, it gets them.
     HugePage,
@@ -29,11 +30,12 @@ pub enum Advice {
     Normal,
 }
 
-/// Managed memory, zero at first, freed when dropped. `Send` and `Sync` like a `Box<[u8]>`.
+/// Managed memory, zero at first or a file's ([`Pool::map_file`]), freed when dropped. `Send` and `Sync` like a `Box<[u8]>`.
 pub struct Region {
-    pool: Pool,
+    pub(crate) pool: Pool,
     addr: NonNull<u8>,
     len: usize,
+    pub(crate) file: Option<FileMode>,
 }
 
 // SAFETY: a region owns its memory like a boxed slice; the engine may be used from any thread.
@@ -49,10 +51,26 @@ impl Region {
             .map(len, 2 << 20, true)
             .map_err(|_| Error::TooLarge(len))?;
         let addr = NonNull::new(addr as *mut u8).ok_or(Error::TooLarge(len))?;
-        Ok(Region { pool, addr, len })
+        Ok(Region {
+            pool,
+            addr,
+            len,
+            file: None,
+        })
     }
 
-    /// First byte; valid for [`Region::len`] bytes for the life of the region, aligned to 2 MiB.
+    /// A region of a file, mapped at `addr`.
+    pub(crate) fn of_file(pool: Pool, addr: NonNull<u8>, len: usize, mode: FileMode) -> Region {
+        Region {
+            pool,
+            addr,
+            len,
+            file: Some(mode),
+        }
+    }
+
+    /// First byte; valid for [`Region::len`] bytes for the life of the region, aligned to 2 MiB. Not to be written through unless
+    /// [`Region::is_writable`].
     pub fn as_ptr(&self) -> *mut u8 {
         self.addr.as_ptr()
     }
@@ -69,12 +87,16 @@ impl Region {
 
     /// The bytes.
     pub fn as_slice(&self) -> &[u8] {
-        // SAFETY: mapped, zero-initialised memory of `len` bytes owned by `self`.
+        // SAFETY: mapped, initialised memory of `len` bytes owned by `self`.
         unsafe { std::slice::from_raw_parts(self.addr.as_ptr(), self.len) }
     }
 
     /// The bytes, to change.
+    ///
+    /// # Panics
+    /// If the region is one of a file that may only be read; [`Region::is_writable`] tells.
     pub fn as_mut_slice(&mut self) -> &mut [u8] {
+        assert!(self.is_writable(), "{}", Error::ReadOnly);
         // SAFETY: as in `as_slice`, and `self` is borrowed uniquely.
         unsafe { std::slice::from_raw_parts_mut(self.addr.as_ptr(), self.len) }
     }
@@ -155,6 +177,9 @@ impl Region {
     /// can be given it. `write`: the call will write to it.
     pub fn pin(&self, offset: usize, len: usize, write: bool) -> Result<Pin<'_>, Error> {
         let at = self.range(offset, len)?;
+        if write && !self.is_writable() {
+            return Err(Error::ReadOnly);
+        }
         let engine = self.pool.inner.engine;
         engine.pin(at, len, write).map_err(|e| match e.0 {
             11 => Error::PinTooLarge(len, engine.pin_limit()),
@@ -185,10 +210,11 @@ impl Region {
 
 impl Drop for Region {
     fn drop(&mut self) {
-        self.pool
-            .inner
-            .engine
-            .unmap(self.addr.as_ptr() as usize, self.len);
+        let (engine, at) = (self.pool.inner.engine, self.addr.as_ptr() as usize);
+        match self.file {
+            Some(_) => engine.unmap_file(at, self.len),
+            None => engine.unmap(at, self.len),
+        }
     }
 }
 

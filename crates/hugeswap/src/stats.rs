@@ -33,6 +33,10 @@ pub struct Stats {
     pub pswpin: u64,
     /// Base pages written to swap.
     pub pswpout: u64,
+    /// Base pages read from mapped files.
+    pub filein: u64,
+    /// Base pages written back to mapped files.
+    pub fileout: u64,
     /// Huge pages read whole.
     pub thp_swpin: u64,
     /// Huge pages written whole.
@@ -69,6 +73,8 @@ impl Stats {
             peak_managed_bytes: r.peak_managed_bytes,
             pswpin: r.get(Counter::PswpIn),
             pswpout: r.get(Counter::PswpOut),
+            filein: r.get(Counter::FileIn),
+            fileout: r.get(Counter::FileOut),
             thp_swpin: r.get(Counter::ThpSwpIn),
             thp_swpout: r.get(Counter::ThpSwpOut),
             clean_drops: r.get(Counter::CleanDrop),

@@ -48,7 +48,7 @@ impl Engine {
 
     /// Write-protects a locked unit's pages and writes the dirty ones. The word with its slot, and
     /// whether no page is dirty now.
-    pub(super) fn clean_pages(&self, unit: u32, w: Word) -> (Word, bool) {
+    pub(crate) fn clean_pages(&self, unit: u32, w: Word) -> (Word, bool) {
         let record = self.base.records.of(unit);
         if !record.dirty.any() {
             return (w, true);
@@ -191,7 +191,7 @@ impl Engine {
     pub(crate) fn clean_all_pages(&self) {
         for unit in 0..self.high_unit.load(Relaxed) {
             let w = self.table.load(unit);
-            if w.kind() != Kind::Base {
+            if w.kind() != Kind::Base || self.files.of(unit).is_some() {
                 continue;
             }
             let record = self.base.records.of(unit);

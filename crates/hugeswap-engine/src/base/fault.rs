@@ -25,6 +25,7 @@ impl Engine {
     ) -> Option<Outcome> {
         let page = (addr - self.table.addr(unit)) / PAGE;
         let small = match self.bring_of(unit) {
+            _ if self.is_cut_off(w) => self.pager().map(|p| p.smallest(page)),
             Bring::Pages => self.pager().map(|p| p.smallest(page)),
             Bring::AsFaulted => self.decide_size(unit, page, 0, false),
             Bring::Whole => None,
@@ -175,6 +176,8 @@ impl Engine {
                 pages = zeros_ahead(record, page);
             }
             Bring::Pages => {}
+            // What can be read of it, as long as the rest cannot.
+            _ if self.is_cut_off(w) => {}
             Bring::AsFaulted => match self.decide_size(unit, page, record.present.count(), false) {
                 Some(few) => pages = few,
                 None => return self.whole_or_page(unit, w, addr, write, start),
@@ -278,7 +281,7 @@ impl Engine {
                 self.timed(class, start)
             }
             Err(Errno::EIO) => {
-                self.count(Counter::SwapReadError, 1);
+                self.note_read_error(w);
                 self.table.unlock(unit, w);
                 Some(Outcome::Poisoned)
             }

@@ -4,6 +4,7 @@ use super::{BUFFER, PAGE, record::Record};
 use crate::checksum::{self, UnitSums};
 use crate::engine::Engine;
 use hugeswap_policy::counters::Counter;
+use hugeswap_policy::file::FilePlace;
 use hugeswap_policy::granularity::Direction;
 use hugeswap_policy::knobs::Knob;
 use hugeswap_policy::unit::{SCATTERED, Word};
@@ -130,6 +131,9 @@ impl Engine {
     pub(super) fn write_dirty(&self, unit: u32, w: Word, record: &Record) -> (Word, bool) {
         if !record.dirty.any() {
             return (w, true);
+        }
+        if let Some(place) = FilePlace::of(w) {
+            return (w, self.write_file_dirty(unit, place, record));
         }
         let Some(w) = self.place_for_dirty(unit, w, record) else {
             self.count(Counter::SwapWriteError, 1);

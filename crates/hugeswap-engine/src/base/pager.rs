@@ -133,7 +133,8 @@ impl Engine {
     ) -> Result<()> {
         let slot = self.base.pieces.take()?;
         fill(slot.addr())?;
-        let write = written.start < piece.end && piece.start < written.end;
+        // (An empty range lies in no piece, wherever it is.)
+        let write = !written.is_empty() && written.start < piece.end && piece.start < written.end;
         slot.install(self.table.addr(unit) + piece.start * PAGE, write)?;
         self.change_present(record, || record.present.put(piece.clone(), true));
         if write {

@@ -108,6 +108,10 @@ impl Engine {
     /// Pages of a locked unit in swap, or of a base-mapped one, become zero without I/O: a whole one goes over to base pages for
     /// that, and one of which nothing is left is zero as a whole. The word, still locked, and whether it was done.
     pub(crate) fn give_up_pages(&self, unit: u32, w: Word, pages: Range<usize>) -> (Word, bool) {
+        if self.files.of(unit).is_some() {
+            // What is given up of it is not zero then.
+            return (w, false);
+        }
         if self.gate.is_forker() {
             // What the child will read of base pages is settled already.
             return (w, false);

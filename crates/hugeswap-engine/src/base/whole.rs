@@ -48,7 +48,7 @@ impl Engine {
             self.arena.put_free(frame.place);
             // Between the parts of a fork those who could do better are at rest.
             if e == Errno::EIO || self.gate.is_forker() {
-                self.count(Counter::SwapReadError, 1);
+                self.note_read_error(w);
                 self.table.unlock(unit, w);
                 return Some(Outcome::Poisoned);
             }

@@ -63,11 +63,16 @@ impl Engine {
         } else {
             new.set(CLEAN)
         };
+        self.open_fence(unit, w);
         match self
             .mover()
             .map_in(self.arena.addr(place), self.table.addr(unit), writable)
         {
             Ok(()) => {
+                if !writable && !self.mover().arrives_clean() {
+                    // What may not be written (a file): should it fail, what is written there goes nowhere.
+                    let _ = self.mover().set_read_only(self.table.addr(unit), UNIT);
+                }
                 self.let_inherit(unit);
                 self.table.set_frame(unit, NO_FRAME);
                 self.table.unlock(unit, new);
@@ -124,7 +129,7 @@ impl Engine {
             // Between the parts of a fork those who could do better are at rest.
             result = read();
             if result.is_err() {
-                self.count(Counter::SwapReadError, 1);
+                self.note_read_error(w);
                 self.table.set_frame(unit, NO_FRAME);
                 self.arena.put_free(frame.place);
                 self.table.unlock(unit, w.with_kind(Kind::Swapped));

@@ -21,6 +21,7 @@ pub(crate) mod scatter;
 use crate::checksum;
 use crate::engine::{Engine, UNIT};
 use crate::lock::Lock;
+use hugeswap_policy::file::FilePlace;
 use hugeswap_policy::slots::split::Partial;
 use hugeswap_policy::unit::{SCATTERED, Word};
 use hugeswap_policy::{UNIT_PAGES, slots};
@@ -286,6 +287,9 @@ impl Engine {
 
     /// Reads all of a locked unit that is in swap to the frame at `at`. `doubt`: see [`Engine::read_slot`].
     pub(crate) fn read_unit(&self, unit: u32, slot: u64, at: usize, doubt: bool) -> Result<()> {
+        if let Some(place) = FilePlace::of_slot(slot) {
+            return self.read_file_unit(unit, place, at);
+        }
         if slot != SCATTERED {
             self.read_slot(slot, at, doubt)?;
             self.count_swap_in(at);
@@ -316,6 +320,9 @@ impl Engine {
         to: usize,
     ) -> Result<()> {
         let slot = w.slot().ok_or(Errno::EIO)?;
+        if let Some(place) = FilePlace::of_slot(slot) {
+            return self.read_file_pages(place, pages, to);
+        }
         if slot != SCATTERED {
             return self.read_pages_surely(slot, pages, to);
         }

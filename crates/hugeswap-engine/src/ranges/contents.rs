@@ -4,7 +4,7 @@
 
 use crate::engine::{Engine, Prot, UNIT};
 use crate::table::NO_FRAME;
-use hugeswap_policy::unit::{COW, Kind, MAY_READ, MAY_WRITE, READAHEAD, UNCHARGED, WATCHED, Word};
+use hugeswap_policy::unit::{COW, Kind, READAHEAD, UNCHARGED, WATCHED, Word};
 use hugeswap_sys::signal::Blocked;
 use hugeswap_sys::{mm, uffd};
 use std::sync::atomic::Ordering::Relaxed;
@@ -13,8 +13,12 @@ use std::sync::atomic::Ordering::Relaxed;
 const KEEP_FREE: u64 = 64;
 
 impl Engine {
-    /// The bytes of `[addr, addr+len)` become zero, and memory and swap behind whole units are given up.
+    /// The bytes of `[addr, addr+len)` become zero, and memory and swap behind whole units are given up. Of a mapped file: what is in
+    /// memory is dropped, after it was written if it is dirty.
     pub fn discard(&self, addr: usize, len: usize) {
+        if self.is_of_file(addr) {
+            return self.drop_file_range(addr, len);
+        }
         let whole = self.whole_units_of(addr, len);
         if whole.is_empty() {
             self.zero(addr, len);
@@ -92,7 +96,7 @@ impl Engine {
     /// The program has no use for what the range holds any more (MADV_FREE): it may read as before or as zeros until it is written
     /// again. What is in swap is given up at once, and what is in memory too where the budget is used up.
     pub fn free_lazily(&self, addr: usize, len: usize) {
-        if self.pool.used_frames() >= self.pool.frames() {
+        if self.is_of_file(addr) || self.pool.used_frames() >= self.pool.frames() {
             return self.discard(addr, len);
         }
         for unit in self.units_of(addr, len) {
@@ -184,8 +188,9 @@ impl Engine {
                 self.table.set_frame(unit + i, NO_FRAME);
                 if free {
                     self.said.forget(unit + i);
+                    self.forget_file_unit(unit + i);
                 }
-                let may = Word(w.0 & (MAY_READ | MAY_WRITE)).with_kind(Kind::None);
+                let may = self.without_contents(unit + i, w);
                 if let Some(s) = w.slot() {
                     self.free_place(unit + i, s);
                 }

@@ -43,7 +43,7 @@ impl Engine {
     }
 
     /// Locks a unit once no write-out reads it.
-    fn lock_settled(&self, unit: u32) -> Word {
+    pub(crate) fn lock_settled(&self, unit: u32) -> Word {
         loop {
             let seen = self.table.load(unit);
             if seen.has(LOCKED) {
@@ -129,19 +129,26 @@ impl Engine {
         }
     }
 
-    /// Message mode: makes touches of the unmapped unit at `addr` the program's own error. False if
-    /// it is in use.
+    /// Message mode: makes touches of the unmapped unit at `addr`, or writes to one of a file that may only be read, the program's own
+    /// error. False if it is in use otherwise.
     pub(crate) fn fence(&self, addr: usize) -> bool {
         let Some(unit) = self.table.unit_of(addr) else {
             return false;
         };
         let _inside = self.gate.enter();
-        let Some(w) = self.table.try_lock_if(unit, |w| w.kind() == Kind::Free) else {
+        let fit = |w: Word| w.kind() == Kind::Free || self.is_read_only_file(unit, w);
+        let Some(w) = self.table.try_lock_if(unit, fit) else {
             return false;
         };
         self.fenced.store(true, Relaxed);
-        // SAFETY: nobody's memory; whoever is given it gets access back, under the same lock.
-        let fenced = unsafe { mm::protect(self.table.addr(unit), UNIT, mm::PROT_NONE) }.is_ok();
+        let access = if w.kind() == Kind::Free {
+            mm::PROT_NONE
+        } else {
+            mm::PROT_READ
+        };
+        // SAFETY: nobody's memory, or nobody's to write; whoever is given it, or moves it, gets access back, under the same
+        // lock.
+        let fenced = unsafe { mm::protect(self.table.addr(unit), UNIT, access) }.is_ok();
         self.table.unlock(unit, w);
         fenced
     }
@@ -183,6 +190,7 @@ impl Engine {
         // Free the units before the addresses: the moment the space has them, somebody may get them.
         let mut space = self.space.lock();
         let gone: usize = space.allocated_in(addr, len).map(|(_, n)| n).sum();
+        let gone = gone - self.file_bytes(&space, addr, len);
         space.free(addr, len);
         let mut run: Option<(u32, u32)> = None;
         for unit in units {
@@ -207,6 +215,7 @@ impl Engine {
         }
         drop(space);
         self.pool.uncommit(self.me(), gone as u64);
+        self.close_unused_mappings();
     }
 
     /// What `[addr, addr+len)` had of a unit that others use too: pages of a base-mapped one are given up.

@@ -65,6 +65,7 @@ impl Engine {
             false
         };
         if d.kind() != Kind::None
+            || self.files.of(unit).is_some()
             || w.pins() > 0
             || matches!(
                 w.kind(),

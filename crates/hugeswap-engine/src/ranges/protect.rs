@@ -17,7 +17,7 @@ impl Engine {
         if !addr.is_multiple_of(UNIT) || !len.is_multiple_of(UNIT) {
             return Err(Errno::EINVAL);
         }
-        if !self.mover().watches_in_place() {
+        if !self.mover().watches_in_place() || self.is_of_file(addr) {
             return Err(Errno::EOPNOTSUPP);
         }
         let _blocked = Blocked::all();
@@ -65,7 +65,7 @@ impl Engine {
     }
 
     /// Brings the units of a range in and hands them to the kernel for good: afterwards ordinary system calls
-    /// (mprotect, mlock, mmap over it) work on them. They stay charged.
+    /// (mprotect, mlock, mmap over it) work on them. They stay charged. EOPNOTSUPP for mapped files.
     pub fn eject(&self, addr: usize, len: usize) -> Result<(), Errno> {
         let _blocked = Blocked::all();
         let _inside = self.gate.enter();
@@ -77,6 +77,9 @@ impl Engine {
 
     fn eject_unit(&self, unit: u32) -> Result<(), Errno> {
         let at = self.table.addr(unit);
+        if self.files.of(unit).is_some() {
+            return Err(Errno::EOPNOTSUPP);
+        }
         loop {
             let w = self.table.load(unit);
             match w.kind() {

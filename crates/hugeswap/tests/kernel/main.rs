@@ -6,6 +6,7 @@
 mod content;
 mod enabled;
 mod failure;
+mod files;
 mod forks;
 mod groups;
 mod huge_entries;
@@ -40,6 +41,7 @@ fn all() -> Vec<Test> {
         groups::TESTS,
         storm::TESTS,
         failure::TESTS,
+        &files::tests(),
         life::TESTS,
         forks::TESTS,
         huge_entries::TESTS,

@@ -3,7 +3,7 @@
 use crate::Test;
 use crate::pages::{self, counter, swapped};
 use crate::util::*;
-use crate::{failure, forks, storm};
+use crate::{failure, files, forks, storm};
 use hugeswap::{FaultMode, Pool};
 use std::sync::atomic::Ordering::Relaxed;
 
@@ -22,6 +22,9 @@ pub const TESTS: &[Test] = &[
     }),
     ("pieces_are_kept_by_failed_writes", || {
         with_pieces(are_kept_by_failed_writes)
+    }),
+    ("pieces_read_in_the_middle_are_not_written", || {
+        with_pieces(read_in_the_middle_are_not_written)
     }),
     ("pieces_read_are_not_written", || {
         with_pieces(pages::pages_read_are_not_written)
@@ -59,6 +62,21 @@ pub const TESTS: &[Test] = &[
     ("pieces_at_a_fork_are_written_to_swap", || {
         with_pieces(forks::a_fork_writes_to_no_file_but_swap)
     }),
+    ("pieces_of_files_agree_with_a_vector", || {
+        with_pieces(files::model::files_agree_with_a_vector)
+    }),
+    ("pieces_of_files_are_read_here_and_there", || {
+        with_pieces(files::files_are_read_here_and_there)
+    }),
+    ("pieces_of_files_keep_their_length", || {
+        with_pieces(files::files_keep_their_length)
+    }),
+    ("pieces_of_files_are_seen_by_forked_children", || {
+        with_pieces(files::files_are_seen_by_forked_children)
+    }),
+    ("pieces_of_files_in_a_storm", || {
+        with_pieces(files::model::files_written_by_several_threads)
+    }),
     ("pieces_in_a_storm_lose_no_write", || {
         with_pieces(storm::storm_over_pages)
     }),
@@ -75,6 +93,23 @@ pub const TESTS: &[Test] = &[
 
 fn pool(memory: usize) -> Pool {
     pages::pool(memory, FaultMode::Signal)
+}
+
+/// Wherever in a piece it is that is read.
+fn read_in_the_middle_are_not_written() {
+    let pool = pages::pool(64, FaultMode::Signal);
+    let mut r = swapped(&pool, 8 * MIB);
+    let before = pool.stats().pswpout;
+    for at in (0..r.len()).step_by(PIECE) {
+        let i = (at + 5 * 4096) / 8;
+        assert_eq!(words(&r)[i].load(Relaxed), value(i, 1));
+    }
+    page_out(&mut r);
+    assert_eq!(
+        pool.stats().pswpout,
+        before,
+        "what was only read was written"
+    );
 }
 
 fn come_one_by_one() {

@@ -1,0 +1,253 @@
+//! What of mapped files is written, or dropped from memory, because somebody asks: sync, advice, unmapping, a fork.
+//!
+//! The engine's I/O threads do it, unit by unit: the unit's lock goes with the job. Units that are held (pinned) are written as they are and stay
+//! dirty, for whoever holds them may go on writing. What could not be written stays in memory, dirty.
+//!
+//! A fork: before it, what is dirty is written; the child finds every unit as the file has it, and may not write to it.
+//! What could not be written is lost to the child (SIGBUS), not to the parent.
+
+use super::{Mapping, PENDING};
+use crate::engine::{Engine, Job, UNIT, forked_unseen};
+use crate::table::NO_FRAME;
+use hugeswap_policy::file::FilePlace;
+use hugeswap_policy::unit::{CLEAN, Kind, LOCKED, MAY_READ, WAITERS, WRITABLE, Word};
+use hugeswap_sys::signal::Blocked;
+use hugeswap_sys::{Errno, Result, fs, futex, process};
+use std::sync::atomic::Ordering::{Acquire, Relaxed, Release};
+
+/// Units asked for at one time.
+const BATCH: u32 = 16;
+
+impl Engine {
+    /// Writes what is dirty of the mapping at `[addr, addr+len)` to its file, and waits until that is on the device.
+    /// The error of a write that failed; what it was to write is still in memory and dirty.
+    pub fn sync_file(&self, addr: usize, len: usize) -> Result<()> {
+        let _blocked = Blocked::all();
+        let Some(m) = self.mapping_at(addr) else {
+            return Err(Errno::EINVAL);
+        };
+        let errors = m.errors.load(Acquire);
+        self.settle_units(addr, len, false);
+        if m.errors.load(Acquire) != errors {
+            return Err(Errno(m.last_error.load(Relaxed)));
+        }
+        self.flush(addr, m)
+    }
+
+    /// Waits until what was written is on the device.
+    fn flush(&self, addr: usize, m: &Mapping) -> Result<()> {
+        let fd = m.fd.load(Relaxed);
+        if m.size_by(fd).is_ok() {
+            return fs::sync_data(fd);
+        }
+        // The program has closed our descriptor: the engine's threads have their own.
+        let _inside = self.gate.enter();
+        let _alone = self.files.descriptors.changing.lock();
+        let unit = self.table.unit_of(addr).ok_or(Errno::EINVAL)?;
+        m.flush.store(PENDING, Relaxed);
+        while self.reads.push(Job::Flush(unit)).is_err() {
+            process::yield_now();
+        }
+        self.wake_workers(1);
+        loop {
+            match m.flush.load(Acquire) {
+                PENDING => futex::wait(&m.flush, PENDING, Some(100_000_000), false),
+                0 => return Ok(()),
+                e => return Err(Errno(e.cast_signed())),
+            }
+        }
+    }
+
+    /// What [`Engine::flush`] asked for; `unit` is one of the mapping.
+    pub(crate) fn flush_handed(&self, unit: u32) {
+        let Some(m) = self.files.of(unit).and_then(|p| self.files.mapping(p)) else {
+            return;
+        };
+        let result = fs::sync_data(m.fd.load(Relaxed));
+        let errno = result.err().map_or(0, |e| e.0.cast_unsigned());
+        m.flush.store(errno, Release);
+        futex::wake(&m.flush, 1, false);
+    }
+
+    /// Unmaps a mapping of a file, after writing what is dirty of it.
+    pub fn unmap_file(&self, addr: usize, len: usize) {
+        {
+            let _blocked = Blocked::all();
+            self.settle_units(addr, len, false);
+        }
+        self.unmap(addr, len.next_multiple_of(UNIT));
+    }
+
+    /// Does `addr` lie in a mapping of a file?
+    pub(crate) fn is_of_file(&self, addr: usize) -> bool {
+        self.mapping_at(addr).is_some()
+    }
+
+    fn mapping_at(&self, addr: usize) -> Option<&Mapping> {
+        let place = self.files.of(self.table.unit_of(addr)?)?;
+        self.files.mapping(place)
+    }
+
+    /// The units that `[addr, addr+len)` meets leave memory, those that are dirty after they were written; what
+    /// could not be written, or is held, stays.
+    pub(crate) fn drop_file_range(&self, addr: usize, len: usize) {
+        let _blocked = Blocked::all();
+        self.settle_units(addr, len, true);
+    }
+
+    /// Has units written, and dropped if `drop`, and waits until that is done.
+    fn settle_units(&self, addr: usize, len: usize, drop: bool) {
+        let mut units = self.units_of(addr, len);
+        if forked_unseen(self.fork_mark) {
+            // Nobody is there to do it, and what is in memory is the parent's to write.
+            return;
+        }
+        while !units.is_empty() {
+            let end = units.end.min(units.start + BATCH);
+            let _inside = self.gate.enter();
+            for unit in units.start..end {
+                self.settle(unit, drop);
+            }
+            for unit in units.start..end {
+                while self.table.load(unit).has(LOCKED) {
+                    self.table.wait_locked(unit);
+                }
+            }
+            units.start = end;
+        }
+    }
+
+    fn settle(&self, unit: u32, drop: bool) {
+        let at_work = |w: Word| match w.kind() {
+            Kind::Present | Kind::Base => true,
+            Kind::Cached | Kind::Poisoned => drop,
+            _ => false,
+        };
+        let seen = self.table.load(unit);
+        if !seen.has(LOCKED) && !at_work(seen) {
+            return;
+        }
+        // (A unit on its way in, or out, is looked at when it is there.)
+        let w = self.lock_settled(unit);
+        if self.files.of(unit).is_none() || !at_work(w) {
+            return self.table.unlock(unit, w);
+        }
+        // The job finds the word in the table.
+        self.table.put_locked(unit, w);
+        if self.gate.is_forker() {
+            // The engine's threads are at rest.
+            return self.settle_handed(unit, drop);
+        }
+        while self.reads.push(Job::Settle { unit, drop }).is_err() {
+            process::yield_now();
+        }
+        self.wake_workers(2);
+    }
+
+    /// What [`Engine::settle`] handed over.
+    pub(crate) fn settle_handed(&self, unit: u32, drop: bool) {
+        let w = self.table.load(unit).clear(LOCKED | WAITERS);
+        let (w, written) = self.write_locked(unit, w);
+        match w.kind() {
+            _ if !drop || !written || w.pins() > 0 => self.table.unlock(unit, w),
+            Kind::Present => {
+                self.drop_clean(unit, w);
+            }
+            Kind::Cached => {
+                if let Some(place) = self.take_locked(unit, w) {
+                    self.arena.put_free(place);
+                    self.note_available();
+                }
+            }
+            Kind::Base => {
+                self.evict_pages(unit, w, false);
+            }
+            Kind::Poisoned => self.table.unlock(unit, self.without_contents(unit, w)),
+            _ => self.table.unlock(unit, w),
+        }
+    }
+
+    /// Writes what is dirty of a locked unit to its file. The word then, and whether nothing is dirty any more (as far
+    /// as nobody holds it).
+    fn write_locked(&self, unit: u32, w: Word) -> (Word, bool) {
+        let Some(place) = FilePlace::of(w) else {
+            return (w, true);
+        };
+        match w.kind() {
+            Kind::Base => {
+                let errors = || self.files.mapping(place).map(|m| m.errors.load(Acquire));
+                let before = errors();
+                let (w, clean) = self.clean_pages(unit, w);
+                if !clean && errors() == before {
+                    self.note_unwritten(place, Errno::ENOMEM);
+                }
+                (w, clean)
+            }
+            Kind::Present if !w.has(CLEAN) => {
+                let held = w.pins() > 0;
+                if !held
+                    && self
+                        .mover()
+                        .set_read_only(self.table.addr(unit), UNIT)
+                        .is_err()
+                {
+                    self.note_unwritten(place, Errno::ENOMEM);
+                    return (w, false);
+                }
+                let written = self.write_file_unit(unit, place).is_ok();
+                if held {
+                    // Who holds it may have written while it was being written.
+                    self.files.sums[unit as usize].store(0, Relaxed);
+                    return (w, written);
+                }
+                let w = w.clear(WRITABLE);
+                (if written { w.set(CLEAN) } else { w }, written)
+            }
+            _ => (w, true),
+        }
+    }
+
+    fn note_unwritten(&self, place: FilePlace, e: Errno) {
+        if let Some(m) = self.files.mapping(place) {
+            m.note_error(e);
+        }
+    }
+
+    /// Before a fork, nobody else being in the engine.
+    pub(crate) fn write_all_files(&self) {
+        self.each_file_unit(|unit| {
+            let (w, _) = self.write_locked(unit, self.table.load(unit));
+            self.table.reset(unit, w);
+        });
+    }
+
+    /// In a forked child, in which nothing is mapped where these units are: they are in their files only, to be read.
+    pub(crate) fn files_in_child(&self) {
+        self.reset_descriptors_in_child();
+        self.each_file_unit(|unit| {
+            let w = self.table.load(unit);
+            let clean = match w.kind() {
+                Kind::Present => w.has(CLEAN) || w.pins() > 0,
+                Kind::Base => {
+                    let record = self.base.records.of(unit);
+                    let dirty = record.dirty.any();
+                    record.clear();
+                    !dirty
+                }
+                Kind::Swapped | Kind::Cached => true,
+                _ => false,
+            };
+            self.table.set_frame(unit, NO_FRAME);
+            let absent = self.without_contents(unit, Word(w.0 & MAY_READ));
+            let lost = absent.with_slot(None).with_kind(Kind::Poisoned);
+            self.table.reset(unit, if clean { absent } else { lost });
+        });
+    }
+
+    fn each_file_unit(&self, f: impl FnMut(u32)) {
+        if self.files.any() {
+            let units = 0..self.high_unit.load(Relaxed);
+            units.filter(|&u| self.files.of(u).is_some()).for_each(f);
+        }
+    }
+}
