@@ -249,10 +249,11 @@ impl Opponent {
             self.limit_failures().saturating_sub(failures),
         );
         run.counters = serde_json::to_value(counters)?;
-        run.finish(&ended.context("the kernel's run")?)?;
+        // Also after a failure: others may have their turns yet.
         keeper.ask(&Request::Off {
             area: self.area.clone(),
         })?;
+        run.finish(&ended.context("the kernel's run")?)?;
         Ok(run)
     }
 

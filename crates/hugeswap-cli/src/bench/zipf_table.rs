@@ -1,6 +1,7 @@
 //! `swap-rand --table`: accesses by Zipf's law for every skew, region and number of threads asked for, each cell a run of its own; with refault
 //! distances looked at and not, and against the kernel.
 
+use super::Interrupted;
 use super::args::{Cell, SwapRand};
 use super::bars::Bars;
 use super::output::{Outcome, Progress, Table, cell, rounded};
@@ -12,6 +13,7 @@ use super::worker::Work;
 use super::{args::Access, swap_rand::PHASE};
 use anyhow::{Context, Result};
 use serde_json::{Map, Value, json};
+use std::collections::BTreeMap;
 
 /// What hugeswap always runs with too.
 const OFF: &str = "workingset.detection=off";
@@ -40,8 +42,12 @@ pub fn measure(args: &SwapRand, outcome: &mut Outcome) -> Result<Table> {
                     c.theta, c.ratio, c.threads
                 );
                 let work = work(args, *c, engine);
-                let run = turns.run(engine, &work, (pair, &what), &mut progress)?;
-                outcome.runs.push(told(*c, run));
+                match turns.run(engine, &work, (pair, &what), &mut progress) {
+                    Ok(run) => outcome.runs.push(told(*c, run)),
+                    // It may end the program for lack of memory, which is no reason to do without the other cells.
+                    Err(e) if may_fail(engine, &e) => outcome.skip(format!("{e:#}{what}")),
+                    Err(e) => return Err(e),
+                }
             }
         }
     }
@@ -76,11 +82,15 @@ fn draw(args: &SwapRand, found: &[Found]) -> String {
         let series: Vec<&str> = panel[0].speeds.iter().map(|s| s.0.as_str()).collect();
         bars.panel(&title, &series, |v| format!("{v:.0}"));
         for f in panel {
-            let speeds: Vec<_> = f.speeds.iter().map(|s| Some(s.1 / 1000.0)).collect();
+            let speeds: Vec<_> = f.speeds.iter().map(|s| s.1.map(|v| v / 1000.0)).collect();
             bars.row(&format!("zipf {}", f.cell.theta), &speeds);
         }
     }
     bars.draw()
+}
+
+fn may_fail(engine: &Engine, e: &anyhow::Error) -> bool {
+    matches!(engine, Engine::Kernel(_)) && !e.is::<Interrupted>()
 }
 
 fn work(args: &SwapRand, c: Cell, engine: &Engine) -> Work {
@@ -132,39 +142,48 @@ fn told(c: Cell, mut run: Run) -> Run {
 struct Found {
     cell: Cell,
     /// Accesses a second by engine: the medians of the pairs.
-    speeds: Vec<(String, f64)>,
+    speeds: Vec<(String, Option<f64>)>,
     /// hugeswap's over each other's: the medians of the pairs' ratios.
-    ratios: Vec<(String, f64)>,
+    ratios: Vec<(String, Option<f64>)>,
 }
 
 impl Found {
     fn new(cell: Cell, outcome: &Outcome) -> Found {
-        let speed = |r: &Run| {
-            let is = r.params["theta"] == cell.theta
-                && r.params["ratio"] == cell.ratio
-                && r.params["threads"] == cell.threads;
-            is.then(|| r.params["accesses_s"].as_f64()).flatten()
+        // By pair: a run may be missing.
+        let speeds = |label: &str| -> BTreeMap<u64, f64> {
+            let runs = outcome.runs.iter().filter(|r| {
+                r.label() == label
+                    && r.params["theta"] == cell.theta
+                    && r.params["ratio"] == cell.ratio
+                    && r.params["threads"] == cell.threads
+            });
+            let speed =
+                |r: &Run| Some((r.params["pair"].as_u64()?, r.params["accesses_s"].as_f64()?));
+            runs.filter_map(speed).collect()
         };
-        let ours = outcome.figures("hugeswap", speed);
+        let median_of = |values: Vec<f64>| (!values.is_empty()).then(|| median(&values));
+        let middle = |of: &BTreeMap<u64, f64>| median_of(of.values().copied().collect());
+        let ours = speeds("hugeswap");
         let mut found = Found {
             cell,
-            speeds: vec![("hugeswap".into(), median(&ours))],
+            speeds: vec![("hugeswap".into(), middle(&ours))],
             ratios: Vec::new(),
         };
         for (rival, _) in outcome.rivals("hugeswap") {
-            let theirs = outcome.figures(&rival, speed);
-            let ratios: Vec<f64> = ours.iter().zip(&theirs).map(|(a, b)| a / b).collect();
-            found.speeds.push((rival.clone(), median(&theirs)));
-            found.ratios.push((rival, median(&ratios)));
+            let theirs = speeds(&rival);
+            let ratio = |(pair, a): (&u64, &f64)| Some(a / theirs.get(pair)?);
+            let ratios = ours.iter().filter_map(ratio).collect();
+            found.speeds.push((rival.clone(), middle(&theirs)));
+            found.ratios.push((rival, median_of(ratios)));
         }
         found
     }
 
     fn json(&self) -> Value {
-        let map = |values: &[(String, f64)], digits| {
+        let map = |values: &[(String, Option<f64>)], digits| {
             let entries = values
                 .iter()
-                .map(|(name, v)| (name.clone(), rounded(*v, digits).into()));
+                .map(|(name, v)| (name.clone(), v.map(|v| rounded(v, digits)).into()));
             Value::Object(entries.collect::<Map<_, _>>())
         };
         json!({
@@ -202,11 +221,13 @@ fn table(args: &SwapRand, found: &[Found]) -> Table {
         for (n, (name, _)) in row[0].speeds.iter().enumerate() {
             let values = row
                 .iter()
-                .map(|f| cell(f.speeds.get(n).map(|s| s.1 / 1000.0), 1));
+                .map(|f| cell(f.speeds.get(n).and_then(|s| Some(s.1? / 1000.0)), 1));
             speeds.row(place(name).into_iter().chain(values).collect());
         }
         for (n, (name, _)) in row[0].ratios.iter().enumerate() {
-            let values = row.iter().map(|f| cell(f.ratios.get(n).map(|r| r.1), 2));
+            let values = row
+                .iter()
+                .map(|f| cell(f.ratios.get(n).and_then(|r| r.1), 2));
             ratios.row(place(name).into_iter().chain(values).collect());
         }
     }
