@@ -6,6 +6,7 @@
 mod bench;
 mod demo;
 mod doctor;
+mod report;
 mod run;
 mod swap;
 mod text;
@@ -33,6 +34,8 @@ enum Command {
     Run(run::Args),
     /// Measure swapping, side by side with the kernel's own where possible
     Bench(bench::Args),
+    /// Draw what a saved report says of larger and smaller budgets
+    Report(report::Args),
     /// Look at swap files
     Swap(swap::Args),
     /// Tell what this machine and user can do, and what would improve it
@@ -60,6 +63,7 @@ fn dispatch(command: Command) -> anyhow::Result<i32> {
     match command {
         Command::Run(args) => run::run(args),
         Command::Bench(args) => bench::run(args),
+        Command::Report(args) => report::run(&args),
         Command::Swap(args) => swap::run(&args),
         Command::Doctor(args) => doctor::run(&args),
         Command::Demo(args) => demo::run(&args),
@@ -81,7 +85,7 @@ fn usage(e: &clap::Error) -> i32 {
     }
     if e.kind() == ErrorKind::DisplayHelpOnMissingArgumentOrSubcommand {
         complain(
-            "a command is missing: run, bench, swap, doctor or demo (hugeswap --help tells more)",
+            "a command is missing: run, bench, report, swap, doctor or demo (hugeswap --help tells more)",
         );
         return 2;
     }

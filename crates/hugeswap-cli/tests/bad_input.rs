@@ -372,6 +372,26 @@ fn no_report_file_is_left_when_the_program_cannot_start() {
 }
 
 #[test]
+fn reports_that_cannot_be_drawn() {
+    let p = Place::new();
+    p.refuses(&["report", "/no/such/report"], "cannot be read");
+    for (text, why) in [
+        ("", "is not a report"),
+        ("{\"memory_bytes\": 1,", "is not a report"),
+        ("{\"bench\": \"fit\"}", "no report of"),
+        ("{\"memory_bytes\": 1, \"pswpin\": 1}", "older hugeswap"),
+    ] {
+        let file = p.file("report.json", text.as_bytes(), 0o600);
+        p.refuses(&["report", &file], why);
+    }
+    let whole = "{\"memory_bytes\": 2097152, \"pswpin\": 1, \"advisor\": {\"budgets\": \
+                 [{\"memory_bytes\": 2097152, \"pages_in\": 1, \"estimated\": false}]}}";
+    let file = p.file("report.json", whole.as_bytes(), 0o600);
+    let svg = ["report", &file, "--svg", "/no/such/directory/a.svg"];
+    p.refuses(&svg, "--svg /no/such/directory/a.svg cannot be written");
+}
+
+#[test]
 fn a_run_inside_a_run() {
     let p = Place::new();
     let mut inner = p.hugeswap();

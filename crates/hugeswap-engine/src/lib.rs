@@ -16,6 +16,7 @@
 //! libc or another runtime can hold; no touch of managed memory; no panic,
 //! formatting or logging; errno preserved; bounded stack.
 
+mod advisor;
 mod arena;
 mod audit;
 mod backing;

@@ -9,7 +9,6 @@ use crate::base::record::Record;
 use crate::engine::Engine;
 use crate::lock::Lock;
 use crate::pool::probe::Measured;
-use hugeswap_policy::UNIT_PAGES;
 use hugeswap_policy::counters::Counter;
 use hugeswap_policy::granularity::{
     Allowed, Costs, Density, DeviceCost, Direction, Fault, Granularity, MemoryPrice, PerSize,
@@ -19,7 +18,7 @@ use hugeswap_policy::knobs::Knob;
 use hugeswap_policy::lruvec::Event;
 use hugeswap_policy::thp::Bring;
 use hugeswap_policy::unit::Kind;
-use hugeswap_policy::workingset;
+use hugeswap_policy::{UNIT_PAGES, advisor, workingset};
 use std::ops::Range;
 use std::sync::atomic::AtomicU64;
 use std::sync::atomic::Ordering::Relaxed;
@@ -88,6 +87,11 @@ impl Sizes {
     pub fn observe_fill(&self, ns: u64) {
         let mut learning = self.learning.lock();
         learning.fill = follow(learning.fill, ns);
+    }
+
+    /// Pages evicted so far.
+    pub fn evicted(&self) -> u64 {
+        self.evicted.load(Relaxed)
     }
 
     /// A transfer of `pages` took `ns`.
@@ -283,6 +287,7 @@ impl Engine {
     pub(crate) fn note_pages_evicted(&self, unit: u32, n: u64, ns: u64) {
         let record = self.base.records.of(unit);
         let clock = self.sizes.evicted.fetch_add(n, Relaxed);
+        self.advise_turn(unit, record, n, clock);
         record.left_at.store(clock + n, Relaxed);
         // What is spared begins another stay.
         record.came_at.store(clock + n, Relaxed);
@@ -298,6 +303,7 @@ impl Engine {
     /// A locked unit that was whole keeps only the pages that are present now.
     pub(crate) fn note_split(&self, unit: u32) {
         let record = self.base.records.of(unit);
+        self.advise_whole(record);
         record.left.copy_inverse(&record.present);
         let n = record.left.count();
         let clock = self.sizes.evicted.fetch_add(n, Relaxed);
@@ -308,13 +314,15 @@ impl Engine {
 
     /// A locked, whole unit has left memory.
     pub(crate) fn note_whole_evicted(&self, unit: u32) {
+        let record = self.base.records.of(unit);
+        let clock = self.sizes.evicted.fetch_add(UNIT_PAGES, Relaxed);
+        record.left_at.store(clock + UNIT_PAGES, Relaxed);
+        self.advise_whole(record);
+        self.advise(advisor::LEFT_WHOLE, UNIT_PAGES);
         if !self.size_is_automatic(unit) {
             return;
         }
-        let record = self.base.records.of(unit);
         record.left.fill(true);
-        let clock = self.sizes.evicted.fetch_add(UNIT_PAGES, Relaxed);
-        record.left_at.store(clock + UNIT_PAGES, Relaxed);
         record.set_history(UnitHistory::NEW);
         let touched = match record.density() {
             Density::UNKNOWN | Density::FULL => UNIT_PAGES,

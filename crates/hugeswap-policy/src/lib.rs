@@ -13,10 +13,12 @@
 //! * [`watermark`]: when reclaim starts and stops
 //! * [`driver`]: all of it together on a machine of counters, for tests and simulation; its [`driver::offline`], which allocates,
 //!   compares lists on traces
+//! * [`advisor`]: what another budget would bring
 //! * [`counters`], [`histogram`]: what operators see, under the kernel's names
 //! * [`knobs`]: what they may set
 #![forbid(unsafe_code)]
 
+pub mod advisor;
 pub mod counters;
 pub mod driver;
 pub mod extents;

@@ -31,6 +31,7 @@ pub use group::{Group, GroupStats};
 pub use hugeswap_engine::FileMode;
 pub use hugeswap_engine::groups::GroupError;
 pub use hugeswap_engine::pool::{FaultMode, SwapSpec};
+pub use hugeswap_policy::advisor::advice::{Advice as BudgetAdvice, Point as BudgetPoint};
 pub use hugeswap_policy::knobs;
 pub use region::{Advice, Pin, Region};
 pub use stats::Stats;
@@ -226,6 +227,12 @@ impl Pool {
     /// What the pool did so far.
     pub fn stats(&self) -> Stats {
         Stats::of(self.inner.engine)
+    }
+
+    /// What a larger or a smaller budget would have brought so far: base pages that would have come back from swap, by
+    /// budget, and which budget to take. `None` if too little has come back to tell. Takes some milliseconds; any thread may ask.
+    pub fn advice(&self) -> Option<BudgetAdvice> {
+        self.inner.engine.pool().report().advice()
     }
 
     /// Says what does not add up of what the pool keeps account of in this process: frames, base pages, slots. For

@@ -9,6 +9,7 @@
 //! Everything that must be undone (swap areas, mounts, loop devices, cgroups) is done by one more
 //! process, the *keeper*, which undoes it when told to or when this process ends in any way.
 
+mod advisor;
 mod ageing;
 mod args;
 mod bars;
@@ -26,7 +27,7 @@ mod mixed;
 mod output;
 mod pattern;
 mod phases;
-mod plot;
+pub mod plot;
 mod runner;
 mod swap_rand;
 mod swap_seq;
@@ -79,6 +80,7 @@ pub fn run(args: Args) -> anyhow::Result<i32> {
         args::Bench::Fit(a) => fit::run(&a),
         args::Bench::Faults(a) => faults::run(&a),
         args::Bench::Extents(a) => extents::run(&a),
+        args::Bench::Advisor(a) => advisor::run(&a),
         args::Bench::Ageing(a) => ageing::run(&a),
         args::Bench::Workingset(a) => workingset::run(&a),
     });

@@ -30,9 +30,12 @@ struct Curve {
 
 /// The width of every picture.
 pub const WIDTH: f64 = 960.0;
-const LEFT: f64 = 70.0;
-const RIGHT: f64 = 20.0;
-const TOP: f64 = 70.0;
+/// Margins of the pictures with curves.
+pub const LEFT: f64 = 70.0;
+/// See [`LEFT`].
+pub const RIGHT: f64 = 20.0;
+/// See [`LEFT`].
+pub const TOP: f64 = 70.0;
 const HEIGHT: f64 = 220.0;
 const GAP: f64 = 40.0;
 /// One for each of a picture's curves or bars, then again from the start.

@@ -6,6 +6,7 @@ use super::figures::{self, Counters, PhaseRun};
 use super::phases::Phase;
 use super::worker::{CORRUPT, Figure, Thp, Work};
 use anyhow::{Context, Result, bail};
+use hugeswap_engine::pool::Pool;
 use serde::Serialize;
 use serde_json::{Map, Value};
 use std::process::Command;
@@ -268,6 +269,15 @@ impl<'a> Hugeswap<'a> {
 
     /// Runs a worker.
     pub fn run(&self, work: &Work, mut on_line: impl FnMut(&str)) -> Result<Run> {
+        self.run_watched(work, |line, _| on_line(line))
+    }
+
+    /// Runs a worker; with each line of its output comes the pool it is in, once that is known.
+    pub fn run_watched(
+        &self,
+        work: &Work,
+        mut on_line: impl FnMut(&str, Option<&Pool>),
+    ) -> Result<Run> {
         let mut run = Run::new("hugeswap", work).with("memory_bytes", self.memory);
         if let Some(also) = self.also {
             run = run.with("also", also);
@@ -275,7 +285,7 @@ impl<'a> Hugeswap<'a> {
         let json = serde_json::to_string(work)?;
         let mut pool = None;
         let (ended, report) = self.report_of(&["work", &json], |line| {
-            on_line(line);
+            on_line(line, pool.as_ref());
             if let Ok(Figure::Ready { pid }) = serde_json::from_str(line) {
                 pool = figures::pool_of(pid);
             }

@@ -5,6 +5,7 @@
 //! files, the pool in a segment, all found by the program through `/proc/PID/fd`. So nothing is
 //! left, however this ends.
 
+mod advice;
 pub mod preflight;
 mod report;
 mod supervise;

@@ -1,7 +1,7 @@
 //! The report at the end of a run, for people or for programs.
 
-use super::Format;
 use super::supervise::Ended;
+use super::{Format, advice};
 use crate::text;
 use anyhow::{Context, Result};
 use hugeswap_engine::pool::Report;
@@ -113,6 +113,8 @@ struct Json {
     #[serde(skip_serializing_if = "Option::is_none")]
     signal: Option<i32>,
     faults: Map<String, Value>,
+    /// Null when too little came back from swap to tell.
+    advisor: Option<Value>,
     #[serde(flatten)]
     counters: Map<String, Value>,
 }
@@ -153,6 +155,7 @@ fn json(outcome: &Outcome<'_>, report: &Report) -> String {
             Ended::Exited(_) => None,
         },
         faults: faults.collect(),
+        advisor: report.advice().as_ref().map(advice::json),
         counters: counters.collect(),
     };
     let mut line =
@@ -214,6 +217,9 @@ fn human(outcome: &Outcome<'_>, report: &Report) -> String {
     out.push('\n');
     swap_lines(&mut out, report);
     fault_lines(&mut out, report);
+    if let Some(line) = advice::line(report, report.advice().as_ref()) {
+        let _ = writeln!(out, "  advice    {line}");
+    }
     for (counter, what) in [
         (
             Counter::SwapWriteError,
@@ -321,6 +327,7 @@ mod tests {
             fault_mode: "signal",
             processes: 1,
             exhausted: 0,
+            tally: Box::new([0; hugeswap_policy::advisor::WORDS]),
         }
     }
 
@@ -341,7 +348,7 @@ mod tests {
         let v: Value = serde_json::from_str(&text).unwrap();
         for key in "elapsed_s fault_s peak_managed_bytes peak_resident_bytes pswpin pswpout thp_swpin thp_swpout \
                     thp_swpin_fallback thp_swpout_fallback huge_share fault_mode processes exit_code memory_bytes \
-                    swapped_in_bytes swapped_out_bytes faults signal"
+                    swapped_in_bytes swapped_out_bytes faults advisor signal"
             .split_whitespace()
         {
             assert!(v.get(key).is_some(), "{key}");

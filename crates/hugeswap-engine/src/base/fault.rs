@@ -303,6 +303,7 @@ impl Engine {
         pages: Range<usize>,
         written: Range<usize>,
     ) -> Result<(), Errno> {
+        self.advise_pages_back(unit, record, pages.clone());
         self.note_refaults(unit, record, pages.clone());
         let pieces = self.pager() == Some(Pager::Remap);
         let buffer = (!pieces).then(|| self.base.take_buffer());

@@ -24,11 +24,12 @@ mod whole;
 
 use crate::engine::Engine;
 use crate::pool::FaultMode;
+use crate::zeroed::Zeroed;
 use hugeswap_policy::UNIT_PAGES;
 use hugeswap_sys::{Result, fs, mm, uffd};
 pub(crate) use pager::Pager;
 use pieces::Pieces;
-use record::Records;
+use record::{PageTurns, Records};
 use std::sync::atomic::Ordering::{AcqRel, Relaxed};
 use std::sync::atomic::{AtomicBool, AtomicI32, AtomicI64, AtomicU32};
 
@@ -40,6 +41,8 @@ const BUFFERS: usize = 32;
 /// What an engine keeps for its base-mapped units.
 pub(crate) struct Base {
     pub records: Records,
+    /// When each page last left, in turns of its unit: see [`hugeswap_policy::advisor`].
+    pub turns: Zeroed<PageTurns>,
     /// In signal mode the userfaultfd that turns faults on absent pages into SIGBUS, or -1.
     sigbus_fd: AtomicI32,
     pub pieces: Pieces,
@@ -61,10 +64,12 @@ impl Base {
         mappings: u64,
     ) -> Result<Base> {
         let records = Records::new(units)?;
+        let turns = Zeroed::new(units as usize)?;
         // SAFETY: a new mapping at an address of the kernel's choice.
         let buffers = unsafe { mm::map_anon(0, BUFFERS * BUFFER, mm::PROT_RW, false) }?;
         Ok(Base {
             records,
+            turns,
             sigbus_fd: AtomicI32::new(if userfaultfd { open_sigbus(low_fd) } else { -1 }),
             pieces: Pieces::new(frames, mappings)?,
             credits: AtomicI64::new(0),

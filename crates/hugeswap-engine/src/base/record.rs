@@ -137,6 +137,12 @@ pub(crate) struct Record {
     history: AtomicU64,
     /// How much of it was touched when it was last in memory.
     density: AtomicU8,
+    /// How often its pages have left, for the advisor.
+    pub turn: AtomicU64,
+    /// The first turn after it was last whole.
+    pub known_from: AtomicU64,
+    /// How long turns are, in pages evicted.
+    pub turn_length: AtomicU64,
 }
 
 impl Record {
@@ -199,6 +205,7 @@ impl Record {
     /// A unit whose content is gone: nothing is known of it any more.
     pub fn forget(&self) {
         self.clear();
+        self.known_from.store(self.turn.load(Relaxed), Relaxed);
         self.left.fill(false);
         self.workingset.fill(false);
         self.set_lives(0..PAGES, 0);
@@ -213,6 +220,13 @@ impl Record {
         self.stored.fill(false);
     }
 }
+
+/// A byte for each page of a unit.
+#[repr(transparent)]
+pub(crate) struct PageTurns(pub [AtomicU8; PAGES]);
+
+// SAFETY: atomics only; zeros are valid.
+unsafe impl FromZeros for PageTurns {}
 
 // SAFETY: atomics only; no bit set and nothing known is a valid record.
 unsafe impl FromZeros for Record {}
@@ -248,6 +262,9 @@ mod tests {
             came_at: AtomicU64::new(0),
             history: AtomicU64::new(0),
             density: AtomicU8::new(0),
+            turn: AtomicU64::new(0),
+            known_from: AtomicU64::new(0),
+            turn_length: AtomicU64::new(0),
         }
     }
 

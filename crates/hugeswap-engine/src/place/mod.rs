@@ -293,6 +293,7 @@ impl Engine {
         if slot != SCATTERED {
             self.read_slot(slot, at, doubt)?;
             self.count_swap_in(at);
+            self.advise_came_back(unit);
             return Ok(());
         }
         let places = self.placing.scatter.of(unit).ok_or(Errno::EIO)?;

@@ -8,6 +8,7 @@
 //! address found here.
 
 use crate::checksum::Sums;
+use hugeswap_policy::advisor;
 use hugeswap_policy::counters::{Counter, FaultClass};
 use hugeswap_policy::histogram;
 use hugeswap_policy::knobs::Knob;
@@ -17,7 +18,7 @@ use std::sync::atomic::{AtomicI32, AtomicU32, AtomicU64};
 /// "hugeswap" in ASCII.
 pub const MAGIC: u64 = u64::from_le_bytes(*b"hugeswap");
 /// Changed whenever the layout does.
-pub const VERSION: u32 = 5;
+pub const VERSION: u32 = 6;
 /// Most processes a pool can have at one time.
 pub const MAX_PROCESSES: usize = 256;
 /// Most swap areas a pool can have.
@@ -66,6 +67,8 @@ pub struct Events {
     pub sampled_present: AtomicU64,
     /// See `sampled_present`.
     pub sampled_huge: AtomicU64,
+    /// When pages came back; see [`advisor`].
+    pub advisor: [AtomicU64; advisor::WORDS],
 }
 
 /// The head of the segment.

@@ -169,6 +169,11 @@ impl Pool {
         self.records()[me].events.counters[c as usize].fetch_add(n, Relaxed);
     }
 
+    /// What the advisor was told so far, over the living and the gone: to be compared with an earlier state.
+    pub fn advisor_tally(&self) -> [u64; hugeswap_policy::advisor::WORDS] {
+        report::tally(self)
+    }
+
     /// Everything counted so far, over the living and the gone.
     pub fn report(&self) -> Report {
         report::collect(self)

@@ -163,6 +163,10 @@ fn move_events(from: &Events, to: &Events) {
     for (a, b) in from.fault_max_ns.iter().zip(&to.fault_max_ns) {
         b.fetch_max(a.swap(0, AcqRel), Relaxed);
     }
+    from.advisor
+        .iter()
+        .zip(&to.advisor)
+        .for_each(|(a, b)| add(a, b));
     for (x, y) in from.faults.iter().zip(&to.faults) {
         x.iter().zip(y).for_each(|(a, b)| add(a, b));
     }

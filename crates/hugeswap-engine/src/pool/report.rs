@@ -2,6 +2,8 @@
 
 use super::{FaultMode, Pool};
 use hugeswap_policy::UNIT_BYTES;
+use hugeswap_policy::advisor::advice::Advice;
+use hugeswap_policy::advisor::{Tally, WORDS};
 use hugeswap_policy::counters::{Counter, FaultClass};
 use hugeswap_policy::histogram;
 use std::sync::atomic::Ordering::Relaxed;
@@ -44,12 +46,20 @@ pub struct Report {
     pub processes: u64,
     /// Processes that were ended since neither memory nor swap was left.
     pub exhausted: u64,
+    /// What the advisor was told.
+    pub tally: Box<[u64; WORDS]>,
 }
 
 impl Report {
     /// The value of a counter.
     pub fn get(&self, c: Counter) -> u64 {
         self.counters[c as usize]
+    }
+
+    /// What other budgets would have brought; `None` if too little came back from swap to tell. Takes some milliseconds.
+    pub fn advice(&self) -> Option<Advice> {
+        let pages_in = self.get(Counter::PswpIn);
+        Advice::new(&Tally::new(&self.tally), pages_in, self.memory_bytes)
     }
 }
 
@@ -85,6 +95,7 @@ pub(super) fn collect(pool: &Pool) -> Report {
     let present: u64 = sets.iter().map(|e| e.sampled_present.load(Relaxed)).sum();
     let huge: u64 = sets.iter().map(|e| e.sampled_huge.load(Relaxed)).sum();
     Report {
+        tally: Box::new(tally(pool)),
         memory_bytes: pool.frames() * UNIT_BYTES,
         peak_managed_bytes: h.peak_managed.load(Relaxed),
         peak_resident_bytes: h.peak_frames.load(Relaxed) * UNIT_BYTES,
@@ -101,4 +112,14 @@ pub(super) fn collect(pool: &Pool) -> Report {
         processes: h.joined.load(Relaxed),
         exhausted: u64::from(h.exhausted.load(Relaxed)),
     }
+}
+
+/// What the advisor was told, by all processes.
+pub(super) fn tally(pool: &Pool) -> [u64; WORDS] {
+    let retired = &pool.header().retired;
+    let sets = || std::iter::once(retired).chain(pool.live().map(|(_, r)| &r.events));
+    std::array::from_fn(|i| {
+        let all = sets().map(|e| e.advisor[i].load(Relaxed));
+        all.fold(0, u64::saturating_add)
+    })
 }

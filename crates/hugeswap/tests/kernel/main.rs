@@ -3,6 +3,7 @@
 //! The harness runs this very executable again for each test, with a time limit; a test that cannot run here
 //! prints why and counts as passed ("skipped").
 
+mod advisor;
 mod content;
 mod enabled;
 mod failure;
@@ -46,6 +47,7 @@ fn all() -> Vec<Test> {
         forks::TESTS,
         huge_entries::TESTS,
         model::TESTS,
+        advisor::TESTS,
     ]
     .concat()
 }

@@ -1,5 +1,6 @@
 //! What `hugeswap bench` takes on its command line, and the checks that need no machine.
 
+mod advisor;
 mod against;
 mod ageing;
 mod extents;
@@ -7,6 +8,7 @@ mod patterns;
 mod workingset;
 mod zipf_table;
 
+pub use advisor::{Advisor, AdvisorPart};
 pub use against::{Against, Device, KernelThp};
 pub use ageing::Ageing;
 pub use extents::{Extents, Order};
@@ -58,6 +60,8 @@ pub enum Bench {
     Ageing(Ageing),
     /// Is what is in use kept in memory, and recognised when it was not?
     Workingset(WorkingSet),
+    /// What one run says of other budgets, against runs with those budgets
+    Advisor(Advisor),
 }
 
 /// What every benchmark takes.

@@ -1,0 +1,85 @@
+//! What the advisor is told ([`hugeswap_policy::advisor`]): when pages leave and come back, added up in the process's record of the
+//! pool segment.
+//!
+//! Concurrency: atomics, and records under the units' locks. Called by the fault path, whose rules hold here.
+
+use crate::base::record::{PageTurns, Record};
+use crate::engine::Engine;
+use hugeswap_policy::{UNIT_PAGES, advisor};
+use std::ops::Range;
+use std::sync::atomic::Ordering::Relaxed;
+
+impl Engine {
+    /// Adds to a word of the tally.
+    pub(crate) fn advise(&self, word: usize, n: u64) {
+        if let Some(word) = self.record().events.advisor.get(word) {
+            word.fetch_add(n, Relaxed);
+        }
+    }
+
+    /// Pages of this process in memory.
+    fn resident_pages(&self) -> u64 {
+        self.record().charged.load(Relaxed) * UNIT_PAGES
+    }
+
+    /// The absent ones of `pages` of a locked, base-mapped unit are to be read from swap.
+    #[inline(never)]
+    pub(crate) fn advise_pages_back(&self, unit: u32, record: &Record, pages: Range<usize>) {
+        let Some(PageTurns(bytes)) = self.base.turns.get(unit as usize) else {
+            return;
+        };
+        let turn = record.turn.load(Relaxed);
+        let known = turn.saturating_sub(record.known_from.load(Relaxed));
+        let since = self.since(record);
+        let length = record.turn_length.load(Relaxed);
+        let resident = self.resident_pages();
+        let pages = pages.filter(|&p| !record.present.get(p) && record.stored.get(p));
+        for byte in pages.filter_map(|p| bytes.get(p)) {
+            let absent = advisor::absent(byte.load(Relaxed), turn, known);
+            let distance = since.saturating_add(absent.saturating_mul(length));
+            self.advise(advisor::paged_back(distance, resident), 1);
+        }
+    }
+
+    /// Pages evicted since some of a locked unit last were. Of what never left here (a parent's, say) nothing is known.
+    fn since(&self, record: &Record) -> u64 {
+        match record.left_at.load(Relaxed) {
+            0 => u64::MAX,
+            at => self.sizes.evicted().saturating_sub(at),
+        }
+    }
+
+    /// A locked unit was read from swap whole.
+    pub(crate) fn advise_came_back(&self, unit: u32) {
+        let distance = self.since(self.base.records.of(unit));
+        let word = advisor::whole_back(distance, self.resident_pages());
+        self.advise(word, UNIT_PAGES);
+    }
+
+    /// A turn of a locked, base-mapped unit ends at `now`: the `n` pages in `left` are leaving.
+    #[inline(never)]
+    pub(crate) fn advise_turn(&self, unit: u32, record: &Record, n: u64, now: u64) {
+        self.advise(advisor::LEFT_PAGED, n);
+        let turn = record.turn.load(Relaxed);
+        let length = now.saturating_sub(record.left_at.load(Relaxed));
+        let mean = match record.turn_length.load(Relaxed) {
+            0 => length,
+            before => before - before / 4 + length / 4,
+        };
+        record.turn_length.store(mean, Relaxed);
+        record.turn.store(turn + 1, Relaxed);
+        let Some(PageTurns(bytes)) = self.base.turns.get(unit as usize) else {
+            return;
+        };
+        let left = bytes
+            .iter()
+            .enumerate()
+            .filter(|(p, _)| record.left.get(*p));
+        left.for_each(|(_, byte)| byte.store(advisor::mark(turn), Relaxed));
+    }
+
+    /// All of a locked unit was in memory until now: of turns before nothing is known.
+    pub(crate) fn advise_whole(&self, record: &Record) {
+        record.known_from.store(record.turn.load(Relaxed), Relaxed);
+    }
+}

@@ -1,0 +1,287 @@
+//! From a [`Tally`] to the curve: pages that would come back from swap with other budgets.
+//!
+//! **Base pages** that are used independently of each other. How long pages are away says how often they are used: the distances are taken apart into
+//! rates ([`Rates`]). Each turn through memory takes the pages of a unit, used ones with unused ones, but for those that came back so soon that they are
+//! spared for some turns ([`crate::workingset::lives`]). So with rate `r`, if turns take `T`, a page comes back
+//! once every `T / (1 - exp(-r T))`, and later by `T` for each that it is spared, and is in memory for all of that but `1 / r`. Each `T` is
+//! one point of the curve, below the present budget and above; the present one has the `T` at which memory holds what it does. (Such
+//! models of caches are Fagin's, "Asymptotic miss ratios over independent references", 1977, and Che's, "Hierarchical web caching
+//! systems", 2002.)
+//!
+//! **Whole units** that come back say how long they were away. Memory larger by `m` keeps what leaves for as long as `m` pages fill up, those not counted that
+//! come back meanwhile (Hu, Wang, Zhou, Luo, Ding, Jiang and Wang, "Kinetic modeling of data eviction in cache", USENIX
+//! ATC 2016). Beyond that time the active list keeps what it has got, however long ago it was used ([`crate::lruvec`]), as
+//! long as nothing that comes back soon takes its place. Nobody sees touches of whole units in memory, so of
+//! budgets below nothing can be said. The same goes for base pages that all come back after about the same time, in a loop.
+//!
+//! All of it is about programs that go on as they did.
+
+use super::{BUCKETS, LEFT_PAGED, LEFT_WHOLE, PAGED, Tally, WHOLE, begins};
+use crate::workingset::MOST_LIVES;
+use crate::{UNIT_PAGES, vmscan};
+
+/// Pages that have come back one by one from which on there is something to go by.
+const ENOUGH_PAGED: f64 = 1000.0;
+/// The same whole.
+const ENOUGH_WHOLE: f64 = 24.0 * UNIT_PAGES as f64;
+/// Of what comes back, the share that may come in a way of which too little is known.
+const UNKNOWN: f64 = 0.05;
+/// What may leave with whole units, of all that leaves, for budgets below the present one to be estimated.
+const WHOLE_OUT_MAX: f64 = 0.25;
+/// Distances of which the ninth tenth is no further than this from the first are those of a loop. (Of independent uses of one rate it is 22 times.)
+const LOOP: f64 = 4.0;
+
+/// What would come back, as shares of what did.
+#[derive(Clone, Debug)]
+pub struct Curve {
+    paged: Option<Model>,
+    whole: Option<Model>,
+    /// Share of what came back that came by base pages.
+    share: f64,
+    below: bool,
+}
+
+#[derive(Clone, Debug)]
+enum Model {
+    Rates(Rates),
+    Distances(Distances),
+}
+
+impl Model {
+    fn at(&self, budget: f64) -> f64 {
+        match self {
+            Model::Rates(m) => m.at(budget),
+            Model::Distances(m) if budget > 1.0 => m.at(budget),
+            Model::Distances(_) => 1.0,
+        }
+    }
+}
+
+impl Curve {
+    /// Of a tally; `pages_in` were read from swap in all, with a budget of `memory` pages. `None`: too little has come back to
+    /// tell.
+    pub fn new(tally: &Tally<'_>, pages_in: u64, memory: u64) -> Option<Curve> {
+        let paged = Distances::new(tally, PAGED, LEFT_PAGED, memory);
+        let whole = Distances::new(tally, WHOLE, LEFT_WHOLE, memory);
+        let paged_in = (pages_in as f64 - whole.all).max(0.0);
+        let share = paged_in / (paged_in + whole.all).max(1.0);
+        let (out, whole_out) = (paged.out, whole.out);
+        let paged = (paged.all >= ENOUGH_PAGED).then(|| match paged.is_loop() {
+            true => Model::Distances(paged),
+            false => Model::Rates(Rates::new(&paged.back)),
+        });
+        let whole = (whole.all >= ENOUGH_WHOLE).then_some(Model::Distances(whole));
+        if share > UNKNOWN && paged.is_none() || 1.0 - share > UNKNOWN && whole.is_none() {
+            return None;
+        }
+        let below = matches!(paged, Some(Model::Rates(_)));
+        Some(Curve {
+            below: below && whole_out <= WHOLE_OUT_MAX * (whole_out + out),
+            paged,
+            whole,
+            share,
+        })
+    }
+
+    /// Pages in with `budget` times the present budget, for each page in now. `None`: that cannot be told.
+    pub fn at(&self, budget: f64) -> Option<f64> {
+        if !(budget > 0.0 && budget.is_finite()) || budget < 1.0 && !self.below {
+            return None;
+        }
+        let of = |m: &Option<Model>| m.as_ref().map_or(1.0, |m| m.at(budget));
+        Some(of(&self.paged) * self.share + of(&self.whole) * (1.0 - self.share))
+    }
+}
+
+/// Pages by how often they are used: see the file's head. Times are in pages that leave, and so are rates; memory is 1.
+#[derive(Clone, Debug)]
+struct Rates {
+    /// Rates, and how many pages have each.
+    pages: Vec<(f64, f64)>,
+    /// How long a turn takes with the present budget.
+    turn: f64,
+}
+
+impl Rates {
+    /// Rates told apart: two to each doubling, from one in 256 times memory on.
+    const CLASSES: i32 = 36;
+    const SLOWEST: f64 = 1.0 / 256.0;
+    /// How often the shares are improved.
+    const ROUNDS: usize = 200;
+    /// How often what comes back and what is spared are made to agree.
+    const REPEATS: usize = 6;
+
+    /// Of pages that came back, by distance. The shares of rates that explain them best are found by expectation
+    /// maximisation (Dempster, Laird and Rubin, 1977).
+    fn new(back: &[f64]) -> Rates {
+        let rates: Vec<f64> = (0..Self::CLASSES)
+            .map(|i| Self::SLOWEST * 2f64.powf(f64::from(i) / 2.0))
+            .collect();
+        let all: f64 = back.iter().sum();
+        let mut shares = vec![1.0 / rates.len() as f64; rates.len()];
+        // For each distance that occurs: how likely it is with each rate.
+        let likely: Vec<(f64, Vec<f64>)> = (0..BUCKETS)
+            .filter(|b| back[*b] > 0.0)
+            .map(|b| {
+                let beyond = |rate: f64, b: usize| match b {
+                    BUCKETS => 0.0,
+                    b => (-rate * begins(b)).exp(),
+                };
+                let each = rates.iter().map(|r| beyond(*r, b) - beyond(*r, b + 1));
+                (back[b] / all, each.collect())
+            })
+            .collect();
+        for _ in 0..Self::ROUNDS {
+            let mut next = vec![0.0; shares.len()];
+            for (seen, each) in &likely {
+                let sum: f64 = each.iter().zip(&shares).map(|(p, s)| p * s).sum();
+                for ((to, p), s) in next.iter_mut().zip(each).zip(&shares) {
+                    *to += seen * p * s / sum.max(1e-300);
+                }
+            }
+            shares = next;
+        }
+        // The turn at which what came back fills memory.
+        let taken = |turn: f64| -> f64 {
+            let each = rates.iter().zip(&shares);
+            each.map(|(r, s)| s * (cycle(*r, turn, 1.0) - 1.0 / r))
+                .sum()
+        };
+        let turn = solve(1.0, taken);
+        let pages = rates.iter().zip(&shares);
+        Rates {
+            pages: pages.map(|(r, s)| (*r, s * cycle(*r, turn, 1.0))).collect(),
+            turn,
+        }
+    }
+
+    /// Memory taken, and pages that come back in a unit of time, by turns of this length with a budget of `memory`.
+    fn with(&self, turn: f64, memory: f64) -> (f64, f64) {
+        // How soon is soon depends on what comes back, and that on what is spared.
+        let mut back = self.back(turn, memory);
+        for _ in 0..Self::REPEATS {
+            back = self.back(turn, memory / back.max(1e-9));
+        }
+        let window = memory / back.max(1e-9);
+        let of = |(r, n): &(f64, f64)| n * (1.0 - 1.0 / (r * cycle(*r, turn, window)));
+        (self.pages.iter().map(of).sum(), back)
+    }
+
+    fn back(&self, turn: f64, window: f64) -> f64 {
+        let of = |(r, n): &(f64, f64)| n / cycle(*r, turn, window);
+        self.pages.iter().map(of).sum()
+    }
+
+    fn at(&self, budget: f64) -> f64 {
+        let all: f64 = self.pages.iter().map(|p| p.1).sum();
+        if budget >= all {
+            return 0.0;
+        }
+        let turn = solve(budget, |turn| self.with(turn, budget).0);
+        self.with(turn, budget).1 / self.with(self.turn, 1.0).1
+    }
+}
+
+/// How often a page with this rate comes back. `window`: how long memory takes to be filled with what comes back.
+fn cycle(rate: f64, turn: f64, window: f64) -> f64 {
+    let within = |time: f64| -(-rate * time).exp_m1();
+    // As `workingset::lives`: one for a return within the window, another within half of it, and so on; at most one turn later.
+    let lives = (1..=MOST_LIVES).map(|n| within((window / f64::from(n)).min(turn)));
+    turn * (1.0 / within(turn) + lives.sum::<f64>())
+}
+
+/// Where a function that grows reaches a value.
+fn solve(value: f64, f: impl Fn(f64) -> f64) -> f64 {
+    let (mut low, mut high) = (1e-4f64, 1e5f64);
+    for _ in 0..40 {
+        let middle = (low * high).sqrt();
+        if f(middle) < value {
+            low = middle;
+        } else {
+            high = middle;
+        }
+    }
+    high
+}
+
+/// What comes back, by how long it was away: see the file's head.
+#[derive(Clone, Debug)]
+struct Distances {
+    /// Pages by bucket, and all of them.
+    back: Vec<f64>,
+    all: f64,
+    /// Pages that left.
+    out: f64,
+    /// The present budget, in pages.
+    memory: f64,
+}
+
+impl Distances {
+    fn new(tally: &Tally<'_>, back: usize, out: usize, memory: u64) -> Distances {
+        let back: Vec<f64> = tally.distances(back).collect();
+        let all = back.iter().sum();
+        Distances {
+            back,
+            all,
+            out: tally.pages(out).max(all),
+            memory: memory as f64,
+        }
+    }
+
+    fn is_loop(&self) -> bool {
+        let at = |share: f64| {
+            let mut sum = 0.0;
+            let reached = self.back.iter().position(|n| {
+                sum += n;
+                sum >= share * self.all
+            });
+            begins(reached.unwrap_or(0))
+        };
+        at(0.1) > 0.0 && at(0.9) <= LOOP * at(0.1)
+    }
+
+    fn at(&self, budget: f64) -> f64 {
+        let more = budget - 1.0;
+        let (mut away, mut filled, mut left) = (self.out, 0.0, 0.0);
+        let mut full = false;
+        for (b, n) in self.back.iter().enumerate() {
+            let (from, end) = (begins(b), begins(b + 1));
+            let room = (end - from) * away / self.out;
+            full |= filled + room > more;
+            if full {
+                left += n * self.kept_longer(f64::midpoint(from, end), budget);
+            } else {
+                filled += room;
+                away -= n;
+            }
+        }
+        left / self.all
+    }
+
+    /// The share of a budget that the active list gets.
+    fn active(&self, budget: f64) -> f64 {
+        let pages = (self.memory * budget).max(1.0);
+        1.0 - vmscan::inactive_target(pages as u64) as f64 / pages
+    }
+
+    /// What comes back of units that are away for `distance` with a budget that does not hold them, for each that comes back now. Those
+    /// that are not made active, too late for it or with the claim of a loop ([`crate::workingset::Duel`]), leave the active list
+    /// alone, and it keeps as many of them as it has grown by.
+    fn kept_longer(&self, distance: f64, budget: f64) -> f64 {
+        if distance <= self.active(budget) * budget && !self.is_loop() {
+            return 1.0;
+        }
+        let all = distance + 1.0;
+        (all - self.kept(all, budget)) / (all - self.kept(all, 1.0))
+    }
+
+    /// How much of so much that is used in turn is found in `memory` that does not hold it: what is active, and of the inactive list the more the nearer
+    /// memory is to holding it all, for then some claims are granted that come to something. (The square is what the
+    /// lists do, not derived.)
+    fn kept(&self, all: f64, memory: f64) -> f64 {
+        let active = self.active(memory) * memory;
+        let inactive = memory - active;
+        let near = (1.0 - (all - memory) / inactive).clamp(0.0, 1.0);
+        active + inactive * near * near
+    }
+}
