@@ -170,7 +170,9 @@ impl Engine {
             } else {
                 lru.batch(BATCH)
             };
-            (lru.take_oldest(most, &mut out), lru.may_spare())
+            let waiting = self.inflight_writes.load(Relaxed) > 0;
+            let n = lru.take_oldest(most, &mut out, waiting);
+            (n, lru.may_spare())
         };
         out[..n].sort_unstable();
         let mut progress = false;

@@ -452,16 +452,16 @@ impl<W: Deref<Target = [AtomicU16]>> Lruvecs<W> {
     }
 
     /// Takes up to `max` units (and no more than fit `out`) that should go first off the lists, and leaves their shadows.
-    /// How many there are; they are of one group and kind. None, though there are some, if all are active: ask again, having said that
-    /// there was no progress ([`Lruvecs::progressed`]).
-    pub fn take_oldest(&mut self, max: usize, out: &mut [u32]) -> usize {
+    /// How many there are; they are of one group and kind. `waiting`: some that were taken before are still being written, so that it
+    /// is better to take none than of the active ones.
+    pub fn take_oldest(&mut self, max: usize, out: &mut [u32], waiting: bool) -> usize {
         let max = max.min(out.len());
         let Some(group) = self.choose_group(max) else {
             return 0;
         };
         let first = self.choose_kind(group, max);
         for kind in [first, PageKind::ALL[1 - first as usize]] {
-            let n = self.take_of(lruvec(group, kind), max, out);
+            let n = self.take_of(lruvec(group, kind), max, out, waiting);
             if n > 0 {
                 return n;
             }
@@ -469,23 +469,24 @@ impl<W: Deref<Target = [AtomicU16]>> Lruvecs<W> {
         0
     }
 
-    fn take_of(&mut self, v: usize, max: usize, out: &mut [u32]) -> usize {
+    fn take_of(&mut self, v: usize, max: usize, out: &mut [u32], waiting: bool) -> usize {
         if self.inactive_is_short(v) {
             self.shrink_active(v);
         }
-        if self.priority.may_deactivate() {
-            let most = self.priority.scan(self.rings.len(ring(v, true)));
+        // What is active is not taken from there. Where the rest is on its way already, it is enough to wait.
+        let none = self.rings.len(ring(v, false)) == 0;
+        if self.priority.may_deactivate() || none && !waiting {
+            let most = self.priority.scan(self.rings.len(ring(v, true))).max(max);
             let _ = (0..most).take_while(|_| self.deactivate_oldest(v)).count();
         }
         let mut n = 0;
-        // What is active is not taken from there: where the rest is on its way already, it is enough to wait.
         while n < max
             && let Some(unit) = self.rings.oldest(ring(v, false))
         {
             let pages = self.weights.of(unit);
             // (Base pages are spared one by one.)
             let whole = pages == UNIT_PAGES;
-            if whole && !self.priority.may_deactivate() && self.active_is_filling(v) {
+            if whole && !none && !self.priority.may_deactivate() && self.active_is_filling(v) {
                 // The first to go back: what is known to be in use stays before it.
                 self.count_activated(v, unit);
                 self.weights.put_active(unit, true);
@@ -624,14 +625,7 @@ impl<W: Deref<Target = [AtomicU16]>> Reclaim for Lruvecs<W> {
     }
 
     fn isolate(&mut self, max: usize, out: &mut [u32]) -> usize {
-        let mut n = self.take_oldest(max, out);
-        while n == 0 && max > 0 && !out.is_empty() && Reclaim::len(self) > 0 {
-            self.progressed(false);
-            n = self.take_oldest(max, out);
-        }
-        if n > 0 {
-            self.progressed(true);
-        }
+        let n = self.take_oldest(max, out, false);
         out[..n].iter().for_each(|&u| self.weights.set(u, 0));
         n
     }

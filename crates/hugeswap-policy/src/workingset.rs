@@ -141,13 +141,17 @@ impl Duel {
 /// Most turns through memory that a base page is spared: what is kept of each page are four bits.
 pub const MOST_LIVES: u8 = 15;
 
-/// How many turns through memory a base page that came back after `distance` is spared: as often as it would
+/// How many turns through memory a base page that came back after `distance` is spared: twice as often as it would
 /// have been missed in one. `resident`: pages in memory. 0: it came back so late that more memory would not have helped.
 ///
-/// References of base pages that are in memory are not seen. But the time a page was away is a sample of the time between its uses, and as
-/// many turns as it is shorter than a turn is how long its being there is worth its place.
+/// References of base pages that are in memory are not seen. But the time a page was away is a sample of the time between its uses, and
+/// the more often that goes into a turn, the longer the page is worth its place. (Twice, for on traces that was better than once and as good as
+/// four times.)
 pub fn lives(distance: u64, resident: u64) -> u8 {
-    let turns = resident.checked_div(distance).unwrap_or(u64::MAX);
+    if distance > resident {
+        return 0;
+    }
+    let turns = (2 * resident).checked_div(distance).unwrap_or(u64::MAX);
     turns.min(MOST_LIVES.into()) as u8
 }
 
@@ -198,8 +202,8 @@ mod tests {
     #[test]
     fn sooner_is_longer() {
         assert_eq!(lives(0, 1000), MOST_LIVES);
-        assert_eq!(lives(100, 1000), 10);
-        assert_eq!(lives(1000, 1000), 1);
+        assert_eq!(lives(200, 1000), 10);
+        assert_eq!(lives(1000, 1000), 2);
         assert_eq!(lives(1001, 1000), 0);
         assert_eq!(lives(u64::MAX, 1000), 0);
     }

@@ -365,15 +365,16 @@ impl Slow {
         if (self.inactive.len() as u64 * UNIT_PAGES) < short {
             self.shrink();
         }
+        let none = self.inactive.is_empty();
+        for _ in 0..if none { max } else { 0 } {
+            // All are active: some have to go.
+            if let Some(unit) = self.active.pop_back() {
+                self.origins.insert(unit, Origin::Deactivated);
+                self.inactive.push_front(unit);
+            }
+        }
         while out.len() < max {
             let Some(unit) = self.inactive.pop_back() else {
-                // All are active: one has to go.
-                if out.is_empty()
-                    && let Some(unit) = self.active.pop_back()
-                {
-                    self.origins.insert(unit, Origin::Deactivated);
-                    self.evict(unit, &mut out);
-                }
                 break;
             };
             // What was isolated in this call still weighs.
@@ -382,8 +383,10 @@ impl Slow {
             let share = total as u64 * UNIT_PAGES - target(total);
             self.inactive.pop_back();
             let enough = if self.full { share / 4 * 3 } else { share };
-            self.full = (self.active.len() as u64 + 1) * UNIT_PAGES > enough;
-            if self.full {
+            if !none {
+                self.full = (self.active.len() as u64 + 1) * UNIT_PAGES > enough;
+            }
+            if none || self.full {
                 self.evict(unit, &mut out);
             } else {
                 self.active.push_back(unit);
