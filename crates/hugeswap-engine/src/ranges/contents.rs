@@ -5,6 +5,7 @@
 use crate::engine::{Engine, Prot, UNIT};
 use crate::table::NO_FRAME;
 use hugeswap_policy::unit::{COW, Kind, READAHEAD, UNCHARGED, WATCHED, Word};
+use hugeswap_policy::vmscan::PageKind;
 use hugeswap_sys::signal::Blocked;
 use hugeswap_sys::{mm, uffd};
 use std::sync::atomic::Ordering::Relaxed;
@@ -200,7 +201,13 @@ impl Engine {
             unit += n;
         }
         let mut lru = self.lru.lock();
-        (from..to).for_each(|u| lru.forget(u));
+        for unit in from..to {
+            lru.forget(unit);
+            if free {
+                // Whoever has these addresses next is in no group.
+                lru.assign(unit, 0, PageKind::Anon);
+            }
+        }
         drop(lru);
         self.note_available();
     }
