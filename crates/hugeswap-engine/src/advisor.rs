@@ -25,20 +25,37 @@ impl Engine {
     /// The absent ones of `pages` of a locked, base-mapped unit are to be read from swap.
     #[inline(never)]
     pub(crate) fn advise_pages_back(&self, unit: u32, record: &Record, pages: Range<usize>) {
-        let Some(PageTurns(bytes)) = self.base.turns.get(unit as usize) else {
-            return;
+        let resident = self.resident_pages();
+        for page in pages.filter(|&p| !record.present.get(p) && record.stored.get(p)) {
+            let distance = self.distance(unit, record, page);
+            self.advise(advisor::paged_back(distance, resident), 1);
+        }
+    }
+
+    /// Pages evicted since an absent page of a locked unit left: counted, if that was when some of the unit last did, else by the
+    /// usual length of its turns. Of a page that never left by itself, at least so many.
+    fn distance(&self, unit: u32, record: &Record, page: usize) -> u64 {
+        let since = self.since(record);
+        let turns = self.base.turns.get(unit as usize);
+        let byte = turns.and_then(|PageTurns(bytes)| bytes.get(page));
+        let (Some(byte), false) = (byte, record.left.get(page)) else {
+            return since;
         };
         let turn = record.turn.load(Relaxed);
         let known = turn.saturating_sub(record.known_from.load(Relaxed));
-        let since = self.since(record);
-        let length = record.turn_length.load(Relaxed);
-        let resident = self.resident_pages();
-        let pages = pages.filter(|&p| !record.present.get(p) && record.stored.get(p));
-        for byte in pages.filter_map(|p| bytes.get(p)) {
-            let absent = advisor::absent(byte.load(Relaxed), turn, known);
-            let distance = since.saturating_add(absent.saturating_mul(length));
-            self.advise(advisor::paged_back(distance, resident), 1);
-        }
+        let absent = advisor::absent(byte.load(Relaxed), turn, known);
+        since.saturating_add(absent.saturating_mul(record.turn_length.load(Relaxed)))
+    }
+
+    /// The refault distance of an absent page of a locked unit: see `hugeswap_policy::workingset`. `None`: it is not known to have left.
+    pub(crate) fn refault_distance(&self, unit: u32, record: &Record, page: usize) -> Option<u64> {
+        let marked = || {
+            let turns = self.base.turns.get(unit as usize);
+            turns.is_some_and(|PageTurns(bytes)| {
+                bytes.get(page).is_some_and(|b| b.load(Relaxed) != 0)
+            })
+        };
+        (record.left.get(page) || marked()).then(|| self.distance(unit, record, page))
     }
 
     /// Pages evicted since some of a locked unit last were. Of what never left here (a parent's, say) nothing is known.

@@ -5,7 +5,7 @@
 //!
 //! Concurrency: groups are made and set under a lock that the fault path never takes; limits are read as atomics by kswapd.
 
-use crate::engine::Engine;
+use crate::engine::{Engine, Lists};
 use crate::lock::Lock;
 use hugeswap_policy::file::FilePlace;
 use hugeswap_policy::lruvec::{Event, Events, GROUPS};
@@ -79,6 +79,8 @@ pub(crate) struct Groups {
     swap_at_most: Lock<[u64; GROUPS]>,
     /// Refaults, activations and restores of base pages, by kind.
     pages: [[[AtomicU64; 3]; 2]; GROUPS],
+    /// Of the activated, those that the lists were not told of.
+    claims: [[AtomicU64; 2]; GROUPS],
 }
 
 impl Default for Groups {
@@ -88,6 +90,7 @@ impl Default for Groups {
             swap_max: [const { AtomicU64::new(u64::MAX) }; GROUPS],
             swap_at_most: Lock::new([0; GROUPS]),
             pages: [const { [const { [const { AtomicU64::new(0) }; 3] }; 2] }; GROUPS],
+            claims: [const { [const { AtomicU64::new(0) }; 2] }; GROUPS],
         }
     }
 }
@@ -97,6 +100,18 @@ impl Groups {
     pub fn count_pages(&self, group: usize, kind: PageKind, counts: [u64; 3]) {
         for (to, n) in self.pages[group][kind as usize].iter().zip(counts) {
             to.fetch_add(n, Relaxed);
+        }
+        self.claims[group][kind as usize].fetch_add(counts[1], Relaxed);
+    }
+
+    /// Tells the lists what base pages claimed since this was last done.
+    pub fn settle_claims(&self, lru: &mut Lists) {
+        for (group, claims) in self.claims.iter().enumerate() {
+            for (kind, claimed) in PageKind::ALL.into_iter().zip(claims) {
+                if claimed.load(Relaxed) > 0 {
+                    lru.claimed(group, kind, claimed.swap(0, Relaxed));
+                }
+            }
         }
     }
 }

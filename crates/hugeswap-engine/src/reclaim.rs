@@ -170,6 +170,7 @@ impl Engine {
             } else {
                 lru.batch(BATCH)
             };
+            self.groups.settle_claims(&mut lru);
             let waiting = self.inflight_writes.load(Relaxed) > 0;
             let n = lru.take_oldest(most, &mut out, waiting);
             (n, lru.may_spare())

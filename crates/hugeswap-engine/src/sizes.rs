@@ -158,7 +158,7 @@ impl Engine {
                 Size::Whole if present > 0 => costs.fill,
                 _ => Costs { memory: 0, ..costs }.of(size),
             };
-            let distance = self.refault_distance(record, page);
+            let distance = self.refault_distance(unit, record, page);
             let resident = self.record().charged.load(Relaxed) * UNIT_PAGES;
             let brought = u64::from(size.pages()).min(UNIT_PAGES - present);
             learning
@@ -204,13 +204,6 @@ impl Engine {
         STAY - gone.min(u64::from(STAY) - 1) as u16
     }
 
-    /// Pages evicted since `page` of a locked unit left, if it did so when the unit was last evicted.
-    fn refault_distance(&self, record: &Record, page: usize) -> Option<u64> {
-        let evicted = self.sizes.evicted.load(Relaxed);
-        let since = || evicted.wrapping_sub(record.left_at.load(Relaxed));
-        record.left.get(page).then(since)
-    }
-
     /// Absent pages of a locked, base-mapped unit are about to be brought in: how often they are to be spared, and
     /// what of them are refaults.
     pub(crate) fn note_refaults(&self, unit: u32, record: &Record, pages: Range<usize>) {
@@ -219,7 +212,7 @@ impl Engine {
         let (mut refaults, mut activated, mut restored) = (0, 0, 0);
         for page in pages.filter(|&p| !record.present.get(p)) {
             let one = page..page + 1;
-            let distance = self.refault_distance(record, page);
+            let distance = self.refault_distance(unit, record, page);
             refaults += u64::from(distance.is_some());
             let lives = match distance {
                 Some(d) if detection => workingset::lives(d, resident),
@@ -294,6 +287,7 @@ impl Engine {
         let mut learning = self.sizes.learning.lock();
         let (history, density) = learning.granularity.on_evicted(record.history(), 0);
         learning.price.on_evicted(n, n, ns);
+        learning.price.on_spared(record.present.count());
         record.set_history(history);
         if let Some(density) = density {
             record.set_density(density);

@@ -175,6 +175,18 @@ fn was(workingset: bool) -> u8 {
     if workingset { WORKINGSET } else { 0 }
 }
 
+/// What base pages that came back claim of the active list.
+#[derive(Clone, Debug, Default)]
+struct Claims {
+    /// In pages; less than a unit's.
+    pages: u64,
+    /// The group's eviction clock at the last.
+    last: Option<u64>,
+}
+
+/// Claims at one time, in pages.
+const MOST_CLAIMS: u64 = 64 * UNIT_PAGES;
+
 /// One group of regions.
 #[derive(Clone, Debug, Default)]
 struct Group {
@@ -200,6 +212,7 @@ pub struct Lruvecs<W = Vec<AtomicU16>> {
     duels: [Duel; LRUVECS],
     /// Which active lists are being filled with what nothing is known of.
     filling: [bool; LRUVECS],
+    claims: [Claims; LRUVECS],
     events: [Events; LRUVECS],
     /// By kind, of what was not asked for yet.
     news: [Events; 2],
@@ -225,6 +238,7 @@ impl<W: Deref<Target = [AtomicU16]>> Lruvecs<W> {
             groups_used: 1,
             duels: Default::default(),
             filling: [true; LRUVECS],
+            claims: Default::default(),
             events: Default::default(),
             news: Default::default(),
             detection: true,
@@ -400,8 +414,31 @@ impl<W: Deref<Target = [AtomicU16]>> Lruvecs<W> {
         total - vmscan::inactive_target(total)
     }
 
+    /// Base pages came back in time: a larger share of memory would have kept them. As much of what is active goes back, which
+    /// may have been idle all the while; they themselves are spared in turn.
+    pub fn claimed(&mut self, group: usize, kind: PageKind, pages: u64) {
+        let v = lruvec(group.min(GROUPS - 1), kind);
+        let claims = &mut self.claims[v];
+        claims.pages = (claims.pages + pages).min(MOST_CLAIMS);
+        claims.last = Some(self.groups[group_of(v)].clock);
+        while self.claims[v].pages >= UNIT_PAGES {
+            self.claims[v].pages -= UNIT_PAGES;
+            self.deactivate_oldest(v);
+        }
+    }
+
+    /// Is there a claim on what is active, within a turn through memory?
+    fn is_claimed(&self, v: usize) -> bool {
+        let total = self.weights.sum(v, false) + self.weights.sum(v, true);
+        let last = self.claims[v].last;
+        last.is_some_and(|at| self.groups[group_of(v)].clock - at < total)
+    }
+
     /// Is the active list so short of its share that it is filled with what nothing is known of?
     fn active_is_filling(&mut self, v: usize) -> bool {
+        if self.is_claimed(v) {
+            return false;
+        }
         let (share, active) = (self.active_share(v), self.weights.sum(v, true));
         let enough = if self.filling[v] {
             share

@@ -313,6 +313,14 @@ impl MemoryPrice {
         }
     }
 
+    /// `pages` were not evicted when their turn came, for they come back soon. As good as evicted and back: were they left
+    /// out, those that return would seem few, and the price would be that of what is least used.
+    pub fn on_spared(&mut self, pages: u64) {
+        let new = &mut self.new;
+        new.small = new.small.saturating_add(pages);
+        new.returned = new.returned.saturating_add(pages);
+    }
+
     /// The price of one page, in nanoseconds. While memory is free, the price is 0 instead.
     pub fn price(&self) -> u64 {
         self.pressure.saturating_add(self.waste)

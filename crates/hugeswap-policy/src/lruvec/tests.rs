@@ -173,6 +173,28 @@ fn units_of_a_few_pages_stay_beside_a_stream() {
 }
 
 #[test]
+fn what_is_active_makes_room_for_base_pages_that_come_back() {
+    let mut l = lists(200);
+    (60..100).for_each(|u| Reclaim::insert(&mut l, u));
+    (0..60).for_each(|u| Reclaim::reference(&mut l, u));
+    let active = |l: &Lruvecs| l.weights().active(0, PageKind::Anon) / UNIT_PAGES;
+    assert_eq!(active(&l), 60);
+    // Page by page, as much as they are.
+    (0..10 * UNIT_PAGES + 5).for_each(|_| l.claimed(0, PageKind::Anon, 1));
+    assert_eq!(active(&l), 50);
+    assert!(
+        (0..10).all(|u| l.rings.ring_of(u) == Some(ring(0, false))),
+        "the oldest"
+    );
+    // Nor is it filled again meanwhile.
+    let mut out = [0; 8];
+    l.claimed(0, PageKind::Anon, 45 * UNIT_PAGES);
+    let before = active(&l);
+    l.isolate(8, &mut out);
+    assert_eq!((before, active(&l)), (5, 5));
+}
+
+#[test]
 fn a_shadow_goes_with_what_it_stands_for() {
     let mut m = Memory::new(4);
     (0..8).for_each(|u| m.touch(u));
