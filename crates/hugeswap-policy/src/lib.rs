@@ -8,7 +8,7 @@
 //! * [`lruvec`]: which unit goes next, on lists ([`lru`]) whose work [`vmscan`] divides and [`workingset`] corrects
 //! * [`readahead`]: what to bring in before it is asked for
 //! * [`granularity`]: how much to bring in at a fault; [`thp`]: where that is settled by what is set or advised
-//! * [`slots`]: where in swap a unit goes; [`file`]: where in a mapped file it is
+//! * [`slots`]: where in swap a unit goes; [`mod@file`]: where in a mapped file it is
 //! * [`extents`]: where on a device a page of swap lies
 //! * [`watermark`]: when reclaim starts and stops
 //! * [`driver`]: all of it together on a machine of counters, for tests and simulation; its [`driver::offline`], which allocates,

@@ -1,0 +1,116 @@
+//! What of each unit is in memory, on which lists, and sums of those.
+
+use crate::UNIT_PAGES;
+use crate::vmscan::PageKind;
+use std::ops::Deref;
+use std::sync::atomic::Ordering::Relaxed;
+use std::sync::atomic::{AtomicI64, AtomicU16};
+
+/// Most groups, counting the one that regions are in if nothing is said.
+pub const GROUPS: usize = 16;
+/// Pairs of lists: one for each kind in each group.
+pub(super) const LRUVECS: usize = GROUPS * 2;
+
+pub(super) fn lruvec(group: usize, kind: PageKind) -> usize {
+    group * 2 + kind as usize
+}
+
+pub(super) fn group_of(lruvec: usize) -> usize {
+    lruvec / 2
+}
+
+pub(super) fn kind_of(lruvec: usize) -> PageKind {
+    PageKind::ALL[lruvec % 2]
+}
+
+/// How many pages of each unit are in memory, on which lists; and sums of those.
+pub struct Weights<W = Vec<AtomicU16>> {
+    /// Pages (10 bits), lruvec (5 bits), and [`ACTIVE`].
+    units: W,
+    /// Pages that are inactive and active in each lruvec: exact whenever nobody is changing a weight.
+    pages: [[AtomicI64; 2]; LRUVECS],
+}
+
+const PAGES: u16 = (1 << 10) - 1;
+const LRUVEC_SHIFT: u32 = 10;
+const LRUVEC: u16 = (LRUVECS as u16 - 1) << LRUVEC_SHIFT;
+const ACTIVE: u16 = 1 << 15;
+
+impl<W: Deref<Target = [AtomicU16]>> Weights<W> {
+    pub(super) fn new(units: W) -> Weights<W> {
+        Weights {
+            units,
+            pages: std::array::from_fn(|_| [AtomicI64::new(0), AtomicI64::new(0)]),
+        }
+    }
+
+    /// `pages` of a unit are in memory. No lock, no order with other calls for the same unit but what the caller has.
+    pub fn set(&self, unit: u32, pages: u64) {
+        let pages = pages.min(UNIT_PAGES) as u16;
+        self.change(unit, |w| w & !PAGES | pages);
+    }
+
+    /// Pages of a unit that are in memory.
+    pub fn of(&self, unit: u32) -> u64 {
+        u64::from(self.word(unit) & PAGES)
+    }
+
+    /// Pages of a kind that a group has in memory.
+    pub fn used(&self, group: usize, kind: PageKind) -> u64 {
+        let v = lruvec(group, kind);
+        self.sum(v, false) + self.sum(v, true)
+    }
+
+    /// Pages of a kind in a group that are active.
+    pub fn active(&self, group: usize, kind: PageKind) -> u64 {
+        self.sum(lruvec(group, kind), true)
+    }
+
+    /// The group and kind of a unit.
+    pub fn place(&self, unit: u32) -> (usize, PageKind) {
+        let v = self.lruvec(unit);
+        (group_of(v), kind_of(v))
+    }
+
+    /// Pages of a kind that are on all groups' active or inactive lists.
+    pub fn listed(&self, kind: PageKind, active: bool) -> u64 {
+        (0..GROUPS).map(|g| self.sum(lruvec(g, kind), active)).sum()
+    }
+
+    fn word(&self, unit: u32) -> u16 {
+        self.units.get(unit as usize).map_or(0, |w| w.load(Relaxed))
+    }
+
+    pub(super) fn lruvec(&self, unit: u32) -> usize {
+        usize::from((self.word(unit) & LRUVEC) >> LRUVEC_SHIFT)
+    }
+
+    pub(super) fn put_active(&self, unit: u32, active: bool) {
+        self.change(unit, |w| if active { w | ACTIVE } else { w & !ACTIVE });
+    }
+
+    pub(super) fn put_lruvec(&self, unit: u32, lruvec: usize) {
+        self.change(unit, |w| w & !LRUVEC | (lruvec as u16) << LRUVEC_SHIFT);
+    }
+
+    pub(super) fn sum(&self, lruvec: usize, active: bool) -> u64 {
+        self.pages[lruvec][usize::from(active)].load(Relaxed).max(0) as u64
+    }
+
+    fn change(&self, unit: u32, to: impl Fn(u16) -> u16) {
+        let Some(word) = self.units.get(unit as usize) else {
+            return;
+        };
+        let mut old = word.load(Relaxed);
+        while let Err(now) = word.compare_exchange_weak(old, to(old), Relaxed, Relaxed) {
+            old = now;
+        }
+        for (w, sign) in [(old, -1), (to(old), 1)] {
+            let lruvec = usize::from((w & LRUVEC) >> LRUVEC_SHIFT);
+            let pages = i64::from(w & PAGES);
+            if pages != 0 {
+                self.pages[lruvec][usize::from(w & ACTIVE != 0)].fetch_add(sign * pages, Relaxed);
+            }
+        }
+    }
+}
