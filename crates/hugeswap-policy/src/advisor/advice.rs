@@ -135,8 +135,12 @@ mod tests {
         for (distance, mib) in [(0.1, 1126), (0.45, 1500), (0.9, 2000), (2.6, 4000)] {
             let advice = looped(distance).unwrap();
             let (point, saved) = advice.suggestion().unwrap();
-            assert_eq!(point.memory_bytes >> 20, mib, "{distance}: {advice:?}");
-            assert!(saved > 0.99);
+            // The budget of the curve that is next to it, below or above.
+            assert!(
+                (point.memory_bytes >> 20).abs_diff(mib) <= mib / 15,
+                "{distance}: {advice:?}"
+            );
+            assert!(saved > 0.95, "{distance}: {saved}");
             assert_eq!(advice.points[0].memory_bytes, 1000 << 20, "nothing below");
             assert_eq!(advice.points[0].pages_in, 1000 * UNIT_PAGES);
             assert!(!advice.points[0].estimated && advice.points[1].estimated);

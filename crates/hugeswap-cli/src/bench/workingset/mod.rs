@@ -48,6 +48,7 @@ fn measure(args: &WorkingSet, outcome: &mut Outcome) -> Result<Table> {
         outcome
             .more
             .insert("traces".into(), serde_json::to_value(&compared)?);
+        outcome.ratio("list_work_ns_a_fault", traces::ns_a_fault());
         table = if outcome.runs.is_empty() {
             below
         } else {

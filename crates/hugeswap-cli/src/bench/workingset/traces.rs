@@ -3,7 +3,9 @@
 use super::super::bars::Bars;
 use super::super::output::{Table, rounded};
 use hugeswap_policy::driver::offline::{self, Hits};
+use hugeswap_policy::lru::Reclaim;
 use serde::Serialize;
+use std::time::Instant;
 
 /// Hit rates on one trace in so much memory.
 #[derive(Debug, Serialize)]
@@ -57,6 +59,29 @@ pub fn compare(units: u32) -> Vec<Compared> {
         }
     }
     all
+}
+
+/// What a fault costs the lists, in nanoseconds: a unit comes, and another is taken, with a shadow; 16 GiB of memory, four times as
+/// many units. (It is kswapd's work, not the faulting thread's.)
+pub fn ns_a_fault() -> f64 {
+    const MEMORY: u32 = 8192;
+    const UNITS: u32 = 4 * MEMORY;
+    const FAULTS: u32 = 1_000_000;
+    let mut lists = offline::lists(UNITS, true);
+    let mut out = [0; 8];
+    let mut unit = 1;
+    let mut fault = || {
+        // Numbers that come round only after all of them.
+        unit = (unit * 5 + 3) % UNITS;
+        lists.insert(unit);
+        if lists.len() > MEMORY as usize {
+            lists.isolate(out.len(), &mut out);
+        }
+    };
+    (0..2 * UNITS).for_each(|_| fault());
+    let start = Instant::now();
+    (0..FAULTS).for_each(|_| fault());
+    start.elapsed().as_nanos() as f64 / f64::from(FAULTS)
 }
 
 impl Compared {
