@@ -179,8 +179,13 @@ impl<W: Deref<Target = [AtomicU16]>> Lruvecs<W> {
     pub fn forget(&mut self, unit: u32) {
         self.rings.remove(unit);
         self.weights.put_active(unit, false);
-        self.shadows[unit as usize] = 0;
-        self.flags[unit as usize] = 0;
+        // Of what was never used nothing is written: it takes no memory.
+        if self.shadows[unit as usize] != 0 {
+            self.shadows[unit as usize] = 0;
+        }
+        if self.flags[unit as usize] != 0 {
+            self.flags[unit as usize] = 0;
+        }
     }
 
     /// A whole unit came into memory. Its weight was told before.

@@ -102,6 +102,9 @@ impl<W: Deref<Target = [AtomicU16]>> Weights<W> {
             return;
         };
         let mut old = word.load(Relaxed);
+        if to(old) == old {
+            return;
+        }
         while let Err(now) = word.compare_exchange_weak(old, to(old), Relaxed, Relaxed) {
             old = now;
         }
