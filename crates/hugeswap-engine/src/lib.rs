@@ -6,6 +6,7 @@
 //! * `frames`: where frames come from; `mappings`: room below the kernel's limit on mappings
 //! * `reclaim`, `work`: kswapd and the I/O threads; [`groups`]: what groups of regions may count on
 //! * `base`: units mapped by base pages; `sizes`, `thp`: what decides between those and whole units
+//! * `swap`: pages between memory and swap; `backing`: what happens on the device
 //! * `file`: mapped files, read and written in place of swap
 //! * `mover`, `uffd_move`: how units move; `arena`: where frames wait; `table`: what each unit is
 //! * [`handler`]: signals; `message`: userfaultfd events
@@ -41,6 +42,7 @@ mod reclaim;
 mod sizes;
 pub mod space;
 mod stack;
+mod swap;
 mod table;
 mod thp;
 mod uffd_move;

@@ -1,19 +1,15 @@
 //! The I/O threads: reads ahead, reads that program threads could not do, and write-outs.
 
 use crate::checksum::{self, UnitSums};
-use crate::engine::{Engine, Job, UNIT};
+use crate::engine::{Engine, Job};
 use crate::table::NO_FRAME;
+use hugeswap_policy::UNIT_PAGES;
 use hugeswap_policy::counters::Counter;
 use hugeswap_policy::file::FilePlace;
-use hugeswap_policy::granularity::Direction;
 use hugeswap_policy::knobs::Knob;
 use hugeswap_policy::unit::{CLEAN, Kind, LOCKED, READAHEAD, WAITERS, WRITABLE, WRITEBACK, Word};
-use hugeswap_policy::{UNIT_BYTES, UNIT_PAGES};
-use hugeswap_sys::{Errno, fs, futex, now_ns, process};
+use hugeswap_sys::{Errno, futex};
 use std::sync::atomic::Ordering::{Acquire, Relaxed, Release};
-
-/// How much an area grows by.
-const GROWTH: u64 = 64 << 20;
 
 impl Engine {
     /// A thread's body: reads first, writes when there is nothing to read.
@@ -243,27 +239,7 @@ impl Engine {
     }
 
     fn write_slot(&self, slot: u64, at: usize, sum: &UnitSums) -> Result<(), Errno> {
-        let (index, offset) = self.pool.locate(slot).ok_or(Errno::EIO)?;
-        let area = &self.pool.header().areas[index];
-        let joined = self.pool.areas()[index];
-        if offset + UNIT_BYTES > area.allocated.load(Relaxed) {
-            self.grow_area(index, offset + UNIT_BYTES)?;
-        }
-        // What the slot holds is nothing until the write is done.
-        let s = &self.pool.slot_sums()[slot as usize];
-        checksum::forget(s);
-        let start = now_ns();
-        // SAFETY: under write-back the unit is mapped readable.
-        unsafe { self.backing.write(&self.pool, joined.fd, at, UNIT, offset) }.inspect_err(
-            |_| {
-                area.errors.fetch_add(1, Relaxed);
-            },
-        )?;
-        let took = now_ns().saturating_sub(start);
-        self.sizes
-            .observe(Direction::Out, UNIT_PAGES as usize, took);
-        checksum::store(s, sum);
-        self.count(Counter::PswpOut, UNIT_PAGES);
+        self.swap_write(slot, 0..UNIT_PAGES as usize, at, sum, false)?;
         let huge = self.is_huge(at).unwrap_or(true);
         self.count(
             if huge {
@@ -273,23 +249,6 @@ impl Engine {
             },
             1,
         );
-        Ok(())
-    }
-
-    /// Reserves blocks up to `need` bytes and some more.
-    pub(crate) fn grow_area(&self, index: usize, need: u64) -> Result<(), Errno> {
-        let area = &self.pool.header().areas[index];
-        let joined = self.pool.areas()[index];
-        let have = area.allocated.load(Relaxed);
-        let limit = joined.slots * UNIT_BYTES;
-        let goal = (need.max(have) + GROWTH).min(limit).max(need);
-        match fs::allocate(joined.fd, have, goal - have) {
-            Ok(()) | Err(Errno::EOPNOTSUPP) => {}
-            Err(Errno::ENOSPC) => fs::allocate(joined.fd, need - UNIT_BYTES, UNIT_BYTES)?,
-            Err(e) => return Err(e),
-        }
-        area.allocated.fetch_max(goal.min(limit), Relaxed);
-        process::yield_now();
         Ok(())
     }
 }

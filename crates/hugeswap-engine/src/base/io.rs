@@ -3,13 +3,11 @@
 use super::{BUFFER, PAGE, record::Record};
 use crate::checksum::{self, UnitSums};
 use crate::engine::Engine;
+use hugeswap_policy::UNIT_PAGES;
 use hugeswap_policy::counters::Counter;
 use hugeswap_policy::file::FilePlace;
-use hugeswap_policy::granularity::Direction;
-use hugeswap_policy::knobs::Knob;
 use hugeswap_policy::unit::{SCATTERED, Word};
-use hugeswap_policy::{UNIT_BYTES, UNIT_PAGES};
-use hugeswap_sys::{Errno, fs, now_ns};
+use hugeswap_sys::Errno;
 use std::ops::Range;
 use std::sync::atomic::Ordering::Relaxed;
 
@@ -24,37 +22,10 @@ impl Engine {
         to: usize,
         doubt: bool,
     ) -> Result<(), Errno> {
-        let (area, offset) = self.pool.locate(slot).ok_or(Errno::EIO)?;
-        let a = self.pool.areas().get(area).ok_or(Errno::EIO)?;
-        // With a sum the content itself tells.
-        let summed = self.pool.knob(Knob::Checksum) != 0;
-        let strange = || doubt && fs::identity(a.fd) != Ok(a.identity);
-        if !summed && strange() {
-            return Err(Errno::EBADF);
-        }
-        let len = pages.len() * PAGE;
-        let from = offset + (pages.start * PAGE) as u64;
-        let start = now_ns();
-        // SAFETY: the caller's memory.
-        let read = unsafe { self.backing.read(&self.pool, a.fd, to, len, from) };
-        read.map_err(|e| if strange() { Errno::EBADF } else { e })?;
-        self.sizes
-            .observe(Direction::In, pages.len(), now_ns().saturating_sub(start));
-        self.count(Counter::PswpIn, pages.len() as u64);
-        if !summed {
-            return Ok(());
-        }
-        let sums = self.pool.slot_sums().get(slot as usize);
-        let want = sums.and_then(|s| s.get(pages)).ok_or(Errno::EIO)?;
-        // SAFETY: just filled, and the caller's.
-        let got = unsafe { std::slice::from_raw_parts(to as *const u8, len) };
-        if checksum::matches(&self.key, got, want) {
-            Ok(())
-        } else if strange() {
-            Err(Errno::EBADF)
-        } else {
-            Err(Errno::EIO)
-        }
+        let count = pages.len() as u64;
+        self.swap_read(slot, pages, to, doubt)?;
+        self.count(Counter::PswpIn, count);
+        Ok(())
     }
 
     /// [`Engine::read_pages`], with what a device does once in a while forgiven.
@@ -80,33 +51,12 @@ impl Engine {
         pages: Range<usize>,
         from: usize,
     ) -> Result<(), Errno> {
-        let (index, offset) = self.pool.locate(slot).ok_or(Errno::EIO)?;
-        let area = self.pool.header().areas.get(index).ok_or(Errno::EIO)?;
-        let joined = self.pool.areas().get(index).ok_or(Errno::EIO)?;
-        // Program threads come here too (forks, moves), whose descriptors are the program's to change.
-        if fs::identity(joined.fd) != Ok(joined.identity) {
-            return Err(Errno::EBADF);
-        }
-        if offset + UNIT_BYTES > area.allocated.load(Relaxed) {
-            self.grow_area(index, offset + UNIT_BYTES)?;
-        }
-        let len = pages.len() * PAGE;
         // SAFETY: the caller's memory.
-        let bytes = unsafe { std::slice::from_raw_parts(from as *const u8, len) };
+        let bytes = unsafe { std::slice::from_raw_parts(from as *const u8, pages.len() * PAGE) };
         let mut sums: UnitSums = [0; PAGES];
         checksum::fill(&self.key, bytes, &mut sums);
-        let kept = self.pool.slot_sums().get(slot as usize);
-        let kept = kept.and_then(|s| s.get(pages.clone())).ok_or(Errno::EIO)?;
-        // What the pages of the slot hold is nothing until the write is done.
-        checksum::forget(kept);
-        let at = offset + (pages.start * PAGE) as u64;
-        // SAFETY: as above.
-        unsafe { self.backing.write(&self.pool, joined.fd, from, len, at) }.inspect_err(|_| {
-            area.errors.fetch_add(1, Relaxed);
-        })?;
-        checksum::store(kept, &sums);
-        self.count(Counter::PswpOut, pages.len() as u64);
-        Ok(())
+        // Program threads come here too (forks, moves).
+        self.swap_write(slot, pages, from, &sums, true)
     }
 
     /// [`Engine::write_pages`], with what a device does once in a while forgiven: many writes in a row make up one

@@ -3,16 +3,13 @@
 //!
 //! Each takes a locked unit and unlocks it. `None`: look at the unit again.
 
-use crate::checksum;
 use crate::engine::{Engine, Job, UNIT};
 use crate::fault::Outcome;
 use crate::table::NO_FRAME;
 use hugeswap_policy::UNIT_PAGES;
 use hugeswap_policy::counters::{Counter, FaultClass};
-use hugeswap_policy::granularity::Direction;
-use hugeswap_policy::knobs::Knob;
 use hugeswap_policy::unit::{CLEAN, Kind, MAY_WRITE, READAHEAD, WRITABLE, Word};
-use hugeswap_sys::{Errno, fs, now_ns};
+use hugeswap_sys::Errno;
 use std::sync::atomic::Ordering::Relaxed;
 
 impl Engine {
@@ -168,28 +165,6 @@ impl Engine {
     /// Reads a slot to `at` (a place of the arena) and verifies it. `doubt`: the caller is a program
     /// thread, whose descriptor table is the program's to change.
     pub(crate) fn read_slot(&self, slot: u64, at: usize, doubt: bool) -> Result<(), Errno> {
-        let (area, offset) = self.pool.locate(slot).ok_or(Errno::EIO)?;
-        let a = &self.pool.areas()[area];
-        if doubt && fs::identity(a.fd) != Ok(a.identity) {
-            return Err(Errno::EBADF);
-        }
-        let start = now_ns();
-        // SAFETY: the place is the caller's.
-        unsafe { self.backing.read(&self.pool, a.fd, at, UNIT, offset) }?;
-        self.sizes.observe(
-            Direction::In,
-            UNIT_PAGES as usize,
-            now_ns().saturating_sub(start),
-        );
-        if self.pool.knob(Knob::Checksum) == 0 {
-            return Ok(());
-        }
-        let want = &self.pool.slot_sums()[slot as usize];
-        // SAFETY: the place was just filled and is the caller's.
-        if checksum::matches(&self.key, unsafe { self.bytes(at) }, want) {
-            Ok(())
-        } else {
-            Err(Errno::EIO)
-        }
+        self.swap_read(slot, 0..UNIT_PAGES as usize, at, doubt)
     }
 }

@@ -1,0 +1,122 @@
+//! Pages between memory and swap: the one place where slots are read and written.
+//!
+//! What is read is verified against the sums of its pages; what is written has its sums noted, after the write, so that what
+//! a slot holds is nothing while that is not known. Both may be called from the fault path, whose rules hold.
+
+use crate::checksum;
+use crate::engine::Engine;
+use hugeswap_policy::counters::Counter;
+use hugeswap_policy::granularity::Direction;
+use hugeswap_policy::knobs::Knob;
+use hugeswap_policy::{PAGE_BYTES, UNIT_BYTES, UNIT_PAGES};
+use hugeswap_sys::{Errno, Result, fs, now_ns, process};
+use std::ops::Range;
+use std::sync::atomic::Ordering::Relaxed;
+
+const PAGE: usize = PAGE_BYTES as usize;
+const PAGES: usize = UNIT_PAGES as usize;
+/// How much an area grows by.
+const GROWTH: u64 = 64 << 20;
+
+impl Engine {
+    /// Reads pages of a slot to `to`, which is the caller's, and verifies them. EIO: the device failed, or gave back
+    /// something else than was written.
+    ///
+    /// `doubt`: the caller is a program thread, whose descriptor table is the program's to change. EBADF: it did.
+    pub(crate) fn swap_read(
+        &self,
+        slot: u64,
+        pages: Range<usize>,
+        to: usize,
+        doubt: bool,
+    ) -> Result<()> {
+        let (area, offset) = self.pool.locate(slot).ok_or(Errno::EIO)?;
+        let a = self.pool.areas().get(area).ok_or(Errno::EIO)?;
+        // With a sum the content itself tells.
+        let summed = self.pool.knob(Knob::Checksum) != 0;
+        let strange = || doubt && fs::identity(a.fd) != Ok(a.identity);
+        if !summed && strange() {
+            return Err(Errno::EBADF);
+        }
+        let len = pages.len() * PAGE;
+        let from = offset + (pages.start * PAGE) as u64;
+        let start = now_ns();
+        // SAFETY: the caller's memory.
+        let read = unsafe { self.backing.read(&self.pool, a.fd, to, len, from) };
+        read.map_err(|e| if strange() { Errno::EBADF } else { e })?;
+        self.sizes
+            .observe(Direction::In, pages.len(), now_ns().saturating_sub(start));
+        if !summed {
+            return Ok(());
+        }
+        let sums = self.pool.slot_sums().get(slot as usize);
+        let want = sums.and_then(|s| s.get(pages)).ok_or(Errno::EIO)?;
+        // SAFETY: just filled, and the caller's.
+        let got = unsafe { std::slice::from_raw_parts(to as *const u8, len) };
+        if checksum::matches(&self.key, got, want) {
+            Ok(())
+        } else if strange() {
+            Err(Errno::EBADF)
+        } else {
+            Err(Errno::EIO)
+        }
+    }
+
+    /// Writes pages to a slot of this process's own from `from`, which is readable; `sums` are theirs. If the program changes
+    /// them meanwhile, what the slot holds is of no use, and it is the caller who knows.
+    ///
+    /// `doubt`: as for [`Engine::swap_read`].
+    pub(crate) fn swap_write(
+        &self,
+        slot: u64,
+        pages: Range<usize>,
+        from: usize,
+        sums: &[u64],
+        doubt: bool,
+    ) -> Result<()> {
+        let (index, offset) = self.pool.locate(slot).ok_or(Errno::EIO)?;
+        let area = self.pool.header().areas.get(index).ok_or(Errno::EIO)?;
+        let joined = self.pool.areas().get(index).ok_or(Errno::EIO)?;
+        if doubt && fs::identity(joined.fd) != Ok(joined.identity) {
+            return Err(Errno::EBADF);
+        }
+        if offset + UNIT_BYTES > area.allocated.load(Relaxed) {
+            self.grow_area(index, offset + UNIT_BYTES)?;
+        }
+        let kept = self.pool.slot_sums().get(slot as usize);
+        let kept = kept.and_then(|s| s.get(pages.clone())).ok_or(Errno::EIO)?;
+        // What the pages of the slot hold is nothing until the write is done.
+        checksum::forget(kept);
+        let len = pages.len() * PAGE;
+        let at = offset + (pages.start * PAGE) as u64;
+        let start = now_ns();
+        // SAFETY: as the caller promises.
+        unsafe { self.backing.write(&self.pool, joined.fd, from, len, at) }.inspect_err(|_| {
+            area.errors.fetch_add(1, Relaxed);
+        })?;
+        if pages.len() == PAGES {
+            let took = now_ns().saturating_sub(start);
+            self.sizes.observe(Direction::Out, PAGES, took);
+        }
+        checksum::store(kept, sums);
+        self.count(Counter::PswpOut, pages.len() as u64);
+        Ok(())
+    }
+
+    /// Reserves blocks up to `need` bytes and some more.
+    fn grow_area(&self, index: usize, need: u64) -> Result<()> {
+        let area = &self.pool.header().areas[index];
+        let joined = self.pool.areas()[index];
+        let have = area.allocated.load(Relaxed);
+        let limit = joined.slots * UNIT_BYTES;
+        let goal = (need.max(have) + GROWTH).min(limit).max(need);
+        match fs::allocate(joined.fd, have, goal - have) {
+            Ok(()) | Err(Errno::EOPNOTSUPP) => {}
+            Err(Errno::ENOSPC) => fs::allocate(joined.fd, need - UNIT_BYTES, UNIT_BYTES)?,
+            Err(e) => return Err(e),
+        }
+        area.allocated.fetch_max(goal.min(limit), Relaxed);
+        process::yield_now();
+        Ok(())
+    }
+}
