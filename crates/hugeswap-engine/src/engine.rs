@@ -262,7 +262,7 @@ impl Engine {
         });
         let me = pool.join()?;
         let readahead = pool.knob(Knob::ReadaheadMax) as u32;
-        let engine = Engine {
+        Ok(Engine {
             me: AtomicUsize::new(me),
             table,
             arena,
@@ -304,9 +304,7 @@ impl Engine {
             evict_requests: ArrayQueue::new(4096),
             fenced: AtomicBool::new(false),
             pool,
-        };
-        engine.placing.begin(engine.first_slot_hint());
-        Ok(engine)
+        })
     }
 
     fn bring_up(&'static self) -> Result<(), EngineError> {
@@ -461,7 +459,7 @@ impl Engine {
             self.base.sigbus_fd(),
         ]
         .into_iter()
-        .chain(self.pool.areas().iter().map(|a| a.fd))
+        .chain(self.pool.areas().map(|(_, a)| a.fd))
         .chain(self.file_fds())
         .filter(|&fd| fd >= 0)
     }
@@ -483,13 +481,6 @@ impl Engine {
         if self.stalled.load(Acquire) > 0 {
             hugeswap_sys::futex::wake(&self.avail_seq, u32::MAX >> 1, false);
         }
-    }
-
-    /// Where this process starts to look for slots: apart from the others, so that each is laid
-    /// out in sequence.
-    pub(crate) fn first_slot_hint(&self) -> u64 {
-        let slots = self.pool.slot_words().len() as u64;
-        (self.me() as u64 * slots / 16) % slots.max(1)
     }
 
     /// Bytes at `[addr, addr+UNIT)` as a slice.

@@ -263,7 +263,7 @@ impl Engine {
         }
         self.maybe_children.store(false, Relaxed);
         self.stalled.store(0, Relaxed);
-        self.placing.begin(self.first_slot_hint());
+        self.placing.begin();
         let pagemap = fs::open(c"/proc/self/pagemap", libc::O_RDONLY, 0).unwrap_or(-1);
         let high = if pagemap >= 0 {
             fs::dup_above(pagemap, self.low_fd).unwrap_or(-1)

@@ -25,7 +25,7 @@ pub(crate) fn start(engine: &'static Engine) -> Result<(), EngineError> {
 }
 
 fn serve(engine: &'static Engine) {
-    engine.take_private_descriptors();
+    let _ = engine.take_private_descriptors();
     let fd = engine.uffd();
     while !engine.stopping.load(Acquire) {
         // Waits with a limit, so that a stop is noticed.

@@ -33,7 +33,8 @@ const TICK_NS: u64 = 200_000_000;
 impl Engine {
     /// The thread's body.
     pub(crate) fn kswapd(&'static self) {
-        self.take_private_descriptors();
+        let private = self.take_private_descriptors();
+        self.pool.follow_areas(self.low_fd, private, true);
         for i in 0..2 {
             // Without workers kswapd does their work itself, only slower.
             let _ = self.spawn(&format!("hs-io/{i}"), move || self.worker());
@@ -47,6 +48,7 @@ impl Engine {
             }
             let seen = self.record().kick.load(Acquire);
             let inside = self.gate.enter_daemon();
+            self.pool.follow_areas(self.low_fd, private, false);
             let busy = self.step();
             let storm = self.pool.knob(Knob::Storm);
             if storm > 0 {
@@ -65,14 +67,15 @@ impl Engine {
         }
     }
 
-    /// Leaves the program's descriptor table for one that holds only ours.
-    pub(crate) fn take_private_descriptors(&self) {
+    /// Leaves the program's descriptor table for one that holds only ours; false: that was refused.
+    pub(crate) fn take_private_descriptors(&self) -> bool {
         let mut keep: Vec<i32> = self.protected_fds().collect();
         keep.sort_unstable();
         keep.dedup();
         // Where it is refused, the program's table has to do.
         let private = process::private_descriptors(&keep).is_ok();
         self.note_private_descriptors(private);
+        private
     }
 
     /// Wakes kswapd if it is not at work anyway.
@@ -488,6 +491,7 @@ impl Engine {
             self.release_deferred();
         }
         self.frame_demand.tick();
+        self.look_again_for_clusters();
         self.tidy_clusters();
         self.sample();
     }

@@ -213,8 +213,10 @@ impl Engine {
                 Err(_) => self.count(Counter::SwapWriteError, 1),
             }
         }
-        for attempt in 0..4u64 {
-            let Some(slot) = self.claim_cluster() else {
+        // Areas that did not take it.
+        let mut failed = 0;
+        for _ in 0..4 {
+            let Some(slot) = self.claim_cluster_but(failed) else {
                 break;
             };
             match self.write_slot(slot, at, sum) {
@@ -225,11 +227,7 @@ impl Engine {
                 Err(_) => {
                     self.count(Counter::SwapWriteError, 1);
                     self.release_cluster(slot);
-                    // Look in another area next.
-                    let areas = self.pool.areas();
-                    let next = areas.iter().find(|a| a.first_slot > slot).or(areas.first());
-                    self.placing
-                        .go_to(next.map_or(0, |a| a.first_slot) + attempt);
+                    failed |= self.pool.locate(slot).map_or(0, |(area, _)| 1 << area);
                 }
             }
         }

@@ -126,6 +126,18 @@ impl Usage {
     }
 }
 
+impl std::ops::Add for Usage {
+    type Output = Usage;
+    fn add(self, other: Usage) -> Usage {
+        Usage {
+            clusters: self.clusters + other.clusters,
+            free: self.free + other.free,
+            split: self.split + other.split,
+            singles: self.singles + other.singles,
+        }
+    }
+}
+
 /// What `map` is used for, as far as that can be said while it changes.
 pub fn usage(map: &[AtomicU32]) -> Usage {
     let mut u = Usage {

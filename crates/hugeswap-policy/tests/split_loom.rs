@@ -72,7 +72,7 @@ impl Pool {
         let c = self.clusters();
         let got = c
             .claim(0, want)
-            .or_else(|| c.open(0, want).map(|_| 0..want));
+            .or_else(|| c.open(0..c.len(), 0, want).map(|_| 0..want));
         got.map(|r| self.take(r))
     }
 

@@ -111,6 +111,11 @@ pub fn name_thread(name: &std::ffi::CStr) {
 
 /// The soft limit on open descriptors.
 pub fn descriptor_limit() -> u64 {
+    limit(libc::RLIMIT_NOFILE)
+}
+
+/// A soft limit of this process (`libc::RLIMIT_...`); `libc::RLIM_INFINITY`: none.
+pub fn limit(resource: u32) -> u64 {
     let mut lim = libc::rlimit {
         rlim_cur: 0,
         rlim_max: 0,
@@ -119,14 +124,7 @@ pub fn descriptor_limit() -> u64 {
     let _ = unsafe {
         call(
             libc::SYS_prlimit64,
-            [
-                0,
-                libc::RLIMIT_NOFILE as usize,
-                0,
-                &mut lim as *mut _ as usize,
-                0,
-                0,
-            ],
+            [0, resource as usize, 0, &mut lim as *mut _ as usize, 0, 0],
         )
     };
     lim.rlim_cur

@@ -9,7 +9,7 @@
 //! * a scattered unit that grows past half gets a cluster of its own when it is written next;
 //! * where split clusters are mostly empty, or whole ones short, pages move together and leave whole clusters ([`compact`]).
 //!
-//! Clusters are claimed in sequence, but not beyond twice what this process has in use (and some), so that what has been freed
+//! Areas of the highest priority are filled first, those of the same in turn. In each, clusters are claimed in sequence, but not beyond twice what this process has in use (and some), so that what has been freed
 //! is used again, and the page sums of clusters of long ago do not stay in memory.
 //!
 //! Concurrency: a unit's place changes under the unit's lock. What a forked child may read is neither overwritten nor given
@@ -21,6 +21,8 @@ pub(crate) mod scatter;
 use crate::checksum;
 use crate::engine::{Engine, UNIT};
 use crate::lock::Lock;
+use crate::pool::JoinedArea;
+use crate::pool::layout::MAX_AREAS;
 use hugeswap_policy::file::FilePlace;
 use hugeswap_policy::slots::split::Partial;
 use hugeswap_policy::unit::{SCATTERED, Word};
@@ -29,7 +31,7 @@ use hugeswap_sys::{Errno, Result};
 use scatter::{Places, Scatter, Single};
 use std::ops::Range;
 use std::sync::atomic::Ordering::{Acquire, Relaxed};
-use std::sync::atomic::{AtomicBool, AtomicI64, AtomicU64};
+use std::sync::atomic::{AtomicBool, AtomicI64, AtomicU32, AtomicU64};
 
 const PAGES: usize = UNIT_PAGES as usize;
 const PAGE: usize = 4096;
@@ -48,15 +50,38 @@ pub(crate) enum Given {
 pub(crate) struct Placing {
     pub scatter: Scatter,
     partial: Lock<Partial>,
-    /// Where this process began to claim, and where it goes on.
-    start: AtomicU64,
-    hint: AtomicU64,
-    /// Clusters claimed and not given back.
-    owned: AtomicI64,
+    /// By area.
+    cursors: [Cursor; MAX_AREAS],
+    /// Counts claims, so that areas of one priority take turns.
+    turn: AtomicU32,
     /// A claim found no free cluster.
     short: AtomicBool,
     /// See the file's head.
     pub deferred: Lock<Vec<Given>>,
+}
+
+/// Where this process claims in one area.
+#[derive(Default)]
+struct Cursor {
+    /// Where it goes on, from the area's first cluster.
+    hint: AtomicU64,
+    /// Clusters claimed and not given back.
+    owned: AtomicI64,
+    /// A claim found nothing lately.
+    full: AtomicBool,
+}
+
+impl Cursor {
+    /// Where to look first in an area of `slots` clusters: on from the last one, but not far beyond what is in use. Processes begin apart
+    /// from each other, so that each is laid out in sequence.
+    fn next(&self, me: usize, slots: u64) -> usize {
+        let start = me as u64 * slots / 16 % slots.max(1);
+        let hint = self.hint.load(Relaxed);
+        let reach = self.owned.load(Relaxed).max(0) as u64 * 2 + REACH;
+        // A claim that found nothing before the end went on at the beginning.
+        let near = hint.checked_sub(start).is_some_and(|d| d < reach);
+        (if near { hint } else { start }) as usize
+    }
 }
 
 impl Placing {
@@ -64,57 +89,118 @@ impl Placing {
         Ok(Placing {
             scatter: Scatter::new(units)?,
             partial: Lock::new(Partial::default()),
-            start: AtomicU64::new(0),
-            hint: AtomicU64::new(0),
-            owned: AtomicI64::new(0),
+            cursors: Default::default(),
+            turn: AtomicU32::new(0),
             short: AtomicBool::new(false),
             deferred: Lock::new(Vec::new()),
         })
     }
 
-    /// Claims begin at cluster `first`. In a forked child, which owns nothing yet, too.
-    pub fn begin(&self, first: u64) {
-        self.start.store(first, Relaxed);
-        self.hint.store(first, Relaxed);
-        self.owned.store(0, Relaxed);
+    /// In a forked child, which owns nothing yet.
+    pub fn begin(&self) {
+        for c in &self.cursors {
+            c.hint.store(0, Relaxed);
+            c.owned.store(0, Relaxed);
+        }
         self.partial.lock().clear();
         self.deferred.lock().clear();
-    }
-
-    /// Claims go on at cluster `at`: where they were, the device fails.
-    pub fn go_to(&self, at: u64) {
-        self.start.store(at, Relaxed);
-        self.hint.store(at, Relaxed);
     }
 }
 
 impl Engine {
-    fn next_cluster(&self) -> usize {
+    /// Claims a cluster by `claim`, which is given an area and where in it to look first, and tells where it found one: in the areas of the highest
+    /// priority that have any, in turn; not in those of which `avoid` has the bit.
+    fn claim_in_areas(
+        &self,
+        avoid: u32,
+        claim: impl Fn(&JoinedArea, usize) -> Option<usize>,
+    ) -> Option<u64> {
         let p = &self.placing;
-        let (start, hint) = (p.start.load(Relaxed), p.hint.load(Relaxed));
-        let reach = p.owned.load(Relaxed).max(0) as u64 * 2 + REACH;
-        // A claim that found nothing before the end went on at the beginning.
-        let near = hint.checked_sub(start).is_some_and(|d| d < reach);
-        (if near { hint } else { start }) as usize
+        let turn = p.turn.fetch_add(1, Relaxed) as usize;
+        // Those that had nothing lately come last.
+        for full in [false, true] {
+            let fits = |i: usize| {
+                avoid >> i & 1 == 0 && p.cursors[i].full.load(Relaxed) == full && self.pool.is_on(i)
+            };
+            let mut below = i64::MAX;
+            loop {
+                let level = |i: usize| i64::from(self.pool.priority(i));
+                let areas = || self.pool.areas().filter(|&(i, _)| fits(i));
+                let lower = areas().map(|(i, _)| level(i)).filter(|&l| l < below);
+                let Some(now) = lower.max() else { break };
+                let of_it = || areas().filter(|&(i, _)| level(i) == now);
+                let first = turn % of_it().count().max(1);
+                for (i, area) in of_it().skip(first).chain(of_it().take(first)) {
+                    let cursor = &p.cursors[i];
+                    let Some(found) = claim(&area, cursor.next(self.me(), area.slots)) else {
+                        cursor.full.store(true, Relaxed);
+                        continue;
+                    };
+                    cursor.full.store(false, Relaxed);
+                    cursor
+                        .hint
+                        .store(found as u64 + 1 - area.first_slot, Relaxed);
+                    cursor.owned.fetch_add(1, Relaxed);
+                    if self.pool.still_on(i) {
+                        return Some(found as u64);
+                    }
+                    self.release_late(i, found);
+                }
+                below = now;
+            }
+        }
+        None
     }
 
-    fn claimed(&self, cluster: usize) {
-        self.placing.hint.store(cluster as u64 + 1, Relaxed);
-        self.placing.owned.fetch_add(1, Relaxed);
+    /// Gives back a cluster claimed in an area that is being taken off. (Perhaps it was too late even for that, and the cluster's word says nothing any more.)
+    fn release_late(&self, area: usize, cluster: usize) {
+        let clusters = self.pool.clusters(self.me());
+        if clusters.is_ours(cluster) {
+            clusters.free(cluster, 0..PAGES);
+        } else if self.owns_slot(cluster as u64) {
+            slots::release(self.pool.slot_words(), cluster, self.me() as u16 + 1);
+        }
+        self.placing.cursors[area].owned.fetch_sub(1, Relaxed);
+    }
+
+    /// A few times a second: other processes may have given back something.
+    pub(crate) fn look_again_for_clusters(&self) {
+        let cursors = self.placing.cursors.iter();
+        cursors.for_each(|c| c.full.store(false, Relaxed));
+    }
+
+    /// A cluster of this process's is free.
+    fn not_owned(&self, cluster: u64) {
+        if let Some((i, _)) = self.pool.locate(cluster) {
+            let cursor = &self.placing.cursors[i];
+            cursor.owned.fetch_sub(1, Relaxed);
+            cursor.full.store(false, Relaxed);
+        }
     }
 
     /// Claims a whole cluster; if there is none, kswapd looks for what could make one.
     pub(crate) fn claim_cluster(&self) -> Option<u64> {
-        let found = slots::claim(
-            self.pool.slot_words(),
-            self.me() as u16 + 1,
-            self.next_cluster(),
-        );
-        match found {
-            Some(i) => self.claimed(i),
-            None => self.note_short(),
+        self.claim_cluster_but(0)
+    }
+
+    /// [`Engine::claim_cluster`], not in areas of which `avoid` has the bit, if others have any.
+    pub(crate) fn claim_cluster_but(&self, avoid: u32) -> Option<u64> {
+        let whole = |area: &JoinedArea, hint: usize| {
+            let range = area.range();
+            let words = self.pool.slot_words();
+            let words = words.get(range.start as usize..range.end as usize)?;
+            let found = slots::claim(words, self.me() as u16 + 1, hint)?;
+            Some(range.start as usize + found)
+        };
+        let found = self.claim_in_areas(avoid, whole);
+        let found = match found {
+            None if avoid != 0 => self.claim_in_areas(0, whole),
+            found => found,
+        };
+        if found.is_none() {
+            self.note_short();
         }
-        found.map(|i| i as u64)
+        found
     }
 
     fn note_short(&self) {
@@ -140,10 +226,18 @@ impl Engine {
         avoid: impl Fn(usize) -> bool,
     ) -> Option<(u64, Range<usize>)> {
         let clusters = self.pool.clusters(self.me());
-        while let Some(i) = partial.choose(&clusters, want, &avoid) {
-            if let Some(run) = clusters.claim(i, want) {
+        let avoid = |i: usize| avoid(i) || self.pool.is_draining(i as u64);
+        while let Some(i) = partial.choose(&clusters, want, avoid) {
+            let Some(run) = clusters.claim(i, want) else {
+                continue;
+            };
+            // As after the claim of a cluster.
+            if let Some((area, _)) = self.pool.locate(i as u64)
+                && self.pool.still_on(area)
+            {
                 return Some((i as u64, run));
             }
+            self.release_singles(i as u64, run);
         }
         None
     }
@@ -156,17 +250,17 @@ impl Engine {
         }
         let clusters = self.pool.clusters(self.me());
         // With the lock held: two who look at once open one.
-        let Some(i) = clusters.open(self.next_cluster(), want) else {
+        let opened = self.claim_in_areas(0, |area, hint| {
+            let range = area.range();
+            let end = range.end.min(scatter::CLUSTERS);
+            clusters.open(range.start as usize..end as usize, hint, want)
+        });
+        let Some(i) = opened else {
             self.note_short();
             return None;
         };
-        self.claimed(i);
-        if i as u64 >= scatter::CLUSTERS {
-            self.release_singles(i as u64, 0..want);
-            return None;
-        }
         partial.remember(i as u32);
-        Some((i as u64, 0..want))
+        Some((i, 0..want))
     }
 
     /// Is the cluster this process's own, whole or split, to free?
@@ -269,7 +363,7 @@ impl Engine {
             cluster as usize,
             self.me() as u16 + 1,
         ) {
-            self.placing.owned.fetch_sub(1, Relaxed);
+            self.not_owned(cluster);
         }
     }
 
@@ -281,7 +375,7 @@ impl Engine {
         }
         let (_, emptied) = self.pool.clusters(self.me()).free(cluster as usize, run);
         if emptied {
-            self.placing.owned.fetch_sub(1, Relaxed);
+            self.not_owned(cluster);
         }
     }
 

@@ -18,11 +18,11 @@ use std::sync::atomic::{AtomicI32, AtomicU32, AtomicU64};
 /// "hugeswap" in ASCII.
 pub const MAGIC: u64 = u64::from_le_bytes(*b"hugeswap");
 /// Changed whenever the layout does.
-pub const VERSION: u32 = 6;
+pub const VERSION: u32 = 7;
 /// Most processes a pool can have at one time.
 pub const MAX_PROCESSES: usize = 256;
 /// Most swap areas a pool can have.
-pub const MAX_AREAS: usize = 16;
+pub const MAX_AREAS: usize = 32;
 
 /// What transfers of a swap area took when it was turned on.
 #[repr(C)]
@@ -33,9 +33,31 @@ pub struct AreaCosts {
     pub ns: [[AtomicU32; 3]; 2],
 }
 
+/// States of a swap area.
+pub mod area_state {
+    /// There is none.
+    pub const FREE: u32 = 0;
+    /// In use.
+    pub const ON: u32 = 1;
+    /// Being taken off: nothing is claimed there any more, and what is there moves away.
+    pub const DRAINING: u32 = 2;
+    /// Empty, and about to be free.
+    pub const ENDING: u32 = 3;
+}
+
 /// One swap area.
 #[repr(C)]
 pub struct Area {
+    /// See [`area_state`].
+    pub state: AtomicU32,
+    /// Counts areas: another one at this place has another number. Not 0.
+    pub serial: AtomicU32,
+    /// Under which it is being taken off; see [`Record::emptied`].
+    pub ticket: AtomicU32,
+    /// Areas of a higher priority are filled first.
+    pub priority: AtomicI32,
+    /// 1: its file has no name, and is nobody's but the pool's.
+    pub nameless: AtomicU32,
     /// Its descriptor in the process that made the pool.
     pub fd: AtomicI32,
     /// 1: opened for direct I/O.
@@ -82,14 +104,20 @@ pub struct Header {
     pub fault_mode: AtomicU32,
     /// The budget, in frames of 2 MiB.
     pub frames: AtomicU64,
-    /// Slots over all areas.
+    /// Slots there is room for in this segment.
     pub slots: AtomicU64,
+    /// Slots used by areas so far: none has any at or above this.
+    pub slots_high: AtomicU64,
     /// Length of the segment, bytes.
     pub length: AtomicU64,
     /// The process that made the pool and holds its descriptors.
     pub creator: AtomicI32,
-    /// How many of `areas` are in use.
-    pub area_count: AtomicU32,
+    /// Changes whenever an area comes, goes or is to be emptied.
+    pub areas_generation: AtomicU32,
+    /// Areas there ever were.
+    pub area_serial: AtomicU32,
+    /// Times that an area was to be taken off.
+    pub tickets: AtomicU32,
     /// Key of the checksums, random for each pool.
     pub key: [AtomicU64; 4],
     /// Records used so far: no live record stands at or above this index.
@@ -149,6 +177,8 @@ pub struct Record {
     pub responsive: AtomicU32,
     /// Record (index + 1) of the process it was forked from and may share slots with; 0 is none.
     pub parent: AtomicU32,
+    /// By area: the [`ticket`](Area::ticket) under which this process has emptied it.
+    pub emptied: [AtomicU32; MAX_AREAS],
     /// Which program image it runs: changes with exec.
     pub image: AtomicU64,
     /// What it counted.

@@ -5,6 +5,7 @@
 //! holds; the total is the sum over live records, so a process that dies at any instant
 //! takes nothing with it: whoever finds it dead (`reap`) frees its record and its swap slots.
 
+mod areas;
 mod charge;
 mod config;
 pub mod layout;
@@ -14,42 +15,33 @@ mod report;
 mod segment;
 pub mod swap;
 
+pub use areas::{AreaUsage, JoinedArea};
 pub use config::{FaultMode, MIN_MEMORY, PoolConfig, PoolError, machine_memory};
 pub use report::{FaultReport, Report};
 pub use swap::SwapSpec;
 
 use crate::checksum::Sums;
+use crate::lock::Lock;
 use hugeswap_policy::counters::Counter;
 use hugeswap_policy::knobs::Knob;
 use hugeswap_policy::slots::split::{Clusters, MAP_WORDS};
 use hugeswap_policy::{UNIT_BYTES, histogram, slots};
-use hugeswap_sys::fs;
-use layout::{Events, Header, MAX_PROCESSES, Offsets, Record, state};
+use layout::{Events, Header, MAX_PROCESSES, Offsets, Record, area_state, state};
 use std::sync::atomic::Ordering::{Acquire, Relaxed};
 use std::sync::atomic::{AtomicU32, AtomicU64};
-
-/// A joined swap area, as this process uses it.
-#[derive(Clone, Copy, Debug)]
-pub struct JoinedArea {
-    /// This process's descriptor.
-    pub fd: i32,
-    /// Who it is; checked before the number is trusted.
-    pub identity: fs::Identity,
-    /// First slot.
-    pub first_slot: u64,
-    /// Slots.
-    pub slots: u64,
-}
 
 /// A pool, mapped. Shareable between threads; each process holds its own.
 pub struct Pool {
     base: usize,
     length: usize,
     offsets: Offsets,
-    slots: u64,
+    /// Slots there is room for.
+    capacity: u64,
     /// The segment's descriptor.
     fd: i32,
-    areas: Vec<JoinedArea>,
+    areas: areas::Areas,
+    /// Held by who adds or ends areas.
+    changing_areas: Lock<()>,
 }
 
 impl Pool {
@@ -70,41 +62,50 @@ impl Pool {
         }
     }
 
+    /// Slots up to where the last area ends or ended. What lies beyond has no memory, and should not be looked at.
+    fn slots_high(&self) -> usize {
+        self.header().slots_high.load(Acquire).min(self.capacity) as usize
+    }
+
     /// The slot words ([`hugeswap_policy::slots`]).
     pub fn slot_words(&self) -> &[AtomicU32] {
-        // SAFETY: as in `header`; `offsets` leaves room for `slots` words.
+        // SAFETY: as in `header`; `offsets` leaves room for `capacity` words.
         unsafe {
             std::slice::from_raw_parts(
                 (self.base + self.offsets.slot_words) as *const AtomicU32,
-                self.slots as usize,
+                self.slots_high(),
             )
         }
     }
 
     /// The clusters as record `me` may split them ([`hugeswap_policy::slots::split`]).
     pub fn clusters(&self, me: usize) -> Clusters<'_, AtomicU32, AtomicU64> {
-        // SAFETY: as in `header`; `offsets` leaves room for so many words for each of `slots`.
+        let words = self.slot_words();
+        // SAFETY: as in `header`; `offsets` leaves room for so many words for each slot.
         let bits = unsafe {
             std::slice::from_raw_parts(
                 (self.base + self.offsets.split_maps) as *const AtomicU64,
-                self.slots as usize * MAP_WORDS,
+                words.len() * MAP_WORDS,
             )
         };
-        Clusters::new(self.slot_words(), bits, MAP_WORDS, me as u16 + 1)
+        Clusters::new(words, bits, MAP_WORDS, me as u16 + 1)
     }
 
-    /// What swap is used for.
+    /// What swap is used for, over all areas.
     pub fn swap_usage(&self) -> slots::Usage {
-        slots::usage(self.slot_words())
+        let areas = self.area_usage();
+        areas
+            .iter()
+            .fold(slots::Usage::default(), |sum, a| sum + a.usage)
     }
 
     /// The checksums of each slot's pages.
     pub fn slot_sums(&self) -> &[Sums] {
-        // SAFETY: as in `header`; `offsets` leaves room for `slots` sums.
+        // SAFETY: as in `header`; `offsets` leaves room for `capacity` sums.
         unsafe {
             std::slice::from_raw_parts(
                 (self.base + self.offsets.slot_sums) as *const Sums,
-                self.slots as usize,
+                self.slots_high(),
             )
         }
     }
@@ -112,11 +113,6 @@ impl Pool {
     /// The segment's descriptor in this process.
     pub fn fd(&self) -> i32 {
         self.fd
-    }
-
-    /// The swap areas as joined by this process.
-    pub fn areas(&self) -> &[JoinedArea] {
-        &self.areas
     }
 
     /// The current value of a setting.
@@ -136,7 +132,11 @@ impl Pool {
 
     /// Bytes that may be promised in all: the budget and all swap.
     pub fn capacity_bytes(&self) -> u64 {
-        (self.frames() + self.slots) * UNIT_BYTES
+        let on = self.segment_areas(area_state::ON);
+        let slots: u64 = on.map(|a| a.slots.load(Relaxed)).sum();
+        self.frames()
+            .saturating_add(slots)
+            .saturating_mul(UNIT_BYTES)
     }
 
     /// Live records.
@@ -150,18 +150,9 @@ impl Pool {
 
     /// What transfers of its swap areas took when they were turned on, if that could be measured.
     pub fn measured(&self) -> Option<probe::Measured> {
-        let count = (self.header().area_count.load(Acquire) as usize).min(layout::MAX_AREAS);
-        let areas = self.header().areas[..count].iter();
-        let all: Vec<_> = areas.filter_map(|a| a.costs.load()).collect();
+        let on = self.segment_areas(area_state::ON);
+        let all: Vec<_> = on.filter_map(|a| a.costs.load()).collect();
         probe::mean(&all)
-    }
-
-    /// Which area slot `slot` is in, and where in it (bytes).
-    pub fn locate(&self, slot: u64) -> Option<(usize, u64)> {
-        self.areas.iter().enumerate().find_map(|(i, a)| {
-            (slot >= a.first_slot && slot < a.first_slot + a.slots)
-                .then(|| (i, (slot - a.first_slot) * UNIT_BYTES))
-        })
     }
 
     /// Adds to a counter of record `me`.

@@ -36,6 +36,7 @@ impl Pool {
                 r.give_back.store(0, Relaxed);
                 r.responsive.store(0, Relaxed);
                 r.parent.store(parent, Relaxed);
+                r.emptied.iter().for_each(|e| e.store(0, Relaxed));
                 // Until it is filled in, the time of the reservation.
                 r.start_time.store(now_ns() / 1_000_000_000, Relaxed);
                 self.header().records_high.fetch_max(i as u32 + 1, AcqRel);

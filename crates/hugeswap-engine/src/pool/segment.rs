@@ -1,11 +1,13 @@
 //! The life of the segment in one process: made, or joined through the process that made it, and
 //! given back.
 
+use super::areas::{Areas, open_of, out_of_the_way};
 use super::layout::{self, Header, MAGIC, MAX_AREAS, VERSION};
-use super::{JoinedArea, MIN_MEMORY, Pool, PoolConfig, PoolError, machine_memory, probe, swap};
+use super::{MIN_MEMORY, Pool, PoolConfig, PoolError, machine_memory, swap};
+use crate::lock::Lock;
 use hugeswap_policy::UNIT_BYTES;
 use hugeswap_policy::knobs::Knob;
-use hugeswap_sys::{Errno, fs, mm, now_ns, process};
+use hugeswap_sys::{fs, mm, now_ns, process};
 use std::sync::atomic::Ordering::{Acquire, Relaxed, Release};
 
 /// After so long no further swap area is measured.
@@ -47,7 +49,8 @@ impl Pool {
             opened.iter().for_each(|a| fs::close(a.fd));
             e
         };
-        let offsets = layout::offsets(total)
+        let capacity = total.saturating_add(room_to_add(total));
+        let offsets = layout::offsets(capacity)
             .ok_or(PoolError::BadSegment)
             .map_err(close_all)?;
         let fd = mm::memfd(c"hugeswap-pool", false)
@@ -64,17 +67,18 @@ impl Pool {
                 )));
             }
         };
-        let mut pool = Pool {
+        let pool = Pool {
             base,
             length: offsets.end,
             offsets,
-            slots: total,
+            capacity,
             fd,
-            areas: Vec::new(),
+            areas: Areas::new(),
+            changing_areas: Lock::new(()),
         };
         let h = pool.header();
         h.frames.store(config.memory / UNIT_BYTES, Relaxed);
-        h.slots.store(total, Relaxed);
+        h.slots.store(capacity, Relaxed);
         h.length.store(offsets.end as u64, Relaxed);
         h.creator.store(process::pid(), Relaxed);
         h.fault_mode.store(config.fault_mode as u32, Relaxed);
@@ -92,85 +96,34 @@ impl Pool {
                 Relaxed,
             );
         }
-        let mut first = 0;
-        let mut joined = Vec::new();
         let began = now_ns();
-        for (a, slot) in opened.iter().zip(&h.areas) {
-            slot.fd.store(a.fd, Relaxed);
-            slot.direct.store(u32::from(a.direct), Relaxed);
-            slot.first_slot.store(first, Relaxed);
-            slot.slots.store(a.slots, Relaxed);
+        for (i, area) in opened.iter().enumerate() {
             // Of many slow areas the first ones are enough.
-            if now_ns() - began < PROBE_NS
-                && let Some(measured) = probe::measure(a.fd)
-            {
-                slot.costs.store(measured);
+            let probed = now_ns() - began < PROBE_NS;
+            if let Err(e) = pool.add_open_area(area, probed) {
+                // Those before are the pool's by now.
+                opened[i..].iter().for_each(|a| fs::close(a.fd));
+                return Err(e);
             }
-            let identity = fs::identity(a.fd).unwrap_or_default();
-            joined.push(JoinedArea {
-                fd: a.fd,
-                identity,
-                first_slot: first,
-                slots: a.slots,
-            });
-            first += a.slots;
         }
-        h.area_count.store(opened.len() as u32, Relaxed);
         h.version.store(VERSION, Relaxed);
         h.magic.store(MAGIC, Release);
-        pool.areas = joined;
         Ok(pool)
     }
 
     /// Joins the pool whose segment process `creator` holds under number `segment_fd`.
     /// `min_fd`: the descriptors this process gets stand at or above this number.
     pub fn attach(creator: i32, segment_fd: i32, min_fd: i32) -> Result<Pool, PoolError> {
-        let open_of = |fd: i32, flags: i32| -> Result<i32, Errno> {
-            let path = std::ffi::CString::new(format!("/proc/{creator}/fd/{fd}"))
-                .map_err(|_| Errno::EINVAL)?;
-            let low = fs::open(&path, libc::O_RDWR | flags, 0)?;
-            match fs::dup_above(low, min_fd) {
-                Ok(high) => {
-                    fs::close(low);
-                    Ok(high)
-                }
-                Err(_) => Ok(low),
-            }
-        };
-        let fd = open_of(segment_fd, 0).map_err(|e| PoolError::Unreachable(creator, e))?;
-        let mut pool = match Self::map_checked(fd) {
-            Ok(p) => p,
-            Err(e) => {
-                fs::close(fd);
-                return Err(e);
-            }
-        };
-        let mut areas = Vec::new();
-        let count = pool.header().area_count.load(Acquire) as usize;
-        for a in pool.header().areas.iter().take(count) {
-            let flags = if a.direct.load(Relaxed) == 1 {
-                libc::O_DIRECT
-            } else {
-                0
-            };
-            let fd = open_of(a.fd.load(Relaxed), flags)
-                .map_err(|e| PoolError::Unreachable(creator, e))?;
-            let (first_slot, slots) = (a.first_slot.load(Relaxed), a.slots.load(Relaxed));
-            if first_slot
-                .checked_add(slots)
-                .is_none_or(|end| end > pool.slots)
-            {
-                return Err(PoolError::BadSegment);
-            }
-            areas.push(JoinedArea {
-                fd,
-                identity: fs::identity(fd).unwrap_or_default(),
-                first_slot,
-                slots,
-            });
-        }
-        pool.areas = areas;
+        let pool = Self::attach_alone(creator, segment_fd, min_fd)?;
+        pool.join_areas(min_fd)?;
         Ok(pool)
+    }
+
+    /// As [`Pool::attach`], but without joining swap areas: to look, and to ask.
+    pub fn attach_alone(creator: i32, segment_fd: i32, min_fd: i32) -> Result<Pool, PoolError> {
+        let fd = open_of(creator, segment_fd, 0).map_err(|e| PoolError::Unreachable(creator, e))?;
+        let fd = out_of_the_way(fd, min_fd);
+        Self::map_checked(fd).inspect_err(|_| fs::close(fd))
     }
 
     fn map_checked(fd: i32) -> Result<Pool, PoolError> {
@@ -192,22 +145,35 @@ impl Pool {
             base,
             length: offsets.end,
             offsets,
-            slots,
+            capacity: slots,
             fd,
-            areas: Vec::new(),
+            areas: Areas::new(),
+            changing_areas: Lock::new(()),
         })
     }
 }
 
 impl Drop for Pool {
     fn drop(&mut self) {
-        for a in &self.areas {
+        self.close_past_areas();
+        for (_, a) in self.areas() {
             fs::close(a.fd);
         }
         fs::close(self.fd);
         // SAFETY: the segment was mapped by us and every borrow ends with `self`.
         let _ = unsafe { mm::unmap(self.base, self.length) };
     }
+}
+
+/// How many slots can be added to a pool with `slots` in use: addresses are kept for them, and no memory. Where addresses or the sizes of files are
+/// limited, none.
+fn room_to_add(slots: u64) -> u64 {
+    const LEAST: u64 = (256 << 30) / UNIT_BYTES;
+    let limited = |resource| process::limit(resource) != libc::RLIM_INFINITY;
+    if limited(libc::RLIMIT_AS) || limited(libc::RLIMIT_FSIZE) {
+        return 0;
+    }
+    slots.max(LEAST)
 }
 
 fn fill_random(buf: &mut [u8]) {

@@ -19,6 +19,8 @@ pub struct SwapSpec {
     pub size: Option<u64>,
     /// The user said that memory-backed (tmpfs) is what they want.
     pub allow_tmpfs: bool,
+    /// Areas of a higher priority are filled first, those of the same in turn.
+    pub priority: i32,
 }
 
 impl SwapSpec {
@@ -28,6 +30,7 @@ impl SwapSpec {
             path: path.into(),
             size: None,
             allow_tmpfs: false,
+            priority: 0,
         }
     }
 
@@ -71,6 +74,10 @@ pub struct OpenArea {
     pub slots: u64,
     /// The directory it is in.
     pub path: PathBuf,
+    /// See [`SwapSpec::priority`].
+    pub priority: i32,
+    /// Its file has no name, and is nobody's but the pool's.
+    pub nameless: bool,
 }
 
 /// Bytes of free space left to others when no size is given.
@@ -151,6 +158,8 @@ pub fn open_area(spec: &SwapSpec) -> Result<OpenArea, PoolError> {
         direct,
         slots,
         path: spec.path.clone(),
+        priority: spec.priority,
+        nameless: true,
     })
 }
 

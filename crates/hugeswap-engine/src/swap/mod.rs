@@ -31,7 +31,7 @@ impl Engine {
         doubt: bool,
     ) -> Result<()> {
         let (area, offset) = self.pool.locate(slot).ok_or(Errno::EIO)?;
-        let a = self.pool.areas().get(area).ok_or(Errno::EIO)?;
+        let a = self.pool.area(area).ok_or(Errno::EIO)?;
         // With a sum the content itself tells.
         let summed = self.pool.knob(Knob::Checksum) != 0;
         let strange = || doubt && fs::identity(a.fd) != Ok(a.identity);
@@ -76,7 +76,7 @@ impl Engine {
     ) -> Result<()> {
         let (index, offset) = self.pool.locate(slot).ok_or(Errno::EIO)?;
         let area = self.pool.header().areas.get(index).ok_or(Errno::EIO)?;
-        let joined = self.pool.areas().get(index).ok_or(Errno::EIO)?;
+        let joined = self.pool.area(index).ok_or(Errno::EIO)?;
         if doubt && fs::identity(joined.fd) != Ok(joined.identity) {
             return Err(Errno::EBADF);
         }
@@ -106,7 +106,7 @@ impl Engine {
     /// Reserves blocks up to `need` bytes and some more.
     fn grow_area(&self, index: usize, need: u64) -> Result<()> {
         let area = &self.pool.header().areas[index];
-        let joined = self.pool.areas()[index];
+        let joined = self.pool.area(index).ok_or(Errno::EIO)?;
         let have = area.allocated.load(Relaxed);
         let limit = joined.slots * UNIT_BYTES;
         let goal = (need.max(have) + GROWTH).min(limit).max(need);

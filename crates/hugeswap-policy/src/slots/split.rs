@@ -121,13 +121,13 @@ impl<'a, W: Cell<u32>, B: Cell<u64>> Clusters<'a, W, B> {
         Some(u32::from(self.slots().saturating_sub(n)))
     }
 
-    /// Splits a free cluster, looking from `hint` on and around the end, and claims its first `want` slots (at least 1).
-    pub fn open(&self, hint: usize, want: usize) -> Option<usize> {
-        let n = self.words.len();
-        let start = hint.checked_rem(n)?;
+    /// Splits a free cluster of those in `among`, looking from its `hint`th on and around the end, and claims its first `want` slots (at least 1).
+    pub fn open(&self, among: Range<usize>, hint: usize, want: usize) -> Option<usize> {
+        let among = among.start..among.end.min(self.words.len());
+        let start = among.start + hint.checked_rem(among.len())?;
         let opening = word(self.owner, OPENING);
-        let i = (start..n)
-            .chain(0..start)
+        let i = (start..among.end)
+            .chain(among.start..start)
             .find(|&i| self.words[i].get() == 0 && self.words[i].change(0, opening).is_ok())?;
         let want = want.clamp(1, self.slots().into());
         for (k, b) in self.map(i).iter().enumerate() {
@@ -422,7 +422,7 @@ mod tests {
                 match op {
                     Op::Open(o, hint, want) => {
                         let i = (0..N).map(|k| (hint + k) % N).find(|&i| model[i].is_none());
-                        prop_assert_eq!(of(o).open(hint, want), i);
+                        prop_assert_eq!(of(o).open(0..of(o).len(), hint, want), i);
                         if let Some(i) = i {
                             model[i] = Some((o, Some((0..want.min(512)).collect())));
                         }
@@ -501,7 +501,11 @@ mod tests {
         let (words, bits) = pool();
         let c = Clusters::new(&words, &bits, MAP_WORDS, 7);
         assert_eq!(
-            (c.open(0, 100), c.open(0, 500), c.open(0, 200)),
+            (
+                c.open(0..3, 0, 100),
+                c.open(0..3, 0, 500),
+                c.open(0..3, 0, 200)
+            ),
             (Some(0), Some(1), Some(2))
         );
         let mut p = Partial::default();
@@ -522,7 +526,7 @@ mod tests {
     fn runs_are_fitted() {
         let (words, bits) = pool();
         let c = Clusters::new(&words, &bits, MAP_WORDS, 7);
-        assert_eq!(c.open(0, 512), Some(0));
+        assert_eq!(c.open(0..3, 0, 512), Some(0));
         for hole in [10..20, 60..70, 100..164, 300..303] {
             c.free(0, hole);
         }

@@ -221,17 +221,18 @@ fn changed_bits_are_noticed() {
 }
 
 fn a_full_area_gives_way_to_another() {
-    // Each of three areas takes a third of what is needed.
-    let area = || {
+    // Each of three areas takes a third of what is needed, one after the other.
+    let area = |priority| {
         let mut spec = SwapSpec::new("/var/tmp");
         spec.size = Some(256 << 20);
+        spec.priority = priority;
         spec
     };
     let pool = Pool::builder()
         .memory(32 << 20)
-        .swap_area(area())
-        .swap_area(area())
-        .swap_area(area())
+        .swap_area(area(2))
+        .swap_area(area(1))
+        .swap_area(area(-1))
         .set("debug.swap_space=48M")
         .build()
         .unwrap();

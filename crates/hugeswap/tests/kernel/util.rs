@@ -70,6 +70,7 @@ pub fn engine_with(
         path: directory.into(),
         size: Some(1 << 30),
         allow_tmpfs: true,
+        priority: 0,
     };
     let mut settings = settings.to_vec();
     if in_pieces() {
