@@ -37,6 +37,7 @@ names! {
     ENFILE "too many open files in the system";
     ENOTTY "not for this kind of file";
     EMFILE "too many open files";
+    ETXTBSY "in use as swap or as a running program";
     EFBIG "file too large";
     ENOSPC "no space left on device";
     ESPIPE "not seekable";

@@ -196,6 +196,49 @@ pub fn size(fd: i32) -> Result<(u64, Identity)> {
     Ok((st.st_size.cast_unsigned(), who(&st)))
 }
 
+/// What a file is, as far as that decides whether it may be used.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Status {
+    /// Who it is.
+    pub identity: Identity,
+    /// Its owner.
+    pub owner: u32,
+    /// Names it has.
+    pub links: u64,
+    /// Its length, bytes (0 of a device).
+    pub bytes: u64,
+    /// Bytes of its device that it takes.
+    pub allocated: u64,
+    /// Which device it is, if it is one.
+    pub device: u64,
+}
+
+/// What `fd` is.
+pub fn status(fd: i32) -> Result<Status> {
+    stat(fd).map(|st| Status {
+        identity: who(&st),
+        owner: st.st_uid,
+        links: st.st_nlink,
+        bytes: st.st_size.cast_unsigned(),
+        allocated: st.st_blocks.cast_unsigned() * 512,
+        device: st.st_rdev,
+    })
+}
+
+/// Locks a file (flock) for this open file description, which keeps the lock until all of its descriptors, those
+/// inherited by forked children too, are closed; EAGAIN if somebody else has it. A lock that is not exclusive can be
+/// had by several. Changing from one kind to the other gives the lock up in between.
+pub fn lock(fd: i32, exclusive: bool) -> Result<()> {
+    let kind = if exclusive {
+        libc::LOCK_EX
+    } else {
+        libc::LOCK_SH
+    };
+    let how = (kind | libc::LOCK_NB) as usize;
+    // SAFETY: touches no memory.
+    unsafe { call(libc::SYS_flock, [fd as usize, how, 0, 0, 0, 0]) }.map(drop)
+}
+
 /// Waits until what was written to `fd` is on its device.
 pub fn sync_data(fd: i32) -> Result<()> {
     loop {

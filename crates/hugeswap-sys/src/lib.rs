@@ -5,6 +5,7 @@
 //! signal handler. x86-64 Linux only.
 #![cfg(all(target_os = "linux", target_arch = "x86_64"))]
 
+pub mod block;
 mod errno;
 pub mod fiemap;
 pub mod fs;

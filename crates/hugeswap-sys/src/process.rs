@@ -9,6 +9,12 @@ pub fn pid() -> i32 {
     unsafe { call(libc::SYS_getpid, [0; 6]) }.unwrap_or(0) as i32
 }
 
+/// The user whose rights this process has.
+pub fn effective_user() -> u32 {
+    // SAFETY: geteuid has no arguments.
+    unsafe { call(libc::SYS_geteuid, [0; 6]) }.unwrap_or(0) as u32
+}
+
 /// This thread's id.
 pub fn tid() -> i32 {
     // SAFETY: gettid has no arguments.

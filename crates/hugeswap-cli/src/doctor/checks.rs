@@ -229,6 +229,11 @@ fn swap_area(spec: Result<&SwapSpec, &String>) -> Check {
                 .required();
         }
     };
+    // Trying writes to it: never to a file or a device.
+    if spec.path.exists() && !spec.path.is_dir() {
+        let finding = format!("{} is not a directory", spec.path.display());
+        return Check::new(name, Mark::No, finding).required();
+    }
     let area = match swap::open_area(spec) {
         Ok(a) => a,
         Err(e) => return Check::new(name, Mark::No, e.to_string()).required(),

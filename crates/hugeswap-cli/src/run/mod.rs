@@ -44,9 +44,10 @@ pub struct Args {
     /// Memory that PROG and its children may have in memory together
     #[arg(long, value_name = "SIZE")]
     memory: String,
-    /// Directory for swap; may be repeated. Default: /var/tmp, or another directory on a disk.
-    /// Add ",tmpfs=allow" to mean a directory that is in memory
-    #[arg(long, value_name = "PATH[,size=SIZE]")]
+    /// Directory for swap, or a swap file (mode 0600, never removed); may be repeated. Default: /var/tmp, or
+    /// another directory on a disk. Areas of a higher priority are used first. Add ",device=allow" to have
+    /// a block device overwritten, ",tmpfs=allow" to mean a directory that is in memory
+    #[arg(long, value_name = "PATH[,size=SIZE][,pri=N]")]
     swap: Vec<String>,
     /// How page faults are taken: in the faulting thread (signal), or by a thread that reads them
     /// from a userfaultfd (message, needs privilege)

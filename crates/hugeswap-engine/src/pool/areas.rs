@@ -10,7 +10,7 @@
 //! made and ended by the process that made the pool alone.
 
 use super::layout::{Area, MAX_AREAS, MAX_PROCESSES, area_state, state};
-use super::swap::{OpenArea, SwapSpec, open_area};
+use super::swap::{Kind, OpenArea, SwapSpec, hold, open_area};
 use super::{Pool, PoolError, probe};
 use crate::lock::Lock;
 use hugeswap_policy::UNIT_BYTES;
@@ -298,6 +298,7 @@ impl Pool {
         let free = |a: &Area| a.state.load(Acquire) == area_state::FREE;
         let index = areas.iter().position(free).ok_or(PoolError::TooManyAreas)?;
         let first = self.free_range(open.slots).ok_or_else(|| PoolError::Swap {
+            noun: "area",
             path: open.path.display().to_string(),
             what: "is larger than what can be added to this pool".into(),
             hint: "give a smaller size=".into(),
@@ -306,7 +307,7 @@ impl Pool {
         a.fd.store(open.fd, Relaxed);
         a.direct.store(u32::from(open.direct), Relaxed);
         a.priority.store(open.priority, Relaxed);
-        a.nameless.store(u32::from(open.nameless), Relaxed);
+        a.kind.store(open.kind as u32, Relaxed);
         a.first_slot.store(first, Relaxed);
         a.slots.store(open.slots, Relaxed);
         a.allocated.store(0, Relaxed);
@@ -457,7 +458,7 @@ impl Pool {
     /// Gives back the space of a nameless file, whoever still has it open.
     fn forget_file(&self, a: &Area) {
         let fd = a.fd.load(Relaxed);
-        if a.nameless.load(Relaxed) == 1 {
+        if a.kind.load(Relaxed) == Kind::Nameless as u32 {
             let _ = fs::truncate(fd, 0);
         }
     }
@@ -530,6 +531,7 @@ impl Pool {
             _ => 0,
         };
         let new = open_of(maker, a.fd.load(Relaxed), flags)?;
+        hold(new, a.kind.load(Relaxed)).inspect_err(|_| fs::close(new))?;
         let fd = match at {
             Some(at) if at == new => at,
             Some(at) => {

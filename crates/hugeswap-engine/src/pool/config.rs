@@ -53,8 +53,9 @@ pub enum PoolError {
     TooSmall(u64),
     #[error("memory budget of {} MiB is more than this machine has ({} MiB): give less", asked >> 20, has >> 20)]
     TooLarge { asked: u64, has: u64 },
-    #[error("swap directory {path} {what}: {hint}")]
+    #[error("swap {noun} {path} {what}: {hint}")]
     Swap {
+        noun: &'static str,
         path: String,
         what: String,
         hint: String,

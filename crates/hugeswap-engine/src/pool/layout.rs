@@ -18,7 +18,7 @@ use std::sync::atomic::{AtomicI32, AtomicU32, AtomicU64};
 /// "hugeswap" in ASCII.
 pub const MAGIC: u64 = u64::from_le_bytes(*b"hugeswap");
 /// Changed whenever the layout does.
-pub const VERSION: u32 = 7;
+pub const VERSION: u32 = 8;
 /// Most processes a pool can have at one time.
 pub const MAX_PROCESSES: usize = 256;
 /// Most swap areas a pool can have.
@@ -56,12 +56,12 @@ pub struct Area {
     pub ticket: AtomicU32,
     /// Areas of a higher priority are filled first.
     pub priority: AtomicI32,
-    /// 1: its file has no name, and is nobody's but the pool's.
-    pub nameless: AtomicU32,
     /// Its descriptor in the process that made the pool.
     pub fd: AtomicI32,
     /// 1: opened for direct I/O.
     pub direct: AtomicU32,
+    /// What it is ([`Kind`](super::swap::Kind)).
+    pub kind: AtomicU32,
     /// First slot of the area.
     pub first_slot: AtomicU64,
     /// Slots it has.

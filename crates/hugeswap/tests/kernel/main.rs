@@ -4,6 +4,7 @@
 //! prints why and counts as passed ("skipped").
 
 mod advisor;
+mod areas;
 mod content;
 mod enabled;
 mod failure;
@@ -42,6 +43,7 @@ fn all() -> Vec<Test> {
         groups::TESTS,
         storm::TESTS,
         failure::TESTS,
+        areas::TESTS,
         &files::tests(),
         life::TESTS,
         forks::TESTS,

@@ -67,10 +67,9 @@ pub fn engine_with(
     directory: &str,
 ) -> Option<&'static Engine> {
     let spec = SwapSpec {
-        path: directory.into(),
         size: Some(1 << 30),
         allow_tmpfs: true,
-        priority: 0,
+        ..SwapSpec::new(directory)
     };
     let mut settings = settings.to_vec();
     if in_pieces() {
