@@ -1,118 +1,127 @@
-//! Where the I/O of swap and of mapped files meets the device, and where tests make it fail.
+//! Where the I/O of swap and of mapped files meets the device.
 //!
-//! Every read and write of swap or of a mapped file goes through here. The settings `debug.swap_*` make some of them fail, with
-//! the errors a device gives, or bring back changed bytes, by count, so that a run can be repeated.
+//! Every read and write of swap or of a mapped file is a [`Transfer`] that goes through [`Backing::carry_out`]: a device, and before it, in
+//! tests, a faulty one ([`crate::faulty`]).
 
-use crate::pool::Pool;
-use hugeswap_policy::knobs::Knob;
+use crate::engine::Engine;
+use crate::faulty::Faulty;
 use hugeswap_sys::{Errno, Result, fs};
-use std::sync::atomic::AtomicU64;
-use std::sync::atomic::Ordering::Relaxed;
 
-/// Counts of what was done, for the faults to be made. One for each engine.
-#[derive(Default)]
-pub(crate) struct Backing {
-    reads: AtomicU64,
-    writes: AtomicU64,
+/// Bytes to move between memory and a file.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Transfer {
+    /// To the file.
+    pub write: bool,
+    /// The file.
+    pub fd: i32,
+    /// Where in memory, and how much.
+    pub memory: usize,
+    pub len: usize,
+    /// How much of that will do: a file may end.
+    pub enough: usize,
+    /// Where in the file.
+    pub offset: u64,
+    /// Of swap: which page of it is the first. `None`: a mapped file.
+    pub page: Option<SwapPage>,
+    /// The operation that this is an attempt at, and which.
+    pub operation: u64,
+    pub attempt: u32,
 }
 
-/// Is this the nth, with `every` one to be hit? 0: none.
-fn hit(count: &AtomicU64, every: u64) -> bool {
-    every != 0 && (count.fetch_add(1, Relaxed) + 1).is_multiple_of(every)
+/// A page of swap.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct SwapPage {
+    /// Which area, and how many bytes of it are allocated.
+    pub area: usize,
+    pub allocated: u64,
+    /// Number of the page over all areas.
+    pub number: u64,
+}
+
+/// What came of a transfer that did not fail.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Moved {
+    /// Bytes.
+    pub bytes: usize,
+    /// What was read is known to be something else than what was written.
+    pub spoilt: bool,
+}
+
+/// Why a transfer failed.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Failed {
+    pub error: Errno,
+    /// It was made to, by a fault or by a write that an earlier one has spoilt.
+    pub on_purpose: bool,
+}
+
+impl From<Errno> for Failed {
+    fn from(error: Errno) -> Failed {
+        Failed {
+            error,
+            on_purpose: false,
+        }
+    }
+}
+
+impl From<Failed> for Errno {
+    fn from(failed: Failed) -> Errno {
+        failed.error
+    }
+}
+
+/// See the file's head. One for each engine.
+pub(crate) struct Backing {
+    pub faulty: Faulty,
 }
 
 impl Backing {
-    /// Reads `len` bytes at `offset` to `to`.
-    ///
-    /// # Safety
-    /// `[to, to + len)` must be memory the caller may overwrite.
-    pub unsafe fn read(
-        &self,
-        pool: &Pool,
-        fd: i32,
-        to: usize,
-        len: usize,
-        offset: u64,
-    ) -> Result<()> {
-        // SAFETY: passed on to the caller.
-        unsafe { fs::read_exact_at(fd, to, len, offset) }?;
-        let (fail, flip) = (pool.knob(Knob::SwapReadFail), pool.knob(Knob::SwapReadFlip));
-        if fail | flip == 0 {
-            return Ok(());
-        }
-        if hit(&self.reads, fail) {
-            return Err(Errno::EIO);
-        }
-        if flip != 0 && self.reads.load(Relaxed).is_multiple_of(flip) {
-            let at = to + (self.reads.load(Relaxed) as usize * 4099) % len;
-            // SAFETY: within the caller's memory.
-            unsafe { *(at as *mut u8) ^= 0x10 };
-        }
-        if fail == 0 {
-            self.reads.fetch_add(1, Relaxed);
-        }
-        Ok(())
+    /// A number for an operation, of which there may be several attempts.
+    pub fn operation(&self) -> u64 {
+        self.faulty.operation()
     }
 
-    /// Writes `len` bytes from `from` to `offset`.
+    /// Carries out a transfer.
     ///
     /// # Safety
-    /// `[from, from + len)` must be readable.
-    pub unsafe fn write(
-        &self,
-        pool: &Pool,
-        fd: i32,
-        from: usize,
-        len: usize,
-        offset: u64,
-    ) -> Result<()> {
-        if hit(&self.writes, pool.knob(Knob::SwapWriteFail)) {
-            return Err(Errno::EIO);
-        }
-        let space = pool.knob(Knob::SwapSpace);
-        if space != 0 && offset + len as u64 > space {
-            return Err(Errno::ENOSPC);
+    /// The transfer's memory must be readable; for a read, the caller's to overwrite.
+    pub unsafe fn carry_out(&self, engine: &Engine, t: &Transfer) -> Result<Moved, Failed> {
+        let rules = self.faulty.rules(&engine.pool);
+        if !rules.is_quiet() || self.faulty.keeps_account() {
+            // SAFETY: passed on to the caller.
+            return unsafe { self.faulty.carry_out(engine, &rules, t) };
         }
         // SAFETY: passed on to the caller.
-        unsafe { fs::write_all_at(fd, from, len, offset) }
+        let bytes = unsafe { t.of_device(usize::MAX) }?;
+        Ok(Moved {
+            bytes,
+            spoilt: false,
+        })
     }
+}
 
-    /// Reads up to `len` bytes of a mapped file at `offset` to `to`, of which `enough` are wanted; how many there were.
+impl Transfer {
+    /// Has the device do it, the first call for at most `first` bytes. How many were moved.
     ///
     /// # Safety
-    /// `[to, to + len)` must be memory the caller may overwrite.
-    pub unsafe fn read_file(
-        &self,
-        pool: &Pool,
-        fd: i32,
-        to: usize,
-        (len, enough): (usize, usize),
-        offset: u64,
-    ) -> Result<usize> {
-        // Nothing is flipped: there is no sum that would notice.
-        if hit(&self.reads, pool.knob(Knob::SwapReadFail)) {
+    /// As for [`Backing::carry_out`].
+    pub unsafe fn of_device(&self, first: usize) -> Result<usize> {
+        let done = fs::repeat(self.enough.min(self.len), |done| {
+            let most = if done == 0 { first } else { usize::MAX };
+            let (at, len) = (self.memory + done, (self.len - done).min(most));
+            let offset = self.offset + done as u64;
+            if self.write {
+                // SAFETY: passed on to the caller, of whose memory it is a part.
+                unsafe { fs::write_at(self.fd, at, len, offset) }
+            } else {
+                // SAFETY: as above.
+                unsafe { fs::read_at(self.fd, at, len, offset) }
+            }
+        })?;
+        // What swap holds was written whole, and a device that takes no more says why.
+        if done < self.len && (self.write || self.page.is_some()) {
             return Err(Errno::EIO);
         }
-        // SAFETY: passed on to the caller.
-        unsafe { fs::read_until(fd, to, len, enough, offset) }
-    }
-
-    /// Writes `len` bytes from `from` to a mapped file.
-    ///
-    /// # Safety
-    /// `[from, from + len)` must be readable.
-    pub unsafe fn write_file(
-        &self,
-        pool: &Pool,
-        fd: i32,
-        from: usize,
-        len: usize,
-        offset: u64,
-    ) -> Result<()> {
-        if hit(&self.writes, pool.knob(Knob::SwapWriteFail)) {
-            return Err(Errno::EIO);
-        }
-        // SAFETY: passed on to the caller.
-        unsafe { fs::write_all_at(fd, from, len, offset) }
+        Ok(done)
     }
 }

@@ -8,6 +8,7 @@ use crate::arena::Arena;
 use crate::backing::Backing;
 use crate::base::Base;
 use crate::checksum::SumKey;
+use crate::faulty::Faulty;
 use crate::file::Files;
 use crate::frames::FrameDemand;
 use crate::gate::Gate;
@@ -260,6 +261,8 @@ impl Engine {
             }
             high
         });
+        let faulty = Faulty::new(&pool).map_err(sys("cannot map the account of faults"))?;
+        let backing = Backing { faulty };
         let me = pool.join()?;
         let readahead = pool.knob(Knob::ReadaheadMax) as u32;
         Ok(Engine {
@@ -275,7 +278,7 @@ impl Engine {
             mode: AtomicU32::new(mode as u32),
             uffd: AtomicI32::new(uffd),
             gate: Gate::new(),
-            backing: Backing::default(),
+            backing,
             key,
             groups: Groups::default(),
             frame_demand: FrameDemand::default(),

@@ -6,13 +6,14 @@
 use crate::engine::{Engine, EngineError};
 use crate::fault::Outcome;
 use crate::pool::FaultMode;
-use crate::{MAX_ENGINES, lock::Lock, stack};
+use crate::{MAX_ENGINES, careful, lock::Lock, stack};
 use hugeswap_sys::signal::{self, Action, Blocked};
 use hugeswap_sys::{fs, process};
 use std::sync::atomic::AtomicPtr;
 use std::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed};
 
 const REG_ERR: usize = libc::REG_ERR as usize;
+const REG_RIP: usize = libc::REG_RIP as usize;
 /// Page-fault error code bits.
 const ERR_WRITE: i64 = 1 << 1;
 const ERR_FETCH: i64 = 1 << 4;
@@ -190,11 +191,28 @@ extern "C" fn on_fault(signal: i32, info: *mut libc::siginfo_t, context: *mut li
             }
         }
     }
+    // Message mode: what is lost is SIGBUS from the kernel.
+    if signal == libc::SIGBUS && fault && leave(uc) {
+        return;
+    }
     pass_on(signal, info, context);
+}
+
+/// Where it was a careful copy that met lost memory, it ends there.
+fn leave(uc: &mut libc::ucontext_t) -> bool {
+    let ip = &mut uc.uc_mcontext.gregs[REG_RIP];
+    let Some(out) = careful::way_out(*ip as usize) else {
+        return false;
+    };
+    *ip = out as i64;
+    true
 }
 
 /// Ends in SIGBUS, after one line that says why.
 fn lost(addr: usize, why: &[u8], uc: &mut libc::ucontext_t) {
+    if leave(uc) {
+        return;
+    }
     let (mut a, mut b) = ([0u8; 20], [0u8; 20]);
     fs::complain(&[
         b"hugeswap: process ",

@@ -98,10 +98,7 @@ impl Engine {
         let place = self.table.frame(unit);
         let at = self.arena.addr(place);
         let read = |slot| self.read_unit(unit, slot, at, false);
-        let result = w
-            .slot()
-            .ok_or(Errno::EIO)
-            .and_then(|s| read(s).or_else(|_| read(s)));
+        let result = w.slot().ok_or(Errno::EIO).and_then(read);
         if result.is_ok() {
             self.table
                 .unlock(unit, w.with_kind(Kind::Cached).set(READAHEAD));

@@ -3,6 +3,7 @@
 //! A counter is an index into a fixed array of 64-bit words: each process of a
 //! pool has one such array in the pool segment, and a reader adds them up.
 
+use crate::faulty::Kind;
 use crate::lruvec::Event;
 use crate::vmscan::PageKind;
 
@@ -44,6 +45,8 @@ counters! {
     WriteRedirtied => "write_redirtied", "Write-outs made useless by a write while they were going on.";
     SwapWriteError => "swap_write_error", "Swap writes that failed (the page stayed in memory).";
     SwapReadError => "swap_read_error", "Swap reads that failed or whose checksum did not match.";
+    SwapSumError => "swap_sum_error", "Reads of swap that brought something else than was written; most are tried again.";
+    SwapRetry => "swap_retry", "Transfers of swap tried again after an error.";
     Poisoned => "hwpoison", "Units lost: touching one is SIGBUS.";
     Cow => "pgcow", "Units copied because a forked relative shares them.";
     Pinned => "pin", "Ranges held in memory for a system call.";
@@ -67,10 +70,43 @@ counters! {
     FileOut => "fileout", "Base pages written back to mapped files (a huge page counts 512).";
     FileReadError => "file_read_error", "Reads of mapped files that failed, or that the file was too short for.";
     FileWriteError => "file_write_error", "Writes to mapped files that failed (the pages stayed in memory).";
+    FaultEio => "fault_injected_eio", "Faults made on purpose: errors.";
+    FaultShort => "fault_injected_short", "Faults made on purpose: short transfers.";
+    FaultNoSpace => "fault_injected_nospace", "Faults made on purpose: full devices.";
+    FaultFlip => "fault_injected_flip", "Faults made on purpose: changed bits.";
+    FaultMisread => "fault_injected_misread", "Faults made on purpose: reads from the wrong place.";
+    FaultMiswrite => "fault_injected_miswrite", "Faults made on purpose: writes to the wrong place.";
+    FaultTorn => "fault_injected_torn", "Faults made on purpose: writes done in part.";
+    FaultLost => "fault_injected_lost", "Faults made on purpose: writes not done.";
+    FaultBad => "fault_injected_bad", "Faults made on purpose: transfers of bad pages.";
+    FaultGone => "fault_injected_gone", "Faults made on purpose: transfers of a device that is gone.";
+    FaultDelay => "fault_injected_delay", "Faults made on purpose: delays.";
+    FaultHang => "fault_injected_hang", "Faults made on purpose: hangs.";
+    FaultDetected => "fault_detected", "Reads spoilt on purpose, or by an earlier write, that were noticed.";
+    FaultUndetected => "fault_undetected", "Reads spoilt on purpose, or by an earlier write, that were not noticed.";
+    FaultUnexplained => "fault_unexplained", "Reads that were found wrong, or failed, though nothing was spoilt.";
     Ejected => "ejected", "Units handed to the kernel for good (mixed protections, stacks).";
 }
 
 impl Counter {
+    /// Where a fault made on purpose is counted.
+    pub const fn of_fault(kind: Kind) -> Counter {
+        match kind {
+            Kind::Eio => Counter::FaultEio,
+            Kind::Short => Counter::FaultShort,
+            Kind::NoSpace => Counter::FaultNoSpace,
+            Kind::Flip => Counter::FaultFlip,
+            Kind::Misread => Counter::FaultMisread,
+            Kind::Miswrite => Counter::FaultMiswrite,
+            Kind::Torn => Counter::FaultTorn,
+            Kind::Lost => Counter::FaultLost,
+            Kind::Bad => Counter::FaultBad,
+            Kind::Gone => Counter::FaultGone,
+            Kind::Delay => Counter::FaultDelay,
+            Kind::Hang => Counter::FaultHang,
+        }
+    }
+
     /// Where the lists' own counts are shown.
     pub const fn of_lists(event: Event, kind: PageKind) -> Counter {
         match (event, kind) {

@@ -1,5 +1,7 @@
 //! What `--set KEY=VALUE` may set: names, bounds, defaults, one place.
 
+use crate::faulty::Kind;
+
 /// How a value is written.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Unit {
@@ -85,6 +87,40 @@ knobs! {
     Userfaultfd => "debug.userfaultfd", Switch, 0, 1, 1, "testing: off does as if userfaultfd were refused for base pages (signal mode)";
     PieceMappings => "debug.piece_mappings", Count, 0, 1 << 31, 0, "testing: most mappings that 64 KiB pieces may take without userfaultfd; 0: half of what is free under vm.max_map_count";
     SwapSpace => "debug.swap_space", Bytes, 0, 1 << 50, 0, "testing: each swap area is full (ENOSPC) after so many bytes; 0 is off";
+    FaultSeed => "debug.fault_seed", Count, 0, u64::MAX, 0, "testing: what the faults by rate follow from; 0: there are none";
+    FaultEio => "debug.fault_eio", Count, 0, 1_000_000, 0, "testing: of a million operations so many fail (EIO), for one or two attempts";
+    FaultShort => "debug.fault_short", Count, 0, 1_000_000, 0, "testing: of a million operations so many transfer only a part at first";
+    FaultNoSpace => "debug.fault_nospace", Count, 0, 1_000_000, 0, "testing: of a million writes so many are refused (ENOSPC), for one or two attempts";
+    FaultFlip => "debug.fault_flip", Count, 0, 1_000_000, 0, "testing: of a million reads so many have a bit changed, for one or two attempts";
+    FaultMisread => "debug.fault_misread", Count, 0, 1_000_000, 0, "testing: of a million reads so many come from the wrong place, for one or two attempts";
+    FaultMiswrite => "debug.fault_miswrite", Count, 0, 1_000_000, 0, "testing: of a million writes so many go to the wrong place";
+    FaultTorn => "debug.fault_torn", Count, 0, 1_000_000, 0, "testing: of a million writes so many are done in part";
+    FaultLost => "debug.fault_lost", Count, 0, 1_000_000, 0, "testing: of a million writes so many are not done, and said to be";
+    FaultBad => "debug.fault_bad", Count, 0, 1_000_000, 0, "testing: of a million pages of swap so many cannot be read, every other one of them not written either";
+    FaultDelay => "debug.fault_delay", Count, 0, 1_000_000, 0, "testing: of a million operations so many take up to 1/32 of debug.fault_hang_ms longer";
+    FaultHang => "debug.fault_hang", Count, 0, 1_000_000, 0, "testing: of a million operations so many take up to debug.fault_hang_ms longer";
+    FaultGone => "debug.fault_gone", Count, 0, 1 << 40, 0, "testing: the last swap area is not there any more (ENODEV) after so many transfers; 0 is off";
+    FaultHangMs => "debug.fault_hang_ms", Count, 1, 60_000, 500, "testing: longest hang, milliseconds";
+}
+
+impl Knob {
+    /// How often there is to be a fault of this kind; `None`: it has no rate.
+    pub const fn of_fault(kind: Kind) -> Option<Knob> {
+        Some(match kind {
+            Kind::Eio => Knob::FaultEio,
+            Kind::Short => Knob::FaultShort,
+            Kind::NoSpace => Knob::FaultNoSpace,
+            Kind::Flip => Knob::FaultFlip,
+            Kind::Misread => Knob::FaultMisread,
+            Kind::Miswrite => Knob::FaultMiswrite,
+            Kind::Torn => Knob::FaultTorn,
+            Kind::Lost => Knob::FaultLost,
+            Kind::Bad => Knob::FaultBad,
+            Kind::Delay => Knob::FaultDelay,
+            Kind::Hang => Knob::FaultHang,
+            Kind::Gone => return None,
+        })
+    }
 }
 
 /// Finds a knob by its KEY.
@@ -206,6 +242,11 @@ mod tests {
             let (min, max) = k.bounds();
             assert!((min..=max).contains(&k.default_value()), "{}", k.name());
             assert_eq!(find(k.name()), Some(*k));
+        }
+        for &kind in Kind::ALL {
+            let name = format!("debug.fault_{}", kind.name());
+            let knob = find(&name).unwrap_or_else(|| panic!("{name}"));
+            assert!(Knob::of_fault(kind).is_none_or(|k| k == knob));
         }
     }
 }

@@ -9,6 +9,8 @@
 //! * [`readahead`]: what to bring in before it is asked for
 //! * [`granularity`]: how much to bring in at a fault; [`thp`]: where that is settled by what is set or advised
 //! * [`slots`]: where in swap a unit goes; [`mod@file`]: where in a mapped file it is
+//! * [`faulty`]: what a faulty device does, for tests
+//! * [`retry`]: when a transfer that failed is tried again
 //! * [`extents`]: where on a device a page of swap lies
 //! * [`watermark`]: when reclaim starts and stops
 //! * [`driver`]: all of it together on a machine of counters, for tests and simulation; its [`driver::offline`], which allocates,
@@ -22,6 +24,7 @@ pub mod advisor;
 pub mod counters;
 pub mod driver;
 pub mod extents;
+pub mod faulty;
 pub mod file;
 pub mod granularity;
 pub mod histogram;
@@ -29,6 +32,7 @@ pub mod knobs;
 pub mod lru;
 pub mod lruvec;
 pub mod readahead;
+pub mod retry;
 pub mod slots;
 pub mod thp;
 pub mod unit;

@@ -30,13 +30,36 @@ pub fn close(fd: i32) {
     let _ = unsafe { call(libc::SYS_close, [fd as usize, 0, 0, 0, 0, 0]) };
 }
 
+/// Reads up to `len` bytes at `offset`: one call, which may be short. How many were read; 0 is the end of the file.
+///
+/// # Safety
+/// `[buf, buf+len)` must be memory the caller may overwrite.
+#[inline(never)]
+pub unsafe fn read_at(fd: i32, buf: usize, len: usize, offset: u64) -> Result<usize> {
+    let args = [fd as usize, buf, len, offset as usize, 0, 0];
+    // SAFETY: passed on to the caller.
+    unsafe { call(libc::SYS_pread64, args) }
+}
+
+/// Writes up to `len` bytes at `offset`: one call, which may be short. How many were written.
+///
+/// # Safety
+/// `[buf, buf+len)` must be readable memory.
+#[inline(never)]
+pub unsafe fn write_at(fd: i32, buf: usize, len: usize, offset: u64) -> Result<usize> {
+    let args = [fd as usize, buf, len, offset as usize, 0, 0];
+    // SAFETY: passed on to the caller.
+    unsafe { call(libc::SYS_pwrite64, args) }
+}
+
 /// Reads exactly `len` bytes at `offset`. A short file is EIO: what swap holds was written whole.
 ///
 /// # Safety
 /// `[buf, buf+len)` must be memory the caller may overwrite.
 pub unsafe fn read_exact_at(fd: i32, buf: usize, len: usize, offset: u64) -> Result<()> {
     // SAFETY: passed on to the caller.
-    unsafe { whole(libc::SYS_pread64, fd, buf, len, offset) }
+    let done = unsafe { read_until(fd, buf, len, len, offset) }?;
+    if done == len { Ok(()) } else { Err(Errno::EIO) }
 }
 
 /// Writes exactly `len` bytes at `offset`.
@@ -44,8 +67,11 @@ pub unsafe fn read_exact_at(fd: i32, buf: usize, len: usize, offset: u64) -> Res
 /// # Safety
 /// `[buf, buf+len)` must be readable memory.
 pub unsafe fn write_all_at(fd: i32, buf: usize, len: usize, offset: u64) -> Result<()> {
-    // SAFETY: passed on to the caller.
-    unsafe { whole(libc::SYS_pwrite64, fd, buf, len, offset) }
+    let done = repeat(len, |done| {
+        // SAFETY: passed on to the caller, of whose buffer it is a part.
+        unsafe { write_at(fd, buf + done, len - done, offset + done as u64) }
+    })?;
+    if done == len { Ok(()) } else { Err(Errno::EIO) }
 }
 
 /// Reads up to `len` bytes at `offset`, until at least `enough` are there or the file ends. How many were read.
@@ -59,12 +85,18 @@ pub unsafe fn read_until(
     enough: usize,
     offset: u64,
 ) -> Result<usize> {
+    repeat(enough.min(len), |done| {
+        // SAFETY: passed on to the caller, of whose buffer it is a part.
+        unsafe { read_at(fd, buf + done, len - done, offset + done as u64) }
+    })
+}
+
+/// Has `step`, which is told how much was done so far, transfer at least `enough` bytes, however little it does at a time; fewer only
+/// if it does nothing any more. How many it did.
+pub fn repeat(enough: usize, mut step: impl FnMut(usize) -> Result<usize>) -> Result<usize> {
     let mut done = 0;
-    while done < enough.min(len) {
-        let at = offset as usize + done;
-        let args = [fd as usize, buf + done, len - done, at, 0, 0];
-        // SAFETY: the rest of the caller's buffer.
-        match unsafe { call(libc::SYS_pread64, args) } {
+    while done < enough {
+        match step(done) {
             Ok(0) => break,
             Ok(n) => done += n,
             Err(Errno::EINTR | Errno::EAGAIN) => {}
@@ -72,32 +104,6 @@ pub unsafe fn read_until(
         }
     }
     Ok(done)
-}
-
-unsafe fn whole(nr: libc::c_long, fd: i32, buf: usize, len: usize, offset: u64) -> Result<()> {
-    let mut done = 0;
-    while done < len {
-        // SAFETY: the rest of the caller's buffer.
-        match unsafe {
-            call(
-                nr,
-                [
-                    fd as usize,
-                    buf + done,
-                    len - done,
-                    offset as usize + done,
-                    0,
-                    0,
-                ],
-            )
-        } {
-            Ok(0) => return Err(Errno::EIO),
-            Ok(n) => done += n,
-            Err(Errno::EINTR | Errno::EAGAIN) => {}
-            Err(e) => return Err(e),
-        }
-    }
-    Ok(())
 }
 
 /// Writes a message to the process's descriptor 2 as one call, ignoring failure: the last thing said before the

@@ -21,7 +21,7 @@ pub mod uffd;
 pub use errno::Errno;
 
 /// What a call gives back: a value, or the kernel's error number.
-pub type Result<T> = std::result::Result<T, Errno>;
+pub type Result<T, E = Errno> = std::result::Result<T, E>;
 
 /// Nanoseconds of CLOCK_MONOTONIC; no system call where the vDSO serves it.
 pub fn now_ns() -> u64 {

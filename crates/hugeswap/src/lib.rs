@@ -92,6 +92,16 @@ pub enum Error {
     /// A region that may only be read was to be written.
     #[error("the region's file is mapped read-only: map it FileMode::WriteBack")]
     ReadOnly,
+    /// What was in memory there cannot be read back from swap, or from its file.
+    #[error(
+        "bytes {offset}..+{len} of the region are lost: their swap, or their file, could not be read; discard them (Advice::DontNeed)"
+    )]
+    Lost {
+        /// Where the range starts, bytes.
+        offset: usize,
+        /// How long it is, bytes.
+        len: usize,
+    },
     /// The range could not be brought into memory.
     #[error("memory could not be brought in: {0}")]
     BringIn(std::io::Error),

@@ -197,6 +197,33 @@ impl Region {
         self.pool.inner.engine.pin_limit()
     }
 
+    /// Copies bytes from `offset` on to `to`, and says so if they are lost: the swap, or file, that held them failed. (A plain access to
+    /// them is SIGBUS.) Whatever else the unit of 2 MiB or the page holds may be lost with them;
+    /// [`Advice::DontNeed`] makes zeros of it. On an error `to` has some of the bytes.
+    pub fn read_at(&self, offset: usize, to: &mut [u8]) -> Result<(), Error> {
+        let at = self.range(offset, to.len())?;
+        let engine = self.pool.inner.engine;
+        engine.copy_out(at, to).map_err(|_| Error::Lost {
+            offset,
+            len: to.len(),
+        })
+    }
+
+    /// Copies bytes to the region from `offset` on, and says so if the rest of a page that they belong to is lost. On an error some of
+    /// them may have been copied.
+    pub fn write_at(&mut self, offset: usize, from: &[u8]) -> Result<(), Error> {
+        let at = self.range(offset, from.len())?;
+        if !self.is_writable() {
+            return Err(Error::ReadOnly);
+        }
+        let engine = self.pool.inner.engine;
+        // SAFETY: within the region, which is borrowed uniquely.
+        unsafe { engine.copy_in(at, from) }.map_err(|_| Error::Lost {
+            offset,
+            len: from.len(),
+        })
+    }
+
     /// Is the page at `offset` in memory?
     pub fn is_resident(&self, offset: usize) -> bool {
         offset < self.len

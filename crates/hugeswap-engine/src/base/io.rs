@@ -14,34 +14,18 @@ use std::sync::atomic::Ordering::Relaxed;
 const PAGES: usize = UNIT_PAGES as usize;
 
 impl Engine {
-    /// Reads pages of a slot to `to` and verifies them. `doubt`: see [`Engine::read_slot`].
-    pub(super) fn read_pages(
+    /// Reads pages of a slot to `to` and verifies them.
+    pub(crate) fn read_pages(
         &self,
         slot: u64,
         pages: Range<usize>,
         to: usize,
-        doubt: bool,
     ) -> Result<(), Errno> {
         let count = pages.len() as u64;
-        self.swap_read(slot, pages, to, doubt)?;
+        // Program threads come here.
+        self.swap_read(slot, pages, to, true)?;
         self.count(Counter::PswpIn, count);
         Ok(())
-    }
-
-    /// [`Engine::read_pages`], with what a device does once in a while forgiven.
-    pub(crate) fn read_pages_surely(
-        &self,
-        slot: u64,
-        pages: Range<usize>,
-        to: usize,
-    ) -> Result<(), Errno> {
-        let mut tries = 0;
-        loop {
-            match self.read_pages(slot, pages.clone(), to, true) {
-                Err(Errno::EIO) if tries < 3 => tries += 1,
-                result => return result,
-            }
-        }
     }
 
     /// Writes pages to a slot of this process's own from `from`, where nobody changes them.
@@ -57,23 +41,6 @@ impl Engine {
         checksum::fill(&self.key, bytes, &mut sums);
         // Program threads come here too (forks, moves).
         self.swap_write(slot, pages, from, &sums, true)
-    }
-
-    /// [`Engine::write_pages`], with what a device does once in a while forgiven: many writes in a row make up one
-    /// step here, which would never be done otherwise.
-    pub(crate) fn write_pages_surely(
-        &self,
-        slot: u64,
-        pages: Range<usize>,
-        from: usize,
-    ) -> Result<(), Errno> {
-        let mut tries = 0;
-        loop {
-            match self.write_pages(slot, pages.clone(), from) {
-                Err(Errno::EIO) if tries < 3 => tries += 1,
-                result => return result,
-            }
-        }
     }
 
     /// Writes the dirty pages of a locked unit, which are write-protected, to its place in swap; to a new one if it has
@@ -135,10 +102,7 @@ impl Engine {
         while let Some(run) = record.stored.run(next, PAGES, false) {
             let part = run.start..run.end.min(run.start + BUFFER / PAGE);
             next = part.end;
-            if self
-                .write_pages_surely(slot, part.clone(), buffer.addr())
-                .is_err()
-            {
+            if self.write_pages(slot, part.clone(), buffer.addr()).is_err() {
                 return false;
             }
             record.stored.put(part, true);
@@ -158,8 +122,8 @@ impl Engine {
             }
             // A page that is dirty is read too: it was stored, and is overwritten next.
             if self
-                .read_pages_surely(from, part.clone(), buffer.addr())
-                .and_then(|()| self.write_pages_surely(to, part, buffer.addr()))
+                .read_pages(from, part.clone(), buffer.addr())
+                .and_then(|()| self.write_pages(to, part, buffer.addr()))
                 .is_err()
             {
                 return false;

@@ -147,7 +147,7 @@ impl Engine {
             if !dirty
                 && self
                     .read_stored(unit, w, part.clone(), buffer.addr())
-                    .and_then(|()| self.write_pages_surely(cluster, part, buffer.addr()))
+                    .and_then(|()| self.write_pages(cluster, part, buffer.addr()))
                     .is_err()
             {
                 self.release_cluster(cluster);

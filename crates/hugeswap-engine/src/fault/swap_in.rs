@@ -120,18 +120,14 @@ impl Engine {
         // Tell the readers of what comes next before we wait for our own read.
         self.read_ahead(unit, false);
         let at = self.arena.addr(frame.place);
-        let read = || self.read_unit(unit, slot, at, true);
-        let mut result = read();
+        let result = self.read_unit(unit, slot, at, true);
         if result.is_err() && self.gate.is_forker() {
             // Between the parts of a fork those who could do better are at rest.
-            result = read();
-            if result.is_err() {
-                self.note_read_error(w);
-                self.table.set_frame(unit, NO_FRAME);
-                self.arena.put_free(frame.place);
-                self.table.unlock(unit, w.with_kind(Kind::Swapped));
-                return Some(Outcome::Poisoned);
-            }
+            self.note_read_error(w);
+            self.table.set_frame(unit, NO_FRAME);
+            self.arena.put_free(frame.place);
+            self.table.unlock(unit, w.with_kind(Kind::Swapped));
+            return Some(Outcome::Poisoned);
         }
         if result.is_err() {
             // Our descriptor may be gone, or the device failed: the engine's threads have

@@ -134,7 +134,7 @@ impl Engine {
         if !copied && let Ok(ours) = reopen(tid, fd, access | libc::O_DIRECT) {
             let buffer = self.base.take_buffer();
             // SAFETY: the buffer is ours.
-            let tried = unsafe { fs::read_until(ours, buffer.addr(), PAGE.min(BUFFER), 1, 0) };
+            let tried = unsafe { fs::read_at(ours, buffer.addr(), PAGE.min(BUFFER), 0) };
             if tried.is_ok() {
                 return Ok((self.out_of_the_way(ours)?, true));
             }

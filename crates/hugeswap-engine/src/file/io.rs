@@ -7,6 +7,7 @@
 //! The rules of the fault path hold for what reads.
 
 use super::{Mapping, PAGE};
+use crate::backing::Transfer;
 use crate::base::record::Record;
 use crate::checksum::{self, UnitSums};
 use crate::engine::{Engine, UNIT};
@@ -21,8 +22,6 @@ use std::ops::Range;
 use std::sync::atomic::Ordering::Relaxed;
 
 const PAGES: usize = UNIT_PAGES as usize;
-/// Times that a transfer is tried: devices fail once in a while.
-const TRIES: u32 = 4;
 
 /// Pages of a mapping, as bytes of its file.
 struct Extent {
@@ -80,10 +79,11 @@ impl Engine {
         pages: Range<usize>,
         to: usize,
     ) -> Result<()> {
-        let mut tries = 1;
+        let operation = self.backing.operation();
+        let mut attempt = 0;
         loop {
-            match self.read_file_once(place, pages.clone(), to) {
-                Err(Errno::EIO) if tries < TRIES => tries += 1,
+            match self.read_file_once(place, pages.clone(), to, (operation, attempt)) {
+                Err(Errno::EIO) if self.may_try_again(attempt) => attempt += 1,
                 Err(Errno::ENXIO) => {
                     self.count(Counter::FileReadError, 1);
                     return Err(Errno::EIO);
@@ -99,7 +99,13 @@ impl Engine {
         }
     }
 
-    fn read_file_once(&self, place: FilePlace, pages: Range<usize>, to: usize) -> Result<()> {
+    fn read_file_once(
+        &self,
+        place: FilePlace,
+        pages: Range<usize>,
+        to: usize,
+        (operation, attempt): (u64, u32),
+    ) -> Result<()> {
         let (m, fd, e) = self.extent(place, &pages)?;
         if e.is_cut_off() {
             return Err(Errno::ENXIO);
@@ -109,11 +115,19 @@ impl Engine {
         let ask = wanted.next_multiple_of(PAGE as usize).min(len);
         let there = wanted.min(e.size.saturating_sub(e.from) as usize);
         let start = now_ns();
+        let transfer = Transfer {
+            write: false,
+            fd,
+            memory: to,
+            len: ask,
+            enough: there,
+            offset: e.from,
+            page: None,
+            operation,
+            attempt,
+        };
         // SAFETY: the caller's memory.
-        let got = unsafe {
-            self.backing
-                .read_file(&self.pool, fd, to, (ask, there), e.from)
-        }?;
+        let got = unsafe { self.backing.carry_out(self, &transfer) }?.bytes;
         if got < there {
             // It was cut off meanwhile.
             return Err(Errno::ENXIO);
@@ -148,10 +162,11 @@ impl Engine {
         if m.writes.load(Relaxed) == 0 {
             return Ok(());
         }
-        let mut tries = 1;
+        let operation = self.backing.operation();
+        let mut attempt = 0;
         let result = loop {
-            match self.write_file_once(place, pages.clone(), from) {
-                Err(Errno::EIO) if tries < TRIES => tries += 1,
+            match self.write_file_once(place, pages.clone(), from, (operation, attempt)) {
+                Err(Errno::EIO) if self.may_try_again(attempt) => attempt += 1,
                 result => break result,
             }
         };
@@ -161,7 +176,13 @@ impl Engine {
         })
     }
 
-    fn write_file_once(&self, place: FilePlace, pages: Range<usize>, from: usize) -> Result<()> {
+    fn write_file_once(
+        &self,
+        place: FilePlace,
+        pages: Range<usize>,
+        from: usize,
+        (operation, attempt): (u64, u32),
+    ) -> Result<()> {
         let (m, fd, e) = self.extent(place, &pages)?;
         let wanted = e.wanted();
         if e.from + wanted as u64 > e.size {
@@ -176,9 +197,20 @@ impl Engine {
             0
         };
         let body = wanted - tail;
-        let write = |fd, at: usize, len, to| {
+        let write = |fd, memory, len, offset| {
+            let transfer = Transfer {
+                write: true,
+                fd,
+                memory,
+                len,
+                enough: len,
+                offset,
+                page: None,
+                operation,
+                attempt,
+            };
             // SAFETY: the caller's memory.
-            unsafe { self.backing.write_file(&self.pool, fd, at, len, to) }
+            unsafe { self.backing.carry_out(self, &transfer) }
         };
         if body > 0 {
             write(fd, from, body, e.from)?;

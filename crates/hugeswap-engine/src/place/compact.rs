@@ -137,7 +137,7 @@ impl Engine {
             let n = run.len();
             if victims.has(cluster) {
                 if self
-                    .read_pages_surely(cluster, run.clone(), buffer.addr())
+                    .read_pages(cluster, run.clone(), buffer.addr())
                     .is_err()
                 {
                     // Whoever needs the page is told.

@@ -396,7 +396,7 @@ impl Engine {
             let to = at + page * PAGE;
             if let Some((cluster, run)) = places.run(page..PAGES) {
                 page += run.len();
-                self.read_pages_surely(cluster, run, to)?;
+                self.read_pages(cluster, run, to)?;
             } else {
                 // SAFETY: the frame is the caller's.
                 unsafe { std::ptr::write_bytes(to as *mut u8, 0, PAGE) };
@@ -419,7 +419,7 @@ impl Engine {
             return self.read_file_pages(place, pages, to);
         }
         if slot != SCATTERED {
-            return self.read_pages_surely(slot, pages, to);
+            return self.read_pages(slot, pages, to);
         }
         let places = self.placing.scatter.of(unit).ok_or(Errno::EIO)?;
         let mut page = pages.start;
@@ -427,7 +427,7 @@ impl Engine {
             let (cluster, run) = places.run(page..pages.end).ok_or(Errno::EIO)?;
             let at = to + (page - pages.start) * PAGE;
             page += run.len();
-            self.read_pages_surely(cluster, run, at)?;
+            self.read_pages(cluster, run, at)?;
         }
         Ok(())
     }

@@ -159,6 +159,8 @@ impl Engine {
                         }
                         self.arena.put_free(self.table.frame(unit + i));
                     }
+                    // Message mode: the page that was touched is marked so that any touch is SIGBUS.
+                    Kind::Poisoned => in_place = true,
                     Kind::Base => {
                         in_place = true;
                         based[i as usize] = true;

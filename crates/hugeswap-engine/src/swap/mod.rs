@@ -1,14 +1,16 @@
 //! Pages between memory and swap: the one place where slots are read and written.
 //!
 //! What is read is verified against the sums of its pages; what is written has its sums noted, after the write, so that what
-//! a slot holds is nothing while that is not known. Both may be called from the fault path, whose rules hold.
+//! a slot holds is nothing while that is not known. What fails, or is not what was written, is tried again a few times, with
+//! rests of some milliseconds. Both may be called from the fault path, whose rules hold.
 
-use crate::checksum;
+use crate::backing::{Failed, SwapPage, Transfer};
 use crate::engine::Engine;
+use crate::{checksum, faulty};
 use hugeswap_policy::counters::Counter;
 use hugeswap_policy::granularity::Direction;
 use hugeswap_policy::knobs::Knob;
-use hugeswap_policy::{PAGE_BYTES, UNIT_BYTES, UNIT_PAGES};
+use hugeswap_policy::{PAGE_BYTES, UNIT_BYTES, UNIT_PAGES, retry};
 use hugeswap_sys::{Errno, Result, fs, now_ns, process};
 use std::ops::Range;
 use std::sync::atomic::Ordering::Relaxed;
@@ -30,36 +32,102 @@ impl Engine {
         to: usize,
         doubt: bool,
     ) -> Result<()> {
+        let operation = self.backing.operation();
+        let mut attempt = 0;
+        loop {
+            let tried = self.swap_read_once(slot, pages.clone(), to, doubt, (operation, attempt));
+            let Err(Failed { error, on_purpose }) = tried else {
+                return Ok(());
+            };
+            if error == Errno::EIO && self.may_try_again(attempt) {
+                self.count(Counter::SwapRetry, 1);
+                attempt += 1;
+                continue;
+            }
+            if !on_purpose && error != Errno::EBADF && self.backing.faulty.keeps_account() {
+                self.count(Counter::FaultUnexplained, 1);
+            }
+            return Err(error);
+        }
+    }
+
+    #[inline(never)]
+    fn swap_read_once(
+        &self,
+        slot: u64,
+        pages: Range<usize>,
+        to: usize,
+        doubt: bool,
+        (operation, attempt): (u64, u32),
+    ) -> Result<(), Failed> {
         let (area, offset) = self.pool.locate(slot).ok_or(Errno::EIO)?;
         let a = self.pool.area(area).ok_or(Errno::EIO)?;
         // With a sum the content itself tells.
         let summed = self.pool.knob(Knob::Checksum) != 0;
         let strange = || doubt && fs::identity(a.fd) != Ok(a.identity);
         if !summed && strange() {
-            return Err(Errno::EBADF);
+            return Err(Errno::EBADF.into());
         }
         let len = pages.len() * PAGE;
-        let from = offset + (pages.start * PAGE) as u64;
+        let transfer = Transfer {
+            write: false,
+            fd: a.fd,
+            memory: to,
+            len,
+            enough: len,
+            offset: offset + (pages.start * PAGE) as u64,
+            page: Some(self.swap_page(area, slot, pages.start)),
+            operation,
+            attempt,
+        };
         let start = now_ns();
         // SAFETY: the caller's memory.
-        let read = unsafe { self.backing.read(&self.pool, a.fd, to, len, from) };
-        read.map_err(|e| if strange() { Errno::EBADF } else { e })?;
+        let read = unsafe { self.backing.carry_out(self, &transfer) };
+        let moved = read.map_err(|failed| match strange() {
+            true => Errno::EBADF.into(),
+            false => failed,
+        })?;
         self.sizes
             .observe(Direction::In, pages.len(), now_ns().saturating_sub(start));
-        if !summed {
-            return Ok(());
-        }
-        let sums = self.pool.slot_sums().get(slot as usize);
-        let want = sums.and_then(|s| s.get(pages)).ok_or(Errno::EIO)?;
         // SAFETY: just filled, and the caller's.
         let got = unsafe { std::slice::from_raw_parts(to as *const u8, len) };
-        if checksum::matches(&self.key, got, want) {
-            Ok(())
-        } else if strange() {
-            Err(Errno::EBADF)
-        } else {
-            Err(Errno::EIO)
+        let sums = self.pool.slot_sums().get(slot as usize);
+        let right = !summed
+            || sums
+                .and_then(|s| s.get(pages))
+                .is_some_and(|want| checksum::matches(&self.key, got, want));
+        if right {
+            if moved.spoilt {
+                self.count(Counter::FaultUndetected, 1);
+            }
+            return Ok(());
         }
+        if strange() {
+            return Err(Errno::EBADF.into());
+        }
+        self.count(Counter::SwapSumError, 1);
+        if moved.spoilt {
+            self.count(Counter::FaultDetected, 1);
+        }
+        Err(Failed {
+            error: Errno::EIO,
+            on_purpose: moved.spoilt,
+        })
+    }
+
+    fn swap_page(&self, area: usize, slot: u64, page: usize) -> SwapPage {
+        let shared = self.pool.header().areas.get(area);
+        SwapPage {
+            area,
+            allocated: shared.map_or(0, |a| a.allocated.load(Relaxed)),
+            number: slot * UNIT_PAGES + page as u64,
+        }
+    }
+
+    /// After attempt number `attempt` at a transfer has failed: is there to be another? If so, after a rest.
+    #[inline(never)]
+    pub(crate) fn may_try_again(&self, attempt: u32) -> bool {
+        retry::rest_ns(attempt).map(faulty::rest).is_some()
     }
 
     /// Writes pages to a slot of this process's own from `from`, which is readable; `sums` are theirs. If the program changes
@@ -88,12 +156,27 @@ impl Engine {
         // What the pages of the slot hold is nothing until the write is done.
         checksum::forget(kept);
         let len = pages.len() * PAGE;
-        let at = offset + (pages.start * PAGE) as u64;
+        let mut transfer = Transfer {
+            write: true,
+            fd: joined.fd,
+            memory: from,
+            len,
+            enough: len,
+            offset: offset + (pages.start * PAGE) as u64,
+            page: Some(self.swap_page(index, slot, pages.start)),
+            operation: self.backing.operation(),
+            attempt: 0,
+        };
         let start = now_ns();
         // SAFETY: as the caller promises.
-        unsafe { self.backing.write(&self.pool, joined.fd, from, len, at) }.inspect_err(|_| {
+        while let Err(failed) = unsafe { self.backing.carry_out(self, &transfer) } {
             area.errors.fetch_add(1, Relaxed);
-        })?;
+            if failed.error != Errno::EIO || !self.may_try_again(transfer.attempt) {
+                return Err(failed.error);
+            }
+            self.count(Counter::SwapRetry, 1);
+            transfer.attempt += 1;
+        }
         if pages.len() == PAGES {
             let took = now_ns().saturating_sub(start);
             self.sizes.observe(Direction::Out, PAGES, took);

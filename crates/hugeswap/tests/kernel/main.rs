@@ -8,6 +8,7 @@ mod areas;
 mod content;
 mod enabled;
 mod failure;
+mod faulty;
 mod files;
 mod forks;
 mod groups;
@@ -44,6 +45,7 @@ fn all() -> Vec<Test> {
         storm::TESTS,
         failure::TESTS,
         areas::TESTS,
+        faulty::TESTS,
         &files::tests(),
         life::TESTS,
         forks::TESTS,

@@ -166,6 +166,25 @@ pub fn check(r: &Region, g: u64) {
     }
 }
 
+/// A counter by its name.
+pub fn counter(pool: &Pool, name: &str) -> u64 {
+    pool.stats()
+        .counters
+        .iter()
+        .find(|c| c.0 == name)
+        .unwrap()
+        .1
+}
+
+/// Fills and checks a region three times.
+pub fn three_rounds(pool: &Pool, len: usize) {
+    let r = pool.region(len).unwrap();
+    for g in 0..3 {
+        fill(&r, g);
+        check(&r, g);
+    }
+}
+
 /// A field of /proc/self/status, KiB. (smaps would count what moves while it looks twice.)
 pub fn proc_kib(file: &str, field: &str) -> u64 {
     let text = std::fs::read_to_string(file).expect("read proc");

@@ -1,0 +1,184 @@
+//! Faults of all kinds from a seed: what is transient costs nothing but time, what is spoilt is noticed, and all of it is
+//! accounted for.
+
+use crate::Test;
+use crate::util::*;
+use hugeswap::{Advice, Error, FaultMode, Pool, Region};
+
+pub const TESTS: &[Test] = &[
+    (
+        "transient_faults_lose_nothing",
+        transient_faults_lose_nothing,
+    ),
+    ("spoilt_writes_are_noticed", spoilt_writes_are_noticed),
+    ("bad_pages_are_told", bad_pages_are_told),
+    (
+        "without_checksums_bits_change",
+        without_checksums_bits_change,
+    ),
+    ("lost_memory_becomes_zeros", lost_memory_becomes_zeros),
+];
+
+const PAGE: usize = 4096;
+const WORDS: usize = PAGE / 8;
+
+/// So many times in a million.
+fn set(pool: &Pool, kinds: &[&str], rate: u32) {
+    for kind in kinds {
+        pool.set(&format!("debug.fault_{kind}={rate}")).unwrap();
+    }
+}
+
+fn seeded(memory: usize, mode: FaultMode) -> Pool {
+    builder(memory)
+        .fault_mode(mode)
+        .set("debug.fault_seed=11")
+        .set("debug.fault_hang_ms=20")
+        .build()
+        .unwrap()
+}
+
+/// What the lists of counters must say if all is accounted for: nothing went unnoticed, and nothing failed by itself.
+fn all_is_explained(pool: &Pool) {
+    for none in ["fault_undetected", "fault_unexplained"] {
+        assert_eq!(counter(pool, none), 0, "{none}");
+    }
+    assert_eq!(
+        counter(pool, "fault_detected"),
+        counter(pool, "swap_sum_error")
+    );
+}
+
+/// Reads a page, if it is there. Wrong bytes are the end.
+fn is_lost(r: &Region, page: usize, g: u64) -> bool {
+    let mut bytes = [0; PAGE];
+    match r.read_at(page * PAGE, &mut bytes) {
+        Ok(()) => {
+            for (i, w) in bytes.chunks_exact(8).enumerate() {
+                let w = u64::from_ne_bytes(w.try_into().unwrap());
+                assert_eq!(w, value(page * WORDS + i, g), "page {page}");
+            }
+            false
+        }
+        Err(Error::Lost { .. }) => true,
+        Err(e) => panic!("{e}"),
+    }
+}
+
+/// Of one page in so many, which are lost. (Each that is takes some milliseconds.)
+fn lost_pages(r: &Region, g: u64, one_in: usize) -> usize {
+    let pages = (0..r.len() / PAGE).step_by(one_in);
+    pages.filter(|&p| is_lost(r, p, g)).count()
+}
+
+const TRANSIENT: &[&str] = &[
+    "eio", "short", "nospace", "flip", "misread", "delay", "hang",
+];
+
+fn transient_faults_lose_nothing() {
+    // (Whole units are far fewer transfers.)
+    for (way, rate) in [("always", 40_000), ("never", 2_000)] {
+        both_modes(|mode| {
+            let pool = seeded(32, mode);
+            pool.set(&format!("thp.swapin={way}")).unwrap();
+            set(&pool, TRANSIENT, rate);
+            three_rounds(&pool, 64 * MIB);
+            let injected: u64 = TRANSIENT
+                .iter()
+                .map(|kind| counter(&pool, &format!("fault_injected_{kind}")))
+                .sum();
+            assert!(injected > 0);
+            all_is_explained(&pool);
+            for none in ["hwpoison", "swap_read_error"] {
+                assert_eq!(counter(&pool, none), 0, "{none}");
+            }
+        });
+    }
+}
+
+/// Everything goes to swap while some faults happen.
+fn swapped_with(pool: &Pool, kinds: &[&str], rate: u32, len: usize) -> Region {
+    let mut r = pool.region(len).unwrap();
+    fill(&r, 1);
+    set(pool, kinds, rate);
+    page_out(&mut r);
+    set(pool, kinds, 0);
+    r
+}
+
+fn spoilt_writes_are_noticed() {
+    for way in ["always", "never"] {
+        for kind in ["lost", "torn", "miswrite"] {
+            both_modes(|mode| {
+                let pool = seeded(32, mode);
+                pool.set(&format!("thp.swapin={way}")).unwrap();
+                let r = swapped_with(&pool, &[kind], 300_000, 64 * MIB);
+                let injected = counter(&pool, &format!("fault_injected_{kind}"));
+                let lost = lost_pages(&r, 1, 64);
+                println!("{mode:?} {way} {kind}: {injected} writes, {lost} pages lost");
+                assert!(injected > 0 && lost > 0);
+                assert!(counter(&pool, "fault_detected") > 0);
+                all_is_explained(&pool);
+            });
+        }
+    }
+}
+
+fn bad_pages_are_told() {
+    let pool = seeded(32, FaultMode::Signal);
+    pool.set("thp.swapin=never").unwrap();
+    set(&pool, &["bad"], 400);
+    let mut r = pool.region(48 * MIB).unwrap();
+    fill(&r, 1);
+    for _ in 0..3 {
+        r.advise(0, r.len(), Advice::PageOut).unwrap();
+    }
+    let lost = lost_pages(&r, 1, 1);
+    println!("{lost} pages lost");
+    assert!(counter(&pool, "fault_injected_bad") > 0 && lost > 0);
+    all_is_explained(&pool);
+    // What is beside them is not.
+    assert!(lost < r.len() / PAGE / 50, "{lost}");
+}
+
+/// That the account can find something.
+fn without_checksums_bits_change() {
+    let pool = seeded(32, FaultMode::Signal);
+    pool.set("swap.checksum=off").unwrap();
+    let r = swapped_with(&pool, &["lost"], 1_000_000, 32 * MIB);
+    let mut wrong = 0;
+    let mut bytes = [0; PAGE];
+    for page in 0..r.len() / PAGE {
+        r.read_at(page * PAGE, &mut bytes).unwrap();
+        let word = u64::from_ne_bytes(bytes[..8].try_into().unwrap());
+        wrong += usize::from(word != value(page * WORDS, 1));
+    }
+    assert!(wrong > 0, "lost writes gave right bytes");
+    assert!(counter(&pool, "fault_undetected") > 0);
+}
+
+fn lost_memory_becomes_zeros() {
+    for way in ["always", "never"] {
+        both_modes(|mode| {
+            let pool = seeded(32, mode);
+            pool.set(&format!("thp.swapin={way}")).unwrap();
+            let mut r = swapped_with(&pool, &["lost"], 1_000_000, 16 * MIB);
+            assert_eq!(lost_pages(&r, 1, 64), r.len() / PAGE / 64);
+            assert!(matches!(
+                r.write_at(5 * PAGE + 1, &[1; 100]),
+                Err(Error::Lost { .. })
+            ));
+            r.advise(0, r.len(), Advice::DontNeed).unwrap();
+            let mut bytes = [1; PAGE];
+            for at in (0..r.len()).step_by(PAGE) {
+                r.read_at(at, &mut bytes).unwrap();
+                assert_eq!(bytes, [0; PAGE]);
+            }
+            r.write_at(5 * PAGE + 1, &[1; 100]).unwrap();
+            fill(&r, 2);
+            page_out(&mut r);
+            assert_eq!(lost_pages(&r, 2, 1), 0);
+            all_is_explained(&pool);
+        });
+    }
+}
