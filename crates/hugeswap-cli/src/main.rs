@@ -4,6 +4,7 @@
 #![forbid(unsafe_code)]
 
 mod bench;
+mod ctl;
 mod demo;
 mod doctor;
 mod report;
@@ -36,6 +37,8 @@ enum Command {
     Bench(bench::Args),
     /// Draw what a saved report says of larger and smaller budgets
     Report(report::Args),
+    /// Look at running pools, and change them: add swap areas, take them off
+    Ctl(ctl::Args),
     /// Look at swap files
     Swap(swap::Args),
     /// Tell what this machine and user can do, and what would improve it
@@ -64,6 +67,7 @@ fn dispatch(command: Command) -> anyhow::Result<i32> {
         Command::Run(args) => run::run(args),
         Command::Bench(args) => bench::run(args),
         Command::Report(args) => report::run(&args),
+        Command::Ctl(args) => ctl::run(&args),
         Command::Swap(args) => swap::run(&args),
         Command::Doctor(args) => doctor::run(&args),
         Command::Demo(args) => demo::run(&args),
@@ -85,7 +89,7 @@ fn usage(e: &clap::Error) -> i32 {
     }
     if e.kind() == ErrorKind::DisplayHelpOnMissingArgumentOrSubcommand {
         complain(
-            "a command is missing: run, bench, report, swap, doctor or demo (hugeswap --help tells more)",
+            "a command is missing: run, ctl, bench, report, swap, doctor or demo (hugeswap --help tells more)",
         );
         return 2;
     }

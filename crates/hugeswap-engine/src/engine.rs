@@ -176,6 +176,10 @@ pub struct Engine {
     pub(crate) evict_requests: ArrayQueue<u32>,
     /// Message mode: some unmapped unit was made inaccessible.
     pub(crate) fenced: AtomicBool,
+    /// Counts units that changed their addresses.
+    pub(crate) places_moved: AtomicU32,
+    /// A thread empties swap areas that are to be taken off.
+    pub(crate) emptying: AtomicBool,
 }
 
 impl Engine {
@@ -306,6 +310,8 @@ impl Engine {
             low_fd,
             evict_requests: ArrayQueue::new(4096),
             fenced: AtomicBool::new(false),
+            places_moved: AtomicU32::new(0),
+            emptying: AtomicBool::new(false),
             pool,
         })
     }

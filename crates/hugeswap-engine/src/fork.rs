@@ -262,6 +262,7 @@ impl Engine {
             }
         }
         self.maybe_children.store(false, Relaxed);
+        self.emptying.store(false, Relaxed);
         self.stalled.store(0, Relaxed);
         self.placing.begin();
         let pagemap = fs::open(c"/proc/self/pagemap", libc::O_RDONLY, 0).unwrap_or(-1);

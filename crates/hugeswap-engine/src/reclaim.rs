@@ -483,7 +483,7 @@ impl Engine {
     }
 
     /// What is done a few times a second.
-    fn tick(&self) {
+    fn tick(&'static self) {
         if self.stalled.load(Relaxed) > 0 || self.maybe_children.load(Relaxed) {
             self.pool.reap();
         }
@@ -492,6 +492,10 @@ impl Engine {
         }
         self.frame_demand.tick();
         self.look_again_for_clusters();
+        self.empty_areas();
+        if self.pool.header().creator.load(Relaxed) == process::pid() {
+            self.pool.end_emptied_areas();
+        }
         self.tidy_clusters();
         self.sample();
     }

@@ -43,6 +43,7 @@ counters! {
     CleanDrop => "pgclean_drop", "Units dropped without a write because swap already held their bytes.";
     ZeroDrop => "zero_drop", "Units dropped without I/O because they were all zeros.";
     WriteRedirtied => "write_redirtied", "Write-outs made useless by a write while they were going on.";
+    SwapMoved => "swap_moved", "Pages moved from one place in swap to another: off an area that is taken off, or together.";
     SwapWriteError => "swap_write_error", "Swap writes that failed (the page stayed in memory).";
     SwapReadError => "swap_read_error", "Swap reads that failed or whose checksum did not match.";
     SwapSumError => "swap_sum_error", "Reads of swap that brought something else than was written; most are tried again.";

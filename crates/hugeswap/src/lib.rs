@@ -26,15 +26,18 @@ mod file;
 mod group;
 mod region;
 mod stats;
+mod swap;
 
 pub use group::{Group, GroupStats};
 pub use hugeswap_engine::FileMode;
 pub use hugeswap_engine::groups::GroupError;
+pub use hugeswap_engine::pool::Room;
 pub use hugeswap_engine::pool::{FaultMode, SwapSpec};
 pub use hugeswap_policy::advisor::advice::{Advice as BudgetAdvice, Point as BudgetPoint};
 pub use hugeswap_policy::knobs;
 pub use region::{Advice, Pin, Region};
 pub use stats::Stats;
+pub use swap::{SwapArea, SwapOffError};
 
 use hugeswap_engine::pool::{self, PoolConfig};
 use hugeswap_engine::{Engine, EngineConfig, EngineError};
@@ -78,6 +81,9 @@ pub enum Error {
     /// A group could not be made or set.
     #[error(transparent)]
     Group(#[from] GroupError),
+    /// A swap area could not be taken off.
+    #[error(transparent)]
+    SwapOff(#[from] SwapOffError),
     /// A file that could not be mapped.
     #[error("cannot map {}: {what}", .path.display())]
     File {

@@ -15,6 +15,7 @@ mod args;
 mod bars;
 mod ceiling;
 mod child;
+pub use child::{check_interrupted, watch_signals};
 mod extents;
 mod faults;
 mod figures;

@@ -13,7 +13,7 @@ use std::fs::File;
 use std::os::fd::{AsFd, OwnedFd};
 use std::time::{Duration, Instant};
 
-/// How often the pool is looked through for processes that died.
+/// How often the pool is looked through for processes that died, and what was asked of it is done.
 const REAP_EVERY: Duration = Duration::from_millis(100);
 
 /// Faults of our own stay fatal.
@@ -92,6 +92,7 @@ impl Supervisor {
             }
             if reaped.elapsed() >= REAP_EVERY {
                 pool.reap();
+                pool.serve();
                 reaped = Instant::now();
             }
         }

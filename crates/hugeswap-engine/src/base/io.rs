@@ -111,7 +111,7 @@ impl Engine {
     }
 
     /// Copies what is stored of a unit with a cluster to another.
-    pub(super) fn copy_slot(&self, from: u64, to: u64, record: &Record) -> bool {
+    pub(crate) fn copy_slot(&self, from: u64, to: u64, record: &Record) -> bool {
         let buffer = self.base.take_buffer();
         let mut next = 0;
         while let Some(run) = record.stored.run(next, PAGES, true) {

@@ -43,7 +43,7 @@ impl Engine {
             }
             None if record.dirty.count() <= FEW => scattered().or_else(whole),
             None => whole().or_else(scattered),
-            Some(own) if self.owns_slot(own) && !self.maybe_children.load(Relaxed) => Some(w),
+            Some(own) if self.may_overwrite_cluster(own) => Some(w),
             Some(old) => {
                 let Some(new) = self.claim_cluster() else {
                     return self.split_place(unit, w, record);

@@ -53,30 +53,13 @@ impl Engine {
         place: u32,
         write: bool,
     ) -> Result<(), Option<Outcome>> {
-        let writable = (write || !self.mover().arrives_clean()) && w.has(MAY_WRITE);
-        let new = w.with_kind(Kind::Present).clear(READAHEAD);
-        let new = if writable {
-            new.clear(CLEAN).set(WRITABLE)
-        } else {
-            new.set(CLEAN)
-        };
-        self.open_fence(unit, w);
-        match self
-            .mover()
-            .map_in(self.arena.addr(place), self.table.addr(unit), writable)
-        {
-            Ok(()) => {
-                if !writable && !self.mover().arrives_clean() {
-                    // What may not be written (a file): should it fail, what is written there goes nowhere.
-                    let _ = self.mover().set_read_only(self.table.addr(unit), UNIT);
-                }
-                self.let_inherit(unit);
-                self.table.set_frame(unit, NO_FRAME);
+        match self.map_frame(unit, w, place, write) {
+            Some(new) => {
                 self.table.unlock(unit, new);
                 self.arena.put_empty(place);
                 Ok(())
             }
-            Err(_) => {
+            None => {
                 self.table.set_frame(unit, place);
                 // Read ahead, in effect: see `park` for what a cached unit without the mark is.
                 self.table
@@ -85,6 +68,28 @@ impl Engine {
                 Err(None)
             }
         }
+    }
+
+    /// Maps the frame at `place` to a locked unit; its word then. `None`: that failed.
+    pub(crate) fn map_frame(&self, unit: u32, w: Word, place: u32, write: bool) -> Option<Word> {
+        let writable = (write || !self.mover().arrives_clean()) && w.has(MAY_WRITE);
+        let new = w.with_kind(Kind::Present).clear(READAHEAD);
+        let new = if writable {
+            new.clear(CLEAN).set(WRITABLE)
+        } else {
+            new.set(CLEAN)
+        };
+        self.open_fence(unit, w);
+        self.mover()
+            .map_in(self.arena.addr(place), self.table.addr(unit), writable)
+            .ok()?;
+        if !writable && !self.mover().arrives_clean() {
+            // What may not be written (a file): should it fail, what is written there goes nowhere.
+            let _ = self.mover().set_read_only(self.table.addr(unit), UNIT);
+        }
+        self.let_inherit(unit);
+        self.table.set_frame(unit, NO_FRAME);
+        Some(new)
     }
 
     /// In swap only: read it, here and now. `None`: look at the unit again.

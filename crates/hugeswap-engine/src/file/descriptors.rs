@@ -226,8 +226,9 @@ impl Engine {
         self.files.descriptors.private.store(private, Relaxed);
     }
 
-    /// Closes the files of mappings that no unit refers to any more.
+    /// Closes the files of mappings that no unit refers to any more, and swap areas that are gone.
     pub(crate) fn close_unused_mappings(&self) {
+        self.pool.close_past_areas();
         // Between the parts of a fork kswapd is at rest: the next call does it. In a child forked by a raw system call there is none.
         if forked_unseen(self.fork_mark) {
             return;

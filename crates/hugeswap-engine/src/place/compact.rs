@@ -9,7 +9,9 @@ use super::scatter::{Places, Single};
 use super::{PAGE, PAGES};
 use crate::base::{BUFFER, Buffer};
 use crate::engine::Engine;
+use hugeswap_policy::counters::Counter;
 use hugeswap_policy::unit::{Kind, SCATTERED, WRITEBACK, Word};
+use std::ops::Range;
 use std::sync::atomic::Ordering::{Acquire, Relaxed};
 
 /// Clusters emptied at one time.
@@ -112,8 +114,11 @@ impl Engine {
             let Some(w) = self.table.try_lock_if(unit, scattered) else {
                 continue;
             };
+            let moves = |cluster| victims.has(cluster);
+            // Never a cluster split for it: nothing would be won.
+            let claim = |want| self.claim_partial(want, |i| victims.has(i as u64));
             let went = match self.placing.scatter.of(unit) {
-                Some(places) => self.move_pages_from(places, &victims, &buffer),
+                Some(places) => self.move_singles(places, moves, claim, &buffer),
                 None => true,
             };
             self.table.unlock(unit, w);
@@ -125,8 +130,15 @@ impl Engine {
         victims.at[..n].iter().any(gone)
     }
 
-    /// Moves what a locked unit has in `victims` to other clusters. False if that failed.
-    fn move_pages_from(&self, places: &Places, victims: &Victims, buffer: &Buffer<'_>) -> bool {
+    /// Moves what a locked unit has in clusters that `moves` names to slots that `claim` finds. False if there were none, or they
+    /// could not be written; what cannot be read stays.
+    pub(crate) fn move_singles(
+        &self,
+        places: &Places,
+        moves: impl Fn(u64) -> bool,
+        claim: impl Fn(usize) -> Option<(u64, Range<usize>)>,
+        buffer: &Buffer<'_>,
+    ) -> bool {
         const AT_ONCE: usize = BUFFER / PAGE;
         let mut page = 0;
         while page < PAGES {
@@ -135,7 +147,7 @@ impl Engine {
                 continue;
             };
             let n = run.len();
-            if victims.has(cluster) {
+            if moves(cluster) {
                 if self
                     .read_pages(cluster, run.clone(), buffer.addr())
                     .is_err()
@@ -146,9 +158,7 @@ impl Engine {
                 }
                 let mut done = 0;
                 while done < n {
-                    let avoid = |i: usize| victims.has(i as u64);
-                    // Never a cluster split for it: nothing would be won.
-                    let Some((to, at)) = self.claim_partial(n - done, avoid) else {
+                    let Some((to, at)) = claim(n - done) else {
                         return false;
                     };
                     let from = buffer.addr() + done * PAGE;
@@ -161,6 +171,7 @@ impl Engine {
                     }
                     let old = run.start + done;
                     self.free_singles(cluster, old..old + at.len());
+                    self.count(Counter::SwapMoved, at.len() as u64);
                     done += at.len();
                 }
             }

@@ -271,9 +271,17 @@ impl Engine {
             .is_some_and(|w| (w.load(Acquire) >> 16) as usize == self.me() + 1)
     }
 
-    /// May a single slot be overwritten?
+    /// May a cluster be overwritten by what is to be there next? Not what a forked child may read; and not what is about to
+    /// leave its area.
+    pub(crate) fn may_overwrite_cluster(&self, cluster: u64) -> bool {
+        self.owns_slot(cluster)
+            && !self.maybe_children.load(Relaxed)
+            && !self.pool.is_draining(cluster)
+    }
+
+    /// As [`Engine::may_overwrite_cluster`], a single slot.
     pub(crate) fn may_overwrite(&self, s: Single) -> bool {
-        self.owns_slot(s.cluster) && !self.maybe_children.load(Relaxed)
+        self.may_overwrite_cluster(s.cluster)
     }
 
     /// Gives up the place of a locked unit, which its word no longer has once it is unlocked: at once, or when no
@@ -342,6 +350,23 @@ impl Engine {
         let mut deferred = self.placing.deferred.lock();
         while let Some(what) = deferred.pop() {
             self.release(what);
+        }
+    }
+
+    /// Nobody reads what was put aside of the clusters in `range`.
+    pub(crate) fn release_deferred_in(&self, range: &Range<u64>) {
+        let mut deferred = self.placing.deferred.lock();
+        let there = |g: &Given| match g {
+            Given::Cluster(c) | Given::Singles(c, ..) => range.contains(c),
+        };
+        let mut i = 0;
+        while let Some(g) = deferred.get(i).copied() {
+            if there(&g) {
+                deferred.swap_remove(i);
+                self.release(g);
+            } else {
+                i += 1;
+            }
         }
     }
 

@@ -17,6 +17,7 @@ use hugeswap_policy::UNIT_BYTES;
 use hugeswap_policy::extents::{Extent, Extents, Place};
 use hugeswap_policy::slots;
 use hugeswap_sys::{Errno, Result, fs, futex, process};
+use std::ffi::CStr;
 use std::ops::Range;
 use std::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed, Release, SeqCst};
 use std::sync::atomic::{AtomicI32, AtomicPtr, AtomicU32, AtomicU64, fence};
@@ -52,6 +53,8 @@ struct Joined {
     mode: AtomicU32,
     first_slot: AtomicU64,
     slots: AtomicU64,
+    /// The serial number for which the program's threads have opened it, or tried to.
+    reached: AtomicU32,
 }
 
 impl Joined {
@@ -249,7 +252,7 @@ impl Pool {
             let words = words.get(slots.start as usize..slots.end as usize)?;
             (state != area_state::FREE).then(|| AreaUsage {
                 index,
-                draining: state == area_state::DRAINING,
+                draining: state != area_state::ON,
                 priority: a.priority.load(Relaxed),
                 usage: slots::usage(words),
                 slots,
@@ -446,6 +449,7 @@ impl Pool {
                 let _ = w.fetch_update(AcqRel, Acquire, |w| (!alive(w >> 16)).then_some(0));
             }
             self.forget_file(a);
+            self.leave(&self.areas.joined[i], true);
             end(area_state::ENDING, area_state::FREE);
             ended += 1;
         }
@@ -468,9 +472,10 @@ impl Pool {
     pub fn follow_areas(&self, min_fd: i32, private: bool, first: bool) {
         let h = self.header();
         let generation = h.areas_generation.load(Acquire);
-        if self.areas.generation.swap(generation, AcqRel) == generation && !first {
+        if self.areas.generation.load(Acquire) == generation && !first {
             return;
         }
+        self.areas.generation.store(generation, Release);
         let maker = h.creator.load(Relaxed);
         for (i, a) in h.areas.iter().enumerate() {
             let state = a.state.load(Acquire);
@@ -540,7 +545,7 @@ impl Pool {
                 fs::close(new);
                 moved.map(|()| at)?
             }
-            None => out_of_the_way(new, min_fd),
+            None => out_of_the_way(new, first_free(min_fd)),
         };
         Ok(JoinedArea {
             fd,
@@ -548,6 +553,49 @@ impl Pool {
             first_slot: range.start,
             slots: range.end - range.start,
         })
+    }
+
+    /// Opens an area in the calling thread's table, under the number that kswapd found for it; once, and only if that is free. A thread of the
+    /// program's does so when it meets an area that was added since. Async-signal-safe. True: it can be read now.
+    pub fn reach(&self, index: usize) -> bool {
+        let Some(j) = self.areas.joined.get(index) else {
+            return false;
+        };
+        let serial = j.serial.load(Acquire);
+        let (Some(joined), Some(a)) = (j.get(), self.segment_area(index)) else {
+            return false;
+        };
+        if j.reached.swap(serial, AcqRel) == serial {
+            return false;
+        }
+        let (mut maker, mut number) = ([0u8; 20], [0u8; 20]);
+        let mut path = [0u8; 64];
+        let parts = [
+            b"/proc/" as &[u8],
+            fs::digits(self.maker().max(0) as u64, 10, &mut maker),
+            b"/fd/",
+            fs::digits(a.fd.load(Relaxed).max(0) as u64, 10, &mut number),
+        ];
+        for (to, from) in path.iter_mut().zip(parts.into_iter().flatten()) {
+            *to = *from;
+        }
+        let Ok(path) = CStr::from_bytes_until_nul(&path) else {
+            return false;
+        };
+        let direct = a.direct.load(Relaxed) == 1;
+        let flags = if direct { libc::O_DIRECT } else { 0 };
+        let Ok(new) = fs::open(path, libc::O_RDWR | flags, 0) else {
+            return false;
+        };
+        let placed = fs::identity(new) == Ok(joined.identity)
+            && fs::dup_above(new, joined.fd).is_ok_and(|at| {
+                if at != joined.fd {
+                    fs::close(at);
+                }
+                at == joined.fd
+            });
+        fs::close(new);
+        placed
     }
 
     /// As [`Pool::follow_areas`] at the very beginning, in the program's table: all areas must be had.
@@ -591,6 +639,12 @@ fn reaches(j: &JoinedArea) -> bool {
 pub(super) fn open_of(of: i32, fd: i32, flags: i32) -> Result<i32> {
     let path = std::ffi::CString::new(format!("/proc/{of}/fd/{fd}")).map_err(|_| Errno::EINVAL)?;
     fs::open(&path, libc::O_RDWR | flags, 0)
+}
+
+/// The first number from `min_fd` on that stands for nothing in the program's table (in which a thread of ours need not be).
+fn first_free(min_fd: i32) -> i32 {
+    let used = |fd: &i32| std::fs::symlink_metadata(format!("/proc/self/fd/{fd}")).is_ok();
+    (min_fd..min_fd + 64).find(|fd| !used(fd)).unwrap_or(min_fd)
 }
 
 /// The same under a number at or above `min_fd`, where programs do not look.

@@ -64,6 +64,8 @@ pub enum PoolError {
     NoSwapDirectory,
     #[error("more than {MAX_AREAS} swap areas: name fewer")]
     TooManyAreas,
+    #[error("process {0} made the pool, and only it can add swap areas")]
+    NotMaker(i32),
     #[error("more than {MAX_PROCESSES} processes share this pool: start fewer at a time")]
     TooManyProcesses,
     #[error(

@@ -13,12 +13,12 @@ use hugeswap_policy::counters::{Counter, FaultClass};
 use hugeswap_policy::histogram;
 use hugeswap_policy::knobs::Knob;
 use hugeswap_policy::slots::split;
-use std::sync::atomic::{AtomicI32, AtomicU32, AtomicU64};
+use std::sync::atomic::{AtomicI32, AtomicU8, AtomicU32, AtomicU64};
 
 /// "hugeswap" in ASCII.
 pub const MAGIC: u64 = u64::from_le_bytes(*b"hugeswap");
 /// Changed whenever the layout does.
-pub const VERSION: u32 = 8;
+pub const VERSION: u32 = 9;
 /// Most processes a pool can have at one time.
 pub const MAX_PROCESSES: usize = 256;
 /// Most swap areas a pool can have.
@@ -31,6 +31,22 @@ pub struct AreaCosts {
     pub measured: AtomicU32,
     /// Nanoseconds of 4 KiB, 64 KiB and 2 MiB, from swap and to it.
     pub ns: [[AtomicU32; 3]; 2],
+}
+
+/// Most bytes of a request or an answer.
+pub const LETTER: usize = 4096;
+
+/// Where the pool is asked for something from outside.
+#[repr(C)]
+pub struct Mailbox {
+    /// Who may touch the rest; a futex.
+    pub state: AtomicU32,
+    /// Who asks.
+    pub from: AtomicI32,
+    /// Bytes of `text`.
+    pub len: AtomicU32,
+    /// The request, then the answer.
+    pub text: [AtomicU8; LETTER],
 }
 
 /// States of a swap area.
@@ -140,6 +156,8 @@ pub struct Header {
     pub areas: [Area; MAX_AREAS],
     /// What processes that are gone had counted.
     pub retired: Events,
+    /// Requests from outside.
+    pub mailbox: Mailbox,
 }
 
 /// Record states.

@@ -8,6 +8,7 @@
 mod areas;
 mod charge;
 mod config;
+mod control;
 pub mod layout;
 pub mod probe;
 mod records;
@@ -17,6 +18,7 @@ pub mod swap;
 
 pub use areas::{AreaUsage, JoinedArea};
 pub use config::{FaultMode, MIN_MEMORY, PoolConfig, PoolError, machine_memory};
+pub use control::{NoAnswer, Room};
 pub use report::{FaultReport, Report};
 pub use swap::SwapSpec;
 

@@ -105,6 +105,8 @@ impl Engine {
         self.table.set_frame(dest, self.table.frame(unit));
         self.table.set_frame(unit, NO_FRAME);
         self.high_unit.fetch_max(dest + 1, Relaxed);
+        // Before the unlocks, so that who saw neither with its place sees this.
+        self.places_moved.fetch_add(1, Relaxed);
         self.table.unlock(dest, new);
         self.table.unlock(
             unit,

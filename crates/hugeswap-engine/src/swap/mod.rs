@@ -4,6 +4,8 @@
 //! a slot holds is nothing while that is not known. What fails, or is not what was written, is tried again a few times, with
 //! rests of some milliseconds. Both may be called from the fault path, whose rules hold.
 
+mod off;
+
 use crate::backing::{Failed, SwapPage, Transfer};
 use crate::engine::Engine;
 use crate::{checksum, faulty};
@@ -11,7 +13,7 @@ use hugeswap_policy::counters::Counter;
 use hugeswap_policy::granularity::Direction;
 use hugeswap_policy::knobs::Knob;
 use hugeswap_policy::{PAGE_BYTES, UNIT_BYTES, UNIT_PAGES, retry};
-use hugeswap_sys::{Errno, Result, fs, now_ns, process};
+use hugeswap_sys::{Errno, Result, fs, mm, now_ns, process};
 use std::ops::Range;
 use std::sync::atomic::Ordering::Relaxed;
 
@@ -19,6 +21,31 @@ const PAGE: usize = PAGE_BYTES as usize;
 const PAGES: usize = UNIT_PAGES as usize;
 /// How much an area grows by.
 const GROWTH: u64 = 64 << 20;
+
+/// Memory of the engine's own to put pages in.
+struct Pages {
+    at: usize,
+    len: usize,
+}
+
+impl Pages {
+    fn new(len: usize) -> Result<Pages> {
+        // SAFETY: a new mapping at an address of the kernel's choice.
+        let at = unsafe { mm::map_anon(0, len, mm::PROT_RW, false) }?;
+        Ok(Pages { at, len })
+    }
+
+    fn addr(&self) -> usize {
+        self.at
+    }
+}
+
+impl Drop for Pages {
+    fn drop(&mut self) {
+        // SAFETY: mapped by `new`, and nobody's any more.
+        let _ = unsafe { mm::unmap(self.at, self.len) };
+    }
+}
 
 impl Engine {
     /// Reads pages of a slot to `to`, which is the caller's, and verifies them. EIO: the device failed, or gave back
@@ -42,6 +69,11 @@ impl Engine {
             if error == Errno::EIO && self.may_try_again(attempt) {
                 self.count(Counter::SwapRetry, 1);
                 attempt += 1;
+                continue;
+            }
+            let area = self.pool.locate(slot);
+            if error == Errno::EBADF && doubt && area.is_some_and(|(i, _)| self.pool.reach(i)) {
+                // An area that was added since this process began, and can be read now.
                 continue;
             }
             if !on_purpose && error != Errno::EBADF && self.backing.faulty.keeps_account() {

@@ -43,11 +43,6 @@ fn pool(memory: usize, settings: &[&str]) -> Pool {
     settings.iter().fold(builder(memory), with).build().unwrap()
 }
 
-fn counter(pool: &Pool, name: &str) -> u64 {
-    let of = |(n, v): &(&str, u64)| (*n == name).then_some(*v);
-    pool.stats().counters.iter().find_map(of).unwrap()
-}
-
 fn no_huge(pool: &Pool) {
     for name in [
         "thp_fault_alloc",

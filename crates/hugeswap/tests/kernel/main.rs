@@ -21,6 +21,7 @@ mod pieces;
 mod report;
 mod slots;
 mod storm;
+mod swaps;
 mod util;
 
 use libtest_mimic::{Arguments, Failed, Trial};
@@ -41,6 +42,7 @@ fn all() -> Vec<Test> {
         enabled::TESTS,
         parts::TESTS,
         slots::TESTS,
+        swaps::TESTS,
         groups::TESTS,
         storm::TESTS,
         failure::TESTS,

@@ -1,0 +1,53 @@
+//! `hugeswap ctl`: looks at running pools, and changes them.
+
+mod pools;
+mod swap;
+
+use clap::Subcommand;
+use hugeswap_engine::pool::Pool;
+
+const EXAMPLES: &str = "\
+EXAMPLES:
+  hugeswap ctl list
+  hugeswap ctl swap list
+  hugeswap ctl --pool 4711 swap add /mnt/fast,size=50G,pri=10
+  hugeswap ctl --pool 4711 swap off 0";
+
+/// Look at running pools, and change them
+#[derive(clap::Args)]
+#[command(after_help = EXAMPLES, arg_required_else_help = false)]
+pub struct Args {
+    /// A process of the pool: hugeswap run, or the program under it. Not needed where there is only one pool
+    #[arg(long, value_name = "PID", global = true)]
+    pool: Option<i32>,
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(Subcommand)]
+enum Command {
+    /// List the pools of this user (of all users, for root)
+    List {
+        /// Print one JSON array
+        #[arg(long)]
+        json: bool,
+    },
+    /// Swap areas: list, add, take off
+    Swap(swap::Args),
+}
+
+/// Runs it; the exit status.
+pub fn run(args: &Args) -> anyhow::Result<i32> {
+    match &args.command {
+        Command::List { json } => pools::list(*json),
+        Command::Swap(swap) => swap::run(&the_pool(args.pool)?, swap),
+    }
+}
+
+/// The pool that is meant.
+fn the_pool(pid: Option<i32>) -> anyhow::Result<Pool> {
+    match pid {
+        Some(pid) => pools::of(pid),
+        None => pools::only(),
+    }
+}

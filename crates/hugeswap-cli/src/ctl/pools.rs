@@ -1,0 +1,122 @@
+//! Finding pools: each is a memory file that its processes hold open.
+
+use crate::text;
+use anyhow::{Context, Result, bail};
+use hugeswap_engine::pool::Pool;
+use hugeswap_policy::UNIT_BYTES;
+use serde_json::json;
+use std::collections::BTreeMap;
+use std::path::Path;
+
+/// What the segment's link in /proc/PID/fd says.
+const SEGMENT: &str = "/memfd:hugeswap-pool";
+
+/// The descriptor under which process `pid` holds its pool's segment. `None`: it has no pool, or may not be looked at.
+fn segment_of(pid: i32) -> Option<i32> {
+    let fds = std::fs::read_dir(format!("/proc/{pid}/fd")).ok()?;
+    let mut named = fds.filter_map(|e| {
+        let e = e.ok()?;
+        let number = e.file_name().to_str()?.parse::<i32>().ok()?;
+        let link = std::fs::read_link(e.path()).ok()?;
+        link.to_str()?.starts_with(SEGMENT).then_some(number)
+    });
+    named.next()
+}
+
+/// The pool of process `pid`.
+pub fn of(pid: i32) -> Result<Pool> {
+    let proc = format!("/proc/{pid}/fd");
+    if !Path::new(&proc).exists() {
+        bail!("there is no process {pid}");
+    }
+    std::fs::read_dir(&proc)
+        .map(drop)
+        .with_context(|| format!("process {pid} may not be looked at by this user"))?;
+    let Some(fd) = segment_of(pid) else {
+        bail!("process {pid} belongs to no pool: `hugeswap ctl list` shows those that do");
+    };
+    Ok(Pool::attach_alone(pid, fd, 3)?)
+}
+
+/// Every pool that may be looked at, by the process that made it.
+fn all() -> BTreeMap<i32, Pool> {
+    let mut found = BTreeMap::new();
+    let Ok(processes) = std::fs::read_dir("/proc") else {
+        return found;
+    };
+    let pids = processes.filter_map(|e| e.ok()?.file_name().to_str()?.parse::<i32>().ok());
+    for pid in pids {
+        // A process that has just gone, or of another version, is none of ours.
+        if let Some(fd) = segment_of(pid)
+            && let Ok(pool) = Pool::attach_alone(pid, fd, 3)
+        {
+            found.entry(pool.maker()).or_insert(pool);
+        }
+    }
+    found
+}
+
+/// The only pool there is.
+pub fn only() -> Result<Pool> {
+    let mut pools = all();
+    match (pools.len(), pools.pop_first()) {
+        (1, Some((_, pool))) => Ok(pool),
+        (0, _) => bail!(
+            "no pool is running that this user may look at: start a program with `hugeswap run`"
+        ),
+        (n, _) => bail!(
+            "{n} pools are running: say which with --pool PID (`hugeswap ctl list` shows them)"
+        ),
+    }
+}
+
+/// What a process is called.
+fn command_of(pid: i32) -> String {
+    let line = std::fs::read(format!("/proc/{pid}/cmdline")).unwrap_or_default();
+    let line = String::from_utf8_lossy(&line).replace('\0', " ");
+    text::one_line(line.trim())
+}
+
+/// Prints them.
+pub fn list(as_json: bool) -> Result<i32> {
+    let pools = all();
+    if as_json {
+        let rows: Vec<_> = pools
+            .iter()
+            .map(|(maker, p)| {
+                let swap = p.swap_usage();
+                json!({
+                    "pid": maker,
+                    "command": command_of(*maker),
+                    "processes": p.live().count(),
+                    "memory_bytes": p.frames() * UNIT_BYTES,
+                    "resident_bytes": p.used_frames() * UNIT_BYTES,
+                    "swap_bytes": swap.clusters * UNIT_BYTES,
+                    "swap_used_bytes": swap.used_bytes(),
+                })
+            })
+            .collect();
+        println!("{}", serde_json::to_string_pretty(&rows)?);
+        return Ok(0);
+    }
+    if pools.is_empty() {
+        println!("no pool is running that this user may look at");
+        return Ok(0);
+    }
+    println!(
+        "{:>8}  {:>5}  {:>21}  {:>21}  COMMAND",
+        "PID", "PROCS", "MEMORY IN USE", "SWAP IN USE"
+    );
+    for (maker, p) in &pools {
+        let swap = p.swap_usage();
+        let of = |used, all| format!("{} of {}", text::bytes(used), text::bytes(all));
+        println!(
+            "{maker:>8}  {:>5}  {:>21}  {:>21}  {}",
+            p.live().count(),
+            of(p.used_frames() * UNIT_BYTES, p.frames() * UNIT_BYTES),
+            of(swap.used_bytes(), swap.clusters * UNIT_BYTES),
+            command_of(*maker),
+        );
+    }
+    Ok(0)
+}

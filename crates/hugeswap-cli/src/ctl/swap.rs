@@ -1,0 +1,196 @@
+//! `hugeswap ctl swap`: the swap areas of a running pool.
+
+use crate::bench::{check_interrupted, watch_signals};
+use crate::text;
+use anyhow::{Context, Result, anyhow, bail};
+use clap::Subcommand;
+use hugeswap_engine::pool::{AreaUsage, Pool, SwapSpec};
+use hugeswap_policy::UNIT_BYTES;
+use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
+use serde_json::json;
+use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
+
+const LOOK: Duration = Duration::from_millis(50);
+
+const EXAMPLES: &str = "\
+EXAMPLES:
+  hugeswap ctl swap list --json
+  hugeswap ctl swap add /mnt/fast,size=50G,pri=10
+  hugeswap ctl swap off 0
+
+Areas of a higher priority (pri=, -1 to 32767, 0 if not said) are filled first, those of the same in
+turn. `off` moves what the area holds to the others, and to memory where those are full, while the
+programs go on; Ctrl-C leaves the area on. Exit status: 0, or 2 if it could not be done.";
+
+/// Swap areas: list, add, take off
+#[derive(clap::Args)]
+#[command(after_help = EXAMPLES, arg_required_else_help = false)]
+pub struct Args {
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(Subcommand)]
+enum Command {
+    /// List them
+    List {
+        /// Print one JSON array, sizes in bytes
+        #[arg(long)]
+        json: bool,
+    },
+    /// Add one: a directory, a swap file, or a device (as --swap of `hugeswap run`)
+    Add {
+        /// Where, and how: options as for --swap
+        #[arg(value_name = "PATH[,size=SIZE][,pri=N]")]
+        area: String,
+    },
+    /// Take one off: what it holds moves to the others
+    Off {
+        /// Its number, as `list` shows it
+        area: usize,
+        /// Give up, and leave it on, when nothing has moved for so many seconds
+        #[arg(long, value_name = "SECONDS", default_value_t = 30)]
+        patience: u64,
+    },
+}
+
+/// Runs it; the exit status.
+pub fn run(pool: &Pool, args: &Args) -> Result<i32> {
+    match &args.command {
+        Command::List { json } => list(pool, *json)?,
+        Command::Add { area } => add(pool, area)?,
+        Command::Off { area, patience } => off(pool, *area, Duration::from_secs(*patience))?,
+    }
+    Ok(0)
+}
+
+/// Where an area lies, as its maker's descriptor tells.
+fn place_of(pool: &Pool, a: &AreaUsage) -> String {
+    let link = std::fs::read_link(format!("/proc/{}/fd/{}", pool.maker(), a.fd));
+    let link = link.unwrap_or_else(|_| PathBuf::from("?"));
+    let name = link.to_string_lossy();
+    // A file without a name has a number, which says nothing to anybody.
+    match name.strip_suffix(" (deleted)").map(Path::new) {
+        Some(file) => file.parent().unwrap_or(file).display().to_string(),
+        None => name.into_owned(),
+    }
+}
+
+fn list(pool: &Pool, as_json: bool) -> Result<()> {
+    let areas = pool.area_usage();
+    if as_json {
+        let rows: Vec<_> = areas
+            .iter()
+            .map(|a| {
+                json!({
+                    "area": a.index,
+                    "path": place_of(pool, a),
+                    "priority": a.priority,
+                    "bytes": a.usage.clusters * UNIT_BYTES,
+                    "used_bytes": a.usage.used_bytes(),
+                    "allocated_bytes": a.allocated,
+                    "draining": a.draining,
+                    "write_errors": a.errors,
+                })
+            })
+            .collect();
+        println!("{}", serde_json::to_string_pretty(&rows)?);
+        return Ok(());
+    }
+    println!(
+        "{:>4}  {:>8}  {:>10}  {:>10}  {:>6}  PATH",
+        "AREA", "PRIORITY", "SIZE", "IN USE", "ERRORS"
+    );
+    for a in &areas {
+        println!(
+            "{:>4}  {:>8}  {:>10}  {:>10}  {:>6}  {}{}",
+            a.index,
+            a.priority,
+            text::bytes(a.usage.clusters * UNIT_BYTES),
+            text::bytes(a.usage.used_bytes()),
+            a.errors,
+            text::one_line(&place_of(pool, a)),
+            if a.draining { " (being taken off)" } else { "" },
+        );
+    }
+    Ok(())
+}
+
+fn add(pool: &Pool, area: &str) -> Result<()> {
+    SwapSpec::parse(area).map_err(anyhow::Error::msg)?;
+    // The pool's maker has a working directory of its own.
+    let (path, options) = match area.split_once(',') {
+        Some((path, options)) => (path, format!(",{options}")),
+        None => (area, String::new()),
+    };
+    let path = std::path::absolute(path).with_context(|| format!("cannot find {path}"))?;
+    let path = path
+        .to_str()
+        .context("the path is not UTF-8: use another")?;
+    let index = pool
+        .ask_to_add(&format!("{path}{options}"))?
+        .map_err(|e| anyhow!(e))?;
+    println!("area {index} is on");
+    Ok(())
+}
+
+fn off(pool: &Pool, area: usize, patience: Duration) -> Result<()> {
+    let room = pool.room_for(area).with_context(|| {
+        format!("the pool has no swap area {area}: `hugeswap ctl swap list` shows those it has")
+    })?;
+    if !room.suffices() {
+        bail!(
+            "area {area} holds {}, the other areas have {} free and memory {}: {} too few; add an area first (hugeswap ctl swap add)",
+            text::bytes(room.held),
+            text::bytes(room.elsewhere),
+            text::bytes(room.memory),
+            text::bytes(room.missing()),
+        );
+    }
+    watch_signals()?;
+    // If somebody else is taking it off, we wait with them.
+    pool.take_off(area);
+    let bar = ProgressBar::with_draw_target(Some(room.held), ProgressDrawTarget::stderr());
+    bar.set_style(ProgressStyle::with_template(
+        "{bar:30} {binary_bytes} of {binary_total_bytes} moved, {binary_bytes_per_sec}, {eta} left",
+    )?);
+    let (mut least, mut moved_at) = (u64::MAX, Instant::now());
+    let give_up = |why: String| {
+        bar.finish_and_clear();
+        // If it is off by now, all is well.
+        if pool.keep_on(area) {
+            Err(anyhow!(why))
+        } else {
+            Ok(())
+        }
+    };
+    loop {
+        let areas = pool.area_usage();
+        let Some(now) = areas.iter().find(|a| a.index == area && a.draining) else {
+            break;
+        };
+        let left = now.usage.used_bytes();
+        bar.set_position(room.held.saturating_sub(left));
+        if left < least {
+            (least, moved_at) = (left, Instant::now());
+        }
+        if check_interrupted().is_err() {
+            return give_up(format!(
+                "interrupted: area {area} stays on, with {} in it",
+                text::bytes(left)
+            ));
+        }
+        if moved_at.elapsed() > patience {
+            return give_up(format!(
+                "nothing has moved for {} s, so area {area} stays on, with {} in it: it cannot be read, there is no room, or a process of the pool is stopped",
+                patience.as_secs(),
+                text::bytes(left)
+            ));
+        }
+        std::thread::sleep(LOOK);
+    }
+    bar.finish_and_clear();
+    println!("area {area} is off");
+    Ok(())
+}
