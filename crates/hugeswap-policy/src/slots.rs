@@ -11,6 +11,7 @@
 
 use std::sync::atomic::{AtomicU32, Ordering};
 
+pub mod area;
 pub mod split;
 
 /// In the lower half of a word: the cluster is split.

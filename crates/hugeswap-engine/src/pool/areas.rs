@@ -9,18 +9,18 @@
 //! while it holds the lock of a unit with a slot there: an area ends only when no process has any there. Areas are
 //! made and ended by the process that made the pool alone.
 
-use super::layout::{Area, MAX_AREAS, MAX_PROCESSES, area_state, state};
+use super::layout::{Area, MAX_AREAS, MAX_PROCESSES, state};
 use super::swap::{Kind, OpenArea, SwapSpec, hold, open_area};
 use super::{Pool, PoolError, probe};
 use crate::lock::Lock;
 use hugeswap_policy::UNIT_BYTES;
 use hugeswap_policy::extents::{Extent, Extents, Place};
-use hugeswap_policy::slots;
+use hugeswap_policy::slots::{self, area};
 use hugeswap_sys::{Errno, Result, fs, futex, process};
 use std::ffi::CStr;
 use std::ops::Range;
 use std::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed, Release, SeqCst};
-use std::sync::atomic::{AtomicI32, AtomicPtr, AtomicU32, AtomicU64, fence};
+use std::sync::atomic::{AtomicI32, AtomicPtr, AtomicU32, AtomicU64};
 
 /// An area as this process reaches it.
 #[derive(Clone, Copy, Debug)]
@@ -212,29 +212,27 @@ impl Pool {
         let (Some(a), Some(j)) = (self.segment_area(index), self.areas.joined.get(index)) else {
             return false;
         };
-        a.state.load(Acquire) == area_state::ON && a.serial.load(Relaxed) == j.serial.load(Relaxed)
+        a.state.load(Acquire) == area::ON && a.serial.load(Relaxed) == j.serial.load(Relaxed)
     }
 
     /// [`Pool::is_on`] after a claim: if so, whoever empties the area sees the claim.
     pub fn still_on(&self, index: usize) -> bool {
-        // Orders the claim before the look at the state, as the emptier's look at the state before that at claims.
-        fence(SeqCst);
-        self.is_on(index)
+        let kept = |a: &Area| area::may_keep(&a.state);
+        self.segment_area(index).is_some_and(kept) && self.is_on(index)
     }
 
     /// Areas that are being taken off: the number of each, and the ticket under which that is done.
     pub fn draining(&self) -> impl Iterator<Item = (usize, JoinedArea, u32)> + '_ {
         self.areas.iter().filter_map(|(i, joined)| {
             let a = self.segment_area(i)?;
-            let off = a.state.load(SeqCst) == area_state::DRAINING;
-            off.then(|| (i, joined, a.ticket.load(Relaxed)))
+            area::is_to_be_emptied(&a.state).then(|| (i, joined, a.ticket.load(Relaxed)))
         })
     }
 
     /// Is slot `slot` in an area that is being taken off?
     pub fn is_draining(&self, slot: u64) -> bool {
         let state = |i: usize| Some(self.segment_area(i)?.state.load(Acquire));
-        self.locate(slot).and_then(|(i, _)| state(i)) == Some(area_state::DRAINING)
+        self.locate(slot).and_then(|(i, _)| state(i)) == Some(area::DRAINING)
     }
 
     /// Counts up when areas come, go, or are to be emptied.
@@ -250,9 +248,9 @@ impl Pool {
             let slots = self.range_of(a);
             let words = self.slot_words();
             let words = words.get(slots.start as usize..slots.end as usize)?;
-            (state != area_state::FREE).then(|| AreaUsage {
+            (state != area::FREE).then(|| AreaUsage {
                 index,
-                draining: state != area_state::ON,
+                draining: state != area::ON,
                 priority: a.priority.load(Relaxed),
                 usage: slots::usage(words),
                 slots,
@@ -298,7 +296,7 @@ impl Pool {
     ) -> std::result::Result<usize, PoolError> {
         let _changing = self.changing_areas.lock();
         let areas = &self.header().areas;
-        let free = |a: &Area| a.state.load(Acquire) == area_state::FREE;
+        let free = |a: &Area| a.state.load(Acquire) == area::FREE;
         let index = areas.iter().position(free).ok_or(PoolError::TooManyAreas)?;
         let first = self.free_range(open.slots).ok_or_else(|| PoolError::Swap {
             noun: "area",
@@ -331,7 +329,7 @@ impl Pool {
         };
         self.areas.joined[index].put(&joined, serial);
         self.areas.publish();
-        a.state.store(area_state::ON, Release);
+        a.state.store(area::ON, Release);
         self.areas_changed();
         Ok(index)
     }
@@ -339,7 +337,7 @@ impl Pool {
     /// The first slots in a row that are no area's.
     fn free_range(&self, slots: u64) -> Option<u64> {
         let used = self.header().areas.iter();
-        let used = used.filter(|a| a.state.load(Acquire) != area_state::FREE);
+        let used = used.filter(|a| a.state.load(Acquire) != area::FREE);
         let mut used: Vec<Range<u64>> = used.map(|a| self.range_of(a)).collect();
         used.sort_by_key(|r| r.start);
         let mut at = 0;
@@ -357,7 +355,7 @@ impl Pool {
         let Some(a) = self.segment_area(index) else {
             return false;
         };
-        if a.state.load(Acquire) != area_state::ON {
+        if a.state.load(Acquire) != area::ON {
             return false;
         }
         // What was emptied for an earlier attempt may have been filled again.
@@ -365,7 +363,7 @@ impl Pool {
         a.ticket.store(ticket, Relaxed);
         let taken = a
             .state
-            .compare_exchange(area_state::ON, area_state::DRAINING, SeqCst, Relaxed)
+            .compare_exchange(area::ON, area::DRAINING, SeqCst, Relaxed)
             .is_ok();
         if taken {
             self.areas_changed();
@@ -377,7 +375,7 @@ impl Pool {
     pub fn keep_on(&self, index: usize) -> bool {
         let kept = self.segment_area(index).is_some_and(|a| {
             a.state
-                .compare_exchange(area_state::DRAINING, area_state::ON, SeqCst, Relaxed)
+                .compare_exchange(area::DRAINING, area::ON, SeqCst, Relaxed)
                 .is_ok()
         });
         if kept {
@@ -427,9 +425,9 @@ impl Pool {
         for (i, a) in self.header().areas.iter().enumerate() {
             let emptied = || self.all_emptied(i, a.ticket.load(Relaxed), None);
             let end = |from, to| a.state.compare_exchange(from, to, SeqCst, Relaxed).is_ok();
-            if a.state.load(SeqCst) != area_state::DRAINING
+            if a.state.load(SeqCst) != area::DRAINING
                 || !emptied()
-                || !end(area_state::DRAINING, area_state::ENDING)
+                || !end(area::DRAINING, area::ENDING)
             {
                 continue;
             }
@@ -450,7 +448,7 @@ impl Pool {
             }
             self.forget_file(a);
             self.leave(&self.areas.joined[i], true);
-            end(area_state::ENDING, area_state::FREE);
+            end(area::ENDING, area::FREE);
             ended += 1;
         }
         if ended > 0 {
@@ -482,7 +480,7 @@ impl Pool {
             let serial = a.serial.load(Relaxed);
             let j = &self.areas.joined[i];
             let known = j.serial.load(Acquire);
-            if state == area_state::FREE {
+            if state == area::FREE {
                 if known != 0 {
                     self.leave(j, private || maker != process::pid());
                 }
@@ -606,7 +604,7 @@ impl Pool {
             .store(h.areas_generation.load(Acquire), Relaxed);
         let maker = h.creator.load(Relaxed);
         for (i, a) in h.areas.iter().enumerate() {
-            if a.state.load(Acquire) == area_state::FREE {
+            if a.state.load(Acquire) == area::FREE {
                 continue;
             }
             let serial = a.serial.load(Relaxed);

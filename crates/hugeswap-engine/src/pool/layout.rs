@@ -49,22 +49,10 @@ pub struct Mailbox {
     pub text: [AtomicU8; LETTER],
 }
 
-/// States of a swap area.
-pub mod area_state {
-    /// There is none.
-    pub const FREE: u32 = 0;
-    /// In use.
-    pub const ON: u32 = 1;
-    /// Being taken off: nothing is claimed there any more, and what is there moves away.
-    pub const DRAINING: u32 = 2;
-    /// Empty, and about to be free.
-    pub const ENDING: u32 = 3;
-}
-
 /// One swap area.
 #[repr(C)]
 pub struct Area {
-    /// See [`area_state`].
+    /// See [`area`](hugeswap_policy::slots::area).
     pub state: AtomicU32,
     /// Counts areas: another one at this place has another number. Not 0.
     pub serial: AtomicU32,

@@ -28,7 +28,7 @@ use hugeswap_policy::counters::Counter;
 use hugeswap_policy::knobs::Knob;
 use hugeswap_policy::slots::split::{Clusters, MAP_WORDS};
 use hugeswap_policy::{UNIT_BYTES, histogram, slots};
-use layout::{Events, Header, MAX_PROCESSES, Offsets, Record, area_state, state};
+use layout::{Events, Header, MAX_PROCESSES, Offsets, Record, state};
 use std::sync::atomic::Ordering::{Acquire, Relaxed};
 use std::sync::atomic::{AtomicU32, AtomicU64};
 
@@ -134,7 +134,7 @@ impl Pool {
 
     /// Bytes that may be promised in all: the budget and all swap.
     pub fn capacity_bytes(&self) -> u64 {
-        let on = self.segment_areas(area_state::ON);
+        let on = self.segment_areas(slots::area::ON);
         let slots: u64 = on.map(|a| a.slots.load(Relaxed)).sum();
         self.frames()
             .saturating_add(slots)
@@ -152,7 +152,7 @@ impl Pool {
 
     /// What transfers of its swap areas took when they were turned on, if that could be measured.
     pub fn measured(&self) -> Option<probe::Measured> {
-        let on = self.segment_areas(area_state::ON);
+        let on = self.segment_areas(slots::area::ON);
         let all: Vec<_> = on.filter_map(|a| a.costs.load()).collect();
         probe::mean(&all)
     }
