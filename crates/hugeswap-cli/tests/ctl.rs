@@ -1,0 +1,241 @@
+//! `hugeswap ctl` on running programs: what it shows, what it changes, and what it refuses.
+
+use assert_cmd::Command;
+use predicates::prelude::*;
+use predicates::str::contains;
+use serde_json::Value;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Stdio};
+use std::time::{Duration, Instant};
+
+/// Fills memory, then reads and changes it until a file appears; fails if a page is not what it was.
+const PROGRAM: &str = "
+import os, random, struct, sys
+stop, pages = sys.argv[1], int(sys.argv[2]) << 8
+memory, now = bytearray(pages << 12), {}
+for p in range(pages):
+    struct.pack_into('<Q', memory, p << 12, p + 1)
+open(stop + '.ready', 'w').close()
+draw = random.Random(1)
+for n in range(1 << 40):
+    if n % 1000 == 0 and os.path.exists(stop):
+        break
+    p = draw.randrange(pages)
+    found = struct.unpack_from('<Q', memory, p << 12)[0]
+    assert found == now.get(p, p + 1), (p, found)
+    if n % 3 == 0:
+        now[p] = n + 7
+        struct.pack_into('<Q', memory, p << 12, n + 7)
+for p in range(pages):
+    found = struct.unpack_from('<Q', memory, p << 12)[0]
+    assert found == now.get(p, p + 1), (p, found)
+";
+
+fn hugeswap() -> Command {
+    let mut c = Command::new(assert_cmd::cargo::cargo_bin!("hugeswap"));
+    c.env_remove("HUGESWAP_POOL");
+    c.timeout(Duration::from_secs(60));
+    c
+}
+
+/// A program under `hugeswap run`, with a directory of its own; ended in any case.
+struct Running {
+    child: Child,
+    dir: tempfile::TempDir,
+}
+
+impl Running {
+    fn start(memory: &str, mib: usize) -> Running {
+        let dir = tempfile::tempdir_in("/var/tmp").unwrap();
+        let child = std::process::Command::new(assert_cmd::cargo::cargo_bin!("hugeswap"))
+            .env_remove("HUGESWAP_POOL")
+            .args(["run", "--report", "none", "--memory", memory, "--swap"])
+            .arg(format!("{},size=1G", dir.path().display()))
+            .args(["--", "python3", "-c", PROGRAM])
+            .arg(dir.path().join("stop"))
+            .arg(mib.to_string())
+            .stdout(Stdio::null())
+            .spawn()
+            .unwrap();
+        let running = Running { child, dir };
+        running.wait_for(|r| r.dir.path().join("stop.ready").exists());
+        running
+    }
+
+    fn wait_for(&self, is: impl Fn(&Running) -> bool) {
+        let start = Instant::now();
+        while !is(self) {
+            assert!(start.elapsed() < Duration::from_secs(60), "nothing comes");
+            std::thread::sleep(Duration::from_millis(20));
+        }
+    }
+
+    fn pid(&self) -> String {
+        self.child.id().to_string()
+    }
+
+    /// `hugeswap ctl --pool PID ARGS`.
+    fn ctl(&self, args: &[&str]) -> Command {
+        let mut c = hugeswap();
+        c.args(["ctl", "--pool", &self.pid()]).args(args);
+        c
+    }
+
+    fn areas(&self) -> Vec<Value> {
+        let out = self.ctl(&["swap", "list", "--json"]).output().unwrap();
+        serde_json::from_slice(&out.stdout).unwrap()
+    }
+
+    fn refuses(&self, args: &[&str], why: &str) {
+        refused(&mut self.ctl(args), why);
+    }
+
+    fn ends_well(mut self) {
+        std::fs::write(self.dir.path().join("stop"), "").unwrap();
+        let start = Instant::now();
+        loop {
+            if let Some(status) = self.child.try_wait().unwrap() {
+                assert!(status.success(), "{status}");
+                return;
+            }
+            assert!(start.elapsed() < Duration::from_secs(60), "it does not end");
+            std::thread::sleep(Duration::from_millis(20));
+        }
+    }
+}
+
+impl Drop for Running {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+fn refused(command: &mut Command, why: &str) {
+    let one_line =
+        predicate::function(|text: &str| text.ends_with('\n') && text.lines().count() == 1);
+    command
+        .assert()
+        .code(2)
+        .stdout("")
+        .stderr(one_line.and(contains(why)));
+}
+
+/// The files without a name that a process has open in a directory.
+fn nameless(pid: &str, dir: &Path) -> usize {
+    let fds = std::fs::read_dir(format!("/proc/{pid}/fd")).unwrap();
+    let links = fds.filter_map(|e| std::fs::read_link(e.ok()?.path()).ok());
+    links.filter(|l: &PathBuf| l.starts_with(dir)).count()
+}
+
+#[test]
+fn areas_are_added_and_taken_off_while_the_program_runs() {
+    let r = Running::start("64M", 256);
+    let second = tempfile::tempdir_in("/var/tmp").unwrap();
+    let second = second.path().to_str().unwrap();
+    let before = r.areas();
+    assert_eq!(before.len(), 1);
+    assert_eq!(before[0]["path"], r.dir.path().to_str().unwrap());
+    assert!(
+        before[0]["used_bytes"].as_u64().unwrap() > 100 << 20,
+        "{before:?}"
+    );
+
+    r.refuses(&["swap", "off", "0"], "too few; add an area first");
+    r.refuses(&["swap", "off", "3"], "has no swap area 3");
+    r.refuses(&["swap", "add", "/nonexistent"], "does not exist");
+    r.refuses(&["swap", "add", "/dev/shm"], "in memory (tmpfs)");
+    r.refuses(&["swap", "add", &format!("{second},size=1")], "too small");
+    r.refuses(&["swap", "add", &format!("{second},pri=x")], "priority");
+    r.refuses(
+        &["swap", "add", &format!("/{}", "x".repeat(5000))],
+        "use a shorter path",
+    );
+
+    r.ctl(&["swap", "add", &format!("{second},size=512M,pri=7")])
+        .assert()
+        .success()
+        .stdout("area 1 is on\n");
+    r.ctl(&["swap", "off", "0"])
+        .assert()
+        .success()
+        .stdout("area 0 is off\n");
+    let after = r.areas();
+    assert_eq!(after.len(), 1, "{after:?}");
+    assert_eq!(after[0]["area"], 1);
+    assert_eq!(after[0]["priority"], 7);
+    assert!(
+        after[0]["used_bytes"].as_u64().unwrap() > 100 << 20,
+        "{after:?}"
+    );
+    assert_eq!(
+        nameless(&r.pid(), r.dir.path()),
+        0,
+        "the old area is let go of"
+    );
+
+    r.ctl(&["swap", "list"])
+        .assert()
+        .success()
+        .stdout(contains("512 MiB").and(contains(second)));
+    hugeswap()
+        .args(["ctl", "list"])
+        .assert()
+        .success()
+        .stdout(contains(r.pid()).and(contains("of 64.0 MiB")));
+    r.ends_well();
+}
+
+#[test]
+fn a_relative_path_is_the_callers() {
+    let r = Running::start("64M", 96);
+    let here = tempfile::tempdir_in("/var/tmp").unwrap();
+    r.ctl(&["swap", "add", "."])
+        .current_dir(here.path())
+        .assert()
+        .success();
+    assert_eq!(r.areas()[1]["path"], here.path().to_str().unwrap());
+    r.ends_well();
+}
+
+#[test]
+fn a_program_that_is_stopped_keeps_its_area() {
+    let r = Running::start("64M", 192);
+    let task = format!("/proc/{0}/task/{0}/children", r.pid());
+    let program = std::fs::read_to_string(task).unwrap();
+    let signal = |s: &str, pid: &str| {
+        let status = std::process::Command::new("kill").args([s, pid]).status();
+        assert!(status.unwrap().success());
+    };
+    let other = tempfile::tempdir_in("/var/tmp").unwrap();
+    let other = format!("{},size=512M", other.path().display());
+    r.ctl(&["swap", "add", &other]).assert().success();
+    signal("-STOP", program.trim());
+    r.refuses(
+        &["swap", "off", "0", "--patience", "1"],
+        "nothing has moved for 1 s",
+    );
+    // Who stands in for the program stopped with it, and passes this on.
+    signal("-CONT", &r.pid());
+    assert_eq!(r.areas()[0]["draining"], false);
+    r.ctl(&["swap", "off", "0"]).assert().success();
+    r.ends_well();
+}
+
+#[test]
+fn what_is_no_pool_is_refused() {
+    refused(
+        hugeswap().args(["ctl", "--pool", "999999999", "swap", "list"]),
+        "there is no process 999999999",
+    );
+    let me = std::process::id().to_string();
+    refused(
+        hugeswap().args(["ctl", "--pool", &me, "swap", "list"]),
+        "belongs to no pool",
+    );
+    refused(hugeswap().arg("ctl"), "requires a subcommand");
+    refused(
+        hugeswap().args(["ctl", "swap", "off", "x"]),
+        "invalid value 'x'",
+    );
+}
