@@ -6,7 +6,6 @@
 use super::PAGE;
 use crate::engine::{Engine, Job, UNIT};
 use crate::table::QUEUED;
-use hugeswap_policy::UNIT_BYTES;
 use hugeswap_policy::thp::Bring;
 use hugeswap_policy::unit::{Kind, LOCKED, Word};
 use hugeswap_sys::process;
@@ -104,6 +103,7 @@ impl Engine {
     /// pages of base-mapped ones go.
     pub fn pageout(&self, addr: usize, len: usize) {
         const ASK_AGAIN_NS: u64 = 20_000_000;
+        const PATIENCE_NS: u64 = 3_000_000_000;
         let inside = |unit: u32| {
             let w = self.table.load(unit);
             let memory = match w.kind() {
@@ -143,19 +143,24 @@ impl Engine {
                 self.table.unlock(unit, w);
             }
         }
-        // A program that goes on touching a unit, or a swap that is full, keeps it in: wait, but not for ever.
-        let mut deadline = hugeswap_sys::now_ns() + 1_000_000_000;
+        // A program that goes on touching a unit, or a swap that is full, keeps it in: wait, but not for ever. As long as
+        // others leave, however slow the device is, there is hope.
+        let now = hugeswap_sys::now_ns;
+        let (mut since, mut patience) = (now(), PATIENCE_NS);
         for unit in self.whole_units_of(addr, len) {
-            deadline += UNIT_BYTES * 10;
-            let mut again = hugeswap_sys::now_ns() + ASK_AGAIN_NS;
-            while inside(unit) && hugeswap_sys::now_ns() < deadline {
-                if hugeswap_sys::now_ns() > again {
+            let mut again = now() + ASK_AGAIN_NS;
+            while inside(unit) && now() < since + patience {
+                if now() > again {
                     // It may have been under write-back when its turn came.
                     ask(unit);
                     again += ASK_AGAIN_NS;
                 }
                 process::yield_now();
             }
+            if inside(unit) {
+                patience = ASK_AGAIN_NS;
+            }
+            since = now();
         }
     }
 }

@@ -14,7 +14,7 @@ mod together;
 use crate::Test;
 use crate::util::*;
 use draw::Draw;
-use hugeswap::FaultMode;
+use hugeswap::{FaultMode, SwapSpec};
 use hugeswap_engine::Engine;
 use hugeswap_policy::counters::Counter;
 use hugeswap_policy::knobs::{Knob, swapin};
@@ -139,7 +139,7 @@ impl Subject {
 
     /// Some setting changes while everything goes on.
     fn set_something(&self, draw: &mut Draw) {
-        let (knob, value) = match draw.below(8) {
+        let (knob, value) = match draw.below(9) {
             0..3 => (
                 Knob::ThpSwapin,
                 *draw.of(&[swapin::AUTO, swapin::ALWAYS, swapin::NEVER]),
@@ -149,10 +149,42 @@ impl Subject {
             4 => (Knob::CleanDrop, draw.below(2)),
             5 => (Knob::Storm, *draw.of(&[0, 0, 20, 500])),
             6 => (Knob::SwapReadFail, *draw.of(&[0, 0, 37])),
+            7 => return self.change_areas(draw),
             _ => (Knob::SwapWriteFail, *draw.of(&[0, 0, 11])),
         };
         self.says(format_args!("{} = {value}", knob.name()));
         self.engine.pool().set_knob(knob, value);
+    }
+
+    /// A swap area comes, or begins to go, or stays after all, while everything goes on.
+    fn change_areas(&self, draw: &mut Draw) {
+        const MOST: usize = 4;
+        if self.in_child() {
+            return;
+        }
+        let (engine, pool) = (self.engine, self.engine.pool());
+        let areas = pool.area_usage();
+        let on = areas.iter().filter(|a| !a.draining).count();
+        let one = draw.of(&areas).index;
+        match draw.below(3) {
+            0 if areas.len() < MOST => {
+                let spec = SwapSpec {
+                    size: Some(256 << 20),
+                    allow_tmpfs: true,
+                    priority: draw.below(2) as i32,
+                    ..SwapSpec::new(*draw.of(&["/dev/shm", "/var/tmp"]))
+                };
+                // Where there is no room, there is one less.
+                let added = engine.add_area(&spec);
+                self.says(format_args!("swap on: {added:?}"));
+            }
+            1 if engine.keep_area_on(one) => self.says(format_args!("swap {one} stays on")),
+            _ if on > 1 && pool.room_for(one).is_some_and(|r| r.suffices()) => {
+                let begun = engine.take_area_off(one);
+                self.says(format_args!("swap off {one}: {begun}"));
+            }
+            _ => {}
+        }
     }
 
     /// Everything is unmapped and every child gone: what is left?
