@@ -446,7 +446,7 @@ impl Pool {
                 // claimer is about to see that.
                 let _ = w.fetch_update(AcqRel, Acquire, |w| (!alive(w >> 16)).then_some(0));
             }
-            self.forget_file(a);
+            self.forget_file(a, self.areas.joined[i].get());
             self.leave(&self.areas.joined[i], true);
             end(area::ENDING, area::FREE);
             ended += 1;
@@ -458,10 +458,12 @@ impl Pool {
     }
 
     /// Gives back the space of a nameless file, whoever still has it open.
-    fn forget_file(&self, a: &Area) {
-        let fd = a.fd.load(Relaxed);
-        if a.kind.load(Relaxed) == Kind::Nameless as u32 {
-            let _ = fs::truncate(fd, 0);
+    fn forget_file(&self, a: &Area, joined: Option<JoinedArea>) {
+        if let Some(j) = joined
+            && a.kind.load(Relaxed) == Kind::Nameless as u32
+            && reaches(&j)
+        {
+            let _ = fs::truncate(j.fd, 0);
         }
     }
 
@@ -543,7 +545,7 @@ impl Pool {
                 fs::close(new);
                 moved.map(|()| at)?
             }
-            None => out_of_the_way(new, first_free(min_fd)),
+            None => out_of_the_way(new, first_free((min_fd - APART).max(10))),
         };
         Ok(JoinedArea {
             fd,
@@ -608,10 +610,13 @@ impl Pool {
                 continue;
             }
             let serial = a.serial.load(Relaxed);
-            let joined = self.join_area(a, None, min_fd).map_err(|e| match e {
-                Errno::EINVAL => PoolError::BadSegment,
-                e => PoolError::Unreachable(maker, e),
-            })?;
+            let joined = match self.join_area(a, None, min_fd) {
+                Ok(joined) => joined,
+                // It has just gone.
+                Err(_) if a.state.load(Acquire) != area::ON => continue,
+                Err(Errno::EINVAL) => return Err(PoolError::BadSegment),
+                Err(e) => return Err(PoolError::Unreachable(maker, e)),
+            };
             self.areas.joined[i].put(&joined, serial);
         }
         self.areas.publish();
@@ -638,6 +643,10 @@ pub(super) fn open_of(of: i32, fd: i32, flags: i32) -> Result<i32> {
     let path = std::ffi::CString::new(format!("/proc/{of}/fd/{fd}")).map_err(|_| Errno::EINVAL)?;
     fs::open(&path, libc::O_RDWR | flags, 0)
 }
+
+/// How far below other descriptors of ours those of areas that were added are. (They stand for nothing yet in the program's table, where other threads take
+/// numbers of their own.)
+const APART: i32 = 256;
 
 /// The first number from `min_fd` on that stands for nothing in the program's table (in which a thread of ours need not be).
 fn first_free(min_fd: i32) -> i32 {

@@ -62,7 +62,7 @@ impl Engine {
         let operation = self.backing.operation();
         let mut attempt = 0;
         loop {
-            let tried = self.swap_read_once(slot, pages.clone(), to, doubt, (operation, attempt));
+            let tried = self.swap_read_once(slot, pages.clone(), to, (operation, attempt));
             let Err(Failed { error, on_purpose }) = tried else {
                 return Ok(());
             };
@@ -89,14 +89,13 @@ impl Engine {
         slot: u64,
         pages: Range<usize>,
         to: usize,
-        doubt: bool,
         (operation, attempt): (u64, u32),
     ) -> Result<(), Failed> {
         let (area, offset) = self.pool.locate(slot).ok_or(Errno::EIO)?;
         let a = self.pool.area(area).ok_or(Errno::EIO)?;
         // With a sum the content itself tells.
         let summed = self.pool.knob(Knob::Checksum) != 0;
-        let strange = || doubt && fs::identity(a.fd) != Ok(a.identity);
+        let strange = || fs::identity(a.fd) != Ok(a.identity);
         if !summed && strange() {
             return Err(Errno::EBADF.into());
         }
@@ -177,7 +176,9 @@ impl Engine {
         let (index, offset) = self.pool.locate(slot).ok_or(Errno::EIO)?;
         let area = self.pool.header().areas.get(index).ok_or(Errno::EIO)?;
         let joined = self.pool.area(index).ok_or(Errno::EIO)?;
-        if doubt && fs::identity(joined.fd) != Ok(joined.identity) {
+        // Never to what is something else, whoever made it so.
+        let strange = fs::identity(joined.fd) != Ok(joined.identity);
+        if strange && !(doubt && self.pool.reach(index)) {
             return Err(Errno::EBADF);
         }
         if offset + UNIT_BYTES > area.allocated.load(Relaxed) {

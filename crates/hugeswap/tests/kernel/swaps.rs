@@ -125,11 +125,11 @@ fn word(at: usize, g: u64) -> u64 {
 
 fn swap_off_moves_everything() {
     in_all_ways(|pool| {
-        let r = pool.region(128 * MIB).unwrap();
+        let r = pool.region(64 * MIB).unwrap();
         fill(&r, 1);
         check(&r, 1);
         // Some of it scattered, some base-mapped and dirty.
-        let s = pool.region(64 * MIB).unwrap();
+        let s = pool.region(48 * MIB).unwrap();
         touch_here_and_there(&s, 5);
         check(&r, 1);
         let before = counter(pool, "swap_moved");
