@@ -6,6 +6,7 @@ use hugeswap::{Pool, Region, SwapArea, SwapOffError, SwapSpec};
 use std::os::unix::process::ExitStatusExt;
 use std::sync::atomic::AtomicBool;
 use std::sync::atomic::Ordering::Relaxed;
+use std::time::{Duration, Instant};
 
 pub const TESTS: &[Test] = &[
     ("swaps_take_turns_by_priority", swaps_take_turns_by_priority),
@@ -213,6 +214,16 @@ fn ended_well(pid: i32) {
     assert!(status.success(), "{status}");
 }
 
+/// For a child, which must not outlive a parent that is stopped.
+fn check_until_it_is_off(pool: &Pool, r: &Region, g: u64) {
+    let start = Instant::now();
+    while find(pool, 0).is_some() {
+        check(r, g);
+        assert!(start.elapsed() < Duration::from_secs(110), "it is still on");
+    }
+    check(r, g);
+}
+
 /// The child reads what the parent has in swap, and what it wrote itself, from an area that goes away.
 fn swap_off_with_forked_children() {
     in_ways(&["thp.swapin=auto", "thp.swapin=never"], |pool| {
@@ -225,11 +236,7 @@ fn swap_off_with_forked_children() {
                 if k == 1 {
                     fill(&s, 7);
                 }
-                // Until the parent has changed the areas.
-                while find(pool, 0).is_some() {
-                    check(&r, 1);
-                }
-                check(&r, 1);
+                check_until_it_is_off(pool, &r, 1);
                 check(&s, if k == 1 { 7 } else { 1 });
                 fill(&r, 9);
                 check(&r, 9);
@@ -257,10 +264,7 @@ fn swap_off_after_the_parent() {
         child(|| {
             // SAFETY: ours to close.
             unsafe { libc::close(pipe[0]) };
-            while find(&pool, 0).is_some() {
-                check(&r, 4);
-            }
-            check(&r, 4);
+            check_until_it_is_off(&pool, &r, 4);
             // SAFETY: one byte that lives.
             assert_eq!(unsafe { libc::write(pipe[1], [1u8].as_ptr().cast(), 1) }, 1);
         });
