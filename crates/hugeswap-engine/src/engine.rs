@@ -20,6 +20,7 @@ use crate::pool::layout::Record;
 use crate::pool::{FaultMode, Pool, PoolError};
 use crate::sizes::Sizes;
 use crate::space::Space;
+use crate::swap::sealing::Sealing;
 use crate::table::Table;
 use crate::thp::Said;
 use crate::zeroed::Zeroed;
@@ -140,6 +141,8 @@ pub struct Engine {
     pub(crate) gate: Gate,
     pub(crate) backing: Backing,
     pub(crate) key: SumKey,
+    /// What encrypts, in a pool that does.
+    pub(crate) sealing: Option<Sealing>,
     /// Lists of reclaim; kswapd's, except when the event queue is full.
     pub(crate) lru: Lock<Lists>,
     pub(crate) groups: Groups,
@@ -208,7 +211,12 @@ impl Engine {
         Ok(engine)
     }
 
-    fn build(pool: Pool, mode: FaultMode, base: usize, len: usize) -> Result<Engine, EngineError> {
+    fn build(
+        mut pool: Pool,
+        mode: FaultMode,
+        base: usize,
+        len: usize,
+    ) -> Result<Engine, EngineError> {
         let message = mode == FaultMode::Message;
         let low_fd = high_descriptor();
         let uffd = if message {
@@ -257,6 +265,7 @@ impl Engine {
             // SAFETY: advice that discards nothing.
             let _ = unsafe { mm::advise(base, len, libc::MADV_HUGEPAGE) };
         }
+        let sealing = Sealing::new(&mut pool)?;
         let key = SumKey(std::array::from_fn(|i| pool.header().key[i].load(Relaxed)));
         let pagemap = fs::open(c"/proc/self/pagemap", libc::O_RDONLY, 0).map_or(-1, |fd| {
             let high = fs::dup_above(fd, low_fd).unwrap_or(fd);
@@ -284,6 +293,7 @@ impl Engine {
             gate: Gate::new(),
             backing,
             key,
+            sealing,
             groups: Groups::default(),
             frame_demand: FrameDemand::default(),
             weights: lists.weights(),

@@ -222,6 +222,10 @@ impl Engine {
             self.note_mode();
         }
         let _ = self.arena.reset_in_child();
+        self.pool.leave_secret();
+        if let Some(s) = &self.sealing {
+            s.reset_in_child();
+        }
         self.base
             .reset_in_child(self.pool.knob(Knob::Userfaultfd) != 0, self.low_fd);
         self.watched.store(0, Relaxed);

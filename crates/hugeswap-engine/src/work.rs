@@ -174,7 +174,7 @@ impl Engine {
         {
             // Changed while it was being written: what is on the device is neither the old nor the
             // new. (A slot left alone still holds what it did, and a forked child may need it.)
-            checksum::forget(&sums[s as usize]);
+            self.forget_stored(s, 0..UNIT_PAGES as usize);
         }
         self.end_write_out(unit, w, written);
         true

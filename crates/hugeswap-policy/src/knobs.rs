@@ -63,6 +63,8 @@ macro_rules! knobs {
             pub const fn bounds(self) -> (u64, u64) { match self { $(Knob::$variant => ($min, $max),)* } }
             /// The VALUE when nothing is set.
             pub const fn default_value(self) -> u64 { match self { $(Knob::$variant => $default,)* } }
+            /// Can it be set only when a pool is made?
+            pub const fn is_fixed(self) -> bool { matches!(self, Knob::Encrypt) }
             /// One line for `--help`.
             pub const fn doc(self) -> &'static str { match self { $(Knob::$variant => $doc,)* } }
         }
@@ -80,6 +82,7 @@ knobs! {
     SyscallTrap => "syscall.trap", Switch, 0, 1, 1, "catch system calls that wrappers do not see (signal mode)";
     Checksum => "swap.checksum", Switch, 0, 1, 1, "verify every unit read back from swap";
     CleanDrop => "swap.clean_drop", Switch, 0, 1, 1, "drop unchanged units without writing them again";
+    Encrypt => "swap.encrypt", Switch, 0, 1, 0, "encrypt what goes to swap (AES-256-GCM); for a new pool only";
     Storm => "debug.storm", Count, 0, 1_000_000, 0, "testing: evict a random unit every N microseconds; 0 is off";
     SwapReadFail => "debug.swap_read_fail", Count, 0, 1 << 31, 0, "testing: every Nth read of swap, or of a mapped file, fails (EIO)";
     SwapReadFlip => "debug.swap_read_flip", Count, 0, 1 << 31, 0, "testing: every Nth read of swap has a bit changed";

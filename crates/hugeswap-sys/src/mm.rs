@@ -94,6 +94,13 @@ pub unsafe fn advise(at: usize, len: usize, advice: i32) -> Result<()> {
     unsafe { call(libc::SYS_madvise, [at, len, advice as usize, 0, 0, 0]) }.map(drop)
 }
 
+/// Holds a range in memory for good, with pages for all of it now: the kernel does not swap it. EPERM, ENOMEM, EAGAIN: more than
+/// the limit on locked memory (RLIMIT_MEMLOCK) allows. A forked child does not inherit it.
+pub fn lock(at: usize, len: usize) -> Result<()> {
+    // SAFETY: changes where pages are, not what they hold.
+    unsafe { call(libc::SYS_mlock, [at, len, 0, 0, 0, 0]) }.map(drop)
+}
+
 /// A range for [`discard_ranges`]: address and bytes.
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]

@@ -150,6 +150,13 @@ impl Builder {
         self
     }
 
+    /// Encrypts what goes to swap: AES-256-GCM under a random key that is in locked memory only, and gone with the pool. The same as the setting
+    /// `swap.encrypt`. docs/swap.md says what that keeps from whom.
+    pub fn encrypt(mut self, on: bool) -> Self {
+        self.settings.push((knobs::Knob::Encrypt, on.into()));
+        self
+    }
+
     /// A setting, `KEY=VALUE` (see [`knobs`]).
     pub fn set(mut self, setting: &str) -> Self {
         match knobs::parse_setting(setting) {
@@ -231,6 +238,12 @@ impl Pool {
     /// docs/settings.md says which are.
     pub fn set(&self, setting: &str) -> Result<(), Error> {
         let (knob, value) = knobs::parse_setting(setting).map_err(Error::Setting)?;
+        if knob.is_fixed() {
+            let name = knob.name();
+            return Err(Error::Setting(format!(
+                "{name} can only be set for a new pool: Pool::builder().set(\"{setting}\")"
+            )));
+        }
         self.inner.engine.pool().set_knob(knob, value);
         Ok(())
     }

@@ -49,6 +49,9 @@ pub struct Args {
     /// a block device overwritten, ",tmpfs=allow" to mean a directory that is in memory
     #[arg(long, value_name = "PATH[,size=SIZE][,pri=N]")]
     swap: Vec<String>,
+    /// Encrypt what goes to swap (AES-256-GCM, under a key that is never written anywhere)
+    #[arg(long)]
+    encrypt: bool,
     /// How page faults are taken: in the faulting thread (signal), or by a thread that reads them
     /// from a userfaultfd (message, needs privilege)
     #[arg(long, value_name = "MODE", default_value = "auto", value_enum)]
@@ -164,7 +167,11 @@ fn config(args: &Args) -> Result<PoolConfig> {
         .set
         .iter()
         .map(|s| knobs::parse_setting(s))
-        .collect::<Result<_, _>>();
+        .collect::<Result<Vec<_>, _>>();
+    let mut settings = settings.map_err(one_line).context("--set")?;
+    if args.encrypt {
+        settings.push((Knob::Encrypt, 1));
+    }
     Ok(PoolConfig {
         memory,
         swap: swap.map_err(one_line).context("--swap")?,
@@ -173,7 +180,7 @@ fn config(args: &Args) -> Result<PoolConfig> {
             Mode::Signal => FaultMode::Signal,
             Mode::Message => FaultMode::Message,
         },
-        settings: settings.map_err(one_line).context("--set")?,
+        settings,
     })
 }
 

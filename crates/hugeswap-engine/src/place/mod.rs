@@ -18,7 +18,6 @@
 mod compact;
 pub(crate) mod scatter;
 
-use crate::checksum;
 use crate::engine::{Engine, UNIT};
 use crate::lock::Lock;
 use crate::pool::JoinedArea;
@@ -380,9 +379,7 @@ impl Engine {
 
     /// Gives back a cluster of this process's that nobody reads.
     pub(crate) fn release_cluster(&self, cluster: u64) {
-        if let Some(sums) = self.pool.slot_sums().get(cluster as usize) {
-            checksum::forget(sums);
-        }
+        self.forget_stored(cluster, 0..PAGES);
         if slots::release(
             self.pool.slot_words(),
             cluster as usize,
@@ -394,10 +391,7 @@ impl Engine {
 
     /// As [`Engine::release_cluster`], single slots.
     pub(crate) fn release_singles(&self, cluster: u64, run: Range<usize>) {
-        let sums = self.pool.slot_sums().get(cluster as usize);
-        if let Some(sums) = sums.and_then(|s| s.get(run.clone())) {
-            checksum::forget(sums);
-        }
+        self.forget_stored(cluster, run.clone());
         let (_, emptied) = self.pool.clusters(self.me()).free(cluster as usize, run);
         if emptied {
             self.not_owned(cluster);

@@ -1,13 +1,14 @@
 //! The layout of the pool segment: fixed, versioned, every field an atomic.
 //!
 //! ```text
-//! | Header | Record x MAX_PROCESSES | slot words (u32) | bitmaps (64 bytes a slot) | page sums (512 x u64 a slot) |
+//! | Header | Record x MAX_PROCESSES | slot words (u32) | bitmaps (64 bytes a slot) | page sums (512 x u64 a slot) | seals (512 x 24 bytes a slot) |
 //! ```
 //! Any process of the pool may write any of it, and any of them may be hostile or
 //! dying: whoever reads validates, bounds every index, and never follows an
 //! address found here.
 
 use crate::checksum::Sums;
+use crate::swap::seal::Seals;
 use hugeswap_policy::advisor;
 use hugeswap_policy::counters::{Counter, FaultClass};
 use hugeswap_policy::histogram;
@@ -124,6 +125,10 @@ pub struct Header {
     pub tickets: AtomicU32,
     /// Key of the checksums, random for each pool.
     pub key: [AtomicU64; 4],
+    /// Number + 1 of the descriptor of the key that swap is encrypted with, in the process that made the pool; 0: it is not.
+    pub key_fd: AtomicI32,
+    /// Writers that have numbered what they encrypt: see [`crate::swap::seal::Nonces`].
+    pub writers: AtomicU32,
     /// Records used so far: no live record stands at or above this index.
     pub records_high: AtomicU32,
     /// Futex: changes whenever frames come back to the pool.
@@ -202,6 +207,8 @@ pub struct Offsets {
     pub split_maps: usize,
     /// Of the slot sums.
     pub slot_sums: usize,
+    /// Of the seals, for a pool that encrypts.
+    pub seals: usize,
     /// Of the end.
     pub end: usize,
 }
@@ -217,12 +224,14 @@ pub fn offsets(slots: u64) -> Option<Offsets> {
     let slot_words = align(records + size_of::<Record>() * MAX_PROCESSES);
     let split_maps = align(slot_words + slots * 4);
     let slot_sums = align(split_maps + slots * split::MAP_WORDS * 8);
-    let end = align(slot_sums + slots * size_of::<Sums>());
+    let seals = align(slot_sums + slots * size_of::<Sums>());
+    let end = align(seals + slots * size_of::<Seals>());
     Some(Offsets {
         records,
         slot_words,
         split_maps,
         slot_sums,
+        seals,
         end,
     })
 }

@@ -13,6 +13,7 @@ pub mod layout;
 pub mod probe;
 mod records;
 mod report;
+pub(crate) mod secret;
 mod segment;
 pub mod swap;
 
@@ -24,11 +25,13 @@ pub use swap::SwapSpec;
 
 use crate::checksum::Sums;
 use crate::lock::Lock;
+use crate::swap::seal::{Cipher, Seals};
 use hugeswap_policy::counters::Counter;
 use hugeswap_policy::knobs::Knob;
 use hugeswap_policy::slots::split::{Clusters, MAP_WORDS};
 use hugeswap_policy::{UNIT_BYTES, histogram, slots};
 use layout::{Events, Header, MAX_PROCESSES, Offsets, Record, state};
+pub use secret::Secret;
 use std::sync::atomic::Ordering::{Acquire, Relaxed};
 use std::sync::atomic::{AtomicU32, AtomicU64};
 
@@ -44,6 +47,8 @@ pub struct Pool {
     areas: areas::Areas,
     /// Held by who adds or ends areas.
     changing_areas: Lock<()>,
+    /// The key of a pool that encrypts, until an engine has taken it; with who made the pool for good.
+    secret: Option<Secret>,
 }
 
 impl Pool {
@@ -112,6 +117,41 @@ impl Pool {
         }
     }
 
+    /// The seals of each slot's pages, in a pool that encrypts.
+    pub fn seals(&self) -> &[Seals] {
+        // SAFETY: as in `header`; `offsets` leaves room for `capacity` of them.
+        unsafe {
+            std::slice::from_raw_parts(
+                (self.base + self.offsets.seals) as *const Seals,
+                self.slots_high(),
+            )
+        }
+    }
+
+    /// Is what goes to swap encrypted?
+    pub fn encrypts(&self) -> bool {
+        self.header().key_fd.load(Relaxed) != 0
+    }
+
+    /// What encrypts, if that is wanted: for an engine that is about to start. Who did not make the pool lets go of the key itself.
+    pub(crate) fn take_cipher(&mut self) -> Result<Option<Cipher>, PoolError> {
+        let Some(secret) = &self.secret else {
+            return Ok(None);
+        };
+        let cipher = secret.cipher()?;
+        if !secret.is_mine() {
+            self.secret = None;
+        }
+        Ok(Some(cipher))
+    }
+
+    /// In a forked child: the key itself stays the parent's.
+    pub(crate) fn leave_secret(&self) {
+        if let Some(s) = &self.secret {
+            s.leave();
+        }
+    }
+
     /// The segment's descriptor in this process.
     pub fn fd(&self) -> i32 {
         self.fd
@@ -122,8 +162,12 @@ impl Pool {
         self.header().knobs[k as usize].load(Relaxed)
     }
 
-    /// Changes a setting, for every process of the pool; `value` is within the setting's bounds.
+    /// Changes a setting, for every process of the pool; `value` is within the setting's bounds. One that
+    /// can only be set for a new pool stays as it is.
     pub fn set_knob(&self, k: Knob, value: u64) {
+        if k.is_fixed() {
+            return;
+        }
         self.header().knobs[k as usize].store(value, Relaxed);
     }
 

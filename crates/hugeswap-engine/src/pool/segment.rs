@@ -3,7 +3,7 @@
 
 use super::areas::{Areas, open_of, out_of_the_way};
 use super::layout::{self, Header, MAGIC, MAX_AREAS, VERSION};
-use super::{MIN_MEMORY, Pool, PoolConfig, PoolError, machine_memory, swap};
+use super::{MIN_MEMORY, Pool, PoolConfig, PoolError, Secret, machine_memory, swap};
 use crate::lock::Lock;
 use hugeswap_policy::UNIT_BYTES;
 use hugeswap_policy::knobs::Knob;
@@ -67,7 +67,7 @@ impl Pool {
                 )));
             }
         };
-        let pool = Pool {
+        let mut pool = Pool {
             base,
             length: offsets.end,
             offsets,
@@ -75,6 +75,7 @@ impl Pool {
             fd,
             areas: Areas::new(),
             changing_areas: Lock::new(()),
+            secret: None,
         };
         let h = pool.header();
         h.frames.store(config.memory / UNIT_BYTES, Relaxed);
@@ -106,6 +107,12 @@ impl Pool {
                 return Err(e);
             }
         }
+        if pool.knob(Knob::Encrypt) != 0 {
+            let secret = Secret::create()?;
+            pool.header().key_fd.store(secret.fd() + 1, Relaxed);
+            pool.secret = Some(secret);
+        }
+        let h = pool.header();
         h.version.store(VERSION, Relaxed);
         h.magic.store(MAGIC, Release);
         Ok(pool)
@@ -114,8 +121,14 @@ impl Pool {
     /// Joins the pool whose segment process `creator` holds under number `segment_fd`.
     /// `min_fd`: the descriptors this process gets stand at or above this number.
     pub fn attach(creator: i32, segment_fd: i32, min_fd: i32) -> Result<Pool, PoolError> {
-        let pool = Self::attach_alone(creator, segment_fd, min_fd)?;
+        let mut pool = Self::attach_alone(creator, segment_fd, min_fd)?;
         pool.join_areas(min_fd)?;
+        let key = pool.header().key_fd.load(Relaxed);
+        if key > 0 {
+            let fd =
+                open_of(creator, key - 1, 0).map_err(|e| PoolError::Unreachable(creator, e))?;
+            pool.secret = Some(Secret::join(fd)?);
+        }
         Ok(pool)
     }
 
@@ -149,6 +162,7 @@ impl Pool {
             fd,
             areas: Areas::new(),
             changing_areas: Lock::new(()),
+            secret: None,
         })
     }
 }

@@ -3,8 +3,14 @@
 //! What is read is verified against the sums of its pages; what is written has its sums noted, after the write, so that what
 //! a slot holds is nothing while that is not known. What fails, or is not what was written, is tried again a few times, with
 //! rests of some milliseconds. Both may be called from the fault path, whose rules hold.
+//!
+//! In a pool that encrypts pages go through [`sealing`]: its tags verify what is read. Sums are kept all the same, of what is in memory, for they
+//! tell whether it has changed.
 
+mod buffers;
 mod off;
+pub(crate) mod seal;
+pub(crate) mod sealing;
 
 use crate::backing::{Failed, SwapPage, Transfer};
 use crate::engine::Engine;
@@ -14,6 +20,8 @@ use hugeswap_policy::granularity::Direction;
 use hugeswap_policy::knobs::Knob;
 use hugeswap_policy::{PAGE_BYTES, UNIT_BYTES, UNIT_PAGES, retry};
 use hugeswap_sys::{Errno, Result, fs, mm, now_ns, process};
+use seal::Cipher;
+use sealing::Sealed;
 use std::ops::Range;
 use std::sync::atomic::Ordering::Relaxed;
 
@@ -93,10 +101,10 @@ impl Engine {
     ) -> Result<(), Failed> {
         let (area, offset) = self.pool.locate(slot).ok_or(Errno::EIO)?;
         let a = self.pool.area(area).ok_or(Errno::EIO)?;
-        // With a sum the content itself tells.
+        // With a sum, or a tag, the content itself tells.
         let summed = self.pool.knob(Knob::Checksum) != 0;
         let strange = || fs::identity(a.fd) != Ok(a.identity);
-        if !summed && strange() {
+        if !summed && self.sealing.is_none() && strange() {
             return Err(Errno::EBADF.into());
         }
         let len = pages.len() * PAGE;
@@ -120,13 +128,17 @@ impl Engine {
         })?;
         self.sizes
             .observe(Direction::In, pages.len(), now_ns().saturating_sub(start));
-        // SAFETY: just filled, and the caller's.
-        let got = unsafe { std::slice::from_raw_parts(to as *const u8, len) };
         let sums = self.pool.slot_sums().get(slot as usize);
-        let right = !summed
-            || sums
-                .and_then(|s| s.get(pages))
-                .is_some_and(|want| checksum::matches(&self.key, got, want));
+        let right = match &self.sealing {
+            Some(sealing) => self.open_pages(sealing, slot, pages, to),
+            None if !summed => true,
+            None => {
+                // SAFETY: just filled, and the caller's.
+                let got = unsafe { std::slice::from_raw_parts(to as *const u8, len) };
+                sums.and_then(|s| s.get(pages))
+                    .is_some_and(|want| checksum::matches(&self.key, got, want))
+            }
+        };
         if right {
             if moved.spoilt {
                 self.count(Counter::FaultUndetected, 1);
@@ -187,12 +199,17 @@ impl Engine {
         let kept = self.pool.slot_sums().get(slot as usize);
         let kept = kept.and_then(|s| s.get(pages.clone())).ok_or(Errno::EIO)?;
         // What the pages of the slot hold is nothing until the write is done.
-        checksum::forget(kept);
+        self.forget_stored(slot, pages.clone());
         let len = pages.len() * PAGE;
+        // Attempts write the same ciphertext.
+        let sealed = match &self.sealing {
+            Some(sealing) => Some(self.seal_pages(sealing, slot, pages.clone(), from)?),
+            None => None,
+        };
         let mut transfer = Transfer {
             write: true,
             fd: joined.fd,
-            memory: from,
+            memory: sealed.as_ref().map_or(from, Sealed::at),
             len,
             enough: len,
             offset: offset + (pages.start * PAGE) as u64,
@@ -213,6 +230,12 @@ impl Engine {
         if pages.len() == PAGES {
             let took = now_ns().saturating_sub(start);
             self.sizes.observe(Direction::Out, PAGES, took);
+        }
+        if let Some(sealed) = sealed {
+            self.seals(slot, pages.clone())?
+                .iter()
+                .zip(sealed.nonces())
+                .for_each(|(seal, nonce)| Cipher::done(nonce, seal));
         }
         checksum::store(kept, sums);
         self.count(Counter::PswpOut, pages.len() as u64);

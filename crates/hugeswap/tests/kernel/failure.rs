@@ -29,7 +29,7 @@ pub const TESTS: &[Test] = &[
     ("handler_allocates_nothing", handler_allocates_nothing),
 ];
 
-fn corrupt_swap_is_sigbus() {
+pub fn corrupt_swap_is_sigbus() {
     // In a child, whose end we look at.
     // SAFETY: no threads yet.
     let pid = unsafe { libc::fork() };
@@ -166,7 +166,7 @@ fn more_than_swap_holds_is_refused() {
     check(&again, 2);
 }
 
-fn failing_writes_lose_nothing() {
+pub fn failing_writes_lose_nothing() {
     both_modes(|mode| {
         let pool = builder(32)
             .fault_mode(mode)
@@ -191,7 +191,7 @@ fn failing_reads_are_tried_again() {
     });
 }
 
-fn changed_bits_are_noticed() {
+pub fn changed_bits_are_noticed() {
     both_modes(|mode| {
         let pool = builder(32)
             .fault_mode(mode)

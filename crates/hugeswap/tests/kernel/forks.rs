@@ -263,7 +263,7 @@ fn the_kernels_units_are_not_charged_to_children() {
 }
 
 /// A fork makes slots complete: not those that an older child, or the parent, reads.
-fn parts_discarded_between_forks_stay_in_older_children() {
+pub fn parts_discarded_between_forks_stay_in_older_children() {
     need_pages();
     let (pool, mut r) = changed_pages(64);
     let mut go = [0; 2];
@@ -322,7 +322,7 @@ extern "C" fn be_slow() {
 }
 
 /// Not with what the parent has mapped when the child looks.
-fn a_child_begins_with_what_was_mapped_at_the_fork() {
+pub fn a_child_begins_with_what_was_mapped_at_the_fork() {
     // Before the engine's own.
     // SAFETY: the function lives as long as the process.
     unsafe { libc::pthread_atfork(None, None, Some(be_slow)) };

@@ -19,6 +19,7 @@ mod pages;
 mod parts;
 mod pieces;
 mod report;
+mod secrecy;
 mod slots;
 mod storm;
 mod swaps;
@@ -54,6 +55,7 @@ fn all() -> Vec<Test> {
         huge_entries::TESTS,
         model::TESTS,
         advisor::TESTS,
+        secrecy::TESTS,
     ]
     .concat()
 }

@@ -34,6 +34,7 @@ fn with_swap(memory: usize, swap: usize) -> Builder {
         .memory((memory * MIB) as u64)
         .swap_area(spec)
         .fault_mode(FaultMode::Signal)
+        .encrypt(encrypted())
         .set("thp.enabled=never")
         .set("thp.swapin=never")
 }
@@ -198,7 +199,7 @@ fn slots_grown_past_half_are_whole() {
 }
 
 /// As much as swap can hold, and nothing is left over for whole units but what is found again.
-fn slots_of_a_nearly_full_swap() {
+pub fn slots_of_a_nearly_full_swap() {
     // 32 clusters.
     let pool = with_swap(16, 64).build().unwrap();
     let pages: Vec<usize> = (0..60).map(|p| p * 8).collect();
@@ -298,7 +299,7 @@ fn ended_well(pid: libc::pid_t) {
     assert_eq!(status, 0, "the child saw wrong bytes");
 }
 
-fn slots_survive_forks() {
+pub fn slots_survive_forks() {
     let pool = with_swap(32, 256).build().unwrap();
     let pages = [0, 30, 31, 500];
     let mut r = sparse(&pool, 32 * MIB, &pages, 1);
@@ -351,7 +352,7 @@ fn slots_survive_forks() {
 }
 
 /// What is discarded on one side of a fork stays on the other, whoever forks again.
-fn slots_read_by_relatives_stay() {
+pub fn slots_read_by_relatives_stay() {
     let pool = with_swap(64, 256).build().unwrap();
     let mut r = pool.region(16 * MIB).unwrap();
     fill(&r, 1);
@@ -405,7 +406,7 @@ fn slots_read_by_relatives_stay() {
 }
 
 /// Anything at any time, against a model of every page.
-fn slots_survive_random_work() {
+pub fn slots_survive_random_work() {
     for swapin in ["thp.swapin=never", "thp.swapin=auto"] {
         // Little swap to spare: 24 units of memory and swap for 20.
         let pool = with_swap(16, 48).set(swapin).build().unwrap();

@@ -87,7 +87,7 @@ pub fn storm_over_pages() {
     });
 }
 
-fn storm_with_forks() {
+pub fn storm_with_forks() {
     forking("always", 24 * MIB);
 }
 
@@ -144,7 +144,7 @@ fn forking(swapin: &str, len: usize) {
     });
 }
 
-fn storm_with_direct_io() {
+pub fn storm_with_direct_io() {
     both_modes(|mode| {
         let pool = storming(64, mode);
         let mut r = pool.region(32 * MIB).unwrap();

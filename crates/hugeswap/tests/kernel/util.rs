@@ -23,6 +23,19 @@ pub fn in_pieces() -> bool {
     PIECES.load(Relaxed)
 }
 
+static ENCRYPTED: AtomicBool = AtomicBool::new(false);
+
+/// Runs a test with swap encrypted.
+pub fn with_encryption(test: impl FnOnce()) {
+    ENCRYPTED.store(true, Relaxed);
+    test();
+}
+
+/// Does this test run by [`with_encryption`]?
+pub fn encrypted() -> bool {
+    ENCRYPTED.load(Relaxed)
+}
+
 /// A pool with a budget of `memory` MiB and 2 GiB of swap on a disk.
 pub fn builder(memory: usize) -> Builder {
     let mut spec = SwapSpec::new("/var/tmp");
@@ -30,7 +43,8 @@ pub fn builder(memory: usize) -> Builder {
     let builder = Pool::builder()
         .memory((memory * MIB) as u64)
         .swap_area(spec)
-        .fault_mode(FaultMode::Signal);
+        .fault_mode(FaultMode::Signal)
+        .encrypt(encrypted());
     if in_pieces() {
         builder.set("debug.userfaultfd=off")
     } else {
@@ -75,6 +89,7 @@ pub fn engine_with(
     if in_pieces() {
         settings.push((Knob::Userfaultfd, 0));
     }
+    settings.push((Knob::Encrypt, encrypted().into()));
     let config = PoolConfig {
         memory: (memory * MIB) as u64,
         swap: vec![spec],

@@ -39,6 +39,18 @@ pub const TESTS: &[Test] = &[
     ("model_threads_pieces", || {
         with_pieces(|| together::run(FaultMode::Signal))
     }),
+    ("encrypted_model_signal_mode", || {
+        with_encryption(|| alone::run(FaultMode::Signal))
+    }),
+    ("encrypted_model_message_mode", || {
+        with_encryption(|| alone::run(FaultMode::Message))
+    }),
+    ("encrypted_model_threads_signal_mode", || {
+        with_encryption(|| together::run(FaultMode::Signal))
+    }),
+    ("encrypted_model_threads_message_mode", || {
+        with_encryption(|| together::run(FaultMode::Message))
+    }),
 ];
 
 fn number(name: &str) -> Option<u64> {

@@ -1,0 +1,150 @@
+//! What an engine of a pool that encrypts has for it, and pages on their way through it.
+//!
+//! Pages are read to where they are wanted and decrypted there; nobody sees them before. The program's own memory cannot be encrypted where it is, so
+//! on their way out pages are copied to a buffer and encrypted there: what is encrypted, and what the tag is of, is the one copy, whatever
+//! the program does to its memory meanwhile. The sums that go with it were made of an earlier look at the same memory, so tag and sums disagree
+//! exactly if the program changed it in between. Then its write fault has set WRITABLE, and whoever writes out forgets sums and seals of what was written;
+//! where it cannot change (base pages are write-protected, copies are ours) they agree.
+
+use super::buffers::{Buffer, Buffers};
+use super::seal::{Cipher, Nonces, Seal};
+use super::{PAGE, PAGES};
+use crate::checksum;
+use crate::engine::{Engine, EngineError};
+use crate::pool::Pool;
+use hugeswap_sys::Errno;
+use std::ops::Range;
+
+/// See the file's head.
+pub(crate) struct Sealing {
+    cipher: Cipher,
+    nonces: Nonces,
+    buffers: Buffers,
+}
+
+impl Sealing {
+    /// `None`: the pool does not encrypt.
+    pub fn new(pool: &mut Pool) -> Result<Option<Sealing>, EngineError> {
+        let Some(cipher) = pool.take_cipher()? else {
+            return Ok(None);
+        };
+        let sys = |e| EngineError::System("no memory for encryption", e);
+        Ok(Some(Sealing {
+            cipher,
+            nonces: Nonces::new().map_err(sys)?,
+            buffers: Buffers::new().map_err(sys)?,
+        }))
+    }
+
+    /// In a forked child. (Its numbers are wiped by the kernel.)
+    pub fn reset_in_child(&self) {
+        self.cipher.lock_in_child();
+        self.buffers.reset_in_child();
+    }
+}
+
+/// Pages that are encrypted, on their way to swap.
+pub(super) struct Sealed<'a> {
+    buffer: Buffer<'a>,
+    first: u64,
+    count: u64,
+}
+
+impl Sealed<'_> {
+    /// Where they are.
+    pub fn at(&self) -> usize {
+        self.buffer.at
+    }
+
+    /// The numbers they were encrypted under.
+    pub fn nonces(&self) -> Range<u64> {
+        self.first..self.first + self.count
+    }
+}
+
+impl Engine {
+    pub(super) fn seals(&self, slot: u64, pages: Range<usize>) -> Result<&[Seal], Errno> {
+        let seals = self.pool.seals().get(slot as usize);
+        seals.and_then(|s| s.get(pages)).ok_or(Errno::EIO)
+    }
+
+    /// Decrypts pages of a slot that were read to `at`. False: some are not what was written there.
+    pub(super) fn open_pages(
+        &self,
+        sealing: &Sealing,
+        slot: u64,
+        pages: Range<usize>,
+        at: usize,
+    ) -> bool {
+        let Some((area, offset)) = self.pool.locate(slot) else {
+            return false;
+        };
+        let Ok(seals) = self.seals(slot, pages.clone()) else {
+            return false;
+        };
+        seals
+            .iter()
+            .zip(pages)
+            .enumerate()
+            .all(|(k, (seal, page))| {
+                // SAFETY: the caller's memory, as many pages as were read.
+                let bytes =
+                    unsafe { std::slice::from_raw_parts_mut((at + k * PAGE) as *mut u8, PAGE) };
+                let place = (area, offset + (page * PAGE) as u64);
+                sealing.cipher.open(place, bytes, seal)
+            })
+    }
+
+    /// Encrypts pages at `from` that are to be written to a slot; at most a unit's. Their tags are noted, but they can only be read back once their numbers are,
+    /// after the write.
+    #[inline(never)]
+    pub(super) fn seal_pages<'a>(
+        &self,
+        sealing: &'a Sealing,
+        slot: u64,
+        pages: Range<usize>,
+        from: usize,
+    ) -> Result<Sealed<'a>, Errno> {
+        let (area, offset) = self.pool.locate(slot).ok_or(Errno::EIO)?;
+        let seals = self.seals(slot, pages.clone())?;
+        if pages.len() > PAGES {
+            return Err(Errno::EINVAL);
+        }
+        let writers = &self.pool.header().writers;
+        // None left: the pages stay where they are, as if the device took none.
+        let first = sealing.nonces.take(seals.len() as u64, writers);
+        let first = first.ok_or(Errno::ENOSPC)?;
+        let buffer = sealing.buffers.take(pages.len() * PAGE);
+        let begin = offset + (pages.start * PAGE) as u64;
+        for (k, seal) in seals.iter().enumerate() {
+            let to = (buffer.at + k * PAGE) as *mut u8;
+            // SAFETY: the buffer is ours, and `from` the caller's; if it changes meanwhile, that is what is copied.
+            let page = unsafe {
+                std::ptr::copy_nonoverlapping((from + k * PAGE) as *const u8, to, PAGE);
+                std::slice::from_raw_parts_mut(to, PAGE)
+            };
+            let place = (area, begin + (k * PAGE) as u64);
+            if !sealing.cipher.seal(first + k as u64, place, page, seal) {
+                return Err(Errno::EIO);
+            }
+        }
+        Ok(Sealed {
+            buffer,
+            first,
+            count: seals.len() as u64,
+        })
+    }
+
+    /// Notes that nothing is known of pages of a slot, so that they cannot be read any more.
+    pub(crate) fn forget_stored(&self, slot: u64, pages: Range<usize>) {
+        let sums = self.pool.slot_sums().get(slot as usize);
+        if let Some(sums) = sums.and_then(|s| s.get(pages.clone())) {
+            checksum::forget(sums);
+        }
+        if self.sealing.is_some()
+            && let Ok(seals) = self.seals(slot, pages)
+        {
+            seals.iter().for_each(Seal::forget);
+        }
+    }
+}

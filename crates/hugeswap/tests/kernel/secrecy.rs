@@ -1,0 +1,286 @@
+//! What swap may tell, and whom: nothing in it is plain when it is encrypted, it is nobody else's file, and the key is nowhere else.
+
+use crate::Test;
+use crate::util::*;
+use crate::{failure, pages, slots, storm};
+use hugeswap::{FaultMode, Pool, Region};
+use std::ops::Range;
+use std::os::fd::FromRawFd;
+use std::os::unix::fs::{FileExt, MetadataExt};
+use std::sync::atomic::Ordering::Relaxed;
+
+pub const TESTS: &[Test] = &[
+    ("swap_files_are_ours_alone", swap_files_are_ours_alone),
+    ("nothing_plain_is_in_swap", nothing_plain_is_in_swap),
+    ("keys_are_in_no_core_dump", keys_are_in_no_core_dump),
+    ("encryption_is_set_at_first", encryption_is_set_at_first),
+    ("encrypted_swap_comes_back", || {
+        with_encryption(swap_comes_back)
+    }),
+    ("encrypted_swap_in_pieces", || {
+        with_encryption(|| with_pieces(swap_comes_back))
+    }),
+    ("encrypted_storm_under_pressure", || {
+        with_encryption(storm::storm_under_pressure)
+    }),
+    ("encrypted_storm_with_forks", || {
+        with_encryption(storm::storm_with_forks)
+    }),
+    ("encrypted_storm_over_pages_with_forks", || {
+        with_encryption(storm::storm_over_pages_with_forks)
+    }),
+    ("encrypted_storm_with_direct_io", || {
+        with_encryption(storm::storm_with_direct_io)
+    }),
+    ("encrypted_slots_survive_forks", || {
+        with_encryption(slots::slots_survive_forks)
+    }),
+    ("encrypted_slots_read_by_relatives_stay", || {
+        with_encryption(slots::slots_read_by_relatives_stay)
+    }),
+    ("encrypted_slots_survive_random_work", || {
+        with_encryption(slots::slots_survive_random_work)
+    }),
+    ("encrypted_slots_of_a_nearly_full_swap", || {
+        with_encryption(slots::slots_of_a_nearly_full_swap)
+    }),
+    ("encrypted_pages_of_bad_swap_are_sigbus", || {
+        with_encryption(pages::pages_of_bad_swap_are_sigbus)
+    }),
+    ("encrypted_swap_corrupted_is_sigbus", || {
+        with_encryption(failure::corrupt_swap_is_sigbus)
+    }),
+    ("encrypted_swap_with_changed_bits", || {
+        with_encryption(failure::changed_bits_are_noticed)
+    }),
+    ("encrypted_swap_with_failing_writes", || {
+        with_encryption(failure::failing_writes_lose_nothing)
+    }),
+];
+
+/// The swap file, whose descriptor stays the pool's.
+fn swap_file() -> std::mem::ManuallyDrop<std::fs::File> {
+    let fds = swap_fds();
+    assert_eq!(fds.len(), 1);
+    // SAFETY: the descriptor is open, and not closed by this.
+    std::mem::ManuallyDrop::new(unsafe { std::fs::File::from_raw_fd(fds[0]) })
+}
+
+fn swap_files_are_ours_alone() {
+    for encrypt in [false, true] {
+        // Whatever the program's mask is.
+        // SAFETY: a number of this process.
+        unsafe { libc::umask(0) };
+        let pool = builder(32).encrypt(encrypt).build().unwrap();
+        let r = pool.region(64 * MIB).unwrap();
+        fill(&r, 1);
+        let meta = swap_file().metadata().unwrap();
+        assert_eq!(meta.mode() & 0o7777, 0o600);
+        assert_eq!(meta.nlink(), 0, "it has a name");
+        // SAFETY: only asks.
+        assert_eq!(meta.uid(), unsafe { libc::geteuid() });
+        check(&r, 1);
+    }
+}
+
+/// Words that nothing else has.
+fn pattern(i: usize) -> u64 {
+    0x5ec7_e700_0000_0000 | i as u64
+}
+
+/// Whole units, base pages and single slots of one pattern in swap.
+fn fill_with_pattern(pool: &Pool) -> Region {
+    let mut r = pool.region(48 * MIB).unwrap();
+    let w = words(&r);
+    w.iter()
+        .enumerate()
+        .for_each(|(i, w)| w.store(pattern(i), Relaxed));
+    page_out(&mut r);
+    // A few pages of some units anew.
+    pool.set("thp.swapin=never").unwrap();
+    let w = words(&r);
+    for i in (0..w.len()).step_by(UNIT / 8 / 4).take(40) {
+        w[i].store(pattern(i), Relaxed);
+    }
+    page_out(&mut r);
+    pool.set("thp.swapin=auto").unwrap();
+    r
+}
+
+/// Words of the pattern in the swap file.
+fn found_in_swap() -> u64 {
+    let f = swap_file();
+    let len = f.metadata().unwrap().len();
+    let memory = vec![0u8; UNIT + 4096];
+    let (mut memory, mut found) = (memory, 0);
+    let from = memory.as_ptr().align_offset(4096);
+    for at in (0..len).step_by(UNIT) {
+        let n = f.read_at(&mut memory[from..from + UNIT], at).unwrap();
+        let words = memory[from..from + n].chunks_exact(8);
+        found += words
+            .filter(|w| w[4..8] == pattern(0).to_le_bytes()[4..8])
+            .count() as u64;
+    }
+    found
+}
+
+fn nothing_plain_is_in_swap() {
+    both_modes(|mode| {
+        for encrypt in [false, true] {
+            let pool = builder(32)
+                .fault_mode(mode)
+                .encrypt(encrypt)
+                .build()
+                .unwrap();
+            let r = fill_with_pattern(&pool);
+            let found = found_in_swap();
+            if encrypt {
+                assert_eq!(found, 0);
+            } else {
+                assert!(
+                    found >= 48 * MIB as u64 / 8,
+                    "{found}: the search is no good"
+                );
+            }
+            let w = words(&r);
+            assert!((0..w.len()).all(|i| w[i].load(Relaxed) == pattern(i)));
+            assert_eq!(pages::counter(&pool.stats(), "hwpoison"), 0);
+        }
+    });
+}
+
+/// A mapping of this process: where, what of, and its flags.
+struct Mapping {
+    range: Range<usize>,
+    name: String,
+    flags: String,
+}
+
+fn mappings() -> Vec<Mapping> {
+    let text = std::fs::read_to_string("/proc/self/smaps").unwrap();
+    let mut all: Vec<Mapping> = Vec::new();
+    for line in text.lines() {
+        if let Some(flags) = line.strip_prefix("VmFlags:") {
+            all.last_mut().unwrap().flags = flags.to_owned() + " ";
+            continue;
+        }
+        let mut words = line.split_whitespace();
+        let Some((from, to)) = words.next().and_then(|w| w.split_once('-')) else {
+            continue;
+        };
+        let address = |t| usize::from_str_radix(t, 16);
+        let (Ok(from), Ok(to)) = (address(from), address(to)) else {
+            continue;
+        };
+        all.push(Mapping {
+            range: from..to,
+            name: words.nth(4).unwrap_or_default().into(),
+            flags: String::new(),
+        });
+    }
+    all
+}
+
+/// How much of memory is looked at at one time.
+const STEP: usize = 1 << 20;
+
+/// The mappings, managed memory left out, that have the key in them. `buffer` is for what is looked at, and is not itself.
+fn with_key(key: &[u8], window: &Range<usize>, buffer: &mut [u8]) -> Vec<Mapping> {
+    let memory = std::fs::File::open("/proc/self/mem").unwrap();
+    let own = buffer.as_ptr() as usize..buffer.as_ptr() as usize + buffer.len();
+    let mut holds = |m: &Mapping| {
+        m.range.clone().step_by(STEP).any(|at| {
+            // Pieces overlap.
+            let len = buffer.len().min(m.range.end - at);
+            let Ok(n) = memory.read_at(&mut buffer[..len], at as u64) else {
+                return false;
+            };
+            let found = buffer[..n].windows(key.len()).enumerate();
+            let mut found = found.filter(|(_, w)| *w == key).map(|(k, _)| at + k);
+            found.any(|at| !own.contains(&at) && at != key.as_ptr() as usize)
+        })
+    };
+    let ours = |m: &Mapping| m.flags.contains("rd ") && !window.contains(&m.range.start);
+    mappings()
+        .into_iter()
+        .filter(ours)
+        .filter(|m| m.name != "[vvar]" && holds(m))
+        .collect()
+}
+
+fn keys_are_in_no_core_dump() {
+    let pool = builder(32).encrypt(true).build().unwrap();
+    let r = pool.region(96 * MIB).unwrap();
+    for g in 0..2 {
+        fill(&r, g);
+        check(&r, g);
+    }
+    let window = r.as_ptr() as usize..r.as_ptr() as usize + r.len();
+    let all = mappings();
+    let file: Vec<_> = all
+        .iter()
+        .filter(|m| m.name.starts_with("/memfd:hugeswap-key"))
+        .collect();
+    assert_eq!(file.len(), 1, "the key's file");
+    for flag in ["dd ", "lo ", "dc "] {
+        assert!(file[0].flags.contains(flag), "{flag}: {}", file[0].flags);
+    }
+    // SAFETY: the page is mapped and readable as long as the pool is; after a mark of 8 bytes stands the key.
+    let key: [u8; 32] = unsafe { std::ptr::read_volatile((file[0].range.start + 8) as *const _) };
+    let key = Box::leak(Box::new(key));
+    assert!(key.iter().any(|&b| b != key[0]));
+    let mut buffer = vec![0; STEP + 64];
+    let holders = with_key(key, &window, &mut buffer);
+    assert!(
+        holders.len() >= 2,
+        "its file and the cipher: the search is no good"
+    );
+    for m in &holders {
+        let hidden = m.flags.contains("dd ") && m.flags.contains("lo ");
+        assert!(hidden, "{:x?} {} {}", m.range, m.name, m.flags);
+    }
+    drop((r, pool));
+    let left = with_key(key, &window, &mut buffer);
+    let left: Vec<_> = left.iter().map(|m| (&m.range, &m.name)).collect();
+    assert!(left.is_empty(), "{left:x?}");
+}
+
+fn encryption_is_set_at_first() {
+    let pool = builder(32).build().unwrap();
+    assert!(pool.set("swap.encrypt=on").is_err());
+    let engine = engine(32, FaultMode::Signal, &[]);
+    engine.pool().set_knob(hugeswap::knobs::Knob::Encrypt, 1);
+    assert!(!engine.pool().encrypts());
+    // SAFETY: nothing was ever mapped.
+    unsafe { engine.stop() };
+}
+
+/// Whole, by pages, scattered, and whole again.
+fn swap_comes_back() {
+    both_modes(|mode| {
+        let pool = builder(32)
+            .fault_mode(mode)
+            .set("debug.storm=200")
+            .build()
+            .unwrap();
+        let mut r = pool.region(128 * MIB).unwrap();
+        for g in 0..3 {
+            fill(&r, g);
+            check(&r, g);
+        }
+        pool.set("thp.swapin=never").unwrap();
+        let w = words(&r);
+        for k in 0..20_000usize {
+            let i = k.wrapping_mul(0x9e37_79b9) % w.len();
+            assert_eq!(w[i].load(Relaxed), value(i, 2));
+            w[i].store(value(i, 2), Relaxed);
+        }
+        r.advise(0, r.len(), hugeswap::Advice::PageOut).unwrap();
+        pool.set("thp.swapin=auto").unwrap();
+        check(&r, 2);
+        let s = pool.stats();
+        assert!(s.pswpin > 0 && s.pswpout > 0);
+        let bad = |n: &str| pages::counter(&s, n);
+        assert_eq!((bad("hwpoison"), bad("swap_read_error")), (0, 0));
+    });
+}
