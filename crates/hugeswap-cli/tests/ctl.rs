@@ -46,10 +46,16 @@ struct Running {
 
 impl Running {
     fn start(memory: &str, mib: usize) -> Running {
+        Running::start_with(&[], memory, mib)
+    }
+
+    fn start_with(options: &[&str], memory: &str, mib: usize) -> Running {
         let dir = tempfile::tempdir_in("/var/tmp").unwrap();
         let child = std::process::Command::new(assert_cmd::cargo::cargo_bin!("hugeswap"))
             .env_remove("HUGESWAP_POOL")
-            .args(["run", "--report", "none", "--memory", memory, "--swap"])
+            .args(["run", "--report", "none"])
+            .args(options)
+            .args(["--memory", memory, "--swap"])
             .arg(format!("{},size=1G", dir.path().display()))
             .args(["--", "python3", "-c", PROGRAM])
             .arg(dir.path().join("stop"))
@@ -119,6 +125,24 @@ fn refused(command: &mut Command, why: &str) {
         .code(2)
         .stdout("")
         .stderr(one_line.and(contains(why)));
+}
+
+#[test]
+fn what_is_in_swap_is_verified() {
+    for options in [&[] as &[&str], &["--encrypt"]] {
+        let running = Running::start_with(options, "32M", 96);
+        let out = running.ctl(&["scrub", "--json"]).assert().code(0);
+        let found: Value = serde_json::from_slice(&out.get_output().stdout).unwrap();
+        let bytes = |what: &str| found[what].as_u64().unwrap();
+        assert!(bytes("good_bytes") > 16 << 20, "{found}");
+        assert_eq!((bytes("bad_bytes"), bytes("lost_bytes")), (0, 0));
+        running
+            .ctl(&["scrub"])
+            .assert()
+            .code(0)
+            .stdout(contains("lost       0 B"));
+        running.ends_well();
+    }
 }
 
 /// The files without a name that a process has open in a directory.

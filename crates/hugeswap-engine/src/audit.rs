@@ -39,6 +39,8 @@ struct Books {
     /// The same of single slots of split ones.
     singles: u64,
     singles_known: u64,
+    /// Single slots that stay in use since they are bad.
+    singles_bad: u64,
     /// Slots never used again, since they could not be read.
     slots_lost: u64,
     /// References to slots that are free, or a second one to a slot.
@@ -59,7 +61,7 @@ impl Books {
             && self.places == self.places_known
             && self.clean == self.watched
             && unknown.is_some_and(|n| n <= self.slots_lost)
-            && singly.is_some_and(|n| n <= self.slots_lost * UNIT_PAGES)
+            && singly.is_some_and(|n| n <= self.slots_lost * UNIT_PAGES + self.singles_bad)
             && (self.bad_slots, self.bad_pages, self.mappings) == (0, 0, 0)
     }
 }
@@ -113,10 +115,13 @@ impl Engine {
                 .load(Relaxed),
             ..Books::default()
         };
-        for w in words.iter().map(|w| w.load(Acquire)) {
+        for (i, w) in words.iter().map(|w| w.load(Acquire)).enumerate() {
             match used_singly(w) {
                 _ if w >> 16 != me => {}
-                Some(n) => b.singles += u64::from(n),
+                Some(n) => {
+                    b.singles += u64::from(n);
+                    b.singles_bad += self.pool.bad_slots(i as u64, 0..UNIT_PAGES as usize) as u64;
+                }
                 None => b.slots += 1,
             }
         }

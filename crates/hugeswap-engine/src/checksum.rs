@@ -14,13 +14,16 @@
 use highway::{HighwayHash, HighwayHasher, Key};
 use hugeswap_policy::UNIT_PAGES;
 use std::sync::atomic::AtomicU64;
-use std::sync::atomic::Ordering::{Acquire, Release};
+use std::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed, Release};
 
 /// The key of a pool.
 #[derive(Clone, Copy)]
 pub struct SumKey(pub [u64; 4]);
 
-/// The sums of a slot's pages; zero stands for "no sum".
+/// In place of a sum: what belongs there is lost.
+const LOST: u64 = u64::MAX;
+
+/// The sums of a slot's pages; zero stands for "no sum": nothing is known of what the slot holds.
 pub type Sums = [AtomicU64; UNIT_PAGES as usize];
 /// The sums of a unit's pages.
 pub type UnitSums = [u64; UNIT_PAGES as usize];
@@ -31,14 +34,19 @@ const STREAMS: usize = 3;
 const PACKET: usize = 32;
 const PAGE: usize = 4096;
 
+/// A sum that stands for nothing else.
+fn plain(sum: u64) -> u64 {
+    sum.clamp(1, LOST - 1)
+}
+
 /// The sums of the pages of `data`, in order, to `each` (with the page's number) until it says false. Sums are
-/// never zero.
+/// [`plain`].
 fn sums(key: &SumKey, data: &[u8], mut each: impl FnMut(usize, u64) -> bool) -> bool {
     let (groups, rest) = data.split_at(data.len() - data.len() % (STREAMS * PAGE));
     let mut page = 0;
     for group in groups.chunks_exact(STREAMS * PAGE) {
         for sum in several(key, group) {
-            if !each(page, sum.max(1)) {
+            if !each(page, plain(sum)) {
                 return false;
             }
             page += 1;
@@ -46,7 +54,7 @@ fn sums(key: &SumKey, data: &[u8], mut each: impl FnMut(usize, u64) -> bool) -> 
     }
     rest.chunks(PAGE).all(|p| {
         page += 1;
-        each(page - 1, one(key, p).max(1))
+        each(page - 1, plain(one(key, p)))
     })
 }
 
@@ -95,7 +103,7 @@ pub fn whole(key: &SumKey, data: &[u8]) -> u64 {
     fill(key, data, &mut pages);
     // SAFETY: numbers are bytes, and as many as a page has.
     let bytes = unsafe { std::slice::from_raw_parts(pages.as_ptr().cast::<u8>(), PAGE) };
-    one(key, bytes).max(1)
+    plain(one(key, bytes))
 }
 
 /// Do the pages of `data` have these sums?
@@ -118,6 +126,22 @@ pub fn store(sums: &[AtomicU64], of: &[u64]) {
 /// Notes that nothing is known of pages.
 pub fn forget(sums: &[AtomicU64]) {
     sums.iter().for_each(|a| a.store(0, Release));
+}
+
+/// Is something known of each of the pages, so that they can be read?
+pub fn known(sums: &[AtomicU64]) -> bool {
+    let known = |sum: &AtomicU64| !matches!(sum.load(Acquire), 0 | LOST);
+    sums.iter().all(known)
+}
+
+/// Notes that what belongs in a slot, of which nothing is known, is lost.
+pub fn lose(sum: &AtomicU64) {
+    let _ = sum.compare_exchange(0, LOST, AcqRel, Relaxed);
+}
+
+/// Is any of the pages lost?
+pub fn any_lost(sums: &[AtomicU64]) -> bool {
+    sums.iter().any(|sum| sum.load(Acquire) == LOST)
 }
 
 /// HighwayHash-64 of whole pages, several at a time. The names are those of the paper and its reference code.

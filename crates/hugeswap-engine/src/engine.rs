@@ -20,6 +20,7 @@ use crate::pool::layout::Record;
 use crate::pool::{FaultMode, Pool, PoolError};
 use crate::sizes::Sizes;
 use crate::space::Space;
+use crate::swap::scrub::Scrubber;
 use crate::swap::sealing::Sealing;
 use crate::table::Table;
 use crate::thp::Said;
@@ -141,6 +142,7 @@ pub struct Engine {
     pub(crate) gate: Gate,
     pub(crate) backing: Backing,
     pub(crate) key: SumKey,
+    pub(crate) scrubber: Scrubber,
     /// What encrypts, in a pool that does.
     pub(crate) sealing: Option<Sealing>,
     /// Lists of reclaim; kswapd's, except when the event queue is full.
@@ -294,6 +296,7 @@ impl Engine {
             backing,
             key,
             sealing,
+            scrubber: Scrubber::default(),
             groups: Groups::default(),
             frame_demand: FrameDemand::default(),
             weights: lists.weights(),

@@ -60,7 +60,7 @@ impl Engine {
             }
             drop(inside);
             let wrote = self.write_some();
-            if !busy && !wrote {
+            if !busy && !wrote && !self.scrub_some() {
                 let wait = if storm > 0 { storm * 1000 } else { TICK_NS };
                 futex::wait(&self.record().kick, seen, Some(wait), true);
             }

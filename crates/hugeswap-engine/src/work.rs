@@ -99,17 +99,25 @@ impl Engine {
         let at = self.arena.addr(place);
         let read = |slot| self.read_unit(unit, slot, at, false);
         let result = w.slot().ok_or(Errno::EIO).and_then(read);
-        if result.is_ok() {
+        let of_file = FilePlace::of(w).is_some();
+        if result.is_ok() || !of_file && self.read_unit_by_pages(unit, w, at) {
             self.table
                 .unlock(unit, w.with_kind(Kind::Cached).set(READAHEAD));
             self.note_resident(unit);
             return;
         }
         self.note_read_error(w);
-        self.count(Counter::Poisoned, 1);
         self.table.set_frame(unit, NO_FRAME);
         self.arena.put_free(place);
-        self.lose_place(unit, w);
+        if !of_file && let Some(based) = self.go_over_to_pages(unit, w.with_kind(Kind::Swapped)) {
+            // What can be read of it can be had.
+            return self.table.unlock(unit, based);
+        }
+        self.count(Counter::Poisoned, 1);
+        match w.slot() {
+            Some(slot) if !of_file => self.free_place(unit, slot),
+            _ => self.lose_place(unit, w),
+        }
         self.table.unlock(
             unit,
             w.with_slot(None).clear(READAHEAD).with_kind(Kind::Poisoned),
@@ -147,7 +155,9 @@ impl Engine {
         let sums = self.pool.slot_sums();
         let unchanged = |slot: u64| {
             let known = sums.get(slot as usize);
-            self.pool.knob(Knob::CleanDrop) != 0 && known.is_some_and(|k| checksum::equal(k, &sum))
+            self.pool.knob(Knob::CleanDrop) != 0
+                && known.is_some_and(|k| checksum::equal(k, &sum))
+                && !self.is_bad(slot, 0..UNIT_PAGES as usize)
         };
         let (slot, written, touched) = match old {
             Some(s) if unchanged(s) => {

@@ -48,7 +48,7 @@ counters! {
     SwapReadError => "swap_read_error", "Swap reads that failed or whose checksum did not match.";
     SwapSumError => "swap_sum_error", "Reads of swap that brought something else than was written; most are tried again.";
     SwapRetry => "swap_retry", "Transfers of swap tried again after an error.";
-    Poisoned => "hwpoison", "Units lost: touching one is SIGBUS.";
+    Poisoned => "hwpoison", "Pages, and whole units, lost: touching one is SIGBUS.";
     Cow => "pgcow", "Units copied because a forked relative shares them.";
     Pinned => "pin", "Ranges held in memory for a system call.";
     SyscallTrapped => "syscall_trapped", "System calls caught by the safety net because an argument pointed into managed memory.";

@@ -14,6 +14,8 @@ use std::sync::atomic::{AtomicU32, Ordering};
 pub mod area;
 pub mod split;
 
+/// In the upper half of a word: nobody's and never to be claimed, for its device fails there.
+const BAD: u16 = u16::MAX;
 /// In the lower half of a word: the cluster is split.
 const SPLIT: u16 = 0x8000;
 /// The most units that can refer to a whole cluster.
@@ -66,6 +68,7 @@ pub fn release(map: &[AtomicU32], i: usize, by: u16) -> bool {
         .fetch_update(Ordering::AcqRel, Ordering::Acquire, |w| {
             let (owner, c) = ((w >> 16) as u16, w as u16);
             match c {
+                _ if owner == BAD => None,
                 0 | SPLIT.. => None,
                 1 => Some(0),
                 _ if owner == by => Some(word(0, c - 1)),
@@ -73,6 +76,20 @@ pub fn release(map: &[AtomicU32], i: usize, by: u16) -> bool {
             }
         })
         .is_ok_and(|old| old as u16 == 1)
+}
+
+/// A cluster of process record `owner`'s, whole or split, is never claimed again. False: it is not the owner's.
+pub fn quarantine(map: &[AtomicU32], i: usize, owner: u16) -> bool {
+    let owned = |w: u32| (w != 0 && (w >> 16) as u16 == owner).then_some(word(BAD, 1));
+    map.get(i).is_some_and(|cell| {
+        cell.fetch_update(Ordering::AcqRel, Ordering::Acquire, owned)
+            .is_ok()
+    })
+}
+
+/// Is this the word of a cluster that is never claimed again?
+pub fn is_bad(word: u32) -> bool {
+    (word >> 16) as u16 == BAD
 }
 
 /// Gives up everything process record `dead` (not 0) owns; returns how many clusters became free.
@@ -99,10 +116,11 @@ pub fn release_owner(map: &[AtomicU32], dead: u16) -> usize {
         .count()
 }
 
-/// Clusters in use.
+/// Clusters in use; bad ones are not.
 pub fn used(map: &[AtomicU32]) -> usize {
+    let used = |w: u32| w != 0 && !is_bad(w);
     map.iter()
-        .filter(|w| w.load(Ordering::Relaxed) != 0)
+        .filter(|w| used(w.load(Ordering::Relaxed)))
         .count()
 }
 
@@ -117,12 +135,14 @@ pub struct Usage {
     pub split: u64,
     /// Slots of 4 KiB in use in those.
     pub singles: u64,
+    /// Never to be used again.
+    pub bad: u64,
 }
 
 impl Usage {
     /// Bytes in use.
     pub fn used_bytes(&self) -> u64 {
-        let whole = self.clusters - self.free - self.split;
+        let whole = self.clusters - self.free - self.split - self.bad;
         whole * crate::UNIT_BYTES + self.singles * crate::PAGE_BYTES
     }
 }
@@ -135,6 +155,7 @@ impl std::ops::Add for Usage {
             free: self.free + other.free,
             split: self.split + other.split,
             singles: self.singles + other.singles,
+            bad: self.bad + other.bad,
         }
     }
 }
@@ -147,6 +168,7 @@ pub fn usage(map: &[AtomicU32]) -> Usage {
     };
     for w in map.iter().map(|w| w.load(Ordering::Relaxed)) {
         u.free += u64::from(w == 0);
+        u.bad += u64::from(is_bad(w));
         if let Some(n) = split::used_singly(w) {
             u.split += 1;
             u.singles += u64::from(n);
@@ -238,6 +260,23 @@ mod tests {
         assert!(release(&map, 0, 7));
         assert!(!release(&map, 0, 7));
         assert_eq!(used(&map), 0);
+    }
+
+    #[test]
+    fn what_is_bad_is_nobodys() {
+        let map = map(3);
+        assert_eq!(claim(&map, 7, 0), Some(0));
+        assert_eq!(claim(&map, 7, 1), Some(1));
+        assert!(!quarantine(&map, 0, 8) && !quarantine(&map, 2, 7) && !quarantine(&map, 9, 7));
+        assert!(quarantine(&map, 0, 7));
+        assert!(!release(&map, 0, 7));
+        assert_eq!(release_owner(&map, 7), 1);
+        assert_eq!(claim(&map, 7, 0), Some(1));
+        assert_eq!(claim(&map, 7, 0), Some(2));
+        assert_eq!(claim(&map, 7, 0), None);
+        let u = usage(&map);
+        assert_eq!((u.clusters, u.free, u.bad, used(&map)), (3, 0, 1, 2));
+        assert_eq!(u.used_bytes(), 2 * crate::UNIT_BYTES);
     }
 
     #[test]

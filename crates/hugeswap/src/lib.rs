@@ -32,7 +32,7 @@ pub use group::{Group, GroupStats};
 pub use hugeswap_engine::FileMode;
 pub use hugeswap_engine::groups::GroupError;
 pub use hugeswap_engine::pool::Room;
-pub use hugeswap_engine::pool::{FaultMode, SwapSpec};
+pub use hugeswap_engine::pool::{FaultMode, ScrubReport, SwapSpec};
 pub use hugeswap_policy::advisor::advice::{Advice as BudgetAdvice, Point as BudgetPoint};
 pub use hugeswap_policy::knobs;
 pub use region::{Advice, Pin, Region};
@@ -262,6 +262,21 @@ impl Pool {
     /// budget, and which budget to take. `None` if too little has come back to tell. Takes some milliseconds; any thread may ask.
     pub fn advice(&self) -> Option<BudgetAdvice> {
         self.inner.engine.pool().report().advice()
+    }
+
+    /// Has everything that is in swap read, verified, and put right where it can be: by all processes of the pool, in the background. Waits until they are done, which
+    /// takes as long as the reading does. Touching what is lost is SIGBUS.
+    pub fn scrub(&self) -> ScrubReport {
+        let pool = self.inner.engine.pool();
+        let number = pool.request_scrub();
+        loop {
+            if let Some(report) = pool.scrubbed(number) {
+                return report;
+            }
+            std::thread::sleep(std::time::Duration::from_millis(2));
+            // Who has died meanwhile is not waited for.
+            pool.reap();
+        }
     }
 
     /// Says what does not add up of what the pool keeps account of in this process: frames, base pages, slots. For

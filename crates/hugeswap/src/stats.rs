@@ -29,6 +29,8 @@ pub struct Stats {
     pub swap_used_bytes: u64,
     /// Swap that is free in whole units of 2 MiB, bytes. What is in neither figure is free in single pages.
     pub swap_free_bytes: u64,
+    /// Swap that is never used again, since it could not be read or written, bytes. It is in neither of those figures.
+    pub swap_bad_bytes: u64,
     /// Base pages read from swap.
     pub pswpin: u64,
     /// Base pages written to swap.
@@ -65,6 +67,7 @@ impl Stats {
             swap_bytes: swap.clusters * UNIT_BYTES,
             swap_used_bytes: swap.used_bytes(),
             swap_free_bytes: swap.free * UNIT_BYTES,
+            swap_bad_bytes: pool.bad_bytes(),
             active_anon_bytes: listed(PageKind::Anon, true),
             inactive_anon_bytes: listed(PageKind::Anon, false),
             active_file_bytes: listed(PageKind::File, true),

@@ -6,6 +6,7 @@ use crate::engine::Engine;
 use crate::fault::Outcome;
 use hugeswap_policy::UNIT_PAGES;
 use hugeswap_policy::counters::{Counter, FaultClass};
+use hugeswap_policy::file::FilePlace;
 use hugeswap_policy::thp::Bring;
 use hugeswap_policy::unit::{CLEAN, Kind, READAHEAD, WATCHED, Word};
 use hugeswap_sys::Errno;
@@ -25,7 +26,9 @@ impl Engine {
     ) -> Option<Outcome> {
         let page = (addr - self.table.addr(unit)) / PAGE;
         let small = match self.bring_of(unit) {
-            _ if self.is_cut_off(w) => self.pager().map(|p| p.smallest(page)),
+            _ if self.is_cut_off(w) || self.is_partly_bad(unit, w) => {
+                self.pager().map(|p| p.smallest(page))
+            }
             Bring::Pages => self.pager().map(|p| p.smallest(page)),
             Bring::AsFaulted => self.decide_size(unit, page, 0, false),
             Bring::Whole => None,
@@ -177,7 +180,7 @@ impl Engine {
             }
             Bring::Pages => {}
             // What can be read of it, as long as the rest cannot.
-            _ if self.is_cut_off(w) => {}
+            _ if self.is_cut_off(w) || self.is_partly_bad(unit, w) => {}
             Bring::AsFaulted => match self.decide_size(unit, page, record.present.count(), false) {
                 Some(few) => pages = few,
                 None => return self.whole_or_page(unit, w, addr, write, start),
@@ -243,7 +246,7 @@ impl Engine {
         let mut taken = self.take_pages_nowait(wanted);
         let least = self.pager().map_or(pages.clone(), |p| p.smallest(page));
         if !taken && least.len() < pages.len() {
-            (wanted, pages) = (absent(record, least.clone()), least);
+            (wanted, pages) = (absent(record, least.clone()), least.clone());
             taken = self.take_pages_nowait(wanted);
         }
         if !taken {
@@ -280,6 +283,10 @@ impl Engine {
                 };
                 self.timed(class, start)
             }
+            Err(Errno::EIO) if self.some_can_be_had(unit, w, record, &least, page) => {
+                self.table.unlock(unit, w);
+                None
+            }
             Err(Errno::EIO) => {
                 self.note_read_error(w);
                 self.table.unlock(unit, w);
@@ -292,6 +299,33 @@ impl Engine {
             // Our descriptors may be gone: the engine's threads have their own.
             Err(_) => self.hand_over(unit, w),
         }
+    }
+
+    /// Pages of a locked, base-mapped unit could not be read: marks those that are bad. True if `page` can be brought in all the
+    /// same, with `least`, from now on.
+    #[inline(never)]
+    fn some_can_be_had(
+        &self,
+        unit: u32,
+        w: Word,
+        record: &Record,
+        least: &Range<usize>,
+        page: usize,
+    ) -> bool {
+        if FilePlace::of(w).is_some() {
+            return false;
+        }
+        let buffer = self.base.take_buffer();
+        let (mut had, mut marked) = (true, false);
+        let around = page / (BUFFER / PAGE) * (BUFFER / PAGE);
+        for p in around..around + BUFFER / PAGE {
+            if record.stored.get(p) && !record.present.get(p) {
+                let read = self.read_or_mark(unit, w, p, buffer.addr(), true);
+                had &= read.is_ok() || !least.contains(&p);
+                marked |= read.is_err();
+            }
+        }
+        had && marked
     }
 
     /// Brings in the absent ones of `pages`, write-protected but for those in `written`.

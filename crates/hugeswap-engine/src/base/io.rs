@@ -1,6 +1,6 @@
 //! Pages of a slot: read and verified, written and summed.
 
-use super::{BUFFER, PAGE, record::Record};
+use super::{BUFFER, PAGE, Pager, pieces, record::Record};
 use crate::checksum::{self, UnitSums};
 use crate::engine::Engine;
 use hugeswap_policy::UNIT_PAGES;
@@ -121,14 +121,52 @@ impl Engine {
                 continue;
             }
             // A page that is dirty is read too: it was stored, and is overwritten next.
-            if self
-                .read_pages(from, part.clone(), buffer.addr())
-                .and_then(|()| self.write_pages(to, part, buffer.addr()))
-                .is_err()
-            {
+            let copied = if self.is_bad_or_lost(from, part.clone()) {
+                self.copy_what_is_left(from, to, part, record, buffer.addr())
+            } else {
+                self.read_pages(from, part.clone(), buffer.addr())
+                    .and_then(|()| self.write_pages(to, part, buffer.addr()))
+            };
+            if copied.is_err() {
                 return false;
             }
         }
         true
+    }
+
+    /// A present page of a locked unit is to be written, although it is what was read.
+    pub(crate) fn make_page_dirty(&self, record: &Record, page: usize) {
+        let pages = match self.pager() {
+            Some(Pager::Remap) => pieces::around(page),
+            _ => page..page + 1,
+        };
+        record.dirty.put(pages, true);
+    }
+
+    /// [`Engine::copy_slot`] for pages of which some are in bad slots: what is in memory is written from there, later; what cannot be read stays lost.
+    fn copy_what_is_left(
+        &self,
+        from: u64,
+        to: u64,
+        pages: Range<usize>,
+        record: &Record,
+        buffer: usize,
+    ) -> Result<(), Errno> {
+        for page in pages {
+            let one = page..page + 1;
+            if record.dirty.get(page) {
+                continue;
+            }
+            if record.present.get(page) {
+                self.make_page_dirty(record, page);
+                continue;
+            }
+            match self.read_pages(from, one.clone(), buffer) {
+                Ok(()) => self.write_pages(to, one, buffer)?,
+                Err(Errno::EIO) if self.is_bad_or_lost(from, one) => self.note_lost(to, page),
+                Err(e) => return Err(e),
+            }
+        }
+        Ok(())
     }
 }

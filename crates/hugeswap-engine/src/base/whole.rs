@@ -8,6 +8,7 @@ use crate::fault::Outcome;
 use crate::frames::Frame;
 use hugeswap_policy::UNIT_PAGES;
 use hugeswap_policy::counters::{Counter, FaultClass};
+use hugeswap_policy::file::FilePlace;
 use hugeswap_policy::unit::{CLEAN, Kind, LOCKED, MAY_WRITE, WAITERS, WRITABLE, Word};
 use hugeswap_sys::{Errno, now_ns};
 
@@ -46,6 +47,10 @@ impl Engine {
         let at = self.arena.addr(frame.place);
         if let Err(e) = self.gather(unit, w, record, at) {
             self.arena.put_free(frame.place);
+            if e == Errno::EIO && self.has_news_of_bad_slots(unit, w, record) {
+                self.table.unlock(unit, w);
+                return None;
+            }
             // Between the parts of a fork those who could do better are at rest.
             if e == Errno::EIO || self.gate.is_forker() {
                 self.note_read_error(w);
@@ -79,6 +84,22 @@ impl Engine {
         self.sizes.observe_fill(now_ns().saturating_sub(began));
         self.count(Counter::ThpCollapse, 1);
         self.done(unit, FaultClass::Major, start)
+    }
+
+    /// Not all of a locked, base-mapped unit could be read. True if that was not known, and from now on what can be read of it comes
+    /// by the page.
+    #[inline(never)]
+    fn has_news_of_bad_slots(&self, unit: u32, w: Word, record: &Record) -> bool {
+        if FilePlace::of(w).is_some() || self.is_partly_bad(unit, w) {
+            return false;
+        }
+        let buffer = self.base.take_buffer();
+        let absent = |p: &usize| record.stored.get(*p) && !record.present.get(*p);
+        for page in (0..PAGES).filter(absent) {
+            // What fails is marked.
+            let _ = self.read_or_mark(unit, w, page, buffer.addr(), true);
+        }
+        self.is_partly_bad(unit, w)
     }
 
     /// Copies or reads all of a unit to the frame at `to`.

@@ -270,9 +270,13 @@ impl Engine {
             .is_some_and(|w| (w.load(Acquire) >> 16) as usize == self.me() + 1)
     }
 
-    /// May a cluster be overwritten by what is to be there next? Not what a forked child may read; and not what is about to
-    /// leave its area.
+    /// May a cluster be overwritten by what is to be there next? Not what a forked child may read; not what is about to
+    /// leave its area; and not what is bad.
     pub(crate) fn may_overwrite_cluster(&self, cluster: u64) -> bool {
+        self.may_write_to(cluster) && !self.is_bad(cluster, 0..PAGES)
+    }
+
+    fn may_write_to(&self, cluster: u64) -> bool {
         self.owns_slot(cluster)
             && !self.maybe_children.load(Relaxed)
             && !self.pool.is_draining(cluster)
@@ -280,7 +284,7 @@ impl Engine {
 
     /// As [`Engine::may_overwrite_cluster`], a single slot.
     pub(crate) fn may_overwrite(&self, s: Single) -> bool {
-        self.may_overwrite_cluster(s.cluster)
+        self.may_write_to(s.cluster) && !self.is_bad(s.cluster, s.at..s.at + 1)
     }
 
     /// Gives up the place of a locked unit, which its word no longer has once it is unlocked: at once, or when no
@@ -380,6 +384,9 @@ impl Engine {
     /// Gives back a cluster of this process's that nobody reads.
     pub(crate) fn release_cluster(&self, cluster: u64) {
         self.forget_stored(cluster, 0..PAGES);
+        if self.pool.quarantine(cluster, self.me()) {
+            return self.not_owned(cluster);
+        }
         if slots::release(
             self.pool.slot_words(),
             cluster as usize,
@@ -392,6 +399,12 @@ impl Engine {
     /// As [`Engine::release_cluster`], single slots.
     pub(crate) fn release_singles(&self, cluster: u64, run: Range<usize>) {
         self.forget_stored(cluster, run.clone());
+        if self.is_bad(cluster, run.clone()) && run.len() > 1 {
+            return run.for_each(|at| self.release_singles(cluster, at..at + 1));
+        }
+        if self.is_bad(cluster, run.clone()) {
+            return;
+        }
         let (_, emptied) = self.pool.clusters(self.me()).free(cluster as usize, run);
         if emptied {
             self.not_owned(cluster);

@@ -441,10 +441,15 @@ impl Pool {
             let words = self
                 .slot_words()
                 .get(range.start as usize..range.end as usize);
-            for w in words.unwrap_or(&[]) {
+            for (slot, w) in range.zip(words.unwrap_or(&[])) {
                 // What is left was kept for forked children, by parents that have gone; or it was claimed too late, and the
                 // claimer is about to see that.
-                let _ = w.fetch_update(AcqRel, Acquire, |w| (!alive(w >> 16)).then_some(0));
+                if let Ok(word) =
+                    w.fetch_update(AcqRel, Acquire, |w| (!alive(w >> 16)).then_some(0))
+                    && word != 0
+                {
+                    self.absolve(slot, word);
+                }
             }
             self.forget_file(a, self.areas.joined[i].get());
             self.leave(&self.areas.joined[i], true);

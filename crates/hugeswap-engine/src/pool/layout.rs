@@ -2,6 +2,7 @@
 //!
 //! ```text
 //! | Header | Record x MAX_PROCESSES | slot words (u32) | bitmaps (64 bytes a slot) | page sums (512 x u64 a slot) | seals (512 x 24 bytes a slot) |
+//! | bad slots (64 bytes a slot) |
 //! ```
 //! Any process of the pool may write any of it, and any of them may be hostile or
 //! dying: whoever reads validates, bounds every index, and never follows an
@@ -19,7 +20,7 @@ use std::sync::atomic::{AtomicI32, AtomicU8, AtomicU32, AtomicU64};
 /// "hugeswap" in ASCII.
 pub const MAGIC: u64 = u64::from_le_bytes(*b"hugeswap");
 /// Changed whenever the layout does.
-pub const VERSION: u32 = 9;
+pub const VERSION: u32 = 10;
 /// Most processes a pool can have at one time.
 pub const MAX_PROCESSES: usize = 256;
 /// Most swap areas a pool can have.
@@ -129,6 +130,12 @@ pub struct Header {
     pub key_fd: AtomicI32,
     /// Writers that have numbered what they encrypt: see [`crate::swap::seal::Nonces`].
     pub writers: AtomicU32,
+    /// Bytes of swap that are never used again: see `swap::quarantine`.
+    pub bad_bytes: AtomicU64,
+    /// Slots that were ever found bad, and pages lost otherwise.
+    pub losses: AtomicU64,
+    /// Scrubs that were asked for.
+    pub scrubs: AtomicU32,
     /// Records used so far: no live record stands at or above this index.
     pub records_high: AtomicU32,
     /// Futex: changes whenever frames come back to the pool.
@@ -167,6 +174,21 @@ pub mod state {
     pub const ZOMBIE: u32 = 4;
 }
 
+/// What a process's last scrub found, base pages: see [`crate::swap::scrub::ScrubReport`].
+#[repr(C)]
+pub struct Scrub {
+    /// Its number.
+    pub done: AtomicU32,
+    /// As in the report.
+    pub good: AtomicU64,
+    /// As in the report.
+    pub bad: AtomicU64,
+    /// As in the report.
+    pub recovered: AtomicU64,
+    /// As in the report.
+    pub lost: AtomicU64,
+}
+
 /// One process of the pool.
 #[repr(C)]
 pub struct Record {
@@ -192,6 +214,8 @@ pub struct Record {
     pub emptied: [AtomicU32; MAX_AREAS],
     /// Which program image it runs: changes with exec.
     pub image: AtomicU64,
+    /// Of its swap.
+    pub scrub: Scrub,
     /// What it counted.
     pub events: Events,
 }
@@ -209,6 +233,8 @@ pub struct Offsets {
     pub slot_sums: usize,
     /// Of the seals, for a pool that encrypts.
     pub seals: usize,
+    /// Of the bitmaps of bad slots.
+    pub bad_maps: usize,
     /// Of the end.
     pub end: usize,
 }
@@ -225,13 +251,15 @@ pub fn offsets(slots: u64) -> Option<Offsets> {
     let split_maps = align(slot_words + slots * 4);
     let slot_sums = align(split_maps + slots * split::MAP_WORDS * 8);
     let seals = align(slot_sums + slots * size_of::<Sums>());
-    let end = align(seals + slots * size_of::<Seals>());
+    let bad_maps = align(seals + slots * size_of::<Seals>());
+    let end = align(bad_maps + slots * split::MAP_WORDS * 8);
     Some(Offsets {
         records,
         slot_words,
         split_maps,
         slot_sums,
         seals,
+        bad_maps,
         end,
     })
 }

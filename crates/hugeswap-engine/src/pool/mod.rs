@@ -17,6 +17,7 @@ pub(crate) mod secret;
 mod segment;
 pub mod swap;
 
+pub use crate::swap::scrub::ScrubReport;
 pub use areas::{AreaUsage, JoinedArea};
 pub use config::{FaultMode, MIN_MEMORY, PoolConfig, PoolError, machine_memory};
 pub use control::{NoAnswer, Room};
@@ -126,6 +127,13 @@ impl Pool {
                 self.slots_high(),
             )
         }
+    }
+
+    /// A bit for each of a cluster's slots that is bad ([`crate::swap`]).
+    pub(crate) fn bad_map(&self, cluster: u64) -> Option<&[AtomicU64; MAP_WORDS]> {
+        let at = self.base + self.offsets.bad_maps + cluster as usize * MAP_WORDS * 8;
+        // SAFETY: as in `header`; `offsets` leaves room for `capacity` of them.
+        ((cluster as usize) < self.slots_high()).then(|| unsafe { &*(at as *const _) })
     }
 
     /// Is what goes to swap encrypted?

@@ -36,6 +36,7 @@ impl Pool {
                 r.give_back.store(0, Relaxed);
                 r.responsive.store(0, Relaxed);
                 r.parent.store(parent, Relaxed);
+                r.scrub.begin(self.header().scrubs.load(Acquire));
                 r.emptied.iter().for_each(|e| e.store(0, Relaxed));
                 // Until it is filled in, the time of the reservation.
                 r.start_time.store(now_ns() / 1_000_000_000, Relaxed);
@@ -101,6 +102,7 @@ impl Pool {
         if self.has_children(i) {
             r.state.store(state::ZOMBIE, Release);
         } else {
+            self.quarantine_all_of(i);
             slots::release_owner(self.slot_words(), i as u16 + 1);
             r.pid.store(0, Relaxed);
             r.parent.store(0, Relaxed);

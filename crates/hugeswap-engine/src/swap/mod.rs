@@ -9,6 +9,8 @@
 
 mod buffers;
 mod off;
+mod quarantine;
+pub(crate) mod scrub;
 pub(crate) mod seal;
 pub(crate) mod sealing;
 
@@ -67,6 +69,26 @@ impl Engine {
         to: usize,
         doubt: bool,
     ) -> Result<()> {
+        self.swap_read_until(slot, pages, to, doubt, |attempt| {
+            self.may_try_again(attempt)
+        })
+    }
+
+    /// [`Engine::swap_read`], as often as `again` says, which is told which attempt has failed.
+    pub(crate) fn swap_read_until(
+        &self,
+        slot: u64,
+        pages: Range<usize>,
+        to: usize,
+        doubt: bool,
+        again: impl Fn(u32) -> bool,
+    ) -> Result<()> {
+        let sums = self.pool.slot_sums().get(slot as usize);
+        let known = sums.and_then(|s| s.get(pages.clone()));
+        if !known.is_some_and(checksum::known) {
+            // It was lost before.
+            return Err(Errno::EIO);
+        }
         let operation = self.backing.operation();
         let mut attempt = 0;
         loop {
@@ -74,7 +96,7 @@ impl Engine {
             let Err(Failed { error, on_purpose }) = tried else {
                 return Ok(());
             };
-            if error == Errno::EIO && self.may_try_again(attempt) {
+            if error == Errno::EIO && again(attempt) {
                 self.count(Counter::SwapRetry, 1);
                 attempt += 1;
                 continue;
@@ -198,6 +220,9 @@ impl Engine {
         }
         let kept = self.pool.slot_sums().get(slot as usize);
         let kept = kept.and_then(|s| s.get(pages.clone())).ok_or(Errno::EIO)?;
+        if self.is_bad(slot, pages.clone()) {
+            return Err(Errno::EIO);
+        }
         // What the pages of the slot hold is nothing until the write is done.
         self.forget_stored(slot, pages.clone());
         let len = pages.len() * PAGE;
@@ -222,6 +247,9 @@ impl Engine {
         while let Err(failed) = unsafe { self.backing.carry_out(self, &transfer) } {
             area.errors.fetch_add(1, Relaxed);
             if failed.error != Errno::EIO || !self.may_try_again(transfer.attempt) {
+                if failed.error == Errno::EIO {
+                    self.mark_unwritable(slot, pages);
+                }
                 return Err(failed.error);
             }
             self.count(Counter::SwapRetry, 1);

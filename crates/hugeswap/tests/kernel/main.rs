@@ -13,6 +13,7 @@ mod files;
 mod forks;
 mod groups;
 mod huge_entries;
+mod integrity;
 mod life;
 mod model;
 mod pages;
@@ -56,6 +57,7 @@ fn all() -> Vec<Test> {
         model::TESTS,
         advisor::TESTS,
         secrecy::TESTS,
+        integrity::TESTS,
     ]
     .concat()
 }

@@ -260,24 +260,24 @@ fn swap_comes_back() {
     both_modes(|mode| {
         let pool = builder(32)
             .fault_mode(mode)
-            .set("debug.storm=200")
+            .set("debug.storm=5000")
             .build()
             .unwrap();
-        let mut r = pool.region(128 * MIB).unwrap();
-        for g in 0..3 {
+        let mut r = pool.region(96 * MIB).unwrap();
+        for g in 0..2 {
             fill(&r, g);
             check(&r, g);
         }
         pool.set("thp.swapin=never").unwrap();
         let w = words(&r);
-        for k in 0..20_000usize {
+        for k in 0..3_000usize {
             let i = k.wrapping_mul(0x9e37_79b9) % w.len();
-            assert_eq!(w[i].load(Relaxed), value(i, 2));
-            w[i].store(value(i, 2), Relaxed);
+            assert_eq!(w[i].load(Relaxed), value(i, 1));
+            w[i].store(value(i, 1), Relaxed);
         }
         r.advise(0, r.len(), hugeswap::Advice::PageOut).unwrap();
         pool.set("thp.swapin=auto").unwrap();
-        check(&r, 2);
+        check(&r, 1);
         let s = pool.stats();
         assert!(s.pswpin > 0 && s.pswpout > 0);
         let bad = |n: &str| pages::counter(&s, n);

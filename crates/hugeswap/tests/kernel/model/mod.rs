@@ -151,7 +151,7 @@ impl Subject {
 
     /// Some setting changes while everything goes on.
     fn set_something(&self, draw: &mut Draw) {
-        let (knob, value) = match draw.below(9) {
+        let (knob, value) = match draw.below(10) {
             0..3 => (
                 Knob::ThpSwapin,
                 *draw.of(&[swapin::AUTO, swapin::ALWAYS, swapin::NEVER]),
@@ -162,6 +162,10 @@ impl Subject {
             5 => (Knob::Storm, *draw.of(&[0, 0, 20, 500])),
             6 => (Knob::SwapReadFail, *draw.of(&[0, 0, 37])),
             7 => return self.change_areas(draw),
+            8 => {
+                let number = self.engine.pool().request_scrub();
+                return self.says(format_args!("scrub {number}"));
+            }
             _ => (Knob::SwapWriteFail, *draw.of(&[0, 0, 11])),
         };
         self.says(format_args!("{} = {value}", knob.name()));

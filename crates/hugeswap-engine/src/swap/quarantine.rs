@@ -1,0 +1,276 @@
+//! Bad slots: what could not be read back, or written, is never used again.
+//!
+//! A slot of 4 KiB whose read failed, or did not verify, again and again, or whose write failed twice, is *marked*. Nothing is written to a marked slot, and what
+//! it holds can be read if the device gives it back after all; else it is lost, if it is nowhere else: of a unit whole in swap by the page, where units
+//! can be base-mapped, else the unit. A marked slot stays in use when it is given up: of a split cluster by itself, as long as the cluster's owner lives; a whole cluster with a marked
+//! slot in it, and a split one when its owner goes, then belongs to nobody ([`slots::quarantine`]) until the area goes.
+//!
+//! Concurrency: anybody who reads a slot may mark it, by one bit. Marks stay as long as the area.
+
+use super::{PAGE, PAGES};
+use crate::checksum;
+use crate::engine::Engine;
+use crate::place::scatter::Places;
+use crate::pool::Pool;
+use hugeswap_policy::counters::Counter;
+use hugeswap_policy::file::FilePlace;
+use hugeswap_policy::unit::{Kind, SCATTERED, Word};
+use hugeswap_policy::{PAGE_BYTES, UNIT_BYTES, slots};
+use hugeswap_sys::Errno;
+use std::ops::Range;
+use std::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed};
+
+/// A slot that something could not be read from is bad if so many more reads, of it alone, fail.
+const READS: u32 = 2;
+
+impl Pool {
+    /// Marked slots of a cluster. Costs nothing as long as there is none anywhere.
+    pub(crate) fn bad_slots(&self, cluster: u64, pages: Range<usize>) -> usize {
+        if self.header().bad_bytes.load(Relaxed) == 0 {
+            return 0;
+        }
+        let Some(map) = self.bad_map(cluster) else {
+            return 0;
+        };
+        if map.iter().all(|w| w.load(Relaxed) == 0) {
+            return 0;
+        }
+        let bad = |p: &usize| map[p / 64].load(Relaxed) >> (p % 64) & 1 == 1;
+        pages.filter(|p| *p < PAGES).filter(bad).count()
+    }
+
+    /// Bytes of swap that are never used again.
+    pub fn bad_bytes(&self) -> u64 {
+        self.header().bad_bytes.load(Relaxed)
+    }
+
+    /// Marks a slot; false: it was.
+    fn mark_bad(&self, cluster: u64, page: usize) -> bool {
+        let Some(map) = self.bad_map(cluster).filter(|_| page < PAGES) else {
+            return false;
+        };
+        let h = self.header();
+        // First, so that who finds the mark finds that there are some.
+        h.bad_bytes.fetch_add(PAGE_BYTES, Relaxed);
+        let bit = 1 << (page % 64);
+        let marked = map[page / 64].fetch_or(bit, AcqRel) & bit == 0;
+        if marked {
+            h.losses.fetch_add(1, Relaxed);
+        } else {
+            h.bad_bytes.fetch_sub(PAGE_BYTES, Relaxed);
+        }
+        marked
+    }
+
+    /// A cluster of record `me`'s, which gives it up, is never claimed again if any of it is marked. False: it may be.
+    pub(crate) fn quarantine(&self, cluster: u64, me: usize) -> bool {
+        let bad = self.bad_slots(cluster, 0..PAGES) as u64;
+        let taken =
+            bad > 0 && slots::quarantine(self.slot_words(), cluster as usize, me as u16 + 1);
+        if taken {
+            let rest = UNIT_BYTES - bad * PAGE_BYTES;
+            self.header().bad_bytes.fetch_add(rest, Relaxed);
+        }
+        taken
+    }
+
+    /// What record `me`, whose process is gone, has of bad clusters.
+    pub(crate) fn quarantine_all_of(&self, me: usize) {
+        if self.bad_bytes() == 0 {
+            return;
+        }
+        for (i, w) in self.slot_words().iter().enumerate() {
+            if (w.load(Acquire) >> 16) as usize == me + 1 {
+                self.quarantine(i as u64, me);
+            }
+        }
+    }
+
+    /// A cluster's area is gone, and with it what was bad there. `word` was the cluster's.
+    pub(crate) fn absolve(&self, cluster: u64, word: u32) {
+        let bad = self.bad_slots(cluster, 0..PAGES) as u64;
+        let bytes = if slots::is_bad(word) {
+            UNIT_BYTES
+        } else {
+            bad * PAGE_BYTES
+        };
+        if bytes > 0 {
+            self.header().bad_bytes.fetch_sub(bytes, Relaxed);
+            let map = self.bad_map(cluster).into_iter().flatten();
+            map.for_each(|w| w.store(0, Relaxed));
+        }
+    }
+}
+
+impl Engine {
+    /// Is any of these slots bad?
+    pub(crate) fn is_bad(&self, cluster: u64, pages: Range<usize>) -> bool {
+        self.pool.bad_slots(cluster, pages) > 0
+    }
+
+    /// Is a unit's place, as far as it can be seen, partly bad, so that what can be read of it has to come by the page?
+    pub(crate) fn is_partly_bad(&self, unit: u32, w: Word) -> bool {
+        self.is_bad_anywhere(unit, w, 0..PAGES)
+    }
+
+    /// The same of some of its pages.
+    pub(super) fn is_bad_anywhere(&self, unit: u32, w: Word, mut pages: Range<usize>) -> bool {
+        match w.slot() {
+            _ if self.pool.header().losses.load(Relaxed) == 0 => false,
+            _ if FilePlace::of(w).is_some() => false,
+            None => false,
+            Some(SCATTERED) => {
+                let places = self.placing.scatter.of(unit);
+                let bad = |p| {
+                    let s = places.and_then(|s| s.get(p));
+                    s.is_some_and(|s| self.is_bad_or_lost(s.cluster, s.at..s.at + 1))
+                };
+                pages.any(bad)
+            }
+            Some(cluster) => self.is_bad_or_lost(cluster, pages),
+        }
+    }
+
+    /// Has a locked unit with a place in swap something there for page `page`?
+    pub(super) fn is_somewhere(&self, unit: u32, w: Word, page: usize) -> bool {
+        let places = self.placing.scatter.of(unit);
+        !w.is_scattered() || places.is_some_and(|s| s.get(page).is_some())
+    }
+
+    pub(crate) fn is_bad_or_lost(&self, cluster: u64, pages: Range<usize>) -> bool {
+        let sums = self.pool.slot_sums().get(cluster as usize);
+        let lost = sums.and_then(|s| s.get(pages.clone()));
+        self.is_bad(cluster, pages) || lost.is_some_and(checksum::any_lost)
+    }
+
+    /// Notes that what belongs in a slot is lost, if nothing is known of the slot.
+    pub(crate) fn note_lost(&self, cluster: u64, at: usize) {
+        let sums = self.pool.slot_sums().get(cluster as usize);
+        if let Some(sum) = sums.and_then(|s| s.get(at)) {
+            // First: see `mark_bad`.
+            self.pool.header().losses.fetch_add(1, Relaxed);
+            checksum::lose(sum);
+        }
+    }
+
+    /// Notes that a slot could not be written.
+    pub(super) fn mark_unwritable(&self, cluster: u64, pages: Range<usize>) {
+        for page in pages {
+            self.pool.mark_bad(cluster, page);
+        }
+    }
+
+    /// Reads page `page` of a locked unit to `to` from its place in swap, and marks the slot if that fails again and again. `doubt`: as for
+    /// [`Engine::swap_read`], whose errors it has.
+    pub(crate) fn read_or_mark(
+        &self,
+        unit: u32,
+        w: Word,
+        page: usize,
+        to: usize,
+        doubt: bool,
+    ) -> Result<(), Errno> {
+        let (cluster, at) = match w.slot() {
+            Some(SCATTERED) => match self.placing.scatter.of(unit).and_then(|s| s.get(page)) {
+                Some(s) => (s.cluster, s.at),
+                None => {
+                    // SAFETY: the caller's memory.
+                    unsafe { std::ptr::write_bytes(to as *mut u8, 0, PAGE) };
+                    return Ok(());
+                }
+            },
+            Some(cluster) => (cluster, page),
+            None => return Err(Errno::EIO),
+        };
+        // All that could be waited for was, before it came to this.
+        let again = |attempt| attempt + 1 < READS;
+        let result = self.swap_read_until(cluster, at..at + 1, to, doubt, again);
+        if result != Err(Errno::EIO) {
+            return result;
+        }
+        let sums = self.pool.slot_sums().get(cluster as usize);
+        let known = sums.and_then(|s| s.get(at..at + 1));
+        if !known.is_some_and(checksum::known) {
+            self.note_lost(cluster, at);
+        } else if self.pool.mark_bad(cluster, at) && !self.is_in_memory(unit, w, page) {
+            self.count(Counter::Poisoned, 1);
+        }
+        result
+    }
+
+    /// [`Engine::is_somewhere`], and can it be read, as far as is known?
+    pub(super) fn is_known(&self, unit: u32, w: Word, page: usize) -> bool {
+        let single = |s: &Places| s.get(page).map(|s| (s.cluster, s.at));
+        let place = match w.slot() {
+            Some(SCATTERED) => self.placing.scatter.of(unit).and_then(single),
+            slot => slot.map(|cluster| (cluster, page)),
+        };
+        place.is_some_and(|(cluster, at)| {
+            let sums = self.pool.slot_sums().get(cluster as usize);
+            sums.and_then(|s| s.get(at..at + 1))
+                .is_some_and(checksum::known)
+        })
+    }
+
+    fn is_in_memory(&self, unit: u32, w: Word, page: usize) -> bool {
+        match w.kind() {
+            Kind::Base => self.base.records.of(unit).present.get(page),
+            kind => matches!(kind, Kind::Present | Kind::Cached),
+        }
+    }
+
+    /// A read of all of a locked unit failed: reads it page by page to `to`, and marks what is bad. True if all of
+    /// it could be read after all.
+    pub(crate) fn read_unit_by_pages(&self, unit: u32, w: Word, to: usize) -> bool {
+        let mut all = true;
+        for page in 0..PAGES {
+            all &= self
+                .read_or_mark(unit, w, page, to + page * PAGE, false)
+                .is_ok();
+        }
+        all
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::pool::{FaultMode, PoolConfig, SwapSpec};
+
+    #[test]
+    fn bad_slots_are_nobodys_until_their_area_goes() {
+        let mut spec = SwapSpec::new("/var/tmp");
+        spec.size = Some(8 << 20);
+        let pool = Pool::create(&PoolConfig {
+            memory: 16 << 20,
+            swap: vec![spec],
+            fault_mode: FaultMode::Auto,
+            settings: Vec::new(),
+        })
+        .unwrap();
+        let me = pool.join().unwrap();
+        let claim = || slots::claim(pool.slot_words(), me as u16 + 1, 0).map(|c| c as u64);
+        let all: Vec<u64> = std::iter::from_fn(claim).collect();
+        assert_eq!(all.len(), 4);
+        assert!(pool.mark_bad(all[1], 7) && !pool.mark_bad(all[1], 7));
+        assert!(pool.mark_bad(all[1], 511) && pool.mark_bad(all[2], 64));
+        assert!(!pool.mark_bad(all[1], 512) && !pool.mark_bad(1 << 30, 0));
+        assert_eq!(pool.bad_bytes(), 3 * PAGE_BYTES);
+        assert_eq!(pool.bad_slots(all[1], 0..512), 2);
+        assert_eq!(pool.bad_slots(all[1], 8..511), 0);
+        assert!(!pool.quarantine(all[0], me), "nothing is bad there");
+        assert!(pool.quarantine(all[1], me) && !pool.quarantine(all[1], me));
+        assert_eq!(pool.bad_bytes(), UNIT_BYTES + PAGE_BYTES);
+        // The process goes, and leaves the other one.
+        pool.retire(me);
+        assert_eq!(pool.bad_bytes(), 2 * UNIT_BYTES);
+        let u = pool.swap_usage();
+        assert_eq!((u.free, u.bad, u.used_bytes()), (2, 2, 0));
+        for c in all {
+            let word = &pool.slot_words()[c as usize];
+            pool.absolve(c, word.swap(0, Relaxed));
+        }
+        assert_eq!((pool.bad_bytes(), pool.swap_usage().free), (0, 4));
+        assert!((0..4).all(|c| pool.bad_slots(c, 0..512) == 0));
+    }
+}

@@ -1,0 +1,242 @@
+//! The scrubber: on request, every process reads all that it has in swap, at leisure, and looks whether it is what was written.
+//!
+//! What is bad ([`super::quarantine`]) and still in memory becomes dirty and goes elsewhere; what is bad and nowhere else is lost, which one line says and `hwpoison` counts, once.
+//! kswapd does it, a unit at a time, when it has nothing else to do, under the unit's lock. Units that somebody else is at work on are left out: what
+//! is being read is verified by who reads it. So are base pages that are dirty, for nobody needs what swap holds of them. (Units in memory that may be dirty are looked at: if they turn out
+//! not to have changed, what swap holds is what counts.)
+
+use super::{PAGE, PAGES};
+use crate::base::BUFFER;
+use crate::base::record::Record;
+use crate::checksum::{self, UnitSums};
+use crate::engine::Engine;
+use crate::pool::Pool;
+use crate::pool::layout::Scrub;
+use hugeswap_policy::file::FilePlace;
+use hugeswap_policy::unit::{CLEAN, Kind, WATCHED, WRITEBACK, Word};
+use hugeswap_sys::{fs, futex, process};
+use std::sync::atomic::AtomicU32;
+use std::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed, Release};
+
+/// What a scrub of a pool found, over its processes. In base pages.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct ScrubReport {
+    /// Pages that were read and are what was written.
+    pub good: u64,
+    /// Pages that are not, again and again.
+    pub bad: u64,
+    /// Of those, pages that are still in memory, and will be written elsewhere.
+    pub recovered: u64,
+    /// Of those, pages that are lost: touching one is SIGBUS.
+    pub lost: u64,
+}
+
+impl Pool {
+    /// Asks every process of the pool to scrub what it has in swap; its number, for [`Pool::scrubbed`].
+    pub fn request_scrub(&self) -> u32 {
+        let number = self.header().scrubs.fetch_add(1, AcqRel).wrapping_add(1);
+        for (_, r) in self.live() {
+            r.kick.fetch_add(1, Release);
+            futex::wake(&r.kick, 1, true);
+        }
+        number
+    }
+
+    /// What a scrub found, once all processes that were there when it was asked for are done, or gone. Asked for once more
+    /// meanwhile, it is the later one that they do.
+    pub fn scrubbed(&self, number: u32) -> Option<ScrubReport> {
+        let mut report = ScrubReport::default();
+        for (_, r) in self.live() {
+            let s = &r.scrub;
+            if s.done.load(Acquire).wrapping_sub(number).cast_signed() < 0 {
+                return None;
+            }
+            report.good += s.good.load(Relaxed);
+            report.bad += s.bad.load(Relaxed);
+            report.recovered += s.recovered.load(Relaxed);
+            report.lost += s.lost.load(Relaxed);
+        }
+        Some(report)
+    }
+}
+
+impl Scrub {
+    /// Begins anew; `done`: the last one that is of no concern.
+    pub(crate) fn begin(&self, done: u32) {
+        for cell in [&self.good, &self.bad, &self.recovered, &self.lost] {
+            cell.store(0, Relaxed);
+        }
+        self.done.store(done, Release);
+    }
+}
+
+/// How far an engine is.
+#[derive(Default)]
+pub(crate) struct Scrubber {
+    number: AtomicU32,
+    next: AtomicU32,
+}
+
+impl Engine {
+    /// Scrubs one unit, if that was asked for; false if there is nothing to do. For kswapd.
+    pub(crate) fn scrub_some(&self) -> bool {
+        let wanted = self.pool.header().scrubs.load(Acquire);
+        let scrub = &self.record().scrub;
+        if scrub.done.load(Relaxed) == wanted {
+            return false;
+        }
+        let _inside = self.gate.enter_daemon();
+        let s = &self.scrubber;
+        if s.number.swap(wanted, Relaxed) != wanted {
+            scrub.begin(scrub.done.load(Relaxed));
+            s.next.store(0, Relaxed);
+        }
+        let unit = s.next.fetch_add(1, Relaxed);
+        if unit >= self.high_unit.load(Acquire) {
+            scrub.done.store(wanted, Release);
+            return false;
+        }
+        let stored =
+            |w: Word| w.slot().is_some() && FilePlace::of(w).is_none() && !w.has(WRITEBACK);
+        if let Some(w) = self.table.try_lock_if(unit, stored) {
+            let now = self.scrub_unit(unit, w);
+            self.table.unlock(unit, now);
+            if now.kind() == Kind::Present && now != w {
+                self.note_resident(unit);
+            }
+            process::yield_now();
+        }
+        true
+    }
+
+    /// A locked unit; its word then.
+    fn scrub_unit(&self, unit: u32, w: Word) -> Word {
+        let record = (w.kind() == Kind::Base).then(|| self.base.records.of(unit));
+        let in_memory = |p: usize| match record {
+            Some(record) => record.present.get(p),
+            None => matches!(w.kind(), Kind::Present | Kind::Cached),
+        };
+        let (mut bad, mut lost, mut news) = (0, 0, 0);
+        let mut page = 0;
+        while page < PAGES {
+            let end = PAGES.min(page + BUFFER / PAGE);
+            let found = self.verify(unit, w, record, page..end);
+            for (p, new) in found.into_iter().flatten() {
+                bad += 1;
+                lost += u64::from(!in_memory(p));
+                news += u64::from(!in_memory(p) && new);
+                if let Some(record) = record.filter(|_| in_memory(p)) {
+                    self.make_page_dirty(record, p);
+                }
+            }
+            page = end;
+        }
+        let scrub = &self.record().scrub;
+        scrub.bad.fetch_add(bad, Relaxed);
+        scrub.lost.fetch_add(lost, Relaxed);
+        if news > 0 {
+            self.complain_of_loss(unit, news);
+        }
+        let (kept, w) = match w.kind() {
+            Kind::Present if bad > 0 => self.make_dirty(unit, w),
+            Kind::Cached if bad > 0 => self.write_elsewhere(unit, w),
+            _ => (true, w),
+        };
+        if kept {
+            scrub.recovered.fetch_add(bad - lost, Relaxed);
+        }
+        w
+    }
+
+    /// Which of a few pages of a locked unit are bad in swap, and was that not known?
+    fn verify(
+        &self,
+        unit: u32,
+        w: Word,
+        record: Option<&Record>,
+        pages: std::ops::Range<usize>,
+    ) -> [Option<(usize, bool)>; BUFFER / PAGE] {
+        let buffer = self.base.take_buffer();
+        let mut bad = [None; BUFFER / PAGE];
+        let needed = |p: usize| match record {
+            Some(r) => r.stored.get(p) && !r.dirty.get(p),
+            // Of what was written while it changed nothing is known, and needed.
+            None if w.kind() == Kind::Present => self.is_known(unit, w, p),
+            None => self.is_somewhere(unit, w, p),
+        };
+        let mut good = 0;
+        let first = pages.start;
+        let mut next = first;
+        while next < pages.end {
+            let run = (next..pages.end).take_while(|&p| needed(p)).count();
+            let run = next..next + run;
+            if run.is_empty() {
+                next += 1;
+                continue;
+            }
+            next = run.end;
+            if self
+                .read_stored(unit, w, run.clone(), buffer.addr())
+                .is_ok()
+                && !self.is_bad_anywhere(unit, w, run.clone())
+            {
+                good += run.len() as u64;
+                continue;
+            }
+            for p in run {
+                let known = self.is_bad_anywhere(unit, w, p..p + 1);
+                match self.read_or_mark(unit, w, p, buffer.addr(), false) {
+                    Ok(()) if !known => good += 1,
+                    // (Read after all, it is in memory if it is to be had, or stays where it is.)
+                    Ok(()) | Err(_) => bad[p - first] = Some((p, !known)),
+                }
+            }
+        }
+        self.record().scrub.good.fetch_add(good, Relaxed);
+        bad
+    }
+
+    /// A locked unit that is in memory, and whose place in swap is bad, becomes dirty. False: that could not be.
+    fn make_dirty(&self, unit: u32, w: Word) -> (bool, Word) {
+        if w.has(WATCHED) {
+            if self.mover().set_readable(self.table.addr(unit)).is_err() {
+                return (false, w);
+            }
+            self.watched.fetch_sub(1, Relaxed);
+        }
+        (true, w.clear(CLEAN | WATCHED))
+    }
+
+    /// The same of one in the arena: it is written to another cluster.
+    fn write_elsewhere(&self, unit: u32, w: Word) -> (bool, Word) {
+        let Some(new) = self.claim_cluster() else {
+            return (false, w);
+        };
+        let at = self.arena.addr(self.table.frame(unit));
+        let mut sums: UnitSums = [0; PAGES];
+        // SAFETY: a cached unit's frame is in the arena, and nobody changes it.
+        checksum::fill(&self.key, unsafe { self.bytes(at) }, &mut sums);
+        if self.swap_write(new, 0..PAGES, at, &sums, false).is_err() {
+            self.release_cluster(new);
+            return (false, w);
+        }
+        if let Some(old) = w.slot() {
+            self.free_place(unit, old);
+        }
+        (true, w.with_slot(Some(new)))
+    }
+
+    fn complain_of_loss(&self, unit: u32, pages: u64) {
+        let (mut a, mut b, mut c) = ([0u8; 20], [0u8; 20], [0u8; 20]);
+        fs::complain(&[
+            b"hugeswap: process ",
+            fs::digits(process::pid() as u64, 10, &mut a),
+            b": ",
+            fs::digits(pages * PAGE as u64 >> 10, 10, &mut b),
+            b" KiB of memory are lost, from 0x",
+            fs::digits(self.table.addr(unit) as u64, 16, &mut c),
+            b" on: swap gave back something else than was written, or nothing\n",
+        ]);
+    }
+}
