@@ -1,6 +1,7 @@
 //! `hugeswap ctl`: looks at running pools, and changes them.
 
 mod pools;
+mod scrub;
 mod swap;
 
 use clap::Subcommand;
@@ -34,12 +35,15 @@ enum Command {
     },
     /// Swap areas: list, add, take off
     Swap(swap::Args),
+    /// Read and verify everything in swap; save what is bad there and still in memory
+    Scrub(scrub::Args),
 }
 
 /// Runs it; the exit status.
 pub fn run(args: &Args) -> anyhow::Result<i32> {
     match &args.command {
         Command::List { json } => pools::list(*json),
+        Command::Scrub(scrub) => scrub::run(&the_pool(args.pool)?, scrub),
         Command::Swap(swap) => swap::run(&the_pool(args.pool)?, swap),
     }
 }

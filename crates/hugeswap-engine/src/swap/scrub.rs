@@ -233,7 +233,7 @@ impl Engine {
             b"hugeswap: process ",
             fs::digits(process::pid() as u64, 10, &mut a),
             b": ",
-            fs::digits(pages * PAGE as u64 >> 10, 10, &mut b),
+            fs::digits((pages * PAGE as u64) >> 10, 10, &mut b),
             b" KiB of memory are lost, from 0x",
             fs::digits(self.table.addr(unit) as u64, 16, &mut c),
             b" on: swap gave back something else than was written, or nothing\n",

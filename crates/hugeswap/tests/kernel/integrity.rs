@@ -169,7 +169,7 @@ fn scrub_saves_base_pages() {
     let pool = builder(64).set("thp.swapin=never").build().unwrap();
     let mut r = swapped(&pool, 4 * UNIT);
     // Every other 64 KiB come in.
-    let here = |page: usize| page / 16 % 2 == 0;
+    let here = |page: usize| (page / 16).is_multiple_of(2);
     for i in (0..4 * 512).filter(|&p| here(p)).map(|page| page * 512) {
         assert_eq!(words(&r)[i].load(Relaxed), value(i, 1));
     }

@@ -184,6 +184,20 @@ fn mappings() -> Vec<Mapping> {
 /// How much of memory is looked at at one time.
 const STEP: usize = 1 << 20;
 
+/// Where `what` is first in `bytes`.
+fn find(bytes: &[u8], what: &[u8]) -> Option<usize> {
+    // SAFETY: both are as long as is said.
+    let at = unsafe {
+        libc::memmem(
+            bytes.as_ptr().cast(),
+            bytes.len(),
+            what.as_ptr().cast(),
+            what.len(),
+        )
+    };
+    (!at.is_null()).then(|| at as usize - bytes.as_ptr() as usize)
+}
+
 /// The mappings, managed memory left out, that have the key in them. `buffer` is for what is looked at, and is not itself.
 fn with_key(key: &[u8], window: &Range<usize>, buffer: &mut [u8]) -> Vec<Mapping> {
     let memory = std::fs::File::open("/proc/self/mem").unwrap();
@@ -195,9 +209,15 @@ fn with_key(key: &[u8], window: &Range<usize>, buffer: &mut [u8]) -> Vec<Mapping
             let Ok(n) = memory.read_at(&mut buffer[..len], at as u64) else {
                 return false;
             };
-            let found = buffer[..n].windows(key.len()).enumerate();
-            let mut found = found.filter(|(_, w)| *w == key).map(|(k, _)| at + k);
-            found.any(|at| !own.contains(&at) && at != key.as_ptr() as usize)
+            let mut from = 0;
+            while let Some(k) = find(&buffer[from..n], key) {
+                let found = at + from + k;
+                if !own.contains(&found) && found != key.as_ptr() as usize {
+                    return true;
+                }
+                from += k + 1;
+            }
+            false
         })
     };
     let ours = |m: &Mapping| m.flags.contains("rd ") && !window.contains(&m.range.start);

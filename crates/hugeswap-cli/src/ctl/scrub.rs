@@ -1,0 +1,52 @@
+//! `hugeswap ctl scrub`: everything that a pool has in swap is read and verified.
+
+use crate::bench::{check_interrupted, watch_signals};
+use crate::text;
+use anyhow::Result;
+use hugeswap_engine::pool::{Pool, ScrubReport};
+use hugeswap_policy::PAGE_BYTES;
+use serde_json::json;
+use std::time::Duration;
+
+const LOOK: Duration = Duration::from_millis(20);
+
+/// Read and verify everything in swap; save what is bad there and still in memory
+#[derive(clap::Args)]
+pub struct Args {
+    /// Print one JSON object, sizes in bytes
+    #[arg(long)]
+    json: bool,
+}
+
+/// Runs it; the exit status: 1, if something is lost.
+pub fn run(pool: &Pool, args: &Args) -> Result<i32> {
+    watch_signals()?;
+    let number = pool.request_scrub();
+    let found = loop {
+        if let Some(found) = pool.scrubbed(number) {
+            break found;
+        }
+        check_interrupted()?;
+        std::thread::sleep(LOOK);
+        pool.reap();
+    };
+    if args.json {
+        println!("{}", serde_json::to_string_pretty(&as_json(&found))?);
+    } else {
+        let size = |pages: u64| text::bytes(pages * PAGE_BYTES);
+        println!("good       {}", size(found.good));
+        println!("bad        {}", size(found.bad));
+        println!("recovered  {}", size(found.recovered));
+        println!("lost       {}", size(found.lost));
+    }
+    Ok(i32::from(found.lost > 0))
+}
+
+fn as_json(found: &ScrubReport) -> serde_json::Value {
+    json!({
+        "good_bytes": found.good * PAGE_BYTES,
+        "bad_bytes": found.bad * PAGE_BYTES,
+        "recovered_bytes": found.recovered * PAGE_BYTES,
+        "lost_bytes": found.lost * PAGE_BYTES,
+    })
+}
