@@ -230,6 +230,46 @@ fn faults_come_by_class() {
     }
 }
 
+/// A short run, the same each time as far as threads allow.
+const CHAOS: &[&str] = &[
+    "chaos",
+    "--region",
+    "96M",
+    "--memory",
+    "32M",
+    "--seconds",
+    "4",
+];
+
+#[test]
+fn chaos_makes_no_wrong_bytes() {
+    for (seed, mode) in [("1", "signal"), ("2", "signal"), ("3", "message")] {
+        let args = [CHAOS, &["--seed", seed, "--fault-mode", mode, "--json"]].concat();
+        let done = bench(&args).output().expect("it runs");
+        let why = String::from_utf8_lossy(&done.stderr).into_owned();
+        if mode == "message" && why.contains("message mode needs") {
+            continue;
+        }
+        assert!(done.status.success(), "seed {seed}: {why}");
+        let found: Value = serde_json::from_slice(&done.stdout).expect("one JSON object");
+        let told = &runs(&found, "hugeswap")[0]["told"];
+        let count = |name: &str| told["counters"][name].as_u64().expect(name);
+        assert!(told["verified"].as_u64() > Some(0));
+        assert!(count("fault_injected_eio") + count("fault_injected_flip") > 0);
+        assert!(count("pswpin") > 0 && count("pswpout") > 0);
+    }
+}
+
+/// That it would be told.
+#[test]
+fn chaos_without_checksums_is_noticed() {
+    let kinds = ["--kinds", "flip,misread", "--set", "swap.checksum=off"];
+    let done = bench(&[CHAOS, &kinds].concat()).assert().code(1);
+    let text = String::from_utf8_lossy(&done.get_output().stderr).into_owned();
+    assert!(text.contains("pages with wrong bytes"), "{text}");
+    assert!(text.contains("spoilt reads not noticed"), "{text}");
+}
+
 #[test]
 fn extents_are_looked_up_in_every_map() {
     let found = json(&[
@@ -538,6 +578,11 @@ fn mistakes_are_one_line_and_status_2() {
         &["mixed", "--region", "2M"],
         &["fit", "--memory", "2M"],
         &["faults", "--region", "2M"],
+        &["chaos", "--kinds", "eio,love"],
+        &["chaos", "--seed", "0"],
+        &["chaos", "--areas", "17"],
+        &["chaos", "--region", "8M"],
+        &["chaos", "--seconds", "0"],
         &["extents", "--extents", "0"],
         &["extents", "--extents", "many"],
         &["extents", "--tasks", "0"],

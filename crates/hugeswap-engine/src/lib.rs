@@ -33,6 +33,7 @@ mod frames;
 mod gate;
 pub mod groups;
 pub mod handler;
+pub mod health;
 pub mod lock;
 mod mappings;
 mod message;

@@ -210,7 +210,7 @@ impl Engine {
     /// Writes to the unit's own slot, or to a new one; the slot written, or `None` if none would take it.
     fn write_somewhere(&self, old: Option<u64>, at: usize, sum: &UnitSums) -> Option<u64> {
         // A forked child may still read the old slot.
-        let own = old.filter(|&s| self.may_overwrite_cluster(s));
+        let own = old.filter(|&s| self.may_overwrite_cluster(s) && !self.avoids(s));
         if let Some(slot) = own {
             match self.write_slot(slot, at, sum) {
                 Ok(()) => {

@@ -10,7 +10,7 @@
 //! * [`granularity`]: how much to bring in at a fault; [`thp`]: where that is settled by what is set or advised
 //! * [`slots`]: where in swap a unit goes; [`mod@file`]: where in a mapped file it is
 //! * [`faulty`]: what a faulty device does, for tests
-//! * [`retry`]: when a transfer that failed is tried again
+//! * [`retry`]: when a transfer that failed is tried again; [`breaker`]: whether a device that fails is asked at all
 //! * [`extents`]: where on a device a page of swap lies
 //! * [`watermark`]: when reclaim starts and stops
 //! * [`driver`]: all of it together on a machine of counters, for tests and simulation; its [`driver::offline`], which allocates,
@@ -21,6 +21,7 @@
 #![forbid(unsafe_code)]
 
 pub mod advisor;
+pub mod breaker;
 pub mod counters;
 pub mod driver;
 pub mod extents;

@@ -14,6 +14,7 @@ mod ageing;
 mod args;
 mod bars;
 mod ceiling;
+mod chaos;
 mod child;
 pub use child::{check_interrupted, watch_signals};
 mod extents;
@@ -80,6 +81,7 @@ pub fn run(args: Args) -> anyhow::Result<i32> {
         args::Bench::Mixed(a) => mixed::run(&a),
         args::Bench::Fit(a) => fit::run(&a),
         args::Bench::Faults(a) => faults::run(&a),
+        args::Bench::Chaos(a) => chaos::run(&a),
         args::Bench::Extents(a) => extents::run(&a),
         args::Bench::Advisor(a) => advisor::run(&a),
         args::Bench::Ageing(a) => ageing::run(&a),

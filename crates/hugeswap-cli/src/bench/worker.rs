@@ -90,6 +90,7 @@ pub fn main(args: &[String]) -> i32 {
         [kind, json] if kind == "task" => parse(json).and_then(|w| task(&w)),
         [kind, json] if kind == "faults" => super::faults::worker(json),
         [kind, json] if kind == "ageing" => super::ageing::worker(json),
+        [kind, json] if kind == "chaos" => super::chaos::worker(json),
         [kind] if kind == "keeper" => super::keeper::main(),
         _ => Err(anyhow::anyhow!(
             "this is for hugeswap bench only: use `hugeswap bench`"

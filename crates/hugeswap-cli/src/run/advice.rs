@@ -92,6 +92,7 @@ mod tests {
             fault_mode: "signal",
             processes: 1,
             exhausted: 0,
+            areas: Vec::new(),
             tally: Box::new([0; hugeswap_policy::advisor::WORDS]),
         }
     }

@@ -4,6 +4,7 @@ use super::supervise::Ended;
 use super::{Format, advice};
 use crate::text;
 use anyhow::{Context, Result};
+use hugeswap_engine::health::{AreaReport, LatencyReport};
 use hugeswap_engine::pool::Report;
 use hugeswap_policy::PAGE_BYTES;
 use hugeswap_policy::counters::Counter;
@@ -113,6 +114,7 @@ struct Json {
     #[serde(skip_serializing_if = "Option::is_none")]
     signal: Option<i32>,
     faults: Map<String, Value>,
+    areas: Vec<Value>,
     /// Null when too little came back from swap to tell.
     advisor: Option<Value>,
     #[serde(flatten)]
@@ -155,6 +157,7 @@ fn json(outcome: &Outcome<'_>, report: &Report) -> String {
             Ended::Exited(_) => None,
         },
         faults: faults.collect(),
+        areas: report.areas.iter().map(area_json).collect(),
         advisor: report.advice().as_ref().map(advice::json),
         counters: counters.collect(),
     };
@@ -162,6 +165,21 @@ fn json(outcome: &Outcome<'_>, report: &Report) -> String {
         serde_json::to_string(&object).expect("strings and numbers always have a JSON form");
     line.push('\n');
     line
+}
+
+fn area_json(a: &AreaReport) -> Value {
+    let us = |ns: u64| ns as f64 / 1e3;
+    let took = |l: &LatencyReport| {
+        let buckets: Vec<_> = l.buckets.iter().map(|&(ns, n)| (us(ns), n)).collect();
+        serde_json::json!({
+            "count": l.count, "p50_us": us(l.p50_ns), "p99_us": us(l.p99_ns), "max_us": us(l.max_ns),
+            "buckets_us": buckets,
+        })
+    };
+    serde_json::json!({
+        "area": a.index, "state": a.state.name(), "read_errors": a.read_errors, "write_errors": a.write_errors,
+        "reads": took(&a.reads), "writes": took(&a.writes),
+    })
 }
 
 /// A few aligned lines.
@@ -216,6 +234,7 @@ fn human(outcome: &Outcome<'_>, report: &Report) -> String {
     }
     out.push('\n');
     swap_lines(&mut out, report);
+    area_lines(&mut out, report);
     fault_lines(&mut out, report);
     if let Some(line) = advice::line(report, report.advice().as_ref()) {
         let _ = writeln!(out, "  advice    {line}");
@@ -281,6 +300,31 @@ fn swap_lines(out: &mut String, report: &Report) {
     }
 }
 
+fn area_lines(out: &mut String, report: &Report) {
+    for a in &report.areas {
+        if a.reads.count + a.writes.count == 0 {
+            continue;
+        }
+        let _ = write!(out, "  area {:<3}", a.index);
+        for (way, l) in [("reads", &a.reads), ("writes", &a.writes)] {
+            let _ = write!(
+                out,
+                "  {way} {}: p50 {}, p99 {}, max {}",
+                text::count(l.count),
+                text::duration(l.p50_ns),
+                text::duration(l.p99_ns),
+                text::duration(l.max_ns),
+            );
+        }
+        let errors = a.read_errors + a.write_errors;
+        if errors > 0 {
+            let state = a.state.name();
+            let _ = write!(out, "  {} errors, {state}", text::count(errors));
+        }
+        out.push('\n');
+    }
+}
+
 fn fault_lines(out: &mut String, report: &Report) {
     let mut heading = "faults";
     for f in report.faults.iter().filter(|f| f.count > 0) {
@@ -301,7 +345,26 @@ fn fault_lines(out: &mut String, report: &Report) {
 mod tests {
     use super::*;
     use hugeswap_engine::pool::FaultReport;
+    use hugeswap_policy::breaker::State;
     use hugeswap_policy::counters::FaultClass;
+
+    fn area() -> AreaReport {
+        let took = LatencyReport {
+            count: 10,
+            p50_ns: 20_000,
+            p99_ns: 1_000_000,
+            max_ns: 2_000_000,
+            buckets: vec![(20_479, 9), (2_097_151, 1)],
+        };
+        AreaReport {
+            index: 0,
+            state: State::Closed,
+            read_errors: 0,
+            write_errors: 3,
+            reads: took.clone(),
+            writes: took,
+        }
+    }
 
     fn report() -> Report {
         let mut counters = vec![0; Counter::COUNT];
@@ -327,6 +390,7 @@ mod tests {
             fault_mode: "signal",
             processes: 1,
             exhausted: 0,
+            areas: vec![area()],
             tally: Box::new([0; hugeswap_policy::advisor::WORDS]),
         }
     }
@@ -347,7 +411,7 @@ mod tests {
         assert_eq!(text.matches('\n').count(), 1);
         let v: Value = serde_json::from_str(&text).unwrap();
         for key in "elapsed_s fault_s peak_managed_bytes peak_resident_bytes pswpin pswpout thp_swpin thp_swpout \
-                    thp_swpin_fallback thp_swpout_fallback huge_share fault_mode processes exit_code memory_bytes \
+                    thp_swpin_fallback thp_swpout_fallback huge_share fault_mode processes exit_code memory_bytes areas \
                     swapped_in_bytes swapped_out_bytes faults advisor signal"
             .split_whitespace()
         {
@@ -359,6 +423,8 @@ mod tests {
         assert_eq!(v["exit_code"], 137);
         assert_eq!(v["swapped_in_bytes"], 4 << 20);
         assert_eq!(v["faults"]["soft"]["p50_us"], 6.0);
+        assert_eq!(v["areas"][0]["reads"]["p50_us"], 20.0);
+        assert_eq!(v["areas"][0]["state"], "ok");
     }
 
     #[test]

@@ -43,7 +43,13 @@ impl Engine {
             }
             None if record.dirty.count() <= FEW => scattered().or_else(whole),
             None => whole().or_else(scattered),
-            Some(own) if self.may_overwrite_cluster(own) => Some(w),
+            Some(own) if self.may_overwrite_cluster(own) => {
+                if self.avoids(own) {
+                    // What is stored there can perhaps not be moved, but what is dirty can go elsewhere.
+                    return self.split_place(unit, w, record).or(Some(w));
+                }
+                Some(w)
+            }
             Some(old) => {
                 let Some(new) = self.claim_cluster() else {
                     return self.split_place(unit, w, record);
@@ -170,7 +176,11 @@ impl Engine {
             return false;
         };
         let at = self.table.addr(unit);
-        let mine = |p: usize| places.get(p).filter(|&s| self.may_overwrite(s));
+        let mine = |p: usize| {
+            places
+                .get(p)
+                .filter(|&s| self.may_overwrite(s) && !self.avoids(s.cluster))
+        };
         // Those that go to new slots, gathered so that few writes take many.
         let mut moving = [0u16; AT_ONCE];
         let mut n = 0;

@@ -114,6 +114,20 @@ impl Engine {
         avoid: u32,
         claim: impl Fn(&JoinedArea, usize) -> Option<usize>,
     ) -> Option<u64> {
+        // What fails is better than nothing, but for what is gone.
+        let (troubled, gone) = self.troubled();
+        let found = self.claim_in(avoid | troubled, &claim);
+        if found.is_some() || troubled & !gone & !avoid == 0 {
+            return found;
+        }
+        self.claim_in(avoid | gone, &claim)
+    }
+
+    fn claim_in(
+        &self,
+        avoid: u32,
+        claim: &impl Fn(&JoinedArea, usize) -> Option<usize>,
+    ) -> Option<u64> {
         let p = &self.placing;
         let turn = p.turn.fetch_add(1, Relaxed) as usize;
         // Those that had nothing lately come last.
@@ -225,7 +239,7 @@ impl Engine {
         avoid: impl Fn(usize) -> bool,
     ) -> Option<(u64, Range<usize>)> {
         let clusters = self.pool.clusters(self.me());
-        let avoid = |i: usize| avoid(i) || self.pool.is_draining(i as u64);
+        let avoid = |i: usize| avoid(i) || self.pool.is_draining(i as u64) || self.avoids(i as u64);
         while let Some(i) = partial.choose(&clusters, want, avoid) {
             let Some(run) = clusters.claim(i, want) else {
                 continue;

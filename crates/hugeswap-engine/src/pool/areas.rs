@@ -313,6 +313,7 @@ impl Pool {
         a.slots.store(open.slots, Relaxed);
         a.allocated.store(0, Relaxed);
         a.errors.store(0, Relaxed);
+        a.forget_past();
         a.costs.measured.store(0, Relaxed);
         if probed && let Some(measured) = probe::measure(open.fd) {
             a.costs.store(measured);

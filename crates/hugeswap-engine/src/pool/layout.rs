@@ -51,6 +51,15 @@ pub struct Mailbox {
     pub text: [AtomicU8; LETTER],
 }
 
+/// How long transfers took.
+#[repr(C)]
+pub struct Latencies {
+    /// By [`histogram::bucket`].
+    pub counts: [AtomicU64; histogram::BUCKETS],
+    /// The longest, nanoseconds.
+    pub max_ns: AtomicU64,
+}
+
 /// One swap area.
 #[repr(C)]
 pub struct Area {
@@ -76,6 +85,14 @@ pub struct Area {
     pub allocated: AtomicU64,
     /// Write errors seen.
     pub errors: AtomicU64,
+    /// Read errors seen, wrong sums included.
+    pub read_errors: AtomicU64,
+    /// Whether it is to be written to ([`Breaker`](hugeswap_policy::breaker::Breaker)).
+    pub health: AtomicU64,
+    /// What reads took.
+    pub reads: Latencies,
+    /// What writes took.
+    pub writes: Latencies,
     /// What its transfers cost at first.
     pub costs: AreaCosts,
 }

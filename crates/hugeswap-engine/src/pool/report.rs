@@ -1,6 +1,7 @@
 //! What a pool did, summed over its processes: the figures of the exit report.
 
 use super::{FaultMode, Pool};
+use crate::health::AreaReport;
 use hugeswap_policy::UNIT_BYTES;
 use hugeswap_policy::advisor::advice::Advice;
 use hugeswap_policy::advisor::{Tally, WORDS};
@@ -46,6 +47,8 @@ pub struct Report {
     pub processes: u64,
     /// Processes that were ended since neither memory nor swap was left.
     pub exhausted: u64,
+    /// How the swap areas in use are.
+    pub areas: Vec<AreaReport>,
     /// What the advisor was told.
     pub tally: Box<[u64; WORDS]>,
 }
@@ -95,6 +98,7 @@ pub(super) fn collect(pool: &Pool) -> Report {
     let present: u64 = sets.iter().map(|e| e.sampled_present.load(Relaxed)).sum();
     let huge: u64 = sets.iter().map(|e| e.sampled_huge.load(Relaxed)).sum();
     Report {
+        areas: pool.area_health(),
         tally: Box::new(tally(pool)),
         memory_bytes: pool.frames() * UNIT_BYTES,
         peak_managed_bytes: h.peak_managed.load(Relaxed),

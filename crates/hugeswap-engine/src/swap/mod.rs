@@ -109,7 +109,11 @@ impl Engine {
             if !on_purpose && error != Errno::EBADF && self.backing.faulty.keeps_account() {
                 self.count(Counter::FaultUnexplained, 1);
             }
-            return Err(error);
+            // Whatever the device says, who asked can only go by whether there is any use in asking somebody with other descriptors.
+            return Err(match error {
+                Errno::EBADF => Errno::EBADF,
+                _ => Errno::EIO,
+            });
         }
     }
 
@@ -126,6 +130,12 @@ impl Engine {
         // With a sum, or a tag, the content itself tells.
         let summed = self.pool.knob(Knob::Checksum) != 0;
         let strange = || fs::identity(a.fd) != Ok(a.identity);
+        if self.is_gone(area) {
+            return Err(Failed {
+                error: Errno::ENODEV,
+                on_purpose: self.backing.faulty.keeps_account(),
+            });
+        }
         if !summed && self.sealing.is_none() && strange() {
             return Err(Errno::EBADF.into());
         }
@@ -144,12 +154,20 @@ impl Engine {
         let start = now_ns();
         // SAFETY: the caller's memory.
         let read = unsafe { self.backing.carry_out(self, &transfer) };
+        let took = now_ns().saturating_sub(start);
+        let note = |failed| {
+            if let Some(shared) = self.pool.header().areas.get(area) {
+                shared.note_transfer(false, took, failed);
+            }
+        };
         let moved = read.map_err(|failed| match strange() {
             true => Errno::EBADF.into(),
-            false => failed,
+            false => {
+                note(Some(failed.error));
+                failed
+            }
         })?;
-        self.sizes
-            .observe(Direction::In, pages.len(), now_ns().saturating_sub(start));
+        self.sizes.observe(Direction::In, pages.len(), took);
         let sums = self.pool.slot_sums().get(slot as usize);
         let right = match &self.sealing {
             Some(sealing) => self.open_pages(sealing, slot, pages, to),
@@ -162,6 +180,7 @@ impl Engine {
             }
         };
         if right {
+            note(None);
             if moved.spoilt {
                 self.count(Counter::FaultUndetected, 1);
             }
@@ -170,6 +189,7 @@ impl Engine {
         if strange() {
             return Err(Errno::EBADF.into());
         }
+        note(Some(Errno::EIO));
         self.count(Counter::SwapSumError, 1);
         if moved.spoilt {
             self.count(Counter::FaultDetected, 1);
@@ -243,18 +263,26 @@ impl Engine {
             attempt: 0,
         };
         let start = now_ns();
-        // SAFETY: as the caller promises.
-        while let Err(failed) = unsafe { self.backing.carry_out(self, &transfer) } {
-            area.errors.fetch_add(1, Relaxed);
-            if failed.error != Errno::EIO || !self.may_try_again(transfer.attempt) {
-                if failed.error == Errno::EIO {
+        loop {
+            let began = now_ns();
+            // SAFETY: as the caller promises.
+            let tried = unsafe { self.backing.carry_out(self, &transfer) };
+            let failed = tried.err().map(|failed| failed.error);
+            area.note_transfer(true, now_ns().saturating_sub(began), failed);
+            let Some(error) = failed else { break };
+            // Where all writes fail nobody waits, and it is not the slot's fault.
+            let avoided = self.avoids(slot);
+            if error != Errno::EIO || avoided || !self.may_try_again(transfer.attempt) {
+                if error == Errno::EIO && !avoided {
                     self.mark_unwritable(slot, pages);
                 }
-                return Err(failed.error);
+                area.note_write(Some(error));
+                return Err(error);
             }
             self.count(Counter::SwapRetry, 1);
             transfer.attempt += 1;
         }
+        area.note_write(None);
         if pages.len() == PAGES {
             let took = now_ns().saturating_sub(start);
             self.sizes.observe(Direction::Out, PAGES, took);

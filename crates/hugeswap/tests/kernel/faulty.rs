@@ -3,7 +3,7 @@
 
 use crate::Test;
 use crate::util::*;
-use hugeswap::{Advice, Error, FaultMode, Pool, Region};
+use hugeswap::{Advice, Error, FaultMode, Pool, Region, SwapSpec};
 
 pub const TESTS: &[Test] = &[
     (
@@ -16,6 +16,7 @@ pub const TESTS: &[Test] = &[
         "without_checksums_bits_change",
         without_checksums_bits_change,
     ),
+    ("a_device_goes_away", a_device_goes_away),
     ("lost_memory_becomes_zeros", lost_memory_becomes_zeros),
 ];
 
@@ -155,6 +156,36 @@ fn without_checksums_bits_change() {
     }
     assert!(wrong > 0, "lost writes gave right bytes");
     assert!(counter(&pool, "fault_undetected") > 0);
+}
+
+fn a_device_goes_away() {
+    for way in ["always", "never"] {
+        let mut spec = SwapSpec::new("/var/tmp");
+        spec.size = Some(256 << 20);
+        let pool = builder(32)
+            .swap_area(spec)
+            .set("debug.fault_seed=11")
+            .set(&format!("thp.swapin={way}"))
+            .build()
+            .unwrap();
+        let mut r = pool.region(64 * MIB).unwrap();
+        fill(&r, 1);
+        page_out(&mut r);
+        pool.set("debug.fault_gone=1").unwrap();
+        let all = r.len() / PAGE / 64;
+        let lost = lost_pages(&r, 1, 64);
+        println!("{way}: {lost} of {all} lost");
+        assert!(lost > 0 && lost < all);
+        all_is_explained(&pool);
+        // From here on the other one has to do.
+        r.advise(0, r.len(), Advice::DontNeed).unwrap();
+        for g in 2..4 {
+            fill(&r, g);
+            page_out(&mut r);
+            assert_eq!(lost_pages(&r, g, 1), 0);
+        }
+        all_is_explained(&pool);
+    }
 }
 
 fn lost_memory_becomes_zeros() {

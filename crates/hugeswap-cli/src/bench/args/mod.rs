@@ -3,6 +3,7 @@
 mod advisor;
 mod against;
 mod ageing;
+mod chaos;
 mod extents;
 mod patterns;
 mod workingset;
@@ -11,6 +12,7 @@ mod zipf_table;
 pub use advisor::{Advisor, AdvisorPart};
 pub use against::{Against, Device, KernelThp};
 pub use ageing::Ageing;
+pub use chaos::Chaos;
 pub use extents::{Extents, Order};
 pub use patterns::{Access, Mixed, Part, SwapRand};
 pub use workingset::{WorkingSet, WorkingSetPart};
@@ -60,6 +62,8 @@ pub enum Bench {
     Ageing(Ageing),
     /// Is what is in use kept in memory, and recognised when it was not?
     Workingset(WorkingSet),
+    /// A device that fails in every way: no wrong byte, no hang, every fault accounted for
+    Chaos(Chaos),
     /// What one run says of other budgets, against runs with those budgets
     Advisor(Advisor),
 }

@@ -1,0 +1,196 @@
+//! How the swap areas are: what their transfers take, which of them fail, and where nothing is to be written for now.
+//!
+//! All of it stands in the segment, for every process of the pool sees the same devices. The rules of the fault path hold.
+
+use crate::engine::Engine;
+use crate::pool::Pool;
+use crate::pool::layout::{Area, Latencies};
+use hugeswap_policy::breaker::{Breaker, State};
+use hugeswap_policy::histogram;
+use hugeswap_sys::{Errno, now_ns};
+use std::sync::atomic::AtomicU64;
+use std::sync::atomic::Ordering::Relaxed;
+
+/// How long transfers of one way took.
+#[derive(Clone, Debug)]
+pub struct LatencyReport {
+    /// How many there were.
+    pub count: u64,
+    /// Median, nanoseconds (within 12.5%).
+    pub p50_ns: u64,
+    /// 99th percentile, nanoseconds (within 12.5%).
+    pub p99_ns: u64,
+    /// The longest, nanoseconds.
+    pub max_ns: u64,
+    /// How many by the longest that a bucket takes, nanoseconds; empty ones left out.
+    pub buckets: Vec<(u64, u64)>,
+}
+
+/// How one swap area is.
+#[derive(Clone, Debug)]
+pub struct AreaReport {
+    /// Its number.
+    pub index: usize,
+    /// Whether it is written to.
+    pub state: State,
+    /// Reads that failed or whose sum did not match, each attempt.
+    pub read_errors: u64,
+    /// Writes that failed, each attempt.
+    pub write_errors: u64,
+    /// What reads took.
+    pub reads: LatencyReport,
+    /// What writes took.
+    pub writes: LatencyReport,
+}
+
+impl Latencies {
+    fn record(&self, ns: u64) {
+        self.counts[histogram::bucket(ns)].fetch_add(1, Relaxed);
+        if self.max_ns.load(Relaxed) < ns {
+            self.max_ns.fetch_max(ns, Relaxed);
+        }
+    }
+
+    fn report(&self) -> LatencyReport {
+        let counts: Vec<u64> = self.counts.iter().map(|c| c.load(Relaxed)).collect();
+        let max_ns = self.max_ns.load(Relaxed);
+        let some = counts.iter().enumerate().filter(|(_, n)| **n > 0);
+        LatencyReport {
+            count: counts.iter().sum(),
+            p50_ns: histogram::percentile_ns(&counts, 0.5).min(max_ns),
+            p99_ns: histogram::percentile_ns(&counts, 0.99).min(max_ns),
+            max_ns,
+            buckets: some
+                .map(|(i, &n)| (histogram::upper_bound_ns(i), n))
+                .collect(),
+        }
+    }
+
+    fn forget(&self) {
+        self.counts.iter().for_each(|c| c.store(0, Relaxed));
+        self.max_ns.store(0, Relaxed);
+    }
+}
+
+impl Area {
+    /// The area is another one now.
+    pub(crate) fn forget_past(&self) {
+        self.read_errors.store(0, Relaxed);
+        self.health.store(0, Relaxed);
+        self.reads.forget();
+        self.writes.forget();
+    }
+
+    fn breaker(&self) -> Breaker {
+        Breaker::from_word(self.health.load(Relaxed))
+    }
+
+    /// A transfer took `ns`, and came to this.
+    pub(crate) fn note_transfer(&self, write: bool, ns: u64, failed: Option<Errno>) {
+        let (latencies, errors) = match write {
+            true => (&self.writes, &self.errors),
+            false => (&self.reads, &self.read_errors),
+        };
+        latencies.record(ns);
+        if failed.is_some() {
+            errors.fetch_add(1, Relaxed);
+        }
+        if let Some(Errno::ENODEV | Errno::ENXIO) = failed {
+            update(&self.health, Breaker::gone);
+        }
+    }
+
+    /// What came of a write, after all attempts.
+    pub(crate) fn note_write(&self, failed: Option<Errno>) {
+        let now = now_ns();
+        update(&self.health, |b| match failed {
+            None => b.succeeded(),
+            // A full device is none that fails.
+            Some(Errno::EIO) => b.failed(now),
+            Some(_) => b,
+        });
+    }
+}
+
+/// Nothing is written where nothing changes: all processes look at it.
+fn update(word: &AtomicU64, next: impl Fn(Breaker) -> Breaker) {
+    let mut now = word.load(Relaxed);
+    loop {
+        let new = next(Breaker::from_word(now)).word();
+        if new == now {
+            return;
+        }
+        match word.compare_exchange_weak(now, new, Relaxed, Relaxed) {
+            Ok(_) => return,
+            Err(other) => now = other,
+        }
+    }
+}
+
+impl Pool {
+    /// How each swap area in use is.
+    pub fn area_health(&self) -> Vec<AreaReport> {
+        let now = now_ns();
+        let areas = self.areas().filter_map(|(index, _)| {
+            let a = self.header().areas.get(index)?;
+            Some(AreaReport {
+                index,
+                state: a.breaker().state(now),
+                read_errors: a.read_errors.load(Relaxed),
+                write_errors: a.errors.load(Relaxed),
+                reads: a.reads.report(),
+                writes: a.writes.report(),
+            })
+        });
+        areas.collect()
+    }
+}
+
+impl Engine {
+    /// The areas that nothing is to be written to now, and of those the ones that never will be, as bits. Where it is time to try one again, the
+    /// caller is who tries.
+    pub(crate) fn troubled(&self) -> (u32, u32) {
+        let (mut avoid, mut gone) = (0, 0);
+        for (i, a) in self.pool.header().areas.iter().enumerate() {
+            let word = a.health.load(Relaxed);
+            if word == 0 {
+                continue;
+            }
+            let now = now_ns();
+            let breaker = Breaker::from_word(word);
+            match breaker.state(now) {
+                State::Closed => {}
+                State::Open => avoid |= 1 << i,
+                State::Gone => (avoid, gone) = (avoid | 1 << i, gone | 1 << i),
+                State::HalfOpen => {
+                    let trial = breaker.on_trial(now).word();
+                    let mine = a.health.compare_exchange(word, trial, Relaxed, Relaxed);
+                    if mine.is_err() {
+                        avoid |= 1 << i;
+                    }
+                }
+            }
+        }
+        (avoid, gone)
+    }
+
+    /// Is nothing to be written to the area of this cluster now?
+    pub(crate) fn avoids(&self, cluster: u64) -> bool {
+        let area = self.pool.locate(cluster).map(|(i, _)| i);
+        let area = area.and_then(|i| self.pool.header().areas.get(i));
+        area.is_some_and(|a| {
+            let word = a.health.load(Relaxed);
+            let state = || Breaker::from_word(word).state(now_ns());
+            word != 0 && matches!(state(), State::Open | State::Gone)
+        })
+    }
+
+    /// Is the area of this index not there any more?
+    pub(crate) fn is_gone(&self, area: usize) -> bool {
+        let area = self.pool.header().areas.get(area);
+        area.is_some_and(|a| {
+            let word = a.health.load(Relaxed);
+            word != 0 && Breaker::from_word(word).state(0) == State::Gone
+        })
+    }
+}
