@@ -245,6 +245,17 @@ pub fn lock(fd: i32, exclusive: bool) -> Result<()> {
     unsafe { call(libc::SYS_flock, [fd as usize, how, 0, 0, 0, 0]) }.map(drop)
 }
 
+/// Gives up what [`lock`] locked, for all descriptors of this open file description.
+pub fn unlock(fd: i32) {
+    // SAFETY: touches no memory.
+    let _ = unsafe {
+        call(
+            libc::SYS_flock,
+            [fd as usize, libc::LOCK_UN as usize, 0, 0, 0, 0],
+        )
+    };
+}
+
 /// Waits until what was written to `fd` is on its device.
 pub fn sync_data(fd: i32) -> Result<()> {
     loop {
