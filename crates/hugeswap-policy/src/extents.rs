@@ -41,7 +41,7 @@ mod clusters;
 #[cfg(test)]
 mod tests;
 
-pub use clusters::Clusters;
+pub use clusters::{Clusters, each_cluster};
 
 /// Entries compared at once.
 const WINDOW: usize = 4;

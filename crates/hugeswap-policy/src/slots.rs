@@ -12,6 +12,7 @@
 use std::sync::atomic::{AtomicU32, Ordering};
 
 pub mod area;
+pub mod lies;
 pub mod split;
 
 /// In the upper half of a word: nobody's and never to be claimed, for its device fails there.
@@ -34,11 +35,17 @@ pub fn claim(map: &[AtomicU32], owner: u16, hint: usize) -> Option<usize> {
         return None;
     }
     let start = hint % n;
-    (start..n).chain(0..start).find(|&i| {
-        map[i].load(Ordering::Relaxed) == 0
-            && map[i]
-                .compare_exchange(0, word(owner, 1), Ordering::AcqRel, Ordering::Relaxed)
-                .is_ok()
+    (start..n)
+        .chain(0..start)
+        .find(|&i| map[i].load(Ordering::Relaxed) == 0 && claim_at(map, owner, i))
+}
+
+/// Claims cluster `i` for `owner` (not 0), if it is free.
+pub fn claim_at(map: &[AtomicU32], owner: u16, i: usize) -> bool {
+    debug_assert!(owner != 0);
+    map.get(i).is_some_and(|w| {
+        w.compare_exchange(0, word(owner, 1), Ordering::AcqRel, Ordering::Relaxed)
+            .is_ok()
     })
 }
 

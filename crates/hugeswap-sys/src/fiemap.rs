@@ -79,23 +79,36 @@ pub struct FileExtents {
     given: usize,
     /// What comes after the batch is to be asked for.
     more: bool,
+    /// Where to stop asking, in the file.
+    end: u64,
 }
 
 /// The extents of the file `fd`, which is open in any mode; what is not yet on the device is written first.
 pub fn extents(fd: i32) -> FileExtents {
+    ask(fd, 0, u64::MAX, FIEMAP_FLAG_SYNC)
+}
+
+/// Those that bytes `start` to `end` (excluded) are in, without waiting for anything to be written. The first and the
+/// last may reach beyond.
+pub fn extents_in(fd: i32, start: u64, end: u64) -> FileExtents {
+    ask(fd, start, end, 0)
+}
+
+fn ask(fd: i32, start: u64, end: u64, flags: u32) -> FileExtents {
     FileExtents {
         fd,
         batch: Request {
-            start: 0,
-            length: u64::MAX,
-            flags: FIEMAP_FLAG_SYNC,
+            start,
+            length: 0,
+            flags,
             mapped_extents: 0,
             extent_count: BATCH as u32,
             reserved: 0,
             extents: [FileExtent::default(); BATCH],
         },
         given: 0,
-        more: true,
+        more: start < end,
+        end,
     }
 }
 
@@ -103,7 +116,7 @@ impl FileExtents {
     /// Asks for the extents from `start` on.
     fn fetch(&mut self, start: u64) -> Result<()> {
         self.batch.start = start;
-        self.batch.length = u64::MAX - start;
+        self.batch.length = self.end - start;
         self.given = 0;
         let request: *mut Request = &mut self.batch;
         // SAFETY: the kernel reads the head of `batch` and writes that and at most `extent_count` extents, which
@@ -118,7 +131,8 @@ impl FileExtents {
         let found = (self.batch.mapped_extents as usize).min(BATCH);
         self.batch.mapped_extents = found as u32;
         let last = self.batch.extents[..found].last();
-        self.more = last.is_some_and(|e| e.flags & LAST == 0);
+        let beyond = |e: &FileExtent| e.logical.saturating_add(e.length) >= self.end;
+        self.more = last.is_some_and(|e| e.flags & LAST == 0 && !beyond(e));
         match last {
             // Going on from here would be going round in circles.
             Some(e)
@@ -142,7 +156,7 @@ impl Iterator for FileExtents {
                 return None;
             }
             let last = self.batch.extents[..self.given].last();
-            let start = last.map_or(0, |e| e.logical + e.length);
+            let start = last.map_or(self.batch.start, |e| e.logical + e.length);
             if let Err(e) = self.fetch(start) {
                 self.more = false;
                 self.batch.mapped_extents = 0;
@@ -151,7 +165,8 @@ impl Iterator for FileExtents {
         }
         let next = self.batch.extents[..self.batch.mapped_extents as usize].get(self.given)?;
         self.given += 1;
-        Some(Ok(*next))
+        // A batch may go on after what was asked for.
+        (next.logical < self.end).then_some(Ok(*next))
     }
 }
 
@@ -199,6 +214,15 @@ mod tests {
                         .any(|e| e.logical <= at && at < e.logical + e.length)
                 };
                 assert!((0..EXTENTS).all(|n| written(n * 8192)));
+                let (from, to) = (8192 * 50 + 100, 8192 * 150);
+                let part: Result<Vec<_>> = extents_in(file.as_raw_fd(), from, to).collect();
+                let part = part.expect("what was just told");
+                let within = |e: &&FileExtent| e.logical < to && from < e.logical + e.length;
+                // What is called the last may be that of those asked for.
+                let place = |e: &FileExtent| (e.logical, e.physical, e.length);
+                let expected = found.iter().filter(within).map(place);
+                assert!(part.iter().map(place).eq(expected));
+                assert_eq!(extents_in(file.as_raw_fd(), 7, 7).count(), 0);
                 // Larger blocks leave no holes.
                 if found.len() as u64 == EXTENTS {
                     assert_eq!(bytes, EXTENTS * 4096);

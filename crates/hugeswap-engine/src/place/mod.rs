@@ -23,6 +23,7 @@ use crate::lock::Lock;
 use crate::pool::JoinedArea;
 use crate::pool::layout::MAX_AREAS;
 use hugeswap_policy::file::FilePlace;
+use hugeswap_policy::slots::lies::{Lie, Order};
 use hugeswap_policy::slots::split::Partial;
 use hugeswap_policy::unit::{SCATTERED, Word};
 use hugeswap_policy::{UNIT_PAGES, slots};
@@ -71,15 +72,22 @@ struct Cursor {
 }
 
 impl Cursor {
-    /// Where to look first in an area of `slots` clusters: on from the last one, but not far beyond what is in use. Processes begin apart
+    /// Where to look in an area: on from the last one, but not far beyond what is in use. Processes begin apart
     /// from each other, so that each is laid out in sequence.
-    fn next(&self, me: usize, slots: u64) -> usize {
-        let start = me as u64 * slots / 16 % slots.max(1);
+    fn order(&self, me: usize, area: &JoinedArea) -> Order {
+        let start = me as u64 * area.slots / 16 % area.slots.max(1);
         let hint = self.hint.load(Relaxed);
         let reach = self.owned.load(Relaxed).max(0) as u64 * 2 + REACH;
         // A claim that found nothing before the end went on at the beginning.
         let near = hint.checked_sub(start).is_some_and(|d| d < reach);
-        (if near { hint } else { start }) as usize
+        let at = |n: u64| (area.first_slot + n) as usize;
+        Order {
+            within: at(0)..at(area.slots),
+            near: at(start)..at(start + reach),
+            from: at(if near { hint } else { start }),
+            far: at(hint),
+            grow: true,
+        }
     }
 }
 
@@ -107,12 +115,12 @@ impl Placing {
 }
 
 impl Engine {
-    /// Claims a cluster by `claim`, which is given an area and where in it to look first, and tells where it found one: in the areas of the highest
+    /// Claims a cluster by `claim`, which is told where in an area to look, and tells where it found one: in the areas of the highest
     /// priority that have any, in turn; not in those of which `avoid` has the bit.
     fn claim_in_areas(
         &self,
         avoid: u32,
-        claim: impl Fn(&JoinedArea, usize) -> Option<usize>,
+        claim: impl Fn(Order) -> Option<usize>,
     ) -> Option<u64> {
         // What fails is better than nothing, but for what is gone.
         let (troubled, gone) = self.troubled();
@@ -126,7 +134,7 @@ impl Engine {
     fn claim_in(
         &self,
         avoid: u32,
-        claim: &impl Fn(&JoinedArea, usize) -> Option<usize>,
+        claim: &impl Fn(Order) -> Option<usize>,
     ) -> Option<u64> {
         let p = &self.placing;
         let turn = p.turn.fetch_add(1, Relaxed) as usize;
@@ -145,7 +153,7 @@ impl Engine {
                 let first = turn % of_it().count().max(1);
                 for (i, area) in of_it().skip(first).chain(of_it().take(first)) {
                     let cursor = &p.cursors[i];
-                    let Some(found) = claim(&area, cursor.next(self.me(), area.slots)) else {
+                    let Some(found) = claim(cursor.order(self.me(), &area)) else {
                         cursor.full.store(true, Relaxed);
                         continue;
                     };
@@ -191,20 +199,17 @@ impl Engine {
         }
     }
 
-    /// Claims a whole cluster; if there is none, kswapd looks for what could make one.
+    /// Claims a whole cluster, one in one piece on its device as long as there are any; if there is none at all, kswapd looks for
+    /// what could make one.
     pub(crate) fn claim_cluster(&self) -> Option<u64> {
         self.claim_cluster_but(0)
     }
 
     /// [`Engine::claim_cluster`], not in areas of which `avoid` has the bit, if others have any.
     pub(crate) fn claim_cluster_but(&self, avoid: u32) -> Option<u64> {
-        let whole = |area: &JoinedArea, hint: usize| {
-            let range = area.range();
-            let words = self.pool.slot_words();
-            let words = words.get(range.start as usize..range.end as usize)?;
-            let found = slots::claim(words, self.me() as u16 + 1, hint)?;
-            Some(range.start as usize + found)
-        };
+        let (words, me) = (self.pool.slot_words(), self.me() as u16 + 1);
+        let take = |i| slots::claim_at(words, me, i);
+        let whole = |order: Order| self.pool.lies().find(words, &order, Lie::Together, take);
         let found = self.claim_in_areas(avoid, whole);
         let found = match found {
             None if avoid != 0 => self.claim_in_areas(0, whole),
@@ -263,10 +268,12 @@ impl Engine {
         }
         let clusters = self.pool.clusters(self.me());
         // With the lock held: two who look at once open one.
-        let opened = self.claim_in_areas(0, |area, hint| {
-            let range = area.range();
-            let end = range.end.min(scatter::CLUSTERS);
-            clusters.open(range.start as usize..end as usize, hint, want)
+        let words = self.pool.slot_words();
+        let open = |i| clusters.open_at(i, want);
+        let opened = self.claim_in_areas(0, |mut order| {
+            order.within.end = order.within.end.min(scatter::CLUSTERS as usize);
+            // Single slots lose nothing where the cluster is in pieces.
+            self.pool.lies().find(words, &order, Lie::Apart, open)
         });
         let Some(i) = opened else {
             self.note_short();

@@ -311,13 +311,13 @@ impl Pool {
         a.kind.store(open.kind as u32, Relaxed);
         a.first_slot.store(first, Relaxed);
         a.slots.store(open.slots, Relaxed);
-        a.allocated.store(0, Relaxed);
         a.errors.store(0, Relaxed);
         a.forget_past();
         a.costs.measured.store(0, Relaxed);
         if probed && let Some(measured) = probe::measure(open.fd) {
             a.costs.store(measured);
         }
+        self.survey(index, open.fd, open.kind, first..first + open.slots);
         let h = self.header();
         let serial = h.area_serial.fetch_add(1, Relaxed) + 1;
         a.serial.store(serial, Relaxed);

@@ -1,7 +1,7 @@
 //! The layout of the pool segment: fixed, versioned, every field an atomic.
 //!
 //! ```text
-//! | Header | Record x MAX_PROCESSES | slot words (u32) | bitmaps (64 bytes a slot) | page sums (512 x u64 a slot) | seals (512 x 24 bytes a slot) |
+//! | Header | Record x MAX_PROCESSES | slot words (u32) | bitmaps (64 bytes a slot) | lies (2 bits a slot) | page sums (512 x u64 a slot) | seals (512 x 24 bytes a slot) |
 //! | bad slots (64 bytes a slot) |
 //! ```
 //! Any process of the pool may write any of it, and any of them may be hostile or
@@ -14,7 +14,7 @@ use hugeswap_policy::advisor;
 use hugeswap_policy::counters::{Counter, FaultClass};
 use hugeswap_policy::histogram;
 use hugeswap_policy::knobs::Knob;
-use hugeswap_policy::slots::split;
+use hugeswap_policy::slots::{lies, split};
 use std::sync::atomic::{AtomicI32, AtomicU8, AtomicU32, AtomicU64};
 
 /// "hugeswap" in ASCII.
@@ -81,7 +81,7 @@ pub struct Area {
     pub first_slot: AtomicU64,
     /// Slots it has.
     pub slots: AtomicU64,
-    /// Bytes of backing reserved so far.
+    /// Bytes of it that have blocks of the device so far.
     pub allocated: AtomicU64,
     /// Write errors seen.
     pub errors: AtomicU64,
@@ -246,6 +246,8 @@ pub struct Offsets {
     pub slot_words: usize,
     /// Of the bitmaps of split slots.
     pub split_maps: usize,
+    /// Of the two maps that say how slots lie ([`lies`]), one after the other.
+    pub lies: usize,
     /// Of the slot sums.
     pub slot_sums: usize,
     /// Of the seals, for a pool that encrypts.
@@ -266,7 +268,8 @@ pub fn offsets(slots: u64) -> Option<Offsets> {
     let records = align(size_of::<Header>());
     let slot_words = align(records + size_of::<Record>() * MAX_PROCESSES);
     let split_maps = align(slot_words + slots * 4);
-    let slot_sums = align(split_maps + slots * split::MAP_WORDS * 8);
+    let lies = align(split_maps + slots * split::MAP_WORDS * 8);
+    let slot_sums = align(lies + 2 * lies::words(slots) * 8);
     let seals = align(slot_sums + slots * size_of::<Sums>());
     let bad_maps = align(seals + slots * size_of::<Seals>());
     let end = align(bad_maps + slots * split::MAP_WORDS * 8);
@@ -274,6 +277,7 @@ pub fn offsets(slots: u64) -> Option<Offsets> {
         records,
         slot_words,
         split_maps,
+        lies,
         slot_sums,
         seals,
         bad_maps,

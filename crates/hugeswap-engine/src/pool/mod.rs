@@ -10,6 +10,7 @@ mod charge;
 mod config;
 mod control;
 pub mod layout;
+mod lies;
 pub mod probe;
 mod records;
 mod report;

@@ -8,6 +8,7 @@
 //! tell whether it has changed.
 
 mod buffers;
+mod growth;
 mod off;
 mod quarantine;
 pub(crate) mod scrub;
@@ -20,8 +21,8 @@ use crate::{checksum, faulty};
 use hugeswap_policy::counters::Counter;
 use hugeswap_policy::granularity::Direction;
 use hugeswap_policy::knobs::Knob;
-use hugeswap_policy::{PAGE_BYTES, UNIT_BYTES, UNIT_PAGES, retry};
-use hugeswap_sys::{Errno, Result, fs, mm, now_ns, process};
+use hugeswap_policy::{PAGE_BYTES, UNIT_PAGES, retry};
+use hugeswap_sys::{Errno, Result, fs, mm, now_ns};
 use seal::Cipher;
 use sealing::Sealed;
 use std::ops::Range;
@@ -29,8 +30,6 @@ use std::sync::atomic::Ordering::Relaxed;
 
 const PAGE: usize = PAGE_BYTES as usize;
 const PAGES: usize = UNIT_PAGES as usize;
-/// How much an area grows by.
-const GROWTH: u64 = 64 << 20;
 
 /// Memory of the engine's own to put pages in.
 struct Pages {
@@ -235,9 +234,7 @@ impl Engine {
         if strange && !(doubt && self.pool.reach(index)) {
             return Err(Errno::EBADF);
         }
-        if offset + UNIT_BYTES > area.allocated.load(Relaxed) {
-            self.grow_area(index, offset + UNIT_BYTES)?;
-        }
+        self.find_blocks(index, slot)?;
         let kept = self.pool.slot_sums().get(slot as usize);
         let kept = kept.and_then(|s| s.get(pages.clone())).ok_or(Errno::EIO)?;
         if self.is_bad(slot, pages.clone()) {
@@ -295,23 +292,6 @@ impl Engine {
         }
         checksum::store(kept, sums);
         self.count(Counter::PswpOut, pages.len() as u64);
-        Ok(())
-    }
-
-    /// Reserves blocks up to `need` bytes and some more.
-    fn grow_area(&self, index: usize, need: u64) -> Result<()> {
-        let area = &self.pool.header().areas[index];
-        let joined = self.pool.area(index).ok_or(Errno::EIO)?;
-        let have = area.allocated.load(Relaxed);
-        let limit = joined.slots * UNIT_BYTES;
-        let goal = (need.max(have) + GROWTH).min(limit).max(need);
-        match fs::allocate(joined.fd, have, goal - have) {
-            Ok(()) | Err(Errno::EOPNOTSUPP) => {}
-            Err(Errno::ENOSPC) => fs::allocate(joined.fd, need - UNIT_BYTES, UNIT_BYTES)?,
-            Err(e) => return Err(e),
-        }
-        area.allocated.fetch_max(goal.min(limit), Relaxed);
-        process::yield_now();
         Ok(())
     }
 }

@@ -53,3 +53,61 @@ impl Clusters {
         &self.ranked
     }
 }
+
+/// Clusters told apart while extents come, one after the other, without a map of them: [`each_cluster`].
+struct Telling<F> {
+    bytes: u64,
+    found: F,
+    /// The cluster that the last bytes seen are in, and how many of its bytes lie somewhere.
+    part: (u64, u64),
+}
+
+impl<F: FnMut(u64, bool)> Telling<F> {
+    /// Bytes of the area that follow each other on the device, no others before or after them.
+    fn run(&mut self, from: u64, to: u64) {
+        let mut at = from;
+        while at < to {
+            let cluster = at / self.bytes;
+            let end = to.min((cluster + 1).saturating_mul(self.bytes));
+            let len = end - at;
+            if len == self.bytes {
+                (self.found)(cluster, true);
+            } else {
+                if self.part.0 != cluster {
+                    self.part = (cluster, 0);
+                }
+                self.part.1 += len;
+                if self.part.1 == self.bytes {
+                    (self.found)(cluster, false);
+                }
+            }
+            at = end;
+        }
+    }
+}
+
+/// Tells `found` of each cluster (aligned, of `bytes` bytes) that lies somewhere with all its bytes, and whether it is in one piece: what
+/// [`Clusters`] says of a map of these extents, without memory. `extents`: first byte in the area, first byte on the device, length, in
+/// order and not overlapping.
+pub fn each_cluster(
+    extents: impl IntoIterator<Item = (u64, u64, u64)>,
+    bytes: u64,
+    found: impl FnMut(u64, bool),
+) {
+    let mut telling = Telling {
+        bytes,
+        found,
+        part: (0, 0),
+    };
+    // First and last byte (excluded) of what follows each other so far, and where the next would be on the device.
+    let mut run = (0, 0, 0);
+    for (at, place, len) in extents {
+        let (end, next) = (at.saturating_add(len), place.saturating_add(len));
+        if at != run.1 || place != run.2 {
+            telling.run(run.0, run.1);
+            run.0 = at;
+        }
+        (run.1, run.2) = (end, next);
+    }
+    telling.run(run.0, run.1);
+}

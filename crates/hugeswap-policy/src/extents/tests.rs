@@ -165,6 +165,22 @@ proptest! {
         prop_assert_eq!(clusters.whole(), whole);
     }
 
+    #[test]
+    fn clusters_told_apart_on_the_way_are_those_of_a_map(pieces in pieces(80, 40), size in 1u32..20) {
+        let extents = laid_out(&pieces);
+        let clusters = Clusters::new(&Extents::new(extents.iter().copied()).unwrap(), size);
+        let mut expected: Vec<(u64, bool)> = clusters
+            .ranked()
+            .iter()
+            .map(|&(first, pieces)| (u64::from(first / size), pieces == 1))
+            .collect();
+        expected.sort_unstable();
+        let bytes = |e: &Extent| (u64::from(e.first), e.place.pack(), u64::from(e.pages));
+        let mut told = Vec::new();
+        each_cluster(extents.iter().map(bytes), size.into(), |n, whole| told.push((n, whole)));
+        prop_assert_eq!(told, expected);
+    }
+
     /// Far apart and far out, where every product is at its largest. Only borders are looked at.
     #[test]
     fn holds_at_any_scale(mut cuts in prop::collection::vec(any::<u32>(), 2..200), tail in prop::collection::vec(1u32..9, 0..60)) {

@@ -125,17 +125,24 @@ impl<'a, W: Cell<u32>, B: Cell<u64>> Clusters<'a, W, B> {
     pub fn open(&self, among: Range<usize>, hint: usize, want: usize) -> Option<usize> {
         let among = among.start..among.end.min(self.words.len());
         let start = among.start + hint.checked_rem(among.len())?;
-        let opening = word(self.owner, OPENING);
-        let i = (start..among.end)
+        (start..among.end)
             .chain(among.start..start)
-            .find(|&i| self.words[i].get() == 0 && self.words[i].change(0, opening).is_ok())?;
+            .find(|&i| self.open_at(i, want))
+    }
+
+    /// Splits cluster `i`, if it is free, and claims its first `want` slots (at least 1).
+    pub fn open_at(&self, i: usize, want: usize) -> bool {
+        let opening = word(self.owner, OPENING);
+        if self.words[i].get() != 0 || self.words[i].change(0, opening).is_err() {
+            return false;
+        }
         let want = want.clamp(1, self.slots().into());
         for (k, b) in self.map(i).iter().enumerate() {
             b.put(mask(k, &(0..want)));
         }
         // Nobody changes a cluster that is being opened.
         self.words[i].put(word(self.owner, SPLIT | want as u16));
-        Some(i)
+        true
     }
 
     /// Splits a whole cluster of the owner's where it is, with all slots in use. False: it is none.

@@ -15,10 +15,44 @@ pub const TESTS: &[Test] = &[
     ),
     ("a_device_is_swapped_to", a_device_is_swapped_to),
     (
+        "a_second_process_grows_its_own_part",
+        a_second_process_grows_its_own_part,
+    ),
+    (
         "a_file_made_shorter_is_sigbus",
         a_file_made_shorter_is_sigbus,
     ),
 ];
+
+fn a_second_process_grows_its_own_part() {
+    let mut spec = SwapSpec::new("/var/tmp");
+    spec.size = Some(16 << 30);
+    let built = Pool::builder().memory(32 << 20).swap_area(spec).build();
+    let pool = match built {
+        Err(e) if e.to_string().contains("free") => skip("not enough free space"),
+        built => built.unwrap(),
+    };
+    let r = pool.region(128 * MIB).unwrap();
+    fill(&r, 1);
+    // SAFETY: the child ends at once, without running what is the parent's.
+    let pid = unsafe { libc::fork() };
+    if pid == 0 {
+        fill(&r, 2);
+        check(&r, 2);
+        // SAFETY: as above.
+        unsafe { libc::_exit(0) };
+    }
+    let mut status = 0;
+    // SAFETY: waits for our own child.
+    unsafe { libc::waitpid(pid, &mut status, 0) };
+    assert_eq!(status, 0);
+    check(&r, 1);
+    let fds = swap_fds();
+    let file = std::fs::metadata(format!("/proc/self/fd/{}", fds[0])).unwrap();
+    // Each 128 MiB, in steps of 64 MiB, and not what lies between them.
+    let bytes = std::os::unix::fs::MetadataExt::blocks(&file) * 512;
+    assert!(bytes < 640 << 20, "{} MiB", bytes >> 20);
+}
 
 /// A sparse file of so many MiB that only we may read; removed at the end.
 struct Swap(PathBuf);
