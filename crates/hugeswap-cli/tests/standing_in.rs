@@ -262,6 +262,37 @@ fn reports_go_where_they_are_told_to() {
 }
 
 #[test]
+fn nearly_full_swap_is_told_when_it_happens_and_at_the_end() {
+    let run = |size: &str| {
+        let swap = format!("/var/tmp,size={size}");
+        let out = Command::new(HUGESWAP)
+            .args(["run", "--memory", "16M", "--swap", &swap, "--"])
+            .args([
+                "dd",
+                "if=/dev/urandom",
+                "of=/dev/null",
+                "bs=74M",
+                "count=30",
+                "status=none",
+            ])
+            .timeout(std::time::Duration::from_secs(120))
+            .assert()
+            .success()
+            .get_output()
+            .clone();
+        String::from_utf8(out.stderr).unwrap()
+    };
+    let told = run("64M");
+    assert!(told.starts_with("hugeswap: swap is 90% full"), "{told}");
+    assert_eq!(told.matches("hugeswap: swap is 90% full").count(), 1);
+    assert!(
+        told.contains("WARNING   swap was more than 90% full"),
+        "{told}"
+    );
+    assert!(!run("1G").contains("90% full"));
+}
+
+#[test]
 fn doctor_answers_people_and_programs() {
     let out = Command::new(HUGESWAP)
         .args(["doctor", "--json"])

@@ -497,6 +497,9 @@ impl Engine {
             self.pool.end_emptied_areas();
         }
         self.tidy_clusters();
+        if self.pool.look_at_room() {
+            self.count(Counter::SwapSoftFull, 1);
+        }
         self.sample();
     }
 

@@ -25,7 +25,7 @@ impl Engine {
                 continue;
             }
             drop(inside);
-            if !self.write_some() {
+            if !self.write_some() && !self.grow_some() {
                 futex::wait(&self.work_seq, seq, Some(500_000_000), false);
             }
         }
@@ -35,6 +35,12 @@ impl Engine {
     pub(crate) fn write_some(&self) -> bool {
         let _inside = self.gate.enter_daemon();
         self.write_one()
+    }
+
+    /// Nothing is to be read or written: prepares for what will be. False if there is nothing to prepare.
+    fn grow_some(&self) -> bool {
+        let _inside = self.gate.enter_daemon();
+        self.grow_ahead()
     }
 
     /// [`Engine::write_some`] for a thread that is inside the gate (which is not entered twice: a
@@ -217,7 +223,7 @@ impl Engine {
                     self.swap_full.store(false, Relaxed);
                     return Some(slot);
                 }
-                Err(_) => self.count(Counter::SwapWriteError, 1),
+                Err(e) => self.note_write_error(e),
             }
         }
         // Areas that did not take it.
@@ -231,8 +237,8 @@ impl Engine {
                     self.swap_full.store(false, Relaxed);
                     return Some(slot);
                 }
-                Err(_) => {
-                    self.count(Counter::SwapWriteError, 1);
+                Err(e) => {
+                    self.note_write_error(e);
                     self.release_cluster(slot);
                     failed |= self.pool.locate(slot).map_or(0, |(area, _)| 1 << area);
                 }

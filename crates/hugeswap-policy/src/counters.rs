@@ -45,6 +45,7 @@ counters! {
     WriteRedirtied => "write_redirtied", "Write-outs made useless by a write while they were going on.";
     SwapMoved => "swap_moved", "Pages moved from one place in swap to another: off an area that is taken off, or together.";
     SwapWriteError => "swap_write_error", "Swap writes that failed (the page stayed in memory).";
+    SwapSoftFull => "swap_soft_full", "Times that swap was found nearly full; at most once.";
     SwapReadError => "swap_read_error", "Swap reads that failed or whose checksum did not match.";
     SwapSumError => "swap_sum_error", "Reads of swap that brought something else than was written; most are tried again.";
     SwapRetry => "swap_retry", "Transfers of swap tried again after an error.";

@@ -5,7 +5,7 @@ use super::{Format, advice};
 use crate::text;
 use anyhow::{Context, Result};
 use hugeswap_engine::health::{AreaReport, LatencyReport};
-use hugeswap_engine::pool::Report;
+use hugeswap_engine::pool::{Report, SOFT_FULL_PERCENT};
 use hugeswap_policy::PAGE_BYTES;
 use hugeswap_policy::counters::Counter;
 use serde::Serialize;
@@ -251,6 +251,12 @@ fn human(outcome: &Outcome<'_>, report: &Report) -> String {
         if n > 0 {
             let _ = writeln!(out, "  WARNING   {} {what}", text::count(n));
         }
+    }
+    if report.get(Counter::SwapSoftFull) > 0 {
+        let _ = writeln!(
+            out,
+            "  WARNING   swap was more than {SOFT_FULL_PERCENT}% full: give more --memory or --swap, or free space on its disks",
+        );
     }
     if report.exhausted > 0 {
         let _ = writeln!(

@@ -5,7 +5,7 @@
 //! keys, hang-ups) it gets by itself; what a process sends to us is passed on.
 
 use anyhow::{Context, Result};
-use hugeswap_engine::pool::Pool;
+use hugeswap_engine::pool::{Pool, SOFT_FULL_PERCENT};
 use hugeswap_sys::signal::{ALL, Mask, bit};
 use hugeswap_sys::spawn::{self, Change, Received};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
@@ -15,6 +15,11 @@ use std::time::{Duration, Instant};
 
 /// How often the pool is looked through for processes that died, and what was asked of it is done.
 const REAP_EVERY: Duration = Duration::from_millis(100);
+
+/// Said once, when it happens.
+const NEARLY_FULL: &str = "swap is 90% full: when all of it is, memory that finds no place is lost; free space on the disks, \
+                           or add an area (hugeswap ctl swap add)";
+const _: () = assert!(SOFT_FULL_PERCENT == 90);
 
 /// Faults of our own stay fatal.
 const SYNCHRONOUS: Mask = bit(libc::SIGSEGV)
@@ -66,6 +71,7 @@ impl Supervisor {
     /// Waits until the program has ended.
     pub fn supervise(&self, pid: i32, pool: &Pool) -> Result<Ended> {
         let mut reaped = Instant::now();
+        let mut warned = false;
         loop {
             let mut fds = [PollFd::new(&self.signals, PollFlags::IN)];
             let timeout = Timespec {
@@ -93,6 +99,10 @@ impl Supervisor {
             if reaped.elapsed() >= REAP_EVERY {
                 pool.reap();
                 pool.serve();
+                if !warned && pool.was_nearly_full() {
+                    warned = true;
+                    crate::complain(NEARLY_FULL);
+                }
                 reaped = Instant::now();
             }
         }

@@ -38,6 +38,9 @@ const PAGE: usize = 4096;
 /// How far beyond what is in use clusters are claimed in sequence.
 const REACH: u64 = 256;
 
+/// How often a claim looks on after what it found has turned out to have no room on its disk.
+const TRIES: usize = 2 * MAX_AREAS;
+
 /// What was given up while a forked child may still read it.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Given {
@@ -74,7 +77,7 @@ struct Cursor {
 impl Cursor {
     /// Where to look in an area: on from the last one, but not far beyond what is in use. Processes begin apart
     /// from each other, so that each is laid out in sequence.
-    fn order(&self, me: usize, area: &JoinedArea) -> Order {
+    fn order(&self, me: usize, area: &JoinedArea, grow: bool) -> Order {
         let start = me as u64 * area.slots / 16 % area.slots.max(1);
         let hint = self.hint.load(Relaxed);
         let reach = self.owned.load(Relaxed).max(0) as u64 * 2 + REACH;
@@ -86,7 +89,7 @@ impl Cursor {
             near: at(start)..at(start + reach),
             from: at(if near { hint } else { start }),
             far: at(hint),
-            grow: true,
+            grow,
         }
     }
 }
@@ -153,7 +156,8 @@ impl Engine {
                 let first = turn % of_it().count().max(1);
                 for (i, area) in of_it().skip(first).chain(of_it().take(first)) {
                     let cursor = &p.cursors[i];
-                    let Some(found) = claim(cursor.order(self.me(), &area)) else {
+                    let Some(found) = claim(cursor.order(self.me(), &area, self.pool.may_grow(i)))
+                    else {
                         cursor.full.store(true, Relaxed);
                         continue;
                     };
@@ -171,6 +175,13 @@ impl Engine {
             }
         }
         None
+    }
+
+    /// Where this process's next claim in an area is likely to be; `None`: it has nothing there.
+    pub(crate) fn next_claim(&self, index: usize, area: &JoinedArea) -> Option<u64> {
+        let cursor = self.placing.cursors.get(index)?;
+        let used = cursor.owned.load(Relaxed) > 0 && self.pool.is_on(index);
+        used.then(|| cursor.order(self.me(), area, true).from as u64)
     }
 
     /// Gives back a cluster claimed in an area that is being taken off. (Perhaps it was too late even for that, and the cluster's word says nothing any more.)
@@ -210,15 +221,20 @@ impl Engine {
         let (words, me) = (self.pool.slot_words(), self.me() as u16 + 1);
         let take = |i| slots::claim_at(words, me, i);
         let whole = |order: Order| self.pool.lies().find(words, &order, Lie::Together, take);
-        let found = self.claim_in_areas(avoid, whole);
-        let found = match found {
-            None if avoid != 0 => self.claim_in_areas(0, whole),
-            found => found,
-        };
-        if found.is_none() {
-            self.note_short();
+        // An area without room is passed over from then on.
+        for _ in 0..TRIES {
+            let found = match self.claim_in_areas(avoid, whole) {
+                None if avoid != 0 => self.claim_in_areas(0, whole),
+                found => found,
+            };
+            match found {
+                Some(cluster) if self.has_blocks(cluster) => return found,
+                Some(cluster) => self.release_cluster(cluster),
+                None => break,
+            }
         }
-        found
+        self.note_short();
+        None
     }
 
     fn note_short(&self) {
@@ -262,6 +278,17 @@ impl Engine {
 
     /// Claims up to `want` neighbouring single slots.
     pub(crate) fn claim_singles(&self, want: usize) -> Option<(u64, Range<usize>)> {
+        for _ in 0..TRIES {
+            let (cluster, run) = self.claim_singles_anywhere(want)?;
+            if self.has_blocks(cluster) {
+                return Some((cluster, run));
+            }
+            self.release_singles(cluster, run);
+        }
+        None
+    }
+
+    fn claim_singles_anywhere(&self, want: usize) -> Option<(u64, Range<usize>)> {
         let mut partial = self.placing.partial.lock();
         if let Some(found) = self.claim_of(&mut partial, want, |_| false) {
             return Some(found);

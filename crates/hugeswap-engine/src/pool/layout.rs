@@ -85,6 +85,8 @@ pub struct Area {
     pub allocated: AtomicU64,
     /// Write errors seen.
     pub errors: AtomicU64,
+    /// When it last could not grow, for there was no room; nanoseconds of CLOCK_MONOTONIC, 0: it could.
+    pub no_room: AtomicU64,
     /// Read errors seen, wrong sums included.
     pub read_errors: AtomicU64,
     /// Whether it is to be written to ([`Breaker`](hugeswap_policy::breaker::Breaker)).
@@ -167,6 +169,10 @@ pub struct Header {
     pub mode_used: AtomicU32,
     /// Processes that gave up since memory and swap ran out.
     pub exhausted: AtomicU32,
+    /// 1: swap was nearly full.
+    pub soft_full: AtomicU32,
+    /// When somebody last looked whether it is, nanoseconds of CLOCK_MONOTONIC.
+    pub room_seen: AtomicU64,
     /// Settings, by [`Knob`].
     pub knobs: [AtomicU64; Knob::COUNT],
     /// The swap areas.

@@ -48,6 +48,7 @@ impl Pool {
         };
         let allocated = &self.header().areas[area].allocated;
         allocated.store(known * UNIT_BYTES, Relaxed);
+        self.note_room(area, true);
     }
 
     /// Notes how `slots` of number `area` lie, which have just been given their blocks; `first` is the first slot of the area.

@@ -14,6 +14,7 @@ mod lies;
 pub mod probe;
 mod records;
 mod report;
+mod room;
 pub(crate) mod secret;
 mod segment;
 pub mod swap;
@@ -23,6 +24,7 @@ pub use areas::{AreaUsage, JoinedArea};
 pub use config::{FaultMode, MIN_MEMORY, PoolConfig, PoolError, machine_memory};
 pub use control::{NoAnswer, Room};
 pub use report::{FaultReport, Report};
+pub use room::SOFT_FULL_PERCENT;
 pub use swap::SwapSpec;
 
 use crate::checksum::Sums;

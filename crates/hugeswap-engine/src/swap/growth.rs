@@ -1,10 +1,14 @@
 //! Areas grow: slots are given blocks of their device before they are first written, a step of neighbouring ones at a time.
 //!
 //! Which slots have blocks, and how those lie, is noted in the segment (`pool::lies`). Several may grow the same step at once: the
-//! file system gives blocks once, and the notes are the same.
+//! file system gives blocks once, and the notes are the same. An I/O thread with nothing else to do grows areas ahead of where this process claims, a
+//! step or two. Where there is no space for a step, there may be for a part of one; an area without any more gives what it has (`pool::room`).
 
 use crate::engine::Engine;
+use crate::pool::JoinedArea;
+use crate::pool::swap::RESERVE;
 use hugeswap_policy::UNIT_BYTES;
+use hugeswap_policy::counters::Counter;
 use hugeswap_policy::knobs::Knob;
 use hugeswap_policy::slots::lies::Lie;
 use hugeswap_sys::{Errno, Result, fs, process};
@@ -12,8 +16,23 @@ use std::ops::Range;
 
 /// Slots that an area grows by: 64 MiB.
 const STEP: u64 = 32;
+/// Slots beyond the next claim that should have blocks.
+const AHEAD: u64 = STEP;
+
+/// Is it only that there is no space?
+pub(super) fn is_no_room(e: Errno) -> bool {
+    matches!(e, Errno::ENOSPC | Errno::EDQUOT)
+}
 
 impl Engine {
+    /// Has a cluster just claimed blocks, by now? If not, for there is no room, another is to be taken. (Of other failures the write will tell.)
+    pub(crate) fn has_blocks(&self, cluster: u64) -> bool {
+        let Some((area, _)) = self.pool.locate(cluster) else {
+            return true;
+        };
+        !self.find_blocks(area, cluster).is_err_and(is_no_room)
+    }
+
     /// Sees to it that slot `slot` of area number `area` has blocks. ENOSPC: there are none left for it.
     pub(super) fn find_blocks(&self, area: usize, slot: u64) -> Result<()> {
         if self.pool.lies().of(slot as usize) != Lie::Nowhere {
@@ -26,32 +45,61 @@ impl Engine {
     #[inline(never)]
     fn grow_area(&self, area: usize, slot: u64) -> Result<()> {
         let a = self.pool.area(area).ok_or(Errno::EIO)?;
-        let begin = a.first_slot + (slot - a.first_slot) / STEP * STEP;
-        let step = begin..(begin + STEP).min(a.first_slot + a.slots);
-        let (fd, first) = (a.fd, a.first_slot);
-        let got = match self.allocate(fd, first, &step) {
-            // The last there is.
-            Err(Errno::ENOSPC | Errno::EDQUOT) => {
-                let one = slot..slot + 1;
-                self.allocate(fd, first, &one).map(|()| one)?
+        // Where there is no space for all of it: eight slots, two, the one.
+        let mut size = STEP;
+        let got = loop {
+            let begin = a.first_slot + (slot - a.first_slot) / size * size;
+            let part = begin..(begin + size).min(a.first_slot + a.slots);
+            match self.allocate(&a, &part) {
+                Ok(()) => break part,
+                Err(e) if is_no_room(e) && size > 1 => size = (size / 4).max(1),
+                Err(e) => {
+                    if is_no_room(e) {
+                        self.pool.note_room(area, false);
+                    }
+                    return Err(e);
+                }
             }
-            result => result.map(|()| step)?,
         };
-        self.pool.note_grown(area, fd, got, first);
+        self.pool.note_grown(area, a.fd, got, a.first_slot);
+        // Where a part could be had, the next may be too.
+        self.pool.note_room(area, true);
         process::yield_now();
         Ok(())
     }
 
-    fn allocate(&self, fd: i32, first: u64, slots: &Range<u64>) -> Result<()> {
-        let (at, end) = (slots.start - first, slots.end - first);
+    fn allocate(&self, a: &JoinedArea, slots: &Range<u64>) -> Result<()> {
+        let (at, end) = (slots.start - a.first_slot, slots.end - a.first_slot);
         let space = self.pool.knob(Knob::SwapSpace);
         if space != 0 && end * UNIT_BYTES > space {
             return Err(Errno::ENOSPC);
         }
-        match fs::allocate(fd, at * UNIT_BYTES, (end - at) * UNIT_BYTES) {
+        match fs::allocate(a.fd, at * UNIT_BYTES, (end - at) * UNIT_BYTES) {
             // Then the first write finds blocks.
             Err(Errno::EOPNOTSUPP) => Ok(()),
             result => result,
+        }
+    }
+
+    /// Grows an area that this process is about to need more of, but not into what others may need more. False: there is none. For a thread that is inside the gate.
+    pub(crate) fn grow_ahead(&self) -> bool {
+        self.pool.areas().any(|(i, a)| {
+            let Some(next) = self.next_claim(i, &a).filter(|_| self.pool.may_grow(i)) else {
+                return false;
+            };
+            let end = (next + AHEAD).min(a.first_slot + a.slots);
+            let lies = self.pool.lies();
+            let bare = (next..end).find(|&s| lies.of(s as usize) == Lie::Nowhere);
+            let Some(slot) = bare else { return false };
+            let free = fs::file_system(a.fd).map_or(0, |f| f.free_bytes);
+            free > RESERVE && self.grow_area(i, slot).is_ok()
+        })
+    }
+
+    /// A write to swap has failed. That there is no room is no error: others have some, or all are full.
+    pub(crate) fn note_write_error(&self, e: Errno) {
+        if !is_no_room(e) {
+            self.count(Counter::SwapWriteError, 1);
         }
     }
 }

@@ -267,6 +267,9 @@ impl Engine {
             let failed = tried.err().map(|failed| failed.error);
             area.note_transfer(true, now_ns().saturating_sub(began), failed);
             let Some(error) = failed else { break };
+            if growth::is_no_room(error) {
+                self.pool.note_room(index, false);
+            }
             // Where all writes fail nobody waits, and it is not the slot's fault.
             let avoided = self.avoids(slot);
             if error != Errno::EIO || avoided || !self.may_try_again(transfer.attempt) {
