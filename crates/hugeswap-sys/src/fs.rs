@@ -159,6 +159,15 @@ pub fn allocate(fd: i32, offset: u64, len: u64) -> Result<()> {
     .map(drop)
 }
 
+/// Takes `[offset, offset+len)` out of a file: what lies behind moves up, and stays where it is on the device. Whole
+/// blocks only (EINVAL); few file systems can.
+pub fn collapse(fd: i32, offset: u64, len: u64) -> Result<()> {
+    let mode = libc::FALLOC_FL_COLLAPSE_RANGE as usize;
+    let args = [fd as usize, mode, offset as usize, len as usize, 0, 0];
+    // SAFETY: touches no memory of ours.
+    unsafe { call(libc::SYS_fallocate, args) }.map(drop)
+}
+
 /// Device, inode and mode of a descriptor: who it is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
 pub struct Identity {

@@ -30,6 +30,8 @@ pub enum Request {
         bytes: u64,
         on_loop: bool,
     },
+    /// Make a swap area of a file, which stays whose it is.
+    Format { file: PathBuf },
     /// Make a swap area of so many bytes in a zram device of our own. Answer: the device.
     Zram { bytes: u64 },
     /// Make a memory cgroup with a limit. Answer: its directory.
@@ -109,6 +111,9 @@ impl Keeper {
                 bytes,
                 on_loop,
             } => self.area(&dir, bytes, on_loop).map(text),
+            Request::Format { file } => {
+                tool(Command::new("mkswap").arg(&file), 60).map(|_| String::new())
+            }
             Request::Zram { bytes } => self.zram(bytes),
             Request::Cgroup { memory } => self.cgroup(memory).map(text),
             Request::Choose { file, value } => self.choose(&file, &value),

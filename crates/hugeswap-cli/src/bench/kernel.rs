@@ -162,6 +162,8 @@ pub struct Opponent {
     cgroup: PathBuf,
     memory: u64,
     medium: Medium,
+    /// Somebody else writes to the area between its runs.
+    shared: bool,
 }
 
 impl Opponent {
@@ -192,6 +194,18 @@ impl Opponent {
             cgroup,
             memory,
             medium,
+            shared: false,
+        })
+    }
+
+    /// The same on a file that is there, and that others use in turn.
+    pub fn on_file(keeper: &mut Keeper, file: &Path, memory: u64) -> Result<Opponent> {
+        Ok(Opponent {
+            area: file.to_owned(),
+            cgroup: keeper.ask(&Request::Cgroup { memory })?.into(),
+            memory,
+            medium: Medium::File,
+            shared: true,
         })
     }
 
@@ -231,6 +245,10 @@ impl Opponent {
             .with("memory_bytes", self.memory)
             .with("thp", thp)
             .with("device", self.medium.name());
+        if self.shared {
+            let file = self.area.clone();
+            keeper.ask(&Request::Format { file })?;
+        }
         keeper.ask(&Request::On {
             area: self.area.clone(),
         })?;

@@ -21,6 +21,7 @@ mod extents;
 mod faults;
 mod figures;
 mod fit;
+mod fragments;
 mod keeper;
 mod kernel;
 mod machine;
@@ -83,6 +84,7 @@ pub fn run(args: Args) -> anyhow::Result<i32> {
         args::Bench::Faults(a) => faults::run(&a),
         args::Bench::Chaos(a) => chaos::run(&a),
         args::Bench::Extents(a) => extents::run(&a),
+        args::Bench::Fragments(a) => fragments::run(&a),
         args::Bench::Advisor(a) => advisor::run(&a),
         args::Bench::Ageing(a) => ageing::run(&a),
         args::Bench::Workingset(a) => workingset::run(&a),

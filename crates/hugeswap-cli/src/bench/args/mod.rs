@@ -5,6 +5,7 @@ mod against;
 mod ageing;
 mod chaos;
 mod extents;
+mod fragments;
 mod patterns;
 mod workingset;
 mod zipf_table;
@@ -14,6 +15,7 @@ pub use against::{Against, Device, KernelThp};
 pub use ageing::Ageing;
 pub use chaos::Chaos;
 pub use extents::{Extents, Order};
+pub use fragments::Fragments;
 pub use patterns::{Access, Mixed, Part, SwapRand};
 pub use workingset::{WorkingSet, WorkingSetPart};
 pub use zipf_table::Cell;
@@ -58,6 +60,8 @@ pub enum Bench {
     Faults(Faults),
     /// What it costs to find where on the device a page of swap lies, in a file of many pieces
     Extents(Extents),
+    /// Swapping to a file in many pieces, against one in one piece, and against the kernel on the same file
+    Fragments(Fragments),
     /// Objects of mixed sizes come and go for a long time: does swap fragment?
     Ageing(Ageing),
     /// Is what is in use kept in memory, and recognised when it was not?

@@ -4,8 +4,8 @@
 //! The claim that keeps others from mounting it (O_EXCL) is that of the process that made the pool.
 
 use super::{
-    Found, Kind, Refusal, SwapSpec, is_kernel_swap, must_be_blank, open_direct, sized, take,
-    unescaped,
+    Found, Kind, Refusal, SwapSpec, is_kernel_swap, must_be_blank, open_direct, patiently, sized,
+    take, unescaped,
 };
 use crate::pool::PoolError;
 use hugeswap_sys::{Errno, block, fs};
@@ -23,7 +23,9 @@ pub(super) fn open(spec: &SwapSpec, refusal: &Refusal, number: u64) -> Result<Fo
         let hint = "name one that nothing uses";
         return Err(refusal.because(format!("is in use: {user}"), hint));
     }
-    let opened = open_direct(&spec.path, libc::O_RDWR | libc::O_EXCL, 0);
+    let opened = patiently(Errno::EBUSY, || {
+        open_direct(&spec.path, libc::O_RDWR | libc::O_EXCL, 0)
+    });
     let (device, direct) = opened.map_err(|e| open_error(e, refusal))?;
     let fail = |e: Errno| refusal.because(e.to_string(), "name another");
     let status = fs::status(device.0).map_err(fail)?;

@@ -170,11 +170,25 @@ fn sized(spec: &SwapSpec, has: u64, refusal: &Refusal) -> Result<u64, PoolError>
     }
 }
 
+/// Tries again for a while as long as that is `busy`: the threads of a pool that was just dropped have let go of
+/// its descriptors only a moment after they have ended, as far as can be seen.
+fn patiently<T>(busy: Errno, attempt: impl Fn() -> SysResult<T>) -> SysResult<T> {
+    for _ in 0..50 {
+        match attempt() {
+            Err(e) if e == busy => std::thread::sleep(std::time::Duration::from_millis(10)),
+            result => return result,
+        }
+    }
+    attempt()
+}
+
 /// Makes a file or device this pool's: nobody else's pool has it, and none can get it as long as this description, or
 /// one that [`hold`] was called for, is open.
 fn take(fd: i32, refusal: &Refusal) -> Result<(), PoolError> {
     // Alone for a moment, then with those that join. Who gets in between makes the second step fail, not itself.
-    match fs::lock(fd, true).and_then(|()| fs::lock(fd, false)) {
+    match patiently(Errno::EAGAIN, || {
+        fs::lock(fd, true).and_then(|()| fs::lock(fd, false))
+    }) {
         Ok(()) => Ok(()),
         Err(Errno::EAGAIN) => Err(refusal.because(
             "is in use by another pool, or locked by another program",
