@@ -316,6 +316,38 @@ fn extents_are_looked_up_in_every_map() {
 }
 
 #[test]
+fn fragments_swaps_to_files_in_pieces() {
+    let dir = tempfile::tempdir_in("/var/tmp").expect("a directory");
+    let place = dir.path().to_str().expect("a path of text");
+    let sizes = ["--region", "48M", "--memory", "24M", "--rounds", "2"];
+    let args = [
+        "fragments",
+        "--extents",
+        "100",
+        "--tasks",
+        "1,2",
+        "--swap",
+        place,
+    ];
+    let found = json(&[&args[..], &sizes, &["--pairs", "1"]].concat());
+    assert_eq!(found["bench"], "fragments");
+    let runs = runs(&found, "hugeswap");
+    if found["skipped"].is_array() {
+        return println!("skipped: {}", found["skipped"]);
+    }
+    assert_eq!(runs.len(), 4);
+    for run in &runs {
+        assert_eq!(run["verified"], true);
+        assert!(run["counters"]["pswpout"].as_u64() > Some(0));
+    }
+    assert_eq!(runs[1]["extents"], 100);
+    assert!(runs[0]["extents"].as_u64() < Some(100));
+    assert!(found["ratios"]["2_tasks_100_extents_vs_contiguous"].is_number());
+    let left = std::fs::read_dir(dir.path()).expect("it is there").count();
+    assert_eq!(left, 0, "something was left behind");
+}
+
+#[test]
 fn ageing_looks_at_swap_after_each_round() {
     let dir = tempfile::tempdir().expect("a directory");
     let plot = dir.path().join("ageing.svg");
@@ -593,6 +625,12 @@ fn mistakes_are_one_line_and_status_2() {
         &["extents", "--seconds", "0"],
         &["extents", "--pairs", "0"],
         &["extents", "--access", "backwards"],
+        &["fragments", "--extents", "1"],
+        &["fragments", "--region", "64M", "--extents", "100000"],
+        &["fragments", "--tasks", "0"],
+        &["fragments", "--swap", "/no/such/place"],
+        &["fragments", "--swap", "/tmp", "--swap", "/var/tmp"],
+        &["fragments", "--rounds", "0"],
         &["workingset", "--parts", "nothing"],
         &["workingset", "--parts", "thrash,thrash"],
         &["workingset", "--memory", "4M"],

@@ -272,7 +272,8 @@ fn nearly_full_swap_is_told_when_it_happens_and_at_the_end() {
                 "if=/dev/urandom",
                 "of=/dev/null",
                 "bs=74M",
-                "count=30",
+                "count=8",
+                "iflag=fullblock",
                 "status=none",
             ])
             .timeout(std::time::Duration::from_secs(120))

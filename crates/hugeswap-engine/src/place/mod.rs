@@ -120,11 +120,7 @@ impl Placing {
 impl Engine {
     /// Claims a cluster by `claim`, which is told where in an area to look, and tells where it found one: in the areas of the highest
     /// priority that have any, in turn; not in those of which `avoid` has the bit.
-    fn claim_in_areas(
-        &self,
-        avoid: u32,
-        claim: impl Fn(Order) -> Option<usize>,
-    ) -> Option<u64> {
+    fn claim_in_areas(&self, avoid: u32, claim: impl Fn(Order) -> Option<usize>) -> Option<u64> {
         // What fails is better than nothing, but for what is gone.
         let (troubled, gone) = self.troubled();
         let found = self.claim_in(avoid | troubled, &claim);
@@ -134,11 +130,7 @@ impl Engine {
         self.claim_in(avoid | gone, &claim)
     }
 
-    fn claim_in(
-        &self,
-        avoid: u32,
-        claim: &impl Fn(Order) -> Option<usize>,
-    ) -> Option<u64> {
+    fn claim_in(&self, avoid: u32, claim: &impl Fn(Order) -> Option<usize>) -> Option<u64> {
         let p = &self.placing;
         let turn = p.turn.fetch_add(1, Relaxed) as usize;
         // Those that had nothing lately come last.
