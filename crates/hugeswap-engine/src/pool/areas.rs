@@ -9,15 +9,15 @@
 //! while it holds the lock of a unit with a slot there: an area ends only when no process has any there. Areas are
 //! made and ended by the process that made the pool alone.
 
+use super::joining::reaches;
 use super::layout::{Area, MAX_AREAS, MAX_PROCESSES, state};
-use super::swap::{Kind, OpenArea, SwapSpec, hold, open_area};
+use super::swap::{Kind, OpenArea, SwapSpec, open_area};
 use super::{Pool, PoolError, probe};
 use crate::lock::Lock;
 use hugeswap_policy::UNIT_BYTES;
 use hugeswap_policy::extents::{Extent, Extents, Place};
 use hugeswap_policy::slots::{self, area};
-use hugeswap_sys::{Errno, Result, fs, futex, process};
-use std::ffi::CStr;
+use hugeswap_sys::{fs, futex};
 use std::ops::Range;
 use std::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed, Release, SeqCst};
 use std::sync::atomic::{AtomicI32, AtomicPtr, AtomicU32, AtomicU64};
@@ -44,9 +44,9 @@ impl JoinedArea {
 
 /// [`JoinedArea`], in atomics.
 #[derive(Default)]
-struct Joined {
+pub(super) struct Joined {
     /// The area's serial number; 0: not joined.
-    serial: AtomicU32,
+    pub(super) serial: AtomicU32,
     fd: AtomicI32,
     dev: AtomicU64,
     ino: AtomicU64,
@@ -54,11 +54,11 @@ struct Joined {
     first_slot: AtomicU64,
     slots: AtomicU64,
     /// The serial number for which the program's threads have opened it, or tried to.
-    reached: AtomicU32,
+    pub(super) reached: AtomicU32,
 }
 
 impl Joined {
-    fn put(&self, area: &JoinedArea, serial: u32) {
+    pub(super) fn put(&self, area: &JoinedArea, serial: u32) {
         self.fd.store(area.fd, Relaxed);
         self.dev.store(area.identity.dev, Relaxed);
         self.ino.store(area.identity.ino, Relaxed);
@@ -68,7 +68,7 @@ impl Joined {
         self.serial.store(serial, Release);
     }
 
-    fn get(&self) -> Option<JoinedArea> {
+    pub(super) fn get(&self) -> Option<JoinedArea> {
         (self.serial.load(Acquire) != 0).then(|| JoinedArea {
             fd: self.fd.load(Relaxed),
             identity: fs::Identity {
@@ -84,19 +84,19 @@ impl Joined {
 
 /// The areas this process has joined.
 pub(super) struct Areas {
-    joined: [Joined; MAX_AREAS],
+    pub(super) joined: [Joined; MAX_AREAS],
     /// From slot to (area, slot of the area); null: none is joined.
     map: AtomicPtr<Extents>,
     /// Maps that were replaced, and descriptors that program threads should close, since the area is gone.
-    past: Lock<Past>,
+    pub(super) past: Lock<Past>,
     /// Of the segment's areas as they were looked at last.
-    generation: AtomicU32,
+    pub(super) generation: AtomicU32,
 }
 
 #[derive(Default)]
-struct Past {
+pub(super) struct Past {
     maps: Vec<*mut Extents>,
-    descriptors: Vec<(i32, fs::Identity)>,
+    pub(super) descriptors: Vec<(i32, fs::Identity)>,
 }
 
 // SAFETY: the maps are owned by the list and only freed with it.
@@ -113,7 +113,7 @@ impl Areas {
     }
 
     /// Publishes the map of what is joined now.
-    fn publish(&self) {
+    pub(super) fn publish(&self) {
         let mut all: Vec<(usize, JoinedArea)> = self.iter().collect();
         all.sort_by_key(|(_, a)| a.first_slot);
         let extents = all.iter().map(|(i, a)| Extent {
@@ -197,7 +197,7 @@ impl Pool {
         areas.filter(move |a| a.state.load(Acquire) == state)
     }
 
-    fn segment_area(&self, index: usize) -> Option<&Area> {
+    pub(super) fn segment_area(&self, index: usize) -> Option<&Area> {
         self.header().areas.get(index)
     }
 
@@ -262,7 +262,7 @@ impl Pool {
         areas.filter_map(usage).collect()
     }
 
-    fn range_of(&self, a: &Area) -> Range<u64> {
+    pub(super) fn range_of(&self, a: &Area) -> Range<u64> {
         let first = a.first_slot.load(Relaxed).min(self.capacity);
         first
             ..first
@@ -471,202 +471,5 @@ impl Pool {
         {
             let _ = fs::truncate(j.fd, 0);
         }
-    }
-
-    /// Joins areas that came, leaves those that went: `private`, this thread has a descriptor table of its own, so that the maker's numbers are not
-    /// its. To be called by kswapd, at `first`, and when [`Pool::areas_generation`] has changed.
-    pub fn follow_areas(&self, min_fd: i32, private: bool, first: bool) {
-        let h = self.header();
-        let generation = h.areas_generation.load(Acquire);
-        if self.areas.generation.load(Acquire) == generation && !first {
-            return;
-        }
-        self.areas.generation.store(generation, Release);
-        let maker = h.creator.load(Relaxed);
-        for (i, a) in h.areas.iter().enumerate() {
-            let state = a.state.load(Acquire);
-            let serial = a.serial.load(Relaxed);
-            let j = &self.areas.joined[i];
-            let known = j.serial.load(Acquire);
-            if state == area::FREE {
-                if known != 0 {
-                    self.leave(j, private || maker != process::pid());
-                }
-                continue;
-            }
-            if known == serial && (!private || j.get().is_some_and(|j| reaches(&j))) {
-                continue;
-            }
-            match self.join_area(
-                a,
-                (maker == process::pid()).then_some(a.fd.load(Relaxed)),
-                min_fd,
-            ) {
-                Ok(joined) => {
-                    j.put(&joined, serial);
-                    self.areas.publish();
-                }
-                // Not joined, so nothing is claimed there; tried again when something changes.
-                Err(_) if known != 0 => {}
-                Err(_) => self
-                    .areas
-                    .generation
-                    .store(generation.wrapping_sub(1), Relaxed),
-            }
-        }
-    }
-
-    fn leave(&self, j: &Joined, close: bool) {
-        let Some(joined) = j.get() else { return };
-        j.serial.store(0, Release);
-        self.areas.publish();
-        self.areas
-            .past
-            .lock()
-            .descriptors
-            .push((joined.fd, joined.identity));
-        if close && reaches(&joined) {
-            fs::close(joined.fd);
-        }
-    }
-
-    /// Opens an area of the segment; under number `at`, if given, else at or above `min_fd`.
-    pub(super) fn join_area(&self, a: &Area, at: Option<i32>, min_fd: i32) -> Result<JoinedArea> {
-        let range = self.range_of(a);
-        if range.end - range.start != a.slots.load(Relaxed) {
-            return Err(Errno::EINVAL);
-        }
-        let maker = self.header().creator.load(Relaxed);
-        let flags = match a.direct.load(Relaxed) {
-            1 => libc::O_DIRECT,
-            _ => 0,
-        };
-        let new = open_of(maker, a.fd.load(Relaxed), flags)?;
-        hold(new, a.kind.load(Relaxed)).inspect_err(|_| fs::close(new))?;
-        let fd = match at {
-            Some(at) if at == new => at,
-            Some(at) => {
-                // SAFETY: the number stands for this area in the maker's table, so in no other of its threads' for anything else of ours.
-                let moved = unsafe { fs::dup_to(new, at) };
-                fs::close(new);
-                moved.map(|()| at)?
-            }
-            None => out_of_the_way(new, first_free((min_fd - APART).max(10))),
-        };
-        Ok(JoinedArea {
-            fd,
-            identity: fs::identity(fd)?,
-            first_slot: range.start,
-            slots: range.end - range.start,
-        })
-    }
-
-    /// Opens an area in the calling thread's table, under the number that kswapd found for it; once, and only if that is free. A thread of the
-    /// program's does so when it meets an area that was added since. Async-signal-safe. True: it can be read now.
-    pub fn reach(&self, index: usize) -> bool {
-        let Some(j) = self.areas.joined.get(index) else {
-            return false;
-        };
-        let serial = j.serial.load(Acquire);
-        let (Some(joined), Some(a)) = (j.get(), self.segment_area(index)) else {
-            return false;
-        };
-        if j.reached.swap(serial, AcqRel) == serial {
-            return false;
-        }
-        let (mut maker, mut number) = ([0u8; 20], [0u8; 20]);
-        let mut path = [0u8; 64];
-        let parts = [
-            b"/proc/" as &[u8],
-            fs::digits(self.maker().max(0) as u64, 10, &mut maker),
-            b"/fd/",
-            fs::digits(a.fd.load(Relaxed).max(0) as u64, 10, &mut number),
-        ];
-        for (to, from) in path.iter_mut().zip(parts.into_iter().flatten()) {
-            *to = *from;
-        }
-        let Ok(path) = CStr::from_bytes_until_nul(&path) else {
-            return false;
-        };
-        let direct = a.direct.load(Relaxed) == 1;
-        let flags = if direct { libc::O_DIRECT } else { 0 };
-        let Ok(new) = fs::open(path, libc::O_RDWR | flags, 0) else {
-            return false;
-        };
-        let placed = fs::identity(new) == Ok(joined.identity)
-            && fs::dup_above(new, joined.fd).is_ok_and(|at| {
-                if at != joined.fd {
-                    fs::close(at);
-                }
-                at == joined.fd
-            });
-        fs::close(new);
-        placed
-    }
-
-    /// As [`Pool::follow_areas`] at the very beginning, in the program's table: all areas must be had.
-    pub(super) fn join_areas(&self, min_fd: i32) -> std::result::Result<(), PoolError> {
-        let h = self.header();
-        self.areas
-            .generation
-            .store(h.areas_generation.load(Acquire), Relaxed);
-        let maker = h.creator.load(Relaxed);
-        for (i, a) in h.areas.iter().enumerate() {
-            if a.state.load(Acquire) == area::FREE {
-                continue;
-            }
-            let serial = a.serial.load(Relaxed);
-            let joined = match self.join_area(a, None, min_fd) {
-                Ok(joined) => joined,
-                // It has just gone.
-                Err(_) if a.state.load(Acquire) != area::ON => continue,
-                Err(Errno::EINVAL) => return Err(PoolError::BadSegment),
-                Err(e) => return Err(PoolError::Unreachable(maker, e)),
-            };
-            self.areas.joined[i].put(&joined, serial);
-        }
-        self.areas.publish();
-        Ok(())
-    }
-
-    /// Closes what this process has open of areas that are gone. In a thread with the program's descriptors.
-    pub fn close_past_areas(&self) {
-        let mut past = self.areas.past.lock();
-        for (fd, identity) in past.descriptors.drain(..) {
-            if fs::identity(fd) == Ok(identity) {
-                fs::close(fd);
-            }
-        }
-    }
-}
-
-fn reaches(j: &JoinedArea) -> bool {
-    fs::identity(j.fd) == Ok(j.identity)
-}
-
-/// Opens what process `of` has open as `fd`.
-pub(super) fn open_of(of: i32, fd: i32, flags: i32) -> Result<i32> {
-    let path = std::ffi::CString::new(format!("/proc/{of}/fd/{fd}")).map_err(|_| Errno::EINVAL)?;
-    fs::open(&path, libc::O_RDWR | flags, 0)
-}
-
-/// How far below other descriptors of ours those of areas that were added are. (They stand for nothing yet in the program's table, where other threads take
-/// numbers of their own.)
-const APART: i32 = 256;
-
-/// The first number from `min_fd` on that stands for nothing in the program's table (in which a thread of ours need not be).
-fn first_free(min_fd: i32) -> i32 {
-    let used = |fd: &i32| std::fs::symlink_metadata(format!("/proc/self/fd/{fd}")).is_ok();
-    (min_fd..min_fd + 64).find(|fd| !used(fd)).unwrap_or(min_fd)
-}
-
-/// The same under a number at or above `min_fd`, where programs do not look.
-pub(super) fn out_of_the_way(low: i32, min_fd: i32) -> i32 {
-    match fs::dup_above(low, min_fd) {
-        Ok(high) => {
-            fs::close(low);
-            high
-        }
-        Err(_) => low,
     }
 }

@@ -9,6 +9,7 @@ mod areas;
 mod charge;
 mod config;
 mod control;
+mod joining;
 pub mod layout;
 mod lies;
 pub mod probe;

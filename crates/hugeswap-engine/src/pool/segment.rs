@@ -1,7 +1,8 @@
 //! The life of the segment in one process: made, or joined through the process that made it, and
 //! given back.
 
-use super::areas::{Areas, open_of, out_of_the_way};
+use super::areas::Areas;
+use super::joining::{open_of, out_of_the_way};
 use super::layout::{self, Header, MAGIC, MAX_AREAS, VERSION};
 use super::{MIN_MEMORY, Pool, PoolConfig, PoolError, Secret, machine_memory, swap};
 use crate::lock::Lock;

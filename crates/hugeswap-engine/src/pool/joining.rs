@@ -1,0 +1,213 @@
+//! How a process reaches a pool's swap areas: each by a descriptor of its own.
+//!
+//! The program's threads have one table of descriptors, the engine's have another. At the start both have all areas. kswapd joins what is added later, in
+//! the engine's table; the program's threads open it, under the same number, when they first meet it ([`Pool::reach`]), and
+//! close what is gone when they are in the engine for something else.
+
+use super::areas::{Joined, JoinedArea};
+use super::layout::Area;
+use super::swap::hold;
+use super::{Pool, PoolError};
+use hugeswap_policy::slots::area;
+use hugeswap_sys::{Errno, Result, fs, process};
+use std::ffi::CStr;
+use std::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed, Release};
+
+impl Pool {
+    /// Joins areas that came, leaves those that went: `private`, this thread has a descriptor table of its own, so that the maker's numbers are not
+    /// its. To be called by kswapd, at `first`, and when [`Pool::areas_generation`] has changed.
+    pub fn follow_areas(&self, min_fd: i32, private: bool, first: bool) {
+        let h = self.header();
+        let generation = h.areas_generation.load(Acquire);
+        if self.areas.generation.load(Acquire) == generation && !first {
+            return;
+        }
+        self.areas.generation.store(generation, Release);
+        let maker = h.creator.load(Relaxed);
+        for (i, a) in h.areas.iter().enumerate() {
+            let state = a.state.load(Acquire);
+            let serial = a.serial.load(Relaxed);
+            let j = &self.areas.joined[i];
+            let known = j.serial.load(Acquire);
+            if state == area::FREE {
+                if known != 0 {
+                    self.leave(j, private || maker != process::pid());
+                }
+                continue;
+            }
+            if known == serial && (!private || j.get().is_some_and(|j| reaches(&j))) {
+                continue;
+            }
+            match self.join_area(
+                a,
+                (maker == process::pid()).then_some(a.fd.load(Relaxed)),
+                min_fd,
+            ) {
+                Ok(joined) => {
+                    j.put(&joined, serial);
+                    self.areas.publish();
+                }
+                // Not joined, so nothing is claimed there; tried again when something changes.
+                Err(_) if known != 0 => {}
+                Err(_) => self
+                    .areas
+                    .generation
+                    .store(generation.wrapping_sub(1), Relaxed),
+            }
+        }
+    }
+
+    pub(super) fn leave(&self, j: &Joined, close: bool) {
+        let Some(joined) = j.get() else { return };
+        j.serial.store(0, Release);
+        self.areas.publish();
+        self.areas
+            .past
+            .lock()
+            .descriptors
+            .push((joined.fd, joined.identity));
+        if close && reaches(&joined) {
+            fs::close(joined.fd);
+        }
+    }
+
+    /// Opens an area of the segment; under number `at`, if given, else at or above `min_fd`.
+    pub(super) fn join_area(&self, a: &Area, at: Option<i32>, min_fd: i32) -> Result<JoinedArea> {
+        let range = self.range_of(a);
+        if range.end - range.start != a.slots.load(Relaxed) {
+            return Err(Errno::EINVAL);
+        }
+        let maker = self.header().creator.load(Relaxed);
+        let flags = match a.direct.load(Relaxed) {
+            1 => libc::O_DIRECT,
+            _ => 0,
+        };
+        let new = open_of(maker, a.fd.load(Relaxed), flags)?;
+        hold(new, a.kind.load(Relaxed)).inspect_err(|_| fs::close(new))?;
+        let fd = match at {
+            Some(at) if at == new => at,
+            Some(at) => {
+                // SAFETY: the number stands for this area in the maker's table, so in no other of its threads' for anything else of ours.
+                let moved = unsafe { fs::dup_to(new, at) };
+                fs::close(new);
+                moved.map(|()| at)?
+            }
+            None => out_of_the_way(new, first_free((min_fd - APART).max(10))),
+        };
+        Ok(JoinedArea {
+            fd,
+            identity: fs::identity(fd)?,
+            first_slot: range.start,
+            slots: range.end - range.start,
+        })
+    }
+
+    /// Opens an area in the calling thread's table, under the number that kswapd found for it; once, and only if that is free. A thread of the
+    /// program's does so when it meets an area that was added since. Async-signal-safe. True: it can be read now.
+    pub fn reach(&self, index: usize) -> bool {
+        let Some(j) = self.areas.joined.get(index) else {
+            return false;
+        };
+        let serial = j.serial.load(Acquire);
+        let (Some(joined), Some(a)) = (j.get(), self.segment_area(index)) else {
+            return false;
+        };
+        if j.reached.swap(serial, AcqRel) == serial {
+            return false;
+        }
+        let (mut maker, mut number) = ([0u8; 20], [0u8; 20]);
+        let mut path = [0u8; 64];
+        let parts = [
+            b"/proc/" as &[u8],
+            fs::digits(self.maker().max(0) as u64, 10, &mut maker),
+            b"/fd/",
+            fs::digits(a.fd.load(Relaxed).max(0) as u64, 10, &mut number),
+        ];
+        for (to, from) in path.iter_mut().zip(parts.into_iter().flatten()) {
+            *to = *from;
+        }
+        let Ok(path) = CStr::from_bytes_until_nul(&path) else {
+            return false;
+        };
+        let direct = a.direct.load(Relaxed) == 1;
+        let flags = if direct { libc::O_DIRECT } else { 0 };
+        let Ok(new) = fs::open(path, libc::O_RDWR | flags, 0) else {
+            return false;
+        };
+        let placed = fs::identity(new) == Ok(joined.identity)
+            && fs::dup_above(new, joined.fd).is_ok_and(|at| {
+                if at != joined.fd {
+                    fs::close(at);
+                }
+                at == joined.fd
+            });
+        fs::close(new);
+        placed
+    }
+
+    /// As [`Pool::follow_areas`] at the very beginning, in the program's table: all areas must be had.
+    pub(super) fn join_areas(&self, min_fd: i32) -> std::result::Result<(), PoolError> {
+        let h = self.header();
+        self.areas
+            .generation
+            .store(h.areas_generation.load(Acquire), Relaxed);
+        let maker = h.creator.load(Relaxed);
+        for (i, a) in h.areas.iter().enumerate() {
+            if a.state.load(Acquire) == area::FREE {
+                continue;
+            }
+            let serial = a.serial.load(Relaxed);
+            let joined = match self.join_area(a, None, min_fd) {
+                Ok(joined) => joined,
+                // It has just gone.
+                Err(_) if a.state.load(Acquire) != area::ON => continue,
+                Err(Errno::EINVAL) => return Err(PoolError::BadSegment),
+                Err(e) => return Err(PoolError::Unreachable(maker, e)),
+            };
+            self.areas.joined[i].put(&joined, serial);
+        }
+        self.areas.publish();
+        Ok(())
+    }
+
+    /// Closes what this process has open of areas that are gone. In a thread with the program's descriptors.
+    pub fn close_past_areas(&self) {
+        let mut past = self.areas.past.lock();
+        for (fd, identity) in past.descriptors.drain(..) {
+            if fs::identity(fd) == Ok(identity) {
+                fs::close(fd);
+            }
+        }
+    }
+}
+
+pub(super) fn reaches(j: &JoinedArea) -> bool {
+    fs::identity(j.fd) == Ok(j.identity)
+}
+
+/// Opens what process `of` has open as `fd`.
+pub(super) fn open_of(of: i32, fd: i32, flags: i32) -> Result<i32> {
+    let path = std::ffi::CString::new(format!("/proc/{of}/fd/{fd}")).map_err(|_| Errno::EINVAL)?;
+    fs::open(&path, libc::O_RDWR | flags, 0)
+}
+
+/// How far below other descriptors of ours those of areas that were added are. (They stand for nothing yet in the program's table, where other threads take
+/// numbers of their own.)
+const APART: i32 = 256;
+
+/// The first number from `min_fd` on that stands for nothing in the program's table (in which a thread of ours need not be).
+fn first_free(min_fd: i32) -> i32 {
+    let used = |fd: &i32| std::fs::symlink_metadata(format!("/proc/self/fd/{fd}")).is_ok();
+    (min_fd..min_fd + 64).find(|fd| !used(fd)).unwrap_or(min_fd)
+}
+
+/// The same under a number at or above `min_fd`, where programs do not look.
+pub(super) fn out_of_the_way(low: i32, min_fd: i32) -> i32 {
+    match fs::dup_above(low, min_fd) {
+        Ok(high) => {
+            fs::close(low);
+            high
+        }
+        Err(_) => low,
+    }
+}
