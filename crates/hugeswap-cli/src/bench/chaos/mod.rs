@@ -194,7 +194,7 @@ fn table(told: &Told) -> Table {
         "writes that went elsewhere, or stayed",
         told.get("swap_write_error"),
     );
-    row("units lost whole", told.get("hwpoison"));
+    row("pages and units lost (hwpoison)", told.get("hwpoison"));
     row("pages found lost", told.lost);
     row("accesses refused once", told.refused);
     row("pages with wrong bytes", told.wrong);
