@@ -1,6 +1,7 @@
 //! Areas of every kind, and what befalls them from outside.
 
 use crate::Test;
+use crate::files::apart;
 use crate::util::*;
 use hugeswap::{Builder, Pool, SwapSpec};
 use std::os::unix::fs::PermissionsExt;
@@ -282,10 +283,7 @@ fn a_device_is_swapped_to() {
 
 fn a_file_made_shorter_is_sigbus() {
     let swap = Swap::new(256);
-    // In a child, whose end we look at.
-    // SAFETY: no threads yet.
-    let pid = unsafe { libc::fork() };
-    if pid == 0 {
+    let status = apart(|| {
         let pool = on(&swap.0).build().unwrap();
         let r = pool.region(128 * MIB).unwrap();
         fill(&r, 1);
@@ -294,12 +292,6 @@ fn a_file_made_shorter_is_sigbus() {
         // Wrong bytes would be a panic.
         check(&r, 1);
         println!("read bytes that are nowhere");
-        // SAFETY: ends the child at once.
-        unsafe { libc::_exit(0) };
-    }
-    let mut status = 0;
-    // SAFETY: waits for our own child.
-    unsafe { libc::waitpid(pid, &mut status, 0) };
-    let status = std::process::ExitStatus::from_raw(status);
+    });
     assert_eq!(status.signal(), Some(libc::SIGBUS), "{status}");
 }
