@@ -24,6 +24,7 @@ std::arch::global_asm!(
     ".size hugeswap_careful_copy, . - hugeswap_careful_copy",
 );
 
+// SAFETY: these are the symbols defined above, with these types.
 unsafe extern "sysv64" {
     /// Copies; how many bytes are left if it had to end early.
     fn hugeswap_careful_copy(to: usize, from: usize, len: usize) -> usize;

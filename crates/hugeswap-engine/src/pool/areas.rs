@@ -235,11 +235,6 @@ impl Pool {
         self.locate(slot).and_then(|(i, _)| state(i)) == Some(area::DRAINING)
     }
 
-    /// Counts up when areas come, go, or are to be emptied.
-    pub fn areas_generation(&self) -> u32 {
-        self.header().areas_generation.load(Acquire)
-    }
-
     /// What each area is used for.
     pub fn area_usage(&self) -> Vec<AreaUsage> {
         let areas = self.header().areas.iter().enumerate();

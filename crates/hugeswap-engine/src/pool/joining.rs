@@ -15,7 +15,7 @@ use std::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed, Release};
 
 impl Pool {
     /// Joins areas that came, leaves those that went: `private`, this thread has a descriptor table of its own, so that the maker's numbers are not
-    /// its. To be called by kswapd, at `first`, and when [`Pool::areas_generation`] has changed.
+    /// its. To be called by kswapd, at `first`, and when `areas_generation` has changed.
     pub fn follow_areas(&self, min_fd: i32, private: bool, first: bool) {
         let h = self.header();
         let generation = h.areas_generation.load(Acquire);
