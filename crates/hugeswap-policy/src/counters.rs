@@ -40,14 +40,26 @@ counters! {
     SwapRaHit => "swap_ra_hit", "Units read ahead that were then used.";
     PgReclaim => "pgsteal_kswapd", "Units whose memory background reclaim freed.";
     AllocStall => "allocstall", "Faults that had to wait for memory (direct reclaim).";
+    AllocStallUsec => "allocstall_usec", "How long they waited, microseconds.";
+    AllocThrottle => "alloc_throttle", "Times that a thread paused, for it took memory faster than it was made available.";
+    AllocThrottleUsec => "alloc_throttle_usec", "How long they paused, microseconds.";
+    CompactStall => "compact_stall", "Times that a huge page was waited for.";
+    CompactSuccess => "compact_success", "Huge pages made available by that.";
+    CompactFail => "compact_fail", "Times that it was in vain.";
+    CompactDaemonWake => "compact_daemon_wake", "Times that huge pages were to be made available in the background, for none was to be had.";
+    CompactDaemonSuccess => "compact_daemon_success", "Free frames that were not huge and became so.";
+    CompactDaemonFail => "compact_daemon_fail", "Times that the kernel had no huge page for that.";
     CleanDrop => "pgclean_drop", "Units dropped without a write because swap already held their bytes.";
     ZeroDrop => "zero_drop", "Units dropped without I/O because they were all zeros.";
     WriteRedirtied => "write_redirtied", "Write-outs made useless by a write while they were going on.";
     SwapMoved => "swap_moved", "Pages moved from one place in swap to another: off an area that is taken off, or together.";
-    SwapWriteError => "swap_write_error", "Swap writes that failed (the page stayed in memory).";
+    SwapInitialised => "swap_initialised", "Pages of swap files written with zeros before they were used.";
+    SwapWriteError => "swap_write_error", "Swap writes that failed, but for want of room (the page stayed in memory).";
     SwapSoftFull => "swap_soft_full", "Times that swap was found nearly full; at most once.";
     SwapReadError => "swap_read_error", "Swap reads that failed or whose checksum did not match.";
     SwapSumError => "swap_sum_error", "Reads of swap that brought something else than was written; most are tried again.";
+    SwapThrottled => "swap_write_throttled", "Units written with others waiting, or in parts, so that reads are not kept waiting (swap.wbt_lat_usec).";
+    SwapBatched => "swap_write_batched", "Writes of single pages, and runs of them, that were done several at once (swap.io_uring).";
     SwapRetry => "swap_retry", "Transfers of swap tried again after an error.";
     Poisoned => "hwpoison", "Pages, and whole units, lost: touching one is SIGBUS.";
     Cow => "pgcow", "Units copied because a forked relative shares them.";
@@ -58,6 +70,9 @@ counters! {
     ThpSplitPmd => "thp_split_pmd", "Units that went over from one huge page to base pages.";
     ThpCollapseFailed => "thp_collapse_alloc_failed", "Base-mapped units that stayed so, for no huge page was to be had.";
     ThpCollapse => "thp_collapse_alloc", "Units that went back from base pages to one huge page.";
+    KhugepagedCollapsed => "khugepaged_pages_collapsed", "Base-mapped units that khugepaged made one huge page.";
+    KhugepagedAllocFailed => "khugepaged_alloc_failed", "Times that khugepaged had no huge page for that.";
+    KhugepagedFullScans => "khugepaged_full_scans", "Times that khugepaged has looked at all units.";
     RefaultAnon => "workingset_refault_anon", "Pages that came back from swap (a huge page counts 512).";
     RefaultFile => "workingset_refault_file", "Pages of mapped files that came back.";
     ActivateAnon => "workingset_activate_anon", "Of those from swap, activated at once: a larger share of memory would have kept them.";
@@ -87,6 +102,11 @@ counters! {
     FaultDetected => "fault_detected", "Reads spoilt on purpose, or by an earlier write, that were noticed.";
     FaultUndetected => "fault_undetected", "Reads spoilt on purpose, or by an earlier write, that were not noticed.";
     FaultUnexplained => "fault_unexplained", "Reads that were found wrong, or failed, though nothing was spoilt.";
+    NumaHit => "numa_hit", "Frames that came from the node where they were wanted (0 where there is one node, as of the four below).";
+    NumaMiss => "numa_miss", "Frames that came from another node than the one where they were wanted.";
+    NumaForeign => "numa_foreign", "Frames that were wanted on a node and came from another.";
+    NumaLocal => "numa_local", "Frames that came from the node of the processor that asked.";
+    NumaOther => "numa_other", "Frames that came from another node than that.";
     Ejected => "ejected", "Units handed to the kernel for good (mixed protections, stacks).";
 }
 

@@ -188,6 +188,8 @@ pub struct Decision {
     /// The unit comes whole on advice, and more may follow: ask [`crate::readahead::Streams`] what comes next,
     /// and [`Granularity::admits_ahead`] for each of those units.
     pub ahead: bool,
+    /// It would have come whole, but that was not allowed.
+    pub missed: bool,
 }
 
 /// Decides. Pure: the same arguments give the same decision.
@@ -215,16 +217,16 @@ pub fn decide(
         Advice::Run(_) if allowed.piece_64k => Size::Piece,
         _ => allowed.smallest(),
     };
-    let reason = match advice {
+    let reason_for_whole = match advice {
         Advice::Stream(_) if allowed.whole => Some(Reason::Stream),
         Advice::Dense if allowed.whole => Some(Reason::Dense),
         _ => {
             let next = history.paid().saturating_add(costs.of(small));
             let paid = next > whole_cost(full, fault, history);
-            (allowed.whole && paid).then_some(Reason::Paid)
+            paid.then_some(Reason::Paid)
         }
     };
-    if let Some(reason) = reason {
+    if let Some(reason) = reason_for_whole.filter(|_| allowed.whole) {
         let density = match advice {
             Advice::Stream(stride) => Density::of(PAGES.div_ceil(stride.max(1))),
             // How many more will be touched nobody will see.
@@ -238,6 +240,7 @@ pub fn decide(
             history: UnitHistory::NEW,
             density,
             ahead: false,
+            missed: false,
         };
     }
     let pages = small.pages();
@@ -259,6 +262,7 @@ pub fn decide(
         },
         density: fault.density,
         ahead: false,
+        missed: reason_for_whole.is_some() && small != Size::Whole,
     }
 }
 
@@ -338,8 +342,9 @@ impl Granularity {
         let run = self
             .streams
             .on_fault(base.saturating_add(u64::from(fault.page)));
-        let (history, advice) = self.advise(costs, allowed, fault, history, run);
+        let (history, advice, missed) = self.advise(costs, allowed, fault, history, run);
         let mut decision = decide(costs, allowed, fault, history, advice);
+        decision.missed |= missed;
         if decision.reason == Reason::Paid
             && let Some(trust) = self.tried(history)
         {
@@ -352,6 +357,7 @@ impl Granularity {
         decision
     }
 
+    /// The account and the advice to decide by, and would there have been advice to bring the whole, were it allowed?
     fn advise(
         &mut self,
         costs: &Costs,
@@ -359,9 +365,9 @@ impl Granularity {
         fault: &Fault,
         history: UnitHistory,
         run: Run,
-    ) -> (UnitHistory, Advice) {
+    ) -> (UnitHistory, Advice, bool) {
         if history.is_tried() {
-            return (history, Advice::None);
+            return (history, Advice::None, false);
         }
         let small = allowed.smallest();
         let costs = &costs.for_stay(fault.stay);
@@ -371,7 +377,7 @@ impl Granularity {
         let missing = u64::from(PAGES.saturating_sub(fault.present));
         let pays = |touches: u64| {
             let saved = small_cost(costs, small, (touches * missing).div_ceil(UNIT_PAGES));
-            allowed.whole && saved >= whole
+            saved >= whole
         };
         let rest = if run.down {
             fault.page.saturating_add(1)
@@ -380,16 +386,20 @@ impl Granularity {
         };
         let stream = run.is_long() && pays(run.touches(u64::from(rest)));
         let first = history.brought == 0;
+        if !allowed.whole {
+            let missed = stream || first && pays(u64::from(fault.density.pages()));
+            return (history, self.run_advice(costs, run), missed);
+        }
         let new = first && fault.density == Density::UNKNOWN && fault.present == 0;
-        if !stream && new && small != Size::Whole && allowed.whole {
+        if !stream && new && small != Size::Whole {
             if self.new_trust.believes() {
-                return (history, Advice::Dense);
+                return (history, Advice::Dense, false);
             }
             let tried = UnitHistory {
                 touched: BY_STREAM,
                 ..UnitHistory::NEW
             };
-            return (tried, self.run_advice(costs, run));
+            return (tried, self.run_advice(costs, run), false);
         }
         let advice = if stream {
             // What lies between two pieces was brought with the first.
@@ -402,7 +412,7 @@ impl Granularity {
         } else if first && pays(u64::from(fault.density.pages())) {
             Advice::Dense
         } else {
-            return (history, self.run_advice(costs, run));
+            return (history, self.run_advice(costs, run), false);
         };
         let trust = if stream {
             &mut self.stream_trust
@@ -410,9 +420,9 @@ impl Granularity {
             &mut self.memory_trust
         };
         if small == Size::Whole || trust.believes() {
-            (history, advice)
+            (history, advice, false)
         } else {
-            (UnitHistory::trial(stream), Advice::None)
+            (UnitHistory::trial(stream), Advice::None, false)
         }
     }
 

@@ -41,6 +41,22 @@ pub mod swapin {
     pub const WORDS: &[&str] = &["auto", "always", "madvise", "never"];
 }
 
+/// What is done for a huge page where none is free: `thp.defrag`, the kernel's words.
+pub mod defrag {
+    /// It is waited for.
+    pub const ALWAYS: u64 = 0;
+    /// Who makes huge pages free is woken; base pages at once.
+    pub const DEFER: u64 = 1;
+    /// It is waited for where it was advised (MADV_HUGEPAGE); else as `DEFER`.
+    pub const DEFER_MADVISE: u64 = 2;
+    /// It is waited for where it was advised; else base pages at once.
+    pub const MADVISE: u64 = 3;
+    /// Base pages at once.
+    pub const NEVER: u64 = 4;
+    /// The words.
+    pub const WORDS: &[&str] = &["always", "defer", "defer+madvise", "madvise", "never"];
+}
+
 macro_rules! knobs {
     ($($variant:ident => $name:literal, $unit:expr, $min:expr, $max:expr, $default:expr, $doc:literal;)*) => {
         /// One setting; `as usize` is its index in the pool segment.
@@ -74,19 +90,38 @@ macro_rules! knobs {
 knobs! {
     MallocMin => "route.malloc_min", Bytes, 128 << 10, 1 << 40, 1 << 20, "smallest malloc that goes to managed memory";
     MmapMin => "route.mmap_min", Bytes, 128 << 10, 1 << 40, 1 << 20, "smallest private anonymous mmap that goes to managed memory";
+    SharedAnonymous => "shared.anonymous", Switch, 0, 1, 0, "manage programs' shared anonymous memory, from route.mmap_min on (signal mode)";
+    SharedFiles => "shared.files", Switch, 0, 1, 0, "manage memory files of programs (memfd_create, shm_open) that they map shared, from shared.files_min on (signal mode)";
+    SharedFilesMin => "shared.files_min", Bytes, 128 << 10, 1 << 40, 16 << 20, "smallest memory file that is managed";
     ReadaheadMax => "readahead.max", Count, 0, 64, 8, "most 2 MiB units read ahead of a sequential stream; 0 turns readahead off";
     ThpEnabled => "thp.enabled", Choice(enabled::WORDS), 0, 2, enabled::ALWAYS, "which memory may be huge: always, what the program advised (madvise), or never (base pages)";
     ThpSwapin => "thp.swapin", Choice(swapin::WORDS), 0, 3, swapin::AUTO, "what a fault on swapped memory brings in: always the whole unit of 2 MiB, never (base pages), madvise, or auto";
+    ThpDefrag => "thp.defrag", Choice(defrag::WORDS), 0, 4, defrag::MADVISE, "what is done for a huge page where none is free: always waits for it, madvise where the program advised it, defer and defer+madvise wake who makes some free, never; those that do not wait get base pages at once";
+    KhugepagedDefrag => "khugepaged.defrag", Switch, 0, 1, 1, "khugepaged may wait for a huge page";
+    KhugepagedMaxPtesNone => "khugepaged.max_ptes_none", Count, 0, 511, 511, "most pages of a unit that hold nothing, for khugepaged to make it one huge page";
+    KhugepagedMaxPtesSwap => "khugepaged.max_ptes_swap", Count, 0, 511, 64, "most pages of a unit that are in swap, for khugepaged to make it one huge page";
+    KhugepagedPagesToScan => "khugepaged.pages_to_scan", Count, 0, 1 << 30, 4096, "base pages that khugepaged looks at before it sleeps; 0 turns it off";
+    KhugepagedScanSleep => "khugepaged.scan_sleep_ms", Count, 1, 3_600_000, 10_000, "how long khugepaged sleeps, milliseconds";
+    MinFreeKbytes => "vm.min_free_kbytes", Count, 0, 1 << 40, 0, "below this much free memory, KiB, there are base pages only (watermark min); 0: by the budget";
+    WatermarkScale => "vm.watermark_scale_factor", Count, 0, 3000, 0, "from watermark min to low, and from low to high, in parts of 10,000 of the budget; 0: by the budget";
+    WatermarkBoost => "vm.watermark_boost_factor", Count, 0, 100_000, 15_000, "how far low and high are raised at most while memory is taken faster than it is made free, in parts of 10,000 of high; 0: not";
+    ThrottleMax => "vm.throttle_max_usec", Count, 0, 10_000_000, 200_000, "longest pause of a thread that takes memory faster than it is made free, microseconds; 0: none";
     Swappiness => "swappiness", Count, 0, 200, 60, "how readily anonymous memory is reclaimed beside mapped files: 0 files only, 100 even, 200 anonymous only";
     WorkingsetDetection => "workingset.detection", Switch, 0, 1, 1, "what comes back from swap soon after it left is taken for part of the working set; off is for comparisons";
     SyscallTrap => "syscall.trap", Switch, 0, 1, 1, "catch system calls that wrappers do not see (signal mode)";
     Checksum => "swap.checksum", Switch, 0, 1, 1, "verify every unit read back from swap";
+    IoUring => "swap.io_uring", Switch, 0, 1, 1, "write single pages to swap several at once, by io_uring where there is one";
+    WbtLat => "swap.wbt_lat_usec", Count, 0, 10_000_000, 2000, "writers to swap are slowed down while small reads take longer than so many microseconds (or than 8 times what they took at first, if that is more); 0: never";
     CleanDrop => "swap.clean_drop", Switch, 0, 1, 1, "drop unchanged units without writing them again";
     Encrypt => "swap.encrypt", Switch, 0, 1, 0, "encrypt what goes to swap (AES-256-GCM); for a new pool only";
+    Initialise => "swap.initialise", Switch, 0, 1, 0, "write to new parts of swap files, when there is nothing else to do, before they are used (ext4, xfs)";
+    Markers => "markers", Switch, 0, 1, 1, "guards, poisoned pages and tracking of writes can be had; off refuses them";
+    NumaFake => "debug.numa_fake", Count, 0, crate::numa::MAX_NODES as u64, 0, "testing: so many nodes are pretended, for a process that joins from then on; 0: those of the machine";
     Storm => "debug.storm", Count, 0, 1_000_000, 0, "testing: evict a random unit every N microseconds; 0 is off";
     SwapReadFail => "debug.swap_read_fail", Count, 0, 1 << 31, 0, "testing: every Nth read of swap, or of a mapped file, fails (EIO)";
     SwapReadFlip => "debug.swap_read_flip", Count, 0, 1 << 31, 0, "testing: every Nth read of swap has a bit changed";
     SwapWriteFail => "debug.swap_write_fail", Count, 0, 1 << 31, 0, "testing: every Nth write of swap, or to a mapped file, fails (EIO)";
+    SharedPatience => "debug.shared_patience_ms", Count, 1, 600_000, 60_000, "testing: who waits for another process that holds a unit of shared memory gives up after so long, milliseconds";
     Userfaultfd => "debug.userfaultfd", Switch, 0, 1, 1, "testing: off does as if userfaultfd were refused for base pages (signal mode)";
     PieceMappings => "debug.piece_mappings", Count, 0, 1 << 31, 0, "testing: most mappings that 64 KiB pieces may take without userfaultfd; 0: half of what is free under vm.max_map_count";
     SwapSpace => "debug.swap_space", Bytes, 0, 1 << 50, 0, "testing: each swap area is full (ENOSPC) after so many bytes; 0 is off";

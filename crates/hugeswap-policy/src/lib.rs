@@ -12,6 +12,7 @@
 //! * [`faulty`]: what a faulty device does, for tests
 //! * [`retry`]: when a transfer that failed is tried again; [`breaker`]: whether a device that fails is asked at all
 //! * [`extents`]: where on a device a page of swap lies
+//! * [`mod@frames`]: free frames and base pages, and in which order they are asked for; [`numa`]: from which node
 //! * [`watermark`]: when reclaim starts and stops
 //! * [`driver`]: all of it together on a machine of counters, for tests and simulation; its [`driver::offline`], which allocates,
 //!   compares lists on traces
@@ -22,23 +23,33 @@
 
 pub mod advisor;
 pub mod breaker;
+pub mod compaction;
 pub mod counters;
 pub mod driver;
 pub mod extents;
 pub mod faulty;
 pub mod file;
+pub mod frames;
+pub mod gfp;
 pub mod granularity;
 pub mod histogram;
+pub mod khugepaged;
 pub mod knobs;
 pub mod lru;
 pub mod lruvec;
+pub mod markers;
+pub mod numa;
+pub mod pace;
+pub mod pagemap;
 pub mod readahead;
 pub mod retry;
+pub mod shared;
 pub mod slots;
 pub mod thp;
 pub mod unit;
 pub mod vmscan;
 pub mod watermark;
+pub mod wbt;
 pub mod workingset;
 
 /// Bytes in a unit: one x86-64 huge page.

@@ -12,6 +12,7 @@
 use std::sync::atomic::{AtomicU32, Ordering};
 
 pub mod area;
+pub mod disk;
 pub mod lies;
 pub mod split;
 
@@ -121,6 +122,32 @@ pub fn release_owner(map: &[AtomicU32], dead: u16) -> usize {
                 .is_ok_and(frees)
         })
         .count()
+}
+
+/// The owner of whole clusters of shared memory, which are no single process's.
+pub const SHARED: u16 = 0x7ff0;
+
+/// A whole cluster of `owner`'s with one reference becomes shared memory's.
+pub fn share_out(map: &[AtomicU32], i: usize, owner: u16) -> bool {
+    swap_word(map, i, word(owner, 1), word(SHARED, 1))
+}
+
+/// Gives a cluster of shared memory's back. False: it is none.
+pub fn release_shared(map: &[AtomicU32], i: usize) -> bool {
+    swap_word(map, i, word(SHARED, 1), 0)
+}
+
+/// Is cluster `i` shared memory's?
+pub fn is_shared(map: &[AtomicU32], i: usize) -> bool {
+    map.get(i)
+        .is_some_and(|w| w.load(Ordering::Acquire) == word(SHARED, 1))
+}
+
+fn swap_word(map: &[AtomicU32], i: usize, from: u32, to: u32) -> bool {
+    map.get(i).is_some_and(|w| {
+        w.compare_exchange(from, to, Ordering::AcqRel, Ordering::Relaxed)
+            .is_ok()
+    })
 }
 
 /// Clusters in use; bad ones are not.
@@ -284,6 +311,18 @@ mod tests {
         let u = usage(&map);
         assert_eq!((u.clusters, u.free, u.bad, used(&map)), (3, 0, 1, 2));
         assert_eq!(u.used_bytes(), 2 * crate::UNIT_BYTES);
+    }
+
+    #[test]
+    fn what_is_shared_is_no_processs() {
+        let map = map(2);
+        assert_eq!(claim(&map, 7, 0), Some(0));
+        assert!(!share_out(&map, 0, 8) && !share_out(&map, 1, 7) && !share_out(&map, 9, 7));
+        assert!(!is_shared(&map, 0) && !release_shared(&map, 0));
+        assert!(share_out(&map, 0, 7) && is_shared(&map, 0) && !is_shared(&map, 9));
+        assert_eq!(release_owner(&map, 7), 0);
+        assert!(release_shared(&map, 0) && !release_shared(&map, 0));
+        assert_eq!(used(&map), 0);
     }
 
     #[test]

@@ -1,10 +1,11 @@
-//! Which units may be huge, and which are swapped in whole: what `thp.enabled` and `thp.swapin` say, what the program has
-//! advised for the range, and what is set for it alone.
+//! Which units may be huge, which are swapped in whole, and what a huge page is worth waiting for: what `thp.enabled`, `thp.swapin` and
+//! `thp.defrag` say, what the program has advised for the range, and what is set for it alone.
 //!
 //! One 16-bit word for each unit ([`Advised`]); zero is a unit of which nothing was said. The rules are the kernel's: a unit that
 //! may not be huge comes by base pages whatever `thp.swapin` says, and advice counts for a whole unit or not at all
 //! ([`Usage::counts_for_parts`]).
 
+use crate::gfp::{Caller, Gfp};
 use crate::knobs::{enabled, swapin};
 
 /// What a program says of a range (madvise).
@@ -41,6 +42,17 @@ pub enum Bring {
     Pages,
 }
 
+/// Is a base-mapped unit to become one huge page without a fault that asks for it?
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Collapse {
+    /// No: it is to come by base pages.
+    Never,
+    /// If most of it is there anyway, and memory is not short.
+    IfResident,
+    /// Yes: that is what is set, or what the program asked for.
+    Wanted,
+}
+
 /// What was said of one unit.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Advised(pub u16);
@@ -49,7 +61,9 @@ const HUGE: u16 = 1;
 const NO_HUGE: u16 = 1 << 1;
 const RANDOM: u16 = 1 << 2;
 const SEQUENTIAL: u16 = 1 << 3;
-/// `thp.enabled` of the range alone, plus one; 0: as the pool's.
+/// `thp.defrag` of the range alone, plus one; 0: as the pool's.
+const DEFRAG_SHIFT: u32 = 4;
+/// The same for `thp.enabled`.
 const ENABLED_SHIFT: u32 = 8;
 /// The same for `thp.swapin`.
 const SWAPIN_SHIFT: u32 = 12;
@@ -84,6 +98,12 @@ impl Advised {
         self.with_field(SWAPIN_SHIFT, value)
     }
 
+    /// With `thp.defrag` set for it alone, or not any more.
+    #[must_use]
+    pub const fn with_defrag(self, value: Option<u64>) -> Advised {
+        self.with_field(DEFRAG_SHIFT, value)
+    }
+
     const fn with_field(self, shift: u32, value: Option<u64>) -> Advised {
         let bits = match value {
             Some(v) => (v as u16 & (FIELD >> 1)) + 1,
@@ -99,11 +119,21 @@ impl Advised {
         }
     }
 
+    /// Did the program ask for huge pages (MADV_HUGEPAGE)?
+    pub const fn is_for_huge(self) -> bool {
+        self.0 & HUGE != 0
+    }
+
+    /// What a request for a huge page for it may do, the pool's `thp.defrag` being `pool`.
+    pub const fn gfp(self, pool: u64, caller: Caller) -> Gfp {
+        Gfp::huge(self.field(DEFRAG_SHIFT, pool), self.is_for_huge(), caller)
+    }
+
     /// May the unit be huge, the pool's `thp.enabled` being `pool`?
     pub const fn may_be_huge(self, pool: u64) -> bool {
         match self.field(ENABLED_SHIFT, pool) {
             enabled::NEVER => false,
-            enabled::MADVISE => self.0 & HUGE != 0,
+            enabled::MADVISE => self.is_for_huge(),
             _ => self.0 & NO_HUGE == 0,
         }
     }
@@ -116,11 +146,20 @@ impl Advised {
         match self.field(SWAPIN_SHIFT, pool_swapin) {
             swapin::ALWAYS => Bring::Whole,
             swapin::NEVER => Bring::Pages,
-            swapin::MADVISE if self.0 & HUGE != 0 => Bring::Whole,
+            swapin::MADVISE if self.is_for_huge() => Bring::Whole,
             swapin::MADVISE => Bring::Pages,
             _ if self.0 & RANDOM != 0 => Bring::Pages,
             _ if self.0 & SEQUENTIAL != 0 => Bring::Whole,
             _ => Bring::AsFaulted,
+        }
+    }
+
+    /// Is it to be collapsed, the pool's `thp.enabled` and `thp.swapin` being these?
+    pub const fn collapse(self, pool_enabled: u64, pool_swapin: u64) -> Collapse {
+        match self.bring(pool_enabled, pool_swapin) {
+            Bring::Pages => Collapse::Never,
+            Bring::AsFaulted if !self.is_for_huge() => Collapse::IfResident,
+            _ => Collapse::Wanted,
         }
     }
 }
@@ -128,6 +167,7 @@ impl Advised {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::knobs::defrag;
     use proptest::prelude::*;
 
     const USAGES: [Usage; 5] = [
@@ -159,6 +199,28 @@ mod tests {
             let bring = |a: Advised| a.bring(enabled::ALWAYS, setting);
             assert_eq!([none, huge, no].map(bring), expect);
         }
+        let collapse = |a: Advised, e, s| a.collapse(e, s);
+        for (e, s, expect) in [
+            (
+                enabled::ALWAYS,
+                swapin::AUTO,
+                [Collapse::IfResident, Collapse::Wanted, Collapse::Never],
+            ),
+            (
+                enabled::ALWAYS,
+                swapin::ALWAYS,
+                [Collapse::Wanted, Collapse::Wanted, Collapse::Never],
+            ),
+            (
+                enabled::MADVISE,
+                swapin::AUTO,
+                [Collapse::Never, Collapse::Wanted, Collapse::Never],
+            ),
+            (enabled::NEVER, swapin::ALWAYS, [Collapse::Never; 3]),
+            (enabled::ALWAYS, swapin::NEVER, [Collapse::Never; 3]),
+        ] {
+            assert_eq!([none, huge, no].map(|a| collapse(a, e, s)), expect);
+        }
         let auto = |a: Advised| a.bring(enabled::ALWAYS, swapin::AUTO);
         assert_eq!(auto(none.and(Usage::Random)), Pages);
         assert_eq!(auto(none.and(Usage::Random).and(Usage::Sequential)), Whole);
@@ -172,18 +234,22 @@ mod tests {
             says in proptest::collection::vec(0..USAGES.len(), 0..6),
             own_enabled in proptest::option::of(0..enabled::WORDS.len() as u64),
             own_swapin in proptest::option::of(0..swapin::WORDS.len() as u64),
+            own_defrag in proptest::option::of(0..defrag::WORDS.len() as u64),
+            pool_defrag in 0..defrag::WORDS.len() as u64,
             pool_enabled in 0..enabled::WORDS.len() as u64,
             pool_swapin in 0..swapin::WORDS.len() as u64,
         ) {
             let said = says.iter().fold(Advised::NOTHING, |a, &i| a.and(USAGES[i]));
             let set = says.iter().fold(
-                Advised::NOTHING.with_enabled(own_enabled).with_swapin(own_swapin),
+                Advised::NOTHING.with_enabled(own_enabled).with_swapin(own_swapin).with_defrag(own_defrag),
                 |a, &i| a.and(USAGES[i]),
             );
             let (e, s) = (own_enabled.unwrap_or(pool_enabled), own_swapin.unwrap_or(pool_swapin));
             prop_assert_eq!(set.bring(pool_enabled, pool_swapin), said.bring(e, s));
             prop_assert_eq!(set.may_be_huge(pool_enabled), said.may_be_huge(e));
-            prop_assert_eq!(set.with_enabled(None).with_swapin(None), said);
+            let caller = Caller::SwapIn;
+            prop_assert_eq!(set.gfp(pool_defrag, caller), said.gfp(own_defrag.unwrap_or(pool_defrag), caller));
+            prop_assert_eq!(set.with_enabled(None).with_swapin(None).with_defrag(None), said);
         }
     }
 }

@@ -180,8 +180,7 @@ impl Word {
             && (!self.has(UNCHARGED) || self.has(COW) || k == Kind::Foreign)
             && (!self.has(CLEAN) || (mapped && self.has(HAS_SLOT)))
             && (!matches!(k, Kind::Swapped | Kind::Cached) || self.has(HAS_SLOT))
-            && (!matches!(k, Kind::Free | Kind::None | Kind::Foreign | Kind::Poisoned)
-                || !self.has(HAS_SLOT))
+            && (!matches!(k, Kind::Free | Kind::None | Kind::Poisoned) || !self.has(HAS_SLOT))
     }
 }
 

@@ -1,12 +1,19 @@
 //! When reclaim starts and stops: the kernel's min, low and high, in units.
 //!
 //! "Available" is what a fault can have at once: free frames and watched clean
-//! units. Below `low` kswapd wakes and works up to `high`; at 0 a faulting
-//! thread waits (a stall).
+//! units. Below `low` kswapd wakes and works up to `high`; up to `min` is for base pages and reclaim, not for
+//! huge pages that base pages can take the place of ([`crate::gfp`]); at 0 a faulting thread waits (a stall).
+//!
+//! Where the marks lie follows from the budget, or is set ([`Setting`]). They are raised for a while ([`Boost`]) when what is taken
+//! outruns reclaim.
+
+use crate::UNIT_BYTES;
 
 /// The marks of one process, in units of 2 MiB.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Watermarks {
+    /// So much is not for huge pages. 0 where so little is kept free that a unit more counts.
+    pub min: u64,
     /// kswapd wakes below this.
     pub low: u64,
     /// kswapd stops here.
@@ -19,24 +26,109 @@ impl Watermarks {
     pub fn for_budget(frames: u64) -> Watermarks {
         // Of very little most must be for use: an access may need two units at once.
         let high = (frames / 8).max((frames / 4).min(3)).clamp(1, 64);
+        Watermarks::up_to(high)
+    }
+
+    fn up_to(high: u64) -> Watermarks {
         let low = (high / 2).max(1);
-        Watermarks { low, high }
+        Watermarks {
+            min: low / 2,
+            low,
+            high,
+        }
     }
 
     /// The same where hardly anything but base pages is asked for: those are made available as fast as they are used, and what
     /// is kept free of them is lost to the program (a whole unit that is watched is not).
     pub fn for_pages(frames: u64) -> Watermarks {
-        let high = Watermarks::for_budget(frames).high.min(8);
+        Watermarks::up_to(Watermarks::for_budget(frames).high.min(8))
+    }
+
+    /// The marks by what is set, for a share of `frames` of the budget. `pages`: hardly anything but base pages is asked for.
+    pub fn of(frames: u64, pages: bool, setting: Setting) -> Watermarks {
+        let auto = match pages {
+            true => Watermarks::for_pages(frames),
+            false => Watermarks::for_budget(frames),
+        };
+        if setting == Setting::AUTO {
+            return auto;
+        }
+        // Half of it, and a unit more than an access needs, are for use whatever is set.
+        let most = (frames / 2).min(frames.saturating_sub(3)).max(auto.high);
+        let min = match setting.min_free_kbytes {
+            0 => auto.min,
+            kbytes => (kbytes.saturating_mul(1024)).div_ceil(UNIT_BYTES),
+        };
+        let (to_low, to_high) = match setting.scale_factor {
+            0 => (auto.low - auto.min, auto.high - auto.min),
+            scale => {
+                let step = frames.saturating_mul(scale) / Setting::WHOLE;
+                (step.max(1), step.max(1).saturating_mul(2))
+            }
+        };
+        let high = min.saturating_add(to_high).min(most);
+        let low = min.saturating_add(to_low).min(high);
         Watermarks {
-            low: (high / 2).max(1),
+            min: min.min(low - 1),
+            low,
             high,
         }
+    }
+
+    /// The same, boosted: kswapd wakes earlier and goes on for longer. What huge pages leave is the same.
+    #[must_use]
+    pub fn boosted(self, by: u64) -> Watermarks {
+        Watermarks {
+            min: self.min,
+            low: self.low + by,
+            high: self.high + by,
+        }
+    }
+}
+
+/// What is set of the marks: `vm.min_free_kbytes` and `vm.watermark_scale_factor`, in the kernel's units; 0 is as the budget suggests.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Setting {
+    /// `min`, in KiB.
+    pub min_free_kbytes: u64,
+    /// From each mark to the next, in parts of 10,000 of the budget.
+    pub scale_factor: u64,
+}
+
+impl Setting {
+    /// Nothing is set.
+    pub const AUTO: Setting = Setting {
+        min_free_kbytes: 0,
+        scale_factor: 0,
+    };
+    /// All of the budget, in the unit of `scale_factor`.
+    pub const WHOLE: u64 = 10_000;
+}
+
+/// How far the marks are raised: by a step whenever somebody finds less than `min`, until kswapd has once reached the raised `high`.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Boost(pub u64);
+
+impl Boost {
+    /// Less than `min` of `marks` (not boosted) was left. `factor`: the most, in parts of 10,000 of `high`
+    /// (`vm.watermark_boost_factor`); 0: never.
+    #[must_use]
+    pub fn on_shortage(self, marks: Watermarks, factor: u64) -> Boost {
+        let most = marks.high.saturating_mul(factor) / Setting::WHOLE;
+        let step = (marks.high / 4).max(1);
+        Boost(self.0.saturating_add(step).min(most))
+    }
+
+    /// What it is of a share of `frames` of the budget: a half of that is for use whatever comes.
+    pub fn of(self, marks: Watermarks, frames: u64) -> u64 {
+        self.0.min((frames / 2).saturating_sub(marks.high))
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use proptest::prelude::*;
 
     #[test]
     fn ordered_and_below_the_budget() {
@@ -46,8 +138,78 @@ mod tests {
                 Watermarks::for_pages(frames),
             ] {
                 assert!(w.low >= 1 && w.low <= w.high);
+                // Who takes no reserves finds something before kswapd sleeps.
+                assert!(w.min < w.low);
                 assert!(w.high <= frames);
                 assert!(frames < 3 || frames - w.high >= 2);
+            }
+        }
+    }
+
+    #[test]
+    fn as_in_the_kernel() {
+        // 1% from mark to mark above 64 MiB.
+        let set = Setting {
+            min_free_kbytes: 64 << 10,
+            scale_factor: 100,
+        };
+        let marks = Watermarks::of(1000, false, set);
+        assert_eq!((marks.min, marks.low, marks.high), (32, 42, 52));
+        assert_eq!(
+            Watermarks::of(1000, true, set),
+            marks,
+            "what is set holds for base pages too"
+        );
+        // One of them: the other is as the budget suggests.
+        let auto = Watermarks::for_budget(1000);
+        assert_eq!((auto.min, auto.low, auto.high), (16, 32, 64));
+        let only = |min_free_kbytes, scale_factor| {
+            let set = Setting {
+                min_free_kbytes,
+                scale_factor,
+            };
+            let m = Watermarks::of(1000, false, set);
+            (m.min, m.low, m.high)
+        };
+        assert_eq!(only(0, 0), (16, 32, 64));
+        assert_eq!(only(1, 0), (1, 17, 49));
+        assert_eq!(only(0, 200), (16, 36, 56));
+    }
+
+    #[test]
+    fn a_boost_ends() {
+        let marks = Watermarks::for_budget(256);
+        let mut boost = Boost::default();
+        for expect in [8, 16, 24, 32, 40, 48, 48] {
+            boost = boost.on_shortage(marks, 15_000);
+            assert_eq!(boost, Boost(expect));
+        }
+        let raised = marks.boosted(boost.of(marks, 256));
+        assert_eq!((raised.min, raised.low, raised.high), (8, 64, 80));
+        assert_eq!(boost.on_shortage(marks, 0), Boost(0));
+        assert_eq!(boost.of(marks, 70), 3);
+    }
+
+    proptest! {
+        #[test]
+        fn whatever_is_set_most_is_for_use(
+            frames in 1u64..5000,
+            pages: bool,
+            min_free_kbytes in prop_oneof![Just(0), 1u64..1 << 40],
+            scale_factor in 0u64..=3000,
+            shortages in 0u32..20,
+            factor in 0u64..100_000,
+        ) {
+            let set = Setting { min_free_kbytes, scale_factor };
+            let plain = Watermarks::of(frames, pages, set);
+            let mut boost = Boost::default();
+            for _ in 0..shortages {
+                boost = boost.on_shortage(plain, factor);
+            }
+            for w in [plain, plain.boosted(boost.of(plain, frames))] {
+                prop_assert!(w.min < w.low && w.low <= w.high && w.high <= frames);
+                prop_assert!(frames < 3 || frames - w.high >= 2);
+                prop_assert!(frames < 8 || w.high <= frames / 2);
             }
         }
     }

@@ -104,6 +104,7 @@ proptest! {
                 _ => whole,
             };
             prop_assert!(ok, "{d:?} under {allowed:?}");
+            prop_assert!(!(d.missed && d.whole), "{d:?}");
             history = g.on_evicted(d.history, left).0;
             g.on_ahead(unit, unit.saturating_add(u64::from(left)));
             g.on_soft_fault(unit, page);
@@ -345,4 +346,38 @@ fn pages_that_nobody_touched_are_made_to_pay() {
         price.on_evicted(512, 512, 300_000);
     }
     assert!(price.price() < 2_000, "{}", price.price());
+}
+
+/// While whole units are not to be had, a run comes by pieces, and is told where it would have come whole; and does as soon as they are.
+#[test]
+fn a_run_goes_on_without_huge_pages() {
+    let mut g = Granularity::new(5);
+    let without = Allowed {
+        whole: false,
+        ..Allowed::ALL
+    };
+    let (mut pieces, mut missed) = (0, 0);
+    let mut history = UnitHistory::NEW;
+    let mut page = 0;
+    while page < 3 * UNIT_PAGES {
+        if page % UNIT_PAGES == 0 {
+            history = UnitHistory::NEW;
+        }
+        let (unit, at) = (page / UNIT_PAGES, (page % UNIT_PAGES) as u16);
+        let d = g.on_fault(
+            &RAM,
+            without,
+            &fault(unit, at, at, Density::UNKNOWN),
+            history,
+        );
+        assert!(!d.whole && d.pages.contains(&at));
+        pieces += u32::from(d.pages.len() == 16);
+        missed += u32::from(d.missed);
+        history = d.history;
+        page = unit * UNIT_PAGES + u64::from(d.pages.end);
+    }
+    assert!(pieces > 60 && missed > 40, "{pieces} {missed}");
+    let f = fault(3, 0, 0, Density::FULL);
+    let d = g.on_fault(&RAM, Allowed::ALL, &f, UnitHistory::NEW);
+    assert!(d.whole && !d.missed, "{d:?}");
 }

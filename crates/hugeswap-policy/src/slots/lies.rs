@@ -4,6 +4,9 @@
 //! in one piece, so that one transfer of the whole is one stretch of the device. Where whole units go, those in one piece
 //! come first; for single slots those in several pieces do, which lose nothing by it.
 //!
+//! A third bit says that a cluster is *raw*: some of its blocks were given to it, but never written, which the first write has to make known
+//! to the file system.
+//!
 //! The bits are hints: whoever gives a cluster its blocks sets them, and a claim that goes by old ones is only less good.
 //! They are looked at 64 clusters at a time. No lock; may be called from the fault path.
 
@@ -28,6 +31,7 @@ pub enum Lie {
 pub struct Lies<'a> {
     together: &'a [AtomicU64],
     apart: &'a [AtomicU64],
+    raw: &'a [AtomicU64],
 }
 
 /// Where a claim looks.
@@ -45,25 +49,28 @@ pub struct Order {
     pub grow: bool,
 }
 
+/// Maps of one bit a cluster that [`Lies`] needs.
+pub const MAPS: usize = 3;
+
 /// Words for the bits of so many clusters.
 pub const fn words(clusters: usize) -> usize {
     clusters.div_ceil(64)
 }
 
 impl<'a> Lies<'a> {
-    /// Of as many clusters as there are bits, in two maps of equal length.
-    pub fn new(together: &'a [AtomicU64], apart: &'a [AtomicU64]) -> Self {
-        debug_assert_eq!(together.len(), apart.len());
-        Lies { together, apart }
+    /// Of as many clusters as there are bits, in three maps of equal length.
+    pub fn new(together: &'a [AtomicU64], apart: &'a [AtomicU64], raw: &'a [AtomicU64]) -> Self {
+        debug_assert!(together.len() == apart.len() && apart.len() == raw.len());
+        Lies {
+            together,
+            apart,
+            raw,
+        }
     }
 
     /// How cluster `i` lies.
     pub fn of(&self, i: usize) -> Lie {
-        let bit = |map: &[AtomicU64]| {
-            let word = map.get(i / 64).map_or(0, |w| w.load(Acquire));
-            word >> (i % 64) & 1 == 1
-        };
-        match (bit(self.together), bit(self.apart)) {
+        match (bit(self.together, i), bit(self.apart, i)) {
             (true, _) => Lie::Together,
             (false, true) => Lie::Apart,
             (false, false) => Lie::Nowhere,
@@ -72,22 +79,23 @@ impl<'a> Lies<'a> {
 
     /// Notes how cluster `i` lies. True if nothing was known of it, which of several who note the same only one is told.
     pub fn note(&self, i: usize, lie: Lie) -> bool {
-        let set = |map: &[AtomicU64], on: bool| {
-            let (word, bit) = (map.get(i / 64), 1 << (i % 64));
-            let old = word.map_or(0, |w| {
-                if on {
-                    w.fetch_or(bit, AcqRel)
-                } else {
-                    w.fetch_and(!bit, AcqRel)
-                }
-            });
-            old & bit != 0
-        };
         let known = [
-            set(self.together, lie == Lie::Together),
-            set(self.apart, lie == Lie::Apart),
+            set(self.together, i, lie == Lie::Together),
+            set(self.apart, i, lie == Lie::Apart),
         ];
         !known.contains(&true)
+    }
+
+    /// Is cluster `i` raw?
+    pub fn is_raw(&self, i: usize) -> bool {
+        bit(self.raw, i)
+    }
+
+    /// Notes whether cluster `i` is raw. Nothing is written where that is known.
+    pub fn note_raw(&self, i: usize, raw: bool) {
+        if self.is_raw(i) != raw {
+            set(self.raw, i, raw);
+        }
     }
 
     fn map(&self, lie: Lie) -> &'a [AtomicU64] {
@@ -140,6 +148,24 @@ impl<'a> Lies<'a> {
     }
 }
 
+fn bit(map: &[AtomicU64], i: usize) -> bool {
+    let word = map.get(i / 64).map_or(0, |w| w.load(Acquire));
+    word >> (i % 64) & 1 == 1
+}
+
+/// Sets or clears a bit; what it was.
+fn set(map: &[AtomicU64], i: usize, on: bool) -> bool {
+    let (word, bit) = (map.get(i / 64), 1 << (i % 64));
+    let old = word.map_or(0, |w| {
+        if on {
+            w.fetch_or(bit, AcqRel)
+        } else {
+            w.fetch_and(!bit, AcqRel)
+        }
+    });
+    old & bit != 0
+}
+
 /// A range from a place in it on, and around the end.
 fn around(range: &Range<usize>, from: usize) -> [Range<usize>; 2] {
     let from = if range.contains(&from) {
@@ -182,9 +208,9 @@ mod tests {
     use proptest::prelude::*;
     use std::sync::atomic::AtomicU32;
 
-    fn maps(lies: &[Lie]) -> (Vec<AtomicU64>, Vec<AtomicU64>) {
+    fn maps(lies: &[Lie]) -> [Vec<AtomicU64>; 3] {
         let map = || (0..words(lies.len())).map(|_| AtomicU64::new(0)).collect();
-        (map(), map())
+        [map(), map(), map()]
     }
 
     fn lie() -> impl Strategy<Value = Lie> {
@@ -203,14 +229,17 @@ mod tests {
             apart_first: bool,
         ) {
             let lies: Vec<_> = clusters.iter().map(|c| c.0).collect();
-            let (together, apart) = maps(&lies);
-            let known = Lies::new(&together, &apart);
+            let [together, apart, raw] = maps(&lies);
+            let known = Lies::new(&together, &apart, &raw);
             for (i, &l) in lies.iter().enumerate() {
+                known.note_raw(i, true);
+                known.note_raw(i, i % 2 == 0);
                 // Noted over what was known before.
                 known.note(i, [Lie::Nowhere, Lie::Together, Lie::Apart][i % 3]);
                 known.note(i, l);
                 prop_assert_eq!(known.of(i), l);
             }
+            prop_assert!((0..lies.len()).all(|i| known.is_raw(i) == (i % 2 == 0)));
             let taken: Vec<_> = clusters.iter().map(|c| AtomicU32::new((c.1 == 0).into())).collect();
             let order = Order { within: a.min(b)..a.max(b), near: c.min(d)..c.max(d), from, far, grow };
             let prefer = if apart_first { Lie::Apart } else { Lie::Together };
@@ -240,8 +269,8 @@ mod tests {
     fn a_sequence_skips_what_is_apart_and_comes_back_to_it() {
         use Lie::{Apart, Nowhere, Together};
         let lies = [Together, Apart, Together, Apart, Together, Nowhere, Nowhere];
-        let (together, apart) = maps(&lies);
-        let known = Lies::new(&together, &apart);
+        let [together, apart, raw] = maps(&lies);
+        let known = Lies::new(&together, &apart, &raw);
         for (i, &l) in lies.iter().enumerate() {
             known.note(i, l);
         }
@@ -268,8 +297,8 @@ mod tests {
 
     #[test]
     fn who_is_beaten_to_it_looks_on() {
-        let (together, apart) = maps(&[Lie::Together; 70]);
-        let known = Lies::new(&together, &apart);
+        let [together, apart, raw] = maps(&[Lie::Together; 70]);
+        let known = Lies::new(&together, &apart, &raw);
         for i in 0..70 {
             known.note(i, Lie::Together);
         }

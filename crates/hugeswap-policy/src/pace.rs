@@ -1,0 +1,176 @@
+//! How long those pause who take memory faster than it is made available: as the kernel holds up who is over `memory.high`, and who
+//! dirties files faster than they are written.
+//!
+//! Where everybody takes what there is until there is nothing, the next one waits until something comes (a stall), with whatever it holds up.
+//! So below `low` each frame's worth that a fault takes is followed by a pause, before the thread's next fault, which is the longer the less is left: at half of `low` as long
+//! as reclaim takes for a frame, near nothing many times that, and the less again as more comes. What is taken is then no more than what is made, while there is still some for who comes next.
+//!
+//! A pause has a limit. Where reclaim makes nothing for long, everything is taken in the end, and somebody stalls.
+
+use crate::UNIT_PAGES;
+use crate::watermark::Watermarks;
+
+/// What a frame takes if nothing is known.
+const GUESS_NS: u64 = 5_000_000;
+/// Bounds of what is believed.
+const LEAST_NS: u64 = 1_000;
+const MOST_NS: u64 = 1_000_000_000;
+/// Over so long it is measured.
+const WINDOW_NS: u64 = 20_000_000;
+
+/// How long the pause is of one that took a frame's worth, or a part of one, while `available` was left, and `others` pause, too.
+/// `frame_ns`: what reclaim takes for a frame.
+pub fn pause_ns(
+    available: u64,
+    marks: Watermarks,
+    frame_ns: u64,
+    others: u64,
+    limit_ns: u64,
+) -> u64 {
+    let below = u128::from(marks.low.saturating_sub(available));
+    let low = u128::from(marks.low.max(1));
+    let all = u128::from(others.saturating_add(1));
+    // At nothing there is no end but the limit.
+    let pause = (u128::from(frame_ns) * all * 2 * below * below)
+        .checked_div(low * u128::from(available))
+        .unwrap_or(u128::from(limit_ns));
+    pause.min(u128::from(limit_ns)) as u64
+}
+
+/// Measures what reclaim takes for a frame.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Meter {
+    /// When the window began, and how many pages were made available before that.
+    window: Option<(u64, u64)>,
+    frame_ns: u64,
+}
+
+impl Meter {
+    /// Nothing is known.
+    pub const fn new() -> Meter {
+        Meter {
+            window: None,
+            frame_ns: GUESS_NS,
+        }
+    }
+
+    /// What a frame takes.
+    pub const fn frame_ns(&self) -> u64 {
+        self.frame_ns
+    }
+
+    /// Reclaim is at work (`short`) or has nothing to do, and has made `made` pages available so far.
+    pub fn on_look(&mut self, now: u64, made: u64, short: bool) {
+        let Some((start, before)) = self.window.filter(|_| short) else {
+            self.window = short.then_some((now, made));
+            return;
+        };
+        let (passed, pages) = (now.saturating_sub(start), made.saturating_sub(before));
+        // Nothing at all says how long it takes at least.
+        if passed < WINDOW_NS {
+            return;
+        }
+        let frame = (u128::from(passed) * u128::from(UNIT_PAGES) / u128::from(pages.max(1)))
+            .clamp(u128::from(LEAST_NS), u128::from(MOST_NS)) as u64;
+        let frame = match pages {
+            // No more than twice as long each time: a device may rest for a moment.
+            0 => frame.min(self.frame_ns * 2),
+            _ => frame,
+        };
+        self.frame_ns = ((self.frame_ns + frame) / 2).clamp(LEAST_NS, MOST_NS);
+        self.window = Some((now, made));
+    }
+}
+
+impl Default for Meter {
+    fn default() -> Meter {
+        Meter::new()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    const MS: u64 = 1_000_000;
+
+    #[test]
+    fn longer_the_less_is_left() {
+        let marks = Watermarks::for_budget(256);
+        assert_eq!(marks.low, 16);
+        let of = |available| pause_ns(available, marks, 4 * MS, 0, 200 * MS);
+        assert_eq!([16, 17, 100].map(of), [0; 3]);
+        let expect = [MS * 2 / 3, 4 * MS, 18 * MS, 112_500_000, 200 * MS];
+        assert_eq!([12, 8, 4, 1, 0].map(of), expect);
+        // Others take, too.
+        assert_eq!(pause_ns(8, marks, 4 * MS, 3, 200 * MS), 16 * MS);
+        assert_eq!(pause_ns(0, marks, 4 * MS, 30, 200 * MS), 200 * MS);
+        assert_eq!(pause_ns(0, marks, 4 * MS, 0, 0), 0);
+    }
+
+    #[test]
+    fn what_reclaim_takes() {
+        let mut m = Meter::new();
+        m.on_look(0, 0, true);
+        // Two frames in 20 ms, for a while.
+        for i in 1..20u64 {
+            m.on_look(i * 20 * MS, i * 2 * UNIT_PAGES, true);
+        }
+        assert!(m.frame_ns().abs_diff(10 * MS) < MS / 10, "{m:?}");
+        // What it rested is not counted.
+        let before = m.frame_ns();
+        m.on_look(500 * MS, 38 * UNIT_PAGES, false);
+        m.on_look(9000 * MS, 38 * UNIT_PAGES, true);
+        assert_eq!(m.frame_ns(), before);
+        // A device that hangs.
+        for i in 1..20u64 {
+            m.on_look((9000 + i * 20) * MS, 38 * UNIT_PAGES, true);
+        }
+        assert!(m.frame_ns() > 500 * MS, "{m:?}");
+    }
+
+    proptest! {
+        /// Programs that take as fast as they can, with pauses, never find nothing, however fast the device, as long as it does not change
+        /// by more than the limit allows.
+        #[test]
+        fn who_pauses_does_not_find_nothing(
+            frames in 256u64..2000,
+            threads in 1u64..9,
+            device_ns in 100_000u64..20_000_000,
+        ) {
+            let marks = Watermarks::for_budget(frames);
+            let mut available = marks.high;
+            let mut next: Vec<u64> = vec![0; threads as usize];
+            let (mut now, mut made_at) = (0u64, device_ns);
+            for _ in 0..20_000 {
+                let (i, at) = next.iter().copied().enumerate().min_by_key(|&(_, t)| t).unwrap();
+                now = now.max(at);
+                while made_at <= now {
+                    available = (available + 1).min(marks.high);
+                    made_at += device_ns;
+                }
+                prop_assert!(available > 0, "at {now}");
+                available -= 1;
+                let others = next.iter().filter(|&&t| t > now).count() as u64;
+                // The measure may be off by a half.
+                let pause = pause_ns(available, marks, device_ns / 2, others, 200 * MS);
+                next[i] = now + pause.max(1000);
+            }
+        }
+
+        #[test]
+        fn within_bounds(
+            looks in proptest::collection::vec((0u64..1 << 40, 0u64..1 << 40, any::<bool>()), 0..50),
+            available: u64, budget in 1u64..5000, others: u64, limit: u64,
+        ) {
+            let mut m = Meter::new();
+            for (now, made, short) in looks {
+                m.on_look(now, made, short);
+                prop_assert!((LEAST_NS..=MOST_NS).contains(&m.frame_ns()));
+            }
+            let marks = Watermarks::for_budget(budget);
+            prop_assert!(pause_ns(available, marks, m.frame_ns(), others, limit) <= limit);
+        }
+    }
+}
