@@ -159,6 +159,37 @@ pub fn allocate(fd: i32, offset: u64, len: u64) -> Result<()> {
     .map(drop)
 }
 
+/// Makes a hole of `[offset, offset+len)` of a file, which stays as long as it is; of a memory file its memory is free.
+pub fn punch(fd: i32, offset: u64, len: u64) -> Result<()> {
+    let mode = (libc::FALLOC_FL_PUNCH_HOLE | libc::FALLOC_FL_KEEP_SIZE) as usize;
+    let args = [fd as usize, mode, offset as usize, len as usize, 0, 0];
+    // SAFETY: touches no memory of ours.
+    unsafe { call(libc::SYS_fallocate, args) }.map(drop)
+}
+
+/// What may never be done to a memory file any more.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Seals(usize);
+
+impl Seals {
+    /// Being made shorter or longer.
+    pub const LENGTH: Seals = Seals((libc::F_SEAL_SHRINK | libc::F_SEAL_GROW) as usize);
+}
+
+/// Seals a memory file.
+pub fn seal(fd: i32, seals: Seals) -> Result<()> {
+    let args = [fd as usize, libc::F_ADD_SEALS as usize, seals.0, 0, 0, 0];
+    // SAFETY: touches no memory of ours.
+    unsafe { call(libc::SYS_fcntl, args) }.map(drop)
+}
+
+/// Is it sealed so?
+pub fn is_sealed(fd: i32, seals: Seals) -> bool {
+    let args = [fd as usize, libc::F_GET_SEALS as usize, 0, 0, 0, 0];
+    // SAFETY: as above.
+    unsafe { call(libc::SYS_fcntl, args) }.is_ok_and(|has| has & seals.0 == seals.0)
+}
+
 /// Takes `[offset, offset+len)` out of a file: what lies behind moves up, and stays where it is on the device. Whole
 /// blocks only (EINVAL); few file systems can.
 pub fn collapse(fd: i32, offset: u64, len: u64) -> Result<()> {

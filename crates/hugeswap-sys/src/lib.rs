@@ -17,6 +17,7 @@ pub mod raw;
 pub mod signal;
 pub mod spawn;
 pub mod uffd;
+pub mod uring;
 
 pub use errno::Errno;
 

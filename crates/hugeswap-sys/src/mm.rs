@@ -1,7 +1,7 @@
 //! Address space: mapping, protecting, moving, advising.
 
 use crate::raw::call;
-use crate::{Errno, Result};
+use crate::{Errno, Result, fs};
 
 /// No access.
 pub const PROT_NONE: u32 = libc::PROT_NONE as u32;
@@ -54,6 +54,70 @@ pub fn map_shared(fd: i32, len: usize, offset: u64) -> Result<usize> {
             ],
         )
     }
+}
+
+/// A memory file, mapped shared. What other processes write to it meanwhile is theirs to agree on with this one, as of all shared memory.
+#[derive(Debug)]
+pub struct SharedBytes {
+    at: usize,
+    len: usize,
+}
+
+impl SharedBytes {
+    /// Maps `len` bytes of a memory file that is not made shorter.
+    pub fn map(fd: i32, len: usize) -> Result<SharedBytes> {
+        let at = map_shared(fd, len, 0)?;
+        Ok(SharedBytes { at, len })
+    }
+
+    /// As [`advise`], which discards nothing for what this is for: MADV_HUGEPAGE, MADV_NOHUGEPAGE.
+    pub fn advise_huge(&self, yes: bool) -> Result<()> {
+        let advice = if yes {
+            libc::MADV_HUGEPAGE
+        } else {
+            libc::MADV_NOHUGEPAGE
+        };
+        // SAFETY: a range of ours; advice that discards nothing.
+        unsafe { advise(self.at, self.len, advice) }
+    }
+}
+
+impl std::ops::Deref for SharedBytes {
+    type Target = [u8];
+    fn deref(&self) -> &[u8] {
+        // SAFETY: mapped by `map` for the life of `self`, initialised.
+        unsafe { std::slice::from_raw_parts(self.at as *const u8, self.len) }
+    }
+}
+
+impl std::ops::DerefMut for SharedBytes {
+    fn deref_mut(&mut self) -> &mut [u8] {
+        // SAFETY: as above, and `self` is borrowed uniquely.
+        unsafe { std::slice::from_raw_parts_mut(self.at as *mut u8, self.len) }
+    }
+}
+
+impl Drop for SharedBytes {
+    fn drop(&mut self) {
+        // SAFETY: mapped by `map`, and every borrow ends with `self`.
+        let _ = unsafe { unmap(self.at, self.len) };
+    }
+}
+
+/// Maps the first `len` bytes of `fd` at `at`, shared, readable and writable, in place of whatever is there.
+///
+/// # Safety
+/// Nobody may use what was mapped there.
+pub unsafe fn map_shared_at(at: usize, fd: i32, len: usize) -> Result<()> {
+    let flags = (libc::MAP_SHARED | libc::MAP_FIXED) as usize;
+    // SAFETY: passed on to the caller.
+    unsafe {
+        call(
+            libc::SYS_mmap,
+            [at, len, PROT_RW as usize, flags, fd as usize, 0],
+        )
+    }
+    .map(drop)
 }
 
 /// Unmaps a range.
@@ -132,6 +196,30 @@ pub fn populate(at: usize, len: usize) -> bool {
     const MADV_POPULATE_WRITE: i32 = 23;
     // SAFETY: this advice changes no content.
     unsafe { advise(at, len, MADV_POPULATE_WRITE) }.is_ok()
+}
+
+/// The node that the memory at `at` is on, by the kernel's number; None: there is none, or the kernel does not tell (move_pages).
+pub fn node_of(at: usize) -> Option<usize> {
+    let (pages, mut status) = ([at], [-1i32]);
+    let args = [
+        0,
+        1,
+        pages.as_ptr() as usize,
+        0,
+        status.as_mut_ptr() as usize,
+        0,
+    ];
+    // SAFETY: asked for no nodes to move to, the call reads an address and writes a number, of ours.
+    unsafe { crate::raw::call(libc::SYS_move_pages, args) }.ok()?;
+    usize::try_from(status[0]).ok()
+}
+
+/// Has the kernel make one huge page of each aligned 2 MiB of a range, now, whatever the system's policy says (Linux 6.1). ENOMEM, EAGAIN: it has none.
+/// EINVAL, EBUSY: not of what is there, not in this process, or not in this kernel.
+pub fn collapse(at: usize, len: usize) -> Result<()> {
+    const MADV_COLLAPSE: i32 = 25;
+    // SAFETY: this advice changes no content.
+    unsafe { advise(at, len, MADV_COLLAPSE) }
 }
 
 /// Which pages of a range the kernel has in memory, a byte each (bit 0).
@@ -227,6 +315,14 @@ pub fn huge_bytes(pagemap: i32, start: usize, end: usize) -> Result<u64> {
 /// Bytes of `[start, end)` that are in memory.
 pub fn present_bytes(pagemap: i32, start: usize, end: usize) -> Result<u64> {
     scan_bytes(pagemap, start, end, PAGE_IS_PRESENT)
+}
+
+/// Entries of /proc/PID/pagemap, open as `pagemap`, from address `start` on. How many there were.
+pub fn pagemap(pagemap: i32, start: usize, entries: &mut [u64]) -> Result<usize> {
+    let (at, len) = (entries.as_mut_ptr() as usize, size_of_val(entries));
+    // SAFETY: the caller's slice.
+    let bytes = unsafe { fs::read_at(pagemap, at, len, (start / 4096 * 8) as u64) }?;
+    Ok(bytes / 8)
 }
 
 fn scan_bytes(pagemap: i32, start: usize, end: usize, mask: u64) -> Result<u64> {

@@ -3,7 +3,7 @@
 //! Every probe takes back what it made and may run at any time, beside anything else.
 
 use crate::raw::call;
-use crate::{Errno, Result, fs, mm, uffd};
+use crate::{Errno, Result, fs, mm, uffd, uring};
 use std::path::Path;
 
 /// Bytes of a huge page.
@@ -203,17 +203,7 @@ fn uffd_move_with(fd: i32) -> Result<Moved> {
 
 /// Can an io_uring be set up?
 pub fn io_uring() -> Result<()> {
-    // The kernel's io_uring_params: 120 bytes, all zero for the defaults.
-    let mut params = [0u64; 15];
-    // SAFETY: `params` is a writable io_uring_params.
-    let fd = unsafe {
-        call(
-            libc::SYS_io_uring_setup,
-            [2, params.as_mut_ptr() as usize, 0, 0, 0, 0],
-        )
-    }?;
-    fs::close(fd as i32);
-    Ok(())
+    uring::Ring::new(2).map(drop)
 }
 
 /// Can a seccomp filter that traps be installed? Tried on a thread of its own: filters and "no new

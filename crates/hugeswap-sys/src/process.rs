@@ -21,6 +21,34 @@ pub fn tid() -> i32 {
     unsafe { call(libc::SYS_gettid, [0; 6]) }.unwrap_or(0) as i32
 }
 
+/// The processor that this thread is on, and that one's node, a moment ago.
+pub fn cpu_and_node() -> (u32, u32) {
+    let (mut cpu, mut node) = (0u32, 0u32);
+    let out = [&raw mut cpu as usize, &raw mut node as usize, 0, 0, 0, 0];
+    // SAFETY: getcpu writes two numbers, to ours.
+    let _ = unsafe { call(libc::SYS_getcpu, out) };
+    (cpu, node)
+}
+
+/// The same without a system call, as the vDSO does it: from the limit of a segment that the kernel keeps for that. None: there is no such segment.
+/// Where it is another's, the answer is nonsense, so it has to be compared with [`cpu_and_node`] once.
+pub fn cpu_and_node_fast() -> Option<(u32, u32)> {
+    const SEGMENT: u32 = 15 * 8 + 3;
+    let (limit, valid): (u32, u8);
+    // SAFETY: reads a segment's limit if it may, and says whether it did.
+    unsafe {
+        std::arch::asm!(
+            "lsl {limit:e}, {segment:e}",
+            "setz {valid}",
+            segment = in(reg) SEGMENT,
+            limit = inout(reg) 0u32 => limit,
+            valid = out(reg_byte) valid,
+            options(nomem, nostack),
+        );
+    }
+    (valid != 0).then_some((limit & 0xfff, limit >> 12))
+}
+
 /// Does a process with this id exist (a zombie counts)?
 pub fn exists(pid: i32) -> bool {
     // SAFETY: signal 0 only asks.
@@ -28,6 +56,24 @@ pub fn exists(pid: i32) -> bool {
         unsafe { call(libc::SYS_kill, [pid as usize, 0, 0, 0, 0, 0]) },
         Err(crate::Errno::ESRCH)
     )
+}
+
+/// A descriptor of ours for what process `pid` has open as `fd` (pidfd_getfd: Linux 5.6, and the right to trace that process).
+pub fn descriptor_of(pid: i32, fd: i32) -> Result<i32> {
+    // SAFETY: touches no memory of ours.
+    let process = unsafe { call(libc::SYS_pidfd_open, [pid as usize, 0, 0, 0, 0, 0]) }? as i32;
+    let args = [process as usize, fd as usize, 0, 0, 0, 0];
+    // SAFETY: as above.
+    let got = unsafe { call(libc::SYS_pidfd_getfd, args) };
+    crate::fs::close(process);
+    got.map(|fd| fd as i32)
+}
+
+/// Lets process `pid`, and whoever descends from it, get at this one (and its descriptors) where the kernel allows that to ancestors only (Yama).
+pub fn let_trace(pid: i32) -> Result<()> {
+    let args = [libc::PR_SET_PTRACER as usize, pid as usize, 0, 0, 0, 0];
+    // SAFETY: no memory involved.
+    unsafe { call(libc::SYS_prctl, args) }.map(drop)
 }
 
 /// Sends `signal` to one thread of this process.
@@ -134,4 +180,33 @@ pub fn limit(resource: u32) -> u64 {
         )
     };
     lim.rlim_cur
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn where_this_thread_is() {
+        // On one processor both say which.
+        let mut set = [0u64; 16];
+        let args = [0, size_of_val(&set), set.as_mut_ptr() as usize, 0, 0, 0];
+        // SAFETY: writes to `set`, of that size.
+        if unsafe { call(libc::SYS_sched_getaffinity, args) }.is_err() {
+            return println!("skipped: more processors than this test knows");
+        }
+        for cpu in (0..1024).filter(|c| set[c / 64] >> (c % 64) & 1 != 0) {
+            let mut one = [0u64; 16];
+            one[cpu / 64] = 1 << (cpu % 64);
+            let args = [0, size_of_val(&one), one.as_ptr() as usize, 0, 0, 0];
+            // SAFETY: reads `one`, of that size.
+            unsafe { call(libc::SYS_sched_setaffinity, args) }.unwrap();
+            let (at, node) = cpu_and_node();
+            assert_eq!(at, cpu as u32);
+            match cpu_and_node_fast() {
+                Some(fast) => assert_eq!(fast, (at, node)),
+                None => println!("skipped: there is no such segment"),
+            }
+        }
+    }
 }

@@ -119,6 +119,13 @@ impl Blocked {
     pub fn all() -> Blocked {
         Blocked(set_mask(ALL))
     }
+
+    /// All but the one by which the C library has every thread change its user.
+    #[must_use]
+    pub fn all_but_user() -> Blocked {
+        const SIGSETXID: i32 = 33;
+        Blocked(set_mask(ALL & !bit(SIGSETXID)))
+    }
 }
 
 impl Drop for Blocked {

@@ -257,6 +257,23 @@ pub fn next_signal(fd: BorrowedFd<'_>) -> Option<Received> {
     })
 }
 
+/// Forks by the C library, so that what is registered with pthread_atfork runs. The child runs `f` in its copy of everything, as the only thread,
+/// and ends with what that returns, or with 101 if it panics; nothing else of this program runs there. Its process id.
+///
+/// What other threads have locked stays locked in the child (but for the allocator): `f` should need no lock of theirs, those of the standard streams
+/// among them.
+pub fn in_child(f: impl FnOnce() -> u8) -> Result<i32> {
+    // SAFETY: the child's memory is a copy, in which nobody is in the middle of what `f` can reach but by a lock, which stays
+    // locked; and the child never returns from here.
+    let pid = unsafe { libc::fork() };
+    if pid == 0 {
+        let code = std::panic::catch_unwind(std::panic::AssertUnwindSafe(f)).unwrap_or(101);
+        // SAFETY: ends the child at once.
+        unsafe { libc::_exit(code.into()) };
+    }
+    if pid < 0 { Err(Errno::EAGAIN) } else { Ok(pid) }
+}
+
 /// Sends `signal` to a process.
 pub fn send(pid: i32, signal: i32) -> Result<()> {
     // SAFETY: touches no memory.

@@ -17,6 +17,7 @@ const UFFDIO_REGISTER: usize = iowr(0x00, 32);
 const UFFDIO_UNREGISTER: usize = ior(0x01, 16);
 const UFFDIO_WAKE: usize = ior(0x02, 16);
 const UFFDIO_COPY: usize = iowr(0x03, 40);
+const UFFDIO_ZEROPAGE: usize = iowr(0x04, 32);
 const UFFDIO_MOVE: usize = iowr(0x05, 40);
 const UFFDIO_WRITEPROTECT: usize = iowr(0x06, 24);
 const UFFDIO_POISON: usize = iowr(0x08, 32);
@@ -33,6 +34,8 @@ pub mod feature {
     pub const EXACT_ADDRESS: u64 = 1 << 11;
     /// Which thread faulted is reported.
     pub const THREAD_ID: u64 = 1 << 8;
+    /// Pages of memory files can be write-protected.
+    pub const WP_SHMEM: u64 = 1 << 12;
     /// UFFDIO_MOVE is there.
     pub const MOVE: u64 = 1 << 16;
 }
@@ -175,6 +178,23 @@ pub fn copy(fd: i32, dst: usize, src: usize, len: usize, protect: bool) -> Resul
     Ok(())
 }
 
+/// Fills absent pages with zeros. Whoever waits there goes on waiting until [`wake`]. EEXIST if there is a page already; those before it
+/// are filled.
+pub fn zero(fd: i32, dst: usize, len: usize) -> Result<()> {
+    const DONTWAKE: u64 = 1;
+    let mut done = 0;
+    while done < len {
+        let mut z = [(dst + done) as u64, (len - done) as u64, DONTWAKE, 0];
+        // SAFETY: `z` is a uffdio_zeropage; only absent pages are filled.
+        match unsafe { ioctl(fd, UFFDIO_ZEROPAGE, z.as_mut_ptr() as usize) } {
+            Ok(_) => return Ok(()),
+            Err(Errno::EAGAIN) => done += (z[3] as i64).max(0) as usize,
+            Err(e) => return Err(e),
+        }
+    }
+    Ok(())
+}
+
 /// Write-protects a range, or makes it writable again. Whoever waits there goes on waiting until [`wake`].
 pub fn write_protect(fd: i32, start: usize, len: usize, protect: bool) -> Result<()> {
     const PROTECT: u64 = 1;
@@ -227,6 +247,7 @@ mod tests {
         assert_eq!(UFFDIO_REGISTER, 0xc020_aa00);
         assert_eq!(UFFDIO_UNREGISTER, 0x8010_aa01);
         assert_eq!(UFFDIO_WAKE, 0x8010_aa02);
+        assert_eq!(UFFDIO_ZEROPAGE, 0xc020_aa04);
         assert_eq!(UFFDIO_MOVE, 0xc028_aa05);
         assert_eq!(UFFDIO_WRITEPROTECT, 0xc018_aa06);
         assert_eq!(size_of::<Message>(), 32);

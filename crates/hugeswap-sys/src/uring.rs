@@ -1,0 +1,327 @@
+//! io_uring: many transfers by one system call, and waiting for all of them.
+//!
+//! The least there is: one ring, used by one thread at a time, no registered buffers or files, nothing under way between calls. Calls go through
+//! the gate like all others, which is why this is no library's: under `hugeswap run` a filter refuses io_uring to everybody else.
+
+use crate::raw::call;
+use crate::{Errno, Result, fs, mm};
+use std::sync::atomic::AtomicU32;
+use std::sync::atomic::Ordering::{Acquire, Relaxed, Release};
+
+/// Offsets for mmap of the ring's parts.
+const OFF_SQ_RING: usize = 0;
+const OFF_SQES: usize = 0x1000_0000;
+/// Both queues lie in one mapping (5.4).
+const FEAT_SINGLE_MMAP: u32 = 1;
+const ENTER_GETEVENTS: usize = 1;
+const OP_WRITE: u8 = 23;
+
+#[repr(C)]
+#[derive(Default)]
+struct SqOffsets {
+    head: u32,
+    tail: u32,
+    ring_mask: u32,
+    ring_entries: u32,
+    flags: u32,
+    dropped: u32,
+    array: u32,
+    resv1: u32,
+    user_addr: u64,
+}
+
+#[repr(C)]
+#[derive(Default)]
+struct CqOffsets {
+    head: u32,
+    tail: u32,
+    ring_mask: u32,
+    ring_entries: u32,
+    overflow: u32,
+    cqes: u32,
+    flags: u32,
+    resv1: u32,
+    user_addr: u64,
+}
+
+/// The kernel's io_uring_params.
+#[repr(C)]
+#[derive(Default)]
+struct Params {
+    sq_entries: u32,
+    cq_entries: u32,
+    flags: u32,
+    sq_thread_cpu: u32,
+    sq_thread_idle: u32,
+    features: u32,
+    wq_fd: u32,
+    resv: [u32; 3],
+    sq_off: SqOffsets,
+    cq_off: CqOffsets,
+}
+
+/// The kernel's io_uring_sqe, as far as it is used.
+#[repr(C)]
+#[derive(Clone, Copy, Default)]
+struct Sqe {
+    opcode: u8,
+    flags: u8,
+    ioprio: u16,
+    fd: i32,
+    offset: u64,
+    addr: u64,
+    len: u32,
+    rw_flags: u32,
+    user_data: u64,
+    rest: [u64; 3],
+}
+
+/// The kernel's io_uring_cqe.
+#[repr(C)]
+#[derive(Clone, Copy)]
+struct Cqe {
+    user_data: u64,
+    res: i32,
+    flags: u32,
+}
+
+const _: () = assert!(size_of::<Params>() == 120 && size_of::<Sqe>() == 64);
+
+/// A write of memory to a file.
+#[derive(Clone, Copy, Debug)]
+pub struct Write {
+    /// The file.
+    pub fd: i32,
+    /// Where in memory.
+    pub memory: usize,
+    /// Bytes.
+    pub len: usize,
+    /// Where in the file.
+    pub offset: u64,
+}
+
+/// See the file's head. Not inherited by forked children: there it must be forgotten, not dropped.
+pub struct Ring {
+    fd: i32,
+    entries: u32,
+    queues: usize,
+    queues_len: usize,
+    sqes: usize,
+    sqes_len: usize,
+    sq: SqOffsets,
+    cq: CqOffsets,
+}
+
+impl Ring {
+    /// A ring for up to `entries` transfers at a time (a power of two). ENOSYS, EPERM: refused here.
+    pub fn new(entries: u32) -> Result<Ring> {
+        let mut p = Params::default();
+        let args = [entries as usize, &raw mut p as usize, 0, 0, 0, 0];
+        // SAFETY: `p` is a writable io_uring_params.
+        let fd = unsafe { call(libc::SYS_io_uring_setup, args) }? as i32;
+        let map = |len: usize, offset: usize| {
+            let prot = (libc::PROT_READ | libc::PROT_WRITE) as usize;
+            let flags = (libc::MAP_SHARED | libc::MAP_POPULATE) as usize;
+            // SAFETY: a new mapping at an address of the kernel's choice.
+            unsafe { call(libc::SYS_mmap, [0, len, prot, flags, fd as usize, offset]) }
+        };
+        let sq_end = p.sq_off.array as usize + p.sq_entries as usize * 4;
+        let cq_end = p.cq_off.cqes as usize + p.cq_entries as usize * size_of::<Cqe>();
+        let queues_len = sq_end.max(cq_end);
+        let sqes_len = p.sq_entries as usize * size_of::<Sqe>();
+        let close = |e| {
+            fs::close(fd);
+            e
+        };
+        if p.features & FEAT_SINGLE_MMAP == 0 {
+            return Err(close(Errno::ENOSYS));
+        }
+        let queues = map(queues_len, OFF_SQ_RING).map_err(close)?;
+        let mut ring = Ring {
+            fd,
+            entries: p.sq_entries,
+            queues,
+            queues_len,
+            sqes: 0,
+            sqes_len: 0,
+            sq: p.sq_off,
+            cq: p.cq_off,
+        };
+        ring.sqes = map(sqes_len, OFF_SQES)?;
+        ring.sqes_len = sqes_len;
+        for (at, len) in ring.mappings() {
+            // SAFETY: advice about the ring's own mappings that discards nothing.
+            unsafe { mm::advise(at, len, libc::MADV_DONTFORK) }?;
+        }
+        Ok(ring)
+    }
+
+    /// Transfers it takes at a time.
+    pub fn entries(&self) -> usize {
+        self.entries as usize
+    }
+
+    fn mappings(&self) -> [(usize, usize); 2] {
+        [(self.queues, self.queues_len), (self.sqes, self.sqes_len)]
+    }
+
+    fn word(&self, offset: u32) -> &AtomicU32 {
+        // SAFETY: the kernel's offset of an aligned 32-bit word of the mapping, which lives as long as the ring and is shared with
+        // the kernel, so that it is only touched atomically.
+        unsafe { &*((self.queues + offset as usize) as *const AtomicU32) }
+    }
+
+    /// Carries out as many of `writes` as fit in the ring and waits for them. What came of each goes to `results`: bytes written, or the error; EAGAIN for what
+    /// was not begun.
+    ///
+    /// # Safety
+    /// The memory of the writes must be readable until this returns.
+    pub unsafe fn write(&mut self, writes: &[Write], results: &mut [Result<usize>]) {
+        let n = writes.len().min(results.len()).min(self.entries());
+        results.fill(Err(Errno::EAGAIN));
+        let tail = self.word(self.sq.tail).load(Relaxed);
+        let mask = self.entries - 1;
+        for (k, w) in writes[..n].iter().enumerate() {
+            let slot = tail.wrapping_add(k as u32) & mask;
+            let sqe = Sqe {
+                opcode: OP_WRITE,
+                fd: w.fd,
+                offset: w.offset,
+                addr: w.memory as u64,
+                len: w.len as u32,
+                user_data: k as u64,
+                ..Sqe::default()
+            };
+            let at = self.sqes + slot as usize * size_of::<Sqe>();
+            // SAFETY: entry `slot` of the mapping; the kernel has taken all entries that were there before.
+            unsafe { (at as *mut Sqe).write(sqe) };
+            self.word(self.sq.array + 4 * slot).store(slot, Relaxed);
+        }
+        let end = tail.wrapping_add(n as u32);
+        self.word(self.sq.tail).store(end, Release);
+        let (mut begun, mut ended) = (0, 0);
+        loop {
+            let enter = self.enter(n - begun, n - ended);
+            begun = self.word(self.sq.head).load(Acquire).wrapping_sub(tail) as usize;
+            ended += self.reap(results);
+            if ended >= n {
+                return;
+            }
+            match enter {
+                Ok(_) | Err(Errno::EINTR) => {}
+                // The kernel takes no more: what it has is waited for, the rest is not done.
+                Err(_) => break,
+            }
+        }
+        let taken = tail.wrapping_add(begun as u32);
+        self.word(self.sq.tail).store(taken, Release);
+        while ended < begun {
+            let _ = self.enter(0, begun - ended);
+            ended += self.reap(results);
+        }
+    }
+
+    fn enter(&self, submit: usize, wait: usize) -> Result<usize> {
+        let args = [self.fd as usize, submit, wait, ENTER_GETEVENTS, 0, 0];
+        // SAFETY: entries of the ring are whole, and their memory stays, as `write`'s caller promises.
+        unsafe { call(libc::SYS_io_uring_enter, args) }
+    }
+
+    /// Takes what has ended. How many.
+    fn reap(&self, results: &mut [Result<usize>]) -> usize {
+        let tail = self.word(self.cq.tail).load(Acquire);
+        let mask = self.word(self.cq.ring_mask).load(Relaxed);
+        let mut head = self.word(self.cq.head).load(Relaxed);
+        let mut n = 0;
+        while head != tail {
+            let at =
+                self.queues + self.cq.cqes as usize + (head & mask) as usize * size_of::<Cqe>();
+            // SAFETY: an entry that the kernel has published, within the mapping.
+            let cqe = unsafe { (at as *const Cqe).read() };
+            if let Some(result) = results.get_mut(cqe.user_data as usize) {
+                *result = crate::raw::check(cqe.res as isize);
+            }
+            head = head.wrapping_add(1);
+            n += 1;
+        }
+        self.word(self.cq.head).store(head, Release);
+        n
+    }
+}
+
+impl Drop for Ring {
+    fn drop(&mut self) {
+        for (at, len) in self.mappings() {
+            if len > 0 {
+                // SAFETY: the ring's own mappings, which nobody uses any more.
+                let _ = unsafe { mm::unmap(at, len) };
+            }
+        }
+        fs::close(self.fd);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::os::fd::AsRawFd;
+    use std::os::unix::fs::FileExt;
+
+    fn ring(entries: u32) -> Option<Ring> {
+        Ring::new(entries)
+            .inspect_err(|e| println!("skipped: no io_uring ({e})"))
+            .ok()
+    }
+
+    #[test]
+    fn writes_go_where_they_should_and_failures_are_told() {
+        let Some(mut ring) = ring(8) else { return };
+        let path = std::env::temp_dir().join(format!("uring-test-{}", std::process::id()));
+        let file = std::fs::File::options()
+            .read(true)
+            .write(true)
+            .create_new(true)
+            .open(&path)
+            .unwrap();
+        std::fs::remove_file(&path).unwrap();
+        let data: Vec<u8> = (0..8 * 512u32).map(|i| (i / 512 + 1) as u8).collect();
+        // Far more rounds than entries, so that all counters go round.
+        for round in 0..50u64 {
+            let write = |k: u64| Write {
+                fd: if k == 5 { -1 } else { file.as_raw_fd() },
+                memory: data.as_ptr() as usize + 512 * k as usize,
+                len: 512,
+                offset: round * 8192 + 1024 * k,
+            };
+            let writes: Vec<_> = (0..6).map(write).collect();
+            let mut results = [Ok(0); 6];
+            // SAFETY: the buffer lives on.
+            unsafe { ring.write(&writes, &mut results) };
+            assert_eq!(results[..5], [Ok(512); 5]);
+            assert_eq!(results[5], Err(Errno::EBADF));
+            for k in 0..5 {
+                let mut back = [0; 512];
+                file.read_exact_at(&mut back, round * 8192 + 1024 * k)
+                    .unwrap();
+                assert_eq!(back, [k as u8 + 1; 512]);
+            }
+        }
+        assert_eq!(file.metadata().unwrap().len(), 49 * 8192 + 4 * 1024 + 512);
+    }
+
+    #[test]
+    fn what_does_not_fit_is_not_begun() {
+        let Some(mut ring) = ring(2) else { return };
+        let write = Write {
+            fd: -1,
+            memory: 0,
+            len: 1,
+            offset: 0,
+        };
+        let mut results = [Ok(0); 3];
+        // SAFETY: no memory is read without a file.
+        unsafe { ring.write(&[write; 3], &mut results) };
+        let [bad, again] = [Errno::EBADF, Errno::EAGAIN].map(Err);
+        assert_eq!(results, [bad, bad, again]);
+    }
+}
