@@ -3,76 +3,38 @@
 //! A *place* is 2 MiB of arena address space; it holds a frame (2 MiB of real memory) or is
 //! empty. Frames are recycled: a fresh huge page costs hundreds of microseconds in a VM, a recycled one nothing.
 //!
-//! Concurrency: two stacks of place numbers under one engine lock, held for a few instructions.
+//! Which places are free or empty is in lists without a lock ([`hugeswap_policy::frames`]), by node and processor; on which node the frame of a place is,
+//! says [`Numa`].
 
-use crate::lock::Lock;
+use crate::numa::Numa;
+use crate::zeroed::Zeroed;
+use hugeswap_policy::frames::{Here, Lists};
 use hugeswap_policy::{UNIT_BYTES, UNIT_SHIFT};
 use hugeswap_sys::{Result, mm};
-use std::sync::atomic::Ordering::Relaxed;
 use std::sync::atomic::{AtomicU32, AtomicU64};
 
 const UNIT: usize = UNIT_BYTES as usize;
-
-struct Stacks {
-    /// Places that hold a frame nobody uses.
-    free: Stack,
-    /// Places without a frame.
-    empty: Stack,
-    /// Places without a frame where a fresh one may be faulted in, if those are set apart.
-    fresh: Stack,
-}
-
-/// Place numbers, with room for every place there is: the fault path pushes, and must not allocate.
-struct Stack {
-    places: Box<[u32]>,
-    len: usize,
-}
-
-impl Stack {
-    fn with_room(n: u32) -> Stack {
-        Stack {
-            places: vec![0; n as usize].into_boxed_slice(),
-            len: 0,
-        }
-    }
-
-    fn push(&mut self, place: u32) {
-        // Each place is in one stack at most, so there is always room.
-        self.places[self.len] = place;
-        self.len += 1;
-    }
-
-    fn pop(&mut self) -> Option<u32> {
-        self.len = self.len.checked_sub(1)?;
-        Some(self.places[self.len])
-    }
-
-    fn set(&mut self, places: impl Iterator<Item = u32>) {
-        self.len = 0;
-        places.for_each(|p| self.push(p));
-    }
-
-    fn as_slice(&self) -> &[u32] {
-        &self.places[..self.len]
-    }
-}
 
 /// See the file's head.
 pub struct Arena {
     base: usize,
     places: u32,
-    /// Places from here on are set apart for fresh frames. With userfaultfd the others are
+    /// Places set apart are for fresh frames. With userfaultfd the others are
     /// registered, as MOVE asks of its destination, and must not be touched while empty.
-    fresh_from: AtomicU32,
-    stacks: Lock<Stacks>,
-    free: AtomicU64,
+    lists: Lists<AtomicU64, Zeroed<AtomicU32>, AtomicU32>,
+    pub numa: Numa,
 }
 
 impl Arena {
-    /// An arena of `places` empty places, and if `registered` as many again for fresh frames.
-    pub fn new(places: u32, registered: bool) -> Result<Arena> {
+    /// An arena of `places` empty places, and if `registered` as many again for fresh frames. `units` are what its frames are for;
+    /// `fake` nodes are pretended, if that is not 0.
+    pub fn new(places: u32, registered: bool, units: u32, fake: usize) -> Result<Arena> {
         let fresh_from = places;
         let places = if registered { places * 2 } else { places };
+        let numa = Numa::new(fake, units, places)?;
+        let next = Zeroed::new(places as usize)?;
+        let zero = || AtomicU64::new(0);
+        let lists = Lists::new(zero, next, numa.nodes(), numa.shards(), fresh_from);
         let len = (places as usize + 1) << UNIT_SHIFT;
         // SAFETY: a new mapping at an address of the kernel's choice.
         let raw = unsafe { mm::map_anon(0, len, mm::PROT_RW, false) }?;
@@ -85,29 +47,13 @@ impl Arena {
             let end = base + ((places as usize) << UNIT_SHIFT);
             let _ = mm::unmap(end, raw + len - end);
         }
-        let arena = Arena {
+        Self::advise(base, (places as usize) << UNIT_SHIFT);
+        Ok(Arena {
             base,
             places,
-            fresh_from: AtomicU32::new(fresh_from),
-            stacks: Lock::new(Stacks {
-                free: Stack::with_room(places),
-                empty: Stack::with_room(places),
-                fresh: Stack::with_room(places),
-            }),
-            free: AtomicU64::new(0),
-        };
-        arena.all_empty();
-        Self::advise(base, (places as usize) << UNIT_SHIFT);
-        Ok(arena)
-    }
-
-    fn all_empty(&self) {
-        let mut s = self.stacks.lock();
-        let fresh_from = self.fresh_from.load(Relaxed);
-        s.free.set(std::iter::empty());
-        s.empty.set((0..fresh_from).rev());
-        s.fresh.set((fresh_from..self.places).rev());
-        self.free.store(0, Relaxed);
+            lists,
+            numa,
+        })
     }
 
     fn advise(at: usize, len: usize) {
@@ -118,10 +64,7 @@ impl Arena {
 
     /// First address and length of the places that frames can be moved to.
     pub fn destinations(&self) -> (usize, usize) {
-        (
-            self.base,
-            (self.fresh_from.load(Relaxed) as usize) << UNIT_SHIFT,
-        )
+        (self.base, (self.lists.fresh_from() as usize) << UNIT_SHIFT)
     }
 
     /// First address and length of all places.
@@ -137,61 +80,81 @@ impl Arena {
 
     /// How many frames are free (a moment ago).
     pub fn free_frames(&self) -> u64 {
-        self.free.load(Relaxed)
+        self.lists.free()
     }
 
-    /// How many places there are, and how many hold a free frame or nothing.
+    /// How many are free on the node of the calling thread.
+    pub fn free_frames_here(&self) -> u64 {
+        self.lists.free_of(self.numa.here().node)
+    }
+
+    /// How many places there are, and how many hold a free frame or nothing, counted one by one. Only while the engine is at rest.
     pub fn counts(&self) -> (u32, u32) {
-        let s = self.stacks.lock();
-        (self.places, (s.free.len + s.empty.len + s.fresh.len) as u32)
+        let (free, empty) = self.lists.count();
+        (self.places, (free + empty) as u32)
     }
 
-    /// Takes a free frame: the place it stands in, readable and writable, with old bytes in it.
-    pub fn take_free(&self) -> Option<u32> {
-        if self.free.load(Relaxed) == 0 {
-            return None;
-        }
-        let place = self.stacks.lock().free.pop()?;
-        self.free.fetch_sub(1, Relaxed);
-        Some(place)
+    /// Takes a free frame, of the first of these nodes that has any: the place it stands in, readable and writable, with old bytes in it.
+    pub fn take_free(&self, nodes: &[u8]) -> Option<u32> {
+        self.lists.take_free(self.numa.here(), nodes)
+    }
+
+    /// Takes a free frame that nobody has looked at since it became free.
+    pub fn take_to_look_at(&self) -> Option<u32> {
+        self.lists.take_to_look_at(self.numa.here())
+    }
+
+    /// Is there one?
+    pub fn any_to_look_at(&self) -> bool {
+        self.lists.any_to_look_at()
     }
 
     /// Takes an empty place. There is one for every frame the process can hold, so this only fails
-    /// if that invariant is broken.
+    /// if that invariant is broken, or for a moment while they are mapped anew.
     pub fn take_empty(&self) -> Option<u32> {
-        self.stacks.lock().empty.pop()
+        self.lists.take_empty(self.numa.here())
     }
 
-    /// Takes an empty place fit to be faulted in fresh, zeroed.
+    /// Takes an empty place fit to be faulted in fresh, zeroed, by the calling thread.
     pub fn take_fresh(&self) -> Option<u32> {
-        if self.fresh_from.load(Relaxed) < self.places {
-            return self.stacks.lock().fresh.pop();
-        }
-        let place = self.take_empty()?;
-        let at = self.addr(place);
-        // SAFETY: an empty place is nobody's; mapping it anew discards nothing.
-        if unsafe { mm::map_anon(at, UNIT, mm::PROT_RW, true) }.is_err() {
-            self.put_empty(place);
-            return None;
-        }
-        Self::advise(at, UNIT);
+        let here = self.numa.here();
+        let place = if self.lists.fresh_from() < self.places {
+            self.lists.take_fresh(here)?
+        } else {
+            let place = self.lists.take_empty(here)?;
+            let at = self.addr(place);
+            // SAFETY: an empty place is nobody's; mapping it anew discards nothing.
+            if unsafe { mm::map_anon(at, UNIT, mm::PROT_RW, true) }.is_err() {
+                self.put_empty(place);
+                return None;
+            }
+            Self::advise(at, UNIT);
+            place
+        };
+        self.numa.set_place(place, here.node);
         Some(place)
     }
 
     /// Returns a frame: its place is readable and writable.
     pub fn put_free(&self, place: u32) {
-        self.stacks.lock().free.push(place);
-        self.free.fetch_add(1, Relaxed);
+        self.numa.ask_place(place, self.addr(place));
+        self.list(place, false);
+    }
+
+    /// Returns one that was taken to be looked at; `again`: it is to be looked at again.
+    pub fn put_looked_at(&self, place: u32, again: bool) {
+        self.list(place, !again);
+    }
+
+    fn list(&self, place: u32, looked: bool) {
+        let node = self.numa.of_place(place);
+        let here = self.numa.here();
+        self.lists.put_free(Here { node, ..here }, place, looked);
     }
 
     /// Returns a place whose frame went elsewhere.
     pub fn put_empty(&self, place: u32) {
-        let mut s = self.stacks.lock();
-        if place < self.fresh_from.load(Relaxed) {
-            s.empty.push(place)
-        } else {
-            s.fresh.push(place)
-        }
+        self.lists.put_empty(self.numa.here(), place);
     }
 
     /// Hands the memory of a frame back to the kernel; its place is empty then.
@@ -203,14 +166,13 @@ impl Arena {
 
     /// Maps the empty places anew where neighbours can become one mapping.
     pub fn merge_empty(&self) {
-        let s = self.stacks.lock();
-        for &place in s.empty.as_slice() {
+        self.lists.each_empty(|place| {
             let at = self.addr(place);
-            // SAFETY: an empty place is nobody's, and cannot be taken while the lock is held.
+            // SAFETY: an empty place is nobody's, and cannot be taken meanwhile.
             if unsafe { mm::map_anon(at, UNIT, mm::PROT_RW, true) }.is_ok() {
                 Self::advise(at, UNIT);
             }
-        }
+        });
     }
 
     /// Keeps the arena out of a child about to be forked (or no longer): a shared frame could neither be
@@ -234,8 +196,7 @@ impl Arena {
         unsafe { mm::map_anon(base, len, mm::PROT_RW, true) }?;
         Self::advise(base, len);
         // Nothing is registered in a child, so no place is set apart.
-        self.fresh_from.store(self.places, Relaxed);
-        self.all_empty();
+        self.lists.reset(self.places);
         Ok(())
     }
 }

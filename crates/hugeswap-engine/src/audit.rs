@@ -27,7 +27,7 @@ struct Books {
     places_known: u64,
     /// Base pages in memory, and those charged without being in use.
     pages: u64,
-    credits: i64,
+    credits: u64,
     /// Frames charged.
     charged: u64,
     /// Units that a fault may take, as found and as counted.
@@ -53,8 +53,8 @@ struct Books {
 
 impl Books {
     fn add_up(&self) -> bool {
-        let charged = (self.charged * UNIT_PAGES) as i64;
-        let held = ((self.frames + self.free) * UNIT_PAGES + self.pages) as i64 + self.credits;
+        let charged = self.charged * UNIT_PAGES;
+        let held = (self.frames + self.free) * UNIT_PAGES + self.pages + self.credits;
         let unknown = self.slots.checked_sub(self.slots_known);
         let singly = self.singles.checked_sub(self.singles_known);
         charged == held
@@ -107,7 +107,7 @@ impl Engine {
             free: self.arena.free_frames(),
             places: u64::from(places),
             places_known: u64::from(places_idle),
-            credits: self.base.credits(),
+            credits: self.base.credits().pages(),
             charged: self.record().charged.load(Relaxed),
             watched: self.watched.load(Relaxed),
             mappings: self.base.pieces.mappings(),
@@ -157,6 +157,7 @@ impl Engine {
         for unit in 0..self.high_unit.load(Relaxed) {
             let w = self.table.load(unit);
             b.busy += u64::from(w.has(LOCKED | WRITEBACK));
+            b.bad_pages += u64::from(self.check_markers(unit, w).is_err());
             match w.kind() {
                 Kind::Present => {
                     b.frames += u64::from(!w.has(UNCHARGED));

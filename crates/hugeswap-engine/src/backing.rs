@@ -6,6 +6,7 @@
 use crate::engine::Engine;
 use crate::faulty::Faulty;
 use hugeswap_sys::{Errno, Result, fs};
+use std::sync::atomic::Ordering::Relaxed;
 
 /// Bytes to move between memory and a file.
 #[derive(Clone, Copy, Debug)]
@@ -17,6 +18,8 @@ pub(crate) struct Transfer {
     /// Where in memory, and how much.
     pub memory: usize,
     pub len: usize,
+    /// Bytes of a request at most.
+    pub chunk: usize,
     /// How much of that will do: a file may end.
     pub enough: usize,
     /// Where in the file.
@@ -81,13 +84,29 @@ impl Backing {
         self.faulty.operation()
     }
 
+    /// Is there no faulty device before the real one?
+    pub fn is_plain(&self, engine: &Engine) -> bool {
+        self.faulty.rules(&engine.pool).is_quiet() && !self.faulty.keeps_account()
+    }
+
     /// Carries out a transfer.
     ///
     /// # Safety
     /// The transfer's memory must be readable; for a read, the caller's to overwrite.
     pub unsafe fn carry_out(&self, engine: &Engine, t: &Transfer) -> Result<Moved, Failed> {
-        let rules = self.faulty.rules(&engine.pool);
-        if !rules.is_quiet() || self.faulty.keeps_account() {
+        let going_on = &engine.record().transferring;
+        going_on.fetch_add(1, Relaxed);
+        // SAFETY: passed on to the caller.
+        let result = unsafe { self.carry_out_now(engine, t) };
+        going_on.fetch_sub(1, Relaxed);
+        result
+    }
+
+    /// # Safety
+    /// As for [`Backing::carry_out`].
+    unsafe fn carry_out_now(&self, engine: &Engine, t: &Transfer) -> Result<Moved, Failed> {
+        if !self.is_plain(engine) {
+            let rules = self.faulty.rules(&engine.pool);
             // SAFETY: passed on to the caller.
             return unsafe { self.faulty.carry_out(engine, &rules, t) };
         }
@@ -108,7 +127,8 @@ impl Transfer {
     pub unsafe fn of_device(&self, first: usize) -> Result<usize> {
         let done = fs::repeat(self.enough.min(self.len), |done| {
             let most = if done == 0 { first } else { usize::MAX };
-            let (at, len) = (self.memory + done, (self.len - done).min(most));
+            let len = (self.len - done).min(most).min(self.chunk);
+            let at = self.memory + done;
             let offset = self.offset + done as u64;
             if self.write {
                 // SAFETY: passed on to the caller, of whose memory it is a part.

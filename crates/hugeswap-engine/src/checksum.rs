@@ -41,7 +41,7 @@ fn plain(sum: u64) -> u64 {
 
 /// The sums of the pages of `data`, in order, to `each` (with the page's number) until it says false. Sums are
 /// [`plain`].
-fn sums(key: &SumKey, data: &[u8], mut each: impl FnMut(usize, u64) -> bool) -> bool {
+pub fn sums(key: &SumKey, data: &[u8], mut each: impl FnMut(usize, u64) -> bool) -> bool {
     let (groups, rest) = data.split_at(data.len() - data.len() % (STREAMS * PAGE));
     let mut page = 0;
     for group in groups.chunks_exact(STREAMS * PAGE) {

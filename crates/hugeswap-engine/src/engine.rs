@@ -1,29 +1,41 @@
 //! The engine of one pool in one process: what it owns, how it starts and stops.
 //!
 //! Threads of the program enter through the fault handler ([`crate::fault`]) and through the calls on ranges
-//! ([`crate::ranges`]); the engine's own threads are kswapd ([`crate::reclaim`]) and its I/O workers
-//! ([`crate::work`]). All of them pass a gate, so that fork finds the engine at rest ([`crate::fork`]).
+//! ([`crate::ranges`]); the engine's own threads are kswapd ([`crate::reclaim`]), its I/O workers
+//! ([`crate::work`]) and khugepaged ([`crate::khugepaged`]). All of them pass a gate, so that fork finds the engine at rest ([`crate::fork`]).
 
 use crate::arena::Arena;
 use crate::backing::Backing;
 use crate::base::Base;
 use crate::checksum::SumKey;
+use crate::clean::Clean;
+use crate::error::EngineError;
 use crate::faulty::Faulty;
 use crate::file::Files;
 use crate::frames::FrameDemand;
 use crate::gate::Gate;
 use crate::groups::Groups;
+use crate::kcompactd::Kcompactd;
+use crate::khugepaged::Khugepaged;
 use crate::lock::Lock;
+use crate::look::Answer;
+use crate::markers::Markers;
 use crate::mover::Mover;
+use crate::pacing::Pacing;
 use crate::place::Placing;
 use crate::pool::layout::Record;
-use crate::pool::{FaultMode, Pool, PoolError};
+use crate::pool::{FaultMode, Pool};
+use crate::shared::Sharing;
 use crate::sizes::Sizes;
 use crate::space::Space;
+use crate::swap::batch::Batches;
+use crate::swap::initialise::Initialiser;
 use crate::swap::scrub::Scrubber;
 use crate::swap::sealing::Sealing;
+use crate::swap::wbt::Writers;
 use crate::table::Table;
 use crate::thp::Said;
+use crate::track::Track;
 use crate::zeroed::Zeroed;
 use crate::{WINDOW_BASE, WINDOW_LEN, handler};
 use crossbeam_queue::ArrayQueue;
@@ -32,7 +44,7 @@ use hugeswap_policy::knobs::Knob;
 use hugeswap_policy::lruvec::{Lruvecs, Weights};
 use hugeswap_policy::readahead::Streams;
 use hugeswap_policy::{UNIT_BYTES, UNIT_SHIFT};
-use hugeswap_sys::{Errno, fs, mm, process, uffd};
+use hugeswap_sys::{Errno, fs, mm, process, signal, uffd};
 use std::sync::Arc;
 use std::sync::atomic::Ordering::{Acquire, Relaxed, Release};
 use std::sync::atomic::{
@@ -70,33 +82,13 @@ impl Default for EngineConfig {
     }
 }
 
-/// Why an engine could not be started; one line each, telling what to do.
-#[derive(Debug, thiserror::Error)]
-#[allow(missing_docs)]
-pub enum EngineError {
-    #[error(transparent)]
-    Pool(#[from] PoolError),
-    #[error(
-        "message mode needs userfaultfd for kernel faults ({0}): run as root, set vm.unprivileged_userfaultfd=1, or use --fault-mode signal"
-    )]
-    NoMessageMode(Errno),
-    #[error("this kernel cannot move pages ({0}): Linux 5.7 or later is needed")]
-    NoMover(Errno),
-    #[error(
-        "no address space for managed memory ({0}): raise or remove the limit on virtual memory (ulimit -v)"
-    )]
-    NoAddressSpace(Errno),
-    #[error("more than {} engines in one process", crate::MAX_ENGINES)]
-    TooMany,
-    #[error("{0}: {1}")]
-    System(&'static str, Errno),
-}
-
 /// A job for the I/O threads.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Job {
     /// Read a unit that is locked and queued, unless somebody took it over.
     Read(u32),
+    /// Bring in a unit of a shared region, if it is in swap still.
+    Shared(u32),
     /// Read a unit whose lock and frame go with the job.
     Handed(u32),
     /// Make a base-mapped unit whole; its lock goes with the job.
@@ -132,8 +124,11 @@ pub struct Engine {
     pub(crate) arena: Arena,
     pub(crate) base: Base,
     pub(crate) files: Files,
+    pub(crate) sharing: Sharing,
     pub(crate) sizes: Sizes,
     pub(crate) said: Said,
+    pub(crate) markers: Markers,
+    pub(crate) track: Track,
     /// When the limit on mappings was last met; 0 is never.
     pub(crate) mappings_short_at: AtomicU64,
     pub(crate) space: Lock<Space>,
@@ -149,15 +144,21 @@ pub struct Engine {
     pub(crate) lru: Lock<Lists>,
     pub(crate) groups: Groups,
     pub(crate) frame_demand: FrameDemand,
+    pub(crate) pacing: Pacing,
+    pub(crate) khugepaged: Khugepaged,
+    pub(crate) kcompactd: Kcompactd,
     /// What the units on the lists weigh.
     pub(crate) weights: Arc<Weights<Zeroed<AtomicU16>>>,
     pub(crate) events: ArrayQueue<LruEvent>,
     pub(crate) streams: Lock<Streams>,
     /// Watched clean units and unused read-ahead, oldest first: what a fault may take.
-    pub(crate) clean: ArrayQueue<u32>,
+    pub(crate) clean: Clean,
     pub(crate) watched: AtomicI64,
     pub(crate) reads: ArrayQueue<Job>,
     pub(crate) writes: ArrayQueue<Job>,
+    pub(crate) writers: Writers,
+    pub(crate) batches: Batches,
+    pub(crate) looked: Answer,
     pub(crate) inflight_writes: AtomicU32,
     /// Changes when there is work for the I/O threads.
     pub(crate) work_seq: AtomicU32,
@@ -185,6 +186,7 @@ pub struct Engine {
     pub(crate) places_moved: AtomicU32,
     /// A thread empties swap areas that are to be taken off.
     pub(crate) emptying: AtomicBool,
+    pub(crate) initialiser: Initialiser,
 }
 
 impl Engine {
@@ -243,7 +245,10 @@ impl Engine {
         let lists = Lruvecs::new(units, weights);
         let table =
             Table::new(base, len, lists.weights()).map_err(sys("cannot map the unit table"))?;
-        let arena = Arena::new(places, message).map_err(sys("cannot map the arena"))?;
+        let fake = pool.knob(Knob::NumaFake) as usize;
+        let arena =
+            Arena::new(places, message, units, fake).map_err(sys("cannot map the arena"))?;
+        let nodes = arena.numa.nodes();
         let userfaultfd = !message && pool.knob(Knob::Userfaultfd) != 0;
         let mappings = pool.knob(Knob::PieceMappings);
         let pages = Base::new(units, userfaultfd, low_fd, frames, mappings)
@@ -278,6 +283,7 @@ impl Engine {
         });
         let faulty = Faulty::new(&pool).map_err(sys("cannot map the account of faults"))?;
         let backing = Backing { faulty };
+        let sharing = Sharing::new().map_err(sys("cannot map buffers"))?;
         let me = pool.join()?;
         let readahead = pool.knob(Knob::ReadaheadMax) as u32;
         Ok(Engine {
@@ -286,9 +292,12 @@ impl Engine {
             arena,
             base: pages,
             files,
+            sharing,
             mappings_short_at: AtomicU64::new(0),
             sizes: Sizes::new(pool.header().key[0].load(Relaxed), pool.measured()),
             said,
+            markers: Markers::new(),
+            track: Track::new(),
             space: Lock::new(Space::new(base, len)),
             mode: AtomicU32::new(mode as u32),
             uffd: AtomicI32::new(uffd),
@@ -299,14 +308,20 @@ impl Engine {
             scrubber: Scrubber::default(),
             groups: Groups::default(),
             frame_demand: FrameDemand::default(),
+            pacing: Pacing::new(),
+            khugepaged: Khugepaged::new(),
+            kcompactd: Kcompactd::default(),
             weights: lists.weights(),
             lru: Lock::new(lists),
             events: ArrayQueue::new(16 << 10),
             streams: Lock::new(Streams::new(readahead)),
-            clean: ArrayQueue::new((places as usize * 2).max(1024)),
+            clean: Clean::new(nodes, (places as usize * 2).max(1024)),
             watched: AtomicI64::new(0),
             reads: ArrayQueue::new(256),
             writes: ArrayQueue::new(1024),
+            writers: Writers::default(),
+            batches: Batches::new(),
+            looked: Answer::new(),
             inflight_writes: AtomicU32::new(0),
             work_seq: AtomicU32::new(0),
             avail_seq: AtomicU32::new(0),
@@ -325,6 +340,7 @@ impl Engine {
             fenced: AtomicBool::new(false),
             places_moved: AtomicU32::new(0),
             emptying: AtomicBool::new(false),
+            initialiser: Initialiser::default(),
             pool,
         })
     }
@@ -349,13 +365,14 @@ impl Engine {
         self.spawn("hs-kswapd", move || self.kswapd())
     }
 
-    /// Starts a thread that no signal reaches.
+    /// Starts a thread that no signal reaches but the one by which the C library has every thread change its user (setuid and its kin wait for that).
     pub(crate) fn spawn(
         &'static self,
         name: &str,
         body: impl FnOnce() + Send + 'static,
     ) -> Result<(), EngineError> {
-        let _blocked = hugeswap_sys::signal::Blocked::all();
+        // (Here too: who changes the user has a lock that making a thread needs, until every thread has answered.)
+        let _blocked = signal::Blocked::all_but_user();
         let handle = std::thread::Builder::new()
             .name(name.into())
             .stack_size(256 << 10)
@@ -387,12 +404,14 @@ impl Engine {
         handler::uninstall(self);
         self.kick();
         self.wake_workers(u32::MAX >> 1);
+        self.khugepaged.wake();
         loop {
             let Some(t) = self.threads.lock().pop() else {
                 break;
             };
             self.kick();
             self.wake_workers(u32::MAX >> 1);
+            self.khugepaged.wake();
             let _ = t.join();
         }
         if cfg!(debug_assertions)
@@ -401,6 +420,7 @@ impl Engine {
         {
             panic!("{e}");
         }
+        self.unmap_all_shared();
         for fd in [self.uffd.load(Relaxed), self.pagemap.load(Relaxed)] {
             if fd >= 0 {
                 fs::close(fd);
@@ -474,6 +494,12 @@ impl Engine {
 
     /// Numbers of descriptors that the program must not close; in a forked child they may have changed.
     pub fn protected_fds(&self) -> impl Iterator<Item = i32> {
+        let shared = self.shared_fds().filter(|&fd| fd >= 0);
+        self.unshared_fds().chain(shared)
+    }
+
+    /// The same without those of shared regions.
+    pub(crate) fn unshared_fds(&self) -> impl Iterator<Item = i32> {
         [
             self.pool.fd(),
             self.uffd.load(Relaxed),

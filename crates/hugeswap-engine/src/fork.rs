@@ -8,6 +8,7 @@
 
 use crate::engine::{Engine, UNIT, set_fork_mark};
 use crate::pool::FaultMode;
+use crate::track::Held;
 use crate::{fault, handler};
 use hugeswap_policy::knobs::Knob;
 use hugeswap_policy::unit::{COW, Kind, READAHEAD, UNCHARGED, WATCHED, WRITABLE, Word};
@@ -62,6 +63,9 @@ impl Engine {
             // Now, for this process may unmap before the child looks.
             let managed = self.record().managed.load(Relaxed);
             child.managed.store(managed, Relaxed);
+        }
+        if record != usize::MAX {
+            self.share_with_child(record);
         }
         // Before there is a child that the slots must stay as they are for, if it is the first.
         self.write_all_files();
@@ -147,7 +151,9 @@ impl Engine {
         let held = |w: Word| w.has(WRITABLE) && w.pins() > 0 && self.mover().watches_in_place();
         let writable = |u: u32| {
             let w = self.table.load(u);
-            w.has(WRITABLE) && !held(w) && self.files.of(u).is_none()
+            (w.has(WRITABLE) || w.kind() == Kind::Present && self.is_open(u))
+                && !held(w)
+                && self.files.of(u).is_none()
         };
         let mut unit = 0;
         while unit < end {
@@ -172,6 +178,9 @@ impl Engine {
                     let _ = self.mover().set_readable(self.table.addr(u));
                     self.watched.fetch_sub(1, Relaxed);
                     self.note_resident(u);
+                }
+                if protected {
+                    self.note_left(u, Held::At(self.table.addr(u)));
                 }
                 let w = w.clear(WATCHED | READAHEAD);
                 self.table.reset(
@@ -230,6 +239,9 @@ impl Engine {
             .reset_in_child(self.pool.knob(Knob::Userfaultfd) != 0, self.low_fd);
         self.watched.store(0, Relaxed);
         self.files_in_child();
+        self.shared_in_child(disowned);
+        self.batches.forget_in_child();
+        self.looked.forget_in_child();
         let end = self.high_unit.load(Relaxed);
         for unit in 0..end {
             let w = self.table.load(unit);
@@ -242,6 +254,7 @@ impl Engine {
                         // Brought in by the forking thread itself, after everything was shared.
                         let _ = self.mover().set_read_only(self.table.addr(unit), UNIT);
                     }
+                    self.note_left(unit, Held::At(self.table.addr(unit)));
                     self.table
                         .reset(unit, w.clear(WRITABLE).set(COW | UNCHARGED));
                 }
@@ -268,6 +281,7 @@ impl Engine {
         self.maybe_children.store(false, Relaxed);
         self.emptying.store(false, Relaxed);
         self.stalled.store(0, Relaxed);
+        self.pacing.reset_in_child();
         self.placing.begin();
         let pagemap = fs::open(c"/proc/self/pagemap", libc::O_RDONLY, 0).unwrap_or(-1);
         let high = if pagemap >= 0 {
@@ -279,8 +293,9 @@ impl Engine {
             fs::close(pagemap);
         }
         fs::close(self.pagemap.swap(high, Relaxed));
-        // The parent's threads are not here.
-        self.threads.lock().drain(..).for_each(std::mem::forget);
+        // The parent's threads are not here; one of them may have been adding another.
+        // SAFETY: this thread is the only one, and forks outside the engine.
+        unsafe { self.threads.reset_in_child(Vec::new()) };
         if !disowned {
             set_fork_mark(self.fork_mark);
         }

@@ -4,21 +4,18 @@
 //! Called by the fault path, whose rules hold here (see `fault`), by kswapd and by the I/O threads.
 
 use crate::engine::Engine;
+use crate::huge::{Huge, Wait};
 use crate::table::NO_FRAME;
-use hugeswap_policy::UNIT_PAGES;
 use hugeswap_policy::counters::Counter;
-use hugeswap_policy::unit::{CLEAN, COW, Kind, READAHEAD, WATCHED, WRITABLE, Word};
+use hugeswap_policy::frames::{self, Credits, Frame, Sources};
+use hugeswap_policy::gfp::Gfp;
+use hugeswap_policy::numa;
+use hugeswap_policy::unit::{CLEAN, COW, Kind, LOCKED, READAHEAD, WATCHED, WRITABLE, Word};
 use hugeswap_policy::watermark::Watermarks;
-use hugeswap_sys::{futex, now_ns};
-use std::sync::atomic::AtomicU32;
+use hugeswap_policy::{PAGE_BYTES, UNIT_BYTES, UNIT_PAGES};
+use hugeswap_sys::{Result, futex, now_ns};
 use std::sync::atomic::Ordering::{Acquire, Relaxed};
-
-/// A frame to use: its place, and whether it is known to hold zeros.
-#[derive(Clone, Copy)]
-pub(crate) struct Frame {
-    pub place: u32,
-    pub zeroed: bool,
-}
+use std::sync::atomic::{AtomicU32, AtomicU64};
 
 /// How many whole frames are asked for, from one of kswapd's ticks to the next.
 #[derive(Default)]
@@ -35,8 +32,13 @@ impl FrameDemand {
         self.now.fetch_add(1, Relaxed);
     }
 
-    fn is_low(&self) -> bool {
+    pub fn is_low(&self) -> bool {
         self.now.load(Relaxed).max(self.before.load(Relaxed)) < FrameDemand::LOW
+    }
+
+    /// As many as there are where huge pages are used, from now on.
+    pub fn raise(&self) {
+        self.now.fetch_max(FrameDemand::LOW, Relaxed);
     }
 
     /// A tick has passed.
@@ -50,6 +52,15 @@ const FULL_PATIENCE_NS: u64 = 2_000_000_000;
 pub(crate) const SLOW_PATIENCE_NS: u64 = 60_000_000_000;
 /// After so long a wait others are asked for more than their surplus.
 const HUNGER_NS: u64 = 50_000_000;
+/// A round of reclaim: until something becomes available, or so long.
+pub(crate) const ROUND_NS: u64 = 100_000_000;
+
+/// The time. Who asks for it often would otherwise keep the address of that function in a register, and calls by register are what the check of
+/// the fault path cannot follow.
+#[inline(never)]
+fn now() -> u64 {
+    now_ns()
+}
 
 /// How long a thread has waited for memory in vain.
 struct Patience {
@@ -76,110 +87,150 @@ impl Patience {
     }
 }
 
-impl Engine {
-    /// A frame without waiting: a free one, a fresh one within the budget, or that of the
-    /// oldest watched clean unit.
-    pub(crate) fn get_frame_nowait(&self) -> Option<Frame> {
-        self.frame_demand.note();
-        if let Some(place) = self.arena.take_free() {
-            self.check_watermark();
-            return Some(Frame {
-                place,
-                zeroed: false,
-            });
-        }
-        if self.pool.charge(self.me(), 1) {
-            match self.arena.take_fresh() {
-                Some(place) => {
-                    return Some(Frame {
-                        place,
-                        zeroed: true,
-                    });
-                }
-                None => self.pool.uncharge(self.me(), 1),
-            }
-        }
-        if self.take_free_pages_as_frame() {
-            match self.arena.take_fresh() {
-                Some(place) => {
-                    return Some(Frame {
-                        place,
-                        zeroed: true,
-                    });
-                }
-                None => self.put_pages(UNIT_PAGES),
-            }
-        }
-        let place = self.take_clean()?;
-        self.check_watermark();
-        Some(Frame {
-            place,
-            zeroed: false,
-        })
+impl Sources for Engine {
+    type Word = AtomicU64;
+
+    fn take_free(&self, nodes: &[u8]) -> Option<u32> {
+        self.arena.take_free(nodes)
     }
 
-    /// A frame, waiting for kswapd and for other processes if need be (a stall).
-    pub(crate) fn get_frame(&self) -> Option<Frame> {
-        if let Some(f) = self.get_frame_nowait() {
-            return Some(f);
-        }
-        if self.gate.is_forker() {
-            // The engine's threads are at rest.
-            self.pool.charge_over(self.me());
-            return self.arena.take_fresh().map(|place| Frame {
-                place,
-                zeroed: true,
-            });
-        }
-        self.wait_for_memory(|| self.get_frame_nowait())
+    fn take_fresh(&self) -> Option<u32> {
+        self.arena.take_fresh()
     }
 
-    /// Waits until `take` finds what it wants, waking whoever can make room; `None` if that took too long. Not with
-    /// the lock of a unit in memory held: it may be the one that has to go.
-    pub(crate) fn wait_for_memory<T>(&self, take: impl Fn() -> Option<T>) -> Option<T> {
-        self.count(Counter::AllocStall, 1);
-        self.stalled.fetch_add(1, Relaxed);
-        let mut patience = Patience::new(now_ns());
-        let mut last = self.avail_seq.load(Acquire);
-        let frame = loop {
-            let seq = self.avail_seq.load(Acquire);
-            if seq != last && !self.swap_full.load(Relaxed) {
-                // Others get what comes: it is a queue, not the end.
-                last = seq;
-                patience = Patience::new(now_ns());
-            }
-            if let Some(f) = take() {
-                break Some(f);
-            }
-            self.ask_others(now_ns() - patience.start > HUNGER_NS);
-            self.kick();
-            futex::wait(&self.avail_seq, seq, Some(1_000_000), false);
-            let ended = patience.ended(now_ns(), self.swap_full.load(Relaxed));
-            if ended || self.stopping.load(Relaxed) {
-                break None;
-            }
-        };
-        self.stalled.fetch_sub(1, Relaxed);
-        if frame.is_none() {
-            self.pool.header().exhausted.fetch_add(1, Relaxed);
-        }
-        frame
+    fn charge(&self) -> bool {
+        self.pool.charge(self.me(), 1)
     }
 
-    /// Takes the frame of the oldest clean unit that nobody touched since it was watched.
-    pub(crate) fn take_clean(&self) -> Option<u32> {
-        while let Some(unit) = self.clean.pop() {
+    fn uncharge(&self) {
+        self.pool.uncharge(self.me(), 1);
+    }
+
+    /// Of a unit that nobody touched since it was watched.
+    fn take_clean(&self, nodes: &[u8]) -> Option<u32> {
+        while let Some(unit) = self.clean.pop(nodes) {
             let takeable = |w: Word| {
                 w.evictable()
                     && (w.kind() == Kind::Cached || (w.has(WATCHED) && w.has(CLEAN) && !w.has(COW)))
             };
             let Some(w) = self.table.try_lock_if(unit, takeable) else {
+                let w = self.table.load(unit);
+                if w.has(LOCKED) && matches!(w.kind(), Kind::Present | Kind::Cached) {
+                    // Who has it locked may leave it as it is: the lists bring it back here.
+                    self.note_resident(unit);
+                }
                 continue;
             };
             // If it failed, the unit may have been dropped: then there is room for a fresh frame.
             return self.take_locked(unit, w);
         }
         None
+    }
+
+    fn discard(&self, place: u32) {
+        self.arena.discard(place);
+    }
+
+    fn credits(&self) -> &Credits<AtomicU64> {
+        self.base.credits()
+    }
+
+    fn shed(&self, left: u64) {
+        self.base.pieces.shed(left as i64);
+    }
+}
+
+impl Engine {
+    /// A frame without waiting: a free one, a fresh one within the budget, or that of the
+    /// oldest watched clean unit.
+    pub(crate) fn get_frame_nowait(&self) -> Option<Frame> {
+        self.frame_of(Gfp::USER, None)
+    }
+
+    /// The same of the nodes that `gfp` allows, `wanted` (else the caller's) first.
+    pub(crate) fn frame_of(&self, gfp: Gfp, wanted: Option<u8>) -> Option<Frame> {
+        self.frame_demand.note();
+        let numa = &self.arena.numa;
+        let here = numa.here().node;
+        let wanted = wanted.unwrap_or(here);
+        let nodes = gfp.nodes(numa.near(wanted));
+        let frame = frames::take_frame(self, nodes, self.has_single_pages())?;
+        self.count_node(wanted, numa.of_place(frame.place), here, 1);
+        self.took_frame();
+        Some(frame)
+    }
+
+    /// `n` frames came from node `got`, wanted on `wanted` by somebody on `here`.
+    pub(crate) fn count_node(&self, wanted: u8, got: u8, here: u8, n: u64) {
+        if self.arena.numa.nodes() > 1 {
+            numa::events(wanted, got, here).for_each(|c| self.count(c, n));
+        }
+    }
+
+    /// The nodes in the order in which the caller does without their frames.
+    pub(crate) fn far_nodes(&self) -> &[u8] {
+        self.arena.numa.far(self.arena.numa.here().node)
+    }
+
+    /// A frame, waiting for kswapd and for other processes if need be (a stall): for what comes whole or not at all.
+    pub(crate) fn get_frame(&self) -> Option<Frame> {
+        if let Some(f) = self.get_frame_nowait() {
+            return Some(f);
+        }
+        match self.wait_for_huge(Wait::FOR_A_FRAME) {
+            Huge::Frame(f) => Some(f),
+            _ => None,
+        }
+    }
+
+    /// Waits until `take` finds what it wants, waking whoever can make room; `None` if that took too long, or more than `rounds`
+    /// rounds of reclaim. Not with the lock of a unit in memory held: it may be the one that has to go.
+    pub(crate) fn wait_for_memory<T>(
+        &self,
+        rounds: Option<u32>,
+        take: impl Fn() -> Option<T>,
+    ) -> Option<T> {
+        self.count(Counter::AllocStall, 1);
+        self.stalled.fetch_add(1, Relaxed);
+        self.boost_marks(self.marks(self.have().1));
+        let start = now();
+        let mut patience = Patience::new(start);
+        let mut round = (self.avail_seq.load(Acquire), now());
+        let mut left = rounds;
+        let mut last = round.0;
+        let got = loop {
+            let seq = self.avail_seq.load(Acquire);
+            if seq != last && !self.swap_full.load(Relaxed) {
+                // Others get what comes: it is a queue, not the end.
+                last = seq;
+                patience = Patience::new(now());
+            }
+            if let Some(got) = take() {
+                break Some(got);
+            }
+            if let Some(n) = &mut left
+                && (seq != round.0 || now() - round.1 > ROUND_NS)
+            {
+                round = (seq, now());
+                *n -= 1;
+                if *n == 0 {
+                    break None;
+                }
+            }
+            self.ask_others(now() - patience.start > HUNGER_NS);
+            self.kick();
+            futex::wait(&self.avail_seq, seq, Some(1_000_000), false);
+            let ended = patience.ended(now(), self.swap_full.load(Relaxed));
+            if ended || self.stopping.load(Relaxed) {
+                break None;
+            }
+        };
+        self.stalled.fetch_sub(1, Relaxed);
+        self.count(Counter::AllocStallUsec, (now() - start) / 1000);
+        if got.is_none() && rounds.is_none() {
+            self.pool.header().exhausted.fetch_add(1, Relaxed);
+        }
+        got
     }
 
     /// Takes the frame of a locked, clean, evictable unit and unlocks it as swapped.
@@ -206,11 +257,7 @@ impl Engine {
             self.table.unlock(unit, w);
             return None;
         };
-        match self.mover().map_out(
-            self.table.addr(unit),
-            self.arena.addr(place),
-            w.has(WATCHED),
-        ) {
+        match self.move_out(unit, place, w.has(WATCHED)) {
             Ok(()) => {
                 if w.has(WATCHED) {
                     self.watched.fetch_sub(1, Relaxed);
@@ -231,24 +278,64 @@ impl Engine {
         }
     }
 
-    /// Frames that a fault could have at once, and the marks they are held against.
-    pub(crate) fn available(&self) -> (u64, Watermarks) {
+    /// Moves the frame at `place` to `unit`: see [`Mover::map_in`](crate::mover::Mover::map_in).
+    pub(crate) fn move_in(&self, place: u32, unit: u32, writable: bool) -> Result<()> {
+        let (from, to) = (self.arena.addr(place), self.table.addr(unit));
+        self.mover().map_in(from, to, writable)?;
+        let numa = &self.arena.numa;
+        numa.set_unit(unit, numa.of_place(place));
+        Ok(())
+    }
+
+    /// Moves the memory of `unit` to an empty place: see [`Mover::map_out`](crate::mover::Mover::map_out).
+    pub(crate) fn move_out(&self, unit: u32, place: u32, watched: bool) -> Result<()> {
+        let (from, to) = (self.table.addr(unit), self.arena.addr(place));
+        self.mover().map_out(from, to, watched)?;
+        let numa = &self.arena.numa;
+        numa.set_place(place, numa.of_unit(unit));
+        Ok(())
+    }
+
+    /// The node that the memory at `addr` is on, as far as that is known: by the machine's number, or the pretended one. None: it is not in a huge
+    /// page, or not in memory.
+    pub fn node_of(&self, addr: usize) -> Option<usize> {
+        let unit = self.table.unit_of(addr)?;
+        let there = matches!(self.table.load(unit).kind(), Kind::Present | Kind::Cached);
+        let numa = &self.arena.numa;
+        there.then(|| numa.number(numa.of_unit(unit)))
+    }
+
+    /// Frames that a fault could have at once, and the share of the budget that the marks go by.
+    pub(crate) fn have(&self) -> (u64, u64) {
         let (used, live) = self.pool.live().fold((0, 0u64), |(u, n), (_, r)| {
             (u + r.charged.load(Relaxed), n + 1)
         });
+        let used = used + self.pool.shared_frames();
         let frames = self.pool.frames();
         let own = self.arena.free_frames()
-            + self.base.free_frames()
+            + self.base.credits().frames()
             + self.watched.load(Relaxed).max(0) as u64;
         let share = (frames / live.max(1)).max(self.record().charged.load(Relaxed));
-        let marks = if self.frame_demand.is_low() {
-            Watermarks::for_pages(share)
-        } else {
-            Watermarks::for_budget(share)
-        };
-        (own + frames.saturating_sub(used), marks)
+        (own + frames.saturating_sub(used), share)
     }
 
+    /// Memory that nobody uses, bytes: the rest of the budget, and what of this process's is charged and free (not what is
+    /// watched). All of it, and what of it is in whole frames.
+    pub fn free_bytes(&self) -> (u64, u64) {
+        let rest = self.pool.frames().saturating_sub(self.pool.used_frames());
+        let frames = rest + self.arena.free_frames() + self.base.credits().frames();
+        let pages = self.base.credits().pages() % UNIT_PAGES;
+        let in_frames = frames * UNIT_BYTES;
+        (in_frames + pages * PAGE_BYTES, in_frames)
+    }
+
+    /// What a fault could have, and the marks it is held against.
+    pub(crate) fn available(&self) -> (u64, Watermarks) {
+        let (available, share) = self.have();
+        (available, self.raised_marks(share))
+    }
+
+    /// Something was taken.
     pub(crate) fn check_watermark(&self) {
         let (available, marks) = self.available();
         if available < marks.low {
@@ -256,9 +343,18 @@ impl Engine {
         }
     }
 
+    /// The same of a frame's worth.
+    pub(crate) fn took_frame(&self) {
+        let (available, share) = self.have();
+        if available < self.raised_marks(share).low {
+            self.kick_if_idle();
+            self.note_taken(available, self.marks(share));
+        }
+    }
+
     /// Asks the process that holds the most for frames: what it has beyond its share or, if this one waits
     /// in vain for its own to become free (`hungry`: they are pinned, say), whatever it has.
-    fn ask_others(&self, hungry: bool) {
+    pub(crate) fn ask_others(&self, hungry: bool) {
         let me = self.me();
         let live = self.pool.live().count() as u64;
         if live < 2 {
@@ -269,13 +365,22 @@ impl Engine {
         if mine >= share && !hungry {
             return;
         }
-        let richest = self
-            .pool
-            .live()
-            .filter(|(i, r)| *i != me && r.responsive.load(Relaxed) == 1)
-            .max_by_key(|(_, r)| r.charged.load(Relaxed));
-        if let Some((_, r)) = richest
-            && (hungry || r.charged.load(Relaxed) > share)
+        let others = || {
+            let live = self.pool.live();
+            live.filter(|(i, r)| *i != me && r.responsive.load(Relaxed) == 1)
+        };
+        // What is shared counts as one's that can take it out.
+        let shared = self.pool.shared_frames();
+        let keeper = others().map(|(i, _)| i).find(|&i| self.pool.has_shared(i));
+        let holds = |i: usize, charged: u64| match keeper {
+            Some(k) if k == i => charged + shared,
+            _ => charged,
+        };
+        let richest = others()
+            .map(|(i, r)| (holds(i, r.charged.load(Relaxed)), r))
+            .max_by_key(|(n, _)| *n);
+        if let Some((held, r)) = richest
+            && (hungry || held > share)
             && r.give_back.load(Relaxed) == 0
         {
             r.give_back

@@ -79,6 +79,11 @@ impl Gate {
         self.forker.store(process::tid(), SeqCst);
     }
 
+    /// Is a fork going on, or waiting for those inside?
+    pub fn is_closed(&self) -> bool {
+        self.closed.load(SeqCst) != 0
+    }
+
     /// Is a fork going on, and the caller the thread that forks (or one that acts for it)?
     pub fn is_forker(&self) -> bool {
         let forker = self.forker.load(SeqCst);

@@ -3,7 +3,8 @@
 //! The handler runs on the thread's alternate stack if it has one, with every signal blocked. A
 //! fault that is not ours goes to the action the program itself installed, as if we were not there.
 
-use crate::engine::{Engine, EngineError};
+use crate::engine::Engine;
+use crate::error::EngineError;
 use crate::fault::Outcome;
 use crate::pool::FaultMode;
 use crate::{MAX_ENGINES, careful, lock::Lock, stack};
@@ -148,6 +149,9 @@ impl stack::Task for Access {
     }
 }
 
+/// So kernels that handle memory failures call what is poisoned.
+const BUS_MCEERR_AR: i32 = 4;
+
 /// The handler. Obeys the rules of the fault path.
 extern "C" fn on_fault(signal: i32, info: *mut libc::siginfo_t, context: *mut libc::c_void) {
     // SAFETY: the kernel passes a valid siginfo and ucontext to an SA_SIGINFO handler.
@@ -165,7 +169,9 @@ extern "C" fn on_fault(signal: i32, info: *mut libc::siginfo_t, context: *mut li
         for engine in engines() {
             // In message mode a SIGBUS is the last word.
             let last = signal == libc::SIGBUS && engine.mode() == FaultMode::Message;
-            if !engine.contains(addr) || last {
+            // Of shared memory ours is what is absent or write-protected: SIGBUS. The rest is what the program unmapped, or has no access to.
+            let shared = engine.is_shared(addr) && signal == libc::SIGBUS;
+            if !(engine.contains(addr) || shared) || last {
                 continue;
             }
             let mut access = Access {
@@ -178,8 +184,13 @@ extern "C" fn on_fault(signal: i32, info: *mut libc::siginfo_t, context: *mut li
             match access.outcome {
                 Outcome::Retry => return,
                 Outcome::NotOurs => break,
+                Outcome::Guard => return guarded(info, context),
                 Outcome::Poisoned => {
                     return lost(addr, b"its swap, or its file, could not be read", uc);
+                }
+                Outcome::Stuck => {
+                    let why = b"another process of the pool, stopped or hanging, has held it for a minute";
+                    return lost(addr, why, uc);
                 }
                 Outcome::NoMemory => {
                     return lost(
@@ -192,7 +203,7 @@ extern "C" fn on_fault(signal: i32, info: *mut libc::siginfo_t, context: *mut li
         }
     }
     // Message mode: what is lost is SIGBUS from the kernel.
-    if signal == libc::SIGBUS && fault && leave(uc) {
+    if signal == libc::SIGBUS && (fault || code == BUS_MCEERR_AR) && leave(uc) {
         return;
     }
     pass_on(signal, info, context);
@@ -208,6 +219,31 @@ fn leave(uc: &mut libc::ucontext_t) -> bool {
     true
 }
 
+/// A guard was touched: SIGSEGV, whichever signal told of it.
+fn guarded(info: *mut libc::siginfo_t, context: *mut libc::c_void) {
+    // SAFETY: the kernel's, see `on_fault`.
+    let uc = unsafe { &mut *(context as *mut libc::ucontext_t) };
+    if leave(uc) {
+        return;
+    }
+    let action = program_action(libc::SIGSEGV);
+    if action.handler > 1 {
+        // SAFETY: as above. As the kernel tells of its own guards.
+        unsafe {
+            (*info).si_signo = libc::SIGSEGV;
+            (*info).si_code = 1;
+        }
+        return pass_on(libc::SIGSEGV, info, context);
+    }
+    end_by(libc::SIGSEGV, uc);
+}
+
+/// [`fs::digits`]. (Called twice, its address would be kept in a register, and calls by register are what the check of the fault path cannot follow.)
+#[inline(never)]
+fn digits(n: u64, base: u64, out: &mut [u8; 20]) -> &[u8] {
+    fs::digits(n, base, out)
+}
+
 /// Ends in SIGBUS, after one line that says why.
 fn lost(addr: usize, why: &[u8], uc: &mut libc::ucontext_t) {
     if leave(uc) {
@@ -216,22 +252,27 @@ fn lost(addr: usize, why: &[u8], uc: &mut libc::ucontext_t) {
     let (mut a, mut b) = ([0u8; 20], [0u8; 20]);
     fs::complain(&[
         b"hugeswap: process ",
-        fs::digits(process::pid() as u64, 10, &mut a),
+        digits(process::pid() as u64, 10, &mut a),
         b": memory at 0x",
-        fs::digits(addr as u64, 16, &mut b),
+        digits(addr as u64, 16, &mut b),
         b" is lost: ",
         why,
         b"\n",
     ]);
-    let action = program_action(libc::SIGBUS);
+    end_by(libc::SIGBUS, uc);
+}
+
+/// Raises a signal that we take as the kernel would for a fault.
+fn end_by(signal: i32, uc: &mut libc::ucontext_t) {
+    let action = program_action(signal);
     let mask = uc_mask(uc);
-    if action.handler <= 1 || *mask & signal::bit(libc::SIGBUS) != 0 {
+    if action.handler <= 1 || *mask & signal::bit(signal) != 0 {
         // Default, ignored or blocked: the kernel would end the process too.
         // SAFETY: the default action is always fit.
-        let _ = unsafe { signal::set_action(libc::SIGBUS, &Action::default()) };
+        let _ = unsafe { signal::set_action(signal, &Action::default()) };
     }
-    *mask &= !signal::bit(libc::SIGBUS);
-    let _ = process::signal_thread(process::tid(), libc::SIGBUS);
+    *mask &= !signal::bit(signal);
+    let _ = process::signal_thread(process::tid(), signal);
 }
 
 /// The signal mask the interrupted code goes on with: the kernel uses the first 8 bytes.

@@ -4,7 +4,7 @@
 
 use crate::engine::Engine;
 use crate::pool::Pool;
-use crate::pool::layout::{Area, Latencies};
+use crate::pool::layout::{Area, Latencies, Record};
 use hugeswap_policy::breaker::{Breaker, State};
 use hugeswap_policy::histogram;
 use hugeswap_sys::{Errno, now_ns};
@@ -51,6 +51,11 @@ impl Latencies {
         }
     }
 
+    /// How many there were.
+    pub(crate) fn count(&self) -> u64 {
+        self.counts.iter().map(|c| c.load(Relaxed)).sum()
+    }
+
     fn report(&self) -> LatencyReport {
         let counts: Vec<u64> = self.counts.iter().map(|c| c.load(Relaxed)).collect();
         let max_ns = self.max_ns.load(Relaxed);
@@ -79,6 +84,7 @@ impl Area {
         self.health.store(0, Relaxed);
         self.reads.forget();
         self.writes.forget();
+        self.forget_waits();
     }
 
     fn breaker(&self) -> Breaker {
@@ -128,6 +134,20 @@ fn update(word: &AtomicU64, next: impl Fn(Breaker) -> Breaker) {
 }
 
 impl Pool {
+    /// Transfers of its swap areas so far; `None`: some are going on.
+    pub(crate) fn transfers(&self) -> Option<u64> {
+        let going_on = |r: &Record| r.transferring.load(Relaxed) > 0;
+        if self.live().any(|(_, r)| going_on(r)) {
+            return None;
+        }
+        let of = |l: &Latencies| l.counts.iter().map(|c| c.load(Relaxed)).sum::<u64>();
+        let area = |(i, _)| {
+            let area: Option<&Area> = self.header().areas.get(i);
+            area.map_or(0, |a| of(&a.reads).wrapping_add(of(&a.writes)))
+        };
+        Some(self.areas().map(area).fold(0, u64::wrapping_add))
+    }
+
     /// How each swap area in use is.
     pub fn area_health(&self) -> Vec<AreaReport> {
         let now = now_ns();

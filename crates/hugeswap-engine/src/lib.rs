@@ -3,14 +3,16 @@
 //! * [`pool`]: the segment that processes share: budget, swap slots, counters
 //! * [`engine`]: one engine for each pool and process
 //! * `fault`: the fault path, one piece of code for both fault modes
-//! * `frames`: where frames come from; `mappings`: room below the kernel's limit on mappings
+//! * `frames`: where frames come from; `numa`: on which node they are; `clean`: units whose frames may be taken; `mappings`: room below the kernel's limit on mappings
 //! * `reclaim`, `work`: kswapd and the I/O threads; [`groups`]: what groups of regions may count on
 //! * `base`: units mapped by base pages; `sizes`, `thp`: what decides between those and whole units
 //! * `swap`: pages between memory and swap; `backing`: what happens on the device
 //! * `file`: mapped files, read and written in place of swap
+//! * [`shared`]: memory that several processes of a pool have mapped
 //! * `mover`, `uffd_move`: how units move; `arena`: where frames wait; `table`: what each unit is
 //! * [`handler`]: signals; `message`: userfaultfd events
 //! * `ranges`: mapping, discarding, protecting, pinning; `fork`: forks
+//! * `track`: which memory was written since when
 //! * `gate`, [`lock`]: who is inside, and who may change what
 //!
 //! Rules of the fault path (checked by tests and CI): no allocation; no lock that program code,
@@ -24,7 +26,9 @@ mod backing;
 mod base;
 mod careful;
 mod checksum;
+mod clean;
 pub mod engine;
+mod error;
 mod fault;
 mod faulty;
 mod file;
@@ -34,32 +38,49 @@ mod gate;
 pub mod groups;
 pub mod handler;
 pub mod health;
+mod huge;
+mod kcompactd;
+mod khugepaged;
 pub mod lock;
+mod look;
 mod mappings;
+mod markers;
 mod message;
 mod mover;
+mod numa;
+mod pacing;
+mod pagemap;
 mod place;
 pub mod pool;
 mod ranges;
 mod reclaim;
+pub mod shared;
 mod sizes;
 pub mod space;
 mod stack;
 mod swap;
 mod table;
 mod thp;
+mod track;
 mod uffd_move;
 mod work;
+mod zero;
 mod zeroed;
 
-pub use engine::{Engine, EngineConfig, EngineError, Prot, high_descriptor};
+pub use engine::{Engine, EngineConfig, Prot, high_descriptor};
+pub use error::EngineError;
 pub use file::FileMode;
 pub use fork::{fork_child, fork_parent, fork_prepare};
+pub use track::TrackError;
 
 /// First managed address under `hugeswap run`: fixed, so that a system-call filter inherited
 /// over exec still means the same range, and a multiple of 4 GiB, so that the filter compares high halves only.
 pub const WINDOW_BASE: usize = 0x4000_0000_0000;
 /// Length of that window, bytes.
 pub const WINDOW_LEN: usize = 0x0800_0000_0000;
+/// Where `hugeswap run` has programs' shared memory: right behind the window.
+pub const SHARED_BASE: usize = WINDOW_BASE + WINDOW_LEN;
+/// Addresses there are for it.
+pub const SHARED_LEN: usize = 0x0100_0000_0000;
 /// Most engines one process can have.
 pub const MAX_ENGINES: usize = 8;

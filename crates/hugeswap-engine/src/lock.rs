@@ -53,6 +53,17 @@ impl<T> Lock<T> {
         Held { lock: self }
     }
 
+    /// In a forked child: free, and around `value`. What it was around is forgotten, for its holder, who is not here, may have been changing it.
+    ///
+    /// # Safety
+    ///
+    /// There is one thread, and it holds no guard of this lock.
+    pub unsafe fn reset_in_child(&self, value: T) {
+        // SAFETY: nobody else uses the value, says the caller.
+        unsafe { self.value.get().write(value) };
+        self.word.store(FREE, Release);
+    }
+
     /// Gives the lock back without its guard.
     ///
     /// # Safety

@@ -51,7 +51,9 @@ impl Engine {
             made |= self.leave_stored_pages();
             self.arena.merge_empty();
             for _ in 0..8 {
-                let Some(unit) = self.clean.pop() else { break };
+                let Some(unit) = self.clean.pop(self.far_nodes()) else {
+                    break;
+                };
                 let takeable = |w: Word| w.evictable() && w.kind() == Kind::Present && w.has(CLEAN);
                 if let Some(w) = self.table.try_lock_if(unit, takeable) {
                     made |= self.drop_clean(unit, w);

@@ -1,8 +1,10 @@
 //! Message mode: threads that read faults from the userfaultfd and resolve them by the same
 //! fault path. The kernel's own touches of managed memory work, since it waits for the page.
 
-use crate::engine::{Engine, EngineError};
+use crate::engine::Engine;
+use crate::error::EngineError;
 use crate::fault::Outcome;
+use hugeswap_policy::unit::Kind;
 use hugeswap_sys::{Errno, fs, process, uffd};
 use std::sync::atomic::Ordering::Acquire;
 
@@ -52,14 +54,22 @@ fn one(engine: &'static Engine, m: &uffd::Message) {
     let addr = m.address as usize;
     let write = m.flags & (uffd::FLAG_WRITE | uffd::FLAG_WP) != 0;
     let page = addr & !4095;
-    let outcome = engine
-        .gate
-        .on_behalf_of(m.thread(), || engine.fault(addr, write));
+    let outcome = engine.gate.on_behalf_of(m.thread(), || {
+        let outcome = engine.fault(addr, write);
+        if matches!(outcome, Outcome::NoMemory | Outcome::Poisoned) {
+            engine.refuse_page(page);
+        }
+        outcome
+    });
     match outcome {
         Outcome::Retry => {}
         // The toucher gets SIGSEGV, as without us.
         Outcome::NotOurs if engine.fence(addr) => {}
-        Outcome::NotOurs | Outcome::Poisoned | Outcome::NoMemory => {
+        Outcome::NotOurs
+        | Outcome::Guard
+        | Outcome::Poisoned
+        | Outcome::NoMemory
+        | Outcome::Stuck => {
             let (mut a, mut b) = ([0u8; 20], [0u8; 20]);
             fs::complain(&[
                 b"hugeswap: process ",
@@ -75,8 +85,26 @@ fn one(engine: &'static Engine, m: &uffd::Message) {
                 },
             ]);
             // The toucher gets SIGBUS.
-            let _ = uffd::poison(engine.uffd(), page, 4096);
+            if outcome == Outcome::NotOurs {
+                let _ = uffd::poison(engine.uffd(), page, 4096);
+            }
         }
     }
     let _ = uffd::wake(engine.uffd(), page, 4096);
+}
+
+impl Engine {
+    /// Has touches of a page be SIGBUS, if it is absent. Under its unit's lock: who moves a frame into place may be between taking the old one away
+    /// and putting the new one there, and what it moves cannot go where a page is marked.
+    fn refuse_page(&self, page: usize) {
+        let Some(unit) = self.table.unit_of(page) else {
+            return;
+        };
+        let _inside = self.gate.enter();
+        let w = self.table.lock(unit);
+        if w.kind() != Kind::Present {
+            let _ = uffd::poison(self.uffd(), page, 4096);
+        }
+        self.table.unlock(unit, w);
+    }
 }

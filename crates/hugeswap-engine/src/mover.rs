@@ -7,7 +7,7 @@
 //!
 //! Every call here is made by the owner of the unit's lock.
 
-use crate::uffd_move;
+use crate::uffd_move::{self, LITTLE_PATIENCE, PATIENCE};
 use hugeswap_policy::UNIT_BYTES;
 use hugeswap_sys::{Result, mm, uffd};
 
@@ -31,6 +31,11 @@ impl Mover {
 
     /// Can memory be moved that was never touched?
     pub fn moves_holes(self) -> bool {
+        matches!(self, Mover::Remap)
+    }
+
+    /// Does a frame take the place of another without a moment in which there is neither?
+    pub fn replaces_at_once(self) -> bool {
         matches!(self, Mover::Remap)
     }
 
@@ -61,7 +66,7 @@ impl Mover {
                 // SAFETY: the unit is absent and locked: nothing in it is lost.
                 unsafe { mm::advise(unit, UNIT, libc::MADV_DONTNEED) }?;
                 // SAFETY: the unit and the place are the caller's.
-                unsafe { uffd_move::unit(fd, pagemap, frame, unit) }
+                unsafe { uffd_move::unit(fd, pagemap, frame, unit, PATIENCE) }
             }
         }
     }
@@ -85,7 +90,7 @@ impl Mover {
                 // SAFETY: the place is empty: nothing in it is lost.
                 unsafe { mm::advise(frame, UNIT, libc::MADV_DONTNEED) }?;
                 // SAFETY: the unit and the place are the caller's.
-                unsafe { uffd_move::unit(fd, pagemap, unit, frame) }
+                unsafe { uffd_move::unit(fd, pagemap, unit, frame, LITTLE_PATIENCE) }
             }
         }
     }
@@ -96,6 +101,14 @@ impl Mover {
             // SAFETY: writers fault and wait for the unit's lock.
             Mover::Remap => unsafe { mm::protect(unit, len, mm::PROT_READ) },
             Mover::Uffd(fd, _) => uffd::write_protect(fd, unit, len, true),
+        }
+    }
+
+    /// Makes the pages of a present, writable unit the process's alone, which they may not be though a child that shared them has ended:
+    /// the kernel does not move them before.
+    pub fn own(self, unit: usize) {
+        if let Mover::Uffd(..) = self {
+            mm::populate(unit, UNIT);
         }
     }
 
@@ -139,7 +152,7 @@ impl Mover {
                 // SAFETY: the destination is absent: nothing in it is lost.
                 unsafe { mm::advise(to, UNIT, libc::MADV_DONTNEED) }?;
                 // SAFETY: the unit and the place are the caller's.
-                unsafe { uffd_move::unit(fd, pagemap, from, to) }
+                unsafe { uffd_move::unit(fd, pagemap, from, to, PATIENCE) }
             }
         }
     }

@@ -7,9 +7,10 @@
 
 use crate::checksum;
 use crate::engine::{Engine, Job, Lists, PAGES, REFERENCED, UNIT};
-use crate::table::NO_FRAME;
+use crate::track::Held;
 use hugeswap_policy::counters::Counter;
 use hugeswap_policy::file::FilePlace;
+use hugeswap_policy::frames;
 use hugeswap_policy::knobs::Knob;
 use hugeswap_policy::lruvec::Event;
 use hugeswap_policy::unit::{
@@ -35,15 +36,21 @@ impl Engine {
     pub(crate) fn kswapd(&'static self) {
         let private = self.take_private_descriptors();
         self.pool.follow_areas(self.low_fd, private, true);
+        if private {
+            self.batches.open();
+        }
         for i in 0..2 {
             // Without workers kswapd does their work itself, only slower.
             let _ = self.spawn(&format!("hs-io/{i}"), move || self.worker());
         }
+        // Without it units become whole at faults only.
+        let _ = self.spawn("hs-khugepaged", move || self.khugepaged());
         self.record().responsive.store(1, Relaxed);
         let mut last_tick = 0;
         let mut random = now_ns() | 1;
         loop {
             if self.stopping.load(Acquire) {
+                self.batches.close();
                 return;
             }
             let seen = self.record().kick.load(Acquire);
@@ -69,7 +76,9 @@ impl Engine {
 
     /// Leaves the program's descriptor table for one that holds only ours; false: that was refused.
     pub(crate) fn take_private_descriptors(&self) -> bool {
-        let mut keep: Vec<i32> = self.protected_fds().collect();
+        // (Those of shared regions it gets for itself, and closes with them. Not all but those: one that is made at this moment would be in one list only, and its
+        // memory never free.)
+        let mut keep: Vec<i32> = self.unshared_fds().collect();
         keep.sort_unstable();
         keep.dedup();
         // Where it is refused, the program's table has to do.
@@ -111,7 +120,7 @@ impl Engine {
 
     /// One step of reclaim; false if there was nothing to do.
     fn step(&self) -> bool {
-        let mut busy = self.serve_descriptors();
+        let mut busy = self.serve_descriptors() | self.answer_looks() | self.serve_shared();
         for _ in 0..64 {
             let Some(unit) = self.evict_requests.pop() else {
                 break;
@@ -130,17 +139,34 @@ impl Engine {
         let (available, marks) = self.available();
         let coming = u64::from(self.inflight_writes.load(Relaxed));
         let waiting = self.stalled.load(Relaxed) > 0;
-        if self.has_few_frames() && owed == 0 && (!waiting || available + coming > 0) {
+        let few = self.has_few_frames() && owed == 0 && (!waiting || available + coming > 0);
+        let shared = self.shared_resident();
+        if few && shared == 0 {
+            return busy;
+        }
+        if self.gate.is_closed() && !waiting {
+            // A fork waits until nothing is being written: nothing new is begun ahead of need.
             return busy;
         }
         // Somebody waits although there should be something: what is counted cannot be had.
         let starving = waiting && coming == 0;
-        if starving || available + coming < marks.high || (owed > 0 && coming == 0) {
+        let short = starving || available + coming < marks.high;
+        self.measure_reclaim(short || available < marks.high);
+        if short || (owed > 0 && coming == 0) {
             if coming < u64::from(WRITE_DEPTH) {
+                let own = self.record().charged.load(Relaxed);
+                let turn = shared > 0 && (few || self.shared_turn(shared, own));
+                if turn && self.evict_some_shared() {
+                    return true;
+                }
+                if few {
+                    return busy;
+                }
                 return self.reclaim_batch() || busy;
             }
             return true;
         }
+        self.woken_for_huge(true);
         // Keep the queue of events from filling up.
         if self.events.len() > self.events.capacity() / 2 {
             let mut lru = self.lru.lock();
@@ -149,7 +175,7 @@ impl Engine {
         busy
     }
 
-    fn has_few_frames(&self) -> bool {
+    pub(crate) fn has_few_frames(&self) -> bool {
         self.record().charged.load(Relaxed) <= FEW_FRAMES
     }
 
@@ -157,6 +183,9 @@ impl Engine {
     /// False if no unit could be taken.
     fn reclaim_batch(&self) -> bool {
         let progress = self.reclaim_oldest();
+        if !progress {
+            self.woken_for_huge(false);
+        }
         self.lru.lock().progressed(progress);
         progress
     }
@@ -211,7 +240,7 @@ impl Engine {
             }
             if w.kind() == Kind::Cached {
                 self.table.unlock(unit, w);
-                if self.clean.push(unit).is_ok() {
+                if self.push_clean(unit).is_ok() {
                     progress = true;
                     self.note_available();
                 } else {
@@ -252,10 +281,20 @@ impl Engine {
         progress
     }
 
+    /// A clean unit may be taken from now on, by those of its node first.
+    fn push_clean(&self, unit: u32) -> Result<(), u32> {
+        self.clean.push(self.arena.numa.of_unit(unit), unit)
+    }
+
     fn relink_if_pinned(&self, unit: u32) {
         let w = self.table.load(unit);
         if w.kind() == Kind::Base {
             // Who has it locked may bring in one more page, which is not told to the lists.
+            self.lru.lock().put_back(unit);
+            return;
+        }
+        if w.has(LOCKED) && matches!(w.kind(), Kind::Present | Kind::Cached) {
+            // It may be as it was once who has it locked is done, and nobody would tell the lists: an epoch begins, say, for many at once.
             self.lru.lock().put_back(unit);
             return;
         }
@@ -266,7 +305,7 @@ impl Engine {
             // In use, so active. Pinned units that went back to where they came from could fill the inactive
             // list, and then what can be evicted would never leave the active one.
             self.lru.lock().referenced(unit);
-        } else if !w.has(WATCHED) || self.clean.push(unit).is_err() {
+        } else if !w.has(WATCHED) || self.push_clean(unit).is_err() {
             self.lru.lock().put_back(unit);
         }
     }
@@ -278,6 +317,9 @@ impl Engine {
         // and who writes it out reads it.
         if self.mover().set_read_only(at, words.len() * UNIT).is_err() {
             for (k, w) in words.iter().enumerate() {
+                if w.has(WRITABLE) {
+                    self.note_half_protected(unit + k as u32);
+                }
                 // Part of the range may be read-only by now: say so, a write fault puts it right.
                 self.table.unlock(unit + k as u32, w.clear(WRITABLE));
                 self.lru.lock().put_back(unit + k as u32);
@@ -321,6 +363,7 @@ impl Engine {
                 }
                 return dropped;
             }
+            self.arena.numa.ask_unit(unit, at);
             self.watched.fetch_add(1, Relaxed);
             self.table.unlock(unit, w.clear(WRITABLE).set(WATCHED));
         } else {
@@ -330,11 +373,8 @@ impl Engine {
                 return false;
             };
             self.open_fence(unit, w);
-            if self
-                .mover()
-                .map_out(at, self.arena.addr(place), false)
-                .is_err()
-            {
+            self.note_leaving(unit, Held::AsStored(w));
+            if self.move_out(unit, place, false).is_err() {
                 self.arena.put_empty(place);
                 // A part may have been on its way and come back writable.
                 self.table.unlock(unit, w.clear(CLEAN));
@@ -344,6 +384,7 @@ impl Engine {
             if !self.is_as_written(unit, self.arena.addr(place), w) {
                 return self.put_back(unit, w, place);
             }
+            self.note_left(unit, Held::AsStored(w));
             self.table.set_frame(unit, place);
             self.watched.fetch_add(1, Relaxed);
             self.table.unlock(
@@ -352,10 +393,11 @@ impl Engine {
                     .clear(CLEAN | WRITABLE | READAHEAD),
             );
         }
-        if self.clean.push(unit).is_err() {
+        if self.push_clean(unit).is_err() {
             // No room to remember it: back to the list, it is watched already.
             self.lru.lock().put_back(unit);
         }
+        self.pacing.made_frame();
         self.note_available();
         true
     }
@@ -377,14 +419,13 @@ impl Engine {
     }
 
     /// Moves the frame at `place` back to the locked unit it came from, dirty; false, for nothing was gained.
-    fn put_back(&self, unit: u32, w: Word, place: u32) -> bool {
+    pub(crate) fn put_back(&self, unit: u32, w: Word, place: u32) -> bool {
         self.count(Counter::WriteRedirtied, 1);
         let w = w.clear(CLEAN | WATCHED | READAHEAD);
-        if self
-            .mover()
-            .map_in(self.arena.addr(place), self.table.addr(unit), true)
-            .is_ok()
-        {
+        if !self.is_open(unit) {
+            self.note_written(unit);
+        }
+        if self.move_in(place, unit, true).is_ok() {
             self.arena.put_empty(place);
             self.table.unlock(unit, w.set(WRITABLE));
         } else {
@@ -405,22 +446,23 @@ impl Engine {
     fn give_back(&self, n: u64) -> bool {
         let mut given = 0;
         while given < n {
-            if !self.take_free_pages_as_frame() {
-                let Some(place) = self.arena.take_free().or_else(|| self.take_clean()) else {
-                    break;
-                };
-                self.arena.discard(place);
+            if !self.hand_back_one() {
+                break;
             }
-            self.pool.uncharge(self.me(), 1);
             given += 1;
         }
         let owed = &self.record().give_back;
         let _ = owed.fetch_update(Relaxed, Relaxed, |o| Some(o.saturating_sub(given)));
-        if self.record().charged.load(Relaxed) == 0 {
+        if self.record().charged.load(Relaxed) == 0 && !self.sharing.is_used() {
             owed.store(0, Relaxed);
         }
         self.count(Counter::GiveBack, given);
         given > 0
+    }
+
+    /// Gives a frame of this process's that is free, or clean and watched, back to the pool.
+    pub(crate) fn hand_back_one(&self) -> bool {
+        frames::hand_back(self, self.far_nodes())
     }
 
     /// Brings one unit out now, as far as it may be: into swap, its frame free.
@@ -484,13 +526,22 @@ impl Engine {
 
     /// What is done a few times a second.
     fn tick(&'static self) {
-        if self.stalled.load(Relaxed) > 0 || self.maybe_children.load(Relaxed) {
+        let sharing = self.sharing.is_used();
+        if self.stalled.load(Relaxed) > 0
+            || self.maybe_children.load(Relaxed)
+            || sharing && self.sharing.is_waited_for()
+        {
             self.pool.reap();
+        }
+        if sharing {
+            self.carry_on_for_the_dead();
         }
         if self.maybe_children.load(Relaxed) && !self.pool.has_children(self.me()) {
             self.release_deferred();
         }
         self.frame_demand.tick();
+        self.call_khugepaged();
+        self.call_kcompactd();
         self.look_again_for_clusters();
         self.empty_areas();
         if self.pool.header().creator.load(Relaxed) == process::pid() {
@@ -521,66 +572,6 @@ impl Engine {
                 .events
                 .sampled_huge
                 .fetch_add(huge.min(present), Relaxed);
-        }
-    }
-
-    /// Ends the write-back of a unit whose bytes are all zero: no slot, no I/O, no memory.
-    pub(crate) fn finish_zero(&self, unit: u32) {
-        let w = self.table.lock(unit).clear(WRITEBACK);
-        if w.has(WRITABLE) || w.pins() > 0 {
-            self.table.unlock(unit, w);
-            self.note_resident(unit);
-            return;
-        }
-        if w.has(COW) {
-            // The frame is shared: we can only let go of it.
-            if self.drop_zero(unit, w) {
-                self.count(Counter::ZeroDrop, 1);
-            }
-            return;
-        }
-        let at = self.table.addr(unit);
-        let Some(place) = self.arena.take_empty() else {
-            self.table.unlock(unit, w);
-            self.note_resident(unit);
-            return;
-        };
-        // Huge zero pages cannot be told from memory here: a frame that was never really there is
-        // replaced by the next write into its place.
-        match self
-            .mover()
-            .map_out(at, self.arena.addr(place), w.has(WATCHED))
-        {
-            // As in `park`: a device may have written after we looked.
-            Ok(())
-                if !self.mover().watches_in_place()
-                    // SAFETY: the place holds a frame that is ours.
-                    && !checksum::is_zero(unsafe { self.bytes(self.arena.addr(place)) }) =>
-            {
-                self.put_back(unit, w, place);
-            }
-            Ok(()) => {
-                self.table.set_frame(unit, NO_FRAME);
-                let slot = w.slot();
-                let flags = w
-                    .with_slot(None)
-                    .clear(CLEAN | WATCHED | WRITABLE | READAHEAD);
-                if let Some(s) = slot {
-                    self.free_place(unit, s);
-                }
-                self.table.unlock(unit, flags.with_kind(Kind::None));
-                if w.has(WATCHED) {
-                    self.watched.fetch_sub(1, Relaxed);
-                }
-                self.arena.put_free(place);
-                self.count(Counter::ZeroDrop, 1);
-                self.note_available();
-            }
-            Err(_) => {
-                self.arena.put_empty(place);
-                self.table.unlock(unit, w);
-                self.note_resident(unit);
-            }
         }
     }
 }

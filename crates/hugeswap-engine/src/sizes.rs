@@ -10,6 +10,7 @@ use crate::engine::Engine;
 use crate::lock::Lock;
 use crate::pool::probe::Measured;
 use hugeswap_policy::counters::Counter;
+use hugeswap_policy::gfp::Caller;
 use hugeswap_policy::granularity::{
     Allowed, Costs, Density, DeviceCost, Direction, Fault, Granularity, MemoryPrice, PerSize,
     Reason, STAY, Size, UnitHistory, follow,
@@ -125,10 +126,14 @@ impl Engine {
         // What is spared would be again: no argument for bringing the rest.
         let present = present - record.present.common(&record.workingset).min(present);
         let pages = self.pages_can_come();
+        let caller = match present {
+            0 => Caller::SwapIn,
+            _ => Caller::Collapse,
+        };
         let allowed = Allowed {
             base_4k: pages && self.pager() != Some(Pager::Remap),
             piece_64k: pages,
-            whole: true,
+            whole: watched || !pages || self.huge_is_to_be_had(unit, caller),
         };
         let fault = Fault {
             unit: u64::from(unit),
@@ -178,6 +183,15 @@ impl Engine {
             let g = &mut learning.granularity;
             g.on_ahead(u64::from(unit) + 1, u64::from(end));
             g.on_ahead(u64::from(start), u64::from(unit));
+        }
+        drop(learning);
+        if d.missed && !watched {
+            if caller == Caller::SwapIn {
+                self.count(Counter::ThpSwpInFallback, 1);
+                self.note_fell_back(unit);
+            } else {
+                self.count(Counter::ThpCollapseFailed, 1);
+            }
         }
         record.set_history(d.history);
         record.set_density(d.density);

@@ -11,7 +11,7 @@ use crate::base::Pager;
 use crate::engine::{Engine, UNIT};
 use crate::zeroed::Zeroed;
 use hugeswap_policy::knobs::Knob;
-use hugeswap_policy::thp::{Advised, Bring, Usage};
+use hugeswap_policy::thp::{Advised, Bring, Collapse, Usage};
 use hugeswap_sys::Result;
 use hugeswap_sys::signal::Blocked;
 use std::sync::atomic::AtomicU16;
@@ -69,6 +69,12 @@ impl Engine {
                 .said
                 .of(unit)
                 .may_be_huge(self.pool.knob(Knob::ThpEnabled))
+                && !self.is_marked(unit)
+    }
+
+    /// What was said of `unit`.
+    pub(crate) fn said_of(&self, unit: u32) -> Advised {
+        self.said.of(unit)
     }
 
     /// How `unit` comes in. (Whole, where there are no base pages.)
@@ -76,7 +82,21 @@ impl Engine {
         if self.pager().is_none() {
             return Bring::Whole;
         }
+        if self.is_marked(unit) {
+            return Bring::Pages;
+        }
         self.said.of(unit).bring(
+            self.pool.knob(Knob::ThpEnabled),
+            self.pool.knob(Knob::ThpSwapin),
+        )
+    }
+
+    /// Is `unit`, which is base-mapped, to become whole without a fault?
+    pub(crate) fn collapse_of(&self, unit: u32) -> Collapse {
+        if self.is_marked(unit) {
+            return Collapse::Never;
+        }
+        self.said.of(unit).collapse(
             self.pool.knob(Knob::ThpEnabled),
             self.pool.knob(Knob::ThpSwapin),
         )
@@ -105,12 +125,13 @@ impl Engine {
         within / PAGE == space.live_pages(at)
     }
 
-    /// Sets [`Knob::ThpEnabled`] or [`Knob::ThpSwapin`] for the units of a range alone, or has them follow the pool again. False for
-    /// any other setting.
+    /// Sets [`Knob::ThpEnabled`], [`Knob::ThpSwapin`] or [`Knob::ThpDefrag`] for the units of a range alone, or has them follow the
+    /// pool again. False for any other setting.
     pub fn set_for_range(&self, addr: usize, len: usize, knob: Knob, value: Option<u64>) -> bool {
         let set = |a: Advised| match knob {
             Knob::ThpEnabled => Some(a.with_enabled(value)),
             Knob::ThpSwapin => Some(a.with_swapin(value)),
+            Knob::ThpDefrag => Some(a.with_defrag(value)),
             _ => None,
         };
         if set(Advised::NOTHING).is_none() {

@@ -10,19 +10,21 @@ use hugeswap_sys::{Errno, Result, fs, mm, process, uffd};
 
 const UNIT: usize = UNIT_BYTES as usize;
 const PAGE: usize = 4096;
-/// EBUSY (a page is pinned: direct I/O just done) and EAGAIN pass; so many attempts are made.
-const PATIENCE: u32 = 20_000;
+/// EBUSY (a page is pinned: direct I/O just done) and EAGAIN pass; so many attempts are made where nothing else helps.
+pub const PATIENCE: u32 = 20_000;
+/// And where there is another way, or another unit.
+pub const LITTLE_PATIENCE: u32 = 200;
 /// After so many attempts at once the processor is left to others in between.
 const SPINS: u32 = 100;
 
-/// Moves the unit at `from` to the empty, registered place `to`. `pagemap`: /proc/self/pagemap, or -1.
+/// Moves the unit at `from` to the empty, registered place `to`. `pagemap`: /proc/self/pagemap, or -1; `patience`: attempts in vain.
 ///
 /// # Safety
 /// Both are private anonymous memory of the caller's to give, one unit each, and nobody else moves either.
-pub unsafe fn unit(fd: i32, pagemap: i32, from: usize, to: usize) -> Result<()> {
+pub unsafe fn unit(fd: i32, pagemap: i32, from: usize, to: usize, patience: u32) -> Result<()> {
     let mut done = 0;
     // SAFETY: the caller's promise.
-    let Err(e) = (unsafe { pages(fd, pagemap, from, to, UNIT, &mut done) }) else {
+    let Err(e) = (unsafe { pages(fd, pagemap, (from, to), UNIT, &mut done, patience) }) else {
         return Ok(());
     };
     if done == 0 {
@@ -30,7 +32,7 @@ pub unsafe fn unit(fd: i32, pagemap: i32, from: usize, to: usize) -> Result<()> 
     }
     let mut back = 0;
     // SAFETY: as above, the other way round: what went comes back to where nothing stands now.
-    if unsafe { pages(fd, pagemap, to, from, done, &mut back) }.is_ok() {
+    if unsafe { pages(fd, pagemap, (to, from), done, &mut back, PATIENCE) }.is_ok() {
         return Err(e);
     }
     // The way back is closed where `from` is not registered, and then it is a frame of ours that only has to be
@@ -38,7 +40,7 @@ pub unsafe fn unit(fd: i32, pagemap: i32, from: usize, to: usize) -> Result<()> 
     loop {
         done = 0;
         // SAFETY: as above.
-        match unsafe { pages(fd, pagemap, from, to, UNIT, &mut done) } {
+        match unsafe { pages(fd, pagemap, (from, to), UNIT, &mut done, PATIENCE) } {
             Ok(()) => return Ok(()),
             Err(Errno::EBUSY | Errno::EAGAIN) => {}
             Err(_) => {
@@ -55,10 +57,10 @@ pub unsafe fn unit(fd: i32, pagemap: i32, from: usize, to: usize) -> Result<()> 
 unsafe fn pages(
     fd: i32,
     pagemap: i32,
-    from: usize,
-    to: usize,
+    (from, to): (usize, usize),
     len: usize,
     done: &mut usize,
+    patience: u32,
 ) -> Result<()> {
     let mut tries = 0;
     while *done < len {
@@ -76,7 +78,7 @@ unsafe fn pages(
                     n => *done += n * PAGE,
                 }
             }
-            Some(Errno::EAGAIN | Errno::EBUSY) if tries < PATIENCE => {
+            Some(Errno::EAGAIN | Errno::EBUSY) if tries < patience => {
                 tries += 1;
                 if tries > SPINS {
                     process::yield_now();
@@ -158,7 +160,7 @@ mod tests {
             let m = unsafe { uffd::move_pages(fd, b, a, pages * PAGE) };
             assert_eq!(m.moved, (pages * PAGE) as i64);
             // SAFETY: as above.
-            unsafe { unit(fd, -1, a, b) }.unwrap();
+            unsafe { unit(fd, -1, a, b, PATIENCE) }.unwrap();
             check(b);
             fs::close(fd);
         }
@@ -173,7 +175,7 @@ mod tests {
         // SAFETY: this test's page; its content is put back below.
         unsafe { mm::advise(a + hole, PAGE, libc::MADV_DONTNEED) }.unwrap();
         // SAFETY: both units are this test's.
-        assert_eq!(unsafe { unit(fd, -1, a, b) }, Err(Errno::ENOENT));
+        assert_eq!(unsafe { unit(fd, -1, a, b, PATIENCE) }, Err(Errno::ENOENT));
         uffd::unregister(fd, a, UNIT).unwrap();
         // SAFETY: mapped by `two_units`.
         unsafe { std::slice::from_raw_parts_mut((a + hole) as *mut u8, PAGE) }.fill(300u32 as u8);
@@ -189,7 +191,7 @@ mod tests {
         let from = [9u8; PAGE];
         uffd::copy(fd, b, from.as_ptr() as usize, PAGE, false).unwrap();
         // SAFETY: both units are this test's.
-        assert_eq!(unsafe { unit(fd, -1, a, b) }, Err(Errno::EEXIST));
+        assert_eq!(unsafe { unit(fd, -1, a, b, PATIENCE) }, Err(Errno::EEXIST));
         check(a);
         fs::close(fd);
     }

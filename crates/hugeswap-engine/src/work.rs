@@ -2,6 +2,7 @@
 
 use crate::checksum::{self, UnitSums};
 use crate::engine::{Engine, Job};
+use crate::swap::initialise::{self, Ahead};
 use crate::table::NO_FRAME;
 use hugeswap_policy::UNIT_PAGES;
 use hugeswap_policy::counters::Counter;
@@ -10,6 +11,9 @@ use hugeswap_policy::knobs::Knob;
 use hugeswap_policy::unit::{CLEAN, Kind, LOCKED, READAHEAD, WAITERS, WRITABLE, WRITEBACK, Word};
 use hugeswap_sys::{Errno, futex};
 use std::sync::atomic::Ordering::{Acquire, Relaxed, Release};
+
+/// Without work an I/O thread looks again after so long.
+const IDLE_NS: u64 = 500_000_000;
 
 impl Engine {
     /// A thread's body: reads first, writes when there is nothing to read.
@@ -25,30 +29,45 @@ impl Engine {
                 continue;
             }
             drop(inside);
-            if !self.write_some() && !self.grow_some() {
-                futex::wait(&self.work_seq, seq, Some(500_000_000), false);
+            if self.write_some() {
+                continue;
+            }
+            if let Some(rest) = self.prepare_some() {
+                let rest = self.writers.rest_left().map_or(rest, |w| w.min(rest));
+                futex::wait(&self.work_seq, seq, Some(rest), false);
             }
         }
     }
 
-    /// Does one queued write; false if there is none.
+    /// Does one queued write; false if there is none, or not for now.
     pub(crate) fn write_some(&self) -> bool {
         let _inside = self.gate.enter_daemon();
         self.write_one()
     }
 
-    /// Nothing is to be read or written: prepares for what will be. False if there is nothing to prepare.
-    fn grow_some(&self) -> bool {
+    /// Nothing is to be read or written: prepares for what will be. `None`: something was done; else when to look again, nanoseconds.
+    fn prepare_some(&self) -> Option<u64> {
         let _inside = self.gate.enter_daemon();
-        self.grow_ahead()
+        if self.grow_ahead() {
+            return None;
+        }
+        match self.initialise_ahead() {
+            Ahead::Done => None,
+            Ahead::Later => Some(initialise::QUIET_NS),
+            Ahead::Nothing => Some(IDLE_NS),
+        }
     }
 
     /// [`Engine::write_some`] for a thread that is inside the gate (which is not entered twice: a
     /// fork that closes it in between would wait for ever).
     pub(crate) fn write_one(&self) -> bool {
+        let Some(writing) = self.may_write() else {
+            return false;
+        };
         match self.writes.pop() {
             Some(Job::Write(unit)) => {
                 self.write_out(unit);
+                writing.done();
                 true
             }
             _ => false,
@@ -62,6 +81,7 @@ impl Engine {
                     self.read_planned(unit);
                 }
             }
+            Job::Shared(unit) => self.bring_shared(unit),
             Job::Handed(unit) => self.read_handed(unit),
             Job::Whole(unit) => self.whole_handed(unit),
             Job::Bring { unit, from, to } => self.bring_handed(unit, from.into()..to.into()),
@@ -75,7 +95,9 @@ impl Engine {
     /// A read planned ahead. If anything stands in its way it is simply not done.
     fn read_planned(&self, unit: u32) {
         let w = self.table.load(unit).clear(LOCKED | WAITERS);
-        let (Some(slot), Some(frame)) = (w.slot(), self.get_frame_nowait()) else {
+        // What is not needed yet waits for nothing, and takes no reserves.
+        let gfp = self.gfp_ahead();
+        let (Some(slot), Some(frame)) = (w.slot(), self.huge_nowait(gfp, Some(unit))) else {
             self.table.unlock(unit, w);
             return;
         };
@@ -86,6 +108,8 @@ impl Engine {
             return;
         }
         self.table.set_frame(unit, frame.place);
+        let numa = &self.arena.numa;
+        numa.set_unit(unit, numa.of_place(frame.place));
         self.table
             .unlock(unit, w.with_kind(Kind::Cached).set(READAHEAD));
         self.note_resident(unit);
@@ -217,14 +241,11 @@ impl Engine {
     fn write_somewhere(&self, old: Option<u64>, at: usize, sum: &UnitSums) -> Option<u64> {
         // A forked child may still read the old slot.
         let own = old.filter(|&s| self.may_overwrite_cluster(s) && !self.avoids(s));
-        if let Some(slot) = own {
-            match self.write_slot(slot, at, sum) {
-                Ok(()) => {
-                    self.swap_full.store(false, Relaxed);
-                    return Some(slot);
-                }
-                Err(e) => self.note_write_error(e),
-            }
+        if let Some(slot) = own
+            && self.write_slot(slot, at, sum).is_ok()
+        {
+            self.swap_full.store(false, Relaxed);
+            return Some(slot);
         }
         // Areas that did not take it.
         let mut failed = 0;
@@ -232,17 +253,12 @@ impl Engine {
             let Some(slot) = self.claim_cluster_but(failed) else {
                 break;
             };
-            match self.write_slot(slot, at, sum) {
-                Ok(()) => {
-                    self.swap_full.store(false, Relaxed);
-                    return Some(slot);
-                }
-                Err(e) => {
-                    self.note_write_error(e);
-                    self.release_cluster(slot);
-                    failed |= self.pool.locate(slot).map_or(0, |(area, _)| 1 << area);
-                }
+            if self.write_slot(slot, at, sum).is_ok() {
+                self.swap_full.store(false, Relaxed);
+                return Some(slot);
             }
+            self.release_cluster(slot);
+            failed |= self.pool.locate(slot).map_or(0, |(area, _)| 1 << area);
         }
         self.swap_full.store(true, Relaxed);
         self.rest_a_moment();

@@ -2,7 +2,7 @@
 
 use hugeswap_sys::{Result, mm};
 use std::ops::Deref;
-use std::sync::atomic::{AtomicU16, AtomicU64};
+use std::sync::atomic::{AtomicU8, AtomicU16, AtomicU32, AtomicU64};
 
 /// Types of which zeros are a valid value, shared between threads, and that need not be dropped.
 ///
@@ -10,6 +10,10 @@ use std::sync::atomic::{AtomicU16, AtomicU64};
 /// All of that is so.
 pub(crate) unsafe trait FromZeros: Sync + 'static {}
 
+// SAFETY: an atomic number.
+unsafe impl FromZeros for AtomicU8 {}
+// SAFETY: an atomic number.
+unsafe impl FromZeros for AtomicU32 {}
 // SAFETY: an atomic number.
 unsafe impl FromZeros for AtomicU16 {}
 // SAFETY: an atomic number.

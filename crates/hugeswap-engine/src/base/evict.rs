@@ -41,6 +41,7 @@ impl Engine {
         let freed = freed.flatten()?;
         if freed > 0 {
             self.count(Counter::PgReclaim, 1);
+            self.pacing.made(freed);
             self.note_available();
         }
         Some((freed, left))

@@ -4,9 +4,11 @@ use super::record::Record;
 use super::{BUFFER, PAGE, Pager};
 use crate::engine::Engine;
 use crate::fault::Outcome;
+use crate::huge::Huge;
 use hugeswap_policy::UNIT_PAGES;
 use hugeswap_policy::counters::{Counter, FaultClass};
 use hugeswap_policy::file::FilePlace;
+use hugeswap_policy::gfp::Caller;
 use hugeswap_policy::thp::Bring;
 use hugeswap_policy::unit::{CLEAN, Kind, READAHEAD, WATCHED, Word};
 use hugeswap_sys::Errno;
@@ -29,6 +31,7 @@ impl Engine {
             _ if self.is_cut_off(w) || self.is_partly_bad(unit, w) => {
                 self.pager().map(|p| p.smallest(page))
             }
+            _ if write && self.tracks_pages(unit) => self.pager().map(|p| p.smallest(page)),
             Bring::Pages => self.pager().map(|p| p.smallest(page)),
             Bring::AsFaulted => self.decide_size(unit, page, 0, false),
             Bring::Whole => None,
@@ -70,11 +73,7 @@ impl Engine {
             return None;
         };
         let frame = self.arena.addr(place);
-        if self
-            .mover()
-            .map_out(self.table.addr(unit), frame, true)
-            .is_err()
-        {
+        if self.move_out(unit, place, true).is_err() {
             self.arena.put_empty(place);
             self.note_mappings_short();
             self.table.unlock(unit, w);
@@ -115,6 +114,13 @@ impl Engine {
             return None;
         }
         let record = self.base.records.of(unit);
+        self.note_stored(unit, w, record);
+        self.count(Counter::ThpSplitPmd, 1);
+        Some(w.with_kind(Kind::Base))
+    }
+
+    /// What the place of a whole unit holds is stored.
+    pub(super) fn note_stored(&self, unit: u32, w: Word, record: &Record) {
         record.all_stored();
         if w.is_scattered() {
             let places = self.placing.scatter.of(unit);
@@ -123,8 +129,7 @@ impl Engine {
                 record.stored.put(p..p + 1, false);
             }
         }
-        self.count(Counter::ThpSplitPmd, 1);
-        Some(w.with_kind(Kind::Base))
+        self.without_marked(unit, &record.stored);
     }
 
     /// A locked unit that holds nothing becomes base-mapped, all of it zero; `None` if that cannot be.
@@ -138,6 +143,9 @@ impl Engine {
 
     fn try_map_for_pages(&self, unit: u32, w: Word) -> bool {
         if !self.pages_can_come() || self.gate.is_forker() || self.mappings_are_short() {
+            return false;
+        }
+        if self.is_marked(unit) && !self.has_single_pages() {
             return false;
         }
         let mapped = self.map_for_pages(unit, w).is_ok();
@@ -175,10 +183,21 @@ impl Engine {
         };
         let mut pages = pager.smallest(page);
         match self.bring_of(unit) {
+            // It stays in base pages: as a whole it would be split by the next write.
+            Bring::AsFaulted | Bring::Whole if self.tracks_pages(unit) => {
+                if !write && record.stored.get(page) && !self.is_partly_bad(unit, w) {
+                    pages = around(page);
+                }
+            }
+            Bring::Pages if self.tracks_pages(unit) => {}
             Bring::Pages if pages.len() == 1 && !record.stored.get(page) => {
                 pages = zeros_ahead(record, page);
             }
             Bring::Pages => {}
+            // It fell back at its first touch.
+            Bring::AsFaulted if w.slot().is_none() && self.has_single_pages() => {
+                return self.whole_or_page(unit, w, addr, write, start);
+            }
             // What can be read of it, as long as the rest cannot.
             _ if self.is_cut_off(w) || self.is_partly_bad(unit, w) => {}
             Bring::AsFaulted => match self.decide_size(unit, page, record.present.count(), false) {
@@ -190,14 +209,8 @@ impl Engine {
         self.bring_pages(unit, w, pages, page, write, start)
     }
 
-    /// Is a base page to be had where no frame is, and is `unit` to take it rather than wait?
-    pub(crate) fn may_fall_back(&self, unit: u32) -> bool {
-        self.base.credits.load(Relaxed) > 0
-            && self.has_single_pages()
-            && self.bring_of(unit) == Bring::Whole
-    }
-
-    /// A locked, base-mapped unit that is to be whole becomes so; where no frame is to be had, only the page comes that is needed now.
+    /// A locked, base-mapped unit that is to be whole becomes so; where no frame is to be had, and base pages are to take its place,
+    /// some come that are needed now.
     #[inline(never)]
     fn whole_or_page(
         &self,
@@ -207,18 +220,33 @@ impl Engine {
         write: bool,
         start: u64,
     ) -> Option<Outcome> {
-        match self.get_frame_nowait() {
-            Some(frame) => self.make_whole_with(frame, unit, w, write, start),
-            None if self.may_fall_back(unit) => {
+        let wait = match self.huge(unit, Caller::Collapse) {
+            Huge::Frame(frame) => return self.make_whole_with(frame, unit, w, write, start),
+            Huge::Wait(wait) => wait,
+            _ => {
                 self.count(Counter::ThpCollapseFailed, 1);
-                self.fault_page(unit, w, addr, write, start)
+                return self.fall_back(unit, w, addr, write, start);
             }
-            None => self.make_whole(unit, w, write, start),
+        };
+        // What is present of this unit may be what has to go.
+        self.table.unlock(unit, w);
+        match self.wait_for_huge(wait) {
+            Huge::Frame(frame) => {
+                self.arena.put_free(frame.place);
+                None
+            }
+            Huge::NoMemory => Some(Outcome::NoMemory),
+            _ => {
+                let w = self.table.try_lock_if(unit, |now| now == w)?;
+                self.count(Counter::ThpCollapseFailed, 1);
+                self.fall_back(unit, w, addr, write, start)
+            }
         }
     }
 
-    /// Brings in the page at `addr` of a locked, base-mapped unit, and no more. Unlocks it.
-    pub(crate) fn fault_page(
+    /// A locked, base-mapped unit was to be whole, and no frame was to be had. Brings in what a fault at `addr` needs: one page, or,
+    /// where faults decide, 64 KiB, or zeros as a run goes on. Unlocks it.
+    pub(crate) fn fall_back(
         &self,
         unit: u32,
         w: Word,
@@ -227,7 +255,18 @@ impl Engine {
         start: u64,
     ) -> Option<Outcome> {
         let page = (addr - self.table.addr(unit)) / PAGE;
-        self.bring_pages(unit, w, page..page + 1, page, write, start)
+        let record = self.base.records.of(unit);
+        let pages = if !record.stored.get(page) {
+            match self.tracks_pages(unit) {
+                true => self.pager().map_or(page..page + 1, |p| p.smallest(page)),
+                false => zeros_ahead(record, page),
+            }
+        } else if self.bring_of(unit) == Bring::AsFaulted {
+            around(page)
+        } else {
+            page..page + 1
+        };
+        self.bring_pages(unit, w, pages, page, write, start)
     }
 
     /// Brings pages of a locked, base-mapped unit in for a fault on `page`, which is one of them. Unlocks it.
@@ -242,6 +281,10 @@ impl Engine {
         start: u64,
     ) -> Option<Outcome> {
         let record = self.base.records.of(unit);
+        if self.is_marked(unit) {
+            // Neighbours may have markers.
+            pages = self.pager().map_or(pages, |p| p.smallest(page));
+        }
         let mut wanted = absent(record, pages.clone());
         let mut taken = self.take_pages_nowait(wanted);
         let least = self.pager().map_or(pages.clone(), |p| p.smallest(page));
@@ -396,6 +439,13 @@ fn zeros_ahead(record: &Record, page: usize) -> Range<usize> {
     let zero = |p: &usize| !record.present.get(*p) && !record.stored.get(*p);
     let ahead = (page + 1..UNIT_PAGES as usize).take(more).take_while(zero);
     page..page + 1 + ahead.count()
+}
+
+/// The buffer's worth of pages that `page` lies in.
+fn around(page: usize) -> Range<usize> {
+    const MANY: usize = BUFFER / PAGE;
+    let start = page / MANY * MANY;
+    start..start + MANY
 }
 
 /// How many of `pages` are not in memory.

@@ -3,6 +3,7 @@
 use super::{BUFFER, PAGE, Pager, pieces, record::Record};
 use crate::checksum::{self, UnitSums};
 use crate::engine::Engine;
+use crate::swap::batch::{self, Run};
 use hugeswap_policy::UNIT_PAGES;
 use hugeswap_policy::counters::Counter;
 use hugeswap_policy::file::FilePlace;
@@ -53,7 +54,6 @@ impl Engine {
             return (w, self.write_file_dirty(unit, place, record));
         }
         let Some(w) = self.place_for_dirty(unit, w, record) else {
-            self.count(Counter::SwapWriteError, 1);
             return (w, false);
         };
         let done = match w.slot() {
@@ -63,8 +63,6 @@ impl Engine {
         };
         if done {
             self.swap_full.store(false, Relaxed);
-        } else {
-            self.count(Counter::SwapWriteError, 1);
         }
         (w, done)
     }
@@ -73,20 +71,33 @@ impl Engine {
     fn write_in_place(&self, unit: u32, slot: u64, record: &Record) -> bool {
         let at = self.table.addr(unit);
         let mut next = 0;
-        while let Some(run) = record.dirty.run(next, PAGES, true) {
-            next = run.end;
-            if self
-                .write_pages(slot, run.clone(), at + run.start * PAGE)
-                .is_err()
+        loop {
+            let mut runs: [Run; batch::MOST] = Default::default();
+            let mut n = 0;
+            while n < runs.len()
+                && let Some(pages) = record.dirty.run(next, PAGES, true)
             {
-                // What the slot held of these pages may be gone; memory has them.
-                record.stored.put(run, false);
+                next = pages.end;
+                let from = at + pages.start * PAGE;
+                runs[n] = Run { slot, pages, from };
+                n += 1;
+            }
+            if n == 0 {
+                return true;
+            }
+            let done = self.write_runs(&runs[..n]);
+            for (k, run) in runs[..n].iter().enumerate() {
+                let written = done >> k & 1 == 1;
+                // What the slot held of those that failed may be gone; memory has them.
+                record.stored.put(run.pages.clone(), written);
+                if written {
+                    record.dirty.put(run.pages.clone(), false);
+                }
+            }
+            if done.count_ones() as usize != n {
                 return false;
             }
-            record.stored.put(run.clone(), true);
-            record.dirty.put(run, false);
         }
-        true
     }
 
     /// Writes zeros where neither memory nor the slot holds a page, so that the slot is all of the unit, which has no dirty
@@ -163,7 +174,11 @@ impl Engine {
             }
             match self.read_pages(from, one.clone(), buffer) {
                 Ok(()) => self.write_pages(to, one, buffer)?,
-                Err(Errno::EIO) if self.is_bad_or_lost(from, one) => self.note_lost(to, page),
+                Err(Errno::EIO) if self.is_bad_or_lost(from, one.clone()) => {
+                    // What somebody else had there, who is gone, would be read as ours.
+                    self.forget_stored(to, one);
+                    self.note_lost(to, page);
+                }
                 Err(e) => return Err(e),
             }
         }

@@ -6,6 +6,7 @@
 //! base-mapped or whole; or it is scattered over single slots ([`crate::place`]).
 //!
 //! * `fault`: pages brought in; `evict`: pages written and dropped; `whole`: the ways to and from huge pages
+//! * `tracked`: a unit in memory whose pages are to be told apart
 //! * `pager`, `pieces`: how pages are installed, protected and dropped
 //! * `io`: pages of a slot read, written, copied; `place`: which slot that is; `part`: some pages of a unit, on the program's word
 //!
@@ -20,18 +21,21 @@ mod part;
 pub(crate) mod pieces;
 mod place;
 pub(crate) mod record;
+mod tracked;
 mod whole;
 
 use crate::engine::Engine;
 use crate::pool::FaultMode;
 use crate::zeroed::Zeroed;
 use hugeswap_policy::UNIT_PAGES;
+use hugeswap_policy::frames::{self, Credits, Sources};
 use hugeswap_sys::{Result, fs, mm, uffd};
 pub(crate) use pager::Pager;
 use pieces::Pieces;
 use record::{PageTurns, Records};
 use std::sync::atomic::Ordering::{AcqRel, Relaxed};
-use std::sync::atomic::{AtomicBool, AtomicI32, AtomicI64, AtomicU32};
+use std::sync::atomic::{AtomicBool, AtomicI32, AtomicU32, AtomicU64};
+pub(crate) use tracked::Split;
 
 pub(crate) const PAGE: usize = 4096;
 /// Size of a buffer that pages pass through on their way in.
@@ -47,7 +51,7 @@ pub(crate) struct Base {
     sigbus_fd: AtomicI32,
     pub pieces: Pieces,
     /// Pages that are charged (by the frame) and not in use.
-    credits: AtomicI64,
+    credits: Credits<AtomicU64>,
     buffers: usize,
     buffers_used: AtomicU32,
     /// Can some pages of a unit be dropped and others kept, by one call?
@@ -72,7 +76,7 @@ impl Base {
             turns,
             sigbus_fd: AtomicI32::new(if userfaultfd { open_sigbus(low_fd) } else { -1 }),
             pieces: Pieces::new(frames, mappings)?,
-            credits: AtomicI64::new(0),
+            credits: Credits::default(),
             buffers,
             buffers_used: AtomicU32::new(0),
             some_can_be_dropped: AtomicBool::new(userfaultfd && discards_ranges(buffers)),
@@ -92,7 +96,7 @@ impl Base {
         let fd = if userfaultfd { open_sigbus(low_fd) } else { -1 };
         fs::close(self.sigbus_fd.swap(fd, Relaxed));
         let _ = self.pieces.reset_in_child();
-        self.credits.store(0, Relaxed);
+        self.credits.forget();
         self.buffers_used.store(0, Relaxed);
     }
 
@@ -101,13 +105,8 @@ impl Base {
     }
 
     /// Pages that are charged and free.
-    pub fn credits(&self) -> i64 {
-        self.credits.load(Relaxed)
-    }
-
-    /// Frames' worth of pages that are charged and free.
-    pub fn free_frames(&self) -> u64 {
-        self.credits.load(Relaxed).max(0) as u64 / UNIT_PAGES
+    pub fn credits(&self) -> &Credits<AtomicU64> {
+        &self.credits
     }
 
     pub(crate) fn take_buffer(&self) -> Buffer<'_> {
@@ -206,55 +205,25 @@ impl Engine {
 
     /// Charges `n` pages, if that is possible without waiting.
     pub(crate) fn take_pages_nowait(&self, n: u64) -> bool {
-        loop {
-            let have = self.base.credits.load(Relaxed);
-            if have >= n as i64 {
-                let left = have - n as i64;
-                if self
-                    .base
-                    .credits
-                    .compare_exchange_weak(have, left, AcqRel, Relaxed)
-                    .is_ok()
-                {
-                    if left < UNIT_PAGES as i64 {
-                        self.check_watermark();
-                    }
-                    return true;
-                }
-                continue;
-            }
-            if !self.pool.charge(self.me(), 1) {
-                let Some(place) = self.arena.take_free().or_else(|| self.take_clean()) else {
-                    return false;
-                };
-                self.arena.discard(place);
-            }
-            self.put_pages(UNIT_PAGES);
+        let Some(left) = frames::take_pages(self, n, self.far_nodes()) else {
+            return false;
+        };
+        if (left + n) / UNIT_PAGES != left / UNIT_PAGES {
+            self.took_frame();
+        } else if left < UNIT_PAGES {
+            self.check_watermark();
         }
+        true
     }
 
     /// Charges `n` pages, waiting if need be. Not with a base-mapped or present unit's lock held.
     pub(crate) fn take_pages(&self, n: u64) -> bool {
-        self.wait_for_memory(|| self.take_pages_nowait(n).then_some(()))
+        self.wait_for_memory(None, || self.take_pages_nowait(n).then_some(()))
             .is_some()
     }
 
     /// Takes back a charge of `n` pages; their memory went back to the kernel before.
     pub(crate) fn put_pages(&self, n: u64) {
-        self.base.credits.fetch_add(n as i64, AcqRel);
-    }
-
-    /// Takes a whole frame's charge from the pages that are free, if there are enough.
-    pub(crate) fn take_free_pages_as_frame(&self) -> bool {
-        let frame = UNIT_PAGES as i64;
-        let taken = self
-            .base
-            .credits
-            .fetch_update(AcqRel, Relaxed, |c| (c >= frame).then_some(c - frame));
-        if let Ok(before) = taken {
-            // Their memory is to become the frame's.
-            self.base.pieces.shed(before - frame);
-        }
-        taken.is_ok()
+        self.credits().put(n);
     }
 }

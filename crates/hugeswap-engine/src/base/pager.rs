@@ -115,6 +115,7 @@ impl Engine {
         };
         let from_written = written.start.clamp(run.start, run.end);
         let to_written = written.end.clamp(from_written, run.end);
+        self.note_pages_written(unit, from_written..to_written);
         copy(run.start..from_written, true)?;
         copy(from_written..to_written, false)?;
         record.dirty.put(from_written..to_written, true);
@@ -135,6 +136,9 @@ impl Engine {
         fill(slot.addr())?;
         // (An empty range lies in no piece, wherever it is.)
         let write = !written.is_empty() && written.start < piece.end && piece.start < written.end;
+        if write {
+            self.note_pages_written(unit, piece.clone());
+        }
         slot.install(self.table.addr(unit) + piece.start * PAGE, write)?;
         self.change_present(record, || record.present.put(piece.clone(), true));
         if write {
@@ -157,11 +161,16 @@ impl Engine {
             self.table.addr(unit) + pages.start * PAGE,
             pages.len() * PAGE,
         );
+        if write {
+            self.note_pages_written(unit, pages.clone());
+        }
         match pager {
             Pager::Uffd(fd) if write => uffd::write_protect(fd, at, len, false)?,
             Pager::Uffd(_) => {}
             Pager::Remap => {
-                let access = if write || record.dirty.get(page) {
+                // (Dirty does not mean written since writes are told.)
+                let dirty = record.dirty.get(page) && !self.is_tracked(unit);
+                let access = if write || dirty {
                     mm::PROT_RW
                 } else {
                     mm::PROT_READ
@@ -178,7 +187,7 @@ impl Engine {
 
     /// After this nobody changes the pages of `which`, which are present, until they are faulted on; they can be read.
     /// If it fails, some may be so.
-    pub(super) fn freeze(&self, unit: u32, which: &Bits) -> Result<()> {
+    pub(crate) fn freeze(&self, unit: u32, which: &Bits) -> Result<()> {
         let at = self.table.addr(unit);
         if let Some(Pager::Uffd(fd)) = self.pager() {
             return uffd::write_protect(fd, at, UNIT, true);

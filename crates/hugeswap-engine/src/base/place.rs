@@ -8,6 +8,7 @@ use super::record::Record;
 use super::{BUFFER, PAGE};
 use crate::engine::Engine;
 use crate::place::scatter::{CLUSTERS, Places, Single};
+use crate::swap::batch::{self, Run};
 use hugeswap_policy::UNIT_PAGES;
 use hugeswap_policy::unit::{SCATTERED, Word};
 use std::ops::Range;
@@ -184,6 +185,10 @@ impl Engine {
         // Those that go to new slots, gathered so that few writes take many.
         let mut moving = [0u16; AT_ONCE];
         let mut n = 0;
+        // Those that stay where they are, and the first page of each.
+        let mut staying: [Run; batch::MOST] = Default::default();
+        let mut pages_of = [0; batch::MOST];
+        let mut m = 0;
         let mut next = 0;
         while let Some(run) = record.dirty.run(next, PAGES, true) {
             let first = run.start;
@@ -202,17 +207,47 @@ impl Engine {
             let Some((cluster, slots)) = places.run(run) else {
                 return false;
             };
-            let pages = first..first + slots.len();
-            next = pages.end;
-            if self.write_pages(cluster, slots, at + first * PAGE).is_err() {
+            next = first + slots.len();
+            (staying[m], pages_of[m]) = (
+                Run {
+                    slot: cluster,
+                    pages: slots,
+                    from: at + first * PAGE,
+                },
+                first,
+            );
+            m += 1;
+            if m == staying.len() {
+                if !self.write_staying(places, record, &staying, &pages_of) {
+                    return false;
+                }
+                m = 0;
+            }
+        }
+        self.write_staying(places, record, &staying[..m], &pages_of)
+            && self.write_moving(at, places, record, &moving[..n])
+    }
+
+    /// Writes dirty pages of a unit to the slots they have: `runs`, which begin with pages `first`.
+    fn write_staying(
+        &self,
+        places: &Places,
+        record: &Record,
+        runs: &[Run],
+        first: &[usize],
+    ) -> bool {
+        let done = self.write_runs(runs);
+        for (k, (run, &first)) in runs.iter().zip(first).enumerate() {
+            let pages = first..first + run.pages.len();
+            if done >> k & 1 == 1 {
+                record.dirty.put(pages, false);
+            } else {
                 // As where a unit has a cluster: what the slots held may be gone.
                 record.stored.put(pages.clone(), false);
                 self.free_pages(places, pages);
-                return false;
             }
-            record.dirty.put(pages, false);
         }
-        self.write_moving(at, places, record, &moving[..n])
+        done.count_ones() as usize == runs.len()
     }
 
     /// Writes dirty pages of the unit at `at` to new slots, neighbours as far as that can be had.

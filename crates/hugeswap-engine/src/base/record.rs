@@ -42,6 +42,11 @@ impl Bits {
         }
     }
 
+    /// Of 64 pages.
+    pub fn word(&self, n: usize) -> u64 {
+        self.0.get(n).map_or(0, |w| w.load(Relaxed))
+    }
+
     /// Of one page; false beyond the unit.
     pub fn get(&self, page: usize) -> bool {
         self.0
@@ -101,6 +106,21 @@ impl Bits {
     /// Is any set?
     pub fn any(&self) -> bool {
         self.0.iter().any(|w| w.load(Relaxed) != 0)
+    }
+
+    /// The first page after `page`, and before `end`, whose bit is another; `end` if there is none.
+    pub fn same_until(&self, page: usize, end: usize) -> usize {
+        let flip = if self.get(page) { u64::MAX } else { 0 };
+        let mut at = page;
+        while at < end {
+            let word = self.0.get(at / 64).map_or(0, |w| w.load(Relaxed));
+            let others = (word ^ flip) >> (at % 64);
+            if others != 0 {
+                return (at + others.trailing_zeros() as usize).min(end);
+            }
+            at = (at / 64 + 1) * 64;
+        }
+        end
     }
 
     /// The first run of pages at or after `from` and before `end` whose bit is `value`.
@@ -269,6 +289,17 @@ mod tests {
     }
 
     proptest! {
+        #[test]
+        fn a_run_ends_where_a_bit_differs(runs in prop::collection::vec((0usize..512, 0usize..512), 0..6), page in 0usize..512, end in 0usize..=512) {
+            let bits = Bits::none();
+            for (a, b) in runs {
+                bits.put(a.min(b)..a.max(b), a % 2 == 0);
+            }
+            let end = end.max(page);
+            let differs = (page..end).find(|&p| bits.get(p) != bits.get(page));
+            prop_assert_eq!(bits.same_until(page, end), differs.unwrap_or(end));
+        }
+
         #[test]
         fn a_page_is_spared_as_often_as_it_has_lives(lives in proptest::collection::vec(0u8..=MOST_LIVES, PAGES), absent in 0..PAGES) {
             let r = record();

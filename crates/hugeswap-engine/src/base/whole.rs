@@ -5,14 +5,22 @@ use super::PAGE;
 use super::record::Record;
 use crate::engine::{Engine, Job};
 use crate::fault::Outcome;
-use crate::frames::Frame;
 use hugeswap_policy::UNIT_PAGES;
 use hugeswap_policy::counters::{Counter, FaultClass};
 use hugeswap_policy::file::FilePlace;
+use hugeswap_policy::frames::Frame;
 use hugeswap_policy::unit::{CLEAN, Kind, LOCKED, MAY_WRITE, WAITERS, WRITABLE, Word};
 use hugeswap_sys::{Errno, now_ns};
 
 const PAGES: usize = UNIT_PAGES as usize;
+
+/// Why a unit could not be made whole.
+pub(crate) enum NotWhole {
+    /// What is absent of it could not be read, or what is present not be write-protected.
+    Gather(Errno),
+    /// The limit on mappings is met.
+    Mappings,
+}
 
 impl Engine {
     /// Makes a locked, base-mapped unit a present one, and unlocks it. `None`: look at the unit again.
@@ -43,33 +51,68 @@ impl Engine {
         start: u64,
     ) -> Option<Outcome> {
         let began = now_ns();
+        match self.become_whole(frame, unit, w, write) {
+            Ok(()) => {
+                self.sizes.observe_fill(now_ns().saturating_sub(began));
+                self.count(Counter::ThpCollapse, 1);
+                self.done(unit, FaultClass::Major, start)
+            }
+            Err(NotWhole::Mappings) => {
+                self.table.unlock(unit, w);
+                self.mappings_exhausted(start)
+            }
+            Err(NotWhole::Gather(e)) => {
+                let record = self.base.records.of(unit);
+                if e == Errno::EIO && self.has_news_of_bad_slots(unit, w, record) {
+                    self.table.unlock(unit, w);
+                    return None;
+                }
+                // Between the parts of a fork those who could do better are at rest.
+                if e == Errno::EIO || self.gate.is_forker() {
+                    self.note_read_error(w);
+                    self.table.unlock(unit, w);
+                    return Some(Outcome::Poisoned);
+                }
+                self.hand_over(unit, w)
+            }
+        }
+    }
+
+    /// Makes a locked, base-mapped unit a present one and unlocks it. If that fails it is locked and base-mapped still, and the
+    /// frame is free.
+    pub(crate) fn become_whole(
+        &self,
+        frame: Frame,
+        unit: u32,
+        w: Word,
+        write: bool,
+    ) -> Result<(), NotWhole> {
         let record = self.base.records.of(unit);
         let at = self.arena.addr(frame.place);
         if let Err(e) = self.gather(unit, w, record, at) {
             self.arena.put_free(frame.place);
-            if e == Errno::EIO && self.has_news_of_bad_slots(unit, w, record) {
-                self.table.unlock(unit, w);
-                return None;
-            }
-            // Between the parts of a fork those who could do better are at rest.
-            if e == Errno::EIO || self.gate.is_forker() {
-                self.note_read_error(w);
-                self.table.unlock(unit, w);
-                return Some(Outcome::Poisoned);
-            }
-            return self.hand_over(unit, w);
+            return Err(NotWhole::Gather(e));
+        }
+        if self.is_marked(unit) {
+            let Ok(new) = self.map_marked(unit, w, frame.place) else {
+                self.arena.put_free(frame.place);
+                return Err(NotWhole::Mappings);
+            };
+            self.arena.put_empty(frame.place);
+            self.forget_pages(unit);
+            self.table.unlock(unit, new);
+            return Ok(());
         }
         let changed = record.dirty.any() || !record.stored.all() && !w.is_scattered();
-        let writable = (write || changed || !self.mover().arrives_clean()) && w.has(MAY_WRITE);
-        if self
-            .mover()
-            .map_in(at, self.table.addr(unit), writable)
-            .is_err()
-        {
+        let now = changed && !self.is_tracked(unit);
+        let writable = (write || now || !self.mover().arrives_clean()) && w.has(MAY_WRITE);
+        if writable {
+            self.note_written(unit);
+        }
+        if self.move_in(frame.place, unit, writable).is_err() {
             // The limit on mappings is met before anything is changed.
             self.arena.put_free(frame.place);
-            self.table.unlock(unit, w);
-            return self.mappings_exhausted(start);
+            return Err(NotWhole::Mappings);
         }
         self.let_inherit(unit);
         self.arena.put_empty(frame.place);
@@ -81,9 +124,7 @@ impl Engine {
             (false, true) => new,
         };
         self.table.unlock(unit, new);
-        self.sizes.observe_fill(now_ns().saturating_sub(began));
-        self.count(Counter::ThpCollapse, 1);
-        self.done(unit, FaultClass::Major, start)
+        Ok(())
     }
 
     /// Not all of a locked, base-mapped unit could be read. True if that was not known, and from now on what can be read of it comes

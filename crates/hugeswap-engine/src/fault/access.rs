@@ -3,14 +3,17 @@
 //!
 //! Each takes a locked unit and unlocks it. `None`: look at the unit again.
 
+use crate::base::Split;
 use crate::engine::{Engine, UNIT};
 use crate::fault::Outcome;
 use hugeswap_policy::counters::{Counter, FaultClass};
-use hugeswap_policy::unit::{CLEAN, COW, READAHEAD, UNCHARGED, WATCHED, WRITABLE, Word};
+use hugeswap_policy::unit::{CLEAN, COW, READAHEAD, UNCHARGED, WATCHED, WRITABLE, WRITEBACK, Word};
 use std::sync::atomic::Ordering::{Acquire, Relaxed};
 
 impl Engine {
-    /// Memory is there: give access.
+    /// Memory is there: give access. (By itself: as a part of its caller it would have the address of a function that both call often kept in a
+    /// register, and calls by register are what the check of the fault path cannot follow.)
+    #[inline(never)]
     pub(super) fn soft(
         &self,
         unit: u32,
@@ -28,7 +31,19 @@ impl Engine {
                 return self.split_watched(unit, w, pages, page, write, start);
             }
         }
+        let splits = self.mover().arrives_clean() && self.tracks_pages(unit);
+        let w = match write && !w.has(WRITABLE) && splits {
+            true => match self.split_to_track(unit, w) {
+                Split::Pages(w) => return self.page_fault(unit, w, addr, write, start),
+                Split::Later => return None,
+                Split::Whole(w) => w,
+            },
+            false => w,
+        };
         let at = self.table.addr(unit);
+        if write {
+            self.note_access(unit, w);
+        }
         // Given again even if the word says the program has it: it costs little, and heals whatever made the
         // fault happen.
         let (changed, new) = if write || w.has(WRITABLE) {
@@ -57,12 +72,25 @@ impl Engine {
     /// A write to a frame that a forked relative may share.
     fn copy_on_write(&self, unit: u32, w: Word, start: u64) -> Option<Outcome> {
         let at = self.table.addr(unit);
+        if w.has(WRITEBACK) && !self.mover().replaces_at_once() {
+            // What is under write-back stays mapped: an engine thread reads it, and would fault between the old frame and the new
+            // one, while whoever resolves its fault may wait for a fork that waits for the write.
+            self.table.unlock(unit, w);
+            self.table.wait_change(unit, w);
+            return None;
+        }
         if !w.has(UNCHARGED) && !self.maybe_children.load(Acquire) {
+            if self.mover().arrives_clean() && self.tracks_pages(unit) {
+                self.table.unlock(unit, w.clear(COW));
+                return None;
+            }
+            self.note_access(unit, w);
             // Nobody shares it any more: the kernel lets us keep the page.
             if self.mover().set_writable(at, UNIT).is_err() {
                 self.table.unlock(unit, w);
                 return self.mappings_exhausted(start);
             }
+            self.mover().own(at);
             if w.has(WATCHED) {
                 self.watched.fetch_sub(1, Relaxed);
             }
@@ -82,19 +110,32 @@ impl Engine {
             self.arena.put_free(frame.place);
             return None;
         };
+        // Where pages are told apart, the next fault makes one writable.
+        let whole = !(self.mover().arrives_clean() && self.tracks_pages(unit));
+        if whole {
+            self.note_access(unit, w);
+        }
         let to = self.arena.addr(frame.place);
         let moved = self.mover().set_readable(at).and_then(|()| {
             // SAFETY: the unit is locked, present and readable; the place holds a frame of ours.
             unsafe { std::ptr::copy_nonoverlapping(at as *const u8, to as *mut u8, UNIT) };
-            self.mover().map_in(to, at, true)
+            self.move_in(frame.place, unit, whole)
         });
-        if moved.is_err() {
+        if moved.is_err() && self.mover().replaces_at_once() {
             self.arena.put_free(frame.place);
             self.table.unlock(unit, w.clear(WATCHED));
             if w.has(WATCHED) {
                 self.watched.fetch_sub(1, Relaxed);
             }
             return self.mappings_exhausted(start);
+        }
+        if moved.is_err() {
+            // The old frame is gone, and the only copy is the one that does not go into place.
+            if !w.has(UNCHARGED) {
+                self.pool.uncharge(self.me(), 1);
+            }
+            self.put_back(unit, w.clear(COW | UNCHARGED), frame.place);
+            return None;
         }
         self.let_inherit(unit);
         self.arena.put_empty(frame.place);
@@ -105,11 +146,12 @@ impl Engine {
             self.pool.uncharge(self.me(), 1);
         }
         self.count(Counter::Cow, 1);
-        self.table.unlock(
-            unit,
-            w.clear(WATCHED | CLEAN | COW | UNCHARGED | READAHEAD)
-                .set(WRITABLE),
-        );
+        let new = w.clear(WATCHED | COW | UNCHARGED | READAHEAD);
+        let new = match whole {
+            true => new.clear(CLEAN).set(WRITABLE),
+            false => new,
+        };
+        self.table.unlock(unit, new);
         self.done(unit, FaultClass::Cow, start)
     }
 }

@@ -4,7 +4,10 @@
 
 use crate::engine::{Engine, UNIT};
 use crate::fault::Outcome;
+use crate::huge::{Huge, Wait};
+use crate::track::Held;
 use hugeswap_policy::counters::{Counter, FaultClass};
+use hugeswap_policy::gfp::Caller;
 use hugeswap_policy::unit::{Kind, MAY_WRITE, WRITABLE, Word};
 use hugeswap_sys::mm;
 use std::sync::atomic::Ordering::Relaxed;
@@ -20,46 +23,48 @@ impl Engine {
         start: u64,
     ) -> Option<Outcome> {
         self.high_unit.fetch_max(unit + 1, Relaxed);
-        if !self.may_be_huge(unit)
+        if (!self.may_be_huge(unit) || write && self.tracks_pages(unit))
             && let Some(w) = self.start_pages(unit, w)
         {
             return self.page_fault(unit, w, addr, write, start);
         }
-        let in_place =
-            self.mover().watches_in_place() && w.has(MAY_WRITE) && self.arena.free_frames() == 0;
+        let tracked = self.is_tracked(unit);
+        let marked = self.is_marked(unit);
+        let in_place = (!tracked || write)
+            && !marked
+            && self.mover().watches_in_place()
+            && w.has(MAY_WRITE)
+            && self.arena.free_frames_here() == 0;
         if in_place && let Some(outcome) = self.first_touch_in_place(unit, w, start) {
             return Some(outcome);
         }
-        let frame = match self.get_frame_nowait() {
-            Some(frame) => frame,
-            None => {
-                if self.may_fall_back(unit)
-                    && let Some(w) = self.start_pages(unit, w)
-                {
-                    self.count(Counter::ThpFaultFallback, 1);
-                    return self.fault_page(unit, w, addr, write, start);
-                }
-                let Some(frame) = self.get_frame() else {
-                    self.table.unlock(unit, w);
-                    return Some(Outcome::NoMemory);
-                };
-                frame
+        let mut huge = self.huge_or_wait(unit, Caller::FirstTouch);
+        if let Huge::BasePages = huge {
+            if let Some(w) = self.start_pages(unit, w) {
+                self.count(Counter::ThpFaultFallback, 1);
+                self.note_fell_back(unit);
+                return self.fall_back(unit, w, addr, write, start);
             }
+            huge = self.wait_for_huge(Wait::FOR_A_FRAME);
+        }
+        let Huge::Frame(frame) = huge else {
+            self.table.unlock(unit, w);
+            return Some(Outcome::NoMemory);
         };
         let from = self.arena.addr(frame.place);
         if !frame.zeroed || !self.mover().moves_holes() && !mm::populate(from, UNIT) {
             // SAFETY: the place holds a frame that is ours alone.
             unsafe { std::ptr::write_bytes(from as *mut u8, 0, UNIT) };
         }
+        if marked {
+            return self.first_touch_marked(frame.place, unit, w, start);
+        }
         let writable = write || !self.mover().arrives_clean();
-        if self
-            .mover()
-            .map_in(from, self.table.addr(unit), writable)
-            .is_err()
-        {
-            self.arena.put_free(frame.place);
-            self.table.unlock(unit, w);
-            return self.mappings_exhausted(start);
+        if writable {
+            self.note_arrival(unit, write, Held::Zeros);
+        }
+        if self.move_in(frame.place, unit, writable).is_err() {
+            return self.not_moved_in(frame.place, unit, w, start);
         }
         self.let_inherit(unit);
         self.arena.put_empty(frame.place);
@@ -76,24 +81,62 @@ impl Engine {
         self.done(unit, FaultClass::FirstTouch, start)
     }
 
+    /// A unit with markers gets the frame, and is the kernel's: base pages could not be had.
+    #[cold]
+    #[inline(never)]
+    fn first_touch_marked(&self, place: u32, unit: u32, w: Word, start: u64) -> Option<Outcome> {
+        let Ok(new) = self.map_marked(unit, w, place) else {
+            return self.not_moved_in(place, unit, w, start);
+        };
+        self.arena.put_empty(place);
+        self.table.unlock(unit, new);
+        self.timed(FaultClass::FirstTouch, start)
+    }
+
+    /// The frame could not be moved to the unit: the limit on mappings is met.
+    #[cold]
+    #[inline(never)]
+    fn not_moved_in(&self, place: u32, unit: u32, w: Word, start: u64) -> Option<Outcome> {
+        self.arena.put_free(place);
+        self.table.unlock(unit, w);
+        self.mappings_exhausted(start)
+    }
+
+    /// (By itself: a loop would keep the address of what it calls in a register, and calls by register are what the check of the fault path cannot follow.)
+    #[inline(never)]
+    fn unlock_touched(&self, unit: u32, new: Word) {
+        self.table.unlock(unit, new);
+    }
+
     /// First touch while the budget is not used up: let the kernel fault the memory in where
     /// it stands, and for a sequence of first touches several units at once.
     fn first_touch_in_place(&self, unit: u32, w: Word, start: u64) -> Option<Outcome> {
-        let want = match self.streams.try_lock() {
+        let want = match self.try_streams() {
             Some(mut s) => s
                 .on_first_touch(u64::from(unit), u64::from(self.table.units()))
                 .clamp(1, 32),
             None => 1,
         };
-        let mut n = 1;
+        // What is tracked gets access when it is written.
+        let want = if self.is_tracked(unit) { 1 } else { want };
+        let room = self.huge_room(self.gfp_of(unit, Caller::FirstTouch));
+        let want = want.min(room.min(32) as u32);
+        let mut n = want.min(1);
         while n < want
             && self
                 .table
                 .try_lock_if(unit + n, |o| {
-                    o.kind() == Kind::None && o == w && self.may_be_huge(unit + n)
+                    o.kind() == Kind::None
+                        && o == w
+                        && self.may_be_huge(unit + n)
+                        && !self.is_tracked(unit + n)
                 })
                 .is_some()
         {
+            // Since it was looked at.
+            if self.unlock_if_marked(unit + n, w) {
+                break;
+            }
             n += 1;
         }
         let mut got = n;
@@ -107,6 +150,7 @@ impl Engine {
             return None;
         }
         let len = got as usize * UNIT;
+        self.note_written(unit);
         if self
             .mover()
             .set_writable(self.table.addr(unit), len)
@@ -120,11 +164,15 @@ impl Engine {
         }
         let new = w.with_kind(Kind::Present).set(WRITABLE);
         self.high_unit.fetch_max(unit + got, Relaxed);
+        let here = self.arena.numa.here().node;
         for i in (0..got).rev() {
-            self.table.unlock(unit + i, new);
+            self.arena.numa.set_unit(unit + i, here);
+            self.unlock_touched(unit + i, new);
         }
         // In the order in which they will be used: the lists have nothing else to go by.
         (0..got).for_each(|i| self.note_resident(unit + i));
+        self.took_frame();
+        self.count_node(here, here, here, u64::from(got));
         self.count(Counter::ThpFaultAlloc, u64::from(got));
         self.timed(FaultClass::FirstTouch, start)
     }

@@ -13,6 +13,8 @@ mod first_touch;
 mod readahead;
 mod swap_in;
 
+pub(crate) use readahead::there_before;
+
 use crate::engine::{Engine, LruEvent, PAGES, REFERENCED, UNIT, forked_unseen};
 use crate::pool::record_fault;
 use crate::table::QUEUED;
@@ -29,10 +31,14 @@ pub(crate) enum Outcome {
     Retry,
     /// The access is the program's own error.
     NotOurs,
+    /// A guard: the access is the program's own error, by SIGSEGV.
+    Guard,
     /// The bytes are lost.
     Poisoned,
     /// Neither memory nor swap is left.
     NoMemory,
+    /// Another process holds it, and does not go on.
+    Stuck,
 }
 
 /// Faults that looked like the program's error once, by thread: the second time they are believed.
@@ -40,7 +46,7 @@ static DOUBTS: [AtomicU64; 64] = [const { AtomicU64::new(0) }; 64];
 
 /// A fault that our state cannot explain may be one that another thread has just resolved: let
 /// it be tried once more before it is called an error.
-fn seen_before(addr: usize) -> bool {
+pub(crate) fn seen_before(addr: usize) -> bool {
     let tid = hugeswap_sys::process::tid() as u64;
     let mark = (addr as u64) ^ (tid << 48);
     DOUBTS[(tid % 64) as usize].swap(mark, Relaxed) == mark
@@ -54,17 +60,22 @@ pub(crate) fn forget_doubts() {
 impl Engine {
     /// Resolves a fault at `addr`. Called without locks held.
     pub(crate) fn fault(&self, addr: usize, write: bool) -> Outcome {
-        let Some(unit) = self.table.unit_of(addr) else {
+        let unit = self.table.unit_of(addr);
+        if unit.is_none() && !self.sharing.contains(addr) {
             return Outcome::NotOurs;
-        };
+        }
         if forked_unseen(self.fork_mark) {
             fs::complain(&[
                 b"hugeswap: this process was forked by a raw system call; its managed memory cannot be used\n",
             ]);
             return Outcome::Poisoned;
         }
+        self.pause_if_owed();
         let _inside = self.gate.enter();
-        self.resolve(unit, addr, write)
+        match unit {
+            Some(unit) => self.resolve(unit, addr, write),
+            None => self.shared_fault(addr, write),
+        }
     }
 
     /// [`Engine::fault`] for a caller that is inside the gate.
@@ -90,6 +101,9 @@ impl Engine {
                 Kind::Free => return Outcome::NotOurs,
                 Kind::Poisoned => return Outcome::Poisoned,
                 Kind::Foreign => {
+                    if let Some(outcome) = self.marked_outcome(unit, addr) {
+                        return outcome;
+                    }
                     return if seen_before(addr) {
                         Outcome::NotOurs
                     } else {
@@ -108,6 +122,11 @@ impl Engine {
             let Some(w) = self.table.try_lock_if(unit, |now| now == w) else {
                 continue;
             };
+            if self.is_marked(unit)
+                && let Some(outcome) = self.touch_marked(unit, w, addr)
+            {
+                return outcome;
+            }
             let done = match w.kind() {
                 Kind::Present => self.soft(unit, w, addr, write, start),
                 Kind::None => self.first_touch(unit, w, addr, write, start),

@@ -2,23 +2,35 @@
 //! never waited for. The rules of the fault path hold.
 
 use crate::engine::{Engine, Job};
+use crate::lock::Held;
 use crate::table::QUEUED;
 use hugeswap_policy::counters::Counter;
+use hugeswap_policy::knobs::Knob;
+use hugeswap_policy::readahead::Streams;
 use hugeswap_policy::unit::Kind;
 
 impl Engine {
+    /// What is known of streams, with `readahead.max` as it is set; `None` while somebody else has it.
+    pub(crate) fn try_streams(&self) -> Option<Held<'_, Streams>> {
+        let mut streams = self.streams.try_lock()?;
+        streams.set_max_window(self.pool.knob(Knob::ReadaheadMax) as u32);
+        Some(streams)
+    }
+
     /// Plans reads of what a sequential stream will want next. `cached`: the fault met readahead.
     pub(super) fn read_ahead(&self, unit: u32, cached: bool) {
-        let Some(mut streams) = self.streams.try_lock() else {
+        let Some(mut streams) = self.try_streams() else {
             return;
         };
-        let resident = self.resident_before(unit);
+        let present = |u| self.table.load(u).kind() == Kind::Present;
+        let resident = there_before(unit, 0, present);
         if resident < unit {
             streams.on_resident(u64::from(resident), u64::from(unit));
         }
         let window = streams.on_fault(u64::from(unit), u64::from(self.table.units()), cached);
         drop(streams);
         let mut planned = 0;
+        let here = self.arena.numa.here().node;
         for u in window.units(u64::from(unit)) {
             let u = u as u32;
             if self
@@ -33,13 +45,14 @@ impl Engine {
                 self.table.unlock(u, w);
                 continue;
             }
+            self.arena.numa.set_unit(u, here);
             self.table.set_frame(u, QUEUED);
             if self.reads.push(Job::Read(u)).is_err() {
                 if self.table.claim_queued(u) {
                     let w = self.table.load(u);
                     self.table.unlock(u, w);
                 }
-                if let Some(mut streams) = self.streams.try_lock() {
+                if let Some(mut streams) = self.try_streams() {
                     streams.on_cut_short(u64::from(u));
                 }
                 break;
@@ -51,16 +64,16 @@ impl Engine {
             self.wake_workers(planned.min(2) as u32);
         }
     }
+}
 
-    /// First of the units in memory that end just before `unit` (at most 256 of them): a stream
-    /// passes them without a fault.
-    fn resident_before(&self, unit: u32) -> u32 {
-        let floor = unit.saturating_sub(256);
-        let mut first = unit;
-        while first > floor && self.table.load(first - 1).kind() == Kind::Present {
-            first -= 1;
-        }
-        // A stream that faults on unit after unit leaves them in memory: that is no jump.
-        if unit - first > 1 { first } else { unit }
+/// First of the units in memory that end just before `unit` (at most 256 of them, and none before `start`): a stream
+/// passes them without a fault.
+pub(crate) fn there_before(unit: u32, start: u32, is_there: impl Fn(u32) -> bool) -> u32 {
+    let floor = unit.saturating_sub(256).max(start);
+    let mut first = unit;
+    while first > floor && is_there(first - 1) {
+        first -= 1;
     }
+    // A stream that faults on unit after unit leaves them in memory: that is no jump.
+    if unit - first > 1 { first } else { unit }
 }

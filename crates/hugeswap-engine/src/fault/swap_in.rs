@@ -5,9 +5,12 @@
 
 use crate::engine::{Engine, Job, UNIT};
 use crate::fault::Outcome;
+use crate::huge::{Huge, Wait};
 use crate::table::NO_FRAME;
+use crate::track::Held;
 use hugeswap_policy::UNIT_PAGES;
 use hugeswap_policy::counters::{Counter, FaultClass};
+use hugeswap_policy::gfp::Caller;
 use hugeswap_policy::unit::{CLEAN, Kind, MAY_WRITE, READAHEAD, WRITABLE, Word};
 use hugeswap_sys::Errno;
 use std::sync::atomic::Ordering::Relaxed;
@@ -53,6 +56,8 @@ impl Engine {
         place: u32,
         write: bool,
     ) -> Result<(), Option<Outcome>> {
+        // Where pages are told apart, the next fault makes one writable.
+        let write = write && !self.tracks_pages(unit);
         match self.map_frame(unit, w, place, write) {
             Some(new) => {
                 self.table.unlock(unit, new);
@@ -79,10 +84,14 @@ impl Engine {
         } else {
             new.set(CLEAN)
         };
+        if self.is_marked(unit) {
+            return self.map_marked(unit, w, place).ok();
+        }
         self.open_fence(unit, w);
-        self.mover()
-            .map_in(self.arena.addr(place), self.table.addr(unit), writable)
-            .ok()?;
+        if writable {
+            self.note_arrival(unit, write, Held::AsStored(w));
+        }
+        self.move_in(place, unit, writable).ok()?;
         if !writable && !self.mover().arrives_clean() {
             // What may not be written (a file): should it fail, what is written there goes nowhere.
             let _ = self.mover().set_read_only(self.table.addr(unit), UNIT);
@@ -105,22 +114,19 @@ impl Engine {
             self.table.unlock(unit, w);
             return Some(Outcome::Poisoned);
         };
-        let frame = match self.get_frame_nowait() {
-            Some(frame) => frame,
-            None => {
-                if self.may_fall_back(unit)
-                    && let Some(w) = self.go_over_to_pages(unit, w)
-                {
-                    self.count(Counter::ThpSwpInFallback, 1);
-                    return self.fault_page(unit, w, addr, write, start);
-                }
-                let Some(frame) = self.get_frame() else {
-                    self.table.set_frame(unit, NO_FRAME);
-                    self.table.unlock(unit, w.with_kind(Kind::Swapped));
-                    return Some(Outcome::NoMemory);
-                };
-                frame
+        let mut huge = self.huge_or_wait(unit, Caller::SwapIn);
+        if let Huge::BasePages = huge {
+            if let Some(w) = self.go_over_to_pages(unit, w) {
+                self.count(Counter::ThpSwpInFallback, 1);
+                self.note_fell_back(unit);
+                return self.fall_back(unit, w, addr, write, start);
             }
+            huge = self.wait_for_huge(Wait::FOR_A_FRAME);
+        }
+        let Huge::Frame(frame) = huge else {
+            self.table.set_frame(unit, NO_FRAME);
+            self.table.unlock(unit, w.with_kind(Kind::Swapped));
+            return Some(Outcome::NoMemory);
         };
         // Tell the readers of what comes next before we wait for our own read.
         self.read_ahead(unit, false);

@@ -147,6 +147,10 @@ impl Engine {
                 let of_it = || areas().filter(|&(i, _)| level(i) == now);
                 let first = turn % of_it().count().max(1);
                 for (i, area) in of_it().skip(first).chain(of_it().take(first)) {
+                    // Who claims writes. To an area that has just come perhaps not yet.
+                    if !self.pool.is_in_reach(i) {
+                        continue;
+                    }
                     let cursor = &p.cursors[i];
                     let Some(found) = claim(cursor.order(self.me(), &area, self.pool.may_grow(i)))
                     else {
@@ -176,6 +180,12 @@ impl Engine {
         used.then(|| cursor.order(self.me(), area, true).from as u64)
     }
 
+    /// Clusters that this process has in an area.
+    pub(crate) fn owned_in(&self, index: usize) -> u64 {
+        let cursor = self.placing.cursors.get(index);
+        cursor.map_or(0, |c| c.owned.load(Relaxed).max(0) as u64)
+    }
+
     /// Gives back a cluster claimed in an area that is being taken off. (Perhaps it was too late even for that, and the cluster's word says nothing any more.)
     fn release_late(&self, area: usize, cluster: usize) {
         let clusters = self.pool.clusters(self.me());
@@ -194,7 +204,7 @@ impl Engine {
     }
 
     /// A cluster of this process's is free.
-    fn not_owned(&self, cluster: u64) {
+    pub(crate) fn not_owned(&self, cluster: u64) {
         if let Some((i, _)) = self.pool.locate(cluster) {
             let cursor = &self.placing.cursors[i];
             cursor.owned.fetch_sub(1, Relaxed);
@@ -252,7 +262,21 @@ impl Engine {
         avoid: impl Fn(usize) -> bool,
     ) -> Option<(u64, Range<usize>)> {
         let clusters = self.pool.clusters(self.me());
-        let avoid = |i: usize| avoid(i) || self.pool.is_draining(i as u64) || self.avoids(i as u64);
+        let areas = self.pool.areas();
+        let in_reach = areas
+            .filter(|&(i, _)| self.pool.is_in_reach(i))
+            .fold(0u32, |bits, (i, _)| bits | 1 << i);
+        let is_in_reach = |cluster| {
+            let area = self.pool.locate(cluster);
+            area.is_some_and(|(i, _)| in_reach >> i & 1 == 1)
+        };
+        let avoid = |i: usize| {
+            let cluster = i as u64;
+            avoid(i)
+                || self.pool.is_draining(cluster)
+                || self.avoids(cluster)
+                || !is_in_reach(cluster)
+        };
         while let Some(i) = partial.choose(&clusters, want, avoid) {
             let Some(run) = clusters.claim(i, want) else {
                 continue;

@@ -10,7 +10,7 @@
 //! made and ended by the process that made the pool alone.
 
 use super::joining::reaches;
-use super::layout::{Area, MAX_AREAS, MAX_PROCESSES, state};
+use super::layout::{Area, MAX_AREAS, MAX_PROCESSES, ONLY_UNREADABLE, state};
 use super::swap::{Kind, OpenArea, SwapSpec, open_area};
 use super::{Pool, PoolError, probe};
 use crate::lock::Lock;
@@ -65,6 +65,8 @@ impl Joined {
         self.mode.store(area.identity.mode, Relaxed);
         self.first_slot.store(area.first_slot, Relaxed);
         self.slots.store(area.slots, Relaxed);
+        // Under another number it is to be opened once more.
+        self.reached.store(0, Relaxed);
         self.serial.store(serial, Release);
     }
 
@@ -192,7 +194,7 @@ impl Pool {
     }
 
     /// Areas in a state.
-    pub(super) fn segment_areas(&self, state: u32) -> impl Iterator<Item = &Area> {
+    pub(super) fn segment_areas(&self, state: u32) -> impl Iterator<Item = &Area> + Clone {
         let areas = self.header().areas.iter();
         areas.filter(move |a| a.state.load(Acquire) == state)
     }
@@ -301,6 +303,8 @@ impl Pool {
         })?;
         let a = &areas[index];
         a.fd.store(open.fd, Relaxed);
+        let identity = fs::identity(open.fd).unwrap_or_default();
+        a.identity.set(&identity);
         a.direct.store(u32::from(open.direct), Relaxed);
         a.priority.store(open.priority, Relaxed);
         a.kind.store(open.kind as u32, Relaxed);
@@ -319,7 +323,7 @@ impl Pool {
         h.slots_high.fetch_max(first + open.slots, AcqRel);
         let joined = JoinedArea {
             fd: open.fd,
-            identity: fs::identity(open.fd).unwrap_or_default(),
+            identity,
             first_slot: first,
             slots: open.slots,
         };
@@ -346,17 +350,23 @@ impl Pool {
         (at.checked_add(slots)? <= self.capacity).then_some(at)
     }
 
-    /// Has an area emptied by everybody; it is off once that is done ([`Pool::end_emptied_areas`]). False: it is not on.
-    pub fn take_off(&self, index: usize) -> bool {
+    /// Has an area emptied by everybody; it is off once that is done ([`Pool::end_emptied_areas`]). False: it is not on, perhaps since
+    /// somebody takes it off already. `lose`: what cannot be read is given up, also if somebody else takes it off.
+    pub fn take_off(&self, index: usize, lose: bool) -> bool {
         let Some(a) = self.segment_area(index) else {
             return false;
         };
         if a.state.load(Acquire) != area::ON {
+            if lose {
+                a.losing.store(a.ticket.load(Relaxed), Release);
+            }
             return false;
         }
         // What was emptied for an earlier attempt may have been filled again.
         let ticket = self.header().tickets.fetch_add(1, Relaxed) + 1;
         a.ticket.store(ticket, Relaxed);
+        a.lost.store(0, Relaxed);
+        a.losing.store(if lose { ticket } else { 0 }, Relaxed);
         let taken = a
             .state
             .compare_exchange(area::ON, area::DRAINING, SeqCst, Relaxed)
@@ -383,6 +393,72 @@ impl Pool {
     /// Record `me` has nothing left in area `index`, and nobody forked from it reads what it had there.
     pub fn note_emptied(&self, me: usize, index: usize, ticket: u32) {
         self.records()[me].emptied[index].store(ticket, SeqCst);
+    }
+
+    /// Record `me` could not read so many pages in area `index`, which have no other place; `only`: nothing else is left of it there.
+    pub(crate) fn note_unreadable(
+        &self,
+        me: usize,
+        index: usize,
+        ticket: u32,
+        pages: u64,
+        only: bool,
+    ) {
+        let pages = pages.min(ONLY_UNREADABLE - 1);
+        let only = if only { ONLY_UNREADABLE } else { 0 };
+        let note = u64::from(ticket) << 32 | only | pages;
+        self.records()[me].unreadable[index].store(note, Relaxed);
+    }
+
+    /// What record `me` has noted there under this ticket.
+    pub(crate) fn unreadable_of(&self, me: usize, index: usize, ticket: u32) -> u64 {
+        self.unreadable_note(me, index, ticket) & (ONLY_UNREADABLE - 1)
+    }
+
+    /// The same: was there nothing else?
+    pub(crate) fn only_unreadable_of(&self, me: usize, index: usize, ticket: u32) -> bool {
+        self.unreadable_note(me, index, ticket) & ONLY_UNREADABLE != 0
+    }
+
+    fn unreadable_note(&self, me: usize, index: usize, ticket: u32) -> u64 {
+        match self.records()[me].unreadable[index].load(Relaxed) {
+            u if u >> 32 == u64::from(ticket) => u,
+            _ => 0,
+        }
+    }
+
+    /// Is there nothing left in area `index`, which is being taken off, but what cannot be read, as each process found when it last tried?
+    pub fn only_unreadable_left(&self, index: usize) -> bool {
+        let Some(area) = self.segment_area(index) else {
+            return false;
+        };
+        let ticket = area.ticket.load(Relaxed);
+        let mut some = false;
+        let all = self.live().all(|(me, r)| {
+            let only = self.only_unreadable_of(me, index, ticket);
+            some |= only;
+            only || r.emptied[index].load(SeqCst) == ticket
+        });
+        all && some
+    }
+
+    /// Pages of area `index`, which is being taken off, that cannot be read, as far as processes have tried.
+    pub fn unreadable_in(&self, index: usize) -> u64 {
+        let ticket = self
+            .segment_area(index)
+            .map_or(0, |a| a.ticket.load(Relaxed));
+        match index < MAX_AREAS {
+            true => self
+                .live()
+                .map(|(me, _)| self.unreadable_of(me, index, ticket))
+                .sum(),
+            false => 0,
+        }
+    }
+
+    /// Pages of area `index` given up since it was last to be taken off.
+    pub fn lost_in(&self, index: usize) -> u64 {
+        self.segment_area(index).map_or(0, |a| a.lost.load(Relaxed))
     }
 
     /// Has every living process forked from record `me`, directly or not, emptied area `index`?

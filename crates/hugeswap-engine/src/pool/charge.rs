@@ -3,26 +3,29 @@
 //! the living, so a process that dies at any instant takes nothing with it.
 
 use super::Pool;
+use hugeswap_policy::frames;
 use hugeswap_sys::futex;
 use std::sync::atomic::Ordering::{AcqRel, Relaxed, Release};
 
 impl Pool {
-    /// Frames charged over all processes.
+    /// Frames charged over all processes, and to shared regions.
     pub fn used_frames(&self) -> u64 {
-        self.live().map(|(_, r)| r.charged.load(Relaxed)).sum()
+        let own: u64 = self.live().map(|(_, r)| r.charged.load(Relaxed)).sum();
+        own + self.shared_frames()
     }
 
     /// Tries to charge `n` more frames to record `me`. Two processes that try for the last
     /// frames at once may both be refused; both then reclaim or try again.
     pub fn charge(&self, me: usize, n: u64) -> bool {
-        let r = &self.records()[me];
-        r.charged.fetch_add(n, AcqRel);
-        let used = self.used_frames();
-        if used > self.frames() {
-            r.charged.fetch_sub(n, AcqRel);
+        let own = &self.records()[me].charged;
+        let Some(used) = frames::charge(own, n, || self.used_frames(), self.frames()) else {
             return false;
+        };
+        let peak = &self.header().peak_frames;
+        // (Mostly it is not, and then nobody else's cache is disturbed.)
+        if peak.load(Relaxed) < used {
+            peak.fetch_max(used, Relaxed);
         }
-        self.header().peak_frames.fetch_max(used, Relaxed);
         true
     }
 
@@ -42,7 +45,7 @@ impl Pool {
         }
     }
 
-    pub(super) fn note_release(&self) {
+    pub(crate) fn note_release(&self) {
         let word = &self.header().released;
         word.fetch_add(1, Release);
         futex::wake(word, i32::MAX as u32, true);
@@ -53,7 +56,8 @@ impl Pool {
     pub fn commit(&self, me: usize, bytes: u64) -> bool {
         let r = &self.records()[me];
         r.managed.fetch_add(bytes, AcqRel);
-        let total: u64 = self.live().map(|(_, r)| r.managed.load(Relaxed)).sum();
+        let own: u64 = self.live().map(|(_, r)| r.managed.load(Relaxed)).sum();
+        let total = own.saturating_add(self.shared_bytes());
         if total > self.capacity_bytes() {
             r.managed.fetch_sub(bytes, AcqRel);
             return false;

@@ -49,7 +49,7 @@ pub const MIN_MEMORY: u64 = 16 << 20;
 #[derive(Debug, thiserror::Error)]
 #[allow(missing_docs)]
 pub enum PoolError {
-    #[error("memory budget of {} KiB is too small: at least {} MiB", .0 >> 10, MIN_MEMORY >> 20)]
+    #[error("memory budget of {} is too small: at least {} MiB (write {}M)", as_given(*.0), MIN_MEMORY >> 20, MIN_MEMORY >> 20)]
     TooSmall(u64),
     #[error("memory budget of {} MiB is more than this machine has ({} MiB): give less", asked >> 20, has >> 20)]
     TooLarge { asked: u64, has: u64 },
@@ -76,6 +76,15 @@ pub enum PoolError {
     Unreachable(i32, Errno),
     #[error("{0}: {1}")]
     System(&'static str, Errno),
+}
+
+/// A size exactly, for who has to find a mistake in it.
+fn as_given(bytes: u64) -> String {
+    match bytes {
+        b if b == 0 || !b.is_multiple_of(1 << 10) => format!("{b} bytes"),
+        b if !b.is_multiple_of(1 << 20) => format!("{} KiB", b >> 10),
+        b => format!("{} MiB", b >> 20),
+    }
 }
 
 /// Memory of the machine, bytes.

@@ -5,7 +5,7 @@
 //! and so is the answer. One request at a time; of a process that went in the middle of one, nothing is left.
 
 use super::layout::{LETTER, Mailbox};
-use super::{AreaUsage, Pool, SwapSpec};
+use super::{Pool, SwapSpec};
 use hugeswap_policy::UNIT_BYTES;
 use hugeswap_sys::{futex, now_ns, process};
 use std::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed, Release};
@@ -164,11 +164,9 @@ impl Pool {
     pub fn room_for(&self, index: usize) -> Option<Room> {
         let areas = self.area_usage();
         let held = areas.iter().find(|a| a.index == index)?.usage.used_bytes();
-        let others = areas.iter().filter(|a| a.index != index && !a.draining);
-        let free = |a: &AreaUsage| a.usage.free * UNIT_BYTES;
         Some(Room {
             held,
-            elsewhere: others.map(free).sum(),
+            elsewhere: self.free_but_in(index),
             memory: self.frames().saturating_sub(self.used_frames()) * UNIT_BYTES,
         })
     }

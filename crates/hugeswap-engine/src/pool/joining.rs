@@ -1,8 +1,9 @@
 //! How a process reaches a pool's swap areas: each by a descriptor of its own.
 //!
 //! The program's threads have one table of descriptors, the engine's have another. At the start both have all areas. kswapd joins what is added later, in
-//! the engine's table; the program's threads open it, under the same number, when they first meet it ([`Pool::reach`]), and
-//! close what is gone when they are in the engine for something else.
+//! the engine's table; the program's threads open it, under the same number, when they first meet it ([`Pool::is_in_reach`]), and
+//! close what is gone when they are in the engine for something else. Who claims a place in an area can write there: since the
+//! areas of a process are the same for all its threads, one of them may know of an area before it has a descriptor for it.
 
 use super::areas::{Joined, JoinedArea};
 use super::layout::Area;
@@ -83,6 +84,11 @@ impl Pool {
             _ => 0,
         };
         let new = open_of(maker, a.fd.load(Relaxed), flags)?;
+        // The maker's number may stand for a file of its program's by now, which is not to be written to.
+        if !fs::identity(new).is_ok_and(|f| a.identity.is(&f)) {
+            fs::close(new);
+            return Err(Errno::EBADF);
+        }
         hold(new, a.kind.load(Relaxed)).inspect_err(|_| fs::close(new))?;
         let fd = match at {
             Some(at) if at == new => at,
@@ -102,19 +108,28 @@ impl Pool {
         })
     }
 
-    /// Opens an area in the calling thread's table, under the number that kswapd found for it; once, and only if that is free. A thread of the
-    /// program's does so when it meets an area that was added since. Async-signal-safe. True: it can be read now.
+    /// Can the calling thread read and write area number `index`? It opens it if need be. Async-signal-safe.
+    pub fn is_in_reach(&self, index: usize) -> bool {
+        let there = || self.area(index).is_some_and(|j| reaches(&j));
+        // (Or somebody else who has the same table does so at the same time.)
+        there() || self.open_here(index) || there()
+    }
+
+    /// [`Pool::is_in_reach`], but it is tried only once to open an area: for the fault path, where the number may be the program's for good.
     pub fn reach(&self, index: usize) -> bool {
         let Some(j) = self.areas.joined.get(index) else {
             return false;
         };
         let serial = j.serial.load(Acquire);
-        let (Some(joined), Some(a)) = (j.get(), self.segment_area(index)) else {
+        serial != 0 && j.reached.swap(serial, AcqRel) != serial && self.open_here(index)
+    }
+
+    /// Opens an area in the calling thread's table, under the number that it has in the other, if that is free. A thread does so when it meets an area
+    /// that was added since: one of the program's; or one of the engine's in the maker, where the program's have it first, that comes before kswapd.
+    fn open_here(&self, index: usize) -> bool {
+        let (Some(joined), Some(a)) = (self.area(index), self.segment_area(index)) else {
             return false;
         };
-        if j.reached.swap(serial, AcqRel) == serial {
-            return false;
-        }
         let (mut maker, mut number) = ([0u8; 20], [0u8; 20]);
         let mut path = [0u8; 64];
         let parts = [
@@ -134,7 +149,9 @@ impl Pool {
         let Ok(new) = fs::open(path, libc::O_RDWR | flags, 0) else {
             return false;
         };
-        let placed = fs::identity(new) == Ok(joined.identity)
+        let held = hold(new, a.kind.load(Relaxed)).is_ok();
+        let placed = held
+            && fs::identity(new) == Ok(joined.identity)
             && fs::dup_above(new, joined.fd).is_ok_and(|at| {
                 if at != joined.fd {
                     fs::close(at);
@@ -209,5 +226,48 @@ pub(super) fn out_of_the_way(low: i32, min_fd: i32) -> i32 {
             high
         }
         Err(_) => low,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::pool::{PoolConfig, SwapSpec};
+    use std::os::fd::AsRawFd;
+
+    /// A process that joins late, or a kswapd that starts late, took for swap whatever stood under the maker's number by then.
+    #[test]
+    fn what_is_the_programs_by_now_is_not_joined() {
+        let pool = Pool::create(&PoolConfig {
+            memory: 16 << 20,
+            swap: vec![SwapSpec::new("/var/tmp")],
+            fault_mode: Default::default(),
+            settings: vec![],
+        })
+        .unwrap();
+        let (me, area) = (process::pid(), &pool.header().areas[0]);
+        let fd = area.fd.load(Relaxed);
+        drop(Pool::attach(me, pool.fd(), 3).unwrap());
+        let file = tempfile();
+        let kept = fs::dup_above(fd, 3).unwrap();
+        // SAFETY: the number is the pool's, which is not used meanwhile.
+        unsafe { fs::dup_to(file.as_raw_fd(), fd) }.unwrap();
+        let late = Pool::attach(me, pool.fd(), 3).err();
+        assert!(matches!(
+            late,
+            Some(PoolError::Unreachable(_, Errno::EBADF))
+        ));
+        assert_eq!(pool.join_area(area, None, 3).err(), Some(Errno::EBADF));
+        // SAFETY: it is the area's again.
+        unsafe { fs::dup_to(kept, fd) }.unwrap();
+        fs::close(kept);
+    }
+
+    fn tempfile() -> std::fs::File {
+        let path = format!("/var/tmp/hugeswap-test-{}", process::pid());
+        let mut new = std::fs::File::options();
+        let file = new.read(true).write(true).create_new(true).open(&path);
+        std::fs::remove_file(&path).unwrap();
+        file.unwrap()
     }
 }

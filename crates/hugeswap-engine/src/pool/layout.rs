@@ -1,8 +1,8 @@
 //! The layout of the pool segment: fixed, versioned, every field an atomic.
 //!
 //! ```text
-//! | Header | Record x MAX_PROCESSES | slot words (u32) | bitmaps (64 bytes a slot) | lies (2 bits a slot) | page sums (512 x u64 a slot) | seals (512 x 24 bytes a slot) |
-//! | bad slots (64 bytes a slot) |
+//! | Header | Record x MAX_PROCESSES | slot words (u32) | bitmaps (64 bytes a slot) | lies (3 bits a slot) | page sums (512 x u64 a slot) | seals (512 x 24 bytes a slot) |
+//! | bad slots (64 bytes a slot) | words of shared units (8 bytes each) | a bit for each of those that is charged |
 //! ```
 //! Any process of the pool may write any of it, and any of them may be hostile or
 //! dying: whoever reads validates, bounds every index, and never follows an
@@ -15,12 +15,16 @@ use hugeswap_policy::counters::{Counter, FaultClass};
 use hugeswap_policy::histogram;
 use hugeswap_policy::knobs::Knob;
 use hugeswap_policy::slots::{lies, split};
+use hugeswap_sys::fs::Identity;
+use std::sync::atomic::Ordering::Relaxed;
 use std::sync::atomic::{AtomicI32, AtomicU8, AtomicU32, AtomicU64};
 
 /// "hugeswap" in ASCII.
 pub const MAGIC: u64 = u64::from_le_bytes(*b"hugeswap");
 /// Changed whenever the layout does.
-pub const VERSION: u32 = 10;
+pub const VERSION: u32 = 20;
+/// See [`Record::unreadable`].
+pub const ONLY_UNREADABLE: u64 = 1 << 31;
 /// Most processes a pool can have at one time.
 pub const MAX_PROCESSES: usize = 256;
 /// Most swap areas a pool can have.
@@ -33,6 +37,87 @@ pub struct AreaCosts {
     pub measured: AtomicU32,
     /// Nanoseconds of 4 KiB, 64 KiB and 2 MiB, from swap and to it.
     pub ns: [[AtomicU32; 3]; 2],
+}
+
+/// Most shared regions a pool can have.
+pub const MAX_SHARED: usize = 16;
+/// Most processes that can have one of them mapped: all there can be, for a forked child must have what its parent has.
+pub const MAX_CLIENTS: usize = MAX_PROCESSES;
+/// Units that all shared regions of a pool can have together.
+pub const SHARED_UNITS: usize = 1 << 18;
+/// Longest name of one, bytes.
+pub const SHARED_NAME: usize = 64;
+
+/// A process that has a shared region mapped.
+#[repr(C)]
+pub struct Client {
+    /// Its record's index + 1, and the record's generation in the upper half; 0: nobody.
+    pub owner: AtomicU64,
+    /// Its process id.
+    pub pid: AtomicI32,
+    /// The descriptors it has: of the memory, and the userfaultfd that its mapping is registered with (-1: it has not mapped it yet).
+    pub memory: AtomicI32,
+    /// See `memory`.
+    pub uffd: AtomicI32,
+    /// Where it has it.
+    pub addr: AtomicU64,
+    /// Does it track writes? As [`Shared::tracked`].
+    pub tracks: AtomicU32,
+}
+
+/// When a unit of a shared region was last written, in epochs of the pool.
+#[repr(C)]
+pub struct SharedStamps {
+    /// When write access was last taken away from it everywhere.
+    pub since: AtomicU32,
+    /// When all of it was last written, as far as is known.
+    pub whole: AtomicU32,
+    /// When any of its pages was.
+    pub some: AtomicU32,
+}
+
+/// The same of each of its pages.
+pub type SharedPageStamps = [AtomicU32; 512];
+
+/// One shared region.
+#[repr(C)]
+pub struct Shared {
+    /// See [`shared`].
+    pub state: AtomicU32,
+    /// Another one at this place has another number. Not 0.
+    pub serial: AtomicU32,
+    /// Changes whenever somebody has come to map it.
+    pub changes: AtomicU32,
+    /// First of its units.
+    pub first: AtomicU32,
+    /// How many.
+    pub units: AtomicU32,
+    /// Are its writes tracked? 0: no, 1: by units, 2: by pages.
+    pub tracked: AtomicU32,
+    /// The first epoch since they are.
+    pub tracked_from: AtomicU32,
+    /// Bytes of `name`; 0: no other process asks for it.
+    pub name_len: AtomicU32,
+    /// 1: it is the kernel's: nothing of it leaves memory any more, and it is not charged.
+    pub left: AtomicU32,
+    /// Bytes asked for.
+    pub len: AtomicU64,
+    /// Device and inode of the memory.
+    pub identity: FileIdentity,
+    /// What it is called. What begins with 1 stands for a file of a program's.
+    pub name: [AtomicU8; SHARED_NAME],
+    /// Who has it mapped.
+    pub clients: [Client; MAX_CLIENTS],
+}
+
+/// States of a shared region.
+pub mod shared {
+    /// None.
+    pub const FREE: u32 = 0;
+    /// There is one.
+    pub const LIVE: u32 = 1;
+    /// Nobody has it any more; its units are being given back.
+    pub const ENDING: u32 = 2;
 }
 
 /// Most bytes of a request or an answer.
@@ -49,6 +134,42 @@ pub struct Mailbox {
     pub len: AtomicU32,
     /// The request, then the answer.
     pub text: [AtomicU8; LETTER],
+}
+
+/// Where a process is asked what its pages are; see `pool::looking`.
+#[repr(C)]
+pub struct Look {
+    /// Another number: somebody asks.
+    pub asked: AtomicU32,
+    /// The number that was answered last.
+    pub answered: AtomicU32,
+    /// From which address on.
+    pub from: AtomicU64,
+    /// Which thread holds the answer, and under which descriptor.
+    pub tid: AtomicI32,
+    /// See `tid`.
+    pub fd: AtomicI32,
+}
+
+/// Which file it is that somebody has open: a number of a descriptor may stand for another one by now.
+#[repr(C)]
+#[derive(Default)]
+pub struct FileIdentity {
+    dev: AtomicU64,
+    ino: AtomicU64,
+}
+
+impl FileIdentity {
+    /// From now on it is this one.
+    pub fn set(&self, file: &Identity) {
+        self.dev.store(file.dev, Relaxed);
+        self.ino.store(file.ino, Relaxed);
+    }
+
+    /// Is it this one?
+    pub fn is(&self, file: &Identity) -> bool {
+        (file.dev, file.ino) == (self.dev.load(Relaxed), self.ino.load(Relaxed))
+    }
 }
 
 /// How long transfers took.
@@ -69,10 +190,16 @@ pub struct Area {
     pub serial: AtomicU32,
     /// Under which it is being taken off; see [`Record::emptied`].
     pub ticket: AtomicU32,
+    /// The ticket under which what cannot be read of it may be given up.
+    pub losing: AtomicU32,
+    /// Pages that were given up since it was last to be taken off.
+    pub lost: AtomicU64,
     /// Areas of a higher priority are filled first.
     pub priority: AtomicI32,
     /// Its descriptor in the process that made the pool.
     pub fd: AtomicI32,
+    /// What that stood for when the area came: device and inode. By now it may stand for something of the program's.
+    pub identity: FileIdentity,
     /// 1: opened for direct I/O.
     pub direct: AtomicU32,
     /// What it is ([`Kind`](super::swap::Kind)).
@@ -83,6 +210,10 @@ pub struct Area {
     pub slots: AtomicU64,
     /// Bytes of it that have blocks of the device so far.
     pub allocated: AtomicU64,
+    /// The file system it is on, by its device number.
+    pub disk: AtomicU64,
+    /// Bytes that were free there when somebody last looked.
+    pub disk_free: AtomicU64,
     /// Write errors seen.
     pub errors: AtomicU64,
     /// When it last could not grow, for there was no room; nanoseconds of CLOCK_MONOTONIC, 0: it could.
@@ -97,6 +228,14 @@ pub struct Area {
     pub writes: Latencies,
     /// What its transfers cost at first.
     pub costs: AreaCosts,
+    /// How it is written to ([`Throttle`](hugeswap_policy::wbt::Throttle)).
+    pub throttle: AtomicU64,
+    /// Reads of more than 64 KiB.
+    pub large_reads: AtomicU64,
+    /// Smaller reads that took too long.
+    pub slow_reads: AtomicU64,
+    /// Smaller reads, and those that took too long, when `throttle` last changed.
+    pub seen: [AtomicU64; 2],
 }
 
 /// Counters and fault latencies: one set for each process, one for those that are gone.
@@ -181,6 +320,16 @@ pub struct Header {
     pub retired: Events,
     /// Requests from outside.
     pub mailbox: Mailbox,
+    /// Held by who makes, maps or leaves a shared region: its process id, and in the upper half its start time.
+    pub shared_lock: AtomicU64,
+    /// Units of shared regions so far: none has any at or above this.
+    pub shared_high: AtomicU32,
+    /// Regions there ever were.
+    pub shared_serial: AtomicU32,
+    /// The shared regions.
+    pub shared: [Shared; MAX_SHARED],
+    /// The last epoch of shared regions, of all of them.
+    pub shared_epoch: AtomicU32,
 }
 
 /// Record states.
@@ -221,6 +370,12 @@ pub struct Record {
     pub pid: AtomicI32,
     /// Its start time, as `/proc/PID/stat` tells it (clock ticks).
     pub start_time: AtomicU64,
+    /// How often this record has been handed out.
+    pub generation: AtomicU32,
+    /// Clusters + 1 of shared units that no word refers to just now, by what they are in the hands of: kswapd, a thread that discards.
+    pub in_hand: [AtomicU64; 2],
+    /// A shared unit + 1 that this process is about to write-protect, or is write-protecting, in others.
+    pub freezing: AtomicU32,
     /// Frames it holds.
     pub charged: AtomicU64,
     /// Managed bytes it has mapped.
@@ -233,12 +388,19 @@ pub struct Record {
     pub responsive: AtomicU32,
     /// Record (index + 1) of the process it was forked from and may share slots with; 0 is none.
     pub parent: AtomicU32,
+    /// Transfers of it that are going on.
+    pub transferring: AtomicU32,
     /// By area: the [`ticket`](Area::ticket) under which this process has emptied it.
     pub emptied: [AtomicU32; MAX_AREAS],
+    /// By area: such a ticket (upper half), whether there was nothing else left ([`ONLY_UNREADABLE`]), and how many pages this process could not read there
+    /// when it last tried.
+    pub unreadable: [AtomicU64; MAX_AREAS],
     /// Which program image it runs: changes with exec.
     pub image: AtomicU64,
     /// Of its swap.
     pub scrub: Scrub,
+    /// Of its pages.
+    pub look: Look,
     /// What it counted.
     pub events: Events,
 }
@@ -252,7 +414,7 @@ pub struct Offsets {
     pub slot_words: usize,
     /// Of the bitmaps of split slots.
     pub split_maps: usize,
-    /// Of the two maps that say how slots lie ([`lies`]), one after the other.
+    /// Of the maps that say how slots lie ([`lies`]), one after the other.
     pub lies: usize,
     /// Of the slot sums.
     pub slot_sums: usize,
@@ -260,6 +422,14 @@ pub struct Offsets {
     pub seals: usize,
     /// Of the bitmaps of bad slots.
     pub bad_maps: usize,
+    /// Of the words of shared units.
+    pub shared_words: usize,
+    /// Of the bits of those that are charged.
+    pub shared_charged: usize,
+    /// Of when they were written.
+    pub shared_stamps: usize,
+    /// Of when their pages were.
+    pub shared_page_stamps: usize,
     /// Of the end.
     pub end: usize,
 }
@@ -275,10 +445,14 @@ pub fn offsets(slots: u64) -> Option<Offsets> {
     let slot_words = align(records + size_of::<Record>() * MAX_PROCESSES);
     let split_maps = align(slot_words + slots * 4);
     let lies = align(split_maps + slots * split::MAP_WORDS * 8);
-    let slot_sums = align(lies + 2 * lies::words(slots) * 8);
+    let slot_sums = align(lies + lies::MAPS * lies::words(slots) * 8);
     let seals = align(slot_sums + slots * size_of::<Sums>());
     let bad_maps = align(seals + slots * size_of::<Seals>());
-    let end = align(bad_maps + slots * split::MAP_WORDS * 8);
+    let shared_words = align(bad_maps + slots * split::MAP_WORDS * 8);
+    let shared_charged = align(shared_words + SHARED_UNITS * 8);
+    let shared_stamps = align(shared_charged + SHARED_UNITS / 8);
+    let shared_page_stamps = align(shared_stamps + SHARED_UNITS * size_of::<SharedStamps>());
+    let end = align(shared_page_stamps + SHARED_UNITS * size_of::<SharedPageStamps>());
     Some(Offsets {
         records,
         slot_words,
@@ -287,6 +461,10 @@ pub fn offsets(slots: u64) -> Option<Offsets> {
         slot_sums,
         seals,
         bad_maps,
+        shared_words,
+        shared_charged,
+        shared_stamps,
+        shared_page_stamps,
         end,
     })
 }

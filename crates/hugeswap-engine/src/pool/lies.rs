@@ -1,6 +1,6 @@
 //! How the slots of an area lie on its device, as the file system tells (FIEMAP), noted in the segment for every process.
 //!
-//! What a file system does not tell is taken to be in one piece. What it tells is believed as long as the area is on: a swap
+//! It also tells which of them were never written ([`Lies::is_raw`]). What a file system does not tell is taken to be in one piece. What it tells is believed as long as the area is on: a swap
 //! file is not moved behind the kernel's back often, and all that would be lost is speed.
 
 use super::Pool;
@@ -17,14 +17,15 @@ impl Pool {
     /// How all slots lie.
     pub fn lies(&self) -> Lies<'_> {
         let words = lies::words(self.capacity as usize);
-        // SAFETY: the segment is mapped for the life of `self` and holds atomics only; `offsets` leaves room for twice so
-        // many words.
+        // SAFETY: the segment is mapped for the life of `self` and holds atomics only; `offsets` leaves room for
+        // `MAPS` times so many words.
         let maps = unsafe {
             let first = (self.base + self.offsets.lies) as *const AtomicU64;
-            std::slice::from_raw_parts(first, 2 * words)
+            std::slice::from_raw_parts(first, lies::MAPS * words)
         };
-        let (together, apart) = maps.split_at(words);
-        Lies::new(together, apart)
+        let (together, rest) = maps.split_at(words);
+        let (apart, raw) = rest.split_at(words);
+        Lies::new(together, apart, raw)
     }
 
     /// Notes how the slots of a new area lie, which may have been another's before: `fd` is what number `area` of the header is. A file
@@ -37,6 +38,7 @@ impl Pool {
         };
         for slot in slots.clone() {
             self.lies().note(slot as usize, at_first);
+            self.lies().note_raw(slot as usize, false);
         }
         let known = match kind {
             Kind::Nameless => 0,
@@ -49,6 +51,7 @@ impl Pool {
         let allocated = &self.header().areas[area].allocated;
         allocated.store(known * UNIT_BYTES, Relaxed);
         self.note_room(area, true);
+        self.look_at_disk(area, fd);
     }
 
     /// Notes how `slots` of number `area` lie, which have just been given their blocks; `first` is the first slot of the area.
@@ -66,13 +69,23 @@ impl Pool {
         }
         let allocated = &self.header().areas[area].allocated;
         allocated.fetch_add(new * UNIT_BYTES, Relaxed);
+        self.look_at_disk(area, fd);
     }
 
-    /// Notes how those of `slots` lie that lie somewhere as a whole. Does the file system tell, and how many lay nowhere before?
+    /// Notes how those of `slots` lie that lie somewhere as a whole, and which are raw. Does the file system tell, and how many lay nowhere before?
     fn note_extents(&self, extents: FileExtents, slots: &Range<u64>, first: u64) -> (bool, u64) {
         let lies = self.lies();
         let (mut told, mut new) = (true, 0);
         let known = extents.map_while(|e| e.inspect_err(|_| told = false).ok());
+        let known = known.inspect(|e| {
+            // (That of somebody who has just written there is overtaken: the bit is a hint.)
+            if e.unwritten() {
+                let end = e.logical.saturating_add(e.length).div_ceil(UNIT_BYTES);
+                let raw = first + e.logical / UNIT_BYTES..first.saturating_add(end);
+                let raw = raw.start.max(slots.start)..raw.end.min(slots.end);
+                raw.for_each(|slot| lies.note_raw(slot as usize, true));
+            }
+        });
         let placed = known.filter(FileExtent::placed);
         each_cluster(
             placed.map(|e| (e.logical, e.physical, e.length)),

@@ -12,12 +12,14 @@ mod control;
 mod joining;
 pub mod layout;
 mod lies;
+pub mod looking;
 pub mod probe;
 mod records;
 mod report;
 mod room;
 pub(crate) mod secret;
 mod segment;
+pub mod shared;
 pub mod swap;
 
 pub use crate::swap::scrub::ScrubReport;
@@ -188,13 +190,10 @@ impl Pool {
         self.header().frames.load(Relaxed)
     }
 
-    /// Bytes that may be promised in all: the budget and all swap.
+    /// Bytes that may be promised in all: the budget and all swap, as far as there is space for it.
     pub fn capacity_bytes(&self) -> u64 {
-        let on = self.segment_areas(slots::area::ON);
-        let slots: u64 = on.map(|a| a.slots.load(Relaxed)).sum();
-        self.frames()
-            .saturating_add(slots)
-            .saturating_mul(UNIT_BYTES)
+        let memory = self.frames().saturating_mul(UNIT_BYTES);
+        memory.saturating_add(self.swap_promised())
     }
 
     /// Live records.

@@ -35,9 +35,15 @@ impl Pool {
                 r.managed.store(0, Relaxed);
                 r.give_back.store(0, Relaxed);
                 r.responsive.store(0, Relaxed);
+                r.transferring.store(0, Relaxed);
+                r.generation.fetch_add(1, AcqRel);
+                r.in_hand.iter().for_each(|h| h.store(0, Relaxed));
+                r.freezing.store(0, Relaxed);
                 r.parent.store(parent, Relaxed);
                 r.scrub.begin(self.header().scrubs.load(Acquire));
+                r.look.answered.store(r.look.asked.load(Relaxed), Relaxed);
                 r.emptied.iter().for_each(|e| e.store(0, Relaxed));
+                r.unreadable.iter().for_each(|u| u.store(0, Relaxed));
                 // Until it is filled in, the time of the reservation.
                 r.start_time.store(now_ns() / 1_000_000_000, Relaxed);
                 self.header().records_high.fetch_max(i as u32 + 1, AcqRel);
@@ -55,7 +61,7 @@ impl Pool {
         r.start_time
             .store(status.as_ref().map_or(0, |s| s.start_time), Relaxed);
         r.image
-            .store(status.as_ref().map_or(0, |s| s.image), Relaxed);
+            .store(status.and_then(|s| s.image).unwrap_or(0), Relaxed);
         r.pid.store(pid, Relaxed);
         self.header().joined.fetch_add(1, Relaxed);
         r.state
@@ -95,6 +101,7 @@ impl Pool {
         if !taken {
             return;
         }
+        self.leave_shared(i);
         move_events(&r.events, &self.header().retired);
         r.charged.store(0, Relaxed);
         r.managed.store(0, Relaxed);
@@ -120,21 +127,25 @@ impl Pool {
                 s.is_none_or(|s| {
                     s.gone
                         || s.start_time != r.start_time.load(Relaxed)
-                        || s.image != r.image.load(Relaxed)
+                        || s.image.is_some_and(|i| i != r.image.load(Relaxed))
                 })
             })
             .map(|(i, _)| i)
             .collect();
         dead.iter().for_each(|&i| self.retire(i));
         // A reservation that nobody filled in: the fork failed, or the child died at once.
-        for r in self.records() {
+        for (i, r) in self.records().iter().enumerate() {
             if r.state.load(Acquire) == state::JOINING
                 && r.pid.load(Relaxed) == 0
                 && now_ns() / 1_000_000_000 > r.start_time.load(Relaxed) + 10
             {
-                let _ = r
-                    .state
-                    .compare_exchange(state::JOINING, state::FREE, AcqRel, Relaxed);
+                let taken =
+                    r.state
+                        .compare_exchange(state::JOINING, state::REAPING, AcqRel, Relaxed);
+                if taken.is_ok() {
+                    self.leave_shared(i);
+                    r.state.store(state::FREE, Release);
+                }
             }
         }
         // A zombie whose last child has gone can go too; children stand above nothing
@@ -175,14 +186,15 @@ fn move_events(from: &Events, to: &Events) {
     }
 }
 
-struct Status {
-    start_time: u64,
-    image: u64,
-    gone: bool,
+pub(super) struct Status {
+    pub start_time: u64,
+    /// `None`: it is not to be seen, for it is ending, or has other rights than this one.
+    image: Option<u64>,
+    pub gone: bool,
 }
 
 /// What `/proc/PID/stat` says; `None` if there is no such process.
-fn status_of(pid: i32) -> Option<Status> {
+pub(super) fn status_of(pid: i32) -> Option<Status> {
     let text = std::fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
     let rest = &text[text.rfind(')')? + 2..];
     let f: Vec<&str> = rest.split_ascii_whitespace().collect();
@@ -199,9 +211,11 @@ fn status_of(pid: i32) -> Option<Status> {
     let gone = matches!(*f.first()?, "Z" | "X") && number(17)? <= 1;
     // An exiting process loses its address space before it becomes a zombie.
     let exiting = number(25) == Some(0) && number(23) == Some(0) && number(17)? <= 1;
+    // (1 stands for what this process may not see.)
+    let seen = number(23).is_some_and(|start| start > 1);
     Some(Status {
         start_time: number(19)?,
-        image,
+        image: seen.then_some(image),
         gone: gone || exiting,
     })
 }

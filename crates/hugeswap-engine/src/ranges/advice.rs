@@ -15,6 +15,9 @@ use std::ops::Range;
 impl Engine {
     /// Is the page at `addr` in memory?
     pub fn resident(&self, addr: usize) -> bool {
+        if self.is_shared(addr) {
+            return self.shared_is_resident(addr);
+        }
         self.table
             .unit_of(addr)
             .is_some_and(|u| match self.table.load(u).kind() {
@@ -33,6 +36,9 @@ impl Engine {
 
     /// Begins to read what of the range is in swap: of units that come by pages the pages of the range, of the others the whole.
     pub fn willneed(&self, addr: usize, len: usize) {
+        if self.is_shared(addr) {
+            return self.willneed_shared(addr, len);
+        }
         let _blocked = Blocked::all();
         let _inside = self.gate.enter();
         let mut planned = 0;
@@ -50,6 +56,10 @@ impl Engine {
                 && let Some(w) = self.as_pages(unit, w)
             {
                 self.hand_over_bring(unit, w, pages);
+                continue;
+            }
+            if self.is_marked(unit) {
+                self.table.unlock(unit, w);
                 continue;
             }
             if w.kind() == Kind::Base {
@@ -72,7 +82,7 @@ impl Engine {
     }
 
     /// Pages of `unit` that `[addr, addr+len)` meets.
-    pub(super) fn pages_in(&self, unit: u32, addr: usize, len: usize) -> Range<usize> {
+    pub(crate) fn pages_in(&self, unit: u32, addr: usize, len: usize) -> Range<usize> {
         let at = self.table.addr(unit);
         let (from, to) = (at.max(addr), (at + UNIT).min(addr + len));
         (from - at) / PAGE..(to - at).div_ceil(PAGE)
@@ -102,6 +112,9 @@ impl Engine {
     /// Moves the units of the range out to swap, and waits until that is done as far as it can be. Of units that it has a part of only
     /// pages of base-mapped ones go.
     pub fn pageout(&self, addr: usize, len: usize) {
+        if self.is_shared(addr) {
+            return self.pageout_shared(addr, len);
+        }
         const ASK_AGAIN_NS: u64 = 20_000_000;
         const PATIENCE_NS: u64 = 3_000_000_000;
         let inside = |unit: u32| {

@@ -4,42 +4,60 @@
 
 use crate::engine::{Engine, Prot, UNIT};
 use crate::table::NO_FRAME;
+use hugeswap_policy::pagemap::Categories;
 use hugeswap_policy::unit::{COW, Kind, READAHEAD, UNCHARGED, WATCHED, Word};
 use hugeswap_policy::vmscan::PageKind;
 use hugeswap_sys::signal::Blocked;
-use hugeswap_sys::{mm, uffd};
+use hugeswap_sys::{Errno, Result, mm, uffd};
 use std::sync::atomic::Ordering::Relaxed;
 
 /// Frames of unmapped units kept for reuse.
 const KEEP_FREE: u64 = 64;
+const PAGE: usize = 4096;
+static ZEROS: [u8; PAGE] = [0; PAGE];
 
 impl Engine {
     /// The bytes of `[addr, addr+len)` become zero, and memory and swap behind whole units are given up. Of a mapped file: what is in
-    /// memory is dropped, after it was written if it is dirty.
-    pub fn discard(&self, addr: usize, len: usize) {
+    /// memory is dropped, after it was written if it is dirty. ENOMEM: a part of a unit had to come in for that, and neither memory nor swap
+    /// was left; some of the range is as it was.
+    pub fn discard(&self, addr: usize, len: usize) -> Result<()> {
         if self.is_of_file(addr) {
-            return self.drop_file_range(addr, len);
+            self.drop_file_range(addr, len);
+            return Ok(());
         }
+        if self.is_shared(addr) {
+            // (Who must know whether it could be done asks for it by itself.)
+            let _ = self.discard_shared(addr, len);
+            return Ok(());
+        }
+        self.note_range_written(addr, len);
+        let done = self.give_up_range(addr, len);
+        self.heal(addr, len);
+        self.note_range_written(addr, len);
+        done
+    }
+
+    fn give_up_range(&self, addr: usize, len: usize) -> Result<()> {
         let whole = self.whole_units_of(addr, len);
         if whole.is_empty() {
-            self.zero(addr, len);
-            return;
+            return self.zero(addr, len);
         }
         let (first, last) = (
             self.table.addr(whole.start),
             self.table.addr(whole.end - 1) + UNIT,
         );
-        self.zero(addr, first - addr);
-        self.zero(last, addr + len - last);
+        let done = [(addr, first), (last, addr + len)].map(|(from, to)| self.zero(from, to - from));
         let _blocked = Blocked::all();
         let _inside = self.gate.enter();
         self.drop_units(whole.start, whole.end, false);
+        done[0].and(done[1])
     }
 
-    fn zero(&self, addr: usize, len: usize) {
+    fn zero(&self, addr: usize, len: usize) -> Result<()> {
         if len == 0 {
-            return;
+            return Ok(());
         }
+        let mut done = Ok(());
         for unit in self.units_of(addr, len) {
             let from = self.table.addr(unit).max(addr);
             let to = (self.table.addr(unit) + UNIT).min(addr + len);
@@ -59,20 +77,48 @@ impl Engine {
             // What the program may not write it may give up all the same.
             let at = self.table.addr(unit);
             let changed = access != Prot::ReadWrite;
-            if changed && self.protect(at, UNIT, Prot::ReadWrite).is_err() {
+            if changed && let Err(e) = self.protect(at, UNIT, Prot::ReadWrite) {
+                // What is lost stays so.
+                if e != Errno::EIO {
+                    done = Err(e);
+                }
                 continue;
             }
-            // SAFETY: the caller asked for these bytes to be zero.
-            unsafe { std::ptr::write_bytes(from as *mut u8, 0, to - from) };
+            // Where the unit has to come in for that, it may be lost: then so is this part of it. Or there may be no memory for it.
+            let mut at_byte = from;
+            while at_byte < to {
+                let n = (to - at_byte).min(ZEROS.len() - at_byte % ZEROS.len());
+                if self.marker_at(at_byte).is_some() {
+                    at_byte += n;
+                    continue;
+                }
+                // SAFETY: the caller asked for these bytes to be zero.
+                if unsafe { self.copy_in(at_byte, &ZEROS[..n]) }.is_err() {
+                    if !self.is_page_lost(at_byte) {
+                        done = Err(Errno::ENOMEM);
+                    }
+                    break;
+                }
+                at_byte += n;
+            }
             if changed {
                 let _ = self.protect(at, UNIT, access);
             }
         }
+        done
+    }
+
+    /// Is the page at `addr` lost?
+    fn is_page_lost(&self, addr: usize) -> bool {
+        let mut lost = false;
+        self.page_states(addr & !(PAGE - 1), PAGE, |_, state| {
+            lost |= state.categories.has(Categories::POISONED);
+        });
+        lost
     }
 
     /// Whole pages of `[from, to)` in a unit that is base-mapped or in swap become zero without being brought in. What is left.
     fn zero_pages(&self, unit: u32, from: usize, to: usize) -> (usize, usize) {
-        const PAGE: usize = 4096;
         let (first, last) = (from.next_multiple_of(PAGE), to & !(PAGE - 1));
         // One side is ragged at most: the other ends with the range or the unit.
         let whole = first < last && (first == from || last == to);
@@ -97,14 +143,16 @@ impl Engine {
     /// The program has no use for what the range holds any more (MADV_FREE): it may read as before or as zeros until it is written
     /// again. What is in swap is given up at once, and what is in memory too where the budget is used up.
     pub fn free_lazily(&self, addr: usize, len: usize) {
+        // (Nor does it matter if a part of it stays.)
         if self.is_of_file(addr) || self.pool.used_frames() >= self.pool.frames() {
-            return self.discard(addr, len);
+            let _ = self.discard(addr, len);
+            return;
         }
         for unit in self.units_of(addr, len) {
             if matches!(self.table.load(unit).kind(), Kind::Swapped | Kind::Base) {
                 let at = self.table.addr(unit);
                 let (from, to) = (at.max(addr), (at + UNIT).min(addr + len));
-                self.discard(from, to - from);
+                let _ = self.discard(from, to - from);
             }
         }
     }
@@ -189,8 +237,11 @@ impl Engine {
                     continue;
                 }
                 self.table.set_frame(unit + i, NO_FRAME);
+                self.forget_open(unit + i);
                 if free {
                     self.said.forget(unit + i);
+                    self.forget_unit_markers(unit + i);
+                    self.forget_writes(unit + i);
                     self.forget_file_unit(unit + i);
                 }
                 let may = self.without_contents(unit + i, w);
@@ -222,15 +273,7 @@ impl Engine {
         let Some(place) = self.arena.take_empty() else {
             return false;
         };
-        if self
-            .mover()
-            .map_out(
-                self.table.addr(unit),
-                self.arena.addr(place),
-                w.has(WATCHED),
-            )
-            .is_ok()
-        {
+        if self.move_out(unit, place, w.has(WATCHED)).is_ok() {
             self.arena.put_free(place);
             true
         } else {

@@ -220,6 +220,11 @@ impl Engine {
 
     /// What `[addr, addr+len)` had of a unit that others use too: pages of a base-mapped one are given up.
     fn unmap_part(&self, unit: u32, addr: usize, len: usize) {
+        if self.is_marked(unit) {
+            let at = self.table.addr(unit);
+            let (from, to) = (addr.max(at), (addr + len).min(at + UNIT));
+            self.forget_markers(from, to - from);
+        }
         if self.table.load(unit).kind() != Kind::Base {
             return;
         }

@@ -5,6 +5,7 @@
 
 use crate::engine::{Engine, UNIT};
 use crate::table::NO_FRAME;
+use crate::track::Held;
 use hugeswap_policy::unit::{COW, Kind, MAY_READ, MAY_WRITE, WATCHED, WRITABLE, Word};
 use hugeswap_sys::signal::Blocked;
 use std::sync::atomic::Ordering::Relaxed;
@@ -20,8 +21,7 @@ impl Engine {
         };
         if whole.is_empty() {
             // SAFETY: both ranges are the caller's and do not overlap.
-            unsafe { std::ptr::copy_nonoverlapping(from as *const u8, to as *mut u8, len) };
-            return;
+            return unsafe { self.copy_range(from, to, len) };
         }
         let (first, last) = (
             self.table.addr(whole.start),
@@ -29,9 +29,8 @@ impl Engine {
         );
         // SAFETY: as above: the parts before and after the whole units.
         unsafe {
-            std::ptr::copy_nonoverlapping(from as *const u8, to as *mut u8, first - from);
-            let tail = from + len - last;
-            std::ptr::copy_nonoverlapping(last as *const u8, (to + (last - from)) as *mut u8, tail);
+            self.copy_range(from, to, first - from);
+            self.copy_range(last, to + (last - from), from + len - last);
         }
         for unit in whole {
             let dest_addr = to + (self.table.addr(unit) - from);
@@ -45,14 +44,33 @@ impl Engine {
             };
             if !moved {
                 // SAFETY: as above: one whole unit.
-                unsafe {
-                    std::ptr::copy_nonoverlapping(
-                        self.table.addr(unit) as *const u8,
-                        dest_addr as *mut u8,
-                        UNIT,
-                    );
-                }
+                unsafe { self.copy_range(self.table.addr(unit), dest_addr, UNIT) };
             }
+        }
+    }
+
+    /// Copies what is mapped, and the markers on its pages, as far as they can be had there.
+    ///
+    /// # Safety
+    /// Both ranges must be the caller's, and not overlap.
+    unsafe fn copy_range(&self, from: usize, to: usize, len: usize) {
+        if self.first_marker(from, len).is_none() {
+            // SAFETY: by contract.
+            return unsafe { std::ptr::copy_nonoverlapping(from as *const u8, to as *mut u8, len) };
+        }
+        let mut at = 0;
+        while at < len {
+            let n = (4096 - (from + at) % 4096).min(len - at);
+            match self.marker_at(from + at) {
+                Some(marker) => {
+                    let _ = self.install_markers(to + at, n, marker);
+                }
+                // SAFETY: by contract.
+                None => unsafe {
+                    std::ptr::copy_nonoverlapping((from + at) as *const u8, (to + at) as *mut u8, n)
+                },
+            }
+            at += n;
         }
     }
 
@@ -97,14 +115,21 @@ impl Engine {
                 // Should it fail, the next touch gives access.
                 let _ = self.mover().set_readable(b);
                 new = new.clear(WRITABLE);
+            } else {
+                self.note_arrival(dest, false, Held::AsStored(w));
             }
         }
         if w.is_scattered() {
             self.move_places(unit, dest);
         }
         self.table.set_frame(dest, self.table.frame(unit));
+        let numa = &self.arena.numa;
+        numa.set_unit(dest, numa.of_unit(unit));
         self.table.set_frame(unit, NO_FRAME);
+        self.move_markers(unit, dest);
         self.high_unit.fetch_max(dest + 1, Relaxed);
+        self.note_written(dest);
+        self.note_written(unit);
         // Before the unlocks, so that who saw neither with its place sees this.
         self.places_moved.fetch_add(1, Relaxed);
         self.table.unlock(dest, new);

@@ -6,6 +6,7 @@
 use crate::engine::{Engine, UNIT};
 use crate::fault::Outcome;
 use hugeswap_policy::counters::Counter;
+use hugeswap_policy::markers::Marker;
 use hugeswap_policy::unit::{Kind, WATCHED, WRITABLE, Word};
 use hugeswap_sys::signal::Blocked;
 use hugeswap_sys::{Errno, now_ns};
@@ -31,9 +32,22 @@ impl Engine {
         if units.len() > (self.pin_limit() / UNIT + 1).max(2) {
             return Err(Errno::EAGAIN);
         }
+        match self.first_marker(addr, len) {
+            None => {}
+            Some(Marker::Guard) => return Err(Errno::EFAULT),
+            Some(Marker::Poison) => return Err(Errno::EIO),
+        }
         let _blocked = Blocked::all();
         let _inside = self.gate.enter();
         for unit in units.clone() {
+            if self.is_marked(unit)
+                && let Err(e) = self.eject_unit(unit)
+            {
+                for held in units.start..unit {
+                    self.table.update(held, Word::unpinned);
+                }
+                return Err(e);
+            }
             if let Err(e) = self.pin_unit(unit, write) {
                 for held in units.start..unit {
                     self.table.update(held, Word::unpinned);
@@ -65,6 +79,10 @@ impl Engine {
                 p
             });
             if pinned.is_some() {
+                if write && !self.mover().arrives_clean() {
+                    // (In signal mode what is writable in one piece is stamped.)
+                    self.note_written(unit);
+                }
                 return Ok(());
             }
             if full {
@@ -86,8 +104,8 @@ impl Engine {
             }
             match self.resolve(unit, at, write) {
                 Outcome::Retry => {}
-                Outcome::NotOurs => return Err(Errno::EFAULT),
-                Outcome::Poisoned => return Err(Errno::EIO),
+                Outcome::NotOurs | Outcome::Guard => return Err(Errno::EFAULT),
+                Outcome::Poisoned | Outcome::Stuck => return Err(Errno::EIO),
                 Outcome::NoMemory => return Err(Errno::ENOMEM),
             }
         }

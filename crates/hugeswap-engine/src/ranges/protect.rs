@@ -43,6 +43,7 @@ impl Engine {
                 };
                 // SAFETY: the program asked for it, and the unit is no longer ours.
                 ok = unsafe { mm::protect(self.table.addr(unit), UNIT, access) }.is_ok();
+                self.close_again(unit);
                 new = w;
             } else if w.kind() == Kind::Present {
                 // More access than before is given by the next fault.
@@ -75,7 +76,13 @@ impl Engine {
         Ok(())
     }
 
-    fn eject_unit(&self, unit: u32) -> Result<(), Errno> {
+    /// Has all of a range been handed to the kernel?
+    pub fn is_foreign(&self, addr: usize, len: usize) -> bool {
+        let mut units = self.units_of(addr, len);
+        units.all(|unit| self.table.load(unit).kind() == Kind::Foreign)
+    }
+
+    pub(super) fn eject_unit(&self, unit: u32) -> Result<(), Errno> {
         let at = self.table.addr(unit);
         if self.files.of(unit).is_some() {
             return Err(Errno::EOPNOTSUPP);
@@ -84,8 +91,31 @@ impl Engine {
             let w = self.table.load(unit);
             match w.kind() {
                 _ if w.has(LOCKED) => {}
+                Kind::Foreign if w.slot().is_some() => {
+                    let w = self.lock_settled(unit);
+                    if let Some(slot) = w.slot().filter(|_| w.kind() == Kind::Foreign) {
+                        self.free_place(unit, slot);
+                        self.table.unlock(unit, w.with_slot(None));
+                    } else {
+                        self.table.unlock(unit, w);
+                    }
+                    continue;
+                }
                 Kind::Foreign | Kind::Free => return Ok(()),
                 Kind::Poisoned => return Err(Errno::EIO),
+                Kind::None | Kind::Swapped if self.is_marked(unit) => {
+                    let w = self.lock_settled(unit);
+                    let based = match w.kind() {
+                        Kind::None => self.start_pages(unit, w),
+                        Kind::Swapped => self.go_over_to_pages(unit, w),
+                        _ => Some(w),
+                    };
+                    self.table.unlock(unit, based.unwrap_or(w));
+                    if based.is_none() {
+                        return Err(Errno::ENOMEM);
+                    }
+                    continue;
+                }
                 Kind::Base => {
                     let w = self.lock_settled(unit);
                     if w.kind() != Kind::Base {

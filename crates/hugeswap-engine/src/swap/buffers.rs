@@ -23,7 +23,7 @@ struct Kind {
 }
 
 /// See the file's head.
-pub(super) struct Buffers([Kind; 2]);
+pub(crate) struct Buffers([Kind; 2]);
 
 impl Buffers {
     pub fn new() -> Result<Buffers> {
@@ -106,7 +106,7 @@ impl Drop for Buffers {
 }
 
 /// A buffer taken, until it is dropped.
-pub(super) struct Buffer<'a> {
+pub(crate) struct Buffer<'a> {
     kind: &'a Kind,
     number: u32,
     /// Where it is.

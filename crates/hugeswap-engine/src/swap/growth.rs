@@ -8,14 +8,13 @@ use crate::engine::Engine;
 use crate::pool::JoinedArea;
 use crate::pool::swap::RESERVE;
 use hugeswap_policy::UNIT_BYTES;
-use hugeswap_policy::counters::Counter;
 use hugeswap_policy::knobs::Knob;
 use hugeswap_policy::slots::lies::Lie;
 use hugeswap_sys::{Errno, Result, fs, process};
 use std::ops::Range;
 
 /// Slots that an area grows by: 64 MiB.
-const STEP: u64 = 32;
+pub(super) const STEP: u64 = 32;
 /// Slots beyond the next claim that should have blocks.
 const AHEAD: u64 = STEP;
 
@@ -74,6 +73,10 @@ impl Engine {
         if space != 0 && end * UNIT_BYTES > space {
             return Err(Errno::ENOSPC);
         }
+        // Program threads come here, and the number may be something of the program's by now.
+        if fs::identity(a.fd) != Ok(a.identity) {
+            return Err(Errno::EBADF);
+        }
         match fs::allocate(a.fd, at * UNIT_BYTES, (end - at) * UNIT_BYTES) {
             // Then the first write finds blocks.
             Err(Errno::EOPNOTSUPP) => Ok(()),
@@ -94,12 +97,5 @@ impl Engine {
             let free = fs::file_system(a.fd).map_or(0, |f| f.free_bytes);
             free > RESERVE && self.grow_area(i, slot).is_ok()
         })
-    }
-
-    /// A write to swap has failed. That there is no room is no error: others have some, or all are full.
-    pub(crate) fn note_write_error(&self, e: Errno) {
-        if !is_no_room(e) {
-            self.count(Counter::SwapWriteError, 1);
-        }
     }
 }

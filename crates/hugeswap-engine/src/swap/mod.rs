@@ -7,16 +7,21 @@
 //! In a pool that encrypts pages go through [`sealing`]: its tags verify what is read. Sums are kept all the same, of what is in memory, for they
 //! tell whether it has changed.
 
-mod buffers;
+pub(crate) mod batch;
+pub(crate) mod buffers;
 mod growth;
+pub(crate) mod initialise;
+mod lose;
 mod off;
 mod quarantine;
 pub(crate) mod scrub;
 pub(crate) mod seal;
 pub(crate) mod sealing;
+pub(crate) mod wbt;
 
 use crate::backing::{Failed, SwapPage, Transfer};
 use crate::engine::Engine;
+use crate::pool::layout::Area;
 use crate::{checksum, faulty};
 use hugeswap_policy::counters::Counter;
 use hugeswap_policy::granularity::Direction;
@@ -26,6 +31,7 @@ use hugeswap_sys::{Errno, Result, fs, mm, now_ns};
 use seal::Cipher;
 use sealing::Sealed;
 use std::ops::Range;
+use std::sync::atomic::AtomicU64;
 use std::sync::atomic::Ordering::Relaxed;
 
 const PAGE: usize = PAGE_BYTES as usize;
@@ -144,6 +150,7 @@ impl Engine {
             fd: a.fd,
             memory: to,
             len,
+            chunk: len,
             enough: len,
             offset: offset + (pages.start * PAGE) as u64,
             page: Some(self.swap_page(area, slot, pages.start)),
@@ -168,6 +175,7 @@ impl Engine {
         })?;
         self.sizes.observe(Direction::In, pages.len(), took);
         let sums = self.pool.slot_sums().get(slot as usize);
+        let pages_read = pages.len();
         let right = match &self.sealing {
             Some(sealing) => self.open_pages(sealing, slot, pages, to),
             None if !summed => true,
@@ -180,6 +188,7 @@ impl Engine {
         };
         if right {
             note(None);
+            self.note_wait(area, pages_read, took);
             if moved.spoilt {
                 self.count(Counter::FaultUndetected, 1);
             }
@@ -226,22 +235,24 @@ impl Engine {
         sums: &[u64],
         doubt: bool,
     ) -> Result<()> {
-        let (index, offset) = self.pool.locate(slot).ok_or(Errno::EIO)?;
-        let area = self.pool.header().areas.get(index).ok_or(Errno::EIO)?;
-        let joined = self.pool.area(index).ok_or(Errno::EIO)?;
-        // Never to what is something else, whoever made it so.
-        let strange = fs::identity(joined.fd) != Ok(joined.identity);
-        if strange && !(doubt && self.pool.reach(index)) {
-            return Err(Errno::EBADF);
+        let written = self.swap_write_all(slot, pages, from, sums, doubt);
+        // That there is no room is no error: others have some, or all are full. (Counted here, where it is known which of the two it was.)
+        if written.is_err_and(|e| !growth::is_no_room(e)) {
+            self.count(Counter::SwapWriteError, 1);
         }
-        self.find_blocks(index, slot)?;
-        let kept = self.pool.slot_sums().get(slot as usize);
-        let kept = kept.and_then(|s| s.get(pages.clone())).ok_or(Errno::EIO)?;
-        if self.is_bad(slot, pages.clone()) {
-            return Err(Errno::EIO);
-        }
-        // What the pages of the slot hold is nothing until the write is done.
-        self.forget_stored(slot, pages.clone());
+        written
+    }
+
+    fn swap_write_all(
+        &self,
+        slot: u64,
+        pages: Range<usize>,
+        from: usize,
+        sums: &[u64],
+        doubt: bool,
+    ) -> Result<()> {
+        let target = self.prepare_write(slot, pages.clone(), doubt)?;
+        let (area, index) = (target.area, target.index);
         let len = pages.len() * PAGE;
         // Attempts write the same ciphertext.
         let sealed = match &self.sealing {
@@ -250,11 +261,12 @@ impl Engine {
         };
         let mut transfer = Transfer {
             write: true,
-            fd: joined.fd,
+            fd: target.fd,
             memory: sealed.as_ref().map_or(from, Sealed::at),
             len,
+            chunk: self.pace_of(area).chunk,
             enough: len,
-            offset: offset + (pages.start * PAGE) as u64,
+            offset: target.offset,
             page: Some(self.swap_page(index, slot, pages.start)),
             operation: self.backing.operation(),
             attempt: 0,
@@ -284,6 +296,7 @@ impl Engine {
         }
         area.note_write(None);
         if pages.len() == PAGES {
+            self.pool.lies().note_raw(slot as usize, false);
             let took = now_ns().saturating_sub(start);
             self.sizes.observe(Direction::Out, PAGES, took);
         }
@@ -293,8 +306,49 @@ impl Engine {
                 .zip(sealed.nonces())
                 .for_each(|(seal, nonce)| Cipher::done(nonce, seal));
         }
-        checksum::store(kept, sums);
+        checksum::store(target.sums, sums);
         self.count(Counter::PswpOut, pages.len() as u64);
         Ok(())
     }
+
+    /// Before pages of a slot are written: where they go. From then on what the slot holds of them is nothing until the write is done.
+    fn prepare_write(
+        &self,
+        slot: u64,
+        pages: Range<usize>,
+        doubt: bool,
+    ) -> Result<WriteTarget<'_>> {
+        let (index, offset) = self.pool.locate(slot).ok_or(Errno::EIO)?;
+        let area = self.pool.header().areas.get(index).ok_or(Errno::EIO)?;
+        let joined = self.pool.area(index).ok_or(Errno::EIO)?;
+        // Never to what is something else, whoever made it so.
+        let strange = fs::identity(joined.fd) != Ok(joined.identity);
+        if strange && !(doubt && self.pool.reach(index)) {
+            return Err(Errno::EBADF);
+        }
+        self.find_blocks(index, slot)?;
+        let kept = self.pool.slot_sums().get(slot as usize);
+        let sums = kept.and_then(|s| s.get(pages.clone())).ok_or(Errno::EIO)?;
+        if self.is_bad(slot, pages.clone()) {
+            return Err(Errno::EIO);
+        }
+        self.forget_stored(slot, pages.clone());
+        Ok(WriteTarget {
+            index,
+            area,
+            fd: joined.fd,
+            offset: offset + (pages.start * PAGE) as u64,
+            sums,
+        })
+    }
+}
+
+/// Where pages of a slot are written to.
+struct WriteTarget<'a> {
+    index: usize,
+    area: &'a Area,
+    fd: i32,
+    offset: u64,
+    /// Where their sums are kept.
+    sums: &'a [AtomicU64],
 }

@@ -5,7 +5,7 @@
 //! memory and newer than the area only loses its place there. The area is written to by nobody meanwhile, since nothing is claimed in it
 //! (`Pool::still_on`), and it ends when every process has said that it has nothing left there ([`Pool::end_emptied_areas`]). What a
 //! forked child may still read of this process's is given up when all such children have moved away from it.
-//! What cannot be read stays where it is, and the area on its way off with it, until that is taken back.
+//! What cannot be read ([`super::lose`]) stays where it is, and the area on its way off with it, until that is taken back, or what cannot be read is to be given up.
 //!
 //! [`Pool::end_emptied_areas`]: crate::pool::Pool::end_emptied_areas
 
@@ -14,14 +14,40 @@ use crate::base::{BUFFER, record::Record};
 use crate::engine::{Engine, UNIT};
 use crate::pool::{JoinedArea, PoolError, SwapSpec};
 use hugeswap_policy::counters::Counter;
+use hugeswap_policy::slots::split::used_singly;
 use hugeswap_policy::unit::{CLEAN, Kind, READAHEAD, WATCHED, WRITEBACK, Word};
 use hugeswap_sys::signal::Blocked;
-use hugeswap_sys::{Errno, Result, futex, process};
+use hugeswap_sys::{Result, futex, process};
+use std::cell::Cell;
 use std::ops::Range;
+use std::sync::atomic::AtomicU64;
 use std::sync::atomic::Ordering::{Acquire, Relaxed};
 
 /// Between attempts at what could not be moved.
 const PAUSE_NS: u64 = 50_000_000;
+
+/// One look at all units, for what they have in an area.
+pub(super) struct Round<'a> {
+    pub range: Range<u64>,
+    /// What cannot be read may be given up.
+    pub lose: bool,
+    /// Of 2 MiB.
+    pub buffer: &'a Pages,
+    /// Pages that are nowhere else and could not be read.
+    pub unreadable: Cell<u64>,
+    /// Of the area: pages given up.
+    pub lost: &'a AtomicU64,
+}
+
+/// Why something stays in the area.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Stays {
+    /// No other has room.
+    NoRoom,
+    Unreadable,
+    /// Another one took it, and failed.
+    Unwritable,
+}
 
 impl Engine {
     /// Adds a swap area to the pool, which this process has made; its number. In a thread with the program's descriptors.
@@ -35,9 +61,9 @@ impl Engine {
     }
 
     /// [`Pool::take_off`](crate::pool::Pool::take_off), for a thread of the program's.
-    pub fn take_area_off(&self, index: usize) -> bool {
+    pub fn take_area_off(&self, index: usize, lose: bool) -> bool {
         let _blocked = Blocked::all();
-        self.pool.take_off(index)
+        self.pool.take_off(index, lose)
     }
 
     /// [`Pool::keep_on`](crate::pool::Pool::keep_on), for a thread of the program's.
@@ -88,35 +114,81 @@ impl Engine {
 
     /// One round over all units; true if this process has nothing left there.
     fn empty_area(&self, index: usize, area: &JoinedArea, ticket: u32, buffer: &Pages) -> bool {
+        let Some(shared) = self.pool.header().areas.get(index) else {
+            return true;
+        };
+        let round = Round {
+            range: area.range(),
+            lose: shared.losing.load(Acquire) == ticket,
+            buffer,
+            unreadable: Cell::new(0),
+            lost: &shared.lost,
+        };
         let range = area.range();
+        // (What the last round found stands until this one has found more, or is over.)
+        let before = self.pool.unreadable_of(self.me(), index, ticket);
+        let only = self.pool.only_unreadable_of(self.me(), index, ticket);
         let moved = self.places_moved.load(Acquire);
-        let mut left = false;
+        let (mut left, mut other_left) = (false, false);
         for unit in 0..self.high_unit.load(Acquire) {
             let there = |w: Word| w.is_scattered() || w.slot().is_some_and(|s| range.contains(&s));
             if !there(self.table.load(unit)) {
                 continue;
             }
+            let unreadable = round.unreadable.get();
+            self.pool
+                .note_unreadable(self.me(), index, ticket, unreadable.max(before), only);
             // A fork waits for one unit at most.
             let _inside = self.gate.enter_daemon();
-            if self.stopping.load(Acquire) || !self.pool.is_draining(range.start) {
+            // (Another attempt, perhaps one that may lose what this one must not, begins anew.)
+            let stale = shared.ticket.load(Relaxed) != ticket;
+            if stale || self.stopping.load(Acquire) || !self.pool.is_draining(range.start) {
                 return false;
             }
             match self
                 .table
                 .try_lock_if(unit, |w| there(w) && !w.has(WRITEBACK))
             {
-                Some(w) => left |= !self.move_off(unit, w, &range, buffer),
-                None => left |= there(self.table.load(unit)),
+                Some(w) => {
+                    let stays = !self.move_off(unit, w, &round);
+                    left |= stays;
+                    other_left |= stays && round.unreadable.get() == unreadable;
+                }
+                None => other_left |= there(self.table.load(unit)),
             }
         }
+        left |= other_left;
         let _inside = self.gate.enter_daemon();
         // What went from behind us to before us was not seen.
-        left |= self.places_moved.load(Acquire) != moved;
-        if left || !self.give_up_kept(index, &range, ticket) || self.owns_any(&range) {
+        let unseen = self.places_moved.load(Acquire) != moved;
+        let only = left && !other_left && !unseen;
+        self.pool
+            .note_unreadable(self.me(), index, ticket, round.unreadable.get(), only);
+        left |= unseen;
+        if left || !self.give_up_kept(index, &range, ticket) {
+            return false;
+        }
+        if !self.shared_leaves(&range) {
+            return false;
+        }
+        self.let_go_of_bad(&range);
+        if self.owns_any(&range) {
             return false;
         }
         self.pool.note_emptied(self.me(), index, ticket);
         true
+    }
+
+    /// Of split clusters from which all has moved away only what is bad is in use.
+    fn let_go_of_bad(&self, range: &Range<u64>) {
+        for c in range.clone().filter(|&c| self.owns_slot(c)) {
+            let word = self.pool.slot_words().get(c as usize);
+            let used = word.and_then(|w| used_singly(w.load(Acquire)));
+            let bad = self.pool.bad_slots(c, 0..PAGES);
+            if used.is_some_and(|n| n as usize == bad) && self.pool.quarantine(c, self.me()) {
+                self.not_owned(c);
+            }
+        }
     }
 
     fn owns_any(&self, range: &Range<u64>) -> bool {
@@ -134,33 +206,47 @@ impl Engine {
         }
     }
 
-    /// Moves what a locked unit has in `range` elsewhere, and unlocks it. False: it has something there still.
-    fn move_off(&self, unit: u32, w: Word, range: &Range<u64>, buffer: &Pages) -> bool {
-        let new = match w.kind() {
-            Kind::Base => self.move_pages_off(unit, w, range),
+    /// Moves what a locked unit has in the area elsewhere, and unlocks it. False: it has something there still.
+    fn move_off(&self, unit: u32, w: Word, round: &Round) -> bool {
+        let plainly = |new: Option<Word>| (new.unwrap_or(w), new.is_some());
+        // It has seen to its old place itself.
+        let mut elsewhere = false;
+        let (new, gone) = match w.kind() {
+            Kind::Base => self.move_pages_off(unit, w, round),
             // Memory has what is newer.
-            Kind::Present if !w.has(CLEAN) => self.drop_place_in(unit, w, range),
-            _ if w.is_scattered() => self.move_singles_off(unit, w, range),
-            Kind::Swapped => match self.copy_off(w, buffer) {
-                Err(Errno::ENOSPC) => return self.bring_off(unit, w, buffer),
-                moved => moved.ok(),
+            Kind::Present | Kind::Foreign if !w.has(CLEAN) => {
+                plainly(self.drop_place_in(unit, w, &round.range))
+            }
+            _ if w.is_scattered() => self.move_singles_off(unit, w, round),
+            Kind::Swapped => match self.copy_off(w, round.buffer) {
+                Ok(new) => (new, true),
+                Err(Stays::NoRoom) => return self.bring_off(unit, w, round.buffer),
+                Err(Stays::Unreadable) => self.move_what_is_left(unit, w, round),
+                Err(Stays::Unwritable) => (w, false),
             },
-            _ => match self.copy_off(w, buffer) {
+            kind => match self.copy_off(w, round.buffer) {
+                Ok(new) => (new, true),
                 // In memory, where it may as well be the only copy.
-                Err(_) if w.kind() == Kind::Present && !w.has(WATCHED) => {
-                    Some(w.clear(CLEAN).with_slot(None))
+                Err(why) if kind == Kind::Present || why == Stays::Unreadable => {
+                    elsewhere = kind == Kind::Cached;
+                    self.move_from_memory(unit, w)
                 }
-                moved => moved.ok(),
+                Err(_) => (w, false),
             },
         };
-        if let (Some(old), Some(new)) = (w.slot(), new)
-            && range.contains(&old)
+        if let Some(old) = w.slot()
+            && gone
+            && round.range.contains(&old)
             && new.slot() != w.slot()
+            && !elsewhere
         {
             self.free_cluster(old);
         }
-        self.table.unlock(unit, new.unwrap_or(w));
-        new.is_some()
+        self.table.unlock(unit, new);
+        if w.has(WATCHED) && !new.has(WATCHED) && new.kind() == Kind::Present {
+            self.note_resident(unit);
+        }
+        gone
     }
 
     /// The word without its place, if that is in `range`. (A cluster is the caller's to free.)
@@ -177,18 +263,30 @@ impl Engine {
         Some(w.with_slot(None))
     }
 
-    /// Copies a unit's cluster to another area; the word with that. ENOSPC: no other has room.
-    fn copy_off(&self, w: Word, buffer: &Pages) -> Result<Word> {
-        let from = w.slot().ok_or(Errno::EIO)?;
-        self.read_off(from, buffer)?;
-        let sums = self.pool.slot_sums().get(from as usize).ok_or(Errno::EIO)?;
+    /// Copies a unit's cluster to another area; the word with that.
+    fn copy_off(&self, w: Word, buffer: &Pages) -> std::result::Result<Word, Stays> {
+        let from = w.slot().ok_or(Stays::Unreadable)?;
+        if self.is_bad_or_lost(from, 0..PAGES) {
+            return Err(Stays::Unreadable);
+        }
+        self.read_off(from, buffer).map_err(|_| Stays::Unreadable)?;
+        self.write_off(w, buffer)
+    }
+
+    /// Writes all of a unit's cluster, which `buffer` holds, to another area; the word with that.
+    pub(super) fn write_off(&self, w: Word, buffer: &Pages) -> std::result::Result<Word, Stays> {
+        let sums = w
+            .slot()
+            .and_then(|from| self.pool.slot_sums().get(from as usize));
+        let sums = sums.ok_or(Stays::Unreadable)?;
         let sums = sums.each_ref().map(|s| s.load(Acquire));
-        let to = self.claim_cluster().ok_or(Errno::ENOSPC)?;
-        let written = self.swap_write(to, 0..PAGES, buffer.addr(), &sums, false);
-        if let Err(e) = written {
-            self.count(Counter::SwapWriteError, 1);
+        let to = self.claim_cluster().ok_or(Stays::NoRoom)?;
+        if self
+            .swap_write(to, 0..PAGES, buffer.addr(), &sums, false)
+            .is_err()
+        {
             self.release_cluster(to);
-            return Err(e);
+            return Err(Stays::Unwritable);
         }
         self.count(Counter::SwapMoved, PAGES as u64);
         Ok(w.with_slot(Some(to)))
@@ -201,6 +299,12 @@ impl Engine {
 
     /// Brings a locked unit, which `buffer` holds, to memory, where it has no place in swap; unlocks it.
     fn bring_off(&self, unit: u32, w: Word, buffer: &Pages) -> bool {
+        if self.is_marked(unit) {
+            // The next round deals with its pages.
+            let based = self.go_over_to_pages(unit, w);
+            self.table.unlock(unit, based.unwrap_or(w));
+            return false;
+        }
         let (Some(old), Some(frame)) = (w.slot(), self.get_frame_nowait()) else {
             self.table.unlock(unit, w);
             return false;
@@ -208,7 +312,8 @@ impl Engine {
         let at = self.arena.addr(frame.place);
         // SAFETY: the frame is ours, and both are of one unit.
         unsafe { std::ptr::copy_nonoverlapping(buffer.addr() as *const u8, at as *mut u8, UNIT) };
-        match self.map_frame(unit, w, frame.place, true) {
+        // (Who tracks writes is told of the first.)
+        match self.map_frame(unit, w, frame.place, !self.is_tracked(unit)) {
             Some(new) => {
                 self.free_cluster(old);
                 let new = new.with_slot(None).clear(CLEAN | READAHEAD);
@@ -226,48 +331,77 @@ impl Engine {
         }
     }
 
-    /// A base-mapped unit's pages.
-    fn move_pages_off(&self, unit: u32, w: Word, range: &Range<u64>) -> Option<Word> {
+    /// A base-mapped unit's pages. Its word, and whether it has left.
+    fn move_pages_off(&self, unit: u32, w: Word, round: &Round) -> (Word, bool) {
         let record = self.base.records.of(unit);
         if w.is_scattered() {
-            return self.move_singles_off(unit, w, range);
+            return self.move_singles_off(unit, w, round);
         }
-        // Memory has what is newer.
-        let mut next = 0;
-        while let Some(run) = record.dirty.run(next, PAGES, true) {
-            next = run.end;
-            record.stored.put(run, false);
+        let known_bad = w.slot().is_some_and(|s| self.is_bad_or_lost(s, 0..PAGES));
+        let mut lost = 0;
+        // What copies to a cluster elsewhere, and if that cannot be read, with what can be read of it.
+        for settle in [false, true] {
+            if settle || known_bad {
+                let Some(n) = self.settle_pages(unit, w, record, round) else {
+                    return (w, false);
+                };
+                lost = n;
+            }
+            // Memory has what is newer.
+            let mut next = 0;
+            while let Some(run) = record.dirty.run(next, PAGES, true) {
+                next = run.end;
+                record.stored.put(run, false);
+            }
+            if !record.stored.any() {
+                return (w.with_slot(None), true);
+            }
+            match self.copy_pages_off(w, record) {
+                Ok(new) => {
+                    round.note_lost(lost);
+                    return (new, true);
+                }
+                Err(Stays::Unreadable) if !known_bad => {}
+                Err(_) => break,
+            }
         }
-        if !record.stored.any() {
-            return Some(w.with_slot(None));
-        }
-        self.copy_pages_off(w, record)
+        (w, false)
     }
 
-    fn copy_pages_off(&self, w: Word, record: &Record) -> Option<Word> {
-        let from = w.slot()?;
-        let to = self.claim_cluster()?;
+    pub(super) fn copy_pages_off(
+        &self,
+        w: Word,
+        record: &Record,
+    ) -> std::result::Result<Word, Stays> {
+        let from = w.slot().ok_or(Stays::Unreadable)?;
+        let to = self.claim_cluster().ok_or(Stays::NoRoom)?;
         if !self.copy_slot(from, to, record) {
             self.release_cluster(to);
-            return None;
+            return Err(Stays::Unreadable);
         }
         self.count(Counter::SwapMoved, record.stored.count());
-        Some(w.with_slot(Some(to)))
+        Ok(w.with_slot(Some(to)))
     }
 
-    /// A scattered unit's single slots; the word is the same.
-    fn move_singles_off(&self, unit: u32, w: Word, range: &Range<u64>) -> Option<Word> {
+    /// A scattered unit's single slots. Its word, and whether all have left.
+    fn move_singles_off(&self, unit: u32, w: Word, round: &Round) -> (Word, bool) {
         let Some(places) = self.placing.scatter.of(unit) else {
-            return Some(w);
+            return (w, true);
         };
-        let buffer = self.base.take_buffer();
-        let moved = self.move_singles(
-            places,
-            |cluster| range.contains(&cluster),
-            |want| self.claim_singles(want.min(BUFFER / super::PAGE)),
-            &buffer,
-        );
+        let range = &round.range;
+        let moved = {
+            let buffer = self.base.take_buffer();
+            self.move_singles(
+                places,
+                |cluster| range.contains(&cluster),
+                |want| self.claim_singles(want.min(BUFFER / super::PAGE)),
+                &buffer,
+            )
+        };
         let there = |p| places.get(p).is_some_and(|s| range.contains(&s.cluster));
-        (moved && !(0..PAGES).any(there)).then_some(w)
+        match (0..PAGES).any(there) {
+            true if moved => self.move_singles_left(unit, w, places, round),
+            left => (w, !left),
+        }
     }
 }

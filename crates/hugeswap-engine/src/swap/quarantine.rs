@@ -198,14 +198,25 @@ impl Engine {
         result
     }
 
-    /// [`Engine::is_somewhere`], and can it be read, as far as is known?
-    pub(super) fn is_known(&self, unit: u32, w: Word, page: usize) -> bool {
+    /// The slot of page `page` of a locked unit: its cluster, and which there.
+    pub(super) fn place_of(&self, unit: u32, w: Word, page: usize) -> Option<(u64, usize)> {
         let single = |s: &Places| s.get(page).map(|s| (s.cluster, s.at));
-        let place = match w.slot() {
+        match w.slot() {
             Some(SCATTERED) => self.placing.scatter.of(unit).and_then(single),
             slot => slot.map(|cluster| (cluster, page)),
-        };
-        place.is_some_and(|(cluster, at)| {
+        }
+    }
+
+    /// Is what belongs in a slot lost, so that there is nothing that could be read from it?
+    pub(super) fn is_lost(&self, cluster: u64, at: usize) -> bool {
+        let sums = self.pool.slot_sums().get(cluster as usize);
+        sums.and_then(|s| s.get(at..at + 1))
+            .is_some_and(checksum::any_lost)
+    }
+
+    /// [`Engine::is_somewhere`], and can it be read, as far as is known?
+    pub(super) fn is_known(&self, unit: u32, w: Word, page: usize) -> bool {
+        self.place_of(unit, w, page).is_some_and(|(cluster, at)| {
             let sums = self.pool.slot_sums().get(cluster as usize);
             sums.and_then(|s| s.get(at..at + 1))
                 .is_some_and(checksum::known)

@@ -198,7 +198,7 @@ impl Engine {
     }
 
     /// A locked unit that is in memory, and whose place in swap is bad, becomes dirty. False: that could not be.
-    fn make_dirty(&self, unit: u32, w: Word) -> (bool, Word) {
+    pub(super) fn make_dirty(&self, unit: u32, w: Word) -> (bool, Word) {
         if w.has(WATCHED) {
             if self.mover().set_readable(self.table.addr(unit)).is_err() {
                 return (false, w);
@@ -209,7 +209,7 @@ impl Engine {
     }
 
     /// The same of one in the arena: it is written to another cluster.
-    fn write_elsewhere(&self, unit: u32, w: Word) -> (bool, Word) {
+    pub(super) fn write_elsewhere(&self, unit: u32, w: Word) -> (bool, Word) {
         let Some(new) = self.claim_cluster() else {
             return (false, w);
         };
@@ -227,7 +227,7 @@ impl Engine {
         (true, w.with_slot(Some(new)))
     }
 
-    fn complain_of_loss(&self, unit: u32, pages: u64) {
+    pub(super) fn complain_of_loss(&self, unit: u32, pages: u64) {
         let (mut a, mut b, mut c) = ([0u8; 20], [0u8; 20], [0u8; 20]);
         fs::complain(&[
             b"hugeswap: process ",

@@ -1,0 +1,26 @@
+//! Why an engine could not be started.
+
+use crate::pool::PoolError;
+use hugeswap_sys::Errno;
+
+/// Why an engine could not be started; one line each, telling what to do.
+#[derive(Debug, thiserror::Error)]
+#[allow(missing_docs)]
+pub enum EngineError {
+    #[error(transparent)]
+    Pool(#[from] PoolError),
+    #[error(
+        "message mode needs userfaultfd for kernel faults ({0}): run as root, set vm.unprivileged_userfaultfd=1, or use --fault-mode signal"
+    )]
+    NoMessageMode(Errno),
+    #[error("this kernel cannot move pages ({0}): Linux 5.7 or later is needed")]
+    NoMover(Errno),
+    #[error(
+        "no address space for managed memory ({0}): raise or remove the limit on virtual memory (ulimit -v)"
+    )]
+    NoAddressSpace(Errno),
+    #[error("more than {} engines in one process", crate::MAX_ENGINES)]
+    TooMany,
+    #[error("{0}: {1}")]
+    System(&'static str, Errno),
+}

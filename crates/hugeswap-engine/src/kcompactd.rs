@@ -1,0 +1,141 @@
+//! kcompactd: sees to it that huge pages are to be had.
+//!
+//! Within the budget that is kswapd's work: a fault that found no huge page and does not wait has it keep more available
+//! ([`Engine::wake_for_huge`]). What is left is the machine's memory: a frame is in base pages if the kernel had no huge page when it was
+//! first touched, and stays so. Free frames are looked at after they have become free, a few at a time, and made huge by the kernel on request
+//! (MADV_COLLAPSE). Both back off after failures.
+//!
+//! The second is done by khugepaged's thread, outside the gate but for one frame at a time. A frame that is being looked at is nobody
+//! else's.
+
+use crate::engine::{Engine, UNIT};
+use hugeswap_policy::compaction::Defer;
+use hugeswap_policy::counters::Counter;
+use hugeswap_sys::mm;
+use std::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed};
+use std::sync::atomic::{AtomicBool, AtomicU32};
+
+/// Frames looked at in one go (a microsecond each), and made huge (some milliseconds).
+const LOOKS: usize = 64;
+const COLLAPSES: u32 = 4;
+
+/// A [`Defer`] for several threads.
+#[derive(Default)]
+struct Deferred(AtomicU32);
+
+impl Deferred {
+    fn change<R>(&self, f: impl Fn(Defer) -> (R, Defer)) -> R {
+        let mut bits = self.0.load(Relaxed);
+        loop {
+            let (result, new) = f(Defer::from_bits(bits));
+            match self
+                .0
+                .compare_exchange_weak(bits, new.to_bits(), Relaxed, Relaxed)
+            {
+                Ok(_) => return result,
+                Err(now) => bits = now,
+            }
+        }
+    }
+
+    /// There is an occasion: is it to be passed by?
+    fn passes(&self) -> bool {
+        self.change(Defer::on_occasion)
+    }
+
+    fn ended(&self, success: bool) {
+        self.change(|d| match success {
+            true => ((), d.on_success()),
+            false => ((), d.on_failure()),
+        });
+    }
+}
+
+/// What kcompactd goes by.
+#[derive(Default)]
+pub(crate) struct Kcompactd {
+    /// kswapd was asked for more huge pages, and has not had success or failed yet.
+    asked: AtomicBool,
+    reclaim: Deferred,
+    frames: Deferred,
+    /// Frames are to be looked at.
+    look: AtomicBool,
+}
+
+impl Engine {
+    /// Somebody who does not wait has found no huge page: kswapd makes as many available as faults on huge pages need. The rules of
+    /// the fault path hold.
+    pub(crate) fn wake_for_huge(&self) {
+        if self.kcompactd.reclaim.passes() {
+            return;
+        }
+        self.count(Counter::CompactDaemonWake, 1);
+        self.frame_demand.raise();
+        self.kcompactd.asked.store(true, Relaxed);
+        self.kick_if_idle();
+    }
+
+    /// kswapd: what came of that, `success` or not.
+    pub(crate) fn woken_for_huge(&self, success: bool) {
+        if self.kcompactd.asked.swap(false, AcqRel) {
+            self.kcompactd.reclaim.ended(success);
+        }
+    }
+
+    /// kswapd: are there free frames that nobody has looked at since they are free, or that could not be made huge? Then khugepaged's thread does.
+    pub(crate) fn call_kcompactd(&self) {
+        let k = &self.kcompactd;
+        let wanted = self.arena.any_to_look_at() && self.memory_is_plenty();
+        if wanted && !k.frames.passes() {
+            k.look.store(true, Relaxed);
+            self.khugepaged.wake();
+        }
+    }
+
+    /// Looks at free frames, if that is to be done, and makes huge what is not.
+    pub(crate) fn compact_frames(&self) {
+        let k = &self.kcompactd;
+        if !k.look.swap(false, AcqRel) {
+            return;
+        }
+        let mut made = 0;
+        for _ in 0..LOOKS {
+            let _inside = self.gate.enter_daemon();
+            let Some(place) = self.arena.take_to_look_at() else {
+                return;
+            };
+            let at = self.arena.addr(place);
+            let done = match self.is_huge(at) {
+                Some(false) => Some(self.make_huge(at)),
+                _ => None,
+            };
+            self.arena.put_looked_at(place, done == Some(false));
+            self.note_available();
+            match done {
+                None => {}
+                Some(true) => {
+                    self.count(Counter::CompactDaemonSuccess, 1);
+                    k.frames.ended(true);
+                    made += 1;
+                    if made == COLLAPSES {
+                        return;
+                    }
+                }
+                Some(false) => {
+                    self.count(Counter::CompactDaemonFail, 1);
+                    return k.frames.ended(false);
+                }
+            }
+            // A frame that is being looked at is one less to be had.
+            if self.stopping.load(Acquire) || !self.memory_is_plenty() {
+                return;
+            }
+        }
+    }
+
+    /// Has the kernel make the free frame at `at` one huge page. (Holes in it are filled first: it does not collapse those everywhere.)
+    fn make_huge(&self, at: usize) -> bool {
+        mm::populate(at, UNIT);
+        self.is_huge(at) == Some(true) || mm::collapse(at, UNIT).is_ok()
+    }
+}

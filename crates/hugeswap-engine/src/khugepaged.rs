@@ -1,0 +1,208 @@
+//! khugepaged: makes base-mapped units whole whose pages are in memory, without a fault that asks for it.
+//!
+//! One thread a process, at the pace that is set: it looks at so many pages, sleeps, and goes on where it was. Units that got base pages where they were to
+//! be whole come first, a few times a second, once memory is not short any more; and the thread does some of kcompactd's work ([`crate::kcompactd`]). It may wait for a huge page, but not while a unit is locked
+//! or the gate kept from closing, and it wakes nobody. Which units it takes is `hugeswap_policy::khugepaged`'s to say.
+//!
+//! Concurrency: it works on a unit under the unit's lock, which it only tries to take, and passes the gate for each, so that a fork waits for
+//! one unit at most.
+
+use crate::engine::Engine;
+use crate::frames::ROUND_NS;
+use crossbeam_queue::ArrayQueue;
+use hugeswap_policy::UNIT_PAGES;
+use hugeswap_policy::counters::Counter;
+use hugeswap_policy::frames::Frame;
+use hugeswap_policy::gfp::{Caller, Gfp};
+use hugeswap_policy::granularity::{Density, UnitHistory};
+use hugeswap_policy::khugepaged::{Limits, Pages};
+use hugeswap_policy::knobs::Knob;
+use hugeswap_policy::unit::{Kind, Word};
+use hugeswap_sys::{futex, now_ns};
+use std::sync::atomic::Ordering::{Acquire, Relaxed, Release};
+use std::sync::atomic::{AtomicU32, AtomicU64};
+
+/// Units remembered that fell back to base pages.
+const REMEMBERED: usize = 1024;
+
+/// What khugepaged goes by.
+pub(crate) struct Khugepaged {
+    /// Changes when it is not to sleep on.
+    call: AtomicU32,
+    /// Units that got base pages where they were to be whole, oldest first.
+    fell_back: ArrayQueue<u32>,
+    /// The pace that it sleeps by, nanoseconds; 0 before it first does.
+    pace: AtomicU64,
+}
+
+impl Khugepaged {
+    pub fn new() -> Khugepaged {
+        Khugepaged {
+            call: AtomicU32::new(0),
+            fell_back: ArrayQueue::new(REMEMBERED),
+            pace: AtomicU64::new(0),
+        }
+    }
+
+    /// Has it look what there is to do.
+    pub fn wake(&self) {
+        self.call.fetch_add(1, Release);
+        futex::wake(&self.call, 1, false);
+    }
+}
+
+impl Engine {
+    /// `unit` got base pages where it was to be whole. (If there are too many, they are found in time.)
+    pub(crate) fn note_fell_back(&self, unit: u32) {
+        let _ = self.khugepaged.fell_back.push(unit);
+    }
+
+    /// kswapd: wakes khugepaged if its pace was changed, or if units that fell back can become whole.
+    pub(crate) fn call_khugepaged(&self) {
+        let k = &self.khugepaged;
+        let changed = k.pace.load(Relaxed) != self.scan_sleep_ns();
+        if changed || !k.fell_back.is_empty() && self.memory_is_plenty() {
+            k.wake();
+        }
+    }
+
+    fn scan_sleep_ns(&self) -> u64 {
+        self.pool.knob(Knob::KhugepagedScanSleep) * 1_000_000
+    }
+
+    /// Is no less available than kswapd stops at?
+    pub(crate) fn memory_is_plenty(&self) -> bool {
+        let (available, marks) = self.available();
+        available >= marks.high
+    }
+
+    /// The thread's body.
+    pub(crate) fn khugepaged(&self) {
+        let k = &self.khugepaged;
+        let (mut next, mut last) = (0, now_ns());
+        loop {
+            let seen = k.call.load(Acquire);
+            if self.stopping.load(Acquire) {
+                return;
+            }
+            let sleep = self.scan_sleep_ns();
+            k.pace.store(sleep, Relaxed);
+            self.compact_frames();
+            self.collapse_fallen_back();
+            if now_ns() - last >= sleep {
+                self.scan(&mut next);
+                last = now_ns();
+            }
+            let slept = now_ns() - last;
+            futex::wait(&k.call, seen, Some(sleep.saturating_sub(slept)), false);
+        }
+    }
+
+    /// Looks at as many pages as are to be looked at, from unit `next` on.
+    fn scan(&self, next: &mut u32) {
+        let mut left = self.pool.knob(Knob::KhugepagedPagesToScan);
+        let end = self.high_unit.load(Acquire);
+        // Once round at most.
+        for _ in 0..=end {
+            if left == 0 {
+                return;
+            }
+            if *next >= end {
+                *next = 0;
+                self.count(Counter::KhugepagedFullScans, 1);
+                return;
+            }
+            let unit = *next;
+            *next += 1;
+            if self.table.load(unit).kind() == Kind::Base {
+                left = left.saturating_sub(UNIT_PAGES);
+                if !self.consider(unit) {
+                    return;
+                }
+            }
+        }
+    }
+
+    /// Collapses units that fell back, as long as memory is not short.
+    fn collapse_fallen_back(&self) {
+        let mut left = self.pool.knob(Knob::KhugepagedPagesToScan);
+        while left > 0 && self.memory_is_plenty() {
+            let Some(unit) = self.khugepaged.fell_back.pop() else {
+                return;
+            };
+            left = left.saturating_sub(UNIT_PAGES);
+            if !self.consider(unit) {
+                return;
+            }
+        }
+    }
+
+    /// Collapses a unit if it should be. False: there was no huge page for it, or the engine stops.
+    fn consider(&self, unit: u32) -> bool {
+        let defrag = self.pool.knob(Knob::KhugepagedDefrag) != 0;
+        let gfp = Gfp::huge(0, false, Caller::Khugepaged { defrag });
+        for _ in 0..Gfp::ROUNDS {
+            let available = self.avail_seq.load(Acquire);
+            let inside = self.gate.enter_daemon();
+            if self.stopping.load(Acquire) {
+                return false;
+            }
+            if !self.is_to_be_collapsed(unit, self.table.load(unit)) {
+                return true;
+            }
+            if let Some(frame) = self.huge_nowait(gfp, Some(unit)) {
+                self.collapse(unit, frame);
+                return true;
+            }
+            drop(inside);
+            if !defrag {
+                break;
+            }
+            futex::wait(&self.avail_seq, available, Some(ROUND_NS), false);
+        }
+        self.count(Counter::KhugepagedAllocFailed, 1);
+        false
+    }
+
+    /// Is `unit`, of which the word is `w`, to be made whole? Without its lock the answer may be of a moment ago.
+    fn is_to_be_collapsed(&self, unit: u32, w: Word) -> bool {
+        // (A unit whose pages are told apart would be split by the next write.)
+        if w.kind() != Kind::Base || self.tracks_pages(unit) {
+            return false;
+        }
+        let limits = Limits {
+            none: self.pool.knob(Knob::KhugepagedMaxPtesNone),
+            swap: self.pool.knob(Knob::KhugepagedMaxPtesSwap),
+        };
+        let record = self.base.records.of(unit);
+        let there = record.stored.common(&record.present);
+        let pages = Pages {
+            present: record.present.count(),
+            swapped: record.stored.count().saturating_sub(there),
+        };
+        limits.admit(pages, self.collapse_of(unit), self.memory_is_plenty())
+            && (pages.swapped == 0 || !self.is_cut_off(w) && !self.is_partly_bad(unit, w))
+    }
+
+    /// Collapses a unit with a frame of the caller's, which is free if that cannot be.
+    fn collapse(&self, unit: u32, frame: Frame) {
+        let based = |w: Word| w.kind() == Kind::Base;
+        let Some(w) = self.table.try_lock_if(unit, based) else {
+            return self.arena.put_free(frame.place);
+        };
+        if !self.is_to_be_collapsed(unit, w) {
+            self.table.unlock(unit, w);
+            return self.arena.put_free(frame.place);
+        }
+        // What is remembered of it is how much has come by faults.
+        let record = self.base.records.of(unit);
+        record.set_density(Density::of(record.present.count() as u16));
+        record.set_history(UnitHistory::NEW);
+        if self.become_whole(frame, unit, w, false).is_err() {
+            // Whoever needs what could not be read is told by a fault.
+            return self.table.unlock(unit, w);
+        }
+        self.note_resident(unit);
+        self.count(Counter::KhugepagedCollapsed, 1);
+    }
+}

@@ -1,0 +1,533 @@
+//! Guards and poisoned pages ([`hugeswap_policy::markers`]): two bits for each page, beside the unit table.
+//!
+//! A unit that has a marker is never in memory in one piece where the program sees it: it holds nothing, is in swap, is base-mapped, or is the kernel's. Of a base-mapped one the pages
+//! with markers are neither present nor stored, so that every touch of them faults. What needs the unit in one piece (a pin, a fork handler's touch, ejection)
+//! hands it to the kernel for good, with guards of the kernel's own in it, or where it has none (before Linux 6.13) with pages without access.
+//!
+//! Markers outlive memory and swap, go where a unit is moved, are inherited by a forked child, and end when the page is unmapped. Giving content up ends poison and
+//! leaves guards.
+//!
+//! Concurrency: they change under the unit's lock. Who maps a unit asks once it has the lock. Others may look and get an answer that was true a moment ago.
+
+use crate::base::record::Bits;
+use crate::base::{PAGE, Split};
+use crate::engine::{Engine, UNIT};
+use crate::fault::Outcome;
+use crate::table::NO_FRAME;
+use crate::zeroed::{FromZeros, Zeroed};
+use hugeswap_policy::UNIT_PAGES;
+use hugeswap_policy::counters::Counter;
+use hugeswap_policy::knobs::Knob;
+use hugeswap_policy::markers::{Marker, Misplaced, Pages};
+use hugeswap_policy::pagemap::{Categories, State};
+use hugeswap_policy::unit::{COW, Kind, READAHEAD, WRITABLE, Word};
+use hugeswap_sys::signal::Blocked;
+use hugeswap_sys::{Errno, Result, mm};
+use std::ops::Range;
+use std::sync::OnceLock;
+use std::sync::atomic::AtomicU64;
+use std::sync::atomic::Ordering::{Acquire, Relaxed, Release};
+
+const PAGES: usize = UNIT_PAGES as usize;
+// libc does not name them everywhere.
+const MADV_GUARD_INSTALL: i32 = 102;
+const MADV_GUARD_REMOVE: i32 = 103;
+
+/// Of one unit.
+struct Marked {
+    guard: Bits,
+    poison: Bits,
+}
+
+// SAFETY: atomics only; no bit set is valid.
+unsafe impl FromZeros for Marked {}
+
+impl Marked {
+    fn bits(&self, marker: Marker) -> &Bits {
+        match marker {
+            Marker::Guard => &self.guard,
+            Marker::Poison => &self.poison,
+        }
+    }
+
+    fn of(&self, page: usize) -> Option<Marker> {
+        match (self.guard.get(page), self.poison.get(page)) {
+            (true, _) => Some(Marker::Guard),
+            (_, true) => Some(Marker::Poison),
+            _ => None,
+        }
+    }
+
+    /// The first run of pages at or after `from` that has a marker, or that has none.
+    fn run(&self, from: usize, marked: bool) -> Option<Range<usize>> {
+        let is = |p: &usize| self.of(*p).is_some() == marked;
+        let start = (from..PAGES).find(is)?;
+        let end = (start..PAGES).find(|p| !is(p)).unwrap_or(PAGES);
+        Some(start..end)
+    }
+}
+
+struct Tables {
+    /// A bit for each unit: it has markers.
+    units: Zeroed<AtomicU64>,
+    pages: Zeroed<Marked>,
+}
+
+/// See the file's head.
+pub(crate) struct Markers(OnceLock<Tables>);
+
+impl Markers {
+    /// None, and no memory for them.
+    pub fn new() -> Markers {
+        Markers(OnceLock::new())
+    }
+
+    fn open(&self, units: u32) -> Result<&Tables> {
+        if let Some(tables) = self.0.get() {
+            return Ok(tables);
+        }
+        let tables = Tables {
+            units: Zeroed::new(units.div_ceil(64) as usize)?,
+            pages: Zeroed::new(units as usize)?,
+        };
+        // If another thread was faster, its are taken.
+        Ok(self.0.get_or_init(|| tables))
+    }
+
+    fn of(&self, unit: u32) -> Option<&Marked> {
+        let tables = self.0.get()?;
+        let word = tables.units.get(unit as usize / 64)?.load(Acquire);
+        (word >> (unit % 64) & 1 == 1).then(|| &tables.pages[unit as usize])
+    }
+}
+
+impl Tables {
+    /// Changes what is said of a locked unit.
+    fn change(&self, unit: u32, f: impl FnOnce(&Marked)) {
+        let marked = &self.pages[unit as usize];
+        f(marked);
+        let (word, bit) = (&self.units[unit as usize / 64], 1 << (unit % 64));
+        if marked.guard.any() || marked.poison.any() {
+            word.fetch_or(bit, Release);
+        } else {
+            word.fetch_and(!bit, Release);
+        }
+    }
+}
+
+impl Engine {
+    /// Has any page of `unit` a marker? With its lock the answer stays true.
+    pub(crate) fn is_marked(&self, unit: u32) -> bool {
+        self.markers.of(unit).is_some()
+    }
+
+    /// The marker of a page, if it has one.
+    pub(crate) fn marker_of(&self, unit: u32, page: usize) -> Option<Marker> {
+        self.markers.of(unit)?.of(page)
+    }
+
+    /// The same of the page at `addr`.
+    pub fn marker_at(&self, addr: usize) -> Option<Marker> {
+        let unit = self.table.unit_of(addr)?;
+        self.marker_of(unit, (addr - self.table.addr(unit)) / PAGE)
+    }
+
+    /// The first marker in `[addr, addr+len)`.
+    pub fn first_marker(&self, addr: usize, len: usize) -> Option<Marker> {
+        if self.markers.0.get().is_none() || len == 0 || !self.contains(addr) {
+            return None;
+        }
+        let mut units = self.units_of(addr, len);
+        units.find_map(|unit| {
+            let marked = self.markers.of(unit)?;
+            self.pages_in(unit, addr, len).find_map(|p| marked.of(p))
+        })
+    }
+
+    /// What a touch of a page comes to that has a marker.
+    #[inline(never)]
+    pub(crate) fn marked_outcome(&self, unit: u32, addr: usize) -> Option<Outcome> {
+        let marked = self.markers.of(unit)?;
+        marked
+            .of((addr - self.table.addr(unit)) / PAGE)
+            .map(|marker| match marker {
+                Marker::Guard => Outcome::Guard,
+                Marker::Poison => Outcome::Poisoned,
+            })
+    }
+
+    /// Unlocks a unit if it has markers. (By itself, so that the caller calls nothing by register.)
+    #[inline(never)]
+    pub(crate) fn unlock_if_marked(&self, unit: u32, w: Word) -> bool {
+        let marked = self.is_marked(unit);
+        if marked {
+            self.table.unlock(unit, w);
+        }
+        marked
+    }
+
+    /// A fault on a locked unit with markers: if it is on one of them, unlocks the unit, and tells what comes of it.
+    #[cold]
+    #[inline(never)]
+    pub(crate) fn touch_marked(&self, unit: u32, w: Word, addr: usize) -> Option<Outcome> {
+        let outcome = self.marked_outcome(unit, addr)?;
+        self.table.unlock(unit, w);
+        Some(outcome)
+    }
+
+    /// Clears the bits of pages that have markers.
+    pub(crate) fn without_marked(&self, unit: u32, bits: &Bits) {
+        if let Some(marked) = self.markers.of(unit) {
+            let mut from = 0;
+            while let Some(run) = marked.run(from, true) {
+                from = run.end;
+                bits.put(run, false);
+            }
+        }
+    }
+
+    /// The pages of `[addr, addr+len)` become guards, or poisoned: what they hold is given up. EINVAL: not whole pages; EOPNOTSUPP: there are no markers here (message mode, no
+    /// userfaultfd, mapped files and shared memory, `markers=off`); ENOMEM: something is not mapped, or mappings are short; EAGAIN: held for a system call, or
+    /// another process's fault must be waited for; EEXIST: to be poisoned, but a guard. What comes before the unit of 2 MiB at which that is found out is done.
+    pub fn install_markers(&self, addr: usize, len: usize, marker: Marker) -> Result<()> {
+        if !addr.is_multiple_of(PAGE) || !len.is_multiple_of(PAGE) {
+            return Err(Errno::EINVAL);
+        }
+        let none = !self.has_single_pages() || self.pool.knob(Knob::Markers) == 0;
+        if none || self.is_shared(addr) || self.is_of_file(addr) {
+            return Err(Errno::EOPNOTSUPP);
+        }
+        if !self.is_mapped(addr, len) {
+            return Err(Errno::ENOMEM);
+        }
+        let tables = self.markers.open(self.table.units())?;
+        let _blocked = Blocked::all();
+        let _inside = self.gate.enter();
+        self.note_range_written(addr, len);
+        let mut units = self.units_of(addr, len);
+        let done = units.try_for_each(|unit| {
+            let pages = self.pages_in(unit, addr, len);
+            self.mark_unit(tables, unit, pages, marker)
+        });
+        self.note_range_written(addr, len);
+        self.note_available();
+        done
+    }
+
+    fn mark_unit(
+        &self,
+        tables: &Tables,
+        unit: u32,
+        pages: Range<usize>,
+        marker: Marker,
+    ) -> Result<()> {
+        let w = self.lock_in_parts(unit, &pages)?;
+        let marked = &tables.pages[unit as usize];
+        if marker == Marker::Poison && pages.clone().any(|p| marked.guard.get(p)) {
+            self.table.unlock(unit, w);
+            return Err(Errno::EEXIST);
+        }
+        if w.kind() == Kind::Foreign
+            && let Err(e) = close(self.table.addr(unit), &pages)
+        {
+            self.table.unlock(unit, w);
+            return Err(e);
+        }
+        tables.change(unit, |m| {
+            m.guard.put(pages.clone(), false);
+            m.poison.put(pages.clone(), false);
+            m.bits(marker).put(pages, true);
+        });
+        self.high_unit.fetch_max(unit + 1, Relaxed);
+        debug_assert_eq!(self.check_markers(unit, w), Ok(()));
+        self.table.unlock(unit, w);
+        Ok(())
+    }
+
+    /// Locks a unit of which `pages` hold nothing, and which is not in memory in one piece.
+    fn lock_in_parts(&self, unit: u32, pages: &Range<usize>) -> Result<Word> {
+        loop {
+            let w = self.lock_settled(unit);
+            let refuse = |w, e| {
+                self.table.unlock(unit, w);
+                Err(e)
+            };
+            let w = match w.kind() {
+                Kind::None | Kind::Foreign => return Ok(w),
+                Kind::Free => return refuse(w, Errno::ENOMEM),
+                Kind::Poisoned => return refuse(w, Errno::EIO),
+                Kind::Swapped | Kind::Base => w,
+                Kind::Cached => {
+                    if !w.has(READAHEAD) {
+                        self.watched.fetch_sub(1, Relaxed);
+                    }
+                    self.arena.put_free(self.table.frame(unit));
+                    self.table.set_frame(unit, NO_FRAME);
+                    w.with_kind(Kind::Swapped).clear(READAHEAD)
+                }
+                Kind::Present if w.pins() > 0 => return refuse(w, Errno::EAGAIN),
+                Kind::Present if !w.allows(true) => return refuse(w, Errno::EOPNOTSUPP),
+                Kind::Present if w.has(COW) => {
+                    self.table.unlock(unit, w);
+                    match self.resolve(unit, self.table.addr(unit), true) {
+                        Outcome::Retry => continue,
+                        _ => return Err(Errno::ENOMEM),
+                    }
+                }
+                Kind::Present => {
+                    let at = self.table.addr(unit);
+                    if w.has(WRITABLE) && self.mover().set_read_only(at, UNIT).is_err() {
+                        return refuse(w, Errno::ENOMEM);
+                    }
+                    match self.split_to_track(unit, w.clear(WRITABLE)) {
+                        Split::Pages(w) => w,
+                        Split::Later => continue,
+                        Split::Whole(w) => return refuse(w, Errno::ENOMEM),
+                    }
+                }
+            };
+            return match self.give_up_pages(unit, w, pages.clone()) {
+                (w, true) => Ok(w),
+                (w, false) => refuse(w, Errno::ENOMEM),
+            };
+        }
+    }
+
+    /// The markers of a kind in `[addr, addr+len)` are gone: their pages are zeros. What has none stays as it is.
+    pub fn remove_markers(&self, addr: usize, len: usize, marker: Marker) {
+        self.change_markers(addr, len, &[marker], true);
+    }
+
+    /// After what pages hold was given up: they are not poisoned any more.
+    pub(crate) fn heal(&self, addr: usize, len: usize) {
+        // (Whole pages of it.)
+        let (from, to) = (addr.next_multiple_of(PAGE), (addr + len) & !(PAGE - 1));
+        if from < to {
+            self.change_markers(from, to - from, &[Marker::Poison], true);
+        }
+    }
+
+    /// Pages are unmapped, of units that others use, or that are nobody's now.
+    pub(crate) fn forget_markers(&self, addr: usize, len: usize) {
+        self.change_markers(addr, len, &[Marker::Guard, Marker::Poison], false);
+    }
+
+    fn change_markers(&self, addr: usize, len: usize, markers: &[Marker], mapped: bool) {
+        let Some(tables) = self.markers.0.get() else {
+            return;
+        };
+        let _blocked = Blocked::all();
+        for unit in self.units_of(addr, len).filter(|&u| self.is_marked(u)) {
+            let _inside = mapped.then(|| self.gate.enter());
+            let w = self.lock_settled(unit);
+            let pages = self.pages_in(unit, addr, len);
+            let marked = &tables.pages[unit as usize];
+            for &marker in markers {
+                let mut from = pages.start;
+                while let Some(run) = marked.bits(marker).run(from, pages.end, true) {
+                    from = run.end;
+                    if w.kind() == Kind::Foreign {
+                        open(self.table.addr(unit), &run);
+                    }
+                    tables.change(unit, |m| m.bits(marker).put(run, false));
+                }
+            }
+            self.table.unlock(unit, w);
+        }
+    }
+
+    /// A locked unit is nobody's any more.
+    pub(crate) fn forget_unit_markers(&self, unit: u32) {
+        if let Some(tables) = self.markers.0.get().filter(|_| self.is_marked(unit)) {
+            tables.change(unit, |m| {
+                m.guard.fill(false);
+                m.poison.fill(false);
+            });
+        }
+    }
+
+    /// The markers of a locked unit are another's now, also locked, which has none.
+    pub(crate) fn move_markers(&self, from: u32, to: u32) {
+        let Some(tables) = self.markers.0.get().filter(|_| self.is_marked(from)) else {
+            return;
+        };
+        let source = &tables.pages[from as usize];
+        tables.change(to, |m| {
+            m.guard.copy(&source.guard);
+            m.poison.copy(&source.poison);
+        });
+        self.forget_unit_markers(from);
+    }
+
+    /// Maps the frame at `place` to a locked unit with markers, which is the kernel's from now on. Its word. If that fails, nothing is changed.
+    #[inline(never)]
+    pub(crate) fn map_marked(&self, unit: u32, w: Word, place: u32) -> Result<Word> {
+        let (from, at) = (self.arena.addr(place), self.table.addr(unit));
+        // Nobody touches it before it is as it is to be.
+        // SAFETY: the frame is ours; the unit is absent, or its pages are dropped by this, and locked.
+        unsafe { mm::protect(from, UNIT, mm::PROT_NONE) }?;
+        // SAFETY: as above.
+        let mapped = unsafe { mm::move_pages(from, at, UNIT) };
+        let opened = mapped.and_then(|()| {
+            self.open_around(unit, w).inspect_err(|_| {
+                // SAFETY: back again: the place is empty, the unit ours.
+                let _ = unsafe { mm::protect(at, UNIT, mm::PROT_NONE) }
+                    // SAFETY: as above.
+                    .and_then(|()| unsafe { mm::move_pages(at, from, UNIT) });
+            })
+        });
+        if let Err(e) = opened {
+            // SAFETY: the frame is ours still.
+            let _ = unsafe { mm::protect(from, UNIT, mm::PROT_RW) };
+            return Err(e);
+        }
+        self.let_inherit(unit);
+        self.table.set_frame(unit, NO_FRAME);
+        self.note_written(unit);
+        self.count(Counter::Ejected, 1);
+        // (What it has in swap is given up by who may: [`Engine::eject`], or as the unit is unmapped.)
+        Ok(Word(0).with_kind(Kind::Foreign).with_slot(w.slot()))
+    }
+
+    /// Gives access to a mapped unit but for its pages with markers.
+    fn open_around(&self, unit: u32, w: Word) -> Result<()> {
+        let at = self.table.addr(unit);
+        let access = match (w.allows(true), w.allows(false)) {
+            (true, _) => mm::PROT_RW,
+            (false, true) => mm::PROT_READ,
+            (false, false) => mm::PROT_NONE,
+        };
+        let Some(marked) = self.markers.of(unit) else {
+            return Ok(());
+        };
+        let runs = |is| {
+            let mut from = 0;
+            std::iter::from_fn(move || {
+                let run = marked.run(from, is)?;
+                from = run.end;
+                Some(run)
+            })
+        };
+        let guarded = runs(true).all(|r| guard(at, &r).is_ok());
+        if guarded {
+            // SAFETY: the program's memory, the rest of which the kernel guards.
+            return unsafe { mm::protect(at, UNIT, access) };
+        }
+        let len = |r: &Range<usize>| r.len() * PAGE;
+        for r in runs(true) {
+            // SAFETY: pages with markers hold nothing.
+            unsafe { mm::advise(at + r.start * PAGE, len(&r), libc::MADV_DONTNEED) }?;
+        }
+        // SAFETY: the program's memory.
+        runs(false).try_for_each(|r| unsafe { mm::protect(at + r.start * PAGE, len(&r), access) })
+    }
+
+    /// After the access to a unit of the kernel's was changed: where it has no guards, there is none to pages with markers.
+    pub(crate) fn close_again(&self, unit: u32) {
+        let Some(marked) = self.markers.of(unit) else {
+            return;
+        };
+        let mut from = 0;
+        while let Some(run) = marked.run(from, true) {
+            from = run.end;
+            let _ = close(self.table.addr(unit), &run);
+        }
+    }
+
+    /// Of pages of a unit that are all in `state`, `tell`s also which have markers.
+    pub(crate) fn with_markers(
+        &self,
+        unit: u32,
+        pages: Range<usize>,
+        state: State,
+        mut tell: impl FnMut(Range<usize>, State),
+    ) {
+        let Some(marked) = self.markers.of(unit) else {
+            return tell(pages, state);
+        };
+        let kept = state.categories & (Categories::IN_TRANSIT | Categories::FOREIGN);
+        let mut page = pages.start;
+        while page < pages.end {
+            let marker = marked.of(page);
+            let end = (page + 1..pages.end).find(|&p| marked.of(p) != marker);
+            let end = end.unwrap_or(pages.end);
+            let told = match marker {
+                None => state.nth((page - pages.start) as u64),
+                Some(marker) => State {
+                    categories: kept
+                        | match marker {
+                            Marker::Guard => Categories::GUARD,
+                            Marker::Poison => Categories::POISONED,
+                        },
+                    swap: None,
+                },
+            };
+            tell(page..end, told);
+            page = end;
+        }
+    }
+
+    /// Is what is said of a locked unit, and of its pages, possible?
+    pub(crate) fn check_markers(&self, unit: u32, w: Word) -> std::result::Result<(), Misplaced> {
+        let none = Bits::none();
+        let (guard, poison) = match self.markers.of(unit) {
+            Some(marked) => (&marked.guard, &marked.poison),
+            None => (&none, &none),
+        };
+        let record = self.base.records.of(unit);
+        let whole = matches!(w.kind(), Kind::Present | Kind::Cached);
+        for at in (0..PAGES).step_by(64) {
+            let based = |bits: &Bits| match w.kind() {
+                Kind::Base => bits.word(at / 64),
+                _ => 0,
+            };
+            let pages = Pages {
+                guard: guard.word(at / 64),
+                poison: poison.word(at / 64),
+                present: if whole {
+                    u64::MAX
+                } else {
+                    based(&record.present)
+                },
+                dirty: based(&record.dirty),
+                stored: based(&record.stored),
+            };
+            pages.check()?;
+        }
+        Ok(())
+    }
+}
+
+/// The kernel's own guards.
+fn guard(at: usize, pages: &Range<usize>) -> Result<()> {
+    // SAFETY: what the pages hold is given up.
+    unsafe {
+        mm::advise(
+            at + pages.start * PAGE,
+            pages.len() * PAGE,
+            MADV_GUARD_INSTALL,
+        )
+    }
+}
+
+/// Takes access, and content, from pages of a unit that is the kernel's.
+fn close(at: usize, pages: &Range<usize>) -> Result<()> {
+    if guard(at, pages).is_ok() {
+        return Ok(());
+    }
+    let (at, len) = (at + pages.start * PAGE, pages.len() * PAGE);
+    // SAFETY: what the pages hold is given up; touching them is to be an error.
+    unsafe { mm::advise(at, len, libc::MADV_DONTNEED) }
+        // SAFETY: as above.
+        .and_then(|()| unsafe { mm::protect(at, len, mm::PROT_NONE) })
+}
+
+/// Takes that back.
+fn open(at: usize, pages: &Range<usize>) {
+    let (at, len) = (at + pages.start * PAGE, pages.len() * PAGE);
+    // SAFETY: they hold nothing.
+    if unsafe { mm::advise(at, len, MADV_GUARD_REMOVE) }.is_err() {
+        // SAFETY: the program's memory.
+        let _ = unsafe { mm::protect(at, len, mm::PROT_RW) };
+    }
+}

@@ -1,0 +1,168 @@
+//! Shared units that come in before anybody touches them: what a sequential stream will want next, and what advice asks for.
+//!
+//! What is queued for the I/O threads are hints: they own a word only while they bring the unit in, so that nobody is held up longer than by a fault, whoever is
+//! stopped or dies meanwhile. What cannot be had at once (memory, the word, a device that fails) is left to the touch. A region is not unmapped under them
+//! ([`Map::hold`]).
+
+use super::evict::is_userfaultfd;
+use super::{Map, lock, unlock};
+use crate::engine::{Engine, Job, UNIT};
+use crate::fault::there_before;
+use hugeswap_policy::UNIT_PAGES;
+use hugeswap_policy::counters::Counter;
+use hugeswap_policy::gfp::Gfp;
+use hugeswap_policy::shared::{Kind, Op, Word};
+use hugeswap_sys::signal::Blocked;
+use hugeswap_sys::{fs, process};
+use std::sync::atomic::Ordering::{Acquire, Relaxed, Release, SeqCst};
+use std::sync::atomic::{AtomicU32, fence};
+
+const PAGES: usize = UNIT_PAGES as usize;
+/// Shared units among the streams of the others, which have numbers below.
+const STREAMS: u64 = 1 << 32;
+
+/// A mapping that stays until this is dropped.
+struct Hold<'a>(&'a AtomicU32);
+
+impl Drop for Hold<'_> {
+    fn drop(&mut self) {
+        self.0.fetch_sub(1, Release);
+    }
+}
+
+impl Map {
+    /// Keeps it mapped, if it is.
+    fn hold(&self) -> Option<Hold<'_>> {
+        // Said before the address is looked at: who unmaps takes that away, and looks then. (Explored in the policy's `tests/hold_loom.rs`.)
+        self.holders.fetch_add(1, Relaxed);
+        let hold = Hold(&self.holders);
+        fence(SeqCst);
+        (self.addr.load(Acquire) != 0).then_some(hold)
+    }
+
+    /// Waits until nobody holds it any more; its address has been taken away.
+    pub(super) fn await_holders(&self) {
+        fence(SeqCst);
+        while self.holders.load(Acquire) > 0 {
+            process::yield_now();
+        }
+    }
+}
+
+impl Engine {
+    /// Plans reads of what a stream will want after `unit`, which was touched and is in swap, or on its way in already (`coming`). The rules of the fault path
+    /// hold.
+    pub(super) fn read_shared_ahead(&self, m: &Map, unit: u32, coming: bool) {
+        if self.gate.is_forker() {
+            return;
+        }
+        let Some(mut streams) = self.try_streams() else {
+            return;
+        };
+        let units = m.units();
+        let number = |u: u32| STREAMS + u64::from(u);
+        let there = |u: u32| Word(self.word_of(u).load(Acquire)).is_in_memory();
+        let passed = there_before(unit, units.start, there);
+        if passed < unit {
+            streams.on_resident(number(passed), number(unit));
+        }
+        let window = streams.on_fault(number(unit), number(units.end), coming);
+        drop(streams);
+        let mut planned = 0;
+        for n in window.units(number(unit)) {
+            let Some(u) = n.checked_sub(STREAMS).map(|u| u as u32) else {
+                break;
+            };
+            if !units.contains(&u) || !self.is_to_come(u) {
+                continue;
+            }
+            if self.reads.push(Job::Shared(u)).is_err() {
+                if let Some(mut streams) = self.try_streams() {
+                    streams.on_cut_short(n);
+                }
+                break;
+            }
+            planned += 1;
+        }
+        self.wake_workers(planned.min(2));
+    }
+
+    /// Begins to bring in what of a range of a shared region is in swap.
+    pub(crate) fn willneed_shared(&self, addr: usize, len: usize) {
+        let _blocked = Blocked::all();
+        let _inside = self.gate.enter();
+        let Some((_, m)) = self.sharing.map_of(addr) else {
+            return;
+        };
+        for unit in m.units_in(addr, len, false) {
+            if self.is_to_come(unit) && self.reads.push(Job::Shared(unit)).is_err() {
+                break;
+            }
+        }
+        self.wake_workers(2);
+    }
+
+    /// Is it in swap, and nobody at it?
+    fn is_to_come(&self, unit: u32) -> bool {
+        let w = Word(self.word_of(unit).load(Acquire));
+        !w.is_locked() && w.kind() == Kind::Swapped
+    }
+
+    /// An I/O thread: brings in a unit that was asked for, if nothing stands in its way.
+    pub(crate) fn bring_shared(&self, unit: u32) {
+        let Some((region, m)) = self.sharing.map_with(unit) else {
+            return;
+        };
+        let Some(_hold) = m.hold() else {
+            return;
+        };
+        if !m.units().contains(&unit)
+            || !self.is_to_come(unit)
+            || self.huge_room(Gfp::READAHEAD) == 0
+        {
+            return;
+        }
+        // This thread's table is not the program's.
+        let Ok(fd) = process::descriptor_of(process::pid(), m.uffd.load(Relaxed)) else {
+            return;
+        };
+        if is_userfaultfd(fd) {
+            self.bring_shared_by(fd, region, m, unit);
+        }
+        fs::close(fd);
+    }
+
+    fn bring_shared_by(&self, fd: i32, region: usize, m: &Map, unit: u32) {
+        let buffer = self.sharing.buffers.take(UNIT);
+        let cell = self.word_of(unit);
+        let w = Word(cell.load(Acquire));
+        let me = self.pool.owner(self.me());
+        if w.is_locked() || w.kind() != Kind::Swapped || !lock(cell, w, Op::In, me) {
+            return;
+        }
+        let charged = self.pool.is_charged_shared(unit);
+        if !self.pool.charge_shared(unit, false) {
+            return unlock(cell, w);
+        }
+        let read = w.slot().is_some_and(|cluster| {
+            self.swap_read_until(cluster, 0..PAGES, buffer.at, false, |_| false)
+                .is_ok()
+        });
+        if !read {
+            if !charged {
+                self.pool.uncharge_shared(unit);
+            }
+            return unlock(cell, w);
+        }
+        match self.copy_shared(fd, region, m, unit, buffer.at) {
+            Ok(()) => {
+                self.count(Counter::SwapRa, 1);
+                self.count(Counter::PswpIn, UNIT_PAGES);
+                unlock(cell, w.with_kind(Kind::Resident).referenced(true));
+                self.check_watermark();
+            }
+            // What is there of it stays, and is not filled again.
+            Err(_) => unlock(cell, w),
+        }
+    }
+}

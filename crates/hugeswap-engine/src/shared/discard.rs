@@ -1,0 +1,122 @@
+//! The bytes of shared units are given up, for everybody: memory and swap behind whole units are free, parts are written over with zeros.
+
+use super::evict::{DISCARD, is_memory};
+use super::{Map, lock, unlock};
+use crate::careful;
+use crate::engine::Engine;
+use hugeswap_policy::shared::{Kind, Op, Word};
+use hugeswap_policy::{UNIT_BYTES, UNIT_PAGES};
+use hugeswap_sys::fs;
+use std::sync::atomic::Ordering::Acquire;
+
+const PAGES: usize = UNIT_PAGES as usize;
+static ZEROS: [u8; 4096] = [0; 4096];
+
+impl Engine {
+    /// The bytes of a range of a shared region become zero for everybody, and memory and swap behind whole units are free. False: some could not be had.
+    pub fn discard_shared(&self, addr: usize, len: usize) -> bool {
+        let Some((_, m)) = self.sharing.map_of(addr) else {
+            return true;
+        };
+        let (all, whole) = (m.units_in(addr, len, false), m.units_in(addr, len, true));
+        let mut done = true;
+        for unit in all {
+            if whole.contains(&unit) && !self.is_kept(unit) {
+                continue;
+            }
+            if matches!(
+                Word(self.word_of(unit).load(Acquire)).unlocked().kind(),
+                Kind::None | Kind::Lost
+            ) {
+                continue;
+            }
+            let at = m.addr_of(unit);
+            let (mut from, to) = (addr.max(at), (addr + len).min(at + m.span_of(unit)));
+            while from < to {
+                let n = (to - from).min(ZEROS.len());
+                // SAFETY: the caller asked for these bytes to be zero.
+                if unsafe { careful::copy(from, ZEROS.as_ptr() as usize, n) }.is_err() {
+                    // If they are lost, so are the rest.
+                    done &= Word(self.word_of(unit).load(Acquire)).kind() == Kind::Lost;
+                    break;
+                }
+                from += n;
+            }
+        }
+        done & (whole.is_empty() || self.discard_units(addr, len))
+    }
+
+    fn discard_units(&self, addr: usize, len: usize) -> bool {
+        let _blocked = hugeswap_sys::signal::Blocked::all();
+        let _inside = self.gate.enter();
+        let Some((region, m)) = self.sharing.map_of(addr) else {
+            return true;
+        };
+        let mut units = m.units_in(addr, len, true);
+        let done = units.all(|unit| self.discard_unit(region, m, unit));
+        self.pool.note_release();
+        self.note_available();
+        done
+    }
+
+    fn discard_unit(&self, region: usize, m: &Map, unit: u32) -> bool {
+        let cell = self.word_of(unit);
+        let me = self.pool.owner(self.me());
+        let mut since = None;
+        let mut wait = |w: Word| {
+            self.wait_shared(cell, w);
+            !self.is_stuck(&mut since)
+        };
+        let w = loop {
+            let w = Word(cell.load(Acquire));
+            if w.is_locked() && w.op() != Op::Out {
+                if !wait(w) {
+                    return false;
+                }
+                continue;
+            }
+            if w.kind() == Kind::Kept {
+                return true;
+            }
+            if lock(cell, w, Op::Discard, me) {
+                break w;
+            }
+        };
+        self.stamp_shared(region, unit, 0..PAGES);
+        let memory = m.fds().memory;
+        let charged = self.pool.is_charged_shared(unit);
+        if charged
+            && (!is_memory(m, memory) || fs::punch(memory, m.offset_of(unit), UNIT_BYTES).is_err())
+        {
+            // kswapd has a descriptor of its own.
+            if !self.hand_over_shared(unit) {
+                unlock(cell, w);
+                return false;
+            }
+            loop {
+                let now = Word(cell.load(Acquire));
+                if !now.is_held(Op::Discard, me) {
+                    return true;
+                }
+                if !wait(now) {
+                    return false;
+                }
+            }
+        }
+        self.pool.uncharge_shared(unit);
+        let _discarding = self.sharing.discarding.lock();
+        self.give_up_slot(unit, w.with_kind(Kind::None).referenced(false));
+        true
+    }
+
+    /// Gives a word that is the caller's, who has `discarding`, back without its slot, which is free.
+    pub(super) fn give_up_slot(&self, unit: u32, new: Word) {
+        let cell = self.word_of(unit);
+        let Some(cluster) = new.slot() else {
+            return unlock(cell, new);
+        };
+        self.in_hand(DISCARD, Some(cluster));
+        unlock(cell, new.with_slot(None));
+        self.drop_in_hand(DISCARD, cluster);
+    }
+}

@@ -1,0 +1,511 @@
+//! Shared units leave memory: by kswapd, or when somebody asks for it.
+//!
+//! A cluster that no word refers to while it is being written is in the record's hands (`in_hand`), so that it is found again should this process die:
+//! first the hand, then the word without it; and first the word with it, then the empty hand.
+
+use super::{Hand, Map, Reached, lock, unlock};
+use crate::checksum;
+use crate::engine::{Engine, UNIT};
+use hugeswap_policy::counters::Counter;
+use hugeswap_policy::shared::{Kind, Op, Word};
+use hugeswap_policy::{PAGE_BYTES, UNIT_BYTES, UNIT_PAGES, slots};
+use hugeswap_sys::{Errno, Result, fs, process, uffd};
+use std::path::{Path, PathBuf};
+use std::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed, SeqCst};
+
+const PAGES: usize = UNIT_PAGES as usize;
+/// Who cannot be reached for so long never will be.
+const HOPELESS_NS: u64 = 1_000_000_000;
+/// Units that leave in one step of kswapd's.
+const BATCH: usize = 4;
+/// Of [`Record::in_hand`](crate::pool::layout::Record): kswapd's, and that of who discards.
+const KSWAPD: usize = 0;
+pub(super) const DISCARD: usize = 1;
+
+impl Engine {
+    /// kswapd: what it was asked for. Was there anything?
+    pub(crate) fn serve_shared(&self) -> bool {
+        let used = self.sharing.is_used();
+        // Once more after the last region: what is open of it keeps its memory.
+        if !self.sharing.reaches.swap(used, AcqRel) && !used {
+            return false;
+        }
+        let mut busy = false;
+        let mut hand = self.sharing.at_it.lock();
+        self.meet_clients(&mut hand);
+        busy |= self.begin_wanted_epoch(&mut hand);
+        while let Some(unit) = self.sharing.handed.pop() {
+            self.carry_on_own(&mut hand, unit);
+            busy = true;
+        }
+        for _ in 0..16 {
+            let Some(unit) = self.sharing.requests.pop() else {
+                break;
+            };
+            if let Some((region, m)) = self.sharing.map_with(unit) {
+                self.evict_shared(&mut hand, region, m, unit);
+            }
+            busy = true;
+        }
+        busy
+    }
+
+    /// kswapd: is it the turn of shared memory, of which `shared` units are in memory beside `own` frames of this process alone?
+    pub(crate) fn shared_turn(&self, shared: u64, own: u64) -> bool {
+        let mut hand = self.sharing.at_it.lock();
+        let all = shared.saturating_add(own).max(1);
+        let due = |t: u64| t.saturating_mul(shared) / all;
+        hand.turn = hand.turn.wrapping_add(1) & 0xffff_ffff;
+        due(hand.turn) != due(hand.turn - u64::from(hand.turn > 0))
+    }
+
+    /// kswapd: some units that were not used lately leave memory. False: none would.
+    pub(crate) fn evict_some_shared(&self) -> bool {
+        let mut hand = self.sharing.at_it.lock();
+        let mut freed = 0;
+        for _ in 0..BATCH {
+            let Some((region, m, unit)) = self.oldest_shared(&mut hand) else {
+                break;
+            };
+            freed += u64::from(self.evict_shared(&mut hand, region, m, unit));
+        }
+        if freed > 0 {
+            let owed = &self.record().give_back;
+            let _ = owed.fetch_update(Relaxed, Relaxed, |o| Some(o.saturating_sub(freed)));
+        }
+        freed > 0
+    }
+
+    /// The next unit in memory, going round, that was not brought in or written to since the last time round.
+    fn oldest_shared(&self, hand: &mut Hand) -> Option<(usize, &Map, u32)> {
+        let total: usize = self.sharing.maps().map(|(_, m)| m.units().len()).sum();
+        for _ in 0..total * 2 {
+            hand.clock = (hand.clock + 1) % total;
+            let mut left = hand.clock;
+            let (region, m) = self.sharing.maps().find(|(_, m)| {
+                let here = left < m.units().len();
+                left -= if here { 0 } else { m.units().len() };
+                here
+            })?;
+            let unit = m.units().start + left as u32;
+            let cell = self.word_of(unit);
+            let w = Word(cell.load(Acquire));
+            if w.is_locked() || w.kind() != Kind::Resident || self.pool.is_left(unit) {
+                continue;
+            }
+            if !w.is_referenced() {
+                return Some((region, m, unit));
+            }
+            let spared = w.referenced(false);
+            let _ = cell.compare_exchange(w.0, spared.0, AcqRel, Relaxed);
+        }
+        None
+    }
+
+    /// Takes a unit out of memory, if it is there and nobody writes to it meanwhile.
+    pub(super) fn evict_shared(&self, hand: &mut Hand, region: usize, m: &Map, unit: u32) -> bool {
+        let cell = self.word_of(unit);
+        let w = Word(cell.load(Acquire));
+        let me = self.pool.owner(self.me());
+        if w.is_locked() || w.kind() != Kind::Resident || self.pool.is_left(unit) {
+            return false;
+        }
+        // Said before the word is taken: who keeps the unit (`keep_shared`) changes the word, and looks then.
+        let freezing = &self.record().freezing;
+        freezing.store(unit + 1, SeqCst);
+        if !lock(cell, w, Op::Out, me) {
+            freezing.store(0, SeqCst);
+            return false;
+        }
+        let saved = self.save_shared(hand, region, m, unit, w);
+        freezing.store(0, SeqCst);
+        let Ok(memory) = saved else {
+            // Still in memory, if nobody has it taken meanwhile.
+            self.take_back(unit, None);
+            return false;
+        };
+        // The word is ours for good.
+        let _ = fs::punch(memory, m.offset_of(unit), UNIT_BYTES);
+        self.protect_again(hand, region, m, unit);
+        self.end_punch(unit);
+        true
+    }
+
+    /// After the memory of a unit was dropped.
+    pub(super) fn end_punch(&self, unit: u32) {
+        let cell = self.word_of(unit);
+        self.pool.uncharge_shared(unit);
+        let w = Word(cell.load(Acquire));
+        let given_up = w.slot().filter(|_| w.kind() != Kind::Swapped);
+        match given_up {
+            Some(cluster) => {
+                self.in_hand(KSWAPD, Some(cluster));
+                unlock(cell, w.with_slot(None));
+                self.drop_in_hand(KSWAPD, cluster);
+            }
+            None => unlock(cell, w),
+        }
+        self.note_available();
+    }
+
+    pub(super) fn in_hand(&self, which: usize, cluster: Option<u64>) {
+        let word = cluster.map_or(0, |c| c + 1);
+        self.record().in_hand[which].store(word, SeqCst);
+    }
+
+    /// What was in hand is free.
+    pub(super) fn drop_in_hand(&self, which: usize, cluster: u64) {
+        if slots::is_shared(self.pool.slot_words(), cluster as usize) {
+            self.forget_stored(cluster, 0..PAGES);
+            slots::release_shared(self.pool.slot_words(), cluster as usize);
+        }
+        self.in_hand(which, None);
+    }
+
+    /// Changes a word that is being taken out by this process, if it still is. False: somebody has taken it.
+    fn advance(&self, unit: u32, change: impl Fn(Word) -> Word) -> bool {
+        let cell = self.word_of(unit);
+        let me = self.pool.owner(self.me());
+        let next = |w: u64| {
+            let w = Word(w);
+            w.is_held(Op::Out, me).then(|| change(w).0)
+        };
+        cell.fetch_update(AcqRel, Acquire, next).is_ok()
+    }
+
+    /// A unit that was to be taken out stays.
+    fn take_back(&self, unit: u32, cluster: Option<u64>) {
+        let cell = self.word_of(unit);
+        let me = self.pool.owner(self.me());
+        let w = Word(cell.load(Acquire));
+        if w.is_held(Op::Out, me) && lock(cell, w, Op::Touch, me) {
+            unlock(cell, w.referenced(true));
+        }
+        if let Some(c) = cluster {
+            self.drop_in_hand(KSWAPD, c);
+        }
+    }
+
+    /// Sees to it that the bytes of a unit that is being taken out are in swap; then the word says so, and is this process's for good. The memory file.
+    fn save_shared(
+        &self,
+        hand: &mut Hand,
+        region: usize,
+        m: &Map,
+        unit: u32,
+        w: Word,
+    ) -> Result<i32> {
+        let memory = self.memory_of(hand, region, m)?;
+        let before = self.changes_of(region);
+        let frozen = self.freeze_shared(hand, region, m, unit);
+        self.record().freezing.store(0, SeqCst);
+        if hand.is_hopeless(region, frozen.is_err()) {
+            self.pool.leave_to_the_kernel(region);
+            self.note_available();
+        }
+        frozen?;
+        let buffer = self.sharing.buffers.take(UNIT);
+        // SAFETY: the buffer is ours.
+        unsafe { fs::read_exact_at(memory, buffer.at, UNIT, m.offset_of(unit)) }?;
+        // Who has come meanwhile is not write-protected.
+        let unchanged = |_: &Engine| self.changes_of(region) == before;
+        // SAFETY: the buffer is ours, and filled.
+        let bytes = unsafe { self.bytes(buffer.at) };
+        if checksum::is_zero(bytes) {
+            let zero = |w: Word| w.with_kind(Kind::None).locked(Op::Punch, w.owner());
+            if !unchanged(self) || !self.advance(unit, zero) {
+                return Err(Errno::EAGAIN);
+            }
+            self.count(Counter::ZeroDrop, 1);
+            return Ok(memory);
+        }
+        let mut sums = [0; PAGES];
+        checksum::fill(&self.key, bytes, &mut sums);
+        let out = |slot: Option<u64>| {
+            move |w: Word| {
+                let w = w.with_kind(Kind::Swapped).locked(Op::Punch, w.owner());
+                w.with_slot(slot)
+            }
+        };
+        let shared = |c: &u64| slots::is_shared(self.pool.slot_words(), *c as usize);
+        let old = w.slot().filter(shared);
+        let known = |c: &u64| {
+            let known = self.pool.slot_sums().get(*c as usize);
+            known.is_some_and(|k| checksum::equal(k, &sums))
+                && !self.is_bad(*c, 0..PAGES)
+                && !self.pool.is_draining(*c)
+        };
+        if old.as_ref().is_some_and(known) {
+            if !unchanged(self) || !self.advance(unit, out(old)) {
+                return Err(Errno::EAGAIN);
+            }
+            self.count(Counter::CleanDrop, 1);
+            return Ok(memory);
+        }
+        // What is there of it in swap is older: nobody is to find that once we have begun to write over it.
+        if let Some(c) = old {
+            self.in_hand(KSWAPD, Some(c));
+            if !self.advance(unit, |w| w.with_slot(None)) {
+                self.in_hand(KSWAPD, None);
+                return Err(Errno::EAGAIN);
+            }
+        }
+        let written = self.write_shared(old, buffer.at, &sums);
+        let Some(cluster) = written else {
+            return Err(Errno::EIO);
+        };
+        if !unchanged(self) || !self.advance(unit, out(Some(cluster))) {
+            self.drop_in_hand(KSWAPD, cluster);
+            return Err(Errno::EAGAIN);
+        }
+        self.in_hand(KSWAPD, None);
+        Ok(memory)
+    }
+
+    /// Writes a unit to the cluster in hand, if there is one and it takes it, or to a new one, which is in hand then.
+    fn write_shared(&self, old: Option<u64>, from: usize, sums: &[u64]) -> Option<u64> {
+        let mut failed = 0;
+        let mut next = old.filter(|&c| !self.avoids(c) && !self.pool.is_draining(c));
+        if let Some(c) = old.filter(|_| next.is_none()) {
+            self.drop_in_hand(KSWAPD, c);
+        }
+        for _ in 0..4 {
+            let Some(cluster) = next.take().or_else(|| self.claim_shared(failed)) else {
+                break;
+            };
+            if self
+                .swap_write(cluster, 0..PAGES, from, sums, false)
+                .is_ok()
+            {
+                self.swap_full.store(false, Relaxed);
+                return Some(cluster);
+            }
+            self.drop_in_hand(KSWAPD, cluster);
+            failed |= self.pool.locate(cluster).map_or(0, |(area, _)| 1 << area);
+        }
+        self.swap_full.store(true, Relaxed);
+        self.rest_a_moment();
+        None
+    }
+
+    /// A new cluster, shared memory's and in hand.
+    fn claim_shared(&self, avoid: u32) -> Option<u64> {
+        let cluster = self.claim_cluster_but(avoid)?;
+        self.in_hand(KSWAPD, Some(cluster));
+        let me = self.me() as u16 + 1;
+        if !slots::share_out(self.pool.slot_words(), cluster as usize, me) {
+            self.in_hand(KSWAPD, None);
+            return None;
+        }
+        self.not_owned(cluster);
+        Some(cluster)
+    }
+
+    fn changes_of(&self, region: usize) -> u32 {
+        self.pool.header().shared[region].changes.load(SeqCst)
+    }
+
+    /// Write-protects a unit in every process that has it mapped.
+    pub(super) fn freeze_shared(
+        &self,
+        hand: &mut Hand,
+        region: usize,
+        m: &Map,
+        unit: u32,
+    ) -> Result<()> {
+        let offset = m.offset_of(unit);
+        for (_, c) in self.pool.clients(region) {
+            let client = c.owner.load(SeqCst);
+            let (pid, number) = (c.pid.load(Relaxed), c.uffd.load(SeqCst));
+            // Who has not mapped it yet will look at the words once it has.
+            if client == 0 || number < 0 {
+                continue;
+            }
+            let at = c.addr.load(Relaxed).wrapping_add(offset) as usize;
+            let serial = m.serial.load(Relaxed);
+            let frozen = hand
+                .reach(region, serial, client, pid, number, is_userfaultfd)
+                .and_then(|fd| freeze(fd, at, m.span_of(unit)));
+            match frozen {
+                Ok(()) => {}
+                // Its memory is gone.
+                Err(Errno::ESRCH) => {}
+                // It has given the region up since.
+                Err(_) if c.owner.load(SeqCst) != client => {}
+                Err(_) if !self.pool.client_lives(client) => {}
+                Err(e) => {
+                    self.sharing.waiting.fetch_add(1, AcqRel);
+                    self.pool.reap();
+                    self.sharing.waiting.fetch_sub(1, AcqRel);
+                    if self.pool.client_lives(client) {
+                        return Err(e);
+                    }
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// The region's memory file in this thread's table.
+    pub(super) fn memory_of(&self, hand: &mut Hand, region: usize, m: &Map) -> Result<i32> {
+        let number = m.memory.load(Relaxed);
+        let (serial, me) = (m.serial.load(Relaxed), process::pid());
+        hand.reach(region, serial, 0, me, number, |fd| is_memory(m, fd))
+    }
+
+    /// Gives up what no region needs any more, and gets hold of those who have come.
+    fn meet_clients(&self, hand: &mut Hand) {
+        let stale = |r: &Reached| {
+            let here = self.sharing.maps[r.region].serial.load(Relaxed) == r.serial
+                && self.sharing.maps[r.region].addr.load(Acquire) != 0;
+            let client = || {
+                let mut all = self.pool.clients(r.region);
+                all.any(|(_, c)| c.owner.load(Acquire) == r.client)
+            };
+            !here || r.client != 0 && !client()
+        };
+        hand.reached.retain(|r| {
+            let stale = stale(r);
+            if stale && is_of_regions(r.fd) {
+                fs::close(r.fd);
+            }
+            !stale
+        });
+        for (region, m) in self.sharing.maps() {
+            let serial = m.serial.load(Relaxed);
+            let _ = self.memory_of(hand, region, m);
+            for (_, c) in self.pool.clients(region) {
+                let client = c.owner.load(SeqCst);
+                let (pid, number) = (c.pid.load(Relaxed), c.uffd.load(SeqCst));
+                if client != 0 && number >= 0 {
+                    let _ = hand.reach(region, serial, client, pid, number, is_userfaultfd);
+                }
+            }
+        }
+    }
+
+    /// Moves the whole units of the range out to swap, and waits until that is done as far as it can be.
+    pub(crate) fn pageout_shared(&self, addr: usize, len: usize) {
+        const PATIENCE_NS: u64 = 3_000_000_000;
+        const ASK_AGAIN_NS: u64 = 20_000_000;
+        let Some((_, m)) = self.sharing.map_of(addr) else {
+            return;
+        };
+        let now = hugeswap_sys::now_ns;
+        let inside = |unit| {
+            let w = Word(self.word_of(unit).load(Acquire));
+            w.kind() == Kind::Resident && !self.pool.is_left(unit)
+        };
+        let mut since = now();
+        for unit in m.units_in(addr, len, true) {
+            let mut ask = now();
+            while inside(unit) && now() < since + PATIENCE_NS {
+                if now() >= ask && self.sharing.requests.push(unit).is_ok() {
+                    self.kick();
+                    ask = now() + ASK_AGAIN_NS;
+                }
+                process::yield_now();
+            }
+            // Memory is dropped just after the word has changed.
+            let cell = self.word_of(unit);
+            let w = Word(cell.load(Acquire));
+            if w.is_locked() {
+                self.wait_shared(cell, w);
+            }
+            if !inside(unit) {
+                since = now();
+            }
+        }
+    }
+}
+
+/// Write-protects what there is of a unit in a process: it may have unmapped some of it, or all.
+fn freeze(fd: i32, at: usize, span: usize) -> Result<()> {
+    match uffd::write_protect(fd, at, span, true) {
+        Err(Errno::ENOENT) => {}
+        done => return done,
+    }
+    for page in (at..at + span).step_by(PAGE_BYTES as usize) {
+        match uffd::write_protect(fd, page, PAGE_BYTES as usize, true) {
+            Ok(()) | Err(Errno::ENOENT) => {}
+            Err(e) => return Err(e),
+        }
+    }
+    Ok(())
+}
+
+/// Is this descriptor the region's memory file?
+pub(super) fn is_memory(m: &Map, fd: i32) -> bool {
+    fs::identity(fd).is_ok_and(|i| m.identity.is(&i))
+}
+
+/// Is it what write-protects? Other things might do anything when they are told to.
+pub(super) fn is_userfaultfd(fd: i32) -> bool {
+    link_of(fd).is_some_and(|l| l.as_os_str() == "anon_inode:[userfaultfd]")
+}
+
+/// Is it what kswapd got for shared regions, still?
+fn is_of_regions(fd: i32) -> bool {
+    let memory = |l: &Path| l.to_string_lossy().starts_with("/memfd:hugeswap-shared");
+    is_userfaultfd(fd) || link_of(fd).is_some_and(|l| memory(&l))
+}
+
+fn link_of(fd: i32) -> Option<PathBuf> {
+    std::fs::read_link(format!("/proc/thread-self/fd/{fd}")).ok()
+}
+
+impl Hand {
+    /// Somebody who has the region cannot be reached (or can), and that for so long that it is not just about to end or to run another program. (It may have
+    /// changed its user, say.)
+    fn is_hopeless(&mut self, region: usize, failed: bool) -> bool {
+        let since = &mut self.unreachable_since[region];
+        let now = hugeswap_sys::now_ns();
+        *since = match *since {
+            _ if !failed => 0,
+            0 => now,
+            then => then,
+        };
+        failed && now - *since > HOPELESS_NS
+    }
+
+    /// A descriptor of this thread's table for what process `pid` has as `number`, if that fits.
+    pub(super) fn reach(
+        &mut self,
+        region: usize,
+        serial: u32,
+        client: u64,
+        pid: i32,
+        number: i32,
+        fits: impl Fn(i32) -> bool,
+    ) -> Result<i32> {
+        // Swap areas that are added get their numbers in kswapd's table whatever these stand for there.
+        const OUT_OF_THE_WAY: i32 = 512;
+        let same = |r: &&Reached| {
+            (r.region, r.serial, r.client, r.number) == (region, serial, client, number)
+        };
+        if let Some(i) = self.reached.iter().position(|r| same(&r)) {
+            if fits(self.reached[i].fd) {
+                return Ok(self.reached[i].fd);
+            }
+            self.reached.swap_remove(i);
+        }
+        let low = process::descriptor_of(pid, number)?;
+        let high = fs::dup_above(low, OUT_OF_THE_WAY);
+        let fd = high.unwrap_or(low);
+        if fd != low {
+            fs::close(low);
+        }
+        if !fits(fd) {
+            fs::close(fd);
+            return Err(Errno::EBADF);
+        }
+        self.reached.push(Reached {
+            region,
+            serial,
+            client,
+            number,
+            fd,
+        });
+        Ok(fd)
+    }
+}

@@ -1,0 +1,224 @@
+//! A touch of a shared unit that is not in memory, or that is write-protected. The rules of the fault path hold; besides, nobody holds a word while
+//! waiting for memory, for other processes may need it.
+
+use super::{Fds, Map, lock, unlock};
+use crate::engine::{Engine, UNIT};
+use crate::fault::{Outcome, seen_before};
+use hugeswap_policy::counters::{Counter, FaultClass};
+use hugeswap_policy::shared::{Kind, Op, Word};
+use hugeswap_policy::{PAGE_BYTES, UNIT_PAGES};
+use hugeswap_sys::{Errno, Result, now_ns, uffd};
+use std::sync::atomic::Ordering::{Acquire, Relaxed};
+
+const PAGE: usize = PAGE_BYTES as usize;
+const PAGES: usize = UNIT_PAGES as usize;
+
+impl Engine {
+    /// Resolves a fault in a shared region. The caller is inside the gate.
+    pub(crate) fn shared_fault(&self, addr: usize, write: bool) -> Outcome {
+        let Some((region, m)) = self.sharing.map_of(addr) else {
+            return Outcome::NotOurs;
+        };
+        let unit = m.unit_at(addr);
+        let cell = self.word_of(unit);
+        let me = self.pool.owner(self.me());
+        let start = now_ns();
+        let (mut waited, mut since) = (false, None);
+        loop {
+            if waited && self.is_stuck(&mut since) {
+                return Outcome::Stuck;
+            }
+            let w = Word(cell.load(Acquire));
+            match (w.op(), w.kind()) {
+                // (It is there to be read, unless the word is nonsense.)
+                (Op::Out, _) if !write && !seen_before(addr) => return Outcome::Retry,
+                // Who writes takes it from whoever is taking it out.
+                (Op::None, Kind::Resident | Kind::Kept) | (Op::Out, _) => {
+                    if !lock(cell, w, Op::Touch, me) {
+                        continue;
+                    }
+                    if w.op() == Op::Out {
+                        self.count(Counter::WriteRedirtied, 1);
+                    }
+                    let touched = self.touch_resident(region, m, unit, addr, write);
+                    if matches!(touched, Err(Errno::EBADF | Errno::ENOTTY))
+                        && self.hand_over_shared(unit)
+                    {
+                        waited = true;
+                        continue;
+                    }
+                    unlock(cell, w.referenced(true));
+                    if touched.is_err() {
+                        return Outcome::NoMemory;
+                    }
+                    let class = if waited {
+                        FaultClass::Wait
+                    } else {
+                        FaultClass::Soft
+                    };
+                    self.timed(class, start);
+                    return Outcome::Retry;
+                }
+                (Op::None, Kind::Lost) => return Outcome::Poisoned,
+                (Op::None, Kind::None | Kind::Swapped) => {
+                    if !lock(cell, w, Op::In, me) {
+                        continue;
+                    }
+                    if !self.charge_shared(unit) {
+                        unlock(cell, w);
+                        match self.wait_for_memory(None, || self.shared_has_room(unit)) {
+                            Some(()) => continue,
+                            None => return Outcome::NoMemory,
+                        }
+                    }
+                    if w.kind() == Kind::Swapped {
+                        self.read_shared_ahead(m, unit, false);
+                    }
+                    match self.fill_shared(region, m.fds(), m, unit, w, true) {
+                        Ok(()) => {}
+                        Err(Errno::EBADF | Errno::ENOTTY | Errno::EIO)
+                            if self.hand_over_shared(unit) =>
+                        {
+                            waited = true;
+                            continue;
+                        }
+                        Err(_) => {
+                            // What is there of it stays, and is not filled again.
+                            unlock(cell, w);
+                            return Outcome::NoMemory;
+                        }
+                    }
+                    unlock(cell, w.with_kind(Kind::Resident).referenced(true));
+                    self.check_watermark();
+                    let class = match w.kind() {
+                        Kind::None => FaultClass::FirstTouch,
+                        _ => FaultClass::Major,
+                    };
+                    self.timed(class, start);
+                    return Outcome::Retry;
+                }
+                _ => {
+                    if w.op() == Op::In && !waited {
+                        self.read_shared_ahead(m, unit, true);
+                    }
+                    waited = true;
+                    self.wait_shared(cell, w);
+                }
+            }
+            if self.stopping.load(Relaxed) {
+                return Outcome::NoMemory;
+            }
+        }
+    }
+
+    /// The unit, in memory and the caller's, can be used in this process: by writing, if that is wanted.
+    fn touch_resident(
+        &self,
+        region: usize,
+        m: &Map,
+        unit: u32,
+        addr: usize,
+        write: bool,
+    ) -> Result<()> {
+        let fd = m.fds().uffd;
+        let page = (addr - m.addr_of(unit)) / PAGE;
+        if write && self.tracking_of(region) == 2 {
+            self.stamp_shared(region, unit, page..page + 1);
+            uffd::write_protect(fd, addr & !(PAGE - 1), PAGE, false)?;
+        } else if write {
+            self.stamp_shared(region, unit, 0..PAGES);
+            uffd::write_protect(fd, m.addr_of(unit), m.span_of(unit), false)?;
+        }
+        if seen_before(addr) {
+            self.stamp_shared(region, unit, page..page + 1);
+            // Somebody has made a hole where there was to be none: zeros it is.
+            match uffd::zero(fd, addr & !(PAGE - 1), PAGE) {
+                Ok(()) | Err(Errno::EEXIST) => {}
+                Err(e) => return Err(e),
+            }
+        }
+        Ok(())
+    }
+
+    /// Charges a unit whose word is this thread's, giving up a frame of the process's own if need be.
+    fn charge_shared(&self, unit: u32) -> bool {
+        // Nobody can make room for who is forking.
+        let force = self.gate.is_forker();
+        self.pool.charge_shared(unit, force)
+            || self.hand_back_one() && self.pool.charge_shared(unit, false)
+    }
+
+    fn shared_has_room(&self, unit: u32) -> Option<()> {
+        let room = self.pool.used_frames() < self.pool.frames() || self.pool.is_left(unit);
+        (room || self.hand_back_one()).then_some(())
+    }
+
+    /// Has kswapd do it, with descriptors of its own; the word goes with the job. False: it has too much to do.
+    pub(super) fn hand_over_shared(&self, unit: u32) -> bool {
+        if self.gate.is_forker() || self.sharing.handed.push(unit).is_err() {
+            return false;
+        }
+        self.kick();
+        true
+    }
+
+    /// Fills what is absent of a unit whose word is this thread's with what `w` says that it holds. `doubt`: as for [`Engine::swap_read`].
+    pub(super) fn fill_shared(
+        &self,
+        region: usize,
+        fds: Fds,
+        m: &Map,
+        unit: u32,
+        w: Word,
+        doubt: bool,
+    ) -> Result<()> {
+        let (at, span) = (m.addr_of(unit), m.span_of(unit));
+        if w.kind() == Kind::None && self.tracking_of(region) == 0 {
+            return by_pages(span, uffd::zero(fds.uffd, at, span), |offset| {
+                uffd::zero(fds.uffd, at + offset, PAGE)
+            });
+        }
+        let buffer = self.sharing.buffers.take(UNIT);
+        if w.kind() == Kind::None {
+            // SAFETY: the buffer is ours, and as long.
+            unsafe { std::ptr::write_bytes(buffer.at as *mut u8, 0, UNIT) };
+            return self.copy_shared(fds.uffd, region, m, unit, buffer.at);
+        }
+        let cluster = w.slot().ok_or(Errno::EIO)?;
+        self.swap_read(cluster, 0..PAGES, buffer.at, doubt)?;
+        self.copy_shared(fds.uffd, region, m, unit, buffer.at)?;
+        self.count(Counter::PswpIn, UNIT_PAGES);
+        Ok(())
+    }
+
+    /// Fills what is absent of a unit whose word is this thread's from a buffer.
+    pub(super) fn copy_shared(
+        &self,
+        fd: i32,
+        region: usize,
+        m: &Map,
+        unit: u32,
+        from: usize,
+    ) -> Result<()> {
+        let (at, span) = (m.addr_of(unit), m.span_of(unit));
+        // What is tracked is written by another fault.
+        let protect = self.tracking_of(region) != 0;
+        let copy = |offset, len| uffd::copy(fd, at + offset, from + offset, len, protect);
+        by_pages(span, copy(0, span), |offset| copy(offset, PAGE))
+    }
+}
+
+/// Where some pages were there already, the others one by one.
+fn by_pages(span: usize, whole: Result<()>, page: impl Fn(usize) -> Result<()>) -> Result<()> {
+    match whole {
+        Err(Errno::EEXIST) => {}
+        done => return done,
+    }
+    for offset in (0..span).step_by(PAGE) {
+        match page(offset) {
+            Ok(()) | Err(Errno::EEXIST) => {}
+            Err(e) => return Err(e),
+        }
+    }
+    Ok(())
+}

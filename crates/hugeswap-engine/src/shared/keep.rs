@@ -1,0 +1,67 @@
+//! Units that stay in memory until their region ends, so that they can be used by other ways than the program's own instructions: by the kernel, for as long
+//! as it likes, or by mappings that are registered with no userfaultfd.
+
+use super::Map;
+use crate::engine::Engine;
+use crate::fault::Outcome;
+use hugeswap_policy::shared::{Kind, Op, Word};
+use hugeswap_sys::signal::Blocked;
+use hugeswap_sys::{Errno, Result, process, uffd};
+use std::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed, SeqCst};
+use std::sync::atomic::fence;
+
+impl Engine {
+    /// Brings in what a range of a shared region meets, to stay there for good, writable in this process by the kernel too. (In another process only once that
+    /// has written there itself.)
+    pub fn keep_shared(&self, addr: usize, len: usize) -> Result<()> {
+        let _blocked = Blocked::all();
+        let _inside = self.gate.enter();
+        let (_, m) = self.sharing.map_of(addr).ok_or(Errno::ENOMEM)?;
+        let units = m.units_in(addr, len, false);
+        units
+            .into_iter()
+            .try_for_each(|unit| self.keep_unit(m, unit))
+    }
+
+    fn keep_unit(&self, m: &Map, unit: u32) -> Result<()> {
+        let cell = self.word_of(unit);
+        loop {
+            let w = Word(cell.load(Acquire));
+            match (w.op(), w.kind()) {
+                (_, Kind::Kept) => break,
+                (Op::None, Kind::Resident) => {
+                    let kept = w.with_kind(Kind::Kept);
+                    if cell.compare_exchange(w.0, kept.0, AcqRel, Relaxed).is_ok() {
+                        break;
+                    }
+                }
+                _ => match self.shared_fault(m.addr_of(unit), true) {
+                    Outcome::Retry => {}
+                    _ => return Err(Errno::ENOMEM),
+                },
+            }
+        }
+        // Whoever had begun to take it out may still be at write-protecting it; nobody begins any more.
+        fence(SeqCst);
+        let (mut looks, mut since) = (0u32, None);
+        while self.pool.is_being_frozen(unit) {
+            if self.is_stuck(&mut since) {
+                return Err(Errno::EIO);
+            }
+            looks += 1;
+            if looks.is_multiple_of(1024) {
+                self.pool.reap();
+            }
+            process::yield_now();
+        }
+        match uffd::write_protect(m.fds().uffd, m.addr_of(unit), m.span_of(unit), false) {
+            // Some of it is not mapped as it was: that was kept before.
+            Err(Errno::ENOENT) => Ok(()),
+            done => done,
+        }
+    }
+
+    pub(super) fn is_kept(&self, unit: u32) -> bool {
+        Word(self.word_of(unit).load(Acquire)).kind() == Kind::Kept
+    }
+}

@@ -1,0 +1,354 @@
+//! Shared regions: memory that several processes of a pool have mapped, swapped out and in whole units at a time, with one state of each unit for all.
+//!
+//! A region is a memory file; each process maps it and registers its mapping with a userfaultfd of its own in SIGBUS mode, for absent and for write-protected
+//! pages. A unit's word ([`hugeswap_policy::shared`]) says where its bytes are; who changes that owns the word meanwhile, and is named in it.
+//!
+//! * *In* (`fault`): the toucher reads the slot into a buffer and copies it into its own mapping: a page is there for anybody only with its bytes.
+//! * *Ahead* of a stream (`ahead`): the same, by the I/O threads.
+//! * *Out* (`evict`), by kswapd of any process that needs memory: the unit is write-protected in every process that has it mapped (a userfaultfd works on the
+//!   memory of who made it, whoever holds it, so that nobody need answer, not even run), read, and written to swap; then, by one compare-and-swap, the word says so,
+//!   and the memory is dropped. Who writes to it before takes the word away: that compare-and-swap fails, and nothing has happened.
+//! * Nobody reads the memory but through the registered mapping or by read(2): neither fills a hole. So a hole can only be filled by who owns the word.
+//! * Who comes to map a region says so before it looks at the words, and who takes a unit out changes its word before it looks who has it: one of them sees the other.
+//! * Nobody waits for ever: an owner that is stopped, hangs, or was made up costs who needs the unit an error after a minute. Its words cannot be taken over: it may go on.
+//!   What the segment says is checked wherever it is used: a process of the pool that writes nonsense there spoils shared memory, which it might write to anyway, and nothing else.
+//! * A word whose owner has died is taken over by whoever needs it (`recover`), and carried on from where it is. What was begun to be brought in is
+//!   brought in to the end: others may be writing to the pages that are there.
+//!
+//! Not inherited by fork: the child maps it anew in its part of the fork, before its first own instruction.
+
+mod ahead;
+mod discard;
+mod error;
+mod evict;
+mod fault;
+mod fork;
+mod keep;
+mod map;
+mod recover;
+mod track;
+
+pub use error::SharedError;
+
+use crate::engine::{Engine, UNIT};
+use crate::lock::Lock;
+use crate::pool::layout::{FileIdentity, MAX_SHARED};
+use crate::swap::buffers::Buffers;
+use crossbeam_queue::ArrayQueue;
+use hugeswap_policy::pagemap::{Categories, State, SwapPlace};
+use hugeswap_policy::shared::{Kind, Nonsense, Op, Word};
+use hugeswap_policy::{PAGE_BYTES, UNIT_BYTES, UNIT_PAGES};
+use hugeswap_sys::{Result, futex, now_ns, process};
+use std::ops::Range;
+use std::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed};
+use std::sync::atomic::{AtomicBool, AtomicI32, AtomicU32, AtomicU64, AtomicUsize};
+use track::Begin;
+
+/// After so long who waits for a word has it looked at whether its owner lives.
+const DOUBT_NS: u64 = 30_000_000;
+
+/// A region as this process has it mapped.
+#[derive(Default)]
+pub(crate) struct Map {
+    /// Where; 0: not. Stored last.
+    addr: AtomicUsize,
+    /// Bytes mapped: whole pages, the last unit perhaps in part.
+    len: AtomicUsize,
+    /// Number of its first unit.
+    first: AtomicU32,
+    serial: AtomicU32,
+    /// The memory file, and who that is.
+    memory: AtomicI32,
+    identity: FileIdentity,
+    uffd: AtomicI32,
+    /// I/O threads that use it.
+    holders: AtomicU32,
+}
+
+/// The descriptors of a region in the calling thread's table.
+#[derive(Clone, Copy)]
+struct Fds {
+    memory: i32,
+    uffd: i32,
+}
+
+/// A descriptor of another's that kswapd has.
+struct Reached {
+    region: usize,
+    serial: u32,
+    /// As in the segment.
+    client: u64,
+    /// What it is in that process.
+    number: i32,
+    fd: i32,
+}
+
+/// The shared regions of an engine.
+pub(crate) struct Sharing {
+    maps: [Map; MAX_SHARED],
+    buffers: Buffers,
+    /// Units that are to leave memory.
+    requests: ArrayQueue<u32>,
+    /// Units whose words go with the job: what a program thread's descriptors could not do.
+    handed: ArrayQueue<u32>,
+    /// Threads waiting for words.
+    waiting: AtomicU32,
+    /// Held by who takes units out, carries on for the dead, or unmaps.
+    at_it: Lock<Hand>,
+    /// kswapd may have descriptors of regions open.
+    reaches: AtomicBool,
+    /// Held by who discards.
+    discarding: Lock<()>,
+    begin: Begin,
+}
+
+/// What only who is at it needs.
+#[derive(Default)]
+struct Hand {
+    reached: Vec<Reached>,
+    /// Since when somebody who has a region could not be reached; 0: all could.
+    unreachable_since: [u64; MAX_SHARED],
+    /// Where to look next.
+    clock: usize,
+    turn: u64,
+}
+
+impl Sharing {
+    pub fn new() -> Result<Sharing> {
+        Ok(Sharing {
+            maps: Default::default(),
+            buffers: Buffers::new()?,
+            requests: ArrayQueue::new(1024),
+            handed: ArrayQueue::new(1024),
+            waiting: AtomicU32::new(0),
+            at_it: Lock::new(Hand::default()),
+            reaches: AtomicBool::new(false),
+            discarding: Lock::new(()),
+            begin: Begin::new(),
+        })
+    }
+
+    /// Those that are mapped.
+    fn maps(&self) -> impl Iterator<Item = (usize, &Map)> {
+        let all = self.maps.iter().enumerate();
+        all.filter(|(_, m)| m.addr.load(Acquire) != 0)
+    }
+
+    fn map_of(&self, addr: usize) -> Option<(usize, &Map)> {
+        self.maps().find(|(_, m)| m.range().contains(&addr))
+    }
+
+    fn map_with(&self, unit: u32) -> Option<(usize, &Map)> {
+        self.maps().find(|(_, m)| m.units().contains(&unit))
+    }
+
+    /// Is `addr` in a shared region?
+    pub fn contains(&self, addr: usize) -> bool {
+        self.map_of(addr).is_some()
+    }
+
+    /// Is any mapped?
+    pub fn is_used(&self) -> bool {
+        self.maps().next().is_some()
+    }
+
+    /// Is there anything for kswapd to look after?
+    pub fn is_waited_for(&self) -> bool {
+        self.waiting.load(Relaxed) > 0
+    }
+}
+
+impl Map {
+    fn range(&self) -> Range<usize> {
+        let addr = self.addr.load(Acquire);
+        addr..addr + self.len.load(Relaxed)
+    }
+
+    fn units(&self) -> Range<u32> {
+        let first = self.first.load(Relaxed);
+        first..first + self.len.load(Relaxed).div_ceil(UNIT) as u32
+    }
+
+    /// How much of a unit is mapped.
+    fn span_of(&self, unit: u32) -> usize {
+        UNIT.min(self.range().end - self.addr_of(unit))
+    }
+
+    fn unit_at(&self, addr: usize) -> u32 {
+        self.first.load(Relaxed) + ((addr - self.addr.load(Acquire)) / UNIT) as u32
+    }
+
+    fn addr_of(&self, unit: u32) -> usize {
+        self.addr.load(Acquire) + (unit - self.first.load(Relaxed)) as usize * UNIT
+    }
+
+    /// Where in the memory file.
+    fn offset_of(&self, unit: u32) -> u64 {
+        u64::from(unit - self.first.load(Relaxed)) * UNIT_BYTES
+    }
+
+    /// The units that the range meets, or that lie in it whole.
+    fn units_in(&self, addr: usize, len: usize, whole: bool) -> Range<u32> {
+        let all = self.range();
+        let (from, to) = (addr.max(all.start), (addr + len).min(all.end));
+        let (from, to) = (from - all.start, to.saturating_sub(all.start));
+        let (first, end) = match whole {
+            // (What the end cuts off is nobody's.)
+            true if to == all.len() => (from.div_ceil(UNIT), to.div_ceil(UNIT)),
+            true => (from.div_ceil(UNIT), to / UNIT),
+            false => (from / UNIT, to.div_ceil(UNIT)),
+        };
+        let base = self.first.load(Relaxed);
+        base + first as u32..base + end.max(first) as u32
+    }
+
+    /// In the program's table.
+    fn fds(&self) -> Fds {
+        Fds {
+            memory: self.memory.load(Relaxed),
+            uffd: self.uffd.load(Relaxed),
+        }
+    }
+}
+
+/// Tries to make a word somebody's own.
+fn lock(cell: &AtomicU64, w: Word, op: Op, owner: hugeswap_policy::shared::Owner) -> bool {
+    let locked = w.locked(op, owner);
+    cell.compare_exchange(w.0, locked.0, AcqRel, Relaxed)
+        .is_ok()
+}
+
+/// Gives a word back that is the caller's.
+fn unlock(cell: &AtomicU64, new: Word) {
+    let old = Word(cell.swap(new.unlocked().0, AcqRel));
+    if old.has_waiters() {
+        futex::wake(futex::low_half(cell), u32::MAX >> 1, true);
+    }
+}
+
+impl Engine {
+    fn word_of(&self, unit: u32) -> &AtomicU64 {
+        // Units of maps are in the table: that was looked at when they were mapped.
+        &self.pool.shared_words()[unit as usize]
+    }
+
+    /// Waits a while for a word that was locked so.
+    fn wait_shared(&self, cell: &AtomicU64, w: Word) {
+        let waited_for = w.waited_for();
+        if cell
+            .compare_exchange(w.0, waited_for.0, AcqRel, Relaxed)
+            .is_err()
+            && w != waited_for
+        {
+            return;
+        }
+        self.sharing.waiting.fetch_add(1, AcqRel);
+        let half = futex::low_half(cell);
+        futex::wait(half, waited_for.0 as u32, Some(DOUBT_NS), true);
+        if cell.load(Acquire) == waited_for.0 {
+            // kswapd looks whether its owner lives.
+            self.kick();
+            process::yield_now();
+        }
+        self.sharing.waiting.fetch_sub(1, AcqRel);
+    }
+
+    /// Has somebody waited too long, who has waited `since` then, for what others hold?
+    fn is_stuck(&self, since: &mut Option<u64>) -> bool {
+        let now = now_ns();
+        now.saturating_sub(*since.get_or_insert(now)) > self.pool.shared_patience_ns()
+    }
+
+    /// Descriptors of shared regions, in the program's table.
+    pub(crate) fn shared_fds(&self) -> impl Iterator<Item = i32> {
+        let maps = self.sharing.maps();
+        maps.flat_map(|(_, m)| [m.fds().memory, m.fds().uffd])
+    }
+
+    /// Where this process has shared regions mapped: whole units.
+    pub(crate) fn shared_ranges(&self) -> Vec<Range<usize>> {
+        self.sharing.maps().map(|(_, m)| m.range()).collect()
+    }
+
+    /// Is `addr` in a shared region?
+    pub fn is_shared(&self, addr: usize) -> bool {
+        self.sharing.contains(addr)
+    }
+
+    /// Units in memory of the regions that this process has mapped.
+    pub(crate) fn shared_resident(&self) -> u64 {
+        let maps = self.sharing.maps();
+        maps.map(|(_, m)| self.pool.shared_frames_of(m.units()))
+            .sum()
+    }
+
+    /// Is the unit at `addr`, in a shared region, in memory?
+    pub(crate) fn shared_is_resident(&self, addr: usize) -> bool {
+        self.sharing.map_of(addr).is_some_and(|(_, m)| {
+            let w = Word(self.word_of(m.unit_at(addr)).load(Acquire));
+            w.is_in_memory()
+        })
+    }
+
+    /// [`Engine::page_states`] of a shared region.
+    pub(crate) fn shared_page_states(
+        &self,
+        addr: usize,
+        len: usize,
+        mut tell: impl FnMut(Range<usize>, State),
+    ) {
+        const PAGE: usize = PAGE_BYTES as usize;
+        let Some((region, _)) = self.sharing.map_of(addr) else {
+            return;
+        };
+        for (unit, at, pages) in self.shared_units(addr, len) {
+            let state = self.shared_state(Word(self.word_of(unit).load(Acquire)));
+            let state = state.nth(pages.start as u64);
+            self.with_shared_writes(region, unit, pages, state, |pages, state| {
+                tell(at + pages.start * PAGE..at + pages.end * PAGE, state);
+            });
+        }
+    }
+
+    /// Is what the segment says of the units of a range of a shared region possible? (Others write there, too. What is not is told as lost.)
+    pub fn check_shared(&self, addr: usize, len: usize) -> std::result::Result<(), Nonsense> {
+        let Some((_, m)) = self.sharing.map_of(addr) else {
+            return Ok(());
+        };
+        let mut units = m.units_in(addr, len, false);
+        units.try_for_each(|unit| Word(self.word_of(unit).load(Acquire)).check())
+    }
+
+    fn shared_state(&self, w: Word) -> State {
+        if w.check().is_err() {
+            return State {
+                categories: Categories::FILE | Categories::POISONED,
+                swap: None,
+            };
+        }
+        let away = Categories::FILE | Categories::SWAPPED | Categories::HUGE;
+        let here = Categories::FILE | Categories::PRESENT | Categories::SHARED | Categories::HUGE;
+        let categories = match w.kind() {
+            Kind::None => Categories::ZERO,
+            Kind::Resident | Kind::Kept => here
+                .and_if(w.slot().is_none(), Categories::DIRTY)
+                .and_if(w.op() == Op::Out, Categories::WRITEBACK),
+            Kind::Swapped => away,
+            Kind::Lost => Categories::FILE | Categories::POISONED,
+        };
+        let place = |cluster| {
+            let (area, offset) = self.pool.locate(cluster)?;
+            Some(SwapPlace {
+                area: area as u8,
+                page: offset / PAGE_BYTES,
+            })
+        };
+        let slot = w.slot().filter(|_| w.kind() == Kind::Swapped);
+        State {
+            categories: categories.and_if(w.is_locked(), Categories::IN_TRANSIT),
+            swap: slot.and_then(place),
+        }
+    }
+}
+
+const _: () = assert!(UNIT_PAGES * PAGE_BYTES == UNIT_BYTES);

@@ -1,0 +1,170 @@
+//! Several small writes to swap at once, by io_uring.
+//!
+//! A device serves sixteen writes of 4 KiB in the time of four that wait for each other, and one system call for all of them costs a
+//! fourth of the processor's time. Of whole units one at a time keeps it busy, so those are written by plain calls.
+//!
+//! The ring is kswapd's, in its own table of descriptors, where the program cannot reach it; other threads write one after the other. So does kswapd where io_uring is
+//! refused or turned off, where a device is so fast that waiting for each costs nothing, in a pool that encrypts, before a faulty device, and
+//! whatever failed in a batch: then the reasons, and further attempts, are [`Engine::swap_write`]'s.
+
+use super::{PAGE, WriteTarget};
+use crate::checksum::{self, UnitSums};
+use crate::engine::Engine;
+use crate::lock::Lock;
+use hugeswap_policy::UNIT_PAGES;
+use hugeswap_policy::counters::Counter;
+use hugeswap_policy::knobs::Knob;
+use hugeswap_sys::uring::{self, Ring};
+use hugeswap_sys::{Errno, now_ns, process};
+use std::ops::Range;
+use std::sync::atomic::Ordering::Relaxed;
+
+/// Writes at a time.
+pub(crate) const MOST: usize = 16;
+/// The same while readers wait for writers.
+const FEW: usize = 4;
+/// A write of 4 KiB that takes less, nanoseconds, is not worth a batch: memory.
+const FAST: u32 = 15_000;
+
+/// Pages of a slot, and where in memory they are.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Run {
+    pub slot: u64,
+    pub pages: Range<usize>,
+    pub from: usize,
+}
+
+/// The ring, and whose it is.
+pub(crate) struct Batches(Lock<Option<(i32, Ring)>>);
+
+impl Batches {
+    /// None yet.
+    pub fn new() -> Batches {
+        Batches(Lock::new(None))
+    }
+
+    /// The calling thread, whose table of descriptors is out of the program's reach, may batch what it writes, if it can.
+    pub fn open(&self) {
+        *self.0.lock() = Ring::new(MOST as u32).ok().map(|r| (process::tid(), r));
+    }
+
+    /// For the thread that called [`Batches::open`], before it ends.
+    pub fn close(&self) {
+        *self.0.lock() = None;
+    }
+
+    /// In a forked child, which has neither the descriptor nor the mappings.
+    pub fn forget_in_child(&self) {
+        std::mem::forget(self.0.lock().take());
+    }
+}
+
+impl Engine {
+    /// Writes runs, at most [`MOST`], of different pages, each to a slot of this process's own from memory where nobody changes it. Which were written, as bits.
+    pub(crate) fn write_runs(&self, runs: &[Run]) -> u32 {
+        let mut done = self.write_batch(runs);
+        for (k, run) in runs.iter().enumerate().take(MOST) {
+            if done >> k & 1 == 0 {
+                let pages = run.pages.clone();
+                let written = self.write_pages(run.slot, pages, run.from).is_ok();
+                done |= u32::from(written) << k;
+            }
+        }
+        done
+    }
+
+    /// As many of them as can be, at once.
+    fn write_batch(&self, runs: &[Run]) -> u32 {
+        let plain = self.sealing.is_none() && self.backing.is_plain(self);
+        if runs.len() < 2 || !plain || self.pool.knob(Knob::IoUring) == 0 {
+            return 0;
+        }
+        let Some(mut batches) = self.batches.0.try_lock() else {
+            return 0;
+        };
+        let Some((owner, ring)) = batches.as_mut() else {
+            return 0;
+        };
+        if *owner != process::tid() {
+            return 0;
+        }
+        let mut done = 0;
+        let mut next = 0;
+        while next < runs.len().min(MOST) {
+            let end = (next + self.depth(&runs[next])).min(runs.len()).min(MOST);
+            if end - next < 2 {
+                break;
+            }
+            done |= self.write_together(ring, &runs[next..end]) << next;
+            next = end;
+        }
+        done
+    }
+
+    /// How many writes there are to be at a time, where this one goes.
+    fn depth(&self, run: &Run) -> usize {
+        let area = self.pool.locate(run.slot).map(|(area, _)| area);
+        let Some(area) = area.and_then(|a| self.pool.header().areas.get(a)) else {
+            return 0;
+        };
+        if area.costs.load().is_some_and(|m| m.out.page < FAST) {
+            return 0;
+        }
+        match self.pace_of(area).writers {
+            1 => FEW,
+            _ => MOST,
+        }
+    }
+
+    fn write_together(&self, ring: &mut Ring, runs: &[Run]) -> u32 {
+        let mut targets: [Option<WriteTarget<'_>>; MOST] = [const { None }; MOST];
+        let mut writes = [uring::Write {
+            fd: -1,
+            memory: 0,
+            len: 0,
+            offset: 0,
+        }; MOST];
+        let mut which = [0; MOST];
+        let mut n = 0;
+        for (k, run) in runs.iter().enumerate() {
+            let Ok(target) = self.prepare_write(run.slot, run.pages.clone(), false) else {
+                continue;
+            };
+            writes[n] = uring::Write {
+                fd: target.fd,
+                memory: run.from,
+                len: run.pages.len() * PAGE,
+                offset: target.offset,
+            };
+            (targets[n], which[n]) = (Some(target), k);
+            n += 1;
+        }
+        let mut results = [Err(Errno::EAGAIN); MOST];
+        let start = now_ns();
+        let going_on = &self.record().transferring;
+        going_on.fetch_add(1, Relaxed);
+        // SAFETY: the memory of `write_runs`'s caller, which is there until that returns.
+        unsafe { ring.write(&writes[..n], &mut results[..n]) };
+        going_on.fetch_sub(1, Relaxed);
+        let took = now_ns().saturating_sub(start);
+        let mut done = 0;
+        let mut sums: UnitSums = [0; UNIT_PAGES as usize];
+        for (k, target) in targets[..n].iter().flatten().enumerate() {
+            let run = &runs[which[k]];
+            if results[k] != Ok(writes[k].len) {
+                continue;
+            }
+            target.area.note_transfer(true, took, None);
+            target.area.note_write(None);
+            // SAFETY: as above.
+            let bytes = unsafe { std::slice::from_raw_parts(run.from as *const u8, writes[k].len) };
+            let sums = &mut sums[..run.pages.len()];
+            checksum::fill(&self.key, bytes, sums);
+            checksum::store(target.sums, sums);
+            self.count(Counter::PswpOut, run.pages.len() as u64);
+            self.count(Counter::SwapBatched, 1);
+            done |= 1 << which[k];
+        }
+        done
+    }
+}

@@ -1,0 +1,180 @@
+//! Slots are written before they are first used: what an area has got of its file system, but nobody has written yet (an unwritten extent), costs the
+//! first write to it more, for the file system has to note that it was written.
+//!
+//! An I/O thread does it, a slot at a time, only while nothing else is read or written in the whole pool ([`QUIET_NS`]). It writes
+//! zeros to slots that are next to be claimed, at most a step ahead, and no more than this process has in use, so that what is written for
+//! nothing is less than that; once for each slot, and only what the file system says is unwritten. Where writing in place
+//! is not what the file system does ([`writes_in_place`]) nothing would be won.
+//!
+//! Concurrency: who initialises a slot has claimed it, by the same word and the same two looks at the area's state as who swaps to it
+//! ([`hugeswap_policy::slots::area`]). So nobody else has the slot or gets it meanwhile: claims pass over it, an area that
+//! is taken off waits for it, and if this process dies, the slot is found by its record number like any other (a process is not gone before its writes
+//! have ended). It is given back before the gate is left, so that a fork never sees it. That it cannot be had for the time of one write
+//! may make a claim find no slot only where it was the last one; that claim tries again as it does when others give some back.
+
+use super::Pages;
+use super::growth::STEP;
+use crate::engine::{Engine, UNIT};
+use crate::pool::JoinedArea;
+use crate::pool::swap::{Kind, RESERVE};
+use hugeswap_policy::counters::Counter;
+use hugeswap_policy::knobs::Knob;
+use hugeswap_policy::slots::lies::Lie;
+use hugeswap_policy::{PAGE_BYTES, UNIT_BYTES, slots};
+use hugeswap_sys::{Errno, Result, fiemap, fs, now_ns};
+use std::sync::atomic::Ordering::{Acquire, Relaxed, Release};
+use std::sync::atomic::{AtomicBool, AtomicU64};
+
+/// Nothing is done while there was a transfer in the pool less than that ago.
+pub(crate) const QUIET_NS: u64 = 2_000_000;
+
+/// What came of looking for something to initialise.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Ahead {
+    /// A slot was.
+    Done,
+    /// Others read or write.
+    Later,
+    /// There is nothing.
+    Nothing,
+}
+
+/// See the file's head.
+#[derive(Default)]
+pub(crate) struct Initialiser {
+    /// One of the I/O threads is at it; the other one is there for who needs it.
+    busy: AtomicBool,
+    /// Transfers of the pool as they were seen last, and when.
+    transfers: AtomicU64,
+    since: AtomicU64,
+}
+
+impl Initialiser {
+    /// Has it been `now` long enough that there were as many transfers?
+    fn is_quiet(&self, transfers: u64, now: u64) -> bool {
+        if self.transfers.swap(transfers, Relaxed) != transfers {
+            self.since.store(now, Relaxed);
+        }
+        now.saturating_sub(self.since.load(Relaxed)) >= QUIET_NS
+    }
+}
+
+/// Is what is written once written there again, without looking for other blocks?
+fn writes_in_place(magic: u64) -> bool {
+    const XFS: u64 = 0x5846_5342;
+    magic == libc::EXT4_SUPER_MAGIC as u64 || magic == XFS
+}
+
+impl Engine {
+    /// Initialises a slot, if there is one to be. For an I/O thread that is inside the gate.
+    pub(crate) fn initialise_ahead(&self) -> Ahead {
+        if self.pool.knob(Knob::Initialise) == 0 || self.initialiser.busy.swap(true, Acquire) {
+            return Ahead::Nothing;
+        }
+        let found = self.pool.areas().find_map(|(i, area)| {
+            let slot = self.raw_slot_ahead(i, &area)?;
+            Some((i, area, slot))
+        });
+        let ahead = match found {
+            None => Ahead::Nothing,
+            Some(_) if !self.nobody_transfers() => Ahead::Later,
+            Some((i, area, slot)) => self.initialise(i, &area, slot),
+        };
+        self.initialiser.busy.store(false, Release);
+        ahead
+    }
+
+    /// Does nobody in the pool read or write, or wait for that, as far as it can be seen?
+    fn nobody_transfers(&self) -> bool {
+        let quiet = |n| self.initialiser.is_quiet(n, now_ns());
+        self.pool.transfers().is_some_and(quiet)
+            && self.reads.is_empty()
+            && self.writes.is_empty()
+            && self.inflight_writes.load(Acquire) == 0
+            && !self.somebody_waits()
+    }
+
+    /// The slot of number `index` that is to be initialised next.
+    fn raw_slot_ahead(&self, index: usize, area: &JoinedArea) -> Option<u64> {
+        let next = self.next_claim(index, area)?;
+        let shared = self.pool.header().areas.get(index)?;
+        let file = shared.kind.load(Relaxed) != Kind::Device as u32;
+        if !file || shared.direct.load(Relaxed) == 0 || self.avoids(next) {
+            return None;
+        }
+        let (lies, words) = (self.pool.lies(), self.pool.slot_words());
+        let lie = |slot: u64| lies.of(slot as usize);
+        // What is in pieces is claimed when there is nothing else: only then is it next.
+        let also_apart = next > area.first_slot && lie(next - 1) == Lie::Apart;
+        let end = (next + STEP.min(self.owned_in(index))).min(area.range().end);
+        (next..end).find(|&slot| {
+            let free = words
+                .get(slot as usize)
+                .is_some_and(|w| w.load(Relaxed) == 0);
+            let next = match lie(slot) {
+                Lie::Together => true,
+                Lie::Apart => also_apart,
+                Lie::Nowhere => false,
+            };
+            free && next && lies.is_raw(slot as usize)
+        })
+    }
+
+    fn initialise(&self, index: usize, area: &JoinedArea, slot: u64) -> Ahead {
+        // Never to what is something else; and blocks that are there already take no space, but a disk that is full has other cares.
+        let ours = fs::identity(area.fd) == Ok(area.identity);
+        let on = fs::file_system(area.fd).ok().filter(|_| ours);
+        if !on.is_some_and(|f| writes_in_place(f.magic) && f.free_bytes > RESERVE) {
+            return Ahead::Nothing;
+        }
+        let (words, me) = (self.pool.slot_words(), self.me() as u16 + 1);
+        if !slots::claim_at(words, me, slot as usize) {
+            return Ahead::Done;
+        }
+        if self.pool.still_on(index) {
+            // Whatever comes of it: if it fails, the first write will tell.
+            self.pool.lies().note_raw(slot as usize, false);
+            let _ = self.write_zeros(area, (slot - area.first_slot) * UNIT_BYTES);
+        }
+        slots::release(words, slot as usize, me);
+        self.look_again_for_clusters();
+        Ahead::Done
+    }
+
+    /// Writes zeros to what was never written of a claimed slot, at `at` in its file.
+    fn write_zeros(&self, area: &JoinedArea, at: u64) -> Result<()> {
+        // Never touched, so that it takes no memory of its own.
+        let zeros = Pages::new(UNIT)?;
+        let end = at + UNIT_BYTES;
+        for extent in fiemap::extents_in(area.fd, at, end) {
+            let extent = extent?;
+            if !extent.unwritten() {
+                continue;
+            }
+            let from = extent.logical.max(at);
+            let len = extent.logical.saturating_add(extent.length).min(end) - from;
+            if from % PAGE_BYTES != 0 || len % PAGE_BYTES != 0 {
+                return Err(Errno::EINVAL);
+            }
+            // SAFETY: of memory just mapped, which is that long.
+            unsafe { fs::write_all_at(area.fd, zeros.addr(), len as usize, from) }?;
+            self.count(Counter::SwapInitialised, len / PAGE_BYTES);
+        }
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn it_is_quiet_after_a_while_without_transfers() {
+        let i = Initialiser::default();
+        let at = |n: u64| 1_000_000_000 + n * QUIET_NS;
+        assert!(!i.is_quiet(7, at(0)));
+        assert!(!i.is_quiet(7, at(1) - 1));
+        assert!(i.is_quiet(7, at(1)) && i.is_quiet(7, at(9)));
+        assert!(!i.is_quiet(8, at(10)) && i.is_quiet(8, at(11)));
+    }
+}

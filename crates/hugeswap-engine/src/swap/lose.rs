@@ -1,0 +1,283 @@
+//! An area that is taken off, and what of it cannot be read: counted, and left where it is, or given up if that was asked for.
+//!
+//! What is in memory besides is never lost: it becomes dirty, or is written elsewhere. Of the rest each page is tried by itself. It is *given up* as at a touch: its slot is marked
+//! bad, `hwpoison` counts it and one line says so, once. Its unit becomes base-mapped, where it can be, and the page has a slot elsewhere
+//! that is known to hold nothing ([`checksum::lose`](crate::checksum::lose)), so that a touch of it is SIGBUS; else the unit is poisoned.
+
+use super::off::Round;
+use super::{PAGE, PAGES};
+use crate::base::record::Record;
+use crate::engine::Engine;
+use crate::place::scatter::{Places, Single};
+use hugeswap_policy::counters::Counter;
+use hugeswap_policy::unit::{CLEAN, Kind, READAHEAD, WATCHED, Word};
+use hugeswap_sys::{Errno, Result};
+use std::ops::Range;
+use std::sync::atomic::Ordering::Relaxed;
+
+/// A page that could not be read is tried once more.
+const READS: u32 = 2;
+
+/// What came of looking at the pages of one unit.
+#[derive(Clone, Copy, Default)]
+struct Unread {
+    /// Pages that are nowhere else, and may come back.
+    pages: u64,
+    /// Those of them that were not known to be bad.
+    news: u64,
+    /// Pages that were given up before: there is nothing that could come back.
+    gone: u64,
+}
+
+/// What can be done with a page of which swap has the only copy.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Found {
+    /// It has been read.
+    Here,
+    /// It is lost, or may be if it has to leave.
+    Not,
+}
+
+impl Engine {
+    /// Reads page `page` of a locked unit to `to`. EIO: it cannot be had from where it is, which is marked if it may be given up.
+    fn try_page(&self, unit: u32, w: Word, page: usize, to: usize, round: &Round) -> Result<()> {
+        if round.lose {
+            return self.read_or_mark(unit, w, page, to, false);
+        }
+        let (cluster, at) = self.place_of(unit, w, page).ok_or(Errno::EINVAL)?;
+        let again = |attempt| attempt + 1 < READS;
+        self.swap_read_until(cluster, at..at + 1, to, false, again)
+    }
+
+    /// [`Engine::try_page`] of a page that is in swap only; if it cannot be read, that is noted.
+    fn try_only_copy(
+        &self,
+        (unit, w): (u32, Word),
+        page: usize,
+        to: usize,
+        round: &Round,
+        unread: &mut Unread,
+    ) -> Result<Found> {
+        let (cluster, at) = self.place_of(unit, w, page).ok_or(Errno::EINVAL)?;
+        if self.is_lost(cluster, at) {
+            unread.gone += 1;
+            return Ok(Found::Not);
+        }
+        let known = self.is_bad(cluster, at..at + 1);
+        match self.try_page(unit, w, page, to, round) {
+            Ok(()) => Ok(Found::Here),
+            Err(Errno::EIO) => {
+                unread.pages += 1;
+                unread.news += u64::from(!known);
+                Ok(Found::Not)
+            }
+            Err(e) => Err(e),
+        }
+    }
+
+    /// Reads to the round's buffer what can be read of a locked unit in a cluster: halves of what cannot be read as a whole, so that few reads find a few
+    /// pages.
+    fn read_in_parts(
+        &self,
+        (unit, w): (u32, Word),
+        pages: Range<usize>,
+        round: &Round,
+        unread: &mut Unread,
+    ) -> Result<()> {
+        let to = round.buffer.addr() + pages.start * PAGE;
+        if pages.len() == 1 {
+            return self
+                .try_only_copy((unit, w), pages.start, to, round, unread)
+                .map(drop);
+        }
+        let cluster = w.slot().ok_or(Errno::EINVAL)?;
+        if !self.is_bad_or_lost(cluster, pages.clone()) {
+            match self.swap_read_until(cluster, pages.clone(), to, false, |_| false) {
+                Err(Errno::EIO) => {}
+                read => return read,
+            }
+        }
+        let middle = pages.start + pages.len() / 2;
+        self.read_in_parts((unit, w), pages.start..middle, round, unread)?;
+        self.read_in_parts((unit, w), middle..pages.end, round, unread)
+    }
+
+    /// May a locked unit go without what could not be read of it? Says what is lost then.
+    fn may_go(&self, unit: u32, round: &Round, unread: Unread) -> bool {
+        if !round.lose {
+            round.unreadable.set(round.unreadable.get() + unread.pages);
+        } else if unread.news > 0 {
+            // Without base pages it is all of it.
+            let whole = self.pager().is_none();
+            self.complain_of_loss(unit, if whole { PAGES as u64 } else { unread.news });
+        }
+        round.lose || unread.pages == 0
+    }
+
+    /// A locked unit in swap, with a cluster that could not be read as a whole: its word, and whether it has left.
+    pub(super) fn move_what_is_left(&self, unit: u32, w: Word, round: &Round) -> (Word, bool) {
+        let mut unread = Unread::default();
+        let read = self.read_in_parts((unit, w), 0..PAGES, round, &mut unread);
+        if read.is_err() {
+            return (w, false);
+        }
+        if !self.may_go(unit, round, unread) {
+            return (w, false);
+        }
+        if unread.pages + unread.gone == 0 {
+            let moved = self.write_off(w, round.buffer);
+            return (moved.unwrap_or(w), moved.is_ok());
+        }
+        if self.pager().is_none() {
+            self.count(Counter::Poisoned, 1);
+            round.note_lost(PAGES as u64);
+            let lost = w.with_slot(None).clear(READAHEAD);
+            return (lost.with_kind(Kind::Poisoned), true);
+        }
+        let Some(based) = self.go_over_to_pages(unit, w) else {
+            return (w, false);
+        };
+        let moved = self.copy_pages_off(based, self.base.records.of(unit));
+        if moved.is_ok() {
+            round.note_lost(unread.pages);
+        }
+        (moved.unwrap_or(based), moved.is_ok())
+    }
+
+    /// A locked, base-mapped unit with a cluster: what of it is in memory, and cannot be read, becomes dirty. False: something is nowhere else, and
+    /// may not be given up. What is lost, else.
+    pub(super) fn settle_pages(
+        &self,
+        unit: u32,
+        w: Word,
+        record: &Record,
+        round: &Round,
+    ) -> Option<u64> {
+        let buffer = self.base.take_buffer();
+        let mut unread = Unread::default();
+        for page in (0..PAGES).filter(|&p| record.stored.get(p) && !record.dirty.get(p)) {
+            if record.present.get(page) {
+                match self.try_page(unit, w, page, buffer.addr(), round) {
+                    Ok(()) => {}
+                    Err(Errno::EIO) => self.make_page_dirty(record, page),
+                    Err(_) => return None,
+                }
+            } else {
+                self.try_only_copy((unit, w), page, buffer.addr(), round, &mut unread)
+                    .ok()?;
+            }
+        }
+        let may_go = self.may_go(unit, round, unread);
+        may_go.then_some(unread.pages)
+    }
+
+    /// A locked unit that is in memory, and whose place cannot be read, or has no room elsewhere. Its word, and whether it has left.
+    pub(super) fn move_from_memory(&self, unit: u32, w: Word) -> (Word, bool) {
+        match w.kind() {
+            Kind::Present => {
+                let (dirty, now) = self.make_dirty(unit, w);
+                if !dirty {
+                    return (w, false);
+                }
+                if let Some(slot) = w.slot().filter(|_| w.is_scattered()) {
+                    self.free_place(unit, slot);
+                }
+                (now.clear(CLEAN | WATCHED).with_slot(None), true)
+            }
+            Kind::Cached => {
+                let (written, now) = self.write_elsewhere(unit, w);
+                (now, written)
+            }
+            _ => (w, false),
+        }
+    }
+
+    /// A locked, scattered unit: what is still in the area, page by page. Its word, and whether all of it has left.
+    pub(super) fn move_singles_left(
+        &self,
+        unit: u32,
+        w: Word,
+        places: &Places,
+        round: &Round,
+    ) -> (Word, bool) {
+        let there = |p: usize| places.get(p).filter(|s| round.range.contains(&s.cluster));
+        let record = (w.kind() == Kind::Base).then(|| self.base.records.of(unit));
+        let mut unread = Unread::default();
+        let mut lost = [false; PAGES];
+        {
+            let buffer = self.base.take_buffer();
+            for (page, lost) in lost.iter_mut().enumerate() {
+                let Some(old) = there(page) else { continue };
+                let present = record.filter(|r| r.present.get(page));
+                let only = present.is_none() && matches!(w.kind(), Kind::Swapped | Kind::Base);
+                let found = if only {
+                    self.try_only_copy((unit, w), page, buffer.addr(), round, &mut unread)
+                } else {
+                    match self.try_page(unit, w, page, buffer.addr(), round) {
+                        Err(Errno::EIO) => Ok(Found::Not),
+                        read => read.map(|()| Found::Here),
+                    }
+                };
+                match (found, present) {
+                    (Ok(Found::Here), _) => {
+                        if !self.move_single(places, page, old, Some(buffer.addr())) {
+                            return (w, false);
+                        }
+                    }
+                    (Ok(Found::Not), Some(record)) => {
+                        self.make_page_dirty(record, page);
+                        record.stored.put(page..page + 1, false);
+                        self.free_pages(places, page..page + 1);
+                    }
+                    (Ok(Found::Not), None) if only => *lost = true,
+                    (Ok(Found::Not), None) => return self.move_from_memory(unit, w),
+                    (Err(_), _) => return (w, false),
+                }
+            }
+        }
+        if !self.may_go(unit, round, unread) {
+            return (w, false);
+        }
+        for page in (0..PAGES).filter(|&p| lost[p]) {
+            let Some(old) = there(page) else { continue };
+            let known = self.is_lost(old.cluster, old.at);
+            if !self.move_single(places, page, old, None) {
+                return (w, false);
+            }
+            round.note_lost(u64::from(!known));
+        }
+        (w, true)
+    }
+
+    /// Moves a page to a single slot elsewhere, `from` memory; or what is left of it, which is that it is lost. False: that could not be.
+    fn move_single(&self, places: &Places, page: usize, old: Single, from: Option<usize>) -> bool {
+        let Some((cluster, at)) = self.claim_singles(1) else {
+            return false;
+        };
+        match from {
+            None => {
+                // What somebody else had there, who is gone, would be read as ours.
+                self.forget_stored(cluster, at.clone());
+                self.note_lost(cluster, at.start);
+            }
+            Some(from) if self.write_pages(cluster, at.clone(), from).is_ok() => {
+                self.count(Counter::SwapMoved, 1);
+            }
+            Some(_) => {
+                self.release_singles(cluster, at);
+                return false;
+            }
+        }
+        let at = at.start;
+        places.put(page, Some(Single { cluster, at }));
+        self.free_singles(old.cluster, old.at..old.at + 1);
+        true
+    }
+}
+
+impl Round<'_> {
+    /// Pages were given up.
+    pub(super) fn note_lost(&self, pages: u64) {
+        self.lost.fetch_add(pages, Relaxed);
+    }
+}

@@ -1,0 +1,225 @@
+//! The beginning of an epoch: what can be written of a range is made read-only, by as few calls as can be.
+//!
+//! Called by program threads; see `crate::ranges` for the rules.
+
+use super::{PAGE, PAGES, TrackError};
+use crate::engine::{Engine, UNIT};
+use crate::table::QUEUED;
+use hugeswap_policy::knobs::Knob;
+use hugeswap_policy::unit::{Kind, LOCKED, WAITERS, WATCHED, WRITABLE, WRITEBACK, Word};
+use hugeswap_sys::signal::Blocked;
+use hugeswap_sys::uffd;
+use std::sync::atomic::Ordering::Relaxed;
+
+/// Units protected by one call.
+const MOST: usize = 64;
+/// Runs of pages of a unit that are protected each by itself.
+const MOST_RUNS: usize = 16;
+/// Runs with so few pages between them are one.
+const GAP: usize = 8;
+
+/// Locked neighbours of one kind, which all are to be protected.
+struct Batch<'a> {
+    engine: &'a Engine,
+    first: u32,
+    words: [Word; MOST],
+    len: usize,
+    /// What was written before is of the epoch before this one.
+    epoch: u32,
+}
+
+impl Batch<'_> {
+    /// Takes a locked unit in. (It is the first, or the neighbour of the last, and of the same kind.)
+    fn add(&mut self, unit: u32, w: Word) {
+        let next = self.len > 0 && unit == self.first + self.len as u32;
+        if self.len == MOST || !next || self.words[0].kind() != w.kind() {
+            self.flush();
+            self.first = unit;
+        }
+        self.words[self.len] = w;
+        self.len += 1;
+    }
+
+    /// Protects and unlocks what is in it.
+    fn flush(&mut self) {
+        let (engine, words) = (self.engine, &self.words[..self.len]);
+        let Some(first) = words.first() else {
+            return;
+        };
+        let at = engine.table.addr(self.first);
+        let whole = first.kind() == Kind::Present;
+        let protected = if whole {
+            engine.mover().set_read_only(at, words.len() * UNIT)
+        } else {
+            engine.freeze_units(self.first, words.len())
+        };
+        for (i, &w) in words.iter().enumerate() {
+            let unit = self.first + i as u32;
+            if protected.is_err() {
+                // Some of it may be read-only by now, and what is not can be written: it counts as written. A fault puts the rest right.
+                engine.note_written(unit);
+                if whole {
+                    engine.note_half_protected(unit);
+                }
+            }
+            let read_only = whole && protected.is_ok();
+            if read_only {
+                engine.close_for_epoch(unit, self.epoch - 1);
+            }
+            engine
+                .table
+                .unlock(unit, if read_only { w.clear(WRITABLE) } else { w });
+        }
+        self.len = 0;
+    }
+}
+
+impl Engine {
+    /// Begins an epoch for the units of `[addr, addr+len)`, which are tracked from now on, `by_pages` or as wholes: what is written after this
+    /// call has begun, and is not in memory as this call ends, is told by [`Engine::written_since`] of the epoch. What `then` makes of its number, before another begins or tracking
+    /// ends.
+    pub fn begin_epoch<T>(
+        &self,
+        addr: usize,
+        len: usize,
+        by_pages: bool,
+        then: impl FnOnce(u32) -> T,
+    ) -> Result<T, TrackError> {
+        if self.is_of_file(addr) {
+            return Err(TrackError::File);
+        }
+        if self.is_shared(addr) {
+            return self.begin_shared_epoch(addr, by_pages, then);
+        }
+        if self.pool.knob(Knob::Markers) == 0 {
+            return Err(TrackError::Off);
+        }
+        let _blocked = Blocked::all();
+        let _inside = self.gate.enter();
+        let _turn = self.track.turn.lock();
+        let tables = self
+            .track
+            .open(self.table.units(), !self.mover().arrives_clean());
+        let tables = tables.map_err(TrackError::Table)?;
+        let epoch = self.track.next_epoch().ok_or(TrackError::Epochs)?;
+        let mut batch = Batch {
+            engine: self,
+            first: 0,
+            words: [Word::FREE; MOST],
+            len: 0,
+            epoch,
+        };
+        for unit in self.units_of(addr, len) {
+            let w = self.lock_for_epoch(unit, &mut batch);
+            let stamps = &tables.units[unit as usize];
+            let before = stamps.since.load(Relaxed);
+            let last = stamps.whole.load(Relaxed).max(stamps.some.load(Relaxed));
+            let open = stamps.open.load(Relaxed) != 0;
+            if w.kind() != Kind::Present || stamps.whole.load(Relaxed) >= before {
+                // There is nothing to be found out.
+                stamps.open.store(0, Relaxed);
+            }
+            stamps.fine.store(by_pages.into(), Relaxed);
+            stamps.since.store(epoch, Relaxed);
+            let to_protect = match w.kind() {
+                // A system call writes to it, for which protection is nothing.
+                Kind::Present if w.has(WRITABLE) && w.pins() > 0 => {
+                    self.note_written(unit);
+                    false
+                }
+                Kind::Present => w.has(WRITABLE) || open && !w.has(WATCHED),
+                // No page has become writable since the last epoch, if none was written.
+                Kind::Base => {
+                    let dirty = self.base.records.of(unit).dirty.any();
+                    let changed = dirty && (before == 0 || last >= before);
+                    changed && !self.freeze_written(unit, before)
+                }
+                _ => false,
+            };
+            if to_protect {
+                batch.add(unit, w);
+            } else {
+                self.table.unlock(unit, w);
+            }
+        }
+        batch.flush();
+        Ok(then(epoch))
+    }
+
+    /// Locks a unit once nobody relies on its being writable. Nothing else is held while this waits.
+    fn lock_for_epoch(&self, unit: u32, batch: &mut Batch<'_>) -> Word {
+        // Whether it was written while it was written out, WRITABLE tells.
+        let settled = |w: Word| !(w.has(WRITEBACK) && w.has(WRITABLE));
+        loop {
+            if let Some(w) = self.table.try_lock_if(unit, settled) {
+                return w;
+            }
+            batch.flush();
+            let seen = self.table.load(unit);
+            if seen.has(LOCKED) {
+                if self.table.frame(unit) == QUEUED && self.table.claim_queued(unit) {
+                    return self.table.load(unit).clear(LOCKED | WAITERS);
+                }
+                self.table.wait_locked(unit);
+            } else if !settled(seen) {
+                self.table.wait_change(unit, seen);
+            }
+        }
+    }
+
+    /// Protects the pages of a locked, base-mapped unit that were written since the epoch `since` began, if they are told apart and few. False: nothing is done. (To
+    /// protect what is protected costs the kernel as much.)
+    fn freeze_written(&self, unit: u32, since: u32) -> bool {
+        if since == 0 || !self.has_single_pages() || !self.tracks_pages(unit) {
+            return false;
+        }
+        let (fd, at) = (self.base.sigbus_fd(), self.table.addr(unit));
+        let mut runs = [const { 0..0 }; MOST_RUNS];
+        let (mut n, mut many) = (0, false);
+        self.written_pages(unit, 0..PAGES, since, |run| match runs[..n].last_mut() {
+            Some(last) if run.start - last.end <= GAP => last.end = run.end,
+            _ if n == MOST_RUNS => many = true,
+            _ => {
+                runs[n] = run;
+                n += 1;
+            }
+        });
+        if many {
+            return false;
+        }
+        let protected = runs[..n].iter().try_for_each(|run| {
+            uffd::write_protect(fd, at + run.start * PAGE, run.len() * PAGE, true)
+        });
+        if protected.is_err() {
+            // As in [`Batch::flush`].
+            self.note_written(unit);
+        }
+        true
+    }
+
+    /// No page of base-mapped, locked neighbours can be written without a fault after this. If it fails, some may be so.
+    fn freeze_units(&self, first: u32, n: usize) -> hugeswap_sys::Result<()> {
+        if self.has_single_pages() {
+            let fd = self.base.sigbus_fd();
+            return uffd::write_protect(fd, self.table.addr(first), n * UNIT, true);
+        }
+        for unit in first..first + n as u32 {
+            self.freeze(unit, &self.base.records.of(unit).dirty)?;
+        }
+        Ok(())
+    }
+
+    /// The units of a range are not tracked any more; calls `then` before an epoch can begin.
+    pub fn end_tracking(&self, addr: usize, len: usize, then: impl FnOnce()) {
+        if self.is_shared(addr) {
+            return self.end_shared_tracking(addr, then);
+        }
+        let _blocked = Blocked::all();
+        let _inside = self.gate.enter();
+        let _turn = self.track.turn.lock();
+        then();
+        for unit in self.units_of(addr, len) {
+            self.forget_writes(unit);
+        }
+    }
+}

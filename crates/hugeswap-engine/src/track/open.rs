@@ -1,0 +1,229 @@
+//! Message mode: units that can be written without a fault, and the sums of what they held before.
+//!
+//! There memory that comes into place is writable from the first moment on, and what the kernel and devices write through a hold
+//! that they took before it was protected makes no fault. Such a unit is *open*: beside it stand the sums of its pages, of what it held when it
+//! became so, and a page with another sum now was written. Where pages are told apart it becomes open with its first write in an epoch, too, instead of going over to base pages.
+//!
+//! A unit is open only while it is present. Who takes it away, or protects it for an epoch, stamps what differs first, when nobody
+//! can write to it any more; who asks what was written has it stamped as well, and it stays open.
+//!
+//! Concurrency: all but [`Engine::is_open`] is done under the unit's lock. A page's sum of while it is being written is as good as any: whoever has written
+//! before the caller began to look is seen, and later ones are by the next look. What differs was written since the last epoch began, for each begins with none open. The rules
+//! of the fault path hold.
+
+use super::{PAGES, Track};
+use crate::checksum::{self, SumKey, Sums};
+use crate::engine::Engine;
+use crate::zeroed::FromZeros;
+use hugeswap_policy::unit::{Kind, LOCKED, WRITABLE, Word};
+use hugeswap_sys::signal::Blocked;
+use std::ops::Range;
+use std::sync::atomic::AtomicU64;
+use std::sync::atomic::Ordering::{Acquire, Relaxed, Release};
+
+static ZEROS: [u8; super::PAGE] = [0; super::PAGE];
+
+/// What a unit holds before it can be written.
+#[derive(Clone, Copy)]
+pub(crate) enum Held {
+    /// Nothing.
+    Zeros,
+    /// The same as its place in swap.
+    AsStored(Word),
+    /// What stands at an address now.
+    At(usize),
+}
+
+/// What each page of a unit held when it became open.
+pub(super) struct HeldSums(Sums);
+
+// SAFETY: atomics only; zeros are valid.
+unsafe impl FromZeros for HeldSums {}
+
+impl Track {
+    fn sums_of(&self, unit: u32) -> Option<&Sums> {
+        let sums = self.tables.get()?.held.get(unit as usize)?;
+        Some(&sums.0)
+    }
+
+    /// The sum of a page of zeros.
+    fn zero_sum(&self, key: &SumKey) -> u64 {
+        let known = self.zero_sum.load(Relaxed);
+        if known != 0 {
+            return known;
+        }
+        let mut sum = [0];
+        checksum::fill(key, &ZEROS, &mut sum);
+        self.zero_sum.store(sum[0], Relaxed);
+        sum[0]
+    }
+}
+
+impl Engine {
+    /// May what was written to `unit` be known by its sums only?
+    pub(crate) fn is_open(&self, unit: u32) -> bool {
+        let stamps = self.track.of(unit);
+        stamps.is_some_and(|s| s.open.load(Acquire) != 0)
+    }
+
+    /// A locked unit's memory is about to come into place, where it can be written if `writable`; it is brought for a write if `write`.
+    pub(crate) fn note_arrival(&self, unit: u32, write: bool, held: Held) {
+        if self.mover().arrives_clean() || write && !self.tracks_pages(unit) {
+            return self.note_written(unit);
+        }
+        self.open_for_writes(unit, held);
+    }
+
+    /// A locked, present unit is about to be writable, if it is not, for a write to it.
+    pub(crate) fn note_access(&self, unit: u32, w: Word) {
+        if self.mover().arrives_clean() || !self.tracks_pages(unit) {
+            return self.note_written(unit);
+        }
+        if self.is_open(unit) {
+            return;
+        }
+        match w.has(WRITABLE) {
+            // What it held nobody knows.
+            true => self.note_written(unit),
+            false => self.open_for_writes(unit, Held::At(self.table.addr(unit))),
+        }
+    }
+
+    /// A locked, stamped unit is not told from one that is writable, though its word does not say so.
+    pub(crate) fn note_half_protected(&self, unit: u32) {
+        if let Some(stamps) = self.track.of(unit) {
+            stamps.open.store(1, Release);
+        }
+    }
+
+    /// What a locked unit held is given up; who does that stamps it.
+    pub(crate) fn forget_open(&self, unit: u32) {
+        if let Some(stamps) = self.track.of(unit) {
+            stamps.open.store(0, Release);
+        }
+    }
+
+    /// A locked, present unit that nobody can write to is about to be taken away. If that fails on the way, it may have become writable.
+    pub(crate) fn note_leaving(&self, unit: u32, held: Held) {
+        if !self.mover().arrives_clean() && !self.is_open(unit) {
+            self.open_for_writes(unit, held);
+        }
+    }
+
+    /// A locked unit has been taken away, or protected, and holds this.
+    pub(crate) fn note_left(&self, unit: u32, held: Held) {
+        if let Some(stamps) = self.track.of(unit).filter(|_| self.is_open(unit)) {
+            self.compare(unit, held, stamps.since.load(Relaxed));
+            stamps.open.store(0, Release);
+        }
+    }
+
+    /// The same of one that is protected as the epoch after `last` begins.
+    pub(super) fn close_for_epoch(&self, unit: u32, last: u32) {
+        if let Some(stamps) = self.track.of(unit).filter(|_| self.is_open(unit)) {
+            self.compare(unit, Held::At(self.table.addr(unit)), last);
+            stamps.open.store(0, Release);
+        }
+    }
+
+    /// Stamps what has been written to the units of a range and is known by their sums only. For threads of the program, which hold nothing.
+    pub fn look_for_writes(&self, addr: usize, len: usize) {
+        if self.mover().arrives_clean() || self.track.tables.get().is_none() {
+            return;
+        }
+        let _blocked = Blocked::all();
+        let _inside = self.gate.enter();
+        self.units_of(addr, len).for_each(|unit| {
+            while !self.try_look_for_writes(unit) {
+                // It may be in place already, and be written to.
+                self.table.wait_locked(unit);
+            }
+        });
+    }
+
+    /// The same of one unit, for who is inside the gate. False: somebody else has its lock, and nothing is done.
+    pub(crate) fn try_look_for_writes(&self, unit: u32) -> bool {
+        if !self.is_open(unit) {
+            return true;
+        }
+        let present = |w: Word| w.kind() == Kind::Present;
+        let Some(w) = self.table.try_lock_if(unit, present) else {
+            // If it is not present, who gave it up has stamped it.
+            return !self.table.load(unit).has(LOCKED);
+        };
+        if let Some(stamps) = self.track.of(unit).filter(|_| self.is_open(unit)) {
+            let at = self.table.addr(unit);
+            self.compare(unit, Held::At(at), stamps.since.load(Relaxed));
+        }
+        self.table.unlock(unit, w);
+        true
+    }
+
+    fn open_for_writes(&self, unit: u32, held: Held) {
+        let Some(stamps) = self.track.of(unit) else {
+            return;
+        };
+        let Some(sums) = self.track.sums_of(unit) else {
+            return self.note_written(unit);
+        };
+        let known = self.each_sum(held, |page, sum| {
+            if let Some(s) = sums.get(page) {
+                s.store(sum, Relaxed);
+            }
+        });
+        if !known {
+            self.note_written(unit);
+        }
+        stamps.open.store(1, Release);
+    }
+
+    /// Stamps what differs from the sums of an open unit.
+    fn compare(&self, unit: u32, held: Held, stamp: u32) {
+        let (Some(stamps), Some(sums)) = (self.track.of(unit), self.track.sums_of(unit)) else {
+            return;
+        };
+        if stamps.whole.load(Relaxed) >= stamp {
+            return;
+        }
+        let mut run = 0..0;
+        let note = |run: &Range<usize>| self.stamp_pages(unit, run.clone(), stamp);
+        let known = self.each_sum(held, |page, sum| {
+            if sums.get(page).is_some_and(|s| s.load(Relaxed) == sum) {
+                return;
+            }
+            if run.end != page {
+                note(&run);
+                run.start = page;
+            }
+            run.end = page + 1;
+        });
+        note(if known { &run } else { &(0..PAGES) });
+    }
+
+    /// Calls `each` with the sums of the pages of what a unit holds; false if they are not known.
+    fn each_sum(&self, held: Held, mut each: impl FnMut(usize, u64)) -> bool {
+        match held {
+            Held::Zeros => {
+                let zero = self.track.zero_sum(&self.key);
+                (0..PAGES).for_each(|page| each(page, zero));
+            }
+            Held::AsStored(w) => {
+                let sums = self.pool.slot_sums();
+                let Some(sums) = w.slot().and_then(|s| sums.get(s as usize)) else {
+                    return false;
+                };
+                for (page, sum) in sums.iter().enumerate() {
+                    each(page, AtomicU64::load(sum, Acquire));
+                }
+            }
+            Held::At(at) => {
+                // SAFETY: the caller has the unit locked, and what it holds is there. If somebody writes to it meanwhile, either sum will do (see the file's head).
+                checksum::sums(&self.key, unsafe { self.bytes(at) }, |page, sum| {
+                    each(page, sum);
+                    true
+                });
+            }
+        }
+        true
+    }
+}
