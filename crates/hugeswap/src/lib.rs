@@ -24,23 +24,34 @@
 
 mod file;
 mod group;
+mod pagemap;
 mod region;
+mod shared;
+mod snapshot;
 mod stats;
 mod swap;
+mod track;
 
 pub use group::{Group, GroupStats};
 pub use hugeswap_engine::FileMode;
+pub use hugeswap_engine::TrackError;
 pub use hugeswap_engine::groups::GroupError;
 pub use hugeswap_engine::pool::Room;
 pub use hugeswap_engine::pool::{FaultMode, ScrubReport, SwapSpec};
+pub use hugeswap_engine::shared::SharedError;
 pub use hugeswap_policy::advisor::advice::{Advice as BudgetAdvice, Point as BudgetPoint};
 pub use hugeswap_policy::knobs;
+pub use hugeswap_policy::pagemap::{Categories, Filter, State as PageState, SwapPlace};
+pub use pagemap::{PageRange, Pagemap};
 pub use region::{Advice, Pin, Region};
+pub use snapshot::{Snapshot, SnapshotError};
 pub use stats::Stats;
 pub use swap::{SwapArea, SwapOffError};
+pub use track::{Epoch, Granularity};
 
 use hugeswap_engine::pool::{self, PoolConfig};
 use hugeswap_engine::{Engine, EngineConfig, EngineError};
+use hugeswap_policy::shared::Nonsense;
 use std::path::PathBuf;
 use std::sync::Arc;
 
@@ -108,6 +119,50 @@ pub enum Error {
         /// How long it is, bytes.
         len: usize,
     },
+    /// A part of 2 MiB could not be given up: it had to be in memory for that, and neither memory nor swap was left. Some of the range may be as it was.
+    #[error(
+        "bytes {offset}..+{len} of the region could not all be discarded, for memory and swap are full: discard whole units of 2 MiB, or give more swap"
+    )]
+    NotDiscarded {
+        /// Where the range starts, bytes.
+        offset: usize,
+        /// How long it is, bytes.
+        len: usize,
+    },
+    /// Pages could not be marked.
+    #[error("pages cannot be marked: {0}")]
+    Marker(&'static str),
+    /// A guard is in the way.
+    #[error("bytes {offset}..+{len} of the region meet a guard: Advice::Unguard removes it")]
+    Guard {
+        /// Where the range starts, bytes.
+        offset: usize,
+        /// How long it is, bytes.
+        len: usize,
+    },
+    /// A shared region could not be had.
+    #[error("no shared region: {0}")]
+    Shared(#[from] SharedError),
+    /// What cannot be done with shared memory.
+    #[error("{0}: not with a shared region")]
+    NotShared(&'static str),
+    /// Another process that has the shared region holds a part of it, and does not go on.
+    #[error("another process of the pool, stopped or hanging, holds a part of the shared region")]
+    Stuck,
+    /// What the pool's segment says of a shared region's pages cannot be: another process has damaged it.
+    #[error("what the pool says of the shared region makes no sense: {0}")]
+    Segment(#[from] Nonsense),
+    /// Writes cannot be tracked.
+    #[error(transparent)]
+    Track(#[from] TrackError),
+    /// A snapshot could not be made or used.
+    #[error(transparent)]
+    Snapshot(#[from] SnapshotError),
+    /// An epoch that says nothing.
+    #[error(
+        "the epoch is another region's, or tracking was stopped since it began: begin one with Region::track_writes"
+    )]
+    Epoch,
     /// The range could not be brought into memory.
     #[error("memory could not be brought in: {0}")]
     BringIn(std::io::Error),
@@ -126,6 +181,8 @@ pub struct Builder {
 }
 
 impl Builder {
+    pub(crate) const WINDOW: usize = 1 << 40;
+
     /// The budget in bytes: managed memory in use never exceeds it. Rounded down to 2 MiB.
     pub fn memory(mut self, bytes: u64) -> Self {
         self.memory = Some(bytes);
@@ -224,7 +281,7 @@ impl Pool {
             swap: Vec::new(),
             fault_mode: FaultMode::Auto,
             settings: Vec::new(),
-            window: 1 << 40,
+            window: Builder::WINDOW,
             error: None,
         }
     }

@@ -11,6 +11,10 @@ use hugeswap_policy::vmscan::PageKind;
 pub struct Stats {
     /// Managed memory in use now, arena included, bytes.
     pub resident_bytes: u64,
+    /// Memory that nobody uses, bytes: the rest of the budget, and what this process holds and does not use.
+    pub free_bytes: u64,
+    /// Of that, what is free in whole units of 2 MiB.
+    pub free_huge_bytes: u64,
     /// Of this process's anonymous memory in memory, what is on the active list, bytes.
     pub active_anon_bytes: u64,
     /// The rest of that, bytes.
@@ -61,9 +65,12 @@ impl Stats {
     pub(crate) fn of(engine: &Engine) -> Stats {
         let pool = engine.pool();
         let (r, swap) = (pool.report(), pool.swap_usage());
+        let (free_bytes, free_huge_bytes) = engine.free_bytes();
         let listed = |kind, active| engine.listed_bytes(kind, active);
         Stats {
             resident_bytes: pool.used_frames() * UNIT_BYTES,
+            free_bytes,
+            free_huge_bytes,
             swap_bytes: swap.clusters * UNIT_BYTES,
             swap_used_bytes: swap.used_bytes(),
             swap_free_bytes: swap.free * UNIT_BYTES,

@@ -65,6 +65,18 @@ pub enum SwapOffError {
         /// What is still there, bytes.
         left: u64,
     },
+    /// It was to be kept on, since not all of it can be read.
+    #[error(
+        "swap area {area} stays on, with {left} bytes in it: {pages} pages cannot be read; Pool::swap_off_losing gives them up"
+    )]
+    Unreadable {
+        /// Which.
+        area: usize,
+        /// What is still there, bytes.
+        left: u64,
+        /// Pages of 4 KiB that could not be read, and are nowhere else.
+        pages: u64,
+    },
 }
 
 impl Pool {
@@ -81,32 +93,54 @@ impl Pool {
 
     /// Takes a swap area off: what it holds is moved to the others, and to memory where those are full. Returns when it is empty and gone.
     /// `go_on` is told the bytes that are left, some times a second; if it says false, the area stays on. Nothing is begun
-    /// if there is too little room. What cannot be read stays, so that the area would not become empty.
+    /// if there is too little room. What cannot be read stays, and is tried again and again, so that the area would not become empty.
     ///
     /// Threads that use the pool go on meanwhile; who faults on a unit that is just being moved waits for that.
     pub fn swap_off(
         &self,
         area: usize,
-        mut go_on: impl FnMut(u64) -> bool,
+        go_on: impl FnMut(u64) -> bool,
     ) -> Result<(), SwapOffError> {
+        self.end_area(area, false, go_on).map(drop)
+    }
+
+    /// [`Pool::swap_off`], but what cannot be read is given up, also if the device would give it back later: it is lost, and touching it is
+    /// SIGBUS. How many pages of 4 KiB that was; in message mode each costs its unit of 512.
+    pub fn swap_off_losing(
+        &self,
+        area: usize,
+        go_on: impl FnMut(u64) -> bool,
+    ) -> Result<u64, SwapOffError> {
+        self.end_area(area, true, go_on)
+    }
+
+    fn end_area(
+        &self,
+        area: usize,
+        lose: bool,
+        mut go_on: impl FnMut(u64) -> bool,
+    ) -> Result<u64, SwapOffError> {
         let pool = self.inner.engine.pool();
         let room = pool.room_for(area).ok_or(SwapOffError::NoArea(area))?;
         if !room.suffices() {
             return Err(SwapOffError::NoRoom { area, room });
         }
         let engine = self.inner.engine;
-        if !engine.take_area_off(area) && !self.swap_areas().iter().any(|a| a.index == area) {
+        if !engine.take_area_off(area, lose) && !self.swap_areas().iter().any(|a| a.index == area) {
             return Err(SwapOffError::NoArea(area));
         }
         loop {
             let areas = self.swap_areas();
             let Some(now) = areas.iter().find(|a| a.index == area && a.draining) else {
                 engine.close_past_areas();
-                return Ok(());
+                return Ok(pool.lost_in(area));
             };
             let left = now.used_bytes;
             if !go_on(left) && engine.keep_area_on(area) {
-                return Err(SwapOffError::Interrupted { area, left });
+                return Err(match pool.unreadable_in(area) {
+                    0 => SwapOffError::Interrupted { area, left },
+                    pages => SwapOffError::Unreadable { area, left, pages },
+                });
             }
             std::thread::sleep(LOOK);
         }
