@@ -1,9 +1,10 @@
 //! Areas of every kind, and what befalls them from outside.
 
 use crate::Test;
-use crate::files::apart;
 use crate::util::*;
-use hugeswap::{Builder, Pool, SwapSpec};
+use hugeswap::{Builder, Pool, SwapOffError, SwapSpec};
+use hugeswap_sys::fs;
+use std::os::fd::AsRawFd;
 use std::os::unix::fs::PermissionsExt;
 use std::os::unix::process::ExitStatusExt;
 use std::path::{Path, PathBuf};
@@ -21,7 +22,16 @@ pub const TESTS: &[Test] = &[
     ),
     ("full_at_every_step_of_growth", full_at_every_step_of_growth),
     ("a_disk_that_others_fill", a_disk_that_others_fill),
+    (
+        "areas_on_one_disk_share_its_space",
+        areas_on_one_disk_share_its_space,
+    ),
     ("nearly_full_is_noticed_once", nearly_full_is_noticed_once),
+    (
+        "what_comes_next_is_initialised_once",
+        what_comes_next_is_initialised_once,
+    ),
+    ("nobody_meets_the_initialiser", nobody_meets_the_initialiser),
     (
         "a_file_made_shorter_is_sigbus",
         a_file_made_shorter_is_sigbus,
@@ -58,18 +68,6 @@ fn a_second_process_grows_its_own_part() {
     assert!(bytes < 640 << 20, "{} MiB", bytes >> 20);
 }
 
-fn counter(pool: &Pool, name: &str) -> u64 {
-    let all = pool.stats().counters;
-    all.iter().find(|c| c.0 == name).unwrap().1
-}
-
-/// Nobody has seen an error, and nothing is lost.
-fn no_harm(pool: &Pool) {
-    for name in ["swap_write_error", "swap_read_error", "hwpoison"] {
-        assert_eq!(counter(pool, name), 0, "{name}");
-    }
-}
-
 /// The disk is full at any place of a step of growth: the next area is used, and only when all are full is swap full.
 fn full_at_every_step_of_growth() {
     for mib in [40, 46, 50, 62, 66] {
@@ -92,48 +90,68 @@ fn full_at_every_step_of_growth() {
     }
 }
 
-/// A file system of so many MiB, which goes with this process however that ends.
-fn small_disk(mib: usize) -> Option<PathBuf> {
-    let dir = format!("/var/tmp/hugeswap-disk-{}", std::process::id());
-    let image = format!("{dir}.img");
-    // SAFETY: a namespace of our own; the mounts in it are nobody else's, and made private before any is made.
-    let alone = unsafe {
-        libc::unshare(libc::CLONE_NEWNS) == 0
-            && libc::mount(
-                c"none".as_ptr(),
-                c"/".as_ptr(),
-                std::ptr::null(),
-                libc::MS_REC | libc::MS_PRIVATE,
-                std::ptr::null(),
-            ) == 0
-    };
-    if !alone {
-        return None;
+/// A file system of so many MiB. The mount goes with this process however that ends, and its place with this.
+struct SmallDisk(PathBuf);
+
+impl SmallDisk {
+    /// Ends the test as skipped where none can be made.
+    fn new(mib: usize) -> SmallDisk {
+        let why = "no file system can be made and mounted here";
+        // SAFETY: a namespace of our own; the mounts in it are nobody else's, and made private before any is made.
+        let alone = unsafe {
+            libc::unshare(libc::CLONE_NEWNS) == 0
+                && libc::mount(
+                    c"none".as_ptr(),
+                    c"/".as_ptr(),
+                    std::ptr::null(),
+                    libc::MS_REC | libc::MS_PRIVATE,
+                    std::ptr::null(),
+                ) == 0
+        };
+        if !alone {
+            skip(why);
+        }
+        let dir = format!("/var/tmp/hugeswap-disk-{}", std::process::id());
+        let image = format!("{dir}.img");
+        std::fs::create_dir(&dir).unwrap();
+        let disk = SmallDisk(PathBuf::from(&dir));
+        let file = std::fs::File::create_new(&image).unwrap();
+        file.set_len((mib * MIB) as u64).unwrap();
+        let does = |program: &str, args: &[&str]| {
+            let done = Command::new(program).args(args).output();
+            done.is_ok_and(|o| o.status.success())
+        };
+        let mounted = does(
+            "mkfs.ext4",
+            &["-q", "-O", "^has_journal", "-m", "0", &image],
+        ) && does("mount", &["-o", "loop", &image, &dir]);
+        // What is mounted keeps it.
+        std::fs::remove_file(&image).unwrap();
+        if !mounted {
+            drop(disk);
+            skip(why);
+        }
+        disk
     }
-    std::fs::create_dir(&dir).unwrap();
-    let file = std::fs::File::create_new(&image).unwrap();
-    file.set_len((mib * MIB) as u64).unwrap();
-    let does = |program: &str, args: &[&str]| {
-        let done = Command::new(program).args(args).output();
-        done.is_ok_and(|o| o.status.success())
-    };
-    let mounted = does(
-        "mkfs.ext4",
-        &["-q", "-O", "^has_journal", "-m", "0", &image],
-    ) && does("mount", &["-o", "loop", &image, &dir]);
-    // What is mounted keeps it.
-    std::fs::remove_file(&image).unwrap();
-    if !mounted {
-        std::fs::remove_dir(&dir).unwrap();
+
+    fn free_bytes(&self) -> u64 {
+        let there = std::fs::File::open(&self.0).unwrap();
+        fs::file_system(there.as_raw_fd()).unwrap().free_bytes
     }
-    mounted.then(|| dir.into())
+}
+
+impl Drop for SmallDisk {
+    fn drop(&mut self) {
+        // From here at once, although threads that are about to end may have something open there.
+        let _ = Command::new("umount").arg("--lazy").arg(&self.0).output();
+        let gone = std::fs::remove_dir(&self.0);
+        assert!(gone.is_ok() || std::thread::panicking(), "{gone:?}");
+    }
 }
 
 /// Somebody else fills the disk of one area while it grows, and frees it again.
 fn a_disk_that_others_fill() {
-    let Some(dir) = small_disk(160) else {
-        skip("no file system can be made and mounted here");
-    };
+    let disk = SmallDisk::new(160);
     let area = |path: &Path, mib: u64| {
         let mut spec = SwapSpec::new(path);
         spec.size = Some(mib << 20);
@@ -141,7 +159,7 @@ fn a_disk_that_others_fill() {
     };
     let first = SwapSpec {
         priority: 5,
-        ..area(&dir, 128)
+        ..area(&disk.0, 128)
     };
     let pool = Pool::builder()
         .memory(32 << 20)
@@ -150,24 +168,19 @@ fn a_disk_that_others_fill() {
         .build()
         .unwrap();
     let r = pool.region(180 * MIB).unwrap();
-    let others = std::fs::File::create(dir.join("others")).unwrap();
-    use std::os::fd::AsRawFd;
+    let others = std::fs::File::create(disk.0.join("others")).unwrap();
     // All but 21 MiB, after what was written to measure.
-    let free = hugeswap_sys::fs::file_system(others.as_raw_fd())
-        .unwrap()
-        .free_bytes;
-    hugeswap_sys::fs::allocate(others.as_raw_fd(), 0, free - (21 << 20)).unwrap();
+    let free = disk.free_bytes();
+    fs::allocate(others.as_raw_fd(), 0, free - (21 << 20)).unwrap();
     for g in 0..2 {
         fill(&r, g);
         check(&r, g);
     }
     no_harm(&pool);
-    let used = |path: &Path| {
-        hugeswap_sys::fs::file_system(std::fs::File::open(path).unwrap().as_raw_fd())
-            .unwrap()
-            .free_bytes
-    };
-    assert!(used(&dir) < 4 << 20, "it did not take what there was");
+    assert!(
+        disk.free_bytes() < 4 << 20,
+        "it did not take what there was"
+    );
     others.set_len(0).unwrap();
     std::thread::sleep(std::time::Duration::from_secs(3));
     for g in 2..4 {
@@ -176,9 +189,50 @@ fn a_disk_that_others_fill() {
     }
     no_harm(&pool);
     drop((r, pool, others));
-    // The mount goes with the process; its place does not.
-    Command::new("umount").arg(&dir).status().unwrap();
-    std::fs::remove_dir(&dir).unwrap();
+}
+
+/// Each may take all that is free there; together they cannot.
+fn areas_on_one_disk_share_its_space() {
+    let disk = SmallDisk::new(200);
+    let area = |priority| {
+        let mut spec = SwapSpec::new(&disk.0);
+        spec.size = Some(160 << 20);
+        spec.priority = priority;
+        spec
+    };
+    let before = disk.free_bytes() as usize;
+    let pool = Pool::builder()
+        .memory(32 << 20)
+        .swap_area(area(5))
+        .swap_area(area(0))
+        .build()
+        .unwrap();
+    // What could not be held is not promised.
+    assert!(pool.region(before + 33 * MIB).is_err());
+    let r = pool.region(before - 40 * MIB).unwrap();
+    fill(&r, 1);
+    check(&r, 1);
+    // The other one has no room for what the first holds: there is less left on the disk.
+    let held = pool.swap_areas()[0].used_bytes;
+    let refused = pool.swap_off(0, |_| true).unwrap_err();
+    let SwapOffError::NoRoom { room, .. } = refused else {
+        panic!("{refused}");
+    };
+    assert!(
+        held > 80 << 20 && room.elsewhere <= disk.free_bytes(),
+        "{room:?}"
+    );
+    // Nearly full is the disk, not the sum of the areas.
+    let all = pool.region(60 * MIB).unwrap();
+    let mut g = 1;
+    until("swap is nearly full", || {
+        g += 1;
+        fill(&all, g);
+        check(&r, 1);
+        counter(&pool, "swap_soft_full") > 0
+    });
+    no_harm(&pool);
+    drop((r, all, pool));
 }
 
 /// When nine tenths of swap are in use, that is counted once.
@@ -204,6 +258,102 @@ fn nearly_full_is_noticed_once() {
         std::thread::sleep(std::time::Duration::from_millis(100));
     }
     assert_eq!(counter(&pool, "swap_soft_full"), 1);
+}
+
+/// Skips the test where the file system writes elsewhere each time, or does not tell.
+fn need_unwritten_extents() {
+    let dir = std::fs::File::open("/var/tmp").unwrap();
+    let magic = fs::file_system(dir.as_raw_fd()).unwrap().magic;
+    if ![0xef53, 0x5846_5342].contains(&magic) {
+        skip("neither ext4 nor xfs");
+    }
+}
+
+/// Bytes of the only swap file that were allocated, and of those never written.
+fn allocated_and_unwritten() -> (u64, u64) {
+    let (mut all, mut unwritten) = (0, 0);
+    for e in hugeswap_sys::fiemap::extents(swap_fds()[0]) {
+        let e = e.unwrap();
+        all += e.length;
+        unwritten += if e.unwritten() { e.length } else { 0 };
+    }
+    (all, unwritten)
+}
+
+fn what_comes_next_is_initialised_once() {
+    need_unwritten_extents();
+    let pool = builder(32).build().unwrap();
+    let mut r = pool.region(48 * MIB).unwrap();
+    fill(&r, 1);
+    page_out(&mut r);
+    std::thread::sleep(std::time::Duration::from_millis(700));
+    assert_eq!(counter(&pool, "swap_initialised"), 0, "it is off");
+    let (_, before) = allocated_and_unwritten();
+    assert!(before >= 16 << 20, "{before}");
+    pool.set("swap.initialise=on").unwrap();
+    let start = std::time::Instant::now();
+    let (mut last, mut same) = (0, 0);
+    while same < 20 {
+        assert!(start.elapsed().as_secs() < 60, "it does not end");
+        std::thread::sleep(std::time::Duration::from_millis(50));
+        let now = counter(&pool, "swap_initialised");
+        same = if now == last && now > 0 { same + 1 } else { 0 };
+        last = now;
+    }
+    // As much as is in use, and no more.
+    let used = pool.stats().swap_used_bytes;
+    assert!(last * 4096 <= used.min(64 << 20), "{last} pages of {used}");
+    let (_, after) = allocated_and_unwritten();
+    assert!(after <= before - last * 4096, "{before}, {after}, {last}");
+    // All of that is used next, and was in nobody's way.
+    let s = pool.region(40 * MIB).unwrap();
+    fill(&s, 2);
+    check(&r, 1);
+    check(&s, 2);
+    drop((r, s));
+    pool.set("swap.initialise=off").unwrap();
+    // It waits for who is at it.
+    assert_eq!(pool.audit(), Ok(()));
+    assert_eq!(pool.stats().swap_used_bytes, 0);
+}
+
+/// Areas come and go, children are forked and units leave, while slots are initialised.
+fn nobody_meets_the_initialiser() {
+    need_unwritten_extents();
+    let area = || {
+        let mut spec = SwapSpec::new("/var/tmp");
+        spec.size = Some(512 << 20);
+        spec
+    };
+    let pool = Pool::builder()
+        .memory(32 << 20)
+        .swap_area(area())
+        .set("swap.initialise=on")
+        .set("debug.storm=2000")
+        .build()
+        .unwrap();
+    let r = pool.region(96 * MIB).unwrap();
+    let mut now = 0;
+    for g in 0..6 {
+        fill(&r, g);
+        let kid = child(|| {
+            check(&r, g);
+            fill(&r, g + 100);
+            check(&r, g + 100);
+        });
+        let next = pool.swap_on(&area()).unwrap();
+        check(&r, g);
+        ended_well(kid);
+        pool.swap_off(now, |_| true).unwrap();
+        check(&r, g);
+        now = next;
+    }
+    no_harm(&pool);
+    println!("{} pages", counter(&pool, "swap_initialised"));
+    drop(r);
+    pool.set("swap.initialise=off").unwrap();
+    assert_eq!(pool.audit(), Ok(()));
+    assert_eq!(pool.stats().swap_used_bytes, 0);
 }
 
 /// A sparse file of so many MiB that only we may read; removed at the end.
@@ -283,7 +433,7 @@ fn a_device_is_swapped_to() {
 
 fn a_file_made_shorter_is_sigbus() {
     let swap = Swap::new(256);
-    let status = apart(|| {
+    let status = in_child(|| {
         let pool = on(&swap.0).build().unwrap();
         let r = pool.region(128 * MIB).unwrap();
         fill(&r, 1);

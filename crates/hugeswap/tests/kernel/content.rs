@@ -20,6 +20,7 @@ pub const TESTS: &[Test] = &[
         "readahead_goes_on_without_base_pages",
         readahead_goes_on_without_base_pages,
     ),
+    ("readahead_changes_in_use", readahead_changes_in_use),
     ("pins_hold", pins_hold),
     ("budget_holds", budget_holds),
     ("many_regions_share_units", many_regions_share_units),
@@ -27,7 +28,12 @@ pub const TESTS: &[Test] = &[
 
 fn four_times_the_budget() {
     both_modes(|mode| {
-        let pool = builder(64).fault_mode(mode).build().unwrap();
+        // All of it whole: first touches wait for huge pages.
+        let pool = builder(64)
+            .fault_mode(mode)
+            .set("thp.defrag=always")
+            .build()
+            .unwrap();
         let r = pool.region(256 * MIB).unwrap();
         for g in 0..3 {
             fill(&r, g);
@@ -159,12 +165,28 @@ fn readahead_goes_on_without_base_pages() {
     fill(&r, 1);
     check(&r, 1);
     check(&r, 1);
-    let s = pool.stats();
-    let ahead = s.counters.iter().find(|(n, _)| *n == "swap_ra").unwrap().1;
+    let ahead = counter(&pool, "swap_ra");
     assert!(
         ahead > 100,
         "{ahead} units read ahead in two passes over 128"
     );
+}
+
+fn readahead_changes_in_use() {
+    let pool = builder(32).set("thp.swapin=always").build().unwrap();
+    let r = pool.region(256 * MIB).unwrap();
+    let ahead = || {
+        let before = counter(&pool, "swap_ra");
+        check(&r, 1);
+        check(&r, 1);
+        counter(&pool, "swap_ra") - before
+    };
+    fill(&r, 1);
+    assert!(ahead() > 100);
+    pool.set("readahead.max=0").unwrap();
+    assert_eq!(ahead(), 0);
+    pool.set("readahead.max=8").unwrap();
+    assert!(ahead() > 100);
 }
 
 fn pins_hold() {

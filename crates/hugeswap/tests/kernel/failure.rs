@@ -2,10 +2,12 @@
 
 use crate::Test;
 use crate::util::*;
-use hugeswap::{Pool, SwapSpec};
+use hugeswap::{Advice, Error, FaultMode, Pool, SwapSpec};
 use std::os::fd::{FromRawFd, IntoRawFd};
 use std::os::unix::fs::FileExt;
 use std::os::unix::process::ExitStatusExt;
+use std::sync::atomic::AtomicBool;
+use std::sync::atomic::Ordering::Relaxed;
 
 pub const TESTS: &[Test] = &[
     ("corrupt_swap_is_sigbus", corrupt_swap_is_sigbus),
@@ -25,7 +27,16 @@ pub const TESTS: &[Test] = &[
         "a_full_area_gives_way_to_another",
         a_full_area_gives_way_to_another,
     ),
+    ("no_room_is_no_error", no_room_is_no_error),
     ("no_room_anywhere_is_sigbus", no_room_anywhere_is_sigbus),
+    (
+        "discarded_without_memory_is_said_or_zero",
+        discarded_without_memory_is_said_or_zero,
+    ),
+    (
+        "a_copy_that_finds_its_place_marked_is_kept",
+        a_copy_that_finds_its_place_marked_is_kept,
+    ),
     ("handler_allocates_nothing", handler_allocates_nothing),
 ];
 
@@ -220,9 +231,29 @@ fn a_full_area_gives_way_to_another() {
         .build()
         .unwrap();
     three_rounds(&pool, 140 * MIB);
-    // That is no error.
-    assert_eq!(counter(&pool, "swap_write_error"), 0);
-    assert_eq!(counter(&pool, "hwpoison"), 0);
+    no_harm(&pool);
+}
+
+/// kswapd would like to write more than there is room for, of whole units and of base pages.
+fn no_room_is_no_error() {
+    need_pages();
+    for way in ["always", "never"] {
+        let pool = builder(64)
+            .set(&format!("thp.enabled={way}"))
+            .set("debug.swap_space=4M")
+            .build()
+            .unwrap();
+        // It is all in memory, of which some is to be kept free.
+        let r = pool.region(62 * MIB).unwrap();
+        let mut g = 0;
+        until("it tries", || {
+            fill(&r, g);
+            check(&r, g);
+            g += 1;
+            g >= 2 && pool.stats().swap_used_bytes > 0
+        });
+        no_harm(&pool);
+    }
 }
 
 fn no_room_anywhere_is_sigbus() {
@@ -305,4 +336,98 @@ fn handler_allocates_nothing() {
     check(&r, 4);
     let s = pool.stats();
     assert!(s.pswpin > 0 && s.stalls + s.pswpout > 0);
+}
+
+/// To give up a part of a unit takes memory where units come whole or not at all.
+fn discarded_without_memory_is_said_or_zero() {
+    both_modes(|mode| {
+        let pool = builder(16)
+            .fault_mode(mode)
+            .set(&format!("debug.swap_space={}", 32 * MIB))
+            .build()
+            .unwrap();
+        let mut r = pool.region(64 * MIB).unwrap();
+        let mut page = [0; 4096];
+        // Until memory and swap are full.
+        let full = (0..r.len()).step_by(4096).find(|&at| {
+            for (i, w) in page.chunks_exact_mut(8).enumerate() {
+                w.copy_from_slice(&value(at / 8 + i, 1).to_ne_bytes());
+            }
+            r.write_at(at, &page).is_err()
+        });
+        let full = full.expect("less fits in") / UNIT * UNIT;
+        let away = (0..full).step_by(UNIT).find(|&at| !r.is_resident(at));
+        let away = away.unwrap() + 7 * 4096;
+        let done = r.advise(away, 5 * 4096, Advice::DontNeed);
+        assert!(
+            matches!(done, Ok(()) | Err(Error::NotDiscarded { .. })),
+            "{done:?}"
+        );
+        // The last ones make room.
+        r.advise(full - 4 * UNIT, r.len() - full + 4 * UNIT, Advice::DontNeed)
+            .unwrap();
+        let mut bytes = [0; 5 * 4096];
+        r.read_at(away, &mut bytes).unwrap();
+        for (i, w) in bytes.chunks_exact(8).enumerate() {
+            let (w, at) = (u64::from_ne_bytes(w.try_into().unwrap()), away / 8 + i);
+            let old = done.is_err() && w == value(at, 1);
+            assert!(w == 0 || old, "word {at}: {w:x}, {done:?}");
+        }
+    });
+}
+
+/// Message mode: a page is marked at any moment, as after a fault that found no memory, also between a shared frame that is taken away and its
+/// copy that takes its place.
+fn a_copy_that_finds_its_place_marked_is_kept() {
+    let pool = match builder(64).fault_mode(FaultMode::Message).build() {
+        Ok(pool) => pool,
+        Err(e) => skip(&format!("no message mode: {e}")),
+    };
+    let mut r = pool.region(24 * MIB).unwrap();
+    let (uffd, base, end) = (userfaultfd(), r.as_ptr() as usize, r.len());
+    for round in 0..20 {
+        // What is marked becomes usable again.
+        r.advise(0, end, Advice::DontNeed).unwrap();
+        fill(&r, round);
+        let kid = child(|| check(&r, round));
+        let stop = AtomicBool::new(false);
+        std::thread::scope(|s| {
+            s.spawn(|| {
+                for page in (0..end).step_by(UNIT).cycle() {
+                    if stop.load(Relaxed) {
+                        break;
+                    }
+                    let _ = hugeswap_sys::uffd::poison(uffd, base + page, 4096);
+                }
+            });
+            for at in (0..r.len()).step_by(UNIT) {
+                let _ = r.write_at(at, &value(at / 8, round).to_ne_bytes());
+            }
+            stop.store(true, Relaxed);
+        });
+        // What is marked can be lost; nothing else may be read than was written.
+        let mut bytes = [0; 4096];
+        for at in (0..r.len()).step_by(4096) {
+            if r.read_at(at, &mut bytes).is_ok() {
+                let words = bytes.chunks_exact(8).enumerate();
+                for (i, w) in words {
+                    let w = u64::from_ne_bytes(w.try_into().unwrap());
+                    assert_eq!(w, value(at / 8 + i, round), "round {round}");
+                }
+            }
+        }
+        ended_well(kid);
+    }
+}
+
+/// The pool's userfaultfd.
+fn userfaultfd() -> i32 {
+    let fds = std::fs::read_dir("/proc/self/fd").unwrap();
+    let mut all = fds.filter_map(|e| {
+        let e = e.ok()?;
+        let link = std::fs::read_link(e.path()).ok()?;
+        let is = link.to_str()? == "anon_inode:[userfaultfd]";
+        is.then(|| e.file_name().to_str()?.parse().ok()).flatten()
+    });
+    all.next().expect("message mode has one")
 }

@@ -2,7 +2,7 @@
 
 use crate::Test;
 use crate::util::*;
-use hugeswap::{Advice, FaultMode, Pool, Region};
+use hugeswap::{Advice, Categories, FaultMode, Pool, Region};
 use hugeswap_policy::knobs::{Knob, swapin};
 use std::os::fd::AsRawFd;
 use std::os::unix::fs::FileExt;
@@ -11,6 +11,7 @@ use std::sync::atomic::AtomicUsize;
 use std::sync::atomic::Ordering::Relaxed;
 
 pub const TESTS: &[Test] = &[
+    ("a_child_forks_at_once", a_child_forks_at_once),
     (
         "failing_writes_at_a_fork_lose_nothing",
         failing_writes_at_a_fork_lose_nothing,
@@ -18,6 +19,11 @@ pub const TESTS: &[Test] = &[
     (
         "a_fork_writes_to_no_file_but_swap",
         a_fork_writes_to_no_file_but_swap,
+    ),
+    ("a_fork_right_after_the_start", a_fork_right_after_the_start),
+    (
+        "a_fork_gives_blocks_to_no_file_but_swap",
+        a_fork_gives_blocks_to_no_file_but_swap,
     ),
     (
         "a_fork_leaves_what_is_held_writable",
@@ -47,21 +53,121 @@ pub const TESTS: &[Test] = &[
         "parts_of_the_kernels_units_are_discarded",
         parts_of_the_kernels_units_are_discarded,
     ),
+    ("units_once_shared_can_leave", units_once_shared_can_leave),
+    (
+        "a_unit_under_write_back_is_not_replaced",
+        a_unit_under_write_back_is_not_replaced,
+    ),
 ];
 
-/// Forks a child that runs `f`; how it ended.
-fn in_child(f: impl FnOnce()) -> std::process::ExitStatus {
-    // SAFETY: the child runs `f` and exits.
-    let pid = unsafe { libc::fork() };
-    if pid == 0 {
-        let wrong = panics(f);
-        // SAFETY: ends the child at once.
-        unsafe { libc::_exit(i32::from(wrong)) };
+/// A child that ends when this is dropped.
+struct LivingChild(i32, Option<std::io::PipeWriter>);
+
+impl LivingChild {
+    fn new() -> LivingChild {
+        let (mut from, to) = std::io::pipe().unwrap();
+        // SAFETY: the child reads from a pipe and ends.
+        let pid = unsafe { libc::fork() };
+        if pid == 0 {
+            // SAFETY: our own descriptor; ends the child at once.
+            unsafe { libc::close(to.as_raw_fd()) };
+            let _ = std::io::Read::read(&mut from, &mut [0]);
+            // SAFETY: as above.
+            unsafe { libc::_exit(0) };
+        }
+        LivingChild(pid, Some(to))
     }
-    let mut status = 0;
-    // SAFETY: waits for our own child.
-    unsafe { libc::waitpid(pid, &mut status, 0) };
-    std::process::ExitStatus::from_raw(status)
+}
+
+impl Drop for LivingChild {
+    fn drop(&mut self) {
+        self.1 = None;
+        // SAFETY: our own child.
+        unsafe { libc::waitpid(self.0, std::ptr::null_mut(), 0) };
+    }
+}
+
+/// Message mode: a write to a shared unit takes the old frame away and then puts the new one in its place. If the unit was just being
+/// written to swap, the engine's thread could touch it in between; who resolves that fault waits at the gate for a fork to end,
+/// and the fork for the write: all stood still.
+fn a_unit_under_write_back_is_not_replaced() {
+    both_modes(|mode| {
+        let slow = [
+            "debug.fault_seed=5",
+            "debug.fault_hang=1000000",
+            "debug.fault_hang_ms=250",
+            "thp.defrag=always",
+        ];
+        let pool = slow.iter().fold(builder(64), |b, s| b.set(s));
+        let pool = pool.fault_mode(mode).build().unwrap();
+        let mut seen = 0;
+        for round in 0..4 {
+            let mut r = pool.region(UNIT).unwrap();
+            fill(&r, round);
+            let child = LivingChild::new();
+            let written = counter(&pool, "pswpout");
+            // kswapd brings it out.
+            pool.set("debug.storm=1000").unwrap();
+            let is = |c| r.pagemap().next().unwrap().categories.has(c);
+            while !is(Categories::WRITEBACK) && !is(Categories::SWAPPED) {
+                std::thread::yield_now();
+            }
+            let sure = is(Categories::WRITEBACK);
+            words(&r)[0].store(value(0, 99), Relaxed);
+            let since = counter(&pool, "pswpout") - written;
+            pool.set("debug.storm=0").unwrap();
+            if mode == FaultMode::Message {
+                assert!(since >= 512, "it was replaced while it was written");
+            }
+            seen += u32::from(sure);
+            drop(child);
+            page_out(&mut r);
+            words(&r)[0].store(value(0, round), Relaxed);
+            check(&r, round);
+        }
+        assert!(seen > 0, "nothing was seen being written");
+    });
+}
+
+/// Message mode: what a child shared until it ended is the parent's again, but the kernel moves only pages that were written since. Where
+/// it splits the huge page at the first write, that was one, and the unit could never leave.
+fn units_once_shared_can_leave() {
+    both_modes(|mode| {
+        let pool = builder(64).fault_mode(mode).build().unwrap();
+        let mut r = pool.region(2 * UNIT).unwrap();
+        let mut kept = false;
+        for round in 0..20 {
+            fill(&r, round);
+            assert!(in_child(|| check(&r, round)).success());
+            // That there is no child any more is noticed a few times a second.
+            std::thread::sleep(std::time::Duration::from_millis(300));
+            let before = counter(&pool, "pgcow");
+            // A page that somebody has hold of makes the kernel split what it is asked to keep.
+            let held = hold(&r.as_slice()[5 * 4096..6 * 4096]);
+            words(&r)[0].store(value(0, round), Relaxed);
+            kept |= counter(&pool, "pgcow") == before;
+            drop(held);
+            page_out(&mut r);
+            check(&r, round);
+            if kept {
+                return;
+            }
+        }
+        panic!("units were copied, not kept");
+    });
+}
+
+/// Has the kernel hold a page of memory until this is dropped.
+fn hold(page: &[u8]) -> (std::io::PipeReader, std::io::PipeWriter) {
+    let (from, to) = std::io::pipe().unwrap();
+    let what = libc::iovec {
+        iov_base: page.as_ptr().cast_mut().cast(),
+        iov_len: page.len(),
+    };
+    // SAFETY: one page of memory, which outlives the pipe.
+    let held = unsafe { libc::vmsplice(to.as_raw_fd(), &raw const what, 1, 0) };
+    assert_eq!(held, page.len() as isize);
+    (from, to)
 }
 
 /// A unit of zeros is never written to swap; one that is shared with a relative was not let go of either, and who waited for
@@ -169,6 +275,41 @@ pub fn a_fork_writes_to_no_file_but_swap() {
         }
         assert!(in_child(|| ()).success());
         assert_eq!(file.metadata().unwrap().len(), 0, "the file was written to");
+    });
+    assert!(status.success(), "{status}");
+}
+
+/// While the engine's threads are being started, at any moment of that: they are nobody's in the child.
+fn a_fork_right_after_the_start() {
+    for i in 0..80 {
+        let pool = builder(16).build().unwrap();
+        let later = std::time::Instant::now() + std::time::Duration::from_micros(i * 10);
+        while std::time::Instant::now() < later {}
+        ended_well(child(|| ()));
+        drop(pool);
+    }
+}
+
+/// A file of the program's where swap was got the blocks that a new place in swap needed, and their length.
+fn a_fork_gives_blocks_to_no_file_but_swap() {
+    need_pages();
+    // In a child, for it loses its swap.
+    let status = in_child(|| {
+        let pool = builder(64).set("thp.enabled=never").build().unwrap();
+        let r = pool.region(8 * MIB).unwrap();
+        fill(&r, 1);
+        let path = format!("/var/tmp/hugeswap-test-{}", std::process::id());
+        let file = std::fs::File::create_new(&path).unwrap();
+        std::fs::remove_file(&path).unwrap();
+        for fd in swap_fds() {
+            // SAFETY: what a program that closes everything does; the number becomes the file's.
+            assert_eq!(unsafe { libc::dup2(file.as_raw_fd(), fd) }, fd);
+        }
+        assert!(in_child(|| check(&r, 1)).success());
+        let status = file.metadata().unwrap();
+        let blocks = std::os::unix::fs::MetadataExt::blocks(&status);
+        assert_eq!((status.len(), blocks), (0, 0), "the file was made longer");
+        check(&r, 1);
     });
     assert!(status.success(), "{status}");
 }
@@ -358,11 +499,24 @@ fn parts_of_the_kernels_units_are_discarded() {
     let bytes = unsafe { std::slice::from_raw_parts_mut(at as *mut u8, 4 * UNIT) };
     bytes.fill(0x5a);
     engine.eject(at + UNIT, UNIT).unwrap();
-    engine.discard(at + UNIT + 4095, 8194);
+    engine.discard(at + UNIT + 4095, 8194).unwrap();
     let zero = UNIT + 4095..UNIT + 4095 + 8194;
     for (i, &b) in bytes.iter().enumerate() {
         assert_eq!(b == 0, zero.contains(&i), "byte {i}");
     }
     // SAFETY: nothing of the engine's is used any more.
     unsafe { engine.stop() };
+}
+
+/// While a child's threads are being started.
+fn a_child_forks_at_once() {
+    let pool = builder(32).build().unwrap();
+    let r = pool.region(4 * MIB).unwrap();
+    fill(&r, 1);
+    for _ in 0..60 {
+        ended_well(child(|| {
+            let second = child(|| ended_well(child(|| check(&r, 1))));
+            ended_well(second);
+        }));
+    }
 }

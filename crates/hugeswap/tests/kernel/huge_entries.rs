@@ -7,7 +7,6 @@ use hugeswap_policy::knobs::{Knob, swapin};
 use std::sync::Barrier;
 use std::sync::atomic::AtomicBool;
 use std::sync::atomic::Ordering::Relaxed;
-use std::time::{Duration, Instant};
 
 pub const TESTS: &[Test] = &[
     (
@@ -92,29 +91,6 @@ fn fallbacks(pool: &Pool) -> u64 {
 fn touch(r: &Region, page: usize) {
     let i = page * 512;
     assert_eq!(words(r)[i].load(Relaxed), value(i, 1), "page {page}");
-}
-
-/// Forks a child that runs `f`; false if it failed.
-fn in_child(f: impl FnOnce()) -> bool {
-    // SAFETY: the child runs `f` and exits.
-    let pid = unsafe { libc::fork() };
-    if pid == 0 {
-        let wrong = panics(f);
-        // SAFETY: ends the child at once.
-        unsafe { libc::_exit(i32::from(wrong)) };
-    }
-    let mut status = 0;
-    // SAFETY: waits for our own child.
-    unsafe { libc::waitpid(pid, &mut status, 0) };
-    status == 0
-}
-
-fn eventually(what: &str, mut is: impl FnMut() -> bool) {
-    let start = Instant::now();
-    while !is() {
-        assert!(start.elapsed() < Duration::from_secs(10), "{what}");
-        std::thread::sleep(Duration::from_millis(1));
-    }
 }
 
 /// The reference count of a cluster: one for its unit, whether that is whole or mapped by base pages (`audit` looks).
@@ -224,7 +200,7 @@ fn entry_protected_is_freed_in_part() {
             if out {
                 engine.pageout(at, 2 * UNIT);
             }
-            engine.discard(at + 8192, 16384);
+            engine.discard(at + 8192, 16384).unwrap();
             engine.protect(at, 2 * UNIT, Prot::Read).unwrap();
             // SAFETY: readable.
             let bytes = unsafe { std::slice::from_raw_parts(at as *const u8, 2 * UNIT) };
@@ -341,14 +317,14 @@ fn entry_is_one_in_a_fork() {
         let pool = pool(mode, "always");
         let r = swapped(&pool);
         let before = pool.stats();
-        let right = in_child(|| {
+        let status = in_child(|| {
             let s = pool.stats();
             assert_eq!((s.pswpin, s.pswpout), (before.pswpin, before.pswpout));
             assert_eq!(slots(&pool), UNITS as u64);
             check(&r, 1);
             pool.audit().unwrap();
         });
-        assert!(right, "the child failed");
+        assert!(status.success(), "the child failed");
         assert_eq!(slots(&pool), UNITS as u64);
         check(&r, 1);
     });
@@ -383,7 +359,7 @@ fn entry_kept_for_a_child_goes_with_it() {
             libc::close(go[0]);
         }
         assert_eq!(status, 0, "the child failed");
-        eventually("what was kept for the child was not given back", || {
+        until("what was kept for the child is given back", || {
             slots(&pool) == 0
         });
     });
@@ -409,7 +385,7 @@ fn entry_wanted_is_read_in_one_piece() {
         let before = pool.stats();
         let whole = before.thp_swpin + fallbacks(&pool);
         r.advise(2 * UNIT, UNIT, Advice::WillNeed).unwrap();
-        eventually("it was not read", || r.is_resident(2 * UNIT));
+        until("it is read", || r.is_resident(2 * UNIT));
         let s = pool.stats();
         assert_eq!(s.pswpin - before.pswpin, 512);
         assert_eq!(s.thp_swpin + fallbacks(&pool) - whole, 1);

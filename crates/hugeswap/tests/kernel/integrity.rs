@@ -46,13 +46,13 @@ const PAGE: usize = 4096;
 /// A page for direct I/O.
 #[derive(PartialEq)]
 #[repr(C, align(4096))]
-struct Block([u8; PAGE]);
+pub struct Block([u8; PAGE]);
 
 /// The swap file, behind the pool's back.
-struct Swap(ManuallyDrop<File>);
+pub struct Swap(ManuallyDrop<File>);
 
 impl Swap {
-    fn of_the_pool() -> Swap {
+    pub fn of_the_pool() -> Swap {
         let fds = swap_fds();
         assert_eq!(fds.len(), 1);
         // SAFETY: the descriptor is open, and not closed by this.
@@ -69,21 +69,21 @@ impl Swap {
         self.0.write_all_at(&b.0, block * PAGE as u64).unwrap();
     }
 
-    fn flip(&self, block: u64) {
+    pub fn flip(&self, block: u64) {
         let mut b = self.read(block);
         b.0[block as usize % PAGE] ^= 1;
         self.write(block, &b);
     }
 
     /// Blocks with anything in them. (Of the first cluster that may be what the measurement of the device has left.)
-    fn used(&self) -> Vec<u64> {
+    pub fn used(&self) -> Vec<u64> {
         let blocks = self.0.metadata().unwrap().len() / PAGE as u64;
         let used = |b: &u64| self.read(*b).0.iter().any(|&b| b != 0);
         (0..blocks).filter(used).collect()
     }
 
     /// The first blocks of the clusters with anything in them.
-    fn clusters(&self) -> Vec<u64> {
+    pub fn clusters(&self) -> Vec<u64> {
         let mut clusters: Vec<u64> = self.used().iter().map(|b| b / 512 * 512).collect();
         clusters.dedup();
         clusters
@@ -164,14 +164,14 @@ fn scrub_saves_what_is_in_memory() {
     });
 }
 
-fn scrub_saves_base_pages() {
-    need_pages();
-    let pool = builder(64).set("thp.swapin=never").build().unwrap();
-    let mut r = swapped(&pool, 4 * UNIT);
-    // Every other 64 KiB come in.
+/// Of a region in swap every other 64 KiB come in; then of each unit 32 pages that are in memory, and one that is not, are spoilt in swap.
+pub fn spoil_half_of_it(r: &Region) {
     let here = |page: usize| (page / 16).is_multiple_of(2);
-    for i in (0..4 * 512).filter(|&p| here(p)).map(|page| page * 512) {
-        assert_eq!(words(&r)[i].load(Relaxed), value(i, 1));
+    for i in (0..r.len() / 4096)
+        .filter(|&p| here(p))
+        .map(|page| page * 512)
+    {
+        assert_eq!(words(r)[i].load(Relaxed), value(i, 1));
     }
     let swap = Swap::of_the_pool();
     for c in swap.clusters() {
@@ -179,31 +179,26 @@ fn scrub_saves_base_pages() {
         half.for_each(|p| swap.flip(c + p));
         swap.flip(c + 23);
     }
+}
+
+fn scrub_saves_base_pages() {
+    need_pages();
+    let pool = builder(64).set("thp.swapin=never").build().unwrap();
+    let mut r = swapped(&pool, 4 * UNIT);
+    spoil_half_of_it(&r);
     let found = pool.scrub();
     assert_eq!(
         (found.bad, found.recovered, found.lost),
         (4 * 33, 4 * 32, 4)
     );
     page_out(&mut r);
-    for u in 0..4 {
-        r.advise(u * UNIT + 23 * PAGE, PAGE, Advice::DontNeed)
-            .unwrap();
-    }
-    for (i, w) in words(&r).iter().enumerate() {
-        let lost = i / 512 % 512 == 23;
-        let want = if lost { 0 } else { value(i, 1) };
-        assert_eq!(w.load(Relaxed), want, "word {i}");
-    }
+    all_but_one_page_is_there(&mut r, 23);
     pool.audit().unwrap();
 }
 
 fn scrub_of_scattered_pages() {
     need_pages();
-    let pool = builder(32)
-        .set("thp.enabled=never")
-        .set("thp.swapin=never")
-        .build()
-        .unwrap();
+    let pool = pool_of_pages();
     let mut r = pool.region(16 * UNIT).unwrap();
     let all = (0..16).flat_map(|u| [u * 512 + 5, u * 512 + 99]);
     let all: Vec<usize> = all.map(|page| page * 512).collect();

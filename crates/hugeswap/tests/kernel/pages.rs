@@ -22,6 +22,7 @@ pub const TESTS: &[Test] = &[
         "pages_give_way_to_whole_units",
         pages_give_way_to_whole_units,
     ),
+    ("pages_are_written_together", pages_are_written_together),
 ];
 
 pub fn pool(memory: usize, mode: FaultMode) -> Pool {
@@ -133,11 +134,9 @@ pub fn pages_become_whole_when_held() {
         assert!(r.is_resident(3 * UNIT) && r.is_resident(4 * UNIT + 8192));
         drop(pin);
         r.advise(8 * UNIT, 8 * UNIT, Advice::WillNeed).unwrap();
-        let wait = std::time::Instant::now();
-        while !(8 * 512..16 * 512).all(|p| r.is_resident(p * 4096)) {
-            assert!(wait.elapsed().as_secs() < 10, "willneed brought nothing in");
-            std::thread::yield_now();
-        }
+        until("willneed has brought all in", || {
+            (8 * 512..16 * 512).all(|p| r.is_resident(p * 4096))
+        });
         for u in 0..16 {
             let i = (u * UNIT + u * 8192) / 8 + 512;
             assert_eq!(words(&r)[i].load(Relaxed), value(i, 2));
@@ -314,4 +313,34 @@ pub fn pages_give_way_to_whole_units() {
         }
         assert!(pool.stats().peak_resident_bytes <= 32 * MIB as u64);
     });
+}
+
+/// One page in three is changed: runs of one page each, several of which are written at once where io_uring is to be had and turned on.
+fn pages_are_written_together() {
+    need_pages();
+    let ring = hugeswap_sys::probe::io_uring();
+    if let Err(e) = ring {
+        println!("no io_uring ({e}): one after the other only");
+    }
+    for on in ["on", "off"] {
+        let pool = pool(16, FaultMode::Signal);
+        pool.set(&format!("swap.io_uring={on}")).unwrap();
+        let mut r = swapped(&pool, 64 * MIB);
+        let changed = |i: usize| i.is_multiple_of(512) && (i / 512).is_multiple_of(3);
+        for (i, word) in words(&r).iter().enumerate().filter(|(i, _)| changed(*i)) {
+            word.store(value(i, 2), Relaxed);
+        }
+        page_out(&mut r);
+        for (i, word) in words(&r).iter().enumerate() {
+            let generation = if changed(i) { 2 } else { 1 };
+            assert_eq!(word.load(Relaxed), value(i, generation), "word {i}");
+        }
+        let batched = counter(&pool.stats(), "swap_write_batched");
+        if on == "off" || in_pieces() {
+            assert!(on == "on" || batched == 0, "{batched}");
+        } else if ring.is_ok() {
+            // (A disk that is as fast as memory would need none.)
+            assert!(batched > 1000, "{batched}");
+        }
+    }
 }

@@ -84,11 +84,9 @@ fn parts_are_read_in_by_pages() {
         r.advise(3 * UNIT - 10 * PAGE, 50 * PAGE, Advice::WillNeed)
             .unwrap();
         let wanted = 3 * 512 - 10..3 * 512 + 40;
-        let start = Instant::now();
-        while !wanted.clone().all(|p| r.is_resident(p * PAGE)) {
-            assert!(start.elapsed().as_secs() < 60, "{setting}: not read in");
-            std::thread::yield_now();
-        }
+        until(&format!("{setting}: it is read in"), || {
+            wanted.clone().all(|p| r.is_resident(p * PAGE))
+        });
         for p in 2 * 512..4 * 512 {
             assert_eq!(
                 r.is_resident(p * PAGE),
@@ -175,7 +173,7 @@ fn parts_of_random_work() {
     };
     let start = Instant::now();
     let mut step = 0u64;
-    while step < 6_000 && start.elapsed().as_secs() < 40 {
+    while step < 4_000 && start.elapsed().as_secs() < 15 {
         step += 1;
         let from = random(pages);
         let most = [3, 40, 700, 1500][random(4)];

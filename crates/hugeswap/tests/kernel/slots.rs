@@ -91,12 +91,7 @@ fn holds(r: &Region, pages: &[usize], g: u64) -> bool {
 }
 
 fn settled(pool: &Pool, what: &str, good: impl Fn(&hugeswap::Stats) -> bool) {
-    let start = Instant::now();
-    while !good(&pool.stats()) {
-        let s = pool.stats();
-        assert!(start.elapsed() < Duration::from_secs(20), "{what}: {s:?}");
-        std::thread::sleep(Duration::from_millis(5));
-    }
+    until(what, || good(&pool.stats()));
 }
 
 /// [`holds`], after pages `changed` of them were written again, in generation `h`.
@@ -278,25 +273,9 @@ fn slots_discarded_are_free() {
     nothing_left(&pool);
 }
 
-/// Ends a child that found what it should, or did not.
-fn in_child(f: impl FnOnce() -> bool) -> libc::pid_t {
-    // SAFETY: the child only touches managed memory and exits.
-    let pid = unsafe { libc::fork() };
-    if pid == 0 {
-        let mut ok = false;
-        let fell = panics(|| ok = f());
-        // SAFETY: ends the child at once.
-        unsafe { libc::_exit(i32::from(fell || !ok)) };
-    }
-    assert!(pid > 0);
-    pid
-}
-
-fn ended_well(pid: libc::pid_t) {
-    let mut status = 0;
-    // SAFETY: waits for our own child.
-    unsafe { libc::waitpid(pid, &mut status, 0) };
-    assert_eq!(status, 0, "the child saw wrong bytes");
+/// Forks a child that is to find something to be so.
+fn finds(f: impl FnOnce() -> bool) -> libc::pid_t {
+    child(|| assert!(f(), "it is not"))
 }
 
 pub fn slots_survive_forks() {
@@ -313,7 +292,7 @@ pub fn slots_survive_forks() {
         }
         g = next.max(g);
         let grand = || {
-            let pid = in_child(|| {
+            let pid = finds(|| {
                 let ok = holds(&r, &pages, g);
                 put(&r, &pages[..2], g + 1);
                 ok && holds_both(&r, &pages, g, &pages[..2], g + 1)
@@ -321,7 +300,7 @@ pub fn slots_survive_forks() {
             ended_well(pid);
             true
         };
-        let pid = in_child(|| {
+        let pid = finds(|| {
             grand() && holds(&r, &pages, g) && {
                 put(&r, &[7, 30], 50);
                 holds_both(&r, &pages, g, &[7, 30], 50)
@@ -387,7 +366,7 @@ pub fn slots_read_by_relatives_stay() {
             ok = holed(&r, 0, 0);
             // The same the other way round.
             discard(&mut r, 300, 400);
-            ended_well(in_child(|| holed(&r, 300, 400)));
+            ended_well(finds(|| holed(&r, 300, 400)));
             ok &= holed(&r, 300, 400);
         });
         // SAFETY: ends the child at once.
@@ -395,7 +374,7 @@ pub fn slots_read_by_relatives_stay() {
     }
     drop(reader);
     discard(&mut r, 100, 200);
-    ended_well(in_child(|| holed(&r, 100, 200)));
+    ended_well(finds(|| holed(&r, 100, 200)));
     std::io::Write::write_all(&mut writer, &[1]).unwrap();
     ended_well(pid);
     out(&mut r);
@@ -456,7 +435,7 @@ pub fn slots_survive_random_work() {
                     r.advise(from, 4 * UNIT, Advice::PageOut).unwrap();
                 }
                 15 if random(400) == 0 => {
-                    let pid = in_child(|| {
+                    let pid = finds(|| {
                         model
                             .iter()
                             .enumerate()

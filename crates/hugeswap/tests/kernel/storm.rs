@@ -21,7 +21,7 @@ pub const TESTS: &[Test] = &[
     ),
 ];
 
-const TIME: Duration = Duration::from_secs(4);
+const TIME: Duration = Duration::from_secs(3);
 
 fn storming(memory: usize, mode: FaultMode) -> Pool {
     builder(memory)
@@ -33,9 +33,13 @@ fn storming(memory: usize, mode: FaultMode) -> Pool {
 
 /// Three threads increment their own words all over a region; nothing may be lost.
 fn count_up(pool: &Pool, len: usize) {
+    count_up_for(pool, len, TIME);
+}
+
+pub fn count_up_for(pool: &Pool, len: usize, time: Duration) {
     let r = pool.region(len).unwrap();
     let w = words(&r);
-    let stop = Instant::now() + TIME;
+    let stop = Instant::now() + time;
     let totals: Vec<u64> = std::thread::scope(|s| {
         let threads: Vec<_> = (0..3usize)
             .map(|t| {
@@ -83,7 +87,7 @@ pub fn storm_over_pages() {
     both_modes(|mode| {
         let pool = storming(32, mode);
         pool.set("thp.swapin=never").unwrap();
-        count_up(&pool, 64 * MIB);
+        count_up(&pool, 44 * MIB);
     });
 }
 

@@ -3,7 +3,6 @@
 use crate::Test;
 use crate::util::*;
 use hugeswap::{Pool, Region, SwapArea, SwapOffError, SwapSpec};
-use std::os::unix::process::ExitStatusExt;
 use std::sync::atomic::AtomicBool;
 use std::sync::atomic::Ordering::Relaxed;
 use std::time::{Duration, Instant};
@@ -190,28 +189,8 @@ fn swap_off_during_a_storm() {
             stop.store(true, Relaxed);
         });
         assert_eq!(pool.audit(), Ok(()));
-        assert_eq!(counter(&pool, "hwpoison"), 0);
+        no_harm(&pool);
     });
-}
-
-/// Runs `f` in a forked child, and has it end well.
-fn child(f: impl FnOnce()) -> i32 {
-    // SAFETY: the child runs `f` and exits.
-    let pid = unsafe { libc::fork() };
-    if pid == 0 {
-        let wrong = panics(f);
-        // SAFETY: ends the child at once.
-        unsafe { libc::_exit(i32::from(wrong)) };
-    }
-    pid
-}
-
-fn ended_well(pid: i32) {
-    let mut status = 0;
-    // SAFETY: waits for our own child.
-    unsafe { libc::waitpid(pid, &mut status, 0) };
-    let status = std::process::ExitStatus::from_raw(status);
-    assert!(status.success(), "{status}");
 }
 
 /// For a child, which must not outlive a parent that is stopped.
@@ -339,10 +318,10 @@ fn swap_off_of_what_cannot_be_read_ends_nothing() {
     let mut looks = 0;
     let stopped = pool.swap_off(0, |_| {
         looks += 1;
-        looks < 25
+        looks < 300
     });
     assert!(
-        matches!(stopped, Err(SwapOffError::Interrupted { left, .. }) if left > 0),
+        matches!(stopped, Err(SwapOffError::Unreadable { left, pages, .. }) if left > 0 && pages > 0),
         "{stopped:?}"
     );
     pool.set("debug.swap_read_fail=0").unwrap();
@@ -357,7 +336,7 @@ fn swaps_come_and_go_many_times() {
     let open = || std::fs::read_dir("/proc/self/fd").unwrap().count();
     let mut now = 0;
     let mut descriptors = 0;
-    for g in 0..40 {
+    for g in 0..16 {
         fill(&r, g);
         let next = pool.swap_on(&area(128, 0)).unwrap();
         assert!(next < 2, "numbers are used again");
@@ -370,5 +349,6 @@ fn swaps_come_and_go_many_times() {
     }
     assert_eq!(open(), descriptors);
     assert_eq!(pool.swap_areas().len(), 1);
+    no_harm(&pool);
     assert_eq!(pool.audit(), Ok(()));
 }

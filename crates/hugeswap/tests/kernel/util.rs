@@ -4,6 +4,8 @@ use hugeswap::{Advice, Builder, FaultMode, Pool, Region, SwapSpec};
 use hugeswap_engine::pool::{self, PoolConfig};
 use hugeswap_engine::{Engine, EngineConfig};
 use hugeswap_policy::knobs::Knob;
+use std::os::unix::process::ExitStatusExt;
+use std::process::ExitStatus;
 use std::sync::atomic::AtomicBool;
 use std::sync::atomic::Ordering::Relaxed;
 
@@ -155,6 +157,21 @@ pub fn page_out(r: &mut Region) {
     }
 }
 
+/// Waits for what must come, with patience enough for any machine.
+pub fn until(what: &str, mut done: impl FnMut() -> bool) {
+    let start = std::time::Instant::now();
+    while !done() {
+        assert!(start.elapsed().as_secs() < 100, "never: {what}");
+        std::thread::sleep(std::time::Duration::from_millis(1));
+    }
+}
+
+/// A pool of 32 MiB in which nothing is whole.
+pub fn pool_of_pages() -> Pool {
+    let pool = builder(32).set("thp.enabled=never");
+    pool.set("thp.swapin=never").build().unwrap()
+}
+
 /// A value for word `i` in generation `g` that no other word has.
 pub fn value(i: usize, g: u64) -> u64 {
     (i as u64 ^ (g << 40)).wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1
@@ -191,6 +208,13 @@ pub fn counter(pool: &Pool, name: &str) -> u64 {
         .1
 }
 
+/// Nobody has seen an error, and nothing is lost. (That there is no room is no error.)
+pub fn no_harm(pool: &Pool) {
+    for name in ["swap_write_error", "swap_read_error", "hwpoison"] {
+        assert_eq!(counter(pool, name), 0, "{name}");
+    }
+}
+
 /// Fills and checks a region three times.
 pub fn three_rounds(pool: &Pool, len: usize) {
     let r = pool.region(len).unwrap();
@@ -209,7 +233,69 @@ pub fn proc_kib(file: &str, field: &str) -> u64 {
         .unwrap_or(0)
 }
 
+/// How many memory files of shared regions each thread of a process has open.
+pub fn memory_files_of(pid: u32) -> Vec<usize> {
+    let tasks = std::fs::read_dir(format!("/proc/{pid}/task")).unwrap();
+    let open = |task: std::fs::DirEntry| {
+        let fds = std::fs::read_dir(task.path().join("fd")).ok()?;
+        let links = fds
+            .flatten()
+            .filter_map(|f| std::fs::read_link(f.path()).ok());
+        Some(
+            links
+                .filter(|l| l.to_string_lossy().starts_with("/memfd:hugeswap-shared"))
+                .count(),
+        )
+    };
+    tasks.flatten().filter_map(open).collect()
+}
+
 /// Does `f` panic? (For forked children, which must not run the parent's way out.)
 pub fn panics(f: impl FnOnce()) -> bool {
     std::panic::catch_unwind(std::panic::AssertUnwindSafe(f)).is_err()
+}
+
+/// Forks a child that runs `f`, and ends with 0 unless that panics.
+pub fn child(f: impl FnOnce()) -> libc::pid_t {
+    // SAFETY: the child runs `f` and exits.
+    let pid = unsafe { libc::fork() };
+    if pid == 0 {
+        let wrong = panics(f);
+        // SAFETY: ends the child at once.
+        unsafe { libc::_exit(i32::from(wrong)) };
+    }
+    assert!(pid > 0);
+    pid
+}
+
+/// How a child ends; waits for it.
+pub fn ended(pid: libc::pid_t) -> ExitStatus {
+    let mut status = 0;
+    // SAFETY: waits for our own child.
+    unsafe { libc::waitpid(pid, &mut status, 0) };
+    ExitStatus::from_raw(status)
+}
+
+/// Waits for a child that is to have found what it should.
+pub fn ended_well(pid: libc::pid_t) {
+    let status = ended(pid);
+    assert!(status.success(), "the child: {status}");
+}
+
+/// Forks a child that runs `f`, and waits for it; how it ended.
+pub fn in_child(f: impl FnOnce()) -> ExitStatus {
+    ended(child(f))
+}
+
+/// Page `page` of each unit is lost: it is given up, and then zeros. All others are as they were filled.
+pub fn all_but_one_page_is_there(r: &mut Region, page: usize) {
+    for unit in 0..r.len() / UNIT {
+        r.advise(unit * UNIT + page * 4096, 4096, Advice::DontNeed)
+            .unwrap();
+    }
+    for (i, w) in words(r).iter().enumerate() {
+        let lost = i / 512 % 512 == page;
+        let want = if lost { 0 } else { value(i, 1) };
+        assert_eq!(w.load(Relaxed), want, "word {i}");
+    }
 }

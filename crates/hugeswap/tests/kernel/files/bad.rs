@@ -1,6 +1,6 @@
 //! Files that cannot be mapped, fail, or change their length.
 
-use super::{Temp, apart, content, in_all_ways};
+use super::{Temp, content, in_all_ways};
 use crate::Test;
 use crate::pages::counter;
 use crate::util::*;
@@ -70,7 +70,7 @@ fn files_read_only_are_not_written() {
     for mode in [FaultMode::Signal, FaultMode::Message] {
         for swapin in ["thp.swapin=always", "thp.swapin=never"] {
             for in_memory in [true, false] {
-                let status = apart(|| {
+                let status = in_child(|| {
                     let builder = builder(16).fault_mode(mode).set(swapin);
                     let Ok(pool) = builder.build() else {
                         // SAFETY: ends the child at once.
@@ -101,7 +101,7 @@ fn files_read_only_are_not_written() {
         let pool = builder(16).fault_mode(mode).build().unwrap();
         let r = pool.map_file(&file.0, 0, len, FileMode::ReadOnly).unwrap();
         check(&r, 1);
-        let status = apart(|| words(&r)[5000].store(1, Relaxed));
+        let status = in_child(|| words(&r)[5000].store(1, Relaxed));
         assert_eq!(status.signal(), Some(libc::SIGSEGV));
         check(&r, 1);
         let other = pool.region(32 * MIB).unwrap();
@@ -121,7 +121,7 @@ fn files_cut_off_are_sigbus() {
             (7 * MIB, true),
         ] {
             let file = Temp::new(len, 1);
-            let status = apart(|| {
+            let status = in_child(|| {
                 let pool = builder(32).set(swapin).build().unwrap();
                 let r = pool.map_file(&file.0, 0, len, FileMode::WriteBack).unwrap();
                 file.open().set_len(3 * MIB as u64 - 10).unwrap();
@@ -135,7 +135,7 @@ fn files_cut_off_are_sigbus() {
     // In whole units only, where pages do not come by themselves; and it is right again when the file is.
     both_modes(|mode| {
         let file = Temp::new(len, 1);
-        let status = apart(|| {
+        let status = in_child(|| {
             let pool = builder(32).fault_mode(mode).build().unwrap();
             let r = pool.map_file(&file.0, 0, len, FileMode::ReadOnly).unwrap();
             file.open().set_len(4 * MIB as u64).unwrap();

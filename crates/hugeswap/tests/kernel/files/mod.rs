@@ -9,7 +9,6 @@ use crate::util::*;
 use hugeswap::{Advice, FaultMode, FileMode, Pool, Region};
 use std::os::unix::fs::FileExt;
 use std::path::PathBuf;
-use std::process::ExitStatus;
 use std::sync::atomic::AtomicU32;
 use std::sync::atomic::Ordering::Relaxed;
 
@@ -92,22 +91,6 @@ impl Drop for Temp {
 pub fn content(len: usize, g: u64) -> Vec<u8> {
     let words = (0..len.div_ceil(8)).flat_map(|i| value(i, g).to_ne_bytes());
     words.take(len).collect()
-}
-
-/// Forks a child, without threads yet, that runs `f`; how it ended.
-pub fn apart(f: impl FnOnce()) -> ExitStatus {
-    use std::os::unix::process::ExitStatusExt;
-    // SAFETY: the child runs `f` and exits.
-    let pid = unsafe { libc::fork() };
-    if pid == 0 {
-        let wrong = panics(f);
-        // SAFETY: ends the child at once.
-        unsafe { libc::_exit(i32::from(wrong)) };
-    }
-    let mut status = 0;
-    // SAFETY: waits for our own child.
-    unsafe { libc::waitpid(pid, &mut status, 0) };
-    ExitStatus::from_raw(status)
 }
 
 /// A pool in each way that units can come in.
@@ -330,7 +313,7 @@ pub fn files_are_seen_by_forked_children() {
         fill(&r, 2);
         fill(&other, 3);
         words(&r)[0].store(5, Relaxed);
-        let status = apart(|| {
+        let status = in_child(|| {
             assert_eq!(words(&r)[0].load(Relaxed), 5);
             words(&r)[1..].iter().enumerate().for_each(|(i, w)| {
                 assert_eq!(w.load(Relaxed), value(i + 1, 2));
@@ -341,7 +324,7 @@ pub fn files_are_seen_by_forked_children() {
             pool.audit().unwrap();
         });
         assert!(status.success(), "{status}");
-        let status = apart(|| words(&r)[0].store(6, Relaxed));
+        let status = in_child(|| words(&r)[0].store(6, Relaxed));
         assert_eq!(status.signal(), Some(libc::SIGSEGV), "{status}");
         // The parent goes on as if nothing had been.
         check(&other, 3);

@@ -31,6 +31,8 @@ pub fn run(mode: FaultMode) {
 struct Managed {
     addr: usize,
     model: Vec<u8>,
+    /// An epoch, and what the range held as it began.
+    tracked: Option<(u32, Vec<u8>)>,
 }
 
 /// A part of a range, held for reading or writing.
@@ -94,7 +96,9 @@ impl<'a> Alone<'a> {
             22..46 => self.write(),
             46..54 => self.discard(),
             54..60 => self.page_out(),
-            60..65 => self.will_need(),
+            60..63 => self.will_need(),
+            63 => self.track(),
+            64 => self.check_told(),
             65..70 => self.hold(),
             70..74 => self.let_go(),
             74..78 => self.by_system_call(),
@@ -138,8 +142,48 @@ impl<'a> Alone<'a> {
     fn compare_all(&mut self) {
         self.subject.says(format_args!("compare all"));
         for (i, r) in self.ranges.iter().enumerate() {
+            self.check_told_of(i);
             self.compare(i, 0..r.model.len());
         }
+    }
+
+    fn track(&mut self) {
+        let (i, _) = self.part();
+        let (addr, len) = (self.ranges[i].addr, self.ranges[i].model.len());
+        let by_pages = self.draw.one_in(2);
+        self.says(if by_pages { "track pages" } else { "track" }, addr, len);
+        let begun = self.subject.engine.begin_epoch(addr, len, by_pages, |e| e);
+        let held = self.ranges[i].model.clone();
+        self.ranges[i].tracked = Some((begun.expect("an epoch"), held));
+    }
+
+    fn check_told(&mut self) {
+        let (i, _) = self.part();
+        self.check_told_of(i);
+    }
+
+    /// What differs from what the range held as its epoch began must be told.
+    fn check_told_of(&self, i: usize) {
+        let r = &self.ranges[i];
+        let Some((epoch, held)) = &r.tracked else {
+            return;
+        };
+        self.says("what was written", r.addr, r.model.len());
+        let mut next = 0;
+        let same = |at: Range<usize>| {
+            assert!(
+                held[at.clone()] == r.model[at.clone()],
+                "{}: something written in {at:#x?} of {:#x} is not told",
+                self.subject.place(),
+                r.addr
+            );
+        };
+        let engine = self.subject.engine;
+        engine.written_since(r.addr, r.model.len(), *epoch, |told| {
+            same(next..(told.start - r.addr).max(next));
+            next = (told.end - r.addr).min(r.model.len());
+        });
+        same(next..r.model.len());
     }
 
     fn read(&mut self) {
@@ -171,7 +215,7 @@ impl<'a> Alone<'a> {
             return;
         }
         self.says("discard", addr, at.len());
-        self.subject.engine.discard(addr, at.len());
+        self.subject.engine.discard(addr, at.len()).unwrap();
         self.ranges[i].model[at.clone()].fill(0);
         if !self.draw.one_in(3) {
             self.compare(i, at);
@@ -315,6 +359,7 @@ impl<'a> Alone<'a> {
         self.ranges.push(Managed {
             addr,
             model: vec![0; len],
+            tracked: None,
         });
     }
 
@@ -358,11 +403,15 @@ impl<'a> Alone<'a> {
                 self.says("shrink", addr + old - by, by);
                 self.subject.engine.unmap(addr + old - by, by);
                 self.ranges[i].model.truncate(old - by);
+                if let Some((_, held)) = &mut self.ranges[i].tracked {
+                    held.truncate(old - by);
+                }
             }
         } else if self.mapped() + by <= self.room {
             self.says("grow", addr + old, by);
             if self.subject.engine.grow(addr, old, old + by) {
                 self.ranges[i].model.resize(old + by, 0);
+                self.ranges[i].tracked = None;
                 self.compare(i, old - PAGE..old + by);
             }
         }
@@ -377,6 +426,7 @@ impl<'a> Alone<'a> {
         self.subject.engine.move_range(from, to, len);
         self.subject.engine.unmap(from, len);
         self.ranges[i].addr = to;
+        self.ranges[i].tracked = None;
         if self.draw.one_in(2) {
             self.compare(i, 0..len);
         }

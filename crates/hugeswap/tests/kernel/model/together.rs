@@ -132,7 +132,8 @@ impl Stripe<'_> {
             0 => (page * PAGE, PAGE),
             _ => (page * PAGE + 100, 1000),
         };
-        self.subject.engine.discard(self.base + from, len);
+        let done = self.subject.engine.discard(self.base + from, len);
+        done.unwrap();
         self.model[from..from + len].fill(0);
         self.compare(page);
     }

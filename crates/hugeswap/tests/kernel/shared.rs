@@ -1,0 +1,543 @@
+//! Memory that several processes share: everybody sees the same bytes and the same states, whoever dies or stands still meanwhile.
+
+use crate::Test;
+use crate::pagemap::is;
+use crate::util::*;
+use hugeswap::{Advice, Categories, Error, Pool, Region, SharedError};
+use std::sync::atomic::AtomicU64;
+use std::sync::atomic::Ordering::{Relaxed, SeqCst};
+use std::time::{Duration, Instant};
+
+pub const TESTS: &[Test] = &[
+    (
+        "shared_follows_a_page_for_everybody",
+        shared_follows_a_page_for_everybody,
+    ),
+    (
+        "shared_writers_see_each_other",
+        shared_writers_see_each_other,
+    ),
+    ("shared_survives_kills", shared_survives_kills),
+    (
+        "shared_needs_no_help_of_the_stopped",
+        shared_needs_no_help_of_the_stopped,
+    ),
+    ("shared_loses_no_write", shared_loses_no_write),
+    ("shared_refuses_nonsense", shared_refuses_nonsense),
+    ("shared_outlives_who_made_it", shared_outlives_who_made_it),
+    ("shared_leaves_an_area", shared_leaves_an_area),
+    (
+        "shared_and_private_share_a_budget",
+        shared_and_private_share_a_budget,
+    ),
+    ("shared_takes_wild_words", shared_takes_wild_words),
+    ("shared_is_discarded_in_part", shared_is_discarded_in_part),
+    ("shared_is_encrypted_too", shared_is_encrypted_too),
+];
+
+const PAGE: usize = 4096;
+
+pub fn shared(pool: &Pool, len: usize, name: &str) -> Region {
+    match pool.shared(len, name) {
+        Err(Error::Shared(SharedError::NoUserfaultfd(e))) => skip(&format!("no userfaultfd: {e}")),
+        made => made.unwrap(),
+    }
+}
+
+/// What the processes of a test tell each other: plain shared memory of the kernel's.
+pub struct Board(*const AtomicU64);
+
+impl Board {
+    pub fn new() -> Board {
+        // SAFETY: a new mapping, never unmapped.
+        let at = unsafe {
+            libc::mmap(
+                std::ptr::null_mut(),
+                PAGE,
+                libc::PROT_READ | libc::PROT_WRITE,
+                libc::MAP_SHARED | libc::MAP_ANONYMOUS,
+                -1,
+                0,
+            )
+        };
+        assert_ne!(at, libc::MAP_FAILED);
+        Board(at as *const AtomicU64)
+    }
+
+    pub fn of(&self, i: usize) -> &AtomicU64 {
+        assert!(i < PAGE / 8);
+        // SAFETY: within the page mapped by `new`.
+        unsafe { &*self.0.add(i) }
+    }
+
+    pub fn say(&self, i: usize, n: u64) {
+        self.of(i).store(n, SeqCst);
+    }
+
+    pub fn await_(&self, i: usize, n: u64) {
+        until(&format!("somebody says {n}"), || {
+            self.of(i).load(SeqCst) >= n
+        });
+    }
+}
+
+/// The functional sequence of the markers' series, as seen by who does it, by one who never touched the page, and by a child forked in between.
+fn shared_follows_a_page_for_everybody() {
+    let pool = builder(32).build().unwrap();
+    let (board, ticket) = (Board::new(), pool.ticket());
+    // Forked before there is a region: it joins as a stranger would, and looks, and never touches.
+    let page = 777;
+    let watch = |r: &Region, board: &Board, me: usize| {
+        for step in 1.. {
+            board.await_(0, step);
+            let what = [
+                Categories::ZERO,
+                Categories::PRESENT,
+                Categories::SWAPPED,
+                Categories::PRESENT,
+                Categories::ZERO,
+                Categories::ZERO,
+                Categories::ZERO,
+            ];
+            let Some(what) = what.get(step as usize - 1) else {
+                break;
+            };
+            is(r, page, *what, &format!("watcher {me}, step {step}"));
+            board.say(me, step);
+        }
+    };
+    let stranger = child(|| {
+        let theirs = pool.attach_shared("six");
+        assert!(matches!(theirs, Err(Error::Shared(SharedError::Unknown))));
+        board.say(7, 1);
+        board.await_(9, 1);
+        let other = Pool::join(&ticket).unwrap();
+        let r = other.attach_shared("six").unwrap();
+        board.say(8, 1);
+        watch(&r, &board, 1);
+    });
+    board.await_(7, 1);
+    let mut r = shared(&pool, 8 * MIB, "six");
+    board.say(9, 1);
+    board.await_(8, 1);
+    let kin = child(|| watch(&r, &board, 2));
+    let mut step = 0;
+    let mut all_see = |r: &Region, what, when: &str| {
+        is(r, page, what, when);
+        step += 1;
+        board.say(0, step);
+        board.await_(1, step);
+        board.await_(2, step);
+    };
+    let touch = |r: &Region| words(r)[page * PAGE / 8].store(5, Relaxed);
+    all_see(&r, Categories::ZERO, "untouched");
+    touch(&r);
+    all_see(&r, Categories::PRESENT, "touched");
+    page_out(&mut r);
+    all_see(&r, Categories::SWAPPED, "paged out");
+    assert_eq!(words(&r)[page * PAGE / 8].load(Relaxed), 5);
+    all_see(&r, Categories::PRESENT, "touched again");
+    r.advise(0, 8 * MIB, Advice::DontNeed).unwrap();
+    all_see(&r, Categories::ZERO, "removed");
+    r.advise(0, 8 * MIB, Advice::PageOut).unwrap();
+    all_see(&r, Categories::ZERO, "removed, and paged out");
+    r.advise(0, 8 * MIB, Advice::DontNeed).unwrap();
+    all_see(&r, Categories::ZERO, "removed again");
+    board.say(0, 8);
+    ended_well(stranger);
+    ended_well(kin);
+    assert_eq!(words(&r)[page * PAGE / 8].load(Relaxed), 0);
+}
+
+/// Nothing is left of shared regions: neither memory nor swap.
+fn nothing_is_left(pool: &Pool) {
+    let start = Instant::now();
+    loop {
+        // Who died is noticed by who looks.
+        let s = pool.stats();
+        let engine_keeps = 64 * UNIT as u64;
+        if s.swap_used_bytes == 0 && s.resident_bytes <= engine_keeps {
+            return;
+        }
+        assert!(start.elapsed().as_secs() < 30, "left: {s:?}");
+        let _ = pool.scrub();
+        std::thread::sleep(Duration::from_millis(20));
+    }
+}
+
+/// Writes unit `u` of a region in generation `g`.
+pub fn write_unit(r: &Region, u: usize, g: u64) {
+    let all = words(r);
+    (u * UNIT / 8..(u + 1) * UNIT / 8).for_each(|i| all[i].store(value(i, g), Relaxed));
+}
+
+pub fn check_unit(r: &Region, u: usize, g: u64) {
+    let all = words(r);
+    for (i, word) in all
+        .iter()
+        .enumerate()
+        .take((u + 1) * UNIT / 8)
+        .skip(u * UNIT / 8)
+    {
+        assert_eq!(
+            word.load(Relaxed),
+            value(i, g),
+            "word {i} of generation {g}"
+        );
+    }
+}
+
+/// Two processes and more than the budget: each writes its half, and finds what the other wrote in the other; neither page of a unit is ever half new.
+fn shared_writers_see_each_other() {
+    const UNITS: usize = 40;
+    let pool = builder(32).build().unwrap();
+    let mut r = shared(&pool, UNITS * UNIT, "both");
+    let board = Board::new();
+    let round = |r: &Region, board: &Board, me: usize| {
+        for g in 1..=4u64 {
+            (0..UNITS)
+                .filter(|u| u % 2 == me)
+                .for_each(|u| write_unit(r, u, g));
+            board.say(me, g);
+            board.await_(1 - me, g);
+            (0..UNITS).for_each(|u| check_unit(r, u, g));
+            board.say(2 + me, g);
+            board.await_(3 - me, g);
+        }
+    };
+    let other = child(|| round(&r, &board, 1));
+    round(&r, &board, 0);
+    ended_well(other);
+    let s = pool.stats();
+    assert!(s.pswpout > 0 && s.pswpin > 0, "{s:?}");
+    assert!(s.peak_resident_bytes <= 32 * MIB as u64, "{s:?}");
+    page_out(&mut r);
+    check_unit(&r, 7, 4);
+    drop(r);
+    nothing_is_left(&pool);
+}
+
+fn shared_is_encrypted_too() {
+    with_encryption(shared_writers_see_each_other);
+}
+
+/// Others die at any moment, in the middle of whatever they do; what they did not write is as it was, nobody waits for them for ever, and nothing of theirs stays.
+fn shared_survives_kills() {
+    const UNITS: usize = 24;
+    let pool = builder(24).build().unwrap();
+    let r = shared(&pool, UNITS * UNIT, "deadly");
+    (0..UNITS).for_each(|u| write_unit(&r, u, 1));
+    let mut random = 88172645463325252u64;
+    let mut next = move || {
+        random ^= random << 13;
+        random ^= random >> 7;
+        random ^= random << 17;
+        random
+    };
+    for g in 2..22u64 {
+        // Writes its own third over and over, and reads all.
+        let theirs = child(|| {
+            loop {
+                for u in 0..UNITS {
+                    match u % 3 {
+                        0 => write_unit(&r, u, 1),
+                        _ => drop(words(&r)[u * UNIT / 8 + 5].load(Relaxed)),
+                    }
+                }
+            }
+        });
+        let until = Instant::now() + Duration::from_micros(next() % 150_000);
+        let mut u = 0;
+        let mut last = 1;
+        while Instant::now() < until {
+            let mine = u % UNITS / 3 * 3 + 1;
+            write_unit(&r, mine, g);
+            check_unit(&r, mine, g);
+            u += 1;
+            last = g;
+        }
+        // SAFETY: our own child.
+        unsafe { libc::kill(theirs, libc::SIGKILL) };
+        let _ = ended(theirs);
+        let _ = last;
+        (0..UNITS)
+            .filter(|u| u % 3 == 1)
+            .for_each(|u| write_unit(&r, u, g));
+        (0..UNITS)
+            .filter(|u| u % 3 == 1)
+            .for_each(|u| check_unit(&r, u, g));
+        // What nobody writes, and what is always written alike.
+        (0..UNITS)
+            .filter(|u| u % 3 != 1)
+            .for_each(|u| check_unit(&r, u, 1));
+    }
+    drop(r);
+    nothing_is_left(&pool);
+}
+
+/// One who stands still has memory that others take out, and wrote what they then read.
+fn shared_needs_no_help_of_the_stopped() {
+    const UNITS: usize = 40;
+    let pool = builder(32).build().unwrap();
+    let r = shared(&pool, UNITS * UNIT, "still");
+    let board = Board::new();
+    let other = child(|| {
+        (0..8).for_each(|u| write_unit(&r, u, 1));
+        board.say(0, 1);
+        board.await_(1, 1);
+        (0..8).for_each(|u| check_unit(&r, u, 1));
+        (8..UNITS).for_each(|u| check_unit(&r, u, 2));
+        (0..UNITS).for_each(|u| write_unit(&r, u, 3));
+    });
+    board.await_(0, 1);
+    // SAFETY: our own child.
+    unsafe { libc::kill(other, libc::SIGSTOP) };
+    let mut status = 0;
+    // SAFETY: waits for our own child to have stopped.
+    unsafe { libc::waitpid(other, &mut status, libc::WUNTRACED) };
+    assert!(libc::WIFSTOPPED(status));
+    (8..UNITS).for_each(|u| write_unit(&r, u, 2));
+    // More than the budget since: what it had in memory went, under its feet.
+    let gone = (0..8).filter(|u| !r.is_resident(u * UNIT)).count();
+    assert!(gone > 0, "nothing of it was taken out");
+    (0..8).for_each(|u| check_unit(&r, u, 1));
+    board.say(1, 1);
+    // SAFETY: our own child.
+    unsafe { libc::kill(other, libc::SIGCONT) };
+    ended_well(other);
+    (0..UNITS).for_each(|u| check_unit(&r, u, 3));
+}
+
+/// What one writes while another takes it out is not lost: a counter never goes back.
+fn shared_loses_no_write() {
+    const UNITS: usize = 2;
+    let pool = builder(32).build().unwrap();
+    let mut r = shared(&pool, UNITS * UNIT, "counters");
+    let board = Board::new();
+    let counts = |r: &Region, board: &Board| {
+        let all = words(r);
+        let mut n = 0;
+        while board.of(0).load(SeqCst) == 0 {
+            for u in 0..UNITS {
+                let word = &all[u * UNIT / 8 + 99];
+                assert_eq!(word.load(Relaxed), n, "a write is lost");
+                word.store(n + 1, Relaxed);
+            }
+            n += 1;
+        }
+    };
+    let other = child(|| counts(&r, &board));
+    let before = pool.stats().pswpout;
+    for _ in 0..40 {
+        // (It may be written to all the while, and stay.)
+        r.advise(0, UNITS * UNIT, Advice::PageOut).unwrap();
+        std::thread::sleep(Duration::from_millis(2));
+        if pool.stats().pswpout > before + 40_000 {
+            break;
+        }
+    }
+    board.say(0, 1);
+    ended_well(other);
+}
+
+fn shared_refuses_nonsense() {
+    let pool = builder(32).build().unwrap();
+    let mut r = shared(&pool, 3 * MIB, "one");
+    let refused = |made: Result<Region, Error>| match made {
+        Err(Error::Shared(e)) => e,
+        Err(e) => panic!("{e}"),
+        Ok(_) => panic!("made"),
+    };
+    assert!(matches!(
+        refused(pool.shared(MIB, "one")),
+        SharedError::Exists
+    ));
+    assert!(matches!(
+        refused(pool.attach_shared("one")),
+        SharedError::Here
+    ));
+    assert!(matches!(
+        refused(pool.attach_shared("two")),
+        SharedError::Unknown
+    ));
+    for name in ["", &"x".repeat(65)] {
+        assert!(matches!(
+            refused(pool.shared(MIB, name)),
+            SharedError::BadName
+        ));
+        assert!(matches!(
+            refused(pool.attach_shared(name)),
+            SharedError::BadName
+        ));
+    }
+    for len in [0, usize::MAX, usize::MAX / 2, (512 << 30) + 1] {
+        assert!(matches!(
+            refused(pool.shared(len, "long")),
+            SharedError::BadLength
+        ));
+    }
+    assert!(matches!(
+        refused(pool.shared(100 << 30, "long")),
+        SharedError::NoRoom
+    ));
+    let many: Vec<_> = (0..15)
+        .map(|i| pool.shared(MIB, &format!("n{i}")).unwrap())
+        .collect();
+    assert!(matches!(
+        refused(pool.shared(MIB, "n15")),
+        SharedError::TableFull
+    ));
+    drop(many);
+    drop(shared(&pool, MIB, &"x".repeat(64)));
+    assert!(r.is_shared() && r.is_writable() && r.len() == 3 * MIB);
+    assert!(matches!(r.pin(0, 4096, true), Err(Error::NotShared(_))));
+    assert!(matches!(
+        r.set("thp.enabled=never"),
+        Err(Error::NotShared(_))
+    ));
+    let advice = r.advise(0, UNIT, Advice::HugePage);
+    assert!(matches!(advice, Err(Error::NotShared(_))));
+    assert!(matches!(
+        r.advise(0, 4 * MIB, Advice::PageOut),
+        Err(Error::Range { .. })
+    ));
+    assert!(Pool::join("nonsense").is_err() && Pool::join("1:x").is_err());
+    // It works all the same, to its end.
+    r.write_at(3 * MIB - 5, b"hello").unwrap();
+    page_out(&mut r);
+    let mut back = [0; 5];
+    r.read_at(3 * MIB - 5, &mut back).unwrap();
+    assert_eq!(&back, b"hello");
+    assert_eq!(r.pagemap().count(), 3 * MIB / PAGE);
+}
+
+/// A region is nobody's in particular: it ends with the last who has it, a child's child here.
+fn shared_outlives_who_made_it() {
+    const UNITS: usize = 12;
+    let pool = builder(32).build().unwrap();
+    let board = Board::new();
+    let maker = child(|| {
+        let mut r = shared(&pool, UNITS * UNIT, "late");
+        (0..UNITS).for_each(|u| write_unit(&r, u, 9));
+        r.advise(0, UNITS / 2 * UNIT, Advice::PageOut).unwrap();
+        let _heir = child(|| {
+            board.await_(0, 1);
+            (0..UNITS).for_each(|u| check_unit(&r, u, 9));
+            board.say(1, 1);
+            board.await_(2, 1);
+        });
+    });
+    ended_well(maker);
+    board.say(0, 1);
+    board.await_(1, 1);
+    assert!(pool.shared(UNIT, "late").is_err(), "it is still there");
+    let r = pool.attach_shared("late").unwrap();
+    board.say(2, 1);
+    (0..UNITS).for_each(|u| check_unit(&r, u, 9));
+    drop(r);
+    nothing_is_left(&pool);
+    drop(shared(&pool, UNIT, "late"));
+}
+
+fn shared_leaves_an_area() {
+    const UNITS: usize = 24;
+    let pool = builder(24).build().unwrap();
+    let r = shared(&pool, UNITS * UNIT, "moving");
+    (0..UNITS).for_each(|u| write_unit(&r, u, 1));
+    let before = pool.stats().swap_used_bytes;
+    assert!(before > 0);
+    let first = pool.swap_areas()[0].index;
+    pool.swap_on(&hugeswap::SwapSpec::new("/var/tmp")).unwrap();
+    let start = Instant::now();
+    pool.swap_off(first, |_| start.elapsed().as_secs() < 60)
+        .unwrap();
+    (0..UNITS).for_each(|u| check_unit(&r, u, 1));
+    (0..UNITS).for_each(|u| write_unit(&r, u, 2));
+    (0..UNITS).for_each(|u| check_unit(&r, u, 2));
+}
+
+/// Memory of one's own and shared memory make room for each other.
+fn shared_and_private_share_a_budget() {
+    let pool = builder(32).build().unwrap();
+    let r = shared(&pool, 20 * UNIT, "half");
+    let own = pool.region(20 * UNIT).unwrap();
+    for g in 1..4 {
+        (0..20).for_each(|u| write_unit(&r, u, g));
+        fill(&own, g);
+        (0..20).for_each(|u| check_unit(&r, u, g));
+        check(&own, g);
+    }
+    let s = pool.stats();
+    assert!(s.peak_resident_bytes <= 32 * MIB as u64, "{s:?}");
+    pool.audit().unwrap();
+}
+
+/// Words that say what cannot be: at worst an access is refused.
+fn shared_takes_wild_words() {
+    let engine = engine(32, hugeswap::FaultMode::Signal, &[]);
+    let Ok(addr) = engine.share("wild", 8 * UNIT) else {
+        skip("no userfaultfd");
+    };
+    let pool = engine.pool();
+    let read = |u: usize| {
+        let mut to = [0; 8];
+        engine.copy_out(addr + u * UNIT, &mut to)
+    };
+    let wild = [
+        // In swap: far beyond it, in a cluster that nobody has, without any.
+        2 | 0xffff_ff00 << 32,
+        2 | 5 << 32,
+        2,
+        // Kinds and ops that are none.
+        7,
+        6,
+    ];
+    for (u, word) in wild.into_iter().enumerate() {
+        pool.shared_words()[u].store(word, SeqCst);
+        assert!(read(u).is_err(), "{word:x}");
+    }
+    // The word of somebody who never was is carried on.
+    for op in 1..8 {
+        read(5).unwrap();
+        pool.shared_words()[5].store(1 | op << 3 | 0xf0_00 | 0x77 << 16, SeqCst);
+        until(&format!("op {op} is carried on"), || {
+            pool.shared_words()[5].load(SeqCst) >> 3 & 7 == 0
+        });
+        read(5).unwrap();
+    }
+    engine.discard(addr, 8 * UNIT).unwrap();
+    assert!((0..8).all(|u| read(u).is_ok()));
+    // A table that says nonsense is refused.
+    let s = &pool.header().shared[1];
+    s.state.store(1, SeqCst);
+    s.name_len.store(u32::MAX, SeqCst);
+    s.first.store(u32::MAX, SeqCst);
+    s.units.store(u32::MAX, SeqCst);
+    s.len.store(u64::MAX, SeqCst);
+    s.clients[3].owner.store(u64::MAX, SeqCst);
+    s.clients[3].pid.store(1, SeqCst);
+    assert!(engine.attach_shared(&"\0".repeat(64)).is_err());
+    s.clients[3].owner.store(0, SeqCst);
+    engine.unmap_shared(addr);
+    assert_eq!(pool.shared_frames(), 0);
+    // SAFETY: nothing of it is used any more.
+    unsafe { engine.stop() };
+}
+
+fn shared_is_discarded_in_part() {
+    let pool = builder(32).build().unwrap();
+    let mut r = shared(&pool, 4 * UNIT, "part");
+    fill(&r, 1);
+    page_out(&mut r);
+    let (from, to) = (UNIT - 3 * PAGE, 2 * UNIT + 5 * PAGE);
+    r.advise(from, to - from, Advice::DontNeed).unwrap();
+    is(&r, 600, Categories::ZERO, "the unit between");
+    for (i, w) in words(&r).iter().enumerate() {
+        let want = if (from..to).contains(&(i * 8)) {
+            0
+        } else {
+            value(i, 1)
+        };
+        assert_eq!(w.load(Relaxed), want, "word {i}");
+    }
+}
