@@ -18,7 +18,7 @@ unsafe fn refused(request: *const aiocb) -> bool {
     }
     // SAFETY: readable, by contract.
     let buffer = unsafe { (*request).aio_buf };
-    state::in_window(request as usize) || state::in_window(buffer as usize)
+    state::managed(request as usize) || state::managed(buffer as usize)
 }
 
 fn no() -> c_int {

@@ -32,7 +32,7 @@ impl Text {
     /// # Safety
     /// `s` must be null or NUL-terminated.
     unsafe fn of(s: *const c_char) -> Text {
-        let copy = state::in_window(s as usize).then(|| {
+        let copy = state::managed(s as usize).then(|| {
             // SAFETY: NUL-terminated, by contract; a fault here is taken as any other.
             unsafe { CStr::from_ptr(s) }.to_bytes_with_nul().to_vec()
         });
@@ -67,11 +67,11 @@ impl List {
             return out;
         }
         let mut n = 0;
-        let mut managed = state::in_window(list as usize);
+        let mut managed = state::managed(list as usize);
         // SAFETY: null-terminated, by contract.
         unsafe {
             while !(*list.add(n)).is_null() {
-                managed |= state::in_window(*list.add(n) as usize);
+                managed |= state::managed(*list.add(n) as usize);
                 n += 1;
             }
         }
@@ -201,7 +201,7 @@ impl<T: Copy> Plain<T> {
     /// `p` must be null or readable.
     unsafe fn of(p: *const T) -> Plain<T> {
         // SAFETY: readable, by contract.
-        let copy = state::in_window(p as usize).then(|| unsafe { p.read_unaligned() });
+        let copy = state::managed(p as usize).then(|| unsafe { p.read_unaligned() });
         Plain { copy, original: p }
     }
 

@@ -4,7 +4,7 @@
 //! never opened; closing ranges skips them and reports success.
 
 use crate::real::{self, answer, set_errno};
-use crate::state;
+use crate::{files, state};
 use hugeswap_sys::raw::syscall6;
 use libc::{c_int, c_uint};
 
@@ -18,8 +18,14 @@ unsafe extern "C" fn close(fd: c_int) -> c_int {
     if state::is_our_fd(fd) {
         return bad();
     }
+    // (Code of ours comes here too, and closes no such descriptor in this way.)
+    let stands_in = files::may_end_by(fd);
     // SAFETY: passed on.
-    unsafe { real::close()(fd) }
+    let r = unsafe { real::close()(fd) };
+    if stands_in {
+        files::maybe_gone();
+    }
+    r
 }
 
 #[unsafe(no_mangle)]
@@ -55,7 +61,7 @@ pub fn close_range_raw(first: c_uint, last: c_uint, flags: c_int) -> isize {
     let mut ours = [0u32; 64];
     let mut n = 0;
     if let Some(engine) = state::engine() {
-        for fd in engine.protected_fds() {
+        for fd in state::our_fds(engine) {
             if n < ours.len() && (first..=last).contains(&(fd as u32)) {
                 ours[n] = fd as u32;
                 n += 1;

@@ -7,7 +7,7 @@
 //! does nothing. io_uring is refused (ENOSYS): its requests hold addresses no filter sees.
 
 use crate::{state, table, trap};
-use hugeswap_engine::{WINDOW_BASE, WINDOW_LEN};
+use hugeswap_engine::{SHARED_BASE, SHARED_LEN, WINDOW_BASE, WINDOW_LEN};
 use hugeswap_policy::knobs::Knob;
 use hugeswap_sys::raw::{self, GATE_CODE, syscall6};
 use hugeswap_sys::{fs, mm};
@@ -175,7 +175,9 @@ enum Label {
 
 const ALL_ARGS: u8 = 0b11_1111;
 const LOW: u32 = (WINDOW_BASE >> 32) as u32;
-const HIGH: u32 = ((WINDOW_BASE + WINDOW_LEN) >> 32) as u32;
+/// (Shared memory is right behind the window.)
+const HIGH: u32 = ((SHARED_BASE + SHARED_LEN) >> 32) as u32;
+const _: () = assert!(SHARED_BASE == WINDOW_BASE + WINDOW_LEN);
 
 impl Code {
     fn push(&mut self, f: sock_filter) {

@@ -6,12 +6,14 @@
 //! * large transfers are *pinned*, in pieces of what may be held at once ([`crate::vectors`]);
 //! * for futexes the page is *touched*, and touched again on EFAULT: the address itself is what counts.
 //!
+//! Shared memory, which other processes may take out of memory any time, cannot be held: it is copied, or kept for good ([`crate::shared`]).
+//!
 //! All calls leave through the gate, so the filter lets them pass. Signals: in a trap everything is blocked but
 //! around the call itself, where the program's mask holds.
 
 use crate::mask::OURS;
 use crate::table::{self, Buffer, Len, Way};
-use crate::{mmap, state};
+use crate::{mmap, shared, state};
 use hugeswap_engine::Engine;
 use hugeswap_sys::raw::syscall6;
 use hugeswap_sys::signal::{self, Mask};
@@ -73,13 +75,24 @@ impl Caller {
         r
     }
 
+    /// Is all of it the kernel's?
+    pub fn is_foreign(&self, addr: usize, len: usize) -> bool {
+        len > 0 && self.engine.is_foreign(addr, len)
+    }
+
     /// May `[addr, addr+len)` be touched by us? No, if it is in the window and not mapped: then the kernel is
     /// to say EFAULT, as it does to those who ask by such a call whether memory is there.
     pub fn mapped(&self, addr: usize, len: usize) -> bool {
-        if len == 0 || !state::in_window(addr) {
+        if len == 0 || !state::managed(addr) {
             return true;
         }
+        if state::in_shared(addr) {
+            return shared::is_mapped(addr, len);
+        }
         let last = addr.saturating_add(len - 1);
+        if self.engine.first_marker(addr, len).is_some() {
+            return false;
+        }
         (self.engine.resident(addr) && self.engine.resident(last))
             || self.engine.is_mapped(addr, len)
     }
@@ -119,13 +132,24 @@ impl Caller {
         let mut lens = [0usize; 6];
         let mut total = 0;
         for &(i, _, len) in buffers {
-            if state::in_window(a[i]) {
+            if state::managed(a[i]) {
                 if !self.mapped(a[i], 1) {
                     return self.raw(nr, a);
                 }
                 lens[i] = length(len, &a, a[i]);
                 total += lens[i].next_multiple_of(16);
             }
+        }
+        let of_kernel = |i: usize| self.engine.is_foreign(a[i], lens[i]);
+        let marked = |i: usize| self.engine.first_marker(a[i], lens[i]).is_some();
+        let mut given = (0..lens.len()).filter(|&i| lens[i] > 0);
+        let in_window = |i: usize| state::in_window(a[i]);
+        // Of what is the kernel's it knows best: there may be guards of its own in it, or pages without access. To ours it says EFAULT.
+        if total > 0
+            && (given.clone().all(|i| in_window(i) && of_kernel(i))
+                || given.any(|i| in_window(i) && marked(i)))
+        {
+            return self.raw(nr, a);
         }
         if total > COPY_MAX {
             return self.pinned(nr, a, buffers, &lens);
@@ -141,7 +165,7 @@ impl Caller {
         let room = room.as_mut_ptr() as usize;
         let (mut call, mut at) = (a, room);
         for &(i, _, _) in buffers {
-            if state::in_window(a[i]) {
+            if state::managed(a[i]) {
                 // SAFETY: `room` has space for all of them; the source is the program's to answer for.
                 unsafe { std::ptr::copy_nonoverlapping(a[i] as *const u8, at as *mut u8, lens[i]) };
                 call[i] = at;
@@ -174,7 +198,7 @@ impl Caller {
     fn unknown(&self, nr: i64, a: Args) -> isize {
         let mut held = Pins::new(self.engine);
         for addr in a {
-            if state::in_window(addr) {
+            if state::managed(addr) {
                 let len = UNIT - addr % UNIT;
                 if !held.insist(addr, len, true) {
                     held.insist(addr, len, false);
@@ -200,14 +224,28 @@ impl Caller {
         );
         let mut call = a;
         let timeout: [u64; 2];
-        if timed && state::in_window(a[3]) {
+        if timed && state::managed(a[3]) {
             // SAFETY: the program's timespec.
             timeout = unsafe { (a[3] as *const [u64; 2]).read_unaligned() };
             call[3] = timeout.as_ptr() as usize;
         }
+        const PI: [i32; 6] = [
+            libc::FUTEX_LOCK_PI,
+            libc::FUTEX_UNLOCK_PI,
+            libc::FUTEX_TRYLOCK_PI,
+            libc::FUTEX_WAIT_REQUEUE_PI,
+            libc::FUTEX_CMP_REQUEUE_PI,
+            13,
+        ];
+        // Of these the kernel changes the word, and not only during the call.
+        if PI.contains(&op) {
+            for i in [0, 4] {
+                let _ = shared::keep(self.engine, a[i], 4);
+            }
+        }
         for _ in 0..TRIES {
             for i in [0, 4] {
-                if state::in_window(a[i]) && self.engine.is_mapped(a[i], 4) {
+                if state::managed(a[i]) && self.mapped(a[i], 4) {
                     touch(a[i]);
                 }
             }
@@ -288,6 +326,11 @@ unsafe fn copy_changed(from: usize, to: usize, len: usize) {
 
 /// Brings the page at `addr` in, for writing if the program may.
 pub fn touch(addr: usize) {
+    if state::in_shared(addr) && !shared::is_writable(addr) {
+        // SAFETY: a mapped byte.
+        unsafe { std::ptr::read_volatile(addr as *const u8) };
+        return;
+    }
     // SAFETY: a mapped byte; adding nothing changes nothing. Were it not writable the program's own
     // futex call would have failed.
     unsafe { AtomicU8::from_ptr(addr as *mut u8) }.fetch_or(0, Relaxed);
@@ -322,8 +365,12 @@ impl Pins {
 
     /// Holds `[addr, addr+len)` if it is managed. False: it is, and could not be held.
     pub fn add(&mut self, addr: usize, len: usize, write: bool) -> bool {
-        if len == 0 || !state::in_window(addr) {
+        if len == 0 || !state::managed(addr) {
             return true;
+        }
+        if state::in_shared(addr) {
+            // Other processes take it out of memory: nothing holds it but keeping it for good, and copying is better than that.
+            return false;
         }
         let units = units_of(addr, len);
         let most = (self.engine.pool().frames() / 4).max(2) as usize;
@@ -339,8 +386,11 @@ impl Pins {
 
     /// As [`Pins::add`], for calls that have no other way: beyond the bound.
     pub fn insist(&mut self, addr: usize, len: usize, write: bool) -> bool {
-        if len == 0 || !state::in_window(addr) {
+        if len == 0 || !state::managed(addr) {
             return true;
+        }
+        if state::in_shared(addr) {
+            return shared::is_mapped(addr, len) && shared::keep(self.engine, addr, len).is_ok();
         }
         let done = self.engine.pin(addr, len, write).is_ok();
         if done {

@@ -5,7 +5,7 @@
 //! memory could not bear is caught here and made to work.
 //!
 //! * `state`: joining the pool; `real`: what stands behind; `alloc`, `lock`: our own memory
-//! * `malloc` (with `spare`), `mmap`, `advise`: memory
+//! * `malloc` (with `spare`), `mmap`, `advise`: memory; `shared`: that which is shared (`files`, `views`: memory files); `pagemap`: where it is
 //! * `sig`, `mask`, `thread`: signals, and threads that can take them
 //! * `fds`, `exec`: descriptors and processes
 //! * `issue`, `table`, `vectors`, `wrap`, `stdio`, `aio`: system calls on managed memory (signal mode)
@@ -20,13 +20,16 @@ mod aio;
 mod alloc;
 mod exec;
 mod fds;
+mod files;
 mod filter;
 mod issue;
 mod lock;
 mod malloc;
 mod mask;
 mod mmap;
+mod pagemap;
 mod real;
+mod shared;
 mod sig;
 mod spare;
 mod state;
@@ -35,6 +38,7 @@ mod table;
 mod thread;
 mod trap;
 mod vectors;
+mod views;
 mod wrap;
 
 #[global_allocator]

@@ -1,18 +1,21 @@
 //! mmap, munmap and mremap: large private anonymous mappings are managed, and what a program then
 //! does to them works as if the kernel had made them.
 //!
+//! Large shared anonymous ones are [`crate::shared`]'s, in addresses of their own behind the window.
+//!
 //! Inside the window nothing may be mapped behind the engine's back: a fixed mapping over managed memory first takes
 //! the units from the engine (`eject`), after which they are the kernel's and ordinary calls work on them.
 
 use crate::lock::Lock;
 use crate::real::{self, answer, set_errno};
-use crate::state;
-use hugeswap_engine::{Engine, Prot};
+use crate::{files, shared, state};
+use hugeswap_engine::{Engine, Prot, SHARED_BASE};
 use hugeswap_policy::knobs::Knob;
 use hugeswap_sys::raw::syscall6;
 use hugeswap_sys::{Errno, mm};
 use libc::{c_int, c_void, off_t, size_t};
 use std::collections::BTreeSet;
+use std::ops::Range;
 use std::sync::atomic::AtomicUsize;
 use std::sync::atomic::Ordering::Relaxed;
 
@@ -22,8 +25,7 @@ const RW: c_int = libc::PROT_READ | libc::PROT_WRITE;
 const DONTUNMAP: usize = 4;
 
 /// Flags of mappings that are not ours to take: fixed places, stacks, locked or special memory.
-const NEVER: c_int = libc::MAP_SHARED
-    | libc::MAP_FIXED
+const NEVER: c_int = libc::MAP_FIXED
     | libc::MAP_FIXED_NOREPLACE
     | libc::MAP_GROWSDOWN
     | libc::MAP_STACK
@@ -31,7 +33,8 @@ const NEVER: c_int = libc::MAP_SHARED
     | libc::MAP_HUGETLB
     | libc::MAP_32BIT;
 
-fn kernel(nr: libc::c_long, a: [usize; 6]) -> usize {
+/// The kernel's answer to a call of the program's.
+pub fn kernel(nr: libc::c_long, a: [usize; 6]) -> usize {
     // SAFETY: the program's own call, with the arguments it gave; where it concerns managed
     // memory the caller has taken the units from the engine before.
     answer(unsafe { syscall6(nr as usize, a) }) as usize
@@ -74,8 +77,11 @@ fn units(from: usize, to: usize) -> impl Iterator<Item = usize> {
     (from & !(UNIT - 1)..to).step_by(UNIT)
 }
 
-/// Takes the units that hold any mapped page of `[addr, addr+len)` from the engine.
+/// Takes the units that hold any mapped page of `[addr, addr+len)` from the engine; of shared memory they are kept.
 pub fn eject(engine: &Engine, addr: usize, len: usize) -> Result<(), Errno> {
+    if !shared_part(addr, len).is_empty() {
+        shared::keep(engine, addr, len)?;
+    }
     let window = engine.window();
     let (from, to) = (
         addr.max(window.start),
@@ -89,6 +95,14 @@ pub fn eject(engine: &Engine, addr: usize, len: usize) -> Result<(), Errno> {
     marks.ejected.extend(units(from, to));
     marks.count();
     Ok(())
+}
+
+/// What of `[addr, addr+len)` is where shared memory may be.
+fn shared_part(addr: usize, len: usize) -> Range<usize> {
+    let all = state::managed_range();
+    let base = SHARED_BASE.min(all.end);
+    let start = addr.max(base);
+    start..addr.saturating_add(len).min(all.end).max(start)
 }
 
 /// Sets the access to whole units of managed memory.
@@ -122,8 +136,7 @@ pub fn any_ejected(addr: usize, len: usize) -> bool {
 /// The bytes of `[addr, addr+len)` become zero, each by whoever has its unit.
 pub fn discard(engine: &Engine, addr: usize, len: usize) -> Result<(), Errno> {
     if !any_ejected(addr, len) {
-        engine.discard(addr, len);
-        return Ok(());
+        return engine.discard(addr, len);
     }
     for unit in units(addr, addr + len) {
         let (from, to) = (unit.max(addr), (unit + UNIT).min(addr + len));
@@ -133,7 +146,7 @@ pub fn discard(engine: &Engine, addr: usize, len: usize) -> Result<(), Errno> {
             // SAFETY: the kernel's pages, whose content the program gives up.
             unsafe { mm::advise(from, to - from, libc::MADV_DONTNEED) }?;
         } else {
-            engine.discard(from, to - from);
+            engine.discard(from, to - from)?;
         }
     }
     Ok(())
@@ -205,16 +218,26 @@ unsafe extern "C" fn mmap(
     offset: off_t,
 ) -> *mut c_void {
     let at = addr as usize;
-    if flags & libc::MAP_FIXED != 0 && state::meets_window(at, len) {
+    const TYPE: c_int = libc::MAP_SHARED | libc::MAP_PRIVATE;
+    if flags & libc::MAP_FIXED != 0 && state::meets_managed(at, len) {
         if let Some(done) = over_managed(at, len, prot, flags) {
             return done;
         }
     } else if state::may_manage(len)
-        && flags & (NEVER | libc::MAP_PRIVATE) == libc::MAP_PRIVATE
+        && flags & NEVER == 0
+        && matches!(flags & TYPE, libc::MAP_SHARED | libc::MAP_PRIVATE)
         && prot == RW
     {
         let zero = flags & libc::MAP_ANONYMOUS != 0 || dev_zero(fd);
         if zero && let Some(engine) = state::engine_for(len, Knob::MmapMin) {
+            if flags & TYPE == libc::MAP_SHARED {
+                if let Some(whole) = pages(0, len)
+                    && let Some(done) = shared::map(engine, whole, flags)
+                {
+                    return done;
+                }
+                return kernel_map(at, len, prot, flags, fd, offset);
+            }
             let errno = real::errno();
             match engine.map(len, PAGE, true) {
                 Ok(at) => {
@@ -230,20 +253,38 @@ unsafe extern "C" fn mmap(
             }
         }
     }
-    kernel(
-        libc::SYS_mmap,
-        [
-            at,
-            len,
-            prot as usize,
-            flags as usize,
-            fd as usize,
-            offset as usize,
-        ],
-    ) as *mut c_void
+    let made = kernel_map(at, len, prot, flags, fd, offset);
+    if flags & libc::MAP_ANONYMOUS == 0 {
+        if made == libc::MAP_FAILED {
+            return files::map(len, prot, flags, fd, offset as usize);
+        }
+        if files::is_any_expected() {
+            files::mapped(fd);
+        }
+    }
+    made
 }
 
-/// A fixed mapping that meets the window. `None`: the kernel may make it now.
+fn kernel_map(
+    at: usize,
+    len: usize,
+    prot: c_int,
+    flags: c_int,
+    fd: c_int,
+    offset: off_t,
+) -> *mut c_void {
+    let a = [
+        at,
+        len,
+        prot as usize,
+        flags as usize,
+        fd as usize,
+        offset as usize,
+    ];
+    kernel(libc::SYS_mmap, a) as *mut c_void
+}
+
+/// A fixed mapping that meets managed addresses. `None`: the kernel may make it now.
 fn over_managed(at: usize, len: usize, prot: c_int, flags: c_int) -> Option<*mut c_void> {
     let engine = state::engine()?;
     let len = pages(at, len)?;
@@ -256,15 +297,26 @@ fn over_managed(at: usize, len: usize, prot: c_int, flags: c_int) -> Option<*mut
         && !any_ejected(at, len)
     {
         let access = access(prot)?;
-        engine.discard(at, len);
+        if let Err(e) = engine.discard(at, len) {
+            return Some(failed(e.0));
+        }
         if protect(engine, at, len, access) {
             return Some(at as *mut c_void);
         }
     }
-    match eject(engine, at, len) {
+    match make_way(engine, at, len) {
         Ok(()) => None,
         Err(e) => Some(failed(e.0)),
     }
+}
+
+/// Before the kernel maps something at addresses of the program's choice.
+fn make_way(engine: &Engine, at: usize, len: usize) -> Result<(), Errno> {
+    let there = shared_part(at, len);
+    if !there.is_empty() {
+        shared::make_way(engine, there)?;
+    }
+    eject(engine, at, len)
 }
 
 /// The access `prot` gives, if managed memory can have it.
@@ -302,15 +354,22 @@ unsafe extern "C" fn mmap64(
 #[unsafe(no_mangle)]
 unsafe extern "C" fn munmap(addr: *mut c_void, len: size_t) -> c_int {
     let at = addr as usize;
-    if state::meets_window(at, len)
+    if state::meets_managed(at, len)
         && let (Some(engine), Some(len)) = (state::engine(), pages(at, len))
     {
-        let window = engine.window();
-        let (from, to) = (at.max(window.start), (at + len).min(window.end));
+        let all = state::managed_range();
+        let (from, to) = (at.max(all.start), (at + len).min(all.end));
         let errno = real::errno();
-        release(engine, from, to - from);
+        let there = shared_part(at, len);
+        let private = from..to.min(engine.window().end);
+        if !private.is_empty() {
+            release(engine, private.start, private.len());
+        }
+        if !there.is_empty() {
+            shared::unmap(engine, there);
+        }
         set_errno(errno);
-        // What lies outside the window is the kernel's.
+        // What lies elsewhere is the kernel's.
         for (start, end) in [(at, from), (to, at + len)] {
             if start < end {
                 kernel(libc::SYS_munmap, [start, end - start, 0, 0, 0, 0]);
@@ -337,11 +396,21 @@ unsafe extern "C" fn mremap(
     }
     let fixed = flags & libc::MREMAP_FIXED != 0;
     if fixed
-        && state::meets_window(to, new_len)
+        && state::meets_managed(to, new_len)
         && let Some(engine) = state::engine()
-        && let Err(e) = eject(engine, to, new_len)
+        && let Err(e) = make_way(engine, to, new_len)
     {
         return failed(e.0);
+    }
+    if state::in_shared(at)
+        && shared::is_managed(at)
+        && let Some(engine) = state::engine()
+        && let (Some(old), Some(new)) = (
+            old_len.checked_next_multiple_of(PAGE),
+            new_len.checked_next_multiple_of(PAGE),
+        )
+    {
+        return shared::remap(engine, at, old, new, flags as usize, to);
     }
     kernel(
         libc::SYS_mremap,
@@ -417,12 +486,12 @@ fn to_elsewhere(engine: &Engine, at: usize, old: usize, new: usize) -> Result<us
 /// To an address of the program's choice: within managed memory pages move, anywhere else they are copied.
 fn to_fixed(engine: &Engine, at: usize, old: usize, new: usize, to: usize) -> Result<usize, c_int> {
     if state::in_window(to) && engine.is_mapped(to, new) && !any_ejected(to, new) {
-        engine.discard(to, new);
+        engine.discard(to, new).map_err(|e| e.0)?;
         engine.carry_advice(at, old, to, new);
         engine.move_range(at, to, old.min(new));
         return Ok(to);
     }
-    eject(engine, to, new).map_err(|e| e.0)?;
+    make_way(engine, to, new).map_err(|e| e.0)?;
     // SAFETY: the program asked that whatever is mapped at `to` be replaced.
     unsafe { mm::map_anon(to, new, mm::PROT_RW, true) }.map_err(|e| e.0)?;
     // SAFETY: both ranges are mapped, do not overlap, and the program gives up the first.

@@ -9,13 +9,14 @@
 //! One thread joins; requests of others wait for it, its own nested ones pass through. OFF, JOINED and FAILED
 //! are final. A child forked while another thread was joining is FAILED: it goes on unmanaged.
 
-use crate::{alloc, filter, issue, malloc, mmap, real, thread};
+use crate::{alloc, files, filter, issue, malloc, mmap, real, shared, thread, views};
 use hugeswap_engine::pool::{FaultMode, Pool};
-use hugeswap_engine::{Engine, EngineConfig, high_descriptor};
+use hugeswap_engine::{Engine, EngineConfig, SHARED_BASE, SHARED_LEN, high_descriptor};
 use hugeswap_policy::knobs::Knob;
 use hugeswap_sys::signal::Blocked;
 use hugeswap_sys::{fs, futex, process};
 use std::ffi::CStr;
+use std::ops::Range;
 use std::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed, Release};
 use std::sync::atomic::{AtomicI32, AtomicPtr, AtomicU32, AtomicUsize};
 
@@ -31,6 +32,8 @@ static JOINER: AtomicI32 = AtomicI32::new(0);
 static ENGINE: AtomicPtr<Engine> = AtomicPtr::new(std::ptr::null_mut());
 /// The managed addresses; length 0 until joined.
 static WINDOW: [AtomicUsize; 2] = [const { AtomicUsize::new(0) }; 2];
+/// Bytes from the window's start on that managed memory may be at: the window, and behind it shared memory. 0 until joined.
+static MANAGED: AtomicUsize = AtomicUsize::new(0);
 /// `HUGESWAP_POOL`.
 static CREATOR: AtomicI32 = AtomicI32::new(0);
 static SEGMENT: AtomicI32 = AtomicI32::new(-1);
@@ -58,10 +61,39 @@ pub fn in_window(addr: usize) -> bool {
     addr.wrapping_sub(WINDOW[0].load(Relaxed)) < WINDOW[1].load(Relaxed)
 }
 
-/// Does `[addr, addr+len)` meet the window?
-pub fn meets_window(addr: usize, len: usize) -> bool {
-    let (base, size) = (WINDOW[0].load(Relaxed), WINDOW[1].load(Relaxed));
-    addr < base + size && addr.saturating_add(len) > base && len > 0
+/// Is `addr` where managed memory may be, private or shared? Then a system call on it needs care.
+#[inline]
+pub fn managed(addr: usize) -> bool {
+    addr.wrapping_sub(WINDOW[0].load(Relaxed)) < MANAGED.load(Relaxed)
+}
+
+/// Is `addr` where shared memory may be?
+#[inline]
+pub fn in_shared(addr: usize) -> bool {
+    managed(addr) && !in_window(addr)
+}
+
+/// The addresses that managed memory may be at, the window first; none until joined.
+pub fn managed_range() -> Range<usize> {
+    let base = WINDOW[0].load(Relaxed);
+    base..base + MANAGED.load(Relaxed)
+}
+
+/// Does `[addr, addr+len)` meet them?
+pub fn meets_managed(addr: usize, len: usize) -> bool {
+    let all = managed_range();
+    addr < all.end && addr.saturating_add(len) > all.start && len > 0
+}
+
+/// Descriptors may have been added.
+pub fn note_descriptors(engine: &Engine) {
+    FIRST_FD.store(our_fds(engine).min().unwrap_or(i32::MAX), Relaxed);
+}
+
+/// Descriptors that the program is to leave alone.
+pub fn our_fds(engine: &Engine) -> impl Iterator<Item = i32> {
+    let watch = Some(views::descriptor()).filter(|&fd| fd >= 0);
+    engine.protected_fds().chain(watch)
 }
 
 /// The engine, once joined.
@@ -86,12 +118,25 @@ pub fn armed() -> bool {
 /// Is descriptor `fd` one of hugeswap's?
 #[inline]
 pub fn is_our_fd(fd: i32) -> bool {
-    fd >= FIRST_FD.load(Relaxed) && engine().is_some_and(|e| e.protected_fds().any(|p| p == fd))
+    fd >= FIRST_FD.load(Relaxed) && engine().is_some_and(|e| our_fds(e).any(|p| p == fd))
 }
 
 /// Are we in a vfork child, which runs in its parent's memory?
 pub fn in_vfork_child() -> bool {
     PID.load(Relaxed) != process::pid()
+}
+
+/// Does the pool have this setting at another value than 0? Without joining it, if that was not done yet.
+pub fn is_set(knob: Knob) -> bool {
+    match engine() {
+        Some(engine) => engine.pool().knob(knob) != 0,
+        None if STATE.load(Acquire) == ARMED => {
+            let (creator, segment) = (CREATOR.load(Relaxed), SEGMENT.load(Relaxed));
+            let pool = Pool::attach(creator, segment, high_descriptor());
+            pool.is_ok_and(|p| p.knob(knob) != 0)
+        }
+        None => false,
+    }
 }
 
 /// The engine, if a request of `len` bytes belongs to it by the setting `knob`; joins if need be.
@@ -154,7 +199,9 @@ fn join(len: usize, knob: Knob) -> u32 {
     let window = engine.window();
     WINDOW[0].store(window.start, Relaxed);
     WINDOW[1].store(window.len(), Relaxed);
-    FIRST_FD.store(engine.protected_fds().min().unwrap_or(i32::MAX), Relaxed);
+    let whole = window.end == SHARED_BASE;
+    MANAGED.store(window.len() + if whole { SHARED_LEN } else { 0 }, Relaxed);
+    note_descriptors(engine);
     ENGINE.store(engine as *const Engine as *mut Engine, Release);
     filter::ensure();
     // After the engine's own, so that it runs when the child's engine has settled.
@@ -205,12 +252,16 @@ fn parse(value: &[u8]) -> Option<(i32, i32)> {
 pub extern "C" fn before_fork() {
     malloc::before_fork();
     mmap::before_fork();
+    files::before_fork();
+    shared::before_fork();
     alloc::before_fork();
 }
 
 /// Gives them back in the parent.
 pub extern "C" fn after_fork() {
     alloc::after_fork();
+    shared::after_fork();
+    files::after_fork();
     mmap::after_fork();
     malloc::after_fork();
 }
@@ -229,7 +280,8 @@ pub extern "C" fn in_child() {
 /// Once the child's engine has settled: it may need the filter its parent did without.
 pub extern "C" fn settle_child() {
     if let Some(e) = engine() {
-        FIRST_FD.store(e.protected_fds().min().unwrap_or(i32::MAX), Relaxed);
+        shared::settle_child(e);
+        note_descriptors(e);
     }
     filter::ensure();
 }

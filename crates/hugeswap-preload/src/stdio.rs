@@ -3,6 +3,7 @@
 //! fread and fwrite of large blocks hand the program's buffer to the kernel, by calls no wrapper sees. Where the
 //! filter is on it sees to that; elsewhere such blocks go through a buffer of ours, piece by piece.
 
+use crate::pagemap::from_stream;
 use crate::{filter, real, state};
 use libc::{FILE, c_void, size_t};
 
@@ -12,15 +13,21 @@ const PIECE: usize = 64 << 10;
 /// Must `[p, ...)` be kept from the kernel?
 #[inline]
 fn careful(p: usize) -> bool {
-    state::in_window(p) && state::careful().is_some() && !filter::on()
+    state::managed(p) && state::careful().is_some() && !filter::on()
 }
 
-type Read = unsafe extern "C" fn(*mut c_void, size_t, size_t, *mut FILE) -> size_t;
+pub type Read = unsafe extern "C" fn(*mut c_void, size_t, size_t, *mut FILE) -> size_t;
 type Write = unsafe extern "C" fn(*const c_void, size_t, size_t, *mut FILE) -> size_t;
 
 /// # Safety
 /// As for fread.
-unsafe fn read(next: Read, p: *mut c_void, size: size_t, count: size_t, file: *mut FILE) -> size_t {
+pub unsafe fn read(
+    next: Read,
+    p: *mut c_void,
+    size: size_t,
+    count: size_t,
+    file: *mut FILE,
+) -> size_t {
     let total = size.saturating_mul(count);
     if total == 0 || !careful(p as usize) {
         // SAFETY: passed on.
@@ -78,7 +85,7 @@ unsafe fn write(
 #[unsafe(no_mangle)]
 unsafe extern "C" fn fread(p: *mut c_void, size: size_t, count: size_t, file: *mut FILE) -> size_t {
     // SAFETY: passed on.
-    unsafe { read(real::fread(), p, size, count, file) }
+    unsafe { from_stream(real::fread(), p, size, count, file) }
 }
 
 #[unsafe(no_mangle)]
@@ -89,7 +96,7 @@ unsafe extern "C" fn fread_unlocked(
     file: *mut FILE,
 ) -> size_t {
     // SAFETY: passed on.
-    unsafe { read(real::fread_unlocked(), p, size, count, file) }
+    unsafe { from_stream(real::fread_unlocked(), p, size, count, file) }
 }
 
 #[unsafe(no_mangle)]

@@ -5,7 +5,7 @@
 //! is set, if it is large enough for our handlers; a smaller one the program only believes it has.
 
 use crate::real::{self, answer, set_errno};
-use crate::{mask, mmap, state};
+use crate::{mask, mmap, shared, state};
 use hugeswap_sys::raw::{call, syscall6};
 use hugeswap_sys::{mm, signal};
 use libc::{c_int, c_void};
@@ -195,12 +195,49 @@ unsafe extern "C" fn pthread_create(
     }
 }
 
+/// Locks that the kernel writes to when their holder dies, or hands from one thread to another, must be there for it.
+#[unsafe(no_mangle)]
+unsafe extern "C" fn pthread_mutex_init(
+    mutex: *mut libc::pthread_mutex_t,
+    attr: *const libc::pthread_mutexattr_t,
+) -> c_int {
+    unsafe extern "C" {
+        fn pthread_mutexattr_getrobust(
+            attr: *const libc::pthread_mutexattr_t,
+            to: *mut c_int,
+        ) -> c_int;
+        fn pthread_mutexattr_getprotocol(
+            attr: *const libc::pthread_mutexattr_t,
+            to: *mut c_int,
+        ) -> c_int;
+    }
+    let at = mutex as usize;
+    if !attr.is_null()
+        && state::in_shared(at)
+        && let Some(engine) = state::engine()
+    {
+        let (mut robust, mut protocol) = (0, 0);
+        // SAFETY: the program's initialised attributes; both results are writable.
+        unsafe {
+            pthread_mutexattr_getrobust(attr, &mut robust);
+            pthread_mutexattr_getprotocol(attr, &mut protocol);
+        }
+        let special =
+            robust == libc::PTHREAD_MUTEX_ROBUST || protocol == libc::PTHREAD_PRIO_INHERIT;
+        if special && shared::keep(engine, at, size_of::<libc::pthread_mutex_t>()).is_err() {
+            return libc::ENOMEM;
+        }
+    }
+    // SAFETY: passed on.
+    unsafe { real::pthread_mutex_init()(mutex, attr) }
+}
+
 /// A stack the program allocated itself must be there when the kernel wants it.
 fn eject_stack(attr: *const libc::pthread_attr_t) {
     let (mut at, mut len) = (std::ptr::null_mut(), 0);
     // SAFETY: the program's initialised attributes; both results are writable.
     if unsafe { libc::pthread_attr_getstack(attr, &mut at, &mut len) } == 0
-        && state::meets_window(at as usize, len)
+        && state::meets_managed(at as usize, len)
         && let Some(engine) = state::engine()
     {
         let _ = mmap::eject(engine, at as usize, len);
@@ -249,7 +286,7 @@ fn set_program_stack(wanted: libc::stack_t, ours: usize, active: bool) -> c_int 
     let off = wanted.ss_flags & libc::SS_DISABLE != 0;
     let small = !off && (libc::MINSIGSTKSZ..ENOUGH).contains(&wanted.ss_size);
     if !off && !small {
-        if state::meets_window(wanted.ss_sp as usize, wanted.ss_size)
+        if state::meets_managed(wanted.ss_sp as usize, wanted.ss_size)
             && let Some(engine) = state::engine()
             && let Err(e) = mmap::eject(engine, wanted.ss_sp as usize, wanted.ss_size)
         {

@@ -17,6 +17,14 @@ const FEW: usize = 8;
 /// Most bytes copied through a buffer of ours in one call.
 const BOUNCE: usize = 1 << 20;
 const IOV_MAX: usize = 1024;
+const PAGE: usize = 4096;
+
+/// Aligned as direct I/O likes it.
+#[derive(Clone, Copy)]
+#[repr(align(4096))]
+struct Page {
+    _bytes: [u8; PAGE],
+}
 
 fn segment(base: usize, len: usize) -> iovec {
     iovec {
@@ -142,16 +150,20 @@ impl Transfer<'_> {
             // The program's error: the kernel says which.
             return (n, call(piece, done));
         }
-        let mut large = vec![0u8; n.min(BOUNCE)];
-        let asked = large.len();
-        (
-            asked,
-            self.through(large.as_mut_ptr(), asked, piece, done, call),
-        )
+        // What does not go on must go in one call.
+        let asked = match self.goes_on() {
+            true => n.min(BOUNCE),
+            false => n,
+        };
+        let mut large = vec![Page { _bytes: [0; PAGE] }; asked.div_ceil(PAGE)];
+        let at = large.as_mut_ptr().cast();
+        (asked, self.through(at, asked, piece, done, call))
     }
 
     fn mapped(&self, s: &iovec) -> bool {
-        self.caller.mapped(s.iov_base as usize, s.iov_len)
+        let (at, len) = (s.iov_base as usize, s.iov_len);
+        // (Of what is the kernel's it knows best, as in `Caller::by_table`.)
+        self.caller.mapped(at, len) && !(state::in_window(at) && self.caller.is_foreign(at, len))
     }
 
     /// Transfers by way of the `room` bytes at `buffer`, as much as they hold.
@@ -258,7 +270,7 @@ impl Caller {
         let mut address = [0u8; 128];
         let mut address_len = 0u32;
         let mut call = a;
-        if nr == libc::SYS_sendto && state::in_window(a[4]) {
+        if nr == libc::SYS_sendto && state::managed(a[4]) {
             let n = a[5].min(address.len());
             // SAFETY: the program's address, of that length.
             unsafe { std::ptr::copy_nonoverlapping(a[4] as *const u8, address.as_mut_ptr(), n) };
@@ -267,7 +279,7 @@ impl Caller {
         let receive_address = nr == libc::SYS_recvfrom
             && a[4] != 0
             && a[5] != 0
-            && (state::in_window(a[4]) || state::in_window(a[5]));
+            && (state::managed(a[4]) || state::managed(a[5]));
         if receive_address {
             address_len = address.len() as u32;
             call[4] = address.as_mut_ptr() as usize;
@@ -279,7 +291,7 @@ impl Caller {
             go_on,
             fd: a[0],
         };
-        let r = if !state::in_window(a[buf]) {
+        let r = if !state::managed(a[buf]) {
             self.raw(nr, call)
         } else {
             t.run(&[segment(a[buf], total)], &mut |piece, done| {
@@ -316,10 +328,7 @@ impl Caller {
         }
         let mut fills = fills(nr);
         let mut number = nr;
-        if nr == libc::SYS_vmsplice
-            && segments
-                .iter()
-                .any(|s| state::in_window(s.iov_base as usize))
+        if nr == libc::SYS_vmsplice && segments.iter().any(|s| state::managed(s.iov_base as usize))
         {
             // Pages given to a pipe are read later; what is managed moves. So copy.
             fills = file_flags(a[0]) & libc::O_ACCMODE == libc::O_RDONLY;
@@ -498,7 +507,7 @@ impl Copied {
             copy: Vec::new(),
             len: len.min(1 << 20),
         };
-        if state::in_window(original) && c.len > 0 {
+        if state::managed(original) && c.len > 0 {
             c.copy.resize(c.len.div_ceil(8), 0);
             // SAFETY: the program's buffer of that length.
             unsafe {

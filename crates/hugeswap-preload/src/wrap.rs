@@ -4,14 +4,15 @@
 //! [`crate::issue`] directly, which spares the trap. In message mode the kernel waits for pages by itself.
 
 use crate::issue::{Args, Caller};
+use crate::pagemap::{self, pread, read};
 use crate::real::{self, answer};
-use crate::{fds, state};
+use crate::{fds, files, state};
 use libc::{c_int, c_long, c_uint, c_void, iovec, off_t, size_t, socklen_t, ssize_t};
 
 /// Makes the call with care, if one of `pointers` is managed; `None`: nothing to care about.
 #[inline]
 fn care(nr: c_long, a: Args, pointers: &[usize]) -> Option<isize> {
-    if pointers.iter().any(|&p| state::in_window(p)) {
+    if pointers.iter().any(|&p| state::managed(p)) {
         with_care(nr, a)
     } else {
         None
@@ -48,14 +49,14 @@ fn vector_managed(vector: usize, count: usize) -> bool {
     // SAFETY: the program's vector; were it not readable the kernel would say EFAULT, and we fault.
     let base = |i: usize| unsafe { (*(vector as *const iovec).add(i)).iov_base as usize };
     state::engine().is_some()
-        && (state::in_window(vector)
-            || (vector != 0 && (0..count.min(1024)).any(|i| state::in_window(base(i)))))
+        && (state::managed(vector)
+            || (vector != 0 && (0..count.min(1024)).any(|i| state::managed(base(i)))))
 }
 
 macro_rules! wrap {
-    ($(fn $name:ident / $next:ident ($($arg:ident: $ty:ty),*) -> $ret:ty = $nr:ident [$($pointer:ident),*] ($($given:expr),*);)*) => {$(
-        #[unsafe(no_mangle)]
-        unsafe extern "C" fn $name($($arg: $ty),*) -> $ret {
+    ($($(#[$attr:meta])* $vis:vis fn $name:ident / $next:ident ($($arg:ident: $ty:ty),*) -> $ret:ty = $nr:ident [$($pointer:ident),*] ($($given:expr),*);)*) => {$(
+        $(#[$attr])*
+        $vis unsafe extern "C" fn $name($($arg: $ty),*) -> $ret {
             match care(libc::$nr, args(&[$($given as usize),*]), &[$($pointer as usize),*]) {
                 Some(r) => r as $ret,
                 // SAFETY: passed on.
@@ -73,18 +74,26 @@ fn args(given: &[usize]) -> Args {
 }
 
 wrap! {
-    fn read / read (fd: c_int, buf: *mut c_void, n: size_t) -> ssize_t = SYS_read [buf] (fd, buf, n);
+    // `read` and its kin are [`crate::pagemap`]'s.
+    pub fn plain_read / read (fd: c_int, buf: *mut c_void, n: size_t) -> ssize_t = SYS_read [buf] (fd, buf, n);
+    #[unsafe(no_mangle)]
     fn write / write (fd: c_int, buf: *const c_void, n: size_t) -> ssize_t = SYS_write [buf] (fd, buf, n);
-    fn pread / pread (fd: c_int, buf: *mut c_void, n: size_t, at: off_t) -> ssize_t = SYS_pread64 [buf] (fd, buf, n, at);
-    fn pread64 / pread (fd: c_int, buf: *mut c_void, n: size_t, at: off_t) -> ssize_t = SYS_pread64 [buf] (fd, buf, n, at);
+    pub fn plain_pread / pread (fd: c_int, buf: *mut c_void, n: size_t, at: off_t) -> ssize_t = SYS_pread64 [buf] (fd, buf, n, at);
+    #[unsafe(no_mangle)]
     fn pwrite / pwrite (fd: c_int, buf: *const c_void, n: size_t, at: off_t) -> ssize_t = SYS_pwrite64 [buf] (fd, buf, n, at);
+    #[unsafe(no_mangle)]
     fn pwrite64 / pwrite (fd: c_int, buf: *const c_void, n: size_t, at: off_t) -> ssize_t = SYS_pwrite64 [buf] (fd, buf, n, at);
+    #[unsafe(no_mangle)]
     fn recv / recv (fd: c_int, buf: *mut c_void, n: size_t, flags: c_int) -> ssize_t = SYS_recvfrom [buf] (fd, buf, n, flags, 0usize, 0usize);
+    #[unsafe(no_mangle)]
     fn send / send (fd: c_int, buf: *const c_void, n: size_t, flags: c_int) -> ssize_t = SYS_sendto [buf] (fd, buf, n, flags, 0usize, 0usize);
+    #[unsafe(no_mangle)]
     fn recvfrom / recvfrom (fd: c_int, buf: *mut c_void, n: size_t, flags: c_int, addr: *mut c_void, len: *mut socklen_t) -> ssize_t
         = SYS_recvfrom [buf, addr, len] (fd, buf, n, flags, addr, len);
+    #[unsafe(no_mangle)]
     fn sendto / sendto (fd: c_int, buf: *const c_void, n: size_t, flags: c_int, addr: *const c_void, len: socklen_t) -> ssize_t
         = SYS_sendto [buf, addr] (fd, buf, n, flags, addr, len);
+    #[unsafe(no_mangle)]
     fn getrandom / getrandom (buf: *mut c_void, n: size_t, flags: c_uint) -> ssize_t = SYS_getrandom [buf] (buf, n, flags);
 }
 
@@ -216,7 +225,7 @@ fn message_managed(m: usize) -> bool {
     if m == 0 || state::engine().is_none() {
         return false;
     }
-    if state::in_window(m) {
+    if state::managed(m) {
         return true;
     }
     // SAFETY: the program's message header and vector.
@@ -228,16 +237,16 @@ fn message_managed(m: usize) -> bool {
             h.msg_iov as usize,
         ]
         .into_iter()
-        .any(state::in_window)
+        .any(state::managed)
             || (0..h.msg_iovlen.min(1024))
-                .any(|i| state::in_window((*h.msg_iov.add(i)).iov_base as usize))
+                .any(|i| state::managed((*h.msg_iov.add(i)).iov_base as usize))
     }
 }
 
 fn messages_managed(v: usize, n: usize) -> bool {
     v != 0
         && state::engine().is_some()
-        && (state::in_window(v)
+        && (state::managed(v)
             || (0..n.min(1024)).any(|i| message_managed(v + i * size_of::<libc::mmsghdr>())))
 }
 
@@ -256,6 +265,7 @@ unsafe extern "C" fn recvmsg(fd: c_int, message: *mut libc::msghdr, flags: c_int
 #[unsafe(no_mangle)]
 unsafe extern "C" fn sendmsg(fd: c_int, message: *const libc::msghdr, flags: c_int) -> ssize_t {
     let a = [fd as usize, message as usize, flags as usize, 0, 0, 0];
+    files::descriptors_leave();
     // SAFETY: passed on.
     care_if(message_managed(message as usize), libc::SYS_sendmsg, a)
         .unwrap_or_else(|| unsafe { real::sendmsg()(fd, message, flags) })
@@ -303,6 +313,7 @@ unsafe extern "C" fn sendmmsg(
         0,
         0,
     ];
+    files::descriptors_leave();
     match care_if(
         messages_managed(messages as usize, n as usize),
         libc::SYS_sendmmsg,
@@ -326,6 +337,10 @@ unsafe extern "C" fn syscall(
     f: usize,
 ) -> c_long {
     let all = [a, b, c, d, e, f];
+    // SAFETY: passed on.
+    if let Some(r) = unsafe { pagemap::by_number(nr, [a, b, c, d]) } {
+        return r as c_long;
+    }
     // Unlike the library's own functions, this one is no cancellation point.
     let uncancelled = |managed: bool| {
         if managed {
@@ -334,6 +349,9 @@ unsafe extern "C" fn syscall(
             None
         }
     };
+    if nr == libc::SYS_sendmsg || nr == libc::SYS_sendmmsg {
+        files::descriptors_leave();
+    }
     let cared = match nr {
         libc::SYS_close if state::is_our_fd(a as c_int) => Some(answer(-(libc::EBADF as isize))),
         libc::SYS_close_range => Some(answer(fds::close_range_raw(
@@ -357,8 +375,8 @@ unsafe extern "C" fn syscall(
         | libc::SYS_pread64
         | libc::SYS_pwrite64
         | libc::SYS_recvfrom
-        | libc::SYS_sendto => uncancelled(state::in_window(b)),
-        libc::SYS_futex => uncancelled(state::in_window(a)),
+        | libc::SYS_sendto => uncancelled(state::managed(b)),
+        libc::SYS_futex => uncancelled(state::managed(a)),
         _ => None,
     };
     match cared {

@@ -1,0 +1,386 @@
+//! What a program is told that asks where its memory is: by reading its own /proc/self/pagemap, and by mincore.
+//!
+//! The kernel answers first, so offsets, short reads and errors are its own; then what it said of managed pages is replaced by what the engine knows. Of memory
+//! that was handed back to the kernel its answer stays.
+//!
+//! No descriptor is followed. Once the program has opened something called pagemap ([`opened`]), each read of whole entries looks what its descriptor is: so
+//! closed, duplicated and inherited ones are told apart by themselves. Before that a read costs one load more. Nothing here allocates, locks or
+//! leaves anything behind: reads are made in signal handlers too.
+
+use crate::mmap::kernel;
+use crate::real;
+use crate::wrap::{plain_pread, plain_read};
+use crate::{shared, state, stdio};
+use hugeswap_engine::{Engine, SHARED_BASE, SHARED_LEN};
+use hugeswap_policy::pagemap::Categories;
+use hugeswap_sys::{fs, process, raw};
+use libc::{FILE, c_char, c_int, c_uchar, c_uint, c_void, off_t, size_t, ssize_t};
+use std::ffi::CStr;
+use std::ops::Range;
+use std::sync::atomic::AtomicBool;
+use std::sync::atomic::Ordering::Relaxed;
+
+const PAGE: usize = 4096;
+const ENTRY: usize = size_of::<u64>();
+/// Pages at a time: what is said of them stands on the stack, perhaps a signal handler's.
+const PIECE: usize = 128;
+
+const PRESENT: u64 = 1 << 63;
+const SWAPPED: u64 = 1 << 62;
+const SOFT_DIRTY: u64 = 1 << 55;
+/// No entry: the kernel's is to stay.
+const KEEP: u64 = u64::MAX;
+const FRAME: u64 = (1 << 55) - 1;
+
+/// Has the program opened something called pagemap? Stays so.
+static SOME: AtomicBool = AtomicBool::new(false);
+
+/// Notes that `path` was opened with `result`, if it may be a pagemap.
+///
+/// # Safety
+/// `path` must be a string, unless opening it failed.
+unsafe fn opened(path: *const c_char, result: c_int) -> c_int {
+    if result >= 0 && state::armed() && !SOME.load(Relaxed) {
+        // SAFETY: by contract; the kernel has just read it.
+        let name = unsafe { CStr::from_ptr(path) }.to_bytes();
+        if name.ends_with(b"pagemap") {
+            SOME.store(true, Relaxed);
+        }
+    }
+    result
+}
+
+/// The engine, if `fd` is a pagemap of this process, and so the entries that a read of `n` bytes brings are to be looked at.
+#[inline]
+pub fn own(fd: c_int, n: usize) -> Option<&'static Engine> {
+    // (What is not whole entries the kernel refuses.)
+    if !SOME.load(Relaxed) || n == 0 || !n.is_multiple_of(ENTRY) {
+        return None;
+    }
+    state::engine().filter(|_| is_own(fd))
+}
+
+/// Asks the kernel what `fd` is: /proc/PID/pagemap, or of a thread, /proc/PID/task/TID/pagemap; with the numbers of this process.
+#[cold]
+fn is_own(fd: c_int) -> bool {
+    const KIND: u32 = libc::S_IFREG | 0o400;
+    if fd < 0 || !fs::identity(fd).is_ok_and(|id| id.mode == KIND) {
+        return false;
+    }
+    let mut link = [0; 64];
+    let Some(path) = target(fd, &mut link) else {
+        return false;
+    };
+    let Some(rest) = path.strip_prefix(b"/proc/") else {
+        return false;
+    };
+    let digits = rest.iter().take_while(|b| b.is_ascii_digit()).count();
+    let (number, rest) = rest.split_at(digits);
+    let number = std::str::from_utf8(number).map(str::parse::<i32>);
+    let Ok(Ok(number)) = number else {
+        return false;
+    };
+    let of_thread = |rest: &[u8]| {
+        rest.strip_prefix(b"/task/")
+            .and_then(|r| r.strip_suffix(b"/pagemap"))
+            .is_some_and(|tid| tid.iter().all(u8::is_ascii_digit))
+    };
+    // A process may also be named by any of its threads.
+    (rest == b"/pagemap" || of_thread(rest)) && process::signal_thread(number, 0).is_ok()
+}
+
+/// Where the link of descriptor `fd` leads; `None`: nowhere, or farther than there is room for.
+fn target(fd: c_int, room: &mut [u8; 64]) -> Option<&[u8]> {
+    // (The thread's own table, should it have one.)
+    const DIR: &[u8] = b"/proc/thread-self/fd/";
+    let mut path = [0u8; DIR.len() + 21];
+    let mut digits = [0; 20];
+    let digits = fs::digits(fd as u64, 10, &mut digits);
+    path[..DIR.len()].copy_from_slice(DIR);
+    path[DIR.len()..][..digits.len()].copy_from_slice(digits);
+    let a = [
+        libc::AT_FDCWD as usize,
+        path.as_ptr() as usize,
+        room.as_mut_ptr() as usize,
+        room.len(),
+        0,
+        0,
+    ];
+    // SAFETY: the path ends with NUL, the room is as long as said.
+    let n = unsafe { raw::call(libc::SYS_readlinkat, a) }.ok()?;
+    (n < room.len()).then(|| &room[..n])
+}
+
+/// Replaces what the kernel said of managed pages in the `n` bytes at `buf`, read from offset `at`.
+///
+/// # Safety
+/// The bytes must be readable and writable.
+unsafe fn tell(engine: &Engine, at: u64, buf: usize, n: usize) {
+    let first = (at as usize / ENTRY).saturating_mul(PAGE);
+    let end = first.saturating_add(n / ENTRY * PAGE);
+    let window = engine.window();
+    let private = first.max(window.start)..end.min(window.end);
+    // SAFETY: passed on, here and below; both ranges are within what was read.
+    unsafe { tell_range(engine, private, first, buf, false) };
+    let mut rest = first.max(SHARED_BASE)..end.min(SHARED_BASE + SHARED_LEN);
+    while let Some(part) = shared::first_mapped(&rest) {
+        rest.start = part.end;
+        // SAFETY: see above.
+        unsafe { tell_range(engine, part, first, buf, true) };
+    }
+}
+
+/// [`tell`] of a range of pages, where the entry of `first` is at `buf`.
+///
+/// # Safety
+/// The entries of the range must be readable and writable.
+unsafe fn tell_range(
+    engine: &Engine,
+    range: Range<usize>,
+    first: usize,
+    buf: usize,
+    is_shared: bool,
+) {
+    for piece in range.clone().step_by(PIECE * PAGE) {
+        let len = (range.end - piece).min(PIECE * PAGE);
+        // The program's buffer is not touched while the engine tells: it may be managed.
+        let mut told = [KEEP; PIECE];
+        engine.page_states(piece, len, |pages, state| {
+            if state.categories.has(Categories::FOREIGN) {
+                return;
+            }
+            let run = &mut told[(pages.start - piece) / PAGE..(pages.end - piece) / PAGE];
+            for (k, to) in run.iter_mut().enumerate() {
+                *to = state.nth(k as u64).entry();
+            }
+        });
+        for (k, &entry) in told[..len / PAGE].iter().enumerate() {
+            if entry != KEEP {
+                let to = (buf + ((piece - first) / PAGE + k) * ENTRY) as *mut u64;
+                // SAFETY: within the bytes, by contract. A page outside them is outside the range.
+                unsafe { to.write_unaligned(merged(entry, to.read_unaligned(), is_shared)) };
+            }
+        }
+    }
+}
+
+/// What is told of a page of which `kernel` is said by the kernel, and `entry` by the engine.
+fn merged(entry: u64, kernel: u64, is_shared: bool) -> u64 {
+    if entry & PRESENT != 0 {
+        // (Of shared memory what the kernel calls swapped is a marker of ours. That nothing is mapped just here makes no difference to the program.)
+        if is_shared && kernel & PRESENT == 0 {
+            return entry | SOFT_DIRTY;
+        }
+        // What the kernel has in swap of its own it tells itself.
+        return match kernel & (PRESENT | SWAPPED) {
+            PRESENT => entry | kernel & FRAME | SOFT_DIRTY,
+            SWAPPED => kernel,
+            _ => entry | SOFT_DIRTY,
+        };
+    }
+    // Who wrote what since when is not known of what comes and goes: the safe answer.
+    match entry {
+        0 => kernel & SOFT_DIRTY,
+        _ => entry | SOFT_DIRTY,
+    }
+}
+
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn pread(fd: c_int, buf: *mut c_void, n: size_t, at: off_t) -> ssize_t {
+    // SAFETY: passed on; what was read is the program's, and there.
+    unsafe {
+        let got = plain_pread(fd, buf, n, at);
+        if got > 0
+            && let Some(engine) = own(fd, n)
+        {
+            tell(engine, at as u64, buf as usize, got as usize);
+        }
+        got
+    }
+}
+
+#[unsafe(no_mangle)]
+unsafe extern "C" fn pread64(fd: c_int, buf: *mut c_void, n: size_t, at: off_t) -> ssize_t {
+    // SAFETY: passed on.
+    unsafe { pread(fd, buf, n, at) }
+}
+
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn read(fd: c_int, buf: *mut c_void, n: size_t) -> ssize_t {
+    // SAFETY: passed on.
+    unsafe {
+        match own(fd, n) {
+            Some(engine) => read_own(engine, fd, buf, n),
+            None => plain_read(fd, buf, n),
+        }
+    }
+}
+
+/// A read where the descriptor stands. Which place that was must be known, though others may read by the same descriptor: the place is taken by moving on,
+/// which the kernel does for one after the other, and what was not read there is given back.
+///
+/// # Safety
+/// As for read.
+unsafe fn read_own(engine: &Engine, fd: c_int, buf: *mut c_void, n: usize) -> ssize_t {
+    let seek = |by: i64| {
+        let a = [fd as usize, by as usize, libc::SEEK_CUR as usize, 0, 0, 0];
+        // SAFETY: lseek touches no memory.
+        unsafe { raw::syscall6(libc::SYS_lseek as usize, a) }
+    };
+    let end = seek(n as i64);
+    let start = (end as i64).wrapping_sub(n as i64);
+    // (No place that has an entry.)
+    if start < 0 {
+        if !(-4095..0).contains(&end) {
+            seek(-(n as i64));
+        }
+        // SAFETY: passed on.
+        return unsafe { plain_read(fd, buf, n) };
+    }
+    // SAFETY: passed on; what was read is the program's, and there.
+    unsafe {
+        let got = plain_pread(fd, buf, n, start);
+        if got < n as isize {
+            seek(got.max(0) as i64 - n as i64);
+        }
+        if got > 0 {
+            tell(engine, start as u64, buf as usize, got as usize);
+        }
+        got
+    }
+}
+
+/// A read from a stream, by `next`.
+///
+/// # Safety
+/// As for fread.
+pub unsafe fn from_stream(
+    next: stdio::Read,
+    p: *mut c_void,
+    size: usize,
+    count: usize,
+    file: *mut FILE,
+) -> usize {
+    unsafe extern "C" {
+        fn flockfile(file: *mut FILE);
+        fn funlockfile(file: *mut FILE);
+    }
+    // SAFETY: the program's stream; what was read is the program's, and there.
+    unsafe {
+        let own = match SOME.load(Relaxed) {
+            true => own(libc::fileno(file), size.saturating_mul(count)),
+            false => None,
+        };
+        let Some(engine) = own else {
+            return stdio::read(next, p, size, count, file);
+        };
+        // Nobody reads between the two.
+        flockfile(file);
+        let at = libc::ftello(file);
+        let got = stdio::read(next, p, size, count, file);
+        funlockfile(file);
+        if at >= 0 && (at as usize).is_multiple_of(ENTRY) {
+            tell(engine, at as u64, p as usize, got * size / ENTRY * ENTRY);
+        }
+        got
+    }
+}
+
+macro_rules! opens {
+    ($($name:ident ($($arg:ident: $ty:ty),*) $path:ident;)*) => {$(
+        // (Those that take a mode take it where an argument after the flags would stand, given or not.)
+        #[unsafe(no_mangle)]
+        unsafe extern "C" fn $name($($arg: $ty),*) -> c_int {
+            // SAFETY: passed on.
+            unsafe { opened($path, real::$name()($($arg),*)) }
+        }
+    )*};
+}
+
+type Path = *const c_char;
+
+opens! {
+    open(path: Path, flags: c_int, mode: c_uint) path;
+    open64(path: Path, flags: c_int, mode: c_uint) path;
+    openat(dir: c_int, path: Path, flags: c_int, mode: c_uint) path;
+    openat64(dir: c_int, path: Path, flags: c_int, mode: c_uint) path;
+    __open_2(path: Path, flags: c_int) path;
+    __open64_2(path: Path, flags: c_int) path;
+    __openat_2(dir: c_int, path: Path, flags: c_int) path;
+    __openat64_2(dir: c_int, path: Path, flags: c_int) path;
+}
+
+macro_rules! opens_stream {
+    ($($name:ident)*) => {$(
+        #[unsafe(no_mangle)]
+        unsafe extern "C" fn $name(path: *const c_char, mode: *const c_char) -> *mut FILE {
+            // SAFETY: passed on.
+            unsafe {
+                let file = real::$name()(path, mode);
+                opened(path, if file.is_null() { -1 } else { 0 });
+                file
+            }
+        }
+    )*};
+}
+
+opens_stream! { fopen fopen64 }
+
+/// A call by the C library's `syscall`, if it is one that is looked at here.
+///
+/// # Safety
+/// As for the call.
+pub unsafe fn by_number(nr: i64, a: [usize; 4]) -> Option<isize> {
+    let (fd, n) = (a[0] as c_int, a[2]);
+    // SAFETY: passed on.
+    unsafe {
+        match nr {
+            libc::SYS_read => own(fd, n).map(|e| read_own(e, fd, a[1] as *mut c_void, n)),
+            libc::SYS_pread64 => {
+                own(fd, n).map(|_| pread(fd, a[1] as *mut c_void, n, a[3] as off_t))
+            }
+            libc::SYS_open => {
+                let path = a[0] as *const c_char;
+                Some(open(path, a[1] as c_int, a[2] as c_uint) as isize)
+            }
+            libc::SYS_openat => {
+                let path = a[1] as *const c_char;
+                Some(openat(fd, path, a[2] as c_int, a[3] as c_uint) as isize)
+            }
+            _ => None,
+        }
+    }
+}
+
+/// mincore of whole pages that are all mapped in the window: which of them are in memory, whether or not the program would meet them there at once.
+///
+/// # Safety
+/// `vec` must have a byte for each page.
+pub unsafe fn in_memory(engine: &Engine, at: usize, len: usize, vec: *mut c_uchar) -> c_int {
+    for piece in (at..at + len).step_by(PIECE * PAGE) {
+        let bytes = (at + len - piece).min(PIECE * PAGE);
+        let mut there = [0u8; PIECE];
+        let mut done = 0;
+        engine.page_states(piece, bytes, |pages, state| {
+            let to = &mut there[(pages.start - piece) / PAGE..(pages.end - piece) / PAGE];
+            if state.categories.has(Categories::FOREIGN) {
+                let a = [pages.start, pages.len(), to.as_mut_ptr() as usize, 0, 0, 0];
+                if done == 0 {
+                    done = kernel(libc::SYS_mincore, a) as c_int;
+                }
+            } else {
+                let here = Categories::PRESENT | Categories::CACHED;
+                to.fill(u8::from(state.categories.meets(here)));
+            }
+        });
+        if done != 0 {
+            return done;
+        }
+        // SAFETY: by contract. (It may be managed memory: nothing is held.)
+        unsafe {
+            let to = vec.add((piece - at) / PAGE);
+            std::ptr::copy_nonoverlapping(there.as_ptr(), to, bytes / PAGE);
+        }
+    }
+    0
+}
