@@ -7,6 +7,7 @@ mod bench;
 mod ctl;
 mod demo;
 mod doctor;
+mod pagemap;
 mod report;
 mod run;
 mod swap;
@@ -39,6 +40,8 @@ enum Command {
     Report(report::Args),
     /// Look at running pools, and change them: add swap areas, take them off
     Ctl(ctl::Args),
+    /// Show what each page of a running program is: in memory, in swap, zero, lost
+    Pagemap(pagemap::Args),
     /// Look at swap files
     Swap(swap::Args),
     /// Tell what this machine and user can do, and what would improve it
@@ -68,6 +71,7 @@ fn dispatch(command: Command) -> anyhow::Result<i32> {
         Command::Bench(args) => bench::run(args),
         Command::Report(args) => report::run(&args),
         Command::Ctl(args) => ctl::run(&args),
+        Command::Pagemap(args) => pagemap::run(&args),
         Command::Swap(args) => swap::run(&args),
         Command::Doctor(args) => doctor::run(&args),
         Command::Demo(args) => demo::run(&args),
@@ -89,7 +93,7 @@ fn usage(e: &clap::Error) -> i32 {
     }
     if e.kind() == ErrorKind::DisplayHelpOnMissingArgumentOrSubcommand {
         complain(
-            "a command is missing: run, ctl, bench, report, swap, doctor or demo (hugeswap --help tells more)",
+            "a command is missing: run, ctl, pagemap, bench, report, swap, doctor or demo (hugeswap --help tells more)",
         );
         return 2;
     }

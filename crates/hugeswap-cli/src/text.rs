@@ -1,5 +1,7 @@
 //! Numbers as people read them.
 
+use hugeswap_policy::knobs::{Knob, Unit};
+
 /// Bytes, in the largest power-of-1024 unit of which there is at least one: `1.3 GiB`.
 pub fn bytes(n: u64) -> String {
     const UNITS: [&str; 6] = ["B", "KiB", "MiB", "GiB", "TiB", "PiB"];
@@ -39,6 +41,18 @@ pub fn count(n: u64) -> String {
         out.push(d);
     }
     out
+}
+
+/// A setting's value, as `KEY=VALUE` takes it but for sizes, which are rounded.
+pub fn setting(k: Knob, value: u64) -> String {
+    match k.unit() {
+        Unit::Bytes => bytes(value),
+        Unit::Count => value.to_string(),
+        Unit::Choice(words) => {
+            (words.get(value as usize).copied()).map_or_else(|| value.to_string(), str::to_owned)
+        }
+        Unit::Switch => if value == 0 { "off" } else { "on" }.to_owned(),
+    }
 }
 
 /// A message as one line, without line breaks, indentation or control characters.

@@ -4,6 +4,7 @@ use assert_cmd::Command;
 use predicates::prelude::*;
 use predicates::str::contains;
 use serde_json::Value;
+use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Stdio};
 use std::time::{Duration, Instant};
@@ -50,6 +51,10 @@ impl Running {
     }
 
     fn start_with(options: &[&str], memory: &str, mib: usize) -> Running {
+        Running::start_program(PROGRAM, options, memory, mib)
+    }
+
+    fn start_program(program: &str, options: &[&str], memory: &str, mib: usize) -> Running {
         let dir = tempfile::tempdir_in("/var/tmp").unwrap();
         let child = std::process::Command::new(assert_cmd::cargo::cargo_bin!("hugeswap"))
             .env_remove("HUGESWAP_POOL")
@@ -57,7 +62,7 @@ impl Running {
             .args(options)
             .args(["--memory", memory, "--swap"])
             .arg(format!("{},size=1G", dir.path().display()))
-            .args(["--", "python3", "-c", PROGRAM])
+            .args(["--", "python3", "-c", program])
             .arg(dir.path().join("stop"))
             .arg(mib.to_string())
             .stdout(Stdio::null())
@@ -143,6 +148,64 @@ fn what_is_in_swap_is_verified() {
             .stdout(contains("lost       0 B"));
         running.ends_well();
     }
+}
+
+/// Spoils one page in so many of what a process has in its only swap file; how many.
+fn spoil(pid: &str, dir: &Path, one_in: usize) -> usize {
+    let fds = std::fs::read_dir(format!("/proc/{pid}/fd")).unwrap();
+    let mut fds = fds.map(|e| e.unwrap().path());
+    let ours = |p: &PathBuf| std::fs::read_link(p).is_ok_and(|l| l.starts_with(dir));
+    let path = fds.find(ours).expect("the swap file");
+    let file = std::fs::File::options()
+        .read(true)
+        .write(true)
+        .open(path)
+        .unwrap();
+    let pages = file.metadata().unwrap().len() / 4096;
+    let mut bytes = [0; 4096];
+    let mut spoilt = 0;
+    for (n, page) in (0..pages).enumerate() {
+        file.read_exact_at(&mut bytes, page * 4096).unwrap();
+        if n % one_in == 0 && bytes.iter().any(|&b| b != 0) {
+            bytes[17] ^= 1;
+            file.write_all_at(&bytes, page * 4096).unwrap();
+            spoilt += 1;
+        }
+    }
+    spoilt
+}
+
+/// Fills memory, and leaves it alone: also at its end, when to free it would be to read the block's head.
+const STILL: &str = "
+import os, sys, time
+stop, mib = sys.argv[1], int(sys.argv[2])
+memory = bytearray(os.urandom(4096) * (mib << 8))
+open(stop + '.ready', 'w').close()
+while not os.path.exists(stop):
+    time.sleep(0.02)
+os._exit(0)
+";
+
+#[test]
+fn what_cannot_be_read_is_lost_only_if_asked() {
+    let r = Running::start_program(STILL, &[], "32M", 128);
+    let other = tempfile::tempdir_in("/var/tmp").unwrap();
+    let other = format!("{},size=512M", other.path().display());
+    r.ctl(&["swap", "add", &other]).assert().success();
+    assert!(spoil(&r.pid(), r.dir.path(), 2048) > 2);
+    let off = ["swap", "off", "0"];
+    // That is seen as soon as the rest has moved.
+    r.ctl(&off).assert().code(2).stdout("").stderr(
+        contains("cannot be read (`hugeswap ctl swap off 0 --lose-unreadable`")
+            .and(contains("for 30 s").not()),
+    );
+    assert_eq!(r.areas()[0]["draining"], false);
+    r.ctl(&[&off as &[&str], &["--lose-unreadable"]].concat())
+        .assert()
+        .success()
+        .stdout(contains("area 0 is off; ").and(contains("could not be read, and are lost")));
+    assert_eq!(r.areas().len(), 1);
+    r.ends_well();
 }
 
 /// The files without a name that a process has open in a directory.
@@ -262,4 +325,164 @@ fn what_is_no_pool_is_refused() {
         hugeswap().args(["ctl", "swap", "off", "x"]),
         "invalid value 'x'",
     );
+}
+
+/// The program under `hugeswap run`, by its number.
+fn program_of(running: &Running) -> String {
+    let out = hugeswap()
+        .args(["pagemap", &running.pid()])
+        .output()
+        .unwrap();
+    assert_eq!(out.status.code(), Some(2));
+    let said = String::from_utf8(out.stderr).unwrap();
+    let pid = said.trim().rsplit(' ').next().unwrap();
+    assert!(pid.parse::<i32>().is_ok(), "{said}");
+    pid.to_owned()
+}
+
+#[test]
+fn pagemap_shows_what_a_running_program_has() {
+    let running = Running::start("32M", 96);
+    let pid = program_of(&running);
+    let look = |more: &[&str]| {
+        let mut c = hugeswap();
+        c.args(["pagemap", &pid]).args(more);
+        let out = c.assert().code(0).stderr("").get_output().stdout.clone();
+        String::from_utf8(out).unwrap()
+    };
+    // While the program goes on, and others look.
+    std::thread::scope(|s| {
+        for _ in 0..3 {
+            s.spawn(|| {
+                for _ in 0..5 {
+                    let found: Value = serde_json::from_str(&look(&["--json"])).unwrap();
+                    let bytes = |name: &str| found["by_category"][name].as_u64().unwrap_or(0);
+                    let all = found["bytes"].as_u64().unwrap();
+                    assert!((96 << 20..128 << 20).contains(&all), "{all}");
+                    let (present, swapped) = (bytes("present"), bytes("swapped"));
+                    // (The budget, and what came while the others were looked at.)
+                    assert!(present > 0 && present < 64 << 20, "{present}");
+                    assert!(swapped > 32 << 20 && present + swapped <= all, "{swapped}");
+                    let mut end = 0;
+                    for range in found["ranges"].as_array().unwrap() {
+                        let start = range["start"].as_u64().unwrap();
+                        assert!(start >= end, "in order");
+                        end = range["end"].as_u64().unwrap();
+                        let words = range["categories"].as_array().unwrap();
+                        let away = words.contains(&"swapped".into());
+                        assert_eq!(away, range["swap_offset"].is_u64(), "{range}");
+                    }
+                }
+            });
+        }
+    });
+    let map = look(&[]);
+    assert!(
+        map.contains("in swap") && map.contains("each sign"),
+        "{map}"
+    );
+    assert!(!map.contains('\x1b'), "no colours but on a terminal");
+    let ranges = look(&["--ranges", "--only", "swapped"]);
+    assert!(ranges.lines().count() > 0);
+    assert!(
+        ranges
+            .lines()
+            .all(|l| l.contains("swapped") && l.contains("area 0 at"))
+    );
+    // From the middle of a unit to the middle of another: what lies outside is not shown.
+    let first = ranges.split(' ').next().unwrap();
+    let first = u64::from_str_radix(first.split('-').next().unwrap(), 16).unwrap();
+    let asked = (first | 0x1f_ffff) - 0x0f_efff..(first | 0x1f_ffff) + 0x3001;
+    let found = look(&[
+        "--range",
+        &format!("{:x}-{:x}", asked.start, asked.end),
+        "--json",
+    ]);
+    let found: Value = serde_json::from_str(&found).unwrap();
+    let found = found["ranges"].as_array().unwrap();
+    let (one, other) = (found.first().unwrap(), found.last().unwrap());
+    assert_eq!(one["start"], asked.start, "{found:?}");
+    assert_eq!(other["end"], asked.end, "{found:?}");
+    assert!(look(&["--summary"]).starts_with("all"));
+    for (wrong, why) in [
+        (&["pagemap", "99999999"][..], "there is no process"),
+        (
+            &["pagemap", &pid, "--range", "5-3"],
+            "ends before it begins",
+        ),
+        (&["pagemap", &pid, "--range", "five"], "START-END"),
+        (&["pagemap", &pid, "--only", "nice"], "no category"),
+        (
+            &["pagemap", &pid, "--range", "1000-2000"],
+            "no such managed memory",
+        ),
+        (
+            &["pagemap", &pid, "--json", "--ranges"],
+            "cannot be used with",
+        ),
+    ] {
+        refused(hugeswap().args(wrong), why);
+    }
+    running.ends_well();
+}
+
+#[test]
+fn a_stopped_program_is_not_waited_for() {
+    let running = Running::start("32M", 48);
+    let pid = program_of(&running);
+    let signal = |name: &str| {
+        let mut kill = std::process::Command::new("kill");
+        assert!(kill.args([name, &pid]).status().unwrap().success());
+    };
+    signal("-STOP");
+    refused(hugeswap().args(["pagemap", &pid]), "does not answer");
+    signal("-CONT");
+    let mut run = std::process::Command::new("kill");
+    assert!(
+        run.args(["-CONT", &running.pid()])
+            .status()
+            .unwrap()
+            .success()
+    );
+    hugeswap().args(["pagemap", &pid]).assert().code(0);
+    running.ends_well();
+}
+
+#[test]
+fn settings_change_while_the_program_runs() {
+    let r = Running::start_with(&["--set", "readahead.max=3"], "32M", 64);
+    let get = |args: &[&str]| -> Value {
+        let out = r.ctl(&[&["get", "--json"], args].concat()).assert().code(0);
+        serde_json::from_slice(&out.get_output().stdout).unwrap()
+    };
+    let all = get(&[]);
+    assert_eq!(all["readahead.max"], 3);
+    assert_eq!(all["route.malloc_min"], 1 << 20);
+    assert_eq!(all["swap.encrypt"], false);
+    r.ctl(&["set", "thp.defrag=defer", "readahead.max=5"])
+        .assert()
+        .code(0)
+        .stdout("thp.defrag: defer (was madvise)\nreadahead.max: 5 (was 3)\n");
+    assert_eq!(
+        get(&["thp.defrag", "readahead"]),
+        serde_json::json!({"thp.defrag": "defer", "readahead.max": 5})
+    );
+    r.ctl(&["get", "thp.d"])
+        .assert()
+        .code(0)
+        .stdout("thp.defrag                   defer  (default madvise)\n");
+
+    // All of it or nothing.
+    r.refuses(
+        &["set", "readahead.max=1", "thp.defrag=later"],
+        "none of always, defer",
+    );
+    r.refuses(
+        &["set", "readahead.max=1", "swap.encrypt=on"],
+        "only be set for a new pool",
+    );
+    r.refuses(&["set", "readahead=1"], "no setting is called 'readahead'");
+    r.refuses(&["get", "speed"], "no setting begins with 'speed'");
+    assert_eq!(get(&["readahead.max"])["readahead.max"], 5);
+    r.ends_well();
 }

@@ -64,6 +64,10 @@ struct Shares {
     seconds: f64,
     used: f64,
     whole: f64,
+    /// Memory that is free, as a share of the budget.
+    free: f64,
+    /// Of that, what is free in whole units.
+    free_whole: f64,
 }
 
 impl Shares {
@@ -94,7 +98,16 @@ fn measure(args: &Ageing, outcome: &mut Outcome) -> Result<Table> {
     let pairs = args.common.pairs.unwrap_or(1);
     let mut progress = Progress::new(u64::from(pairs));
     let mut drawn = plot::Shares::default();
-    let mut table = Table::new(&["pair", "round", "s", "used %", "whole %", "split %"]);
+    let mut table = Table::new(&[
+        "pair",
+        "round",
+        "s",
+        "used %",
+        "whole %",
+        "split %",
+        "memory: free %",
+        "whole of that %",
+    ]);
     for pair in 1..=pairs {
         progress.begin(format!("{pair} of {pairs}"));
         let (run, series) = one(args, &task, &progress)?;
@@ -111,6 +124,8 @@ fn measure(args: &Ageing, outcome: &mut Outcome) -> Result<Table> {
                     percent(s.used),
                     percent(s.whole),
                     percent(s.split()),
+                    percent(s.free),
+                    percent(s.free_whole),
                 ]);
             }
             if pair == pairs {
@@ -173,6 +188,8 @@ fn one(args: &Ageing, task: &Task, progress: &Progress) -> Result<(Run, Vec<Shar
             "used": rounded(s.used, 4),
             "whole": rounded(s.whole, 4),
             "split": rounded(s.split(), 4),
+            "memory_free": rounded(s.free, 4),
+            "memory_free_whole": rounded(s.free_whole, 4),
         })
     });
     let points: Vec<_> = points.collect();
@@ -211,8 +228,18 @@ fn compare(outcome: &mut Outcome) {
         ("whole_of_free_last_quarter", true),
     ] {
         let values = outcome.figures("hugeswap", |r| whole_of_free(r, last));
-        outcome.ratio(name, median(&values));
+        outcome.median_ratio(name, &values);
     }
+    // The same of memory, of which hardly any is free in most rounds: of all that was free at any of these moments.
+    let memory_whole = |r: &Run| {
+        let free = |p: &serde_json::Value| p["memory_free"].as_f64();
+        let whole = |p: &serde_json::Value| Some(free(p)? * p["memory_free_whole"].as_f64()?);
+        let all = r.params["series"].as_array()?;
+        let sum: f64 = all.iter().filter_map(free).sum();
+        Some(all.iter().filter_map(whole).sum::<f64>() / sum).filter(|_| sum > 0.0)
+    };
+    let values = outcome.figures("hugeswap", memory_whole);
+    outcome.median_ratio("whole_of_free_memory", &values);
     let first = outcome.runs.first();
     let speeds = first.map(|r| {
         ["start_mb_s", "end_mb_s", "new_mb_s"].map(|n| format!("{:.0}", median(&speeds(r, n))))
@@ -314,6 +341,8 @@ pub fn worker(task: &str) -> Result<()> {
             seconds: started.elapsed().as_secs_f64(),
             used: share(s.swap_used_bytes),
             whole: share(s.swap_free_bytes),
+            free: s.free_bytes as f64 / task.memory as f64,
+            free_whole: s.free_huge_bytes as f64 / (s.free_bytes as f64).max(1.0),
         }))?;
     }
     let new = new_pool(&task)?;
@@ -453,5 +482,30 @@ impl<'a> Objects<'a> {
         self.all
             .iter()
             .try_for_each(|o| (0..o.held.len()).try_for_each(|page| o.check(page)))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn memory_of_which_nothing_was_free_has_no_share() {
+        for (free, share) in [(0.0, None), (0.5, Some(0.25))] {
+            let points = json!([
+                { "used": 0.5, "whole": 0.25, "memory_free": 0.0, "memory_free_whole": 0.0 },
+                { "used": 0.5, "whole": 0.25, "memory_free": free, "memory_free_whole": 0.25 },
+            ]);
+            let mut outcome = Outcome::new("ageing").unwrap();
+            let mut run = Run::new("hugeswap", &Work::default()).with("series", points);
+            for name in ["start_mb_s", "end_mb_s", "new_mb_s"] {
+                run = run.with(name, [100.0]);
+            }
+            outcome.runs.push(run);
+            compare(&mut outcome);
+            let found = outcome.ratios.get("whole_of_free_memory");
+            assert_eq!(found.and_then(serde_json::Value::as_f64), share);
+            assert!(outcome.ratios.contains_key("whole_of_free_first_quarter"));
+        }
     }
 }

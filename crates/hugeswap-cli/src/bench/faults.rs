@@ -8,6 +8,7 @@
 
 use super::args::{FaultMode, Faults};
 use super::child;
+use super::first_touch;
 use super::memory::{differs, next_random, seed};
 use super::output::{self, Outcome, Progress, Table, rounded};
 use super::pattern::below;
@@ -62,7 +63,10 @@ fn measure(args: &Faults, outcome: &mut Outcome) -> Result<Table> {
         }
     }
     drop(progress);
-    let table = table(&outcome.runs);
+    let mut table = table(&outcome.runs);
+    if let Some(first_touches) = first_touch::measure(args, outcome)? {
+        table = table.below(first_touches);
+    }
     compare(outcome);
     outcome.notes.push(
         "engine: in the fault path, by its class; program: a whole touch as the program sees it"

@@ -5,6 +5,7 @@ use super::phases::{Doing, Group, Phase, Played};
 use crate::run::POOL_VARIABLE;
 use hugeswap_engine::pool::Pool;
 use hugeswap_policy::counters::Counter;
+use hugeswap_policy::histogram;
 use serde::Serialize;
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -30,14 +31,51 @@ pub struct PhaseRun {
 /// One group of threads in a phase, all tasks together.
 #[derive(Clone, Debug, Serialize)]
 pub struct GroupRun {
-    /// "stream write", "stream read", "random write", "random read" or "program".
+    /// "stream write", "stream read", "fresh write", "random write", "random read", "program", "fill", "first touch",
+    /// "map and touch" or "rest".
     pub work: &'static str,
     pub threads: u32,
     /// Accesses, or pages of 4 KiB streamed.
     pub accesses: u64,
     #[serde(flatten)]
     pub figures: Figures,
+    /// First touches that brought base pages.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub base: Option<Latency>,
+    /// First touches that brought 2 MiB.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub huge: Option<Latency>,
+    /// What its part had in memory in the end, and which share of that was mapped by huge pages.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub present_bytes: Option<u64>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub huge_share: Option<f64>,
     pub series: Vec<Point>,
+}
+
+/// How long accesses of one kind took: within 12.5%.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize)]
+pub struct Latency {
+    pub count: u64,
+    pub p50_us: f64,
+    pub p99_us: f64,
+    pub p99_9_us: f64,
+    pub max_us: f64,
+}
+
+impl Latency {
+    /// None of no accesses.
+    fn new(times: &[u64]) -> Option<Latency> {
+        let us = |q| rounded(histogram::percentile_ns(times, q) as f64 / 1e3, 1);
+        let count = times.iter().sum();
+        (count > 0).then(|| Latency {
+            count,
+            p50_us: us(0.5),
+            p99_us: us(0.99),
+            p99_9_us: us(0.999),
+            max_us: us(1.0),
+        })
+    }
 }
 
 /// How fast a group was: of streams 10^6 bytes a second; of random accesses, how many a second
@@ -50,6 +88,15 @@ pub struct Figures {
     pub accesses_s: Option<f64>,
     #[serde(skip_serializing_if = "Option::is_none")]
     pub us_per_access: Option<f64>,
+    /// Of timed accesses; of first touches, those of 2 MiB; of maps, a MiB: within 12.5%.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub p50_us: Option<f64>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub p99_us: Option<f64>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub p99_9_us: Option<f64>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub max_us: Option<f64>,
 }
 
 /// The same since the point before.
@@ -66,20 +113,36 @@ impl Figures {
     fn new(group: &Group, done: u64, seconds: f64, thread_s: f64) -> Figures {
         let n = done as f64;
         match group.doing {
-            Doing::Stream { .. } => Figures {
+            Doing::Stream { .. } | Doing::Fresh | Doing::Fill | Doing::Touch => Figures {
                 mb_s: Some(rounded(
                     n * hugeswap_policy::PAGE_BYTES as f64 / 1e6 / seconds,
                     1,
                 )),
                 ..Figures::default()
             },
-            Doing::Random { .. } | Doing::Program(_) => Figures {
+            Doing::Random { .. } | Doing::Timed { .. } | Doing::Program(_) => Figures {
                 accesses_s: Some(rounded(n / seconds, 1)),
                 // Without an access there is no time of one.
                 us_per_access: (done > 0).then(|| rounded(thread_s * 1e6 / n, 3)),
                 ..Figures::default()
             },
+            // With the pauses in between.
+            Doing::Map(_) => Figures {
+                accesses_s: Some(rounded(n / seconds, 1)),
+                ..Figures::default()
+            },
+            Doing::Rest => Figures::default(),
         }
+    }
+}
+
+impl Figures {
+    fn with_times(mut self, times: &[u64]) -> Figures {
+        if let Some(l) = Latency::new(times) {
+            (self.p50_us, self.p99_us) = (Some(l.p50_us), Some(l.p99_us));
+            (self.p99_9_us, self.max_us) = (Some(l.p99_9_us), Some(l.max_us));
+        }
+        self
     }
 }
 
@@ -87,9 +150,14 @@ fn name(doing: Doing) -> &'static str {
     match doing {
         Doing::Stream { write: true } => "stream write",
         Doing::Stream { write: false } => "stream read",
+        Doing::Fresh => "fresh write",
         Doing::Random { write: true, .. } => "random write",
-        Doing::Random { write: false, .. } => "random read",
+        Doing::Random { write: false, .. } | Doing::Timed { .. } => "random read",
         Doing::Program(_) => "program",
+        Doing::Fill => "fill",
+        Doing::Touch => "first touch",
+        Doing::Map(_) => "map and touch",
+        Doing::Rest => "rest",
     }
 }
 
@@ -102,7 +170,15 @@ impl PhaseRun {
                 work: name(group.doing),
                 threads: tally.threads,
                 accesses: tally.done,
-                figures: Figures::new(group, tally.done, played.seconds, tally.thread_s),
+                figures: Figures::new(group, tally.done, played.seconds, tally.thread_s)
+                    .with_times(&tally.times.all),
+                base: Latency::new(&tally.times.base),
+                huge: Latency::new(&tally.times.huge),
+                present_bytes: tally.held.map(|h| h.present),
+                huge_share: tally
+                    .held
+                    .filter(|h| h.present > 0)
+                    .map(|h| rounded(h.huge as f64 / h.present as f64, 4)),
                 series: series(group, played, n, tally.threads),
             })
             .collect();
@@ -215,6 +291,7 @@ mod tests {
             threads: 2,
             done,
             thread_s: 4.0,
+            ..Tally::default()
         }
     }
 

@@ -5,9 +5,11 @@
 
 use super::pattern::below;
 use super::phases::{Phase, Phases, Played};
+use super::together::{self, Map};
 use super::worker::{Corrupt, Thp, Work};
 use anyhow::{Context, Result};
 use memmap2::{Advice, MmapMut};
+use std::ops::Range;
 
 /// Bytes of a huge page: what shares and samples are made of.
 pub const UNIT: usize = hugeswap_policy::UNIT_BYTES as usize;
@@ -15,9 +17,12 @@ const K: u64 = 0x9e37_79b9_7f4a_7c15;
 
 /// A task's memory, in one piece for each thread.
 pub struct Memory {
-    map: MmapMut,
+    map: Map,
     threads: usize,
     task: u32,
+    /// Where in `map` this task writes; and of whom it reads what, at random or from end to end.
+    mine: Range<usize>,
+    other: (u32, Range<usize>),
     /// What phases have written, once there was one.
     phases: Option<Phases>,
 }
@@ -37,35 +42,48 @@ pub fn search(threads: usize, check: impl Fn(usize) -> Option<usize> + Sync) -> 
 impl Memory {
     /// Maps so many bytes for `work.threads` threads.
     pub fn map(len: usize, work: &Work) -> Result<Memory> {
+        if work.shared.is_some() {
+            let part = |task: u32| task as usize * len..(task as usize + 1) * len;
+            let other = (work.task + 1) % work.tasks;
+            return Ok(Memory {
+                map: together::map(len * work.tasks as usize, work)?,
+                threads: work.threads as usize,
+                task: work.task,
+                mine: part(work.task),
+                other: (other, part(other)),
+                phases: None,
+            });
+        }
         let map =
             MmapMut::map_anon(len).with_context(|| format!("cannot map {} MiB", len >> 20))?;
+        let advised = work.thp_part.units(len / UNIT);
+        let (start, bytes) = (advised.start * UNIT, advised.len() * UNIT);
         match work.thp {
             Thp::Unadvised => {}
             Thp::On => map
-                .advise(Advice::HugePage)
+                .advise_range(Advice::HugePage, start, bytes)
                 .context("cannot ask for huge pages")?,
             Thp::Off => map
-                .advise(Advice::NoHugePage)
+                .advise_range(Advice::NoHugePage, start, bytes)
                 .context("cannot ask for base pages")?,
         }
         Ok(Memory {
-            map,
+            map: Map::Own(map),
             threads: work.threads as usize,
             task: work.task,
+            mine: 0..len,
+            other: (work.task, 0..len),
             phases: None,
         })
     }
 
-    fn seed(&self, round: u32) -> u64 {
-        seed(self.task, round)
-    }
-
     /// Writes it all.
     pub fn write(&mut self, round: u32) {
-        let seed = self.seed(round);
-        let piece = self.map.len() / self.threads;
+        let seed = seed(self.task, round);
+        let piece = self.mine.len() / self.threads;
+        let mine = self.mine.clone();
         std::thread::scope(|s| {
-            let pieces = self.map.chunks_exact_mut(piece).enumerate();
+            let pieces = self.map[mine].chunks_exact_mut(piece).enumerate();
             // The first piece is this thread's own work.
             let mut rest = pieces.map(|(n, p)| (first_value(seed, n * piece), p));
             let mine = rest.next();
@@ -78,11 +96,11 @@ impl Memory {
 
     /// Reads one unit in `one_in` and compares every word of it.
     pub fn read(&self, round: u32, one_in: u32) -> Result<()> {
-        let seed = self.seed(round);
-        let piece = self.map.len() / self.threads;
+        let (seed, there) = (seed(self.other.0, round), &self.map[self.other.1.clone()]);
+        let piece = there.len() / self.threads;
         let wrong = search(self.threads, |n| {
             let start = n * piece;
-            let units = self.map[start..start + piece].chunks(UNIT).enumerate();
+            let units = there[start..start + piece].chunks(UNIT).enumerate();
             units.step_by(one_in as usize).find_map(|(n, unit)| {
                 let at = start + n * UNIT;
                 differs(unit, first_value(seed, at)).map(|word| at + word * 8)
@@ -93,8 +111,8 @@ impl Memory {
 
     /// Reads `count` words at random, shared among the threads, and compares them.
     pub fn random(&self, round: u32, count: u64) -> Result<()> {
-        let seed = self.seed(round);
-        let words = self.map.as_chunks::<8>().0;
+        let (seed, there) = (seed(self.other.0, round), &self.map[self.other.1.clone()]);
+        let words = there.as_chunks::<8>().0;
         let wrong = search(self.threads, |n| {
             let mut state = (n as u64 + 1).wrapping_mul(K) ^ seed;
             for _ in 0..count / self.threads as u64 {

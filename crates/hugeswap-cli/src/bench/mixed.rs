@@ -58,10 +58,8 @@ fn work(args: &Mixed, part: Part, engine: &Engine) -> Work {
     let stream = Doing::Stream {
         write: args.stream == Access::Write,
     };
-    let random = Doing::Random {
+    let random = Doing::Timed {
         pattern: Pattern::Uniform,
-        write: false,
-        accesses: None,
     };
     let half = |doing, part| Group {
         doing,
@@ -84,6 +82,13 @@ fn work(args: &Mixed, part: Part, engine: &Engine) -> Work {
         Part::Stream => vec![(part.name(), vec![alone(streams)])],
         Part::Random => vec![(part.name(), vec![alone(randoms)])],
         Part::Together => vec![(part.name(), vec![streams, randoms])],
+        Part::WriteBehind => {
+            let fresh = Group {
+                doing: Doing::Fresh,
+                ..streams
+            };
+            vec![(part.name(), vec![fresh, alone(randoms)])]
+        }
         Part::Change => CHANGE
             .into_iter()
             .zip([stream, random, stream])
@@ -135,6 +140,10 @@ fn compare(outcome: &mut Outcome) {
                 outcome.compare(&name, "hugeswap", rival, |r| speed(r, phase, streams));
             }
         }
+        let behind = format!("write-behind_p99_us_vs{name}").replace('-', "_");
+        outcome.compare(&behind, "hugeswap", rival, |r| {
+            r.phase(Part::WriteBehind.name())?.figures(false)?.p99_us
+        });
         for (phase, streams) in CHANGE.into_iter().zip([true, false, true]) {
             let name = format!("{}_vs{name}", phase.replace(' ', "_"));
             outcome.compare(&name, "hugeswap", rival, |r| speed(r, phase, streams));
@@ -188,6 +197,9 @@ fn table(runs: &[Run]) -> Table {
         "phase",
         "stream MB/s",
         "us an access",
+        "p50",
+        "p99",
+        "p99.9 us",
         "accesses/s",
         "misses %",
         "verified %",
@@ -203,6 +215,9 @@ fn table(runs: &[Run]) -> Table {
                 phase.name.clone(),
                 cell(stream.and_then(|f| f.mb_s), 0),
                 cell(random.and_then(|f| f.us_per_access), 2),
+                cell(random.and_then(|f| f.p50_us), 1),
+                cell(random.and_then(|f| f.p99_us), 0),
+                cell(random.and_then(|f| f.p99_9_us), 0),
                 cell(random.and_then(|f| f.accesses_s), 0),
                 cell(phase.miss_share.map(|s| s * 100.0), 1),
                 cell(Some(r.verified_share * 100.0), 1),

@@ -17,9 +17,11 @@ mod ceiling;
 mod chaos;
 mod child;
 pub use child::{check_interrupted, watch_signals};
+mod defrag;
 mod extents;
 mod faults;
 mod figures;
+mod first_touch;
 mod fit;
 mod fragments;
 mod keeper;
@@ -28,12 +30,15 @@ mod machine;
 mod memory;
 mod mixed;
 mod output;
+mod pagemap;
 mod pattern;
 mod phases;
 pub mod plot;
 mod runner;
 mod swap_rand;
 mod swap_seq;
+mod together;
+mod tracking;
 mod turns;
 mod worker;
 mod workingset;
@@ -86,6 +91,9 @@ pub fn run(args: Args) -> anyhow::Result<i32> {
         args::Bench::Extents(a) => extents::run(&a),
         args::Bench::Fragments(a) => fragments::run(&a),
         args::Bench::Advisor(a) => advisor::run(&a),
+        args::Bench::Defrag(a) => defrag::run(&a),
+        args::Bench::Pagemap(a) => pagemap::run(&a),
+        args::Bench::Tracking(a) => tracking::run(&a),
         args::Bench::Ageing(a) => ageing::run(&a),
         args::Bench::Workingset(a) => workingset::run(&a),
     });

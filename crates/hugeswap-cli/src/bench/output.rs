@@ -79,8 +79,13 @@ impl Outcome {
     /// Notes the median of the ratios of two figures, pair by pair.
     pub fn ratio_of_pairs(&mut self, name: &str, a: &[f64], b: &[f64]) {
         let pairs: Vec<f64> = a.iter().zip(b).map(|(a, b)| a / b).collect();
-        if !pairs.is_empty() {
-            self.ratio(name, median(&pairs));
+        self.median_ratio(name, &pairs);
+    }
+
+    /// Notes the median of `values`; nothing if there are none.
+    pub fn median_ratio(&mut self, name: &str, values: &[f64]) {
+        if !values.is_empty() {
+            self.ratio(name, median(values));
         }
     }
 
@@ -288,6 +293,7 @@ mod tests {
         let mut o = Outcome::new("swap-seq").unwrap();
         o.ratio("a", 1.0 / 0.0);
         o.ratio("b", 1.23456);
+        o.median_ratio("c", &[]);
         assert_eq!(
             serde_json::to_value(&o.ratios).unwrap(),
             serde_json::json!({"b": 1.235})

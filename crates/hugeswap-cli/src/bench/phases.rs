@@ -5,13 +5,19 @@
 //! changed, by adding 1 to it. So what the words of a page may hold is known at any time, and their sum exactly once nobody
 //! writes. Threads share memory as atomic words; a version is changed before the word.
 
-use super::memory::{UNIT, first_value, next_random, search, seed};
+mod job;
+
+use super::memory::{UNIT, first_value, search, seed};
 use super::pattern::{Pages, Pattern};
-use super::workingset::program::{Program, Step, What};
-use anyhow::{Result, anyhow};
+use super::workingset::program::Program;
+use anyhow::{Context, Result, anyhow};
+use hugeswap_sys::mm;
+use job::Job;
 use serde::{Deserialize, Serialize};
+use std::fs::File;
 use std::ops::Range;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
+use std::os::fd::AsRawFd;
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering::Relaxed};
 use std::sync::mpsc::{self, RecvTimeoutError};
 use std::time::{Duration, Instant};
 use zerocopy::FromBytes;
@@ -25,7 +31,7 @@ const PIECE: usize = 4096;
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct Phase {
     pub name: String,
-    /// How long; else until every group has done its accesses.
+    /// How long at most. A phase ends as soon as every group that has an end ([`Doing::ends`]) has come to it.
     pub seconds: Option<f64>,
     /// Seconds between points of the time series.
     pub every_s: f64,
@@ -54,17 +60,77 @@ pub enum Doing {
         /// All tasks and threads together; without end if there is none.
         accesses: Option<u64>,
     },
+    /// Reads one word of a page, anywhere in its group's part, and notes how long each took.
+    Timed { pattern: Pattern },
+    /// Maps memory of the size of its piece, writes all words of it, and gives it up: writes to swap and no reads.
+    Fresh,
     /// Goes through the steps of a program once, on all of the memory; by one thread.
     Program(Program),
+    /// Writes its piece once, from start to end.
+    Fill,
+    /// The same of memory that was not touched before; notes how long each touch took of what was not there yet.
+    Touch,
+    /// Maps memory of its own, touches every page, and gives it up, again and again; notes how long a MiB took each time.
+    Map(Map),
+    /// Nothing.
+    Rest,
+}
+
+impl Doing {
+    /// Does it come to an end by itself?
+    pub fn ends(self) -> bool {
+        match self {
+            Doing::Random { accesses, .. } => accesses.is_some(),
+            Doing::Program(_) | Doing::Fill | Doing::Touch => true,
+            Doing::Stream { .. }
+            | Doing::Timed { .. }
+            | Doing::Fresh
+            | Doing::Map(_)
+            | Doing::Rest => false,
+        }
+    }
+
+    /// Is it looked at in the end what of its part is in memory?
+    fn is_looked_at(self) -> bool {
+        matches!(self, Doing::Fill | Doing::Touch | Doing::Rest)
+    }
+}
+
+/// What is mapped again and again.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Map {
+    pub bytes: usize,
+    /// Between one and the next.
+    pub pause_us: u64,
+    /// With MADV_HUGEPAGE.
+    pub advise: bool,
 }
 
 /// Which part of a task's memory.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Part {
+    #[default]
     All,
     FirstHalf,
     SecondHalf,
+    /// So many units of 2 MiB from the start.
+    First(usize),
+    /// All but those.
+    AllBut(usize),
+}
+
+impl Part {
+    /// Which of so many units.
+    pub fn units(self, all: usize) -> Range<usize> {
+        match self {
+            Part::All => 0..all,
+            Part::FirstHalf => 0..all / 2,
+            Part::SecondHalf => all / 2..all,
+            Part::First(n) => 0..n.min(all),
+            Part::AllBut(n) => n.min(all)..all,
+        }
+    }
 }
 
 /// What a phase came to: of one task, or of all.
@@ -84,6 +150,30 @@ pub struct Tally {
     pub done: u64,
     /// Time of its threads, added up.
     pub thread_s: f64,
+    #[serde(default)]
+    pub times: Times,
+    /// What its part held in the end, where that was looked at.
+    #[serde(default)]
+    pub held: Option<Held>,
+}
+
+/// How many accesses took how long, by [`hugeswap_policy::histogram::bucket`]; empty where none was timed.
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
+pub struct Times {
+    /// Of [`Doing::Touch`]: the first touches of 2 MiB.
+    pub all: Vec<u64>,
+    /// Of [`Doing::Touch`]: touches that brought base pages.
+    pub base: Vec<u64>,
+    /// Of [`Doing::Touch`]: touches that brought all of 2 MiB.
+    pub huge: Vec<u64>,
+}
+
+/// Bytes of a part that are in memory.
+#[derive(Clone, Copy, Debug, Default, Serialize, Deserialize)]
+pub struct Held {
+    pub present: u64,
+    /// Mapped by huge pages.
+    pub huge: u64,
 }
 
 /// What each group had done at some time of a phase.
@@ -98,14 +188,45 @@ impl Played {
     pub fn add(&mut self, other: &Played) {
         self.seconds = self.seconds.max(other.seconds);
         for (a, b) in self.groups.iter_mut().zip(&other.groups) {
-            a.threads += b.threads;
-            a.done += b.done;
-            a.thread_s += b.thread_s;
+            a.add(b);
         }
         self.samples.truncate(other.samples.len());
         for (a, b) in self.samples.iter_mut().zip(&other.samples) {
             a.at_s = a.at_s.max(b.at_s);
             a.done.iter_mut().zip(&b.done).for_each(|(a, b)| *a += b);
+        }
+    }
+}
+
+impl Tally {
+    fn add(&mut self, other: &Tally) {
+        self.threads += other.threads;
+        self.done += other.done;
+        self.thread_s += other.thread_s;
+        self.times.add(&other.times);
+        self.held = match (self.held, other.held) {
+            (Some(a), Some(b)) => Some(Held {
+                present: a.present + b.present,
+                huge: a.huge + b.huge,
+            }),
+            (a, b) => a.or(b),
+        };
+    }
+}
+
+impl Times {
+    fn add(&mut self, other: &Times) {
+        let each = [
+            (&mut self.all, &other.all),
+            (&mut self.base, &other.base),
+            (&mut self.huge, &other.huge),
+        ];
+        for (a, b) in each {
+            if a.is_empty() {
+                a.clone_from(b);
+            } else {
+                a.iter_mut().zip(b).for_each(|(a, b)| *a += b);
+            }
         }
     }
 }
@@ -146,7 +267,14 @@ impl Phases {
         tasks: u32,
     ) -> Result<Result<Played, usize>> {
         let words = words(memory)?;
+        let looked_at = phase.groups.iter().any(|g| g.doing.is_looked_at());
+        let pagemap = looked_at.then(|| File::open("/proc/self/pagemap"));
+        let pagemap = pagemap
+            .transpose()
+            .context("/proc/self/pagemap cannot be read")?;
         let stop = AtomicBool::new(false);
+        let ending = phase.groups.iter().filter(|g| g.doing.ends());
+        let to_end = AtomicUsize::new(ending.map(|g| g.threads as usize).sum());
         let progress: Vec<Vec<Progress>> = phase
             .groups
             .iter()
@@ -156,10 +284,10 @@ impl Phases {
             .groups
             .iter()
             .map(|g| match g.doing {
-                Doing::Stream { .. } | Doing::Program(_) => None,
-                Doing::Random { pattern, .. } => {
+                Doing::Random { pattern, .. } | Doing::Timed { pattern } => {
                     Some(Pages::new(pattern, self.range(g.part).len() as u64))
                 }
+                _ => None,
             })
             .collect();
         let started = Instant::now();
@@ -174,18 +302,21 @@ impl Phases {
                     let job = Job {
                         phases: self,
                         words,
+                        pagemap: pagemap.as_ref(),
                         stop: &stop,
                         progress: &progress.0,
                     };
-                    let running = running.clone();
+                    let (running, to_end) = (running.clone(), &to_end);
                     threads.push(s.spawn(move || {
                         let started = Instant::now();
-                        let wrong = job.run(group, n as u32, pages.as_ref(), tasks);
-                        if wrong.is_some() {
+                        let mut times = Times::default();
+                        let wrong = job.run(group, n as u32, pages.as_ref(), tasks, &mut times);
+                        let was_last = || to_end.fetch_sub(1, Relaxed) == 1;
+                        if wrong.is_some() || group.doing.ends() && was_last() {
                             job.stop.store(true, Relaxed);
                         }
                         drop(running);
-                        (started.elapsed().as_secs_f64(), wrong)
+                        (started.elapsed().as_secs_f64(), wrong, times)
                     }));
                 }
             }
@@ -194,19 +325,23 @@ impl Phases {
             let seconds = started.elapsed().as_secs_f64();
             let mut ended = threads
                 .into_iter()
-                .map(|t| t.join().unwrap_or((0.0, Some(0))));
+                .map(|t| t.join().unwrap_or((0.0, Some(0), Times::default())));
             let mut groups = Vec::new();
             for (group, progress) in phase.groups.iter().zip(&progress) {
                 let mut tally = Tally {
                     threads: group.threads,
                     done: sum(progress),
-                    thread_s: 0.0,
+                    ..Tally::default()
                 };
-                for (thread_s, wrong) in ended.by_ref().take(progress.len()) {
+                for (thread_s, wrong, times) in ended.by_ref().take(progress.len()) {
                     if let Some(at) = wrong {
                         return Ok(Err(at));
                     }
                     tally.thread_s += thread_s;
+                    tally.times.add(&times);
+                }
+                if let (Some(pagemap), true) = (&pagemap, group.doing.is_looked_at()) {
+                    tally.held = held(pagemap, &words[self.words_of(group.part)]);
                 }
                 groups.push(tally);
             }
@@ -238,12 +373,16 @@ impl Phases {
 
     /// Pages of a part; parts are whole units.
     fn range(&self, part: Part) -> Range<usize> {
-        let half = self.pages * PAGE / UNIT / 2 * (UNIT / PAGE);
-        match part {
-            Part::All => 0..self.pages,
-            Part::FirstHalf => 0..half,
-            Part::SecondHalf => half..self.pages,
+        if part == Part::All {
+            return 0..self.pages;
         }
+        let units = part.units(self.pages * PAGE / UNIT);
+        units.start * (UNIT / PAGE)..units.end * (UNIT / PAGE)
+    }
+
+    fn words_of(&self, part: Part) -> Range<usize> {
+        let pages = self.range(part);
+        pages.start * WORDS..pages.end * WORDS
     }
 
     fn version(&self, page: usize) -> &AtomicU64 {
@@ -306,104 +445,18 @@ fn words(memory: &mut [u8]) -> Result<&[AtomicU64]> {
         .map_err(|_| anyhow!("memory is not made of aligned words"))
 }
 
-/// What one thread works with.
-struct Job<'a> {
-    phases: &'a Phases,
-    words: &'a [AtomicU64],
-    stop: &'a AtomicBool,
-    progress: &'a AtomicU64,
-}
-
-impl Job<'_> {
-    /// Does its share, as thread `n` of its group; the byte of a wrong word.
-    fn run(&self, group: &Group, n: u32, pages: Option<&Pages>, tasks: u32) -> Option<usize> {
-        let part = self.phases.range(group.part);
-        match (group.doing, pages) {
-            (
-                Doing::Random {
-                    write, accesses, ..
-                },
-                Some(pages),
-            ) => {
-                let at_once = u64::from(group.threads) * u64::from(tasks);
-                let limit = accesses.map_or(u64::MAX, |a| a / at_once);
-                let mut random = seed(self.phases.task ^ 0x5eed_0000, n);
-                self.random(part.start, pages, write, limit, &mut random)
-            }
-            (Doing::Stream { write }, _) => {
-                let (n, of) = (n as usize, group.threads as usize);
-                let piece =
-                    part.start + part.len() * n / of..part.start + part.len() * (n + 1) / of;
-                self.stream(&piece, write)
-            }
-            (Doing::Program(program), _) => self.steps(&program.steps()),
-            (Doing::Random { .. }, None) => None,
-        }
-    }
-
-    fn steps(&self, steps: &[Step]) -> Option<usize> {
-        let mut done = 0;
-        for step in steps {
-            for page in step.pages.clone() {
-                if self.stop.load(Relaxed) {
-                    return None;
-                }
-                // Any word does, and not always the same.
-                let word = page * 7 % WORDS;
-                match step.what {
-                    What::Fill => self.phases.write(self.words, page),
-                    What::Read | What::Write => {
-                        let write = step.what == What::Write;
-                        if !self.phases.access(self.words, page, word, write) {
-                            return Some(page * PAGE + word * 8);
-                        }
-                    }
-                }
-                done += 1;
-                self.progress.store(done, Relaxed);
-            }
-        }
-        None
-    }
-
-    fn random(
-        &self,
-        first: usize,
-        pages: &Pages,
-        write: bool,
-        limit: u64,
-        random: &mut u64,
-    ) -> Option<usize> {
-        for done in 1..=limit {
-            // One access at least: a machine may be too busy for a turn in the time there is.
-            if done > 1 && self.stop.load(Relaxed) {
-                return None;
-            }
-            let page = first + pages.next(random) as usize;
-            let word = next_random(random) as usize % WORDS;
-            if !self.phases.access(self.words, page, word, write) {
-                return Some(page * PAGE + word * 8);
-            }
-            self.progress.store(done, Relaxed);
-        }
-        None
-    }
-
-    fn stream(&self, piece: &Range<usize>, write: bool) -> Option<usize> {
-        for (done, page) in (1..).zip(piece.clone().cycle()) {
-            // One access at least: a machine may be too busy for a turn in the time there is.
-            if done > 1 && self.stop.load(Relaxed) {
-                return None;
-            }
-            if write {
-                self.phases.write(self.words, page);
-            } else if let Some(at) = self.phases.check(self.words, page) {
-                return Some(at);
-            }
-            self.progress.store(done, Relaxed);
-        }
-        None
-    }
+/// What of it is in memory; none where the kernel (before 6.7) cannot tell.
+fn held(pagemap: &File, words: &[AtomicU64]) -> Option<Held> {
+    let range = words.as_ptr_range();
+    let (fd, start, end) = (
+        pagemap.as_raw_fd(),
+        range.start as usize,
+        range.end as usize,
+    );
+    let present = mm::present_bytes(fd, start, end).ok()?;
+    // Two looks at a moving thing.
+    let huge = mm::huge_bytes(fd, start, end).ok()?.min(present);
+    Some(Held { present, huge })
 }
 
 /// Takes samples until every thread has ended, and ends them at the deadline.
@@ -449,141 +502,4 @@ fn sum(progress: &[Progress]) -> u64 {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-    use crate::bench::memory::fill;
-
-    const PAGES: usize = 4 * UNIT / PAGE;
-
-    fn memory(task: u32) -> (memmap2::MmapMut, Phases) {
-        let mut map = memmap2::MmapMut::map_anon(PAGES * PAGE).unwrap();
-        fill(&mut map, seed(task, 1));
-        (map, Phases::new(task, 1, PAGES))
-    }
-
-    fn group(doing: Doing, threads: u32, part: Part) -> Group {
-        Group {
-            doing,
-            threads,
-            part,
-        }
-    }
-
-    fn phase(seconds: Option<f64>, groups: Vec<Group>) -> Phase {
-        Phase {
-            name: "p".into(),
-            seconds,
-            every_s: 0.02,
-            groups,
-        }
-    }
-
-    fn random(write: bool, accesses: Option<u64>) -> Doing {
-        Doing::Random {
-            pattern: Pattern::Uniform,
-            write,
-            accesses,
-        }
-    }
-
-    #[test]
-    fn writes_by_many_threads_are_all_accounted_for() {
-        let (mut map, phases) = memory(3);
-        let p = phase(None, vec![group(random(true, Some(4000)), 4, Part::All)]);
-        let played = phases.play(&mut map, &p, 1).unwrap().unwrap();
-        assert_eq!((played.groups[0].done, played.groups[0].threads), (4000, 4));
-        assert_eq!(phases.verify(&mut map, 3, 1).unwrap(), None);
-        let changes: u64 = (0..PAGES).map(|p| phases.state(p).1).sum();
-        assert_eq!(changes, 4000);
-        // One change lost.
-        let page = (0..PAGES).find(|p| phases.state(*p).1 == 1).unwrap();
-        fill(
-            &mut map[page * PAGE..(page + 1) * PAGE],
-            first_value(seed(3, 1), page * PAGE),
-        );
-        assert_eq!(phases.verify(&mut map, 2, 1).unwrap(), Some(page * PAGE));
-    }
-
-    #[test]
-    fn streams_and_random_accesses_go_on_together() {
-        let (mut map, phases) = memory(0);
-        let p = phase(
-            Some(0.1),
-            vec![
-                group(Doing::Stream { write: true }, 2, Part::FirstHalf),
-                group(random(false, None), 2, Part::SecondHalf),
-            ],
-        );
-        let played = phases.play(&mut map, &p, 1).unwrap().unwrap();
-        assert!(played.groups.iter().all(|g| g.done > 0 && g.threads == 2));
-        let last = played.samples.last().unwrap();
-        assert_eq!(last.done, [played.groups[0].done, played.groups[1].done]);
-        assert!(played.samples.is_sorted_by(|a, b| a.at_s <= b.at_s));
-        assert_eq!(phases.verify(&mut map, 2, 1).unwrap(), None);
-        // What was streamed is read at random and streamed again.
-        for doing in [random(true, None), Doing::Stream { write: false }] {
-            let p = phase(Some(0.05), vec![group(doing, 2, Part::All)]);
-            phases.play(&mut map, &p, 1).unwrap().unwrap();
-        }
-        assert_eq!(phases.verify(&mut map, 1, 1).unwrap(), None);
-    }
-
-    #[test]
-    fn a_wrong_word_ends_a_phase() {
-        for doing in [
-            random(false, None),
-            random(true, None),
-            Doing::Stream { write: false },
-        ] {
-            let (mut map, phases) = memory(0);
-            map[UNIT..UNIT + PAGE].fill(0);
-            let p = phase(Some(60.0), vec![group(doing, 2, Part::All)]);
-            let at = phases.play(&mut map, &p, 1).unwrap().unwrap_err();
-            assert_eq!(at / PAGE, UNIT / PAGE);
-        }
-    }
-
-    #[test]
-    fn a_program_writes_what_it_reads() {
-        let mut map = memmap2::MmapMut::map_anon(PAGES * PAGE).unwrap();
-        let phases = Phases::new(0, 0, PAGES);
-        let (cold, hot, reads) = (PAGES / 2, PAGES / 4, 100);
-        let write = true;
-        let parts = [
-            Program::Cold {
-                cold,
-                hot,
-                reads,
-                write,
-            },
-            Program::Thrash {
-                cold,
-                hot,
-                reads,
-                repeats: 3,
-                write,
-            },
-        ];
-        for part in parts {
-            let p = phase(None, vec![group(Doing::Program(part), 1, Part::All)]);
-            let played = phases.play(&mut map, &p, 1).unwrap().unwrap();
-            let pages: usize = part.steps().iter().map(|s| s.pages.len()).sum();
-            assert_eq!(played.groups[0].done, pages as u64);
-        }
-        assert_eq!(phases.verify(&mut map, 2, 1).unwrap(), None);
-        // A page that came back as zeros.
-        map[..PAGE].fill(0);
-        let p = phase(None, vec![group(Doing::Program(parts[1]), 1, Part::All)]);
-        assert_eq!(phases.play(&mut map, &p, 1).unwrap().unwrap_err(), 0);
-    }
-
-    #[test]
-    fn accesses_are_shared_among_tasks() {
-        let (mut map, phases) = memory(0);
-        let p = phase(None, vec![group(random(false, Some(1000)), 2, Part::All)]);
-        let mut all = phases.play(&mut map, &p, 2).unwrap().unwrap();
-        assert_eq!(all.groups[0].done, 500);
-        all.add(&phases.play(&mut map, &p, 2).unwrap().unwrap());
-        assert_eq!((all.groups[0].done, all.groups[0].threads), (1000, 4));
-    }
-}
+mod tests;

@@ -7,6 +7,7 @@ use super::runner::{Run, median};
 use super::turns::{Engine, KERNEL_VERIFIES_ONE_IN, Turns};
 use super::worker::Work;
 use anyhow::{Context, Result};
+use std::path::PathBuf;
 
 /// Read rounds of `--read-only-pass`; the first still writes out what is dirty.
 const READ_ROUNDS: u32 = 3;
@@ -91,6 +92,8 @@ fn work(args: &SwapSeq, rounds: u32, verify_one_in: u32) -> Work {
         } else {
             verify_one_in
         },
+        // Where it is, the worker finds out.
+        shared: args.shared.then(PathBuf::new),
         ..Work::default()
     }
 }
@@ -125,16 +128,16 @@ fn compare_ceilings(outcome: &mut Outcome, ceilings: &[Ceiling]) -> Result<()> {
         .insert("ceiling".into(), serde_json::to_value(c)?);
     let of = |f: &dyn Fn(&Run) -> Option<f64>| {
         let runs = outcome.runs.iter().filter(|r| r.label() == "hugeswap");
-        median(&runs.filter_map(f).collect::<Vec<_>>())
+        runs.filter_map(f).collect::<Vec<_>>()
     };
     let traffic = of(&|r| Some(r.steady() * traffic(r)? / c.mixed_mb_s));
     let reads = of(&|r| Some(r.steady_read() / c.read_mb_s));
     let writes = of(&|r| Some(r.steady() / c.mixed_mb_s));
-    outcome.ratio("write_traffic_vs_mixed_ceiling", traffic);
-    if reads > 0.0 {
-        outcome.ratio("read_vs_read_ceiling", reads);
+    outcome.median_ratio("write_traffic_vs_mixed_ceiling", &traffic);
+    if median(&reads) > 0.0 {
+        outcome.median_ratio("read_vs_read_ceiling", &reads);
     }
-    outcome.ratio("write_vs_mixed_ceiling", writes);
+    outcome.median_ratio("write_vs_mixed_ceiling", &writes);
     Ok(())
 }
 

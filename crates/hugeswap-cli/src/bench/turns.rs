@@ -28,6 +28,7 @@ pub struct Turns<'a> {
     common: &'a Common,
     against: &'a Against,
     span: &'a Span,
+    pairs: u32,
     /// Values for `--swap`.
     swap: Vec<String>,
     /// Where the engines swap, if it is known.
@@ -55,6 +56,7 @@ impl<'a> Turns<'a> {
             common,
             against,
             span,
+            pairs: common.pairs(),
             swap: common.swap.clone(),
             dir: None,
             keeper: None,
@@ -145,7 +147,12 @@ impl<'a> Turns<'a> {
 
     /// Times each engine takes a turn.
     pub fn pairs(&self) -> u32 {
-        self.common.pairs()
+        self.pairs
+    }
+
+    /// The same with another number of turns.
+    pub fn of_pairs(self, pairs: u32) -> Turns<'a> {
+        Turns { pairs, ..self }
     }
 
     /// Where the engines swap, if it is known.

@@ -9,7 +9,8 @@
 //! What a task does with its memory stands in `memory` (rounds) and `phases`.
 
 use super::memory::{Memory, UNIT};
-use super::phases::{Phase, Played};
+use super::phases::{Part, Phase, Played};
+use super::together;
 use anyhow::{Context, Result, bail};
 use serde::{Deserialize, Serialize};
 use std::io::{BufRead, BufReader, Write};
@@ -56,8 +57,12 @@ pub struct Work {
     pub verify_one_in: u32,
     /// Advice on huge pages.
     pub thp: Thp,
+    /// What the advice is for.
+    pub thp_part: Part,
     /// The `cgroup.procs` file of a group to enter before anything is mapped.
     pub join: Option<PathBuf>,
+    /// The tasks share their memory; where there is no pool it is this file.
+    pub shared: Option<PathBuf>,
     /// The index of a task.
     pub task: u32,
 }
@@ -89,6 +94,7 @@ pub fn main(args: &[String]) -> i32 {
         [kind, json] if kind == "work" => parse(json).and_then(|w| coordinate(&w)),
         [kind, json] if kind == "task" => parse(json).and_then(|w| task(&w)),
         [kind, json] if kind == "faults" => super::faults::worker(json),
+        [kind, json] if kind == "first-touch" => super::first_touch::worker(json),
         [kind, json] if kind == "ageing" => super::ageing::worker(json),
         [kind, json] if kind == "chaos" => super::chaos::worker(json),
         [kind] if kind == "keeper" => super::keeper::main(),
@@ -139,7 +145,11 @@ impl Task {
             join: None,
             ..work.clone()
         };
-        let mut child = Command::new(std::env::current_exe()?)
+        let mut command = Command::new(std::env::current_exe()?);
+        if work.shared.is_some() {
+            together::as_itself(&mut command);
+        }
+        let mut child = command
             .args(["__worker", "task", &serde_json::to_string(&work)?])
             .stdin(Stdio::piped())
             .stdout(Stdio::piped())
@@ -237,6 +247,19 @@ fn coordinate(work: &Work) -> Result<()> {
             format!("cannot enter the memory cgroup through {}", procs.display())
         })?;
     }
+    let mut work = work.clone();
+    let whole = share(&work) * work.tasks as usize;
+    let without_pool = work.shared.is_some() && !together::in_pool();
+    let shared = without_pool.then(|| together::memory_file(whole));
+    // Held until all have ended.
+    let _memory = match shared.transpose()? {
+        Some((file, path)) => {
+            work.shared = Some(path);
+            Some(file)
+        }
+        None => None,
+    };
+    let work = &work;
     let mut tasks = Tasks(Vec::new());
     for index in 0..work.tasks {
         tasks.0.push(Task::start(work, index)?);

@@ -1,7 +1,8 @@
 //! `hugeswap ctl`: looks at running pools, and changes them.
 
-mod pools;
+pub mod pools;
 mod scrub;
+mod settings;
 mod swap;
 
 use clap::Subcommand;
@@ -10,6 +11,8 @@ use hugeswap_engine::pool::Pool;
 const EXAMPLES: &str = "\
 EXAMPLES:
   hugeswap ctl list
+  hugeswap ctl get thp
+  hugeswap ctl set thp.defrag=defer vm.watermark_scale_factor=500
   hugeswap ctl swap list
   hugeswap ctl --pool 4711 swap add /mnt/fast,size=50G,pri=10
   hugeswap ctl --pool 4711 swap off 0";
@@ -33,6 +36,10 @@ enum Command {
         #[arg(long)]
         json: bool,
     },
+    /// Show a pool's settings
+    Get(settings::Get),
+    /// Change a pool's settings, while it is in use
+    Set(settings::Set),
     /// Swap areas: list, add, take off
     Swap(swap::Args),
     /// Read and verify everything in swap; save what is bad there and still in memory
@@ -43,6 +50,8 @@ enum Command {
 pub fn run(args: &Args) -> anyhow::Result<i32> {
     match &args.command {
         Command::List { json } => pools::list(*json),
+        Command::Get(get) => settings::get(&the_pool(args.pool)?, get),
+        Command::Set(set) => settings::set(&the_pool(args.pool)?, set),
         Command::Scrub(scrub) => scrub::run(&the_pool(args.pool)?, scrub),
         Command::Swap(swap) => swap::run(&the_pool(args.pool)?, swap),
     }

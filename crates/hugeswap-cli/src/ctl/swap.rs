@@ -5,19 +5,22 @@ use crate::text;
 use anyhow::{Context, Result, anyhow, bail};
 use clap::Subcommand;
 use hugeswap_engine::pool::{AreaUsage, Pool, SwapSpec};
-use hugeswap_policy::UNIT_BYTES;
+use hugeswap_policy::{PAGE_BYTES, UNIT_BYTES};
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 use serde_json::json;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 const LOOK: Duration = Duration::from_millis(50);
+/// What cannot be read may come back (a device that was reset): so long it is tried.
+const UNREADABLE: Duration = Duration::from_secs(2);
 
 const EXAMPLES: &str = "\
 EXAMPLES:
   hugeswap ctl swap list --json
   hugeswap ctl swap add /mnt/fast,size=50G,pri=10
   hugeswap ctl swap off 0
+  hugeswap ctl swap off 0 --lose-unreadable
 
 Areas of a higher priority (pri=, -1 to 32767, 0 if not said) are filled first, those of the same in
 turn. `off` moves what the area holds to the others, and to memory where those are full, while the
@@ -52,6 +55,9 @@ enum Command {
         /// Give up, and leave it on, when nothing has moved for so many seconds
         #[arg(long, value_name = "SECONDS", default_value_t = 30)]
         patience: u64,
+        /// Give up what cannot be read: touching it ends a program (SIGBUS). Without this the area stays on
+        #[arg(long)]
+        lose_unreadable: bool,
     },
 }
 
@@ -60,7 +66,16 @@ pub fn run(pool: &Pool, args: &Args) -> Result<i32> {
     match &args.command {
         Command::List { json } => list(pool, *json)?,
         Command::Add { area } => add(pool, area)?,
-        Command::Off { area, patience } => off(pool, *area, Duration::from_secs(*patience))?,
+        Command::Off {
+            area,
+            patience,
+            lose_unreadable,
+        } => off(
+            pool,
+            *area,
+            Duration::from_secs(*patience),
+            *lose_unreadable,
+        )?,
     }
     Ok(0)
 }
@@ -135,7 +150,7 @@ fn add(pool: &Pool, area: &str) -> Result<()> {
     Ok(())
 }
 
-fn off(pool: &Pool, area: usize, patience: Duration) -> Result<()> {
+fn off(pool: &Pool, area: usize, patience: Duration, lose: bool) -> Result<()> {
     let room = pool.room_for(area).with_context(|| {
         format!("the pool has no swap area {area}: `hugeswap ctl swap list` shows those it has")
     })?;
@@ -150,7 +165,7 @@ fn off(pool: &Pool, area: usize, patience: Duration) -> Result<()> {
     }
     watch_signals()?;
     // If somebody else is taking it off, we wait with them.
-    pool.take_off(area);
+    pool.take_off(area, lose);
     let bar = ProgressBar::with_draw_target(Some(room.held), ProgressDrawTarget::stderr());
     bar.set_style(ProgressStyle::with_template(
         "{bar:30} {binary_bytes} of {binary_total_bytes} moved, {binary_bytes_per_sec}, {eta} left",
@@ -181,16 +196,33 @@ fn off(pool: &Pool, area: usize, patience: Duration) -> Result<()> {
                 text::bytes(left)
             ));
         }
-        if moved_at.elapsed() > patience {
-            return give_up(format!(
-                "nothing has moved for {} s, so area {area} stays on, with {} in it: it cannot be read, there is no room, or a process of the pool is stopped",
-                patience.as_secs(),
+        let quiet = moved_at.elapsed();
+        let hopeless = quiet > UNREADABLE && pool.only_unreadable_left(area);
+        if hopeless || quiet > patience {
+            let stays = format!(
+                "nothing has moved for {} s, so area {area} stays on, with {} in it",
+                quiet.as_secs(),
                 text::bytes(left)
-            ));
+            );
+            let unreadable = pool.unreadable_in(area) * PAGE_BYTES;
+            return give_up(if unreadable > 0 {
+                format!(
+                    "{stays}: {} of that cannot be read (`hugeswap ctl swap off {area} --lose-unreadable` gives it up: touching it ends a program)",
+                    text::bytes(unreadable)
+                )
+            } else {
+                format!("{stays}: there is no room, or a process of the pool is stopped")
+            });
         }
         std::thread::sleep(LOOK);
     }
     bar.finish_and_clear();
-    println!("area {area} is off");
+    match pool.lost_in(area) * PAGE_BYTES {
+        0 => println!("area {area} is off"),
+        lost => println!(
+            "area {area} is off; {} could not be read, and are lost",
+            text::bytes(lost)
+        ),
+    }
     Ok(())
 }

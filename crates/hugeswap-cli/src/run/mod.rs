@@ -3,7 +3,7 @@
 //!
 //! Nothing has a name outside this process: the object is in a memory file, swap in nameless
 //! files, the pool in a segment, all found by the program through `/proc/PID/fd`. So nothing is
-//! left, however this ends.
+//! left, however this ends; but for names that the program gave to memory itself, and that stand for nothing then.
 
 mod advice;
 pub mod preflight;
@@ -87,12 +87,7 @@ enum Format {
 
 fn settings_help() -> String {
     let line = |k: &Knob| {
-        let value = match k.unit() {
-            knobs::Unit::Bytes => crate::text::bytes(k.default_value()),
-            knobs::Unit::Count => k.default_value().to_string(),
-            knobs::Unit::Choice(words) => words[k.default_value() as usize].to_owned(),
-            knobs::Unit::Switch => if k.default_value() == 1 { "on" } else { "off" }.to_owned(),
-        };
+        let value = crate::text::setting(*k, k.default_value());
         format!("  {:<18} {} (default {value})", k.name(), k.doc())
     };
     Knob::ALL.iter().map(line).collect::<Vec<_>>().join("\n")
@@ -112,6 +107,8 @@ pub fn run(args: Args) -> Result<i32> {
     let program = preflight::find(&args.program[0])?;
     check_mover(config.fault_mode)?;
     let pool = Pool::create(&config)?;
+    // The program's processes get at each other's descriptors, and find out by ours whether they may (shared memory).
+    let _ = process::let_trace(process::pid());
     let object = object_file()?;
     let env = environment(&pool, &object)?;
     let argv = args
@@ -141,6 +138,7 @@ pub fn run(args: Args) -> Result<i32> {
     supervise::let_go(&inherited);
     let ended = supervisor.supervise(pid, &pool)?;
     pool.reap();
+    remove_links(&pool);
     let outcome = report::Outcome {
         elapsed: started.elapsed(),
         ended,
@@ -151,6 +149,20 @@ pub fn run(args: Args) -> Result<i32> {
     // The pool's files go before the program's status is known to anybody.
     drop(pool);
     Ok(supervise::end_like(ended))
+}
+
+/// Removes the names in /dev/shm that stand for memory of this run, which is gone with it.
+fn remove_links(pool: &Pool) {
+    let (Some(links), Ok(names)) = (pool.links(), std::fs::read_dir("/dev/shm")) else {
+        return;
+    };
+    for name in names.flatten() {
+        let leads_to = std::fs::read_link(name.path());
+        let ours = leads_to.is_ok_and(|to| to.as_os_str().as_bytes().starts_with(links.as_bytes()));
+        if ours {
+            let _ = std::fs::remove_file(name.path());
+        }
+    }
 }
 
 fn config(args: &Args) -> Result<PoolConfig> {

@@ -25,7 +25,29 @@ pub fn cases() -> Vec<Case> {
             base_pages(program)
         }));
     }
+    for mode in Mode::ALL {
+        all.push(case(format!("pagemap, {mode}"), move || {
+            pagemap(&Setup::new(mode, MEMORY_MIB))
+        }));
+    }
+    all.push(case("pagemap, base pages", || {
+        pagemap(&Setup::new(Mode::Signal, MEMORY_MIB).option("--set", "thp.enabled=never"))
+    }));
     all.push(case("huge", huge));
+    for part in [
+        "counters", "ring", "locks", "orphan", "calls", "parts", "user", "images", "pagemap",
+    ] {
+        all.push(case(format!("shared, {part}"), move || shared(part)));
+    }
+    all.push(case("shared, left to the kernel", shared_unmanaged));
+    for part in ["workers", "passed", "flying", "named", "ways", "many"] {
+        all.push(case(format!("files, {part}"), move || files(part)));
+    }
+    all.push(case("files, left to the kernel", files_unmanaged));
+    all.push(case("files, names left behind", files_left));
+    for mode in Mode::ALL {
+        all.push(case(format!("guard, {mode}"), move || guard(mode)));
+    }
     all
 }
 
@@ -72,7 +94,8 @@ fn exercise(program: &str, least_absent: u64, mode: Mode, storm: bool) {
     );
 }
 
-/// All by base pages: nothing is whole but what system calls and forks hold.
+/// All by base pages: nothing is whole but what system calls and forks hold. (With more memory than the others, for a page at a time takes long on
+/// a slow disk.)
 fn base_pages(program: &str) {
     let dir = directory();
     let files = dir.path().join("files");
@@ -81,7 +104,7 @@ fn base_pages(program: &str) {
         .arg(BALLAST_MIB)
         .args((program == "calls").then_some(&files));
     let plain = program.plain();
-    let setup = Setup::new(Mode::Signal, MEMORY_MIB).option("--set", "thp.enabled=never");
+    let setup = Setup::new(Mode::Signal, MEMORY_MIB * 3 / 2).option("--set", "thp.enabled=never");
     let managed = program.managed(&setup);
     managed.same_as(&plain);
     assert_eq!(managed.number("thp_fault_alloc"), 0);
@@ -94,4 +117,122 @@ fn huge() {
     let plain = program.plain();
     let managed = program.managed(&Setup::new(Mode::Signal, MEMORY_MIB));
     managed.same_as(&plain);
+}
+
+/// A program that reads where its own memory is, and is told what is in swap here.
+fn pagemap(setup: &Setup) {
+    setup.mode.need();
+    let dir = directory();
+    let path = compile("pagemap", dir.path());
+    let size = BALLAST_MIB;
+    let program = |budget: u64| {
+        let name = Program::new(dir.path(), &path);
+        name.arg(size).arg(budget.to_string())
+    };
+    let plain = program(0).plain();
+    program(setup.memory_mib).managed(setup).same_as(&plain);
+}
+
+fn sharing(dir: &std::path::Path, part: &str) -> Program {
+    Program::new(dir, compile("shared", dir))
+        .arg(part)
+        .args((part == "calls").then_some(dir))
+}
+
+/// Processes that have memory in common, larger than the budget.
+fn shared(part: &str) {
+    let dir = directory();
+    let program = sharing(dir.path(), part);
+    let plain = program.plain();
+    let setup = Setup::new(Mode::Signal, MEMORY_MIB).option("--set", "shared.anonymous=on");
+    program.managed(&setup).same_as(&plain);
+}
+
+/// It is the kernel's in message mode, and where it is switched off.
+fn shared_unmanaged() {
+    let dir = directory();
+    let program = sharing(dir.path(), "counters");
+    let plain = program.plain();
+    for mode in Mode::permitted() {
+        let on = if mode == Mode::Message { "on" } else { "off" };
+        let setup = Setup::new(mode, MEMORY_MIB).option("--set", format!("shared.anonymous={on}"));
+        let managed = program.managed(&setup);
+        assert_eq!(managed.output.status, plain.status);
+        assert_eq!(managed.output.stdout, plain.stdout);
+        assert_eq!(managed.number("pswpout"), 0);
+    }
+}
+
+const FILES: &str = "shared.files=on";
+
+/// Memory files that processes have in common, larger than the budget.
+fn files(part: &str) {
+    let dir = directory();
+    let program = Program::new(dir.path(), compile("files", dir.path())).arg(part);
+    let plain = program.plain();
+    let setup = Setup::new(Mode::Signal, MEMORY_MIB).option("--set", FILES);
+    let managed = program.managed(&setup);
+    managed.same_as(&plain);
+    if part == "many" {
+        // All of every one of them went out: none was the kernel's for want of a place.
+        assert!(managed.number("pswpout") >= 20 * (80 << 20) / 4096);
+    }
+}
+
+/// They are the kernel's in message mode, where it is not asked for, and below the threshold.
+fn files_unmanaged() {
+    let dir = directory();
+    let program = Program::new(dir.path(), compile("files", dir.path())).arg("workers");
+    let plain = program.plain();
+    let mut setups = vec![
+        Setup::new(Mode::Signal, MEMORY_MIB),
+        Setup::new(Mode::Signal, MEMORY_MIB).option("--set", "shared.files=off"),
+        Setup::new(Mode::Signal, MEMORY_MIB)
+            .option("--set", FILES)
+            .option("--set", "shared.files_min=97M"),
+    ];
+    if Mode::permitted().any(|m| m == Mode::Message) {
+        setups.push(Setup::new(Mode::Message, MEMORY_MIB).option("--set", FILES));
+    }
+    for setup in setups {
+        let managed = program.managed(&setup);
+        assert_eq!(managed.output.status, plain.status);
+        assert_eq!(managed.output.stdout, plain.stdout);
+        assert_eq!(managed.number("pswpout"), 0);
+    }
+}
+
+/// What stands for memory that is gone with the run goes with it, too.
+fn files_left() {
+    let dir = directory();
+    let name = format!("hugeswap-test-left-{}", std::process::id());
+    let program = Program::new(dir.path(), compile("files", dir.path())).args(["leave", &name]);
+    let setup = Setup::new(Mode::Signal, MEMORY_MIB).option("--set", FILES);
+    let managed = program.managed(&setup);
+    let left = std::path::Path::new("/dev/shm").join(&name);
+    let there = left.symlink_metadata();
+    let _ = std::fs::remove_file(left);
+    assert!(managed.output.status.success());
+    assert!(managed.number("pswpout") > 0);
+    assert!(there.is_err(), "{name} is there still");
+}
+
+/// Guards of the program's own.
+fn guard(mode: Mode) {
+    mode.need();
+    let dir = directory();
+    // (In message mode, which `auto` may be, what has guards is the kernel's, and must fit.)
+    let size = match mode {
+        Mode::Signal => BALLAST_MIB,
+        _ => "16",
+    };
+    let program = Program::new(dir.path(), compile("guard", dir.path())).arg(size);
+    let plain = program.plain();
+    let managed = program.managed(&Setup::new(mode, MEMORY_MIB));
+    if mode == Mode::Signal {
+        managed.same_as(&plain);
+    } else {
+        assert_eq!(managed.output.status, plain.status);
+        assert_eq!(managed.output.stdout, plain.stdout);
+    }
 }

@@ -12,7 +12,25 @@ pub fn cases() -> Vec<Case> {
         ("streams", 1),
     ]
     .map(|(name, processes)| case(format!("python {name}"), move || script(name, processes)))
-    .into()
+    .into_iter()
+    .chain(["fork", "spawn"].map(|how| {
+        case(format!("python shared_memory, {how}"), move || {
+            shared_memory(how)
+        })
+    }))
+    .collect()
+}
+
+/// multiprocessing.shared_memory, larger than the budget, with workers that are started so.
+fn shared_memory(how: &str) {
+    let dir = directory();
+    let program = Program::new(dir.path(), python())
+        .arg("-B")
+        .arg(source("py").join("shared_memory.py"))
+        .arg(how);
+    let plain = program.plain();
+    let setup = Setup::new(Mode::Signal, 96).option("--set", "shared.files=on");
+    program.managed(&setup).same_as(&plain).processes(5);
 }
 
 /// An interpreter that has numpy: a real one, not a script that looks for it.

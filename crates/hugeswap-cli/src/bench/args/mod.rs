@@ -4,9 +4,12 @@ mod advisor;
 mod against;
 mod ageing;
 mod chaos;
+mod defrag;
 mod extents;
 mod fragments;
+mod pagemap;
 mod patterns;
+mod tracking;
 mod workingset;
 mod zipf_table;
 
@@ -14,9 +17,12 @@ pub use advisor::{Advisor, AdvisorPart};
 pub use against::{Against, Device, KernelThp};
 pub use ageing::Ageing;
 pub use chaos::Chaos;
+pub use defrag::{Defrag, DefragPart, settings_of};
 pub use extents::{Extents, Order};
 pub use fragments::Fragments;
+pub use pagemap::Pagemap;
 pub use patterns::{Access, Mixed, Part, SwapRand};
+pub use tracking::Tracking;
 pub use workingset::{WorkingSet, WorkingSetPart};
 pub use zipf_table::Cell;
 
@@ -62,6 +68,12 @@ pub enum Bench {
     Extents(Extents),
     /// Swapping to a file in many pieces, against one in one piece, and against the kernel on the same file
     Fragments(Fragments),
+    /// Huge pages where none is free: first touches under pressure, with each value of thp.defrag
+    Defrag(Defrag),
+    /// How fast a region tells what its pages are, against the kernel's pagemap
+    Pagemap(Pagemap),
+    /// What it costs to know which memory is written, and snapshots of what has changed
+    Tracking(Tracking),
     /// Objects of mixed sizes come and go for a long time: does swap fragment?
     Ageing(Ageing),
     /// Is what is in use kept in memory, and recognised when it was not?
@@ -84,7 +96,7 @@ pub struct Common {
     /// How hugeswap takes page faults
     #[arg(long, value_name = "MODE", value_enum)]
     pub fault_mode: Option<FaultMode>,
-    /// How often each engine runs, in turn (A B A B) [default: 2; fit: 4; ageing: 1]
+    /// How often each engine runs, in turn (A B A B) [default: 2; fit: 4; ageing, defrag: 1]
     #[arg(long, value_name = "N")]
     pub pairs: Option<u32>,
     /// Seconds after which a run that has not ended is stopped and counts as failed
@@ -113,6 +125,7 @@ EXAMPLES:
   hugeswap bench swap-seq --region 1200M --memory 600M --tasks 2
   hugeswap bench swap-seq --vs kernel --read-only-pass --ceiling
   hugeswap bench swap-seq --vs kernel --device /var/tmp
+  hugeswap bench swap-seq --shared --tasks 2 --read-only-pass
 
 {}", against::HELP))]
 pub struct SwapSeq {
@@ -133,6 +146,9 @@ pub struct SwapSeq {
     /// After writing, read it all three times, writing nothing
     #[arg(long)]
     pub read_only_pass: bool,
+    /// The processes share the region: each writes its part, and reads the next one's
+    #[arg(long)]
+    pub shared: bool,
     #[command(flatten)]
     pub against: Against,
     /// Measure what the device can do, before each pair of runs
@@ -181,6 +197,7 @@ EXAMPLE:
   hugeswap bench faults --memory 256M
 
 Without --fault-mode, signal and message mode are measured; a mode that is not permitted is skipped, with the reason.
+Then first touches of huge pages are measured beside the kernel's own, in turn, with a third of the memory in use.
 Run it on an idle machine: a busy neighbour adds interrupts to every fault.")]
 pub struct Faults {
     /// What the program touches [default: twice the memory]
@@ -338,6 +355,9 @@ impl SwapSeq {
             return wrong("--kernel-rounds must be from 1 to 10000".into());
         }
         check_memory(self.span.memory, super::machine::memory_bytes()?)?;
+        if self.shared && self.common.fault_mode == Some(FaultMode::Message) {
+            return wrong("--shared is not there in message mode: leave --fault-mode out".into());
+        }
         self.against.check()?;
         self.device().map(drop)
     }

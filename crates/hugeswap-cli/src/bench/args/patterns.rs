@@ -90,6 +90,8 @@ Parts, each a run of its own that fills the region first:
   stream    half the threads stream through the region, alone
   random    the other half read 4 KiB at random in the region, alone
   together  the first stream through one half of the region while the others read in the other
+  write-behind  one half of the threads writes new memory, again and again, and the other reads at random in the region:
+                what a read waits while much is written
   change    all threads stream through the region, then read at random, then stream again
 Add --also KEY=VALUE to compare with what hugeswap does under other settings.
 
@@ -133,6 +135,8 @@ pub enum Part {
     Random,
     /// Both
     Together,
+    /// One half writes new memory, which pushes out what the others read
+    WriteBehind,
     /// Stream, read at random, stream again
     Change,
 }
@@ -144,12 +148,14 @@ impl Part {
             Part::Stream => "stream",
             Part::Random => "random",
             Part::Together => "together",
+            Part::WriteBehind => "write-behind",
             Part::Change => "change",
         }
     }
 }
 
-fn check_seconds(seconds: f64, limit: u64) -> anyhow::Result<()> {
+/// Bounds on how long something goes on within a run's time limit.
+pub fn check_seconds(seconds: f64, limit: u64) -> anyhow::Result<()> {
     if !(0.1..=86_400.0).contains(&seconds) {
         return wrong("--seconds must be from 0.1 to 86400".into());
     }

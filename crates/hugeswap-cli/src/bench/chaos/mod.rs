@@ -1,9 +1,11 @@
 //! `chaos`: does a faulty device ever make wrong bytes, or stop a program?
 //!
-//! Threads write and verify memory whose swap is on several areas of a device that fails in all the ways of `debug.fault_*`. They know what every
-//! page must hold. A page may be lost, and say so, where the device did not keep it; it may never hold anything else. The engine
+//! Threads write and verify memory whose swap is on several areas of a device that fails in all the ways of `debug.fault_*`, and fork children
+//! that do the same with their copy. They know what every page must hold. A page may be lost, and say so, where the device did not keep it; it may never
+//! hold anything else. The engine
 //! keeps account of every read that brought something else than was written; what it did not notice, or cannot explain, fails the run.
 
+mod children;
 mod model;
 mod work;
 
@@ -52,7 +54,9 @@ struct Told {
     lost: u64,
     /// Accesses that were refused once, and not the second time.
     refused: u64,
-    /// Threads that did nothing for too long.
+    /// Children that threads forked, which did the same and ended.
+    children: u64,
+    /// Threads that did nothing for too long, and children that did not end.
     hangs: u64,
     /// Milliseconds that the longest operation took.
     longest_ms: f64,
@@ -93,7 +97,7 @@ impl Told {
             }
         };
         must_be(self.wrong, 0, "pages with wrong bytes");
-        must_be(self.hangs, 0, "threads that hung");
+        must_be(self.hangs, 0, "threads or children that hung");
         must_be(self.get("fault_undetected"), 0, "spoilt reads not noticed");
         must_be(self.get("fault_unexplained"), 0, "failures without a fault");
         let sums = self.get("swap_sum_error");
@@ -182,6 +186,7 @@ fn table(told: &Told) -> Table {
     let mut row = |what: &str, n: u64| t.row(vec![what.into(), n.to_string()]);
     row("operations", told.operations);
     row("pages verified", told.verified);
+    row("forked children", told.children);
     for &kind in Kind::ALL {
         let n = told.get(Counter::of_fault(kind).name());
         row(&format!("faults: {}", kind.name()), n);

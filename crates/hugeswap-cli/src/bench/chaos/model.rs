@@ -2,6 +2,7 @@
 
 use super::super::memory::next_random;
 use super::super::pattern::below;
+use super::children::Child;
 use anyhow::{Result, bail};
 use hugeswap::{Advice, Error, Pool, Region};
 use std::ops::Range;
@@ -11,6 +12,9 @@ use std::time::{Duration, Instant};
 
 pub const PAGE: usize = hugeswap_policy::PAGE_BYTES as usize;
 const UNIT_PAGES: usize = hugeswap_policy::UNIT_PAGES as usize;
+/// This operation of each thread forks a child first, and then one of so many.
+const FIRST_FORK: u64 = 20;
+const FORK_ONE_IN: usize = 400;
 /// Of a unit that is lost in part so many lost pages are looked at: each takes some time.
 const LOOKS: usize = 4;
 
@@ -22,6 +26,10 @@ pub struct Counts {
     pub wrong: AtomicU64,
     pub lost: AtomicU64,
     pub refused: AtomicU64,
+    /// Children that were forked and have ended.
+    pub children: AtomicU64,
+    /// Children that did not end.
+    pub hangs: AtomicU64,
     pub longest_ns: AtomicU64,
 }
 
@@ -33,9 +41,13 @@ pub struct Model<'a> {
     held: Vec<u32>,
     random: u64,
     turn: u32,
-    counts: &'a Counts,
+    steps: u64,
+    pub(super) counts: &'a Counts,
     /// Counts what this thread has done, for who watches it.
-    alive: &'a AtomicU64,
+    pub(super) alive: &'a AtomicU64,
+    pub(super) child: Option<Child>,
+    /// The first page with wrong bytes.
+    said: Option<String>,
 }
 
 /// What a page holds.
@@ -66,8 +78,11 @@ impl<'a> Model<'a> {
             held: vec![0; bytes / PAGE],
             random: seed ^ (thread + 1) << 32,
             turn: 0,
+            steps: 0,
             counts,
             alive,
+            child: None,
+            said: None,
         })
     }
 
@@ -75,9 +90,39 @@ impl<'a> Model<'a> {
         below(n as u64, &mut self.random) as usize
     }
 
-    /// Does something.
+    pub fn any_page(&mut self) -> usize {
+        self.below(self.held.len())
+    }
+
+    /// What is written from now on no relative writes.
+    pub fn begin_as_child(&mut self) {
+        self.turn |= 1 << 31;
+        (self.child, self.said) = (None, None);
+    }
+
+    /// The first page with wrong bytes, once.
+    pub fn take_said(&mut self) -> Option<String> {
+        self.said.take()
+    }
+
+    /// Does something, and forks now and then.
     pub fn step(&mut self) -> Result<()> {
         let start = Instant::now();
+        self.steps += 1;
+        let now = self.steps == FIRST_FORK || self.below(FORK_ONE_IN) == 0;
+        if now {
+            self.fork()?;
+        }
+        self.look_at_child(false)?;
+        self.act()?;
+        let took = start.elapsed().as_nanos() as u64;
+        self.counts.longest_ns.fetch_max(took, Relaxed);
+        self.counts.operations.fetch_add(1, Relaxed);
+        Ok(())
+    }
+
+    /// Does something by itself.
+    pub fn act(&mut self) -> Result<()> {
         let page = self.below(self.held.len());
         match self.below(100) {
             0..40 => self.verify(page)?,
@@ -114,9 +159,6 @@ impl<'a> Model<'a> {
                 self.advise(self.unit_of(page), advice)?;
             }
         }
-        let took = start.elapsed().as_nanos() as u64;
-        self.counts.longest_ns.fetch_max(took, Relaxed);
-        self.counts.operations.fetch_add(1, Relaxed);
         Ok(())
     }
 
@@ -148,7 +190,19 @@ impl<'a> Model<'a> {
         for p in pages.clone() {
             self.held[p] = 0;
         }
-        self.advise(pages, Advice::DontNeed)
+        for _ in 0..3 {
+            match self.advise(pages.clone(), Advice::DontNeed) {
+                Err(e) if matches!(e.downcast_ref(), Some(Error::NotDiscarded { .. })) => {
+                    self.wait_a_moment();
+                }
+                done => return done,
+            }
+        }
+        // Whole units need no memory for it.
+        let whole = self.unit_of(pages.start).start..self.unit_of(pages.end - 1).end;
+        self.counts.refused.fetch_add(1, Relaxed);
+        self.held[whole.clone()].fill(0);
+        self.advise(whole, Advice::DontNeed)
     }
 
     /// Is the page there, and as it should be? False: it is lost.
@@ -169,7 +223,7 @@ impl<'a> Model<'a> {
                 self.thread, self.held[page], got[at], want[at]
             );
             if self.counts.wrong.fetch_add(1, Relaxed) == 0 {
-                eprintln!("{message}");
+                self.said = Some(message);
             }
         }
         self.counts.verified.fetch_add(1, Relaxed);
@@ -206,25 +260,39 @@ impl<'a> Model<'a> {
 
     /// False: the page was lost, and is zeros now.
     fn put(&mut self, page: usize, at: usize, bytes: &[u8]) -> Result<bool> {
-        self.alive.fetch_add(1, Relaxed);
-        match self.region.write_at(page * PAGE + at, bytes) {
-            Ok(()) => Ok(true),
-            Err(Error::Lost { .. }) => {
-                self.give_up(page)?;
-                Ok(false)
+        for again in [false, true, true] {
+            self.alive.fetch_add(1, Relaxed);
+            match self.region.write_at(page * PAGE + at, bytes) {
+                Ok(()) => {
+                    self.counts.refused.fetch_add(u64::from(again), Relaxed);
+                    return Ok(true);
+                }
+                // Some of it may be written, so that the page is neither what it was nor what it should be.
+                Err(Error::Lost { .. }) => self.wait_a_moment(),
+                Err(e) => bail!(e),
             }
-            Err(e) => bail!(e),
         }
+        self.give_up_unit(page)?;
+        Ok(false)
     }
 
-    /// A page could not be read. If it really cannot, its unit is given up, after a look at what else is lost of it.
+    /// A page could not be read. If it really cannot, its unit is given up.
     fn give_up(&mut self, page: usize) -> Result<()> {
-        // It may have been memory that was short.
-        std::thread::sleep(Duration::from_millis(50));
+        self.wait_a_moment();
         if self.look(page)? {
             self.counts.refused.fetch_add(1, Relaxed);
             return Ok(());
         }
+        self.give_up_unit(page)
+    }
+
+    /// It may have been memory that was short.
+    fn wait_a_moment(&self) {
+        std::thread::sleep(Duration::from_millis(50));
+    }
+
+    /// The unit of a page that is lost is given up, after a look at what else is lost of it.
+    fn give_up_unit(&mut self, page: usize) -> Result<()> {
         let unit = self.unit_of(page);
         let mut lost = 1;
         for p in unit.clone().step_by(8).filter(|&p| p != page) {

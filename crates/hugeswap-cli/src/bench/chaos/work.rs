@@ -10,7 +10,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64};
 use std::time::{Duration, Instant};
 
 /// A thread that does nothing for so long hangs: many times what the device does.
-const PATIENCE: Duration = Duration::from_secs(40);
+pub const PATIENCE: Duration = Duration::from_secs(40);
 const LOOK_EVERY: Duration = Duration::from_millis(50);
 
 /// The worker's process.
@@ -59,8 +59,16 @@ pub fn worker(json: &str) -> Result<()> {
 fn at_work(model: &mut Model<'_>, task: &Task, counts: &Counts, stop: &AtomicBool) -> Result<()> {
     while !stop.load(Acquire) && counts.operations.load(Relaxed) < task.operations {
         model.step()?;
+        if let Some(said) = model.take_said() {
+            eprintln!("{said}");
+        }
     }
-    model.verify_all()
+    model.verify_all()?;
+    model.look_at_child(true)?;
+    if let Some(said) = model.take_said() {
+        eprintln!("{said}");
+    }
+    Ok(())
 }
 
 /// Ends the work when it is time, and calls `hung` if threads do nothing any more.
@@ -129,7 +137,8 @@ fn told(pool: &Pool, counts: &Counts, start: Instant, hangs: u64) -> Told {
         wrong: counts.wrong.load(Relaxed),
         lost: counts.lost.load(Relaxed),
         refused: counts.refused.load(Relaxed),
-        hangs,
+        children: counts.children.load(Relaxed),
+        hangs: hangs + counts.hangs.load(Relaxed),
         longest_ms: counts.longest_ns.load(Relaxed) as f64 / 1e6,
         counters: counters.into_iter().map(|(k, v)| (k.into(), v)).collect(),
     }

@@ -252,10 +252,8 @@ fn ratios(args: &Args, figures: &Figures, outcome: &mut Outcome) {
         &in_a_row(ARRAY),
     );
     let efficiencies = all(OURS, &|l| efficiency(l, args.threads, cpus));
-    outcome.ratio(
-        &format!("look_up_efficiency_of_{}_threads", args.threads),
-        median(&efficiencies),
-    );
+    let name = format!("look_up_efficiency_of_{}_threads", args.threads);
+    outcome.median_ratio(&name, &efficiencies);
     for &tasks in &args.tasks {
         let mb_s = |name| -> Vec<f64> {
             let found = figures.transfers.get(&(most, tasks, TRANSFERS[0], name));

@@ -1,0 +1,116 @@
+//! Arguments, sizes, settings and reports that make no sense.
+
+use crate::{Place, run_with};
+
+#[test]
+fn a_size_that_does_not_parse() {
+    let p = Place::new();
+    for size in ["", "lots", "12Q", "-5M", "1.2.3G", "99999999999T"] {
+        p.refuses(
+            &["run", &format!("--memory={size}"), "--", "/bin/true"],
+            "--memory",
+        );
+    }
+}
+
+#[test]
+fn a_size_of_nothing() {
+    Place::new().refuses(
+        &["run", "--memory", "0", "--", "/bin/true"],
+        "at least 16 MiB",
+    );
+}
+
+#[test]
+fn a_budget_below_the_minimum() {
+    let p = Place::new();
+    // As it was given: what is missing may be the letter.
+    for (given, said) in [
+        ("4M", "4 MiB"),
+        ("5", "5 bytes"),
+        ("100K", "100 KiB"),
+        ("16777215", "16777215 bytes"),
+    ] {
+        let why = format!("memory budget of {said} is too small: at least 16 MiB (write 16M)");
+        p.refuses(&["run", "--memory", given, "--", "/bin/true"], &why);
+    }
+}
+
+#[test]
+fn a_budget_above_the_machines_memory() {
+    Place::new().refuses(
+        &["run", "--memory", "9000T", "--", "/bin/true"],
+        "more than this machine has",
+    );
+}
+
+#[test]
+fn arguments_that_are_missing_or_unknown() {
+    let p = Place::new();
+    p.refuses(&[], "a command is missing");
+    p.refuses(&["run"], "--memory");
+    p.refuses(&["run", "--memory", "64M"], "PROG");
+    p.refuses(&["run", "--memory", "64M", "/bin/true"], "/bin/true");
+    p.refuses(&["walk"], "walk");
+    p.refuses(&run_with(&["--fault-mode", "psychic"]), "psychic");
+    p.refuses(&run_with(&["--report", "poem"]), "poem");
+    p.refuses(&run_with(&["--no-such-option"]), "--no-such-option");
+}
+
+#[test]
+fn settings_that_do_not_exist_or_are_out_of_bounds() {
+    let p = Place::new();
+    p.refuses(
+        &run_with(&["--set", "no.such=1"]),
+        "no setting is called 'no.such'",
+    );
+    p.refuses(&run_with(&["--set", "route.malloc_min"]), "KEY=VALUE");
+    p.refuses(&run_with(&["--set", "route.malloc_min=1"]), "outside");
+    p.refuses(&run_with(&["--set", "shared.files_min=64K"]), "outside");
+    p.refuses(
+        &run_with(&["--set", "shared.files=some"]),
+        "neither on nor off",
+    );
+    p.refuses(
+        &run_with(&["--set", "swap.checksum=perhaps"]),
+        "neither on nor off",
+    );
+}
+
+#[test]
+fn a_report_file_that_cannot_be_written() {
+    let p = Place::new();
+    p.refuses(
+        &run_with(&["--report-file", "/no/such/dir/report"]),
+        "/no/such/dir/report",
+    );
+    p.refuses(&run_with(&["--report-file", "/etc"]), "--report-file");
+}
+
+#[test]
+fn reports_that_cannot_be_drawn() {
+    let p = Place::new();
+    p.refuses(&["report", "/no/such/report"], "cannot be read");
+    for (text, why) in [
+        ("", "is not a report"),
+        ("{\"memory_bytes\": 1,", "is not a report"),
+        ("{\"bench\": \"fit\"}", "no report of"),
+        ("{\"memory_bytes\": 1, \"pswpin\": 1}", "older hugeswap"),
+    ] {
+        let file = p.file("report.json", text.as_bytes(), 0o600);
+        p.refuses(&["report", &file], why);
+    }
+    let whole = "{\"memory_bytes\": 2097152, \"pswpin\": 1, \"advisor\": {\"budgets\": \
+                 [{\"memory_bytes\": 2097152, \"pages_in\": 1, \"estimated\": false}]}}";
+    let file = p.file("report.json", whole.as_bytes(), 0o600);
+    let svg = ["report", &file, "--svg", "/no/such/directory/a.svg"];
+    p.refuses(&svg, "--svg /no/such/directory/a.svg cannot be written");
+}
+
+#[test]
+fn a_run_inside_a_run() {
+    let p = Place::new();
+    let mut inner = p.hugeswap();
+    inner.env("HUGESWAP_POOL", "1:3");
+    p.refused(&mut inner, &run_with(&[]), "already runs inside");
+}

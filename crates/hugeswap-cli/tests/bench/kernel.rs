@@ -1,0 +1,108 @@
+//! Against the kernel, which leaves nothing behind.
+
+use crate::{bench, runs};
+use serde_json::Value;
+
+/// What a benchmark against the kernel found, and how many kernel runs there were (none where that is not permitted);
+/// nothing may be left of what was set up for them.
+fn against_kernel(args: &[&str]) -> (Value, usize) {
+    let dir = tempfile::tempdir().expect("a directory");
+    let done = bench(args)
+        .args(["--vs", "kernel", "--pairs", "1", "--json"])
+        .env("TMPDIR", dir.path())
+        .assert()
+        .success();
+    let found: Value = serde_json::from_slice(&done.get_output().stdout).expect("one JSON object");
+    let place = dir.path().to_str().expect("a path in UTF-8");
+    let mounts = std::fs::read_to_string("/proc/self/mounts").unwrap_or_default();
+    assert!(!mounts.contains(place), "{mounts}");
+    for disk in std::fs::read_dir("/sys/block")
+        .into_iter()
+        .flatten()
+        .flatten()
+    {
+        let file = std::fs::read_to_string(disk.path().join("loop/backing_file"));
+        assert!(
+            !file.unwrap_or_default().contains(place),
+            "{:?}",
+            disk.path()
+        );
+    }
+    let left = std::fs::read_dir(place).expect("the directory").count();
+    assert_eq!(left, 0);
+    let kernel = runs(&found, "kernel");
+    if let Some(reason) = found["skipped"].as_array().and_then(|s| s.first()) {
+        println!("skipped: {reason}");
+        assert!(kernel.is_empty());
+    }
+    for run in &kernel {
+        assert_eq!(run["verified"], true);
+        assert!(run["counters"]["pswpout"].as_u64() > Some(0));
+    }
+    let count = kernel.len();
+    (found, count)
+}
+
+#[test]
+fn the_kernel_is_measured_and_everything_undone() {
+    let (found, kernel) = against_kernel(&["swap-seq", "--region", "64M", "--memory", "32M"]);
+    if kernel > 0 {
+        assert_eq!(kernel, 2);
+        assert_eq!(found["runs"].as_array().map(Vec::len), Some(3));
+        assert!(found["ratios"]["write_vs_kernel_thp_on"].is_number());
+    }
+}
+
+#[test]
+fn the_kernel_reads_at_random_from_zram() {
+    let args = [
+        "swap-rand",
+        "--region",
+        "256M",
+        "--memory",
+        "128M",
+        "--seconds",
+        "0.5",
+        "--device",
+        "zram",
+    ];
+    let (found, kernel) = against_kernel(&[&args[..], &["--kernel-thp", "off"]].concat());
+    if kernel > 0 {
+        assert_eq!(kernel, 1);
+        let run = runs(&found, "kernel")[0];
+        assert_eq!(run["device"], "zram");
+        assert!(run["miss_share"].as_f64() > Some(0.0), "{run}");
+        assert!(found["ratios"]["speed_vs_kernel_thp_off"].is_number());
+    }
+}
+
+#[test]
+fn the_kernel_thrashes_too() {
+    let part = [
+        "workingset",
+        "--parts",
+        "thrash",
+        "--also",
+        "thp.enabled=never",
+    ];
+    let sizes = [
+        "--memory",
+        "128M",
+        "--cold",
+        "160M",
+        "--hot",
+        "16M",
+        "--reads",
+        "40M",
+        "--repeats",
+        "2",
+    ];
+    let (found, kernel) = against_kernel(&[&part[..], &sizes, &["--kernel-thp", "off"]].concat());
+    assert_eq!(runs(&found, "hugeswap").len(), 2);
+    if kernel > 0 {
+        assert_eq!(kernel, 1);
+        let run = runs(&found, "kernel")[0];
+        assert!(run["pages_in"].as_u64() > Some(0), "{run}");
+        assert!(found["ratios"]["thrash_pages_in_vs_kernel_thp_off"].is_number());
+    }
+}
