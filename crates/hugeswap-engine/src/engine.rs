@@ -24,7 +24,7 @@ use crate::mover::Mover;
 use crate::pacing::Pacing;
 use crate::place::Placing;
 use crate::pool::layout::Record;
-use crate::pool::{FaultMode, Pool};
+use crate::pool::{FaultMode, Pool, Reservation};
 use crate::shared::Sharing;
 use crate::sizes::Sizes;
 use crate::space::Space;
@@ -176,7 +176,8 @@ pub struct Engine {
     pub(crate) maybe_children: AtomicBool,
     /// A page that a forked child finds zeroed.
     pub(crate) fork_mark: usize,
-    pub(crate) child_record: AtomicUsize,
+    /// For the child that is about to be forked.
+    pub(crate) reserved: Lock<Option<Reservation>>,
     pub(crate) high_unit: AtomicU32,
     pub(crate) low_fd: i32,
     pub(crate) evict_requests: ArrayQueue<u32>,
@@ -333,7 +334,7 @@ impl Engine {
             placing,
             maybe_children: AtomicBool::new(false),
             fork_mark,
-            child_record: AtomicUsize::new(usize::MAX),
+            reserved: Lock::new(None),
             high_unit: AtomicU32::new(0),
             low_fd,
             evict_requests: ArrayQueue::new(4096),

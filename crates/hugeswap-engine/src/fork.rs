@@ -7,7 +7,8 @@
 //! frames are the parent's), continues in signal mode, and starts threads of its own.
 
 use crate::engine::{Engine, UNIT, set_fork_mark};
-use crate::pool::FaultMode;
+use crate::pool::layout::NOBODY;
+use crate::pool::{FaultMode, PoolError, Reservation};
 use crate::track::Held;
 use crate::{fault, handler};
 use hugeswap_policy::knobs::Knob;
@@ -54,17 +55,16 @@ pub fn fork_child() {
 impl Engine {
     fn before_fork(&'static self) {
         self.come_to_rest();
-        let record = self
-            .pool
-            .reserve(self.me() as u32 + 1)
-            .unwrap_or(usize::MAX);
-        self.child_record.store(record, Relaxed);
-        if let Some(child) = self.pool.records().get(record) {
+        let reserve = || self.pool.reserve(self.me() as u32 + 1).ok();
+        let reserved = reserve().or_else(|| {
+            self.pool.reap();
+            reserve()
+        });
+        *self.reserved.lock() = reserved;
+        if let Some(Reservation { record, .. }) = reserved {
             // Now, for this process may unmap before the child looks.
             let managed = self.record().managed.load(Relaxed);
-            child.managed.store(managed, Relaxed);
-        }
-        if record != usize::MAX {
+            self.pool.records()[record].managed.store(managed, Relaxed);
             self.share_with_child(record);
         }
         // Before there is a child that the slots must stay as they are for, if it is the first.
@@ -206,11 +206,12 @@ impl Engine {
     }
 
     fn after_fork_in_child(&'static self) {
-        let record = self.child_record.load(Relaxed);
-        let disowned = record == usize::MAX || !self.pool.fill(record);
-        if record != usize::MAX {
-            self.me.store(record, Relaxed);
-        }
+        let reserved = self.reserved.lock().take();
+        let filled = reserved.filter(|&r| self.pool.fill(r));
+        // Without the record that was reserved, nobody kept the parent's slots for this process.
+        let disowned = filled.is_none();
+        let joined = filled.map(|r| r.record).or_else(|| self.pool.join().ok());
+        self.me.store(joined.unwrap_or(NOBODY), Relaxed);
         let was_message = self.mode() == FaultMode::Message;
         self.absent_runs(|from, to| {
             let (at, len) = (self.table.addr(from), (to - from) as usize * UNIT);
@@ -296,11 +297,17 @@ impl Engine {
         // The parent's threads are not here; one of them may have been adding another.
         // SAFETY: this thread is the only one, and forks outside the engine.
         unsafe { self.threads.reset_in_child(Vec::new()) };
-        if !disowned {
-            set_fork_mark(self.fork_mark);
-        }
+        set_fork_mark(self.fork_mark);
         self.gate.reset_in_child();
-        if !disowned && let Err(e) = self.start_threads() {
+        if joined.is_none() {
+            let e = PoolError::TooManyProcesses.to_string();
+            fs::complain(&[
+                b"hugeswap: ",
+                e.as_bytes(),
+                b"; this one has no swap, and lost what was in its parent's\n",
+            ]);
+        }
+        if let Err(e) = self.start_threads() {
             let text = e.to_string();
             fs::complain(&[b"hugeswap: ", text.as_bytes(), b"\n"]);
         }

@@ -21,7 +21,7 @@ pub(crate) mod scatter;
 use crate::engine::{Engine, UNIT};
 use crate::lock::Lock;
 use crate::pool::JoinedArea;
-use crate::pool::layout::MAX_AREAS;
+use crate::pool::layout::{MAX_AREAS, NOBODY};
 use hugeswap_policy::file::FilePlace;
 use hugeswap_policy::slots::lies::{Lie, Order};
 use hugeswap_policy::slots::split::Partial;
@@ -220,6 +220,9 @@ impl Engine {
 
     /// [`Engine::claim_cluster`], not in areas of which `avoid` has the bit, if others have any.
     pub(crate) fn claim_cluster_but(&self, avoid: u32) -> Option<u64> {
+        if self.me() == NOBODY {
+            return None;
+        }
         let (words, me) = (self.pool.slot_words(), self.me() as u16 + 1);
         let take = |i| slots::claim_at(words, me, i);
         let whole = |order: Order| self.pool.lies().find(words, &order, Lie::Together, take);
@@ -261,6 +264,9 @@ impl Engine {
         want: usize,
         avoid: impl Fn(usize) -> bool,
     ) -> Option<(u64, Range<usize>)> {
+        if self.me() == NOBODY {
+            return None;
+        }
         let clusters = self.pool.clusters(self.me());
         let areas = self.pool.areas();
         let in_reach = areas
@@ -310,6 +316,9 @@ impl Engine {
             return Some(found);
         }
         let clusters = self.pool.clusters(self.me());
+        if self.me() == NOBODY {
+            return None;
+        }
         // With the lock held: two who look at once open one.
         let words = self.pool.slot_words();
         let open = |i| clusters.open_at(i, want);

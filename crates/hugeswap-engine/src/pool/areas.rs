@@ -480,7 +480,7 @@ impl Pool {
             // The segment says nonsense: then nothing is certain.
             true
         };
-        let done = |i: usize| match records[i].state.load(Acquire) {
+        let done = |i: usize| match records[i].state() {
             state::FREE | state::ZOMBIE => true,
             state::LIVE => records[i].emptied[index].load(SeqCst) == ticket,
             _ => false,
@@ -507,7 +507,7 @@ impl Pool {
                 let record = (owner as usize)
                     .checked_sub(1)
                     .and_then(|i| self.records().get(i));
-                record.is_some_and(|r| r.state.load(Acquire) == state::LIVE)
+                record.is_some_and(|r| r.state() == state::LIVE)
             };
             let range = self.range_of(a);
             let words = self

@@ -1,7 +1,7 @@
 //! The layout of the pool segment: fixed, versioned, every field an atomic.
 //!
 //! ```text
-//! | Header | Record x MAX_PROCESSES | slot words (u32) | bitmaps (64 bytes a slot) | lies (3 bits a slot) | page sums (512 x u64 a slot) | seals (512 x 24 bytes a slot) |
+//! | Header | Record x (MAX_PROCESSES + 1) | slot words (u32) | bitmaps (64 bytes a slot) | lies (3 bits a slot) | page sums (512 x u64 a slot) | seals (512 x 24 bytes a slot) |
 //! | bad slots (64 bytes a slot) | words of shared units (8 bytes each) | a bit for each of those that is charged |
 //! ```
 //! Any process of the pool may write any of it, and any of them may be hostile or
@@ -22,11 +22,14 @@ use std::sync::atomic::{AtomicI32, AtomicU8, AtomicU32, AtomicU64};
 /// "hugeswap" in ASCII.
 pub const MAGIC: u64 = u64::from_le_bytes(*b"hugeswap");
 /// Changed whenever the layout does.
-pub const VERSION: u32 = 20;
+pub const VERSION: u32 = 21;
 /// See [`Record::unreadable`].
 pub const ONLY_UNREADABLE: u64 = 1 << 31;
 /// Most processes a pool can have at one time.
 pub const MAX_PROCESSES: usize = 256;
+
+/// The record that children use for whom there was none: never anybody's, and so counted nowhere. It owns no slots.
+pub const NOBODY: usize = MAX_PROCESSES;
 /// Most swap areas a pool can have.
 pub const MAX_AREAS: usize = 32;
 
@@ -320,7 +323,7 @@ pub struct Header {
     pub retired: Events,
     /// Requests from outside.
     pub mailbox: Mailbox,
-    /// Held by who makes, maps or leaves a shared region: its process id, and in the upper half its start time.
+    /// Held by who makes, maps or leaves a shared region: see [`holder`](super::holder).
     pub shared_lock: AtomicU64,
     /// Units of shared regions so far: none has any at or above this.
     pub shared_high: AtomicU32,
@@ -332,18 +335,25 @@ pub struct Header {
     pub shared_epoch: AtomicU32,
 }
 
-/// Record states.
+/// Record states: the low 8 bits of the word.
 pub mod state {
     /// Nobody's.
-    pub const FREE: u32 = 0;
+    pub const FREE: u64 = 0;
     /// A process's.
-    pub const LIVE: u32 = 1;
-    /// Being cleaned up after its process went.
-    pub const REAPING: u32 = 2;
-    /// Being filled in (by a child about to be forked, or one that joins).
-    pub const JOINING: u32 = 3;
+    pub const LIVE: u64 = 1;
+    /// Being cleaned up after its process went; the other bits name who does ([`holder`](super::super::holder)).
+    pub const REAPING: u64 = 2;
+    /// Reserved for a child about to be forked, or one that joins; the other bits tell when (microseconds since boot), so that no two reservations look the same.
+    pub const JOINING: u64 = 3;
     /// Its process is gone, but a process forked from it may still read its slots.
-    pub const ZOMBIE: u32 = 4;
+    pub const ZOMBIE: u64 = 4;
+    /// Being filled in by its process, which the other bits name.
+    pub const FILLING: u64 = 5;
+
+    /// The state that a word tells.
+    pub fn of(word: u64) -> u64 {
+        word & 0xff
+    }
 }
 
 /// What a process's last scrub found, base pages: see [`crate::swap::scrub::ScrubReport`].
@@ -365,7 +375,7 @@ pub struct Scrub {
 #[repr(C)]
 pub struct Record {
     /// See [`state`].
-    pub state: AtomicU32,
+    pub state: AtomicU64,
     /// Its process id.
     pub pid: AtomicI32,
     /// Its start time, as `/proc/PID/stat` tells it (clock ticks).
@@ -405,6 +415,13 @@ pub struct Record {
     pub events: Events,
 }
 
+impl Record {
+    /// Its state.
+    pub fn state(&self) -> u64 {
+        state::of(self.state.load(std::sync::atomic::Ordering::Acquire))
+    }
+}
+
 /// Offsets of the parts of a segment with `slots` slots.
 #[derive(Clone, Copy, Debug)]
 pub struct Offsets {
@@ -442,7 +459,7 @@ pub fn offsets(slots: u64) -> Option<Offsets> {
     let align = |n: usize| n.next_multiple_of(4096);
     let slots = slots as usize;
     let records = align(size_of::<Header>());
-    let slot_words = align(records + size_of::<Record>() * MAX_PROCESSES);
+    let slot_words = align(records + size_of::<Record>() * (NOBODY + 1));
     let split_maps = align(slot_words + slots * 4);
     let lies = align(split_maps + slots * split::MAP_WORDS * 8);
     let slot_sums = align(lies + lies::MAPS * lies::words(slots) * 8);

@@ -9,6 +9,7 @@ mod areas;
 mod charge;
 mod config;
 mod control;
+mod holder;
 mod joining;
 pub mod layout;
 mod lies;
@@ -26,6 +27,7 @@ pub use crate::swap::scrub::ScrubReport;
 pub use areas::{AreaUsage, JoinedArea};
 pub use config::{FaultMode, MIN_MEMORY, PoolConfig, PoolError, machine_memory};
 pub use control::{NoAnswer, Room};
+pub use records::Reservation;
 pub use report::{FaultReport, Report};
 pub use room::SOFT_FULL_PERCENT;
 pub use swap::SwapSpec;
@@ -65,13 +67,13 @@ impl Pool {
         unsafe { &*(self.base as *const Header) }
     }
 
-    /// All records.
+    /// All records, and nobody's ([`layout::NOBODY`]).
     pub fn records(&self) -> &[Record] {
-        // SAFETY: as in `header`; `offsets` places MAX_PROCESSES records there.
+        // SAFETY: as in `header`; `offsets` places so many records there.
         unsafe {
             std::slice::from_raw_parts(
                 (self.base + self.offsets.records) as *const Record,
-                MAX_PROCESSES,
+                layout::NOBODY + 1,
             )
         }
     }
@@ -198,11 +200,13 @@ impl Pool {
 
     /// Live records.
     pub fn live(&self) -> impl Iterator<Item = (usize, &Record)> {
+        self.used().filter(|(_, r)| r.state() == state::LIVE)
+    }
+
+    /// Records that anybody ever used.
+    fn used(&self) -> impl Iterator<Item = (usize, &Record)> {
         let high = (self.header().records_high.load(Acquire) as usize).min(MAX_PROCESSES);
-        self.records()[..high]
-            .iter()
-            .enumerate()
-            .filter(|(_, r)| r.state.load(Acquire) == state::LIVE)
+        self.records()[..high].iter().enumerate()
     }
 
     /// What transfers of its swap areas took when they were turned on, if that could be measured.

@@ -1,36 +1,51 @@
 //! The records of processes, from joining to the cleaning up after their death, whoever does it.
 //!
-//! A record is FREE, JOINING (reserved), LIVE, ZOMBIE (gone, but a forked child may read its slots) or
+//! A record is FREE, JOINING (reserved), FILLING, LIVE, ZOMBIE (gone, but a forked child may read its slots) or
 //! REAPING. Whoever wants to take it out of a state that others can see it in does so by one
-//! compare-and-swap, so of several that try one succeeds; only the one that made it REAPING ends that.
+//! compare-and-swap, so of several that try one succeeds; only the one that made it REAPING ends that, unless it is gone
+//! itself: then another takes over what is left to do, all of which may be done twice.
 
-use super::layout::{Events, MAX_PROCESSES, state};
+use super::holder::{is_gone, myself, status_of};
+use super::layout::{Events, MAX_PROCESSES, Record, state};
 use super::{Pool, PoolError};
 use hugeswap_policy::slots;
 use hugeswap_sys::{now_ns, process};
 use std::sync::atomic::AtomicU64;
 use std::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed, Release};
 
+/// How long a child may take to fill in what was reserved for it.
+const RESERVED_US: u64 = 10_000_000;
+
+/// A record that is reserved.
+#[derive(Clone, Copy, Debug)]
+pub struct Reservation {
+    /// Its number.
+    pub record: usize,
+    word: u64,
+}
+
 impl Pool {
     /// Joins as this process: finds a record, first cleaning up one a former image of
     /// this very process left (exec).
     pub fn join(&self) -> Result<usize, PoolError> {
         self.reap();
-        let i = self.reserve(0)?;
-        self.fill(i);
-        Ok(i)
+        let reserved = self.reserve(0)?;
+        // In vain only if it took seconds to get here.
+        self.fill(reserved)
+            .then_some(reserved.record)
+            .ok_or(PoolError::TooManyProcesses)
     }
 
     /// Reserves a record for a child that record `parent` (index + 1; 0: none) is about to
     /// fork. From now until the child is gone or runs another image, the parent's slots
     /// stay as they are.
-    pub fn reserve(&self, parent: u32) -> Result<usize, PoolError> {
-        for (i, r) in self.records().iter().enumerate() {
+    pub fn reserve(&self, parent: u32) -> Result<Reservation, PoolError> {
+        for (i, r) in self.records()[..MAX_PROCESSES].iter().enumerate() {
+            let word = now_us() << 8 | state::JOINING;
             if r.state
-                .compare_exchange(state::FREE, state::JOINING, AcqRel, Relaxed)
+                .compare_exchange(state::FREE, word, AcqRel, Relaxed)
                 .is_ok()
             {
-                r.pid.store(0, Relaxed);
                 r.charged.store(0, Relaxed);
                 r.managed.store(0, Relaxed);
                 r.give_back.store(0, Relaxed);
@@ -44,18 +59,21 @@ impl Pool {
                 r.look.answered.store(r.look.asked.load(Relaxed), Relaxed);
                 r.emptied.iter().for_each(|e| e.store(0, Relaxed));
                 r.unreadable.iter().for_each(|u| u.store(0, Relaxed));
-                // Until it is filled in, the time of the reservation.
-                r.start_time.store(now_ns() / 1_000_000_000, Relaxed);
                 self.header().records_high.fetch_max(i as u32 + 1, AcqRel);
-                return Ok(i);
+                return Ok(Reservation { record: i, word });
             }
         }
         Err(PoolError::TooManyProcesses)
     }
 
-    /// Makes reserved record `i` this process's. False if the reservation was given up meanwhile.
-    pub fn fill(&self, i: usize) -> bool {
-        let r = &self.records()[i];
+    /// Makes a reserved record this process's. False if the reservation was given up meanwhile.
+    pub fn fill(&self, reserved: Reservation) -> bool {
+        let r = &self.records()[reserved.record];
+        let filling = state::FILLING | myself();
+        let change = |from, to| r.state.compare_exchange(from, to, AcqRel, Relaxed).is_ok();
+        if !change(reserved.word, filling) {
+            return false;
+        }
         let pid = process::pid();
         let status = status_of(pid);
         r.start_time
@@ -64,43 +82,33 @@ impl Pool {
             .store(status.and_then(|s| s.image).unwrap_or(0), Relaxed);
         r.pid.store(pid, Relaxed);
         self.header().joined.fetch_add(1, Relaxed);
-        r.state
-            .compare_exchange(state::JOINING, state::LIVE, AcqRel, Relaxed)
-            .is_ok()
-    }
-
-    /// Gives a reservation up (the fork failed).
-    pub fn unreserve(&self, i: usize) {
-        let r = &self.records()[i];
-        if r.pid.load(Relaxed) == 0 {
-            let _ = r
-                .state
-                .compare_exchange(state::JOINING, state::FREE, AcqRel, Relaxed);
-        }
+        change(filling, state::LIVE)
     }
 
     /// May a process forked from record `i` still read its slots?
     pub fn has_children(&self, i: usize) -> bool {
-        let high = (self.header().records_high.load(Acquire) as usize).min(MAX_PROCESSES);
-        self.records()[..high]
-            .iter()
-            .any(|r| r.parent.load(Relaxed) == i as u32 + 1 && r.state.load(Acquire) != state::FREE)
+        self.used()
+            .any(|(_, r)| r.parent.load(Relaxed) == i as u32 + 1 && r.state() != state::FREE)
     }
 
     /// Ends record `i`: its counters join the retired ones, its frames are free, and so are its slots
     /// unless a forked child may still read them.
     pub fn retire(&self, i: usize) {
-        let r = &self.records()[i];
-        let taken = r
-            .state
-            .compare_exchange(state::LIVE, state::REAPING, AcqRel, Relaxed)
-            .is_ok()
-            || r.state
-                .compare_exchange(state::ZOMBIE, state::REAPING, AcqRel, Relaxed)
-                .is_ok();
-        if !taken {
-            return;
+        if self.take(i, state::LIVE) || self.take(i, state::ZOMBIE) {
+            self.clean_up(i);
         }
+    }
+
+    /// Makes record `i` this process's to clean up, if its state is `from`.
+    fn take(&self, i: usize, from: u64) -> bool {
+        self.records()[i]
+            .state
+            .compare_exchange(from, state::REAPING | myself(), AcqRel, Relaxed)
+            .is_ok()
+    }
+
+    fn clean_up(&self, i: usize) {
+        let r = &self.records()[i];
         self.leave_shared(i);
         move_events(&r.events, &self.header().retired);
         r.charged.store(0, Relaxed);
@@ -120,47 +128,43 @@ impl Pool {
 
     /// Cleans up after processes that are gone (or run another image now); returns how many there were.
     pub fn reap(&self) -> usize {
-        let dead: Vec<usize> = self
-            .live()
-            .filter(|(_, r)| {
-                let s = status_of(r.pid.load(Relaxed));
-                s.is_none_or(|s| {
-                    s.gone
-                        || s.start_time != r.start_time.load(Relaxed)
-                        || s.image.is_some_and(|i| i != r.image.load(Relaxed))
-                })
-            })
-            .map(|(i, _)| i)
-            .collect();
-        dead.iter().for_each(|&i| self.retire(i));
-        // A reservation that nobody filled in: the fork failed, or the child died at once.
-        for (i, r) in self.records().iter().enumerate() {
-            if r.state.load(Acquire) == state::JOINING
-                && r.pid.load(Relaxed) == 0
-                && now_ns() / 1_000_000_000 > r.start_time.load(Relaxed) + 10
-            {
-                let taken =
-                    r.state
-                        .compare_exchange(state::JOINING, state::REAPING, AcqRel, Relaxed);
-                if taken.is_ok() {
-                    self.leave_shared(i);
-                    r.state.store(state::FREE, Release);
-                }
+        let mut dead = 0;
+        for (i, r) in self.used() {
+            let word = r.state.load(Acquire);
+            let gone = match state::of(word) {
+                state::LIVE => left_by_its_process(r),
+                // A reservation that nobody filled in: the fork failed, or the child died at once.
+                state::JOINING => now_us() > (word >> 8) + RESERVED_US,
+                state::REAPING | state::FILLING => is_gone(word),
+                _ => false,
+            };
+            if gone && self.take(i, word) {
+                self.clean_up(i);
+                dead += usize::from(word == state::LIVE);
             }
         }
         // A zombie whose last child has gone can go too; children stand above nothing
         // in particular, so look until nothing changes.
-        loop {
-            let high = (self.header().records_high.load(Acquire) as usize).min(MAX_PROCESSES);
-            let Some(z) = (0..high).find(|&i| {
-                self.records()[i].state.load(Acquire) == state::ZOMBIE && !self.has_children(i)
-            }) else {
-                break;
-            };
-            self.retire(z);
+        let childless =
+            |&(i, r): &(usize, &Record)| r.state() == state::ZOMBIE && !self.has_children(i);
+        while let Some((zombie, _)) = self.used().find(childless) {
+            self.retire(zombie);
         }
-        dead.len()
+        dead
     }
+}
+
+fn now_us() -> u64 {
+    now_ns() / 1000
+}
+
+/// Is the process of a record gone, or runs another image?
+fn left_by_its_process(r: &Record) -> bool {
+    status_of(r.pid.load(Relaxed)).is_none_or(|s| {
+        s.gone
+            || s.start_time != r.start_time.load(Relaxed)
+            || s.image.is_some_and(|i| i != r.image.load(Relaxed))
+    })
 }
 
 fn move_events(from: &Events, to: &Events) {
@@ -186,36 +190,113 @@ fn move_events(from: &Events, to: &Events) {
     }
 }
 
-pub(super) struct Status {
-    pub start_time: u64,
-    /// `None`: it is not to be seen, for it is ending, or has other rights than this one.
-    image: Option<u64>,
-    pub gone: bool,
-}
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::pool::{FaultMode, PoolConfig, SwapSpec};
 
-/// What `/proc/PID/stat` says; `None` if there is no such process.
-pub(super) fn status_of(pid: i32) -> Option<Status> {
-    let text = std::fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
-    let rest = &text[text.rfind(')')? + 2..];
-    let f: Vec<&str> = rest.split_ascii_whitespace().collect();
-    let number = |i: usize| f.get(i).and_then(|v| v.parse::<u64>().ok());
-    // Fields as proc(5) numbers them, less 3: num_threads 20, starttime 22, startcode 26, startstack 28,
-    // start_data 45, start_brk 47, arg_start 48, env_end 51. The addresses are drawn anew at exec
-    // and inherited at fork.
-    let image = [23, 25, 42, 44, 45, 48].iter().fold(0u64, |h, &i| {
-        (h ^ number(i).unwrap_or(0))
-            .wrapping_mul(0x9e37_79b9_7f4a_7c15)
-            .rotate_left(23)
-    });
-    // A zombie leader may still have living threads.
-    let gone = matches!(*f.first()?, "Z" | "X") && number(17)? <= 1;
-    // An exiting process loses its address space before it becomes a zombie.
-    let exiting = number(25) == Some(0) && number(23) == Some(0) && number(17)? <= 1;
-    // (1 stands for what this process may not see.)
-    let seen = number(23).is_some_and(|start| start > 1);
-    Some(Status {
-        start_time: number(19)?,
-        image: seen.then_some(image),
-        gone: gone || exiting,
-    })
+    fn pool() -> Pool {
+        let mut spec = SwapSpec::new("/var/tmp");
+        spec.size = Some(8 << 20);
+        Pool::create(&PoolConfig {
+            memory: 16 << 20,
+            swap: vec![spec],
+            fault_mode: FaultMode::Auto,
+            settings: Vec::new(),
+        })
+        .unwrap()
+    }
+
+    /// Runs `f` in a process that ends before it could do anything else.
+    fn and_ends(f: impl FnOnce() -> bool) {
+        // SAFETY: the child touches the segment and exits.
+        let pid = unsafe { libc::fork() };
+        if pid == 0 {
+            let ok = f();
+            // SAFETY: ends the child at once.
+            unsafe { libc::_exit(i32::from(!ok)) };
+        }
+        let mut status = -1;
+        // SAFETY: waits for our own child.
+        unsafe { libc::waitpid(pid, &mut status, 0) };
+        assert_eq!(status, 0);
+    }
+
+    #[test]
+    fn the_dead_are_cleaned_up_after_whoever_began_it() {
+        let pool = pool();
+        let state = |i: usize| pool.records()[i].state();
+        let me = pool.join().unwrap();
+        let child = pool.reserve(me as u32 + 1).unwrap();
+        let other = child.record;
+        and_ends(|| pool.fill(child));
+        let claimed = slots::claim(pool.slot_words(), other as u16 + 1, 0).unwrap();
+        // Whoever found it dead ends in the middle of it, and so does the next.
+        for _ in 0..2 {
+            let word = pool.records()[other].state.load(Acquire);
+            and_ends(|| pool.take(other, word));
+            assert_eq!(state(other), state::REAPING);
+        }
+        assert!(pool.has_children(me) && pool.swap_usage().free == 3);
+        pool.reap();
+        assert!(state(other) == state::FREE && !pool.has_children(me));
+        assert_eq!(pool.slot_words()[claimed].load(Relaxed), 0);
+        // Who lives and is at it is left to it.
+        let child = pool.reserve(me as u32 + 1).unwrap();
+        and_ends(|| pool.fill(child));
+        assert!(pool.take(child.record, state::LIVE));
+        assert_eq!((pool.reap(), state(child.record)), (0, state::REAPING));
+        pool.clean_up(child.record);
+        assert_eq!(state(child.record), state::FREE);
+        pool.retire(me);
+        assert_eq!(pool.live().count(), 0);
+    }
+
+    #[test]
+    fn who_ends_while_it_joins_leaves_nothing() {
+        let pool = pool();
+        let me = pool.join().unwrap();
+        let child = pool.reserve(me as u32 + 1).unwrap();
+        let record = &pool.records()[child.record];
+        and_ends(|| {
+            let filling = state::FILLING | myself();
+            let begun = record
+                .state
+                .compare_exchange(child.word, filling, AcqRel, Relaxed);
+            begun.is_ok()
+        });
+        assert_eq!(record.state(), state::FILLING);
+        pool.reap();
+        assert_eq!(record.state(), state::FREE);
+        pool.retire(me);
+    }
+
+    #[test]
+    fn a_reservation_given_up_is_not_filled_in_when_another_has_it() {
+        let pool = pool();
+        let late = pool.reserve(0).unwrap();
+        pool.reap();
+        assert_eq!(
+            pool.records()[late.record].state(),
+            state::JOINING,
+            "it may come yet"
+        );
+        // As after ten seconds.
+        let long_ago = 1 << 8 | state::JOINING;
+        pool.records()[late.record].state.store(long_ago, Relaxed);
+        pool.reap();
+        let next = pool.reserve(0).unwrap();
+        assert_eq!(next.record, late.record);
+        assert!(!pool.fill(late) && pool.fill(next));
+        assert_eq!(pool.records()[next.record].state(), state::LIVE);
+        pool.retire(next.record);
+    }
+
+    #[test]
+    fn there_are_so_many_records_and_no_more() {
+        let pool = pool();
+        let all: Vec<_> = std::iter::from_fn(|| pool.reserve(0).ok()).collect();
+        assert_eq!(all.len(), MAX_PROCESSES);
+        assert!(matches!(pool.join(), Err(PoolError::TooManyProcesses)));
+    }
 }

@@ -6,16 +6,16 @@
 //! A unit's charge is a bit, set and cleared any number of times by whoever carries on what a dead process began: so the sum is exact.
 
 use super::Pool;
+use super::holder::{is_gone, myself, status_of};
 use super::layout::{
     Client, MAX_CLIENTS, MAX_SHARED, SHARED_NAME, SHARED_UNITS, Shared, SharedPageStamps,
-    SharedStamps, shared,
+    SharedStamps, shared, state,
 };
-use super::records::status_of;
 use hugeswap_policy::knobs::Knob;
 use hugeswap_policy::shared::{Owner, Word};
 use hugeswap_policy::{UNIT_BYTES, slots};
 use hugeswap_sys::fs::Identity;
-use hugeswap_sys::{futex, now_ns, process};
+use hugeswap_sys::{futex, now_ns};
 use std::sync::atomic::AtomicU64;
 use std::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed, Release, SeqCst};
 
@@ -108,17 +108,6 @@ impl Drop for Table<'_> {
             futex::wake(futex::low_half(word), 1, true);
         }
     }
-}
-
-/// This process in the lock's word.
-fn myself() -> u64 {
-    let start = status_of(process::pid()).map_or(0, |s| s.start_time);
-    start << 32 | u64::from(process::pid() as u32)
-}
-
-fn is_gone(holder: u64) -> bool {
-    status_of(holder as u32 as i32)
-        .is_none_or(|s| s.gone || s.start_time as u32 != (holder >> 32) as u32)
 }
 
 impl Pool {
@@ -301,9 +290,9 @@ impl Pool {
     /// Does the process live that a word's owner names, as far as is known?
     pub fn owner_lives(&self, o: Owner) -> bool {
         let r = &self.records()[usize::from(o.record)];
-        let state = r.state.load(Acquire);
+        let found = r.state();
         r.generation.load(Acquire) as u16 == o.generation
-            && matches!(state, super::state::LIVE | super::state::JOINING)
+            && matches!(found, state::LIVE | state::JOINING | state::FILLING)
     }
 
     /// Has record `i` a shared region?

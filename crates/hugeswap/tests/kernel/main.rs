@@ -16,6 +16,7 @@ mod groups;
 mod hostile;
 mod huge_entries;
 mod integrity;
+mod joining;
 mod kcompactd;
 mod khugepaged;
 mod life;
@@ -84,6 +85,7 @@ fn all() -> Vec<Test> {
         &files::tests(),
         life::TESTS,
         forks::TESTS,
+        joining::TESTS,
         huge_entries::TESTS,
         model::TESTS,
         advisor::TESTS,

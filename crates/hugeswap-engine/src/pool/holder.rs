@@ -1,0 +1,102 @@
+//! Who holds something in the segment, in one word: so that what a process had in hand when it died, or ran another
+//! image, can be taken over by whoever finds that out.
+//!
+//! A holder's word has the process's id in bits 8..32, and a hash of its start time and of its image above. The low 8
+//! bits are 0, for the user's own use.
+
+use hugeswap_sys::process;
+
+pub(super) struct Status {
+    pub start_time: u64,
+    /// `None`: it is not to be seen, for it is ending, or has other rights than this one.
+    pub image: Option<u64>,
+    pub gone: bool,
+}
+
+/// What `/proc/PID/stat` says; `None` if there is no such process.
+pub(super) fn status_of(pid: i32) -> Option<Status> {
+    let text = std::fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
+    let rest = &text[text.rfind(')')? + 2..];
+    let f: Vec<&str> = rest.split_ascii_whitespace().collect();
+    let number = |i: usize| f.get(i).and_then(|v| v.parse::<u64>().ok());
+    // Fields as proc(5) numbers them, less 3: num_threads 20, starttime 22, startcode 26, startstack 28,
+    // start_data 45, start_brk 47, arg_start 48, env_end 51. The addresses are drawn anew at exec
+    // and inherited at fork.
+    let image = [23, 25, 42, 44, 45, 48].iter().fold(0u64, |h, &i| {
+        (h ^ number(i).unwrap_or(0))
+            .wrapping_mul(0x9e37_79b9_7f4a_7c15)
+            .rotate_left(23)
+    });
+    // A zombie leader may still have living threads.
+    let gone = matches!(*f.first()?, "Z" | "X") && number(17)? <= 1;
+    // An exiting process loses its address space before it becomes a zombie.
+    let exiting = number(25) == Some(0) && number(23) == Some(0) && number(17)? <= 1;
+    // (1 stands for what this process may not see.)
+    let seen = number(23).is_some_and(|start| start > 1);
+    Some(Status {
+        start_time: number(19)?,
+        image: seen.then_some(image),
+        gone: gone || exiting,
+    })
+}
+
+fn word(pid: i32, status: &Status) -> u64 {
+    let short = |v: u64| v.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 48;
+    let image = short(status.image.unwrap_or(0));
+    image << 48 | short(status.start_time) << 32 | u64::from(pid as u32) << 8
+}
+
+/// This process, as a holder. Not 0.
+pub(super) fn myself() -> u64 {
+    let pid = process::pid();
+    status_of(pid).map_or(u64::from(pid as u32) << 8, |s| word(pid, &s))
+}
+
+/// Does nobody hold what `holder` held? (Bits that are the user's own do not matter.)
+pub(super) fn is_gone(holder: u64) -> bool {
+    let pid = (holder as u32 >> 8) as i32;
+    let Some(status) = status_of(pid) else {
+        return true;
+    };
+    let differs = word(pid, &status) ^ holder;
+    // Threads that exec ended hold nothing any more; an image that is not to be seen may be the same one.
+    status.gone
+        || differs as u32 >> 8 != 0
+        || differs >> 32 & 0xffff != 0
+        || (status.image.is_some() && differs >> 48 != 0)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::process::Command;
+
+    #[test]
+    fn holders_are_gone_when_their_process_or_its_image_is() {
+        let me = myself();
+        assert!(me & 0xff == 0 && !is_gone(me) && !is_gone(me | 2));
+        // (Its neighbours may be its threads.)
+        for bit in 32..64 {
+            assert!(is_gone(me ^ 1 << bit), "{bit}");
+        }
+        // One that waits, then runs another image under the same id, then ends.
+        let mut child = Command::new("sh")
+            .args(["-c", "read x; exec cat"])
+            .stdin(std::process::Stdio::piped())
+            .stdout(std::process::Stdio::piped())
+            .spawn()
+            .unwrap();
+        let pid = child.id() as i32;
+        let holder = word(pid, &status_of(pid).unwrap());
+        assert!(!is_gone(holder));
+        let (mut to, mut from) = (child.stdin.take().unwrap(), child.stdout.take().unwrap());
+        std::io::Write::write_all(&mut to, b"\nx").unwrap();
+        std::io::Read::read_exact(&mut from, &mut [0]).unwrap();
+        assert!(is_gone(holder), "it runs another image");
+        let holder = word(pid, &status_of(pid).unwrap());
+        assert!(!is_gone(holder));
+        drop((to, from));
+        child.wait().unwrap();
+        assert!(is_gone(holder));
+    }
+}

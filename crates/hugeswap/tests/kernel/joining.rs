@@ -1,0 +1,116 @@
+//! Forked children whose record is not there, or is there no more when they come to it.
+
+use crate::Test;
+use crate::util::*;
+use hugeswap::{Advice, Region};
+use std::io::{Read, Write, pipe};
+use std::os::unix::process::ExitStatusExt;
+use std::sync::atomic::AtomicBool;
+use std::sync::atomic::Ordering::Relaxed;
+use std::time::Duration;
+
+pub const TESTS: &[Test] = &[
+    ("more_children_than_records", more_children_than_records),
+    ("a_child_that_comes_too_late", a_child_that_comes_too_late),
+];
+
+/// Unit 0 of `r` is in memory and as it was filled; touching what the parent had in swap is SIGBUS.
+fn has_memory_only(r: &Region) -> bool {
+    let good = (0..UNIT / 8).all(|i| words(r)[i].load(Relaxed) == value(i, 1));
+    let touched = in_child(|| assert_ne!(words(r)[UNIT / 8].load(Relaxed), 1));
+    good && touched.signal() == Some(libc::SIGBUS)
+}
+
+/// Units 1 and up of a filled region are in swap.
+fn half_away(r: &mut Region) {
+    fill(r, 1);
+    page_out(r);
+    (0..UNIT / 8).for_each(|i| assert_eq!(words(r)[i].load(Relaxed), value(i, 1)));
+}
+
+fn is_as_filled(r: &Region) {
+    for (i, w) in words(r).iter().enumerate() {
+        assert_eq!(w.load(Relaxed), value(i, 1), "word {i}");
+    }
+}
+
+/// 256 processes can share a pool. A child beyond these has the memory of its parent and none of its swap, and harms nobody.
+fn more_children_than_records() {
+    let pool = builder(64).set("thp.swapin=always").build().unwrap();
+    let mut r = pool.region(8 * UNIT).unwrap();
+    half_away(&mut r);
+    let (wait, end) = pipe().unwrap();
+    let mut end = Some(end);
+    let children: Vec<_> = (1..256)
+        .map(|_| {
+            child(|| {
+                drop(end.take());
+                let _ = (&wait).read(&mut [0]);
+            })
+        })
+        .collect();
+    let used = pool.stats().swap_used_bytes;
+    for _ in 0..2 {
+        ended_well(child(|| {
+            drop(end.take());
+            assert!(has_memory_only(&r));
+            // Its own copy; it cannot be brought out.
+            (0..UNIT / 8).for_each(|i| words(&r)[i].store(7, Relaxed));
+            r.advise(0, UNIT, Advice::PageOut).unwrap();
+            assert!((0..UNIT / 8).all(|i| words(&r)[i].load(Relaxed) == 7));
+            r.advise(0, r.len(), Advice::DontNeed).unwrap();
+            assert_eq!(words(&r)[UNIT / 8].load(Relaxed), 0);
+        }));
+    }
+    assert_eq!(pool.stats().swap_used_bytes, used);
+    pool.audit().unwrap();
+    is_as_filled(&r);
+    drop(end.take());
+    children.into_iter().for_each(ended_well);
+    // There is room again.
+    until("a record", || in_child(|| is_as_filled(&r)).success());
+    drop(r);
+    until("slots have leaked", || pool.stats().swap_used_bytes == 0);
+    pool.audit().unwrap();
+}
+
+static SLOW: AtomicBool = AtomicBool::new(false);
+
+extern "C" fn be_slow() {
+    if SLOW.load(Relaxed) {
+        std::thread::sleep(Duration::from_secs(13));
+    }
+}
+
+/// A child gets to its record after that was given to another. It joins anew; nobody kept the parent's slots for it.
+fn a_child_that_comes_too_late() {
+    // SAFETY: the function lives as long as the process. Children run it before hugeswap's.
+    unsafe { libc::pthread_atfork(None, None, Some(be_slow)) };
+    let pool = builder(64).set("thp.swapin=always").build().unwrap();
+    let mut r = pool.region(8 * UNIT).unwrap();
+    half_away(&mut r);
+    SLOW.store(true, Relaxed);
+    let late = child(|| {
+        SLOW.store(false, Relaxed);
+        assert!(has_memory_only(&r));
+        // It has swap of its own.
+        r.advise(0, r.len(), Advice::DontNeed).unwrap();
+        fill(&r, 2);
+        page_out(&mut r);
+        assert!((0..r.len() / 8).all(|i| words(&r)[i].load(Relaxed) == value(i, 2)));
+    });
+    SLOW.store(false, Relaxed);
+    let (mut wait, mut end) = pipe().unwrap();
+    std::thread::sleep(Duration::from_secs(11));
+    let next = child(|| {
+        let _ = wait.read(&mut [0]);
+        is_as_filled(&r);
+    });
+    ended_well(late);
+    is_as_filled(&r);
+    end.write_all(&[1]).unwrap();
+    ended_well(next);
+    drop(r);
+    until("slots have leaked", || pool.stats().swap_used_bytes == 0);
+    pool.audit().unwrap();
+}
