@@ -46,10 +46,15 @@ fn word(pid: i32, status: &Status) -> u64 {
     image << 48 | short(status.start_time) << 32 | u64::from(pid as u32) << 8
 }
 
+/// Process `pid`, as a holder; `None` if there is none.
+pub fn of(pid: i32) -> Option<u64> {
+    status_of(pid).map(|s| word(pid, &s))
+}
+
 /// This process, as a holder. Not 0.
 pub(super) fn myself() -> u64 {
     let pid = process::pid();
-    status_of(pid).map_or(u64::from(pid as u32) << 8, |s| word(pid, &s))
+    of(pid).unwrap_or(u64::from(pid as u32) << 8)
 }
 
 /// Does nobody hold what `holder` held? (Bits that are the user's own do not matter.)
@@ -87,13 +92,13 @@ mod tests {
             .spawn()
             .unwrap();
         let pid = child.id() as i32;
-        let holder = word(pid, &status_of(pid).unwrap());
+        let holder = of(pid).unwrap();
         assert!(!is_gone(holder));
         let (mut to, mut from) = (child.stdin.take().unwrap(), child.stdout.take().unwrap());
         std::io::Write::write_all(&mut to, b"\nx").unwrap();
         std::io::Read::read_exact(&mut from, &mut [0]).unwrap();
         assert!(is_gone(holder), "it runs another image");
-        let holder = word(pid, &status_of(pid).unwrap());
+        let holder = of(pid).unwrap();
         assert!(!is_gone(holder));
         drop((to, from));
         child.wait().unwrap();

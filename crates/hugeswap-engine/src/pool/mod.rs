@@ -9,7 +9,7 @@ mod areas;
 mod charge;
 mod config;
 mod control;
-mod holder;
+pub mod holder;
 mod joining;
 pub mod layout;
 mod lies;
