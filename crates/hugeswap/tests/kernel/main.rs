@@ -111,7 +111,10 @@ fn main() {
         (test.1)();
         return;
     }
-    let args = Arguments::from_args();
+    let mut args = Arguments::from_args();
+    // One more than there are processors: most of them wait for a device, or for time to pass.
+    let processors = std::thread::available_parallelism().map_or(1, usize::from);
+    args.test_threads.get_or_insert(processors + 1);
     let quiet = !args.nocapture;
     let trials = all()
         .into_iter()
