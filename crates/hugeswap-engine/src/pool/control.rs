@@ -5,16 +5,16 @@
 //! and so is the answer. One request at a time; of a process that went in the middle of one, nothing is left.
 
 use super::layout::{LETTER, Mailbox};
-use super::{Pool, SwapSpec};
+use super::{Pool, SwapSpec, holder};
 use hugeswap_policy::UNIT_BYTES;
 use hugeswap_sys::{futex, now_ns, process};
 use std::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed, Release};
 
-const FREE: u32 = 0;
-const WRITING: u32 = 1;
-const ASKED: u32 = 2;
-const SERVING: u32 = 3;
-const ANSWERED: u32 = 4;
+const FREE: u64 = 0;
+const WRITING: u64 = 1;
+const ASKED: u64 = 2;
+const SERVING: u64 = 3;
+const ANSWERED: u64 = 4;
 
 /// How long an answer is waited for.
 const PATIENCE_NS: u64 = 20_000_000_000;
@@ -79,15 +79,39 @@ impl Mailbox {
         String::from_utf8_lossy(&bytes).into_owned()
     }
 
-    fn change(&self, from: u32, to: u32) -> bool {
+    fn change(&self, from: u64, to: u64) -> bool {
         self.state
             .compare_exchange(from, to, AcqRel, Acquire)
             .is_ok()
     }
 
-    fn set(&self, to: u32) {
+    fn set(&self, to: u64) {
         self.state.store(to, Release);
-        futex::wake(&self.state, u32::MAX >> 1, true);
+        futex::wake(futex::low_half(&self.state), u32::MAX >> 1, true);
+    }
+
+    fn wait(&self, while_it_is: u64) {
+        let low = futex::low_half(&self.state);
+        futex::wait(low, while_it_is as u32, Some(50_000_000), true);
+    }
+
+    /// Gets it for `me` to write to.
+    fn claim(&self, me: u64, maker: i32) -> Result<(), NoAnswer> {
+        let start = now_ns();
+        loop {
+            let word = self.state.load(Acquire);
+            if word != FREE && !holder::is_gone(word) {
+                return Err(NoAnswer::Busy(holder::pid(word)));
+            }
+            // Who asked went without reading its answer, or before it had asked; what is being done for it will end.
+            if word & 0xff != SERVING && self.change(word, WRITING | me) {
+                return Ok(());
+            }
+            if now_ns() - start > PATIENCE_NS {
+                return Err(NoAnswer::Silent(maker));
+            }
+            self.wait(word);
+        }
     }
 }
 
@@ -114,21 +138,14 @@ impl Pool {
         if !process::exists(maker) {
             return Err(NoAnswer::Gone(maker));
         }
-        if !m.change(FREE, WRITING) {
-            let other = m.from.load(Relaxed);
-            if process::exists(other) {
-                return Err(NoAnswer::Busy(other));
-            }
-            // It went without reading its answer, or before it had asked.
-            m.set(WRITING);
-        }
-        m.from.store(process::pid(), Relaxed);
+        let me = holder::myself();
+        m.claim(me, maker)?;
         m.put(request);
-        m.set(ASKED);
+        m.set(ASKED | me);
         let start = now_ns();
         loop {
-            let state = m.state.load(Acquire);
-            if state == ANSWERED {
+            let word = m.state.load(Acquire);
+            if word == ANSWERED | me {
                 let answer = m.take();
                 m.set(FREE);
                 return Ok(answer);
@@ -137,24 +154,26 @@ impl Pool {
                 return Err(NoAnswer::Gone(maker));
             }
             // What it has begun to do it will say.
-            if now_ns() - start > PATIENCE_NS && m.change(ASKED, FREE) {
+            if now_ns() - start > PATIENCE_NS && m.change(ASKED | me, FREE) {
                 return Err(NoAnswer::Silent(maker));
             }
-            futex::wait(&m.state, state, Some(50_000_000), true);
+            m.wait(word);
         }
     }
 
     /// Does what was asked for, and ends areas that are empty. For the process that made the pool, in a thread with the program's descriptors, a few times a second.
     pub fn serve(&self) {
         let m = &self.header().mailbox;
-        if m.change(ASKED, SERVING) {
+        let word = m.state.load(Acquire);
+        let asker = word & !0xff;
+        if word & 0xff == ASKED && m.change(word, SERVING | asker) {
             let spec = SwapSpec::parse(&m.take());
             let added = spec.and_then(|s| self.add_area(&s).map_err(|e| e.to_string()));
             m.put(&match added {
                 Ok(index) => format!("ok {index}"),
                 Err(e) => format!("no {e}"),
             });
-            m.set(ANSWERED);
+            m.set(ANSWERED | asker);
         }
         self.end_emptied_areas();
         self.close_past_areas();
@@ -169,5 +188,56 @@ impl Pool {
             elsewhere: self.free_but_in(index),
             memory: self.frames().saturating_sub(self.used_frames()) * UNIT_BYTES,
         })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::holder::and_ends;
+    use super::*;
+    use crate::pool::{FaultMode, PoolConfig};
+    use std::sync::atomic::AtomicBool;
+
+    #[test]
+    fn who_went_in_the_middle_of_asking_keeps_nobody_out() {
+        let pool = Pool::create(&PoolConfig {
+            memory: 16 << 20,
+            swap: Vec::new(),
+            fault_mode: FaultMode::Auto,
+            settings: Vec::new(),
+        })
+        .unwrap();
+        let m = &pool.header().mailbox;
+        let ask = |spec| pool.ask_to_add(spec);
+        let ended = AtomicBool::new(false);
+        std::thread::scope(|s| {
+            for what in [WRITING, ASKED, SERVING, ANSWERED] {
+                and_ends(|| m.change(FREE, what | holder::myself()));
+                let dead = m.state.load(Relaxed);
+                assert_eq!(dead & 0xff, what);
+                if what == SERVING {
+                    // The maker is at it, and ends it in its time.
+                    s.spawn(move || {
+                        std::thread::sleep(std::time::Duration::from_millis(100));
+                        m.put("ok 77");
+                        m.set(ANSWERED | dead & !0xff);
+                    });
+                }
+                let serving = s.spawn(|| {
+                    while !ended.swap(false, Acquire) {
+                        pool.serve();
+                        std::thread::yield_now();
+                    }
+                });
+                let answer = ask("/nowhere/at/all").unwrap();
+                assert!(answer.unwrap_err().contains("/nowhere/at/all"));
+                assert_eq!(m.state.load(Relaxed), FREE);
+                ended.store(true, Release);
+                serving.join().unwrap();
+            }
+        });
+        // Who lives is asked for, and not taken from.
+        m.set(ASKED | holder::myself());
+        assert_eq!(ask("/nowhere"), Err(NoAnswer::Busy(process::pid())));
     }
 }

@@ -51,6 +51,11 @@ pub fn of(pid: i32) -> Option<u64> {
     status_of(pid).map(|s| word(pid, &s))
 }
 
+/// Its process.
+pub(super) fn pid(holder: u64) -> i32 {
+    (holder as u32 >> 8) as i32
+}
+
 /// This process, as a holder. Not 0.
 pub(super) fn myself() -> u64 {
     let pid = process::pid();
@@ -59,7 +64,7 @@ pub(super) fn myself() -> u64 {
 
 /// Does nobody hold what `holder` held? (Bits that are the user's own do not matter.)
 pub(super) fn is_gone(holder: u64) -> bool {
-    let pid = (holder as u32 >> 8) as i32;
+    let pid = pid(holder);
     let Some(status) = status_of(pid) else {
         return true;
     };
@@ -69,6 +74,22 @@ pub(super) fn is_gone(holder: u64) -> bool {
         || differs as u32 >> 8 != 0
         || differs >> 32 & 0xffff != 0
         || (status.image.is_some() && differs >> 48 != 0)
+}
+
+/// Runs `f` in a process that ends before it could do anything else.
+#[cfg(test)]
+pub(super) fn and_ends(f: impl FnOnce() -> bool) {
+    // SAFETY: the child touches the segment and exits.
+    let pid = unsafe { libc::fork() };
+    if pid == 0 {
+        let ok = f();
+        // SAFETY: ends the child at once.
+        unsafe { libc::_exit(i32::from(!ok)) };
+    }
+    let mut status = -1;
+    // SAFETY: waits for our own child.
+    unsafe { libc::waitpid(pid, &mut status, 0) };
+    assert_eq!(status, 0);
 }
 
 #[cfg(test)]

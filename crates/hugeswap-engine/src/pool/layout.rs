@@ -129,10 +129,8 @@ pub const LETTER: usize = 4096;
 /// Where the pool is asked for something from outside.
 #[repr(C)]
 pub struct Mailbox {
-    /// Who may touch the rest; a futex.
-    pub state: AtomicU32,
-    /// Who asks.
-    pub from: AtomicI32,
+    /// Who may touch the rest: what is going on, and who asks ([`holder`](super::holder)). Its low half is a futex.
+    pub state: AtomicU64,
     /// Bytes of `text`.
     pub len: AtomicU32,
     /// The request, then the answer.

@@ -192,6 +192,7 @@ fn move_events(from: &Events, to: &Events) {
 
 #[cfg(test)]
 mod tests {
+    use super::super::holder::and_ends;
     use super::*;
     use crate::pool::{FaultMode, PoolConfig, SwapSpec};
 
@@ -205,21 +206,6 @@ mod tests {
             settings: Vec::new(),
         })
         .unwrap()
-    }
-
-    /// Runs `f` in a process that ends before it could do anything else.
-    fn and_ends(f: impl FnOnce() -> bool) {
-        // SAFETY: the child touches the segment and exits.
-        let pid = unsafe { libc::fork() };
-        if pid == 0 {
-            let ok = f();
-            // SAFETY: ends the child at once.
-            unsafe { libc::_exit(i32::from(!ok)) };
-        }
-        let mut status = -1;
-        // SAFETY: waits for our own child.
-        unsafe { libc::waitpid(pid, &mut status, 0) };
-        assert_eq!(status, 0);
     }
 
     #[test]
