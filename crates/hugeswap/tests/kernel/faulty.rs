@@ -10,9 +10,17 @@ pub const TESTS: &[Test] = &[
         "transient_faults_lose_nothing",
         transient_faults_lose_nothing,
     ),
+    ("transient_faults_lose_nothing_of_children", || {
+        in_mode(FaultMode::Signal, transient_faults_lose_nothing_of_children)
+    }),
     (
-        "transient_faults_lose_nothing_of_children",
-        transient_faults_lose_nothing_of_children,
+        "transient_faults_lose_nothing_of_children_by_messages",
+        || {
+            in_mode(
+                FaultMode::Message,
+                transient_faults_lose_nothing_of_children,
+            )
+        },
     ),
     (
         "children_never_read_wrong_bytes",

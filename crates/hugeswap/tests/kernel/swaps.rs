@@ -2,22 +2,29 @@
 
 use crate::Test;
 use crate::util::*;
-use hugeswap::{Pool, Region, SwapArea, SwapOffError, SwapSpec};
+use hugeswap::{FaultMode, Pool, Region, SwapArea, SwapOffError, SwapSpec};
 use std::sync::atomic::AtomicBool;
 use std::sync::atomic::Ordering::Relaxed;
 use std::time::{Duration, Instant};
 
 pub const TESTS: &[Test] = &[
     ("swaps_take_turns_by_priority", swaps_take_turns_by_priority),
-    ("swap_off_moves_everything", swap_off_moves_everything),
+    ("swap_off_moves_everything", || {
+        in_mode(FaultMode::Signal, swap_off_moves_everything)
+    }),
+    ("swap_off_moves_everything_by_messages", || {
+        in_mode(FaultMode::Message, swap_off_moves_everything)
+    }),
     ("swap_off_in_pieces", || {
         with_pieces(swap_off_moves_everything)
     }),
     ("swap_off_during_a_storm", swap_off_during_a_storm),
-    (
-        "swap_off_with_forked_children",
-        swap_off_with_forked_children,
-    ),
+    ("swap_off_with_forked_children", || {
+        in_mode(FaultMode::Signal, swap_off_with_forked_children)
+    }),
+    ("swap_off_with_forked_children_by_messages", || {
+        in_mode(FaultMode::Message, swap_off_with_forked_children)
+    }),
     ("swap_off_after_the_parent", swap_off_after_the_parent),
     ("swap_off_goes_to_memory", swap_off_goes_to_memory),
     (

@@ -6,6 +6,7 @@ use hugeswap_engine::{Engine, EngineConfig};
 use hugeswap_policy::knobs::Knob;
 use std::os::unix::process::ExitStatusExt;
 use std::process::ExitStatus;
+use std::sync::Mutex;
 use std::sync::atomic::AtomicBool;
 use std::sync::atomic::Ordering::Relaxed;
 
@@ -54,10 +55,21 @@ pub fn builder(memory: usize) -> Builder {
     }
 }
 
+static MODE: Mutex<Option<FaultMode>> = Mutex::new(None);
+
+/// Runs a test that takes long in one of [`both_modes`]; the other one is another test.
+pub fn in_mode(mode: FaultMode, test: fn()) {
+    *MODE.lock().unwrap() = Some(mode);
+    test();
+}
+
 /// Runs `test` in both fault modes, or says why not in message mode.
 pub fn both_modes(test: impl Fn(FaultMode)) {
-    test(FaultMode::Signal);
-    if in_pieces() {
+    let only = *MODE.lock().unwrap();
+    if only != Some(FaultMode::Message) {
+        test(FaultMode::Signal);
+    }
+    if in_pieces() || only == Some(FaultMode::Signal) {
         return;
     }
     match builder(64).fault_mode(FaultMode::Message).build() {
