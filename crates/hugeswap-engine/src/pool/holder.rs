@@ -95,7 +95,8 @@ pub(super) fn and_ends(f: impl FnOnce() -> bool) {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use std::process::Command;
+    use std::io::{Read, Write};
+    use std::process::{Command, Stdio};
 
     #[test]
     fn holders_are_gone_when_their_process_or_its_image_is() {
@@ -107,21 +108,24 @@ mod tests {
         }
         // One that waits, then runs another image under the same id, then ends.
         let mut child = Command::new("sh")
-            .args(["-c", "read x; exec cat"])
-            .stdin(std::process::Stdio::piped())
-            .stdout(std::process::Stdio::piped())
+            .args(["-c", "echo; read x; exec cat"])
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
             .spawn()
             .unwrap();
+        let (mut to, mut from) = (child.stdin.take().unwrap(), child.stdout.take().unwrap());
+        let mut said = || from.read_exact(&mut [0]).unwrap();
+        // (The addresses of an image are there some time after exec has begun.)
+        said();
         let pid = child.id() as i32;
         let holder = of(pid).unwrap();
         assert!(!is_gone(holder));
-        let (mut to, mut from) = (child.stdin.take().unwrap(), child.stdout.take().unwrap());
-        std::io::Write::write_all(&mut to, b"\nx").unwrap();
-        std::io::Read::read_exact(&mut from, &mut [0]).unwrap();
+        to.write_all(b"\nx").unwrap();
+        said();
         assert!(is_gone(holder), "it runs another image");
         let holder = of(pid).unwrap();
         assert!(!is_gone(holder));
-        drop((to, from));
+        drop(to);
         child.wait().unwrap();
         assert!(is_gone(holder));
     }
