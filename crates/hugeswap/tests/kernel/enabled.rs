@@ -374,7 +374,7 @@ fn enabled_falls_back() {
     fill(&r, 1);
     page_out(&mut r);
     // Nothing that is written leaves from here on.
-    pool.set("debug.swap_write_fail=1").unwrap();
+    pool.set("debug.swap_space=1").unwrap();
     (0..10).for_each(|p| write(&few, p * 7 * PAGE, 1));
     let mut pins: Vec<_> = (0..7)
         .map(|u| r.pin(u * UNIT, PAGE, true).unwrap())
@@ -394,7 +394,7 @@ fn enabled_falls_back() {
     assert_eq!(counter(&pool, "thp_fault_fallback"), 1);
     assert_eq!(pool.stats().stalls, stalls, "somebody waited");
     // With frames to be had they become whole.
-    pool.set("debug.swap_write_fail=0").unwrap();
+    pool.set("debug.swap_space=0").unwrap();
     pins.clear();
     for (region, unit) in [(&r, 9), (&fresh, 1)] {
         let mut page = 100;
