@@ -12,6 +12,7 @@ use crate::clean::Clean;
 use crate::error::EngineError;
 use crate::faulty::Faulty;
 use crate::file::Files;
+use crate::fork::fork_mark;
 use crate::frames::FrameDemand;
 use crate::gate::Gate;
 use crate::groups::Groups;
@@ -554,26 +555,6 @@ impl Engine {
 /// Descriptors go where programs do not look: near the top of what the limit allows.
 pub fn high_descriptor() -> i32 {
     (process::descriptor_limit().min(1 << 16) as i32 - 24).max(10)
-}
-
-fn fork_mark() -> Result<usize, Errno> {
-    // SAFETY: a new page at an address of the kernel's choice.
-    let at = unsafe { mm::map_anon(0, 4096, mm::PROT_RW, false) }?;
-    // SAFETY: the page is ours; a forked child sees it zeroed.
-    let _ = unsafe { mm::advise(at, 4096, libc::MADV_WIPEONFORK) };
-    set_fork_mark(at);
-    Ok(at)
-}
-
-pub(crate) fn set_fork_mark(at: usize) {
-    // SAFETY: the page made by `fork_mark`, used as one atomic by this module only.
-    unsafe { &*(at as *const AtomicU64) }.store(1, Relaxed);
-}
-
-/// Are we in a child that was forked behind our back (by a raw system call)?
-pub(crate) fn forked_unseen(at: usize) -> bool {
-    // SAFETY: as in `set_fork_mark`.
-    unsafe { &*(at as *const AtomicU64) }.load(Relaxed) == 0
 }
 
 fn reserve_window(want: Option<usize>) -> Result<(usize, usize), EngineError> {

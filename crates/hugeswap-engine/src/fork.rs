@@ -6,15 +6,16 @@
 //! what the file has (see `file::sync`). After: the child forgets the arena (its
 //! frames are the parent's), continues in signal mode, and starts threads of its own.
 
-use crate::engine::{Engine, UNIT, set_fork_mark};
+use crate::engine::{Engine, UNIT};
 use crate::pool::layout::NOBODY;
 use crate::pool::{FaultMode, PoolError, Reservation};
 use crate::track::Held;
 use crate::{fault, handler};
 use hugeswap_policy::knobs::Knob;
 use hugeswap_policy::unit::{COW, Kind, READAHEAD, UNCHARGED, WATCHED, WRITABLE, Word};
-use hugeswap_sys::{fs, mm, process};
+use hugeswap_sys::{Errno, fs, mm, process};
 use std::sync::Once;
+use std::sync::atomic::AtomicU64;
 use std::sync::atomic::Ordering::{Acquire, Relaxed, Release};
 
 static REGISTER: Once = Once::new();
@@ -50,6 +51,27 @@ pub fn fork_parent() {
 /// As [`fork_prepare`], in the child.
 pub fn fork_child() {
     handler::engines().for_each(Engine::after_fork_in_child);
+}
+
+/// A page by which a child can tell that it is one (see [`forked_unseen`]).
+pub(crate) fn fork_mark() -> Result<usize, Errno> {
+    // SAFETY: a new page at an address of the kernel's choice.
+    let at = unsafe { mm::map_anon(0, 4096, mm::PROT_RW, false) }?;
+    // SAFETY: the page is ours; a forked child sees it zeroed.
+    let _ = unsafe { mm::advise(at, 4096, libc::MADV_WIPEONFORK) };
+    set_fork_mark(at);
+    Ok(at)
+}
+
+fn set_fork_mark(at: usize) {
+    // SAFETY: the page made by `fork_mark`, used as one atomic by this module only.
+    unsafe { &*(at as *const AtomicU64) }.store(1, Relaxed);
+}
+
+/// Are we in a child that was forked behind our back (by a raw system call)?
+pub(crate) fn forked_unseen(at: usize) -> bool {
+    // SAFETY: as in `set_fork_mark`.
+    unsafe { &*(at as *const AtomicU64) }.load(Relaxed) == 0
 }
 
 impl Engine {

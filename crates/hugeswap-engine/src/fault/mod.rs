@@ -15,7 +15,8 @@ mod swap_in;
 
 pub(crate) use readahead::there_before;
 
-use crate::engine::{Engine, LruEvent, PAGES, REFERENCED, UNIT, forked_unseen};
+use crate::engine::{Engine, LruEvent, PAGES, REFERENCED, UNIT};
+use crate::fork::forked_unseen;
 use crate::pool::record_fault;
 use crate::table::QUEUED;
 use hugeswap_policy::counters::FaultClass;

@@ -9,7 +9,8 @@
 
 use super::{Mapping, state};
 use crate::base::BUFFER;
-use crate::engine::{Engine, forked_unseen};
+use crate::engine::Engine;
+use crate::fork::forked_unseen;
 use crate::lock::Lock;
 use hugeswap_policy::file::MAPPINGS;
 use hugeswap_sys::{Errno, Result, fs, futex, now_ns, process};

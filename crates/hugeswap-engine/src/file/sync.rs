@@ -7,7 +7,8 @@
 //! What could not be written is lost to the child (SIGBUS), not to the parent.
 
 use super::{Mapping, PENDING};
-use crate::engine::{Engine, Job, UNIT, forked_unseen};
+use crate::engine::{Engine, Job, UNIT};
+use crate::fork::forked_unseen;
 use crate::table::NO_FRAME;
 use hugeswap_policy::file::FilePlace;
 use hugeswap_policy::unit::{CLEAN, Kind, LOCKED, MAY_READ, WAITERS, WRITABLE, Word};
