@@ -58,6 +58,7 @@ pub mod shared;
 mod sizes;
 pub mod space;
 mod stack;
+mod storm;
 mod swap;
 mod table;
 mod thp;

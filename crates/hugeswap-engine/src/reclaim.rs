@@ -7,6 +7,7 @@
 
 use crate::checksum;
 use crate::engine::{Engine, Job, Lists, PAGES, REFERENCED, UNIT};
+use crate::storm::Storm;
 use crate::track::Held;
 use hugeswap_policy::counters::Counter;
 use hugeswap_policy::file::FilePlace;
@@ -47,7 +48,7 @@ impl Engine {
         let _ = self.spawn("hs-khugepaged", move || self.khugepaged());
         self.record().responsive.store(1, Relaxed);
         let mut last_tick = 0;
-        let mut random = now_ns() | 1;
+        let mut storm = Storm::new();
         loop {
             if self.stopping.load(Acquire) {
                 self.batches.close();
@@ -57,10 +58,7 @@ impl Engine {
             let inside = self.gate.enter_daemon();
             self.pool.follow_areas(self.low_fd, private, false);
             let busy = self.step();
-            let storm = self.pool.knob(Knob::Storm);
-            if storm > 0 {
-                self.storm(&mut random);
-            }
+            let every = self.storm(&mut storm);
             if now_ns() - last_tick > TICK_NS {
                 last_tick = now_ns();
                 self.tick();
@@ -68,7 +66,7 @@ impl Engine {
             drop(inside);
             let wrote = self.write_some();
             if !busy && !wrote && !self.scrub_some() {
-                let wait = if storm > 0 { storm * 1000 } else { TICK_NS };
+                let wait = every.unwrap_or(TICK_NS);
                 futex::wait(&self.record().kick, seen, Some(wait), true);
             }
         }
@@ -503,24 +501,6 @@ impl Engine {
         {
             self.arena.put_free(place);
             self.note_available();
-        }
-    }
-
-    /// Testing: brings a random unit out.
-    fn storm(&self, random: &mut u64) {
-        let high = self.high_unit.load(Relaxed);
-        if high == 0 {
-            return;
-        }
-        *random ^= *random << 13;
-        *random ^= *random >> 7;
-        *random ^= *random << 17;
-        let from = (*random % u64::from(high)) as u32;
-        for unit in (from..high).chain(0..from).take(64) {
-            if matches!(self.table.load(unit).kind(), Kind::Present | Kind::Base) {
-                self.evict_now(unit);
-                return;
-            }
         }
     }
 
