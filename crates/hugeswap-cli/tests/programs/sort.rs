@@ -4,7 +4,7 @@ use crate::util::*;
 use std::io::{BufWriter, Write};
 use std::path::Path;
 
-const INPUT: u64 = 120 << 20;
+const INPUT: u64 = 60 << 20;
 
 pub fn cases() -> Vec<Case> {
     vec![case("sort", sort)]
@@ -19,7 +19,7 @@ fn sort() {
     };
     let plain = program("plain").plain();
     for mode in Mode::permitted() {
-        let managed = program("managed").managed(&Setup::new(mode, 128));
+        let managed = program("managed").managed(&Setup::new(mode, 64));
         managed.same_as(&plain);
         same_files(&dir.path().join("plain"), &dir.path().join("managed"));
     }

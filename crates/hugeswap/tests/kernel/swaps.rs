@@ -205,7 +205,7 @@ fn check_until_it_is_off(pool: &Pool, r: &Region, g: u64) {
     let start = Instant::now();
     while find(pool, 0).is_some() {
         check(r, g);
-        assert!(start.elapsed() < Duration::from_secs(110), "it is still on");
+        assert!(start.elapsed() < Duration::from_secs(380), "it is still on");
     }
     check(r, g);
 }
