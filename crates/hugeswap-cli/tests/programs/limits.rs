@@ -161,7 +161,7 @@ fn wait_until(what: &str, mut condition: impl FnMut() -> bool) {
     let start = Instant::now();
     while !condition() {
         assert!(
-            start.elapsed() < Duration::from_secs(30),
+            start.elapsed() < Duration::from_secs(100),
             "waited in vain until {what}"
         );
         std::thread::sleep(Duration::from_millis(10));
