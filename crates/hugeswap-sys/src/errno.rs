@@ -48,6 +48,13 @@ names! {
     EDQUOT "disk quota exceeded";
 }
 
+impl Errno {
+    /// As the headers call it, or nothing where that is not known here. Without formatting: for the fault path.
+    pub fn name(self) -> &'static str {
+        self.describe().map_or("", |(name, _)| name)
+    }
+}
+
 impl std::fmt::Display for Errno {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         match self.describe() {

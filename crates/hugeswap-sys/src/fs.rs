@@ -167,6 +167,20 @@ pub fn punch(fd: i32, offset: u64, len: u64) -> Result<()> {
     unsafe { call(libc::SYS_fallocate, args) }.map(drop)
 }
 
+/// [`punch`] of a memory file, as often as it takes within reason: nothing that can be waited for keeps it from being done. Fails where
+/// the descriptor is not the file, say.
+pub fn punch_at_last(fd: i32, offset: u64, len: u64) -> Result<()> {
+    const TRIES: u32 = 64;
+    let mut tries = 0;
+    loop {
+        match punch(fd, offset, len) {
+            Err(e) if e != Errno::EBADF && tries < TRIES => tries += 1,
+            done => return done,
+        }
+        crate::process::yield_now();
+    }
+}
+
 /// What may never be done to a memory file any more.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Seals(usize);
@@ -368,4 +382,56 @@ pub fn dup_above(fd: i32, min: i32) -> Result<i32> {
         )
     }
     .map(|fd| fd as i32)
+}
+
+/// The entries of a directory whose names are numbers.
+pub fn numbers_in(path: &CStr) -> Result<Vec<i32>> {
+    let dir = open(path, libc::O_RDONLY | libc::O_DIRECTORY, 0)?;
+    let mut found = Vec::new();
+    let mut room = [0u64; 512];
+    let end = loop {
+        let args = [
+            dir as usize,
+            room.as_mut_ptr() as usize,
+            size_of_val(&room),
+            0,
+            0,
+            0,
+        ];
+        // SAFETY: writes to `room`, of that size.
+        let len = match unsafe { call(libc::SYS_getdents64, args) } {
+            Ok(0) => break Ok(()),
+            Ok(len) => len,
+            Err(e) => break Err(e),
+        };
+        // SAFETY: the kernel wrote that many bytes.
+        let mut entries = unsafe { std::slice::from_raw_parts(room.as_ptr().cast::<u8>(), len) };
+        // An entry: inode, offset (8 bytes each), its own length (2), a type (1), a name with NUL.
+        while !entries.is_empty() {
+            let whole = usize::from(u16::from_ne_bytes([entries[16], entries[17]]));
+            let (entry, rest) = entries.split_at(whole);
+            let name = entry[19..].split(|&b| b == 0).next().unwrap_or_default();
+            let number = std::str::from_utf8(name).ok().and_then(|n| n.parse().ok());
+            found.extend::<Option<i32>>(number);
+            entries = rest;
+        }
+    };
+    close(dir);
+    end.map(|()| found)
+}
+
+/// Is `fd` readable within `timeout_ms`? Not if a signal came.
+pub fn wait_readable(fd: i32, timeout_ms: u64) -> bool {
+    let mut p = libc::pollfd {
+        fd,
+        events: libc::POLLIN,
+        revents: 0,
+    };
+    let limit = libc::timespec {
+        tv_sec: (timeout_ms / 1000) as i64,
+        tv_nsec: (timeout_ms % 1000 * 1_000_000) as i64,
+    };
+    let args = [&raw mut p as usize, 1, &raw const limit as usize, 0, 8, 0];
+    // SAFETY: one pollfd and a time limit, both ours.
+    unsafe { call(libc::SYS_ppoll, args) }.is_ok_and(|n| n > 0)
 }

@@ -10,12 +10,15 @@ mod errno;
 pub mod fiemap;
 pub mod fs;
 pub mod futex;
+#[cfg(feature = "inject")]
+pub mod inject;
 pub mod mm;
 pub mod probe;
 pub mod process;
 pub mod raw;
 pub mod signal;
 pub mod spawn;
+pub mod thread;
 pub mod uffd;
 pub mod uring;
 

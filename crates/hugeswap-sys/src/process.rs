@@ -76,6 +76,35 @@ pub fn let_trace(pid: i32) -> Result<()> {
     unsafe { call(libc::SYS_prctl, args) }.map(drop)
 }
 
+/// Does this program run under valgrind? (Its client request RUNNING_ON_VALGRIND: instructions that do nothing elsewhere.)
+pub fn runs_on_valgrind() -> bool {
+    const RUNNING_ON_VALGRIND: usize = 0x1001;
+    let request = [RUNNING_ON_VALGRIND, 0, 0, 0, 0, 0];
+    let mut answer = 0usize;
+    // SAFETY: four rotations that add up to none, and a register exchanged with itself; valgrind reads the request and writes
+    // the answer's register.
+    unsafe {
+        std::arch::asm!(
+            "rol rdi, 3",
+            "rol rdi, 13",
+            "rol rdi, 61",
+            "rol rdi, 51",
+            "xchg rbx, rbx",
+            in("rax") request.as_ptr(),
+            inout("rdx") answer,
+            options(nostack),
+        );
+    }
+    answer != 0
+}
+
+/// From now on descendants of this process whose parents end become its children, to be waited for, instead of init's.
+pub fn adopt_orphans() -> Result<()> {
+    let args = [libc::PR_SET_CHILD_SUBREAPER as usize, 1, 0, 0, 0, 0];
+    // SAFETY: no memory involved.
+    unsafe { call(libc::SYS_prctl, args) }.map(drop)
+}
+
 /// Sends `signal` to one thread of this process.
 pub fn signal_thread(tid: i32, signal: i32) -> Result<()> {
     // SAFETY: tgkill touches no memory.
@@ -126,15 +155,34 @@ fn close_range(first: u32, last: u32) {
     }
 }
 
+/// The numbers of the calling thread's open descriptors, perhaps with one that was open to find out.
+pub fn descriptors() -> Result<Vec<i32>> {
+    crate::fs::numbers_in(c"/proc/thread-self/fd")
+}
+
+/// Ends the process with a status, without the C library's part of it.
+pub fn end(status: i32) -> ! {
+    loop {
+        // SAFETY: no memory involved.
+        let _ = unsafe { call(libc::SYS_exit_group, [status as usize, 0, 0, 0, 0, 0]) };
+    }
+}
+
 /// Ends the process where it stands (SIGKILL): for a state in which going on would lose data.
-pub fn kill_self() {
-    // SAFETY: no memory involved.
-    let _ = unsafe {
-        call(
-            libc::SYS_kill,
-            [pid() as usize, libc::SIGKILL as usize, 0, 0, 0, 0],
-        )
-    };
+pub fn kill_self() -> ! {
+    loop {
+        let kill = [pid() as usize, libc::SIGKILL as usize, 0, 0, 0, 0];
+        // SAFETY: no memory involved.
+        let _ = unsafe { call(libc::SYS_kill, kill) };
+        // (A filter may refuse that.)
+        // SAFETY: as above.
+        let _ = unsafe {
+            call(
+                libc::SYS_exit_group,
+                [128 + libc::SIGKILL as usize, 0, 0, 0, 0, 0],
+            )
+        };
+    }
 }
 
 /// Lets another thread run.
@@ -168,23 +216,75 @@ pub fn descriptor_limit() -> u64 {
 
 /// A soft limit of this process (`libc::RLIMIT_...`); `libc::RLIM_INFINITY`: none.
 pub fn limit(resource: u32) -> u64 {
-    let mut lim = libc::rlimit {
+    swap_limit(resource, None).map_or(0, |l| l.rlim_cur)
+}
+
+/// Does something while the soft limit of this process is at least `least`, as far as the hard one
+/// allows that. Other threads have the same limit meanwhile.
+pub fn with_soft_limit<T>(resource: u32, least: u64, does: impl FnOnce() -> T) -> T {
+    let former = swap_limit(resource, None).ok();
+    let raised = former.filter(|l| l.rlim_cur < least).map(|l| libc::rlimit {
+        rlim_cur: least.min(l.rlim_max),
+        rlim_max: l.rlim_max,
+    });
+    if let Some(raised) = &raised {
+        let _ = swap_limit(resource, Some(raised));
+    }
+    let done = does();
+    if raised.is_some() {
+        let _ = swap_limit(resource, former.as_ref());
+    }
+    done
+}
+
+/// The limits of this process; sets them, if new ones are given.
+fn swap_limit(resource: u32, new: Option<&libc::rlimit>) -> Result<libc::rlimit> {
+    let mut old = libc::rlimit {
         rlim_cur: 0,
         rlim_max: 0,
     };
-    // SAFETY: `lim` is a writable rlimit64-compatible pair on x86-64.
-    let _ = unsafe {
+    let new = new.map_or(0, |l| l as *const _ as usize);
+    // SAFETY: both are rlimit64-compatible pairs on x86-64, and `old` is writable.
+    unsafe {
         call(
             libc::SYS_prlimit64,
-            [0, resource as usize, 0, &mut lim as *mut _ as usize, 0, 0],
+            [0, resource as usize, new, &mut old as *mut _ as usize, 0, 0],
         )
-    };
-    lim.rlim_cur
+    }?;
+    Ok(old)
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_limit_is_raised_for_a_while_as_far_as_it_may_be() {
+        let now = || swap_limit(libc::RLIMIT_CORE, None).unwrap();
+        let before = now();
+        let low = libc::rlimit {
+            rlim_cur: before.rlim_max.min(4096) / 2,
+            rlim_max: before.rlim_max,
+        };
+        swap_limit(libc::RLIMIT_CORE, Some(&low)).unwrap();
+        let inside = with_soft_limit(libc::RLIMIT_CORE, 8192, || limit(libc::RLIMIT_CORE));
+        assert_eq!(inside, before.rlim_max.min(8192));
+        assert_eq!(limit(libc::RLIMIT_CORE), low.rlim_cur);
+        let inside = with_soft_limit(libc::RLIMIT_CORE, 0, || limit(libc::RLIMIT_CORE));
+        assert_eq!(inside, low.rlim_cur);
+        swap_limit(libc::RLIMIT_CORE, Some(&before)).unwrap();
+    }
+
+    #[test]
+    fn open_descriptors_are_found() {
+        let files: Vec<_> = (0..300)
+            .map(|_| std::fs::File::open("/dev/null").unwrap())
+            .collect();
+        let found = descriptors().unwrap();
+        use std::os::fd::AsRawFd;
+        assert!(files.iter().all(|f| found.contains(&f.as_raw_fd())));
+        assert!(found.iter().all(|fd| *fd >= 0));
+    }
 
     #[test]
     fn where_this_thread_is() {

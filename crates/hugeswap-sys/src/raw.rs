@@ -44,6 +44,20 @@ pub unsafe fn set_gate(address: usize) {
 /// memory the call reads, writes or remaps.
 #[inline]
 pub unsafe fn syscall6(nr: usize, a: [usize; 6]) -> isize {
+    #[cfg(feature = "inject")]
+    if let Some(answer) = crate::inject::before(nr, &a) {
+        return answer;
+    }
+    // SAFETY: passed on to the caller.
+    unsafe { issue(nr, a) }
+}
+
+/// [`syscall6`], whatever is planned for it.
+///
+/// # Safety
+/// As for [`syscall6`].
+#[inline]
+pub(crate) unsafe fn issue(nr: usize, a: [usize; 6]) -> isize {
     let mut gate = GATE.load(Ordering::Relaxed);
     if gate == 0 {
         gate = hugeswap_syscall_gate as *const () as usize;

@@ -34,18 +34,18 @@ const SA_RESTORER: u64 = 0x0400_0000;
 global_asm!(
     ".pushsection .text.hugeswap_restorer,\"ax\",@progbits",
     ".balign 16",
-    ".hidden hugeswap_sigreturn",
-    ".globl hugeswap_sigreturn",
-    // Unwinders recognise a signal frame by these very bytes.
+    ".hidden __restore_rt",
+    ".globl __restore_rt",
+    // Unwinders recognise a signal frame by these very bytes, gdb also by the name of the C library's.
     "nop",
-    "hugeswap_sigreturn:",
+    "__restore_rt:",
     "mov rax, 15",
     "syscall",
     ".popsection",
 );
 
 unsafe extern "C" {
-    fn hugeswap_sigreturn();
+    fn __restore_rt();
 }
 
 /// Sets the action of `signal`; returns the former one.
@@ -56,7 +56,7 @@ pub unsafe fn set_action(signal: i32, action: &Action) -> Result<Action> {
     let mut new = *action;
     if new.flags & SA_RESTORER == 0 {
         new.flags |= SA_RESTORER;
-        new.restorer = hugeswap_sigreturn as *const () as usize;
+        new.restorer = __restore_rt as *const () as usize;
     }
     let mut old = Action::default();
     // SAFETY: both structs are the kernel's layout with an 8-byte mask.

@@ -294,13 +294,17 @@ pub enum Change {
 /// A child's change and, once it has ended, what it used.
 #[derive(Clone, Copy, Debug)]
 pub struct Waited {
+    /// Which child.
+    pub pid: i32,
     /// What became of it.
     pub change: Change,
     /// Largest resident set of it or of any descendant it waited for, bytes.
     pub max_rss_bytes: u64,
+    /// It left a core dump.
+    pub core_dumped: bool,
 }
 
-/// Asks for a change of child `pid`; waits for one if `block`. `None`: nothing changed yet.
+/// Asks for a change of child `pid` (-1: of any); waits for one if `block`. `None`: nothing changed yet.
 pub fn wait(pid: i32, block: bool) -> Result<Option<Waited>> {
     let mut status = 0i32;
     // SAFETY: all zeros is a valid value of this plain struct.
@@ -336,8 +340,10 @@ pub fn wait(pid: i32, block: bool) -> Result<Option<Waited>> {
         Change::Killed(libc::WTERMSIG(status))
     };
     Ok(Some(Waited {
+        pid: found as i32,
         change,
         max_rss_bytes: usage.ru_maxrss as u64 * 1024,
+        core_dumped: libc::WIFSIGNALED(status) && libc::WCOREDUMP(status),
     }))
 }
 
