@@ -56,6 +56,8 @@ pub(crate) struct Failed {
     pub error: Errno,
     /// It was made to, by a fault or by a write that an earlier one has spoilt.
     pub on_purpose: bool,
+    /// The device did read, but something else than was written: the first such page of those asked for.
+    pub changed: Option<usize>,
 }
 
 impl From<Errno> for Failed {
@@ -63,6 +65,7 @@ impl From<Errno> for Failed {
         Failed {
             error,
             on_purpose: false,
+            changed: None,
         }
     }
 }

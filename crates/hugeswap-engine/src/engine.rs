@@ -36,8 +36,9 @@ use crate::swap::sealing::Sealing;
 use crate::swap::wbt::Writers;
 use crate::table::Table;
 use crate::thp::Said;
+use crate::threads::{Handle, Threads};
 use crate::track::Track;
-use crate::zeroed::Zeroed;
+use crate::zeroed::{Zeroed, leave_out_of_core_dumps};
 use crate::{WINDOW_BASE, WINDOW_LEN, handler};
 use crossbeam_queue::ArrayQueue;
 use hugeswap_policy::counters::Counter;
@@ -45,7 +46,7 @@ use hugeswap_policy::knobs::Knob;
 use hugeswap_policy::lruvec::{Lruvecs, Weights};
 use hugeswap_policy::readahead::Streams;
 use hugeswap_policy::{UNIT_BYTES, UNIT_SHIFT};
-use hugeswap_sys::{Errno, fs, mm, process, signal, uffd};
+use hugeswap_sys::{Errno, fs, mm, process, uffd};
 use std::sync::Arc;
 use std::sync::atomic::Ordering::{Acquire, Relaxed, Release};
 use std::sync::atomic::{
@@ -72,6 +73,8 @@ pub struct EngineConfig {
     pub fault_mode: FaultMode,
     /// Addresses to manage: `None` takes the fixed window ([`WINDOW_BASE`]), `Some(len)` any `len` bytes.
     pub window: Option<usize>,
+    /// Whose threads the engine's own are.
+    pub threads: Threads,
 }
 
 impl Default for EngineConfig {
@@ -79,6 +82,7 @@ impl Default for EngineConfig {
         EngineConfig {
             fault_mode: FaultMode::Auto,
             window: None,
+            threads: Threads::PTHREAD,
         }
     }
 }
@@ -170,7 +174,8 @@ pub struct Engine {
     /// 1: the last attempts to write found no slot.
     pub(crate) swap_full: AtomicBool,
     pub(crate) stopping: AtomicBool,
-    pub(crate) threads: Lock<Vec<std::thread::JoinHandle<()>>>,
+    pub(crate) thread_kind: Threads,
+    pub(crate) threads: Lock<Vec<Handle>>,
     /// /proc/self/pagemap.
     pub(crate) pagemap: AtomicI32,
     pub(crate) placing: Placing,
@@ -180,10 +185,14 @@ pub struct Engine {
     /// For the child that is about to be forked.
     pub(crate) reserved: Lock<Option<Reservation>>,
     pub(crate) high_unit: AtomicU32,
+    /// Units below this one are in core dumps.
+    pub(crate) dumped: AtomicU32,
     pub(crate) low_fd: i32,
     pub(crate) evict_requests: ArrayQueue<u32>,
     /// Message mode: some unmapped unit was made inaccessible.
     pub(crate) fenced: AtomicBool,
+    /// Some unit was handed to the kernel.
+    pub(crate) has_foreign: AtomicBool,
     /// Counts units that changed their addresses.
     pub(crate) places_moved: AtomicU32,
     /// A thread empties swap areas that are to be taken off.
@@ -208,7 +217,7 @@ impl Engine {
             let _ = unsafe { mm::unmap(base, len) };
             e
         };
-        let result = Self::build(pool, wanted, base, len);
+        let result = Self::build(pool, wanted, base, len, config.threads);
         let engine: &'static Engine = Box::leak(Box::new(result.map_err(give_window_back)?));
         if let Err(e) = engine.bring_up() {
             engine.tear_down();
@@ -222,6 +231,7 @@ impl Engine {
         mode: FaultMode,
         base: usize,
         len: usize,
+        threads: Threads,
     ) -> Result<Engine, EngineError> {
         let message = mode == FaultMode::Message;
         let low_fd = high_descriptor();
@@ -274,6 +284,8 @@ impl Engine {
             // SAFETY: advice that discards nothing.
             let _ = unsafe { mm::advise(base, len, libc::MADV_HUGEPAGE) };
         }
+        // The kernel would look for each of the window's pages, for hours.
+        leave_out_of_core_dumps(base, len);
         let sealing = Sealing::new(&mut pool)?;
         let key = SumKey(std::array::from_fn(|i| pool.header().key[i].load(Relaxed)));
         let pagemap = fs::open(c"/proc/self/pagemap", libc::O_RDONLY, 0).map_or(-1, |fd| {
@@ -330,6 +342,7 @@ impl Engine {
             stalled: AtomicU32::new(0),
             swap_full: AtomicBool::new(false),
             stopping: AtomicBool::new(false),
+            thread_kind: threads,
             threads: Lock::new(Vec::new()),
             pagemap: AtomicI32::new(pagemap),
             placing,
@@ -337,9 +350,11 @@ impl Engine {
             fork_mark,
             reserved: Lock::new(None),
             high_unit: AtomicU32::new(0),
+            dumped: AtomicU32::new(0),
             low_fd,
             evict_requests: ArrayQueue::new(4096),
             fenced: AtomicBool::new(false),
+            has_foreign: AtomicBool::new(false),
             places_moved: AtomicU32::new(0),
             emptying: AtomicBool::new(false),
             initialiser: Initialiser::default(),
@@ -348,6 +363,7 @@ impl Engine {
     }
 
     fn bring_up(&'static self) -> Result<(), EngineError> {
+        self.count_touched();
         self.note_mode();
         handler::install(self)?;
         crate::fork::register();
@@ -365,28 +381,6 @@ impl Engine {
 
     pub(crate) fn start_threads(&'static self) -> Result<(), EngineError> {
         self.spawn("hs-kswapd", move || self.kswapd())
-    }
-
-    /// Starts a thread that no signal reaches but the one by which the C library has every thread change its user (setuid and its kin wait for that).
-    pub(crate) fn spawn(
-        &'static self,
-        name: &str,
-        body: impl FnOnce() + Send + 'static,
-    ) -> Result<(), EngineError> {
-        // (Here too: who changes the user has a lock that making a thread needs, until every thread has answered.)
-        let _blocked = signal::Blocked::all_but_user();
-        let handle = std::thread::Builder::new()
-            .name(name.into())
-            .stack_size(256 << 10)
-            .spawn(body)
-            .map_err(|e| {
-                EngineError::System(
-                    "cannot start a thread",
-                    Errno(e.raw_os_error().unwrap_or(11)),
-                )
-            })?;
-        self.threads.lock().push(handle);
-        Ok(())
     }
 
     /// Stops the engine: threads ended, every range unmapped, the pool left. What it managed
@@ -414,7 +408,7 @@ impl Engine {
             self.kick();
             self.wake_workers(u32::MAX >> 1);
             self.khugepaged.wake();
-            let _ = t.join();
+            t.join();
         }
         if cfg!(debug_assertions)
             && !std::thread::panicking()
@@ -473,6 +467,12 @@ impl Engine {
     /// This process's record in the pool.
     pub fn me(&self) -> usize {
         self.me.load(Relaxed)
+    }
+
+    /// Has units that hold something counted in this process's record: whenever that has become another one.
+    pub(crate) fn count_touched(&self) {
+        // SAFETY: the record is mapped with the pool, which lives as long as the table.
+        unsafe { self.table.count_in(&self.record().touched) };
     }
 
     pub(crate) fn record(&self) -> &Record {
@@ -560,7 +560,9 @@ pub fn high_descriptor() -> i32 {
 fn reserve_window(want: Option<usize>) -> Result<(usize, usize), EngineError> {
     match want {
         None => {
-            let mut len = WINDOW_LEN;
+            // Where addresses are limited (ulimit -v) the program needs most of them.
+            let addresses = process::limit(libc::RLIMIT_AS);
+            let mut len = WINDOW_LEN.min((addresses / 2) as usize) & !(UNIT - 1);
             loop {
                 // SAFETY: not replacing: fails if something is there.
                 match unsafe { mm::map_anon(WINDOW_BASE, len, mm::PROT_NONE, false) } {
@@ -569,10 +571,11 @@ fn reserve_window(want: Option<usize>) -> Result<(usize, usize), EngineError> {
                         // Kernels before 4.17 take the address as a hint.
                         // SAFETY: just mapped, unused.
                         let _ = unsafe { mm::unmap(at, len) };
-                        return Err(EngineError::NoAddressSpace(Errno::EEXIST));
+                        return Err(EngineError::AddressesInUse);
                     }
-                    // A limit on address space (ulimit -v): take less.
-                    Err(Errno::ENOMEM) if len > 4 << 30 => len >>= 1,
+                    // Other limits there may be, or little that is left of this one.
+                    Err(Errno::ENOMEM) if len > 256 << 20 => len = (len >> 1) & !(UNIT - 1),
+                    Err(Errno::EEXIST) => return Err(EngineError::AddressesInUse),
                     Err(e) => return Err(EngineError::NoAddressSpace(e)),
                 }
             }

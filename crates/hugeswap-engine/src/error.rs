@@ -1,5 +1,6 @@
 //! Why an engine could not be started.
 
+use crate::WINDOW_BASE;
 use crate::pool::PoolError;
 use hugeswap_sys::Errno;
 
@@ -19,6 +20,10 @@ pub enum EngineError {
         "no address space for managed memory ({0}): raise or remove the limit on virtual memory (ulimit -v)"
     )]
     NoAddressSpace(Errno),
+    #[error(
+        "the addresses that managed memory needs (from {WINDOW_BASE:#x} on) are in use, as they are in programs built with ThreadSanitizer (-fsanitize=thread): use a build without it to have memory managed"
+    )]
+    AddressesInUse,
     #[error("more than {} engines in one process", crate::MAX_ENGINES)]
     TooMany,
     #[error("{0}: {1}")]

@@ -162,6 +162,7 @@ impl Faulty {
         let bytes = result.map_err(|error| Failed {
             error,
             on_purpose: fault.is_some(),
+            changed: None,
         })?;
         // SAFETY: as above; it has been read.
         let spoilt = !t.write && pages.is_some_and(|p| differs(p, unsafe { t.bytes() }));

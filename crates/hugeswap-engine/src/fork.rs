@@ -12,16 +12,18 @@ use crate::pool::{FaultMode, PoolError, Reservation};
 use crate::track::Held;
 use crate::{fault, handler};
 use hugeswap_policy::knobs::Knob;
-use hugeswap_policy::unit::{COW, Kind, READAHEAD, UNCHARGED, WATCHED, WRITABLE, Word};
-use hugeswap_sys::{Errno, fs, mm, process};
+use hugeswap_policy::unit::{CLEAN, COW, Kind, READAHEAD, UNCHARGED, WATCHED, WRITABLE, Word};
+use hugeswap_sys::{Errno, fs, mm, process, thread};
 use std::sync::Once;
 use std::sync::atomic::AtomicU64;
 use std::sync::atomic::Ordering::{Acquire, Relaxed, Release};
 
 static REGISTER: Once = Once::new();
 
-/// Has fork call us, once a process.
-pub(crate) fn register() {
+/// Has fork call us, once a process; later calls do nothing. The first engine's start does it. It allocates as the C library does, so where
+/// an engine is started inside the program's allocator it is to be called before. Of handlers that are registered before it, what prepares for a
+/// fork runs after ours, when the engine serves nobody, and what runs in the child runs before ours.
+pub fn register() {
     REGISTER.call_once(|| {
         // SAFETY: the three functions live as long as the process.
         unsafe { libc::pthread_atfork(Some(prepare_c), Some(parent_c), Some(child_c)) };
@@ -50,6 +52,8 @@ pub fn fork_parent() {
 
 /// As [`fork_prepare`], in the child.
 pub fn fork_child() {
+    // SAFETY: a forked child's only thread; every engine forgets its threads below.
+    unsafe { thread::reset_in_child() };
     handler::engines().for_each(Engine::after_fork_in_child);
 }
 
@@ -132,13 +136,57 @@ impl Engine {
         let advise = |from: u32, to: u32, advice| {
             let at = self.table.addr(from);
             // SAFETY: advice that discards nothing in this process.
-            let _ = unsafe { mm::advise(at, (to - from) as usize * UNIT, advice) };
+            unsafe { mm::advise(at, (to - from) as usize * UNIT, advice) }
         };
         let end = self.high_unit.load(Relaxed);
         if !hide {
-            return advise(0, end.max(1), libc::MADV_DOFORK);
+            // What stayed hidden would be missing in the next child.
+            const TRIES: u32 = 64;
+            return self.own_runs(0..end.max(1), |from, to| {
+                let open = |_: &u32| advise(from, to, libc::MADV_DOFORK).is_ok();
+                (0..TRIES).find(open);
+            });
         }
-        self.absent_runs(|from, to| advise(from, to, libc::MADV_DONTFORK));
+        // (A child that inherits them maps them anew.)
+        self.absent_runs(|from, to| {
+            let _ = advise(from, to, libc::MADV_DONTFORK);
+        });
+    }
+
+    /// Calls `f` with each run of `units` that are not the kernel's.
+    fn own_runs(&self, units: std::ops::Range<u32>, mut f: impl FnMut(u32, u32)) {
+        let mut from = units.start;
+        for unit in units.clone() {
+            if self.table.load(unit).kind() == Kind::Foreign {
+                if from < unit {
+                    f(from, unit);
+                }
+                from = unit + 1;
+            }
+        }
+        if from < units.end {
+            f(from, units.end);
+        }
+    }
+
+    /// In the child of a process in message mode: the kernel dropped the registration, so that
+    /// holes would read as zeros. What is not the kernel's is without access from now on.
+    fn close_window(&self) {
+        let close = |from: u32, to: u32| {
+            let (at, len) = (self.table.addr(from), (to - from) as usize * UNIT);
+            // SAFETY: this thread is the only one; faults are ours from the next call on.
+            if unsafe { mm::protect(at, len, mm::PROT_NONE) }.is_err() {
+                fs::complain(&[
+                    b"hugeswap: the kernel gives a forked child no mappings for its memory; ending it\n",
+                ]);
+                process::kill_self();
+            }
+            // SAFETY: advice that discards nothing.
+            let _ = unsafe { mm::advise(at, len, libc::MADV_HUGEPAGE) };
+        };
+        let end = self.high_unit.load(Relaxed);
+        self.own_runs(0..end, close);
+        close(end, self.table.units());
     }
 
     /// Calls `f` with each run of units that a child must not inherit as they are mapped.
@@ -233,6 +281,7 @@ impl Engine {
         // Without the record that was reserved, nobody kept the parent's slots for this process.
         let disowned = filled.is_none();
         let joined = filled.map(|r| r.record).or_else(|| self.pool.join().ok());
+        self.table.count_nowhere();
         self.me.store(joined.unwrap_or(NOBODY), Relaxed);
         let was_message = self.mode() == FaultMode::Message;
         self.absent_runs(|from, to| {
@@ -243,13 +292,7 @@ impl Engine {
             let _ = unsafe { mm::advise(at, len, libc::MADV_HUGEPAGE) };
         });
         if was_message {
-            // The kernel dropped the registration: holes would read as zeros.
-            let (base, len) = self.table.window();
-            // SAFETY: this thread is the only one; faults are ours from the next call on.
-            unsafe {
-                let _ = mm::protect(base, len, mm::PROT_NONE);
-                let _ = mm::advise(base, len, libc::MADV_HUGEPAGE);
-            }
+            self.close_window();
             self.become_signal_mode();
             self.note_mode();
         }
@@ -270,23 +313,22 @@ impl Engine {
             let w = self.table.load(unit);
             match w.kind() {
                 Kind::Present => {
-                    if was_message {
-                        let _ = self.mover().set_readable(self.table.addr(unit));
+                    let at = self.table.addr(unit);
+                    let mut w = w;
+                    if was_message && w.allows(false) && self.mover().set_readable(at).is_err() {
+                        // The next touch gives access, also if it is the kernel's.
+                        self.watched.fetch_add(1, Relaxed);
+                        w = w.set(WATCHED).clear(CLEAN);
                     }
-                    if !w.has(COW) {
-                        // Brought in by the forking thread itself, after everything was shared.
-                        let _ = self.mover().set_read_only(self.table.addr(unit), UNIT);
+                    // Brought in by the forking thread itself, after everything was shared.
+                    if !w.has(COW) && self.mover().set_read_only(at, UNIT).is_err() {
+                        w = w.clear(CLEAN);
                     }
-                    self.note_left(unit, Held::At(self.table.addr(unit)));
+                    self.note_left(unit, Held::At(at));
                     self.table
                         .reset(unit, w.clear(WRITABLE).set(COW | UNCHARGED));
                 }
-                Kind::Foreign => {
-                    if was_message {
-                        let _ = self.mover().set_writable(self.table.addr(unit), UNIT);
-                    }
-                    self.table.reset(unit, w.set(UNCHARGED));
-                }
+                Kind::Foreign => self.table.reset(unit, w.set(UNCHARGED)),
                 Kind::Base => self.table.reset(unit, self.pages_in_child(unit, w)),
                 Kind::Cached => self
                     .table
@@ -301,6 +343,8 @@ impl Engine {
                     .reset(unit, w.with_slot(None).with_kind(Kind::Poisoned));
             }
         }
+        // From what the parent has on.
+        self.count_touched();
         self.maybe_children.store(false, Relaxed);
         self.emptying.store(false, Relaxed);
         self.stalled.store(0, Relaxed);

@@ -3,6 +3,7 @@
 //!
 //! Called by the fault path, whose rules hold here (see `fault`), by kswapd and by the I/O threads.
 
+use crate::call::Done;
 use crate::engine::Engine;
 use crate::huge::{Huge, Wait};
 use crate::table::NO_FRAME;
@@ -13,7 +14,7 @@ use hugeswap_policy::numa;
 use hugeswap_policy::unit::{CLEAN, COW, Kind, LOCKED, READAHEAD, WATCHED, WRITABLE, Word};
 use hugeswap_policy::watermark::Watermarks;
 use hugeswap_policy::{PAGE_BYTES, UNIT_BYTES, UNIT_PAGES};
-use hugeswap_sys::{Result, futex, now_ns};
+use hugeswap_sys::{futex, now_ns};
 use std::sync::atomic::Ordering::{Acquire, Relaxed};
 use std::sync::atomic::{AtomicU32, AtomicU64};
 
@@ -279,7 +280,7 @@ impl Engine {
     }
 
     /// Moves the frame at `place` to `unit`: see [`Mover::map_in`](crate::mover::Mover::map_in).
-    pub(crate) fn move_in(&self, place: u32, unit: u32, writable: bool) -> Result<()> {
+    pub(crate) fn move_in(&self, place: u32, unit: u32, writable: bool) -> Done {
         let (from, to) = (self.arena.addr(place), self.table.addr(unit));
         self.mover().map_in(from, to, writable)?;
         let numa = &self.arena.numa;
@@ -288,7 +289,7 @@ impl Engine {
     }
 
     /// Moves the memory of `unit` to an empty place: see [`Mover::map_out`](crate::mover::Mover::map_out).
-    pub(crate) fn move_out(&self, unit: u32, place: u32, watched: bool) -> Result<()> {
+    pub(crate) fn move_out(&self, unit: u32, place: u32, watched: bool) -> Done {
         let (from, to) = (self.table.addr(unit), self.arena.addr(place));
         self.mover().map_out(from, to, watched)?;
         let numa = &self.arena.numa;

@@ -5,11 +5,11 @@
 
 use crate::engine::Engine;
 use crate::error::EngineError;
-use crate::fault::Outcome;
+use crate::fault::{Outcome, complain};
 use crate::pool::FaultMode;
 use crate::{MAX_ENGINES, careful, lock::Lock, stack};
+use hugeswap_sys::process;
 use hugeswap_sys::signal::{self, Action, Blocked};
-use hugeswap_sys::{fs, process};
 use std::sync::atomic::AtomicPtr;
 use std::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed};
 
@@ -185,25 +185,12 @@ extern "C" fn on_fault(signal: i32, info: *mut libc::siginfo_t, context: *mut li
                 Outcome::Retry => return,
                 Outcome::NotOurs => break,
                 Outcome::Guard => return guarded(info, context),
-                Outcome::Poisoned => {
-                    return lost(addr, b"its swap, or its file, could not be read", uc);
-                }
-                Outcome::Stuck => {
-                    let why = b"another process of the pool, stopped or hanging, has held it for a minute";
-                    return lost(addr, why, uc);
-                }
-                Outcome::NoMemory => {
-                    return lost(
-                        addr,
-                        b"neither memory nor swap is left; give more with --memory or --swap",
-                        uc,
-                    );
-                }
+                lost => return end_lost(engine, addr, lost, uc),
             }
         }
     }
-    // Message mode: what is lost is SIGBUS from the kernel.
-    if signal == libc::SIGBUS && (fault || code == BUS_MCEERR_AR) && leave(uc) {
+    // Message mode: what is lost is SIGBUS from the kernel. And a careful copy may meet what the program itself may not touch.
+    if (fault || signal == libc::SIGBUS && code == BUS_MCEERR_AR) && leave(uc) {
         return;
     }
     pass_on(signal, info, context);
@@ -238,27 +225,12 @@ fn guarded(info: *mut libc::siginfo_t, context: *mut libc::c_void) {
     end_by(libc::SIGSEGV, uc);
 }
 
-/// [`fs::digits`]. (Called twice, its address would be kept in a register, and calls by register are what the check of the fault path cannot follow.)
-#[inline(never)]
-fn digits(n: u64, base: u64, out: &mut [u8; 20]) -> &[u8] {
-    fs::digits(n, base, out)
-}
-
 /// Ends in SIGBUS, after one line that says why.
-fn lost(addr: usize, why: &[u8], uc: &mut libc::ucontext_t) {
+fn end_lost(engine: &Engine, addr: usize, outcome: Outcome, uc: &mut libc::ucontext_t) {
     if leave(uc) {
         return;
     }
-    let (mut a, mut b) = ([0u8; 20], [0u8; 20]);
-    fs::complain(&[
-        b"hugeswap: process ",
-        digits(process::pid() as u64, 10, &mut a),
-        b": memory at 0x",
-        digits(addr as u64, 16, &mut b),
-        b" is lost: ",
-        why,
-        b"\n",
-    ]);
+    complain(engine, addr, outcome);
     end_by(libc::SIGBUS, uc);
 }
 
@@ -281,6 +253,13 @@ fn uc_mask(uc: &mut libc::ucontext_t) -> &mut u64 {
     unsafe { &mut *(&raw mut uc.uc_sigmask).cast::<u64>() }
 }
 
+/// Where debuggers stop: the program is about to end by a fault of its own.
+#[unsafe(no_mangle)]
+#[inline(never)]
+extern "C" fn hugeswap_program_fault(signal: i32) {
+    std::hint::black_box(signal);
+}
+
 /// Does what the program's own action says.
 fn pass_on(signal: i32, info: *mut libc::siginfo_t, context: *mut libc::c_void) {
     // The lock's holders have signals blocked and do not fault, so it is never held by this thread.
@@ -294,6 +273,7 @@ fn pass_on(signal: i32, info: *mut libc::siginfo_t, context: *mut libc::c_void) 
     }
     drop(program);
     if action.handler <= 1 {
+        hugeswap_program_fault(signal);
         // Default (and ignoring a real fault means the same): let it happen again without us.
         // SAFETY: the default action is always fit.
         let _ = unsafe { signal::set_action(signal, &Action::default()) };

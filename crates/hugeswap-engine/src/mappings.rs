@@ -1,34 +1,57 @@
-//! The kernel's limit on mappings, which signal mode can meet: room is made by merging mappings and by
-//! dropping clean units where they stand, never by moving, which needs mappings itself.
+//! What is done about a unit that the kernel does not map: above all the limit on mappings, which signal mode can meet. Room is
+//! made by merging mappings and by dropping clean units where they stand, never by moving, which needs mappings itself. Whatever
+//! the reason is, nobody waits for ever.
 //!
 //! Called by the fault path, whose rules hold here (see `fault`), and by kswapd.
 
+use crate::call::CallError;
 use crate::engine::{Engine, UNIT};
 use crate::fault::Outcome;
 use crate::frames::SLOW_PATIENCE_NS;
 use hugeswap_policy::counters::Counter;
 use hugeswap_policy::unit::{CLEAN, COW, Kind, READAHEAD, UNCHARGED, WATCHED, WRITABLE, Word};
-use hugeswap_sys::{futex, now_ns};
+use hugeswap_sys::{Errno, futex, now_ns};
 use std::sync::atomic::Ordering::{Acquire, Relaxed};
 
+/// How long a fault goes on trying where a call fails for another reason than a shortage, which nothing here can change: it may be
+/// somebody's doing who is about to undo it.
+const STUBBORN_PATIENCE_NS: u64 = 2_000_000_000;
+/// How long it rests between two attempts.
+const REST_NS: u64 = 1_000_000;
+
 impl Engine {
-    /// The limit on mappings was met: make room, and let the fault try again.
-    pub(crate) fn mappings_exhausted(&self, start: u64) -> Option<Outcome> {
-        self.note_mappings_short();
-        if now_ns() - start > SLOW_PATIENCE_NS {
-            return Some(Outcome::NoMemory);
+    /// The unit of a fault that began at `start`, whose lock is not held, was not mapped, for `error`. Makes room where that helps, or
+    /// rests; `None`: the fault tries again. After too long a time the fault ends.
+    #[cold]
+    #[inline(never)]
+    pub(crate) fn not_mapped(&self, error: CallError, start: u64) -> Option<Outcome> {
+        self.count(Counter::MapError, 1);
+        if self.has_been_long(error, start) {
+            return Some(Outcome::Unmapped(error));
         }
-        if !self.make_room() {
+        if error.is_shortage() {
+            self.note_mappings_short();
+            if self.make_room() {
+                return None;
+            }
             // kswapd makes clean units of dirty ones; those can be dropped.
             self.kick();
-            futex::wait(
-                &self.avail_seq,
-                self.avail_seq.load(Acquire),
-                Some(1_000_000),
-                false,
-            );
         }
+        let seq = self.avail_seq.load(Acquire);
+        futex::wait(&self.avail_seq, seq, Some(REST_NS), false);
         None
+    }
+
+    /// Is it time to give up what has failed, for `error` the last time, since `start`?
+    pub(crate) fn has_been_long(&self, error: CallError, start: u64) -> bool {
+        // (Where a descriptor is bad another thread does it, as soon as there is memory.)
+        let elsewhere = matches!(error.errno, Errno::EBADF | Errno::ENOTTY);
+        let patience = if error.is_shortage() || elsewhere {
+            SLOW_PATIENCE_NS
+        } else {
+            STUBBORN_PATIENCE_NS
+        };
+        now_ns().saturating_sub(start) > patience || self.stopping.load(Relaxed)
     }
 
     pub(crate) fn note_mappings_short(&self) {

@@ -11,6 +11,7 @@
 
 use crate::base::record::Bits;
 use crate::base::{PAGE, Split};
+use crate::call::{Call, CallError};
 use crate::engine::{Engine, UNIT};
 use crate::fault::Outcome;
 use crate::table::NO_FRAME;
@@ -361,20 +362,28 @@ impl Engine {
 
     /// Maps the frame at `place` to a locked unit with markers, which is the kernel's from now on. Its word. If that fails, nothing is changed.
     #[inline(never)]
-    pub(crate) fn map_marked(&self, unit: u32, w: Word, place: u32) -> Result<Word> {
+    pub(crate) fn map_marked(
+        &self,
+        unit: u32,
+        w: Word,
+        place: u32,
+    ) -> std::result::Result<Word, CallError> {
         let (from, at) = (self.arena.addr(place), self.table.addr(unit));
         // Nobody touches it before it is as it is to be.
         // SAFETY: the frame is ours; the unit is absent, or its pages are dropped by this, and locked.
-        unsafe { mm::protect(from, UNIT, mm::PROT_NONE) }?;
+        unsafe { mm::protect(from, UNIT, mm::PROT_NONE) }.map_err(|e| Call::Mprotect.failed(e))?;
         // SAFETY: as above.
-        let mapped = unsafe { mm::move_pages(from, at, UNIT) };
+        let mapped = unsafe { mm::move_pages(from, at, UNIT) }.map_err(|e| Call::Mremap.failed(e));
         let opened = mapped.and_then(|()| {
-            self.open_around(unit, w).inspect_err(|_| {
-                // SAFETY: back again: the place is empty, the unit ours.
-                let _ = unsafe { mm::protect(at, UNIT, mm::PROT_NONE) }
-                    // SAFETY: as above.
-                    .and_then(|()| unsafe { mm::move_pages(at, from, UNIT) });
-            })
+            let opened = self.open_around(unit, w);
+            opened
+                .map_err(|e| Call::Mprotect.failed(e))
+                .inspect_err(|_| {
+                    // SAFETY: back again: the place is empty, the unit ours.
+                    let _ = unsafe { mm::protect(at, UNIT, mm::PROT_NONE) }
+                        // SAFETY: as above.
+                        .and_then(|()| unsafe { mm::move_pages(at, from, UNIT) });
+                })
         });
         if let Err(e) = opened {
             // SAFETY: the frame is ours still.
@@ -384,7 +393,9 @@ impl Engine {
         self.let_inherit(unit);
         self.table.set_frame(unit, NO_FRAME);
         self.note_written(unit);
+        self.has_foreign.store(true, Relaxed);
         self.count(Counter::Ejected, 1);
+        self.pool.hand_over_to_kernel(self.me());
         // (What it has in swap is given up by who may: [`Engine::eject`], or as the unit is unmapped.)
         Ok(Word(0).with_kind(Kind::Foreign).with_slot(w.slot()))
     }

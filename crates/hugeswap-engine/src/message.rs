@@ -3,7 +3,7 @@
 
 use crate::engine::Engine;
 use crate::error::EngineError;
-use crate::fault::Outcome;
+use crate::fault::{Outcome, complain};
 use hugeswap_policy::unit::Kind;
 use hugeswap_sys::{Errno, fs, process, uffd};
 use std::sync::atomic::Ordering::Acquire;
@@ -31,14 +31,7 @@ fn serve(engine: &'static Engine) {
     let fd = engine.uffd();
     while !engine.stopping.load(Acquire) {
         // Waits with a limit, so that a stop is noticed.
-        let mut p = [libc::pollfd {
-            fd,
-            events: libc::POLLIN,
-            revents: 0,
-        }];
-        // SAFETY: `p` is one pollfd.
-        let n = unsafe { libc::poll(p.as_mut_ptr(), 1, 200) };
-        if n <= 0 {
+        if !fs::wait_readable(fd, 200) {
             continue;
         }
         let mut m = [uffd::Message::default()];
@@ -54,57 +47,35 @@ fn one(engine: &'static Engine, m: &uffd::Message) {
     let addr = m.address as usize;
     let write = m.flags & (uffd::FLAG_WRITE | uffd::FLAG_WP) != 0;
     let page = addr & !4095;
-    let outcome = engine.gate.on_behalf_of(m.thread(), || {
+    let (outcome, refused) = engine.gate.on_behalf_of(m.thread(), || {
         let outcome = engine.fault(addr, write);
-        if matches!(outcome, Outcome::NoMemory | Outcome::Poisoned) {
-            engine.refuse_page(page);
-        }
-        outcome
+        (outcome, outcome.is_lost() && engine.refuse_page(page))
     });
-    match outcome {
-        Outcome::Retry => {}
-        // The toucher gets SIGSEGV, as without us.
-        Outcome::NotOurs if engine.fence(addr) => {}
-        Outcome::NotOurs
-        | Outcome::Guard
-        | Outcome::Poisoned
-        | Outcome::NoMemory
-        | Outcome::Stuck => {
-            let (mut a, mut b) = ([0u8; 20], [0u8; 20]);
-            fs::complain(&[
-                b"hugeswap: process ",
-                fs::digits(process::pid() as u64, 10, &mut a),
-                b": memory at 0x",
-                fs::digits(addr as u64, 16, &mut b),
-                match outcome {
-                    Outcome::NotOurs => b" was touched without being mapped\n" as &[u8],
-                    Outcome::NoMemory => {
-                        b" is lost: neither memory nor swap is left; give more with --memory or --swap\n"
-                    }
-                    _ => b" is lost: its swap, or its file, could not be read\n",
-                },
-            ]);
-            // The toucher gets SIGBUS.
-            if outcome == Outcome::NotOurs {
-                let _ = uffd::poison(engine.uffd(), page, 4096);
-            }
+    // The toucher of what is not mapped gets SIGSEGV, as without us.
+    if outcome != Outcome::Retry && !(outcome == Outcome::NotOurs && engine.fence(addr)) {
+        complain(engine, addr, outcome);
+        // And SIGBUS otherwise.
+        let refused =
+            refused || !outcome.is_lost() && uffd::poison(engine.uffd(), page, 4096).is_ok();
+        if !refused && m.thread() > 0 {
+            // The kernel marks no page: it would come here again and again.
+            let _ = process::signal_thread(m.thread(), libc::SIGBUS);
         }
     }
     let _ = uffd::wake(engine.uffd(), page, 4096);
 }
 
 impl Engine {
-    /// Has touches of a page be SIGBUS, if it is absent. Under its unit's lock: who moves a frame into place may be between taking the old one away
+    /// Has touches of a page be SIGBUS, if it is absent; false if the kernel does not do that. Under its unit's lock: who moves a frame into place may be between taking the old one away
     /// and putting the new one there, and what it moves cannot go where a page is marked.
-    fn refuse_page(&self, page: usize) {
+    fn refuse_page(&self, page: usize) -> bool {
         let Some(unit) = self.table.unit_of(page) else {
-            return;
+            return true;
         };
         let _inside = self.gate.enter();
         let w = self.table.lock(unit);
-        if w.kind() != Kind::Present {
-            let _ = uffd::poison(self.uffd(), page, 4096);
-        }
+        let refused = w.kind() == Kind::Present || uffd::poison(self.uffd(), page, 4096).is_ok();
         self.table.unlock(unit, w);
+        refused
     }
 }

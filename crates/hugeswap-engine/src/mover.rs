@@ -7,9 +7,10 @@
 //!
 //! Every call here is made by the owner of the unit's lock.
 
+use crate::call::{Call, CallError, Done};
 use crate::uffd_move::{self, LITTLE_PATIENCE, PATIENCE};
 use hugeswap_policy::UNIT_BYTES;
-use hugeswap_sys::{Result, mm, uffd};
+use hugeswap_sys::{Errno, mm, uffd};
 
 const UNIT: usize = UNIT_BYTES as usize;
 
@@ -44,19 +45,19 @@ impl Mover {
         matches!(self, Mover::Remap)
     }
 
-    /// Moves the frame at `frame` to `unit`, readable and, if `write`, writable.
-    pub fn map_in(self, frame: usize, unit: usize, write: bool) -> Result<()> {
+    /// Moves the frame at `frame` to `unit`, readable and, if `write`, writable. If that fails, the frame is where it was.
+    pub fn map_in(self, frame: usize, unit: usize, write: bool) -> Done {
         match self {
             Mover::Remap => {
                 if !write {
                     // SAFETY: the frame is the caller's; nobody else can reach it.
-                    unsafe { mm::protect(frame, UNIT, mm::PROT_READ) }?;
+                    unsafe { protect(frame, UNIT, mm::PROT_READ) }?;
                 }
                 // SAFETY: the frame is the caller's, the unit absent and locked.
-                let moved = unsafe { mm::move_pages(frame, unit, UNIT) };
+                let moved = unsafe { mremap(frame, unit) };
                 if moved.is_err() && !write {
                     // SAFETY: as above; the frame stays the caller's and must be writable again.
-                    let _ = unsafe { mm::protect(frame, UNIT, mm::PROT_RW) };
+                    let _ = unsafe { protect(frame, UNIT, mm::PROT_RW) };
                 }
                 moved
             }
@@ -64,43 +65,60 @@ impl Mover {
                 // A missing fault leaves an empty page table behind, which would make MOVE
                 // split the page; discarding the empty range frees it.
                 // SAFETY: the unit is absent and locked: nothing in it is lost.
-                unsafe { mm::advise(unit, UNIT, libc::MADV_DONTNEED) }?;
+                unsafe { madvise(unit, UNIT, libc::MADV_DONTNEED) }?;
                 // SAFETY: the unit and the place are the caller's.
+                let moved = unsafe { uffd_move::unit(fd, pagemap, frame, unit, PATIENCE) };
+                let Err(errno) = moved else { return Ok(()) };
+                if passes(errno) {
+                    return Err(Call::Move.failed(errno));
+                }
+                // The mapping there is not as it should be: the program, or a call that failed, has left it in parts or without
+                // registration.
+                self.map_anew(unit, UNIT)?;
+                // SAFETY: as above.
                 unsafe { uffd_move::unit(fd, pagemap, frame, unit, PATIENCE) }
+                    .or_else(|errno| copy_in(fd, frame, unit, errno))
             }
         }
     }
 
     /// Moves the memory of `unit` to the empty place `frame`; the unit is absent then,
-    /// and the frame readable and writable. `watched`: the unit is mapped without access already.
-    pub fn map_out(self, unit: usize, frame: usize, watched: bool) -> Result<()> {
+    /// and the frame readable and writable. `watched`: the unit is mapped without access already. If it fails, the memory is where it
+    /// was, perhaps without access.
+    pub fn map_out(self, unit: usize, frame: usize, watched: bool) -> Done {
         match self {
             Mover::Remap => {
                 if !watched {
                     // SAFETY: a touch from now on faults and waits for the unit's lock.
-                    unsafe { mm::protect(unit, UNIT, mm::PROT_NONE) }?;
+                    unsafe { protect(unit, UNIT, mm::PROT_NONE) }?;
                 }
                 // SAFETY: the unit is locked, the place empty and the caller's.
-                unsafe { mm::move_pages(unit, frame, UNIT) }?;
+                unsafe { mremap(unit, frame) }?;
                 // SAFETY: the frame is the caller's now. Making a mapping of its own more
-                // permissive splits nothing, so it cannot meet the limit on mappings.
-                unsafe { mm::protect(frame, UNIT, mm::PROT_RW) }
+                // permissive splits nothing, so it does not meet the limit on mappings.
+                unsafe { protect(frame, UNIT, mm::PROT_RW) }.inspect_err(|_| {
+                    // SAFETY: back again: the unit is locked, and empty.
+                    if unsafe { mremap(frame, unit) }.is_err() {
+                        uffd_move::end_rather_than_lose();
+                    }
+                })
             }
             Mover::Uffd(fd, pagemap) => {
                 // SAFETY: the place is empty: nothing in it is lost.
-                unsafe { mm::advise(frame, UNIT, libc::MADV_DONTNEED) }?;
+                unsafe { madvise(frame, UNIT, libc::MADV_DONTNEED) }?;
                 // SAFETY: the unit and the place are the caller's.
                 unsafe { uffd_move::unit(fd, pagemap, unit, frame, LITTLE_PATIENCE) }
+                    .map_err(|e| Call::Move.failed(e))
             }
         }
     }
 
     /// Makes present units from `unit` on, `len` bytes, read-only.
-    pub fn set_read_only(self, unit: usize, len: usize) -> Result<()> {
+    pub fn set_read_only(self, unit: usize, len: usize) -> Done {
         match self {
             // SAFETY: writers fault and wait for the unit's lock.
-            Mover::Remap => unsafe { mm::protect(unit, len, mm::PROT_READ) },
-            Mover::Uffd(fd, _) => uffd::write_protect(fd, unit, len, true),
+            Mover::Remap => unsafe { protect(unit, len, mm::PROT_READ) },
+            Mover::Uffd(fd, _) => write_protect(fd, unit, len, true),
         }
     }
 
@@ -113,63 +131,142 @@ impl Mover {
     }
 
     /// Makes a present unit readable (after it was watched).
-    pub fn set_readable(self, unit: usize) -> Result<()> {
+    pub fn set_readable(self, unit: usize) -> Done {
         match self {
             // SAFETY: the unit's bytes are the program's to read.
-            Mover::Remap => unsafe { mm::protect(unit, UNIT, mm::PROT_READ) },
+            Mover::Remap => unsafe { protect(unit, UNIT, mm::PROT_READ) },
             Mover::Uffd(..) => Ok(()),
         }
     }
 
     /// Makes present units from `unit` on, `len` bytes, readable and writable.
-    pub fn set_writable(self, unit: usize, len: usize) -> Result<()> {
+    pub fn set_writable(self, unit: usize, len: usize) -> Done {
         match self {
             // SAFETY: the units are the program's to write; their owner marks them dirty.
-            Mover::Remap => unsafe { mm::protect(unit, len, mm::PROT_RW) },
-            Mover::Uffd(fd, _) => uffd::write_protect(fd, unit, len, false),
+            Mover::Remap => unsafe { protect(unit, len, mm::PROT_RW) },
+            Mover::Uffd(fd, _) => write_protect(fd, unit, len, false),
         }
     }
 
     /// Maps a present unit without access, in place. Only where [`Mover::watches_in_place`].
-    pub fn watch(self, unit: usize) -> Result<()> {
+    pub fn watch(self, unit: usize) -> Done {
         // SAFETY: a touch faults and waits for the unit's lock.
-        unsafe { mm::protect(unit, UNIT, mm::PROT_NONE) }
+        unsafe { protect(unit, UNIT, mm::PROT_NONE) }
     }
 
     /// Moves a present unit to an absent one. Remap: both are mapped without access afterwards, and the
     /// next touch of the destination gives access; Uffd: the destination is writable.
-    pub fn relocate(self, from: usize, to: usize, watched: bool) -> Result<()> {
+    pub fn relocate(self, from: usize, to: usize, watched: bool) -> Done {
         match self {
             Mover::Remap => {
                 if !watched {
                     // SAFETY: a touch from now on faults and waits for the unit's lock.
-                    unsafe { mm::protect(from, UNIT, mm::PROT_NONE) }?;
+                    unsafe { protect(from, UNIT, mm::PROT_NONE) }?;
                 }
                 // SAFETY: both units are locked, the destination is absent.
-                unsafe { mm::move_pages(from, to, UNIT) }
+                unsafe { mremap(from, to) }
             }
             Mover::Uffd(fd, pagemap) => {
                 // SAFETY: the destination is absent: nothing in it is lost.
-                unsafe { mm::advise(to, UNIT, libc::MADV_DONTNEED) }?;
+                unsafe { madvise(to, UNIT, libc::MADV_DONTNEED) }?;
                 // SAFETY: the unit and the place are the caller's.
                 unsafe { uffd_move::unit(fd, pagemap, from, to, PATIENCE) }
+                    .map_err(|e| Call::Move.failed(e))
             }
         }
     }
 
     /// Drops whatever memory stands at the units from `unit` on, `len` bytes; they are absent then.
-    pub fn drop_pages(self, unit: usize, len: usize) -> Result<()> {
+    pub fn drop_pages(self, unit: usize, len: usize) -> Done {
+        match self {
+            // A fresh mapping, unlike DONTNEED, also lets neighbours merge into one.
+            Mover::Remap => self.map_anew(unit, len),
+            // SAFETY: the content is the caller's to drop; registration stays.
+            Mover::Uffd(..) => unsafe { madvise(unit, len, libc::MADV_DONTNEED) },
+        }
+    }
+
+    /// [`Mover::map_anew`], for units that nobody needs yet: it is enough that nothing stands there any more.
+    pub fn drop_anew(self, unit: usize, len: usize) -> Done {
+        match self.map_anew(unit, len) {
+            Err(e) if e.call == Call::Mmap => Err(e),
+            _ => Ok(()),
+        }
+    }
+
+    /// Drops whatever stands at the units from `unit` on, `len` bytes, and maps them as absent units are mapped, whatever has become of
+    /// their mappings. If it fails, a touch of what is dropped faults: it does not read as zeros.
+    pub fn map_anew(self, unit: usize, len: usize) -> Done {
+        // SAFETY: the content is the caller's to drop; the range stays reserved.
+        unsafe { mm::map_anon(unit, len, mm::PROT_NONE, true) }
+            .map_err(|e| Call::Mmap.failed(e))?;
         match self {
             Mover::Remap => {
-                // A fresh mapping, unlike DONTNEED, also lets neighbours merge into one.
-                // SAFETY: the content is the caller's to drop; the range stays reserved.
-                unsafe { mm::map_anon(unit, len, mm::PROT_NONE, true) }?;
                 // SAFETY: advice that discards nothing; without it the range would not merge.
-                let _ = unsafe { mm::advise(unit, len, libc::MADV_HUGEPAGE) };
+                let _ = unsafe { madvise(unit, len, libc::MADV_HUGEPAGE) };
                 Ok(())
             }
-            // SAFETY: the content is the caller's to drop; registration stays.
-            Mover::Uffd(..) => unsafe { mm::advise(unit, len, libc::MADV_DONTNEED) },
+            Mover::Uffd(fd, _) => {
+                // SAFETY: advice that discards nothing; it is as the window is, so that the range merges with that.
+                unsafe { madvise(unit, len, libc::MADV_NOHUGEPAGE) }?;
+                let mode = uffd::mode::MISSING | uffd::mode::WP;
+                uffd::register(fd, unit, len, mode).map_err(|e| Call::Register.failed(e))?;
+                // SAFETY: a touch is told to the userfaultfd from now on.
+                unsafe { protect(unit, len, mm::PROT_RW) }
+            }
         }
+    }
+}
+
+/// May a call that failed so succeed later, without anything being done about it here?
+fn passes(errno: Errno) -> bool {
+    matches!(
+        errno,
+        Errno::EAGAIN | Errno::EBUSY | Errno::EINTR | Errno::ENOMEM
+    )
+}
+
+/// Copies the frame at `frame` to the absent unit, where it cannot be moved, which failed with `errno`. The frame's memory is given up then.
+fn copy_in(fd: i32, frame: usize, unit: usize, errno: Errno) -> Done {
+    if passes(errno) {
+        return Err(Call::Move.failed(errno));
+    }
+    let copied = uffd::copy(fd, unit, frame, UNIT, false).map_err(|e| Call::Copy.failed(e));
+    let dropped = if copied.is_ok() { frame } else { unit };
+    // SAFETY: what is in the other place is whole.
+    let _ = unsafe { madvise(dropped, UNIT, libc::MADV_DONTNEED) };
+    copied
+}
+
+/// # Safety
+/// As for [`mm::protect`].
+unsafe fn protect(at: usize, len: usize, prot: u32) -> Done {
+    // SAFETY: passed on to the caller.
+    unsafe { mm::protect(at, len, prot) }.map_err(|e| Call::Mprotect.failed(e))
+}
+
+/// Moves one unit.
+///
+/// # Safety
+/// As for [`mm::move_pages`].
+unsafe fn mremap(from: usize, to: usize) -> Done {
+    // SAFETY: passed on to the caller.
+    unsafe { mm::move_pages(from, to, UNIT) }.map_err(|e| Call::Mremap.failed(e))
+}
+
+/// # Safety
+/// As for [`mm::advise`].
+unsafe fn madvise(at: usize, len: usize, advice: i32) -> Done {
+    // SAFETY: passed on to the caller.
+    unsafe { mm::advise(at, len, advice) }.map_err(|e| Call::Madvise.failed(e))
+}
+
+fn write_protect(fd: i32, at: usize, len: usize, protect: bool) -> Done {
+    uffd::write_protect(fd, at, len, protect).map_err(|e| Call::WriteProtect.failed(e))
+}
+
+impl From<CallError> for Errno {
+    fn from(error: CallError) -> Errno {
+        error.errno
     }
 }

@@ -62,6 +62,7 @@ impl Engine {
             if now_ns() - last_tick > TICK_NS {
                 last_tick = now_ns();
                 self.tick();
+                self.end_with_program();
             }
             drop(inside);
             let wrote = self.write_some();
@@ -532,6 +533,18 @@ impl Engine {
             self.count(Counter::SwapSoftFull, 1);
         }
         self.sample();
+        self.note_touched();
+    }
+
+    /// Notes how much managed memory holds something.
+    fn note_touched(&self) {
+        let high = self.high_unit.load(Relaxed).min(self.table.units());
+        let base = (0..high).filter(|&u| self.table.load(u).kind() == Kind::Base);
+        let untouched = base.map(|u| self.base.records.of(u).untouched_pages());
+        self.record()
+            .untouched_pages
+            .store(untouched.sum(), Relaxed);
+        self.pool.note_touched();
     }
 
     /// Notes how much managed memory is in memory, and how much of it is huge.

@@ -6,8 +6,12 @@
 //! so small requests fill holes and large ones leave the far end of the window whole.
 //! Every operation is O(log n) in the number of free ranges, apart from the ranges it reports.
 //!
+//! Some allocated pages hold mappings that the kernel made at the program's wish (files, shared
+//! memory, executable memory); these are *the kernel's*. The pool has promised nothing for them.
+//!
 //! Not shareable: the owner locks.
 
+use crate::intervals::Intervals;
 use std::collections::{BTreeMap, BTreeSet};
 
 const PAGE: usize = 4096;
@@ -26,6 +30,8 @@ pub struct Space {
     free: BTreeMap<usize, usize>,
     /// (length, start) of the same ranges.
     by_len: BTreeSet<(usize, usize)>,
+    /// Allocated pages that are the kernel's.
+    kernel: Intervals,
 }
 
 impl Space {
@@ -37,6 +43,7 @@ impl Space {
             end: base + len,
             free: BTreeMap::new(),
             by_len: BTreeSet::new(),
+            kernel: Intervals::default(),
         };
         space.put(base, base + len);
         space
@@ -98,6 +105,7 @@ impl Space {
         let Some((mut from, mut to)) = self.clip(addr, len) else {
             return;
         };
+        self.kernel.remove(from, to);
         // The new range swallows every range it overlaps or touches.
         while let Some((&start, &l)) = self.free.range(..=to).next_back() {
             let end = start + l;
@@ -109,6 +117,42 @@ impl Space {
             to = to.max(end);
         }
         self.put(from, to);
+    }
+
+    /// Takes every free page of `[addr, addr+len)` for the kernel. Which ranges these were.
+    pub fn take_for_kernel(&mut self, addr: usize, len: usize) -> Vec<(usize, usize)> {
+        let Some((from, to)) = self.clip(addr, len) else {
+            return Vec::new();
+        };
+        let mut taken = Vec::new();
+        let mut at = from;
+        while at < to {
+            let next = self.allocated_in(at, to - at).next();
+            let (used, used_len) = next.unwrap_or((to, 0));
+            if used > at && self.reserve_at(at, used - at) {
+                self.kernel.insert(at, used);
+                taken.push((at, used - at));
+            }
+            at = used + used_len;
+        }
+        taken
+    }
+
+    /// The allocated pages of `[addr, addr+len)` are the kernel's. How many bytes were not before.
+    pub fn make_kernels(&mut self, addr: usize, len: usize) -> usize {
+        let before = self.kernel_bytes(addr, len);
+        let mut after = 0;
+        let ranges: Vec<_> = self.allocated_in(addr, len).collect();
+        for (at, n) in ranges {
+            self.kernel.insert(at, at + n);
+            after += n;
+        }
+        after - before
+    }
+
+    /// Bytes of `[addr, addr+len)` that are the kernel's.
+    pub fn kernel_bytes(&self, addr: usize, len: usize) -> usize {
+        self.kernel.bytes_in(addr, addr.saturating_add(len))
     }
 
     /// Is every page of `[addr, addr+len)` allocated? (No for an empty range.)
@@ -270,6 +314,7 @@ mod tests {
         Reserve(usize, usize),
         Extend(usize, usize, usize),
         Free(usize, usize),
+        Kernel(usize, usize, bool),
     }
 
     const PAGES: usize = 8 * 512;
@@ -280,7 +325,8 @@ mod tests {
             4 => (len.clone(), 0..11u32).prop_map(|(l, a)| Op::Alloc(l, PAGE << a)),
             1 => (0..PAGES, len.clone()).prop_map(|(a, l)| Op::Reserve(a, l)),
             1 => (0..PAGES, 1..64usize, 1..128usize).prop_map(|(a, o, n)| Op::Extend(a, o, n)),
-            3 => (0..PAGES, len).prop_map(|(a, l)| Op::Free(a, l)),
+            3 => (0..PAGES, len.clone()).prop_map(|(a, l)| Op::Free(a, l)),
+            2 => (0..PAGES, len, any::<bool>()).prop_map(|(a, l, all)| Op::Kernel(a, l, all)),
         ]
     }
 
@@ -290,6 +336,7 @@ mod tests {
         fn agrees_with_a_bitmap(ops in prop::collection::vec(op(), 1..200)) {
             let mut s = Space::new(BASE, PAGES * PAGE);
             let mut used = vec![false; PAGES];
+            let mut kernel = vec![false; PAGES];
             let at = |p: usize| BASE + p * PAGE;
             let all = |used: &[bool], a: usize, l: usize, want: bool| {
                 a + l <= PAGES && used[a..a + l].iter().all(|&u| u == want)
@@ -323,6 +370,22 @@ mod tests {
                         s.free(at(a), l * PAGE);
                         let end = (a + l).min(PAGES);
                         used[a..end].fill(false);
+                        kernel[a..end].fill(false);
+                    }
+                    Op::Kernel(a, l, all) => {
+                        let end = (a + l).min(PAGES);
+                        let free: usize = s.take_for_kernel(at(a), l * PAGE).iter().map(|r| r.1).sum();
+                        let was = used[a..end].iter().filter(|&&u| !u).count();
+                        prop_assert_eq!(free, was * PAGE);
+                        for p in a..end {
+                            kernel[p] |= !used[p];
+                            used[p] = true;
+                        }
+                        if all {
+                            let new = kernel[a..end].iter().filter(|&&k| !k).count();
+                            prop_assert_eq!(s.make_kernels(at(a), l * PAGE), new * PAGE);
+                            kernel[a..end].fill(true);
+                        }
                     }
                 }
                 let listed: Vec<_> = s.allocated_in(BASE, PAGES * PAGE).collect();
@@ -337,6 +400,9 @@ mod tests {
                     let live = used[u * 512..(u + 1) * 512].iter().filter(|&&b| b).count();
                     prop_assert_eq!(s.live_pages(at(u * 512)), live);
                 }
+                let (a, l) = (PAGES / 5, PAGES / 2);
+                let of_kernel = kernel[a..a + l].iter().filter(|&&k| k).count();
+                prop_assert_eq!(s.kernel_bytes(at(a), l * PAGE), of_kernel * PAGE);
                 let (a, l) = (PAGES / 3, 17);
                 prop_assert_eq!(s.is_allocated(at(a), l * PAGE), all(&used, a, l, true));
             }

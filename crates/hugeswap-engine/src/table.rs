@@ -5,13 +5,14 @@
 //! the lock itself to whoever comes first.
 
 use crate::zeroed::Zeroed;
+use hugeswap_policy::file::FilePlace;
 use hugeswap_policy::lruvec::Weights;
-use hugeswap_policy::unit::{Kind, LOCKED, WAITERS, Word};
+use hugeswap_policy::unit::{Kind, LOCKED, UNCHARGED, WAITERS, Word};
 use hugeswap_policy::{UNIT_BYTES, UNIT_PAGES, UNIT_SHIFT};
 use hugeswap_sys::{Result, futex, mm};
 use std::sync::Arc;
 use std::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed, Release};
-use std::sync::atomic::{AtomicU16, AtomicU32, AtomicU64};
+use std::sync::atomic::{AtomicI64, AtomicPtr, AtomicU16, AtomicU32, AtomicU64};
 
 /// In a frame number: the unit is locked for a read that nobody has begun. Whoever
 /// swaps it for [`NO_FRAME`] owns the unit's lock.
@@ -28,6 +29,8 @@ pub struct Table {
     /// What of each unit is in memory: all or nothing follows from its word; of a base-mapped one it is told by who
     /// changes that.
     weights: Arc<Weights<Zeroed<AtomicU16>>>,
+    /// Where [`Table::count_in`] has units counted; null: nowhere.
+    touched: AtomicPtr<AtomicI64>,
 }
 
 impl Table {
@@ -51,7 +54,22 @@ impl Table {
             // SAFETY: as above.
             frames: unsafe { std::slice::from_raw_parts(frames as *const AtomicU32, units) },
             weights,
+            touched: AtomicPtr::new(std::ptr::null_mut()),
         })
+    }
+
+    /// From now on `touched` says how many units hold something that is this process's own, beginning with what it says now.
+    ///
+    /// # Safety
+    /// It must live as long as the table is used.
+    pub(crate) unsafe fn count_in(&self, touched: &AtomicI64) {
+        let at = std::ptr::from_ref(touched).cast_mut();
+        self.touched.store(at, Release);
+    }
+
+    /// The opposite.
+    pub(crate) fn count_nowhere(&self) {
+        self.touched.store(std::ptr::null_mut(), Release);
     }
 
     /// Units in the window.
@@ -123,8 +141,15 @@ impl Table {
         }
     }
 
-    /// A unit's kind changes.
+    /// A unit's word changes: so does what it weighs, and whether it counts as touched.
     fn weigh(&self, unit: u32, old: Word, new: Word) {
+        let more = i64::from(is_touched(new)) - i64::from(is_touched(old));
+        if more != 0 {
+            // SAFETY: null, or alive, by the contract of `count_in`.
+            if let Some(touched) = unsafe { self.touched.load(Acquire).as_ref() } {
+                touched.fetch_add(more, Relaxed);
+            }
+        }
         match new.kind() {
             kind if kind == old.kind() => {}
             Kind::Present | Kind::Cached => self.weights.set(unit, UNIT_PAGES),
@@ -215,6 +240,16 @@ impl Table {
     pub fn reset(&self, unit: u32, word: Word) {
         self.weigh(unit, self.load(unit), word);
         self.words[unit as usize].store(word.0, Release);
+    }
+}
+
+/// Does the unit hold something that is neither a file's nor shared with the process that this one was forked from?
+fn is_touched(w: Word) -> bool {
+    let of_file = || w.slot().is_some_and(|s| FilePlace::of_slot(s).is_some());
+    match w.kind() {
+        Kind::Free | Kind::None | Kind::Poisoned => false,
+        Kind::Present | Kind::Foreign if w.has(UNCHARGED) => false,
+        Kind::Present | Kind::Foreign | Kind::Swapped | Kind::Cached | Kind::Base => !of_file(),
     }
 }
 

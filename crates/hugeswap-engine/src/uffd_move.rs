@@ -43,14 +43,18 @@ pub unsafe fn unit(fd: i32, pagemap: i32, from: usize, to: usize, patience: u32)
         match unsafe { pages(fd, pagemap, (from, to), UNIT, &mut done, PATIENCE) } {
             Ok(()) => return Ok(()),
             Err(Errno::EBUSY | Errno::EAGAIN) => {}
-            Err(_) => {
-                fs::complain(&[
-                    b"hugeswap: the kernel moved a part of a unit and neither the rest nor the part back; ending rather than losing it\n",
-                ]);
-                process::kill_self();
-            }
+            Err(_) => end_rather_than_lose(),
         }
     }
+}
+
+/// A unit is neither where it was nor where it was to be, and nothing helps.
+#[cold]
+pub fn end_rather_than_lose() -> ! {
+    fs::complain(&[
+        b"hugeswap: the kernel moved a part of a unit and neither the rest nor the part back; ending rather than losing it\n",
+    ]);
+    process::kill_self();
 }
 
 /// Moves `[from, from+len)` from offset `done` on; `done` says how far it came.

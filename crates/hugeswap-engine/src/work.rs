@@ -144,6 +144,9 @@ impl Engine {
             return self.table.unlock(unit, based);
         }
         self.count(Counter::Poisoned, 1);
+        if !of_file {
+            self.note_unit_lost(unit, w);
+        }
         match w.slot() {
             Some(slot) if !of_file => self.free_place(unit, slot),
             _ => self.lose_place(unit, w),

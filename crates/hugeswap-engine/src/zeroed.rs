@@ -27,11 +27,18 @@ impl<T: FromZeros> Zeroed<T> {
     pub fn new(n: usize) -> Result<Zeroed<T>> {
         // SAFETY: a new mapping at an address of the kernel's choice.
         let at = unsafe { mm::map_anon(0, (n * size_of::<T>()).max(1), mm::PROT_RW, false) }?;
+        leave_out_of_core_dumps(at, (n * size_of::<T>()).max(1));
         // SAFETY: zeroed, page-aligned, long enough, unmapped only in Drop; zeros are valid.
         Ok(Zeroed(unsafe {
             std::slice::from_raw_parts(at as *const T, n)
         }))
     }
+}
+
+/// Has a mapping of ours left out of core dumps: a table of millions of entries, of which the program has no use there.
+pub(crate) fn leave_out_of_core_dumps(at: usize, len: usize) {
+    // SAFETY: advice that changes no contents. Refused, the dump is larger.
+    let _ = unsafe { mm::advise(at, len.next_multiple_of(4096), libc::MADV_DONTDUMP) };
 }
 
 impl<T: FromZeros> Deref for Zeroed<T> {

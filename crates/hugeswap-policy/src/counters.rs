@@ -58,6 +58,7 @@ counters! {
     SwapSoftFull => "swap_soft_full", "Times that swap was found nearly full; at most once.";
     SwapReadError => "swap_read_error", "Swap reads that failed or whose checksum did not match.";
     SwapSumError => "swap_sum_error", "Reads of swap that brought something else than was written; most are tried again.";
+    SwapCorrupt => "swap_corrupt", "Reads of swap that brought something else than was written, again when repeated: bytes on the device have changed.";
     SwapThrottled => "swap_write_throttled", "Units written with others waiting, or in parts, so that reads are not kept waiting (swap.wbt_lat_usec).";
     SwapBatched => "swap_write_batched", "Writes of single pages, and runs of them, that were done several at once (swap.io_uring).";
     SwapRetry => "swap_retry", "Transfers of swap tried again after an error.";
@@ -66,6 +67,7 @@ counters! {
     Pinned => "pin", "Ranges held in memory for a system call.";
     SyscallTrapped => "syscall_trapped", "System calls caught by the safety net because an argument pointed into managed memory.";
     MapLimit => "map_limit", "Times the limit on mappings was met and room was made.";
+    MapError => "map_error", "Attempts of faults that the kernel did not map memory for; most are repeated with success.";
     GiveBack => "give_back", "Frames handed to another process of the pool.";
     ThpSplitPmd => "thp_split_pmd", "Units that went over from one huge page to base pages.";
     ThpCollapseFailed => "thp_collapse_alloc_failed", "Base-mapped units that stayed so, for no huge page was to be had.";

@@ -335,12 +335,12 @@ impl Engine {
                 self.table.unlock(unit, w);
                 Some(Outcome::Poisoned)
             }
-            Err(Errno::ENOMEM) if self.pager() == Some(Pager::Remap) => {
+            Err(e @ Errno::ENOMEM) if self.pager() == Some(Pager::Remap) => {
                 self.table.unlock(unit, w);
-                self.mappings_exhausted(start)
+                self.not_mapped(self.installing().failed(e), start)
             }
-            // Our descriptors may be gone: the engine's threads have their own.
-            Err(_) => self.hand_over(unit, w),
+            // Our descriptors may be gone: the engine's threads have their own. And as a whole it can be had by other calls.
+            Err(e) => self.hand_over(unit, w, self.installing().failed(e), start),
         }
     }
 

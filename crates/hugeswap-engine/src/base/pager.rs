@@ -11,6 +11,7 @@
 
 use super::record::{Bits, Record};
 use super::{PAGE, pieces};
+use crate::call::Call;
 use crate::engine::{Engine, UNIT};
 use hugeswap_policy::UNIT_PAGES;
 use hugeswap_policy::unit::{MAY_WRITE, Word};
@@ -200,6 +201,22 @@ impl Engine {
             unsafe { mm::protect(at + run.start * PAGE, run.len() * PAGE, mm::PROT_READ) }?;
         }
         Ok(())
+    }
+
+    /// The call by which pages are put where they belong.
+    pub(super) fn installing(&self) -> Call {
+        match self.pager() {
+            Some(Pager::Uffd(_)) => Call::Copy,
+            _ => Call::Mremap,
+        }
+    }
+
+    /// The call by which they are write-protected.
+    pub(super) fn protecting(&self) -> Call {
+        match self.pager() {
+            Some(Pager::Uffd(_)) => Call::WriteProtect,
+            _ => Call::Mprotect,
+        }
     }
 
     /// Changes which pages of a locked unit are present, by `change`.

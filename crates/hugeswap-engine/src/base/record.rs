@@ -173,6 +173,12 @@ impl Record {
         self.stored.fill(true);
     }
 
+    /// Pages that hold nothing: they were never touched, or were given up.
+    pub fn untouched_pages(&self) -> u64 {
+        let held = self.present.count() + self.stored.count();
+        PAGES as u64 - (held - self.present.common(&self.stored)).min(PAGES as u64)
+    }
+
     /// Pages are spared so many evictions of the unit, from when they are present.
     pub fn set_lives(&self, pages: Range<usize>, lives: u8) {
         for (i, bits) in self.lives.iter().enumerate() {

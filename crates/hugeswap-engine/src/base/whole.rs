@@ -3,6 +3,7 @@
 
 use super::PAGE;
 use super::record::Record;
+use crate::call::{Call, CallError};
 use crate::engine::{Engine, Job};
 use crate::fault::Outcome;
 use hugeswap_policy::UNIT_PAGES;
@@ -16,10 +17,10 @@ const PAGES: usize = UNIT_PAGES as usize;
 
 /// Why a unit could not be made whole.
 pub(crate) enum NotWhole {
-    /// What is absent of it could not be read, or what is present not be write-protected.
-    Gather(Errno),
-    /// The limit on mappings is met.
-    Mappings,
+    /// What is absent of it could not be read: EIO, or EBADF if this thread's descriptors are to blame.
+    Read(Errno),
+    /// What is present could not be write-protected, or the frame not be mapped.
+    Map(CallError),
 }
 
 impl Engine {
@@ -57,11 +58,15 @@ impl Engine {
                 self.count(Counter::ThpCollapse, 1);
                 self.done(unit, FaultClass::Major, start)
             }
-            Err(NotWhole::Mappings) => {
-                self.table.unlock(unit, w);
-                self.mappings_exhausted(start)
+            // This thread's descriptors may be the program's by now.
+            Err(NotWhole::Map(e)) if matches!(e.errno, Errno::EBADF | Errno::ENOTTY) => {
+                self.hand_over(unit, w, e, start)
             }
-            Err(NotWhole::Gather(e)) => {
+            Err(NotWhole::Map(e)) => {
+                self.table.unlock(unit, w);
+                self.not_mapped(e, start)
+            }
+            Err(NotWhole::Read(e)) => {
                 let record = self.base.records.of(unit);
                 if e == Errno::EIO && self.has_news_of_bad_slots(unit, w, record) {
                     self.table.unlock(unit, w);
@@ -73,7 +78,7 @@ impl Engine {
                     self.table.unlock(unit, w);
                     return Some(Outcome::Poisoned);
                 }
-                self.hand_over(unit, w)
+                self.hand_over(unit, w, Call::Read.failed(e), start)
             }
         }
     }
@@ -91,13 +96,14 @@ impl Engine {
         let at = self.arena.addr(frame.place);
         if let Err(e) = self.gather(unit, w, record, at) {
             self.arena.put_free(frame.place);
-            return Err(NotWhole::Gather(e));
+            return Err(e);
         }
         if self.is_marked(unit) {
-            let Ok(new) = self.map_marked(unit, w, frame.place) else {
+            let mapped = self.map_marked(unit, w, frame.place);
+            let new = mapped.map_err(|e| {
                 self.arena.put_free(frame.place);
-                return Err(NotWhole::Mappings);
-            };
+                NotWhole::Map(e)
+            })?;
             self.arena.put_empty(frame.place);
             self.forget_pages(unit);
             self.table.unlock(unit, new);
@@ -109,10 +115,10 @@ impl Engine {
         if writable {
             self.note_written(unit);
         }
-        if self.move_in(frame.place, unit, writable).is_err() {
-            // The limit on mappings is met before anything is changed.
+        if let Err(e) = self.move_in(frame.place, unit, writable) {
+            // It fails before anything is changed.
             self.arena.put_free(frame.place);
-            return Err(NotWhole::Mappings);
+            return Err(NotWhole::Map(e));
         }
         self.let_inherit(unit);
         self.arena.put_empty(frame.place);
@@ -144,11 +150,12 @@ impl Engine {
     }
 
     /// Copies or reads all of a unit to the frame at `to`.
-    fn gather(&self, unit: u32, w: Word, record: &Record, to: usize) -> Result<(), Errno> {
+    fn gather(&self, unit: u32, w: Word, record: &Record, to: usize) -> Result<(), NotWhole> {
         let at = self.table.addr(unit);
         if record.present.any() {
             // Nobody changes what is being copied.
-            self.freeze(unit, &record.present)?;
+            let frozen = self.freeze(unit, &record.present);
+            frozen.map_err(|e| NotWhole::Map(self.protecting().failed(e)))?;
         }
         let mut page = 0;
         while page < PAGES {
@@ -161,7 +168,8 @@ impl Engine {
                 // SAFETY: present pages are readable and stay while the unit is locked; the frame is ours.
                 unsafe { std::ptr::copy_nonoverlapping(from as *const u8, dest as *mut u8, len) };
             } else if stored {
-                self.read_stored(unit, w, page..end, dest)?;
+                self.read_stored(unit, w, page..end, dest)
+                    .map_err(NotWhole::Read)?;
             } else {
                 // SAFETY: the frame is ours.
                 unsafe { std::ptr::write_bytes(dest as *mut u8, 0, len) };
@@ -171,26 +179,54 @@ impl Engine {
         Ok(())
     }
 
-    /// What [`Engine::hand_over`] handed over.
+    /// What [`Engine::hand_over_whole`] handed over.
     pub(crate) fn whole_handed(&self, unit: u32) {
         let w = self.table.load(unit).clear(LOCKED | WAITERS);
-        match self.get_frame_nowait() {
-            Some(frame) => {
-                let _ = self.make_whole_with(frame, unit, w, false, now_ns());
-            }
+        let done = match self.get_frame_nowait() {
+            Some(frame) => self.become_whole(frame, unit, w, false),
             // The fault will be back.
-            None => self.table.unlock(unit, w),
+            None => return self.table.unlock(unit, w),
+        };
+        match done {
+            Ok(()) => {
+                self.count(Counter::ThpCollapse, 1);
+                self.note_resident(unit);
+            }
+            Err(NotWhole::Read(Errno::EIO)) => {
+                // From now on what can be read of it comes by the page; who needs the rest is told.
+                self.has_news_of_bad_slots(unit, w, self.base.records.of(unit));
+                self.table.unlock(unit, w);
+            }
+            // So will it, and it knows for how long.
+            Err(_) => self.table.unlock(unit, w),
         }
     }
 
-    /// Has an I/O thread make a locked unit whole; the lock goes with the job. `None`: look at the unit again.
-    pub(crate) fn hand_over(&self, unit: u32, w: Word) -> Option<Outcome> {
+    /// Has an I/O thread make a locked unit whole, which a fault that began at `start` could not, for `error`; the lock goes with the
+    /// job. `None`: look at the unit again.
+    pub(super) fn hand_over(
+        &self,
+        unit: u32,
+        w: Word,
+        error: CallError,
+        start: u64,
+    ) -> Option<Outcome> {
+        self.count(Counter::MapError, 1);
+        if self.has_been_long(error, start) {
+            self.table.unlock(unit, w);
+            return Some(Outcome::Unmapped(error));
+        }
+        self.hand_over_whole(unit, w);
+        None
+    }
+
+    /// Has an I/O thread make a locked unit whole; the lock goes with the job.
+    pub(crate) fn hand_over_whole(&self, unit: u32, w: Word) {
         // The job finds the word in the table.
         self.table.put_locked(unit, w);
         while self.reads.push(Job::Whole(unit)).is_err() {
             hugeswap_sys::process::yield_now();
         }
         self.wake_workers(1);
-        None
     }
 }

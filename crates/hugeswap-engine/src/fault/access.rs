@@ -54,9 +54,9 @@ impl Engine {
         } else {
             (self.mover().set_readable(at), w.clear(WATCHED | READAHEAD))
         };
-        if changed.is_err() {
+        if let Err(e) = changed {
             self.table.unlock(unit, w);
-            return self.mappings_exhausted(start);
+            return self.not_mapped(e, start);
         }
         if w.has(WATCHED) {
             self.watched.fetch_sub(1, Relaxed);
@@ -86,9 +86,9 @@ impl Engine {
             }
             self.note_access(unit, w);
             // Nobody shares it any more: the kernel lets us keep the page.
-            if self.mover().set_writable(at, UNIT).is_err() {
+            if let Err(e) = self.mover().set_writable(at, UNIT) {
                 self.table.unlock(unit, w);
-                return self.mappings_exhausted(start);
+                return self.not_mapped(e, start);
             }
             self.mover().own(at);
             if w.has(WATCHED) {
@@ -121,13 +121,15 @@ impl Engine {
             unsafe { std::ptr::copy_nonoverlapping(at as *const u8, to as *mut u8, UNIT) };
             self.move_in(frame.place, unit, whole)
         });
-        if moved.is_err() && self.mover().replaces_at_once() {
+        if let Err(e) = moved
+            && self.mover().replaces_at_once()
+        {
             self.arena.put_free(frame.place);
             self.table.unlock(unit, w.clear(WATCHED));
             if w.has(WATCHED) {
                 self.watched.fetch_sub(1, Relaxed);
             }
-            return self.mappings_exhausted(start);
+            return self.not_mapped(e, start);
         }
         if moved.is_err() {
             // The old frame is gone, and the only copy is the one that does not go into place.

@@ -2,6 +2,7 @@
 //!
 //! Each takes a locked unit and unlocks it. `None`: look at the unit again.
 
+use crate::call::CallError;
 use crate::engine::{Engine, UNIT};
 use crate::fault::Outcome;
 use crate::huge::{Huge, Wait};
@@ -63,8 +64,8 @@ impl Engine {
         if writable {
             self.note_arrival(unit, write, Held::Zeros);
         }
-        if self.move_in(frame.place, unit, writable).is_err() {
-            return self.not_moved_in(frame.place, unit, w, start);
+        if let Err(e) = self.move_in(frame.place, unit, writable) {
+            return self.not_moved_in(frame.place, unit, w, e, start);
         }
         self.let_inherit(unit);
         self.arena.put_empty(frame.place);
@@ -85,21 +86,29 @@ impl Engine {
     #[cold]
     #[inline(never)]
     fn first_touch_marked(&self, place: u32, unit: u32, w: Word, start: u64) -> Option<Outcome> {
-        let Ok(new) = self.map_marked(unit, w, place) else {
-            return self.not_moved_in(place, unit, w, start);
+        let new = match self.map_marked(unit, w, place) {
+            Ok(new) => new,
+            Err(e) => return self.not_moved_in(place, unit, w, e, start),
         };
         self.arena.put_empty(place);
         self.table.unlock(unit, new);
         self.timed(FaultClass::FirstTouch, start)
     }
 
-    /// The frame could not be moved to the unit: the limit on mappings is met.
+    /// The frame could not be moved to the unit.
     #[cold]
     #[inline(never)]
-    fn not_moved_in(&self, place: u32, unit: u32, w: Word, start: u64) -> Option<Outcome> {
+    fn not_moved_in(
+        &self,
+        place: u32,
+        unit: u32,
+        w: Word,
+        error: CallError,
+        start: u64,
+    ) -> Option<Outcome> {
         self.arena.put_free(place);
         self.table.unlock(unit, w);
-        self.mappings_exhausted(start)
+        self.not_mapped(error, start)
     }
 
     /// (By itself: a loop would keep the address of what it calls in a register, and calls by register are what the check of the fault path cannot follow.)

@@ -9,12 +9,15 @@
 //! calls obeys them too.
 
 mod access;
+mod complaint;
 mod first_touch;
 mod readahead;
 mod swap_in;
 
+pub(crate) use complaint::complain;
 pub(crate) use readahead::there_before;
 
+use crate::call::CallError;
 use crate::engine::{Engine, LruEvent, PAGES, REFERENCED, UNIT};
 use crate::fork::forked_unseen;
 use crate::pool::record_fault;
@@ -40,6 +43,18 @@ pub(crate) enum Outcome {
     NoMemory,
     /// Another process holds it, and does not go on.
     Stuck,
+    /// The kernel does not map it, again and again. The bytes are there still.
+    Unmapped(CallError),
+}
+
+impl Outcome {
+    /// Can the memory not be had, whoever touches it?
+    pub fn is_lost(self) -> bool {
+        matches!(
+            self,
+            Outcome::Poisoned | Outcome::NoMemory | Outcome::Stuck | Outcome::Unmapped(_)
+        )
+    }
 }
 
 /// Faults that looked like the program's error once, by thread: the second time they are believed.

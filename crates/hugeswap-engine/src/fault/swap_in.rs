@@ -3,6 +3,7 @@
 //!
 //! Each takes a locked unit and unlocks it. `None`: look at the unit again.
 
+use crate::call::{CallError, Done};
 use crate::engine::{Engine, Job, UNIT};
 use crate::fault::Outcome;
 use crate::huge::{Huge, Wait};
@@ -30,8 +31,8 @@ impl Engine {
         if !w.has(READAHEAD) {
             self.watched.fetch_sub(1, Relaxed);
         }
-        if let Err(outcome) = self.put_in_place(unit, w, place, write) {
-            return outcome.or_else(|| self.mappings_exhausted(start));
+        if let Err(e) = self.put_in_place(unit, w, place, write) {
+            return self.not_mapped(e, start);
         }
         self.count(Counter::SwapCacheHit, 1);
         if w.has(READAHEAD) {
@@ -49,34 +50,34 @@ impl Engine {
     }
 
     /// Moves the frame at `place` to `unit` and unlocks it as present; on failure unlocks it as cached.
-    fn put_in_place(
-        &self,
-        unit: u32,
-        w: Word,
-        place: u32,
-        write: bool,
-    ) -> Result<(), Option<Outcome>> {
+    fn put_in_place(&self, unit: u32, w: Word, place: u32, write: bool) -> Done {
         // Where pages are told apart, the next fault makes one writable.
         let write = write && !self.tracks_pages(unit);
         match self.map_frame(unit, w, place, write) {
-            Some(new) => {
+            Ok(new) => {
                 self.table.unlock(unit, new);
                 self.arena.put_empty(place);
                 Ok(())
             }
-            None => {
+            Err(e) => {
                 self.table.set_frame(unit, place);
                 // Read ahead, in effect: see `park` for what a cached unit without the mark is.
                 self.table
                     .unlock(unit, w.with_kind(Kind::Cached).set(READAHEAD));
                 self.note_resident(unit);
-                Err(None)
+                Err(e)
             }
         }
     }
 
-    /// Maps the frame at `place` to a locked unit; its word then. `None`: that failed.
-    pub(crate) fn map_frame(&self, unit: u32, w: Word, place: u32, write: bool) -> Option<Word> {
+    /// Maps the frame at `place` to a locked unit; its word then.
+    pub(crate) fn map_frame(
+        &self,
+        unit: u32,
+        w: Word,
+        place: u32,
+        write: bool,
+    ) -> Result<Word, CallError> {
         let writable = (write || !self.mover().arrives_clean()) && w.has(MAY_WRITE);
         let new = w.with_kind(Kind::Present).clear(READAHEAD);
         let new = if writable {
@@ -85,20 +86,20 @@ impl Engine {
             new.set(CLEAN)
         };
         if self.is_marked(unit) {
-            return self.map_marked(unit, w, place).ok();
+            return self.map_marked(unit, w, place);
         }
         self.open_fence(unit, w);
         if writable {
             self.note_arrival(unit, write, Held::AsStored(w));
         }
-        self.move_in(place, unit, writable).ok()?;
+        self.move_in(place, unit, writable)?;
         if !writable && !self.mover().arrives_clean() {
             // What may not be written (a file): should it fail, what is written there goes nowhere.
             let _ = self.mover().set_read_only(self.table.addr(unit), UNIT);
         }
         self.let_inherit(unit);
         self.table.set_frame(unit, NO_FRAME);
-        Some(new)
+        Ok(new)
     }
 
     /// In swap only: read it, here and now. `None`: look at the unit again.
@@ -152,7 +153,7 @@ impl Engine {
         }
         match self.put_in_place(unit, w, frame.place, write) {
             Ok(()) => self.done(unit, FaultClass::Major, start),
-            Err(outcome) => outcome.or_else(|| self.mappings_exhausted(start)),
+            Err(e) => self.not_mapped(e, start),
         }
     }
 

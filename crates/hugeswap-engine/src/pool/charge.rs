@@ -3,7 +3,8 @@
 //! the living, so a process that dies at any instant takes nothing with it.
 
 use super::Pool;
-use hugeswap_policy::frames;
+use super::layout::{Record, state};
+use hugeswap_policy::{PAGE_BYTES, UNIT_BYTES, frames};
 use hugeswap_sys::futex;
 use std::sync::atomic::Ordering::{AcqRel, Relaxed, Release};
 
@@ -27,6 +28,29 @@ impl Pool {
             peak.fetch_max(used, Relaxed);
         }
         true
+    }
+
+    /// One more frame of record `me`'s becomes the kernel's for good, unless that leaves too few for everybody's other memory, which needs
+    /// some to come in.
+    pub fn hand_to_kernel(&self, me: usize) -> bool {
+        let rest = (self.frames() / 8).clamp(1, 64);
+        let most = self.frames().saturating_sub(rest);
+        let all: u64 = self.live().map(|(_, r)| r.foreign.load(Relaxed)).sum();
+        let fits = all < most;
+        if fits {
+            self.hand_over_to_kernel(me);
+        }
+        fits
+    }
+
+    /// The same, however few that leaves.
+    pub fn hand_over_to_kernel(&self, me: usize) {
+        self.records()[me].foreign.fetch_add(1, Relaxed);
+    }
+
+    /// `n` frames of record `me`'s are the kernel's no longer.
+    pub fn take_from_kernel(&self, me: usize, n: u64) {
+        self.records()[me].foreign.fetch_sub(n, Relaxed);
     }
 
     /// Charges a frame whatever the budget says: for a thread that is forking, which nobody can
@@ -62,8 +86,26 @@ impl Pool {
             r.managed.fetch_sub(bytes, AcqRel);
             return false;
         }
-        self.header().peak_managed.fetch_max(total, Relaxed);
         true
+    }
+
+    /// Managed memory that holds something, in memory or in swap, bytes: by whole units, but for base-mapped ones. What a forked
+    /// child shares with its parent counts once.
+    pub fn touched_bytes(&self) -> u64 {
+        let of = |r: &Record| {
+            let units = r.touched.load(Relaxed).max(0) as u64 * UNIT_BYTES;
+            units.saturating_sub(r.untouched_pages.load(Relaxed) * PAGE_BYTES)
+        };
+        // (A process that died is not in the pool any more, but has not been cleaned up after: the last look at what it had.)
+        let there = |r: &&Record| matches!(r.state(), state::LIVE | state::REAPING);
+        let used = self.used().map(|(_, r)| r);
+        used.filter(there).map(of).sum::<u64>() + self.shared_touched_bytes()
+    }
+
+    /// The peak of [`Pool::touched_bytes`] is at least what it is now: to be called before it becomes less.
+    pub fn note_touched(&self) {
+        let peak = &self.header().peak_managed;
+        peak.fetch_max(self.touched_bytes(), Relaxed);
     }
 
     /// Takes managed bytes back.

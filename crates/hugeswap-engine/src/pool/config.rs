@@ -64,6 +64,10 @@ pub enum PoolError {
     NoSwapDirectory,
     #[error("more than {MAX_AREAS} swap areas: name fewer")]
     TooManyAreas,
+    #[error(
+        "the pool's own file takes {} KiB, and files of this process may have {} KiB (ulimit -f): raise that limit", needed >> 10, limit >> 10
+    )]
+    FileLimit { needed: u64, limit: u64 },
     #[error("process {0} made the pool, and only it can add swap areas")]
     NotMaker(i32),
     #[error("more than {MAX_PROCESSES} processes share this pool: start fewer at a time")]

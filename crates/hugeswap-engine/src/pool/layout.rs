@@ -8,6 +8,7 @@
 //! dying: whoever reads validates, bounds every index, and never follows an
 //! address found here.
 
+use super::losses::{KEPT, LossEntry};
 use crate::checksum::Sums;
 use crate::swap::seal::Seals;
 use hugeswap_policy::advisor;
@@ -17,12 +18,12 @@ use hugeswap_policy::knobs::Knob;
 use hugeswap_policy::slots::{lies, split};
 use hugeswap_sys::fs::Identity;
 use std::sync::atomic::Ordering::Relaxed;
-use std::sync::atomic::{AtomicI32, AtomicU8, AtomicU32, AtomicU64};
+use std::sync::atomic::{AtomicI32, AtomicI64, AtomicU8, AtomicU32, AtomicU64};
 
 /// "hugeswap" in ASCII.
 pub const MAGIC: u64 = u64::from_le_bytes(*b"hugeswap");
 /// Changed whenever the layout does.
-pub const VERSION: u32 = 21;
+pub const VERSION: u32 = 22;
 /// See [`Record::unreadable`].
 pub const ONLY_UNREADABLE: u64 = 1 << 31;
 /// Most processes a pool can have at one time.
@@ -293,6 +294,10 @@ pub struct Header {
     pub bad_bytes: AtomicU64,
     /// Slots that were ever found bad, and pages lost otherwise.
     pub losses: AtomicU64,
+    /// Where the last of them were: see [`losses`](super::losses).
+    pub lost: [LossEntry; KEPT],
+    /// The next entry of those.
+    pub lost_next: AtomicU64,
     /// Scrubs that were asked for.
     pub scrubs: AtomicU32,
     /// Records used so far: no live record stands at or above this index.
@@ -303,7 +308,7 @@ pub struct Header {
     pub joined: AtomicU64,
     /// Largest total of frames charged at one time.
     pub peak_frames: AtomicU64,
-    /// Largest total of managed bytes mapped at one time.
+    /// Largest total of managed memory that held something at one time, bytes: see [`Pool::touched_bytes`](super::Pool::touched_bytes).
     pub peak_managed: AtomicU64,
     /// Fault mode in use: 0 none yet, 1 signal, 2 message, 3 both.
     pub mode_used: AtomicU32,
@@ -386,8 +391,15 @@ pub struct Record {
     pub freezing: AtomicU32,
     /// Frames it holds.
     pub charged: AtomicU64,
+    /// Of those, frames that the kernel has for good: nothing takes them out.
+    pub foreign: AtomicU64,
     /// Managed bytes it has mapped.
     pub managed: AtomicU64,
+    /// Units that hold something, those it shares with the process it was forked from left out. (A child that gives up
+    /// what its parent had in swap goes below 0.)
+    pub touched: AtomicI64,
+    /// Pages of base-mapped ones among those that hold nothing, when kswapd last looked.
+    pub untouched_pages: AtomicU64,
     /// Frames others ask it to give back.
     pub give_back: AtomicU64,
     /// Futex its reclaim thread sleeps on; shared between processes.

@@ -14,6 +14,7 @@ mod joining;
 pub mod layout;
 mod lies;
 pub mod looking;
+pub mod losses;
 pub mod probe;
 mod records;
 mod report;
@@ -41,6 +42,7 @@ use hugeswap_policy::slots::split::{Clusters, MAP_WORDS};
 use hugeswap_policy::{UNIT_BYTES, histogram, slots};
 use layout::{Events, Header, MAX_PROCESSES, Offsets, Record, state};
 pub use secret::Secret;
+use std::collections::HashMap;
 use std::sync::atomic::Ordering::{Acquire, Relaxed};
 use std::sync::atomic::{AtomicU32, AtomicU64};
 
@@ -201,6 +203,13 @@ impl Pool {
     /// Live records.
     pub fn live(&self) -> impl Iterator<Item = (usize, &Record)> {
         self.used().filter(|(_, r)| r.state() == state::LIVE)
+    }
+
+    /// The processes of the pool, and the frames that each is charged.
+    pub fn members(&self) -> HashMap<i32, u64> {
+        let live = self.live().map(|(_, r)| (r.pid.load(Relaxed), r));
+        live.map(|(pid, r)| (pid, r.charged.load(Relaxed)))
+            .collect()
     }
 
     /// Records that anybody ever used.

@@ -47,7 +47,10 @@ impl Pool {
                 .is_ok()
             {
                 r.charged.store(0, Relaxed);
+                r.foreign.store(0, Relaxed);
                 r.managed.store(0, Relaxed);
+                r.touched.store(0, Relaxed);
+                r.untouched_pages.store(0, Relaxed);
                 r.give_back.store(0, Relaxed);
                 r.responsive.store(0, Relaxed);
                 r.transferring.store(0, Relaxed);
@@ -109,9 +112,12 @@ impl Pool {
 
     fn clean_up(&self, i: usize) {
         let r = &self.records()[i];
+        self.note_touched();
+        r.touched.store(0, Relaxed);
         self.leave_shared(i);
         move_events(&r.events, &self.header().retired);
         r.charged.store(0, Relaxed);
+        r.foreign.store(0, Relaxed);
         r.managed.store(0, Relaxed);
         r.responsive.store(0, Relaxed);
         if self.has_children(i) {

@@ -1,5 +1,6 @@
 //! What a pool did, summed over its processes: the figures of the exit report.
 
+use super::losses::Loss;
 use super::{FaultMode, Pool};
 use crate::health::AreaReport;
 use hugeswap_policy::UNIT_BYTES;
@@ -29,7 +30,7 @@ pub struct FaultReport {
 pub struct Report {
     /// The budget, bytes.
     pub memory_bytes: u64,
-    /// Largest total of managed bytes mapped at one time.
+    /// Largest total of managed memory that held something at one time, in memory or in swap, bytes.
     pub peak_managed_bytes: u64,
     /// Largest total of managed memory in use at one time, arena included, bytes.
     pub peak_resident_bytes: u64,
@@ -49,6 +50,8 @@ pub struct Report {
     pub exhausted: u64,
     /// How the swap areas in use are.
     pub areas: Vec<AreaReport>,
+    /// Places in swap that did not give back what was written, the last ones.
+    pub losses: Vec<Loss>,
     /// What the advisor was told.
     pub tally: Box<[u64; WORDS]>,
 }
@@ -67,6 +70,7 @@ impl Report {
 }
 
 pub(super) fn collect(pool: &Pool) -> Report {
+    pool.note_touched();
     let h = pool.header();
     let sets: Vec<&super::Events> = std::iter::once(&h.retired)
         .chain(pool.live().map(|(_, r)| &r.events))
@@ -99,6 +103,7 @@ pub(super) fn collect(pool: &Pool) -> Report {
     let huge: u64 = sets.iter().map(|e| e.sampled_huge.load(Relaxed)).sum();
     Report {
         areas: pool.area_health(),
+        losses: pool.losses(),
         tally: Box::new(tally(pool)),
         memory_bytes: pool.frames() * UNIT_BYTES,
         peak_managed_bytes: h.peak_managed.load(Relaxed),

@@ -6,6 +6,7 @@ use super::joining::{open_of, out_of_the_way};
 use super::layout::{self, Header, MAGIC, MAX_AREAS, VERSION};
 use super::{MIN_MEMORY, Pool, PoolConfig, PoolError, Secret, machine_memory, swap};
 use crate::lock::Lock;
+use crate::zeroed::leave_out_of_core_dumps;
 use hugeswap_policy::UNIT_BYTES;
 use hugeswap_policy::knobs::Knob;
 use hugeswap_sys::{fs, mm, now_ns, process};
@@ -56,18 +57,25 @@ impl Pool {
             .map_err(close_all)?;
         let fd = mm::memfd(c"hugeswap-pool", false)
             .map_err(|e| close_all(PoolError::System("cannot make the pool segment", e)))?;
-        let map =
-            fs::truncate(fd, offsets.end as u64).and_then(|()| mm::map_shared(fd, offsets.end, 0));
+        let needed = offsets.end as u64;
+        let map = process::with_soft_limit(libc::RLIMIT_FSIZE, needed, || {
+            // Beyond the limit the kernel sends SIGXFSZ, which ends the process.
+            let limit = process::limit(libc::RLIMIT_FSIZE);
+            if needed > limit {
+                return Err(PoolError::FileLimit { needed, limit });
+            }
+            fs::truncate(fd, needed)
+                .and_then(|()| mm::map_shared(fd, offsets.end, 0))
+                .map_err(|e| PoolError::System("cannot map the pool segment", e))
+        });
         let base = match map {
             Ok(b) => b,
             Err(e) => {
                 fs::close(fd);
-                return Err(close_all(PoolError::System(
-                    "cannot map the pool segment",
-                    e,
-                )));
+                return Err(close_all(e));
             }
         };
+        leave_out_of_core_dumps(base, offsets.end);
         let mut pool = Pool {
             base,
             length: offsets.end,
@@ -155,6 +163,8 @@ impl Pool {
             .ok_or(PoolError::BadSegment)?;
         let base = mm::map_shared(fd, offsets.end, 0)
             .map_err(|e| PoolError::System("cannot map the pool segment", e))?;
+        // (Written to a core dump all of it would become memory, gigabytes where there is much swap.)
+        leave_out_of_core_dumps(base, offsets.end);
         Ok(Pool {
             base,
             length: offsets.end,

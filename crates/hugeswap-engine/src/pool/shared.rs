@@ -12,7 +12,7 @@ use super::layout::{
     SharedStamps, shared, state,
 };
 use hugeswap_policy::knobs::Knob;
-use hugeswap_policy::shared::{Owner, Word};
+use hugeswap_policy::shared::{Kind, Owner, Word};
 use hugeswap_policy::{UNIT_BYTES, slots};
 use hugeswap_sys::fs::Identity;
 use hugeswap_sys::{futex, now_ns};
@@ -207,6 +207,19 @@ impl Pool {
             .sum()
     }
 
+    /// Bytes of them that hold something, by whole units.
+    pub fn shared_touched_bytes(&self) -> u64 {
+        let units = |s: &Shared| {
+            let first = s.first.load(Relaxed) as usize;
+            first..first + s.units.load(Relaxed) as usize
+        };
+        let words = |s| self.shared_words().get(units(s)).unwrap_or_default();
+        let holds = |w: &&AtomicU64| Word(w.load(Relaxed)).kind() != Kind::None;
+        let live = self.shared_regions();
+        live.map(|(_, s)| words(s).iter().filter(holds).count() as u64 * UNIT_BYTES)
+            .sum()
+    }
+
     /// The regions there are.
     pub fn shared_regions(&self) -> impl Iterator<Item = (usize, &Shared)> {
         let all = self.header().shared.iter().enumerate();
@@ -368,7 +381,6 @@ impl Table<'_> {
         if total > pool.capacity_bytes() {
             return Err(Refused::NoRoom);
         }
-        h.peak_managed.fetch_max(total, Relaxed);
         let index = (0..MAX_SHARED)
             .find(|&i| h.shared[i].state.load(Acquire) == shared::FREE)
             .ok_or(Refused::TableFull)?;
@@ -545,7 +557,10 @@ impl Pool {
             settle_tracking(s);
             let used = || s.clients.iter().any(|c| c.owner.load(Acquire) != 0);
             match s.state.load(Acquire) {
-                shared::LIVE if !used() => s.state.store(shared::ENDING, Release),
+                shared::LIVE if !used() => {
+                    self.note_touched();
+                    s.state.store(shared::ENDING, Release);
+                }
                 shared::ENDING => {}
                 _ => continue,
             }

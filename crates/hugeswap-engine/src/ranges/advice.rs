@@ -5,11 +5,12 @@
 
 use super::PAGE;
 use crate::engine::{Engine, Job, UNIT};
+use crate::fault::Outcome;
 use crate::table::QUEUED;
 use hugeswap_policy::thp::Bring;
 use hugeswap_policy::unit::{Kind, LOCKED, Word};
-use hugeswap_sys::process;
 use hugeswap_sys::signal::Blocked;
+use hugeswap_sys::{Errno, Result, process};
 use std::ops::Range;
 
 impl Engine {
@@ -32,6 +33,31 @@ impl Engine {
         self.table
             .unit_of(addr)
             .is_some_and(|u| self.table.load(u).kind() == Kind::Base)
+    }
+
+    /// Brings in what a range of one unit meets, writable if `write`, as touches of it would. EINVAL: it has no such access, or is
+    /// nobody's; EIO: it is lost; ENOMEM: there is no memory for it.
+    pub fn populate(&self, addr: usize, len: usize, write: bool) -> Result<()> {
+        let _blocked = Blocked::all();
+        let mut page = addr;
+        while page < addr + len {
+            let unit = self.table.unit_of(page).ok_or(Errno::EINVAL)?;
+            if !self.table.load(unit).allows(write) {
+                return Err(Errno::EINVAL);
+            }
+            match self.fault(page, write) {
+                // (Who took access away meanwhile would be told so once, as a doubt.)
+                Outcome::Retry => {}
+                Outcome::NotOurs | Outcome::Guard => return Err(Errno::EINVAL),
+                Outcome::Poisoned | Outcome::Stuck => return Err(Errno::EIO),
+                Outcome::NoMemory | Outcome::Unmapped(_) => return Err(Errno::ENOMEM),
+            }
+            page = match self.table.load(unit).kind() {
+                Kind::Base => page + PAGE,
+                _ => (page + 1).next_multiple_of(UNIT),
+            };
+        }
+        Ok(())
     }
 
     /// Begins to read what of the range is in swap: of units that come by pages the pages of the range, of the others the whole.
@@ -63,7 +89,7 @@ impl Engine {
                 continue;
             }
             if w.kind() == Kind::Base {
-                self.hand_over(unit, w);
+                self.hand_over_whole(unit, w);
                 continue;
             }
             self.table.set_frame(unit, QUEUED);

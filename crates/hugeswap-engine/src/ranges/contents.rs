@@ -2,18 +2,21 @@
 //!
 //! Called by program threads; see the parent module for the rules.
 
+use crate::base::Pager;
 use crate::engine::{Engine, Prot, UNIT};
 use crate::table::NO_FRAME;
 use hugeswap_policy::pagemap::Categories;
-use hugeswap_policy::unit::{COW, Kind, READAHEAD, UNCHARGED, WATCHED, Word};
+use hugeswap_policy::unit::{CLEAN, COW, Kind, READAHEAD, UNCHARGED, WATCHED, Word};
 use hugeswap_policy::vmscan::PageKind;
 use hugeswap_sys::signal::Blocked;
-use hugeswap_sys::{Errno, Result, mm, uffd};
+use hugeswap_sys::{Errno, Result, mm};
 use std::sync::atomic::Ordering::Relaxed;
 
 /// Frames of unmapped units kept for reuse.
 const KEEP_FREE: u64 = 64;
 const PAGE: usize = 4096;
+/// How many units are locked at once.
+const MANY: u32 = u64::BITS;
 static ZEROS: [u8; PAGE] = [0; PAGE];
 
 impl Engine {
@@ -49,11 +52,12 @@ impl Engine {
         let done = [(addr, first), (last, addr + len)].map(|(from, to)| self.zero(from, to - from));
         let _blocked = Blocked::all();
         let _inside = self.gate.enter();
-        self.drop_units(whole.start, whole.end, false);
-        done[0].and(done[1])
+        let dropped = self.drop_units(whole.start, whole.end, false);
+        done[0].and(done[1]).and(dropped)
     }
 
-    fn zero(&self, addr: usize, len: usize) -> Result<()> {
+    /// `[addr, addr+len)`, which is not whole units, becomes zero.
+    pub(super) fn zero(&self, addr: usize, len: usize) -> Result<()> {
         if len == 0 {
             return Ok(());
         }
@@ -157,112 +161,167 @@ impl Engine {
         }
     }
 
-    /// Gives up what units `from..to` hold; they are unmanaged then (`free`) or zero.
-    pub(super) fn drop_units(&self, from: u32, to: u32, free: bool) {
+    /// Gives up what units `from..to` hold; they are unmanaged then (`free`) or zero. Where the kernel does not take the memory, a unit
+    /// stays in use: its bytes are zero, or it is an error; of those that nobody has mapped any more they are arbitrary.
+    pub(super) fn drop_units(&self, from: u32, to: u32, free: bool) -> Result<()> {
+        let mut done = Ok(());
+        self.pool.note_touched();
         let mut unit = from;
         while unit < to {
-            let n = (to - unit).min(64);
-            let mut words = [Word::FREE; 64];
-            for i in 0..n {
-                words[i as usize] = self.lock_settled(unit + i);
+            let n = (to - unit).min(MANY);
+            let mut words = [Word::FREE; MANY as usize];
+            for (unit, w) in (unit..unit + n).zip(&mut words) {
+                *w = self.lock_settled(unit);
             }
-            let mut uncharge = 0;
-            let mut in_place = false;
-            let mut kept = false;
-            let mut based = [false; 64];
-            for i in 0..n {
-                let w = words[i as usize];
-                match w.kind() {
-                    Kind::Present => {
-                        if w.has(WATCHED) {
-                            self.watched.fetch_sub(1, Relaxed);
-                        }
-                        if !self.recycle(unit + i, w) {
-                            in_place = true;
-                            uncharge += u64::from(!w.has(UNCHARGED));
-                        }
-                    }
-                    Kind::Foreign if !free => {
-                        // It stays the kernel's.
-                        kept = true;
-                        // SAFETY: the caller gave the content up.
-                        let _ = unsafe {
-                            mm::advise(self.table.addr(unit + i), UNIT, libc::MADV_DONTNEED)
-                        };
-                    }
-                    Kind::Foreign => {
-                        in_place = true;
-                        uncharge += u64::from(!w.has(UNCHARGED));
-                        if self.uffd() >= 0 {
-                            let (b, m) = (
-                                self.table.addr(unit + i),
-                                uffd::mode::MISSING | uffd::mode::WP,
-                            );
-                            let _ = uffd::register(self.uffd(), b, UNIT, m);
-                        }
-                    }
-                    Kind::Cached => {
-                        if !w.has(READAHEAD) {
-                            self.watched.fetch_sub(1, Relaxed);
-                        }
-                        self.arena.put_free(self.table.frame(unit + i));
-                    }
-                    // Message mode: the page that was touched is marked so that any touch is SIGBUS.
-                    Kind::Poisoned => in_place = true,
-                    Kind::Base => {
-                        in_place = true;
-                        based[i as usize] = true;
-                    }
-                    _ => {}
-                }
-            }
-            if in_place && !kept {
-                let _ = self
-                    .mover()
-                    .drop_pages(self.table.addr(unit), n as usize * UNIT);
-            } else if in_place {
-                for i in (0..n).filter(|&i| words[i as usize].kind() != Kind::Foreign) {
-                    let _ = self.mover().drop_pages(self.table.addr(unit + i), UNIT);
-                }
-            }
-            for i in (0..n).filter(|&i| based[i as usize]) {
-                self.forget_pages(unit + i);
-                self.base.records.of(unit + i).forget();
-            }
-            self.pool.uncharge(self.me(), uncharge);
-            for i in 0..n {
-                let w = words[i as usize];
-                if w.kind() == Kind::Foreign && !free {
-                    self.table.unlock(unit + i, w);
-                    continue;
-                }
-                self.table.set_frame(unit + i, NO_FRAME);
-                self.forget_open(unit + i);
-                if free {
-                    self.said.forget(unit + i);
-                    self.forget_unit_markers(unit + i);
-                    self.forget_writes(unit + i);
-                    self.forget_file_unit(unit + i);
-                }
-                let may = self.without_contents(unit + i, w);
-                if let Some(s) = w.slot() {
-                    self.free_place(unit + i, s);
-                }
-                self.table
-                    .unlock(unit + i, if free { Word::FREE } else { may });
-            }
+            let dropped = self.drop_locked(unit, &words[..n as usize], free);
+            done = done.and(dropped);
             unit += n;
         }
-        let mut lru = self.lru.lock();
-        for unit in from..to {
+        self.note_available();
+        done
+    }
+
+    /// The same of a few, which are locked, and unlocks them.
+    fn drop_locked(&self, first: u32, words: &[Word], free: bool) -> Result<()> {
+        let mut done = Ok(());
+        // Whose memory stands where it is mapped, and is to be dropped there.
+        let mut standing = 0u64;
+        for (i, &w) in words.iter().enumerate() {
+            let unit = first + i as u32;
+            let stands = match w.kind() {
+                Kind::Present => !self.recycle(unit, w),
+                Kind::Foreign if !free => {
+                    // It stays the kernel's.
+                    // SAFETY: the caller gave the content up.
+                    let emptied =
+                        unsafe { mm::advise(self.table.addr(unit), UNIT, libc::MADV_DONTNEED) };
+                    done = done.and(emptied);
+                    false
+                }
+                Kind::Cached => {
+                    self.arena.put_free(self.table.frame(unit));
+                    false
+                }
+                // Message mode: the page that was touched is marked so that any touch is SIGBUS.
+                Kind::Poisoned | Kind::Base | Kind::Foreign => true,
+                _ => false,
+            };
+            standing |= u64::from(stands) << i;
+        }
+        let left = self.drop_standing(first, words, standing);
+        let (mut uncharge, mut from_kernel) = (0, 0);
+        for (i, &w) in words.iter().enumerate() {
+            let unit = first + i as u32;
+            if w.kind() == Kind::Foreign && !free {
+                self.table.unlock(unit, w);
+                continue;
+            }
+            let watched = match w.kind() {
+                Kind::Present => w.has(WATCHED),
+                Kind::Cached => !w.has(READAHEAD),
+                _ => false,
+            };
+            if watched {
+                self.watched.fetch_sub(1, Relaxed);
+            }
+            if left >> i & 1 == 1 {
+                done = done.and(self.leave_standing(unit, w, free));
+                continue;
+            }
+            let stood = standing >> i & 1 == 1;
+            match w.kind() {
+                Kind::Base => {
+                    self.forget_pages(unit);
+                    self.base.records.of(unit).forget();
+                }
+                Kind::Present | Kind::Foreign => {
+                    let own = u64::from(stood && !w.has(UNCHARGED));
+                    uncharge += own;
+                    from_kernel += own * u64::from(w.kind() == Kind::Foreign);
+                }
+                _ => {}
+            }
+            self.table.set_frame(unit, NO_FRAME);
+            self.forget_open(unit);
+            if free {
+                self.said.forget(unit);
+                self.forget_unit_markers(unit);
+                self.forget_writes(unit);
+                self.forget_file_unit(unit);
+            }
+            let may = self.without_contents(unit, w);
+            if let Some(s) = w.slot() {
+                self.free_place(unit, s);
+            }
+            let mut lru = self.lru.lock();
             lru.forget(unit);
             if free {
                 // Whoever has these addresses next is in no group.
                 lru.assign(unit, 0, PageKind::Anon);
             }
+            drop(lru);
+            self.table.unlock(unit, if free { Word::FREE } else { may });
         }
-        drop(lru);
-        self.note_available();
+        self.pool.uncharge(self.me(), uncharge);
+        self.pool.take_from_kernel(self.me(), from_kernel);
+        done
+    }
+
+    /// Drops the memory of the units in `standing`, which are absent then. Those of which it could not be dropped.
+    fn drop_standing(&self, first: u32, words: &[Word], standing: u64) -> u64 {
+        if standing == 0 {
+            return 0;
+        }
+        let foreign = words.iter().any(|w| w.kind() == Kind::Foreign);
+        let at = self.table.addr(first);
+        if !foreign && self.mover().drop_pages(at, words.len() * UNIT).is_ok() {
+            return 0;
+        }
+        let mut left = standing;
+        for (i, w) in words.iter().enumerate() {
+            if standing >> i & 1 == 0 {
+                continue;
+            }
+            let at = at + i * UNIT;
+            // What was the kernel's may be several mappings, of any kind.
+            let as_mapped = w.kind() != Kind::Foreign && self.mover().drop_pages(at, UNIT).is_ok();
+            if as_mapped || self.mover().drop_anew(at, UNIT).is_ok() {
+                left &= !(1 << i);
+            }
+        }
+        left
+    }
+
+    /// A locked unit whose memory could not be dropped stays in use; unlocks it.
+    #[cold]
+    fn leave_standing(&self, unit: u32, w: Word, free: bool) -> Result<()> {
+        let at = self.table.addr(unit);
+        let w = w.clear(WATCHED);
+        let pieces = w.kind() == Kind::Base && self.pager() == Some(Pager::Remap);
+        // SAFETY: the content was given up; without access the pieces are absent.
+        let closed = !pieces || unsafe { mm::protect(at, UNIT, mm::PROT_NONE) }.is_ok();
+        // SAFETY: the content was given up. What the word says of the mapping stays true.
+        let emptied = closed && unsafe { mm::advise(at, UNIT, libc::MADV_DONTNEED) }.is_ok();
+        let new = match w.kind() {
+            Kind::Present if emptied || free => w.clear(CLEAN).with_slot(None),
+            Kind::Base if emptied => {
+                self.forget_pages(unit);
+                w.with_slot(None)
+            }
+            _ => w,
+        };
+        if free {
+            self.forget_file_unit(unit);
+        }
+        if let Some(place) = w.slot().filter(|_| new.slot().is_none()) {
+            self.free_place(unit, place);
+        }
+        self.table.unlock(unit, new);
+        self.note_resident(unit);
+        match new == w && !free {
+            true => Err(Errno::ENOMEM),
+            false => Ok(()),
+        }
     }
 
     /// Keeps the frame of a locked present unit for reuse; false if there are enough, or it is shared.

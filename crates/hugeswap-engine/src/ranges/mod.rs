@@ -1,17 +1,25 @@
-//! What the program does with its address space: here mapping, growing and unmapping; below what
-//! becomes of contents ([`contents`]), advice ([`advice`]), access ([`protect`]), pins ([`pin`]) and
-//! moves ([`moving`]).
+//! What the program does with its address space: here mapping, growing and unmapping; below
+//! addresses of the program's choice ([`fixed`]), what becomes of contents ([`contents`]), advice
+//! ([`advice`]), access ([`protect`]), pins ([`pin`]) and moves ([`moving`]).
+//!
+//! A unit is managed, or the kernel's (`Foreign`), as a whole. Its allocated pages then are what the
+//! kernel has there, and its free pages have no access. A page that is allocated in such a unit is
+//! mapped anew.
 //!
 //! Called by program threads. Signals are blocked while the engine's locks are held; memory of
 //! the program's is touched only outside (a touch may fault, and the fault path enters the gate).
 
 mod advice;
 mod contents;
+mod fixed;
 mod moving;
 mod pin;
 mod protect;
 
+pub use fixed::{Claim, Contents};
+
 use crate::engine::{Engine, UNIT};
+use crate::space::Space;
 use crate::table::QUEUED;
 use hugeswap_policy::unit::{Kind, LOCKED, WAITERS, WRITEBACK, Word};
 use hugeswap_sys::signal::Blocked;
@@ -19,6 +27,10 @@ use hugeswap_sys::{Errno, mm};
 use std::sync::atomic::Ordering::Relaxed;
 
 const PAGE: usize = 4096;
+
+/// Parts of a new range that may hold old bytes, or have less access than it: at most its first and
+/// its last unit are also others'.
+type Dirty = [(usize, usize); 2];
 
 fn page_up(len: usize) -> usize {
     len.next_multiple_of(PAGE)
@@ -82,51 +94,107 @@ impl Engine {
             return Err(Errno::EINVAL);
         }
         let len = page_up(len);
-        let mut dirty = [(0usize, 0usize); 2];
+        let mut dirty = Dirty::default();
         let addr = {
             let _blocked = Blocked::all();
             let _inside = self.gate.enter();
             if !self.pool.commit(self.me(), len as u64) {
                 return Err(Errno::ENOMEM);
             }
-            let Some(addr) = self.space.lock().alloc(len, align.max(PAGE)) else {
+            let mut space = self.space.lock();
+            let Some(addr) = space.alloc(len, align.max(PAGE)) else {
                 self.pool.uncommit(self.me(), len as u64);
                 return Err(Errno::ENOMEM);
             };
-            self.take_units(addr, len, &mut dirty);
+            self.take_units(&mut space, addr, len, &mut dirty)?;
             addr
         };
-        if zero {
-            // Pages of units that others use or used.
-            for (at, n) in dirty {
-                // SAFETY: just mapped for this caller alone.
-                unsafe { std::ptr::write_bytes(at as *mut u8, 0, n) };
-            }
-        }
+        self.make_fit(addr, len, &dirty, zero)?;
         Ok(addr)
     }
 
-    /// Makes the units of a new range managed; `dirty` are the parts that may hold old bytes.
-    fn take_units(&self, addr: usize, len: usize, dirty: &mut [(usize, usize); 2]) {
+    /// Units below `end` are in core dumps from now on; what no range was ever at is not.
+    fn dump_up_to(&self, end: u32) {
+        let from = self.dumped.fetch_max(end, Relaxed);
+        if from < end {
+            let (at, len) = (self.table.addr(from), (end - from) as usize * UNIT);
+            // SAFETY: advice that changes no contents. Refused, the dump has less.
+            let _ = unsafe { mm::advise(at, len, libc::MADV_DODUMP) };
+        }
+    }
+
+    /// Makes the units of a new range managed, or maps it anew where they are the kernel's. If that
+    /// fails the range is free again.
+    fn take_units(
+        &self,
+        space: &mut Space,
+        addr: usize,
+        len: usize,
+        dirty: &mut Dirty,
+    ) -> Result<(), Errno> {
+        self.dump_up_to(self.units_of(addr, len).end);
         let mut n = 0;
         for unit in self.units_of(addr, len) {
             let w = self.table.lock(unit);
+            let at = self.table.addr(unit);
+            let (from, to) = (at.max(addr), (at + UNIT).min(addr + len));
             if w.kind() == Kind::Free {
                 if self.fenced.load(Relaxed) && !self.mover().watches_in_place() {
-                    // SAFETY: gives access to an absent unit, whose touch is a fault we take.
-                    let _ = unsafe { mm::protect(self.table.addr(unit), UNIT, mm::PROT_RW) };
+                    // Gives access. (Should it fail, a touch is a fault all the same.)
+                    let _ = self.mover().map_anew(at, UNIT);
                 }
                 self.table.unlock(unit, Word::none());
                 continue;
             }
-            self.table.unlock(unit, w);
-            if w.kind() != Kind::None && n < 2 {
-                let from = self.table.addr(unit).max(addr);
-                let to = (self.table.addr(unit) + UNIT).min(addr + len);
+            let mut mapped = Ok(0);
+            if w.kind() == Kind::Foreign {
+                // SAFETY: pages that were free a moment ago.
+                mapped = unsafe { mm::map_anon(from, to - from, mm::PROT_RW, true) };
+            } else if (w.kind() != Kind::None || !w.allows(true)) && n < dirty.len() {
                 dirty[n] = (from, to - from);
                 n += 1;
             }
+            self.table.unlock(unit, w);
+            if mapped.is_err() {
+                // (What cannot be mapped anew stays taken: nobody gets it.)
+                if let Ok(gone) = self.unmap_locked(space, addr, len) {
+                    self.pool.uncommit(self.me(), gone as u64);
+                }
+                return Err(Errno::ENOMEM);
+            }
         }
+        Ok(())
+    }
+
+    /// Makes the parts of a new range readable, writable and, if `zero`, zero that lie in units
+    /// which others use or used. If that fails the range is unmapped.
+    fn make_fit(&self, addr: usize, len: usize, dirty: &Dirty, zero: bool) -> Result<(), Errno> {
+        let mut done = Ok(());
+        for &(at, n) in dirty.iter().filter(|d| d.1 > 0) {
+            let Some(unit) = self.table.unit_of(at) else {
+                continue;
+            };
+            let w = self.table.load(unit);
+            if w.kind() != Kind::Foreign && w.allows(true) {
+                if zero {
+                    done = done.and(self.zero(at, n));
+                }
+                continue;
+            }
+            // Its other pages have less access than this range is to have.
+            let ejected = {
+                let _blocked = Blocked::all();
+                let _inside = self.gate.enter();
+                self.eject_unit(unit)
+            };
+            // SAFETY: pages of the caller's alone, in a unit of the kernel's.
+            let map = || unsafe { mm::map_anon(at, n, mm::PROT_RW, true) }.map(drop);
+            done = done.and(ejected.and_then(|()| map()));
+        }
+        if done.is_err() {
+            self.unmap(addr, len);
+        }
+        done.map_err(|_| Errno::ENOMEM)
     }
 
     /// Message mode: makes touches of the unmapped unit at `addr`, or writes to one of a file that may only be read, the program's own
@@ -159,38 +227,58 @@ impl Engine {
         if new_len <= old_len {
             return true;
         }
-        let mut dirty = [(0usize, 0usize); 2];
+        let mut dirty = Dirty::default();
+        let (tail, more) = (addr + old_len, new_len - old_len);
         {
             let _blocked = Blocked::all();
             let _inside = self.gate.enter();
-            let more = new_len - old_len;
             if !self.pool.commit(self.me(), more as u64) {
                 return false;
             }
-            if !self.space.lock().extend(addr, old_len, new_len) {
+            let mut space = self.space.lock();
+            if !space.extend(addr, old_len, new_len) {
                 self.pool.uncommit(self.me(), more as u64);
                 return false;
             }
-            self.take_units(addr + old_len, more, &mut dirty);
+            if self.take_units(&mut space, tail, more, &mut dirty).is_err() {
+                return false;
+            }
+        }
+        if self.make_fit(tail, more, &dirty, true).is_err() {
+            return false;
         }
         self.carry_advice(addr, old_len, addr, new_len);
-        for (at, n) in dirty {
-            // SAFETY: just mapped for this caller alone.
-            unsafe { std::ptr::write_bytes(at as *mut u8, 0, n) };
-        }
         true
     }
 
     /// Unmaps pages; units nobody uses any more give up memory and swap.
     pub fn unmap(&self, addr: usize, len: usize) {
+        let _ = self.try_unmap(addr, len);
+    }
+
+    /// [`Engine::unmap`] of a range that may have been handed to the kernel. ENOMEM: the limit on
+    /// mappings is met; the range is still mapped, and pages of it that were the kernel's may have
+    /// lost their contents.
+    pub fn try_unmap(&self, addr: usize, len: usize) -> Result<(), Errno> {
         let _blocked = Blocked::all();
         let _inside = self.gate.enter();
-        let len = page_up(len);
+        let gone = {
+            // Free the units before the addresses: the moment the space has them, somebody may get them.
+            let mut space = self.space.lock();
+            self.unmap_locked(&mut space, addr, page_up(len))?
+        };
+        self.pool.uncommit(self.me(), gone as u64);
+        self.close_unused_mappings();
+        Ok(())
+    }
+
+    /// [`Engine::try_unmap`] inside the gate, with the lock on addresses held. How many bytes the pool
+    /// had promised for it: the caller takes them back.
+    fn unmap_locked(&self, space: &mut Space, addr: usize, len: usize) -> Result<usize, Errno> {
+        self.close_foreign(space, addr, len)?;
         let units = self.units_of(addr, len);
-        // Free the units before the addresses: the moment the space has them, somebody may get them.
-        let mut space = self.space.lock();
         let gone: usize = space.allocated_in(addr, len).map(|(_, n)| n).sum();
-        let gone = gone - self.file_bytes(&space, addr, len);
+        let gone = gone - self.file_bytes(space, addr, len) - space.kernel_bytes(addr, len);
         space.free(addr, len);
         let mut run: Option<(u32, u32)> = None;
         for unit in units {
@@ -204,18 +292,51 @@ impl Engine {
             run = match run {
                 Some((from, to)) if to == unit => Some((from, to + 1)),
                 Some((from, to)) => {
-                    self.drop_units(from, to, true);
+                    let _ = self.drop_units(from, to, true);
                     Some((unit, unit + 1))
                 }
                 None => Some((unit, unit + 1)),
             };
         }
         if let Some((from, to)) = run {
-            self.drop_units(from, to, true);
+            let _ = self.drop_units(from, to, true);
         }
-        drop(space);
-        self.pool.uncommit(self.me(), gone as u64);
-        self.close_unused_mappings();
+        Ok(gone)
+    }
+
+    /// Takes away what the kernel has mapped in `[addr, addr+len)`.
+    fn close_foreign(&self, space: &Space, addr: usize, len: usize) -> Result<(), Errno> {
+        let is_foreign = |unit: u32| self.table.load(unit).kind() == Kind::Foreign;
+        let mut units = self.units_of(addr, len).peekable();
+        while let Some(first) = units.next() {
+            if !is_foreign(first) {
+                continue;
+            }
+            let mut last = first;
+            while let Some(unit) = units.next_if(|&u| is_foreign(u)) {
+                last = unit;
+            }
+            let from = self.table.addr(first).max(addr);
+            let to = (self.table.addr(last) + UNIT).min(addr + len);
+            if space.allocated_in(from, to - from).next().is_some() {
+                self.close(from, to - from)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Puts a mapping without access in the place of whatever is mapped there.
+    fn close(&self, addr: usize, len: usize) -> Result<(), Errno> {
+        // SAFETY: addresses of the window that nobody uses, or whose contents are given up.
+        unsafe { mm::map_anon(addr, len, mm::PROT_NONE, true) }?;
+        let merging = if self.mover().watches_in_place() {
+            libc::MADV_HUGEPAGE
+        } else {
+            libc::MADV_NOHUGEPAGE
+        };
+        // SAFETY: advice that discards nothing; with it the mapping merges with its neighbours.
+        let _ = unsafe { mm::advise(addr, len, merging) };
+        Ok(())
     }
 
     /// What `[addr, addr+len)` had of a unit that others use too: pages of a base-mapped one are given up.
@@ -238,7 +359,7 @@ impl Engine {
         self.note_available();
     }
 
-    /// Is every page of the range mapped by us?
+    /// Is every page of the range mapped, by us or by the kernel?
     pub fn is_mapped(&self, addr: usize, len: usize) -> bool {
         let _blocked = Blocked::all();
         self.space.lock().is_allocated(addr, page_up(len))

@@ -61,6 +61,7 @@ impl Engine {
 
     fn pin_unit(&self, unit: u32, write: bool) -> Result<(), Errno> {
         let at = self.table.addr(unit);
+        let start = now_ns();
         loop {
             let ready = |w: Word| {
                 w.kind() == Kind::Foreign
@@ -91,14 +92,14 @@ impl Engine {
             if self.table.load(unit).kind() == Kind::Base {
                 let w = self.lock_settled(unit);
                 let outcome = if w.kind() == Kind::Base {
-                    self.make_whole(unit, w, write, now_ns())
+                    self.make_whole(unit, w, write, start)
                 } else {
                     self.table.unlock(unit, w);
                     None
                 };
                 match outcome {
                     None | Some(Outcome::Retry) => continue,
-                    Some(Outcome::NoMemory) => return Err(Errno::ENOMEM),
+                    Some(Outcome::NoMemory | Outcome::Unmapped(_)) => return Err(Errno::ENOMEM),
                     Some(_) => return Err(Errno::EIO),
                 }
             }
@@ -106,7 +107,7 @@ impl Engine {
                 Outcome::Retry => {}
                 Outcome::NotOurs | Outcome::Guard => return Err(Errno::EFAULT),
                 Outcome::Poisoned | Outcome::Stuck => return Err(Errno::EIO),
-                Outcome::NoMemory => return Err(Errno::ENOMEM),
+                Outcome::NoMemory | Outcome::Unmapped(_) => return Err(Errno::ENOMEM),
             }
         }
     }

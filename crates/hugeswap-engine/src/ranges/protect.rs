@@ -9,6 +9,24 @@ use hugeswap_policy::counters::Counter;
 use hugeswap_policy::unit::{Kind, LOCKED, MAY_READ, MAY_WRITE, WATCHED, WRITABLE, Word};
 use hugeswap_sys::signal::Blocked;
 use hugeswap_sys::{Errno, mm, now_ns, uffd};
+use std::sync::atomic::Ordering::Relaxed;
+
+fn access_of(prot: Prot) -> u32 {
+    match prot {
+        Prot::None => mm::PROT_NONE,
+        Prot::Read => mm::PROT_READ,
+        Prot::ReadWrite => mm::PROT_RW,
+    }
+}
+
+/// The access that the program allows of a managed unit, if that is not all.
+fn allowed_by(w: Word) -> Option<Prot> {
+    match (w.kind(), w.allows(true), w.allows(false)) {
+        (Kind::Foreign, ..) | (_, true, _) => None,
+        (_, false, true) => Some(Prot::Read),
+        (_, false, false) => Some(Prot::None),
+    }
+}
 
 impl Engine {
     /// Sets the access that the program allows on whole units. EINVAL for parts of units, EOPNOTSUPP in
@@ -22,6 +40,11 @@ impl Engine {
         }
         let _blocked = Blocked::all();
         let _inside = self.gate.enter();
+        self.protect_inside(addr, len, prot)
+    }
+
+    /// [`Engine::protect`] of whole units, inside the gate.
+    fn protect_inside(&self, addr: usize, len: usize, prot: Prot) -> Result<(), Errno> {
         let may = match prot {
             Prot::None => 0,
             Prot::Read => MAY_READ,
@@ -36,20 +59,18 @@ impl Engine {
             let mut new = w.clear(MAY_READ | MAY_WRITE).set(may);
             let mut ok = true;
             if w.kind() == Kind::Foreign {
-                let access = match prot {
-                    Prot::None => mm::PROT_NONE,
-                    Prot::Read => mm::PROT_READ,
-                    Prot::ReadWrite => mm::PROT_RW,
-                };
                 // SAFETY: the program asked for it, and the unit is no longer ours.
-                ok = unsafe { mm::protect(self.table.addr(unit), UNIT, access) }.is_ok();
+                ok = unsafe { mm::protect(self.table.addr(unit), UNIT, access_of(prot)) }.is_ok();
                 self.close_again(unit);
                 new = w;
             } else if w.kind() == Kind::Present {
-                // More access than before is given by the next fault.
+                // A present unit that is not watched is mapped readable if the program may read it:
+                // system calls on pinned memory rely on that. Write access comes with the next fault.
                 let at = self.table.addr(unit);
                 if prot == Prot::None && !w.has(WATCHED) {
                     ok = self.mover().watch(at).is_ok();
+                } else if prot != Prot::None && !w.allows(false) && !w.has(WATCHED) {
+                    ok = self.mover().set_readable(at).is_ok();
                 } else if prot == Prot::Read && w.has(WRITABLE) {
                     ok = self.mover().set_read_only(at, UNIT).is_ok();
                 }
@@ -66,7 +87,8 @@ impl Engine {
     }
 
     /// Brings the units of a range in and hands them to the kernel for good: afterwards ordinary system calls
-    /// (mprotect, mlock, mmap over it) work on them. They stay charged. EOPNOTSUPP for mapped files.
+    /// (mprotect, mlock, mmap over it) work on them. They stay charged. EOPNOTSUPP for mapped files; ENOMEM where the kernel would
+    /// have nearly all of the budget then, or there is no memory to bring them in to.
     pub fn eject(&self, addr: usize, len: usize) -> Result<(), Errno> {
         let _blocked = Blocked::all();
         let _inside = self.gate.enter();
@@ -76,17 +98,37 @@ impl Engine {
         Ok(())
     }
 
+    /// The access that the program allows to all of a managed range; `None` if it is not the same everywhere.
+    pub fn access(&self, addr: usize, len: usize) -> Option<Prot> {
+        let access = |unit| allowed_by(self.table.load(unit)).unwrap_or(Prot::ReadWrite);
+        let mut units = self.units_of(addr, len);
+        let first = access(units.next()?);
+        units.all(|unit| access(unit) == first).then_some(first)
+    }
+
     /// Has all of a range been handed to the kernel?
     pub fn is_foreign(&self, addr: usize, len: usize) -> bool {
         let mut units = self.units_of(addr, len);
         units.all(|unit| self.table.load(unit).kind() == Kind::Foreign)
     }
 
+    /// The kernel's unit has the access that the program allowed.
     pub(super) fn eject_unit(&self, unit: u32) -> Result<(), Errno> {
+        let mut allowed = Prot::ReadWrite;
+        let done = self.eject_with(unit, &mut allowed);
+        if done.is_err() && allowed != Prot::ReadWrite {
+            let _ = self.protect_inside(self.table.addr(unit), UNIT, allowed);
+        }
+        done
+    }
+
+    /// `allowed`: less access that the program allows, of a unit that is not the kernel's yet.
+    fn eject_with(&self, unit: u32, allowed: &mut Prot) -> Result<(), Errno> {
         let at = self.table.addr(unit);
         if self.files.of(unit).is_some() {
             return Err(Errno::EOPNOTSUPP);
         }
+        let start = now_ns();
         loop {
             let w = self.table.load(unit);
             match w.kind() {
@@ -120,8 +162,9 @@ impl Engine {
                     let w = self.lock_settled(unit);
                     if w.kind() != Kind::Base {
                         self.table.unlock(unit, w);
-                    } else if let Some(Outcome::NoMemory | Outcome::Poisoned) =
-                        self.make_whole(unit, w, true, now_ns())
+                    } else if self
+                        .make_whole(unit, w, true, start)
+                        .is_some_and(Outcome::is_lost)
                     {
                         return Err(Errno::ENOMEM);
                     }
@@ -129,6 +172,7 @@ impl Engine {
                 }
                 _ if !w.allows(true) => {
                     // Bring it in with our access, not the program's.
+                    *allowed = allowed_by(w).unwrap_or(*allowed);
                     self.table
                         .update(unit, |w| Some(w.set(MAY_READ | MAY_WRITE)));
                     continue;
@@ -143,12 +187,28 @@ impl Engine {
                 self.table.unlock(unit, w);
                 continue;
             }
-            if self.uffd() >= 0 {
-                let _ = uffd::unregister(self.uffd(), at, UNIT);
+            if !self.pool.hand_to_kernel(self.me()) {
+                self.table.unlock(unit, w);
+                return Err(Errno::ENOMEM);
+            }
+            let set = match *allowed {
+                Prot::ReadWrite => Ok(()),
+                // SAFETY: the access that the program has set.
+                _ => unsafe { mm::protect(at, UNIT, access_of(*allowed)) },
+            };
+            let handed = set.and_then(|()| match self.uffd() {
+                fd if fd >= 0 => uffd::unregister(fd, at, UNIT),
+                _ => Ok(()),
+            });
+            if handed.is_err() {
+                self.pool.take_from_kernel(self.me(), 1);
+                self.table.unlock(unit, w);
+                return Err(Errno::ENOMEM);
             }
             if let Some(s) = w.slot() {
                 self.free_place(unit, s);
             }
+            self.has_foreign.store(true, Relaxed);
             self.table.unlock(unit, Word(0).with_kind(Kind::Foreign));
             self.count(Counter::Ejected, 1);
             return Ok(());

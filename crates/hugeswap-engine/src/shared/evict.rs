@@ -125,8 +125,14 @@ impl Engine {
             return false;
         };
         // The word is ours for good.
-        let _ = fs::punch(memory, m.offset_of(unit), UNIT_BYTES);
+        let punched = fs::punch_at_last(memory, m.offset_of(unit), UNIT_BYTES);
         self.protect_again(hand, region, m, unit);
+        if punched.is_err() {
+            // It stands there still, as it is in swap.
+            self.change_kind(unit, Kind::Resident);
+            unlock(cell, Word(cell.load(Acquire)).referenced(true));
+            return false;
+        }
         self.end_punch(unit);
         true
     }

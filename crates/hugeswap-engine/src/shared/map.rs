@@ -14,9 +14,9 @@ use hugeswap_policy::knobs::Knob;
 use hugeswap_policy::shared::{Op, Word};
 use hugeswap_sys::fs::{Identity, Seals};
 use hugeswap_sys::signal::Blocked;
-use hugeswap_sys::{Errno, fs, mm, now_ns, process, uffd};
+use hugeswap_sys::{Errno, fs, futex, mm, now_ns, process, uffd};
+use std::sync::atomic::AtomicU32;
 use std::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed, Release, SeqCst};
-use std::time::Duration;
 
 /// Who attaches waits so long for somebody to have it.
 const PATIENCE_NS: u64 = 5_000_000_000;
@@ -174,7 +174,7 @@ impl Engine {
                 // The only ones who have it are children just being forked, or have just died.
                 Err(SharedError::Coming) if now_ns() - since < PATIENCE_NS => {
                     self.pool.reap();
-                    std::thread::sleep(Duration::from_millis(1));
+                    futex::wait(&AtomicU32::new(0), 0, Some(1_000_000), false);
                 }
                 tried => return tried,
             }

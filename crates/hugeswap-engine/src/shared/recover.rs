@@ -141,11 +141,11 @@ impl Engine {
             }
             Op::Out => unlock(cell, w.referenced(true)),
             Op::Punch => {
-                let _ = fs::punch(fds.memory, m.offset_of(unit), UNIT_BYTES);
+                let _ = fs::punch_at_last(fds.memory, m.offset_of(unit), UNIT_BYTES);
                 self.end_punch(unit);
             }
             Op::Discard => {
-                let _ = fs::punch(fds.memory, m.offset_of(unit), UNIT_BYTES);
+                let _ = fs::punch_at_last(fds.memory, m.offset_of(unit), UNIT_BYTES);
                 self.change_kind(unit, Kind::None);
                 self.end_punch(unit);
             }
@@ -153,7 +153,7 @@ impl Engine {
     }
 
     /// Of this process's word; others may begin to wait for it meanwhile.
-    fn change_kind(&self, unit: u32, kind: Kind) {
+    pub(super) fn change_kind(&self, unit: u32, kind: Kind) {
         let change = |w| Some(Word(w).with_kind(kind).0);
         let _ = self.word_of(unit).fetch_update(AcqRel, Acquire, change);
     }
@@ -168,7 +168,7 @@ impl Engine {
                 self.count(Counter::SwapReadError, 1);
                 self.count(Counter::Poisoned, 1);
                 self.stamp_shared(region, unit, 0..UNIT_PAGES as usize);
-                let _ = fs::punch(fds.memory, m.offset_of(unit), UNIT_BYTES);
+                let _ = fs::punch_at_last(fds.memory, m.offset_of(unit), UNIT_BYTES);
                 self.change_kind(unit, Kind::Lost);
                 self.end_punch(unit);
             }

@@ -22,10 +22,12 @@ pub(crate) mod wbt;
 use crate::backing::{Failed, SwapPage, Transfer};
 use crate::engine::Engine;
 use crate::pool::layout::Area;
+use crate::pool::losses::{Cause, Loss, LossKey};
 use crate::{checksum, faulty};
 use hugeswap_policy::counters::Counter;
 use hugeswap_policy::granularity::Direction;
 use hugeswap_policy::knobs::Knob;
+use hugeswap_policy::unit::{Kind, Word};
 use hugeswap_policy::{PAGE_BYTES, UNIT_PAGES, retry};
 use hugeswap_sys::{Errno, Result, fs, mm, now_ns};
 use seal::Cipher;
@@ -98,9 +100,12 @@ impl Engine {
         let mut attempt = 0;
         loop {
             let tried = self.swap_read_once(slot, pages.clone(), to, (operation, attempt));
-            let Err(Failed { error, on_purpose }) = tried else {
+            let Err(failed) = tried else {
                 return Ok(());
             };
+            let Failed {
+                error, on_purpose, ..
+            } = failed;
             if error == Errno::EIO && again(attempt) {
                 self.count(Counter::SwapRetry, 1);
                 attempt += 1;
@@ -113,6 +118,9 @@ impl Engine {
             }
             if !on_purpose && error != Errno::EBADF && self.backing.faulty.keeps_account() {
                 self.count(Counter::FaultUnexplained, 1);
+            }
+            if error != Errno::EBADF {
+                self.note_failed_read(slot, &pages, failed);
             }
             // Whatever the device says, who asked can only go by whether there is any use in asking somebody with other descriptors.
             return Err(match error {
@@ -139,6 +147,7 @@ impl Engine {
             return Err(Failed {
                 error: Errno::ENODEV,
                 on_purpose: self.backing.faulty.keeps_account(),
+                changed: None,
             });
         }
         if !summed && self.sealing.is_none() && strange() {
@@ -175,16 +184,20 @@ impl Engine {
         })?;
         self.sizes.observe(Direction::In, pages.len(), took);
         let sums = self.pool.slot_sums().get(slot as usize);
+        let want = sums.and_then(|s| s.get(pages.clone()));
         let pages_read = pages.len();
+        // SAFETY: just filled, and the caller's.
+        let got = unsafe { std::slice::from_raw_parts(to as *const u8, len) };
+        let matches = |page: usize, n: usize| {
+            let want = want.and_then(|w| w.get(page..page + n));
+            let got = got.get(page * PAGE..(page + n) * PAGE);
+            want.zip(got)
+                .is_some_and(|(w, g)| checksum::matches(&self.key, g, w))
+        };
         let right = match &self.sealing {
             Some(sealing) => self.open_pages(sealing, slot, pages, to),
             None if !summed => true,
-            None => {
-                // SAFETY: just filled, and the caller's.
-                let got = unsafe { std::slice::from_raw_parts(to as *const u8, len) };
-                sums.and_then(|s| s.get(pages))
-                    .is_some_and(|want| checksum::matches(&self.key, got, want))
-            }
+            None => matches(0, pages_read),
         };
         if right {
             note(None);
@@ -205,7 +218,65 @@ impl Engine {
         Err(Failed {
             error: Errno::EIO,
             on_purpose: moved.spoilt,
+            // (Of what is encrypted that is not known.)
+            changed: match self.sealing {
+                Some(_) => Some(0),
+                None => (0..pages_read).find(|&page| !matches(page, 1)).or(Some(0)),
+            },
         })
+    }
+
+    /// Pages of a slot could not be had, again and again: where, and why, is remembered for whoever is told of it.
+    #[cold]
+    #[inline(never)]
+    fn note_failed_read(&self, slot: u64, pages: &Range<usize>, failed: Failed) {
+        let page = pages.start + failed.changed.unwrap_or(0);
+        let Some((area, offset)) = self.pool.locate(slot) else {
+            return;
+        };
+        let cause = match failed.changed {
+            Some(_) => Cause::Changed,
+            None => Cause::Unreadable(failed.error.0),
+        };
+        if failed.changed.is_some() {
+            self.count(Counter::SwapCorrupt, 1);
+            if self.sealing.is_some() && pages.len() > 1 {
+                // Which page it is turns out when they are read one by one.
+                return;
+            }
+        }
+        let loss = Loss {
+            area,
+            offset: offset + (page * PAGE) as u64,
+            cause,
+        };
+        let number = slot * UNIT_PAGES + page as u64;
+        self.pool.note_loss(LossKey::Page(number), loss);
+    }
+
+    /// Why the bytes at `addr`, which are lost, could not be had from swap, if that is remembered.
+    pub fn loss_at(&self, addr: usize) -> Option<Loss> {
+        let unit = self.table.unit_of(addr)?;
+        let w = self.table.load(unit);
+        if w.kind() == Kind::Poisoned {
+            return self.pool.loss(LossKey::Unit(self.me(), unit));
+        }
+        let page = (addr - self.table.addr(unit)) / PAGE;
+        let (cluster, at) = self.place_of(unit, w, page)?;
+        let number = cluster * UNIT_PAGES + at as u64;
+        self.pool.loss(LossKey::Page(number))
+    }
+
+    /// A unit that is about to have no place in swap is lost: why is remembered by its own name.
+    pub(crate) fn note_unit_lost(&self, unit: u32, w: Word) {
+        let of_page = |page| {
+            let (cluster, at) = self.place_of(unit, w, page)?;
+            self.pool
+                .loss(LossKey::Page(cluster * UNIT_PAGES + at as u64))
+        };
+        if let Some(loss) = (0..PAGES).find_map(of_page) {
+            self.pool.note_loss(LossKey::Unit(self.me(), unit), loss);
+        }
     }
 
     fn swap_page(&self, area: usize, slot: u64, page: usize) -> SwapPage {

@@ -314,7 +314,7 @@ impl Engine {
         unsafe { std::ptr::copy_nonoverlapping(buffer.addr() as *const u8, at as *mut u8, UNIT) };
         // (Who tracks writes is told of the first.)
         match self.map_frame(unit, w, frame.place, !self.is_tracked(unit)) {
-            Some(new) => {
+            Ok(new) => {
                 self.free_cluster(old);
                 let new = new.with_slot(None).clear(CLEAN | READAHEAD);
                 self.table.unlock(unit, new);
@@ -323,7 +323,7 @@ impl Engine {
                 self.count(Counter::SwapMoved, PAGES as u64);
                 true
             }
-            None => {
+            Err(_) => {
                 self.arena.put_free(frame.place);
                 self.table.unlock(unit, w);
                 false

@@ -49,20 +49,20 @@ impl Batch<'_> {
         let at = engine.table.addr(self.first);
         let whole = first.kind() == Kind::Present;
         let protected = if whole {
-            engine.mover().set_read_only(at, words.len() * UNIT)
+            engine.mover().set_read_only(at, words.len() * UNIT).is_ok()
         } else {
-            engine.freeze_units(self.first, words.len())
+            engine.freeze_units(self.first, words.len()).is_ok()
         };
         for (i, &w) in words.iter().enumerate() {
             let unit = self.first + i as u32;
-            if protected.is_err() {
+            if !protected {
                 // Some of it may be read-only by now, and what is not can be written: it counts as written. A fault puts the rest right.
                 engine.note_written(unit);
                 if whole {
                     engine.note_half_protected(unit);
                 }
             }
-            let read_only = whole && protected.is_ok();
+            let read_only = whole && protected;
             if read_only {
                 engine.close_for_epoch(unit, self.epoch - 1);
             }

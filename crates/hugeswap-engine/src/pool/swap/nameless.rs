@@ -3,7 +3,7 @@
 use super::{Found, Kind, RESERVE, Refusal, SwapSpec, open_area, open_direct};
 use crate::pool::PoolError;
 use hugeswap_policy::UNIT_BYTES;
-use hugeswap_sys::{Errno, fs};
+use hugeswap_sys::{Errno, fs, process};
 use std::path::PathBuf;
 
 pub(super) fn open(spec: &SwapSpec, refusal: &Refusal) -> Result<Found, PoolError> {
@@ -18,6 +18,7 @@ pub(super) fn open(spec: &SwapSpec, refusal: &Refusal) -> Result<Found, PoolErro
             "name a directory on a disk, or add ,tmpfs=allow if you mean it",
         ));
     }
+    let limit = process::limit(libc::RLIMIT_FSIZE);
     let bytes = match spec.size {
         Some(s) if s > info.free_bytes => {
             return Err(refusal.because(
@@ -28,11 +29,21 @@ pub(super) fn open(spec: &SwapSpec, refusal: &Refusal) -> Result<Found, PoolErro
                 "give a smaller size= or another directory",
             ));
         }
+        size if size.unwrap_or(UNIT_BYTES) > limit => {
+            return Err(refusal.because(
+                format!(
+                    "would have a file longer than this process may write: {} KiB (ulimit -f)",
+                    limit >> 10
+                ),
+                "raise that limit, or give a smaller size=",
+            ));
+        }
         Some(s) => s,
         None => info
             .free_bytes
             .saturating_sub(RESERVE)
-            .min(super::MAX_BYTES),
+            .min(super::MAX_BYTES)
+            .min(limit),
     };
     if bytes < UNIT_BYTES {
         return Err(full(refusal));

@@ -1,0 +1,91 @@
+//! The line that tells why a touch of managed memory ends in a signal. The rules of the fault path hold: it is put together
+//! from parts, without formatting.
+
+use super::Outcome;
+use crate::engine::Engine;
+use crate::pool::losses::Cause;
+use hugeswap_sys::{Errno, fs, process};
+
+/// Most parts of a line.
+const PARTS: usize = 16;
+
+/// A line as it grows.
+struct Line<'a> {
+    parts: [&'a [u8]; PARTS],
+    len: usize,
+}
+
+impl<'a> Line<'a> {
+    #[inline(never)]
+    fn add(&mut self, part: &'a [u8]) {
+        if let Some(next) = self.parts.get_mut(self.len) {
+            *next = part;
+            self.len += 1;
+        }
+    }
+}
+
+/// [`fs::digits`]. (Called twice, its address would be kept in a register, and calls by register are what the check of the fault path
+/// cannot follow.)
+#[inline(never)]
+fn digits(n: u64, base: u64, out: &mut [u8; 20]) -> &[u8] {
+    fs::digits(n, base, out)
+}
+
+/// Says what came of a touch of `addr` that does not end well.
+#[inline(never)]
+pub(crate) fn complain(engine: &Engine, addr: usize, outcome: Outcome) {
+    let mut numbers = [[0u8; 20]; 5];
+    let [a, b, c, d, e] = &mut numbers;
+    let mut line = Line {
+        parts: [b""; PARTS],
+        len: 0,
+    };
+    line.add(b"hugeswap: process ");
+    line.add(digits(process::pid() as u64, 10, a));
+    line.add(b": memory at 0x");
+    line.add(digits(addr as u64, 16, b));
+    let mut failed = None;
+    match outcome {
+        Outcome::Retry | Outcome::Guard => return,
+        Outcome::NotOurs => line.add(b" was touched without being mapped"),
+        Outcome::NoMemory => line
+            .add(b" is lost: neither memory nor swap is left; give more with --memory or --swap"),
+        Outcome::Stuck => line.add(
+            b" is lost: another process of the pool, stopped or hanging, has held it for a minute",
+        ),
+        Outcome::Unmapped(error) => {
+            line.add(b" cannot be mapped: the kernel refuses ");
+            line.add(error.call.name().as_bytes());
+            line.add(b" again and again");
+            failed = Some(error.errno);
+        }
+        Outcome::Poisoned if engine.is_of_file(addr) => {
+            line.add(b" is lost: its file could not be read, or is too short now");
+        }
+        Outcome::Poisoned => match engine.loss_at(addr) {
+            Some(loss) => {
+                line.add(match loss.cause {
+                    Cause::Changed => b" is lost: its bytes on the device have changed (checksum mismatch) at offset " as &[u8],
+                    Cause::Unreadable(_) => b" is lost: the device could not read it at offset ",
+                });
+                line.add(digits(loss.offset, 10, c));
+                line.add(b" of swap area ");
+                line.add(digits(loss.area as u64, 10, d));
+                if let Cause::Unreadable(errno) = loss.cause {
+                    failed = Some(Errno(errno));
+                }
+            }
+            None => line.add(b" is lost: what swap has of it could not be read, or has changed"),
+        },
+    }
+    let Errno(number) = failed.unwrap_or(Errno(0));
+    if let Some(errno) = failed {
+        line.add(b": error ");
+        line.add(digits(number as u64, 10, e));
+        line.add(b" ");
+        line.add(errno.name().as_bytes());
+    }
+    line.add(b"\n");
+    fs::complain(&line.parts);
+}

@@ -1,0 +1,200 @@
+//! Addresses in the window that the program chooses, and mappings that the kernel makes there.
+//!
+//! Private anonymous memory at a chosen address is managed like any other. Before the kernel maps
+//! something else in the window, its addresses are *claimed*: nobody else is given them, and their
+//! units are the kernel's. Then either the claim is settled, or it is abandoned.
+//!
+//! Called by program threads; see the parent module for the rules.
+
+use super::{Dirty, PAGE, UNIT, page_up};
+use crate::engine::Engine;
+use hugeswap_policy::unit::{Kind, UNCHARGED, Word};
+use hugeswap_sys::signal::Blocked;
+use hugeswap_sys::{Errno, mm, uffd};
+use std::sync::atomic::Ordering::Relaxed;
+
+/// What becomes of what is mapped at addresses that are claimed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Contents {
+    /// It stays mapped, as the kernel's.
+    Keep,
+    /// It is given up: only units that others use too are brought in.
+    Drop,
+}
+
+/// Addresses that are about to be mapped by the kernel. End it by [`Engine::settle_claim`] or [`Engine::abandon_claim`].
+#[derive(Debug)]
+#[must_use]
+pub struct Claim {
+    addr: usize,
+    len: usize,
+    /// What of it was free before.
+    fresh: Vec<(usize, usize)>,
+}
+
+impl Engine {
+    /// Maps managed memory that reads as zero at `[addr, addr+len)`, whole pages of the window; with `over`
+    /// in the place of whatever is mapped there. EEXIST without `over`, if something is. ENOMEM as
+    /// [`Engine::map`]; what was mapped there may be gone then only if the limit on mappings is met.
+    pub fn map_at(&self, addr: usize, len: usize, over: bool) -> Result<(), Errno> {
+        let len = page_up(len);
+        if !addr.is_multiple_of(PAGE) || !self.contains(addr) || !self.contains(addr + len - 1) {
+            return Err(Errno::EINVAL);
+        }
+        let mut dirty = Dirty::default();
+        {
+            let _blocked = Blocked::all();
+            let _inside = self.gate.enter();
+            let mut space = self.space.lock();
+            let there: usize = space.allocated_in(addr, len).map(|(_, n)| n).sum();
+            if there > 0 && !over {
+                return Err(Errno::EEXIST);
+            }
+            // What is promised for the range already counts for what takes its place.
+            let promised =
+                there - self.file_bytes(&space, addr, len) - space.kernel_bytes(addr, len);
+            if !self.pool.commit(self.me(), (len - promised) as u64) {
+                return Err(Errno::ENOMEM);
+            }
+            if let Err(e) = self.unmap_locked(&mut space, addr, len) {
+                self.pool.uncommit(self.me(), (len - promised) as u64);
+                return Err(e);
+            }
+            // All of it is free now, and nobody else has had the lock.
+            let taken = space.reserve_at(addr, len);
+            debug_assert!(taken);
+            self.take_units(&mut space, addr, len, &mut dirty)?;
+        }
+        self.close_unused_mappings();
+        self.make_fit(addr, len, &dirty, true)
+    }
+
+    /// Is any page of the range mapped, by us or by the kernel?
+    pub fn is_any_mapped(&self, addr: usize, len: usize) -> bool {
+        let _blocked = Blocked::all();
+        let space = self.space.lock();
+        space.allocated_in(addr, len).next().is_some()
+    }
+
+    /// The mapped ranges (address, length) within `[addr, addr+len)`, in order.
+    pub fn mapped_in(&self, addr: usize, len: usize) -> Vec<(usize, usize)> {
+        let _blocked = Blocked::all();
+        let space = self.space.lock();
+        space.allocated_in(addr, len).collect()
+    }
+
+    /// How many bytes of the range hold mappings that the kernel made at the program's wish.
+    pub fn kernel_bytes(&self, addr: usize, len: usize) -> usize {
+        let _blocked = Blocked::all();
+        self.space.lock().kernel_bytes(addr, len)
+    }
+
+    /// Has every unit of the range that is used been handed to the kernel?
+    pub fn is_unmanaged(&self, addr: usize, len: usize) -> bool {
+        let mut units = self.units_of(addr, len);
+        units.all(|unit| matches!(self.table.load(unit).kind(), Kind::Free | Kind::Foreign))
+    }
+
+    /// Has any unit of the range been handed to the kernel?
+    pub fn is_any_foreign(&self, addr: usize, len: usize) -> bool {
+        self.has_foreign.load(Relaxed) && {
+            let mut units = self.units_of(addr, len);
+            units.any(|unit| self.table.load(unit).kind() == Kind::Foreign)
+        }
+    }
+
+    /// Claims what the window has of `[addr, addr+len)`, whole pages: see the file's head. ENOMEM, EIO: a unit
+    /// could not be brought in, or the limit on mappings is met; nothing is lost.
+    pub fn claim(&self, addr: usize, len: usize, contents: Contents) -> Result<Claim, Errno> {
+        let window = self.window();
+        let from = addr.max(window.start);
+        let len = addr
+            .saturating_add(len)
+            .min(window.end)
+            .saturating_sub(from);
+        let mut claim = Claim {
+            addr: from,
+            len,
+            fresh: Vec::new(),
+        };
+        while len > 0 && !self.try_claim(&mut claim, contents)? {}
+        Ok(claim)
+    }
+
+    /// False if a unit has become managed meanwhile: again.
+    fn try_claim(&self, claim: &mut Claim, contents: Contents) -> Result<bool, Errno> {
+        let (addr, len) = (claim.addr, claim.len);
+        let _blocked = Blocked::all();
+        let _inside = self.gate.enter();
+        for unit in self.units_of(addr, len) {
+            let at = self.table.addr(unit);
+            let whole = at >= addr && at + UNIT <= addr + len;
+            if !whole || contents == Contents::Keep {
+                self.eject_unit(unit)?;
+            }
+        }
+        let mut space = self.space.lock();
+        if contents == Contents::Drop {
+            let gone = self.unmap_locked(&mut space, addr, len)?;
+            self.pool.uncommit(self.me(), gone as u64);
+        }
+        claim.fresh.extend(space.take_for_kernel(addr, len));
+        let units = self.units_of(addr, len);
+        self.has_foreign.store(true, Relaxed);
+        self.high_unit.fetch_max(units.end, Relaxed);
+        for unit in units {
+            let w = self.table.lock(unit);
+            let done = match w.kind() {
+                Kind::Foreign => Ok(()),
+                Kind::Free => self.hand_over_absent(unit),
+                _ => Err(Errno::EAGAIN),
+            };
+            let now = match done {
+                Ok(()) if w.kind() == Kind::Free => Word(0).with_kind(Kind::Foreign).set(UNCHARGED),
+                _ => w,
+            };
+            self.table.unlock(unit, now);
+            if let Err(e) = done {
+                for (at, n) in claim.fresh.drain(..) {
+                    let _ = self.unmap_locked(&mut space, at, n);
+                }
+                return if e == Errno::EAGAIN {
+                    Ok(false)
+                } else {
+                    Err(e)
+                };
+            }
+        }
+        Ok(true)
+    }
+
+    /// The kernel may map something at a locked unit that is nobody's.
+    fn hand_over_absent(&self, unit: u32) -> Result<(), Errno> {
+        if self.uffd() < 0 {
+            return Ok(());
+        }
+        let at = self.table.addr(unit);
+        uffd::unregister(self.uffd(), at, UNIT)?;
+        // SAFETY: nobody's memory.
+        unsafe { mm::protect(at, UNIT, mm::PROT_NONE) }
+    }
+
+    /// The kernel has mapped what it was to map.
+    pub fn settle_claim(&self, claim: Claim) {
+        let _blocked = Blocked::all();
+        let mut space = self.space.lock();
+        let promised = space.make_kernels(claim.addr, claim.len);
+        self.pool.uncommit(self.me(), promised as u64);
+    }
+
+    /// The kernel has mapped nothing; what was free is free again.
+    pub fn abandon_claim(&self, claim: Claim) {
+        let _blocked = Blocked::all();
+        let _inside = self.gate.enter();
+        let mut space = self.space.lock();
+        for (at, n) in claim.fresh {
+            // (Where this fails the addresses stay taken.)
+            let _ = self.unmap_locked(&mut space, at, n);
+        }
+    }
+}

@@ -1,0 +1,106 @@
+//! The engine's own threads: the C library's, or of a clone of our own.
+//!
+//! A library's threads are the program's, as anybody's: the global allocator may be any, and an allocator may ask the C library
+//! who calls it, or leave out locks while the C library counts one thread. An object that is injected into a program has an
+//! allocator of its own; its threads must be none of the program's ([`hugeswap_sys::thread`]).
+
+use crate::engine::Engine;
+use crate::error::EngineError;
+use hugeswap_sys::signal::{self, Blocked, Mask};
+use hugeswap_sys::{Errno, process, thread};
+use std::thread::{Builder, JoinHandle};
+
+/// Of a thread of the engine's.
+const STACK: usize = 256 << 10;
+
+/// Whose threads the engine's own are.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Threads(Kind);
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Kind {
+    Pthread,
+    Raw { unblocked: Mask },
+}
+
+impl Threads {
+    /// The C library's. No signal reaches them but the one by which the C library has every thread change its user.
+    pub const PTHREAD: Threads = Threads(Kind::Pthread);
+
+    /// Threads that the C library does not know. The signals of `unblocked` reach them, no other.
+    ///
+    /// # Safety
+    /// The global allocator does not use the C library. Handlers of `unblocked` keep to what [`thread`] says. [`thread::prepare`] was called.
+    pub const unsafe fn raw(unblocked: Mask) -> Threads {
+        Threads(Kind::Raw { unblocked })
+    }
+}
+
+/// A thread to be waited for.
+pub(crate) enum Handle {
+    Pthread(JoinHandle<()>),
+    Raw(thread::Thread),
+}
+
+impl Handle {
+    fn is_over(&self) -> bool {
+        match self {
+            Handle::Pthread(t) => t.is_finished(),
+            Handle::Raw(t) => t.is_over(),
+        }
+    }
+
+    pub(crate) fn join(self) {
+        match self {
+            // (A panic has been told of.)
+            Handle::Pthread(t) => drop(t.join()),
+            Handle::Raw(t) => t.join(),
+        }
+    }
+}
+
+impl Engine {
+    /// kswapd, now and then: threads of our own do not keep a process whose program has ended.
+    pub(crate) fn end_with_program(&self) {
+        if self.thread_kind != Threads::PTHREAD
+            && let Some(status) = thread::program_is_over()
+        {
+            process::end(status);
+        }
+    }
+
+    /// Starts a thread.
+    pub(crate) fn spawn(
+        &'static self,
+        name: &str,
+        body: impl FnOnce() + Send + 'static,
+    ) -> Result<(), EngineError> {
+        let made = match self.thread_kind.0 {
+            Kind::Pthread => spawn_pthread(name, body),
+            // SAFETY: what the engine's threads do keeps to the rules, given an allocator that does, for which the caller of
+            // `Threads::raw` answers; a panic does not unwind out of the thread's first function.
+            Kind::Raw { unblocked } => unsafe {
+                thread::spawn(name, signal::ALL & !unblocked, body).map(Handle::Raw)
+            },
+        };
+        let handle = made.map_err(|e| EngineError::System("cannot start a thread", e))?;
+        let mut threads = self.threads.lock();
+        // Those that have ended by themselves.
+        while let Some(i) = threads.iter().position(Handle::is_over) {
+            threads.swap_remove(i).join();
+        }
+        threads.push(handle);
+        Ok(())
+    }
+}
+
+fn spawn_pthread(name: &str, body: impl FnOnce() + Send + 'static) -> Result<Handle, Errno> {
+    // (In the caller too: a thread that changes the user has a lock that making a thread needs, until every thread has answered.)
+    let _blocked = Blocked::all_but_user();
+    Builder::new()
+        .name(name.into())
+        .stack_size(STACK)
+        .spawn(body)
+        .map(Handle::Pthread)
+        .map_err(|e| Errno(e.raw_os_error().unwrap_or(libc::EAGAIN)))
+}
