@@ -37,6 +37,7 @@ pub use hugeswap_engine::FileMode;
 pub use hugeswap_engine::TrackError;
 pub use hugeswap_engine::groups::GroupError;
 pub use hugeswap_engine::pool::Room;
+pub use hugeswap_engine::pool::losses::{Cause, Loss};
 pub use hugeswap_engine::pool::{FaultMode, ScrubReport, SwapSpec};
 pub use hugeswap_engine::shared::SharedError;
 pub use hugeswap_policy::advisor::advice::{Advice as BudgetAdvice, Point as BudgetPoint};
@@ -54,6 +55,14 @@ use hugeswap_engine::{Engine, EngineConfig, EngineError};
 use hugeswap_policy::shared::Nonsense;
 use std::path::PathBuf;
 use std::sync::Arc;
+
+/// Why bytes are lost, in words.
+fn why(loss: &Option<Loss>) -> String {
+    match loss {
+        Some(loss) => loss.to_string(),
+        None => "their swap, or their file, could not be read, or has changed".to_owned(),
+    }
+}
 
 /// Why something could not be done; one line that says what to do about it.
 #[derive(Debug, thiserror::Error)]
@@ -111,13 +120,16 @@ pub enum Error {
     ReadOnly,
     /// What was in memory there cannot be read back from swap, or from its file.
     #[error(
-        "bytes {offset}..+{len} of the region are lost: their swap, or their file, could not be read; discard them (Advice::DontNeed)"
+        "bytes {offset}..+{len} of the region are lost: {}; discard them (Advice::DontNeed)", why(.loss)
     )]
     Lost {
         /// Where the range starts, bytes.
         offset: usize,
         /// How long it is, bytes.
         len: usize,
+        /// Where swap has failed, and whether the bytes there have changed or could not be read; of several pages the first of which that is known. None: of a
+        /// file, or not remembered any more.
+        loss: Option<Loss>,
     },
     /// A part of 2 MiB could not be given up: it had to be in memory for that, and neither memory nor swap was left. Some of the range may be as it was.
     #[error(
@@ -246,6 +258,7 @@ impl Builder {
             EngineConfig {
                 fault_mode: self.fault_mode,
                 window: Some(self.window),
+                ..EngineConfig::default()
             },
         )?;
         Ok(Pool {

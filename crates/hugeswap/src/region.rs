@@ -214,7 +214,13 @@ impl Region {
         let at = self.as_ptr() as usize + offset;
         match self.pool.inner.engine.first_marker(at, len) {
             Some(Marker::Guard) => Error::Guard { offset, len },
-            _ => Error::Lost { offset, len },
+            _ => Error::Lost {
+                offset,
+                len,
+                loss: (at..at + len)
+                    .step_by(4096)
+                    .find_map(|at| self.pool.inner.engine.loss_at(at)),
+            },
         }
     }
 

@@ -50,6 +50,7 @@ impl Pool {
             EngineConfig {
                 fault_mode: FaultMode::Auto,
                 window: Some(Builder::WINDOW),
+                ..EngineConfig::default()
             },
         )?;
         Ok(Pool {

@@ -25,7 +25,7 @@ pub struct Stats {
     pub inactive_file_bytes: u64,
     /// The most there ever was, bytes.
     pub peak_resident_bytes: u64,
-    /// Most managed bytes ever mapped at one time.
+    /// Most managed memory that held something at one time, in memory or in swap, bytes.
     pub peak_managed_bytes: u64,
     /// All swap, bytes.
     pub swap_bytes: u64,

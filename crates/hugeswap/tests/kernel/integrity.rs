@@ -3,7 +3,7 @@
 use crate::Test;
 use crate::pages::counter;
 use crate::util::*;
-use hugeswap::{Advice, FaultMode, Pool, Region};
+use hugeswap::{Advice, Cause, Error, FaultMode, Pool, Region};
 use std::fs::File;
 use std::mem::ManuallyDrop;
 use std::os::fd::FromRawFd;
@@ -24,6 +24,10 @@ pub const TESTS: &[Test] = &[
         unwritable_slots_are_not_used_again,
     ),
     ("blocks_exchanged_are_noticed", blocks_exchanged_are_noticed),
+    ("what_failed_is_told_apart", what_failed_is_told_apart),
+    ("encrypted_what_failed_is_told_apart", || {
+        with_encryption(what_failed_is_told_apart)
+    }),
     ("pieces_that_swap_lost_are_saved", || {
         with_pieces(scrub_saves_base_pages)
     }),
@@ -135,6 +139,54 @@ fn scrub_finds_what_is_lost() {
         assert_eq!(pool.scrub().bad, 0);
         check(&r, 2);
         pool.audit().unwrap();
+    });
+}
+
+/// Bytes that changed on the device are one thing, a device that does not read another; both are told with their places.
+fn what_failed_is_told_apart() {
+    both_modes(|mode| {
+        let pool = builder(32)
+            .fault_mode(mode)
+            .set("readahead.max=0")
+            .build()
+            .unwrap();
+        let r = swapped(&pool, 4 * UNIT);
+        let swap = Swap::of_the_pool();
+        let clusters = swap.clusters();
+        let lost = |page: usize| match r.read_at(page * PAGE, &mut [0; PAGE]) {
+            Err(e @ Error::Lost { .. }) => {
+                let text = e.to_string();
+                let Error::Lost { loss, .. } = e else {
+                    unreachable!()
+                };
+                (loss.expect("it is known why"), text)
+            }
+            done => panic!("page {page}: {done:?}"),
+        };
+        clusters.iter().for_each(|c| swap.flip(c + 5));
+        let (loss, text) = lost(5);
+        assert_eq!((loss.cause, loss.area), (Cause::Changed, 0));
+        assert_eq!(loss.offset / PAGE as u64 % 512, 5);
+        assert!(clusters.contains(&(loss.offset / PAGE as u64 - 5)));
+        for word in ["checksum mismatch", &loss.offset.to_string(), "area 0"] {
+            assert!(text.contains(word), "{text}");
+        }
+        let s = pool.stats();
+        assert_eq!(
+            counter(&s, "swap_corrupt") > 0,
+            counter(&s, "swap_read_error") > 0
+        );
+        let corrupt = counter(&s, "swap_corrupt");
+        assert!(corrupt > 0);
+        // Another unit, of which nothing was read yet.
+        pool.set("debug.swap_read_fail=1").unwrap();
+        let (loss, text) = lost(3 * 512 + 9);
+        assert_eq!((loss.cause, loss.area), (Cause::Unreadable(5), 0));
+        assert!(
+            text.contains("could not read") && text.contains("EIO"),
+            "{text}"
+        );
+        assert_eq!(counter(&pool.stats(), "swap_corrupt"), corrupt);
     });
 }
 

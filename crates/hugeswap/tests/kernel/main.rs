@@ -109,6 +109,7 @@ fn main() {
             .find(|(n, _)| *n == name)
             .expect("no such test");
         report::install();
+        pauses();
         (test.1)();
         return;
     }
@@ -122,6 +123,18 @@ fn main() {
         .map(|(name, _)| Trial::test(name, move || in_own_process(name, quiet)))
         .collect();
     libtest_mimic::run(&args, trials).exit();
+}
+
+/// Has system calls pause, if the environment says so: see docs/testing.md.
+fn pauses() {
+    let seed = std::env::var("HUGESWAP_TEST_PAUSES");
+    #[cfg(feature = "inject")]
+    if let Ok(seed) = &seed {
+        let seed = seed.parse().expect("HUGESWAP_TEST_PAUSES is a number");
+        hugeswap_sys::inject::set(Some(hugeswap_sys::inject::Plan::Pause(seed)));
+    }
+    #[cfg(not(feature = "inject"))]
+    assert!(seed.is_err(), "pauses need --features inject");
 }
 
 /// Runs a test. What it says is heard if it fails, and why it could not run in full; with `--nocapture`, all of it.

@@ -1,0 +1,387 @@
+//! What the process of a run does: everything that makes system calls, on little memory, with its bytes verified. What the
+//! library refuses is told by the run's result, and gone on from as a program would; a wrong byte or a failed audit is the end.
+
+use hugeswap::{Advice, FaultMode, Granularity, Pool, Region, SwapSpec};
+use hugeswap_engine::pool::{self, PoolConfig};
+use hugeswap_engine::{Engine, EngineConfig, Prot};
+use hugeswap_sys::inject::{self, Plan};
+use std::sync::atomic::AtomicBool;
+use std::sync::atomic::Ordering::Relaxed;
+
+pub const UNIT: usize = 2 << 20;
+const PAGE: usize = 4096;
+
+/// How a run's process ends.
+pub const WRONG: i32 = 3;
+pub const TOLD: i32 = 4;
+pub const LEAKED: i32 = 5;
+
+/// Something was refused, and said so.
+static REFUSED: AtomicBool = AtomicBool::new(false);
+
+/// What pools are like in a run.
+#[derive(Clone, Copy)]
+pub struct Kind {
+    pub name: &'static str,
+    mode: FaultMode,
+    settings: &'static [&'static str],
+}
+
+pub const KINDS: &[Kind] = &[
+    Kind {
+        name: "signal",
+        mode: FaultMode::Signal,
+        settings: &[],
+    },
+    Kind {
+        name: "pages",
+        mode: FaultMode::Signal,
+        settings: &["thp.swapin=never", "thp.enabled=madvise"],
+    },
+    Kind {
+        name: "pieces",
+        mode: FaultMode::Signal,
+        settings: &["debug.userfaultfd=off", "thp.swapin=never"],
+    },
+    Kind {
+        name: "message",
+        mode: FaultMode::Message,
+        settings: &[],
+    },
+];
+
+fn refused(what: &str, why: &dyn std::fmt::Display) {
+    println!("refused: {what}: {why}");
+    REFUSED.store(true, Relaxed);
+}
+
+/// Ends the process; what was said before is heard.
+fn end(status: i32, why: &str) -> ! {
+    println!("{why}");
+    // SAFETY: ends this process.
+    unsafe { libc::_exit(status) }
+}
+
+/// What a page holds: words of a generation, zeros, or, after something was refused, either.
+#[derive(Clone, Copy, PartialEq)]
+enum Holds {
+    Words(u64),
+    Zeros,
+    Either(u64),
+}
+
+fn value(i: usize, g: u64) -> u64 {
+    (i as u64 ^ (g << 40)).wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1
+}
+
+/// Managed memory and what it must hold, page by page.
+struct Model {
+    at: usize,
+    pages: Vec<Holds>,
+}
+
+impl Model {
+    fn new(at: usize, len: usize) -> Model {
+        Model {
+            at,
+            pages: vec![Holds::Zeros; len / PAGE],
+        }
+    }
+
+    fn word(&self, page: usize, i: usize) -> *mut u64 {
+        ((self.at + page * PAGE) as *mut u64).wrapping_add(i)
+    }
+
+    fn fill(&mut self, pages: std::ops::Range<usize>, g: u64) {
+        for page in pages {
+            for i in (0..512).step_by(61) {
+                // SAFETY: within memory that is mapped as long as the model lives.
+                unsafe { self.word(page, i).write_volatile(value(page * 512 + i, g)) };
+            }
+            // (The words in between stay as they were.)
+            self.pages[page] = Holds::Words(g);
+        }
+    }
+
+    fn check(&self, what: &str) {
+        for (page, holds) in self.pages.iter().enumerate() {
+            for i in (0..512).step_by(61) {
+                // SAFETY: as above.
+                let is = unsafe { self.word(page, i).read_volatile() };
+                let right = match *holds {
+                    Holds::Words(g) => is == value(page * 512 + i, g),
+                    Holds::Zeros => is == 0,
+                    Holds::Either(g) => is == 0 || is == value(page * 512 + i, g),
+                };
+                if !right {
+                    end(
+                        WRONG,
+                        &format!("WRONG {what}: page {page} word {i} is {is:#x}"),
+                    );
+                }
+            }
+        }
+    }
+
+    fn discarded(&mut self, pages: std::ops::Range<usize>, done: bool) {
+        for p in &mut self.pages[pages] {
+            *p = match *p {
+                _ if done => Holds::Zeros,
+                Holds::Words(g) => Holds::Either(g),
+                other => other,
+            };
+        }
+    }
+}
+
+fn advise(r: &mut Region, at: usize, len: usize, advice: Advice) -> bool {
+    let done = r.advise(at, len, advice);
+    done.inspect_err(|e| refused("advise", e)).is_ok()
+}
+
+/// A pool with 16 MiB for everything.
+fn pool(kind: Kind, directory: &str) -> Option<Pool> {
+    let mut spec = SwapSpec::new(directory);
+    spec.size = Some(256 << 20);
+    let builder = Pool::builder()
+        .memory(16 << 20)
+        .swap_area(spec)
+        .fault_mode(kind.mode);
+    let builder = kind.settings.iter().fold(builder, |b, s| b.set(s));
+    let pool = builder.build();
+    pool.inspect_err(|e| refused("a pool", e)).ok()
+}
+
+/// All of it, with a plan from the very first call on. Ends the process.
+pub fn run(kind: Kind, directory: &str, plan: Plan, die: Option<u64>) -> ! {
+    inject::set(Some(plan));
+    library(kind, directory, die);
+    if die.is_none() {
+        engine(kind, directory);
+    }
+    if plan == Plan::Count {
+        for (k, n) in inject::seen() {
+            println!("seen {} {} {n}", k.nr, k.request);
+        }
+    }
+    if inject::fired() {
+        println!("fired");
+    }
+    let status = if REFUSED.load(Relaxed) { TOLD } else { 0 };
+    end(status, "ended")
+}
+
+fn library(kind: Kind, directory: &str, die: Option<u64>) {
+    let Some(pool) = pool(kind, directory) else {
+        return;
+    };
+    let len = 14 * UNIT;
+    let Ok(mut r) = pool.region(len).inspect_err(|e| refused("region", e)) else {
+        return;
+    };
+    let all = 0..len / PAGE;
+    let mut m = Model::new(r.as_ptr() as usize, len);
+    m.fill(all.clone(), 1);
+    m.check("filled");
+    advise(&mut r, 0, len, Advice::PageOut);
+    m.check("paged out");
+    m.fill(100..700, 2);
+    advise(&mut r, 0, len, Advice::WillNeed);
+    m.check("written again");
+    for (from, to) in [(3 * 512, 5 * 512), (6 * 512 + 10, 6 * 512 + 90)] {
+        let done = advise(&mut r, from * PAGE, (to - from) * PAGE, Advice::DontNeed);
+        m.discarded(from..to, done);
+    }
+    m.check("discarded");
+    m.fill(6 * 512..7 * 512, 3);
+    match r.pin(UNIT, UNIT, true) {
+        Ok(_pin) => m.fill(600..650, 4),
+        Err(e) => refused("pin", &e),
+    }
+    match r.track_writes(Granularity::Pages) {
+        Ok(epoch) => {
+            m.fill(512 * 2..512 * 2 + 20, 5);
+            match r.changed_since(&epoch) {
+                Ok(changed) => {
+                    let told = |at: usize| changed.iter().any(|c| c.contains(&at));
+                    for page in 512 * 2..512 * 2 + 20 {
+                        if !told(page * PAGE) {
+                            end(
+                                WRONG,
+                                &format!("WRONG page {page} is not said to be changed"),
+                            );
+                        }
+                    }
+                }
+                Err(e) => refused("changed since", &e),
+            }
+            r.stop_tracking();
+        }
+        Err(e) => refused("tracking", &e),
+    }
+    let mut snapshot = Vec::new();
+    if let Err(e) = r.snapshot(&mut snapshot) {
+        refused("snapshot", &e);
+    }
+    m.check("snapshot");
+    fork(&mut m, 6, die);
+    m.fill(0..300, 7);
+    advise(&mut r, 0, len, Advice::PageOut);
+    m.check("after the fork");
+    fork(&mut m, 8, None);
+    if kind.mode == FaultMode::Signal && die.is_none() {
+        shared(&pool);
+    }
+    m.check("at last");
+    if let Err(e) = pool.audit() {
+        end(LEAKED, &format!("LEAKED {e}"));
+    }
+    drop(r);
+    if let Err(e) = pool.audit() {
+        end(LEAKED, &format!("LEAKED when all is given back: {e}"));
+    }
+}
+
+/// A child writes and verifies; so does the parent meanwhile.
+fn fork(m: &mut Model, g: u64, die: Option<u64>) {
+    // SAFETY: the child goes on in this function and ends.
+    let pid = unsafe { libc::fork() };
+    if pid == 0 {
+        if let Some(nth) = die {
+            inject::set(Some(Plan::Die(nth)));
+        }
+        m.check("in the child");
+        m.fill(50..900, g);
+        m.check("written in the child");
+        if die.is_some() {
+            println!("calls {}", inject::calls());
+        }
+        end(if REFUSED.load(Relaxed) { TOLD } else { 0 }, "child ended");
+    }
+    if pid < 0 {
+        return refused("fork", &std::io::Error::last_os_error());
+    }
+    m.fill(200..400, g + 100);
+    m.check("beside the child");
+    let mut status = 0;
+    // SAFETY: our own child.
+    unsafe { libc::waitpid(pid, &mut status, 0) };
+    match (libc::WIFEXITED(status), libc::WEXITSTATUS(status)) {
+        (true, 0) => {}
+        (true, TOLD) => REFUSED.store(true, Relaxed),
+        (true, s) => end(s, "in the child"),
+        (false, _) if die.is_some() && libc::WTERMSIG(status) == libc::SIGKILL => {}
+        // It said why.
+        (false, _) if libc::WTERMSIG(status) == libc::SIGBUS => REFUSED.store(true, Relaxed),
+        (false, _) => end(WRONG, &format!("WRONG the child was ended by {status:#x}")),
+    }
+    m.check("after the child");
+}
+
+fn shared(pool: &Pool) {
+    let len = 8 * UNIT;
+    let Ok(mut r) = pool
+        .shared(len, "failures")
+        .inspect_err(|e| refused("shared", e))
+    else {
+        return;
+    };
+    let mut m = Model::new(r.as_ptr() as usize, len);
+    m.fill(0..len / PAGE, 1);
+    advise(&mut r, 0, len, Advice::PageOut);
+    m.check("shared");
+    let done = advise(&mut r, 2 * UNIT, UNIT, Advice::DontNeed);
+    m.discarded(1024..1536, done);
+    // SAFETY: the child reads, and ends.
+    let pid = unsafe { libc::fork() };
+    if pid == 0 {
+        m.check("shared, in the child");
+        end(0, "child ended");
+    }
+    let mut status = 0;
+    if pid > 0 {
+        // SAFETY: our own child.
+        unsafe { libc::waitpid(pid, &mut status, 0) };
+    }
+    if libc::WIFEXITED(status) && libc::WEXITSTATUS(status) != 0 {
+        end(libc::WEXITSTATUS(status), "in the child");
+    }
+    m.check("shared, after the child");
+}
+
+/// What only programs under `hugeswap run` do.
+fn engine(kind: Kind, directory: &str) {
+    let spec = SwapSpec {
+        size: Some(256 << 20),
+        ..SwapSpec::new(directory)
+    };
+    let mut settings = Vec::new();
+    for s in kind.settings {
+        settings.push(hugeswap_policy::knobs::parse_setting(s).expect("a setting"));
+    }
+    let config = PoolConfig {
+        memory: 16 << 20,
+        swap: vec![spec],
+        fault_mode: kind.mode,
+        settings,
+    };
+    let pool = match pool::Pool::create(&config) {
+        Ok(pool) => pool,
+        Err(e) => return refused("a pool", &e),
+    };
+    let window = EngineConfig {
+        window: Some(1 << 30),
+        ..EngineConfig::default()
+    };
+    let e = match Engine::start(pool, window) {
+        Ok(e) => e,
+        Err(e) => return refused("an engine", &e),
+    };
+    let len = 6 * UNIT;
+    let map = |len| e.map(len, PAGE, true).inspect_err(|e| refused("map", e));
+    let (Ok(a), Ok(b)) = (map(len), map(len)) else {
+        return;
+    };
+    let mut m = Model::new(a, len);
+    m.fill(0..len / PAGE, 1);
+    e.pageout(a, len / 2);
+    e.move_range(a, b, len);
+    m.at = b;
+    m.check("moved");
+    e.unmap(a, len);
+    // To the kernel, in part changed there, and back.
+    match e.eject(b, 2 * UNIT) {
+        Ok(()) => m.check("the kernel's"),
+        Err(e) => refused("eject", &e),
+    }
+    if kind.mode == FaultMode::Signal {
+        for access in [Prot::None, Prot::Read, Prot::ReadWrite] {
+            if let Err(e) = e.protect(b + 3 * UNIT, 2 * UNIT, access) {
+                refused("protect", &e);
+            }
+        }
+        // What was refused may have left some of it closed.
+        while e.protect(b + 3 * UNIT, 2 * UNIT, Prot::ReadWrite).is_err() {}
+    }
+    m.check("protected");
+    m.fill(5 * 512..6 * 512, 2);
+    if let Err(e) = e.populate(b + 4 * UNIT, UNIT, true) {
+        refused("populate", &e);
+    }
+    let done = e.discard(b + UNIT / 2, 2 * UNIT);
+    m.discarded(256..256 + 1024, done.is_ok());
+    m.check("discarded in part");
+    e.unmap(b, len);
+    let Ok(c) = map(12 * UNIT) else { return };
+    let mut m = Model::new(c, 12 * UNIT);
+    m.check("new");
+    m.fill(0..12 * 512, 3);
+    e.pageout(c, 12 * UNIT);
+    m.check("used again");
+    e.unmap(c, 12 * UNIT);
+    if let Err(e) = e.audit() {
+        end(LEAKED, &format!("LEAKED {e}"));
+    }
+    // SAFETY: nothing of its memory is used any more.
+    unsafe { e.stop() };
+}
