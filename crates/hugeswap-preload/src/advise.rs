@@ -3,12 +3,16 @@
 //! What managed memory can honour is honoured; what only changes speed is accepted; what needs the kernel's own
 //! pages (executable or partly protected units, locked memory, fork advice) takes the units from the engine first.
 
-use crate::mmap::{access, any_ejected, discard, eject, pages, pass, protect, status, whole_units};
+use crate::mmap::{
+    RW, access, discard, eject, mark, note, pages, pass, protect, runs, whole_units,
+};
 use crate::real::{self, set_errno};
 use crate::{pagemap, shared, state};
-use hugeswap_engine::Engine;
+use hugeswap_engine::{Engine, Prot};
 use hugeswap_policy::markers::Marker;
 use hugeswap_policy::thp::Usage;
+use hugeswap_sys::Errno;
+use hugeswap_sys::raw::{check, syscall6};
 use libc::{c_int, c_uchar, c_void, size_t};
 use std::ops::Range;
 use std::sync::atomic::AtomicU8;
@@ -18,6 +22,8 @@ const PAGE: usize = 4096;
 const UNIT: usize = 2 << 20;
 
 // Advice that libc does not name everywhere.
+const MADV_WIPEONFORK: c_int = 18;
+const MADV_KEEPONFORK: c_int = 19;
 const MADV_COLD: c_int = 20;
 const MADV_PAGEOUT: c_int = 21;
 const MADV_POPULATE_READ: c_int = 22;
@@ -36,10 +42,55 @@ fn shared(addr: usize, len: usize) -> Option<(&'static Engine, Range<usize>)> {
 
 /// The engine, and the range in whole pages, if the call is about managed memory.
 fn managed(addr: usize, len: usize) -> Option<(&'static Engine, usize)> {
-    if !state::in_window(addr) {
-        return None;
+    let engine = state::engine()?;
+    let window = engine.window();
+    let len = pages(addr, len)?;
+    (addr < window.end && addr + len > window.start).then_some((engine, len))
+}
+
+/// Makes a call on a range that meets the window, piece by piece in order, as the kernel does: `ours` on
+/// managed pieces, `nr` itself on what the kernel has and on what is outside. `holes`: pages that are not
+/// mapped do not stop it. Ends with the first error; ENOMEM if something was not mapped.
+fn each(
+    engine: &Engine,
+    at: usize,
+    len: usize,
+    holes: bool,
+    mut kernels: impl FnMut(usize, usize) -> c_int,
+    mut ours: impl FnMut(usize, usize) -> c_int,
+) -> c_int {
+    let window = engine.window();
+    let (from, to) = (at.max(window.start), (at + len).min(window.end));
+    if at < from {
+        let done = kernels(at, from - at);
+        if done != 0 {
+            return done;
+        }
     }
-    Some((state::engine()?, pages(addr, len)?))
+    let mut next = from;
+    let mut hole = false;
+    for run in runs(engine, from, to - from) {
+        hole |= run.at > next;
+        next = run.at + run.len;
+        if hole && !holes {
+            break;
+        }
+        let done = match run.foreign {
+            true => kernels(run.at, run.len),
+            false => ours(run.at, run.len),
+        };
+        if done != 0 {
+            return done;
+        }
+    }
+    hole |= next < to;
+    if to < at + len && (holes || !hole) {
+        let done = kernels(to, at + len - to);
+        if done != 0 {
+            return done;
+        }
+    }
+    if hole { error(libc::ENOMEM) } else { 0 }
 }
 
 fn error(e: c_int) -> c_int {
@@ -48,7 +99,7 @@ fn error(e: c_int) -> c_int {
 }
 
 #[unsafe(no_mangle)]
-unsafe extern "C" fn madvise(addr: *mut c_void, len: size_t, advice: c_int) -> c_int {
+pub unsafe extern "C" fn madvise(addr: *mut c_void, len: size_t, advice: c_int) -> c_int {
     let at = addr as usize;
     if let Some((engine, range)) = shared(at, len) {
         return advise_shared(engine, range, advice);
@@ -60,9 +111,23 @@ unsafe extern "C" fn madvise(addr: *mut c_void, len: size_t, advice: c_int) -> c
 }
 
 fn advise(engine: &Engine, at: usize, len: usize, advice: c_int) -> c_int {
-    if !engine.is_mapped(at, len) {
-        return error(libc::ENOMEM);
-    }
+    let kernels = |at: usize, len: usize| {
+        if is_remembered(advice) && state::in_window(at) {
+            note(at, len, mark_of(advice));
+        }
+        let marked = state::in_window(at) && engine.first_marker(at, len).is_some();
+        match advice {
+            MADV_POPULATE_READ | MADV_POPULATE_WRITE if marked => return error(libc::EFAULT),
+            MADV_GUARD_REMOVE if marked => engine.remove_markers(at, len, Marker::Guard),
+            _ => {}
+        }
+        pass(libc::SYS_madvise, [at, len, advice as usize, 0, 0, 0])
+    };
+    let ours = |at, len| advise_managed(engine, at, len, advice);
+    each(engine, at, len, true, kernels, ours)
+}
+
+fn advise_managed(engine: &Engine, at: usize, len: usize, advice: c_int) -> c_int {
     let errno = real::errno();
     match advice {
         libc::MADV_DONTNEED => {
@@ -80,10 +145,11 @@ fn advise(engine: &Engine, at: usize, len: usize, advice: c_int) -> c_int {
         MADV_POPULATE_READ | MADV_POPULATE_WRITE if engine.first_marker(at, len).is_some() => {
             return error(libc::EFAULT);
         }
-        MADV_POPULATE_READ => touch(engine, at, len, false),
-        MADV_POPULATE_WRITE => touch(engine, at, len, true),
-        // What the kernel has may stay: FREE allows the content to go, it does not ask for it.
-        libc::MADV_FREE if any_ejected(at, len) => {}
+        MADV_POPULATE_READ | MADV_POPULATE_WRITE => {
+            if let Err(e) = populate(engine, at..at + len, advice) {
+                return error(e.0);
+            }
+        }
         libc::MADV_FREE => engine.free_lazily(at, len),
         // About speed or dumps.
         MADV_COLLAPSE
@@ -91,19 +157,14 @@ fn advise(engine: &Engine, at: usize, len: usize, advice: c_int) -> c_int {
         | libc::MADV_UNMERGEABLE
         | libc::MADV_DONTDUMP
         | libc::MADV_DODUMP => {}
-        MADV_GUARD_INSTALL if !any_ejected(at, len) => {
+        MADV_GUARD_INSTALL => {
             match engine.install_markers(at, len, Marker::Guard) {
                 Ok(()) => {}
                 // Where they cannot be ours they can be the kernel's.
                 Err(_) => return hand_over(engine, at, len, advice),
             }
         }
-        MADV_GUARD_REMOVE => {
-            engine.remove_markers(at, len, Marker::Guard);
-            if any_ejected(at, len) {
-                return pass(libc::SYS_madvise, [at, len, advice as usize, 0, 0, 0]);
-            }
-        }
+        MADV_GUARD_REMOVE => engine.remove_markers(at, len, Marker::Guard),
         libc::MADV_REMOVE => return error(libc::EINVAL),
         _ => return hand_over(engine, at, len, advice),
     }
@@ -147,12 +208,50 @@ fn advise_shared(engine: &Engine, at: Range<usize>, advice: c_int) -> c_int {
     0
 }
 
+/// Does the kernel remember such advice?
+fn is_remembered(advice: c_int) -> bool {
+    matches!(
+        advice,
+        libc::MADV_DONTFORK | libc::MADV_DOFORK | MADV_WIPEONFORK | MADV_KEEPONFORK
+    )
+}
+
+/// How advice that the kernel is to remember is marked.
+fn mark_of(advice: c_int) -> u8 {
+    match advice {
+        libc::MADV_DONTFORK | libc::MADV_DOFORK => mark::NOT_FORKED,
+        MADV_WIPEONFORK | MADV_KEEPONFORK => mark::WIPED,
+        _ => mark::OTHER,
+    }
+}
+
 /// Advice for the kernel, which has the memory from now on.
 fn hand_over(engine: &Engine, at: usize, len: usize, advice: c_int) -> c_int {
+    // What is no advice at all is refused though there are no bytes.
+    let known = pass(libc::SYS_madvise, [at, 0, advice as usize, 0, 0, 0]);
+    if known != 0 {
+        return known;
+    }
+    note(at, len, mark_of(advice));
     match eject(engine, at, len) {
         Ok(()) => pass(libc::SYS_madvise, [at, len, advice as usize, 0, 0, 0]),
         Err(e) => error(e.0),
     }
+}
+
+/// Brings a range in, unit by unit, each by whoever has it. (Not by touching it: another thread may take access away.)
+fn populate(engine: &Engine, at: Range<usize>, advice: c_int) -> Result<(), Errno> {
+    for unit in (at.start & !(UNIT - 1)..at.end).step_by(UNIT) {
+        let (from, to) = (unit.max(at.start), (unit + UNIT).min(at.end));
+        if engine.is_foreign(from, to - from) {
+            let a = [from, to - from, advice as usize, 0, 0, 0];
+            // SAFETY: advice that changes no content.
+            check(unsafe { syscall6(libc::SYS_madvise as usize, a) })?;
+        } else {
+            engine.populate(from, to - from, advice == MADV_POPULATE_WRITE)?;
+        }
+    }
+    Ok(())
 }
 
 /// Touches each unit once, and each page of those that came by pages, as a program would.
@@ -191,7 +290,7 @@ unsafe extern "C" fn posix_madvise(addr: *mut c_void, len: size_t, advice: c_int
 }
 
 #[unsafe(no_mangle)]
-unsafe extern "C" fn mprotect(addr: *mut c_void, len: size_t, prot: c_int) -> c_int {
+pub unsafe extern "C" fn mprotect(addr: *mut c_void, len: size_t, prot: c_int) -> c_int {
     let at = addr as usize;
     if let Some((engine, range)) = shared(at, len) {
         return protect_shared(engine, range, prot);
@@ -199,22 +298,74 @@ unsafe extern "C" fn mprotect(addr: *mut c_void, len: size_t, prot: c_int) -> c_
     let Some((engine, whole)) = managed(at, len) else {
         return pass(libc::SYS_mprotect, [at, len, prot as usize, 0, 0, 0]);
     };
-    if !engine.is_mapped(at, whole) {
-        return error(libc::ENOMEM);
-    }
+    let kernels = |at: usize, len: usize| {
+        if prot != RW && state::in_window(at) {
+            note(at, len, mark::ACCESS);
+        }
+        pass(libc::SYS_mprotect, [at, len, prot as usize, 0, 0, 0])
+    };
+    let ours = |at, len| protect_managed(engine, at, len, prot);
+    each(engine, at, whole, false, kernels, ours)
+}
+
+/// Whole units stay managed, if they can have such access.
+pub fn protect_managed(engine: &Engine, at: usize, len: usize, prot: c_int) -> c_int {
     let errno = real::errno();
-    if whole_units(engine, at, whole)
-        && !any_ejected(at, whole)
-        && let Some(access) = access(prot)
-        && protect(engine, at, whole, access)
-    {
-        set_errno(errno);
-        return 0;
+    let first = at.next_multiple_of(UNIT).min(at + len);
+    let last = ((at + len) & !(UNIT - 1)).max(first);
+    for (from, to) in [(at, first), (first, last), (last, at + len)] {
+        if from == to {
+            continue;
+        }
+        let (at, len) = (from, to - from);
+        if whole_units(engine, at, len)
+            && let Some(access) = access(prot)
+            && protect(engine, at, len, access)
+        {
+            continue;
+        }
+        // Access that the engine's units have already hands nothing to the kernel.
+        let all = Some(Prot::ReadWrite);
+        if access(prot) == all && engine.access(at, len) == all {
+            continue;
+        }
+        note(at, len, mark::ACCESS);
+        let ejected = eject(engine, at, len);
+        if let Err(e) = ejected {
+            return error(e.0);
+        }
+        let done = pass(libc::SYS_mprotect, [at, len, prot as usize, 0, 0, 0]);
+        if done != 0 {
+            return done;
+        }
     }
-    match eject(engine, at, whole) {
-        Ok(()) => pass(libc::SYS_mprotect, [at, len, prot as usize, 0, 0, 0]),
-        Err(e) => error(e.0),
+    set_errno(errno);
+    0
+}
+
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn pkey_mprotect(
+    addr: *mut c_void,
+    len: size_t,
+    prot: c_int,
+    key: c_int,
+) -> c_int {
+    if key == -1 {
+        // SAFETY: passed on; so the C library has it.
+        return unsafe { mprotect(addr, len, prot) };
     }
+    let at = addr as usize;
+    let a = [at, len, prot as usize, key as usize, 0, 0];
+    if let Some((engine, whole)) = managed(at, len) {
+        if !engine.is_mapped(at, whole) {
+            return error(libc::ENOMEM);
+        }
+        note(at, whole, mark::ACCESS);
+        if let Err(e) = eject(engine, at, whole) {
+            return error(e.0);
+        }
+    }
+    pass(libc::SYS_pkey_mprotect, a)
 }
 
 fn protect_shared(engine: &Engine, at: Range<usize>, prot: c_int) -> c_int {
@@ -240,6 +391,9 @@ fn lock(nr: libc::c_long, addr: usize, len: usize, flags: usize) -> c_int {
         if private && !engine.is_mapped(start, end - start) {
             return error(libc::ENOMEM);
         }
+        if private {
+            note(start, end - start, mark::LOCKED);
+        }
         if let Err(e) = eject(engine, start, end - start) {
             return error(e.0);
         }
@@ -248,19 +402,25 @@ fn lock(nr: libc::c_long, addr: usize, len: usize, flags: usize) -> c_int {
 }
 
 #[unsafe(no_mangle)]
-unsafe extern "C" fn mlock(addr: *const c_void, len: size_t) -> c_int {
+pub unsafe extern "C" fn mlock(addr: *const c_void, len: size_t) -> c_int {
     lock(libc::SYS_mlock, addr as usize, len, 0)
 }
 
 #[unsafe(no_mangle)]
-unsafe extern "C" fn mlock2(addr: *const c_void, len: size_t, flags: libc::c_uint) -> c_int {
+pub unsafe extern "C" fn mlock2(addr: *const c_void, len: size_t, flags: libc::c_uint) -> c_int {
     lock(libc::SYS_mlock2, addr as usize, len, flags as usize)
 }
 
 #[unsafe(no_mangle)]
-unsafe extern "C" fn munlock(addr: *const c_void, len: size_t) -> c_int {
-    // Memory that is still managed was never locked: the kernel then has nothing to undo, and says so.
-    pass(libc::SYS_munlock, [addr as usize, len, 0, 0, 0, 0])
+pub unsafe extern "C" fn munlock(addr: *const c_void, len: size_t) -> c_int {
+    let at = addr as usize;
+    let start = at & !(PAGE - 1);
+    let pass = |at, len| pass(libc::SYS_munlock, [at, len, 0, 0, 0, 0]);
+    match managed(start, len.saturating_add(at - start)) {
+        // Memory that is still managed was never locked.
+        Some((engine, whole)) => each(engine, start, whole, false, pass, |_, _| 0),
+        None => pass(at, len),
+    }
 }
 
 /// Locking everything would hold the budget's frames and the reserved window too; managed
@@ -274,7 +434,7 @@ unsafe extern "C" fn mlockall(flags: c_int) -> c_int {
 }
 
 #[unsafe(no_mangle)]
-unsafe extern "C" fn mincore(addr: *mut c_void, len: size_t, vec: *mut c_uchar) -> c_int {
+pub unsafe extern "C" fn mincore(addr: *mut c_void, len: size_t, vec: *mut c_uchar) -> c_int {
     let at = addr as usize;
     if let Some((engine, range)) = shared(at, len) {
         if !shared::is_mapped(at, range.len()) {
@@ -286,6 +446,9 @@ unsafe extern "C" fn mincore(addr: *mut c_void, len: size_t, vec: *mut c_uchar) 
     let Some((engine, whole)) = managed(at, len) else {
         return pass(libc::SYS_mincore, [at, len, vec as usize, 0, 0, 0]);
     };
+    if !state::in_window(at) {
+        return pass(libc::SYS_mincore, [at, len, vec as usize, 0, 0, 0]);
+    }
     if !engine.is_mapped(at, whole) {
         return error(libc::ENOMEM);
     }
@@ -294,20 +457,19 @@ unsafe extern "C" fn mincore(addr: *mut c_void, len: size_t, vec: *mut c_uchar) 
 }
 
 #[unsafe(no_mangle)]
-unsafe extern "C" fn msync(addr: *mut c_void, len: size_t, flags: c_int) -> c_int {
+pub unsafe extern "C" fn msync(addr: *mut c_void, len: size_t, flags: c_int) -> c_int {
     let at = addr as usize;
     if let Some((_, range)) = shared(at, len) {
         let mapped = shared::is_mapped(at, range.len());
-        return status(mapped.then_some(()).ok_or(hugeswap_sys::Errno::ENOMEM));
+        return if mapped { 0 } else { error(libc::ENOMEM) };
     }
+    let pass = |at, len| pass(libc::SYS_msync, [at, len, flags as usize, 0, 0, 0]);
     match managed(at, len) {
-        // There is no file behind it.
-        Some((engine, whole)) => status(
-            engine
-                .is_mapped(at, whole)
-                .then_some(())
-                .ok_or(hugeswap_sys::Errno::ENOMEM),
-        ),
-        None => pass(libc::SYS_msync, [at, len, flags as usize, 0, 0, 0]),
+        // There is no file behind managed memory. (Flags that make no sense are refused though there are no bytes.)
+        Some((engine, whole)) => match pass(at, 0) {
+            0 => each(engine, at, whole, true, pass, |_, _| 0),
+            refused => refused,
+        },
+        None => pass(at, len),
     }
 }

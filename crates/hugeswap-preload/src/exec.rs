@@ -286,9 +286,7 @@ unsafe extern "C" fn _Fork() -> libc::pid_t {
     if pid == 0 {
         state::in_child();
         hugeswap_engine::fork_child();
-        if state::engine().is_some() {
-            state::settle_child();
-        }
+        state::settle_child();
     } else {
         state::after_fork();
         hugeswap_engine::fork_parent();

@@ -1,6 +1,6 @@
 //! Descriptors: the program may close what it likes, but not the pool's.
 //!
-//! Our numbers stand near the top of the descriptor limit. `close` of one answers EBADF, as for a number
+//! Our numbers stand near the top of the descriptor limit. `close` and `fstat` of one answer EBADF, as for a number
 //! never opened; closing ranges skips them and reports success.
 
 use crate::real::{self, answer, set_errno};
@@ -8,7 +8,8 @@ use crate::{files, state};
 use hugeswap_sys::raw::syscall6;
 use libc::{c_int, c_uint};
 
-fn bad() -> c_int {
+/// As of a number that stands for nothing.
+pub fn bad() -> c_int {
     set_errno(libc::EBADF);
     -1
 }

@@ -174,13 +174,9 @@ fn is_sole(fd: c_int, st: &libc::stat) -> bool {
     if !closed || !lease {
         return false;
     }
-    let Ok(dir) = std::fs::read_dir("/proc/thread-self/fd") else {
+    let Ok(fds) = process::descriptors() else {
         return false;
     };
-    let names = dir.flatten().map(|e| e.file_name());
-    let fds: Vec<c_int> = names
-        .filter_map(|n| n.to_str().and_then(|n| n.parse().ok()))
-        .collect();
     let same = |o: &libc::stat| (o.st_dev, o.st_ino) == (st.st_dev, st.st_ino);
     let found = fds.into_iter().filter_map(stat).filter(same);
     found.count() == 1

@@ -1,12 +1,12 @@
 //! The seccomp filter that sends system calls on managed memory to [`crate::trap`], and the gate page
 //! whose calls it lets through.
 //!
-//! The filter traps a call if an argument that is a pointer lies in the window, unless the call comes from the gate page,
-//! is about the address space itself, or could not be made again from a handler. Filters survive exec, so window and gate
+//! The filter traps a call if an argument that is a pointer lies in the window, unless the call comes from the gate page
+//! or could not be made again from a handler. Calls on the address space are trapped, too ([`crate::addresses`]). Filters survive exec, so window and gate
 //! stand at fixed addresses, and a constructor asks whether there is a filter already by a call that
 //! does nothing. io_uring is refused (ENOSYS): its requests hold addresses no filter sees.
 
-use crate::{state, table, trap};
+use crate::{addresses, state, table, trap};
 use hugeswap_engine::{SHARED_BASE, SHARED_LEN, WINDOW_BASE, WINDOW_LEN};
 use hugeswap_policy::knobs::Knob;
 use hugeswap_sys::raw::{self, GATE_CODE, syscall6};
@@ -32,21 +32,10 @@ const ON: u32 = 2;
 const IMPOSSIBLE: u32 = 3;
 static FILTER: AtomicU32 = AtomicU32::new(IMPOSSIBLE);
 
-/// Calls that pass whatever their arguments are: those on addresses (the wrappers care), those whose
-/// effect on the calling thread a handler could not pass on, and the one by which the C library, with every signal
+/// Calls that pass whatever their arguments are: those whose effect on the calling thread a handler could not pass on, and the one by which the C library, with every signal
 /// blocked, gets its mask back from a stack that may be managed (a trap would then kill).
 const EXEMPT: &[i64] = &[
-    libc::SYS_mmap,
-    libc::SYS_munmap,
-    libc::SYS_mprotect,
-    libc::SYS_mremap,
-    libc::SYS_madvise,
     libc::SYS_brk,
-    libc::SYS_msync,
-    libc::SYS_mlock,
-    libc::SYS_mlock2,
-    libc::SYS_munlock,
-    libc::SYS_pkey_mprotect,
     libc::SYS_rt_sigreturn,
     libc::SYS_rt_sigprocmask,
     libc::SYS_sigaltstack,
@@ -115,9 +104,8 @@ pub fn ensure() {
     {
         return;
     }
-    let on = trap::install() && load();
+    let on = trap::installed() && load();
     if !on {
-        trap::uninstall();
         fs::complain(&[
             b"hugeswap: system calls cannot be watched here (no seccomp); only common calls work on swapped-out memory\n",
         ]);
@@ -274,7 +262,8 @@ fn program() -> Vec<sock_filter> {
     c.push(stmt(LOAD, NR));
     let mut masks = Vec::new();
     let known = table::CALLS.iter().map(|&(nr, b)| (nr, table::pointers(b)));
-    for (nr, mask) in table::SPECIAL.iter().copied().chain(known) {
+    let special = table::SPECIAL.iter().chain(addresses::CALLS).copied();
+    for (nr, mask) in special.chain(known) {
         if !masks.contains(&mask) {
             masks.push(mask);
         }

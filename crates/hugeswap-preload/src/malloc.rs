@@ -2,6 +2,10 @@
 //!
 //! A managed block is a mapping of its own; which addresses are such blocks, and how long they are,
 //! stands in a table outside managed memory. The table's lock is never held across a call of the engine.
+//!
+//! Only before the C library's own allocator are there such blocks. An allocator that the program brings (jemalloc, mimalloc, tcmalloc)
+//! keeps all its blocks, for it has entry points of its own that would not know ours; its memory is managed because it asks `mmap` for it
+//! ([`crate::mmap`]), and an address in the window is one of its blocks.
 
 use crate::lock::Lock;
 use crate::mmap::{self, release};
@@ -119,11 +123,17 @@ fn managed(engine: &Engine, size: usize, align: usize, zero: bool) -> *mut c_voi
 
 #[inline]
 fn engine_for(size: usize) -> Option<&'static Engine> {
-    if state::may_manage(size) && size <= isize::MAX as usize {
+    if state::may_manage(size) && size <= isize::MAX as usize && real::libc_allocates() {
         state::engine_for(size, Knob::MallocMin)
     } else {
         None
     }
+}
+
+/// Can `p` be a block of ours? Else it is one of the allocator's behind us.
+#[inline]
+fn may_be_ours(p: *mut c_void) -> bool {
+    state::in_window(p as usize) && real::libc_allocates()
 }
 
 /// Length of the managed block at `p`; ends the process if there is none.
@@ -160,7 +170,7 @@ fn free_managed(p: usize) {
         no_block(p, b"free");
     };
     // What the next owner gets is as new.
-    let as_new = mmap::untouched(p, len) && !engine.is_advised(p, len);
+    let as_new = mmap::untouched(engine, p, len) && !engine.is_advised(p, len);
     let kept = as_new && blocks.spare.keep((p, len), limit, &mut gone);
     drop(blocks);
     if !kept {
@@ -197,7 +207,7 @@ unsafe extern "C" fn calloc(count: size_t, each: size_t) -> *mut c_void {
 
 #[unsafe(no_mangle)]
 unsafe extern "C" fn free(p: *mut c_void) {
-    if state::in_window(p as usize) {
+    if may_be_ours(p) {
         free_managed(p as usize);
     } else if !in_bootstrap(p) {
         // SAFETY: passed on.
@@ -206,12 +216,12 @@ unsafe extern "C" fn free(p: *mut c_void) {
 }
 
 #[unsafe(no_mangle)]
-unsafe extern "C" fn realloc(p: *mut c_void, size: size_t) -> *mut c_void {
+pub unsafe extern "C" fn realloc(p: *mut c_void, size: size_t) -> *mut c_void {
     if p.is_null() {
         // SAFETY: as specified for a null pointer.
         return unsafe { malloc(size) };
     }
-    if state::in_window(p as usize) {
+    if may_be_ours(p) {
         return realloc_managed(p as usize, size);
     }
     let old = if in_bootstrap(p) {
@@ -298,8 +308,8 @@ fn realloc_managed(p: usize, size: usize) -> *mut c_void {
 #[unsafe(no_mangle)]
 unsafe extern "C" fn reallocarray(p: *mut c_void, count: size_t, each: size_t) -> *mut c_void {
     match count.checked_mul(each) {
-        // SAFETY: passed on.
-        Some(size) => unsafe { realloc(p, size) },
+        // SAFETY: passed on. (Allocators that stand before us may leave this function to the C library, whose own calls theirs.)
+        Some(size) => unsafe { real::realloc_in_front().unwrap_or(realloc)(p, size) },
         None => {
             set_errno(libc::ENOMEM);
             null_mut()
@@ -364,7 +374,7 @@ unsafe extern "C" fn pvalloc(size: size_t) -> *mut c_void {
 
 #[unsafe(no_mangle)]
 unsafe extern "C" fn malloc_usable_size(p: *mut c_void) -> size_t {
-    if state::in_window(p as usize) {
+    if may_be_ours(p) {
         return length_of(p as usize, b"malloc_usable_size");
     }
     if in_bootstrap(p) {

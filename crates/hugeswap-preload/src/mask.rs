@@ -4,29 +4,24 @@
 //! killed by its first touch of absent memory. What the program asked for is remembered by thread, and told
 //! when it asks back.
 
+use crate::local::{self, Word};
 use crate::real;
 use crate::state;
 use hugeswap_sys::signal::{Mask, bit};
 use libc::{c_int, size_t};
-use std::cell::Cell;
 use std::ptr::null;
 
 /// The signals that are never blocked.
 pub const OURS: Mask = bit(libc::SIGSEGV) | bit(libc::SIGBUS) | bit(libc::SIGSYS);
 
-thread_local! {
-    /// Which of [`OURS`] the program believes blocked in this thread. Has no destructor.
-    static BELIEVED: Cell<Mask> = const { Cell::new(0) };
-}
-
 /// Which of [`OURS`] the calling thread believes blocked; a new thread starts with its creator's.
 pub fn believed() -> Mask {
-    BELIEVED.with(Cell::get)
+    local::get(Word::Mask) as Mask
 }
 
 /// Sets what the calling thread believes.
 pub fn believe(mask: Mask) {
-    BELIEVED.with(|b| b.set(mask & OURS));
+    local::set(Word::Mask, (mask & OURS) as usize);
 }
 
 /// The first 64 signals of a set, as the kernel sees it.

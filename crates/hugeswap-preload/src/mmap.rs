@@ -1,28 +1,32 @@
-//! mmap, munmap and mremap: large private anonymous mappings are managed, and what a program then
+//! mmap and munmap: large private anonymous mappings are managed, and what a program then
 //! does to them works as if the kernel had made them.
 //!
 //! Large shared anonymous ones are [`crate::shared`]'s, in addresses of their own behind the window.
 //!
-//! Inside the window nothing may be mapped behind the engine's back: a fixed mapping over managed memory first takes
-//! the units from the engine (`eject`), after which they are the kernel's and ordinary calls work on them.
+//! Inside the window nothing is mapped behind the engine's back. Private anonymous memory at an address of the
+//! program's choice is managed. For anything else the addresses are claimed from the engine first, and their units
+//! are the kernel's: ordinary calls work on them.
 
 use crate::lock::Lock;
 use crate::real::{self, answer, set_errno};
 use crate::{files, shared, state};
-use hugeswap_engine::{Engine, Prot, SHARED_BASE};
+use hugeswap_engine::pool::FaultMode;
+use hugeswap_engine::{Claim, Contents, Engine, Prot, SHARED_BASE};
 use hugeswap_policy::knobs::Knob;
 use hugeswap_sys::raw::syscall6;
 use hugeswap_sys::{Errno, mm};
 use libc::{c_int, c_void, off_t, size_t};
-use std::collections::BTreeSet;
+use std::collections::BTreeMap;
 use std::ops::Range;
 use std::sync::atomic::AtomicUsize;
 use std::sync::atomic::Ordering::Relaxed;
 
 const PAGE: usize = 4096;
 const UNIT: usize = 2 << 20;
-const RW: c_int = libc::PROT_READ | libc::PROT_WRITE;
-const DONTUNMAP: usize = 4;
+/// The access that managed memory has to begin with.
+pub const RW: c_int = libc::PROT_READ | libc::PROT_WRITE;
+/// The end of the addresses that a program can have.
+const TASK_END: usize = 0x7fff_ffff_f000;
 
 /// Flags of mappings that are not ours to take: fixed places, stacks, locked or special memory.
 const NEVER: c_int = libc::MAP_FIXED
@@ -51,30 +55,59 @@ pub fn pages(addr: usize, len: usize) -> Option<usize> {
     (len > 0 && addr.is_multiple_of(PAGE) && addr.checked_add(len).is_some()).then_some(len)
 }
 
-/// What is not as the engine gave it, by unit.
-struct Marks {
-    /// Taken from the engine; some may be managed again since.
-    ejected: BTreeSet<usize>,
-    /// Less than readable and writable.
-    protected: BTreeSet<usize>,
+/// What may be said of a page, and that the engine does not know of: less access than reading and
+/// writing (or more), locked, or a child does not have it, or has zeros in its place.
+pub mod mark {
+    /// See the module.
+    pub const ACCESS: u8 = 1;
+    /// See the module.
+    pub const LOCKED: u8 = 2;
+    /// See the module.
+    pub const NOT_FORKED: u8 = 4;
+    /// See the module.
+    pub const WIPED: u8 = 8;
+    /// Anything else.
+    pub const OTHER: u8 = 16;
 }
 
-static MARKS: Lock<Marks> = Lock::new(Marks {
-    ejected: BTreeSet::new(),
-    protected: BTreeSet::new(),
-});
-/// How many marks there are.
+/// Units, by address, that have or had pages of which something is said: what.
+static MARKS: Lock<BTreeMap<usize, u8>> = Lock::new(BTreeMap::new());
+/// How many there are.
 static MARKED: AtomicUsize = AtomicUsize::new(0);
-
-impl Marks {
-    fn count(&self) {
-        MARKED.store(self.ejected.len() + self.protected.len(), Relaxed);
-    }
-}
 
 /// First addresses of the units that `[from, to)` meets.
 fn units(from: usize, to: usize) -> impl Iterator<Item = usize> {
     (from & !(UNIT - 1)..to).step_by(UNIT)
+}
+
+/// Notes what is said of `[addr, addr+len)`.
+pub fn note(addr: usize, len: usize, what: u8) {
+    let mut marks = MARKS.lock();
+    for unit in units(addr, addr + len) {
+        *marks.entry(unit).or_default() |= what;
+    }
+    MARKED.store(marks.len(), Relaxed);
+}
+
+/// Forgets it of the units for which `gone` says so.
+fn forget(addr: usize, len: usize, gone: impl Fn(usize) -> bool) {
+    if MARKED.load(Relaxed) > 0 {
+        let mut marks = MARKS.lock();
+        for unit in units(addr, addr + len).filter(|&u| gone(u)) {
+            marks.remove(&unit);
+        }
+        MARKED.store(marks.len(), Relaxed);
+    }
+}
+
+/// What may be said of some page of the units that `[addr, addr+len)` meets; 0: nothing.
+pub fn said_of(addr: usize, len: usize) -> u8 {
+    if MARKED.load(Relaxed) == 0 {
+        return 0;
+    }
+    let marks = MARKS.lock();
+    let met = units(addr, addr + len).filter_map(|u| marks.get(&u));
+    met.fold(0, |all, what| all | what)
 }
 
 /// Takes the units that hold any mapped page of `[addr, addr+len)` from the engine; of shared memory they are kept.
@@ -90,11 +123,7 @@ pub fn eject(engine: &Engine, addr: usize, len: usize) -> Result<(), Errno> {
     if from >= to {
         return Ok(());
     }
-    engine.eject(from, to - from)?;
-    let mut marks = MARKS.lock();
-    marks.ejected.extend(units(from, to));
-    marks.count();
-    Ok(())
+    engine.eject(from, to - from)
 }
 
 /// What of `[addr, addr+len)` is where shared memory may be.
@@ -107,85 +136,78 @@ fn shared_part(addr: usize, len: usize) -> Range<usize> {
 
 /// Sets the access to whole units of managed memory.
 pub fn protect(engine: &Engine, addr: usize, len: usize, access: Prot) -> bool {
-    let done = engine.protect(addr, len, access).is_ok();
     if access != Prot::ReadWrite {
-        let mut marks = MARKS.lock();
-        marks.protected.extend(units(addr, addr + len));
-        marks.count();
+        note(addr, len, mark::ACCESS);
     }
-    done
+    engine.protect(addr, len, access).is_ok()
 }
 
 /// Is all of `[addr, addr+len)` still as the engine gave it?
-pub fn untouched(addr: usize, len: usize) -> bool {
-    if MARKED.load(Relaxed) == 0 {
-        return true;
-    }
-    let marks = MARKS.lock();
-    !units(addr, addr + len).any(|u| marks.ejected.contains(&u) || marks.protected.contains(&u))
+pub fn untouched(engine: &Engine, addr: usize, len: usize) -> bool {
+    !engine.is_any_foreign(addr, len) && said_of(addr, len) == 0
 }
 
-/// Has any unit of `[addr, addr+len)` been taken from the engine? Then the kernel is to be asked about all of it.
-pub fn any_ejected(addr: usize, len: usize) -> bool {
-    MARKED.load(Relaxed) != 0 && {
-        let marks = MARKS.lock();
-        units(addr, addr + len).any(|u| marks.ejected.contains(&u))
-    }
+/// A part of a range that is mapped, all of it managed or all of it the kernel's.
+#[derive(Clone, Copy)]
+pub struct Run {
+    pub at: usize,
+    pub len: usize,
+    pub foreign: bool,
 }
 
-/// The bytes of `[addr, addr+len)` become zero, each by whoever has its unit.
-pub fn discard(engine: &Engine, addr: usize, len: usize) -> Result<(), Errno> {
-    if !any_ejected(addr, len) {
-        return engine.discard(addr, len);
-    }
-    for unit in units(addr, addr + len) {
-        let (from, to) = (unit.max(addr), (unit + UNIT).min(addr + len));
-        if any_ejected(unit, UNIT) {
-            // The mark may be older than the unit's present life.
-            engine.eject(from, to - from)?;
-            // SAFETY: the kernel's pages, whose content the program gives up.
-            unsafe { mm::advise(from, to - from, libc::MADV_DONTNEED) }?;
-        } else {
-            engine.discard(from, to - from)?;
+/// What is mapped of `[addr, addr+len)`, in order.
+pub fn runs(engine: &Engine, addr: usize, len: usize) -> Vec<Run> {
+    let mut all: Vec<Run> = Vec::new();
+    for (at, len) in engine.mapped_in(addr, len) {
+        if !engine.is_any_foreign(at, len) {
+            all.push(Run {
+                at,
+                len,
+                foreign: false,
+            });
+            continue;
+        }
+        for unit in units(at, at + len) {
+            let (from, to) = (unit.max(at), (unit + UNIT).min(at + len));
+            let foreign = engine.is_foreign(from, to - from);
+            match all.last_mut() {
+                Some(last) if last.foreign == foreign && last.at + last.len == from => {
+                    last.len += to - from;
+                }
+                _ => all.push(Run {
+                    at: from,
+                    len: to - from,
+                    foreign,
+                }),
+            }
         }
     }
+    all
+}
+
+/// The bytes of `[addr, addr+len)`, which is mapped, become zero, each by whoever has its unit.
+pub fn discard(engine: &Engine, addr: usize, len: usize) -> Result<(), Errno> {
+    runs(engine, addr, len).into_iter().try_for_each(|run| {
+        if run.foreign {
+            // SAFETY: the kernel's pages, whose content the program gives up.
+            unsafe { mm::advise(run.at, run.len, libc::MADV_DONTNEED) }
+        } else {
+            engine.discard(run.at, run.len)
+        }
+    })
+}
+
+/// Gives pages of the window back to the engine, whatever the program made of them. ENOMEM: the
+/// limit on mappings is met, and they are still the program's.
+pub fn try_release(engine: &Engine, addr: usize, len: usize) -> Result<(), Errno> {
+    engine.try_unmap(addr, len)?;
+    forget(addr, len, |u| !engine.is_any_mapped(u, UNIT));
     Ok(())
 }
 
-/// Gives managed pages back to the engine. Whatever the program made of those that were taken from it (files
-/// mapped over them, protections) is undone first, for their addresses will be somebody's memory again.
+/// [`try_release`] of what is the program's no more in any case.
 pub fn release(engine: &Engine, addr: usize, len: usize) {
-    if untouched(addr, len) {
-        engine.unmap(addr, len);
-        return;
-    }
-    let mut ejected: Vec<usize> = Vec::new();
-    let marks = MARKS.lock();
-    ejected.extend(units(addr, addr + len).filter(|u| marks.ejected.contains(u)));
-    drop(marks);
-    for &unit in &ejected {
-        let (from, to) = (unit.max(addr), (unit + UNIT).min(addr + len));
-        // A unit that is the engine's again becomes the kernel's once more, which is rare and does no harm.
-        if engine.eject(from, to - from).is_ok() {
-            // SAFETY: pages of the kernel's that the program gives up.
-            let _ = unsafe { mm::map_anon(from, to - from, mm::PROT_RW, true) };
-        }
-    }
-    engine.unmap(addr, len);
-    let live = |unit: usize| {
-        (unit..unit + UNIT)
-            .step_by(PAGE)
-            .any(|p| engine.is_mapped(p, PAGE))
-    };
-    ejected.retain(|&u| !live(u));
-    let mut marks = MARKS.lock();
-    for u in units(addr, addr + len) {
-        marks.protected.remove(&u);
-    }
-    for u in &ejected {
-        marks.ejected.remove(u);
-    }
-    marks.count();
+    let _ = try_release(engine, addr, len);
 }
 
 /// Around a fork; see [`Lock::before_fork`].
@@ -209,7 +231,7 @@ fn dev_zero(fd: c_int) -> bool {
 }
 
 #[unsafe(no_mangle)]
-unsafe extern "C" fn mmap(
+pub unsafe extern "C" fn mmap(
     addr: *mut c_void,
     len: size_t,
     prot: c_int,
@@ -219,11 +241,14 @@ unsafe extern "C" fn mmap(
 ) -> *mut c_void {
     let at = addr as usize;
     const TYPE: c_int = libc::MAP_SHARED | libc::MAP_PRIVATE;
-    if flags & libc::MAP_FIXED != 0 && state::meets_managed(at, len) {
-        if let Some(done) = over_managed(at, len, prot, flags) {
-            return done;
-        }
-    } else if state::may_manage(len)
+    if (at != 0 || flags & libc::MAP_FIXED != 0)
+        && state::meets_managed(at, len)
+        && let Some(engine) = state::engine()
+        && let Some(done) = placed(engine, at, len, prot, flags, fd, offset)
+    {
+        return done;
+    }
+    if state::may_manage(len)
         && flags & NEVER == 0
         && matches!(flags & TYPE, libc::MAP_SHARED | libc::MAP_PRIVATE)
         && prot == RW
@@ -254,6 +279,18 @@ unsafe extern "C" fn mmap(
         }
     }
     let made = kernel_map(at, len, prot, flags, fd, offset);
+    after_kernel(made, len, prot, flags, fd, offset)
+}
+
+/// What becomes of the kernel's answer: files may be ours.
+fn after_kernel(
+    made: *mut c_void,
+    len: usize,
+    prot: c_int,
+    flags: c_int,
+    fd: c_int,
+    offset: off_t,
+) -> *mut c_void {
     if flags & libc::MAP_ANONYMOUS == 0 {
         if made == libc::MAP_FAILED {
             return files::map(len, prot, flags, fd, offset as usize);
@@ -284,39 +321,160 @@ fn kernel_map(
     kernel(libc::SYS_mmap, a) as *mut c_void
 }
 
-/// A fixed mapping that meets managed addresses. `None`: the kernel may make it now.
-fn over_managed(at: usize, len: usize, prot: c_int, flags: c_int) -> Option<*mut c_void> {
-    let engine = state::engine()?;
-    let len = pages(at, len)?;
-    let plain = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS;
-    let special = libc::MAP_SHARED | libc::MAP_GROWSDOWN | libc::MAP_LOCKED | libc::MAP_HUGETLB;
-    // Fresh zeros over managed memory, as programs do to give memory back: it stays managed.
-    if flags & (plain | special) == plain
-        && engine.is_mapped(at, len)
-        && whole_units(engine, at, len)
-        && !any_ejected(at, len)
-    {
-        let access = access(prot)?;
-        if let Err(e) = engine.discard(at, len) {
-            return Some(failed(e.0));
-        }
-        if protect(engine, at, len, access) {
-            return Some(at as *mut c_void);
+/// A mapping at addresses of the program's choice that meet managed ones. `None`: the kernel is asked, and
+/// refuses what is wrong, or takes other addresses for a hint that cannot be followed.
+fn placed(
+    engine: &Engine,
+    at: usize,
+    len: usize,
+    prot: c_int,
+    flags: c_int,
+    fd: c_int,
+    offset: off_t,
+) -> Option<*mut c_void> {
+    let exact = flags & (libc::MAP_FIXED | libc::MAP_FIXED_NOREPLACE) != 0;
+    let replace = exact && flags & libc::MAP_FIXED_NOREPLACE == 0;
+    let at = if exact {
+        at
+    } else {
+        at.checked_next_multiple_of(PAGE)?
+    };
+    let len = pages(at, len).filter(|len| at + len <= TASK_END)?;
+    let window = engine.window();
+    let inside = at >= window.start && at + len <= window.end;
+    if !replace && is_any_mapped(engine, at, len) {
+        return exact.then(|| failed(libc::EEXIST));
+    }
+    if !exact && !inside {
+        return None;
+    }
+    if inside && let Some(access) = managed_access(engine, at, len, prot, flags) {
+        let errno = real::errno();
+        match map_managed(engine, at, len, access, replace) {
+            Ok(()) => {
+                if flags & libc::MAP_POPULATE != 0 {
+                    engine.willneed(at, len);
+                }
+                set_errno(errno);
+                return Some(at as *mut c_void);
+            }
+            Err(Errno::EEXIST) => return exact.then(|| failed(libc::EEXIST)),
+            Err(_) if flags & libc::MAP_NORESERVE != 0 || access != Prot::ReadWrite => {}
+            Err(e) => return Some(failed(e.0)),
         }
     }
-    match make_way(engine, at, len) {
-        Ok(()) => None,
-        Err(e) => Some(failed(e.0)),
+    // (A hint is not worth a unit.)
+    if !exact && !engine.is_unmanaged(at, len) {
+        return None;
+    }
+    let live = engine.is_any_mapped(at, len);
+    if live {
+        // What the kernel would refuse must not cost what is there.
+        let tried = flags & !(libc::MAP_FIXED | libc::MAP_POPULATE | libc::MAP_LOCKED);
+        let tried = kernel_map(0, len, prot, tried, fd, offset);
+        if tried == libc::MAP_FAILED {
+            return Some(after_kernel(tried, len, prot, flags, fd, offset));
+        }
+        kernel(libc::SYS_munmap, [tried as usize, len, 0, 0, 0, 0]);
+    }
+    let contents = if live { Contents::Drop } else { Contents::Keep };
+    let claim = match make_way(engine, at, len, contents) {
+        Ok(claim) => claim,
+        Err(e) => return Some(failed(e.0)),
+    };
+    let flags = flags & !libc::MAP_FIXED_NOREPLACE | libc::MAP_FIXED;
+    let made = kernel_map(at, len, prot, flags, fd, offset);
+    end_claim(engine, claim, made != libc::MAP_FAILED);
+    Some(after_kernel(made, len, prot, flags, fd, offset))
+}
+
+/// The access that managed memory can give to such a mapping; `None`: it is the kernel's.
+fn managed_access(
+    engine: &Engine,
+    at: usize,
+    len: usize,
+    prot: c_int,
+    flags: c_int,
+) -> Option<Prot> {
+    let plain = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS;
+    let chosen = libc::MAP_FIXED | libc::MAP_FIXED_NOREPLACE;
+    if flags & (plain | NEVER | libc::MAP_SHARED) & !chosen != plain {
+        return None;
+    }
+    let access = access(prot)?;
+    let whole = engine.mode() == FaultMode::Signal && whole_units(engine, at, len);
+    (access == Prot::ReadWrite || whole).then_some(access)
+}
+
+/// Managed memory of zeros at `[at, at+len)`.
+fn map_managed(
+    engine: &Engine,
+    at: usize,
+    len: usize,
+    access: Prot,
+    replace: bool,
+) -> Result<(), Errno> {
+    engine.map_at(at, len, replace)?;
+    forget(at, len, |u| u >= at && u + UNIT <= at + len);
+    if access != Prot::ReadWrite && !protect(engine, at, len, access) {
+        release(engine, at, len);
+        return Err(Errno::ENOMEM);
+    }
+    Ok(())
+}
+
+/// Is anything mapped in `[at, at+len)`, which meets managed addresses?
+fn is_any_mapped(engine: &Engine, at: usize, len: usize) -> bool {
+    let all = state::managed_range();
+    let outside = [(at, all.start.min(at + len)), (all.end.max(at), at + len)];
+    engine.is_any_mapped(at, len)
+        || shared::first_used(&shared_part(at, len)).is_some()
+        || outside
+            .iter()
+            .any(|&(from, to)| from < to && !is_free_at_kernel(from, to - from))
+}
+
+/// Has the kernel nothing mapped in a range?
+fn is_free_at_kernel(at: usize, len: usize) -> bool {
+    // SAFETY: a new mapping, only if nothing is there, and away again.
+    unsafe {
+        match mm::map_anon(at, len, mm::PROT_NONE, false) {
+            Ok(got) => {
+                let _ = mm::unmap(got, len);
+                got == at
+            }
+            Err(_) => false,
+        }
     }
 }
 
-/// Before the kernel maps something at addresses of the program's choice.
-fn make_way(engine: &Engine, at: usize, len: usize) -> Result<(), Errno> {
+/// Before the kernel maps something at addresses of the program's choice. End it by [`end_claim`].
+pub fn make_way(
+    engine: &Engine,
+    at: usize,
+    len: usize,
+    contents: Contents,
+) -> Result<Claim, Errno> {
+    let claim = engine.claim(at, len, contents)?;
     let there = shared_part(at, len);
-    if !there.is_empty() {
-        shared::make_way(engine, there)?;
+    if !there.is_empty()
+        && let Err(e) = shared::make_way(engine, there)
+    {
+        engine.abandon_claim(claim);
+        return Err(e);
     }
-    eject(engine, at, len)
+    Ok(claim)
+}
+
+/// The kernel has `mapped` something there, or has not. Leaves errno as it is.
+pub fn end_claim(engine: &Engine, claim: Claim, mapped: bool) {
+    let errno = real::errno();
+    if mapped {
+        engine.settle_claim(claim);
+    } else {
+        engine.abandon_claim(claim);
+    }
+    set_errno(errno);
 }
 
 /// The access `prot` gives, if managed memory can have it.
@@ -352,18 +510,22 @@ unsafe extern "C" fn mmap64(
 }
 
 #[unsafe(no_mangle)]
-unsafe extern "C" fn munmap(addr: *mut c_void, len: size_t) -> c_int {
+pub unsafe extern "C" fn munmap(addr: *mut c_void, len: size_t) -> c_int {
     let at = addr as usize;
     if state::meets_managed(at, len)
         && let (Some(engine), Some(len)) = (state::engine(), pages(at, len))
+        && at + len <= TASK_END
     {
         let all = state::managed_range();
         let (from, to) = (at.max(all.start), (at + len).min(all.end));
         let errno = real::errno();
         let there = shared_part(at, len);
         let private = from..to.min(engine.window().end);
-        if !private.is_empty() {
-            release(engine, private.start, private.len());
+        if !private.is_empty()
+            && let Err(e) = try_release(engine, private.start, private.len())
+        {
+            set_errno(e.0);
+            return -1;
         }
         if !there.is_empty() {
             shared::unmap(engine, there);
@@ -378,136 +540,6 @@ unsafe extern "C" fn munmap(addr: *mut c_void, len: size_t) -> c_int {
         return 0;
     }
     kernel(libc::SYS_munmap, [at, len, 0, 0, 0, 0]) as c_int
-}
-
-#[unsafe(no_mangle)]
-unsafe extern "C" fn mremap(
-    old: *mut c_void,
-    old_len: size_t,
-    new_len: size_t,
-    flags: c_int,
-    target: *mut c_void,
-) -> *mut c_void {
-    let (at, to) = (old as usize, target as usize);
-    if state::in_window(at)
-        && let Some(engine) = state::engine()
-    {
-        return remap_managed(engine, at, old_len, new_len, flags as usize, to);
-    }
-    let fixed = flags & libc::MREMAP_FIXED != 0;
-    if fixed
-        && state::meets_managed(to, new_len)
-        && let Some(engine) = state::engine()
-        && let Err(e) = make_way(engine, to, new_len)
-    {
-        return failed(e.0);
-    }
-    if state::in_shared(at)
-        && shared::is_managed(at)
-        && let Some(engine) = state::engine()
-        && let (Some(old), Some(new)) = (
-            old_len.checked_next_multiple_of(PAGE),
-            new_len.checked_next_multiple_of(PAGE),
-        )
-    {
-        return shared::remap(engine, at, old, new, flags as usize, to);
-    }
-    kernel(
-        libc::SYS_mremap,
-        [at, old_len, new_len, flags as usize, to, 0],
-    ) as *mut c_void
-}
-
-/// `mremap` of managed memory.
-fn remap_managed(
-    engine: &Engine,
-    at: usize,
-    old_len: usize,
-    new_len: usize,
-    flags: usize,
-    to: usize,
-) -> *mut c_void {
-    let (may_move, fixed) = (
-        flags & libc::MREMAP_MAYMOVE as usize != 0,
-        flags & libc::MREMAP_FIXED as usize != 0,
-    );
-    let keep = flags & DONTUNMAP != 0;
-    let (Some(old), Some(new)) = (pages(at, old_len), pages(0, new_len)) else {
-        return failed(libc::EINVAL);
-    };
-    if flags > 7 || ((fixed || keep) && !may_move) || (keep && old != new) {
-        return failed(libc::EINVAL);
-    }
-    if !engine.is_mapped(at, old) {
-        return failed(libc::EFAULT);
-    }
-    let errno = real::errno();
-    let result = if fixed {
-        let overlaps = to < at.saturating_add(old) && at < to.saturating_add(new);
-        if pages(to, new).is_none() || overlaps {
-            return failed(libc::EINVAL);
-        }
-        to_fixed(engine, at, old, new, to)
-    } else if keep {
-        to_elsewhere(engine, at, old, new)
-    } else if new <= old {
-        if new < old {
-            release(engine, at + new, old - new);
-        }
-        Ok(at)
-    } else if engine.grow(at, old, new) {
-        Ok(at)
-    } else if may_move {
-        to_elsewhere(engine, at, old, new)
-    } else {
-        Err(libc::ENOMEM)
-    };
-    match result {
-        Ok(now) => {
-            if keep {
-                let _ = discard(engine, at, old);
-            } else if now != at {
-                release(engine, at, old);
-            }
-            set_errno(errno);
-            now as *mut c_void
-        }
-        Err(e) => failed(e),
-    }
-}
-
-fn to_elsewhere(engine: &Engine, at: usize, old: usize, new: usize) -> Result<usize, c_int> {
-    let to = engine.map(new, PAGE, true).map_err(|_| libc::ENOMEM)?;
-    engine.carry_advice(at, old, to, new);
-    engine.move_range(at, to, old.min(new));
-    Ok(to)
-}
-
-/// To an address of the program's choice: within managed memory pages move, anywhere else they are copied.
-fn to_fixed(engine: &Engine, at: usize, old: usize, new: usize, to: usize) -> Result<usize, c_int> {
-    if state::in_window(to) && engine.is_mapped(to, new) && !any_ejected(to, new) {
-        engine.discard(to, new).map_err(|e| e.0)?;
-        engine.carry_advice(at, old, to, new);
-        engine.move_range(at, to, old.min(new));
-        return Ok(to);
-    }
-    make_way(engine, to, new).map_err(|e| e.0)?;
-    // SAFETY: the program asked that whatever is mapped at `to` be replaced.
-    unsafe { mm::map_anon(to, new, mm::PROT_RW, true) }.map_err(|e| e.0)?;
-    // SAFETY: both ranges are mapped, do not overlap, and the program gives up the first.
-    unsafe { std::ptr::copy_nonoverlapping(at as *const u8, to as *mut u8, old.min(new)) };
-    Ok(to)
-}
-
-/// The errno-style answer for `r`.
-pub fn status(r: Result<(), Errno>) -> c_int {
-    match r {
-        Ok(()) => 0,
-        Err(e) => {
-            set_errno(e.0);
-            -1
-        }
-    }
 }
 
 /// A system call on addresses, passed to the kernel as it is.

@@ -1,20 +1,21 @@
 //! The definitions that stand behind ours: what the program would have called.
 //!
 //! All are looked up together, once, at the first call of any (at the latest in the constructor), since
-//! dlsym may be called neither in a signal handler nor between vfork and exec. Looking up may itself allocate:
-//! `malloc` comes first, and until it is known a small arena of our own serves ([`crate::malloc`]).
+//! dlsym may be called neither in a signal handler nor between vfork and exec, nor inside the program's allocator. Looking up may itself
+//! allocate: `malloc` comes first, and until it is known a small arena of our own serves ([`crate::malloc`]).
 
 use hugeswap_sys::fs;
 use libc::{c_char, c_int, c_long, c_uint, c_void, off_t, size_t, ssize_t};
 use std::ffi::CStr;
-use std::sync::atomic::AtomicUsize;
 use std::sync::atomic::Ordering::{Acquire, Relaxed, Release};
+use std::sync::atomic::{AtomicBool, AtomicUsize};
 
 type Routine = extern "C" fn(*mut c_void) -> *mut c_void;
 type Strings = *const *const c_char;
 type Attr = *const libc::pthread_attr_t;
 type SpawnActions = *const libc::posix_spawn_file_actions_t;
 type SpawnAttr = *const libc::posix_spawnattr_t;
+type Realloc = unsafe extern "C" fn(*mut c_void, size_t) -> *mut c_void;
 type Timespec = *const libc::timespec;
 type SigSet = *const libc::sigset_t;
 
@@ -130,6 +131,18 @@ next! {
     posix_spawnp: fn(*mut libc::pid_t, *const c_char, SpawnActions, SpawnAttr, Strings, Strings) -> c_int;
     system: fn(*const c_char) -> c_int;
     popen: fn(*const c_char, *const c_char) -> *mut c_void;
+    setuid: fn(libc::uid_t) -> c_int;
+    seteuid: fn(libc::uid_t) -> c_int;
+    setreuid: fn(libc::uid_t, libc::uid_t) -> c_int;
+    setresuid: fn(libc::uid_t, libc::uid_t, libc::uid_t) -> c_int;
+    setgid: fn(libc::gid_t) -> c_int;
+    setegid: fn(libc::gid_t) -> c_int;
+    setregid: fn(libc::gid_t, libc::gid_t) -> c_int;
+    setresgid: fn(libc::gid_t, libc::gid_t, libc::gid_t) -> c_int;
+    setgroups: fn(size_t, *const libc::gid_t) -> c_int;
+    initgroups: fn(*const c_char, libc::gid_t) -> c_int;
+    __register_atfork: fn(Option<unsafe extern "C" fn()>, Option<unsafe extern "C" fn()>, Option<unsafe extern "C" fn()>, *mut c_void) -> c_int;
+    capset: fn(*mut c_void, *const c_void) -> c_int;
 }
 
 #[inline]
@@ -168,6 +181,45 @@ pub fn resolve_all() {
             slot.store(at as usize, Release);
         }
     }
+    let behind = FOUND[Index::malloc as usize].load(Relaxed);
+    let first = |name: &CStr| {
+        // SAFETY: the name is NUL-terminated.
+        unsafe { libc::dlsym(libc::RTLD_DEFAULT, name.as_ptr()) as usize }
+    };
+    let theirs = first(c"gnu_get_libc_version");
+    LIBC_BEHIND.store(behind != 0 && object(behind) == object(theirs), Relaxed);
+    FIRST_REALLOC.store(first(c"realloc"), Release);
+}
+
+/// Is the `malloc` behind ours the C library's own?
+static LIBC_BEHIND: AtomicBool = AtomicBool::new(false);
+/// The `realloc` that the program's own calls reach.
+static FIRST_REALLOC: AtomicUsize = AtomicUsize::new(0);
+
+/// Where the object that holds `address` is loaded; 0: nowhere.
+fn object(address: usize) -> usize {
+    // SAFETY: all zeros is a valid Dl_info to be overwritten.
+    let mut info: libc::Dl_info = unsafe { std::mem::zeroed() };
+    // SAFETY: any address may be asked about; the answer goes to `info`.
+    match unsafe { libc::dladdr(address as *const c_void, &mut info) } {
+        0 => 0,
+        _ => info.dli_fbase as usize,
+    }
+}
+
+/// Does the C library's own allocator stand right behind ours? An allocator of the program's that stands there keeps all blocks to itself:
+/// it has entry points that we do not stand before, and those must know every block.
+#[inline]
+pub fn libc_allocates() -> bool {
+    LIBC_BEHIND.load(Relaxed)
+}
+
+/// The `realloc` that the program's calls reach, if it is not ours.
+pub fn realloc_in_front() -> Option<Realloc> {
+    let at = FIRST_REALLOC.load(Acquire);
+    let ours = crate::malloc::realloc as *const () as usize;
+    // SAFETY: what dlsym found under this name, whose C prototype this is.
+    (at != 0 && at != ours).then(|| unsafe { std::mem::transmute::<usize, Realloc>(at) })
 }
 
 /// Sets the program's errno.

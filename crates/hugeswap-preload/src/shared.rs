@@ -272,6 +272,17 @@ pub fn first_mapped(at: &Range<usize>) -> Option<Range<usize>> {
     parts.map(|p| overlap(&p.at, at)).find(|at| !at.is_empty())
 }
 
+/// The first part of a range that anybody has. Of a file's region all is somebody's.
+pub fn first_used(at: &Range<usize>) -> Option<Range<usize>> {
+    let regions = REGIONS.lock();
+    let used = |r: &Region, p: &Part| r.file.is_some() || p.what != What::Hole;
+    let parts = regions.all.iter().flat_map(|r| {
+        let parts = r.parts.iter().filter(|p| used(r, p));
+        parts.map(|p| overlap(&p.at, at))
+    });
+    parts.into_iter().find(|at| !at.is_empty())
+}
+
 /// What the range meets of shared memory stays in memory from now on, and can be used by the kernel.
 pub fn keep(engine: &Engine, addr: usize, len: usize) -> Result<()> {
     let all = pieces(&(addr..addr.saturating_add(len)));

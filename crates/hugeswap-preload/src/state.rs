@@ -9,16 +9,22 @@
 //! One thread joins; requests of others wait for it, its own nested ones pass through. OFF, JOINED and FAILED
 //! are final. A child forked while another thread was joining is FAILED: it goes on unmanaged.
 
-use crate::{alloc, files, filter, issue, malloc, mmap, real, shared, thread, views};
+use crate::{
+    alloc, credentials, files, filter, issue, local, malloc, mmap, real, shared, shm, thread, trap,
+    views,
+};
 use hugeswap_engine::pool::{FaultMode, Pool};
-use hugeswap_engine::{Engine, EngineConfig, SHARED_BASE, SHARED_LEN, high_descriptor};
+use hugeswap_engine::{
+    Engine, EngineConfig, SHARED_BASE, SHARED_LEN, Threads, high_descriptor, register_fork,
+};
 use hugeswap_policy::knobs::Knob;
-use hugeswap_sys::signal::Blocked;
+use hugeswap_sys::signal::{self, Blocked};
 use hugeswap_sys::{fs, futex, process};
+use libc::{c_int, c_void};
 use std::ffi::CStr;
 use std::ops::Range;
 use std::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed, Release};
-use std::sync::atomic::{AtomicI32, AtomicPtr, AtomicU32, AtomicUsize};
+use std::sync::atomic::{AtomicBool, AtomicI32, AtomicPtr, AtomicU32, AtomicUsize};
 
 const COLD: u32 = 0;
 const OFF: u32 = 1;
@@ -173,7 +179,8 @@ pub fn engine_for(len: usize, knob: Knob) -> Option<&'static Engine> {
     }
 }
 
-/// Joins the pool if `len` reaches its threshold; returns the next state.
+/// Joins the pool if `len` reaches its threshold; returns the next state. The request may be the program's allocator's own, with its locks
+/// held: nothing here may allocate through it.
 fn join(len: usize, knob: Knob) -> u32 {
     let give_up = |why: &dyn std::fmt::Display| {
         let line = format!("hugeswap: {why}; this process goes on without managed memory\n");
@@ -192,9 +199,22 @@ fn join(len: usize, knob: Knob) -> u32 {
     if (len as u64) < pool.knob(knob) {
         return ARMED;
     }
-    let engine = match Engine::start(pool, EngineConfig::default()) {
+    // Before there are threads of ours that it is sent to.
+    let had_trap = trap::installed();
+    trap::install();
+    let config = EngineConfig {
+        // SAFETY: this object's allocator is its own; what SIGSYS does is `credentials::answer`; the constructor has prepared.
+        threads: unsafe { Threads::raw(signal::bit(libc::SIGSYS)) },
+        ..EngineConfig::default()
+    };
+    let engine = match Engine::start(pool, config) {
         Ok(engine) => engine,
-        Err(e) => return give_up(&e),
+        Err(e) => {
+            if !had_trap {
+                trap::uninstall();
+            }
+            return give_up(&e);
+        }
     };
     let window = engine.window();
     WINDOW[0].store(window.start, Relaxed);
@@ -204,15 +224,13 @@ fn join(len: usize, knob: Knob) -> u32 {
     note_descriptors(engine);
     ENGINE.store(engine as *const Engine as *mut Engine, Release);
     filter::ensure();
-    // After the engine's own, so that it runs when the child's engine has settled.
-    // SAFETY: the handler is fit to run in a forked child.
-    unsafe { libc::pthread_atfork(None, None, Some(settle_child)) };
     JOINED
 }
 
 /// Reads `HUGESWAP_POOL`; called once, by the constructor.
 pub fn start() {
     real::resolve_all();
+    std::panic::set_hook(Box::new(end));
     // SAFETY: the constructor runs before the program's threads, so nobody changes the environment.
     let value = unsafe {
         let p = libc::getenv(c"HUGESWAP_POOL".as_ptr());
@@ -229,17 +247,43 @@ pub fn start() {
         STATE.store(OFF, Release);
         return;
     };
+    // (Of so many addresses valgrind would never be done taking note.)
+    if process::runs_on_valgrind() {
+        fs::complain(&[
+            b"hugeswap: valgrind cannot follow managed memory; this process goes on without\n",
+        ]);
+        STATE.store(OFF, Release);
+        return;
+    }
     CREATOR.store(creator, Relaxed);
     SEGMENT.store(segment, Relaxed);
     PID.store(process::pid(), Relaxed);
-    // Before the engine's: handlers of prepare run newest first, so these locks are taken last
-    // and given back first.
-    // SAFETY: the three are fit to run around a fork.
-    unsafe { libc::pthread_atfork(Some(before_fork), Some(after_fork), Some(in_child)) };
+    register_handlers();
+    // Where it fails, the engine says so when it starts.
+    let _ = hugeswap_sys::thread::prepare();
     filter::prepare();
     thread::start_main();
     STATE.store(ARMED, Release);
     LOOK_FROM.store(LEAST, Relaxed);
+}
+
+/// A panic: one line, by nothing that may be broken or locked. The runtime aborts after it.
+fn end(info: &std::panic::PanicHookInfo<'_>) {
+    let mut number = [0; 20];
+    let (file, line) = info.location().map_or(("", 0), |l| (l.file(), l.line()));
+    let payload = info.payload();
+    let owned = payload.downcast_ref::<String>().map(String::as_str);
+    let said = payload.downcast_ref::<&str>().copied().or(owned);
+    let said = said.unwrap_or("panic");
+    fs::complain(&[
+        b"hugeswap: internal error at ",
+        file.as_bytes(),
+        b":",
+        fs::digits(line.into(), 10, &mut number),
+        b": ",
+        said.as_bytes(),
+        b"\n",
+    ]);
 }
 
 fn parse(value: &[u8]) -> Option<(i32, i32)> {
@@ -248,10 +292,59 @@ fn parse(value: &[u8]) -> Option<(i32, i32)> {
     (pid > 0 && fd >= 0).then_some((pid, fd))
 }
 
-/// Takes our locks before a fork.
+/// Has fork call us, once. Our handlers are the first of the process: those that are registered later prepare for a fork before ours, while
+/// the engine serves the threads that hold what they wait for, and run in the child when its engine has settled.
+fn register_handlers() {
+    static DONE: AtomicBool = AtomicBool::new(false);
+    if DONE.swap(true, AcqRel) {
+        return;
+    }
+    // Of ours the locks are taken last and given back first; the last part runs when the child's engine has settled.
+    // SAFETY: all are fit to run around a fork, whether or not this process manages memory.
+    unsafe { pthread_atfork(Some(before_fork), Some(after_fork), Some(in_child)) };
+    register_fork();
+    // SAFETY: as above.
+    unsafe { pthread_atfork(None, None, Some(settle_child)) };
+}
+
+/// What `pthread_atfork` calls, which is a part of every object that uses it.
+#[unsafe(no_mangle)]
+unsafe extern "C" fn __register_atfork(
+    prepare: Option<unsafe extern "C" fn()>,
+    parent: Option<unsafe extern "C" fn()>,
+    child: Option<unsafe extern "C" fn()>,
+    object: *mut c_void,
+) -> c_int {
+    register_handlers();
+    // SAFETY: passed on.
+    unsafe { real::__register_atfork()(prepare, parent, child, object) }
+}
+
+/// For objects that look for the C library's old one by name.
+#[unsafe(no_mangle)]
+unsafe extern "C" fn pthread_atfork(
+    prepare: Option<unsafe extern "C" fn()>,
+    parent: Option<unsafe extern "C" fn()>,
+    child: Option<unsafe extern "C" fn()>,
+) -> c_int {
+    // SAFETY: passed on, for an object that stays.
+    unsafe { __register_atfork(prepare, parent, child, std::ptr::null_mut()) }
+}
+
+/// Takes our locks before a fork. Most of them only in a process that joins or has joined: before
+/// that nothing is behind them, and each would be a page that is copied in parent and child, which
+/// takes longer than the fork. (If another thread joins meanwhile, the child goes on unmanaged.)
 pub extern "C" fn before_fork() {
+    credentials::before_fork();
+    let all = matches!(STATE.load(Acquire), JOINING | JOINED);
+    local::set(local::Word::Forking, usize::from(all));
+    if !all {
+        alloc::before_fork();
+        return;
+    }
     malloc::before_fork();
     mmap::before_fork();
+    shm::before_fork();
     files::before_fork();
     shared::before_fork();
     alloc::before_fork();
@@ -260,10 +353,15 @@ pub extern "C" fn before_fork() {
 /// Gives them back in the parent.
 pub extern "C" fn after_fork() {
     alloc::after_fork();
-    shared::after_fork();
-    files::after_fork();
-    mmap::after_fork();
-    malloc::after_fork();
+    if local::get(local::Word::Forking) != 0 {
+        local::set(local::Word::Forking, 0);
+        shared::after_fork();
+        files::after_fork();
+        shm::after_fork();
+        mmap::after_fork();
+        malloc::after_fork();
+    }
+    credentials::after_fork();
 }
 
 /// Gives them back in the child.
@@ -279,9 +377,8 @@ pub extern "C" fn in_child() {
 
 /// Once the child's engine has settled: it may need the filter its parent did without.
 pub extern "C" fn settle_child() {
-    if let Some(e) = engine() {
-        shared::settle_child(e);
-        note_descriptors(e);
-    }
+    let Some(e) = engine() else { return };
+    shared::settle_child(e);
+    note_descriptors(e);
     filter::ensure();
 }

@@ -4,13 +4,13 @@
 //! stack is, and starts with [`crate::mask::OURS`] unblocked. A program's alternate stack replaces ours while it
 //! is set, if it is large enough for our handlers; a smaller one the program only believes it has.
 
+use crate::local::{self, Word};
 use crate::real::{self, answer, set_errno};
 use crate::{mask, mmap, shared, state};
 use hugeswap_sys::raw::{call, syscall6};
 use hugeswap_sys::{mm, signal};
 use libc::{c_int, c_void};
 use std::arch::naked_asm;
-use std::cell::Cell;
 use std::sync::atomic::AtomicU32;
 use std::sync::atomic::Ordering::Relaxed;
 
@@ -23,13 +23,6 @@ const NO_KEY: u32 = u32::MAX;
 
 /// The key whose destructor takes a thread's stack back.
 static KEY: AtomicU32 = AtomicU32::new(NO_KEY);
-
-thread_local! {
-    /// Our alternate stack of this thread; 0 is none. None of these has a destructor.
-    static OUR_STACK: Cell<usize> = const { Cell::new(0) };
-    /// The alternate stack the program believes it has (address, size), while the kernel has ours.
-    static BELIEVED: Cell<(usize, usize)> = const { Cell::new((0, 0)) };
-}
 
 /// What a new thread needs to know.
 struct Start {
@@ -116,7 +109,7 @@ fn give_stack() {
         let _ = unsafe { mm::unmap(at, STACK) };
         return;
     }
-    OUR_STACK.with(|s| s.set(at));
+    local::set(Word::Stack, at);
     let key = KEY.load(Relaxed);
     if key != NO_KEY {
         // SAFETY: the key was created and is never deleted.
@@ -137,7 +130,7 @@ extern "C" fn end_thread(stack: *mut c_void) {
             return;
         }
     }
-    OUR_STACK.with(|s| s.set(0));
+    local::set(Word::Stack, 0);
     // SAFETY: mapped by `give_stack`, and no longer the alternate stack.
     let _ = unsafe { mm::unmap(stack as usize, STACK) };
 }
@@ -159,12 +152,6 @@ extern "C" fn prepare(start: *mut Start, next: *mut Next) {
     }
 }
 
-fn blocked_now() -> signal::Mask {
-    let mask = signal::set_mask(signal::ALL);
-    signal::set_mask(mask);
-    mask
-}
-
 #[unsafe(no_mangle)]
 unsafe extern "C" fn pthread_create(
     thread: *mut libc::pthread_t,
@@ -172,8 +159,7 @@ unsafe extern "C" fn pthread_create(
     routine: Routine,
     argument: *mut c_void,
 ) -> c_int {
-    // No thread of the program's blocks SIGSEGV: this is the engine's, which wants no signals.
-    if !state::armed() || blocked_now() & signal::bit(libc::SIGSEGV) != 0 {
+    if !state::armed() {
         // SAFETY: passed on.
         return unsafe { real::pthread_create()(thread, attr, routine, argument) };
     }
@@ -246,7 +232,7 @@ fn eject_stack(attr: *const libc::pthread_attr_t) {
 
 #[unsafe(no_mangle)]
 unsafe extern "C" fn sigaltstack(new: *const libc::stack_t, old: *mut libc::stack_t) -> c_int {
-    let ours = OUR_STACK.with(Cell::get);
+    let ours = local::get(Word::Stack);
     if !state::armed() || ours == 0 {
         // SAFETY: passed on.
         return answer(unsafe {
@@ -259,7 +245,8 @@ unsafe extern "C" fn sigaltstack(new: *const libc::stack_t, old: *mut libc::stac
     let mut former = kernel_stack();
     let active = former.ss_flags & libc::SS_ONSTACK;
     if former.ss_sp as usize == ours {
-        let (at, len) = BELIEVED.with(Cell::get);
+        let at = local::get(Word::BelievedStack);
+        let len = local::get(Word::BelievedSize);
         former = libc::stack_t {
             ss_sp: at as *mut c_void,
             ss_flags: if len == 0 { libc::SS_DISABLE } else { active },
@@ -303,12 +290,13 @@ fn set_program_stack(wanted: libc::stack_t, ours: usize, active: bool) -> c_int 
         ss_size: STACK,
     });
     if result == 0 {
-        let pair = if off {
+        let (at, len) = if off {
             (0, 0)
         } else {
             (wanted.ss_sp as usize, wanted.ss_size)
         };
-        BELIEVED.with(|b| b.set(pair));
+        local::set(Word::BelievedStack, at);
+        local::set(Word::BelievedSize, len);
     }
     result as c_int
 }

@@ -2,9 +2,10 @@
 //!
 //! The handler makes the call in the program's place ([`crate::issue`]) and puts the answer where the kernel
 //! would have. It runs on the alternate stack with every signal blocked but those of [`crate::mask::OURS`]: it touches
-//! managed memory, and code it is interrupted by may be trapped again. A SIGSYS of anybody else goes to the
-//! program's own action.
+//! managed memory, and code it is interrupted by may be trapped again. A SIGSYS by which our own
+//! threads are told of new credentials goes to [`crate::credentials`], one of anybody else to the program's own action.
 
+use crate::credentials;
 use crate::filter::{self, MARK};
 use crate::issue::Caller;
 use crate::lock::Lock;
@@ -98,6 +99,10 @@ extern "C" fn on_sys(signal: c_int, info: *mut libc::siginfo_t, context: *mut c_
         let nr = (info as *const u8).add(24).cast::<c_int>().read();
         (ours, nr as i64, &mut *(context as *mut libc::ucontext_t))
     };
+    // SAFETY: as above.
+    if !ours && credentials::answer(unsafe { &*info }) {
+        return;
+    }
     if !ours {
         return pass_on(signal, info, context);
     }

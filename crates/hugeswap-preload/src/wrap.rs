@@ -6,7 +6,7 @@
 use crate::issue::{Args, Caller};
 use crate::pagemap::{self, pread, read};
 use crate::real::{self, answer};
-use crate::{fds, files, state};
+use crate::{addresses, fds, files, state};
 use libc::{c_int, c_long, c_uint, c_void, iovec, off_t, size_t, socklen_t, ssize_t};
 
 /// Makes the call with care, if one of `pointers` is managed; `None`: nothing to care about.
@@ -340,6 +340,10 @@ unsafe extern "C" fn syscall(
     // SAFETY: passed on.
     if let Some(r) = unsafe { pagemap::by_number(nr, [a, b, c, d]) } {
         return r as c_long;
+    }
+    // SAFETY: passed on.
+    if let Some(r) = unsafe { addresses::by_number(nr, all) } {
+        return answer(r) as c_long;
     }
     // Unlike the library's own functions, this one is no cancellation point.
     let uncancelled = |managed: bool| {

@@ -1,7 +1,7 @@
 //! What fstat and its kin tell of a stand-in: what its file would be.
 
 use super::{PAGE, served};
-use crate::real;
+use crate::{fds, real, state};
 use libc::{c_char, c_int, c_uint, off_t};
 
 /// Of the answers of stat about a descriptor those that need a closer look.
@@ -32,6 +32,9 @@ unsafe fn tell(fd: c_int, st: *mut libc::stat) {
 
 #[unsafe(no_mangle)]
 unsafe extern "C" fn fstat(fd: c_int, st: *mut libc::stat) -> c_int {
+    if state::is_our_fd(fd) {
+        return fds::bad();
+    }
     // SAFETY: passed on; filled in, if it says so.
     unsafe {
         let r = real::fstat()(fd, st);
@@ -50,6 +53,9 @@ unsafe extern "C" fn fstat64(fd: c_int, st: *mut libc::stat) -> c_int {
 
 #[unsafe(no_mangle)]
 unsafe extern "C" fn __fxstat(version: c_int, fd: c_int, st: *mut libc::stat) -> c_int {
+    if state::is_our_fd(fd) {
+        return fds::bad();
+    }
     // SAFETY: passed on; filled in, if it says so.
     unsafe {
         let r = real::__fxstat()(version, fd, st);

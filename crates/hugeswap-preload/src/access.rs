@@ -1,0 +1,90 @@
+//! The access that a program has to memory of the window: of managed memory the engine knows it, of what was handed to
+//! the kernel /proc/self/maps tells it.
+
+use crate::advise::protect_managed;
+use crate::mmap::{RW, kernel, runs};
+use crate::real;
+use hugeswap_engine::{Engine, Prot};
+use hugeswap_sys::{Errno, fs};
+use libc::c_int;
+
+/// The access to `[at, at+len)`, all of it mapped; `None` if it is not the same everywhere, or cannot be told.
+pub fn of(engine: &Engine, at: usize, len: usize) -> Option<c_int> {
+    let mut all = None;
+    let mut same = |prot: c_int| *all.get_or_insert(prot) == prot;
+    let mut maps: Option<Vec<u8>> = None;
+    for run in runs(engine, at, len) {
+        if !run.foreign {
+            let prot = match engine.access(run.at, run.len)? {
+                Prot::None => libc::PROT_NONE,
+                Prot::Read => libc::PROT_READ,
+                Prot::ReadWrite => RW,
+            };
+            if !same(prot) {
+                return None;
+            }
+            continue;
+        }
+        if maps.is_none() {
+            maps = Some(read_maps()?);
+        }
+        let lines = maps.as_deref().unwrap_or_default().split(|&b| b == b'\n');
+        for (from, to, prot) in lines.filter_map(mapping) {
+            if from < run.at + run.len && to > run.at && !same(prot) {
+                return None;
+            }
+        }
+    }
+    all
+}
+
+/// Gives read and write access to `[at, at+len)`. If that fails, some of it may have it.
+pub fn open(engine: &Engine, at: usize, len: usize) -> Result<(), Errno> {
+    for run in runs(engine, at, len) {
+        let a = [run.at, run.len, RW as usize, 0, 0, 0];
+        let done = match run.foreign {
+            true => kernel(libc::SYS_mprotect, a) as c_int,
+            false => protect_managed(engine, run.at, run.len, RW),
+        };
+        if done != 0 {
+            return Err(Errno(real::errno()));
+        }
+    }
+    Ok(())
+}
+
+fn read_maps() -> Option<Vec<u8>> {
+    let fd = fs::open(c"/proc/self/maps", libc::O_RDONLY | libc::O_CLOEXEC, 0).ok()?;
+    let mut text = Vec::new();
+    loop {
+        let at = text.len();
+        text.resize(at + (64 << 10), 0);
+        let room = text.as_mut_ptr() as usize + at;
+        let a = [fd as usize, room, 64 << 10, 0, 0, 0];
+        // (By the bare call: what wrappers do for descriptors is not for ours.)
+        let n = kernel(libc::SYS_read, a);
+        text.truncate(at + if n == usize::MAX { 0 } else { n });
+        if n == 0 || n == usize::MAX {
+            fs::close(fd);
+            return (n == 0).then_some(text);
+        }
+    }
+}
+
+/// Start, end and access of a line.
+fn mapping(line: &[u8]) -> Option<(usize, usize, c_int)> {
+    let mut words = std::str::from_utf8(line).ok()?.split(' ');
+    let (from, to) = words.next()?.split_once('-')?;
+    let number = |s| usize::from_str_radix(s, 16).ok();
+    let mut prot = 0;
+    for (has, flag) in words.next()?.bytes().zip([
+        (b'r', libc::PROT_READ),
+        (b'w', libc::PROT_WRITE),
+        (b'x', libc::PROT_EXEC),
+    ]) {
+        if has == flag.0 {
+            prot |= flag.1;
+        }
+    }
+    Some((number(from)?, number(to)?, prot))
+}

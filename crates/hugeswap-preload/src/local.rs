@@ -1,0 +1,61 @@
+//! What this object keeps for each of the program's threads.
+//!
+//! A plain `thread_local!` of a shared object is found through the dynamic linker, which allocates by the program's `malloc` when the
+//! program has loaded objects since: that must not happen inside the same `malloc`. These words have a fixed distance from the
+//! thread pointer instead (the "initial-exec" model), which an object that is loaded with the program may use. They start as zeros and
+//! nothing runs when the thread ends.
+
+use std::arch::{asm, global_asm};
+
+global_asm!(
+    ".pushsection .tbss.hugeswap_local,\"awT\",@nobits",
+    ".balign 8",
+    ".hidden hugeswap_local",
+    ".globl hugeswap_local",
+    ".type hugeswap_local, @object",
+    ".size hugeswap_local, 40",
+    "hugeswap_local:",
+    ".zero 40",
+    ".popsection",
+);
+
+/// A word of the calling thread's.
+#[derive(Clone, Copy)]
+pub enum Word {
+    /// Signals of [`crate::mask::OURS`] that the program believes blocked.
+    Mask = 0,
+    /// Our alternate stack; 0 is none.
+    Stack = 8,
+    /// The alternate stack the program believes it has, while the kernel has ours: its address.
+    BelievedStack = 16,
+    /// Its size; 0 is none.
+    BelievedSize = 24,
+    /// Not 0: this thread forks, and holds all of our locks for it.
+    Forking = 32,
+}
+
+fn address(word: Word) -> *mut usize {
+    let base: usize;
+    // SAFETY: the linker and the dynamic linker agree on the distance of `hugeswap_local` from the thread pointer, which fs:0 holds.
+    unsafe {
+        asm!(
+            "mov {at}, qword ptr [rip + hugeswap_local@GOTTPOFF]",
+            "add {at}, qword ptr fs:[0]",
+            at = out(reg) base,
+            options(pure, readonly, nostack),
+        );
+    }
+    (base + word as usize) as *mut usize
+}
+
+/// The calling thread's word.
+pub fn get(word: Word) -> usize {
+    // SAFETY: five words of this thread's, used through this module only; a signal handler finds each as it was before or after a change.
+    unsafe { address(word).read_volatile() }
+}
+
+/// Changes the calling thread's word.
+pub fn set(word: Word, value: usize) {
+    // SAFETY: as in `get`.
+    unsafe { address(word).write_volatile(value) };
+}

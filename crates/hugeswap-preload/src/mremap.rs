@@ -1,0 +1,306 @@
+//! mremap of memory in the window, and into it.
+//!
+//! Managed memory moves by the engine. What the kernel has mapped in the window the kernel moves, and
+//! afterwards the engine is told: the addresses that it left are without access again before anybody
+//! is given them, and those it took are claimed before. Memory that was managed is several mappings of the kernel's
+//! where it is one for the program, so it moves by the engine, too, whatever the program has said of it meanwhile.
+
+use crate::advise::{madvise, mlock, mprotect};
+use crate::mmap::{
+    RW, discard, end_claim, kernel, make_way, mark, pages, release, said_of, try_release,
+};
+use crate::real::{self, set_errno};
+use crate::{access, shared, state};
+use hugeswap_engine::{Contents, Engine};
+use hugeswap_sys::{Errno, mm, raw};
+use libc::{c_int, c_void, size_t};
+
+const PAGE: usize = 4096;
+const MAYMOVE: usize = libc::MREMAP_MAYMOVE as usize;
+const FIXED: usize = libc::MREMAP_FIXED as usize;
+const DONTUNMAP: usize = 4;
+
+/// A call of the program's, checked.
+#[derive(Clone, Copy)]
+struct Move {
+    at: usize,
+    /// Whole pages; 0 asks for a second mapping of shared memory.
+    old: usize,
+    new: usize,
+    flags: usize,
+    to: usize,
+}
+
+impl Move {
+    fn has(&self, flag: usize) -> bool {
+        self.flags & flag != 0
+    }
+
+    /// Does the memory stay at its old addresses, too?
+    fn keeps(&self) -> bool {
+        self.has(DONTUNMAP) || self.old == 0
+    }
+}
+
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn mremap(
+    old: *mut c_void,
+    old_len: size_t,
+    new_len: size_t,
+    flags: c_int,
+    target: *mut c_void,
+) -> *mut c_void {
+    let (at, to, flags) = (old as usize, target as usize, flags as usize);
+    let a = [at, old_len, new_len, flags, to, 0];
+    let Some(engine) = state::engine() else {
+        return kernel(libc::SYS_mremap, a) as *mut c_void;
+    };
+    let ours = meets_window(engine, at, old_len.max(1));
+    let into = flags & FIXED != 0 && state::meets_managed(to, new_len);
+    if !ours && !into && !state::in_shared(at) {
+        return kernel(libc::SYS_mremap, a) as *mut c_void;
+    }
+    let errno = real::errno();
+    let result = checked(at, old_len, new_len, flags, to).and_then(|m| {
+        if ours {
+            in_window(engine, m)
+        } else {
+            elsewhere(engine, m)
+        }
+    });
+    match result {
+        Ok(now) => {
+            set_errno(errno);
+            now as *mut c_void
+        }
+        Err(e) => {
+            set_errno(e.0);
+            libc::MAP_FAILED
+        }
+    }
+}
+
+fn meets_window(engine: &Engine, at: usize, len: usize) -> bool {
+    let window = engine.window();
+    at < window.end && at.saturating_add(len) > window.start
+}
+
+/// EINVAL, as the kernel, for what makes no sense.
+fn checked(
+    at: usize,
+    old_len: usize,
+    new_len: usize,
+    flags: usize,
+    to: usize,
+) -> Result<Move, Errno> {
+    let new = pages(0, new_len).ok_or(Errno::EINVAL)?;
+    let old = old_len
+        .checked_next_multiple_of(PAGE)
+        .filter(|&old| at.checked_add(old).is_some())
+        .ok_or(Errno::EINVAL)?;
+    let m = Move {
+        at,
+        old,
+        new,
+        flags,
+        to,
+    };
+    let moves = m.has(FIXED | DONTUNMAP);
+    let overlaps = to < at.saturating_add(old) && at < to.saturating_add(new);
+    if flags & !(MAYMOVE | FIXED | DONTUNMAP) != 0
+        || !at.is_multiple_of(PAGE)
+        || (moves && !m.has(MAYMOVE))
+        || (m.has(DONTUNMAP) && old != new)
+        || (m.has(FIXED) && (pages(to, new).is_none() || overlaps))
+    {
+        return Err(Errno::EINVAL);
+    }
+    Ok(m)
+}
+
+/// The kernel's own mremap.
+fn by_kernel(m: Move) -> Result<usize, Errno> {
+    let a = [m.at, m.old, m.new, m.flags, m.to, 0];
+    // SAFETY: the program's own call, or a part of it, on memory that the kernel has.
+    unsafe { raw::call(libc::SYS_mremap, a) }
+}
+
+/// Memory outside the window, to an address in it, or in shared memory.
+fn elsewhere(engine: &Engine, m: Move) -> Result<usize, Errno> {
+    let claim = match m.has(FIXED) && state::meets_managed(m.to, m.new) {
+        true => Some(make_way(engine, m.to, m.new, Contents::Keep)?),
+        false => None,
+    };
+    let moved = if state::in_shared(m.at) && shared::is_managed(m.at) {
+        match shared::remap(engine, m.at, m.old, m.new, m.flags, m.to) {
+            libc::MAP_FAILED => Err(Errno(real::errno())),
+            now => Ok(now as usize),
+        }
+    } else {
+        by_kernel(m)
+    };
+    if let Some(claim) = claim {
+        end_claim(engine, claim, moved.is_ok());
+    }
+    moved
+}
+
+/// Memory in the window.
+fn in_window(engine: &Engine, m: Move) -> Result<usize, Errno> {
+    let Move { at, old, new, .. } = m;
+    // (The kernel makes a range shorter whatever it consists of.)
+    if new <= old && !m.has(FIXED | DONTUNMAP) && engine.is_mapped(at, PAGE) {
+        if new < old {
+            try_release(engine, at + new, old - new)?;
+        }
+        return Ok(at);
+    }
+    if !engine.is_mapped(at, old.max(PAGE)) {
+        return Err(Errno::EFAULT);
+    }
+    match engine.kernel_bytes(at, old.max(PAGE)) {
+        0 if old == 0 => Err(Errno::EINVAL),
+        0 => match said_of(at, old) {
+            0 => managed(engine, m),
+            said => with_marks(engine, m, said),
+        },
+        n if n == old.max(PAGE) => of_kernel(engine, m),
+        // Several mappings.
+        _ => Err(Errno::EFAULT),
+    }
+}
+
+/// Managed memory of which more is known than the engine knows: its new place gets the same.
+fn with_marks(engine: &Engine, m: Move, said: u8) -> Result<usize, Errno> {
+    let Move { at, old, new, .. } = m;
+    // The kernel moves what is one mapping.
+    let prot = access::of(engine, at, old).ok_or(Errno::EFAULT)?;
+    let set = |at: usize, len: usize, prot: c_int| {
+        let (at, prot) = (at as *mut c_void, prot);
+        // SAFETY: the program's memory, to which it has this access in the end.
+        match prot == RW || unsafe { mprotect(at, len, prot) } == 0 {
+            true => Ok(()),
+            false => Err(Errno(real::errno())),
+        }
+    };
+    if prot != RW {
+        access::open(engine, at, old)?;
+    }
+    let now = managed(engine, m).inspect_err(|_| {
+        let _ = set(at, old, prot);
+    })?;
+    if m.keeps() {
+        let _ = set(at, old, prot);
+    }
+    // (What fails here the program can do without.)
+    let _ = set(now, new, prot);
+    let start = now as *mut c_void;
+    // SAFETY: the program's memory: nothing of it is changed.
+    unsafe {
+        if said & mark::NOT_FORKED != 0 {
+            madvise(start, new, libc::MADV_DONTFORK);
+        }
+        if said & mark::LOCKED != 0 {
+            mlock(start, new);
+        }
+    }
+    Ok(now)
+}
+
+/// Managed memory that the program can read and write.
+fn managed(engine: &Engine, m: Move) -> Result<usize, Errno> {
+    let Move { at, old, new, .. } = m;
+    let now = if m.has(FIXED) {
+        to_fixed(engine, at, old, new, m.to)?
+    } else if m.has(DONTUNMAP) {
+        to_elsewhere(engine, at, old, new)?
+    } else if engine.grow(at, old, new) {
+        return Ok(at);
+    } else if m.has(MAYMOVE) {
+        to_elsewhere(engine, at, old, new)?
+    } else {
+        return Err(Errno::ENOMEM);
+    };
+    if m.keeps() {
+        let _ = discard(engine, at, old);
+    } else {
+        release(engine, at, old);
+    }
+    Ok(now)
+}
+
+fn to_elsewhere(engine: &Engine, at: usize, old: usize, new: usize) -> Result<usize, Errno> {
+    let to = engine.map(new, PAGE, true).map_err(|_| Errno::ENOMEM)?;
+    engine.carry_advice(at, old, to, new);
+    engine.move_range(at, to, old.min(new));
+    Ok(to)
+}
+
+/// To an address of the program's choice: within the window pages move, anywhere else they are copied.
+fn to_fixed(engine: &Engine, at: usize, old: usize, new: usize, to: usize) -> Result<usize, Errno> {
+    let window = engine.window();
+    if to >= window.start && to + new <= window.end {
+        engine.map_at(to, new, true)?;
+        engine.carry_advice(at, old, to, new);
+        engine.move_range(at, to, old.min(new));
+        return Ok(to);
+    }
+    let claim = make_way(engine, to, new, Contents::Keep)?;
+    // SAFETY: the program asked that whatever is mapped at `to` be replaced.
+    let made = unsafe { mm::map_anon(to, new, mm::PROT_RW, true) };
+    end_claim(engine, claim, made.is_ok());
+    made?;
+    // SAFETY: both ranges are mapped, do not overlap, and the program gives up the first.
+    unsafe { std::ptr::copy_nonoverlapping(at as *const u8, to as *mut u8, old.min(new)) };
+    Ok(to)
+}
+
+/// What the kernel mapped at the program's wish.
+fn of_kernel(engine: &Engine, m: Move) -> Result<usize, Errno> {
+    let Move { at, old, new, .. } = m;
+    if m.has(FIXED) {
+        let claim = make_way(engine, m.to, new, Contents::Keep)?;
+        let moved = by_kernel(m);
+        end_claim(engine, claim, moved.is_ok());
+        let now = moved?;
+        if !m.keeps() {
+            release(engine, at, old);
+        }
+        return Ok(now);
+    }
+    if new > old && old > 0 && grow_by_kernel(engine, at, old, new) {
+        return Ok(at);
+    }
+    if !m.has(MAYMOVE) {
+        return Err(Errno::ENOMEM);
+    }
+    let now = by_kernel(m)?;
+    if !m.keeps() {
+        release(engine, at, old);
+    }
+    Ok(now)
+}
+
+/// Makes the kernel's mapping that ends at `at + old` longer where it stands, if the addresses behind it are free.
+fn grow_by_kernel(engine: &Engine, at: usize, old: usize, new: usize) -> bool {
+    let (end, more) = (at + old, new - old);
+    if end + more > engine.window().end || engine.is_any_mapped(end, more) {
+        return false;
+    }
+    let Ok(claim) = engine.claim(end, more, Contents::Keep) else {
+        return false;
+    };
+    // (A mapping grows into a hole only.)
+    // SAFETY: addresses that were claimed, and that nobody uses.
+    let opened = unsafe { mm::unmap(end, more) };
+    let longer = Move {
+        at,
+        old,
+        new,
+        flags: 0,
+        to: 0,
+    };
+    let grown = opened.and_then(|()| by_kernel(longer)).is_ok();
+    end_claim(engine, claim, grown);
+    grown
+}
