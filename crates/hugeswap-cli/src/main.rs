@@ -5,6 +5,7 @@
 
 mod bench;
 mod ctl;
+mod debug;
 mod demo;
 mod doctor;
 mod pagemap;
@@ -42,6 +43,8 @@ enum Command {
     Ctl(ctl::Args),
     /// Show what each page of a running program is: in memory, in swap, zero, lost
     Pagemap(pagemap::Args),
+    /// Help debuggers with programs whose memory is managed
+    Debug(debug::Args),
     /// Look at swap files
     Swap(swap::Args),
     /// Tell what this machine and user can do, and what would improve it
@@ -72,6 +75,7 @@ fn dispatch(command: Command) -> anyhow::Result<i32> {
         Command::Report(args) => report::run(&args),
         Command::Ctl(args) => ctl::run(&args),
         Command::Pagemap(args) => pagemap::run(&args),
+        Command::Debug(args) => debug::run(&args),
         Command::Swap(args) => swap::run(&args),
         Command::Doctor(args) => doctor::run(&args),
         Command::Demo(args) => demo::run(&args),
@@ -93,7 +97,7 @@ fn usage(e: &clap::Error) -> i32 {
     }
     if e.kind() == ErrorKind::DisplayHelpOnMissingArgumentOrSubcommand {
         complain(
-            "a command is missing: run, ctl, pagemap, bench, report, swap, doctor or demo (hugeswap --help tells more)",
+            "a command is missing: run, ctl, pagemap, debug, bench, report, swap, doctor or demo (hugeswap --help tells more)",
         );
         return 2;
     }

@@ -355,3 +355,58 @@ fn help_and_version_are_no_errors() {
         .assert()
         .stdout(contains("__worker").not());
 }
+
+#[test]
+fn what_is_left_in_the_background_is_told() {
+    let (child, _out, pid) = {
+        let mut c = std::process::Command::new(HUGESWAP);
+        c.args(["run", "--memory", "64M", "--", "/bin/sh", "-c"])
+            .arg("sleep 100 >/dev/null 2>&1 & echo $!; sleep 1");
+        c.env_remove("HUGESWAP_POOL")
+            .stdout(Stdio::piped())
+            .stderr(Stdio::piped());
+        let mut child = c.spawn().unwrap();
+        let mut out = BufReader::new(child.stdout.take().unwrap());
+        let mut line = String::new();
+        out.read_line(&mut line).unwrap();
+        (child, out, line.trim().to_owned())
+    };
+    let done = child.wait_with_output().unwrap();
+    send(pid.parse().unwrap(), libc::SIGKILL);
+    let said = String::from_utf8_lossy(&done.stderr);
+    assert!(done.status.success(), "{said}");
+    let told = format!("1 process was left in the background (sleep {pid})");
+    assert!(said.contains(&told), "{said}");
+}
+
+#[test]
+fn all_that_is_left_is_waited_for_if_asked_to() {
+    // It is orphaned, and starts another one that is managed too.
+    let script = "(sh -c 'sleep 1; sh -c \"echo $LD_PRELOAD\"; exit 9' &) ; exit 5";
+    run(&["--wait-all", "--report", "none"], script)
+        .assert()
+        .code(5)
+        .stdout(contains("/proc/"));
+}
+
+#[test]
+fn waiting_for_all_ends_when_it_is_told_to() {
+    let mut c = std::process::Command::new(HUGESWAP);
+    c.args(["run", "--memory", "64M", "--report", "none", "--wait-all"])
+        .args([
+            "--",
+            "/bin/sh",
+            "-c",
+            "sleep 100 & echo $!; echo $$; exit 6",
+        ])
+        .env_remove("HUGESWAP_POOL")
+        .stdout(Stdio::piped());
+    let mut child = c.spawn().unwrap();
+    let mut out = BufReader::new(child.stdout.take().unwrap()).lines();
+    let mut pid = || -> u32 { out.next().unwrap().unwrap().parse().unwrap() };
+    let (left, first) = (pid(), pid());
+    wait_until("the program has ended", || state(first).is_none());
+    send(child.id(), libc::SIGTERM);
+    assert_eq!(child.wait().unwrap().code(), Some(6));
+    send(left, libc::SIGKILL);
+}

@@ -295,6 +295,7 @@ fn run_child(program: &Path, argv: &[String], input: &File, output: &File) -> Re
             Some(spawn::Waited {
                 change: spawn::Change::Exited(0),
                 max_rss_bytes,
+                ..
             }) => {
                 return Ok(Ran {
                     ns: start.elapsed().as_nanos() as u64,

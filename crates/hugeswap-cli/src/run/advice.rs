@@ -93,6 +93,7 @@ mod tests {
             processes: 1,
             exhausted: 0,
             areas: Vec::new(),
+            losses: Vec::new(),
             tally: Box::new([0; hugeswap_policy::advisor::WORDS]),
         }
     }

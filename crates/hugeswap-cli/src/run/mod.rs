@@ -6,9 +6,12 @@
 //! left, however this ends; but for names that the program gave to memory itself, and that stand for nothing then.
 
 mod advice;
+mod footprint;
 pub mod preflight;
+mod proc;
 mod report;
 mod supervise;
+mod unmanaged;
 
 use crate::doctor::facts;
 use anyhow::{Context, Result, bail};
@@ -28,6 +31,8 @@ static OBJECT: &[u8] = include_bytes!(env!("HUGESWAP_PRELOAD_OBJECT"));
 
 /// Where the injected object finds its pool: `PID:DESCRIPTOR` of the segment.
 pub const POOL_VARIABLE: &str = "HUGESWAP_POOL";
+/// Tells tcmalloc to use `mmap` only; one that the user has set stays.
+const TCMALLOC_VARIABLE: &str = "TCMALLOC_SKIP_SBRK";
 
 const EXAMPLES: &str = "\
 EXAMPLES:
@@ -56,6 +61,9 @@ pub struct Args {
     /// from a userfaultfd (message, needs privilege)
     #[arg(long, value_name = "MODE", default_value = "auto", value_enum)]
     fault_mode: Mode,
+    /// Wait also for what PROG leaves in the background: its memory stays managed, and what it starts is managed too
+    #[arg(long)]
+    wait_all: bool,
     /// Change a setting; may be repeated (--help lists them)
     #[arg(long, value_name = "KEY=VALUE")]
     set: Vec<String>,
@@ -119,6 +127,10 @@ pub fn run(args: Args) -> Result<i32> {
     let path = c_string(&program.clone().into_os_string())?;
     let mut sink = report::Sink::open(args.report, args.report_file.as_deref())?;
 
+    if args.wait_all {
+        process::adopt_orphans()
+            .context("--wait-all: this kernel does not say when processes in the background end")?;
+    }
     let supervisor = supervise::Supervisor::new()?;
     let request = spawn::Program {
         path: &path,
@@ -136,19 +148,24 @@ pub fn run(args: Args) -> Result<i32> {
         }
     };
     supervise::let_go(&inherited);
-    let ended = supervisor.supervise(pid, &pool)?;
+    let mut footprint = footprint::Footprint::new(pid);
+    let done = supervisor.supervise(pid, args.wait_all, &pool, &mut footprint)?;
     pool.reap();
+    let report = pool.report();
+    let unmanaged = footprint.end(&pool, done.max_rss_bytes, report.peak_resident_bytes);
     remove_links(&pool);
     let outcome = report::Outcome {
         elapsed: started.elapsed(),
-        ended,
+        ended: done.ended,
+        core_dumped: done.core_dumped,
         command: &args.program,
         smallest_bytes: pool.knob(Knob::MallocMin).min(pool.knob(Knob::MmapMin)),
+        unmanaged,
     };
-    sink.write(&outcome, &pool.report());
+    sink.write(&outcome, &report);
     // The pool's files go before the program's status is known to anybody.
     drop(pool);
-    Ok(supervise::end_like(ended))
+    Ok(supervise::end_like(done.ended))
 }
 
 /// Removes the names in /dev/shm that stand for memory of this run, which is gone with it.
@@ -275,12 +292,16 @@ fn object_file() -> Result<File> {
 /// The program's environment: ours, with the object preloaded and the pool named.
 fn environment(pool: &Pool, object: &File) -> Result<Vec<CString>> {
     let me = process::pid();
+    // First: an allocator that the user preloads may have a definition of `mmap`, and its own calls of it must reach ours.
     let mut preload = OsString::from(format!("/proc/{me}/fd/{}", object.as_raw_fd()));
     if let Some(others) = std::env::var_os("LD_PRELOAD").filter(|o| !o.is_empty()) {
         preload.push(":");
         preload.push(others);
     }
+    // tcmalloc takes memory from the break, which is not managed, before it asks `mmap`.
+    let skip_break = std::env::var_os(TCMALLOC_VARIABLE).unwrap_or_else(|| "1".into());
     let ours = [
+        (OsString::from(TCMALLOC_VARIABLE), skip_break),
         (OsString::from("LD_PRELOAD"), preload),
         (
             OsString::from(POOL_VARIABLE),
@@ -288,7 +309,7 @@ fn environment(pool: &Pool, object: &File) -> Result<Vec<CString>> {
         ),
     ];
     std::env::vars_os()
-        .filter(|(name, _)| name != "LD_PRELOAD")
+        .filter(|(name, _)| name != "LD_PRELOAD" && name != TCMALLOC_VARIABLE)
         .chain(ours)
         .map(|(name, value)| {
             let mut entry = name.into_vec();

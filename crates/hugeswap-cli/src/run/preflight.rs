@@ -2,8 +2,8 @@
 //! every case in which the loader would leave the object out is an error here, one line each.
 
 use anyhow::{Result, bail};
-use object::elf::{EM_X86_64, ET_DYN, ET_EXEC, FileHeader64, PT_INTERP};
-use object::read::elf::{FileHeader, ProgramHeader};
+use object::elf::{DT_NEEDED, EM_X86_64, ET_DYN, ET_EXEC, FileHeader64, PT_INTERP};
+use object::read::elf::{Dyn, FileHeader, ProgramHeader};
 use object::read::{ReadCache, ReadRef};
 use object::{Endianness, FileKind};
 use rustix::fs::{Access, AtFlags, CWD, accessat, getxattr};
@@ -26,6 +26,21 @@ pub fn find(name: &OsStr) -> Result<PathBuf> {
     let path = look_up(name)?;
     check(&path, MAX_SCRIPTS)?;
     Ok(path)
+}
+
+/// Why nothing could be injected into the program in a file; `None`: nothing is in the way. What to say after its name.
+pub fn obstacle(path: &Path) -> Option<String> {
+    let file = File::open(path).ok()?;
+    let checked = check_privilege(path, &file);
+    let checked = checked.and_then(|()| check_elf(path, &ReadCache::new(file)));
+    let said = checked.err()?.to_string();
+    let shown = path.display().to_string();
+    Some(
+        said.strip_prefix(&shown)
+            .unwrap_or(&said)
+            .trim_start()
+            .into(),
+    )
 }
 
 /// The file that `name` names: itself if it has a slash, else the first in PATH.
@@ -201,6 +216,7 @@ fn check_elf<'data, R: ReadRef<'data>>(path: &Path, data: R) -> Result<()> {
             "{shown} is statically linked, so nothing can be injected into it: use a dynamically linked build"
         );
     };
+    check_sanitizer(path, header, data)?;
     let loader = segment
         .interpreter(endian, data)
         .map_err(damaged)?
@@ -219,6 +235,42 @@ fn check_elf<'data, R: ReadRef<'data>>(path: &Path, data: R) -> Result<()> {
         );
     }
     Ok(())
+}
+
+/// AddressSanitizer's library ends a program in which it is not the first one, unless it is told not to.
+fn check_sanitizer<'data, R: ReadRef<'data>>(
+    path: &Path,
+    header: &FileHeader64<Endianness>,
+    data: R,
+) -> Result<()> {
+    const OPTION: &str = "verify_asan_link_order=0";
+    let told = std::env::var("ASAN_OPTIONS").is_ok_and(|o| o.contains(OPTION));
+    if !told && needs(header, data, b"libasan.so").unwrap_or(false) {
+        bail!(
+            "{} is built with AddressSanitizer, which refuses preloaded objects: set ASAN_OPTIONS={OPTION} (managed blocks are not checked \
+             then), or use a build without it",
+            path.display()
+        );
+    }
+    Ok(())
+}
+
+/// Does the program need a library whose name begins so? `None`: it does not say.
+fn needs<'data, R: ReadRef<'data>>(
+    header: &FileHeader64<Endianness>,
+    data: R,
+    name: &[u8],
+) -> Option<bool> {
+    let endian = header.endian().ok()?;
+    let sections = header.sections(endian, data).ok()?;
+    let (entries, strings) = sections.dynamic(endian, data).ok()??;
+    let strings = sections.strings(endian, data, strings).ok()?;
+    Some(entries.iter().any(|entry| {
+        entry.d_tag(endian) == DT_NEEDED
+            && entry
+                .string(endian, strings)
+                .is_ok_and(|s| s.starts_with(name))
+    }))
 }
 
 #[cfg(test)]

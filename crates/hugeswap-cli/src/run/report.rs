@@ -1,7 +1,8 @@
 //! The report at the end of a run, for people or for programs.
 
+use super::footprint::Unmanaged;
 use super::supervise::Ended;
-use super::{Format, advice};
+use super::{Format, advice, unmanaged};
 use crate::text;
 use anyhow::{Context, Result};
 use hugeswap_engine::health::{AreaReport, LatencyReport};
@@ -88,10 +89,14 @@ pub struct Outcome<'a> {
     pub elapsed: Duration,
     /// How it ended.
     pub ended: Ended,
+    /// It left a core dump.
+    pub core_dumped: bool,
     /// Program and arguments.
     pub command: &'a [OsString],
     /// The smallest allocation that is managed, bytes.
     pub smallest_bytes: u64,
+    /// What was not managed.
+    pub unmanaged: Unmanaged,
 }
 
 #[derive(Serialize)]
@@ -103,6 +108,7 @@ struct Json {
     memory_bytes: u64,
     peak_managed_bytes: u64,
     peak_resident_bytes: u64,
+    peak_unmanaged_bytes: u64,
     swapped_in_bytes: u64,
     swapped_out_bytes: u64,
     /// Null when nothing was managed long enough to be sampled.
@@ -117,6 +123,8 @@ struct Json {
     areas: Vec<Value>,
     /// Null when too little came back from swap to tell.
     advisor: Option<Value>,
+    #[serde(flatten)]
+    not_managed: Map<String, Value>,
     #[serde(flatten)]
     counters: Map<String, Value>,
 }
@@ -145,6 +153,7 @@ fn json(outcome: &Outcome<'_>, report: &Report) -> String {
         memory_bytes: report.memory_bytes,
         peak_managed_bytes: report.peak_managed_bytes,
         peak_resident_bytes: report.peak_resident_bytes,
+        peak_unmanaged_bytes: outcome.unmanaged.peak_bytes,
         swapped_in_bytes: report.get(Counter::PswpIn) * PAGE_BYTES,
         swapped_out_bytes: report.get(Counter::PswpOut) * PAGE_BYTES,
         huge_share: report.huge_share,
@@ -159,6 +168,10 @@ fn json(outcome: &Outcome<'_>, report: &Report) -> String {
         faults: faults.collect(),
         areas: report.areas.iter().map(area_json).collect(),
         advisor: report.advice().as_ref().map(advice::json),
+        not_managed: unmanaged::json(&outcome.unmanaged)
+            .map(|(name, value)| (name.to_owned(), value))
+            .into_iter()
+            .collect(),
         counters: counters.collect(),
     };
     let mut line =
@@ -208,6 +221,7 @@ fn human(outcome: &Outcome<'_>, report: &Report) -> String {
              or it took LD_PRELOAD out of its environment.",
             text::bytes(outcome.smallest_bytes),
         );
+        unmanaged_lines(&mut out, outcome, report);
         return out;
     }
     let processes = if report.processes == 1 {
@@ -224,10 +238,11 @@ fn human(outcome: &Outcome<'_>, report: &Report) -> String {
     );
     let _ = write!(
         out,
-        "  memory    budget {}, peak resident {}, peak managed {}",
+        "  memory    budget {}, peak resident {}, peak managed {}, peak not managed {}",
         text::bytes(report.memory_bytes),
         text::bytes(report.peak_resident_bytes),
         text::bytes(report.peak_managed_bytes),
+        text::bytes(outcome.unmanaged.peak_bytes),
     );
     if let Some(share) = report.huge_share {
         let _ = write!(out, ", {:.1}% huge", share * 100.0);
@@ -244,14 +259,22 @@ fn human(outcome: &Outcome<'_>, report: &Report) -> String {
             Counter::SwapWriteError,
             "swap writes failed; those pages stayed in memory",
         ),
-        (Counter::SwapReadError, "swap reads failed"),
-        (Counter::Poisoned, "units of 2 MiB were lost"),
+        (
+            Counter::SwapReadError,
+            "swap reads failed, or brought bytes that had changed",
+        ),
+        (
+            Counter::SwapCorrupt,
+            "swap reads brought other bytes than were written (checksum mismatch): the device changed them",
+        ),
+        (Counter::Poisoned, "pages, or units of 2 MiB, were lost"),
     ] {
         let n = report.get(counter);
         if n > 0 {
             let _ = writeln!(out, "  WARNING   {} {what}", text::count(n));
         }
     }
+    loss_lines(&mut out, report);
     if report.get(Counter::SwapSoftFull) > 0 {
         let _ = writeln!(
             out,
@@ -265,7 +288,33 @@ fn human(outcome: &Outcome<'_>, report: &Report) -> String {
             text::count(report.exhausted)
         );
     }
+    if outcome.core_dumped && report.get(Counter::PswpOut) > 0 {
+        let _ = writeln!(
+            out,
+            "  WARNING   the core dump has zeros for memory that was in swap: to see that, stop the program in gdb (hugeswap debug gdb-script)"
+        );
+    }
+    unmanaged_lines(&mut out, outcome, report);
     out
+}
+
+fn loss_lines(out: &mut String, report: &Report) {
+    const MOST: usize = 8;
+    for loss in report.losses.iter().take(MOST) {
+        let _ = writeln!(out, "  WARNING   {loss}");
+    }
+    let more = report.losses.len().saturating_sub(MOST);
+    if more > 0 {
+        let _ = writeln!(
+            out,
+            "  WARNING   and {} more places",
+            text::count(more as u64)
+        );
+    }
+}
+
+fn unmanaged_lines(out: &mut String, outcome: &Outcome<'_>, report: &Report) {
+    unmanaged::lines(out, &outcome.unmanaged, report, outcome.smallest_bytes);
 }
 
 fn swap_lines(out: &mut String, report: &Report) {
@@ -348,7 +397,7 @@ fn fault_lines(out: &mut String, report: &Report) {
 }
 
 #[cfg(test)]
-mod tests {
+pub(super) mod tests {
     use super::*;
     use hugeswap_engine::pool::FaultReport;
     use hugeswap_policy::breaker::State;
@@ -372,7 +421,7 @@ mod tests {
         }
     }
 
-    fn report() -> Report {
+    pub(in crate::run) fn report() -> Report {
         let mut counters = vec![0; Counter::COUNT];
         counters[Counter::PswpIn as usize] = 1024;
         counters[Counter::ThpSwpIn as usize] = 2;
@@ -397,6 +446,7 @@ mod tests {
             processes: 1,
             exhausted: 0,
             areas: vec![area()],
+            losses: Vec::new(),
             tally: Box::new([0; hugeswap_policy::advisor::WORDS]),
         }
     }
@@ -405,8 +455,10 @@ mod tests {
         Outcome {
             elapsed: Duration::from_millis(1500),
             ended,
+            core_dumped: false,
             command,
             smallest_bytes: 1 << 20,
+            unmanaged: Unmanaged::default(),
         }
     }
 
@@ -418,7 +470,7 @@ mod tests {
         let v: Value = serde_json::from_str(&text).unwrap();
         for key in "elapsed_s fault_s peak_managed_bytes peak_resident_bytes pswpin pswpout thp_swpin thp_swpout \
                     thp_swpin_fallback thp_swpout_fallback huge_share fault_mode processes exit_code memory_bytes areas \
-                    swapped_in_bytes swapped_out_bytes faults advisor signal"
+                    swapped_in_bytes swapped_out_bytes faults advisor signal peak_unmanaged_bytes unmanaged outside left_running"
             .split_whitespace()
         {
             assert!(v.get(key).is_some(), "{key}");

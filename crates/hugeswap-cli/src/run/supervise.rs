@@ -4,8 +4,10 @@
 //! and a wait. The program is in our process group: what the kernel sends to the group (terminal
 //! keys, hang-ups) it gets by itself; what a process sends to us is passed on.
 
+use super::footprint::Footprint;
 use anyhow::{Context, Result};
 use hugeswap_engine::pool::{Pool, SOFT_FULL_PERCENT};
+use hugeswap_sys::Errno;
 use hugeswap_sys::signal::{ALL, Mask, bit};
 use hugeswap_sys::spawn::{self, Change, Received};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
@@ -49,6 +51,17 @@ impl Ended {
     }
 }
 
+/// What is known when the program has ended.
+#[derive(Clone, Copy, Debug)]
+pub struct Done {
+    /// How it ended.
+    pub ended: Ended,
+    /// The largest resident set of any of its processes that were waited for, bytes.
+    pub max_rss_bytes: u64,
+    /// It left a core dump.
+    pub core_dumped: bool,
+}
+
 /// Has every signal blocked from its making to the end of this process.
 pub struct Supervisor {
     signals: OwnedFd,
@@ -68,34 +81,73 @@ impl Supervisor {
         self.mask
     }
 
-    /// Waits until the program has ended.
-    pub fn supervise(&self, pid: i32, pool: &Pool) -> Result<Ended> {
+    /// Waits until the program has ended; with `all`, until nothing that came from it runs any more, unless we are told to end.
+    pub fn supervise(
+        &self,
+        pid: i32,
+        all: bool,
+        pool: &Pool,
+        footprint: &mut Footprint,
+    ) -> Result<Done> {
         let mut reaped = Instant::now();
         let mut warned = false;
+        let mut ended: Option<Done> = None;
+        let mut max_rss_bytes = 0;
         loop {
             let mut fds = [PollFd::new(&self.signals, PollFlags::IN)];
+            let wait = footprint.due_in().min(REAP_EVERY);
             let timeout = Timespec {
                 tv_sec: 0,
-                tv_nsec: REAP_EVERY.as_nanos() as i64,
+                tv_nsec: wait.as_nanos() as i64,
             };
             // A failed wait is a short one: what follows looks at everything anyway.
             let _ = poll(&mut fds, Some(&timeout));
             while let Some(received) = spawn::next_signal(self.signals.as_fd()) {
-                if is_passed_on(received) {
+                match ended {
                     // It may be gone already; then its status is next.
-                    let _ = spawn::send(pid, received.signal);
+                    None if is_passed_on(received) => {
+                        let _ = spawn::send(pid, received.signal);
+                    }
+                    Some(done) if ends_the_wait(received) => return Ok(done),
+                    _ => {}
                 }
             }
-            match spawn::wait(pid, false)
-                .context("lost the program")?
-                .map(|w| w.change)
-            {
-                Some(Change::Exited(code)) => return Ok(Ended::Exited(code)),
-                Some(Change::Killed(signal)) => return Ok(Ended::Killed(signal)),
-                // Whoever continues us continues the program too: SIGCONT is passed on.
-                Some(Change::Stopped(signal)) => spawn::stop_like(signal),
-                None => {}
+            loop {
+                let w = match spawn::wait(if all { -1 } else { pid }, false) {
+                    Ok(Some(w)) => w,
+                    Ok(None) => break,
+                    Err(e) => match ended {
+                        Some(done) if e == Errno(libc::ECHILD) => return Ok(done),
+                        _ => return Err(e).context("lost the program"),
+                    },
+                };
+                max_rss_bytes = w.max_rss_bytes.max(max_rss_bytes);
+                if let Some(done) = &mut ended {
+                    done.max_rss_bytes = max_rss_bytes;
+                }
+                let now = match w.change {
+                    Change::Exited(code) => Ended::Exited(code),
+                    Change::Killed(signal) => Ended::Killed(signal),
+                    // Whoever continues us continues the program too: SIGCONT is passed on.
+                    Change::Stopped(signal) if w.pid == pid => {
+                        spawn::stop_like(signal);
+                        continue;
+                    }
+                    Change::Stopped(_) => continue,
+                };
+                if w.pid == pid {
+                    let done = Done {
+                        ended: now,
+                        max_rss_bytes,
+                        core_dumped: w.core_dumped,
+                    };
+                    if !all {
+                        return Ok(done);
+                    }
+                    ended = Some(done);
+                }
             }
+            footprint.sample_if_due(pool);
             if reaped.elapsed() >= REAP_EVERY {
                 pool.reap();
                 pool.serve();
@@ -107,6 +159,14 @@ impl Supervisor {
             }
         }
     }
+}
+
+/// The program has ended, and others are waited for: is that to be given up?
+fn ends_the_wait(received: Received) -> bool {
+    matches!(
+        received.signal,
+        libc::SIGINT | libc::SIGTERM | libc::SIGHUP | libc::SIGQUIT
+    )
 }
 
 /// Does the program get this signal from us?

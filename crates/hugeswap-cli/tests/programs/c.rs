@@ -33,6 +33,9 @@ pub fn cases() -> Vec<Case> {
     all.push(case("pagemap, base pages", || {
         pagemap(&Setup::new(Mode::Signal, MEMORY_MIB).option("--set", "thp.enabled=never"))
     }));
+    for mode in Mode::ALL {
+        all.push(case(format!("handed, {mode}"), move || handed(mode)));
+    }
     all.push(case("huge", huge));
     for part in [
         "counters", "ring", "locks", "orphan", "calls", "parts", "user", "images", "pagemap",
@@ -47,7 +50,13 @@ pub fn cases() -> Vec<Case> {
     all.push(case("files, names left behind", files_left));
     for mode in Mode::ALL {
         all.push(case(format!("guard, {mode}"), move || guard(mode)));
+        all.push(case(format!("fixed, {mode}"), move || fixed(mode)));
+        all.push(case(format!("space, {mode}"), move || space(mode)));
     }
+    all.push(case("space, plain", || {
+        let dir = directory();
+        random_calls(dir.path(), "1").plain();
+    }));
     all
 }
 
@@ -59,6 +68,17 @@ fn threads(mode: Mode) {
     let plain = program.plain();
     let managed = program.managed(&Setup::new(mode, MEMORY_MIB));
     managed.same_as(&plain);
+}
+
+/// A program that wants the kernel to have more of its memory than the budget is told so, and goes on.
+fn handed(mode: Mode) {
+    mode.need();
+    let dir = directory();
+    let program = Program::new(dir.path(), compile("handed", dir.path())).args(["128"]);
+    let plain = program.plain();
+    program
+        .managed(&Setup::new(mode, MEMORY_MIB))
+        .same_as(&plain);
 }
 
 /// Four processes that each map memory of their own: one budget for all of them.
@@ -235,4 +255,37 @@ fn guard(mode: Mode) {
         assert_eq!(managed.output.status, plain.status);
         assert_eq!(managed.output.stdout, plain.stdout);
     }
+}
+
+/// Addresses of the program's choice.
+fn fixed(mode: Mode) {
+    mode.need();
+    let dir = directory();
+    let program = Program::new(dir.path(), compile("fixed", dir.path()));
+    let plain = program.plain();
+    let managed = program.managed(&Setup::new(mode, MEMORY_MIB));
+    assert_eq!(managed.output.status, plain.status, "{}", managed.said());
+    assert_eq!(managed.output.stdout, plain.stdout);
+}
+
+/// `HUGESWAP_SPACE_STEPS`: how many steps of each seed.
+fn random_calls(dir: &std::path::Path, raw: &str) -> Program {
+    let steps = std::env::var("HUGESWAP_SPACE_STEPS").unwrap_or("1500".into());
+    Program::new(dir, compile("space", dir)).args(["1", "4", &steps, raw])
+}
+
+/// Random calls on the address space, while units are evicted at random. The budget holds everything:
+/// what the kernel has of it is not swapped.
+fn space(mode: Mode) {
+    mode.need();
+    let dir = directory();
+    // System calls that do not go through the C library are seen in signal mode only.
+    let raw = if mode == Mode::Message { "2" } else { "1" };
+    let program = random_calls(dir.path(), raw);
+    let plain = program.plain();
+    let setup = Setup::new(mode, 2 * MEMORY_MIB).option("--set", "debug.storm=50");
+    let managed = program.managed(&setup);
+    assert_eq!(managed.output.status, plain.status, "{}", managed.said());
+    assert_eq!(managed.output.stdout, plain.stdout);
+    assert!(managed.number("pswpin") > 0, "nothing was swapped");
 }

@@ -5,12 +5,17 @@
 //! counts as passed; with HUGESWAP_TESTS_COMPLETE=1 in the environment a missing tool is a failure (`.ci/install`
 //! installs what is needed).
 
+mod allocators;
 mod c;
 mod compiler;
+mod debugger;
+mod limited;
 mod limits;
 mod python;
 mod sandbox;
 mod sort;
+mod threads;
+mod unmanaged;
 mod util;
 
 use libtest_mimic::{Arguments, Failed, Trial};
@@ -32,7 +37,12 @@ fn all() -> Vec<Case> {
         compiler::cases(),
         python::cases(),
         sandbox::cases(),
+        limited::cases(),
         limits::cases(),
+        unmanaged::cases(),
+        debugger::cases(),
+        allocators::cases(),
+        threads::cases(),
     ]
     .into_iter()
     .flatten()

@@ -34,7 +34,7 @@ fn shared_memory(how: &str) {
 }
 
 /// An interpreter that has numpy: a real one, not a script that looks for it.
-fn python() -> PathBuf {
+pub fn python() -> PathBuf {
     let ask = |python: &str| {
         let out = Command::new(python)
             .args(["-c", "import sys, numpy; print(sys.executable)"])

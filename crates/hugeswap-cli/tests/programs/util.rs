@@ -181,6 +181,12 @@ impl Program {
             .unwrap_or_else(|e| panic!("{} does not start: {e}", argv[0].display()))
     }
 
+    /// Runs it as it is; `None` if it failed.
+    pub fn try_plain(&self) -> Option<Output> {
+        let out = self.run(&self.argv);
+        out.status.success().then_some(out)
+    }
+
     /// Runs it as it is; it must succeed.
     pub fn plain(&self) -> Output {
         let out = self.run(&self.argv);
@@ -262,6 +268,11 @@ pub struct Managed {
 }
 
 impl Managed {
+    /// What it wrote to standard error.
+    pub fn said(&self) -> &str {
+        &self.said
+    }
+
     /// A number of the report.
     pub fn number(&self, key: &str) -> u64 {
         self.report[key]

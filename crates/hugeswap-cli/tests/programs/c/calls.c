@@ -171,6 +171,27 @@ static void files(int flags) {
     puts("files");
 }
 
+// Memory without access for a while, in memory all the time: the next thing that reads it is a call.
+static void reopened(void) {
+    char path[300];
+    snprintf(path, sizeof path, "%s/reopened", dir);
+    int fd = open(path, O_RDWR | O_CREAT | O_TRUNC, 0600);
+    CHECK(fd >= 0, "open %s", path);
+    // Of its own: some ways to manage memory give it up when its protection changes.
+    char *p = aligned_alloc(UNIT, N);
+    CHECK(p, "aligned_alloc");
+    fill(p, N, 50);
+    for (int access = PROT_READ; access <= (PROT_READ | PROT_WRITE); access += PROT_WRITE) {
+        CHECK(mprotect(p, N, PROT_NONE) == 0 && mprotect(p, N, access) == 0, "mprotect");
+        CHECK(pwrite(fd, p + 100, 1 * MIB, 0) == 1 * MIB, "pwrite of what has access again");
+        CHECK(pread(fd, b, 1 * MIB, 0) == 1 * MIB && memcmp(p + 100, b, 1 * MIB) == 0, "other bytes");
+    }
+    verify(p, N, 50, "after mprotect");
+    free(p);
+    CHECK(close(fd) == 0 && unlink(path) == 0, "close and unlink");
+    puts("reopened");
+}
+
 static void streams(void) {
     char path[300];
     snprintf(path, sizeof path, "%s/stream", dir);
@@ -553,6 +574,7 @@ int main(int argc, char **argv) {
     signals();
     files(0);
     files(O_DIRECT);
+    reopened();
     streams();
     sockets();
     datagrams();

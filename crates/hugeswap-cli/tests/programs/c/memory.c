@@ -4,6 +4,7 @@
 #include <malloc.h>
 #include <setjmp.h>
 #include <signal.h>
+#include <sys/wait.h>
 
 static sigjmp_buf jump;
 static volatile sig_atomic_t caught;
@@ -339,6 +340,67 @@ static void protection(void) {
     puts("protection");
 }
 
+// Protection is mixed in a unit that the mapping has only a part of; its addresses are used again.
+static void mixed_and_given_back(void) {
+    size_t n = 8 * MIB, less = n - 181 * PAGE;
+    for (int k = 0; k < 4; k++) {
+        char *p = map(less);
+        fill(p, less, k);
+        evict(p, less);
+        char *mixed = p + less - (size_t)(k + 1) * 20 * PAGE;
+        CHECK(mprotect(mixed, 5 * PAGE, PROT_READ) == 0, "mprotect");
+        verify(p, less, k, "after mprotect");
+        CHECK(munmap(p, less) == 0, "munmap");
+        char *q = map(n);
+        for (size_t i = 0; i < n; i += PAGE)
+            CHECK(q[i] == 0, "new memory at %#zx", i);
+        for (int again = 0; again < 2; again++) {
+            fill(q, n, k + 50 + again);
+            evict(q, n);
+            verify(q, n, k + 50 + again, "used again");
+        }
+        CHECK(munmap(q, n) == 0, "munmap");
+    }
+    puts("mixed and given back");
+}
+
+// System calls on memory whose access was taken and given back, which nothing has touched since.
+static void calls_after_protection(void) {
+    size_t n = 4 * UNIT;
+    char *p = map(n), *closed = p + UNIT + 9 * PAGE;
+    fill(p, n, 3);
+    CHECK(mprotect(closed, PAGE, PROT_NONE) == 0, "mprotect of a page");
+    for (int forked = 0; forked < 2; forked++) {
+        pid_t child = forked ? fork() : 0;
+        CHECK(child >= 0, "fork");
+        if (child > 0) {
+            int status;
+            CHECK(waitpid(child, &status, 0) == child && status == 0, "child ended %#x", (unsigned)status);
+            break;
+        }
+        must_fault(closed, 0, "no access");
+        char *q = p + 2 * UNIT, bytes[8 * PAGE];
+        int ends[2];
+        CHECK(pipe(ends) == 0, "pipe");
+        CHECK(mprotect(q, 2 * UNIT, PROT_NONE) == 0, "mprotect");
+        CHECK(mprotect(q, 2 * UNIT, PROT_READ | PROT_WRITE) == 0, "mprotect back");
+        CHECK(write(ends[1], q + 96, sizeof bytes) == sizeof bytes, "write");
+        CHECK(read(ends[0], bytes, sizeof bytes) == sizeof bytes, "read");
+        CHECK(memcmp(bytes, q + 96, sizeof bytes) == 0, "bytes");
+        CHECK(write(ends[1], bytes, sizeof bytes) == sizeof bytes, "write");
+        CHECK(mprotect(q, 2 * UNIT, PROT_NONE) == 0, "mprotect again");
+        CHECK(mprotect(q, 2 * UNIT, PROT_READ | PROT_WRITE) == 0, "mprotect back again");
+        CHECK(read(ends[0], q + UNIT + 96, sizeof bytes) == sizeof bytes, "read to it");
+        CHECK(memcmp(bytes, q + UNIT + 96, sizeof bytes) == 0, "bytes read");
+        CHECK(close(ends[0]) == 0 && close(ends[1]) == 0, "close");
+        fill(q, 2 * UNIT, 3 + (uint64_t)forked);
+        if (forked)
+            _exit(0);
+    }
+    CHECK(munmap(p, n) == 0, "munmap");
+    puts("calls after protection");
+}
+
 int main(int argc, char **argv) {
     begin();
     CHECK(argc == 2, "one argument");
@@ -353,6 +415,8 @@ int main(int argc, char **argv) {
     advice();
     residency();
     protection();
+    mixed_and_given_back();
+    calls_after_protection();
     done();
     return 0;
 }

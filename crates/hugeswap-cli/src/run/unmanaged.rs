@@ -1,0 +1,167 @@
+//! What the report says of memory that was not managed, of processes that the object was not in, and of those left in the background.
+
+use super::footprint::{Member, Unmanaged};
+use crate::text;
+use hugeswap_engine::pool::Report;
+use serde_json::{Value, json};
+use std::fmt::Write as _;
+
+/// Smaller requests are never managed: the least that `route.malloc_min` takes.
+const LEAST: u64 = 128 << 10;
+/// What is not managed is warned of from this part of the budget on.
+const WORTH_A_WARNING: u64 = 10;
+
+/// The fields of the JSON, beside `peak_unmanaged_bytes`.
+pub fn json(seen: &Unmanaged) -> [(&'static str, Value); 3] {
+    let list = |members: &[Member]| Value::Array(members.iter().map(member).collect());
+    [
+        (
+            "unmanaged",
+            json!({"shared_bytes": seen.shared_bytes, "processes": list(&seen.holders)}),
+        ),
+        ("outside", list(&seen.outsiders)),
+        ("left_running", list(&seen.left)),
+    ]
+}
+
+fn member(m: &Member) -> Value {
+    json!({
+        "pid": m.pid, "program": m.program.to_string_lossy(), "bytes": m.bytes, "joined": m.joined, "why": m.why,
+    })
+}
+
+/// Lines for people. `smallest_bytes` is the smallest request that is managed.
+pub fn lines(out: &mut String, seen: &Unmanaged, report: &Report, smallest_bytes: u64) {
+    let worth = report.memory_bytes / WORTH_A_WARNING;
+    if seen.peak_bytes > worth {
+        let _ = writeln!(
+            out,
+            "  WARNING   {} beside the budget of {} were not managed{}: {}",
+            text::bytes(seen.peak_bytes),
+            text::bytes(report.memory_bytes),
+            whose(&seen.holders),
+            advice(seen, smallest_bytes),
+        );
+    }
+    for m in &seen.outsiders {
+        let why = m.why.as_deref().unwrap_or_default();
+        let _ = writeln!(out, "  unmanaged {} ({}) {why}", m.program.display(), m.pid);
+    }
+    if let Some(first) = seen.left.first() {
+        let one = seen.left.len() == 1;
+        let _ = writeln!(
+            out,
+            "  WARNING   {} {} left in the background ({}): memory managed so far stays so, but what {} from now on is not, \
+             nor is the budget watched over: --wait-all waits for {}",
+            text::count(seen.left.len() as u64),
+            if one { "process was" } else { "processes were" },
+            named(first),
+            if one { "it starts" } else { "they start" },
+            if one { "it" } else { "them" },
+        );
+    }
+}
+
+fn named(m: &Member) -> String {
+    let name = m.program.file_name().unwrap_or(m.program.as_os_str());
+    format!("{} {}", name.to_string_lossy(), m.pid)
+}
+
+/// The process that has most of it.
+fn whose(holders: &[Member]) -> String {
+    let first = holders.first().filter(|m| m.bytes > 0);
+    first.map_or(String::new(), |m| {
+        format!(" ({} has {})", named(m), text::bytes(m.bytes))
+    })
+}
+
+/// What to do about it.
+fn advice(seen: &Unmanaged, smallest_bytes: u64) -> String {
+    if seen.shared_bytes > seen.peak_bytes / 2 {
+        return "most of it is shared memory: --set shared.anonymous=on, --set shared.files=on have it managed".into();
+    }
+    if let Some(Member {
+        program,
+        why: Some(why),
+        ..
+    }) = seen.holders.first()
+    {
+        return format!("{} {why}", program.display());
+    }
+    if smallest_bytes > LEAST {
+        return format!(
+            "requests for less than {} are left to the program's own allocator: --set route.malloc_min=128K --set route.mmap_min=128K has more of it managed",
+            text::bytes(smallest_bytes)
+        );
+    }
+    "it is asked for in small blocks, or by an allocator that is not caught: leave room for it beside --memory".into()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::run::report::tests::report;
+
+    fn member(name: &str, bytes: u64, why: Option<&str>) -> Member {
+        Member {
+            pid: 7,
+            program: format!("/bin/{name}").into(),
+            bytes,
+            joined: false,
+            why: why.map(str::to_owned),
+        }
+    }
+
+    fn told(seen: &Unmanaged, smallest_bytes: u64) -> String {
+        let mut out = String::new();
+        lines(&mut out, seen, &report(), smallest_bytes);
+        out
+    }
+
+    #[test]
+    fn a_tenth_of_the_budget_is_not_warned_of() {
+        let mut seen = Unmanaged {
+            peak_bytes: report().memory_bytes / 10,
+            ..Unmanaged::default()
+        };
+        assert_eq!(told(&seen, 1 << 20), "");
+        seen.peak_bytes += 1;
+        assert!(told(&seen, 1 << 20).contains("WARNING   6.40 MiB beside the budget of 64.0 MiB"));
+    }
+
+    #[test]
+    fn each_cause_has_its_advice() {
+        let mut seen = Unmanaged {
+            peak_bytes: 100 << 20,
+            holders: vec![member("sqlite3", 90 << 20, None)],
+            ..Unmanaged::default()
+        };
+        let text = told(&seen, 1 << 20);
+        assert!(text.contains("(sqlite3 7 has 90.0 MiB)"), "{text}");
+        assert!(text.contains("route.malloc_min=128K"), "{text}");
+        assert!(told(&seen, 128 << 10).contains("small blocks"));
+        seen.holders[0].why = Some("is statically linked".into());
+        assert!(told(&seen, 1 << 20).contains("/bin/sqlite3 is statically linked"));
+        seen.shared_bytes = 60 << 20;
+        assert!(told(&seen, 1 << 20).contains("shared.anonymous=on"));
+        assert_eq!(told(&seen, 1 << 20).lines().count(), 1);
+    }
+
+    #[test]
+    fn outsiders_and_jobs_left_are_named() {
+        let seen = Unmanaged {
+            outsiders: vec![member("su", 0, Some("is setuid"))],
+            left: vec![member("sleep", 0, None)],
+            ..Unmanaged::default()
+        };
+        let text = told(&seen, 1 << 20);
+        assert!(text.contains("/bin/su (7) is setuid\n"), "{text}");
+        assert!(
+            text.contains("1 process was left in the background (sleep 7)"),
+            "{text}"
+        );
+        let fields = json(&seen);
+        assert_eq!(fields[1].1[0]["program"], "/bin/su");
+        assert_eq!(fields[2].1[0]["pid"], 7);
+    }
+}

@@ -1,0 +1,192 @@
+//! Allocators other than the C library's: preloaded, in a shared library the program is linked with, and inside the program.
+//!
+//! One of them is ours (c/strict.c), and ends the process if hugeswap enters it from inside itself or from a thread of its own.
+
+use crate::util::*;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+/// Where Debian and its kin have libraries, and others.
+const DIRECTORIES: [&str; 4] = [
+    "/usr/lib/x86_64-linux-gnu",
+    "/usr/lib64",
+    "/usr/lib",
+    "/usr/local/lib",
+];
+
+/// How a program comes by its allocator.
+#[derive(Clone, Copy)]
+enum By {
+    Preload,
+    Link,
+    Inside,
+}
+
+const WAYS: [(By, &str); 3] = [
+    (By::Preload, "preloaded"),
+    (By::Link, "linked"),
+    (By::Inside, "inside"),
+];
+
+/// Name, shared object, archive if there is one, what the archive needs.
+struct Allocator(
+    &'static str,
+    &'static str,
+    Option<&'static str>,
+    &'static [&'static str],
+);
+
+const ALLOCATORS: [Allocator; 4] = [
+    Allocator("strict", "libstrict.so", Some("strict.o"), &[]),
+    Allocator(
+        "jemalloc",
+        "libjemalloc.so.2",
+        Some("libjemalloc.a"),
+        &["-lm", "-ldl", "-lstdc++"],
+    ),
+    // (Debian has no archive of it.)
+    Allocator("mimalloc", "libmimalloc.so.2", None, &[]),
+    Allocator(
+        "tcmalloc",
+        "libtcmalloc_minimal.so.4",
+        Some("libtcmalloc_minimal.a"),
+        &["-lstdc++", "-lm"],
+    ),
+];
+
+pub fn cases() -> Vec<Case> {
+    let mut all = vec![case("allocator, redis", redis)];
+    for mode in Mode::ALL {
+        all.push(case(format!("allocator, committing, {mode}"), move || {
+            committing(mode)
+        }));
+        all.push(case(
+            format!("allocator, the C library's, {mode}"),
+            move || {
+                storm(mode, false, &|dir| {
+                    Program::new(dir, compile("blocks", dir))
+                })
+            },
+        ));
+        for a in &ALLOCATORS {
+            for (by, way) in WAYS {
+                if matches!(by, By::Inside) && a.2.is_none() {
+                    continue;
+                }
+                // (tcmalloc brings one.)
+                let own_mmap = a.0 == "tcmalloc" && matches!(by, By::Inside);
+                all.push(case(
+                    format!("allocator, {} {way}, {mode}", a.0),
+                    move || storm(mode, own_mmap, &|dir| a.program(by, dir)),
+                ));
+            }
+        }
+    }
+    all
+}
+
+impl Allocator {
+    /// c/blocks.c with this allocator.
+    fn program(&self, by: By, dir: &Path) -> Program {
+        let Allocator(name, shared, archive, needs) = self;
+        let of_ours = *name == "strict";
+        if of_ours {
+            let flags: [&[&str]; 2] = [
+                &["-shared", "-fPIC", "-o", shared],
+                &["-c", "-o", "strict.o"],
+            ];
+            for flags in flags {
+                build(dir, &["-fno-builtin"], &["strict"], flags);
+            }
+        }
+        let find = |file: &str| match of_ours {
+            true => dir.join(file),
+            false => library(file),
+        };
+        match by {
+            By::Preload => {
+                Program::new(dir, compile("blocks", dir)).env("LD_PRELOAD", find(shared))
+            }
+            By::Link | By::Inside => {
+                let file = match by {
+                    By::Link => find(shared),
+                    _ => find(archive.expect("there is one")),
+                };
+                let mut flags = vec!["-fno-builtin", "-o", "blocks"];
+                let file = file.to_str().expect("a plain name").to_owned();
+                // Archives give only what is asked for: their own definitions must win over the C library's.
+                flags.extend(["-Wl,-rpath,.", "-Wl,--whole-archive", &file]);
+                flags.push("-Wl,--no-whole-archive");
+                flags.extend(needs.iter());
+                build(dir, &[], &["blocks"], &flags);
+                Program::new(dir, dir.join("blocks"))
+            }
+        }
+    }
+}
+
+/// A library of the system's; ends the case as skipped if it is not there.
+fn library(file: &str) -> PathBuf {
+    let mut paths = DIRECTORIES.iter().map(|d| Path::new(d).join(file));
+    paths.find(|p| p.exists()).unwrap_or_else(|| missing(file))
+}
+
+fn build(dir: &Path, before: &[&str], sources: &[&str], after: &[&str]) {
+    let out = Command::new(compiler())
+        .current_dir(dir)
+        .args(["-O1", "-g", "-Wall", "-Wextra", "-pthread"])
+        .args(before)
+        .args(sources.iter().map(|s| source("c").join(format!("{s}.c"))))
+        .args(after)
+        .output()
+        .expect("the compiler starts");
+    let said = String::from_utf8_lossy(&out.stderr);
+    assert!(out.status.success(), "{sources:?}: {said}");
+}
+
+/// With less memory than it needs. `own_mmap`: the program has an `mmap` of its own, so nothing is managed; all must be right.
+fn storm(mode: Mode, own_mmap: bool, program: &dyn Fn(&Path) -> Program) {
+    mode.need();
+    let dir = directory();
+    let program = program(dir.path()).args(["3", "4"]);
+    let plain = program.plain();
+    // (What allocators ask for by a megabyte and less is managed too.)
+    let setup = Setup::new(mode, 48)
+        .option("--set", "route.malloc_min=128K")
+        .option("--set", "route.mmap_min=128K");
+    let managed = program.managed(&setup);
+    if own_mmap {
+        assert_eq!(managed.output.status, plain.status);
+        assert_eq!(managed.output.stdout, plain.stdout);
+    } else {
+        managed.same_as(&plain);
+    }
+}
+
+/// Memory that is said to be writable, as it is, stays managed.
+fn committing(mode: Mode) {
+    mode.need();
+    let dir = directory();
+    let program = Program::new(dir.path(), compile("commit", dir.path())).arg("96");
+    let plain = program.plain();
+    let managed = program.managed(&Setup::new(mode, 64));
+    // (The one that is protected in part.)
+    let ejected = managed.same_as(&plain).number("ejected");
+    assert!(ejected <= 1, "{ejected} units were ejected");
+}
+
+/// A server linked with jemalloc: the same data after filling, deleting and saving it.
+fn redis() {
+    for tool in ["redis-server", "redis-cli"] {
+        if Command::new(tool).arg("--version").output().is_err() {
+            missing(tool);
+        }
+    }
+    let dir = directory();
+    let program = Program::new(dir.path(), "sh").arg(source("redis.sh"));
+    let plain = program.plain();
+    // (Message mode brings in 2 MiB for each key that is looked at, which takes minutes.)
+    program
+        .managed(&Setup::new(Mode::Signal, 48))
+        .same_as(&plain);
+}

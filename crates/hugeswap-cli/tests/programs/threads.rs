@@ -1,0 +1,87 @@
+//! The engine's threads are none of the program's: a process ends with its own last thread, and what the program may do
+//! is all that any thread of the process may do.
+
+use crate::util::*;
+use std::process::Command;
+
+pub fn cases() -> Vec<Case> {
+    let mut all = Vec::new();
+    for mode in Mode::ALL {
+        for end in ["main", "last", "child", "term"] {
+            all.push(case(format!("ends, {end}, {mode}"), move || {
+                ends(end, mode)
+            }));
+        }
+        all.push(case(format!("ends, python, {mode}"), move || python(mode)));
+        for threads in ["0", "4"] {
+            all.push(case(
+                format!("credentials, {threads} threads, {mode}"),
+                move || credentials(threads, mode),
+            ));
+        }
+    }
+    all.push(case("ends, by the bare system call", bare));
+    all.push(case("gdb sees all threads", debugger));
+    all
+}
+
+fn ends(end: &str, mode: Mode) {
+    mode.need();
+    let dir = directory();
+    let program = Program::new(dir.path(), compile("ends", dir.path())).args([end, "96"]);
+    let plain = program.plain();
+    program.managed(&Setup::new(mode, 64)).same_as(&plain);
+}
+
+/// The only thread ends, and no other: the process has its status.
+fn bare() {
+    let dir = directory();
+    let program = Program::new(dir.path(), compile("ends", dir.path())).args(["last-raw", "96"]);
+    let managed = program.managed(&Setup::new(Mode::Signal, 64));
+    assert_eq!(managed.output.status.code(), Some(9));
+    managed.kept_its_budget();
+}
+
+/// A fork from a thread whose child returns from it, after a pool of workers.
+fn python(mode: Mode) {
+    mode.need();
+    let dir = directory();
+    let program = Program::new(dir.path(), crate::python::python())
+        .arg("-B")
+        .arg(source("py").join("ends.py"));
+    let plain = program.plain();
+    program.managed(&Setup::new(mode, 64)).same_as(&plain);
+}
+
+fn credentials(threads: &str, mode: Mode) {
+    if !rustix::process::geteuid().is_root() {
+        skip("only root can change its user");
+    }
+    mode.need();
+    let dir = directory();
+    let program =
+        Program::new(dir.path(), compile("credentials", dir.path())).args(["96", threads]);
+    let plain = program.plain();
+    program.managed(&Setup::new(mode, 64)).same_as(&plain);
+}
+
+/// A debugger attaches to a managed process and sees where each of its threads is.
+fn debugger() {
+    let dir = directory();
+    if Command::new("gdb").arg("--version").output().is_err() {
+        missing("gdb");
+    }
+    let program = Program::new(dir.path(), "sh")
+        .arg(source("gdb.sh"))
+        .arg(compile("ends", dir.path()));
+    let managed = program.managed(&Setup::new(Mode::Signal, 64));
+    let printed = String::from_utf8_lossy(&managed.output.stdout);
+    if printed.contains("Operation not permitted") {
+        skip("a debugger may not attach to a process that is no child of its own here");
+    }
+    assert!(managed.output.status.success(), "{printed}");
+    for what in ["hs-kswapd", "hs-io/1", "kswapd", "sleeper"] {
+        assert!(printed.contains(what), "no {what}: {printed}");
+    }
+    managed.kept_its_budget();
+}
