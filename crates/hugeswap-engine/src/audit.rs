@@ -3,7 +3,7 @@
 
 use crate::base::{Pager, pieces};
 use crate::engine::{Engine, UNIT};
-use crate::place::Given;
+use crate::place::kept::Given;
 use hugeswap_policy::UNIT_PAGES;
 use hugeswap_policy::counters::Counter;
 use hugeswap_policy::file::FilePlace;
@@ -197,14 +197,12 @@ impl Engine {
                 refer_singly(&mut b, s.cluster, s.at);
             }
         }
-        for given in self.placing.deferred.lock().iter() {
-            match *given {
-                Given::Cluster(slot) => refer(&mut b, slot),
-                Given::Singles(cluster, from, to) => {
-                    (from..to).for_each(|at| refer_singly(&mut b, cluster, at.into()));
-                }
+        self.placing.kept.for_each(|given| match given {
+            Given::Cluster(slot) => refer(&mut b, slot),
+            Given::Singles(cluster, from, to) => {
+                (from..to).for_each(|at| refer_singly(&mut b, cluster, at.into()));
             }
-        }
+        });
         b
     }
 }

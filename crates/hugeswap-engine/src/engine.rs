@@ -179,7 +179,6 @@ pub struct Engine {
     /// /proc/self/pagemap.
     pub(crate) pagemap: AtomicI32,
     pub(crate) placing: Placing,
-    pub(crate) maybe_children: AtomicBool,
     /// A page that a forked child finds zeroed.
     pub(crate) fork_mark: usize,
     /// For the child that is about to be forked.
@@ -267,8 +266,8 @@ impl Engine {
             .map_err(sys("cannot map the records of base pages"))?;
         let files = Files::new(units).map_err(sys("cannot map the table of mapped files"))?;
         let said = Said::new(units).map_err(sys("cannot map the table of advice"))?;
-        let placing =
-            Placing::new(units).map_err(sys("cannot map the tables of scattered pages"))?;
+        let placing = Placing::new(units, pool.slot_words().len())
+            .map_err(sys("cannot map the tables of scattered pages"))?;
         let fork_mark = fork_mark().map_err(sys("cannot map the fork mark"))?;
         if message {
             // SAFETY: advice on a range nobody uses yet. Missing faults on huge-page ranges would
@@ -346,7 +345,6 @@ impl Engine {
             threads: Lock::new(Vec::new()),
             pagemap: AtomicI32::new(pagemap),
             placing,
-            maybe_children: AtomicBool::new(false),
             fork_mark,
             reserved: Lock::new(None),
             high_unit: AtomicU32::new(0),

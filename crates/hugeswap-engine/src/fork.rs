@@ -16,7 +16,7 @@ use hugeswap_policy::unit::{CLEAN, COW, Kind, READAHEAD, UNCHARGED, WATCHED, WRI
 use hugeswap_sys::{Errno, fs, mm, process, thread};
 use std::sync::Once;
 use std::sync::atomic::AtomicU64;
-use std::sync::atomic::Ordering::{Acquire, Relaxed, Release};
+use std::sync::atomic::Ordering::{Acquire, Relaxed};
 
 static REGISTER: Once = Once::new();
 
@@ -96,7 +96,10 @@ impl Engine {
         // Before there is a child that the slots must stay as they are for, if it is the first.
         self.write_all_files();
         self.clean_all_pages();
-        self.maybe_children.store(true, Release);
+        let fork = self.placing.kept.begin_fork();
+        if let Some(Reservation { record, .. }) = reserved {
+            self.pool.records()[record].fork.store(fork, Relaxed);
+        }
         self.share_all();
         self.arena.inherit(false);
         self.hide_absent(true);
@@ -271,6 +274,7 @@ impl Engine {
         self.share_all();
         self.arena.inherit(true);
         self.hide_absent(false);
+        self.placing.kept.end_fork();
         self.gate.open();
         self.kick();
     }
@@ -345,7 +349,6 @@ impl Engine {
         }
         // From what the parent has on.
         self.count_touched();
-        self.maybe_children.store(false, Relaxed);
         self.emptying.store(false, Relaxed);
         self.stalled.store(0, Relaxed);
         self.pacing.reset_in_child();

@@ -509,7 +509,7 @@ impl Engine {
     fn tick(&'static self) {
         let sharing = self.sharing.is_used();
         if self.stalled.load(Relaxed) > 0
-            || self.maybe_children.load(Relaxed)
+            || self.placing.kept.has_children()
             || sharing && self.sharing.is_waited_for()
         {
             self.pool.reap();
@@ -517,8 +517,8 @@ impl Engine {
         if sharing {
             self.carry_on_for_the_dead();
         }
-        if self.maybe_children.load(Relaxed) && !self.pool.has_children(self.me()) {
-            self.release_deferred();
+        if self.placing.kept.has_children() {
+            self.release_kept();
         }
         self.frame_demand.tick();
         self.call_khugepaged();

@@ -12,7 +12,6 @@ use crate::swap::batch::{self, Run};
 use hugeswap_policy::UNIT_PAGES;
 use hugeswap_policy::unit::{SCATTERED, Word};
 use std::ops::Range;
-use std::sync::atomic::Ordering::Relaxed;
 
 const PAGES: usize = UNIT_PAGES as usize;
 /// A unit without a place is scattered if it has no more dirty pages than this.
@@ -93,7 +92,7 @@ impl Engine {
             return Some(w);
         }
         // A relative may read as bytes what is a hole by now, if it was stored when they parted.
-        let ours = self.owns_slot(cluster) && !self.maybe_children.load(Relaxed);
+        let ours = self.owns_slot(cluster) && !self.placing.kept.may_be_read(cluster);
         if ours && self.write_holes(w, record) {
             return Some(w);
         }

@@ -8,7 +8,7 @@ use crate::engine::{Engine, UNIT};
 use crate::fault::Outcome;
 use hugeswap_policy::counters::{Counter, FaultClass};
 use hugeswap_policy::unit::{CLEAN, COW, READAHEAD, UNCHARGED, WATCHED, WRITABLE, WRITEBACK, Word};
-use std::sync::atomic::Ordering::{Acquire, Relaxed};
+use std::sync::atomic::Ordering::Relaxed;
 
 impl Engine {
     /// Memory is there: give access. (By itself: as a part of its caller it would have the address of a function that both call often kept in a
@@ -79,7 +79,7 @@ impl Engine {
             self.table.wait_change(unit, w);
             return None;
         }
-        if !w.has(UNCHARGED) && !self.maybe_children.load(Acquire) {
+        if !w.has(UNCHARGED) && !self.placing.kept.has_children() {
             if self.mover().arrives_clean() && self.tracks_pages(unit) {
                 self.table.unlock(unit, w.clear(COW));
                 return None;

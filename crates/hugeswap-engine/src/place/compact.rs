@@ -79,16 +79,15 @@ impl Engine {
     /// Empties split clusters with at most `most` slots in use, as far as the others have room, but moves no more than
     /// `limit` pages. True if any is free now.
     fn compact(&self, most: u32, limit: u64) -> bool {
-        if self.maybe_children.load(Relaxed) {
-            return false;
-        }
         let clusters = self.pool.clusters(self.me());
         let mut victims = Victims::default();
         let mut room = 0;
         for (i, free) in (0..clusters.len()).filter_map(|i| Some((i, clusters.room(i)?))) {
             let used = PAGES as u32 - free;
             room += u64::from(free);
-            if used > 0 && used <= most {
+            // What a forked child may read would stay where it is besides.
+            let stays = self.placing.kept.may_be_read(i as u64);
+            if used > 0 && used <= most && !stays {
                 victims.offer(used, i as u64);
             }
         }

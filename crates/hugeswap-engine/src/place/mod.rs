@@ -13,9 +13,10 @@
 //! is used again, and the page sums of clusters of long ago do not stay in memory.
 //!
 //! Concurrency: a unit's place changes under the unit's lock. What a forked child may read is neither overwritten nor given
-//! back before no such child is left (`deferred`).
+//! back before no such child is left ([`kept`]).
 
 mod compact;
+pub(crate) mod kept;
 pub(crate) mod scatter;
 
 use crate::engine::{Engine, UNIT};
@@ -28,6 +29,7 @@ use hugeswap_policy::slots::split::Partial;
 use hugeswap_policy::unit::{SCATTERED, Word};
 use hugeswap_policy::{UNIT_PAGES, slots};
 use hugeswap_sys::{Errno, Result};
+use kept::{Given, Kept};
 use scatter::{Places, Scatter, Single};
 use std::ops::Range;
 use std::sync::atomic::Ordering::{Acquire, Relaxed};
@@ -41,14 +43,6 @@ const REACH: u64 = 256;
 /// How often a claim looks on after what it found has turned out to have no room on its disk.
 const TRIES: usize = 2 * MAX_AREAS;
 
-/// What was given up while a forked child may still read it.
-#[derive(Clone, Copy, Debug)]
-pub(crate) enum Given {
-    Cluster(u64),
-    /// Slots of a cluster.
-    Singles(u64, u16, u16),
-}
-
 /// What an engine knows of its places in swap.
 pub(crate) struct Placing {
     pub scatter: Scatter,
@@ -59,8 +53,7 @@ pub(crate) struct Placing {
     turn: AtomicU32,
     /// A claim found no free cluster.
     short: AtomicBool,
-    /// See the file's head.
-    pub deferred: Lock<Vec<Given>>,
+    pub kept: Kept,
 }
 
 /// Where this process claims in one area.
@@ -95,14 +88,15 @@ impl Cursor {
 }
 
 impl Placing {
-    pub fn new(units: u32) -> Result<Placing> {
+    /// For so many units, and so many clusters in the pool.
+    pub fn new(units: u32, clusters: usize) -> Result<Placing> {
         Ok(Placing {
             scatter: Scatter::new(units)?,
             partial: Lock::new(Partial::default()),
             cursors: Default::default(),
             turn: AtomicU32::new(0),
             short: AtomicBool::new(false),
-            deferred: Lock::new(Vec::new()),
+            kept: Kept::new(clusters)?,
         })
     }
 
@@ -113,7 +107,7 @@ impl Placing {
             c.owned.store(0, Relaxed);
         }
         self.partial.lock().clear();
-        self.deferred.lock().clear();
+        self.kept.begin();
     }
 }
 
@@ -162,6 +156,7 @@ impl Engine {
                         .hint
                         .store(found as u64 + 1 - area.first_slot, Relaxed);
                     cursor.owned.fetch_add(1, Relaxed);
+                    p.kept.claim(found);
                     if self.pool.still_on(i) {
                         return Some(found as u64);
                     }
@@ -351,7 +346,7 @@ impl Engine {
 
     fn may_write_to(&self, cluster: u64) -> bool {
         self.owns_slot(cluster)
-            && !self.maybe_children.load(Relaxed)
+            && !self.placing.kept.may_be_read(cluster)
             && !self.pool.is_draining(cluster)
     }
 
@@ -410,40 +405,22 @@ impl Engine {
     }
 
     fn give_up(&self, what: Given) {
-        if self.maybe_children.load(Relaxed) {
-            let mut deferred = self.placing.deferred.lock();
-            // Under the lock, so that nothing is put aside after all was given back.
-            if self.maybe_children.load(Relaxed) {
-                return deferred.push(what);
-            }
-        }
-        self.release(what);
-    }
-
-    /// No forked child is left: what was put aside for them goes back.
-    pub(crate) fn release_deferred(&self) {
-        self.maybe_children.store(false, Relaxed);
-        let mut deferred = self.placing.deferred.lock();
-        while let Some(what) = deferred.pop() {
+        if !self.placing.kept.keep(what) {
             self.release(what);
         }
     }
 
+    /// Gives back what was put aside for forked children that are gone.
+    pub(crate) fn release_kept(&self) {
+        let children = self.pool.forks_of_children(self.me());
+        let kept = &self.placing.kept;
+        kept.note_children(children, |what| self.release(what));
+    }
+
     /// Nobody reads what was put aside of the clusters in `range`.
-    pub(crate) fn release_deferred_in(&self, range: &Range<u64>) {
-        let mut deferred = self.placing.deferred.lock();
-        let there = |g: &Given| match g {
-            Given::Cluster(c) | Given::Singles(c, ..) => range.contains(c),
-        };
-        let mut i = 0;
-        while let Some(g) = deferred.get(i).copied() {
-            if there(&g) {
-                deferred.swap_remove(i);
-                self.release(g);
-            } else {
-                i += 1;
-            }
-        }
+    pub(crate) fn release_kept_in(&self, range: &Range<u64>) {
+        let kept = &self.placing.kept;
+        kept.release(|c| range.contains(&c), |what| self.release(what));
     }
 
     fn release(&self, what: Given) {

@@ -23,7 +23,7 @@ use std::sync::atomic::{AtomicI32, AtomicI64, AtomicU8, AtomicU32, AtomicU64};
 /// "hugeswap" in ASCII.
 pub const MAGIC: u64 = u64::from_le_bytes(*b"hugeswap");
 /// Changed whenever the layout does.
-pub const VERSION: u32 = 22;
+pub const VERSION: u32 = 23;
 /// See [`Record::unreadable`].
 pub const ONLY_UNREADABLE: u64 = 1 << 31;
 /// Most processes a pool can have at one time.
@@ -408,6 +408,8 @@ pub struct Record {
     pub responsive: AtomicU32,
     /// Record (index + 1) of the process it was forked from and may share slots with; 0 is none.
     pub parent: AtomicU32,
+    /// Which of that process's forks it came from (`place::kept`).
+    pub fork: AtomicU64,
     /// Transfers of it that are going on.
     pub transferring: AtomicU32,
     /// By area: the [`ticket`](Area::ticket) under which this process has emptied it.

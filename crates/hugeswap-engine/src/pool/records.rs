@@ -90,8 +90,13 @@ impl Pool {
 
     /// May a process forked from record `i` still read its slots?
     pub fn has_children(&self, i: usize) -> bool {
-        self.used()
-            .any(|(_, r)| r.parent.load(Relaxed) == i as u32 + 1 && r.state() != state::FREE)
+        self.used().any(|(_, r)| is_child_of(r, i))
+    }
+
+    /// The forks that the children come from which may still read slots of record `i`.
+    pub fn forks_of_children(&self, i: usize) -> Vec<u64> {
+        let children = self.used().filter(|(_, r)| is_child_of(r, i));
+        children.map(|(_, r)| r.fork.load(Relaxed)).collect()
     }
 
     /// Ends record `i`: its counters join the retired ones, its frames are free, and so are its slots
@@ -162,6 +167,10 @@ impl Pool {
 
 fn now_us() -> u64 {
     now_ns() / 1000
+}
+
+fn is_child_of(r: &Record, parent: usize) -> bool {
+    r.parent.load(Relaxed) == parent as u32 + 1 && r.state() != state::FREE
 }
 
 /// Is the process of a record gone, or runs another image?

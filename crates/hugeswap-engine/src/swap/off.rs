@@ -197,11 +197,11 @@ impl Engine {
 
     /// Gives up what is kept in `range` for forked children. False: one may still read it.
     fn give_up_kept(&self, index: usize, range: &Range<u64>, ticket: u32) -> bool {
-        if !self.maybe_children.load(Relaxed) {
+        if !self.placing.kept.has_children() {
             return true;
         }
         self.pool.descendants_emptied(self.me(), index, ticket) && {
-            self.release_deferred_in(range);
+            self.release_kept_in(range);
             true
         }
     }

@@ -22,6 +22,14 @@ pub const TESTS: &[Test] = &[
     ),
     ("a_fork_right_after_the_start", a_fork_right_after_the_start),
     (
+        "a_child_that_lives_on_does_not_make_swap_grow",
+        a_child_that_lives_on_does_not_make_swap_grow,
+    ),
+    (
+        "a_child_that_lives_on_does_not_make_swap_grow_by_pages",
+        a_child_that_lives_on_does_not_make_swap_grow_by_pages,
+    ),
+    (
         "a_fork_gives_blocks_to_no_file_but_swap",
         a_fork_gives_blocks_to_no_file_but_swap,
     ),
@@ -452,6 +460,52 @@ pub fn parts_discarded_between_forks_stay_in_older_children() {
                 .all(|w| w.load(Relaxed) == 0)
         );
     }
+    pool.audit().unwrap();
+}
+
+/// What was swapped out after a fork is no child's: each time it is written anew its place is free again.
+fn a_child_that_lives_on_does_not_make_swap_grow() {
+    both_modes(|mode| {
+        let pool = builder(32).fault_mode(mode).build().unwrap();
+        // (Filled whole: never by pages of zeros.)
+        rounds_with_an_old_child(&pool, pool.region(64 * MIB).unwrap());
+    });
+}
+
+fn a_child_that_lives_on_does_not_make_swap_grow_by_pages() {
+    let pool = pool_of_pages();
+    rounds_with_an_old_child(&pool, pool.region(16 * MIB).unwrap());
+}
+
+fn rounds_with_an_old_child(pool: &Pool, mut r: Region) {
+    fill(&r, 1);
+    page_out(&mut r);
+    let (mut wait, go) = std::io::pipe().unwrap();
+    let older = child(|| {
+        // SAFETY: the child's copy, which it does not use.
+        unsafe { libc::close(go.as_raw_fd()) };
+        let _ = std::io::Read::read(&mut wait, &mut [0]);
+        check(&r, 1);
+    });
+    for round in 2..10 {
+        fill(&r, round);
+        page_out(&mut r);
+        if round % 2 == 0 {
+            // It keeps what it may read as long as it lives.
+            assert!(in_child(|| check(&r, round)).success());
+        }
+    }
+    let used = || pool.stats().swap_used_bytes as usize;
+    // The older child's, the present, and what the younger children had until that is noticed.
+    until("most of swap is free", || used() <= 3 * r.len());
+    check(&r, 9);
+    drop(go);
+    ended_well(older);
+    page_out(&mut r);
+    until("swap holds no more than the region", || {
+        used() <= r.len() * 5 / 4
+    });
+    check(&r, 9);
     pool.audit().unwrap();
 }
 
