@@ -3,9 +3,7 @@
 //! What managed memory can honour is honoured; what only changes speed is accepted; what needs the kernel's own
 //! pages (executable or partly protected units, locked memory, fork advice) takes the units from the engine first.
 
-use crate::mmap::{
-    RW, access, discard, eject, mark, note, pages, pass, protect, runs, whole_units,
-};
+use crate::mmap::{RW, access, discard, eject, note, pages, pass, protect, runs, whole_units};
 use crate::real::{self, set_errno};
 use crate::{pagemap, shared, state};
 use hugeswap_engine::{Engine, Prot};
@@ -113,7 +111,7 @@ pub unsafe extern "C" fn madvise(addr: *mut c_void, len: size_t, advice: c_int) 
 fn advise(engine: &Engine, at: usize, len: usize, advice: c_int) -> c_int {
     let kernels = |at: usize, len: usize| {
         if is_remembered(advice) && state::in_window(at) {
-            note(at, len, mark_of(advice));
+            note(at, len);
         }
         let marked = state::in_window(at) && engine.first_marker(at, len).is_some();
         match advice {
@@ -216,15 +214,6 @@ fn is_remembered(advice: c_int) -> bool {
     )
 }
 
-/// How advice that the kernel is to remember is marked.
-fn mark_of(advice: c_int) -> u8 {
-    match advice {
-        libc::MADV_DONTFORK | libc::MADV_DOFORK => mark::NOT_FORKED,
-        MADV_WIPEONFORK | MADV_KEEPONFORK => mark::WIPED,
-        _ => mark::OTHER,
-    }
-}
-
 /// Advice for the kernel, which has the memory from now on.
 fn hand_over(engine: &Engine, at: usize, len: usize, advice: c_int) -> c_int {
     // What is no advice at all is refused though there are no bytes.
@@ -232,7 +221,7 @@ fn hand_over(engine: &Engine, at: usize, len: usize, advice: c_int) -> c_int {
     if known != 0 {
         return known;
     }
-    note(at, len, mark_of(advice));
+    note(at, len);
     match eject(engine, at, len) {
         Ok(()) => pass(libc::SYS_madvise, [at, len, advice as usize, 0, 0, 0]),
         Err(e) => error(e.0),
@@ -300,7 +289,7 @@ pub unsafe extern "C" fn mprotect(addr: *mut c_void, len: size_t, prot: c_int) -
     };
     let kernels = |at: usize, len: usize| {
         if prot != RW && state::in_window(at) {
-            note(at, len, mark::ACCESS);
+            note(at, len);
         }
         pass(libc::SYS_mprotect, [at, len, prot as usize, 0, 0, 0])
     };
@@ -329,7 +318,7 @@ pub fn protect_managed(engine: &Engine, at: usize, len: usize, prot: c_int) -> c
         if access(prot) == all && engine.access(at, len) == all {
             continue;
         }
-        note(at, len, mark::ACCESS);
+        note(at, len);
         let ejected = eject(engine, at, len);
         if let Err(e) = ejected {
             return error(e.0);
@@ -360,7 +349,7 @@ pub unsafe extern "C" fn pkey_mprotect(
         if !engine.is_mapped(at, whole) {
             return error(libc::ENOMEM);
         }
-        note(at, whole, mark::ACCESS);
+        note(at, whole);
         if let Err(e) = eject(engine, at, whole) {
             return error(e.0);
         }
@@ -392,7 +381,7 @@ fn lock(nr: libc::c_long, addr: usize, len: usize, flags: usize) -> c_int {
             return error(libc::ENOMEM);
         }
         if private {
-            note(start, end - start, mark::LOCKED);
+            note(start, end - start);
         }
         if let Err(e) = eject(engine, start, end - start) {
             return error(e.0);

@@ -16,7 +16,7 @@ use hugeswap_policy::knobs::Knob;
 use hugeswap_sys::raw::syscall6;
 use hugeswap_sys::{Errno, mm};
 use libc::{c_int, c_void, off_t, size_t};
-use std::collections::BTreeMap;
+use std::collections::BTreeSet;
 use std::ops::Range;
 use std::sync::atomic::AtomicUsize;
 use std::sync::atomic::Ordering::Relaxed;
@@ -55,23 +55,9 @@ pub fn pages(addr: usize, len: usize) -> Option<usize> {
     (len > 0 && addr.is_multiple_of(PAGE) && addr.checked_add(len).is_some()).then_some(len)
 }
 
-/// What may be said of a page, and that the engine does not know of: less access than reading and
-/// writing (or more), locked, or a child does not have it, or has zeros in its place.
-pub mod mark {
-    /// See the module.
-    pub const ACCESS: u8 = 1;
-    /// See the module.
-    pub const LOCKED: u8 = 2;
-    /// See the module.
-    pub const NOT_FORKED: u8 = 4;
-    /// See the module.
-    pub const WIPED: u8 = 8;
-    /// Anything else.
-    pub const OTHER: u8 = 16;
-}
-
-/// Units, by address, that have or had pages of which something is said: what.
-static MARKS: Lock<BTreeMap<usize, u8>> = Lock::new(BTreeMap::new());
+/// Units, by address, that have or had pages of which something is said that the engine does not know of: less access than reading
+/// and writing (or more), or what the kernel was told to do with them (lock them, not to give them to a child).
+static MARKS: Lock<BTreeSet<usize>> = Lock::new(BTreeSet::new());
 /// How many there are.
 static MARKED: AtomicUsize = AtomicUsize::new(0);
 
@@ -80,12 +66,10 @@ fn units(from: usize, to: usize) -> impl Iterator<Item = usize> {
     (from & !(UNIT - 1)..to).step_by(UNIT)
 }
 
-/// Notes what is said of `[addr, addr+len)`.
-pub fn note(addr: usize, len: usize, what: u8) {
+/// Notes that something is said of `[addr, addr+len)`.
+pub fn note(addr: usize, len: usize) {
     let mut marks = MARKS.lock();
-    for unit in units(addr, addr + len) {
-        *marks.entry(unit).or_default() |= what;
-    }
+    marks.extend(units(addr, addr + len));
     MARKED.store(marks.len(), Relaxed);
 }
 
@@ -100,14 +84,12 @@ fn forget(addr: usize, len: usize, gone: impl Fn(usize) -> bool) {
     }
 }
 
-/// What may be said of some page of the units that `[addr, addr+len)` meets; 0: nothing.
-pub fn said_of(addr: usize, len: usize) -> u8 {
-    if MARKED.load(Relaxed) == 0 {
-        return 0;
+/// May something be said of some page of the units that `[addr, addr+len)` meets?
+pub fn is_noted(addr: usize, len: usize) -> bool {
+    MARKED.load(Relaxed) > 0 && {
+        let marks = MARKS.lock();
+        units(addr, addr + len).any(|u| marks.contains(&u))
     }
-    let marks = MARKS.lock();
-    let met = units(addr, addr + len).filter_map(|u| marks.get(&u));
-    met.fold(0, |all, what| all | what)
 }
 
 /// Takes the units that hold any mapped page of `[addr, addr+len)` from the engine; of shared memory they are kept.
@@ -137,14 +119,14 @@ fn shared_part(addr: usize, len: usize) -> Range<usize> {
 /// Sets the access to whole units of managed memory.
 pub fn protect(engine: &Engine, addr: usize, len: usize, access: Prot) -> bool {
     if access != Prot::ReadWrite {
-        note(addr, len, mark::ACCESS);
+        note(addr, len);
     }
     engine.protect(addr, len, access).is_ok()
 }
 
 /// Is all of `[addr, addr+len)` still as the engine gave it?
 pub fn untouched(engine: &Engine, addr: usize, len: usize) -> bool {
-    !engine.is_any_foreign(addr, len) && said_of(addr, len) == 0
+    !engine.is_any_foreign(addr, len) && !is_noted(addr, len)
 }
 
 /// A part of a range that is mapped, all of it managed or all of it the kernel's.

@@ -5,9 +5,9 @@
 //! is given them, and those it took are claimed before. Memory that was managed is several mappings of the kernel's
 //! where it is one for the program, so it moves by the engine, too, whatever the program has said of it meanwhile.
 
-use crate::advise::{madvise, mlock, mprotect};
+use crate::advise::mprotect;
 use crate::mmap::{
-    RW, discard, end_claim, kernel, make_way, mark, pages, release, said_of, try_release,
+    RW, discard, end_claim, is_noted, kernel, make_way, pages, release, try_release,
 };
 use crate::real::{self, set_errno};
 use crate::{access, shared, state};
@@ -160,18 +160,17 @@ fn in_window(engine: &Engine, m: Move) -> Result<usize, Errno> {
     }
     match engine.kernel_bytes(at, old.max(PAGE)) {
         0 if old == 0 => Err(Errno::EINVAL),
-        0 => match said_of(at, old) {
-            0 => managed(engine, m),
-            said => with_marks(engine, m, said),
-        },
+        0 if is_noted(at, old) => with_access(engine, m),
+        0 => managed(engine, m),
         n if n == old.max(PAGE) => of_kernel(engine, m),
         // Several mappings.
         _ => Err(Errno::EFAULT),
     }
 }
 
-/// Managed memory of which more is known than the engine knows: its new place gets the same.
-fn with_marks(engine: &Engine, m: Move, said: u8) -> Result<usize, Errno> {
+/// Managed memory that the program may have other access to than reading and writing: its new place gets the same. (What else is said of
+/// memory made it the kernel's: of what is managed now it is said no more.)
+fn with_access(engine: &Engine, m: Move) -> Result<usize, Errno> {
     let Move { at, old, new, .. } = m;
     // The kernel moves what is one mapping.
     let prot = access::of(engine, at, old).ok_or(Errno::EFAULT)?;
@@ -194,16 +193,6 @@ fn with_marks(engine: &Engine, m: Move, said: u8) -> Result<usize, Errno> {
     }
     // (What fails here the program can do without.)
     let _ = set(now, new, prot);
-    let start = now as *mut c_void;
-    // SAFETY: the program's memory: nothing of it is changed.
-    unsafe {
-        if said & mark::NOT_FORKED != 0 {
-            madvise(start, new, libc::MADV_DONTFORK);
-        }
-        if said & mark::LOCKED != 0 {
-            mlock(start, new);
-        }
-    }
     Ok(now)
 }
 

@@ -1,5 +1,6 @@
 //! From a run that fails to a smaller one that fails, too: fewer operations, threads, bytes, steps.
 //!
+//! Fails means: in the same way as the first. A run that hugeswap refuses to begin, for instance, says nothing of it.
 //! Threads make runs differ, so a smaller run is tried several times before it is taken for one
 //! that does not fail. Everything is within a time limit; what was found by then is the answer.
 
@@ -27,7 +28,7 @@ pub fn shrink(
             if Instant::now() >= end {
                 break;
             }
-            if let Some(outcome) = fails(place, &smaller, end)? {
+            if let Some(outcome) = fails(place, &smaller, &failed, end)? {
                 eprintln!("  also fails: {}", smaller.arguments().join(" "));
                 (best, failed, again) = (smaller, outcome, true);
                 break;
@@ -37,17 +38,24 @@ pub fn shrink(
     Ok((best, failed))
 }
 
-fn fails(place: &Place, plan: &Plan, end: Instant) -> Result<Option<Outcome>> {
+fn fails(place: &Place, plan: &Plan, like: &Outcome, end: Instant) -> Result<Option<Outcome>> {
     for _ in 0..TRIES {
         if Instant::now() >= end {
             break;
         }
         let outcome = run(place, plan)?;
-        if outcome.failure.is_some() {
+        if outcome.failure.as_deref().map(way) == like.failure.as_deref().map(way) {
             return Ok(Some(outcome));
         }
     }
     Ok(None)
+}
+
+/// What two runs that fail in the same way have in common: the words of the message that have no figure in them.
+fn way(failure: &str) -> String {
+    let words = failure.split_whitespace();
+    let plain = words.filter(|w| !w.bytes().any(|b| b.is_ascii_digit()));
+    plain.collect::<Vec<_>>().join(" ")
 }
 
 /// Smaller runs, the ones that save most first.
@@ -125,6 +133,18 @@ mod tests {
             forks: 0,
             took: Duration::from_secs(2),
         }
+    }
+
+    #[test]
+    fn another_failure_is_not_the_same() {
+        let free = |step: u32| {
+            way(&format!(
+                "exit status: 3: hugeswap-torture: process 2{step} depth 0 stream 2 step {step}: free: Invalid argument (os error 22)"
+            ))
+        };
+        assert_eq!(free(1), free(345));
+        let refused = "exit status: 2: hugeswap: swap directory /var/tmp/x has 1 MiB free, less than the size asked for";
+        assert_ne!(free(1), way(refused));
     }
 
     #[test]
