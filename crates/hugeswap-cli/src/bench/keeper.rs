@@ -300,6 +300,13 @@ impl Hierarchy {
         }
     }
 
+    /// The file with the limit of a group that was made.
+    pub fn limit_of(group: &Path) -> PathBuf {
+        let files = ["memory.limit_in_bytes", "memory.max"].map(|f| group.join(f));
+        let [one, two] = files;
+        if one.exists() { one } else { two }
+    }
+
     fn limit_file(&self) -> &'static str {
         match self {
             Hierarchy::V1(_) => "memory.limit_in_bytes",

@@ -4,9 +4,9 @@
 //! value is dropped, and also when this process ends without dropping anything.
 
 use super::Usage;
-use super::child::{self, TICK};
+use super::child::{self, Ended, TICK};
 use super::figures::{self, Counters};
-use super::keeper::{Answer, Request, is_on};
+use super::keeper::{Answer, Hierarchy, Request, is_on};
 use super::machine;
 use super::runner::{Run, worker_command};
 use super::worker::{Thp, Work};
@@ -41,6 +41,9 @@ const EVENTS: [&str; 19] = [
     "workingset_activate_anon",
     "workingset_restore_anon",
 ];
+
+/// Which memory the kernel gives huge pages.
+const THP_ENABLED: &str = "/sys/kernel/mm/transparent_hugepage/enabled";
 
 /// A keeper process, from this side.
 pub struct Keeper {
@@ -228,7 +231,7 @@ impl Opponent {
         limit: Duration,
         mut on_line: impl FnMut(&str),
     ) -> Result<Run> {
-        let huge = Path::new("/sys/kernel/mm/transparent_hugepage/enabled");
+        let huge = Path::new(THP_ENABLED);
         let may = read_to_string(huge).ok().and_then(|t| machine::chosen(&t));
         if work.thp == Thp::On && may.as_deref() == Some("never") {
             keeper.ask(&Request::Choose {
@@ -245,6 +248,23 @@ impl Opponent {
             .with("memory_bytes", self.memory)
             .with("thp", thp)
             .with("device", self.medium.name());
+        let (ended, counters) = self.swapping(keeper, || {
+            child::run(&mut worker_command(&work)?, limit, |line| {
+                run.take(line, Some(events()))?;
+                if line.contains("\"write\"") {
+                    run.huge_share = self.huge_share().or(run.huge_share);
+                }
+                on_line(line);
+                Ok(())
+            })
+        })?;
+        run.counters = serde_json::to_value(counters)?;
+        run.finish(&ended.context("the kernel's run")?)?;
+        Ok(run)
+    }
+
+    /// Does something with swap on; what was counted meanwhile.
+    fn swapping<T>(&self, keeper: &mut Keeper, work: impl FnOnce() -> T) -> Result<(T, Counters)> {
         if self.shared {
             let file = self.area.clone();
             keeper.ask(&Request::Format { file })?;
@@ -253,26 +273,43 @@ impl Opponent {
             area: self.area.clone(),
         })?;
         let (before, failures) = (events(), self.limit_failures());
-        let ended = child::run(&mut worker_command(&work)?, limit, |line| {
-            run.take(line, Some(events()))?;
-            if line.contains("\"write\"") {
-                run.huge_share = self.huge_share().or(run.huge_share);
-            }
-            on_line(line);
-            Ok(())
-        });
+        let done = work();
         let mut counters = figures::since(&before, &events());
         counters.insert(
             "memory_limit_hit".into(),
             self.limit_failures().saturating_sub(failures),
         );
-        run.counters = serde_json::to_value(counters)?;
         // Also after a failure: others may have their turns yet.
         keeper.ask(&Request::Off {
             area: self.area.clone(),
         })?;
-        run.finish(&ended.context("the kernel's run")?)?;
-        Ok(run)
+        Ok((done, counters))
+    }
+
+    /// Runs a program in the cgroup, with swap on and a limit of so many bytes; how it went, and what was counted.
+    pub fn run_program(
+        &self,
+        keeper: &mut Keeper,
+        (argv, thp): (&[String], Thp),
+        memory: u64,
+        limit: Duration,
+    ) -> Result<(Result<(Ended, u64)>, Counters)> {
+        let file = Hierarchy::limit_of(&self.cgroup);
+        let value = memory.to_string();
+        keeper.ask(&Request::Choose { file, value })?;
+        let choose = |keeper: &mut Keeper, value: String| {
+            let file = PathBuf::from(THP_ENABLED);
+            keeper.ask(&Request::Choose { file, value })
+        };
+        let value = if thp == Thp::On { "always" } else { "never" };
+        let before = choose(keeper, value.into())?;
+        let procs = self.cgroup.join("cgroup.procs");
+        let mut command = Command::new(std::env::current_exe()?);
+        command.args(["__worker", "exec"]).arg(procs).args(argv);
+        let done = self.swapping(keeper, || child::digest(&mut command, limit, |_| ()));
+        // Others have their turns with what the machine has set.
+        choose(keeper, before)?;
+        done
     }
 
     /// Share of the cgroup's anonymous memory that is huge, now.

@@ -34,6 +34,7 @@ mod pagemap;
 mod pattern;
 mod phases;
 pub mod plot;
+mod program;
 mod runner;
 mod swap_rand;
 mod swap_seq;
@@ -92,6 +93,7 @@ pub fn run(args: Args) -> anyhow::Result<i32> {
         args::Bench::Fragments(a) => fragments::run(&a),
         args::Bench::Advisor(a) => advisor::run(&a),
         args::Bench::Defrag(a) => defrag::run(&a),
+        args::Bench::Program(a) => program::run(&a),
         args::Bench::Pagemap(a) => pagemap::run(&a),
         args::Bench::Tracking(a) => tracking::run(&a),
         args::Bench::Ageing(a) => ageing::run(&a),

@@ -9,6 +9,7 @@ use anyhow::{Context, Result, bail};
 use hugeswap_engine::pool::Pool;
 use serde::Serialize;
 use serde_json::{Map, Value};
+use std::path::Path;
 use std::process::Command;
 use std::time::Duration;
 
@@ -54,14 +55,27 @@ pub struct Run {
 impl Run {
     /// A run about to be.
     pub fn new(engine: &'static str, work: &Work) -> Run {
-        let run = Run {
+        let plan = work.phases.clone();
+        Run {
+            plan,
+            ..Run::of(engine)
+        }
+        .with("region_bytes", work.region)
+        .with("tasks", work.tasks)
+        .with("threads", work.threads)
+        .with("rounds", work.rounds)
+    }
+
+    /// Of a program that is no worker, about to be.
+    pub fn of(engine: &'static str) -> Run {
+        Run {
             engine,
             params: Map::new(),
             mb_s: Vec::new(),
             read_mb_s: Vec::new(),
             us_per_access: None,
             phases: Vec::new(),
-            plan: work.phases.clone(),
+            plan: Vec::new(),
             counted: Counters::new(),
             work_s: None,
             elapsed_s: 0.0,
@@ -69,11 +83,7 @@ impl Run {
             counters: Value::Null,
             verified: false,
             verified_share: 0.0,
-        };
-        run.with("region_bytes", work.region)
-            .with("tasks", work.tasks)
-            .with("threads", work.threads)
-            .with("rounds", work.rounds)
+        }
     }
 
     /// Adds a parameter.
@@ -238,19 +248,20 @@ impl<'a> Hugeswap<'a> {
         program: &[&str],
         on_line: impl FnMut(&str) -> Result<()>,
     ) -> Result<(Ended, Value)> {
-        let report =
-            tempfile::NamedTempFile::new().context("no place for the report: set TMPDIR")?;
+        let report = place_for_report()?;
         let exe = std::env::current_exe()?;
-        let mut c = Command::new(&exe);
-        c.args([
-            "run",
-            "--memory",
-            &self.memory.to_string(),
-            "--report",
-            "json",
-            "--report-file",
-        ])
-        .arg(report.path());
+        let mut c = self.command(report.path())?;
+        c.arg(&exe).arg("__worker").args(program);
+        let ended = child::run(&mut c, self.common.limit(), on_line).context("hugeswap's run")?;
+        Ok((ended, report_in(report.path())))
+    }
+
+    /// `hugeswap run` up to where the program's name follows.
+    fn command(&self, report: &Path) -> Result<Command> {
+        let mut c = Command::new(std::env::current_exe()?);
+        c.args(["run", "--memory", &self.memory.to_string()])
+            .args(["--report", "json", "--report-file"])
+            .arg(report);
         for s in self.swap {
             c.args(["--swap", s]);
         }
@@ -261,10 +272,16 @@ impl<'a> Hugeswap<'a> {
         if let Some(mode) = self.fault_mode {
             c.args(["--fault-mode", mode]);
         }
-        c.arg("--").arg(&exe).arg("__worker").args(program);
-        let ended = child::run(&mut c, self.common.limit(), on_line).context("hugeswap's run")?;
-        let text = std::fs::read_to_string(report.path()).unwrap_or_default();
-        Ok((ended, serde_json::from_str(&text).unwrap_or(Value::Null)))
+        c.arg("--");
+        Ok(c)
+    }
+
+    /// Runs any program; how it went and the report, also where it did not end in time.
+    pub fn run_program(&self, argv: &[String]) -> Result<(Result<(Ended, u64)>, Value)> {
+        let report = place_for_report()?;
+        let mut c = self.command(report.path())?;
+        let done = child::digest(c.args(argv), self.common.limit(), |_| ());
+        Ok((done, report_in(report.path())))
     }
 
     /// Runs a worker.
@@ -300,6 +317,15 @@ impl<'a> Hugeswap<'a> {
         run.counters = report;
         Ok(run)
     }
+}
+
+fn place_for_report() -> Result<tempfile::NamedTempFile> {
+    tempfile::NamedTempFile::new().context("no place for the report: set TMPDIR")
+}
+
+fn report_in(file: &Path) -> Value {
+    let text = std::fs::read_to_string(file).unwrap_or_default();
+    serde_json::from_str(&text).unwrap_or(Value::Null)
 }
 
 /// Figures of memory that was not managed would be those of plain memory.

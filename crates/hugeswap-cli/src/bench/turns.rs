@@ -3,6 +3,7 @@
 //! A ratio is formed within each pair and the median of the pairs is what counts.
 
 use super::args::{Against, Common, Device, KernelThp, Span};
+use super::child::Ended;
 use super::kernel::{self, Keeper, Medium, Opponent};
 use super::output::{Outcome, Progress};
 use super::runner::{self, Hugeswap, Run};
@@ -21,6 +22,17 @@ pub enum Engine {
     Hugeswap { also: Option<String> },
     /// The kernel's swap.
     Kernel(Thp),
+}
+
+impl Engine {
+    fn in_words(&self) -> String {
+        match self {
+            Engine::Hugeswap { also: None } => "hugeswap".to_owned(),
+            Engine::Hugeswap { also: Some(also) } => format!("hugeswap, {also}"),
+            Engine::Kernel(Thp::On) => "kernel, huge pages on".to_owned(),
+            Engine::Kernel(_) => "kernel, huge pages off".to_owned(),
+        }
+    }
 }
 
 /// Everything the engines need, set up until it is closed or dropped.
@@ -175,12 +187,7 @@ impl<'a> Turns<'a> {
         } else {
             0
         };
-        let who = match engine {
-            Engine::Hugeswap { also: None } => "hugeswap".to_owned(),
-            Engine::Hugeswap { also: Some(also) } => format!("hugeswap, {also}"),
-            Engine::Kernel(Thp::On) => "kernel, huge pages on".to_owned(),
-            Engine::Kernel(_) => "kernel, huge pages off".to_owned(),
-        };
+        let who = engine.in_words();
         progress.begin(format!("{who}{what}, {pair} of {}", self.pairs()));
         let limit = self.common.limit();
         runner::warm_up(self.span.memory + device, limit)?;
@@ -205,6 +212,50 @@ impl<'a> Turns<'a> {
         };
         progress.end();
         Ok(run.with("pair", pair))
+    }
+
+    /// One turn of any program; how it went, and what was counted. `kernel_memory`: the limit of the kernel's runs, bytes.
+    pub fn run_program(
+        &mut self,
+        engine: &Engine,
+        argv: &[String],
+        (pair, kernel_memory): (u32, u64),
+        progress: &mut Progress,
+    ) -> Result<(Run, Result<(Ended, u64)>)> {
+        progress.begin(format!("{}, {pair} of {}", engine.in_words(), self.pairs()));
+        let limit = self.common.limit();
+        let (run, done) = match engine {
+            Engine::Hugeswap { also } => {
+                let hugeswap = Hugeswap {
+                    also: also.as_deref(),
+                    ..Hugeswap::new(self.span.memory, &self.swap, self.common)
+                };
+                let (done, report) = hugeswap.run_program(argv)?;
+                let mut run = Run::of("hugeswap").with("memory_bytes", self.span.memory);
+                for name in ["fault_mode", "peak_resident_bytes", "peak_unmanaged_bytes"] {
+                    run.params.insert(name.into(), report[name].clone());
+                }
+                run.params
+                    .extend(also.iter().map(|a| ("also".into(), a.as_str().into())));
+                run.huge_share = report["huge_share"].as_f64();
+                run.counters = report;
+                (run, done)
+            }
+            Engine::Kernel(thp) => {
+                let (Some(opponent), Some(keeper)) = (&self.opponent, &mut self.keeper) else {
+                    bail!("the kernel's swap was not set up");
+                };
+                let (done, counters) =
+                    opponent.run_program(keeper, (argv, *thp), kernel_memory, limit)?;
+                let thp = if *thp == Thp::On { "on" } else { "off" };
+                let mut run = Run::of("kernel").with("memory_bytes", kernel_memory);
+                run = run.with("thp", thp);
+                run.counters = serde_json::to_value(counters)?;
+                (run, done)
+            }
+        };
+        progress.end();
+        Ok((run.with("pair", pair), done))
     }
 
     /// Undoes what was set up; an error if that failed.

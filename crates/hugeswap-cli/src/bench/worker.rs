@@ -14,7 +14,8 @@ use super::together;
 use anyhow::{Context, Result, bail};
 use serde::{Deserialize, Serialize};
 use std::io::{BufRead, BufReader, Write};
-use std::path::PathBuf;
+use std::os::unix::process::CommandExt;
+use std::path::{Path, PathBuf};
 use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
 use std::time::{Duration, Instant};
 
@@ -97,6 +98,7 @@ pub fn main(args: &[String]) -> i32 {
         [kind, json] if kind == "first-touch" => super::first_touch::worker(json),
         [kind, json] if kind == "ageing" => super::ageing::worker(json),
         [kind, json] if kind == "chaos" => super::chaos::worker(json),
+        [kind, procs, program @ ..] if kind == "exec" => exec(procs.as_ref(), program),
         [kind] if kind == "keeper" => super::keeper::main(),
         _ => Err(anyhow::anyhow!(
             "this is for hugeswap bench only: use `hugeswap bench`"
@@ -109,6 +111,22 @@ pub fn main(args: &[String]) -> i32 {
             if e.is::<Corrupt>() { CORRUPT } else { 1 }
         }
     }
+}
+
+/// Becomes another program, in a group.
+fn exec(procs: &Path, argv: &[String]) -> Result<()> {
+    let [program, args @ ..] = argv else {
+        bail!("no program to run");
+    };
+    join(procs)?;
+    let e = Command::new(program).args(args).exec();
+    Err(e).with_context(|| format!("{program} could not be started"))
+}
+
+/// Enters a group.
+fn join(procs: &Path) -> Result<()> {
+    std::fs::write(procs, std::process::id().to_string())
+        .with_context(|| format!("cannot enter the memory cgroup through {}", procs.display()))
 }
 
 /// Memory did not hold what was written.
@@ -243,9 +261,7 @@ struct Done {
 
 fn coordinate(work: &Work) -> Result<()> {
     if let Some(procs) = &work.join {
-        std::fs::write(procs, std::process::id().to_string()).with_context(|| {
-            format!("cannot enter the memory cgroup through {}", procs.display())
-        })?;
+        join(procs)?;
     }
     let mut work = work.clone();
     let whole = share(&work) * work.tasks as usize;

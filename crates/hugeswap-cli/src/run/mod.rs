@@ -8,7 +8,7 @@
 mod advice;
 mod footprint;
 pub mod preflight;
-mod proc;
+pub mod proc;
 mod report;
 mod supervise;
 mod unmanaged;

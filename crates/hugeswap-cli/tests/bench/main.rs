@@ -4,6 +4,7 @@ mod defrag;
 mod kernel;
 mod mistakes;
 mod patterns;
+mod program;
 mod swap;
 mod workingset;
 

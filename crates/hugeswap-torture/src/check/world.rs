@@ -176,10 +176,14 @@ impl World {
         thread as u64
     }
 
-    /// Waits until the sweep lets the checker end.
+    /// Waits until the sweep lets the checker end, or is gone.
     pub fn wait_for_release(&self) {
+        let parent = std::os::unix::process::parent_id();
         self.count(Word::Drained, 1);
-        while self.counted(Word::Release) == 0 && self.counted(Word::Stop) < 2 {
+        while self.counted(Word::Release) == 0
+            && self.counted(Word::Stop) < 2
+            && std::os::unix::process::parent_id() == parent
+        {
             std::thread::sleep(std::time::Duration::from_millis(5));
         }
     }

@@ -9,6 +9,7 @@ mod extents;
 mod fragments;
 mod pagemap;
 mod patterns;
+mod program;
 mod tracking;
 mod workingset;
 mod zipf_table;
@@ -22,6 +23,7 @@ pub use extents::{Extents, Order};
 pub use fragments::Fragments;
 pub use pagemap::Pagemap;
 pub use patterns::{Access, Mixed, Part, SwapRand};
+pub use program::{Program, Share};
 pub use tracking::Tracking;
 pub use workingset::{WorkingSet, WorkingSetPart};
 pub use zipf_table::Cell;
@@ -60,6 +62,8 @@ pub enum Bench {
     SwapRand(SwapRand),
     /// Half the threads stream while the others read at random; and one after the other
     Mixed(Mixed),
+    /// Any program, plain and with a part of its memory, under hugeswap and with the kernel's swap
+    Program(Program),
     /// Everything fits in the budget: what hugeswap costs against plain memory
     Fit(Fit),
     /// Latencies of page faults by class, in signal and in message mode
