@@ -31,7 +31,7 @@ struct Run {
     pools: work::Kind,
     /// `None`: nothing.
     fails: Option<(Kind, u64, Errno)>,
-    dies: Option<u64>,
+    dies: Option<work::Death>,
 }
 
 impl Run {
@@ -39,7 +39,8 @@ impl Run {
         let pools = self.pools.name;
         match (self.fails, self.dies) {
             (Some((k, nth, e)), _) => format!("{pools}:{}:{}:{nth}:{}", k.nr, k.request, e.0),
-            (None, Some(nth)) => format!("{pools}:dies:{nth}"),
+            (None, Some(work::Death::Private(nth))) => format!("{pools}:dies:{nth}"),
+            (None, Some(work::Death::Shared(nth))) => format!("{pools}:dies-shared:{nth}"),
             (None, None) => format!("{pools}:counts"),
         }
     }
@@ -64,7 +65,8 @@ impl Run {
         };
         match parts.first().copied() {
             Some("counts") => {}
-            Some("dies") => run.dies = Some(number(1)?),
+            Some("dies") => run.dies = Some(work::Death::Private(number(1)?)),
+            Some("dies-shared") => run.dies = Some(work::Death::Shared(number(1)?)),
             _ => {
                 let kind = Kind {
                     nr: number(0)? as u32,
@@ -183,11 +185,15 @@ fn runs(pools: work::Kind, said: &str, seed: &mut u64) -> Vec<Run> {
     }
     // (So many calls the child makes, about; beyond them it ends by itself.)
     for nth in (1..40).chain((40..2000).step_by(23)) {
-        all.push(Run {
+        let mut deaths = vec![work::Death::Private(nth)];
+        if pools.shares() {
+            deaths.push(work::Death::Shared(nth));
+        }
+        all.extend(deaths.iter().map(|&death| Run {
             pools,
             fails: None,
-            dies: Some(nth),
-        });
+            dies: Some(death),
+        }));
     }
     all
 }
@@ -227,8 +233,9 @@ fn report(run: &Run, came: &Came) {
 /// How many runs failed.
 fn sweep() -> usize {
     if let Ok(name) = std::env::var("HUGESWAP_TEST_RUN") {
-        let run =
-            Run::parse(&name).expect("POOLS:NR:REQUEST:NTH:ERRNO, POOLS:dies:NTH or POOLS:counts");
+        let run = Run::parse(&name).expect(
+            "POOLS:NR:REQUEST:NTH:ERRNO, POOLS:dies:NTH, POOLS:dies-shared:NTH or POOLS:counts",
+        );
         let came = make(&run);
         println!("{}", came.said);
         report(&run, &came);

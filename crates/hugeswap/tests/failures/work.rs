@@ -50,6 +50,13 @@ pub const KINDS: &[Kind] = &[
     },
 ];
 
+impl Kind {
+    /// Are there shared regions?
+    pub fn shares(&self) -> bool {
+        self.mode == FaultMode::Signal
+    }
+}
+
 fn refused(what: &str, why: &dyn std::fmt::Display) {
     println!("refused: {what}: {why}");
     REFUSED.store(true, Relaxed);
@@ -68,6 +75,17 @@ enum Holds {
     Words(u64),
     Zeros,
     Either(u64),
+    /// Words as they were, or as a process was about to write them that was killed.
+    Between(u64, u64),
+}
+
+/// A forked child is killed (SIGKILL) at its nth system call.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub enum Death {
+    /// While it works on memory of its own.
+    Private(u64),
+    /// While it works on memory that is shared with its parent.
+    Shared(u64),
 }
 
 fn value(i: usize, g: u64) -> u64 {
@@ -112,6 +130,7 @@ impl Model {
                     Holds::Words(g) => is == value(page * 512 + i, g),
                     Holds::Zeros => is == 0,
                     Holds::Either(g) => is == 0 || is == value(page * 512 + i, g),
+                    Holds::Between(f, g) => [f, g].map(|g| value(page * 512 + i, g)).contains(&is),
                 };
                 if !right {
                     end(
@@ -153,7 +172,7 @@ fn pool(kind: Kind, directory: &str) -> Option<Pool> {
 }
 
 /// All of it, with a plan from the very first call on. Ends the process.
-pub fn run(kind: Kind, directory: &str, plan: Plan, die: Option<u64>) -> ! {
+pub fn run(kind: Kind, directory: &str, plan: Plan, die: Option<Death>) -> ! {
     inject::set(Some(plan));
     library(kind, directory, die);
     if die.is_none() {
@@ -171,7 +190,7 @@ pub fn run(kind: Kind, directory: &str, plan: Plan, die: Option<u64>) -> ! {
     end(status, "ended")
 }
 
-fn library(kind: Kind, directory: &str, die: Option<u64>) {
+fn library(kind: Kind, directory: &str, die: Option<Death>) {
     let Some(pool) = pool(kind, directory) else {
         return;
     };
@@ -224,13 +243,21 @@ fn library(kind: Kind, directory: &str, die: Option<u64>) {
         refused("snapshot", &e);
     }
     m.check("snapshot");
-    fork(&mut m, 6, die);
+    let nth = match die {
+        Some(Death::Private(nth)) => Some(nth),
+        _ => None,
+    };
+    fork(&mut m, 6, nth);
     m.fill(0..300, 7);
     advise(&mut r, 0, len, Advice::PageOut);
     m.check("after the fork");
     fork(&mut m, 8, None);
-    if kind.mode == FaultMode::Signal && die.is_none() {
-        shared(&pool);
+    if kind.shares() {
+        let nth = match die {
+            Some(Death::Shared(nth)) => Some(nth),
+            _ => None,
+        };
+        shared(&pool, nth);
     }
     m.check("at last");
     if let Err(e) = pool.audit() {
@@ -278,7 +305,7 @@ fn fork(m: &mut Model, g: u64, die: Option<u64>) {
     m.check("after the child");
 }
 
-fn shared(pool: &Pool) {
+fn shared(pool: &Pool, die: Option<u64>) {
     let len = 8 * UNIT;
     let Ok(mut r) = pool
         .shared(len, "failures")
@@ -292,21 +319,46 @@ fn shared(pool: &Pool) {
     m.check("shared");
     let done = advise(&mut r, 2 * UNIT, UNIT, Advice::DontNeed);
     m.discarded(1024..1536, done);
-    // SAFETY: the child reads, and ends.
+    let written = 300..900;
+    // SAFETY: the child reads and writes, and ends.
     let pid = unsafe { libc::fork() };
     if pid == 0 {
+        if let Some(nth) = die {
+            inject::set(Some(Plan::Die(nth)));
+        }
         m.check("shared, in the child");
-        end(0, "child ended");
+        m.fill(written, 2);
+        let done = advise(&mut r, 0, len, Advice::PageOut);
+        m.check("shared, written in the child");
+        if die.is_some() {
+            println!("calls {}", inject::calls());
+        }
+        end(if done { 0 } else { TOLD }, "child ended");
     }
     let mut status = 0;
     if pid > 0 {
         // SAFETY: our own child.
         unsafe { libc::waitpid(pid, &mut status, 0) };
     }
-    if libc::WIFEXITED(status) && libc::WEXITSTATUS(status) != 0 {
-        end(libc::WEXITSTATUS(status), "in the child");
+    let killed = libc::WIFSIGNALED(status) && die.is_some();
+    match libc::WEXITSTATUS(status) {
+        TOLD if libc::WIFEXITED(status) => REFUSED.store(true, Relaxed),
+        0 => {}
+        s if libc::WIFEXITED(status) => end(s, "in the child"),
+        _ => {}
+    }
+    for page in &mut m.pages[written] {
+        // A child that is not there, or that said why it ended, has written some of it, too.
+        *page = match killed || pid < 0 || libc::WIFSIGNALED(status) {
+            true => Holds::Between(1, 2),
+            false => Holds::Words(2),
+        };
     }
     m.check("shared, after the child");
+    // What its end left half done is no hindrance to others.
+    m.fill(0..len / PAGE, 3);
+    advise(&mut r, 0, len, Advice::PageOut);
+    m.check("shared, at last");
 }
 
 /// What only programs under `hugeswap run` do.
@@ -354,7 +406,7 @@ fn engine(kind: Kind, directory: &str) {
         Ok(()) => m.check("the kernel's"),
         Err(e) => refused("eject", &e),
     }
-    if kind.mode == FaultMode::Signal {
+    if kind.shares() {
         for access in [Prot::None, Prot::Read, Prot::ReadWrite] {
             if let Err(e) = e.protect(b + 3 * UNIT, 2 * UNIT, access) {
                 refused("protect", &e);
