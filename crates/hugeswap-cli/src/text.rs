@@ -1,5 +1,6 @@
 //! Numbers as people read them.
 
+use hugeswap_engine::pool::losses::{Cause, Loss};
 use hugeswap_policy::knobs::{Knob, Unit};
 
 /// Bytes, in the largest power-of-1024 unit of which there is at least one: `1.3 GiB`.
@@ -62,6 +63,20 @@ pub fn one_line(message: &str) -> String {
         .filter(|part| !part.is_empty())
         .collect::<Vec<_>>()
         .join(" ")
+}
+
+/// A place in swap that does not give back what was written, for scripts.
+pub fn loss_json(loss: &Loss) -> serde_json::Value {
+    let (cause, errno) = match loss.cause {
+        Cause::Changed => ("changed", None),
+        Cause::Unreadable(errno) => ("unreadable", Some(errno)),
+    };
+    serde_json::json!({
+        "area": loss.area,
+        "offset": loss.offset,
+        "cause": cause,
+        "errno": errno,
+    })
 }
 
 #[cfg(test)]

@@ -208,6 +208,33 @@ fn what_cannot_be_read_is_lost_only_if_asked() {
     r.ends_well();
 }
 
+#[test]
+fn bytes_that_changed_are_told_by_their_places() {
+    let r = Running::start_program(STILL, &[], "32M", 96);
+    assert!(spoil(&r.pid(), r.dir.path(), 2048) > 2);
+    let out = r.ctl(&["scrub", "--json"]).assert().code(1);
+    let found: Value = serde_json::from_slice(&out.get_output().stdout).unwrap();
+    let places = found["places"].as_array().unwrap();
+    let lost = found["lost_bytes"].as_u64().unwrap() as usize / 4096;
+    assert!(lost > 2 && places.len() >= lost.min(64), "{found}");
+    for place in places {
+        assert_eq!(
+            (&place["area"], &place["cause"]),
+            (&0.into(), &"changed".into())
+        );
+        assert_eq!(
+            place["offset"].as_u64().unwrap() % (2048 * 4096),
+            0,
+            "{found}"
+        );
+    }
+    r.ctl(&["scrub"])
+        .assert()
+        .code(1)
+        .stdout(contains("place      the bytes at offset ").and(contains("(checksum mismatch)")));
+    r.ends_well();
+}
+
 /// The files without a name that a process has open in a directory.
 fn nameless(pid: &str, dir: &Path) -> usize {
     let fds = std::fs::read_dir(format!("/proc/{pid}/fd")).unwrap();

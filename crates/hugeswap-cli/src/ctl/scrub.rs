@@ -3,6 +3,7 @@
 use crate::bench::{check_interrupted, watch_signals};
 use crate::text;
 use anyhow::Result;
+use hugeswap_engine::pool::losses::Loss;
 use hugeswap_engine::pool::{Pool, ScrubReport};
 use hugeswap_policy::PAGE_BYTES;
 use serde_json::json;
@@ -31,22 +32,31 @@ pub fn run(pool: &Pool, args: &Args) -> Result<i32> {
         pool.reap();
     };
     if args.json {
-        println!("{}", serde_json::to_string_pretty(&as_json(&found))?);
+        let places = pool.losses();
+        println!(
+            "{}",
+            serde_json::to_string_pretty(&as_json(&found, &places))?
+        );
     } else {
         let size = |pages: u64| text::bytes(pages * PAGE_BYTES);
         println!("good       {}", size(found.good));
         println!("bad        {}", size(found.bad));
         println!("recovered  {}", size(found.recovered));
         println!("lost       {}", size(found.lost));
+        // The last of them, scrubbed or found before.
+        for place in pool.losses() {
+            println!("place      {place}");
+        }
     }
     Ok(i32::from(found.lost > 0))
 }
 
-fn as_json(found: &ScrubReport) -> serde_json::Value {
+fn as_json(found: &ScrubReport, places: &[Loss]) -> serde_json::Value {
     json!({
         "good_bytes": found.good * PAGE_BYTES,
         "bad_bytes": found.bad * PAGE_BYTES,
         "recovered_bytes": found.recovered * PAGE_BYTES,
         "lost_bytes": found.lost * PAGE_BYTES,
+        "places": places.iter().map(text::loss_json).collect::<Vec<_>>(),
     })
 }

@@ -121,6 +121,7 @@ struct Json {
     signal: Option<i32>,
     faults: Map<String, Value>,
     areas: Vec<Value>,
+    losses: Vec<Value>,
     /// Null when too little came back from swap to tell.
     advisor: Option<Value>,
     #[serde(flatten)]
@@ -167,6 +168,7 @@ fn json(outcome: &Outcome<'_>, report: &Report) -> String {
         },
         faults: faults.collect(),
         areas: report.areas.iter().map(area_json).collect(),
+        losses: report.losses.iter().map(text::loss_json).collect(),
         advisor: report.advice().as_ref().map(advice::json),
         not_managed: unmanaged::json(&outcome.unmanaged)
             .map(|(name, value)| (name.to_owned(), value))
@@ -470,7 +472,7 @@ pub(super) mod tests {
         let v: Value = serde_json::from_str(&text).unwrap();
         for key in "elapsed_s fault_s peak_managed_bytes peak_resident_bytes pswpin pswpout thp_swpin thp_swpout \
                     thp_swpin_fallback thp_swpout_fallback huge_share fault_mode processes exit_code memory_bytes areas \
-                    swapped_in_bytes swapped_out_bytes faults advisor signal peak_unmanaged_bytes unmanaged outside left_running"
+                    swapped_in_bytes swapped_out_bytes faults advisor signal peak_unmanaged_bytes unmanaged outside left_running losses"
             .split_whitespace()
         {
             assert!(v.get(key).is_some(), "{key}");
