@@ -183,7 +183,7 @@ impl Program {
 
     /// Runs it as it is; `None` if it failed.
     pub fn try_plain(&self) -> Option<Output> {
-        let out = self.run(&self.argv);
+        let out = self.any();
         out.status.success().then_some(out)
     }
 
@@ -194,7 +194,7 @@ impl Program {
 
     /// Runs it as it is; it must succeed.
     pub fn plain(&self) -> Output {
-        let out = self.run(&self.argv);
+        let out = self.any();
         let said = String::from_utf8_lossy(&out.stderr);
         assert!(out.status.success(), "plain: {}: {said}", out.status);
         out
