@@ -7,6 +7,9 @@ mod compare;
 mod cpython;
 #[path = "../programs/harness.rs"]
 mod harness;
+mod redis;
+mod source;
+mod sqlite;
 mod stress;
 #[allow(dead_code, reason = "tests/programs uses all of it")]
 #[path = "../programs/util.rs"]
@@ -15,10 +18,15 @@ mod util;
 use std::time::Duration;
 
 fn main() {
-    let all = [cpython::cases(), stress::cases()]
-        .into_iter()
-        .flatten()
-        .collect();
+    let all = [
+        cpython::cases(),
+        stress::cases(),
+        sqlite::cases(),
+        redis::cases(),
+    ]
+    .into_iter()
+    .flatten()
+    .collect();
     // For hangs only.
     let minutes = if compare::whole() { 60 } else { 10 };
     harness::main(all, Duration::from_secs(60 * minutes));

@@ -21,11 +21,12 @@ const SLICE: &[Stressor] = &[
     ("madvise", 4, ""),
     ("memfd", 5, "--memfd-bytes 8M"),
     ("fork", 100, ""),
-    ("malloc", 5000, "--malloc-bytes 2M"),
-    ("mincore", 3000, ""),
+    ("malloc", 1000, "--malloc-bytes 2M"),
+    ("mincore", 500, ""),
     ("userfaultfd", 20, "--userfaultfd-bytes 1M"),
     ("vm-segv", 20, ""),
     ("bad-altstack", 50, ""),
+    ("kcmp", 20, ""),
 ];
 
 const VM: &[Stressor] = &[
@@ -35,42 +36,42 @@ const VM: &[Stressor] = &[
     ("vm", 200, "--vm-bytes 64M --vm-madvise hugepage"),
     ("vm", 200, "--vm-bytes 64M --vm-madvise nohugepage"),
     ("vm", 200, "--vm-bytes 64M --vm-madvise mergeable"),
-    ("vm-addr", 60, ""),
+    ("vm-addr", 5, ""),
     ("vm-rw", 20, "--vm-rw-bytes 8M"),
-    ("vm-splice", 2000, "--vm-splice-bytes 1M"),
-    ("vm-segv", 200, ""),
+    ("vm-splice", 200, "--vm-splice-bytes 1M"),
+    ("vm-segv", 50, ""),
     ("memrate", 4, "--memrate-bytes 96M"),
-    ("memthrash", 100, ""),
+    ("memthrash", 10, ""),
     ("memcpy", 100, ""),
-    ("stream", 4, ""),
-    ("rmap", 2000, ""),
+    ("stream", 1, ""),
+    ("rmap", 100, ""),
     ("full", 500, ""),
     ("zero", 20000, ""),
     ("null", 20000, ""),
     ("numa", 20, ""),
     ("tlb-shootdown", 20, ""),
-    ("mcontend", 200, ""),
-    ("prefetch", 20, ""),
+    ("mcontend", 20, ""),
+    ("prefetch", 3, ""),
     ("physpage", 200, ""),
     ("pageswap", 500, ""),
 ];
 
 const MAPPINGS: &[Stressor] = &[
-    ("mmap", 100, "--mmap-bytes 64M"),
-    ("mmap", 20, "--mmap-bytes 16M --mmap-mprotect"),
-    ("mmap", 20, "--mmap-bytes 16M --mmap-file"),
+    ("mmap", 5, "--mmap-bytes 64M"),
+    // More would leave too little of the budget to others: memory that may be executed is handed to the kernel.
+    ("mmap", 20, "--mmap-bytes 4M --mmap-mprotect"),
+    ("mmap", 3, "--mmap-bytes 16M --mmap-file"),
     ("mmapaddr", 20000, ""),
-    ("mmapfixed", 5000, ""),
-    ("mmapfork", 2, ""),
-    ("mmaphuge", 200, ""),
+    ("mmapfixed", 300, ""),
+    ("mmaphuge", 40, ""),
     ("mmapmany", 200000, ""),
-    ("mremap", 200, "--mremap-bytes 32M"),
+    ("mremap", 30, "--mremap-bytes 32M"),
     ("mremap", 20, "--mremap-bytes 16M --mremap-mlock"),
     ("pagemove", 20, "--pagemove-bytes 8M"),
     ("remap", 20, ""),
     ("mprotect", 20000, ""),
     ("madvise", 40, ""),
-    ("mincore", 30000, ""),
+    ("mincore", 2000, ""),
     ("mincore", 3000, "--mincore-random"),
     ("mlock", 20000, ""),
     ("mlockmany", 8, ""),
@@ -90,7 +91,7 @@ const MAPPINGS: &[Stressor] = &[
 ];
 
 const MALLOC: &[Stressor] = &[
-    ("malloc", 50000, "--malloc-bytes 4M"),
+    ("malloc", 8000, "--malloc-bytes 4M"),
     ("malloc", 5000, "--malloc-bytes 1M --malloc-pthreads 4"),
     (
         "malloc",
@@ -99,7 +100,7 @@ const MALLOC: &[Stressor] = &[
     ),
     ("bigheap", 1500, "--bigheap-growth 64K"),
     ("brk", 20000, ""),
-    ("stack", 50, ""),
+    ("stack", 5, ""),
     ("bsearch", 10, ""),
     ("hsearch", 10, ""),
     ("lsearch", 2, ""),
@@ -113,7 +114,7 @@ const MALLOC: &[Stressor] = &[
     ("skiplist", 5, ""),
     ("list", 100, ""),
     ("judy", 2, ""),
-    ("matrix", 100, "--matrix-size 1024"),
+    ("matrix", 5, "--matrix-size 1024"),
     ("matrix-3d", 20, ""),
     ("sparsematrix", 1, ""),
     ("randlist", 4, ""),
@@ -122,14 +123,14 @@ const MALLOC: &[Stressor] = &[
     ("zlib", 20, ""),
     ("atomic", 200, ""),
     ("membarrier", 200, ""),
-    ("misaligned", 50, ""),
+    ("misaligned", 5, ""),
 ];
 
 const PROCESSES: &[Stressor] = &[
     ("fork", 500, ""),
-    ("fork", 20, "--fork-vm"),
+    ("fork", 5, "--fork-vm"),
     ("vfork", 500, ""),
-    ("vforkmany", 200, ""),
+    ("vforkmany", 20, ""),
     ("clone", 200, ""),
     ("daemon", 20, ""),
     (
@@ -141,7 +142,6 @@ const PROCESSES: &[Stressor] = &[
     ("spawn", 20, ""),
     ("prctl", 20, ""),
     ("sigsegv", 5000, ""),
-    ("sigbus", 500, ""),
     ("sigtrap", 2000, ""),
     ("sigchld", 500, ""),
     ("sigq", 2000, ""),
@@ -154,8 +154,7 @@ const PROCESSES: &[Stressor] = &[
     ("futex", 5000, ""),
     ("oom-pipe", 200, ""),
     ("pipe", 5000, ""),
-    ("pipeherd", 5000, ""),
-    ("vmsplice", 1, ""),
+    ("pipeherd", 100, ""),
     ("splice", 2000, ""),
     ("tee", 500, ""),
     ("sendfile", 200, ""),
@@ -171,7 +170,12 @@ const PROCESSES: &[Stressor] = &[
 ];
 
 /// What differs and may.
-const KNOWN: &[Exception] = &[];
+const KNOWN: &[Exception] = &[Exception {
+    test: "vm-rw",
+    // Its processes are forked, and go on in signal mode.
+    mode: None,
+    why: "in signal mode another process cannot read what is in swap (process_vm_readv: EFAULT), as docs/settings.md says",
+}];
 
 pub fn cases() -> Vec<Case> {
     let mut all = vec![case("stress-ng, slice", || compare("slice", SLICE))];

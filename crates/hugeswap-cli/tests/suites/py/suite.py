@@ -9,7 +9,6 @@ after the last line. With TESTs only those are run. Without FILE ("-") it only s
 import faulthandler
 import importlib
 import os
-import signal
 import sys
 import tempfile
 import unittest
@@ -78,14 +77,19 @@ def tests_of(suite):
 
 def load(name):
     """The tests of a module. Those of multiprocessing are made by a function, for each way to start a process."""
-    if name.startswith("test_multiprocessing_"):
-        module = type(sys)("test." + name)
-        sys.modules[module.__name__] = module
-        made = importlib.import_module("test._test_multiprocessing")
-        made.install_tests_in_module_dict(vars(module), name.rpartition("_")[2])
-        # They set up and tear down what is the module's.
-    else:
+    try:
         module = importlib.import_module("test." + name)
+    except ModuleNotFoundError:
+        if not name.startswith("test_multiprocessing_"):
+            raise
+        # A file, for the processes that are started import it.
+        place = tempfile.mkdtemp()
+        with open(os.path.join(place, name + ".py"), "w") as f:
+            f.write("from test._test_multiprocessing import install_tests_in_module_dict\n")
+            f.write(f"install_tests_in_module_dict(globals(), '{name.rpartition('_')[2]}')\n")
+        sys.path.insert(0, place)
+        os.environ["PYTHONPATH"] = place
+        module = importlib.import_module(name)
     return unittest.defaultTestLoader.loadTestsFromModule(module)
 
 
@@ -98,6 +102,8 @@ def main():
         suite = unittest.TestSuite(t for t in tests_of(suite) if t.id() in only)
     # As CPython's own runner has it.
     faulthandler.enable(all_threads=True)
+    # What hangs tells where.
+    faulthandler.dump_traceback_later(1200, exit=True)
     test.support.verbose = False
     out = os.open(file, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o666)
     with os_helper.temp_cwd(), os.fdopen(out, "wb", buffering=0) as out:
