@@ -6,28 +6,19 @@ use crate::util::*;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-/// Those that run for less than half a minute each.
+/// Those of what forks, saves and holds much, and that run for some seconds each.
 const UNITS: &[&str] = &[
-    "unit/type/string",
     "unit/type/list",
-    "unit/type/list-2",
     "unit/type/hash",
-    "unit/type/set",
-    "unit/type/zset",
     "unit/sort",
     "unit/scan",
     "unit/keyspace",
     "unit/lazyfree",
-    "unit/other",
     "unit/multi",
-    "unit/bitops",
-    "unit/hyperloglog",
-    "unit/aofrw",
     "unit/limits",
     "integration/aof",
     "integration/rdb",
     "integration/dismiss-mem",
-    "integration/replication-2",
 ];
 
 const KNOWN: &[Exception] = &[];
