@@ -108,7 +108,7 @@ fn compare(name: &'static str) {
     }
     // test_mmap is quick: more of the same.
     let setups = match name {
-        "test_mmap" => setups_with_storm(16, 50),
+        "test_mmap" => setups_with_storm(16, 200),
         // Many processes share it.
         _ if name.starts_with("test_multiprocessing") => setups(64),
         _ => setups(16),
