@@ -51,7 +51,7 @@ fn child_stays(mode: Mode) {
     let plain = program.plain();
     // The parent has 64 MiB, as have one child that stays and now and then one that does not.
     let swap = format!("{},size=384M", dir.path().display());
-    for setting in ["debug.storm=0", "debug.storm=200", "thp.swapin=never"] {
+    for setting in ["debug.storm=0", "debug.storm=200"] {
         let setup = Setup::new(mode, 32).option("--swap", &swap);
         let managed = program.managed(&setup.option("--set", setting));
         managed.same_as(&plain).processes(3);
