@@ -438,12 +438,12 @@ unsafe extern "C" fn note_module(
     0
 }
 
+/// Without CLONE_SYSVSEM: what the program's semaphores are to be undone (SEM_UNDO) must not wait for the end of a thread of ours.
 const FLAGS: i32 = libc::CLONE_VM
     | libc::CLONE_FS
     | libc::CLONE_FILES
     | libc::CLONE_SIGHAND
     | libc::CLONE_THREAD
-    | libc::CLONE_SYSVSEM
     | libc::CLONE_SETTLS
     | libc::CLONE_PARENT_SETTID
     | libc::CLONE_CHILD_CLEARTID;

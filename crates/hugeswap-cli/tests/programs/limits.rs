@@ -13,6 +13,9 @@ pub fn cases() -> Vec<Case> {
     for mode in Mode::ALL {
         all.push(case(format!("swap full, {mode}"), move || swap_full(mode)));
         all.push(case(format!("killed, {mode}"), move || killed(mode)));
+        all.push(case(format!("a child stays, {mode}"), move || {
+            child_stays(mode)
+        }));
     }
     all.push(case("killed, space given back", space_given_back));
     all
@@ -38,6 +41,26 @@ fn swap_full(mode: Mode) {
     assert!((15..=21).contains(&pieces), "{pieces} pieces");
     assert_eq!(lines.next(), Some("went on"));
     assert_eq!(managed.number("processes_out_of_memory"), 0);
+}
+
+/// What swap keeps for forked children is bounded by what they were forked with.
+fn child_stays(mode: Mode) {
+    mode.need();
+    let dir = directory();
+    let program = Program::new(dir.path(), compile("staying", dir.path()));
+    let plain = program.plain();
+    // The parent has 64 MiB, as have one child that stays and now and then one that does not.
+    let swap = format!("{},size=384M", dir.path().display());
+    for setting in ["debug.storm=0", "debug.storm=200"] {
+        let setup = Setup::new(mode, 32).option("--swap", &swap);
+        let managed = program.managed(&setup.option("--set", setting));
+        managed.same_as(&plain).processes(3);
+        assert!(
+            managed.number("pswpout") > (512 << 20) / 4096,
+            "too little was swapped to tell: {}",
+            managed.report
+        );
+    }
 }
 
 /// Four workers, forever, with swap in `dir`; returns when they have begun to swap.

@@ -183,13 +183,18 @@ impl Program {
 
     /// Runs it as it is; `None` if it failed.
     pub fn try_plain(&self) -> Option<Output> {
-        let out = self.run(&self.argv);
+        let out = self.any();
         out.status.success().then_some(out)
+    }
+
+    /// Runs it as it is, however it ends.
+    pub fn any(&self) -> Output {
+        self.run(&self.argv)
     }
 
     /// Runs it as it is; it must succeed.
     pub fn plain(&self) -> Output {
-        let out = self.run(&self.argv);
+        let out = self.any();
         let said = String::from_utf8_lossy(&out.stderr);
         assert!(out.status.success(), "plain: {}: {said}", out.status);
         out
@@ -233,6 +238,16 @@ pub struct Setup {
     pub mode: Mode,
     pub memory_mib: u64,
     pub options: Vec<OsString>,
+}
+
+impl fmt::Display for Setup {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{} mode, {}M", self.mode, self.memory_mib)?;
+        for option in self.options.iter().filter(|o| *o != "--set") {
+            write!(f, ", {}", option.display())?;
+        }
+        Ok(())
+    }
 }
 
 impl Setup {

@@ -1,0 +1,53 @@
+//! The main function of tests whose cases run in a process group of their own, with a time limit.
+
+use crate::util::{Case, SKIP};
+use libtest_mimic::{Arguments, Failed, Trial};
+use rustix::process::{Pid, Signal, kill_process_group};
+use std::os::unix::process::CommandExt;
+use std::process::{Command, Stdio};
+use std::time::{Duration, Instant};
+
+/// Tells the process of a case which it is.
+const CASE: &str = "HUGESWAP_TEST_CASE";
+
+pub fn main(all: Vec<Case>, limit: Duration) {
+    if let Ok(name) = std::env::var(CASE) {
+        let case = all.into_iter().find(|c| c.name == name);
+        (case.expect("no such case").run)();
+        return;
+    }
+    let args = Arguments::from_args();
+    let trials = all
+        .into_iter()
+        .map(|c| Trial::test(c.name.clone(), move || in_own_process(&c.name, limit)))
+        .collect();
+    libtest_mimic::run(&args, trials).exit();
+}
+
+fn in_own_process(name: &str, limit: Duration) -> Result<(), Failed> {
+    let mut child = Command::new(std::env::current_exe()?)
+        .env(CASE, name)
+        .env_remove("HUGESWAP_POOL")
+        .stdin(Stdio::null())
+        .process_group(0)
+        .spawn()?;
+    let group = Pid::from_child(&child);
+    let start = Instant::now();
+    let status = loop {
+        if let Some(s) = child.try_wait()? {
+            break s;
+        }
+        if start.elapsed() > limit {
+            kill_process_group(group, Signal::KILL)?;
+            child.wait()?;
+            return Err(format!("did not end within {limit:?}").into());
+        }
+        std::thread::sleep(Duration::from_millis(10));
+    };
+    // Whatever a failed case left running.
+    let _ = kill_process_group(group, Signal::KILL);
+    match status.code() {
+        Some(0 | SKIP) => Ok(()),
+        _ => Err(format!("ended with {status}").into()),
+    }
+}

@@ -1,0 +1,33 @@
+//! Other projects' own tests under `hugeswap run`: each must come out as it does without (docs/testing.md).
+//!
+//! `cargo test -p hugeswap-cli --test suites` runs a slice; with HUGESWAP_TEST_SUITES=all everything. Programs, budgets and modes
+//! are those of tests/programs, as is how a case runs: in a process group of its own, with a limit against hangs.
+
+mod compare;
+mod cpython;
+#[path = "../programs/harness.rs"]
+mod harness;
+mod redis;
+mod source;
+mod sqlite;
+mod stress;
+#[allow(dead_code, reason = "tests/programs uses all of it")]
+#[path = "../programs/util.rs"]
+mod util;
+
+use std::time::Duration;
+
+fn main() {
+    let all = [
+        cpython::cases(),
+        stress::cases(),
+        sqlite::cases(),
+        redis::cases(),
+    ]
+    .into_iter()
+    .flatten()
+    .collect();
+    // For hangs only.
+    let minutes = if compare::whole() { 60 } else { 10 };
+    harness::main(all, Duration::from_secs(60 * minutes));
+}
