@@ -81,6 +81,11 @@ fn at(
             let memory = (pair, span.memory + beside);
             let (run, done) = turns.run_program(engine, &args.program, memory, &mut progress)?;
             let run = judge(args, run, done, expected)?.with("share", share.to_string());
+            if run.counters["peak_managed_bytes"] == 0 {
+                let note = "hugeswap managed none of the program's memory, so its figures are those of plain memory: `hugeswap run` tells why";
+                outcome.notes.retain(|n| n != note);
+                outcome.notes.push(note.into());
+            }
             if *engine == (Engine::Hugeswap { also: None }) {
                 beside = run.params["peak_unmanaged_bytes"].as_u64().unwrap_or(0);
             }

@@ -47,3 +47,13 @@ fn a_program_that_goes_wrong_fails_the_benchmark() {
         "ended otherwise",
     );
 }
+
+#[test]
+fn what_was_not_managed_is_noted() {
+    bench(&["program", "--memory", "48M", "--pairs", "1", "--", "true"])
+        .assert()
+        .success()
+        .stdout(predicates::str::contains(
+            "managed none of the program's memory",
+        ));
+}
