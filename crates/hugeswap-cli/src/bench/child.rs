@@ -208,8 +208,8 @@ pub fn run(
     Ok(started.finish(status))
 }
 
-/// Runs `command` to its end, with a digest of all that it writes to stdout; `on_tick` is given its process id every [`TICK`].
-/// Errors are those of [`run`].
+/// Runs `command` to its end, with a digest of all that it writes to stdout; `on_tick` is given its process id
+/// every [`TICK`], and ten times as often in its first second. Errors are those of [`run`].
 pub fn digest(
     command: &mut Command,
     limit: Duration,
@@ -224,7 +224,8 @@ pub fn digest(
         }
         started.may_go_on()?;
         on_tick(pid);
-        std::thread::sleep(TICK);
+        let young = started.at.elapsed() < Duration::from_secs(1);
+        std::thread::sleep(if young { TICK / 10 } else { TICK });
     };
     let ended = started.finish(status);
     Ok((ended, digest.join().unwrap_or_default()))
