@@ -9,7 +9,8 @@
 use super::PIECE_PAGES;
 use crate::UNIT_PAGES;
 
-/// Faults and runs remembered.
+/// Faults and runs remembered. Runs have no more than half of the places when another fault comes: lone faults would replace
+/// each other in the rest, and no run would begin any more.
 pub const PAGE_STREAMS: usize = 32;
 /// The longest stride that is followed, in pages: beyond it a run uses less than a page of each unit.
 pub const MAX_PAGE_STRIDE: u64 = UNIT_PAGES;
@@ -83,9 +84,14 @@ impl Stream {
         }
     }
 
+    /// Is it a run, more than two faults side by side?
+    fn advances(&self) -> bool {
+        self.stamp != 0 && self.seen > 1
+    }
+
     /// When it may be replaced, compared with others.
     fn rank(&self) -> u64 {
-        if self.stamp != 0 && self.seen > 1 {
+        if self.advances() {
             self.stamp + RUN_LEAD + u64::from(self.seen).min(RUN_LEAD_MAX)
         } else {
             self.stamp
@@ -187,7 +193,10 @@ impl PageStreams {
             seen: u32::from(stride == 1),
             down,
         };
-        if let Some(s) = self.streams.iter_mut().min_by_key(|s| s.rank()) {
+        let runs = self.streams.iter().filter(|s| s.advances()).count();
+        let any = runs <= PAGE_STREAMS / 2;
+        let places = self.streams.iter_mut().filter(|s| any || s.advances());
+        if let Some(s) = places.min_by_key(|s| s.rank()) {
             *s = stream;
         }
         stream.run()
