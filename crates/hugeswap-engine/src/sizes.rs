@@ -104,6 +104,10 @@ impl Sizes {
             _ => return,
         };
         self.device.observe(direction, size, ns);
+        if (direction, size) == (Direction::Out, Size::Whole) {
+            let ns = self.device.per_size(direction).whole;
+            self.learning.lock().price.on_written(ns.into());
+        }
     }
 }
 
@@ -166,9 +170,7 @@ impl Engine {
             let distance = self.refault_distance(unit, record, page);
             let resident = self.record().charged.load(Relaxed) * UNIT_PAGES;
             let brought = u64::from(size.pages()).min(UNIT_PAGES - present);
-            learning
-                .price
-                .on_fault(size, brought, distance, resident, alone);
+            learning.price.on_fault(brought, distance, resident, alone);
         }
         if d.whole {
             // Streams pass what is in memory without a fault.
@@ -208,14 +210,19 @@ impl Engine {
     /// How much of a unit's stay in memory lies ahead: units leave about in the order in which they came, so
     /// it ends when as much was evicted as there is.
     fn stay(&self, record: &Record, present: u64) -> u16 {
-        if present == 0 {
-            return STAY;
+        match present {
+            0 => STAY,
+            _ => STAY - self.stayed(record).min(STAY - 1),
         }
+    }
+
+    /// How much of a stay has gone by since the first pages of a unit came.
+    fn stayed(&self, record: &Record) -> u16 {
         let evicted = self.sizes.evicted.load(Relaxed);
         let since = evicted.wrapping_sub(record.came_at.load(Relaxed));
         let resident = self.record().charged.load(Relaxed) * UNIT_PAGES;
         let gone = since.saturating_mul(STAY.into()) / resident.max(1);
-        STAY - gone.min(u64::from(STAY) - 1) as u16
+        gone.min(STAY.into()) as u16
     }
 
     /// Absent pages of a locked, base-mapped unit are about to be brought in: how often they are to be spared, and
@@ -293,13 +300,19 @@ impl Engine {
     /// `n` pages of a locked, base-mapped unit, all but what is spared, have left, which took `ns`.
     pub(crate) fn note_pages_evicted(&self, unit: u32, n: u64, ns: u64) {
         let record = self.base.records.of(unit);
+        let stayed = self.stayed(record);
         let clock = self.sizes.evicted.fetch_add(n, Relaxed);
         self.advise_turn(unit, record, n, clock);
         record.left_at.store(clock + n, Relaxed);
         // What is spared begins another stay.
         record.came_at.store(clock + n, Relaxed);
         let mut learning = self.sizes.learning.lock();
-        let (history, density) = learning.granularity.on_evicted(record.history(), 0);
+        let price = learning.price.price();
+        let costs = Costs::new(&self.sizes.device, self.cpu(), learning.fill, price);
+        let (history, density) =
+            learning
+                .granularity
+                .on_evicted(&costs, record.history(), 0, stayed);
         learning.price.on_evicted(n, n, ns);
         learning.price.on_spared(record.present.count());
         record.set_history(history);
@@ -336,10 +349,8 @@ impl Engine {
             Density::UNKNOWN | Density::FULL => UNIT_PAGES,
             d => u64::from(d.pages()),
         };
-        let ns = self.sizes.device.per_size(Direction::Out).whole;
+        // (What it took to write it is known since then.)
         let mut learning = self.sizes.learning.lock();
-        learning
-            .price
-            .on_evicted(UNIT_PAGES, touched, u64::from(ns));
+        learning.price.on_evicted(UNIT_PAGES, touched, 0);
     }
 }

@@ -39,7 +39,7 @@
 //!
 //! What it does not promise: anything against a program that sees our coin (looks which units came
 //! whole, and leaves those alone). And the factor is one of costs with memory at its price: where the
-//! price is high and yet nothing is displaced that would have stayed (a loop over very little more
+//! price is high and yet nothing is displaced that would have stayed (a loop over less than a quarter more
 //! than memory), dense units without advice go on by pages for longer than they should. For a unit
 //! that is tried on a stream's behalf memory is not counted, so that trying stays cheap.
 //!
@@ -142,6 +142,8 @@ pub struct Fault {
 
 /// A whole stay in memory.
 pub const STAY: u16 = 1 << 10;
+/// What came in less of a stay says no more of the rest than if it had taken as long as this.
+const SHORT_STAY: u16 = STAY / 4;
 
 /// What is known beyond the unit's own account.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -366,11 +368,16 @@ impl Granularity {
         history: UnitHistory,
         run: Run,
     ) -> (UnitHistory, Advice, bool) {
+        let costs = &costs.for_stay(fault.stay);
         if history.is_tried() {
-            return (history, Advice::None, false);
+            let history = if run.is_long() {
+                history.for_stream()
+            } else {
+                history
+            };
+            return (history, self.run_advice(costs, run), false);
         }
         let small = allowed.smallest();
-        let costs = &costs.for_stay(fault.stay);
         // From here on: what was paid is paid.
         let whole = whole_cost(costs, fault, UnitHistory::NEW);
         // Of the pages that will be touched, those that are there already save nothing.
@@ -476,19 +483,28 @@ impl Granularity {
         );
     }
 
-    /// Reclaim took pages of a unit that is not whole; `left` of it are resident still. Gives the account from now on, and what to
-    /// remember if that is news. (For discarded and unmapped units the account is just dropped.)
+    /// Reclaim took pages of a unit that is not whole, after `stayed` of [`STAY`]; `left` of it are resident still. Gives the account
+    /// from now on, and what to remember if that is news. (For discarded and unmapped units the account is just dropped.)
     pub fn on_evicted(
         &mut self,
+        costs: &Costs,
         history: UnitHistory,
         left: u16,
+        stayed: u16,
     ) -> (UnitHistory, Option<Density>) {
         // Pages from before the account are older, and went first.
         if left >= history.brought {
             return (history, None);
         }
         if let Some(trust) = self.tried(history) {
-            trust.bad();
+            // At this rate, in a whole stay.
+            let stayed = u64::from(stayed.clamp(SHORT_STAY, STAY));
+            let paid = history.paid().saturating_mul(u64::from(STAY)) / stayed;
+            if paid > costs.of(Size::Whole) {
+                trust.good();
+            } else {
+                trust.bad();
+            }
         }
         let news = (!history.is_leaving()).then(|| Density::of(history.touched().div_ceil(WORTH)));
         let history = match left {

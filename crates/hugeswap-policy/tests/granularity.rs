@@ -9,11 +9,16 @@ mod machine;
 use hugeswap_policy::UNIT_PAGES;
 use hugeswap_policy::granularity::{Allowed, Size};
 use machine::{DEVICES, Device, Machine, Policy};
+use std::ops::Range;
 
 const UNITS: usize = 128;
 const PAGES: u64 = UNITS as u64 * UNIT_PAGES;
-/// Memory holds half of it.
-const CAPACITY: u64 = PAGES / 2;
+/// Memory holds half of it, or as much in a hundred as HUGESWAP_TEST_SHARE says.
+fn capacity() -> u64 {
+    let share = std::env::var("HUGESWAP_TEST_SHARE").ok();
+    let share = share.and_then(|s| s.parse::<u64>().ok());
+    PAGES * share.unwrap_or(50) / 100
+}
 
 struct Rng(u64);
 
@@ -85,6 +90,40 @@ fn phases() -> Vec<u64> {
     trace
 }
 
+/// Hoare's quicksort, as it touches pages: each part from both ends inwards, then its halves, down to a page.
+fn quicksort(parts: Range<u64>, trace: &mut Vec<u64>) {
+    let n = parts.end - parts.start;
+    if n < 2 {
+        return;
+    }
+    for i in 0..n / 2 {
+        trace.extend([parts.start + i, parts.end - 1 - i]);
+    }
+    // (Not quite in the middle, as a pivot that is guessed.)
+    let middle = parts.start + n * 9 / 20 + 1;
+    quicksort(parts.start..middle, trace);
+    quicksort(middle..parts.end, trace);
+}
+
+/// Merge sort from the bottom, as it touches pages: two runs are read and a third is written, between the halves of the region.
+fn merges() -> Vec<u64> {
+    let n = PAGES / 2;
+    let mut trace = Vec::new();
+    let mut from = 0;
+    for run in (0..).map(|i| 32 << i).take_while(|run| run < &n) {
+        let to = n - from;
+        for start in (0..n).step_by(2 * run as usize) {
+            for i in 0..run {
+                let left = [from + start + i, to + start + 2 * i];
+                let right = [from + start + run + i, to + start + 2 * i + 1];
+                trace.extend(left.into_iter().chain(right).filter(|&p| p < PAGES));
+            }
+        }
+        from = to;
+    }
+    trace
+}
+
 /// Objects of 64 KiB at random, each read from start to end.
 fn objects(n: usize) -> Vec<u64> {
     let mut r = Rng(3);
@@ -134,7 +173,7 @@ struct Row {
 }
 
 fn costs(device: Device, policy: Policy, trace: &[u64]) -> (u64, u64, Machine) {
-    let mut m = Machine::new(policy, device, UNITS, CAPACITY);
+    let mut m = Machine::new(policy, device, UNITS, capacity());
     let (early, late) = trace.split_at(trace.len() / 2);
     early.iter().for_each(|&p| m.touch(p));
     let half = m.cost;
@@ -179,7 +218,7 @@ fn head(small: &str) {
 
 /// What it may cost to fill a memory that is empty, or full of the wrong sizes, page by page.
 fn filling(device: Device) -> u64 {
-    CAPACITY * (u64::from(device.r#in.page) + u64::from(device.cpu.page) + device.evict.0)
+    capacity() * (u64::from(device.r#in.page) + u64::from(device.cpu.page) + device.evict.0)
 }
 
 impl Row {
@@ -208,6 +247,8 @@ impl Row {
 #[test]
 fn auto_is_near_the_better_of_both() {
     head(" 4K");
+    let mut sorting = Vec::new();
+    quicksort(0..PAGES, &mut sorting);
     for device in DEVICES {
         let traces = [
             ("sequential", sweeps(1, 8)),
@@ -224,6 +265,8 @@ fn auto_is_near_the_better_of_both() {
             ("phases", phases()),
             ("liar", liar(5_000)),
             ("spoiler", spoiler(device, 400_000)),
+            ("quicksort", sorting.clone()),
+            ("merge sort", merges()),
         ];
         for (name, trace) in traces {
             let row = run(name, device, Allowed::ALL, &trace);
@@ -261,9 +304,9 @@ fn auto_is_near_the_better_of_both_without_single_pages() {
 #[test]
 fn a_change_of_phase_is_followed() {
     for device in DEVICES {
-        let mut m = Machine::new(Policy::Auto(Allowed::ALL), device, UNITS, CAPACITY);
+        let mut m = Machine::new(Policy::Auto(Allowed::ALL), device, UNITS, capacity());
         let mut alone = [Size::Page, Size::Whole]
-            .map(|size| Machine::new(Policy::Always(size), device, UNITS, CAPACITY));
+            .map(|size| Machine::new(Policy::Always(size), device, UNITS, capacity()));
         for round in 0..3 {
             for (name, trace) in [("sequential", sweeps(1, 8)), ("uniform", uniform(600_000))] {
                 let before = m.cost;

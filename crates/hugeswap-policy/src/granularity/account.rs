@@ -96,6 +96,14 @@ impl UnitHistory {
         }
     }
 
+    /// Tried on a stream's behalf from now on: a run has reached it.
+    pub(super) fn for_stream(self) -> UnitHistory {
+        UnitHistory {
+            touched: self.touched | BY_STREAM,
+            ..self
+        }
+    }
+
     /// Have pages left, and none come since?
     pub(super) const fn is_leaving(self) -> bool {
         self.touched & LEAVING != 0

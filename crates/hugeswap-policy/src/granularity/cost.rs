@@ -188,26 +188,32 @@ impl Costs {
 
 /// Evicted pages after which a price is formed anew.
 const WINDOW: u64 = 4096;
-/// Pages that are taken to have been brought before any was; half of them have returned.
+/// Pages that are taken to have been brought before any was, and to have returned soon: as much as where half of what is used fits.
 const DOUBT: u64 = 64;
-/// The chance that a page returns is taken to be three in four at most: under uniform work over a little more than memory nearly all return,
-/// and still a page more in memory saves no more than the faults on it.
-const CERTAIN: u64 = 4;
+const DOUBT_BACK: u64 = 14;
+/// A page more in memory is taken to save no more faults than this in a stay: it can be no more than there are on it, and how many
+/// those are is not known.
+const MOST_SAVED: u64 = 3;
+/// What returns within this part of a turn of memory (1/`NEAR`) tells how many it saves.
+const NEAR: u64 = 4;
 /// The share of evicted pages that were touched, in this many parts.
 const SHARES: u64 = 1 << 10;
 
 /// What it costs others that a page becomes resident: another has to be evicted (a share of a write,
 /// and of an unmap), and perhaps be brought back.
 ///
-/// With `e` the cost of evicting a page, `q` the chance that it returns soon (within as many evictions as there are resident pages:
-/// a memory twice as large would have kept it),
-/// and `r` what bringing a page back costs, alone or with its unit as the case may be, the price solves `p = e + q (r + p)`, because what is brought back
-/// displaces again. `q` is taken from small transfers: the share of what they bring that has returned so. It is not counted in
-/// evicted pages, because of those that come back with a whole unit nobody knows whether they would have been missed: whole transfers
-/// would lower the price, and a lower price makes more of them. So a price is high where memory is short of what is used at random, and next to
-/// nothing under a stream, whose pages return only when it comes round, many at a time. It is what
+/// With `e` the cost of evicting a page, `r` what bringing a page back costs, alone or with its unit as the case may be, and `x` the
+/// faults that a page more in memory would have saved for as long as a page stays, the price is `p = e + x (r + e)`.
+///
+/// `x` is taken from what returns soon after it was evicted. Where memory is `M` pages, a page more saves what returns within the
+/// next eviction: `M f(0)` in a stay, `f` being the density of the distances, in evicted pages, at which pages return. It is
+/// measured over a quarter of `M`, of which a share `q` returns: `x = -4 ln(1 - q)`, which is exact where each page is as
+/// likely as any other (`h / (1 - h)` for a share `h` that is in memory). A loop over more than a quarter more than memory has an `x` of 0: it
+/// misses everything, with a page more as well. So a price is high where memory is short of what is used at random, and next to
+/// nothing under streams, whose pages return when they come round. It is what
 /// keeps uniform work on small transfers: when every page is as good as any other, a whole unit
-/// displaces as much as it brings.
+/// displaces as much as it brings. Of a unit that comes back whole all pages count as returned: that is too many where it came for one of them, and
+/// then a higher price makes fewer of those.
 ///
 /// To that is added what pages that nobody touched have cost. When a page returns that would be
 /// resident had only touched pages been brought in (of the resident pages and those evicted since,
@@ -236,9 +242,9 @@ struct Sums {
     /// Pages that were brought, and what that took.
     brought: u64,
     bring_ns: u64,
-    /// Those of small transfers, and those of them that had been evicted not long before.
-    small: u64,
+    /// Those that had been evicted not long before, and those that would have been brought so, but were spared.
     returned: u64,
+    spared: u64,
 }
 
 impl Sums {
@@ -251,8 +257,8 @@ impl Sums {
             touched: sum(self.touched, other.touched),
             brought: sum(self.brought, other.brought),
             bring_ns: sum(self.bring_ns, other.bring_ns),
-            small: sum(self.small, other.small),
             returned: sum(self.returned, other.returned),
+            spared: sum(self.spared, other.spared),
         }
     }
 
@@ -274,7 +280,12 @@ impl MemoryPrice {
         }
     }
 
-    /// `pages` were evicted, of which `touched` had been (all, if that is unknown); it took `ns` in all.
+    /// Pages were written, so that they can be evicted, which took `ns`.
+    pub fn on_written(&mut self, ns: u64) {
+        self.new.evict_ns = self.new.evict_ns.saturating_add(ns);
+    }
+
+    /// `pages` were evicted, of which `touched` had been (all, if that is unknown); it took `ns` in all, with what was written meanwhile.
     pub fn on_evicted(&mut self, pages: u64, touched: u64, ns: u64) {
         let new = &mut self.new;
         new.evicted = new.evicted.saturating_add(pages);
@@ -285,25 +296,15 @@ impl MemoryPrice {
         }
     }
 
-    /// A transfer of `size` that cost `ns` (without any price) brought `pages` that were not there, for one that had been evicted
+    /// A transfer that cost `ns` (without any price) brought `pages` that were not there, for one that had been evicted
     /// `distance` pages of eviction before, or not the last time that the unit was, while `resident` pages were resident.
-    pub fn on_fault(
-        &mut self,
-        size: Size,
-        pages: u64,
-        distance: Option<u64>,
-        resident: u64,
-        ns: u64,
-    ) {
+    pub fn on_fault(&mut self, pages: u64, distance: Option<u64>, resident: u64, ns: u64) {
         self.resident = resident;
         let new = &mut self.new;
         new.brought = new.brought.saturating_add(pages);
         new.bring_ns = new.bring_ns.saturating_add(ns);
-        if size != Size::Whole {
-            new.small = new.small.saturating_add(pages);
-        }
         let Some(distance) = distance else { return };
-        if size != Size::Whole && distance <= resident {
+        if distance <= resident / NEAR {
             new.returned = new.returned.saturating_add(pages);
         }
         let used = self.old.used() + SHARES / 16; // the share is a rough one
@@ -316,9 +317,7 @@ impl MemoryPrice {
     /// `pages` were not evicted when their turn came, for they come back soon. As good as evicted and back: were they left
     /// out, those that return would seem few, and the price would be that of what is least used.
     pub fn on_spared(&mut self, pages: u64) {
-        let new = &mut self.new;
-        new.small = new.small.saturating_add(pages);
-        new.returned = new.returned.saturating_add(pages);
+        self.new.spared = self.new.spared.saturating_add(pages);
     }
 
     /// The price of one page, in nanoseconds. While memory is free, the price is 0 instead.
@@ -331,18 +330,23 @@ impl MemoryPrice {
         let horizon = (self.resident / 2).max(2 * self.new.evicted);
         let kept = (horizon - self.new.evicted) * SHARES / horizon.max(1);
         let sums = self.new.and(&self.old, kept);
-        // 1 - q, in parts of `asked`.
-        let asked = sums.small.saturating_add(DOUBT);
-        let returned = sums.returned.saturating_add(DOUBT / 2);
-        let stays = asked.saturating_sub(returned).max(asked.div_ceil(CERTAIN));
+        // -ln(1 - q) is close to 2 q / (2 - q), below a half.
+        let asked = sums
+            .brought
+            .saturating_add(sums.spared)
+            .saturating_add(DOUBT);
+        let back = sums
+            .returned
+            .saturating_add(sums.spared)
+            .saturating_add(DOUBT_BACK)
+            .min(asked);
+        let saved = (2 * NEAR * SHARES).saturating_mul(back) / (2 * asked - back);
+        let saved = saved.min(MOST_SAVED * SHARES);
         // In parts of a nanosecond: a page of a whole unit costs few.
-        let each = |ns: u64, pages: u64, of: u64| {
-            let parts = ns.saturating_mul(SHARES) / pages.max(1);
-            parts.saturating_mul(of) / SHARES
-        };
-        let evict = each(sums.evict_ns, sums.evicted, asked);
-        let bring = each(sums.bring_ns, sums.brought, returned);
-        let pressure = evict.saturating_add(bring) / stays.max(1);
+        let each = |ns: u64, pages: u64| ns.saturating_mul(SHARES) / pages.max(1);
+        let evict = each(sums.evict_ns, sums.evicted);
+        let again = evict.saturating_add(each(sums.bring_ns, sums.brought));
+        let pressure = evict.saturating_add(again.saturating_mul(saved) / SHARES) / SHARES;
         *self = MemoryPrice {
             new: Sums::default(),
             old: sums,

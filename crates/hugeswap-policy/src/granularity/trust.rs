@@ -3,7 +3,8 @@
 //! Advice says that a unit will be used so densely that it had better come whole at its first fault. Once it
 //! has, nobody sees how much of it is used. So now and then such a unit is *tried* instead: it comes page by page,
 //! as if there were no advice, and either its own faults pay for the whole (the advice was good) or reclaim takes its first page before
-//! that (it was bad). With trust `w`, a unit is tried with probability `1 / (1 + w)`; a good trial makes `w` 7/4 of what it was, a
+//! that. Then the advice was bad, unless faults came so fast that in a whole stay they would have paid: single pages come slowly, and
+//! what one stream has used may leave before it has come to the end of its unit. With trust `w`, a unit is tried with probability `1 / (1 + w)`; a good trial makes `w` 7/4 of what it was, a
 //! bad one 1/4, and at 0 everything is tried.
 //!
 //! Why that keeps the promise: let `B` be the cost of a whole unit (memory at its price, as in all that follows), and take `4/3 w B` as a debt that may be run up. A unit

@@ -214,8 +214,7 @@ impl Machine {
         if !soft {
             let distance = (left_at != 0).then(|| self.evictions - left_at);
             let brought = u64::from(size.pages()).min(UNIT_PAGES - u64::from(fault.present));
-            self.price
-                .on_fault(size, brought, distance, self.resident, alone);
+            self.price.on_fault(brought, distance, self.resident, alone);
         }
         self.units[unit as usize].history = d.history;
         self.units[unit as usize].density = d.density;
@@ -310,7 +309,12 @@ impl Machine {
         } else {
             let n = u64::from(u.present);
             u.present = 0;
-            let (history, density) = self.granularity.on_evicted(u.history, 0);
+            let gone = (self.evictions - u.came_at) * u64::from(STAY) / self.resident.max(1);
+            let price = self.price.price();
+            let costs = Costs::new(&self.tracked, self.device.cpu, self.device.fill, price);
+            let (history, density) =
+                self.granularity
+                    .on_evicted(&costs, u.history, 0, gone.min(STAY.into()) as u16);
             u.history = history;
             u.density = density.unwrap_or(u.density);
             (n, n, n * self.device.evict.0)
