@@ -23,7 +23,7 @@ use std::time::{Duration, Instant};
 /// For hangs only.
 const LIMIT: Duration = Duration::from_secs(100);
 /// Runs of each kind of pool where not all are made.
-const FEW: usize = 40;
+const FEW: usize = 28;
 
 /// One run: the pools it has, and what happens.
 #[derive(Clone)]
@@ -41,6 +41,7 @@ impl Run {
             (Some((k, nth, e)), _) => format!("{pools}:{}:{}:{nth}:{}", k.nr, k.request, e.0),
             (None, Some(work::Death::Private(nth))) => format!("{pools}:dies:{nth}"),
             (None, Some(work::Death::Shared(nth))) => format!("{pools}:dies-shared:{nth}"),
+            (None, Some(work::Death::Joined(nth))) => format!("{pools}:dies-joined:{nth}"),
             (None, None) => format!("{pools}:counts"),
         }
     }
@@ -67,6 +68,7 @@ impl Run {
             Some("counts") => {}
             Some("dies") => run.dies = Some(work::Death::Private(number(1)?)),
             Some("dies-shared") => run.dies = Some(work::Death::Shared(number(1)?)),
+            Some("dies-joined") => run.dies = Some(work::Death::Joined(number(1)?)),
             _ => {
                 let kind = Kind {
                     nr: number(0)? as u32,
@@ -195,10 +197,21 @@ fn runs(pools: work::Kind, said: &str, seed: &mut u64) -> Vec<Run> {
             dies: Some(death),
         }));
     }
+    // (A program that joins makes more, first of all to do so.)
+    for nth in (1..120).chain((120..8000).step_by(61)) {
+        all.push(Run {
+            pools,
+            fails: None,
+            dies: Some(work::Death::Joined(nth)),
+        });
+    }
     all
 }
 
 fn main() -> ExitCode {
+    if let Ok(what) = std::env::var(work::JOINS) {
+        work::join(&what);
+    }
     if let Ok(directory) = std::env::var("HUGESWAP_TEST_CHILD") {
         let name = std::env::var("HUGESWAP_TEST_RUN").expect("a run");
         let run = Run::parse(&name).expect("the name of a run");
@@ -234,7 +247,7 @@ fn report(run: &Run, came: &Came) {
 fn sweep() -> usize {
     if let Ok(name) = std::env::var("HUGESWAP_TEST_RUN") {
         let run = Run::parse(&name).expect(
-            "POOLS:NR:REQUEST:NTH:ERRNO, POOLS:dies:NTH, POOLS:dies-shared:NTH or POOLS:counts",
+            "POOLS:NR:REQUEST:NTH:ERRNO, POOLS:dies:NTH, POOLS:dies-shared:NTH, POOLS:dies-joined:NTH or POOLS:counts",
         );
         let came = make(&run);
         println!("{}", came.said);

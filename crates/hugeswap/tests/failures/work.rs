@@ -5,6 +5,8 @@ use hugeswap::{Advice, FaultMode, Granularity, Pool, Region, SwapSpec};
 use hugeswap_engine::pool::{self, PoolConfig};
 use hugeswap_engine::{Engine, EngineConfig, Prot};
 use hugeswap_sys::inject::{self, Plan};
+use std::os::unix::process::ExitStatusExt;
+use std::process::Command;
 use std::sync::atomic::AtomicBool;
 use std::sync::atomic::Ordering::Relaxed;
 
@@ -79,14 +81,19 @@ enum Holds {
     Between(u64, u64),
 }
 
-/// A forked child is killed (SIGKILL) at its nth system call.
+/// A process is killed (SIGKILL) at its nth system call.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub enum Death {
-    /// While it works on memory of its own.
+    /// A forked child, while it works on memory of its own.
     Private(u64),
-    /// While it works on memory that is shared with its parent.
+    /// A forked child, while it works on memory that is shared with its parent.
     Shared(u64),
+    /// A program that was started by exec, from its first call in joining the pool on.
+    Joined(u64),
 }
+
+/// To a process that is to join: the pool's ticket, the call at which it dies (0: none), and the shared region's name if there is one.
+pub const JOINS: &str = "HUGESWAP_TEST_JOINS";
 
 fn value(i: usize, g: u64) -> u64 {
     (i as u64 ^ (g << 40)).wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1
@@ -259,6 +266,9 @@ fn library(kind: Kind, directory: &str, die: Option<Death>) {
         };
         shared(&pool, nth);
     }
+    if let Some(Death::Joined(nth)) = die {
+        joined(kind, &pool, &mut m, nth);
+    }
     m.check("at last");
     if let Err(e) = pool.audit() {
         end(LEAKED, &format!("LEAKED {e}"));
@@ -359,6 +369,88 @@ fn shared(pool: &Pool, die: Option<u64>) {
     m.fill(0..len / PAGE, 3);
     advise(&mut r, 0, len, Advice::PageOut);
     m.check("shared, at last");
+}
+
+/// Another program joins the pool and dies there; its memory and its share of what both have are given back.
+fn joined(kind: Kind, pool: &Pool, m: &mut Model, nth: u64) {
+    let len = 4 * UNIT;
+    let name = if kind.shares() { "joined" } else { "" };
+    let both = match kind.shares() {
+        true => pool.shared(len, name),
+        false => pool.region(len),
+    };
+    let Ok(both) = both.inspect_err(|e| refused("a region", e)) else {
+        return;
+    };
+    let mut shared = Model::new(both.as_ptr() as usize, len);
+    shared.fill(0..len / PAGE, 1);
+    let child = Command::new(std::env::current_exe().expect("this program"))
+        .env(JOINS, format!("{} {nth} {name}", pool.ticket()))
+        .spawn();
+    let mut child = match child {
+        Ok(child) => child,
+        Err(e) => return refused("a process", &e),
+    };
+    for g in 9..12 {
+        m.fill(200..900, g);
+        m.check("beside another program");
+    }
+    let status = match child.wait() {
+        Ok(status) => status,
+        Err(e) => end(WRONG, &format!("WRONG the other program: {e}")),
+    };
+    match (status.code(), status.signal()) {
+        (Some(0), _) | (None, Some(libc::SIGKILL)) => {}
+        _ => end(WRONG, &format!("WRONG the other program ended by {status}")),
+    }
+    if kind.shares() {
+        for page in &mut shared.pages[JOINER_WRITES] {
+            *page = match status.code() {
+                Some(_) => Holds::Words(2),
+                None => Holds::Between(1, 2),
+            };
+        }
+    }
+    shared.check("after another program");
+    shared.fill(0..len / PAGE, 3);
+    shared.check("after another program, written");
+}
+
+/// Pages of the shared region that a program that joins writes.
+const JOINER_WRITES: std::ops::Range<usize> = 100..1200;
+
+/// The program that joins: `what` is the value of [`JOINS`].
+pub fn join(what: &str) -> ! {
+    let mut words = what.split(' ');
+    let (Some(ticket), Some(nth), Some(name)) = (words.next(), words.next(), words.next()) else {
+        end(WRONG, "WRONG no ticket, number and name");
+    };
+    let nth: u64 = nth.parse().expect("a number");
+    inject::set(Some(Plan::Die(nth)));
+    let pool = Pool::join(ticket).unwrap_or_else(|e| end(WRONG, &format!("WRONG join: {e}")));
+    let len = 8 * UNIT;
+    let own = pool.region(len);
+    let mut own = own.unwrap_or_else(|e| end(WRONG, &format!("WRONG region: {e}")));
+    let mut m = Model::new(own.as_ptr() as usize, len);
+    m.fill(0..len / PAGE, 1);
+    if !name.is_empty() {
+        let both = pool.attach_shared(name);
+        let mut both = both.unwrap_or_else(|e| end(WRONG, &format!("WRONG attach: {e}")));
+        let mut shared = Model::new(both.as_ptr() as usize, 4 * UNIT);
+        for page in &mut shared.pages {
+            *page = Holds::Words(1);
+        }
+        shared.check("shared, in another program");
+        shared.fill(JOINER_WRITES, 2);
+        advise(&mut both, 0, 4 * UNIT, Advice::PageOut);
+        shared.check("shared, written in another program");
+    }
+    advise(&mut own, 0, len, Advice::PageOut);
+    m.check("of another program");
+    m.fill(300..1500, 2);
+    m.check("of another program, written");
+    println!("calls {}", inject::calls());
+    end(0, "another program ended")
 }
 
 /// What only programs under `hugeswap run` do.
