@@ -15,10 +15,34 @@ use hugeswap_policy::knobs::Knob;
 use hugeswap_policy::unit::{CLEAN, COW, Kind, READAHEAD, UNCHARGED, WATCHED, WRITABLE, Word};
 use hugeswap_sys::{Errno, fs, mm, process, thread};
 use std::sync::Once;
-use std::sync::atomic::AtomicU64;
-use std::sync::atomic::Ordering::{Acquire, Relaxed};
+use std::sync::atomic::Ordering::{Acquire, Relaxed, Release};
+use std::sync::atomic::{AtomicU8, AtomicU64};
 
 static REGISTER: Once = Once::new();
+
+/// Why a forked child has none of, or not all of, what its parent had.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Bereft {
+    /// The pool had no record left for it, so none of its parent's swap was kept for it.
+    NoRecord = 1,
+    /// Neither swap nor memory took some of what its parent had changed.
+    NotWritten = 2,
+}
+
+static BEREFT: AtomicU8 = AtomicU8::new(0);
+
+/// Is this such a child?
+pub(crate) fn bereft() -> Option<Bereft> {
+    match BEREFT.load(Relaxed) {
+        1 => Some(Bereft::NoRecord),
+        2 => Some(Bereft::NotWritten),
+        _ => None,
+    }
+}
+
+pub(crate) fn be_bereft(why: Bereft) {
+    BEREFT.store(why as u8, Relaxed);
+}
 
 /// Has fork call us, once a process; later calls do nothing. The first engine's start does it. It allocates as the C library does, so where
 /// an engine is started inside the program's allocator it is to be called before. Of handlers that are registered before it, what prepares for a
@@ -81,6 +105,7 @@ pub(crate) fn forked_unseen(at: usize) -> bool {
 impl Engine {
     fn before_fork(&'static self) {
         self.come_to_rest();
+        self.record().forking.store(1, Release);
         let reserve = || self.pool.reserve(self.me() as u32 + 1).ok();
         let reserved = reserve().or_else(|| {
             self.pool.reap();
@@ -275,6 +300,7 @@ impl Engine {
         self.arena.inherit(true);
         self.hide_absent(false);
         self.placing.kept.end_fork();
+        self.record().forking.store(0, Release);
         self.gate.open();
         self.kick();
     }
@@ -284,6 +310,10 @@ impl Engine {
         let filled = reserved.filter(|&r| self.pool.fill(r));
         // Without the record that was reserved, nobody kept the parent's slots for this process.
         let disowned = filled.is_none();
+        BEREFT.store(0, Relaxed);
+        if disowned {
+            be_bereft(Bereft::NoRecord);
+        }
         let joined = filled.map(|r| r.record).or_else(|| self.pool.join().ok());
         self.table.count_nowhere();
         self.me.store(joined.unwrap_or(NOBODY), Relaxed);

@@ -1,24 +1,67 @@
 //! The page table of a window: one state word and one frame number for each unit of 2 MiB.
 //!
-//! Concurrency: the protocol of `hugeswap_policy::unit`. The frame number of a unit is read and
-//! written only by the owner of its lock, except for [`QUEUED`], by which the owner offers
-//! the lock itself to whoever comes first.
+//! Concurrency: the protocol of `hugeswap_policy::unit::lock`, over a futex. The frame number of a unit is read and
+//! written only by the owner of its lock, except where the owner offers the lock.
 
 use crate::zeroed::Zeroed;
 use hugeswap_policy::file::FilePlace;
 use hugeswap_policy::lruvec::Weights;
-use hugeswap_policy::unit::{Kind, LOCKED, UNCHARGED, WAITERS, Word};
+pub use hugeswap_policy::unit::lock::NO_FRAME;
+use hugeswap_policy::unit::lock::{self, Lock, QUEUED};
+use hugeswap_policy::unit::{Kind, UNCHARGED, Word};
 use hugeswap_policy::{UNIT_BYTES, UNIT_PAGES, UNIT_SHIFT};
 use hugeswap_sys::{Result, futex, mm};
 use std::sync::Arc;
 use std::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed, Release};
 use std::sync::atomic::{AtomicI64, AtomicPtr, AtomicU16, AtomicU32, AtomicU64};
 
-/// In a frame number: the unit is locked for a read that nobody has begun. Whoever
-/// swaps it for [`NO_FRAME`] owns the unit's lock.
-pub const QUEUED: u32 = u32::MAX;
-/// No frame.
-pub const NO_FRAME: u32 = u32::MAX - 1;
+/// The cells of one unit.
+struct Cells<'a> {
+    word: &'a AtomicU64,
+    frame: &'a AtomicU32,
+}
+
+impl lock::Cells for Cells<'_> {
+    const SPINS: u32 = 50;
+
+    fn word(&self) -> u64 {
+        self.word.load(Acquire)
+    }
+
+    fn replace_word(&self, old: u64, new: u64) -> std::result::Result<(), u64> {
+        self.word
+            .compare_exchange_weak(old, new, AcqRel, Acquire)
+            .map(|_| ())
+    }
+
+    fn swap_word(&self, new: u64) -> u64 {
+        self.word.swap(new, Release)
+    }
+
+    fn wait(&self, seen: u64) {
+        // The timeout only bounds the harm of a lost wake-up; none is known.
+        let timeout = Some(100_000_000);
+        futex::wait(futex::low_half(self.word), seen as u32, timeout, false);
+    }
+
+    fn wake(&self) {
+        futex::wake(futex::low_half(self.word), u32::MAX >> 1, false);
+    }
+
+    fn frame(&self) -> u32 {
+        self.frame.load(Acquire)
+    }
+
+    fn set_frame(&self, frame: u32) {
+        self.frame.store(frame, Release);
+    }
+
+    fn take_offer(&self) -> bool {
+        self.frame
+            .compare_exchange(QUEUED, NO_FRAME, AcqRel, Relaxed)
+            .is_ok()
+    }
+}
 
 /// A window of managed addresses and what each of its units is.
 pub struct Table {
@@ -93,52 +136,33 @@ impl Table {
         (self.base, self.units as usize * UNIT_BYTES as usize)
     }
 
+    fn lock_of(&self, unit: u32) -> Lock<Cells<'_>> {
+        Lock(Cells {
+            word: &self.words[unit as usize],
+            frame: &self.frames[unit as usize],
+        })
+    }
+
     /// The word as it is now.
     pub fn load(&self, unit: u32) -> Word {
         Word(self.words[unit as usize].load(Acquire))
     }
 
-    /// Locks the unit if it is unlocked and `wanted` accepts it; returns the word as
-    /// it was (without the lock's bits).
+    /// See [`Lock::try_lock_if`].
     pub fn try_lock_if(&self, unit: u32, wanted: impl Fn(Word) -> bool) -> Option<Word> {
-        let word = &self.words[unit as usize];
-        let mut w = word.load(Acquire);
-        loop {
-            if w & LOCKED != 0 || !wanted(Word(w)) {
-                return None;
-            }
-            match word.compare_exchange_weak(w, w | LOCKED, AcqRel, Acquire) {
-                Ok(_) => return Some(Word(w).clear(WAITERS)),
-                Err(now) => w = now,
-            }
-        }
+        self.lock_of(unit).try_lock_if(wanted)
     }
 
     /// Locks the unit, waiting for it if need be.
     pub fn lock(&self, unit: u32) -> Word {
-        loop {
-            if let Some(w) = self.try_lock_if(unit, |_| true) {
-                return w;
-            }
-            self.wait_locked(unit);
-        }
+        self.lock_of(unit).lock()
     }
 
     /// Ends the ownership: the word becomes `new`, and waiters are woken.
     pub fn unlock(&self, unit: u32, new: Word) {
-        let new = new.clear(LOCKED | WAITERS);
-        debug_assert!(new.is_consistent(), "unit {unit}: {new:?}");
         // Before others can change it again.
         self.weigh(unit, self.load(unit), new);
-        let old = self.words[unit as usize].swap(new.0, Release);
-        debug_assert!(old & LOCKED != 0);
-        if old & WAITERS != 0 {
-            futex::wake(
-                futex::low_half(&self.words[unit as usize]),
-                u32::MAX >> 1,
-                false,
-            );
-        }
+        self.lock_of(unit).unlock(new);
     }
 
     /// A unit's word changes: so does what it weighs, and whether it counts as touched.
@@ -161,62 +185,37 @@ impl Table {
     /// Changes the word of a unit whose lock the caller goes on owning (or hands on).
     pub fn put_locked(&self, unit: u32, new: Word) {
         self.weigh(unit, self.load(unit), new);
-        let word = &self.words[unit as usize];
-        let keep = |old: u64| Some(new.clear(LOCKED | WAITERS).0 | old & (LOCKED | WAITERS));
-        let _ = word.fetch_update(AcqRel, Relaxed, keep);
+        self.lock_of(unit).put_locked(new);
     }
 
-    /// Waits until the unit is no longer as `seen`, which is its present word; may return early.
+    /// See [`Lock::wait_change`].
     pub fn wait_change(&self, unit: u32, seen: Word) {
-        let word = &self.words[unit as usize];
-        let expect = seen.set(WAITERS);
-        if seen != expect
-            && word
-                .compare_exchange(seen.0, expect.0, AcqRel, Relaxed)
-                .is_err()
-        {
-            return;
-        }
-        // The timeout only bounds the harm of a lost wake-up; none is known.
-        futex::wait(
-            futex::low_half(word),
-            expect.0 as u32,
-            Some(100_000_000),
-            false,
-        );
+        self.lock_of(unit).wait_change(seen);
     }
 
     /// Waits while the unit is locked; may return early.
     pub fn wait_locked(&self, unit: u32) {
-        for _ in 0..50 {
-            if !self.load(unit).has(LOCKED) {
-                return;
-            }
-            std::hint::spin_loop();
-        }
-        let seen = self.load(unit);
-        if seen.has(LOCKED) {
-            self.wait_change(unit, seen);
-        }
+        self.lock_of(unit).wait_locked();
     }
 
-    /// Changes an unlocked word by `f`, unless `f` declines; returns the word stored. Only for changes that do
-    /// not touch the mapping (pins).
-    pub fn update(&self, unit: u32, mut f: impl FnMut(Word) -> Option<Word>) -> Option<Word> {
-        let word = &self.words[unit as usize];
-        let mut w = word.load(Acquire);
-        loop {
-            if w & LOCKED != 0 {
-                self.wait_locked(unit);
-                w = word.load(Acquire);
-                continue;
-            }
-            let new = f(Word(w))?;
-            match word.compare_exchange_weak(w, new.0, AcqRel, Acquire) {
-                Ok(_) => return Some(new),
-                Err(now) => w = now,
-            }
-        }
+    /// See [`Lock::update`].
+    pub fn update(&self, unit: u32, f: impl FnMut(Word) -> Option<Word>) -> Option<Word> {
+        self.lock_of(unit).update(f)
+    }
+
+    /// Offers the lock of a unit, which the caller owns until then, for a read that no thread has begun.
+    pub fn offer(&self, unit: u32) {
+        self.lock_of(unit).offer();
+    }
+
+    /// Is the lock of a unit offered?
+    pub fn is_offered(&self, unit: u32) -> bool {
+        self.lock_of(unit).is_offered()
+    }
+
+    /// Takes the lock of a unit if it is offered.
+    pub fn claim(&self, unit: u32) -> Option<Word> {
+        self.lock_of(unit).claim()
     }
 
     /// The unit's frame number; the caller owns the unit's lock.
@@ -227,13 +226,6 @@ impl Table {
     /// Sets the unit's frame number; the caller owns the unit's lock.
     pub fn set_frame(&self, unit: u32, frame: u32) {
         self.frames[unit as usize].store(frame, Release);
-    }
-
-    /// Takes over the lock of a unit that was queued for a read.
-    pub fn claim_queued(&self, unit: u32) -> bool {
-        self.frames[unit as usize]
-            .compare_exchange(QUEUED, NO_FRAME, AcqRel, Relaxed)
-            .is_ok()
     }
 
     /// Stores a word without any protocol: only while nobody else can look (start, forked child).

@@ -77,8 +77,8 @@ impl Engine {
     fn read_in(&self, job: Job) {
         match job {
             Job::Read(unit) => {
-                if self.table.claim_queued(unit) {
-                    self.read_planned(unit);
+                if let Some(w) = self.table.claim(unit) {
+                    self.read_planned(unit, w);
                 }
             }
             Job::Shared(unit) => self.bring_shared(unit),
@@ -93,8 +93,7 @@ impl Engine {
     }
 
     /// A read planned ahead. If anything stands in its way it is simply not done.
-    fn read_planned(&self, unit: u32) {
-        let w = self.table.load(unit).clear(LOCKED | WAITERS);
+    fn read_planned(&self, unit: u32, w: Word) {
         // What is not needed yet waits for nothing, and takes no reserves.
         let gfp = self.gfp_ahead();
         let (Some(slot), Some(frame)) = (w.slot(), self.huge_nowait(gfp, Some(unit))) else {

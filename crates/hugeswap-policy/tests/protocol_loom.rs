@@ -1,24 +1,24 @@
 //! The page-state protocol under every schedule: programs, an evictor and a holder of
 //! one unit, run by an explorer of interleavings.
 //!
-//! The state word is a real [`Word`], locked, waited for and stored as the head of
-//! `unit.rs` says. Around it stands a model of the machine:
+//! The lock is [`Lock`], the code that the engine runs, over cells of the explorer. Around it stands a model of the machine:
 //! * the mapping: an access right and the frame's content under one mutex, because an
 //!   instruction and a change of protection are atomic to each other (the change returns when no
 //!   processor can use the old right any more);
 //! * the device: it reads the frame in two halves, so a write in between tears the slot;
 //! * the futex: its check and its sleep are atomic to a wake.
 //!
-//! Checked in every interleaving: a program reads its last write; what others read never
+//! Checked in every interleaving: one thread owns the lock; a program reads its last write; what others read never
 //! goes back; a clean unit equals its slot; a held unit stays; nobody sleeps for ever (the explorer
 //! reports a deadlock); stable words are consistent.
 //!
 //! That the explorer would notice is checked too: each [`Bug`] breaks one rule of the
 //! protocol, and the test asserts that the model then fails.
 
+use hugeswap_policy::unit::lock::{Cells, Lock, NO_FRAME, QUEUED};
 use hugeswap_policy::unit::{CLEAN, Kind, LOCKED, WAITERS, WATCHED, WRITABLE, WRITEBACK, Word};
 use loom::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed, Release};
-use loom::sync::atomic::{AtomicU8, AtomicU64};
+use loom::sync::atomic::{AtomicU8, AtomicU32, AtomicU64};
 use loom::sync::{Arc, Condvar, Mutex};
 use loom::thread;
 use std::process::Command;
@@ -41,6 +41,10 @@ enum Bug {
     NoWake,
     /// A waiter does not say that it waits.
     WaiterSilent,
+    /// An offered lock may be taken twice.
+    TakenTwice,
+    /// The read of an offered unit is not seen by the thread that takes the lock.
+    OfferUnordered,
 }
 
 #[derive(Clone, Copy, PartialEq, PartialOrd)]
@@ -59,12 +63,90 @@ struct Mapping {
 }
 
 struct Unit {
-    word: AtomicU64,
+    lock: Lock<Model>,
     mapping: Mutex<Mapping>,
     slot: [AtomicU8; 2],
+    /// What the owner left for the thread that takes the offered lock.
+    note: AtomicU8,
+    bug: Bug,
+}
+
+/// The cells of a unit, and a futex.
+struct Model {
+    word: AtomicU64,
+    frame: AtomicU32,
     bucket: Mutex<()>,
     sleepers: Condvar,
     bug: Bug,
+}
+
+impl Cells for Model {
+    const SPINS: u32 = 0;
+
+    fn word(&self) -> u64 {
+        self.word.load(Acquire)
+    }
+
+    fn replace_word(&self, old: u64, new: u64) -> Result<(), u64> {
+        if self.bug == Bug::WaiterSilent && new == old | WAITERS {
+            return Ok(());
+        }
+        self.word
+            .compare_exchange(old, new, AcqRel, Acquire)
+            .map(|_| ())
+    }
+
+    fn swap_word(&self, new: u64) -> u64 {
+        self.word.swap(new, Release)
+    }
+
+    fn wait(&self, seen: u64) {
+        let bucket = self.bucket.lock().unwrap();
+        let but = match self.bug {
+            Bug::WaiterSilent => WAITERS,
+            _ => 0,
+        };
+        if self.word.load(Relaxed) | but == seen | but {
+            drop(self.sleepers.wait(bucket).unwrap());
+        }
+    }
+
+    fn wake(&self) {
+        if self.bug != Bug::NoWake {
+            // The kernel's wake: a thread that checks after it sees the new word.
+            let _bucket = self.bucket.lock().unwrap();
+            self.sleepers.notify_all();
+        }
+    }
+
+    fn frame(&self) -> u32 {
+        match self.bug {
+            Bug::OfferUnordered => self.frame.load(Relaxed),
+            _ => self.frame.load(Acquire),
+        }
+    }
+
+    fn set_frame(&self, frame: u32) {
+        match self.bug {
+            Bug::OfferUnordered => self.frame.store(frame, Relaxed),
+            _ => self.frame.store(frame, Release),
+        }
+    }
+
+    fn take_offer(&self) -> bool {
+        if self.bug == Bug::TakenTwice {
+            let offered = self.frame() == QUEUED;
+            self.set_frame(NO_FRAME);
+            return offered;
+        }
+        let order = match self.bug {
+            Bug::OfferUnordered => Relaxed,
+            _ => AcqRel,
+        };
+        self.frame
+            .compare_exchange(QUEUED, NO_FRAME, order, Relaxed)
+            .is_ok()
+    }
 }
 
 impl Unit {
@@ -82,62 +164,32 @@ impl Unit {
         };
         let stored = u8::from(in_swap);
         Unit {
-            word: AtomicU64::new(w.0),
+            lock: Lock(Model {
+                word: AtomicU64::new(w.0),
+                frame: AtomicU32::new(NO_FRAME),
+                bucket: Mutex::new(()),
+                sleepers: Condvar::new(),
+                bug,
+            }),
             mapping: Mutex::new(Mapping { right, content }),
             slot: [AtomicU8::new(stored), AtomicU8::new(stored)],
-            bucket: Mutex::new(()),
-            sleepers: Condvar::new(),
+            note: AtomicU8::new(0),
             bug,
         }
     }
 
-    // The word.
-
-    fn lock(&self) -> Word {
+    /// Locks the unit, also by taking an offer.
+    fn take(&self) -> Word {
         loop {
-            let w = self.word.load(Acquire);
-            if w & LOCKED != 0 {
-                self.wait(Word(w));
-            } else if self
-                .word
-                .compare_exchange(w, w | LOCKED, AcqRel, Relaxed)
-                .is_ok()
-            {
-                return Word(w);
+            if let Some(w) = self.claim().or_else(|| self.lock.try_lock_if(|_| true)) {
+                return w;
             }
+            self.lock.wait_locked();
         }
     }
 
     fn unlock(&self, new: Word) {
-        let new = new.clear(LOCKED | WAITERS);
-        assert!(new.is_consistent(), "{new:?}");
-        let old = Word(self.word.swap(new.0, Release));
-        assert!(old.has(LOCKED));
-        if old.has(WAITERS) && self.bug != Bug::NoWake {
-            // The kernel's wake: after it, whoever checks sees the new word.
-            let _bucket = self.bucket.lock().unwrap();
-            self.sleepers.notify_all();
-        }
-    }
-
-    fn wait(&self, seen: Word) {
-        let expect = if self.bug == Bug::WaiterSilent {
-            seen
-        } else {
-            seen.set(WAITERS)
-        };
-        if expect != seen
-            && self
-                .word
-                .compare_exchange(seen.0, expect.0, AcqRel, Relaxed)
-                .is_err()
-        {
-            return;
-        }
-        let bucket = self.bucket.lock().unwrap();
-        if self.word.load(Relaxed) == expect.0 {
-            drop(self.sleepers.wait(bucket).unwrap());
-        }
+        self.lock.unlock(new);
     }
 
     // The machine.
@@ -191,7 +243,7 @@ impl Unit {
     }
 
     fn fault(&self, write: bool) {
-        let w = self.lock();
+        let w = self.take();
         let right = if write { Right::Write } else { Right::Read };
         let arrived = |w: Word| match write {
             true if self.bug == Bug::StaysClean => w,
@@ -216,37 +268,43 @@ impl Unit {
 
     /// Holds the unit for the kernel.
     fn pin(&self) {
-        loop {
-            let w = Word(self.word.load(Acquire));
-            if w.has(LOCKED) {
-                self.wait(w);
-            } else if w.kind() != Kind::Present || w.has(WATCHED) || !w.has(WRITABLE) {
-                self.fault(true);
-            } else {
-                let held = w.pinned().unwrap();
-                if self
-                    .word
-                    .compare_exchange(w.0, held.0, AcqRel, Relaxed)
-                    .is_ok()
-                {
-                    return;
-                }
-            }
+        let held = |w: Word| {
+            let ready = w.kind() == Kind::Present && !w.has(WATCHED) && w.has(WRITABLE);
+            ready.then(|| w.pinned().unwrap())
+        };
+        while self.lock.update(held).is_none() {
+            self.fault(true);
         }
     }
 
     fn unpin(&self) {
-        loop {
-            let w = Word(self.word.load(Acquire));
-            if w.has(LOCKED) {
-                self.wait(w);
-            } else if self
-                .word
-                .compare_exchange(w.0, w.unpinned().unwrap().0, AcqRel, Relaxed)
-                .is_ok()
-            {
-                return;
-            }
+        self.lock.update(Word::unpinned).unwrap();
+    }
+
+    // Readahead.
+
+    /// Locks the unit, if it is in swap, and offers its lock.
+    fn plan(&self) {
+        let swapped = |w: Word| w.kind() == Kind::Swapped;
+        if let Some(w) = self.lock.try_lock_if(swapped) {
+            self.lock.put_locked(w.clear(CLEAN));
+            self.note.store(1, Relaxed);
+            self.lock.offer();
+        }
+    }
+
+    /// Takes an offered lock.
+    fn claim(&self) -> Option<Word> {
+        let w = self.lock.claim()?;
+        assert_eq!(self.note.load(Relaxed), 1, "taken before it was offered");
+        Some(w)
+    }
+
+    /// Does what was planned, if no other thread has.
+    fn read_planned(&self) {
+        if let Some(w) = self.claim() {
+            self.map(Right::Read, self.slot_content());
+            self.unlock(w.with_kind(Kind::Present).set(CLEAN));
         }
     }
 
@@ -264,7 +322,7 @@ impl Unit {
     /// Writes the unit out where it stands, if it is dirty, and takes its access away if it
     /// is clean then.
     fn write_out_and_watch(&self) {
-        let mut w = self.lock();
+        let mut w = self.take();
         if w.kind() != Kind::Present || w.has(WRITEBACK | WATCHED) || self.held(w) {
             return self.unlock(w);
         }
@@ -274,7 +332,7 @@ impl Unit {
             }
             self.unlock(w.clear(WRITABLE).with_slot(Some(5)).set(WRITEBACK));
             self.device_writes_slot();
-            w = self.lock().clear(WRITEBACK);
+            w = self.take().clear(WRITEBACK);
             if self.bug == Bug::CleanUnchecked {
                 w = w.clear(WRITABLE);
             }
@@ -297,7 +355,7 @@ impl Unit {
 
     /// Takes the frame of a watched unit that nobody touched.
     fn drop_watched(&self) {
-        let w = self.lock();
+        let w = self.take();
         let untouched = w.has(WATCHED) || self.bug == Bug::DropUnchecked;
         if w.kind() == Kind::Present && untouched && !w.has(WRITEBACK) && !self.held(w) {
             self.map(Right::Nothing, GONE);
@@ -310,7 +368,7 @@ impl Unit {
 
     /// When everybody is done.
     fn check_end(&self, content: u8) {
-        let w = Word(self.word.load(Acquire));
+        let w = self.lock.load();
         assert!(
             w.is_consistent() && !w.has(LOCKED | WAITERS | WRITEBACK),
             "{w:?}"
@@ -333,6 +391,8 @@ enum Play {
     Holder,
     /// A writer, while one evictor writes out and another (direct reclaim) takes what it can.
     TwoEvictors,
+    /// The unit is read ahead while one thread writes to it and another reads it.
+    ReadAhead,
 }
 
 fn explore(play: Play, in_swap: bool, bug: Bug) {
@@ -349,7 +409,7 @@ fn explore(play: Play, in_swap: bool, bug: Bug) {
             assert_eq!(u.read(), 2, "the writer's own write");
         };
         let others = match play {
-            Play::ReadAndWrite => vec![
+            Play::ReadAndWrite | Play::ReadAhead => vec![
                 spawn(writer),
                 spawn(|u| {
                     let first = u.read();
@@ -371,6 +431,10 @@ fn explore(play: Play, in_swap: bool, bug: Bug) {
         match play {
             Play::TwoEvictors => unit.write_out_and_watch(),
             Play::ReadAndWrite | Play::Holder => unit.evict(),
+            Play::ReadAhead => {
+                unit.plan();
+                unit.read_planned();
+            }
         }
         for t in others {
             t.join().unwrap();
@@ -395,6 +459,11 @@ fn two_evictors_and_a_writer() {
 }
 
 #[test]
+fn a_planned_read_is_done_once() {
+    explore(Play::ReadAhead, true, Bug::None);
+}
+
+#[test]
 fn a_holder_and_an_evictor() {
     explore(Play::Holder, false, Bug::None);
     explore(Play::Holder, true, Bug::None);
@@ -408,6 +477,12 @@ const BROKEN: &[(Play, Bug, &str)] = &[
     (Play::Holder, Bug::PinsIgnored, "a held unit was taken"),
     (Play::ReadAndWrite, Bug::NoWake, "deadlock"),
     (Play::ReadAndWrite, Bug::WaiterSilent, "deadlock"),
+    (Play::ReadAhead, Bug::TakenTwice, "old.has(LOCKED)"),
+    (
+        Play::ReadAhead,
+        Bug::OfferUnordered,
+        "taken before it was offered",
+    ),
 ];
 
 const BROKEN_RULE: &str = "HUGESWAP_TEST_BROKEN_RULE";
@@ -418,7 +493,7 @@ const BROKEN_RULE: &str = "HUGESWAP_TEST_BROKEN_RULE";
 fn each_broken_rule_is_noticed() {
     if let Ok(rule) = std::env::var(BROKEN_RULE) {
         let (play, bug, _) = BROKEN[rule.parse::<usize>().unwrap()];
-        return explore(play, false, bug);
+        return explore(play, matches!(play, Play::ReadAhead), bug);
     }
     for (i, (_, bug, complaint)) in BROKEN.iter().enumerate() {
         let run = Command::new(std::env::current_exe().unwrap())

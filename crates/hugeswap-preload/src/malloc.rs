@@ -385,6 +385,21 @@ unsafe extern "C" fn malloc_usable_size(p: *mut c_void) -> size_t {
     unsafe { real::malloc_usable_size()(p) }
 }
 
+/// Gives back the freed blocks that are kept for later, and what the allocator behind us keeps. 1 if anything was given back.
+#[unsafe(no_mangle)]
+unsafe extern "C" fn malloc_trim(pad: size_t) -> c_int {
+    let mut given = 0;
+    if let Some(engine) = state::engine() {
+        let gone = BLOCKS.lock().spare.drain();
+        for (at, len) in gone.iter() {
+            release(engine, at, len);
+            given = 1;
+        }
+    }
+    // SAFETY: passed on.
+    given | unsafe { real::malloc_trim()(pad) }
+}
+
 /// Around a fork; see [`Lock::before_fork`].
 pub fn before_fork() {
     BLOCKS.before_fork();

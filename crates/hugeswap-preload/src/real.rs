@@ -57,6 +57,7 @@ next! {
     valloc: fn(size_t) -> *mut c_void;
     pvalloc: fn(size_t) -> *mut c_void;
     malloc_usable_size: fn(*mut c_void) -> size_t;
+    malloc_trim: fn(size_t) -> c_int;
     open: fn(*const c_char, c_int, c_uint) -> c_int;
     open64: fn(*const c_char, c_int, c_uint) -> c_int;
     openat: fn(c_int, *const c_char, c_int, c_uint) -> c_int;

@@ -4,6 +4,7 @@
 use super::PAGE;
 use super::record::Bits;
 use crate::engine::{Engine, UNIT};
+use crate::fork::{Bereft, be_bereft};
 use crate::table::NO_FRAME;
 use hugeswap_policy::UNIT_PAGES;
 use hugeswap_policy::counters::Counter;
@@ -227,6 +228,7 @@ impl Engine {
             (true, true) => w.with_kind(Kind::Swapped),
             (true, false) => w.with_slot(None).with_kind(Kind::None),
             (false, _) => {
+                be_bereft(Bereft::NotWritten);
                 self.lose_place(unit, w);
                 w.with_slot(None).with_kind(Kind::Poisoned)
             }

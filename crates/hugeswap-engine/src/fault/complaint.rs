@@ -3,6 +3,7 @@
 
 use super::Outcome;
 use crate::engine::Engine;
+use crate::fork::{self, Bereft};
 use crate::pool::losses::Cause;
 use hugeswap_sys::{Errno, fs, process};
 
@@ -76,7 +77,11 @@ pub(crate) fn complain(engine: &Engine, addr: usize, outcome: Outcome) {
                     failed = Some(Errno(errno));
                 }
             }
-            None => line.add(b" is lost: what swap has of it could not be read, or has changed"),
+            None => line.add(match fork::bereft() {
+                Some(Bereft::NoRecord) => b" is lost: the pool has no records for so many processes (256), so this one has nothing of what its parent had in swap" as &[u8],
+                Some(Bereft::NotWritten) => b" is lost: neither swap nor memory took it when the process was forked",
+                None => b" is lost: what swap has of it could not be read, or has changed",
+            }),
         },
     }
     let Errno(number) = failed.unwrap_or(Errno(0));

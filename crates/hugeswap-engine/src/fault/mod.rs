@@ -21,9 +21,8 @@ use crate::call::CallError;
 use crate::engine::{Engine, LruEvent, PAGES, REFERENCED, UNIT};
 use crate::fork::forked_unseen;
 use crate::pool::record_fault;
-use crate::table::QUEUED;
 use hugeswap_policy::counters::FaultClass;
-use hugeswap_policy::unit::{Kind, LOCKED, WAITERS};
+use hugeswap_policy::unit::{Kind, LOCKED};
 use hugeswap_sys::{fs, mm, now_ns};
 use std::sync::atomic::AtomicU64;
 use std::sync::atomic::Ordering::Relaxed;
@@ -101,9 +100,8 @@ impl Engine {
         loop {
             let w = self.table.load(unit);
             if w.has(LOCKED) {
-                if self.table.frame(unit) == QUEUED && self.table.claim_queued(unit) {
-                    // A read was planned and nobody has begun it: it is ours now, with the lock.
-                    let w = self.table.load(unit).clear(LOCKED | WAITERS);
+                if let Some(w) = self.table.claim(unit) {
+                    // A read was planned and no thread has begun it: it is ours now, with the lock.
                     match self.major(unit, w, addr, write, start) {
                         Some(outcome) => return outcome,
                         None => continue,

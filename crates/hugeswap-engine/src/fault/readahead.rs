@@ -3,7 +3,6 @@
 
 use crate::engine::{Engine, Job};
 use crate::lock::Held;
-use crate::table::QUEUED;
 use hugeswap_policy::counters::Counter;
 use hugeswap_policy::knobs::Knob;
 use hugeswap_policy::readahead::Streams;
@@ -46,10 +45,9 @@ impl Engine {
                 continue;
             }
             self.arena.numa.set_unit(u, here);
-            self.table.set_frame(u, QUEUED);
+            self.table.offer(u);
             if self.reads.push(Job::Read(u)).is_err() {
-                if self.table.claim_queued(u) {
-                    let w = self.table.load(u);
+                if let Some(w) = self.table.claim(u) {
                     self.table.unlock(u, w);
                 }
                 if let Some(mut streams) = self.try_streams() {

@@ -7,7 +7,9 @@
 use hugeswap_sys::process;
 
 pub(super) struct Status {
+    /// In hundredths of a second since the machine was started.
     pub start_time: u64,
+    pub parent: i32,
     /// `None`: it is not to be seen, for it is ending, or has other rights than this one.
     pub image: Option<u64>,
     pub gone: bool,
@@ -35,9 +37,16 @@ pub(super) fn status_of(pid: i32) -> Option<Status> {
     let seen = number(23).is_some_and(|start| start > 1);
     Some(Status {
         start_time: number(19)?,
+        parent: f.get(1)?.parse().ok()?,
         image: seen.then_some(image),
         gone: gone || exiting,
     })
+}
+
+/// All processes that this one sees.
+pub(super) fn processes() -> impl Iterator<Item = i32> {
+    let names = std::fs::read_dir("/proc").into_iter().flatten().flatten();
+    names.filter_map(|entry| entry.file_name().to_str()?.parse().ok())
 }
 
 fn word(pid: i32, status: &Status) -> u64 {

@@ -23,7 +23,7 @@ use std::sync::atomic::{AtomicI32, AtomicI64, AtomicU8, AtomicU32, AtomicU64};
 /// "hugeswap" in ASCII.
 pub const MAGIC: u64 = u64::from_le_bytes(*b"hugeswap");
 /// Changed whenever the layout does.
-pub const VERSION: u32 = 23;
+pub const VERSION: u32 = 24;
 /// See [`Record::unreadable`].
 pub const ONLY_UNREADABLE: u64 = 1 << 31;
 /// Most processes a pool can have at one time.
@@ -410,6 +410,8 @@ pub struct Record {
     pub parent: AtomicU32,
     /// Which of that process's forks it came from (`place::kept`).
     pub fork: AtomicU64,
+    /// 1: it is forking, so that a record reserved for its child is still wanted however long that takes.
+    pub forking: AtomicU32,
     /// Transfers of it that are going on.
     pub transferring: AtomicU32,
     /// By area: the [`ticket`](Area::ticket) under which this process has emptied it.

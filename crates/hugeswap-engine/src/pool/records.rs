@@ -5,16 +5,18 @@
 //! compare-and-swap, so of several that try one succeeds; only the one that made it REAPING ends that, unless it is gone
 //! itself: then another takes over what is left to do, all of which may be done twice.
 
-use super::holder::{is_gone, myself, status_of};
+use super::holder::{is_gone, myself, processes, status_of};
 use super::layout::{Events, MAX_PROCESSES, Record, state};
 use super::{Pool, PoolError};
 use hugeswap_policy::slots;
-use hugeswap_sys::{now_ns, process};
+use hugeswap_sys::{process, since_boot_ns};
 use std::sync::atomic::AtomicU64;
 use std::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed, Release};
 
-/// How long a child may take to fill in what was reserved for it.
+/// How long a child may take to fill in what was reserved for it until others look whether there is such a child.
 const RESERVED_US: u64 = 10_000_000;
+/// The unit in which the kernel tells when a process was started.
+const TICK_US: u64 = 10_000;
 
 /// A record that is reserved.
 #[derive(Clone, Copy, Debug)]
@@ -29,11 +31,13 @@ impl Pool {
     /// this very process left (exec).
     pub fn join(&self) -> Result<usize, PoolError> {
         self.reap();
-        let reserved = self.reserve(0)?;
-        // In vain only if it took seconds to get here.
-        self.fill(reserved)
-            .then_some(reserved.record)
-            .ok_or(PoolError::TooManyProcesses)
+        loop {
+            let reserved = self.reserve(0)?;
+            // In vain only if it took seconds to get here.
+            if self.fill(reserved) {
+                return Ok(reserved.record);
+            }
+        }
     }
 
     /// Reserves a record for a child that record `parent` (index + 1; 0: none) is about to
@@ -57,6 +61,7 @@ impl Pool {
                 r.generation.fetch_add(1, AcqRel);
                 r.in_hand.iter().for_each(|h| h.store(0, Relaxed));
                 r.freezing.store(0, Relaxed);
+                r.forking.store(0, Relaxed);
                 r.parent.store(parent, Relaxed);
                 r.scrub.begin(self.header().scrubs.load(Acquire));
                 r.look.answered.store(r.look.asked.load(Relaxed), Relaxed);
@@ -137,6 +142,33 @@ impl Pool {
         self.note_release();
     }
 
+    /// May a child still come for what was reserved at `since`? While its parent is at it (what has to be written out before a
+    /// fork takes as long as the device takes), and while there is a process that may be the child: it may be
+    /// stopped, or the machine may be.
+    fn is_awaited(&self, r: &Record, since: u64) -> bool {
+        let Some(parent) = (r.parent.load(Relaxed) as usize).checked_sub(1) else {
+            return false;
+        };
+        let parent = &self.records()[parent];
+        let forks = parent.forking.load(Acquire) != 0 && parent.state() == state::LIVE;
+        if forks && !left_by_its_process(parent) {
+            return true;
+        }
+        let (image, pid) = (parent.image.load(Relaxed), parent.pid.load(Relaxed));
+        let may_be_it = |p: i32| {
+            let Some(status) = status_of(p) else {
+                return false;
+            };
+            let related = match status.image {
+                Some(i) => i == image,
+                None => status.parent == pid,
+            };
+            related && !status.gone && (status.start_time + 2) * TICK_US > since
+        };
+        let has_record = |p: i32| self.used().any(|(_, r)| r.pid.load(Relaxed) == p);
+        processes().any(|p| !has_record(p) && may_be_it(p))
+    }
+
     /// Cleans up after processes that are gone (or run another image now); returns how many there were.
     pub fn reap(&self) -> usize {
         let mut dead = 0;
@@ -145,7 +177,10 @@ impl Pool {
             let gone = match state::of(word) {
                 state::LIVE => left_by_its_process(r),
                 // A reservation that nobody filled in: the fork failed, or the child died at once.
-                state::JOINING => now_us() > (word >> 8) + RESERVED_US,
+                state::JOINING => {
+                    let since = word >> 8;
+                    now_us() > since + RESERVED_US && !self.is_awaited(r, since)
+                }
                 state::REAPING | state::FILLING => is_gone(word),
                 _ => false,
             };
@@ -166,7 +201,7 @@ impl Pool {
 }
 
 fn now_us() -> u64 {
-    now_ns() / 1000
+    since_boot_ns() / 1000
 }
 
 fn is_child_of(r: &Record, parent: usize) -> bool {
@@ -291,6 +326,52 @@ mod tests {
         assert!(!pool.fill(late) && pool.fill(next));
         assert_eq!(pool.records()[next.record].state(), state::LIVE);
         pool.retire(next.record);
+    }
+
+    #[test]
+    fn a_reservation_is_kept_while_there_may_be_a_child() {
+        let pool = pool();
+        let me = pool.join().unwrap();
+        let parent = &pool.records()[me];
+        let reserve_long_ago = || {
+            let child = pool.reserve(me as u32 + 1).unwrap();
+            let word = (now_us() - 2 * RESERVED_US) << 8 | state::JOINING;
+            pool.records()[child.record].state.store(word, Relaxed);
+            Reservation { word, ..child }
+        };
+        // The parent is still at it; then it is done, or has failed.
+        let child = reserve_long_ago();
+        parent.forking.store(1, Relaxed);
+        pool.reap();
+        assert_eq!(pool.records()[child.record].state(), state::JOINING);
+        parent.forking.store(0, Relaxed);
+        pool.reap();
+        assert_eq!(pool.records()[child.record].state(), state::FREE);
+        // A child that is stopped before it comes to it.
+        let child = reserve_long_ago();
+        // SAFETY: the child waits, touches the segment and exits.
+        let pid = unsafe { libc::fork() };
+        if pid == 0 {
+            // SAFETY: stops this process, and ends it.
+            unsafe {
+                libc::raise(libc::SIGSTOP);
+                libc::_exit(i32::from(!pool.fill(child)));
+            }
+        }
+        let mut status = -1;
+        // SAFETY: our own child, stopped.
+        unsafe { libc::waitpid(pid, &mut status, libc::WUNTRACED) };
+        pool.reap();
+        assert_eq!(pool.records()[child.record].state(), state::JOINING);
+        // SAFETY: as above.
+        unsafe {
+            libc::kill(pid, libc::SIGCONT);
+            libc::waitpid(pid, &mut status, 0);
+        }
+        assert_eq!(status, 0, "it could not fill in its record");
+        pool.reap();
+        assert_eq!(pool.records()[child.record].state(), state::FREE);
+        pool.retire(me);
     }
 
     #[test]

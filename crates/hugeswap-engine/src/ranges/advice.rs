@@ -6,7 +6,6 @@
 use super::PAGE;
 use crate::engine::{Engine, Job, UNIT};
 use crate::fault::Outcome;
-use crate::table::QUEUED;
 use hugeswap_policy::thp::Bring;
 use hugeswap_policy::unit::{Kind, LOCKED, Word};
 use hugeswap_sys::signal::Blocked;
@@ -70,7 +69,7 @@ impl Engine {
         let mut planned = 0;
         for unit in self.units_of(addr, len) {
             // A unit just being written out is not there any more a moment later.
-            while self.table.load(unit).has(LOCKED) && self.table.frame(unit) != QUEUED {
+            while self.table.load(unit).has(LOCKED) && !self.table.is_offered(unit) {
                 self.table.wait_locked(unit);
             }
             let wanted = |w: Word| matches!(w.kind(), Kind::Swapped | Kind::Base);
@@ -92,10 +91,9 @@ impl Engine {
                 self.hand_over_whole(unit, w);
                 continue;
             }
-            self.table.set_frame(unit, QUEUED);
+            self.table.offer(unit);
             if self.reads.push(Job::Read(unit)).is_err() {
-                if self.table.claim_queued(unit) {
-                    let w = self.table.load(unit);
+                if let Some(w) = self.table.claim(unit) {
                     self.table.unlock(unit, w);
                 }
                 break;

@@ -20,8 +20,7 @@ pub use fixed::{Claim, Contents};
 
 use crate::engine::{Engine, UNIT};
 use crate::space::Space;
-use crate::table::QUEUED;
-use hugeswap_policy::unit::{Kind, LOCKED, WAITERS, WRITEBACK, Word};
+use hugeswap_policy::unit::{Kind, LOCKED, WRITEBACK, Word};
 use hugeswap_sys::signal::Blocked;
 use hugeswap_sys::{Errno, mm};
 use std::sync::atomic::Ordering::Relaxed;
@@ -59,8 +58,8 @@ impl Engine {
         loop {
             let seen = self.table.load(unit);
             if seen.has(LOCKED) {
-                if self.table.frame(unit) == QUEUED && self.table.claim_queued(unit) {
-                    return self.table.load(unit).clear(LOCKED | WAITERS);
+                if let Some(w) = self.table.claim(unit) {
+                    return w;
                 }
                 self.table.wait_locked(unit);
                 continue;

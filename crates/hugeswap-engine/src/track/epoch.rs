@@ -4,9 +4,8 @@
 
 use super::{PAGE, PAGES, TrackError};
 use crate::engine::{Engine, UNIT};
-use crate::table::QUEUED;
 use hugeswap_policy::knobs::Knob;
-use hugeswap_policy::unit::{Kind, LOCKED, WAITERS, WATCHED, WRITABLE, WRITEBACK, Word};
+use hugeswap_policy::unit::{Kind, LOCKED, WATCHED, WRITABLE, WRITEBACK, Word};
 use hugeswap_sys::signal::Blocked;
 use hugeswap_sys::uffd;
 use std::sync::atomic::Ordering::Relaxed;
@@ -157,8 +156,8 @@ impl Engine {
             batch.flush();
             let seen = self.table.load(unit);
             if seen.has(LOCKED) {
-                if self.table.frame(unit) == QUEUED && self.table.claim_queued(unit) {
-                    return self.table.load(unit).clear(LOCKED | WAITERS);
+                if let Some(w) = self.table.claim(unit) {
+                    return w;
                 }
                 self.table.wait_locked(unit);
             } else if !settled(seen) {

@@ -176,8 +176,10 @@ impl World {
         thread as u64
     }
 
-    /// Waits until the sweep lets the checker end, or is gone.
+    /// Gives freed blocks back, too, and waits until the sweep lets the checker end, or is gone.
     pub fn wait_for_release(&self) {
+        // SAFETY: touches free memory of malloc's only.
+        unsafe { libc::malloc_trim(0) };
         let parent = std::os::unix::process::parent_id();
         self.count(Word::Drained, 1);
         while self.counted(Word::Release) == 0

@@ -95,11 +95,10 @@ fn oldest(place: &Place, pid: u32) -> String {
 }
 
 /// More than a few units of a pool's swap in use although the program has unmapped everything.
-/// Freed blocks of malloc, of which a sixteenth of the budget may be kept, are no leak; what is put
-/// aside for children that have just ended takes a moment to come back.
-pub fn left_in_swap(place: &Place, pid: u32, budget: usize) -> Option<String> {
+/// What is put aside for children that have just ended takes a moment to come back.
+pub fn left_in_swap(place: &Place, pid: u32) -> Option<String> {
     const PATIENCE: Duration = Duration::from_secs(30);
-    let kept = (budget / 16 + (4 << 20)) as u64;
+    let kept = 4 << 20;
     let began = Instant::now();
     loop {
         let Some(areas) = areas(place, pid) else {

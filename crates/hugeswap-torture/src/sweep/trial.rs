@@ -172,7 +172,7 @@ fn watch(
             slots_looked_at = true;
             let leak = match place.plain {
                 true => None,
-                false => super::restless::left_in_swap(place, child.id(), plan.budget()),
+                false => super::restless::left_in_swap(place, child.id()),
             };
             board.set(Word::Release, 1)?;
             if let Some(leak) = leak {

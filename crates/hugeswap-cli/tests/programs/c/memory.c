@@ -78,7 +78,15 @@ static void sizes(void) {
     errno = 0;
     CHECK(realloc(kept, absurd) == NULL && errno == ENOMEM, "an absurd realloc");
     verify(kept, 3 * MIB, 1, "after an absurd realloc");
+    volatile size_t freed = (size_t)kept;
     free(kept);
+    // Freed blocks may be kept for the next request, until the program asks for what is idle.
+    int trimmed = malloc_trim(0);
+    if (getenv("HUGESWAP_POOL")) {
+        unsigned char in[1];
+        CHECK(trimmed == 1, "malloc_trim has nothing to give back");
+        CHECK(mincore((void *)freed, 4096, in) == -1 && errno == ENOMEM, "a freed block after malloc_trim");
+    }
     puts("sizes");
 }
 

@@ -1,11 +1,4 @@
-//! The state word of a unit: one 64-bit atomic stands for 2 MiB.
-//!
-//! Protocol: a word without [`LOCKED`] is stable and may be read by anyone. To
-//! change what it says, or to touch the unit's mapping, a thread first sets
-//! `LOCKED` with one compare-and-swap; everybody else who needs the unit sets
-//! [`WAITERS`] and waits (futex) on the low half of the word. The owner ends by storing a
-//! stable word and, if `WAITERS` was set, wakes them. The pin count changes by
-//! compare-and-swap on an unlocked word only, so an owner may rely on it.
+//! The state word of a unit, decoded: a plain value.
 //!
 //! ```text
 //!  63            24 23           15 14                0
