@@ -89,7 +89,7 @@ fn every_mode() {
         "--modes",
         &modes.join(","),
         "--seconds",
-        "4",
+        "3",
         "--bytes",
         "96M",
         "--stall",

@@ -100,6 +100,8 @@ pub fn main() -> Result<()> {
 #[derive(Default)]
 struct Keeper {
     undo: Vec<Undo>,
+    /// Files in which a value was chosen, locked: two keepers would each restore what the other has chosen.
+    chosen: Vec<(PathBuf, std::fs::File)>,
 }
 
 impl Keeper {
@@ -239,6 +241,19 @@ impl Keeper {
     }
 
     fn choose(&mut self, file: &Path, value: &str) -> Result<String> {
+        if !self.chosen.iter().any(|(f, _)| f == file) {
+            let at = || file.display().to_string();
+            let open =
+                std::fs::File::open(file).with_context(|| format!("cannot read {}", at()))?;
+            rustix::fs::flock(&open, rustix::fs::FlockOperation::NonBlockingLockExclusive)
+                .with_context(|| {
+                    format!(
+                        "another benchmark has changed {}: wait until it has ended",
+                        at()
+                    )
+                })?;
+            self.chosen.push((file.to_owned(), open));
+        }
         let text = std::fs::read_to_string(file)
             .with_context(|| format!("cannot read {}", file.display()))?;
         let before = super::machine::chosen(&text).unwrap_or_else(|| text.trim().to_owned());
@@ -262,6 +277,7 @@ impl Keeper {
                 failed = failed.or(Some(e));
             }
         }
+        self.chosen.clear();
         failed.map_or(Ok(()), Err)
     }
 }
@@ -462,6 +478,7 @@ mod tests {
         assert_eq!(std::fs::metadata(&path).unwrap().len(), (3 << 20) + 5);
         let mut keeper = Keeper {
             undo: vec![Undo::File(path.clone())],
+            ..Keeper::default()
         };
         keeper.undo_all().unwrap();
         assert!(!path.exists());
@@ -479,6 +496,22 @@ mod tests {
     }
 
     #[test]
+    fn two_do_not_choose_at_the_same_time() {
+        let file = tempfile::NamedTempFile::new().unwrap();
+        std::fs::write(file.path(), "always [madvise] never").unwrap();
+        let (mut first, mut second) = (Keeper::default(), Keeper::default());
+        first.choose(file.path(), "never").unwrap();
+        first.choose(file.path(), "always").unwrap();
+        let refused = second.choose(file.path(), "never").unwrap_err();
+        assert!(format!("{refused:#}").contains("another benchmark"));
+        second.undo_all().unwrap();
+        first.undo_all().unwrap();
+        assert_eq!(std::fs::read_to_string(file.path()).unwrap(), "madvise");
+        second.choose(file.path(), "never").unwrap();
+        second.undo_all().unwrap();
+    }
+
+    #[test]
     fn a_failure_does_not_stop_the_rest() {
         let dir = tempfile::tempdir().unwrap();
         let inner = dir.path().join("d");
@@ -486,6 +519,7 @@ mod tests {
         let missing = dir.path().join("missing");
         let mut keeper = Keeper {
             undo: vec![Undo::Directory(inner.clone()), Undo::File(missing)],
+            ..Keeper::default()
         };
         assert!(keeper.undo_all().is_err());
         assert!(!inner.exists());
