@@ -204,15 +204,7 @@ pub fn decide(
     history: UnitHistory,
     advice: Advice,
 ) -> Decision {
-    // What a stream passes by goes soon whatever its size: the memory it takes is no argument when it is tried.
-    let full = &Costs {
-        memory: if history.is_tried_stream() {
-            0
-        } else {
-            costs.memory
-        },
-        ..*costs
-    };
+    let full = &costs_of(costs, history);
     let costs = &full.for_stay(fault.stay);
     let page = fault.page.min(PAGES - 1);
     let small = match advice {
@@ -265,6 +257,18 @@ pub fn decide(
         density: fault.density,
         ahead: false,
         missed: reason_for_whole.is_some() && small != Size::Whole,
+    }
+}
+
+/// The costs that count for a unit. What a stream passes by goes soon whatever its size: the memory it takes is no argument when
+/// it is tried.
+fn costs_of(costs: &Costs, history: UnitHistory) -> Costs {
+    match history.is_tried_stream() {
+        true => Costs {
+            memory: 0,
+            ..*costs
+        },
+        false => *costs,
     }
 }
 
@@ -496,11 +500,12 @@ impl Granularity {
         if left >= history.brought {
             return (history, None);
         }
+        let whole = costs_of(costs, history).of(Size::Whole);
         if let Some(trust) = self.tried(history) {
             // At this rate, in a whole stay.
             let stayed = u64::from(stayed.clamp(SHORT_STAY, STAY));
             let paid = history.paid().saturating_mul(u64::from(STAY)) / stayed;
-            if paid > costs.of(Size::Whole) {
+            if paid > whole {
                 trust.good();
             } else {
                 trust.bad();

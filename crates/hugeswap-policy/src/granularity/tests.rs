@@ -441,6 +441,16 @@ fn a_trial_that_is_cut_short_is_judged_by_its_rate() {
     assert_eq!(verdict(enough / 4 + 1, STAY / 4), Greater);
     // A touch or two at once say nothing.
     assert_eq!(verdict(2, 1), Less);
+    // A stream's is not charged for memory, and memory's price is no argument against it.
+    let dear = Costs {
+        memory: 50_000,
+        ..RAM
+    };
+    let mut g = Granularity::new(9);
+    let before = g.trust().0;
+    let h = UnitHistory::trial(true).and(RAM.of(Size::Whole), 0, 64, WORTH);
+    g.on_evicted(&dear, h, 0, STAY / 2);
+    assert!(g.trust().0 > before);
 }
 
 /// Runs that have gone far are remembered for long, but not so that no other can begin.
