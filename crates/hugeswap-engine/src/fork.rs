@@ -29,6 +29,7 @@ pub(crate) enum Bereft {
     NotWritten = 2,
 }
 
+/// Never taken back: children of such a child lack the same.
 static BEREFT: AtomicU8 = AtomicU8::new(0);
 
 /// Is this such a child?
@@ -310,7 +311,6 @@ impl Engine {
         let filled = reserved.filter(|&r| self.pool.fill(r));
         // Without the record that was reserved, nobody kept the parent's slots for this process.
         let disowned = filled.is_none();
-        BEREFT.store(0, Relaxed);
         if disowned {
             be_bereft(Bereft::NoRecord);
         }

@@ -78,7 +78,7 @@ pub(crate) fn complain(engine: &Engine, addr: usize, outcome: Outcome) {
                 }
             }
             None => line.add(match fork::bereft() {
-                Some(Bereft::NoRecord) => b" is lost: the pool has no records for so many processes (256), so this one has nothing of what its parent had in swap" as &[u8],
+                Some(Bereft::NoRecord) => b" is lost: the pool had no record left when this process was forked, so it has nothing of what its parent had in swap" as &[u8],
                 Some(Bereft::NotWritten) => b" is lost: neither swap nor memory took it when the process was forked",
                 None => b" is lost: what swap has of it could not be read, or has changed",
             }),
