@@ -56,6 +56,11 @@ fn main() {
         .arg(root.join("Cargo.toml"))
         .arg("--target-dir")
         .arg(&inner)
+        // So that tests of the command find what assertions find.
+        .env(
+            "CARGO_PROFILE_RELEASE_DEBUG_ASSERTIONS",
+            (var("PROFILE") == "debug").to_string(),
+        )
         // Names stay for backtraces; line tables would double the size of the executable.
         .env("CARGO_PROFILE_RELEASE_STRIP", "debuginfo");
     if std::env::var("CARGO_NET_OFFLINE").is_ok_and(|v| v != "false" && v != "0") {

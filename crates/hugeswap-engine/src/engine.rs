@@ -14,7 +14,7 @@ use crate::faulty::Faulty;
 use crate::file::Files;
 use crate::fork::fork_mark;
 use crate::frames::FrameDemand;
-use crate::gate::Gate;
+use crate::gate::{Alone, Gate};
 use crate::groups::Groups;
 use crate::kcompactd::Kcompactd;
 use crate::khugepaged::Khugepaged;
@@ -46,6 +46,7 @@ use hugeswap_policy::knobs::Knob;
 use hugeswap_policy::lruvec::{Lruvecs, Weights};
 use hugeswap_policy::readahead::Streams;
 use hugeswap_policy::{UNIT_BYTES, UNIT_SHIFT};
+use hugeswap_sys::signal::Blocked;
 use hugeswap_sys::{Errno, fs, mm, process, uffd};
 use std::sync::Arc;
 use std::sync::atomic::Ordering::{Acquire, Relaxed, Release};
@@ -203,6 +204,9 @@ impl Engine {
     /// Starts an engine for `pool` in this process, which joins it. Installs the fault handler and starts
     /// the engine's threads. The engine lives until [`Engine::stop`].
     pub fn start(pool: Pool, config: EngineConfig) -> Result<&'static Engine, EngineError> {
+        // (It starts threads: see `spawn_pthread`.)
+        let _blocked = Blocked::all_but_user();
+        let _alone = Alone::new();
         let wanted = match config.fault_mode {
             FaultMode::Auto => match pool.header().fault_mode.load(Relaxed) {
                 2 => FaultMode::Message,
@@ -342,7 +346,7 @@ impl Engine {
             swap_full: AtomicBool::new(false),
             stopping: AtomicBool::new(false),
             thread_kind: threads,
-            threads: Lock::new(Vec::new()),
+            threads: Lock::freed_in_children(Vec::new()),
             pagemap: AtomicI32::new(pagemap),
             placing,
             fork_mark,
@@ -387,7 +391,8 @@ impl Engine {
     /// # Safety
     /// No thread may use the engine or memory it managed, now or later.
     pub unsafe fn stop(&'static self) {
-        let _blocked = hugeswap_sys::signal::Blocked::all();
+        let _blocked = Blocked::all();
+        let _alone = Alone::new();
         self.tear_down();
         // SAFETY: `start` leaked this box; the caller promises that nobody uses it, our threads have ended.
         drop(unsafe { Box::from_raw(self as *const Engine as *mut Engine) });

@@ -10,9 +10,10 @@ use crate::engine::{Engine, UNIT};
 use crate::pool::layout::NOBODY;
 use crate::pool::{FaultMode, PoolError, Reservation};
 use crate::track::Held;
-use crate::{fault, handler};
+use crate::{fault, gate, handler};
 use hugeswap_policy::knobs::Knob;
 use hugeswap_policy::unit::{CLEAN, COW, Kind, READAHEAD, UNCHARGED, WATCHED, WRITABLE, Word};
+use hugeswap_sys::signal::Blocked;
 use hugeswap_sys::{Errno, fs, mm, process, thread};
 use std::sync::Once;
 use std::sync::atomic::Ordering::{Acquire, Relaxed, Release};
@@ -67,16 +68,23 @@ extern "C" fn child_c() {
 
 /// To be called before a fork that does not run the handlers of pthread_atfork (`_Fork`).
 pub fn fork_prepare() {
+    let _blocked = Blocked::all_but_faults();
     handler::engines().for_each(Engine::before_fork);
+    handler::before_fork();
 }
 
 /// As [`fork_prepare`], in the parent after the fork, also if it failed.
 pub fn fork_parent() {
+    let _blocked = Blocked::all_but_faults();
+    handler::after_fork();
     handler::engines().for_each(Engine::after_fork_in_parent);
 }
 
 /// As [`fork_prepare`], in the child.
 pub fn fork_child() {
+    let _blocked = Blocked::all_but_faults();
+    gate::inside_in_child(handler::engines().count() as u32);
+    handler::after_fork();
     // SAFETY: a forked child's only thread; every engine forgets its threads below.
     unsafe { thread::reset_in_child() };
     handler::engines().for_each(Engine::after_fork_in_child);
@@ -331,6 +339,8 @@ impl Engine {
             self.note_mode();
         }
         let _ = self.arena.reset_in_child();
+        // SAFETY: this thread is the only one, and forks outside the pool.
+        unsafe { self.pool.free_locks_in_child() };
         self.pool.leave_secret();
         if let Some(s) = &self.sealing {
             s.reset_in_child();

@@ -2,11 +2,13 @@
 //!
 //! Program threads enter by [`Gate::enter`], engine threads by [`Gate::enter_daemon`]. Fork closes the gate
 //! for the former, waits until they are out (the engine's threads still work, for
-//! those inside may need them), then does the same with the latter.
+//! those inside may need them), then does the same with the latter. A forked child so finds nothing half done, and no
+//! lock held. Debug builds know of each thread whether it is inside ([`is_inside`]).
 
+use crate::lock;
 use hugeswap_sys::{futex, process};
 use std::sync::atomic::Ordering::SeqCst;
-use std::sync::atomic::{AtomicI32, AtomicU32};
+use std::sync::atomic::{AtomicI32, AtomicU32, AtomicU64};
 
 /// See the file's head.
 pub struct Gate {
@@ -29,9 +31,83 @@ pub struct Inside<'a> {
 
 impl Drop for Inside<'_> {
     fn drop(&mut self) {
+        note_less(1);
         if self.count.fetch_sub(1, SeqCst) == 1 && self.closed.load(SeqCst) != 0 {
             futex::wake(self.count, u32::MAX >> 1, false);
         }
+    }
+}
+
+/// In debug builds: a thread that is inside, by a part of its number: that number, and how often it is inside and [`Alone`].
+static THREADS: [AtomicU64; 1024] = [const { AtomicU64::new(0) }; 1024];
+const ALONE: u64 = 1 << 16;
+
+/// The calling thread's place, and what is in it.
+fn of_thread() -> (&'static AtomicU64, u64, u64) {
+    let me = process::tid() as u64;
+    let place = &THREADS[me as usize % THREADS.len()];
+    (place, place.load(SeqCst), me << 32)
+}
+
+/// Is the place another thread's? Then nothing is known of this one.
+fn is_anothers(was: u64, me: u64) -> bool {
+    was != 0 && was & !0xffff_ffff != me
+}
+
+fn note(more: u64) {
+    if cfg!(debug_assertions) {
+        let (place, was, me) = of_thread();
+        if !is_anothers(was, me) {
+            let _ = place.compare_exchange(was, (was | me) + more, SeqCst, SeqCst);
+        }
+    }
+}
+
+fn note_less(less: u64) {
+    if cfg!(debug_assertions) {
+        let (place, was, me) = of_thread();
+        if was > me && !is_anothers(was, me) {
+            let now = was - less;
+            place.store(if now == me { 0 } else { now }, SeqCst);
+        }
+    }
+}
+
+/// Is the calling thread inside a gate, or has it closed one, or an engine to itself? (Yes, if that is not known.)
+pub(crate) fn is_inside() -> bool {
+    let (_, was, me) = of_thread();
+    was > me || is_anothers(was, me)
+}
+
+/// Is it known to be inside?
+fn is_twice_inside() -> bool {
+    let (_, was, me) = of_thread();
+    !is_anothers(was, me) && was & (ALONE - 1) > 0
+}
+
+/// In a forked child, whose only thread is inside each gate until that is reset.
+pub(crate) fn inside_in_child(gates: u32) {
+    if cfg!(debug_assertions) {
+        lock::forget_holders_in_child();
+        THREADS.iter().for_each(|t| t.store(0, SeqCst));
+        note(u64::from(gates));
+    }
+}
+
+/// For who has an engine to itself, while it is made and when it ends: counts as inside.
+pub(crate) struct Alone(());
+
+impl Alone {
+    /// The caller is the only thread that can reach the engine that it is about to deal with.
+    pub fn new() -> Alone {
+        note(ALONE);
+        Alone(())
+    }
+}
+
+impl Drop for Alone {
+    fn drop(&mut self) {
+        note_less(ALONE);
     }
 }
 
@@ -59,8 +135,15 @@ impl Gate {
     }
 
     fn pass<'a>(&'a self, count: &'a AtomicU32, closed: &'a AtomicU32) -> Inside<'a> {
+        if cfg!(debug_assertions) && !self.is_forker() {
+            lock::check_none_held();
+            if is_twice_inside() {
+                lock::broken("a thread enters the gate twice: a fork in between waits for ever");
+            }
+        }
         loop {
             count.fetch_add(1, SeqCst);
+            note(1);
             if closed.load(SeqCst) == 0 || self.is_forker() {
                 return Inside { count, closed };
             }
@@ -77,6 +160,7 @@ impl Gate {
         }
         Self::wait_empty(&self.inside);
         self.forker.store(process::tid(), SeqCst);
+        note(1);
     }
 
     /// Is a fork going on, or waiting for those inside?
@@ -134,8 +218,9 @@ impl Gate {
         futex::wake(&self.daemons_closed, u32::MAX >> 1, false);
     }
 
-    /// Opens the gate to all.
+    /// Opens the gate to all. By the thread that has closed it.
     pub fn open(&self) {
+        note_less(1);
         self.forker.store(0, SeqCst);
         for closed in [&self.daemons_closed, &self.closed] {
             closed.store(0, SeqCst);
@@ -145,6 +230,7 @@ impl Gate {
 
     /// In a forked child: open, and nobody inside.
     pub fn reset_in_child(&self) {
+        note_less(1);
         self.forker.store(0, SeqCst);
         self.inside.store(0, SeqCst);
         self.daemons_inside.store(0, SeqCst);

@@ -12,6 +12,7 @@ use hugeswap_policy::lruvec::{Event, Events, GROUPS};
 use hugeswap_policy::unit::{Kind, LOCKED, WRITEBACK, Word};
 use hugeswap_policy::vmscan::{Limits, PageKind};
 use hugeswap_policy::{PAGE_BYTES, UNIT_BYTES, UNIT_PAGES};
+use hugeswap_sys::signal::Blocked;
 use std::sync::atomic::AtomicU64;
 use std::sync::atomic::Ordering::Relaxed;
 
@@ -122,6 +123,8 @@ impl Engine {
         if name.is_empty() {
             return Err(GroupError::NoName);
         }
+        let _blocked = Blocked::all();
+        let _inside = self.gate.enter();
         let mut named = self.groups.named.lock();
         if let Some(i) = named.iter().position(|(n, _)| n == name) {
             return Ok(i + 1);
@@ -135,6 +138,8 @@ impl Engine {
 
     /// What a group may count on.
     pub fn group_limits(&self, group: usize) -> GroupLimits {
+        let _blocked = Blocked::all();
+        let _inside = self.gate.enter();
         let named = self.groups.named.lock();
         let limits = group.checked_sub(1).and_then(|i| named.get(i));
         limits.map_or(GroupLimits::NONE, |(_, l)| *l)
@@ -146,6 +151,8 @@ impl Engine {
         if min > high {
             return Err(GroupError::Contradiction { min, high });
         }
+        let _blocked = Blocked::all();
+        let _inside = self.gate.enter();
         let mut named = self.groups.named.lock();
         let others = named.iter().enumerate().filter(|(i, _)| i + 1 != group);
         let asked = others.fold(min, |sum, (_, (_, l))| sum.saturating_add(l.min));
@@ -172,6 +179,8 @@ impl Engine {
 
     /// The units of `[addr, addr+len)` belong to a group from now on.
     pub fn assign_group(&self, addr: usize, len: usize, group: usize) {
+        let _blocked = Blocked::all();
+        let _inside = self.gate.enter();
         let mut lru = self.lru.lock();
         for unit in self.units_of(addr, len) {
             let (_, kind) = self.weights.place(unit);
@@ -185,6 +194,8 @@ impl Engine {
     /// What a group has.
     pub fn group_use(&self, group: usize) -> GroupUse {
         let group = group.min(GROUPS - 1);
+        let _blocked = Blocked::all();
+        let _inside = self.gate.enter();
         let lru = self.lru.lock();
         let mut events = PageKind::ALL.map(|k| lru.events(group, k));
         drop(lru);

@@ -10,8 +10,8 @@ use crate::pool::FaultMode;
 use crate::{MAX_ENGINES, careful, lock::Lock, stack};
 use hugeswap_sys::process;
 use hugeswap_sys::signal::{self, Action, Blocked};
-use std::sync::atomic::AtomicPtr;
-use std::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed};
+use std::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed, Release};
+use std::sync::atomic::{AtomicI32, AtomicPtr};
 
 const REG_ERR: usize = libc::REG_ERR as usize;
 const REG_RIP: usize = libc::REG_RIP as usize;
@@ -23,11 +23,37 @@ static ENGINES: [AtomicPtr<Engine>; MAX_ENGINES] =
     [const { AtomicPtr::new(std::ptr::null_mut()) }; MAX_ENGINES];
 
 /// What the program believes it installed, for the signals we take.
-static PROGRAM: Lock<ProgramActions> = Lock::new(ProgramActions {
+static PROGRAM: Lock<ProgramActions> = Lock::taken_by_forks(ProgramActions {
     segv: NO_ACTION,
     bus: NO_ACTION,
     installed: false,
 });
+
+/// The thread that forks, which has that lock for so long.
+static FORKER: AtomicI32 = AtomicI32::new(0);
+
+/// Calls `f` with the program's actions. With signals blocked.
+fn with_program<R>(f: impl FnOnce(&mut ProgramActions) -> R) -> R {
+    let forker = FORKER.load(Acquire);
+    if forker != 0 && forker == process::tid() {
+        // SAFETY: this thread has the lock, and with signals blocked does nothing else meanwhile.
+        return f(unsafe { PROGRAM.held_value() });
+    }
+    f(&mut PROGRAM.lock())
+}
+
+/// Before a fork: a child forked while another thread changes an action could never ask for one.
+pub(crate) fn before_fork() {
+    std::mem::forget(PROGRAM.lock());
+    FORKER.store(process::tid(), Release);
+}
+
+/// After a fork, in parent and child.
+pub(crate) fn after_fork() {
+    FORKER.store(0, Release);
+    // SAFETY: `before_fork` has taken it.
+    unsafe { PROGRAM.release() };
+}
 
 const NO_ACTION: Action = Action {
     handler: 0,
@@ -78,13 +104,14 @@ pub(crate) fn install(engine: &'static Engine) -> Result<(), EngineError> {
     }
     // Without them the fault path has to do with the stack it finds.
     let _ = stack::prepare();
-    let mut program = PROGRAM.lock();
-    if !program.installed {
-        program.segv = set(libc::SIGSEGV, &ours())?;
-        program.bus = set(libc::SIGBUS, &ours())?;
-        program.installed = true;
-    }
-    drop(program);
+    with_program(|program| {
+        if !program.installed {
+            program.segv = set(libc::SIGSEGV, &ours())?;
+            program.bus = set(libc::SIGBUS, &ours())?;
+            program.installed = true;
+        }
+        Ok::<(), EngineError>(())
+    })?;
     if engine.mode() == crate::pool::FaultMode::Message {
         crate::message::start(engine)?;
     }
@@ -121,17 +148,14 @@ fn set(signal: i32, action: &Action) -> Result<Action, EngineError> {
 /// What the program has installed for `signal` (as the kernel would tell it if we were not there).
 pub fn program_action(signal: i32) -> Action {
     let _blocked = Blocked::all();
-    let taken = PROGRAM.lock().of(signal).copied();
+    let taken = with_program(|p| p.of(signal).copied());
     taken.unwrap_or_else(|| signal::action(signal).unwrap_or_default())
 }
 
 /// Installs an action on the program's behalf; returns the former one.
 pub fn set_program_action(signal: i32, action: Action) -> Action {
     let _blocked = Blocked::all();
-    let taken = PROGRAM
-        .lock()
-        .of(signal)
-        .map(|a| std::mem::replace(a, action));
+    let taken = with_program(|p| p.of(signal).map(|a| std::mem::replace(a, action)));
     taken.unwrap_or_else(|| set(signal, &action).unwrap_or_default())
 }
 
@@ -262,16 +286,16 @@ extern "C" fn hugeswap_program_fault(signal: i32) {
 
 /// Does what the program's own action says.
 fn pass_on(signal: i32, info: *mut libc::siginfo_t, context: *mut libc::c_void) {
-    // The lock's holders have signals blocked and do not fault, so it is never held by this thread.
-    let mut program = PROGRAM.lock();
-    let mut action = Action::default();
-    if let Some(a) = program.of(signal) {
-        action = *a;
-        if action.flags & libc::SA_RESETHAND as u32 as u64 != 0 {
-            *a = Action::default();
+    // The lock's holders have signals blocked and do not fault, so it is never held by this thread, but over a fork.
+    let action = with_program(|program| {
+        let Some(a) = program.of(signal) else {
+            return Action::default();
+        };
+        match a.flags & libc::SA_RESETHAND as u32 as u64 {
+            0 => *a,
+            _ => std::mem::take(a),
         }
-    }
-    drop(program);
+    });
     if action.handler <= 1 {
         hugeswap_program_fault(signal);
         // Default (and ignoring a real fault means the same): let it happen again without us.

@@ -1,21 +1,37 @@
 //! A mutex that program code cannot hold: futex-based, no allocation, no poisoning.
 //!
 //! Held only by code of ours that runs with every signal blocked (fault handler, engine threads,
-//! calls under `signal::Blocked`), so no holder can be interrupted by code that needs it.
+//! calls under `signal::Blocked`), so no holder can be interrupted by code that needs it. And held only inside
+//! the gate, so that a forked child finds it free; but for those that
+//! who forks takes ([`Lock::taken_by_forks`], never held by who enters the gate) and those that the child frees
+//! ([`Lock::freed_in_children`]). Debug builds check all of this each time.
 
-use hugeswap_sys::futex;
+use crate::gate;
+use hugeswap_sys::{fs, futex, process, signal};
 use std::cell::UnsafeCell;
 use std::ops::{Deref, DerefMut};
-use std::sync::atomic::AtomicU32;
-use std::sync::atomic::Ordering::{Acquire, Relaxed, Release};
+use std::sync::atomic::Ordering::{Acquire, Relaxed, Release, SeqCst};
+use std::sync::atomic::{AtomicI32, AtomicU32};
 
 const FREE: u32 = 0;
 const HELD: u32 = 1;
 const CONTENDED: u32 = 2;
 
+/// Why a forked child finds a lock free.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum OfChild {
+    /// It is held inside the gate only.
+    Gate,
+    /// Who forks takes it for so long.
+    Taken,
+    /// The child frees it.
+    Freed,
+}
+
 /// See the file's head.
 pub struct Lock<T> {
     word: AtomicU32,
+    of_child: OfChild,
     value: UnsafeCell<T>,
 }
 
@@ -25,24 +41,60 @@ unsafe impl<T: Send> Sync for Lock<T> {}
 impl<T> Lock<T> {
     /// A free lock around `value`.
     pub const fn new(value: T) -> Lock<T> {
+        Lock::with(value, OfChild::Gate)
+    }
+
+    const fn with(value: T, of_child: OfChild) -> Lock<T> {
         Lock {
             word: AtomicU32::new(FREE),
+            of_child,
             value: UnsafeCell::new(value),
+        }
+    }
+
+    /// A lock that is also held outside the gate, and that who forks takes for so long, once the gate is closed.
+    pub const fn taken_by_forks(value: T) -> Lock<T> {
+        Lock::with(value, OfChild::Taken)
+    }
+
+    /// A lock that is also held outside the gate, and that a forked child frees ([`Lock::reset_in_child`], [`Lock::free_in_child`]).
+    pub const fn freed_in_children(value: T) -> Lock<T> {
+        Lock::with(value, OfChild::Freed)
+    }
+
+    /// Debug builds: the rules of the file's head.
+    fn check(&self) {
+        if cfg!(debug_assertions) && !cfg!(test) && self.of_child == OfChild::Gate {
+            check_inside();
+            if signal::mask() & signal::bit(libc::SIGUSR1) == 0 {
+                broken("a lock is taken with signals unblocked: a handler may need it");
+            }
         }
     }
 
     /// Takes the lock if it is free.
     pub fn try_lock(&self) -> Option<Held<'_, T>> {
-        self.word
-            .compare_exchange(FREE, HELD, Acquire, Relaxed)
-            .ok()
-            .map(|_| Held { lock: self })
+        self.check();
+        self.take()
+    }
+
+    fn take(&self) -> Option<Held<'_, T>> {
+        let free = self.word.compare_exchange(FREE, HELD, Acquire, Relaxed);
+        free.ok().map(|_| self.taken())
+    }
+
+    fn taken(&self) -> Held<'_, T> {
+        if cfg!(debug_assertions) && self.of_child == OfChild::Taken {
+            note_holder(0, process::tid());
+        }
+        Held { lock: self }
     }
 
     /// Takes the lock, waiting for it if need be.
     pub fn lock(&self) -> Held<'_, T> {
+        self.check();
         for _ in 0..100 {
-            if let Some(h) = self.try_lock() {
+            if let Some(h) = self.take() {
                 return h;
             }
             std::hint::spin_loop();
@@ -50,7 +102,19 @@ impl<T> Lock<T> {
         while self.word.swap(CONTENDED, Acquire) != FREE {
             futex::wait(&self.word, CONTENDED, None, false);
         }
-        Held { lock: self }
+        self.taken()
+    }
+
+    /// In a forked child: free, and around `value` if somebody had it, who may have been changing what it was around and is not here.
+    ///
+    /// # Safety
+    ///
+    /// As [`Lock::reset_in_child`].
+    pub unsafe fn free_in_child(&self, value: T) {
+        if self.take().is_none() {
+            // SAFETY: says the caller.
+            unsafe { self.reset_in_child(value) };
+        }
     }
 
     /// In a forked child: free, and around `value`. What it was around is forgotten, for its holder, who is not here, may have been changing it.
@@ -64,16 +128,71 @@ impl<T> Lock<T> {
         self.word.store(FREE, Release);
     }
 
+    /// What the lock is around, for who has it without a guard.
+    ///
+    /// # Safety
+    ///
+    /// The lock is held by the caller, its guard was forgotten, and nothing else uses the value meanwhile.
+    #[allow(clippy::mut_from_ref)]
+    pub unsafe fn held_value(&self) -> &mut T {
+        // SAFETY: says the caller.
+        unsafe { &mut *self.value.get() }
+    }
+
     /// Gives the lock back without its guard.
     ///
     /// # Safety
     ///
     /// The lock is held, its guard was forgotten, and nobody uses the value through it any more.
     pub unsafe fn release(&self) {
+        if cfg!(debug_assertions) && self.of_child == OfChild::Taken {
+            note_holder(process::tid(), 0);
+        }
         if self.word.swap(FREE, Release) == CONTENDED {
             futex::wake(&self.word, 1, false);
         }
     }
+}
+
+/// In debug builds: the threads that hold locks which forks take, each as often as it holds one.
+static HOLDERS: [AtomicI32; 256] = [const { AtomicI32::new(0) }; 256];
+
+/// Replaces one `from` by `to` among [`HOLDERS`]. (If there are too many, a rule that is broken goes unseen.)
+fn note_holder(from: i32, to: i32) {
+    let change = |h: &AtomicI32| h.compare_exchange(from, to, SeqCst, Relaxed).is_ok();
+    HOLDERS.iter().find(|h| change(h));
+}
+
+/// In debug builds, of a thread that enters the gate: who forks has closed it, and waits for such a lock.
+pub(crate) fn check_none_held() {
+    let me = process::tid();
+    if HOLDERS.iter().any(|h| h.load(SeqCst) == me) {
+        broken("a thread enters the gate with a lock that a fork takes");
+    }
+}
+
+/// In a forked child: what its threads hold is what the forking one held, which has another number here.
+pub(crate) fn forget_holders_in_child() {
+    HOLDERS.iter().for_each(|h| h.store(0, SeqCst));
+}
+
+/// Ends the process if the calling thread is not inside the gate, in debug builds. (Tests of a part have no gate.)
+pub(crate) fn check_inside() {
+    if cfg!(debug_assertions) && !cfg!(test) && !gate::is_inside() {
+        broken("a lock is taken outside the gate: a child that is forked now never gets it");
+    }
+}
+
+/// In debug builds: a rule of the file's head is broken. No panic: what unwinds may need the lock.
+#[cold]
+pub(crate) fn broken(what: &str) -> ! {
+    let trace = std::backtrace::Backtrace::force_capture().to_string();
+    fs::complain(&[b"hugeswap: ", what.as_bytes(), b"\n"]);
+    // (A line of it at a time is not too long.)
+    for line in trace.lines() {
+        fs::complain(&[line.as_bytes(), b"\n"]);
+    }
+    std::process::abort();
 }
 
 /// The right to use what the lock holds.

@@ -36,10 +36,12 @@ impl Engine {
     /// The thread's body.
     pub(crate) fn kswapd(&'static self) {
         let private = self.take_private_descriptors();
+        let inside = self.gate.enter_daemon();
         self.pool.follow_areas(self.low_fd, private, true);
         if private {
             self.batches.open();
         }
+        drop(inside);
         for i in 0..2 {
             // Without workers kswapd does their work itself, only slower.
             let _ = self.spawn(&format!("hs-io/{i}"), move || self.worker());
@@ -51,6 +53,7 @@ impl Engine {
         let mut storm = Storm::new();
         loop {
             if self.stopping.load(Acquire) {
+                let _inside = self.gate.enter_daemon();
                 self.batches.close();
                 return;
             }

@@ -3,6 +3,7 @@
 //! Concurrency: the protocol of `hugeswap_policy::unit::lock`, over a futex. The frame number of a unit is read and
 //! written only by the owner of its lock, except where the owner offers the lock.
 
+use crate::lock::check_inside;
 use crate::zeroed::Zeroed;
 use hugeswap_policy::file::FilePlace;
 use hugeswap_policy::lruvec::Weights;
@@ -150,11 +151,13 @@ impl Table {
 
     /// See [`Lock::try_lock_if`].
     pub fn try_lock_if(&self, unit: u32, wanted: impl Fn(Word) -> bool) -> Option<Word> {
+        check_inside();
         self.lock_of(unit).try_lock_if(wanted)
     }
 
     /// Locks the unit, waiting for it if need be.
     pub fn lock(&self, unit: u32) -> Word {
+        check_inside();
         self.lock_of(unit).lock()
     }
 

@@ -22,7 +22,7 @@ impl<T> Lock<T> {
     /// A free lock around `value`.
     pub const fn new(value: T) -> Lock<T> {
         Lock {
-            inner: lock::Lock::new(value),
+            inner: lock::Lock::taken_by_forks(value),
             mask: AtomicU64::new(0),
         }
     }

@@ -73,7 +73,7 @@ pub fn note(addr: usize, len: usize) {
     MARKED.store(marks.len(), Relaxed);
 }
 
-/// Forgets it of the units for which `gone` says so.
+/// Forgets it of the units for which `gone` says so, which must not call the engine.
 fn forget(addr: usize, len: usize, gone: impl Fn(usize) -> bool) {
     if MARKED.load(Relaxed) > 0 {
         let mut marks = MARKS.lock();
@@ -183,7 +183,10 @@ pub fn discard(engine: &Engine, addr: usize, len: usize) -> Result<(), Errno> {
 /// limit on mappings is met, and they are still the program's.
 pub fn try_release(engine: &Engine, addr: usize, len: usize) -> Result<(), Errno> {
     engine.try_unmap(addr, len)?;
-    forget(addr, len, |u| !engine.is_any_mapped(u, UNIT));
+    if MARKED.load(Relaxed) > 0 {
+        // (What is mapped there next is noted after this.)
+        engine.with_mapped(|is_any_mapped| forget(addr, len, |u| !is_any_mapped(u, UNIT)));
+    }
     Ok(())
 }
 

@@ -336,6 +336,7 @@ unsafe extern "C" fn pthread_atfork(
 /// takes longer than the fork. (If another thread joins meanwhile, the child goes on unmanaged.)
 pub extern "C" fn before_fork() {
     credentials::before_fork();
+    trap::before_fork();
     let all = matches!(STATE.load(Acquire), JOINING | JOINED);
     local::set(local::Word::Forking, usize::from(all));
     if !all {
@@ -361,6 +362,7 @@ pub extern "C" fn after_fork() {
         mmap::after_fork();
         malloc::after_fork();
     }
+    trap::after_fork();
     credentials::after_fork();
 }
 

@@ -77,6 +77,16 @@ pub fn exchange_program_action(new: Option<Action>) -> Action {
     former
 }
 
+/// Around a fork; see [`Lock::before_fork`].
+pub fn before_fork() {
+    PROGRAM.before_fork();
+}
+
+/// Around a fork, in parent and child.
+pub fn after_fork() {
+    PROGRAM.after_fork();
+}
+
 /// Is there a filter that traps calls on the window at `window`? Asks by a write of nothing to nowhere.
 pub fn probe(window: usize) -> bool {
     PROBED.store(false, Relaxed);

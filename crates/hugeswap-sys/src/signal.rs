@@ -109,6 +109,15 @@ pub fn set_mask(mask: Mask) -> Mask {
     old
 }
 
+/// The calling thread's mask.
+pub fn mask() -> Mask {
+    let mut mask: Mask = 0;
+    let out = &raw mut mask as usize;
+    // SAFETY: the mask is 8 bytes; nothing is changed.
+    let _ = unsafe { call(libc::SYS_rt_sigprocmask, [0, 0, out, 8, 0, 0]) };
+    mask
+}
+
 /// Blocks every signal until dropped: what an engine call made by the program's own thread runs
 /// under, so that no handler of the program's can fault while the engine's locks are held.
 pub struct Blocked(Mask);
@@ -118,6 +127,13 @@ impl Blocked {
     #[must_use]
     pub fn all() -> Blocked {
         Blocked(set_mask(ALL))
+    }
+
+    /// All but those by which the kernel tells a thread that it cannot go on as it is: its stack may be memory that is managed.
+    #[must_use]
+    pub fn all_but_faults() -> Blocked {
+        let faults = bit(libc::SIGSEGV) | bit(libc::SIGBUS) | bit(libc::SIGSYS);
+        Blocked(set_mask(ALL & !faults))
     }
 
     /// All but the one by which the C library has every thread change its user.

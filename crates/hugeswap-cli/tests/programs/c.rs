@@ -36,6 +36,9 @@ pub fn cases() -> Vec<Case> {
     for mode in Mode::ALL {
         all.push(case(format!("handed, {mode}"), move || handed(mode)));
     }
+    for mode in Mode::ALL {
+        all.push(case(format!("asks, {mode}"), move || asks(mode)));
+    }
     all.push(case("huge", huge));
     for part in [
         "counters", "ring", "locks", "orphan", "calls", "parts", "user", "images", "pagemap",
@@ -61,6 +64,15 @@ pub fn cases() -> Vec<Case> {
 }
 
 /// Eight threads that each fill and verify a part of their own, and share another.
+/// A child never waits for a lock that a thread of its parent's held.
+fn asks(mode: Mode) {
+    mode.need();
+    let dir = directory();
+    let program = Program::new(dir.path(), compile("asks", dir.path())).args(["24", "100"]);
+    let plain = program.plain();
+    program.managed(&Setup::new(mode, 16)).same_as(&plain);
+}
+
 fn threads(mode: Mode) {
     mode.need();
     let dir = directory();

@@ -38,9 +38,10 @@ fn in_own_process(name: &str, limit: Duration) -> Result<(), Failed> {
             break s;
         }
         if start.elapsed() > limit {
+            let doing = what_they_do(group);
             kill_process_group(group, Signal::KILL)?;
             child.wait()?;
-            return Err(format!("did not end within {limit:?}").into());
+            return Err(format!("did not end within {limit:?}:\n{doing}").into());
         }
         std::thread::sleep(Duration::from_millis(10));
     };
@@ -50,4 +51,36 @@ fn in_own_process(name: &str, limit: Duration) -> Result<(), Failed> {
         Some(0 | SKIP) => Ok(()),
         _ => Err(format!("ended with {status}").into()),
     }
+}
+
+/// A line for each thread of the processes of a group: where in the kernel it waits, and in which call.
+fn what_they_do(group: Pid) -> String {
+    let mut lines = String::new();
+    let numbers = |dir: &str| {
+        let entries = std::fs::read_dir(dir).into_iter().flatten().flatten();
+        let name = |e: std::fs::DirEntry| e.file_name().into_string().ok()?.parse::<i32>().ok();
+        entries.filter_map(name).collect::<Vec<_>>()
+    };
+    let read = |path: String| {
+        let text = std::fs::read_to_string(path).unwrap_or_default();
+        text.replace('\0', " ").trim().to_owned()
+    };
+    for pid in numbers("/proc") {
+        let stat = read(format!("/proc/{pid}/stat"));
+        let of_group = stat.rsplit(") ").next().and_then(|s| s.split(' ').nth(2));
+        if of_group != Some(&group.as_raw_nonzero().to_string()) {
+            continue;
+        }
+        lines += &format!("{pid}: {}\n", read(format!("/proc/{pid}/cmdline")));
+        for tid in numbers(&format!("/proc/{pid}/task")) {
+            let of = |what| read(format!("/proc/{pid}/task/{tid}/{what}"));
+            lines += &format!(
+                "  {tid} {}: {} {}\n",
+                of("comm"),
+                of("wchan"),
+                of("syscall")
+            );
+        }
+    }
+    lines
 }

@@ -109,7 +109,7 @@ impl Areas {
         Areas {
             joined: Default::default(),
             map: AtomicPtr::new(std::ptr::null_mut()),
-            past: Lock::new(Past::default()),
+            past: Lock::freed_in_children(Past::default()),
             generation: AtomicU32::new(0),
         }
     }
@@ -486,6 +486,19 @@ impl Pool {
             _ => false,
         };
         (0..high).all(|i| done(i) || forked_from.is_some_and(|f| i == f || !descends(i, f)))
+    }
+
+    /// In a forked child. What was being closed or freed meanwhile stays.
+    ///
+    /// # Safety
+    ///
+    /// There is one thread, and it is not in the middle of a call of this.
+    pub(crate) unsafe fn free_locks_in_child(&self) {
+        // SAFETY: says the caller.
+        unsafe {
+            self.changing_areas.free_in_child(());
+            self.areas.past.free_in_child(Past::default());
+        }
     }
 
     /// Ends the areas that every process has emptied; how many. The process that made the pool does this.

@@ -83,7 +83,7 @@ impl Pool {
             capacity,
             fd,
             areas: Areas::new(),
-            changing_areas: Lock::new(()),
+            changing_areas: Lock::freed_in_children(()),
             secret: None,
         };
         let h = pool.header();
@@ -172,7 +172,7 @@ impl Pool {
             capacity: slots,
             fd,
             areas: Areas::new(),
-            changing_areas: Lock::new(()),
+            changing_areas: Lock::freed_in_children(()),
             secret: None,
         })
     }

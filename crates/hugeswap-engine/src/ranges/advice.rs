@@ -150,8 +150,13 @@ impl Engine {
             };
             memory && w.pins() == 0
         };
+        let push = |unit: u32| {
+            let _blocked = Blocked::all();
+            let _inside = self.gate.enter();
+            self.evict_requests.push(unit)
+        };
         let ask = |unit: u32| {
-            while self.evict_requests.push(unit).is_err() {
+            while push(unit).is_err() {
                 self.kick();
                 process::yield_now();
             }
@@ -170,14 +175,19 @@ impl Engine {
             if pages.len() * PAGE == UNIT || self.table.load(unit).kind() != Kind::Base {
                 continue;
             }
-            let w = self.lock_settled(unit);
-            if w.kind() == Kind::Base {
-                self.hand_over_drop(unit, w, pages);
-                while self.table.load(unit).has(LOCKED) {
-                    self.table.wait_locked(unit);
+            let leaving = {
+                let _blocked = Blocked::all();
+                let _inside = self.gate.enter();
+                let w = self.lock_settled(unit);
+                let leaving = w.kind() == Kind::Base;
+                match leaving {
+                    true => self.hand_over_drop(unit, w, pages),
+                    false => self.table.unlock(unit, w),
                 }
-            } else {
-                self.table.unlock(unit, w);
+                leaving
+            };
+            while leaving && self.table.load(unit).has(LOCKED) {
+                self.table.wait_locked(unit);
             }
         }
         // A program that goes on touching a unit, or a swap that is full, keeps it in: wait, but not for ever. As long as

@@ -71,14 +71,22 @@ impl Engine {
 
     /// Is any page of the range mapped, by us or by the kernel?
     pub fn is_any_mapped(&self, addr: usize, len: usize) -> bool {
+        self.with_mapped(|is_any_mapped| is_any_mapped(addr, len))
+    }
+
+    /// Calls `f` with what says whether any page of a range (address, length) is mapped, which stays as it is for so long. `f` must not
+    /// call the engine.
+    pub fn with_mapped<R>(&self, f: impl FnOnce(&dyn Fn(usize, usize) -> bool) -> R) -> R {
         let _blocked = Blocked::all();
+        let _inside = self.gate.enter();
         let space = self.space.lock();
-        space.allocated_in(addr, len).next().is_some()
+        f(&|addr, len| space.allocated_in(addr, len).next().is_some())
     }
 
     /// The mapped ranges (address, length) within `[addr, addr+len)`, in order.
     pub fn mapped_in(&self, addr: usize, len: usize) -> Vec<(usize, usize)> {
         let _blocked = Blocked::all();
+        let _inside = self.gate.enter();
         let space = self.space.lock();
         space.allocated_in(addr, len).collect()
     }
@@ -86,6 +94,7 @@ impl Engine {
     /// How many bytes of the range hold mappings that the kernel made at the program's wish.
     pub fn kernel_bytes(&self, addr: usize, len: usize) -> usize {
         let _blocked = Blocked::all();
+        let _inside = self.gate.enter();
         self.space.lock().kernel_bytes(addr, len)
     }
 
@@ -182,6 +191,7 @@ impl Engine {
     /// The kernel has mapped what it was to map.
     pub fn settle_claim(&self, claim: Claim) {
         let _blocked = Blocked::all();
+        let _inside = self.gate.enter();
         let mut space = self.space.lock();
         let promised = space.make_kernels(claim.addr, claim.len);
         self.pool.uncommit(self.me(), promised as u64);

@@ -361,6 +361,7 @@ impl Engine {
     /// Is every page of the range mapped, by us or by the kernel?
     pub fn is_mapped(&self, addr: usize, len: usize) -> bool {
         let _blocked = Blocked::all();
+        let _inside = self.gate.enter();
         self.space.lock().is_allocated(addr, page_up(len))
     }
 }

@@ -9,6 +9,7 @@ use crate::engine::{Engine, UNIT};
 use hugeswap_policy::counters::Counter;
 use hugeswap_policy::shared::{Kind, Op, Word};
 use hugeswap_policy::{PAGE_BYTES, UNIT_BYTES, UNIT_PAGES, slots};
+use hugeswap_sys::signal::Blocked;
 use hugeswap_sys::{Errno, Result, fs, process, uffd};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed, SeqCst};
@@ -402,11 +403,16 @@ impl Engine {
             let w = Word(self.word_of(unit).load(Acquire));
             w.kind() == Kind::Resident && !self.pool.is_left(unit)
         };
+        let push = |unit| {
+            let _blocked = Blocked::all();
+            let _inside = self.gate.enter();
+            self.sharing.requests.push(unit)
+        };
         let mut since = now();
         for unit in m.units_in(addr, len, true) {
             let mut ask = now();
             while inside(unit) && now() < since + PATIENCE_NS {
-                if now() >= ask && self.sharing.requests.push(unit).is_ok() {
+                if now() >= ask && push(unit).is_ok() {
                     self.kick();
                     ask = now() + ASK_AGAIN_NS;
                 }

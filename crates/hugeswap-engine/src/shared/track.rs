@@ -48,7 +48,7 @@ pub(super) struct Begin {
 impl Begin {
     pub fn new() -> Begin {
         Begin {
-            turn: Lock::new(()),
+            turn: Lock::freed_in_children(()),
             state: AtomicU32::new(IDLE),
             addr: AtomicU64::new(0),
             epoch: AtomicU32::new(0),
