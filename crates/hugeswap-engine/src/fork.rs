@@ -14,7 +14,7 @@ use crate::{fault, gate, handler};
 use hugeswap_policy::knobs::Knob;
 use hugeswap_policy::unit::{CLEAN, COW, Kind, READAHEAD, UNCHARGED, WATCHED, WRITABLE, Word};
 use hugeswap_sys::signal::Blocked;
-use hugeswap_sys::{Errno, fs, mm, process, thread};
+use hugeswap_sys::{Errno, fs, futex, mm, process, thread};
 use std::sync::Once;
 use std::sync::atomic::Ordering::{Acquire, Relaxed, Release};
 use std::sync::atomic::{AtomicU8, AtomicU64};
@@ -141,6 +141,10 @@ impl Engine {
 
     /// Gets everybody but the caller out of the engine, with nothing left half done, until the gate is opened.
     pub(crate) fn come_to_rest(&'static self) {
+        /// How often it looks before it sleeps in between, for those it waits for may need its processor.
+        const LOOKS: u32 = 100;
+        const SLEEP_NS: u64 = 100_000;
+        let mut looks = 0;
         self.gate.close();
         loop {
             // What is queued must be done: a queued read holds its unit's lock.
@@ -150,7 +154,15 @@ impl Engine {
             {
                 self.wake_workers(u32::MAX >> 1);
                 self.kick();
-                process::yield_now();
+                looks += 1;
+                match looks < LOOKS {
+                    true => process::yield_now(),
+                    // (Nobody wakes who waits for this word: it is the time that counts.)
+                    false => {
+                        let under_way = self.inflight_writes.load(Acquire);
+                        futex::wait(&self.inflight_writes, under_way, Some(SLEEP_NS), false);
+                    }
+                }
             }
             self.gate.close_daemons();
             if self.reads.is_empty()

@@ -201,9 +201,10 @@ impl Engine {
         if !self.is_mapped(addr, len) {
             return Err(Errno::ENOMEM);
         }
-        let tables = self.markers.open(self.table.units())?;
         let _blocked = Blocked::all();
         let _inside = self.gate.enter();
+        // (Inside: a child forked in the middle of this would wait for it.)
+        let tables = self.markers.open(self.table.units())?;
         self.note_range_written(addr, len);
         let mut units = self.units_of(addr, len);
         let done = units.try_for_each(|unit| {
