@@ -89,7 +89,7 @@ fn every_mode() {
         "--modes",
         &modes.join(","),
         "--seconds",
-        "3",
+        "2",
         "--bytes",
         "96M",
         "--stall",

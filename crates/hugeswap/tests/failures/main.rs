@@ -23,7 +23,7 @@ use std::time::{Duration, Instant};
 /// For hangs only.
 const LIMIT: Duration = Duration::from_secs(100);
 /// Runs of each kind of pool where not all are made.
-const FEW: usize = 20;
+const FEW: usize = 12;
 
 /// One run: the pools it has, and what happens.
 #[derive(Clone)]
