@@ -46,7 +46,6 @@ use hugeswap_policy::knobs::Knob;
 use hugeswap_policy::lruvec::{Lruvecs, Weights};
 use hugeswap_policy::readahead::Streams;
 use hugeswap_policy::{UNIT_BYTES, UNIT_SHIFT};
-use hugeswap_sys::signal::Blocked;
 use hugeswap_sys::{Errno, fs, mm, process, uffd};
 use std::sync::Arc;
 use std::sync::atomic::Ordering::{Acquire, Relaxed, Release};
@@ -204,8 +203,6 @@ impl Engine {
     /// Starts an engine for `pool` in this process, which joins it. Installs the fault handler and starts
     /// the engine's threads. The engine lives until [`Engine::stop`].
     pub fn start(pool: Pool, config: EngineConfig) -> Result<&'static Engine, EngineError> {
-        // (It starts threads: see `spawn_pthread`.)
-        let _blocked = Blocked::all_but_user();
         let _alone = Alone::new();
         let wanted = match config.fault_mode {
             FaultMode::Auto => match pool.header().fault_mode.load(Relaxed) {
@@ -391,7 +388,6 @@ impl Engine {
     /// # Safety
     /// No thread may use the engine or memory it managed, now or later.
     pub unsafe fn stop(&'static self) {
-        let _blocked = Blocked::all();
         let _alone = Alone::new();
         self.tear_down();
         // SAFETY: `start` leaked this box; the caller promises that nobody uses it, our threads have ended.

@@ -6,6 +6,7 @@
 //! lock held. Debug builds know of each thread whether it is inside ([`is_inside`]).
 
 use crate::lock;
+use hugeswap_sys::signal::Blocked;
 use hugeswap_sys::{futex, process};
 use std::sync::atomic::Ordering::SeqCst;
 use std::sync::atomic::{AtomicI32, AtomicU32, AtomicU64};
@@ -94,14 +95,19 @@ pub(crate) fn inside_in_child(gates: u32) {
     }
 }
 
-/// For who has an engine to itself, while it is made and when it ends: counts as inside.
-pub(crate) struct Alone(());
+/// For who has an engine to itself, while it is made and when it ends: counts as inside, with signals blocked. But for one that
+/// every thread has to answer: threads are started and waited for meanwhile (see `spawn_pthread`).
+pub(crate) struct Alone {
+    _blocked: Blocked,
+}
 
 impl Alone {
     /// The caller is the only thread that can reach the engine that it is about to deal with.
     pub fn new() -> Alone {
         note(ALONE);
-        Alone(())
+        Alone {
+            _blocked: Blocked::all_but_user(),
+        }
     }
 }
 

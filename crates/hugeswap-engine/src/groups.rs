@@ -194,11 +194,12 @@ impl Engine {
     /// What a group has.
     pub fn group_use(&self, group: usize) -> GroupUse {
         let group = group.min(GROUPS - 1);
-        let _blocked = Blocked::all();
-        let _inside = self.gate.enter();
-        let lru = self.lru.lock();
-        let mut events = PageKind::ALL.map(|k| lru.events(group, k));
-        drop(lru);
+        let mut events = {
+            let _blocked = Blocked::all();
+            let _inside = self.gate.enter();
+            let lru = self.lru.lock();
+            PageKind::ALL.map(|k| lru.events(group, k))
+        };
         for (events, pages) in events.iter_mut().zip(&self.groups.pages[group]) {
             for (event, n) in [Event::Refault, Event::Activate, Event::Restore]
                 .into_iter()

@@ -63,7 +63,6 @@ pub fn cases() -> Vec<Case> {
     all
 }
 
-/// Eight threads that each fill and verify a part of their own, and share another.
 /// A child never waits for a lock that a thread of its parent's held.
 fn asks(mode: Mode) {
     mode.need();
@@ -73,6 +72,7 @@ fn asks(mode: Mode) {
     program.managed(&Setup::new(mode, 16)).same_as(&plain);
 }
 
+/// Eight threads that each fill and verify a part of their own, and share another.
 fn threads(mode: Mode) {
     mode.need();
     let dir = directory();

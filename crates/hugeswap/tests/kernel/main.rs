@@ -11,6 +11,7 @@ mod enabled;
 mod failure;
 mod faulty;
 mod files;
+mod fork_locks;
 mod forks;
 mod groups;
 mod hostile;
@@ -85,6 +86,7 @@ fn all() -> Vec<Test> {
         wbt::TESTS,
         &files::tests(),
         life::TESTS,
+        fork_locks::TESTS,
         forks::TESTS,
         joining::TESTS,
         huge_entries::TESTS,
