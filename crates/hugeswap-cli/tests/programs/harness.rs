@@ -3,6 +3,8 @@
 use crate::util::{Case, SKIP};
 use libtest_mimic::{Arguments, Failed, Trial};
 use rustix::process::{Pid, Signal, kill_process_group};
+use std::fs::File;
+use std::io::{self, Read, Seek};
 use std::os::unix::process::CommandExt;
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
@@ -25,10 +27,12 @@ pub fn main(all: Vec<Case>, limit: Duration) {
 }
 
 fn in_own_process(name: &str, limit: Duration) -> Result<(), Failed> {
+    let mut said = tempfile::tempfile()?;
     let mut child = Command::new(std::env::current_exe()?)
         .env(CASE, name)
         .env_remove("HUGESWAP_POOL")
         .stdin(Stdio::null())
+        .stderr(said.try_clone()?)
         .process_group(0)
         .spawn()?;
     let group = Pid::from_child(&child);
@@ -41,16 +45,30 @@ fn in_own_process(name: &str, limit: Duration) -> Result<(), Failed> {
             let doing = what_they_do(group);
             kill_process_group(group, Signal::KILL)?;
             child.wait()?;
-            return Err(format!("did not end within {limit:?}:\n{doing}").into());
+            let why = why(&mut said)?;
+            return Err(format!("did not end within {limit:?}:\n{doing}{why}").into());
         }
         std::thread::sleep(Duration::from_millis(10));
     };
     // Whatever a failed case left running.
     let _ = kill_process_group(group, Signal::KILL);
+    let why = why(&mut said)?;
     match status.code() {
         Some(0 | SKIP) => Ok(()),
-        _ => Err(format!("ended with {status}").into()),
+        _ => Err(format!("ended with {status}\n{why}").into()),
     }
+}
+
+/// What a case wrote to standard error: all of it goes there now, and the lines that say why it failed come back (no traces).
+fn why(said: &mut File) -> io::Result<String> {
+    let mut text = Vec::new();
+    said.rewind()?;
+    said.read_to_end(&mut text)?;
+    let text = String::from_utf8_lossy(&text);
+    eprint!("{text}");
+    let told = |l: &&str| !l.starts_with(' ') && !l.trim().is_empty();
+    let lines: Vec<&str> = text.lines().filter(told).take(40).collect();
+    Ok(lines.join("\n"))
 }
 
 /// A line for each thread of the processes of a group: where in the kernel it waits, and in which call.
