@@ -258,6 +258,9 @@ impl Engine {
                 Kind::None | Kind::Foreign => return Ok(w),
                 Kind::Free => return refuse(w, Errno::ENOMEM),
                 Kind::Poisoned => return refuse(w, Errno::EIO),
+                Kind::Swapped | Kind::Cached if !w.allows(false) => {
+                    return refuse(w, Errno::EOPNOTSUPP);
+                }
                 Kind::Swapped | Kind::Base => w,
                 Kind::Cached => {
                     if !w.has(READAHEAD) {

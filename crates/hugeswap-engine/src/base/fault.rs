@@ -145,6 +145,10 @@ impl Engine {
         if !self.pages_can_come() || self.gate.is_forker() || self.mappings_are_short() {
             return false;
         }
+        if !w.allows(false) {
+            // Pages of a base-mapped unit can be read, and what is absent of one raises SIGBUS: what the program has no access to is neither.
+            return false;
+        }
         if self.is_marked(unit) && !self.has_single_pages() {
             return false;
         }

@@ -2,6 +2,7 @@
 
 use crate::Test;
 use crate::util::*;
+use hugeswap_policy::knobs::{Knob, swapin};
 use std::os::unix::process::ExitStatusExt;
 use std::sync::atomic::AtomicUsize;
 use std::sync::atomic::Ordering::Relaxed;
@@ -10,6 +11,10 @@ pub const TESTS: &[Test] = &[
     (
         "fork_handlers_may_touch_managed_memory",
         fork_handlers_may_touch_managed_memory,
+    ),
+    (
+        "memory_without_access_is_not_opened_by_advice",
+        memory_without_access_is_not_opened_by_advice,
     ),
     (
         "memory_without_access_is_written_out",
@@ -277,4 +282,49 @@ fn memory_without_access_is_written_out() {
     );
     // SAFETY: nothing of the engine's is used any more.
     unsafe { engine.stop() };
+}
+
+/// How the kernel has the address mapped: `rw-p` and the like.
+fn mapped_as(at: usize) -> String {
+    let maps = std::fs::read_to_string("/proc/self/maps").unwrap();
+    let of = |line: &str| {
+        let (range, rest) = line.split_once(' ')?;
+        let (from, to) = range.split_once('-')?;
+        let bound = |s| usize::from_str_radix(s, 16).ok();
+        (bound(from)? <= at && at < bound(to)?).then(|| rest[..4].to_owned())
+    };
+    maps.lines().find_map(of).expect("it is mapped")
+}
+
+/// What is in swap is still without access when parts of it are wanted soon, or given up.
+fn memory_without_access_is_not_opened_by_advice() {
+    use hugeswap_engine::Prot;
+    need_pages();
+    for swapin in [swapin::NEVER, swapin::AUTO] {
+        let engine = engine(
+            32,
+            hugeswap::FaultMode::Signal,
+            &[(Knob::ThpSwapin, swapin)],
+        );
+        let at = engine.map(3 * UNIT, UNIT, true).unwrap();
+        // SAFETY: just mapped.
+        unsafe { std::ptr::write_bytes(at as *mut u8, 0x5a, 3 * UNIT) };
+        engine.pageout(at, 3 * UNIT);
+        engine.protect(at, 3 * UNIT, Prot::None).unwrap();
+        // The end of one unit and the beginning of the next.
+        engine.willneed(at + UNIT - 8 * 4096, 16 * 4096);
+        engine.discard(at + 2 * UNIT + 4096, 4096).unwrap();
+        for unit in 0..3 {
+            assert_eq!(mapped_as(at + unit * UNIT), "---p", "unit {unit}");
+        }
+        engine.audit().unwrap();
+        engine.protect(at, 3 * UNIT, Prot::ReadWrite).unwrap();
+        // SAFETY: readable again.
+        let bytes = unsafe { std::slice::from_raw_parts(at as *const u8, 3 * UNIT) };
+        let gone = 2 * UNIT + 4096..2 * UNIT + 8192;
+        let want = |i| if gone.contains(&i) { 0 } else { 0x5a };
+        assert!(bytes.iter().enumerate().all(|(i, &b)| b == want(i)));
+        // SAFETY: nothing of the engine's is used any more.
+        unsafe { engine.stop() };
+    }
 }
