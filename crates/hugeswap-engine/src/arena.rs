@@ -36,8 +36,7 @@ impl Arena {
         let zero = || AtomicU64::new(0);
         let lists = Lists::new(zero, next, numa.nodes(), numa.shards(), fresh_from);
         let len = (places as usize + 1) << UNIT_SHIFT;
-        // SAFETY: a new mapping at an address of the kernel's choice.
-        let raw = unsafe { mm::map_anon(0, len, mm::PROT_RW, false) }?;
+        let raw = mm::map_own(len, mm::PROT_RW)?;
         let base = raw.next_multiple_of(UNIT);
         // SAFETY: the slack before and after the aligned part, unused.
         unsafe {

@@ -581,9 +581,8 @@ fn reserve_window(want: Option<usize>) -> Result<(usize, usize), EngineError> {
         }
         Some(len) => {
             let len = len.next_multiple_of(UNIT);
-            // SAFETY: a new mapping at an address of the kernel's choice.
-            let raw = unsafe { mm::map_anon(0, len + UNIT, mm::PROT_NONE, false) }
-                .map_err(EngineError::NoAddressSpace)?;
+            let raw =
+                mm::map_own(len + UNIT, mm::PROT_NONE).map_err(EngineError::NoAddressSpace)?;
             let base = raw.next_multiple_of(UNIT);
             // SAFETY: the slack before and after the aligned part, unused.
             unsafe {

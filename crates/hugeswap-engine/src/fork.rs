@@ -92,8 +92,7 @@ pub fn fork_child() {
 
 /// A page by which a child can tell that it is one (see [`forked_unseen`]).
 pub(crate) fn fork_mark() -> Result<usize, Errno> {
-    // SAFETY: a new page at an address of the kernel's choice.
-    let at = unsafe { mm::map_anon(0, 4096, mm::PROT_RW, false) }?;
+    let at = mm::map_own(4096, mm::PROT_RW)?;
     // SAFETY: the page is ours; a forked child sees it zeroed.
     let _ = unsafe { mm::advise(at, 4096, libc::MADV_WIPEONFORK) };
     set_fork_mark(at);

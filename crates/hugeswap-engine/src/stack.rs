@@ -26,8 +26,7 @@ pub(crate) fn prepare() -> Result<()> {
     if BASE.load(Acquire) != 0 {
         return Ok(());
     }
-    // SAFETY: a new mapping at an address of the kernel's choice.
-    let base = unsafe { mm::map_anon(0, LEN, mm::PROT_RW, false) }?;
+    let base = mm::map_own(LEN, mm::PROT_RW)?;
     // SAFETY: within the mapping just made. Without a guard an overflow would only be harder to find.
     let _ = unsafe { mm::protect(base, GUARD, mm::PROT_NONE) };
     if BASE.compare_exchange(0, base, AcqRel, Relaxed).is_err() {

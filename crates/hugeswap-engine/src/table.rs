@@ -86,10 +86,8 @@ impl Table {
         weights: Arc<Weights<Zeroed<AtomicU16>>>,
     ) -> Result<Table> {
         let units = len >> UNIT_SHIFT;
-        // SAFETY: new mappings at addresses of the kernel's choice disturb nothing.
-        let words = unsafe { mm::map_anon(0, units * 8, mm::PROT_RW, false) }?;
-        // SAFETY: as above.
-        let frames = unsafe { mm::map_anon(0, units * 4, mm::PROT_RW, false) }?;
+        let words = mm::map_own(units * 8, mm::PROT_RW)?;
+        let frames = mm::map_own(units * 4, mm::PROT_RW)?;
         Ok(Table {
             base,
             units: units as u32,

@@ -130,8 +130,7 @@ mod tests {
         let (fd, _) = uffd::open(uffd::USER_MODE_ONLY, uffd::feature::MOVE)
             .inspect_err(|e| println!("skipped: no userfaultfd: {e}"))
             .ok()?;
-        // SAFETY: a new mapping at an address of the kernel's choice.
-        let raw = unsafe { mm::map_anon(0, 3 * UNIT, mm::PROT_RW, false) }.unwrap();
+        let raw = mm::map_own(3 * UNIT, mm::PROT_RW).unwrap();
         let a = raw.next_multiple_of(UNIT);
         // By base pages, as after a race.
         // SAFETY: advice that discards nothing.

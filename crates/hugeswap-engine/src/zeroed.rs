@@ -25,8 +25,7 @@ pub(crate) struct Zeroed<T: FromZeros>(&'static [T]);
 impl<T: FromZeros> Zeroed<T> {
     /// An array of `n`.
     pub fn new(n: usize) -> Result<Zeroed<T>> {
-        // SAFETY: a new mapping at an address of the kernel's choice.
-        let at = unsafe { mm::map_anon(0, (n * size_of::<T>()).max(1), mm::PROT_RW, false) }?;
+        let at = mm::map_own((n * size_of::<T>()).max(1), mm::PROT_RW)?;
         leave_out_of_core_dumps(at, (n * size_of::<T>()).max(1));
         // SAFETY: zeroed, page-aligned, long enough, unmapped only in Drop; zeros are valid.
         Ok(Zeroed(unsafe {

@@ -39,8 +39,7 @@ fn class(layout: Layout) -> Option<usize> {
 }
 
 fn map(len: usize) -> usize {
-    // SAFETY: a new mapping at an address of the kernel's choice disturbs nothing.
-    unsafe { mm::map_anon(0, len, mm::PROT_RW, false) }.unwrap_or(0)
+    mm::map_own(len, mm::PROT_RW).unwrap_or(0)
 }
 
 fn take(lists: &mut Held<'_, Lists>, class: usize) -> usize {

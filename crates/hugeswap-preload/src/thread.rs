@@ -95,8 +95,7 @@ fn kernel_stack() -> libc::stack_t {
 }
 
 fn give_stack() {
-    // SAFETY: a new mapping at an address of the kernel's choice disturbs nothing.
-    let Ok(at) = (unsafe { mm::map_anon(0, STACK, mm::PROT_RW, false) }) else {
+    let Ok(at) = mm::map_own(STACK, mm::PROT_RW) else {
         return;
     };
     let ours = libc::stack_t {

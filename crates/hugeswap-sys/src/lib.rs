@@ -13,6 +13,7 @@ pub mod futex;
 #[cfg(feature = "inject")]
 pub mod inject;
 pub mod mm;
+pub mod own;
 pub mod probe;
 pub mod process;
 pub mod raw;

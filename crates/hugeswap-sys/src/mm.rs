@@ -1,7 +1,7 @@
 //! Address space: mapping, protecting, moving, advising.
 
 use crate::raw::call;
-use crate::{Errno, Result, fs};
+use crate::{Errno, Result, fs, own};
 
 /// No access.
 pub const PROT_NONE: u32 = libc::PROT_NONE as u32;
@@ -15,20 +15,26 @@ const PAGEMAP_SCAN: usize = 0xc060_6610;
 const PAGE_IS_HUGE: u64 = 1 << 6;
 const PAGE_IS_PRESENT: u64 = 1 << 3;
 
-/// Maps `len` bytes of private anonymous memory without reserving swap, anywhere or (`at` not 0,
-/// `replace` false) at exactly `at` if nothing is there (EEXIST otherwise), or over what is there.
+/// Private anonymous memory for which no swap is reserved.
+const ANON: i32 = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE;
+
+/// Maps `len` bytes of private anonymous memory for hugeswap itself ([`own`]), without reserving swap.
+pub fn map_own(len: usize, prot: u32) -> Result<usize> {
+    own::map(len, prot, ANON, -1, 0)
+}
+
+/// Maps `len` bytes of private anonymous memory without reserving swap at exactly `at`, if nothing is there (EEXIST
+/// otherwise), or with `replace` over what is there.
 ///
 /// # Safety
 /// With `replace`, whatever was mapped at `at` is gone.
 pub unsafe fn map_anon(at: usize, len: usize, prot: u32, replace: bool) -> Result<usize> {
-    let mut flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE;
-    if at != 0 {
-        flags |= if replace {
+    let flags = ANON
+        | if replace {
             libc::MAP_FIXED
         } else {
             libc::MAP_FIXED_NOREPLACE
         };
-    }
     // SAFETY: the caller answers for a replaced mapping; otherwise nothing existing changes.
     unsafe {
         call(
@@ -38,22 +44,9 @@ pub unsafe fn map_anon(at: usize, len: usize, prot: u32, replace: bool) -> Resul
     }
 }
 
-/// Maps `len` bytes of `fd` from `offset`, shared, readable and writable.
+/// Maps `len` bytes of `fd` from `offset` for hugeswap itself ([`own`]), shared, readable and writable.
 pub fn map_shared(fd: i32, len: usize, offset: u64) -> Result<usize> {
-    // SAFETY: a new mapping at an address of the kernel's choice disturbs nothing.
-    unsafe {
-        call(
-            libc::SYS_mmap,
-            [
-                0,
-                len,
-                PROT_RW as usize,
-                libc::MAP_SHARED as usize,
-                fd as usize,
-                offset as usize,
-            ],
-        )
-    }
+    own::map(len, PROT_RW, libc::MAP_SHARED, fd, offset as usize)
 }
 
 /// A memory file, mapped shared. What other processes write to it meanwhile is theirs to agree on with this one, as of all shared memory.

@@ -19,8 +19,7 @@ struct Scratch {
 
 impl Scratch {
     fn new(len: usize) -> Result<Scratch> {
-        // SAFETY: a new mapping at an address of the kernel's choice disturbs nothing.
-        unsafe { mm::map_anon(0, len, mm::PROT_RW, false) }.map(|base| Scratch { base, len })
+        mm::map_own(len, mm::PROT_RW).map(|base| Scratch { base, len })
     }
 
     /// Room for `n` huge pages, aligned; the first starts at the returned address.

@@ -294,8 +294,7 @@ impl Slot {
         if memory == 0 {
             let vector = (locals.blocks.len() + 1) * size_of::<DtvEntry>();
             let len = below + DESCRIPTOR + vector.next_multiple_of(PAGE);
-            // SAFETY: a new mapping at an address of the kernel's choice.
-            memory = unsafe { mm::map_anon(0, len, mm::PROT_RW, false) }?;
+            memory = mm::map_own(len, mm::PROT_RW)?;
             // SAFETY: the first page of the mapping just made. Without a guard an overflow would only be harder to find.
             let _ = unsafe { mm::protect(memory, PAGE, mm::PROT_NONE) };
             self.memory.store(memory, Release);

@@ -4,7 +4,7 @@
 //! the gate like all others, which is why this is no library's: under `hugeswap run` a filter refuses io_uring to everybody else.
 
 use crate::raw::call;
-use crate::{Errno, Result, fs, mm};
+use crate::{Errno, Result, fs, mm, own};
 use std::sync::atomic::AtomicU32;
 use std::sync::atomic::Ordering::{Acquire, Relaxed, Release};
 
@@ -120,10 +120,8 @@ impl Ring {
         // SAFETY: `p` is a writable io_uring_params.
         let fd = unsafe { call(libc::SYS_io_uring_setup, args) }? as i32;
         let map = |len: usize, offset: usize| {
-            let prot = (libc::PROT_READ | libc::PROT_WRITE) as usize;
-            let flags = (libc::MAP_SHARED | libc::MAP_POPULATE) as usize;
-            // SAFETY: a new mapping at an address of the kernel's choice.
-            unsafe { call(libc::SYS_mmap, [0, len, prot, flags, fd as usize, offset]) }
+            let flags = libc::MAP_SHARED | libc::MAP_POPULATE;
+            own::map(len, mm::PROT_RW, flags, fd, offset)
         };
         let sq_end = p.sq_off.array as usize + p.sq_entries as usize * 4;
         let cq_end = p.cq_off.cqes as usize + p.cq_entries as usize * size_of::<Cqe>();

@@ -54,6 +54,7 @@ pub fn cases() -> Vec<Case> {
     for mode in Mode::ALL {
         all.push(case(format!("guard, {mode}"), move || guard(mode)));
         all.push(case(format!("fixed, {mode}"), move || fixed(mode)));
+        all.push(case(format!("hole, {mode}"), move || hole(mode)));
         all.push(case(format!("space, {mode}"), move || space(mode)));
     }
     all.push(case("space, plain", || {
@@ -278,6 +279,17 @@ fn fixed(mode: Mode) {
     let managed = program.managed(&Setup::new(mode, MEMORY_MIB));
     assert_eq!(managed.output.status, plain.status, "{}", managed.said());
     assert_eq!(managed.output.stdout, plain.stdout);
+}
+
+/// Addresses that the program has given up, and nobody may take.
+fn hole(mode: Mode) {
+    mode.need();
+    let dir = directory();
+    let program = Program::new(dir.path(), compile("hole", dir.path())).arg(BALLAST_MIB);
+    let plain = program.plain();
+    program
+        .managed(&Setup::new(mode, MEMORY_MIB))
+        .same_as(&plain);
 }
 
 /// `HUGESWAP_SPACE_STEPS`: how many steps of each seed.

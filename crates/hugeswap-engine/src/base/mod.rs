@@ -69,8 +69,7 @@ impl Base {
     ) -> Result<Base> {
         let records = Records::new(units)?;
         let turns = Zeroed::new(units as usize)?;
-        // SAFETY: a new mapping at an address of the kernel's choice.
-        let buffers = unsafe { mm::map_anon(0, BUFFERS * BUFFER, mm::PROT_RW, false) }?;
+        let buffers = mm::map_own(BUFFERS * BUFFER, mm::PROT_RW)?;
         Ok(Base {
             records,
             turns,

@@ -131,8 +131,7 @@ impl Pieces {
     /// `frames`: huge pages that the process may have, each of which takes mappings too. `budget` 0: what is fit.
     pub fn new(frames: u32, budget: u64) -> Result<Pieces> {
         let pieces = Pieces {
-            // SAFETY: a new mapping at an address of the kernel's choice.
-            base: unsafe { mm::map_anon(0, SLOTS * PIECE, mm::PROT_RW, false) }?,
+            base: mm::map_own(SLOTS * PIECE, mm::PROT_RW)?,
             stacks: Lock::new(Stacks {
                 full: Stack::new(),
                 empty: Stack::new(),

@@ -98,8 +98,7 @@ pub(crate) struct Scatter {
 impl Scatter {
     pub fn new(units: u32) -> Result<Scatter> {
         let units = (units as usize).next_multiple_of(CHUNK);
-        // SAFETY: a new mapping at an address of the kernel's choice.
-        let at = unsafe { mm::map_anon(0, units * TABLE, mm::PROT_NONE, false) }?;
+        let at = mm::map_own(units * TABLE, mm::PROT_NONE)?;
         // Else one table might take a huge page.
         // SAFETY: advice that discards nothing.
         let _ = unsafe { mm::advise(at, units * TABLE, libc::MADV_NOHUGEPAGE) };

@@ -31,8 +31,7 @@ pub struct Measured {
 /// Measures the area behind `fd`, the first 2 MiB of which nobody uses yet. `None` if it
 /// fails.
 pub fn measure(fd: i32) -> Option<Measured> {
-    // SAFETY: a new mapping at an address of the kernel's choice.
-    let buffer = unsafe { mm::map_anon(0, UNIT, mm::PROT_RW, false) }.ok()?;
+    let buffer = mm::map_own(UNIT, mm::PROT_RW).ok()?;
     // SAFETY: just mapped, and long enough.
     let words = unsafe { std::slice::from_raw_parts_mut(buffer as *mut u64, UNIT / 8) };
     let mut x = 0x9e37_79b9_7f4a_7c15u64;

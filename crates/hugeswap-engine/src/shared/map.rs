@@ -455,8 +455,7 @@ fn mapped_of(bytes: u64, at: Option<usize>) -> usize {
 
 /// Addresses for `len` bytes, aligned to units.
 fn reserve(len: usize) -> hugeswap_sys::Result<usize> {
-    // SAFETY: a new mapping at an address of the kernel's choice.
-    let raw = unsafe { mm::map_anon(0, len + UNIT, mm::PROT_NONE, false) }?;
+    let raw = mm::map_own(len + UNIT, mm::PROT_NONE)?;
     let addr = raw.next_multiple_of(UNIT);
     // SAFETY: the slack before and after the aligned part, unused.
     unsafe {

@@ -81,8 +81,7 @@ fn not_there(n: u32) -> u32 {
 
 /// The mapping, and where in it the first buffer is: large ones are to be huge pages, which a device takes by one request.
 fn map((n, len): (u32, usize)) -> Result<(usize, usize)> {
-    // SAFETY: a new mapping at an address of the kernel's choice.
-    let at = unsafe { mm::map_anon(0, bytes((n, len)), mm::PROT_RW, false) }?;
+    let at = mm::map_own(bytes((n, len)), mm::PROT_RW)?;
     // SAFETY: advice that discards nothing. Where it is not taken the buffers are small pages.
     let _ = unsafe { mm::advise(at, bytes((n, len)), libc::MADV_HUGEPAGE) };
     Ok((at, at.next_multiple_of(len)))

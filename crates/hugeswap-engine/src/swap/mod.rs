@@ -47,8 +47,7 @@ struct Pages {
 
 impl Pages {
     fn new(len: usize) -> Result<Pages> {
-        // SAFETY: a new mapping at an address of the kernel's choice.
-        let at = unsafe { mm::map_anon(0, len, mm::PROT_RW, false) }?;
+        let at = mm::map_own(len, mm::PROT_RW)?;
         Ok(Pages { at, len })
     }
 

@@ -59,8 +59,7 @@ pub(crate) struct Cipher {
 impl Cipher {
     /// `key` fills in the key; false: there is none, and no cipher then. An error: no memory for it, or none that can be locked.
     pub fn new(key: impl FnOnce(&mut [u8; KEY_BYTES]) -> bool) -> Result<Option<Cipher>> {
-        // SAFETY: a new mapping at an address of the kernel's choice.
-        let at = unsafe { mm::map_anon(0, PAGE, mm::PROT_RW, false) }?;
+        let at = mm::map_own(PAGE, mm::PROT_RW)?;
         let cipher = Cipher { at };
         hide(at, PAGE)?;
         // SAFETY: the beginning of our page, which nobody else uses.
@@ -173,8 +172,7 @@ pub(crate) struct Nonces {
 impl Nonces {
     /// With no number taken yet.
     pub fn new() -> Result<Nonces> {
-        // SAFETY: a new mapping at an address of the kernel's choice.
-        let at = unsafe { mm::map_anon(0, PAGE, mm::PROT_RW, false) }?;
+        let at = mm::map_own(PAGE, mm::PROT_RW)?;
         let nonces = Nonces { at };
         // SAFETY: advice that discards nothing here.
         unsafe { mm::advise(at, PAGE, libc::MADV_WIPEONFORK) }?;

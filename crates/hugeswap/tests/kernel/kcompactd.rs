@@ -37,7 +37,7 @@ fn kernel_collapses() -> bool {
     let len = 2 * UNIT;
     // SAFETY: new memory, given back below; only what lies in it is touched.
     unsafe {
-        let raw = hugeswap_sys::mm::map_anon(0, len, hugeswap_sys::mm::PROT_RW, false).unwrap();
+        let raw = hugeswap_sys::mm::map_own(len, hugeswap_sys::mm::PROT_RW).unwrap();
         let at = raw.next_multiple_of(UNIT);
         hugeswap_sys::mm::advise(at, UNIT, libc::MADV_NOHUGEPAGE).unwrap();
         std::ptr::write_bytes(at as *mut u8, 1, UNIT);

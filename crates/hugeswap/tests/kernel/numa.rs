@@ -284,8 +284,7 @@ fn numa_one_node_counts_nothing() {
 /// The kernel says where memory is that there is, whatever may be done with it; and nothing of what there is not.
 fn numa_the_kernel_tells() {
     use hugeswap_sys::mm;
-    // SAFETY: new memory of our own.
-    let at = unsafe { mm::map_anon(0, 2 * UNIT, mm::PROT_RW, false) }.unwrap();
+    let at = mm::map_own(2 * UNIT, mm::PROT_RW).unwrap();
     if !mm::populate(at, 4096) {
         skip("memory cannot be populated");
     }

@@ -6,6 +6,7 @@
 #include "common.h"
 #include <setjmp.h>
 #include <signal.h>
+#include <fcntl.h>
 #include <stdarg.h>
 #include <sys/ipc.h>
 #include <sys/shm.h>
@@ -49,15 +50,27 @@ static uint64_t rnd(void) {
 }
 static size_t below(size_t n) { return rnd() % n; }
 
+static void tell_maps(void);
+
 #define MUST(cond, ...)                                                                                              \
     do {                                                                                                             \
         if (!(cond)) {                                                                                               \
             dprintf(2, "seed %lu step %lu: %s: ", (unsigned long)seed, (unsigned long)step, what);                   \
             dprintf(2, __VA_ARGS__);                                                                                 \
             dprintf(2, " (%s, line %d)\n", #cond, __LINE__);                                                         \
+            tell_maps();                                                                                             \
             _exit(1);                                                                                                \
         }                                                                                                            \
     } while (0)
+
+// What the kernel says is mapped.
+static void tell_maps(void) {
+    char text[4096];
+    int fd = open("/proc/self/maps", O_RDONLY);
+    for (ssize_t n; (n = read(fd, text, sizeof text)) > 0;)
+        if (write(2, text, (size_t)n) != n)
+            break;
+}
 
 static long by_instruction(long nr, long a, long b, long c, long d, long e, long f) {
     long r;

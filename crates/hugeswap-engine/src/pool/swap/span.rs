@@ -10,8 +10,7 @@ pub fn size_of_head(size: u64) -> usize {
 /// Reads `len` bytes at `at`, a multiple of 4096; fewer where the file ends.
 pub fn read(fd: i32, at: u64, len: usize) -> Result<Vec<u8>> {
     let room = len.next_multiple_of(4096).max(4096);
-    // SAFETY: a new mapping at an address of the kernel's choice.
-    let buffer = unsafe { mm::map_anon(0, room, mm::PROT_RW, false) }?;
+    let buffer = mm::map_own(room, mm::PROT_RW)?;
     // SAFETY: just mapped, that long.
     let got = unsafe { fs::read_until(fd, buffer, room, len, at) };
     let bytes = got.map(|n| {

@@ -1,0 +1,90 @@
+//! Addresses for what hugeswap maps for itself, apart from where the kernel puts a program's mappings.
+//!
+//! A program with one thread may count on it that what it has unmapped stays unmapped until it maps something itself: it maps over it again
+//! (MAP_FIXED), or asks for it by a hint. Threads of ours map stacks, buffers and rings at any time. So these never come from addresses that a
+//! program may have used: they come from a range of their own, in which each address is used once before any is used again.
+
+use crate::{Errno, Result, raw};
+use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
+
+/// First of these addresses. (The windows of `hugeswap run` end well below.)
+pub const BASE: usize = 0x4a00_0000_0000;
+/// How many there are, bytes.
+pub const LEN: usize = 0x0100_0000_0000;
+
+const PAGE: usize = 4096;
+const HUGE: usize = 2 << 20;
+/// So many addresses in use are passed over before the kernel is asked for some of its choice.
+const TRIES: usize = 64;
+
+/// Where the next mapping goes, from [`BASE`] on; 0: not chosen yet. (A forked child goes on from where its parent was.)
+static NEXT: AtomicUsize = AtomicUsize::new(0);
+
+/// An offset for a mapping of `len` bytes: a multiple of 2 MiB if it is as large, of a page otherwise.
+fn take(len: usize) -> usize {
+    let align = if len >= HUGE { HUGE } else { PAGE };
+    let fits = |from: usize| {
+        let at = from.next_multiple_of(align);
+        if at + len <= LEN { at } else { 0 }
+    };
+    let before = NEXT.fetch_update(Relaxed, Relaxed, |next| {
+        Some(fits(first(next)) + len.next_multiple_of(PAGE))
+    });
+    fits(first(before.unwrap_or_else(|next| next)))
+}
+
+/// The first mapping goes where the kernel's randomization of this object says.
+fn first(next: usize) -> usize {
+    match next {
+        0 => (&raw const NEXT).addr() % (LEN / 2) / PAGE * PAGE,
+        _ => next,
+    }
+}
+
+/// Makes a mapping at an address of this range, or of the kernel's choice if none is to be had here.
+pub(crate) fn map(len: usize, prot: u32, flags: i32, fd: i32, offset: usize) -> Result<usize> {
+    let mmap = |at: usize, flags: i32| {
+        // SAFETY: a new mapping that replaces nothing disturbs nothing.
+        unsafe {
+            raw::call(
+                libc::SYS_mmap,
+                [at, len, prot as usize, flags as usize, fd as usize, offset],
+            )
+        }
+    };
+    for _ in 0..TRIES {
+        if len > LEN / 2 {
+            break;
+        }
+        match mmap(BASE + take(len), flags | libc::MAP_FIXED_NOREPLACE) {
+            Err(Errno::EEXIST) => {}
+            // Addresses end below, or are used up: what the kernel says of its own choice counts.
+            Err(_) => break,
+            made => return made,
+        }
+    }
+    mmap(0, flags)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::mm;
+
+    #[test]
+    fn what_is_given_back_is_not_used_again_at_once() {
+        let one = mm::map_own(3 * PAGE, mm::PROT_RW).unwrap();
+        assert!((BASE..BASE + LEN).contains(&one));
+        // SAFETY: just mapped, unused.
+        unsafe { mm::unmap(one, 3 * PAGE) }.unwrap();
+        let two = mm::map_own(PAGE, mm::PROT_RW).unwrap();
+        assert_ne!(one, two);
+        let huge = mm::map_own(HUGE, mm::PROT_RW).unwrap();
+        assert_eq!(huge % HUGE, 0);
+        // SAFETY: mapped above, unused.
+        unsafe {
+            mm::unmap(two, PAGE).unwrap();
+            mm::unmap(huge, HUGE).unwrap();
+        }
+    }
+}
