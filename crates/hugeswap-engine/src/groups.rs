@@ -9,7 +9,7 @@ use crate::engine::{Engine, Lists};
 use crate::lock::Lock;
 use hugeswap_policy::file::FilePlace;
 use hugeswap_policy::lruvec::{Event, Events, GROUPS};
-use hugeswap_policy::unit::{Kind, LOCKED, WRITEBACK, Word};
+use hugeswap_policy::unit::{Kind, LOCKED, SCATTERED, WRITEBACK, Word};
 use hugeswap_policy::vmscan::{Limits, PageKind};
 use hugeswap_policy::{PAGE_BYTES, UNIT_BYTES, UNIT_PAGES};
 use hugeswap_sys::signal::Blocked;
@@ -259,7 +259,7 @@ impl Engine {
         let at_most = &mut at_most[group];
         let fits = |have: u64| more == 0 || have.saturating_add(more) <= max;
         if !fits(*at_most) {
-            *at_most = self.swap_of_group(group) + self.swap_to_come(group, unit);
+            *at_most = self.swap_at_most(group, unit);
         }
         let allowed = fits(*at_most);
         if allowed {
@@ -268,14 +268,19 @@ impl Engine {
         allowed
     }
 
-    /// Pages that units of a group other than `but`, which have no place in swap, may be about to take: somebody is at work on them.
-    fn swap_to_come(&self, group: usize, but: u32) -> u64 {
+    /// No fewer pages than a group has in swap and its units other than `but`, which somebody is at work on, may be about to take.
+    fn swap_at_most(&self, group: usize, but: u32) -> u64 {
         let all = 0..self.high_unit.load(Relaxed);
-        let coming = |u: &u32| {
-            let w = self.table.load(*u);
-            *u != but && w.has(LOCKED | WRITEBACK) && w.slot().is_none()
-        };
         let ours = all.filter(|&u| self.weights.place(u).0 == group);
-        ours.filter(coming).count() as u64 * UNIT_PAGES
+        ours.map(|u| {
+            // One look: between two the unit may be written, and would seem to have nothing in both.
+            let w = self.table.load(u);
+            let grows = u != but && w.has(LOCKED | WRITEBACK);
+            match w.slot() {
+                None | Some(SCATTERED) if grows => UNIT_PAGES,
+                _ => self.pages_in_swap(u, w),
+            }
+        })
+        .sum()
     }
 }

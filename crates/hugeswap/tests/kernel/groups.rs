@@ -103,10 +103,10 @@ fn groups_take_no_more_swap_than_they_may() {
     r.set_group(&group).unwrap();
     fill(&r, 1);
     r.advise(0, 32 * MIB, Advice::PageOut).unwrap();
-    // (Three threads write, kswapd is one: two may find that the others are at it.)
-    let nearly_all = 6 << 20..=10 << 20;
+    // (Two threads write: one may find that the other is at it.)
+    let all_but_one = 8 << 20..=10 << 20;
     let used = group.stats().swap_bytes;
-    assert!(nearly_all.contains(&used), "{used} bytes of swap");
+    assert!(all_but_one.contains(&used), "{used} bytes of swap");
     assert!(resident(&r) >= 16 - 5);
     fill(&other, 1);
     fill(&other, 2);
@@ -119,7 +119,7 @@ fn groups_take_no_more_swap_than_they_may() {
     fill(&r, 3);
     r.advise(0, 32 * MIB, Advice::PageOut).unwrap();
     let used = group.stats().swap_bytes;
-    assert!(nearly_all.contains(&used), "{used} bytes of swap");
+    assert!(all_but_one.contains(&used), "{used} bytes of swap");
     check(&r, 3);
 }
 
