@@ -188,7 +188,7 @@ impl Engine {
     }
 
     /// The pages of `[addr, addr+len)` become guards, or poisoned: what they hold is given up. EINVAL: not whole pages; EOPNOTSUPP: there are no markers here (message mode, no
-    /// userfaultfd, mapped files and shared memory, `markers=off`); ENOMEM: something is not mapped, or mappings are short; EAGAIN: held for a system call, or
+    /// userfaultfd, mapped files and shared memory, `markers=off`); ENOMEM: something is not mapped, cannot be touched, or mappings are short; EAGAIN: held for a system call, or
     /// another process's fault must be waited for; EEXIST: to be poisoned, but a guard. What comes before the unit of 2 MiB at which that is found out is done.
     pub fn install_markers(&self, addr: usize, len: usize, marker: Marker) -> Result<()> {
         if !addr.is_multiple_of(PAGE) || !len.is_multiple_of(PAGE) {
@@ -258,9 +258,6 @@ impl Engine {
                 Kind::None | Kind::Foreign => return Ok(w),
                 Kind::Free => return refuse(w, Errno::ENOMEM),
                 Kind::Poisoned => return refuse(w, Errno::EIO),
-                Kind::Swapped | Kind::Cached if !w.allows(false) => {
-                    return refuse(w, Errno::EOPNOTSUPP);
-                }
                 Kind::Swapped | Kind::Base => w,
                 Kind::Cached => {
                     if !w.has(READAHEAD) {

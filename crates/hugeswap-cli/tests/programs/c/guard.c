@@ -101,6 +101,30 @@ static void tell(char *p, const unsigned char *is, size_t n) {
     free(e), close(fd);
 }
 
+// In memory that is paged out, and that nobody may touch: the rest of it keeps its bytes, and is not opened.
+static void without_access(void) {
+    size_t len = 8 << 20, n = len / PAGE;
+    char *p = mmap(0, len, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    CHECK(p != MAP_FAILED, "mmap");
+    for (size_t i = 0; i < n; i++)
+        *(uint64_t *)(p + i * PAGE) = i + 3;
+    CHECK(madvise(p, len, MADV_PAGEOUT) == 0 && mprotect(p, len, PROT_NONE) == 0, "out, and closed");
+    for (size_t i = 700; i < 703; i++)
+        CHECK(madvise(p + i * PAGE, PAGE, GUARD_INSTALL) == 0, "install where there is no access");
+    for (size_t i = 0; i < n; i += 25)
+        CHECK(faults(p + i * PAGE, i % 2) && code == SEGV_ACCERR, "page %zu is open, or code %d", i, code);
+    CHECK(mprotect(p, len, PROT_READ | PROT_WRITE) == 0, "mprotect");
+    for (size_t i = 0; i < n; i++) {
+        int guard = i >= 700 && i < 703;
+        if (guard)
+            CHECK(faults(p + i * PAGE, i % 2) && code == SEGV_MAPERR, "page %zu is no guard", i);
+        else
+            CHECK(*(uint64_t *)(p + i * PAGE) == i + 3, "page %zu", i);
+    }
+    CHECK(madvise(p, len, GUARD_REMOVE) == 0 && *(uint64_t *)(p + 701 * PAGE) == 0, "remove");
+    CHECK(munmap(p, len) == 0, "munmap");
+}
+
 int main(int argc, char **argv) {
     size_t len = (argc > 1 ? strtoul(argv[1], 0, 0) : 32) << 20, n = len / PAGE;
     struct sigaction action = {.sa_sigaction = on_segv, .sa_flags = SA_SIGINFO | SA_NODEFER};
@@ -163,6 +187,7 @@ int main(int argc, char **argv) {
     for (size_t step = 0; step < 11; step++)
         look(q, is, n, step);
     CHECK(munmap(q, len + (8 << 20)) == 0, "munmap");
+    without_access();
     puts("ok");
     return 0;
 }
