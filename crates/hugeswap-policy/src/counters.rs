@@ -50,6 +50,7 @@ counters! {
     CompactDaemonSuccess => "compact_daemon_success", "Free frames that were not huge and became so.";
     CompactDaemonFail => "compact_daemon_fail", "Times that the kernel had no huge page for that.";
     CleanDrop => "pgclean_drop", "Units dropped without a write because swap already held their bytes.";
+    PageCleanDrop => "pgclean_drop_4k", "Base pages that came writable, since they were changed the last time, and were not written because swap already held their bytes.";
     ZeroDrop => "zero_drop", "Units dropped without I/O because they were all zeros.";
     WriteRedirtied => "write_redirtied", "Write-outs made useless by a write while they were going on.";
     SwapMoved => "swap_moved", "Pages moved from one place in swap to another: off an area that is taken off, or together.";

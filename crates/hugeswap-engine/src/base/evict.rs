@@ -31,9 +31,10 @@ impl Engine {
             self.table.unlock(unit, w);
             return None;
         }
+        record.note_unchanged(&going);
         // What is spared stays dirty, and is not written.
         let kept = record.dirty.split_off(&going);
-        let (w, clean) = self.clean_pages(unit, w);
+        let (w, clean) = self.clean_pages_but(unit, w, kept.count());
         let freed = clean.then(|| self.drop_clean_pages(unit, &going, start));
         record.dirty.join(&kept);
         let left = record.present.count();
@@ -51,11 +52,16 @@ impl Engine {
     /// Write-protects a locked unit's pages and writes the dirty ones. The word with its slot, and
     /// whether no page is dirty now.
     pub(crate) fn clean_pages(&self, unit: u32, w: Word) -> (Word, bool) {
+        self.clean_pages_but(unit, w, 0)
+    }
+
+    /// [`Engine::clean_pages`], where `others` more pages can be written, which are not called dirty now, and may stay so.
+    fn clean_pages_but(&self, unit: u32, w: Word, others: u64) -> (Word, bool) {
         let record = self.base.records.of(unit);
         if !record.dirty.any() {
             return (w, true);
         }
-        if self.freeze(unit, &record.dirty).is_err() {
+        if self.freeze(unit, &record.dirty, others).is_err() {
             return (w, false);
         }
         self.write_dirty(unit, w, record)

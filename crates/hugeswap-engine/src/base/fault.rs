@@ -310,6 +310,9 @@ impl Engine {
         let written = match write {
             // Zeros come ahead of a run only: it will write to them too, and each would be a fault.
             true if zeros => pages.clone(),
+            false if pages.len() == 1 && self.is_changed_again(unit, w, record, page) => {
+                pages.clone()
+            }
             _ => page..page + usize::from(write),
         };
         let result = self.bring_in(unit, w, record, pages.clone(), written);

@@ -1,15 +1,17 @@
 //! Pages of a slot: read and verified, written and summed.
 
-use super::{BUFFER, PAGE, Pager, pieces, record::Record};
+use super::{BUFFER, PAGE, Pager, pieces, record::Bits, record::Record};
 use crate::checksum::{self, UnitSums};
 use crate::engine::Engine;
 use crate::swap::batch::{self, Run};
 use hugeswap_policy::UNIT_PAGES;
 use hugeswap_policy::counters::Counter;
 use hugeswap_policy::file::FilePlace;
-use hugeswap_policy::unit::{SCATTERED, Word};
+use hugeswap_policy::knobs::Knob;
+use hugeswap_policy::unit::{MAY_WRITE, SCATTERED, Word};
 use hugeswap_sys::Errno;
 use std::ops::Range;
+use std::sync::atomic::AtomicU64;
 use std::sync::atomic::Ordering::Relaxed;
 
 const PAGES: usize = UNIT_PAGES as usize;
@@ -53,6 +55,12 @@ impl Engine {
         if let Some(place) = FilePlace::of(w) {
             return (w, self.write_file_dirty(unit, place, record));
         }
+        self.forget_unchanged(unit, w, record);
+        if !record.dirty.any() {
+            return (w, true);
+        }
+        let written = Bits::none();
+        written.copy(&record.dirty);
         let Some(w) = self.place_for_dirty(unit, w, record) else {
             return (w, false);
         };
@@ -62,9 +70,77 @@ impl Engine {
             None => false,
         };
         if done {
+            // (If not: what could not be written is not compared with what is stored in its place, which may be bad.)
+            record.changed.join(&written);
             self.swap_full.store(false, Relaxed);
         }
         (w, done)
+    }
+
+    /// Will a page that is about to be read also be written? So it was the last time. It comes writable then, which saves a fault, and
+    /// whether it was changed is seen by its sum when it leaves ([`Engine::forget_unchanged`]).
+    pub(super) fn is_changed_again(
+        &self,
+        unit: u32,
+        w: Word,
+        record: &Record,
+        page: usize,
+    ) -> bool {
+        record.changed.get(page)
+            && w.has(MAY_WRITE)
+            && matches!(self.pager(), Some(Pager::Uffd(_)))
+            && FilePlace::of(w).is_none()
+            && !self.is_tracked(unit)
+            && self.pool.knob(Knob::CleanDrop) != 0
+            && self.sum_of_stored(unit, w, record, page).is_some()
+    }
+
+    /// Of the dirty pages of a locked unit, which are write-protected, those that are as they are stored after all are not dirty any more.
+    fn forget_unchanged(&self, unit: u32, w: Word, record: &Record) {
+        if self.pool.knob(Knob::CleanDrop) == 0 {
+            return;
+        }
+        let at = self.table.addr(unit);
+        let mut unchanged = 0;
+        // (What was not changed when it was last in memory did not come writable: it was written to.)
+        for page in record.dirty.both(&record.changed) {
+            let Some(sum) = self.sum_of_stored(unit, w, record, page) else {
+                continue;
+            };
+            // SAFETY: a dirty page is in memory, readable and write-protected.
+            let bytes =
+                unsafe { std::slice::from_raw_parts((at + page * PAGE) as *const u8, PAGE) };
+            if checksum::matches(&self.key, bytes, std::slice::from_ref(sum)) {
+                record.dirty.put(page..page + 1, false);
+                record.changed.put(page..page + 1, false);
+                unchanged += 1;
+            }
+        }
+        if unchanged > 0 {
+            self.count(Counter::PageCleanDrop, unchanged);
+        }
+    }
+
+    /// The sum of a page of a locked unit as it is stored; `None`: it is not, nothing is known of it, or its slot is bad.
+    fn sum_of_stored(
+        &self,
+        unit: u32,
+        w: Word,
+        record: &Record,
+        page: usize,
+    ) -> Option<&AtomicU64> {
+        if !record.stored.get(page) || self.is_bad_anywhere(unit, w, page..page + 1) {
+            return None;
+        }
+        let (cluster, at) = match w.slot()? {
+            SCATTERED => {
+                let place = self.placing.scatter.of(unit)?.get(page)?;
+                (place.cluster, place.at)
+            }
+            own => (own, page),
+        };
+        let sum = self.pool.slot_sums().get(cluster as usize)?.get(at)?;
+        checksum::known(std::slice::from_ref(sum)).then_some(sum)
     }
 
     /// [`Engine::write_dirty`] for a unit with a cluster that may be overwritten.
@@ -151,6 +227,8 @@ impl Engine {
             Some(Pager::Remap) => pieces::around(page),
             _ => page..page + 1,
         };
+        // (Its sum would say that it need not be.)
+        record.changed.put(pages.clone(), false);
         record.dirty.put(pages, true);
     }
 

@@ -187,11 +187,20 @@ impl Engine {
     }
 
     /// After this nobody changes the pages of `which`, which are present, until they are faulted on; they can be read.
-    /// If it fails, some may be so.
-    pub(crate) fn freeze(&self, unit: u32, which: &Bits) -> Result<()> {
+    /// If it fails, some may be so. `others`: how many pages there are besides that can be written and had better stay so; as many calls are
+    /// made for them at most, since each that does not costs a fault.
+    pub(crate) fn freeze(&self, unit: u32, which: &Bits, others: u64) -> Result<()> {
         let at = self.table.addr(unit);
         if let Some(Pager::Uffd(fd)) = self.pager() {
-            return uffd::write_protect(fd, at, UNIT, true);
+            if others == 0 || which.runs() > others {
+                return uffd::write_protect(fd, at, UNIT, true);
+            }
+            let mut next = 0;
+            while let Some(run) = which.run(next, PAGES, true) {
+                next = run.end;
+                uffd::write_protect(fd, at + run.start * PAGE, run.len() * PAGE, true)?;
+            }
+            return Ok(());
         }
         // Not the whole unit at once: what is absent must stay without access.
         let mut next = 0;

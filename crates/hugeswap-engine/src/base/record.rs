@@ -85,6 +85,18 @@ impl Bits {
         words.for_each(|(to, from)| to.store(!from.load(Relaxed), Relaxed));
     }
 
+    /// How many runs there are of those that are set.
+    pub fn runs(&self) -> u64 {
+        let mut before = 0;
+        let starts = self.0.iter().map(|w| {
+            let w = w.load(Relaxed);
+            let starts = w & !(w << 1 | before);
+            before = w >> 63;
+            u64::from(starts.count_ones())
+        });
+        starts.sum()
+    }
+
     /// How many are set.
     pub fn count(&self) -> u64 {
         let ones = |w: &AtomicU64| u64::from(w.load(Relaxed).count_ones());
@@ -96,6 +108,16 @@ impl Bits {
         let both = |(a, b): (&AtomicU64, &AtomicU64)| a.load(Relaxed) & b.load(Relaxed);
         let ones = self.0.iter().zip(&other.0).map(both);
         ones.map(|w| u64::from(w.count_ones())).sum()
+    }
+
+    /// Those that are set here and in another, in order.
+    pub fn both(&self, other: &Bits) -> impl Iterator<Item = usize> {
+        let words = (0..PAGES / 64).map(|n| (n, self.word(n) & other.word(n)));
+        words.flat_map(|(n, word)| {
+            (0..64)
+                .filter(move |i| word >> i & 1 == 1)
+                .map(move |i| n * 64 + i)
+        })
     }
 
     /// Are all set?
@@ -139,10 +161,12 @@ const _: () = assert!(MOST_LIVES as u32 == (1 << LIVES_BITS) - 1);
 pub(crate) struct Record {
     /// In memory, where the program sees them.
     pub present: Bits,
-    /// Present, and changed since the slot was written.
+    /// Present and writable: perhaps changed since the slot was written.
     pub dirty: Bits,
     /// The slot holds the page (as it was before it became dirty). A page neither present nor stored reads as zero.
     pub stored: Bits,
+    /// Changed when it was last in memory: a hint.
+    pub changed: Bits,
     /// In memory when the unit's pages last left.
     pub left: Bits,
     /// Part of the working set: spared when others of the unit were evicted.
@@ -205,6 +229,14 @@ impl Record {
         going
     }
 
+    /// Pages are about to leave: of those that are not dirty it is known that they were not changed.
+    pub fn note_unchanged(&self, going: &Bits) {
+        for ((changed, going), dirty) in self.changed.0.iter().zip(&going.0).zip(&self.dirty.0) {
+            let unchanged = going.load(Relaxed) & !dirty.load(Relaxed);
+            changed.store(changed.load(Relaxed) & !unchanged, Relaxed);
+        }
+    }
+
     pub fn history(&self) -> UnitHistory {
         UnitHistory::from_bits(self.history.load(Relaxed))
     }
@@ -232,6 +264,7 @@ impl Record {
     pub fn forget(&self) {
         self.clear();
         self.known_from.store(self.turn.load(Relaxed), Relaxed);
+        self.changed.fill(false);
         self.left.fill(false);
         self.workingset.fill(false);
         self.set_lives(0..PAGES, 0);
@@ -281,6 +314,7 @@ mod tests {
             present: Bits::none(),
             dirty: Bits::none(),
             stored: Bits::none(),
+            changed: Bits::none(),
             left: Bits::none(),
             workingset: Bits::none(),
             lives: [const { Bits([const { AtomicU64::new(0) }; PAGES / 64]) }; LIVES_BITS],
@@ -352,6 +386,8 @@ mod tests {
             for (p, m) in model.iter().enumerate() {
                 prop_assert_eq!(bits.get(p), *m);
             }
+            let starts = (0..PAGES).filter(|&p| model[p] && (p == 0 || !model[p - 1]));
+            prop_assert_eq!(bits.runs(), starts.count() as u64);
             prop_assert_eq!(bits.count(), model.iter().filter(|m| **m).count() as u64);
             prop_assert_eq!(bits.all(), model.iter().all(|m| *m));
             prop_assert_eq!(bits.any(), model.iter().any(|m| *m));

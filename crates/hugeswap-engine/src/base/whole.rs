@@ -154,7 +154,7 @@ impl Engine {
         let at = self.table.addr(unit);
         if record.present.any() {
             // Nobody changes what is being copied.
-            let frozen = self.freeze(unit, &record.present);
+            let frozen = self.freeze(unit, &record.present, 0);
             frozen.map_err(|e| NotWhole::Map(self.protecting().failed(e)))?;
         }
         let mut page = 0;

@@ -114,7 +114,7 @@ impl Engine {
     }
 
     /// The same of some of its pages.
-    pub(super) fn is_bad_anywhere(&self, unit: u32, w: Word, mut pages: Range<usize>) -> bool {
+    pub(crate) fn is_bad_anywhere(&self, unit: u32, w: Word, mut pages: Range<usize>) -> bool {
         match w.slot() {
             _ if self.pool.header().losses.load(Relaxed) == 0 => false,
             _ if FilePlace::of(w).is_some() => false,

@@ -160,7 +160,8 @@ impl Engine {
         let buffer = self.base.take_buffer();
         let mut bad = [None; BUFFER / PAGE];
         let needed = |p: usize| match record {
-            Some(r) => r.stored.get(p) && !r.dirty.get(p),
+            // (What came writable may be dropped without being written.)
+            Some(r) => r.stored.get(p) && (!r.dirty.get(p) || r.changed.get(p)),
             // Of what was written while it changed nothing is known, and needed.
             None if w.kind() == Kind::Present => self.is_known(unit, w, p),
             None => self.is_somewhere(unit, w, p),

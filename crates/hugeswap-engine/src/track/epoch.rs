@@ -203,7 +203,7 @@ impl Engine {
             return uffd::write_protect(fd, self.table.addr(first), n * UNIT, true);
         }
         for unit in first..first + n as u32 {
-            self.freeze(unit, &self.base.records.of(unit).dirty)?;
+            self.freeze(unit, &self.base.records.of(unit).dirty, 0)?;
         }
         Ok(())
     }

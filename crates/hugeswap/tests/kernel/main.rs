@@ -5,6 +5,7 @@
 
 mod advisor;
 mod areas;
+mod changed;
 mod content;
 mod defrag;
 mod enabled;
@@ -65,6 +66,7 @@ fn all() -> Vec<Test> {
     [
         content::TESTS,
         pages::TESTS,
+        changed::TESTS,
         markers::TESTS,
         pagemap::TESTS,
         pieces::TESTS,
