@@ -164,7 +164,12 @@ impl Engine {
                 if few {
                     return busy;
                 }
-                return self.reclaim_batch() || busy;
+                let wanted = match starving || owed > 0 {
+                    true => BATCH,
+                    // What is brought out beyond what is missing may be in use, where there is little memory.
+                    false => marks.high.saturating_sub(available + coming) as usize,
+                };
+                return self.reclaim_batch(wanted.clamp(1, BATCH)) || busy;
             }
             return true;
         }
@@ -181,10 +186,10 @@ impl Engine {
         self.record().charged.load(Relaxed) <= FEW_FRAMES
     }
 
-    /// Takes the oldest units: clean ones are watched at once, dirty ones made read-only and queued for writing.
+    /// Takes the oldest units, about as many as are wanted: clean ones are watched at once, dirty ones made read-only and queued for writing.
     /// False if no unit could be taken.
-    fn reclaim_batch(&self) -> bool {
-        let progress = self.reclaim_oldest();
+    fn reclaim_batch(&self, wanted: usize) -> bool {
+        let progress = self.reclaim_oldest(wanted);
         if !progress {
             self.woken_for_huge(false);
         }
@@ -192,7 +197,7 @@ impl Engine {
         progress
     }
 
-    fn reclaim_oldest(&self) -> bool {
+    fn reclaim_oldest(&self, wanted: usize) -> bool {
         let mut out = [0u32; MOST];
         let (n, spare) = {
             let mut lru = self.lru.lock();
@@ -202,7 +207,7 @@ impl Engine {
             let most = if self.has_few_frames() {
                 1
             } else {
-                lru.batch(BATCH)
+                lru.batch(wanted)
             };
             self.groups.settle_claims(&mut lru);
             let waiting = self.inflight_writes.load(Relaxed) > 0;

@@ -86,7 +86,12 @@ fn groups_above_high_go_first() {
     fill(&soft, 1);
     // The other region came first, and stays.
     fill(&soft, 2);
-    assert!(resident(&other) >= 20, "{} of 24", resident(&other));
+    let (soft_has, stats) = (group.stats(), pool.stats());
+    assert!(
+        resident(&other) >= 20,
+        "{} of 24 are left of the other; {soft_has:?}, {stats:?}",
+        resident(&other)
+    );
     check(&other, 1);
     check(&soft, 2);
     assert!(pool.group("soft").unwrap().stats().pgscan > 0);
