@@ -229,12 +229,12 @@ impl Engine {
             self.note_resident(unit);
         } else if w.has(WRITABLE) {
             self.count(Counter::WriteRedirtied, 1);
-            self.redirtied(unit, w);
+            self.table.unlock(unit, w);
+            self.note_referenced(unit);
         } else if w.pins() > 0 {
             self.table.unlock(unit, w.set(CLEAN));
             self.note_resident(unit);
         } else {
-            self.base.records.of(unit).not_redirtied();
             self.park(unit, w.set(CLEAN));
         }
     }

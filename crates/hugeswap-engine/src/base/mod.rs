@@ -6,7 +6,7 @@
 //! base-mapped or whole; or it is scattered over single slots ([`crate::place`]).
 //!
 //! * `fault`: pages brought in; `evict`: pages written and dropped; `whole`: the ways to and from huge pages
-//! * `tracked`: a unit in memory whose pages are to be told apart; `redirtied`: one that would never leave whole
+//! * `tracked`: a unit in memory whose pages are to be told apart
 //! * `pager`, `pieces`: how pages are installed, protected and dropped
 //! * `io`: pages of a slot read, written, copied; `place`: which slot that is; `part`: some pages of a unit, on the program's word
 //!
@@ -21,7 +21,6 @@ mod part;
 pub(crate) mod pieces;
 mod place;
 pub(crate) mod record;
-mod redirtied;
 mod tracked;
 mod whole;
 

@@ -181,8 +181,6 @@ pub(crate) struct Record {
     history: AtomicU64,
     /// How much of it was touched when it was last in memory.
     density: AtomicU8,
-    /// Write-outs of the whole unit in vain, one after the other, since it was written to meanwhile.
-    redirtied: AtomicU8,
     /// How often its pages have left, for the advisor.
     pub turn: AtomicU64,
     /// The first turn after it was last whole.
@@ -236,19 +234,6 @@ impl Record {
         for ((changed, going), dirty) in self.changed.0.iter().zip(&going.0).zip(&self.dirty.0) {
             let unchanged = going.load(Relaxed) & !dirty.load(Relaxed);
             changed.store(changed.load(Relaxed) & !unchanged, Relaxed);
-        }
-    }
-
-    /// The unit was written out in vain. How often by now.
-    pub fn redirtied_again(&self) -> u8 {
-        let n = self.redirtied.load(Relaxed).saturating_add(1);
-        self.redirtied.store(n, Relaxed);
-        n
-    }
-
-    pub fn not_redirtied(&self) {
-        if self.redirtied.load(Relaxed) != 0 {
-            self.redirtied.store(0, Relaxed);
         }
     }
 
@@ -337,7 +322,6 @@ mod tests {
             came_at: AtomicU64::new(0),
             history: AtomicU64::new(0),
             density: AtomicU8::new(0),
-            redirtied: AtomicU8::new(0),
             turn: AtomicU64::new(0),
             known_from: AtomicU64::new(0),
             turn_length: AtomicU64::new(0),

@@ -1,5 +1,4 @@
 //! Base pages that were changed when they were last in memory: they come writable, and are written only if they have changed again.
-//! And units that change whenever they are written out.
 
 use crate::Test;
 use crate::integrity::Swap;
@@ -20,10 +19,6 @@ pub const TESTS: &[Test] = &[
     (
         "changed_pages_that_have_not_changed_are_told_apart",
         changed_pages_that_have_not_changed_are_told_apart,
-    ),
-    (
-        "changed_all_the_time_a_unit_leaves_by_pages",
-        changed_all_the_time_a_unit_leaves_by_pages,
     ),
     (
         "changed_pages_are_right_in_children",
@@ -216,34 +211,5 @@ fn changed_pages_are_right_in_children() {
     page_out(&mut r);
     ended_well(pid);
     holds(&r, 6);
-    pool.audit().unwrap();
-}
-
-fn changed_all_the_time_a_unit_leaves_by_pages() {
-    need_pages();
-    let pool = builder(64).set("debug.storm=1").build().unwrap();
-    let r = pool.region(8 * MIB).unwrap();
-    fill(&r, 1);
-    let stop = std::sync::atomic::AtomicBool::new(false);
-    let mut model: Vec<u64> = (0..words(&r).len()).map(|i| value(i, 1)).collect();
-    std::thread::scope(|s| {
-        s.spawn(|| {
-            let mut x = 1u64;
-            while !stop.load(Relaxed) {
-                x = x
-                    .wrapping_mul(6364136223846793005)
-                    .wrapping_add(1442695040888963407);
-                let i = (x >> 20) as usize % model.len();
-                assert_eq!(words(&r)[i].load(Relaxed), model[i], "word {i}");
-                words(&r)[i].store(x, Relaxed);
-                model[i] = x;
-            }
-        });
-        until("it leaves by pages", || counter(&pool, "thp_split_pmd") > 0);
-        stop.store(true, Relaxed);
-    });
-    for (i, m) in model.iter().enumerate() {
-        assert_eq!(words(&r)[i].load(Relaxed), *m, "word {i}");
-    }
     pool.audit().unwrap();
 }
