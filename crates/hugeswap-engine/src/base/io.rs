@@ -132,13 +132,7 @@ impl Engine {
         if !record.stored.get(page) || self.is_bad_anywhere(unit, w, page..page + 1) {
             return None;
         }
-        let (cluster, at) = match w.slot()? {
-            SCATTERED => {
-                let place = self.placing.scatter.of(unit)?.get(page)?;
-                (place.cluster, place.at)
-            }
-            own => (own, page),
-        };
+        let (cluster, at) = self.place_of(unit, w, page)?;
         let sum = self.pool.slot_sums().get(cluster as usize)?.get(at)?;
         checksum::known(std::slice::from_ref(sum)).then_some(sum)
     }

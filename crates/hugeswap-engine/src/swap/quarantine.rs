@@ -199,7 +199,7 @@ impl Engine {
     }
 
     /// The slot of page `page` of a locked unit: its cluster, and which there.
-    pub(super) fn place_of(&self, unit: u32, w: Word, page: usize) -> Option<(u64, usize)> {
+    pub(crate) fn place_of(&self, unit: u32, w: Word, page: usize) -> Option<(u64, usize)> {
         let single = |s: &Places| s.get(page).map(|s| (s.cluster, s.at));
         match w.slot() {
             Some(SCATTERED) => self.placing.scatter.of(unit).and_then(single),

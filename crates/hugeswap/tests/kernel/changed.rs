@@ -87,6 +87,17 @@ fn changed_pages_come_writable() {
     assert_eq!(pool.stats().swap_used_bytes, 0);
 }
 
+/// All of it is read, and one page written.
+fn only_writes_are_told(r: &Region) {
+    let epoch = r.track_writes(Granularity::Pages).unwrap();
+    holds(r, 2);
+    assert_eq!(r.changed_since(&epoch).unwrap(), []);
+    words(r)[0].store(1, Relaxed);
+    let first = 0..PAGE;
+    let told = r.changed_since(&epoch).unwrap();
+    assert_eq!(told, std::slice::from_ref(&first));
+}
+
 fn changed_pages_come_writable_only_to_save_a_write() {
     need_pages();
     let pool = pool_of_pages();
@@ -95,29 +106,14 @@ fn changed_pages_come_writable_only_to_save_a_write() {
     holds(&r, 2);
     assert!(faults(&pool, || put(&r, 3)), "all of them would be written");
     // Nor where it is to be known what is written.
-    let first = 0..PAGE;
     pool.set("swap.clean_drop=on").unwrap();
     let r = changed_twice(&pool);
-    let epoch = r.track_writes(Granularity::Pages).unwrap();
-    holds(&r, 2);
-    assert_eq!(r.changed_since(&epoch).unwrap(), []);
-    words(&r)[0].store(1, Relaxed);
-    assert_eq!(
-        r.changed_since(&epoch).unwrap(),
-        std::slice::from_ref(&first)
-    );
+    only_writes_are_told(&r);
     r.stop_tracking();
     // They came before.
     let r = changed_twice(&pool);
     holds(&r, 2);
-    let epoch = r.track_writes(Granularity::Pages).unwrap();
-    holds(&r, 2);
-    assert_eq!(r.changed_since(&epoch).unwrap(), []);
-    words(&r)[0].store(1, Relaxed);
-    assert_eq!(
-        r.changed_since(&epoch).unwrap(),
-        std::slice::from_ref(&first)
-    );
+    only_writes_are_told(&r);
     pool.audit().unwrap();
 }
 
