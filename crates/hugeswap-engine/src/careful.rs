@@ -115,7 +115,7 @@ impl Engine {
                 }
                 kind => kind == Kind::Present,
             };
-            self.table.unlock(unit, w);
+            w.settle();
         }
         any
     }

@@ -6,7 +6,7 @@
 use crate::call::Done;
 use crate::engine::Engine;
 use crate::huge::{Huge, Wait};
-use crate::table::NO_FRAME;
+use crate::table::{Locked, NO_FRAME};
 use hugeswap_policy::counters::Counter;
 use hugeswap_policy::frames::{self, Credits, Frame, Sources};
 use hugeswap_policy::gfp::Gfp;
@@ -123,7 +123,7 @@ impl Sources for Engine {
                 continue;
             };
             // If it failed, the unit may have been dropped: then there is room for a fresh frame.
-            return self.take_locked(unit, w);
+            return self.take_locked(w);
         }
         None
     }
@@ -235,19 +235,21 @@ impl Engine {
     }
 
     /// Takes the frame of a locked, clean, evictable unit and unlocks it as swapped.
-    pub(crate) fn take_locked(&self, unit: u32, w: Word) -> Option<u32> {
-        let swapped = w
-            .with_kind(Kind::Swapped)
-            .clear(WATCHED | CLEAN | READAHEAD | WRITABLE);
-        if w.kind() == Kind::Cached {
-            let place = self.table.frame(unit);
-            self.table.set_frame(unit, NO_FRAME);
+    pub(crate) fn take_locked(&self, w: Locked<'_>) -> Option<u32> {
+        let (unit, was) = (w.unit(), *w);
+        let swapped = |w: Word| {
+            w.with_kind(Kind::Swapped)
+                .clear(WATCHED | CLEAN | READAHEAD | WRITABLE)
+        };
+        if was.kind() == Kind::Cached {
+            let place = w.frame();
+            w.set_frame(NO_FRAME);
             self.note_whole_evicted(unit);
-            self.table.unlock(unit, swapped);
-            if !w.has(READAHEAD) {
+            w.settle_as(swapped);
+            if !was.has(READAHEAD) {
                 self.watched.fetch_sub(1, Relaxed);
             }
-            if w.has(READAHEAD)
+            if was.has(READAHEAD)
                 && let Some(mut s) = self.streams.try_lock()
             {
                 s.on_waste(u64::from(unit));
@@ -255,17 +257,17 @@ impl Engine {
             return Some(place);
         }
         let Some(place) = self.arena.take_empty() else {
-            self.table.unlock(unit, w);
+            w.settle();
             return None;
         };
-        match self.move_out(unit, place, w.has(WATCHED)) {
+        match self.move_out(unit, place, was.has(WATCHED)) {
             Ok(()) => {
-                if w.has(WATCHED) {
+                if was.has(WATCHED) {
                     self.watched.fetch_sub(1, Relaxed);
                 }
-                self.table.set_frame(unit, NO_FRAME);
+                w.set_frame(NO_FRAME);
                 self.note_whole_evicted(unit);
-                self.table.unlock(unit, swapped);
+                w.settle_as(swapped);
                 self.count(Counter::PgReclaim, 1);
                 Some(place)
             }
@@ -273,7 +275,7 @@ impl Engine {
                 self.arena.put_empty(place);
                 // The limit on mappings: moving needs some, dropping frees some.
                 self.count(Counter::MapLimit, 1);
-                self.drop_clean(unit, w);
+                self.drop_clean(w);
                 None
             }
         }

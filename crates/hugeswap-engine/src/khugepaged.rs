@@ -187,21 +187,22 @@ impl Engine {
     /// Collapses a unit with a frame of the caller's, which is free if that cannot be.
     fn collapse(&self, unit: u32, frame: Frame) {
         let based = |w: Word| w.kind() == Kind::Base;
-        let Some(w) = self.table.try_lock_if(unit, based) else {
+        let Some(mut w) = self.table.try_lock_if(unit, based) else {
             return self.arena.put_free(frame.place);
         };
-        if !self.is_to_be_collapsed(unit, w) {
-            self.table.unlock(unit, w);
+        if !self.is_to_be_collapsed(unit, *w) {
+            w.settle();
             return self.arena.put_free(frame.place);
         }
         // What is remembered of it is how much has come by faults.
         let record = self.base.records.of(unit);
         record.set_density(Density::of(record.present.count() as u16));
         record.set_history(UnitHistory::NEW);
-        if self.become_whole(frame, unit, w, false).is_err() {
+        if self.become_whole(frame, &mut w, false).is_err() {
             // Whoever needs what could not be read is told by a fault.
-            return self.table.unlock(unit, w);
+            return w.settle();
         }
+        w.settle();
         self.note_resident(unit);
         self.count(Counter::KhugepagedCollapsed, 1);
     }

@@ -8,6 +8,7 @@ use crate::call::CallError;
 use crate::engine::{Engine, UNIT};
 use crate::fault::Outcome;
 use crate::frames::SLOW_PATIENCE_NS;
+use crate::table::Locked;
 use hugeswap_policy::counters::Counter;
 use hugeswap_policy::unit::{CLEAN, COW, Kind, READAHEAD, UNCHARGED, WATCHED, WRITABLE, Word};
 use hugeswap_sys::{Errno, futex, now_ns};
@@ -79,7 +80,7 @@ impl Engine {
                 };
                 let takeable = |w: Word| w.evictable() && w.kind() == Kind::Present && w.has(CLEAN);
                 if let Some(w) = self.table.try_lock_if(unit, takeable) {
-                    made |= self.drop_clean(unit, w);
+                    made |= self.drop_clean(w);
                 }
             }
         }
@@ -87,49 +88,47 @@ impl Engine {
     }
 
     /// Drops a locked, clean, present unit where it stands and unlocks it; its frame goes back to the kernel.
-    pub(crate) fn drop_clean(&self, unit: u32, w: Word) -> bool {
-        let dropped = self.drop_mapped(unit, w);
-        if dropped {
-            self.unlock_dropped(unit, w, w.with_kind(Kind::Swapped));
-        }
-        dropped
+    pub(crate) fn drop_clean(&self, w: Locked<'_>) -> bool {
+        let Some(w) = self.drop_mapped(w) else {
+            return false;
+        };
+        self.settle_dropped(w, |w| w.with_kind(Kind::Swapped));
+        true
     }
 
     /// The same for one of which all bytes are zero: it is never written, and needs no place in swap.
-    pub(crate) fn drop_zero(&self, unit: u32, w: Word) -> bool {
-        let dropped = self.drop_mapped(unit, w);
-        if dropped {
-            if let Some(place) = w.slot() {
-                self.free_place(unit, place);
-            }
-            self.unlock_dropped(unit, w, w.with_slot(None).with_kind(Kind::None));
+    pub(crate) fn drop_zero(&self, w: Locked<'_>) -> bool {
+        let Some(w) = self.drop_mapped(w) else {
+            return false;
+        };
+        if let Some(place) = w.slot() {
+            self.free_place(w.unit(), place);
         }
-        dropped
+        self.settle_dropped(w, |w| w.with_slot(None).with_kind(Kind::None));
+        true
     }
 
     /// Drops the frame of a locked unit. If that fails, the unit is unlocked as it was.
-    fn drop_mapped(&self, unit: u32, w: Word) -> bool {
-        if self
-            .mover()
-            .drop_pages(self.table.addr(unit), UNIT)
-            .is_err()
-        {
+    fn drop_mapped<'a>(&self, w: Locked<'a>) -> Option<Locked<'a>> {
+        let unit = w.unit();
+        if self.mover().drop_pages(w.addr(), UNIT).is_err() {
             // Whatever access the mapping has by now, a fault puts it right.
-            self.table.unlock(unit, w);
+            w.settle();
             self.note_resident(unit);
-            return false;
+            return None;
         }
         if w.has(WATCHED) {
             self.watched.fetch_sub(1, Relaxed);
         }
         self.note_whole_evicted(unit);
-        true
+        Some(w)
     }
 
-    fn unlock_dropped(&self, unit: u32, w: Word, absent: Word) {
+    fn settle_dropped(&self, w: Locked<'_>, absent: impl FnOnce(Word) -> Word) {
         let gone = COW | UNCHARGED | CLEAN | WATCHED | WRITABLE | READAHEAD;
-        self.table.unlock(unit, absent.clear(gone));
-        if !w.has(UNCHARGED) {
+        let charged = !w.has(UNCHARGED);
+        w.settle_as(|w| absent(w).clear(gone));
+        if charged {
             self.pool.uncharge(self.me(), 1);
         }
         self.note_available();
@@ -146,13 +145,13 @@ impl Engine {
         let mut merged = 0;
         let mut unit = 0;
         while unit < end {
-            let mut words = [Word::FREE; 64];
+            let mut run = [const { None }; 64];
             let mut n = 0usize;
-            while n < words.len()
+            while n < run.len()
                 && (unit + n as u32) < end
                 && let Some(w) = self.table.try_lock_if(unit + n as u32, absent)
             {
-                words[n] = w;
+                run[n] = Some(w);
                 n += 1;
             }
             if n > 1
@@ -163,9 +162,7 @@ impl Engine {
             {
                 merged += n as u32;
             }
-            for (i, w) in words[..n].iter().enumerate() {
-                self.table.unlock(unit + i as u32, *w);
-            }
+            run.into_iter().flatten().for_each(Locked::settle);
             unit += n.max(1) as u32;
         }
         merged

@@ -14,7 +14,7 @@ use crate::base::{PAGE, Split};
 use crate::call::{Call, CallError};
 use crate::engine::{Engine, UNIT};
 use crate::fault::Outcome;
-use crate::table::NO_FRAME;
+use crate::table::{Locked, NO_FRAME};
 use crate::zeroed::{FromZeros, Zeroed};
 use hugeswap_policy::UNIT_PAGES;
 use hugeswap_policy::counters::Counter;
@@ -157,23 +157,14 @@ impl Engine {
             })
     }
 
-    /// Unlocks a unit if it has markers. (By itself, so that the caller calls nothing by register.)
+    /// The unit, if it has no markers; else it is unlocked. (By itself, so that the caller calls nothing by register.)
     #[inline(never)]
-    pub(crate) fn unlock_if_marked(&self, unit: u32, w: Word) -> bool {
-        let marked = self.is_marked(unit);
-        if marked {
-            self.table.unlock(unit, w);
+    pub(crate) fn settle_if_marked<'a>(&self, w: Locked<'a>) -> Option<Locked<'a>> {
+        if self.is_marked(w.unit()) {
+            w.settle();
+            return None;
         }
-        marked
-    }
-
-    /// A fault on a locked unit with markers: if it is on one of them, unlocks the unit, and tells what comes of it.
-    #[cold]
-    #[inline(never)]
-    pub(crate) fn touch_marked(&self, unit: u32, w: Word, addr: usize) -> Option<Outcome> {
-        let outcome = self.marked_outcome(unit, addr)?;
-        self.table.unlock(unit, w);
-        Some(outcome)
+        Some(w)
     }
 
     /// Clears the bits of pages that have markers.
@@ -226,13 +217,13 @@ impl Engine {
         let w = self.lock_in_parts(unit, &pages)?;
         let marked = &tables.pages[unit as usize];
         if marker == Marker::Poison && pages.clone().any(|p| marked.guard.get(p)) {
-            self.table.unlock(unit, w);
+            w.settle();
             return Err(Errno::EEXIST);
         }
         if w.kind() == Kind::Foreign
             && let Err(e) = close(self.table.addr(unit), &pages)
         {
-            self.table.unlock(unit, w);
+            w.settle();
             return Err(e);
         }
         tables.change(unit, |m| {
@@ -241,57 +232,62 @@ impl Engine {
             m.bits(marker).put(pages, true);
         });
         self.high_unit.fetch_max(unit + 1, Relaxed);
-        debug_assert_eq!(self.check_markers(unit, w), Ok(()));
-        self.table.unlock(unit, w);
+        debug_assert_eq!(self.check_markers(unit, *w), Ok(()));
+        w.settle();
         Ok(())
     }
 
     /// Locks a unit of which `pages` hold nothing, and which is not in memory in one piece.
-    fn lock_in_parts(&self, unit: u32, pages: &Range<usize>) -> Result<Word> {
+    fn lock_in_parts(&self, unit: u32, pages: &Range<usize>) -> Result<Locked<'_>> {
         loop {
-            let w = self.lock_settled(unit);
-            let refuse = |w, e| {
-                self.table.unlock(unit, w);
-                Err(e)
-            };
-            let w = match w.kind() {
+            let mut w = self.lock_settled(unit);
+            let refused = match w.kind() {
                 Kind::None | Kind::Foreign => return Ok(w),
-                Kind::Free => return refuse(w, Errno::ENOMEM),
-                Kind::Poisoned => return refuse(w, Errno::EIO),
-                Kind::Swapped | Kind::Base => w,
+                Kind::Free => Some(Errno::ENOMEM),
+                Kind::Poisoned => Some(Errno::EIO),
+                Kind::Swapped | Kind::Base => None,
                 Kind::Cached => {
                     if !w.has(READAHEAD) {
                         self.watched.fetch_sub(1, Relaxed);
                     }
-                    self.arena.put_free(self.table.frame(unit));
-                    self.table.set_frame(unit, NO_FRAME);
-                    w.with_kind(Kind::Swapped).clear(READAHEAD)
+                    self.arena.put_free(w.frame());
+                    w.set_frame(NO_FRAME);
+                    w.change(|w| w.with_kind(Kind::Swapped).clear(READAHEAD));
+                    None
                 }
-                Kind::Present if w.pins() > 0 => return refuse(w, Errno::EAGAIN),
-                Kind::Present if !w.allows(true) => return refuse(w, Errno::EOPNOTSUPP),
+                Kind::Present if w.pins() > 0 => Some(Errno::EAGAIN),
+                Kind::Present if !w.allows(true) => Some(Errno::EOPNOTSUPP),
                 Kind::Present if w.has(COW) => {
-                    self.table.unlock(unit, w);
+                    w.settle();
                     match self.resolve(unit, self.table.addr(unit), true) {
                         Outcome::Retry => continue,
                         _ => return Err(Errno::ENOMEM),
                     }
                 }
-                Kind::Present => {
-                    let at = self.table.addr(unit);
-                    if w.has(WRITABLE) && self.mover().set_read_only(at, UNIT).is_err() {
-                        return refuse(w, Errno::ENOMEM);
-                    }
-                    match self.split_to_track(unit, w.clear(WRITABLE)) {
-                        Split::Pages(w) => w,
-                        Split::Later => continue,
-                        Split::Whole(w) => return refuse(w, Errno::ENOMEM),
-                    }
+                Kind::Present
+                    if w.has(WRITABLE) && self.mover().set_read_only(w.addr(), UNIT).is_err() =>
+                {
+                    Some(Errno::ENOMEM)
                 }
+                Kind::Present => match self.split_to_track(w.with(|w| w.clear(WRITABLE))) {
+                    Split::Pages(pages) => {
+                        w = pages;
+                        None
+                    }
+                    Split::Later => continue,
+                    Split::Whole(whole) => {
+                        w = whole;
+                        Some(Errno::ENOMEM)
+                    }
+                },
             };
-            return match self.give_up_pages(unit, w, pages.clone()) {
-                (w, true) => Ok(w),
-                (w, false) => refuse(w, Errno::ENOMEM),
+            let refused = match refused {
+                None if self.give_up_pages(&mut w, pages.clone()) => return Ok(w),
+                None => Errno::ENOMEM,
+                Some(e) => e,
             };
+            w.settle();
+            return Err(refused);
         }
     }
 
@@ -334,7 +330,7 @@ impl Engine {
                     tables.change(unit, |m| m.bits(marker).put(run, false));
                 }
             }
-            self.table.unlock(unit, w);
+            w.settle();
         }
     }
 
@@ -365,18 +361,18 @@ impl Engine {
     #[inline(never)]
     pub(crate) fn map_marked(
         &self,
-        unit: u32,
-        w: Word,
+        w: &Locked<'_>,
         place: u32,
     ) -> std::result::Result<Word, CallError> {
-        let (from, at) = (self.arena.addr(place), self.table.addr(unit));
+        let unit = w.unit();
+        let (from, at) = (self.arena.addr(place), w.addr());
         // Nobody touches it before it is as it is to be.
         // SAFETY: the frame is ours; the unit is absent, or its pages are dropped by this, and locked.
         unsafe { mm::protect(from, UNIT, mm::PROT_NONE) }.map_err(|e| Call::Mprotect.failed(e))?;
         // SAFETY: as above.
         let mapped = unsafe { mm::move_pages(from, at, UNIT) }.map_err(|e| Call::Mremap.failed(e));
         let opened = mapped.and_then(|()| {
-            let opened = self.open_around(unit, w);
+            let opened = self.open_around(unit, **w);
             opened
                 .map_err(|e| Call::Mprotect.failed(e))
                 .inspect_err(|_| {
@@ -392,7 +388,7 @@ impl Engine {
             return Err(e);
         }
         self.let_inherit(unit);
-        self.table.set_frame(unit, NO_FRAME);
+        w.set_frame(NO_FRAME);
         self.note_written(unit);
         self.has_foreign.store(true, Relaxed);
         self.count(Counter::Ejected, 1);

@@ -75,7 +75,7 @@ impl Engine {
         let _inside = self.gate.enter();
         let w = self.table.lock(unit);
         let refused = w.kind() == Kind::Present || uffd::poison(self.uffd(), page, 4096).is_ok();
-        self.table.unlock(unit, w);
+        w.settle();
         refused
     }
 }

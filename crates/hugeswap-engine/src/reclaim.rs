@@ -8,6 +8,7 @@
 use crate::checksum;
 use crate::engine::{Engine, Job, Lists, PAGES, REFERENCED, UNIT};
 use crate::storm::Storm;
+use crate::table::Locked;
 use crate::track::Held;
 use hugeswap_policy::counters::Counter;
 use hugeswap_policy::file::FilePlace;
@@ -228,7 +229,7 @@ impl Engine {
                 continue;
             };
             if w.kind() == Kind::Base {
-                match self.evict_pages(unit, w, spare) {
+                match self.evict_pages(w, spare) {
                     Some((freed, left)) => {
                         progress |= freed > 0;
                         if left > 0 {
@@ -246,7 +247,7 @@ impl Engine {
                 continue;
             }
             if w.kind() == Kind::Cached {
-                self.table.unlock(unit, w);
+                w.settle();
                 if self.push_clean(unit).is_ok() {
                     progress = true;
                     self.note_available();
@@ -256,34 +257,35 @@ impl Engine {
                 continue;
             }
             if w.has(CLEAN) {
-                progress |= self.park(unit, w);
+                progress |= self.park(w);
                 continue;
             }
-            if !self.swap_is_allowed(unit, w) {
-                self.table.unlock(unit, w);
+            if !self.swap_is_allowed(unit, *w) {
+                w.settle();
                 self.lru.lock().put_back(unit);
                 continue;
             }
             // A run of dirty neighbours is protected by one call.
-            let mut words = [w; MOST];
-            let mut run = 1;
+            let mut run = [const { None }; MOST];
+            run[0] = Some(w);
+            let mut len = 1;
             while i < n
-                && out[i] == unit + run as u32
+                && out[i] == unit + len as u32
                 && let Some(next) = self.table.try_lock_if(out[i], |w| {
                     w.evictable() && w.kind() == Kind::Present && !w.has(WATCHED | CLEAN)
                 })
             {
-                if !self.swap_is_allowed(out[i], next) {
-                    self.table.unlock(out[i], next);
+                if !self.swap_is_allowed(out[i], *next) {
+                    next.settle();
                     self.lru.lock().put_back(out[i]);
                     i += 1;
                     break;
                 }
-                words[run] = next;
-                run += 1;
+                run[len] = Some(next);
+                len += 1;
                 i += 1;
             }
-            progress |= self.start_writes(unit, &words[..run]);
+            progress |= self.start_writes(unit, len, run.into_iter().flatten());
         }
         progress
     }
@@ -317,28 +319,34 @@ impl Engine {
         }
     }
 
-    /// Puts locked dirty neighbours under write-back and queues their writes.
-    fn start_writes(&self, unit: u32, words: &[Word]) -> bool {
-        let at = self.table.addr(unit);
+    /// Puts `n` locked dirty neighbours from `first` on under write-back, and queues their writes.
+    fn start_writes<'a>(
+        &self,
+        first: u32,
+        n: usize,
+        units: impl Iterator<Item = Locked<'a>>,
+    ) -> bool {
+        let at = self.table.addr(first);
         // Also what is not writable: a unit that was moved may be without any access until it is touched,
         // and who writes it out reads it.
-        if self.mover().set_read_only(at, words.len() * UNIT).is_err() {
-            for (k, w) in words.iter().enumerate() {
+        if self.mover().set_read_only(at, n * UNIT).is_err() {
+            for w in units {
+                let unit = w.unit();
                 if w.has(WRITABLE) {
-                    self.note_half_protected(unit + k as u32);
+                    self.note_half_protected(unit);
                 }
                 // Part of the range may be read-only by now: say so, a write fault puts it right.
-                self.table.unlock(unit + k as u32, w.clear(WRITABLE));
-                self.lru.lock().put_back(unit + k as u32);
+                w.settle_as(|w| w.clear(WRITABLE));
+                self.lru.lock().put_back(unit);
             }
             self.count(Counter::MapLimit, 1);
             return self.make_room();
         }
-        for (k, w) in words.iter().enumerate() {
-            self.table
-                .unlock(unit + k as u32, w.clear(WRITABLE).set(WRITEBACK));
+        for w in units {
+            let unit = w.unit();
+            w.settle_as(|w| w.clear(WRITABLE).set(WRITEBACK));
             self.inflight_writes.fetch_add(1, Relaxed);
-            while self.writes.push(Job::Write(unit + k as u32)).is_err() {
+            while self.writes.push(Job::Write(unit)).is_err() {
                 if let Some(Job::Write(u)) = self.writes.pop() {
                     self.write_out(u);
                 }
@@ -350,11 +358,11 @@ impl Engine {
 
     /// Leaves a locked clean unit where a fault may take its frame: watched in place, or in the
     /// arena. Unlocks it. False if that failed.
-    pub(crate) fn park(&self, unit: u32, w: Word) -> bool {
-        let at = self.table.addr(unit);
+    pub(crate) fn park(&self, w: Locked<'_>) -> bool {
+        let (unit, at) = (w.unit(), w.addr());
         if w.has(COW) {
             // The frame is shared: we can only let go of it.
-            let dropped = self.drop_clean(unit, w);
+            let dropped = self.drop_clean(w);
             if !dropped {
                 self.lru.lock().put_back(unit);
             }
@@ -364,7 +372,7 @@ impl Engine {
             if self.mover().watch(at).is_err() {
                 // The limit on mappings: it goes without being watched first.
                 self.count(Counter::MapLimit, 1);
-                let dropped = self.drop_clean(unit, w.clear(WRITABLE));
+                let dropped = self.drop_clean(w.with(|w| w.clear(WRITABLE)));
                 if !dropped {
                     self.lru.lock().put_back(unit);
                 }
@@ -372,33 +380,32 @@ impl Engine {
             }
             self.arena.numa.ask_unit(unit, at);
             self.watched.fetch_add(1, Relaxed);
-            self.table.unlock(unit, w.clear(WRITABLE).set(WATCHED));
+            w.settle_as(|w| w.clear(WRITABLE).set(WATCHED));
         } else {
             let Some(place) = self.arena.take_empty() else {
-                self.table.unlock(unit, w);
+                w.settle();
                 self.lru.lock().put_back(unit);
                 return false;
             };
-            self.open_fence(unit, w);
-            self.note_leaving(unit, Held::AsStored(w));
+            self.open_fence(unit, *w);
+            self.note_leaving(unit, Held::AsStored(*w));
             if self.move_out(unit, place, false).is_err() {
                 self.arena.put_empty(place);
                 // A part may have been on its way and come back writable.
-                self.table.unlock(unit, w.clear(CLEAN));
+                w.settle_as(|w| w.clear(CLEAN));
                 self.lru.lock().put_back(unit);
                 return false;
             }
-            if !self.is_as_written(unit, self.arena.addr(place), w) {
-                return self.put_back(unit, w, place);
+            if !self.is_as_written(unit, self.arena.addr(place), *w) {
+                return self.put_back(w, place);
             }
-            self.note_left(unit, Held::AsStored(w));
-            self.table.set_frame(unit, place);
+            self.note_left(unit, Held::AsStored(*w));
+            w.set_frame(place);
             self.watched.fetch_add(1, Relaxed);
-            self.table.unlock(
-                unit,
+            w.settle_as(|w| {
                 w.with_kind(Kind::Cached)
-                    .clear(CLEAN | WRITABLE | READAHEAD),
-            );
+                    .clear(CLEAN | WRITABLE | READAHEAD)
+            });
         }
         if self.push_clean(unit).is_err() {
             // No room to remember it: back to the list, it is watched already.
@@ -426,24 +433,22 @@ impl Engine {
     }
 
     /// Moves the frame at `place` back to the locked unit it came from, dirty; false, for nothing was gained.
-    pub(crate) fn put_back(&self, unit: u32, w: Word, place: u32) -> bool {
+    pub(crate) fn put_back(&self, w: Locked<'_>, place: u32) -> bool {
         self.count(Counter::WriteRedirtied, 1);
-        let w = w.clear(CLEAN | WATCHED | READAHEAD);
+        let unit = w.unit();
+        let w = w.with(|w| w.clear(CLEAN | WATCHED | READAHEAD));
         if !self.is_open(unit) {
             self.note_written(unit);
         }
         if self.move_in(place, unit, true).is_ok() {
             self.arena.put_empty(place);
-            self.table.unlock(unit, w.set(WRITABLE));
+            w.settle_as(|w| w.set(WRITABLE));
         } else {
             // Its bytes are nowhere else.
             self.count(Counter::Poisoned, 1);
             self.arena.put_free(place);
-            self.lose_place(unit, w);
-            self.table.unlock(
-                unit,
-                w.with_slot(None).clear(WRITABLE).with_kind(Kind::Poisoned),
-            );
+            self.lose_place(unit, *w);
+            w.settle_as(|w| w.with_slot(None).clear(WRITABLE).with_kind(Kind::Poisoned));
         }
         self.note_resident(unit);
         false
@@ -478,15 +483,15 @@ impl Engine {
             return;
         };
         if w.kind() == Kind::Base {
-            self.evict_pages(unit, w, false);
+            self.evict_pages(w, false);
             return;
         }
         if w.kind() == Kind::Present && !w.has(CLEAN) {
-            if !self.swap_is_allowed(unit, w) {
-                self.table.unlock(unit, w);
+            if !self.swap_is_allowed(unit, *w) {
+                w.settle();
                 return;
             }
-            if !self.start_writes(unit, &[w]) {
+            if !self.start_writes(unit, 1, std::iter::once(w)) {
                 return;
             }
             // Whoever comes first writes it; wait until that is done.
@@ -497,16 +502,16 @@ impl Engine {
                 }
             }
         } else if w.kind() == Kind::Present && !w.has(WATCHED) {
-            self.park(unit, w);
+            self.park(w);
         } else {
-            self.table.unlock(unit, w);
+            w.settle();
         }
         let takeable = |w: Word| {
             w.evictable()
                 && (w.kind() == Kind::Cached || (w.has(WATCHED) && w.has(CLEAN) && !w.has(COW)))
         };
         if let Some(w) = self.table.try_lock_if(unit, takeable)
-            && let Some(place) = self.take_locked(unit, w)
+            && let Some(place) = self.take_locked(w)
         {
             self.arena.put_free(place);
             self.note_available();

@@ -9,9 +9,11 @@ use hugeswap_policy::file::FilePlace;
 use hugeswap_policy::lruvec::Weights;
 pub use hugeswap_policy::unit::lock::NO_FRAME;
 use hugeswap_policy::unit::lock::{self, Lock, QUEUED};
-use hugeswap_policy::unit::{Kind, UNCHARGED, Word};
+use hugeswap_policy::unit::{Kind, LOCKED, UNCHARGED, WAITERS, Word};
 use hugeswap_policy::{UNIT_BYTES, UNIT_PAGES, UNIT_SHIFT};
 use hugeswap_sys::{Result, futex, mm};
+use std::mem::ManuallyDrop;
+use std::ops::Deref;
 use std::sync::Arc;
 use std::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed, Release};
 use std::sync::atomic::{AtomicI64, AtomicPtr, AtomicU16, AtomicU32, AtomicU64};
@@ -147,23 +149,43 @@ impl Table {
         Word(self.words[unit as usize].load(Acquire))
     }
 
-    /// See [`Lock::try_lock_if`].
-    pub fn try_lock_if(&self, unit: u32, wanted: impl Fn(Word) -> bool) -> Option<Word> {
+    /// Locks the unit if it is unlocked and `wanted` accepts its word. See [`Lock::try_lock_if`].
+    pub(crate) fn try_lock_if(
+        &self,
+        unit: u32,
+        wanted: impl Fn(Word) -> bool,
+    ) -> Option<Locked<'_>> {
         check_inside();
-        self.lock_of(unit).try_lock_if(wanted)
+        let word = self.lock_of(unit).try_lock_if(wanted)?;
+        Some(self.locked(unit, word))
     }
 
     /// Locks the unit, waiting for it if need be.
-    pub fn lock(&self, unit: u32) -> Word {
+    pub(crate) fn lock(&self, unit: u32) -> Locked<'_> {
         check_inside();
-        self.lock_of(unit).lock()
+        let word = self.lock_of(unit).lock();
+        self.locked(unit, word)
     }
 
-    /// Ends the ownership: the word becomes `new`, and waiters are woken.
-    pub fn unlock(&self, unit: u32, new: Word) {
-        // Before others can change it again.
-        self.weigh(unit, self.load(unit), new);
-        self.lock_of(unit).unlock(new);
+    /// Takes the lock of a unit if it is offered.
+    pub(crate) fn claim(&self, unit: u32) -> Option<Locked<'_>> {
+        let word = self.lock_of(unit).claim()?;
+        Some(self.locked(unit, word))
+    }
+
+    /// The unit that came with a job ([`Locked::pass`]).
+    pub(crate) fn passed(&self, unit: u32) -> Locked<'_> {
+        let word = self.load(unit);
+        debug_assert!(word.has(LOCKED), "{unit}: {word:?}");
+        self.locked(unit, word.clear(LOCKED | WAITERS))
+    }
+
+    fn locked(&self, unit: u32, word: Word) -> Locked<'_> {
+        Locked {
+            table: self,
+            unit,
+            word,
+        }
     }
 
     /// A unit's word changes: so does what it weighs, and whether it counts as touched.
@@ -183,12 +205,6 @@ impl Table {
         }
     }
 
-    /// Changes the word of a unit whose lock the caller goes on owning (or hands on).
-    pub fn put_locked(&self, unit: u32, new: Word) {
-        self.weigh(unit, self.load(unit), new);
-        self.lock_of(unit).put_locked(new);
-    }
-
     /// See [`Lock::wait_change`].
     pub fn wait_change(&self, unit: u32, seen: Word) {
         self.lock_of(unit).wait_change(seen);
@@ -204,27 +220,12 @@ impl Table {
         self.lock_of(unit).update(f)
     }
 
-    /// Offers the lock of a unit, which the caller owns until then, for a read that no thread has begun.
-    pub fn offer(&self, unit: u32) {
-        self.lock_of(unit).offer();
-    }
-
     /// Is the lock of a unit offered?
     pub fn is_offered(&self, unit: u32) -> bool {
         self.lock_of(unit).is_offered()
     }
 
-    /// Takes the lock of a unit if it is offered.
-    pub fn claim(&self, unit: u32) -> Option<Word> {
-        self.lock_of(unit).claim()
-    }
-
-    /// The unit's frame number; the caller owns the unit's lock.
-    pub fn frame(&self, unit: u32) -> u32 {
-        self.frames[unit as usize].load(Acquire)
-    }
-
-    /// Sets the unit's frame number; the caller owns the unit's lock.
+    /// Sets the unit's frame number without its lock: see [`Table::reset`].
     pub fn set_frame(&self, unit: u32, frame: u32) {
         self.frames[unit as usize].store(frame, Release);
     }
@@ -234,6 +235,115 @@ impl Table {
         self.weigh(unit, self.load(unit), word);
         self.words[unit as usize].store(word.0, Release);
     }
+}
+
+/// A unit that the holder has locked. It reads as its [`Word`]; what the holder makes of that others see when the lock ends.
+///
+/// The lock ends in one of these ways, and a debug build ends the process if it is lost otherwise: [`Locked::settle`] and [`Locked::settle_as`]
+/// unlock the unit, [`Locked::offer`] leaves the lock to the first thread that comes, [`Locked::pass`] sends it with a job.
+#[must_use = "a unit that is left locked blocks all who need it"]
+pub(crate) struct Locked<'t> {
+    table: &'t Table,
+    unit: u32,
+    word: Word,
+}
+
+impl Deref for Locked<'_> {
+    type Target = Word;
+
+    fn deref(&self) -> &Word {
+        &self.word
+    }
+}
+
+impl<'t> Locked<'t> {
+    /// Its number.
+    pub fn unit(&self) -> u32 {
+        self.unit
+    }
+
+    /// Its first address.
+    pub fn addr(&self) -> usize {
+        self.table.addr(self.unit)
+    }
+
+    /// Unlocks the unit, with the word that is held.
+    pub fn settle(self) {
+        let unit = ManuallyDrop::new(self);
+        // Before others can change it again.
+        unit.weigh();
+        unit.lock().unlock(unit.word);
+    }
+
+    /// [`Locked::settle`] with another word.
+    pub fn settle_as(self, new: impl FnOnce(Word) -> Word) {
+        self.with(new).settle();
+    }
+
+    /// Changes the word that is held.
+    pub fn change(&mut self, new: impl FnOnce(Word) -> Word) {
+        self.word = new(self.word);
+    }
+
+    /// The same unit with another word.
+    pub fn with(mut self, new: impl FnOnce(Word) -> Word) -> Locked<'t> {
+        self.change(new);
+        self
+    }
+
+    /// Shows others the word that is held. The unit stays locked.
+    pub fn publish(&self) {
+        self.weigh();
+        self.lock().put_locked(self.word);
+    }
+
+    /// Offers the lock to the first thread that comes, for a read that no thread has begun.
+    pub fn offer(self) {
+        ManuallyDrop::new(self).lock().offer();
+    }
+
+    /// The lock goes with a job, to the thread that calls [`Table::passed`].
+    pub fn pass(self) {
+        self.publish();
+        let _ = ManuallyDrop::new(self);
+    }
+
+    /// The number of its frame.
+    pub fn frame(&self) -> u32 {
+        self.table.frames[self.unit as usize].load(Acquire)
+    }
+
+    /// Sets the number of its frame.
+    pub fn set_frame(&self, frame: u32) {
+        self.table.set_frame(self.unit, frame);
+    }
+
+    fn weigh(&self) {
+        let old = self.table.load(self.unit);
+        self.table.weigh(self.unit, old, self.word);
+    }
+
+    fn lock(&self) -> Lock<Cells<'t>> {
+        self.table.lock_of(self.unit)
+    }
+}
+
+impl Drop for Locked<'_> {
+    fn drop(&mut self) {
+        if cfg!(debug_assertions) && !std::thread::panicking() {
+            left_locked();
+        }
+    }
+}
+
+#[cfg(not(test))]
+fn left_locked() {
+    crate::lock::broken("a unit is left locked: a thread that needs it waits for ever");
+}
+
+#[cfg(test)]
+fn left_locked() {
+    panic!("a unit is left locked");
 }
 
 /// Does the unit hold something that is neither a file's nor shared with the process that this one was forked from?
@@ -259,5 +369,63 @@ impl Drop for Table {
                 std::mem::size_of_val(self.frames),
             );
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use hugeswap_policy::lruvec::Lruvecs;
+    use hugeswap_policy::unit::{CLEAN, WRITABLE};
+
+    fn table() -> Table {
+        let lists = Lruvecs::new(4, Zeroed::new(4).unwrap());
+        Table::new(1 << 40, 4 << UNIT_SHIFT, lists.weights()).unwrap()
+    }
+
+    #[test]
+    fn others_see_a_change_when_the_lock_ends() {
+        let t = table();
+        t.reset(1, Word::none());
+        let mut unit = t.try_lock_if(1, |w| w.kind() == Kind::None).unwrap();
+        assert!(t.try_lock_if(1, |_| true).is_none());
+        unit.change(|w| w.with_kind(Kind::Present).set(WRITABLE));
+        assert_eq!((unit.kind(), t.load(1).kind()), (Kind::Present, Kind::None));
+        unit.settle_as(|w| w.clear(WRITABLE).set(CLEAN).with_slot(Some(5)));
+        let now = t.load(1);
+        assert!(now.kind() == Kind::Present && now.has(CLEAN) && !now.has(LOCKED | WRITABLE));
+    }
+
+    #[test]
+    fn a_job_takes_the_word_and_the_lock_along() {
+        let t = table();
+        t.reset(2, Word::none());
+        let unit = t
+            .lock(2)
+            .with(|w| w.with_kind(Kind::Swapped).with_slot(Some(7)));
+        unit.set_frame(3);
+        unit.pass();
+        assert!(t.load(2).has(LOCKED));
+        let unit = t.passed(2);
+        assert_eq!((unit.slot(), unit.frame()), (Some(7), 3));
+        unit.settle();
+        assert!(!t.load(2).has(LOCKED));
+    }
+
+    #[test]
+    fn an_offer_is_taken_once() {
+        let t = table();
+        t.lock(0).offer();
+        assert!(t.is_offered(0) && t.try_lock_if(0, |_| true).is_none());
+        let unit = t.claim(0).unwrap();
+        assert!(t.claim(0).is_none());
+        unit.settle();
+    }
+
+    #[test]
+    #[should_panic(expected = "left locked")]
+    #[cfg(debug_assertions)]
+    fn a_unit_that_is_left_locked_is_noticed() {
+        let _ = table().lock(0).unit();
     }
 }

@@ -3,12 +3,12 @@
 use crate::checksum::{self, UnitSums};
 use crate::engine::{Engine, Job};
 use crate::swap::initialise::{self, Ahead};
-use crate::table::NO_FRAME;
+use crate::table::{Locked, NO_FRAME};
 use hugeswap_policy::UNIT_PAGES;
 use hugeswap_policy::counters::Counter;
 use hugeswap_policy::file::FilePlace;
 use hugeswap_policy::knobs::Knob;
-use hugeswap_policy::unit::{CLEAN, Kind, LOCKED, READAHEAD, WAITERS, WRITABLE, WRITEBACK, Word};
+use hugeswap_policy::unit::{CLEAN, Kind, READAHEAD, WRITABLE, WRITEBACK, Word};
 use hugeswap_sys::{Errno, futex};
 use std::sync::atomic::Ordering::{Acquire, Relaxed, Release};
 
@@ -78,7 +78,7 @@ impl Engine {
         match job {
             Job::Read(unit) => {
                 if let Some(w) = self.table.claim(unit) {
-                    self.read_planned(unit, w);
+                    self.read_planned(w);
                 }
             }
             Job::Shared(unit) => self.bring_shared(unit),
@@ -93,24 +93,24 @@ impl Engine {
     }
 
     /// A read planned ahead. If anything stands in its way it is simply not done.
-    fn read_planned(&self, unit: u32, w: Word) {
+    fn read_planned(&self, w: Locked<'_>) {
+        let unit = w.unit();
         // What is not needed yet waits for nothing, and takes no reserves.
         let gfp = self.gfp_ahead();
         let (Some(slot), Some(frame)) = (w.slot(), self.huge_nowait(gfp, Some(unit))) else {
-            self.table.unlock(unit, w);
+            w.settle();
             return;
         };
         let at = self.arena.addr(frame.place);
         if self.read_unit(unit, slot, at, false).is_err() {
             self.arena.put_free(frame.place);
-            self.table.unlock(unit, w);
+            w.settle();
             return;
         }
-        self.table.set_frame(unit, frame.place);
+        w.set_frame(frame.place);
         let numa = &self.arena.numa;
         numa.set_unit(unit, numa.of_place(frame.place));
-        self.table
-            .unlock(unit, w.with_kind(Kind::Cached).set(READAHEAD));
+        w.settle_as(|w| w.with_kind(Kind::Cached).set(READAHEAD));
         self.note_resident(unit);
     }
 
@@ -123,37 +123,34 @@ impl Engine {
 
     /// A read that a program thread could not do; its frame is in the table, its lock is ours.
     fn read_handed(&self, unit: u32) {
-        let w = self.table.load(unit).clear(LOCKED | WAITERS);
-        let place = self.table.frame(unit);
+        let w = self.table.passed(unit);
+        let place = w.frame();
         let at = self.arena.addr(place);
         let read = |slot| self.read_unit(unit, slot, at, false);
         let result = w.slot().ok_or(Errno::EIO).and_then(read);
-        let of_file = FilePlace::of(w).is_some();
-        if result.is_ok() || !of_file && self.read_unit_by_pages(unit, w, at) {
-            self.table
-                .unlock(unit, w.with_kind(Kind::Cached).set(READAHEAD));
+        let of_file = FilePlace::of(*w).is_some();
+        if result.is_ok() || !of_file && self.read_unit_by_pages(unit, *w, at) {
+            w.settle_as(|w| w.with_kind(Kind::Cached).set(READAHEAD));
             self.note_resident(unit);
             return;
         }
-        self.note_read_error(w);
-        self.table.set_frame(unit, NO_FRAME);
+        self.note_read_error(*w);
+        w.set_frame(NO_FRAME);
         self.arena.put_free(place);
-        if !of_file && let Some(based) = self.go_over_to_pages(unit, w.with_kind(Kind::Swapped)) {
+        let mut w = w.with(|w| w.with_kind(Kind::Swapped));
+        if !of_file && self.go_over_to_pages(&mut w) {
             // What can be read of it can be had.
-            return self.table.unlock(unit, based);
+            return w.settle();
         }
         self.count(Counter::Poisoned, 1);
         if !of_file {
-            self.note_unit_lost(unit, w);
+            self.note_unit_lost(unit, *w);
         }
         match w.slot() {
             Some(slot) if !of_file => self.free_place(unit, slot),
-            _ => self.lose_place(unit, w),
+            _ => self.lose_place(unit, *w),
         }
-        self.table.unlock(
-            unit,
-            w.with_slot(None).clear(READAHEAD).with_kind(Kind::Poisoned),
-        );
+        w.settle_as(|w| w.with_slot(None).clear(READAHEAD).with_kind(Kind::Poisoned));
     }
 
     /// Writes a unit under write-back to swap, from where it stands.
@@ -201,8 +198,8 @@ impl Engine {
                 None => (old, false, true),
             },
         };
-        let w = self.table.lock(unit).clear(WRITEBACK);
-        let w = w.with_slot(slot);
+        let w = self.table.lock(unit);
+        let w = w.with(|w| w.clear(WRITEBACK).with_slot(slot));
         if let Some(o) = old
             && slot != old
         {
@@ -218,24 +215,25 @@ impl Engine {
             // new. (A slot left alone still holds what it did, and a forked child may need it.)
             self.forget_stored(s, 0..UNIT_PAGES as usize);
         }
-        self.end_write_out(unit, w, written);
+        self.end_write_out(w, written);
         true
     }
 
     /// What becomes of a locked unit after its write-back.
-    pub(crate) fn end_write_out(&self, unit: u32, w: Word, written: bool) {
+    pub(crate) fn end_write_out(&self, w: Locked<'_>, written: bool) {
+        let unit = w.unit();
         if !written {
-            self.table.unlock(unit, w);
+            w.settle();
             self.note_resident(unit);
         } else if w.has(WRITABLE) {
             self.count(Counter::WriteRedirtied, 1);
-            self.table.unlock(unit, w);
+            w.settle();
             self.note_referenced(unit);
         } else if w.pins() > 0 {
-            self.table.unlock(unit, w.set(CLEAN));
+            w.settle_as(|w| w.set(CLEAN));
             self.note_resident(unit);
         } else {
-            self.park(unit, w.set(CLEAN));
+            self.park(w.with(|w| w.set(CLEAN)));
         }
     }
 

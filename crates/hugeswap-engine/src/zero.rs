@@ -11,48 +11,46 @@ use std::sync::atomic::Ordering::Relaxed;
 impl Engine {
     /// Ends the write-back of a unit whose bytes are all zero: no slot, no I/O, no memory.
     pub(crate) fn finish_zero(&self, unit: u32) {
-        let w = self.table.lock(unit).clear(WRITEBACK);
+        let w = self.table.lock(unit).with(|w| w.clear(WRITEBACK));
         if w.has(WRITABLE) || w.pins() > 0 {
-            self.table.unlock(unit, w);
+            w.settle();
             self.note_resident(unit);
             return;
         }
         if w.has(COW) {
             // The frame is shared: we can only let go of it.
-            if self.drop_zero(unit, w) {
+            if self.drop_zero(w) {
                 self.count(Counter::ZeroDrop, 1);
             }
             return;
         }
         let Some(place) = self.arena.take_empty() else {
-            self.table.unlock(unit, w);
+            w.settle();
             self.note_resident(unit);
             return;
         };
         self.note_leaving(unit, Held::Zeros);
         // Huge zero pages cannot be told from memory here: a frame that was never really there is
         // replaced by the next write into its place.
-        match self.move_out(unit, place, w.has(WATCHED)) {
+        let watched = w.has(WATCHED);
+        match self.move_out(unit, place, watched) {
             // As in `park`: a device may have written after we looked.
             Ok(())
                 if !self.mover().watches_in_place()
                     // SAFETY: the place holds a frame that is ours.
                     && !checksum::is_zero(unsafe { self.bytes(self.arena.addr(place)) }) =>
             {
-                self.put_back(unit, w, place);
+                self.put_back(w, place);
             }
             Ok(()) => {
                 self.note_left(unit, Held::Zeros);
-                self.table.set_frame(unit, NO_FRAME);
-                let slot = w.slot();
-                let flags = w
-                    .with_slot(None)
-                    .clear(CLEAN | WATCHED | WRITABLE | READAHEAD);
-                if let Some(s) = slot {
+                w.set_frame(NO_FRAME);
+                if let Some(s) = w.slot() {
                     self.free_place(unit, s);
                 }
-                self.table.unlock(unit, flags.with_kind(Kind::None));
-                if w.has(WATCHED) {
+                let gone = CLEAN | WATCHED | WRITABLE | READAHEAD;
+                w.settle_as(|w| w.with_slot(None).clear(gone).with_kind(Kind::None));
+                if watched {
                     self.watched.fetch_sub(1, Relaxed);
                 }
                 self.arena.put_free(place);
@@ -62,7 +60,7 @@ impl Engine {
             }
             Err(_) => {
                 self.arena.put_empty(place);
-                self.table.unlock(unit, w);
+                w.settle();
                 self.note_resident(unit);
             }
         }

@@ -5,7 +5,7 @@ use super::PAGE;
 use super::record::Bits;
 use crate::engine::{Engine, UNIT};
 use crate::fork::{Bereft, be_bereft};
-use crate::table::NO_FRAME;
+use crate::table::{Locked, NO_FRAME};
 use hugeswap_policy::UNIT_PAGES;
 use hugeswap_policy::counters::Counter;
 use hugeswap_policy::unit::{Kind, Word};
@@ -17,8 +17,8 @@ impl Engine {
     /// Writes out and drops pages of a locked, base-mapped unit, which stays base-mapped: all of them, or but for those that
     /// came back so soon that they are to be spared. Unlocks it. How many there were and how many are left; `None` if swap would not
     /// take them, or they could not be dropped.
-    pub(crate) fn evict_pages(&self, unit: u32, w: Word, spare: bool) -> Option<(u64, u64)> {
-        let start = now_ns();
+    pub(crate) fn evict_pages(&self, mut w: Locked<'_>, spare: bool) -> Option<(u64, u64)> {
+        let (start, unit) = (now_ns(), w.unit());
         let record = self.base.records.of(unit);
         let going = match spare && self.base.some_can_be_dropped() {
             true => record.not_spared(),
@@ -27,19 +27,19 @@ impl Engine {
         if !spare || !self.base.some_can_be_dropped() {
             going.copy(&record.present);
         }
-        if record.dirty.any() && !self.swap_is_allowed(unit, w) {
-            self.table.unlock(unit, w);
+        if record.dirty.any() && !self.swap_is_allowed(unit, *w) {
+            w.settle();
             return None;
         }
         record.note_unchanged(&going);
         // What is spared stays dirty, and is not written.
         let kept = record.dirty.split_off(&going);
-        let (w, clean) = self.clean_pages_but(unit, w, kept.count());
+        let clean = self.clean_pages_but(&mut w, kept.count());
         let freed = clean.then(|| self.drop_clean_pages(unit, &going, start));
         record.dirty.join(&kept);
         let left = record.present.count();
         self.weights.set(unit, left);
-        self.table.unlock(unit, w);
+        w.settle();
         let freed = freed.flatten()?;
         if freed > 0 {
             self.count(Counter::PgReclaim, 1);
@@ -49,22 +49,18 @@ impl Engine {
         Some((freed, left))
     }
 
-    /// Write-protects a locked unit's pages and writes the dirty ones. The word with its slot, and
-    /// whether no page is dirty now.
-    pub(crate) fn clean_pages(&self, unit: u32, w: Word) -> (Word, bool) {
-        self.clean_pages_but(unit, w, 0)
+    /// Write-protects a unit's pages and writes the dirty ones. Is no page dirty now?
+    pub(crate) fn clean_pages(&self, w: &mut Locked<'_>) -> bool {
+        self.clean_pages_but(w, 0)
     }
 
     /// [`Engine::clean_pages`], where `others` more pages can be written, which are not called dirty now, and may stay so.
-    fn clean_pages_but(&self, unit: u32, w: Word, others: u64) -> (Word, bool) {
-        let record = self.base.records.of(unit);
+    fn clean_pages_but(&self, w: &mut Locked<'_>, others: u64) -> bool {
+        let record = self.base.records.of(w.unit());
         if !record.dirty.any() {
-            return (w, true);
+            return true;
         }
-        if self.freeze(unit, &record.dirty, others).is_err() {
-            return (w, false);
-        }
-        self.write_dirty(unit, w, record)
+        self.freeze(w.unit(), &record.dirty, others).is_ok() && self.write_dirty(w, record)
     }
 
     /// Drops the present pages in `going`, which are clean. How many they were.
@@ -87,17 +83,15 @@ impl Engine {
         Some(n)
     }
 
-    /// Some pages of a locked, base-mapped unit become zero: memory and swap behind them are given up. The word with what
-    /// place is left, and whether it was done.
-    pub(crate) fn discard_pages(&self, unit: u32, w: Word, pages: Range<usize>) -> (Word, bool) {
-        let record = self.base.records.of(unit);
-        let (n, zero) = self.drop_some(unit, record, pages.clone());
+    /// Some pages of a base-mapped unit become zero: memory and swap behind them are given up. Was it done?
+    pub(crate) fn discard_pages(&self, w: &mut Locked<'_>, pages: Range<usize>) -> bool {
+        let record = self.base.records.of(w.unit());
+        let (n, zero) = self.drop_some(w.unit(), record, pages.clone());
         self.put_pages(n);
         if zero {
-            (self.give_up_slots(unit, w, record, pages), true)
-        } else {
-            (w, false)
+            self.give_up_slots(w, record, pages);
         }
+        zero
     }
 
     /// Forgets what a locked, base-mapped unit holds; the caller maps it anew and frees the slot.
@@ -108,81 +102,74 @@ impl Engine {
         self.put_pages(n);
     }
 
-    /// A locked, base-mapped unit goes back to being whole, in swap. The new word, still locked, and whether it did.
-    pub(crate) fn leave_pages(&self, unit: u32, w: Word) -> (Word, bool) {
-        let record = self.base.records.of(unit);
-        let (w, clean) = self.clean_pages(unit, w);
-        if !clean {
-            return (w, false);
+    /// A base-mapped unit goes back to being whole, in swap. Did it?
+    pub(crate) fn leave_pages(&self, w: &mut Locked<'_>) -> bool {
+        let record = self.base.records.of(w.unit());
+        if !self.clean_pages(w) {
+            return false;
         }
         if record.stored.any() {
-            return match self.complete_place(unit, w, record) {
-                Some(w) => self.leave_as(unit, Kind::Swapped, w),
-                None => (w, false),
-            };
+            return self.complete_place(w, record) && self.leave_as(Kind::Swapped, w);
         }
-        self.leave_zero(unit, w)
+        self.leave_zero(w)
     }
 
     /// [`Engine::leave_pages`] for a unit that is all zeros: nothing is dirty, and its slot holds nothing.
-    pub(super) fn leave_zero(&self, unit: u32, w: Word) -> (Word, bool) {
-        let (new, gone) = self.leave_as(unit, Kind::None, w);
-        if !gone {
-            return (w, false);
+    pub(super) fn leave_zero(&self, w: &mut Locked<'_>) -> bool {
+        if !self.leave_as(Kind::None, w) {
+            return false;
         }
         if let Some(s) = w.slot() {
-            self.free_place(unit, s);
+            self.free_place(w.unit(), s);
+            w.change(|w| w.with_slot(None));
         }
-        (new.with_slot(None), true)
+        true
     }
 
     /// [`Engine::leave_pages`] for a unit that its place in swap, if it has one, holds all of, and that is zero otherwise. The rules of the
     /// fault path hold.
-    fn leave_as(&self, unit: u32, kind: Kind, w: Word) -> (Word, bool) {
-        if self
-            .mover()
-            .drop_pages(self.table.addr(unit), UNIT)
-            .is_err()
-        {
-            return (w, false);
+    fn leave_as(&self, kind: Kind, w: &mut Locked<'_>) -> bool {
+        if self.mover().drop_pages(w.addr(), UNIT).is_err() {
+            return false;
         }
-        self.forget_pages(unit);
-        self.table.set_frame(unit, NO_FRAME);
-        (w.with_kind(kind), true)
+        self.forget_pages(w.unit());
+        w.set_frame(NO_FRAME);
+        w.change(|w| w.with_kind(kind));
+        true
     }
 
     /// Has some base-mapped units go back to being whole, in swap: each may take mappings that are short. Only those
     /// that their slots hold all of, or that have none. False if none was found. The rules of the fault path hold.
     pub(crate) fn leave_stored_pages(&self) -> bool {
-        self.leave_some(|unit, w| {
-            let record = self.base.records.of(unit);
+        self.leave_some(|w| {
+            let record = self.base.records.of(w.unit());
             if record.dirty.any() {
-                return (w, false);
+                return false;
             }
             match w.slot() {
-                None => self.leave_as(unit, Kind::None, w),
+                None => self.leave_as(Kind::None, w),
                 Some(_) if record.stored.all() || w.is_scattered() => {
-                    self.leave_as(unit, Kind::Swapped, w)
+                    self.leave_as(Kind::Swapped, w)
                 }
-                Some(_) => (w, false),
+                Some(_) => false,
             }
         })
     }
 
     /// As [`Engine::leave_stored_pages`], also those that have to be written for it.
     pub(crate) fn leave_some_pages(&self) -> bool {
-        self.leave_some(|unit, w| self.leave_pages(unit, w))
+        self.leave_some(|w| self.leave_pages(w))
     }
 
-    fn leave_some(&self, leave: impl Fn(u32, Word) -> (Word, bool)) -> bool {
+    fn leave_some(&self, leave: impl Fn(&mut Locked<'_>) -> bool) -> bool {
         const AT_A_TIME: usize = 16;
         let mut left = 0;
         for unit in 0..self.high_unit.load(Relaxed) {
-            let Some(w) = self.table.try_lock_if(unit, |w| w.kind() == Kind::Base) else {
+            let Some(mut w) = self.table.try_lock_if(unit, |w| w.kind() == Kind::Base) else {
                 continue;
             };
-            let (w, gone) = leave(unit, w);
-            self.table.unlock(unit, w);
+            let gone = leave(&mut w);
+            w.settle();
             left += usize::from(gone);
             if left == AT_A_TIME {
                 break;
@@ -198,25 +185,20 @@ impl Engine {
     /// not inherited. Nobody else is in the engine.
     pub(crate) fn clean_all_pages(&self) {
         for unit in 0..self.high_unit.load(Relaxed) {
-            let w = self.table.load(unit);
-            if w.kind() != Kind::Base || self.files.of(unit).is_some() {
+            if self.table.load(unit).kind() != Kind::Base || self.files.of(unit).is_some() {
                 continue;
             }
             let record = self.base.records.of(unit);
-            let (mut w, mut clean) = self.clean_pages(unit, w);
-            if clean && record.stored.any() {
-                match self.complete_place(unit, w, record) {
-                    Some(complete) => w = complete,
-                    None => clean = false,
-                }
-            }
-            self.table.reset(unit, w);
+            let mut w = self.table.lock(unit);
+            let clean = self.clean_pages(&mut w)
+                && (!record.stored.any() || self.complete_place(&mut w, record));
+            w.settle();
             // Swap would not take it. The child inherits it in memory, whatever the budget says; should that fail
             // too, it finds the unit lost. (The first time there may have been no frame yet.)
             let tries = if clean { 0 } else { 3 };
             for _ in 0..tries {
                 let w = self.table.lock(unit);
-                if self.make_whole(unit, w, false, now_ns()).is_some() {
+                if self.make_whole(w, false, now_ns()).is_some() {
                     break;
                 }
             }

@@ -5,6 +5,7 @@ use super::{BUFFER, PAGE, Pager};
 use crate::engine::Engine;
 use crate::fault::Outcome;
 use crate::huge::Huge;
+use crate::table::Locked;
 use hugeswap_policy::UNIT_PAGES;
 use hugeswap_policy::counters::{Counter, FaultClass};
 use hugeswap_policy::file::FilePlace;
@@ -20,15 +21,15 @@ impl Engine {
     #[inline(never)]
     pub(crate) fn swap_fault(
         &self,
-        unit: u32,
-        w: Word,
+        mut w: Locked<'_>,
         addr: usize,
         write: bool,
         start: u64,
     ) -> Option<Outcome> {
-        let page = (addr - self.table.addr(unit)) / PAGE;
+        let unit = w.unit();
+        let page = (addr - w.addr()) / PAGE;
         let small = match self.bring_of(unit) {
-            _ if self.is_cut_off(w) || self.is_partly_bad(unit, w) => {
+            _ if self.is_cut_off(*w) || self.is_partly_bad(unit, *w) => {
                 self.pager().map(|p| p.smallest(page))
             }
             _ if write && self.tracks_pages(unit) => self.pager().map(|p| p.smallest(page)),
@@ -36,9 +37,9 @@ impl Engine {
             Bring::AsFaulted => self.decide_size(unit, page, 0, false),
             Bring::Whole => None,
         };
-        match small.and_then(|pages| Some((self.go_over_to_pages(unit, w)?, pages))) {
-            Some((w, pages)) => self.bring_pages(unit, w, pages, page, write, start),
-            None => self.major(unit, w, addr, write, start),
+        match small.filter(|_| self.go_over_to_pages(&mut w)) {
+            Some(pages) => self.bring_pages(w, pages, page, write, start),
+            None => self.major(w, addr, write, start),
         }
     }
 
@@ -61,36 +62,34 @@ impl Engine {
     #[inline(never)]
     pub(crate) fn split_watched(
         &self,
-        unit: u32,
-        w: Word,
+        w: Locked<'_>,
         pages: Range<usize>,
         page: usize,
         write: bool,
         start: u64,
     ) -> Option<Outcome> {
+        let unit = w.unit();
         let Some(place) = self.arena.take_empty() else {
-            self.table.unlock(unit, w);
+            w.settle();
             return None;
         };
         let frame = self.arena.addr(place);
         if self.move_out(unit, place, true).is_err() {
             self.arena.put_empty(place);
             self.note_mappings_short();
-            self.table.unlock(unit, w);
+            w.settle();
             return None;
         }
         self.watched.fetch_sub(1, Relaxed);
-        let absent = w
-            .with_kind(Kind::Swapped)
-            .clear(WATCHED | CLEAN | READAHEAD);
-        let Some(based) = self.go_over_to_pages(unit, absent) else {
+        let present = WATCHED | CLEAN | READAHEAD;
+        let mut w = w.with(|w| w.with_kind(Kind::Swapped).clear(present));
+        if !self.go_over_to_pages(&mut w) {
             // As a unit that was read ahead: the next touch maps it.
-            self.table.set_frame(unit, place);
-            self.table
-                .unlock(unit, absent.with_kind(Kind::Cached).set(READAHEAD));
+            w.set_frame(place);
+            w.settle_as(|w| w.with_kind(Kind::Cached).set(READAHEAD));
             self.note_resident(unit);
             return None;
-        };
+        }
         let record = self.base.records.of(unit);
         let from = frame + pages.start * PAGE;
         let written = page..page + usize::from(write);
@@ -100,7 +99,7 @@ impl Engine {
         self.put_pages(UNIT_PAGES - record.present.count());
         self.note_split(unit);
         self.weights.set(unit, record.present.count());
-        self.table.unlock(unit, based);
+        w.settle();
         self.note_pages_resident(unit);
         match installed {
             Ok(()) => self.timed(FaultClass::Soft, start),
@@ -108,15 +107,16 @@ impl Engine {
         }
     }
 
-    /// A locked unit in swap goes over to base pages, none of them in memory; `None` if that cannot be.
-    pub(crate) fn go_over_to_pages(&self, unit: u32, w: Word) -> Option<Word> {
-        if !self.try_map_for_pages(unit, w) {
-            return None;
+    /// A unit in swap goes over to base pages, none of them in memory. False: it cannot, and is as it was.
+    pub(crate) fn go_over_to_pages(&self, w: &mut Locked<'_>) -> bool {
+        if !self.try_map_for_pages(w.unit(), **w) {
+            return false;
         }
-        let record = self.base.records.of(unit);
-        self.note_stored(unit, w, record);
+        let record = self.base.records.of(w.unit());
+        self.note_stored(w.unit(), **w, record);
         self.count(Counter::ThpSplitPmd, 1);
-        Some(w.with_kind(Kind::Base))
+        w.change(|w| w.with_kind(Kind::Base));
+        true
     }
 
     /// What the place of a whole unit holds is stored.
@@ -132,13 +132,14 @@ impl Engine {
         self.without_marked(unit, &record.stored);
     }
 
-    /// A locked unit that holds nothing becomes base-mapped, all of it zero; `None` if that cannot be.
-    pub(crate) fn start_pages(&self, unit: u32, w: Word) -> Option<Word> {
-        if !self.try_map_for_pages(unit, w) {
-            return None;
+    /// A unit that holds nothing becomes base-mapped, all of it zero. False: it cannot, and is as it was.
+    pub(crate) fn start_pages(&self, w: &mut Locked<'_>) -> bool {
+        if !self.try_map_for_pages(w.unit(), **w) {
+            return false;
         }
-        self.base.records.of(unit).clear();
-        Some(w.with_kind(Kind::Base))
+        self.base.records.of(w.unit()).clear();
+        w.change(|w| w.with_kind(Kind::Base));
+        true
     }
 
     fn try_map_for_pages(&self, unit: u32, w: Word) -> bool {
@@ -163,33 +164,33 @@ impl Engine {
     #[inline(never)]
     pub(crate) fn page_fault(
         &self,
-        unit: u32,
-        w: Word,
+        w: Locked<'_>,
         addr: usize,
         write: bool,
         start: u64,
     ) -> Option<Outcome> {
         if self.gate.is_forker() {
             // Pages were written out for the child already: what changes now must be in memory it inherits.
-            return self.make_whole(unit, w, write, start);
+            return self.make_whole(w, write, start);
         }
+        let unit = w.unit();
         let record = self.base.records.of(unit);
-        let page = (addr - self.table.addr(unit)) / PAGE;
+        let page = (addr - w.addr()) / PAGE;
         if record.present.get(page) {
             if self.give_access(unit, record, page, write).is_err() {
-                return self.make_whole(unit, w, write, start);
+                return self.make_whole(w, write, start);
             }
-            self.table.unlock(unit, w);
+            w.settle();
             return self.timed(FaultClass::Soft, start);
         }
         let Some(pager) = self.pager().filter(|_| self.pages_can_come()) else {
-            return self.make_whole(unit, w, write, start);
+            return self.make_whole(w, write, start);
         };
         let mut pages = pager.smallest(page);
         match self.bring_of(unit) {
             // It stays in base pages: as a whole it would be split by the next write.
             Bring::AsFaulted | Bring::Whole if self.tracks_pages(unit) => {
-                if !write && record.stored.get(page) && !self.is_partly_bad(unit, w) {
+                if !write && record.stored.get(page) && !self.is_partly_bad(unit, *w) {
                     pages = around(page);
                 }
             }
@@ -200,17 +201,17 @@ impl Engine {
             Bring::Pages => {}
             // It fell back at its first touch.
             Bring::AsFaulted if w.slot().is_none() && self.has_single_pages() => {
-                return self.whole_or_page(unit, w, addr, write, start);
+                return self.whole_or_page(w, addr, write, start);
             }
             // What can be read of it, as long as the rest cannot.
-            _ if self.is_cut_off(w) || self.is_partly_bad(unit, w) => {}
+            _ if self.is_cut_off(*w) || self.is_partly_bad(unit, *w) => {}
             Bring::AsFaulted => match self.decide_size(unit, page, record.present.count(), false) {
                 Some(few) => pages = few,
-                None => return self.whole_or_page(unit, w, addr, write, start),
+                None => return self.whole_or_page(w, addr, write, start),
             },
-            Bring::Whole => return self.whole_or_page(unit, w, addr, write, start),
+            Bring::Whole => return self.whole_or_page(w, addr, write, start),
         }
-        self.bring_pages(unit, w, pages, page, write, start)
+        self.bring_pages(w, pages, page, write, start)
     }
 
     /// A locked, base-mapped unit that is to be whole becomes so; where no frame is to be had, and base pages are to take its place,
@@ -218,22 +219,22 @@ impl Engine {
     #[inline(never)]
     fn whole_or_page(
         &self,
-        unit: u32,
-        w: Word,
+        w: Locked<'_>,
         addr: usize,
         write: bool,
         start: u64,
     ) -> Option<Outcome> {
+        let (unit, seen) = (w.unit(), *w);
         let wait = match self.huge(unit, Caller::Collapse) {
-            Huge::Frame(frame) => return self.make_whole_with(frame, unit, w, write, start),
+            Huge::Frame(frame) => return self.make_whole_with(frame, w, write, start),
             Huge::Wait(wait) => wait,
             _ => {
                 self.count(Counter::ThpCollapseFailed, 1);
-                return self.fall_back(unit, w, addr, write, start);
+                return self.fall_back(w, addr, write, start);
             }
         };
         // What is present of this unit may be what has to go.
-        self.table.unlock(unit, w);
+        w.settle();
         match self.wait_for_huge(wait) {
             Huge::Frame(frame) => {
                 self.arena.put_free(frame.place);
@@ -241,9 +242,9 @@ impl Engine {
             }
             Huge::NoMemory => Some(Outcome::NoMemory),
             _ => {
-                let w = self.table.try_lock_if(unit, |now| now == w)?;
+                let w = self.table.try_lock_if(unit, |now| now == seen)?;
                 self.count(Counter::ThpCollapseFailed, 1);
-                self.fall_back(unit, w, addr, write, start)
+                self.fall_back(w, addr, write, start)
             }
         }
     }
@@ -252,13 +253,13 @@ impl Engine {
     /// where faults decide, 64 KiB, or zeros as a run goes on. Unlocks it.
     pub(crate) fn fall_back(
         &self,
-        unit: u32,
-        w: Word,
+        w: Locked<'_>,
         addr: usize,
         write: bool,
         start: u64,
     ) -> Option<Outcome> {
-        let page = (addr - self.table.addr(unit)) / PAGE;
+        let unit = w.unit();
+        let page = (addr - w.addr()) / PAGE;
         let record = self.base.records.of(unit);
         let pages = if !record.stored.get(page) {
             match self.tracks_pages(unit) {
@@ -270,20 +271,20 @@ impl Engine {
         } else {
             page..page + 1
         };
-        self.bring_pages(unit, w, pages, page, write, start)
+        self.bring_pages(w, pages, page, write, start)
     }
 
     /// Brings pages of a locked, base-mapped unit in for a fault on `page`, which is one of them. Unlocks it.
     #[inline(never)]
     fn bring_pages(
         &self,
-        unit: u32,
-        w: Word,
+        w: Locked<'_>,
         mut pages: Range<usize>,
         page: usize,
         write: bool,
         start: u64,
     ) -> Option<Outcome> {
+        let unit = w.unit();
         let record = self.base.records.of(unit);
         if self.is_marked(unit) {
             // Neighbours may have markers.
@@ -298,7 +299,7 @@ impl Engine {
         }
         if !taken {
             // What is present of this unit may be what has to go.
-            self.table.unlock(unit, w);
+            w.settle();
             if !self.take_pages(wanted) {
                 return Some(Outcome::NoMemory);
             }
@@ -310,12 +311,12 @@ impl Engine {
         let written = match write {
             // Zeros come ahead of a run only: it will write to them too, and each would be a fault.
             true if zeros => pages.clone(),
-            false if pages.len() == 1 && self.is_changed_again(unit, w, record, page) => {
+            false if pages.len() == 1 && self.is_changed_again(unit, *w, record, page) => {
                 pages.clone()
             }
             _ => page..page + usize::from(write),
         };
-        let result = self.bring_in(unit, w, record, pages.clone(), written);
+        let result = self.bring_in(unit, *w, record, pages.clone(), written);
         // Whatever was not brought in goes back.
         self.put_pages(absent(record, pages).min(wanted));
         self.weights.set(unit, record.present.count());
@@ -325,7 +326,7 @@ impl Engine {
         }
         match result {
             Ok(()) => {
-                self.table.unlock(unit, w);
+                w.settle();
                 let class = if zeros {
                     FaultClass::FirstTouch
                 } else {
@@ -333,21 +334,21 @@ impl Engine {
                 };
                 self.timed(class, start)
             }
-            Err(Errno::EIO) if self.some_can_be_had(unit, w, record, &least, page) => {
-                self.table.unlock(unit, w);
+            Err(Errno::EIO) if self.some_can_be_had(unit, *w, record, &least, page) => {
+                w.settle();
                 None
             }
             Err(Errno::EIO) => {
-                self.note_read_error(w);
-                self.table.unlock(unit, w);
+                self.note_read_error(*w);
+                w.settle();
                 Some(Outcome::Poisoned)
             }
             Err(e @ Errno::ENOMEM) if self.pager() == Some(Pager::Remap) => {
-                self.table.unlock(unit, w);
+                w.settle();
                 self.not_mapped(self.installing().failed(e), start)
             }
             // Our descriptors may be gone: the engine's threads have their own. And as a whole it can be had by other calls.
-            Err(e) => self.hand_over(unit, w, self.installing().failed(e), start),
+            Err(e) => self.hand_over(w, self.installing().failed(e), start),
         }
     }
 

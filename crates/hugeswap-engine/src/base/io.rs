@@ -4,6 +4,7 @@ use super::{BUFFER, PAGE, Pager, pieces, record::Bits, record::Record};
 use crate::checksum::{self, UnitSums};
 use crate::engine::Engine;
 use crate::swap::batch::{self, Run};
+use crate::table::Locked;
 use hugeswap_policy::UNIT_PAGES;
 use hugeswap_policy::counters::Counter;
 use hugeswap_policy::file::FilePlace;
@@ -47,23 +48,24 @@ impl Engine {
     }
 
     /// Writes the dirty pages of a locked unit, which are write-protected, to its place in swap; to a new one if it has
-    /// none or a forked child may read it. The word with its place, and whether all was written.
-    pub(super) fn write_dirty(&self, unit: u32, w: Word, record: &Record) -> (Word, bool) {
+    /// none or a forked child may read it. Was all written?
+    pub(super) fn write_dirty(&self, w: &mut Locked<'_>, record: &Record) -> bool {
+        let unit = w.unit();
         if !record.dirty.any() {
-            return (w, true);
+            return true;
         }
-        if let Some(place) = FilePlace::of(w) {
-            return (w, self.write_file_dirty(unit, place, record));
+        if let Some(place) = FilePlace::of(**w) {
+            return self.write_file_dirty(unit, place, record);
         }
-        self.forget_unchanged(unit, w, record);
+        self.forget_unchanged(unit, **w, record);
         if !record.dirty.any() {
-            return (w, true);
+            return true;
         }
         let written = Bits::none();
         written.copy(&record.dirty);
-        let Some(w) = self.place_for_dirty(unit, w, record) else {
-            return (w, false);
-        };
+        if !self.place_for_dirty(w, record) {
+            return false;
+        }
         let done = match w.slot() {
             Some(SCATTERED) => self.write_scattered(unit, record),
             Some(slot) => self.write_in_place(unit, slot, record),
@@ -74,7 +76,7 @@ impl Engine {
             record.changed.join(&written);
             self.swap_full.store(false, Relaxed);
         }
-        (w, done)
+        done
     }
 
     /// Will a page that is about to be read also be written? So it was the last time. It comes writable then, which saves a fault, and

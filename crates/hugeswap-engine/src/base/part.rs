@@ -6,27 +6,29 @@
 use super::record::Record;
 use super::{BUFFER, PAGE};
 use crate::engine::{Engine, Job};
+use crate::table::Locked;
 use hugeswap_policy::counters::Counter;
-use hugeswap_policy::unit::{Kind, LOCKED, WAITERS, Word};
+use hugeswap_policy::unit::Kind;
 use hugeswap_sys::{mm, process};
 use std::ops::Range;
 
 impl Engine {
     /// Has an I/O thread bring pages of a locked, base-mapped unit in, as far as memory is to be had without waiting.
-    pub(crate) fn hand_over_bring(&self, unit: u32, w: Word, pages: Range<usize>) {
+    pub(crate) fn hand_over_bring(&self, w: Locked<'_>, pages: Range<usize>) {
+        let unit = w.unit();
         let (from, to) = (pages.start as u16, pages.end as u16);
-        self.hand_over_part(unit, w, Job::Bring { unit, from, to });
+        self.hand_over_part(w, Job::Bring { unit, from, to });
     }
 
     /// Has an I/O thread write pages of a locked, base-mapped unit that are dirty, and drop them.
-    pub(crate) fn hand_over_drop(&self, unit: u32, w: Word, pages: Range<usize>) {
+    pub(crate) fn hand_over_drop(&self, w: Locked<'_>, pages: Range<usize>) {
+        let unit = w.unit();
         let (from, to) = (pages.start as u16, pages.end as u16);
-        self.hand_over_part(unit, w, Job::Drop { unit, from, to });
+        self.hand_over_part(w, Job::Drop { unit, from, to });
     }
 
-    fn hand_over_part(&self, unit: u32, w: Word, job: Job) {
-        // The job finds the word in the table.
-        self.table.put_locked(unit, w);
+    fn hand_over_part(&self, w: Locked<'_>, job: Job) {
+        w.pass();
         while self.reads.push(job).is_err() {
             process::yield_now();
         }
@@ -35,7 +37,7 @@ impl Engine {
 
     /// What [`Engine::hand_over_bring`] handed over.
     pub(crate) fn bring_handed(&self, unit: u32, pages: Range<usize>) {
-        let w = self.table.load(unit).clear(LOCKED | WAITERS);
+        let w = self.table.passed(unit);
         let record = self.base.records.of(unit);
         let first = !record.present.any();
         let mut from = pages.start;
@@ -50,7 +52,7 @@ impl Engine {
             if !self.take_pages_nowait(wanted) {
                 break;
             }
-            let brought = self.bring_in(unit, w, record, part.clone(), 0..0);
+            let brought = self.bring_in(unit, *w, record, part.clone(), 0..0);
             self.put_pages(super::fault::absent(record, part));
             if brought.is_err() {
                 // Whoever needs the page will be told.
@@ -62,26 +64,24 @@ impl Engine {
             self.note_pages_came(unit);
             self.note_pages_resident(unit);
         }
-        self.table.unlock(unit, w);
+        w.settle();
     }
 
     /// What [`Engine::hand_over_drop`] handed over.
     pub(crate) fn drop_handed(&self, unit: u32, pages: Range<usize>) {
-        let w = self.table.load(unit).clear(LOCKED | WAITERS);
+        let mut w = self.table.passed(unit);
         let record = self.base.records.of(unit);
         let dirty = record.dirty.run(pages.start, pages.end, true).is_some();
-        let (w, _) = if dirty {
-            self.clean_pages(unit, w)
-        } else {
-            (w, true)
-        };
+        if dirty {
+            self.clean_pages(&mut w);
+        }
         let clean = record.dirty.run(pages.start, pages.end, true).is_none();
         let freed = if clean {
             self.drop_part(unit, record, pages)
         } else {
             0
         };
-        self.table.unlock(unit, w);
+        w.settle();
         if freed > 0 {
             self.count(Counter::PgReclaim, 1);
             self.note_available();
@@ -105,33 +105,29 @@ impl Engine {
         n
     }
 
-    /// Pages of a locked unit in swap, or of a base-mapped one, become zero without I/O: a whole one goes over to base pages for
-    /// that, and one of which nothing is left is zero as a whole. The word, still locked, and whether it was done.
-    pub(crate) fn give_up_pages(&self, unit: u32, w: Word, pages: Range<usize>) -> (Word, bool) {
-        if self.files.of(unit).is_some() {
+    /// Pages of a unit in swap, or of a base-mapped one, become zero without I/O: a whole one goes over to base pages for
+    /// that, and one of which nothing is left is zero as a whole. Was it done?
+    pub(crate) fn give_up_pages(&self, w: &mut Locked<'_>, pages: Range<usize>) -> bool {
+        if self.files.of(w.unit()).is_some() {
             // What is given up of it is not zero then.
-            return (w, false);
+            return false;
         }
         if self.gate.is_forker() {
             // What the child will read of base pages is settled already.
-            return (w, false);
+            return false;
         }
-        let w = match w.kind() {
-            Kind::Base => w,
-            Kind::Swapped if self.has_single_pages() => match self.go_over_to_pages(unit, w) {
-                Some(w) => w,
-                None => return (w, false),
-            },
-            _ => return (w, false),
+        let based = match w.kind() {
+            Kind::Base => true,
+            Kind::Swapped => self.has_single_pages() && self.go_over_to_pages(w),
+            _ => false,
         };
-        let (w, done) = self.discard_pages(unit, w, pages);
-        if !done {
-            return (w, false);
+        if !based || !self.discard_pages(w, pages) {
+            return false;
         }
-        let record = self.base.records.of(unit);
-        if record.present.any() || record.stored.any() {
-            return (w, true);
+        let record = self.base.records.of(w.unit());
+        if !record.present.any() && !record.stored.any() {
+            self.leave_zero(w);
         }
-        (self.leave_zero(unit, w).0, true)
+        true
     }
 }

@@ -9,6 +9,7 @@ use super::{BUFFER, PAGE};
 use crate::engine::Engine;
 use crate::place::scatter::{CLUSTERS, Places, Single};
 use crate::swap::batch::{self, Run};
+use crate::table::Locked;
 use hugeswap_policy::UNIT_PAGES;
 use hugeswap_policy::unit::{SCATTERED, Word};
 use std::ops::Range;
@@ -22,56 +23,60 @@ const MANY: u64 = UNIT_PAGES / 2;
 const AT_ONCE: usize = BUFFER / PAGE;
 
 impl Engine {
-    /// Sees to it that a locked unit has a place for its dirty pages that also holds what the present one does of the
-    /// others. Its word then; `None`, and nothing has changed, if there is no such place.
-    pub(super) fn place_for_dirty(&self, unit: u32, w: Word, record: &Record) -> Option<Word> {
-        let scattered = || {
-            let room = self.placing.scatter.open(unit).is_some();
-            room.then(|| w.with_slot(Some(SCATTERED)))
-        };
-        let whole = || Some(w.with_slot(Some(self.claim_cluster()?)));
-        match w.slot() {
+    /// Sees to it that a unit has a place for its dirty pages that also holds what the present one does of the
+    /// others. False, and nothing has changed: there is no such place.
+    pub(super) fn place_for_dirty(&self, w: &mut Locked<'_>, record: &Record) -> bool {
+        let unit = w.unit();
+        let scattered = || self.placing.scatter.open(unit).map(|_| SCATTERED);
+        let whole = || self.claim_cluster();
+        let new = match w.slot() {
             Some(SCATTERED) => {
                 let new = |p: &usize| record.dirty.get(*p) && !record.stored.get(*p);
                 let all = record.stored.count() + (0..PAGES).filter(new).count() as u64;
-                if all > MANY
-                    && let Some(cluster) = self.gather_in_cluster(unit, w, record)
-                {
-                    return Some(w.with_slot(Some(cluster)));
+                match (all > MANY).then(|| self.gather_in_cluster(unit, **w, record)) {
+                    Some(Some(cluster)) => Some(cluster),
+                    _ => return true,
                 }
-                Some(w)
             }
             None if record.dirty.count() <= FEW => scattered().or_else(whole),
             None => whole().or_else(scattered),
             Some(own) if self.may_overwrite_cluster(own) => {
                 if self.avoids(own) {
                     // What is stored there can perhaps not be moved, but what is dirty can go elsewhere.
-                    return self.split_place(unit, w, record).or(Some(w));
+                    self.split_place(w, record);
                 }
-                Some(w)
+                return true;
             }
             Some(old) => {
                 let Some(new) = self.claim_cluster() else {
-                    return self.split_place(unit, w, record);
+                    return self.split_place(w, record);
                 };
                 if !self.copy_slot(old, new, record) {
                     self.release_cluster(new);
-                    return None;
+                    return false;
                 }
                 self.free_cluster(old);
-                Some(w.with_slot(Some(new)))
+                Some(new)
             }
+        };
+        if new.is_some() {
+            w.change(|w| w.with_slot(new));
         }
+        new.is_some()
     }
 
-    /// A locked, base-mapped unit with a cluster becomes scattered where it is, so that what is not stored of it is free for
-    /// others, if the cluster is this process's own. `None`: that cannot be.
-    pub(crate) fn split_place(&self, unit: u32, w: Word, record: &Record) -> Option<Word> {
-        let cluster = w.slot().filter(|&s| s < CLUSTERS)?;
-        let places = self.placing.scatter.open(unit)?;
+    /// A base-mapped unit with a cluster becomes scattered where it is, so that what is not stored of it is free for
+    /// others, if the cluster is this process's own. False: that cannot be.
+    pub(crate) fn split_place(&self, w: &mut Locked<'_>, record: &Record) -> bool {
+        let (Some(cluster), Some(places)) = (
+            w.slot().filter(|&s| s < CLUSTERS),
+            self.placing.scatter.open(w.unit()),
+        ) else {
+            return false;
+        };
         let owned = self.owns_slot(cluster);
         if owned && !self.pool.clusters(self.me()).split(cluster as usize) {
-            return None;
+            return false;
         }
         for at in 0..PAGES {
             places.put(at, record.stored.get(at).then_some(Single { cluster, at }));
@@ -81,48 +86,41 @@ impl Engine {
             next = hole.end;
             self.free_singles(cluster, hole);
         }
-        Some(w.with_slot(Some(SCATTERED)))
+        w.change(|w| w.with_slot(Some(SCATTERED)));
+        true
     }
 
-    /// Sees to it that the place of a locked unit says of every page what it is, also of those that are zero; the unit has no dirty
-    /// page. The word with its place; `None`: that failed.
-    pub(super) fn complete_place(&self, unit: u32, w: Word, record: &Record) -> Option<Word> {
-        let cluster = w.slot()?;
+    /// Sees to it that the place of a unit says of every page what it is, also of those that are zero; the unit has no dirty
+    /// page. False: that failed.
+    pub(super) fn complete_place(&self, w: &mut Locked<'_>, record: &Record) -> bool {
+        let Some(cluster) = w.slot() else {
+            return false;
+        };
         if w.is_scattered() || record.stored.all() {
-            return Some(w);
+            return true;
         }
         // A relative may read as bytes what is a hole by now, if it was stored when they parted.
         let ours = self.owns_slot(cluster) && !self.placing.kept.may_be_read(cluster);
-        if ours && self.write_holes(w, record) {
-            return Some(w);
-        }
-        self.split_place(unit, w, record)
+        ours && self.write_holes(**w, record) || self.split_place(w, record)
     }
 
-    /// Gives up the slots of some pages of a locked, base-mapped unit, which are not stored any more; of a unit with a
-    /// cluster of its own once few or none are left. The word with what place is left.
-    pub(super) fn give_up_slots(
-        &self,
-        unit: u32,
-        w: Word,
-        record: &Record,
-        pages: Range<usize>,
-    ) -> Word {
+    /// Gives up the slots of some pages of a base-mapped unit, which are not stored any more; of a unit with a
+    /// cluster of its own once few or none are left.
+    pub(super) fn give_up_slots(&self, w: &mut Locked<'_>, record: &Record, pages: Range<usize>) {
         match w.slot() {
             Some(SCATTERED) => {
-                if let Some(places) = self.placing.scatter.of(unit) {
+                if let Some(places) = self.placing.scatter.of(w.unit()) {
                     self.free_pages(places, pages);
                 }
-                w
             }
             Some(cluster) if !record.stored.any() => {
                 self.free_cluster(cluster);
-                w.with_slot(None)
+                w.change(|w| w.with_slot(None));
             }
             Some(own) if record.stored.count() <= FEW && self.owns_slot(own) => {
-                self.split_place(unit, w, record).unwrap_or(w)
+                self.split_place(w, record);
             }
-            _ => w,
+            _ => {}
         }
     }
 

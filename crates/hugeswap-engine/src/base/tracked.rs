@@ -3,30 +3,33 @@
 
 use super::{PAGE, Pager};
 use crate::engine::{Engine, UNIT};
+use crate::table::Locked;
 use hugeswap_policy::UNIT_PAGES;
 use hugeswap_policy::counters::Counter;
-use hugeswap_policy::unit::{CLEAN, COW, Kind, READAHEAD, WATCHED, WRITEBACK, Word};
+use hugeswap_policy::unit::{CLEAN, COW, Kind, READAHEAD, WATCHED, WRITEBACK};
 use hugeswap_sys::{Errno, Result, mm, uffd};
 use std::sync::atomic::Ordering::Relaxed;
 
 /// What became of a unit that was to be split.
-pub(crate) enum Split {
+pub(crate) enum Split<'a> {
     /// Base-mapped, locked, all of it present and read-only.
-    Pages(Word),
+    Pages(Locked<'a>),
     /// Unlocked: look at it again.
     Later,
     /// As it was, and locked: held for a system call, or there are no base pages to be had.
-    Whole(Word),
+    Whole(Locked<'a>),
 }
 
 impl Engine {
     /// Has a locked, present unit that is not writable be mapped by base pages where it stands.
     #[inline(never)]
-    pub(crate) fn split_to_track(&self, unit: u32, w: Word) -> Split {
+    pub(crate) fn split_to_track<'a>(&self, w: Locked<'a>) -> Split<'a> {
+        let unit = w.unit();
         if w.has(WRITEBACK) {
             // Who writes it out relies on its staying whole.
-            self.table.unlock(unit, w);
-            self.table.wait_change(unit, w);
+            let seen = *w;
+            w.settle();
+            self.table.wait_change(unit, seen);
             return Split::Later;
         }
         if w.pins() > 0 || w.has(COW) || !self.pages_can_come() || self.gate.is_forker() {
@@ -45,7 +48,7 @@ impl Engine {
         let record = self.base.records.of(unit);
         // A cluster keeps its old bytes, of which nothing counts, until it is written again; what is scattered is stored as its table says.
         if w.has(CLEAN) || w.is_scattered() {
-            self.note_stored(unit, w, record);
+            self.note_stored(unit, *w, record);
         } else {
             record.clear();
         }
@@ -57,8 +60,8 @@ impl Engine {
         self.note_pages_came(unit);
         self.note_pages_resident(unit);
         self.count(Counter::ThpSplitPmd, 1);
-        let based = w.clear(WATCHED | CLEAN | READAHEAD);
-        Split::Pages(based.with_kind(Kind::Base))
+        let gone = WATCHED | CLEAN | READAHEAD;
+        Split::Pages(w.with(|w| w.clear(gone).with_kind(Kind::Base)))
     }
 
     /// Maps a present unit, which nobody writes to, so that each of its pages can be made writable, and dropped, by itself; read-only as yet. If it fails,

@@ -6,11 +6,12 @@ use super::record::Record;
 use crate::call::{Call, CallError};
 use crate::engine::{Engine, Job};
 use crate::fault::Outcome;
+use crate::table::Locked;
 use hugeswap_policy::UNIT_PAGES;
 use hugeswap_policy::counters::{Counter, FaultClass};
 use hugeswap_policy::file::FilePlace;
 use hugeswap_policy::frames::Frame;
-use hugeswap_policy::unit::{CLEAN, Kind, LOCKED, MAY_WRITE, WAITERS, WRITABLE, Word};
+use hugeswap_policy::unit::{CLEAN, Kind, MAY_WRITE, WRITABLE, Word};
 use hugeswap_sys::{Errno, now_ns};
 
 const PAGES: usize = UNIT_PAGES as usize;
@@ -25,88 +26,81 @@ pub(crate) enum NotWhole {
 
 impl Engine {
     /// Makes a locked, base-mapped unit a present one, and unlocks it. `None`: look at the unit again.
-    pub(crate) fn make_whole(
-        &self,
-        unit: u32,
-        w: Word,
-        write: bool,
-        start: u64,
-    ) -> Option<Outcome> {
+    pub(crate) fn make_whole(&self, w: Locked<'_>, write: bool, start: u64) -> Option<Outcome> {
         let Some(frame) = self.get_frame_nowait() else {
-            self.table.unlock(unit, w);
+            w.settle();
             let Some(frame) = self.get_frame() else {
                 return Some(Outcome::NoMemory);
             };
             self.arena.put_free(frame.place);
             return None;
         };
-        self.make_whole_with(frame, unit, w, write, start)
+        self.make_whole_with(frame, w, write, start)
     }
 
     pub(super) fn make_whole_with(
         &self,
         frame: Frame,
-        unit: u32,
-        w: Word,
+        mut w: Locked<'_>,
         write: bool,
         start: u64,
     ) -> Option<Outcome> {
-        let began = now_ns();
-        match self.become_whole(frame, unit, w, write) {
+        let (began, unit) = (now_ns(), w.unit());
+        match self.become_whole(frame, &mut w, write) {
             Ok(()) => {
+                w.settle();
                 self.sizes.observe_fill(now_ns().saturating_sub(began));
                 self.count(Counter::ThpCollapse, 1);
                 self.done(unit, FaultClass::Major, start)
             }
             // This thread's descriptors may be the program's by now.
             Err(NotWhole::Map(e)) if matches!(e.errno, Errno::EBADF | Errno::ENOTTY) => {
-                self.hand_over(unit, w, e, start)
+                self.hand_over(w, e, start)
             }
             Err(NotWhole::Map(e)) => {
-                self.table.unlock(unit, w);
+                w.settle();
                 self.not_mapped(e, start)
             }
             Err(NotWhole::Read(e)) => {
                 let record = self.base.records.of(unit);
-                if e == Errno::EIO && self.has_news_of_bad_slots(unit, w, record) {
-                    self.table.unlock(unit, w);
+                if e == Errno::EIO && self.has_news_of_bad_slots(unit, *w, record) {
+                    w.settle();
                     return None;
                 }
                 // Between the parts of a fork those who could do better are at rest.
                 if e == Errno::EIO || self.gate.is_forker() {
-                    self.note_read_error(w);
-                    self.table.unlock(unit, w);
+                    self.note_read_error(*w);
+                    w.settle();
                     return Some(Outcome::Poisoned);
                 }
-                self.hand_over(unit, w, Call::Read.failed(e), start)
+                self.hand_over(w, Call::Read.failed(e), start)
             }
         }
     }
 
-    /// Makes a locked, base-mapped unit a present one and unlocks it. If that fails it is locked and base-mapped still, and the
-    /// frame is free.
+    /// Makes a base-mapped unit a present one. If that fails it is base-mapped still, and the frame is free.
     pub(crate) fn become_whole(
         &self,
         frame: Frame,
-        unit: u32,
-        w: Word,
+        w: &mut Locked<'_>,
         write: bool,
     ) -> Result<(), NotWhole> {
+        let unit = w.unit();
         let record = self.base.records.of(unit);
         let at = self.arena.addr(frame.place);
-        if let Err(e) = self.gather(unit, w, record, at) {
+        if let Err(e) = self.gather(unit, **w, record, at) {
             self.arena.put_free(frame.place);
             return Err(e);
         }
         if self.is_marked(unit) {
-            let mapped = self.map_marked(unit, w, frame.place);
+            let mapped = self.map_marked(w, frame.place);
             let new = mapped.map_err(|e| {
                 self.arena.put_free(frame.place);
                 NotWhole::Map(e)
             })?;
             self.arena.put_empty(frame.place);
             self.forget_pages(unit);
-            self.table.unlock(unit, new);
+            w.change(|_| new);
             return Ok(());
         }
         let changed = record.dirty.any() || !record.stored.all() && !w.is_scattered();
@@ -123,13 +117,12 @@ impl Engine {
         self.let_inherit(unit);
         self.arena.put_empty(frame.place);
         self.forget_pages(unit);
-        let new = w.with_kind(Kind::Present);
-        let new = match (writable, changed) {
-            (true, _) => new.set(WRITABLE),
-            (false, false) => new.set(CLEAN),
-            (false, true) => new,
+        let access = match (writable, changed) {
+            (true, _) => WRITABLE,
+            (false, false) => CLEAN,
+            (false, true) => 0,
         };
-        self.table.unlock(unit, new);
+        w.change(|w| w.with_kind(Kind::Present).set(access));
         Ok(())
     }
 
@@ -181,49 +174,44 @@ impl Engine {
 
     /// What [`Engine::hand_over_whole`] handed over.
     pub(crate) fn whole_handed(&self, unit: u32) {
-        let w = self.table.load(unit).clear(LOCKED | WAITERS);
+        let mut w = self.table.passed(unit);
         let done = match self.get_frame_nowait() {
-            Some(frame) => self.become_whole(frame, unit, w, false),
+            Some(frame) => self.become_whole(frame, &mut w, false),
             // The fault will be back.
-            None => return self.table.unlock(unit, w),
+            None => return w.settle(),
         };
         match done {
             Ok(()) => {
+                w.settle();
                 self.count(Counter::ThpCollapse, 1);
                 self.note_resident(unit);
             }
             Err(NotWhole::Read(Errno::EIO)) => {
                 // From now on what can be read of it comes by the page; who needs the rest is told.
-                self.has_news_of_bad_slots(unit, w, self.base.records.of(unit));
-                self.table.unlock(unit, w);
+                self.has_news_of_bad_slots(unit, *w, self.base.records.of(unit));
+                w.settle();
             }
             // So will it, and it knows for how long.
-            Err(_) => self.table.unlock(unit, w),
+            Err(_) => w.settle(),
         }
     }
 
     /// Has an I/O thread make a locked unit whole, which a fault that began at `start` could not, for `error`; the lock goes with the
     /// job. `None`: look at the unit again.
-    pub(super) fn hand_over(
-        &self,
-        unit: u32,
-        w: Word,
-        error: CallError,
-        start: u64,
-    ) -> Option<Outcome> {
+    pub(super) fn hand_over(&self, w: Locked<'_>, error: CallError, start: u64) -> Option<Outcome> {
         self.count(Counter::MapError, 1);
         if self.has_been_long(error, start) {
-            self.table.unlock(unit, w);
+            w.settle();
             return Some(Outcome::Unmapped(error));
         }
-        self.hand_over_whole(unit, w);
+        self.hand_over_whole(w);
         None
     }
 
     /// Has an I/O thread make a locked unit whole; the lock goes with the job.
-    pub(crate) fn hand_over_whole(&self, unit: u32, w: Word) {
-        // The job finds the word in the table.
-        self.table.put_locked(unit, w);
+    pub(crate) fn hand_over_whole(&self, w: Locked<'_>) {
+        let unit = w.unit();
+        w.pass();
         while self.reads.push(Job::Whole(unit)).is_err() {
             hugeswap_sys::process::yield_now();
         }

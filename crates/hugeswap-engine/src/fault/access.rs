@@ -6,8 +6,9 @@
 use crate::base::Split;
 use crate::engine::{Engine, UNIT};
 use crate::fault::Outcome;
+use crate::table::Locked;
 use hugeswap_policy::counters::{Counter, FaultClass};
-use hugeswap_policy::unit::{CLEAN, COW, READAHEAD, UNCHARGED, WATCHED, WRITABLE, WRITEBACK, Word};
+use hugeswap_policy::unit::{CLEAN, COW, READAHEAD, UNCHARGED, WATCHED, WRITABLE, WRITEBACK};
 use std::sync::atomic::Ordering::Relaxed;
 
 impl Engine {
@@ -16,33 +17,33 @@ impl Engine {
     #[inline(never)]
     pub(super) fn soft(
         &self,
-        unit: u32,
-        w: Word,
+        w: Locked<'_>,
         addr: usize,
         write: bool,
         start: u64,
     ) -> Option<Outcome> {
+        let unit = w.unit();
         if write && w.has(COW) {
-            return self.copy_on_write(unit, w, start);
+            return self.copy_on_write(w, start);
         }
         if w.has(WATCHED) && w.has(CLEAN) && !w.has(COW) {
             let page = (addr - self.table.addr(unit)) / 4096;
             if let Some(pages) = self.pages_of_watched(unit, page) {
-                return self.split_watched(unit, w, pages, page, write, start);
+                return self.split_watched(w, pages, page, write, start);
             }
         }
         let splits = self.mover().arrives_clean() && self.tracks_pages(unit);
         let w = match write && !w.has(WRITABLE) && splits {
-            true => match self.split_to_track(unit, w) {
-                Split::Pages(w) => return self.page_fault(unit, w, addr, write, start),
+            true => match self.split_to_track(w) {
+                Split::Pages(w) => return self.page_fault(w, addr, write, start),
                 Split::Later => return None,
                 Split::Whole(w) => w,
             },
             false => w,
         };
-        let at = self.table.addr(unit);
+        let at = w.addr();
         if write {
-            self.note_access(unit, w);
+            self.note_access(unit, *w);
         }
         // Given again even if the word says the program has it: it costs little, and heals whatever made the
         // fault happen.
@@ -55,55 +56,54 @@ impl Engine {
             (self.mover().set_readable(at), w.clear(WATCHED | READAHEAD))
         };
         if let Err(e) = changed {
-            self.table.unlock(unit, w);
+            w.settle();
             return self.not_mapped(e, start);
         }
-        if w.has(WATCHED) {
+        let watched = w.has(WATCHED);
+        if watched {
             self.watched.fetch_sub(1, Relaxed);
             self.count(Counter::SwapCacheHit, 1);
         }
-        self.table.unlock(unit, new);
-        if w.has(WATCHED) {
+        w.settle_as(|_| new);
+        if watched {
             self.note_referenced(unit);
         }
         self.timed(FaultClass::Soft, start)
     }
 
     /// A write to a frame that a forked relative may share.
-    fn copy_on_write(&self, unit: u32, w: Word, start: u64) -> Option<Outcome> {
-        let at = self.table.addr(unit);
+    fn copy_on_write(&self, w: Locked<'_>, start: u64) -> Option<Outcome> {
+        let (unit, at) = (w.unit(), w.addr());
         if w.has(WRITEBACK) && !self.mover().replaces_at_once() {
             // What is under write-back stays mapped: an engine thread reads it, and would fault between the old frame and the new
             // one, while whoever resolves its fault may wait for a fork that waits for the write.
-            self.table.unlock(unit, w);
-            self.table.wait_change(unit, w);
+            let seen = *w;
+            w.settle();
+            self.table.wait_change(unit, seen);
             return None;
         }
         if !w.has(UNCHARGED) && !self.placing.kept.has_children() {
             if self.mover().arrives_clean() && self.tracks_pages(unit) {
-                self.table.unlock(unit, w.clear(COW));
+                w.settle_as(|w| w.clear(COW));
                 return None;
             }
-            self.note_access(unit, w);
+            self.note_access(unit, *w);
             // Nobody shares it any more: the kernel lets us keep the page.
             if let Err(e) = self.mover().set_writable(at, UNIT) {
-                self.table.unlock(unit, w);
+                w.settle();
                 return self.not_mapped(e, start);
             }
             self.mover().own(at);
             if w.has(WATCHED) {
                 self.watched.fetch_sub(1, Relaxed);
             }
-            self.table.unlock(
-                unit,
-                w.clear(WATCHED | CLEAN | COW | READAHEAD).set(WRITABLE),
-            );
+            w.settle_as(|w| w.clear(WATCHED | CLEAN | COW | READAHEAD).set(WRITABLE));
             return self.done(unit, FaultClass::Soft, start);
         }
         let Some(frame) = self.get_frame_nowait() else {
             // A write-out of this unit may be what frees memory, and it needs the lock: wait
             // without it. (Absent units may stay locked meanwhile: nobody needs them for that.)
-            self.table.unlock(unit, w);
+            w.settle();
             let Some(frame) = self.get_frame() else {
                 return Some(Outcome::NoMemory);
             };
@@ -113,7 +113,7 @@ impl Engine {
         // Where pages are told apart, the next fault makes one writable.
         let whole = !(self.mover().arrives_clean() && self.tracks_pages(unit));
         if whole {
-            self.note_access(unit, w);
+            self.note_access(unit, *w);
         }
         let to = self.arena.addr(frame.place);
         let moved = self.mover().set_readable(at).and_then(|()| {
@@ -125,8 +125,9 @@ impl Engine {
             && self.mover().replaces_at_once()
         {
             self.arena.put_free(frame.place);
-            self.table.unlock(unit, w.clear(WATCHED));
-            if w.has(WATCHED) {
+            let watched = w.has(WATCHED);
+            w.settle_as(|w| w.clear(WATCHED));
+            if watched {
                 self.watched.fetch_sub(1, Relaxed);
             }
             return self.not_mapped(e, start);
@@ -136,7 +137,7 @@ impl Engine {
             if !w.has(UNCHARGED) {
                 self.pool.uncharge(self.me(), 1);
             }
-            self.put_back(unit, w.clear(COW | UNCHARGED), frame.place);
+            self.put_back(w.with(|w| w.clear(COW | UNCHARGED)), frame.place);
             return None;
         }
         self.let_inherit(unit);
@@ -153,7 +154,7 @@ impl Engine {
             true => new.clear(CLEAN).set(WRITABLE),
             false => new,
         };
-        self.table.unlock(unit, new);
+        w.settle_as(|_| new);
         self.done(unit, FaultClass::Cow, start)
     }
 }

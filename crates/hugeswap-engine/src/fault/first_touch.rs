@@ -6,10 +6,11 @@ use crate::call::CallError;
 use crate::engine::{Engine, UNIT};
 use crate::fault::Outcome;
 use crate::huge::{Huge, Wait};
+use crate::table::Locked;
 use crate::track::Held;
 use hugeswap_policy::counters::{Counter, FaultClass};
 use hugeswap_policy::gfp::Caller;
-use hugeswap_policy::unit::{Kind, MAY_WRITE, WRITABLE, Word};
+use hugeswap_policy::unit::{Kind, MAY_WRITE, WRITABLE};
 use hugeswap_sys::mm;
 use std::sync::atomic::Ordering::Relaxed;
 
@@ -17,17 +18,16 @@ impl Engine {
     /// A unit never touched before (or discarded): it reads as zeros.
     pub(super) fn first_touch(
         &self,
-        unit: u32,
-        w: Word,
+        mut w: Locked<'_>,
         addr: usize,
         write: bool,
         start: u64,
     ) -> Option<Outcome> {
+        let unit = w.unit();
         self.high_unit.fetch_max(unit + 1, Relaxed);
-        if (!self.may_be_huge(unit) || write && self.tracks_pages(unit))
-            && let Some(w) = self.start_pages(unit, w)
+        if (!self.may_be_huge(unit) || write && self.tracks_pages(unit)) && self.start_pages(&mut w)
         {
-            return self.page_fault(unit, w, addr, write, start);
+            return self.page_fault(w, addr, write, start);
         }
         let tracked = self.is_tracked(unit);
         let marked = self.is_marked(unit);
@@ -36,20 +36,23 @@ impl Engine {
             && self.mover().watches_in_place()
             && w.has(MAY_WRITE)
             && self.arena.free_frames_here() == 0;
-        if in_place && let Some(outcome) = self.first_touch_in_place(unit, w, start) {
-            return Some(outcome);
+        if in_place {
+            w = match self.first_touch_in_place(w, start) {
+                Ok(outcome) => return outcome,
+                Err(w) => w,
+            };
         }
         let mut huge = self.huge_or_wait(unit, Caller::FirstTouch);
         if let Huge::BasePages = huge {
-            if let Some(w) = self.start_pages(unit, w) {
+            if self.start_pages(&mut w) {
                 self.count(Counter::ThpFaultFallback, 1);
                 self.note_fell_back(unit);
-                return self.fall_back(unit, w, addr, write, start);
+                return self.fall_back(w, addr, write, start);
             }
             huge = self.wait_for_huge(Wait::FOR_A_FRAME);
         }
         let Huge::Frame(frame) = huge else {
-            self.table.unlock(unit, w);
+            w.settle();
             return Some(Outcome::NoMemory);
         };
         let from = self.arena.addr(frame.place);
@@ -58,26 +61,22 @@ impl Engine {
             unsafe { std::ptr::write_bytes(from as *mut u8, 0, UNIT) };
         }
         if marked {
-            return self.first_touch_marked(frame.place, unit, w, start);
+            return self.first_touch_marked(frame.place, w, start);
         }
         let writable = write || !self.mover().arrives_clean();
         if writable {
             self.note_arrival(unit, write, Held::Zeros);
         }
         if let Err(e) = self.move_in(frame.place, unit, writable) {
-            return self.not_moved_in(frame.place, unit, w, e, start);
+            return self.not_moved_in(frame.place, w, e, start);
         }
         self.let_inherit(unit);
         self.arena.put_empty(frame.place);
-        let new = w.with_kind(Kind::Present);
-        self.table.unlock(
-            unit,
-            if writable && w.has(MAY_WRITE) {
-                new.set(WRITABLE)
-            } else {
-                new
-            },
-        );
+        let access = match writable && w.has(MAY_WRITE) {
+            true => WRITABLE,
+            false => 0,
+        };
+        w.settle_as(|w| w.with_kind(Kind::Present).set(access));
         self.count(Counter::ThpFaultAlloc, 1);
         self.done(unit, FaultClass::FirstTouch, start)
     }
@@ -85,13 +84,13 @@ impl Engine {
     /// A unit with markers gets the frame, and is the kernel's: base pages could not be had.
     #[cold]
     #[inline(never)]
-    fn first_touch_marked(&self, place: u32, unit: u32, w: Word, start: u64) -> Option<Outcome> {
-        let new = match self.map_marked(unit, w, place) {
+    fn first_touch_marked(&self, place: u32, w: Locked<'_>, start: u64) -> Option<Outcome> {
+        let new = match self.map_marked(&w, place) {
             Ok(new) => new,
-            Err(e) => return self.not_moved_in(place, unit, w, e, start),
+            Err(e) => return self.not_moved_in(place, w, e, start),
         };
         self.arena.put_empty(place);
-        self.table.unlock(unit, new);
+        w.settle_as(|_| new);
         self.timed(FaultClass::FirstTouch, start)
     }
 
@@ -101,62 +100,65 @@ impl Engine {
     fn not_moved_in(
         &self,
         place: u32,
-        unit: u32,
-        w: Word,
+        w: Locked<'_>,
         error: CallError,
         start: u64,
     ) -> Option<Outcome> {
         self.arena.put_free(place);
-        self.table.unlock(unit, w);
+        w.settle();
         self.not_mapped(error, start)
     }
 
     /// (By itself: a loop would keep the address of what it calls in a register, and calls by register are what the check of the fault path cannot follow.)
     #[inline(never)]
-    fn unlock_touched(&self, unit: u32, new: Word) {
-        self.table.unlock(unit, new);
+    fn settle_touched(&self, w: Locked<'_>) {
+        w.settle_as(|w| w.with_kind(Kind::Present).set(WRITABLE));
     }
 
     /// First touch while the budget is not used up: let the kernel fault the memory in where
-    /// it stands, and for a sequence of first touches several units at once.
-    fn first_touch_in_place(&self, unit: u32, w: Word, start: u64) -> Option<Outcome> {
+    /// it stands, and for a sequence of first touches several units at once. The error is the unit: that cannot be.
+    fn first_touch_in_place<'a>(
+        &self,
+        w: Locked<'a>,
+        start: u64,
+    ) -> Result<Option<Outcome>, Locked<'a>> {
+        const MOST: u32 = 32;
+        let (unit, seen) = (w.unit(), *w);
         let want = match self.try_streams() {
             Some(mut s) => s
                 .on_first_touch(u64::from(unit), u64::from(self.table.units()))
-                .clamp(1, 32),
+                .clamp(1, MOST),
             None => 1,
         };
         // What is tracked gets access when it is written.
         let want = if self.is_tracked(unit) { 1 } else { want };
         let room = self.huge_room(self.gfp_of(unit, Caller::FirstTouch));
-        let want = want.min(room.min(32) as u32);
+        let want = want.min(room.min(u64::from(MOST)) as u32);
         let mut n = want.min(1);
+        let mut rest = [const { None }; MOST as usize - 1];
         while n < want
-            && self
-                .table
-                .try_lock_if(unit + n, |o| {
-                    o.kind() == Kind::None
-                        && o == w
-                        && self.may_be_huge(unit + n)
-                        && !self.is_tracked(unit + n)
-                })
-                .is_some()
-        {
+            && let Some(next) = self.table.try_lock_if(unit + n, |o| {
+                o.kind() == Kind::None
+                    && o == seen
+                    && self.may_be_huge(unit + n)
+                    && !self.is_tracked(unit + n)
+            })
             // Since it was looked at.
-            if self.unlock_if_marked(unit + n, w) {
-                break;
-            }
+            && let Some(next) = self.settle_if_marked(next)
+        {
+            rest[n as usize - 1] = Some(next);
             n += 1;
         }
         let mut got = n;
         while got > 0 && !self.pool.charge(self.me(), u64::from(got)) {
             got /= 2;
         }
-        for extra in got.max(1)..n {
-            self.table.unlock(unit + extra, w);
-        }
+        let kept = got.saturating_sub(1) as usize;
+        let (rest, others) = rest.split_at_mut(kept);
+        let others = others.iter_mut().filter_map(Option::take);
+        others.for_each(Locked::settle);
         if got == 0 {
-            return None;
+            return Err(w);
         }
         let len = got as usize * UNIT;
         self.note_written(unit);
@@ -165,24 +167,23 @@ impl Engine {
             .set_writable(self.table.addr(unit), len)
             .is_err()
         {
-            for extra in 1..got {
-                self.table.unlock(unit + extra, w);
-            }
+            let rest = rest.iter_mut().filter_map(Option::take);
+            rest.for_each(Locked::settle);
             self.pool.uncharge(self.me(), u64::from(got));
-            return None;
+            return Err(w);
         }
-        let new = w.with_kind(Kind::Present).set(WRITABLE);
         self.high_unit.fetch_max(unit + got, Relaxed);
         let here = self.arena.numa.here().node;
-        for i in (0..got).rev() {
-            self.arena.numa.set_unit(unit + i, here);
-            self.unlock_touched(unit + i, new);
+        let rest = rest.iter_mut().rev().filter_map(Option::take);
+        for w in rest.chain(std::iter::once(w)) {
+            self.arena.numa.set_unit(w.unit(), here);
+            self.settle_touched(w);
         }
         // In the order in which they will be used: the lists have nothing else to go by.
         (0..got).for_each(|i| self.note_resident(unit + i));
         self.took_frame();
         self.count_node(here, here, here, u64::from(got));
         self.count(Counter::ThpFaultAlloc, u64::from(got));
-        self.timed(FaultClass::FirstTouch, start)
+        Ok(self.timed(FaultClass::FirstTouch, start))
     }
 }

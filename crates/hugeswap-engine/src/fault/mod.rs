@@ -102,7 +102,7 @@ impl Engine {
             if w.has(LOCKED) {
                 if let Some(w) = self.table.claim(unit) {
                     // A read was planned and no thread has begun it: it is ours now, with the lock.
-                    match self.major(unit, w, addr, write, start) {
+                    match self.major(w, addr, write, start) {
                         Some(outcome) => return outcome,
                         None => continue,
                     }
@@ -137,25 +137,26 @@ impl Engine {
                 continue;
             };
             if self.is_marked(unit)
-                && let Some(outcome) = self.touch_marked(unit, w, addr)
+                && let Some(outcome) = self.marked_outcome(unit, addr)
             {
+                w.settle();
                 return outcome;
             }
             let done = match w.kind() {
-                Kind::Present => self.soft(unit, w, addr, write, start),
-                Kind::None => self.first_touch(unit, w, addr, write, start),
+                Kind::Present => self.soft(w, addr, write, start),
+                Kind::None => self.first_touch(w, addr, write, start),
                 Kind::Cached => {
                     let class = if waited {
                         FaultClass::Wait
                     } else {
                         FaultClass::Soft
                     };
-                    self.take_from_cache(unit, w, addr, write, class, start)
+                    self.take_from_cache(w, addr, write, class, start)
                 }
-                Kind::Swapped => self.swap_fault(unit, w, addr, write, start),
-                Kind::Base => self.page_fault(unit, w, addr, write, start),
+                Kind::Swapped => self.swap_fault(w, addr, write, start),
+                Kind::Base => self.page_fault(w, addr, write, start),
                 _ => {
-                    self.table.unlock(unit, w);
+                    w.settle();
                     None
                 }
             };

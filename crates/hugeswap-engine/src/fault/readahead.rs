@@ -32,23 +32,18 @@ impl Engine {
         let here = self.arena.numa.here().node;
         for u in window.units(u64::from(unit)) {
             let u = u as u32;
-            if self
-                .table
-                .try_lock_if(u, |w| w.kind() == Kind::Swapped)
-                .is_none()
-            {
+            let Some(w) = self.table.try_lock_if(u, |w| w.kind() == Kind::Swapped) else {
                 continue;
-            }
+            };
             if !self.admits_ahead(u) {
-                let w = self.table.load(u);
-                self.table.unlock(u, w);
+                w.settle();
                 continue;
             }
             self.arena.numa.set_unit(u, here);
-            self.table.offer(u);
+            w.offer();
             if self.reads.push(Job::Read(u)).is_err() {
                 if let Some(w) = self.table.claim(u) {
-                    self.table.unlock(u, w);
+                    w.settle();
                 }
                 if let Some(mut streams) = self.try_streams() {
                     streams.on_cut_short(u64::from(u));

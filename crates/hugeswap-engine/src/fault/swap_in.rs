@@ -7,7 +7,7 @@ use crate::call::{CallError, Done};
 use crate::engine::{Engine, Job, UNIT};
 use crate::fault::Outcome;
 use crate::huge::{Huge, Wait};
-use crate::table::NO_FRAME;
+use crate::table::{Locked, NO_FRAME};
 use crate::track::Held;
 use hugeswap_policy::UNIT_PAGES;
 use hugeswap_policy::counters::{Counter, FaultClass};
@@ -20,25 +20,23 @@ impl Engine {
     /// In the swap cache: move the frame into place.
     pub(super) fn take_from_cache(
         &self,
-        unit: u32,
-        w: Word,
+        w: Locked<'_>,
         addr: usize,
         write: bool,
         class: FaultClass,
         start: u64,
     ) -> Option<Outcome> {
-        let place = self.table.frame(unit);
-        if !w.has(READAHEAD) {
+        let unit = w.unit();
+        let (place, ahead) = (w.frame(), w.has(READAHEAD));
+        if !ahead {
             self.watched.fetch_sub(1, Relaxed);
         }
-        if let Err(e) = self.put_in_place(unit, w, place, write) {
+        if let Err(e) = self.put_in_place(w, place, write) {
             return self.not_mapped(e, start);
         }
         self.count(Counter::SwapCacheHit, 1);
-        if w.has(READAHEAD) {
+        if ahead {
             self.count(Counter::SwapRaHit, 1);
-        }
-        if w.has(READAHEAD) {
             self.note_resident(unit);
         } else {
             self.note_referenced(unit);
@@ -50,20 +48,20 @@ impl Engine {
     }
 
     /// Moves the frame at `place` to `unit` and unlocks it as present; on failure unlocks it as cached.
-    fn put_in_place(&self, unit: u32, w: Word, place: u32, write: bool) -> Done {
+    fn put_in_place(&self, w: Locked<'_>, place: u32, write: bool) -> Done {
+        let unit = w.unit();
         // Where pages are told apart, the next fault makes one writable.
         let write = write && !self.tracks_pages(unit);
-        match self.map_frame(unit, w, place, write) {
+        match self.map_frame(&w, place, write) {
             Ok(new) => {
-                self.table.unlock(unit, new);
+                w.settle_as(|_| new);
                 self.arena.put_empty(place);
                 Ok(())
             }
             Err(e) => {
-                self.table.set_frame(unit, place);
+                w.set_frame(place);
                 // Read ahead, in effect: see `park` for what a cached unit without the mark is.
-                self.table
-                    .unlock(unit, w.with_kind(Kind::Cached).set(READAHEAD));
+                w.settle_as(|w| w.with_kind(Kind::Cached).set(READAHEAD));
                 self.note_resident(unit);
                 Err(e)
             }
@@ -73,11 +71,11 @@ impl Engine {
     /// Maps the frame at `place` to a locked unit; its word then.
     pub(crate) fn map_frame(
         &self,
-        unit: u32,
-        w: Word,
+        w: &Locked<'_>,
         place: u32,
         write: bool,
     ) -> Result<Word, CallError> {
+        let unit = w.unit();
         let writable = (write || !self.mover().arrives_clean()) && w.has(MAY_WRITE);
         let new = w.with_kind(Kind::Present).clear(READAHEAD);
         let new = if writable {
@@ -86,11 +84,11 @@ impl Engine {
             new.set(CLEAN)
         };
         if self.is_marked(unit) {
-            return self.map_marked(unit, w, place);
+            return self.map_marked(w, place);
         }
-        self.open_fence(unit, w);
+        self.open_fence(unit, **w);
         if writable {
-            self.note_arrival(unit, write, Held::AsStored(w));
+            self.note_arrival(unit, write, Held::AsStored(**w));
         }
         self.move_in(place, unit, writable)?;
         if !writable && !self.mover().arrives_clean() {
@@ -98,35 +96,35 @@ impl Engine {
             let _ = self.mover().set_read_only(self.table.addr(unit), UNIT);
         }
         self.let_inherit(unit);
-        self.table.set_frame(unit, NO_FRAME);
+        w.set_frame(NO_FRAME);
         Ok(new)
     }
 
     /// In swap only: read it, here and now. `None`: look at the unit again.
     pub(crate) fn major(
         &self,
-        unit: u32,
-        w: Word,
+        mut w: Locked<'_>,
         addr: usize,
         write: bool,
         start: u64,
     ) -> Option<Outcome> {
+        let unit = w.unit();
         let Some(slot) = w.slot() else {
-            self.table.unlock(unit, w);
+            w.settle();
             return Some(Outcome::Poisoned);
         };
         let mut huge = self.huge_or_wait(unit, Caller::SwapIn);
         if let Huge::BasePages = huge {
-            if let Some(w) = self.go_over_to_pages(unit, w) {
+            if self.go_over_to_pages(&mut w) {
                 self.count(Counter::ThpSwpInFallback, 1);
                 self.note_fell_back(unit);
-                return self.fall_back(unit, w, addr, write, start);
+                return self.fall_back(w, addr, write, start);
             }
             huge = self.wait_for_huge(Wait::FOR_A_FRAME);
         }
         let Huge::Frame(frame) = huge else {
-            self.table.set_frame(unit, NO_FRAME);
-            self.table.unlock(unit, w.with_kind(Kind::Swapped));
+            w.set_frame(NO_FRAME);
+            w.settle_as(|w| w.with_kind(Kind::Swapped));
             return Some(Outcome::NoMemory);
         };
         // Tell the readers of what comes next before we wait for our own read.
@@ -135,23 +133,24 @@ impl Engine {
         let result = self.read_unit(unit, slot, at, true);
         if result.is_err() && self.gate.is_forker() {
             // Between the parts of a fork those who could do better are at rest.
-            self.note_read_error(w);
-            self.table.set_frame(unit, NO_FRAME);
+            self.note_read_error(*w);
+            w.set_frame(NO_FRAME);
             self.arena.put_free(frame.place);
-            self.table.unlock(unit, w.with_kind(Kind::Swapped));
+            w.settle_as(|w| w.with_kind(Kind::Swapped));
             return Some(Outcome::Poisoned);
         }
         if result.is_err() {
             // Our descriptor may be gone, or the device failed: the engine's threads have
             // descriptors of their own and the last word. The lock goes with the job.
-            self.table.set_frame(unit, frame.place);
+            w.set_frame(frame.place);
+            w.pass();
             while self.reads.push(Job::Handed(unit)).is_err() {
                 hugeswap_sys::process::yield_now();
             }
             self.wake_workers(1);
             return None;
         }
-        match self.put_in_place(unit, w, frame.place, write) {
+        match self.put_in_place(w, frame.place, write) {
             Ok(()) => self.done(unit, FaultClass::Major, start),
             Err(e) => self.not_mapped(e, start),
         }

@@ -260,12 +260,12 @@ impl Engine {
         if !written {
             self.rest_a_moment();
         }
-        let w = self.table.lock(unit).clear(WRITEBACK);
+        let w = self.table.lock(unit).with(|w| w.clear(WRITEBACK));
         if w.has(WRITABLE) {
             // Changed meanwhile: what the file has is neither the old nor the new.
             self.files.sums[unit as usize].store(0, Relaxed);
         }
-        self.end_write_out(unit, w, written);
+        self.end_write_out(w, written);
         written
     }
 

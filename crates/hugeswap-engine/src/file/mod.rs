@@ -183,7 +183,7 @@ impl Engine {
 
     /// A unit that nobody uses becomes one of a file.
     fn take_file_unit(&self, unit: u32, place: FilePlace, mode: FileMode) {
-        self.table.lock(unit);
+        let w = self.table.lock(unit);
         if !self.mover().watches_in_place() && self.fenced.load(Relaxed) {
             // SAFETY: gives access to an absent unit, whose touch is a fault we take.
             let _ = unsafe { mm::protect(self.table.addr(unit), UNIT, mm::PROT_RW) };
@@ -196,7 +196,7 @@ impl Engine {
             FileMode::WriteBack => MAY_READ | MAY_WRITE,
         };
         let word = Word(may).with_kind(Kind::Swapped);
-        self.table.unlock(unit, word.with_slot(Some(place.slot())));
+        w.settle_as(|_| word.with_slot(Some(place.slot())));
     }
 
     /// Tells the reclaim lists which kind of memory `unit` is.

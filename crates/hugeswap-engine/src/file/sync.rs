@@ -9,9 +9,9 @@
 use super::{Mapping, PENDING};
 use crate::engine::{Engine, Job, UNIT};
 use crate::fork::forked_unseen;
-use crate::table::NO_FRAME;
+use crate::table::{Locked, NO_FRAME};
 use hugeswap_policy::file::FilePlace;
-use hugeswap_policy::unit::{CLEAN, Kind, LOCKED, MAY_READ, WAITERS, WRITABLE, Word};
+use hugeswap_policy::unit::{CLEAN, Kind, LOCKED, MAY_READ, WRITABLE, Word};
 use hugeswap_sys::signal::Blocked;
 use hugeswap_sys::{Errno, Result, fs, futex, process};
 use std::sync::atomic::Ordering::{Acquire, Relaxed, Release};
@@ -130,11 +130,10 @@ impl Engine {
         }
         // (A unit on its way in, or out, is looked at when it is there.)
         let w = self.lock_settled(unit);
-        if self.files.of(unit).is_none() || !at_work(w) {
-            return self.table.unlock(unit, w);
+        if self.files.of(unit).is_none() || !at_work(*w) {
+            return w.settle();
         }
-        // The job finds the word in the table.
-        self.table.put_locked(unit, w);
+        w.pass();
         if self.gate.is_forker() {
             // The engine's threads are at rest.
             return self.settle_handed(unit, drop);
@@ -147,64 +146,62 @@ impl Engine {
 
     /// What [`Engine::settle`] handed over.
     pub(crate) fn settle_handed(&self, unit: u32, drop: bool) {
-        let w = self.table.load(unit).clear(LOCKED | WAITERS);
-        let (w, written) = self.write_locked(unit, w);
+        let mut w = self.table.passed(unit);
+        let written = self.write_locked(&mut w);
         match w.kind() {
-            _ if !drop || !written || w.pins() > 0 => self.table.unlock(unit, w),
+            _ if !drop || !written || w.pins() > 0 => w.settle(),
             Kind::Present => {
-                self.drop_clean(unit, w);
+                self.drop_clean(w);
             }
             Kind::Cached => {
-                if let Some(place) = self.take_locked(unit, w) {
+                if let Some(place) = self.take_locked(w) {
                     self.arena.put_free(place);
                     self.note_available();
                 }
             }
             Kind::Base => {
-                self.evict_pages(unit, w, false);
+                self.evict_pages(w, false);
             }
-            Kind::Poisoned => self.table.unlock(unit, self.without_contents(unit, w)),
-            _ => self.table.unlock(unit, w),
+            Kind::Poisoned => w.settle_as(|w| self.without_contents(unit, w)),
+            _ => w.settle(),
         }
     }
 
-    /// Writes what is dirty of a locked unit to its file. The word then, and whether nothing is dirty any more (as far
-    /// as nobody holds it).
-    fn write_locked(&self, unit: u32, w: Word) -> (Word, bool) {
-        let Some(place) = FilePlace::of(w) else {
-            return (w, true);
+    /// Writes what is dirty of a unit to its file. Is nothing dirty any more (as far as nobody holds it)?
+    fn write_locked(&self, w: &mut Locked<'_>) -> bool {
+        let Some(place) = FilePlace::of(**w) else {
+            return true;
         };
+        let unit = w.unit();
         match w.kind() {
             Kind::Base => {
                 let errors = || self.files.mapping(place).map(|m| m.errors.load(Acquire));
                 let before = errors();
-                let (w, clean) = self.clean_pages(unit, w);
+                let clean = self.clean_pages(w);
                 if !clean && errors() == before {
                     self.note_unwritten(place, Errno::ENOMEM);
                 }
-                (w, clean)
+                clean
             }
             Kind::Present if !w.has(CLEAN) => {
                 let held = w.pins() > 0;
-                if !held
-                    && self
-                        .mover()
-                        .set_read_only(self.table.addr(unit), UNIT)
-                        .is_err()
-                {
+                if !held && self.mover().set_read_only(w.addr(), UNIT).is_err() {
                     self.note_unwritten(place, Errno::ENOMEM);
-                    return (w, false);
+                    return false;
                 }
                 let written = self.write_file_unit(unit, place).is_ok();
                 if held {
                     // Who holds it may have written while it was being written.
                     self.files.sums[unit as usize].store(0, Relaxed);
-                    return (w, written);
+                    return written;
                 }
-                let w = w.clear(WRITABLE);
-                (if written { w.set(CLEAN) } else { w }, written)
+                w.change(|w| w.clear(WRITABLE));
+                if written {
+                    w.change(|w| w.set(CLEAN));
+                }
+                written
             }
-            _ => (w, true),
+            _ => true,
         }
     }
 
@@ -217,8 +214,9 @@ impl Engine {
     /// Before a fork, nobody else being in the engine.
     pub(crate) fn write_all_files(&self) {
         self.each_file_unit(|unit| {
-            let (w, _) = self.write_locked(unit, self.table.load(unit));
-            self.table.reset(unit, w);
+            let mut w = self.table.lock(unit);
+            self.write_locked(&mut w);
+            w.settle();
         });
     }
 

@@ -120,7 +120,7 @@ impl Engine {
                 Some(places) => self.move_singles(places, moves, claim, &buffer),
                 None => true,
             };
-            self.table.unlock(unit, w);
+            w.settle();
             if !went {
                 break;
             }
@@ -191,13 +191,13 @@ impl Engine {
                         .is_some_and(|s| s != SCATTERED && self.owns_slot(s))
                     && self.base.records.of(unit).stored.count() <= SPARSE
             };
-            let Some(w) = self.table.try_lock_if(unit, sparse) else {
+            let Some(mut w) = self.table.try_lock_if(unit, sparse) else {
                 continue;
             };
             let record = self.base.records.of(unit);
-            let new = self.split_place(unit, w, record);
-            self.table.unlock(unit, new.unwrap_or(w));
-            n += usize::from(new.is_some());
+            let split = self.split_place(&mut w, record);
+            w.settle();
+            n += usize::from(split);
             if n == AT_A_TIME {
                 break;
             }

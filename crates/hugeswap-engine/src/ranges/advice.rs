@@ -6,6 +6,7 @@
 use super::PAGE;
 use crate::engine::{Engine, Job, UNIT};
 use crate::fault::Outcome;
+use crate::table::Locked;
 use hugeswap_policy::thp::Bring;
 use hugeswap_policy::unit::{Kind, LOCKED, Word};
 use hugeswap_sys::signal::Blocked;
@@ -73,28 +74,26 @@ impl Engine {
                 self.table.wait_locked(unit);
             }
             let wanted = |w: Word| matches!(w.kind(), Kind::Swapped | Kind::Base);
-            let Some(w) = self.table.try_lock_if(unit, wanted) else {
+            let Some(mut w) = self.table.try_lock_if(unit, wanted) else {
                 continue;
             };
             let pages = self.pages_in(unit, addr, len);
-            if self.by_pages(unit, &pages)
-                && let Some(w) = self.as_pages(unit, w)
-            {
-                self.hand_over_bring(unit, w, pages);
+            if self.by_pages(unit, &pages) && self.as_pages(&mut w) {
+                self.hand_over_bring(w, pages);
                 continue;
             }
             if self.is_marked(unit) {
-                self.table.unlock(unit, w);
+                w.settle();
                 continue;
             }
             if w.kind() == Kind::Base {
-                self.hand_over_whole(unit, w);
+                self.hand_over_whole(w);
                 continue;
             }
-            self.table.offer(unit);
+            w.offer();
             if self.reads.push(Job::Read(unit)).is_err() {
                 if let Some(w) = self.table.claim(unit) {
-                    self.table.unlock(unit, w);
+                    w.settle();
                 }
                 break;
             }
@@ -125,12 +124,9 @@ impl Engine {
         }
     }
 
-    /// A locked unit, in swap or base-mapped, is base-mapped; `None` if that cannot be.
-    fn as_pages(&self, unit: u32, w: Word) -> Option<Word> {
-        match w.kind() {
-            Kind::Base => Some(w),
-            _ => self.go_over_to_pages(unit, w),
-        }
+    /// Is a unit, in swap or base-mapped, base-mapped now?
+    fn as_pages(&self, w: &mut Locked<'_>) -> bool {
+        w.kind() == Kind::Base || self.go_over_to_pages(w)
     }
 
     /// Moves the units of the range out to swap, and waits until that is done as far as it can be. Of units that it has a part of only
@@ -181,8 +177,8 @@ impl Engine {
                 let w = self.lock_settled(unit);
                 let leaving = w.kind() == Kind::Base;
                 match leaving {
-                    true => self.hand_over_drop(unit, w, pages),
-                    false => self.table.unlock(unit, w),
+                    true => self.hand_over_drop(w, pages),
+                    false => w.settle(),
                 }
                 leaving
             };

@@ -4,7 +4,7 @@
 
 use crate::base::Pager;
 use crate::engine::{Engine, Prot, UNIT};
-use crate::table::NO_FRAME;
+use crate::table::{Locked, NO_FRAME};
 use hugeswap_policy::pagemap::Categories;
 use hugeswap_policy::unit::{CLEAN, COW, Kind, READAHEAD, UNCHARGED, WATCHED, Word};
 use hugeswap_policy::vmscan::PageKind;
@@ -132,11 +132,11 @@ impl Engine {
         }
         let _blocked = Blocked::all();
         let _inside = self.gate.enter();
-        let w = self.lock_settled(unit);
+        let mut w = self.lock_settled(unit);
         let at = self.table.addr(unit);
         let pages = (first - at) / PAGE..(last - at) / PAGE;
-        let (w, done) = self.give_up_pages(unit, w, pages);
-        self.table.unlock(unit, w);
+        let done = self.give_up_pages(&mut w, pages);
+        w.settle();
         match done {
             true if first == from => (last, to),
             true => (from, first),
@@ -169,11 +169,11 @@ impl Engine {
         let mut unit = from;
         while unit < to {
             let n = (to - unit).min(MANY);
-            let mut words = [Word::FREE; MANY as usize];
-            for (unit, w) in (unit..unit + n).zip(&mut words) {
-                *w = self.lock_settled(unit);
+            let mut units = [const { None }; MANY as usize];
+            for (unit, w) in (unit..unit + n).zip(&mut units) {
+                *w = Some(self.lock_settled(unit));
             }
-            let dropped = self.drop_locked(unit, &words[..n as usize], free);
+            let dropped = self.drop_locked(unit, &mut units[..n as usize], free);
             done = done.and(dropped);
             unit += n;
         }
@@ -182,24 +182,22 @@ impl Engine {
     }
 
     /// The same of a few, which are locked, and unlocks them.
-    fn drop_locked(&self, first: u32, words: &[Word], free: bool) -> Result<()> {
+    fn drop_locked(&self, first: u32, units: &mut [Option<Locked<'_>>], free: bool) -> Result<()> {
         let mut done = Ok(());
         // Whose memory stands where it is mapped, and is to be dropped there.
         let mut standing = 0u64;
-        for (i, &w) in words.iter().enumerate() {
-            let unit = first + i as u32;
+        for (i, w) in units.iter().flatten().enumerate() {
             let stands = match w.kind() {
-                Kind::Present => !self.recycle(unit, w),
+                Kind::Present => !self.recycle(w),
                 Kind::Foreign if !free => {
                     // It stays the kernel's.
                     // SAFETY: the caller gave the content up.
-                    let emptied =
-                        unsafe { mm::advise(self.table.addr(unit), UNIT, libc::MADV_DONTNEED) };
+                    let emptied = unsafe { mm::advise(w.addr(), UNIT, libc::MADV_DONTNEED) };
                     done = done.and(emptied);
                     false
                 }
                 Kind::Cached => {
-                    self.arena.put_free(self.table.frame(unit));
+                    self.arena.put_free(w.frame());
                     false
                 }
                 // Message mode: the page that was touched is marked so that any touch is SIGBUS.
@@ -208,12 +206,12 @@ impl Engine {
             };
             standing |= u64::from(stands) << i;
         }
-        let left = self.drop_standing(first, words, standing);
+        let left = self.drop_standing(first, units, standing);
         let (mut uncharge, mut from_kernel) = (0, 0);
-        for (i, &w) in words.iter().enumerate() {
-            let unit = first + i as u32;
+        for (i, w) in units.iter_mut().filter_map(Option::take).enumerate() {
+            let unit = w.unit();
             if w.kind() == Kind::Foreign && !free {
-                self.table.unlock(unit, w);
+                w.settle();
                 continue;
             }
             let watched = match w.kind() {
@@ -225,7 +223,7 @@ impl Engine {
                 self.watched.fetch_sub(1, Relaxed);
             }
             if left >> i & 1 == 1 {
-                done = done.and(self.leave_standing(unit, w, free));
+                done = done.and(self.leave_standing(w, free));
                 continue;
             }
             let stood = standing >> i & 1 == 1;
@@ -241,7 +239,7 @@ impl Engine {
                 }
                 _ => {}
             }
-            self.table.set_frame(unit, NO_FRAME);
+            w.set_frame(NO_FRAME);
             self.forget_open(unit);
             if free {
                 self.said.forget(unit);
@@ -249,7 +247,7 @@ impl Engine {
                 self.forget_writes(unit);
                 self.forget_file_unit(unit);
             }
-            let may = self.without_contents(unit, w);
+            let may = self.without_contents(unit, *w);
             if let Some(s) = w.slot() {
                 self.free_place(unit, s);
             }
@@ -260,7 +258,7 @@ impl Engine {
                 lru.assign(unit, 0, PageKind::Anon);
             }
             drop(lru);
-            self.table.unlock(unit, if free { Word::FREE } else { may });
+            w.settle_as(|_| if free { Word::FREE } else { may });
         }
         self.pool.uncharge(self.me(), uncharge);
         self.pool.take_from_kernel(self.me(), from_kernel);
@@ -268,23 +266,24 @@ impl Engine {
     }
 
     /// Drops the memory of the units in `standing`, which are absent then. Those of which it could not be dropped.
-    fn drop_standing(&self, first: u32, words: &[Word], standing: u64) -> u64 {
+    fn drop_standing(&self, first: u32, units: &[Option<Locked<'_>>], standing: u64) -> u64 {
         if standing == 0 {
             return 0;
         }
-        let foreign = words.iter().any(|w| w.kind() == Kind::Foreign);
+        let foreign = |w: &Locked<'_>| w.kind() == Kind::Foreign;
+        let any_foreign = units.iter().flatten().any(foreign);
         let at = self.table.addr(first);
-        if !foreign && self.mover().drop_pages(at, words.len() * UNIT).is_ok() {
+        if !any_foreign && self.mover().drop_pages(at, units.len() * UNIT).is_ok() {
             return 0;
         }
         let mut left = standing;
-        for (i, w) in words.iter().enumerate() {
+        for (i, w) in units.iter().flatten().enumerate() {
             if standing >> i & 1 == 0 {
                 continue;
             }
             let at = at + i * UNIT;
             // What was the kernel's may be several mappings, of any kind.
-            let as_mapped = w.kind() != Kind::Foreign && self.mover().drop_pages(at, UNIT).is_ok();
+            let as_mapped = !foreign(w) && self.mover().drop_pages(at, UNIT).is_ok();
             if as_mapped || self.mover().drop_anew(at, UNIT).is_ok() {
                 left &= !(1 << i);
             }
@@ -294,9 +293,9 @@ impl Engine {
 
     /// A locked unit whose memory could not be dropped stays in use; unlocks it.
     #[cold]
-    fn leave_standing(&self, unit: u32, w: Word, free: bool) -> Result<()> {
-        let at = self.table.addr(unit);
-        let w = w.clear(WATCHED);
+    fn leave_standing(&self, w: Locked<'_>, free: bool) -> Result<()> {
+        let (unit, at) = (w.unit(), w.addr());
+        let w = w.with(|w| w.clear(WATCHED));
         let pieces = w.kind() == Kind::Base && self.pager() == Some(Pager::Remap);
         // SAFETY: the content was given up; without access the pieces are absent.
         let closed = !pieces || unsafe { mm::protect(at, UNIT, mm::PROT_NONE) }.is_ok();
@@ -308,7 +307,7 @@ impl Engine {
                 self.forget_pages(unit);
                 w.with_slot(None)
             }
-            _ => w,
+            _ => *w,
         };
         if free {
             self.forget_file_unit(unit);
@@ -316,23 +315,24 @@ impl Engine {
         if let Some(place) = w.slot().filter(|_| new.slot().is_none()) {
             self.free_place(unit, place);
         }
-        self.table.unlock(unit, new);
+        let kept = new == *w;
+        w.settle_as(|_| new);
         self.note_resident(unit);
-        match new == w && !free {
+        match kept && !free {
             true => Err(Errno::ENOMEM),
             false => Ok(()),
         }
     }
 
     /// Keeps the frame of a locked present unit for reuse; false if there are enough, or it is shared.
-    fn recycle(&self, unit: u32, w: Word) -> bool {
+    fn recycle(&self, w: &Locked<'_>) -> bool {
         if w.has(COW) || self.arena.free_frames() >= KEEP_FREE {
             return false;
         }
         let Some(place) = self.arena.take_empty() else {
             return false;
         };
-        if self.move_out(unit, place, w.has(WATCHED)).is_ok() {
+        if self.move_out(w.unit(), place, w.has(WATCHED)).is_ok() {
             self.arena.put_free(place);
             true
         } else {

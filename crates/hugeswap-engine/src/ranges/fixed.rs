@@ -160,9 +160,9 @@ impl Engine {
             };
             let now = match done {
                 Ok(()) if w.kind() == Kind::Free => Word(0).with_kind(Kind::Foreign).set(UNCHARGED),
-                _ => w,
+                _ => *w,
             };
-            self.table.unlock(unit, now);
+            w.settle_as(|_| now);
             if let Err(e) = done {
                 for (at, n) in claim.fresh.drain(..) {
                     let _ = self.unmap_locked(&mut space, at, n);

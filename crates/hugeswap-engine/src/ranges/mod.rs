@@ -20,6 +20,7 @@ pub use fixed::{Claim, Contents};
 
 use crate::engine::{Engine, UNIT};
 use crate::space::Space;
+use crate::table::Locked;
 use hugeswap_policy::unit::{Kind, LOCKED, WRITEBACK, Word};
 use hugeswap_sys::signal::Blocked;
 use hugeswap_sys::{Errno, mm};
@@ -54,7 +55,7 @@ impl Engine {
     }
 
     /// Locks a unit once no write-out reads it.
-    pub(crate) fn lock_settled(&self, unit: u32) -> Word {
+    pub(crate) fn lock_settled(&self, unit: u32) -> Locked<'_> {
         loop {
             let seen = self.table.load(unit);
             if seen.has(LOCKED) {
@@ -76,13 +77,12 @@ impl Engine {
 
     /// [`Engine::lock_settled`] for who deals with whole units: a base-mapped one is whole again first, if
     /// swap takes what that needs.
-    fn lock_whole(&self, unit: u32) -> Word {
-        let w = self.lock_settled(unit);
+    fn lock_whole(&self, unit: u32) -> Locked<'_> {
+        let mut w = self.lock_settled(unit);
         if w.kind() == Kind::Base {
-            self.leave_pages(unit, w).0
-        } else {
-            w
+            self.leave_pages(&mut w);
         }
+        w
     }
 
     /// Maps `len` bytes of managed memory (whole pages; units of 2 MiB are aligned) at an address of ours.
@@ -142,7 +142,7 @@ impl Engine {
                     // Gives access. (Should it fail, a touch is a fault all the same.)
                     let _ = self.mover().map_anew(at, UNIT);
                 }
-                self.table.unlock(unit, Word::none());
+                w.settle_as(|_| Word::none());
                 continue;
             }
             let mut mapped = Ok(0);
@@ -153,7 +153,7 @@ impl Engine {
                 dirty[n] = (from, to - from);
                 n += 1;
             }
-            self.table.unlock(unit, w);
+            w.settle();
             if mapped.is_err() {
                 // (What cannot be mapped anew stays taken: nobody gets it.)
                 if let Ok(gone) = self.unmap_locked(space, addr, len) {
@@ -216,7 +216,7 @@ impl Engine {
         // SAFETY: nobody's memory, or nobody's to write; whoever is given it, or moves it, gets access back, under the same
         // lock.
         let fenced = unsafe { mm::protect(self.table.addr(unit), UNIT, access) }.is_ok();
-        self.table.unlock(unit, w);
+        w.settle();
         fenced
     }
 
@@ -350,11 +350,9 @@ impl Engine {
         }
         let mut w = self.lock_settled(unit);
         if w.kind() == Kind::Base {
-            w = self
-                .give_up_pages(unit, w, self.pages_in(unit, addr, len))
-                .0;
+            self.give_up_pages(&mut w, self.pages_in(unit, addr, len));
         }
-        self.table.unlock(unit, w);
+        w.settle();
         self.note_available();
     }
 

@@ -77,37 +77,31 @@ impl Engine {
     fn move_unit(&self, unit: u32, dest: u32) -> bool {
         let w = self.lock_whole(unit);
         let d = self.lock_whole(dest);
-        let give_up = || {
-            self.table.unlock(unit, w);
-            self.table.unlock(dest, d);
-            false
+        let movable = match w.kind() {
+            Kind::Foreign | Kind::Poisoned | Kind::Free | Kind::Base => false,
+            Kind::Present => !w.has(COW),
+            _ => true,
         };
-        if d.kind() != Kind::None
+        if !movable
+            || d.kind() != Kind::None
             || self.files.of(unit).is_some()
             || w.pins() > 0
-            || matches!(
-                w.kind(),
-                Kind::Foreign | Kind::Poisoned | Kind::Free | Kind::Base
-            )
+            || w.is_scattered() && self.placing.scatter.open(dest).is_none()
         {
-            return give_up();
+            w.settle();
+            d.settle();
+            return false;
         }
-        let (a, b) = (self.table.addr(unit), self.table.addr(dest));
-        if w.is_scattered() && self.placing.scatter.open(dest).is_none() {
-            return give_up();
-        }
-        let mut new = w;
+        let (a, b) = (w.addr(), d.addr());
+        let mut new = *w;
         if w.kind() == Kind::Present {
-            if w.has(COW) {
-                return give_up();
-            }
             if w.has(WATCHED) {
                 self.watched.fetch_sub(1, Relaxed);
             }
             // Through no access to the destination, so that the word there is true at every moment.
             if self.mover().relocate(a, b, w.has(WATCHED)).is_err() {
-                self.table.unlock(unit, w.clear(WATCHED | WRITABLE));
-                self.table.unlock(dest, d);
+                w.settle_as(|w| w.clear(WATCHED | WRITABLE));
+                d.settle();
                 return false;
             }
             new = w.clear(WATCHED);
@@ -116,27 +110,24 @@ impl Engine {
                 let _ = self.mover().set_readable(b);
                 new = new.clear(WRITABLE);
             } else {
-                self.note_arrival(dest, false, Held::AsStored(w));
+                self.note_arrival(dest, false, Held::AsStored(*w));
             }
         }
         if w.is_scattered() {
             self.move_places(unit, dest);
         }
-        self.table.set_frame(dest, self.table.frame(unit));
+        d.set_frame(w.frame());
         let numa = &self.arena.numa;
         numa.set_unit(dest, numa.of_unit(unit));
-        self.table.set_frame(unit, NO_FRAME);
+        w.set_frame(NO_FRAME);
         self.move_markers(unit, dest);
         self.high_unit.fetch_max(dest + 1, Relaxed);
         self.note_written(dest);
         self.note_written(unit);
         // Before the unlocks, so that who saw neither with its place sees this.
         self.places_moved.fetch_add(1, Relaxed);
-        self.table.unlock(dest, new);
-        self.table.unlock(
-            unit,
-            Word(w.0 & (MAY_READ | MAY_WRITE)).with_kind(Kind::None),
-        );
+        d.settle_as(|_| new);
+        w.settle_as(|w| Word(w.0 & (MAY_READ | MAY_WRITE)).with_kind(Kind::None));
         if matches!(new.kind(), Kind::Present | Kind::Cached) {
             self.note_resident(dest);
         }

@@ -92,9 +92,9 @@ impl Engine {
             if self.table.load(unit).kind() == Kind::Base {
                 let w = self.lock_settled(unit);
                 let outcome = if w.kind() == Kind::Base {
-                    self.make_whole(unit, w, write, start)
+                    self.make_whole(w, write, start)
                 } else {
-                    self.table.unlock(unit, w);
+                    w.settle();
                     None
                 };
                 match outcome {

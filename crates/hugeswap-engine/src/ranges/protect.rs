@@ -53,7 +53,7 @@ impl Engine {
         for unit in self.whole_units_of(addr, len) {
             let w = self.lock_whole(unit);
             if w.kind() == Kind::Base {
-                self.table.unlock(unit, w);
+                w.settle();
                 return Err(Errno::ENOMEM);
             }
             let mut new = w.clear(MAY_READ | MAY_WRITE).set(may);
@@ -62,7 +62,7 @@ impl Engine {
                 // SAFETY: the program asked for it, and the unit is no longer ours.
                 ok = unsafe { mm::protect(self.table.addr(unit), UNIT, access_of(prot)) }.is_ok();
                 self.close_again(unit);
-                new = w;
+                new = *w;
             } else if w.kind() == Kind::Present {
                 // A present unit that is not watched is mapped readable if the program may read it:
                 // system calls on pinned memory rely on that. Write access comes with the next fault.
@@ -78,7 +78,7 @@ impl Engine {
                     new = new.clear(WRITABLE);
                 }
             }
-            self.table.unlock(unit, if ok { new } else { w });
+            w.settle_as(|w| if ok { new } else { w });
             if !ok {
                 return Err(Errno::ENOMEM);
             }
@@ -137,23 +137,23 @@ impl Engine {
                     let w = self.lock_settled(unit);
                     if let Some(slot) = w.slot().filter(|_| w.kind() == Kind::Foreign) {
                         self.free_place(unit, slot);
-                        self.table.unlock(unit, w.with_slot(None));
+                        w.settle_as(|w| w.with_slot(None));
                     } else {
-                        self.table.unlock(unit, w);
+                        w.settle();
                     }
                     continue;
                 }
                 Kind::Foreign | Kind::Free => return Ok(()),
                 Kind::Poisoned => return Err(Errno::EIO),
                 Kind::None | Kind::Swapped if self.is_marked(unit) => {
-                    let w = self.lock_settled(unit);
+                    let mut w = self.lock_settled(unit);
                     let based = match w.kind() {
-                        Kind::None => self.start_pages(unit, w),
-                        Kind::Swapped => self.go_over_to_pages(unit, w),
-                        _ => Some(w),
+                        Kind::None => self.start_pages(&mut w),
+                        Kind::Swapped => self.go_over_to_pages(&mut w),
+                        _ => true,
                     };
-                    self.table.unlock(unit, based.unwrap_or(w));
-                    if based.is_none() {
+                    w.settle();
+                    if !based {
                         return Err(Errno::ENOMEM);
                     }
                     continue;
@@ -161,9 +161,9 @@ impl Engine {
                 Kind::Base => {
                     let w = self.lock_settled(unit);
                     if w.kind() != Kind::Base {
-                        self.table.unlock(unit, w);
+                        w.settle();
                     } else if self
-                        .make_whole(unit, w, true, start)
+                        .make_whole(w, true, start)
                         .is_some_and(Outcome::is_lost)
                     {
                         return Err(Errno::ENOMEM);
@@ -184,11 +184,11 @@ impl Engine {
             }
             let w = self.lock_settled(unit);
             if w.kind() != Kind::Present || !w.has(WRITABLE) {
-                self.table.unlock(unit, w);
+                w.settle();
                 continue;
             }
             if !self.pool.hand_to_kernel(self.me()) {
-                self.table.unlock(unit, w);
+                w.settle();
                 return Err(Errno::ENOMEM);
             }
             let set = match *allowed {
@@ -202,14 +202,14 @@ impl Engine {
             });
             if handed.is_err() {
                 self.pool.take_from_kernel(self.me(), 1);
-                self.table.unlock(unit, w);
+                w.settle();
                 return Err(Errno::ENOMEM);
             }
             if let Some(s) = w.slot() {
                 self.free_place(unit, s);
             }
             self.has_foreign.store(true, Relaxed);
-            self.table.unlock(unit, Word(0).with_kind(Kind::Foreign));
+            w.settle_as(|_| Word(0).with_kind(Kind::Foreign));
             self.count(Counter::Ejected, 1);
             return Ok(());
         }

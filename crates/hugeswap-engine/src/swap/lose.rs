@@ -9,8 +9,9 @@ use super::{PAGE, PAGES};
 use crate::base::record::Record;
 use crate::engine::Engine;
 use crate::place::scatter::{Places, Single};
+use crate::table::Locked;
 use hugeswap_policy::counters::Counter;
-use hugeswap_policy::unit::{CLEAN, Kind, READAHEAD, WATCHED, Word};
+use hugeswap_policy::unit::{Kind, READAHEAD, Word};
 use hugeswap_sys::{Errno, Result};
 use std::ops::Range;
 use std::sync::atomic::Ordering::Relaxed;
@@ -114,34 +115,29 @@ impl Engine {
         round.lose || unread.pages == 0
     }
 
-    /// A locked unit in swap, with a cluster that could not be read as a whole: its word, and whether it has left.
-    pub(super) fn move_what_is_left(&self, unit: u32, w: Word, round: &Round) -> (Word, bool) {
+    /// A unit in swap, with a cluster that could not be read as a whole. Has it left?
+    pub(super) fn move_what_is_left(&self, w: &mut Locked<'_>, round: &Round) -> bool {
+        let unit = w.unit();
         let mut unread = Unread::default();
-        let read = self.read_in_parts((unit, w), 0..PAGES, round, &mut unread);
-        if read.is_err() {
-            return (w, false);
-        }
-        if !self.may_go(unit, round, unread) {
-            return (w, false);
+        let read = self.read_in_parts((unit, **w), 0..PAGES, round, &mut unread);
+        if read.is_err() || !self.may_go(unit, round, unread) {
+            return false;
         }
         if unread.pages + unread.gone == 0 {
-            let moved = self.write_off(w, round.buffer);
-            return (moved.unwrap_or(w), moved.is_ok());
+            return self.write_off(w, round.buffer).is_ok();
         }
         if self.pager().is_none() {
             self.count(Counter::Poisoned, 1);
             round.note_lost(PAGES as u64);
-            let lost = w.with_slot(None).clear(READAHEAD);
-            return (lost.with_kind(Kind::Poisoned), true);
+            w.change(|w| w.with_slot(None).clear(READAHEAD).with_kind(Kind::Poisoned));
+            return true;
         }
-        let Some(based) = self.go_over_to_pages(unit, w) else {
-            return (w, false);
-        };
-        let moved = self.copy_pages_off(based, self.base.records.of(unit));
-        if moved.is_ok() {
+        let moved =
+            self.go_over_to_pages(w) && self.copy_pages_off(w, self.base.records.of(unit)).is_ok();
+        if moved {
             round.note_lost(unread.pages);
         }
-        (moved.unwrap_or(based), moved.is_ok())
+        moved
     }
 
     /// A locked, base-mapped unit with a cluster: what of it is in memory, and cannot be read, becomes dirty. False: something is nowhere else, and
@@ -171,35 +167,32 @@ impl Engine {
         may_go.then_some(unread.pages)
     }
 
-    /// A locked unit that is in memory, and whose place cannot be read, or has no room elsewhere. Its word, and whether it has left.
-    pub(super) fn move_from_memory(&self, unit: u32, w: Word) -> (Word, bool) {
+    /// A unit that is in memory, and whose place cannot be read, or has no room elsewhere. Has it left?
+    pub(super) fn move_from_memory(&self, w: &mut Locked<'_>) -> bool {
         match w.kind() {
             Kind::Present => {
-                let (dirty, now) = self.make_dirty(unit, w);
-                if !dirty {
-                    return (w, false);
+                if !self.make_dirty(w) {
+                    return false;
                 }
                 if let Some(slot) = w.slot().filter(|_| w.is_scattered()) {
-                    self.free_place(unit, slot);
+                    self.free_place(w.unit(), slot);
                 }
-                (now.clear(CLEAN | WATCHED).with_slot(None), true)
+                w.change(|w| w.with_slot(None));
+                true
             }
-            Kind::Cached => {
-                let (written, now) = self.write_elsewhere(unit, w);
-                (now, written)
-            }
-            _ => (w, false),
+            Kind::Cached => self.write_elsewhere(w),
+            _ => false,
         }
     }
 
-    /// A locked, scattered unit: what is still in the area, page by page. Its word, and whether all of it has left.
+    /// A scattered unit: what is still in the area, page by page. Has all of it left?
     pub(super) fn move_singles_left(
         &self,
-        unit: u32,
-        w: Word,
+        w: &mut Locked<'_>,
         places: &Places,
         round: &Round,
-    ) -> (Word, bool) {
+    ) -> bool {
+        let unit = w.unit();
         let there = |p: usize| places.get(p).filter(|s| round.range.contains(&s.cluster));
         let record = (w.kind() == Kind::Base).then(|| self.base.records.of(unit));
         let mut unread = Unread::default();
@@ -211,9 +204,9 @@ impl Engine {
                 let present = record.filter(|r| r.present.get(page));
                 let only = present.is_none() && matches!(w.kind(), Kind::Swapped | Kind::Base);
                 let found = if only {
-                    self.try_only_copy((unit, w), page, buffer.addr(), round, &mut unread)
+                    self.try_only_copy((unit, **w), page, buffer.addr(), round, &mut unread)
                 } else {
-                    match self.try_page(unit, w, page, buffer.addr(), round) {
+                    match self.try_page(unit, **w, page, buffer.addr(), round) {
                         Err(Errno::EIO) => Ok(Found::Not),
                         read => read.map(|()| Found::Here),
                     }
@@ -221,7 +214,7 @@ impl Engine {
                 match (found, present) {
                     (Ok(Found::Here), _) => {
                         if !self.move_single(places, page, old, Some(buffer.addr())) {
-                            return (w, false);
+                            return false;
                         }
                     }
                     (Ok(Found::Not), Some(record)) => {
@@ -230,23 +223,23 @@ impl Engine {
                         self.free_pages(places, page..page + 1);
                     }
                     (Ok(Found::Not), None) if only => *lost = true,
-                    (Ok(Found::Not), None) => return self.move_from_memory(unit, w),
-                    (Err(_), _) => return (w, false),
+                    (Ok(Found::Not), None) => return self.move_from_memory(w),
+                    (Err(_), _) => return false,
                 }
             }
         }
         if !self.may_go(unit, round, unread) {
-            return (w, false);
+            return false;
         }
         for page in (0..PAGES).filter(|&p| lost[p]) {
             let Some(old) = there(page) else { continue };
             let known = self.is_lost(old.cluster, old.at);
             if !self.move_single(places, page, old, None) {
-                return (w, false);
+                return false;
             }
             round.note_lost(u64::from(!known));
         }
-        (w, true)
+        true
     }
 
     /// Moves a page to a single slot elsewhere, `from` memory; or what is left of it, which is that it is lost. False: that could not be.

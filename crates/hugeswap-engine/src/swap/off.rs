@@ -13,6 +13,7 @@ use super::{PAGES, Pages};
 use crate::base::{BUFFER, record::Record};
 use crate::engine::{Engine, UNIT};
 use crate::pool::{JoinedArea, PoolError, SwapSpec};
+use crate::table::Locked;
 use hugeswap_policy::counters::Counter;
 use hugeswap_policy::slots::split::used_singly;
 use hugeswap_policy::unit::{CLEAN, Kind, READAHEAD, WATCHED, WRITEBACK, Word};
@@ -150,7 +151,7 @@ impl Engine {
                 .try_lock_if(unit, |w| there(w) && !w.has(WRITEBACK))
             {
                 Some(w) => {
-                    let stays = !self.move_off(unit, w, &round);
+                    let stays = !self.move_off(w, &round);
                     left |= stays;
                     other_left |= stays && round.unreadable.get() == unreadable;
                 }
@@ -207,64 +208,67 @@ impl Engine {
     }
 
     /// Moves what a locked unit has in the area elsewhere, and unlocks it. False: it has something there still.
-    fn move_off(&self, unit: u32, w: Word, round: &Round) -> bool {
-        let plainly = |new: Option<Word>| (new.unwrap_or(w), new.is_some());
+    fn move_off(&self, mut w: Locked<'_>, round: &Round) -> bool {
+        let (unit, was) = (w.unit(), *w);
         // It has seen to its old place itself.
         let mut elsewhere = false;
-        let (new, gone) = match w.kind() {
-            Kind::Base => self.move_pages_off(unit, w, round),
+        let gone = match w.kind() {
+            Kind::Base => self.move_pages_off(&mut w, round),
             // Memory has what is newer.
             Kind::Present | Kind::Foreign if !w.has(CLEAN) => {
-                plainly(self.drop_place_in(unit, w, &round.range))
+                self.drop_place_in(&mut w, &round.range)
             }
-            _ if w.is_scattered() => self.move_singles_off(unit, w, round),
-            Kind::Swapped => match self.copy_off(w, round.buffer) {
-                Ok(new) => (new, true),
-                Err(Stays::NoRoom) => return self.bring_off(unit, w, round.buffer),
-                Err(Stays::Unreadable) => self.move_what_is_left(unit, w, round),
-                Err(Stays::Unwritable) => (w, false),
+            _ if w.is_scattered() => self.move_singles_off(&mut w, round),
+            Kind::Swapped => match self.copy_off(&mut w, round.buffer) {
+                Ok(()) => true,
+                Err(Stays::NoRoom) => return self.bring_off(w, round.buffer),
+                Err(Stays::Unreadable) => self.move_what_is_left(&mut w, round),
+                Err(Stays::Unwritable) => false,
             },
-            kind => match self.copy_off(w, round.buffer) {
-                Ok(new) => (new, true),
+            kind => match self.copy_off(&mut w, round.buffer) {
+                Ok(()) => true,
                 // In memory, where it may as well be the only copy.
                 Err(why) if kind == Kind::Present || why == Stays::Unreadable => {
                     elsewhere = kind == Kind::Cached;
-                    self.move_from_memory(unit, w)
+                    self.move_from_memory(&mut w)
                 }
-                Err(_) => (w, false),
+                Err(_) => false,
             },
         };
-        if let Some(old) = w.slot()
+        if let Some(old) = was.slot()
             && gone
             && round.range.contains(&old)
-            && new.slot() != w.slot()
+            && w.slot() != was.slot()
             && !elsewhere
         {
             self.free_cluster(old);
         }
-        self.table.unlock(unit, new);
-        if w.has(WATCHED) && !new.has(WATCHED) && new.kind() == Kind::Present {
+        let unwatched = was.has(WATCHED) && !w.has(WATCHED) && w.kind() == Kind::Present;
+        w.settle();
+        if unwatched {
             self.note_resident(unit);
         }
         gone
     }
 
-    /// The word without its place, if that is in `range`. (A cluster is the caller's to free.)
-    fn drop_place_in(&self, unit: u32, w: Word, range: &Range<u64>) -> Option<Word> {
-        if !w.is_scattered() {
-            return Some(w.with_slot(None));
+    /// The unit has no place any more, if that is in `range`. (A cluster is the caller's to free.) False: it cannot be told.
+    fn drop_place_in(&self, w: &mut Locked<'_>, range: &Range<u64>) -> bool {
+        if w.is_scattered() {
+            let Some(places) = self.placing.scatter.of(w.unit()) else {
+                return false;
+            };
+            let there = |p| places.get(p).is_some_and(|s| range.contains(&s.cluster));
+            if !(0..PAGES).any(there) {
+                return true;
+            }
+            self.free_pages(places, 0..PAGES);
         }
-        let places = self.placing.scatter.of(unit)?;
-        let there = |p| places.get(p).is_some_and(|s| range.contains(&s.cluster));
-        if !(0..PAGES).any(there) {
-            return Some(w);
-        }
-        self.free_pages(places, 0..PAGES);
-        Some(w.with_slot(None))
+        w.change(|w| w.with_slot(None));
+        true
     }
 
-    /// Copies a unit's cluster to another area; the word with that.
-    fn copy_off(&self, w: Word, buffer: &Pages) -> std::result::Result<Word, Stays> {
+    /// Copies a unit's cluster to another area, where its place is then.
+    fn copy_off(&self, w: &mut Locked<'_>, buffer: &Pages) -> std::result::Result<(), Stays> {
         let from = w.slot().ok_or(Stays::Unreadable)?;
         if self.is_bad_or_lost(from, 0..PAGES) {
             return Err(Stays::Unreadable);
@@ -273,8 +277,12 @@ impl Engine {
         self.write_off(w, buffer)
     }
 
-    /// Writes all of a unit's cluster, which `buffer` holds, to another area; the word with that.
-    pub(super) fn write_off(&self, w: Word, buffer: &Pages) -> std::result::Result<Word, Stays> {
+    /// Writes all of a unit's cluster, which `buffer` holds, to another area, where its place is then.
+    pub(super) fn write_off(
+        &self,
+        w: &mut Locked<'_>,
+        buffer: &Pages,
+    ) -> std::result::Result<(), Stays> {
         let sums = w
             .slot()
             .and_then(|from| self.pool.slot_sums().get(from as usize));
@@ -289,7 +297,8 @@ impl Engine {
             return Err(Stays::Unwritable);
         }
         self.count(Counter::SwapMoved, PAGES as u64);
-        Ok(w.with_slot(Some(to)))
+        w.change(|w| w.with_slot(Some(to)));
+        Ok(())
     }
 
     fn read_off(&self, from: u64, buffer: &Pages) -> Result<()> {
@@ -298,26 +307,27 @@ impl Engine {
     }
 
     /// Brings a locked unit, which `buffer` holds, to memory, where it has no place in swap; unlocks it.
-    fn bring_off(&self, unit: u32, w: Word, buffer: &Pages) -> bool {
+    fn bring_off(&self, mut w: Locked<'_>, buffer: &Pages) -> bool {
+        let unit = w.unit();
         if self.is_marked(unit) {
             // The next round deals with its pages.
-            let based = self.go_over_to_pages(unit, w);
-            self.table.unlock(unit, based.unwrap_or(w));
+            self.go_over_to_pages(&mut w);
+            w.settle();
             return false;
         }
         let (Some(old), Some(frame)) = (w.slot(), self.get_frame_nowait()) else {
-            self.table.unlock(unit, w);
+            w.settle();
             return false;
         };
         let at = self.arena.addr(frame.place);
         // SAFETY: the frame is ours, and both are of one unit.
         unsafe { std::ptr::copy_nonoverlapping(buffer.addr() as *const u8, at as *mut u8, UNIT) };
         // (Who tracks writes is told of the first.)
-        match self.map_frame(unit, w, frame.place, !self.is_tracked(unit)) {
+        match self.map_frame(&w, frame.place, !self.is_tracked(unit)) {
             Ok(new) => {
                 self.free_cluster(old);
                 let new = new.with_slot(None).clear(CLEAN | READAHEAD);
-                self.table.unlock(unit, new);
+                w.settle_as(|_| new);
                 self.arena.put_empty(frame.place);
                 self.note_resident(unit);
                 self.count(Counter::SwapMoved, PAGES as u64);
@@ -325,25 +335,26 @@ impl Engine {
             }
             Err(_) => {
                 self.arena.put_free(frame.place);
-                self.table.unlock(unit, w);
+                w.settle();
                 false
             }
         }
     }
 
-    /// A base-mapped unit's pages. Its word, and whether it has left.
-    fn move_pages_off(&self, unit: u32, w: Word, round: &Round) -> (Word, bool) {
-        let record = self.base.records.of(unit);
+    /// A base-mapped unit's pages. Have they left?
+    fn move_pages_off(&self, w: &mut Locked<'_>, round: &Round) -> bool {
         if w.is_scattered() {
-            return self.move_singles_off(unit, w, round);
+            return self.move_singles_off(w, round);
         }
+        let unit = w.unit();
+        let record = self.base.records.of(unit);
         let known_bad = w.slot().is_some_and(|s| self.is_bad_or_lost(s, 0..PAGES));
         let mut lost = 0;
         // What copies to a cluster elsewhere, and if that cannot be read, with what can be read of it.
         for settle in [false, true] {
             if settle || known_bad {
-                let Some(n) = self.settle_pages(unit, w, record, round) else {
-                    return (w, false);
+                let Some(n) = self.settle_pages(unit, **w, record, round) else {
+                    return false;
                 };
                 lost = n;
             }
@@ -354,25 +365,27 @@ impl Engine {
                 record.stored.put(run, false);
             }
             if !record.stored.any() {
-                return (w.with_slot(None), true);
+                w.change(|w| w.with_slot(None));
+                return true;
             }
             match self.copy_pages_off(w, record) {
-                Ok(new) => {
+                Ok(()) => {
                     round.note_lost(lost);
-                    return (new, true);
+                    return true;
                 }
                 Err(Stays::Unreadable) if !known_bad => {}
                 Err(_) => break,
             }
         }
-        (w, false)
+        false
     }
 
+    /// Copies what is stored of a base-mapped unit to a cluster of another area, which is its place then.
     pub(super) fn copy_pages_off(
         &self,
-        w: Word,
+        w: &mut Locked<'_>,
         record: &Record,
-    ) -> std::result::Result<Word, Stays> {
+    ) -> std::result::Result<(), Stays> {
         let from = w.slot().ok_or(Stays::Unreadable)?;
         let to = self.claim_cluster().ok_or(Stays::NoRoom)?;
         if !self.copy_slot(from, to, record) {
@@ -380,13 +393,14 @@ impl Engine {
             return Err(Stays::Unreadable);
         }
         self.count(Counter::SwapMoved, record.stored.count());
-        Ok(w.with_slot(Some(to)))
+        w.change(|w| w.with_slot(Some(to)));
+        Ok(())
     }
 
-    /// A scattered unit's single slots. Its word, and whether all have left.
-    fn move_singles_off(&self, unit: u32, w: Word, round: &Round) -> (Word, bool) {
-        let Some(places) = self.placing.scatter.of(unit) else {
-            return (w, true);
+    /// A scattered unit's single slots. Have all left?
+    fn move_singles_off(&self, w: &mut Locked<'_>, round: &Round) -> bool {
+        let Some(places) = self.placing.scatter.of(w.unit()) else {
+            return true;
         };
         let range = &round.range;
         let moved = {
@@ -400,8 +414,8 @@ impl Engine {
         };
         let there = |p| places.get(p).is_some_and(|s| range.contains(&s.cluster));
         match (0..PAGES).any(there) {
-            true if moved => self.move_singles_left(unit, w, places, round),
-            left => (w, !left),
+            true if moved => self.move_singles_left(w, places, round),
+            left => !left,
         }
     }
 }

@@ -12,6 +12,7 @@ use crate::checksum::{self, UnitSums};
 use crate::engine::Engine;
 use crate::pool::Pool;
 use crate::pool::layout::Scrub;
+use crate::table::Locked;
 use hugeswap_policy::file::FilePlace;
 use hugeswap_policy::unit::{CLEAN, Kind, WATCHED, WRITEBACK, Word};
 use hugeswap_sys::{fs, futex, process};
@@ -99,10 +100,12 @@ impl Engine {
         }
         let stored =
             |w: Word| w.slot().is_some() && FilePlace::of(w).is_none() && !w.has(WRITEBACK);
-        if let Some(w) = self.table.try_lock_if(unit, stored) {
-            let now = self.scrub_unit(unit, w);
-            self.table.unlock(unit, now);
-            if now.kind() == Kind::Present && now != w {
+        if let Some(mut w) = self.table.try_lock_if(unit, stored) {
+            let was = *w;
+            self.scrub_unit(&mut w);
+            let dirtied = w.kind() == Kind::Present && *w != was;
+            w.settle();
+            if dirtied {
                 self.note_resident(unit);
             }
             process::yield_now();
@@ -110,8 +113,8 @@ impl Engine {
         true
     }
 
-    /// A locked unit; its word then.
-    fn scrub_unit(&self, unit: u32, w: Word) -> Word {
+    fn scrub_unit(&self, w: &mut Locked<'_>) {
+        let unit = w.unit();
         let record = (w.kind() == Kind::Base).then(|| self.base.records.of(unit));
         let in_memory = |p: usize| match record {
             Some(record) => record.present.get(p),
@@ -121,7 +124,7 @@ impl Engine {
         let mut page = 0;
         while page < PAGES {
             let end = PAGES.min(page + BUFFER / PAGE);
-            let found = self.verify(unit, w, record, page..end);
+            let found = self.verify(unit, **w, record, page..end);
             for (p, new) in found.into_iter().flatten() {
                 bad += 1;
                 lost += u64::from(!in_memory(p));
@@ -138,15 +141,14 @@ impl Engine {
         if news > 0 {
             self.complain_of_loss(unit, news);
         }
-        let (kept, w) = match w.kind() {
-            Kind::Present if bad > 0 => self.make_dirty(unit, w),
-            Kind::Cached if bad > 0 => self.write_elsewhere(unit, w),
-            _ => (true, w),
+        let kept = match w.kind() {
+            Kind::Present if bad > 0 => self.make_dirty(w),
+            Kind::Cached if bad > 0 => self.write_elsewhere(w),
+            _ => true,
         };
         if kept {
             scrub.recovered.fetch_add(bad - lost, Relaxed);
         }
-        w
     }
 
     /// Which of a few pages of a locked unit are bad in swap, and was that not known?
@@ -198,34 +200,36 @@ impl Engine {
         bad
     }
 
-    /// A locked unit that is in memory, and whose place in swap is bad, becomes dirty. False: that could not be.
-    pub(super) fn make_dirty(&self, unit: u32, w: Word) -> (bool, Word) {
+    /// A unit that is in memory, and whose place in swap is bad, becomes dirty. False: that could not be.
+    pub(super) fn make_dirty(&self, w: &mut Locked<'_>) -> bool {
         if w.has(WATCHED) {
-            if self.mover().set_readable(self.table.addr(unit)).is_err() {
-                return (false, w);
+            if self.mover().set_readable(w.addr()).is_err() {
+                return false;
             }
             self.watched.fetch_sub(1, Relaxed);
         }
-        (true, w.clear(CLEAN | WATCHED))
+        w.change(|w| w.clear(CLEAN | WATCHED));
+        true
     }
 
     /// The same of one in the arena: it is written to another cluster.
-    pub(super) fn write_elsewhere(&self, unit: u32, w: Word) -> (bool, Word) {
+    pub(super) fn write_elsewhere(&self, w: &mut Locked<'_>) -> bool {
         let Some(new) = self.claim_cluster() else {
-            return (false, w);
+            return false;
         };
-        let at = self.arena.addr(self.table.frame(unit));
+        let at = self.arena.addr(w.frame());
         let mut sums: UnitSums = [0; PAGES];
         // SAFETY: a cached unit's frame is in the arena, and nobody changes it.
         checksum::fill(&self.key, unsafe { self.bytes(at) }, &mut sums);
         if self.swap_write(new, 0..PAGES, at, &sums, false).is_err() {
             self.release_cluster(new);
-            return (false, w);
+            return false;
         }
         if let Some(old) = w.slot() {
-            self.free_place(unit, old);
+            self.free_place(w.unit(), old);
         }
-        (true, w.with_slot(Some(new)))
+        w.change(|w| w.with_slot(Some(new)));
+        true
     }
 
     pub(super) fn complain_of_loss(&self, unit: u32, pages: u64) {

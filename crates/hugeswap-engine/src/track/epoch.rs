@@ -4,6 +4,7 @@
 
 use super::{PAGE, PAGES, TrackError};
 use crate::engine::{Engine, UNIT};
+use crate::table::Locked;
 use hugeswap_policy::knobs::Knob;
 use hugeswap_policy::unit::{Kind, LOCKED, WATCHED, WRITABLE, WRITEBACK, Word};
 use hugeswap_sys::signal::Blocked;
@@ -21,39 +22,43 @@ const GAP: usize = 8;
 struct Batch<'a> {
     engine: &'a Engine,
     first: u32,
-    words: [Word; MOST],
+    units: [Option<Locked<'a>>; MOST],
     len: usize,
     /// What was written before is of the epoch before this one.
     epoch: u32,
 }
 
-impl Batch<'_> {
-    /// Takes a locked unit in. (It is the first, or the neighbour of the last, and of the same kind.)
-    fn add(&mut self, unit: u32, w: Word) {
-        let next = self.len > 0 && unit == self.first + self.len as u32;
-        if self.len == MOST || !next || self.words[0].kind() != w.kind() {
+impl<'a> Batch<'a> {
+    /// Takes a unit in. (It is the first, or the neighbour of the last, and of the same kind.)
+    fn add(&mut self, w: Locked<'a>) {
+        let next = self.len > 0 && w.unit() == self.first + self.len as u32;
+        if self.len == MOST || !next || self.kind() != Some(w.kind()) {
             self.flush();
-            self.first = unit;
+            self.first = w.unit();
         }
-        self.words[self.len] = w;
+        self.units[self.len] = Some(w);
         self.len += 1;
+    }
+
+    fn kind(&self) -> Option<Kind> {
+        self.units[0].as_ref().map(|w| w.kind())
     }
 
     /// Protects and unlocks what is in it.
     fn flush(&mut self) {
-        let (engine, words) = (self.engine, &self.words[..self.len]);
-        let Some(first) = words.first() else {
+        let Some(kind) = self.kind() else {
             return;
         };
+        let engine = self.engine;
         let at = engine.table.addr(self.first);
-        let whole = first.kind() == Kind::Present;
+        let whole = kind == Kind::Present;
         let protected = if whole {
-            engine.mover().set_read_only(at, words.len() * UNIT).is_ok()
+            engine.mover().set_read_only(at, self.len * UNIT).is_ok()
         } else {
-            engine.freeze_units(self.first, words.len()).is_ok()
+            engine.freeze_units(self.first, self.len).is_ok()
         };
-        for (i, &w) in words.iter().enumerate() {
-            let unit = self.first + i as u32;
+        for w in self.units[..self.len].iter_mut().filter_map(Option::take) {
+            let unit = w.unit();
             if !protected {
                 // Some of it may be read-only by now, and what is not can be written: it counts as written. A fault puts the rest right.
                 engine.note_written(unit);
@@ -65,9 +70,7 @@ impl Batch<'_> {
             if read_only {
                 engine.close_for_epoch(unit, self.epoch - 1);
             }
-            engine
-                .table
-                .unlock(unit, if read_only { w.clear(WRITABLE) } else { w });
+            w.settle_as(|w| if read_only { w.clear(WRITABLE) } else { w });
         }
         self.len = 0;
     }
@@ -104,7 +107,7 @@ impl Engine {
         let mut batch = Batch {
             engine: self,
             first: 0,
-            words: [Word::FREE; MOST],
+            units: [const { None }; MOST],
             len: 0,
             epoch,
         };
@@ -136,9 +139,9 @@ impl Engine {
                 _ => false,
             };
             if to_protect {
-                batch.add(unit, w);
+                batch.add(w);
             } else {
-                self.table.unlock(unit, w);
+                w.settle();
             }
         }
         batch.flush();
@@ -146,7 +149,7 @@ impl Engine {
     }
 
     /// Locks a unit once nobody relies on its being writable. Nothing else is held while this waits.
-    fn lock_for_epoch(&self, unit: u32, batch: &mut Batch<'_>) -> Word {
+    fn lock_for_epoch(&self, unit: u32, batch: &mut Batch<'_>) -> Locked<'_> {
         // Whether it was written while it was written out, WRITABLE tells.
         let settled = |w: Word| !(w.has(WRITEBACK) && w.has(WRITABLE));
         loop {

@@ -155,7 +155,7 @@ impl Engine {
             let at = self.table.addr(unit);
             self.compare(unit, Held::At(at), stamps.since.load(Relaxed));
         }
-        self.table.unlock(unit, w);
+        w.settle();
         true
     }
 
