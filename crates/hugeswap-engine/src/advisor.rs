@@ -12,14 +12,14 @@ use std::sync::atomic::Ordering::Relaxed;
 impl Engine {
     /// Adds to a word of the tally.
     pub(crate) fn advise(&self, word: usize, n: u64) {
-        if let Some(word) = self.record().events.advisor.get(word) {
+        if let Some(word) = self.pool.record().events.advisor.get(word) {
             word.fetch_add(n, Relaxed);
         }
     }
 
     /// Pages of this process in memory.
     fn resident_pages(&self) -> u64 {
-        self.record().charged.load(Relaxed) * UNIT_PAGES
+        self.pool.record().charged.load(Relaxed) * UNIT_PAGES
     }
 
     /// The absent ones of `pages` of a locked, base-mapped unit are to be read from swap.

@@ -75,7 +75,7 @@ impl Engine {
             self.come_to_rest();
             let books = self.books();
             self.gate.open();
-            self.kick();
+            self.pool.kick();
             books
         };
         if books.busy > 0 || !books.add_up() {
@@ -96,7 +96,7 @@ impl Engine {
     fn books(&self) -> Books {
         let (places, places_idle) = self.arena.counts();
         let words = self.pool.slot_words();
-        let me = self.me() as u32 + 1;
+        let me = self.pool.me() as u32 + 1;
         let owned = |s: u64| {
             words
                 .get(s as usize)
@@ -108,10 +108,11 @@ impl Engine {
             places: u64::from(places),
             places_known: u64::from(places_idle),
             credits: self.base.credits().pages(),
-            charged: self.record().charged.load(Relaxed),
+            charged: self.pool.record().charged.load(Relaxed),
             watched: self.watched.load(Relaxed),
             mappings: self.base.pieces.mappings(),
-            slots_lost: self.pool.records()[self.me()].events.counters[Counter::Poisoned as usize]
+            slots_lost: self.pool.records()[self.pool.me()].events.counters
+                [Counter::Poisoned as usize]
                 .load(Relaxed),
             ..Books::default()
         };
@@ -125,7 +126,7 @@ impl Engine {
                 None => b.slots += 1,
             }
         }
-        let clusters = self.pool.clusters(self.me());
+        let clusters = self.pool.clusters(self.pool.me());
         let mut seen_singly = HashSet::new();
         let mut refer_singly = |b: &mut Books, cluster: u64, at: usize| {
             let (i, single) = (cluster as usize, (cluster, at));

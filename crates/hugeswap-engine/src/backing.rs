@@ -97,7 +97,7 @@ impl Backing {
     /// # Safety
     /// The transfer's memory must be readable; for a read, the caller's to overwrite.
     pub unsafe fn carry_out(&self, engine: &Engine, t: &Transfer) -> Result<Moved, Failed> {
-        let going_on = &engine.record().transferring;
+        let going_on = &engine.pool.record().transferring;
         going_on.fetch_add(1, Relaxed);
         // SAFETY: passed on to the caller.
         let result = unsafe { self.carry_out_now(engine, t) };

@@ -24,8 +24,7 @@ use crate::markers::Markers;
 use crate::mover::Mover;
 use crate::pacing::Pacing;
 use crate::place::Placing;
-use crate::pool::layout::Record;
-use crate::pool::{FaultMode, Pool, Reservation};
+use crate::pool::{FaultMode, Member, Pool, Reservation};
 use crate::shared::Sharing;
 use crate::sizes::Sizes;
 use crate::space::Space;
@@ -41,7 +40,6 @@ use crate::track::Track;
 use crate::zeroed::{Zeroed, leave_out_of_core_dumps};
 use crate::{WINDOW_BASE, WINDOW_LEN, handler};
 use crossbeam_queue::ArrayQueue;
-use hugeswap_policy::counters::Counter;
 use hugeswap_policy::knobs::Knob;
 use hugeswap_policy::lruvec::{Lruvecs, Weights};
 use hugeswap_policy::readahead::Streams;
@@ -49,9 +47,7 @@ use hugeswap_policy::{UNIT_BYTES, UNIT_SHIFT};
 use hugeswap_sys::{Errno, fs, mm, process, uffd};
 use std::sync::Arc;
 use std::sync::atomic::Ordering::{Acquire, Relaxed, Release};
-use std::sync::atomic::{
-    AtomicBool, AtomicI32, AtomicI64, AtomicU16, AtomicU32, AtomicU64, AtomicUsize,
-};
+use std::sync::atomic::{AtomicBool, AtomicI32, AtomicI64, AtomicU16, AtomicU32, AtomicU64};
 
 pub(crate) const UNIT: usize = UNIT_BYTES as usize;
 
@@ -123,8 +119,7 @@ pub(crate) type Lists = Lruvecs<Zeroed<AtomicU16>>;
 
 /// See the file's head. Shared by all threads of the process; lives until [`Engine::stop`].
 pub struct Engine {
-    pub(crate) pool: Pool,
-    pub(crate) me: AtomicUsize,
+    pub(crate) pool: Arc<Member>,
     pub(crate) table: Table,
     pub(crate) arena: Arena,
     pub(crate) base: Base,
@@ -301,7 +296,6 @@ impl Engine {
         let me = pool.join()?;
         let readahead = pool.knob(Knob::ReadaheadMax) as u32;
         Ok(Engine {
-            me: AtomicUsize::new(me),
             table,
             arena,
             base: pages,
@@ -357,7 +351,7 @@ impl Engine {
             places_moved: AtomicU32::new(0),
             emptying: AtomicBool::new(false),
             initialiser: Initialiser::default(),
-            pool,
+            pool: Arc::new(Member::new(pool, me)),
         })
     }
 
@@ -397,14 +391,14 @@ impl Engine {
     fn tear_down(&'static self) {
         self.stopping.store(true, Release);
         handler::uninstall(self);
-        self.kick();
+        self.pool.kick();
         self.wake_workers(u32::MAX >> 1);
         self.khugepaged.wake();
         loop {
             let Some(t) = self.threads.lock().pop() else {
                 break;
             };
-            self.kick();
+            self.pool.kick();
             self.wake_workers(u32::MAX >> 1);
             self.khugepaged.wake();
             t.join();
@@ -422,7 +416,7 @@ impl Engine {
             }
         }
         self.close_all_mappings();
-        self.pool.retire(self.me());
+        self.pool.retire(self.pool.me());
         let (base, len) = self.table.window();
         // SAFETY: threads have ended, the handler is gone, and the caller of `stop` answers for the program.
         let _ = unsafe { mm::unmap(base, len) };
@@ -458,28 +452,15 @@ impl Engine {
         self.uffd.load(Relaxed)
     }
 
-    /// The pool.
-    pub fn pool(&self) -> &Pool {
+    /// The pool, and this process in it.
+    pub fn pool(&self) -> &Member {
         &self.pool
-    }
-
-    /// This process's record in the pool.
-    pub fn me(&self) -> usize {
-        self.me.load(Relaxed)
     }
 
     /// Has units that hold something counted in this process's record: whenever that has become another one.
     pub(crate) fn count_touched(&self) {
         // SAFETY: the record is mapped with the pool, which lives as long as the table.
-        unsafe { self.table.count_in(&self.record().touched) };
-    }
-
-    pub(crate) fn record(&self) -> &Record {
-        &self.pool.records()[self.me()]
-    }
-
-    pub(crate) fn count(&self, c: Counter, n: u64) {
-        self.pool.count(self.me(), c, n);
+        unsafe { self.table.count_in(&self.pool.record().touched) };
     }
 
     /// The managed addresses.
@@ -511,13 +492,6 @@ impl Engine {
         .chain(self.pool.areas().map(|(_, a)| a.fd))
         .chain(self.file_fds())
         .filter(|&fd| fd >= 0)
-    }
-
-    /// Wakes this process's kswapd.
-    pub(crate) fn kick(&self) {
-        let word = &self.record().kick;
-        word.fetch_add(1, Release);
-        hugeswap_sys::futex::wake(word, 1, true);
     }
 
     pub(crate) fn wake_workers(&self, n: u32) {

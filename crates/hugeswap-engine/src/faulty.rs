@@ -138,11 +138,11 @@ impl Faulty {
     ) -> Result<Moved, Failed> {
         let plan = rules.plan(&self.described(rules, t));
         if let Some((kind, ns)) = plan.wait {
-            engine.count(Counter::of_fault(kind), 1);
+            engine.pool.count(Counter::of_fault(kind), 1);
             rest(ns);
         }
         if let Some((kind, _)) = plan.fault {
-            engine.count(Counter::of_fault(kind), 1);
+            engine.pool.count(Counter::of_fault(kind), 1);
         }
         let fault = plan.fault.map(|(_, fault)| fault);
         let pages = match (&self.remembered, t.page) {

@@ -113,8 +113,8 @@ pub(crate) fn forked_unseen(at: usize) -> bool {
 impl Engine {
     fn before_fork(&'static self) {
         self.come_to_rest();
-        self.record().forking.store(1, Release);
-        let reserve = || self.pool.reserve(self.me() as u32 + 1).ok();
+        self.pool.record().forking.store(1, Release);
+        let reserve = || self.pool.reserve(self.pool.me() as u32 + 1).ok();
         let reserved = reserve().or_else(|| {
             self.pool.reap();
             reserve()
@@ -122,7 +122,7 @@ impl Engine {
         *self.reserved.lock() = reserved;
         if let Some(Reservation { record, .. }) = reserved {
             // Now, for this process may unmap before the child looks.
-            let managed = self.record().managed.load(Relaxed);
+            let managed = self.pool.record().managed.load(Relaxed);
             self.pool.records()[record].managed.store(managed, Relaxed);
             self.share_with_child(record);
         }
@@ -152,7 +152,7 @@ impl Engine {
                 || self.inflight_writes.load(Acquire) > 0
             {
                 self.wake_workers(u32::MAX >> 1);
-                self.kick();
+                self.pool.kick();
                 looks += 1;
                 match looks < LOOKS {
                     true => process::yield_now(),
@@ -320,9 +320,9 @@ impl Engine {
         self.arena.inherit(true);
         self.hide_absent(false);
         self.placing.kept.end_fork();
-        self.record().forking.store(0, Release);
+        self.pool.record().forking.store(0, Release);
         self.gate.open();
-        self.kick();
+        self.pool.kick();
     }
 
     fn after_fork_in_child(&'static self) {
@@ -335,7 +335,7 @@ impl Engine {
         }
         let joined = filled.map(|r| r.record).or_else(|| self.pool.join().ok());
         self.table.count_nowhere();
-        self.me.store(joined.unwrap_or(NOBODY), Relaxed);
+        self.pool.become_record(joined.unwrap_or(NOBODY));
         let was_message = self.mode() == FaultMode::Message;
         self.absent_runs(|from, to| {
             let (at, len) = (self.table.addr(from), (to - from) as usize * UNIT);

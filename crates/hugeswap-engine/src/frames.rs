@@ -100,11 +100,11 @@ impl Sources for Engine {
     }
 
     fn charge(&self) -> bool {
-        self.pool.charge(self.me(), 1)
+        self.pool.charge(self.pool.me(), 1)
     }
 
     fn uncharge(&self) {
-        self.pool.uncharge(self.me(), 1);
+        self.pool.uncharge(self.pool.me(), 1);
     }
 
     /// Of a unit that nobody touched since it was watched.
@@ -164,7 +164,7 @@ impl Engine {
     /// `n` frames came from node `got`, wanted on `wanted` by somebody on `here`.
     pub(crate) fn count_node(&self, wanted: u8, got: u8, here: u8, n: u64) {
         if self.arena.numa.nodes() > 1 {
-            numa::events(wanted, got, here).for_each(|c| self.count(c, n));
+            numa::events(wanted, got, here).for_each(|c| self.pool.count(c, n));
         }
     }
 
@@ -191,7 +191,7 @@ impl Engine {
         rounds: Option<u32>,
         take: impl Fn() -> Option<T>,
     ) -> Option<T> {
-        self.count(Counter::AllocStall, 1);
+        self.pool.count(Counter::AllocStall, 1);
         self.stalled.fetch_add(1, Relaxed);
         self.boost_marks(self.marks(self.have().1));
         let start = now();
@@ -219,7 +219,7 @@ impl Engine {
                 }
             }
             self.ask_others(now() - patience.start > HUNGER_NS);
-            self.kick();
+            self.pool.kick();
             futex::wait(&self.avail_seq, seq, Some(1_000_000), false);
             let ended = patience.ended(now(), self.swap_full.load(Relaxed));
             if ended || self.stopping.load(Relaxed) {
@@ -227,7 +227,8 @@ impl Engine {
             }
         };
         self.stalled.fetch_sub(1, Relaxed);
-        self.count(Counter::AllocStallUsec, (now() - start) / 1000);
+        self.pool
+            .count(Counter::AllocStallUsec, (now() - start) / 1000);
         if got.is_none() && rounds.is_none() {
             self.pool.header().exhausted.fetch_add(1, Relaxed);
         }
@@ -268,13 +269,13 @@ impl Engine {
                 w.set_frame(NO_FRAME);
                 self.note_whole_evicted(unit);
                 w.settle_as(swapped);
-                self.count(Counter::PgReclaim, 1);
+                self.pool.count(Counter::PgReclaim, 1);
                 Some(place)
             }
             Err(_) => {
                 self.arena.put_empty(place);
                 // The limit on mappings: moving needs some, dropping frees some.
-                self.count(Counter::MapLimit, 1);
+                self.pool.count(Counter::MapLimit, 1);
                 self.drop_clean(w);
                 None
             }
@@ -318,7 +319,7 @@ impl Engine {
         let own = self.arena.free_frames()
             + self.base.credits().frames()
             + self.watched.load(Relaxed).max(0) as u64;
-        let share = (frames / live.max(1)).max(self.record().charged.load(Relaxed));
+        let share = (frames / live.max(1)).max(self.pool.record().charged.load(Relaxed));
         (own + frames.saturating_sub(used), share)
     }
 
@@ -358,13 +359,13 @@ impl Engine {
     /// Asks the process that holds the most for frames: what it has beyond its share or, if this one waits
     /// in vain for its own to become free (`hungry`: they are pinned, say), whatever it has.
     pub(crate) fn ask_others(&self, hungry: bool) {
-        let me = self.me();
+        let me = self.pool.me();
         let live = self.pool.live().count() as u64;
         if live < 2 {
             return;
         }
         let share = self.pool.frames() / live;
-        let mine = self.record().charged.load(Relaxed);
+        let mine = self.pool.record().charged.load(Relaxed);
         if mine >= share && !hungry {
             return;
         }

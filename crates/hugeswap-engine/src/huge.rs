@@ -143,7 +143,7 @@ impl Engine {
     pub(crate) fn wait_for_huge(&self, wait: Wait) -> Huge {
         if self.gate.is_forker() {
             // The engine's threads are at rest.
-            self.pool.charge_over(self.me());
+            self.pool.charge_over(self.pool.me());
             return match self.arena.take_fresh() {
                 Some(place) => Huge::Frame(Frame {
                     place,
@@ -153,7 +153,7 @@ impl Engine {
             };
         }
         // Who waits for anything at all waits as a base page would.
-        let compact = |c| self.count(c, u64::from(!wait.or_pages));
+        let compact = |c| self.pool.count(c, u64::from(!wait.or_pages));
         compact(Counter::CompactStall);
         let got = self.wait_for_memory(wait.rounds, || match self.huge_nowait(wait.gfp, None) {
             Some(frame) => Some(Huge::Frame(frame)),

@@ -69,7 +69,7 @@ impl Engine {
         if self.kcompactd.reclaim.passes() {
             return;
         }
-        self.count(Counter::CompactDaemonWake, 1);
+        self.pool.count(Counter::CompactDaemonWake, 1);
         self.frame_demand.raise();
         self.kcompactd.asked.store(true, Relaxed);
         self.kick_if_idle();
@@ -114,7 +114,7 @@ impl Engine {
             match done {
                 None => {}
                 Some(true) => {
-                    self.count(Counter::CompactDaemonSuccess, 1);
+                    self.pool.count(Counter::CompactDaemonSuccess, 1);
                     k.frames.ended(true);
                     made += 1;
                     if made == COLLAPSES {
@@ -122,7 +122,7 @@ impl Engine {
                     }
                 }
                 Some(false) => {
-                    self.count(Counter::CompactDaemonFail, 1);
+                    self.pool.count(Counter::CompactDaemonFail, 1);
                     return k.frames.ended(false);
                 }
             }

@@ -109,7 +109,7 @@ impl Engine {
             }
             if *next >= end {
                 *next = 0;
-                self.count(Counter::KhugepagedFullScans, 1);
+                self.pool.count(Counter::KhugepagedFullScans, 1);
                 return;
             }
             let unit = *next;
@@ -160,7 +160,7 @@ impl Engine {
             }
             futex::wait(&self.avail_seq, available, Some(ROUND_NS), false);
         }
-        self.count(Counter::KhugepagedAllocFailed, 1);
+        self.pool.count(Counter::KhugepagedAllocFailed, 1);
         false
     }
 
@@ -204,6 +204,6 @@ impl Engine {
         }
         w.settle();
         self.note_resident(unit);
-        self.count(Counter::KhugepagedCollapsed, 1);
+        self.pool.count(Counter::KhugepagedCollapsed, 1);
     }
 }

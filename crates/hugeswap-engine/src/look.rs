@@ -96,7 +96,7 @@ impl Gathering {
 impl Engine {
     /// kswapd: answers if somebody asks. Was there somebody?
     pub(crate) fn answer_looks(&self) -> bool {
-        let look = &self.record().look;
+        let look = &self.pool.record().look;
         let number = look.asked.load(Acquire);
         if number == look.answered.load(Relaxed) {
             let kept = now_ns().saturating_sub(self.looked.at_ns.load(Relaxed)) < KEPT_NS;

@@ -26,7 +26,7 @@ impl Engine {
     #[cold]
     #[inline(never)]
     pub(crate) fn not_mapped(&self, error: CallError, start: u64) -> Option<Outcome> {
-        self.count(Counter::MapError, 1);
+        self.pool.count(Counter::MapError, 1);
         if self.has_been_long(error, start) {
             return Some(Outcome::Unmapped(error));
         }
@@ -36,7 +36,7 @@ impl Engine {
                 return None;
             }
             // kswapd makes clean units of dirty ones; those can be dropped.
-            self.kick();
+            self.pool.kick();
         }
         let seq = self.avail_seq.load(Acquire);
         futex::wait(&self.avail_seq, seq, Some(REST_NS), false);
@@ -56,7 +56,7 @@ impl Engine {
     }
 
     pub(crate) fn note_mappings_short(&self) {
-        self.count(Counter::MapLimit, 1);
+        self.pool.count(Counter::MapLimit, 1);
         self.mappings_short_at.store(now_ns(), Relaxed);
     }
 
@@ -129,7 +129,7 @@ impl Engine {
         let charged = !w.has(UNCHARGED);
         w.settle_as(|w| absent(w).clear(gone));
         if charged {
-            self.pool.uncharge(self.me(), 1);
+            self.pool.uncharge(self.pool.me(), 1);
         }
         self.note_available();
     }

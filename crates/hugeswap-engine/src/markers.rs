@@ -391,8 +391,8 @@ impl Engine {
         w.set_frame(NO_FRAME);
         self.note_written(unit);
         self.has_foreign.store(true, Relaxed);
-        self.count(Counter::Ejected, 1);
-        self.pool.hand_over_to_kernel(self.me());
+        self.pool.count(Counter::Ejected, 1);
+        self.pool.hand_over_to_kernel(self.pool.me());
         // (What it has in swap is given up by who may: [`Engine::eject`], or as the unit is unmapped.)
         Ok(Word(0).with_kind(Kind::Foreign).with_slot(w.slot()))
     }

@@ -175,7 +175,7 @@ impl Engine {
         if pause(p.paused.load(Relaxed)) < LEAST_NS || self.gate.is_forker() {
             return;
         }
-        self.count(Counter::AllocThrottle, 1);
+        self.pool.count(Counter::AllocThrottle, 1);
         p.paused.fetch_add(1, Relaxed);
         let start = now_ns();
         loop {
@@ -191,6 +191,7 @@ impl Engine {
             futex::wait(&self.avail_seq, seq, Some(rest), false);
         }
         p.paused.fetch_sub(1, Relaxed);
-        self.count(Counter::AllocThrottleUsec, (now_ns() - start) / 1000);
+        self.pool
+            .count(Counter::AllocThrottleUsec, (now_ns() - start) / 1000);
     }
 }

@@ -49,7 +49,7 @@ impl Engine {
         }
         // Without it units become whole at faults only.
         let _ = self.spawn("hs-khugepaged", move || self.khugepaged());
-        self.record().responsive.store(1, Relaxed);
+        self.pool.record().responsive.store(1, Relaxed);
         let mut last_tick = 0;
         let mut storm = Storm::new();
         loop {
@@ -58,7 +58,7 @@ impl Engine {
                 self.batches.close();
                 return;
             }
-            let seen = self.record().kick.load(Acquire);
+            let seen = self.pool.record().kick.load(Acquire);
             let inside = self.gate.enter_daemon();
             self.pool.follow_areas(self.low_fd, private, false);
             let busy = self.step();
@@ -72,7 +72,7 @@ impl Engine {
             let wrote = self.write_some();
             if !busy && !wrote && !self.scrub_some() {
                 let wait = every.unwrap_or(TICK_NS);
-                futex::wait(&self.record().kick, seen, Some(wait), true);
+                futex::wait(&self.pool.record().kick, seen, Some(wait), true);
             }
         }
     }
@@ -93,7 +93,7 @@ impl Engine {
     /// Wakes kswapd if it is not at work anyway.
     pub(crate) fn kick_if_idle(&self) {
         if self.inflight_writes.load(Relaxed) < WRITE_DEPTH {
-            self.kick();
+            self.pool.kick();
         }
     }
 
@@ -115,7 +115,7 @@ impl Engine {
             let news = lru.take_news(kind);
             for (event, n) in Event::ALL.into_iter().zip(news) {
                 if n > 0 {
-                    self.count(Counter::of_lists(event, kind), n);
+                    self.pool.count(Counter::of_lists(event, kind), n);
                 }
             }
         }
@@ -135,7 +135,7 @@ impl Engine {
             busy |= self.leave_some_pages();
         }
         busy |= self.find_clusters();
-        let owed = self.record().give_back.load(Relaxed);
+        let owed = self.pool.record().give_back.load(Relaxed);
         if owed > 0 {
             busy |= self.give_back(owed);
         }
@@ -157,7 +157,7 @@ impl Engine {
         self.measure_reclaim(short || available < marks.high);
         if short || (owed > 0 && coming == 0) {
             if coming < u64::from(WRITE_DEPTH) {
-                let own = self.record().charged.load(Relaxed);
+                let own = self.pool.record().charged.load(Relaxed);
                 let turn = shared > 0 && (few || self.shared_turn(shared, own));
                 if turn && self.evict_some_shared() {
                     return true;
@@ -184,7 +184,7 @@ impl Engine {
     }
 
     pub(crate) fn has_few_frames(&self) -> bool {
-        self.record().charged.load(Relaxed) <= FEW_FRAMES
+        self.pool.record().charged.load(Relaxed) <= FEW_FRAMES
     }
 
     /// Takes the oldest units, about as many as are wanted: clean ones are watched at once, dirty ones made read-only and queued for writing.
@@ -339,7 +339,7 @@ impl Engine {
                 w.settle_as(|w| w.clear(WRITABLE));
                 self.lru.lock().put_back(unit);
             }
-            self.count(Counter::MapLimit, 1);
+            self.pool.count(Counter::MapLimit, 1);
             return self.make_room();
         }
         for w in units {
@@ -371,7 +371,7 @@ impl Engine {
         if self.mover().watches_in_place() {
             if self.mover().watch(at).is_err() {
                 // The limit on mappings: it goes without being watched first.
-                self.count(Counter::MapLimit, 1);
+                self.pool.count(Counter::MapLimit, 1);
                 let dropped = self.drop_clean(w.with(|w| w.clear(WRITABLE)));
                 if !dropped {
                     self.lru.lock().put_back(unit);
@@ -434,7 +434,7 @@ impl Engine {
 
     /// Moves the frame at `place` back to the locked unit it came from, dirty; false, for nothing was gained.
     pub(crate) fn put_back(&self, w: Locked<'_>, place: u32) -> bool {
-        self.count(Counter::WriteRedirtied, 1);
+        self.pool.count(Counter::WriteRedirtied, 1);
         let unit = w.unit();
         let w = w.with(|w| w.clear(CLEAN | WATCHED | READAHEAD));
         if !self.is_open(unit) {
@@ -445,7 +445,7 @@ impl Engine {
             w.settle_as(|w| w.set(WRITABLE));
         } else {
             // Its bytes are nowhere else.
-            self.count(Counter::Poisoned, 1);
+            self.pool.count(Counter::Poisoned, 1);
             self.arena.put_free(place);
             self.lose_place(unit, *w);
             w.settle_as(|w| w.with_slot(None).clear(WRITABLE).with_kind(Kind::Poisoned));
@@ -463,12 +463,12 @@ impl Engine {
             }
             given += 1;
         }
-        let owed = &self.record().give_back;
+        let owed = &self.pool.record().give_back;
         let _ = owed.fetch_update(Relaxed, Relaxed, |o| Some(o.saturating_sub(given)));
-        if self.record().charged.load(Relaxed) == 0 && !self.sharing.is_used() {
+        if self.pool.record().charged.load(Relaxed) == 0 && !self.sharing.is_used() {
             owed.store(0, Relaxed);
         }
-        self.count(Counter::GiveBack, given);
+        self.pool.count(Counter::GiveBack, given);
         given > 0
     }
 
@@ -543,7 +543,7 @@ impl Engine {
         }
         self.tidy_clusters();
         if self.pool.look_at_room() {
-            self.count(Counter::SwapSoftFull, 1);
+            self.pool.count(Counter::SwapSoftFull, 1);
         }
         self.sample();
         self.note_touched();
@@ -554,7 +554,8 @@ impl Engine {
         let high = self.high_unit.load(Relaxed).min(self.table.units());
         let base = (0..high).filter(|&u| self.table.load(u).kind() == Kind::Base);
         let untouched = base.map(|u| self.base.records.of(u).untouched_pages());
-        self.record()
+        self.pool
+            .record()
             .untouched_pages
             .store(untouched.sum(), Relaxed);
         self.pool.note_touched();
@@ -569,12 +570,14 @@ impl Engine {
             mm::present_bytes(fd, base, end),
             mm::huge_bytes(fd, base, end),
         ) {
-            self.record()
+            self.pool
+                .record()
                 .events
                 .sampled_present
                 .fetch_add(present, Relaxed);
             // Two looks at a moving thing.
-            self.record()
+            self.pool
+                .record()
                 .events
                 .sampled_huge
                 .fetch_add(huge.min(present), Relaxed);

@@ -168,7 +168,7 @@ impl Engine {
                 _ => Costs { memory: 0, ..costs }.of(size),
             };
             let distance = self.refault_distance(unit, record, page);
-            let resident = self.record().charged.load(Relaxed) * UNIT_PAGES;
+            let resident = self.pool.record().charged.load(Relaxed) * UNIT_PAGES;
             let brought = u64::from(size.pages()).min(UNIT_PAGES - present);
             learning.price.on_fault(brought, distance, resident, alone);
         }
@@ -189,10 +189,10 @@ impl Engine {
         drop(learning);
         if d.missed && !watched {
             if caller == Caller::SwapIn {
-                self.count(Counter::ThpSwpInFallback, 1);
+                self.pool.count(Counter::ThpSwpInFallback, 1);
                 self.note_fell_back(unit);
             } else {
-                self.count(Counter::ThpCollapseFailed, 1);
+                self.pool.count(Counter::ThpCollapseFailed, 1);
             }
         }
         record.set_history(d.history);
@@ -220,7 +220,7 @@ impl Engine {
     fn stayed(&self, record: &Record) -> u16 {
         let evicted = self.sizes.evicted.load(Relaxed);
         let since = evicted.wrapping_sub(record.came_at.load(Relaxed));
-        let resident = self.record().charged.load(Relaxed) * UNIT_PAGES;
+        let resident = self.pool.record().charged.load(Relaxed) * UNIT_PAGES;
         let gone = since.saturating_mul(STAY.into()) / resident.max(1);
         gone.min(STAY.into()) as u16
     }
@@ -229,7 +229,7 @@ impl Engine {
     /// what of them are refaults.
     pub(crate) fn note_refaults(&self, unit: u32, record: &Record, pages: Range<usize>) {
         let detection = self.pool.knob(Knob::WorkingsetDetection) != 0;
-        let resident = self.record().charged.load(Relaxed) * UNIT_PAGES;
+        let resident = self.pool.record().charged.load(Relaxed) * UNIT_PAGES;
         let (mut refaults, mut activated, mut restored) = (0, 0, 0);
         for page in pages.filter(|&p| !record.present.get(p)) {
             let one = page..page + 1;
@@ -258,7 +258,7 @@ impl Engine {
             (Event::Restore, restored),
         ];
         for (event, n) in counted.into_iter().filter(|&(_, n)| n > 0) {
-            self.count(Counter::of_lists(event, kind), n);
+            self.pool.count(Counter::of_lists(event, kind), n);
         }
     }
 

@@ -117,7 +117,7 @@ impl Engine {
     /// What is behind a unit could not be read. (For a file that was counted.)
     pub(crate) fn note_read_error(&self, w: Word) {
         if FilePlace::of(w).is_none() {
-            self.count(Counter::SwapReadError, 1);
+            self.pool.count(Counter::SwapReadError, 1);
         }
     }
 
@@ -142,7 +142,7 @@ impl Engine {
             // What can be read of it can be had.
             return w.settle();
         }
-        self.count(Counter::Poisoned, 1);
+        self.pool.count(Counter::Poisoned, 1);
         if !of_file {
             self.note_unit_lost(unit, *w);
         }
@@ -190,7 +190,7 @@ impl Engine {
         };
         let (slot, written, touched) = match old {
             Some(s) if unchanged(s) => {
-                self.count(Counter::CleanDrop, 1);
+                self.pool.count(Counter::CleanDrop, 1);
                 (Some(s), true, false)
             }
             _ => match self.write_somewhere(old, at, &sum) {
@@ -226,7 +226,7 @@ impl Engine {
             w.settle();
             self.note_resident(unit);
         } else if w.has(WRITABLE) {
-            self.count(Counter::WriteRedirtied, 1);
+            self.pool.count(Counter::WriteRedirtied, 1);
             w.settle();
             self.note_referenced(unit);
         } else if w.pins() > 0 {
@@ -268,7 +268,7 @@ impl Engine {
     fn write_slot(&self, slot: u64, at: usize, sum: &UnitSums) -> Result<(), Errno> {
         self.swap_write(slot, 0..UNIT_PAGES as usize, at, sum, false)?;
         let huge = self.is_huge(at).unwrap_or(true);
-        self.count(
+        self.pool.count(
             if huge {
                 Counter::ThpSwpOut
             } else {

@@ -20,7 +20,7 @@ impl Engine {
         if w.has(COW) {
             // The frame is shared: we can only let go of it.
             if self.drop_zero(w) {
-                self.count(Counter::ZeroDrop, 1);
+                self.pool.count(Counter::ZeroDrop, 1);
             }
             return;
         }
@@ -54,7 +54,7 @@ impl Engine {
                     self.watched.fetch_sub(1, Relaxed);
                 }
                 self.arena.put_free(place);
-                self.count(Counter::ZeroDrop, 1);
+                self.pool.count(Counter::ZeroDrop, 1);
                 self.pacing.made_frame();
                 self.note_available();
             }

@@ -132,7 +132,7 @@ extern "C" fn on_sys(signal: c_int, info: *mut libc::siginfo_t, context: *mut c_
     } else {
         match state::engine() {
             Some(engine) => {
-                engine.pool().count(engine.me(), Counter::SyscallTrapped, 1);
+                engine.pool().count(Counter::SyscallTrapped, 1);
                 Caller {
                     engine,
                     mask: Some(*interrupted_mask(uc)),

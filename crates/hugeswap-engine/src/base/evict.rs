@@ -42,7 +42,7 @@ impl Engine {
         w.settle();
         let freed = freed.flatten()?;
         if freed > 0 {
-            self.count(Counter::PgReclaim, 1);
+            self.pool.count(Counter::PgReclaim, 1);
             self.pacing.made(freed);
             self.note_available();
         }

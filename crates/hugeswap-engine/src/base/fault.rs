@@ -114,7 +114,7 @@ impl Engine {
         }
         let record = self.base.records.of(w.unit());
         self.note_stored(w.unit(), **w, record);
-        self.count(Counter::ThpSplitPmd, 1);
+        self.pool.count(Counter::ThpSplitPmd, 1);
         w.change(|w| w.with_kind(Kind::Base));
         true
     }
@@ -229,7 +229,7 @@ impl Engine {
             Huge::Frame(frame) => return self.make_whole_with(frame, w, write, start),
             Huge::Wait(wait) => wait,
             _ => {
-                self.count(Counter::ThpCollapseFailed, 1);
+                self.pool.count(Counter::ThpCollapseFailed, 1);
                 return self.fall_back(w, addr, write, start);
             }
         };
@@ -243,7 +243,7 @@ impl Engine {
             Huge::NoMemory => Some(Outcome::NoMemory),
             _ => {
                 let w = self.table.try_lock_if(unit, |now| now == seen)?;
-                self.count(Counter::ThpCollapseFailed, 1);
+                self.pool.count(Counter::ThpCollapseFailed, 1);
                 self.fall_back(w, addr, write, start)
             }
         }

@@ -28,7 +28,7 @@ impl Engine {
         let count = pages.len() as u64;
         // Program threads come here.
         self.swap_read(slot, pages, to, true)?;
-        self.count(Counter::PswpIn, count);
+        self.pool.count(Counter::PswpIn, count);
         Ok(())
     }
 
@@ -119,7 +119,7 @@ impl Engine {
             }
         }
         if unchanged > 0 {
-            self.count(Counter::PageCleanDrop, unchanged);
+            self.pool.count(Counter::PageCleanDrop, unchanged);
         }
     }
 

@@ -83,7 +83,7 @@ impl Engine {
         };
         w.settle();
         if freed > 0 {
-            self.count(Counter::PgReclaim, 1);
+            self.pool.count(Counter::PgReclaim, 1);
             self.note_available();
         }
     }

@@ -75,7 +75,7 @@ impl Engine {
             return false;
         };
         let owned = self.owns_slot(cluster);
-        if owned && !self.pool.clusters(self.me()).split(cluster as usize) {
+        if owned && !self.pool.clusters(self.pool.me()).split(cluster as usize) {
             return false;
         }
         for at in 0..PAGES {

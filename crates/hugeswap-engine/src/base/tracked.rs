@@ -59,7 +59,7 @@ impl Engine {
         self.weights.set(unit, UNIT_PAGES);
         self.note_pages_came(unit);
         self.note_pages_resident(unit);
-        self.count(Counter::ThpSplitPmd, 1);
+        self.pool.count(Counter::ThpSplitPmd, 1);
         let gone = WATCHED | CLEAN | READAHEAD;
         Split::Pages(w.with(|w| w.clear(gone).with_kind(Kind::Base)))
     }

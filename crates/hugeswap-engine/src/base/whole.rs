@@ -50,7 +50,7 @@ impl Engine {
             Ok(()) => {
                 w.settle();
                 self.sizes.observe_fill(now_ns().saturating_sub(began));
-                self.count(Counter::ThpCollapse, 1);
+                self.pool.count(Counter::ThpCollapse, 1);
                 self.done(unit, FaultClass::Major, start)
             }
             // This thread's descriptors may be the program's by now.
@@ -183,7 +183,7 @@ impl Engine {
         match done {
             Ok(()) => {
                 w.settle();
-                self.count(Counter::ThpCollapse, 1);
+                self.pool.count(Counter::ThpCollapse, 1);
                 self.note_resident(unit);
             }
             Err(NotWhole::Read(Errno::EIO)) => {
@@ -199,7 +199,7 @@ impl Engine {
     /// Has an I/O thread make a locked unit whole, which a fault that began at `start` could not, for `error`; the lock goes with the
     /// job. `None`: look at the unit again.
     pub(super) fn hand_over(&self, w: Locked<'_>, error: CallError, start: u64) -> Option<Outcome> {
-        self.count(Counter::MapError, 1);
+        self.pool.count(Counter::MapError, 1);
         if self.has_been_long(error, start) {
             w.settle();
             return Some(Outcome::Unmapped(error));

@@ -62,7 +62,7 @@ impl Engine {
         let watched = w.has(WATCHED);
         if watched {
             self.watched.fetch_sub(1, Relaxed);
-            self.count(Counter::SwapCacheHit, 1);
+            self.pool.count(Counter::SwapCacheHit, 1);
         }
         w.settle_as(|_| new);
         if watched {
@@ -135,7 +135,7 @@ impl Engine {
         if moved.is_err() {
             // The old frame is gone, and the only copy is the one that does not go into place.
             if !w.has(UNCHARGED) {
-                self.pool.uncharge(self.me(), 1);
+                self.pool.uncharge(self.pool.me(), 1);
             }
             self.put_back(w.with(|w| w.clear(COW | UNCHARGED)), frame.place);
             return None;
@@ -146,9 +146,9 @@ impl Engine {
             self.watched.fetch_sub(1, Relaxed);
         }
         if !w.has(UNCHARGED) {
-            self.pool.uncharge(self.me(), 1);
+            self.pool.uncharge(self.pool.me(), 1);
         }
-        self.count(Counter::Cow, 1);
+        self.pool.count(Counter::Cow, 1);
         let new = w.clear(WATCHED | COW | UNCHARGED | READAHEAD);
         let new = match whole {
             true => new.clear(CLEAN).set(WRITABLE),

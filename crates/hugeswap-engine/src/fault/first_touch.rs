@@ -45,7 +45,7 @@ impl Engine {
         let mut huge = self.huge_or_wait(unit, Caller::FirstTouch);
         if let Huge::BasePages = huge {
             if self.start_pages(&mut w) {
-                self.count(Counter::ThpFaultFallback, 1);
+                self.pool.count(Counter::ThpFaultFallback, 1);
                 self.note_fell_back(unit);
                 return self.fall_back(w, addr, write, start);
             }
@@ -77,7 +77,7 @@ impl Engine {
             false => 0,
         };
         w.settle_as(|w| w.with_kind(Kind::Present).set(access));
-        self.count(Counter::ThpFaultAlloc, 1);
+        self.pool.count(Counter::ThpFaultAlloc, 1);
         self.done(unit, FaultClass::FirstTouch, start)
     }
 
@@ -150,7 +150,7 @@ impl Engine {
             n += 1;
         }
         let mut got = n;
-        while got > 0 && !self.pool.charge(self.me(), u64::from(got)) {
+        while got > 0 && !self.pool.charge(self.pool.me(), u64::from(got)) {
             got /= 2;
         }
         let kept = got.saturating_sub(1) as usize;
@@ -169,7 +169,7 @@ impl Engine {
         {
             let rest = rest.iter_mut().filter_map(Option::take);
             rest.for_each(Locked::settle);
-            self.pool.uncharge(self.me(), u64::from(got));
+            self.pool.uncharge(self.pool.me(), u64::from(got));
             return Err(w);
         }
         self.high_unit.fetch_max(unit + got, Relaxed);
@@ -183,7 +183,7 @@ impl Engine {
         (0..got).for_each(|i| self.note_resident(unit + i));
         self.took_frame();
         self.count_node(here, here, here, u64::from(got));
-        self.count(Counter::ThpFaultAlloc, u64::from(got));
+        self.pool.count(Counter::ThpFaultAlloc, u64::from(got));
         Ok(self.timed(FaultClass::FirstTouch, start))
     }
 }

@@ -181,7 +181,11 @@ impl Engine {
     }
 
     pub(crate) fn timed(&self, class: FaultClass, start: u64) -> Option<Outcome> {
-        record_fault(&self.record().events, class, now_ns().saturating_sub(start));
+        record_fault(
+            &self.pool.record().events,
+            class,
+            now_ns().saturating_sub(start),
+        );
         Some(Outcome::Retry)
     }
 

@@ -53,7 +53,7 @@ impl Engine {
             planned += 1;
         }
         if planned > 0 {
-            self.count(Counter::SwapRa, planned);
+            self.pool.count(Counter::SwapRa, planned);
             self.wake_workers(planned.min(2) as u32);
         }
     }

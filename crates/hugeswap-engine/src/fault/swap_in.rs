@@ -34,9 +34,9 @@ impl Engine {
         if let Err(e) = self.put_in_place(w, place, write) {
             return self.not_mapped(e, start);
         }
-        self.count(Counter::SwapCacheHit, 1);
+        self.pool.count(Counter::SwapCacheHit, 1);
         if ahead {
-            self.count(Counter::SwapRaHit, 1);
+            self.pool.count(Counter::SwapRaHit, 1);
             self.note_resident(unit);
         } else {
             self.note_referenced(unit);
@@ -116,7 +116,7 @@ impl Engine {
         let mut huge = self.huge_or_wait(unit, Caller::SwapIn);
         if let Huge::BasePages = huge {
             if self.go_over_to_pages(&mut w) {
-                self.count(Counter::ThpSwpInFallback, 1);
+                self.pool.count(Counter::ThpSwpInFallback, 1);
                 self.note_fell_back(unit);
                 return self.fall_back(w, addr, write, start);
             }
@@ -157,9 +157,9 @@ impl Engine {
     }
 
     pub(crate) fn count_swap_in(&self, at: usize) {
-        self.count(Counter::PswpIn, UNIT_PAGES);
+        self.pool.count(Counter::PswpIn, UNIT_PAGES);
         let huge = self.is_huge(at).unwrap_or(true);
-        self.count(
+        self.pool.count(
             if huge {
                 Counter::ThpSwpIn
             } else {

@@ -184,7 +184,7 @@ impl Engine {
             {
                 return Err(Errno::ETIMEDOUT);
             }
-            self.kick();
+            self.pool.kick();
             futex::wait(&d.what, now, Some(1_000_000), false);
         }
     }

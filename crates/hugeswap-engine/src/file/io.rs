@@ -85,13 +85,13 @@ impl Engine {
             match self.read_file_once(place, pages.clone(), to, (operation, attempt)) {
                 Err(Errno::EIO) if self.may_try_again(attempt) => attempt += 1,
                 Err(Errno::ENXIO) => {
-                    self.count(Counter::FileReadError, 1);
+                    self.pool.count(Counter::FileReadError, 1);
                     return Err(Errno::EIO);
                 }
                 Err(Errno::EBADF) => return Err(Errno::EBADF),
                 result => {
                     return result.map_err(|_| {
-                        self.count(Counter::FileReadError, 1);
+                        self.pool.count(Counter::FileReadError, 1);
                         Errno::EIO
                     });
                 }
@@ -141,7 +141,8 @@ impl Engine {
         }
         // SAFETY: as above; `had` is not beyond it.
         unsafe { std::ptr::write_bytes((to + had) as *mut u8, 0, len - had) };
-        self.count(Counter::FileIn, wanted.div_ceil(PAGE as usize) as u64);
+        self.pool
+            .count(Counter::FileIn, wanted.div_ceil(PAGE as usize) as u64);
         Ok(())
     }
 
@@ -172,7 +173,7 @@ impl Engine {
             }
         };
         result.inspect_err(|&e| {
-            self.count(Counter::FileWriteError, 1);
+            self.pool.count(Counter::FileWriteError, 1);
             m.note_error(e);
         })
     }
@@ -229,7 +230,8 @@ impl Engine {
             // It begins to be written; the next call of this kind finds it clean.
             fs::forget_cached(fd, e.from, wanted as u64);
         }
-        self.count(Counter::FileOut, wanted.div_ceil(PAGE as usize) as u64);
+        self.pool
+            .count(Counter::FileOut, wanted.div_ceil(PAGE as usize) as u64);
         Ok(())
     }
 
@@ -245,7 +247,7 @@ impl Engine {
             checksum::whole(&self.key, unsafe { self.bytes(at) })
         };
         if sum != 0 && sum == known.load(Relaxed) && self.pool.knob(Knob::CleanDrop) != 0 {
-            self.count(Counter::CleanDrop, 1);
+            self.pool.count(Counter::CleanDrop, 1);
             return Ok(());
         }
         known.store(0, Relaxed);

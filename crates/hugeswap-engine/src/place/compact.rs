@@ -65,7 +65,7 @@ impl Engine {
         if !self.placing.scatter.was_used() {
             return;
         }
-        let clusters = self.pool.clusters(self.me());
+        let clusters = self.pool.clusters(self.pool.me());
         let (mut split, mut room) = (0, 0);
         for r in (0..clusters.len()).filter_map(|i| clusters.room(i)) {
             split += 1;
@@ -79,7 +79,7 @@ impl Engine {
     /// Empties split clusters with at most `most` slots in use, as far as the others have room, but moves no more than
     /// `limit` pages. True if any is free now.
     fn compact(&self, most: u32, limit: u64) -> bool {
-        let clusters = self.pool.clusters(self.me());
+        let clusters = self.pool.clusters(self.pool.me());
         let mut victims = Victims::default();
         let mut room = 0;
         for (i, free) in (0..clusters.len()).filter_map(|i| Some((i, clusters.room(i)?))) {
@@ -170,7 +170,7 @@ impl Engine {
                     }
                     let old = run.start + done;
                     self.free_singles(cluster, old..old + at.len());
-                    self.count(Counter::SwapMoved, at.len() as u64);
+                    self.pool.count(Counter::SwapMoved, at.len() as u64);
                     done += at.len();
                 }
             }

@@ -146,7 +146,8 @@ impl Engine {
                         continue;
                     }
                     let cursor = &p.cursors[i];
-                    let Some(found) = claim(cursor.order(self.me(), &area, self.pool.may_grow(i)))
+                    let Some(found) =
+                        claim(cursor.order(self.pool.me(), &area, self.pool.may_grow(i)))
                     else {
                         cursor.full.store(true, Relaxed);
                         continue;
@@ -172,7 +173,7 @@ impl Engine {
     pub(crate) fn next_claim(&self, index: usize, area: &JoinedArea) -> Option<u64> {
         let cursor = self.placing.cursors.get(index)?;
         let used = cursor.owned.load(Relaxed) > 0 && self.pool.is_on(index);
-        used.then(|| cursor.order(self.me(), area, true).from as u64)
+        used.then(|| cursor.order(self.pool.me(), area, true).from as u64)
     }
 
     /// Clusters that this process has in an area.
@@ -183,11 +184,11 @@ impl Engine {
 
     /// Gives back a cluster claimed in an area that is being taken off. (Perhaps it was too late even for that, and the cluster's word says nothing any more.)
     fn release_late(&self, area: usize, cluster: usize) {
-        let clusters = self.pool.clusters(self.me());
+        let clusters = self.pool.clusters(self.pool.me());
         if clusters.is_ours(cluster) {
             clusters.free(cluster, 0..PAGES);
         } else if self.owns_slot(cluster as u64) {
-            slots::release(self.pool.slot_words(), cluster, self.me() as u16 + 1);
+            slots::release(self.pool.slot_words(), cluster, self.pool.me() as u16 + 1);
         }
         self.placing.cursors[area].owned.fetch_sub(1, Relaxed);
     }
@@ -215,10 +216,10 @@ impl Engine {
 
     /// [`Engine::claim_cluster`], not in areas of which `avoid` has the bit, if others have any.
     pub(crate) fn claim_cluster_but(&self, avoid: u32) -> Option<u64> {
-        if self.me() == NOBODY {
+        if self.pool.me() == NOBODY {
             return None;
         }
-        let (words, me) = (self.pool.slot_words(), self.me() as u16 + 1);
+        let (words, me) = (self.pool.slot_words(), self.pool.me() as u16 + 1);
         let take = |i| slots::claim_at(words, me, i);
         let whole = |order: Order| self.pool.lies().find(words, &order, Lie::Together, take);
         // An area without room is passed over from then on.
@@ -240,7 +241,7 @@ impl Engine {
     fn note_short(&self) {
         self.swap_full.store(true, Relaxed);
         if !self.placing.short.swap(true, Relaxed) {
-            self.kick();
+            self.pool.kick();
         }
     }
 
@@ -259,10 +260,10 @@ impl Engine {
         want: usize,
         avoid: impl Fn(usize) -> bool,
     ) -> Option<(u64, Range<usize>)> {
-        if self.me() == NOBODY {
+        if self.pool.me() == NOBODY {
             return None;
         }
-        let clusters = self.pool.clusters(self.me());
+        let clusters = self.pool.clusters(self.pool.me());
         let areas = self.pool.areas();
         let in_reach = areas
             .filter(|&(i, _)| self.pool.is_in_reach(i))
@@ -310,8 +311,8 @@ impl Engine {
         if let Some(found) = self.claim_of(&mut partial, want, |_| false) {
             return Some(found);
         }
-        let clusters = self.pool.clusters(self.me());
-        if self.me() == NOBODY {
+        let clusters = self.pool.clusters(self.pool.me());
+        if self.pool.me() == NOBODY {
             return None;
         }
         // With the lock held: two who look at once open one.
@@ -335,7 +336,7 @@ impl Engine {
         self.pool
             .slot_words()
             .get(cluster as usize)
-            .is_some_and(|w| (w.load(Acquire) >> 16) as usize == self.me() + 1)
+            .is_some_and(|w| (w.load(Acquire) >> 16) as usize == self.pool.me() + 1)
     }
 
     /// May a cluster be overwritten by what is to be there next? Not what a forked child may read; not what is about to
@@ -412,7 +413,7 @@ impl Engine {
 
     /// Gives back what was put aside for forked children that are gone.
     pub(crate) fn release_kept(&self) {
-        let children = self.pool.forks_of_children(self.me());
+        let children = self.pool.forks_of_children(self.pool.me());
         let kept = &self.placing.kept;
         kept.note_children(children, |what| self.release(what));
     }
@@ -434,13 +435,13 @@ impl Engine {
     /// Gives back a cluster of this process's that nobody reads.
     pub(crate) fn release_cluster(&self, cluster: u64) {
         self.forget_stored(cluster, 0..PAGES);
-        if self.pool.quarantine(cluster, self.me()) {
+        if self.pool.quarantine(cluster, self.pool.me()) {
             return self.not_owned(cluster);
         }
         if slots::release(
             self.pool.slot_words(),
             cluster as usize,
-            self.me() as u16 + 1,
+            self.pool.me() as u16 + 1,
         ) {
             self.not_owned(cluster);
         }
@@ -455,7 +456,10 @@ impl Engine {
         if self.is_bad(cluster, run.clone()) {
             return;
         }
-        let (_, emptied) = self.pool.clusters(self.me()).free(cluster as usize, run);
+        let (_, emptied) = self
+            .pool
+            .clusters(self.pool.me())
+            .free(cluster as usize, run);
         if emptied {
             self.not_owned(cluster);
         }

@@ -153,10 +153,10 @@ impl Engine {
         };
         let ask = |unit: u32| {
             while push(unit).is_err() {
-                self.kick();
+                self.pool.kick();
                 process::yield_now();
             }
-            self.kick();
+            self.pool.kick();
         };
         for unit in self.whole_units_of(addr, len) {
             // Whoever brings it in may have it locked, and kswapd waits for nobody.

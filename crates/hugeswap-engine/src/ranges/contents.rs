@@ -260,8 +260,8 @@ impl Engine {
             drop(lru);
             w.settle_as(|_| if free { Word::FREE } else { may });
         }
-        self.pool.uncharge(self.me(), uncharge);
-        self.pool.take_from_kernel(self.me(), from_kernel);
+        self.pool.uncharge(self.pool.me(), uncharge);
+        self.pool.take_from_kernel(self.pool.me(), from_kernel);
         done
     }
 

@@ -53,11 +53,11 @@ impl Engine {
             // What is promised for the range already counts for what takes its place.
             let promised =
                 there - self.file_bytes(&space, addr, len) - space.kernel_bytes(addr, len);
-            if !self.pool.commit(self.me(), (len - promised) as u64) {
+            if !self.pool.commit(self.pool.me(), (len - promised) as u64) {
                 return Err(Errno::ENOMEM);
             }
             if let Err(e) = self.unmap_locked(&mut space, addr, len) {
-                self.pool.uncommit(self.me(), (len - promised) as u64);
+                self.pool.uncommit(self.pool.me(), (len - promised) as u64);
                 return Err(e);
             }
             // All of it is free now, and nobody else has had the lock.
@@ -145,7 +145,7 @@ impl Engine {
         let mut space = self.space.lock();
         if contents == Contents::Drop {
             let gone = self.unmap_locked(&mut space, addr, len)?;
-            self.pool.uncommit(self.me(), gone as u64);
+            self.pool.uncommit(self.pool.me(), gone as u64);
         }
         claim.fresh.extend(space.take_for_kernel(addr, len));
         let units = self.units_of(addr, len);
@@ -194,7 +194,7 @@ impl Engine {
         let _inside = self.gate.enter();
         let mut space = self.space.lock();
         let promised = space.make_kernels(claim.addr, claim.len);
-        self.pool.uncommit(self.me(), promised as u64);
+        self.pool.uncommit(self.pool.me(), promised as u64);
     }
 
     /// The kernel has mapped nothing; what was free is free again.

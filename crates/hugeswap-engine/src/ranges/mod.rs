@@ -97,12 +97,12 @@ impl Engine {
         let addr = {
             let _blocked = Blocked::all();
             let _inside = self.gate.enter();
-            if !self.pool.commit(self.me(), len as u64) {
+            if !self.pool.commit(self.pool.me(), len as u64) {
                 return Err(Errno::ENOMEM);
             }
             let mut space = self.space.lock();
             let Some(addr) = space.alloc(len, align.max(PAGE)) else {
-                self.pool.uncommit(self.me(), len as u64);
+                self.pool.uncommit(self.pool.me(), len as u64);
                 return Err(Errno::ENOMEM);
             };
             self.take_units(&mut space, addr, len, &mut dirty)?;
@@ -157,7 +157,7 @@ impl Engine {
             if mapped.is_err() {
                 // (What cannot be mapped anew stays taken: nobody gets it.)
                 if let Ok(gone) = self.unmap_locked(space, addr, len) {
-                    self.pool.uncommit(self.me(), gone as u64);
+                    self.pool.uncommit(self.pool.me(), gone as u64);
                 }
                 return Err(Errno::ENOMEM);
             }
@@ -231,12 +231,12 @@ impl Engine {
         {
             let _blocked = Blocked::all();
             let _inside = self.gate.enter();
-            if !self.pool.commit(self.me(), more as u64) {
+            if !self.pool.commit(self.pool.me(), more as u64) {
                 return false;
             }
             let mut space = self.space.lock();
             if !space.extend(addr, old_len, new_len) {
-                self.pool.uncommit(self.me(), more as u64);
+                self.pool.uncommit(self.pool.me(), more as u64);
                 return false;
             }
             if self.take_units(&mut space, tail, more, &mut dirty).is_err() {
@@ -266,7 +266,7 @@ impl Engine {
             let mut space = self.space.lock();
             self.unmap_locked(&mut space, addr, page_up(len))?
         };
-        self.pool.uncommit(self.me(), gone as u64);
+        self.pool.uncommit(self.pool.me(), gone as u64);
         self.close_unused_mappings();
         Ok(())
     }

@@ -55,7 +55,7 @@ impl Engine {
                 return Err(e);
             }
         }
-        self.count(Counter::Pinned, 1);
+        self.pool.count(Counter::Pinned, 1);
         Ok(())
     }
 

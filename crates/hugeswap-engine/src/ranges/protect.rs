@@ -187,7 +187,7 @@ impl Engine {
                 w.settle();
                 continue;
             }
-            if !self.pool.hand_to_kernel(self.me()) {
+            if !self.pool.hand_to_kernel(self.pool.me()) {
                 w.settle();
                 return Err(Errno::ENOMEM);
             }
@@ -201,7 +201,7 @@ impl Engine {
                 _ => Ok(()),
             });
             if handed.is_err() {
-                self.pool.take_from_kernel(self.me(), 1);
+                self.pool.take_from_kernel(self.pool.me(), 1);
                 w.settle();
                 return Err(Errno::ENOMEM);
             }
@@ -210,7 +210,7 @@ impl Engine {
             }
             self.has_foreign.store(true, Relaxed);
             w.settle_as(|_| Word(0).with_kind(Kind::Foreign));
-            self.count(Counter::Ejected, 1);
+            self.pool.count(Counter::Ejected, 1);
             return Ok(());
         }
     }

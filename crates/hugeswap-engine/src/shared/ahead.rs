@@ -136,7 +136,7 @@ impl Engine {
         let buffer = self.sharing.buffers.take(UNIT);
         let cell = self.word_of(unit);
         let w = Word(cell.load(Acquire));
-        let me = self.pool.owner(self.me());
+        let me = self.pool.owner(self.pool.me());
         if w.is_locked() || w.kind() != Kind::Swapped || !lock(cell, w, Op::In, me) {
             return;
         }
@@ -156,8 +156,8 @@ impl Engine {
         }
         match self.copy_shared(fd, region, m, unit, buffer.at) {
             Ok(()) => {
-                self.count(Counter::SwapRa, 1);
-                self.count(Counter::PswpIn, UNIT_PAGES);
+                self.pool.count(Counter::SwapRa, 1);
+                self.pool.count(Counter::PswpIn, UNIT_PAGES);
                 unlock(cell, w.with_kind(Kind::Resident).referenced(true));
                 self.check_watermark();
             }

@@ -61,7 +61,7 @@ impl Engine {
 
     fn discard_unit(&self, region: usize, m: &Map, unit: u32) -> bool {
         let cell = self.word_of(unit);
-        let me = self.pool.owner(self.me());
+        let me = self.pool.owner(self.pool.me());
         let mut since = None;
         let mut wait = |w: Word| {
             self.wait_shared(cell, w);

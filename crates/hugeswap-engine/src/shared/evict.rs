@@ -71,7 +71,7 @@ impl Engine {
             freed += u64::from(self.evict_shared(&mut hand, region, m, unit));
         }
         if freed > 0 {
-            let owed = &self.record().give_back;
+            let owed = &self.pool.record().give_back;
             let _ = owed.fetch_update(Relaxed, Relaxed, |o| Some(o.saturating_sub(freed)));
         }
         freed > 0
@@ -107,12 +107,12 @@ impl Engine {
     pub(super) fn evict_shared(&self, hand: &mut Hand, region: usize, m: &Map, unit: u32) -> bool {
         let cell = self.word_of(unit);
         let w = Word(cell.load(Acquire));
-        let me = self.pool.owner(self.me());
+        let me = self.pool.owner(self.pool.me());
         if w.is_locked() || w.kind() != Kind::Resident || self.pool.is_left(unit) {
             return false;
         }
         // Said before the word is taken: who keeps the unit (`keep_shared`) changes the word, and looks then.
-        let freezing = &self.record().freezing;
+        let freezing = &self.pool.record().freezing;
         freezing.store(unit + 1, SeqCst);
         if !lock(cell, w, Op::Out, me) {
             freezing.store(0, SeqCst);
@@ -157,7 +157,7 @@ impl Engine {
 
     pub(super) fn in_hand(&self, which: usize, cluster: Option<u64>) {
         let word = cluster.map_or(0, |c| c + 1);
-        self.record().in_hand[which].store(word, SeqCst);
+        self.pool.record().in_hand[which].store(word, SeqCst);
     }
 
     /// What was in hand is free.
@@ -172,7 +172,7 @@ impl Engine {
     /// Changes a word that is being taken out by this process, if it still is. False: somebody has taken it.
     fn advance(&self, unit: u32, change: impl Fn(Word) -> Word) -> bool {
         let cell = self.word_of(unit);
-        let me = self.pool.owner(self.me());
+        let me = self.pool.owner(self.pool.me());
         let next = |w: u64| {
             let w = Word(w);
             w.is_held(Op::Out, me).then(|| change(w).0)
@@ -183,7 +183,7 @@ impl Engine {
     /// A unit that was to be taken out stays.
     fn take_back(&self, unit: u32, cluster: Option<u64>) {
         let cell = self.word_of(unit);
-        let me = self.pool.owner(self.me());
+        let me = self.pool.owner(self.pool.me());
         let w = Word(cell.load(Acquire));
         if w.is_held(Op::Out, me) && lock(cell, w, Op::Touch, me) {
             unlock(cell, w.referenced(true));
@@ -205,7 +205,7 @@ impl Engine {
         let memory = self.memory_of(hand, region, m)?;
         let before = self.changes_of(region);
         let frozen = self.freeze_shared(hand, region, m, unit);
-        self.record().freezing.store(0, SeqCst);
+        self.pool.record().freezing.store(0, SeqCst);
         if hand.is_hopeless(region, frozen.is_err()) {
             self.pool.leave_to_the_kernel(region);
             self.note_available();
@@ -223,7 +223,7 @@ impl Engine {
             if !unchanged(self) || !self.advance(unit, zero) {
                 return Err(Errno::EAGAIN);
             }
-            self.count(Counter::ZeroDrop, 1);
+            self.pool.count(Counter::ZeroDrop, 1);
             return Ok(memory);
         }
         let mut sums = [0; PAGES];
@@ -246,7 +246,7 @@ impl Engine {
             if !unchanged(self) || !self.advance(unit, out(old)) {
                 return Err(Errno::EAGAIN);
             }
-            self.count(Counter::CleanDrop, 1);
+            self.pool.count(Counter::CleanDrop, 1);
             return Ok(memory);
         }
         // What is there of it in swap is older: nobody is to find that once we have begun to write over it.
@@ -299,7 +299,7 @@ impl Engine {
     fn claim_shared(&self, avoid: u32) -> Option<u64> {
         let cluster = self.claim_cluster_but(avoid)?;
         self.in_hand(KSWAPD, Some(cluster));
-        let me = self.me() as u16 + 1;
+        let me = self.pool.me() as u16 + 1;
         if !slots::share_out(self.pool.slot_words(), cluster as usize, me) {
             self.in_hand(KSWAPD, None);
             return None;
@@ -413,7 +413,7 @@ impl Engine {
             let mut ask = now();
             while inside(unit) && now() < since + PATIENCE_NS {
                 if now() >= ask && push(unit).is_ok() {
-                    self.kick();
+                    self.pool.kick();
                     ask = now() + ASK_AGAIN_NS;
                 }
                 process::yield_now();

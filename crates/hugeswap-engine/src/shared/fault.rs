@@ -21,7 +21,7 @@ impl Engine {
         };
         let unit = m.unit_at(addr);
         let cell = self.word_of(unit);
-        let me = self.pool.owner(self.me());
+        let me = self.pool.owner(self.pool.me());
         let start = now_ns();
         let (mut waited, mut since) = (false, None);
         loop {
@@ -38,7 +38,7 @@ impl Engine {
                         continue;
                     }
                     if w.op() == Op::Out {
-                        self.count(Counter::WriteRedirtied, 1);
+                        self.pool.count(Counter::WriteRedirtied, 1);
                     }
                     let touched = self.touch_resident(region, m, unit, addr, write);
                     if matches!(touched, Err(Errno::EBADF | Errno::ENOTTY))
@@ -158,7 +158,7 @@ impl Engine {
         if self.gate.is_forker() || self.sharing.handed.push(unit).is_err() {
             return false;
         }
-        self.kick();
+        self.pool.kick();
         true
     }
 
@@ -187,7 +187,7 @@ impl Engine {
         let cluster = w.slot().ok_or(Errno::EIO)?;
         self.swap_read(cluster, 0..PAGES, buffer.at, doubt)?;
         self.copy_shared(fds.uffd, region, m, unit, buffer.at)?;
-        self.count(Counter::PswpIn, UNIT_PAGES);
+        self.pool.count(Counter::PswpIn, UNIT_PAGES);
         Ok(())
     }
 

@@ -17,7 +17,7 @@ impl Engine {
             return;
         };
         for (index, _) in self.sharing.maps() {
-            let how = table.tracks(index, self.me());
+            let how = table.tracks(index, self.pool.me());
             let _ = table.add(index, record, |c| {
                 c.pid.store(0, Relaxed);
                 c.memory.store(-1, Relaxed);
@@ -45,7 +45,7 @@ impl Engine {
             };
             if let Err(e) = kept {
                 if !disowned {
-                    self.pool.forget_client(index, self.me());
+                    self.pool.forget_client(index, self.pool.me());
                 }
                 let text = e.to_string();
                 fs::complain(&[

@@ -139,7 +139,7 @@ impl Engine {
                 .and_then(|found| self.publish_shared(&table, &found, memory, &identity, &new))
         };
         found.map_err(close)?;
-        self.kick();
+        self.pool.kick();
         Ok(new.keep())
     }
 
@@ -221,7 +221,7 @@ impl Engine {
             self.unmap_shared(addr);
             return Err(e);
         }
-        self.kick();
+        self.pool.kick();
         Ok((addr, found.len as usize))
     }
 
@@ -329,7 +329,7 @@ impl Engine {
         m.memory.store(memory, Relaxed);
         m.uffd.store(new.uffd, Relaxed);
         m.identity.set(identity);
-        table.add(found.index, self.me(), |c| {
+        table.add(found.index, self.pool.me(), |c| {
             c.pid.store(process::pid(), Relaxed);
             c.memory.store(memory, Relaxed);
             c.addr.store(new.addr as u64, Relaxed);
@@ -347,7 +347,7 @@ impl Engine {
     /// Keeps in what somebody is taking out who may not know that this process has come.
     pub(super) fn settle_shared(&self, index: usize) -> Result<()> {
         let m = &self.sharing.maps[index];
-        let me = self.pool.owner(self.me());
+        let me = self.pool.owner(self.pool.me());
         let (mut looks, mut since) = (0, None);
         for unit in m.units() {
             let cell = self.word_of(unit);
@@ -408,10 +408,10 @@ impl Engine {
         drop(hand);
         m.await_holders();
         match self.pool.shared_table() {
-            Ok(table) => table.remove(index, self.me()),
-            Err(_) => self.pool.forget_client(index, self.me()),
+            Ok(table) => table.remove(index, self.pool.me()),
+            Err(_) => self.pool.forget_client(index, self.pool.me()),
         }
-        self.kick();
+        self.pool.kick();
         // SAFETY: the caller uses it no more, or advice that discards nothing (and leaves out what is not mapped).
         let _ = unsafe {
             match mapped {

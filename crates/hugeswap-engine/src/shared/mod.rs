@@ -247,7 +247,7 @@ impl Engine {
         futex::wait(half, waited_for.0 as u32, Some(DOUBT_NS), true);
         if cell.load(Acquire) == waited_for.0 {
             // kswapd looks whether its owner lives.
-            self.kick();
+            self.pool.kick();
             process::yield_now();
         }
         self.sharing.waiting.fetch_sub(1, AcqRel);

@@ -50,7 +50,7 @@ impl Engine {
             return false;
         };
         let cell = self.word_of(unit);
-        let me = self.pool.owner(self.me());
+        let me = self.pool.owner(self.pool.me());
         let w = Word(cell.load(Acquire));
         let op = match w.kind() {
             Kind::Swapped => Op::In,
@@ -91,7 +91,7 @@ impl Engine {
         if !w.is_locked() || self.pool.owner_lives(w.owner()) {
             return;
         }
-        let mine = w.locked(w.op(), self.pool.owner(self.me()));
+        let mine = w.locked(w.op(), self.pool.owner(self.pool.me()));
         if cell.compare_exchange(w.0, mine.0, AcqRel, Relaxed).is_ok() {
             self.finish(region, fds, m, unit);
         }
@@ -115,7 +115,7 @@ impl Engine {
     pub(super) fn fds_of(&self, hand: &mut Hand, region: usize, m: &Map) -> Result<Fds> {
         let (serial, number) = (m.serial.load(Relaxed), m.uffd.load(Relaxed));
         // As `meet_clients` has it, also if the program has closed its own.
-        let me = self.pool.client_word(self.me());
+        let me = self.pool.client_word(self.pool.me());
         Ok(Fds {
             memory: self.memory_of(hand, region, m)?,
             uffd: hand.reach(region, serial, me, process::pid(), number, is_userfaultfd)?,
@@ -165,8 +165,8 @@ impl Engine {
         match self.fill_shared(region, fds, m, unit, w, false) {
             Ok(()) => unlock(cell, w.with_kind(Kind::Resident).referenced(true)),
             Err(Errno::EIO) => {
-                self.count(Counter::SwapReadError, 1);
-                self.count(Counter::Poisoned, 1);
+                self.pool.count(Counter::SwapReadError, 1);
+                self.pool.count(Counter::Poisoned, 1);
                 self.stamp_shared(region, unit, 0..UNIT_PAGES as usize);
                 let _ = fs::punch_at_last(fds.memory, m.offset_of(unit), UNIT_BYTES);
                 self.change_kind(unit, Kind::Lost);

@@ -86,7 +86,7 @@ impl Engine {
             let next = |now: u32| now.checked_add(1).filter(|&n| n < u32::MAX);
             let before = clock.fetch_update(SeqCst, SeqCst, next);
             let epoch = before.map_err(|_| TrackError::Epochs)? + 1;
-            table.track(index, self.me(), 1 + u32::from(by_pages), epoch);
+            table.track(index, self.pool.me(), 1 + u32::from(by_pages), epoch);
             epoch
         };
         let begin = &self.sharing.begin;
@@ -94,7 +94,7 @@ impl Engine {
         begin.epoch.store(epoch, Relaxed);
         begin.state.store(ASKED, SeqCst);
         while begin.state.load(Acquire) != DONE {
-            self.kick();
+            self.pool.kick();
             futex::wait(&begin.state, ASKED, Some(PATIENCE_NS), false);
         }
         begin.state.store(IDLE, Relaxed);
@@ -135,7 +135,7 @@ impl Engine {
         epoch: u32,
     ) -> Result<(), Errno> {
         let cell = self.word_of(unit);
-        let me = self.pool.owner(self.me());
+        let me = self.pool.owner(self.pool.me());
         let mut waiting = None;
         let w = loop {
             let w = Word(cell.load(Acquire));
@@ -187,7 +187,7 @@ impl Engine {
         if let Some((index, _)) = self.sharing.map_of(addr) {
             // (Who cannot have the table goes on tracking until it gives the region up.)
             if let Ok(table) = self.pool.shared_table() {
-                table.track(index, self.me(), 0, 0);
+                table.track(index, self.pool.me(), 0, 0);
             }
         }
     }

@@ -141,7 +141,7 @@ impl Engine {
         }
         let mut results = [Err(Errno::EAGAIN); MOST];
         let start = now_ns();
-        let going_on = &self.record().transferring;
+        let going_on = &self.pool.record().transferring;
         going_on.fetch_add(1, Relaxed);
         // SAFETY: the memory of `write_runs`'s caller, which is there until that returns.
         unsafe { ring.write(&writes[..n], &mut results[..n]) };
@@ -161,8 +161,8 @@ impl Engine {
             let sums = &mut sums[..run.pages.len()];
             checksum::fill(&self.key, bytes, sums);
             checksum::store(target.sums, sums);
-            self.count(Counter::PswpOut, run.pages.len() as u64);
-            self.count(Counter::SwapBatched, 1);
+            self.pool.count(Counter::PswpOut, run.pages.len() as u64);
+            self.pool.count(Counter::SwapBatched, 1);
             done |= 1 << which[k];
         }
         done

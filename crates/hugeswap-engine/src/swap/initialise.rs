@@ -127,7 +127,7 @@ impl Engine {
         if !on.is_some_and(|f| writes_in_place(f.magic) && f.free_bytes > RESERVE) {
             return Ahead::Nothing;
         }
-        let (words, me) = (self.pool.slot_words(), self.me() as u16 + 1);
+        let (words, me) = (self.pool.slot_words(), self.pool.me() as u16 + 1);
         if !slots::claim_at(words, me, slot as usize) {
             return Ahead::Done;
         }
@@ -158,7 +158,7 @@ impl Engine {
             }
             // SAFETY: of memory just mapped, which is that long.
             unsafe { fs::write_all_at(area.fd, zeros.addr(), len as usize, from) }?;
-            self.count(Counter::SwapInitialised, len / PAGE_BYTES);
+            self.pool.count(Counter::SwapInitialised, len / PAGE_BYTES);
         }
         Ok(())
     }

@@ -127,7 +127,7 @@ impl Engine {
             return self.write_off(w, round.buffer).is_ok();
         }
         if self.pager().is_none() {
-            self.count(Counter::Poisoned, 1);
+            self.pool.count(Counter::Poisoned, 1);
             round.note_lost(PAGES as u64);
             w.change(|w| w.with_slot(None).clear(READAHEAD).with_kind(Kind::Poisoned));
             return true;
@@ -254,7 +254,7 @@ impl Engine {
                 self.note_lost(cluster, at.start);
             }
             Some(from) if self.write_pages(cluster, at.clone(), from).is_ok() => {
-                self.count(Counter::SwapMoved, 1);
+                self.pool.count(Counter::SwapMoved, 1);
             }
             Some(_) => {
                 self.release_singles(cluster, at);

@@ -106,7 +106,7 @@ impl Engine {
                 error, on_purpose, ..
             } = failed;
             if error == Errno::EIO && again(attempt) {
-                self.count(Counter::SwapRetry, 1);
+                self.pool.count(Counter::SwapRetry, 1);
                 attempt += 1;
                 continue;
             }
@@ -116,7 +116,7 @@ impl Engine {
                 continue;
             }
             if !on_purpose && error != Errno::EBADF && self.backing.faulty.keeps_account() {
-                self.count(Counter::FaultUnexplained, 1);
+                self.pool.count(Counter::FaultUnexplained, 1);
             }
             if error != Errno::EBADF {
                 self.note_failed_read(slot, &pages, failed);
@@ -202,7 +202,7 @@ impl Engine {
             note(None);
             self.note_wait(area, pages_read, took);
             if moved.spoilt {
-                self.count(Counter::FaultUndetected, 1);
+                self.pool.count(Counter::FaultUndetected, 1);
             }
             return Ok(());
         }
@@ -210,9 +210,9 @@ impl Engine {
             return Err(Errno::EBADF.into());
         }
         note(Some(Errno::EIO));
-        self.count(Counter::SwapSumError, 1);
+        self.pool.count(Counter::SwapSumError, 1);
         if moved.spoilt {
-            self.count(Counter::FaultDetected, 1);
+            self.pool.count(Counter::FaultDetected, 1);
         }
         Err(Failed {
             error: Errno::EIO,
@@ -238,7 +238,7 @@ impl Engine {
             None => Cause::Unreadable(failed.error.0),
         };
         if failed.changed.is_some() {
-            self.count(Counter::SwapCorrupt, 1);
+            self.pool.count(Counter::SwapCorrupt, 1);
             if self.sealing.is_some() && pages.len() > 1 {
                 // Which page it is turns out when they are read one by one.
                 return;
@@ -258,7 +258,7 @@ impl Engine {
         let unit = self.table.unit_of(addr)?;
         let w = self.table.load(unit);
         if w.kind() == Kind::Poisoned {
-            return self.pool.loss(LossKey::Unit(self.me(), unit));
+            return self.pool.loss(LossKey::Unit(self.pool.me(), unit));
         }
         let page = (addr - self.table.addr(unit)) / PAGE;
         let (cluster, at) = self.place_of(unit, w, page)?;
@@ -274,7 +274,8 @@ impl Engine {
                 .loss(LossKey::Page(cluster * UNIT_PAGES + at as u64))
         };
         if let Some(loss) = (0..PAGES).find_map(of_page) {
-            self.pool.note_loss(LossKey::Unit(self.me(), unit), loss);
+            self.pool
+                .note_loss(LossKey::Unit(self.pool.me(), unit), loss);
         }
     }
 
@@ -308,7 +309,7 @@ impl Engine {
         let written = self.swap_write_all(slot, pages, from, sums, doubt);
         // That there is no room is no error: others have some, or all are full. (Counted here, where it is known which of the two it was.)
         if written.is_err_and(|e| !growth::is_no_room(e)) {
-            self.count(Counter::SwapWriteError, 1);
+            self.pool.count(Counter::SwapWriteError, 1);
         }
         written
     }
@@ -361,7 +362,7 @@ impl Engine {
                 area.note_write(Some(error));
                 return Err(error);
             }
-            self.count(Counter::SwapRetry, 1);
+            self.pool.count(Counter::SwapRetry, 1);
             transfer.attempt += 1;
         }
         area.note_write(None);
@@ -377,7 +378,7 @@ impl Engine {
                 .for_each(|(seal, nonce)| Cipher::done(nonce, seal));
         }
         checksum::store(target.sums, sums);
-        self.count(Counter::PswpOut, pages.len() as u64);
+        self.pool.count(Counter::PswpOut, pages.len() as u64);
         Ok(())
     }
 

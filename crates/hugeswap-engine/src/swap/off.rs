@@ -82,7 +82,7 @@ impl Engine {
     /// kswapd: has areas emptied that are to be taken off, if there is any that this process has not emptied.
     pub(crate) fn empty_areas(&'static self) {
         let emptied = |(i, _, ticket): (usize, JoinedArea, u32)| {
-            self.record().emptied[i].load(Relaxed) == ticket
+            self.pool.record().emptied[i].load(Relaxed) == ticket
         };
         if self.pool.draining().all(emptied) || self.emptying.swap(true, Acquire) {
             return;
@@ -99,7 +99,7 @@ impl Engine {
             loop {
                 let mut left = false;
                 for (i, area, ticket) in self.pool.draining() {
-                    if self.record().emptied[i].load(Relaxed) != ticket {
+                    if self.pool.record().emptied[i].load(Relaxed) != ticket {
                         left |= !self.empty_area(i, &area, ticket, &buffer);
                     }
                 }
@@ -127,8 +127,8 @@ impl Engine {
         };
         let range = area.range();
         // (What the last round found stands until this one has found more, or is over.)
-        let before = self.pool.unreadable_of(self.me(), index, ticket);
-        let only = self.pool.only_unreadable_of(self.me(), index, ticket);
+        let before = self.pool.unreadable_of(self.pool.me(), index, ticket);
+        let only = self.pool.only_unreadable_of(self.pool.me(), index, ticket);
         let moved = self.places_moved.load(Acquire);
         let (mut left, mut other_left) = (false, false);
         for unit in 0..self.high_unit.load(Acquire) {
@@ -138,7 +138,7 @@ impl Engine {
             }
             let unreadable = round.unreadable.get();
             self.pool
-                .note_unreadable(self.me(), index, ticket, unreadable.max(before), only);
+                .note_unreadable(self.pool.me(), index, ticket, unreadable.max(before), only);
             // A fork waits for one unit at most.
             let _inside = self.gate.enter_daemon();
             // (Another attempt, perhaps one that may lose what this one must not, begins anew.)
@@ -164,7 +164,7 @@ impl Engine {
         let unseen = self.places_moved.load(Acquire) != moved;
         let only = left && !other_left && !unseen;
         self.pool
-            .note_unreadable(self.me(), index, ticket, round.unreadable.get(), only);
+            .note_unreadable(self.pool.me(), index, ticket, round.unreadable.get(), only);
         left |= unseen;
         if left || !self.give_up_kept(index, &range, ticket) {
             return false;
@@ -176,7 +176,7 @@ impl Engine {
         if self.owns_any(&range) {
             return false;
         }
-        self.pool.note_emptied(self.me(), index, ticket);
+        self.pool.note_emptied(self.pool.me(), index, ticket);
         true
     }
 
@@ -186,7 +186,7 @@ impl Engine {
             let word = self.pool.slot_words().get(c as usize);
             let used = word.and_then(|w| used_singly(w.load(Acquire)));
             let bad = self.pool.bad_slots(c, 0..PAGES);
-            if used.is_some_and(|n| n as usize == bad) && self.pool.quarantine(c, self.me()) {
+            if used.is_some_and(|n| n as usize == bad) && self.pool.quarantine(c, self.pool.me()) {
                 self.not_owned(c);
             }
         }
@@ -201,7 +201,7 @@ impl Engine {
         if !self.placing.kept.has_children() {
             return true;
         }
-        self.pool.descendants_emptied(self.me(), index, ticket) && {
+        self.pool.descendants_emptied(self.pool.me(), index, ticket) && {
             self.release_kept_in(range);
             true
         }
@@ -296,7 +296,7 @@ impl Engine {
             self.release_cluster(to);
             return Err(Stays::Unwritable);
         }
-        self.count(Counter::SwapMoved, PAGES as u64);
+        self.pool.count(Counter::SwapMoved, PAGES as u64);
         w.change(|w| w.with_slot(Some(to)));
         Ok(())
     }
@@ -330,7 +330,7 @@ impl Engine {
                 w.settle_as(|_| new);
                 self.arena.put_empty(frame.place);
                 self.note_resident(unit);
-                self.count(Counter::SwapMoved, PAGES as u64);
+                self.pool.count(Counter::SwapMoved, PAGES as u64);
                 true
             }
             Err(_) => {
@@ -392,7 +392,7 @@ impl Engine {
             self.release_cluster(to);
             return Err(Stays::Unreadable);
         }
-        self.count(Counter::SwapMoved, record.stored.count());
+        self.pool.count(Counter::SwapMoved, record.stored.count());
         w.change(|w| w.with_slot(Some(to)));
         Ok(())
     }

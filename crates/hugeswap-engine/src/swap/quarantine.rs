@@ -193,7 +193,7 @@ impl Engine {
         if !known.is_some_and(checksum::known) {
             self.note_lost(cluster, at);
         } else if self.pool.mark_bad(cluster, at) && !self.is_in_memory(unit, w, page) {
-            self.count(Counter::Poisoned, 1);
+            self.pool.count(Counter::Poisoned, 1);
         }
         result
     }

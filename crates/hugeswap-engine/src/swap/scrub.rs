@@ -83,7 +83,7 @@ impl Engine {
     /// Scrubs one unit, if that was asked for; false if there is nothing to do. For kswapd.
     pub(crate) fn scrub_some(&self) -> bool {
         let wanted = self.pool.header().scrubs.load(Acquire);
-        let scrub = &self.record().scrub;
+        let scrub = &self.pool.record().scrub;
         if scrub.done.load(Relaxed) == wanted {
             return false;
         }
@@ -135,7 +135,7 @@ impl Engine {
             }
             page = end;
         }
-        let scrub = &self.record().scrub;
+        let scrub = &self.pool.record().scrub;
         scrub.bad.fetch_add(bad, Relaxed);
         scrub.lost.fetch_add(lost, Relaxed);
         if news > 0 {
@@ -196,7 +196,7 @@ impl Engine {
                 }
             }
         }
-        self.record().scrub.good.fetch_add(good, Relaxed);
+        self.pool.record().scrub.good.fetch_add(good, Relaxed);
         bad
     }
 

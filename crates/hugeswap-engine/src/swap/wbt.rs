@@ -57,7 +57,7 @@ impl Writing<'_> {
             self.engine.writers.rest_until.store(now + rest, Relaxed);
         }
         if self.pace != Pace::FREE {
-            self.engine.count(Counter::SwapThrottled, 1);
+            self.engine.pool.count(Counter::SwapThrottled, 1);
         }
     }
 }

@@ -1,0 +1,60 @@
+//! This process as a member of a pool: the pool as it is mapped here, and which of its records is this process's.
+//!
+//! The parts of an engine share one. Everything of the pool's is to be had through it.
+
+use super::Pool;
+use super::layout::Record;
+use hugeswap_policy::counters::Counter;
+use hugeswap_sys::futex;
+use std::ops::Deref;
+use std::sync::atomic::AtomicUsize;
+use std::sync::atomic::Ordering::{Relaxed, Release};
+
+/// See the file's head. Shared by all threads.
+pub struct Member {
+    pool: Pool,
+    me: AtomicUsize,
+}
+
+impl Member {
+    /// Record `me` of `pool` is this process's.
+    pub(crate) fn new(pool: Pool, me: usize) -> Member {
+        let me = AtomicUsize::new(me);
+        Member { pool, me }
+    }
+
+    /// The number of this process's record.
+    pub fn me(&self) -> usize {
+        self.me.load(Relaxed)
+    }
+
+    /// In a forked child: another record is this process's.
+    pub(crate) fn become_record(&self, me: usize) {
+        self.me.store(me, Relaxed);
+    }
+
+    /// This process's record.
+    pub(crate) fn record(&self) -> &Record {
+        &self.pool.records()[self.me()]
+    }
+
+    /// Adds to a counter of this process.
+    pub fn count(&self, c: Counter, n: u64) {
+        self.pool.count(self.me(), c, n);
+    }
+
+    /// Wakes this process's kswapd.
+    pub(crate) fn kick(&self) {
+        let word = &self.record().kick;
+        word.fetch_add(1, Release);
+        futex::wake(word, 1, true);
+    }
+}
+
+impl Deref for Member {
+    type Target = Pool;
+
+    fn deref(&self) -> &Pool {
+        &self.pool
+    }
+}
