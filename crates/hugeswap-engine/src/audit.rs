@@ -3,7 +3,7 @@
 
 use crate::base::{Pager, pieces};
 use crate::engine::{Engine, UNIT};
-use crate::place::kept::Given;
+use crate::store::kept::Given;
 use hugeswap_policy::UNIT_PAGES;
 use hugeswap_policy::counters::Counter;
 use hugeswap_policy::file::FilePlace;
@@ -179,7 +179,7 @@ impl Engine {
                     b.bad_pages += record.contradictions();
                     b.bad_pages += u64::from(record.stored.any() && w.slot().is_none());
                     let apart = |p: usize| {
-                        let place = self.placing.scatter.of(unit).and_then(|s| s.get(p));
+                        let place = self.store.scatter.of(unit).and_then(|s| s.get(p));
                         place.is_some() != record.stored.get(p)
                     };
                     b.bad_pages +=
@@ -192,13 +192,13 @@ impl Engine {
             if let Some(slot) = w.slot().filter(|_| !w.is_scattered() && of_file.is_none()) {
                 refer(&mut b, slot);
             }
-            let places = self.placing.scatter.of(unit).into_iter();
+            let places = self.store.scatter.of(unit).into_iter();
             for s in places.flat_map(|s| (0..UNIT_PAGES as usize).filter_map(|p| s.get(p))) {
                 b.bad_slots += u64::from(!w.is_scattered());
                 refer_singly(&mut b, s.cluster, s.at);
             }
         }
-        self.placing.kept.for_each(|given| match given {
+        self.store.kept.for_each(|given| match given {
             Given::Cluster(slot) => refer(&mut b, slot),
             Given::Singles(cluster, from, to) => {
                 (from..to).for_each(|at| refer_singly(&mut b, cluster, at.into()));

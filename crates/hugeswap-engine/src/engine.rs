@@ -5,12 +5,9 @@
 //! ([`crate::work`]) and khugepaged ([`crate::khugepaged`]). All of them pass a gate, so that fork finds the engine at rest ([`crate::fork`]).
 
 use crate::arena::Arena;
-use crate::backing::Backing;
 use crate::base::Base;
-use crate::checksum::SumKey;
 use crate::clean::Clean;
 use crate::error::EngineError;
-use crate::faulty::Faulty;
 use crate::file::Files;
 use crate::fork::fork_mark;
 use crate::frames::FrameDemand;
@@ -23,20 +20,18 @@ use crate::look::Answer;
 use crate::markers::Markers;
 use crate::mover::Mover;
 use crate::pacing::Pacing;
-use crate::place::Placing;
 use crate::pool::{FaultMode, Member, Pool, Reservation};
 use crate::shared::Sharing;
 use crate::sizes::Sizes;
 use crate::space::Space;
-use crate::swap::batch::Batches;
-use crate::swap::initialise::Initialiser;
+use crate::store::Store;
+use crate::store::sealing::Sealing;
 use crate::swap::scrub::Scrubber;
-use crate::swap::sealing::Sealing;
-use crate::swap::wbt::Writers;
 use crate::table::Table;
 use crate::thp::Said;
 use crate::threads::{Handle, Threads};
 use crate::track::Track;
+use crate::writers::Writers;
 use crate::zeroed::{Zeroed, leave_out_of_core_dumps};
 use crate::{WINDOW_BASE, WINDOW_LEN, handler};
 use crossbeam_queue::ArrayQueue;
@@ -135,11 +130,7 @@ pub struct Engine {
     mode: AtomicU32,
     uffd: AtomicI32,
     pub(crate) gate: Gate,
-    pub(crate) backing: Backing,
-    pub(crate) key: SumKey,
     pub(crate) scrubber: Scrubber,
-    /// What encrypts, in a pool that does.
-    pub(crate) sealing: Option<Sealing>,
     /// Lists of reclaim; kswapd's, except when the event queue is full.
     pub(crate) lru: Lock<Lists>,
     pub(crate) groups: Groups,
@@ -157,7 +148,6 @@ pub struct Engine {
     pub(crate) reads: ArrayQueue<Job>,
     pub(crate) writes: ArrayQueue<Job>,
     pub(crate) writers: Writers,
-    pub(crate) batches: Batches,
     pub(crate) looked: Answer,
     pub(crate) inflight_writes: AtomicU32,
     /// Changes when there is work for the I/O threads.
@@ -166,14 +156,12 @@ pub struct Engine {
     pub(crate) avail_seq: AtomicU32,
     /// Threads waiting for memory.
     pub(crate) stalled: AtomicU32,
-    /// 1: the last attempts to write found no slot.
-    pub(crate) swap_full: AtomicBool,
     pub(crate) stopping: AtomicBool,
     pub(crate) thread_kind: Threads,
     pub(crate) threads: Lock<Vec<Handle>>,
     /// /proc/self/pagemap.
     pub(crate) pagemap: AtomicI32,
-    pub(crate) placing: Placing,
+    pub(crate) store: Store,
     /// A page that a forked child finds zeroed.
     pub(crate) fork_mark: usize,
     /// For the child that is about to be forked.
@@ -191,7 +179,6 @@ pub struct Engine {
     pub(crate) places_moved: AtomicU32,
     /// A thread empties swap areas that are to be taken off.
     pub(crate) emptying: AtomicBool,
-    pub(crate) initialiser: Initialiser,
 }
 
 impl Engine {
@@ -262,8 +249,6 @@ impl Engine {
             .map_err(sys("cannot map the records of base pages"))?;
         let files = Files::new(units).map_err(sys("cannot map the table of mapped files"))?;
         let said = Said::new(units).map_err(sys("cannot map the table of advice"))?;
-        let placing = Placing::new(units, pool.slot_words().len())
-            .map_err(sys("cannot map the tables of scattered pages"))?;
         let fork_mark = fork_mark().map_err(sys("cannot map the fork mark"))?;
         if message {
             // SAFETY: advice on a range nobody uses yet. Missing faults on huge-page ranges would
@@ -282,7 +267,6 @@ impl Engine {
         // The kernel would look for each of the window's pages, for hours.
         leave_out_of_core_dumps(base, len);
         let sealing = Sealing::new(&mut pool)?;
-        let key = SumKey(std::array::from_fn(|i| pool.header().key[i].load(Relaxed)));
         let pagemap = fs::open(c"/proc/self/pagemap", libc::O_RDONLY, 0).map_or(-1, |fd| {
             let high = fs::dup_above(fd, low_fd).unwrap_or(fd);
             if high != fd {
@@ -290,10 +274,10 @@ impl Engine {
             }
             high
         });
-        let faulty = Faulty::new(&pool).map_err(sys("cannot map the account of faults"))?;
-        let backing = Backing { faulty };
         let sharing = Sharing::new().map_err(sys("cannot map buffers"))?;
         let me = pool.join()?;
+        let pool = Arc::new(Member::new(pool, me));
+        let store = Store::new(Arc::clone(&pool), sealing, units)?;
         let readahead = pool.knob(Knob::ReadaheadMax) as u32;
         Ok(Engine {
             table,
@@ -302,7 +286,7 @@ impl Engine {
             files,
             sharing,
             mappings_short_at: AtomicU64::new(0),
-            sizes: Sizes::new(pool.header().key[0].load(Relaxed), pool.measured()),
+            sizes: Sizes::new(pool.header().key[0].load(Relaxed), &store.cost),
             said,
             markers: Markers::new(),
             track: Track::new(),
@@ -310,9 +294,6 @@ impl Engine {
             mode: AtomicU32::new(mode as u32),
             uffd: AtomicI32::new(uffd),
             gate: Gate::new(),
-            backing,
-            key,
-            sealing,
             scrubber: Scrubber::default(),
             groups: Groups::default(),
             frame_demand: FrameDemand::default(),
@@ -328,18 +309,16 @@ impl Engine {
             reads: ArrayQueue::new(256),
             writes: ArrayQueue::new(1024),
             writers: Writers::default(),
-            batches: Batches::new(),
             looked: Answer::new(),
             inflight_writes: AtomicU32::new(0),
             work_seq: AtomicU32::new(0),
             avail_seq: AtomicU32::new(0),
             stalled: AtomicU32::new(0),
-            swap_full: AtomicBool::new(false),
             stopping: AtomicBool::new(false),
             thread_kind: threads,
             threads: Lock::freed_in_children(Vec::new()),
             pagemap: AtomicI32::new(pagemap),
-            placing,
+            store,
             fork_mark,
             reserved: Lock::new(None),
             high_unit: AtomicU32::new(0),
@@ -350,8 +329,7 @@ impl Engine {
             has_foreign: AtomicBool::new(false),
             places_moved: AtomicU32::new(0),
             emptying: AtomicBool::new(false),
-            initialiser: Initialiser::default(),
-            pool: Arc::new(Member::new(pool, me)),
+            pool,
         })
     }
 

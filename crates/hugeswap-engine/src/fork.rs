@@ -129,7 +129,7 @@ impl Engine {
         // Before there is a child that the slots must stay as they are for, if it is the first.
         self.write_all_files();
         self.clean_all_pages();
-        let fork = self.placing.kept.begin_fork();
+        let fork = self.store.kept.begin_fork();
         if let Some(Reservation { record, .. }) = reserved {
             self.pool.records()[record].fork.store(fork, Relaxed);
         }
@@ -319,7 +319,7 @@ impl Engine {
         self.share_all();
         self.arena.inherit(true);
         self.hide_absent(false);
-        self.placing.kept.end_fork();
+        self.store.kept.end_fork();
         self.pool.record().forking.store(0, Release);
         self.gate.open();
         self.pool.kick();
@@ -353,15 +353,12 @@ impl Engine {
         // SAFETY: this thread is the only one, and forks outside the pool.
         unsafe { self.pool.free_locks_in_child() };
         self.pool.leave_secret();
-        if let Some(s) = &self.sealing {
-            s.reset_in_child();
-        }
+        self.store.reset_in_child();
         self.base
             .reset_in_child(self.pool.knob(Knob::Userfaultfd) != 0, self.low_fd);
         self.watched.store(0, Relaxed);
         self.files_in_child();
         self.shared_in_child(disowned);
-        self.batches.forget_in_child();
         self.looked.forget_in_child();
         let end = self.high_unit.load(Relaxed);
         for unit in 0..end {
@@ -393,7 +390,7 @@ impl Engine {
             let w = self.table.load(unit);
             if disowned && w.kind() == Kind::Swapped {
                 // Its slot may be somebody else's by now.
-                self.lose_place(unit, w);
+                self.store.lose_place(unit, w);
                 self.table
                     .reset(unit, w.with_slot(None).with_kind(Kind::Poisoned));
             }
@@ -403,7 +400,7 @@ impl Engine {
         self.emptying.store(false, Relaxed);
         self.stalled.store(0, Relaxed);
         self.pacing.reset_in_child();
-        self.placing.begin();
+        self.store.begin_in_child();
         let pagemap = fs::open(c"/proc/self/pagemap", libc::O_RDONLY, 0).unwrap_or(-1);
         let high = if pagemap >= 0 {
             fs::dup_above(pagemap, self.low_fd).unwrap_or(-1)

@@ -201,7 +201,7 @@ impl Engine {
         let mut last = round.0;
         let got = loop {
             let seq = self.avail_seq.load(Acquire);
-            if seq != last && !self.swap_full.load(Relaxed) {
+            if seq != last && !self.store.is_full() {
                 // Others get what comes: it is a queue, not the end.
                 last = seq;
                 patience = Patience::new(now());
@@ -221,7 +221,7 @@ impl Engine {
             self.ask_others(now() - patience.start > HUNGER_NS);
             self.pool.kick();
             futex::wait(&self.avail_seq, seq, Some(1_000_000), false);
-            let ended = patience.ended(now(), self.swap_full.load(Relaxed));
+            let ended = patience.ended(now(), self.store.is_full());
             if ended || self.stopping.load(Relaxed) {
                 break None;
             }

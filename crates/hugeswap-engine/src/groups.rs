@@ -230,7 +230,7 @@ impl Engine {
     }
 
     fn pages_in_swap(&self, unit: u32, w: Word) -> u64 {
-        let places = || self.placing.scatter.of(unit);
+        let places = || self.store.scatter.of(unit);
         match w.slot() {
             None => 0,
             Some(s) if FilePlace::of_slot(s).is_some() => 0,

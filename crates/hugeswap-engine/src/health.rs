@@ -2,7 +2,6 @@
 //!
 //! All of it stands in the segment, for every process of the pool sees the same devices. The rules of the fault path hold.
 
-use crate::engine::Engine;
 use crate::pool::Pool;
 use crate::pool::layout::{Area, Latencies, Record};
 use hugeswap_policy::breaker::{Breaker, State};
@@ -166,12 +165,12 @@ impl Pool {
     }
 }
 
-impl Engine {
+impl Pool {
     /// The areas that nothing is to be written to now, and of those the ones that never will be, as bits. Where it is time to try one again, the
     /// caller is who tries.
     pub(crate) fn troubled(&self) -> (u32, u32) {
         let (mut avoid, mut gone) = (0, 0);
-        for (i, a) in self.pool.header().areas.iter().enumerate() {
+        for (i, a) in self.header().areas.iter().enumerate() {
             let word = a.health.load(Relaxed);
             if word == 0 {
                 continue;
@@ -196,8 +195,8 @@ impl Engine {
 
     /// Is nothing to be written to the area of this cluster now?
     pub(crate) fn avoids(&self, cluster: u64) -> bool {
-        let area = self.pool.locate(cluster).map(|(i, _)| i);
-        let area = area.and_then(|i| self.pool.header().areas.get(i));
+        let area = self.locate(cluster).map(|(i, _)| i);
+        let area = area.and_then(|i| self.header().areas.get(i));
         area.is_some_and(|a| {
             let word = a.health.load(Relaxed);
             let state = || Breaker::from_word(word).state(now_ns());
@@ -207,7 +206,7 @@ impl Engine {
 
     /// Is the area of this index not there any more?
     pub(crate) fn is_gone(&self, area: usize) -> bool {
-        let area = self.pool.header().areas.get(area);
+        let area = self.header().areas.get(area);
         area.is_some_and(|a| {
             let word = a.health.load(Relaxed);
             word != 0 && Breaker::from_word(word).state(0) == State::Gone

@@ -6,7 +6,7 @@
 //! * `frames`: where frames come from; `numa`: on which node they are; `clean`: units whose frames may be taken; `mappings`: room below the kernel's limit on mappings
 //! * `reclaim`, `work`: kswapd and the I/O threads; [`groups`]: what groups of regions may count on
 //! * `base`: units mapped by base pages; `sizes`, `thp`: what decides between those and whole units
-//! * `swap`: pages between memory and swap; `backing`: what happens on the device
+//! * `store`: places in swap, and bytes between them and memory; `swap`: what units have there
 //! * `file`: mapped files, read and written in place of swap
 //! * [`shared`]: memory that several processes of a pool have mapped
 //! * `mover`, `uffd_move`: how units move; `arena`: where frames wait; `table`: what each unit is
@@ -22,7 +22,6 @@
 mod advisor;
 mod arena;
 mod audit;
-mod backing;
 mod base;
 mod call;
 mod careful;
@@ -31,7 +30,6 @@ mod clean;
 pub mod engine;
 mod error;
 mod fault;
-mod faulty;
 mod file;
 mod fork;
 mod frames;
@@ -52,7 +50,6 @@ mod mover;
 mod numa;
 mod pacing;
 mod pagemap;
-mod place;
 pub mod pool;
 mod ranges;
 mod reclaim;
@@ -60,6 +57,7 @@ pub mod shared;
 mod sizes;
 pub mod space;
 mod stack;
+mod store;
 mod storm;
 mod swap;
 mod table;
@@ -68,6 +66,7 @@ mod threads;
 mod track;
 mod uffd_move;
 mod work;
+mod writers;
 mod zero;
 mod zeroed;
 

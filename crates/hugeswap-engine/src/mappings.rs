@@ -102,7 +102,7 @@ impl Engine {
             return false;
         };
         if let Some(place) = w.slot() {
-            self.free_place(w.unit(), place);
+            self.store.free_place(w.unit(), place);
         }
         self.settle_dropped(w, |w| w.with_slot(None).with_kind(Kind::None));
         true

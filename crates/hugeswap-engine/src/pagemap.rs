@@ -106,7 +106,7 @@ impl Engine {
         let (cluster, at) = match w.slot() {
             _ if FilePlace::of(w).is_some() => return swapped,
             Some(SCATTERED) => {
-                let places = self.placing.scatter.of(unit);
+                let places = self.store.scatter.of(unit);
                 match places.and_then(|p| p.get(page)) {
                     Some(single) => (single.cluster, single.at),
                     None => {
@@ -121,7 +121,7 @@ impl Engine {
             None => return swapped,
         };
         let some = self.pool.header().losses.load(Relaxed) > 0;
-        if some && self.is_bad_or_lost(cluster, at..at + 1) {
+        if some && self.pool.is_bad_or_lost(cluster, at..at + 1) {
             return State {
                 categories: of_all | Categories::POISONED,
                 swap: None,

@@ -40,7 +40,7 @@ impl Engine {
         let inside = self.gate.enter_daemon();
         self.pool.follow_areas(self.low_fd, private, true);
         if private {
-            self.batches.open();
+            self.store.batches.open();
         }
         drop(inside);
         for i in 0..2 {
@@ -55,7 +55,7 @@ impl Engine {
         loop {
             if self.stopping.load(Acquire) {
                 let _inside = self.gate.enter_daemon();
-                self.batches.close();
+                self.store.batches.close();
                 return;
             }
             let seen = self.pool.record().kick.load(Acquire);
@@ -429,7 +429,7 @@ impl Engine {
             return false;
         };
         // SAFETY: the place holds a frame that is the caller's.
-        checksum::matches(&self.key, unsafe { self.bytes(at) }, want)
+        checksum::matches(&self.store.key, unsafe { self.bytes(at) }, want)
     }
 
     /// Moves the frame at `place` back to the locked unit it came from, dirty; false, for nothing was gained.
@@ -447,7 +447,7 @@ impl Engine {
             // Its bytes are nowhere else.
             self.pool.count(Counter::Poisoned, 1);
             self.arena.put_free(place);
-            self.lose_place(unit, *w);
+            self.store.lose_place(unit, *w);
             w.settle_as(|w| w.with_slot(None).clear(WRITABLE).with_kind(Kind::Poisoned));
         }
         self.note_resident(unit);
@@ -522,7 +522,7 @@ impl Engine {
     fn tick(&'static self) {
         let sharing = self.sharing.is_used();
         if self.stalled.load(Relaxed) > 0
-            || self.placing.kept.has_children()
+            || self.store.kept.has_children()
             || sharing && self.sharing.is_waited_for()
         {
             self.pool.reap();
@@ -530,13 +530,13 @@ impl Engine {
         if sharing {
             self.carry_on_for_the_dead();
         }
-        if self.placing.kept.has_children() {
-            self.release_kept();
+        if self.store.kept.has_children() {
+            self.store.release_kept();
         }
         self.frame_demand.tick();
         self.call_khugepaged();
         self.call_kcompactd();
-        self.look_again_for_clusters();
+        self.store.look_again_for_clusters();
         self.empty_areas();
         if self.pool.header().creator.load(Relaxed) == process::pid() {
             self.pool.end_emptied_areas();

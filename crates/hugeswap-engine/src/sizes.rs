@@ -8,7 +8,6 @@ use crate::base::Pager;
 use crate::base::record::Record;
 use crate::engine::Engine;
 use crate::lock::Lock;
-use crate::pool::probe::Measured;
 use hugeswap_policy::counters::Counter;
 use hugeswap_policy::gfp::Caller;
 use hugeswap_policy::granularity::{
@@ -42,19 +41,12 @@ const WATCHED: PerSize = PerSize {
     piece: 15_000,
     whole: 10_000,
 };
-/// Where the tracking of devices starts from if they could not be measured: a solid-state disk.
-const DEVICE: PerSize = PerSize {
-    page: 20_000,
-    piece: 40_000,
-    whole: 600_000,
-};
 /// Neighbours that a stream may have reached already.
 const NEIGHBOURS: u32 = 8;
 
 /// See the file's head.
 pub(crate) struct Sizes {
     learning: Lock<Learning>,
-    device: DeviceCost,
     /// Pages evicted so far.
     evicted: AtomicU64,
 }
@@ -68,18 +60,14 @@ struct Learning {
 
 impl Sizes {
     /// Nothing learnt; `seed` is any number that the program does not know. `measured`: what swap cost at first.
-    pub fn new(seed: u64, measured: Option<Measured>) -> Sizes {
-        let Measured { r#in, out } = measured.unwrap_or(Measured {
-            r#in: DEVICE,
-            out: DEVICE,
-        });
+    pub fn new(seed: u64, device: &DeviceCost) -> Sizes {
+        let r#in = device.per_size(Direction::In);
         Sizes {
             learning: Lock::new(Learning {
                 granularity: Granularity::new(seed),
                 price: MemoryPrice::new(u64::from(r#in.page.saturating_add(CPU.page))),
                 fill: r#in.whole.saturating_add(CPU.whole),
             }),
-            device: DeviceCost::new(r#in, out),
             evicted: AtomicU64::new(0),
         }
     }
@@ -95,19 +83,9 @@ impl Sizes {
         self.evicted.load(Relaxed)
     }
 
-    /// A transfer of `pages` took `ns`.
-    pub fn observe(&self, direction: Direction, pages: usize, ns: u64) {
-        let size = match pages as u64 {
-            1 => Size::Page,
-            16 => Size::Piece,
-            UNIT_PAGES => Size::Whole,
-            _ => return,
-        };
-        self.device.observe(direction, size, ns);
-        if (direction, size) == (Direction::Out, Size::Whole) {
-            let ns = self.device.per_size(direction).whole;
-            self.learning.lock().price.on_written(ns.into());
-        }
+    /// A unit was written to swap, as a whole; `ns`: what that costs now.
+    pub fn note_written(&self, ns: u32) {
+        self.learning.lock().price.on_written(ns.into());
     }
 }
 
@@ -152,7 +130,7 @@ impl Engine {
         let costs = if watched {
             Costs::resident(WATCHED, memory)
         } else {
-            Costs::new(&self.sizes.device, self.cpu(), learning.fill, memory)
+            Costs::new(&self.store.cost, self.cpu(), learning.fill, memory)
         };
         let d = learning
             .granularity
@@ -276,7 +254,7 @@ impl Engine {
         }
         let record = self.base.records.of(unit);
         let mut learning = self.sizes.learning.lock();
-        let costs = Costs::new(&self.sizes.device, self.cpu(), learning.fill, 0);
+        let costs = Costs::new(&self.store.cost, self.cpu(), learning.fill, 0);
         let (admitted, history) = learning.granularity.admits_ahead(
             &costs,
             Reason::Stream,
@@ -308,7 +286,7 @@ impl Engine {
         record.came_at.store(clock + n, Relaxed);
         let mut learning = self.sizes.learning.lock();
         let price = learning.price.price();
-        let costs = Costs::new(&self.sizes.device, self.cpu(), learning.fill, price);
+        let costs = Costs::new(&self.store.cost, self.cpu(), learning.fill, price);
         let (history, density) =
             learning
                 .granularity

@@ -2,15 +2,16 @@
 
 use crate::checksum::{self, UnitSums};
 use crate::engine::{Engine, Job};
-use crate::swap::initialise::{self, Ahead};
+use crate::store::initialise::{self, Ahead};
 use crate::table::{Locked, NO_FRAME};
 use hugeswap_policy::UNIT_PAGES;
 use hugeswap_policy::counters::Counter;
 use hugeswap_policy::file::FilePlace;
+use hugeswap_policy::granularity::Direction;
 use hugeswap_policy::knobs::Knob;
 use hugeswap_policy::unit::{CLEAN, Kind, READAHEAD, WRITABLE, WRITEBACK, Word};
 use hugeswap_sys::{Errno, futex};
-use std::sync::atomic::Ordering::{Acquire, Relaxed, Release};
+use std::sync::atomic::Ordering::{Acquire, Release};
 
 /// Without work an I/O thread looks again after so long.
 const IDLE_NS: u64 = 500_000_000;
@@ -48,14 +49,22 @@ impl Engine {
     /// Nothing is to be read or written: prepares for what will be. `None`: something was done; else when to look again, nanoseconds.
     fn prepare_some(&self) -> Option<u64> {
         let _inside = self.gate.enter_daemon();
-        if self.grow_ahead() {
+        if self.store.grow_ahead() {
             return None;
         }
-        match self.initialise_ahead() {
+        match self.store.initialise_ahead(|| self.is_idle()) {
             Ahead::Done => None,
             Ahead::Later => Some(initialise::QUIET_NS),
             Ahead::Nothing => Some(IDLE_NS),
         }
+    }
+
+    /// Is nothing read or written, or waited for?
+    fn is_idle(&self) -> bool {
+        self.reads.is_empty()
+            && self.writes.is_empty()
+            && self.inflight_writes.load(Acquire) == 0
+            && !self.somebody_waits()
     }
 
     /// [`Engine::write_some`] for a thread that is inside the gate (which is not entered twice: a
@@ -147,8 +156,8 @@ impl Engine {
             self.note_unit_lost(unit, *w);
         }
         match w.slot() {
-            Some(slot) if !of_file => self.free_place(unit, slot),
-            _ => self.lose_place(unit, *w),
+            Some(slot) if !of_file => self.store.free_place(unit, slot),
+            _ => self.store.lose_place(unit, *w),
         }
         w.settle_as(|w| w.with_slot(None).clear(READAHEAD).with_kind(Kind::Poisoned));
     }
@@ -180,13 +189,13 @@ impl Engine {
         let old = self.table.load(unit).slot();
         // Also while reads are not verified: they may be again before this is read.
         let mut sum = [0; UNIT_PAGES as usize];
-        checksum::fill(&self.key, bytes, &mut sum);
+        checksum::fill(&self.store.key, bytes, &mut sum);
         let sums = self.pool.slot_sums();
         let unchanged = |slot: u64| {
             let known = sums.get(slot as usize);
             self.pool.knob(Knob::CleanDrop) != 0
                 && known.is_some_and(|k| checksum::equal(k, &sum))
-                && !self.is_bad(slot, 0..UNIT_PAGES as usize)
+                && !self.pool.is_bad(slot, 0..UNIT_PAGES as usize)
         };
         let (slot, written, touched) = match old {
             Some(s) if unchanged(s) => {
@@ -203,17 +212,17 @@ impl Engine {
         if let Some(o) = old
             && slot != old
         {
-            self.free_place(unit, o);
+            self.store.free_place(unit, o);
         }
         if written
             && w.has(WRITABLE)
             && let Some(s) = slot
             && touched
-            && self.owns_slot(s)
+            && self.pool.owns_slot(s)
         {
             // Changed while it was being written: what is on the device is neither the old nor the
             // new. (A slot left alone still holds what it did, and a forked child may need it.)
-            self.forget_stored(s, 0..UNIT_PAGES as usize);
+            self.store.forget_stored(s, 0..UNIT_PAGES as usize);
         }
         self.end_write_out(w, written);
         true
@@ -239,43 +248,35 @@ impl Engine {
 
     /// Writes to the unit's own slot, or to a new one; the slot written, or `None` if none would take it.
     fn write_somewhere(&self, old: Option<u64>, at: usize, sum: &UnitSums) -> Option<u64> {
+        let store = &self.store;
         // A forked child may still read the old slot.
-        let own = old.filter(|&s| self.may_overwrite_cluster(s) && !self.avoids(s));
-        if let Some(slot) = own
-            && self.write_slot(slot, at, sum).is_ok()
-        {
-            self.swap_full.store(false, Relaxed);
-            return Some(slot);
-        }
-        // Areas that did not take it.
-        let mut failed = 0;
-        for _ in 0..4 {
-            let Some(slot) = self.claim_cluster_but(failed) else {
-                break;
-            };
-            if self.write_slot(slot, at, sum).is_ok() {
-                self.swap_full.store(false, Relaxed);
-                return Some(slot);
+        let own = old.filter(|&s| store.may_overwrite_cluster(s) && !self.pool.avoids(s));
+        let release = |cluster| {
+            if own != Some(cluster) {
+                store.release_cluster(cluster);
             }
-            self.release_cluster(slot);
-            failed |= self.pool.locate(slot).map_or(0, |(area, _)| 1 << area);
+        };
+        let claim = |failed| store.claim_cluster_but(failed);
+        let written = store.write_unit(own, claim, release, at, sum);
+        self.note_unit_written(written.is_some());
+        if written.is_some() {
+            let huge = self.is_huge(at).unwrap_or(true);
+            let counter = match huge {
+                true => Counter::ThpSwpOut,
+                false => Counter::ThpSwpOutFallback,
+            };
+            self.pool.count(counter, 1);
         }
-        self.swap_full.store(true, Relaxed);
-        self.rest_a_moment();
-        None
+        written
     }
 
-    fn write_slot(&self, slot: u64, at: usize, sum: &UnitSums) -> Result<(), Errno> {
-        self.swap_write(slot, 0..UNIT_PAGES as usize, at, sum, false)?;
-        let huge = self.is_huge(at).unwrap_or(true);
-        self.pool.count(
-            if huge {
-                Counter::ThpSwpOut
-            } else {
-                Counter::ThpSwpOutFallback
-            },
-            1,
-        );
-        Ok(())
+    /// A unit was written to swap as a whole, or could not be.
+    pub(crate) fn note_unit_written(&self, written: bool) {
+        if written {
+            let costs = self.store.cost.per_size(Direction::Out);
+            self.sizes.note_written(costs.whole);
+        } else {
+            self.rest_a_moment();
+        }
     }
 }

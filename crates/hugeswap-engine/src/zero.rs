@@ -46,7 +46,7 @@ impl Engine {
                 self.note_left(unit, Held::Zeros);
                 w.set_frame(NO_FRAME);
                 if let Some(s) = w.slot() {
-                    self.free_place(unit, s);
+                    self.store.free_place(unit, s);
                 }
                 let gone = CLEAN | WATCHED | WRITABLE | READAHEAD;
                 w.settle_as(|w| w.with_slot(None).clear(gone).with_kind(Kind::None));

@@ -120,7 +120,7 @@ impl Engine {
             return false;
         }
         if let Some(s) = w.slot() {
-            self.free_place(w.unit(), s);
+            self.store.free_place(w.unit(), s);
             w.change(|w| w.with_slot(None));
         }
         true
@@ -217,7 +217,7 @@ impl Engine {
             (true, false) => w.with_slot(None).with_kind(Kind::None),
             (false, _) => {
                 be_bereft(Bereft::NotWritten);
-                self.lose_place(unit, w);
+                self.store.lose_place(unit, w);
                 w.with_slot(None).with_kind(Kind::Poisoned)
             }
         }

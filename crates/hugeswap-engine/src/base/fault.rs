@@ -123,7 +123,7 @@ impl Engine {
     pub(super) fn note_stored(&self, unit: u32, w: Word, record: &Record) {
         record.all_stored();
         if w.is_scattered() {
-            let places = self.placing.scatter.of(unit);
+            let places = self.store.scatter.of(unit);
             for p in (0..UNIT_PAGES as usize).filter(|&p| places.is_none_or(|s| s.get(p).is_none()))
             {
                 record.stored.put(p..p + 1, false);

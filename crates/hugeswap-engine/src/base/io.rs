@@ -1,9 +1,9 @@
 //! Pages of a slot: read and verified, written and summed.
 
 use super::{BUFFER, PAGE, Pager, pieces, record::Bits, record::Record};
-use crate::checksum::{self, UnitSums};
+use crate::checksum;
 use crate::engine::Engine;
-use crate::swap::batch::{self, Run};
+use crate::store::batch::{self, Run};
 use crate::table::Locked;
 use hugeswap_policy::UNIT_PAGES;
 use hugeswap_policy::counters::Counter;
@@ -13,40 +13,10 @@ use hugeswap_policy::unit::{MAY_WRITE, SCATTERED, Word};
 use hugeswap_sys::Errno;
 use std::ops::Range;
 use std::sync::atomic::AtomicU64;
-use std::sync::atomic::Ordering::Relaxed;
 
 const PAGES: usize = UNIT_PAGES as usize;
 
 impl Engine {
-    /// Reads pages of a slot to `to` and verifies them.
-    pub(crate) fn read_pages(
-        &self,
-        slot: u64,
-        pages: Range<usize>,
-        to: usize,
-    ) -> Result<(), Errno> {
-        let count = pages.len() as u64;
-        // Program threads come here.
-        self.swap_read(slot, pages, to, true)?;
-        self.pool.count(Counter::PswpIn, count);
-        Ok(())
-    }
-
-    /// Writes pages to a slot of this process's own from `from`, where nobody changes them.
-    pub(crate) fn write_pages(
-        &self,
-        slot: u64,
-        pages: Range<usize>,
-        from: usize,
-    ) -> Result<(), Errno> {
-        // SAFETY: the caller's memory.
-        let bytes = unsafe { std::slice::from_raw_parts(from as *const u8, pages.len() * PAGE) };
-        let mut sums: UnitSums = [0; PAGES];
-        checksum::fill(&self.key, bytes, &mut sums);
-        // Program threads come here too (forks, moves).
-        self.swap_write(slot, pages, from, &sums, true)
-    }
-
     /// Writes the dirty pages of a locked unit, which are write-protected, to its place in swap; to a new one if it has
     /// none or a forked child may read it. Was all written?
     pub(super) fn write_dirty(&self, w: &mut Locked<'_>, record: &Record) -> bool {
@@ -74,7 +44,7 @@ impl Engine {
         if done {
             // (If not: what could not be written is not compared with what is stored in its place, which may be bad.)
             record.changed.join(&written);
-            self.swap_full.store(false, Relaxed);
+            self.store.note_full(false);
         }
         done
     }
@@ -112,7 +82,7 @@ impl Engine {
             // SAFETY: a dirty page is in memory, readable and write-protected.
             let bytes =
                 unsafe { std::slice::from_raw_parts((at + page * PAGE) as *const u8, PAGE) };
-            if checksum::matches(&self.key, bytes, std::slice::from_ref(sum)) {
+            if checksum::matches(&self.store.key, bytes, std::slice::from_ref(sum)) {
                 record.dirty.put(page..page + 1, false);
                 record.changed.put(page..page + 1, false);
                 unchanged += 1;
@@ -157,7 +127,7 @@ impl Engine {
             if n == 0 {
                 return true;
             }
-            let done = self.write_runs(&runs[..n]);
+            let done = self.store.write_runs(&runs[..n]);
             for (k, run) in runs[..n].iter().enumerate() {
                 let written = done >> k & 1 == 1;
                 // What the slot held of those that failed may be gone; memory has them.
@@ -185,7 +155,11 @@ impl Engine {
         while let Some(run) = record.stored.run(next, PAGES, false) {
             let part = run.start..run.end.min(run.start + BUFFER / PAGE);
             next = part.end;
-            if self.write_pages(slot, part.clone(), buffer.addr()).is_err() {
+            if self
+                .store
+                .write_pages(slot, part.clone(), buffer.addr())
+                .is_err()
+            {
                 return false;
             }
             record.stored.put(part, true);
@@ -204,11 +178,12 @@ impl Engine {
                 continue;
             }
             // A page that is dirty is read too: it was stored, and is overwritten next.
-            let copied = if self.is_bad_or_lost(from, part.clone()) {
+            let copied = if self.pool.is_bad_or_lost(from, part.clone()) {
                 self.copy_what_is_left(from, to, part, record, buffer.addr())
             } else {
-                self.read_pages(from, part.clone(), buffer.addr())
-                    .and_then(|()| self.write_pages(to, part, buffer.addr()))
+                self.store
+                    .read_pages(from, part.clone(), buffer.addr())
+                    .and_then(|()| self.store.write_pages(to, part, buffer.addr()))
             };
             if copied.is_err() {
                 return false;
@@ -246,12 +221,12 @@ impl Engine {
                 self.make_page_dirty(record, page);
                 continue;
             }
-            match self.read_pages(from, one.clone(), buffer) {
-                Ok(()) => self.write_pages(to, one, buffer)?,
-                Err(Errno::EIO) if self.is_bad_or_lost(from, one.clone()) => {
+            match self.store.read_pages(from, one.clone(), buffer) {
+                Ok(()) => self.store.write_pages(to, one, buffer)?,
+                Err(Errno::EIO) if self.pool.is_bad_or_lost(from, one.clone()) => {
                     // What somebody else had there, who is gone, would be read as ours.
-                    self.forget_stored(to, one);
-                    self.note_lost(to, page);
+                    self.store.forget_stored(to, one);
+                    self.pool.note_lost(to, page);
                 }
                 Err(e) => return Err(e),
             }

@@ -3,7 +3,7 @@
 //! A touch of an absent page is a fault, which installs it read-only, so that a page that was only read is dropped without a
 //! write. How that is done is the [`pager`]'s: with userfaultfd, or, where that is refused, in pieces of 64 KiB by mremap. What each page is stands in its
 //! unit's [`record::Record`]. In swap a unit has a slot of 2 MiB, each page at its own offset in it, whether it is
-//! base-mapped or whole; or it is scattered over single slots ([`crate::place`]).
+//! base-mapped or whole; or it is scattered over single slots ([`crate::store`]).
 //!
 //! * `fault`: pages brought in; `evict`: pages written and dropped; `whole`: the ways to and from huge pages
 //! * `tracked`: a unit in memory whose pages are to be told apart
@@ -26,6 +26,7 @@ mod whole;
 
 use crate::engine::Engine;
 use crate::pool::FaultMode;
+pub(crate) use crate::store::BUFFER;
 use crate::zeroed::Zeroed;
 use hugeswap_policy::UNIT_PAGES;
 use hugeswap_policy::frames::{self, Credits, Sources};
@@ -38,8 +39,6 @@ use std::sync::atomic::{AtomicBool, AtomicI32, AtomicU32, AtomicU64};
 pub(crate) use tracked::Split;
 
 pub(crate) const PAGE: usize = 4096;
-/// Size of a buffer that pages pass through on their way in.
-pub(crate) const BUFFER: usize = 64 << 10;
 const BUFFERS: usize = 32;
 
 /// What an engine keeps for its base-mapped units.

@@ -7,8 +7,8 @@
 use super::record::Record;
 use super::{BUFFER, PAGE};
 use crate::engine::Engine;
-use crate::place::scatter::{CLUSTERS, Places, Single};
-use crate::swap::batch::{self, Run};
+use crate::store::batch::{self, Run};
+use crate::store::scatter::{CLUSTERS, Places, Single};
 use crate::table::Locked;
 use hugeswap_policy::UNIT_PAGES;
 use hugeswap_policy::unit::{SCATTERED, Word};
@@ -27,8 +27,8 @@ impl Engine {
     /// others. False, and nothing has changed: there is no such place.
     pub(super) fn place_for_dirty(&self, w: &mut Locked<'_>, record: &Record) -> bool {
         let unit = w.unit();
-        let scattered = || self.placing.scatter.open(unit).map(|_| SCATTERED);
-        let whole = || self.claim_cluster();
+        let scattered = || self.store.scatter.open(unit).map(|_| SCATTERED);
+        let whole = || self.store.claim_cluster();
         let new = match w.slot() {
             Some(SCATTERED) => {
                 let new = |p: &usize| record.dirty.get(*p) && !record.stored.get(*p);
@@ -40,22 +40,22 @@ impl Engine {
             }
             None if record.dirty.count() <= FEW => scattered().or_else(whole),
             None => whole().or_else(scattered),
-            Some(own) if self.may_overwrite_cluster(own) => {
-                if self.avoids(own) {
+            Some(own) if self.store.may_overwrite_cluster(own) => {
+                if self.pool.avoids(own) {
                     // What is stored there can perhaps not be moved, but what is dirty can go elsewhere.
                     self.split_place(w, record);
                 }
                 return true;
             }
             Some(old) => {
-                let Some(new) = self.claim_cluster() else {
+                let Some(new) = self.store.claim_cluster() else {
                     return self.split_place(w, record);
                 };
                 if !self.copy_slot(old, new, record) {
-                    self.release_cluster(new);
+                    self.store.release_cluster(new);
                     return false;
                 }
-                self.free_cluster(old);
+                self.store.free_cluster(old);
                 Some(new)
             }
         };
@@ -70,11 +70,11 @@ impl Engine {
     pub(crate) fn split_place(&self, w: &mut Locked<'_>, record: &Record) -> bool {
         let (Some(cluster), Some(places)) = (
             w.slot().filter(|&s| s < CLUSTERS),
-            self.placing.scatter.open(w.unit()),
+            self.store.scatter.open(w.unit()),
         ) else {
             return false;
         };
-        let owned = self.owns_slot(cluster);
+        let owned = self.pool.owns_slot(cluster);
         if owned && !self.pool.clusters(self.pool.me()).split(cluster as usize) {
             return false;
         }
@@ -84,7 +84,7 @@ impl Engine {
         let mut next = 0;
         while let Some(hole) = record.stored.run(next, PAGES, false) {
             next = hole.end;
-            self.free_singles(cluster, hole);
+            self.store.free_singles(cluster, hole);
         }
         w.change(|w| w.with_slot(Some(SCATTERED)));
         true
@@ -100,7 +100,7 @@ impl Engine {
             return true;
         }
         // A relative may read as bytes what is a hole by now, if it was stored when they parted.
-        let ours = self.owns_slot(cluster) && !self.placing.kept.may_be_read(cluster);
+        let ours = self.pool.owns_slot(cluster) && !self.store.kept.may_be_read(cluster);
         ours && self.write_holes(**w, record) || self.split_place(w, record)
     }
 
@@ -109,15 +109,15 @@ impl Engine {
     pub(super) fn give_up_slots(&self, w: &mut Locked<'_>, record: &Record, pages: Range<usize>) {
         match w.slot() {
             Some(SCATTERED) => {
-                if let Some(places) = self.placing.scatter.of(w.unit()) {
-                    self.free_pages(places, pages);
+                if let Some(places) = self.store.scatter.of(w.unit()) {
+                    self.store.free_pages(places, pages);
                 }
             }
             Some(cluster) if !record.stored.any() => {
-                self.free_cluster(cluster);
+                self.store.free_cluster(cluster);
                 w.change(|w| w.with_slot(None));
             }
-            Some(own) if record.stored.count() <= FEW && self.owns_slot(own) => {
+            Some(own) if record.stored.count() <= FEW && self.pool.owns_slot(own) => {
                 self.split_place(w, record);
             }
             _ => {}
@@ -126,8 +126,8 @@ impl Engine {
 
     /// A cluster of a scattered unit's own, holding what is stored of it and not dirty. `None`: there is none, and nothing has changed.
     fn gather_in_cluster(&self, unit: u32, w: Word, record: &Record) -> Option<u64> {
-        let places = self.placing.scatter.of(unit)?;
-        let cluster = self.claim_cluster()?;
+        let places = self.store.scatter.of(unit)?;
+        let cluster = self.store.claim_cluster()?;
         // What is in memory is written from there, with the dirty pages.
         let mut next = 0;
         while let Some(run) = record.present.run(next, PAGES, true) {
@@ -151,10 +151,10 @@ impl Engine {
             if !dirty
                 && self
                     .read_stored(unit, w, part.clone(), buffer.addr())
-                    .and_then(|()| self.write_pages(cluster, part, buffer.addr()))
+                    .and_then(|()| self.store.write_pages(cluster, part, buffer.addr()))
                     .is_err()
             {
-                self.release_cluster(cluster);
+                self.store.release_cluster(cluster);
                 return None;
             }
         }
@@ -163,21 +163,21 @@ impl Engine {
             next = run.end;
             record.stored.put(run, false);
         }
-        self.free_pages(places, 0..PAGES);
+        self.store.free_pages(places, 0..PAGES);
         Some(cluster)
     }
 
     /// Writes the dirty pages of a scattered unit: over what its slots hold, where that may be, else to new ones. False if
     /// not all could be written.
     pub(super) fn write_scattered(&self, unit: u32, record: &Record) -> bool {
-        let Some(places) = self.placing.scatter.of(unit) else {
+        let Some(places) = self.store.scatter.of(unit) else {
             return false;
         };
         let at = self.table.addr(unit);
         let mine = |p: usize| {
             places
                 .get(p)
-                .filter(|&s| self.may_overwrite(s) && !self.avoids(s.cluster))
+                .filter(|&s| self.store.may_overwrite(s) && !self.pool.avoids(s.cluster))
         };
         // Those that go to new slots, gathered so that few writes take many.
         let mut moving = [0u16; AT_ONCE];
@@ -233,7 +233,7 @@ impl Engine {
         runs: &[Run],
         first: &[usize],
     ) -> bool {
-        let done = self.write_runs(runs);
+        let done = self.store.write_runs(runs);
         for (k, (run, &first)) in runs.iter().zip(first).enumerate() {
             let pages = first..first + run.pages.len();
             if done >> k & 1 == 1 {
@@ -241,7 +241,7 @@ impl Engine {
             } else {
                 // As where a unit has a cluster: what the slots held may be gone.
                 record.stored.put(pages.clone(), false);
-                self.free_pages(places, pages);
+                self.store.free_pages(places, pages);
             }
         }
         done.count_ones() as usize == runs.len()
@@ -261,18 +261,22 @@ impl Engine {
         }
         let mut done = 0;
         while let Some(rest) = pages.get(done..).filter(|r| !r.is_empty()) {
-            let Some((cluster, slots)) = self.claim_singles(rest.len()) else {
+            let Some((cluster, slots)) = self.store.claim_singles(rest.len()) else {
                 return false;
             };
             let from = buffer.addr() + done * PAGE;
-            if self.write_pages(cluster, slots.clone(), from).is_err() {
-                self.release_singles(cluster, slots);
+            if self
+                .store
+                .write_pages(cluster, slots.clone(), from)
+                .is_err()
+            {
+                self.store.release_singles(cluster, slots);
                 return false;
             }
             done += slots.len();
             for (&p, at) in rest.iter().zip(slots) {
                 let p = usize::from(p);
-                self.free_pages(places, p..p + 1);
+                self.store.free_pages(places, p..p + 1);
                 places.put(p, Some(Single { cluster, at }));
                 record.stored.put(p..p + 1, true);
                 record.dirty.put(p..p + 1, false);

@@ -82,7 +82,7 @@ impl Engine {
             self.table.wait_change(unit, seen);
             return None;
         }
-        if !w.has(UNCHARGED) && !self.placing.kept.has_children() {
+        if !w.has(UNCHARGED) && !self.store.kept.has_children() {
             if self.mover().arrives_clean() && self.tracks_pages(unit) {
                 w.settle_as(|w| w.clear(COW));
                 return None;

@@ -172,6 +172,6 @@ impl Engine {
     /// Reads a slot to `at` (a place of the arena) and verifies it. `doubt`: the caller is a program
     /// thread, whose descriptor table is the program's to change.
     pub(crate) fn read_slot(&self, slot: u64, at: usize, doubt: bool) -> Result<(), Errno> {
-        self.swap_read(slot, 0..UNIT_PAGES as usize, at, doubt)
+        self.store.read(slot, 0..UNIT_PAGES as usize, at, doubt)
     }
 }

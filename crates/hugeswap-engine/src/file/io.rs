@@ -7,10 +7,11 @@
 //! The rules of the fault path hold for what reads.
 
 use super::{Mapping, PAGE};
-use crate::backing::Transfer;
 use crate::base::record::Record;
 use crate::checksum::{self, UnitSums};
 use crate::engine::{Engine, UNIT};
+use crate::store::backing::Transfer;
+use crate::store::may_try_again;
 use hugeswap_policy::counters::Counter;
 use hugeswap_policy::file::FilePlace;
 use hugeswap_policy::granularity::Direction;
@@ -79,11 +80,11 @@ impl Engine {
         pages: Range<usize>,
         to: usize,
     ) -> Result<()> {
-        let operation = self.backing.operation();
+        let operation = self.store.backing.operation();
         let mut attempt = 0;
         loop {
             match self.read_file_once(place, pages.clone(), to, (operation, attempt)) {
-                Err(Errno::EIO) if self.may_try_again(attempt) => attempt += 1,
+                Err(Errno::EIO) if may_try_again(attempt) => attempt += 1,
                 Err(Errno::ENXIO) => {
                     self.pool.count(Counter::FileReadError, 1);
                     return Err(Errno::EIO);
@@ -128,13 +129,13 @@ impl Engine {
             attempt,
         };
         // SAFETY: the caller's memory.
-        let got = unsafe { self.backing.carry_out(self, &transfer) }?.bytes;
+        let got = unsafe { self.store.backing.carry_out(&self.pool, &transfer) }?.bytes;
         if got < there {
             // It was cut off meanwhile.
             return Err(Errno::ENXIO);
         }
         let had = got.min(wanted);
-        self.sizes
+        self.store
             .observe(Direction::In, pages.len(), now_ns().saturating_sub(start));
         if m.direct.load(Relaxed) == 0 && ask > 0 {
             fs::forget_cached(fd, e.from, ask as u64);
@@ -151,7 +152,7 @@ impl Engine {
         self.read_file_pages(place, 0..PAGES, at)?;
         if !self.mover().arrives_clean() && self.table.load(unit).has(MAY_WRITE) {
             // SAFETY: the frame was just filled and is the caller's.
-            let sum = checksum::whole(&self.key, unsafe { self.bytes(at) });
+            let sum = checksum::whole(&self.store.key, unsafe { self.bytes(at) });
             self.files.sums[unit as usize].store(sum, Relaxed);
         }
         Ok(())
@@ -164,11 +165,11 @@ impl Engine {
         if m.writes.load(Relaxed) == 0 {
             return Ok(());
         }
-        let operation = self.backing.operation();
+        let operation = self.store.backing.operation();
         let mut attempt = 0;
         let result = loop {
             match self.write_file_once(place, pages.clone(), from, (operation, attempt)) {
-                Err(Errno::EIO) if self.may_try_again(attempt) => attempt += 1,
+                Err(Errno::EIO) if may_try_again(attempt) => attempt += 1,
                 result => break result,
             }
         };
@@ -213,7 +214,7 @@ impl Engine {
                 attempt,
             };
             // SAFETY: the caller's memory.
-            unsafe { self.backing.carry_out(self, &transfer) }
+            unsafe { self.store.backing.carry_out(&self.pool, &transfer) }
         };
         if body > 0 {
             write(fd, from, body, e.from)?;
@@ -225,7 +226,7 @@ impl Engine {
             fs::forget_cached(tail_fd, at, PAGE);
         }
         let took = now_ns().saturating_sub(start);
-        self.sizes.observe(Direction::Out, pages.len(), took);
+        self.store.observe(Direction::Out, pages.len(), took);
         if m.direct.load(Relaxed) == 0 && wanted > 0 {
             // It begins to be written; the next call of this kind finds it clean.
             fs::forget_cached(fd, e.from, wanted as u64);
@@ -244,7 +245,7 @@ impl Engine {
             0
         } else {
             // SAFETY: the caller's promise.
-            checksum::whole(&self.key, unsafe { self.bytes(at) })
+            checksum::whole(&self.store.key, unsafe { self.bytes(at) })
         };
         if sum != 0 && sum == known.load(Relaxed) && self.pool.knob(Knob::CleanDrop) != 0 {
             self.pool.count(Counter::CleanDrop, 1);
@@ -300,7 +301,7 @@ impl Engine {
         }
         let want = self.files.sums[unit as usize].load(Relaxed);
         // SAFETY: the place holds a frame that is the caller's.
-        want != 0 && checksum::whole(&self.key, unsafe { self.bytes(at) }) == want
+        want != 0 && checksum::whole(&self.store.key, unsafe { self.bytes(at) }) == want
     }
 
     /// Message mode: access to a unit that [`Engine::fence`] has made read-only, so that memory can be moved to it or from it.

@@ -10,7 +10,7 @@
 
 use super::losses::{KEPT, LossEntry};
 use crate::checksum::Sums;
-use crate::swap::seal::Seals;
+use crate::store::seal::Seals;
 use hugeswap_policy::advisor;
 use hugeswap_policy::counters::{Counter, FaultClass};
 use hugeswap_policy::histogram;
@@ -288,7 +288,7 @@ pub struct Header {
     pub key: [AtomicU64; 4],
     /// Number + 1 of the descriptor of the key that swap is encrypted with, in the process that made the pool; 0: it is not.
     pub key_fd: AtomicI32,
-    /// Writers that have numbered what they encrypt: see [`crate::swap::seal::Nonces`].
+    /// Writers that have numbered what they encrypt: see [`crate::store::seal::Nonces`].
     pub writers: AtomicU32,
     /// Bytes of swap that are never used again: see `swap::quarantine`.
     pub bad_bytes: AtomicU64,

@@ -8,7 +8,7 @@ use hugeswap_policy::counters::Counter;
 use hugeswap_sys::futex;
 use std::ops::Deref;
 use std::sync::atomic::AtomicUsize;
-use std::sync::atomic::Ordering::{Relaxed, Release};
+use std::sync::atomic::Ordering::{Acquire, Relaxed, Release};
 
 /// See the file's head. Shared by all threads.
 pub struct Member {
@@ -41,6 +41,14 @@ impl Member {
     /// Adds to a counter of this process.
     pub fn count(&self, c: Counter, n: u64) {
         self.pool.count(self.me(), c, n);
+    }
+
+    /// Is the cluster this process's own, whole or split, to free?
+    pub(crate) fn owns_slot(&self, cluster: u64) -> bool {
+        self.pool
+            .slot_words()
+            .get(cluster as usize)
+            .is_some_and(|w| (w.load(Acquire) >> 16) as usize == self.me() + 1)
     }
 
     /// Wakes this process's kswapd.

@@ -37,7 +37,7 @@ pub use swap::SwapSpec;
 
 use crate::checksum::Sums;
 use crate::lock::Lock;
-use crate::swap::seal::{Cipher, Seals};
+use crate::store::seal::{Cipher, Seals};
 use hugeswap_policy::counters::Counter;
 use hugeswap_policy::knobs::Knob;
 use hugeswap_policy::slots::split::{Clusters, MAP_WORDS};

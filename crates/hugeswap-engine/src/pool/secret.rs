@@ -5,7 +5,7 @@
 //! again. Programs that do not join inherit nothing: the descriptor is closed on exec.
 
 use super::PoolError;
-use crate::swap::seal::Cipher;
+use crate::store::seal::Cipher;
 use hugeswap_sys::{Errno, fs, mm, process};
 use std::sync::atomic::Ordering::{Acquire, Relaxed, Release};
 use std::sync::atomic::{AtomicI32, AtomicU8, AtomicU64};

@@ -249,7 +249,7 @@ impl Engine {
             }
             let may = self.without_contents(unit, *w);
             if let Some(s) = w.slot() {
-                self.free_place(unit, s);
+                self.store.free_place(unit, s);
             }
             let mut lru = self.lru.lock();
             lru.forget(unit);
@@ -313,7 +313,7 @@ impl Engine {
             self.forget_file_unit(unit);
         }
         if let Some(place) = w.slot().filter(|_| new.slot().is_none()) {
-            self.free_place(unit, place);
+            self.store.free_place(unit, place);
         }
         let kept = new == *w;
         w.settle_as(|_| new);

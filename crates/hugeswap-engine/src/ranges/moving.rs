@@ -86,7 +86,7 @@ impl Engine {
             || d.kind() != Kind::None
             || self.files.of(unit).is_some()
             || w.pins() > 0
-            || w.is_scattered() && self.placing.scatter.open(dest).is_none()
+            || w.is_scattered() && self.store.scatter.open(dest).is_none()
         {
             w.settle();
             d.settle();
@@ -114,7 +114,7 @@ impl Engine {
             }
         }
         if w.is_scattered() {
-            self.move_places(unit, dest);
+            self.store.move_places(unit, dest);
         }
         d.set_frame(w.frame());
         let numa = &self.arena.numa;

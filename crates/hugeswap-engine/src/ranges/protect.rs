@@ -136,7 +136,7 @@ impl Engine {
                 Kind::Foreign if w.slot().is_some() => {
                     let w = self.lock_settled(unit);
                     if let Some(slot) = w.slot().filter(|_| w.kind() == Kind::Foreign) {
-                        self.free_place(unit, slot);
+                        self.store.free_place(unit, slot);
                         w.settle_as(|w| w.with_slot(None));
                     } else {
                         w.settle();
@@ -206,7 +206,7 @@ impl Engine {
                 return Err(Errno::ENOMEM);
             }
             if let Some(s) = w.slot() {
-                self.free_place(unit, s);
+                self.store.free_place(unit, s);
             }
             self.has_foreign.store(true, Relaxed);
             w.settle_as(|_| Word(0).with_kind(Kind::Foreign));

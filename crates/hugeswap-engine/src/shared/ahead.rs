@@ -145,7 +145,8 @@ impl Engine {
             return unlock(cell, w);
         }
         let read = w.slot().is_some_and(|cluster| {
-            self.swap_read_until(cluster, 0..PAGES, buffer.at, false, |_| false)
+            self.store
+                .read_until(cluster, 0..PAGES, buffer.at, false, |_| false)
                 .is_ok()
         });
         if !read {

@@ -163,7 +163,7 @@ impl Engine {
     /// What was in hand is free.
     pub(super) fn drop_in_hand(&self, which: usize, cluster: u64) {
         if slots::is_shared(self.pool.slot_words(), cluster as usize) {
-            self.forget_stored(cluster, 0..PAGES);
+            self.store.forget_stored(cluster, 0..PAGES);
             slots::release_shared(self.pool.slot_words(), cluster as usize);
         }
         self.in_hand(which, None);
@@ -227,7 +227,7 @@ impl Engine {
             return Ok(memory);
         }
         let mut sums = [0; PAGES];
-        checksum::fill(&self.key, bytes, &mut sums);
+        checksum::fill(&self.store.key, bytes, &mut sums);
         let out = |slot: Option<u64>| {
             move |w: Word| {
                 let w = w.with_kind(Kind::Swapped).locked(Op::Punch, w.owner());
@@ -239,7 +239,7 @@ impl Engine {
         let known = |c: &u64| {
             let known = self.pool.slot_sums().get(*c as usize);
             known.is_some_and(|k| checksum::equal(k, &sums))
-                && !self.is_bad(*c, 0..PAGES)
+                && !self.pool.is_bad(*c, 0..PAGES)
                 && !self.pool.is_draining(*c)
         };
         if old.as_ref().is_some_and(known) {
@@ -271,40 +271,27 @@ impl Engine {
 
     /// Writes a unit to the cluster in hand, if there is one and it takes it, or to a new one, which is in hand then.
     fn write_shared(&self, old: Option<u64>, from: usize, sums: &[u64]) -> Option<u64> {
-        let mut failed = 0;
-        let mut next = old.filter(|&c| !self.avoids(c) && !self.pool.is_draining(c));
-        if let Some(c) = old.filter(|_| next.is_none()) {
+        let own = old.filter(|&c| !self.pool.avoids(c) && !self.pool.is_draining(c));
+        if let Some(c) = old.filter(|_| own.is_none()) {
             self.drop_in_hand(KSWAPD, c);
         }
-        for _ in 0..4 {
-            let Some(cluster) = next.take().or_else(|| self.claim_shared(failed)) else {
-                break;
-            };
-            if self
-                .swap_write(cluster, 0..PAGES, from, sums, false)
-                .is_ok()
-            {
-                self.swap_full.store(false, Relaxed);
-                return Some(cluster);
-            }
-            self.drop_in_hand(KSWAPD, cluster);
-            failed |= self.pool.locate(cluster).map_or(0, |(area, _)| 1 << area);
-        }
-        self.swap_full.store(true, Relaxed);
-        self.rest_a_moment();
-        None
+        let claim = |failed| self.claim_shared(failed);
+        let release = |cluster| self.drop_in_hand(KSWAPD, cluster);
+        let written = self.store.write_unit(own, claim, release, from, sums);
+        self.note_unit_written(written.is_some());
+        written
     }
 
     /// A new cluster, shared memory's and in hand.
     fn claim_shared(&self, avoid: u32) -> Option<u64> {
-        let cluster = self.claim_cluster_but(avoid)?;
+        let cluster = self.store.claim_cluster_but(avoid)?;
         self.in_hand(KSWAPD, Some(cluster));
         let me = self.pool.me() as u16 + 1;
         if !slots::share_out(self.pool.slot_words(), cluster as usize, me) {
             self.in_hand(KSWAPD, None);
             return None;
         }
-        self.not_owned(cluster);
+        self.store.not_owned(cluster);
         Some(cluster)
     }
 

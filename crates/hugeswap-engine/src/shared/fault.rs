@@ -162,7 +162,7 @@ impl Engine {
         true
     }
 
-    /// Fills what is absent of a unit whose word is this thread's with what `w` says that it holds. `doubt`: as for [`Engine::swap_read`].
+    /// Fills what is absent of a unit whose word is this thread's with what `w` says that it holds. `doubt`: as for [`Store::read`](crate::store::Store::read).
     pub(super) fn fill_shared(
         &self,
         region: usize,
@@ -185,7 +185,7 @@ impl Engine {
             return self.copy_shared(fds.uffd, region, m, unit, buffer.at);
         }
         let cluster = w.slot().ok_or(Errno::EIO)?;
-        self.swap_read(cluster, 0..PAGES, buffer.at, doubt)?;
+        self.store.read(cluster, 0..PAGES, buffer.at, doubt)?;
         self.copy_shared(fds.uffd, region, m, unit, buffer.at)?;
         self.pool.count(Counter::PswpIn, UNIT_PAGES);
         Ok(())

@@ -33,7 +33,7 @@ pub use error::SharedError;
 use crate::engine::{Engine, UNIT};
 use crate::lock::Lock;
 use crate::pool::layout::{FileIdentity, MAX_SHARED};
-use crate::swap::buffers::Buffers;
+use crate::store::buffers::Buffers;
 use crossbeam_queue::ArrayQueue;
 use hugeswap_policy::pagemap::{Categories, State, SwapPlace};
 use hugeswap_policy::shared::{Kind, Nonsense, Op, Word};

@@ -8,7 +8,7 @@ use super::off::Round;
 use super::{PAGE, PAGES};
 use crate::base::record::Record;
 use crate::engine::Engine;
-use crate::place::scatter::{Places, Single};
+use crate::store::scatter::{Places, Single};
 use crate::table::Locked;
 use hugeswap_policy::counters::Counter;
 use hugeswap_policy::unit::{Kind, READAHEAD, Word};
@@ -47,7 +47,7 @@ impl Engine {
         }
         let (cluster, at) = self.place_of(unit, w, page).ok_or(Errno::EINVAL)?;
         let again = |attempt| attempt + 1 < READS;
-        self.swap_read_until(cluster, at..at + 1, to, false, again)
+        self.store.read_until(cluster, at..at + 1, to, false, again)
     }
 
     /// [`Engine::try_page`] of a page that is in swap only; if it cannot be read, that is noted.
@@ -60,11 +60,11 @@ impl Engine {
         unread: &mut Unread,
     ) -> Result<Found> {
         let (cluster, at) = self.place_of(unit, w, page).ok_or(Errno::EINVAL)?;
-        if self.is_lost(cluster, at) {
+        if self.pool.is_lost(cluster, at) {
             unread.gone += 1;
             return Ok(Found::Not);
         }
-        let known = self.is_bad(cluster, at..at + 1);
+        let known = self.pool.is_bad(cluster, at..at + 1);
         match self.try_page(unit, w, page, to, round) {
             Ok(()) => Ok(Found::Here),
             Err(Errno::EIO) => {
@@ -92,8 +92,11 @@ impl Engine {
                 .map(drop);
         }
         let cluster = w.slot().ok_or(Errno::EINVAL)?;
-        if !self.is_bad_or_lost(cluster, pages.clone()) {
-            match self.swap_read_until(cluster, pages.clone(), to, false, |_| false) {
+        if !self.pool.is_bad_or_lost(cluster, pages.clone()) {
+            match self
+                .store
+                .read_until(cluster, pages.clone(), to, false, |_| false)
+            {
                 Err(Errno::EIO) => {}
                 read => return read,
             }
@@ -175,7 +178,7 @@ impl Engine {
                     return false;
                 }
                 if let Some(slot) = w.slot().filter(|_| w.is_scattered()) {
-                    self.free_place(w.unit(), slot);
+                    self.store.free_place(w.unit(), slot);
                 }
                 w.change(|w| w.with_slot(None));
                 true
@@ -220,7 +223,7 @@ impl Engine {
                     (Ok(Found::Not), Some(record)) => {
                         self.make_page_dirty(record, page);
                         record.stored.put(page..page + 1, false);
-                        self.free_pages(places, page..page + 1);
+                        self.store.free_pages(places, page..page + 1);
                     }
                     (Ok(Found::Not), None) if only => *lost = true,
                     (Ok(Found::Not), None) => return self.move_from_memory(w),
@@ -233,7 +236,7 @@ impl Engine {
         }
         for page in (0..PAGES).filter(|&p| lost[p]) {
             let Some(old) = there(page) else { continue };
-            let known = self.is_lost(old.cluster, old.at);
+            let known = self.pool.is_lost(old.cluster, old.at);
             if !self.move_single(places, page, old, None) {
                 return false;
             }
@@ -244,26 +247,26 @@ impl Engine {
 
     /// Moves a page to a single slot elsewhere, `from` memory; or what is left of it, which is that it is lost. False: that could not be.
     fn move_single(&self, places: &Places, page: usize, old: Single, from: Option<usize>) -> bool {
-        let Some((cluster, at)) = self.claim_singles(1) else {
+        let Some((cluster, at)) = self.store.claim_singles(1) else {
             return false;
         };
         match from {
             None => {
                 // What somebody else had there, who is gone, would be read as ours.
-                self.forget_stored(cluster, at.clone());
-                self.note_lost(cluster, at.start);
+                self.store.forget_stored(cluster, at.clone());
+                self.pool.note_lost(cluster, at.start);
             }
-            Some(from) if self.write_pages(cluster, at.clone(), from).is_ok() => {
+            Some(from) if self.store.write_pages(cluster, at.clone(), from).is_ok() => {
                 self.pool.count(Counter::SwapMoved, 1);
             }
             Some(_) => {
-                self.release_singles(cluster, at);
+                self.store.release_singles(cluster, at);
                 return false;
             }
         }
         let at = at.start;
         places.put(page, Some(Single { cluster, at }));
-        self.free_singles(old.cluster, old.at..old.at + 1);
+        self.store.free_singles(old.cluster, old.at..old.at + 1);
         true
     }
 }

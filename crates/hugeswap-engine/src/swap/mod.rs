@@ -1,256 +1,81 @@
-//! Pages between memory and swap: the one place where slots are read and written.
+//! Units between memory and swap: where the pages of a unit are there, reads of them, and all that goes over units because of swap: areas taken off
+//! ([`off`], [`lose`]), the scrubber ([`scrub`]), whole clusters found again ([`compact`]).
 //!
-//! What is read is verified against the sums of its pages; what is written has its sums noted, after the write, so that what
-//! a slot holds is nothing while that is not known. What fails, or is not what was written, is tried again a few times, with
-//! rests of some milliseconds. Both may be called from the fault path, whose rules hold.
-//!
-//! In a pool that encrypts pages go through [`sealing`]: its tags verify what is read. Sums are kept all the same, of what is in memory, for they
-//! tell whether it has changed.
+//! Under the unit's lock; slots and transfers are the store's ([`crate::store`]).
 
-pub(crate) mod batch;
-pub(crate) mod buffers;
-mod growth;
-pub(crate) mod initialise;
+mod compact;
 mod lose;
 mod off;
-mod quarantine;
 pub(crate) mod scrub;
-pub(crate) mod seal;
-pub(crate) mod sealing;
-pub(crate) mod wbt;
 
-use crate::backing::{Failed, SwapPage, Transfer};
+use crate::checksum;
 use crate::engine::Engine;
-use crate::pool::layout::Area;
-use crate::pool::losses::{Cause, Loss, LossKey};
-use crate::{checksum, faulty};
+use crate::pool::losses::{Loss, LossKey};
+use crate::store::scatter::Places;
+use crate::store::{PAGE, PAGES, Pages};
+use hugeswap_policy::UNIT_PAGES;
 use hugeswap_policy::counters::Counter;
-use hugeswap_policy::granularity::Direction;
-use hugeswap_policy::knobs::Knob;
-use hugeswap_policy::unit::{Kind, Word};
-use hugeswap_policy::{PAGE_BYTES, UNIT_PAGES, retry};
-use hugeswap_sys::{Errno, Result, fs, mm, now_ns};
-use seal::Cipher;
-use sealing::Sealed;
+use hugeswap_policy::file::FilePlace;
+use hugeswap_policy::unit::{Kind, SCATTERED, Word};
+use hugeswap_sys::{Errno, Result};
 use std::ops::Range;
-use std::sync::atomic::AtomicU64;
 use std::sync::atomic::Ordering::Relaxed;
 
-const PAGE: usize = PAGE_BYTES as usize;
-const PAGES: usize = UNIT_PAGES as usize;
-
-/// Memory of the engine's own to put pages in.
-struct Pages {
-    at: usize,
-    len: usize,
-}
-
-impl Pages {
-    fn new(len: usize) -> Result<Pages> {
-        let at = mm::map_own(len, mm::PROT_RW)?;
-        Ok(Pages { at, len })
-    }
-
-    fn addr(&self) -> usize {
-        self.at
-    }
-}
-
-impl Drop for Pages {
-    fn drop(&mut self) {
-        // SAFETY: mapped by `new`, and nobody's any more.
-        let _ = unsafe { mm::unmap(self.at, self.len) };
-    }
-}
+/// A slot that something could not be read from is bad if so many more reads, of it alone, fail.
+const READS: u32 = 2;
 
 impl Engine {
-    /// Reads pages of a slot to `to`, which is the caller's, and verifies them. EIO: the device failed, or gave back
-    /// something else than was written.
-    ///
-    /// `doubt`: the caller is a program thread, whose descriptor table is the program's to change. EBADF: it did.
-    pub(crate) fn swap_read(
-        &self,
-        slot: u64,
-        pages: Range<usize>,
-        to: usize,
-        doubt: bool,
-    ) -> Result<()> {
-        self.swap_read_until(slot, pages, to, doubt, |attempt| {
-            self.may_try_again(attempt)
-        })
-    }
-
-    /// [`Engine::swap_read`], as often as `again` says, which is told which attempt has failed.
-    pub(crate) fn swap_read_until(
-        &self,
-        slot: u64,
-        pages: Range<usize>,
-        to: usize,
-        doubt: bool,
-        again: impl Fn(u32) -> bool,
-    ) -> Result<()> {
-        let sums = self.pool.slot_sums().get(slot as usize);
-        let known = sums.and_then(|s| s.get(pages.clone()));
-        if !known.is_some_and(checksum::known) {
-            // It was lost before.
-            return Err(Errno::EIO);
+    /// Reads all of a locked unit that is in swap to the frame at `at`. `doubt`: see [`Engine::read_slot`].
+    pub(crate) fn read_unit(&self, unit: u32, slot: u64, at: usize, doubt: bool) -> Result<()> {
+        if let Some(place) = FilePlace::of_slot(slot) {
+            return self.read_file_unit(unit, place, at);
         }
-        let operation = self.backing.operation();
-        let mut attempt = 0;
-        loop {
-            let tried = self.swap_read_once(slot, pages.clone(), to, (operation, attempt));
-            let Err(failed) = tried else {
-                return Ok(());
-            };
-            let Failed {
-                error, on_purpose, ..
-            } = failed;
-            if error == Errno::EIO && again(attempt) {
-                self.pool.count(Counter::SwapRetry, 1);
-                attempt += 1;
-                continue;
-            }
-            let area = self.pool.locate(slot);
-            if error == Errno::EBADF && doubt && area.is_some_and(|(i, _)| self.pool.reach(i)) {
-                // An area that was added since this process began, and can be read now.
-                continue;
-            }
-            if !on_purpose && error != Errno::EBADF && self.backing.faulty.keeps_account() {
-                self.pool.count(Counter::FaultUnexplained, 1);
-            }
-            if error != Errno::EBADF {
-                self.note_failed_read(slot, &pages, failed);
-            }
-            // Whatever the device says, who asked can only go by whether there is any use in asking somebody with other descriptors.
-            return Err(match error {
-                Errno::EBADF => Errno::EBADF,
-                _ => Errno::EIO,
-            });
-        }
-    }
-
-    #[inline(never)]
-    fn swap_read_once(
-        &self,
-        slot: u64,
-        pages: Range<usize>,
-        to: usize,
-        (operation, attempt): (u64, u32),
-    ) -> Result<(), Failed> {
-        let (area, offset) = self.pool.locate(slot).ok_or(Errno::EIO)?;
-        let a = self.pool.area(area).ok_or(Errno::EIO)?;
-        // With a sum, or a tag, the content itself tells.
-        let summed = self.pool.knob(Knob::Checksum) != 0;
-        let strange = || fs::identity(a.fd) != Ok(a.identity);
-        if self.is_gone(area) {
-            return Err(Failed {
-                error: Errno::ENODEV,
-                on_purpose: self.backing.faulty.keeps_account(),
-                changed: None,
-            });
-        }
-        if !summed && self.sealing.is_none() && strange() {
-            return Err(Errno::EBADF.into());
-        }
-        let len = pages.len() * PAGE;
-        let transfer = Transfer {
-            write: false,
-            fd: a.fd,
-            memory: to,
-            len,
-            chunk: len,
-            enough: len,
-            offset: offset + (pages.start * PAGE) as u64,
-            page: Some(self.swap_page(area, slot, pages.start)),
-            operation,
-            attempt,
-        };
-        let start = now_ns();
-        // SAFETY: the caller's memory.
-        let read = unsafe { self.backing.carry_out(self, &transfer) };
-        let took = now_ns().saturating_sub(start);
-        let note = |failed| {
-            if let Some(shared) = self.pool.header().areas.get(area) {
-                shared.note_transfer(false, took, failed);
-            }
-        };
-        let moved = read.map_err(|failed| match strange() {
-            true => Errno::EBADF.into(),
-            false => {
-                note(Some(failed.error));
-                failed
-            }
-        })?;
-        self.sizes.observe(Direction::In, pages.len(), took);
-        let sums = self.pool.slot_sums().get(slot as usize);
-        let want = sums.and_then(|s| s.get(pages.clone()));
-        let pages_read = pages.len();
-        // SAFETY: just filled, and the caller's.
-        let got = unsafe { std::slice::from_raw_parts(to as *const u8, len) };
-        let matches = |page: usize, n: usize| {
-            let want = want.and_then(|w| w.get(page..page + n));
-            let got = got.get(page * PAGE..(page + n) * PAGE);
-            want.zip(got)
-                .is_some_and(|(w, g)| checksum::matches(&self.key, g, w))
-        };
-        let right = match &self.sealing {
-            Some(sealing) => self.open_pages(sealing, slot, pages, to),
-            None if !summed => true,
-            None => matches(0, pages_read),
-        };
-        if right {
-            note(None);
-            self.note_wait(area, pages_read, took);
-            if moved.spoilt {
-                self.pool.count(Counter::FaultUndetected, 1);
-            }
+        if slot != SCATTERED {
+            self.read_slot(slot, at, doubt)?;
+            self.count_swap_in(at);
+            self.advise_came_back(unit);
             return Ok(());
         }
-        if strange() {
-            return Err(Errno::EBADF.into());
-        }
-        note(Some(Errno::EIO));
-        self.pool.count(Counter::SwapSumError, 1);
-        if moved.spoilt {
-            self.pool.count(Counter::FaultDetected, 1);
-        }
-        Err(Failed {
-            error: Errno::EIO,
-            on_purpose: moved.spoilt,
-            // (Of what is encrypted that is not known.)
-            changed: match self.sealing {
-                Some(_) => Some(0),
-                None => (0..pages_read).find(|&page| !matches(page, 1)).or(Some(0)),
-            },
-        })
-    }
-
-    /// Pages of a slot could not be had, again and again: where, and why, is remembered for whoever is told of it.
-    #[cold]
-    #[inline(never)]
-    fn note_failed_read(&self, slot: u64, pages: &Range<usize>, failed: Failed) {
-        let page = pages.start + failed.changed.unwrap_or(0);
-        let Some((area, offset)) = self.pool.locate(slot) else {
-            return;
-        };
-        let cause = match failed.changed {
-            Some(_) => Cause::Changed,
-            None => Cause::Unreadable(failed.error.0),
-        };
-        if failed.changed.is_some() {
-            self.pool.count(Counter::SwapCorrupt, 1);
-            if self.sealing.is_some() && pages.len() > 1 {
-                // Which page it is turns out when they are read one by one.
-                return;
+        let places = self.store.scatter.of(unit).ok_or(Errno::EIO)?;
+        let mut page = 0;
+        while page < PAGES {
+            let to = at + page * PAGE;
+            if let Some((cluster, run)) = places.run(page..PAGES) {
+                page += run.len();
+                self.store.read_pages(cluster, run, to)?;
+            } else {
+                // SAFETY: the frame is the caller's.
+                unsafe { std::ptr::write_bytes(to as *mut u8, 0, PAGE) };
+                page += 1;
             }
         }
-        let loss = Loss {
-            area,
-            offset: offset + (page * PAGE) as u64,
-            cause,
-        };
-        let number = slot * UNIT_PAGES + page as u64;
-        self.pool.note_loss(LossKey::Page(number), loss);
+        Ok(())
+    }
+
+    /// Reads pages of a locked unit that are in swap, side by side in the unit, to `to`.
+    pub(crate) fn read_stored(
+        &self,
+        unit: u32,
+        w: Word,
+        pages: Range<usize>,
+        to: usize,
+    ) -> Result<()> {
+        let slot = w.slot().ok_or(Errno::EIO)?;
+        if let Some(place) = FilePlace::of_slot(slot) {
+            return self.read_file_pages(place, pages, to);
+        }
+        if slot != SCATTERED {
+            return self.store.read_pages(slot, pages, to);
+        }
+        let places = self.store.scatter.of(unit).ok_or(Errno::EIO)?;
+        let mut page = pages.start;
+        while page < pages.end {
+            let (cluster, run) = places.run(page..pages.end).ok_or(Errno::EIO)?;
+            let at = to + (page - pages.start) * PAGE;
+            page += run.len();
+            self.store.read_pages(cluster, run, at)?;
+        }
+        Ok(())
     }
 
     /// Why the bytes at `addr`, which are lost, could not be had from swap, if that is remembered.
@@ -279,147 +104,107 @@ impl Engine {
         }
     }
 
-    fn swap_page(&self, area: usize, slot: u64, page: usize) -> SwapPage {
-        let shared = self.pool.header().areas.get(area);
-        SwapPage {
-            area,
-            allocated: shared.map_or(0, |a| a.allocated.load(Relaxed)),
-            number: slot * UNIT_PAGES + page as u64,
-        }
+    /// Is a unit's place, as far as it can be seen, partly bad, so that what can be read of it has to come by the page?
+    pub(crate) fn is_partly_bad(&self, unit: u32, w: Word) -> bool {
+        self.is_bad_anywhere(unit, w, 0..PAGES)
     }
 
-    /// After attempt number `attempt` at a transfer has failed: is there to be another? If so, after a rest.
-    #[inline(never)]
-    pub(crate) fn may_try_again(&self, attempt: u32) -> bool {
-        retry::rest_ns(attempt).map(faulty::rest).is_some()
-    }
-
-    /// Writes pages to a slot of this process's own from `from`, which is readable; `sums` are theirs. If the program changes
-    /// them meanwhile, what the slot holds is of no use, and it is the caller who knows.
-    ///
-    /// `doubt`: as for [`Engine::swap_read`].
-    pub(crate) fn swap_write(
-        &self,
-        slot: u64,
-        pages: Range<usize>,
-        from: usize,
-        sums: &[u64],
-        doubt: bool,
-    ) -> Result<()> {
-        let written = self.swap_write_all(slot, pages, from, sums, doubt);
-        // That there is no room is no error: others have some, or all are full. (Counted here, where it is known which of the two it was.)
-        if written.is_err_and(|e| !growth::is_no_room(e)) {
-            self.pool.count(Counter::SwapWriteError, 1);
-        }
-        written
-    }
-
-    fn swap_write_all(
-        &self,
-        slot: u64,
-        pages: Range<usize>,
-        from: usize,
-        sums: &[u64],
-        doubt: bool,
-    ) -> Result<()> {
-        let target = self.prepare_write(slot, pages.clone(), doubt)?;
-        let (area, index) = (target.area, target.index);
-        let len = pages.len() * PAGE;
-        // Attempts write the same ciphertext.
-        let sealed = match &self.sealing {
-            Some(sealing) => Some(self.seal_pages(sealing, slot, pages.clone(), from)?),
-            None => None,
-        };
-        let mut transfer = Transfer {
-            write: true,
-            fd: target.fd,
-            memory: sealed.as_ref().map_or(from, Sealed::at),
-            len,
-            chunk: self.pace_of(area).chunk,
-            enough: len,
-            offset: target.offset,
-            page: Some(self.swap_page(index, slot, pages.start)),
-            operation: self.backing.operation(),
-            attempt: 0,
-        };
-        let start = now_ns();
-        loop {
-            let began = now_ns();
-            // SAFETY: as the caller promises.
-            let tried = unsafe { self.backing.carry_out(self, &transfer) };
-            let failed = tried.err().map(|failed| failed.error);
-            area.note_transfer(true, now_ns().saturating_sub(began), failed);
-            let Some(error) = failed else { break };
-            if growth::is_no_room(error) {
-                self.pool.note_room(index, false);
+    /// The same of some of its pages.
+    pub(crate) fn is_bad_anywhere(&self, unit: u32, w: Word, mut pages: Range<usize>) -> bool {
+        match w.slot() {
+            _ if self.pool.header().losses.load(Relaxed) == 0 => false,
+            _ if FilePlace::of(w).is_some() => false,
+            None => false,
+            Some(SCATTERED) => {
+                let places = self.store.scatter.of(unit);
+                let bad = |p| {
+                    let s = places.and_then(|s| s.get(p));
+                    s.is_some_and(|s| self.pool.is_bad_or_lost(s.cluster, s.at..s.at + 1))
+                };
+                pages.any(bad)
             }
-            // Where all writes fail nobody waits, and it is not the slot's fault.
-            let avoided = self.avoids(slot);
-            if error != Errno::EIO || avoided || !self.may_try_again(transfer.attempt) {
-                if error == Errno::EIO && !avoided {
-                    self.mark_unwritable(slot, pages);
+            Some(cluster) => self.pool.is_bad_or_lost(cluster, pages),
+        }
+    }
+
+    /// Has a locked unit with a place in swap something there for page `page`?
+    pub(super) fn is_somewhere(&self, unit: u32, w: Word, page: usize) -> bool {
+        let places = self.store.scatter.of(unit);
+        !w.is_scattered() || places.is_some_and(|s| s.get(page).is_some())
+    }
+
+    /// Reads page `page` of a locked unit to `to` from its place in swap, and marks the slot if that fails again and again. `doubt`: as for
+    /// [`Store::read`](crate::store::Store::read), whose errors it has.
+    pub(crate) fn read_or_mark(
+        &self,
+        unit: u32,
+        w: Word,
+        page: usize,
+        to: usize,
+        doubt: bool,
+    ) -> Result<(), Errno> {
+        let (cluster, at) = match w.slot() {
+            Some(SCATTERED) => match self.store.scatter.of(unit).and_then(|s| s.get(page)) {
+                Some(s) => (s.cluster, s.at),
+                None => {
+                    // SAFETY: the caller's memory.
+                    unsafe { std::ptr::write_bytes(to as *mut u8, 0, PAGE) };
+                    return Ok(());
                 }
-                area.note_write(Some(error));
-                return Err(error);
-            }
-            self.pool.count(Counter::SwapRetry, 1);
-            transfer.attempt += 1;
+            },
+            Some(cluster) => (cluster, page),
+            None => return Err(Errno::EIO),
+        };
+        // All that could be waited for was, before it came to this.
+        let again = |attempt| attempt + 1 < READS;
+        let result = self.store.read_until(cluster, at..at + 1, to, doubt, again);
+        if result != Err(Errno::EIO) {
+            return result;
         }
-        area.note_write(None);
-        if pages.len() == PAGES {
-            self.pool.lies().note_raw(slot as usize, false);
-            let took = now_ns().saturating_sub(start);
-            self.sizes.observe(Direction::Out, PAGES, took);
+        let sums = self.pool.slot_sums().get(cluster as usize);
+        let known = sums.and_then(|s| s.get(at..at + 1));
+        if !known.is_some_and(checksum::known) {
+            self.pool.note_lost(cluster, at);
+        } else if self.pool.mark_bad(cluster, at) && !self.is_in_memory(unit, w, page) {
+            self.pool.count(Counter::Poisoned, 1);
         }
-        if let Some(sealed) = sealed {
-            self.seals(slot, pages.clone())?
-                .iter()
-                .zip(sealed.nonces())
-                .for_each(|(seal, nonce)| Cipher::done(nonce, seal));
-        }
-        checksum::store(target.sums, sums);
-        self.pool.count(Counter::PswpOut, pages.len() as u64);
-        Ok(())
+        result
     }
 
-    /// Before pages of a slot are written: where they go. From then on what the slot holds of them is nothing until the write is done.
-    fn prepare_write(
-        &self,
-        slot: u64,
-        pages: Range<usize>,
-        doubt: bool,
-    ) -> Result<WriteTarget<'_>> {
-        let (index, offset) = self.pool.locate(slot).ok_or(Errno::EIO)?;
-        let area = self.pool.header().areas.get(index).ok_or(Errno::EIO)?;
-        let joined = self.pool.area(index).ok_or(Errno::EIO)?;
-        // Never to what is something else, whoever made it so.
-        let strange = fs::identity(joined.fd) != Ok(joined.identity);
-        if strange && !(doubt && self.pool.reach(index)) {
-            return Err(Errno::EBADF);
+    /// The slot of page `page` of a locked unit: its cluster, and which there.
+    pub(crate) fn place_of(&self, unit: u32, w: Word, page: usize) -> Option<(u64, usize)> {
+        let single = |s: &Places| s.get(page).map(|s| (s.cluster, s.at));
+        match w.slot() {
+            Some(SCATTERED) => self.store.scatter.of(unit).and_then(single),
+            slot => slot.map(|cluster| (cluster, page)),
         }
-        self.find_blocks(index, slot)?;
-        let kept = self.pool.slot_sums().get(slot as usize);
-        let sums = kept.and_then(|s| s.get(pages.clone())).ok_or(Errno::EIO)?;
-        if self.is_bad(slot, pages.clone()) {
-            return Err(Errno::EIO);
-        }
-        self.forget_stored(slot, pages.clone());
-        Ok(WriteTarget {
-            index,
-            area,
-            fd: joined.fd,
-            offset: offset + (pages.start * PAGE) as u64,
-            sums,
+    }
+
+    /// [`Engine::is_somewhere`], and can it be read, as far as is known?
+    pub(super) fn is_known(&self, unit: u32, w: Word, page: usize) -> bool {
+        self.place_of(unit, w, page).is_some_and(|(cluster, at)| {
+            let sums = self.pool.slot_sums().get(cluster as usize);
+            sums.and_then(|s| s.get(at..at + 1))
+                .is_some_and(checksum::known)
         })
     }
-}
 
-/// Where pages of a slot are written to.
-struct WriteTarget<'a> {
-    index: usize,
-    area: &'a Area,
-    fd: i32,
-    offset: u64,
-    /// Where their sums are kept.
-    sums: &'a [AtomicU64],
+    fn is_in_memory(&self, unit: u32, w: Word, page: usize) -> bool {
+        match w.kind() {
+            Kind::Base => self.base.records.of(unit).present.get(page),
+            kind => matches!(kind, Kind::Present | Kind::Cached),
+        }
+    }
+
+    /// A read of all of a locked unit failed: reads it page by page to `to`, and marks what is bad. True if all of
+    /// it could be read after all.
+    pub(crate) fn read_unit_by_pages(&self, unit: u32, w: Word, to: usize) -> bool {
+        let mut all = true;
+        for page in 0..PAGES {
+            all &= self
+                .read_or_mark(unit, w, page, to + page * PAGE, false)
+                .is_ok();
+        }
+        all
+    }
 }

@@ -182,27 +182,27 @@ impl Engine {
 
     /// Of split clusters from which all has moved away only what is bad is in use.
     fn let_go_of_bad(&self, range: &Range<u64>) {
-        for c in range.clone().filter(|&c| self.owns_slot(c)) {
+        for c in range.clone().filter(|&c| self.pool.owns_slot(c)) {
             let word = self.pool.slot_words().get(c as usize);
             let used = word.and_then(|w| used_singly(w.load(Acquire)));
             let bad = self.pool.bad_slots(c, 0..PAGES);
             if used.is_some_and(|n| n as usize == bad) && self.pool.quarantine(c, self.pool.me()) {
-                self.not_owned(c);
+                self.store.not_owned(c);
             }
         }
     }
 
     fn owns_any(&self, range: &Range<u64>) -> bool {
-        range.clone().any(|c| self.owns_slot(c))
+        range.clone().any(|c| self.pool.owns_slot(c))
     }
 
     /// Gives up what is kept in `range` for forked children. False: one may still read it.
     fn give_up_kept(&self, index: usize, range: &Range<u64>, ticket: u32) -> bool {
-        if !self.placing.kept.has_children() {
+        if !self.store.kept.has_children() {
             return true;
         }
         self.pool.descendants_emptied(self.pool.me(), index, ticket) && {
-            self.release_kept_in(range);
+            self.store.release_kept_in(range);
             true
         }
     }
@@ -241,7 +241,7 @@ impl Engine {
             && w.slot() != was.slot()
             && !elsewhere
         {
-            self.free_cluster(old);
+            self.store.free_cluster(old);
         }
         let unwatched = was.has(WATCHED) && !w.has(WATCHED) && w.kind() == Kind::Present;
         w.settle();
@@ -254,14 +254,14 @@ impl Engine {
     /// The unit has no place any more, if that is in `range`. (A cluster is the caller's to free.) False: it cannot be told.
     fn drop_place_in(&self, w: &mut Locked<'_>, range: &Range<u64>) -> bool {
         if w.is_scattered() {
-            let Some(places) = self.placing.scatter.of(w.unit()) else {
+            let Some(places) = self.store.scatter.of(w.unit()) else {
                 return false;
             };
             let there = |p| places.get(p).is_some_and(|s| range.contains(&s.cluster));
             if !(0..PAGES).any(there) {
                 return true;
             }
-            self.free_pages(places, 0..PAGES);
+            self.store.free_pages(places, 0..PAGES);
         }
         w.change(|w| w.with_slot(None));
         true
@@ -270,7 +270,7 @@ impl Engine {
     /// Copies a unit's cluster to another area, where its place is then.
     fn copy_off(&self, w: &mut Locked<'_>, buffer: &Pages) -> std::result::Result<(), Stays> {
         let from = w.slot().ok_or(Stays::Unreadable)?;
-        if self.is_bad_or_lost(from, 0..PAGES) {
+        if self.pool.is_bad_or_lost(from, 0..PAGES) {
             return Err(Stays::Unreadable);
         }
         self.read_off(from, buffer).map_err(|_| Stays::Unreadable)?;
@@ -288,12 +288,13 @@ impl Engine {
             .and_then(|from| self.pool.slot_sums().get(from as usize));
         let sums = sums.ok_or(Stays::Unreadable)?;
         let sums = sums.each_ref().map(|s| s.load(Acquire));
-        let to = self.claim_cluster().ok_or(Stays::NoRoom)?;
+        let to = self.store.claim_cluster().ok_or(Stays::NoRoom)?;
         if self
-            .swap_write(to, 0..PAGES, buffer.addr(), &sums, false)
+            .store
+            .write(to, 0..PAGES, buffer.addr(), &sums, false)
             .is_err()
         {
-            self.release_cluster(to);
+            self.store.release_cluster(to);
             return Err(Stays::Unwritable);
         }
         self.pool.count(Counter::SwapMoved, PAGES as u64);
@@ -302,7 +303,7 @@ impl Engine {
     }
 
     fn read_off(&self, from: u64, buffer: &Pages) -> Result<()> {
-        let read = || self.swap_read(from, 0..PAGES, buffer.addr(), false);
+        let read = || self.store.read(from, 0..PAGES, buffer.addr(), false);
         read().or_else(|_| read()).or_else(|_| read())
     }
 
@@ -325,7 +326,7 @@ impl Engine {
         // (Who tracks writes is told of the first.)
         match self.map_frame(&w, frame.place, !self.is_tracked(unit)) {
             Ok(new) => {
-                self.free_cluster(old);
+                self.store.free_cluster(old);
                 let new = new.with_slot(None).clear(CLEAN | READAHEAD);
                 w.settle_as(|_| new);
                 self.arena.put_empty(frame.place);
@@ -348,7 +349,9 @@ impl Engine {
         }
         let unit = w.unit();
         let record = self.base.records.of(unit);
-        let known_bad = w.slot().is_some_and(|s| self.is_bad_or_lost(s, 0..PAGES));
+        let known_bad = w
+            .slot()
+            .is_some_and(|s| self.pool.is_bad_or_lost(s, 0..PAGES));
         let mut lost = 0;
         // What copies to a cluster elsewhere, and if that cannot be read, with what can be read of it.
         for settle in [false, true] {
@@ -387,9 +390,9 @@ impl Engine {
         record: &Record,
     ) -> std::result::Result<(), Stays> {
         let from = w.slot().ok_or(Stays::Unreadable)?;
-        let to = self.claim_cluster().ok_or(Stays::NoRoom)?;
+        let to = self.store.claim_cluster().ok_or(Stays::NoRoom)?;
         if !self.copy_slot(from, to, record) {
-            self.release_cluster(to);
+            self.store.release_cluster(to);
             return Err(Stays::Unreadable);
         }
         self.pool.count(Counter::SwapMoved, record.stored.count());
@@ -399,17 +402,17 @@ impl Engine {
 
     /// A scattered unit's single slots. Have all left?
     fn move_singles_off(&self, w: &mut Locked<'_>, round: &Round) -> bool {
-        let Some(places) = self.placing.scatter.of(w.unit()) else {
+        let Some(places) = self.store.scatter.of(w.unit()) else {
             return true;
         };
         let range = &round.range;
         let moved = {
             let buffer = self.base.take_buffer();
-            self.move_singles(
+            self.store.move_singles(
                 places,
                 |cluster| range.contains(&cluster),
-                |want| self.claim_singles(want.min(BUFFER / super::PAGE)),
-                &buffer,
+                |want| self.store.claim_singles(want.min(BUFFER / super::PAGE)),
+                buffer.addr(),
             )
         };
         let there = |p| places.get(p).is_some_and(|s| range.contains(&s.cluster));

@@ -1,6 +1,6 @@
 //! The scrubber: on request, every process reads all that it has in swap, at leisure, and looks whether it is what was written.
 //!
-//! What is bad ([`super::quarantine`]) and still in memory becomes dirty and goes elsewhere; what is bad and nowhere else is lost, which one line says and `hwpoison` counts, once.
+//! What is bad ([`crate::store`]) and still in memory becomes dirty and goes elsewhere; what is bad and nowhere else is lost, which one line says and `hwpoison` counts, once.
 //! kswapd does it, a unit at a time, when it has nothing else to do, under the unit's lock. Units that somebody else is at work on are left out: what
 //! is being read is verified by who reads it. So are base pages that are dirty, for nobody needs what swap holds of them. (Units in memory that may be dirty are looked at: if they turn out
 //! not to have changed, what swap holds is what counts.)
@@ -214,19 +214,19 @@ impl Engine {
 
     /// The same of one in the arena: it is written to another cluster.
     pub(super) fn write_elsewhere(&self, w: &mut Locked<'_>) -> bool {
-        let Some(new) = self.claim_cluster() else {
+        let Some(new) = self.store.claim_cluster() else {
             return false;
         };
         let at = self.arena.addr(w.frame());
         let mut sums: UnitSums = [0; PAGES];
         // SAFETY: a cached unit's frame is in the arena, and nobody changes it.
-        checksum::fill(&self.key, unsafe { self.bytes(at) }, &mut sums);
-        if self.swap_write(new, 0..PAGES, at, &sums, false).is_err() {
-            self.release_cluster(new);
+        checksum::fill(&self.store.key, unsafe { self.bytes(at) }, &mut sums);
+        if self.store.write(new, 0..PAGES, at, &sums, false).is_err() {
+            self.store.release_cluster(new);
             return false;
         }
         if let Some(old) = w.slot() {
-            self.free_place(w.unit(), old);
+            self.store.free_place(w.unit(), old);
         }
         w.change(|w| w.with_slot(Some(new)));
         true

@@ -204,7 +204,7 @@ impl Engine {
     fn each_sum(&self, held: Held, mut each: impl FnMut(usize, u64)) -> bool {
         match held {
             Held::Zeros => {
-                let zero = self.track.zero_sum(&self.key);
+                let zero = self.track.zero_sum(&self.store.key);
                 (0..PAGES).for_each(|page| each(page, zero));
             }
             Held::AsStored(w) => {
@@ -218,7 +218,7 @@ impl Engine {
             }
             Held::At(at) => {
                 // SAFETY: the caller has the unit locked, and what it holds is there. If somebody writes to it meanwhile, either sum will do (see the file's head).
-                checksum::sums(&self.key, unsafe { self.bytes(at) }, |page, sum| {
+                checksum::sums(&self.store.key, unsafe { self.bytes(at) }, |page, sum| {
                     each(page, sum);
                     true
                 });

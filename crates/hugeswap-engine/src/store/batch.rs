@@ -5,11 +5,11 @@
 //!
 //! The ring is kswapd's, in its own table of descriptors, where the program cannot reach it; other threads write one after the other. So does kswapd where io_uring is
 //! refused or turned off, where a device is so fast that waiting for each costs nothing, in a pool that encrypts, before a faulty device, and
-//! whatever failed in a batch: then the reasons, and further attempts, are [`Engine::swap_write`]'s.
+//! whatever failed in a batch: then the reasons, and further attempts, are [`Store::write`]'s.
 
-use super::{PAGE, WriteTarget};
+use super::transfer::WriteTarget;
+use super::{PAGE, Store};
 use crate::checksum::{self, UnitSums};
-use crate::engine::Engine;
 use crate::lock::Lock;
 use hugeswap_policy::UNIT_PAGES;
 use hugeswap_policy::counters::Counter;
@@ -59,7 +59,7 @@ impl Batches {
     }
 }
 
-impl Engine {
+impl Store {
     /// Writes runs, at most [`MOST`], of different pages, each to a slot of this process's own from memory where nobody changes it. Which were written, as bits.
     pub(crate) fn write_runs(&self, runs: &[Run]) -> u32 {
         let mut done = self.write_batch(runs);
@@ -75,7 +75,7 @@ impl Engine {
 
     /// As many of them as can be, at once.
     fn write_batch(&self, runs: &[Run]) -> u32 {
-        let plain = self.sealing.is_none() && self.backing.is_plain(self);
+        let plain = self.sealing.is_none() && self.backing.is_plain(&self.pool);
         if runs.len() < 2 || !plain || self.pool.knob(Knob::IoUring) == 0 {
             return 0;
         }
@@ -110,7 +110,7 @@ impl Engine {
         if area.costs.load().is_some_and(|m| m.out.page < FAST) {
             return 0;
         }
-        match self.pace_of(area).writers {
+        match self.pool.pace_of(area).writers {
             1 => FEW,
             _ => MOST,
         }

@@ -12,9 +12,8 @@
 //! have ended). It is given back before the gate is left, so that a fork never sees it. That it cannot be had for the time of one write
 //! may make a claim find no slot only where it was the last one; that claim tries again as it does when others give some back.
 
-use super::Pages;
 use super::growth::STEP;
-use crate::engine::{Engine, UNIT};
+use super::{Pages, Store};
 use crate::pool::JoinedArea;
 use crate::pool::swap::{Kind, RESERVE};
 use hugeswap_policy::counters::Counter;
@@ -65,9 +64,9 @@ fn writes_in_place(magic: u64) -> bool {
     magic == libc::EXT4_SUPER_MAGIC as u64 || magic == XFS
 }
 
-impl Engine {
-    /// Initialises a slot, if there is one to be. For an I/O thread that is inside the gate.
-    pub(crate) fn initialise_ahead(&self) -> Ahead {
+impl Store {
+    /// Initialises a slot, if there is one to be. For an I/O thread that is inside the gate; `idle`: the engine reads and writes nothing, as far as it can be seen.
+    pub(crate) fn initialise_ahead(&self, idle: impl Fn() -> bool) -> Ahead {
         if self.pool.knob(Knob::Initialise) == 0 || self.initialiser.busy.swap(true, Acquire) {
             return Ahead::Nothing;
         }
@@ -75,23 +74,14 @@ impl Engine {
             let slot = self.raw_slot_ahead(i, &area)?;
             Some((i, area, slot))
         });
+        let quiet = |n| self.initialiser.is_quiet(n, now_ns());
         let ahead = match found {
             None => Ahead::Nothing,
-            Some(_) if !self.nobody_transfers() => Ahead::Later,
+            Some(_) if !(self.pool.transfers().is_some_and(quiet) && idle()) => Ahead::Later,
             Some((i, area, slot)) => self.initialise(i, &area, slot),
         };
         self.initialiser.busy.store(false, Release);
         ahead
-    }
-
-    /// Does nobody in the pool read or write, or wait for that, as far as it can be seen?
-    fn nobody_transfers(&self) -> bool {
-        let quiet = |n| self.initialiser.is_quiet(n, now_ns());
-        self.pool.transfers().is_some_and(quiet)
-            && self.reads.is_empty()
-            && self.writes.is_empty()
-            && self.inflight_writes.load(Acquire) == 0
-            && !self.somebody_waits()
     }
 
     /// The slot of number `index` that is to be initialised next.
@@ -99,7 +89,7 @@ impl Engine {
         let next = self.next_claim(index, area)?;
         let shared = self.pool.header().areas.get(index)?;
         let file = shared.kind.load(Relaxed) != Kind::Device as u32;
-        if !file || shared.direct.load(Relaxed) == 0 || self.avoids(next) {
+        if !file || shared.direct.load(Relaxed) == 0 || self.pool.avoids(next) {
             return None;
         }
         let (lies, words) = (self.pool.lies(), self.pool.slot_words());
@@ -144,7 +134,7 @@ impl Engine {
     /// Writes zeros to what was never written of a claimed slot, at `at` in its file.
     fn write_zeros(&self, area: &JoinedArea, at: u64) -> Result<()> {
         // Never touched, so that it takes no memory of its own.
-        let zeros = Pages::new(UNIT)?;
+        let zeros = Pages::new(UNIT_BYTES as usize)?;
         let end = at + UNIT_BYTES;
         for extent in fiemap::extents_in(area.fd, at, end) {
             let extent = extent?;

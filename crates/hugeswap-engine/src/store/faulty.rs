@@ -6,9 +6,8 @@
 //!
 //! Without `debug.fault_seed` when the engine starts there are no faults by rate, and nothing is remembered. The rules of the fault path hold.
 
-use crate::backing::{Failed, Moved, Transfer};
-use crate::engine::Engine;
-use crate::pool::Pool;
+use super::backing::{Failed, Moved, Transfer};
+use crate::pool::{Member, Pool};
 use hugeswap_policy::counters::Counter;
 use hugeswap_policy::faulty::{self, Error, Fault, Kind, Rules};
 use hugeswap_policy::knobs::Knob;
@@ -128,21 +127,21 @@ impl Faulty {
     /// Carries out a transfer, or what is made of it.
     ///
     /// # Safety
-    /// As for [`Backing::carry_out`](crate::backing::Backing::carry_out).
+    /// As for [`Backing::carry_out`](super::backing::Backing::carry_out).
     #[inline(never)]
     pub unsafe fn carry_out(
         &self,
-        engine: &Engine,
+        pool: &Member,
         rules: &Rules,
         t: &Transfer,
     ) -> Result<Moved, Failed> {
         let plan = rules.plan(&self.described(rules, t));
         if let Some((kind, ns)) = plan.wait {
-            engine.pool.count(Counter::of_fault(kind), 1);
+            pool.count(Counter::of_fault(kind), 1);
             rest(ns);
         }
         if let Some((kind, _)) = plan.fault {
-            engine.pool.count(Counter::of_fault(kind), 1);
+            pool.count(Counter::of_fault(kind), 1);
         }
         let fault = plan.fault.map(|(_, fault)| fault);
         let pages = match (&self.remembered, t.page) {
@@ -212,7 +211,7 @@ fn differs(pages: &[AtomicU64], bytes: &[u8]) -> bool {
 
 impl Transfer {
     /// # Safety
-    /// As for [`Backing::carry_out`](crate::backing::Backing::carry_out).
+    /// As for [`Backing::carry_out`](super::backing::Backing::carry_out).
     unsafe fn bytes(&self) -> &[u8] {
         // SAFETY: passed on to the caller. (What is written may be changed by the program meanwhile; then the result is thrown away.)
         unsafe { std::slice::from_raw_parts(self.memory as *const u8, self.len) }
@@ -221,7 +220,7 @@ impl Transfer {
     /// Has the device do it, as far as `fault` allows.
     ///
     /// # Safety
-    /// As for [`Backing::carry_out`](crate::backing::Backing::carry_out).
+    /// As for [`Backing::carry_out`](super::backing::Backing::carry_out).
     unsafe fn with(&self, fault: Option<Fault>) -> Result<usize> {
         const ALL: usize = usize::MAX;
         let part = |len: u64| Transfer {

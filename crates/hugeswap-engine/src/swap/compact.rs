@@ -5,14 +5,10 @@
 //! Pages move under their unit's lock, from slots that nobody else reads (not while a forked child may). A slot
 //! given up was written elsewhere before, so that nothing is lost when it stops halfway.
 
-use super::scatter::{Places, Single};
-use super::{PAGE, PAGES};
-use crate::base::{BUFFER, Buffer};
+use super::PAGES;
 use crate::engine::Engine;
-use hugeswap_policy::counters::Counter;
 use hugeswap_policy::unit::{Kind, SCATTERED, WRITEBACK, Word};
-use std::ops::Range;
-use std::sync::atomic::Ordering::{Acquire, Relaxed};
+use std::sync::atomic::Ordering::Acquire;
 
 /// Clusters emptied at one time.
 const VICTIMS: usize = 16;
@@ -47,13 +43,13 @@ impl Victims {
 impl Engine {
     /// Has whole clusters found, if a claim has missed them. False if there was nothing to do.
     pub(crate) fn find_clusters(&self) -> bool {
-        if !self.placing.short.swap(false, Relaxed) {
+        if !self.store.was_short() {
             return false;
         }
         let split = self.split_sparse();
         let found = self.compact(u32::MAX, 4 * PAGES as u64);
         if found || split {
-            self.swap_full.store(false, Relaxed);
+            self.store.note_full(false);
             self.note_available();
         }
         found || split
@@ -62,7 +58,7 @@ impl Engine {
     /// Empties split clusters of which little is used, where more than half of all split ones is empty.
     pub(crate) fn tidy_clusters(&self) {
         const FEW: u64 = 4;
-        if !self.placing.scatter.was_used() {
+        if !self.store.scatter.was_used() {
             return;
         }
         let clusters = self.pool.clusters(self.pool.me());
@@ -86,7 +82,7 @@ impl Engine {
             let used = PAGES as u32 - free;
             room += u64::from(free);
             // What a forked child may read would stay where it is besides.
-            let stays = self.placing.kept.may_be_read(i as u64);
+            let stays = self.store.kept.may_be_read(i as u64);
             if used > 0 && used <= most && !stays {
                 victims.offer(used, i as u64);
             }
@@ -115,9 +111,9 @@ impl Engine {
             };
             let moves = |cluster| victims.has(cluster);
             // Never a cluster split for it: nothing would be won.
-            let claim = |want| self.claim_partial(want, |i| victims.has(i as u64));
-            let went = match self.placing.scatter.of(unit) {
-                Some(places) => self.move_singles(places, moves, claim, &buffer),
+            let claim = |want| self.store.claim_partial(want, |i| victims.has(i as u64));
+            let went = match self.store.scatter.of(unit) {
+                Some(places) => self.store.move_singles(places, moves, claim, buffer.addr()),
                 None => true,
             };
             w.settle();
@@ -129,56 +125,6 @@ impl Engine {
         victims.at[..n].iter().any(gone)
     }
 
-    /// Moves what a locked unit has in clusters that `moves` names to slots that `claim` finds. False if there were none, or they
-    /// could not be written; what cannot be read stays.
-    pub(crate) fn move_singles(
-        &self,
-        places: &Places,
-        moves: impl Fn(u64) -> bool,
-        claim: impl Fn(usize) -> Option<(u64, Range<usize>)>,
-        buffer: &Buffer<'_>,
-    ) -> bool {
-        const AT_ONCE: usize = BUFFER / PAGE;
-        let mut page = 0;
-        while page < PAGES {
-            let Some((cluster, run)) = places.run(page..PAGES.min(page + AT_ONCE)) else {
-                page += 1;
-                continue;
-            };
-            let n = run.len();
-            if moves(cluster) {
-                if self
-                    .read_pages(cluster, run.clone(), buffer.addr())
-                    .is_err()
-                {
-                    // Whoever needs the page is told.
-                    page += n;
-                    continue;
-                }
-                let mut done = 0;
-                while done < n {
-                    let Some((to, at)) = claim(n - done) else {
-                        return false;
-                    };
-                    let from = buffer.addr() + done * PAGE;
-                    if self.write_pages(to, at.clone(), from).is_err() {
-                        self.release_singles(to, at);
-                        return false;
-                    }
-                    for (k, at) in at.clone().enumerate() {
-                        places.put(page + done + k, Some(Single { cluster: to, at }));
-                    }
-                    let old = run.start + done;
-                    self.free_singles(cluster, old..old + at.len());
-                    self.pool.count(Counter::SwapMoved, at.len() as u64);
-                    done += at.len();
-                }
-            }
-            page += n;
-        }
-        true
-    }
-
     /// Units that are base-mapped and have a cluster for a few pages become scattered where they are: the rest of their clusters
     /// is free for single slots. True if any has.
     fn split_sparse(&self) -> bool {
@@ -188,7 +134,7 @@ impl Engine {
             let sparse = |w: Word| {
                 w.kind() == Kind::Base
                     && w.slot()
-                        .is_some_and(|s| s != SCATTERED && self.owns_slot(s))
+                        .is_some_and(|s| s != SCATTERED && self.pool.owns_slot(s))
                     && self.base.records.of(unit).stored.count() <= SPARSE
             };
             let Some(mut w) = self.table.try_lock_if(unit, sparse) else {

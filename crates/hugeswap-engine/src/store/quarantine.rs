@@ -7,21 +7,12 @@
 //!
 //! Concurrency: anybody who reads a slot may mark it, by one bit. Marks stay as long as the area.
 
-use super::{PAGE, PAGES};
+use super::PAGES;
 use crate::checksum;
-use crate::engine::Engine;
-use crate::place::scatter::Places;
 use crate::pool::Pool;
-use hugeswap_policy::counters::Counter;
-use hugeswap_policy::file::FilePlace;
-use hugeswap_policy::unit::{Kind, SCATTERED, Word};
 use hugeswap_policy::{PAGE_BYTES, UNIT_BYTES, slots};
-use hugeswap_sys::Errno;
 use std::ops::Range;
 use std::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed};
-
-/// A slot that something could not be read from is bad if so many more reads, of it alone, fail.
-const READS: u32 = 2;
 
 impl Pool {
     /// Marked slots of a cluster. Costs nothing as long as there is none anywhere.
@@ -45,7 +36,7 @@ impl Pool {
     }
 
     /// Marks a slot; false: it was.
-    fn mark_bad(&self, cluster: u64, page: usize) -> bool {
+    pub(crate) fn mark_bad(&self, cluster: u64, page: usize) -> bool {
         let Some(map) = self.bad_map(cluster).filter(|_| page < PAGES) else {
             return false;
         };
@@ -102,53 +93,24 @@ impl Pool {
     }
 }
 
-impl Engine {
+impl Pool {
     /// Is any of these slots bad?
     pub(crate) fn is_bad(&self, cluster: u64, pages: Range<usize>) -> bool {
-        self.pool.bad_slots(cluster, pages) > 0
-    }
-
-    /// Is a unit's place, as far as it can be seen, partly bad, so that what can be read of it has to come by the page?
-    pub(crate) fn is_partly_bad(&self, unit: u32, w: Word) -> bool {
-        self.is_bad_anywhere(unit, w, 0..PAGES)
-    }
-
-    /// The same of some of its pages.
-    pub(crate) fn is_bad_anywhere(&self, unit: u32, w: Word, mut pages: Range<usize>) -> bool {
-        match w.slot() {
-            _ if self.pool.header().losses.load(Relaxed) == 0 => false,
-            _ if FilePlace::of(w).is_some() => false,
-            None => false,
-            Some(SCATTERED) => {
-                let places = self.placing.scatter.of(unit);
-                let bad = |p| {
-                    let s = places.and_then(|s| s.get(p));
-                    s.is_some_and(|s| self.is_bad_or_lost(s.cluster, s.at..s.at + 1))
-                };
-                pages.any(bad)
-            }
-            Some(cluster) => self.is_bad_or_lost(cluster, pages),
-        }
-    }
-
-    /// Has a locked unit with a place in swap something there for page `page`?
-    pub(super) fn is_somewhere(&self, unit: u32, w: Word, page: usize) -> bool {
-        let places = self.placing.scatter.of(unit);
-        !w.is_scattered() || places.is_some_and(|s| s.get(page).is_some())
+        self.bad_slots(cluster, pages) > 0
     }
 
     pub(crate) fn is_bad_or_lost(&self, cluster: u64, pages: Range<usize>) -> bool {
-        let sums = self.pool.slot_sums().get(cluster as usize);
+        let sums = self.slot_sums().get(cluster as usize);
         let lost = sums.and_then(|s| s.get(pages.clone()));
         self.is_bad(cluster, pages) || lost.is_some_and(checksum::any_lost)
     }
 
     /// Notes that what belongs in a slot is lost, if nothing is known of the slot.
     pub(crate) fn note_lost(&self, cluster: u64, at: usize) {
-        let sums = self.pool.slot_sums().get(cluster as usize);
+        let sums = self.slot_sums().get(cluster as usize);
         if let Some(sum) = sums.and_then(|s| s.get(at)) {
             // First: see `mark_bad`.
-            self.pool.header().losses.fetch_add(1, Relaxed);
+            self.header().losses.fetch_add(1, Relaxed);
             checksum::lose(sum);
         }
     }
@@ -156,90 +118,15 @@ impl Engine {
     /// Notes that a slot could not be written.
     pub(super) fn mark_unwritable(&self, cluster: u64, pages: Range<usize>) {
         for page in pages {
-            self.pool.mark_bad(cluster, page);
-        }
-    }
-
-    /// Reads page `page` of a locked unit to `to` from its place in swap, and marks the slot if that fails again and again. `doubt`: as for
-    /// [`Engine::swap_read`], whose errors it has.
-    pub(crate) fn read_or_mark(
-        &self,
-        unit: u32,
-        w: Word,
-        page: usize,
-        to: usize,
-        doubt: bool,
-    ) -> Result<(), Errno> {
-        let (cluster, at) = match w.slot() {
-            Some(SCATTERED) => match self.placing.scatter.of(unit).and_then(|s| s.get(page)) {
-                Some(s) => (s.cluster, s.at),
-                None => {
-                    // SAFETY: the caller's memory.
-                    unsafe { std::ptr::write_bytes(to as *mut u8, 0, PAGE) };
-                    return Ok(());
-                }
-            },
-            Some(cluster) => (cluster, page),
-            None => return Err(Errno::EIO),
-        };
-        // All that could be waited for was, before it came to this.
-        let again = |attempt| attempt + 1 < READS;
-        let result = self.swap_read_until(cluster, at..at + 1, to, doubt, again);
-        if result != Err(Errno::EIO) {
-            return result;
-        }
-        let sums = self.pool.slot_sums().get(cluster as usize);
-        let known = sums.and_then(|s| s.get(at..at + 1));
-        if !known.is_some_and(checksum::known) {
-            self.note_lost(cluster, at);
-        } else if self.pool.mark_bad(cluster, at) && !self.is_in_memory(unit, w, page) {
-            self.pool.count(Counter::Poisoned, 1);
-        }
-        result
-    }
-
-    /// The slot of page `page` of a locked unit: its cluster, and which there.
-    pub(crate) fn place_of(&self, unit: u32, w: Word, page: usize) -> Option<(u64, usize)> {
-        let single = |s: &Places| s.get(page).map(|s| (s.cluster, s.at));
-        match w.slot() {
-            Some(SCATTERED) => self.placing.scatter.of(unit).and_then(single),
-            slot => slot.map(|cluster| (cluster, page)),
+            self.mark_bad(cluster, page);
         }
     }
 
     /// Is what belongs in a slot lost, so that there is nothing that could be read from it?
-    pub(super) fn is_lost(&self, cluster: u64, at: usize) -> bool {
-        let sums = self.pool.slot_sums().get(cluster as usize);
+    pub(crate) fn is_lost(&self, cluster: u64, at: usize) -> bool {
+        let sums = self.slot_sums().get(cluster as usize);
         sums.and_then(|s| s.get(at..at + 1))
             .is_some_and(checksum::any_lost)
-    }
-
-    /// [`Engine::is_somewhere`], and can it be read, as far as is known?
-    pub(super) fn is_known(&self, unit: u32, w: Word, page: usize) -> bool {
-        self.place_of(unit, w, page).is_some_and(|(cluster, at)| {
-            let sums = self.pool.slot_sums().get(cluster as usize);
-            sums.and_then(|s| s.get(at..at + 1))
-                .is_some_and(checksum::known)
-        })
-    }
-
-    fn is_in_memory(&self, unit: u32, w: Word, page: usize) -> bool {
-        match w.kind() {
-            Kind::Base => self.base.records.of(unit).present.get(page),
-            kind => matches!(kind, Kind::Present | Kind::Cached),
-        }
-    }
-
-    /// A read of all of a locked unit failed: reads it page by page to `to`, and marks what is bad. True if all of
-    /// it could be read after all.
-    pub(crate) fn read_unit_by_pages(&self, unit: u32, w: Word, to: usize) -> bool {
-        let mut all = true;
-        for page in 0..PAGES {
-            all &= self
-                .read_or_mark(unit, w, page, to + page * PAGE, false)
-                .is_ok();
-        }
-        all
     }
 }
 

@@ -1,4 +1,4 @@
-//! Where in swap units are, as this process claims and gives up places there: whole clusters of 2 MiB, and single slots of
+//! Places in swap, as this process claims them and gives them up: whole clusters of 2 MiB, and single slots of
 //! 4 KiB of clusters that are split (`hugeswap_policy::slots`).
 //!
 //! A unit that has a place in swap has a cluster of its own, page i in slot i, or is *scattered* ([`scatter`]). What promises no
@@ -7,45 +7,37 @@
 //! * a cluster is split for single slots only when no split one of this process's has room, and single slots come from the
 //!   fullest cluster that has enough, so that others empty; with its last slot a cluster is whole again;
 //! * a scattered unit that grows past half gets a cluster of its own when it is written next;
-//! * where split clusters are mostly empty, or whole ones short, pages move together and leave whole clusters ([`compact`]).
+//! * where split clusters are mostly empty, or whole ones short, pages move together and leave whole clusters (`swap::compact`).
 //!
 //! Areas of the highest priority are filled first, those of the same in turn. In each, clusters are claimed in sequence, but not beyond twice what this process has in use (and some), so that what has been freed
 //! is used again, and the page sums of clusters of long ago do not stay in memory.
 //!
 //! Concurrency: a unit's place changes under the unit's lock. What a forked child may read is neither overwritten nor given
-//! back before no such child is left ([`kept`]).
+//! back before no such child is left ([`kept`](super::kept)).
 
-mod compact;
-pub(crate) mod kept;
-pub(crate) mod scatter;
-
-use crate::engine::{Engine, UNIT};
+use super::kept::Given;
+use super::scatter::{self, Places, Single};
+use super::{BUFFER, PAGE, PAGES, Store};
 use crate::lock::Lock;
 use crate::pool::JoinedArea;
 use crate::pool::layout::{MAX_AREAS, NOBODY};
-use hugeswap_policy::file::FilePlace;
+use hugeswap_policy::counters::Counter;
+use hugeswap_policy::slots;
 use hugeswap_policy::slots::lies::{Lie, Order};
 use hugeswap_policy::slots::split::Partial;
 use hugeswap_policy::unit::{SCATTERED, Word};
-use hugeswap_policy::{UNIT_PAGES, slots};
-use hugeswap_sys::{Errno, Result};
-use kept::{Given, Kept};
-use scatter::{Places, Scatter, Single};
 use std::ops::Range;
-use std::sync::atomic::Ordering::{Acquire, Relaxed};
+use std::sync::atomic::Ordering::Relaxed;
 use std::sync::atomic::{AtomicBool, AtomicI64, AtomicU32, AtomicU64};
 
-const PAGES: usize = UNIT_PAGES as usize;
-const PAGE: usize = 4096;
 /// How far beyond what is in use clusters are claimed in sequence.
 const REACH: u64 = 256;
 
 /// How often a claim looks on after what it found has turned out to have no room on its disk.
 const TRIES: usize = 2 * MAX_AREAS;
 
-/// What an engine knows of its places in swap.
-pub(crate) struct Placing {
-    pub scatter: Scatter,
+/// Where this process claims.
+pub(super) struct Claims {
     partial: Lock<Partial>,
     /// By area.
     cursors: [Cursor; MAX_AREAS],
@@ -53,7 +45,6 @@ pub(crate) struct Placing {
     turn: AtomicU32,
     /// A claim found no free cluster.
     short: AtomicBool,
-    pub kept: Kept,
 }
 
 /// Where this process claims in one area.
@@ -87,17 +78,15 @@ impl Cursor {
     }
 }
 
-impl Placing {
-    /// For so many units, and so many clusters in the pool.
-    pub fn new(units: u32, clusters: usize) -> Result<Placing> {
-        Ok(Placing {
-            scatter: Scatter::new(units)?,
+impl Claims {
+    /// Nothing claimed.
+    pub fn new() -> Claims {
+        Claims {
             partial: Lock::new(Partial::default()),
             cursors: Default::default(),
             turn: AtomicU32::new(0),
             short: AtomicBool::new(false),
-            kept: Kept::new(clusters)?,
-        })
+        }
     }
 
     /// In a forked child, which owns nothing yet.
@@ -107,16 +96,15 @@ impl Placing {
             c.owned.store(0, Relaxed);
         }
         self.partial.lock().clear();
-        self.kept.begin();
     }
 }
 
-impl Engine {
+impl Store {
     /// Claims a cluster by `claim`, which is told where in an area to look, and tells where it found one: in the areas of the highest
     /// priority that have any, in turn; not in those of which `avoid` has the bit.
     fn claim_in_areas(&self, avoid: u32, claim: impl Fn(Order) -> Option<usize>) -> Option<u64> {
         // What fails is better than nothing, but for what is gone.
-        let (troubled, gone) = self.troubled();
+        let (troubled, gone) = self.pool.troubled();
         let found = self.claim_in(avoid | troubled, &claim);
         if found.is_some() || troubled & !gone & !avoid == 0 {
             return found;
@@ -125,7 +113,7 @@ impl Engine {
     }
 
     fn claim_in(&self, avoid: u32, claim: &impl Fn(Order) -> Option<usize>) -> Option<u64> {
-        let p = &self.placing;
+        let p = &self.claims;
         let turn = p.turn.fetch_add(1, Relaxed) as usize;
         // Those that had nothing lately come last.
         for full in [false, true] {
@@ -157,7 +145,7 @@ impl Engine {
                         .hint
                         .store(found as u64 + 1 - area.first_slot, Relaxed);
                     cursor.owned.fetch_add(1, Relaxed);
-                    p.kept.claim(found);
+                    self.kept.claim(found);
                     if self.pool.still_on(i) {
                         return Some(found as u64);
                     }
@@ -171,14 +159,14 @@ impl Engine {
 
     /// Where this process's next claim in an area is likely to be; `None`: it has nothing there.
     pub(crate) fn next_claim(&self, index: usize, area: &JoinedArea) -> Option<u64> {
-        let cursor = self.placing.cursors.get(index)?;
+        let cursor = self.claims.cursors.get(index)?;
         let used = cursor.owned.load(Relaxed) > 0 && self.pool.is_on(index);
         used.then(|| cursor.order(self.pool.me(), area, true).from as u64)
     }
 
     /// Clusters that this process has in an area.
     pub(crate) fn owned_in(&self, index: usize) -> u64 {
-        let cursor = self.placing.cursors.get(index);
+        let cursor = self.claims.cursors.get(index);
         cursor.map_or(0, |c| c.owned.load(Relaxed).max(0) as u64)
     }
 
@@ -187,22 +175,22 @@ impl Engine {
         let clusters = self.pool.clusters(self.pool.me());
         if clusters.is_ours(cluster) {
             clusters.free(cluster, 0..PAGES);
-        } else if self.owns_slot(cluster as u64) {
+        } else if self.pool.owns_slot(cluster as u64) {
             slots::release(self.pool.slot_words(), cluster, self.pool.me() as u16 + 1);
         }
-        self.placing.cursors[area].owned.fetch_sub(1, Relaxed);
+        self.claims.cursors[area].owned.fetch_sub(1, Relaxed);
     }
 
     /// A few times a second: other processes may have given back something.
     pub(crate) fn look_again_for_clusters(&self) {
-        let cursors = self.placing.cursors.iter();
+        let cursors = self.claims.cursors.iter();
         cursors.for_each(|c| c.full.store(false, Relaxed));
     }
 
     /// A cluster of this process's is free.
     pub(crate) fn not_owned(&self, cluster: u64) {
         if let Some((i, _)) = self.pool.locate(cluster) {
-            let cursor = &self.placing.cursors[i];
+            let cursor = &self.claims.cursors[i];
             cursor.owned.fetch_sub(1, Relaxed);
             cursor.full.store(false, Relaxed);
         }
@@ -214,7 +202,7 @@ impl Engine {
         self.claim_cluster_but(0)
     }
 
-    /// [`Engine::claim_cluster`], not in areas of which `avoid` has the bit, if others have any.
+    /// [`Store::claim_cluster`], not in areas of which `avoid` has the bit, if others have any.
     pub(crate) fn claim_cluster_but(&self, avoid: u32) -> Option<u64> {
         if self.pool.me() == NOBODY {
             return None;
@@ -229,7 +217,7 @@ impl Engine {
                 found => found,
             };
             match found {
-                Some(cluster) if self.has_blocks(cluster) => return found,
+                Some(cluster) if self.pool.has_blocks(cluster) => return found,
                 Some(cluster) => self.release_cluster(cluster),
                 None => break,
             }
@@ -238,9 +226,14 @@ impl Engine {
         None
     }
 
+    /// Has a claim found no free cluster since this was asked last?
+    pub(crate) fn was_short(&self) -> bool {
+        self.claims.short.swap(false, Relaxed)
+    }
+
     fn note_short(&self) {
-        self.swap_full.store(true, Relaxed);
-        if !self.placing.short.swap(true, Relaxed) {
+        self.note_full(true);
+        if !self.claims.short.swap(true, Relaxed) {
             self.pool.kick();
         }
     }
@@ -251,7 +244,7 @@ impl Engine {
         want: usize,
         avoid: impl Fn(usize) -> bool,
     ) -> Option<(u64, Range<usize>)> {
-        self.claim_of(&mut self.placing.partial.lock(), want, avoid)
+        self.claim_of(&mut self.claims.partial.lock(), want, avoid)
     }
 
     fn claim_of(
@@ -276,7 +269,7 @@ impl Engine {
             let cluster = i as u64;
             avoid(i)
                 || self.pool.is_draining(cluster)
-                || self.avoids(cluster)
+                || self.pool.avoids(cluster)
                 || !is_in_reach(cluster)
         };
         while let Some(i) = partial.choose(&clusters, want, avoid) {
@@ -298,7 +291,7 @@ impl Engine {
     pub(crate) fn claim_singles(&self, want: usize) -> Option<(u64, Range<usize>)> {
         for _ in 0..TRIES {
             let (cluster, run) = self.claim_singles_anywhere(want)?;
-            if self.has_blocks(cluster) {
+            if self.pool.has_blocks(cluster) {
                 return Some((cluster, run));
             }
             self.release_singles(cluster, run);
@@ -307,7 +300,7 @@ impl Engine {
     }
 
     fn claim_singles_anywhere(&self, want: usize) -> Option<(u64, Range<usize>)> {
-        let mut partial = self.placing.partial.lock();
+        let mut partial = self.claims.partial.lock();
         if let Some(found) = self.claim_of(&mut partial, want, |_| false) {
             return Some(found);
         }
@@ -331,29 +324,21 @@ impl Engine {
         Some((i, 0..want))
     }
 
-    /// Is the cluster this process's own, whole or split, to free?
-    pub(crate) fn owns_slot(&self, cluster: u64) -> bool {
-        self.pool
-            .slot_words()
-            .get(cluster as usize)
-            .is_some_and(|w| (w.load(Acquire) >> 16) as usize == self.pool.me() + 1)
-    }
-
     /// May a cluster be overwritten by what is to be there next? Not what a forked child may read; not what is about to
     /// leave its area; and not what is bad.
     pub(crate) fn may_overwrite_cluster(&self, cluster: u64) -> bool {
-        self.may_write_to(cluster) && !self.is_bad(cluster, 0..PAGES)
+        self.may_write_to(cluster) && !self.pool.is_bad(cluster, 0..PAGES)
     }
 
     fn may_write_to(&self, cluster: u64) -> bool {
-        self.owns_slot(cluster)
-            && !self.placing.kept.may_be_read(cluster)
+        self.pool.owns_slot(cluster)
+            && !self.kept.may_be_read(cluster)
             && !self.pool.is_draining(cluster)
     }
 
-    /// As [`Engine::may_overwrite_cluster`], a single slot.
+    /// As [`Store::may_overwrite_cluster`], a single slot.
     pub(crate) fn may_overwrite(&self, s: Single) -> bool {
-        self.may_write_to(s.cluster) && !self.is_bad(s.cluster, s.at..s.at + 1)
+        self.may_write_to(s.cluster) && !self.pool.is_bad(s.cluster, s.at..s.at + 1)
     }
 
     /// Gives up the place of a locked unit, which its word no longer has once it is unlocked: at once, or when no
@@ -362,7 +347,7 @@ impl Engine {
         if slot != SCATTERED {
             return self.free_cluster(slot);
         }
-        if let Some(places) = self.placing.scatter.of(unit) {
+        if let Some(places) = self.scatter.of(unit) {
             self.free_pages(places, 0..PAGES);
         }
     }
@@ -370,7 +355,7 @@ impl Engine {
     /// Loses the place of a locked unit: it is never used again, for what is wrong with it may be the device.
     pub(crate) fn lose_place(&self, unit: u32, w: Word) {
         if w.is_scattered()
-            && let Some(places) = self.placing.scatter.of(unit)
+            && let Some(places) = self.scatter.of(unit)
         {
             places.clear();
         }
@@ -378,7 +363,7 @@ impl Engine {
 
     /// Gives up a cluster, at once or when no forked child can read it any more.
     pub(crate) fn free_cluster(&self, cluster: u64) {
-        if self.owns_slot(cluster) {
+        if self.pool.owns_slot(cluster) {
             self.give_up(Given::Cluster(cluster));
         }
     }
@@ -400,13 +385,13 @@ impl Engine {
     }
 
     pub(crate) fn free_singles(&self, cluster: u64, run: Range<usize>) {
-        if self.owns_slot(cluster) && !run.is_empty() {
+        if self.pool.owns_slot(cluster) && !run.is_empty() {
             self.give_up(Given::Singles(cluster, run.start as u16, run.end as u16));
         }
     }
 
     fn give_up(&self, what: Given) {
-        if !self.placing.kept.keep(what) {
+        if !self.kept.keep(what) {
             self.release(what);
         }
     }
@@ -414,13 +399,13 @@ impl Engine {
     /// Gives back what was put aside for forked children that are gone.
     pub(crate) fn release_kept(&self) {
         let children = self.pool.forks_of_children(self.pool.me());
-        let kept = &self.placing.kept;
+        let kept = &self.kept;
         kept.note_children(children, |what| self.release(what));
     }
 
     /// Nobody reads what was put aside of the clusters in `range`.
     pub(crate) fn release_kept_in(&self, range: &Range<u64>) {
-        let kept = &self.placing.kept;
+        let kept = &self.kept;
         kept.release(|c| range.contains(&c), |what| self.release(what));
     }
 
@@ -429,7 +414,7 @@ impl Engine {
             Given::Cluster(c) => self.release_cluster(c),
             Given::Singles(c, from, to) => self.release_singles(c, from.into()..to.into()),
         }
-        self.swap_full.store(false, Relaxed);
+        self.note_full(false);
     }
 
     /// Gives back a cluster of this process's that nobody reads.
@@ -447,13 +432,13 @@ impl Engine {
         }
     }
 
-    /// As [`Engine::release_cluster`], single slots.
+    /// As [`Store::release_cluster`], single slots.
     pub(crate) fn release_singles(&self, cluster: u64, run: Range<usize>) {
         self.forget_stored(cluster, run.clone());
-        if self.is_bad(cluster, run.clone()) && run.len() > 1 {
+        if self.pool.is_bad(cluster, run.clone()) && run.len() > 1 {
             return run.for_each(|at| self.release_singles(cluster, at..at + 1));
         }
-        if self.is_bad(cluster, run.clone()) {
+        if self.pool.is_bad(cluster, run.clone()) {
             return;
         }
         let (_, emptied) = self
@@ -465,67 +450,59 @@ impl Engine {
         }
     }
 
-    /// Reads all of a locked unit that is in swap to the frame at `at`. `doubt`: see [`Engine::read_slot`].
-    pub(crate) fn read_unit(&self, unit: u32, slot: u64, at: usize, doubt: bool) -> Result<()> {
-        if let Some(place) = FilePlace::of_slot(slot) {
-            return self.read_file_unit(unit, place, at);
-        }
-        if slot != SCATTERED {
-            self.read_slot(slot, at, doubt)?;
-            self.count_swap_in(at);
-            self.advise_came_back(unit);
-            return Ok(());
-        }
-        let places = self.placing.scatter.of(unit).ok_or(Errno::EIO)?;
-        let mut page = 0;
-        while page < PAGES {
-            let to = at + page * PAGE;
-            if let Some((cluster, run)) = places.run(page..PAGES) {
-                page += run.len();
-                self.read_pages(cluster, run, to)?;
-            } else {
-                // SAFETY: the frame is the caller's.
-                unsafe { std::ptr::write_bytes(to as *mut u8, 0, PAGE) };
-                page += 1;
-            }
-        }
-        Ok(())
-    }
-
-    /// Reads pages of a locked unit that are in swap, side by side in the unit, to `to`.
-    pub(crate) fn read_stored(
-        &self,
-        unit: u32,
-        w: Word,
-        pages: Range<usize>,
-        to: usize,
-    ) -> Result<()> {
-        let slot = w.slot().ok_or(Errno::EIO)?;
-        if let Some(place) = FilePlace::of_slot(slot) {
-            return self.read_file_pages(place, pages, to);
-        }
-        if slot != SCATTERED {
-            return self.read_pages(slot, pages, to);
-        }
-        let places = self.placing.scatter.of(unit).ok_or(Errno::EIO)?;
-        let mut page = pages.start;
-        while page < pages.end {
-            let (cluster, run) = places.run(page..pages.end).ok_or(Errno::EIO)?;
-            let at = to + (page - pages.start) * PAGE;
-            page += run.len();
-            self.read_pages(cluster, run, at)?;
-        }
-        Ok(())
-    }
-
     /// The table of a scattered unit becomes another's, whose own is open and empty. The caller owns both locks.
     pub(crate) fn move_places(&self, unit: u32, to: u32) {
-        let scatter = &self.placing.scatter;
+        let scatter = &self.scatter;
         if let (Some(from), Some(to)) = (scatter.of(unit), scatter.of(to)) {
             to.copy(from);
             from.clear();
         }
     }
-}
 
-const _: () = assert!(PAGES * PAGE == UNIT);
+    /// Moves what a locked unit has in clusters that `moves` names to slots that `claim` finds. False if there were none, or they
+    /// could not be written; what cannot be read stays. `buffer`: [`BUFFER`] bytes of the caller's.
+    pub(crate) fn move_singles(
+        &self,
+        places: &Places,
+        moves: impl Fn(u64) -> bool,
+        claim: impl Fn(usize) -> Option<(u64, Range<usize>)>,
+        buffer: usize,
+    ) -> bool {
+        const AT_ONCE: usize = BUFFER / PAGE;
+        let mut page = 0;
+        while page < PAGES {
+            let Some((cluster, run)) = places.run(page..PAGES.min(page + AT_ONCE)) else {
+                page += 1;
+                continue;
+            };
+            let n = run.len();
+            if moves(cluster) {
+                if self.read_pages(cluster, run.clone(), buffer).is_err() {
+                    // Whoever needs the page is told.
+                    page += n;
+                    continue;
+                }
+                let mut done = 0;
+                while done < n {
+                    let Some((to, at)) = claim(n - done) else {
+                        return false;
+                    };
+                    let from = buffer + done * PAGE;
+                    if self.write_pages(to, at.clone(), from).is_err() {
+                        self.release_singles(to, at);
+                        return false;
+                    }
+                    for (k, at) in at.clone().enumerate() {
+                        places.put(page + done + k, Some(Single { cluster: to, at }));
+                    }
+                    let old = run.start + done;
+                    self.free_singles(cluster, old..old + at.len());
+                    self.pool.count(Counter::SwapMoved, at.len() as u64);
+                    done += at.len();
+                }
+            }
+            page += n;
+        }
+        true
+    }
+}

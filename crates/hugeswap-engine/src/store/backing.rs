@@ -1,10 +1,10 @@
 //! Where the I/O of swap and of mapped files meets the device.
 //!
 //! Every read and write of swap or of a mapped file is a [`Transfer`] that goes through [`Backing::carry_out`]: a device, and before it, in
-//! tests, a faulty one ([`crate::faulty`]).
+//! tests, a faulty one ([`super::faulty`]).
 
-use crate::engine::Engine;
-use crate::faulty::Faulty;
+use super::faulty::Faulty;
+use crate::pool::Member;
 use hugeswap_sys::{Errno, Result, fs};
 use std::sync::atomic::Ordering::Relaxed;
 
@@ -88,30 +88,30 @@ impl Backing {
     }
 
     /// Is there no faulty device before the real one?
-    pub fn is_plain(&self, engine: &Engine) -> bool {
-        self.faulty.rules(&engine.pool).is_quiet() && !self.faulty.keeps_account()
+    pub fn is_plain(&self, pool: &Member) -> bool {
+        self.faulty.rules(pool).is_quiet() && !self.faulty.keeps_account()
     }
 
     /// Carries out a transfer.
     ///
     /// # Safety
     /// The transfer's memory must be readable; for a read, the caller's to overwrite.
-    pub unsafe fn carry_out(&self, engine: &Engine, t: &Transfer) -> Result<Moved, Failed> {
-        let going_on = &engine.pool.record().transferring;
+    pub unsafe fn carry_out(&self, pool: &Member, t: &Transfer) -> Result<Moved, Failed> {
+        let going_on = &pool.record().transferring;
         going_on.fetch_add(1, Relaxed);
         // SAFETY: passed on to the caller.
-        let result = unsafe { self.carry_out_now(engine, t) };
+        let result = unsafe { self.carry_out_now(pool, t) };
         going_on.fetch_sub(1, Relaxed);
         result
     }
 
     /// # Safety
     /// As for [`Backing::carry_out`].
-    unsafe fn carry_out_now(&self, engine: &Engine, t: &Transfer) -> Result<Moved, Failed> {
-        if !self.is_plain(engine) {
-            let rules = self.faulty.rules(&engine.pool);
+    unsafe fn carry_out_now(&self, pool: &Member, t: &Transfer) -> Result<Moved, Failed> {
+        if !self.is_plain(pool) {
+            let rules = self.faulty.rules(pool);
             // SAFETY: passed on to the caller.
-            return unsafe { self.faulty.carry_out(engine, &rules, t) };
+            return unsafe { self.faulty.carry_out(pool, &rules, t) };
         }
         // SAFETY: passed on to the caller.
         let bytes = unsafe { t.of_device(usize::MAX) }?;

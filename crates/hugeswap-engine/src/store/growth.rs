@@ -4,9 +4,9 @@
 //! file system gives blocks once, and the notes are the same. An I/O thread with nothing else to do grows areas ahead of where this process claims, a
 //! step or two. Where there is no space for a step, there may be for a part of one; an area without any more gives what it has (`pool::room`).
 
-use crate::engine::Engine;
-use crate::pool::JoinedArea;
+use super::Store;
 use crate::pool::swap::RESERVE;
+use crate::pool::{JoinedArea, Pool};
 use hugeswap_policy::UNIT_BYTES;
 use hugeswap_policy::knobs::Knob;
 use hugeswap_policy::slots::lies::Lie;
@@ -23,10 +23,10 @@ pub(super) fn is_no_room(e: Errno) -> bool {
     matches!(e, Errno::ENOSPC | Errno::EDQUOT)
 }
 
-impl Engine {
+impl Pool {
     /// Has a cluster just claimed blocks, by now? If not, for there is no room, another is to be taken. (Of other failures the write will tell.)
     pub(crate) fn has_blocks(&self, cluster: u64) -> bool {
-        let Some((area, _)) = self.pool.locate(cluster) else {
+        let Some((area, _)) = self.locate(cluster) else {
             return true;
         };
         !self.find_blocks(area, cluster).is_err_and(is_no_room)
@@ -34,7 +34,7 @@ impl Engine {
 
     /// Sees to it that slot `slot` of area number `area` has blocks. ENOSPC: there are none left for it.
     pub(super) fn find_blocks(&self, area: usize, slot: u64) -> Result<()> {
-        if self.pool.lies().of(slot as usize) != Lie::Nowhere {
+        if self.lies().of(slot as usize) != Lie::Nowhere {
             return Ok(());
         }
         self.grow_area(area, slot)
@@ -43,7 +43,7 @@ impl Engine {
     #[cold]
     #[inline(never)]
     fn grow_area(&self, area: usize, slot: u64) -> Result<()> {
-        let a = self.pool.area(area).ok_or(Errno::EIO)?;
+        let a = self.area(area).ok_or(Errno::EIO)?;
         // Where there is no space for all of it: eight slots, two, the one.
         let mut size = STEP;
         let got = loop {
@@ -54,22 +54,22 @@ impl Engine {
                 Err(e) if is_no_room(e) && size > 1 => size = (size / 4).max(1),
                 Err(e) => {
                     if is_no_room(e) {
-                        self.pool.note_room(area, false);
+                        self.note_room(area, false);
                     }
                     return Err(e);
                 }
             }
         };
-        self.pool.note_grown(area, a.fd, got, a.first_slot);
+        self.note_grown(area, a.fd, got, a.first_slot);
         // Where a part could be had, the next may be too.
-        self.pool.note_room(area, true);
+        self.note_room(area, true);
         process::yield_now();
         Ok(())
     }
 
     fn allocate(&self, a: &JoinedArea, slots: &Range<u64>) -> Result<()> {
         let (at, end) = (slots.start - a.first_slot, slots.end - a.first_slot);
-        let space = self.pool.knob(Knob::SwapSpace);
+        let space = self.knob(Knob::SwapSpace);
         if space != 0 && end * UNIT_BYTES > space {
             return Err(Errno::ENOSPC);
         }
@@ -83,7 +83,9 @@ impl Engine {
             result => result,
         }
     }
+}
 
+impl Store {
     /// Grows an area that this process is about to need more of, but not into what others may need more. False: there is none. For a thread that is inside the gate.
     pub(crate) fn grow_ahead(&self) -> bool {
         self.pool.areas().any(|(i, a)| {
@@ -95,7 +97,7 @@ impl Engine {
             let bare = (next..end).find(|&s| lies.of(s as usize) == Lie::Nowhere);
             let Some(slot) = bare else { return false };
             let free = fs::file_system(a.fd).map_or(0, |f| f.free_bytes);
-            free > RESERVE && self.grow_area(i, slot).is_ok()
+            free > RESERVE && self.pool.grow_area(i, slot).is_ok()
         })
     }
 }

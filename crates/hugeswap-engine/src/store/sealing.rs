@@ -8,9 +8,8 @@
 
 use super::buffers::{Buffer, Buffers};
 use super::seal::{Cipher, Nonces, Seal};
-use super::{PAGE, PAGES};
+use super::{PAGE, PAGES, Store};
 use crate::checksum;
-use crate::engine::Engine;
 use crate::error::EngineError;
 use crate::pool::Pool;
 use hugeswap_sys::Errno;
@@ -63,12 +62,14 @@ impl Sealed<'_> {
     }
 }
 
-impl Engine {
-    pub(super) fn seals(&self, slot: u64, pages: Range<usize>) -> Result<&[Seal], Errno> {
-        let seals = self.pool.seals().get(slot as usize);
+impl Pool {
+    pub(super) fn seals_of(&self, slot: u64, pages: Range<usize>) -> Result<&[Seal], Errno> {
+        let seals = self.seals().get(slot as usize);
         seals.and_then(|s| s.get(pages)).ok_or(Errno::EIO)
     }
+}
 
+impl Store {
     /// Decrypts pages of a slot that were read to `at`. False: some are not what was written there.
     pub(super) fn open_pages(
         &self,
@@ -80,7 +81,7 @@ impl Engine {
         let Some((area, offset)) = self.pool.locate(slot) else {
             return false;
         };
-        let Ok(seals) = self.seals(slot, pages.clone()) else {
+        let Ok(seals) = self.pool.seals_of(slot, pages.clone()) else {
             return false;
         };
         seals
@@ -107,7 +108,7 @@ impl Engine {
         from: usize,
     ) -> Result<Sealed<'a>, Errno> {
         let (area, offset) = self.pool.locate(slot).ok_or(Errno::EIO)?;
-        let seals = self.seals(slot, pages.clone())?;
+        let seals = self.pool.seals_of(slot, pages.clone())?;
         if pages.len() > PAGES {
             return Err(Errno::EINVAL);
         }
@@ -143,7 +144,7 @@ impl Engine {
             checksum::forget(sums);
         }
         if self.sealing.is_some()
-            && let Ok(seals) = self.seals(slot, pages)
+            && let Ok(seals) = self.pool.seals_of(slot, pages)
         {
             seals.iter().for_each(Seal::forget);
         }

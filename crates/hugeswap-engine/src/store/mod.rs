@@ -1,0 +1,166 @@
+//! The store: bytes between memory and swap. It has the places in swap that this process has claimed, and reads and writes them.
+//!
+//! A place is a *cluster* of 2 MiB, page i of a unit in slot i, or single slots of 4 KiB ([`claim`], [`scatter`]; what a forked child may
+//! still read: [`kept`]). [`transfer`] has pages read and written, verified and counted, and tried again; [`backing`] is where that meets the device. A pool that encrypts
+//! does it here ([`sealing`]). What fails is never used again ([`quarantine`]).
+//!
+//! It knows pages, slots, areas and failures; no engine, no state of a unit, and no address of the program but those it is given to read to and write from.
+
+pub(crate) mod backing;
+pub(crate) mod batch;
+pub(crate) mod buffers;
+mod claim;
+mod faulty;
+mod growth;
+pub(crate) mod initialise;
+pub(crate) mod kept;
+mod quarantine;
+pub(crate) mod scatter;
+pub(crate) mod seal;
+pub(crate) mod sealing;
+mod transfer;
+mod wbt;
+
+pub(crate) use transfer::may_try_again;
+
+use crate::checksum::SumKey;
+use crate::error::EngineError;
+use crate::pool::Member;
+use crate::pool::probe::Measured;
+use backing::Backing;
+use batch::Batches;
+use claim::Claims;
+use faulty::Faulty;
+use hugeswap_policy::granularity::{DeviceCost, Direction, PerSize, Size};
+use hugeswap_policy::{PAGE_BYTES, UNIT_PAGES};
+use hugeswap_sys::{Result, mm};
+use initialise::Initialiser;
+use kept::Kept;
+use scatter::Scatter;
+use sealing::Sealing;
+use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
+use std::sync::atomic::Ordering::Relaxed;
+
+/// What transfers cost at first if that could not be measured: a solid-state disk. Nanoseconds.
+const DEVICE: PerSize = PerSize {
+    page: 20_000,
+    piece: 40_000,
+    whole: 600_000,
+};
+
+pub(crate) const PAGE: usize = PAGE_BYTES as usize;
+/// Pages go through memory of the engine's own so many bytes at a time.
+pub(crate) const BUFFER: usize = 64 << 10;
+pub(crate) const PAGES: usize = UNIT_PAGES as usize;
+
+/// See the file's head. One for each engine; shared by all threads.
+pub(crate) struct Store {
+    pool: Arc<Member>,
+    /// The key of the pages' sums.
+    pub key: SumKey,
+    pub backing: Backing,
+    /// What encrypts, in a pool that does.
+    pub sealing: Option<Sealing>,
+    claims: Claims,
+    pub scatter: Scatter,
+    pub kept: Kept,
+    pub batches: Batches,
+    initialiser: Initialiser,
+    /// The last attempts to write found no slot.
+    full: AtomicBool,
+    /// What transfers cost now.
+    pub cost: DeviceCost,
+}
+
+impl Store {
+    /// For a process's part of a pool, with `units` units. `cipher`: the pool encrypts.
+    pub fn new(
+        pool: Arc<Member>,
+        sealing: Option<Sealing>,
+        units: u32,
+    ) -> std::result::Result<Store, EngineError> {
+        let sys = |what| move |e| EngineError::System(what, e);
+        let clusters = pool.slot_words().len();
+        let tables = sys("cannot map the tables of scattered pages");
+        let faulty = Faulty::new(&pool).map_err(sys("cannot map the account of faults"))?;
+        let Measured { r#in, out } = pool.measured().unwrap_or(Measured {
+            r#in: DEVICE,
+            out: DEVICE,
+        });
+        Ok(Store {
+            key: SumKey(std::array::from_fn(|i| pool.header().key[i].load(Relaxed))),
+            backing: Backing { faulty },
+            sealing,
+            claims: Claims::new(),
+            scatter: Scatter::new(units).map_err(tables)?,
+            kept: Kept::new(clusters).map_err(tables)?,
+            batches: Batches::new(),
+            initialiser: Initialiser::default(),
+            full: AtomicBool::new(false),
+            cost: DeviceCost::new(r#in, out),
+            pool,
+        })
+    }
+
+    /// In a forked child: what is the parent's alone is not used here.
+    pub fn reset_in_child(&self) {
+        if let Some(sealing) = &self.sealing {
+            sealing.reset_in_child();
+        }
+        self.batches.forget_in_child();
+    }
+
+    /// In a forked child, which owns nothing in swap yet.
+    pub fn begin_in_child(&self) {
+        self.claims.begin();
+        self.kept.begin();
+    }
+
+    /// Did the last attempts to write find no slot?
+    pub fn is_full(&self) -> bool {
+        self.full.load(Relaxed)
+    }
+
+    /// Swap has taken a write, or has not for want of a slot.
+    pub fn note_full(&self, full: bool) {
+        self.full.store(full, Relaxed);
+    }
+
+    /// A transfer of `pages` took `ns`.
+    pub fn observe(&self, direction: Direction, pages: usize, ns: u64) {
+        let size = match pages as u64 {
+            1 => Size::Page,
+            16 => Size::Piece,
+            UNIT_PAGES => Size::Whole,
+            _ => return,
+        };
+        self.cost.observe(direction, size, ns);
+    }
+}
+
+/// Memory of the engine's own to put pages in.
+pub(crate) struct Pages {
+    at: usize,
+    len: usize,
+}
+
+impl Pages {
+    /// So many bytes.
+    pub fn new(len: usize) -> Result<Pages> {
+        let at = mm::map_own(len, mm::PROT_RW)?;
+        Ok(Pages { at, len })
+    }
+
+    /// Where they are.
+    pub fn addr(&self) -> usize {
+        self.at
+    }
+}
+
+impl Drop for Pages {
+    fn drop(&mut self) {
+        // SAFETY: mapped by `new`, and nobody's any more.
+        let _ = unsafe { mm::unmap(self.at, self.len) };
+    }
+}

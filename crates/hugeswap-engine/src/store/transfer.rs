@@ -1,0 +1,418 @@
+//! Pages between memory and swap: the one place where slots are read and written.
+//!
+//! What is read is verified against the sums of its pages; what is written has its sums noted, after the write, so that what
+//! a slot holds is nothing while that is not known. What fails, or is not what was written, is tried again a few times, with
+//! rests of some milliseconds. Both may be called from the fault path, whose rules hold.
+//!
+//! In a pool that encrypts pages go through [`super::sealing`]: its tags verify what is read. Sums are kept all the same, of what is in memory, for they
+//! tell whether it has changed.
+
+use super::backing::{Failed, SwapPage, Transfer};
+use super::growth::is_no_room;
+use super::seal::Cipher;
+use super::sealing::Sealed;
+use super::{PAGE, PAGES, Store, faulty};
+use crate::checksum::{self, UnitSums};
+use crate::pool::layout::Area;
+use crate::pool::losses::{Cause, Loss, LossKey};
+use hugeswap_policy::counters::Counter;
+use hugeswap_policy::granularity::Direction;
+use hugeswap_policy::knobs::Knob;
+use hugeswap_policy::{UNIT_PAGES, retry};
+use hugeswap_sys::{Errno, Result, fs, now_ns};
+use std::ops::Range;
+use std::sync::atomic::AtomicU64;
+use std::sync::atomic::Ordering::Relaxed;
+
+/// Clusters that a unit is tried to be written to.
+const PLACES_TRIED: usize = 5;
+
+/// After attempt number `attempt` at a transfer has failed: is there to be another? If so, after a rest.
+#[inline(never)]
+pub(crate) fn may_try_again(attempt: u32) -> bool {
+    retry::rest_ns(attempt).map(faulty::rest).is_some()
+}
+
+impl Store {
+    /// Reads pages of a slot to `to`, which is the caller's, and verifies them. EIO: the device failed, or gave back
+    /// something else than was written.
+    ///
+    /// `doubt`: the caller is a program thread, whose descriptor table is the program's to change. EBADF: it did.
+    pub(crate) fn read(
+        &self,
+        slot: u64,
+        pages: Range<usize>,
+        to: usize,
+        doubt: bool,
+    ) -> Result<()> {
+        self.read_until(slot, pages, to, doubt, may_try_again)
+    }
+
+    /// [`Store::read`], as often as `again` says, which is told which attempt has failed.
+    pub(crate) fn read_until(
+        &self,
+        slot: u64,
+        pages: Range<usize>,
+        to: usize,
+        doubt: bool,
+        again: impl Fn(u32) -> bool,
+    ) -> Result<()> {
+        let sums = self.pool.slot_sums().get(slot as usize);
+        let known = sums.and_then(|s| s.get(pages.clone()));
+        if !known.is_some_and(checksum::known) {
+            // It was lost before.
+            return Err(Errno::EIO);
+        }
+        let operation = self.backing.operation();
+        let mut attempt = 0;
+        loop {
+            let tried = self.read_once(slot, pages.clone(), to, (operation, attempt));
+            let Err(failed) = tried else {
+                return Ok(());
+            };
+            let Failed {
+                error, on_purpose, ..
+            } = failed;
+            if error == Errno::EIO && again(attempt) {
+                self.pool.count(Counter::SwapRetry, 1);
+                attempt += 1;
+                continue;
+            }
+            let area = self.pool.locate(slot);
+            if error == Errno::EBADF && doubt && area.is_some_and(|(i, _)| self.pool.reach(i)) {
+                // An area that was added since this process began, and can be read now.
+                continue;
+            }
+            if !on_purpose && error != Errno::EBADF && self.backing.faulty.keeps_account() {
+                self.pool.count(Counter::FaultUnexplained, 1);
+            }
+            if error != Errno::EBADF {
+                self.note_failed_read(slot, &pages, failed);
+            }
+            // Whatever the device says, who asked can only go by whether there is any use in asking somebody with other descriptors.
+            return Err(match error {
+                Errno::EBADF => Errno::EBADF,
+                _ => Errno::EIO,
+            });
+        }
+    }
+
+    #[inline(never)]
+    fn read_once(
+        &self,
+        slot: u64,
+        pages: Range<usize>,
+        to: usize,
+        (operation, attempt): (u64, u32),
+    ) -> Result<(), Failed> {
+        let (area, offset) = self.pool.locate(slot).ok_or(Errno::EIO)?;
+        let a = self.pool.area(area).ok_or(Errno::EIO)?;
+        // With a sum, or a tag, the content itself tells.
+        let summed = self.pool.knob(Knob::Checksum) != 0;
+        let strange = || fs::identity(a.fd) != Ok(a.identity);
+        if self.pool.is_gone(area) {
+            return Err(Failed {
+                error: Errno::ENODEV,
+                on_purpose: self.backing.faulty.keeps_account(),
+                changed: None,
+            });
+        }
+        if !summed && self.sealing.is_none() && strange() {
+            return Err(Errno::EBADF.into());
+        }
+        let len = pages.len() * PAGE;
+        let transfer = Transfer {
+            write: false,
+            fd: a.fd,
+            memory: to,
+            len,
+            chunk: len,
+            enough: len,
+            offset: offset + (pages.start * PAGE) as u64,
+            page: Some(self.swap_page(area, slot, pages.start)),
+            operation,
+            attempt,
+        };
+        let start = now_ns();
+        // SAFETY: the caller's memory.
+        let read = unsafe { self.backing.carry_out(&self.pool, &transfer) };
+        let took = now_ns().saturating_sub(start);
+        let note = |failed| {
+            if let Some(shared) = self.pool.header().areas.get(area) {
+                shared.note_transfer(false, took, failed);
+            }
+        };
+        let moved = read.map_err(|failed| match strange() {
+            true => Errno::EBADF.into(),
+            false => {
+                note(Some(failed.error));
+                failed
+            }
+        })?;
+        self.observe(Direction::In, pages.len(), took);
+        let sums = self.pool.slot_sums().get(slot as usize);
+        let want = sums.and_then(|s| s.get(pages.clone()));
+        let pages_read = pages.len();
+        // SAFETY: just filled, and the caller's.
+        let got = unsafe { std::slice::from_raw_parts(to as *const u8, len) };
+        let matches = |page: usize, n: usize| {
+            let want = want.and_then(|w| w.get(page..page + n));
+            let got = got.get(page * PAGE..(page + n) * PAGE);
+            want.zip(got)
+                .is_some_and(|(w, g)| checksum::matches(&self.key, g, w))
+        };
+        let right = match &self.sealing {
+            Some(sealing) => self.open_pages(sealing, slot, pages, to),
+            None if !summed => true,
+            None => matches(0, pages_read),
+        };
+        if right {
+            note(None);
+            self.pool.note_wait(area, pages_read, took);
+            if moved.spoilt {
+                self.pool.count(Counter::FaultUndetected, 1);
+            }
+            return Ok(());
+        }
+        if strange() {
+            return Err(Errno::EBADF.into());
+        }
+        note(Some(Errno::EIO));
+        self.pool.count(Counter::SwapSumError, 1);
+        if moved.spoilt {
+            self.pool.count(Counter::FaultDetected, 1);
+        }
+        Err(Failed {
+            error: Errno::EIO,
+            on_purpose: moved.spoilt,
+            // (Of what is encrypted that is not known.)
+            changed: match self.sealing {
+                Some(_) => Some(0),
+                None => (0..pages_read).find(|&page| !matches(page, 1)).or(Some(0)),
+            },
+        })
+    }
+
+    /// Pages of a slot could not be had, again and again: where, and why, is remembered for whoever is told of it.
+    #[cold]
+    #[inline(never)]
+    fn note_failed_read(&self, slot: u64, pages: &Range<usize>, failed: Failed) {
+        let page = pages.start + failed.changed.unwrap_or(0);
+        let Some((area, offset)) = self.pool.locate(slot) else {
+            return;
+        };
+        let cause = match failed.changed {
+            Some(_) => Cause::Changed,
+            None => Cause::Unreadable(failed.error.0),
+        };
+        if failed.changed.is_some() {
+            self.pool.count(Counter::SwapCorrupt, 1);
+            if self.sealing.is_some() && pages.len() > 1 {
+                // Which page it is turns out when they are read one by one.
+                return;
+            }
+        }
+        let loss = Loss {
+            area,
+            offset: offset + (page * PAGE) as u64,
+            cause,
+        };
+        let number = slot * UNIT_PAGES + page as u64;
+        self.pool.note_loss(LossKey::Page(number), loss);
+    }
+
+    /// Reads pages of a slot to `to` and verifies them.
+    pub(crate) fn read_pages(
+        &self,
+        slot: u64,
+        pages: Range<usize>,
+        to: usize,
+    ) -> Result<(), Errno> {
+        let count = pages.len() as u64;
+        // Program threads come here.
+        self.read(slot, pages, to, true)?;
+        self.pool.count(Counter::PswpIn, count);
+        Ok(())
+    }
+
+    /// Writes pages to a slot of this process's own from `from`, where nobody changes them.
+    pub(crate) fn write_pages(
+        &self,
+        slot: u64,
+        pages: Range<usize>,
+        from: usize,
+    ) -> Result<(), Errno> {
+        // SAFETY: the caller's memory.
+        let bytes = unsafe { std::slice::from_raw_parts(from as *const u8, pages.len() * PAGE) };
+        let mut sums: UnitSums = [0; PAGES];
+        checksum::fill(&self.key, bytes, &mut sums);
+        // Program threads come here too (forks, moves).
+        self.write(slot, pages, from, &sums, true)
+    }
+
+    fn swap_page(&self, area: usize, slot: u64, page: usize) -> SwapPage {
+        let shared = self.pool.header().areas.get(area);
+        SwapPage {
+            area,
+            allocated: shared.map_or(0, |a| a.allocated.load(Relaxed)),
+            number: slot * UNIT_PAGES + page as u64,
+        }
+    }
+
+    /// Writes pages to a slot of this process's own from `from`, which is readable; `sums` are theirs. If the program changes
+    /// them meanwhile, what the slot holds is of no use, and it is the caller who knows.
+    ///
+    /// `doubt`: as for [`Store::read`].
+    pub(crate) fn write(
+        &self,
+        slot: u64,
+        pages: Range<usize>,
+        from: usize,
+        sums: &[u64],
+        doubt: bool,
+    ) -> Result<()> {
+        let written = self.write_all(slot, pages, from, sums, doubt);
+        // That there is no room is no error: others have some, or all are full. (Counted here, where it is known which of the two it was.)
+        if written.is_err_and(|e| !is_no_room(e)) {
+            self.pool.count(Counter::SwapWriteError, 1);
+        }
+        written
+    }
+
+    /// Writes all of a unit from `from`: to the cluster `own`, or, where there is none or it does not take it, to another that `claim` finds outside the areas that
+    /// have failed (bits). What does not take it goes to `release`. The cluster written; `None`: none would take it.
+    pub(crate) fn write_unit(
+        &self,
+        own: Option<u64>,
+        claim: impl Fn(u32) -> Option<u64>,
+        release: impl Fn(u64),
+        from: usize,
+        sums: &[u64],
+    ) -> Option<u64> {
+        let (mut next, mut failed) = (own, 0);
+        for _ in 0..PLACES_TRIED {
+            let Some(cluster) = next.take().or_else(|| claim(failed)) else {
+                break;
+            };
+            let written = self.write(cluster, 0..PAGES, from, sums, false);
+            if written.is_ok() {
+                self.note_full(false);
+                return Some(cluster);
+            }
+            release(cluster);
+            failed |= self.pool.locate(cluster).map_or(0, |(area, _)| 1 << area);
+        }
+        self.note_full(true);
+        None
+    }
+
+    fn write_all(
+        &self,
+        slot: u64,
+        pages: Range<usize>,
+        from: usize,
+        sums: &[u64],
+        doubt: bool,
+    ) -> Result<()> {
+        let target = self.prepare_write(slot, pages.clone(), doubt)?;
+        let (area, index) = (target.area, target.index);
+        let len = pages.len() * PAGE;
+        // Attempts write the same ciphertext.
+        let sealed = match &self.sealing {
+            Some(sealing) => Some(self.seal_pages(sealing, slot, pages.clone(), from)?),
+            None => None,
+        };
+        let mut transfer = Transfer {
+            write: true,
+            fd: target.fd,
+            memory: sealed.as_ref().map_or(from, Sealed::at),
+            len,
+            chunk: self.pool.pace_of(area).chunk,
+            enough: len,
+            offset: target.offset,
+            page: Some(self.swap_page(index, slot, pages.start)),
+            operation: self.backing.operation(),
+            attempt: 0,
+        };
+        let start = now_ns();
+        loop {
+            let began = now_ns();
+            // SAFETY: as the caller promises.
+            let tried = unsafe { self.backing.carry_out(&self.pool, &transfer) };
+            let failed = tried.err().map(|failed| failed.error);
+            area.note_transfer(true, now_ns().saturating_sub(began), failed);
+            let Some(error) = failed else { break };
+            if is_no_room(error) {
+                self.pool.note_room(index, false);
+            }
+            // Where all writes fail nobody waits, and it is not the slot's fault.
+            let avoided = self.pool.avoids(slot);
+            if error != Errno::EIO || avoided || !may_try_again(transfer.attempt) {
+                if error == Errno::EIO && !avoided {
+                    self.pool.mark_unwritable(slot, pages);
+                }
+                area.note_write(Some(error));
+                return Err(error);
+            }
+            self.pool.count(Counter::SwapRetry, 1);
+            transfer.attempt += 1;
+        }
+        area.note_write(None);
+        if pages.len() == PAGES {
+            self.pool.lies().note_raw(slot as usize, false);
+            let took = now_ns().saturating_sub(start);
+            self.observe(Direction::Out, PAGES, took);
+        }
+        if let Some(sealed) = sealed {
+            self.pool
+                .seals_of(slot, pages.clone())?
+                .iter()
+                .zip(sealed.nonces())
+                .for_each(|(seal, nonce)| Cipher::done(nonce, seal));
+        }
+        checksum::store(target.sums, sums);
+        self.pool.count(Counter::PswpOut, pages.len() as u64);
+        Ok(())
+    }
+
+    /// Before pages of a slot are written: where they go. From then on what the slot holds of them is nothing until the write is done.
+    pub(super) fn prepare_write(
+        &self,
+        slot: u64,
+        pages: Range<usize>,
+        doubt: bool,
+    ) -> Result<WriteTarget<'_>> {
+        let (index, offset) = self.pool.locate(slot).ok_or(Errno::EIO)?;
+        let area = self.pool.header().areas.get(index).ok_or(Errno::EIO)?;
+        let joined = self.pool.area(index).ok_or(Errno::EIO)?;
+        // Never to what is something else, whoever made it so.
+        let strange = fs::identity(joined.fd) != Ok(joined.identity);
+        if strange && !(doubt && self.pool.reach(index)) {
+            return Err(Errno::EBADF);
+        }
+        self.pool.find_blocks(index, slot)?;
+        let kept = self.pool.slot_sums().get(slot as usize);
+        let sums = kept.and_then(|s| s.get(pages.clone())).ok_or(Errno::EIO)?;
+        if self.pool.is_bad(slot, pages.clone()) {
+            return Err(Errno::EIO);
+        }
+        self.forget_stored(slot, pages.clone());
+        Ok(WriteTarget {
+            index,
+            area,
+            fd: joined.fd,
+            offset: offset + (pages.start * PAGE) as u64,
+            sums,
+        })
+    }
+}
+
+/// Where pages of a slot are written to.
+pub(super) struct WriteTarget<'a> {
+    index: usize,
+    pub area: &'a Area,
+    pub fd: i32,
+    pub offset: u64,
+    /// Where their sums are kept.
+    pub sums: &'a [AtomicU64],
+}

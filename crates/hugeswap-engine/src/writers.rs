@@ -1,0 +1,87 @@
+//! Who writes whole units to swap, and when: while readers of the same device wait too long, fewer do, with rests ([`Pool::pace`](crate::pool::Pool)).
+//!
+//! Nobody waits inside: who may not write does something else. The rules of the fault path hold.
+
+use crate::engine::Engine;
+use hugeswap_policy::counters::Counter;
+use hugeswap_policy::wbt::Pace;
+use hugeswap_sys::now_ns;
+use std::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed};
+use std::sync::atomic::{AtomicU32, AtomicU64};
+
+/// The longest rest, nanoseconds.
+const LONGEST_REST: u64 = 50_000_000;
+
+/// The writers of this process.
+#[derive(Default)]
+pub(crate) struct Writers {
+    /// How many are at it.
+    at_it: AtomicU32,
+    /// Nobody begins before.
+    rest_until: AtomicU64,
+}
+
+impl Writers {
+    /// Nanoseconds for which nobody is to write; `None`: somebody may.
+    pub fn rest_left(&self) -> Option<u64> {
+        let until = self.rest_until.load(Relaxed);
+        (until != 0)
+            .then(|| until.saturating_sub(now_ns()))
+            .filter(|left| *left > 0)
+    }
+}
+
+/// Somebody writes, until this is dropped.
+pub(crate) struct Writing<'a> {
+    engine: &'a Engine,
+    pace: Pace,
+    began: u64,
+}
+
+impl Writing<'_> {
+    /// A unit was written.
+    pub fn done(self) {
+        if self.pace.rest > 0 {
+            let now = now_ns();
+            let rest = (now.saturating_sub(self.began) * self.pace.rest).min(LONGEST_REST);
+            self.engine.writers.rest_until.store(now + rest, Relaxed);
+        }
+        if self.pace != Pace::FREE {
+            self.engine.pool.count(Counter::SwapThrottled, 1);
+        }
+    }
+}
+
+impl Drop for Writing<'_> {
+    fn drop(&mut self) {
+        self.engine.writers.at_it.fetch_sub(1, AcqRel);
+        // Who was turned away may be asleep.
+        if self.pace != Pace::FREE && !self.engine.writes.is_empty() {
+            self.engine.wake_workers(1);
+        }
+    }
+}
+
+impl Engine {
+    /// May another unit be written now? Where a unit will go is not known yet, so all areas count.
+    pub(crate) fn may_write(&self) -> Option<Writing<'_>> {
+        if self.writes.is_empty() {
+            return None;
+        }
+        let pace = self.pool.pace();
+        // Who waits for memory, or forks, waits for the writers: to hold those back would only move the wait.
+        let hurry = self.somebody_waits() || self.gate.is_closed();
+        if !hurry && self.writers.rest_left().is_some() {
+            return None;
+        }
+        let at_once = if hurry { u32::MAX } else { pace.writers };
+        // Never more for a moment: two that turn each other away would both wait.
+        let join = |n: u32| (n < at_once).then_some(n + 1);
+        let mine = self.writers.at_it.fetch_update(AcqRel, Acquire, join);
+        mine.ok().map(|_| Writing {
+            engine: self,
+            pace,
+            began: now_ns(),
+        })
+    }
+}
