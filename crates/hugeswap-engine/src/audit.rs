@@ -6,9 +6,8 @@ use crate::engine::{Engine, UNIT};
 use crate::store::kept::Given;
 use hugeswap_policy::UNIT_PAGES;
 use hugeswap_policy::counters::Counter;
-use hugeswap_policy::file::FilePlace;
 use hugeswap_policy::slots::split::used_singly;
-use hugeswap_policy::unit::{Kind, LOCKED, READAHEAD, UNCHARGED, WATCHED, WRITEBACK};
+use hugeswap_policy::unit::{Kind, LOCKED, Place, READAHEAD, UNCHARGED, WATCHED, WRITEBACK};
 use std::collections::HashSet;
 use std::sync::atomic::AtomicU32;
 use std::sync::atomic::Ordering::{Acquire, Relaxed};
@@ -177,24 +176,25 @@ impl Engine {
                         b.mappings -= pieces::mappings_of(record);
                     }
                     b.bad_pages += record.contradictions();
-                    b.bad_pages += u64::from(record.stored.any() && w.slot().is_none());
+                    b.bad_pages += u64::from(record.stored.any() && w.place() == Place::Nothing);
                     let apart = |p: usize| {
                         let place = self.store.scatter.of(unit).and_then(|s| s.get(p));
                         place.is_some() != record.stored.get(p)
                     };
-                    b.bad_pages +=
-                        u64::from(w.is_scattered() && (0..UNIT_PAGES as usize).any(apart));
+                    b.bad_pages += u64::from(
+                        w.place() == Place::Singles && (0..UNIT_PAGES as usize).any(apart),
+                    );
                 }
                 _ => {}
             }
-            let of_file = FilePlace::of(w);
+            let of_file = w.file();
             b.bad_slots += u64::from(of_file.is_some() && of_file != self.files.of(unit));
-            if let Some(slot) = w.slot().filter(|_| !w.is_scattered() && of_file.is_none()) {
-                refer(&mut b, slot);
+            if let Some(cluster) = w.cluster() {
+                refer(&mut b, cluster);
             }
             let places = self.store.scatter.of(unit).into_iter();
             for s in places.flat_map(|s| (0..UNIT_PAGES as usize).filter_map(|p| s.get(p))) {
-                b.bad_slots += u64::from(!w.is_scattered());
+                b.bad_slots += u64::from(w.place() != Place::Singles);
                 refer_singly(&mut b, s.cluster, s.at);
             }
         }

@@ -12,7 +12,9 @@ use crate::pool::{FaultMode, PoolError, Reservation};
 use crate::track::Held;
 use crate::{fault, gate, handler};
 use hugeswap_policy::knobs::Knob;
-use hugeswap_policy::unit::{CLEAN, COW, Kind, READAHEAD, UNCHARGED, WATCHED, WRITABLE, Word};
+use hugeswap_policy::unit::{
+    CLEAN, COW, Kind, Place, READAHEAD, UNCHARGED, WATCHED, WRITABLE, Word,
+};
 use hugeswap_sys::signal::Blocked;
 use hugeswap_sys::{Errno, fs, futex, mm, process, thread};
 use std::sync::Once;
@@ -390,9 +392,9 @@ impl Engine {
             let w = self.table.load(unit);
             if disowned && w.kind() == Kind::Swapped {
                 // Its slot may be somebody else's by now.
-                self.store.lose_place(unit, w);
+                self.store.lose_place(unit, w.place());
                 self.table
-                    .reset(unit, w.with_slot(None).with_kind(Kind::Poisoned));
+                    .reset(unit, w.with_place(Place::Nothing).with_kind(Kind::Poisoned));
             }
         }
         // From what the parent has on.

@@ -7,9 +7,8 @@
 
 use crate::engine::{Engine, Lists};
 use crate::lock::Lock;
-use hugeswap_policy::file::FilePlace;
 use hugeswap_policy::lruvec::{Event, Events, GROUPS};
-use hugeswap_policy::unit::{Kind, LOCKED, SCATTERED, WRITEBACK, Word};
+use hugeswap_policy::unit::{Kind, LOCKED, Place, WRITEBACK, Word};
 use hugeswap_policy::vmscan::{Limits, PageKind};
 use hugeswap_policy::{PAGE_BYTES, UNIT_BYTES, UNIT_PAGES};
 use hugeswap_sys::signal::Blocked;
@@ -230,12 +229,10 @@ impl Engine {
     }
 
     fn pages_in_swap(&self, unit: u32, w: Word) -> u64 {
-        let places = || self.store.scatter.of(unit);
-        match w.slot() {
-            None => 0,
-            Some(s) if FilePlace::of_slot(s).is_some() => 0,
-            Some(_) if w.is_scattered() => places().map_or(0, |p| p.count()),
-            Some(_) => UNIT_PAGES,
+        match w.place() {
+            Place::Nothing | Place::File(_) => 0,
+            Place::Singles => self.store.scatter.of(unit).map_or(0, |p| p.count()),
+            Place::Cluster(_) => UNIT_PAGES,
         }
     }
 
@@ -243,7 +240,7 @@ impl Engine {
     pub(crate) fn swap_is_allowed(&self, unit: u32, w: Word) -> bool {
         let (group, _) = self.weights.place(unit);
         let max = self.groups.swap_max[group].load(Relaxed);
-        if max == u64::MAX || FilePlace::of(w).is_some() {
+        if max == u64::MAX || w.file().is_some() {
             return true;
         }
         let more = match w.kind() {
@@ -276,8 +273,8 @@ impl Engine {
             // One look: between two the unit may be written, and would seem to have nothing in both.
             let w = self.table.load(u);
             let grows = u != but && w.has(LOCKED | WRITEBACK);
-            match w.slot() {
-                None | Some(SCATTERED) if grows => UNIT_PAGES,
+            match w.place() {
+                Place::Nothing | Place::Singles if grows => UNIT_PAGES,
                 _ => self.pages_in_swap(u, w),
             }
         })

@@ -181,7 +181,8 @@ impl Engine {
             swapped: record.stored.count().saturating_sub(there),
         };
         limits.admit(pages, self.collapse_of(unit), self.memory_is_plenty())
-            && (pages.swapped == 0 || !self.is_cut_off(w) && !self.is_partly_bad(unit, w))
+            && (pages.swapped == 0
+                || !self.is_cut_off(w) && !self.store.is_partly_bad(unit, w.place()))
     }
 
     /// Collapses a unit with a frame of the caller's, which is free if that cannot be.

@@ -10,7 +10,9 @@ use crate::fault::Outcome;
 use crate::frames::SLOW_PATIENCE_NS;
 use crate::table::Locked;
 use hugeswap_policy::counters::Counter;
-use hugeswap_policy::unit::{CLEAN, COW, Kind, READAHEAD, UNCHARGED, WATCHED, WRITABLE, Word};
+use hugeswap_policy::unit::{
+    CLEAN, COW, Kind, Place, READAHEAD, UNCHARGED, WATCHED, WRITABLE, Word,
+};
 use hugeswap_sys::{Errno, futex, now_ns};
 use std::sync::atomic::Ordering::{Acquire, Relaxed};
 
@@ -101,10 +103,8 @@ impl Engine {
         let Some(w) = self.drop_mapped(w) else {
             return false;
         };
-        if let Some(place) = w.slot() {
-            self.store.free_place(w.unit(), place);
-        }
-        self.settle_dropped(w, |w| w.with_slot(None).with_kind(Kind::None));
+        self.store.free_place(w.unit(), w.place());
+        self.settle_dropped(w, |w| w.with_place(Place::Nothing).with_kind(Kind::None));
         true
     }
 

@@ -394,7 +394,7 @@ impl Engine {
         self.pool.count(Counter::Ejected, 1);
         self.pool.hand_over_to_kernel(self.pool.me());
         // (What it has in swap is given up by who may: [`Engine::eject`], or as the unit is unmapped.)
-        Ok(Word(0).with_kind(Kind::Foreign).with_slot(w.slot()))
+        Ok(Word(0).with_kind(Kind::Foreign).with_place(w.place()))
     }
 
     /// Gives access to a mapped unit but for its pages with markers.

@@ -5,9 +5,8 @@
 
 use crate::base::record::Bits;
 use crate::engine::{Engine, UNIT};
-use hugeswap_policy::file::FilePlace;
 use hugeswap_policy::pagemap::{Categories, State, SwapPlace};
-use hugeswap_policy::unit::{CLEAN, COW, Kind, LOCKED, SCATTERED, WATCHED, WRITEBACK, Word};
+use hugeswap_policy::unit::{CLEAN, COW, Kind, LOCKED, Place, WATCHED, WRITEBACK, Word};
 use hugeswap_policy::{PAGE_BYTES, UNIT_PAGES};
 use hugeswap_sys::mm;
 use std::ops::Range;
@@ -53,7 +52,7 @@ impl Engine {
         let w = self.table.load(unit);
         let of_unit = Categories::NONE
             .and_if(w.has(LOCKED), Categories::IN_TRANSIT)
-            .and_if(FilePlace::of(w).is_some(), Categories::FILE);
+            .and_if(w.file().is_some(), Categories::FILE);
         let one = |categories| State {
             categories: of_unit | categories,
             swap: None,
@@ -90,7 +89,7 @@ impl Engine {
         tell: &mut impl FnMut(Range<usize>, State),
     ) {
         let lossless = self.pool.header().losses.load(Relaxed) == 0;
-        if FilePlace::of(w).is_some() || lossless && !w.is_scattered() {
+        if w.file().is_some() || lossless && w.place() != Place::Singles {
             let state = self.swapped_state(unit, w, pages.start, of_all);
             return tell(pages, state);
         }
@@ -103,9 +102,8 @@ impl Engine {
             categories: of_all | Categories::SWAPPED,
             swap: None,
         };
-        let (cluster, at) = match w.slot() {
-            _ if FilePlace::of(w).is_some() => return swapped,
-            Some(SCATTERED) => {
+        let (cluster, at) = match w.place() {
+            Place::Singles => {
                 let places = self.store.scatter.of(unit);
                 match places.and_then(|p| p.get(page)) {
                     Some(single) => (single.cluster, single.at),
@@ -117,8 +115,8 @@ impl Engine {
                     }
                 }
             }
-            Some(slot) => (slot, page),
-            None => return swapped,
+            Place::Cluster(cluster) => (cluster, page),
+            Place::Nothing | Place::File(_) => return swapped,
         };
         let some = self.pool.header().losses.load(Relaxed) > 0;
         if some && self.pool.is_bad_or_lost(cluster, at..at + 1) {
@@ -164,7 +162,7 @@ impl Engine {
         }
         let of_unit = Categories::NONE
             .and_if(w.has(LOCKED), Categories::IN_TRANSIT)
-            .and_if(FilePlace::of(w).is_some(), Categories::FILE);
+            .and_if(w.file().is_some(), Categories::FILE);
         let is_file = of_unit.has(Categories::FILE);
         let one = |categories| State {
             categories: of_unit | categories,

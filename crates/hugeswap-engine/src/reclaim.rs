@@ -11,12 +11,11 @@ use crate::storm::Storm;
 use crate::table::Locked;
 use crate::track::Held;
 use hugeswap_policy::counters::Counter;
-use hugeswap_policy::file::FilePlace;
 use hugeswap_policy::frames;
 use hugeswap_policy::knobs::Knob;
 use hugeswap_policy::lruvec::Event;
 use hugeswap_policy::unit::{
-    CLEAN, COW, Kind, LOCKED, READAHEAD, WATCHED, WRITABLE, WRITEBACK, Word,
+    CLEAN, COW, Kind, LOCKED, Place, READAHEAD, WATCHED, WRITABLE, WRITEBACK, Word,
 };
 use hugeswap_policy::vmscan::PageKind;
 use hugeswap_sys::{futex, mm, now_ns, process};
@@ -420,12 +419,12 @@ impl Engine {
     /// written to it all the while through a hold older than our protection (a direct read into the unit);
     /// what could be moved is held no longer, so now its content is final.
     fn is_as_written(&self, unit: u32, at: usize, w: Word) -> bool {
-        if FilePlace::of(w).is_some() {
+        if w.file().is_some() {
             return self.is_as_in_file(unit, w, at);
         }
         // (What is scattered is written anew.)
         let sums = self.pool.slot_sums();
-        let Some(want) = w.slot().and_then(|s| sums.get(s as usize)) else {
+        let Some(want) = w.cluster().and_then(|c| sums.get(c as usize)) else {
             return false;
         };
         // SAFETY: the place holds a frame that is the caller's.
@@ -447,8 +446,12 @@ impl Engine {
             // Its bytes are nowhere else.
             self.pool.count(Counter::Poisoned, 1);
             self.arena.put_free(place);
-            self.store.lose_place(unit, *w);
-            w.settle_as(|w| w.with_slot(None).clear(WRITABLE).with_kind(Kind::Poisoned));
+            self.store.lose_place(unit, w.place());
+            w.settle_as(|w| {
+                w.with_place(Place::Nothing)
+                    .clear(WRITABLE)
+                    .with_kind(Kind::Poisoned)
+            });
         }
         self.note_resident(unit);
         false

@@ -5,7 +5,6 @@
 
 use crate::lock::check_inside;
 use crate::zeroed::Zeroed;
-use hugeswap_policy::file::FilePlace;
 use hugeswap_policy::lruvec::Weights;
 pub use hugeswap_policy::unit::lock::NO_FRAME;
 use hugeswap_policy::unit::lock::{self, Lock, QUEUED};
@@ -348,7 +347,7 @@ fn left_locked() {
 
 /// Does the unit hold something that is neither a file's nor shared with the process that this one was forked from?
 fn is_touched(w: Word) -> bool {
-    let of_file = || w.slot().is_some_and(|s| FilePlace::of_slot(s).is_some());
+    let of_file = || w.file().is_some();
     match w.kind() {
         Kind::Free | Kind::None | Kind::Poisoned => false,
         Kind::Present | Kind::Foreign if w.has(UNCHARGED) => false,
@@ -376,7 +375,7 @@ impl Drop for Table {
 mod tests {
     use super::*;
     use hugeswap_policy::lruvec::Lruvecs;
-    use hugeswap_policy::unit::{CLEAN, WRITABLE};
+    use hugeswap_policy::unit::{CLEAN, Place, WRITABLE};
 
     fn table() -> Table {
         let lists = Lruvecs::new(4, Zeroed::new(4).unwrap());
@@ -391,7 +390,7 @@ mod tests {
         assert!(t.try_lock_if(1, |_| true).is_none());
         unit.change(|w| w.with_kind(Kind::Present).set(WRITABLE));
         assert_eq!((unit.kind(), t.load(1).kind()), (Kind::Present, Kind::None));
-        unit.settle_as(|w| w.clear(WRITABLE).set(CLEAN).with_slot(Some(5)));
+        unit.settle_as(|w| w.clear(WRITABLE).set(CLEAN).with_place(Place::Cluster(5)));
         let now = t.load(1);
         assert!(now.kind() == Kind::Present && now.has(CLEAN) && !now.has(LOCKED | WRITABLE));
     }
@@ -402,12 +401,12 @@ mod tests {
         t.reset(2, Word::none());
         let unit = t
             .lock(2)
-            .with(|w| w.with_kind(Kind::Swapped).with_slot(Some(7)));
+            .with(|w| w.with_kind(Kind::Swapped).with_place(Place::Cluster(7)));
         unit.set_frame(3);
         unit.pass();
         assert!(t.load(2).has(LOCKED));
         let unit = t.passed(2);
-        assert_eq!((unit.slot(), unit.frame()), (Some(7), 3));
+        assert_eq!((unit.cluster(), unit.frame()), (Some(7), 3));
         unit.settle();
         assert!(!t.load(2).has(LOCKED));
     }

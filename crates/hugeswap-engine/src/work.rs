@@ -6,11 +6,10 @@ use crate::store::initialise::{self, Ahead};
 use crate::table::{Locked, NO_FRAME};
 use hugeswap_policy::UNIT_PAGES;
 use hugeswap_policy::counters::Counter;
-use hugeswap_policy::file::FilePlace;
 use hugeswap_policy::granularity::Direction;
 use hugeswap_policy::knobs::Knob;
-use hugeswap_policy::unit::{CLEAN, Kind, READAHEAD, WRITABLE, WRITEBACK, Word};
-use hugeswap_sys::{Errno, futex};
+use hugeswap_policy::unit::{CLEAN, Kind, Place, READAHEAD, WRITABLE, WRITEBACK, Word};
+use hugeswap_sys::futex;
 use std::sync::atomic::Ordering::{Acquire, Release};
 
 /// Without work an I/O thread looks again after so long.
@@ -106,12 +105,11 @@ impl Engine {
         let unit = w.unit();
         // What is not needed yet waits for nothing, and takes no reserves.
         let gfp = self.gfp_ahead();
-        let (Some(slot), Some(frame)) = (w.slot(), self.huge_nowait(gfp, Some(unit))) else {
-            w.settle();
-            return;
+        let Some(frame) = self.huge_nowait(gfp, Some(unit)) else {
+            return w.settle();
         };
         let at = self.arena.addr(frame.place);
-        if self.read_unit(unit, slot, at, false).is_err() {
+        if self.read_unit(unit, *w, at, false).is_err() {
             self.arena.put_free(frame.place);
             w.settle();
             return;
@@ -125,7 +123,7 @@ impl Engine {
 
     /// What is behind a unit could not be read. (For a file that was counted.)
     pub(crate) fn note_read_error(&self, w: Word) {
-        if FilePlace::of(w).is_none() {
+        if w.file().is_none() {
             self.pool.count(Counter::SwapReadError, 1);
         }
     }
@@ -135,10 +133,9 @@ impl Engine {
         let w = self.table.passed(unit);
         let place = w.frame();
         let at = self.arena.addr(place);
-        let read = |slot| self.read_unit(unit, slot, at, false);
-        let result = w.slot().ok_or(Errno::EIO).and_then(read);
-        let of_file = FilePlace::of(*w).is_some();
-        if result.is_ok() || !of_file && self.read_unit_by_pages(unit, *w, at) {
+        let read = self.read_unit(unit, *w, at, false).is_ok();
+        let of_file = w.file().is_some();
+        if read || !of_file && self.read_unit_by_pages(unit, *w, at) {
             w.settle_as(|w| w.with_kind(Kind::Cached).set(READAHEAD));
             self.note_resident(unit);
             return;
@@ -155,11 +152,12 @@ impl Engine {
         if !of_file {
             self.note_unit_lost(unit, *w);
         }
-        match w.slot() {
-            Some(slot) if !of_file => self.store.free_place(unit, slot),
-            _ => self.store.lose_place(unit, *w),
-        }
-        w.settle_as(|w| w.with_slot(None).clear(READAHEAD).with_kind(Kind::Poisoned));
+        self.store.free_place(unit, w.place());
+        w.settle_as(|w| {
+            w.with_place(Place::Nothing)
+                .clear(READAHEAD)
+                .with_kind(Kind::Poisoned)
+        });
     }
 
     /// Writes a unit under write-back to swap, from where it stands.
@@ -175,7 +173,7 @@ impl Engine {
 
     /// False: it belongs to a file, which did not take it.
     fn write_out_inner(&self, unit: u32) -> bool {
-        if let Some(place) = FilePlace::of(self.table.load(unit)) {
+        if let Some(place) = self.table.load(unit).file() {
             return self.write_out_to_file(unit, place);
         }
         let at = self.table.addr(unit);
@@ -186,37 +184,35 @@ impl Engine {
             self.finish_zero(unit);
             return true;
         }
-        let old = self.table.load(unit).slot();
+        let w = self.table.load(unit);
+        let (old, own) = (w.place(), w.cluster());
         // Also while reads are not verified: they may be again before this is read.
         let mut sum = [0; UNIT_PAGES as usize];
         checksum::fill(&self.store.key, bytes, &mut sum);
         let sums = self.pool.slot_sums();
-        let unchanged = |slot: u64| {
-            let known = sums.get(slot as usize);
+        let unchanged = |cluster: u64| {
+            let known = sums.get(cluster as usize);
             self.pool.knob(Knob::CleanDrop) != 0
                 && known.is_some_and(|k| checksum::equal(k, &sum))
-                && !self.pool.is_bad(slot, 0..UNIT_PAGES as usize)
+                && !self.pool.is_bad(cluster, 0..UNIT_PAGES as usize)
         };
-        let (slot, written, touched) = match old {
-            Some(s) if unchanged(s) => {
-                self.pool.count(Counter::CleanDrop, 1);
-                (Some(s), true, false)
-            }
-            _ => match self.write_somewhere(old, at, &sum) {
-                Some(s) => (Some(s), true, true),
+        let (place, written, touched) = if own.is_some_and(unchanged) {
+            self.pool.count(Counter::CleanDrop, 1);
+            (old, true, false)
+        } else {
+            match self.write_somewhere(own, at, &sum) {
+                Some(cluster) => (Place::Cluster(cluster), true, true),
                 None => (old, false, true),
-            },
+            }
         };
         let w = self.table.lock(unit);
-        let w = w.with(|w| w.clear(WRITEBACK).with_slot(slot));
-        if let Some(o) = old
-            && slot != old
-        {
-            self.store.free_place(unit, o);
+        let w = w.with(|w| w.clear(WRITEBACK).with_place(place));
+        if place != old {
+            self.store.free_place(unit, old);
         }
         if written
             && w.has(WRITABLE)
-            && let Some(s) = slot
+            && let Place::Cluster(s) = place
             && touched
             && self.pool.owns_slot(s)
         {

@@ -5,7 +5,7 @@ use crate::engine::Engine;
 use crate::table::NO_FRAME;
 use crate::track::Held;
 use hugeswap_policy::counters::Counter;
-use hugeswap_policy::unit::{CLEAN, COW, Kind, READAHEAD, WATCHED, WRITABLE, WRITEBACK};
+use hugeswap_policy::unit::{CLEAN, COW, Kind, Place, READAHEAD, WATCHED, WRITABLE, WRITEBACK};
 use std::sync::atomic::Ordering::Relaxed;
 
 impl Engine {
@@ -45,11 +45,13 @@ impl Engine {
             Ok(()) => {
                 self.note_left(unit, Held::Zeros);
                 w.set_frame(NO_FRAME);
-                if let Some(s) = w.slot() {
-                    self.store.free_place(unit, s);
-                }
+                self.store.free_place(unit, w.place());
                 let gone = CLEAN | WATCHED | WRITABLE | READAHEAD;
-                w.settle_as(|w| w.with_slot(None).clear(gone).with_kind(Kind::None));
+                w.settle_as(|w| {
+                    w.with_place(Place::Nothing)
+                        .clear(gone)
+                        .with_kind(Kind::None)
+                });
                 if watched {
                     self.watched.fetch_sub(1, Relaxed);
                 }

@@ -24,7 +24,7 @@ use crate::counters::{Counter, FaultClass};
 use crate::lru::{Lru, Reclaim};
 use crate::readahead::Streams;
 use crate::slots;
-use crate::unit::{CLEAN, Kind, LOCKED, READAHEAD, WATCHED, WRITABLE, WRITEBACK, Word};
+use crate::unit::{CLEAN, Kind, LOCKED, Place, READAHEAD, WATCHED, WRITABLE, WRITEBACK, Word};
 use crate::watermark::Watermarks;
 use std::collections::VecDeque;
 use std::sync::atomic::AtomicU32;
@@ -390,15 +390,17 @@ impl<R: Reclaim> Machine<R> {
     }
 
     fn slot(&self, u: u32) -> usize {
-        self.words[u as usize].slot().expect("swap holds the unit") as usize
+        self.words[u as usize]
+            .cluster()
+            .expect("swap holds the unit") as usize
     }
 
     fn without_slot(&mut self, w: Word) -> Word {
-        if let Some(slot) = w.slot() {
+        if let Some(slot) = w.cluster() {
             slots::release(&self.map, slot as usize, OWNER);
             self.slots_used -= 1;
         }
-        w.with_slot(None)
+        w.with_place(Place::Nothing)
     }
 
     fn read_ahead(&mut self, u: u32, cached: bool, sink: Sink<'_>) {

@@ -8,7 +8,7 @@
 //! * [`lruvec`]: which unit goes next, on lists ([`lru`]) whose work [`vmscan`] divides and [`workingset`] corrects
 //! * [`readahead`]: what to bring in before it is asked for
 //! * [`granularity`]: how much to bring in at a fault; [`thp`]: where that is settled by what is set or advised
-//! * [`slots`]: where in swap a unit goes; [`mod@file`]: where in a mapped file it is
+//! * [`slots`]: where in swap a unit goes
 //! * [`faulty`]: what a faulty device does, for tests
 //! * [`retry`]: when a transfer that failed is tried again; [`breaker`]: whether a device that fails is asked at all
 //! * [`extents`]: where on a device a page of swap lies
@@ -28,7 +28,6 @@ pub mod counters;
 pub mod driver;
 pub mod extents;
 pub mod faulty;
-pub mod file;
 pub mod frames;
 pub mod gfp;
 pub mod granularity;

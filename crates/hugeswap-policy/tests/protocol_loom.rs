@@ -16,7 +16,9 @@
 //! protocol, and the test asserts that the model then fails.
 
 use hugeswap_policy::unit::lock::{Cells, Lock, NO_FRAME, QUEUED};
-use hugeswap_policy::unit::{CLEAN, Kind, LOCKED, WAITERS, WATCHED, WRITABLE, WRITEBACK, Word};
+use hugeswap_policy::unit::{
+    CLEAN, Kind, LOCKED, Place, WAITERS, WATCHED, WRITABLE, WRITEBACK, Word,
+};
 use loom::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed, Release};
 use loom::sync::atomic::{AtomicU8, AtomicU32, AtomicU64};
 use loom::sync::{Arc, Condvar, Mutex};
@@ -153,7 +155,9 @@ impl Unit {
     /// In memory and dirty, or in swap; the content is 1.
     fn new(in_swap: bool, bug: Bug) -> Unit {
         let w = if in_swap {
-            Word::none().with_kind(Kind::Swapped).with_slot(Some(5))
+            Word::none()
+                .with_kind(Kind::Swapped)
+                .with_place(Place::Cluster(5))
         } else {
             Word::none().with_kind(Kind::Present).set(WRITABLE)
         };
@@ -330,7 +334,11 @@ impl Unit {
             if self.bug != Bug::NotProtected {
                 self.protect(Right::Read);
             }
-            self.unlock(w.clear(WRITABLE).with_slot(Some(5)).set(WRITEBACK));
+            self.unlock(
+                w.clear(WRITABLE)
+                    .with_place(Place::Cluster(5))
+                    .set(WRITEBACK),
+            );
             self.device_writes_slot();
             w = self.take().clear(WRITEBACK);
             if self.bug == Bug::CleanUnchecked {
@@ -359,7 +367,7 @@ impl Unit {
         let untouched = w.has(WATCHED) || self.bug == Bug::DropUnchecked;
         if w.kind() == Kind::Present && untouched && !w.has(WRITEBACK) && !self.held(w) {
             self.map(Right::Nothing, GONE);
-            let gone = w.with_kind(Kind::Swapped).with_slot(Some(5));
+            let gone = w.with_kind(Kind::Swapped).with_place(Place::Cluster(5));
             self.unlock(gone.clear(CLEAN | WATCHED | WRITABLE));
         } else {
             self.unlock(w);

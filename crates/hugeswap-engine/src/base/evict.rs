@@ -8,7 +8,7 @@ use crate::fork::{Bereft, be_bereft};
 use crate::table::{Locked, NO_FRAME};
 use hugeswap_policy::UNIT_PAGES;
 use hugeswap_policy::counters::Counter;
-use hugeswap_policy::unit::{Kind, Word};
+use hugeswap_policy::unit::{Kind, Place, Word};
 use hugeswap_sys::now_ns;
 use std::ops::Range;
 use std::sync::atomic::Ordering::Relaxed;
@@ -119,10 +119,8 @@ impl Engine {
         if !self.leave_as(Kind::None, w) {
             return false;
         }
-        if let Some(s) = w.slot() {
-            self.store.free_place(w.unit(), s);
-            w.change(|w| w.with_slot(None));
-        }
+        self.store.free_place(w.unit(), w.place());
+        w.change(|w| w.with_place(Place::Nothing));
         true
     }
 
@@ -146,12 +144,12 @@ impl Engine {
             if record.dirty.any() {
                 return false;
             }
-            match w.slot() {
-                None => self.leave_as(Kind::None, w),
-                Some(_) if record.stored.all() || w.is_scattered() => {
+            match w.place() {
+                Place::Nothing => self.leave_as(Kind::None, w),
+                place if record.stored.all() || place == Place::Singles => {
                     self.leave_as(Kind::Swapped, w)
                 }
-                Some(_) => false,
+                _ => false,
             }
         })
     }
@@ -209,16 +207,16 @@ impl Engine {
     pub(crate) fn pages_in_child(&self, unit: u32, w: Word) -> Word {
         let record = self.base.records.of(unit);
         let stored = record.stored.any();
-        let complete = record.stored.all() || !stored || w.is_scattered();
+        let complete = record.stored.all() || !stored || w.place() == Place::Singles;
         let complete = complete && !record.dirty.any();
         record.clear();
         match (complete, stored) {
             (true, true) => w.with_kind(Kind::Swapped),
-            (true, false) => w.with_slot(None).with_kind(Kind::None),
+            (true, false) => w.with_place(Place::Nothing).with_kind(Kind::None),
             (false, _) => {
                 be_bereft(Bereft::NotWritten);
-                self.store.lose_place(unit, w);
-                w.with_slot(None).with_kind(Kind::Poisoned)
+                self.store.lose_place(unit, w.place());
+                w.with_place(Place::Nothing).with_kind(Kind::Poisoned)
             }
         }
     }

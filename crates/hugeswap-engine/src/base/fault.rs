@@ -8,10 +8,9 @@ use crate::huge::Huge;
 use crate::table::Locked;
 use hugeswap_policy::UNIT_PAGES;
 use hugeswap_policy::counters::{Counter, FaultClass};
-use hugeswap_policy::file::FilePlace;
 use hugeswap_policy::gfp::Caller;
 use hugeswap_policy::thp::Bring;
-use hugeswap_policy::unit::{CLEAN, Kind, READAHEAD, WATCHED, Word};
+use hugeswap_policy::unit::{CLEAN, Kind, Place, READAHEAD, WATCHED, Word};
 use hugeswap_sys::Errno;
 use std::ops::Range;
 use std::sync::atomic::Ordering::Relaxed;
@@ -29,7 +28,7 @@ impl Engine {
         let unit = w.unit();
         let page = (addr - w.addr()) / PAGE;
         let small = match self.bring_of(unit) {
-            _ if self.is_cut_off(*w) || self.is_partly_bad(unit, *w) => {
+            _ if self.is_cut_off(*w) || self.store.is_partly_bad(unit, w.place()) => {
                 self.pager().map(|p| p.smallest(page))
             }
             _ if write && self.tracks_pages(unit) => self.pager().map(|p| p.smallest(page)),
@@ -122,7 +121,7 @@ impl Engine {
     /// What the place of a whole unit holds is stored.
     pub(super) fn note_stored(&self, unit: u32, w: Word, record: &Record) {
         record.all_stored();
-        if w.is_scattered() {
+        if w.place() == Place::Singles {
             let places = self.store.scatter.of(unit);
             for p in (0..UNIT_PAGES as usize).filter(|&p| places.is_none_or(|s| s.get(p).is_none()))
             {
@@ -190,7 +189,7 @@ impl Engine {
         match self.bring_of(unit) {
             // It stays in base pages: as a whole it would be split by the next write.
             Bring::AsFaulted | Bring::Whole if self.tracks_pages(unit) => {
-                if !write && record.stored.get(page) && !self.is_partly_bad(unit, *w) {
+                if !write && record.stored.get(page) && !self.store.is_partly_bad(unit, w.place()) {
                     pages = around(page);
                 }
             }
@@ -200,11 +199,11 @@ impl Engine {
             }
             Bring::Pages => {}
             // It fell back at its first touch.
-            Bring::AsFaulted if w.slot().is_none() && self.has_single_pages() => {
+            Bring::AsFaulted if w.place() == Place::Nothing && self.has_single_pages() => {
                 return self.whole_or_page(w, addr, write, start);
             }
             // What can be read of it, as long as the rest cannot.
-            _ if self.is_cut_off(*w) || self.is_partly_bad(unit, *w) => {}
+            _ if self.is_cut_off(*w) || self.store.is_partly_bad(unit, w.place()) => {}
             Bring::AsFaulted => match self.decide_size(unit, page, record.present.count(), false) {
                 Some(few) => pages = few,
                 None => return self.whole_or_page(w, addr, write, start),
@@ -363,7 +362,7 @@ impl Engine {
         least: &Range<usize>,
         page: usize,
     ) -> bool {
-        if FilePlace::of(w).is_some() {
+        if w.file().is_some() {
             return false;
         }
         let buffer = self.base.take_buffer();

@@ -7,9 +7,8 @@ use crate::store::batch::{self, Run};
 use crate::table::Locked;
 use hugeswap_policy::UNIT_PAGES;
 use hugeswap_policy::counters::Counter;
-use hugeswap_policy::file::FilePlace;
 use hugeswap_policy::knobs::Knob;
-use hugeswap_policy::unit::{MAY_WRITE, SCATTERED, Word};
+use hugeswap_policy::unit::{MAY_WRITE, Place, Word};
 use hugeswap_sys::Errno;
 use std::ops::Range;
 use std::sync::atomic::AtomicU64;
@@ -24,7 +23,7 @@ impl Engine {
         if !record.dirty.any() {
             return true;
         }
-        if let Some(place) = FilePlace::of(**w) {
+        if let Some(place) = w.file() {
             return self.write_file_dirty(unit, place, record);
         }
         self.forget_unchanged(unit, **w, record);
@@ -36,10 +35,10 @@ impl Engine {
         if !self.place_for_dirty(w, record) {
             return false;
         }
-        let done = match w.slot() {
-            Some(SCATTERED) => self.write_scattered(unit, record),
-            Some(slot) => self.write_in_place(unit, slot, record),
-            None => false,
+        let done = match w.place() {
+            Place::Singles => self.write_scattered(unit, record),
+            Place::Cluster(cluster) => self.write_in_place(unit, cluster, record),
+            Place::Nothing | Place::File(_) => false,
         };
         if done {
             // (If not: what could not be written is not compared with what is stored in its place, which may be bad.)
@@ -61,7 +60,7 @@ impl Engine {
         record.changed.get(page)
             && w.has(MAY_WRITE)
             && matches!(self.pager(), Some(Pager::Uffd(_)))
-            && FilePlace::of(w).is_none()
+            && w.file().is_none()
             && !self.is_tracked(unit)
             && self.pool.knob(Knob::CleanDrop) != 0
             && self.sum_of_stored(unit, w, record, page).is_some()
@@ -101,11 +100,12 @@ impl Engine {
         record: &Record,
         page: usize,
     ) -> Option<&AtomicU64> {
-        if !record.stored.get(page) || self.is_bad_anywhere(unit, w, page..page + 1) {
+        if !record.stored.get(page) || self.store.is_bad_anywhere(unit, w.place(), page..page + 1) {
             return None;
         }
-        let (cluster, at) = self.place_of(unit, w, page)?;
-        let sum = self.pool.slot_sums().get(cluster as usize)?.get(at)?;
+        let slot = self.store.slot_of(unit, w.place(), page)?;
+        let sums = self.pool.slot_sums().get(slot.cluster as usize)?;
+        let sum = sums.get(slot.at)?;
         checksum::known(std::slice::from_ref(sum)).then_some(sum)
     }
 
@@ -145,7 +145,7 @@ impl Engine {
     /// Writes zeros where neither memory nor the slot holds a page, so that the slot is all of the unit, which has no dirty
     /// page. False if that failed. Nobody else may read the slot: a relative may know these pages as they were.
     pub(super) fn write_holes(&self, w: Word, record: &Record) -> bool {
-        let Some(slot) = w.slot() else {
+        let Some(slot) = w.cluster() else {
             return false;
         };
         let buffer = self.base.take_buffer();

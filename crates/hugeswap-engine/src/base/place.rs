@@ -11,7 +11,7 @@ use crate::store::batch::{self, Run};
 use crate::store::scatter::{CLUSTERS, Places, Single};
 use crate::table::Locked;
 use hugeswap_policy::UNIT_PAGES;
-use hugeswap_policy::unit::{SCATTERED, Word};
+use hugeswap_policy::unit::{Place, Word};
 use std::ops::Range;
 
 const PAGES: usize = UNIT_PAGES as usize;
@@ -27,27 +27,29 @@ impl Engine {
     /// others. False, and nothing has changed: there is no such place.
     pub(super) fn place_for_dirty(&self, w: &mut Locked<'_>, record: &Record) -> bool {
         let unit = w.unit();
-        let scattered = || self.store.scatter.open(unit).map(|_| SCATTERED);
-        let whole = || self.store.claim_cluster();
-        let new = match w.slot() {
-            Some(SCATTERED) => {
+        let scattered = || self.store.scatter.open(unit).map(|_| Place::Singles);
+        let whole = || self.store.claim_cluster().map(Place::Cluster);
+        let new = match w.place() {
+            Place::Singles => {
                 let new = |p: &usize| record.dirty.get(*p) && !record.stored.get(*p);
                 let all = record.stored.count() + (0..PAGES).filter(new).count() as u64;
                 match (all > MANY).then(|| self.gather_in_cluster(unit, **w, record)) {
-                    Some(Some(cluster)) => Some(cluster),
+                    Some(Some(cluster)) => Some(Place::Cluster(cluster)),
                     _ => return true,
                 }
             }
-            None if record.dirty.count() <= FEW => scattered().or_else(whole),
-            None => whole().or_else(scattered),
-            Some(own) if self.store.may_overwrite_cluster(own) => {
+            Place::Nothing if record.dirty.count() <= FEW => scattered().or_else(whole),
+            Place::Nothing => whole().or_else(scattered),
+            // (Who writes to files does so before.)
+            Place::File(_) => None,
+            Place::Cluster(own) if self.store.may_overwrite_cluster(own) => {
                 if self.pool.avoids(own) {
                     // What is stored there can perhaps not be moved, but what is dirty can go elsewhere.
                     self.split_place(w, record);
                 }
                 return true;
             }
-            Some(old) => {
+            Place::Cluster(old) => {
                 let Some(new) = self.store.claim_cluster() else {
                     return self.split_place(w, record);
                 };
@@ -56,11 +58,11 @@ impl Engine {
                     return false;
                 }
                 self.store.free_cluster(old);
-                Some(new)
+                Some(Place::Cluster(new))
             }
         };
-        if new.is_some() {
-            w.change(|w| w.with_slot(new));
+        if let Some(place) = new {
+            w.change(|w| w.with_place(place));
         }
         new.is_some()
     }
@@ -69,7 +71,7 @@ impl Engine {
     /// others, if the cluster is this process's own. False: that cannot be.
     pub(crate) fn split_place(&self, w: &mut Locked<'_>, record: &Record) -> bool {
         let (Some(cluster), Some(places)) = (
-            w.slot().filter(|&s| s < CLUSTERS),
+            w.cluster().filter(|&c| c < CLUSTERS),
             self.store.scatter.open(w.unit()),
         ) else {
             return false;
@@ -86,19 +88,20 @@ impl Engine {
             next = hole.end;
             self.store.free_singles(cluster, hole);
         }
-        w.change(|w| w.with_slot(Some(SCATTERED)));
+        w.change(|w| w.with_place(Place::Singles));
         true
     }
 
     /// Sees to it that the place of a unit says of every page what it is, also of those that are zero; the unit has no dirty
     /// page. False: that failed.
     pub(super) fn complete_place(&self, w: &mut Locked<'_>, record: &Record) -> bool {
-        let Some(cluster) = w.slot() else {
-            return false;
+        let cluster = match w.place() {
+            Place::Nothing => return false,
+            Place::Singles => return true,
+            _ if record.stored.all() => return true,
+            Place::Cluster(cluster) => cluster,
+            Place::File(_) => return false,
         };
-        if w.is_scattered() || record.stored.all() {
-            return true;
-        }
         // A relative may read as bytes what is a hole by now, if it was stored when they parted.
         let ours = self.pool.owns_slot(cluster) && !self.store.kept.may_be_read(cluster);
         ours && self.write_holes(**w, record) || self.split_place(w, record)
@@ -107,17 +110,17 @@ impl Engine {
     /// Gives up the slots of some pages of a base-mapped unit, which are not stored any more; of a unit with a
     /// cluster of its own once few or none are left.
     pub(super) fn give_up_slots(&self, w: &mut Locked<'_>, record: &Record, pages: Range<usize>) {
-        match w.slot() {
-            Some(SCATTERED) => {
+        match w.place() {
+            Place::Singles => {
                 if let Some(places) = self.store.scatter.of(w.unit()) {
                     self.store.free_pages(places, pages);
                 }
             }
-            Some(cluster) if !record.stored.any() => {
+            Place::Cluster(cluster) if !record.stored.any() => {
                 self.store.free_cluster(cluster);
-                w.change(|w| w.with_slot(None));
+                w.change(|w| w.with_place(Place::Nothing));
             }
-            Some(own) if record.stored.count() <= FEW && self.pool.owns_slot(own) => {
+            Place::Cluster(own) if record.stored.count() <= FEW && self.pool.owns_slot(own) => {
                 self.split_place(w, record);
             }
             _ => {}

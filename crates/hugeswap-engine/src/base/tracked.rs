@@ -6,7 +6,7 @@ use crate::engine::{Engine, UNIT};
 use crate::table::Locked;
 use hugeswap_policy::UNIT_PAGES;
 use hugeswap_policy::counters::Counter;
-use hugeswap_policy::unit::{CLEAN, COW, Kind, READAHEAD, WATCHED, WRITEBACK};
+use hugeswap_policy::unit::{CLEAN, COW, Kind, Place, READAHEAD, WATCHED, WRITEBACK};
 use hugeswap_sys::{Errno, Result, mm, uffd};
 use std::sync::atomic::Ordering::Relaxed;
 
@@ -47,7 +47,7 @@ impl Engine {
         }
         let record = self.base.records.of(unit);
         // A cluster keeps its old bytes, of which nothing counts, until it is written again; what is scattered is stored as its table says.
-        if w.has(CLEAN) || w.is_scattered() {
+        if w.has(CLEAN) || w.place() == Place::Singles {
             self.note_stored(unit, *w, record);
         } else {
             record.clear();

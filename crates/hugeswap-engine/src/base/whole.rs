@@ -9,9 +9,8 @@ use crate::fault::Outcome;
 use crate::table::Locked;
 use hugeswap_policy::UNIT_PAGES;
 use hugeswap_policy::counters::{Counter, FaultClass};
-use hugeswap_policy::file::FilePlace;
 use hugeswap_policy::frames::Frame;
-use hugeswap_policy::unit::{CLEAN, Kind, MAY_WRITE, WRITABLE, Word};
+use hugeswap_policy::unit::{CLEAN, Kind, MAY_WRITE, Place, WRITABLE, Word};
 use hugeswap_sys::{Errno, now_ns};
 
 const PAGES: usize = UNIT_PAGES as usize;
@@ -103,7 +102,7 @@ impl Engine {
             w.change(|_| new);
             return Ok(());
         }
-        let changed = record.dirty.any() || !record.stored.all() && !w.is_scattered();
+        let changed = record.dirty.any() || !record.stored.all() && w.place() != Place::Singles;
         let now = changed && !self.is_tracked(unit);
         let writable = (write || now || !self.mover().arrives_clean()) && w.has(MAY_WRITE);
         if writable {
@@ -130,7 +129,7 @@ impl Engine {
     /// by the page.
     #[inline(never)]
     fn has_news_of_bad_slots(&self, unit: u32, w: Word, record: &Record) -> bool {
-        if FilePlace::of(w).is_some() || self.is_partly_bad(unit, w) {
+        if w.file().is_some() || self.store.is_partly_bad(unit, w.place()) {
             return false;
         }
         let buffer = self.base.take_buffer();
@@ -139,7 +138,7 @@ impl Engine {
             // What fails is marked.
             let _ = self.read_or_mark(unit, w, page, buffer.addr(), true);
         }
-        self.is_partly_bad(unit, w)
+        self.store.is_partly_bad(unit, w.place())
     }
 
     /// Copies or reads all of a unit to the frame at `to`.

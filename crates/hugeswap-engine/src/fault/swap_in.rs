@@ -12,7 +12,7 @@ use crate::track::Held;
 use hugeswap_policy::UNIT_PAGES;
 use hugeswap_policy::counters::{Counter, FaultClass};
 use hugeswap_policy::gfp::Caller;
-use hugeswap_policy::unit::{CLEAN, Kind, MAY_WRITE, READAHEAD, WRITABLE, Word};
+use hugeswap_policy::unit::{CLEAN, Kind, MAY_WRITE, Place, READAHEAD, WRITABLE, Word};
 use hugeswap_sys::Errno;
 use std::sync::atomic::Ordering::Relaxed;
 
@@ -109,10 +109,10 @@ impl Engine {
         start: u64,
     ) -> Option<Outcome> {
         let unit = w.unit();
-        let Some(slot) = w.slot() else {
+        if w.place() == Place::Nothing {
             w.settle();
             return Some(Outcome::Poisoned);
-        };
+        }
         let mut huge = self.huge_or_wait(unit, Caller::SwapIn);
         if let Huge::BasePages = huge {
             if self.go_over_to_pages(&mut w) {
@@ -130,7 +130,7 @@ impl Engine {
         // Tell the readers of what comes next before we wait for our own read.
         self.read_ahead(unit, false);
         let at = self.arena.addr(frame.place);
-        let result = self.read_unit(unit, slot, at, true);
+        let result = self.read_unit(unit, *w, at, true);
         if result.is_err() && self.gate.is_forker() {
             // Between the parts of a fork those who could do better are at rest.
             self.note_read_error(*w);

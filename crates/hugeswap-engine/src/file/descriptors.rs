@@ -12,7 +12,7 @@ use crate::base::BUFFER;
 use crate::engine::Engine;
 use crate::fork::forked_unseen;
 use crate::lock::Lock;
-use hugeswap_policy::file::MAPPINGS;
+use hugeswap_policy::unit::MAPPINGS;
 use hugeswap_sys::{Errno, Result, fs, futex, now_ns, process};
 use std::ffi::CString;
 use std::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed, Release};

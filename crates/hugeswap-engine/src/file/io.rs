@@ -13,10 +13,9 @@ use crate::engine::{Engine, UNIT};
 use crate::store::backing::Transfer;
 use crate::store::may_try_again;
 use hugeswap_policy::counters::Counter;
-use hugeswap_policy::file::FilePlace;
 use hugeswap_policy::granularity::Direction;
 use hugeswap_policy::knobs::Knob;
-use hugeswap_policy::unit::{MAY_WRITE, WRITABLE, WRITEBACK, Word};
+use hugeswap_policy::unit::{FilePlace, MAY_WRITE, WRITABLE, WRITEBACK, Word};
 use hugeswap_policy::{UNIT_BYTES, UNIT_PAGES};
 use hugeswap_sys::{Errno, Result, fs, futex, mm, now_ns};
 use std::ops::Range;
@@ -66,7 +65,7 @@ impl Engine {
 
     /// Has the file of a unit, if it has one, become too short for the whole of it?
     pub(crate) fn is_cut_off(&self, w: Word) -> bool {
-        FilePlace::of(w).is_some_and(|place| {
+        w.file().is_some_and(|place| {
             self.extent(place, &(0..PAGES))
                 .is_ok_and(|(_, _, e)| e.is_cut_off())
         })

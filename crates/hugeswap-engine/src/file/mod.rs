@@ -1,6 +1,6 @@
 //! Mapped files: regions whose units come from a file and, where they may be written, go back to it instead of to swap.
 //!
-//! A unit of a mapping begins in state `Swapped`, with its *file place* (`hugeswap_policy::file`) where others have a slot, and keeps
+//! A unit of a mapping begins in state `Swapped`, with its *file place* (`hugeswap_policy::unit::FilePlace`) where others have a slot, and keeps
 //! it until it is unmapped. Fault path, readahead and reclaim treat it as any other; what reads or writes what is behind a unit
 //! comes here for such a place. A clean unit is dropped without a write; a dirty one is written to the file at its own offset.
 //! Nothing is promised in swap for it, no page sum is kept (somebody else may change the file), and it is never all
@@ -23,8 +23,9 @@ use crate::space::Space;
 use crate::zeroed::{FromZeros, Zeroed};
 use descriptors::Descriptors;
 use hugeswap_policy::UNIT_BYTES;
-use hugeswap_policy::file::{FilePlace, MAPPING_UNITS, MAPPINGS};
-use hugeswap_policy::unit::{Kind, MAY_READ, MAY_WRITE, Word};
+use hugeswap_policy::unit::{
+    FilePlace, Kind, MAPPING_UNITS, MAPPINGS, MAY_READ, MAY_WRITE, Place, Word,
+};
 use hugeswap_policy::vmscan::PageKind;
 use hugeswap_sys::signal::Blocked;
 use hugeswap_sys::{Errno, Result, fs, mm};
@@ -128,7 +129,7 @@ impl Files {
 
     /// The place in a file that `unit` has, whatever has become of its content.
     pub fn of(&self, unit: u32) -> Option<FilePlace> {
-        FilePlace::of_slot(self.places.get(unit as usize)?.load(Acquire))
+        FilePlace::of_number(self.places.get(unit as usize)?.load(Acquire))
     }
 
     fn mapping(&self, place: FilePlace) -> Option<&Mapping> {
@@ -188,7 +189,7 @@ impl Engine {
             // SAFETY: gives access to an absent unit, whose touch is a fault we take.
             let _ = unsafe { mm::protect(self.table.addr(unit), UNIT, mm::PROT_RW) };
         }
-        self.files.places[unit as usize].store(place.slot(), Release);
+        self.files.places[unit as usize].store(place.number(), Release);
         self.files.sums[unit as usize].store(0, Relaxed);
         self.note_kind(unit, PageKind::File);
         let may = match mode {
@@ -196,7 +197,7 @@ impl Engine {
             FileMode::WriteBack => MAY_READ | MAY_WRITE,
         };
         let word = Word(may).with_kind(Kind::Swapped);
-        w.settle_as(|_| word.with_slot(Some(place.slot())));
+        w.settle_as(|_| word.with_place(Place::File(place)));
     }
 
     /// Tells the reclaim lists which kind of memory `unit` is.
@@ -227,7 +228,7 @@ impl Engine {
     pub(crate) fn without_contents(&self, unit: u32, w: Word) -> Word {
         let may = Word(w.0 & (MAY_READ | MAY_WRITE));
         match self.files.of(unit) {
-            Some(place) => may.with_kind(Kind::Swapped).with_slot(Some(place.slot())),
+            Some(place) => may.with_kind(Kind::Swapped).with_place(Place::File(place)),
             None => may.with_kind(Kind::None),
         }
     }

@@ -10,8 +10,7 @@ use super::{Mapping, PENDING};
 use crate::engine::{Engine, Job, UNIT};
 use crate::fork::forked_unseen;
 use crate::table::{Locked, NO_FRAME};
-use hugeswap_policy::file::FilePlace;
-use hugeswap_policy::unit::{CLEAN, Kind, LOCKED, MAY_READ, WRITABLE, Word};
+use hugeswap_policy::unit::{CLEAN, FilePlace, Kind, LOCKED, MAY_READ, Place, WRITABLE, Word};
 use hugeswap_sys::signal::Blocked;
 use hugeswap_sys::{Errno, Result, fs, futex, process};
 use std::sync::atomic::Ordering::{Acquire, Relaxed, Release};
@@ -169,7 +168,7 @@ impl Engine {
 
     /// Writes what is dirty of a unit to its file. Is nothing dirty any more (as far as nobody holds it)?
     fn write_locked(&self, w: &mut Locked<'_>) -> bool {
-        let Some(place) = FilePlace::of(**w) else {
+        let Some(place) = w.file() else {
             return true;
         };
         let unit = w.unit();
@@ -238,7 +237,7 @@ impl Engine {
             };
             self.table.set_frame(unit, NO_FRAME);
             let absent = self.without_contents(unit, Word(w.0 & MAY_READ));
-            let lost = absent.with_slot(None).with_kind(Kind::Poisoned);
+            let lost = absent.with_place(Place::Nothing).with_kind(Kind::Poisoned);
             self.table.reset(unit, if clean { absent } else { lost });
         });
     }

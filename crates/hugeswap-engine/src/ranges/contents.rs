@@ -6,7 +6,7 @@ use crate::base::Pager;
 use crate::engine::{Engine, Prot, UNIT};
 use crate::table::{Locked, NO_FRAME};
 use hugeswap_policy::pagemap::Categories;
-use hugeswap_policy::unit::{CLEAN, COW, Kind, READAHEAD, UNCHARGED, WATCHED, Word};
+use hugeswap_policy::unit::{CLEAN, COW, Kind, Place, READAHEAD, UNCHARGED, WATCHED, Word};
 use hugeswap_policy::vmscan::PageKind;
 use hugeswap_sys::signal::Blocked;
 use hugeswap_sys::{Errno, Result, mm};
@@ -248,9 +248,7 @@ impl Engine {
                 self.forget_file_unit(unit);
             }
             let may = self.without_contents(unit, *w);
-            if let Some(s) = w.slot() {
-                self.store.free_place(unit, s);
-            }
+            self.store.free_place(unit, w.place());
             let mut lru = self.lru.lock();
             lru.forget(unit);
             if free {
@@ -302,18 +300,18 @@ impl Engine {
         // SAFETY: the content was given up. What the word says of the mapping stays true.
         let emptied = closed && unsafe { mm::advise(at, UNIT, libc::MADV_DONTNEED) }.is_ok();
         let new = match w.kind() {
-            Kind::Present if emptied || free => w.clear(CLEAN).with_slot(None),
+            Kind::Present if emptied || free => w.clear(CLEAN).with_place(Place::Nothing),
             Kind::Base if emptied => {
                 self.forget_pages(unit);
-                w.with_slot(None)
+                w.with_place(Place::Nothing)
             }
             _ => *w,
         };
         if free {
             self.forget_file_unit(unit);
         }
-        if let Some(place) = w.slot().filter(|_| new.slot().is_none()) {
-            self.store.free_place(unit, place);
+        if new.place() == Place::Nothing {
+            self.store.free_place(unit, w.place());
         }
         let kept = new == *w;
         w.settle_as(|_| new);

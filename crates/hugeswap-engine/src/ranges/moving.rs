@@ -6,7 +6,7 @@
 use crate::engine::{Engine, UNIT};
 use crate::table::NO_FRAME;
 use crate::track::Held;
-use hugeswap_policy::unit::{COW, Kind, MAY_READ, MAY_WRITE, WATCHED, WRITABLE, Word};
+use hugeswap_policy::unit::{COW, Kind, MAY_READ, MAY_WRITE, Place, WATCHED, WRITABLE, Word};
 use hugeswap_sys::signal::Blocked;
 use std::sync::atomic::Ordering::Relaxed;
 
@@ -86,7 +86,7 @@ impl Engine {
             || d.kind() != Kind::None
             || self.files.of(unit).is_some()
             || w.pins() > 0
-            || w.is_scattered() && self.store.scatter.open(dest).is_none()
+            || w.place() == Place::Singles && self.store.scatter.open(dest).is_none()
         {
             w.settle();
             d.settle();
@@ -113,7 +113,7 @@ impl Engine {
                 self.note_arrival(dest, false, Held::AsStored(*w));
             }
         }
-        if w.is_scattered() {
+        if w.place() == Place::Singles {
             self.store.move_places(unit, dest);
         }
         d.set_frame(w.frame());

@@ -6,7 +6,7 @@
 use crate::engine::{Engine, Prot, UNIT};
 use crate::fault::Outcome;
 use hugeswap_policy::counters::Counter;
-use hugeswap_policy::unit::{Kind, LOCKED, MAY_READ, MAY_WRITE, WATCHED, WRITABLE, Word};
+use hugeswap_policy::unit::{Kind, LOCKED, MAY_READ, MAY_WRITE, Place, WATCHED, WRITABLE, Word};
 use hugeswap_sys::signal::Blocked;
 use hugeswap_sys::{Errno, mm, now_ns, uffd};
 use std::sync::atomic::Ordering::Relaxed;
@@ -133,11 +133,11 @@ impl Engine {
             let w = self.table.load(unit);
             match w.kind() {
                 _ if w.has(LOCKED) => {}
-                Kind::Foreign if w.slot().is_some() => {
+                Kind::Foreign if w.place() != Place::Nothing => {
                     let w = self.lock_settled(unit);
-                    if let Some(slot) = w.slot().filter(|_| w.kind() == Kind::Foreign) {
-                        self.store.free_place(unit, slot);
-                        w.settle_as(|w| w.with_slot(None));
+                    if w.kind() == Kind::Foreign {
+                        self.store.free_place(unit, w.place());
+                        w.settle_as(|w| w.with_place(Place::Nothing));
                     } else {
                         w.settle();
                     }
@@ -205,9 +205,7 @@ impl Engine {
                 w.settle();
                 return Err(Errno::ENOMEM);
             }
-            if let Some(s) = w.slot() {
-                self.store.free_place(unit, s);
-            }
+            self.store.free_place(unit, w.place());
             self.has_foreign.store(true, Relaxed);
             w.settle_as(|_| Word(0).with_kind(Kind::Foreign));
             self.pool.count(Counter::Ejected, 1);

@@ -25,7 +25,7 @@ use hugeswap_policy::counters::Counter;
 use hugeswap_policy::slots;
 use hugeswap_policy::slots::lies::{Lie, Order};
 use hugeswap_policy::slots::split::Partial;
-use hugeswap_policy::unit::{SCATTERED, Word};
+use hugeswap_policy::unit::Place;
 use std::ops::Range;
 use std::sync::atomic::Ordering::Relaxed;
 use std::sync::atomic::{AtomicBool, AtomicI64, AtomicU32, AtomicU64};
@@ -343,18 +343,21 @@ impl Store {
 
     /// Gives up the place of a locked unit, which its word no longer has once it is unlocked: at once, or when no
     /// forked child can read it any more.
-    pub(crate) fn free_place(&self, unit: u32, slot: u64) {
-        if slot != SCATTERED {
-            return self.free_cluster(slot);
-        }
-        if let Some(places) = self.scatter.of(unit) {
-            self.free_pages(places, 0..PAGES);
+    pub(crate) fn free_place(&self, unit: u32, place: Place) {
+        match place {
+            Place::Cluster(cluster) => self.free_cluster(cluster),
+            Place::Singles => {
+                if let Some(places) = self.scatter.of(unit) {
+                    self.free_pages(places, 0..PAGES);
+                }
+            }
+            Place::Nothing | Place::File(_) => {}
         }
     }
 
     /// Loses the place of a locked unit: it is never used again, for what is wrong with it may be the device.
-    pub(crate) fn lose_place(&self, unit: u32, w: Word) {
-        if w.is_scattered()
+    pub(crate) fn lose_place(&self, unit: u32, place: Place) {
+        if place == Place::Singles
             && let Some(places) = self.scatter.of(unit)
         {
             places.clear();

@@ -14,6 +14,7 @@ mod faulty;
 mod growth;
 pub(crate) mod initialise;
 pub(crate) mod kept;
+mod place;
 mod quarantine;
 pub(crate) mod scatter;
 pub(crate) mod seal;

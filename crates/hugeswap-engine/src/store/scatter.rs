@@ -1,6 +1,6 @@
 //! Where the pages of scattered units are in swap: a slot number of 32 bits for each page, 2 KiB a unit.
 //!
-//! A unit is scattered when its word has [`SCATTERED`](hugeswap_policy::unit::SCATTERED) for a slot. Its table then says of
+//! A unit is scattered when its place is [`Place::Singles`](hugeswap_policy::unit::Place::Singles). Its table then says of
 //! each page which slot of a split cluster holds it, or that it is zero (or, while base-mapped, only in memory). The table of a unit that is not
 //! scattered is empty. Addresses are reserved for all units; memory is taken for those that were ever scattered, and
 //! counted against a strict limit on memory (vm.overcommit_memory=2) for 1024 units at a time.
@@ -26,11 +26,14 @@ pub(crate) struct Single {
 }
 
 impl Single {
-    /// `None`: beyond what a table can say.
-    fn number(self) -> Option<u32> {
-        u32::try_from(self.cluster * UNIT_PAGES + self.at as u64)
-            .ok()?
-            .checked_add(1)
+    /// Its number over all areas.
+    pub fn number(self) -> u64 {
+        self.cluster * UNIT_PAGES + self.at as u64
+    }
+
+    /// What stands for it in a table; `None`: that is beyond what one can say.
+    fn entry(self) -> Option<u32> {
+        u32::try_from(self.number()).ok()?.checked_add(1)
     }
 }
 
@@ -54,7 +57,7 @@ impl Places {
     /// Page `page` is there now, or nowhere.
     pub fn put(&self, page: usize, to: Option<Single>) {
         if let Some(e) = self.0.get(page) {
-            e.store(to.and_then(Single::number).unwrap_or(0), Relaxed);
+            e.store(to.and_then(Single::entry).unwrap_or(0), Relaxed);
         }
     }
 

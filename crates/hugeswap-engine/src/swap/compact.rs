@@ -7,7 +7,7 @@
 
 use super::PAGES;
 use crate::engine::Engine;
-use hugeswap_policy::unit::{Kind, SCATTERED, WRITEBACK, Word};
+use hugeswap_policy::unit::{Kind, Place, WRITEBACK, Word};
 use std::sync::atomic::Ordering::Acquire;
 
 /// Clusters emptied at one time.
@@ -105,7 +105,7 @@ impl Engine {
         }
         let buffer = self.base.take_buffer();
         for unit in 0..self.high_unit.load(Acquire) {
-            let scattered = |w: Word| w.slot() == Some(SCATTERED) && !w.has(WRITEBACK);
+            let scattered = |w: Word| w.place() == Place::Singles && !w.has(WRITEBACK);
             let Some(w) = self.table.try_lock_if(unit, scattered) else {
                 continue;
             };
@@ -133,8 +133,7 @@ impl Engine {
         for unit in 0..self.high_unit.load(Acquire) {
             let sparse = |w: Word| {
                 w.kind() == Kind::Base
-                    && w.slot()
-                        .is_some_and(|s| s != SCATTERED && self.pool.owns_slot(s))
+                    && w.cluster().is_some_and(|c| self.pool.owns_slot(c))
                     && self.base.records.of(unit).stored.count() <= SPARSE
             };
             let Some(mut w) = self.table.try_lock_if(unit, sparse) else {

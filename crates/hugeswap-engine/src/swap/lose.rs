@@ -11,7 +11,7 @@ use crate::engine::Engine;
 use crate::store::scatter::{Places, Single};
 use crate::table::Locked;
 use hugeswap_policy::counters::Counter;
-use hugeswap_policy::unit::{Kind, READAHEAD, Word};
+use hugeswap_policy::unit::{Kind, Place, READAHEAD, Word};
 use hugeswap_sys::{Errno, Result};
 use std::ops::Range;
 use std::sync::atomic::Ordering::Relaxed;
@@ -45,7 +45,8 @@ impl Engine {
         if round.lose {
             return self.read_or_mark(unit, w, page, to, false);
         }
-        let (cluster, at) = self.place_of(unit, w, page).ok_or(Errno::EINVAL)?;
+        let slot = self.store.slot_of(unit, w.place(), page);
+        let Single { cluster, at } = slot.ok_or(Errno::EINVAL)?;
         let again = |attempt| attempt + 1 < READS;
         self.store.read_until(cluster, at..at + 1, to, false, again)
     }
@@ -59,7 +60,8 @@ impl Engine {
         round: &Round,
         unread: &mut Unread,
     ) -> Result<Found> {
-        let (cluster, at) = self.place_of(unit, w, page).ok_or(Errno::EINVAL)?;
+        let slot = self.store.slot_of(unit, w.place(), page);
+        let Single { cluster, at } = slot.ok_or(Errno::EINVAL)?;
         if self.pool.is_lost(cluster, at) {
             unread.gone += 1;
             return Ok(Found::Not);
@@ -91,7 +93,7 @@ impl Engine {
                 .try_only_copy((unit, w), pages.start, to, round, unread)
                 .map(drop);
         }
-        let cluster = w.slot().ok_or(Errno::EINVAL)?;
+        let cluster = w.cluster().ok_or(Errno::EINVAL)?;
         if !self.pool.is_bad_or_lost(cluster, pages.clone()) {
             match self
                 .store
@@ -132,7 +134,11 @@ impl Engine {
         if self.pager().is_none() {
             self.pool.count(Counter::Poisoned, 1);
             round.note_lost(PAGES as u64);
-            w.change(|w| w.with_slot(None).clear(READAHEAD).with_kind(Kind::Poisoned));
+            w.change(|w| {
+                w.with_place(Place::Nothing)
+                    .clear(READAHEAD)
+                    .with_kind(Kind::Poisoned)
+            });
             return true;
         }
         let moved =
@@ -177,10 +183,11 @@ impl Engine {
                 if !self.make_dirty(w) {
                     return false;
                 }
-                if let Some(slot) = w.slot().filter(|_| w.is_scattered()) {
-                    self.store.free_place(w.unit(), slot);
+                // (A cluster is the caller's to free.)
+                if w.place() == Place::Singles {
+                    self.store.free_place(w.unit(), Place::Singles);
                 }
-                w.change(|w| w.with_slot(None));
+                w.change(|w| w.with_place(Place::Nothing));
                 true
             }
             Kind::Cached => self.write_elsewhere(w),

@@ -16,7 +16,7 @@ use crate::pool::{JoinedArea, PoolError, SwapSpec};
 use crate::table::Locked;
 use hugeswap_policy::counters::Counter;
 use hugeswap_policy::slots::split::used_singly;
-use hugeswap_policy::unit::{CLEAN, Kind, READAHEAD, WATCHED, WRITEBACK, Word};
+use hugeswap_policy::unit::{CLEAN, Kind, Place, READAHEAD, WATCHED, WRITEBACK, Word};
 use hugeswap_sys::signal::Blocked;
 use hugeswap_sys::{Result, futex, process};
 use std::cell::Cell;
@@ -132,7 +132,10 @@ impl Engine {
         let moved = self.places_moved.load(Acquire);
         let (mut left, mut other_left) = (false, false);
         for unit in 0..self.high_unit.load(Acquire) {
-            let there = |w: Word| w.is_scattered() || w.slot().is_some_and(|s| range.contains(&s));
+            let there = |w: Word| match w.place() {
+                Place::Cluster(cluster) => range.contains(&cluster),
+                place => place == Place::Singles,
+            };
             if !there(self.table.load(unit)) {
                 continue;
             }
@@ -218,7 +221,7 @@ impl Engine {
             Kind::Present | Kind::Foreign if !w.has(CLEAN) => {
                 self.drop_place_in(&mut w, &round.range)
             }
-            _ if w.is_scattered() => self.move_singles_off(&mut w, round),
+            _ if (w.place() == Place::Singles) => self.move_singles_off(&mut w, round),
             Kind::Swapped => match self.copy_off(&mut w, round.buffer) {
                 Ok(()) => true,
                 Err(Stays::NoRoom) => return self.bring_off(w, round.buffer),
@@ -235,10 +238,10 @@ impl Engine {
                 Err(_) => false,
             },
         };
-        if let Some(old) = was.slot()
+        if let Some(old) = was.cluster()
             && gone
             && round.range.contains(&old)
-            && w.slot() != was.slot()
+            && w.place() != was.place()
             && !elsewhere
         {
             self.store.free_cluster(old);
@@ -253,7 +256,7 @@ impl Engine {
 
     /// The unit has no place any more, if that is in `range`. (A cluster is the caller's to free.) False: it cannot be told.
     fn drop_place_in(&self, w: &mut Locked<'_>, range: &Range<u64>) -> bool {
-        if w.is_scattered() {
+        if w.place() == Place::Singles {
             let Some(places) = self.store.scatter.of(w.unit()) else {
                 return false;
             };
@@ -263,13 +266,13 @@ impl Engine {
             }
             self.store.free_pages(places, 0..PAGES);
         }
-        w.change(|w| w.with_slot(None));
+        w.change(|w| w.with_place(Place::Nothing));
         true
     }
 
     /// Copies a unit's cluster to another area, where its place is then.
     fn copy_off(&self, w: &mut Locked<'_>, buffer: &Pages) -> std::result::Result<(), Stays> {
-        let from = w.slot().ok_or(Stays::Unreadable)?;
+        let from = w.cluster().ok_or(Stays::Unreadable)?;
         if self.pool.is_bad_or_lost(from, 0..PAGES) {
             return Err(Stays::Unreadable);
         }
@@ -284,7 +287,7 @@ impl Engine {
         buffer: &Pages,
     ) -> std::result::Result<(), Stays> {
         let sums = w
-            .slot()
+            .cluster()
             .and_then(|from| self.pool.slot_sums().get(from as usize));
         let sums = sums.ok_or(Stays::Unreadable)?;
         let sums = sums.each_ref().map(|s| s.load(Acquire));
@@ -298,7 +301,7 @@ impl Engine {
             return Err(Stays::Unwritable);
         }
         self.pool.count(Counter::SwapMoved, PAGES as u64);
-        w.change(|w| w.with_slot(Some(to)));
+        w.change(|w| w.with_place(Place::Cluster(to)));
         Ok(())
     }
 
@@ -316,7 +319,7 @@ impl Engine {
             w.settle();
             return false;
         }
-        let (Some(old), Some(frame)) = (w.slot(), self.get_frame_nowait()) else {
+        let (Some(old), Some(frame)) = (w.cluster(), self.get_frame_nowait()) else {
             w.settle();
             return false;
         };
@@ -327,7 +330,7 @@ impl Engine {
         match self.map_frame(&w, frame.place, !self.is_tracked(unit)) {
             Ok(new) => {
                 self.store.free_cluster(old);
-                let new = new.with_slot(None).clear(CLEAN | READAHEAD);
+                let new = new.with_place(Place::Nothing).clear(CLEAN | READAHEAD);
                 w.settle_as(|_| new);
                 self.arena.put_empty(frame.place);
                 self.note_resident(unit);
@@ -344,13 +347,13 @@ impl Engine {
 
     /// A base-mapped unit's pages. Have they left?
     fn move_pages_off(&self, w: &mut Locked<'_>, round: &Round) -> bool {
-        if w.is_scattered() {
+        if w.place() == Place::Singles {
             return self.move_singles_off(w, round);
         }
         let unit = w.unit();
         let record = self.base.records.of(unit);
         let known_bad = w
-            .slot()
+            .cluster()
             .is_some_and(|s| self.pool.is_bad_or_lost(s, 0..PAGES));
         let mut lost = 0;
         // What copies to a cluster elsewhere, and if that cannot be read, with what can be read of it.
@@ -368,7 +371,7 @@ impl Engine {
                 record.stored.put(run, false);
             }
             if !record.stored.any() {
-                w.change(|w| w.with_slot(None));
+                w.change(|w| w.with_place(Place::Nothing));
                 return true;
             }
             match self.copy_pages_off(w, record) {
@@ -389,14 +392,14 @@ impl Engine {
         w: &mut Locked<'_>,
         record: &Record,
     ) -> std::result::Result<(), Stays> {
-        let from = w.slot().ok_or(Stays::Unreadable)?;
+        let from = w.cluster().ok_or(Stays::Unreadable)?;
         let to = self.store.claim_cluster().ok_or(Stays::NoRoom)?;
         if !self.copy_slot(from, to, record) {
             self.store.release_cluster(to);
             return Err(Stays::Unreadable);
         }
         self.pool.count(Counter::SwapMoved, record.stored.count());
-        w.change(|w| w.with_slot(Some(to)));
+        w.change(|w| w.with_place(Place::Cluster(to)));
         Ok(())
     }
 

@@ -13,8 +13,7 @@ use crate::engine::Engine;
 use crate::pool::Pool;
 use crate::pool::layout::Scrub;
 use crate::table::Locked;
-use hugeswap_policy::file::FilePlace;
-use hugeswap_policy::unit::{CLEAN, Kind, WATCHED, WRITEBACK, Word};
+use hugeswap_policy::unit::{CLEAN, Kind, Place, WATCHED, WRITEBACK, Word};
 use hugeswap_sys::{fs, futex, process};
 use std::sync::atomic::AtomicU32;
 use std::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed, Release};
@@ -99,7 +98,7 @@ impl Engine {
             return false;
         }
         let stored =
-            |w: Word| w.slot().is_some() && FilePlace::of(w).is_none() && !w.has(WRITEBACK);
+            |w: Word| matches!(w.place(), Place::Cluster(_) | Place::Singles) && !w.has(WRITEBACK);
         if let Some(mut w) = self.table.try_lock_if(unit, stored) {
             let was = *w;
             self.scrub_unit(&mut w);
@@ -165,8 +164,8 @@ impl Engine {
             // (What came writable may be dropped without being written.)
             Some(r) => r.stored.get(p) && (!r.dirty.get(p) || r.changed.get(p)),
             // Of what was written while it changed nothing is known, and needed.
-            None if w.kind() == Kind::Present => self.is_known(unit, w, p),
-            None => self.is_somewhere(unit, w, p),
+            None if w.kind() == Kind::Present => self.store.is_known(unit, w.place(), p),
+            None => self.store.slot_of(unit, w.place(), p).is_some(),
         };
         let mut good = 0;
         let first = pages.start;
@@ -182,13 +181,13 @@ impl Engine {
             if self
                 .read_stored(unit, w, run.clone(), buffer.addr())
                 .is_ok()
-                && !self.is_bad_anywhere(unit, w, run.clone())
+                && !self.store.is_bad_anywhere(unit, w.place(), run.clone())
             {
                 good += run.len() as u64;
                 continue;
             }
             for p in run {
-                let known = self.is_bad_anywhere(unit, w, p..p + 1);
+                let known = self.store.is_bad_anywhere(unit, w.place(), p..p + 1);
                 match self.read_or_mark(unit, w, p, buffer.addr(), false) {
                     Ok(()) if !known => good += 1,
                     // (Read after all, it is in memory if it is to be had, or stays where it is.)
@@ -225,10 +224,8 @@ impl Engine {
             self.store.release_cluster(new);
             return false;
         }
-        if let Some(old) = w.slot() {
-            self.store.free_place(w.unit(), old);
-        }
-        w.change(|w| w.with_slot(Some(new)));
+        self.store.free_place(w.unit(), w.place());
+        w.change(|w| w.with_place(Place::Cluster(new)));
         true
     }
 

@@ -209,7 +209,7 @@ impl Engine {
             }
             Held::AsStored(w) => {
                 let sums = self.pool.slot_sums();
-                let Some(sums) = w.slot().and_then(|s| sums.get(s as usize)) else {
+                let Some(sums) = w.cluster().and_then(|c| sums.get(c as usize)) else {
                     return false;
                 };
                 for (page, sum) in sums.iter().enumerate() {

@@ -19,7 +19,7 @@ impl<R: Reclaim> Machine<R> {
             if !w.is_consistent() {
                 return fail("contradicts itself");
             }
-            if let Some(slot) = w.slot() {
+            if let Some(slot) = w.cluster() {
                 slots_used += 1;
                 holders[slot as usize] += 1;
             }

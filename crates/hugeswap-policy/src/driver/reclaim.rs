@@ -6,7 +6,7 @@ use crate::counters::Counter;
 use crate::driver::Decision;
 use crate::lru::Reclaim;
 use crate::slots;
-use crate::unit::{CLEAN, Kind, LOCKED, READAHEAD, WATCHED, WRITABLE, WRITEBACK};
+use crate::unit::{CLEAN, Kind, LOCKED, Place, READAHEAD, WATCHED, WRITABLE, WRITEBACK};
 
 impl<R: Reclaim> Machine<R> {
     pub(super) fn finish_read(&mut self) {
@@ -163,7 +163,7 @@ impl<R: Reclaim> Machine<R> {
             sink(Decision::DropZero(u));
             return true;
         }
-        let slot = match w.slot() {
+        let slot = match w.cluster() {
             Some(slot) => slot as usize,
             None => match slots::claim(&self.map, OWNER, self.hint) {
                 Some(slot) => {
@@ -175,7 +175,7 @@ impl<R: Reclaim> Machine<R> {
             },
         };
         self.words[n] = w
-            .with_slot(Some(slot as u64))
+            .with_place(Place::Cluster(slot as u64))
             .clear(WRITABLE)
             .set(WRITEBACK);
         let due = self.step + self.config.io_steps;

@@ -2,8 +2,10 @@
 //!
 //! ```text
 //!  63            24 23           15 14                0
-//! | slot (40 bits) | pins (9 bits) | flags and kind    |
+//! | place (40 bits) | pins (9 bits) | flags and kind    |
 //! ```
+
+use super::{FilePlace, Place};
 
 /// What a unit is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -37,7 +39,7 @@ pub const WRITEBACK: u64 = 1 << 5;
 /// The slot holds exactly the unit's bytes.
 pub const CLEAN: u64 = 1 << 6;
 /// A slot is reserved for the unit (its content counts only with [`CLEAN`], or when `Swapped`/`Cached`).
-pub const HAS_SLOT: u64 = 1 << 7;
+pub const HAS_PLACE: u64 = 1 << 7;
 /// The frame is shared with a forked relative: never writable before it is copied.
 pub const COW: u64 = 1 << 8;
 /// The program's own protection allows reading.
@@ -56,12 +58,7 @@ const PIN_SHIFT: u32 = 15;
 const PIN_ONE: u64 = 1 << PIN_SHIFT;
 /// The most pins one unit can have.
 pub const PIN_MAX: u64 = (1 << 9) - 1;
-const SLOT_SHIFT: u32 = 24;
-/// The largest slot number a word can carry.
-pub const SLOT_MAX: u64 = (1 << 40) - 1;
-/// In the place of a slot: the unit has no slot of its own, its pages are scattered over slots of 4 KiB, and a table beside
-/// the words says where. No pool has a slot of this number. (Others from 2^39 on are places in files: [`crate::file`].)
-pub const SCATTERED: u64 = SLOT_MAX;
+const PLACE_SHIFT: u32 = 24;
 
 /// A decoded view of a unit's word; plain value, no atomics.
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -128,25 +125,33 @@ impl Word {
         (self.pins() > 0).then_some(Word(self.0.wrapping_sub(PIN_ONE)))
     }
 
-    /// The reserved slot, if any.
-    pub fn slot(self) -> Option<u64> {
-        self.has(HAS_SLOT).then_some(self.0 >> SLOT_SHIFT)
+    /// Where the unit's bytes lie besides memory, or where room is kept for them.
+    pub fn place(self) -> Place {
+        Place::of_number(self.has(HAS_PLACE).then_some(self.0 >> PLACE_SHIFT))
     }
 
-    /// Are the unit's pages scattered? See [`SCATTERED`].
-    pub fn is_scattered(self) -> bool {
-        self.slot() == Some(SCATTERED)
+    /// The cluster of swap that is all the unit's, if its place is one.
+    pub fn cluster(self) -> Option<u64> {
+        match self.place() {
+            Place::Cluster(cluster) => Some(cluster),
+            _ => None,
+        }
     }
 
-    /// The same word with `slot` reserved (at most [`SLOT_MAX`]) or with none.
+    /// The unit's place in a mapped file, if it has one.
+    pub fn file(self) -> Option<FilePlace> {
+        match self.place() {
+            Place::File(place) => Some(place),
+            _ => None,
+        }
+    }
+
+    /// The same word with another place.
     #[must_use]
-    pub fn with_slot(self, slot: Option<u64>) -> Word {
-        let low = self.0 & ((1 << SLOT_SHIFT) - 1) & !HAS_SLOT;
-        match slot {
-            Some(s) => {
-                debug_assert!(s <= SLOT_MAX);
-                Word(low | HAS_SLOT | (s << SLOT_SHIFT))
-            }
+    pub fn with_place(self, place: Place) -> Word {
+        let low = self.0 & ((1 << PLACE_SHIFT) - 1) & !HAS_PLACE;
+        match place.number() {
+            Some(number) => Word(low | HAS_PLACE | number << PLACE_SHIFT),
             None => Word(low),
         }
     }
@@ -171,9 +176,9 @@ impl Word {
         (!self.has(WRITABLE) || (mapped && !self.has(CLEAN | WATCHED | COW) && self.has(MAY_WRITE)))
             && (!self.has(WATCHED | WRITEBACK | COW) || mapped)
             && (!self.has(UNCHARGED) || self.has(COW) || k == Kind::Foreign)
-            && (!self.has(CLEAN) || (mapped && self.has(HAS_SLOT)))
-            && (!matches!(k, Kind::Swapped | Kind::Cached) || self.has(HAS_SLOT))
-            && (!matches!(k, Kind::Free | Kind::None | Kind::Poisoned) || !self.has(HAS_SLOT))
+            && (!self.has(CLEAN) || (mapped && self.has(HAS_PLACE)))
+            && (!matches!(k, Kind::Swapped | Kind::Cached) || self.has(HAS_PLACE))
+            && (!matches!(k, Kind::Free | Kind::None | Kind::Poisoned) || !self.has(HAS_PLACE))
     }
 }
 
@@ -194,8 +199,8 @@ impl std::fmt::Debug for Word {
                 write!(f, "+{name}")?;
             }
         }
-        if let Some(s) = self.slot() {
-            write!(f, " slot {s}")?;
+        if self.has(HAS_PLACE) {
+            write!(f, " {:?}", self.place())?;
         }
         if self.pins() > 0 {
             write!(f, " pins {}", self.pins())?;
@@ -207,23 +212,6 @@ impl std::fmt::Debug for Word {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use proptest::prelude::*;
-
-    proptest! {
-        #[test]
-        fn slot_and_pins_do_not_disturb_each_other(slot in 0..=SLOT_MAX, pins in 0u64..50) {
-            let mut w = Word::none().with_kind(Kind::Swapped).with_slot(Some(slot));
-            for _ in 0..pins { w = w.pinned().unwrap(); }
-            prop_assert_eq!(w.slot(), Some(slot));
-            prop_assert_eq!(w.pins(), pins);
-            prop_assert_eq!(w.kind(), Kind::Swapped);
-            w = w.with_slot(None);
-            prop_assert_eq!(w.slot(), None);
-            prop_assert_eq!(w.pins(), pins);
-            for _ in 0..pins { w = w.unpinned().unwrap(); }
-            prop_assert!(w.unpinned().is_none());
-        }
-    }
 
     #[test]
     fn pins_saturate() {
@@ -238,7 +226,11 @@ mod tests {
     fn consistency_rejects_contradictions() {
         let p = Word::none().with_kind(Kind::Present);
         assert!(p.set(WRITABLE).is_consistent());
-        assert!(!p.set(WRITABLE | CLEAN).with_slot(Some(1)).is_consistent());
+        assert!(
+            !p.set(WRITABLE | CLEAN)
+                .with_place(Place::Cluster(1))
+                .is_consistent()
+        );
         assert!(!p.set(CLEAN).is_consistent());
         assert!(!Word::none().with_kind(Kind::Swapped).is_consistent());
         assert!(!Word::none().set(WATCHED).is_consistent());
