@@ -39,58 +39,110 @@ impl Drop for Inside<'_> {
     }
 }
 
-/// In debug builds: a thread that is inside, by a part of its number: that number, and how often it is inside and [`Alone`].
-static THREADS: [AtomicU64; 1024] = [const { AtomicU64::new(0) }; 1024];
-const ALONE: u64 = 1 << 16;
-
-/// The calling thread's place, and what is in it.
-fn of_thread() -> (&'static AtomicU64, u64, u64) {
-    let me = process::tid() as u64;
-    let place = &THREADS[me as usize % THREADS.len()];
-    (place, place.load(SeqCst), me << 32)
+/// In debug builds: which threads are inside, and [`Alone`], and how often.
+struct Threads {
+    /// By a part of a thread's number: that number, and how often.
+    places: [AtomicU64; 1024],
+    /// How often all those are together that found their place taken by another.
+    unplaced: AtomicU64,
 }
 
-/// Is the place another thread's? Then nothing is known of this one.
-fn is_anothers(was: u64, me: u64) -> bool {
-    was != 0 && was & !0xffff_ffff != me
+static THREADS: Threads = Threads::new();
+const ALONE: u64 = 1 << 16;
+
+impl Threads {
+    const fn new() -> Threads {
+        Threads {
+            places: [const { AtomicU64::new(0) }; 1024],
+            unplaced: AtomicU64::new(0),
+        }
+    }
+
+    /// The place of a thread, and what is in it if it is the thread's own or nobody's.
+    fn of(&self, tid: u32) -> (&AtomicU64, Option<u64>) {
+        let place = &self.places[tid as usize % self.places.len()];
+        let now = place.load(SeqCst);
+        (
+            place,
+            Some(now).filter(|n| *n == 0 || n >> 32 == tid.into()),
+        )
+    }
+
+    fn note(&self, tid: u32, more: u64) {
+        let (place, now) = self.of(tid);
+        let new = |now: u64| (now | u64::from(tid) << 32) + more;
+        // (The place of nobody may become another thread's meanwhile. Nobody else changes one's own.)
+        let placed = |now| {
+            place
+                .compare_exchange(now, new(now), SeqCst, SeqCst)
+                .is_ok()
+        };
+        if !now.is_some_and(placed) {
+            self.unplaced.fetch_add(more, SeqCst);
+        }
+    }
+
+    fn note_less(&self, tid: u32, less: u64) {
+        match self.of(tid) {
+            (place, Some(now)) if now != 0 => {
+                let left = now - less;
+                let over = left == u64::from(tid) << 32;
+                place.store(if over { 0 } else { left }, SeqCst);
+            }
+            _ => {
+                let left = |n: u64| n.checked_sub(less);
+                let _ = self.unplaced.fetch_update(SeqCst, SeqCst, left);
+            }
+        }
+    }
+
+    /// How often a thread is known to be inside, and [`Alone`].
+    fn known(&self, tid: u32) -> u64 {
+        self.of(tid).1.unwrap_or(0) & 0xffff_ffff
+    }
+
+    /// Is a thread inside? (Yes, if that is not known.)
+    fn is_inside(&self, tid: u32) -> bool {
+        self.known(tid) > 0 || self.unplaced.load(SeqCst) > 0
+    }
+
+    fn forget(&self) {
+        self.places.iter().for_each(|t| t.store(0, SeqCst));
+        self.unplaced.store(0, SeqCst);
+    }
+}
+
+fn me() -> u32 {
+    process::tid().cast_unsigned()
 }
 
 fn note(more: u64) {
     if cfg!(debug_assertions) {
-        let (place, was, me) = of_thread();
-        if !is_anothers(was, me) {
-            let _ = place.compare_exchange(was, (was | me) + more, SeqCst, SeqCst);
-        }
+        THREADS.note(me(), more);
     }
 }
 
 fn note_less(less: u64) {
     if cfg!(debug_assertions) {
-        let (place, was, me) = of_thread();
-        if was > me && !is_anothers(was, me) {
-            let now = was - less;
-            place.store(if now == me { 0 } else { now }, SeqCst);
-        }
+        THREADS.note_less(me(), less);
     }
 }
 
 /// Is the calling thread inside a gate, or has it closed one, or an engine to itself? (Yes, if that is not known.)
 pub(crate) fn is_inside() -> bool {
-    let (_, was, me) = of_thread();
-    was > me || is_anothers(was, me)
+    THREADS.is_inside(me())
 }
 
 /// Is it known to be inside?
 fn is_twice_inside() -> bool {
-    let (_, was, me) = of_thread();
-    !is_anothers(was, me) && was & (ALONE - 1) > 0
+    THREADS.known(me()) & (ALONE - 1) > 0
 }
 
 /// In a forked child, whose only thread is inside each gate until that is reset.
 pub(crate) fn inside_in_child(gates: u32) {
     if cfg!(debug_assertions) {
         lock::forget_holders_in_child();
-        THREADS.iter().for_each(|t| t.store(0, SeqCst));
+        THREADS.forget();
         note(u64::from(gates));
     }
 }
@@ -242,5 +294,30 @@ impl Gate {
         self.daemons_inside.store(0, SeqCst);
         self.daemons_closed.store(0, SeqCst);
         self.closed.store(0, SeqCst);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_thread_that_found_its_place_taken_is_inside_all_the_same() {
+        let t = Threads::new();
+        let (a, b) = (7, 7 + 1024);
+        t.note(a, 1);
+        t.note(b, 1);
+        assert!(t.is_inside(a) && t.is_inside(b));
+        t.note_less(a, 1);
+        // Its place is free now, and it is not there.
+        assert!(t.is_inside(b));
+        t.note(b, ALONE);
+        t.note_less(b, ALONE);
+        assert!(t.is_inside(b));
+        t.note_less(b, 1);
+        assert!(!t.is_inside(a) && !t.is_inside(b) && !t.is_inside(8));
+        t.note(a, 2);
+        t.note_less(a, 1);
+        assert_eq!((t.known(a), t.known(b)), (1, 0));
     }
 }
