@@ -393,7 +393,7 @@ impl Engine {
                 fs::close(fd);
             }
         }
-        self.close_all_mappings();
+        self.files.close_all_mappings();
         self.pool.retire(self.pool.me());
         let (base, len) = self.table.window();
         // SAFETY: threads have ended, the handler is gone, and the caller of `stop` answers for the program.
@@ -468,7 +468,7 @@ impl Engine {
         ]
         .into_iter()
         .chain(self.pool.areas().map(|(_, a)| a.fd))
-        .chain(self.file_fds())
+        .chain(self.files.fds())
         .filter(|&fd| fd >= 0)
     }
 

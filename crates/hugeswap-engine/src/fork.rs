@@ -271,7 +271,7 @@ impl Engine {
         let held = |w: Word| w.has(WRITABLE) && w.pins() > 0 && self.mover().watches_in_place();
         let writable = |u: u32| {
             let w = self.table.load(u);
-            (w.has(WRITABLE) || w.kind() == Kind::Present && self.is_open(u))
+            (w.has(WRITABLE) || w.kind() == Kind::Present && self.track.is_open(u))
                 && !held(w)
                 && self.files.of(u).is_none()
         };

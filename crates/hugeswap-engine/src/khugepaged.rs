@@ -167,7 +167,7 @@ impl Engine {
     /// Is `unit`, of which the word is `w`, to be made whole? Without its lock the answer may be of a moment ago.
     fn is_to_be_collapsed(&self, unit: u32, w: Word) -> bool {
         // (A unit whose pages are told apart would be split by the next write.)
-        if w.kind() != Kind::Base || self.tracks_pages(unit) {
+        if w.kind() != Kind::Base || self.track.tracks_pages(unit) {
             return false;
         }
         let limits = Limits {

@@ -116,21 +116,101 @@ impl Tables {
     }
 }
 
-impl Engine {
+impl Markers {
     /// Has any page of `unit` a marker? With its lock the answer stays true.
     pub(crate) fn is_marked(&self, unit: u32) -> bool {
-        self.markers.of(unit).is_some()
+        self.of(unit).is_some()
     }
 
     /// The marker of a page, if it has one.
     pub(crate) fn marker_of(&self, unit: u32, page: usize) -> Option<Marker> {
-        self.markers.of(unit)?.of(page)
+        self.of(unit)?.of(page)
     }
 
+    /// Clears the bits of pages that have markers.
+    pub(crate) fn without_marked(&self, unit: u32, bits: &Bits) {
+        if let Some(marked) = self.of(unit) {
+            let mut from = 0;
+            while let Some(run) = marked.run(from, true) {
+                from = run.end;
+                bits.put(run, false);
+            }
+        }
+    }
+
+    /// A locked unit is nobody's any more.
+    pub(crate) fn forget_unit_markers(&self, unit: u32) {
+        if let Some(tables) = self.0.get().filter(|_| self.is_marked(unit)) {
+            tables.change(unit, |m| {
+                m.guard.fill(false);
+                m.poison.fill(false);
+            });
+        }
+    }
+
+    /// The markers of a locked unit are another's now, also locked, which has none.
+    pub(crate) fn move_markers(&self, from: u32, to: u32) {
+        let Some(tables) = self.0.get().filter(|_| self.is_marked(from)) else {
+            return;
+        };
+        let source = &tables.pages[from as usize];
+        tables.change(to, |m| {
+            m.guard.copy(&source.guard);
+            m.poison.copy(&source.poison);
+        });
+        self.forget_unit_markers(from);
+    }
+
+    /// Of pages of a unit that are all in `state`, `tell`s also which have markers.
+    pub(crate) fn with_markers(
+        &self,
+        unit: u32,
+        pages: Range<usize>,
+        state: State,
+        mut tell: impl FnMut(Range<usize>, State),
+    ) {
+        let Some(marked) = self.of(unit) else {
+            return tell(pages, state);
+        };
+        let kept = state.categories & (Categories::IN_TRANSIT | Categories::FOREIGN);
+        let mut page = pages.start;
+        while page < pages.end {
+            let marker = marked.of(page);
+            let end = (page + 1..pages.end).find(|&p| marked.of(p) != marker);
+            let end = end.unwrap_or(pages.end);
+            let told = match marker {
+                None => state.nth((page - pages.start) as u64),
+                Some(marker) => State {
+                    categories: kept
+                        | match marker {
+                            Marker::Guard => Categories::GUARD,
+                            Marker::Poison => Categories::POISONED,
+                        },
+                    swap: None,
+                },
+            };
+            tell(page..end, told);
+            page = end;
+        }
+    }
+
+    /// The unit, if it has no markers; else it is unlocked. (By itself, so that the caller calls nothing by register.)
+    #[inline(never)]
+    pub(crate) fn settle_if_marked<'a>(&self, w: Locked<'a>) -> Option<Locked<'a>> {
+        if self.is_marked(w.unit()) {
+            w.settle();
+            return None;
+        }
+        Some(w)
+    }
+}
+
+impl Engine {
     /// The same of the page at `addr`.
     pub fn marker_at(&self, addr: usize) -> Option<Marker> {
         let unit = self.table.unit_of(addr)?;
-        self.marker_of(unit, (addr - self.table.addr(unit)) / PAGE)
+        self.markers
+            .marker_of(unit, (addr - self.table.addr(unit)) / PAGE)
     }
 
     /// The first marker in `[addr, addr+len)`.
@@ -155,27 +235,6 @@ impl Engine {
                 Marker::Guard => Outcome::Guard,
                 Marker::Poison => Outcome::Poisoned,
             })
-    }
-
-    /// The unit, if it has no markers; else it is unlocked. (By itself, so that the caller calls nothing by register.)
-    #[inline(never)]
-    pub(crate) fn settle_if_marked<'a>(&self, w: Locked<'a>) -> Option<Locked<'a>> {
-        if self.is_marked(w.unit()) {
-            w.settle();
-            return None;
-        }
-        Some(w)
-    }
-
-    /// Clears the bits of pages that have markers.
-    pub(crate) fn without_marked(&self, unit: u32, bits: &Bits) {
-        if let Some(marked) = self.markers.of(unit) {
-            let mut from = 0;
-            while let Some(run) = marked.run(from, true) {
-                from = run.end;
-                bits.put(run, false);
-            }
-        }
     }
 
     /// The pages of `[addr, addr+len)` become guards, or poisoned: what they hold is given up. EINVAL: not whole pages; EOPNOTSUPP: there are no markers here (message mode, no
@@ -315,7 +374,10 @@ impl Engine {
             return;
         };
         let _blocked = Blocked::all();
-        for unit in self.units_of(addr, len).filter(|&u| self.is_marked(u)) {
+        for unit in self
+            .units_of(addr, len)
+            .filter(|&u| self.markers.is_marked(u))
+        {
             let _inside = mapped.then(|| self.gate.enter());
             let w = self.lock_settled(unit);
             let pages = self.pages_in(unit, addr, len);
@@ -332,29 +394,6 @@ impl Engine {
             }
             w.settle();
         }
-    }
-
-    /// A locked unit is nobody's any more.
-    pub(crate) fn forget_unit_markers(&self, unit: u32) {
-        if let Some(tables) = self.markers.0.get().filter(|_| self.is_marked(unit)) {
-            tables.change(unit, |m| {
-                m.guard.fill(false);
-                m.poison.fill(false);
-            });
-        }
-    }
-
-    /// The markers of a locked unit are another's now, also locked, which has none.
-    pub(crate) fn move_markers(&self, from: u32, to: u32) {
-        let Some(tables) = self.markers.0.get().filter(|_| self.is_marked(from)) else {
-            return;
-        };
-        let source = &tables.pages[from as usize];
-        tables.change(to, |m| {
-            m.guard.copy(&source.guard);
-            m.poison.copy(&source.poison);
-        });
-        self.forget_unit_markers(from);
     }
 
     /// Maps the frame at `place` to a locked unit with markers, which is the kernel's from now on. Its word. If that fails, nothing is changed.
@@ -389,7 +428,7 @@ impl Engine {
         }
         self.let_inherit(unit);
         w.set_frame(NO_FRAME);
-        self.note_written(unit);
+        self.track.note_written(unit);
         self.has_foreign.store(true, Relaxed);
         self.pool.count(Counter::Ejected, 1);
         self.pool.hand_over_to_kernel(self.pool.me());
@@ -439,39 +478,6 @@ impl Engine {
         while let Some(run) = marked.run(from, true) {
             from = run.end;
             let _ = close(self.table.addr(unit), &run);
-        }
-    }
-
-    /// Of pages of a unit that are all in `state`, `tell`s also which have markers.
-    pub(crate) fn with_markers(
-        &self,
-        unit: u32,
-        pages: Range<usize>,
-        state: State,
-        mut tell: impl FnMut(Range<usize>, State),
-    ) {
-        let Some(marked) = self.markers.of(unit) else {
-            return tell(pages, state);
-        };
-        let kept = state.categories & (Categories::IN_TRANSIT | Categories::FOREIGN);
-        let mut page = pages.start;
-        while page < pages.end {
-            let marker = marked.of(page);
-            let end = (page + 1..pages.end).find(|&p| marked.of(p) != marker);
-            let end = end.unwrap_or(pages.end);
-            let told = match marker {
-                None => state.nth((page - pages.start) as u64),
-                Some(marker) => State {
-                    categories: kept
-                        | match marker {
-                            Marker::Guard => Categories::GUARD,
-                            Marker::Poison => Categories::POISONED,
-                        },
-                    swap: None,
-                },
-            };
-            tell(page..end, told);
-            page = end;
         }
     }
 

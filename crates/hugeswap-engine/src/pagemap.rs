@@ -34,11 +34,12 @@ impl Engine {
             let first = addr.max(at) - at;
             let last = (end.min(at + UNIT) - at).div_ceil(PAGE);
             self.unit_states(unit, first / PAGE..last, |pages, state| {
-                self.with_markers(unit, pages, state, |pages, state| {
-                    self.with_writes(unit, pages, state, |pages, state| {
-                        tell(at + pages.start * PAGE..at + pages.end * PAGE, state);
+                self.markers
+                    .with_markers(unit, pages, state, |pages, state| {
+                        self.with_writes(unit, pages, state, |pages, state| {
+                            tell(at + pages.start * PAGE..at + pages.end * PAGE, state);
+                        });
                     });
-                });
             });
         }
     }

@@ -85,7 +85,7 @@ impl Engine {
         keep.dedup();
         // Where it is refused, the program's table has to do.
         let private = process::private_descriptors(&keep).is_ok();
-        self.note_private_descriptors(private);
+        self.files.note_private_descriptors(private);
         private
     }
 
@@ -332,7 +332,7 @@ impl Engine {
             for w in units {
                 let unit = w.unit();
                 if w.has(WRITABLE) {
-                    self.note_half_protected(unit);
+                    self.track.note_half_protected(unit);
                 }
                 // Part of the range may be read-only by now: say so, a write fault puts it right.
                 w.settle_as(|w| w.clear(WRITABLE));
@@ -436,8 +436,8 @@ impl Engine {
         self.pool.count(Counter::WriteRedirtied, 1);
         let unit = w.unit();
         let w = w.with(|w| w.clear(CLEAN | WATCHED | READAHEAD));
-        if !self.is_open(unit) {
-            self.note_written(unit);
+        if !self.track.is_open(unit) {
+            self.track.note_written(unit);
         }
         if self.move_in(place, unit, true).is_ok() {
             self.arena.put_empty(place);

@@ -69,7 +69,7 @@ impl Engine {
                 .said
                 .of(unit)
                 .may_be_huge(self.pool.knob(Knob::ThpEnabled))
-                && !self.is_marked(unit)
+                && !self.markers.is_marked(unit)
     }
 
     /// What was said of `unit`.
@@ -82,7 +82,7 @@ impl Engine {
         if self.pager().is_none() {
             return Bring::Whole;
         }
-        if self.is_marked(unit) {
+        if self.markers.is_marked(unit) {
             return Bring::Pages;
         }
         self.said.of(unit).bring(
@@ -93,7 +93,7 @@ impl Engine {
 
     /// Is `unit`, which is base-mapped, to become whole without a fault?
     pub(crate) fn collapse_of(&self, unit: u32) -> Collapse {
-        if self.is_marked(unit) {
+        if self.markers.is_marked(unit) {
             return Collapse::Never;
         }
         self.said.of(unit).collapse(

@@ -31,7 +31,7 @@ impl Engine {
             _ if self.is_cut_off(*w) || self.store.is_partly_bad(unit, w.place()) => {
                 self.pager().map(|p| p.smallest(page))
             }
-            _ if write && self.tracks_pages(unit) => self.pager().map(|p| p.smallest(page)),
+            _ if write && self.track.tracks_pages(unit) => self.pager().map(|p| p.smallest(page)),
             Bring::Pages => self.pager().map(|p| p.smallest(page)),
             Bring::AsFaulted => self.decide_size(unit, page, 0, false),
             Bring::Whole => None,
@@ -128,7 +128,7 @@ impl Engine {
                 record.stored.put(p..p + 1, false);
             }
         }
-        self.without_marked(unit, &record.stored);
+        self.markers.without_marked(unit, &record.stored);
     }
 
     /// A unit that holds nothing becomes base-mapped, all of it zero. False: it cannot, and is as it was.
@@ -149,7 +149,7 @@ impl Engine {
             // Pages of a base-mapped unit can be read, and what is absent of one raises SIGBUS: what the program has no access to is neither.
             return false;
         }
-        if self.is_marked(unit) && !self.has_single_pages() {
+        if self.markers.is_marked(unit) && !self.has_single_pages() {
             return false;
         }
         let mapped = self.map_for_pages(unit, w).is_ok();
@@ -188,12 +188,12 @@ impl Engine {
         let mut pages = pager.smallest(page);
         match self.bring_of(unit) {
             // It stays in base pages: as a whole it would be split by the next write.
-            Bring::AsFaulted | Bring::Whole if self.tracks_pages(unit) => {
+            Bring::AsFaulted | Bring::Whole if self.track.tracks_pages(unit) => {
                 if !write && record.stored.get(page) && !self.store.is_partly_bad(unit, w.place()) {
                     pages = around(page);
                 }
             }
-            Bring::Pages if self.tracks_pages(unit) => {}
+            Bring::Pages if self.track.tracks_pages(unit) => {}
             Bring::Pages if pages.len() == 1 && !record.stored.get(page) => {
                 pages = zeros_ahead(record, page);
             }
@@ -261,7 +261,7 @@ impl Engine {
         let page = (addr - w.addr()) / PAGE;
         let record = self.base.records.of(unit);
         let pages = if !record.stored.get(page) {
-            match self.tracks_pages(unit) {
+            match self.track.tracks_pages(unit) {
                 true => self.pager().map_or(page..page + 1, |p| p.smallest(page)),
                 false => zeros_ahead(record, page),
             }
@@ -285,7 +285,7 @@ impl Engine {
     ) -> Option<Outcome> {
         let unit = w.unit();
         let record = self.base.records.of(unit);
-        if self.is_marked(unit) {
+        if self.markers.is_marked(unit) {
             // Neighbours may have markers.
             pages = self.pager().map_or(pages, |p| p.smallest(page));
         }

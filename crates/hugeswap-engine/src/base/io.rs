@@ -61,7 +61,7 @@ impl Engine {
             && w.has(MAY_WRITE)
             && matches!(self.pager(), Some(Pager::Uffd(_)))
             && w.file().is_none()
-            && !self.is_tracked(unit)
+            && !self.track.is_tracked(unit)
             && self.pool.knob(Knob::CleanDrop) != 0
             && self.sum_of_stored(unit, w, record, page).is_some()
     }

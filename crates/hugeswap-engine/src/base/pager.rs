@@ -116,7 +116,8 @@ impl Engine {
         };
         let from_written = written.start.clamp(run.start, run.end);
         let to_written = written.end.clamp(from_written, run.end);
-        self.note_pages_written(unit, from_written..to_written);
+        self.track
+            .note_pages_written(unit, from_written..to_written);
         copy(run.start..from_written, true)?;
         copy(from_written..to_written, false)?;
         record.dirty.put(from_written..to_written, true);
@@ -138,7 +139,7 @@ impl Engine {
         // (An empty range lies in no piece, wherever it is.)
         let write = !written.is_empty() && written.start < piece.end && piece.start < written.end;
         if write {
-            self.note_pages_written(unit, piece.clone());
+            self.track.note_pages_written(unit, piece.clone());
         }
         slot.install(self.table.addr(unit) + piece.start * PAGE, write)?;
         self.change_present(record, || record.present.put(piece.clone(), true));
@@ -163,14 +164,14 @@ impl Engine {
             pages.len() * PAGE,
         );
         if write {
-            self.note_pages_written(unit, pages.clone());
+            self.track.note_pages_written(unit, pages.clone());
         }
         match pager {
             Pager::Uffd(fd) if write => uffd::write_protect(fd, at, len, false)?,
             Pager::Uffd(_) => {}
             Pager::Remap => {
                 // (Dirty does not mean written since writes are told.)
-                let dirty = record.dirty.get(page) && !self.is_tracked(unit);
+                let dirty = record.dirty.get(page) && !self.track.is_tracked(unit);
                 let access = if write || dirty {
                     mm::PROT_RW
                 } else {

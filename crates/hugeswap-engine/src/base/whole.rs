@@ -91,7 +91,7 @@ impl Engine {
             self.arena.put_free(frame.place);
             return Err(e);
         }
-        if self.is_marked(unit) {
+        if self.markers.is_marked(unit) {
             let mapped = self.map_marked(w, frame.place);
             let new = mapped.map_err(|e| {
                 self.arena.put_free(frame.place);
@@ -103,10 +103,10 @@ impl Engine {
             return Ok(());
         }
         let changed = record.dirty.any() || !record.stored.all() && w.place() != Place::Singles;
-        let now = changed && !self.is_tracked(unit);
+        let now = changed && !self.track.is_tracked(unit);
         let writable = (write || now || !self.mover().arrives_clean()) && w.has(MAY_WRITE);
         if writable {
-            self.note_written(unit);
+            self.track.note_written(unit);
         }
         if let Err(e) = self.move_in(frame.place, unit, writable) {
             // It fails before anything is changed.

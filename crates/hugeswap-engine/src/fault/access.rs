@@ -32,7 +32,7 @@ impl Engine {
                 return self.split_watched(w, pages, page, write, start);
             }
         }
-        let splits = self.mover().arrives_clean() && self.tracks_pages(unit);
+        let splits = self.mover().arrives_clean() && self.track.tracks_pages(unit);
         let w = match write && !w.has(WRITABLE) && splits {
             true => match self.split_to_track(w) {
                 Split::Pages(w) => return self.page_fault(w, addr, write, start),
@@ -83,7 +83,7 @@ impl Engine {
             return None;
         }
         if !w.has(UNCHARGED) && !self.store.kept.has_children() {
-            if self.mover().arrives_clean() && self.tracks_pages(unit) {
+            if self.mover().arrives_clean() && self.track.tracks_pages(unit) {
                 w.settle_as(|w| w.clear(COW));
                 return None;
             }
@@ -111,7 +111,7 @@ impl Engine {
             return None;
         };
         // Where pages are told apart, the next fault makes one writable.
-        let whole = !(self.mover().arrives_clean() && self.tracks_pages(unit));
+        let whole = !(self.mover().arrives_clean() && self.track.tracks_pages(unit));
         if whole {
             self.note_access(unit, *w);
         }

@@ -25,12 +25,13 @@ impl Engine {
     ) -> Option<Outcome> {
         let unit = w.unit();
         self.high_unit.fetch_max(unit + 1, Relaxed);
-        if (!self.may_be_huge(unit) || write && self.tracks_pages(unit)) && self.start_pages(&mut w)
+        if (!self.may_be_huge(unit) || write && self.track.tracks_pages(unit))
+            && self.start_pages(&mut w)
         {
             return self.page_fault(w, addr, write, start);
         }
-        let tracked = self.is_tracked(unit);
-        let marked = self.is_marked(unit);
+        let tracked = self.track.is_tracked(unit);
+        let marked = self.markers.is_marked(unit);
         let in_place = (!tracked || write)
             && !marked
             && self.mover().watches_in_place()
@@ -131,7 +132,7 @@ impl Engine {
             None => 1,
         };
         // What is tracked gets access when it is written.
-        let want = if self.is_tracked(unit) { 1 } else { want };
+        let want = if self.track.is_tracked(unit) { 1 } else { want };
         let room = self.huge_room(self.gfp_of(unit, Caller::FirstTouch));
         let want = want.min(room.min(u64::from(MOST)) as u32);
         let mut n = want.min(1);
@@ -141,10 +142,10 @@ impl Engine {
                 o.kind() == Kind::None
                     && o == seen
                     && self.may_be_huge(unit + n)
-                    && !self.is_tracked(unit + n)
+                    && !self.track.is_tracked(unit + n)
             })
             // Since it was looked at.
-            && let Some(next) = self.settle_if_marked(next)
+            && let Some(next) = self.markers.settle_if_marked(next)
         {
             rest[n as usize - 1] = Some(next);
             n += 1;
@@ -161,7 +162,7 @@ impl Engine {
             return Err(w);
         }
         let len = got as usize * UNIT;
-        self.note_written(unit);
+        self.track.note_written(unit);
         if self
             .mover()
             .set_writable(self.table.addr(unit), len)

@@ -136,7 +136,7 @@ impl Engine {
             let Some(w) = self.table.try_lock_if(unit, |now| now == w) else {
                 continue;
             };
-            if self.is_marked(unit)
+            if self.markers.is_marked(unit)
                 && let Some(outcome) = self.marked_outcome(unit, addr)
             {
                 w.settle();

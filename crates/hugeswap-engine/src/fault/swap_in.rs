@@ -51,7 +51,7 @@ impl Engine {
     fn put_in_place(&self, w: Locked<'_>, place: u32, write: bool) -> Done {
         let unit = w.unit();
         // Where pages are told apart, the next fault makes one writable.
-        let write = write && !self.tracks_pages(unit);
+        let write = write && !self.track.tracks_pages(unit);
         match self.map_frame(&w, place, write) {
             Ok(new) => {
                 w.settle_as(|_| new);
@@ -83,7 +83,7 @@ impl Engine {
         } else {
             new.set(CLEAN)
         };
-        if self.is_marked(unit) {
+        if self.markers.is_marked(unit) {
             return self.map_marked(w, place);
         }
         self.open_fence(unit, **w);

@@ -7,7 +7,7 @@
 //! Concurrency: one change at a time, under a lock; kswapd takes what is asked through atomics and never waits for it. A number is closed
 //! in the engine's table first, then in the program's, so that nobody else is given it in between.
 
-use super::{Mapping, state};
+use super::{Files, Mapping, state};
 use crate::base::BUFFER;
 use crate::engine::Engine;
 use crate::fork::forked_unseen;
@@ -56,6 +56,38 @@ fn reopen(tid: i32, fd: i32, flags: i32) -> Result<i32> {
 fn close_ours(m: &Mapping, fd: i32) {
     if fd >= 0 && m.size_by(fd).is_ok() {
         fs::close(fd);
+    }
+}
+
+impl Files {
+    /// kswapd has left the program's table, or could not.
+    pub(crate) fn note_private_descriptors(&self, private: bool) {
+        self.descriptors.private.store(private, Relaxed);
+    }
+
+    /// Closes all files, of an engine that has no threads any more.
+    pub(crate) fn close_all_mappings(&self) {
+        for m in self.known() {
+            if m.state.load(Acquire) == state::USED {
+                for fd in [&m.fd, &m.tail_fd] {
+                    close_ours(m, fd.load(Relaxed));
+                }
+            }
+        }
+    }
+
+    /// Descriptors of mapped files.
+    pub(crate) fn fds(&self) -> impl Iterator<Item = i32> {
+        let used = |m: &&Mapping| m.state.load(Acquire) == state::USED;
+        let fds = |m: &Mapping| [m.fd.load(Relaxed), m.tail_fd.load(Relaxed)];
+        let used = self.known().iter().filter(used);
+        used.flat_map(fds).filter(|&fd| fd >= 0)
+    }
+
+    /// In a forked child, which has the program's descriptors and threads to come.
+    pub(crate) fn reset_descriptors_in_child(&self) {
+        // Whoever held the lock was inside the engine, and nobody is at a fork.
+        self.descriptors.what.store(NOTHING, Relaxed);
     }
 }
 
@@ -222,11 +254,6 @@ impl Engine {
         true
     }
 
-    /// kswapd has left the program's table, or could not.
-    pub(crate) fn note_private_descriptors(&self, private: bool) {
-        self.files.descriptors.private.store(private, Relaxed);
-    }
-
     /// Closes the files of mappings that no unit refers to any more, and swap areas that are gone.
     pub(crate) fn close_unused_mappings(&self) {
         self.pool.close_past_areas();
@@ -252,30 +279,5 @@ impl Engine {
             self.files.count.fetch_sub(1, Relaxed);
             m.state.store(state::FREE, Release);
         }
-    }
-
-    /// Closes all files, of an engine that has no threads any more.
-    pub(crate) fn close_all_mappings(&self) {
-        for m in self.files.known() {
-            if m.state.load(Acquire) == state::USED {
-                for fd in [&m.fd, &m.tail_fd] {
-                    close_ours(m, fd.load(Relaxed));
-                }
-            }
-        }
-    }
-
-    /// Descriptors of mapped files.
-    pub(crate) fn file_fds(&self) -> impl Iterator<Item = i32> {
-        let used = |m: &&Mapping| m.state.load(Acquire) == state::USED;
-        let fds = |m: &Mapping| [m.fd.load(Relaxed), m.tail_fd.load(Relaxed)];
-        let used = self.files.known().iter().filter(used);
-        used.flat_map(fds).filter(|&fd| fd >= 0)
-    }
-
-    /// In a forked child, which has the program's descriptors and threads to come.
-    pub(crate) fn reset_descriptors_in_child(&self) {
-        // Whoever held the lock was inside the engine, and nobody is at a fork.
-        self.files.descriptors.what.store(NOTHING, Relaxed);
     }
 }

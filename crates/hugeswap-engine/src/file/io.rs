@@ -6,7 +6,7 @@
 //!
 //! The rules of the fault path hold for what reads.
 
-use super::{Mapping, PAGE};
+use super::{Files, Mapping, PAGE};
 use crate::base::record::Record;
 use crate::checksum::{self, UnitSums};
 use crate::engine::{Engine, UNIT};
@@ -46,10 +46,10 @@ impl Extent {
     }
 }
 
-impl Engine {
+impl Files {
     /// The entry of a mapping and what `pages` of `place` are in its file, if the caller's descriptor is that file (else EBADF).
     fn extent(&self, place: FilePlace, pages: &Range<usize>) -> Result<(&Mapping, i32, Extent)> {
-        let m = self.files.mapping(place).ok_or(Errno::EIO)?;
+        let m = self.mapping(place).ok_or(Errno::EIO)?;
         let fd = m.fd.load(Relaxed);
         let size = m.size_by(fd)?;
         let start = m.offset.load(Relaxed);
@@ -62,11 +62,14 @@ impl Engine {
         };
         Ok((m, fd, extent))
     }
+}
 
+impl Engine {
     /// Has the file of a unit, if it has one, become too short for the whole of it?
     pub(crate) fn is_cut_off(&self, w: Word) -> bool {
         w.file().is_some_and(|place| {
-            self.extent(place, &(0..PAGES))
+            self.files
+                .extent(place, &(0..PAGES))
                 .is_ok_and(|(_, _, e)| e.is_cut_off())
         })
     }
@@ -106,7 +109,7 @@ impl Engine {
         to: usize,
         (operation, attempt): (u64, u32),
     ) -> Result<()> {
-        let (m, fd, e) = self.extent(place, &pages)?;
+        let (m, fd, e) = self.files.extent(place, &pages)?;
         if e.is_cut_off() {
             return Err(Errno::ENXIO);
         }
@@ -185,7 +188,7 @@ impl Engine {
         from: usize,
         (operation, attempt): (u64, u32),
     ) -> Result<()> {
-        let (m, fd, e) = self.extent(place, &pages)?;
+        let (m, fd, e) = self.files.extent(place, &pages)?;
         let wanted = e.wanted();
         if e.from + wanted as u64 > e.size {
             // Writing would make it longer.

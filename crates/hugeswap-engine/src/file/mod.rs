@@ -146,6 +146,20 @@ impl Files {
     pub fn any(&self) -> bool {
         self.count.load(Relaxed) > 0
     }
+
+    /// Is a unit one of a file that the program may read but not write?
+    pub(crate) fn is_read_only_file(&self, unit: u32, w: Word) -> bool {
+        self.of(unit).is_some() && w.has(MAY_READ) && !w.has(MAY_WRITE)
+    }
+
+    /// What a locked unit is that holds nothing: zeros, or what its file does.
+    pub(crate) fn without_contents(&self, unit: u32, w: Word) -> Word {
+        let may = Word(w.0 & (MAY_READ | MAY_WRITE));
+        match self.of(unit) {
+            Some(place) => may.with_kind(Kind::Swapped).with_place(Place::File(place)),
+            None => may.with_kind(Kind::None),
+        }
+    }
 }
 
 impl Engine {
@@ -205,11 +219,6 @@ impl Engine {
         self.lru.lock().assign(unit, 0, kind);
     }
 
-    /// Is a unit one of a file that the program may read but not write?
-    pub(crate) fn is_read_only_file(&self, unit: u32, w: Word) -> bool {
-        self.files.of(unit).is_some() && w.has(MAY_READ) && !w.has(MAY_WRITE)
-    }
-
     /// A locked unit is a file's no longer.
     pub(crate) fn forget_file_unit(&self, unit: u32) {
         let Some(place) = self.files.of(unit) else {
@@ -221,15 +230,6 @@ impl Engine {
             && m.units.fetch_sub(1, Release) == 1
         {
             self.files.idle.store(true, Release);
-        }
-    }
-
-    /// What a locked unit is that holds nothing: zeros, or what its file does.
-    pub(crate) fn without_contents(&self, unit: u32, w: Word) -> Word {
-        let may = Word(w.0 & (MAY_READ | MAY_WRITE));
-        match self.files.of(unit) {
-            Some(place) => may.with_kind(Kind::Swapped).with_place(Place::File(place)),
-            None => may.with_kind(Kind::None),
         }
     }
 

@@ -6,7 +6,7 @@
 //! A fork: before it, what is dirty is written; the child finds every unit as the file has it, and may not write to it.
 //! What could not be written is lost to the child (SIGBUS), not to the parent.
 
-use super::{Mapping, PENDING};
+use super::{Files, Mapping, PENDING};
 use crate::engine::{Engine, Job, UNIT};
 use crate::fork::forked_unseen;
 use crate::table::{Locked, NO_FRAME};
@@ -17,6 +17,14 @@ use std::sync::atomic::Ordering::{Acquire, Relaxed, Release};
 
 /// Units asked for at one time.
 const BATCH: u32 = 16;
+
+impl Files {
+    fn note_unwritten(&self, place: FilePlace, e: Errno) {
+        if let Some(m) = self.mapping(place) {
+            m.note_error(e);
+        }
+    }
+}
 
 impl Engine {
     /// Writes what is dirty of the mapping at `[addr, addr+len)` to its file, and waits until that is on the device.
@@ -161,7 +169,7 @@ impl Engine {
             Kind::Base => {
                 self.evict_pages(w, false);
             }
-            Kind::Poisoned => w.settle_as(|w| self.without_contents(unit, w)),
+            Kind::Poisoned => w.settle_as(|w| self.files.without_contents(unit, w)),
             _ => w.settle(),
         }
     }
@@ -178,14 +186,14 @@ impl Engine {
                 let before = errors();
                 let clean = self.clean_pages(w);
                 if !clean && errors() == before {
-                    self.note_unwritten(place, Errno::ENOMEM);
+                    self.files.note_unwritten(place, Errno::ENOMEM);
                 }
                 clean
             }
             Kind::Present if !w.has(CLEAN) => {
                 let held = w.pins() > 0;
                 if !held && self.mover().set_read_only(w.addr(), UNIT).is_err() {
-                    self.note_unwritten(place, Errno::ENOMEM);
+                    self.files.note_unwritten(place, Errno::ENOMEM);
                     return false;
                 }
                 let written = self.write_file_unit(unit, place).is_ok();
@@ -204,12 +212,6 @@ impl Engine {
         }
     }
 
-    fn note_unwritten(&self, place: FilePlace, e: Errno) {
-        if let Some(m) = self.files.mapping(place) {
-            m.note_error(e);
-        }
-    }
-
     /// Before a fork, nobody else being in the engine.
     pub(crate) fn write_all_files(&self) {
         self.each_file_unit(|unit| {
@@ -221,7 +223,7 @@ impl Engine {
 
     /// In a forked child, in which nothing is mapped where these units are: they are in their files only, to be read.
     pub(crate) fn files_in_child(&self) {
-        self.reset_descriptors_in_child();
+        self.files.reset_descriptors_in_child();
         self.each_file_unit(|unit| {
             let w = self.table.load(unit);
             let clean = match w.kind() {
@@ -236,7 +238,7 @@ impl Engine {
                 _ => false,
             };
             self.table.set_frame(unit, NO_FRAME);
-            let absent = self.without_contents(unit, Word(w.0 & MAY_READ));
+            let absent = self.files.without_contents(unit, Word(w.0 & MAY_READ));
             let lost = absent.with_place(Place::Nothing).with_kind(Kind::Poisoned);
             self.table.reset(unit, if clean { absent } else { lost });
         });

@@ -82,7 +82,7 @@ impl Engine {
                 self.hand_over_bring(w, pages);
                 continue;
             }
-            if self.is_marked(unit) {
+            if self.markers.is_marked(unit) {
                 w.settle();
                 continue;
             }

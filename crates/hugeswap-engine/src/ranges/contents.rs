@@ -240,14 +240,14 @@ impl Engine {
                 _ => {}
             }
             w.set_frame(NO_FRAME);
-            self.forget_open(unit);
+            self.track.forget_open(unit);
             if free {
                 self.said.forget(unit);
-                self.forget_unit_markers(unit);
-                self.forget_writes(unit);
+                self.markers.forget_unit_markers(unit);
+                self.track.forget_writes(unit);
                 self.forget_file_unit(unit);
             }
-            let may = self.without_contents(unit, *w);
+            let may = self.files.without_contents(unit, *w);
             self.store.free_place(unit, w.place());
             let mut lru = self.lru.lock();
             lru.forget(unit);

@@ -203,7 +203,7 @@ impl Engine {
             return false;
         };
         let _inside = self.gate.enter();
-        let fit = |w: Word| w.kind() == Kind::Free || self.is_read_only_file(unit, w);
+        let fit = |w: Word| w.kind() == Kind::Free || self.files.is_read_only_file(unit, w);
         let Some(w) = self.table.try_lock_if(unit, fit) else {
             return false;
         };
@@ -340,7 +340,7 @@ impl Engine {
 
     /// What `[addr, addr+len)` had of a unit that others use too: pages of a base-mapped one are given up.
     fn unmap_part(&self, unit: u32, addr: usize, len: usize) {
-        if self.is_marked(unit) {
+        if self.markers.is_marked(unit) {
             let at = self.table.addr(unit);
             let (from, to) = (addr.max(at), (addr + len).min(at + UNIT));
             self.forget_markers(from, to - from);

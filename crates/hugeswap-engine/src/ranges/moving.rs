@@ -120,10 +120,10 @@ impl Engine {
         let numa = &self.arena.numa;
         numa.set_unit(dest, numa.of_unit(unit));
         w.set_frame(NO_FRAME);
-        self.move_markers(unit, dest);
+        self.markers.move_markers(unit, dest);
         self.high_unit.fetch_max(dest + 1, Relaxed);
-        self.note_written(dest);
-        self.note_written(unit);
+        self.track.note_written(dest);
+        self.track.note_written(unit);
         // Before the unlocks, so that who saw neither with its place sees this.
         self.places_moved.fetch_add(1, Relaxed);
         d.settle_as(|_| new);

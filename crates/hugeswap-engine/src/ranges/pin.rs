@@ -40,7 +40,7 @@ impl Engine {
         let _blocked = Blocked::all();
         let _inside = self.gate.enter();
         for unit in units.clone() {
-            if self.is_marked(unit)
+            if self.markers.is_marked(unit)
                 && let Err(e) = self.eject_unit(unit)
             {
                 for held in units.start..unit {
@@ -82,7 +82,7 @@ impl Engine {
             if pinned.is_some() {
                 if write && !self.mover().arrives_clean() {
                     // (In signal mode what is writable in one piece is stamped.)
-                    self.note_written(unit);
+                    self.track.note_written(unit);
                 }
                 return Ok(());
             }

@@ -145,7 +145,7 @@ impl Engine {
                 }
                 Kind::Foreign | Kind::Free => return Ok(()),
                 Kind::Poisoned => return Err(Errno::EIO),
-                Kind::None | Kind::Swapped if self.is_marked(unit) => {
+                Kind::None | Kind::Swapped if self.markers.is_marked(unit) => {
                     let mut w = self.lock_settled(unit);
                     let based = match w.kind() {
                         Kind::None => self.start_pages(&mut w),

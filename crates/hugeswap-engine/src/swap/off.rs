@@ -313,7 +313,7 @@ impl Engine {
     /// Brings a locked unit, which `buffer` holds, to memory, where it has no place in swap; unlocks it.
     fn bring_off(&self, mut w: Locked<'_>, buffer: &Pages) -> bool {
         let unit = w.unit();
-        if self.is_marked(unit) {
+        if self.markers.is_marked(unit) {
             // The next round deals with its pages.
             self.go_over_to_pages(&mut w);
             w.settle();
@@ -327,7 +327,7 @@ impl Engine {
         // SAFETY: the frame is ours, and both are of one unit.
         unsafe { std::ptr::copy_nonoverlapping(buffer.addr() as *const u8, at as *mut u8, UNIT) };
         // (Who tracks writes is told of the first.)
-        match self.map_frame(&w, frame.place, !self.is_tracked(unit)) {
+        match self.map_frame(&w, frame.place, !self.track.is_tracked(unit)) {
             Ok(new) => {
                 self.store.free_cluster(old);
                 let new = new.with_place(Place::Nothing).clear(CLEAN | READAHEAD);

@@ -61,9 +61,9 @@ impl<'a> Batch<'a> {
             let unit = w.unit();
             if !protected {
                 // Some of it may be read-only by now, and what is not can be written: it counts as written. A fault puts the rest right.
-                engine.note_written(unit);
+                engine.track.note_written(unit);
                 if whole {
-                    engine.note_half_protected(unit);
+                    engine.track.note_half_protected(unit);
                 }
             }
             let read_only = whole && protected;
@@ -126,7 +126,7 @@ impl Engine {
             let to_protect = match w.kind() {
                 // A system call writes to it, for which protection is nothing.
                 Kind::Present if w.has(WRITABLE) && w.pins() > 0 => {
-                    self.note_written(unit);
+                    self.track.note_written(unit);
                     false
                 }
                 Kind::Present => w.has(WRITABLE) || open && !w.has(WATCHED),
@@ -172,7 +172,7 @@ impl Engine {
     /// Protects the pages of a locked, base-mapped unit that were written since the epoch `since` began, if they are told apart and few. False: nothing is done. (To
     /// protect what is protected costs the kernel as much.)
     fn freeze_written(&self, unit: u32, since: u32) -> bool {
-        if since == 0 || !self.has_single_pages() || !self.tracks_pages(unit) {
+        if since == 0 || !self.has_single_pages() || !self.track.tracks_pages(unit) {
             return false;
         }
         let (fd, at) = (self.base.sigbus_fd(), self.table.addr(unit));
@@ -194,7 +194,7 @@ impl Engine {
         });
         if protected.is_err() {
             // As in [`Batch::flush`].
-            self.note_written(unit);
+            self.track.note_written(unit);
         }
         true
     }
@@ -221,7 +221,7 @@ impl Engine {
         let _turn = self.track.turn.lock();
         then();
         for unit in self.units_of(addr, len) {
-            self.forget_writes(unit);
+            self.track.forget_writes(unit);
         }
     }
 }

@@ -5,7 +5,7 @@
 //! was written since an epoch began has a stamp no older than it, in memory or not: stamps are beside the words, outlive memory
 //! and swap, and are inherited by a forked child, whose copy is its own.
 //!
-//! A unit in one piece is stamped as a whole; one whose pages are told apart ([`Engine::tracks_pages`]) goes over to base pages with its first write. In message
+//! A unit in one piece is stamped as a whole; one whose pages are told apart ([`Track::tracks_pages`]) goes over to base pages with its first write. In message
 //! mode, where there are no base pages and memory comes in writable, sums tell what was written ([`open`]).
 //!
 //! Concurrency: write access is given, and stamped, under the unit's lock, and an epoch takes it away under the same lock; so a fault
@@ -137,44 +137,40 @@ impl Track {
     fn pages_of(&self, unit: u32) -> Option<&PageStamps> {
         self.tables.get()?.pages.get(unit as usize)
     }
-}
 
-impl Engine {
     /// Are writes to `unit` told? With its lock the answer stays true.
     pub(crate) fn is_tracked(&self, unit: u32) -> bool {
-        self.track.of(unit).is_some()
+        self.of(unit).is_some()
     }
 
     /// Are its pages told apart?
     pub(crate) fn tracks_pages(&self, unit: u32) -> bool {
-        let stamps = self.track.of(unit);
+        let stamps = self.of(unit);
         stamps.is_some_and(|s| s.fine.load(Relaxed) != 0)
     }
 
     /// All of a locked unit is about to be writable, or to change. The rules of the fault path hold.
     pub(crate) fn note_written(&self, unit: u32) {
-        if let Some(stamps) = self.track.of(unit) {
+        if let Some(stamps) = self.of(unit) {
             // Who changes content without the lock may be late.
-            stamps
-                .whole
-                .fetch_max(self.track.clock.load(Relaxed), Release);
+            stamps.whole.fetch_max(self.clock.load(Relaxed), Release);
         }
     }
 
     /// The same of some of its pages.
     pub(crate) fn note_pages_written(&self, unit: u32, pages: Range<usize>) {
-        self.stamp_pages(unit, pages, self.track.clock.load(Relaxed));
+        self.stamp_pages(unit, pages, self.clock.load(Relaxed));
     }
 
     fn stamp_pages(&self, unit: u32, pages: Range<usize>, now: u32) {
-        let Some(stamps) = self.track.of(unit).filter(|_| !pages.is_empty()) else {
+        let Some(stamps) = self.of(unit).filter(|_| !pages.is_empty()) else {
             return;
         };
         if stamps.fine.load(Relaxed) == 0 || pages.len() == PAGES {
             stamps.whole.fetch_max(now, Release);
             return;
         }
-        if let Some(of) = self.track.pages_of(unit) {
+        if let Some(of) = self.pages_of(unit) {
             for stamp in of.0.get(pages).into_iter().flatten() {
                 stamp.fetch_max(now, Release);
             }
@@ -183,6 +179,19 @@ impl Engine {
         stamps.some.fetch_max(now, Release);
     }
 
+    /// Has `unit` no tracker any more: it is unmapped.
+    pub(crate) fn forget_writes(&self, unit: u32) {
+        if let Some(stamps) = self.of(unit) {
+            stamps.since.store(0, Relaxed);
+            stamps.fine.store(0, Relaxed);
+            stamps.open.store(0, Relaxed);
+            stamps.whole.store(0, Relaxed);
+            stamps.some.store(0, Relaxed);
+        }
+    }
+}
+
+impl Engine {
     /// What `[addr, addr+len)` holds is given up. Called before and after that is done: whoever sees the change, and whoever begins an epoch before it is made,
     /// finds a stamp.
     pub(crate) fn note_range_written(&self, addr: usize, len: usize) {
@@ -190,18 +199,8 @@ impl Engine {
             return;
         }
         for unit in self.units_of(addr, len) {
-            self.note_pages_written(unit, self.pages_in(unit, addr, len));
-        }
-    }
-
-    /// Has `unit` no tracker any more: it is unmapped.
-    pub(crate) fn forget_writes(&self, unit: u32) {
-        if let Some(stamps) = self.track.of(unit) {
-            stamps.since.store(0, Relaxed);
-            stamps.fine.store(0, Relaxed);
-            stamps.open.store(0, Relaxed);
-            stamps.whole.store(0, Relaxed);
-            stamps.some.store(0, Relaxed);
+            self.track
+                .note_pages_written(unit, self.pages_in(unit, addr, len));
         }
     }
 

@@ -7,7 +7,7 @@
 //! A unit is open only while it is present. Who takes it away, or protects it for an epoch, stamps what differs first, when nobody
 //! can write to it any more; who asks what was written has it stamped as well, and it stays open.
 //!
-//! Concurrency: all but [`Engine::is_open`] is done under the unit's lock. A page's sum of while it is being written is as good as any: whoever has written
+//! Concurrency: all but [`Track::is_open`] is done under the unit's lock. A page's sum of while it is being written is as good as any: whoever has written
 //! before the caller began to look is seen, and later ones are by the next look. What differs was written since the last epoch began, for each begins with none open. The rules
 //! of the fault path hold.
 
@@ -57,62 +57,62 @@ impl Track {
         self.zero_sum.store(sum[0], Relaxed);
         sum[0]
     }
-}
 
-impl Engine {
     /// May what was written to `unit` be known by its sums only?
     pub(crate) fn is_open(&self, unit: u32) -> bool {
-        let stamps = self.track.of(unit);
+        let stamps = self.of(unit);
         stamps.is_some_and(|s| s.open.load(Acquire) != 0)
-    }
-
-    /// A locked unit's memory is about to come into place, where it can be written if `writable`; it is brought for a write if `write`.
-    pub(crate) fn note_arrival(&self, unit: u32, write: bool, held: Held) {
-        if self.mover().arrives_clean() || write && !self.tracks_pages(unit) {
-            return self.note_written(unit);
-        }
-        self.open_for_writes(unit, held);
-    }
-
-    /// A locked, present unit is about to be writable, if it is not, for a write to it.
-    pub(crate) fn note_access(&self, unit: u32, w: Word) {
-        if self.mover().arrives_clean() || !self.tracks_pages(unit) {
-            return self.note_written(unit);
-        }
-        if self.is_open(unit) {
-            return;
-        }
-        match w.has(WRITABLE) {
-            // What it held nobody knows.
-            true => self.note_written(unit),
-            false => self.open_for_writes(unit, Held::At(self.table.addr(unit))),
-        }
     }
 
     /// A locked, stamped unit is not told from one that is writable, though its word does not say so.
     pub(crate) fn note_half_protected(&self, unit: u32) {
-        if let Some(stamps) = self.track.of(unit) {
+        if let Some(stamps) = self.of(unit) {
             stamps.open.store(1, Release);
         }
     }
 
     /// What a locked unit held is given up; who does that stamps it.
     pub(crate) fn forget_open(&self, unit: u32) {
-        if let Some(stamps) = self.track.of(unit) {
+        if let Some(stamps) = self.of(unit) {
             stamps.open.store(0, Release);
+        }
+    }
+}
+
+impl Engine {
+    /// A locked unit's memory is about to come into place, where it can be written if `writable`; it is brought for a write if `write`.
+    pub(crate) fn note_arrival(&self, unit: u32, write: bool, held: Held) {
+        if self.mover().arrives_clean() || write && !self.track.tracks_pages(unit) {
+            return self.track.note_written(unit);
+        }
+        self.open_for_writes(unit, held);
+    }
+
+    /// A locked, present unit is about to be writable, if it is not, for a write to it.
+    pub(crate) fn note_access(&self, unit: u32, w: Word) {
+        if self.mover().arrives_clean() || !self.track.tracks_pages(unit) {
+            return self.track.note_written(unit);
+        }
+        if self.track.is_open(unit) {
+            return;
+        }
+        match w.has(WRITABLE) {
+            // What it held nobody knows.
+            true => self.track.note_written(unit),
+            false => self.open_for_writes(unit, Held::At(self.table.addr(unit))),
         }
     }
 
     /// A locked, present unit that nobody can write to is about to be taken away. If that fails on the way, it may have become writable.
     pub(crate) fn note_leaving(&self, unit: u32, held: Held) {
-        if !self.mover().arrives_clean() && !self.is_open(unit) {
+        if !self.mover().arrives_clean() && !self.track.is_open(unit) {
             self.open_for_writes(unit, held);
         }
     }
 
     /// A locked unit has been taken away, or protected, and holds this.
     pub(crate) fn note_left(&self, unit: u32, held: Held) {
-        if let Some(stamps) = self.track.of(unit).filter(|_| self.is_open(unit)) {
+        if let Some(stamps) = self.track.of(unit).filter(|_| self.track.is_open(unit)) {
             self.compare(unit, held, stamps.since.load(Relaxed));
             stamps.open.store(0, Release);
         }
@@ -120,7 +120,7 @@ impl Engine {
 
     /// The same of one that is protected as the epoch after `last` begins.
     pub(super) fn close_for_epoch(&self, unit: u32, last: u32) {
-        if let Some(stamps) = self.track.of(unit).filter(|_| self.is_open(unit)) {
+        if let Some(stamps) = self.track.of(unit).filter(|_| self.track.is_open(unit)) {
             self.compare(unit, Held::At(self.table.addr(unit)), last);
             stamps.open.store(0, Release);
         }
@@ -143,7 +143,7 @@ impl Engine {
 
     /// The same of one unit, for who is inside the gate. False: somebody else has its lock, and nothing is done.
     pub(crate) fn try_look_for_writes(&self, unit: u32) -> bool {
-        if !self.is_open(unit) {
+        if !self.track.is_open(unit) {
             return true;
         }
         let present = |w: Word| w.kind() == Kind::Present;
@@ -151,7 +151,7 @@ impl Engine {
             // If it is not present, who gave it up has stamped it.
             return !self.table.load(unit).has(LOCKED);
         };
-        if let Some(stamps) = self.track.of(unit).filter(|_| self.is_open(unit)) {
+        if let Some(stamps) = self.track.of(unit).filter(|_| self.track.is_open(unit)) {
             let at = self.table.addr(unit);
             self.compare(unit, Held::At(at), stamps.since.load(Relaxed));
         }
@@ -164,7 +164,7 @@ impl Engine {
             return;
         };
         let Some(sums) = self.track.sums_of(unit) else {
-            return self.note_written(unit);
+            return self.track.note_written(unit);
         };
         let known = self.each_sum(held, |page, sum| {
             if let Some(s) = sums.get(page) {
@@ -172,7 +172,7 @@ impl Engine {
             }
         });
         if !known {
-            self.note_written(unit);
+            self.track.note_written(unit);
         }
         stamps.open.store(1, Release);
     }
@@ -186,7 +186,7 @@ impl Engine {
             return;
         }
         let mut run = 0..0;
-        let note = |run: &Range<usize>| self.stamp_pages(unit, run.clone(), stamp);
+        let note = |run: &Range<usize>| self.track.stamp_pages(unit, run.clone(), stamp);
         let known = self.each_sum(held, |page, sum| {
             if sums.get(page).is_some_and(|s| s.load(Relaxed) == sum) {
                 return;
