@@ -63,7 +63,7 @@ impl Engine {
     /// Copies managed memory from `addr` on to `to`. EIO: some of it is lost. The range is mapped; what others write meanwhile comes
     /// or not, byte by byte.
     pub fn copy_out(&self, addr: usize, to: &mut [u8]) -> Result<()> {
-        debug_assert!(to.is_empty() || self.contains(addr) || self.is_shared(addr));
+        debug_assert!(to.is_empty() || self.contains(addr) || self.sharing.is_shared(addr));
         self.without_marks(addr, to.len(), || {
             // SAFETY: the engine's own memory, or lost, and a buffer.
             unsafe { copy(to.as_mut_ptr() as usize, addr, to.len()) }
@@ -75,7 +75,7 @@ impl Engine {
     /// # Safety
     /// The range must be mapped, writable, and the caller's.
     pub unsafe fn copy_in(&self, addr: usize, from: &[u8]) -> Result<()> {
-        debug_assert!(from.is_empty() || self.contains(addr) || self.is_shared(addr));
+        debug_assert!(from.is_empty() || self.contains(addr) || self.sharing.is_shared(addr));
         self.without_marks(addr, from.len(), || {
             // SAFETY: passed on to the caller.
             unsafe { copy(addr, from.as_ptr() as usize, from.len()) }

@@ -129,7 +129,7 @@ pub struct Engine {
     pub(crate) space: Lock<Space>,
     mode: AtomicU32,
     uffd: AtomicI32,
-    pub(crate) gate: Gate,
+    pub(crate) gate: Arc<Gate>,
     pub(crate) scrubber: Scrubber,
     /// Lists of reclaim; kswapd's, except when the event queue is full.
     pub(crate) lru: Lock<Lists>,
@@ -161,7 +161,7 @@ pub struct Engine {
     pub(crate) threads: Lock<Vec<Handle>>,
     /// /proc/self/pagemap.
     pub(crate) pagemap: AtomicI32,
-    pub(crate) store: Store,
+    pub(crate) store: Arc<Store>,
     /// A page that a forked child finds zeroed.
     pub(crate) fork_mark: usize,
     /// For the child that is about to be forked.
@@ -274,10 +274,12 @@ impl Engine {
             }
             high
         });
-        let sharing = Sharing::new().map_err(sys("cannot map buffers"))?;
         let me = pool.join()?;
         let pool = Arc::new(Member::new(pool, me));
-        let store = Store::new(Arc::clone(&pool), sealing, units)?;
+        let store = Arc::new(Store::new(Arc::clone(&pool), sealing, units)?);
+        let gate = Arc::new(Gate::new());
+        let (p, s, g) = (Arc::clone(&pool), Arc::clone(&store), Arc::clone(&gate));
+        let sharing = Sharing::new(p, s, g, low_fd).map_err(sys("cannot map buffers"))?;
         let readahead = pool.knob(Knob::ReadaheadMax) as u32;
         Ok(Engine {
             table,
@@ -293,7 +295,7 @@ impl Engine {
             space: Lock::new(Space::new(base, len)),
             mode: AtomicU32::new(mode as u32),
             uffd: AtomicI32::new(uffd),
-            gate: Gate::new(),
+            gate,
             scrubber: Scrubber::default(),
             groups: Groups::default(),
             frame_demand: FrameDemand::default(),
@@ -387,7 +389,7 @@ impl Engine {
         {
             panic!("{e}");
         }
-        self.unmap_all_shared();
+        self.sharing.unmap_all(self);
         for fd in [self.uffd.load(Relaxed), self.pagemap.load(Relaxed)] {
             if fd >= 0 {
                 fs::close(fd);
@@ -454,7 +456,7 @@ impl Engine {
 
     /// Numbers of descriptors that the program must not close; in a forked child they may have changed.
     pub fn protected_fds(&self) -> impl Iterator<Item = i32> {
-        let shared = self.shared_fds().filter(|&fd| fd >= 0);
+        let shared = self.sharing.fds().filter(|&fd| fd >= 0);
         self.unshared_fds().chain(shared)
     }
 

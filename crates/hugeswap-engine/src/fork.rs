@@ -126,7 +126,7 @@ impl Engine {
             // Now, for this process may unmap before the child looks.
             let managed = self.pool.record().managed.load(Relaxed);
             self.pool.records()[record].managed.store(managed, Relaxed);
-            self.share_with_child(record);
+            self.sharing.share_with_child(record);
         }
         // Before there is a child that the slots must stay as they are for, if it is the first.
         self.write_all_files();
@@ -360,7 +360,7 @@ impl Engine {
             .reset_in_child(self.pool.knob(Knob::Userfaultfd) != 0, self.low_fd);
         self.watched.store(0, Relaxed);
         self.files_in_child();
-        self.shared_in_child(disowned);
+        self.sharing.in_child(self, disowned);
         self.looked.forget_in_child();
         let end = self.high_unit.load(Relaxed);
         for unit in 0..end {

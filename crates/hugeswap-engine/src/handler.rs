@@ -194,7 +194,7 @@ extern "C" fn on_fault(signal: i32, info: *mut libc::siginfo_t, context: *mut li
             // In message mode a SIGBUS is the last word.
             let last = signal == libc::SIGBUS && engine.mode() == FaultMode::Message;
             // Of shared memory ours is what is absent or write-protected: SIGBUS. The rest is what the program unmapped, or has no access to.
-            let shared = engine.is_shared(addr) && signal == libc::SIGBUS;
+            let shared = engine.sharing.is_shared(addr) && signal == libc::SIGBUS;
             if !(engine.contains(addr) || shared) || last {
                 continue;
             }

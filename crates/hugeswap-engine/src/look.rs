@@ -128,7 +128,7 @@ impl Engine {
     fn ranges_in_use(&self) -> Vec<Range<usize>> {
         let (base, _) = self.table.window();
         let units = self.high_unit.load(Relaxed).min(self.table.units());
-        let mut all = self.shared_ranges();
+        let mut all = self.sharing.ranges();
         all.push(base..base + units as usize * UNIT);
         all.sort_unstable_by_key(|r| r.start);
         all

@@ -245,7 +245,7 @@ impl Engine {
             return Err(Errno::EINVAL);
         }
         let none = !self.has_single_pages() || self.pool.knob(Knob::Markers) == 0;
-        if none || self.is_shared(addr) || self.is_of_file(addr) {
+        if none || self.sharing.is_shared(addr) || self.is_of_file(addr) {
             return Err(Errno::EOPNOTSUPP);
         }
         if !self.is_mapped(addr, len) {

@@ -25,8 +25,8 @@ impl Engine {
             debug_assert_eq!(state.check(), Ok(()));
             tell(pages, state);
         };
-        if self.is_shared(addr) {
-            return self.shared_page_states(addr, len, tell);
+        if self.sharing.is_shared(addr) {
+            return self.sharing.page_states(addr, len, tell);
         }
         let end = addr.saturating_add(len);
         for unit in self.units_of(addr, len) {

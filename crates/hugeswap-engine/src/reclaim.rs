@@ -122,7 +122,7 @@ impl Engine {
 
     /// One step of reclaim; false if there was nothing to do.
     fn step(&self) -> bool {
-        let mut busy = self.serve_descriptors() | self.answer_looks() | self.serve_shared();
+        let mut busy = self.serve_descriptors() | self.answer_looks() | self.sharing.serve(self);
         for _ in 0..64 {
             let Some(unit) = self.evict_requests.pop() else {
                 break;
@@ -142,7 +142,7 @@ impl Engine {
         let coming = u64::from(self.inflight_writes.load(Relaxed));
         let waiting = self.stalled.load(Relaxed) > 0;
         let few = self.has_few_frames() && owed == 0 && (!waiting || available + coming > 0);
-        let shared = self.shared_resident();
+        let shared = self.sharing.resident();
         if few && shared == 0 {
             return busy;
         }
@@ -157,8 +157,8 @@ impl Engine {
         if short || (owed > 0 && coming == 0) {
             if coming < u64::from(WRITE_DEPTH) {
                 let own = self.pool.record().charged.load(Relaxed);
-                let turn = shared > 0 && (few || self.shared_turn(shared, own));
-                if turn && self.evict_some_shared() {
+                let turn = shared > 0 && (few || self.sharing.has_turn(shared, own));
+                if turn && self.sharing.evict_some(self) {
                     return true;
                 }
                 if few {
@@ -531,7 +531,7 @@ impl Engine {
             self.pool.reap();
         }
         if sharing {
-            self.carry_on_for_the_dead();
+            self.sharing.carry_on_for_the_dead(self);
         }
         if self.store.kept.has_children() {
             self.store.release_kept();

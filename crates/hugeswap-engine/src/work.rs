@@ -89,7 +89,7 @@ impl Engine {
                     self.read_planned(w);
                 }
             }
-            Job::Shared(unit) => self.bring_shared(unit),
+            Job::Shared(unit) => self.sharing.bring(self, unit),
             Job::Handed(unit) => self.read_handed(unit),
             Job::Whole(unit) => self.whole_handed(unit),
             Job::Bring { unit, from, to } => self.bring_handed(unit, from.into()..to.into()),

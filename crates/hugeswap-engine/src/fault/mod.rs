@@ -89,7 +89,7 @@ impl Engine {
         let _inside = self.gate.enter();
         match unit {
             Some(unit) => self.resolve(unit, addr, write),
-            None => self.shared_fault(addr, write),
+            None => self.sharing.fault(self, addr, write),
         }
     }
 

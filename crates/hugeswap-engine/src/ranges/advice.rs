@@ -16,8 +16,8 @@ use std::ops::Range;
 impl Engine {
     /// Is the page at `addr` in memory?
     pub fn resident(&self, addr: usize) -> bool {
-        if self.is_shared(addr) {
-            return self.shared_is_resident(addr);
+        if self.sharing.is_shared(addr) {
+            return self.sharing.is_resident(addr);
         }
         self.table
             .unit_of(addr)
@@ -62,8 +62,8 @@ impl Engine {
 
     /// Begins to read what of the range is in swap: of units that come by pages the pages of the range, of the others the whole.
     pub fn willneed(&self, addr: usize, len: usize) {
-        if self.is_shared(addr) {
-            return self.willneed_shared(addr, len);
+        if self.sharing.is_shared(addr) {
+            return self.sharing.willneed(self, addr, len);
         }
         let _blocked = Blocked::all();
         let _inside = self.gate.enter();
@@ -132,8 +132,8 @@ impl Engine {
     /// Moves the units of the range out to swap, and waits until that is done as far as it can be. Of units that it has a part of only
     /// pages of base-mapped ones go.
     pub fn pageout(&self, addr: usize, len: usize) {
-        if self.is_shared(addr) {
-            return self.pageout_shared(addr, len);
+        if self.sharing.is_shared(addr) {
+            return self.sharing.pageout(addr, len);
         }
         const ASK_AGAIN_NS: u64 = 20_000_000;
         const PATIENCE_NS: u64 = 3_000_000_000;

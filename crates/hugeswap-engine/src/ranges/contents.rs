@@ -28,9 +28,9 @@ impl Engine {
             self.drop_file_range(addr, len);
             return Ok(());
         }
-        if self.is_shared(addr) {
+        if self.sharing.is_shared(addr) {
             // (Who must know whether it could be done asks for it by itself.)
-            let _ = self.discard_shared(addr, len);
+            let _ = self.sharing.discard_shared(self, addr, len);
             return Ok(());
         }
         self.note_range_written(addr, len);

@@ -5,8 +5,9 @@
 //! ([`Map::hold`]).
 
 use super::evict::is_userfaultfd;
+use super::{Host, Sharing};
 use super::{Map, lock, unlock};
-use crate::engine::{Engine, Job, UNIT};
+use crate::engine::UNIT;
 use crate::fault::there_before;
 use hugeswap_policy::UNIT_PAGES;
 use hugeswap_policy::counters::Counter;
@@ -49,14 +50,14 @@ impl Map {
     }
 }
 
-impl Engine {
+impl Sharing {
     /// Plans reads of what a stream will want after `unit`, which was touched and is in swap, or on its way in already (`coming`). The rules of the fault path
     /// hold.
-    pub(super) fn read_shared_ahead(&self, m: &Map, unit: u32, coming: bool) {
+    pub(super) fn read_ahead(&self, host: &impl Host, m: &Map, unit: u32, coming: bool) {
         if self.gate.is_forker() {
             return;
         }
-        let Some(mut streams) = self.try_streams() else {
+        let Some(mut streams) = host.try_streams() else {
             return;
         };
         let units = m.units();
@@ -76,30 +77,30 @@ impl Engine {
             if !units.contains(&u) || !self.is_to_come(u) {
                 continue;
             }
-            if self.reads.push(Job::Shared(u)).is_err() {
-                if let Some(mut streams) = self.try_streams() {
+            if !host.queue_shared(u) {
+                if let Some(mut streams) = host.try_streams() {
                     streams.on_cut_short(n);
                 }
                 break;
             }
             planned += 1;
         }
-        self.wake_workers(planned.min(2));
+        host.wake_workers(planned.min(2));
     }
 
     /// Begins to bring in what of a range of a shared region is in swap.
-    pub(crate) fn willneed_shared(&self, addr: usize, len: usize) {
+    pub(crate) fn willneed(&self, host: &impl Host, addr: usize, len: usize) {
         let _blocked = Blocked::all();
         let _inside = self.gate.enter();
-        let Some((_, m)) = self.sharing.map_of(addr) else {
+        let Some((_, m)) = self.map_of(addr) else {
             return;
         };
         for unit in m.units_in(addr, len, false) {
-            if self.is_to_come(unit) && self.reads.push(Job::Shared(unit)).is_err() {
+            if self.is_to_come(unit) && !host.queue_shared(unit) {
                 break;
             }
         }
-        self.wake_workers(2);
+        host.wake_workers(2);
     }
 
     /// Is it in swap, and nobody at it?
@@ -109,8 +110,8 @@ impl Engine {
     }
 
     /// An I/O thread: brings in a unit that was asked for, if nothing stands in its way.
-    pub(crate) fn bring_shared(&self, unit: u32) {
-        let Some((region, m)) = self.sharing.map_with(unit) else {
+    pub(crate) fn bring(&self, host: &impl Host, unit: u32) {
+        let Some((region, m)) = self.map_with(unit) else {
             return;
         };
         let Some(_hold) = m.hold() else {
@@ -118,7 +119,7 @@ impl Engine {
         };
         if !m.units().contains(&unit)
             || !self.is_to_come(unit)
-            || self.huge_room(Gfp::READAHEAD) == 0
+            || host.huge_room(Gfp::READAHEAD) == 0
         {
             return;
         }
@@ -127,13 +128,13 @@ impl Engine {
             return;
         };
         if is_userfaultfd(fd) {
-            self.bring_shared_by(fd, region, m, unit);
+            self.bring_by(host, fd, region, m, unit);
         }
         fs::close(fd);
     }
 
-    fn bring_shared_by(&self, fd: i32, region: usize, m: &Map, unit: u32) {
-        let buffer = self.sharing.buffers.take(UNIT);
+    fn bring_by(&self, host: &impl Host, fd: i32, region: usize, m: &Map, unit: u32) {
+        let buffer = self.buffers.take(UNIT);
         let cell = self.word_of(unit);
         let w = Word(cell.load(Acquire));
         let me = self.pool.owner(self.pool.me());
@@ -155,12 +156,12 @@ impl Engine {
             }
             return unlock(cell, w);
         }
-        match self.copy_shared(fd, region, m, unit, buffer.at) {
+        match self.copy(fd, region, m, unit, buffer.at) {
             Ok(()) => {
                 self.pool.count(Counter::SwapRa, 1);
                 self.pool.count(Counter::PswpIn, UNIT_PAGES);
                 unlock(cell, w.with_kind(Kind::Resident).referenced(true));
-                self.check_watermark();
+                host.check_watermark();
             }
             // What is there of it stays, and is not filled again.
             Err(_) => unlock(cell, w),

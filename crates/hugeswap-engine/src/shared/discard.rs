@@ -1,9 +1,8 @@
 //! The bytes of shared units are given up, for everybody: memory and swap behind whole units are free, parts are written over with zeros.
 
 use super::evict::{DISCARD, is_memory};
-use super::{Map, lock, unlock};
+use super::{Host, Map, Sharing, lock, unlock};
 use crate::careful;
-use crate::engine::Engine;
 use hugeswap_policy::shared::{Kind, Op, Word};
 use hugeswap_policy::{UNIT_BYTES, UNIT_PAGES};
 use hugeswap_sys::fs;
@@ -12,10 +11,10 @@ use std::sync::atomic::Ordering::Acquire;
 const PAGES: usize = UNIT_PAGES as usize;
 static ZEROS: [u8; 4096] = [0; 4096];
 
-impl Engine {
+impl Sharing {
     /// The bytes of a range of a shared region become zero for everybody, and memory and swap behind whole units are free. False: some could not be had.
-    pub fn discard_shared(&self, addr: usize, len: usize) -> bool {
-        let Some((_, m)) = self.sharing.map_of(addr) else {
+    pub(crate) fn discard_shared(&self, host: &impl Host, addr: usize, len: usize) -> bool {
+        let Some((_, m)) = self.map_of(addr) else {
             return true;
         };
         let (all, whole) = (m.units_in(addr, len, false), m.units_in(addr, len, true));
@@ -43,19 +42,19 @@ impl Engine {
                 from += n;
             }
         }
-        done & (whole.is_empty() || self.discard_units(addr, len))
+        done & (whole.is_empty() || self.discard_units(host, addr, len))
     }
 
-    fn discard_units(&self, addr: usize, len: usize) -> bool {
+    fn discard_units(&self, host: &impl Host, addr: usize, len: usize) -> bool {
         let _blocked = hugeswap_sys::signal::Blocked::all();
         let _inside = self.gate.enter();
-        let Some((region, m)) = self.sharing.map_of(addr) else {
+        let Some((region, m)) = self.map_of(addr) else {
             return true;
         };
         let mut units = m.units_in(addr, len, true);
         let done = units.all(|unit| self.discard_unit(region, m, unit));
         self.pool.note_release();
-        self.note_available();
+        host.note_available();
         done
     }
 
@@ -64,7 +63,7 @@ impl Engine {
         let me = self.pool.owner(self.pool.me());
         let mut since = None;
         let mut wait = |w: Word| {
-            self.wait_shared(cell, w);
+            self.wait(cell, w);
             !self.is_stuck(&mut since)
         };
         let w = loop {
@@ -82,14 +81,14 @@ impl Engine {
                 break w;
             }
         };
-        self.stamp_shared(region, unit, 0..PAGES);
+        self.stamp(region, unit, 0..PAGES);
         let memory = m.fds().memory;
         let charged = self.pool.is_charged_shared(unit);
         if charged
             && (!is_memory(m, memory) || fs::punch(memory, m.offset_of(unit), UNIT_BYTES).is_err())
         {
             // kswapd has a descriptor of its own.
-            if !self.hand_over_shared(unit) {
+            if !self.hand_over(unit) {
                 unlock(cell, w);
                 return false;
             }
@@ -104,7 +103,7 @@ impl Engine {
             }
         }
         self.pool.uncharge_shared(unit);
-        let _discarding = self.sharing.discarding.lock();
+        let _discarding = self.discarding.lock();
         self.give_up_slot(unit, w.with_kind(Kind::None).referenced(false));
         true
     }

@@ -3,9 +3,9 @@
 //! A cluster that no word refers to while it is being written is in the record's hands (`in_hand`), so that it is found again should this process die:
 //! first the hand, then the word without it; and first the word with it, then the empty hand.
 
-use super::{Hand, Map, Reached, lock, unlock};
+use super::{Hand, Host, Map, Reached, Sharing, lock, unlock};
 use crate::checksum;
-use crate::engine::{Engine, UNIT};
+use crate::engine::UNIT;
 use hugeswap_policy::counters::Counter;
 use hugeswap_policy::shared::{Kind, Op, Word};
 use hugeswap_policy::{PAGE_BYTES, UNIT_BYTES, UNIT_PAGES, slots};
@@ -23,28 +23,28 @@ const BATCH: usize = 4;
 const KSWAPD: usize = 0;
 pub(super) const DISCARD: usize = 1;
 
-impl Engine {
+impl Sharing {
     /// kswapd: what it was asked for. Was there anything?
-    pub(crate) fn serve_shared(&self) -> bool {
-        let used = self.sharing.is_used();
+    pub(crate) fn serve(&self, host: &impl Host) -> bool {
+        let used = self.is_used();
         // Once more after the last region: what is open of it keeps its memory.
-        if !self.sharing.reaches.swap(used, AcqRel) && !used {
+        if !self.reaches.swap(used, AcqRel) && !used {
             return false;
         }
         let mut busy = false;
-        let mut hand = self.sharing.at_it.lock();
+        let mut hand = self.at_it.lock();
         self.meet_clients(&mut hand);
-        busy |= self.begin_wanted_epoch(&mut hand);
-        while let Some(unit) = self.sharing.handed.pop() {
-            self.carry_on_own(&mut hand, unit);
+        busy |= self.begin_wanted_epoch(host, &mut hand);
+        while let Some(unit) = self.handed.pop() {
+            self.carry_on_own(host, &mut hand, unit);
             busy = true;
         }
         for _ in 0..16 {
-            let Some(unit) = self.sharing.requests.pop() else {
+            let Some(unit) = self.requests.pop() else {
                 break;
             };
-            if let Some((region, m)) = self.sharing.map_with(unit) {
-                self.evict_shared(&mut hand, region, m, unit);
+            if let Some((region, m)) = self.map_with(unit) {
+                self.evict(host, &mut hand, region, m, unit);
             }
             busy = true;
         }
@@ -52,8 +52,8 @@ impl Engine {
     }
 
     /// kswapd: is it the turn of shared memory, of which `shared` units are in memory beside `own` frames of this process alone?
-    pub(crate) fn shared_turn(&self, shared: u64, own: u64) -> bool {
-        let mut hand = self.sharing.at_it.lock();
+    pub(crate) fn has_turn(&self, shared: u64, own: u64) -> bool {
+        let mut hand = self.at_it.lock();
         let all = shared.saturating_add(own).max(1);
         let due = |t: u64| t.saturating_mul(shared) / all;
         hand.turn = hand.turn.wrapping_add(1) & 0xffff_ffff;
@@ -61,14 +61,14 @@ impl Engine {
     }
 
     /// kswapd: some units that were not used lately leave memory. False: none would.
-    pub(crate) fn evict_some_shared(&self) -> bool {
-        let mut hand = self.sharing.at_it.lock();
+    pub(crate) fn evict_some(&self, host: &impl Host) -> bool {
+        let mut hand = self.at_it.lock();
         let mut freed = 0;
         for _ in 0..BATCH {
-            let Some((region, m, unit)) = self.oldest_shared(&mut hand) else {
+            let Some((region, m, unit)) = self.oldest(&mut hand) else {
                 break;
             };
-            freed += u64::from(self.evict_shared(&mut hand, region, m, unit));
+            freed += u64::from(self.evict(host, &mut hand, region, m, unit));
         }
         if freed > 0 {
             let owed = &self.pool.record().give_back;
@@ -78,12 +78,12 @@ impl Engine {
     }
 
     /// The next unit in memory, going round, that was not brought in or written to since the last time round.
-    fn oldest_shared(&self, hand: &mut Hand) -> Option<(usize, &Map, u32)> {
-        let total: usize = self.sharing.maps().map(|(_, m)| m.units().len()).sum();
+    fn oldest(&self, hand: &mut Hand) -> Option<(usize, &Map, u32)> {
+        let total: usize = self.maps().map(|(_, m)| m.units().len()).sum();
         for _ in 0..total * 2 {
             hand.clock = (hand.clock + 1) % total;
             let mut left = hand.clock;
-            let (region, m) = self.sharing.maps().find(|(_, m)| {
+            let (region, m) = self.maps().find(|(_, m)| {
                 let here = left < m.units().len();
                 left -= if here { 0 } else { m.units().len() };
                 here
@@ -104,7 +104,14 @@ impl Engine {
     }
 
     /// Takes a unit out of memory, if it is there and nobody writes to it meanwhile.
-    pub(super) fn evict_shared(&self, hand: &mut Hand, region: usize, m: &Map, unit: u32) -> bool {
+    pub(super) fn evict(
+        &self,
+        host: &impl Host,
+        hand: &mut Hand,
+        region: usize,
+        m: &Map,
+        unit: u32,
+    ) -> bool {
         let cell = self.word_of(unit);
         let w = Word(cell.load(Acquire));
         let me = self.pool.owner(self.pool.me());
@@ -118,7 +125,7 @@ impl Engine {
             freezing.store(0, SeqCst);
             return false;
         }
-        let saved = self.save_shared(hand, region, m, unit, w);
+        let saved = self.save(host, hand, region, m, unit, w);
         freezing.store(0, SeqCst);
         let Ok(memory) = saved else {
             // Still in memory, if nobody has it taken meanwhile.
@@ -134,12 +141,12 @@ impl Engine {
             unlock(cell, Word(cell.load(Acquire)).referenced(true));
             return false;
         }
-        self.end_punch(unit);
+        self.end_punch(host, unit);
         true
     }
 
     /// After the memory of a unit was dropped.
-    pub(super) fn end_punch(&self, unit: u32) {
+    pub(super) fn end_punch(&self, host: &impl Host, unit: u32) {
         let cell = self.word_of(unit);
         self.pool.uncharge_shared(unit);
         let w = Word(cell.load(Acquire));
@@ -152,7 +159,7 @@ impl Engine {
             }
             None => unlock(cell, w),
         }
-        self.note_available();
+        host.note_available();
     }
 
     pub(super) fn in_hand(&self, which: usize, cluster: Option<u64>) {
@@ -194,8 +201,9 @@ impl Engine {
     }
 
     /// Sees to it that the bytes of a unit that is being taken out are in swap; then the word says so, and is this process's for good. The memory file.
-    fn save_shared(
+    fn save(
         &self,
+        host: &impl Host,
         hand: &mut Hand,
         region: usize,
         m: &Map,
@@ -204,23 +212,23 @@ impl Engine {
     ) -> Result<i32> {
         let memory = self.memory_of(hand, region, m)?;
         let before = self.changes_of(region);
-        let frozen = self.freeze_shared(hand, region, m, unit);
+        let frozen = self.freeze(hand, region, m, unit);
         self.pool.record().freezing.store(0, SeqCst);
         if hand.is_hopeless(region, frozen.is_err()) {
             self.pool.leave_to_the_kernel(region);
-            self.note_available();
+            host.note_available();
         }
         frozen?;
-        let buffer = self.sharing.buffers.take(UNIT);
+        let buffer = self.buffers.take(UNIT);
         // SAFETY: the buffer is ours.
         unsafe { fs::read_exact_at(memory, buffer.at, UNIT, m.offset_of(unit)) }?;
         // Who has come meanwhile is not write-protected.
-        let unchanged = |_: &Engine| self.changes_of(region) == before;
+        let unchanged = || self.changes_of(region) == before;
         // SAFETY: the buffer is ours, and filled.
-        let bytes = unsafe { self.bytes(buffer.at) };
+        let bytes = unsafe { std::slice::from_raw_parts(buffer.at as *const u8, UNIT) };
         if checksum::is_zero(bytes) {
             let zero = |w: Word| w.with_kind(Kind::None).locked(Op::Punch, w.owner());
-            if !unchanged(self) || !self.advance(unit, zero) {
+            if !unchanged() || !self.advance(unit, zero) {
                 return Err(Errno::EAGAIN);
             }
             self.pool.count(Counter::ZeroDrop, 1);
@@ -243,7 +251,7 @@ impl Engine {
                 && !self.pool.is_draining(*c)
         };
         if old.as_ref().is_some_and(known) {
-            if !unchanged(self) || !self.advance(unit, out(old)) {
+            if !unchanged() || !self.advance(unit, out(old)) {
                 return Err(Errno::EAGAIN);
             }
             self.pool.count(Counter::CleanDrop, 1);
@@ -257,11 +265,11 @@ impl Engine {
                 return Err(Errno::EAGAIN);
             }
         }
-        let written = self.write_shared(old, buffer.at, &sums);
+        let written = self.write(host, old, buffer.at, &sums);
         let Some(cluster) = written else {
             return Err(Errno::EIO);
         };
-        if !unchanged(self) || !self.advance(unit, out(Some(cluster))) {
+        if !unchanged() || !self.advance(unit, out(Some(cluster))) {
             self.drop_in_hand(KSWAPD, cluster);
             return Err(Errno::EAGAIN);
         }
@@ -270,20 +278,20 @@ impl Engine {
     }
 
     /// Writes a unit to the cluster in hand, if there is one and it takes it, or to a new one, which is in hand then.
-    fn write_shared(&self, old: Option<u64>, from: usize, sums: &[u64]) -> Option<u64> {
+    fn write(&self, host: &impl Host, old: Option<u64>, from: usize, sums: &[u64]) -> Option<u64> {
         let own = old.filter(|&c| !self.pool.avoids(c) && !self.pool.is_draining(c));
         if let Some(c) = old.filter(|_| own.is_none()) {
             self.drop_in_hand(KSWAPD, c);
         }
-        let claim = |failed| self.claim_shared(failed);
+        let claim = |failed| self.claim(failed);
         let release = |cluster| self.drop_in_hand(KSWAPD, cluster);
         let written = self.store.write_unit(own, claim, release, from, sums);
-        self.note_unit_written(written.is_some());
+        host.note_unit_written(written.is_some());
         written
     }
 
     /// A new cluster, shared memory's and in hand.
-    fn claim_shared(&self, avoid: u32) -> Option<u64> {
+    fn claim(&self, avoid: u32) -> Option<u64> {
         let cluster = self.store.claim_cluster_but(avoid)?;
         self.in_hand(KSWAPD, Some(cluster));
         let me = self.pool.me() as u16 + 1;
@@ -300,13 +308,7 @@ impl Engine {
     }
 
     /// Write-protects a unit in every process that has it mapped.
-    pub(super) fn freeze_shared(
-        &self,
-        hand: &mut Hand,
-        region: usize,
-        m: &Map,
-        unit: u32,
-    ) -> Result<()> {
+    pub(super) fn freeze(&self, hand: &mut Hand, region: usize, m: &Map, unit: u32) -> Result<()> {
         let offset = m.offset_of(unit);
         for (_, c) in self.pool.clients(region) {
             let client = c.owner.load(SeqCst);
@@ -328,9 +330,9 @@ impl Engine {
                 Err(_) if c.owner.load(SeqCst) != client => {}
                 Err(_) if !self.pool.client_lives(client) => {}
                 Err(e) => {
-                    self.sharing.waiting.fetch_add(1, AcqRel);
+                    self.waiting.fetch_add(1, AcqRel);
                     self.pool.reap();
-                    self.sharing.waiting.fetch_sub(1, AcqRel);
+                    self.waiting.fetch_sub(1, AcqRel);
                     if self.pool.client_lives(client) {
                         return Err(e);
                     }
@@ -350,8 +352,8 @@ impl Engine {
     /// Gives up what no region needs any more, and gets hold of those who have come.
     fn meet_clients(&self, hand: &mut Hand) {
         let stale = |r: &Reached| {
-            let here = self.sharing.maps[r.region].serial.load(Relaxed) == r.serial
-                && self.sharing.maps[r.region].addr.load(Acquire) != 0;
+            let here = self.maps[r.region].serial.load(Relaxed) == r.serial
+                && self.maps[r.region].addr.load(Acquire) != 0;
             let client = || {
                 let mut all = self.pool.clients(r.region);
                 all.any(|(_, c)| c.owner.load(Acquire) == r.client)
@@ -365,7 +367,7 @@ impl Engine {
             }
             !stale
         });
-        for (region, m) in self.sharing.maps() {
+        for (region, m) in self.maps() {
             let serial = m.serial.load(Relaxed);
             let _ = self.memory_of(hand, region, m);
             for (_, c) in self.pool.clients(region) {
@@ -379,10 +381,10 @@ impl Engine {
     }
 
     /// Moves the whole units of the range out to swap, and waits until that is done as far as it can be.
-    pub(crate) fn pageout_shared(&self, addr: usize, len: usize) {
+    pub(crate) fn pageout(&self, addr: usize, len: usize) {
         const PATIENCE_NS: u64 = 3_000_000_000;
         const ASK_AGAIN_NS: u64 = 20_000_000;
-        let Some((_, m)) = self.sharing.map_of(addr) else {
+        let Some((_, m)) = self.map_of(addr) else {
             return;
         };
         let now = hugeswap_sys::now_ns;
@@ -393,7 +395,7 @@ impl Engine {
         let push = |unit| {
             let _blocked = Blocked::all();
             let _inside = self.gate.enter();
-            self.sharing.requests.push(unit)
+            self.requests.push(unit)
         };
         let mut since = now();
         for unit in m.units_in(addr, len, true) {
@@ -409,7 +411,7 @@ impl Engine {
             let cell = self.word_of(unit);
             let w = Word(cell.load(Acquire));
             if w.is_locked() {
-                self.wait_shared(cell, w);
+                self.wait(cell, w);
             }
             if !inside(unit) {
                 since = now();

@@ -1,22 +1,22 @@
 //! A touch of a shared unit that is not in memory, or that is write-protected. The rules of the fault path hold; besides, nobody holds a word while
 //! waiting for memory, for other processes may need it.
 
-use super::{Fds, Map, lock, unlock};
-use crate::engine::{Engine, UNIT};
+use super::{Fds, Host, Map, Sharing, lock, unlock};
+use crate::engine::UNIT;
 use crate::fault::{Outcome, seen_before};
 use hugeswap_policy::counters::{Counter, FaultClass};
 use hugeswap_policy::shared::{Kind, Op, Word};
 use hugeswap_policy::{PAGE_BYTES, UNIT_PAGES};
 use hugeswap_sys::{Errno, Result, now_ns, uffd};
-use std::sync::atomic::Ordering::{Acquire, Relaxed};
+use std::sync::atomic::Ordering::Acquire;
 
 const PAGE: usize = PAGE_BYTES as usize;
 const PAGES: usize = UNIT_PAGES as usize;
 
-impl Engine {
+impl Sharing {
     /// Resolves a fault in a shared region. The caller is inside the gate.
-    pub(crate) fn shared_fault(&self, addr: usize, write: bool) -> Outcome {
-        let Some((region, m)) = self.sharing.map_of(addr) else {
+    pub(crate) fn fault(&self, host: &impl Host, addr: usize, write: bool) -> Outcome {
+        let Some((region, m)) = self.map_of(addr) else {
             return Outcome::NotOurs;
         };
         let unit = m.unit_at(addr);
@@ -41,8 +41,7 @@ impl Engine {
                         self.pool.count(Counter::WriteRedirtied, 1);
                     }
                     let touched = self.touch_resident(region, m, unit, addr, write);
-                    if matches!(touched, Err(Errno::EBADF | Errno::ENOTTY))
-                        && self.hand_over_shared(unit)
+                    if matches!(touched, Err(Errno::EBADF | Errno::ENOTTY)) && self.hand_over(unit)
                     {
                         waited = true;
                         continue;
@@ -56,7 +55,7 @@ impl Engine {
                     } else {
                         FaultClass::Soft
                     };
-                    self.timed(class, start);
+                    host.timed(class, start);
                     return Outcome::Retry;
                 }
                 (Op::None, Kind::Lost) => return Outcome::Poisoned,
@@ -64,21 +63,19 @@ impl Engine {
                     if !lock(cell, w, Op::In, me) {
                         continue;
                     }
-                    if !self.charge_shared(unit) {
+                    if !self.charge(host, unit) {
                         unlock(cell, w);
-                        match self.wait_for_memory(None, || self.shared_has_room(unit)) {
+                        match host.wait_for_memory(None, || self.has_room(host, unit)) {
                             Some(()) => continue,
                             None => return Outcome::NoMemory,
                         }
                     }
                     if w.kind() == Kind::Swapped {
-                        self.read_shared_ahead(m, unit, false);
+                        self.read_ahead(host, m, unit, false);
                     }
-                    match self.fill_shared(region, m.fds(), m, unit, w, true) {
+                    match self.fill(region, m.fds(), m, unit, w, true) {
                         Ok(()) => {}
-                        Err(Errno::EBADF | Errno::ENOTTY | Errno::EIO)
-                            if self.hand_over_shared(unit) =>
-                        {
+                        Err(Errno::EBADF | Errno::ENOTTY | Errno::EIO) if self.hand_over(unit) => {
                             waited = true;
                             continue;
                         }
@@ -89,23 +86,23 @@ impl Engine {
                         }
                     }
                     unlock(cell, w.with_kind(Kind::Resident).referenced(true));
-                    self.check_watermark();
+                    host.check_watermark();
                     let class = match w.kind() {
                         Kind::None => FaultClass::FirstTouch,
                         _ => FaultClass::Major,
                     };
-                    self.timed(class, start);
+                    host.timed(class, start);
                     return Outcome::Retry;
                 }
                 _ => {
                     if w.op() == Op::In && !waited {
-                        self.read_shared_ahead(m, unit, true);
+                        self.read_ahead(host, m, unit, true);
                     }
                     waited = true;
-                    self.wait_shared(cell, w);
+                    self.wait(cell, w);
                 }
             }
-            if self.stopping.load(Relaxed) {
+            if host.is_stopping() {
                 return Outcome::NoMemory;
             }
         }
@@ -123,14 +120,14 @@ impl Engine {
         let fd = m.fds().uffd;
         let page = (addr - m.addr_of(unit)) / PAGE;
         if write && self.tracking_of(region) == 2 {
-            self.stamp_shared(region, unit, page..page + 1);
+            self.stamp(region, unit, page..page + 1);
             uffd::write_protect(fd, addr & !(PAGE - 1), PAGE, false)?;
         } else if write {
-            self.stamp_shared(region, unit, 0..PAGES);
+            self.stamp(region, unit, 0..PAGES);
             uffd::write_protect(fd, m.addr_of(unit), m.span_of(unit), false)?;
         }
         if seen_before(addr) {
-            self.stamp_shared(region, unit, page..page + 1);
+            self.stamp(region, unit, page..page + 1);
             // Somebody has made a hole where there was to be none: zeros it is.
             match uffd::zero(fd, addr & !(PAGE - 1), PAGE) {
                 Ok(()) | Err(Errno::EEXIST) => {}
@@ -141,21 +138,21 @@ impl Engine {
     }
 
     /// Charges a unit whose word is this thread's, giving up a frame of the process's own if need be.
-    fn charge_shared(&self, unit: u32) -> bool {
+    fn charge(&self, host: &impl Host, unit: u32) -> bool {
         // Nobody can make room for who is forking.
         let force = self.gate.is_forker();
         self.pool.charge_shared(unit, force)
-            || self.hand_back_one() && self.pool.charge_shared(unit, false)
+            || host.hand_back_one() && self.pool.charge_shared(unit, false)
     }
 
-    fn shared_has_room(&self, unit: u32) -> Option<()> {
+    fn has_room(&self, host: &impl Host, unit: u32) -> Option<()> {
         let room = self.pool.used_frames() < self.pool.frames() || self.pool.is_left(unit);
-        (room || self.hand_back_one()).then_some(())
+        (room || host.hand_back_one()).then_some(())
     }
 
     /// Has kswapd do it, with descriptors of its own; the word goes with the job. False: it has too much to do.
-    pub(super) fn hand_over_shared(&self, unit: u32) -> bool {
-        if self.gate.is_forker() || self.sharing.handed.push(unit).is_err() {
+    pub(super) fn hand_over(&self, unit: u32) -> bool {
+        if self.gate.is_forker() || self.handed.push(unit).is_err() {
             return false;
         }
         self.pool.kick();
@@ -163,7 +160,7 @@ impl Engine {
     }
 
     /// Fills what is absent of a unit whose word is this thread's with what `w` says that it holds. `doubt`: as for [`Store::read`](crate::store::Store::read).
-    pub(super) fn fill_shared(
+    pub(super) fn fill(
         &self,
         region: usize,
         fds: Fds,
@@ -178,21 +175,21 @@ impl Engine {
                 uffd::zero(fds.uffd, at + offset, PAGE)
             });
         }
-        let buffer = self.sharing.buffers.take(UNIT);
+        let buffer = self.buffers.take(UNIT);
         if w.kind() == Kind::None {
             // SAFETY: the buffer is ours, and as long.
             unsafe { std::ptr::write_bytes(buffer.at as *mut u8, 0, UNIT) };
-            return self.copy_shared(fds.uffd, region, m, unit, buffer.at);
+            return self.copy(fds.uffd, region, m, unit, buffer.at);
         }
         let cluster = w.slot().ok_or(Errno::EIO)?;
         self.store.read(cluster, 0..PAGES, buffer.at, doubt)?;
-        self.copy_shared(fds.uffd, region, m, unit, buffer.at)?;
+        self.copy(fds.uffd, region, m, unit, buffer.at)?;
         self.pool.count(Counter::PswpIn, UNIT_PAGES);
         Ok(())
     }
 
     /// Fills what is absent of a unit whose word is this thread's from a buffer.
-    pub(super) fn copy_shared(
+    pub(super) fn copy(
         &self,
         fd: i32,
         region: usize,

@@ -1,22 +1,21 @@
 //! Shared regions at a fork: the child has what its parent had, at the same addresses.
 
-use super::Map;
 use super::error::{Result, SharedError};
-use crate::engine::Engine;
+use super::{Host, Map, Sharing};
 use hugeswap_sys::{fs, mm};
 use std::sync::atomic::Ordering::{Relaxed, Release, SeqCst};
 
-impl Engine {
+impl Sharing {
     /// Before a fork, everybody at rest: the child will have what this process has, also if this one is gone by then.
     pub(crate) fn share_with_child(&self, record: usize) {
-        if !self.sharing.is_used() {
+        if !self.is_used() {
             return;
         }
         // Without it, or where there is no place left, the child finds nothing there.
         let Some(table) = self.pool.shared_table_soon() else {
             return;
         };
-        for (index, _) in self.sharing.maps() {
+        for (index, _) in self.maps() {
             let how = table.tracks(index, self.pool.me());
             let _ = table.add(index, record, |c| {
                 c.pid.store(0, Relaxed);
@@ -28,20 +27,20 @@ impl Engine {
     }
 
     /// In a forked child: maps what the parent had.
-    pub(crate) fn shared_in_child(&self, disowned: bool) {
-        let mut hand = self.sharing.at_it.lock();
+    pub(crate) fn in_child(&self, host: &impl Host, disowned: bool) {
+        let mut hand = self.at_it.lock();
         hand.reached.clear();
         drop(hand);
-        self.sharing.waiting.store(0, Relaxed);
-        self.sharing.begin.reset();
-        self.sharing.buffers.reset_in_child();
-        while self.sharing.requests.pop().is_some() || self.sharing.handed.pop().is_some() {}
-        for (index, m) in self.sharing.maps() {
+        self.waiting.store(0, Relaxed);
+        self.begin.reset();
+        self.buffers.reset_in_child();
+        while self.requests.pop().is_some() || self.handed.pop().is_some() {}
+        for (index, m) in self.maps() {
             fs::close(m.uffd.load(Relaxed));
             let kept = if disowned {
                 Err(SharedError::Unknown)
             } else {
-                self.map_in_child(index, m)
+                self.map_in_child(host, index, m)
             };
             if let Err(e) = kept {
                 if !disowned {
@@ -66,7 +65,7 @@ impl Engine {
         }
     }
 
-    fn map_in_child(&self, index: usize, m: &Map) -> Result<()> {
+    fn map_in_child(&self, host: &impl Host, index: usize, m: &Map) -> Result<()> {
         let range = m.range();
         let memory = m.memory.load(Relaxed);
         let identity = fs::identity(memory).map_err(|e| SharedError::System("no memory", e))?;
@@ -84,10 +83,10 @@ impl Engine {
                 self.let_relatives_in();
             }
             let new = self.new_mapping(memory, range.len(), Some(range.start))?;
-            self.publish_shared(&table, &found, memory, &identity, &new)?;
+            self.publish(&table, &found, memory, &identity, &new)?;
             new.keep();
         }
-        self.settle_shared(index)
+        self.settle(host, index)
             .inspect_err(|_| fs::close(m.uffd.load(Relaxed)))
     }
 }

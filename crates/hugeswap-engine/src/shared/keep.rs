@@ -1,8 +1,7 @@
 //! Units that stay in memory until their region ends, so that they can be used by other ways than the program's own instructions: by the kernel, for as long
 //! as it likes, or by mappings that are registered with no userfaultfd.
 
-use super::Map;
-use crate::engine::Engine;
+use super::{Host, Map, Sharing};
 use crate::fault::Outcome;
 use hugeswap_policy::shared::{Kind, Op, Word};
 use hugeswap_sys::signal::Blocked;
@@ -10,20 +9,20 @@ use hugeswap_sys::{Errno, Result, process, uffd};
 use std::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed, SeqCst};
 use std::sync::atomic::fence;
 
-impl Engine {
+impl Sharing {
     /// Brings in what a range of a shared region meets, to stay there for good, writable in this process by the kernel too. (In another process only once that
     /// has written there itself.)
-    pub fn keep_shared(&self, addr: usize, len: usize) -> Result<()> {
+    pub(crate) fn keep_shared(&self, host: &impl Host, addr: usize, len: usize) -> Result<()> {
         let _blocked = Blocked::all();
         let _inside = self.gate.enter();
-        let (_, m) = self.sharing.map_of(addr).ok_or(Errno::ENOMEM)?;
+        let (_, m) = self.map_of(addr).ok_or(Errno::ENOMEM)?;
         let units = m.units_in(addr, len, false);
         units
             .into_iter()
-            .try_for_each(|unit| self.keep_unit(m, unit))
+            .try_for_each(|unit| self.keep_unit(host, m, unit))
     }
 
-    fn keep_unit(&self, m: &Map, unit: u32) -> Result<()> {
+    fn keep_unit(&self, host: &impl Host, m: &Map, unit: u32) -> Result<()> {
         let cell = self.word_of(unit);
         loop {
             let w = Word(cell.load(Acquire));
@@ -35,7 +34,7 @@ impl Engine {
                         break;
                     }
                 }
-                _ => match self.shared_fault(m.addr_of(unit), true) {
+                _ => match self.fault(host, m.addr_of(unit), true) {
                     Outcome::Retry => {}
                     _ => return Err(Errno::ENOMEM),
                 },

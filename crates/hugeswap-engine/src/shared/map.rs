@@ -4,9 +4,8 @@
 //! out by somebody who does not know of it yet are kept in.
 
 use super::error::{Result, SharedError};
-use super::unlock;
-use crate::engine::{Engine, UNIT};
-use crate::pool::FaultMode;
+use super::{Host, Sharing, unlock};
+use crate::engine::UNIT;
 use crate::pool::layout::{FileIdentity, SHARED_NAME, SHARED_UNITS};
 use crate::pool::shared::{FileKey, Found};
 use hugeswap_policy::PAGE_BYTES;
@@ -47,42 +46,48 @@ impl Drop for New {
     }
 }
 
-impl Engine {
+impl Sharing {
     /// Makes a shared region of `len` bytes of zeros; where it is mapped.
-    pub fn share(&self, name: &str, len: usize) -> Result<usize> {
+    pub(crate) fn share(&self, host: &impl Host, name: &str, len: usize) -> Result<usize> {
         if name.is_empty() || FileKey::is_name(name) {
             return Err(SharedError::BadName);
         }
-        self.may_share(name)?;
+        self.may_share(host, name)?;
         self.make_shared(name, len as u64, None)
     }
 
     /// Makes one without a name, so that only children of this process will ever have it too, of `len` bytes (whole pages) at `at` (a unit's address), which
     /// are the caller's to replace.
-    pub fn share_nameless(&self, at: usize, len: usize) -> Result<()> {
-        self.may_share("")?;
+    pub(crate) fn share_nameless(&self, host: &impl Host, at: usize, len: usize) -> Result<()> {
+        self.may_share(host, "")?;
         self.meet_relatives()?;
         self.make_shared("", len as u64, Some(at)).map(drop)
     }
 
     /// Makes one for a file of a program's, which is `len` bytes long; mapped by whole pages at `at`, as above. Other processes attach to it by the file.
-    pub fn share_file(&self, file: &FileKey, at: usize, len: u64) -> Result<()> {
+    pub(crate) fn share_file(
+        &self,
+        host: &impl Host,
+        file: &FileKey,
+        at: usize,
+        len: u64,
+    ) -> Result<()> {
         let name = file.name();
-        self.may_share(&name)?;
+        self.may_share(host, &name)?;
         self.meet_relatives()?;
         self.make_shared(&name, len, Some(at)).map(drop)
     }
 
-    /// Maps the region of a file at `at`, as above; its length in bytes is what [`Engine::file_len`] says.
-    pub fn attach_file(&self, file: &FileKey, at: usize) -> Result<()> {
+    /// Maps the region of a file at `at`, as above; its length in bytes is what [`Sharing::file_len`] says.
+    pub(crate) fn attach_file(&self, host: &impl Host, file: &FileKey, at: usize) -> Result<()> {
         let name = file.name();
-        self.may_share(&name)?;
+        self.may_share(host, &name)?;
         self.meet_relatives()?;
-        self.attach(By::Name(&name), Some(at)).map(drop)
+        self.attach(host, By::Name(&name), Some(at)).map(drop)
     }
 
     /// How long a file is that there is a region for.
-    pub fn file_len(&self, file: &FileKey) -> Result<u64> {
+    pub(crate) fn file_len(&self, file: &FileKey) -> Result<u64> {
         Ok(self.pool.shared_table()?.find(&file.name())?.len)
     }
 
@@ -136,7 +141,7 @@ impl Engine {
             table
                 .create(name, bytes, &identity)
                 .map_err(SharedError::from)
-                .and_then(|found| self.publish_shared(&table, &found, memory, &identity, &new))
+                .and_then(|found| self.publish(&table, &found, memory, &identity, &new))
         };
         found.map_err(close)?;
         self.pool.kick();
@@ -144,33 +149,33 @@ impl Engine {
     }
 
     /// Maps the shared region of this name that another process has made: where, and how long it is.
-    pub fn attach_shared(&self, name: &str) -> Result<(usize, usize)> {
+    pub(crate) fn attach_shared(&self, host: &impl Host, name: &str) -> Result<(usize, usize)> {
         if name.is_empty() || FileKey::is_name(name) {
             return Err(SharedError::BadName);
         }
-        self.may_share(name)?;
-        self.attach(By::Name(name), None)
+        self.may_share(host, name)?;
+        self.attach(host, By::Name(name), None)
     }
 
-    /// The same of the region whose memory `fd` is ([`Engine::shared_memory`]), which stays the caller's.
-    pub fn attach_shared_memory(&self, fd: i32) -> Result<(usize, usize)> {
-        self.may_share("")?;
+    /// The same of the region whose memory `fd` is ([`Sharing::shared_memory`]), which stays the caller's.
+    pub(crate) fn attach_shared_memory(&self, host: &impl Host, fd: i32) -> Result<(usize, usize)> {
+        self.may_share(host, "")?;
         let memory = fs::identity(fd).map_err(|_| SharedError::NotMemory)?;
-        match self.attach(By::Memory(&memory), None) {
+        match self.attach(host, By::Memory(&memory), None) {
             Err(SharedError::Unknown) => Err(SharedError::NotMemory),
             attached => attached,
         }
     }
 
     /// The descriptor of the memory of the shared region at `addr`; the engine's own.
-    pub fn shared_memory(&self, addr: usize) -> Option<i32> {
-        self.sharing.map_of(addr).map(|(_, m)| m.fds().memory)
+    pub(crate) fn shared_memory(&self, addr: usize) -> Option<i32> {
+        self.map_of(addr).map(|(_, m)| m.fds().memory)
     }
 
-    fn attach(&self, by: By, at: Option<usize>) -> Result<(usize, usize)> {
+    fn attach(&self, host: &impl Host, by: By, at: Option<usize>) -> Result<(usize, usize)> {
         let since = now_ns();
         loop {
-            match self.try_attach(by, at) {
+            match self.try_attach(host, by, at) {
                 // The only ones who have it are children just being forked, or have just died.
                 Err(SharedError::Coming) if now_ns() - since < PATIENCE_NS => {
                     self.pool.reap();
@@ -181,7 +186,7 @@ impl Engine {
         }
     }
 
-    fn try_attach(&self, by: By, at: Option<usize>) -> Result<(usize, usize)> {
+    fn try_attach(&self, host: &impl Host, by: By, at: Option<usize>) -> Result<(usize, usize)> {
         let _blocked = Blocked::all();
         let (found, addr) = {
             let _inside = self.gate.enter();
@@ -190,7 +195,7 @@ impl Engine {
                 By::Name(name) => table.find(name)?,
                 By::Memory(memory) => table.find_memory(memory)?,
             };
-            if self.sharing.maps[found.index].addr.load(Acquire) != 0 {
+            if self.maps[found.index].addr.load(Acquire) != 0 {
                 return Err(SharedError::Here);
             }
             let s = &self.pool.header().shared[found.index];
@@ -209,27 +214,27 @@ impl Engine {
                 let e = SharedError::System("no descriptors are left", Errno::EMFILE);
                 return Err(close(e));
             }
-            self.publish_shared(&table, &found, memory, &identity, &new)
+            self.publish(&table, &found, memory, &identity, &new)
                 .map_err(close)?;
             (found, new.keep())
         };
         let settled = {
             let _inside = self.gate.enter();
-            self.settle_shared(found.index)
+            self.settle(host, found.index)
         };
         if let Err(e) = settled {
-            self.unmap_shared(addr);
+            self.unmap_shared(host, addr);
             return Err(e);
         }
         self.pool.kick();
         Ok((addr, found.len as usize))
     }
 
-    fn may_share(&self, name: &str) -> Result<()> {
+    fn may_share(&self, host: &impl Host, name: &str) -> Result<()> {
         if name.len() > SHARED_NAME {
             return Err(SharedError::BadName);
         }
-        if self.mode() != FaultMode::Signal {
+        if !host.takes_faults_by_signals() {
             return Err(SharedError::Message);
         }
         if self.pool.knob(Knob::Userfaultfd) == 0 {
@@ -314,7 +319,7 @@ impl Engine {
     }
 
     /// Tells the table, and this engine, of a mapping.
-    pub(super) fn publish_shared(
+    pub(super) fn publish(
         &self,
         table: &crate::pool::shared::Table<'_>,
         found: &Found,
@@ -322,7 +327,7 @@ impl Engine {
         identity: &Identity,
         new: &New,
     ) -> Result<()> {
-        let m = &self.sharing.maps[found.index];
+        let m = &self.maps[found.index];
         m.len.store(new.len, Relaxed);
         m.first.store(found.first, Relaxed);
         m.serial.store(found.serial, Relaxed);
@@ -345,8 +350,8 @@ impl Engine {
     }
 
     /// Keeps in what somebody is taking out who may not know that this process has come.
-    pub(super) fn settle_shared(&self, index: usize) -> Result<()> {
-        let m = &self.sharing.maps[index];
+    pub(super) fn settle(&self, host: &impl Host, index: usize) -> Result<()> {
+        let m = &self.maps[index];
         let me = self.pool.owner(self.pool.me());
         let (mut looks, mut since) = (0, None);
         for unit in m.units() {
@@ -362,13 +367,13 @@ impl Engine {
                     }
                     Op::Punch if self.is_stuck(&mut since) => return Err(SharedError::Stuck),
                     Op::Punch => {
-                        self.wait_shared(cell, w);
+                        self.wait(cell, w);
                         looks += 1;
                         if looks % 8 == 0 {
                             // (In a forked child there is no kswapd yet.)
                             self.pool.reap();
-                            let _hand = self.sharing.at_it.lock();
-                            self.carry_on_orphan(index, m.fds(), m, unit);
+                            let _hand = self.at_it.lock();
+                            self.carry_on_orphan(host, index, m.fds(), m, unit);
                         }
                     }
                     _ => break,
@@ -379,27 +384,29 @@ impl Engine {
     }
 
     /// Gives up the shared region mapped at `addr`. The last process to do so ends it.
-    pub fn unmap_shared(&self, addr: usize) {
-        self.give_up_shared(addr, false);
+    pub(crate) fn unmap_shared(&self, host: &impl Host, addr: usize) {
+        self.give_up(host, addr, false);
     }
 
-    /// The same, but its mappings stay, and are the kernel's from now on; all of it was kept before ([`Engine::keep_shared`]). Forked children will inherit them.
-    pub fn let_go_shared(&self, addr: usize) {
-        self.give_up_shared(addr, true);
+    /// The same, but its mappings stay, and are the kernel's from now on; all of it was kept before ([`Sharing::keep_shared`]). Forked children will inherit them.
+    pub(crate) fn let_go_shared(&self, host: &impl Host, addr: usize) {
+        self.give_up(host, addr, true);
     }
 
-    fn give_up_shared(&self, addr: usize, mapped: bool) {
+    fn give_up(&self, host: &impl Host, addr: usize, mapped: bool) {
         let _blocked = Blocked::all();
         let _inside = self.gate.enter();
-        let Some((index, m)) = self.sharing.map_of(addr) else {
+        let Some((index, m)) = self.map_of(addr) else {
             return;
         };
         // What kswapd was handed is done first: the words are this process's.
-        let hand = self.sharing.at_it.lock();
-        for _ in 0..self.sharing.handed.len() {
-            match self.sharing.handed.pop() {
-                Some(unit) if m.units().contains(&unit) => self.finish(index, m.fds(), m, unit),
-                Some(other) => drop(self.sharing.handed.push(other)),
+        let hand = self.at_it.lock();
+        for _ in 0..self.handed.len() {
+            match self.handed.pop() {
+                Some(unit) if m.units().contains(&unit) => {
+                    self.finish(host, index, m.fds(), m, unit)
+                }
+                Some(other) => drop(self.handed.push(other)),
                 None => break,
             }
         }
@@ -426,11 +433,11 @@ impl Engine {
     }
 
     /// Everything, as the engine ends.
-    pub(crate) fn unmap_all_shared(&self) {
-        for m in &self.sharing.maps {
+    pub(crate) fn unmap_all(&self, host: &impl Host) {
+        for m in &self.maps {
             let addr = m.addr.load(Acquire);
             if addr != 0 {
-                self.unmap_shared(addr);
+                self.unmap_shared(host, addr);
             }
         }
     }

@@ -18,6 +18,7 @@
 //! Not inherited by fork: the child maps it anew in its part of the fork, before its first own instruction.
 
 mod ahead;
+mod api;
 mod discard;
 mod error;
 mod evict;
@@ -30,16 +31,25 @@ mod track;
 
 pub use error::SharedError;
 
-use crate::engine::{Engine, UNIT};
-use crate::lock::Lock;
+use crate::gate::Gate;
+use crate::pool::Member;
+use crate::store::Store;
+
+use crate::engine::UNIT;
+use crate::fault::Outcome;
+use crate::lock::{Held, Lock};
 use crate::pool::layout::{FileIdentity, MAX_SHARED};
 use crate::store::buffers::Buffers;
 use crossbeam_queue::ArrayQueue;
+use hugeswap_policy::counters::FaultClass;
+use hugeswap_policy::gfp::Gfp;
 use hugeswap_policy::pagemap::{Categories, State, SwapPlace};
+use hugeswap_policy::readahead::Streams;
 use hugeswap_policy::shared::{Kind, Nonsense, Op, Word};
 use hugeswap_policy::{PAGE_BYTES, UNIT_BYTES, UNIT_PAGES};
 use hugeswap_sys::{Result, futex, now_ns, process};
 use std::ops::Range;
+use std::sync::Arc;
 use std::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed};
 use std::sync::atomic::{AtomicBool, AtomicI32, AtomicU32, AtomicU64, AtomicUsize};
 use track::Begin;
@@ -83,8 +93,41 @@ struct Reached {
     fd: i32,
 }
 
+/// What shared regions need of the engine that they belong to: its memory, and its threads.
+pub(crate) trait Host {
+    /// Memory has become available.
+    fn note_available(&self);
+    /// Wakes kswapd if memory is short.
+    fn check_watermark(&self);
+    /// Gives a frame that the engine can do without back to the pool; false: there is none.
+    fn hand_back_one(&self) -> bool;
+    /// See [`Sharing::wait_for_memory`](crate::Engine).
+    fn wait_for_memory<T>(&self, rounds: Option<u32>, take: impl Fn() -> Option<T>) -> Option<T>;
+    /// A unit was written to swap as a whole, or could not be.
+    fn note_unit_written(&self, written: bool);
+    /// Streams of faults; `None`: somebody else has them.
+    fn try_streams(&self) -> Option<Held<'_, Streams>>;
+    /// Units that could come whole now.
+    fn huge_room(&self, gfp: Gfp) -> u64;
+    /// A fault of this class, begun at `start`, is over.
+    fn timed(&self, class: FaultClass, start: u64) -> Option<Outcome>;
+    /// Has an I/O thread, once woken, bring a unit in; false: it has too much to do.
+    fn queue_shared(&self, unit: u32) -> bool;
+    /// Wakes up to `n` I/O threads.
+    fn wake_workers(&self, n: u32);
+    /// Are faults taken by signals?
+    fn takes_faults_by_signals(&self) -> bool;
+    /// Is the engine about to end?
+    fn is_stopping(&self) -> bool;
+}
+
 /// The shared regions of an engine.
 pub(crate) struct Sharing {
+    pool: Arc<Member>,
+    store: Arc<Store>,
+    gate: Arc<Gate>,
+    /// Descriptors are above this one.
+    low_fd: i32,
     maps: [Map; MAX_SHARED],
     buffers: Buffers,
     /// Units that are to leave memory.
@@ -114,8 +157,18 @@ struct Hand {
 }
 
 impl Sharing {
-    pub fn new() -> Result<Sharing> {
+    /// Those of the engine that the others belong to: none yet.
+    pub fn new(
+        pool: Arc<Member>,
+        store: Arc<Store>,
+        gate: Arc<Gate>,
+        low_fd: i32,
+    ) -> Result<Sharing> {
         Ok(Sharing {
+            pool,
+            store,
+            gate,
+            low_fd,
             maps: Default::default(),
             buffers: Buffers::new()?,
             requests: ArrayQueue::new(1024),
@@ -226,14 +279,14 @@ fn unlock(cell: &AtomicU64, new: Word) {
     }
 }
 
-impl Engine {
+impl Sharing {
     fn word_of(&self, unit: u32) -> &AtomicU64 {
         // Units of maps are in the table: that was looked at when they were mapped.
         &self.pool.shared_words()[unit as usize]
     }
 
     /// Waits a while for a word that was locked so.
-    fn wait_shared(&self, cell: &AtomicU64, w: Word) {
+    fn wait(&self, cell: &AtomicU64, w: Word) {
         let waited_for = w.waited_for();
         if cell
             .compare_exchange(w.0, waited_for.0, AcqRel, Relaxed)
@@ -242,7 +295,7 @@ impl Engine {
         {
             return;
         }
-        self.sharing.waiting.fetch_add(1, AcqRel);
+        self.waiting.fetch_add(1, AcqRel);
         let half = futex::low_half(cell);
         futex::wait(half, waited_for.0 as u32, Some(DOUBT_NS), true);
         if cell.load(Acquire) == waited_for.0 {
@@ -250,7 +303,7 @@ impl Engine {
             self.pool.kick();
             process::yield_now();
         }
-        self.sharing.waiting.fetch_sub(1, AcqRel);
+        self.waiting.fetch_sub(1, AcqRel);
     }
 
     /// Has somebody waited too long, who has waited `since` then, for what others hold?
@@ -260,66 +313,70 @@ impl Engine {
     }
 
     /// Descriptors of shared regions, in the program's table.
-    pub(crate) fn shared_fds(&self) -> impl Iterator<Item = i32> {
-        let maps = self.sharing.maps();
+    pub(crate) fn fds(&self) -> impl Iterator<Item = i32> {
+        let maps = self.maps();
         maps.flat_map(|(_, m)| [m.fds().memory, m.fds().uffd])
     }
 
     /// Where this process has shared regions mapped: whole units.
-    pub(crate) fn shared_ranges(&self) -> Vec<Range<usize>> {
-        self.sharing.maps().map(|(_, m)| m.range()).collect()
+    pub(crate) fn ranges(&self) -> Vec<Range<usize>> {
+        self.maps().map(|(_, m)| m.range()).collect()
     }
 
     /// Is `addr` in a shared region?
-    pub fn is_shared(&self, addr: usize) -> bool {
-        self.sharing.contains(addr)
+    pub(crate) fn is_shared(&self, addr: usize) -> bool {
+        self.contains(addr)
     }
 
     /// Units in memory of the regions that this process has mapped.
-    pub(crate) fn shared_resident(&self) -> u64 {
-        let maps = self.sharing.maps();
+    pub(crate) fn resident(&self) -> u64 {
+        let maps = self.maps();
         maps.map(|(_, m)| self.pool.shared_frames_of(m.units()))
             .sum()
     }
 
     /// Is the unit at `addr`, in a shared region, in memory?
-    pub(crate) fn shared_is_resident(&self, addr: usize) -> bool {
-        self.sharing.map_of(addr).is_some_and(|(_, m)| {
+    pub(crate) fn is_resident(&self, addr: usize) -> bool {
+        self.map_of(addr).is_some_and(|(_, m)| {
             let w = Word(self.word_of(m.unit_at(addr)).load(Acquire));
             w.is_in_memory()
         })
     }
 
-    /// [`Engine::page_states`] of a shared region.
-    pub(crate) fn shared_page_states(
+    /// [`Sharing::page_states`] of a shared region.
+    pub(crate) fn page_states(
         &self,
         addr: usize,
         len: usize,
         mut tell: impl FnMut(Range<usize>, State),
     ) {
         const PAGE: usize = PAGE_BYTES as usize;
-        let Some((region, _)) = self.sharing.map_of(addr) else {
+        let Some((region, _)) = self.map_of(addr) else {
             return;
         };
-        for (unit, at, pages) in self.shared_units(addr, len) {
-            let state = self.shared_state(Word(self.word_of(unit).load(Acquire)));
+        for (unit, at, pages) in self.units(addr, len) {
+            let state = self.state_of(Word(self.word_of(unit).load(Acquire)));
             let state = state.nth(pages.start as u64);
-            self.with_shared_writes(region, unit, pages, state, |pages, state| {
+            self.with_writes(region, unit, pages, state, |pages, state| {
                 tell(at + pages.start * PAGE..at + pages.end * PAGE, state);
             });
         }
     }
 
     /// Is what the segment says of the units of a range of a shared region possible? (Others write there, too. What is not is told as lost.)
-    pub fn check_shared(&self, addr: usize, len: usize) -> std::result::Result<(), Nonsense> {
-        let Some((_, m)) = self.sharing.map_of(addr) else {
+    pub(crate) fn check_shared(
+        &self,
+        addr: usize,
+        len: usize,
+    ) -> std::result::Result<(), Nonsense> {
+        let Some((_, m)) = self.map_of(addr) else {
             return Ok(());
         };
         let mut units = m.units_in(addr, len, false);
         units.try_for_each(|unit| Word(self.word_of(unit).load(Acquire)).check())
     }
 
-    fn shared_state(&self, w: Word) -> State {
+    fn state_of(&self, w: Word) -> State {
         if w.check().is_err() {
             return State {
                 categories: Categories::FILE | Categories::POISONED,

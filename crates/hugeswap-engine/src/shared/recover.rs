@@ -3,7 +3,7 @@
 
 use super::evict::is_userfaultfd;
 use super::{Fds, Hand, Map, lock, unlock};
-use crate::engine::Engine;
+use super::{Host, Sharing};
 use hugeswap_policy::counters::Counter;
 use hugeswap_policy::shared::{Kind, Op, Word};
 use hugeswap_policy::{UNIT_BYTES, UNIT_PAGES, slots};
@@ -11,29 +11,29 @@ use hugeswap_sys::{Errno, Result, fs, process, uffd};
 use std::ops::Range;
 use std::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed};
 
-impl Engine {
+impl Sharing {
     /// kswapd: carries on what the dead have begun.
-    pub(crate) fn carry_on_for_the_dead(&self) {
+    pub(crate) fn carry_on_for_the_dead(&self, host: &impl Host) {
         // (Each may take reads that fail again and again.)
         const AT_A_TIME: usize = 64;
-        let mut hand = self.sharing.at_it.lock();
-        for (region, m) in self.sharing.maps() {
+        let mut hand = self.at_it.lock();
+        for (region, m) in self.maps() {
             let orphans = m.units().filter(|&u| self.is_orphan(u));
             for unit in orphans.take(AT_A_TIME) {
                 if let Ok(fds) = self.fds_of(&mut hand, region, m) {
-                    self.carry_on_orphan(region, fds, m, unit);
+                    self.carry_on_orphan(host, region, fds, m, unit);
                 }
             }
         }
     }
 
     /// hs-swapoff: what shared units have in `range` of swap goes elsewhere, of the regions that this process has. False: something is there still.
-    pub(crate) fn shared_leaves(&self, range: &Range<u64>) -> bool {
+    pub(crate) fn leave_area_of(&self, host: &impl Host, range: &Range<u64>) -> bool {
         let there = |w: Word| w.slot().is_some_and(|c| range.contains(&c));
-        for (region, m) in self.sharing.maps() {
+        for (region, m) in self.maps() {
             for unit in m.units() {
                 if there(Word(self.word_of(unit).load(Acquire)))
-                    && !self.leave_area(region, m, unit, &there)
+                    && !self.leave_area(host, region, m, unit, &there)
                 {
                     return false;
                 }
@@ -43,9 +43,16 @@ impl Engine {
         !range.clone().any(|c| slots::is_shared(words, c as usize))
     }
 
-    fn leave_area(&self, region: usize, m: &Map, unit: u32, there: &impl Fn(Word) -> bool) -> bool {
-        let mut hand = self.sharing.at_it.lock();
-        let _discarding = self.sharing.discarding.lock();
+    fn leave_area(
+        &self,
+        host: &impl Host,
+        region: usize,
+        m: &Map,
+        unit: u32,
+        there: &impl Fn(Word) -> bool,
+    ) -> bool {
+        let mut hand = self.at_it.lock();
+        let _discarding = self.discarding.lock();
         let Ok(fds) = self.fds_of(&mut hand, region, m) else {
             return false;
         };
@@ -62,7 +69,7 @@ impl Engine {
         if w.kind() == Kind::Swapped {
             // Beyond the budget if need be, for the moment it takes to write it elsewhere.
             self.pool.charge_shared(unit, true);
-            if self.fill_shared(region, fds, m, unit, w, false).is_err() {
+            if self.fill(region, fds, m, unit, w, false).is_err() {
                 unlock(cell, w);
                 return false;
             }
@@ -74,7 +81,7 @@ impl Engine {
         };
         self.give_up_slot(unit, w.with_kind(kept));
         if was == Kind::Swapped {
-            self.evict_shared(&mut hand, region, m, unit);
+            self.evict(host, &mut hand, region, m, unit);
         }
         true
     }
@@ -85,7 +92,14 @@ impl Engine {
     }
 
     /// If the owner of a unit's word is dead, does what it had begun.
-    pub(super) fn carry_on_orphan(&self, region: usize, fds: Fds, m: &Map, unit: u32) {
+    pub(super) fn carry_on_orphan(
+        &self,
+        host: &impl Host,
+        region: usize,
+        fds: Fds,
+        m: &Map,
+        unit: u32,
+    ) {
         let cell = self.word_of(unit);
         let w = Word(cell.load(Acquire));
         if !w.is_locked() || self.pool.owner_lives(w.owner()) {
@@ -93,17 +107,17 @@ impl Engine {
         }
         let mine = w.locked(w.op(), self.pool.owner(self.pool.me()));
         if cell.compare_exchange(w.0, mine.0, AcqRel, Relaxed).is_ok() {
-            self.finish(region, fds, m, unit);
+            self.finish(host, region, fds, m, unit);
         }
     }
 
     /// kswapd: does what a thread of this process could not; the word came with the job.
-    pub(super) fn carry_on_own(&self, hand: &mut Hand, unit: u32) {
-        let Some((region, m)) = self.sharing.map_with(unit) else {
+    pub(super) fn carry_on_own(&self, host: &impl Host, hand: &mut Hand, unit: u32) {
+        let Some((region, m)) = self.map_with(unit) else {
             return;
         };
         match self.fds_of(hand, region, m) {
-            Ok(fds) => self.finish(region, fds, m, unit),
+            Ok(fds) => self.finish(host, region, fds, m, unit),
             Err(_) => {
                 let cell = self.word_of(unit);
                 unlock(cell, Word(cell.load(Acquire)));
@@ -123,18 +137,18 @@ impl Engine {
     }
 
     /// Ends what the op of this process's word says.
-    pub(super) fn finish(&self, region: usize, fds: Fds, m: &Map, unit: u32) {
+    pub(super) fn finish(&self, host: &impl Host, region: usize, fds: Fds, m: &Map, unit: u32) {
         let cell = self.word_of(unit);
         let w = Word(cell.load(Acquire));
         if matches!(w.op(), Op::Touch | Op::Punch | Op::Discard) {
             // It may be writable somewhere, or its protection be lost.
-            self.stamp_shared(region, unit, 0..UNIT_PAGES as usize);
+            self.stamp(region, unit, 0..UNIT_PAGES as usize);
         }
         match w.op() {
             Op::None => {}
             // (There is nothing to bring in: the word is nonsense.)
             Op::In if w.is_in_memory() => unlock(cell, w),
-            Op::In => self.finish_in(region, fds, m, unit, w),
+            Op::In => self.finish_in(host, region, fds, m, unit, w),
             Op::Touch => {
                 let _ = uffd::write_protect(fds.uffd, m.addr_of(unit), m.span_of(unit), false);
                 unlock(cell, w);
@@ -142,12 +156,12 @@ impl Engine {
             Op::Out => unlock(cell, w.referenced(true)),
             Op::Punch => {
                 let _ = fs::punch_at_last(fds.memory, m.offset_of(unit), UNIT_BYTES);
-                self.end_punch(unit);
+                self.end_punch(host, unit);
             }
             Op::Discard => {
                 let _ = fs::punch_at_last(fds.memory, m.offset_of(unit), UNIT_BYTES);
                 self.change_kind(unit, Kind::None);
-                self.end_punch(unit);
+                self.end_punch(host, unit);
             }
         }
     }
@@ -158,19 +172,19 @@ impl Engine {
         let _ = self.word_of(unit).fetch_update(AcqRel, Acquire, change);
     }
 
-    fn finish_in(&self, region: usize, fds: Fds, m: &Map, unit: u32, w: Word) {
+    fn finish_in(&self, host: &impl Host, region: usize, fds: Fds, m: &Map, unit: u32, w: Word) {
         let cell = self.word_of(unit);
         // Some of it may be there.
         self.pool.charge_shared(unit, true);
-        match self.fill_shared(region, fds, m, unit, w, false) {
+        match self.fill(region, fds, m, unit, w, false) {
             Ok(()) => unlock(cell, w.with_kind(Kind::Resident).referenced(true)),
             Err(Errno::EIO) => {
                 self.pool.count(Counter::SwapReadError, 1);
                 self.pool.count(Counter::Poisoned, 1);
-                self.stamp_shared(region, unit, 0..UNIT_PAGES as usize);
+                self.stamp(region, unit, 0..UNIT_PAGES as usize);
                 let _ = fs::punch_at_last(fds.memory, m.offset_of(unit), UNIT_BYTES);
                 self.change_kind(unit, Kind::Lost);
-                self.end_punch(unit);
+                self.end_punch(host, unit);
             }
             // Tried again at the next touch.
             Err(_) => unlock(cell, w),

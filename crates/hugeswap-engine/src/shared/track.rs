@@ -4,14 +4,13 @@
 //! first. Both is done by who owns the unit's word. So what was written since an epoch began has a stamp no older than it, wherever the writer is, and whether it lives.
 //!
 //! * What is brought in arrives write-protected; in the other processes the protection outlives the memory. But for pages that were touched while they were dropped: therefore who drops a unit protects it
-//!   once more, or stamps it ([`Engine::protect_again`]). Who carries on what a dead process began stamps the unit.
+//!   once more, or stamps it ([`Sharing::protect_again`]). Who carries on what a dead process began stamps the unit.
 //! * Who comes to map a region says so, and then write-protects all of its mapping if writes are tracked; who begins an epoch says so, and then looks who has it mapped: one of them sees the other.
 //! * Tracking ends with the last process that wants it. Epochs are counted for all regions of the pool, so that what stamps say of a time before means nothing after.
 //!
 //! Epochs are begun by kswapd, which has the descriptors of the others.
 
-use super::{Hand, Map, lock, unlock};
-use crate::engine::Engine;
+use super::{Hand, Host, Map, Sharing, lock, unlock};
 use crate::lock::Lock;
 use crate::track::TrackError;
 use hugeswap_policy::knobs::Knob;
@@ -64,9 +63,9 @@ impl Begin {
     }
 }
 
-impl Engine {
-    /// [`Engine::begin_epoch`] of the shared region at `addr`.
-    pub(crate) fn begin_shared_epoch<T>(
+impl Sharing {
+    /// [`Sharing::begin_epoch`] of the shared region at `addr`.
+    pub(crate) fn begin_epoch<T>(
         &self,
         addr: usize,
         by_pages: bool,
@@ -76,10 +75,10 @@ impl Engine {
             return Err(TrackError::Off);
         }
         let _blocked = Blocked::all();
-        let _turn = self.sharing.begin.turn.lock();
+        let _turn = self.begin.turn.lock();
         let epoch = {
             let _inside = self.gate.enter();
-            let (index, _) = self.sharing.map_of(addr).ok_or(TrackError::Shared)?;
+            let (index, _) = self.map_of(addr).ok_or(TrackError::Shared)?;
             let table = self.pool.shared_table();
             let table = table.map_err(|_| TrackError::Unreachable(Errno::ETIMEDOUT))?;
             let clock = &self.pool.header().shared_epoch;
@@ -89,7 +88,7 @@ impl Engine {
             table.track(index, self.pool.me(), 1 + u32::from(by_pages), epoch);
             epoch
         };
-        let begin = &self.sharing.begin;
+        let begin = &self.begin;
         begin.addr.store(addr as u64, Relaxed);
         begin.epoch.store(epoch, Relaxed);
         begin.state.store(ASKED, SeqCst);
@@ -105,17 +104,17 @@ impl Engine {
     }
 
     /// kswapd: begins an epoch, if one is wanted.
-    pub(super) fn begin_wanted_epoch(&self, hand: &mut Hand) -> bool {
-        let begin = &self.sharing.begin;
+    pub(super) fn begin_wanted_epoch(&self, host: &impl Host, hand: &mut Hand) -> bool {
+        let begin = &self.begin;
         if begin.state.load(SeqCst) != ASKED {
             return false;
         }
         let addr = begin.addr.load(Relaxed) as usize;
-        let begun = match self.sharing.map_of(addr) {
+        let begun = match self.map_of(addr) {
             Some((region, m)) => {
                 let epoch = begin.epoch.load(Relaxed);
                 let mut units = m.units();
-                units.try_for_each(|unit| self.begin_for(hand, region, m, unit, epoch))
+                units.try_for_each(|unit| self.begin_for(host, hand, region, m, unit, epoch))
             }
             None => Err(Errno::EBADF),
         };
@@ -128,6 +127,7 @@ impl Engine {
 
     fn begin_for(
         &self,
+        host: &impl Host,
         hand: &mut Hand,
         region: usize,
         m: &Map,
@@ -144,14 +144,14 @@ impl Engine {
                     return Err(Errno::ETIMEDOUT);
                 }
                 // It may be waiting for this thread.
-                while let Some(handed) = self.sharing.handed.pop() {
-                    self.carry_on_own(hand, handed);
+                while let Some(handed) = self.handed.pop() {
+                    self.carry_on_own(host, hand, handed);
                 }
                 if !self.pool.owner_lives(w.owner()) {
                     let fds = self.fds_of(hand, region, m)?;
-                    self.carry_on_orphan(region, fds, m, unit);
+                    self.carry_on_orphan(host, region, fds, m, unit);
                 }
-                self.wait_shared(cell, w);
+                self.wait(cell, w);
                 self.pool.reap();
             } else if lock(cell, w, Op::Touch, me) {
                 break w;
@@ -169,7 +169,7 @@ impl Engine {
             true => Ok(()),
             // Others write to it unseen: all of it counts as written.
             _ if w.kind() == Kind::Kept => Ok(()),
-            false => self.freeze_shared(hand, region, m, unit),
+            false => self.freeze(hand, region, m, unit),
         };
         if done.is_ok() {
             stamps.since.store(epoch, SeqCst);
@@ -179,12 +179,12 @@ impl Engine {
     }
 
     /// This process does not track writes to the region at `addr` any more. Calls `then` before an epoch can begin.
-    pub(crate) fn end_shared_tracking(&self, addr: usize, then: impl FnOnce()) {
+    pub(crate) fn end_tracking(&self, addr: usize, then: impl FnOnce()) {
         let _blocked = Blocked::all();
-        let _turn = self.sharing.begin.turn.lock();
+        let _turn = self.begin.turn.lock();
         let _inside = self.gate.enter();
         then();
-        if let Some((index, _)) = self.sharing.map_of(addr) {
+        if let Some((index, _)) = self.map_of(addr) {
             // (Who cannot have the table goes on tracking until it gives the region up.)
             if let Ok(table) = self.pool.shared_table() {
                 table.track(index, self.pool.me(), 0, 0);
@@ -199,7 +199,7 @@ impl Engine {
     }
 
     /// Pages of a unit whose word is the caller's are about to be writable, or to change. The rules of the fault path hold.
-    pub(super) fn stamp_shared(&self, region: usize, unit: u32, pages: Range<usize>) {
+    pub(super) fn stamp(&self, region: usize, unit: u32, pages: Range<usize>) {
         let how = self.tracking_of(region);
         let Some(stamps) = self.pool.shared_stamps(unit).filter(|_| how != 0) else {
             return;
@@ -227,13 +227,13 @@ impl Engine {
             .pool
             .shared_stamps(unit)
             .is_some_and(|s| s.whole.load(SeqCst) >= s.since.load(SeqCst));
-        if !told && self.freeze_shared(hand, region, m, unit).is_err() {
-            self.stamp_shared(region, unit, 0..PAGES);
+        if !told && self.freeze(hand, region, m, unit).is_err() {
+            self.stamp(region, unit, 0..PAGES);
         }
     }
 
-    /// [`Engine::written_since`] of a shared region: the pages of a unit.
-    pub(super) fn shared_written(
+    /// [`Sharing::written_since`] of a shared region: the pages of a unit.
+    pub(super) fn written(
         &self,
         unit: u32,
         pages: Range<usize>,
@@ -266,12 +266,12 @@ impl Engine {
     }
 
     /// The units of `[addr, addr+len)` of a shared region, where each is, and which of its pages lie in the range.
-    pub(crate) fn shared_units(
+    pub(crate) fn units(
         &self,
         addr: usize,
         len: usize,
     ) -> impl Iterator<Item = (u32, usize, Range<usize>)> {
-        let map = self.sharing.map_of(addr);
+        let map = self.map_of(addr);
         let units = map.map_or(0..0, |(_, m)| m.units_in(addr, len, false));
         units.filter_map(move |unit| {
             let at = map?.1.addr_of(unit);
@@ -281,23 +281,23 @@ impl Engine {
         })
     }
 
-    /// [`Engine::written_since`], run by run, of a shared region.
-    pub(crate) fn shared_written_since(
+    /// [`Sharing::written_since`], run by run, of a shared region.
+    pub(crate) fn written_since(
         &self,
         addr: usize,
         len: usize,
         epoch: u32,
         mut tell: impl FnMut(Range<usize>),
     ) {
-        for (unit, at, pages) in self.shared_units(addr, len) {
-            self.shared_written(unit, pages, epoch, |run| {
+        for (unit, at, pages) in self.units(addr, len) {
+            self.written(unit, pages, epoch, |run| {
                 tell(at + run.start * PAGE..at + run.end * PAGE);
             });
         }
     }
 
     /// Of pages of a unit that are all in `state`, `tell`s also which were written since the last epoch, if that is tracked.
-    pub(super) fn with_shared_writes(
+    pub(super) fn with_writes(
         &self,
         region: usize,
         unit: u32,
@@ -325,7 +325,7 @@ impl Engine {
         };
         let mut next = first;
         let since = stamps.since.load(SeqCst);
-        self.shared_written(unit, pages.clone(), since, |run| {
+        self.written(unit, pages.clone(), since, |run| {
             told(next..run.start, Categories::NONE);
             next = run.end;
             told(run, Categories::WRITTEN);

@@ -172,7 +172,7 @@ impl Engine {
         if left || !self.give_up_kept(index, &range, ticket) {
             return false;
         }
-        if !self.shared_leaves(&range) {
+        if !self.sharing.leave_area_of(self, &range) {
             return false;
         }
         self.let_go_of_bad(&range);

@@ -90,8 +90,8 @@ impl Engine {
         if self.is_of_file(addr) {
             return Err(TrackError::File);
         }
-        if self.is_shared(addr) {
-            return self.begin_shared_epoch(addr, by_pages, then);
+        if self.sharing.is_shared(addr) {
+            return self.sharing.begin_epoch(addr, by_pages, then);
         }
         if self.pool.knob(Knob::Markers) == 0 {
             return Err(TrackError::Off);
@@ -213,8 +213,8 @@ impl Engine {
 
     /// The units of a range are not tracked any more; calls `then` before an epoch can begin.
     pub fn end_tracking(&self, addr: usize, len: usize, then: impl FnOnce()) {
-        if self.is_shared(addr) {
-            return self.end_shared_tracking(addr, then);
+        if self.sharing.is_shared(addr) {
+            return self.sharing.end_tracking(addr, then);
         }
         let _blocked = Blocked::all();
         let _inside = self.gate.enter();

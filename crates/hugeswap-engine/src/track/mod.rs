@@ -222,8 +222,8 @@ impl Engine {
                 }
             }
         };
-        if self.is_shared(addr) {
-            self.shared_written_since(addr, len, epoch, &mut add);
+        if self.sharing.is_shared(addr) {
+            self.sharing.written_since(addr, len, epoch, &mut add);
         }
         self.look_for_writes(addr, len);
         for unit in self.units_of(addr, len) {
