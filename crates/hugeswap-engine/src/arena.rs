@@ -6,14 +6,13 @@
 //! Which places are free or empty is in lists without a lock ([`hugeswap_policy::frames`]), by node and processor; on which node the frame of a place is,
 //! says [`Numa`].
 
+use crate::UNIT;
 use crate::numa::Numa;
 use crate::zeroed::Zeroed;
+use hugeswap_policy::UNIT_SHIFT;
 use hugeswap_policy::frames::{Here, Lists};
-use hugeswap_policy::{UNIT_BYTES, UNIT_SHIFT};
 use hugeswap_sys::{Result, mm};
 use std::sync::atomic::{AtomicU32, AtomicU64};
-
-const UNIT: usize = UNIT_BYTES as usize;
 
 /// See the file's head.
 pub struct Arena {

@@ -11,6 +11,7 @@
 //! they need little of a signal handler's small stack; without AVX2 the crate hashes the pages one by one. The sums are
 //! the same.
 
+use crate::PAGE;
 use highway::{HighwayHash, HighwayHasher, Key};
 use hugeswap_policy::UNIT_PAGES;
 use std::sync::atomic::AtomicU64;
@@ -32,7 +33,6 @@ pub type UnitSums = [u64; UNIT_PAGES as usize];
 const STREAMS: usize = 3;
 /// Bytes of a packet, what HighwayHash takes in one step.
 const PACKET: usize = 32;
-const PAGE: usize = 4096;
 
 /// A sum that stands for nothing else.
 fn plain(sum: u64) -> u64 {

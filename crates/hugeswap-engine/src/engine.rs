@@ -4,6 +4,7 @@
 //! ([`crate::ranges`]); the engine's own threads are kswapd ([`crate::reclaim`]), its I/O workers
 //! ([`crate::work`]) and khugepaged ([`crate::khugepaged`]). All of them pass a gate, so that fork finds the engine at rest ([`crate::fork`]).
 
+pub(crate) use crate::UNIT;
 use crate::arena::Arena;
 use crate::base::Base;
 use crate::clean::Clean;
@@ -43,8 +44,6 @@ use hugeswap_sys::{Errno, fs, mm, process, uffd};
 use std::sync::Arc;
 use std::sync::atomic::Ordering::{Acquire, Relaxed, Release};
 use std::sync::atomic::{AtomicBool, AtomicI32, AtomicI64, AtomicU16, AtomicU32, AtomicU64};
-
-pub(crate) const UNIT: usize = UNIT_BYTES as usize;
 
 /// Access the program itself allows.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -78,6 +78,13 @@ pub use ranges::{Claim, Contents};
 pub use threads::Threads;
 pub use track::TrackError;
 
+/// A base page, bytes.
+pub(crate) const PAGE: usize = hugeswap_policy::PAGE_BYTES as usize;
+/// Base pages of a unit.
+pub(crate) const PAGES: usize = hugeswap_policy::UNIT_PAGES as usize;
+/// A unit, bytes.
+pub(crate) const UNIT: usize = hugeswap_policy::UNIT_BYTES as usize;
+
 /// First managed address under `hugeswap run`: fixed, so that a system-call filter inherited
 /// over exec still means the same range, and a multiple of 4 GiB, so that the filter compares high halves only.
 pub const WINDOW_BASE: usize = 0x4000_0000_0000;

@@ -9,6 +9,7 @@
 //!
 //! Concurrency: they change under the unit's lock. Who maps a unit asks once it has the lock. Others may look and get an answer that was true a moment ago.
 
+use crate::PAGES;
 use crate::base::record::Bits;
 use crate::base::{PAGE, Split};
 use crate::call::{Call, CallError};
@@ -16,7 +17,6 @@ use crate::engine::{Engine, UNIT};
 use crate::fault::Outcome;
 use crate::table::{Locked, NO_FRAME};
 use crate::zeroed::{FromZeros, Zeroed};
-use hugeswap_policy::UNIT_PAGES;
 use hugeswap_policy::counters::Counter;
 use hugeswap_policy::knobs::Knob;
 use hugeswap_policy::markers::{Marker, Misplaced, Pages};
@@ -29,7 +29,6 @@ use std::sync::OnceLock;
 use std::sync::atomic::AtomicU64;
 use std::sync::atomic::Ordering::{Acquire, Relaxed, Release};
 
-const PAGES: usize = UNIT_PAGES as usize;
 // libc does not name them everywhere.
 const MADV_GUARD_INSTALL: i32 = 102;
 const MADV_GUARD_REMOVE: i32 = 103;

@@ -7,12 +7,10 @@
 //!
 //! Every call here is made by the owner of the unit's lock.
 
+use crate::UNIT;
 use crate::call::{Call, CallError, Done};
 use crate::uffd_move::{self, LITTLE_PATIENCE, PATIENCE};
-use hugeswap_policy::UNIT_BYTES;
 use hugeswap_sys::{Errno, mm, uffd};
-
-const UNIT: usize = UNIT_BYTES as usize;
 
 /// See the file's head.
 #[derive(Clone, Copy, Debug)]

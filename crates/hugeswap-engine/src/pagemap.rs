@@ -5,15 +5,14 @@
 
 use crate::base::record::Bits;
 use crate::engine::{Engine, UNIT};
+use crate::{PAGE, PAGES};
+use hugeswap_policy::PAGE_BYTES;
 use hugeswap_policy::pagemap::{Categories, State, SwapPlace};
 use hugeswap_policy::unit::{CLEAN, COW, Kind, LOCKED, Place, WATCHED, WRITEBACK, Word};
-use hugeswap_policy::{PAGE_BYTES, UNIT_PAGES};
 use hugeswap_sys::mm;
 use std::ops::Range;
 use std::sync::atomic::Ordering::Relaxed;
 
-const PAGE: usize = PAGE_BYTES as usize;
-const PAGES: usize = UNIT_PAGES as usize;
 /// Looks at a unit that changes all the time.
 const MOST_TRIES: u32 = 100;
 

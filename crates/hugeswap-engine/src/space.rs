@@ -12,10 +12,8 @@
 //! Not shareable: the owner locks.
 
 use crate::intervals::Intervals;
+use crate::{PAGE, UNIT};
 use std::collections::{BTreeMap, BTreeSet};
-
-const PAGE: usize = 4096;
-const UNIT: usize = 2 << 20;
 
 /// How many ranges that are long enough but badly placed are looked at before one is taken that
 /// fits wherever it starts.

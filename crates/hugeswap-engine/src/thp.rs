@@ -7,6 +7,7 @@
 //! Concurrency: words change by single atomic operations, without the units' locks: a fault under way may still go by what was
 //! said before.
 
+use crate::PAGE;
 use crate::base::Pager;
 use crate::engine::{Engine, UNIT};
 use crate::zeroed::Zeroed;
@@ -16,8 +17,6 @@ use hugeswap_sys::Result;
 use hugeswap_sys::signal::Blocked;
 use std::sync::atomic::AtomicU16;
 use std::sync::atomic::Ordering::Relaxed;
-
-const PAGE: usize = 4096;
 
 /// See the file's head.
 pub(crate) struct Said(Zeroed<AtomicU16>);

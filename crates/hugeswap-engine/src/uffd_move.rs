@@ -5,11 +5,10 @@
 //! moved is read from the page table, not from the answer, and the rest follows; what cannot follow
 //! makes the part that did go back. So a caller that is told of an error still has the unit where it was.
 
-use hugeswap_policy::{UNIT_BYTES, UNIT_PAGES};
+use crate::{PAGE, UNIT};
+use hugeswap_policy::UNIT_PAGES;
 use hugeswap_sys::{Errno, Result, fs, mm, process, uffd};
 
-const UNIT: usize = UNIT_BYTES as usize;
-const PAGE: usize = 4096;
 /// EBUSY (a page is pinned: direct I/O just done) and EAGAIN pass; so many attempts are made where nothing else helps.
 pub const PATIENCE: u32 = 20_000;
 /// And where there is another way, or another unit.

@@ -1,19 +1,17 @@
 //! Pages of a slot: read and verified, written and summed.
 
 use super::{BUFFER, PAGE, Pager, pieces, record::Bits, record::Record};
+use crate::PAGES;
 use crate::checksum;
 use crate::engine::Engine;
 use crate::store::batch::{self, Run};
 use crate::table::Locked;
-use hugeswap_policy::UNIT_PAGES;
 use hugeswap_policy::counters::Counter;
 use hugeswap_policy::knobs::Knob;
 use hugeswap_policy::unit::{MAY_WRITE, Place, Word};
 use hugeswap_sys::Errno;
 use std::ops::Range;
 use std::sync::atomic::AtomicU64;
-
-const PAGES: usize = UNIT_PAGES as usize;
 
 impl Engine {
     /// Writes the dirty pages of a locked unit, which are write-protected, to its place in swap; to a new one if it has

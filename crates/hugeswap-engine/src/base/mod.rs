@@ -24,6 +24,7 @@ pub(crate) mod record;
 mod tracked;
 mod whole;
 
+pub(crate) use crate::PAGE;
 use crate::engine::Engine;
 use crate::pool::FaultMode;
 pub(crate) use crate::store::BUFFER;
@@ -38,7 +39,6 @@ use std::sync::atomic::Ordering::{AcqRel, Relaxed};
 use std::sync::atomic::{AtomicBool, AtomicI32, AtomicU32, AtomicU64};
 pub(crate) use tracked::Split;
 
-pub(crate) const PAGE: usize = 4096;
 const BUFFERS: usize = 32;
 
 /// What an engine keeps for its base-mapped units.

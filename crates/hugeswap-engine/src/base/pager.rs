@@ -11,14 +11,12 @@
 
 use super::record::{Bits, Record};
 use super::{PAGE, pieces};
+use crate::PAGES;
 use crate::call::Call;
 use crate::engine::{Engine, UNIT};
-use hugeswap_policy::UNIT_PAGES;
 use hugeswap_policy::unit::{MAY_WRITE, Word};
 use hugeswap_sys::{Errno, Result, mm, uffd};
 use std::ops::Range;
-
-const PAGES: usize = UNIT_PAGES as usize;
 
 /// See the file's head.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -6,6 +6,7 @@
 
 use super::record::Record;
 use super::{BUFFER, PAGE};
+use crate::PAGES;
 use crate::engine::Engine;
 use crate::store::batch::{self, Run};
 use crate::store::scatter::{CLUSTERS, Places, Single};
@@ -14,7 +15,6 @@ use hugeswap_policy::UNIT_PAGES;
 use hugeswap_policy::unit::{Place, Word};
 use std::ops::Range;
 
-const PAGES: usize = UNIT_PAGES as usize;
 /// A unit without a place is scattered if it has no more dirty pages than this.
 const FEW: u64 = UNIT_PAGES / 8;
 /// A scattered unit with more pages than this gets a cluster of its own.

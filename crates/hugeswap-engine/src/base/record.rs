@@ -3,16 +3,14 @@
 //! Concurrency: a record is read and changed by the owner of its unit's lock; others may look at single
 //! bits and get an answer that was true a moment ago.
 
+use crate::PAGES;
 use crate::zeroed::{FromZeros, Zeroed};
-use hugeswap_policy::UNIT_PAGES;
 use hugeswap_policy::granularity::{Density, UnitHistory};
 use hugeswap_policy::workingset::MOST_LIVES;
 use hugeswap_sys::Result;
 use std::ops::Range;
 use std::sync::atomic::Ordering::Relaxed;
 use std::sync::atomic::{AtomicU8, AtomicU64};
-
-const PAGES: usize = UNIT_PAGES as usize;
 
 /// One bit for each page of a unit.
 #[repr(transparent)]

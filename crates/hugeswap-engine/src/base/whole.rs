@@ -3,17 +3,15 @@
 
 use super::PAGE;
 use super::record::Record;
+use crate::PAGES;
 use crate::call::{Call, CallError};
 use crate::engine::{Engine, Job};
 use crate::fault::Outcome;
 use crate::table::Locked;
-use hugeswap_policy::UNIT_PAGES;
 use hugeswap_policy::counters::{Counter, FaultClass};
 use hugeswap_policy::frames::Frame;
 use hugeswap_policy::unit::{CLEAN, Kind, MAY_WRITE, Place, WRITABLE, Word};
 use hugeswap_sys::{Errno, now_ns};
-
-const PAGES: usize = UNIT_PAGES as usize;
 
 /// Why a unit could not be made whole.
 pub(crate) enum NotWhole {

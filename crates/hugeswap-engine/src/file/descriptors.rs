@@ -8,6 +8,7 @@
 //! in the engine's table first, then in the program's, so that nobody else is given it in between.
 
 use super::{Files, Mapping, state};
+use crate::PAGE;
 use crate::base::BUFFER;
 use crate::engine::Engine;
 use crate::fork::forked_unseen;
@@ -24,7 +25,6 @@ const CLOSE: u32 = 2;
 const BUSY: u32 = 3;
 /// How long kswapd is waited for.
 const PATIENCE_NS: u64 = 10_000_000_000;
-const PAGE: usize = 4096;
 
 /// See the file's head.
 #[derive(Default)]

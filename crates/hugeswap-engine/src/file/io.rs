@@ -7,21 +7,20 @@
 //! The rules of the fault path hold for what reads.
 
 use super::{Files, Mapping, PAGE};
+use crate::PAGES;
 use crate::base::record::Record;
 use crate::checksum::{self, UnitSums};
 use crate::engine::{Engine, UNIT};
 use crate::store::backing::Transfer;
 use crate::store::may_try_again;
+use hugeswap_policy::UNIT_BYTES;
 use hugeswap_policy::counters::Counter;
 use hugeswap_policy::granularity::Direction;
 use hugeswap_policy::knobs::Knob;
 use hugeswap_policy::unit::{FilePlace, MAY_WRITE, WRITABLE, WRITEBACK, Word};
-use hugeswap_policy::{UNIT_BYTES, UNIT_PAGES};
 use hugeswap_sys::{Errno, Result, fs, futex, mm, now_ns};
 use std::ops::Range;
 use std::sync::atomic::Ordering::Relaxed;
-
-const PAGES: usize = UNIT_PAGES as usize;
 
 /// Pages of a mapping, as bytes of its file.
 struct Extent {

@@ -5,6 +5,7 @@
 //! a time limit. What follows tracks what transfers take from then on.
 
 use super::layout::AreaCosts;
+use crate::UNIT;
 use hugeswap_policy::granularity::PerSize;
 use hugeswap_policy::{PAGE_BYTES, UNIT_BYTES};
 use hugeswap_sys::{Errno, Result, fs, mm, now_ns};
@@ -17,7 +18,6 @@ const SIZES: [u64; 3] = [PAGE_BYTES, 16 * PAGE_BYTES, UNIT_BYTES];
 const READS: [usize; 3] = [5, 3, 2];
 const WRITES: [usize; 3] = [1, 1, 1];
 const MOST: usize = 5;
-const UNIT: usize = UNIT_BYTES as usize;
 
 /// Nanoseconds of a transfer of each size in, and out.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

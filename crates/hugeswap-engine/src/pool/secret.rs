@@ -5,6 +5,7 @@
 //! again. Programs that do not join inherit nothing: the descriptor is closed on exec.
 
 use super::PoolError;
+use crate::PAGE;
 use crate::store::seal::Cipher;
 use hugeswap_sys::{Errno, fs, mm, process};
 use std::sync::atomic::Ordering::{Acquire, Relaxed, Release};
@@ -12,7 +13,6 @@ use std::sync::atomic::{AtomicI32, AtomicU8, AtomicU64};
 
 /// Bytes of a key.
 pub(crate) const KEY_BYTES: usize = 32;
-const PAGE: usize = 4096;
 /// There is a key. (What was wiped, or never written, is 0.)
 const HERE: u64 = u64::from_le_bytes(*b"swap key");
 

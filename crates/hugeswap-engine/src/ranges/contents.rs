@@ -2,6 +2,7 @@
 //!
 //! Called by program threads; see the parent module for the rules.
 
+use crate::PAGE;
 use crate::base::Pager;
 use crate::engine::{Engine, Prot, UNIT};
 use crate::table::{Locked, NO_FRAME};
@@ -14,7 +15,6 @@ use std::sync::atomic::Ordering::Relaxed;
 
 /// Frames of unmapped units kept for reuse.
 const KEEP_FREE: u64 = 64;
-const PAGE: usize = 4096;
 /// How many units are locked at once.
 const MANY: u32 = u64::BITS;
 static ZEROS: [u8; PAGE] = [0; PAGE];

@@ -16,6 +16,7 @@ mod moving;
 mod pin;
 mod protect;
 
+use crate::PAGE;
 pub use fixed::{Claim, Contents};
 
 use crate::engine::{Engine, UNIT};
@@ -25,8 +26,6 @@ use hugeswap_policy::unit::{Kind, LOCKED, WRITEBACK, Word};
 use hugeswap_sys::signal::Blocked;
 use hugeswap_sys::{Errno, mm};
 use std::sync::atomic::Ordering::Relaxed;
-
-const PAGE: usize = 4096;
 
 /// Parts of a new range that may hold old bytes, or have less access than it: at most its first and
 /// its last unit are also others'.

@@ -7,8 +7,8 @@
 use super::evict::is_userfaultfd;
 use super::{Host, Sharing};
 use super::{Map, lock, unlock};
-use crate::engine::UNIT;
 use crate::fault::there_before;
+use crate::{PAGES, UNIT};
 use hugeswap_policy::UNIT_PAGES;
 use hugeswap_policy::counters::Counter;
 use hugeswap_policy::gfp::Gfp;
@@ -18,7 +18,6 @@ use hugeswap_sys::{fs, process};
 use std::sync::atomic::Ordering::{Acquire, Relaxed, Release, SeqCst};
 use std::sync::atomic::{AtomicU32, fence};
 
-const PAGES: usize = UNIT_PAGES as usize;
 /// Shared units among the streams of the others, which have numbers below.
 const STREAMS: u64 = 1 << 32;
 

@@ -2,13 +2,13 @@
 
 use super::evict::{DISCARD, is_memory};
 use super::{Host, Map, Sharing, lock, unlock};
+use crate::PAGES;
 use crate::careful;
+use hugeswap_policy::UNIT_BYTES;
 use hugeswap_policy::shared::{Kind, Op, Word};
-use hugeswap_policy::{UNIT_BYTES, UNIT_PAGES};
 use hugeswap_sys::fs;
 use std::sync::atomic::Ordering::Acquire;
 
-const PAGES: usize = UNIT_PAGES as usize;
 static ZEROS: [u8; 4096] = [0; 4096];
 
 impl Sharing {

@@ -1,6 +1,6 @@
 //! Why a shared region could not be had.
 
-use crate::engine::UNIT;
+use crate::UNIT;
 use crate::pool::layout::{MAX_CLIENTS, MAX_SHARED, SHARED_NAME, SHARED_UNITS};
 use crate::pool::shared::Refused;
 use hugeswap_sys::Errno;

@@ -5,16 +5,15 @@
 
 use super::{Hand, Host, Map, Reached, Sharing, lock, unlock};
 use crate::checksum;
-use crate::engine::UNIT;
+use crate::{PAGES, UNIT};
 use hugeswap_policy::counters::Counter;
 use hugeswap_policy::shared::{Kind, Op, Word};
-use hugeswap_policy::{PAGE_BYTES, UNIT_BYTES, UNIT_PAGES, slots};
+use hugeswap_policy::{PAGE_BYTES, UNIT_BYTES, slots};
 use hugeswap_sys::signal::Blocked;
 use hugeswap_sys::{Errno, Result, fs, process, uffd};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed, SeqCst};
 
-const PAGES: usize = UNIT_PAGES as usize;
 /// Who cannot be reached for so long never will be.
 const HOPELESS_NS: u64 = 1_000_000_000;
 /// Units that leave in one step of kswapd's.

@@ -2,16 +2,13 @@
 //! waiting for memory, for other processes may need it.
 
 use super::{Fds, Host, Map, Sharing, lock, unlock};
-use crate::engine::UNIT;
 use crate::fault::{Outcome, seen_before};
+use crate::{PAGE, PAGES, UNIT};
+use hugeswap_policy::UNIT_PAGES;
 use hugeswap_policy::counters::{Counter, FaultClass};
 use hugeswap_policy::shared::{Kind, Op, Word};
-use hugeswap_policy::{PAGE_BYTES, UNIT_PAGES};
 use hugeswap_sys::{Errno, Result, now_ns, uffd};
 use std::sync::atomic::Ordering::Acquire;
-
-const PAGE: usize = PAGE_BYTES as usize;
-const PAGES: usize = UNIT_PAGES as usize;
 
 impl Sharing {
     /// Resolves a fault in a shared region. The caller is inside the gate.

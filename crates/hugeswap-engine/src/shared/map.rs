@@ -5,7 +5,7 @@
 
 use super::error::{Result, SharedError};
 use super::{Host, Sharing, unlock};
-use crate::engine::UNIT;
+use crate::UNIT;
 use crate::pool::layout::{FileIdentity, SHARED_NAME, SHARED_UNITS};
 use crate::pool::shared::{FileKey, Found};
 use hugeswap_policy::PAGE_BYTES;

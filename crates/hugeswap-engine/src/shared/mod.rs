@@ -35,7 +35,7 @@ use crate::gate::Gate;
 use crate::pool::Member;
 use crate::store::Store;
 
-use crate::engine::UNIT;
+use crate::UNIT;
 use crate::fault::Outcome;
 use crate::lock::{Held, Lock};
 use crate::pool::layout::{FileIdentity, MAX_SHARED};

@@ -13,18 +13,16 @@
 use super::{Hand, Host, Map, Sharing, lock, unlock};
 use crate::lock::Lock;
 use crate::track::TrackError;
+use crate::{PAGE, PAGES};
 use hugeswap_policy::knobs::Knob;
 use hugeswap_policy::pagemap::{Categories, State};
 use hugeswap_policy::shared::{Kind, Op, Word};
-use hugeswap_policy::{PAGE_BYTES, UNIT_PAGES};
 use hugeswap_sys::signal::Blocked;
 use hugeswap_sys::{Errno, futex};
 use std::ops::Range;
 use std::sync::atomic::Ordering::{Acquire, Relaxed, SeqCst};
 use std::sync::atomic::{AtomicU32, AtomicU64};
 
-const PAGE: usize = PAGE_BYTES as usize;
-const PAGES: usize = UNIT_PAGES as usize;
 /// Of [`Begin::state`].
 const IDLE: u32 = 0;
 const ASKED: u32 = 1;

@@ -7,6 +7,7 @@
 //! Without `debug.fault_seed` when the engine starts there are no faults by rate, and nothing is remembered. The rules of the fault path hold.
 
 use super::backing::{Failed, Moved, Transfer};
+use crate::PAGE;
 use crate::pool::{Member, Pool};
 use hugeswap_policy::counters::Counter;
 use hugeswap_policy::faulty::{self, Error, Fault, Kind, Rules};
@@ -16,7 +17,6 @@ use hugeswap_sys::{Errno, Result, fs, futex, mm};
 use std::sync::atomic::Ordering::Relaxed;
 use std::sync::atomic::{AtomicU32, AtomicU64};
 
-const PAGE: usize = PAGE_BYTES as usize;
 /// Words before the hashes.
 const HEAD: usize = 512;
 

@@ -22,6 +22,7 @@ pub(crate) mod sealing;
 mod transfer;
 mod wbt;
 
+pub(crate) use crate::{PAGE, PAGES};
 pub(crate) use transfer::may_try_again;
 
 use crate::checksum::SumKey;
@@ -32,8 +33,8 @@ use backing::Backing;
 use batch::Batches;
 use claim::Claims;
 use faulty::Faulty;
+use hugeswap_policy::UNIT_PAGES;
 use hugeswap_policy::granularity::{DeviceCost, Direction, PerSize, Size};
-use hugeswap_policy::{PAGE_BYTES, UNIT_PAGES};
 use hugeswap_sys::{Result, mm};
 use initialise::Initialiser;
 use kept::Kept;
@@ -50,10 +51,8 @@ const DEVICE: PerSize = PerSize {
     whole: 600_000,
 };
 
-pub(crate) const PAGE: usize = PAGE_BYTES as usize;
 /// Pages go through memory of the engine's own so many bytes at a time.
 pub(crate) const BUFFER: usize = 64 << 10;
-pub(crate) const PAGES: usize = UNIT_PAGES as usize;
 
 /// See the file's head. One for each engine; shared by all threads.
 pub(crate) struct Store {

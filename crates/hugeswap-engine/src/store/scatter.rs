@@ -7,13 +7,13 @@
 //!
 //! Concurrency: a table is read and changed by the owner of its unit's lock.
 
+use crate::PAGES;
 use hugeswap_policy::UNIT_PAGES;
 use hugeswap_sys::{Result, mm};
 use std::ops::Range;
 use std::sync::atomic::Ordering::{Acquire, Relaxed, Release};
 use std::sync::atomic::{AtomicU32, AtomicU64};
 
-const PAGES: usize = UNIT_PAGES as usize;
 const TABLE: usize = PAGES * 4;
 /// Units whose tables get memory at one time.
 const CHUNK: usize = 1024;

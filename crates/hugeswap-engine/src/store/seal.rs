@@ -6,14 +6,14 @@
 //!
 //! No number is used twice under one key ([`Nonces`]). Rules of the fault path hold for all of it but making a [`Cipher`].
 
+use crate::PAGE;
 use crate::pool::secret::{KEY_BYTES, hide, wipe};
-use hugeswap_policy::{PAGE_BYTES, UNIT_PAGES};
+use hugeswap_policy::UNIT_PAGES;
 use hugeswap_sys::{Result, mm};
 use ring::aead::{AES_256_GCM, Aad, LessSafeKey, NONCE_LEN, Nonce, Tag, UnboundKey};
 use std::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed, Release};
 use std::sync::atomic::{AtomicU32, AtomicU64};
 
-const PAGE: usize = PAGE_BYTES as usize;
 /// Where in its page the cipher stands; before it is room for the key.
 const CIPHER_AT: usize = 64;
 

@@ -17,6 +17,7 @@
 mod epoch;
 mod open;
 
+use crate::{PAGE, PAGES};
 pub(crate) use open::Held;
 
 use crate::engine::{Engine, UNIT};
@@ -24,16 +25,12 @@ use crate::lock::Lock;
 use crate::zeroed::{FromZeros, Zeroed};
 use hugeswap_policy::pagemap::{Categories, State};
 use hugeswap_policy::unit::Kind;
-use hugeswap_policy::{PAGE_BYTES, UNIT_PAGES};
 use hugeswap_sys::{Errno, Result};
 use open::HeldSums;
 use std::ops::Range;
 use std::sync::OnceLock;
 use std::sync::atomic::Ordering::{Acquire, Relaxed, Release};
 use std::sync::atomic::{AtomicU32, AtomicU64};
-
-const PAGE: usize = PAGE_BYTES as usize;
-const PAGES: usize = UNIT_PAGES as usize;
 
 /// Why writes cannot be tracked.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
