@@ -3,7 +3,7 @@
 use super::record::Record;
 use super::{BUFFER, PAGE, Pager};
 use crate::engine::Engine;
-use crate::fault::Outcome;
+use crate::fault::{Fault, Outcome};
 use crate::huge::Huge;
 use crate::table::Locked;
 use hugeswap_policy::UNIT_PAGES;
@@ -18,27 +18,23 @@ use std::sync::atomic::Ordering::Relaxed;
 impl Engine {
     /// A fault on a locked unit that is whole in swap. Unlocks it. `None`: look at the unit again.
     #[inline(never)]
-    pub(crate) fn swap_fault(
-        &self,
-        mut w: Locked<'_>,
-        addr: usize,
-        write: bool,
-        start: u64,
-    ) -> Option<Outcome> {
+    pub(crate) fn swap_fault(&self, mut w: Locked<'_>, fault: Fault) -> Option<Outcome> {
         let unit = w.unit();
-        let page = (addr - w.addr()) / PAGE;
+        let page = fault.page(&w);
         let small = match self.bring_of(unit) {
             _ if self.is_cut_off(*w) || self.store.is_partly_bad(unit, w.place()) => {
                 self.pager().map(|p| p.smallest(page))
             }
-            _ if write && self.track.tracks_pages(unit) => self.pager().map(|p| p.smallest(page)),
+            _ if fault.write && self.track.tracks_pages(unit) => {
+                self.pager().map(|p| p.smallest(page))
+            }
             Bring::Pages => self.pager().map(|p| p.smallest(page)),
             Bring::AsFaulted => self.decide_size(unit, page, 0, false),
             Bring::Whole => None,
         };
         match small.filter(|_| self.go_over_to_pages(&mut w)) {
-            Some(pages) => self.bring_pages(w, pages, page, write, start),
-            None => self.major(w, addr, write, start),
+            Some(pages) => self.bring_pages(w, pages, fault),
+            None => self.major(w, fault),
         }
     }
 
@@ -63,11 +59,10 @@ impl Engine {
         &self,
         w: Locked<'_>,
         pages: Range<usize>,
-        page: usize,
-        write: bool,
-        start: u64,
+        fault: Fault,
     ) -> Option<Outcome> {
         let unit = w.unit();
+        let page = fault.page(&w);
         let Some(place) = self.arena.take_empty() else {
             w.settle();
             return None;
@@ -91,7 +86,7 @@ impl Engine {
         }
         let record = self.base.records.of(unit);
         let from = frame + pages.start * PAGE;
-        let written = page..page + usize::from(write);
+        let written = page..page + usize::from(fault.write);
         let installed = self.install(unit, record, pages, from, &written);
         // The frame's charge is the pages' now.
         self.arena.discard(place);
@@ -101,7 +96,7 @@ impl Engine {
         w.settle();
         self.note_pages_resident(unit);
         match installed {
-            Ok(()) => self.timed(FaultClass::Soft, start),
+            Ok(()) => self.timed(FaultClass::Soft, fault.start),
             Err(_) => None,
         }
     }
@@ -161,35 +156,32 @@ impl Engine {
 
     /// A fault on a locked, base-mapped unit. Unlocks it. `None`: look at the unit again.
     #[inline(never)]
-    pub(crate) fn page_fault(
-        &self,
-        w: Locked<'_>,
-        addr: usize,
-        write: bool,
-        start: u64,
-    ) -> Option<Outcome> {
+    pub(crate) fn page_fault(&self, w: Locked<'_>, fault: Fault) -> Option<Outcome> {
         if self.gate.is_forker() {
             // Pages were written out for the child already: what changes now must be in memory it inherits.
-            return self.make_whole(w, write, start);
+            return self.make_whole(w, fault.write, fault.start);
         }
         let unit = w.unit();
         let record = self.base.records.of(unit);
-        let page = (addr - w.addr()) / PAGE;
+        let page = fault.page(&w);
         if record.present.get(page) {
-            if self.give_access(unit, record, page, write).is_err() {
-                return self.make_whole(w, write, start);
+            if self.give_access(unit, record, page, fault.write).is_err() {
+                return self.make_whole(w, fault.write, fault.start);
             }
             w.settle();
-            return self.timed(FaultClass::Soft, start);
+            return self.timed(FaultClass::Soft, fault.start);
         }
         let Some(pager) = self.pager().filter(|_| self.pages_can_come()) else {
-            return self.make_whole(w, write, start);
+            return self.make_whole(w, fault.write, fault.start);
         };
         let mut pages = pager.smallest(page);
         match self.bring_of(unit) {
             // It stays in base pages: as a whole it would be split by the next write.
             Bring::AsFaulted | Bring::Whole if self.track.tracks_pages(unit) => {
-                if !write && record.stored.get(page) && !self.store.is_partly_bad(unit, w.place()) {
+                if !fault.write
+                    && record.stored.get(page)
+                    && !self.store.is_partly_bad(unit, w.place())
+                {
                     pages = around(page);
                 }
             }
@@ -200,36 +192,30 @@ impl Engine {
             Bring::Pages => {}
             // It fell back at its first touch.
             Bring::AsFaulted if w.place() == Place::Nothing && self.has_single_pages() => {
-                return self.whole_or_page(w, addr, write, start);
+                return self.whole_or_page(w, fault);
             }
             // What can be read of it, as long as the rest cannot.
             _ if self.is_cut_off(*w) || self.store.is_partly_bad(unit, w.place()) => {}
             Bring::AsFaulted => match self.decide_size(unit, page, record.present.count(), false) {
                 Some(few) => pages = few,
-                None => return self.whole_or_page(w, addr, write, start),
+                None => return self.whole_or_page(w, fault),
             },
-            Bring::Whole => return self.whole_or_page(w, addr, write, start),
+            Bring::Whole => return self.whole_or_page(w, fault),
         }
-        self.bring_pages(w, pages, page, write, start)
+        self.bring_pages(w, pages, fault)
     }
 
     /// A locked, base-mapped unit that is to be whole becomes so; where no frame is to be had, and base pages are to take its place,
     /// some come that are needed now.
     #[inline(never)]
-    fn whole_or_page(
-        &self,
-        w: Locked<'_>,
-        addr: usize,
-        write: bool,
-        start: u64,
-    ) -> Option<Outcome> {
+    fn whole_or_page(&self, w: Locked<'_>, fault: Fault) -> Option<Outcome> {
         let (unit, seen) = (w.unit(), *w);
         let wait = match self.huge(unit, Caller::Collapse) {
-            Huge::Frame(frame) => return self.make_whole_with(frame, w, write, start),
+            Huge::Frame(frame) => return self.make_whole_with(frame, w, fault.write, fault.start),
             Huge::Wait(wait) => wait,
             _ => {
                 self.pool.count(Counter::ThpCollapseFailed, 1);
-                return self.fall_back(w, addr, write, start);
+                return self.fall_back(w, fault);
             }
         };
         // What is present of this unit may be what has to go.
@@ -243,22 +229,16 @@ impl Engine {
             _ => {
                 let w = self.table.try_lock_if(unit, |now| now == seen)?;
                 self.pool.count(Counter::ThpCollapseFailed, 1);
-                self.fall_back(w, addr, write, start)
+                self.fall_back(w, fault)
             }
         }
     }
 
     /// A locked, base-mapped unit was to be whole, and no frame was to be had. Brings in what a fault at `addr` needs: one page, or,
     /// where faults decide, 64 KiB, or zeros as a run goes on. Unlocks it.
-    pub(crate) fn fall_back(
-        &self,
-        w: Locked<'_>,
-        addr: usize,
-        write: bool,
-        start: u64,
-    ) -> Option<Outcome> {
+    pub(crate) fn fall_back(&self, w: Locked<'_>, fault: Fault) -> Option<Outcome> {
         let unit = w.unit();
-        let page = (addr - w.addr()) / PAGE;
+        let page = fault.page(&w);
         let record = self.base.records.of(unit);
         let pages = if !record.stored.get(page) {
             match self.track.tracks_pages(unit) {
@@ -270,20 +250,14 @@ impl Engine {
         } else {
             page..page + 1
         };
-        self.bring_pages(w, pages, page, write, start)
+        self.bring_pages(w, pages, fault)
     }
 
     /// Brings pages of a locked, base-mapped unit in for a fault on `page`, which is one of them. Unlocks it.
     #[inline(never)]
-    fn bring_pages(
-        &self,
-        w: Locked<'_>,
-        mut pages: Range<usize>,
-        page: usize,
-        write: bool,
-        start: u64,
-    ) -> Option<Outcome> {
+    fn bring_pages(&self, w: Locked<'_>, mut pages: Range<usize>, fault: Fault) -> Option<Outcome> {
         let unit = w.unit();
+        let page = fault.page(&w);
         let record = self.base.records.of(unit);
         if self.markers.is_marked(unit) {
             // Neighbours may have markers.
@@ -307,13 +281,13 @@ impl Engine {
         }
         let first = !record.present.any();
         let zeros = !pages.clone().any(|p| record.stored.get(p));
-        let written = match write {
+        let written = match fault.write {
             // Zeros come ahead of a run only: it will write to them too, and each would be a fault.
             true if zeros => pages.clone(),
             false if pages.len() == 1 && self.is_changed_again(unit, *w, record, page) => {
                 pages.clone()
             }
-            _ => page..page + usize::from(write),
+            _ => page..page + usize::from(fault.write),
         };
         let result = self.bring_in(unit, *w, record, pages.clone(), written);
         // Whatever was not brought in goes back.
@@ -331,7 +305,7 @@ impl Engine {
                 } else {
                     FaultClass::Base
                 };
-                self.timed(class, start)
+                self.timed(class, fault.start)
             }
             Err(Errno::EIO) if self.some_can_be_had(unit, *w, record, &least, page) => {
                 w.settle();
@@ -344,10 +318,10 @@ impl Engine {
             }
             Err(e @ Errno::ENOMEM) if self.pager() == Some(Pager::Remap) => {
                 w.settle();
-                self.not_mapped(self.installing().failed(e), start)
+                self.not_mapped(self.installing().failed(e), fault.start)
             }
             // Our descriptors may be gone: the engine's threads have their own. And as a whole it can be had by other calls.
-            Err(e) => self.hand_over(w, self.installing().failed(e), start),
+            Err(e) => self.hand_over(w, self.installing().failed(e), fault.start),
         }
     }
 

@@ -5,7 +5,7 @@
 
 use crate::base::Split;
 use crate::engine::{Engine, UNIT};
-use crate::fault::Outcome;
+use crate::fault::{Fault, Outcome};
 use crate::table::Locked;
 use hugeswap_policy::counters::{Counter, FaultClass};
 use hugeswap_policy::unit::{CLEAN, COW, READAHEAD, UNCHARGED, WATCHED, WRITABLE, WRITEBACK};
@@ -15,39 +15,33 @@ impl Engine {
     /// Memory is there: give access. (By itself: as a part of its caller it would have the address of a function that both call often kept in a
     /// register, and calls by register are what the check of the fault path cannot follow.)
     #[inline(never)]
-    pub(super) fn soft(
-        &self,
-        w: Locked<'_>,
-        addr: usize,
-        write: bool,
-        start: u64,
-    ) -> Option<Outcome> {
+    pub(super) fn soft(&self, w: Locked<'_>, fault: Fault) -> Option<Outcome> {
         let unit = w.unit();
-        if write && w.has(COW) {
-            return self.copy_on_write(w, start);
+        if fault.write && w.has(COW) {
+            return self.copy_on_write(w, fault.start);
         }
         if w.has(WATCHED) && w.has(CLEAN) && !w.has(COW) {
-            let page = (addr - self.table.addr(unit)) / 4096;
+            let page = fault.page(&w);
             if let Some(pages) = self.pages_of_watched(unit, page) {
-                return self.split_watched(w, pages, page, write, start);
+                return self.split_watched(w, pages, fault);
             }
         }
         let splits = self.mover().arrives_clean() && self.track.tracks_pages(unit);
-        let w = match write && !w.has(WRITABLE) && splits {
+        let w = match fault.write && !w.has(WRITABLE) && splits {
             true => match self.split_to_track(w) {
-                Split::Pages(w) => return self.page_fault(w, addr, write, start),
+                Split::Pages(w) => return self.page_fault(w, fault),
                 Split::Later => return None,
                 Split::Whole(w) => w,
             },
             false => w,
         };
         let at = w.addr();
-        if write {
+        if fault.write {
             self.note_access(unit, *w);
         }
         // Given again even if the word says the program has it: it costs little, and heals whatever made the
         // fault happen.
-        let (changed, new) = if write || w.has(WRITABLE) {
+        let (changed, new) = if fault.write || w.has(WRITABLE) {
             (
                 self.mover().set_writable(at, UNIT),
                 w.clear(WATCHED | CLEAN | READAHEAD).set(WRITABLE),
@@ -57,7 +51,7 @@ impl Engine {
         };
         if let Err(e) = changed {
             w.settle();
-            return self.not_mapped(e, start);
+            return self.not_mapped(e, fault.start);
         }
         let watched = w.has(WATCHED);
         if watched {
@@ -68,7 +62,7 @@ impl Engine {
         if watched {
             self.note_referenced(unit);
         }
-        self.timed(FaultClass::Soft, start)
+        self.timed(FaultClass::Soft, fault.start)
     }
 
     /// A write to a frame that a forked relative may share.

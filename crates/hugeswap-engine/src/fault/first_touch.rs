@@ -4,7 +4,7 @@
 
 use crate::call::CallError;
 use crate::engine::{Engine, UNIT};
-use crate::fault::Outcome;
+use crate::fault::{Fault, Outcome};
 use crate::huge::{Huge, Wait};
 use crate::table::Locked;
 use crate::track::Held;
@@ -16,29 +16,23 @@ use std::sync::atomic::Ordering::Relaxed;
 
 impl Engine {
     /// A unit never touched before (or discarded): it reads as zeros.
-    pub(super) fn first_touch(
-        &self,
-        mut w: Locked<'_>,
-        addr: usize,
-        write: bool,
-        start: u64,
-    ) -> Option<Outcome> {
+    pub(super) fn first_touch(&self, mut w: Locked<'_>, fault: Fault) -> Option<Outcome> {
         let unit = w.unit();
         self.high_unit.fetch_max(unit + 1, Relaxed);
-        if (!self.may_be_huge(unit) || write && self.track.tracks_pages(unit))
+        if (!self.may_be_huge(unit) || fault.write && self.track.tracks_pages(unit))
             && self.start_pages(&mut w)
         {
-            return self.page_fault(w, addr, write, start);
+            return self.page_fault(w, fault);
         }
         let tracked = self.track.is_tracked(unit);
         let marked = self.markers.is_marked(unit);
-        let in_place = (!tracked || write)
+        let in_place = (!tracked || fault.write)
             && !marked
             && self.mover().watches_in_place()
             && w.has(MAY_WRITE)
             && self.arena.free_frames_here() == 0;
         if in_place {
-            w = match self.first_touch_in_place(w, start) {
+            w = match self.first_touch_in_place(w, fault.start) {
                 Ok(outcome) => return outcome,
                 Err(w) => w,
             };
@@ -48,7 +42,7 @@ impl Engine {
             if self.start_pages(&mut w) {
                 self.pool.count(Counter::ThpFaultFallback, 1);
                 self.note_fell_back(unit);
-                return self.fall_back(w, addr, write, start);
+                return self.fall_back(w, fault);
             }
             huge = self.wait_for_huge(Wait::FOR_A_FRAME);
         }
@@ -62,14 +56,14 @@ impl Engine {
             unsafe { std::ptr::write_bytes(from as *mut u8, 0, UNIT) };
         }
         if marked {
-            return self.first_touch_marked(frame.place, w, start);
+            return self.first_touch_marked(frame.place, w, fault.start);
         }
-        let writable = write || !self.mover().arrives_clean();
+        let writable = fault.write || !self.mover().arrives_clean();
         if writable {
-            self.note_arrival(unit, write, Held::Zeros);
+            self.note_arrival(unit, fault.write, Held::Zeros);
         }
         if let Err(e) = self.move_in(frame.place, unit, writable) {
-            return self.not_moved_in(frame.place, w, e, start);
+            return self.not_moved_in(frame.place, w, e, fault.start);
         }
         self.let_inherit(unit);
         self.arena.put_empty(frame.place);
@@ -79,7 +73,7 @@ impl Engine {
         };
         w.settle_as(|w| w.with_kind(Kind::Present).set(access));
         self.pool.count(Counter::ThpFaultAlloc, 1);
-        self.done(unit, FaultClass::FirstTouch, start)
+        self.done(unit, FaultClass::FirstTouch, fault.start)
     }
 
     /// A unit with markers gets the frame, and is the kernel's: base pages could not be had.

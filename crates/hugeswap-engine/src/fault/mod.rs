@@ -17,10 +17,12 @@ mod swap_in;
 pub(crate) use complaint::complain;
 pub(crate) use readahead::there_before;
 
+use crate::PAGE;
 use crate::call::CallError;
 use crate::engine::{Engine, LruEvent, PAGES, REFERENCED, UNIT};
 use crate::fork::forked_unseen;
 use crate::pool::record_fault;
+use crate::table::Locked;
 use hugeswap_policy::counters::FaultClass;
 use hugeswap_policy::unit::{Kind, LOCKED};
 use hugeswap_sys::{fs, mm, now_ns};
@@ -53,6 +55,24 @@ impl Outcome {
             self,
             Outcome::Poisoned | Outcome::NoMemory | Outcome::Stuck | Outcome::Unmapped(_)
         )
+    }
+}
+
+/// An access that is to be made possible.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Fault {
+    /// Where.
+    pub addr: usize,
+    /// Is it a write?
+    pub write: bool,
+    /// When it began, nanoseconds.
+    pub start: u64,
+}
+
+impl Fault {
+    /// Which page of `unit` it is on.
+    pub fn page(&self, unit: &Locked<'_>) -> usize {
+        (self.addr - unit.addr()) / PAGE
     }
 }
 
@@ -95,14 +115,18 @@ impl Engine {
 
     /// [`Engine::fault`] for a caller that is inside the gate.
     pub(crate) fn resolve(&self, unit: u32, addr: usize, write: bool) -> Outcome {
-        let start = now_ns();
+        let fault = Fault {
+            addr,
+            write,
+            start: now_ns(),
+        };
         let mut waited = false;
         loop {
             let w = self.table.load(unit);
             if w.has(LOCKED) {
                 if let Some(w) = self.table.claim(unit) {
                     // A read was planned and no thread has begun it: it is ours now, with the lock.
-                    match self.major(w, addr, write, start) {
+                    match self.major(w, fault) {
                         Some(outcome) => return outcome,
                         None => continue,
                     }
@@ -143,18 +167,18 @@ impl Engine {
                 return outcome;
             }
             let done = match w.kind() {
-                Kind::Present => self.soft(w, addr, write, start),
-                Kind::None => self.first_touch(w, addr, write, start),
+                Kind::Present => self.soft(w, fault),
+                Kind::None => self.first_touch(w, fault),
                 Kind::Cached => {
                     let class = if waited {
                         FaultClass::Wait
                     } else {
                         FaultClass::Soft
                     };
-                    self.take_from_cache(w, addr, write, class, start)
+                    self.take_from_cache(w, fault, class)
                 }
-                Kind::Swapped => self.swap_fault(w, addr, write, start),
-                Kind::Base => self.page_fault(w, addr, write, start),
+                Kind::Swapped => self.swap_fault(w, fault),
+                Kind::Base => self.page_fault(w, fault),
                 _ => {
                     w.settle();
                     None

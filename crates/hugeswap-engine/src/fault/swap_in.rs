@@ -5,7 +5,7 @@
 
 use crate::call::{CallError, Done};
 use crate::engine::{Engine, Job, UNIT};
-use crate::fault::Outcome;
+use crate::fault::{Fault, Outcome};
 use crate::huge::{Huge, Wait};
 use crate::table::{Locked, NO_FRAME};
 use crate::track::Held;
@@ -21,18 +21,17 @@ impl Engine {
     pub(super) fn take_from_cache(
         &self,
         w: Locked<'_>,
-        addr: usize,
-        write: bool,
+        fault: Fault,
         class: FaultClass,
-        start: u64,
     ) -> Option<Outcome> {
         let unit = w.unit();
         let (place, ahead) = (w.frame(), w.has(READAHEAD));
+        let page = fault.page(&w);
         if !ahead {
             self.watched.fetch_sub(1, Relaxed);
         }
-        if let Err(e) = self.put_in_place(w, place, write) {
-            return self.not_mapped(e, start);
+        if let Err(e) = self.put_in_place(w, place, fault.write) {
+            return self.not_mapped(e, fault.start);
         }
         self.pool.count(Counter::SwapCacheHit, 1);
         if ahead {
@@ -41,8 +40,8 @@ impl Engine {
         } else {
             self.note_referenced(unit);
         }
-        self.note_soft_fault(unit, (addr - self.table.addr(unit)) / 4096);
-        let done = self.timed(class, start);
+        self.note_soft_fault(unit, page);
+        let done = self.timed(class, fault.start);
         self.read_ahead(unit, true);
         done
     }
@@ -101,13 +100,7 @@ impl Engine {
     }
 
     /// In swap only: read it, here and now. `None`: look at the unit again.
-    pub(crate) fn major(
-        &self,
-        mut w: Locked<'_>,
-        addr: usize,
-        write: bool,
-        start: u64,
-    ) -> Option<Outcome> {
+    pub(crate) fn major(&self, mut w: Locked<'_>, fault: Fault) -> Option<Outcome> {
         let unit = w.unit();
         if w.place() == Place::Nothing {
             w.settle();
@@ -118,7 +111,7 @@ impl Engine {
             if self.go_over_to_pages(&mut w) {
                 self.pool.count(Counter::ThpSwpInFallback, 1);
                 self.note_fell_back(unit);
-                return self.fall_back(w, addr, write, start);
+                return self.fall_back(w, fault);
             }
             huge = self.wait_for_huge(Wait::FOR_A_FRAME);
         }
@@ -150,9 +143,9 @@ impl Engine {
             self.wake_workers(1);
             return None;
         }
-        match self.put_in_place(w, frame.place, write) {
-            Ok(()) => self.done(unit, FaultClass::Major, start),
-            Err(e) => self.not_mapped(e, start),
+        match self.put_in_place(w, frame.place, fault.write) {
+            Ok(()) => self.done(unit, FaultClass::Major, fault.start),
+            Err(e) => self.not_mapped(e, fault.start),
         }
     }
 
