@@ -45,8 +45,8 @@ fn holds(r: &Region, g: u64) {
 }
 
 /// Single pages, changed again when they were in swap already, and in swap again.
-fn changed_twice(pool: &Pool) -> Region {
-    let mut r = pool.region(8 * MIB).unwrap();
+fn changed_twice(pool: &Pool, len: usize) -> Region {
+    let mut r = pool.region(len).unwrap();
     for g in 1..3 {
         put(&r, g);
         page_out(&mut r);
@@ -64,7 +64,7 @@ fn faults(pool: &Pool, of: impl FnOnce()) -> bool {
 fn changed_pages_come_writable() {
     need_pages();
     let pool = pool_of_pages();
-    let mut r = changed_twice(&pool);
+    let mut r = changed_twice(&pool, 8 * MIB);
     let n = pages(&r).count() as u64;
     let written = || counter(&pool, "pswpout");
     let unchanged = || counter(&pool, "pgclean_drop_4k");
@@ -102,16 +102,16 @@ fn changed_pages_come_writable_only_to_save_a_write() {
     need_pages();
     let pool = pool_of_pages();
     pool.set("swap.clean_drop=off").unwrap();
-    let r = changed_twice(&pool);
+    let r = changed_twice(&pool, 8 * MIB);
     holds(&r, 2);
     assert!(faults(&pool, || put(&r, 3)), "all of them would be written");
     // Nor where it is to be known what is written.
     pool.set("swap.clean_drop=on").unwrap();
-    let r = changed_twice(&pool);
+    let r = changed_twice(&pool, 8 * MIB);
     only_writes_are_told(&r);
     r.stop_tracking();
     // They came before.
-    let r = changed_twice(&pool);
+    let r = changed_twice(&pool, 8 * MIB);
     holds(&r, 2);
     only_writes_are_told(&r);
     pool.audit().unwrap();
@@ -121,7 +121,8 @@ fn changed_pages_that_have_not_changed_leave_bad_slots() {
     need_pages();
     for fails in [false, true] {
         let pool = pool_of_pages();
-        let mut r = changed_twice(&pool);
+        // (Few: a write that fails is tried for a while.)
+        let mut r = changed_twice(&pool, 2 * MIB);
         holds(&r, 2);
         let n = pages(&r).count() as u64;
         let swap = Swap::of_the_pool();
@@ -146,7 +147,7 @@ fn changed_pages_that_have_not_changed_leave_bad_slots() {
 fn changed_pages_that_have_not_changed_are_told_apart() {
     need_pages();
     let pool = pool_of_pages();
-    let mut r = changed_twice(&pool);
+    let mut r = changed_twice(&pool, 8 * MIB);
     let mut model: Vec<u64> = (0..r.len() / PAGE).map(|p| value(p, 2)).collect();
     let other = pool.region(48 * MIB).unwrap();
     let mut x = 7u64;
@@ -185,7 +186,7 @@ fn changed_pages_that_have_not_changed_are_told_apart() {
 fn changed_pages_are_right_in_children() {
     need_pages();
     let pool = pool_of_pages();
-    let mut r = changed_twice(&pool);
+    let mut r = changed_twice(&pool, 8 * MIB);
     holds(&r, 2);
     let pid = child(|| {
         holds(&r, 2);
