@@ -106,7 +106,7 @@ impl Engine {
         let mut any = false;
         let _blocked = Blocked::all();
         let _inside = self.gate.enter();
-        for unit in self.units_of(addr, len) {
+        for unit in self.table.units_of(addr, len) {
             // (Who has it locked may be bringing it in for another fault on it.)
             let w = self.table.lock(unit);
             any |= match w.kind() {

@@ -181,7 +181,7 @@ impl Engine {
         let _blocked = Blocked::all();
         let _inside = self.gate.enter();
         let mut lru = self.lru.lock();
-        for unit in self.units_of(addr, len) {
+        for unit in self.table.units_of(addr, len) {
             let (_, kind) = self.weights.place(unit);
             lru.assign(unit, group, kind);
         }

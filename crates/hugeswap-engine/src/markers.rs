@@ -217,10 +217,12 @@ impl Engine {
         if self.markers.0.get().is_none() || len == 0 || !self.contains(addr) {
             return None;
         }
-        let mut units = self.units_of(addr, len);
+        let mut units = self.table.units_of(addr, len);
         units.find_map(|unit| {
             let marked = self.markers.of(unit)?;
-            self.pages_in(unit, addr, len).find_map(|p| marked.of(p))
+            self.table
+                .pages_in(unit, addr, len)
+                .find_map(|p| marked.of(p))
         })
     }
 
@@ -255,9 +257,9 @@ impl Engine {
         // (Inside: a child forked in the middle of this would wait for it.)
         let tables = self.markers.open(self.table.units())?;
         self.note_range_written(addr, len);
-        let mut units = self.units_of(addr, len);
+        let mut units = self.table.units_of(addr, len);
         let done = units.try_for_each(|unit| {
-            let pages = self.pages_in(unit, addr, len);
+            let pages = self.table.pages_in(unit, addr, len);
             self.mark_unit(tables, unit, pages, marker)
         });
         self.note_range_written(addr, len);
@@ -298,7 +300,7 @@ impl Engine {
     /// Locks a unit of which `pages` hold nothing, and which is not in memory in one piece.
     fn lock_in_parts(&self, unit: u32, pages: &Range<usize>) -> Result<Locked<'_>> {
         loop {
-            let mut w = self.lock_settled(unit);
+            let mut w = self.table.lock_settled(unit);
             let refused = match w.kind() {
                 Kind::None | Kind::Foreign => return Ok(w),
                 Kind::Free => Some(Errno::ENOMEM),
@@ -374,12 +376,13 @@ impl Engine {
         };
         let _blocked = Blocked::all();
         for unit in self
+            .table
             .units_of(addr, len)
             .filter(|&u| self.markers.is_marked(u))
         {
             let _inside = mapped.then(|| self.gate.enter());
-            let w = self.lock_settled(unit);
-            let pages = self.pages_in(unit, addr, len);
+            let w = self.table.lock_settled(unit);
+            let pages = self.table.pages_in(unit, addr, len);
             let marked = &tables.pages[unit as usize];
             for &marker in markers {
                 let mut from = pages.start;

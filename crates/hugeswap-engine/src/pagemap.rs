@@ -28,7 +28,7 @@ impl Engine {
             return self.sharing.page_states(addr, len, tell);
         }
         let end = addr.saturating_add(len);
-        for unit in self.units_of(addr, len) {
+        for unit in self.table.units_of(addr, len) {
             let at = self.table.addr(unit);
             let first = addr.max(at) - at;
             let last = (end.min(at + UNIT) - at).div_ceil(PAGE);

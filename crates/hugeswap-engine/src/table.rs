@@ -5,14 +5,15 @@
 
 use crate::lock::check_inside;
 use crate::zeroed::Zeroed;
+use crate::{PAGE, UNIT};
 use hugeswap_policy::lruvec::Weights;
 pub use hugeswap_policy::unit::lock::NO_FRAME;
 use hugeswap_policy::unit::lock::{self, Lock, QUEUED};
-use hugeswap_policy::unit::{Kind, LOCKED, UNCHARGED, WAITERS, Word};
+use hugeswap_policy::unit::{Kind, LOCKED, UNCHARGED, WAITERS, WRITEBACK, Word};
 use hugeswap_policy::{UNIT_BYTES, UNIT_PAGES, UNIT_SHIFT};
 use hugeswap_sys::{Result, futex, mm};
 use std::mem::ManuallyDrop;
-use std::ops::Deref;
+use std::ops::{Deref, Range};
 use std::sync::Arc;
 use std::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed, Release};
 use std::sync::atomic::{AtomicI64, AtomicPtr, AtomicU16, AtomicU32, AtomicU64};
@@ -134,6 +135,53 @@ impl Table {
     /// First address of the window, and its length.
     pub fn window(&self) -> (usize, usize) {
         (self.base, self.units as usize * UNIT_BYTES as usize)
+    }
+
+    /// Units that `[addr, addr+len)` meets.
+    pub(crate) fn units_of(&self, addr: usize, len: usize) -> Range<u32> {
+        let (base, total) = self.window();
+        let from = (addr.max(base) - base) / UNIT;
+        let to = (addr + len)
+            .min(base + total)
+            .saturating_sub(base)
+            .div_ceil(UNIT);
+        from as u32..to.max(from) as u32
+    }
+
+    /// Units that `[addr, addr+len)` has all of.
+    pub(crate) fn whole_units_of(&self, addr: usize, len: usize) -> Range<u32> {
+        let (base, _) = self.window();
+        let from = (addr - base).div_ceil(UNIT);
+        let to = (addr + len - base) / UNIT;
+        from as u32..to.max(from) as u32
+    }
+
+    /// Locks a unit once no write-out reads it.
+    pub(crate) fn lock_settled(&self, unit: u32) -> Locked<'_> {
+        loop {
+            let seen = self.load(unit);
+            if seen.has(LOCKED) {
+                if let Some(w) = self.claim(unit) {
+                    return w;
+                }
+                self.wait_locked(unit);
+                continue;
+            }
+            if seen.has(WRITEBACK) {
+                self.wait_change(unit, seen);
+                continue;
+            }
+            if let Some(w) = self.try_lock_if(unit, |w| !w.has(WRITEBACK)) {
+                return w;
+            }
+        }
+    }
+
+    /// Pages of `unit` that `[addr, addr+len)` meets.
+    pub(crate) fn pages_in(&self, unit: u32, addr: usize, len: usize) -> Range<usize> {
+        let at = self.addr(unit);
+        let (from, to) = (at.max(addr), (at + UNIT).min(addr + len));
+        (from - at) / PAGE..(to - at).div_ceil(PAGE)
     }
 
     fn lock_of(&self, unit: u32) -> Lock<Cells<'_>> {

@@ -105,7 +105,7 @@ impl Engine {
     pub fn advise_use(&self, addr: usize, len: usize, usage: Usage) {
         let _blocked = Blocked::all();
         let _inside = self.gate.enter();
-        for unit in self.units_of(addr, len) {
+        for unit in self.table.units_of(addr, len) {
             if usage.counts_for_parts() || self.is_all_of(unit, addr, len) {
                 self.said.change(unit, |a| a.and(usage));
             }
@@ -138,7 +138,7 @@ impl Engine {
         }
         let _blocked = Blocked::all();
         let _inside = self.gate.enter();
-        for unit in self.units_of(addr, len) {
+        for unit in self.table.units_of(addr, len) {
             self.said.change(unit, |a| set(a).unwrap_or(a));
         }
         true
@@ -146,7 +146,8 @@ impl Engine {
 
     /// Was anything said of the range?
     pub fn is_advised(&self, addr: usize, len: usize) -> bool {
-        self.units_of(addr, len)
+        self.table
+            .units_of(addr, len)
             .any(|unit| self.said.of(unit) != Advised::NOTHING)
     }
 
@@ -155,7 +156,10 @@ impl Engine {
     pub fn carry_advice(&self, from: usize, len: usize, to: usize, new_len: usize) {
         let _blocked = Blocked::all();
         let _inside = self.gate.enter();
-        let (source, dest) = (self.units_of(from, len), self.units_of(to, new_len));
+        let (source, dest) = (
+            self.table.units_of(from, len),
+            self.table.units_of(to, new_len),
+        );
         let Some(last) = source.clone().next_back() else {
             return;
         };

@@ -184,7 +184,7 @@ impl Engine {
             self.close_unused_mappings();
             return Err(Errno::ENOMEM);
         };
-        let units = self.units_of(addr, total);
+        let units = self.table.units_of(addr, total);
         self.high_unit.fetch_max(units.end, Relaxed);
         for (i, unit) in units.enumerate() {
             let place = FilePlace {
@@ -246,7 +246,7 @@ impl Engine {
                 .map(|(_, n)| n)
                 .sum::<usize>()
         };
-        let units = self.units_of(addr, len);
+        let units = self.table.units_of(addr, len);
         units
             .filter(|&u| self.files.of(u).is_some())
             .map(within)

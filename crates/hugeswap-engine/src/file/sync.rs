@@ -105,7 +105,7 @@ impl Engine {
 
     /// Has units written, and dropped if `drop`, and waits until that is done.
     fn settle_units(&self, addr: usize, len: usize, drop: bool) {
-        let mut units = self.units_of(addr, len);
+        let mut units = self.table.units_of(addr, len);
         if forked_unseen(self.fork_mark) {
             // Nobody is there to do it, and what is in memory is the parent's to write.
             return;
@@ -136,7 +136,7 @@ impl Engine {
             return;
         }
         // (A unit on its way in, or out, is looked at when it is there.)
-        let w = self.lock_settled(unit);
+        let w = self.table.lock_settled(unit);
         if self.files.of(unit).is_none() || !at_work(*w) {
             return w.settle();
         }

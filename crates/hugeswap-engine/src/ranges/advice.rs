@@ -68,7 +68,7 @@ impl Engine {
         let _blocked = Blocked::all();
         let _inside = self.gate.enter();
         let mut planned = 0;
-        for unit in self.units_of(addr, len) {
+        for unit in self.table.units_of(addr, len) {
             // A unit just being written out is not there any more a moment later.
             while self.table.load(unit).has(LOCKED) && !self.table.is_offered(unit) {
                 self.table.wait_locked(unit);
@@ -77,7 +77,7 @@ impl Engine {
             let Some(mut w) = self.table.try_lock_if(unit, wanted) else {
                 continue;
             };
-            let pages = self.pages_in(unit, addr, len);
+            let pages = self.table.pages_in(unit, addr, len);
             if self.by_pages(unit, &pages) && self.as_pages(&mut w) {
                 self.hand_over_bring(w, pages);
                 continue;
@@ -102,13 +102,6 @@ impl Engine {
         if planned > 0 {
             self.wake_workers(2);
         }
-    }
-
-    /// Pages of `unit` that `[addr, addr+len)` meets.
-    pub(crate) fn pages_in(&self, unit: u32, addr: usize, len: usize) -> Range<usize> {
-        let at = self.table.addr(unit);
-        let (from, to) = (at.max(addr), (at + UNIT).min(addr + len));
-        (from - at) / PAGE..(to - at).div_ceil(PAGE)
     }
 
     /// Are `pages`, which the program will need, to come in by themselves? Always where the unit comes by pages; where faults decide,
@@ -158,23 +151,26 @@ impl Engine {
             }
             self.pool.kick();
         };
-        for unit in self.whole_units_of(addr, len) {
+        for unit in self.table.whole_units_of(addr, len) {
             // Whoever brings it in may have it locked, and kswapd waits for nobody.
             self.table.wait_locked(unit);
             if inside(unit) {
                 ask(unit);
             }
         }
-        let ends = self.units_of(addr, len).filter(|_| self.has_single_pages());
+        let ends = self
+            .table
+            .units_of(addr, len)
+            .filter(|_| self.has_single_pages());
         for unit in ends {
-            let pages = self.pages_in(unit, addr, len);
+            let pages = self.table.pages_in(unit, addr, len);
             if pages.len() * PAGE == UNIT || self.table.load(unit).kind() != Kind::Base {
                 continue;
             }
             let leaving = {
                 let _blocked = Blocked::all();
                 let _inside = self.gate.enter();
-                let w = self.lock_settled(unit);
+                let w = self.table.lock_settled(unit);
                 let leaving = w.kind() == Kind::Base;
                 match leaving {
                     true => self.hand_over_drop(w, pages),
@@ -190,7 +186,7 @@ impl Engine {
         // others leave, however slow the device is, there is hope.
         let now = hugeswap_sys::now_ns;
         let (mut since, mut patience) = (now(), PATIENCE_NS);
-        for unit in self.whole_units_of(addr, len) {
+        for unit in self.table.whole_units_of(addr, len) {
             let mut again = now() + ASK_AGAIN_NS;
             while inside(unit) && now() < since + patience {
                 if now() > again {

@@ -41,7 +41,7 @@ impl Engine {
     }
 
     fn give_up_range(&self, addr: usize, len: usize) -> Result<()> {
-        let whole = self.whole_units_of(addr, len);
+        let whole = self.table.whole_units_of(addr, len);
         if whole.is_empty() {
             return self.zero(addr, len);
         }
@@ -62,7 +62,7 @@ impl Engine {
             return Ok(());
         }
         let mut done = Ok(());
-        for unit in self.units_of(addr, len) {
+        for unit in self.table.units_of(addr, len) {
             let from = self.table.addr(unit).max(addr);
             let to = (self.table.addr(unit) + UNIT).min(addr + len);
             let (from, to) = self.zero_pages(unit, from, to);
@@ -132,7 +132,7 @@ impl Engine {
         }
         let _blocked = Blocked::all();
         let _inside = self.gate.enter();
-        let mut w = self.lock_settled(unit);
+        let mut w = self.table.lock_settled(unit);
         let at = self.table.addr(unit);
         let pages = (first - at) / PAGE..(last - at) / PAGE;
         let done = self.give_up_pages(&mut w, pages);
@@ -152,7 +152,7 @@ impl Engine {
             let _ = self.discard(addr, len);
             return;
         }
-        for unit in self.units_of(addr, len) {
+        for unit in self.table.units_of(addr, len) {
             if matches!(self.table.load(unit).kind(), Kind::Swapped | Kind::Base) {
                 let at = self.table.addr(unit);
                 let (from, to) = (at.max(addr), (at + UNIT).min(addr + len));
@@ -171,7 +171,7 @@ impl Engine {
             let n = (to - unit).min(MANY);
             let mut units = [const { None }; MANY as usize];
             for (unit, w) in (unit..unit + n).zip(&mut units) {
-                *w = Some(self.lock_settled(unit));
+                *w = Some(self.table.lock_settled(unit));
             }
             let dropped = self.drop_locked(unit, &mut units[..n as usize], free);
             done = done.and(dropped);

@@ -100,14 +100,14 @@ impl Engine {
 
     /// Has every unit of the range that is used been handed to the kernel?
     pub fn is_unmanaged(&self, addr: usize, len: usize) -> bool {
-        let mut units = self.units_of(addr, len);
+        let mut units = self.table.units_of(addr, len);
         units.all(|unit| matches!(self.table.load(unit).kind(), Kind::Free | Kind::Foreign))
     }
 
     /// Has any unit of the range been handed to the kernel?
     pub fn is_any_foreign(&self, addr: usize, len: usize) -> bool {
         self.has_foreign.load(Relaxed) && {
-            let mut units = self.units_of(addr, len);
+            let mut units = self.table.units_of(addr, len);
             units.any(|unit| self.table.load(unit).kind() == Kind::Foreign)
         }
     }
@@ -135,7 +135,7 @@ impl Engine {
         let (addr, len) = (claim.addr, claim.len);
         let _blocked = Blocked::all();
         let _inside = self.gate.enter();
-        for unit in self.units_of(addr, len) {
+        for unit in self.table.units_of(addr, len) {
             let at = self.table.addr(unit);
             let whole = at >= addr && at + UNIT <= addr + len;
             if !whole || contents == Contents::Keep {
@@ -148,7 +148,7 @@ impl Engine {
             self.pool.uncommit(self.pool.me(), gone as u64);
         }
         claim.fresh.extend(space.take_for_kernel(addr, len));
-        let units = self.units_of(addr, len);
+        let units = self.table.units_of(addr, len);
         self.has_foreign.store(true, Relaxed);
         self.high_unit.fetch_max(units.end, Relaxed);
         for unit in units {

@@ -22,7 +22,7 @@ pub use fixed::{Claim, Contents};
 use crate::engine::{Engine, UNIT};
 use crate::space::Space;
 use crate::table::Locked;
-use hugeswap_policy::unit::{Kind, LOCKED, WRITEBACK, Word};
+use hugeswap_policy::unit::{Kind, Word};
 use hugeswap_sys::signal::Blocked;
 use hugeswap_sys::{Errno, mm};
 use std::sync::atomic::Ordering::Relaxed;
@@ -36,48 +36,10 @@ fn page_up(len: usize) -> usize {
 }
 
 impl Engine {
-    pub(crate) fn units_of(&self, addr: usize, len: usize) -> std::ops::Range<u32> {
-        let (base, total) = self.table.window();
-        let from = (addr.max(base) - base) / UNIT;
-        let to = (addr + len)
-            .min(base + total)
-            .saturating_sub(base)
-            .div_ceil(UNIT);
-        from as u32..to.max(from) as u32
-    }
-
-    fn whole_units_of(&self, addr: usize, len: usize) -> std::ops::Range<u32> {
-        let (base, _) = self.table.window();
-        let from = (addr - base).div_ceil(UNIT);
-        let to = (addr + len - base) / UNIT;
-        from as u32..to.max(from) as u32
-    }
-
-    /// Locks a unit once no write-out reads it.
-    pub(crate) fn lock_settled(&self, unit: u32) -> Locked<'_> {
-        loop {
-            let seen = self.table.load(unit);
-            if seen.has(LOCKED) {
-                if let Some(w) = self.table.claim(unit) {
-                    return w;
-                }
-                self.table.wait_locked(unit);
-                continue;
-            }
-            if seen.has(WRITEBACK) {
-                self.table.wait_change(unit, seen);
-                continue;
-            }
-            if let Some(w) = self.table.try_lock_if(unit, |w| !w.has(WRITEBACK)) {
-                return w;
-            }
-        }
-    }
-
-    /// [`Engine::lock_settled`] for who deals with whole units: a base-mapped one is whole again first, if
+    /// [`Table::lock_settled`](crate::table::Table) for who deals with whole units: a base-mapped one is whole again first, if
     /// swap takes what that needs.
     fn lock_whole(&self, unit: u32) -> Locked<'_> {
-        let mut w = self.lock_settled(unit);
+        let mut w = self.table.lock_settled(unit);
         if w.kind() == Kind::Base {
             self.leave_pages(&mut w);
         }
@@ -130,9 +92,9 @@ impl Engine {
         len: usize,
         dirty: &mut Dirty,
     ) -> Result<(), Errno> {
-        self.dump_up_to(self.units_of(addr, len).end);
+        self.dump_up_to(self.table.units_of(addr, len).end);
         let mut n = 0;
-        for unit in self.units_of(addr, len) {
+        for unit in self.table.units_of(addr, len) {
             let w = self.table.lock(unit);
             let at = self.table.addr(unit);
             let (from, to) = (at.max(addr), (at + UNIT).min(addr + len));
@@ -274,7 +236,7 @@ impl Engine {
     /// had promised for it: the caller takes them back.
     fn unmap_locked(&self, space: &mut Space, addr: usize, len: usize) -> Result<usize, Errno> {
         self.close_foreign(space, addr, len)?;
-        let units = self.units_of(addr, len);
+        let units = self.table.units_of(addr, len);
         let gone: usize = space.allocated_in(addr, len).map(|(_, n)| n).sum();
         let gone = gone - self.file_bytes(space, addr, len) - space.kernel_bytes(addr, len);
         space.free(addr, len);
@@ -305,7 +267,7 @@ impl Engine {
     /// Takes away what the kernel has mapped in `[addr, addr+len)`.
     fn close_foreign(&self, space: &Space, addr: usize, len: usize) -> Result<(), Errno> {
         let is_foreign = |unit: u32| self.table.load(unit).kind() == Kind::Foreign;
-        let mut units = self.units_of(addr, len).peekable();
+        let mut units = self.table.units_of(addr, len).peekable();
         while let Some(first) = units.next() {
             if !is_foreign(first) {
                 continue;
@@ -347,9 +309,9 @@ impl Engine {
         if self.table.load(unit).kind() != Kind::Base {
             return;
         }
-        let mut w = self.lock_settled(unit);
+        let mut w = self.table.lock_settled(unit);
         if w.kind() == Kind::Base {
-            self.give_up_pages(&mut w, self.pages_in(unit, addr, len));
+            self.give_up_pages(&mut w, self.table.pages_in(unit, addr, len));
         }
         w.settle();
         self.note_available();

@@ -15,7 +15,7 @@ impl Engine {
     /// units) afterwards. Whole units move without being copied or brought in.
     pub fn move_range(&self, from: usize, to: usize, len: usize) {
         let whole = if (from ^ to).is_multiple_of(UNIT) {
-            self.whole_units_of(from, len)
+            self.table.whole_units_of(from, len)
         } else {
             0..0
         };

@@ -28,7 +28,7 @@ impl Engine {
         if !self.contains(addr) || !self.contains(end - 1) {
             return Err(Errno::EFAULT);
         }
-        let units = self.units_of(addr, len);
+        let units = self.table.units_of(addr, len);
         if units.len() > (self.pin_limit() / UNIT + 1).max(2) {
             return Err(Errno::EAGAIN);
         }
@@ -90,7 +90,7 @@ impl Engine {
                 return Err(Errno::EAGAIN);
             }
             if self.table.load(unit).kind() == Kind::Base {
-                let w = self.lock_settled(unit);
+                let w = self.table.lock_settled(unit);
                 let outcome = if w.kind() == Kind::Base {
                     self.make_whole(w, write, start)
                 } else {
@@ -119,7 +119,7 @@ impl Engine {
         }
         let _blocked = Blocked::all();
         let _inside = self.gate.enter();
-        for unit in self.units_of(addr, len) {
+        for unit in self.table.units_of(addr, len) {
             self.table.update(unit, Word::unpinned);
         }
     }

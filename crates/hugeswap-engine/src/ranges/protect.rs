@@ -50,7 +50,7 @@ impl Engine {
             Prot::Read => MAY_READ,
             Prot::ReadWrite => MAY_READ | MAY_WRITE,
         };
-        for unit in self.whole_units_of(addr, len) {
+        for unit in self.table.whole_units_of(addr, len) {
             let w = self.lock_whole(unit);
             if w.kind() == Kind::Base {
                 w.settle();
@@ -92,7 +92,7 @@ impl Engine {
     pub fn eject(&self, addr: usize, len: usize) -> Result<(), Errno> {
         let _blocked = Blocked::all();
         let _inside = self.gate.enter();
-        for unit in self.units_of(addr, len) {
+        for unit in self.table.units_of(addr, len) {
             self.eject_unit(unit)?;
         }
         Ok(())
@@ -101,14 +101,14 @@ impl Engine {
     /// The access that the program allows to all of a managed range; `None` if it is not the same everywhere.
     pub fn access(&self, addr: usize, len: usize) -> Option<Prot> {
         let access = |unit| allowed_by(self.table.load(unit)).unwrap_or(Prot::ReadWrite);
-        let mut units = self.units_of(addr, len);
+        let mut units = self.table.units_of(addr, len);
         let first = access(units.next()?);
         units.all(|unit| access(unit) == first).then_some(first)
     }
 
     /// Has all of a range been handed to the kernel?
     pub fn is_foreign(&self, addr: usize, len: usize) -> bool {
-        let mut units = self.units_of(addr, len);
+        let mut units = self.table.units_of(addr, len);
         units.all(|unit| self.table.load(unit).kind() == Kind::Foreign)
     }
 
@@ -134,7 +134,7 @@ impl Engine {
             match w.kind() {
                 _ if w.has(LOCKED) => {}
                 Kind::Foreign if w.place() != Place::Nothing => {
-                    let w = self.lock_settled(unit);
+                    let w = self.table.lock_settled(unit);
                     if w.kind() == Kind::Foreign {
                         self.store.free_place(unit, w.place());
                         w.settle_as(|w| w.with_place(Place::Nothing));
@@ -146,7 +146,7 @@ impl Engine {
                 Kind::Foreign | Kind::Free => return Ok(()),
                 Kind::Poisoned => return Err(Errno::EIO),
                 Kind::None | Kind::Swapped if self.markers.is_marked(unit) => {
-                    let mut w = self.lock_settled(unit);
+                    let mut w = self.table.lock_settled(unit);
                     let based = match w.kind() {
                         Kind::None => self.start_pages(&mut w),
                         Kind::Swapped => self.go_over_to_pages(&mut w),
@@ -159,7 +159,7 @@ impl Engine {
                     continue;
                 }
                 Kind::Base => {
-                    let w = self.lock_settled(unit);
+                    let w = self.table.lock_settled(unit);
                     if w.kind() != Kind::Base {
                         w.settle();
                     } else if self
@@ -182,7 +182,7 @@ impl Engine {
             if !w.has(WRITABLE) && self.resolve(unit, at, true) != Outcome::Retry {
                 return Err(Errno::ENOMEM);
             }
-            let w = self.lock_settled(unit);
+            let w = self.table.lock_settled(unit);
             if w.kind() != Kind::Present || !w.has(WRITABLE) {
                 w.settle();
                 continue;

@@ -111,7 +111,7 @@ impl Engine {
             len: 0,
             epoch,
         };
-        for unit in self.units_of(addr, len) {
+        for unit in self.table.units_of(addr, len) {
             let w = self.lock_for_epoch(unit, &mut batch);
             let stamps = &tables.units[unit as usize];
             let before = stamps.since.load(Relaxed);
@@ -220,7 +220,7 @@ impl Engine {
         let _inside = self.gate.enter();
         let _turn = self.track.turn.lock();
         then();
-        for unit in self.units_of(addr, len) {
+        for unit in self.table.units_of(addr, len) {
             self.track.forget_writes(unit);
         }
     }

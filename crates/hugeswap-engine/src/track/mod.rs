@@ -195,9 +195,9 @@ impl Engine {
         if self.track.tables.get().is_none() {
             return;
         }
-        for unit in self.units_of(addr, len) {
+        for unit in self.table.units_of(addr, len) {
             self.track
-                .note_pages_written(unit, self.pages_in(unit, addr, len));
+                .note_pages_written(unit, self.table.pages_in(unit, addr, len));
         }
     }
 
@@ -223,9 +223,9 @@ impl Engine {
             self.sharing.written_since(addr, len, epoch, &mut add);
         }
         self.look_for_writes(addr, len);
-        for unit in self.units_of(addr, len) {
+        for unit in self.table.units_of(addr, len) {
             let at = self.table.addr(unit);
-            let pages = self.pages_in(unit, addr, len);
+            let pages = self.table.pages_in(unit, addr, len);
             self.written_pages(unit, pages, epoch, |run| {
                 add(at + run.start * PAGE..at + run.end * PAGE);
             });

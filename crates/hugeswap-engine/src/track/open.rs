@@ -133,7 +133,7 @@ impl Engine {
         }
         let _blocked = Blocked::all();
         let _inside = self.gate.enter();
-        self.units_of(addr, len).for_each(|unit| {
+        self.table.units_of(addr, len).for_each(|unit| {
             while !self.try_look_for_writes(unit) {
                 // It may be in place already, and be written to.
                 self.table.wait_locked(unit);
