@@ -56,13 +56,6 @@ const HUNGER_NS: u64 = 50_000_000;
 /// A round of reclaim: until something becomes available, or so long.
 pub(crate) const ROUND_NS: u64 = 100_000_000;
 
-/// The time. Who asks for it often would otherwise keep the address of that function in a register, and calls by register are what the check of
-/// the fault path cannot follow.
-#[inline(never)]
-fn now() -> u64 {
-    now_ns()
-}
-
 /// How long a thread has waited for memory in vain.
 struct Patience {
     start: u64,
@@ -194,9 +187,9 @@ impl Engine {
         self.pool.count(Counter::AllocStall, 1);
         self.stalled.fetch_add(1, Relaxed);
         self.boost_marks(self.marks(self.have().1));
-        let start = now();
+        let start = now_ns();
         let mut patience = Patience::new(start);
-        let mut round = (self.avail_seq.load(Acquire), now());
+        let mut round = (self.avail_seq.load(Acquire), now_ns());
         let mut left = rounds;
         let mut last = round.0;
         let got = loop {
@@ -204,31 +197,31 @@ impl Engine {
             if seq != last && !self.store.is_full() {
                 // Others get what comes: it is a queue, not the end.
                 last = seq;
-                patience = Patience::new(now());
+                patience = Patience::new(now_ns());
             }
             if let Some(got) = take() {
                 break Some(got);
             }
             if let Some(n) = &mut left
-                && (seq != round.0 || now() - round.1 > ROUND_NS)
+                && (seq != round.0 || now_ns() - round.1 > ROUND_NS)
             {
-                round = (seq, now());
+                round = (seq, now_ns());
                 *n -= 1;
                 if *n == 0 {
                     break None;
                 }
             }
-            self.ask_others(now() - patience.start > HUNGER_NS);
+            self.ask_others(now_ns() - patience.start > HUNGER_NS);
             self.pool.kick();
             futex::wait(&self.avail_seq, seq, Some(1_000_000), false);
-            let ended = patience.ended(now(), self.store.is_full());
+            let ended = patience.ended(now_ns(), self.store.is_full());
             if ended || self.stopping.load(Relaxed) {
                 break None;
             }
         };
         self.stalled.fetch_sub(1, Relaxed);
         self.pool
-            .count(Counter::AllocStallUsec, (now() - start) / 1000);
+            .count(Counter::AllocStallUsec, (now_ns() - start) / 1000);
         if got.is_none() && rounds.is_none() {
             self.pool.header().exhausted.fetch_add(1, Relaxed);
         }

@@ -193,8 +193,7 @@ impl Markers {
         }
     }
 
-    /// The unit, if it has no markers; else it is unlocked. (By itself, so that the caller calls nothing by register.)
-    #[inline(never)]
+    /// The unit, if it has no markers; else it is unlocked.
     pub(crate) fn settle_if_marked<'a>(&self, w: Locked<'a>) -> Option<Locked<'a>> {
         if self.is_marked(w.unit()) {
             w.settle();

@@ -12,9 +12,7 @@ use hugeswap_policy::unit::{CLEAN, COW, READAHEAD, UNCHARGED, WATCHED, WRITABLE,
 use std::sync::atomic::Ordering::Relaxed;
 
 impl Engine {
-    /// Memory is there: give access. (By itself: as a part of its caller it would have the address of a function that both call often kept in a
-    /// register, and calls by register are what the check of the fault path cannot follow.)
-    #[inline(never)]
+    /// Memory is there: give access.
     pub(super) fn soft(&self, w: Locked<'_>, fault: Fault) -> Option<Outcome> {
         let unit = w.unit();
         if fault.write && w.has(COW) {

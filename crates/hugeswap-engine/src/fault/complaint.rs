@@ -26,13 +26,6 @@ impl<'a> Line<'a> {
     }
 }
 
-/// [`fs::digits`]. (Called twice, its address would be kept in a register, and calls by register are what the check of the fault path
-/// cannot follow.)
-#[inline(never)]
-fn digits(n: u64, base: u64, out: &mut [u8; 20]) -> &[u8] {
-    fs::digits(n, base, out)
-}
-
 /// Says what came of a touch of `addr` that does not end well.
 #[inline(never)]
 pub(crate) fn complain(engine: &Engine, addr: usize, outcome: Outcome) {
@@ -43,9 +36,9 @@ pub(crate) fn complain(engine: &Engine, addr: usize, outcome: Outcome) {
         len: 0,
     };
     line.add(b"hugeswap: process ");
-    line.add(digits(process::pid() as u64, 10, a));
+    line.add(fs::digits(process::pid() as u64, 10, a));
     line.add(b": memory at 0x");
-    line.add(digits(addr as u64, 16, b));
+    line.add(fs::digits(addr as u64, 16, b));
     let mut failed = None;
     match outcome {
         Outcome::Retry | Outcome::Guard => return,
@@ -70,9 +63,9 @@ pub(crate) fn complain(engine: &Engine, addr: usize, outcome: Outcome) {
                     Cause::Changed => b" is lost: its bytes on the device have changed (checksum mismatch) at offset " as &[u8],
                     Cause::Unreadable(_) => b" is lost: the device could not read it at offset ",
                 });
-                line.add(digits(loss.offset, 10, c));
+                line.add(fs::digits(loss.offset, 10, c));
                 line.add(b" of swap area ");
-                line.add(digits(loss.area as u64, 10, d));
+                line.add(fs::digits(loss.area as u64, 10, d));
                 if let Cause::Unreadable(errno) = loss.cause {
                     failed = Some(Errno(errno));
                 }
@@ -87,7 +80,7 @@ pub(crate) fn complain(engine: &Engine, addr: usize, outcome: Outcome) {
     let Errno(number) = failed.unwrap_or(Errno(0));
     if let Some(errno) = failed {
         line.add(b": error ");
-        line.add(digits(number as u64, 10, e));
+        line.add(fs::digits(number as u64, 10, e));
         line.add(b" ");
         line.add(errno.name().as_bytes());
     }

@@ -104,12 +104,6 @@ impl Engine {
         self.not_mapped(error, start)
     }
 
-    /// (By itself: a loop would keep the address of what it calls in a register, and calls by register are what the check of the fault path cannot follow.)
-    #[inline(never)]
-    fn settle_touched(&self, w: Locked<'_>) {
-        w.settle_as(|w| w.with_kind(Kind::Present).set(WRITABLE));
-    }
-
     /// First touch while the budget is not used up: let the kernel fault the memory in where
     /// it stands, and for a sequence of first touches several units at once. The error is the unit: that cannot be.
     fn first_touch_in_place<'a>(
@@ -172,7 +166,7 @@ impl Engine {
         let rest = rest.iter_mut().rev().filter_map(Option::take);
         for w in rest.chain(std::iter::once(w)) {
             self.arena.numa.set_unit(w.unit(), here);
-            self.settle_touched(w);
+            w.settle_as(|w| w.with_kind(Kind::Present).set(WRITABLE));
         }
         // In the order in which they will be used: the lists have nothing else to go by.
         (0..got).for_each(|i| self.note_resident(unit + i));
