@@ -228,6 +228,9 @@ impl Engine {
         }
         let took = now_ns().saturating_sub(start);
         self.store.observe(Direction::Out, pages.len(), took);
+        if pages.len() == PAGES {
+            self.note_unit_written(true);
+        }
         if m.direct.load(Relaxed) == 0 && wanted > 0 {
             // It begins to be written; the next call of this kind finds it clean.
             fs::forget_cached(fd, e.from, wanted as u64);
