@@ -3,7 +3,6 @@
 //! Every command's errors are one line on stderr that says what to do, and exit status 2.
 #![forbid(unsafe_code)]
 
-mod bench;
 mod ctl;
 mod debug;
 mod demo;
@@ -16,6 +15,7 @@ mod text;
 
 use clap::error::ErrorKind;
 use clap::{Parser, Subcommand};
+use hugeswap_bench as bench;
 use std::io::Write;
 
 #[derive(Parser)]

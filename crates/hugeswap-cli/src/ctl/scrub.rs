@@ -1,11 +1,11 @@
 //! `hugeswap ctl scrub`: everything that a pool has in swap is read and verified.
 
-use crate::bench::{check_interrupted, watch_signals};
 use crate::text;
 use anyhow::Result;
 use hugeswap_engine::pool::losses::Loss;
 use hugeswap_engine::pool::{Pool, ScrubReport};
 use hugeswap_policy::PAGE_BYTES;
+use hugeswap_support::interrupt::{check_interrupted, watch_signals};
 use serde_json::json;
 use std::time::Duration;
 

@@ -1,11 +1,11 @@
 //! `hugeswap ctl swap`: the swap areas of a running pool.
 
-use crate::bench::{check_interrupted, watch_signals};
 use crate::text;
 use anyhow::{Context, Result, anyhow, bail};
 use clap::Subcommand;
 use hugeswap_engine::pool::{AreaUsage, Pool, SwapSpec};
 use hugeswap_policy::{PAGE_BYTES, UNIT_BYTES};
+use hugeswap_support::interrupt::{check_interrupted, watch_signals};
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 use serde_json::json;
 use std::path::{Path, PathBuf};

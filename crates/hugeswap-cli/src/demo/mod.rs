@@ -71,7 +71,7 @@ pub fn run(args: &Args) -> Result<i32> {
             .map_err(anyhow::Error::msg)
             .context("--set")?;
     }
-    if std::env::var_os(crate::run::POOL_VARIABLE).is_some() {
+    if std::env::var_os(hugeswap_support::POOL_VARIABLE).is_some() {
         bail!("this already runs inside hugeswap run: start the demo directly");
     }
     let sort = find_sort()?;

@@ -1,9 +1,9 @@
 //! The curve as bars of text, and as a picture.
 
 use super::{Advisor, Budget, Report, name};
-use crate::bench::plot::{LEFT, RIGHT, TOP, WIDTH, line, text};
 use crate::text::{bytes, count};
 use hugeswap_policy::PAGE_BYTES;
+use hugeswap_support::plot::{LEFT, RIGHT, TOP, WIDTH, line, text};
 use std::fmt::Write;
 
 /// Length of the longest bar.

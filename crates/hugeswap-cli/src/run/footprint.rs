@@ -6,9 +6,10 @@
 //! figures: where there are several processes, and much of it, their proportional shares are read, which takes longer.
 //! A process that lives between two samples is not seen; for the largest of them the kernel's own record (`ru_maxrss`) is a lower bound.
 
-use super::proc::{self, Status};
+use super::outside;
 use hugeswap_engine::pool::Pool;
 use hugeswap_policy::UNIT_BYTES;
+use hugeswap_support::proc::{self, Status};
 use std::collections::hash_map::Entry;
 use std::collections::{HashMap, HashSet};
 use std::path::PathBuf;
@@ -215,7 +216,7 @@ impl Footprint {
                 (f.program, f.since, f.why) = (program, Some(Instant::now()), None);
             }
             let Some(since) = f.since else { continue };
-            let there = proc::has_object(pid);
+            let there = outside::has_object(pid);
             // (What may not be looked into is somebody else's, or about to end.)
             let unknown = there.is_none() && s.user == hugeswap_sys::process::effective_user();
             if there == Some(true) || unknown {
@@ -226,7 +227,7 @@ impl Footprint {
                 continue;
             }
             f.since = None;
-            let why = proc::why_outside(pid, &s);
+            let why = outside::why_outside(pid, &s);
             f.why = Some(why.clone());
             let known = |o: &Member| o.program == f.program && o.why.as_ref() == Some(&why);
             let told = &mut self.seen.outsiders;

@@ -7,8 +7,8 @@
 
 mod advice;
 mod footprint;
+pub mod outside;
 pub mod preflight;
-pub mod proc;
 mod report;
 mod supervise;
 mod unmanaged;
@@ -18,6 +18,7 @@ use anyhow::{Context, Result, bail};
 use clap::ValueEnum;
 use hugeswap_engine::pool::{FaultMode, Pool, PoolConfig, SwapSpec};
 use hugeswap_policy::knobs::{self, Knob};
+use hugeswap_support::POOL_VARIABLE;
 use hugeswap_sys::{Errno, probe, process, spawn};
 use std::ffi::{CString, OsString};
 use std::fs::File;
@@ -29,8 +30,6 @@ use std::path::PathBuf;
 /// The object that is injected.
 static OBJECT: &[u8] = include_bytes!(env!("HUGESWAP_PRELOAD_OBJECT"));
 
-/// Where the injected object finds its pool: `PID:DESCRIPTOR` of the segment.
-pub const POOL_VARIABLE: &str = "HUGESWAP_POOL";
 /// Tells tcmalloc to use `mmap` only; one that the user has set stays.
 const TCMALLOC_VARIABLE: &str = "TCMALLOC_SKIP_SBRK";
 

@@ -1,0 +1,111 @@
+//! Memory that the tasks of a worker share: under hugeswap a shared region of its pool, otherwise a memory file.
+//!
+//! Under hugeswap the tasks are not injected: they join the pool as processes that use the library do. Each writes its own part; the
+//! others' parts are read while nobody writes.
+
+use super::worker::{Thp, Work};
+use anyhow::{Context, Result, bail};
+use hugeswap::{Error, Pool, Region, SharedError};
+use hugeswap_sys::mm::SharedBytes;
+use memmap2::MmapMut;
+use std::fs::{File, OpenOptions};
+use std::ops::{Deref, DerefMut};
+use std::os::fd::AsRawFd;
+use std::path::PathBuf;
+use std::process::Command;
+use std::time::{Duration, Instant};
+
+const NAME: &str = "bench";
+/// How long the first task may take to make the region.
+const PATIENCE: Duration = Duration::from_secs(30);
+
+/// Memory of a task.
+pub enum Map {
+    /// Its own.
+    Own(MmapMut),
+    /// A memory file.
+    File(SharedBytes),
+    /// A shared region.
+    Region(Region),
+}
+
+impl Deref for Map {
+    type Target = [u8];
+    fn deref(&self) -> &[u8] {
+        match self {
+            Map::Own(m) => m,
+            Map::File(m) => m,
+            Map::Region(r) => r.as_slice(),
+        }
+    }
+}
+
+impl DerefMut for Map {
+    fn deref_mut(&mut self) -> &mut [u8] {
+        match self {
+            Map::Own(m) => m,
+            Map::File(m) => m,
+            Map::Region(r) => r.as_mut_slice(),
+        }
+    }
+}
+
+fn ticket() -> Option<String> {
+    std::env::var(hugeswap_support::POOL_VARIABLE).ok()
+}
+
+/// Is there a pool to join?
+pub fn in_pool() -> bool {
+    ticket().is_some()
+}
+
+/// What the tasks map where there is no pool, for as long as it is held, and where they find it.
+pub fn memory_file(bytes: usize) -> Result<(File, PathBuf)> {
+    let file = tempfile::tempfile_in("/dev/shm").context("no memory to share in /dev/shm")?;
+    file.set_len(bytes as u64)?;
+    let path = PathBuf::from(format!(
+        "/proc/{}/fd/{}",
+        std::process::id(),
+        file.as_raw_fd()
+    ));
+    Ok((file, path))
+}
+
+/// A task is to join the pool by itself.
+pub fn as_itself(task: &mut Command) {
+    if in_pool() {
+        task.env_remove("LD_PRELOAD");
+    }
+}
+
+/// Maps what all tasks share; the first makes it.
+pub fn map(bytes: usize, work: &Work) -> Result<Map> {
+    let Some(ticket) = ticket() else {
+        let path = work.shared.as_ref().context("no memory to share")?;
+        let file = OpenOptions::new().read(true).write(true).open(path);
+        let file = file.context("the shared memory is gone")?;
+        let map = SharedBytes::map(file.as_raw_fd(), bytes).context("cannot map shared memory")?;
+        match work.thp {
+            Thp::Unadvised => {}
+            thp => map
+                .advise_huge(thp == Thp::On)
+                .context("cannot advise on huge pages")?,
+        }
+        return Ok(Map::File(map));
+    };
+    let pool = Pool::join(&ticket).context("cannot join the pool")?;
+    if work.task == 0 {
+        return Ok(Map::Region(pool.shared(bytes, NAME)?));
+    }
+    let until = Instant::now() + PATIENCE;
+    loop {
+        match pool.attach_shared(NAME) {
+            Ok(r) if r.len() == bytes => return Ok(Map::Region(r)),
+            Ok(_) => bail!("the shared region has another length"),
+            Err(Error::Shared(SharedError::Unknown)) if Instant::now() < until => {
+                std::thread::sleep(Duration::from_millis(5));
+            }
+            Err(e) => return Err(e.into()),
+        }
+    }
+}

@@ -1,0 +1,13 @@
+//! What the command line and the benchmarks share, and neither owns: numbers as people read them
+//! ([`text`]), charts ([`plot`]), the request to stop ([`interrupt`]) and other processes as `/proc`
+//! shows them ([`proc`]). It imports nothing of hugeswap.
+#![forbid(unsafe_code)]
+
+pub mod interrupt;
+pub mod plot;
+pub mod proc;
+pub mod text;
+
+/// Environment variable that names the pool of a process that `hugeswap run` starts:
+/// `PID:DESCRIPTOR` of the pool's segment.
+pub const POOL_VARIABLE: &str = "HUGESWAP_POOL";

@@ -1,0 +1,161 @@
+//! What /proc tells of other processes. Whatever cannot be read is `None`, or nothing: a process may end at any time, or be
+//! somebody else's.
+
+use std::fs::File;
+use std::os::unix::fs::{FileExt, MetadataExt};
+use std::path::PathBuf;
+
+/// Figures of `/proc/PID/status`, bytes.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Status {
+    /// Its parent.
+    pub parent: i32,
+    /// It has ended, and nobody has asked how.
+    pub is_zombie: bool,
+    /// It waits in the kernel and no signal but a deadly one wakes it.
+    pub is_waiting: bool,
+    /// Its effective user.
+    pub user: u32,
+    /// Addresses.
+    pub size: u64,
+    /// Anonymous memory.
+    pub anonymous: u64,
+    /// That of files.
+    pub file: u64,
+    /// Shared memory.
+    pub shared: u64,
+    /// In the kernel's swap.
+    pub swapped: u64,
+}
+
+impl Status {
+    fn parse(text: &str) -> Status {
+        let mut s = Status::default();
+        for line in text.lines() {
+            let Some((key, rest)) = line.split_once(':') else {
+                continue;
+            };
+            let mut words = rest.split_whitespace();
+            let mut next = || words.next().unwrap_or_default();
+            let mut kib = || next().parse::<u64>().unwrap_or(0) << 10;
+            match key {
+                "State" => match next() {
+                    "Z" | "X" => s.is_zombie = true,
+                    "D" => s.is_waiting = true,
+                    _ => {}
+                },
+                "PPid" => s.parent = next().parse().unwrap_or(0),
+                "Uid" => {
+                    next();
+                    s.user = next().parse().unwrap_or(0);
+                }
+                "VmSize" => s.size = kib(),
+                "RssAnon" => s.anonymous = kib(),
+                "RssFile" => s.file = kib(),
+                "RssShmem" => s.shared = kib(),
+                "VmSwap" => s.swapped = kib(),
+                _ => {}
+            }
+        }
+        s
+    }
+}
+
+/// A process's status, open: it stands for that process, also when another has its number.
+pub struct StatusFile(File);
+
+impl StatusFile {
+    /// Of a process that there is.
+    pub fn open(pid: i32) -> Option<StatusFile> {
+        File::open(format!("/proc/{pid}/status"))
+            .ok()
+            .map(StatusFile)
+    }
+
+    /// Reads it; `None`: the process is gone.
+    pub fn read(&self) -> Option<Status> {
+        let mut text = [0; 4096];
+        let n = self.0.read_at(&mut text, 0).ok().filter(|&n| n > 0)?;
+        Some(Status::parse(&String::from_utf8_lossy(&text[..n])))
+    }
+}
+
+/// The children of a process, of all its threads.
+pub fn children(pid: i32) -> Vec<i32> {
+    let Ok(threads) = std::fs::read_dir(format!("/proc/{pid}/task")) else {
+        return Vec::new();
+    };
+    let lists = threads
+        .flatten()
+        .map(|t| std::fs::read_to_string(t.path().join("children")).unwrap_or_default());
+    lists
+        .flat_map(|l| {
+            l.split_whitespace()
+                .flat_map(str::parse)
+                .collect::<Vec<_>>()
+        })
+        .collect()
+}
+
+/// What it runs: the path, or else its name.
+pub fn program(pid: i32) -> PathBuf {
+    let name = || std::fs::read_to_string(format!("/proc/{pid}/comm")).unwrap_or_default();
+    std::fs::read_link(format!("/proc/{pid}/exe")).unwrap_or_else(|_| name().trim_end().into())
+}
+
+/// Its proportional share of anonymous memory, what is in the kernel's swap included, bytes. Takes time with what it has mapped.
+pub fn proportional(pid: i32) -> Option<u64> {
+    let text = std::fs::read_to_string(format!("/proc/{pid}/smaps_rollup")).ok()?;
+    sum_of_shares(&text)
+}
+
+fn sum_of_shares(text: &str) -> Option<u64> {
+    let kib = |key: &str| {
+        let line = text.lines().find_map(|l| l.strip_prefix(key))?;
+        line.split_whitespace().next()?.parse::<u64>().ok()
+    };
+    Some((kib("Pss_Anon:")? + kib("SwapPss:").unwrap_or(0)) << 10)
+}
+
+/// Memory that a memory file of ours has, bytes.
+pub fn held_by_file(fd: i32) -> u64 {
+    let path = format!("/proc/self/fd/{fd}");
+    std::fs::metadata(path).map_or(0, |m| m.blocks() * 512)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn figures_are_bytes() {
+        let s = Status::parse(
+            "Name:\tx y\nState:\tD (disk sleep)\nPPid:\t7\nUid:\t1\t1000\t1\t1\nVmSize:\t  40 kB\nRssAnon:\t       8 kB\nRssFile:\t 4 kB\nRssShmem:\t 12 kB\nVmSwap:\t 16 kB\n",
+        );
+        assert_eq!(
+            (s.parent, s.user, s.is_waiting, s.is_zombie),
+            (7, 1000, true, false)
+        );
+        assert_eq!((s.size, s.anonymous, s.file), (40 << 10, 8 << 10, 4 << 10));
+        assert_eq!((s.shared, s.swapped), (12 << 10, 16 << 10));
+        let rollup = "0-1 ---p 0 00:00 0 [rollup]\nPss:  9 kB\nPss_Anon:   5 kB\nSwapPss:   2 kB\n";
+        assert_eq!(sum_of_shares(rollup), Some(7 << 10));
+        assert_eq!(sum_of_shares("Pss: 1 kB\n"), None);
+    }
+
+    #[test]
+    fn a_child_is_found_and_looked_at() {
+        let mut child = std::process::Command::new("sleep")
+            .arg("60")
+            .spawn()
+            .unwrap();
+        let pid = child.id() as i32;
+        assert!(children(std::process::id() as i32).contains(&pid));
+        let status = StatusFile::open(pid).unwrap();
+        let s = status.read().unwrap();
+        assert_eq!(s.parent, std::process::id() as i32);
+        child.kill().unwrap();
+        child.wait().unwrap();
+        assert_eq!(status.read(), None);
+    }
+}
