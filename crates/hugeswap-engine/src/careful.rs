@@ -3,7 +3,8 @@
 //! One instruction does the copying. The fault handler, where it would raise SIGBUS, sees that it was this one and goes on behind it,
 //! and the copy tells that it was not finished. Nothing is registered, so that any number of threads may copy at once.
 
-use crate::engine::{Engine, UNIT};
+use crate::UNIT;
+use crate::paging::Paging;
 use crate::pool::FaultMode;
 use hugeswap_policy::unit::Kind;
 use hugeswap_sys::signal::Blocked;
@@ -59,7 +60,7 @@ pub(crate) fn way_out(ip: usize) -> Option<usize> {
     (ip == access as usize).then_some(end as usize)
 }
 
-impl Engine {
+impl Paging {
     /// Copies managed memory from `addr` on to `to`. EIO: some of it is lost. The range is mapped; what others write meanwhile comes
     /// or not, byte by byte.
     pub fn copy_out(&self, addr: usize, to: &mut [u8]) -> Result<()> {

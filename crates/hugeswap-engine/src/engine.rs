@@ -7,54 +7,32 @@
 pub(crate) use crate::UNIT;
 use crate::arena::Arena;
 use crate::base::Base;
-use crate::clean::Clean;
 use crate::error::EngineError;
 use crate::file::Files;
-use crate::fork::fork_mark;
-use crate::frames::FrameDemand;
+use crate::forked::fork_mark;
 use crate::gate::{Alone, Gate};
-use crate::groups::Groups;
-use crate::kcompactd::Kcompactd;
-use crate::khugepaged::Khugepaged;
 use crate::lock::Lock;
-use crate::look::Answer;
-use crate::markers::Markers;
-use crate::mover::Mover;
-use crate::pacing::Pacing;
+use crate::memory::Memory;
+use crate::memory::Parts;
+use crate::paging::Paging;
 use crate::pool::{FaultMode, Member, Pool, Reservation};
+use crate::ranges::Ranges;
+use crate::reclaim::Reclaim;
 use crate::shared::Sharing;
-use crate::sizes::Sizes;
 use crate::space::Space;
 use crate::store::Store;
 use crate::store::sealing::Sealing;
-use crate::swap::scrub::Scrubber;
 use crate::table::Table;
-use crate::thp::Said;
-use crate::threads::{Handle, Threads};
-use crate::track::Track;
-use crate::writers::Writers;
+use crate::threads::Threads;
 use crate::zeroed::{Zeroed, leave_out_of_core_dumps};
 use crate::{WINDOW_BASE, WINDOW_LEN, handler};
-use crossbeam_queue::ArrayQueue;
+use hugeswap_policy::UNIT_SHIFT;
 use hugeswap_policy::knobs::Knob;
-use hugeswap_policy::lruvec::{Lruvecs, Weights};
-use hugeswap_policy::readahead::Streams;
-use hugeswap_policy::{UNIT_BYTES, UNIT_SHIFT};
+use hugeswap_policy::lruvec::Lruvecs;
 use hugeswap_sys::{Errno, fs, mm, process, uffd};
+use std::ops::Deref;
 use std::sync::Arc;
-use std::sync::atomic::Ordering::{Acquire, Relaxed, Release};
-use std::sync::atomic::{AtomicBool, AtomicI32, AtomicI64, AtomicU16, AtomicU32, AtomicU64};
-
-/// Access the program itself allows.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Prot {
-    /// None.
-    None,
-    /// Reading.
-    Read,
-    /// Reading and writing.
-    ReadWrite,
-}
+use std::sync::atomic::Ordering::{Relaxed, Release};
 
 /// How an engine is started.
 #[derive(Clone, Debug)]
@@ -77,107 +55,19 @@ impl Default for EngineConfig {
     }
 }
 
-/// A job for the I/O threads.
-#[derive(Clone, Copy, Debug)]
-pub(crate) enum Job {
-    /// Read a unit that is locked and queued, unless somebody took it over.
-    Read(u32),
-    /// Bring in a unit of a shared region, if it is in swap still.
-    Shared(u32),
-    /// Read a unit whose lock and frame go with the job.
-    Handed(u32),
-    /// Make a base-mapped unit whole; its lock goes with the job.
-    Whole(u32),
-    /// Write what is dirty of a unit of a mapped file, and drop it; its lock goes with the job.
-    Settle { unit: u32, drop: bool },
-    /// Bring pages `from..to` of a base-mapped unit in; its lock goes with the job.
-    Bring { unit: u32, from: u16, to: u16 },
-    /// Write such pages, if they are dirty, and drop them; the same.
-    Drop { unit: u32, from: u16, to: u16 },
-    /// Have the file of a unit on its device.
-    Flush(u32),
-    /// Write a unit under write-back to swap.
-    Write(u32),
-}
-
-/// What threads tell the LRU lists: a unit that is in memory now, with [`REFERENCED`] if it
-/// was touched while that could be seen, or [`PAGES`] if it came by base pages.
-pub(crate) type LruEvent = u32;
-/// See [`LruEvent`]. Windows have far fewer units than 2^30.
-pub(crate) const REFERENCED: LruEvent = 1 << 31;
-/// See [`LruEvent`].
-pub(crate) const PAGES: LruEvent = 1 << 30;
-
-/// The reclaim lists of an engine.
-pub(crate) type Lists = Lruvecs<Zeroed<AtomicU16>>;
-
 /// See the file's head. Shared by all threads of the process; lives until [`Engine::stop`].
 pub struct Engine {
-    pub(crate) pool: Arc<Member>,
-    pub(crate) table: Table,
-    pub(crate) arena: Arena,
-    pub(crate) base: Base,
-    pub(crate) files: Files,
-    pub(crate) sharing: Sharing,
-    pub(crate) sizes: Sizes,
-    pub(crate) said: Said,
-    pub(crate) markers: Markers,
-    pub(crate) track: Track,
-    /// When the limit on mappings was last met; 0 is never.
-    pub(crate) mappings_short_at: AtomicU64,
-    pub(crate) space: Lock<Space>,
-    mode: AtomicU32,
-    uffd: AtomicI32,
-    pub(crate) gate: Arc<Gate>,
-    pub(crate) scrubber: Scrubber,
-    /// Lists of reclaim; kswapd's, except when the event queue is full.
-    pub(crate) lru: Lock<Lists>,
-    pub(crate) groups: Groups,
-    pub(crate) frame_demand: FrameDemand,
-    pub(crate) pacing: Pacing,
-    pub(crate) khugepaged: Khugepaged,
-    pub(crate) kcompactd: Kcompactd,
-    /// What the units on the lists weigh.
-    pub(crate) weights: Arc<Weights<Zeroed<AtomicU16>>>,
-    pub(crate) events: ArrayQueue<LruEvent>,
-    pub(crate) streams: Lock<Streams>,
-    /// Watched clean units and unused read-ahead, oldest first: what a fault may take.
-    pub(crate) clean: Clean,
-    pub(crate) watched: AtomicI64,
-    pub(crate) reads: ArrayQueue<Job>,
-    pub(crate) writes: ArrayQueue<Job>,
-    pub(crate) writers: Writers,
-    pub(crate) looked: Answer,
-    pub(crate) inflight_writes: AtomicU32,
-    /// Changes when there is work for the I/O threads.
-    pub(crate) work_seq: AtomicU32,
-    /// Changes when memory becomes available.
-    pub(crate) avail_seq: AtomicU32,
-    /// Threads waiting for memory.
-    pub(crate) stalled: AtomicU32,
-    pub(crate) stopping: AtomicBool,
-    pub(crate) thread_kind: Threads,
-    pub(crate) threads: Lock<Vec<Handle>>,
-    /// /proc/self/pagemap.
-    pub(crate) pagemap: AtomicI32,
-    pub(crate) store: Arc<Store>,
-    /// A page that a forked child finds zeroed.
-    pub(crate) fork_mark: usize,
+    reclaim: Reclaim,
     /// For the child that is about to be forked.
     pub(crate) reserved: Lock<Option<Reservation>>,
-    pub(crate) high_unit: AtomicU32,
-    /// Units below this one are in core dumps.
-    pub(crate) dumped: AtomicU32,
-    pub(crate) low_fd: i32,
-    pub(crate) evict_requests: ArrayQueue<u32>,
-    /// Message mode: some unmapped unit was made inaccessible.
-    pub(crate) fenced: AtomicBool,
-    /// Some unit was handed to the kernel.
-    pub(crate) has_foreign: AtomicBool,
-    /// Counts units that changed their addresses.
-    pub(crate) places_moved: AtomicU32,
-    /// A thread empties swap areas that are to be taken off.
-    pub(crate) emptying: AtomicBool,
+}
+
+impl Deref for Engine {
+    type Target = Reclaim;
+
+    fn deref(&self) -> &Reclaim {
+        &self.reclaim
+    }
 }
 
 impl Engine {
@@ -241,13 +131,11 @@ impl Engine {
         let fake = pool.knob(Knob::NumaFake) as usize;
         let arena =
             Arena::new(places, message, units, fake).map_err(sys("cannot map the arena"))?;
-        let nodes = arena.numa.nodes();
         let userfaultfd = !message && pool.knob(Knob::Userfaultfd) != 0;
         let mappings = pool.knob(Knob::PieceMappings);
         let pages = Base::new(units, userfaultfd, low_fd, frames, mappings)
             .map_err(sys("cannot map the records of base pages"))?;
         let files = Files::new(units).map_err(sys("cannot map the table of mapped files"))?;
-        let said = Said::new(units).map_err(sys("cannot map the table of advice"))?;
         let fork_mark = fork_mark().map_err(sys("cannot map the fork mark"))?;
         if message {
             // SAFETY: advice on a range nobody uses yet. Missing faults on huge-page ranges would
@@ -279,58 +167,24 @@ impl Engine {
         let gate = Arc::new(Gate::new());
         let (p, s, g) = (Arc::clone(&pool), Arc::clone(&store), Arc::clone(&gate));
         let sharing = Sharing::new(p, s, g, low_fd).map_err(sys("cannot map buffers"))?;
-        let readahead = pool.knob(Knob::ReadaheadMax) as u32;
-        Ok(Engine {
+        let memory = Memory::new(Parts {
+            pool,
+            store,
+            gate,
             table,
             arena,
             base: pages,
-            files,
-            sharing,
-            mappings_short_at: AtomicU64::new(0),
-            sizes: Sizes::new(pool.header().key[0].load(Relaxed), &store.cost),
-            said,
-            markers: Markers::new(),
-            track: Track::new(),
-            space: Lock::new(Space::new(base, len)),
-            mode: AtomicU32::new(mode as u32),
-            uffd: AtomicI32::new(uffd),
-            gate,
-            scrubber: Scrubber::default(),
-            groups: Groups::default(),
-            frame_demand: FrameDemand::default(),
-            pacing: Pacing::new(),
-            khugepaged: Khugepaged::new(),
-            kcompactd: Kcompactd::default(),
-            weights: lists.weights(),
-            lru: Lock::new(lists),
-            events: ArrayQueue::new(16 << 10),
-            streams: Lock::new(Streams::new(readahead)),
-            clean: Clean::new(nodes, (places as usize * 2).max(1024)),
-            watched: AtomicI64::new(0),
-            reads: ArrayQueue::new(256),
-            writes: ArrayQueue::new(1024),
-            writers: Writers::default(),
-            looked: Answer::new(),
-            inflight_writes: AtomicU32::new(0),
-            work_seq: AtomicU32::new(0),
-            avail_seq: AtomicU32::new(0),
-            stalled: AtomicU32::new(0),
-            stopping: AtomicBool::new(false),
-            thread_kind: threads,
-            threads: Lock::freed_in_children(Vec::new()),
-            pagemap: AtomicI32::new(pagemap),
-            store,
-            fork_mark,
+            lists,
+            mode,
+            uffd,
+            pagemap,
+            places,
+        })?;
+        let paging = Paging::new(memory, files, sharing, fork_mark, low_fd);
+        let ranges = Ranges::new(paging, Space::new(base, len));
+        Ok(Engine {
+            reclaim: Reclaim::new(ranges, threads),
             reserved: Lock::new(None),
-            high_unit: AtomicU32::new(0),
-            dumped: AtomicU32::new(0),
-            low_fd,
-            evict_requests: ArrayQueue::new(4096),
-            fenced: AtomicBool::new(false),
-            has_foreign: AtomicBool::new(false),
-            places_moved: AtomicU32::new(0),
-            emptying: AtomicBool::new(false),
-            pool,
         })
     }
 
@@ -340,15 +194,6 @@ impl Engine {
         handler::install(self)?;
         crate::fork::register();
         self.start_threads()
-    }
-
-    pub(crate) fn note_mode(&self) {
-        let bit = if self.mode() == FaultMode::Message {
-            2
-        } else {
-            1
-        };
-        self.pool.header().mode_used.fetch_or(bit, Relaxed);
     }
 
     pub(crate) fn start_threads(&'static self) -> Result<(), EngineError> {
@@ -388,8 +233,8 @@ impl Engine {
         {
             panic!("{e}");
         }
-        self.sharing.unmap_all(self);
-        for fd in [self.uffd.load(Relaxed), self.pagemap.load(Relaxed)] {
+        self.sharing.unmap_all(self.host());
+        for fd in [self.uffd(), self.pagemap.load(Relaxed)] {
             if fd >= 0 {
                 fs::close(fd);
             }
@@ -403,104 +248,10 @@ impl Engine {
         let _ = unsafe { mm::unmap(self.fork_mark, 4096) };
     }
 
-    /// How faults are taken.
-    pub fn mode(&self) -> FaultMode {
-        if self.mode.load(Relaxed) == FaultMode::Message as u32 {
-            FaultMode::Message
-        } else {
-            FaultMode::Signal
-        }
-    }
-
-    pub(crate) fn become_signal_mode(&self) {
-        self.mode.store(FaultMode::Signal as u32, Relaxed);
-        let fd = self.uffd.swap(-1, Relaxed);
-        if fd >= 0 {
-            fs::close(fd);
-        }
-    }
-
-    pub(crate) fn mover(&self) -> Mover {
-        match self.mode() {
-            FaultMode::Message => Mover::Uffd(self.uffd.load(Relaxed), self.pagemap.load(Relaxed)),
-            _ => Mover::Remap,
-        }
-    }
-
-    pub(crate) fn uffd(&self) -> i32 {
-        self.uffd.load(Relaxed)
-    }
-
-    /// The pool, and this process in it.
-    pub fn pool(&self) -> &Member {
-        &self.pool
-    }
-
-    /// Has units that hold something counted in this process's record: whenever that has become another one.
-    pub(crate) fn count_touched(&self) {
-        // SAFETY: the record is mapped with the pool, which lives as long as the table.
-        unsafe { self.table.count_in(&self.pool.record().touched) };
-    }
-
-    /// The managed addresses.
-    pub fn window(&self) -> std::ops::Range<usize> {
-        let (base, len) = self.table.window();
-        base..base + len
-    }
-
-    /// Is `addr` in the window?
-    pub fn contains(&self, addr: usize) -> bool {
-        self.table.unit_of(addr).is_some()
-    }
-
     /// Numbers of descriptors that the program must not close; in a forked child they may have changed.
     pub fn protected_fds(&self) -> impl Iterator<Item = i32> {
         let shared = self.sharing.fds().filter(|&fd| fd >= 0);
         self.unshared_fds().chain(shared)
-    }
-
-    /// The same without those of shared regions.
-    pub(crate) fn unshared_fds(&self) -> impl Iterator<Item = i32> {
-        [
-            self.pool.fd(),
-            self.uffd.load(Relaxed),
-            self.pagemap.load(Relaxed),
-            self.base.sigbus_fd(),
-        ]
-        .into_iter()
-        .chain(self.pool.areas().map(|(_, a)| a.fd))
-        .chain(self.files.fds())
-        .filter(|&fd| fd >= 0)
-    }
-
-    pub(crate) fn wake_workers(&self, n: u32) {
-        self.work_seq.fetch_add(1, Release);
-        hugeswap_sys::futex::wake(&self.work_seq, n, false);
-    }
-
-    pub(crate) fn note_available(&self) {
-        self.avail_seq.fetch_add(1, Release);
-        if self.stalled.load(Acquire) > 0 {
-            hugeswap_sys::futex::wake(&self.avail_seq, u32::MAX >> 1, false);
-        }
-    }
-
-    /// Bytes at `[addr, addr+UNIT)` as a slice.
-    ///
-    /// # Safety
-    /// The unit or place must be mapped readable, and stay so for the slice's life. Its bytes may be changed
-    /// by the program meanwhile only where the result is thrown away then (write-back).
-    pub(crate) unsafe fn bytes<'a>(&self, addr: usize) -> &'a [u8] {
-        // SAFETY: passed on to the caller.
-        unsafe { std::slice::from_raw_parts(addr as *const u8, UNIT) }
-    }
-
-    /// Is the unit or place at `addr` one huge page? `None` where the kernel cannot tell.
-    pub(crate) fn is_huge(&self, addr: usize) -> Option<bool> {
-        let fd = self.pagemap.load(Relaxed);
-        mm::huge_bytes(fd, addr, addr + UNIT)
-            .ok()
-            .map(|b| b == UNIT_BYTES)
     }
 }
 

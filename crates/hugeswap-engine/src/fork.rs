@@ -7,46 +7,22 @@
 //! frames are the parent's), continues in signal mode, and starts threads of its own.
 
 use crate::engine::{Engine, UNIT};
+use crate::forked::{Bereft, be_bereft, set_fork_mark};
 use crate::pool::layout::NOBODY;
 use crate::pool::{FaultMode, PoolError, Reservation};
 use crate::track::Held;
-use crate::{fault, gate, handler};
+use crate::{doubts, gate, handler};
 use hugeswap_policy::knobs::Knob;
 use hugeswap_policy::unit::{
     CLEAN, COW, Kind, Place, READAHEAD, UNCHARGED, WATCHED, WRITABLE, Word,
 };
+use hugeswap_sys::now_ns;
 use hugeswap_sys::signal::Blocked;
-use hugeswap_sys::{Errno, fs, futex, mm, process, thread};
+use hugeswap_sys::{fs, futex, mm, process, thread};
 use std::sync::Once;
 use std::sync::atomic::Ordering::{Acquire, Relaxed, Release};
-use std::sync::atomic::{AtomicU8, AtomicU64};
 
 static REGISTER: Once = Once::new();
-
-/// Why a forked child has none of, or not all of, what its parent had.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Bereft {
-    /// The pool had no record left for it, so none of its parent's swap was kept for it.
-    NoRecord = 1,
-    /// Neither swap nor memory took some of what its parent had changed.
-    NotWritten = 2,
-}
-
-/// Never taken back: children of such a child lack the same.
-static BEREFT: AtomicU8 = AtomicU8::new(0);
-
-/// Is this such a child?
-pub(crate) fn bereft() -> Option<Bereft> {
-    match BEREFT.load(Relaxed) {
-        1 => Some(Bereft::NoRecord),
-        2 => Some(Bereft::NotWritten),
-        _ => None,
-    }
-}
-
-pub(crate) fn be_bereft(why: Bereft) {
-    BEREFT.store(why as u8, Relaxed);
-}
 
 /// Has fork call us, once a process; later calls do nothing. The first engine's start does it. It allocates as the C library does, so where
 /// an engine is started inside the program's allocator it is to be called before. Of handlers that are registered before it, what prepares for a
@@ -90,26 +66,6 @@ pub fn fork_child() {
     // SAFETY: a forked child's only thread; every engine forgets its threads below.
     unsafe { thread::reset_in_child() };
     handler::engines().for_each(Engine::after_fork_in_child);
-}
-
-/// A page by which a child can tell that it is one (see [`forked_unseen`]).
-pub(crate) fn fork_mark() -> Result<usize, Errno> {
-    let at = mm::map_own(4096, mm::PROT_RW)?;
-    // SAFETY: the page is ours; a forked child sees it zeroed.
-    let _ = unsafe { mm::advise(at, 4096, libc::MADV_WIPEONFORK) };
-    set_fork_mark(at);
-    Ok(at)
-}
-
-fn set_fork_mark(at: usize) {
-    // SAFETY: the page made by `fork_mark`, used as one atomic by this module only.
-    unsafe { &*(at as *const AtomicU64) }.store(1, Relaxed);
-}
-
-/// Are we in a child that was forked behind our back (by a raw system call)?
-pub(crate) fn forked_unseen(at: usize) -> bool {
-    // SAFETY: as in `set_fork_mark`.
-    unsafe { &*(at as *const AtomicU64) }.load(Relaxed) == 0
 }
 
 impl Engine {
@@ -360,7 +316,7 @@ impl Engine {
             .reset_in_child(self.pool.knob(Knob::Userfaultfd) != 0, self.low_fd);
         self.watched.store(0, Relaxed);
         self.files_in_child();
-        self.sharing.in_child(self, disowned);
+        self.sharing.in_child(self.host(), disowned);
         self.looked.forget_in_child();
         let end = self.high_unit.load(Relaxed);
         for unit in 0..end {
@@ -430,7 +386,31 @@ impl Engine {
             let text = e.to_string();
             fs::complain(&[b"hugeswap: ", text.as_bytes(), b"\n"]);
         }
-        fault::forget_doubts();
+        doubts::forget_all();
         crate::stack::reset_in_child();
+    }
+
+    /// Before a fork: what the child will read of base-mapped units is in their slots, and the units themselves are
+    /// not inherited. Nobody else is in the engine.
+    pub(crate) fn clean_all_pages(&self) {
+        for unit in 0..self.high_unit.load(Relaxed) {
+            if self.table.load(unit).kind() != Kind::Base || self.files.of(unit).is_some() {
+                continue;
+            }
+            let record = self.base.records.of(unit);
+            let mut w = self.table.lock(unit);
+            let clean = self.clean_pages(&mut w)
+                && (!record.stored.any() || self.complete_place(&mut w, record));
+            w.settle();
+            // Swap would not take it. The child inherits it in memory, whatever the budget says; should that fail
+            // too, it finds the unit lost. (The first time there may have been no frame yet.)
+            let tries = if clean { 0 } else { 3 };
+            for _ in 0..tries {
+                let w = self.table.lock(unit);
+                if self.make_whole(w, false, now_ns()).is_some() {
+                    break;
+                }
+            }
+        }
     }
 }

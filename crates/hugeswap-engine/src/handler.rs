@@ -5,7 +5,8 @@
 
 use crate::engine::Engine;
 use crate::error::EngineError;
-use crate::fault::{Outcome, complain};
+use crate::fault::complain;
+use crate::outcome::Outcome;
 use crate::pool::FaultMode;
 use crate::{MAX_ENGINES, careful, lock::Lock, stack};
 use hugeswap_sys::process;

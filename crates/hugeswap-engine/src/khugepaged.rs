@@ -7,9 +7,8 @@
 //! Concurrency: it works on a unit under the unit's lock, which it only tries to take, and passes the gate for each, so that a fork waits for
 //! one unit at most.
 
-use crate::engine::Engine;
-use crate::frames::ROUND_NS;
-use crossbeam_queue::ArrayQueue;
+use crate::memory::wait::ROUND_NS;
+use crate::reclaim::Reclaim;
 use hugeswap_policy::UNIT_PAGES;
 use hugeswap_policy::counters::Counter;
 use hugeswap_policy::frames::Frame;
@@ -22,15 +21,10 @@ use hugeswap_sys::{futex, now_ns};
 use std::sync::atomic::Ordering::{Acquire, Relaxed, Release};
 use std::sync::atomic::{AtomicU32, AtomicU64};
 
-/// Units remembered that fell back to base pages.
-const REMEMBERED: usize = 1024;
-
 /// What khugepaged goes by.
 pub(crate) struct Khugepaged {
     /// Changes when it is not to sleep on.
     call: AtomicU32,
-    /// Units that got base pages where they were to be whole, oldest first.
-    fell_back: ArrayQueue<u32>,
     /// The pace that it sleeps by, nanoseconds; 0 before it first does.
     pace: AtomicU64,
 }
@@ -39,7 +33,6 @@ impl Khugepaged {
     pub fn new() -> Khugepaged {
         Khugepaged {
             call: AtomicU32::new(0),
-            fell_back: ArrayQueue::new(REMEMBERED),
             pace: AtomicU64::new(0),
         }
     }
@@ -51,29 +44,18 @@ impl Khugepaged {
     }
 }
 
-impl Engine {
-    /// `unit` got base pages where it was to be whole. (If there are too many, they are found in time.)
-    pub(crate) fn note_fell_back(&self, unit: u32) {
-        let _ = self.khugepaged.fell_back.push(unit);
-    }
-
+impl Reclaim {
     /// kswapd: wakes khugepaged if its pace was changed, or if units that fell back can become whole.
     pub(crate) fn call_khugepaged(&self) {
         let k = &self.khugepaged;
         let changed = k.pace.load(Relaxed) != self.scan_sleep_ns();
-        if changed || !k.fell_back.is_empty() && self.memory_is_plenty() {
+        if changed || !self.fell_back.is_empty() && self.memory_is_plenty() {
             k.wake();
         }
     }
 
     fn scan_sleep_ns(&self) -> u64 {
         self.pool.knob(Knob::KhugepagedScanSleep) * 1_000_000
-    }
-
-    /// Is no less available than kswapd stops at?
-    pub(crate) fn memory_is_plenty(&self) -> bool {
-        let (available, marks) = self.available();
-        available >= marks.high
     }
 
     /// The thread's body.
@@ -127,7 +109,7 @@ impl Engine {
     fn collapse_fallen_back(&self) {
         let mut left = self.pool.knob(Knob::KhugepagedPagesToScan);
         while left > 0 && self.memory_is_plenty() {
-            let Some(unit) = self.khugepaged.fell_back.pop() else {
+            let Some(unit) = self.fell_back.pop() else {
                 return;
             };
             left = left.saturating_sub(UNIT_PAGES);

@@ -1,7 +1,8 @@
 //! kswapd tells those outside who ask what the pages of this process are (`pool::looking`).
 
-use crate::engine::{Engine, UNIT};
+use crate::UNIT;
 use crate::pool::looking::{self, ENTRY, Head, MOST, Run};
+use crate::reclaim::Reclaim;
 use hugeswap_policy::PAGE_BYTES;
 use hugeswap_policy::unit::Kind;
 use hugeswap_sys::{Errno, fs, now_ns, process};
@@ -93,7 +94,7 @@ impl Gathering {
     }
 }
 
-impl Engine {
+impl Reclaim {
     /// kswapd: answers if somebody asks. Was there somebody?
     pub(crate) fn answer_looks(&self) -> bool {
         let look = &self.pool.record().look;

@@ -3,7 +3,8 @@
 
 use crate::engine::Engine;
 use crate::error::EngineError;
-use crate::fault::{Outcome, complain};
+use crate::fault::complain;
+use crate::outcome::Outcome;
 use hugeswap_policy::unit::Kind;
 use hugeswap_sys::{Errno, fs, process, uffd};
 use std::sync::atomic::Ordering::Acquire;

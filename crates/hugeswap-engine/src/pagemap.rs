@@ -3,8 +3,9 @@
 //! Nobody waits and nobody is stopped: a unit that is just being changed is told as it was, and as in transit; of a base-mapped one each page as it was at a
 //! moment of the call. Memory that nobody else changes is told as it is.
 
+use crate::UNIT;
 use crate::base::record::Bits;
-use crate::engine::{Engine, UNIT};
+use crate::ranges::Ranges;
 use crate::{PAGE, PAGES};
 use hugeswap_policy::PAGE_BYTES;
 use hugeswap_policy::pagemap::{Categories, State, SwapPlace};
@@ -16,7 +17,7 @@ use std::sync::atomic::Ordering::Relaxed;
 /// Looks at a unit that changes all the time.
 const MOST_TRIES: u32 = 100;
 
-impl Engine {
+impl Ranges {
     /// Calls `tell` with the pages of `[addr, addr+len)`, run by run in the order of addresses: the addresses of each run, and what its pages are. Runs are not
     /// as long as can be. What lies outside the window is left out.
     pub fn page_states(&self, addr: usize, len: usize, mut tell: impl FnMut(Range<usize>, State)) {

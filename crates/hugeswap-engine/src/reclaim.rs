@@ -5,34 +5,68 @@
 //! mapped without access, so that a touch brings them back for the price of a soft fault and
 //! a fault elsewhere may take their frame at once.
 
-use crate::checksum;
-use crate::engine::{Engine, Job, Lists, PAGES, REFERENCED, UNIT};
+use crate::UNIT;
+use crate::khugepaged::Khugepaged;
+use crate::lock::Lock;
+use crate::look::Answer;
+use crate::memory::marks::WRITE_DEPTH;
+use crate::paging::Job;
+use crate::ranges::Ranges;
 use crate::storm::Storm;
+use crate::swap::scrub::Scrubber;
 use crate::table::Locked;
-use crate::track::Held;
+use crate::threads::{Handle, Threads};
 use hugeswap_policy::counters::Counter;
-use hugeswap_policy::frames;
 use hugeswap_policy::knobs::Knob;
-use hugeswap_policy::lruvec::Event;
-use hugeswap_policy::unit::{
-    CLEAN, COW, Kind, LOCKED, Place, READAHEAD, WATCHED, WRITABLE, WRITEBACK, Word,
-};
-use hugeswap_policy::vmscan::PageKind;
+use hugeswap_policy::unit::{CLEAN, COW, Kind, LOCKED, WATCHED, WRITABLE, WRITEBACK, Word};
 use hugeswap_sys::{futex, mm, now_ns, process};
+use std::ops::Deref;
+use std::sync::atomic::AtomicBool;
 use std::sync::atomic::Ordering::{Acquire, Relaxed};
 
 /// Units looked at in one step: so many, and up to this as reclaim fails.
 const BATCH: usize = 8;
 const MOST: usize = 64;
-/// Of so few frames units are taken one at a time, and only for somebody who waits: an instruction may need two units at once, and
-/// would never end if the first went each time the second came.
-const FEW_FRAMES: u64 = 4;
-/// Write-outs under way at one time.
-const WRITE_DEPTH: u32 = 8;
 /// Between samples of how much memory is huge, and looks after children.
 const TICK_NS: u64 = 200_000_000;
 
-impl Engine {
+/// What works on its own account: the engine's threads and what they go by, the fourth of the engine's layers. See the file's head.
+pub struct Reclaim {
+    ranges: Ranges,
+    pub(crate) khugepaged: Khugepaged,
+    pub(crate) scrubber: Scrubber,
+    /// What kswapd has told those who look from outside.
+    pub(crate) looked: Answer,
+    /// A thread empties swap areas that are to be taken off.
+    pub(crate) emptying: AtomicBool,
+    pub(crate) thread_kind: Threads,
+    pub(crate) threads: Lock<Vec<Handle>>,
+}
+
+impl Reclaim {
+    /// Without threads.
+    pub(crate) fn new(ranges: Ranges, threads: Threads) -> Reclaim {
+        Reclaim {
+            ranges,
+            khugepaged: Khugepaged::new(),
+            scrubber: Scrubber::default(),
+            looked: Answer::new(),
+            emptying: AtomicBool::new(false),
+            thread_kind: threads,
+            threads: Lock::freed_in_children(Vec::new()),
+        }
+    }
+}
+
+impl Deref for Reclaim {
+    type Target = Ranges;
+
+    fn deref(&self) -> &Ranges {
+        &self.ranges
+    }
+}
+
+impl Reclaim {
     /// The thread's body.
     pub(crate) fn kswapd(&'static self) {
         let private = self.take_private_descriptors();
@@ -76,53 +110,10 @@ impl Engine {
         }
     }
 
-    /// Leaves the program's descriptor table for one that holds only ours; false: that was refused.
-    pub(crate) fn take_private_descriptors(&self) -> bool {
-        // (Those of shared regions it gets for itself, and closes with them. Not all but those: one that is made at this moment would be in one list only, and its
-        // memory never free.)
-        let mut keep: Vec<i32> = self.unshared_fds().collect();
-        keep.sort_unstable();
-        keep.dedup();
-        // Where it is refused, the program's table has to do.
-        let private = process::private_descriptors(&keep).is_ok();
-        self.files.note_private_descriptors(private);
-        private
-    }
-
-    /// Wakes kswapd if it is not at work anyway.
-    pub(crate) fn kick_if_idle(&self) {
-        if self.inflight_writes.load(Relaxed) < WRITE_DEPTH {
-            self.pool.kick();
-        }
-    }
-
-    pub(crate) fn drain_events(&self, lru: &mut Lists) {
-        for _ in 0..self.events.capacity() {
-            match self.events.pop() {
-                Some(e) if e & REFERENCED != 0 => lru.referenced(e & !REFERENCED),
-                Some(e) if e & PAGES != 0 => lru.pages_came(e & !PAGES),
-                Some(e) => lru.came(e),
-                None => break,
-            }
-        }
-        self.publish(lru);
-    }
-
-    /// What the lists counted becomes the pool's to show.
-    fn publish(&self, lru: &mut Lists) {
-        for kind in PageKind::ALL {
-            let news = lru.take_news(kind);
-            for (event, n) in Event::ALL.into_iter().zip(news) {
-                if n > 0 {
-                    self.pool.count(Counter::of_lists(event, kind), n);
-                }
-            }
-        }
-    }
-
     /// One step of reclaim; false if there was nothing to do.
     fn step(&self) -> bool {
-        let mut busy = self.serve_descriptors() | self.answer_looks() | self.sharing.serve(self);
+        let mut busy =
+            self.serve_descriptors() | self.answer_looks() | self.sharing.serve(self.host());
         for _ in 0..64 {
             let Some(unit) = self.evict_requests.pop() else {
                 break;
@@ -158,7 +149,7 @@ impl Engine {
             if coming < u64::from(WRITE_DEPTH) {
                 let own = self.pool.record().charged.load(Relaxed);
                 let turn = shared > 0 && (few || self.sharing.has_turn(shared, own));
-                if turn && self.sharing.evict_some(self) {
+                if turn && self.sharing.evict_some(self.host()) {
                     return true;
                 }
                 if few {
@@ -180,10 +171,6 @@ impl Engine {
             self.drain_events(&mut lru);
         }
         busy
-    }
-
-    pub(crate) fn has_few_frames(&self) -> bool {
-        self.pool.record().charged.load(Relaxed) <= FEW_FRAMES
     }
 
     /// Takes the oldest units, about as many as are wanted: clean ones are watched at once, dirty ones made read-only and queued for writing.
@@ -289,11 +276,6 @@ impl Engine {
         progress
     }
 
-    /// A clean unit may be taken from now on, by those of its node first.
-    fn push_clean(&self, unit: u32) -> Result<(), u32> {
-        self.clean.push(self.arena.numa.of_unit(unit), unit)
-    }
-
     fn relink_if_pinned(&self, unit: u32) {
         let w = self.table.load(unit);
         if w.kind() == Kind::Base {
@@ -355,108 +337,6 @@ impl Engine {
         true
     }
 
-    /// Leaves a locked clean unit where a fault may take its frame: watched in place, or in the
-    /// arena. Unlocks it. False if that failed.
-    pub(crate) fn park(&self, w: Locked<'_>) -> bool {
-        let (unit, at) = (w.unit(), w.addr());
-        if w.has(COW) {
-            // The frame is shared: we can only let go of it.
-            let dropped = self.drop_clean(w);
-            if !dropped {
-                self.lru.lock().put_back(unit);
-            }
-            return dropped;
-        }
-        if self.mover().watches_in_place() {
-            if self.mover().watch(at).is_err() {
-                // The limit on mappings: it goes without being watched first.
-                self.pool.count(Counter::MapLimit, 1);
-                let dropped = self.drop_clean(w.with(|w| w.clear(WRITABLE)));
-                if !dropped {
-                    self.lru.lock().put_back(unit);
-                }
-                return dropped;
-            }
-            self.arena.numa.ask_unit(unit, at);
-            self.watched.fetch_add(1, Relaxed);
-            w.settle_as(|w| w.clear(WRITABLE).set(WATCHED));
-        } else {
-            let Some(place) = self.arena.take_empty() else {
-                w.settle();
-                self.lru.lock().put_back(unit);
-                return false;
-            };
-            self.open_fence(unit, *w);
-            self.note_leaving(unit, Held::AsStored(*w));
-            if self.move_out(unit, place, false).is_err() {
-                self.arena.put_empty(place);
-                // A part may have been on its way and come back writable.
-                w.settle_as(|w| w.clear(CLEAN));
-                self.lru.lock().put_back(unit);
-                return false;
-            }
-            if !self.is_as_written(unit, self.arena.addr(place), *w) {
-                return self.put_back(w, place);
-            }
-            self.note_left(unit, Held::AsStored(*w));
-            w.set_frame(place);
-            self.watched.fetch_add(1, Relaxed);
-            w.settle_as(|w| {
-                w.with_kind(Kind::Cached)
-                    .clear(CLEAN | WRITABLE | READAHEAD)
-            });
-        }
-        if self.push_clean(unit).is_err() {
-            // No room to remember it: back to the list, it is watched already.
-            self.lru.lock().put_back(unit);
-        }
-        self.pacing.made_frame();
-        self.note_available();
-        true
-    }
-
-    /// Does the frame at `at`, just moved out of a region, hold what the unit's slot does? A device may have
-    /// written to it all the while through a hold older than our protection (a direct read into the unit);
-    /// what could be moved is held no longer, so now its content is final.
-    fn is_as_written(&self, unit: u32, at: usize, w: Word) -> bool {
-        if w.file().is_some() {
-            return self.is_as_in_file(unit, w, at);
-        }
-        // (What is scattered is written anew.)
-        let sums = self.pool.slot_sums();
-        let Some(want) = w.cluster().and_then(|c| sums.get(c as usize)) else {
-            return false;
-        };
-        // SAFETY: the place holds a frame that is the caller's.
-        checksum::matches(&self.store.key, unsafe { self.bytes(at) }, want)
-    }
-
-    /// Moves the frame at `place` back to the locked unit it came from, dirty; false, for nothing was gained.
-    pub(crate) fn put_back(&self, w: Locked<'_>, place: u32) -> bool {
-        self.pool.count(Counter::WriteRedirtied, 1);
-        let unit = w.unit();
-        let w = w.with(|w| w.clear(CLEAN | WATCHED | READAHEAD));
-        if !self.track.is_open(unit) {
-            self.track.note_written(unit);
-        }
-        if self.move_in(place, unit, true).is_ok() {
-            self.arena.put_empty(place);
-            w.settle_as(|w| w.set(WRITABLE));
-        } else {
-            // Its bytes are nowhere else.
-            self.pool.count(Counter::Poisoned, 1);
-            self.arena.put_free(place);
-            self.store.lose_place(unit, w.place());
-            w.settle_as(|w| {
-                w.with_place(Place::Nothing)
-                    .clear(WRITABLE)
-                    .with_kind(Kind::Poisoned)
-            });
-        }
-        self.note_resident(unit);
-        false
-    }
-
     /// Hands up to `n` frames to the processes that asked.
     fn give_back(&self, n: u64) -> bool {
         let mut given = 0;
@@ -473,11 +353,6 @@ impl Engine {
         }
         self.pool.count(Counter::GiveBack, given);
         given > 0
-    }
-
-    /// Gives a frame of this process's that is free, or clean and watched, back to the pool.
-    pub(crate) fn hand_back_one(&self) -> bool {
-        frames::hand_back(self, self.far_nodes())
     }
 
     /// Brings one unit out now, as far as it may be: into swap, its frame free.
@@ -531,14 +406,16 @@ impl Engine {
             self.pool.reap();
         }
         if sharing {
-            self.sharing.carry_on_for_the_dead(self);
+            self.sharing.carry_on_for_the_dead(self.host());
         }
         if self.store.kept.has_children() {
             self.store.release_kept();
         }
         self.frame_demand.tick();
         self.call_khugepaged();
-        self.call_kcompactd();
+        if self.has_frames_to_compact() {
+            self.khugepaged.wake();
+        }
         self.store.look_again_for_clusters();
         self.empty_areas();
         if self.pool.header().creator.load(Relaxed) == process::pid() {
@@ -585,5 +462,18 @@ impl Engine {
                 .sampled_huge
                 .fetch_add(huge.min(present), Relaxed);
         }
+    }
+
+    /// Leaves the program's descriptor table for one that holds only ours; false: that was refused.
+    pub(crate) fn take_private_descriptors(&self) -> bool {
+        // (Those of shared regions it gets for itself, and closes with them. Not all but those: one that is made at this moment would be in one list only, and its
+        // memory never free.)
+        let mut keep: Vec<i32> = self.unshared_fds().collect();
+        keep.sort_unstable();
+        keep.dedup();
+        // Where it is refused, the program's table has to do.
+        let private = process::private_descriptors(&keep).is_ok();
+        self.files.note_private_descriptors(private);
+        private
     }
 }

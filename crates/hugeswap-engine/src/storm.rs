@@ -3,7 +3,7 @@
 //! Of the units that hold something one is drawn, and brought out if it is in memory: the less is in memory the less of it leaves. (A storm that drew
 //! from what is in memory would outrun the faults where these take long, and leave the program nothing to go on with.)
 
-use crate::engine::Engine;
+use crate::reclaim::Reclaim;
 use hugeswap_policy::knobs::Knob;
 use hugeswap_policy::unit::Kind;
 use hugeswap_sys::now_ns;
@@ -58,7 +58,7 @@ impl Storm {
     }
 }
 
-impl Engine {
+impl Reclaim {
     /// Brings a unit out if it is time to. The nanoseconds from one to the next, if there is a storm.
     pub(crate) fn storm(&self, storm: &mut Storm) -> Option<u64> {
         let every = match self.pool.knob(Knob::Storm) {

@@ -4,8 +4,8 @@
 //! who calls it, or leave out locks while the C library counts one thread. An object that is injected into a program has an
 //! allocator of its own; its threads must be none of the program's ([`hugeswap_sys::thread`]).
 
-use crate::engine::Engine;
 use crate::error::EngineError;
+use crate::reclaim::Reclaim;
 use hugeswap_sys::signal::{self, Blocked, Mask};
 use hugeswap_sys::{Errno, process, thread};
 use std::thread::{Builder, JoinHandle};
@@ -59,7 +59,7 @@ impl Handle {
     }
 }
 
-impl Engine {
+impl Reclaim {
     /// kswapd, now and then: threads of our own do not keep a process whose program has ended.
     pub(crate) fn end_with_program(&self) {
         if self.thread_kind != Threads::PTHREAD

@@ -1,21 +1,23 @@
 //! The I/O threads: reads ahead, reads that program threads could not do, and write-outs.
 
 use crate::checksum::{self, UnitSums};
-use crate::engine::{Engine, Job};
+use crate::paging::Job;
+use crate::paging::Paging;
 use crate::store::initialise::{self, Ahead};
 use crate::table::{Locked, NO_FRAME};
 use hugeswap_policy::UNIT_PAGES;
 use hugeswap_policy::counters::Counter;
-use hugeswap_policy::granularity::Direction;
 use hugeswap_policy::knobs::Knob;
-use hugeswap_policy::unit::{CLEAN, Kind, Place, READAHEAD, WRITABLE, WRITEBACK, Word};
+use hugeswap_policy::unit::FilePlace;
+use hugeswap_policy::unit::{CLEAN, Kind, Place, READAHEAD, WRITABLE, WRITEBACK};
 use hugeswap_sys::futex;
+use std::sync::atomic::Ordering::Relaxed;
 use std::sync::atomic::Ordering::{Acquire, Release};
 
 /// Without work an I/O thread looks again after so long.
 const IDLE_NS: u64 = 500_000_000;
 
-impl Engine {
+impl Paging {
     /// A thread's body: reads first, writes when there is nothing to read.
     pub(crate) fn worker(&'static self) {
         loop {
@@ -66,7 +68,7 @@ impl Engine {
             && !self.somebody_waits()
     }
 
-    /// [`Engine::write_some`] for a thread that is inside the gate (which is not entered twice: a
+    /// [`Paging::write_some`] for a thread that is inside the gate (which is not entered twice: a
     /// fork that closes it in between would wait for ever).
     pub(crate) fn write_one(&self) -> bool {
         let Some(writing) = self.may_write() else {
@@ -89,7 +91,7 @@ impl Engine {
                     self.read_planned(w);
                 }
             }
-            Job::Shared(unit) => self.sharing.bring(self, unit),
+            Job::Shared(unit) => self.sharing.bring(self.host(), unit),
             Job::Handed(unit) => self.read_handed(unit),
             Job::Whole(unit) => self.whole_handed(unit),
             Job::Bring { unit, from, to } => self.bring_handed(unit, from.into()..to.into()),
@@ -119,13 +121,6 @@ impl Engine {
         numa.set_unit(unit, numa.of_place(frame.place));
         w.settle_as(|w| w.with_kind(Kind::Cached).set(READAHEAD));
         self.note_resident(unit);
-    }
-
-    /// What is behind a unit could not be read. (For a file that was counted.)
-    pub(crate) fn note_read_error(&self, w: Word) {
-        if w.file().is_none() {
-            self.pool.count(Counter::SwapReadError, 1);
-        }
     }
 
     /// A read that a program thread could not do; its frame is in the table, its lock is ours.
@@ -266,13 +261,18 @@ impl Engine {
         written
     }
 
-    /// A unit was written to swap as a whole, or could not be.
-    pub(crate) fn note_unit_written(&self, written: bool) {
-        if written {
-            let costs = self.store.cost.per_size(Direction::Out);
-            self.sizes.note_written(costs.whole);
-        } else {
+    /// Ends the write-back of a unit of a file. False if the file did not take it.
+    pub(crate) fn write_out_to_file(&self, unit: u32, place: FilePlace) -> bool {
+        let written = self.write_file_unit(unit, place).is_ok();
+        if !written {
             self.rest_a_moment();
         }
+        let w = self.table.lock(unit).with(|w| w.clear(WRITEBACK));
+        if w.has(WRITABLE) {
+            // Changed meanwhile: what the file has is neither the old nor the new.
+            self.files.sums[unit as usize].store(0, Relaxed);
+        }
+        self.end_write_out(w, written);
+        written
     }
 }

@@ -2,7 +2,7 @@
 //!
 //! Nobody waits inside: who may not write does something else. The rules of the fault path hold.
 
-use crate::engine::Engine;
+use crate::paging::Paging;
 use hugeswap_policy::counters::Counter;
 use hugeswap_policy::wbt::Pace;
 use hugeswap_sys::now_ns;
@@ -33,7 +33,7 @@ impl Writers {
 
 /// Somebody writes, until this is dropped.
 pub(crate) struct Writing<'a> {
-    engine: &'a Engine,
+    engine: &'a Paging,
     pace: Pace,
     began: u64,
 }
@@ -62,7 +62,7 @@ impl Drop for Writing<'_> {
     }
 }
 
-impl Engine {
+impl Paging {
     /// May another unit be written now? Where a unit will go is not known yet, so all areas count.
     pub(crate) fn may_write(&self) -> Option<Writing<'_>> {
         if self.writes.is_empty() {

@@ -1,14 +1,14 @@
 //! Units whose bytes are all zero leave memory without being written: the next touch finds zeros again. The caller's rules hold here (see `work`).
 
 use crate::checksum;
-use crate::engine::Engine;
+use crate::paging::Paging;
 use crate::table::NO_FRAME;
 use crate::track::Held;
 use hugeswap_policy::counters::Counter;
 use hugeswap_policy::unit::{CLEAN, COW, Kind, Place, READAHEAD, WATCHED, WRITABLE, WRITEBACK};
 use std::sync::atomic::Ordering::Relaxed;
 
-impl Engine {
+impl Paging {
     /// Ends the write-back of a unit whose bytes are all zero: no slot, no I/O, no memory.
     pub(crate) fn finish_zero(&self, unit: u32) {
         let w = self.table.lock(unit).with(|w| w.clear(WRITEBACK));

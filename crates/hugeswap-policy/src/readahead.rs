@@ -433,5 +433,16 @@ fn window(down: bool, start: u64, count: u32) -> Window {
     Window { start, count }
 }
 
+/// The first unit of the run in memory that ends right before `unit`, but none before `start`, and none of far back; `unit` if there is
+/// no run, or one unit only. A stream that faults on unit after unit leaves them in memory, which is no jump.
+pub fn run_before(unit: u32, start: u32, is_there: impl Fn(u32) -> bool) -> u32 {
+    let floor = unit.saturating_sub(256).max(start);
+    let mut first = unit;
+    while first > floor && is_there(first - 1) {
+        first -= 1;
+    }
+    if unit - first > 1 { first } else { unit }
+}
+
 #[cfg(test)]
 mod tests;

@@ -3,8 +3,9 @@
 
 use super::PAGE;
 use super::record::Bits;
-use crate::engine::{Engine, UNIT};
-use crate::fork::{Bereft, be_bereft};
+use crate::UNIT;
+use crate::forked::{Bereft, be_bereft};
+use crate::paging::Paging;
 use crate::table::{Locked, NO_FRAME};
 use hugeswap_policy::UNIT_PAGES;
 use hugeswap_policy::counters::Counter;
@@ -13,7 +14,7 @@ use hugeswap_sys::now_ns;
 use std::ops::Range;
 use std::sync::atomic::Ordering::Relaxed;
 
-impl Engine {
+impl Paging {
     /// Writes out and drops pages of a locked, base-mapped unit, which stays base-mapped: all of them, or but for those that
     /// came back so soon that they are to be spared. Unlocks it. How many there were and how many are left; `None` if swap would not
     /// take them, or they could not be dropped.
@@ -54,7 +55,7 @@ impl Engine {
         self.clean_pages_but(w, 0)
     }
 
-    /// [`Engine::clean_pages`], where `others` more pages can be written, which are not called dirty now, and may stay so.
+    /// [`Paging::clean_pages`], where `others` more pages can be written, which are not called dirty now, and may stay so.
     fn clean_pages_but(&self, w: &mut Locked<'_>, others: u64) -> bool {
         let record = self.base.records.of(w.unit());
         if !record.dirty.any() {
@@ -114,7 +115,7 @@ impl Engine {
         self.leave_zero(w)
     }
 
-    /// [`Engine::leave_pages`] for a unit that is all zeros: nothing is dirty, and its slot holds nothing.
+    /// [`Paging::leave_pages`] for a unit that is all zeros: nothing is dirty, and its slot holds nothing.
     pub(super) fn leave_zero(&self, w: &mut Locked<'_>) -> bool {
         if !self.leave_as(Kind::None, w) {
             return false;
@@ -124,7 +125,7 @@ impl Engine {
         true
     }
 
-    /// [`Engine::leave_pages`] for a unit that its place in swap, if it has one, holds all of, and that is zero otherwise. The rules of the
+    /// [`Paging::leave_pages`] for a unit that its place in swap, if it has one, holds all of, and that is zero otherwise. The rules of the
     /// fault path hold.
     fn leave_as(&self, kind: Kind, w: &mut Locked<'_>) -> bool {
         if self.mover().drop_pages(w.addr(), UNIT).is_err() {
@@ -154,7 +155,7 @@ impl Engine {
         })
     }
 
-    /// As [`Engine::leave_stored_pages`], also those that have to be written for it.
+    /// As [`Paging::leave_stored_pages`], also those that have to be written for it.
     pub(crate) fn leave_some_pages(&self) -> bool {
         self.leave_some(|w| self.leave_pages(w))
     }
@@ -177,30 +178,6 @@ impl Engine {
             self.note_available();
         }
         left > 0
-    }
-
-    /// Before a fork: what the child will read of base-mapped units is in their slots, and the units themselves are
-    /// not inherited. Nobody else is in the engine.
-    pub(crate) fn clean_all_pages(&self) {
-        for unit in 0..self.high_unit.load(Relaxed) {
-            if self.table.load(unit).kind() != Kind::Base || self.files.of(unit).is_some() {
-                continue;
-            }
-            let record = self.base.records.of(unit);
-            let mut w = self.table.lock(unit);
-            let clean = self.clean_pages(&mut w)
-                && (!record.stored.any() || self.complete_place(&mut w, record));
-            w.settle();
-            // Swap would not take it. The child inherits it in memory, whatever the budget says; should that fail
-            // too, it finds the unit lost. (The first time there may have been no frame yet.)
-            let tries = if clean { 0 } else { 3 };
-            for _ in 0..tries {
-                let w = self.table.lock(unit);
-                if self.make_whole(w, false, now_ns()).is_some() {
-                    break;
-                }
-            }
-        }
     }
 
     /// In a forked child: what a base-mapped unit of the parent's is here.

@@ -2,42 +2,21 @@
 
 use super::record::Record;
 use super::{BUFFER, PAGE, Pager};
-use crate::engine::Engine;
-use crate::fault::{Fault, Outcome};
-use crate::huge::Huge;
+use crate::fault::Fault;
+use crate::memory::huge::Huge;
+use crate::outcome::Outcome;
+use crate::paging::Paging;
 use crate::table::Locked;
 use hugeswap_policy::UNIT_PAGES;
 use hugeswap_policy::counters::{Counter, FaultClass};
 use hugeswap_policy::gfp::Caller;
 use hugeswap_policy::thp::Bring;
-use hugeswap_policy::unit::{CLEAN, Kind, Place, READAHEAD, WATCHED, Word};
+use hugeswap_policy::unit::{CLEAN, Kind, Place, READAHEAD, WATCHED};
 use hugeswap_sys::Errno;
 use std::ops::Range;
 use std::sync::atomic::Ordering::Relaxed;
 
-impl Engine {
-    /// A fault on a locked unit that is whole in swap. Unlocks it. `None`: look at the unit again.
-    #[inline(never)]
-    pub(crate) fn swap_fault(&self, mut w: Locked<'_>, fault: Fault) -> Option<Outcome> {
-        let unit = w.unit();
-        let page = fault.page(&w);
-        let small = match self.bring_of(unit) {
-            _ if self.is_cut_off(*w) || self.store.is_partly_bad(unit, w.place()) => {
-                self.pager().map(|p| p.smallest(page))
-            }
-            _ if fault.write && self.track.tracks_pages(unit) => {
-                self.pager().map(|p| p.smallest(page))
-            }
-            Bring::Pages => self.pager().map(|p| p.smallest(page)),
-            Bring::AsFaulted => self.decide_size(unit, page, 0, false),
-            Bring::Whole => None,
-        };
-        match small.filter(|_| self.go_over_to_pages(&mut w)) {
-            Some(pages) => self.bring_pages(w, pages, fault),
-            None => self.major(w, fault),
-        }
-    }
-
+impl Paging {
     /// Which pages to keep for a touch of a watched, clean unit; `None`: all of it, as it is. A whole unit of which only
     /// a few pages are used would otherwise be touched now and then and stay for ever.
     #[inline(never)]
@@ -99,59 +78,6 @@ impl Engine {
             Ok(()) => self.timed(FaultClass::Soft, fault.start),
             Err(_) => None,
         }
-    }
-
-    /// A unit in swap goes over to base pages, none of them in memory. False: it cannot, and is as it was.
-    pub(crate) fn go_over_to_pages(&self, w: &mut Locked<'_>) -> bool {
-        if !self.try_map_for_pages(w.unit(), **w) {
-            return false;
-        }
-        let record = self.base.records.of(w.unit());
-        self.note_stored(w.unit(), **w, record);
-        self.pool.count(Counter::ThpSplitPmd, 1);
-        w.change(|w| w.with_kind(Kind::Base));
-        true
-    }
-
-    /// What the place of a whole unit holds is stored.
-    pub(super) fn note_stored(&self, unit: u32, w: Word, record: &Record) {
-        record.all_stored();
-        if w.place() == Place::Singles {
-            let places = self.store.scatter.of(unit);
-            for p in (0..UNIT_PAGES as usize).filter(|&p| places.is_none_or(|s| s.get(p).is_none()))
-            {
-                record.stored.put(p..p + 1, false);
-            }
-        }
-        self.markers.without_marked(unit, &record.stored);
-    }
-
-    /// A unit that holds nothing becomes base-mapped, all of it zero. False: it cannot, and is as it was.
-    pub(crate) fn start_pages(&self, w: &mut Locked<'_>) -> bool {
-        if !self.try_map_for_pages(w.unit(), **w) {
-            return false;
-        }
-        self.base.records.of(w.unit()).clear();
-        w.change(|w| w.with_kind(Kind::Base));
-        true
-    }
-
-    fn try_map_for_pages(&self, unit: u32, w: Word) -> bool {
-        if !self.pages_can_come() || self.gate.is_forker() || self.mappings_are_short() {
-            return false;
-        }
-        if !w.allows(false) {
-            // Pages of a base-mapped unit can be read, and what is absent of one raises SIGBUS: what the program has no access to is neither.
-            return false;
-        }
-        if self.markers.is_marked(unit) && !self.has_single_pages() {
-            return false;
-        }
-        let mapped = self.map_for_pages(unit, w).is_ok();
-        if !mapped {
-            self.note_mappings_short();
-        }
-        mapped
     }
 
     /// A fault on a locked, base-mapped unit. Unlocks it. `None`: look at the unit again.
@@ -255,7 +181,12 @@ impl Engine {
 
     /// Brings pages of a locked, base-mapped unit in for a fault on `page`, which is one of them. Unlocks it.
     #[inline(never)]
-    fn bring_pages(&self, w: Locked<'_>, mut pages: Range<usize>, fault: Fault) -> Option<Outcome> {
+    pub(crate) fn bring_pages(
+        &self,
+        w: Locked<'_>,
+        mut pages: Range<usize>,
+        fault: Fault,
+    ) -> Option<Outcome> {
         let unit = w.unit();
         let page = fault.page(&w);
         let record = self.base.records.of(unit);
@@ -323,91 +254,6 @@ impl Engine {
             // Our descriptors may be gone: the engine's threads have their own. And as a whole it can be had by other calls.
             Err(e) => self.hand_over(w, self.installing().failed(e), fault.start),
         }
-    }
-
-    /// Pages of a locked, base-mapped unit could not be read: marks those that are bad. True if `page` can be brought in all the
-    /// same, with `least`, from now on.
-    #[inline(never)]
-    fn some_can_be_had(
-        &self,
-        unit: u32,
-        w: Word,
-        record: &Record,
-        least: &Range<usize>,
-        page: usize,
-    ) -> bool {
-        if w.file().is_some() {
-            return false;
-        }
-        let buffer = self.base.take_buffer();
-        let (mut had, mut marked) = (true, false);
-        let around = page / (BUFFER / PAGE) * (BUFFER / PAGE);
-        for p in around..around + BUFFER / PAGE {
-            if record.stored.get(p) && !record.present.get(p) {
-                let read = self.read_or_mark(unit, w, p, buffer.addr(), true);
-                had &= read.is_ok() || !least.contains(&p);
-                marked |= read.is_err();
-            }
-        }
-        had && marked
-    }
-
-    /// Brings in the absent ones of `pages`, write-protected but for those in `written`.
-    pub(super) fn bring_in(
-        &self,
-        unit: u32,
-        w: Word,
-        record: &Record,
-        pages: Range<usize>,
-        written: Range<usize>,
-    ) -> Result<(), Errno> {
-        self.advise_pages_back(unit, record, pages.clone());
-        self.note_refaults(unit, record, pages.clone());
-        let pieces = self.pager() == Some(Pager::Remap);
-        let buffer = (!pieces).then(|| self.base.take_buffer());
-        let mut next = pages.start;
-        while let Some(run) = record.present.run(next, pages.end, false) {
-            let run = run.start..run.end.min(run.start + BUFFER / PAGE);
-            next = run.end;
-            match &buffer {
-                Some(buffer) => {
-                    self.fill(unit, w, record, run.clone(), buffer.addr())?;
-                    self.install(unit, record, run, buffer.addr(), &written)?;
-                }
-                None => self.install_piece(unit, record, run.clone(), &written, |to| {
-                    self.fill(unit, w, record, run, to)
-                })?,
-            }
-        }
-        Ok(())
-    }
-
-    /// Puts what absent pages hold to memory of ours at `to`: read, or zeros.
-    fn fill(
-        &self,
-        unit: u32,
-        w: Word,
-        record: &Record,
-        pages: Range<usize>,
-        to: usize,
-    ) -> Result<(), Errno> {
-        let mut next = pages.start;
-        while next < pages.end {
-            let at = to + (next - pages.start) * PAGE;
-            let stored = record.stored.get(next);
-            let end = record
-                .stored
-                .run(next, pages.end, !stored)
-                .map_or(pages.end, |r| r.start);
-            if stored {
-                self.read_stored(unit, w, next..end, at)?;
-            } else {
-                // SAFETY: the memory is ours.
-                unsafe { std::ptr::write_bytes(at as *mut u8, 0, (end - next) * PAGE) };
-            }
-            next = end;
-        }
-        Ok(())
     }
 }
 

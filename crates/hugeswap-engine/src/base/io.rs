@@ -1,19 +1,17 @@
 //! Pages of a slot: read and verified, written and summed.
 
-use super::{BUFFER, PAGE, Pager, pieces, record::Bits, record::Record};
+use super::{PAGE, Pager, record::Bits, record::Record};
 use crate::PAGES;
 use crate::checksum;
-use crate::engine::Engine;
+use crate::paging::Paging;
 use crate::store::batch::{self, Run};
 use crate::table::Locked;
 use hugeswap_policy::counters::Counter;
 use hugeswap_policy::knobs::Knob;
 use hugeswap_policy::unit::{MAY_WRITE, Place, Word};
-use hugeswap_sys::Errno;
-use std::ops::Range;
 use std::sync::atomic::AtomicU64;
 
-impl Engine {
+impl Paging {
     /// Writes the dirty pages of a locked unit, which are write-protected, to its place in swap; to a new one if it has
     /// none or a forked child may read it. Was all written?
     pub(super) fn write_dirty(&self, w: &mut Locked<'_>, record: &Record) -> bool {
@@ -47,7 +45,7 @@ impl Engine {
     }
 
     /// Will a page that is about to be read also be written? So it was the last time. It comes writable then, which saves a fault, and
-    /// whether it was changed is seen by its sum when it leaves ([`Engine::forget_unchanged`]).
+    /// whether it was changed is seen by its sum when it leaves ([`Paging::forget_unchanged`]).
     pub(super) fn is_changed_again(
         &self,
         unit: u32,
@@ -107,7 +105,7 @@ impl Engine {
         checksum::known(std::slice::from_ref(sum)).then_some(sum)
     }
 
-    /// [`Engine::write_dirty`] for a unit with a cluster that may be overwritten.
+    /// [`Paging::write_dirty`] for a unit with a cluster that may be overwritten.
     fn write_in_place(&self, unit: u32, slot: u64, record: &Record) -> bool {
         let at = self.table.addr(unit);
         let mut next = 0;
@@ -138,97 +136,5 @@ impl Engine {
                 return false;
             }
         }
-    }
-
-    /// Writes zeros where neither memory nor the slot holds a page, so that the slot is all of the unit, which has no dirty
-    /// page. False if that failed. Nobody else may read the slot: a relative may know these pages as they were.
-    pub(super) fn write_holes(&self, w: Word, record: &Record) -> bool {
-        let Some(slot) = w.cluster() else {
-            return false;
-        };
-        let buffer = self.base.take_buffer();
-        // SAFETY: the buffer is ours.
-        unsafe { std::ptr::write_bytes(buffer.addr() as *mut u8, 0, BUFFER) };
-        let mut next = 0;
-        while let Some(run) = record.stored.run(next, PAGES, false) {
-            let part = run.start..run.end.min(run.start + BUFFER / PAGE);
-            next = part.end;
-            if self
-                .store
-                .write_pages(slot, part.clone(), buffer.addr())
-                .is_err()
-            {
-                return false;
-            }
-            record.stored.put(part, true);
-        }
-        true
-    }
-
-    /// Copies what is stored of a unit with a cluster to another.
-    pub(crate) fn copy_slot(&self, from: u64, to: u64, record: &Record) -> bool {
-        let buffer = self.base.take_buffer();
-        let mut next = 0;
-        while let Some(run) = record.stored.run(next, PAGES, true) {
-            let part = run.start..run.end.min(run.start + BUFFER / PAGE);
-            next = part.end;
-            if record.dirty.run(part.start, part.end, false).is_none() {
-                continue;
-            }
-            // A page that is dirty is read too: it was stored, and is overwritten next.
-            let copied = if self.pool.is_bad_or_lost(from, part.clone()) {
-                self.copy_what_is_left(from, to, part, record, buffer.addr())
-            } else {
-                self.store
-                    .read_pages(from, part.clone(), buffer.addr())
-                    .and_then(|()| self.store.write_pages(to, part, buffer.addr()))
-            };
-            if copied.is_err() {
-                return false;
-            }
-        }
-        true
-    }
-
-    /// A present page of a locked unit is to be written, although it is what was read.
-    pub(crate) fn make_page_dirty(&self, record: &Record, page: usize) {
-        let pages = match self.pager() {
-            Some(Pager::Remap) => pieces::around(page),
-            _ => page..page + 1,
-        };
-        // (Its sum would say that it need not be.)
-        record.changed.put(pages.clone(), false);
-        record.dirty.put(pages, true);
-    }
-
-    /// [`Engine::copy_slot`] for pages of which some are in bad slots: what is in memory is written from there, later; what cannot be read stays lost.
-    fn copy_what_is_left(
-        &self,
-        from: u64,
-        to: u64,
-        pages: Range<usize>,
-        record: &Record,
-        buffer: usize,
-    ) -> Result<(), Errno> {
-        for page in pages {
-            let one = page..page + 1;
-            if record.dirty.get(page) {
-                continue;
-            }
-            if record.present.get(page) {
-                self.make_page_dirty(record, page);
-                continue;
-            }
-            match self.store.read_pages(from, one.clone(), buffer) {
-                Ok(()) => self.store.write_pages(to, one, buffer)?,
-                Err(Errno::EIO) if self.pool.is_bad_or_lost(from, one.clone()) => {
-                    // What somebody else had there, who is gone, would be read as ours.
-                    self.store.forget_stored(to, one);
-                    self.pool.note_lost(to, page);
-                }
-                Err(e) => return Err(e),
-            }
-        }
-        Ok(())
     }
 }

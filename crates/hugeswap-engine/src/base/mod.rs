@@ -11,8 +11,10 @@
 //! * `io`: pages of a slot read, written, copied; `place`: which slot that is; `part`: some pages of a unit, on the program's word
 //!
 //! Concurrency: everything happens under the unit's lock. Base-mapped units are never pinned: who needs one
-//! held makes it whole first. In signal mode only; see [`Engine::pager`].
+//! held makes it whole first. In signal mode only; see [`Memory::pager`].
 
+mod bring;
+mod copy;
 mod evict;
 mod fault;
 mod io;
@@ -25,7 +27,7 @@ mod tracked;
 mod whole;
 
 pub(crate) use crate::PAGE;
-use crate::engine::Engine;
+use crate::memory::Memory;
 use crate::pool::FaultMode;
 pub(crate) use crate::store::BUFFER;
 use crate::zeroed::Zeroed;
@@ -181,7 +183,7 @@ fn open_sigbus(low_fd: i32) -> i32 {
     }
 }
 
-impl Engine {
+impl Memory {
     /// How units are base-mapped, if they can be. In message mode they cannot: there the kernel writes to memory
     /// that nobody pinned (direct I/O), which MOVE of a whole unit notices and dropping a base page would not.
     pub(crate) fn pager(&self) -> Option<Pager> {

@@ -12,8 +12,9 @@
 use super::record::{Bits, Record};
 use super::{PAGE, pieces};
 use crate::PAGES;
+use crate::UNIT;
 use crate::call::Call;
-use crate::engine::{Engine, UNIT};
+use crate::memory::Memory;
 use hugeswap_policy::unit::{MAY_WRITE, Word};
 use hugeswap_sys::{Errno, Result, mm, uffd};
 use std::ops::Range;
@@ -37,7 +38,7 @@ impl Pager {
     }
 }
 
-impl Engine {
+impl Memory {
     /// Makes an absent, locked unit one whose pages can come by themselves.
     pub(super) fn map_for_pages(&self, unit: u32, w: Word) -> Result<()> {
         let at = self.table.addr(unit);
@@ -122,7 +123,7 @@ impl Engine {
         copy(to_written..run.end, true)
     }
 
-    /// Installs an absent piece with what `fill` puts at the address it is given. As [`Engine::install`].
+    /// Installs an absent piece with what `fill` puts at the address it is given. As [`Memory::install`].
     #[inline(never)]
     pub(super) fn install_piece(
         &self,

@@ -5,14 +5,15 @@
 
 use super::record::Record;
 use super::{BUFFER, PAGE};
-use crate::engine::{Engine, Job};
+use crate::paging::Job;
+use crate::paging::Paging;
 use crate::table::Locked;
 use hugeswap_policy::counters::Counter;
 use hugeswap_policy::unit::Kind;
 use hugeswap_sys::{mm, process};
 use std::ops::Range;
 
-impl Engine {
+impl Paging {
     /// Has an I/O thread bring pages of a locked, base-mapped unit in, as far as memory is to be had without waiting.
     pub(crate) fn hand_over_bring(&self, w: Locked<'_>, pages: Range<usize>) {
         let unit = w.unit();
@@ -35,7 +36,7 @@ impl Engine {
         self.wake_workers(1);
     }
 
-    /// What [`Engine::hand_over_bring`] handed over.
+    /// What [`Paging::hand_over_bring`] handed over.
     pub(crate) fn bring_handed(&self, unit: u32, pages: Range<usize>) {
         let w = self.table.passed(unit);
         let record = self.base.records.of(unit);
@@ -67,7 +68,7 @@ impl Engine {
         w.settle();
     }
 
-    /// What [`Engine::hand_over_drop`] handed over.
+    /// What [`Paging::hand_over_drop`] handed over.
     pub(crate) fn drop_handed(&self, unit: u32, pages: Range<usize>) {
         let mut w = self.table.passed(unit);
         let record = self.base.records.of(unit);

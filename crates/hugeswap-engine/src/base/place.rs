@@ -7,7 +7,7 @@
 use super::record::Record;
 use super::{BUFFER, PAGE};
 use crate::PAGES;
-use crate::engine::Engine;
+use crate::paging::Paging;
 use crate::store::batch::{self, Run};
 use crate::store::scatter::{CLUSTERS, Places, Single};
 use crate::table::Locked;
@@ -22,7 +22,7 @@ const MANY: u64 = UNIT_PAGES / 2;
 /// Pages that are gathered for one write.
 const AT_ONCE: usize = BUFFER / PAGE;
 
-impl Engine {
+impl Paging {
     /// Sees to it that a unit has a place for its dirty pages that also holds what the present one does of the
     /// others. False, and nothing has changed: there is no such place.
     pub(super) fn place_for_dirty(&self, w: &mut Locked<'_>, record: &Record) -> bool {
@@ -94,7 +94,7 @@ impl Engine {
 
     /// Sees to it that the place of a unit says of every page what it is, also of those that are zero; the unit has no dirty
     /// page. False: that failed.
-    pub(super) fn complete_place(&self, w: &mut Locked<'_>, record: &Record) -> bool {
+    pub(crate) fn complete_place(&self, w: &mut Locked<'_>, record: &Record) -> bool {
         let cluster = match w.place() {
             Place::Nothing => return false,
             Place::Singles => return true,

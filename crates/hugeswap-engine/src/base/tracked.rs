@@ -2,7 +2,8 @@
 //! stands: nothing is copied. The rules of the fault path hold.
 
 use super::{PAGE, Pager};
-use crate::engine::{Engine, UNIT};
+use crate::UNIT;
+use crate::paging::Paging;
 use crate::table::Locked;
 use hugeswap_policy::UNIT_PAGES;
 use hugeswap_policy::counters::Counter;
@@ -20,7 +21,7 @@ pub(crate) enum Split<'a> {
     Whole(Locked<'a>),
 }
 
-impl Engine {
+impl Paging {
     /// Has a locked, present unit that is not writable be mapped by base pages where it stands.
     #[inline(never)]
     pub(crate) fn split_to_track<'a>(&self, w: Locked<'a>) -> Split<'a> {

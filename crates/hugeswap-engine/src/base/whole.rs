@@ -5,8 +5,9 @@ use super::PAGE;
 use super::record::Record;
 use crate::PAGES;
 use crate::call::{Call, CallError};
-use crate::engine::{Engine, Job};
-use crate::fault::Outcome;
+use crate::outcome::Outcome;
+use crate::paging::Job;
+use crate::paging::Paging;
 use crate::table::Locked;
 use hugeswap_policy::counters::{Counter, FaultClass};
 use hugeswap_policy::frames::Frame;
@@ -21,7 +22,7 @@ pub(crate) enum NotWhole {
     Map(CallError),
 }
 
-impl Engine {
+impl Paging {
     /// Makes a locked, base-mapped unit a present one, and unlocks it. `None`: look at the unit again.
     pub(crate) fn make_whole(&self, w: Locked<'_>, write: bool, start: u64) -> Option<Outcome> {
         let Some(frame) = self.get_frame_nowait() else {
@@ -169,7 +170,7 @@ impl Engine {
         Ok(())
     }
 
-    /// What [`Engine::hand_over_whole`] handed over.
+    /// What [`Paging::hand_over_whole`] handed over.
     pub(crate) fn whole_handed(&self, unit: u32) {
         let mut w = self.table.passed(unit);
         let done = match self.get_frame_nowait() {

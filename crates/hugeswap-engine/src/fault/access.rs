@@ -3,15 +3,17 @@
 //!
 //! Each takes a locked unit and unlocks it. `None`: look at the unit again.
 
+use crate::UNIT;
 use crate::base::Split;
-use crate::engine::{Engine, UNIT};
-use crate::fault::{Fault, Outcome};
+use crate::fault::Fault;
+use crate::outcome::Outcome;
+use crate::paging::Paging;
 use crate::table::Locked;
 use hugeswap_policy::counters::{Counter, FaultClass};
 use hugeswap_policy::unit::{CLEAN, COW, READAHEAD, UNCHARGED, WATCHED, WRITABLE, WRITEBACK};
 use std::sync::atomic::Ordering::Relaxed;
 
-impl Engine {
+impl Paging {
     /// Memory is there: give access.
     pub(super) fn soft(&self, w: Locked<'_>, fault: Fault) -> Option<Outcome> {
         let unit = w.unit();

@@ -2,8 +2,8 @@
 //! from parts, without formatting.
 
 use super::Outcome;
-use crate::engine::Engine;
-use crate::fork::{self, Bereft};
+use crate::forked::{self, Bereft};
+use crate::paging::Paging;
 use crate::pool::losses::Cause;
 use hugeswap_sys::{Errno, fs, process};
 
@@ -28,7 +28,7 @@ impl<'a> Line<'a> {
 
 /// Says what came of a touch of `addr` that does not end well.
 #[inline(never)]
-pub(crate) fn complain(engine: &Engine, addr: usize, outcome: Outcome) {
+pub(crate) fn complain(engine: &Paging, addr: usize, outcome: Outcome) {
     let mut numbers = [[0u8; 20]; 5];
     let [a, b, c, d, e] = &mut numbers;
     let mut line = Line {
@@ -70,7 +70,7 @@ pub(crate) fn complain(engine: &Engine, addr: usize, outcome: Outcome) {
                     failed = Some(Errno(errno));
                 }
             }
-            None => line.add(match fork::bereft() {
+            None => line.add(match forked::bereft() {
                 Some(Bereft::NoRecord) => b" is lost: the pool had no record left when this process was forked, so it has nothing of what its parent had in swap" as &[u8],
                 Some(Bereft::NotWritten) => b" is lost: neither swap nor memory took it when the process was forked",
                 None => b" is lost: what swap has of it could not be read, or has changed",

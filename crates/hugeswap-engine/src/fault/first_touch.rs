@@ -2,10 +2,12 @@
 //!
 //! Each takes a locked unit and unlocks it. `None`: look at the unit again.
 
+use crate::UNIT;
 use crate::call::CallError;
-use crate::engine::{Engine, UNIT};
-use crate::fault::{Fault, Outcome};
-use crate::huge::{Huge, Wait};
+use crate::fault::Fault;
+use crate::memory::huge::{Huge, Wait};
+use crate::outcome::Outcome;
+use crate::paging::Paging;
 use crate::table::Locked;
 use crate::track::Held;
 use hugeswap_policy::counters::{Counter, FaultClass};
@@ -14,7 +16,7 @@ use hugeswap_policy::unit::{Kind, MAY_WRITE, WRITABLE};
 use hugeswap_sys::mm;
 use std::sync::atomic::Ordering::Relaxed;
 
-impl Engine {
+impl Paging {
     /// A unit never touched before (or discarded): it reads as zeros.
     pub(super) fn first_touch(&self, mut w: Locked<'_>, fault: Fault) -> Option<Outcome> {
         let unit = w.unit();

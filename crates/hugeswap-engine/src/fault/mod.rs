@@ -13,50 +13,19 @@ mod complaint;
 mod first_touch;
 mod readahead;
 mod swap_in;
+mod unmapped;
 
+use crate::doubts;
+use crate::outcome::Outcome;
 pub(crate) use complaint::complain;
-pub(crate) use readahead::there_before;
 
 use crate::PAGE;
-use crate::call::CallError;
-use crate::engine::{Engine, LruEvent, PAGES, REFERENCED, UNIT};
-use crate::fork::forked_unseen;
-use crate::pool::record_fault;
+use crate::forked::forked_unseen;
+use crate::paging::Paging;
 use crate::table::Locked;
 use hugeswap_policy::counters::FaultClass;
 use hugeswap_policy::unit::{Kind, LOCKED};
-use hugeswap_sys::{fs, mm, now_ns};
-use std::sync::atomic::AtomicU64;
-use std::sync::atomic::Ordering::Relaxed;
-
-/// What came of a fault.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Outcome {
-    /// The access can be tried again.
-    Retry,
-    /// The access is the program's own error.
-    NotOurs,
-    /// A guard: the access is the program's own error, by SIGSEGV.
-    Guard,
-    /// The bytes are lost.
-    Poisoned,
-    /// Neither memory nor swap is left.
-    NoMemory,
-    /// Another process holds it, and does not go on.
-    Stuck,
-    /// The kernel does not map it, again and again. The bytes are there still.
-    Unmapped(CallError),
-}
-
-impl Outcome {
-    /// Can the memory not be had, whoever touches it?
-    pub fn is_lost(self) -> bool {
-        matches!(
-            self,
-            Outcome::Poisoned | Outcome::NoMemory | Outcome::Stuck | Outcome::Unmapped(_)
-        )
-    }
-}
+use hugeswap_sys::{fs, now_ns};
 
 /// An access that is to be made possible.
 #[derive(Clone, Copy, Debug)]
@@ -76,23 +45,7 @@ impl Fault {
     }
 }
 
-/// Faults that looked like the program's error once, by thread: the second time they are believed.
-static DOUBTS: [AtomicU64; 64] = [const { AtomicU64::new(0) }; 64];
-
-/// A fault that our state cannot explain may be one that another thread has just resolved: let
-/// it be tried once more before it is called an error.
-pub(crate) fn seen_before(addr: usize) -> bool {
-    let tid = hugeswap_sys::process::tid() as u64;
-    let mark = (addr as u64) ^ (tid << 48);
-    DOUBTS[(tid % 64) as usize].swap(mark, Relaxed) == mark
-}
-
-/// In a forked child: thread ids mean others now.
-pub(crate) fn forget_doubts() {
-    DOUBTS.iter().for_each(|d| d.store(0, Relaxed));
-}
-
-impl Engine {
+impl Paging {
     /// Resolves a fault at `addr`. Called without locks held.
     pub(crate) fn fault(&self, addr: usize, write: bool) -> Outcome {
         let unit = self.table.unit_of(addr);
@@ -109,11 +62,11 @@ impl Engine {
         let _inside = self.gate.enter();
         match unit {
             Some(unit) => self.resolve(unit, addr, write),
-            None => self.sharing.fault(self, addr, write),
+            None => self.sharing.fault(self.host(), addr, write),
         }
     }
 
-    /// [`Engine::fault`] for a caller that is inside the gate.
+    /// [`Paging::fault`] for a caller that is inside the gate.
     pub(crate) fn resolve(&self, unit: u32, addr: usize, write: bool) -> Outcome {
         let fault = Fault {
             addr,
@@ -142,18 +95,10 @@ impl Engine {
                     if let Some(outcome) = self.marked_outcome(unit, addr) {
                         return outcome;
                     }
-                    return if seen_before(addr) {
-                        Outcome::NotOurs
-                    } else {
-                        Outcome::Retry
-                    };
+                    return doubts::raise(addr).outcome();
                 }
                 _ if !w.allows(write) => {
-                    return if seen_before(addr) {
-                        Outcome::NotOurs
-                    } else {
-                        Outcome::Retry
-                    };
+                    return doubts::raise(addr).outcome();
                 }
                 _ => {}
             }
@@ -186,54 +131,6 @@ impl Engine {
             };
             if let Some(outcome) = done {
                 return outcome;
-            }
-        }
-    }
-
-    pub(crate) fn done(&self, unit: u32, class: FaultClass, start: u64) -> Option<Outcome> {
-        self.note_resident(unit);
-        self.timed(class, start)
-    }
-
-    /// After a frame was moved to `unit`: if that happened between the parts of a fork, the mark that keeps
-    /// the arena out of the child came along and must go.
-    pub(crate) fn let_inherit(&self, unit: u32) {
-        if self.gate.is_forker() {
-            // SAFETY: advice that discards nothing.
-            let _ = unsafe { mm::advise(self.table.addr(unit), UNIT, libc::MADV_DOFORK) };
-        }
-    }
-
-    pub(crate) fn timed(&self, class: FaultClass, start: u64) -> Option<Outcome> {
-        record_fault(
-            &self.pool.record().events,
-            class,
-            now_ns().saturating_sub(start),
-        );
-        Some(Outcome::Retry)
-    }
-
-    /// Tells the LRU lists that a whole unit is in memory.
-    pub(crate) fn note_resident(&self, unit: u32) {
-        self.note(unit);
-    }
-
-    /// Tells them that the first pages of a base-mapped unit are.
-    pub(crate) fn note_pages_resident(&self, unit: u32) {
-        self.note(unit | PAGES);
-    }
-
-    /// Tells the LRU lists that a unit was touched while it was watched.
-    pub(crate) fn note_referenced(&self, unit: u32) {
-        self.note(unit | REFERENCED);
-    }
-
-    fn note(&self, event: LruEvent) {
-        while self.events.push(event).is_err() {
-            if let Some(mut lru) = self.lru.try_lock() {
-                self.drain_events(&mut lru);
-            } else {
-                std::hint::spin_loop();
             }
         }
     }

@@ -3,20 +3,20 @@
 //!
 //! Each takes a locked unit and unlocks it. `None`: look at the unit again.
 
-use crate::call::{CallError, Done};
-use crate::engine::{Engine, Job, UNIT};
-use crate::fault::{Fault, Outcome};
-use crate::huge::{Huge, Wait};
+use crate::call::Done;
+use crate::fault::Fault;
+use crate::memory::huge::{Huge, Wait};
+use crate::outcome::Outcome;
+use crate::paging::Job;
+use crate::paging::Paging;
 use crate::table::{Locked, NO_FRAME};
-use crate::track::Held;
-use hugeswap_policy::UNIT_PAGES;
 use hugeswap_policy::counters::{Counter, FaultClass};
 use hugeswap_policy::gfp::Caller;
-use hugeswap_policy::unit::{CLEAN, Kind, MAY_WRITE, Place, READAHEAD, WRITABLE, Word};
-use hugeswap_sys::Errno;
+use hugeswap_policy::thp::Bring;
+use hugeswap_policy::unit::{Kind, Place, READAHEAD};
 use std::sync::atomic::Ordering::Relaxed;
 
-impl Engine {
+impl Paging {
     /// In the swap cache: move the frame into place.
     pub(super) fn take_from_cache(
         &self,
@@ -65,38 +65,6 @@ impl Engine {
                 Err(e)
             }
         }
-    }
-
-    /// Maps the frame at `place` to a locked unit; its word then.
-    pub(crate) fn map_frame(
-        &self,
-        w: &Locked<'_>,
-        place: u32,
-        write: bool,
-    ) -> Result<Word, CallError> {
-        let unit = w.unit();
-        let writable = (write || !self.mover().arrives_clean()) && w.has(MAY_WRITE);
-        let new = w.with_kind(Kind::Present).clear(READAHEAD);
-        let new = if writable {
-            new.clear(CLEAN).set(WRITABLE)
-        } else {
-            new.set(CLEAN)
-        };
-        if self.markers.is_marked(unit) {
-            return self.map_marked(w, place);
-        }
-        self.open_fence(unit, **w);
-        if writable {
-            self.note_arrival(unit, write, Held::AsStored(**w));
-        }
-        self.move_in(place, unit, writable)?;
-        if !writable && !self.mover().arrives_clean() {
-            // What may not be written (a file): should it fail, what is written there goes nowhere.
-            let _ = self.mover().set_read_only(self.table.addr(unit), UNIT);
-        }
-        self.let_inherit(unit);
-        w.set_frame(NO_FRAME);
-        Ok(new)
     }
 
     /// In swap only: read it, here and now. `None`: look at the unit again.
@@ -149,22 +117,25 @@ impl Engine {
         }
     }
 
-    pub(crate) fn count_swap_in(&self, at: usize) {
-        self.pool.count(Counter::PswpIn, UNIT_PAGES);
-        let huge = self.is_huge(at).unwrap_or(true);
-        self.pool.count(
-            if huge {
-                Counter::ThpSwpIn
-            } else {
-                Counter::ThpSwpInFallback
-            },
-            1,
-        );
-    }
-
-    /// Reads a slot to `at` (a place of the arena) and verifies it. `doubt`: the caller is a program
-    /// thread, whose descriptor table is the program's to change.
-    pub(crate) fn read_slot(&self, slot: u64, at: usize, doubt: bool) -> Result<(), Errno> {
-        self.store.read(slot, 0..UNIT_PAGES as usize, at, doubt)
+    /// A fault on a locked unit that is whole in swap. Unlocks it. `None`: look at the unit again.
+    #[inline(never)]
+    pub(crate) fn swap_fault(&self, mut w: Locked<'_>, fault: Fault) -> Option<Outcome> {
+        let unit = w.unit();
+        let page = fault.page(&w);
+        let small = match self.bring_of(unit) {
+            _ if self.is_cut_off(*w) || self.store.is_partly_bad(unit, w.place()) => {
+                self.pager().map(|p| p.smallest(page))
+            }
+            _ if fault.write && self.track.tracks_pages(unit) => {
+                self.pager().map(|p| p.smallest(page))
+            }
+            Bring::Pages => self.pager().map(|p| p.smallest(page)),
+            Bring::AsFaulted => self.decide_size(unit, page, 0, false),
+            Bring::Whole => None,
+        };
+        match small.filter(|_| self.go_over_to_pages(&mut w)) {
+            Some(pages) => self.bring_pages(w, pages, fault),
+            None => self.major(w, fault),
+        }
     }
 }

@@ -1,5 +1,5 @@
 //! Mapped files as threads reach them. The program's threads have one table of descriptors, the engine's own have another
-//! (`Engine::take_private_descriptors`), so a file is opened for both, under the same number.
+//! (`Paging::take_private_descriptors`), so a file is opened for both, under the same number.
 //!
 //! What is opened is the file behind the program's descriptor, anew, through /proc: with flags of our own (direct I/O would otherwise
 //! be the program's too), and never blocking. kswapd does it for the engine's threads, when asked.
@@ -10,9 +10,9 @@
 use super::{Files, Mapping, state};
 use crate::PAGE;
 use crate::base::BUFFER;
-use crate::engine::Engine;
-use crate::fork::forked_unseen;
+use crate::forked::forked_unseen;
 use crate::lock::Lock;
+use crate::paging::Paging;
 use hugeswap_policy::unit::MAPPINGS;
 use hugeswap_sys::{Errno, Result, fs, futex, now_ns, process};
 use std::ffi::CString;
@@ -91,10 +91,10 @@ impl Files {
     }
 }
 
-impl Engine {
+impl Paging {
     /// Opens a mapping of `len` bytes from `offset` on of the file that the caller has open as `fd`,
     /// which `units` units are to refer to.
-    pub(super) fn open_mapping(
+    pub(crate) fn open_mapping(
         &self,
         fd: i32,
         (offset, len): (u64, usize),

@@ -8,17 +8,18 @@
 
 use super::{Files, Mapping, PAGE};
 use crate::PAGES;
+use crate::UNIT;
 use crate::base::record::Record;
 use crate::checksum::{self, UnitSums};
-use crate::engine::{Engine, UNIT};
+use crate::paging::Paging;
 use crate::store::backing::Transfer;
 use crate::store::may_try_again;
 use hugeswap_policy::UNIT_BYTES;
 use hugeswap_policy::counters::Counter;
 use hugeswap_policy::granularity::Direction;
 use hugeswap_policy::knobs::Knob;
-use hugeswap_policy::unit::{FilePlace, MAY_WRITE, WRITABLE, WRITEBACK, Word};
-use hugeswap_sys::{Errno, Result, fs, futex, mm, now_ns};
+use hugeswap_policy::unit::{FilePlace, MAY_WRITE, Word};
+use hugeswap_sys::{Errno, Result, fs, mm, now_ns};
 use std::ops::Range;
 use std::sync::atomic::Ordering::Relaxed;
 
@@ -63,7 +64,7 @@ impl Files {
     }
 }
 
-impl Engine {
+impl Paging {
     /// Has the file of a unit, if it has one, become too short for the whole of it?
     pub(crate) fn is_cut_off(&self, w: Word) -> bool {
         w.file().is_some_and(|place| {
@@ -242,7 +243,7 @@ impl Engine {
 
     /// Writes a whole unit in memory to its file, unless that is known to hold the same. The unit is mapped readable; if the program
     /// writes meanwhile, the caller finds out.
-    pub(super) fn write_file_unit(&self, unit: u32, place: FilePlace) -> Result<()> {
+    pub(crate) fn write_file_unit(&self, unit: u32, place: FilePlace) -> Result<()> {
         let at = self.table.addr(unit);
         let known = &self.files.sums[unit as usize];
         let sum = if self.mover().arrives_clean() || !self.table.load(unit).has(MAY_WRITE) {
@@ -259,27 +260,6 @@ impl Engine {
         self.write_file_pages(place, 0..PAGES, at)?;
         known.store(sum, Relaxed);
         Ok(())
-    }
-
-    /// Ends the write-back of a unit of a file. False if the file did not take it.
-    pub(crate) fn write_out_to_file(&self, unit: u32, place: FilePlace) -> bool {
-        let written = self.write_file_unit(unit, place).is_ok();
-        if !written {
-            self.rest_a_moment();
-        }
-        let w = self.table.lock(unit).with(|w| w.clear(WRITEBACK));
-        if w.has(WRITABLE) {
-            // Changed meanwhile: what the file has is neither the old nor the new.
-            self.files.sums[unit as usize].store(0, Relaxed);
-        }
-        self.end_write_out(w, written);
-        written
-    }
-
-    /// A device that fails is not asked again at once.
-    pub(crate) fn rest_a_moment(&self) {
-        let seq = self.work_seq.load(Relaxed);
-        futex::wait(&self.work_seq, seq, Some(10_000_000), false);
     }
 
     /// Writes the dirty pages of a locked, base-mapped unit, which are write-protected. False if not all could be written.
@@ -308,7 +288,7 @@ impl Engine {
         want != 0 && checksum::whole(&self.store.key, unsafe { self.bytes(at) }) == want
     }
 
-    /// Message mode: access to a unit that [`Engine::fence`] has made read-only, so that memory can be moved to it or from it.
+    /// Message mode: access to a unit that [`Paging::fence`] has made read-only, so that memory can be moved to it or from it.
     pub(crate) fn open_fence(&self, unit: u32, w: Word) {
         if self.fenced.load(Relaxed) && !w.has(MAY_WRITE) && !self.mover().watches_in_place() {
             // SAFETY: the unit is locked and absent, or write-protected by userfaultfd.

@@ -18,16 +18,14 @@ mod descriptors;
 mod io;
 mod sync;
 
-use crate::engine::{Engine, UNIT};
+use crate::UNIT;
+use crate::paging::Paging;
 use crate::space::Space;
 use crate::zeroed::{FromZeros, Zeroed};
 use descriptors::Descriptors;
 use hugeswap_policy::UNIT_BYTES;
-use hugeswap_policy::unit::{
-    FilePlace, Kind, MAPPING_UNITS, MAPPINGS, MAY_READ, MAY_WRITE, Place, Word,
-};
+use hugeswap_policy::unit::{FilePlace, Kind, MAPPINGS, MAY_READ, MAY_WRITE, Place, Word};
 use hugeswap_policy::vmscan::PageKind;
-use hugeswap_sys::signal::Blocked;
 use hugeswap_sys::{Errno, Result, fs, mm};
 use std::sync::atomic::Ordering::{Acquire, Relaxed, Release};
 use std::sync::atomic::{AtomicBool, AtomicI32, AtomicU32, AtomicU64};
@@ -105,7 +103,7 @@ pub(crate) struct Files {
     /// The place in a file that each unit has: its slot number; 0 is none.
     places: Zeroed<AtomicU64>,
     /// Message mode: the sum of each unit as it is in the file; 0 is unknown.
-    sums: Zeroed<AtomicU64>,
+    pub(crate) sums: Zeroed<AtomicU64>,
     descriptors: Descriptors,
     /// Mappings in use, and the first number beyond those ever used.
     count: AtomicU32,
@@ -115,6 +113,12 @@ pub(crate) struct Files {
 }
 
 impl Files {
+    /// A mapping that was opened is not used after all. [`Paging::close_unused_mappings`] ends it.
+    pub(crate) fn abandon(&self, mapping: u32) {
+        self.mappings[mapping as usize].units.store(0, Release);
+        self.idle.store(true, Release);
+    }
+
     pub fn new(units: u32) -> Result<Files> {
         Ok(Files {
             mappings: Zeroed::new(MAPPINGS as usize)?,
@@ -162,42 +166,9 @@ impl Files {
     }
 }
 
-impl Engine {
-    /// Maps `[offset, offset+len)` of the file that `fd` is, at an address of ours; `offset` is whole pages. The descriptor is the
-    /// caller's and not needed afterwards. Readable, and writable if `mode` says so, as far as `fd` is. EINVAL: not a
-    /// regular file, or not within it (rounded up to a page). ENFILE: too many mappings.
-    pub fn map_file(&self, fd: i32, offset: u64, len: usize, mode: FileMode) -> Result<usize> {
-        let _blocked = Blocked::all();
-        let _inside = self.gate.enter();
-        let total = len.checked_next_multiple_of(UNIT).ok_or(Errno::ENOMEM)?;
-        if len == 0 || !offset.is_multiple_of(PAGE) || (total / UNIT) as u64 > MAPPING_UNITS {
-            return Err(Errno::EINVAL);
-        }
-        let bytes = (offset, len);
-        let writes = mode == FileMode::WriteBack;
-        let mapping = self.open_mapping(fd, bytes, writes, (total / UNIT) as u32)?;
-        let Some(addr) = self.space.lock().alloc(total, UNIT) else {
-            self.files.mappings[mapping as usize]
-                .units
-                .store(0, Release);
-            self.files.idle.store(true, Release);
-            self.close_unused_mappings();
-            return Err(Errno::ENOMEM);
-        };
-        let units = self.table.units_of(addr, total);
-        self.high_unit.fetch_max(units.end, Relaxed);
-        for (i, unit) in units.enumerate() {
-            let place = FilePlace {
-                mapping,
-                unit: i as u32,
-            };
-            self.take_file_unit(unit, place, mode);
-        }
-        Ok(addr)
-    }
-
+impl Paging {
     /// A unit that nobody uses becomes one of a file.
-    fn take_file_unit(&self, unit: u32, place: FilePlace, mode: FileMode) {
+    pub(crate) fn take_file_unit(&self, unit: u32, place: FilePlace, mode: FileMode) {
         let w = self.table.lock(unit);
         if !self.mover().watches_in_place() && self.fenced.load(Relaxed) {
             // SAFETY: gives access to an absent unit, whose touch is a fault we take.

@@ -7,8 +7,10 @@
 //! What could not be written is lost to the child (SIGBUS), not to the parent.
 
 use super::{Files, Mapping, PENDING};
-use crate::engine::{Engine, Job, UNIT};
-use crate::fork::forked_unseen;
+use crate::UNIT;
+use crate::forked::forked_unseen;
+use crate::paging::Job;
+use crate::paging::Paging;
 use crate::table::{Locked, NO_FRAME};
 use hugeswap_policy::unit::{CLEAN, FilePlace, Kind, LOCKED, MAY_READ, Place, WRITABLE, Word};
 use hugeswap_sys::signal::Blocked;
@@ -26,7 +28,7 @@ impl Files {
     }
 }
 
-impl Engine {
+impl Paging {
     /// Writes what is dirty of the mapping at `[addr, addr+len)` to its file, and waits until that is on the device.
     /// The error of a write that failed; what it was to write is still in memory and dirty.
     pub fn sync_file(&self, addr: usize, len: usize) -> Result<()> {
@@ -66,7 +68,7 @@ impl Engine {
         }
     }
 
-    /// What [`Engine::flush`] asked for; `unit` is one of the mapping.
+    /// What [`Paging::flush`] asked for; `unit` is one of the mapping.
     pub(crate) fn flush_handed(&self, unit: u32) {
         let Some(m) = self.files.of(unit).and_then(|p| self.files.mapping(p)) else {
             return;
@@ -75,15 +77,6 @@ impl Engine {
         let errno = result.err().map_or(0, |e| e.0.cast_unsigned());
         m.flush.store(errno, Release);
         futex::wake(&m.flush, 1, false);
-    }
-
-    /// Unmaps a mapping of a file, after writing what is dirty of it.
-    pub fn unmap_file(&self, addr: usize, len: usize) {
-        {
-            let _blocked = Blocked::all();
-            self.settle_units(addr, len, false);
-        }
-        self.unmap(addr, len.next_multiple_of(UNIT));
     }
 
     /// Does `addr` lie in a mapping of a file?
@@ -104,7 +97,7 @@ impl Engine {
     }
 
     /// Has units written, and dropped if `drop`, and waits until that is done.
-    fn settle_units(&self, addr: usize, len: usize, drop: bool) {
+    pub(crate) fn settle_units(&self, addr: usize, len: usize, drop: bool) {
         let mut units = self.table.units_of(addr, len);
         if forked_unseen(self.fork_mark) {
             // Nobody is there to do it, and what is in memory is the parent's to write.
@@ -151,7 +144,7 @@ impl Engine {
         self.wake_workers(2);
     }
 
-    /// What [`Engine::settle`] handed over.
+    /// What [`Paging::settle`] handed over.
     pub(crate) fn settle_handed(&self, unit: u32, drop: bool) {
         let mut w = self.table.passed(unit);
         let written = self.write_locked(&mut w);

@@ -4,8 +4,10 @@
 //! Called by program threads; see the parent module for the rules.
 
 use super::PAGE;
-use crate::engine::{Engine, Job, UNIT};
-use crate::fault::Outcome;
+use crate::UNIT;
+use crate::outcome::Outcome;
+use crate::paging::Job;
+use crate::ranges::Ranges;
 use crate::table::Locked;
 use hugeswap_policy::thp::Bring;
 use hugeswap_policy::unit::{Kind, LOCKED, Word};
@@ -13,7 +15,7 @@ use hugeswap_sys::signal::Blocked;
 use hugeswap_sys::{Errno, Result, process};
 use std::ops::Range;
 
-impl Engine {
+impl Ranges {
     /// Is the page at `addr` in memory?
     pub fn resident(&self, addr: usize) -> bool {
         if self.sharing.is_shared(addr) {
@@ -63,7 +65,7 @@ impl Engine {
     /// Begins to read what of the range is in swap: of units that come by pages the pages of the range, of the others the whole.
     pub fn willneed(&self, addr: usize, len: usize) {
         if self.sharing.is_shared(addr) {
-            return self.sharing.willneed(self, addr, len);
+            return self.sharing.willneed(self.host(), addr, len);
         }
         let _blocked = Blocked::all();
         let _inside = self.gate.enter();

@@ -3,8 +3,10 @@
 //! Called by program threads; see the parent module for the rules.
 
 use crate::PAGE;
+use crate::UNIT;
 use crate::base::Pager;
-use crate::engine::{Engine, Prot, UNIT};
+use crate::ranges::Prot;
+use crate::ranges::Ranges;
 use crate::table::{Locked, NO_FRAME};
 use hugeswap_policy::pagemap::Categories;
 use hugeswap_policy::unit::{CLEAN, COW, Kind, Place, READAHEAD, UNCHARGED, WATCHED, Word};
@@ -19,7 +21,7 @@ const KEEP_FREE: u64 = 64;
 const MANY: u32 = u64::BITS;
 static ZEROS: [u8; PAGE] = [0; PAGE];
 
-impl Engine {
+impl Ranges {
     /// The bytes of `[addr, addr+len)` become zero, and memory and swap behind whole units are given up. Of a mapped file: what is in
     /// memory is dropped, after it was written if it is dirty. ENOMEM: a part of a unit had to come in for that, and neither memory nor swap
     /// was left; some of the range is as it was.
@@ -30,7 +32,7 @@ impl Engine {
         }
         if self.sharing.is_shared(addr) {
             // (Who must know whether it could be done asks for it by itself.)
-            let _ = self.sharing.discard_shared(self, addr, len);
+            let _ = self.sharing.discard_shared(self.host(), addr, len);
             return Ok(());
         }
         self.note_range_written(addr, len);

@@ -7,7 +7,7 @@
 //! Called by program threads; see the parent module for the rules.
 
 use super::{Dirty, PAGE, UNIT, page_up};
-use crate::engine::Engine;
+use crate::ranges::Ranges;
 use hugeswap_policy::unit::{Kind, UNCHARGED, Word};
 use hugeswap_sys::signal::Blocked;
 use hugeswap_sys::{Errno, mm, uffd};
@@ -22,7 +22,7 @@ pub enum Contents {
     Drop,
 }
 
-/// Addresses that are about to be mapped by the kernel. End it by [`Engine::settle_claim`] or [`Engine::abandon_claim`].
+/// Addresses that are about to be mapped by the kernel. End it by [`Ranges::settle_claim`] or [`Ranges::abandon_claim`].
 #[derive(Debug)]
 #[must_use]
 pub struct Claim {
@@ -32,10 +32,10 @@ pub struct Claim {
     fresh: Vec<(usize, usize)>,
 }
 
-impl Engine {
+impl Ranges {
     /// Maps managed memory that reads as zero at `[addr, addr+len)`, whole pages of the window; with `over`
     /// in the place of whatever is mapped there. EEXIST without `over`, if something is. ENOMEM as
-    /// [`Engine::map`]; what was mapped there may be gone then only if the limit on mappings is met.
+    /// [`Ranges::map`]; what was mapped there may be gone then only if the limit on mappings is met.
     pub fn map_at(&self, addr: usize, len: usize, over: bool) -> Result<(), Errno> {
         let len = page_up(len);
         if !addr.is_multiple_of(PAGE) || !self.contains(addr) || !self.contains(addr + len - 1) {

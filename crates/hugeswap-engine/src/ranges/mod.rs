@@ -11,21 +11,73 @@
 
 mod advice;
 mod contents;
+mod files;
 mod fixed;
+mod marking;
 mod moving;
 mod pin;
 mod protect;
+mod usage;
 
 use crate::PAGE;
 pub use fixed::{Claim, Contents};
 
-use crate::engine::{Engine, UNIT};
+use crate::UNIT;
+use crate::lock::Lock;
+use crate::paging::Paging;
 use crate::space::Space;
 use crate::table::Locked;
+use crossbeam_queue::ArrayQueue;
 use hugeswap_policy::unit::{Kind, Word};
 use hugeswap_sys::signal::Blocked;
 use hugeswap_sys::{Errno, mm};
+use std::ops::Deref;
+use std::sync::atomic::AtomicU32;
 use std::sync::atomic::Ordering::Relaxed;
+
+/// Access the program itself allows.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Prot {
+    /// None.
+    None,
+    /// Reading.
+    Read,
+    /// Reading and writing.
+    ReadWrite,
+}
+
+/// The address space, the third of the engine's layers. See the file's head.
+pub struct Ranges {
+    paging: Paging,
+    pub(crate) space: Lock<Space>,
+    /// Units that the program wants brought out, for kswapd.
+    pub(crate) evict_requests: ArrayQueue<u32>,
+    /// Units below this one are in core dumps.
+    dumped: AtomicU32,
+    /// Counts units that changed their addresses.
+    pub(crate) places_moved: AtomicU32,
+}
+
+impl Ranges {
+    /// With no range mapped in `space`.
+    pub(crate) fn new(paging: Paging, space: Space) -> Ranges {
+        Ranges {
+            paging,
+            space: Lock::new(space),
+            evict_requests: ArrayQueue::new(4096),
+            dumped: AtomicU32::new(0),
+            places_moved: AtomicU32::new(0),
+        }
+    }
+}
+
+impl Deref for Ranges {
+    type Target = Paging;
+
+    fn deref(&self) -> &Paging {
+        &self.paging
+    }
+}
 
 /// Parts of a new range that may hold old bytes, or have less access than it: at most its first and
 /// its last unit are also others'.
@@ -35,7 +87,7 @@ fn page_up(len: usize) -> usize {
     len.next_multiple_of(PAGE)
 }
 
-impl Engine {
+impl Ranges {
     /// [`Table::lock_settled`](crate::table::Table) for who deals with whole units: a base-mapped one is whole again first, if
     /// swap takes what that needs.
     fn lock_whole(&self, unit: u32) -> Locked<'_> {
@@ -216,7 +268,7 @@ impl Engine {
         let _ = self.try_unmap(addr, len);
     }
 
-    /// [`Engine::unmap`] of a range that may have been handed to the kernel. ENOMEM: the limit on
+    /// [`Ranges::unmap`] of a range that may have been handed to the kernel. ENOMEM: the limit on
     /// mappings is met; the range is still mapped, and pages of it that were the kernel's may have
     /// lost their contents.
     pub fn try_unmap(&self, addr: usize, len: usize) -> Result<(), Errno> {
@@ -232,7 +284,7 @@ impl Engine {
         Ok(())
     }
 
-    /// [`Engine::try_unmap`] inside the gate, with the lock on addresses held. How many bytes the pool
+    /// [`Ranges::try_unmap`] inside the gate, with the lock on addresses held. How many bytes the pool
     /// had promised for it: the caller takes them back.
     fn unmap_locked(&self, space: &mut Space, addr: usize, len: usize) -> Result<usize, Errno> {
         self.close_foreign(space, addr, len)?;

@@ -3,14 +3,15 @@
 //!
 //! Called by program threads; see the parent module for the rules.
 
-use crate::engine::{Engine, UNIT};
+use crate::UNIT;
+use crate::ranges::Ranges;
 use crate::table::NO_FRAME;
 use crate::track::Held;
 use hugeswap_policy::unit::{COW, Kind, MAY_READ, MAY_WRITE, Place, WATCHED, WRITABLE, Word};
 use hugeswap_sys::signal::Blocked;
 use std::sync::atomic::Ordering::Relaxed;
 
-impl Engine {
+impl Ranges {
     /// Moves `len` bytes from one mapped range to another; `from` is zero (or arbitrary, in parts of
     /// units) afterwards. Whole units move without being copied or brought in.
     pub fn move_range(&self, from: usize, to: usize, len: usize) {

@@ -3,21 +3,22 @@
 //!
 //! Called by program threads; see the parent module for the rules.
 
-use crate::engine::{Engine, UNIT};
-use crate::fault::Outcome;
+use crate::UNIT;
+use crate::outcome::Outcome;
+use crate::ranges::Ranges;
 use hugeswap_policy::counters::Counter;
 use hugeswap_policy::markers::Marker;
 use hugeswap_policy::unit::{Kind, WATCHED, WRITABLE, Word};
 use hugeswap_sys::signal::Blocked;
 use hugeswap_sys::{Errno, now_ns};
 
-impl Engine {
+impl Ranges {
     /// Most bytes one call should pin.
     pub fn pin_limit(&self) -> usize {
         (self.pool.frames() / 8).clamp(1, 32) as usize * UNIT
     }
 
-    /// Brings a range in and holds it in memory until [`Engine::unpin`]: readable, and writable
+    /// Brings a range in and holds it in memory until [`Ranges::unpin`]: readable, and writable
     /// if `write`. EAGAIN if it is more than can be held, EFAULT if it is not (so) mapped, ENOMEM and EIO if memory
     /// cannot be had or read back; nothing is held then.
     pub fn pin(&self, addr: usize, len: usize, write: bool) -> Result<(), Errno> {

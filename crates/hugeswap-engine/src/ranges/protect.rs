@@ -3,8 +3,10 @@
 //!
 //! Called by program threads; see the parent module for the rules.
 
-use crate::engine::{Engine, Prot, UNIT};
-use crate::fault::Outcome;
+use crate::UNIT;
+use crate::outcome::Outcome;
+use crate::ranges::Prot;
+use crate::ranges::Ranges;
 use hugeswap_policy::counters::Counter;
 use hugeswap_policy::unit::{Kind, LOCKED, MAY_READ, MAY_WRITE, Place, WATCHED, WRITABLE, Word};
 use hugeswap_sys::signal::Blocked;
@@ -28,9 +30,9 @@ fn allowed_by(w: Word) -> Option<Prot> {
     }
 }
 
-impl Engine {
+impl Ranges {
     /// Sets the access that the program allows on whole units. EINVAL for parts of units, EOPNOTSUPP in
-    /// message mode: both can be had by [`Engine::eject`] and the ordinary call.
+    /// message mode: both can be had by [`Ranges::eject`] and the ordinary call.
     pub fn protect(&self, addr: usize, len: usize, prot: Prot) -> Result<(), Errno> {
         if !addr.is_multiple_of(UNIT) || !len.is_multiple_of(UNIT) {
             return Err(Errno::EINVAL);
@@ -43,7 +45,7 @@ impl Engine {
         self.protect_inside(addr, len, prot)
     }
 
-    /// [`Engine::protect`] of whole units, inside the gate.
+    /// [`Ranges::protect`] of whole units, inside the gate.
     fn protect_inside(&self, addr: usize, len: usize, prot: Prot) -> Result<(), Errno> {
         let may = match prot {
             Prot::None => 0,

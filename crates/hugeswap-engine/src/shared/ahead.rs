@@ -7,11 +7,11 @@
 use super::evict::is_userfaultfd;
 use super::{Host, Sharing};
 use super::{Map, lock, unlock};
-use crate::fault::there_before;
 use crate::{PAGES, UNIT};
 use hugeswap_policy::UNIT_PAGES;
 use hugeswap_policy::counters::Counter;
 use hugeswap_policy::gfp::Gfp;
+use hugeswap_policy::readahead::run_before;
 use hugeswap_policy::shared::{Kind, Op, Word};
 use hugeswap_sys::signal::Blocked;
 use hugeswap_sys::{fs, process};
@@ -62,7 +62,7 @@ impl Sharing {
         let units = m.units();
         let number = |u: u32| STREAMS + u64::from(u);
         let there = |u: u32| Word(self.word_of(u).load(Acquire)).is_in_memory();
-        let passed = there_before(unit, units.start, there);
+        let passed = run_before(unit, units.start, there);
         if passed < unit {
             streams.on_resident(number(passed), number(unit));
         }

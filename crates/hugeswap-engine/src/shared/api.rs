@@ -1,78 +1,21 @@
 //! Shared regions as programs' threads and the rest of the engine ask for them: what [`Sharing`](super::Sharing) does, with the engine as its host.
 
-use super::{Host, SharedError};
-use crate::engine::{Engine, Job};
-use crate::fault::Outcome;
-use crate::lock::Held;
-use crate::pool::FaultMode;
+use super::SharedError;
+use crate::engine::Engine;
 use crate::pool::shared::FileKey;
-use hugeswap_policy::counters::FaultClass;
-use hugeswap_policy::gfp::Gfp;
-use hugeswap_policy::readahead::Streams;
 use hugeswap_policy::shared::Nonsense;
 use hugeswap_sys::Result;
-use std::sync::atomic::Ordering::Relaxed;
-
-impl Host for Engine {
-    fn note_available(&self) {
-        Engine::note_available(self);
-    }
-
-    fn check_watermark(&self) {
-        Engine::check_watermark(self);
-    }
-
-    fn hand_back_one(&self) -> bool {
-        Engine::hand_back_one(self)
-    }
-
-    fn wait_for_memory<T>(&self, rounds: Option<u32>, take: impl Fn() -> Option<T>) -> Option<T> {
-        Engine::wait_for_memory(self, rounds, take)
-    }
-
-    fn note_unit_written(&self, written: bool) {
-        Engine::note_unit_written(self, written);
-    }
-
-    fn try_streams(&self) -> Option<Held<'_, Streams>> {
-        Engine::try_streams(self)
-    }
-
-    fn huge_room(&self, gfp: Gfp) -> u64 {
-        Engine::huge_room(self, gfp)
-    }
-
-    fn timed(&self, class: FaultClass, start: u64) -> Option<Outcome> {
-        Engine::timed(self, class, start)
-    }
-
-    fn queue_shared(&self, unit: u32) -> bool {
-        self.reads.push(Job::Shared(unit)).is_ok()
-    }
-
-    fn wake_workers(&self, n: u32) {
-        Engine::wake_workers(self, n);
-    }
-
-    fn takes_faults_by_signals(&self) -> bool {
-        self.mode() == FaultMode::Signal
-    }
-
-    fn is_stopping(&self) -> bool {
-        self.stopping.load(Relaxed)
-    }
-}
 
 impl Engine {
     /// Makes a shared region of `len` bytes of zeros; where it is mapped.
     pub fn share(&self, name: &str, len: usize) -> std::result::Result<usize, SharedError> {
-        self.sharing.share(self, name, len)
+        self.sharing.share(self.host().host(), name, len)
     }
 
     /// Makes one without a name, so that only children of this process will ever have it too, of `len` bytes (whole pages) at `at` (a unit's address), which
     /// are the caller's to replace.
     pub fn share_nameless(&self, at: usize, len: usize) -> std::result::Result<(), SharedError> {
-        self.sharing.share_nameless(self, at, len)
+        self.sharing.share_nameless(self.host(), at, len)
     }
 
     /// Makes one for a file of a program's, which is `len` bytes long; mapped by whole pages at `at`, as above. Other processes attach to it by the file.
@@ -82,12 +25,12 @@ impl Engine {
         at: usize,
         len: u64,
     ) -> std::result::Result<(), SharedError> {
-        self.sharing.share_file(self, file, at, len)
+        self.sharing.share_file(self.host(), file, at, len)
     }
 
     /// Maps the region of a file at `at`, as above; its length in bytes is what [`Engine::file_len`] says.
     pub fn attach_file(&self, file: &FileKey, at: usize) -> std::result::Result<(), SharedError> {
-        self.sharing.attach_file(self, file, at)
+        self.sharing.attach_file(self.host(), file, at)
     }
 
     /// How long a file is that there is a region for.
@@ -97,7 +40,7 @@ impl Engine {
 
     /// Maps the shared region of this name that another process has made: where, and how long it is.
     pub fn attach_shared(&self, name: &str) -> std::result::Result<(usize, usize), SharedError> {
-        self.sharing.attach_shared(self, name)
+        self.sharing.attach_shared(self.host(), name)
     }
 
     /// The same of the region whose memory `fd` is ([`Engine::shared_memory`]), which stays the caller's.
@@ -105,7 +48,7 @@ impl Engine {
         &self,
         fd: i32,
     ) -> std::result::Result<(usize, usize), SharedError> {
-        self.sharing.attach_shared_memory(self, fd)
+        self.sharing.attach_shared_memory(self.host(), fd)
     }
 
     /// Is `addr` in a shared region?
@@ -125,22 +68,22 @@ impl Engine {
 
     /// The bytes of a range of a shared region become zero for everybody, and memory and swap behind whole units are free. False: some could not be had.
     pub fn discard_shared(&self, addr: usize, len: usize) -> bool {
-        self.sharing.discard_shared(self, addr, len)
+        self.sharing.discard_shared(self.host(), addr, len)
     }
 
     /// Brings in what a range of a shared region meets, to stay there for good, writable in this process by the kernel too. (In another process only once that
     /// has written there itself.)
     pub fn keep_shared(&self, addr: usize, len: usize) -> Result<()> {
-        self.sharing.keep_shared(self, addr, len)
+        self.sharing.keep_shared(self.host(), addr, len)
     }
 
     /// Gives up the shared region mapped at `addr`. The last process to do so ends it.
     pub fn unmap_shared(&self, addr: usize) {
-        self.sharing.unmap_shared(self, addr);
+        self.sharing.unmap_shared(self.host(), addr);
     }
 
     /// As [`Engine::unmap_shared`], but its mappings stay, and are the kernel's from now on; all of it was kept before ([`Engine::keep_shared`]). Forked children will inherit them.
     pub fn let_go_shared(&self, addr: usize) {
-        self.sharing.let_go_shared(self, addr);
+        self.sharing.let_go_shared(self.host(), addr);
     }
 }

@@ -2,7 +2,8 @@
 //! waiting for memory, for other processes may need it.
 
 use super::{Fds, Host, Map, Sharing, lock, unlock};
-use crate::fault::{Outcome, seen_before};
+use crate::doubts::{self, Doubt};
+use crate::outcome::Outcome;
 use crate::{PAGE, PAGES, UNIT};
 use hugeswap_policy::UNIT_PAGES;
 use hugeswap_policy::counters::{Counter, FaultClass};
@@ -28,7 +29,9 @@ impl Sharing {
             let w = Word(cell.load(Acquire));
             match (w.op(), w.kind()) {
                 // (It is there to be read, unless the word is nonsense.)
-                (Op::Out, _) if !write && !seen_before(addr) => return Outcome::Retry,
+                (Op::Out, _) if !write && doubts::raise(addr) == Doubt::First => {
+                    return Outcome::Retry;
+                }
                 // Who writes takes it from whoever is taking it out.
                 (Op::None, Kind::Resident | Kind::Kept) | (Op::Out, _) => {
                     if !lock(cell, w, Op::Touch, me) {
@@ -123,7 +126,7 @@ impl Sharing {
             self.stamp(region, unit, 0..PAGES);
             uffd::write_protect(fd, m.addr_of(unit), m.span_of(unit), false)?;
         }
-        if seen_before(addr) {
+        if doubts::raise(addr) == Doubt::Again {
             self.stamp(region, unit, page..page + 1);
             // Somebody has made a hole where there was to be none: zeros it is.
             match uffd::zero(fd, addr & !(PAGE - 1), PAGE) {

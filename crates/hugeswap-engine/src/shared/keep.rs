@@ -2,7 +2,7 @@
 //! as it likes, or by mappings that are registered with no userfaultfd.
 
 use super::{Host, Map, Sharing};
-use crate::fault::Outcome;
+use crate::outcome::Outcome;
 use hugeswap_policy::shared::{Kind, Op, Word};
 use hugeswap_sys::signal::Blocked;
 use hugeswap_sys::{Errno, Result, process, uffd};

@@ -24,6 +24,7 @@ mod error;
 mod evict;
 mod fault;
 mod fork;
+mod host;
 mod keep;
 mod map;
 mod recover;
@@ -36,8 +37,8 @@ use crate::pool::Member;
 use crate::store::Store;
 
 use crate::UNIT;
-use crate::fault::Outcome;
 use crate::lock::{Held, Lock};
+use crate::outcome::Outcome;
 use crate::pool::layout::{FileIdentity, MAX_SHARED};
 use crate::store::buffers::Buffers;
 use crossbeam_queue::ArrayQueue;

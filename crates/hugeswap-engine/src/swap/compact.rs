@@ -6,7 +6,7 @@
 //! given up was written elsewhere before, so that nothing is lost when it stops halfway.
 
 use super::PAGES;
-use crate::engine::Engine;
+use crate::reclaim::Reclaim;
 use hugeswap_policy::unit::{Kind, Place, WRITEBACK, Word};
 use std::sync::atomic::Ordering::Acquire;
 
@@ -40,7 +40,7 @@ impl Victims {
     }
 }
 
-impl Engine {
+impl Reclaim {
     /// Has whole clusters found, if a claim has missed them. False if there was nothing to do.
     pub(crate) fn find_clusters(&self) -> bool {
         if !self.store.was_short() {

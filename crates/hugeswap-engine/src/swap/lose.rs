@@ -7,7 +7,7 @@
 use super::off::Round;
 use super::{PAGE, PAGES};
 use crate::base::record::Record;
-use crate::engine::Engine;
+use crate::reclaim::Reclaim;
 use crate::store::scatter::{Places, Single};
 use crate::table::Locked;
 use hugeswap_policy::counters::Counter;
@@ -39,7 +39,7 @@ enum Found {
     Not,
 }
 
-impl Engine {
+impl Reclaim {
     /// Reads page `page` of a locked unit to `to`. EIO: it cannot be had from where it is, which is marked if it may be given up.
     fn try_page(&self, unit: u32, w: Word, page: usize, to: usize, round: &Round) -> Result<()> {
         if round.lose {
@@ -51,7 +51,7 @@ impl Engine {
         self.store.read_until(cluster, at..at + 1, to, false, again)
     }
 
-    /// [`Engine::try_page`] of a page that is in swap only; if it cannot be read, that is noted.
+    /// [`Reclaim::try_page`] of a page that is in swap only; if it cannot be read, that is noted.
     fn try_only_copy(
         &self,
         (unit, w): (u32, Word),

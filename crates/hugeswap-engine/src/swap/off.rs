@@ -10,9 +10,10 @@
 //! [`Pool::end_emptied_areas`]: crate::pool::Pool::end_emptied_areas
 
 use super::{PAGES, Pages};
+use crate::UNIT;
 use crate::base::{BUFFER, record::Record};
-use crate::engine::{Engine, UNIT};
 use crate::pool::{JoinedArea, PoolError, SwapSpec};
+use crate::reclaim::Reclaim;
 use crate::table::Locked;
 use hugeswap_policy::counters::Counter;
 use hugeswap_policy::slots::split::used_singly;
@@ -50,7 +51,7 @@ pub(super) enum Stays {
     Unwritable,
 }
 
-impl Engine {
+impl Reclaim {
     /// Adds a swap area to the pool, which this process has made; its number. In a thread with the program's descriptors.
     pub fn add_area(&self, spec: &SwapSpec) -> std::result::Result<usize, PoolError> {
         let maker = self.pool.maker();
@@ -172,7 +173,7 @@ impl Engine {
         if left || !self.give_up_kept(index, &range, ticket) {
             return false;
         }
-        if !self.sharing.leave_area_of(self, &range) {
+        if !self.sharing.leave_area_of(self.host(), &range) {
             return false;
         }
         self.let_go_of_bad(&range);

@@ -9,9 +9,9 @@ use super::{PAGE, PAGES};
 use crate::base::BUFFER;
 use crate::base::record::Record;
 use crate::checksum::{self, UnitSums};
-use crate::engine::Engine;
 use crate::pool::Pool;
 use crate::pool::layout::Scrub;
+use crate::reclaim::Reclaim;
 use crate::table::Locked;
 use hugeswap_policy::unit::{CLEAN, Kind, Place, WATCHED, WRITEBACK, Word};
 use hugeswap_sys::{fs, futex, process};
@@ -78,7 +78,7 @@ pub(crate) struct Scrubber {
     next: AtomicU32,
 }
 
-impl Engine {
+impl Reclaim {
     /// Scrubs one unit, if that was asked for; false if there is nothing to do. For kswapd.
     pub(crate) fn scrub_some(&self) -> bool {
         let wanted = self.pool.header().scrubs.load(Acquire);

@@ -3,7 +3,8 @@
 //! Called by program threads; see `crate::ranges` for the rules.
 
 use super::{PAGE, PAGES, TrackError};
-use crate::engine::{Engine, UNIT};
+use crate::UNIT;
+use crate::paging::Paging;
 use crate::table::Locked;
 use hugeswap_policy::knobs::Knob;
 use hugeswap_policy::unit::{Kind, LOCKED, WATCHED, WRITABLE, WRITEBACK, Word};
@@ -20,7 +21,7 @@ const GAP: usize = 8;
 
 /// Locked neighbours of one kind, which all are to be protected.
 struct Batch<'a> {
-    engine: &'a Engine,
+    engine: &'a Paging,
     first: u32,
     units: [Option<Locked<'a>>; MOST],
     len: usize,
@@ -76,9 +77,9 @@ impl<'a> Batch<'a> {
     }
 }
 
-impl Engine {
+impl Paging {
     /// Begins an epoch for the units of `[addr, addr+len)`, which are tracked from now on, `by_pages` or as wholes: what is written after this
-    /// call has begun, and is not in memory as this call ends, is told by [`Engine::written_since`] of the epoch. What `then` makes of its number, before another begins or tracking
+    /// call has begun, and is not in memory as this call ends, is told by [`Paging::written_since`] of the epoch. What `then` makes of its number, before another begins or tracking
     /// ends.
     pub fn begin_epoch<T>(
         &self,

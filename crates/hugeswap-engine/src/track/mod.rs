@@ -12,7 +12,7 @@
 //! that comes after that has seen the clock of the epoch. (Explored by loom: `crates/hugeswap-policy/tests/track_loom.rs`.) Anyone may read
 //! stamps.
 //!
-//! [`epoch`]: Engine::begin_epoch
+//! [`epoch`]: Paging::begin_epoch
 
 mod epoch;
 mod open;
@@ -20,8 +20,9 @@ mod open;
 use crate::{PAGE, PAGES};
 pub(crate) use open::Held;
 
-use crate::engine::{Engine, UNIT};
+use crate::UNIT;
 use crate::lock::Lock;
+use crate::paging::Paging;
 use crate::zeroed::{FromZeros, Zeroed};
 use hugeswap_policy::pagemap::{Categories, State};
 use hugeswap_policy::unit::Kind;
@@ -188,7 +189,7 @@ impl Track {
     }
 }
 
-impl Engine {
+impl Paging {
     /// What `[addr, addr+len)` holds is given up. Called before and after that is done: whoever sees the change, and whoever begins an epoch before it is made,
     /// finds a stamp.
     pub(crate) fn note_range_written(&self, addr: usize, len: usize) {

@@ -13,7 +13,7 @@
 
 use super::{PAGES, Track};
 use crate::checksum::{self, SumKey, Sums};
-use crate::engine::Engine;
+use crate::paging::Paging;
 use crate::zeroed::FromZeros;
 use hugeswap_policy::unit::{Kind, LOCKED, WRITABLE, Word};
 use hugeswap_sys::signal::Blocked;
@@ -79,7 +79,7 @@ impl Track {
     }
 }
 
-impl Engine {
+impl Paging {
     /// A locked unit's memory is about to come into place, where it can be written if `writable`; it is brought for a write if `write`.
     pub(crate) fn note_arrival(&self, unit: u32, write: bool, held: Held) {
         if self.mover().arrives_clean() || write && !self.track.tracks_pages(unit) {

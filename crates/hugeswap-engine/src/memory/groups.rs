@@ -5,8 +5,9 @@
 //!
 //! Concurrency: groups are made and set under a lock that the fault path never takes; limits are read as atomics by kswapd.
 
-use crate::engine::{Engine, Lists};
 use crate::lock::Lock;
+use crate::memory::Memory;
+use crate::memory::lists::Lists;
 use hugeswap_policy::lruvec::{Event, Events, GROUPS};
 use hugeswap_policy::unit::{Kind, LOCKED, Place, WRITEBACK, Word};
 use hugeswap_policy::vmscan::{Limits, PageKind};
@@ -116,7 +117,7 @@ impl Groups {
     }
 }
 
-impl Engine {
+impl Memory {
     /// The group of this name, made if there is none. Its number.
     pub fn group(&self, name: &str) -> Result<usize, GroupError> {
         if name.is_empty() {

@@ -2,18 +2,17 @@
 //!
 //! Who takes a frame's worth while less than `low` is left owes a pause, which it makes when its next fault begins: outside the gate and
 //! without a lock (and not after a fault: what that brought in could be gone before it is used), so that it holds up neither a fork nor anybody else. How long it is, is `hugeswap_policy::pace`'s to say. The engine's own threads never owe
-//! one that counts: they do not come by [`Engine::pause_if_owed`].
+//! one that counts: they do not come by [`Memory::pause_if_owed`].
 //!
 //! The rules of the fault path hold.
 
-use crate::engine::Engine;
 use crate::lock::Lock;
-use crate::pool::FaultMode;
+use crate::memory::Memory;
 use hugeswap_policy::UNIT_PAGES;
 use hugeswap_policy::counters::Counter;
 use hugeswap_policy::knobs::Knob;
 use hugeswap_policy::pace::{Meter, pause_ns};
-use hugeswap_policy::watermark::{Boost, Setting, Watermarks};
+use hugeswap_policy::watermark::Boost;
 use hugeswap_sys::{futex, now_ns, process};
 use std::sync::atomic::Ordering::{Acquire, Relaxed};
 use std::sync::atomic::{AtomicI32, AtomicU32, AtomicU64};
@@ -28,17 +27,17 @@ const LOOK_NS: u64 = 2_000_000;
 /// See the file's head.
 pub(crate) struct Pacing {
     /// Somebody may owe a pause.
-    any: AtomicU32,
-    owes: [AtomicI32; PLACES],
+    pub(super) any: AtomicU32,
+    pub(super) owes: [AtomicI32; PLACES],
     /// Threads that pause.
-    paused: AtomicU32,
+    pub(super) paused: AtomicU32,
     /// Pages that reclaim has made available so far.
-    made: AtomicU64,
-    meter: Lock<Meter>,
+    pub(super) made: AtomicU64,
+    pub(super) meter: Lock<Meter>,
     /// What the meter says.
-    frame_ns: AtomicU64,
+    pub(super) frame_ns: AtomicU64,
     /// How far the marks are raised.
-    boost: AtomicU64,
+    pub(super) boost: AtomicU64,
 }
 
 impl Pacing {
@@ -71,58 +70,16 @@ impl Pacing {
         self.made(UNIT_PAGES);
     }
 
-    fn place(&self, tid: i32) -> &AtomicI32 {
+    pub(super) fn place(&self, tid: i32) -> &AtomicI32 {
         &self.owes[tid as usize % PLACES]
     }
 
-    fn boost(&self) -> Boost {
+    pub(super) fn boost(&self) -> Boost {
         Boost(self.boost.load(Relaxed))
     }
 }
 
-impl Engine {
-    /// The marks of this process for its `share` of the budget, as they are set.
-    pub(crate) fn marks(&self, share: u64) -> Watermarks {
-        let setting = Setting {
-            min_free_kbytes: self.pool.knob(Knob::MinFreeKbytes),
-            scale_factor: self.pool.knob(Knob::WatermarkScale),
-        };
-        Watermarks::of(share, self.frame_demand.is_low(), setting)
-    }
-
-    /// The same, raised as it may be at the moment.
-    pub(crate) fn raised_marks(&self, share: u64) -> Watermarks {
-        let marks = self.marks(share);
-        match self.pacing.boost() {
-            Boost(0) => marks,
-            boost => marks.boosted(boost.of(marks, share)),
-        }
-    }
-
-    /// A frame's worth was taken, and `available` is left.
-    pub(crate) fn note_taken(&self, available: u64, marks: Watermarks) {
-        if available >= marks.low {
-            return;
-        }
-        if available < marks.min.max(1) {
-            self.boost_marks(marks);
-        }
-        // Who serves other threads' faults would hold those up.
-        if self.mode() == FaultMode::Message {
-            return;
-        }
-        let tid = process::tid();
-        self.pacing.place(tid).store(tid, Relaxed);
-        self.pacing.any.store(1, Relaxed);
-    }
-
-    /// There is less than there should be: kswapd is to make more for a while.
-    pub(crate) fn boost_marks(&self, marks: Watermarks) {
-        let factor = self.pool.knob(Knob::WatermarkBoost);
-        let boost = self.pacing.boost().on_shortage(marks, factor);
-        self.pacing.boost.store(boost.0, Relaxed);
-    }
-
+impl Memory {
     /// kswapd: is it at work (`short`)? If not, it has reached `high`, raised or not.
     pub(crate) fn measure_reclaim(&self, short: bool) {
         let p = &self.pacing;
@@ -132,11 +89,6 @@ impl Engine {
         let mut meter = p.meter.lock();
         meter.on_look(now_ns(), p.made.load(Relaxed), short);
         p.frame_ns.store(meter.frame_ns(), Relaxed);
-    }
-
-    /// Does anybody wait for memory, or pause?
-    pub(crate) fn somebody_waits(&self) -> bool {
-        self.stalled.load(Relaxed) > 0 || self.pacing.paused.load(Relaxed) > 0
     }
 
     /// A fault of the caller's begins: it pauses first if it owes that.

@@ -4,47 +4,23 @@
 //!
 //! Called by the fault path, whose rules hold here (see `fault`), and by kswapd.
 
+use crate::UNIT;
 use crate::call::CallError;
-use crate::engine::{Engine, UNIT};
-use crate::fault::Outcome;
-use crate::frames::SLOW_PATIENCE_NS;
+use crate::memory::Memory;
+use crate::memory::wait::SLOW_PATIENCE_NS;
 use crate::table::Locked;
 use hugeswap_policy::counters::Counter;
 use hugeswap_policy::unit::{
     CLEAN, COW, Kind, Place, READAHEAD, UNCHARGED, WATCHED, WRITABLE, Word,
 };
-use hugeswap_sys::{Errno, futex, now_ns};
-use std::sync::atomic::Ordering::{Acquire, Relaxed};
+use hugeswap_sys::{Errno, now_ns};
+use std::sync::atomic::Ordering::Relaxed;
 
 /// How long a fault goes on trying where a call fails for another reason than a shortage, which nothing here can change: it may be
 /// somebody's doing who is about to undo it.
 const STUBBORN_PATIENCE_NS: u64 = 2_000_000_000;
-/// How long it rests between two attempts.
-const REST_NS: u64 = 1_000_000;
 
-impl Engine {
-    /// The unit of a fault that began at `start`, whose lock is not held, was not mapped, for `error`. Makes room where that helps, or
-    /// rests; `None`: the fault tries again. After too long a time the fault ends.
-    #[cold]
-    #[inline(never)]
-    pub(crate) fn not_mapped(&self, error: CallError, start: u64) -> Option<Outcome> {
-        self.pool.count(Counter::MapError, 1);
-        if self.has_been_long(error, start) {
-            return Some(Outcome::Unmapped(error));
-        }
-        if error.is_shortage() {
-            self.note_mappings_short();
-            if self.make_room() {
-                return None;
-            }
-            // kswapd makes clean units of dirty ones; those can be dropped.
-            self.pool.kick();
-        }
-        let seq = self.avail_seq.load(Acquire);
-        futex::wait(&self.avail_seq, seq, Some(REST_NS), false);
-        None
-    }
-
+impl Memory {
     /// Is it time to give up what has failed, for `error` the last time, since `start`?
     pub(crate) fn has_been_long(&self, error: CallError, start: u64) -> bool {
         // (Where a descriptor is bad another thread does it, as soon as there is memory.)
@@ -67,26 +43,6 @@ impl Engine {
         const WHILE_NS: u64 = 1_000_000_000;
         let at = self.mappings_short_at.load(Relaxed);
         at != 0 && now_ns().saturating_sub(at) < WHILE_NS
-    }
-
-    /// Frees mappings: absent neighbours become one, empty places of the arena too, and some clean units
-    /// are dropped where they stand, which needs no mapping. False if nothing was found.
-    pub(crate) fn make_room(&self) -> bool {
-        let mut made = self.merge_absent() > 0;
-        if self.mover().watches_in_place() {
-            made |= self.leave_stored_pages();
-            self.arena.merge_empty();
-            for _ in 0..8 {
-                let Some(unit) = self.clean.pop(self.far_nodes()) else {
-                    break;
-                };
-                let takeable = |w: Word| w.evictable() && w.kind() == Kind::Present && w.has(CLEAN);
-                if let Some(w) = self.table.try_lock_if(unit, takeable) {
-                    made |= self.drop_clean(w);
-                }
-            }
-        }
-        made
     }
 
     /// Drops a locked, clean, present unit where it stands and unlocks it; its frame goes back to the kernel.

@@ -6,7 +6,7 @@
 //!
 //! Called by the fault path, whose rules hold here (see `fault`), and by the engine's threads.
 
-use crate::engine::Engine;
+use crate::memory::Memory;
 use hugeswap_policy::counters::Counter;
 use hugeswap_policy::frames::{Frame, take_huge};
 use hugeswap_policy::gfp::{BasePages, Caller, Gfp, Verdict};
@@ -18,7 +18,7 @@ pub(crate) enum Huge {
     Frame(Frame),
     /// Base pages are to take its place.
     BasePages,
-    /// It can be waited for ([`Engine::wait_for_huge`]).
+    /// It can be waited for ([`Memory::wait_for_huge`]).
     Wait(Wait),
     /// There is neither memory nor swap.
     NoMemory,
@@ -43,7 +43,7 @@ impl Wait {
     };
 }
 
-impl Engine {
+impl Memory {
     /// What a request for a huge page for `unit` may do.
     pub(crate) fn gfp_of(&self, unit: u32, caller: Caller) -> Gfp {
         match self.has_single_pages() {
@@ -131,7 +131,7 @@ impl Engine {
         }
     }
 
-    /// [`Engine::huge`], waiting if that is what it comes to. With the unit's lock held, which is absent.
+    /// [`Memory::huge`], waiting if that is what it comes to. With the unit's lock held, which is absent.
     pub(crate) fn huge_or_wait(&self, unit: u32, caller: Caller) -> Huge {
         match self.huge(unit, caller) {
             Huge::Wait(wait) => self.wait_for_huge(wait),
@@ -168,6 +168,17 @@ impl Engine {
             Some(huge) => huge,
             None if wait.rounds.is_some() => Huge::BasePages,
             None => Huge::NoMemory,
+        }
+    }
+
+    /// A frame, waiting for kswapd and for other processes if need be (a stall): for what comes whole or not at all.
+    pub(crate) fn get_frame(&self) -> Option<Frame> {
+        if let Some(f) = self.get_frame_nowait() {
+            return Some(f);
+        }
+        match self.wait_for_huge(Wait::FOR_A_FRAME) {
+            Huge::Frame(f) => Some(f),
+            _ => None,
         }
     }
 }

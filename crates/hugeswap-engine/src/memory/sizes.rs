@@ -6,8 +6,8 @@
 
 use crate::base::Pager;
 use crate::base::record::Record;
-use crate::engine::Engine;
 use crate::lock::Lock;
+use crate::memory::Memory;
 use hugeswap_policy::counters::Counter;
 use hugeswap_policy::gfp::Caller;
 use hugeswap_policy::granularity::{
@@ -89,7 +89,7 @@ impl Sizes {
     }
 }
 
-impl Engine {
+impl Memory {
     /// Is it left to the faults how much of `unit` they bring in, and is there a choice?
     fn size_is_automatic(&self, unit: u32) -> bool {
         self.bring_of(unit) == Bring::AsFaulted
@@ -330,5 +330,15 @@ impl Engine {
         // (What it took to write it is known since then.)
         let mut learning = self.sizes.learning.lock();
         learning.price.on_evicted(UNIT_PAGES, touched, 0);
+    }
+
+    /// A unit was written to swap as a whole, or could not be.
+    pub(crate) fn note_unit_written(&self, written: bool) {
+        if written {
+            let costs = self.store.cost.per_size(Direction::Out);
+            self.sizes.note_written(costs.whole);
+        } else {
+            self.rest_a_moment();
+        }
     }
 }

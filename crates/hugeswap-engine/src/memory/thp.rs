@@ -7,14 +7,12 @@
 //! Concurrency: words change by single atomic operations, without the units' locks: a fault under way may still go by what was
 //! said before.
 
-use crate::PAGE;
 use crate::base::Pager;
-use crate::engine::{Engine, UNIT};
+use crate::memory::Memory;
 use crate::zeroed::Zeroed;
 use hugeswap_policy::knobs::Knob;
-use hugeswap_policy::thp::{Advised, Bring, Collapse, Usage};
+use hugeswap_policy::thp::{Advised, Bring, Collapse};
 use hugeswap_sys::Result;
-use hugeswap_sys::signal::Blocked;
 use std::sync::atomic::AtomicU16;
 use std::sync::atomic::Ordering::Relaxed;
 
@@ -27,13 +25,13 @@ impl Said {
         Ok(Said(Zeroed::new(units as usize)?))
     }
 
-    fn of(&self, unit: u32) -> Advised {
+    pub(crate) fn of(&self, unit: u32) -> Advised {
         self.0
             .get(unit as usize)
             .map_or(Advised::NOTHING, |w| Advised(w.load(Relaxed)))
     }
 
-    fn change(&self, unit: u32, f: impl Fn(Advised) -> Advised) {
+    pub(crate) fn change(&self, unit: u32, f: impl Fn(Advised) -> Advised) {
         if let Some(w) = self.0.get(unit as usize) {
             let _ = w.fetch_update(Relaxed, Relaxed, |now| Some(f(Advised(now)).0));
         }
@@ -55,7 +53,7 @@ impl Said {
     }
 }
 
-impl Engine {
+impl Memory {
     /// Can pages of 4 KiB come and go by themselves?
     pub(crate) fn has_single_pages(&self) -> bool {
         matches!(self.pager(), Some(Pager::Uffd(_)))
@@ -99,75 +97,5 @@ impl Engine {
             self.pool.knob(Knob::ThpEnabled),
             self.pool.knob(Knob::ThpSwapin),
         )
-    }
-
-    /// What the program says of a range; see [`Usage::counts_for_parts`] for units that it has only a part of.
-    pub fn advise_use(&self, addr: usize, len: usize, usage: Usage) {
-        let _blocked = Blocked::all();
-        let _inside = self.gate.enter();
-        for unit in self.table.units_of(addr, len) {
-            if usage.counts_for_parts() || self.is_all_of(unit, addr, len) {
-                self.said.change(unit, |a| a.and(usage));
-            }
-        }
-    }
-
-    /// Is everything that is mapped of `unit` within `[addr, addr+len)`?
-    fn is_all_of(&self, unit: u32, addr: usize, len: usize) -> bool {
-        let at = self.table.addr(unit);
-        let (from, to) = (at.max(addr), (at + UNIT).min(addr + len));
-        if to - from == UNIT {
-            return true;
-        }
-        let space = self.space.lock();
-        let within: usize = space.allocated_in(from, to - from).map(|(_, n)| n).sum();
-        within / PAGE == space.live_pages(at)
-    }
-
-    /// Sets [`Knob::ThpEnabled`], [`Knob::ThpSwapin`] or [`Knob::ThpDefrag`] for the units of a range alone, or has them follow the
-    /// pool again. False for any other setting.
-    pub fn set_for_range(&self, addr: usize, len: usize, knob: Knob, value: Option<u64>) -> bool {
-        let set = |a: Advised| match knob {
-            Knob::ThpEnabled => Some(a.with_enabled(value)),
-            Knob::ThpSwapin => Some(a.with_swapin(value)),
-            Knob::ThpDefrag => Some(a.with_defrag(value)),
-            _ => None,
-        };
-        if set(Advised::NOTHING).is_none() {
-            return false;
-        }
-        let _blocked = Blocked::all();
-        let _inside = self.gate.enter();
-        for unit in self.table.units_of(addr, len) {
-            self.said.change(unit, |a| set(a).unwrap_or(a));
-        }
-        true
-    }
-
-    /// Was anything said of the range?
-    pub fn is_advised(&self, addr: usize, len: usize) -> bool {
-        self.table
-            .units_of(addr, len)
-            .any(|unit| self.said.of(unit) != Advised::NOTHING)
-    }
-
-    /// What was said of the range `[from, from+len)` holds for `[to, to+new_len)`, which it is moved to or grows into; of what is
-    /// beyond it the last of it.
-    pub fn carry_advice(&self, from: usize, len: usize, to: usize, new_len: usize) {
-        let _blocked = Blocked::all();
-        let _inside = self.gate.enter();
-        let (source, dest) = (
-            self.table.units_of(from, len),
-            self.table.units_of(to, new_len),
-        );
-        let Some(last) = source.clone().next_back() else {
-            return;
-        };
-        for (i, unit) in dest.enumerate() {
-            let of = source.start.saturating_add(i as u32).min(last);
-            if of != unit && self.is_all_of(unit, to, new_len) {
-                self.said.carry(of, unit);
-            }
-        }
     }
 }

@@ -4,12 +4,12 @@
 //! Concurrency: atomics, and records under the units' locks. Called by the fault path, whose rules hold here.
 
 use crate::base::record::{PageTurns, Record};
-use crate::engine::Engine;
+use crate::memory::Memory;
 use hugeswap_policy::{UNIT_PAGES, advisor};
 use std::ops::Range;
 use std::sync::atomic::Ordering::Relaxed;
 
-impl Engine {
+impl Memory {
     /// Adds to a word of the tally.
     pub(crate) fn advise(&self, word: usize, n: u64) {
         if let Some(word) = self.pool.record().events.advisor.get(word) {

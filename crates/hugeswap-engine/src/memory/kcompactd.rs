@@ -1,14 +1,15 @@
 //! kcompactd: sees to it that huge pages are to be had.
 //!
 //! Within the budget that is kswapd's work: a fault that found no huge page and does not wait has it keep more available
-//! ([`Engine::wake_for_huge`]). What is left is the machine's memory: a frame is in base pages if the kernel had no huge page when it was
+//! ([`Memory::wake_for_huge`]). What is left is the machine's memory: a frame is in base pages if the kernel had no huge page when it was
 //! first touched, and stays so. Free frames are looked at after they have become free, a few at a time, and made huge by the kernel on request
 //! (MADV_COLLAPSE). Both back off after failures.
 //!
 //! The second is done by khugepaged's thread, outside the gate but for one frame at a time. A frame that is being looked at is nobody
 //! else's.
 
-use crate::engine::{Engine, UNIT};
+use crate::UNIT;
+use crate::memory::Memory;
 use hugeswap_policy::compaction::Defer;
 use hugeswap_policy::counters::Counter;
 use hugeswap_sys::mm;
@@ -62,7 +63,7 @@ pub(crate) struct Kcompactd {
     look: AtomicBool,
 }
 
-impl Engine {
+impl Memory {
     /// Somebody who does not wait has found no huge page: kswapd makes as many available as faults on huge pages need. The rules of
     /// the fault path hold.
     pub(crate) fn wake_for_huge(&self) {
@@ -82,14 +83,16 @@ impl Engine {
         }
     }
 
-    /// kswapd: are there free frames that nobody has looked at since they are free, or that could not be made huge? Then khugepaged's thread does.
-    pub(crate) fn call_kcompactd(&self) {
+    /// kswapd: are there free frames to be looked at, by khugepaged's thread? (Those that no thread has looked at since they are free, or that could not be
+    /// made huge.)
+    pub(crate) fn has_frames_to_compact(&self) -> bool {
         let k = &self.kcompactd;
         let wanted = self.arena.any_to_look_at() && self.memory_is_plenty();
-        if wanted && !k.frames.passes() {
+        let due = wanted && !k.frames.passes();
+        if due {
             k.look.store(true, Relaxed);
-            self.khugepaged.wake();
         }
+        due
     }
 
     /// Looks at free frames, if that is to be done, and makes huge what is not.

@@ -1,0 +1,152 @@
+//! Pages brought in: a unit goes over to base pages, and absent ones are filled from swap, from a file, or with zeros. The rules of the fault path hold.
+
+use crate::PAGE;
+use crate::base::record::Record;
+use crate::base::{BUFFER, Pager};
+use crate::paging::Paging;
+use crate::table::Locked;
+use hugeswap_policy::UNIT_PAGES;
+use hugeswap_policy::counters::Counter;
+use hugeswap_policy::unit::{Kind, Place, Word};
+use hugeswap_sys::Errno;
+use std::ops::Range;
+
+impl Paging {
+    /// A unit in swap goes over to base pages, none of them in memory. False: it cannot, and is as it was.
+    pub(crate) fn go_over_to_pages(&self, w: &mut Locked<'_>) -> bool {
+        if !self.try_map_for_pages(w.unit(), **w) {
+            return false;
+        }
+        let record = self.base.records.of(w.unit());
+        self.note_stored(w.unit(), **w, record);
+        self.pool.count(Counter::ThpSplitPmd, 1);
+        w.change(|w| w.with_kind(Kind::Base));
+        true
+    }
+
+    /// What the place of a whole unit holds is stored.
+    pub(crate) fn note_stored(&self, unit: u32, w: Word, record: &Record) {
+        record.all_stored();
+        if w.place() == Place::Singles {
+            let places = self.store.scatter.of(unit);
+            for p in (0..UNIT_PAGES as usize).filter(|&p| places.is_none_or(|s| s.get(p).is_none()))
+            {
+                record.stored.put(p..p + 1, false);
+            }
+        }
+        self.markers.without_marked(unit, &record.stored);
+    }
+
+    /// A unit that holds nothing becomes base-mapped, all of it zero. False: it cannot, and is as it was.
+    pub(crate) fn start_pages(&self, w: &mut Locked<'_>) -> bool {
+        if !self.try_map_for_pages(w.unit(), **w) {
+            return false;
+        }
+        self.base.records.of(w.unit()).clear();
+        w.change(|w| w.with_kind(Kind::Base));
+        true
+    }
+
+    pub(crate) fn try_map_for_pages(&self, unit: u32, w: Word) -> bool {
+        if !self.pages_can_come() || self.gate.is_forker() || self.mappings_are_short() {
+            return false;
+        }
+        if !w.allows(false) {
+            // Pages of a base-mapped unit can be read, and what is absent of one raises SIGBUS: what the program has no access to is neither.
+            return false;
+        }
+        if self.markers.is_marked(unit) && !self.has_single_pages() {
+            return false;
+        }
+        let mapped = self.map_for_pages(unit, w).is_ok();
+        if !mapped {
+            self.note_mappings_short();
+        }
+        mapped
+    }
+
+    /// Brings in the absent ones of `pages`, write-protected but for those in `written`.
+    pub(crate) fn bring_in(
+        &self,
+        unit: u32,
+        w: Word,
+        record: &Record,
+        pages: Range<usize>,
+        written: Range<usize>,
+    ) -> Result<(), Errno> {
+        self.advise_pages_back(unit, record, pages.clone());
+        self.note_refaults(unit, record, pages.clone());
+        let pieces = self.pager() == Some(Pager::Remap);
+        let buffer = (!pieces).then(|| self.base.take_buffer());
+        let mut next = pages.start;
+        while let Some(run) = record.present.run(next, pages.end, false) {
+            let run = run.start..run.end.min(run.start + BUFFER / PAGE);
+            next = run.end;
+            match &buffer {
+                Some(buffer) => {
+                    self.fill(unit, w, record, run.clone(), buffer.addr())?;
+                    self.install(unit, record, run, buffer.addr(), &written)?;
+                }
+                None => self.install_piece(unit, record, run.clone(), &written, |to| {
+                    self.fill(unit, w, record, run, to)
+                })?,
+            }
+        }
+        Ok(())
+    }
+
+    /// Puts what absent pages hold to memory of ours at `to`: read, or zeros.
+    pub(crate) fn fill(
+        &self,
+        unit: u32,
+        w: Word,
+        record: &Record,
+        pages: Range<usize>,
+        to: usize,
+    ) -> Result<(), Errno> {
+        let mut next = pages.start;
+        while next < pages.end {
+            let at = to + (next - pages.start) * PAGE;
+            let stored = record.stored.get(next);
+            let end = record
+                .stored
+                .run(next, pages.end, !stored)
+                .map_or(pages.end, |r| r.start);
+            if stored {
+                self.read_stored(unit, w, next..end, at)?;
+            } else {
+                // SAFETY: the memory is ours.
+                unsafe { std::ptr::write_bytes(at as *mut u8, 0, (end - next) * PAGE) };
+            }
+            next = end;
+        }
+        Ok(())
+    }
+
+    /// Pages of a locked, base-mapped unit could not be read: marks those that are bad. True if `page` can be brought in all the
+    /// same, with `least`, from now on.
+    #[inline(never)]
+    pub(crate) fn some_can_be_had(
+        &self,
+        unit: u32,
+        w: Word,
+        record: &Record,
+        least: &Range<usize>,
+        page: usize,
+    ) -> bool {
+        if w.file().is_some() {
+            return false;
+        }
+        let buffer = self.base.take_buffer();
+        let (mut had, mut marked) = (true, false);
+        let around = page / (BUFFER / PAGE) * (BUFFER / PAGE);
+        for p in around..around + BUFFER / PAGE {
+            if record.stored.get(p) && !record.present.get(p) {
+                let read = self.read_or_mark(unit, w, p, buffer.addr(), true);
+                had &= read.is_ok() || !least.contains(&p);
+                marked |= read.is_err();
+            }
+        }
+        had && marked
+    }
+}

@@ -1,0 +1,42 @@
+//! A frame is mapped to its unit.
+
+use crate::UNIT;
+use crate::call::CallError;
+use crate::paging::Paging;
+use crate::table::{Locked, NO_FRAME};
+use crate::track::Held;
+use hugeswap_policy::unit::{CLEAN, Kind, MAY_WRITE, READAHEAD, WRITABLE, Word};
+
+impl Paging {
+    /// Maps the frame at `place` to a locked unit; its word then.
+    pub(crate) fn map_frame(
+        &self,
+        w: &Locked<'_>,
+        place: u32,
+        write: bool,
+    ) -> Result<Word, CallError> {
+        let unit = w.unit();
+        let writable = (write || !self.mover().arrives_clean()) && w.has(MAY_WRITE);
+        let new = w.with_kind(Kind::Present).clear(READAHEAD);
+        let new = if writable {
+            new.clear(CLEAN).set(WRITABLE)
+        } else {
+            new.set(CLEAN)
+        };
+        if self.markers.is_marked(unit) {
+            return self.map_marked(w, place);
+        }
+        self.open_fence(unit, **w);
+        if writable {
+            self.note_arrival(unit, write, Held::AsStored(**w));
+        }
+        self.move_in(place, unit, writable)?;
+        if !writable && !self.mover().arrives_clean() {
+            // What may not be written (a file): should it fail, what is written there goes nowhere.
+            let _ = self.mover().set_read_only(self.table.addr(unit), UNIT);
+        }
+        self.let_inherit(unit);
+        w.set_frame(NO_FRAME);
+        Ok(new)
+    }
+}

@@ -1,0 +1,153 @@
+//! Where frames come from: free ones, the rest of the budget, clean units nobody misses, and
+//! other processes. Whoever runs low wakes kswapd; whoever finds none waits for it.
+//!
+//! Called by the fault path, whose rules hold here (see `fault`), by kswapd and by the I/O threads.
+
+use crate::memory::Memory;
+use hugeswap_policy::frames::{self, Credits, Frame, Sources};
+use hugeswap_policy::gfp::Gfp;
+use hugeswap_policy::numa;
+use hugeswap_policy::unit::{CLEAN, COW, Kind, LOCKED, WATCHED, Word};
+use hugeswap_policy::{PAGE_BYTES, UNIT_BYTES, UNIT_PAGES};
+use std::sync::atomic::Ordering::Relaxed;
+use std::sync::atomic::{AtomicU32, AtomicU64};
+
+/// How many whole frames are asked for, from one of kswapd's ticks to the next.
+#[derive(Default)]
+pub(crate) struct FrameDemand {
+    now: AtomicU32,
+    before: AtomicU32,
+}
+
+impl FrameDemand {
+    /// Fewer than this many are next to none.
+    const LOW: u32 = 8;
+
+    fn note(&self) {
+        self.now.fetch_add(1, Relaxed);
+    }
+
+    pub fn is_low(&self) -> bool {
+        self.now.load(Relaxed).max(self.before.load(Relaxed)) < FrameDemand::LOW
+    }
+
+    /// As many as there are where huge pages are used, from now on.
+    pub fn raise(&self) {
+        self.now.fetch_max(FrameDemand::LOW, Relaxed);
+    }
+
+    /// A tick has passed.
+    pub fn tick(&self) {
+        self.before.store(self.now.swap(0, Relaxed), Relaxed);
+    }
+}
+
+impl Sources for Memory {
+    type Word = AtomicU64;
+
+    fn take_free(&self, nodes: &[u8]) -> Option<u32> {
+        self.arena.take_free(nodes)
+    }
+
+    fn take_fresh(&self) -> Option<u32> {
+        self.arena.take_fresh()
+    }
+
+    fn charge(&self) -> bool {
+        self.pool.charge(self.pool.me(), 1)
+    }
+
+    fn uncharge(&self) {
+        self.pool.uncharge(self.pool.me(), 1);
+    }
+
+    /// Of a unit that nobody touched since it was watched.
+    fn take_clean(&self, nodes: &[u8]) -> Option<u32> {
+        while let Some(unit) = self.clean.pop(nodes) {
+            let takeable = |w: Word| {
+                w.evictable()
+                    && (w.kind() == Kind::Cached || (w.has(WATCHED) && w.has(CLEAN) && !w.has(COW)))
+            };
+            let Some(w) = self.table.try_lock_if(unit, takeable) else {
+                let w = self.table.load(unit);
+                if w.has(LOCKED) && matches!(w.kind(), Kind::Present | Kind::Cached) {
+                    // Who has it locked may leave it as it is: the lists bring it back here.
+                    self.note_resident(unit);
+                }
+                continue;
+            };
+            // If it failed, the unit may have been dropped: then there is room for a fresh frame.
+            return self.take_locked(w);
+        }
+        None
+    }
+
+    fn discard(&self, place: u32) {
+        self.arena.discard(place);
+    }
+
+    fn credits(&self) -> &Credits<AtomicU64> {
+        self.base.credits()
+    }
+
+    fn shed(&self, left: u64) {
+        self.base.pieces.shed(left as i64);
+    }
+}
+
+impl Memory {
+    /// A frame without waiting: a free one, a fresh one within the budget, or that of the
+    /// oldest watched clean unit.
+    pub(crate) fn get_frame_nowait(&self) -> Option<Frame> {
+        self.frame_of(Gfp::USER, None)
+    }
+
+    /// The same of the nodes that `gfp` allows, `wanted` (else the caller's) first.
+    pub(crate) fn frame_of(&self, gfp: Gfp, wanted: Option<u8>) -> Option<Frame> {
+        self.frame_demand.note();
+        let numa = &self.arena.numa;
+        let here = numa.here().node;
+        let wanted = wanted.unwrap_or(here);
+        let nodes = gfp.nodes(numa.near(wanted));
+        let frame = frames::take_frame(self, nodes, self.has_single_pages())?;
+        self.count_node(wanted, numa.of_place(frame.place), here, 1);
+        self.took_frame();
+        Some(frame)
+    }
+
+    /// `n` frames came from node `got`, wanted on `wanted` by somebody on `here`.
+    pub(crate) fn count_node(&self, wanted: u8, got: u8, here: u8, n: u64) {
+        if self.arena.numa.nodes() > 1 {
+            numa::events(wanted, got, here).for_each(|c| self.pool.count(c, n));
+        }
+    }
+
+    /// The nodes in the order in which the caller does without their frames.
+    pub(crate) fn far_nodes(&self) -> &[u8] {
+        self.arena.numa.far(self.arena.numa.here().node)
+    }
+
+    /// The node that the memory at `addr` is on, as far as that is known: by the machine's number, or the pretended one. None: it is not in a huge
+    /// page, or not in memory.
+    pub fn node_of(&self, addr: usize) -> Option<usize> {
+        let unit = self.table.unit_of(addr)?;
+        let there = matches!(self.table.load(unit).kind(), Kind::Present | Kind::Cached);
+        let numa = &self.arena.numa;
+        there.then(|| numa.number(numa.of_unit(unit)))
+    }
+
+    /// Memory that nobody uses, bytes: the rest of the budget, and what of this process's is charged and free (not what is
+    /// watched). All of it, and what of it is in whole frames.
+    pub fn free_bytes(&self) -> (u64, u64) {
+        let rest = self.pool.frames().saturating_sub(self.pool.used_frames());
+        let frames = rest + self.arena.free_frames() + self.base.credits().frames();
+        let pages = self.base.credits().pages() % UNIT_PAGES;
+        let in_frames = frames * UNIT_BYTES;
+        (in_frames + pages * PAGE_BYTES, in_frames)
+    }
+
+    /// Gives a frame of this process's that is free, or clean and watched, back to the pool.
+    pub(crate) fn hand_back_one(&self) -> bool {
+        frames::hand_back(self, self.far_nodes())
+    }
+}

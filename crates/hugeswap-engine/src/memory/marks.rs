@@ -1,0 +1,119 @@
+//! How much memory is to be had, and the marks that it is held against.
+//!
+//! The rules of the fault path hold.
+
+use crate::memory::Memory;
+use crate::pool::FaultMode;
+use hugeswap_policy::knobs::Knob;
+use hugeswap_policy::watermark::{Boost, Setting, Watermarks};
+use hugeswap_sys::process;
+use std::sync::atomic::Ordering::Relaxed;
+
+/// Of so few frames units are taken one at a time, and only for somebody who waits: an instruction may need two units at once, and
+/// would never end if the first went each time the second came.
+const FEW_FRAMES: u64 = 4;
+/// Write-outs under way at one time.
+pub(crate) const WRITE_DEPTH: u32 = 8;
+
+impl Memory {
+    /// The marks of this process for its `share` of the budget, as they are set.
+    pub(crate) fn marks(&self, share: u64) -> Watermarks {
+        let setting = Setting {
+            min_free_kbytes: self.pool.knob(Knob::MinFreeKbytes),
+            scale_factor: self.pool.knob(Knob::WatermarkScale),
+        };
+        Watermarks::of(share, self.frame_demand.is_low(), setting)
+    }
+
+    /// The same, raised as it may be at the moment.
+    pub(crate) fn raised_marks(&self, share: u64) -> Watermarks {
+        let marks = self.marks(share);
+        match self.pacing.boost() {
+            Boost(0) => marks,
+            boost => marks.boosted(boost.of(marks, share)),
+        }
+    }
+
+    /// There is less than there should be: kswapd is to make more for a while.
+    pub(crate) fn boost_marks(&self, marks: Watermarks) {
+        let factor = self.pool.knob(Knob::WatermarkBoost);
+        let boost = self.pacing.boost().on_shortage(marks, factor);
+        self.pacing.boost.store(boost.0, Relaxed);
+    }
+
+    /// Frames that a fault could have at once, and the share of the budget that the marks go by.
+    pub(crate) fn have(&self) -> (u64, u64) {
+        let (used, live) = self.pool.live().fold((0, 0u64), |(u, n), (_, r)| {
+            (u + r.charged.load(Relaxed), n + 1)
+        });
+        let used = used + self.pool.shared_frames();
+        let frames = self.pool.frames();
+        let own = self.arena.free_frames()
+            + self.base.credits().frames()
+            + self.watched.load(Relaxed).max(0) as u64;
+        let share = (frames / live.max(1)).max(self.pool.record().charged.load(Relaxed));
+        (own + frames.saturating_sub(used), share)
+    }
+
+    /// What a fault could have, and the marks it is held against.
+    pub(crate) fn available(&self) -> (u64, Watermarks) {
+        let (available, share) = self.have();
+        (available, self.raised_marks(share))
+    }
+
+    /// Is no less available than kswapd stops at?
+    pub(crate) fn memory_is_plenty(&self) -> bool {
+        let (available, marks) = self.available();
+        available >= marks.high
+    }
+
+    pub(crate) fn has_few_frames(&self) -> bool {
+        self.pool.record().charged.load(Relaxed) <= FEW_FRAMES
+    }
+
+    /// Something was taken.
+    pub(crate) fn check_watermark(&self) {
+        let (available, marks) = self.available();
+        if available < marks.low {
+            self.kick_if_idle();
+        }
+    }
+
+    /// The same of a frame's worth.
+    pub(crate) fn took_frame(&self) {
+        let (available, share) = self.have();
+        if available < self.raised_marks(share).low {
+            self.kick_if_idle();
+            self.note_taken(available, self.marks(share));
+        }
+    }
+
+    /// Wakes kswapd if it is not at work anyway.
+    pub(crate) fn kick_if_idle(&self) {
+        if self.inflight_writes.load(Relaxed) < WRITE_DEPTH {
+            self.pool.kick();
+        }
+    }
+
+    /// A frame's worth was taken, and `available` is left.
+    pub(crate) fn note_taken(&self, available: u64, marks: Watermarks) {
+        if available >= marks.low {
+            return;
+        }
+        if available < marks.min.max(1) {
+            self.boost_marks(marks);
+        }
+        // Who serves other threads' faults would hold those up.
+        if self.mode() == FaultMode::Message {
+            return;
+        }
+        let tid = process::tid();
+        self.pacing.place(tid).store(tid, Relaxed);
+        self.pacing.any.store(1, Relaxed);
+    }
+
+    /// Does anybody wait for memory, or pause?
+    pub(crate) fn somebody_waits(&self) -> bool {
+        self.stalled.load(Relaxed) > 0 || self.pacing.paused.load(Relaxed) > 0
+    }
+}

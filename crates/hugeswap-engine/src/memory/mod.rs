@@ -1,0 +1,312 @@
+//! The memory of a process, the lowest of the engine's layers: frames and pages, who waits for them, and what is known of units.
+//!
+//! The engine is built of layers. Each is a struct that owns its state and holds the layer below it, which it reaches by `Deref`:
+//! [`Memory`], [`Paging`](crate::paging::Paging), [`Ranges`](crate::ranges::Ranges), [`Reclaim`](crate::reclaim::Reclaim),
+//! [`Engine`](crate::Engine). A layer calls what is below it and cannot name what is above it. What has to go up goes by a queue or a word
+//! that a thread above looks at: events for the lists, jobs for the I/O threads, [`Member::kick`] for kswapd.
+//!
+//! Here: frames ([`frames`], [`take`], [`huge`]), how much there is ([`marks`]) and how threads wait for it ([`wait`], [`pacing`]),
+//! events for the reclaim lists ([`lists`]), groups ([`groups`]), how much a fault brings in ([`sizes`], [`thp`], [`advisor`]), the limit
+//! on mappings ([`mappings`]), and huge pages for free frames ([`kcompactd`]).
+
+mod advisor;
+mod frames;
+pub mod groups;
+pub(crate) mod huge;
+pub(crate) mod kcompactd;
+pub(crate) mod lists;
+pub(crate) mod mappings;
+pub(crate) mod marks;
+pub(crate) mod pacing;
+pub(crate) mod sizes;
+mod take;
+pub(crate) mod thp;
+pub(crate) mod wait;
+
+use crate::UNIT;
+use crate::arena::Arena;
+use crate::base::Base;
+use crate::clean::Clean;
+use crate::error::EngineError;
+use crate::gate::Gate;
+use crate::lock::{Held, Lock};
+use crate::markers::Markers;
+use crate::mover::Mover;
+use crate::outcome::Outcome;
+use crate::pool::{FaultMode, Member, record_fault};
+use crate::store::Store;
+use crate::table::Table;
+use crate::track::Track;
+use crate::zeroed::Zeroed;
+use crossbeam_queue::ArrayQueue;
+use frames::FrameDemand;
+use groups::Groups;
+use hugeswap_policy::UNIT_BYTES;
+use hugeswap_policy::counters::FaultClass;
+use hugeswap_policy::knobs::Knob;
+use hugeswap_policy::lruvec::Weights;
+use hugeswap_policy::readahead::Streams;
+use hugeswap_sys::{fs, futex, mm, now_ns};
+use kcompactd::Kcompactd;
+use lists::{Lists, LruEvent};
+use pacing::Pacing;
+use sizes::Sizes;
+use std::sync::Arc;
+use std::sync::atomic::Ordering::{Acquire, Relaxed, Release};
+use std::sync::atomic::{AtomicBool, AtomicI32, AtomicI64, AtomicU16, AtomicU32, AtomicU64};
+use thp::Said;
+
+/// Units remembered that came by base pages where they were to be whole.
+const FELL_BACK: usize = 1024;
+
+/// See the file's head.
+pub struct Memory {
+    pub(crate) pool: Arc<Member>,
+    pub(crate) store: Arc<Store>,
+    pub(crate) gate: Arc<Gate>,
+    pub(crate) table: Table,
+    pub(crate) arena: Arena,
+    pub(crate) base: Base,
+    pub(crate) markers: Markers,
+    pub(crate) track: Track,
+    pub(crate) sizes: Sizes,
+    pub(crate) said: Said,
+    pub(crate) groups: Groups,
+    /// How faults are taken, a [`FaultMode`].
+    mode: AtomicU32,
+    /// The userfaultfd of message mode, or -1.
+    uffd: AtomicI32,
+    /// /proc/self/pagemap, or -1.
+    pub(crate) pagemap: AtomicI32,
+    /// The lists of reclaim: kswapd's, except when the queue of events is full.
+    pub(crate) lru: Lock<Lists>,
+    /// What the units on the lists weigh.
+    pub(crate) weights: Arc<Weights<Zeroed<AtomicU16>>>,
+    pub(crate) events: ArrayQueue<LruEvent>,
+    /// Streams of faults.
+    streams: Lock<Streams>,
+    /// Watched clean units and unused read-ahead, oldest first: what a fault may take.
+    pub(crate) clean: Clean,
+    /// How many units are watched, or cached and used before.
+    pub(crate) watched: AtomicI64,
+    pub(crate) frame_demand: FrameDemand,
+    pub(crate) pacing: Pacing,
+    pub(crate) kcompactd: Kcompactd,
+    /// Units that came by base pages where they were to be whole, oldest first.
+    pub(crate) fell_back: ArrayQueue<u32>,
+    /// When the limit on mappings was last met; 0 is never.
+    mappings_short_at: AtomicU64,
+    /// Units from this one on were never touched.
+    pub(crate) high_unit: AtomicU32,
+    /// Units under write-back, with their writes queued or under way.
+    pub(crate) inflight_writes: AtomicU32,
+    /// Changes when there is work for the I/O threads.
+    pub(crate) work_seq: AtomicU32,
+    /// Changes when memory becomes available.
+    pub(crate) avail_seq: AtomicU32,
+    /// Threads that wait for memory.
+    pub(crate) stalled: AtomicU32,
+    pub(crate) stopping: AtomicBool,
+}
+
+/// What [`Memory::new`] is made of.
+pub(crate) struct Parts {
+    pub pool: Arc<Member>,
+    pub store: Arc<Store>,
+    pub gate: Arc<Gate>,
+    pub table: Table,
+    pub arena: Arena,
+    pub base: Base,
+    pub lists: Lists,
+    pub mode: FaultMode,
+    pub uffd: i32,
+    pub pagemap: i32,
+    /// Places of the arena.
+    pub places: u32,
+}
+
+impl Memory {
+    /// Nothing is in memory yet.
+    pub(crate) fn new(parts: Parts) -> Result<Memory, EngineError> {
+        let Parts {
+            pool,
+            store,
+            gate,
+            table,
+            arena,
+            base,
+            lists,
+            mode,
+            uffd,
+            pagemap,
+            places,
+        } = parts;
+        let said = Said::new(table.units())
+            .map_err(|e| EngineError::System("cannot map the table of advice", e))?;
+        let readahead = pool.knob(Knob::ReadaheadMax) as u32;
+        let nodes = arena.numa.nodes();
+        Ok(Memory {
+            sizes: Sizes::new(pool.header().key[0].load(Relaxed), &store.cost),
+            store,
+            gate,
+            table,
+            arena,
+            base,
+            markers: Markers::new(),
+            track: Track::new(),
+            said,
+            groups: Groups::default(),
+            mode: AtomicU32::new(mode as u32),
+            uffd: AtomicI32::new(uffd),
+            pagemap: AtomicI32::new(pagemap),
+            weights: lists.weights(),
+            lru: Lock::new(lists),
+            events: ArrayQueue::new(16 << 10),
+            streams: Lock::new(Streams::new(readahead)),
+            clean: Clean::new(nodes, (places as usize * 2).max(1024)),
+            watched: AtomicI64::new(0),
+            frame_demand: FrameDemand::default(),
+            pacing: Pacing::new(),
+            kcompactd: Kcompactd::default(),
+            fell_back: ArrayQueue::new(FELL_BACK),
+            mappings_short_at: AtomicU64::new(0),
+            high_unit: AtomicU32::new(0),
+            inflight_writes: AtomicU32::new(0),
+            work_seq: AtomicU32::new(0),
+            avail_seq: AtomicU32::new(0),
+            stalled: AtomicU32::new(0),
+            stopping: AtomicBool::new(false),
+            pool,
+        })
+    }
+
+    /// After a frame was moved to `unit`: if that happened between the parts of a fork, the mark that keeps
+    /// the arena out of the child came along and must go.
+    pub(crate) fn let_inherit(&self, unit: u32) {
+        if self.gate.is_forker() {
+            // SAFETY: advice that discards nothing.
+            let _ = unsafe { mm::advise(self.table.addr(unit), UNIT, libc::MADV_DOFORK) };
+        }
+    }
+
+    pub(crate) fn timed(&self, class: FaultClass, start: u64) -> Option<Outcome> {
+        record_fault(
+            &self.pool.record().events,
+            class,
+            now_ns().saturating_sub(start),
+        );
+        Some(Outcome::Retry)
+    }
+
+    pub(crate) fn done(&self, unit: u32, class: FaultClass, start: u64) -> Option<Outcome> {
+        self.note_resident(unit);
+        self.timed(class, start)
+    }
+
+    /// How faults are taken.
+    pub fn mode(&self) -> FaultMode {
+        if self.mode.load(Relaxed) == FaultMode::Message as u32 {
+            FaultMode::Message
+        } else {
+            FaultMode::Signal
+        }
+    }
+
+    pub(crate) fn note_mode(&self) {
+        let bit = if self.mode() == FaultMode::Message {
+            2
+        } else {
+            1
+        };
+        self.pool.header().mode_used.fetch_or(bit, Relaxed);
+    }
+
+    pub(crate) fn become_signal_mode(&self) {
+        self.mode.store(FaultMode::Signal as u32, Relaxed);
+        let fd = self.uffd.swap(-1, Relaxed);
+        if fd >= 0 {
+            fs::close(fd);
+        }
+    }
+
+    pub(crate) fn mover(&self) -> Mover {
+        match self.mode() {
+            FaultMode::Message => Mover::Uffd(self.uffd.load(Relaxed), self.pagemap.load(Relaxed)),
+            _ => Mover::Remap,
+        }
+    }
+
+    pub(crate) fn uffd(&self) -> i32 {
+        self.uffd.load(Relaxed)
+    }
+
+    /// The pool, and this process in it.
+    pub fn pool(&self) -> &Member {
+        &self.pool
+    }
+
+    /// Has units that hold something counted in this process's record: whenever that has become another one.
+    pub(crate) fn count_touched(&self) {
+        // SAFETY: the record is mapped with the pool, which lives as long as the table.
+        unsafe { self.table.count_in(&self.pool.record().touched) };
+    }
+
+    /// The managed addresses.
+    pub fn window(&self) -> std::ops::Range<usize> {
+        let (base, len) = self.table.window();
+        base..base + len
+    }
+
+    /// Is `addr` in the window?
+    pub fn contains(&self, addr: usize) -> bool {
+        self.table.unit_of(addr).is_some()
+    }
+
+    pub(crate) fn wake_workers(&self, n: u32) {
+        self.work_seq.fetch_add(1, Release);
+        hugeswap_sys::futex::wake(&self.work_seq, n, false);
+    }
+
+    pub(crate) fn note_available(&self) {
+        self.avail_seq.fetch_add(1, Release);
+        if self.stalled.load(Acquire) > 0 {
+            hugeswap_sys::futex::wake(&self.avail_seq, u32::MAX >> 1, false);
+        }
+    }
+
+    /// Bytes at `[addr, addr+UNIT)` as a slice.
+    ///
+    /// # Safety
+    /// The unit or place must be mapped readable, and stay so for the slice's life. Its bytes may be changed
+    /// by the program meanwhile only where the result is thrown away then (write-back).
+    pub(crate) unsafe fn bytes<'a>(&self, addr: usize) -> &'a [u8] {
+        // SAFETY: passed on to the caller.
+        unsafe { std::slice::from_raw_parts(addr as *const u8, UNIT) }
+    }
+
+    /// Is the unit or place at `addr` one huge page? `None` where the kernel cannot tell.
+    pub(crate) fn is_huge(&self, addr: usize) -> Option<bool> {
+        let fd = self.pagemap.load(Relaxed);
+        mm::huge_bytes(fd, addr, addr + UNIT)
+            .ok()
+            .map(|b| b == UNIT_BYTES)
+    }
+
+    /// `unit` got base pages where it was to be whole. (If there are too many, they are found in time.)
+    pub(crate) fn note_fell_back(&self, unit: u32) {
+        let _ = self.fell_back.push(unit);
+    }
+
+    /// A device that fails is not asked again at once.
+    pub(crate) fn rest_a_moment(&self) {
+        let seq = self.work_seq.load(Relaxed);
+        futex::wait(&self.work_seq, seq, Some(10_000_000), false);
+    }
+
+    /// What is known of streams, with `readahead.max` as it is set; `None` while somebody else has it.
+    pub(crate) fn try_streams(&self) -> Option<Held<'_, Streams>> {
+        let mut streams = self.streams.try_lock()?;
+        streams.set_max_window(self.pool.knob(Knob::ReadaheadMax) as u32);
+        Some(streams)
+    }
+}

@@ -1,0 +1,75 @@
+//! Frames taken from units, and moved in and out. The rules of the fault path hold.
+
+use crate::call::Done;
+use crate::memory::Memory;
+use crate::table::{Locked, NO_FRAME};
+use hugeswap_policy::counters::Counter;
+use hugeswap_policy::unit::{CLEAN, Kind, READAHEAD, WATCHED, WRITABLE, Word};
+use std::sync::atomic::Ordering::Relaxed;
+
+impl Memory {
+    /// Takes the frame of a locked, clean, evictable unit and unlocks it as swapped.
+    pub(crate) fn take_locked(&self, w: Locked<'_>) -> Option<u32> {
+        let (unit, was) = (w.unit(), *w);
+        let swapped = |w: Word| {
+            w.with_kind(Kind::Swapped)
+                .clear(WATCHED | CLEAN | READAHEAD | WRITABLE)
+        };
+        if was.kind() == Kind::Cached {
+            let place = w.frame();
+            w.set_frame(NO_FRAME);
+            self.note_whole_evicted(unit);
+            w.settle_as(swapped);
+            if !was.has(READAHEAD) {
+                self.watched.fetch_sub(1, Relaxed);
+            }
+            if was.has(READAHEAD)
+                && let Some(mut s) = self.streams.try_lock()
+            {
+                s.on_waste(u64::from(unit));
+            }
+            return Some(place);
+        }
+        let Some(place) = self.arena.take_empty() else {
+            w.settle();
+            return None;
+        };
+        match self.move_out(unit, place, was.has(WATCHED)) {
+            Ok(()) => {
+                if was.has(WATCHED) {
+                    self.watched.fetch_sub(1, Relaxed);
+                }
+                w.set_frame(NO_FRAME);
+                self.note_whole_evicted(unit);
+                w.settle_as(swapped);
+                self.pool.count(Counter::PgReclaim, 1);
+                Some(place)
+            }
+            Err(_) => {
+                self.arena.put_empty(place);
+                // The limit on mappings: moving needs some, dropping frees some.
+                self.pool.count(Counter::MapLimit, 1);
+                self.drop_clean(w);
+                None
+            }
+        }
+    }
+
+    /// Moves the frame at `place` to `unit`: see [`Mover::map_in`](crate::mover::Mover::map_in).
+    pub(crate) fn move_in(&self, place: u32, unit: u32, writable: bool) -> Done {
+        let (from, to) = (self.arena.addr(place), self.table.addr(unit));
+        self.mover().map_in(from, to, writable)?;
+        let numa = &self.arena.numa;
+        numa.set_unit(unit, numa.of_place(place));
+        Ok(())
+    }
+
+    /// Moves the memory of `unit` to an empty place: see [`Mover::map_out`](crate::mover::Mover::map_out).
+    pub(crate) fn move_out(&self, unit: u32, place: u32, watched: bool) -> Done {
+        let (from, to) = (self.table.addr(unit), self.arena.addr(place));
+        self.mover().map_out(from, to, watched)?;
+        let numa = &self.arena.numa;
+        numa.set_place(place, numa.of_unit(unit));
+        Ok(())
+    }
+}

@@ -1,0 +1,151 @@
+//! How a thread waits for memory: it wakes those that can make room, asks other processes, and gives up when nothing has come for too long.
+//!
+//! The rules of the fault path hold.
+
+use crate::memory::Memory;
+use hugeswap_policy::counters::Counter;
+use hugeswap_sys::{futex, now_ns};
+use std::sync::atomic::Ordering::{Acquire, Relaxed};
+
+/// Patience with a swap that is full, and with one that is only slow.
+const FULL_PATIENCE_NS: u64 = 2_000_000_000;
+pub(crate) const SLOW_PATIENCE_NS: u64 = 60_000_000_000;
+/// After so long a wait others are asked for more than their surplus.
+const HUNGER_NS: u64 = 50_000_000;
+/// A round of reclaim: until something becomes available, or so long.
+pub(crate) const ROUND_NS: u64 = 100_000_000;
+
+/// How long a thread has waited for memory in vain.
+struct Patience {
+    start: u64,
+    /// When swap was last seen to take writes.
+    not_full: u64,
+}
+
+impl Patience {
+    fn new(now: u64) -> Patience {
+        Patience {
+            start: now,
+            not_full: now,
+        }
+    }
+
+    /// Has it been too long? Full is a swap that was found so at every look for as long: one write that fails also makes
+    /// it look full for a moment.
+    fn ended(&mut self, now: u64, full: bool) -> bool {
+        if !full {
+            self.not_full = now;
+        }
+        now - self.start > SLOW_PATIENCE_NS || now - self.not_full > FULL_PATIENCE_NS
+    }
+}
+
+impl Memory {
+    /// Waits until `take` finds what it wants, waking whoever can make room; `None` if that took too long, or more than `rounds`
+    /// rounds of reclaim. Not with the lock of a unit in memory held: it may be the one that has to go.
+    pub(crate) fn wait_for_memory<T>(
+        &self,
+        rounds: Option<u32>,
+        take: impl Fn() -> Option<T>,
+    ) -> Option<T> {
+        self.pool.count(Counter::AllocStall, 1);
+        self.stalled.fetch_add(1, Relaxed);
+        self.boost_marks(self.marks(self.have().1));
+        let start = now_ns();
+        let mut patience = Patience::new(start);
+        let mut round = (self.avail_seq.load(Acquire), now_ns());
+        let mut left = rounds;
+        let mut last = round.0;
+        let got = loop {
+            let seq = self.avail_seq.load(Acquire);
+            if seq != last && !self.store.is_full() {
+                // Others get what comes: it is a queue, not the end.
+                last = seq;
+                patience = Patience::new(now_ns());
+            }
+            if let Some(got) = take() {
+                break Some(got);
+            }
+            if let Some(n) = &mut left
+                && (seq != round.0 || now_ns() - round.1 > ROUND_NS)
+            {
+                round = (seq, now_ns());
+                *n -= 1;
+                if *n == 0 {
+                    break None;
+                }
+            }
+            self.ask_others(now_ns() - patience.start > HUNGER_NS);
+            self.pool.kick();
+            futex::wait(&self.avail_seq, seq, Some(1_000_000), false);
+            let ended = patience.ended(now_ns(), self.store.is_full());
+            if ended || self.stopping.load(Relaxed) {
+                break None;
+            }
+        };
+        self.stalled.fetch_sub(1, Relaxed);
+        self.pool
+            .count(Counter::AllocStallUsec, (now_ns() - start) / 1000);
+        if got.is_none() && rounds.is_none() {
+            self.pool.header().exhausted.fetch_add(1, Relaxed);
+        }
+        got
+    }
+
+    /// Asks the process that holds the most for frames: what it has beyond its share or, if this one waits
+    /// in vain for its own to become free (`hungry`: they are pinned, say), whatever it has.
+    pub(crate) fn ask_others(&self, hungry: bool) {
+        let me = self.pool.me();
+        let live = self.pool.live().count() as u64;
+        if live < 2 {
+            return;
+        }
+        let share = self.pool.frames() / live;
+        let mine = self.pool.record().charged.load(Relaxed);
+        if mine >= share && !hungry {
+            return;
+        }
+        let others = || {
+            let live = self.pool.live();
+            live.filter(|(i, r)| *i != me && r.responsive.load(Relaxed) == 1)
+        };
+        // What is shared counts as one's that can take it out.
+        let shared = self.pool.shared_frames();
+        let keeper = others().map(|(i, _)| i).find(|&i| self.pool.has_shared(i));
+        let holds = |i: usize, charged: u64| match keeper {
+            Some(k) if k == i => charged + shared,
+            _ => charged,
+        };
+        let richest = others()
+            .map(|(i, r)| (holds(i, r.charged.load(Relaxed)), r))
+            .max_by_key(|(n, _)| *n);
+        if let Some((held, r)) = richest
+            && (hungry || held > share)
+            && r.give_back.load(Relaxed) == 0
+        {
+            r.give_back
+                .store(share.saturating_sub(mine).clamp(1, 16), Relaxed);
+            r.kick.fetch_add(1, std::sync::atomic::Ordering::Release);
+            futex::wake(&r.kick, 1, true);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn one_failing_write_is_not_a_full_swap() {
+        let mut p = Patience::new(5);
+        for ms in 1..30_000u64 {
+            assert!(!p.ended(5 + ms * 1_000_000, ms % 5 == 0), "after {ms} ms");
+        }
+        let then = 5 + 29_999_000_000;
+        assert!(!p.ended(then + FULL_PATIENCE_NS - 1, true));
+        assert!(p.ended(then + FULL_PATIENCE_NS + 1, true));
+        let mut p = Patience::new(5);
+        assert!(!p.ended(5 + SLOW_PATIENCE_NS, false));
+        assert!(p.ended(6 + SLOW_PATIENCE_NS, false));
+    }
+}

@@ -1,0 +1,106 @@
+//! What happens to a unit, the second of the engine's layers: faults ([`fault`](crate::fault)), base pages ([`base`](crate::base)), bytes read
+//! ([`read`](crate::read)) and written out ([`work`](crate::work), [`park`](crate::park), [`zero`](crate::zero)), mapped files
+//! ([`file`](crate::file)), which memory was written ([`track`](crate::track)), markers ([`markers`](crate::markers)).
+//!
+//! A method here works on one unit, under its lock.
+
+use crate::file::Files;
+use crate::memory::Memory;
+use crate::shared::Sharing;
+use crate::writers::Writers;
+use crossbeam_queue::ArrayQueue;
+use std::ops::Deref;
+use std::sync::atomic::AtomicBool;
+use std::sync::atomic::Ordering::Relaxed;
+
+/// A job for the I/O threads.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Job {
+    /// Read a unit that is locked and queued, unless somebody took it over.
+    Read(u32),
+    /// Bring in a unit of a shared region, if it is in swap still.
+    Shared(u32),
+    /// Read a unit whose lock and frame go with the job.
+    Handed(u32),
+    /// Make a base-mapped unit whole; its lock goes with the job.
+    Whole(u32),
+    /// Write what is dirty of a unit of a mapped file, and drop it; its lock goes with the job.
+    Settle { unit: u32, drop: bool },
+    /// Bring pages `from..to` of a base-mapped unit in; its lock goes with the job.
+    Bring { unit: u32, from: u16, to: u16 },
+    /// Write such pages, if they are dirty, and drop them; the same.
+    Drop { unit: u32, from: u16, to: u16 },
+    /// Have the file of a unit on its device.
+    Flush(u32),
+    /// Write a unit under write-back to swap.
+    Write(u32),
+}
+
+/// See the file's head.
+pub struct Paging {
+    memory: Memory,
+    pub(crate) files: Files,
+    pub(crate) sharing: Sharing,
+    pub(crate) reads: ArrayQueue<Job>,
+    pub(crate) writes: ArrayQueue<Job>,
+    pub(crate) writers: Writers,
+    /// A page that a forked child finds zeroed.
+    pub(crate) fork_mark: usize,
+    /// Descriptors of the engine's are above this one.
+    pub(crate) low_fd: i32,
+    /// Message mode: some unmapped unit was made inaccessible.
+    pub(crate) fenced: AtomicBool,
+    /// Some unit was handed to the kernel.
+    pub(crate) has_foreign: AtomicBool,
+}
+
+impl Paging {
+    /// With queues that are empty.
+    pub(crate) fn new(
+        memory: Memory,
+        files: Files,
+        sharing: Sharing,
+        fork_mark: usize,
+        low_fd: i32,
+    ) -> Paging {
+        Paging {
+            memory,
+            files,
+            sharing,
+            reads: ArrayQueue::new(256),
+            writes: ArrayQueue::new(1024),
+            writers: Writers::default(),
+            fork_mark,
+            low_fd,
+            fenced: AtomicBool::new(false),
+            has_foreign: AtomicBool::new(false),
+        }
+    }
+
+    /// What shared regions ask for what they need.
+    pub(crate) fn host(&self) -> &Paging {
+        self
+    }
+
+    /// The same without those of shared regions.
+    pub(crate) fn unshared_fds(&self) -> impl Iterator<Item = i32> {
+        [
+            self.pool.fd(),
+            self.uffd(),
+            self.pagemap.load(Relaxed),
+            self.base.sigbus_fd(),
+        ]
+        .into_iter()
+        .chain(self.pool.areas().map(|(_, a)| a.fd))
+        .chain(self.files.fds())
+        .filter(|&fd| fd >= 0)
+    }
+}
+
+impl Deref for Paging {
+    type Target = Memory;
+
+    fn deref(&self) -> &Memory {
+        &self.memory
+    }
+}

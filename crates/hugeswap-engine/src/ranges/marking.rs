@@ -1,0 +1,178 @@
+//! Markers that the program installs and removes ([`crate::markers`]).
+
+use crate::base::Split;
+use crate::markers::{Tables, close, open};
+use crate::outcome::Outcome;
+use crate::ranges::Ranges;
+use crate::table::{Locked, NO_FRAME};
+use crate::{PAGE, UNIT};
+use hugeswap_policy::knobs::Knob;
+use hugeswap_policy::markers::Marker;
+use hugeswap_policy::unit::{COW, Kind, READAHEAD, WRITABLE};
+use hugeswap_sys::Errno;
+use hugeswap_sys::Result;
+use hugeswap_sys::signal::Blocked;
+use std::ops::Range;
+use std::sync::atomic::Ordering::Relaxed;
+
+impl Ranges {
+    /// The pages of `[addr, addr+len)` become guards, or poisoned: what they hold is given up. EINVAL: not whole pages; EOPNOTSUPP: there are no markers here (message mode, no
+    /// userfaultfd, mapped files and shared memory, `markers=off`); ENOMEM: something is not mapped, cannot be touched, or mappings are short; EAGAIN: held for a system call, or
+    /// another process's fault must be waited for; EEXIST: to be poisoned, but a guard. What comes before the unit of 2 MiB at which that is found out is done.
+    pub fn install_markers(&self, addr: usize, len: usize, marker: Marker) -> Result<()> {
+        if !addr.is_multiple_of(PAGE) || !len.is_multiple_of(PAGE) {
+            return Err(Errno::EINVAL);
+        }
+        let none = !self.has_single_pages() || self.pool.knob(Knob::Markers) == 0;
+        if none || self.sharing.is_shared(addr) || self.is_of_file(addr) {
+            return Err(Errno::EOPNOTSUPP);
+        }
+        if !self.is_mapped(addr, len) {
+            return Err(Errno::ENOMEM);
+        }
+        let _blocked = Blocked::all();
+        let _inside = self.gate.enter();
+        // (Inside: a child forked in the middle of this would wait for it.)
+        let tables = self.markers.open(self.table.units())?;
+        self.note_range_written(addr, len);
+        let mut units = self.table.units_of(addr, len);
+        let done = units.try_for_each(|unit| {
+            let pages = self.table.pages_in(unit, addr, len);
+            self.mark_unit(tables, unit, pages, marker)
+        });
+        self.note_range_written(addr, len);
+        self.note_available();
+        done
+    }
+
+    fn mark_unit(
+        &self,
+        tables: &Tables,
+        unit: u32,
+        pages: Range<usize>,
+        marker: Marker,
+    ) -> Result<()> {
+        let w = self.lock_in_parts(unit, &pages)?;
+        let marked = &tables.pages[unit as usize];
+        if marker == Marker::Poison && pages.clone().any(|p| marked.guard.get(p)) {
+            w.settle();
+            return Err(Errno::EEXIST);
+        }
+        if w.kind() == Kind::Foreign
+            && let Err(e) = close(self.table.addr(unit), &pages)
+        {
+            w.settle();
+            return Err(e);
+        }
+        tables.change(unit, |m| {
+            m.guard.put(pages.clone(), false);
+            m.poison.put(pages.clone(), false);
+            m.bits(marker).put(pages, true);
+        });
+        self.high_unit.fetch_max(unit + 1, Relaxed);
+        debug_assert_eq!(self.check_markers(unit, *w), Ok(()));
+        w.settle();
+        Ok(())
+    }
+
+    /// Locks a unit of which `pages` hold nothing, and which is not in memory in one piece.
+    fn lock_in_parts(&self, unit: u32, pages: &Range<usize>) -> Result<Locked<'_>> {
+        loop {
+            let mut w = self.table.lock_settled(unit);
+            let refused = match w.kind() {
+                Kind::None | Kind::Foreign => return Ok(w),
+                Kind::Free => Some(Errno::ENOMEM),
+                Kind::Poisoned => Some(Errno::EIO),
+                Kind::Swapped | Kind::Base => None,
+                Kind::Cached => {
+                    if !w.has(READAHEAD) {
+                        self.watched.fetch_sub(1, Relaxed);
+                    }
+                    self.arena.put_free(w.frame());
+                    w.set_frame(NO_FRAME);
+                    w.change(|w| w.with_kind(Kind::Swapped).clear(READAHEAD));
+                    None
+                }
+                Kind::Present if w.pins() > 0 => Some(Errno::EAGAIN),
+                Kind::Present if !w.allows(true) => Some(Errno::EOPNOTSUPP),
+                Kind::Present if w.has(COW) => {
+                    w.settle();
+                    match self.resolve(unit, self.table.addr(unit), true) {
+                        Outcome::Retry => continue,
+                        _ => return Err(Errno::ENOMEM),
+                    }
+                }
+                Kind::Present
+                    if w.has(WRITABLE) && self.mover().set_read_only(w.addr(), UNIT).is_err() =>
+                {
+                    Some(Errno::ENOMEM)
+                }
+                Kind::Present => match self.split_to_track(w.with(|w| w.clear(WRITABLE))) {
+                    Split::Pages(pages) => {
+                        w = pages;
+                        None
+                    }
+                    Split::Later => continue,
+                    Split::Whole(whole) => {
+                        w = whole;
+                        Some(Errno::ENOMEM)
+                    }
+                },
+            };
+            let refused = match refused {
+                None if self.give_up_pages(&mut w, pages.clone()) => return Ok(w),
+                None => Errno::ENOMEM,
+                Some(e) => e,
+            };
+            w.settle();
+            return Err(refused);
+        }
+    }
+
+    /// The markers of a kind in `[addr, addr+len)` are gone: their pages are zeros. What has none stays as it is.
+    pub fn remove_markers(&self, addr: usize, len: usize, marker: Marker) {
+        self.change_markers(addr, len, &[marker], true);
+    }
+
+    /// After what pages hold was given up: they are not poisoned any more.
+    pub(crate) fn heal(&self, addr: usize, len: usize) {
+        // (Whole pages of it.)
+        let (from, to) = (addr.next_multiple_of(PAGE), (addr + len) & !(PAGE - 1));
+        if from < to {
+            self.change_markers(from, to - from, &[Marker::Poison], true);
+        }
+    }
+
+    /// Pages are unmapped, of units that others use, or that are nobody's now.
+    pub(crate) fn forget_markers(&self, addr: usize, len: usize) {
+        self.change_markers(addr, len, &[Marker::Guard, Marker::Poison], false);
+    }
+
+    fn change_markers(&self, addr: usize, len: usize, markers: &[Marker], mapped: bool) {
+        let Some(tables) = self.markers.tables() else {
+            return;
+        };
+        let _blocked = Blocked::all();
+        for unit in self
+            .table
+            .units_of(addr, len)
+            .filter(|&u| self.markers.is_marked(u))
+        {
+            let _inside = mapped.then(|| self.gate.enter());
+            let w = self.table.lock_settled(unit);
+            let pages = self.table.pages_in(unit, addr, len);
+            let marked = &tables.pages[unit as usize];
+            for &marker in markers {
+                let mut from = pages.start;
+                while let Some(run) = marked.bits(marker).run(from, pages.end, true) {
+                    from = run.end;
+                    if w.kind() == Kind::Foreign {
+                        open(self.table.addr(unit), &run);
+                    }
+                    tables.change(unit, |m| m.bits(marker).put(run, false));
+                }
+            }
+            w.settle();
+        }
+    }
+}
