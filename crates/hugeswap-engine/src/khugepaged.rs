@@ -1,7 +1,7 @@
 //! khugepaged: makes base-mapped units whole whose pages are in memory, without a fault that asks for it.
 //!
 //! One thread a process, at the pace that is set: it looks at so many pages, sleeps, and goes on where it was. Units that got base pages where they were to
-//! be whole come first, a few times a second, once memory is not short any more; and the thread does some of kcompactd's work ([`crate::kcompactd`]). It may wait for a huge page, but not while a unit is locked
+//! be whole come first, a few times a second, once memory is not short any more; and the thread does some of kcompactd's work ([`crate::memory::kcompactd`]). It may wait for a huge page, but not while a unit is locked
 //! or the gate kept from closing, and it wakes nobody. Which units it takes is `hugeswap_policy::khugepaged`'s to say.
 //!
 //! Concurrency: it works on a unit under the unit's lock, which it only tries to take, and passes the gate for each, so that a fork waits for

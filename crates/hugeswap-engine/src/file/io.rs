@@ -288,7 +288,7 @@ impl Paging {
         want != 0 && checksum::whole(&self.store.key, unsafe { self.bytes(at) }) == want
     }
 
-    /// Message mode: access to a unit that [`Paging::fence`] has made read-only, so that memory can be moved to it or from it.
+    /// Message mode: access to a unit that [`Ranges::fence`](crate::ranges::Ranges::fence) has made read-only, so that memory can be moved to it or from it.
     pub(crate) fn open_fence(&self, unit: u32, w: Word) {
         if self.fenced.load(Relaxed) && !w.has(MAY_WRITE) && !self.mover().watches_in_place() {
             // SAFETY: the unit is locked and absent, or write-protected by userfaultfd.
