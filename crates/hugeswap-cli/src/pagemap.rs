@@ -5,7 +5,7 @@ use crate::text;
 use anyhow::{Result, bail};
 use hugeswap_engine::pool::looking::Run;
 use hugeswap_policy::PAGE_BYTES;
-use hugeswap_policy::pagemap::{Categories, Filter, State};
+use hugeswap_policy::markers::pagemap::{Categories, Filter, State};
 use serde_json::json;
 use std::io::{IsTerminal, Write};
 use std::ops::Range;

@@ -3,14 +3,14 @@
 //! A *place* is 2 MiB of arena address space; it holds a frame (2 MiB of real memory) or is
 //! empty. Frames are recycled: a fresh huge page costs hundreds of microseconds in a VM, a recycled one nothing.
 //!
-//! Which places are free or empty is in lists without a lock ([`hugeswap_policy::frames`]), by node and processor; on which node the frame of a place is,
+//! Which places are free or empty is in lists without a lock ([`hugeswap_policy::defrag::frames`]), by node and processor; on which node the frame of a place is,
 //! says [`Numa`].
 
 use crate::UNIT;
 use crate::numa::Numa;
 use crate::zeroed::Zeroed;
 use hugeswap_policy::UNIT_SHIFT;
-use hugeswap_policy::frames::{Here, Lists};
+use hugeswap_policy::defrag::frames::{Here, Lists};
 use hugeswap_sys::{Result, mm};
 use std::sync::atomic::{AtomicU32, AtomicU64};
 

@@ -6,7 +6,7 @@ use crate::engine::{Engine, UNIT};
 use crate::store::kept::Given;
 use hugeswap_policy::UNIT_PAGES;
 use hugeswap_policy::counters::Counter;
-use hugeswap_policy::slots::split::used_singly;
+use hugeswap_policy::thp_swap::slots::used_singly;
 use hugeswap_policy::unit::{Kind, LOCKED, Place, READAHEAD, UNCHARGED, WATCHED, WRITEBACK};
 use std::collections::HashSet;
 use std::sync::atomic::AtomicU32;

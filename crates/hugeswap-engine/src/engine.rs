@@ -28,7 +28,7 @@ use crate::zeroed::{Zeroed, leave_out_of_core_dumps};
 use crate::{WINDOW_BASE, WINDOW_LEN, handler};
 use hugeswap_policy::UNIT_SHIFT;
 use hugeswap_policy::knobs::Knob;
-use hugeswap_policy::lruvec::Lruvecs;
+use hugeswap_policy::workingset::lruvec::Lruvecs;
 use hugeswap_sys::{Errno, fs, mm, process, uffd};
 use std::ops::Deref;
 use std::sync::Arc;

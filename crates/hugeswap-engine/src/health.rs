@@ -4,7 +4,7 @@
 
 use crate::pool::Pool;
 use crate::pool::layout::{Area, Latencies, Record};
-use hugeswap_policy::breaker::{Breaker, State};
+use hugeswap_policy::device::breaker::{Breaker, State};
 use hugeswap_policy::histogram;
 use hugeswap_sys::{Errno, now_ns};
 use std::sync::atomic::AtomicU64;

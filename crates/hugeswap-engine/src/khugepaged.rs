@@ -2,7 +2,7 @@
 //!
 //! One thread a process, at the pace that is set: it looks at so many pages, sleeps, and goes on where it was. Units that got base pages where they were to
 //! be whole come first, a few times a second, once memory is not short any more; and the thread does some of kcompactd's work ([`crate::memory::kcompactd`]). It may wait for a huge page, but not while a unit is locked
-//! or the gate kept from closing, and it wakes nobody. Which units it takes is `hugeswap_policy::khugepaged`'s to say.
+//! or the gate kept from closing, and it wakes nobody. Which units it takes is `hugeswap_policy::defrag::khugepaged`'s to say.
 //!
 //! Concurrency: it works on a unit under the unit's lock, which it only tries to take, and passes the gate for each, so that a fork waits for
 //! one unit at most.
@@ -11,11 +11,11 @@ use crate::memory::wait::ROUND_NS;
 use crate::reclaim::Reclaim;
 use hugeswap_policy::UNIT_PAGES;
 use hugeswap_policy::counters::Counter;
-use hugeswap_policy::frames::Frame;
-use hugeswap_policy::gfp::{Caller, Gfp};
-use hugeswap_policy::granularity::{Density, UnitHistory};
-use hugeswap_policy::khugepaged::{Limits, Pages};
+use hugeswap_policy::defrag::frames::Frame;
+use hugeswap_policy::defrag::gfp::{Caller, Gfp};
+use hugeswap_policy::defrag::khugepaged::{Limits, Pages};
 use hugeswap_policy::knobs::Knob;
+use hugeswap_policy::swapin::granularity::{Density, UnitHistory};
 use hugeswap_policy::unit::{Kind, Word};
 use hugeswap_sys::{futex, now_ns};
 use std::sync::atomic::Ordering::{Acquire, Relaxed, Release};

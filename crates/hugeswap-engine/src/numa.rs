@@ -11,7 +11,7 @@
 //! Concurrency: bytes are changed by who owns the lock of the unit, or the place. Who reads one without that may find what was true before.
 
 use crate::zeroed::Zeroed;
-use hugeswap_policy::frames::Here;
+use hugeswap_policy::defrag::frames::Here;
 use hugeswap_policy::numa::{self, LOCAL_DISTANCE, MAX_NODES, REMOTE_DISTANCE, Zonelists};
 use hugeswap_sys::{Result, mm, process};
 use std::sync::atomic::AtomicU8;

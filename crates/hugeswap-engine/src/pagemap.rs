@@ -8,7 +8,7 @@ use crate::base::record::Bits;
 use crate::ranges::Ranges;
 use crate::{PAGE, PAGES};
 use hugeswap_policy::PAGE_BYTES;
-use hugeswap_policy::pagemap::{Categories, State, SwapPlace};
+use hugeswap_policy::markers::pagemap::{Categories, State, SwapPlace};
 use hugeswap_policy::unit::{CLEAN, COW, Kind, LOCKED, Place, WATCHED, WRITEBACK, Word};
 use hugeswap_sys::mm;
 use std::ops::Range;

@@ -6,10 +6,10 @@
 use crate::lock::check_inside;
 use crate::zeroed::Zeroed;
 use crate::{PAGE, UNIT};
-use hugeswap_policy::lruvec::Weights;
 pub use hugeswap_policy::unit::lock::NO_FRAME;
 use hugeswap_policy::unit::lock::{self, Lock, QUEUED};
 use hugeswap_policy::unit::{Kind, LOCKED, UNCHARGED, WAITERS, WRITEBACK, Word};
+use hugeswap_policy::workingset::lruvec::Weights;
 use hugeswap_policy::{UNIT_BYTES, UNIT_PAGES, UNIT_SHIFT};
 use hugeswap_sys::{Result, futex, mm};
 use std::mem::ManuallyDrop;
@@ -422,8 +422,8 @@ impl Drop for Table {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use hugeswap_policy::lruvec::Lruvecs;
     use hugeswap_policy::unit::{CLEAN, Place, WRITABLE};
+    use hugeswap_policy::workingset::lruvec::Lruvecs;
 
     fn table() -> Table {
         let lists = Lruvecs::new(4, Zeroed::new(4).unwrap());

@@ -4,7 +4,7 @@
 
 use crate::paging::Paging;
 use hugeswap_policy::counters::Counter;
-use hugeswap_policy::wbt::Pace;
+use hugeswap_policy::device::wbt::Pace;
 use hugeswap_sys::now_ns;
 use std::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed};
 use std::sync::atomic::{AtomicU32, AtomicU64};

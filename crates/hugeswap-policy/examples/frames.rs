@@ -1,7 +1,7 @@
 //! What it costs to take a free frame and give it back, when several threads do so at once: by one stack behind a mutex, by one stack without a lock,
 //! and by a line for each processor. `cargo run --release -p hugeswap-policy --example frames`
 
-use hugeswap_policy::frames::{Here, Lists};
+use hugeswap_policy::defrag::frames::{Here, Lists};
 use std::sync::atomic::Ordering::Relaxed;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64};
 use std::sync::{Barrier, Mutex};

@@ -3,9 +3,9 @@
 //! A counter is an index into a fixed array of 64-bit words: each process of a
 //! pool has one such array in the pool segment, and a reader adds them up.
 
-use crate::faulty::Kind;
-use crate::lruvec::Event;
-use crate::vmscan::PageKind;
+use crate::device::faulty::Kind;
+use crate::workingset::lruvec::Event;
+use crate::workingset::vmscan::PageKind;
 
 macro_rules! counters {
     ($($variant:ident => $name:literal, $doc:literal;)*) => {

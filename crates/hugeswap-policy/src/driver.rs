@@ -21,11 +21,11 @@ mod reclaim;
 
 use crate::UNIT_PAGES;
 use crate::counters::{Counter, FaultClass};
-use crate::lru::{Lru, Reclaim};
-use crate::readahead::Streams;
-use crate::slots;
+use crate::swapin::readahead::Streams;
+use crate::thp_swap::clusters;
 use crate::unit::{CLEAN, Kind, LOCKED, Place, READAHEAD, WATCHED, WRITABLE, WRITEBACK, Word};
 use crate::watermark::Watermarks;
+use crate::workingset::lru::{Lru, Reclaim};
 use std::collections::VecDeque;
 use std::sync::atomic::AtomicU32;
 
@@ -397,7 +397,7 @@ impl<R: Reclaim> Machine<R> {
 
     fn without_slot(&mut self, w: Word) -> Word {
         if let Some(slot) = w.cluster() {
-            slots::release(&self.map, slot as usize, OWNER);
+            clusters::release(&self.map, slot as usize, OWNER);
             self.slots_used -= 1;
         }
         w.with_place(Place::Nothing)

@@ -1,6 +1,6 @@
 //! What `--set KEY=VALUE` may set: names, bounds, defaults, one place.
 
-use crate::faulty::Kind;
+use crate::device::faulty::Kind;
 
 /// How a value is written.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -1,54 +1,49 @@
 //! What hugeswap *decides*, apart from how it is carried out.
 //!
-//! Nothing here knows a clock, a thread, I/O or (after construction) an
-//! allocation; there is no `unsafe`. The engine executes these decisions on real
-//! memory, and a test or a simulator can drive the same code without a kernel.
+//! Nothing here knows a clock, a thread, I/O or (after construction) an allocation; there is no
+//! `unsafe`. The engine executes these decisions on real memory, and a test or a simulator drives the
+//! same code without a kernel.
 //!
-//! * [`mod@unit`]: the 64-bit state word of one 2 MiB unit, and its transitions
-//! * [`lruvec`]: which unit goes next, on lists ([`lru`]) whose work [`vmscan`] divides and [`workingset`] corrects
-//! * [`readahead`]: what to bring in before it is asked for
-//! * [`granularity`]: how much to bring in at a fault; [`thp`]: where that is settled by what is set or advised
-//! * [`slots`]: where in swap a unit goes
-//! * [`faulty`]: what a faulty device does, for tests
-//! * [`retry`]: when a transfer that failed is tried again; [`breaker`]: whether a device that fails is asked at all
-//! * [`extents`]: where on a device a page of swap lies
-//! * [`mod@frames`]: free frames and base pages, and in which order they are asked for; [`numa`]: from which node
-//! * [`watermark`]: when reclaim starts and stops
-//! * [`driver`]: all of it together on a machine of counters, for tests and simulation; its [`driver::offline`], which allocates,
-//!   compares lists on traces
+//! Five systems, each published for the Linux kernel, are each found in one place. Their pages name
+//! the source, the parts, and the files of the engine that carry them out:
+//!
+//! * [`thp_swap`]: huge pages are swapped out and in, in one piece
+//! * [`markers`]: the state of a page outlasts the page
+//! * [`extents`]: where swap lies on its device
+//! * [`defrag`]: huge pages are to be had without a stall
+//! * [`workingset`]: the working set is protected, and recognised when it was missed
+//!
+//! What serves all of them:
+//!
+//! * [`mod@unit`]: the 64-bit state word of one 2 MiB unit, and its transitions; [`shared`]: the same for shared memory
+//! * [`swapin`]: how much a fault brings in, and what is read ahead
+//! * [`watermark`]: when reclaim starts and stops; [`pace`]: how long those pause who take memory faster than that
+//! * [`device`]: what a slow or failing device makes the engine do
+//! * [`numa`]: which node memory comes from
+//! * [`counters`], [`histogram`]: what operators see, under the kernel's names; [`knobs`]: what they may set
 //! * [`advisor`]: what another budget would bring
-//! * [`counters`], [`histogram`]: what operators see, under the kernel's names
-//! * [`knobs`]: what they may set
+//! * [`cell`]: the atomic integer of protocols without a lock
+//!
+//! [`driver`] runs all of it on a machine of counters, for tests and simulation; its [`driver::offline`] compares lists on traces.
 #![forbid(unsafe_code)]
 
 pub mod advisor;
-pub mod breaker;
-pub mod compaction;
+pub mod cell;
 pub mod counters;
+pub mod defrag;
+pub mod device;
 pub mod driver;
 pub mod extents;
-pub mod faulty;
-pub mod frames;
-pub mod gfp;
-pub mod granularity;
 pub mod histogram;
-pub mod khugepaged;
 pub mod knobs;
-pub mod lru;
-pub mod lruvec;
 pub mod markers;
 pub mod numa;
 pub mod pace;
-pub mod pagemap;
-pub mod readahead;
-pub mod retry;
 pub mod shared;
-pub mod slots;
-pub mod thp;
+pub mod swapin;
+pub mod thp_swap;
 pub mod unit;
-pub mod vmscan;
 pub mod watermark;
-pub mod wbt;
 pub mod workingset;
 
 /// Bytes in a unit: one x86-64 huge page.

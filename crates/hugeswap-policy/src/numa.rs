@@ -2,7 +2,7 @@
 //!
 //! A frame is wanted on a node: that of the processor that touches it, or one that is named. If that has none free, the others are asked by
 //! distance, as the kernel's zonelists are ordered: what is near first, of nodes equally near the next one in number first, so that those who
-//! fall back from different nodes do not all go to the same. A request with [`Gfp::THISNODE`](crate::gfp::Gfp::THISNODE) asks no other node.
+//! fall back from different nodes do not all go to the same. A request with [`Gfp::THISNODE`](crate::defrag::gfp::Gfp::THISNODE) asks no other node.
 //!
 //! The budget is not divided among nodes, and neither are the watermarks: kswapd wakes when the pool is short, not when a node is. (The kernel's are by zone,
 //! for there a node that is full is no part of what a process may have elsewhere; here it is.)

@@ -2,7 +2,7 @@
 //!
 //! "Available" is what a fault can have at once: free frames and watched clean
 //! units. Below `low` kswapd wakes and works up to `high`; up to `min` is for base pages and reclaim, not for
-//! huge pages that base pages can take the place of ([`crate::gfp`]); at 0 a faulting thread waits (a stall).
+//! huge pages that base pages can take the place of ([`crate::defrag::gfp`]); at 0 a faulting thread waits (a stall).
 //!
 //! Where the marks lie follows from the budget, or is set ([`Setting`]). They are raised for a while ([`Boost`]) when what is taken
 //! outruns reclaim.

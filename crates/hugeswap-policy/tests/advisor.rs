@@ -2,9 +2,9 @@
 
 use hugeswap_policy::UNIT_PAGES;
 use hugeswap_policy::advisor::{self, Tally, WORDS, curve::Curve};
-use hugeswap_policy::lru::Reclaim;
-use hugeswap_policy::lruvec::Lruvecs;
 use hugeswap_policy::workingset;
+use hugeswap_policy::workingset::lru::Reclaim;
+use hugeswap_policy::workingset::lruvec::Lruvecs;
 use std::collections::VecDeque;
 use std::sync::atomic::AtomicU16;
 

@@ -7,8 +7,8 @@
 mod storm;
 
 use hugeswap_policy::UNIT_PAGES;
-use hugeswap_policy::frames::{self, Credits, Frame, Here, Lists, Sources};
-use hugeswap_policy::gfp::{BasePages, Caller, Gfp, Verdict};
+use hugeswap_policy::defrag::frames::{self, Credits, Frame, Here, Lists, Sources};
+use hugeswap_policy::defrag::gfp::{BasePages, Caller, Gfp, Verdict};
 use hugeswap_policy::knobs::defrag;
 use hugeswap_policy::numa::Zonelists;
 use hugeswap_policy::watermark::Watermarks;

@@ -3,8 +3,8 @@
 //! Checked in every interleaving: no place is handed out twice, none is lost, and what is counted free is never less than what is there. With the
 //! count of changes in a stack's head left out the exploration finds the place that is handed out twice.
 
-use hugeswap_policy::frames::{Here, Lists};
-use hugeswap_policy::slots::split::Cell;
+use hugeswap_policy::cell::Cell;
+use hugeswap_policy::defrag::frames::{Here, Lists};
 use loom::sync::Arc;
 use loom::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed, Release};
 use loom::sync::atomic::{AtomicU32, AtomicU64};

@@ -7,7 +7,7 @@
 mod machine;
 
 use hugeswap_policy::UNIT_PAGES;
-use hugeswap_policy::granularity::{Allowed, Size};
+use hugeswap_policy::swapin::granularity::{Allowed, Size};
 use machine::{DEVICES, Device, Machine, Policy};
 use std::ops::Range;
 

@@ -4,7 +4,8 @@
 //! Checked in every interleaving: no slot is handed out twice, whoever reserved finds a slot, a cluster is free exactly
 //! when nobody has a slot of it, and its bitmap and count agree at the end.
 
-use hugeswap_policy::slots::split::{Cell, Clusters, used_singly};
+use hugeswap_policy::cell::Cell;
+use hugeswap_policy::thp_swap::slots::{Clusters, used_singly};
 use loom::sync::Arc;
 use loom::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed, Release};
 use loom::sync::atomic::{AtomicU32, AtomicU64};

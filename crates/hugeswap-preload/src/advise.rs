@@ -7,8 +7,8 @@ use crate::mmap::{RW, access, discard, eject, note, pages, pass, protect, runs, 
 use crate::real::{self, set_errno};
 use crate::{pagemap, shared, state};
 use hugeswap_engine::{Engine, Prot};
+use hugeswap_policy::defrag::thp::Usage;
 use hugeswap_policy::markers::Marker;
-use hugeswap_policy::thp::Usage;
 use hugeswap_sys::Errno;
 use hugeswap_sys::raw::{check, syscall6};
 use libc::{c_int, c_uchar, c_void, size_t};

@@ -12,7 +12,7 @@ use crate::real;
 use crate::wrap::{plain_pread, plain_read};
 use crate::{shared, state, stdio};
 use hugeswap_engine::{Engine, SHARED_BASE, SHARED_LEN};
-use hugeswap_policy::pagemap::Categories;
+use hugeswap_policy::markers::pagemap::Categories;
 use hugeswap_sys::{fs, process, raw};
 use libc::{FILE, c_char, c_int, c_uchar, c_uint, c_void, off_t, size_t, ssize_t};
 use std::ffi::CStr;

@@ -3,7 +3,7 @@
 use crate::{Error, Pool};
 use hugeswap_engine::groups::GroupLimits;
 use hugeswap_policy::PAGE_BYTES;
-use hugeswap_policy::lruvec::Event;
+use hugeswap_policy::workingset::lruvec::Event;
 
 /// A named group of regions of one pool, with promises and limits of its own: what is hot in one region is not reclaimed for
 /// another. Cheap to clone, and the same for everybody who asks the pool for its name.

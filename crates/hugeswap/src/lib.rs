@@ -42,7 +42,7 @@ pub use hugeswap_engine::pool::{FaultMode, ScrubReport, SwapSpec};
 pub use hugeswap_engine::shared::SharedError;
 pub use hugeswap_policy::advisor::advice::{Advice as BudgetAdvice, Point as BudgetPoint};
 pub use hugeswap_policy::knobs;
-pub use hugeswap_policy::pagemap::{Categories, Filter, State as PageState, SwapPlace};
+pub use hugeswap_policy::markers::pagemap::{Categories, Filter, State as PageState, SwapPlace};
 pub use pagemap::{PageRange, Pagemap};
 pub use region::{Advice, Pin, Region};
 pub use snapshot::{Snapshot, SnapshotError};

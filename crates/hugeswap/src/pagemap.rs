@@ -1,7 +1,7 @@
 //! What each page of a region is: page by page, in the kernel's format, or as ranges.
 
 use crate::{Error, Region};
-use hugeswap_policy::pagemap::{Categories, Filter, State};
+use hugeswap_policy::markers::pagemap::{Categories, Filter, State};
 use std::collections::VecDeque;
 use std::ops::Range;
 

@@ -1,9 +1,9 @@
 //! A region: managed memory as a pointer and a length.
 
 use crate::{Error, FileMode, Group, Pool, SharedError, knobs};
+use hugeswap_policy::defrag::thp::Usage;
 use hugeswap_policy::knobs::Knob;
 use hugeswap_policy::markers::Marker;
-use hugeswap_policy::thp::Usage;
 use std::ptr::NonNull;
 use std::sync::atomic::AtomicU64;
 

@@ -3,7 +3,7 @@
 use hugeswap_engine::Engine;
 use hugeswap_policy::UNIT_BYTES;
 use hugeswap_policy::counters::Counter;
-use hugeswap_policy::vmscan::PageKind;
+use hugeswap_policy::workingset::vmscan::PageKind;
 
 /// What a pool did so far, summed over its processes.
 #[derive(Clone, Debug)]

@@ -1,7 +1,7 @@
 //! Arguments of `hugeswap bench chaos`.
 
 use super::{Common, check_memory, wrong};
-use hugeswap_policy::faulty::Kind;
+use hugeswap_policy::device::faulty::Kind;
 
 // Arguments of `hugeswap bench chaos`.
 #[derive(clap::Args)]

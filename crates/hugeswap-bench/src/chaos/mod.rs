@@ -18,7 +18,7 @@ use super::runner::Run;
 use super::worker::Work;
 use anyhow::{Context, Result, bail};
 use hugeswap_policy::counters::Counter;
-use hugeswap_policy::faulty::Kind;
+use hugeswap_policy::device::faulty::Kind;
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 use std::process::Command;

@@ -3,7 +3,7 @@
 use super::super::bars::Bars;
 use super::super::output::{Table, rounded};
 use hugeswap_policy::driver::offline::{self, Hits};
-use hugeswap_policy::lru::Reclaim;
+use hugeswap_policy::workingset::lru::Reclaim;
 use serde::Serialize;
 use std::time::Instant;
 

@@ -402,8 +402,8 @@ fn fault_lines(out: &mut String, report: &Report) {
 pub(super) mod tests {
     use super::*;
     use hugeswap_engine::pool::FaultReport;
-    use hugeswap_policy::breaker::State;
     use hugeswap_policy::counters::FaultClass;
+    use hugeswap_policy::device::breaker::State;
 
     fn area() -> AreaReport {
         let took = LatencyReport {

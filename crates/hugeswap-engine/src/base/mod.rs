@@ -32,7 +32,7 @@ use crate::pool::FaultMode;
 pub(crate) use crate::store::BUFFER;
 use crate::zeroed::Zeroed;
 use hugeswap_policy::UNIT_PAGES;
-use hugeswap_policy::frames::{self, Credits, Sources};
+use hugeswap_policy::defrag::frames::{self, Credits, Sources};
 use hugeswap_sys::{Result, fs, mm, uffd};
 pub(crate) use pager::Pager;
 use pieces::Pieces;

@@ -14,7 +14,7 @@
 use super::PAGE;
 use super::record::Record;
 use crate::lock::Lock;
-use hugeswap_policy::granularity::PIECE_PAGES;
+use hugeswap_policy::swapin::granularity::PIECE_PAGES;
 use hugeswap_sys::{Result, mm, process};
 use std::sync::atomic::AtomicI64;
 use std::sync::atomic::Ordering::Relaxed;

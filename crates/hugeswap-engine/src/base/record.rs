@@ -5,7 +5,7 @@
 
 use crate::PAGES;
 use crate::zeroed::{FromZeros, Zeroed};
-use hugeswap_policy::granularity::{Density, UnitHistory};
+use hugeswap_policy::swapin::granularity::{Density, UnitHistory};
 use hugeswap_policy::workingset::MOST_LIVES;
 use hugeswap_sys::Result;
 use std::ops::Range;
@@ -175,7 +175,7 @@ pub(crate) struct Record {
     pub left_at: AtomicU64,
     /// When the first of its present pages came, in pages evicted.
     pub came_at: AtomicU64,
-    /// What small transfers to the unit have cost; see `hugeswap_policy::granularity`.
+    /// What small transfers to the unit have cost; see `hugeswap_policy::swapin::granularity`.
     history: AtomicU64,
     /// How much of it was touched when it was last in memory.
     density: AtomicU8,

@@ -10,7 +10,7 @@ use crate::paging::Job;
 use crate::paging::Paging;
 use crate::table::Locked;
 use hugeswap_policy::counters::{Counter, FaultClass};
-use hugeswap_policy::frames::Frame;
+use hugeswap_policy::defrag::frames::Frame;
 use hugeswap_policy::unit::{CLEAN, Kind, MAY_WRITE, Place, WRITABLE, Word};
 use hugeswap_sys::{Errno, now_ns};
 

@@ -11,7 +11,7 @@ use crate::paging::Paging;
 use crate::table::Locked;
 use crate::track::Held;
 use hugeswap_policy::counters::{Counter, FaultClass};
-use hugeswap_policy::gfp::Caller;
+use hugeswap_policy::defrag::gfp::Caller;
 use hugeswap_policy::unit::{Kind, MAY_WRITE, WRITABLE};
 use hugeswap_sys::mm;
 use std::sync::atomic::Ordering::Relaxed;

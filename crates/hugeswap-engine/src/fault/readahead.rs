@@ -4,7 +4,7 @@
 use crate::paging::Job;
 use crate::paging::Paging;
 use hugeswap_policy::counters::Counter;
-use hugeswap_policy::readahead::run_before;
+use hugeswap_policy::swapin::readahead::run_before;
 use hugeswap_policy::unit::Kind;
 
 impl Paging {

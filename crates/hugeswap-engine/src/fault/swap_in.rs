@@ -11,8 +11,8 @@ use crate::paging::Job;
 use crate::paging::Paging;
 use crate::table::{Locked, NO_FRAME};
 use hugeswap_policy::counters::{Counter, FaultClass};
-use hugeswap_policy::gfp::Caller;
-use hugeswap_policy::thp::Bring;
+use hugeswap_policy::defrag::gfp::Caller;
+use hugeswap_policy::defrag::thp::Bring;
 use hugeswap_policy::unit::{Kind, Place, READAHEAD};
 use std::sync::atomic::Ordering::Relaxed;
 

@@ -25,7 +25,7 @@ use crate::zeroed::{FromZeros, Zeroed};
 use descriptors::Descriptors;
 use hugeswap_policy::UNIT_BYTES;
 use hugeswap_policy::unit::{FilePlace, Kind, MAPPINGS, MAY_READ, MAY_WRITE, Place, Word};
-use hugeswap_policy::vmscan::PageKind;
+use hugeswap_policy::workingset::vmscan::PageKind;
 use hugeswap_sys::{Errno, Result, fs, mm};
 use std::sync::atomic::Ordering::{Acquire, Relaxed, Release};
 use std::sync::atomic::{AtomicBool, AtomicI32, AtomicU32, AtomicU64};

@@ -4,8 +4,8 @@
 //! Called by the fault path, whose rules hold here (see `fault`), by kswapd and by the I/O threads.
 
 use crate::memory::Memory;
-use hugeswap_policy::frames::{self, Credits, Frame, Sources};
-use hugeswap_policy::gfp::Gfp;
+use hugeswap_policy::defrag::frames::{self, Credits, Frame, Sources};
+use hugeswap_policy::defrag::gfp::Gfp;
 use hugeswap_policy::numa;
 use hugeswap_policy::unit::{CLEAN, COW, Kind, LOCKED, WATCHED, Word};
 use hugeswap_policy::{PAGE_BYTES, UNIT_BYTES, UNIT_PAGES};

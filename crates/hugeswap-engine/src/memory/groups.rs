@@ -1,6 +1,6 @@
 //! Named groups of regions: what each may count on in memory and in swap, and what it has.
 //!
-//! The lists keep to `min` and `high` (`hugeswap_policy::lruvec`); the limit on swap is kept here: what is dirty and has no place
+//! The lists keep to `min` and `high` (`hugeswap_policy::workingset::lruvec`); the limit on swap is kept here: what is dirty and has no place
 //! in swap yet is not written while the group has all it may have. It stays in memory then, so others are reclaimed in its stead.
 //!
 //! Concurrency: groups are made and set under a lock that the fault path never takes; limits are read as atomics by kswapd.
@@ -8,9 +8,9 @@
 use crate::lock::Lock;
 use crate::memory::Memory;
 use crate::memory::lists::Lists;
-use hugeswap_policy::lruvec::{Event, Events, GROUPS};
 use hugeswap_policy::unit::{Kind, LOCKED, Place, WRITEBACK, Word};
-use hugeswap_policy::vmscan::{Limits, PageKind};
+use hugeswap_policy::workingset::lruvec::{Event, Events, GROUPS};
+use hugeswap_policy::workingset::vmscan::{Limits, PageKind};
 use hugeswap_policy::{PAGE_BYTES, UNIT_BYTES, UNIT_PAGES};
 use hugeswap_sys::signal::Blocked;
 use std::sync::atomic::AtomicU64;

@@ -1,5 +1,5 @@
 //! How a fault comes by a huge page: at once, after waiting, or not, and base pages take its place. Which of these it may do
-//! follows from `thp.defrag` ([`hugeswap_policy::gfp`]).
+//! follows from `thp.defrag` ([`hugeswap_policy::defrag::gfp`]).
 //!
 //! Where units cannot be base-mapped by single pages (message mode, userfaultfd refused, the limit on mappings, between the parts of
 //! a fork) a huge page is the only way, and everybody waits.
@@ -8,8 +8,8 @@
 
 use crate::memory::Memory;
 use hugeswap_policy::counters::Counter;
-use hugeswap_policy::frames::{Frame, take_huge};
-use hugeswap_policy::gfp::{BasePages, Caller, Gfp, Verdict};
+use hugeswap_policy::defrag::frames::{Frame, take_huge};
+use hugeswap_policy::defrag::gfp::{BasePages, Caller, Gfp, Verdict};
 use hugeswap_policy::knobs::Knob;
 
 /// What came of a request for a huge page.

@@ -10,8 +10,8 @@
 
 use crate::UNIT;
 use crate::memory::Memory;
-use hugeswap_policy::compaction::Defer;
 use hugeswap_policy::counters::Counter;
+use hugeswap_policy::defrag::compaction::Defer;
 use hugeswap_sys::mm;
 use std::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed};
 use std::sync::atomic::{AtomicBool, AtomicU32};

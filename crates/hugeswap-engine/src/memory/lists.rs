@@ -5,8 +5,8 @@
 use super::Memory;
 use crate::zeroed::Zeroed;
 use hugeswap_policy::counters::Counter;
-use hugeswap_policy::lruvec::{Event, Lruvecs};
-use hugeswap_policy::vmscan::PageKind;
+use hugeswap_policy::workingset::lruvec::{Event, Lruvecs};
+use hugeswap_policy::workingset::vmscan::PageKind;
 use std::sync::atomic::AtomicU16;
 
 /// A unit that is in memory now, with [`REFERENCED`] if it was touched while it was watched, or [`BY_PAGES`] if it came by base pages.

@@ -1,5 +1,5 @@
 //! What the policy needs to decide how much a fault brings in, kept and measured: costs of the device, the price
-//! of memory, what each unit's last stay was like. The decision itself is `hugeswap_policy::granularity`'s.
+//! of memory, what each unit's last stay was like. The decision itself is `hugeswap_policy::swapin::granularity`'s.
 //!
 //! Concurrency: one engine lock around what learns; the rest are atomics and records under the units' locks. Called by
 //! the fault path, whose rules hold here.
@@ -9,15 +9,15 @@ use crate::base::record::Record;
 use crate::lock::Lock;
 use crate::memory::Memory;
 use hugeswap_policy::counters::Counter;
-use hugeswap_policy::gfp::Caller;
-use hugeswap_policy::granularity::{
+use hugeswap_policy::defrag::gfp::Caller;
+use hugeswap_policy::defrag::thp::Bring;
+use hugeswap_policy::knobs::Knob;
+use hugeswap_policy::swapin::granularity::{
     Allowed, Costs, Density, DeviceCost, Direction, Fault, Granularity, MemoryPrice, PerSize,
     Reason, STAY, Size, UnitHistory, follow,
 };
-use hugeswap_policy::knobs::Knob;
-use hugeswap_policy::lruvec::Event;
-use hugeswap_policy::thp::Bring;
 use hugeswap_policy::unit::Kind;
+use hugeswap_policy::workingset::lruvec::Event;
 use hugeswap_policy::{UNIT_PAGES, advisor, workingset};
 use std::ops::Range;
 use std::sync::atomic::AtomicU64;

@@ -16,7 +16,7 @@ use super::{Pool, PoolError, probe};
 use crate::lock::Lock;
 use hugeswap_policy::UNIT_BYTES;
 use hugeswap_policy::extents::{Extent, Extents, Place};
-use hugeswap_policy::slots::{self, area};
+use hugeswap_policy::thp_swap::{area, clusters};
 use hugeswap_sys::{fs, futex};
 use std::ops::Range;
 use std::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed, Release, SeqCst};
@@ -164,7 +164,7 @@ pub struct AreaUsage {
     /// Its slots.
     pub slots: Range<u64>,
     /// Clusters of it, and what they are used for.
-    pub usage: slots::Usage,
+    pub usage: clusters::Usage,
     /// Its descriptor in the process that made the pool.
     pub fd: i32,
     /// Bytes of backing reserved so far.
@@ -249,7 +249,7 @@ impl Pool {
                 index,
                 draining: state != area::ON,
                 priority: a.priority.load(Relaxed),
-                usage: slots::usage(words),
+                usage: clusters::usage(words),
                 slots,
                 fd: a.fd.load(Relaxed),
                 allocated: a.allocated.load(Relaxed),

@@ -4,7 +4,8 @@
 
 use super::Pool;
 use super::layout::{Record, state};
-use hugeswap_policy::{PAGE_BYTES, UNIT_BYTES, frames};
+use hugeswap_policy::defrag::frames;
+use hugeswap_policy::{PAGE_BYTES, UNIT_BYTES};
 use hugeswap_sys::futex;
 use std::sync::atomic::Ordering::{AcqRel, Relaxed, Release};
 

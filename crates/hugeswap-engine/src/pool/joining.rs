@@ -9,7 +9,7 @@ use super::areas::{Joined, JoinedArea};
 use super::layout::Area;
 use super::swap::hold;
 use super::{Pool, PoolError};
-use hugeswap_policy::slots::area;
+use hugeswap_policy::thp_swap::area;
 use hugeswap_sys::{Errno, Result, fs, process};
 use std::ffi::CStr;
 use std::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed, Release};

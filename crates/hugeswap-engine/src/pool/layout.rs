@@ -13,9 +13,10 @@ use crate::checksum::Sums;
 use crate::store::seal::Seals;
 use hugeswap_policy::advisor;
 use hugeswap_policy::counters::{Counter, FaultClass};
+use hugeswap_policy::extents::layout as lies;
 use hugeswap_policy::histogram;
 use hugeswap_policy::knobs::Knob;
-use hugeswap_policy::slots::{lies, split};
+use hugeswap_policy::thp_swap::slots as split;
 use hugeswap_sys::fs::Identity;
 use std::sync::atomic::Ordering::Relaxed;
 use std::sync::atomic::{AtomicI32, AtomicI64, AtomicU8, AtomicU32, AtomicU64};
@@ -186,7 +187,7 @@ pub struct Latencies {
 /// One swap area.
 #[repr(C)]
 pub struct Area {
-    /// See [`area`](hugeswap_policy::slots::area).
+    /// See [`area`](hugeswap_policy::thp_swap::area).
     pub state: AtomicU32,
     /// Counts areas: another one at this place has another number. Not 0.
     pub serial: AtomicU32,
@@ -222,7 +223,7 @@ pub struct Area {
     pub no_room: AtomicU64,
     /// Read errors seen, wrong sums included.
     pub read_errors: AtomicU64,
-    /// Whether it is to be written to ([`Breaker`](hugeswap_policy::breaker::Breaker)).
+    /// Whether it is to be written to ([`Breaker`](hugeswap_policy::device::breaker::Breaker)).
     pub health: AtomicU64,
     /// What reads took.
     pub reads: Latencies,
@@ -230,7 +231,7 @@ pub struct Area {
     pub writes: Latencies,
     /// What its transfers cost at first.
     pub costs: AreaCosts,
-    /// How it is written to ([`Throttle`](hugeswap_policy::wbt::Throttle)).
+    /// How it is written to ([`Throttle`](hugeswap_policy::device::wbt::Throttle)).
     pub throttle: AtomicU64,
     /// Reads of more than 64 KiB.
     pub large_reads: AtomicU64,

@@ -7,7 +7,7 @@ use super::Pool;
 use super::swap::Kind;
 use hugeswap_policy::UNIT_BYTES;
 use hugeswap_policy::extents::each_cluster;
-use hugeswap_policy::slots::lies::{self, Lie, Lies};
+use hugeswap_policy::extents::layout::{self as lies, Lie, Lies};
 use hugeswap_sys::fiemap::{self, FileExtent, FileExtents};
 use std::ops::Range;
 use std::sync::atomic::AtomicU64;

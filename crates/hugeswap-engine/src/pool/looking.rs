@@ -8,7 +8,7 @@
 
 use super::Pool;
 use super::layout::Record;
-use hugeswap_policy::pagemap::{Categories, State, SwapPlace};
+use hugeswap_policy::markers::pagemap::{Categories, State, SwapPlace};
 use hugeswap_policy::{PAGE_BYTES, UNIT_BYTES};
 use hugeswap_sys::{Errno, fs, futex, now_ns};
 use std::fs::File;

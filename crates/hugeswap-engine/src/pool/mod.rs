@@ -40,8 +40,9 @@ use crate::lock::Lock;
 use crate::store::seal::{Cipher, Seals};
 use hugeswap_policy::counters::Counter;
 use hugeswap_policy::knobs::Knob;
-use hugeswap_policy::slots::split::{Clusters, MAP_WORDS};
-use hugeswap_policy::{UNIT_BYTES, histogram, slots};
+use hugeswap_policy::thp_swap::slots::{Clusters, MAP_WORDS};
+use hugeswap_policy::thp_swap::{area, clusters};
+use hugeswap_policy::{UNIT_BYTES, histogram};
 use layout::{Events, Header, MAX_PROCESSES, Offsets, Record, state};
 pub use secret::Secret;
 use std::collections::HashMap;
@@ -87,7 +88,7 @@ impl Pool {
         self.header().slots_high.load(Acquire).min(self.capacity) as usize
     }
 
-    /// The slot words ([`hugeswap_policy::slots`]).
+    /// The slot words ([`hugeswap_policy::thp_swap::clusters`]).
     pub fn slot_words(&self) -> &[AtomicU32] {
         // SAFETY: as in `header`; `offsets` leaves room for `capacity` words.
         unsafe {
@@ -98,7 +99,7 @@ impl Pool {
         }
     }
 
-    /// The clusters as record `me` may split them ([`hugeswap_policy::slots::split`]).
+    /// The clusters as record `me` may split them ([`hugeswap_policy::thp_swap::slots`]).
     pub fn clusters(&self, me: usize) -> Clusters<'_, AtomicU32, AtomicU64> {
         let words = self.slot_words();
         // SAFETY: as in `header`; `offsets` leaves room for so many words for each slot.
@@ -112,11 +113,11 @@ impl Pool {
     }
 
     /// What swap is used for, over all areas.
-    pub fn swap_usage(&self) -> slots::Usage {
+    pub fn swap_usage(&self) -> clusters::Usage {
         let areas = self.area_usage();
         areas
             .iter()
-            .fold(slots::Usage::default(), |sum, a| sum + a.usage)
+            .fold(clusters::Usage::default(), |sum, a| sum + a.usage)
     }
 
     /// The checksums of each slot's pages.
@@ -222,7 +223,7 @@ impl Pool {
 
     /// What transfers of its swap areas took when they were turned on, if that could be measured.
     pub fn measured(&self) -> Option<probe::Measured> {
-        let on = self.segment_areas(slots::area::ON);
+        let on = self.segment_areas(area::ON);
         let all: Vec<_> = on.filter_map(|a| a.costs.load()).collect();
         probe::mean(&all)
     }

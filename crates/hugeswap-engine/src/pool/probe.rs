@@ -6,7 +6,7 @@
 
 use super::layout::AreaCosts;
 use crate::UNIT;
-use hugeswap_policy::granularity::PerSize;
+use hugeswap_policy::swapin::granularity::PerSize;
 use hugeswap_policy::{PAGE_BYTES, UNIT_BYTES};
 use hugeswap_sys::{Errno, Result, fs, mm, now_ns};
 use std::sync::atomic::Ordering::{Acquire, Relaxed, Release};

@@ -8,7 +8,7 @@
 use super::holder::{is_gone, myself, processes, status_of};
 use super::layout::{Events, MAX_PROCESSES, Record, state};
 use super::{Pool, PoolError};
-use hugeswap_policy::slots;
+use hugeswap_policy::thp_swap::clusters;
 use hugeswap_sys::{process, since_boot_ns};
 use std::sync::atomic::AtomicU64;
 use std::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed, Release};
@@ -134,7 +134,7 @@ impl Pool {
             r.state.store(state::ZOMBIE, Release);
         } else {
             self.quarantine_all_of(i);
-            slots::release_owner(self.slot_words(), i as u16 + 1);
+            clusters::release_owner(self.slot_words(), i as u16 + 1);
             r.pid.store(0, Relaxed);
             r.parent.store(0, Relaxed);
             r.state.store(state::FREE, Release);
@@ -266,7 +266,7 @@ mod tests {
         let child = pool.reserve(me as u32 + 1).unwrap();
         let other = child.record;
         and_ends(|| pool.fill(child));
-        let claimed = slots::claim(pool.slot_words(), other as u16 + 1, 0).unwrap();
+        let claimed = clusters::claim(pool.slot_words(), other as u16 + 1, 0).unwrap();
         // Whoever found it dead ends in the middle of it, and so does the next.
         for _ in 0..2 {
             let word = pool.records()[other].state.load(Acquire);

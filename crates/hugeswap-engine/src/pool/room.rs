@@ -8,7 +8,7 @@ use super::Pool;
 use super::layout::Area;
 use super::swap::Kind;
 use hugeswap_policy::UNIT_BYTES;
-use hugeswap_policy::slots::{area, disk};
+use hugeswap_policy::thp_swap::{area, room as disk};
 use hugeswap_sys::{fiemap, fs, now_ns};
 use std::sync::atomic::Ordering::{Acquire, Relaxed};
 

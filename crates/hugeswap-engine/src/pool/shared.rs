@@ -11,9 +11,10 @@ use super::layout::{
     Client, MAX_CLIENTS, MAX_SHARED, SHARED_NAME, SHARED_UNITS, Shared, SharedPageStamps,
     SharedStamps, shared, state,
 };
+use hugeswap_policy::UNIT_BYTES;
 use hugeswap_policy::knobs::Knob;
 use hugeswap_policy::shared::{Kind, Owner, Word};
-use hugeswap_policy::{UNIT_BYTES, slots};
+use hugeswap_policy::thp_swap::clusters;
 use hugeswap_sys::fs::Identity;
 use hugeswap_sys::{futex, now_ns};
 use std::sync::atomic::AtomicU64;
@@ -547,7 +548,7 @@ impl Pool {
             hands.into_iter().any(|h| h.load(Acquire) == cluster + 1)
         };
         if !referred && !elsewhere() {
-            slots::release_shared(self.slot_words(), cluster as usize);
+            clusters::release_shared(self.slot_words(), cluster as usize);
         }
     }
 
@@ -569,7 +570,7 @@ impl Pool {
             for unit in first..end {
                 let word = Word(self.shared_words()[unit].swap(0, AcqRel));
                 if let Some(cluster) = word.slot() {
-                    slots::release_shared(self.slot_words(), cluster as usize);
+                    clusters::release_shared(self.slot_words(), cluster as usize);
                 }
                 self.uncharge_shared(unit as u32);
             }

@@ -9,7 +9,7 @@ use crate::outcome::Outcome;
 use crate::paging::Job;
 use crate::ranges::Ranges;
 use crate::table::Locked;
-use hugeswap_policy::thp::Bring;
+use hugeswap_policy::defrag::thp::Bring;
 use hugeswap_policy::unit::{Kind, LOCKED, Word};
 use hugeswap_sys::signal::Blocked;
 use hugeswap_sys::{Errno, Result, process};

@@ -2,8 +2,8 @@
 
 use crate::ranges::Ranges;
 use crate::{PAGE, UNIT};
+use hugeswap_policy::defrag::thp::{Advised, Usage};
 use hugeswap_policy::knobs::Knob;
-use hugeswap_policy::thp::{Advised, Usage};
 use hugeswap_sys::signal::Blocked;
 
 impl Ranges {

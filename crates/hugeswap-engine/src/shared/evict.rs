@@ -8,7 +8,8 @@ use crate::checksum;
 use crate::{PAGES, UNIT};
 use hugeswap_policy::counters::Counter;
 use hugeswap_policy::shared::{Kind, Op, Word};
-use hugeswap_policy::{PAGE_BYTES, UNIT_BYTES, slots};
+use hugeswap_policy::thp_swap::clusters;
+use hugeswap_policy::{PAGE_BYTES, UNIT_BYTES};
 use hugeswap_sys::signal::Blocked;
 use hugeswap_sys::{Errno, Result, fs, process, uffd};
 use std::path::{Path, PathBuf};
@@ -168,9 +169,9 @@ impl Sharing {
 
     /// What was in hand is free.
     pub(super) fn drop_in_hand(&self, which: usize, cluster: u64) {
-        if slots::is_shared(self.pool.slot_words(), cluster as usize) {
+        if clusters::is_shared(self.pool.slot_words(), cluster as usize) {
             self.store.forget_stored(cluster, 0..PAGES);
-            slots::release_shared(self.pool.slot_words(), cluster as usize);
+            clusters::release_shared(self.pool.slot_words(), cluster as usize);
         }
         self.in_hand(which, None);
     }
@@ -241,7 +242,7 @@ impl Sharing {
                 w.with_slot(slot)
             }
         };
-        let shared = |c: &u64| slots::is_shared(self.pool.slot_words(), *c as usize);
+        let shared = |c: &u64| clusters::is_shared(self.pool.slot_words(), *c as usize);
         let old = w.slot().filter(shared);
         let known = |c: &u64| {
             let known = self.pool.slot_sums().get(*c as usize);
@@ -294,7 +295,7 @@ impl Sharing {
         let cluster = self.store.claim_cluster_but(avoid)?;
         self.in_hand(KSWAPD, Some(cluster));
         let me = self.pool.me() as u16 + 1;
-        if !slots::share_out(self.pool.slot_words(), cluster as usize, me) {
+        if !clusters::share_out(self.pool.slot_words(), cluster as usize, me) {
             self.in_hand(KSWAPD, None);
             return None;
         }

@@ -7,8 +7,8 @@ use crate::outcome::Outcome;
 use crate::paging::{Job, Paging};
 use crate::pool::FaultMode;
 use hugeswap_policy::counters::FaultClass;
-use hugeswap_policy::gfp::Gfp;
-use hugeswap_policy::readahead::Streams;
+use hugeswap_policy::defrag::gfp::Gfp;
+use hugeswap_policy::swapin::readahead::Streams;
 use std::sync::atomic::Ordering::Relaxed;
 
 impl Host for Paging {

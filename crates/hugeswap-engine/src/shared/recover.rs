@@ -6,7 +6,8 @@ use super::{Fds, Hand, Map, lock, unlock};
 use super::{Host, Sharing};
 use hugeswap_policy::counters::Counter;
 use hugeswap_policy::shared::{Kind, Op, Word};
-use hugeswap_policy::{UNIT_BYTES, UNIT_PAGES, slots};
+use hugeswap_policy::thp_swap::clusters;
+use hugeswap_policy::{UNIT_BYTES, UNIT_PAGES};
 use hugeswap_sys::{Errno, Result, fs, process, uffd};
 use std::ops::Range;
 use std::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed};
@@ -40,7 +41,9 @@ impl Sharing {
             }
         }
         let words = self.pool.slot_words();
-        !range.clone().any(|c| slots::is_shared(words, c as usize))
+        !range
+            .clone()
+            .any(|c| clusters::is_shared(words, c as usize))
     }
 
     fn leave_area(

@@ -15,7 +15,7 @@ use crate::lock::Lock;
 use crate::track::TrackError;
 use crate::{PAGE, PAGES};
 use hugeswap_policy::knobs::Knob;
-use hugeswap_policy::pagemap::{Categories, State};
+use hugeswap_policy::markers::pagemap::{Categories, State};
 use hugeswap_policy::shared::{Kind, Op, Word};
 use hugeswap_sys::signal::Blocked;
 use hugeswap_sys::{Errno, futex};

@@ -1,5 +1,5 @@
 //! Places in swap, as this process claims them and gives them up: whole clusters of 2 MiB, and single slots of
-//! 4 KiB of clusters that are split (`hugeswap_policy::slots`).
+//! 4 KiB of clusters that are split (`hugeswap_policy::thp_swap::clusters`).
 //!
 //! A unit that has a place in swap has a cluster of its own, page i in slot i, or is *scattered* ([`scatter`]). What promises no
 //! creeping fragmentation:
@@ -22,9 +22,9 @@ use crate::lock::Lock;
 use crate::pool::JoinedArea;
 use crate::pool::layout::{MAX_AREAS, NOBODY};
 use hugeswap_policy::counters::Counter;
-use hugeswap_policy::slots;
-use hugeswap_policy::slots::lies::{Lie, Order};
-use hugeswap_policy::slots::split::Partial;
+use hugeswap_policy::extents::layout::{Lie, Order};
+use hugeswap_policy::thp_swap::clusters;
+use hugeswap_policy::thp_swap::slots::Partial;
 use hugeswap_policy::unit::Place;
 use std::ops::Range;
 use std::sync::atomic::Ordering::Relaxed;
@@ -176,7 +176,7 @@ impl Store {
         if clusters.is_ours(cluster) {
             clusters.free(cluster, 0..PAGES);
         } else if self.pool.owns_slot(cluster as u64) {
-            slots::release(self.pool.slot_words(), cluster, self.pool.me() as u16 + 1);
+            clusters::release(self.pool.slot_words(), cluster, self.pool.me() as u16 + 1);
         }
         self.claims.cursors[area].owned.fetch_sub(1, Relaxed);
     }
@@ -208,7 +208,7 @@ impl Store {
             return None;
         }
         let (words, me) = (self.pool.slot_words(), self.pool.me() as u16 + 1);
-        let take = |i| slots::claim_at(words, me, i);
+        let take = |i| clusters::claim_at(words, me, i);
         let whole = |order: Order| self.pool.lies().find(words, &order, Lie::Together, take);
         // An area without room is passed over from then on.
         for _ in 0..TRIES {
@@ -426,7 +426,7 @@ impl Store {
         if self.pool.quarantine(cluster, self.pool.me()) {
             return self.not_owned(cluster);
         }
-        if slots::release(
+        if clusters::release(
             self.pool.slot_words(),
             cluster as usize,
             self.pool.me() as u16 + 1,

@@ -1,4 +1,4 @@
-//! A faulty device, before the real one: it does to transfers what `hugeswap_policy::faulty` says, and keeps account of it.
+//! A faulty device, before the real one: it does to transfers what `hugeswap_policy::device::faulty` says, and keeps account of it.
 //!
 //! What was last written to each page of swap is remembered (as a hash, not the engine's sums), so that of each read it is known whether it brought
 //! that, whatever has happened in between: so it can be told of every fault whether the engine noticed. The memory for it is shared
@@ -10,7 +10,7 @@ use super::backing::{Failed, Moved, Transfer};
 use crate::PAGE;
 use crate::pool::{Member, Pool};
 use hugeswap_policy::counters::Counter;
-use hugeswap_policy::faulty::{self, Error, Fault, Kind, Rules};
+use hugeswap_policy::device::faulty::{self, Error, Fault, Kind, Rules};
 use hugeswap_policy::knobs::Knob;
 use hugeswap_policy::{PAGE_BYTES, UNIT_PAGES};
 use hugeswap_sys::{Errno, Result, fs, futex, mm};

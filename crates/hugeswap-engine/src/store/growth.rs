@@ -8,8 +8,8 @@ use super::Store;
 use crate::pool::swap::RESERVE;
 use crate::pool::{JoinedArea, Pool};
 use hugeswap_policy::UNIT_BYTES;
+use hugeswap_policy::extents::layout::Lie;
 use hugeswap_policy::knobs::Knob;
-use hugeswap_policy::slots::lies::Lie;
 use hugeswap_sys::{Errno, Result, fs, process};
 use std::ops::Range;
 

@@ -7,7 +7,7 @@
 //! is not what the file system does ([`writes_in_place`]) nothing would be won.
 //!
 //! Concurrency: who initialises a slot has claimed it, by the same word and the same two looks at the area's state as who swaps to it
-//! ([`hugeswap_policy::slots::area`]). So nobody else has the slot or gets it meanwhile: claims pass over it, an area that
+//! ([`hugeswap_policy::thp_swap::area`]). So nobody else has the slot or gets it meanwhile: claims pass over it, an area that
 //! is taken off waits for it, and if this process dies, the slot is found by its record number like any other (a process is not gone before its writes
 //! have ended). It is given back before the gate is left, so that a fork never sees it. That it cannot be had for the time of one write
 //! may make a claim find no slot only where it was the last one; that claim tries again as it does when others give some back.
@@ -17,9 +17,10 @@ use super::{Pages, Store};
 use crate::pool::JoinedArea;
 use crate::pool::swap::{Kind, RESERVE};
 use hugeswap_policy::counters::Counter;
+use hugeswap_policy::extents::layout::Lie;
 use hugeswap_policy::knobs::Knob;
-use hugeswap_policy::slots::lies::Lie;
-use hugeswap_policy::{PAGE_BYTES, UNIT_BYTES, slots};
+use hugeswap_policy::thp_swap::clusters;
+use hugeswap_policy::{PAGE_BYTES, UNIT_BYTES};
 use hugeswap_sys::{Errno, Result, fiemap, fs, now_ns};
 use std::sync::atomic::Ordering::{Acquire, Relaxed, Release};
 use std::sync::atomic::{AtomicBool, AtomicU64};
@@ -118,7 +119,7 @@ impl Store {
             return Ahead::Nothing;
         }
         let (words, me) = (self.pool.slot_words(), self.pool.me() as u16 + 1);
-        if !slots::claim_at(words, me, slot as usize) {
+        if !clusters::claim_at(words, me, slot as usize) {
             return Ahead::Done;
         }
         if self.pool.still_on(index) {
@@ -126,7 +127,7 @@ impl Store {
             self.pool.lies().note_raw(slot as usize, false);
             let _ = self.write_zeros(area, (slot - area.first_slot) * UNIT_BYTES);
         }
-        slots::release(words, slot as usize, me);
+        clusters::release(words, slot as usize, me);
         self.look_again_for_clusters();
         Ahead::Done
     }

@@ -34,7 +34,7 @@ use batch::Batches;
 use claim::Claims;
 use faulty::Faulty;
 use hugeswap_policy::UNIT_PAGES;
-use hugeswap_policy::granularity::{DeviceCost, Direction, PerSize, Size};
+use hugeswap_policy::swapin::granularity::{DeviceCost, Direction, PerSize, Size};
 use hugeswap_sys::{Result, mm};
 use initialise::Initialiser;
 use kept::Kept;

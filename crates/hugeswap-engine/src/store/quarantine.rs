@@ -3,14 +3,15 @@
 //! A slot of 4 KiB whose read failed, or did not verify, again and again, or whose write failed twice, is *marked*. Nothing is written to a marked slot, and what
 //! it holds can be read if the device gives it back after all; else it is lost, if it is nowhere else: of a unit whole in swap by the page, where units
 //! can be base-mapped, else the unit. A marked slot stays in use when it is given up: of a split cluster by itself, as long as the cluster's owner lives; a whole cluster with a marked
-//! slot in it, and a split one when its owner goes, then belongs to nobody ([`slots::quarantine`]) until the area goes.
+//! slot in it, and a split one when its owner goes, then belongs to nobody ([`clusters::quarantine`]) until the area goes.
 //!
 //! Concurrency: anybody who reads a slot may mark it, by one bit. Marks stay as long as the area.
 
 use super::PAGES;
 use crate::checksum;
 use crate::pool::Pool;
-use hugeswap_policy::{PAGE_BYTES, UNIT_BYTES, slots};
+use hugeswap_policy::thp_swap::clusters;
+use hugeswap_policy::{PAGE_BYTES, UNIT_BYTES};
 use std::ops::Range;
 use std::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed};
 
@@ -57,7 +58,7 @@ impl Pool {
     pub(crate) fn quarantine(&self, cluster: u64, me: usize) -> bool {
         let bad = self.bad_slots(cluster, 0..PAGES) as u64;
         let taken =
-            bad > 0 && slots::quarantine(self.slot_words(), cluster as usize, me as u16 + 1);
+            bad > 0 && clusters::quarantine(self.slot_words(), cluster as usize, me as u16 + 1);
         if taken {
             let rest = UNIT_BYTES - bad * PAGE_BYTES;
             self.header().bad_bytes.fetch_add(rest, Relaxed);
@@ -80,7 +81,7 @@ impl Pool {
     /// A cluster's area is gone, and with it what was bad there. `word` was the cluster's.
     pub(crate) fn absolve(&self, cluster: u64, word: u32) {
         let bad = self.bad_slots(cluster, 0..PAGES) as u64;
-        let bytes = if slots::is_bad(word) {
+        let bytes = if clusters::is_bad(word) {
             UNIT_BYTES
         } else {
             bad * PAGE_BYTES
@@ -147,7 +148,7 @@ mod tests {
         })
         .unwrap();
         let me = pool.join().unwrap();
-        let claim = || slots::claim(pool.slot_words(), me as u16 + 1, 0).map(|c| c as u64);
+        let claim = || clusters::claim(pool.slot_words(), me as u16 + 1, 0).map(|c| c as u64);
         let all: Vec<u64> = std::iter::from_fn(claim).collect();
         assert_eq!(all.len(), 4);
         assert!(pool.mark_bad(all[1], 7) && !pool.mark_bad(all[1], 7));

@@ -1,4 +1,4 @@
-//! Writers of swap are slowed down while readers of the same device wait too long, as `hugeswap_policy::wbt` decides. Here is measured how long readers
+//! Writers of swap are slowed down while readers of the same device wait too long, as `hugeswap_policy::device::wbt` decides. Here is measured how long readers
 //! wait.
 //!
 //! Readers count, in the segment, what was slow; writers look at it every 50 ms. So the common read pays nothing for it, and while nobody writes nothing is
@@ -6,9 +6,9 @@
 
 use crate::pool::Pool;
 use crate::pool::layout::Area;
+use hugeswap_policy::device::wbt::{Pace, Throttle};
 use hugeswap_policy::knobs::Knob;
-use hugeswap_policy::slots::area;
-use hugeswap_policy::wbt::{Pace, Throttle};
+use hugeswap_policy::thp_swap::area;
 use hugeswap_sys::now_ns;
 use std::sync::atomic::AtomicU64;
 use std::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed};

@@ -16,7 +16,7 @@ use crate::pool::{JoinedArea, PoolError, SwapSpec};
 use crate::reclaim::Reclaim;
 use crate::table::Locked;
 use hugeswap_policy::counters::Counter;
-use hugeswap_policy::slots::split::used_singly;
+use hugeswap_policy::thp_swap::slots::used_singly;
 use hugeswap_policy::unit::{CLEAN, Kind, Place, READAHEAD, WATCHED, WRITEBACK, Word};
 use hugeswap_sys::signal::Blocked;
 use hugeswap_sys::{Result, futex, process};

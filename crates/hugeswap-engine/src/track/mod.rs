@@ -24,7 +24,7 @@ use crate::UNIT;
 use crate::lock::Lock;
 use crate::paging::Paging;
 use crate::zeroed::{FromZeros, Zeroed};
-use hugeswap_policy::pagemap::{Categories, State};
+use hugeswap_policy::markers::pagemap::{Categories, State};
 use hugeswap_policy::unit::Kind;
 use hugeswap_sys::{Errno, Result};
 use open::HeldSums;

@@ -10,15 +10,16 @@
 //!
 //! **Whole units** that come back say how long they were away. Memory larger by `m` keeps what leaves for as long as `m` pages fill up, those not counted that
 //! come back meanwhile (Hu, Wang, Zhou, Luo, Ding, Jiang and Wang, "Kinetic modeling of data eviction in cache", USENIX
-//! ATC 2016). Beyond that time the active list keeps what it has got, however long ago it was used ([`crate::lruvec`]), as
+//! ATC 2016). Beyond that time the active list keeps what it has got, however long ago it was used ([`crate::workingset::lruvec`]), as
 //! long as nothing that comes back soon takes its place. Nobody sees touches of whole units in memory, so of
 //! budgets below nothing can be said. The same goes for base pages that all come back after about the same time, in a loop.
 //!
 //! All of it is about programs that go on as they did.
 
 use super::{BUCKETS, LEFT_PAGED, LEFT_WHOLE, PAGED, Tally, WHOLE, begins};
+use crate::UNIT_PAGES;
 use crate::workingset::MOST_LIVES;
-use crate::{UNIT_PAGES, vmscan};
+use crate::workingset::vmscan;
 
 /// Pages that have come back one by one from which on there is something to go by.
 const ENOUGH_PAGED: f64 = 1000.0;

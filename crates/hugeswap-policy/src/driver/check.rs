@@ -1,9 +1,9 @@
 //! The machine against the truth: nothing lost, nothing counted twice.
 
 use super::Machine;
-use crate::lru::Reclaim;
-use crate::slots;
+use crate::thp_swap::clusters;
 use crate::unit::{CLEAN, Kind, LOCKED, WATCHED, WRITEBACK};
+use crate::workingset::lru::Reclaim;
 
 impl<R: Reclaim> Machine<R> {
     /// Compares every unit, frame and slot with the truth; takes time in proportion to them.
@@ -48,13 +48,13 @@ impl<R: Reclaim> Machine<R> {
                 self.frames_used, self.config.budget
             ));
         }
-        if slots_used != self.slots_used || slots_used as usize != slots::used(&self.map) {
+        if slots_used != self.slots_used || slots_used as usize != clusters::used(&self.map) {
             return Err(format!(
                 "{slots_used} units have slots, {} are counted",
                 self.slots_used
             ));
         }
-        match (0..holders.len()).find(|&i| holders[i] != slots::count(&self.map, i)) {
+        match (0..holders.len()).find(|&i| holders[i] != clusters::count(&self.map, i)) {
             Some(i) => Err(format!(
                 "slot {i} has {} holders and another count",
                 holders[i]

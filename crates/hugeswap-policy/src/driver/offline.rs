@@ -14,8 +14,8 @@ pub use traces::{Trace, traces};
 
 use super::{Access, Config, Machine};
 use crate::counters::FaultClass;
-use crate::lru::{Lru, Reclaim};
-use crate::lruvec::Lruvecs;
+use crate::workingset::lru::{Lru, Reclaim};
+use crate::workingset::lruvec::Lruvecs;
 use std::collections::BinaryHeap;
 use std::sync::atomic::AtomicU16;
 

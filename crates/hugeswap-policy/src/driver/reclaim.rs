@@ -4,9 +4,9 @@ use super::{BATCH, Io, Machine, OWNER, Sink, TORN};
 use crate::UNIT_PAGES;
 use crate::counters::Counter;
 use crate::driver::Decision;
-use crate::lru::Reclaim;
-use crate::slots;
+use crate::thp_swap::clusters;
 use crate::unit::{CLEAN, Kind, LOCKED, Place, READAHEAD, WATCHED, WRITABLE, WRITEBACK};
+use crate::workingset::lru::Reclaim;
 
 impl<R: Reclaim> Machine<R> {
     pub(super) fn finish_read(&mut self) {
@@ -165,7 +165,7 @@ impl<R: Reclaim> Machine<R> {
         }
         let slot = match w.cluster() {
             Some(slot) => slot as usize,
-            None => match slots::claim(&self.map, OWNER, self.hint) {
+            None => match clusters::claim(&self.map, OWNER, self.hint) {
                 Some(slot) => {
                     self.slots_used += 1;
                     self.hint = slot + 1;

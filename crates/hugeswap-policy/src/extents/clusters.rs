@@ -7,7 +7,7 @@ use super::Extents;
 /// first, then by the number of their pieces, and in the order of the area among equals.
 ///
 /// A cluster's number here is its *rank*. An allocator that counts slots by rank and looks for a free one from the front on
-/// ([`slots::claim`](crate::slots::claim) with a hint below [`whole`](Clusters::whole)) hands out those in one piece first, and
+/// ([`slots::claim`](crate::thp_swap::clusters::claim) with a hint below [`whole`](Clusters::whole)) hands out those in one piece first, and
 /// needs to know nothing else of extents. What grows at the end of the area ranks behind what was there if its clusters are ranked by themselves.
 pub struct Clusters {
     /// First page and pieces, by rank.

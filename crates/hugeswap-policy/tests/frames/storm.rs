@@ -2,7 +2,7 @@
 
 use super::{Places, lists};
 use hugeswap_policy::UNIT_PAGES;
-use hugeswap_policy::frames::{self, Credits, Here, Sources};
+use hugeswap_policy::defrag::frames::{self, Credits, Here, Sources};
 use hugeswap_policy::numa::Zonelists;
 use std::sync::atomic::Ordering::{AcqRel, Relaxed};
 use std::sync::atomic::{AtomicU32, AtomicU64};

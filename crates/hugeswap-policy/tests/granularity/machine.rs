@@ -2,7 +2,7 @@
 //! in which they came; of whole ones alone is it seen, while they are watched, that they are in use.
 
 use hugeswap_policy::UNIT_PAGES;
-use hugeswap_policy::granularity::*;
+use hugeswap_policy::swapin::granularity::*;
 use std::collections::VecDeque;
 
 /// What a machine's device and CPU take, in nanoseconds.

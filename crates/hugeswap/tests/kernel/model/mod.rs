@@ -19,7 +19,7 @@ use hugeswap::{FaultMode, SwapSpec};
 use hugeswap_engine::Engine;
 use hugeswap_policy::counters::Counter;
 use hugeswap_policy::knobs::{Knob, swapin};
-use hugeswap_policy::slots;
+use hugeswap_policy::thp_swap::clusters;
 use std::fmt::Arguments;
 use std::sync::atomic::AtomicU64;
 use std::sync::atomic::Ordering::Relaxed;
@@ -214,12 +214,12 @@ impl Subject {
         let pool = self.engine.pool();
         // What was kept back for children goes soon after the last of them.
         let start = Instant::now();
-        while slots::used(pool.slot_words()) > 0 {
+        while clusters::used(pool.slot_words()) > 0 {
             assert!(
                 start.elapsed() < Duration::from_secs(100),
                 "{}: {} slots are still in use",
                 self.place(),
-                slots::used(pool.slot_words())
+                clusters::used(pool.slot_words())
             );
             std::thread::sleep(Duration::from_millis(2));
         }

@@ -6,7 +6,7 @@ use super::{Driver, PATIENCE};
 use crate::util::*;
 use hugeswap_policy::counters::Counter;
 use hugeswap_policy::shared::{Kind, Word};
-use hugeswap_policy::slots;
+use hugeswap_policy::thp_swap::clusters;
 use std::os::fd::AsRawFd;
 use std::sync::atomic::Ordering::{Acquire, Relaxed, SeqCst};
 use std::time::{Duration, Instant};
@@ -177,7 +177,7 @@ impl Driver {
             let records = pool.records().iter();
             records.filter(|r| r.state.load(SeqCst) != 0).count() == 1
         });
-        self.until("swap is free", || slots::used(pool.slot_words()) == 0);
+        self.until("swap is free", || clusters::used(pool.slot_words()) == 0);
         if let Err(e) = self.engine.audit() {
             self.fail(&e);
         }

@@ -1,7 +1,7 @@
 //! How reclaim divides its work: between the active and the inactive list, between kinds of pages, and between groups;
 //! and how hard it tries.
 //!
-//! Plain arithmetic on page counts; [`crate::lruvec`] keeps the lists that it is about.
+//! Plain arithmetic on page counts; [`crate::workingset::lruvec`] keeps the lists that it is about.
 //!
 //! Sources: the Linux kernel's `mm/vmscan.c` (`inactive_is_low`, `get_scan_count` with scanned and rotated, scan priority) and
 //! `mm/memcontrol.c` (`memory.min`, `memory.high`).

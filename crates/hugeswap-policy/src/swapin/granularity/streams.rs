@@ -1,6 +1,6 @@
 //! Fault streams that advance, page by page or by any stride, within units and across them.
 //!
-//! Like [`crate::readahead`], which does the same for units: a fixed table of recent faults and of the runs that grew from
+//! Like [`crate::swapin::readahead`], which does the same for units: a fixed table of recent faults and of the runs that grew from
 //! them, ascending or descending. Here a run says how far it has come ([`Run::seen`]); what is brought in for it is worth
 //! no more than that, so it ramps by itself: the program's next steps are taken to be as many as those it has made.
 //!

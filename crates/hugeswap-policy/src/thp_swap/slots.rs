@@ -13,43 +13,14 @@
 //! A process that dies at any instant leaves words that name its record; what its bitmaps say is of no interest then.
 //! The protocol is explored by loom (`tests/split_loom.rs`).
 
-use super::{SPLIT, word};
+use super::clusters::{SPLIT, word};
+use crate::cell::Cell;
 use std::ops::Range;
-use std::sync::atomic::Ordering::{AcqRel, Acquire, Release};
-use std::sync::atomic::{AtomicU32, AtomicU64};
 
 /// In the count of a word: being opened, by whoever claimed it. Looks full.
 const OPENING: u16 = SPLIT | 0x7fff;
 /// Words of a cluster's bitmap.
 pub const MAP_WORDS: usize = crate::UNIT_PAGES as usize / 64;
-
-/// An atomic integer, so that the protocol can be explored with others than the machine's.
-pub trait Cell<T> {
-    /// Reads, and sees what was written before the value was stored.
-    fn get(&self) -> T;
-    /// Stores.
-    fn put(&self, to: T);
-    /// Stores `to` if the value is `from`; else tells what it is.
-    fn change(&self, from: T, to: T) -> Result<(), T>;
-}
-
-macro_rules! cell {
-    ($atomic:ty, $value:ty) => {
-        impl Cell<$value> for $atomic {
-            fn get(&self) -> $value {
-                self.load(Acquire)
-            }
-            fn put(&self, to: $value) {
-                self.store(to, Release);
-            }
-            fn change(&self, from: $value, to: $value) -> Result<(), $value> {
-                self.compare_exchange(from, to, AcqRel, Acquire).map(drop)
-            }
-        }
-    };
-}
-cell!(AtomicU32, u32);
-cell!(AtomicU64, u64);
 
 /// The clusters of a pool as one process record sees them; cheap to make.
 pub struct Clusters<'a, W, B> {
@@ -378,10 +349,11 @@ impl Partial {
 
 #[cfg(test)]
 mod tests {
-    use super::super::{claim as claim_whole, release, release_owner, share, used};
+    use super::super::clusters::{claim as claim_whole, release, release_owner, share, used};
     use super::*;
     use proptest::prelude::*;
     use std::collections::BTreeSet;
+    use std::sync::atomic::{AtomicU32, AtomicU64};
 
     const N: usize = 4;
 

@@ -3,27 +3,23 @@
 //! One 32-bit word a cluster, in the pool segment: the owning process record
 //! (upper half; 0 is none) and how many units refer to it (lower half). A word of 0 is a
 //! free cluster. A cluster is free, *whole* (one unit's) or *split* into slots of 4 KiB, which are handed out singly
-//! ([`split`]; the lower half then says so and counts those). Claiming is one compare-and-swap that names the owner, so a process that dies at any
+//! ([`slots`]; the lower half then says so and counts those). Claiming is one compare-and-swap that names the owner, so a process that dies at any
 //! instant leaves nothing that its record number does not find again.
 //!
 //! All functions work on a shared slice of atomics, take no lock, and may be
 //! called from the fault path.
 
+use super::slots;
 use std::sync::atomic::{AtomicU32, Ordering};
-
-pub mod area;
-pub mod disk;
-pub mod lies;
-pub mod split;
 
 /// In the upper half of a word: nobody's and never to be claimed, for its device fails there.
 const BAD: u16 = u16::MAX;
 /// In the lower half of a word: the cluster is split.
-const SPLIT: u16 = 0x8000;
+pub(super) const SPLIT: u16 = 0x8000;
 /// The most units that can refer to a whole cluster.
 const COUNT_MAX: u16 = SPLIT - 1;
 
-fn word(owner: u16, count: u16) -> u32 {
+pub(super) fn word(owner: u16, count: u16) -> u32 {
     (u32::from(owner) << 16) | u32::from(count)
 }
 
@@ -203,7 +199,7 @@ pub fn usage(map: &[AtomicU32]) -> Usage {
     for w in map.iter().map(|w| w.load(Ordering::Relaxed)) {
         u.free += u64::from(w == 0);
         u.bad += u64::from(is_bad(w));
-        if let Some(n) = split::used_singly(w) {
+        if let Some(n) = slots::used_singly(w) {
             u.split += 1;
             u.singles += u64::from(n);
         }

@@ -1,6 +1,7 @@
 //! The map against a `BTreeMap`, exhaustively where it is small.
 
 use super::*;
+use crate::extents::{Clusters, each_cluster};
 use proptest::prelude::*;
 use std::collections::BTreeMap;
 

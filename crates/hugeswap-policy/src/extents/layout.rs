@@ -10,7 +10,7 @@
 //! The bits are hints: whoever gives a cluster its blocks sets them, and a claim that goes by old ones is only less good.
 //! They are looked at 64 clusters at a time. No lock; may be called from the fault path.
 
-use super::split::Cell;
+use crate::cell::Cell;
 use std::ops::Range;
 use std::sync::atomic::AtomicU64;
 use std::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed};

@@ -157,7 +157,7 @@ impl Gfp {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::thp::{Advised, Usage};
+    use crate::defrag::thp::{Advised, Usage};
     use proptest::prelude::*;
 
     const POLICIES: [u64; 5] = [

@@ -187,7 +187,7 @@ pub struct Decision {
     pub history: UnitHistory,
     /// What is remembered of the unit from now on.
     pub density: Density,
-    /// The unit comes whole on advice, and more may follow: ask [`crate::readahead::Streams`] what comes next,
+    /// The unit comes whole on advice, and more may follow: ask [`crate::swapin::readahead::Streams`] what comes next,
     /// and [`Granularity::admits_ahead`] for each of those units.
     pub ahead: bool,
     /// It would have come whole, but that was not allowed.
@@ -448,7 +448,7 @@ impl Granularity {
         }
     }
 
-    /// May an absent unit that [`crate::readahead::Streams`] wants be read ahead? `by` is the reason of the [`Decision`] that it follows from.
+    /// May an absent unit that [`crate::swapin::readahead::Streams`] wants be read ahead? `by` is the reason of the [`Decision`] that it follows from.
     /// If not, it is left to its faults, under the account given back.
     pub fn admits_ahead(
         &mut self,

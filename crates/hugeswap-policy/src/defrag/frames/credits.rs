@@ -2,7 +2,7 @@
 
 use super::add;
 use crate::UNIT_PAGES;
-use crate::slots::split::Cell;
+use crate::cell::Cell;
 
 /// See the file's head.
 #[derive(Debug, Default)]

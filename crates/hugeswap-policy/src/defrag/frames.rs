@@ -17,8 +17,8 @@ pub use credits::Credits;
 pub use lists::{Here, Lists, MOST_PLACES};
 
 use crate::UNIT_PAGES;
-use crate::gfp::{BasePages, Gfp, Verdict};
-use crate::slots::split::Cell;
+use crate::cell::Cell;
+use crate::defrag::gfp::{BasePages, Gfp, Verdict};
 use crate::watermark::Watermarks;
 
 /// A frame to use: its place, and whether it is known to hold zeros.

@@ -1,11 +1,11 @@
 //! Which base-mapped units khugepaged makes one huge page: the kernel's limits, and one rule more.
 //!
 //! The kernel collapses whatever is within the limits. Here faults have decided for single pages where they are worth more
-//! ([`crate::granularity`]), and that is not to be undone behind their back: what was not asked to be huge is collapsed only where most of it
+//! ([`crate::swapin::granularity`]), and that is not to be undone behind their back: what was not asked to be huge is collapsed only where most of it
 //! is in memory, so that little is added, and memory is not short, so that nothing leaves for it.
 
 use crate::UNIT_PAGES;
-use crate::thp::Collapse;
+use crate::defrag::thp::Collapse;
 
 /// `khugepaged.max_ptes_none` and `khugepaged.max_ptes_swap`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -37,11 +37,8 @@
 //! | Eytzinger layout | 90 | 44 | 20 |
 //! | `BTreeMap::range` | 87 | 82 | not measured |
 
-mod clusters;
 #[cfg(test)]
 mod tests;
-
-pub use clusters::{Clusters, each_cluster};
 
 /// Entries compared at once.
 const WINDOW: usize = 4;

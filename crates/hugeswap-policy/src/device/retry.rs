@@ -24,6 +24,6 @@ mod tests {
         assert!(rests.iter().sum::<u64>() < 50_000_000, "a program waits");
         assert_eq!(rest_ns(u32::MAX), None);
         // What is called transient is got over.
-        const { assert!(ATTEMPTS > crate::faulty::LONGEST) };
+        const { assert!(ATTEMPTS > crate::device::faulty::LONGEST) };
     }
 }

@@ -5,7 +5,7 @@
 //! may not be huge comes by base pages whatever `thp.swapin` says, and advice counts for a whole unit or not at all
 //! ([`Usage::counts_for_parts`]).
 
-use crate::gfp::{Caller, Gfp};
+use crate::defrag::gfp::{Caller, Gfp};
 use crate::knobs::{enabled, swapin};
 
 /// What a program says of a range (madvise).
@@ -34,7 +34,7 @@ impl Usage {
 /// How a unit that is away is to come in.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Bring {
-    /// As its faults suggest ([`crate::granularity`]).
+    /// As its faults suggest ([`crate::swapin::granularity`]).
     AsFaulted,
     /// Whole.
     Whole,

@@ -23,7 +23,7 @@
 //! Explored by loom (`tests/frames_loom.rs`).
 
 use super::add;
-use crate::slots::split::Cell;
+use crate::cell::Cell;
 use std::marker::PhantomData;
 use std::ops::Deref;
 

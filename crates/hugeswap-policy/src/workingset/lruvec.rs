@@ -20,8 +20,8 @@ mod weights;
 pub use weights::{GROUPS, Weights};
 
 use crate::UNIT_PAGES;
-use crate::lru::{Reclaim, Rings};
-use crate::vmscan::{self, Balance, Limits, PageKind, Priority};
+use crate::workingset::lru::{Reclaim, Rings};
+use crate::workingset::vmscan::{self, Balance, Limits, PageKind, Priority};
 use crate::workingset::{Duel, Origin, Shadow};
 use std::ops::Deref;
 use std::sync::Arc;

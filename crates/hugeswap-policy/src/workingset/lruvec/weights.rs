@@ -1,7 +1,7 @@
 //! What of each unit is in memory, on which lists, and sums of those.
 
 use crate::UNIT_PAGES;
-use crate::vmscan::PageKind;
+use crate::workingset::vmscan::PageKind;
 use std::ops::Deref;
 use std::sync::atomic::Ordering::Relaxed;
 use std::sync::atomic::{AtomicI64, AtomicU16};

@@ -4,7 +4,7 @@
 //! is to be emptied, and gives the slot back, or whoever empties it ([`is_to_be_emptied`]) sees the claim. Each orders what it wrote or read
 //! first before what it reads next by a full fence, as in Dekker's mutual exclusion. Explored by loom (`tests/area_loom.rs`).
 
-use super::split::Cell;
+use crate::cell::Cell;
 use std::sync::atomic::{AtomicU32, Ordering, fence};
 
 /// There is none.
