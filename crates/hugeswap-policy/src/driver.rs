@@ -23,7 +23,8 @@ use crate::UNIT_PAGES;
 use crate::counters::{Counter, FaultClass};
 use crate::swapin::readahead::Streams;
 use crate::thp_swap::clusters;
-use crate::unit::{CLEAN, Kind, LOCKED, Place, READAHEAD, WATCHED, WRITABLE, WRITEBACK, Word};
+use crate::unit::step::{Event, step};
+use crate::unit::{Kind, LOCKED, Place, WATCHED, WRITABLE, WRITEBACK, Word};
 use crate::watermark::Watermarks;
 use crate::workingset::lru::{Lru, Reclaim};
 use std::collections::VecDeque;
@@ -303,10 +304,7 @@ impl<R: Reclaim> Machine<R> {
             Kind::Present if !w.has(WATCHED) && (w.has(WRITABLE) || !write) => Ok(None),
             Kind::Present => {
                 let class = self.fault(u, FaultClass::Soft, sink);
-                if w.has(WATCHED) {
-                    self.count(Counter::SwapCacheHit, 1);
-                    self.watched.remove(u);
-                }
+                self.watched.remove(u);
                 if !w.has(WRITEBACK) {
                     self.active.reference(u);
                 }
@@ -320,10 +318,8 @@ impl<R: Reclaim> Machine<R> {
                     FaultClass::Soft
                 };
                 let class = self.fault(u, class, sink);
-                self.count(Counter::SwapCacheHit, 1);
-                self.count(Counter::SwapRaHit, 1);
                 self.active.reference(u);
-                self.words[i] = w.with_kind(Kind::Present).set(CLEAN).clear(READAHEAD);
+                self.happens(u, Event::Arrived { writable: false });
                 self.map_present(u, write);
                 self.read_ahead(u, true, sink);
                 Ok(Some(class))
@@ -338,7 +334,7 @@ impl<R: Reclaim> Machine<R> {
                 self.memory[i] = self.stored[slot];
                 self.count(Counter::PswpIn, UNIT_PAGES);
                 self.count(Counter::ThpSwpIn, 1);
-                self.words[i] = w.with_kind(Kind::Present).set(CLEAN);
+                self.happens(u, Event::Arrived { writable: false });
                 self.active.insert(u);
                 self.map_present(u, write);
                 self.read_ahead(u, false, sink);
@@ -363,10 +359,8 @@ impl<R: Reclaim> Machine<R> {
                         self.frames_used += 1;
                         sink(Decision::Around(next));
                     }
-                    self.count(Counter::ThpFaultAlloc, 1);
-                    let n = next as usize;
-                    self.memory[n] = 0;
-                    self.words[n] = self.words[n].with_kind(Kind::Present);
+                    self.memory[next as usize] = 0;
+                    self.happens(next, Event::FirstTouched { writable: false });
                     self.active.insert(next);
                 }
                 self.map_present(u, write);
@@ -378,15 +372,30 @@ impl<R: Reclaim> Machine<R> {
 
     /// Gives a present unit the access that was asked for.
     fn map_present(&mut self, u: u32, write: bool) {
-        let mut w = self.words[u as usize].clear(WATCHED);
-        if write && !w.has(WRITABLE) {
-            w = w.clear(CLEAN).set(WRITABLE);
-            // A slot is kept for the next write-out unless swap is half full.
-            if !w.has(WRITEBACK) && 2 * self.slots_used > self.config.slots {
-                w = self.without_slot(w);
-            }
+        let was = self.words[u as usize];
+        self.happens(u, Event::Touched { write });
+        // A slot is kept for the next write-out unless swap is half full.
+        let full = 2 * self.slots_used > self.config.slots;
+        if write && !was.has(WRITABLE) && !was.has(WRITEBACK) && full {
+            self.release(was.place());
+            self.happens(u, Event::Placed(Place::Nothing));
         }
-        self.words[u as usize] = w;
+    }
+
+    /// Takes a step of the unit's life, and carries its effects out. (What the lists are told here is the machine's, which sees more.)
+    ///
+    /// # Panics
+    /// If this cannot happen to the unit: the machine contradicts itself.
+    fn happens(&mut self, u: u32, event: Event) {
+        let step = match step(self.words[u as usize], event) {
+            Ok(step) => step,
+            Err(illegal) => panic!("unit {u}: {illegal}"),
+        };
+        self.words[u as usize] = step.word;
+        for &counter in step.effects.counts {
+            self.count(counter, 1);
+        }
+        self.release(step.effects.frees);
     }
 
     fn slot(&self, u: u32) -> usize {
@@ -395,12 +404,11 @@ impl<R: Reclaim> Machine<R> {
             .expect("swap holds the unit") as usize
     }
 
-    fn without_slot(&mut self, w: Word) -> Word {
-        if let Some(slot) = w.cluster() {
+    fn release(&mut self, place: Place) {
+        if let Place::Cluster(slot) = place {
             clusters::release(&self.map, slot as usize, OWNER);
             self.slots_used -= 1;
         }
-        w.with_place(Place::Nothing)
     }
 
     fn read_ahead(&mut self, u: u32, cached: bool, sink: Sink<'_>) {

@@ -1,7 +1,8 @@
 //! The page-state protocol under every schedule: programs, an evictor and a holder of
 //! one unit, run by an explorer of interleavings.
 //!
-//! The lock is [`Lock`], the code that the engine runs, over cells of the explorer. Around it stands a model of the machine:
+//! The lock is [`Lock`], and what becomes of the unit [`step`], the code that the engine runs, over cells of the explorer. Around them
+//! stands a model of the machine:
 //! * the mapping: an access right and the frame's content under one mutex, because an
 //!   instruction and a change of protection are atomic to each other (the change returns when no
 //!   processor can use the old right any more);
@@ -16,8 +17,9 @@
 //! protocol, and the test asserts that the model then fails.
 
 use hugeswap_policy::unit::lock::{Cells, Lock, NO_FRAME, QUEUED};
+use hugeswap_policy::unit::step::{Event, step};
 use hugeswap_policy::unit::{
-    CLEAN, Kind, LOCKED, Place, WAITERS, WATCHED, WRITABLE, WRITEBACK, Word,
+    CLEAN, HAS_PLACE, Kind, LOCKED, Place, State, WAITERS, WATCHED, WRITABLE, WRITEBACK, Word,
 };
 use loom::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed, Release};
 use loom::sync::atomic::{AtomicU8, AtomicU32, AtomicU64};
@@ -55,6 +57,16 @@ enum Right {
     Read,
     Write,
 }
+
+/// What an event makes of a locked unit.
+fn after(w: Word, event: Event) -> Word {
+    match step(w, event) {
+        Ok(step) => step.word,
+        Err(illegal) => panic!("{illegal}"),
+    }
+}
+
+const PLACE: Place = Place::Cluster(5);
 
 /// What the frame holds once it has been taken for something else.
 const GONE: u8 = 0xee;
@@ -155,11 +167,9 @@ impl Unit {
     /// In memory and dirty, or in swap; the content is 1.
     fn new(in_swap: bool, bug: Bug) -> Unit {
         let w = if in_swap {
-            Word::none()
-                .with_kind(Kind::Swapped)
-                .with_place(Place::Cluster(5))
+            Word::none().with_kind(Kind::Swapped).with_place(PLACE)
         } else {
-            Word::none().with_kind(Kind::Present).set(WRITABLE)
+            after(Word::none(), Event::FirstTouched { writable: true })
         };
         let (right, content) = if in_swap {
             (Right::Nothing, GONE)
@@ -249,23 +259,24 @@ impl Unit {
     fn fault(&self, write: bool) {
         let w = self.take();
         let right = if write { Right::Write } else { Right::Read };
-        let arrived = |w: Word| match write {
-            true if self.bug == Bug::StaysClean => w,
-            true => w.clear(CLEAN).set(WRITABLE),
-            false => w,
-        };
-        let new = match w.kind() {
+        let new = match State::of(w) {
             // Another thread was faster.
-            Kind::Present if !w.has(WATCHED) && (w.has(WRITABLE) || !write) => w,
-            Kind::Present => {
-                self.protect(right);
-                arrived(w.clear(WATCHED))
-            }
-            Kind::Swapped => {
+            State::Dirty | State::Redirtied => w,
+            State::Clean | State::ReadOnly | State::BeingWritten if !write => w,
+            State::Swapped => {
                 self.map(right, self.slot_content());
-                arrived(w.with_kind(Kind::Present).set(CLEAN))
+                after(w, Event::Arrived { writable: write })
             }
-            other => panic!("{other:?}"),
+            _ => {
+                self.protect(right);
+                after(w, Event::Touched { write })
+            }
+        };
+        let new = match self.bug {
+            Bug::StaysClean if write && w.has(HAS_PLACE) && !w.has(WRITEBACK) => {
+                new.clear(WRITABLE).set(CLEAN)
+            }
+            _ => new,
         };
         self.unlock(new);
     }
@@ -282,7 +293,8 @@ impl Unit {
     }
 
     fn unpin(&self) {
-        self.lock.update(Word::unpinned).unwrap();
+        let unpinned = self.lock.update(Word::unpinned);
+        assert!(unpinned.is_some() || self.bug == Bug::PinsIgnored);
     }
 
     // Readahead.
@@ -308,7 +320,7 @@ impl Unit {
     fn read_planned(&self) {
         if let Some(w) = self.claim() {
             self.map(Right::Read, self.slot_content());
-            self.unlock(w.with_kind(Kind::Present).set(CLEAN));
+            self.unlock(after(w, Event::Arrived { writable: false }));
         }
     }
 
@@ -319,37 +331,40 @@ impl Unit {
         self.drop_watched();
     }
 
-    fn held(&self, w: Word) -> bool {
-        w.pins() > 0 && self.bug != Bug::PinsIgnored
+    /// Locks the unit for the evictor, which may not see that it is held.
+    fn take_to_evict(&self) -> Word {
+        let mut w = self.take();
+        while self.bug == Bug::PinsIgnored
+            && let Some(fewer) = w.unpinned()
+        {
+            w = fewer;
+        }
+        w
     }
 
     /// Writes the unit out where it stands, if it is dirty, and takes its access away if it
     /// is clean then.
     fn write_out_and_watch(&self) {
-        let mut w = self.take();
-        if w.kind() != Kind::Present || w.has(WRITEBACK | WATCHED) || self.held(w) {
+        let mut w = self.take_to_evict();
+        if w.kind() != Kind::Present || w.has(WRITEBACK | WATCHED) || w.pins() > 0 {
             return self.unlock(w);
         }
         if !w.has(CLEAN) {
             if self.bug != Bug::NotProtected {
                 self.protect(Right::Read);
             }
-            self.unlock(
-                w.clear(WRITABLE)
-                    .with_place(Place::Cluster(5))
-                    .set(WRITEBACK),
-            );
+            self.unlock(after(w, Event::WriteBegun));
             self.device_writes_slot();
-            w = self.take().clear(WRITEBACK);
+            w = self.take_to_evict();
             if self.bug == Bug::CleanUnchecked {
                 w = w.clear(WRITABLE);
             }
+            w = after(w, Event::Written { place: PLACE });
             if w.has(WRITABLE) {
                 return self.unlock(w);
             }
-            w = w.set(CLEAN);
         }
-        if self.held(w) {
+        if w.pins() > 0 {
             return self.unlock(w);
         }
         let content = {
@@ -358,17 +373,20 @@ impl Unit {
             m.content
         };
         assert_eq!(self.slot_content(), content, "called clean");
-        self.unlock(w.set(WATCHED));
+        self.unlock(after(w, Event::Watched));
     }
 
     /// Takes the frame of a watched unit that nobody touched.
     fn drop_watched(&self) {
-        let w = self.take();
+        let w = self.take_to_evict();
         let untouched = w.has(WATCHED) || self.bug == Bug::DropUnchecked;
-        if w.kind() == Kind::Present && untouched && !w.has(WRITEBACK) && !self.held(w) {
+        if w.kind() == Kind::Present && untouched && !w.has(WRITEBACK) && !w.pins() > 0 {
             self.map(Right::Nothing, GONE);
-            let gone = w.with_kind(Kind::Swapped).with_place(Place::Cluster(5));
-            self.unlock(gone.clear(CLEAN | WATCHED | WRITABLE));
+            let watched = match self.bug {
+                Bug::DropUnchecked => w.clear(WRITABLE).with_place(PLACE).set(CLEAN | WATCHED),
+                _ => w,
+            };
+            self.unlock(after(watched, Event::FrameTaken));
         } else {
             self.unlock(w);
         }

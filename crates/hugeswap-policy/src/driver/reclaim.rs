@@ -5,7 +5,8 @@ use crate::UNIT_PAGES;
 use crate::counters::Counter;
 use crate::driver::Decision;
 use crate::thp_swap::clusters;
-use crate::unit::{CLEAN, Kind, LOCKED, Place, READAHEAD, WATCHED, WRITABLE, WRITEBACK};
+use crate::unit::step::Event;
+use crate::unit::{CLEAN, Kind, LOCKED, Place, READAHEAD, WRITABLE, WRITEBACK};
 use crate::workingset::lru::Reclaim;
 
 impl<R: Reclaim> Machine<R> {
@@ -15,10 +16,8 @@ impl<R: Reclaim> Machine<R> {
         };
         let n = io.unit as usize;
         self.memory[n] = self.stored[io.slot];
-        self.words[n] = self.words[n]
-            .with_kind(Kind::Cached)
-            .set(READAHEAD)
-            .clear(LOCKED);
+        self.words[n] = self.words[n].clear(LOCKED);
+        self.happens(io.unit, Event::Filled);
         self.active.insert(io.unit);
         self.count(Counter::PswpIn, UNIT_PAGES);
         self.count(Counter::ThpSwpIn, 1);
@@ -28,30 +27,27 @@ impl<R: Reclaim> Machine<R> {
         let Some(io) = self.writes.pop_front() else {
             return;
         };
-        let n = io.unit as usize;
-        let w = self.words[n].clear(WRITEBACK);
+        let redirtied = self.words[io.unit as usize].has(WRITABLE);
         self.count(Counter::PswpOut, UNIT_PAGES);
         self.count(Counter::ThpSwpOut, 1);
-        if w.has(WRITABLE) {
+        let place = Place::Cluster(io.slot as u64);
+        self.happens(io.unit, Event::Written { place });
+        if redirtied {
             self.stored[io.slot] = TORN;
-            self.count(Counter::WriteRedirtied, 1);
             sink(Decision::Redirtied(io.unit));
-            self.words[n] = w;
             self.active.rotate(io.unit);
-            return;
+        } else {
+            self.stored[io.slot] = io.version;
+            self.watch_or_keep(io.unit, sink);
         }
-        self.stored[io.slot] = io.version;
-        self.words[n] = w.set(CLEAN);
-        self.watch_or_keep(io.unit, sink);
     }
 
     /// Takes a clean unit's access away, unless somebody holds it.
     pub(super) fn watch_or_keep(&mut self, u: u32, sink: Sink<'_>) {
-        let w = self.words[u as usize];
-        if w.pins() > 0 {
+        if self.words[u as usize].pins() > 0 {
             self.active.rotate(u);
         } else {
-            self.words[u as usize] = w.set(WATCHED);
+            self.happens(u, Event::Watched);
             self.watched.insert(u);
             sink(Decision::Watch(u));
         }
@@ -95,15 +91,11 @@ impl<R: Reclaim> Machine<R> {
 
     /// Frees the frame of a unit whose bytes are in swap.
     pub(super) fn drop_frame(&mut self, u: u32, sink: Sink<'_>) {
-        let w = self.words[u as usize];
-        if w.has(READAHEAD) {
+        if self.words[u as usize].has(READAHEAD) {
             self.streams.on_waste(u.into());
         }
-        self.words[u as usize] = w
-            .with_kind(Kind::Swapped)
-            .clear(CLEAN | WATCHED | READAHEAD);
+        self.happens(u, Event::FrameTaken);
         self.frames_used -= 1;
-        self.count(Counter::PgReclaim, 1);
         sink(Decision::Drop(u));
     }
 
@@ -156,10 +148,9 @@ impl<R: Reclaim> Machine<R> {
             return true;
         }
         if self.memory[n] == 0 {
-            self.words[n] = self.without_slot(w.clear(WRITABLE)).with_kind(Kind::None);
+            self.happens(u, Event::WriteBegun);
+            self.happens(u, Event::FoundZero);
             self.frames_used -= 1;
-            self.count(Counter::ZeroDrop, 1);
-            self.count(Counter::PgReclaim, 1);
             sink(Decision::DropZero(u));
             return true;
         }
@@ -174,10 +165,8 @@ impl<R: Reclaim> Machine<R> {
                 None => return false,
             },
         };
-        self.words[n] = w
-            .with_place(Place::Cluster(slot as u64))
-            .clear(WRITABLE)
-            .set(WRITEBACK);
+        self.happens(u, Event::Placed(Place::Cluster(slot as u64)));
+        self.happens(u, Event::WriteBegun);
         let due = self.step + self.config.io_steps;
         self.writes.push_back(Io {
             unit: u,
@@ -202,7 +191,7 @@ impl<R: Reclaim> Machine<R> {
         if w.pins() > 0 {
             // Held: it keeps its frame and becomes zeros there.
             self.memory[n] = 0;
-            self.words[n] = w.clear(CLEAN);
+            self.happens(u, Event::Dirtied);
             return;
         }
         if matches!(w.kind(), Kind::Present | Kind::Cached) {
@@ -210,9 +199,6 @@ impl<R: Reclaim> Machine<R> {
         }
         self.active.remove(u);
         self.watched.remove(u);
-        self.words[n] = self
-            .without_slot(w)
-            .with_kind(Kind::None)
-            .clear(WRITABLE | CLEAN | WATCHED | READAHEAD);
+        self.happens(u, Event::Discarded { file: None });
     }
 }

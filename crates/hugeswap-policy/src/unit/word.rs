@@ -169,12 +169,26 @@ impl Word {
             && matches!(self.kind(), Kind::Present | Kind::Cached | Kind::Base)
     }
 
+    /// Does the unit count as watched: could a fault take its frame at once? Such a unit is watched where it is mapped, or was moved
+    /// to the arena for that.
+    pub fn is_watched(self) -> bool {
+        match self.kind() {
+            Kind::Present => self.has(WATCHED),
+            Kind::Cached => !self.has(READAHEAD),
+            _ => false,
+        }
+    }
+
     /// Invariants every stable word obeys; the engine asserts it in debug builds.
     pub fn is_consistent(self) -> bool {
         let k = self.kind();
         let mapped = k == Kind::Present;
         (!self.has(WRITABLE) || (mapped && !self.has(CLEAN | WATCHED | COW) && self.has(MAY_WRITE)))
             && (!self.has(WATCHED | WRITEBACK | COW) || mapped)
+            && (!self.has(WATCHED) || self.has(CLEAN | COW))
+            && (!self.has(WRITEBACK) || !self.has(CLEAN | WATCHED))
+            && (!self.has(READAHEAD) || k == Kind::Cached)
+            && (self.pins() == 0 || matches!(k, Kind::Present | Kind::Foreign))
             && (!self.has(UNCHARGED) || self.has(COW) || k == Kind::Foreign)
             && (!self.has(CLEAN) || (mapped && self.has(HAS_PLACE)))
             && (!matches!(k, Kind::Swapped | Kind::Cached) || self.has(HAS_PLACE))
