@@ -48,6 +48,12 @@ impl Call {
     }
 }
 
+impl From<CallError> for Errno {
+    fn from(error: CallError) -> Errno {
+        error.errno
+    }
+}
+
 impl CallError {
     /// Does the kernel lack mappings, or memory of its own? Room can be made for both.
     pub fn is_shortage(self) -> bool {

@@ -6,6 +6,7 @@
 
 pub(crate) use crate::UNIT;
 use crate::arena::Arena;
+use crate::backend::{Backend, Wanted};
 use crate::base::Base;
 use crate::error::EngineError;
 use crate::file::Files;
@@ -29,7 +30,7 @@ use crate::{WINDOW_BASE, WINDOW_LEN, handler};
 use hugeswap_policy::UNIT_SHIFT;
 use hugeswap_policy::knobs::Knob;
 use hugeswap_policy::workingset::lruvec::Lruvecs;
-use hugeswap_sys::{Errno, fs, mm, process, uffd};
+use hugeswap_sys::{Errno, mm, process};
 use std::ops::Deref;
 use std::sync::Arc;
 use std::sync::atomic::Ordering::{Relaxed, Release};
@@ -106,19 +107,13 @@ impl Engine {
     ) -> Result<Engine, EngineError> {
         let message = mode == FaultMode::Message;
         let low_fd = high_descriptor();
-        let uffd = if message {
-            let features =
-                uffd::feature::PAGEFAULT_FLAG_WP | uffd::feature::MOVE | uffd::feature::THREAD_ID;
-            let (fd, _) = uffd::open(libc::O_NONBLOCK as usize, features)
-                .map_err(EngineError::NoMessageMode)?;
-            let high = fs::dup_above(fd, low_fd).unwrap_or(fd);
-            if high != fd {
-                fs::close(fd);
-            }
-            high
-        } else {
-            -1
-        };
+        let userfaultfd = pool.knob(Knob::Userfaultfd) != 0;
+        let backend = Backend::open(Wanted {
+            message,
+            userfaultfd,
+            low_fd,
+        })
+        .map_err(EngineError::NoMessageMode)?;
         let frames = pool.frames().min(1 << 24) as u32;
         // A frame in every budgeted unit, and room for units that change places.
         let places = frames + 64;
@@ -131,36 +126,21 @@ impl Engine {
         let fake = pool.knob(Knob::NumaFake) as usize;
         let arena =
             Arena::new(places, message, units, fake).map_err(sys("cannot map the arena"))?;
-        let userfaultfd = !message && pool.knob(Knob::Userfaultfd) != 0;
         let mappings = pool.knob(Knob::PieceMappings);
-        let pages = Base::new(units, userfaultfd, low_fd, frames, mappings)
+        let pages = Base::new(units, !message && userfaultfd, frames, mappings)
             .map_err(sys("cannot map the records of base pages"))?;
         let files = Files::new(units).map_err(sys("cannot map the table of mapped files"))?;
         let fork_mark = fork_mark().map_err(sys("cannot map the fork mark"))?;
-        if message {
-            // SAFETY: advice on a range nobody uses yet. Missing faults on huge-page ranges would
-            // make the kernel allocate and throw away a huge page each.
-            let _ = unsafe { mm::advise(base, len, libc::MADV_NOHUGEPAGE) };
-            // SAFETY: nobody uses the window yet.
-            unsafe { mm::protect(base, len, mm::PROT_RW) }
-                .map_err(sys("cannot map managed memory"))?;
-            let (abase, alen) = arena.destinations();
-            uffd::register(uffd, abase, alen, uffd::mode::MISSING)
-                .map_err(sys("cannot register the arena with userfaultfd"))?;
-        } else {
-            // SAFETY: advice that discards nothing.
-            let _ = unsafe { mm::advise(base, len, libc::MADV_HUGEPAGE) };
-        }
+        backend
+            .prepare_window(base, len)
+            .map_err(sys("cannot map managed memory"))?;
+        let (places_at, places_len) = arena.destinations();
+        backend
+            .register_places(places_at, places_len)
+            .map_err(sys("cannot register the arena with userfaultfd"))?;
         // The kernel would look for each of the window's pages, for hours.
         leave_out_of_core_dumps(base, len);
         let sealing = Sealing::new(&mut pool)?;
-        let pagemap = fs::open(c"/proc/self/pagemap", libc::O_RDONLY, 0).map_or(-1, |fd| {
-            let high = fs::dup_above(fd, low_fd).unwrap_or(fd);
-            if high != fd {
-                fs::close(fd);
-            }
-            high
-        });
         let me = pool.join()?;
         let pool = Arc::new(Member::new(pool, me));
         let store = Arc::new(Store::new(Arc::clone(&pool), sealing, units)?);
@@ -175,9 +155,7 @@ impl Engine {
             arena,
             base: pages,
             lists,
-            mode,
-            uffd,
-            pagemap,
+            backend,
             places,
         })?;
         let paging = Paging::new(memory, files, sharing, fork_mark, low_fd);
@@ -234,11 +212,7 @@ impl Engine {
             panic!("{e}");
         }
         self.sharing.unmap_all(self.host());
-        for fd in [self.uffd(), self.pagemap.load(Relaxed)] {
-            if fd >= 0 {
-                fs::close(fd);
-            }
-        }
+        self.backend.close();
         self.files.close_all_mappings();
         self.pool.retire(self.pool.me());
         let (base, len) = self.table.window();

@@ -304,7 +304,10 @@ impl Engine {
         });
         if was_message {
             self.close_window();
-            self.become_signal_mode();
+        }
+        self.backend
+            .reset_in_child(self.pool.knob(Knob::Userfaultfd) != 0);
+        if was_message {
             self.note_mode();
         }
         let _ = self.arena.reset_in_child();
@@ -312,8 +315,7 @@ impl Engine {
         unsafe { self.pool.free_locks_in_child() };
         self.pool.leave_secret();
         self.store.reset_in_child();
-        self.base
-            .reset_in_child(self.pool.knob(Knob::Userfaultfd) != 0, self.low_fd);
+        self.base.reset_in_child();
         self.watched.store(0, Relaxed);
         self.files_in_child();
         self.sharing.in_child(self.host(), disowned);
@@ -359,16 +361,6 @@ impl Engine {
         self.stalled.store(0, Relaxed);
         self.pacing.reset_in_child();
         self.store.begin_in_child();
-        let pagemap = fs::open(c"/proc/self/pagemap", libc::O_RDONLY, 0).unwrap_or(-1);
-        let high = if pagemap >= 0 {
-            fs::dup_above(pagemap, self.low_fd).unwrap_or(-1)
-        } else {
-            -1
-        };
-        if pagemap >= 0 {
-            fs::close(pagemap);
-        }
-        fs::close(self.pagemap.swap(high, Relaxed));
         // The parent's threads are not here; one of them may have been adding another.
         // SAFETY: this thread is the only one, and forks outside the engine.
         unsafe { self.threads.reset_in_child(Vec::new()) };

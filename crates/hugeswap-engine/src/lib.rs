@@ -9,7 +9,7 @@
 //! * `store`: places in swap, and bytes between them and memory; `swap`: what units have there
 //! * `file`: mapped files, read and written in place of swap
 //! * [`shared`]: memory that several processes of a pool have mapped
-//! * `mover`, `uffd_move`: how units move; `arena`: where frames wait; `table`: what each unit is
+//! * `backend`: how memory is put in place; `arena`: where frames wait; `table`: what each unit is
 //! * [`handler`]: signals; `message`: userfaultfd events
 //! * `ranges`: mapping, discarding, protecting, pinning; `fork`: forks
 //! * `track`: which memory was written since when
@@ -21,7 +21,9 @@
 
 mod arena;
 mod audit;
+mod backend;
 mod base;
+mod bits;
 mod call;
 mod careful;
 mod checksum;
@@ -44,7 +46,6 @@ mod map_frame;
 mod markers;
 mod memory;
 mod message;
-mod mover;
 mod numa;
 mod outcome;
 mod pagemap;
@@ -63,7 +64,6 @@ mod swap;
 mod table;
 mod threads;
 mod track;
-mod uffd_move;
 mod work;
 mod writers;
 mod zero;

@@ -14,13 +14,9 @@ const THREADS: usize = 4;
 
 pub(crate) fn start(engine: &'static Engine) -> Result<(), EngineError> {
     let (base, len) = engine.table.window();
-    uffd::register(
-        engine.uffd(),
-        base,
-        len,
-        uffd::mode::MISSING | uffd::mode::WP,
-    )
-    .map_err(|e| EngineError::System("cannot register managed memory with userfaultfd", e))?;
+    let registered = engine.backend.register_window(base, len);
+    registered
+        .map_err(|e| EngineError::System("cannot register managed memory with userfaultfd", e))?;
     for i in 0..THREADS {
         engine.spawn(&format!("hs-fault/{i}"), move || serve(engine))?;
     }
@@ -29,7 +25,7 @@ pub(crate) fn start(engine: &'static Engine) -> Result<(), EngineError> {
 
 fn serve(engine: &'static Engine) {
     let _ = engine.take_private_descriptors();
-    let fd = engine.uffd();
+    let fd = engine.backend.messages();
     while !engine.stopping.load(Acquire) {
         // Waits with a limit, so that a stop is noticed.
         if !fs::wait_readable(fd, 200) {
@@ -56,14 +52,13 @@ fn one(engine: &'static Engine, m: &uffd::Message) {
     if outcome != Outcome::Retry && !(outcome == Outcome::NotOurs && engine.fence(addr)) {
         complain(engine, addr, outcome);
         // And SIGBUS otherwise.
-        let refused =
-            refused || !outcome.is_lost() && uffd::poison(engine.uffd(), page, 4096).is_ok();
+        let refused = refused || !outcome.is_lost() && engine.backend.refuse(page).is_ok();
         if !refused && m.thread() > 0 {
             // The kernel marks no page: it would come here again and again.
             let _ = process::signal_thread(m.thread(), libc::SIGBUS);
         }
     }
-    let _ = uffd::wake(engine.uffd(), page, 4096);
+    engine.backend.wake(page);
 }
 
 impl Engine {
@@ -75,7 +70,7 @@ impl Engine {
         };
         let _inside = self.gate.enter();
         let w = self.table.lock(unit);
-        let refused = w.kind() == Kind::Present || uffd::poison(self.uffd(), page, 4096).is_ok();
+        let refused = w.kind() == Kind::Present || self.backend.refuse(page).is_ok();
         w.settle();
         refused
     }

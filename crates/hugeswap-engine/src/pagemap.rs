@@ -10,7 +10,6 @@ use crate::{PAGE, PAGES};
 use hugeswap_policy::PAGE_BYTES;
 use hugeswap_policy::markers::pagemap::{Categories, State, SwapPlace};
 use hugeswap_policy::unit::{CLEAN, COW, Kind, LOCKED, Place, WATCHED, WRITEBACK, Word};
-use hugeswap_sys::mm;
 use std::ops::Range;
 use std::sync::atomic::Ordering::Relaxed;
 
@@ -195,13 +194,14 @@ impl Ranges {
         of_unit: Categories,
         mut tell: impl FnMut(Range<usize>, State),
     ) {
-        let fd = self.pagemap.load(Relaxed);
         let at = self.table.addr(unit);
         let (mut entries, mut have) = ([0u64; 64], 0..0);
         let mut state_of = |page: usize| {
             if !have.contains(&page) {
                 let len = entries.len().min(PAGES - page);
-                let got = mm::pagemap(fd, at + page * PAGE, &mut entries[..len]);
+                let got = self
+                    .backend
+                    .page_entries(at + page * PAGE, &mut entries[..len]);
                 have = page..page + got.unwrap_or(0);
             }
             let entry = match have.contains(&page) {

@@ -11,7 +11,6 @@ use crate::writers::Writers;
 use crossbeam_queue::ArrayQueue;
 use std::ops::Deref;
 use std::sync::atomic::AtomicBool;
-use std::sync::atomic::Ordering::Relaxed;
 
 /// A job for the I/O threads.
 #[derive(Clone, Copy, Debug)]
@@ -84,16 +83,11 @@ impl Paging {
 
     /// The same without those of shared regions.
     pub(crate) fn unshared_fds(&self) -> impl Iterator<Item = i32> {
-        [
-            self.pool.fd(),
-            self.uffd(),
-            self.pagemap.load(Relaxed),
-            self.base.sigbus_fd(),
-        ]
-        .into_iter()
-        .chain(self.pool.areas().map(|(_, a)| a.fd))
-        .chain(self.files.fds())
-        .filter(|&fd| fd >= 0)
+        std::iter::once(self.pool.fd())
+            .chain(self.backend.fds())
+            .chain(self.pool.areas().map(|(_, a)| a.fd))
+            .chain(self.files.fds())
+            .filter(|&fd| fd >= 0)
     }
 }
 

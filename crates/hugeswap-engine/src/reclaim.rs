@@ -19,7 +19,7 @@ use crate::threads::{Handle, Threads};
 use hugeswap_policy::counters::Counter;
 use hugeswap_policy::knobs::Knob;
 use hugeswap_policy::unit::{CLEAN, COW, Kind, LOCKED, WATCHED, WRITABLE, WRITEBACK, Word};
-use hugeswap_sys::{futex, mm, now_ns, process};
+use hugeswap_sys::{futex, now_ns, process};
 use std::ops::Deref;
 use std::sync::atomic::AtomicBool;
 use std::sync::atomic::Ordering::{Acquire, Relaxed};
@@ -445,10 +445,9 @@ impl Reclaim {
     fn sample(&self) {
         let (base, _) = self.table.window();
         let end = base + self.high_unit.load(Relaxed) as usize * UNIT;
-        let fd = self.pagemap.load(Relaxed);
         if let (Ok(present), Ok(huge)) = (
-            mm::present_bytes(fd, base, end),
-            mm::huge_bytes(fd, base, end),
+            self.backend.present_bytes(base, end),
+            self.backend.huge_bytes(base, end),
         ) {
             self.pool
                 .record()

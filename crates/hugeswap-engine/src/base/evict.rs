@@ -21,11 +21,12 @@ impl Paging {
     pub(crate) fn evict_pages(&self, mut w: Locked<'_>, spare: bool) -> Option<(u64, u64)> {
         let (start, unit) = (now_ns(), w.unit());
         let record = self.base.records.of(unit);
-        let going = match spare && self.base.some_can_be_dropped() {
+        let some = self.has_single_pages() && self.base.some_can_be_dropped();
+        let going = match spare && some {
             true => record.not_spared(),
             false => Bits::none(),
         };
-        if !spare || !self.base.some_can_be_dropped() {
+        if !spare || !some {
             going.copy(&record.present);
         }
         if record.dirty.any() && !self.swap_is_allowed(unit, *w) {

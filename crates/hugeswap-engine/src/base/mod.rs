@@ -27,18 +27,18 @@ mod tracked;
 mod whole;
 
 pub(crate) use crate::PAGE;
+use crate::backend::Kind;
 use crate::memory::Memory;
-use crate::pool::FaultMode;
 pub(crate) use crate::store::BUFFER;
 use crate::zeroed::Zeroed;
 use hugeswap_policy::UNIT_PAGES;
 use hugeswap_policy::defrag::frames::{self, Credits, Sources};
-use hugeswap_sys::{Result, fs, mm, uffd};
+use hugeswap_sys::{Result, mm};
 pub(crate) use pager::Pager;
 use pieces::Pieces;
 use record::{PageTurns, Records};
 use std::sync::atomic::Ordering::{AcqRel, Relaxed};
-use std::sync::atomic::{AtomicBool, AtomicI32, AtomicU32, AtomicU64};
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64};
 pub(crate) use tracked::Split;
 
 const BUFFERS: usize = 32;
@@ -48,8 +48,6 @@ pub(crate) struct Base {
     pub records: Records,
     /// When each page last left, in turns of its unit: see [`hugeswap_policy::advisor`].
     pub turns: Zeroed<PageTurns>,
-    /// In signal mode the userfaultfd that turns faults on absent pages into SIGBUS, or -1.
-    sigbus_fd: AtomicI32,
     pub pieces: Pieces,
     /// Pages that are charged (by the frame) and not in use.
     credits: Credits<AtomicU64>,
@@ -60,21 +58,14 @@ pub(crate) struct Base {
 }
 
 impl Base {
-    /// `userfaultfd`: with one of its own, if it is to be had. `frames` and `mappings`: see [`Pieces::new`].
-    pub fn new(
-        units: u32,
-        userfaultfd: bool,
-        low_fd: i32,
-        frames: u32,
-        mappings: u64,
-    ) -> Result<Base> {
+    /// `userfaultfd`: pages may come by it. `frames` and `mappings`: see [`Pieces::new`].
+    pub fn new(units: u32, userfaultfd: bool, frames: u32, mappings: u64) -> Result<Base> {
         let records = Records::new(units)?;
         let turns = Zeroed::new(units as usize)?;
         let buffers = mm::map_own(BUFFERS * BUFFER, mm::PROT_RW)?;
         Ok(Base {
             records,
             turns,
-            sigbus_fd: AtomicI32::new(if userfaultfd { open_sigbus(low_fd) } else { -1 }),
             pieces: Pieces::new(frames, mappings)?,
             credits: Credits::default(),
             buffers,
@@ -84,7 +75,7 @@ impl Base {
     }
 
     pub(crate) fn some_can_be_dropped(&self) -> bool {
-        self.some_can_be_dropped.load(Relaxed) && self.sigbus_fd() >= 0
+        self.some_can_be_dropped.load(Relaxed)
     }
 
     pub(crate) fn some_cannot_be_dropped(&self) {
@@ -92,16 +83,10 @@ impl Base {
     }
 
     /// In a forked child, where nothing is registered and no page is ours: starts anew.
-    pub fn reset_in_child(&self, userfaultfd: bool, low_fd: i32) {
-        let fd = if userfaultfd { open_sigbus(low_fd) } else { -1 };
-        fs::close(self.sigbus_fd.swap(fd, Relaxed));
+    pub fn reset_in_child(&self) {
         let _ = self.pieces.reset_in_child();
         self.credits.forget();
         self.buffers_used.store(0, Relaxed);
-    }
-
-    pub fn sigbus_fd(&self) -> i32 {
-        self.sigbus_fd.load(Relaxed)
     }
 
     /// Pages that are charged and free.
@@ -131,7 +116,6 @@ impl Base {
 
 impl Drop for Base {
     fn drop(&mut self) {
-        fs::close(self.sigbus_fd());
         // SAFETY: mapped by `new`, and the engine that owns the buffers is gone.
         let _ = unsafe { mm::unmap(self.buffers, BUFFERS * BUFFER) };
     }
@@ -168,29 +152,14 @@ fn discards_ranges(buffers: usize) -> bool {
     done == Ok(2 * PAGE)
 }
 
-/// -1 where userfaultfd is forbidden.
-fn open_sigbus(low_fd: i32) -> i32 {
-    let features = uffd::feature::SIGBUS | uffd::feature::PAGEFAULT_FLAG_WP;
-    match uffd::open(uffd::USER_MODE_ONLY, features) {
-        Ok((fd, _)) => match fs::dup_above(fd, low_fd) {
-            Ok(high) => {
-                fs::close(fd);
-                high
-            }
-            Err(_) => fd,
-        },
-        Err(_) => -1,
-    }
-}
-
 impl Memory {
     /// How units are base-mapped, if they can be. In message mode they cannot: there the kernel writes to memory
     /// that nobody pinned (direct I/O), which MOVE of a whole unit notices and dropping a base page would not.
     pub(crate) fn pager(&self) -> Option<Pager> {
-        match self.base.sigbus_fd() {
-            fd if fd >= 0 => Some(Pager::Uffd(fd)),
-            _ if self.mode() == FaultMode::Message => None,
-            _ => Some(Pager::Remap),
+        match self.backend.kind() {
+            Kind::SignalUffd => Some(Pager::Uffd(self.backend.fd())),
+            Kind::SignalRemap => Some(Pager::Remap),
+            Kind::Message => None,
         }
     }
 

@@ -25,13 +25,13 @@ pub(crate) mod wait;
 
 use crate::UNIT;
 use crate::arena::Arena;
+use crate::backend::{self, Backend};
 use crate::base::Base;
 use crate::clean::Clean;
 use crate::error::EngineError;
 use crate::gate::Gate;
 use crate::lock::{Held, Lock};
 use crate::markers::Markers;
-use crate::mover::Mover;
 use crate::outcome::Outcome;
 use crate::pool::{FaultMode, Member, record_fault};
 use crate::store::Store;
@@ -41,19 +41,18 @@ use crate::zeroed::Zeroed;
 use crossbeam_queue::ArrayQueue;
 use frames::FrameDemand;
 use groups::Groups;
-use hugeswap_policy::UNIT_BYTES;
 use hugeswap_policy::counters::FaultClass;
 use hugeswap_policy::knobs::Knob;
 use hugeswap_policy::swapin::readahead::Streams;
 use hugeswap_policy::workingset::lruvec::Weights;
-use hugeswap_sys::{fs, futex, mm, now_ns};
+use hugeswap_sys::{futex, mm, now_ns};
 use kcompactd::Kcompactd;
 use lists::{Lists, LruEvent};
 use pacing::Pacing;
 use sizes::Sizes;
 use std::sync::Arc;
 use std::sync::atomic::Ordering::{Acquire, Relaxed, Release};
-use std::sync::atomic::{AtomicBool, AtomicI32, AtomicI64, AtomicU16, AtomicU32, AtomicU64};
+use std::sync::atomic::{AtomicBool, AtomicI64, AtomicU16, AtomicU32, AtomicU64};
 use thp::Said;
 
 /// Units remembered that came by base pages where they were to be whole.
@@ -72,12 +71,7 @@ pub struct Memory {
     pub(crate) sizes: Sizes,
     pub(crate) said: Said,
     pub(crate) groups: Groups,
-    /// How faults are taken, a [`FaultMode`].
-    mode: AtomicU32,
-    /// The userfaultfd of message mode, or -1.
-    uffd: AtomicI32,
-    /// /proc/self/pagemap, or -1.
-    pub(crate) pagemap: AtomicI32,
+    pub(crate) backend: Backend,
     /// The lists of reclaim: kswapd's, except when the queue of events is full.
     pub(crate) lru: Lock<Lists>,
     /// What the units on the lists weigh.
@@ -118,9 +112,7 @@ pub(crate) struct Parts {
     pub arena: Arena,
     pub base: Base,
     pub lists: Lists,
-    pub mode: FaultMode,
-    pub uffd: i32,
-    pub pagemap: i32,
+    pub backend: Backend,
     /// Places of the arena.
     pub places: u32,
 }
@@ -136,9 +128,7 @@ impl Memory {
             arena,
             base,
             lists,
-            mode,
-            uffd,
-            pagemap,
+            backend,
             places,
         } = parts;
         let said = Said::new(table.units())
@@ -156,9 +146,7 @@ impl Memory {
             track: Track::new(),
             said,
             groups: Groups::default(),
-            mode: AtomicU32::new(mode as u32),
-            uffd: AtomicI32::new(uffd),
-            pagemap: AtomicI32::new(pagemap),
+            backend,
             weights: lists.weights(),
             lru: Lock::new(lists),
             events: ArrayQueue::new(16 << 10),
@@ -205,10 +193,9 @@ impl Memory {
 
     /// How faults are taken.
     pub fn mode(&self) -> FaultMode {
-        if self.mode.load(Relaxed) == FaultMode::Message as u32 {
-            FaultMode::Message
-        } else {
-            FaultMode::Signal
+        match self.backend.kind() {
+            backend::Kind::Message => FaultMode::Message,
+            _ => FaultMode::Signal,
         }
     }
 
@@ -221,23 +208,8 @@ impl Memory {
         self.pool.header().mode_used.fetch_or(bit, Relaxed);
     }
 
-    pub(crate) fn become_signal_mode(&self) {
-        self.mode.store(FaultMode::Signal as u32, Relaxed);
-        let fd = self.uffd.swap(-1, Relaxed);
-        if fd >= 0 {
-            fs::close(fd);
-        }
-    }
-
-    pub(crate) fn mover(&self) -> Mover {
-        match self.mode() {
-            FaultMode::Message => Mover::Uffd(self.uffd.load(Relaxed), self.pagemap.load(Relaxed)),
-            _ => Mover::Remap,
-        }
-    }
-
-    pub(crate) fn uffd(&self) -> i32 {
-        self.uffd.load(Relaxed)
+    pub(crate) fn mover(&self) -> &Backend {
+        &self.backend
     }
 
     /// The pool, and this process in it.
@@ -286,10 +258,7 @@ impl Memory {
 
     /// Is the unit or place at `addr` one huge page? `None` where the kernel cannot tell.
     pub(crate) fn is_huge(&self, addr: usize) -> Option<bool> {
-        let fd = self.pagemap.load(Relaxed);
-        mm::huge_bytes(fd, addr, addr + UNIT)
-            .ok()
-            .map(|b| b == UNIT_BYTES)
+        self.backend.is_huge(addr)
     }
 
     /// `unit` got base pages where it was to be whole. (If there are too many, they are found in time.)

@@ -9,8 +9,8 @@
 use super::{Dirty, PAGE, UNIT, page_up};
 use crate::ranges::Ranges;
 use hugeswap_policy::unit::{Kind, UNCHARGED, Word};
+use hugeswap_sys::Errno;
 use hugeswap_sys::signal::Blocked;
-use hugeswap_sys::{Errno, mm, uffd};
 use std::sync::atomic::Ordering::Relaxed;
 
 /// What becomes of what is mapped at addresses that are claimed.
@@ -179,13 +179,7 @@ impl Ranges {
 
     /// The kernel may map something at a locked unit that is nobody's.
     fn hand_over_absent(&self, unit: u32) -> Result<(), Errno> {
-        if self.uffd() < 0 {
-            return Ok(());
-        }
-        let at = self.table.addr(unit);
-        uffd::unregister(self.uffd(), at, UNIT)?;
-        // SAFETY: nobody's memory.
-        unsafe { mm::protect(at, UNIT, mm::PROT_NONE) }
+        self.backend.hand_absent_to_kernel(self.table.addr(unit))
     }
 
     /// The kernel has mapped what it was to map.

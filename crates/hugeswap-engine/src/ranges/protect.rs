@@ -10,7 +10,7 @@ use crate::ranges::Ranges;
 use hugeswap_policy::counters::Counter;
 use hugeswap_policy::unit::{Kind, LOCKED, MAY_READ, MAY_WRITE, Place, WATCHED, WRITABLE, Word};
 use hugeswap_sys::signal::Blocked;
-use hugeswap_sys::{Errno, mm, now_ns, uffd};
+use hugeswap_sys::{Errno, mm, now_ns};
 use std::sync::atomic::Ordering::Relaxed;
 
 fn access_of(prot: Prot) -> u32 {
@@ -198,10 +198,7 @@ impl Ranges {
                 // SAFETY: the access that the program has set.
                 _ => unsafe { mm::protect(at, UNIT, access_of(*allowed)) },
             };
-            let handed = set.and_then(|()| match self.uffd() {
-                fd if fd >= 0 => uffd::unregister(fd, at, UNIT),
-                _ => Ok(()),
-            });
+            let handed = set.and_then(|()| self.backend.hand_to_kernel(at));
             if handed.is_err() {
                 self.pool.take_from_kernel(self.pool.me(), 1);
                 w.settle();

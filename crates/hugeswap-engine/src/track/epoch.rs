@@ -176,7 +176,7 @@ impl Paging {
         if since == 0 || !self.has_single_pages() || !self.track.tracks_pages(unit) {
             return false;
         }
-        let (fd, at) = (self.base.sigbus_fd(), self.table.addr(unit));
+        let (fd, at) = (self.backend.fd(), self.table.addr(unit));
         let mut runs = [const { 0..0 }; MOST_RUNS];
         let (mut n, mut many) = (0, false);
         self.written_pages(unit, 0..PAGES, since, |run| match runs[..n].last_mut() {
@@ -203,7 +203,7 @@ impl Paging {
     /// No page of base-mapped, locked neighbours can be written without a fault after this. If it fails, some may be so.
     fn freeze_units(&self, first: u32, n: usize) -> hugeswap_sys::Result<()> {
         if self.has_single_pages() {
-            let fd = self.base.sigbus_fd();
+            let fd = self.backend.fd();
             return uffd::write_protect(fd, self.table.addr(first), n * UNIT, true);
         }
         for unit in first..first + n as u32 {

@@ -1,0 +1,332 @@
+//! How memory is put in place and taken away: the one seam between what the engine decides and the kernel's ways to do it.
+//!
+//! | backend | a fault is | whole units move by | parts of units |
+//! | --- | --- | --- | --- |
+//! | [`signal_uffd`] | SIGSEGV, SIGBUS | mremap | 4 KiB, by userfaultfd |
+//! | [`signal_remap`] | SIGSEGV | mremap | 64 KiB, by mremap |
+//! | [`message`] | a message | UFFDIO_MOVE | none |
+//!
+//! [`Backend`] is the one that a process uses. [`Placement`] is what each of them does, and [`Capabilities`] what a caller may count on.
+//! A backend knows addresses, pages, descriptors and errors; it knows no unit's word, no store and no engine.
+//!
+//! Concurrency: a caller owns the lock of each unit that it names. The backend of a process changes in a forked child only, before that has a
+//! second thread.
+
+mod message;
+mod remap;
+mod seam;
+mod signal_remap;
+mod signal_uffd;
+mod uffd_move;
+
+use crate::call::Done;
+use crate::{PAGE, UNIT};
+use hugeswap_sys::{Errno, Result, fs, mm, uffd};
+use message::Message;
+pub(crate) use seam::{Capabilities, Placement};
+use signal_remap::SignalRemap;
+use signal_uffd::SignalUffd;
+use std::sync::atomic::Ordering::Relaxed;
+use std::sync::atomic::{AtomicI32, AtomicU8};
+
+/// Which backend.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(u8)]
+pub(crate) enum Kind {
+    SignalUffd,
+    SignalRemap,
+    Message,
+}
+
+/// Which backend a process is to have.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Wanted {
+    /// Message mode; otherwise signal mode.
+    pub message: bool,
+    /// In signal mode: userfaultfd may be used, if it is to be had.
+    pub userfaultfd: bool,
+    /// Descriptors are to have numbers from here on.
+    pub low_fd: i32,
+}
+
+/// The backend of a process. See the file's head.
+pub(crate) struct Backend {
+    kind: AtomicU8,
+    /// Its userfaultfd, or -1.
+    uffd: AtomicI32,
+    /// /proc/self/pagemap, or -1.
+    pagemap: AtomicI32,
+    low_fd: i32,
+}
+
+/// Evaluates `$what` with `$b` as the implementation that a process uses.
+macro_rules! dispatch {
+    ($backend:expr, $b:ident => $what:expr) => {
+        match $backend.kind() {
+            Kind::SignalUffd => {
+                let $b = SignalUffd { fd: $backend.fd() };
+                $what
+            }
+            Kind::SignalRemap => {
+                let $b = SignalRemap;
+                $what
+            }
+            Kind::Message => {
+                let $b = Message {
+                    fd: $backend.fd(),
+                    pagemap: $backend.pagemap.load(Relaxed),
+                };
+                $what
+            }
+        }
+    };
+}
+
+/// The verbs of [`Placement`], by the implementation that a process uses.
+macro_rules! verbs {
+    ($(fn $verb:ident(&self $(, $arg:ident: $type:ty)*) -> $out:ty;)*) => {
+        impl Backend {
+            $(
+                #[doc = concat!("See [`Placement::", stringify!($verb), "`].")]
+                pub fn $verb(&self $(, $arg: $type)*) -> $out {
+                    dispatch!(self, b => b.$verb($($arg),*))
+                }
+            )*
+        }
+    };
+}
+
+verbs! {
+    fn move_in(&self, frame: usize, unit: usize, write: bool) -> Done;
+    fn move_out(&self, unit: usize, frame: usize, watched: bool) -> Done;
+    fn relocate(&self, from: usize, to: usize, watched: bool) -> Done;
+    fn set_read_only(&self, unit: usize, len: usize) -> Done;
+    fn set_readable(&self, unit: usize) -> Done;
+    fn set_writable(&self, unit: usize, len: usize) -> Done;
+    fn watch(&self, unit: usize) -> Done;
+    fn make_private(&self, unit: usize) -> ();
+    fn drop_units(&self, unit: usize, len: usize) -> Done;
+    fn map_anew(&self, unit: usize, len: usize) -> Done;
+    fn drop_anew(&self, unit: usize, len: usize) -> Done;
+}
+
+impl Backend {
+    /// The backend that is wanted, or what comes next to it: the userfaultfd of signal mode may be refused. Fails if that of message
+    /// mode is.
+    pub fn open(wanted: Wanted) -> Result<Backend> {
+        let Wanted {
+            message,
+            userfaultfd,
+            low_fd,
+        } = wanted;
+        let (kind, fd) = match message {
+            true => (Kind::Message, put_above(message::open()?, low_fd)),
+            false => signal(userfaultfd, low_fd),
+        };
+        Ok(Backend {
+            kind: AtomicU8::new(kind as u8),
+            uffd: AtomicI32::new(fd),
+            pagemap: AtomicI32::new(open_pagemap(low_fd)),
+            low_fd,
+        })
+    }
+
+    pub fn kind(&self) -> Kind {
+        const { assert!(Kind::Message as u8 == 2) };
+        match self.kind.load(Relaxed) {
+            0 => Kind::SignalUffd,
+            1 => Kind::SignalRemap,
+            _ => Kind::Message,
+        }
+    }
+
+    /// What it can do.
+    pub fn can(&self) -> &'static Capabilities {
+        match self.kind() {
+            Kind::SignalUffd => &SignalUffd::CAN,
+            Kind::SignalRemap => &SignalRemap::CAN,
+            Kind::Message => &Message::CAN,
+        }
+    }
+
+    /// Its userfaultfd, or -1.
+    pub fn fd(&self) -> i32 {
+        self.uffd.load(Relaxed)
+    }
+
+    /// In a forked child, where nothing is registered: starts anew, in signal mode.
+    pub fn reset_in_child(&self, userfaultfd: bool) {
+        let (kind, fd) = signal(userfaultfd, self.low_fd);
+        self.kind.store(kind as u8, Relaxed);
+        close(self.uffd.swap(fd, Relaxed));
+        // The parent's tells of the parent.
+        close(self.pagemap.swap(open_pagemap(self.low_fd), Relaxed));
+    }
+
+    /// Closes its descriptors: nothing is asked of it any more.
+    pub fn close(&self) {
+        close(self.uffd.swap(-1, Relaxed));
+        close(self.pagemap.swap(-1, Relaxed));
+    }
+
+    /// Its descriptors.
+    pub fn fds(&self) -> impl Iterator<Item = i32> + use<> {
+        [self.fd(), self.pagemap.load(Relaxed)]
+            .into_iter()
+            .filter(|&fd| fd >= 0)
+    }
+}
+
+/// Names that callers know these by.
+impl Backend {
+    pub fn map_in(&self, frame: usize, unit: usize, write: bool) -> Done {
+        self.move_in(frame, unit, write)
+    }
+    pub fn map_out(&self, unit: usize, frame: usize, watched: bool) -> Done {
+        self.move_out(unit, frame, watched)
+    }
+    pub fn own(&self, unit: usize) {
+        self.make_private(unit);
+    }
+    pub fn drop_pages(&self, unit: usize, len: usize) -> Done {
+        self.drop_units(unit, len)
+    }
+    pub fn watches_in_place(&self) -> bool {
+        self.can().watches_in_place
+    }
+    pub fn moves_holes(&self) -> bool {
+        self.can().moves_untouched
+    }
+    pub fn replaces_at_once(&self) -> bool {
+        self.can().replaces_at_once
+    }
+    pub fn arrives_clean(&self) -> bool {
+        self.can().arrives_read_only
+    }
+}
+
+/// What only message mode has.
+impl Backend {
+    /// The descriptor that its faults are read from; -1 in signal mode.
+    pub fn messages(&self) -> i32 {
+        match self.kind() {
+            Kind::Message => self.fd(),
+            _ => -1,
+        }
+    }
+
+    /// Maps a window that nobody uses yet as absent units are mapped.
+    pub fn prepare_window(&self, at: usize, len: usize) -> Result<()> {
+        if self.kind() != Kind::Message {
+            // SAFETY: advice that discards nothing.
+            let _ = unsafe { mm::advise(at, len, libc::MADV_HUGEPAGE) };
+            return Ok(());
+        }
+        // Missing faults on ranges that may be huge would make the kernel allocate and throw away a huge page each.
+        // SAFETY: advice on a range nobody uses yet.
+        let _ = unsafe { mm::advise(at, len, libc::MADV_NOHUGEPAGE) };
+        // SAFETY: nobody uses the window yet.
+        unsafe { mm::protect(at, len, mm::PROT_RW) }
+    }
+
+    /// Makes the places of an arena fit for frames to be moved to.
+    pub fn register_places(&self, at: usize, len: usize) -> Result<()> {
+        match self.kind() {
+            Kind::Message => message::register_places(self.fd(), at, len),
+            _ => Ok(()),
+        }
+    }
+
+    /// Has touches of absent memory in the window be messages from now on.
+    pub fn register_window(&self, at: usize, len: usize) -> Result<()> {
+        message::register_window(self.fd(), at, len)
+    }
+
+    /// A locked unit is the kernel's from now on: touches are no business of the backend's.
+    pub fn hand_to_kernel(&self, unit: usize) -> Result<()> {
+        match self.kind() {
+            Kind::Message => uffd::unregister(self.fd(), unit, UNIT),
+            _ => Ok(()),
+        }
+    }
+
+    /// The same of an absent unit that is nobody's, which is without access then.
+    pub fn hand_absent_to_kernel(&self, unit: usize) -> Result<()> {
+        if self.kind() != Kind::Message {
+            return Ok(());
+        }
+        self.hand_to_kernel(unit)?;
+        // SAFETY: nobody's memory.
+        unsafe { mm::protect(unit, UNIT, mm::PROT_NONE) }
+    }
+
+    /// Has touches of an absent page be SIGBUS. Fails if the kernel does not do that.
+    pub fn refuse(&self, page: usize) -> Result<()> {
+        match self.kind() {
+            Kind::Message => uffd::poison(self.fd(), page, PAGE),
+            _ => Err(Errno::ENOSYS),
+        }
+    }
+
+    /// Lets the threads go on that a message about `page` told of.
+    pub fn wake(&self, page: usize) {
+        let _ = uffd::wake(self.fd(), page, PAGE);
+    }
+}
+
+/// What the kernel says of memory.
+impl Backend {
+    /// Is the unit or frame at `at` one huge page? `None` where the kernel cannot tell.
+    pub fn is_huge(&self, at: usize) -> Option<bool> {
+        let bytes = self.huge_bytes(at, at + UNIT).ok()?;
+        Some(bytes == UNIT as u64)
+    }
+
+    /// How much of a range is in memory, bytes.
+    pub fn present_bytes(&self, from: usize, to: usize) -> Result<u64> {
+        mm::present_bytes(self.pagemap.load(Relaxed), from, to)
+    }
+
+    /// How much of it is in huge pages, bytes.
+    pub fn huge_bytes(&self, from: usize, to: usize) -> Result<u64> {
+        mm::huge_bytes(self.pagemap.load(Relaxed), from, to)
+    }
+
+    /// The entries of /proc/self/pagemap for the pages from `at` on. How many were read.
+    pub fn page_entries(&self, at: usize, entries: &mut [u64]) -> Result<usize> {
+        mm::pagemap(self.pagemap.load(Relaxed), at, entries)
+    }
+}
+
+impl Drop for Backend {
+    fn drop(&mut self) {
+        self.close();
+    }
+}
+
+/// The backend of signal mode that is to be had.
+fn signal(userfaultfd: bool, low_fd: i32) -> (Kind, i32) {
+    match userfaultfd.then(signal_uffd::open) {
+        Some(Ok(fd)) => (Kind::SignalUffd, put_above(fd, low_fd)),
+        _ => (Kind::SignalRemap, -1),
+    }
+}
+
+fn open_pagemap(low_fd: i32) -> i32 {
+    fs::open(c"/proc/self/pagemap", libc::O_RDONLY, 0).map_or(-1, |fd| put_above(fd, low_fd))
+}
+
+/// Gives a descriptor a number that programs do not use, if there is one.
+fn put_above(fd: i32, low_fd: i32) -> i32 {
+    let Ok(high) = fs::dup_above(fd, low_fd) else {
+        return fd;
+    };
+    fs::close(fd);
+    high
+}
+
+fn close(fd: i32) {
+    if fd >= 0 {
+        fs::close(fd);
+    }
+}
