@@ -9,7 +9,7 @@ use crate::arena::Arena;
 use crate::backend::{Backend, Wanted};
 use crate::base::Base;
 use crate::error::EngineError;
-use crate::file::Files;
+use crate::file::table::Files;
 use crate::forked::fork_mark;
 use crate::gate::{Alone, Gate};
 use crate::lock::Lock;

@@ -17,195 +17,17 @@ use crate::call::{Call, CallError};
 use crate::outcome::Outcome;
 use crate::paging::Paging;
 use crate::table::{Locked, NO_FRAME};
-use crate::zeroed::{FromZeros, Zeroed};
 use hugeswap_policy::counters::Counter;
-use hugeswap_policy::markers::pagemap::{Categories, State};
 use hugeswap_policy::markers::{Marker, Misplaced, Pages};
 use hugeswap_policy::unit::{Kind, Word};
 use hugeswap_sys::{Result, mm};
 use std::ops::Range;
-use std::sync::OnceLock;
-use std::sync::atomic::AtomicU64;
-use std::sync::atomic::Ordering::{Acquire, Relaxed, Release};
+use std::sync::atomic::Ordering::Relaxed;
 
 // libc does not name them everywhere.
 const MADV_GUARD_INSTALL: i32 = 102;
+
 const MADV_GUARD_REMOVE: i32 = 103;
-
-/// Of one unit.
-pub(crate) struct Marked {
-    pub guard: Bits,
-    pub poison: Bits,
-}
-
-// SAFETY: atomics only; no bit set is valid.
-unsafe impl FromZeros for Marked {}
-
-impl Marked {
-    pub(crate) fn bits(&self, marker: Marker) -> &Bits {
-        match marker {
-            Marker::Guard => &self.guard,
-            Marker::Poison => &self.poison,
-        }
-    }
-
-    fn of(&self, page: usize) -> Option<Marker> {
-        match (self.guard.get(page), self.poison.get(page)) {
-            (true, _) => Some(Marker::Guard),
-            (_, true) => Some(Marker::Poison),
-            _ => None,
-        }
-    }
-
-    /// The first run of pages at or after `from` that has a marker, or that has none.
-    fn run(&self, from: usize, marked: bool) -> Option<Range<usize>> {
-        let is = |p: &usize| self.of(*p).is_some() == marked;
-        let start = (from..PAGES).find(is)?;
-        let end = (start..PAGES).find(|p| !is(p)).unwrap_or(PAGES);
-        Some(start..end)
-    }
-}
-
-pub(crate) struct Tables {
-    /// A bit for each unit: it has markers.
-    units: Zeroed<AtomicU64>,
-    pub pages: Zeroed<Marked>,
-}
-
-/// See the file's head.
-pub(crate) struct Markers(OnceLock<Tables>);
-
-impl Markers {
-    /// None, and no memory for them.
-    pub fn new() -> Markers {
-        Markers(OnceLock::new())
-    }
-
-    pub(crate) fn open(&self, units: u32) -> Result<&Tables> {
-        if let Some(tables) = self.0.get() {
-            return Ok(tables);
-        }
-        let tables = Tables {
-            units: Zeroed::new(units.div_ceil(64) as usize)?,
-            pages: Zeroed::new(units as usize)?,
-        };
-        // If another thread was faster, its are taken.
-        Ok(self.0.get_or_init(|| tables))
-    }
-
-    /// The tables, if there were ever markers.
-    pub(crate) fn tables(&self) -> Option<&Tables> {
-        self.0.get()
-    }
-
-    fn of(&self, unit: u32) -> Option<&Marked> {
-        let tables = self.0.get()?;
-        let word = tables.units.get(unit as usize / 64)?.load(Acquire);
-        (word >> (unit % 64) & 1 == 1).then(|| &tables.pages[unit as usize])
-    }
-}
-
-impl Tables {
-    /// Changes what is said of a locked unit.
-    pub(crate) fn change(&self, unit: u32, f: impl FnOnce(&Marked)) {
-        let marked = &self.pages[unit as usize];
-        f(marked);
-        let (word, bit) = (&self.units[unit as usize / 64], 1 << (unit % 64));
-        if marked.guard.any() || marked.poison.any() {
-            word.fetch_or(bit, Release);
-        } else {
-            word.fetch_and(!bit, Release);
-        }
-    }
-}
-
-impl Markers {
-    /// Has any page of `unit` a marker? With its lock the answer stays true.
-    pub(crate) fn is_marked(&self, unit: u32) -> bool {
-        self.of(unit).is_some()
-    }
-
-    /// The marker of a page, if it has one.
-    pub(crate) fn marker_of(&self, unit: u32, page: usize) -> Option<Marker> {
-        self.of(unit)?.of(page)
-    }
-
-    /// Clears the bits of pages that have markers.
-    pub(crate) fn without_marked(&self, unit: u32, bits: &Bits) {
-        if let Some(marked) = self.of(unit) {
-            let mut from = 0;
-            while let Some(run) = marked.run(from, true) {
-                from = run.end;
-                bits.put(run, false);
-            }
-        }
-    }
-
-    /// A locked unit is nobody's any more.
-    pub(crate) fn forget_unit_markers(&self, unit: u32) {
-        if let Some(tables) = self.0.get().filter(|_| self.is_marked(unit)) {
-            tables.change(unit, |m| {
-                m.guard.fill(false);
-                m.poison.fill(false);
-            });
-        }
-    }
-
-    /// The markers of a locked unit are another's now, also locked, which has none.
-    pub(crate) fn move_markers(&self, from: u32, to: u32) {
-        let Some(tables) = self.0.get().filter(|_| self.is_marked(from)) else {
-            return;
-        };
-        let source = &tables.pages[from as usize];
-        tables.change(to, |m| {
-            m.guard.copy(&source.guard);
-            m.poison.copy(&source.poison);
-        });
-        self.forget_unit_markers(from);
-    }
-
-    /// Of pages of a unit that are all in `state`, `tell`s also which have markers.
-    pub(crate) fn with_markers(
-        &self,
-        unit: u32,
-        pages: Range<usize>,
-        state: State,
-        mut tell: impl FnMut(Range<usize>, State),
-    ) {
-        let Some(marked) = self.of(unit) else {
-            return tell(pages, state);
-        };
-        let kept = state.categories & (Categories::IN_TRANSIT | Categories::FOREIGN);
-        let mut page = pages.start;
-        while page < pages.end {
-            let marker = marked.of(page);
-            let end = (page + 1..pages.end).find(|&p| marked.of(p) != marker);
-            let end = end.unwrap_or(pages.end);
-            let told = match marker {
-                None => state.nth((page - pages.start) as u64),
-                Some(marker) => State {
-                    categories: kept
-                        | match marker {
-                            Marker::Guard => Categories::GUARD,
-                            Marker::Poison => Categories::POISONED,
-                        },
-                    swap: None,
-                },
-            };
-            tell(page..end, told);
-            page = end;
-        }
-    }
-
-    /// The unit, if it has no markers; else it is unlocked.
-    pub(crate) fn settle_if_marked<'a>(&self, w: Locked<'a>) -> Option<Locked<'a>> {
-        if self.is_marked(w.unit()) {
-            w.settle();
-            return None;
-        }
-        Some(w)
-    }
-}
 
 impl Paging {
     /// The same of the page at `addr`.
@@ -217,7 +39,7 @@ impl Paging {
 
     /// The first marker in `[addr, addr+len)`.
     pub fn first_marker(&self, addr: usize, len: usize) -> Option<Marker> {
-        if self.markers.0.get().is_none() || len == 0 || !self.contains(addr) {
+        if self.markers.tables().is_none() || len == 0 || !self.contains(addr) {
             return None;
         }
         let mut units = self.table.units_of(addr, len);

@@ -1,6 +1,8 @@
-//! How a fault ends.
+//! A fault as a value, and how it ends.
 
+use crate::PAGE;
 use crate::call::CallError;
+use crate::table::Locked;
 
 /// What came of a fault.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -28,5 +30,23 @@ impl Outcome {
             self,
             Outcome::Poisoned | Outcome::NoMemory | Outcome::Stuck | Outcome::Unmapped(_)
         )
+    }
+}
+
+/// An access that is to be made possible.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Fault {
+    /// Where.
+    pub addr: usize,
+    /// Is it a write?
+    pub write: bool,
+    /// When it began, nanoseconds.
+    pub start: u64,
+}
+
+impl Fault {
+    /// Which page of `unit` it is on.
+    pub fn page(&self, unit: &Locked<'_>) -> usize {
+        (self.addr - unit.addr()) / PAGE
     }
 }

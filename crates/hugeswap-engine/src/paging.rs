@@ -4,10 +4,10 @@
 //!
 //! A method here works on one unit, under its lock.
 
-use crate::file::Files;
+use crate::file::table::Files;
 use crate::memory::Memory;
 use crate::shared::Sharing;
-use crate::writers::Writers;
+use crate::writer_count::Writers;
 use crossbeam_queue::ArrayQueue;
 use std::ops::Deref;
 use std::sync::atomic::AtomicBool;

@@ -7,29 +7,9 @@ use hugeswap_policy::counters::Counter;
 use hugeswap_policy::device::wbt::Pace;
 use hugeswap_sys::now_ns;
 use std::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed};
-use std::sync::atomic::{AtomicU32, AtomicU64};
 
 /// The longest rest, nanoseconds.
 const LONGEST_REST: u64 = 50_000_000;
-
-/// The writers of this process.
-#[derive(Default)]
-pub(crate) struct Writers {
-    /// How many are at it.
-    at_it: AtomicU32,
-    /// Nobody begins before.
-    rest_until: AtomicU64,
-}
-
-impl Writers {
-    /// Nanoseconds for which nobody is to write; `None`: somebody may.
-    pub fn rest_left(&self) -> Option<u64> {
-        let until = self.rest_until.load(Relaxed);
-        (until != 0)
-            .then(|| until.saturating_sub(now_ns()))
-            .filter(|left| *left > 0)
-    }
-}
 
 /// Somebody writes, until this is dropped.
 pub(crate) struct Writing<'a> {
@@ -54,7 +34,7 @@ impl Writing<'_> {
 
 impl Drop for Writing<'_> {
     fn drop(&mut self) {
-        self.engine.writers.at_it.fetch_sub(1, AcqRel);
+        self.engine.writers.active.fetch_sub(1, AcqRel);
         // Who was turned away may be asleep.
         if self.pace != Pace::FREE && !self.engine.writes.is_empty() {
             self.engine.wake_workers(1);
@@ -77,7 +57,7 @@ impl Paging {
         let at_once = if hurry { u32::MAX } else { pace.writers };
         // Never more for a moment: two that turn each other away would both wait.
         let join = |n: u32| (n < at_once).then_some(n + 1);
-        let mine = self.writers.at_it.fetch_update(AcqRel, Acquire, join);
+        let mine = self.writers.active.fetch_update(AcqRel, Acquire, join);
         mine.ok().map(|_| Writing {
             engine: self,
             pace,

@@ -2,8 +2,8 @@
 
 use super::record::Record;
 use super::{BUFFER, PAGE, Pager};
-use crate::fault::Fault;
 use crate::memory::huge::Huge;
+use crate::outcome::Fault;
 use crate::outcome::Outcome;
 use crate::paging::Paging;
 use crate::table::Locked;

@@ -5,8 +5,7 @@
 
 use crate::UNIT;
 use crate::base::Split;
-use crate::fault::Fault;
-use crate::outcome::Outcome;
+use crate::outcome::{Fault, Outcome};
 use crate::paging::Paging;
 use crate::table::Locked;
 use hugeswap_policy::counters::{Counter, FaultClass};

@@ -4,8 +4,8 @@
 
 use crate::UNIT;
 use crate::call::CallError;
-use crate::fault::Fault;
 use crate::memory::huge::{Huge, Wait};
+use crate::outcome::Fault;
 use crate::outcome::Outcome;
 use crate::paging::Paging;
 use crate::table::Locked;

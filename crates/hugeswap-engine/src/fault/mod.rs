@@ -16,34 +16,15 @@ mod swap_in;
 mod unmapped;
 
 use crate::doubts;
+use crate::outcome::Fault;
 use crate::outcome::Outcome;
 pub(crate) use complaint::complain;
 
-use crate::PAGE;
 use crate::forked::forked_unseen;
 use crate::paging::Paging;
-use crate::table::Locked;
 use hugeswap_policy::counters::FaultClass;
 use hugeswap_policy::unit::{Kind, LOCKED};
 use hugeswap_sys::{fs, now_ns};
-
-/// An access that is to be made possible.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct Fault {
-    /// Where.
-    pub addr: usize,
-    /// Is it a write?
-    pub write: bool,
-    /// When it began, nanoseconds.
-    pub start: u64,
-}
-
-impl Fault {
-    /// Which page of `unit` it is on.
-    pub fn page(&self, unit: &Locked<'_>) -> usize {
-        (self.addr - unit.addr()) / PAGE
-    }
-}
 
 impl Paging {
     /// Resolves a fault at `addr`. Called without locks held.

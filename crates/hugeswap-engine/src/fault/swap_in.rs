@@ -4,8 +4,8 @@
 //! Each takes a locked unit and unlocks it. `None`: look at the unit again.
 
 use crate::call::Done;
-use crate::fault::Fault;
 use crate::memory::huge::{Huge, Wait};
+use crate::outcome::Fault;
 use crate::outcome::Outcome;
 use crate::paging::Job;
 use crate::paging::Paging;

@@ -7,17 +7,15 @@
 //! Concurrency: one change at a time, under a lock; kswapd takes what is asked through atomics and never waits for it. A number is closed
 //! in the engine's table first, then in the program's, so that nobody else is given it in between.
 
-use super::{Files, Mapping, state};
+use super::table::{Files, Mapping, state};
 use crate::PAGE;
 use crate::base::BUFFER;
 use crate::forked::forked_unseen;
-use crate::lock::Lock;
 use crate::paging::Paging;
 use hugeswap_policy::unit::MAPPINGS;
 use hugeswap_sys::{Errno, Result, fs, futex, now_ns, process};
 use std::ffi::CString;
 use std::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed, Release};
-use std::sync::atomic::{AtomicBool, AtomicI32, AtomicU32};
 
 const NOTHING: u32 = 0;
 const OPEN: u32 = 1;
@@ -25,26 +23,6 @@ const CLOSE: u32 = 2;
 const BUSY: u32 = 3;
 /// How long kswapd is waited for.
 const PATIENCE_NS: u64 = 10_000_000_000;
-
-/// See the file's head.
-#[derive(Default)]
-pub(super) struct Descriptors {
-    pub(super) changing: Lock<()>,
-    /// The engine's threads have a table of their own.
-    private: AtomicBool,
-    /// What is asked of kswapd, in this order: it is looked at when `what` is set.
-    what: AtomicU32,
-    fd: AtomicI32,
-    tid: AtomicI32,
-    flags: AtomicI32,
-    answer: AtomicI32,
-}
-
-impl Default for Lock<()> {
-    fn default() -> Self {
-        Lock::new(())
-    }
-}
 
 /// Opens anew what thread `tid` has open as `fd`.
 fn reopen(tid: i32, fd: i32, flags: i32) -> Result<i32> {

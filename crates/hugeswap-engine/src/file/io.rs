@@ -6,7 +6,7 @@
 //!
 //! The rules of the fault path hold for what reads.
 
-use super::{Files, Mapping, PAGE};
+use super::table::{Files, Mapping, PAGE};
 use crate::PAGES;
 use crate::UNIT;
 use crate::base::record::Record;

@@ -6,7 +6,7 @@
 //! A fork: before it, what is dirty is written; the child finds every unit as the file has it, and may not write to it.
 //! What could not be written is lost to the child (SIGBUS), not to the parent.
 
-use super::{Files, Mapping, PENDING};
+use super::table::{Files, Mapping, PENDING};
 use crate::UNIT;
 use crate::forked::forked_unseen;
 use crate::paging::Job;

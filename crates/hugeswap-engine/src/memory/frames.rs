@@ -9,38 +9,7 @@ use hugeswap_policy::defrag::gfp::Gfp;
 use hugeswap_policy::numa;
 use hugeswap_policy::unit::{CLEAN, COW, Kind, LOCKED, WATCHED, Word};
 use hugeswap_policy::{PAGE_BYTES, UNIT_BYTES, UNIT_PAGES};
-use std::sync::atomic::Ordering::Relaxed;
-use std::sync::atomic::{AtomicU32, AtomicU64};
-
-/// How many whole frames are asked for, from one of kswapd's ticks to the next.
-#[derive(Default)]
-pub(crate) struct FrameDemand {
-    now: AtomicU32,
-    before: AtomicU32,
-}
-
-impl FrameDemand {
-    /// Fewer than this many are next to none.
-    const LOW: u32 = 8;
-
-    fn note(&self) {
-        self.now.fetch_add(1, Relaxed);
-    }
-
-    pub fn is_low(&self) -> bool {
-        self.now.load(Relaxed).max(self.before.load(Relaxed)) < FrameDemand::LOW
-    }
-
-    /// As many as there are where huge pages are used, from now on.
-    pub fn raise(&self) {
-        self.now.fetch_max(FrameDemand::LOW, Relaxed);
-    }
-
-    /// A tick has passed.
-    pub fn tick(&self) {
-        self.before.store(self.now.swap(0, Relaxed), Relaxed);
-    }
-}
+use std::sync::atomic::AtomicU64;
 
 impl Sources for Memory {
     type Word = AtomicU64;

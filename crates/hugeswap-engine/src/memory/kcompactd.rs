@@ -11,57 +11,13 @@
 use crate::UNIT;
 use crate::memory::Memory;
 use hugeswap_policy::counters::Counter;
-use hugeswap_policy::defrag::compaction::Defer;
 use hugeswap_sys::mm;
 use std::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed};
-use std::sync::atomic::{AtomicBool, AtomicU32};
 
 /// Frames looked at in one go (a microsecond each), and made huge (some milliseconds).
 const LOOKS: usize = 64;
+
 const COLLAPSES: u32 = 4;
-
-/// A [`Defer`] for several threads.
-#[derive(Default)]
-struct Deferred(AtomicU32);
-
-impl Deferred {
-    fn change<R>(&self, f: impl Fn(Defer) -> (R, Defer)) -> R {
-        let mut bits = self.0.load(Relaxed);
-        loop {
-            let (result, new) = f(Defer::from_bits(bits));
-            match self
-                .0
-                .compare_exchange_weak(bits, new.to_bits(), Relaxed, Relaxed)
-            {
-                Ok(_) => return result,
-                Err(now) => bits = now,
-            }
-        }
-    }
-
-    /// There is an occasion: is it to be passed by?
-    fn passes(&self) -> bool {
-        self.change(Defer::on_occasion)
-    }
-
-    fn ended(&self, success: bool) {
-        self.change(|d| match success {
-            true => ((), d.on_success()),
-            false => ((), d.on_failure()),
-        });
-    }
-}
-
-/// What kcompactd goes by.
-#[derive(Default)]
-pub(crate) struct Kcompactd {
-    /// kswapd was asked for more huge pages, and has not had success or failed yet.
-    asked: AtomicBool,
-    reclaim: Deferred,
-    frames: Deferred,
-    /// Frames are to be looked at.
-    look: AtomicBool,
-}
 
 impl Memory {
     /// Somebody who does not wait has found no huge page: kswapd makes as many available as faults on huge pages need. The rules of

@@ -9,15 +9,21 @@
 //! events for the reclaim lists ([`lists`]), groups ([`groups`]), how much a fault brings in ([`sizes`], [`thp`], [`advisor`]), the limit
 //! on mappings ([`mappings`]), and huge pages for free frames ([`kcompactd`]).
 
+mod advised;
 mod advisor;
+mod deferred;
+mod demand;
 mod frames;
+mod grouping;
 pub mod groups;
 pub(crate) mod huge;
 pub(crate) mod kcompactd;
+mod learning;
 pub(crate) mod lists;
 pub(crate) mod mappings;
 pub(crate) mod marks;
 pub(crate) mod pacing;
+mod pause;
 pub(crate) mod sizes;
 mod take;
 pub(crate) mod thp;
@@ -31,29 +37,29 @@ use crate::clean::Clean;
 use crate::error::EngineError;
 use crate::gate::Gate;
 use crate::lock::{Held, Lock};
-use crate::markers::Markers;
+use crate::marker_table::Markers;
 use crate::outcome::Outcome;
 use crate::pool::{FaultMode, Member, record_fault};
 use crate::store::Store;
 use crate::table::Table;
-use crate::track::Track;
+use crate::track::stamps::Track;
 use crate::zeroed::Zeroed;
+use advised::Said;
 use crossbeam_queue::ArrayQueue;
-use frames::FrameDemand;
+use deferred::Kcompactd;
+use demand::FrameDemand;
 use groups::Groups;
 use hugeswap_policy::counters::FaultClass;
 use hugeswap_policy::knobs::Knob;
 use hugeswap_policy::swapin::readahead::Streams;
 use hugeswap_policy::workingset::lruvec::Weights;
 use hugeswap_sys::{futex, mm, now_ns};
-use kcompactd::Kcompactd;
+use learning::Sizes;
 use lists::{Lists, LruEvent};
 use pacing::Pacing;
-use sizes::Sizes;
 use std::sync::Arc;
 use std::sync::atomic::Ordering::{Acquire, Relaxed, Release};
 use std::sync::atomic::{AtomicBool, AtomicI64, AtomicU16, AtomicU32, AtomicU64};
-use thp::Said;
 
 /// Units remembered that came by base pages where they were to be whole.
 const FELL_BACK: usize = 1024;

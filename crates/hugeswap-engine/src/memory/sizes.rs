@@ -1,93 +1,42 @@
 //! What the policy needs to decide how much a fault brings in, kept and measured: costs of the device, the price
-//! of memory, what each unit's last stay was like. The decision itself is `hugeswap_policy::swapin::granularity`'s.
+//! of memory, what each unit's last stay was like. The decision itself is `hugeswap_policy::granularity`'s.
 //!
 //! Concurrency: one engine lock around what learns; the rest are atomics and records under the units' locks. Called by
 //! the fault path, whose rules hold here.
 
+use super::learning::CPU;
 use crate::base::Pager;
 use crate::base::record::Record;
-use crate::lock::Lock;
 use crate::memory::Memory;
 use hugeswap_policy::counters::Counter;
 use hugeswap_policy::defrag::gfp::Caller;
 use hugeswap_policy::defrag::thp::Bring;
 use hugeswap_policy::knobs::Knob;
 use hugeswap_policy::swapin::granularity::{
-    Allowed, Costs, Density, DeviceCost, Direction, Fault, Granularity, MemoryPrice, PerSize,
-    Reason, STAY, Size, UnitHistory, follow,
+    Allowed, Costs, Density, Direction, Fault, PerSize, Reason, STAY, Size, UnitHistory,
 };
 use hugeswap_policy::unit::Kind;
 use hugeswap_policy::workingset::lruvec::Event;
 use hugeswap_policy::{UNIT_PAGES, advisor, workingset};
 use std::ops::Range;
-use std::sync::atomic::AtomicU64;
 use std::sync::atomic::Ordering::Relaxed;
 
-/// What the processor does for a fault, nanoseconds: taking it, and mapping what it brought.
-const CPU: PerSize = PerSize {
-    page: 5_000,
-    piece: 12_000,
-    whole: 25_000,
-};
 /// The same where pages are moved by mremap.
 const REMAP: PerSize = PerSize {
     page: 25_000,
     piece: 25_000,
     whole: 25_000,
 };
+
 /// The same for a touch of a watched unit.
 const WATCHED: PerSize = PerSize {
     page: 7_000,
     piece: 15_000,
     whole: 10_000,
 };
+
 /// Neighbours that a stream may have reached already.
 const NEIGHBOURS: u32 = 8;
-
-/// See the file's head.
-pub(crate) struct Sizes {
-    learning: Lock<Learning>,
-    /// Pages evicted so far.
-    evicted: AtomicU64,
-}
-
-struct Learning {
-    granularity: Granularity,
-    price: MemoryPrice,
-    /// Nanoseconds that making a base-mapped unit whole takes, as last seen.
-    fill: u32,
-}
-
-impl Sizes {
-    /// Nothing learnt; `seed` is any number that the program does not know. `measured`: what swap cost at first.
-    pub fn new(seed: u64, device: &DeviceCost) -> Sizes {
-        let r#in = device.per_size(Direction::In);
-        Sizes {
-            learning: Lock::new(Learning {
-                granularity: Granularity::new(seed),
-                price: MemoryPrice::new(u64::from(r#in.page.saturating_add(CPU.page))),
-                fill: r#in.whole.saturating_add(CPU.whole),
-            }),
-            evicted: AtomicU64::new(0),
-        }
-    }
-
-    /// A base-mapped unit was made whole, which took `ns`.
-    pub fn observe_fill(&self, ns: u64) {
-        let mut learning = self.learning.lock();
-        learning.fill = follow(learning.fill, ns);
-    }
-
-    /// Pages evicted so far.
-    pub fn evicted(&self) -> u64 {
-        self.evicted.load(Relaxed)
-    }
-
-    /// A unit was written to swap, as a whole; `ns`: what that costs now.
-    pub fn note_written(&self, ns: u32) {
-        self.learning.lock().price.on_written(ns.into());
-    }
-}
 
 impl Memory {
     /// Is it left to the faults how much of `unit` they bring in, and is there a choice?

@@ -1,5 +1,5 @@
 //! Which units may be huge: what the program advised for its ranges and what is set for them alone, kept beside the unit
-//! table in two bytes a unit. The rules are `hugeswap_policy::defrag::thp`'s.
+//! table in two bytes a unit. The rules are `hugeswap_policy::thp`'s.
 //!
 //! What is said of a unit outlives its memory and its swap, goes where the unit is moved, is inherited by a forked child, and is
 //! forgotten when the unit is unmapped. It is looked at by every fault; memory that is there stays as it is.
@@ -9,49 +9,8 @@
 
 use crate::base::Pager;
 use crate::memory::Memory;
-use crate::zeroed::Zeroed;
 use hugeswap_policy::defrag::thp::{Advised, Bring, Collapse};
 use hugeswap_policy::knobs::Knob;
-use hugeswap_sys::Result;
-use std::sync::atomic::AtomicU16;
-use std::sync::atomic::Ordering::Relaxed;
-
-/// See the file's head.
-pub(crate) struct Said(Zeroed<AtomicU16>);
-
-impl Said {
-    /// Nothing was said.
-    pub fn new(units: u32) -> Result<Said> {
-        Ok(Said(Zeroed::new(units as usize)?))
-    }
-
-    pub(crate) fn of(&self, unit: u32) -> Advised {
-        self.0
-            .get(unit as usize)
-            .map_or(Advised::NOTHING, |w| Advised(w.load(Relaxed)))
-    }
-
-    pub(crate) fn change(&self, unit: u32, f: impl Fn(Advised) -> Advised) {
-        if let Some(w) = self.0.get(unit as usize) {
-            let _ = w.fetch_update(Relaxed, Relaxed, |now| Some(f(Advised(now)).0));
-        }
-    }
-
-    /// `unit` has another life, or none: nothing was said of it.
-    pub fn forget(&self, unit: u32) {
-        if self.of(unit) != Advised::NOTHING {
-            self.change(unit, |_| Advised::NOTHING);
-        }
-    }
-
-    /// What was said of `from` holds for `to`.
-    pub fn carry(&self, from: u32, to: u32) {
-        let said = self.of(from);
-        if said != self.of(to) {
-            self.change(to, |_| said);
-        }
-    }
-}
 
 impl Memory {
     /// Can pages of 4 KiB come and go by themselves?

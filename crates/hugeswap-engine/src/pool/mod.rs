@@ -20,12 +20,12 @@ pub mod probe;
 mod records;
 mod report;
 mod room;
+mod scrub;
 pub(crate) mod secret;
 mod segment;
 pub mod shared;
 pub mod swap;
 
-pub use crate::swap::scrub::ScrubReport;
 pub use areas::{AreaUsage, JoinedArea};
 pub use config::{FaultMode, MIN_MEMORY, PoolConfig, PoolError, machine_memory};
 pub use control::{NoAnswer, Room};
@@ -33,6 +33,7 @@ pub use member::Member;
 pub use records::Reservation;
 pub use report::{FaultReport, Report};
 pub use room::SOFT_FULL_PERCENT;
+pub use scrub::ScrubReport;
 pub use swap::SwapSpec;
 
 use crate::checksum::Sums;

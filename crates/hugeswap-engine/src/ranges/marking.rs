@@ -1,7 +1,8 @@
 //! Markers that the program installs and removes ([`crate::markers`]).
 
 use crate::base::Split;
-use crate::markers::{Tables, close, open};
+use crate::marker_table::Tables;
+use crate::markers::{close, open};
 use crate::outcome::Outcome;
 use crate::ranges::Ranges;
 use crate::table::{Locked, NO_FRAME};

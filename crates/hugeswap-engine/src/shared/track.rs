@@ -12,7 +12,7 @@
 
 use super::{Hand, Host, Map, Sharing, lock, unlock};
 use crate::lock::Lock;
-use crate::track::TrackError;
+use crate::track::stamps::TrackError;
 use crate::{PAGE, PAGES};
 use hugeswap_policy::knobs::Knob;
 use hugeswap_policy::markers::pagemap::{Categories, State};

@@ -1,0 +1,46 @@
+//! What the program said of each unit, in two bytes: a table beside the unit table.
+//!
+//! Concurrency: entries change by single atomic operations, without the units' locks.
+
+use crate::zeroed::Zeroed;
+use hugeswap_policy::defrag::thp::Advised;
+use hugeswap_sys::Result;
+use std::sync::atomic::AtomicU16;
+use std::sync::atomic::Ordering::Relaxed;
+
+/// See the file's head.
+pub(crate) struct Said(Zeroed<AtomicU16>);
+
+impl Said {
+    /// Nothing was said.
+    pub fn new(units: u32) -> Result<Said> {
+        Ok(Said(Zeroed::new(units as usize)?))
+    }
+
+    pub(crate) fn of(&self, unit: u32) -> Advised {
+        self.0
+            .get(unit as usize)
+            .map_or(Advised::NOTHING, |w| Advised(w.load(Relaxed)))
+    }
+
+    pub(crate) fn change(&self, unit: u32, f: impl Fn(Advised) -> Advised) {
+        if let Some(w) = self.0.get(unit as usize) {
+            let _ = w.fetch_update(Relaxed, Relaxed, |now| Some(f(Advised(now)).0));
+        }
+    }
+
+    /// `unit` has another life, or none: nothing was said of it.
+    pub fn forget(&self, unit: u32) {
+        if self.of(unit) != Advised::NOTHING {
+            self.change(unit, |_| Advised::NOTHING);
+        }
+    }
+
+    /// What was said of `from` holds for `to`.
+    pub fn carry(&self, from: u32, to: u32) {
+        let said = self.of(from);
+        if said != self.of(to) {
+            self.change(to, |_| said);
+        }
+    }
+}

@@ -1,0 +1,62 @@
+//! What is learnt for the decision how much a fault brings in: costs of the device, the price of memory, how much was evicted.
+//!
+//! Concurrency: one lock around what learns; the count is an atomic. The rules of the fault path hold.
+
+use crate::lock::Lock;
+use hugeswap_policy::swapin::granularity::{
+    DeviceCost, Direction, Granularity, MemoryPrice, PerSize, follow,
+};
+use std::sync::atomic::AtomicU64;
+use std::sync::atomic::Ordering::Relaxed;
+
+/// What the processor does for a fault, nanoseconds: taking it, and mapping what it brought.
+pub(super) const CPU: PerSize = PerSize {
+    page: 5_000,
+    piece: 12_000,
+    whole: 25_000,
+};
+
+/// See the file's head.
+pub(crate) struct Sizes {
+    pub(super) learning: Lock<Learning>,
+    /// Pages evicted so far.
+    pub(super) evicted: AtomicU64,
+}
+
+pub(super) struct Learning {
+    pub(super) granularity: Granularity,
+    pub(super) price: MemoryPrice,
+    /// Nanoseconds that making a base-mapped unit whole takes, as last seen.
+    pub(super) fill: u32,
+}
+
+impl Sizes {
+    /// Nothing learnt; `seed` is any number that the program does not know. `measured`: what swap cost at first.
+    pub fn new(seed: u64, device: &DeviceCost) -> Sizes {
+        let r#in = device.per_size(Direction::In);
+        Sizes {
+            learning: Lock::new(Learning {
+                granularity: Granularity::new(seed),
+                price: MemoryPrice::new(u64::from(r#in.page.saturating_add(CPU.page))),
+                fill: r#in.whole.saturating_add(CPU.whole),
+            }),
+            evicted: AtomicU64::new(0),
+        }
+    }
+
+    /// A base-mapped unit was made whole, which took `ns`.
+    pub fn observe_fill(&self, ns: u64) {
+        let mut learning = self.learning.lock();
+        learning.fill = follow(learning.fill, ns);
+    }
+
+    /// Pages evicted so far.
+    pub fn evicted(&self) -> u64 {
+        self.evicted.load(Relaxed)
+    }
+
+    /// A unit was written to swap, as a whole; `ns`: what that costs now.
+    pub fn note_written(&self, ns: u32) {
+        self.learning.lock().price.on_written(ns.into());
+    }
+}
