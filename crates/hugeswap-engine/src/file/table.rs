@@ -101,7 +101,7 @@ pub(crate) struct Files {
 }
 
 impl Files {
-    /// A mapping that was opened is not used after all. [`Paging::close_unused_mappings`] ends it.
+    /// A mapping that was opened is not used after all. [`close_unused_mappings`](crate::paging::Paging::close_unused_mappings) ends it.
     pub(crate) fn abandon(&self, mapping: u32) {
         self.mappings[mapping as usize].units.store(0, Release);
         self.idle.store(true, Release);

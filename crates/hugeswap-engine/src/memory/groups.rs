@@ -59,7 +59,7 @@ pub struct GroupUse {
     pub active: [u64; 2],
     /// In swap: a cluster of a unit's own counts 512, single slots one each.
     pub swap: u64,
-    /// By kind; see [`Event`].
+    /// By kind; see [`Event`](hugeswap_policy::workingset::lruvec::Event).
     pub events: [Events; 2],
 }
 

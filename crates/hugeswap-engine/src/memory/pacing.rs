@@ -2,7 +2,7 @@
 //!
 //! Who takes a frame's worth while less than `low` is left owes a pause, which it makes when its next fault begins: outside the gate and
 //! without a lock (and not after a fault: what that brought in could be gone before it is used), so that it holds up neither a fork nor anybody else. How long it is, is `hugeswap_policy::pace`'s to say. The engine's own threads never owe
-//! one that counts: they do not come by [`Memory::pause_if_owed`].
+//! one that counts: they do not come by [`pause_if_owed`](super::Memory::pause_if_owed).
 //!
 //! The rules of the fault path hold.
 

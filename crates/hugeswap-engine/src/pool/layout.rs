@@ -360,7 +360,7 @@ pub mod state {
     }
 }
 
-/// What a process's last scrub found, base pages: see [`crate::swap::scrub::ScrubReport`].
+/// What a process's last scrub found, base pages: see [`super::ScrubReport`].
 #[repr(C)]
 pub struct Scrub {
     /// Its number.

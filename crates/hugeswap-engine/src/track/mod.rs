@@ -5,7 +5,7 @@
 //! was written since an epoch began has a stamp no older than it, in memory or not: stamps are beside the words, outlive memory
 //! and swap, and are inherited by a forked child, whose copy is its own.
 //!
-//! A unit in one piece is stamped as a whole; one whose pages are told apart ([`Track::tracks_pages`]) goes over to base pages with its first write. In message
+//! A unit in one piece is stamped as a whole; one whose pages are told apart ([`tracks_pages`](stamps::Track::tracks_pages)) goes over to base pages with its first write. In message
 //! mode, where there are no base pages and memory comes in writable, sums tell what was written ([`open`]).
 //!
 //! Concurrency: write access is given, and stamped, under the unit's lock, and an epoch takes it away under the same lock; so a fault

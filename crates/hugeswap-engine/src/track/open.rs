@@ -7,7 +7,7 @@
 //! A unit is open only while it is present. Who takes it away, or protects it for an epoch, stamps what differs first, when nobody
 //! can write to it any more; who asks what was written has it stamped as well, and it stays open.
 //!
-//! Concurrency: all but [`Track::is_open`] is done under the unit's lock. A page's sum of while it is being written is as good as any: whoever has written
+//! Concurrency: all but [`is_open`](super::stamps::Track::is_open) is done under the unit's lock. A page's sum of while it is being written is as good as any: whoever has written
 //! before the caller began to look is seen, and later ones are by the next look. What differs was written since the last epoch began, for each begins with none open. The rules
 //! of the fault path hold.
 

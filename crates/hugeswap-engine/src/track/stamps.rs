@@ -47,7 +47,7 @@ pub(crate) struct Stamps {
     pub(crate) some: AtomicU32,
     /// Pages are told apart.
     pub(crate) fine: AtomicU32,
-    /// Not 0: it can be written without a stamp ([`open`]).
+    /// Not 0: it can be written without a stamp ([`open`](super::open)).
     pub(crate) open: AtomicU32,
 }
 
