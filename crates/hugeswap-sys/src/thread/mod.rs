@@ -13,10 +13,13 @@
 //! A slot's memory is mapped once and stays for the slot's next thread. The kernel clears the slot's thread id when the
 //! thread is gone for good, and wakes [`Thread::join`].
 
+mod locals;
+
 use crate::raw::{call, check, syscall6};
 use crate::signal::{self, Blocked, Mask};
 use crate::{Errno, Result, futex, mm, process};
-use std::arch::{asm, naked_asm};
+use locals::Locals;
+use std::arch::naked_asm;
 use std::cell::UnsafeCell;
 use std::ffi::{CStr, c_void};
 use std::mem::MaybeUninit;
@@ -30,46 +33,6 @@ const PAGE: usize = 4096;
 const STACK: usize = 256 << 10;
 /// What a thread runs must fit here, with what it captures.
 const BODY: usize = 256;
-/// Zeroed room from the thread pointer on: more than the C library's thread descriptor (2304 bytes in glibc 2.36).
-const DESCRIPTOR: usize = 2 * PAGE;
-/// The largest static thread-local area that is copied.
-const MOST_LOCALS: usize = 64 << 20;
-
-/// Offsets from the thread pointer that are part of the x86-64 ABI of glibc: compiled code uses the first five, and
-/// glibc up to 2.33 asks the sixth before it leaves out the `lock` prefix of an atomic instruction.
-const SELF: usize = 0;
-const DTV: usize = 8;
-const SELF_AGAIN: usize = 16;
-const STACK_GUARD: usize = 0x28;
-const POINTER_GUARD: usize = 0x30;
-const MULTIPLE_THREADS: usize = 0x18;
-/// Where glibc from 2.4 on keeps the thread's id; [`prepare`] checks that.
-const TID: usize = 0x2d0;
-
-/// An entry of the vector of thread-local blocks, `dtv_t`.
-#[repr(C)]
-#[derive(Clone, Copy)]
-struct DtvEntry {
-    value: usize,
-    to_free: usize,
-}
-
-/// `TLS_DTV_UNALLOCATED`.
-const UNALLOCATED: DtvEntry = DtvEntry {
-    value: usize::MAX,
-    to_free: 0,
-};
-
-/// What a new thread's thread-locals are: the same for every thread that is made.
-struct Locals {
-    /// The static area as it is before a thread has run; it ends at the thread pointer.
-    image: Vec<u8>,
-    /// By module number: distance of its block below the thread pointer, 0 for a module without one.
-    blocks: Vec<usize>,
-    /// Is the C library's copy of the thread id at [`TID`]?
-    has_tid: bool,
-}
-
 static LOCALS: OnceLock<Locals> = OnceLock::new();
 
 struct Slot {
@@ -289,152 +252,16 @@ impl Slot {
 
     /// Where a thread of this slot has its thread pointer; maps the slot's memory if it has none.
     fn thread_pointer(&self, locals: &Locals) -> Result<usize> {
-        let below = PAGE + STACK + locals.image.len().next_multiple_of(PAGE);
+        let below = PAGE + STACK + locals.bytes_below().next_multiple_of(PAGE);
         let mut memory = self.memory.load(Relaxed);
         if memory == 0 {
-            let vector = (locals.blocks.len() + 1) * size_of::<DtvEntry>();
-            let len = below + DESCRIPTOR + vector.next_multiple_of(PAGE);
-            memory = mm::map_own(len, mm::PROT_RW)?;
+            memory = mm::map_own(below + locals.bytes_above(), mm::PROT_RW)?;
             // SAFETY: the first page of the mapping just made. Without a guard an overflow would only be harder to find.
             let _ = unsafe { mm::protect(memory, PAGE, mm::PROT_NONE) };
             self.memory.store(memory, Release);
         }
         Ok(memory + below)
     }
-}
-
-impl Locals {
-    fn of_this_thread() -> Option<Locals> {
-        let (pointer, tid): (usize, u32);
-        // SAFETY: on x86-64 glibc the thread pointer points to a descriptor that begins with its own address and is longer
-        // than TID + 4 bytes.
-        unsafe {
-            asm!("mov {}, fs:[0]", out(reg) pointer, options(nostack, readonly));
-            tid = ((pointer + TID) as *const u32).read();
-        }
-        let mut found = Found {
-            pointer,
-            modules: Vec::new(),
-        };
-        // SAFETY: the callback gets the `found` it is passed with, and does not unwind.
-        unsafe { libc::dl_iterate_phdr(Some(note_module), (&raw mut found).cast()) };
-        let mut modules = found.modules;
-        modules.sort_unstable_by_key(|m| m.distance);
-        let mut len = 0;
-        // The static area has no gap larger than an alignment; what is farther away was allocated by itself.
-        modules.retain(|m| {
-            let near = m.distance >= m.len && m.distance - m.len <= len + PAGE;
-            if near {
-                len = m.distance;
-            }
-            near
-        });
-        if len == 0 || len > MOST_LOCALS {
-            return None;
-        }
-        let mut image = vec![0; len];
-        let most = modules.iter().map(|m| m.number).max()?;
-        let mut blocks = vec![0; most + 1];
-        for m in &modules {
-            // SAFETY: the initial image of a loaded object's thread-locals, as its program header says.
-            let initial = unsafe { std::slice::from_raw_parts(m.initial as *const u8, m.filled) };
-            image[len - m.distance..][..m.filled].copy_from_slice(initial);
-            blocks[m.number] = m.distance;
-        }
-        Some(Locals {
-            image,
-            blocks,
-            has_tid: tid == process::tid() as u32,
-        })
-    }
-
-    /// Makes the thread-locals and the control block of a thread whose thread pointer is `pointer`.
-    ///
-    /// # Safety
-    /// The area of a slot around `pointer` is the caller's alone.
-    unsafe fn fill(&self, pointer: usize) {
-        let (stack_guard, pointer_guard): (usize, usize);
-        // SAFETY: the two guards are where compiled code expects them, in the calling thread's control block.
-        unsafe {
-            asm!("mov {}, fs:[0x28]", out(reg) stack_guard, options(nostack, readonly));
-            asm!("mov {}, fs:[0x30]", out(reg) pointer_guard, options(nostack, readonly));
-        }
-        let vector = pointer + DESCRIPTOR;
-        // SAFETY: `thread_pointer` mapped the image's length below `pointer`, and above it the descriptor and the vector.
-        unsafe {
-            let image = (pointer - self.image.len()) as *mut u8;
-            image.copy_from_nonoverlapping(self.image.as_ptr(), self.image.len());
-            (pointer as *mut u8).write_bytes(0, DESCRIPTOR);
-            let word = |offset: usize| (pointer + offset) as *mut usize;
-            // The vector's entry before the first says how many there are. The first is its generation: none is
-            // newer, so the dynamic linker never replaces the vector, for which it would allocate.
-            let entry = vector as *mut DtvEntry;
-            entry.write(DtvEntry {
-                value: self.blocks.len() - 1,
-                to_free: 0,
-            });
-            entry.add(1).write(DtvEntry {
-                value: usize::MAX,
-                to_free: 0,
-            });
-            for (number, &distance) in self.blocks.iter().enumerate().skip(1) {
-                entry.add(1 + number).write(match distance {
-                    0 => UNALLOCATED,
-                    _ => DtvEntry {
-                        value: pointer - distance,
-                        to_free: 0,
-                    },
-                });
-            }
-            word(SELF).write(pointer);
-            word(SELF_AGAIN).write(pointer);
-            word(DTV).write(entry.add(1) as usize);
-            word(STACK_GUARD).write(stack_guard);
-            word(POINTER_GUARD).write(pointer_guard);
-            word(MULTIPLE_THREADS).cast::<u32>().write(1);
-        }
-    }
-}
-
-/// A loaded object's thread-locals.
-struct Module {
-    number: usize,
-    /// From the thread pointer down to its block.
-    distance: usize,
-    len: usize,
-    /// Address of the initial content, and how much of it there is; the rest is zeros.
-    initial: usize,
-    filled: usize,
-}
-
-struct Found {
-    pointer: usize,
-    modules: Vec<Module>,
-}
-
-unsafe extern "C" fn note_module(
-    info: *mut libc::dl_phdr_info,
-    _: usize,
-    found: *mut c_void,
-) -> i32 {
-    // SAFETY: the dynamic linker's description of an object, and what `of_this_thread` passed.
-    let (info, found) = unsafe { (&*info, &mut *found.cast::<Found>()) };
-    // SAFETY: that many program headers of a loaded object.
-    let headers = unsafe { std::slice::from_raw_parts(info.dlpi_phdr, info.dlpi_phnum.into()) };
-    let block = info.dlpi_tls_data as usize;
-    if let Some(h) = headers.iter().find(|h| h.p_type == libc::PT_TLS)
-        && info.dlpi_tls_modid != 0
-        && (1..found.pointer).contains(&block)
-    {
-        found.modules.push(Module {
-            number: info.dlpi_tls_modid,
-            distance: found.pointer - block,
-            len: h.p_memsz as usize,
-            initial: (info.dlpi_addr + h.p_vaddr) as usize,
-            filled: h.p_filesz as usize,
-        });
-    }
-    0
 }
 
 /// Without CLONE_SYSVSEM: what the program's semaphores are to be undone (SEM_UNDO) must not wait for the end of a thread of ours.
@@ -492,10 +319,9 @@ unsafe fn run<F: FnOnce()>(body: *mut c_void) {
 extern "C" fn begin(slot: &'static Slot) -> ! {
     // SAFETY: `spawn` is done with it.
     let start = unsafe { &mut *slot.start.get() };
-    if LOCALS.get().is_some_and(|l| l.has_tid) {
-        // Recursive locks of the C library tell threads apart by it, and debuggers show it.
-        // SAFETY: within this thread's own zeroed descriptor.
-        unsafe { asm!("mov fs:[{}], {:e}", const TID, in(reg) process::tid(), options(nostack)) };
+    if let Some(locals) = LOCALS.get() {
+        // SAFETY: `spawn` filled this thread's control block.
+        unsafe { locals.note_tid() };
     }
     if let Ok(name) = CStr::from_bytes_until_nul(&start.name) {
         process::name_thread(name);
