@@ -2,7 +2,7 @@
 
 use crate::doctor::facts;
 use anyhow::{Context, Result, bail};
-use hugeswap_policy::extents::{Clusters, Extent, Extents, Place};
+use hugeswap_policy::extents::{Extent, Extents, Place, for_each_cluster};
 use hugeswap_policy::{PAGE_BYTES, UNIT_BYTES};
 use hugeswap_sys::fiemap::{self, FileExtent};
 use hugeswap_sys::{Errno, fs};
@@ -213,29 +213,32 @@ fn describe(bytes: u64, extents: &[FileExtent], device_limit: Option<u64>) -> Re
             "its extents make no sense, perhaps because it is being changed ({e}): try again"
         )
     })?;
-    let ranked = Clusters::new(&map, (UNIT_BYTES / block) as u32);
+    let mut ranked = Vec::new();
+    let placed_extents = extents.iter().filter(|e| placed(e));
+    for_each_cluster(
+        placed_extents.map(|e| (e.logical, e.physical, e.length)),
+        UNIT_BYTES,
+        |cluster, pieces| ranked.push((cluster, pieces)),
+    );
+    ranked.sort_by_key(|&(_, pieces)| pieces);
+    let whole = ranked.partition_point(|&(_, pieces)| pieces == 1);
     let total = (end / UNIT_BYTES) as usize;
     let limit = device_limit.map_or(u64::MAX, |l| l.max(block));
-    let requests = |first: u32| -> u64 {
-        let runs = map.runs(first, (UNIT_BYTES / block) as u32);
+    let cluster_blocks = (UNIT_BYTES / block) as u32;
+    let requests = |cluster: u64| -> u64 {
+        let runs = map.runs(cluster as u32 * cluster_blocks, cluster_blocks);
         runs.map(|r| (u64::from(r.pages) * block).div_ceil(limit))
             .sum()
     };
     let of_one = |sum: u64| sum as f64 / ranked.len().max(1) as f64;
     let clusters = ClusterFindings {
         total,
-        whole: ranked.whole(),
-        split: ranked.len() - ranked.whole(),
+        whole,
+        split: ranked.len() - whole,
         incomplete: total - ranked.len(),
-        pieces_mean: of_one(ranked.ranked().iter().map(|&(_, n)| u64::from(n)).sum()),
-        pieces_max: ranked.ranked().last().map_or(0, |&(_, n)| n),
-        requests_mean: of_one(
-            ranked
-                .ranked()
-                .iter()
-                .map(|&(first, _)| requests(first))
-                .sum(),
-        ),
+        pieces_mean: of_one(ranked.iter().map(|&(_, n)| u64::from(n)).sum()),
+        pieces_max: ranked.last().map_or(0, |&(_, n)| n),
+        requests_mean: of_one(ranked.iter().map(|&(cluster, _)| requests(cluster)).sum()),
     };
     let listed = |e: &FileExtent| Listed {
         offset: e.logical,
@@ -244,8 +247,8 @@ fn describe(bytes: u64, extents: &[FileExtent], device_limit: Option<u64>) -> Re
         unwritten: e.unwritten(),
         shared: e.shared(),
     };
-    let listed_cluster = |&(first, pieces): &(u32, u32)| ListedCluster {
-        offset: u64::from(first) * block,
+    let listed_cluster = |&(cluster, pieces): &(u64, u32)| ListedCluster {
+        offset: cluster * UNIT_BYTES,
         pieces,
     };
     Ok(Findings {
@@ -263,7 +266,7 @@ fn describe(bytes: u64, extents: &[FileExtent], device_limit: Option<u64>) -> Re
         device_request_bytes: device_limit,
         map_bytes: map.bytes(),
         extent_list: Some(extents.iter().map(listed).collect()),
-        cluster_list: Some(ranked.ranked().iter().map(listed_cluster).collect()),
+        cluster_list: Some(ranked.iter().map(listed_cluster).collect()),
     })
 }
 

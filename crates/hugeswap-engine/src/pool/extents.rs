@@ -1,44 +1,48 @@
-//! How the slots of an area lie on its device, as the file system tells (FIEMAP), noted in the segment for every process.
+//! How the clusters of a swap area lie on its device, as the file system tells (FIEMAP), noted in
+//! the segment for every process.
 //!
-//! It also tells which of them were never written ([`Lies::is_raw`]). What a file system does not tell is taken to be in one piece. What it tells is believed as long as the area is on: a swap
-//! file is not moved behind the kernel's back often, and all that would be lost is speed.
+//! Asked when an area is turned on, and of each part that it grows by. The clusters of a file whose
+//! file system does not tell are taken to be in one piece. What it told is believed as long as the
+//! area is on: a swap file is seldom moved, and a bit that is out of date costs speed only. The file
+//! system also tells which clusters were never written ([`Layouts::is_unwritten`]).
 
 use super::Pool;
 use super::swap::Kind;
 use hugeswap_policy::UNIT_BYTES;
-use hugeswap_policy::extents::each_cluster;
-use hugeswap_policy::extents::layout::{self as lies, Lie, Lies};
+use hugeswap_policy::extents::for_each_cluster;
+use hugeswap_policy::extents::layout::{self, Layout, Layouts};
 use hugeswap_sys::fiemap::{self, FileExtent, FileExtents};
 use std::ops::Range;
 use std::sync::atomic::AtomicU64;
 use std::sync::atomic::Ordering::Relaxed;
 
 impl Pool {
-    /// How all slots lie.
-    pub fn lies(&self) -> Lies<'_> {
-        let words = lies::words(self.capacity as usize);
+    /// How the clusters of all areas lie.
+    pub fn layouts(&self) -> Layouts<'_> {
+        let words = layout::words(self.capacity as usize);
         // SAFETY: the segment is mapped for the life of `self` and holds atomics only; `offsets` leaves room for
         // `MAPS` times so many words.
         let maps = unsafe {
-            let first = (self.base + self.offsets.lies) as *const AtomicU64;
-            std::slice::from_raw_parts(first, lies::MAPS * words)
+            let first = (self.base + self.offsets.layouts) as *const AtomicU64;
+            std::slice::from_raw_parts(first, layout::MAPS * words)
         };
-        let (together, rest) = maps.split_at(words);
-        let (apart, raw) = rest.split_at(words);
-        Lies::new(together, apart, raw)
+        let (contiguous, rest) = maps.split_at(words);
+        let (fragmented, unwritten) = rest.split_at(words);
+        Layouts::new(contiguous, fragmented, unwritten)
     }
 
-    /// Notes how the slots of a new area lie, which may have been another's before: `fd` is what number `area` of the header is. A file
-    /// without a name lies nowhere yet; of one with a name, what has no place yet is seen to when it is first written.
+    /// Notes how the clusters of a new area lie, whose numbers may have been another's before. `fd`
+    /// is the file or device of area `area` of the header. A file without a name has no blocks yet;
+    /// the parts of a named file without blocks get them when they are first written.
     pub(super) fn survey(&self, area: usize, fd: i32, kind: Kind, slots: Range<u64>) {
         let at_first = if kind == Kind::Device {
-            Lie::Together
+            Layout::Contiguous
         } else {
-            Lie::Nowhere
+            Layout::Unallocated
         };
         for slot in slots.clone() {
-            self.lies().note(slot as usize, at_first);
-            self.lies().note_raw(slot as usize, false);
+            self.layouts().note(slot as usize, at_first);
+            self.layouts().note_unwritten(slot as usize, false);
         }
         let known = match kind {
             Kind::Nameless => 0,
@@ -54,17 +58,22 @@ impl Pool {
         self.look_at_disk(area, fd);
     }
 
-    /// Notes how `slots` of number `area` lie, which have just been given their blocks; `first` is the first slot of the area.
+    /// Notes how `slots` of area `area` lie, which have just been given their blocks; `first` is the
+    /// first slot of the area.
     pub(crate) fn note_grown(&self, area: usize, fd: i32, slots: Range<u64>, first: u64) {
         let at = |slot: u64| (slot - first) * UNIT_BYTES;
         let extents = fiemap::extents_in(fd, at(slots.start), at(slots.end));
         let (told, mut new) = self.note_extents(extents, &slots, first);
-        // What has no place that it can tell has several.
-        let rest = if told { Lie::Apart } else { Lie::Together };
-        let lies = self.lies();
+        // A cluster whose place the file system cannot tell is taken to be in several pieces.
+        let rest = if told {
+            Layout::Fragmented
+        } else {
+            Layout::Contiguous
+        };
+        let layouts = self.layouts();
         for slot in slots {
-            if lies.of(slot as usize) == Lie::Nowhere {
-                new += u64::from(lies.note(slot as usize, rest));
+            if layouts.of(slot as usize) == Layout::Unallocated {
+                new += u64::from(layouts.note(slot as usize, rest));
             }
         }
         let allocated = &self.header().areas[area].allocated;
@@ -72,28 +81,29 @@ impl Pool {
         self.look_at_disk(area, fd);
     }
 
-    /// Notes how those of `slots` lie that lie somewhere as a whole, and which are raw. Does the file system tell, and how many lay nowhere before?
+    /// Notes how those of `slots` lie that have all their blocks, and which were never written.
+    /// Returns whether the file system told, and how many had no blocks before.
     fn note_extents(&self, extents: FileExtents, slots: &Range<u64>, first: u64) -> (bool, u64) {
-        let lies = self.lies();
+        let layouts = self.layouts();
         let (mut told, mut new) = (true, 0);
         let known = extents.map_while(|e| e.inspect_err(|_| told = false).ok());
         let known = known.inspect(|e| {
-            // (That of somebody who has just written there is overtaken: the bit is a hint.)
+            // A write that ends just now is overtaken by this; the bit is a hint.
             if e.unwritten() {
                 let end = e.logical.saturating_add(e.length).div_ceil(UNIT_BYTES);
-                let raw = first + e.logical / UNIT_BYTES..first.saturating_add(end);
-                let raw = raw.start.max(slots.start)..raw.end.min(slots.end);
-                raw.for_each(|slot| lies.note_raw(slot as usize, true));
+                let start = (first + e.logical / UNIT_BYTES).max(slots.start);
+                let unwritten = start..first.saturating_add(end).min(slots.end);
+                unwritten.for_each(|slot| layouts.note_unwritten(slot as usize, true));
             }
         });
         let placed = known.filter(FileExtent::placed);
-        each_cluster(
+        for_each_cluster(
             placed.map(|e| (e.logical, e.physical, e.length)),
             UNIT_BYTES,
-            |n, together| {
-                let lie = if together { Lie::Together } else { Lie::Apart };
+            |n, pieces| {
+                let layout = Layout::in_pieces(pieces);
                 if let Some(slot) = n.checked_add(first).filter(|s| slots.contains(s)) {
-                    new += u64::from(lies.note(slot as usize, lie));
+                    new += u64::from(layouts.note(slot as usize, layout));
                 }
             },
         );
@@ -105,7 +115,7 @@ impl Pool {
 mod tests {
     use super::*;
     use crate::pool::{PoolConfig, SwapSpec};
-    use hugeswap_policy::extents::{Clusters, Extent, Extents, Place};
+    use hugeswap_policy::extents::{Extent, Extents, Place};
     use hugeswap_sys::fs;
     use std::os::fd::AsRawFd;
     use std::os::unix::fs::PermissionsExt;
@@ -113,7 +123,7 @@ mod tests {
     const PAGE: u64 = 4096;
 
     /// What the file system says now, by another way.
-    fn expected(fd: i32, slots: u64) -> Option<Vec<Lie>> {
+    fn expected(fd: i32, slots: u64) -> Option<Vec<Layout>> {
         let extents: Result<Vec<_>, _> = fiemap::extents(fd).collect();
         let extents = extents.ok()?.into_iter().map(|e| Extent {
             first: (e.logical / PAGE) as u32,
@@ -123,21 +133,20 @@ mod tests {
                 page: e.physical / PAGE,
             },
         });
-        let clusters = Clusters::new(&Extents::new(extents).unwrap(), 512);
-        let mut lies = vec![Lie::Nowhere; slots as usize];
-        for &(first, pieces) in clusters.ranked() {
-            lies[first as usize / 512] = if pieces == 1 {
-                Lie::Together
-            } else {
-                Lie::Apart
-            };
-        }
-        Some(lies)
+        let map = Extents::new(extents).unwrap();
+        let of_cluster = |cluster: u32| {
+            let runs: Vec<_> = map.runs(cluster * 512, 512).collect();
+            match runs.iter().all(|r| r.place.is_some()) {
+                true => Layout::in_pieces(runs.len() as u32),
+                false => Layout::Unallocated,
+            }
+        };
+        Some((0..slots as u32).map(of_cluster).collect())
     }
 
     #[test]
     fn a_file_in_pieces_is_known_when_it_is_turned_on_and_as_it_grows() {
-        let dir = format!("/var/tmp/hugeswap-lies-{}", std::process::id());
+        let dir = format!("/var/tmp/hugeswap-extents-{}", std::process::id());
         std::fs::create_dir(&dir).unwrap();
         let make = |name: &str| std::fs::File::create_new(format!("{dir}/{name}")).unwrap();
         let (file, other) = (make("swap"), make("other"));
@@ -165,16 +174,16 @@ mod tests {
             return println!("skipped: this file system has no fallocate, or no FIEMAP");
         };
         let pool = pool.unwrap();
-        let lies = || (0..6).map(|i| pool.lies().of(i)).collect::<Vec<_>>();
+        let layouts = || (0..6).map(|i| pool.layouts().of(i)).collect::<Vec<_>>();
         // Measuring it wrote to the first slot, which moves nothing.
-        assert_eq!(lies(), before);
-        assert_eq!(before[2], Lie::Nowhere);
+        assert_eq!(layouts(), before);
+        assert_eq!(before[2], Layout::Unallocated);
         let allocated = || pool.header().areas[0].allocated.load(Relaxed);
         assert_eq!(allocated(), 10 << 20);
         // All of the step is allocated, as growing does.
         room(&file, 0, 12 << 20).unwrap();
         pool.note_grown(0, file.as_raw_fd(), 0..6, 0);
-        assert_eq!(Some(lies()), expected(file.as_raw_fd(), 6));
+        assert_eq!(Some(layouts()), expected(file.as_raw_fd(), 6));
         assert_eq!(allocated(), 12 << 20);
         pool.note_grown(0, file.as_raw_fd(), 0..6, 0);
         assert_eq!(allocated(), 12 << 20);

@@ -1,7 +1,7 @@
 //! The layout of the pool segment: fixed, versioned, every field an atomic.
 //!
 //! ```text
-//! | Header | Record x (MAX_PROCESSES + 1) | slot words (u32) | bitmaps (64 bytes a slot) | lies (3 bits a slot) | page sums (512 x u64 a slot) | seals (512 x 24 bytes a slot) |
+//! | Header | Record x (MAX_PROCESSES + 1) | slot words (u32) | bitmaps (64 bytes a slot) | layouts (3 bits a cluster) | page sums (512 x u64 a slot) | seals (512 x 24 bytes a slot) |
 //! | bad slots (64 bytes a slot) | words of shared units (8 bytes each) | a bit for each of those that is charged |
 //! ```
 //! Any process of the pool may write any of it, and any of them may be hostile or
@@ -13,7 +13,7 @@ use crate::checksum::Sums;
 use crate::store::seal::Seals;
 use hugeswap_policy::advisor;
 use hugeswap_policy::counters::{Counter, FaultClass};
-use hugeswap_policy::extents::layout as lies;
+use hugeswap_policy::extents::layout;
 use hugeswap_policy::histogram;
 use hugeswap_policy::knobs::Knob;
 use hugeswap_policy::thp_swap::slots as split;
@@ -446,8 +446,8 @@ pub struct Offsets {
     pub slot_words: usize,
     /// Of the bitmaps of split slots.
     pub split_maps: usize,
-    /// Of the maps that say how slots lie ([`lies`]), one after the other.
-    pub lies: usize,
+    /// Of the maps that say how slots lie ([`layout`]), one after the other.
+    pub layouts: usize,
     /// Of the slot sums.
     pub slot_sums: usize,
     /// Of the seals, for a pool that encrypts.
@@ -476,8 +476,8 @@ pub fn offsets(slots: u64) -> Option<Offsets> {
     let records = align(size_of::<Header>());
     let slot_words = align(records + size_of::<Record>() * (NOBODY + 1));
     let split_maps = align(slot_words + slots * 4);
-    let lies = align(split_maps + slots * split::MAP_WORDS * 8);
-    let slot_sums = align(lies + lies::MAPS * lies::words(slots) * 8);
+    let layouts = align(split_maps + slots * split::MAP_WORDS * 8);
+    let slot_sums = align(layouts + layout::MAPS * layout::words(slots) * 8);
     let seals = align(slot_sums + slots * size_of::<Sums>());
     let bad_maps = align(seals + slots * size_of::<Seals>());
     let shared_words = align(bad_maps + slots * split::MAP_WORDS * 8);
@@ -489,7 +489,7 @@ pub fn offsets(slots: u64) -> Option<Offsets> {
         records,
         slot_words,
         split_maps,
-        lies,
+        layouts,
         slot_sums,
         seals,
         bad_maps,

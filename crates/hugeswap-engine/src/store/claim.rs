@@ -22,7 +22,7 @@ use crate::lock::Lock;
 use crate::pool::JoinedArea;
 use crate::pool::layout::{MAX_AREAS, NOBODY};
 use hugeswap_policy::counters::Counter;
-use hugeswap_policy::extents::layout::{Lie, Order};
+use hugeswap_policy::extents::layout::{Layout, Order};
 use hugeswap_policy::thp_swap::clusters;
 use hugeswap_policy::thp_swap::slots::Partial;
 use hugeswap_policy::unit::Place;
@@ -209,7 +209,11 @@ impl Store {
         }
         let (words, me) = (self.pool.slot_words(), self.pool.me() as u16 + 1);
         let take = |i| clusters::claim_at(words, me, i);
-        let whole = |order: Order| self.pool.lies().find(words, &order, Lie::Together, take);
+        let whole = |order: Order| {
+            self.pool
+                .layouts()
+                .find(words, &order, Layout::Contiguous, take)
+        };
         // An area without room is passed over from then on.
         for _ in 0..TRIES {
             let found = match self.claim_in_areas(avoid, whole) {
@@ -314,7 +318,9 @@ impl Store {
         let opened = self.claim_in_areas(0, |mut order| {
             order.within.end = order.within.end.min(scatter::CLUSTERS as usize);
             // Single slots lose nothing where the cluster is in pieces.
-            self.pool.lies().find(words, &order, Lie::Apart, open)
+            self.pool
+                .layouts()
+                .find(words, &order, Layout::Fragmented, open)
         });
         let Some(i) = opened else {
             self.note_short();

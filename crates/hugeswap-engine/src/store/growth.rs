@@ -1,6 +1,6 @@
 //! Areas grow: slots are given blocks of their device before they are first written, a step of neighbouring ones at a time.
 //!
-//! Which slots have blocks, and how those lie, is noted in the segment (`pool::lies`). Several may grow the same step at once: the
+//! Which slots have blocks, and how those lie, is noted in the segment (`pool::extents`). Several may grow the same step at once: the
 //! file system gives blocks once, and the notes are the same. An I/O thread with nothing else to do grows areas ahead of where this process claims, a
 //! step or two. Where there is no space for a step, there may be for a part of one; an area without any more gives what it has (`pool::room`).
 
@@ -8,7 +8,7 @@ use super::Store;
 use crate::pool::swap::RESERVE;
 use crate::pool::{JoinedArea, Pool};
 use hugeswap_policy::UNIT_BYTES;
-use hugeswap_policy::extents::layout::Lie;
+use hugeswap_policy::extents::layout::Layout;
 use hugeswap_policy::knobs::Knob;
 use hugeswap_sys::{Errno, Result, fs, process};
 use std::ops::Range;
@@ -34,7 +34,7 @@ impl Pool {
 
     /// Sees to it that slot `slot` of area number `area` has blocks. ENOSPC: there are none left for it.
     pub(super) fn find_blocks(&self, area: usize, slot: u64) -> Result<()> {
-        if self.lies().of(slot as usize) != Lie::Nowhere {
+        if self.layouts().of(slot as usize) != Layout::Unallocated {
             return Ok(());
         }
         self.grow_area(area, slot)
@@ -93,8 +93,8 @@ impl Store {
                 return false;
             };
             let end = (next + AHEAD).min(a.first_slot + a.slots);
-            let lies = self.pool.lies();
-            let bare = (next..end).find(|&s| lies.of(s as usize) == Lie::Nowhere);
+            let layouts = self.pool.layouts();
+            let bare = (next..end).find(|&s| layouts.of(s as usize) == Layout::Unallocated);
             let Some(slot) = bare else { return false };
             let free = fs::file_system(a.fd).map_or(0, |f| f.free_bytes);
             free > RESERVE && self.pool.grow_area(i, slot).is_ok()

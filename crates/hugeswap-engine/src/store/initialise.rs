@@ -17,7 +17,7 @@ use super::{Pages, Store};
 use crate::pool::JoinedArea;
 use crate::pool::swap::{Kind, RESERVE};
 use hugeswap_policy::counters::Counter;
-use hugeswap_policy::extents::layout::Lie;
+use hugeswap_policy::extents::layout::Layout;
 use hugeswap_policy::knobs::Knob;
 use hugeswap_policy::thp_swap::clusters;
 use hugeswap_policy::{PAGE_BYTES, UNIT_BYTES};
@@ -72,7 +72,7 @@ impl Store {
             return Ahead::Nothing;
         }
         let found = self.pool.areas().find_map(|(i, area)| {
-            let slot = self.raw_slot_ahead(i, &area)?;
+            let slot = self.unwritten_ahead(i, &area)?;
             Some((i, area, slot))
         });
         let quiet = |n| self.initialiser.is_quiet(n, now_ns());
@@ -86,28 +86,28 @@ impl Store {
     }
 
     /// The slot of number `index` that is to be initialised next.
-    fn raw_slot_ahead(&self, index: usize, area: &JoinedArea) -> Option<u64> {
+    fn unwritten_ahead(&self, index: usize, area: &JoinedArea) -> Option<u64> {
         let next = self.next_claim(index, area)?;
         let shared = self.pool.header().areas.get(index)?;
         let file = shared.kind.load(Relaxed) != Kind::Device as u32;
         if !file || shared.direct.load(Relaxed) == 0 || self.pool.avoids(next) {
             return None;
         }
-        let (lies, words) = (self.pool.lies(), self.pool.slot_words());
-        let lie = |slot: u64| lies.of(slot as usize);
+        let (layouts, words) = (self.pool.layouts(), self.pool.slot_words());
+        let layout = |slot: u64| layouts.of(slot as usize);
         // What is in pieces is claimed when there is nothing else: only then is it next.
-        let also_apart = next > area.first_slot && lie(next - 1) == Lie::Apart;
+        let also_apart = next > area.first_slot && layout(next - 1) == Layout::Fragmented;
         let end = (next + STEP.min(self.owned_in(index))).min(area.range().end);
         (next..end).find(|&slot| {
             let free = words
                 .get(slot as usize)
                 .is_some_and(|w| w.load(Relaxed) == 0);
-            let next = match lie(slot) {
-                Lie::Together => true,
-                Lie::Apart => also_apart,
-                Lie::Nowhere => false,
+            let next = match layout(slot) {
+                Layout::Contiguous => true,
+                Layout::Fragmented => also_apart,
+                Layout::Unallocated => false,
             };
-            free && next && lies.is_raw(slot as usize)
+            free && next && layouts.is_unwritten(slot as usize)
         })
     }
 
@@ -124,7 +124,7 @@ impl Store {
         }
         if self.pool.still_on(index) {
             // Whatever comes of it: if it fails, the first write will tell.
-            self.pool.lies().note_raw(slot as usize, false);
+            self.pool.layouts().note_unwritten(slot as usize, false);
             let _ = self.write_zeros(area, (slot - area.first_slot) * UNIT_BYTES);
         }
         clusters::release(words, slot as usize, me);

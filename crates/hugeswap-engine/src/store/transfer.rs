@@ -360,7 +360,7 @@ impl Store {
         }
         area.note_write(None);
         if pages.len() == PAGES {
-            self.pool.lies().note_raw(slot as usize, false);
+            self.pool.layouts().note_unwritten(slot as usize, false);
             let took = now_ns().saturating_sub(start);
             self.observe(Direction::Out, PAGES, took);
         }

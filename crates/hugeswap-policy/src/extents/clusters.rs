@@ -1,113 +1,71 @@
-//! Which clusters of an area to hand out first: those in one piece on the device, where one transfer is one
-//! stretch of it.
+//! Which clusters of an area have all their blocks on the device, and in how many pieces.
 
-use super::Extents;
-
-/// The clusters of an area (aligned, all of one size) that lie somewhere with all their pages, those in one piece
-/// first, then by the number of their pieces, and in the order of the area among equals.
-///
-/// A cluster's number here is its *rank*. An allocator that counts slots by rank and looks for a free one from the front on
-/// ([`slots::claim`](crate::thp_swap::clusters::claim) with a hint below [`whole`](Clusters::whole)) hands out those in one piece first, and
-/// needs to know nothing else of extents. What grows at the end of the area ranks behind what was there if its clusters are ranked by themselves.
-pub struct Clusters {
-    /// First page and pieces, by rank.
-    ranked: Box<[(u32, u32)]>,
-    whole: usize,
-}
-
-impl Clusters {
-    /// Ranks the clusters of `pages` pages (not 0) each.
-    pub fn new(map: &Extents, pages: u32) -> Clusters {
-        let firsts = (0..map.end() / pages).map(|n| n * pages);
-        let mut ranked: Vec<_> = firsts
-            .filter_map(|first| {
-                let mut runs = map.runs(first, pages);
-                let pieces = runs.try_fold(0, |n, run| run.place.map(|_| n + 1))?;
-                Some((first, pieces))
-            })
-            .collect();
-        ranked.sort_by_key(|&(_, pieces)| pieces);
-        Clusters {
-            whole: ranked.partition_point(|&(_, pieces)| pieces == 1),
-            ranked: ranked.into(),
-        }
-    }
-
-    /// How many there are.
-    pub fn len(&self) -> usize {
-        self.ranked.len()
-    }
-
-    /// None?
-    pub fn is_empty(&self) -> bool {
-        self.ranked.is_empty()
-    }
-
-    /// How many are in one piece: those of rank 0 to this, excluded.
-    pub fn whole(&self) -> usize {
-        self.whole
-    }
-
-    /// First page and number of pieces of each, by rank.
-    pub fn ranked(&self) -> &[(u32, u32)] {
-        &self.ranked
-    }
-}
-
-/// Clusters told apart while extents come, one after the other, without a map of them: [`each_cluster`].
-struct Telling<F> {
+/// The cluster that the walk is in the middle of.
+#[derive(Default)]
+struct Partial {
+    cluster: u64,
+    /// Bytes of it that have a place on the device, and the pieces that these are in.
     bytes: u64,
-    found: F,
-    /// The cluster that the last bytes seen are in, and how many of its bytes lie somewhere.
-    part: (u64, u64),
+    pieces: u32,
 }
 
-impl<F: FnMut(u64, bool)> Telling<F> {
-    /// Bytes of the area that follow each other on the device, no others before or after them.
-    fn run(&mut self, from: u64, to: u64) {
+struct Walk<F> {
+    cluster_bytes: u64,
+    found: F,
+    partial: Partial,
+}
+
+impl<F: FnMut(u64, u32)> Walk<F> {
+    /// Takes one piece: bytes `from..to` of the area, which follow each other on the device.
+    fn piece(&mut self, from: u64, to: u64) {
         let mut at = from;
         while at < to {
-            let cluster = at / self.bytes;
-            let end = to.min((cluster + 1).saturating_mul(self.bytes));
-            let len = end - at;
-            if len == self.bytes {
-                (self.found)(cluster, true);
-            } else {
-                if self.part.0 != cluster {
-                    self.part = (cluster, 0);
-                }
-                self.part.1 += len;
-                if self.part.1 == self.bytes {
-                    (self.found)(cluster, false);
-                }
+            let cluster = at / self.cluster_bytes;
+            let end = to.min((cluster + 1).saturating_mul(self.cluster_bytes));
+            if self.partial.cluster != cluster {
+                self.partial = Partial {
+                    cluster,
+                    ..Partial::default()
+                };
+            }
+            self.partial.bytes += end - at;
+            self.partial.pieces += 1;
+            if self.partial.bytes == self.cluster_bytes {
+                (self.found)(cluster, self.partial.pieces);
             }
             at = end;
         }
     }
 }
 
-/// Tells `found` of each cluster (aligned, of `bytes` bytes) that lies somewhere with all its bytes, and whether it is in one piece: what
-/// [`Clusters`] says of a map of these extents, without memory. `extents`: first byte in the area, first byte on the device, length, in
-/// order and not overlapping.
-pub fn each_cluster(
+/// Calls `found(cluster, pieces)` for each cluster of an area that has a place on the device for
+/// all its bytes, in ascending order. `pieces` is 1 where one transfer of the cluster is one
+/// stretch of the device.
+///
+/// A cluster is `cluster_bytes` bytes (not 0) at a multiple of that. `extents` gives the first byte
+/// in the area, the first byte on the device, and the length of each extent, in ascending order of
+/// the area and without overlap; extents that continue each other are one piece. Needs no memory,
+/// so it takes files of any number of extents as the file system lists them.
+pub fn for_each_cluster(
     extents: impl IntoIterator<Item = (u64, u64, u64)>,
-    bytes: u64,
-    found: impl FnMut(u64, bool),
+    cluster_bytes: u64,
+    found: impl FnMut(u64, u32),
 ) {
-    let mut telling = Telling {
-        bytes,
+    let mut walk = Walk {
+        cluster_bytes,
         found,
-        part: (0, 0),
+        partial: Partial::default(),
     };
-    // First and last byte (excluded) of what follows each other so far, and where the next would be on the device.
-    let mut run = (0, 0, 0);
+    // First and last byte (excluded) of the piece so far, and the byte of the device that would
+    // continue it.
+    let mut piece = (0, 0, 0);
     for (at, place, len) in extents {
         let (end, next) = (at.saturating_add(len), place.saturating_add(len));
-        if at != run.1 || place != run.2 {
-            telling.run(run.0, run.1);
-            run.0 = at;
+        if at != piece.1 || place != piece.2 {
+            walk.piece(piece.0, piece.1);
+            piece.0 = at;
         }
-        (run.1, run.2) = (end, next);
+        (piece.1, piece.2) = (end, next);
     }
-    telling.run(run.0, run.1);
+    walk.piece(piece.0, piece.1);
 }

@@ -1,14 +1,14 @@
-//! Which clusters to take first: by how they lie on their device.
+//! How clusters lie on their device, and which of them a claim takes first.
 //!
-//! Two bits a cluster, shared by all processes of the pool, say whether it has blocks of the device, and whether those are
-//! in one piece, so that one transfer of the whole is one stretch of the device. Where whole units go, those in one piece
-//! come first; for single slots those in several pieces do, which lose nothing by it.
+//! All processes of the pool share three bits a cluster: whether its blocks are in one piece on the
+//! device, so that one transfer of the cluster is one stretch of the device; whether they are in
+//! several; and whether some of them were never written, which the first write has to make known to
+//! the file system. A claim for a whole unit takes a cluster in one piece first; a claim for single
+//! slots takes one in several pieces first, and loses nothing by it.
 //!
-//! A third bit says that a cluster is *raw*: some of its blocks were given to it, but never written, which the first write has to make known
-//! to the file system.
-//!
-//! The bits are hints: whoever gives a cluster its blocks sets them, and a claim that goes by old ones is only less good.
-//! They are looked at 64 clusters at a time. No lock; may be called from the fault path.
+//! The bits are hints: a process that gives a cluster its blocks sets them, and a claim that goes by
+//! an old bit gets a worse cluster, not a wrong one. Claims look at the bits of 64 clusters at a
+//! time. No lock; may be called from the fault path.
 
 use crate::cell::Cell;
 use std::ops::Range;
@@ -17,103 +17,121 @@ use std::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed};
 
 /// How a cluster lies on its device, as far as that is known.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Lie {
-    /// Nowhere yet: the first write finds blocks for it.
-    Nowhere,
+pub enum Layout {
+    /// It has no blocks yet: the first write finds some.
+    Unallocated,
     /// In one piece.
-    Together,
+    Contiguous,
     /// In several pieces.
-    Apart,
+    Fragmented,
 }
 
-/// How all clusters lie.
+impl Layout {
+    /// The layout of a cluster whose blocks are in so many pieces.
+    pub fn in_pieces(pieces: u32) -> Layout {
+        match pieces {
+            0 => Layout::Unallocated,
+            1 => Layout::Contiguous,
+            _ => Layout::Fragmented,
+        }
+    }
+}
+
+/// How all clusters lie: three bits for each, in three maps.
 #[derive(Clone, Copy)]
-pub struct Lies<'a> {
-    together: &'a [AtomicU64],
-    apart: &'a [AtomicU64],
-    raw: &'a [AtomicU64],
+pub struct Layouts<'a> {
+    contiguous: &'a [AtomicU64],
+    fragmented: &'a [AtomicU64],
+    unwritten: &'a [AtomicU64],
 }
 
-/// Where a claim looks.
+/// Where a claim looks for a cluster, and in which order.
 #[derive(Clone, Debug)]
 pub struct Order {
-    /// Clusters it may take.
+    /// The clusters that it may take.
     pub within: Range<usize>,
-    /// Those of them near the claimer's others.
+    /// Those of them that are near the other clusters of the process.
     pub near: Range<usize>,
-    /// Where its sequence goes on.
+    /// The cluster at which the sequence of the process goes on.
     pub from: usize,
-    /// Where it would go on if it were not to stay near.
+    /// The cluster at which it goes on if it leaves `near`.
     pub far: usize,
-    /// May it take a cluster that lies nowhere yet?
+    /// It may take a cluster that has no blocks yet.
     pub grow: bool,
 }
 
-/// Maps of one bit a cluster that [`Lies`] needs.
+/// Number of maps of one bit a cluster that [`Layouts`] needs.
 pub const MAPS: usize = 3;
 
-/// Words for the bits of so many clusters.
+/// Number of words in the map of so many clusters.
 pub const fn words(clusters: usize) -> usize {
     clusters.div_ceil(64)
 }
 
-impl<'a> Lies<'a> {
-    /// Of as many clusters as there are bits, in three maps of equal length.
-    pub fn new(together: &'a [AtomicU64], apart: &'a [AtomicU64], raw: &'a [AtomicU64]) -> Self {
-        debug_assert!(together.len() == apart.len() && apart.len() == raw.len());
-        Lies {
-            together,
-            apart,
-            raw,
+impl<'a> Layouts<'a> {
+    /// The layouts of as many clusters as there are bits in each map; the maps are equally long.
+    pub fn new(
+        contiguous: &'a [AtomicU64],
+        fragmented: &'a [AtomicU64],
+        unwritten: &'a [AtomicU64],
+    ) -> Self {
+        debug_assert!(contiguous.len() == fragmented.len());
+        debug_assert!(fragmented.len() == unwritten.len());
+        Layouts {
+            contiguous,
+            fragmented,
+            unwritten,
         }
     }
 
     /// How cluster `i` lies.
-    pub fn of(&self, i: usize) -> Lie {
-        match (bit(self.together, i), bit(self.apart, i)) {
-            (true, _) => Lie::Together,
-            (false, true) => Lie::Apart,
-            (false, false) => Lie::Nowhere,
+    pub fn of(&self, i: usize) -> Layout {
+        match (bit(self.contiguous, i), bit(self.fragmented, i)) {
+            (true, _) => Layout::Contiguous,
+            (false, true) => Layout::Fragmented,
+            (false, false) => Layout::Unallocated,
         }
     }
 
-    /// Notes how cluster `i` lies. True if nothing was known of it, which of several who note the same only one is told.
-    pub fn note(&self, i: usize, lie: Lie) -> bool {
+    /// Notes how cluster `i` lies. True if nothing was known of it before; of several threads that
+    /// note the same at once, one is told so.
+    pub fn note(&self, i: usize, layout: Layout) -> bool {
         let known = [
-            set(self.together, i, lie == Lie::Together),
-            set(self.apart, i, lie == Lie::Apart),
+            set(self.contiguous, i, layout == Layout::Contiguous),
+            set(self.fragmented, i, layout == Layout::Fragmented),
         ];
         !known.contains(&true)
     }
 
-    /// Is cluster `i` raw?
-    pub fn is_raw(&self, i: usize) -> bool {
-        bit(self.raw, i)
+    /// Was a part of cluster `i` given blocks, but never written?
+    pub fn is_unwritten(&self, i: usize) -> bool {
+        bit(self.unwritten, i)
     }
 
-    /// Notes whether cluster `i` is raw. Nothing is written where that is known.
-    pub fn note_raw(&self, i: usize, raw: bool) {
-        if self.is_raw(i) != raw {
-            set(self.raw, i, raw);
+    /// Notes whether cluster `i` is unwritten. Writes nothing where that is known already.
+    pub fn note_unwritten(&self, i: usize, unwritten: bool) {
+        if self.is_unwritten(i) != unwritten {
+            set(self.unwritten, i, unwritten);
         }
     }
 
-    fn map(&self, lie: Lie) -> &'a [AtomicU64] {
-        match lie {
-            Lie::Together => self.together,
-            Lie::Apart => self.apart,
-            Lie::Nowhere => &[],
+    fn map(&self, layout: Layout) -> &'a [AtomicU64] {
+        match layout {
+            Layout::Contiguous => self.contiguous,
+            Layout::Fragmented => self.fragmented,
+            Layout::Unallocated => &[],
         }
     }
 
-    /// The first cluster that `take` takes: of those near that lie as `prefer` says, else of all of those, else of the
-    /// rest in sequence. Before it leaves what is near for one that lies better elsewhere it takes one that lies nowhere
-    /// yet, if it may, for that may turn out as good. `words`: the clusters' words, of which a free one is 0.
+    /// The first free cluster that `take` accepts, in this order: a near one of the preferred
+    /// layout; if `order.grow`, one without blocks where that comes next, for it may turn out as
+    /// good; one of the preferred layout elsewhere; the rest in sequence. `words` are the words of
+    /// the clusters, of which 0 is a free one ([`crate::thp_swap::clusters`]).
     pub fn find<W: Cell<u32>>(
         &self,
         words: &[W],
         order: &Order,
-        prefer: Lie,
+        prefer: Layout,
         mut take: impl FnMut(usize) -> bool,
     ) -> Option<usize> {
         let within = order.within.start..order.within.end.min(words.len());
@@ -132,10 +150,10 @@ impl<'a> Lies<'a> {
         let next = parts
             .iter()
             .find_map(|p| p.clone().find(|&i| words[i].get() == 0))?;
-        if self.of(next) != Lie::Nowhere || !order.grow {
+        if self.of(next) != Layout::Unallocated || !order.grow {
             let other = match prefer {
-                Lie::Apart => Lie::Together,
-                _ => Lie::Apart,
+                Layout::Fragmented => Layout::Contiguous,
+                _ => Layout::Fragmented,
             };
             let found = of_map(&within, order.far, preferred);
             if found.is_some() || !order.grow {
@@ -208,74 +226,90 @@ mod tests {
     use proptest::prelude::*;
     use std::sync::atomic::AtomicU32;
 
-    fn maps(lies: &[Lie]) -> [Vec<AtomicU64>; 3] {
-        let map = || (0..words(lies.len())).map(|_| AtomicU64::new(0)).collect();
+    fn maps(layouts: &[Layout]) -> [Vec<AtomicU64>; 3] {
+        let map = || {
+            (0..words(layouts.len()))
+                .map(|_| AtomicU64::new(0))
+                .collect()
+        };
         [map(), map(), map()]
     }
 
-    fn lie() -> impl Strategy<Value = Lie> {
-        prop_oneof![Just(Lie::Nowhere), Just(Lie::Together), Just(Lie::Apart)]
+    fn layout() -> impl Strategy<Value = Layout> {
+        prop_oneof![
+            Just(Layout::Unallocated),
+            Just(Layout::Contiguous),
+            Just(Layout::Fragmented)
+        ]
     }
 
     proptest! {
         /// Whatever is free is found, and what is found is as good as the rules say.
         #[test]
         fn what_is_found_is_free_and_the_best(
-            clusters in prop::collection::vec((lie(), 0..3u8), 1..200),
+            clusters in prop::collection::vec((layout(), 0..3u8), 1..200),
             (a, b, c, d) in (0..220usize, 0..220usize, 0..220usize, 0..220usize),
             from in 0..220usize,
             far in 0..220usize,
             grow: bool,
-            apart_first: bool,
+            fragmented_first: bool,
         ) {
-            let lies: Vec<_> = clusters.iter().map(|c| c.0).collect();
-            let [together, apart, raw] = maps(&lies);
-            let known = Lies::new(&together, &apart, &raw);
-            for (i, &l) in lies.iter().enumerate() {
-                known.note_raw(i, true);
-                known.note_raw(i, i % 2 == 0);
+            let layouts: Vec<_> = clusters.iter().map(|c| c.0).collect();
+            let [contiguous, fragmented, unwritten] = maps(&layouts);
+            let known = Layouts::new(&contiguous, &fragmented, &unwritten);
+            for (i, &l) in layouts.iter().enumerate() {
+                known.note_unwritten(i, true);
+                known.note_unwritten(i, i % 2 == 0);
                 // Noted over what was known before.
-                known.note(i, [Lie::Nowhere, Lie::Together, Lie::Apart][i % 3]);
+                known.note(i, [Layout::Unallocated, Layout::Contiguous, Layout::Fragmented][i % 3]);
                 known.note(i, l);
                 prop_assert_eq!(known.of(i), l);
             }
-            prop_assert!((0..lies.len()).all(|i| known.is_raw(i) == (i % 2 == 0)));
+            prop_assert!((0..layouts.len()).all(|i| known.is_unwritten(i) == (i % 2 == 0)));
             let taken: Vec<_> = clusters.iter().map(|c| AtomicU32::new((c.1 == 0).into())).collect();
             let order = Order { within: a.min(b)..a.max(b), near: c.min(d)..c.max(d), from, far, grow };
-            let prefer = if apart_first { Lie::Apart } else { Lie::Together };
+            let prefer = if fragmented_first { Layout::Fragmented } else { Layout::Contiguous };
             let mut asked = Vec::new();
             let found = known.find(&taken, &order, prefer, |i| { asked.push(i); true });
             prop_assert!(asked.len() <= 1 && asked.first().copied() == found);
-            let free: Vec<_> = (0..lies.len())
+            let free: Vec<_> = (0..layouts.len())
                 .filter(|&i| order.within.contains(&i) && clusters[i].1 != 0)
                 .collect();
-            let best: Vec<_> = free.iter().copied().filter(|&i| lies[i] == prefer).collect();
+            let best: Vec<_> = free.iter().copied().filter(|&i| layouts[i] == prefer).collect();
             let Some(i) = found else {
-                prop_assert!(free.iter().all(|&i| !grow && lies[i] == Lie::Nowhere));
+                prop_assert!(free.iter().all(|&i| !grow && layouts[i] == Layout::Unallocated));
                 return Ok(());
             };
             prop_assert!(free.contains(&i));
-            prop_assert!(grow || lies[i] != Lie::Nowhere);
+            prop_assert!(grow || layouts[i] != Layout::Unallocated);
             let near = |i: &usize| order.near.contains(i);
             if best.iter().any(near) {
                 prop_assert!(best.contains(&i) && near(&i));
-            } else if !best.is_empty() && lies[i] != prefer {
-                prop_assert_eq!(lies[i], Lie::Nowhere);
+            } else if !best.is_empty() && layouts[i] != prefer {
+                prop_assert_eq!(layouts[i], Layout::Unallocated);
             }
         }
     }
 
     #[test]
-    fn a_sequence_skips_what_is_apart_and_comes_back_to_it() {
-        use Lie::{Apart, Nowhere, Together};
-        let lies = [Together, Apart, Together, Apart, Together, Nowhere, Nowhere];
-        let [together, apart, raw] = maps(&lies);
-        let known = Lies::new(&together, &apart, &raw);
-        for (i, &l) in lies.iter().enumerate() {
+    fn a_sequence_skips_fragmented_clusters_and_comes_back_to_them() {
+        use Layout::{Contiguous, Fragmented, Unallocated};
+        let layouts = [
+            Contiguous,
+            Fragmented,
+            Contiguous,
+            Fragmented,
+            Contiguous,
+            Unallocated,
+            Unallocated,
+        ];
+        let [contiguous, fragmented, unwritten] = maps(&layouts);
+        let known = Layouts::new(&contiguous, &fragmented, &unwritten);
+        for (i, &l) in layouts.iter().enumerate() {
             known.note(i, l);
         }
-        let words: Vec<_> = lies.iter().map(|_| AtomicU32::new(0)).collect();
-        let claim = |from: usize, grow: bool, prefer: Lie| {
+        let words: Vec<_> = layouts.iter().map(|_| AtomicU32::new(0)).collect();
+        let claim = |from: usize, grow: bool, prefer: Layout| {
             let order = Order {
                 within: 0..7,
                 near: 0..7,
@@ -285,22 +319,26 @@ mod tests {
             };
             known.find(&words, &order, prefer, |i| words[i].change(0, 1).is_ok())
         };
-        let whole = |from| claim(from, true, Together);
+        let whole = |from| claim(from, true, Contiguous);
         assert_eq!((whole(0), whole(1), whole(3)), (Some(0), Some(2), Some(4)));
-        assert_eq!(whole(5), Some(5), "what lies nowhere may be as good");
-        assert_eq!(claim(6, true, Apart), Some(1));
-        assert_eq!(claim(6, false, Together), Some(3), "it may not grow");
-        assert_eq!(claim(6, false, Together), None);
-        assert_eq!(claim(0, true, Together), Some(6));
-        assert_eq!(claim(0, true, Together), None);
+        assert_eq!(
+            whole(5),
+            Some(5),
+            "a cluster without blocks may turn out as good"
+        );
+        assert_eq!(claim(6, true, Fragmented), Some(1));
+        assert_eq!(claim(6, false, Contiguous), Some(3), "it may not grow");
+        assert_eq!(claim(6, false, Contiguous), None);
+        assert_eq!(claim(0, true, Contiguous), Some(6));
+        assert_eq!(claim(0, true, Contiguous), None);
     }
 
     #[test]
-    fn who_is_beaten_to_it_looks_on() {
-        let [together, apart, raw] = maps(&[Lie::Together; 70]);
-        let known = Lies::new(&together, &apart, &raw);
+    fn a_claim_that_loses_a_cluster_to_another_looks_on() {
+        let [contiguous, fragmented, unwritten] = maps(&[Layout::Contiguous; 70]);
+        let known = Layouts::new(&contiguous, &fragmented, &unwritten);
         for i in 0..70 {
-            known.note(i, Lie::Together);
+            known.note(i, Layout::Contiguous);
         }
         let words: Vec<_> = (0..70).map(|_| AtomicU32::new(0)).collect();
         let order = Order {
@@ -310,8 +348,11 @@ mod tests {
             far: 60,
             grow: true,
         };
-        let found = known.find(&words, &order, Lie::Together, |i| i == 3);
+        let found = known.find(&words, &order, Layout::Contiguous, |i| i == 3);
         assert_eq!(found, Some(3));
-        assert_eq!(known.find(&words, &order, Lie::Together, |_| false), None);
+        assert_eq!(
+            known.find(&words, &order, Layout::Contiguous, |_| false),
+            None
+        );
     }
 }

@@ -9,7 +9,7 @@
 //! | part | what it decides |
 //! | --- | --- |
 //! | [`Extents`] | which extent a page of an area is in, and how much of it follows |
-//! | [`Clusters`], [`each_cluster`] | which clusters of 2 MiB are in one piece on the device |
+//! | [`for_each_cluster`] | which clusters of 2 MiB have blocks, and in how many pieces |
 //! | [`layout`] | which cluster a claim takes first, by how each lies on its device |
 //!
 //! In the engine: `pool/lies.rs` asks the file system (FIEMAP) as an area is turned on or grows;
@@ -19,5 +19,5 @@ mod clusters;
 pub mod layout;
 mod map;
 
-pub use clusters::{Clusters, each_cluster};
+pub use clusters::for_each_cluster;
 pub use map::{Extent, Extents, Place, Refused, Run};

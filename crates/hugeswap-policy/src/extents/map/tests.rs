@@ -1,7 +1,7 @@
 //! The map against a `BTreeMap`, exhaustively where it is small.
 
 use super::*;
-use crate::extents::{Clusters, each_cluster};
+use crate::extents::for_each_cluster;
 use proptest::prelude::*;
 use std::collections::BTreeMap;
 
@@ -151,35 +151,18 @@ proptest! {
     }
 
     #[test]
-    fn clusters_are_ranked_by_their_pieces(pieces in pieces(80, 40), size in 1u32..20) {
-        let map = Extents::new(laid_out(&pieces)).unwrap();
-        let clusters = Clusters::new(&map, size);
-        let mut expected: Vec<(u32, u32)> = (0..map.end() / size)
-            .map(|n| map.runs(n * size, size).collect::<Vec<_>>())
-            .filter(|runs| runs.iter().all(|r| r.place.is_some()))
-            .map(|runs| (runs[0].first, runs.len() as u32))
-            .collect();
-        expected.sort_by_key(|&(first, pieces)| (pieces, first));
-        prop_assert_eq!(clusters.ranked(), &expected[..]);
-        prop_assert_eq!(clusters.len(), expected.len());
-        let whole = expected.iter().filter(|(_, pieces)| *pieces == 1).count();
-        prop_assert_eq!(clusters.whole(), whole);
-    }
-
-    #[test]
-    fn clusters_told_apart_on_the_way_are_those_of_a_map(pieces in pieces(80, 40), size in 1u32..20) {
+    fn clusters_and_their_pieces_are_those_of_a_map(pieces in pieces(80, 40), size in 1u32..20) {
         let extents = laid_out(&pieces);
-        let clusters = Clusters::new(&Extents::new(extents.iter().copied()).unwrap(), size);
-        let mut expected: Vec<(u64, bool)> = clusters
-            .ranked()
-            .iter()
-            .map(|&(first, pieces)| (u64::from(first / size), pieces == 1))
+        let map = Extents::new(extents.iter().copied()).unwrap();
+        let expected: Vec<(u64, u32)> = (0..map.end() / size)
+            .map(|n| (n, map.runs(n * size, size).collect::<Vec<_>>()))
+            .filter(|(_, runs)| runs.iter().all(|r| r.place.is_some()))
+            .map(|(n, runs)| (n.into(), runs.len() as u32))
             .collect();
-        expected.sort_unstable();
         let bytes = |e: &Extent| (u64::from(e.first), e.place.pack(), u64::from(e.pages));
-        let mut told = Vec::new();
-        each_cluster(extents.iter().map(bytes), size.into(), |n, whole| told.push((n, whole)));
-        prop_assert_eq!(told, expected);
+        let mut found = Vec::new();
+        for_each_cluster(extents.iter().map(bytes), size.into(), |n, pieces| found.push((n, pieces)));
+        prop_assert_eq!(found, expected);
     }
 
     /// Far apart and far out, where every product is at its largest. Only borders are looked at.
@@ -248,7 +231,6 @@ fn a_map_of_nothing_has_nothing() {
     assert_eq!(map.look_up(0).place, None);
     assert_eq!(map.look_up(u32::MAX).pages, 0);
     assert_eq!(map.runs(5, 3).count(), 1);
-    assert!(Clusters::new(&map, 512).is_empty());
     assert!(Extents::new([extent(9, 0, 0, 0)]).unwrap().is_empty());
 }
 
