@@ -44,7 +44,7 @@ pub(crate) unsafe fn copy(to: usize, from: usize, len: usize) -> Result<()> {
 }
 
 /// Where code goes on whose access at `ip` finds memory lost; `None`: it gets a signal.
-pub(crate) fn way_out(ip: usize) -> Option<usize> {
+pub(crate) fn recovery_address(ip: usize) -> Option<usize> {
     let (access, end) = (
         &raw const hugeswap_careful_access,
         &raw const hugeswap_careful_end,
@@ -64,6 +64,6 @@ mod tests {
         unsafe { copy(to.as_mut_ptr() as usize, from.as_ptr() as usize, 90) }.unwrap();
         assert_eq!(to[..90], from[..90]);
         assert_eq!(to[90..], [0; 10]);
-        assert_eq!(way_out(0), None);
+        assert_eq!(recovery_address(0), None);
     }
 }

@@ -7,7 +7,7 @@
 //! frames are the parent's), continues in signal mode, and starts threads of its own.
 
 use crate::engine::{Engine, UNIT};
-use crate::forked::{Bereft, be_bereft, set_fork_mark};
+use crate::forked::{InheritanceLoss, note_inheritance_loss, set_fork_mark};
 use crate::pool::layout::NOBODY;
 use crate::pool::{FaultMode, PoolError, Reservation};
 use crate::track::Held;
@@ -289,7 +289,7 @@ impl Engine {
         // Without the record that was reserved, nobody kept the parent's slots for this process.
         let disowned = filled.is_none();
         if disowned {
-            be_bereft(Bereft::NoRecord);
+            note_inheritance_loss(InheritanceLoss::NoRecord);
         }
         let joined = filled.map(|r| r.record).or_else(|| self.pool.join().ok());
         self.table.count_nowhere();

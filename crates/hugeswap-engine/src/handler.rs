@@ -224,7 +224,7 @@ extern "C" fn on_fault(signal: i32, info: *mut libc::siginfo_t, context: *mut li
 /// Where it was a careful copy that met lost memory, it ends there.
 fn leave(uc: &mut libc::ucontext_t) -> bool {
     let ip = &mut uc.uc_mcontext.gregs[REG_RIP];
-    let Some(out) = careful::way_out(*ip as usize) else {
+    let Some(out) = careful::recovery_address(*ip as usize) else {
         return false;
     };
     *ip = out as i64;

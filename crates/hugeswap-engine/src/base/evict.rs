@@ -4,7 +4,7 @@
 use super::PAGE;
 use super::record::Bits;
 use crate::UNIT;
-use crate::forked::{Bereft, be_bereft};
+use crate::forked::{InheritanceLoss, note_inheritance_loss};
 use crate::paging::Paging;
 use crate::table::{Locked, NO_FRAME};
 use hugeswap_policy::UNIT_PAGES;
@@ -192,7 +192,7 @@ impl Paging {
             (true, true) => w.with_kind(Kind::Swapped),
             (true, false) => w.with_place(Place::Nothing).with_kind(Kind::None),
             (false, _) => {
-                be_bereft(Bereft::NotWritten);
+                note_inheritance_loss(InheritanceLoss::NotWritten);
                 self.store.lose_place(unit, w.place());
                 w.with_place(Place::Nothing).with_kind(Kind::Poisoned)
             }

@@ -2,7 +2,7 @@
 //! from parts, without formatting.
 
 use super::Outcome;
-use crate::forked::{self, Bereft};
+use crate::forked::{self, InheritanceLoss};
 use crate::paging::Paging;
 use crate::pool::losses::Cause;
 use hugeswap_sys::{Errno, fs, process};
@@ -70,9 +70,9 @@ pub(crate) fn complain(engine: &Paging, addr: usize, outcome: Outcome) {
                     failed = Some(Errno(errno));
                 }
             }
-            None => line.add(match forked::bereft() {
-                Some(Bereft::NoRecord) => b" is lost: the pool had no record left when this process was forked, so it has nothing of what its parent had in swap" as &[u8],
-                Some(Bereft::NotWritten) => b" is lost: neither swap nor memory took it when the process was forked",
+            None => line.add(match forked::inheritance_loss() {
+                Some(InheritanceLoss::NoRecord) => b" is lost: the pool had no record left when this process was forked, so it has nothing of what its parent had in swap" as &[u8],
+                Some(InheritanceLoss::NotWritten) => b" is lost: neither swap nor memory took it when the process was forked",
                 None => b" is lost: what swap has of it could not be read, or has changed",
             }),
         },

@@ -20,7 +20,7 @@ use crate::outcome::Fault;
 use crate::outcome::Outcome;
 pub(crate) use complaint::complain;
 
-use crate::forked::forked_unseen;
+use crate::forked::is_raw_fork_child;
 use crate::paging::Paging;
 use hugeswap_policy::counters::FaultClass;
 use hugeswap_policy::unit::{Kind, LOCKED};
@@ -33,7 +33,7 @@ impl Paging {
         if unit.is_none() && !self.sharing.contains(addr) {
             return Outcome::NotOurs;
         }
-        if forked_unseen(self.fork_mark) {
+        if is_raw_fork_child(self.fork_mark) {
             fs::complain(&[
                 b"hugeswap: this process was forked by a raw system call; its managed memory cannot be used\n",
             ]);

@@ -10,7 +10,7 @@
 use super::table::{Files, Mapping, state};
 use crate::PAGE;
 use crate::base::BUFFER;
-use crate::forked::forked_unseen;
+use crate::forked::is_raw_fork_child;
 use crate::paging::Paging;
 use hugeswap_policy::unit::MAPPINGS;
 use hugeswap_sys::{Errno, Result, fs, futex, now_ns, process};
@@ -236,7 +236,7 @@ impl Paging {
     pub(crate) fn close_unused_mappings(&self) {
         self.pool.close_past_areas();
         // Between the parts of a fork kswapd is at rest: the next call does it. In a child forked by a raw system call there is none.
-        if forked_unseen(self.fork_mark) {
+        if is_raw_fork_child(self.fork_mark) {
             return;
         }
         if self.gate.is_forker() || !self.files.idle.swap(false, Acquire) {

@@ -8,7 +8,7 @@
 
 use super::table::{Files, Mapping, PENDING};
 use crate::UNIT;
-use crate::forked::forked_unseen;
+use crate::forked::is_raw_fork_child;
 use crate::paging::Job;
 use crate::paging::Paging;
 use crate::table::{Locked, NO_FRAME};
@@ -99,7 +99,7 @@ impl Paging {
     /// Has units written, and dropped if `drop`, and waits until that is done.
     pub(crate) fn settle_units(&self, addr: usize, len: usize, drop: bool) {
         let mut units = self.table.units_of(addr, len);
-        if forked_unseen(self.fork_mark) {
+        if is_raw_fork_child(self.fork_mark) {
             // Nobody is there to do it, and what is in memory is the parent's to write.
             return;
         }

@@ -1,4 +1,4 @@
-//! What the program said of each unit, in two bytes: a table beside the unit table.
+//! How the program says it uses each unit, in two bytes: a table beside the unit table.
 //!
 //! Concurrency: entries change by single atomic operations, without the units' locks.
 
@@ -9,12 +9,12 @@ use std::sync::atomic::AtomicU16;
 use std::sync::atomic::Ordering::Relaxed;
 
 /// See the file's head.
-pub(crate) struct Said(Zeroed<AtomicU16>);
+pub(crate) struct UsageTable(Zeroed<AtomicU16>);
 
-impl Said {
-    /// Nothing was said.
-    pub fn new(units: u32) -> Result<Said> {
-        Ok(Said(Zeroed::new(units as usize)?))
+impl UsageTable {
+    /// No unit has an entry.
+    pub fn new(units: u32) -> Result<UsageTable> {
+        Ok(UsageTable(Zeroed::new(units as usize)?))
     }
 
     pub(crate) fn of(&self, unit: u32) -> Advised {
@@ -29,18 +29,18 @@ impl Said {
         }
     }
 
-    /// `unit` has another life, or none: nothing was said of it.
+    /// `unit` is mapped anew, or unmapped: its entry is cleared.
     pub fn forget(&self, unit: u32) {
         if self.of(unit) != Advised::NOTHING {
             self.change(unit, |_| Advised::NOTHING);
         }
     }
 
-    /// What was said of `from` holds for `to`.
+    /// The entry of `from` becomes that of `to`.
     pub fn carry(&self, from: u32, to: u32) {
-        let said = self.of(from);
-        if said != self.of(to) {
-            self.change(to, |_| said);
+        let usage = self.of(from);
+        if usage != self.of(to) {
+            self.change(to, |_| usage);
         }
     }
 }

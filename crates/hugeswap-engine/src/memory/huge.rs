@@ -48,7 +48,7 @@ impl Memory {
     pub(crate) fn gfp_of(&self, unit: u32, caller: Caller) -> Gfp {
         match self.has_single_pages() {
             true => self
-                .said_of(unit)
+                .usage_of(unit)
                 .gfp(self.pool.knob(Knob::ThpDefrag), caller),
             false => Gfp::USER,
         }

@@ -44,7 +44,7 @@ use crate::store::Store;
 use crate::table::Table;
 use crate::track::stamps::Track;
 use crate::zeroed::Zeroed;
-use advised::Said;
+use advised::UsageTable;
 use crossbeam_queue::ArrayQueue;
 use deferred::Kcompactd;
 use demand::FrameDemand;
@@ -75,7 +75,7 @@ pub struct Memory {
     pub(crate) markers: Markers,
     pub(crate) track: Track,
     pub(crate) sizes: Sizes,
-    pub(crate) said: Said,
+    pub(crate) usage: UsageTable,
     pub(crate) groups: Groups,
     pub(crate) backend: Backend,
     /// The lists of reclaim: kswapd's, except when the queue of events is full.
@@ -137,7 +137,7 @@ impl Memory {
             backend,
             places,
         } = parts;
-        let said = Said::new(table.units())
+        let usage = UsageTable::new(table.units())
             .map_err(|e| EngineError::System("cannot map the table of advice", e))?;
         let readahead = pool.knob(Knob::ReadaheadMax) as u32;
         let nodes = arena.numa.nodes();
@@ -150,7 +150,7 @@ impl Memory {
             base,
             markers: Markers::new(),
             track: Track::new(),
-            said,
+            usage,
             groups: Groups::default(),
             backend,
             weights: lists.weights(),

@@ -22,15 +22,15 @@ impl Memory {
     pub(crate) fn may_be_huge(&self, unit: u32) -> bool {
         !self.has_single_pages()
             || self
-                .said
+                .usage
                 .of(unit)
                 .may_be_huge(self.pool.knob(Knob::ThpEnabled))
                 && !self.markers.is_marked(unit)
     }
 
     /// What was said of `unit`.
-    pub(crate) fn said_of(&self, unit: u32) -> Advised {
-        self.said.of(unit)
+    pub(crate) fn usage_of(&self, unit: u32) -> Advised {
+        self.usage.of(unit)
     }
 
     /// How `unit` comes in. (Whole, where there are no base pages.)
@@ -41,7 +41,7 @@ impl Memory {
         if self.markers.is_marked(unit) {
             return Bring::Pages;
         }
-        self.said.of(unit).bring(
+        self.usage.of(unit).bring(
             self.pool.knob(Knob::ThpEnabled),
             self.pool.knob(Knob::ThpSwapin),
         )
@@ -52,7 +52,7 @@ impl Memory {
         if self.markers.is_marked(unit) {
             return Collapse::Never;
         }
-        self.said.of(unit).collapse(
+        self.usage.of(unit).collapse(
             self.pool.knob(Knob::ThpEnabled),
             self.pool.knob(Knob::ThpSwapin),
         )

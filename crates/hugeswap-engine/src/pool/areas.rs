@@ -533,7 +533,7 @@ impl Pool {
                     w.fetch_update(AcqRel, Acquire, |w| (!alive(w >> 16)).then_some(0))
                     && word != 0
                 {
-                    self.absolve(slot, word);
+                    self.forget_bad(slot, word);
                 }
             }
             self.forget_file(a, self.areas.joined[i].get());

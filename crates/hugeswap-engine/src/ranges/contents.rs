@@ -244,7 +244,7 @@ impl Ranges {
             w.set_frame(NO_FRAME);
             self.track.forget_open(unit);
             if free {
-                self.said.forget(unit);
+                self.usage.forget(unit);
                 self.markers.forget_unit_markers(unit);
                 self.track.forget_writes(unit);
                 self.forget_file_unit(unit);

@@ -13,7 +13,7 @@ impl Ranges {
         let _inside = self.gate.enter();
         for unit in self.table.units_of(addr, len) {
             if usage.counts_for_parts() || self.is_all_of(unit, addr, len) {
-                self.said.change(unit, |a| a.and(usage));
+                self.usage.change(unit, |a| a.and(usage));
             }
         }
     }
@@ -45,7 +45,7 @@ impl Ranges {
         let _blocked = Blocked::all();
         let _inside = self.gate.enter();
         for unit in self.table.units_of(addr, len) {
-            self.said.change(unit, |a| set(a).unwrap_or(a));
+            self.usage.change(unit, |a| set(a).unwrap_or(a));
         }
         true
     }
@@ -54,7 +54,7 @@ impl Ranges {
     pub fn is_advised(&self, addr: usize, len: usize) -> bool {
         self.table
             .units_of(addr, len)
-            .any(|unit| self.said.of(unit) != Advised::NOTHING)
+            .any(|unit| self.usage.of(unit) != Advised::NOTHING)
     }
 
     /// What was said of the range `[from, from+len)` holds for `[to, to+new_len)`, which it is moved to or grows into; of what is
@@ -72,7 +72,7 @@ impl Ranges {
         for (i, unit) in dest.enumerate() {
             let of = source.start.saturating_add(i as u32).min(last);
             if of != unit && self.is_all_of(unit, to, new_len) {
-                self.said.carry(of, unit);
+                self.usage.carry(of, unit);
             }
         }
     }

@@ -3,7 +3,7 @@
 //! A cluster that no word refers to while it is being written is in the record's hands (`in_hand`), so that it is found again should this process die:
 //! first the hand, then the word without it; and first the word with it, then the empty hand.
 
-use super::{Hand, Host, Map, Reached, Sharing, lock, unlock};
+use super::{Host, Maintenance, Map, PeerDescriptor, Sharing, lock, unlock};
 use crate::checksum;
 use crate::{PAGES, UNIT};
 use hugeswap_policy::counters::Counter;
@@ -32,11 +32,11 @@ impl Sharing {
             return false;
         }
         let mut busy = false;
-        let mut hand = self.at_it.lock();
-        self.meet_clients(&mut hand);
-        busy |= self.begin_wanted_epoch(host, &mut hand);
+        let mut state = self.maintenance.lock();
+        self.meet_clients(&mut state);
+        busy |= self.begin_wanted_epoch(host, &mut state);
         while let Some(unit) = self.handed.pop() {
-            self.carry_on_own(host, &mut hand, unit);
+            self.carry_on_own(host, &mut state, unit);
             busy = true;
         }
         for _ in 0..16 {
@@ -44,7 +44,7 @@ impl Sharing {
                 break;
             };
             if let Some((region, m)) = self.map_with(unit) {
-                self.evict(host, &mut hand, region, m, unit);
+                self.evict(host, &mut state, region, m, unit);
             }
             busy = true;
         }
@@ -53,22 +53,22 @@ impl Sharing {
 
     /// kswapd: is it the turn of shared memory, of which `shared` units are in memory beside `own` frames of this process alone?
     pub(crate) fn has_turn(&self, shared: u64, own: u64) -> bool {
-        let mut hand = self.at_it.lock();
+        let mut state = self.maintenance.lock();
         let all = shared.saturating_add(own).max(1);
         let due = |t: u64| t.saturating_mul(shared) / all;
-        hand.turn = hand.turn.wrapping_add(1) & 0xffff_ffff;
-        due(hand.turn) != due(hand.turn - u64::from(hand.turn > 0))
+        state.turn = state.turn.wrapping_add(1) & 0xffff_ffff;
+        due(state.turn) != due(state.turn - u64::from(state.turn > 0))
     }
 
     /// kswapd: some units that were not used lately leave memory. False: none would.
     pub(crate) fn evict_some(&self, host: &impl Host) -> bool {
-        let mut hand = self.at_it.lock();
+        let mut state = self.maintenance.lock();
         let mut freed = 0;
         for _ in 0..BATCH {
-            let Some((region, m, unit)) = self.oldest(&mut hand) else {
+            let Some((region, m, unit)) = self.oldest(&mut state) else {
                 break;
             };
-            freed += u64::from(self.evict(host, &mut hand, region, m, unit));
+            freed += u64::from(self.evict(host, &mut state, region, m, unit));
         }
         if freed > 0 {
             let owed = &self.pool.record().give_back;
@@ -78,11 +78,11 @@ impl Sharing {
     }
 
     /// The next unit in memory, going round, that was not brought in or written to since the last time round.
-    fn oldest(&self, hand: &mut Hand) -> Option<(usize, &Map, u32)> {
+    fn oldest(&self, state: &mut Maintenance) -> Option<(usize, &Map, u32)> {
         let total: usize = self.maps().map(|(_, m)| m.units().len()).sum();
         for _ in 0..total * 2 {
-            hand.clock = (hand.clock + 1) % total;
-            let mut left = hand.clock;
+            state.clock = (state.clock + 1) % total;
+            let mut left = state.clock;
             let (region, m) = self.maps().find(|(_, m)| {
                 let here = left < m.units().len();
                 left -= if here { 0 } else { m.units().len() };
@@ -107,7 +107,7 @@ impl Sharing {
     pub(super) fn evict(
         &self,
         host: &impl Host,
-        hand: &mut Hand,
+        state: &mut Maintenance,
         region: usize,
         m: &Map,
         unit: u32,
@@ -125,7 +125,7 @@ impl Sharing {
             freezing.store(0, SeqCst);
             return false;
         }
-        let saved = self.save(host, hand, region, m, unit, w);
+        let saved = self.save(host, state, region, m, unit, w);
         freezing.store(0, SeqCst);
         let Ok(memory) = saved else {
             // Still in memory, if nobody has it taken meanwhile.
@@ -134,7 +134,7 @@ impl Sharing {
         };
         // The word is ours for good.
         let punched = fs::punch_at_last(memory, m.offset_of(unit), UNIT_BYTES);
-        self.protect_again(hand, region, m, unit);
+        self.protect_again(state, region, m, unit);
         if punched.is_err() {
             // It stands there still, as it is in swap.
             self.change_kind(unit, Kind::Resident);
@@ -204,17 +204,17 @@ impl Sharing {
     fn save(
         &self,
         host: &impl Host,
-        hand: &mut Hand,
+        state: &mut Maintenance,
         region: usize,
         m: &Map,
         unit: u32,
         w: Word,
     ) -> Result<i32> {
-        let memory = self.memory_of(hand, region, m)?;
+        let memory = self.memory_of(state, region, m)?;
         let before = self.changes_of(region);
-        let frozen = self.freeze(hand, region, m, unit);
+        let frozen = self.freeze(state, region, m, unit);
         self.pool.record().freezing.store(0, SeqCst);
-        if hand.is_hopeless(region, frozen.is_err()) {
+        if state.is_hopeless(region, frozen.is_err()) {
             self.pool.leave_to_the_kernel(region);
             host.note_available();
         }
@@ -290,7 +290,7 @@ impl Sharing {
         written
     }
 
-    /// A new cluster, shared memory's and in hand.
+    /// A new cluster, shared memory's, and in hand.
     fn claim(&self, avoid: u32) -> Option<u64> {
         let cluster = self.store.claim_cluster_but(avoid)?;
         self.in_hand(KSWAPD, Some(cluster));
@@ -308,7 +308,13 @@ impl Sharing {
     }
 
     /// Write-protects a unit in every process that has it mapped.
-    pub(super) fn freeze(&self, hand: &mut Hand, region: usize, m: &Map, unit: u32) -> Result<()> {
+    pub(super) fn freeze(
+        &self,
+        state: &mut Maintenance,
+        region: usize,
+        m: &Map,
+        unit: u32,
+    ) -> Result<()> {
         let offset = m.offset_of(unit);
         for (_, c) in self.pool.clients(region) {
             let client = c.owner.load(SeqCst);
@@ -319,7 +325,7 @@ impl Sharing {
             }
             let at = c.addr.load(Relaxed).wrapping_add(offset) as usize;
             let serial = m.serial.load(Relaxed);
-            let frozen = hand
+            let frozen = state
                 .reach(region, serial, client, pid, number, is_userfaultfd)
                 .and_then(|fd| freeze(fd, at, m.span_of(unit)));
             match frozen {
@@ -343,15 +349,15 @@ impl Sharing {
     }
 
     /// The region's memory file in this thread's table.
-    pub(super) fn memory_of(&self, hand: &mut Hand, region: usize, m: &Map) -> Result<i32> {
+    pub(super) fn memory_of(&self, state: &mut Maintenance, region: usize, m: &Map) -> Result<i32> {
         let number = m.memory.load(Relaxed);
         let (serial, me) = (m.serial.load(Relaxed), process::pid());
-        hand.reach(region, serial, 0, me, number, |fd| is_memory(m, fd))
+        state.reach(region, serial, 0, me, number, |fd| is_memory(m, fd))
     }
 
     /// Gives up what no region needs any more, and gets hold of those who have come.
-    fn meet_clients(&self, hand: &mut Hand) {
-        let stale = |r: &Reached| {
+    fn meet_clients(&self, state: &mut Maintenance) {
+        let stale = |r: &PeerDescriptor| {
             let here = self.maps[r.region].serial.load(Relaxed) == r.serial
                 && self.maps[r.region].addr.load(Acquire) != 0;
             let client = || {
@@ -360,7 +366,7 @@ impl Sharing {
             };
             !here || r.client != 0 && !client()
         };
-        hand.reached.retain(|r| {
+        state.peers.retain(|r| {
             let stale = stale(r);
             if stale && is_of_regions(r.fd) {
                 fs::close(r.fd);
@@ -369,12 +375,12 @@ impl Sharing {
         });
         for (region, m) in self.maps() {
             let serial = m.serial.load(Relaxed);
-            let _ = self.memory_of(hand, region, m);
+            let _ = self.memory_of(state, region, m);
             for (_, c) in self.pool.clients(region) {
                 let client = c.owner.load(SeqCst);
                 let (pid, number) = (c.pid.load(Relaxed), c.uffd.load(SeqCst));
                 if client != 0 && number >= 0 {
-                    let _ = hand.reach(region, serial, client, pid, number, is_userfaultfd);
+                    let _ = state.reach(region, serial, client, pid, number, is_userfaultfd);
                 }
             }
         }
@@ -455,7 +461,7 @@ fn link_of(fd: i32) -> Option<PathBuf> {
     std::fs::read_link(format!("/proc/thread-self/fd/{fd}")).ok()
 }
 
-impl Hand {
+impl Maintenance {
     /// Somebody who has the region cannot be reached (or can), and that for so long that it is not just about to end or to run another program. (It may have
     /// changed its user, say.)
     fn is_hopeless(&mut self, region: usize, failed: bool) -> bool {
@@ -481,14 +487,14 @@ impl Hand {
     ) -> Result<i32> {
         // Swap areas that are added get their numbers in kswapd's table whatever these stand for there.
         const OUT_OF_THE_WAY: i32 = 512;
-        let same = |r: &&Reached| {
+        let same = |r: &&PeerDescriptor| {
             (r.region, r.serial, r.client, r.number) == (region, serial, client, number)
         };
-        if let Some(i) = self.reached.iter().position(|r| same(&r)) {
-            if fits(self.reached[i].fd) {
-                return Ok(self.reached[i].fd);
+        if let Some(i) = self.peers.iter().position(|r| same(&r)) {
+            if fits(self.peers[i].fd) {
+                return Ok(self.peers[i].fd);
             }
-            self.reached.swap_remove(i);
+            self.peers.swap_remove(i);
         }
         let low = process::descriptor_of(pid, number)?;
         let high = fs::dup_above(low, OUT_OF_THE_WAY);
@@ -500,7 +506,7 @@ impl Hand {
             fs::close(fd);
             return Err(Errno::EBADF);
         }
-        self.reached.push(Reached {
+        self.peers.push(PeerDescriptor {
             region,
             serial,
             client,

@@ -28,9 +28,9 @@ impl Sharing {
 
     /// In a forked child: maps what the parent had.
     pub(crate) fn in_child(&self, host: &impl Host, disowned: bool) {
-        let mut hand = self.at_it.lock();
-        hand.reached.clear();
-        drop(hand);
+        let mut state = self.maintenance.lock();
+        state.peers.clear();
+        drop(state);
         self.waiting.store(0, Relaxed);
         self.begin.reset();
         self.buffers.reset_in_child();

@@ -372,7 +372,7 @@ impl Sharing {
                         if looks % 8 == 0 {
                             // (In a forked child there is no kswapd yet.)
                             self.pool.reap();
-                            let _hand = self.at_it.lock();
+                            let _state = self.maintenance.lock();
                             self.carry_on_orphan(host, index, m.fds(), m, unit);
                         }
                     }
@@ -400,7 +400,7 @@ impl Sharing {
             return;
         };
         // What kswapd was handed is done first: the words are this process's.
-        let hand = self.at_it.lock();
+        let state = self.maintenance.lock();
         for _ in 0..self.handed.len() {
             match self.handed.pop() {
                 Some(unit) if m.units().contains(&unit) => {
@@ -412,7 +412,7 @@ impl Sharing {
         }
         let range = m.range();
         m.addr.store(0, Release);
-        drop(hand);
+        drop(state);
         m.await_holders();
         match self.pool.shared_table() {
             Ok(table) => table.remove(index, self.pool.me()),

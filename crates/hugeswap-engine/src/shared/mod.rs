@@ -83,8 +83,8 @@ struct Fds {
     uffd: i32,
 }
 
-/// A descriptor of another's that kswapd has.
-struct Reached {
+/// A descriptor of another process that this process's kswapd has opened too.
+struct PeerDescriptor {
     region: usize,
     serial: u32,
     /// As in the segment.
@@ -137,19 +137,19 @@ pub(crate) struct Sharing {
     handed: ArrayQueue<u32>,
     /// Threads waiting for words.
     waiting: AtomicU32,
-    /// Held by who takes units out, carries on for the dead, or unmaps.
-    at_it: Lock<Hand>,
+    /// Held by a thread that takes units out, carries on for the dead, or unmaps.
+    maintenance: Lock<Maintenance>,
     /// kswapd may have descriptors of regions open.
     reaches: AtomicBool,
-    /// Held by who discards.
+    /// Held by a thread that discards.
     discarding: Lock<()>,
     begin: Begin,
 }
 
-/// What only who is at it needs.
+/// What only the thread that maintains shared regions needs.
 #[derive(Default)]
-struct Hand {
-    reached: Vec<Reached>,
+struct Maintenance {
+    peers: Vec<PeerDescriptor>,
     /// Since when somebody who has a region could not be reached; 0: all could.
     unreachable_since: [u64; MAX_SHARED],
     /// Where to look next.
@@ -175,7 +175,7 @@ impl Sharing {
             requests: ArrayQueue::new(1024),
             handed: ArrayQueue::new(1024),
             waiting: AtomicU32::new(0),
-            at_it: Lock::new(Hand::default()),
+            maintenance: Lock::new(Maintenance::default()),
             reaches: AtomicBool::new(false),
             discarding: Lock::new(()),
             begin: Begin::new(),

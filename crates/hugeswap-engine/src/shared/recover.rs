@@ -2,7 +2,7 @@
 //! whose swap area is to be taken off.
 
 use super::evict::is_userfaultfd;
-use super::{Fds, Hand, Map, lock, unlock};
+use super::{Fds, Maintenance, Map, lock, unlock};
 use super::{Host, Sharing};
 use hugeswap_policy::counters::Counter;
 use hugeswap_policy::shared::{Kind, Op, Word};
@@ -17,11 +17,11 @@ impl Sharing {
     pub(crate) fn carry_on_for_the_dead(&self, host: &impl Host) {
         // (Each may take reads that fail again and again.)
         const AT_A_TIME: usize = 64;
-        let mut hand = self.at_it.lock();
+        let mut state = self.maintenance.lock();
         for (region, m) in self.maps() {
             let orphans = m.units().filter(|&u| self.is_orphan(u));
             for unit in orphans.take(AT_A_TIME) {
-                if let Ok(fds) = self.fds_of(&mut hand, region, m) {
+                if let Ok(fds) = self.fds_of(&mut state, region, m) {
                     self.carry_on_orphan(host, region, fds, m, unit);
                 }
             }
@@ -54,9 +54,9 @@ impl Sharing {
         unit: u32,
         there: &impl Fn(Word) -> bool,
     ) -> bool {
-        let mut hand = self.at_it.lock();
+        let mut state = self.maintenance.lock();
         let _discarding = self.discarding.lock();
-        let Ok(fds) = self.fds_of(&mut hand, region, m) else {
+        let Ok(fds) = self.fds_of(&mut state, region, m) else {
             return false;
         };
         let cell = self.word_of(unit);
@@ -84,7 +84,7 @@ impl Sharing {
         };
         self.give_up_slot(unit, w.with_kind(kept));
         if was == Kind::Swapped {
-            self.evict(host, &mut hand, region, m, unit);
+            self.evict(host, &mut state, region, m, unit);
         }
         true
     }
@@ -115,11 +115,11 @@ impl Sharing {
     }
 
     /// kswapd: does what a thread of this process could not; the word came with the job.
-    pub(super) fn carry_on_own(&self, host: &impl Host, hand: &mut Hand, unit: u32) {
+    pub(super) fn carry_on_own(&self, host: &impl Host, state: &mut Maintenance, unit: u32) {
         let Some((region, m)) = self.map_with(unit) else {
             return;
         };
-        match self.fds_of(hand, region, m) {
+        match self.fds_of(state, region, m) {
             Ok(fds) => self.finish(host, region, fds, m, unit),
             Err(_) => {
                 let cell = self.word_of(unit);
@@ -129,13 +129,13 @@ impl Sharing {
     }
 
     /// In kswapd's table.
-    pub(super) fn fds_of(&self, hand: &mut Hand, region: usize, m: &Map) -> Result<Fds> {
+    pub(super) fn fds_of(&self, state: &mut Maintenance, region: usize, m: &Map) -> Result<Fds> {
         let (serial, number) = (m.serial.load(Relaxed), m.uffd.load(Relaxed));
         // As `meet_clients` has it, also if the program has closed its own.
         let me = self.pool.client_word(self.pool.me());
         Ok(Fds {
-            memory: self.memory_of(hand, region, m)?,
-            uffd: hand.reach(region, serial, me, process::pid(), number, is_userfaultfd)?,
+            memory: self.memory_of(state, region, m)?,
+            uffd: state.reach(region, serial, me, process::pid(), number, is_userfaultfd)?,
         })
     }
 

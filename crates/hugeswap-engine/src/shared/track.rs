@@ -10,7 +10,7 @@
 //!
 //! Epochs are begun by kswapd, which has the descriptors of the others.
 
-use super::{Hand, Host, Map, Sharing, lock, unlock};
+use super::{Host, Maintenance, Map, Sharing, lock, unlock};
 use crate::lock::Lock;
 use crate::track::stamps::TrackError;
 use crate::{PAGE, PAGES};
@@ -102,7 +102,7 @@ impl Sharing {
     }
 
     /// kswapd: begins an epoch, if one is wanted.
-    pub(super) fn begin_wanted_epoch(&self, host: &impl Host, hand: &mut Hand) -> bool {
+    pub(super) fn begin_wanted_epoch(&self, host: &impl Host, state: &mut Maintenance) -> bool {
         let begin = &self.begin;
         if begin.state.load(SeqCst) != ASKED {
             return false;
@@ -112,7 +112,7 @@ impl Sharing {
             Some((region, m)) => {
                 let epoch = begin.epoch.load(Relaxed);
                 let mut units = m.units();
-                units.try_for_each(|unit| self.begin_for(host, hand, region, m, unit, epoch))
+                units.try_for_each(|unit| self.begin_for(host, state, region, m, unit, epoch))
             }
             None => Err(Errno::EBADF),
         };
@@ -126,7 +126,7 @@ impl Sharing {
     fn begin_for(
         &self,
         host: &impl Host,
-        hand: &mut Hand,
+        state: &mut Maintenance,
         region: usize,
         m: &Map,
         unit: u32,
@@ -143,10 +143,10 @@ impl Sharing {
                 }
                 // It may be waiting for this thread.
                 while let Some(handed) = self.handed.pop() {
-                    self.carry_on_own(host, hand, handed);
+                    self.carry_on_own(host, state, handed);
                 }
                 if !self.pool.owner_lives(w.owner()) {
-                    let fds = self.fds_of(hand, region, m)?;
+                    let fds = self.fds_of(state, region, m)?;
                     self.carry_on_orphan(host, region, fds, m, unit);
                 }
                 self.wait(cell, w);
@@ -167,7 +167,7 @@ impl Sharing {
             true => Ok(()),
             // Others write to it unseen: all of it counts as written.
             _ if w.kind() == Kind::Kept => Ok(()),
-            false => self.freeze(hand, region, m, unit),
+            false => self.freeze(state, region, m, unit),
         };
         if done.is_ok() {
             stamps.since.store(epoch, SeqCst);
@@ -217,7 +217,7 @@ impl Sharing {
     }
 
     /// kswapd, which has dropped a unit whose word is its own: it is write-protected everywhere, or stamped.
-    pub(super) fn protect_again(&self, hand: &mut Hand, region: usize, m: &Map, unit: u32) {
+    pub(super) fn protect_again(&self, state: &mut Maintenance, region: usize, m: &Map, unit: u32) {
         if self.tracking_of(region) == 0 {
             return;
         }
@@ -225,7 +225,7 @@ impl Sharing {
             .pool
             .shared_stamps(unit)
             .is_some_and(|s| s.whole.load(SeqCst) >= s.since.load(SeqCst));
-        if !told && self.freeze(hand, region, m, unit).is_err() {
+        if !told && self.freeze(state, region, m, unit).is_err() {
             self.stamp(region, unit, 0..PAGES);
         }
     }

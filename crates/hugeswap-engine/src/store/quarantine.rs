@@ -79,7 +79,7 @@ impl Pool {
     }
 
     /// A cluster's area is gone, and with it what was bad there. `word` was the cluster's.
-    pub(crate) fn absolve(&self, cluster: u64, word: u32) {
+    pub(crate) fn forget_bad(&self, cluster: u64, word: u32) {
         let bad = self.bad_slots(cluster, 0..PAGES) as u64;
         let bytes = if clusters::is_bad(word) {
             UNIT_BYTES
@@ -167,7 +167,7 @@ mod tests {
         assert_eq!((u.free, u.bad, u.used_bytes()), (2, 2, 0));
         for c in all {
             let word = &pool.slot_words()[c as usize];
-            pool.absolve(c, word.swap(0, Relaxed));
+            pool.forget_bad(c, word.swap(0, Relaxed));
         }
         assert_eq!((pool.bad_bytes(), pool.swap_usage().free), (0, 4));
         assert!((0..4).all(|c| pool.bad_slots(c, 0..512) == 0));
