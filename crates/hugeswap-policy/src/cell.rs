@@ -1,15 +1,16 @@
-//! The atomic integer that protocols without a lock are written over, so that loom explores the code that ships.
+//! The atomic integer that lock-free protocols are generic over, so that loom explores the code
+//! that ships.
 
 use std::sync::atomic::Ordering::{AcqRel, Acquire, Release};
 use std::sync::atomic::{AtomicU32, AtomicU64};
 
-/// An atomic integer, so that the protocol can be explored with others than the machine's.
+/// An atomic integer.
 pub trait Cell<T> {
-    /// Reads, and sees what was written before the value was stored.
+    /// Loads the value (acquire).
     fn get(&self) -> T;
-    /// Stores.
+    /// Stores a value (release).
     fn put(&self, to: T);
-    /// Stores `to` if the value is `from`; else tells what it is.
+    /// Stores `to` if the value is `from` (acquire and release). The error is the value as it is.
     fn change(&self, from: T, to: T) -> Result<(), T>;
 }
 

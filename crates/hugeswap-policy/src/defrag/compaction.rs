@@ -1,8 +1,9 @@
-//! When to try again to make huge pages available, after that failed: as the kernel defers compaction.
+//! When kcompactd tries again to make huge pages available after it failed.
 //!
-//! Each failure in a row doubles how many occasions are passed by, up to 63; a success forgets them all.
+//! As the kernel defers compaction: each failure in a row doubles the number of occasions that are
+//! passed over, up to 63; a success sets it back to none.
 
-/// How often it has failed, and how many occasions have been passed by since.
+/// The number of failures in a row, and of occasions passed over since the last.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Defer {
     shift: u8,
@@ -10,10 +11,10 @@ pub struct Defer {
 }
 
 impl Defer {
-    /// Occasions double so often.
+    /// Largest power of two by which attempts are spaced.
     pub const MAX_SHIFT: u8 = 6;
 
-    /// For keeping in one word.
+    /// The state as one word, for shared memory.
     pub const fn to_bits(self) -> u32 {
         (self.shift as u32) << 8 | self.considered as u32
     }
@@ -31,7 +32,7 @@ impl Defer {
         }
     }
 
-    /// There is an occasion: is it to be passed by? And what is known then.
+    /// Counts an occasion. Returns whether it is passed over, and the state after it.
     #[must_use]
     pub const fn on_occasion(self) -> (bool, Defer) {
         let limit = 1 << self.shift;
@@ -41,7 +42,7 @@ impl Defer {
         (deferred, Defer { considered, ..self })
     }
 
-    /// It was tried, in vain.
+    /// The state after an attempt that failed.
     #[must_use]
     pub const fn on_failure(self) -> Defer {
         let shift = if self.shift < Defer::MAX_SHIFT {
@@ -55,7 +56,7 @@ impl Defer {
         }
     }
 
-    /// It was tried, with success.
+    /// The state after an attempt that succeeded.
     #[must_use]
     pub const fn on_success(self) -> Defer {
         Defer {
@@ -70,7 +71,7 @@ mod tests {
     use super::*;
     use proptest::prelude::*;
 
-    /// Occasions until it is tried.
+    /// Number of occasions until the next attempt.
     fn passed_by(d: &mut Defer) -> u32 {
         let mut n = 0;
         loop {
@@ -88,7 +89,7 @@ mod tests {
         let mut d = Defer::default();
         for expect in [0, 1, 3, 7, 15, 31, 63, 63, 63] {
             assert_eq!(passed_by(&mut d), expect);
-            // Until it has failed again there is nothing to wait for.
+            // A first occasion after a success is taken at once.
             assert_eq!(passed_by(&mut d), 0);
             d = d.on_failure();
         }

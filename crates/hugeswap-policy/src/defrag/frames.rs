@@ -1,14 +1,15 @@
-//! Frames and base pages handed out and taken back: from where, in which order, and what is charged for it.
+//! Which frame or base pages a request gets: from where, in which order, and what is charged.
 //!
-//! * [`Lists`]: places of an arena, without a lock, by node and processor
-//! * [`Credits`]: base pages that are charged, by the frame, and not in use
-//! * [`charge`]: the budget, which several processes share
-//! * [`take_huge`], [`take_frame`], [`take_pages`], [`hand_back`]: who may have what, and the order in which all of these are asked, over whatever
-//!   has them ([`Sources`])
+//! * [`Lists`]: the places of an arena, without a lock, by node and processor
+//! * [`Credits`]: base pages that are charged, a frame at a time, and not in use
+//! * [`charge`]: the budget that several processes share
+//! * [`take_huge`], [`take_frame`], [`take_pages`], [`hand_back`]: the order in which these are
+//!   asked, over whatever has the frames ([`Sources`])
 //!
-//! What is true of them at every step: each charged frame is in use, free, or 512 base pages, in use or free; each place holds one frame
-//! or none, and is one's that took it or in one list; nothing beyond the budget is charged.
-//! `tests/frames.rs` checks that against a model, and under several threads; `tests/frames_loom.rs` explores the lists.
+//! Invariants: each charged frame is in use, free, or 512 base pages, each in use or free. Each
+//! place holds one frame or none, and is either taken or in one list. Nothing beyond the budget is
+//! charged. `tests/frames.rs` checks these against a model and under several threads;
+//! `tests/frames_loom.rs` explores the lists.
 
 mod credits;
 mod lists;
@@ -21,40 +22,45 @@ use crate::cell::Cell;
 use crate::defrag::gfp::{BasePages, Gfp, Verdict};
 use crate::watermark::Watermarks;
 
-/// A frame to use: its place, and whether it is known to hold zeros.
+/// A frame that was taken.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Frame {
-    /// See above.
+    /// The place of the arena that holds it.
     pub place: u32,
-    /// See above.
+    /// It is known to hold zeros.
     pub zeroed: bool,
 }
 
-/// Where frames are to be had. Nothing here waits.
+/// Where frames come from. No method waits.
 pub trait Sources {
-    /// What counts pages.
+    /// The type of the numbers of pages.
     type Word: Cell<u64>;
 
-    /// A free frame of one of these nodes, the first that has any: its place.
+    /// Takes a free frame of the first of `nodes` that has one, and returns its place.
     fn take_free(&self, nodes: &[u8]) -> Option<u32>;
-    /// An empty place, where the next touch brings a frame of zeros of the node that it comes from.
+    /// Takes an empty place, where the next touch brings a frame of zeros from the node of the
+    /// thread that touches it.
     fn take_fresh(&self) -> Option<u32>;
-    /// Charges a frame, if there is room in the budget.
+    /// Charges a frame if the budget has room for it.
     fn charge(&self) -> bool;
-    /// Takes that back.
+    /// Takes a charge back.
     fn uncharge(&self);
-    /// The frame of the oldest unit that is clean and that nobody misses, of one of these nodes as for [`Sources::take_free`].
+    /// Takes the frame of the unit that has been clean and untouched for longest, of `nodes` as for
+    /// [`Sources::take_free`].
     fn take_clean(&self, nodes: &[u8]) -> Option<u32>;
-    /// The frame's memory goes back to the machine; its place is empty then.
+    /// Gives the memory of a frame back to the machine, which leaves its place empty.
     fn discard(&self, place: u32);
-    /// Base pages charged and free.
+    /// The base pages that are charged and free.
     fn credits(&self) -> &Credits<Self::Word>;
-    /// Of what is charged and free of base pages, `left` remain: the memory of the others must not be kept.
+    /// Called when `left` of the charged and free base pages remain: the memory of the others must
+    /// be given back.
     fn shed(&self, left: u64);
 }
 
-/// A frame for a request for a huge page where so many are available; or what is to be done instead, which is not [`Verdict::Take`]. `pages`: can base
-/// pages take its place? `credits`: how many of those are free. `take` tries to take one, with the flags that say of which nodes.
+/// Decides about a request for a huge page while `available` frames are available: a frame, or a
+/// verdict other than [`Verdict::Take`]. `pages` says whether base pages can take its place,
+/// `credits` how many of those are free. `take` tries to take a frame, with the flags that name the
+/// nodes.
 pub fn take_huge<F>(
     gfp: Gfp,
     (available, marks): (u64, Watermarks),
@@ -71,7 +77,7 @@ pub fn take_huge<F>(
     if let Some(frame) = take(gfp_of_it) {
         return Ok(frame);
     }
-    // What is counted could not be had, or is another node's: that makes base pages.
+    // The frames that were counted are taken by now, or of other nodes; they still make base pages.
     let others = gfp_of_it.has(Gfp::THISNODE);
     Err(gfp.without(match pages {
         BasePages::Never => BasePages::Never,
@@ -80,8 +86,9 @@ pub fn take_huge<F>(
     }))
 }
 
-/// A frame of one of `nodes`, nearest first. A fresh one is always the toucher's own node's, so it goes before those of others.
-/// `pages_first`: free base pages are given up before the budget is asked.
+/// Takes a frame of one of `nodes`, nearest first. A fresh frame comes from the node of the thread
+/// that touches it, so it is preferred to a frame of another node. With `pages_first`, free base
+/// pages are given up before the budget is asked.
 pub fn take_frame(s: &impl Sources, nodes: &[u8], pages_first: bool) -> Option<Frame> {
     let old = |place| Frame {
         place,
@@ -112,7 +119,7 @@ fn fresh(s: &impl Sources) -> Option<Frame> {
     })
 }
 
-/// A frame for the charge of 512 free pages.
+/// Takes a frame for the charge of 512 free base pages.
 fn frame_of_pages(s: &impl Sources) -> Option<Frame> {
     pages_as_frame(s).then(|| fresh(s)).and_then(|frame| {
         if frame.is_none() {
@@ -122,18 +129,19 @@ fn frame_of_pages(s: &impl Sources) -> Option<Frame> {
     })
 }
 
-/// Takes a whole frame's charge from the pages that are free, if there are enough.
+/// Takes the charge of a whole frame from the free base pages, if there are enough.
 fn pages_as_frame(s: &impl Sources) -> bool {
     let left = s.credits().take_frame();
     if let Some(left) = left {
-        // Their memory is to become the frame's.
+        // Their memory becomes that of the frame.
         s.shed(left);
     }
     left.is_some()
 }
 
-/// Charges `n` base pages, if that can be. How many are left of those charged; `n` more there were before. `nodes`: whose frames are
-/// broken up for it, those first that are of least use here.
+/// Charges `n` base pages, and returns how many of the charged ones are left free, or `None` if the
+/// budget has no room. Frames of `nodes` are broken up for it; the first of these are of least use
+/// here.
 pub fn take_pages(s: &impl Sources, n: u64, nodes: &[u8]) -> Option<u64> {
     loop {
         if let Some(left) = s.credits().take(n) {
@@ -147,7 +155,8 @@ pub fn take_pages(s: &impl Sources, n: u64, nodes: &[u8]) -> Option<u64> {
     }
 }
 
-/// Gives the budget a frame back that is free, or clean; false: there is none. `nodes` as for [`take_pages`].
+/// Gives a frame that is free or clean back to the budget. False if there is none. `nodes` are as
+/// for [`take_pages`].
 pub fn hand_back(s: &impl Sources, nodes: &[u8]) -> bool {
     if !pages_as_frame(s) {
         let Some(place) = s.take_free(nodes).or_else(|| s.take_clean(nodes)) else {
@@ -159,8 +168,9 @@ pub fn hand_back(s: &impl Sources, nodes: &[u8]) -> bool {
     true
 }
 
-/// Charges `n` frames to `own` unless the budget is exceeded then; what is used in all after it. `used` adds up what everybody has,
-/// `own` included. Two who try for the last frames at once may both be refused; never do both get them.
+/// Charges `n` frames to `own` unless that exceeds the budget, and returns the sum in use
+/// afterwards. `used` adds up what all processes have, `own` included. Of two processes that try
+/// for the last frames at once both may be refused; never do both get them.
 pub fn charge(own: &impl Cell<u64>, n: u64, used: impl Fn() -> u64, budget: u64) -> Option<u64> {
     add(own, |c| c + n);
     let now = used();
@@ -171,7 +181,7 @@ pub fn charge(own: &impl Cell<u64>, n: u64, used: impl Fn() -> u64, budget: u64)
     Some(now)
 }
 
-/// Changes a number.
+/// Changes a number by compare-and-swap, and returns the new one.
 fn add(cell: &impl Cell<u64>, f: impl Fn(u64) -> u64) -> u64 {
     let mut old = cell.get();
     loop {

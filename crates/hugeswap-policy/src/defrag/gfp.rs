@@ -1,11 +1,12 @@
-//! What a request for memory may do where none is free: the kernel's allocation flags, as far as they mean something here, and
-//! which of them a request for a huge page has (`thp.defrag`).
+//! What a request for memory may do where none is free: the kernel's allocation flags that have a
+//! meaning here, and which of them a request for a huge page has (`thp.defrag`).
 //!
-//! Memory is counted in frames of 2 MiB, and base pages are parts of frames. A frame that is free makes a huge page or 512 base
-//! pages, so what a huge page takes is taken from base pages, too: below the watermark `min` only those, and reclaim, are served.
+//! Memory is counted in frames of 2 MiB. A free frame makes one huge page or 512 base pages, so a
+//! huge page takes memory from base pages. Below the watermark `min`, only base pages and reclaim
+//! are served.
 //!
-//! Kernel flags that have no counterpart are left out: zones, mobility, I/O and file systems (reclaim is a thread of its own, which
-//! nobody who asks for memory ever runs).
+//! The kernel's flags for zones, mobility, I/O and file systems have no counterpart. Reclaim is a
+//! thread of its own; threads that ask for memory never run it.
 
 use crate::knobs::defrag;
 use crate::watermark::Watermarks;
@@ -14,12 +15,12 @@ use crate::watermark::Watermarks;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Gfp(u8);
 
-/// Who asks for a huge page.
+/// Where a request for a huge page comes from.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Caller {
-    /// A fault on memory that holds nothing.
+    /// A fault on a unit that holds nothing.
     FirstTouch,
-    /// A fault on memory in swap that is to come in whole.
+    /// A fault on a unit in swap that is to come in whole.
     SwapIn,
     /// A fault on a base-mapped unit that is to become whole.
     Collapse,
@@ -30,74 +31,79 @@ pub enum Caller {
     },
 }
 
-/// Can base pages take the place of the huge page that is asked for?
+/// Whether base pages can take the place of a huge page.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum BasePages {
     /// No: the unit comes whole or not at all.
     Never,
-    /// Yes, but none is free either.
+    /// Yes, but no base page is free either.
     NoneFree,
-    /// Yes, at once.
+    /// Yes, and some are free.
     Free,
 }
 
-/// What becomes of a request for a huge page.
+/// What a request for a huge page gets.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Verdict {
-    /// It may have a frame.
+    /// A frame.
     Take,
-    /// It makes do with base pages, at once.
+    /// Base pages, at once.
     BasePages,
-    /// It waits for a frame. Some(n): for so many rounds of reclaim, then it makes do with base pages.
+    /// It waits for a frame. With `Some(n)` it takes base pages after `n` rounds of reclaim.
     Wait(Option<u32>),
-    /// It waits for whatever comes first, a frame or base pages: there is nothing at all.
+    /// Neither is there: it waits for a frame or base pages, whichever comes first.
     WaitForAny,
 }
 
 impl Gfp {
-    /// None.
+    /// No flag.
     pub const NONE: Gfp = Gfp(0);
-    /// May wait for reclaim.
+    /// The request may wait for reclaim.
     pub const DIRECT_RECLAIM: Gfp = Gfp(1);
-    /// Wakes who makes memory free, if there is none.
+    /// The request wakes kswapd and kcompactd if no frame is free.
     pub const KSWAPD_RECLAIM: Gfp = Gfp(1 << 1);
-    /// Waits for one round of reclaim, not for several.
+    /// The request waits for one round of reclaim, not for several.
     pub const NORETRY: Gfp = Gfp(1 << 2);
-    /// May have what is kept below `min`.
+    /// The request may use the reserve below `min`.
     pub const MEMALLOC: Gfp = Gfp(1 << 3);
-    /// Is content with a frame of its own node only. As in the kernel nothing is done for that: if the node has none, there is none.
+    /// The request takes a frame of its own node or none. As in the kernel, no node is reclaimed
+    /// for it.
     pub const THISNODE: Gfp = Gfp(1 << 4);
 
-    /// Base pages for a program, and huge ones where there are no others: until there are some.
+    /// Base pages of a program, and huge ones where no base pages can take their place: the request
+    /// waits until there are some.
     pub const USER: Gfp = Gfp::DIRECT_RECLAIM
         .and(Gfp::KSWAPD_RECLAIM)
         .and(Gfp::MEMALLOC);
-    /// A huge page that is had at once or not at all: its caller neither waits nor wakes anybody, and takes no reserves. Base pages of
-    /// one's own node are better than a huge page of another.
+    /// A huge page that is to be had at once or not at all: the request neither waits, nor wakes a
+    /// thread, nor uses the reserve. Base pages of the own node are better than a huge page of
+    /// another.
     pub const TRANSHUGE_LIGHT: Gfp = Gfp::THISNODE;
-    /// The same of what is read ahead: there it is a huge page or nothing.
+    /// [`Gfp::TRANSHUGE_LIGHT`] for readahead, which may use any node: it reads a huge page or
+    /// nothing.
     pub const READAHEAD: Gfp = Gfp::NONE;
     /// A huge page that is worth waiting for.
     pub const TRANSHUGE: Gfp = Gfp::DIRECT_RECLAIM;
 
-    /// How many rounds of reclaim a huge page is worth that is worth more than one.
+    /// Rounds of reclaim that a request without [`Gfp::NORETRY`] waits for.
     pub const ROUNDS: u32 = 16;
 
-    /// These and others.
+    /// The union of two sets.
     #[must_use]
     pub const fn and(self, other: Gfp) -> Gfp {
         Gfp(self.0 | other.0)
     }
 
-    /// Are all of these in it?
+    /// True if all of `flags` are in the set.
     pub const fn has(self, flags: Gfp) -> bool {
         self.0 & flags.0 == flags.0
     }
 
-    /// The flags of a request for a huge page, by the `thp.defrag` of its range: the kernel's table.
+    /// The flags of a request for a huge page, by the `thp.defrag` of its range: the kernel's
+    /// table.
     pub const fn huge(setting: u64, advised: bool, caller: Caller) -> Gfp {
         if let Caller::Khugepaged { defrag } = caller {
-            // It has time, and a unit that is a huge page of another node is no better for it.
+            // khugepaged may stall, and for it a huge page of another node is as good.
             return match defrag {
                 true => Gfp::TRANSHUGE.and(Gfp::THISNODE),
                 false => Gfp::TRANSHUGE_LIGHT,
@@ -113,7 +119,7 @@ impl Gfp {
         }
     }
 
-    /// How many of `available` frames it may have.
+    /// The number of `available` frames that the request may take.
     pub const fn room(self, available: u64, marks: Watermarks) -> u64 {
         if self.has(Gfp::MEMALLOC) {
             available
@@ -122,7 +128,7 @@ impl Gfp {
         }
     }
 
-    /// Which of `nodes`, nearest first, it may have frames of.
+    /// Those of `nodes`, nearest first, that the request may take frames of.
     pub fn nodes(self, nodes: &[u8]) -> &[u8] {
         match self.has(Gfp::THISNODE) {
             true => &nodes[..nodes.len().min(1)],
@@ -130,7 +136,7 @@ impl Gfp {
         }
     }
 
-    /// What becomes of a request for one frame.
+    /// Decides about a request for one frame.
     pub const fn verdict(self, available: u64, marks: Watermarks, pages: BasePages) -> Verdict {
         let wanted = match pages {
             BasePages::Never => Gfp::USER,
@@ -142,7 +148,7 @@ impl Gfp {
         wanted.without(pages)
     }
 
-    /// The same where there is no frame that it may have.
+    /// Decides about a request where there is no frame that it may take.
     pub const fn without(self, pages: BasePages) -> Verdict {
         match pages {
             BasePages::Never => Verdict::Wait(None),
@@ -187,7 +193,7 @@ mod tests {
     #[test]
     fn the_kernels_table() {
         use Verdict::{BasePages as Base, Take, Wait, WaitForAny};
-        // What becomes of a request by free memory, and does it wake anybody?
+        // The verdicts by free memory, and whether kswapd is woken.
         let once = [Take, Take, Wait(Some(1)), Wait(Some(1)), Wait(Some(1))];
         let long = Wait(Some(Gfp::ROUNDS));
         let long = [Take, Take, long, long, long];
@@ -214,19 +220,19 @@ mod tests {
                 let got = FREE.map(|(available, pages)| gfp.verdict(available, marks(), pages));
                 assert_eq!(got, expect, "{policy} {advised} {caller:?}");
                 assert_eq!(gfp.has(Gfp::KSWAPD_RECLAIM), wakes, "{policy} {advised}");
-                // Who does not wait stays on its node; who does takes what comes.
+                // A request that does not wait stays on its node; one that does takes what comes.
                 let nodes = if expect == at_once {
                     &[2][..]
                 } else {
                     &[2, 0, 1]
                 };
                 assert_eq!(gfp.nodes(&[2, 0, 1]), nodes, "{policy} {advised}");
-                // The range's own setting takes the place of the pool's.
+                // The setting of the range takes the place of that of the pool.
                 for other in POLICIES {
                     assert_eq!(said.with_defrag(Some(policy)).gfp(other, caller), gfp);
                 }
             }
-            // khugepaged goes by its own.
+            // khugepaged has its own setting.
             for (defrag, expect) in [(true, long), (false, at_once)] {
                 let gfp = said.gfp(policy, Caller::Khugepaged { defrag });
                 let got = FREE.map(|(available, pages)| gfp.verdict(available, marks(), pages));
@@ -235,7 +241,7 @@ mod tests {
                 assert_eq!(gfp.nodes(&[2, 0, 1]), [2]);
             }
         }
-        // Readahead is no fault: what it brings in may stand anywhere.
+        // Readahead is no fault: what it brings in may be on any node.
         assert_eq!(Gfp::READAHEAD.nodes(&[2, 0, 1]), [2, 0, 1]);
         assert_eq!(Gfp::USER.nodes(&[2, 0, 1]), [2, 0, 1]);
     }
@@ -253,7 +259,8 @@ mod tests {
     }
 
     proptest! {
-        /// Whoever may not wait does not, unless there is nothing at all; and reserves stay.
+        /// A request that may not wait does not, unless there is nothing at all; and the reserve
+        /// stays.
         #[test]
         fn opportunistic_requests_are_that(
             policy in 0..POLICIES.len(),

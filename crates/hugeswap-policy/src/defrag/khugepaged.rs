@@ -1,8 +1,10 @@
-//! Which base-mapped units khugepaged makes one huge page: the kernel's limits, and one rule more.
+//! Which base-mapped units khugepaged turns into huge pages: the kernel's limits, and one more
+//! rule.
 //!
-//! The kernel collapses whatever is within the limits. Here faults have decided for single pages where they are worth more
-//! ([`crate::swapin::granularity`]), and that is not to be undone behind their back: what was not asked to be huge is collapsed only where most of it
-//! is in memory, so that little is added, and memory is not short, so that nothing leaves for it.
+//! The kernel collapses every range within the limits. Here faults bring in single pages where
+//! these are worth more ([`crate::swapin::granularity`]), and khugepaged does not undo that. So a
+//! unit that nobody asked to be huge is collapsed only if most of it is in memory, which adds
+//! little, and memory is not short, so that nothing is reclaimed for it.
 
 use crate::UNIT_PAGES;
 use crate::defrag::thp::Collapse;
@@ -10,23 +12,24 @@ use crate::defrag::thp::Collapse;
 /// `khugepaged.max_ptes_none` and `khugepaged.max_ptes_swap`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Limits {
-    /// Most pages that hold nothing.
+    /// Largest number of pages that hold nothing.
     pub none: u64,
-    /// Most pages that are in swap only.
+    /// Largest number of pages that are in swap only.
     pub swap: u64,
 }
 
-/// Where the pages of a base-mapped unit are. The others hold nothing.
+/// Numbers of pages of a base-mapped unit. The rest hold nothing.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Pages {
-    /// In memory.
+    /// Pages in memory.
     pub present: u64,
-    /// In swap, and not in memory.
+    /// Pages in swap and not in memory.
     pub swapped: u64,
 }
 
 impl Limits {
-    /// Is a unit to be collapsed? `plenty`: no less memory is available than kswapd stops at.
+    /// True if a unit is to be collapsed. `plenty` says that available memory is at or above the
+    /// mark at which kswapd stops.
     pub const fn admit(self, pages: Pages, collapse: Collapse, plenty: bool) -> bool {
         let none = UNIT_PAGES.saturating_sub(pages.present + pages.swapped);
         let within = pages.present > 0 && none <= self.none && pages.swapped <= self.swap;

@@ -1,14 +1,15 @@
-//! Which units may be huge, which are swapped in whole, and what a huge page is worth waiting for: what `thp.enabled`, `thp.swapin` and
-//! `thp.defrag` say, what the program has advised for the range, and what is set for it alone.
+//! Which units may be huge, which are swapped in whole, and what a request for a huge page may do:
+//! the settings `thp.enabled`, `thp.swapin` and `thp.defrag`, the program's advice for a range, and
+//! the settings of the range.
 //!
-//! One 16-bit word for each unit ([`Advised`]); zero is a unit of which nothing was said. The rules are the kernel's: a unit that
-//! may not be huge comes by base pages whatever `thp.swapin` says, and advice counts for a whole unit or not at all
-//! ([`Usage::counts_for_parts`]).
+//! One 16-bit word a unit ([`Advised`]); zero is a unit without advice. The rules are the kernel's:
+//! a unit that may not be huge comes in by base pages whatever `thp.swapin` says, and advice holds
+//! for a whole unit or not at all ([`Usage::counts_for_parts`]).
 
 use crate::defrag::gfp::{Caller, Gfp};
 use crate::knobs::{enabled, swapin};
 
-/// What a program says of a range (madvise).
+/// Advice of a program for a range (madvise).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Usage {
     /// Huge pages are worth it (MADV_HUGEPAGE).
@@ -24,17 +25,18 @@ pub enum Usage {
 }
 
 impl Usage {
-    /// Does it hold for a unit if it is said of a part only? Otherwise it is for units of which everything that is mapped is
-    /// advised: the kernel would not put a huge page across the border either.
+    /// True if the advice holds for a unit of which only a part is advised. Other advice needs all
+    /// of the unit that is mapped: the kernel too maps no huge page across the border of an advised
+    /// range.
     pub const fn counts_for_parts(self) -> bool {
         matches!(self, Usage::NoHugePage)
     }
 }
 
-/// How a unit that is away is to come in.
+/// How a unit that is in swap comes in.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Bring {
-    /// As its faults suggest ([`crate::swapin::granularity`]).
+    /// By sizes that its faults suggest ([`crate::swapin::granularity`]).
     AsFaulted,
     /// Whole.
     Whole,
@@ -42,18 +44,18 @@ pub enum Bring {
     Pages,
 }
 
-/// Is a base-mapped unit to become one huge page without a fault that asks for it?
+/// Whether khugepaged makes a base-mapped unit huge without a fault that asks for it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Collapse {
-    /// No: it is to come by base pages.
+    /// No: the unit is to consist of base pages.
     Never,
-    /// If most of it is there anyway, and memory is not short.
+    /// Only if most of it is in memory, and memory is not short.
     IfResident,
-    /// Yes: that is what is set, or what the program asked for.
+    /// Yes: a setting or the program asks for it.
     Wanted,
 }
 
-/// What was said of one unit.
+/// The advice and the settings of one unit.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Advised(pub u16);
 
@@ -61,19 +63,19 @@ const HUGE: u16 = 1;
 const NO_HUGE: u16 = 1 << 1;
 const RANDOM: u16 = 1 << 2;
 const SEQUENTIAL: u16 = 1 << 3;
-/// `thp.defrag` of the range alone, plus one; 0: as the pool's.
+/// `thp.defrag` of the range, plus one; 0 if the pool's holds.
 const DEFRAG_SHIFT: u32 = 4;
-/// The same for `thp.enabled`.
+/// `thp.enabled` of the range, in the same way.
 const ENABLED_SHIFT: u32 = 8;
-/// The same for `thp.swapin`.
+/// `thp.swapin` of the range, in the same way.
 const SWAPIN_SHIFT: u32 = 12;
 const FIELD: u16 = 0xf;
 
 impl Advised {
-    /// Nothing was said.
+    /// A unit without advice and settings.
     pub const NOTHING: Advised = Advised(0);
 
-    /// After the program said so.
+    /// The word after the program gave `usage` as advice.
     #[must_use]
     pub const fn and(self, usage: Usage) -> Advised {
         let (clear, set) = match usage {
@@ -86,19 +88,19 @@ impl Advised {
         Advised(self.0 & !clear | set)
     }
 
-    /// With `thp.enabled` set for it alone, or not any more.
+    /// The word with `thp.enabled` of the range set, or with `None` left to the pool.
     #[must_use]
     pub const fn with_enabled(self, value: Option<u64>) -> Advised {
         self.with_field(ENABLED_SHIFT, value)
     }
 
-    /// With `thp.swapin` set for it alone, or not any more.
+    /// The word with `thp.swapin` of the range set, or with `None` left to the pool.
     #[must_use]
     pub const fn with_swapin(self, value: Option<u64>) -> Advised {
         self.with_field(SWAPIN_SHIFT, value)
     }
 
-    /// With `thp.defrag` set for it alone, or not any more.
+    /// The word with `thp.defrag` of the range set, or with `None` left to the pool.
     #[must_use]
     pub const fn with_defrag(self, value: Option<u64>) -> Advised {
         self.with_field(DEFRAG_SHIFT, value)
@@ -119,17 +121,17 @@ impl Advised {
         }
     }
 
-    /// Did the program ask for huge pages (MADV_HUGEPAGE)?
+    /// True if the program advised huge pages (MADV_HUGEPAGE).
     pub const fn is_for_huge(self) -> bool {
         self.0 & HUGE != 0
     }
 
-    /// What a request for a huge page for it may do, the pool's `thp.defrag` being `pool`.
+    /// What a request for a huge page for the unit may do; `pool` is the pool's `thp.defrag`.
     pub const fn gfp(self, pool: u64, caller: Caller) -> Gfp {
         Gfp::huge(self.field(DEFRAG_SHIFT, pool), self.is_for_huge(), caller)
     }
 
-    /// May the unit be huge, the pool's `thp.enabled` being `pool`?
+    /// True if the unit may be huge; `pool` is the pool's `thp.enabled`.
     pub const fn may_be_huge(self, pool: u64) -> bool {
         match self.field(ENABLED_SHIFT, pool) {
             enabled::NEVER => false,
@@ -138,7 +140,7 @@ impl Advised {
         }
     }
 
-    /// How it comes in, the pool's `thp.enabled` and `thp.swapin` being these.
+    /// How the unit comes in, given the pool's `thp.enabled` and `thp.swapin`.
     pub const fn bring(self, pool_enabled: u64, pool_swapin: u64) -> Bring {
         if !self.may_be_huge(pool_enabled) {
             return Bring::Pages;
@@ -154,7 +156,7 @@ impl Advised {
         }
     }
 
-    /// Is it to be collapsed, the pool's `thp.enabled` and `thp.swapin` being these?
+    /// Whether khugepaged collapses the unit, given the pool's `thp.enabled` and `thp.swapin`.
     pub const fn collapse(self, pool_enabled: u64, pool_swapin: u64) -> Collapse {
         match self.bring(pool_enabled, pool_swapin) {
             Bring::Pages => Collapse::Never,
@@ -228,7 +230,8 @@ mod tests {
     }
 
     proptest! {
-        /// A setting of the range's own takes the place of the pool's and no more, whatever is said before and after.
+        /// A setting of the range takes the place of the pool's and no more, whatever advice comes
+        /// before and after.
         #[test]
         fn own_settings_take_the_pools_place(
             says in proptest::collection::vec(0..USAGES.len(), 0..6),

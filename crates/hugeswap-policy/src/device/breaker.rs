@@ -1,41 +1,44 @@
-//! Whether a device that fails is to be asked: a circuit breaker (Nygard, "Release It!", 2007), in one word, so that processes can share it.
+//! When a device that fails is asked: a circuit breaker (Nygard, "Release It!", 2007), in one word
+//! that processes share.
 //!
-//! After [`FAILURES`] failures in a row it is *open*: nothing more is sent there. When its time is over one transfer is let through (*half open*): if
-//! that succeeds, all is well again, if not, the next time is twice as long. A device that is gone is not asked again at all.
+//! After [`FAILURES`] failures in a row the breaker is *open*: no transfer goes to the device. When
+//! its time is over, one transfer is let through (*half open*). If that succeeds, the device works
+//! again; if not, the breaker is open for twice as long. A device that is gone is not asked again.
 //!
-//! The clock is the caller's. Times are kept in milliseconds, rounded up.
+//! The caller has the clock. Times are kept in milliseconds, rounded up.
 
-/// Failures in a row that open it.
+/// Number of failures in a row that open the breaker.
 pub const FAILURES: u64 = 3;
-/// For how long at first, milliseconds, and at most.
+/// Milliseconds for which it is open at first, and at most.
 const FIRST_MS: u64 = 100;
 const LONGEST_MS: u64 = 30_000;
-/// Fields of the word: failures in a row, times it opened in a row, gone, a trial under way, until when.
+/// Fields of the word: failures in a row, openings in a row, gone, trial under way, end of the open
+/// time.
 const STEP: u32 = 8;
 const GONE: u64 = 1 << 16;
 const TRIAL: u64 = 1 << 17;
 const UNTIL: u32 = 18;
 const NS_PER_MS: u64 = 1_000_000;
 
-/// The state of one device. Its default is a device that works.
+/// The state of one device. The default is a device that works.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Breaker(u64);
 
 /// What is known of a device.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum State {
-    /// It works.
+    /// The device works.
     Closed,
     /// It failed several times in a row.
     Open,
-    /// Its time is over: the next transfer shows.
+    /// The open time is over: the next transfer decides.
     HalfOpen,
-    /// It is not there any more.
+    /// The device is gone.
     Gone,
 }
 
 impl State {
-    /// A word for reports.
+    /// The state as a word for reports.
     pub const fn name(self) -> &'static str {
         match self {
             State::Closed => "ok",
@@ -47,12 +50,12 @@ impl State {
 }
 
 impl Breaker {
-    /// From a word that [`Breaker::word`] gave.
+    /// The state of a word that [`Breaker::word`] gave.
     pub const fn from_word(word: u64) -> Breaker {
         Breaker(word)
     }
 
-    /// All of it.
+    /// The state as one word.
     pub const fn word(self) -> u64 {
         self.0
     }
@@ -74,7 +77,7 @@ impl Breaker {
         Breaker(failures.min(0xff) | step.min(0xff) << STEP | until << UNTIL)
     }
 
-    /// How it stands at `now` (nanoseconds of a clock that never goes back).
+    /// The state at `now` (nanoseconds of a clock that never goes back).
     pub fn state(self, now: u64) -> State {
         if self.0 & GONE != 0 {
             State::Gone
@@ -87,7 +90,7 @@ impl Breaker {
         }
     }
 
-    /// A transfer has failed.
+    /// Notes that a transfer failed.
     #[must_use]
     pub fn failed(self, now: u64) -> Breaker {
         if self.0 & GONE != 0 {
@@ -98,7 +101,7 @@ impl Breaker {
             return Self::with(failures, self.step(), 0);
         }
         if self.state(now) == State::Open && self.0 & TRIAL == 0 {
-            // It was under way before.
+            // The transfer began before the breaker opened.
             return self;
         }
         let rest = FIRST_MS
@@ -107,7 +110,7 @@ impl Breaker {
         Self::with(failures, self.step() + 1, now / NS_PER_MS + 1 + rest)
     }
 
-    /// A transfer has succeeded.
+    /// Notes that a transfer succeeded.
     #[must_use]
     pub fn succeeded(self) -> Breaker {
         match self.0 & GONE {
@@ -116,7 +119,8 @@ impl Breaker {
         }
     }
 
-    /// Half open: one transfer goes through, and the others wait for what comes of it, or for as long as it was open at first.
+    /// Begins the trial of a half-open breaker: one transfer goes through, and the others wait for
+    /// its result, or for as long as the breaker was open at first.
     #[must_use]
     pub fn on_trial(self, now: u64) -> Breaker {
         match self.state(now) {
@@ -128,7 +132,7 @@ impl Breaker {
         }
     }
 
-    /// The device is not there any more.
+    /// Notes that the device is gone.
     #[must_use]
     pub fn gone(self) -> Breaker {
         Breaker(self.0 | GONE)
@@ -197,7 +201,7 @@ mod tests {
             let b = after(Breaker::default());
             prop_assert!(b.state(1 << 50) != State::Gone);
             prop_assert_eq!(Breaker::from_word(b.word()), b);
-            // Whatever has been, it is asked again some time.
+            // Whatever happened, the device is asked again some time.
             prop_assert!(b.state((1 << 50) + 40_000 * MS) != State::Open, "{:?}", b);
         }
     }

@@ -1,14 +1,18 @@
-//! What a faulty device does: a plan of faults that follows from a seed.
+//! What a faulty device does, for tests: a plan of faults that follows from a seed.
 //!
-//! [`Rules::plan`] is a pure function: the same seed, settings and transfer give the same fault, so that a run can be repeated. What
-//! is carried out, and counted, is the engine's part. There are three sorts of faults:
+//! [`Rules::plan`] is a pure function: the same seed, settings and transfer give the same fault, so
+//! that a run can be repeated. The engine carries faults out and counts them. There are three
+//! sorts:
 //!
-//! * *transient*, by the number of the operation: they last for one or two attempts, never more, so that who tries at least three times
-//!   gets through. Of reads: errors, short transfers, changed bits, bytes from the wrong place. Of writes: errors, short transfers, no space.
-//! * *silent*, by the number of the operation: a write that says it was done, but went elsewhere, in part, or nowhere.
-//! * *sticky*, by place: pages that cannot be read, every other one of which cannot be written either; and a device that is gone.
+//! * *transient*, by the number of the operation: they last for one or two attempts, so an
+//!   operation that is tried three times succeeds. Reads have errors, short transfers, changed bits
+//!   and bytes from the wrong place; writes have errors, short transfers and no space.
+//! * *silent*, by the number of the operation: a write that reports success, but went elsewhere, in
+//!   part, or nowhere.
+//! * *sticky*, by place: pages that cannot be read, every other one of which cannot be written
+//!   either; and a device that is gone.
 //!
-//! Delays and hangs come beside any of these.
+//! Delays and hangs are independent of these.
 
 use crate::PAGE_BYTES;
 
@@ -21,9 +25,9 @@ macro_rules! kinds {
         impl Kind {
             /// Every kind, in index order.
             pub const ALL: &'static [Kind] = &[$(Kind::$variant,)*];
-            /// How many there are.
+            /// Number of kinds.
             pub const COUNT: usize = Self::ALL.len();
-            /// Its name.
+            /// Name of the kind.
             pub const fn name(self) -> &'static str { match self { $(Kind::$variant => $name,)* } }
         }
     };
@@ -44,16 +48,16 @@ kinds! {
     Hang => "hang", "A transfer that takes very long.";
 }
 
-/// Attempts of one operation that a transient fault lasts for, at most.
+/// Largest number of attempts that a transient fault lasts for.
 pub const LONGEST: u32 = 2;
-/// What rates are parts of.
+/// The unit of rates: so many operations.
 pub const MILLION: u32 = 1_000_000;
-/// Bytes of a sector: what a device writes whole.
+/// Bytes of a sector, which a device writes whole.
 const SECTOR: u64 = 512;
 /// A delay is this part of a hang.
 const DELAY_PART: u64 = 32;
 
-/// An error as a device reports it.
+/// An error that a device reports.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Error {
     /// EIO.
@@ -64,77 +68,79 @@ pub enum Error {
     Gone,
 }
 
-/// What is wrong with one transfer.
+/// The fault of one transfer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Fault {
-    /// It fails, after so many bytes were transferred.
+    /// The transfer fails after so many bytes.
     Fail(Error, u64),
-    /// Its first call transfers so many bytes, fewer than asked for.
+    /// The first call transfers so many bytes, fewer than asked for.
     Short(u64),
-    /// Of the bytes read, one (its offset) has a bit (0 to 7) changed.
+    /// One of the bytes read (at this offset) has one bit (0 to 7) changed.
     Flip(u64, u8),
-    /// It goes to, or comes from, this offset.
+    /// The transfer goes to, or comes from, this offset.
     Elsewhere(u64),
-    /// Only so many bytes are written; 0: nothing.
+    /// Only so many bytes are written; 0: none.
     Torn(u64),
 }
 
 /// What happens to one transfer.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Plan {
-    /// It waits so long first, nanoseconds, as this kind has it.
+    /// The transfer waits so long first, in nanoseconds, as this kind has it.
     pub wait: Option<(Kind, u64)>,
-    /// And this is wrong.
+    /// The fault, if any.
     pub fault: Option<(Kind, Fault)>,
 }
 
 /// One attempt of a transfer.
 #[derive(Clone, Copy, Debug)]
 pub struct Transfer {
-    /// To the device.
+    /// A write.
     pub write: bool,
-    /// Of a mapped file, of which no sums are kept: only what it notices by itself is done to it.
+    /// A transfer of a mapped file, for which no sums are kept: it gets only faults that it notices
+    /// by itself.
     pub file: bool,
-    /// Number of the operation, of whatever way.
+    /// Number of the operation among reads and writes.
     pub number: u64,
-    /// Number of the attempt at it, from 0.
+    /// Number of the attempt, from 0.
     pub attempt: u32,
-    /// Which swap area.
+    /// Number of the swap area.
     pub area: u64,
-    /// Offset, bytes, of whole pages.
+    /// Offset in bytes; whole pages.
     pub offset: u64,
-    /// Length, bytes; whole pages, but for files.
+    /// Length in bytes; whole pages, except in files.
     pub len: u64,
     /// Bytes of the area that may be written.
     pub limit: u64,
-    /// Attempts of this way so far, from 1, for what happens to every Nth.
+    /// Attempts in this direction so far, from 1, for faults of every Nth.
     pub nth: u64,
-    /// Transfers so far of all of the area.
+    /// Transfers so far of the whole area.
     pub of_area: u64,
 }
 
-/// Which faults there are to be. All zero: none.
+/// Which faults there are. All zero: none.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Rules {
-    /// What the rest follows from.
+    /// The seed of everything else.
     pub seed: u64,
-    /// How often, by [`Kind`], of a million operations (of [`Kind::Bad`]: pages). [`Kind::Gone`] has none.
+    /// Faults in a million operations, by [`Kind`] (for [`Kind::Bad`]: in a million pages).
+    /// [`Kind::Gone`] has no rate.
     pub rates: [u32; Kind::COUNT],
-    /// Longest hang, nanoseconds.
+    /// Longest hang in nanoseconds.
     pub hang_ns: u64,
     /// The area that goes away, and after how many transfers of it (0: none does).
     pub gone: (u64, u64),
     /// Every Nth attempt to read fails (0: none).
     pub read_fail: u64,
-    /// Every Nth attempt to write fails.
+    /// Every Nth attempt to write fails (0: none).
     pub write_fail: u64,
-    /// Every Nth read has a bit changed.
+    /// Every Nth read has a bit changed (0: none).
     pub read_flip: u64,
-    /// Areas are full after so many bytes (0: they are not).
+    /// Areas are full after so many bytes (0: they never are).
     pub space: u64,
 }
 
-/// splitmix64 (Steele, Lea and Flood, 2014), of several words.
+/// splitmix64 (Steele, Lea and Flood, 2014) of several words.
 fn hash(words: [u64; 4]) -> u64 {
     words.into_iter().fold(0, |h, w| {
         let mut z = (h ^ w).wrapping_add(0x9e37_79b9_7f4a_7c15);
@@ -149,13 +155,13 @@ fn every(nth: u64, n: u64) -> bool {
 }
 
 impl Rules {
-    /// Is nothing ever wrong?
+    /// True if there are no faults at all.
     pub fn is_quiet(&self) -> bool {
         let counted = self.read_fail | self.write_fail | self.read_flip | self.space;
         counted == 0 && !self.has_rates()
     }
 
-    /// Are there faults by rate, or a device that goes away?
+    /// True if there are faults by rate, or a device that goes away.
     pub fn has_rates(&self) -> bool {
         self.seed != 0 && (self.gone.1 != 0 || self.rates.iter().any(|&r| r != 0))
     }
@@ -214,7 +220,7 @@ impl Rules {
             ],
         };
         let h = hash([self.seed, 1, t.number, u64::from(t.write)]);
-        // The first that the number falls to: no operation has two.
+        // The first kind that the number falls to: no operation has two.
         let mut drawn = (h % u64::from(MILLION)) as u32;
         let kind = kinds.iter().copied().find(|&k| {
             let rate = self.rates[k as usize];
@@ -273,17 +279,17 @@ impl Rules {
         } else {
             return None;
         };
-        // A quarter of the longest at least. Later attempts are let through.
+        // At least a quarter of the longest. Later attempts are let through.
         let ns = longest / 4 + (h >> 20) % (longest * 3 / 4).max(1);
         (t.attempt == 0).then_some((kind, ns))
     }
 }
 
-/// Another place of the area for as many bytes. `None`: there is none.
+/// Another place of the area for as many bytes, or `None` if there is none.
 fn elsewhere(t: &Transfer, detail: u64) -> Option<u64> {
     let pages = t.limit.checked_sub(t.len)? / PAGE_BYTES;
     let own = t.offset / PAGE_BYTES;
-    // Any of 0..=pages but its own.
+    // Any of 0..=pages except its own.
     let other = detail.checked_rem(pages)?;
     Some((other + u64::from(other >= own)) * PAGE_BYTES)
 }

@@ -1,12 +1,12 @@
 //! When a transfer that failed is tried again.
 
-/// Milliseconds of rest before each further attempt: what a device gets over by itself it gets over soon, and a program
-/// may be waiting.
+/// Milliseconds before each further attempt. They are few: a device recovers soon from what it
+/// recovers from by itself, and a program may be waiting.
 const RESTS_MS: [u64; 3] = [1, 4, 16];
-/// Attempts at one transfer.
+/// Number of attempts at one transfer.
 pub const ATTEMPTS: u32 = 1 + RESTS_MS.len() as u32;
 
-/// Nanoseconds to wait after attempt number `attempt` (from 0) has failed; `None`: no more.
+/// Nanoseconds to wait after attempt number `attempt` (from 0) failed, or `None` to give up.
 pub fn rest_ns(attempt: u32) -> Option<u64> {
     let ms = RESTS_MS.get(attempt as usize)?;
     Some(ms * 1_000_000)
@@ -23,7 +23,7 @@ mod tests {
         assert!(rests.windows(2).all(|w| w[0] < w[1]));
         assert!(rests.iter().sum::<u64>() < 50_000_000, "a program waits");
         assert_eq!(rest_ns(u32::MAX), None);
-        // What is called transient is got over.
+        // A fault that is called transient is over by then.
         const { assert!(ATTEMPTS > crate::device::faulty::LONGEST) };
     }
 }

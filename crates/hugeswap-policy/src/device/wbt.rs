@@ -1,30 +1,33 @@
-//! Writeback throttling: writes to swap are slowed down while reads of the same device take too long.
+//! Writeback throttling: writes to swap slow down while reads of the same device take too long.
 //!
-//! A device carries out what it was given more or less in order, so a page that is read waits behind what is being written: 2 MiB by each
-//! of three writers are some milliseconds. As in the kernel's blk-wbt (Axboe, 2016, after CoDel), the latency of reads in short windows steers how much is
-//! written at a time: if more than a quarter of a window's small reads were slow, writers take one [`LEVELS`] more; after some windows that were all right one
-//! less is tried, and each time that turns out to be too early the next trial comes later. Unlike there it is not the best read that
-//! counts, for the devices here do not put reads first.
+//! A device carries out requests more or less in order, so a read waits behind the writes before
+//! it: 2 MiB from each of three writers take some milliseconds. As in the kernel's blk-wbt (Axboe,
+//! 2016, after CoDel), the latency of reads in short windows steers how much is written at a time.
+//! If more than a quarter of a window's small reads were slow, writers go one of [`LEVELS`] up.
+//! After some windows without that, one level less is tried, and each trial that turns out to be
+//! too early delays the next. Unlike blk-wbt, it does not go by the fastest read, since these
+//! devices do not put reads first.
 //!
-//! One word, so that processes can share it. The clock, and the counts of reads, are the caller's.
+//! The state is one word, so that processes can share it. The caller has the clock and counts the
+//! reads.
 
 /// How writes are done.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Pace {
-    /// Writers at a time, in one process.
+    /// Writers at a time in one process.
     pub writers: u32,
-    /// Bytes in one request.
+    /// Bytes of one request.
     pub chunk: usize,
-    /// After each write nobody writes for so many times as long as it took.
+    /// After each write, all writers rest for so many times as long as it took.
     pub rest: u64,
 }
 
 impl Pace {
-    /// As fast as it goes.
+    /// As fast as possible.
     pub const FREE: Pace = pace(u32::MAX, usize::MAX, 0);
 }
 
-/// From no throttling at all on.
+/// The levels, from no throttling on.
 pub const LEVELS: [Pace; 6] = [
     Pace::FREE,
     pace(1, usize::MAX, 0),
@@ -34,17 +37,18 @@ pub const LEVELS: [Pace; 6] = [
     pace(1, 256 << 10, 3),
 ];
 
-/// A window, milliseconds.
+/// Milliseconds of a window.
 const WINDOW_MS: u64 = 50;
-/// After so long without a write nothing is known any more.
+/// Milliseconds without a write after which everything is forgotten.
 const FORGET_MS: u64 = 10_000;
 const NS_PER_MS: u64 = 1_000_000;
-/// Windows in a row that must be all right before less is tried, at first; each early trial doubles it, up to 5 times.
+/// Windows in a row without slow reads before a lower level is tried, at first; each early trial
+/// doubles the number, up to 5 times.
 const TRY_AFTER: u64 = 8;
 const MOST_DOUBLINGS: u64 = 5;
 
-/// Fields of the word, from the lowest bit: level, doublings, trial, windows that were all right, when the window began (milliseconds, of which
-/// the lowest bits are kept).
+/// Fields of the word, from the lowest bit: level, doublings, trial, windows without slow reads,
+/// begin of the window (the lowest bits of milliseconds).
 const DOUBLINGS: u32 = 4;
 const TRIAL: u64 = 1 << 8;
 const GOOD: u32 = 9;
@@ -60,17 +64,17 @@ const fn pace(writers: u32, chunk: usize, rest: u64) -> Pace {
     }
 }
 
-/// The state of one device. Its default is one that nobody waits for.
+/// The state of one device. The default is a device without slow reads.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Throttle(u64);
 
 impl Throttle {
-    /// From a word that [`Throttle::word`] gave.
+    /// The state of a word that [`Throttle::word`] gave.
     pub const fn from_word(word: u64) -> Throttle {
         Throttle(word)
     }
 
-    /// All of it.
+    /// The state as one word.
     pub const fn word(self) -> u64 {
         self.0
     }
@@ -84,7 +88,7 @@ impl Throttle {
         Throttle(self.0 | TRIAL)
     }
 
-    /// Which of [`LEVELS`].
+    /// Index of the level in [`LEVELS`].
     pub fn level(self) -> usize {
         ((self.0 & 0xf) as usize).min(LEVELS.len() - 1)
     }
@@ -106,12 +110,12 @@ impl Throttle {
         (now_ns / NS_PER_MS).wrapping_sub(self.0 >> BEGAN) & BEGAN_MASK
     }
 
-    /// Is the window over at `now` (nanoseconds of a clock that never goes back)?
+    /// True if the window is over at `now` (nanoseconds of a clock that never goes back).
     pub fn is_due(self, now: u64) -> bool {
         self.elapsed_ms(now) >= WINDOW_MS
     }
 
-    /// What comes after a window with so many small `reads`, of which some were `slow`.
+    /// The state after a window with so many small `reads`, of which some were `slow`.
     #[must_use]
     pub fn next(self, now: u64, reads: u64, slow: u64) -> Throttle {
         let ms = now / NS_PER_MS;
@@ -132,7 +136,7 @@ impl Throttle {
         }
         let good = self.good() + 1;
         if trial && good >= TRY_AFTER {
-            // It was not too early.
+            // The trial was not too early.
             return Throttle::new(level, 0, good, ms);
         }
         if level > 0 && good >= TRY_AFTER << doublings {
@@ -150,7 +154,8 @@ mod tests {
 
     const MS: u64 = NS_PER_MS;
 
-    /// Plays `windows` windows from `now` on; `slow_at(level)`: are most reads slow there? Levels, window by window.
+    /// Plays `windows` windows from `now` on, with most reads slow where `slow_at(level)`. Returns
+    /// the level of each window.
     fn play(
         mut t: Throttle,
         now: &mut u64,
@@ -184,7 +189,7 @@ mod tests {
         let (t, levels) = play(Throttle::default(), &mut now, 2000, |l| l < 3);
         let trials = |l: &[usize]| l.iter().filter(|&&l| l < 3).count();
         assert!(trials(&levels[1000..]) <= 5, "{}", trials(&levels[1000..]));
-        // Nobody reads any more: all of it goes, within half a minute.
+        // Without reads all throttling ends within half a minute.
         let (t, levels) = play(t, &mut now, 600, |_| false);
         assert_eq!((t.level(), levels[599]), (0, 0));
     }

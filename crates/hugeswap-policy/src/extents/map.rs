@@ -1,28 +1,33 @@
-//! Where a page of a swap area lies: an ordered map from page of the area to page of a backing.
+//! Where a page of a swap area lies: an ordered map from pages of the area to pages of a backing.
 //!
-//! A swap file is rarely in one piece on its device, and an area may lie on several devices. [`Extents`] holds the
-//! pieces (extents), merged where they continue each other, and answers for any page which extent it is in and how
-//! much of that follows. Pages are counted in whatever size the owner of the map chooses; for swap they are of 4 KiB, which
-//! makes an area up to 16 TiB and a backing up to 4 PiB.
+//! A swap file is seldom in one piece on its device, and an area may lie on several devices.
+//! [`Extents`] holds the pieces (extents), merged where they continue each other. For any page it
+//! returns the extent that the page is in and how much of that follows. The caller chooses the size
+//! of a page; at 4 KiB an area has up to 16 TiB and a backing up to 4 PiB.
 //!
-//! **Concurrency.** A map never changes once it is made: any number of threads look up at once, without a lock and
-//! without writing anything, so no cache line moves between processors. An area that changes gets a new map
-//! (`Extents::new(old.iter().chain(...))`); how that is published, and when the old one is dropped, is up to its
-//! owner. A look-up does not allocate.
+//! **Concurrency.** A map never changes once it is made. Any number of threads look up at once,
+//! without a lock and without writing anything, so no cache line moves between processors. An area
+//! that changes gets a new map (`Extents::new(old.iter().chain(...))`); its owner publishes that
+//! and drops the old one. A look-up does not allocate.
 //!
-//! **Structure.** Entries of 10 bytes, in order: the first page (4 bytes) and the place (5 bytes of page, 1 of backing).
-//! An entry ends where the next begins; gaps are entries too. Over them lies a directory: the area is cut into half as many
-//! buckets of equal size as there are entries, and for each the last entry that begins before it is known (4 bytes). A look-up multiplies
-//! the page by a constant (its bucket), reads the directory, and counts which of the next four entries begin no later;
-//! if all do (a bucket with many small extents), it searches the rest of the bucket by halves. That is 12 bytes
-//! an extent, two or three cache lines a look-up, no branch that is hard to foresee, O(1) for extents spread evenly
-//! or at random (of exponential sizes, 4 look-ups in 100 go on to the search), and O(log n) at worst.
+//! **Structure.** The entries have 10 bytes, in ascending order: the first page (4 bytes) and the
+//! place (5 bytes of page, 1 of backing). An entry ends where the next begins; gaps are entries
+//! too. Over the entries there is a directory: the area is divided into half as many buckets of
+//! equal size as there are entries, and for each bucket the directory has the last entry that
+//! begins before it (4 bytes). A look-up multiplies the page by a constant, which gives its bucket,
+//! reads the directory, and counts which of the next four entries begin no later. If all four do (a
+//! bucket with many small extents), it searches the rest of the bucket by halves. The cost is 12
+//! bytes an extent, two or three cache lines a look-up and no branch that is hard to predict: O(1)
+//! for extents spread evenly or at random (with exponential sizes, 4 look-ups in 100 go on to the
+//! search), and O(log n) at worst.
 //!
-//! Bucketing by a linear function of the key is that of distribution counting and address-calculation
-//! search (Knuth, The Art of Computer Programming 3, 5.2 and 6.2.1); counting the smaller keys of a short block
-//! without a branch is that of Khuong and Morin, "Array Layouts for Comparison-Based Searching" (2017), and of Slotin's static
-//! B-trees (Algorithmica, "S-tree", 2022). Those two were measured too, of 84,656 extents with exponentially distributed sizes, on
-//! one thread of an EPYC with 1 MiB of second-level cache; nanoseconds a look-up at a random page, each waiting for the one before / one after the other:
+//! Bucketing by a linear function of the key is that of distribution counting and
+//! address-calculation search (Knuth, The Art of Computer Programming 3, 5.2 and 6.2.1). Counting
+//! the smaller keys of a short block without a branch is that of Khuong and Morin, "Array Layouts
+//! for Comparison-Based Searching" (2017), and of Slotin's static B-trees (Algorithmica, "S-tree",
+//! 2022). Those two were measured too, with 84,656 extents of exponentially distributed sizes, on
+//! one thread of an EPYC with 1 MiB of second-level cache, in nanoseconds a look-up of a random
+//! page, each waiting for the one before ("waiting") or not ("in a row"):
 //!
 //! | structure | waiting | in a row | bytes an extent |
 //! | --- | --- | --- | --- |
@@ -40,9 +45,9 @@
 #[cfg(test)]
 mod tests;
 
-/// Entries compared at once.
+/// Number of entries compared at once.
 const WINDOW: usize = 4;
-/// Bytes of an entry.
+/// Size of an entry in bytes.
 const ENTRY: usize = 10;
 /// The place of a gap. No extent ends there: see [`PLACE_PAGES`].
 const NOWHERE: u64 = (1 << 48) - 1;
@@ -52,9 +57,9 @@ const PLACE_PAGES: u64 = (1 << 40) - 1;
 /// A page of a backing (a file, a device).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Place {
-    /// Which backing, by a number that the owner of the map gave it.
+    /// Number of the backing, chosen by the owner of the map.
     pub backing: u8,
-    /// Which page of it.
+    /// Page of the backing.
     pub page: u64,
 }
 
@@ -63,24 +68,24 @@ pub struct Place {
 pub struct Extent {
     /// First page in the area.
     pub first: u32,
-    /// How many.
+    /// Number of pages.
     pub pages: u32,
-    /// Where the first lies.
+    /// Place of the first page.
     pub place: Place,
 }
 
-/// A part of a range: pages that follow each other on a backing, or that lie nowhere.
+/// A part of a range: pages that follow each other on a backing, or a gap.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Run {
     /// First page in the area.
     pub first: u32,
-    /// How many.
+    /// Number of pages.
     pub pages: u32,
-    /// Where the first lies; `None`: a gap.
+    /// Place of the first page, or `None` for a gap.
     pub place: Option<Place>,
 }
 
-/// Why no map could be made.
+/// Why a map could not be made.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Refused {
     /// The extent at this page begins before the end of the one before.
@@ -100,17 +105,20 @@ impl std::fmt::Display for Refused {
 
 impl std::error::Error for Refused {}
 
-/// The map; see the head of this file.
+/// An ordered map from pages to places, made once and never changed. See the module for its
+/// structure.
 pub struct Extents {
-    /// In order; after the last comes one that begins at `end`, and padding that begins beyond any page.
+    /// In ascending order; after the last comes one that begins at `end`, and padding that begins
+    /// beyond any page.
     entries: Box<[[u8; ENTRY]]>,
-    /// For each bucket, and one more, the last entry that begins in an earlier one (the first entry, if none does).
+    /// For each bucket, and one more, the last entry that begins in an earlier one (the first
+    /// entry, if none does).
     directory: Box<[u32]>,
     /// Buckets a page, times 2^32, rounded down.
     scale: u64,
-    /// Where the last extent ends.
+    /// Page after the last extent.
     end: u32,
-    /// Entries that are extents, not gaps.
+    /// Number of entries that are extents, not gaps.
     extents: u32,
 }
 
@@ -134,7 +142,7 @@ impl Place {
         u64::from(self.backing) << 40 | self.page
     }
 
-    /// The place `skip` pages after one packed; `None` in a gap.
+    /// The place `skip` pages after a packed one; `None` in a gap.
     fn unpack(packed: u64, skip: u32) -> Option<Place> {
         (packed != NOWHERE).then_some(Place {
             backing: (packed >> 40) as u8,
@@ -144,7 +152,8 @@ impl Place {
 }
 
 impl Extents {
-    /// A map of these extents, which must come in order. Those that continue each other are merged, empty ones left out.
+    /// Makes a map of `extents`, which must be in ascending order. Extents that continue each other
+    /// are merged, and empty ones left out.
     ///
     /// # Errors
     /// Overlapping extents, and those that end too far out (see [`Refused`]).
@@ -167,7 +176,7 @@ impl Extents {
             if e.first > end {
                 entries.push(entry(end, NOWHERE));
             }
-            // After a gap too: what lies in between belongs to nobody.
+            // An extent after a gap is never merged with the one before the gap.
             if e.first > end || e.place.pack() != next_place {
                 entries.push(entry(e.first, e.place.pack()));
                 count += 1;
@@ -204,7 +213,7 @@ impl Extents {
         }
     }
 
-    /// The entry that a page before `end` is in.
+    /// The entry that contains a page before `end`.
     #[inline]
     fn find(&self, page: u32) -> usize {
         let bucket = ((u64::from(page) * self.scale) >> 32) as usize;
@@ -222,7 +231,7 @@ impl Extents {
         }
     }
 
-    /// The same in a crowded bucket; the entry at `low` begins at or before the page.
+    /// [`Extents::find`] in a crowded bucket; the entry at `low` begins at or before the page.
     #[cold]
     fn search(&self, low: usize, bucket: usize, page: u32) -> usize {
         let high = (self.directory[bucket + 1] as usize).max(low);
@@ -230,7 +239,8 @@ impl Extents {
         low + rest.partition_point(|e| first_of(e) <= page)
     }
 
-    /// Where a page lies, and how many follow it there: to the end of its extent, or of the gap it is in.
+    /// The place of a page, and how many pages follow it there, to the end of its extent or gap. No
+    /// lock, no allocation.
     #[inline]
     pub fn look_up(&self, page: u32) -> Run {
         if page >= self.end {
@@ -243,7 +253,7 @@ impl Extents {
         self.from(self.find(page), page)
     }
 
-    /// What of entry `i` begins at `page`, which is in it.
+    /// The part of entry `i` from `page` on, which is in it.
     #[inline]
     fn from(&self, i: usize, page: u32) -> Run {
         let pair = &self.entries[i..i + 2];
@@ -254,8 +264,9 @@ impl Extents {
         }
     }
 
-    /// The runs that `pages` pages from `first` on consist of, in order, gaps among them: what a transfer is to
-    /// be split into. One look-up; the rest are neighbours.
+    /// The runs, gaps among them, that `pages` pages from `first` on consist of, in ascending
+    /// order: the parts that a transfer is split into. Costs one look-up; the other runs are
+    /// neighbours.
     pub fn runs(&self, first: u32, pages: u32) -> impl Iterator<Item = Run> + '_ {
         let stop = first.saturating_add(pages);
         let mut at = first;
@@ -276,7 +287,7 @@ impl Extents {
         })
     }
 
-    /// All extents, merged, in order.
+    /// All extents, merged, in ascending order.
     pub fn iter(&self) -> impl Iterator<Item = Extent> + '_ {
         let runs = self.runs(0, self.end);
         runs.filter_map(|r| {
@@ -288,22 +299,22 @@ impl Extents {
         })
     }
 
-    /// Extents, merged.
+    /// Number of extents, merged.
     pub fn len(&self) -> usize {
         self.extents as usize
     }
 
-    /// No page lies anywhere?
+    /// True if no page has a place.
     pub fn is_empty(&self) -> bool {
         self.extents == 0
     }
 
-    /// The page after the last that lies somewhere.
+    /// The page after the last extent.
     pub fn end(&self) -> u32 {
         self.end
     }
 
-    /// Bytes of memory that the map takes.
+    /// Bytes of memory that the map occupies.
     pub fn bytes(&self) -> usize {
         size_of_val(&*self.entries) + size_of_val(&*self.directory) + size_of::<Extents>()
     }

@@ -1,8 +1,11 @@
-//! Markers: what is said of pages that are neither in memory nor in swap, for as long as the program wishes.
+//! Markers: state of a page that is neither in memory nor in swap, kept until the program gives it
+//! up.
 //!
-//! A *guard* is as the kernel's MADV_GUARD_INSTALL: touching the page is SIGSEGV; it holds nothing, and zeros once the guard is gone. A *poisoned* page is as after
-//! UFFDIO_POISON: touching it is SIGBUS, until it is given up. Each is a bit for each page of a unit, beside those that say what is in memory, stored and dirty. What the bits
-//! of a page say together is one of few things; all else is an error ([`Pages::check`]).
+//! A *guard* works as the kernel's MADV_GUARD_INSTALL: touching the page raises SIGSEGV; the page
+//! holds nothing, and zeros once the guard is removed. A *poisoned* page is as after UFFDIO_POISON:
+//! touching it raises SIGBUS until it is discarded. Each marker is one bit for each page of a unit,
+//! beside the bits for in memory, stored and dirty. Few combinations of these bits make sense, and
+//! all others are an error ([`Pages::check`]).
 
 /// A marker.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -13,31 +16,31 @@ pub enum Marker {
     Poison,
 }
 
-/// What is known of 64 neighbouring pages of a base-mapped unit, a bit each.
+/// The bits of 64 neighbouring pages of a base-mapped unit.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Pages {
-    /// Guards.
+    /// Guarded pages.
     pub guard: u64,
-    /// Poisoned.
+    /// Poisoned pages.
     pub poison: u64,
-    /// In memory.
+    /// Pages in memory.
     pub present: u64,
-    /// Changed since they were stored.
+    /// Pages that were changed since they were stored.
     pub dirty: u64,
-    /// In swap, as they were before they were changed.
+    /// Pages in swap, as they were before they were changed.
     pub stored: u64,
 }
 
-/// Bits that cannot be together; the first page of those looked at that has them.
+/// Bits that cannot be together, with the first page that has them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Misplaced {
     /// Two markers.
     Both(u32),
-    /// A marker, where it is all there is of a page, and memory.
+    /// A marker on a page in memory.
     InMemory(u32),
-    /// The same, and a place in swap.
+    /// A marker on a page in swap.
     InSwap(u32),
-    /// Dirty, as only what is in memory can be.
+    /// A dirty page that is not in memory.
     DirtyAway(u32),
 }
 
@@ -56,7 +59,7 @@ impl std::fmt::Display for Misplaced {
 impl std::error::Error for Misplaced {}
 
 impl Pages {
-    /// What the markers say of each page: all of them, or that what is said makes no sense.
+    /// Ok if the bits of each page can be together.
     pub fn check(&self) -> Result<(), Misplaced> {
         let marked = self.guard | self.poison;
         let first = |bits: u64, is: fn(u32) -> Misplaced| match bits {
@@ -69,7 +72,7 @@ impl Pages {
         first(self.dirty & !self.present, Misplaced::DirtyAway)
     }
 
-    /// The marker of a page.
+    /// The marker of a page, if it has one.
     pub fn marker(&self, page: u32) -> Option<Marker> {
         match (self.guard >> page & 1, self.poison >> page & 1) {
             (0, 0) => None,
@@ -83,7 +86,7 @@ impl Pages {
 mod tests {
     use super::*;
 
-    /// Every combination of the bits of one page, as the table in docs/pagemap.md has it.
+    /// Every combination of the bits of one page, as in the table of docs/pagemap.md.
     #[test]
     fn a_page_is_one_thing() {
         for bits in 0u64..32 {

@@ -1,14 +1,15 @@
-//! What can be said of a page, and how: in the kernel's 64-bit format of /proc/PID/pagemap, by categories like those of its PAGEMAP_SCAN, and
-//! as filters over them.
+//! What can be said of a page: in the kernel's 64-bit format of /proc/PID/pagemap, by categories
+//! like those of PAGEMAP_SCAN, and by filters over these.
 //!
 //! ```text
 //!  63        62        61             58      57                56                 55           5-54          0-4
 //! | present | swapped | file, shared | guard | write-protected | mapped only here | soft-dirty | swap offset | swap area |
 //! ```
 //!
-//! Where writes are tracked, a page that was written since the last epoch began is soft-dirty, and the others are write-protected, also in swap.
-//! The swap offset is in pages of the area; 50 ones in its place are a page that is lost, or poisoned. A guard is swapped, at no place. Frame numbers are not told. What has never been written, or was
-//! discarded, is 0.
+//! Where writes are tracked, a page that was written since the epoch began is soft-dirty; the
+//! others are write-protected, also in swap. The swap offset is in pages of the area. An offset of
+//! 50 ones is a page that is lost or poisoned. A guard is swapped, at no place. Frame numbers are
+//! not given. A page that was never written, or was discarded, is 0.
 
 use std::ops::{BitAnd, BitOr, BitOrAssign};
 
@@ -23,7 +24,7 @@ const OFFSET: u32 = 5;
 const OFFSET_MAX: u64 = (1 << 50) - 1;
 const AREA: u64 = 0x1f;
 
-/// What a page is; several at a time.
+/// A set of categories that a page is in.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub struct Categories(u32);
 
@@ -59,22 +60,22 @@ categories! {
 }
 
 impl Categories {
-    /// None.
+    /// No category.
     pub const NONE: Categories = Categories(0);
-    /// All.
+    /// All categories.
     pub const ALL: Categories = Categories(u32::MAX);
 
-    /// Are all of `other` here?
+    /// True if all of `other` are in the set.
     pub const fn has(self, other: Categories) -> bool {
         self.0 & other.0 == other.0
     }
 
-    /// Is any of `other` here?
+    /// True if any of `other` is in the set.
     pub const fn meets(self, other: Categories) -> bool {
         self.0 & other.0 != 0
     }
 
-    /// These and, if it is true, others.
+    /// The set, and if `yes` also the other one.
     #[must_use]
     pub const fn and_if(self, yes: bool, other: Categories) -> Categories {
         if yes {
@@ -84,24 +85,24 @@ impl Categories {
         }
     }
 
-    /// As a number.
+    /// The set as a number.
     pub const fn bits(self) -> u32 {
         self.0
     }
 
-    /// From a number; bits of no category are left out.
+    /// The set of a number; bits without a category are dropped.
     pub fn from_bits(bits: u32) -> Categories {
         let known = Categories::WORDS.iter().fold(0, |all, (c, _)| all | c.0);
         Categories(bits & known)
     }
 
-    /// The category of a word; `None`: there is none of that name.
+    /// The category of a word, or `None` if no category has that name.
     pub fn of_word(word: &str) -> Option<Categories> {
         let mut all = Categories::WORDS.iter();
         all.find(|(_, w)| *w == word).map(|(c, _)| *c)
     }
 
-    /// Their words.
+    /// The words of the categories.
     pub fn words(self) -> impl Iterator<Item = &'static str> {
         let all = Categories::WORDS.iter();
         all.filter(move |(c, _)| self.has(*c)).map(|(_, w)| *w)
@@ -131,22 +132,23 @@ impl BitAnd for Categories {
 /// Where in swap a page is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct SwapPlace {
-    /// The area's number.
+    /// Number of the area.
     pub area: u8,
-    /// Which page of it.
+    /// Page of the area.
     pub page: u64,
 }
 
-/// What neighbouring pages are.
+/// The state of neighbouring pages.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct State {
-    /// All of them.
+    /// Categories of each of them.
     pub categories: Categories,
-    /// Where the first of them is in swap; the others follow it.
+    /// Place of the first in swap; the others follow it.
     pub swap: Option<SwapPlace>,
 }
 
-/// Categories, or a place, that cannot be together; or a marker of private memory on a page of shared memory.
+/// A state that cannot be: categories that contradict each other or the place, or a marker of
+/// private memory on a page of shared memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Contradiction(pub State);
 
@@ -164,7 +166,8 @@ impl std::fmt::Display for Contradiction {
 impl std::error::Error for Contradiction {}
 
 impl State {
-    /// Can a page be all of that? What others say is to be asked this before it is believed.
+    /// Ok if a page can be all of that. A state that another process reports must pass this before
+    /// it is believed.
     pub fn check(self) -> Result<(), Contradiction> {
         let c = self.categories;
         let (present, swapped) = (c.has(Categories::PRESENT), c.has(Categories::SWAPPED));
@@ -177,7 +180,7 @@ impl State {
             guard,
         ];
         let ways = one_of.iter().filter(|w| **w).count();
-        // Of what is the kernel's it may not be known.
+        // The state of memory that the kernel owns may be unknown.
         let known = ways == 1 || ways == 0 && c.has(Categories::FOREIGN);
         let of_memory = Categories::DIRTY
             | Categories::WRITEBACK
@@ -209,7 +212,7 @@ impl State {
         State { swap, ..self }
     }
 
-    /// In the kernel's format.
+    /// The state as an entry in the kernel's format.
     pub fn entry(self) -> u64 {
         let c = self.categories;
         let writes = match c.has(Categories::TRACKED) {
@@ -241,7 +244,8 @@ impl State {
         }
     }
 
-    /// What an entry in the kernel's format says; `None`: it is none that [`State::entry`] gives.
+    /// The state of an entry in the kernel's format, or `None` if [`State::entry`] returns no such
+    /// entry.
     pub fn of_entry(entry: u64) -> Option<State> {
         let writes = match (entry & PROTECTED != 0, entry & SOFT_DIRTY != 0) {
             (false, false) => Categories::NONE,
@@ -278,7 +282,7 @@ impl State {
             return None;
         }
         if entry & SWAPPED == 0 {
-            // Of a file: in the file.
+            // The offset of a page of a file is one in the file.
             let away = if entry & FILE != 0 {
                 Categories::SWAPPED
             } else {
@@ -303,22 +307,23 @@ impl State {
     }
 }
 
-/// Which pages a scan is for, in the manner of PAGEMAP_SCAN: those that have `all`, after those in `inverted` were turned round, and, if `any` is not
-/// empty, at least one of it.
+/// The pages that a scan looks for, in the manner of PAGEMAP_SCAN: after the categories in
+/// `inverted` are turned round, a page must have all of `all` and, if `any` is not empty, at least
+/// one of it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Filter {
     /// Categories that count as their opposite.
     pub inverted: Categories,
-    /// All of these.
+    /// A page must have all of these.
     pub all: Categories,
-    /// And one of these, if there are any.
+    /// A page must have one of these, if there are any.
     pub any: Categories,
-    /// What is told of the pages found: neighbours that are the same in it make one range.
+    /// The categories that are reported; neighbours with the same ones make one range.
     pub told: Categories,
 }
 
 impl Default for Filter {
-    /// Every page, and everything of it.
+    /// Every page, with all its categories.
     fn default() -> Filter {
         Filter {
             inverted: Categories::NONE,
@@ -330,7 +335,7 @@ impl Default for Filter {
 }
 
 impl Filter {
-    /// Is it for a page of these categories?
+    /// True if a page of these categories passes.
     pub const fn takes(&self, categories: Categories) -> bool {
         let seen = Categories(categories.0 ^ self.inverted.0);
         seen.has(self.all) && (self.any.0 == 0 || seen.meets(self.any))
@@ -409,7 +414,7 @@ mod tests {
         assert!(f.takes(huge) && !f.takes(Categories::SWAPPED));
         f.any = Categories::DIRTY | Categories::PINNED;
         assert!(!f.takes(huge) && f.takes(huge | Categories::PINNED));
-        // Present, and not huge.
+        // Present and not huge.
         let small = Filter {
             inverted: Categories::HUGE,
             all: huge,

@@ -1,22 +1,24 @@
-//! A swap area's state, and claims in it against its being emptied.
+//! The state of a swap area, and the protocol between claims of slots and the emptying of the area.
 //!
-//! Who claims a slot looks at the state before, so as not to begin, and once more after ([`may_keep`]): then either it sees that the area
-//! is to be emptied, and gives the slot back, or whoever empties it ([`is_to_be_emptied`]) sees the claim. Each orders what it wrote or read
-//! first before what it reads next by a full fence, as in Dekker's mutual exclusion. Explored by loom (`tests/area_loom.rs`).
+//! A thread that claims a slot checks the state before, to save the work, and once more after the
+//! claim ([`may_keep`]). Either that check sees that the area is to be emptied, and the thread
+//! gives the slot back, or the thread that empties the area ([`is_to_be_emptied`]) sees the claim.
+//! A full fence on each side orders its first access before its second, as in Dekker's mutual
+//! exclusion. Explored by loom (`tests/area_loom.rs`).
 
 use crate::cell::Cell;
 use std::sync::atomic::{AtomicU32, Ordering, fence};
 
-/// There is none.
+/// The entry holds no area.
 pub const FREE: u32 = 0;
-/// In use.
+/// The area is in use.
 pub const ON: u32 = 1;
-/// Being taken off: nothing is claimed there any more, and what is there moves away.
+/// The area is being taken off: nothing is claimed there any more, and what is there moves away.
 pub const DRAINING: u32 = 2;
-/// Empty, and about to be free.
+/// The area is empty, and its entry is about to be free.
 pub const ENDING: u32 = 3;
 
-/// An area's state, as an atomic; another one than the machine's for exploring.
+/// The state of an area as an atomic, generic so that loom explores the protocol.
 pub trait State: Cell<u32> {
     /// A sequentially consistent fence.
     fn fence();
@@ -28,13 +30,14 @@ impl State for AtomicU32 {
     }
 }
 
-/// May a slot that has just been claimed be kept?
+/// True if a slot that has just been claimed may be kept.
 pub fn may_keep<S: State>(state: &S) -> bool {
     S::fence();
     state.get() == ON
 }
 
-/// Is the area to be emptied? If so, every claim that is kept is seen from now on.
+/// True if the area is to be emptied. Every claim that is kept is visible to the caller from then
+/// on.
 pub fn is_to_be_emptied<S: State>(state: &S) -> bool {
     let draining = state.get() == DRAINING;
     S::fence();

@@ -1,30 +1,33 @@
 //! Where in swap a unit goes: clusters of 2 MiB with an owner and a count.
 //!
-//! One 32-bit word a cluster, in the pool segment: the owning process record
-//! (upper half; 0 is none) and how many units refer to it (lower half). A word of 0 is a
-//! free cluster. A cluster is free, *whole* (one unit's) or *split* into slots of 4 KiB, which are handed out singly
-//! ([`slots`]; the lower half then says so and counts those). Claiming is one compare-and-swap that names the owner, so a process that dies at any
-//! instant leaves nothing that its record number does not find again.
+//! The pool segment has one 32-bit word for each cluster: the process record that owns it in the
+//! upper half (0 is none), and the number of units that refer to it in the lower half. The word of
+//! a free cluster is 0. A cluster is free, *whole* (of one unit) or *split* into slots of 4 KiB
+//! that are handed out singly ([`slots`]); then the lower half says so and counts the slots in use.
+//! Claiming is one compare-and-swap that names the owner, so whatever a process holds when it dies
+//! is found again by the number of its record.
 //!
-//! All functions work on a shared slice of atomics, take no lock, and may be
-//! called from the fault path.
+//! All functions work on a shared slice of atomics and take no lock. They may be called from the
+//! fault path.
 
 use super::slots;
 use std::sync::atomic::{AtomicU32, Ordering};
 
-/// In the upper half of a word: nobody's and never to be claimed, for its device fails there.
+/// In the upper half of a word: the cluster belongs to no process and is never claimed, since its
+/// device fails there.
 const BAD: u16 = u16::MAX;
 /// In the lower half of a word: the cluster is split.
 pub(super) const SPLIT: u16 = 0x8000;
-/// The most units that can refer to a whole cluster.
+/// The largest number of units that can refer to a whole cluster.
 const COUNT_MAX: u16 = SPLIT - 1;
 
 pub(super) fn word(owner: u16, count: u16) -> u32 {
     (u32::from(owner) << 16) | u32::from(count)
 }
 
-/// Claims a free cluster for `owner` (not 0), looking from `hint` on and around the
-/// end, so that a stream of claims is laid out in sequence. `None` if there is none.
+/// Claims a free cluster for `owner` (not 0) and returns its number, or `None` if no cluster is
+/// free. The search starts at `hint` and wraps around, so that a stream of claims is laid out in
+/// sequence.
 pub fn claim(map: &[AtomicU32], owner: u16, hint: usize) -> Option<usize> {
     debug_assert!(owner != 0);
     let n = map.len();
@@ -37,7 +40,7 @@ pub fn claim(map: &[AtomicU32], owner: u16, hint: usize) -> Option<usize> {
         .find(|&i| map[i].load(Ordering::Relaxed) == 0 && claim_at(map, owner, i))
 }
 
-/// Claims cluster `i` for `owner` (not 0), if it is free.
+/// Claims cluster `i` for `owner` (not 0) if it is free, and returns whether it was.
 pub fn claim_at(map: &[AtomicU32], owner: u16, i: usize) -> bool {
     debug_assert!(owner != 0);
     map.get(i).is_some_and(|w| {
@@ -46,7 +49,7 @@ pub fn claim_at(map: &[AtomicU32], owner: u16, i: usize) -> bool {
     })
 }
 
-/// How many units refer to whole cluster `i`.
+/// The number of units that refer to whole cluster `i`.
 pub fn count(map: &[AtomicU32], i: usize) -> u32 {
     match map[i].load(Ordering::Acquire) as u16 {
         c if c & SPLIT != 0 => 0,
@@ -54,8 +57,8 @@ pub fn count(map: &[AtomicU32], i: usize) -> u32 {
     }
 }
 
-/// One more reference to a whole cluster that has at least one (a fork). False if the
-/// count is full or the cluster is free or split; nothing changed then.
+/// Adds a reference to a whole cluster that has at least one (a fork). False, and nothing changed,
+/// if the count is full or the cluster is free or split.
 pub fn share(map: &[AtomicU32], i: usize) -> bool {
     map[i]
         .fetch_update(Ordering::AcqRel, Ordering::Acquire, |w| {
@@ -65,8 +68,8 @@ pub fn share(map: &[AtomicU32], i: usize) -> bool {
         .is_ok()
 }
 
-/// One reference less, given up by process record `by`; true if the cluster is free now. A
-/// cluster that was already free, or is split, is left alone and reported as `false`.
+/// Gives up one reference on behalf of process record `by`. True if the cluster is free now; false
+/// also if it was free already or is split, and then nothing changes.
 pub fn release(map: &[AtomicU32], i: usize, by: u16) -> bool {
     map[i]
         .fetch_update(Ordering::AcqRel, Ordering::Acquire, |w| {
@@ -82,7 +85,8 @@ pub fn release(map: &[AtomicU32], i: usize, by: u16) -> bool {
         .is_ok_and(|old| old as u16 == 1)
 }
 
-/// A cluster of process record `owner`'s, whole or split, is never claimed again. False: it is not the owner's.
+/// Takes a cluster of process record `owner`, whole or split, out of use for good. False if the
+/// owner is another.
 pub fn quarantine(map: &[AtomicU32], i: usize, owner: u16) -> bool {
     let owned = |w: u32| (w != 0 && (w >> 16) as u16 == owner).then_some(word(BAD, 1));
     map.get(i).is_some_and(|cell| {
@@ -91,15 +95,16 @@ pub fn quarantine(map: &[AtomicU32], i: usize, owner: u16) -> bool {
     })
 }
 
-/// Is this the word of a cluster that is never claimed again?
+/// True for the word of a cluster that is never claimed again.
 pub fn is_bad(word: u32) -> bool {
     (word >> 16) as u16 == BAD
 }
 
-/// Gives up everything process record `dead` (not 0) owns; returns how many clusters became free.
+/// Gives up everything that process record `dead` (not 0) owns, and returns how many clusters
+/// became free.
 ///
-/// Several processes may do this for the same record at once: each reference is given up
-/// once. The record must not be handed out again before all of them are done.
+/// Several processes may do this for the same record at once: each reference is given up once. The
+/// record must not be handed out again before all of them are done.
 pub fn release_owner(map: &[AtomicU32], dead: u16) -> usize {
     debug_assert!(dead != 0);
     let frees = |w: u32| matches!(w as u16, 1 | SPLIT..);
@@ -120,20 +125,21 @@ pub fn release_owner(map: &[AtomicU32], dead: u16) -> usize {
         .count()
 }
 
-/// The owner of whole clusters of shared memory, which are no single process's.
+/// The owner of the whole clusters of shared memory, which belong to no single process.
 pub const SHARED: u16 = 0x7ff0;
 
-/// A whole cluster of `owner`'s with one reference becomes shared memory's.
+/// Hands a whole cluster of `owner` with one reference over to shared memory. False if it is not
+/// such a cluster.
 pub fn share_out(map: &[AtomicU32], i: usize, owner: u16) -> bool {
     swap_word(map, i, word(owner, 1), word(SHARED, 1))
 }
 
-/// Gives a cluster of shared memory's back. False: it is none.
+/// Frees a cluster of shared memory. False if it is none.
 pub fn release_shared(map: &[AtomicU32], i: usize) -> bool {
     swap_word(map, i, word(SHARED, 1), 0)
 }
 
-/// Is cluster `i` shared memory's?
+/// True if cluster `i` belongs to shared memory.
 pub fn is_shared(map: &[AtomicU32], i: usize) -> bool {
     map.get(i)
         .is_some_and(|w| w.load(Ordering::Acquire) == word(SHARED, 1))
@@ -146,7 +152,7 @@ fn swap_word(map: &[AtomicU32], i: usize, from: u32, to: u32) -> bool {
     })
 }
 
-/// Clusters in use; bad ones are not.
+/// The number of clusters in use, without bad ones.
 pub fn used(map: &[AtomicU32]) -> usize {
     let used = |w: u32| w != 0 && !is_bad(w);
     map.iter()
@@ -154,18 +160,18 @@ pub fn used(map: &[AtomicU32]) -> usize {
         .count()
 }
 
-/// What a map of clusters is used for.
+/// What the clusters of a map are used for.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Usage {
-    /// Clusters.
+    /// Number of clusters.
     pub clusters: u64,
-    /// Free, to be had whole.
+    /// Free clusters.
     pub free: u64,
-    /// Split.
+    /// Split clusters.
     pub split: u64,
-    /// Slots of 4 KiB in use in those.
+    /// Slots of 4 KiB in use in split clusters.
     pub singles: u64,
-    /// Never to be used again.
+    /// Clusters that are never used again.
     pub bad: u64,
 }
 
@@ -190,7 +196,7 @@ impl std::ops::Add for Usage {
     }
 }
 
-/// What `map` is used for, as far as that can be said while it changes.
+/// Counts what the clusters of `map` are used for. Exact if no cluster changes meanwhile.
 pub fn usage(map: &[AtomicU32]) -> Usage {
     let mut u = Usage {
         clusters: map.len() as u64,
@@ -237,7 +243,7 @@ mod tests {
     proptest! {
         #[test]
         fn agrees_with_a_model(ops in prop::collection::vec(op(), 0..300)) {
-            // The model: who owns a cluster (if anybody) and how many refer to it.
+            // The model: the owner of a cluster, if any, and how many units refer to it.
             let map = map(12);
             let mut model = [(None::<u16>, 0u32); 12];
             for op in ops {
@@ -326,9 +332,9 @@ mod tests {
         assert_eq!(claim(&[], 1, 3), None);
     }
 
-    /// Threads as processes: each claims, shares with itself, releases, and keeps what it
-    /// has at the end. `refs` is the truth, changed while the reference is held: it
-    /// can only be 0 when a claim succeeds.
+    /// Threads stand for processes: each claims, shares with itself, releases, and keeps what it
+    /// has at the end. `refs` is the truth, changed while the reference is held: it can only be 0
+    /// when a claim succeeds.
     #[test]
     fn racing_claims_never_meet_and_lose_nothing() {
         const THREADS: u16 = 4;

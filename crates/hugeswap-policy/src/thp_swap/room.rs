@@ -1,19 +1,20 @@
-//! How much room several areas have together, where some of them grow on the same disk: what is free there is counted once.
+//! How much more several swap areas can hold, where some of them grow on the same disk.
 
-/// One area, in bytes.
+/// The space of one swap area, in bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct OnDisk {
-    /// Which disk it grows on; areas of the same have the same number.
+    /// Number of the disk that the area grows on; areas of one disk have the same number.
     pub disk: u64,
-    /// What is free on that disk, as far as is known.
+    /// Free space of that disk, as far as is known.
     pub free: u64,
-    /// Room in the area for which it need not grow.
+    /// Room that the area has without growing.
     pub has: u64,
     /// Room that it would have to grow for.
     pub more: u64,
 }
 
-/// The room of all of them. Does not allocate.
+/// The room of all areas together: free space of a disk is counted once, whatever number of areas
+/// grow there. Does not allocate.
 pub fn room(areas: impl Iterator<Item = OnDisk> + Clone) -> u64 {
     let of_one = |(i, a): (usize, OnDisk)| {
         let counted = areas.clone().take(i).any(|b| b.disk == a.disk);
@@ -74,7 +75,7 @@ mod tests {
                 })
                 .sum();
             prop_assert_eq!(found, has + grows);
-            // The order says nothing.
+            // The order makes no difference.
             prop_assert_eq!(room(all.iter().rev().copied()), found);
         }
     }

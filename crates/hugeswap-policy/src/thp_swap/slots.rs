@@ -1,37 +1,40 @@
-//! Split clusters: the 512 slots of 4 KiB of a cluster handed out singly.
+//! Split clusters: the 512 slots of 4 KiB of a cluster, handed out singly.
 //!
-//! A split cluster belongs to one process record, which its word names, as of a whole one; the rest of the word counts
-//! its slots in use, and a bitmap beside the word says which they are. Several threads of the owner claim and
-//! free at once. The order makes that safe without a lock:
+//! A split cluster belongs to one process record, named by its word as that of a whole cluster is.
+//! The rest of the word counts the slots in use, and a bitmap beside the word says which they are.
+//! Several threads of the owner claim and free at once, without a lock. The order of their steps
+//! makes that safe:
 //!
-//! * claiming *reserves* by counting up the word, and only then sets bits; freeing clears bits, and only then counts down.
-//!   So the bits set never exceed the count, and who has reserved always finds so many bits clear;
-//! * whoever counts down to nothing makes the word 0 in the same step: the cluster is free, with no bit set and nobody
-//!   inside who has reserved. It may be whole again for anybody;
-//! * a cluster just claimed says that it is full until its opener has cleared what a dead owner's bitmap may have left.
+//! * a claim *reserves* slots by counting up the word, and only then sets bits; freeing clears
+//!   bits, and only then counts down. So there are never more bits set than the word counts, and a
+//!   thread that has reserved slots always finds as many bits clear;
+//! * a thread that counts down to nothing makes the word 0 in the same step: the cluster is free,
+//!   no bit is set, and no thread has slots reserved in it. Any process may claim it whole;
+//! * a cluster that was just claimed is marked full until its opener has cleared the bitmap, which
+//!   a dead owner may have left set.
 //!
-//! A process that dies at any instant leaves words that name its record; what its bitmaps say is of no interest then.
-//! The protocol is explored by loom (`tests/split_loom.rs`).
+//! A process that dies at any step leaves words that name its record; its bitmaps are of no
+//! interest then. The protocol is explored by loom (`tests/split_loom.rs`).
 
 use super::clusters::{SPLIT, word};
 use crate::cell::Cell;
 use std::ops::Range;
 
-/// In the count of a word: being opened, by whoever claimed it. Looks full.
+/// In the count of a word: the thread that claimed the cluster is opening it. Counts as full.
 const OPENING: u16 = SPLIT | 0x7fff;
-/// Words of a cluster's bitmap.
+/// Number of words in the bitmap of a cluster.
 pub const MAP_WORDS: usize = crate::UNIT_PAGES as usize / 64;
 
-/// The clusters of a pool as one process record sees them; cheap to make.
+/// The clusters of a pool as seen by one process record. Cheap to make.
 pub struct Clusters<'a, W, B> {
     words: &'a [W],
     bits: &'a [B],
-    /// Words of a bitmap.
+    /// Words of each bitmap.
     per: usize,
     owner: u16,
 }
 
-/// Slots in use in a split cluster, by its word; `None`: it is not split.
+/// The number of slots in use in a split cluster, by its word, or `None` if it is not split.
 pub fn used_singly(word: u32) -> Option<u32> {
     let count = word as u16;
     (count & SPLIT != 0).then_some(match count {
@@ -41,7 +44,8 @@ pub fn used_singly(word: u32) -> Option<u32> {
 }
 
 impl<'a, W: Cell<u32>, B: Cell<u64>> Clusters<'a, W, B> {
-    /// `bits`: `per` words for each cluster ([`MAP_WORDS`] but in tests). `owner` is not 0.
+    /// The clusters of `owner` (not 0). `bits` has `per` words for each cluster ([`MAP_WORDS`] but
+    /// in tests).
     pub fn new(words: &'a [W], bits: &'a [B], per: usize, owner: u16) -> Self {
         debug_assert!(owner != 0 && bits.len() == words.len() * per);
         Clusters {
@@ -62,37 +66,38 @@ impl<'a, W: Cell<u32>, B: Cell<u64>> Clusters<'a, W, B> {
             .unwrap_or(&[])
     }
 
-    /// The count of a split cluster of the owner's that is open.
+    /// The count of a cluster that is split, open and the owner's.
     fn count(&self, word: u32) -> Option<u16> {
         let count = word as u16;
         let ours = (word >> 16) as u16 == self.owner && count & SPLIT != 0 && count != OPENING;
         ours.then_some(count & !SPLIT)
     }
 
-    /// How many clusters there are.
+    /// Number of clusters.
     pub fn len(&self) -> usize {
         self.words.len()
     }
 
-    /// Are there none?
+    /// True if there are no clusters.
     pub fn is_empty(&self) -> bool {
         self.words.is_empty()
     }
 
-    /// Is cluster `i` split, and the owner's?
+    /// True if cluster `i` is split and belongs to the owner.
     pub fn is_ours(&self, i: usize) -> bool {
         self.words
             .get(i)
             .is_some_and(|w| self.count(w.get()).is_some())
     }
 
-    /// Free slots of cluster `i`, if it is split and the owner's.
+    /// The number of free slots of cluster `i`, or `None` if it is not split or not the owner's.
     pub fn room(&self, i: usize) -> Option<u32> {
         let n = self.count(self.words.get(i)?.get())?;
         Some(u32::from(self.slots().saturating_sub(n)))
     }
 
-    /// Splits a free cluster of those in `among`, looking from its `hint`th on and around the end, and claims its first `want` slots (at least 1).
+    /// Splits a free cluster of `among` and claims its first `want` slots (at least 1). The search
+    /// starts at the `hint`th cluster of `among` and wraps around.
     pub fn open(&self, among: Range<usize>, hint: usize, want: usize) -> Option<usize> {
         let among = among.start..among.end.min(self.words.len());
         let start = among.start + hint.checked_rem(among.len())?;
@@ -101,7 +106,8 @@ impl<'a, W: Cell<u32>, B: Cell<u64>> Clusters<'a, W, B> {
             .find(|&i| self.open_at(i, want))
     }
 
-    /// Splits cluster `i`, if it is free, and claims its first `want` slots (at least 1).
+    /// Splits cluster `i` if it is free, and claims its first `want` slots (at least 1). Returns
+    /// whether it was free.
     pub fn open_at(&self, i: usize, want: usize) -> bool {
         let opening = word(self.owner, OPENING);
         if self.words[i].get() != 0 || self.words[i].change(0, opening).is_err() {
@@ -111,12 +117,13 @@ impl<'a, W: Cell<u32>, B: Cell<u64>> Clusters<'a, W, B> {
         for (k, b) in self.map(i).iter().enumerate() {
             b.put(mask(k, &(0..want)));
         }
-        // Nobody changes a cluster that is being opened.
+        // No other thread changes a cluster that is being opened.
         self.words[i].put(word(self.owner, SPLIT | want as u16));
         true
     }
 
-    /// Splits a whole cluster of the owner's where it is, with all slots in use. False: it is none.
+    /// Splits a whole cluster of the owner where it is, with all slots in use. False if it is not
+    /// such a cluster.
     pub fn split(&self, i: usize) -> bool {
         let whole = |w: &&W| {
             w.change(word(self.owner, 1), word(self.owner, OPENING))
@@ -130,8 +137,8 @@ impl<'a, W: Cell<u32>, B: Cell<u64>> Clusters<'a, W, B> {
         true
     }
 
-    /// Claims up to `want` neighbouring slots of a split cluster of the owner's: the shortest run that is long enough,
-    /// else the longest. `None`: it has no room.
+    /// Claims up to `want` neighbouring slots of a split cluster of the owner: the shortest free
+    /// run that is long enough, or else the longest. `None` if the cluster has no room.
     pub fn claim(&self, i: usize, want: usize) -> Option<Range<usize>> {
         let cell = self.words.get(i)?;
         let mut w = cell.get();
@@ -147,7 +154,7 @@ impl<'a, W: Cell<u32>, B: Cell<u64>> Clusters<'a, W, B> {
             }
         };
         let got = loop {
-            // The bits may be changing; those reserved are clear somewhere.
+            // Other threads may be changing the bits; as many as were reserved are clear somewhere.
             if let Some(run) = self.run(i, reserved).and_then(|r| self.set(i, r)) {
                 break run;
             }
@@ -156,8 +163,9 @@ impl<'a, W: Cell<u32>, B: Cell<u64>> Clusters<'a, W, B> {
         Some(got)
     }
 
-    /// Frees those of `slots` of cluster `i` that are in use; how many they were, and whether the cluster is free
-    /// now. None if the cluster is not split or another's.
+    /// Frees those of `slots` of cluster `i` that are in use. Returns how many they were, and
+    /// whether the cluster is free now; none if the cluster is not split or belongs to another
+    /// record.
     pub fn free(&self, i: usize, slots: Range<usize>) -> (usize, bool) {
         if !self.is_ours(i) {
             return (0, false);
@@ -179,7 +187,7 @@ impl<'a, W: Cell<u32>, B: Cell<u64>> Clusters<'a, W, B> {
         (freed, self.count_down(i, freed))
     }
 
-    /// Is slot `slot` of cluster `i` in use, as far as can be seen?
+    /// True if slot `slot` of cluster `i` is in use, as far as can be seen while others change it.
     pub fn in_use(&self, i: usize, slot: usize) -> bool {
         let word = self.map(i).get(slot / 64);
         word.is_some_and(|b| b.get() >> (slot % 64) & 1 == 1)
@@ -205,7 +213,7 @@ impl<'a, W: Cell<u32>, B: Cell<u64>> Clusters<'a, W, B> {
         false
     }
 
-    /// See [`Clusters::claim`].
+    /// The run of free slots that [`Clusters::claim`] takes.
     fn run(&self, i: usize, want: usize) -> Option<Range<usize>> {
         let map = self.map(i);
         let slots = map.len() * 64;
@@ -230,7 +238,7 @@ impl<'a, W: Cell<u32>, B: Cell<u64>> Clusters<'a, W, B> {
         best.map(|b| b.start..b.end.min(b.start + want))
     }
 
-    /// Sets the bits of a run, as far as they are still clear.
+    /// Sets the bits of a run, as far as they are still clear, and returns those that it set.
     fn set(&self, i: usize, run: Range<usize>) -> Option<Range<usize>> {
         for (k, b) in self.map(i).iter().enumerate() {
             let m = mask(k, &run);
@@ -264,7 +272,7 @@ fn mask(k: usize, slots: &Range<usize>) -> u64 {
     }
 }
 
-/// The first slot at or after `from` that is in use, or that is not.
+/// The first slot at or after `from` that is in use, or that is free.
 fn next<B: Cell<u64>>(map: &[B], from: usize, in_use: bool) -> Option<usize> {
     for (k, b) in map.iter().enumerate().skip(from / 64) {
         let bits = if in_use { b.get() } else { !b.get() };
@@ -276,11 +284,12 @@ fn next<B: Cell<u64>>(map: &[B], from: usize, in_use: bool) -> Option<usize> {
     None
 }
 
-/// How many clusters [`Partial`] remembers.
+/// Number of clusters that [`Partial`] remembers.
 const REMEMBERED: usize = 64;
 
-/// Split clusters of one process that may have room. New slots come from the fullest of them that has enough, so that
-/// others empty and are whole again; a cluster is opened only when none of the process's has room.
+/// Split clusters of one process that may have room. New slots come from the fullest of them that
+/// has enough, so that the others empty and become whole again; another cluster is opened only when
+/// none of these has room.
 pub struct Partial {
     at: [u32; REMEMBERED],
     n: usize,
@@ -296,7 +305,8 @@ impl Default for Partial {
 }
 
 impl Partial {
-    /// Where to claim `want` slots, not from clusters that `avoid` names; `None`: no other has room.
+    /// The cluster to claim `want` slots from, or `None` if none has room. Clusters that `avoid`
+    /// names are passed over.
     pub fn choose<W: Cell<u32>, B: Cell<u64>>(
         &mut self,
         of: &Clusters<'_, W, B>,
@@ -322,7 +332,7 @@ impl Partial {
         enough.or_else(|| known().max()).map(|(_, i)| i as usize)
     }
 
-    /// One more to choose from.
+    /// Adds a cluster to choose from.
     pub fn remember(&mut self, i: u32) {
         if self.n < REMEMBERED && !self.at[..self.n].contains(&i) {
             self.at[self.n] = i;
@@ -330,7 +340,7 @@ impl Partial {
         }
     }
 
-    /// Forgets all.
+    /// Forgets all clusters.
     pub fn clear(&mut self) {
         self.n = 0;
     }
@@ -360,7 +370,7 @@ mod tests {
     fn pool() -> (Vec<AtomicU32>, Vec<AtomicU64>) {
         (
             (0..N).map(|_| AtomicU32::new(0)).collect(),
-            // What dead owners have left.
+            // The bits that dead owners left.
             (0..N * MAP_WORDS).map(|_| AtomicU64::new(0xa5a5)).collect(),
         )
     }
@@ -395,7 +405,7 @@ mod tests {
             let (words, bits) = pool();
             let of = |o| Clusters::new(&words, &bits, MAP_WORDS, o);
             let mut partial = [Partial::default(), Partial::default()];
-            // Who has a cluster, and which of its slots are in use (all of them: whole).
+            // The owner of a cluster, and which of its slots are in use (all of them: whole).
             let mut model: Vec<Option<(u16, Option<BTreeSet<usize>>)>> = vec![None; N];
             for op in ops {
                 match op {

@@ -1,48 +1,48 @@
-//! Which unit goes next: least recently used order over unit numbers.
+//! Which unit is reclaimed next: least recently used order over unit numbers.
 //!
-//! [`Reclaim`] is what the engine asks of any such policy; [`Lru`] is the plain
-//! one. A list holds each unit at most once, newest first. Every operation
-//! but [`Reclaim::isolate`] takes constant time, and nothing allocates
-//! after construction.
+//! [`Reclaim`] is the interface of any such order; [`Lru`] is the plain one. A list holds each unit
+//! at most once, newest first. Every operation but [`Reclaim::isolate`] takes constant time, and
+//! nothing allocates after construction.
 //!
-//! Links are indices into one preallocated array that starts out as zeros, where
-//! 0 means "not linked": of lists with room for millions of units, only the
-//! parts that were used cost memory. Several lists over the same units share it ([`Rings`]).
+//! Links are indices into one preallocated array of zeros, where 0 is "not linked": of lists with
+//! room for millions of units, only the parts in use cost memory. Several lists over the same units
+//! share the array ([`Rings`]).
 //!
-//! Concurrency: none here; a list has one owner, and faults are fed to it in batches.
+//! Concurrency: none. A list has one owner, and faults are passed to it in batches.
 
-/// What reclaim needs to know of an ordering of units.
+/// An order in which units are reclaimed.
 ///
-/// Unit numbers are below the capacity the implementation was made for; a larger one panics.
+/// Unit numbers are below the capacity that the order was made for; a larger number panics.
 pub trait Reclaim {
-    /// `unit` is newly resident.
+    /// Adds `unit`, which is newly resident.
     fn insert(&mut self, unit: u32);
-    /// `unit` was touched. It is inserted if it was not there.
+    /// Notes that `unit` was touched, and adds it if it is not there.
     fn reference(&mut self, unit: u32);
-    /// `unit` is resident no more. Nothing happens if it was not there.
+    /// Removes `unit`, which is no longer resident. Does nothing if it is not there.
     fn remove(&mut self, unit: u32);
-    /// `unit` was isolated but could not be reclaimed: it is not to be tried again soon.
+    /// Puts back `unit`, which was isolated and could not be reclaimed, where its turn comes late.
     fn rotate(&mut self, unit: u32);
-    /// Takes up to `max` units (and no more than fit `out`) that should go first, in
-    /// that order, off the list; returns how many were written to `out`.
+    /// Takes off the units that are to be reclaimed first, up to `max` and no more than fit `out`.
+    /// Writes them to `out` in that order, and returns how many they are.
     fn isolate(&mut self, max: usize, out: &mut [u32]) -> usize;
-    /// Units on the list.
+    /// Number of units on the list.
     fn len(&self) -> usize;
-    /// Is `unit` on the list?
+    /// True if `unit` is on the list.
     fn contains(&self, unit: u32) -> bool;
-    /// Is the list empty?
+    /// True if the list is empty.
     fn is_empty(&self) -> bool {
         self.len() == 0
     }
 }
 
-/// Several doubly linked rings over one set of units, each unit in at most one of them; the oldest of each at its end.
+/// Several doubly linked rings over one set of units. Each unit is in at most one ring; the oldest
+/// of each ring is at its end.
 ///
-/// A ring `r` has a node of its own that closes it, named `r + 1`; unit `u` is node `u + rings + 1`, so that 0 can say
-/// "not linked"; node `x` has its links at `2 * (x - 1)`.
+/// Ring `r` is closed by a node of its own, number `r + 1`. Unit `u` is node `u + rings + 1`, so
+/// that 0 can stand for "not linked". Node `x` has its links at `2 * (x - 1)`.
 pub(crate) struct Rings {
     links: Vec<u32>,
-    /// Which ring a unit is in, counted from 1; 0: none.
+    /// Number of the ring that a unit is in, counted from 1; 0 for none.
     member: Vec<u8>,
     len: Vec<u32>,
 }
@@ -51,7 +51,7 @@ const NEXT: usize = 0;
 const PREV: usize = 1;
 
 impl Rings {
-    /// Rings `0..rings` for units `0..capacity`; 9 bytes of address space for each unit.
+    /// Rings `0..rings` for units `0..capacity`. Costs 9 bytes of address space a unit.
     ///
     /// # Panics
     /// If that makes 2^32 nodes, or there are more than 255 rings.
@@ -80,28 +80,28 @@ impl Rings {
         unit + self.len.len() as u32 + 1
     }
 
-    /// The ring a unit is in.
+    /// The ring that a unit is in.
     pub fn ring_of(&self, unit: u32) -> Option<usize> {
         usize::from(self.member[unit as usize]).checked_sub(1)
     }
 
-    /// Units in a ring.
+    /// Number of units in a ring.
     pub fn len(&self, ring: usize) -> usize {
         self.len[ring] as usize
     }
 
-    /// The unit that is in a ring longest.
+    /// The unit that has been in a ring for longest.
     pub fn oldest(&self, ring: usize) -> Option<u32> {
         let node = self.links[Self::at(ring as u32 + 1, PREV)];
         node.checked_sub(self.len.len() as u32 + 1)
     }
 
-    /// Puts a unit where the newest of `ring` is, from wherever it was.
+    /// Makes a unit the newest of `ring`, wherever it was.
     pub fn put_newest(&mut self, unit: u32, ring: usize) {
         self.put(unit, ring, NEXT, PREV);
     }
 
-    /// Puts a unit where the oldest of `ring` is, from wherever it was.
+    /// Makes a unit the oldest of `ring`, wherever it was.
     pub fn put_oldest(&mut self, unit: u32, ring: usize) {
         self.put(unit, ring, PREV, NEXT);
     }
@@ -138,11 +138,11 @@ impl Rings {
     }
 }
 
-/// One list, least recently used at its end: the plain policy.
+/// One list in order of use: the plain policy.
 pub struct Lru(Rings);
 
 impl Lru {
-    /// A list for units `0..capacity`; 9 bytes of address space each.
+    /// A list for units `0..capacity`. Costs 9 bytes of address space a unit.
     ///
     /// # Panics
     /// If `capacity` is above `u32::MAX - 2`.
@@ -189,7 +189,7 @@ impl Lru {
         self.0.len(0)
     }
 
-    /// Is the list empty?
+    /// True if the list is empty.
     pub fn is_empty(&self) -> bool {
         self.len() == 0
     }

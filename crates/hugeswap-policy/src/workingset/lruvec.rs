@@ -1,19 +1,25 @@
 //! Active and inactive lists, for each kind of pages and each group of regions.
 //!
-//! * New units and those that come from swap start inactive. The oldest inactive one goes next.
-//! * A unit becomes active when it is touched while it was watched, or when it comes back from swap so soon that a smaller
-//!   working set would have kept it, and those that made room for such units are not missed as much ([`crate::workingset`]).
-//! * While the active list has much less than its share ([`vmscan::inactive_target`]), reclaim lets the oldest inactive unit be active instead of
-//!   taking it, if it is whole: nothing is known of any yet, and a sweep over more than memory then finds half of memory or more where it left it, where
-//!   lists in order of use would find nothing. This is ours.
-//! * What the active list has beyond its share as a unit becomes active goes back, oldest first, for another round through the inactive one.
-//! * Which kind is taken of is a matter of what is in use ([`vmscan::Balance`]); which group, of its limits ([`vmscan::Limits`]) and its size.
+//! * New units and units that come from swap start inactive. The oldest inactive unit is reclaimed
+//!   next.
+//! * A unit becomes active if it is touched while it is watched. It also does if it comes back from
+//!   swap so soon that a slightly smaller working set would have kept it, unless the units that
+//!   make room for such units come back as often ([`crate::workingset::Duel`]).
+//! * While the active list is far below its share ([`vmscan::inactive_target`]), reclaim makes the
+//!   oldest inactive unit active instead of taking it, if it is whole. Nothing is known of any unit
+//!   then, and a sweep over more than memory later finds half of memory or more in place, where
+//!   lists in order of use would find nothing. This rule is not the kernel's.
+//! * When a unit becomes active, what the active list has beyond its share goes back to the
+//!   inactive list, oldest first.
+//! * Which kind is reclaimed depends on what is in use ([`vmscan::Balance`]); which group, on its
+//!   limits ([`vmscan::Limits`]) and its size.
 //!
-//! All is weighed in pages: a unit of which a few base pages are in memory counts as those ([`Weights`]). Counted in
-//! units, the active list would be full of what takes no memory, and a stream beside it would have the rest to itself.
+//! Everything is weighed in pages: a unit of which a few base pages are in memory counts as those
+//! ([`Weights`]). Counted in units, the active list would fill with units that take no memory, and
+//! a stream beside it would get the rest.
 //!
-//! Every operation but `isolate` takes constant time (amortised), nothing allocates after construction, and
-//! the lists have one owner; weights may be told by anybody at any time.
+//! Every operation but `isolate` takes amortised constant time, and nothing allocates after
+//! construction. The lists have one owner; any thread may change weights at any time.
 
 mod weights;
 
@@ -28,26 +34,26 @@ use std::sync::Arc;
 use std::sync::atomic::AtomicU16;
 use weights::{LRUVECS, group_of, kind_of, lruvec};
 
-/// What the lists count, in pages.
+/// Events that the lists count, in pages.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(usize)]
 pub enum Event {
-    /// Came back from swap (or their file), having left a shadow.
+    /// Pages that came back from swap, or from their file, and had left a shadow.
     Refault,
-    /// Of those, activated at once.
+    /// Refaulted pages that were activated at once.
     Activate,
-    /// Of those, had been part of the working set before.
+    /// Refaulted pages that had been part of the working set before.
     Restore,
-    /// Became active, for whatever reason.
+    /// Pages that became active, for whatever reason.
     PgActivate,
-    /// Went back from the active to the inactive list.
+    /// Pages that went back from the active to the inactive list.
     PgDeactivate,
-    /// Looked at by reclaim.
+    /// Pages that reclaim looked at.
     Scan,
 }
 
 impl Event {
-    /// Each.
+    /// Every event, in index order.
     pub const ALL: [Event; Event::COUNT] = [
         Event::Refault,
         Event::Activate,
@@ -56,60 +62,61 @@ impl Event {
         Event::PgDeactivate,
         Event::Scan,
     ];
-    /// How many there are.
+    /// Number of events.
     pub const COUNT: usize = 6;
 }
 
-/// Counts by [`Event`].
+/// Counts, indexed by [`Event`].
 pub type Events = [u64; Event::COUNT];
 
-/// In a unit's flags: it is part of the working set, for it was in use while it was active or on its way there.
+/// Flag of a unit that is part of the working set: it was used while it was active, or on its way
+/// there.
 const WORKINGSET: u8 = 1 << 2;
 
 fn was(workingset: bool) -> u8 {
     if workingset { WORKINGSET } else { 0 }
 }
 
-/// What base pages that came back claim of the active list.
+/// The claim of base pages that came back on the active list.
 #[derive(Clone, Debug, Default)]
 struct Claims {
-    /// In pages; less than a unit's.
+    /// Pages claimed; less than a unit.
     pages: u64,
-    /// The group's eviction clock at the last.
+    /// The group's eviction clock at the last claim.
     last: Option<u64>,
 }
 
-/// Claims at one time, in pages.
+/// Largest claim at one time, in pages.
 const MOST_CLAIMS: u64 = 64 * UNIT_PAGES;
 
-/// One group of regions.
+/// A group of regions.
 #[derive(Clone, Debug, Default)]
 struct Group {
     limits: Limits,
-    /// Pages evicted so far.
+    /// Pages evicted so far: the eviction clock.
     clock: u64,
     balance: Balance,
-    /// What it is owed when groups take turns, in pages.
+    /// Pages that the group is owed when groups take turns.
     owed: i64,
 }
 
-/// See the file's head.
+/// The active and inactive lists of one process. See the module for the rules.
 pub struct Lruvecs<W = Vec<AtomicU16>> {
     rings: Rings,
-    /// By unit; see [`Shadow`].
+    /// Shadow of each unit; see [`Shadow`].
     shadows: Vec<u64>,
-    /// Of units in memory: [`WORKINGSET`], and an [`Origin`].
+    /// Flags of each unit in memory: [`WORKINGSET`], and an [`Origin`].
     flags: Vec<u8>,
     weights: Arc<Weights<W>>,
     groups: [Group; GROUPS],
-    /// Groups up to here have been used.
+    /// Number of the last group in use.
     groups_used: usize,
     duels: [Duel; LRUVECS],
-    /// Which active lists are being filled with what nothing is known of.
+    /// The active lists that are being filled with units of which nothing is known.
     filling: [bool; LRUVECS],
     claims: [Claims; LRUVECS],
     events: [Events; LRUVECS],
-    /// By kind, of what was not asked for yet.
+    /// Counts by kind, of events that were not yet taken.
     news: [Events; 2],
     detection: bool,
     swappiness: u64,
@@ -121,8 +128,8 @@ fn ring(lruvec: usize, active: bool) -> usize {
 }
 
 impl<W: Deref<Target = [AtomicU16]>> Lruvecs<W> {
-    /// Lists for units `0..capacity`, all of them anonymous and of group 0; `weights` are as many zeros. 20 bytes of
-    /// address space for each unit of the capacity besides; only what is used costs memory.
+    /// Lists for units `0..capacity`, all anonymous and of group 0. `weights` are as many zeros.
+    /// Costs 20 bytes of address space a unit besides; only parts in use cost memory.
     pub fn new(capacity: u32, weights: W) -> Lruvecs<W> {
         Lruvecs {
             rings: Rings::new(capacity, LRUVECS * 2),
@@ -142,22 +149,22 @@ impl<W: Deref<Target = [AtomicU16]>> Lruvecs<W> {
         }
     }
 
-    /// What tells the lists how much of a unit is in memory.
+    /// The weights, through which any thread tells the lists how much of a unit is in memory.
     pub fn weights(&self) -> Arc<Weights<W>> {
         self.weights.clone()
     }
 
-    /// Is what comes back soon after it left to be active? (Yes, until something else is told.)
+    /// Sets whether units that come back soon become active (at first: yes).
     pub fn set_detection(&mut self, on: bool) {
         self.detection = on;
     }
 
-    /// How readily anonymous pages are taken beside those of files: 0 to 200, 60 at first.
+    /// Sets how readily anonymous pages are reclaimed beside those of files: 0 to 200, at first 60.
     pub fn set_swappiness(&mut self, swappiness: u64) {
         self.swappiness = swappiness;
     }
 
-    /// What a group may count on. Of a number beyond [`GROUPS`], nothing.
+    /// Sets the limits of a group. Does nothing for a number from [`GROUPS`] on.
     pub fn set_limits(&mut self, group: usize, limits: Limits) {
         if let Some(g) = self.groups.get_mut(group) {
             g.limits = limits;
@@ -165,7 +172,8 @@ impl<W: Deref<Target = [AtomicU16]>> Lruvecs<W> {
         }
     }
 
-    /// A unit is of another kind or group from now on, wherever it is. A unit that is new to either is forgotten first.
+    /// Moves a unit to another kind or group, whatever list it is on. A unit that is new to either
+    /// must be forgotten first.
     pub fn assign(&mut self, unit: u32, group: usize, kind: PageKind) {
         let v = lruvec(group.min(GROUPS - 1), kind);
         self.groups_used = self.groups_used.max(group_of(v) + 1);
@@ -175,11 +183,11 @@ impl<W: Deref<Target = [AtomicU16]>> Lruvecs<W> {
         }
     }
 
-    /// A unit's content is no more: nothing is remembered of it.
+    /// Drops what is remembered of a unit whose content is gone.
     pub fn forget(&mut self, unit: u32) {
         self.rings.remove(unit);
         self.weights.put_active(unit, false);
-        // Of what was never used nothing is written: it takes no memory.
+        // Units that were never used are not written, so they take no memory.
         if self.shadows[unit as usize] != 0 {
             self.shadows[unit as usize] = 0;
         }
@@ -188,7 +196,7 @@ impl<W: Deref<Target = [AtomicU16]>> Lruvecs<W> {
         }
     }
 
-    /// A whole unit came into memory. Its weight was told before.
+    /// Adds a whole unit that came into memory. Its weight must be set before.
     pub fn came(&mut self, unit: u32) {
         let Some((v, shadow)) = self.begin_stay(unit) else {
             return;
@@ -216,15 +224,15 @@ impl<W: Deref<Target = [AtomicU16]>> Lruvecs<W> {
         self.activate(unit);
     }
 
-    /// The first base pages of a unit came into memory. Which of them stay longer is known of each of them
-    /// ([`crate::workingset::lives`]), and told by [`Lruvecs::spared`].
+    /// Adds a unit of which the first base pages came into memory. How long each page stays is
+    /// known for each ([`crate::workingset::lives`]), and told by [`Lruvecs::spared`].
     pub fn pages_came(&mut self, unit: u32) {
         if let Some((v, _)) = self.begin_stay(unit) {
             self.rings.put_newest(unit, ring(v, false));
         }
     }
 
-    /// The lists of a unit that is on none, and its shadow, which is taken.
+    /// Takes the shadow of a unit that is on no list, and returns it with the lists of the unit.
     fn begin_stay(&mut self, unit: u32) -> Option<(usize, Option<Shadow>)> {
         if self.contains(unit) {
             return None;
@@ -239,7 +247,8 @@ impl<W: Deref<Target = [AtomicU16]>> Lruvecs<W> {
         Some((v, shadow))
     }
 
-    /// Base pages of an isolated unit were evicted, and `left` of them spared: it goes on, active if those are most of what it had.
+    /// Puts back a unit after some of its base pages were evicted and `left` of them spared; it is
+    /// active if those are most of what it had.
     pub fn spared(&mut self, unit: u32, evicted: u64, left: u64) {
         let v = self.weights.lruvec(unit);
         self.shadows[unit as usize] = 0;
@@ -253,9 +262,9 @@ impl<W: Deref<Target = [AtomicU16]>> Lruvecs<W> {
         }
     }
 
-    /// Had the working set been smaller by what it has now, would the page still be here?
+    /// True if the page would still be here, had the working set been smaller by its present size.
     fn is_in_time(&self, v: usize, shadow: Shadow) -> bool {
-        // A unit may have changed groups meanwhile: the clocks of two say nothing.
+        // A unit may have changed groups meanwhile; the clocks of two groups cannot be compared.
         if !self.detection || usize::from(shadow.group) != group_of(v) {
             return false;
         }
@@ -263,18 +272,19 @@ impl<W: Deref<Target = [AtomicU16]>> Lruvecs<W> {
         distance <= self.workingset_pages(v)
     }
 
-    /// Pages that may be idle while one of this kind comes back: those that are active, and all of the other kind.
+    /// Pages that may be idle while one of this kind comes back: the active ones, and all of the
+    /// other kind.
     fn workingset_pages(&self, v: usize) -> u64 {
         let other = lruvec(group_of(v), PageKind::ALL[1 - kind_of(v) as usize]);
         self.weights.sum(v, true) + self.weights.sum(other, true) + self.weights.sum(other, false)
     }
 
-    /// A unit was touched while it was watched.
+    /// Notes that a unit was touched while it was watched.
     pub fn referenced(&mut self, unit: u32) {
         let v = self.weights.lruvec(unit);
         let pages = self.weights.of(unit);
         self.shadows[unit as usize] = 0;
-        // As good as back.
+        // The unit is as good as back.
         let origin = Origin::from_bits(self.flags[unit as usize]);
         self.duels[v].on_left(origin, pages);
         self.duels[v].on_back(origin, pages);
@@ -284,7 +294,7 @@ impl<W: Deref<Target = [AtomicU16]>> Lruvecs<W> {
         self.activate(unit);
     }
 
-    /// A unit was isolated and could not be reclaimed: it goes where the newest are of the list it was on.
+    /// Puts back a unit that was isolated and could not be reclaimed, as the newest of its list.
     pub fn put_back(&mut self, unit: u32) {
         let v = self.weights.lruvec(unit);
         self.shadows[unit as usize] = 0;
@@ -292,7 +302,7 @@ impl<W: Deref<Target = [AtomicU16]>> Lruvecs<W> {
         self.rings.put_newest(unit, ring(v, active));
     }
 
-    /// A unit turned out to be in use.
+    /// Notes that a unit turned out to be in use.
     fn activate(&mut self, unit: u32) {
         let v = self.weights.lruvec(unit);
         self.flags[unit as usize] = WORKINGSET;
@@ -308,14 +318,15 @@ impl<W: Deref<Target = [AtomicU16]>> Lruvecs<W> {
         }
     }
 
-    /// Pages the active list may have.
+    /// Largest number of pages on the active list.
     fn active_share(&self, v: usize) -> u64 {
         let total = self.weights.sum(v, false) + self.weights.sum(v, true);
         total - vmscan::inactive_target(total)
     }
 
-    /// Base pages came back in time: a larger share of memory would have kept them. As much of what is active goes back, which
-    /// may have been idle all the while; they themselves are spared in turn.
+    /// Notes that base pages came back so soon that a larger share of memory would have kept them.
+    /// As many active pages go back to the inactive list, since they may have been idle all the
+    /// while; the returned pages are spared in turn.
     pub fn claimed(&mut self, group: usize, kind: PageKind, pages: u64) {
         let v = lruvec(group.min(GROUPS - 1), kind);
         let claims = &mut self.claims[v];
@@ -327,14 +338,15 @@ impl<W: Deref<Target = [AtomicU16]>> Lruvecs<W> {
         }
     }
 
-    /// Is there a claim on what is active, within a turn through memory?
+    /// True if there is a claim on the active list from within the last turn through memory.
     fn is_claimed(&self, v: usize) -> bool {
         let total = self.weights.sum(v, false) + self.weights.sum(v, true);
         let last = self.claims[v].last;
         last.is_some_and(|at| self.groups[group_of(v)].clock - at < total)
     }
 
-    /// Is the active list so short of its share that it is filled with what nothing is known of?
+    /// True if the active list is so far below its share that it takes units of which nothing is
+    /// known.
     fn active_is_filling(&mut self, v: usize) -> bool {
         if self.is_claimed(v) {
             return false;
@@ -349,14 +361,15 @@ impl<W: Deref<Target = [AtomicU16]>> Lruvecs<W> {
         self.filling[v]
     }
 
-    /// Has the inactive list not even half of what it should have? Memory comes and goes a little all the time: were
-    /// the active list to give and take each time, it would soon be another one.
+    /// True if the inactive list has less than half of its target. Memory comes and goes a little
+    /// all the time: if the active list gave and took each time, it would soon have lost its
+    /// content.
     fn inactive_is_short(&self, v: usize) -> bool {
         let (inactive, active) = (self.weights.sum(v, false), self.weights.sum(v, true));
         inactive < vmscan::inactive_target(inactive + active) / 2
     }
 
-    /// What the active list has beyond its share goes back.
+    /// Moves what the active list has beyond its share back to the inactive one.
     fn shrink_active(&mut self, v: usize) {
         while self.weights.sum(v, true) > self.active_share(v) && self.deactivate_oldest(v) {}
     }
@@ -378,19 +391,20 @@ impl<W: Deref<Target = [AtomicU16]>> Lruvecs<W> {
         self.priority.scan(Reclaim::len(self)).max(least)
     }
 
-    /// What was isolated last led to something being freed, or did not.
+    /// Notes whether the units isolated last led to memory being freed.
     pub fn progressed(&mut self, progress: bool) {
         self.priority = self.priority.after(progress);
     }
 
-    /// May base pages be spared that came back soon? Not as reclaim fails.
+    /// True if base pages that came back soon may be spared: not while reclaim fails.
     pub fn may_spare(&self) -> bool {
         self.detection && !self.priority.may_deactivate()
     }
 
-    /// Takes up to `max` units (and no more than fit `out`) that should go first off the lists, and leaves their shadows.
-    /// How many there are; they are of one group and kind. `waiting`: some that were taken before are still being written, so that it
-    /// is better to take none than of the active ones.
+    /// Takes off the units that are to be reclaimed first, up to `max` and no more than fit `out`,
+    /// and leaves their shadows. Returns how many they are; all are of one group and kind. With
+    /// `waiting`, some that were taken before are still being written, and it is better to take
+    /// none than an active unit.
     pub fn take_oldest(&mut self, max: usize, out: &mut [u32], waiting: bool) -> usize {
         let max = max.min(out.len());
         let Some(group) = self.choose_group(max) else {
@@ -410,7 +424,8 @@ impl<W: Deref<Target = [AtomicU16]>> Lruvecs<W> {
         if self.inactive_is_short(v) {
             self.shrink_active(v);
         }
-        // What is active is not taken from there. Where the rest is on its way already, it is enough to wait.
+        // Active units are not taken from here. Where the rest is being written already, it is
+        // enough to wait.
         let none = self.rings.len(ring(v, false)) == 0;
         if self.priority.may_deactivate() || none && !waiting {
             let most = self.priority.scan(self.rings.len(ring(v, true))).max(max);
@@ -421,10 +436,10 @@ impl<W: Deref<Target = [AtomicU16]>> Lruvecs<W> {
             && let Some(unit) = self.rings.oldest(ring(v, false))
         {
             let pages = self.weights.of(unit);
-            // (Base pages are spared one by one.)
+            // Base pages are spared one by one.
             let whole = pages == UNIT_PAGES;
             if whole && !none && !self.priority.may_deactivate() && self.active_is_filling(v) {
-                // The first to go back: what is known to be in use stays before it.
+                // It becomes the oldest active unit: units known to be in use stay longer.
                 self.count_activated(v, unit);
                 self.weights.put_active(unit, true);
                 self.rings.put_oldest(unit, ring(v, true));
@@ -462,8 +477,8 @@ impl<W: Deref<Target = [AtomicU16]>> Lruvecs<W> {
         lists.take(4).map(|r| self.rings.len(r)).sum()
     }
 
-    /// The group to take of: the one that is furthest above `high`; else they take turns by what they have above `min`; if none has, by
-    /// what they have.
+    /// The group to reclaim from: the one furthest above `high`; otherwise groups take turns by
+    /// what they have above `min`; if none has any, by what they have.
     fn choose_group(&mut self, max: usize) -> Option<usize> {
         if self.groups_used == 1 {
             return (self.units(0) > 0).then_some(0);
@@ -491,7 +506,7 @@ impl<W: Deref<Target = [AtomicU16]>> Lruvecs<W> {
         if total == 0 {
             return None;
         }
-        // Weighted turns: each gains its share, the one with most pays.
+        // Weighted turns: each group gains its share, and the one with most pays.
         let turn = (max as u64).saturating_mul(UNIT_PAGES);
         for (g, w) in self.groups.iter_mut().zip(weight) {
             g.owed += (u128::from(turn) * u128::from(w) / u128::from(total)) as i64;
@@ -523,17 +538,17 @@ impl<W: Deref<Target = [AtomicU16]>> Lruvecs<W> {
         self.news[kind_of(v) as usize][event as usize] += pages;
     }
 
-    /// What was counted for a group and kind so far.
+    /// Counts of a group and kind so far.
     pub fn events(&self, group: usize, kind: PageKind) -> Events {
         self.events[lruvec(group.min(GROUPS - 1), kind)]
     }
 
-    /// What was counted for a kind, over all groups, since this was last asked.
+    /// Takes the counts of a kind, over all groups, since the last call.
     pub fn take_news(&mut self, kind: PageKind) -> Events {
         std::mem::take(&mut self.news[kind as usize])
     }
 
-    /// Is the unit on a list?
+    /// True if the unit is on a list.
     pub fn contains(&self, unit: u32) -> bool {
         self.rings.ring_of(unit).is_some()
     }

@@ -1,32 +1,35 @@
-//! What is left where a page was: shadows, and what the distance of a refault says.
+//! Shadows: what a page leaves behind as it is evicted, and what the distance of a refault says.
 //!
-//! On its way out a page leaves a *shadow* beside its place in swap: the eviction clock of its group, in pages, and whether it
-//! was part of the working set. When it comes back, the clock has gone on by the *refault distance*: with so many more pages of
-//! memory it would still have been there. If the working set as it is has as many pages, which may have been idle all that time, the
-//! page has as good a claim as they: it is activated at once, unless those that make room for such pages are wanted back as much ([`Duel`]). A shadow goes with the content it stands for.
+//! A page that leaves memory leaves a *shadow* beside its place in swap: the eviction clock of its
+//! group, in pages, and whether it was part of the working set. When it comes back, the clock has
+//! advanced by the *refault distance*: with as many more pages of memory it would still be there.
+//! If the working set has that many pages, which may have been idle all that time, the returned
+//! page has as good a claim as they and is activated at once, unless the pages that make room for
+//! such pages come back as often ([`Duel`]). A shadow is dropped with the content it stands for.
 //!
-//! Whole units have a shadow each, whose distance is in pages. Of base pages, which leave a unit at a time, the unit's record
-//! keeps which left when; [`lives`] says what their distance is worth.
+//! A whole unit has one shadow, with a distance in pages. Base pages leave a unit one at a time,
+//! and the record of the unit keeps when each left; [`lives`] says what their distance is worth.
 //!
-//! Source: the Linux kernel's `mm/workingset.c`; J. Weiner, "Thrash detection-based file cache sizing" (2012); J. Kim, "workingset
-//! protection/detection on the anonymous LRU list" (2020). [`lives`] is ours.
+//! Source: the Linux kernel's `mm/workingset.c`; J. Weiner, "Thrash detection-based file cache
+//! sizing" (2012); J. Kim, "workingset protection/detection on the anonymous LRU list" (2020).
+//! [`lives`] is not from there.
 
 use crate::UNIT_PAGES;
 
 /// What was decided about a unit before it left.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Origin {
-    /// Nothing that would be of interest when it comes back.
+    /// Nothing that matters when it comes back.
     #[default]
     Other = 0,
-    /// It was active, and had to make room for others.
+    /// It was active, and was deactivated to make room.
     Deactivated = 1,
-    /// It came back in time, and was not activated.
+    /// It had come back in time, and was not activated.
     Refused = 2,
 }
 
 impl Origin {
-    /// From two bits.
+    /// The value of two bits.
     pub(crate) fn from_bits(bits: u8) -> Origin {
         match bits & 3 {
             1 => Origin::Deactivated,
@@ -36,23 +39,23 @@ impl Origin {
     }
 }
 
-/// Where a unit was evicted: clock, group, and what it was. Fits 64 bits; 0 is none.
+/// When and from where a unit was evicted. Fits 64 bits; 0 is no shadow.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Shadow {
-    /// The group it belonged to.
+    /// Group of the unit.
     pub group: u8,
-    /// The group's eviction clock, in pages, of which 54 bits are kept.
+    /// Eviction clock of the group, in pages; 54 bits are kept.
     pub clock: u64,
-    /// It was part of the working set: active, or activated as it came back.
+    /// The unit was part of the working set: active, or activated as it came back.
     pub workingset: bool,
-    /// What was decided about it.
+    /// What was decided about the unit.
     pub origin: Origin,
 }
 
 const CLOCK: u64 = (1 << 54) - 1;
 
 impl Shadow {
-    /// As it is kept.
+    /// The shadow as one word.
     pub fn to_bits(self) -> u64 {
         (self.clock & CLOCK) << 10
             | (self.origin as u64) << 8
@@ -61,7 +64,7 @@ impl Shadow {
             | 1
     }
 
-    /// From what was kept; `None` if nothing was.
+    /// The shadow of a word, or `None` if there is none.
     pub fn from_bits(bits: u64) -> Option<Shadow> {
         (bits & 1 == 1).then_some(Shadow {
             group: (bits >> 2 & 31) as u8,
@@ -77,29 +80,30 @@ impl Shadow {
     }
 }
 
-/// Is a page that came back in time to take the place of an active one? What it says of itself, the refault distance, the other
-/// might say too if it had to leave: in a loop over somewhat more than memory each page that comes back has
-/// just that claim, and if each is granted, none is there when its turn comes.
+/// Decides whether a page that came back in time takes the place of an active one.
 ///
-/// So both are watched: how many of those that were deactivated for others come back in time, and how many of those
-/// that were refused. Claims are granted while the refused come back more often than the deactivated; of every eight the
-/// contrary is done with one, so that something is always known of both. Counts fade.
+/// The active page might have the same claim if it had to leave. In a loop over slightly more than
+/// memory each page that comes back has just that claim; if each were granted, no page would be
+/// there when its turn comes. So both are watched: how many of the pages deactivated for others
+/// come back in time, and how many of those that were refused. Claims are granted while the refused
+/// pages come back more often than the deactivated ones. One claim in eight is decided the other
+/// way, so that something is known of both. Counts fade.
 ///
-/// Source: the idea of letting two rules compete on samples is set dueling (Qureshi et al., "Adaptive insertion policies for high
-/// performance caching", 2007).
+/// Source: the idea of letting two rules compete on samples is set dueling (Qureshi et al.,
+/// "Adaptive insertion policies for high performance caching", 2007).
 #[derive(Clone, Debug, Default)]
 pub struct Duel {
     /// Pages that left, deactivated and refused.
     left: [u64; 2],
-    /// Of those, that came back in time.
+    /// Those of them that came back in time.
     back: [u64; 2],
-    /// Claims so far.
+    /// Number of claims so far.
     claims: u32,
 }
 
-/// Pages that left of which [`Duel`] knows; then what it knows is halved.
+/// When [`Duel`] knows of so many pages that left, its counts are halved.
 const MEMORY: u64 = 64 * UNIT_PAGES;
-/// So many pages are taken to have been refused and to have come back, and deactivated and not.
+/// At first, so many pages count as refused and back, and as deactivated and not back.
 const PRIOR: u64 = 2 * UNIT_PAGES;
 /// One claim in so many is decided the other way.
 const TRIAL: u32 = 8;
@@ -109,7 +113,7 @@ impl Duel {
         (origin as usize).checked_sub(1)
     }
 
-    /// Pages leave.
+    /// Notes that `pages` leave.
     pub fn on_left(&mut self, origin: Origin, pages: u64) {
         if let Some(i) = Self::index(origin) {
             self.left[i] += pages;
@@ -120,33 +124,35 @@ impl Duel {
         }
     }
 
-    /// Pages are back in time.
+    /// Notes that `pages` are back in time.
     pub fn on_back(&mut self, origin: Origin, pages: u64) {
         if let Some(i) = Self::index(origin) {
             self.back[i] += pages;
         }
     }
 
-    /// Is the next claim granted?
+    /// True if the next claim is granted.
     pub fn grants(&mut self) -> bool {
         self.claims = self.claims.wrapping_add(1);
         let [deactivated, refused] = self.left.map(|n| n + PRIOR);
-        // Shares as cross products; seven eighths, for a change has to pay.
+        // Shares are compared as cross products; with seven eighths, since a change has to pay.
         let gain = (self.back[1] + PRIOR).saturating_mul(deactivated) / 8 * 7;
         let loss = self.back[0].saturating_mul(refused);
         (gain > loss) != self.claims.is_multiple_of(TRIAL)
     }
 }
 
-/// Most turns through memory that a base page is spared: what is kept of each page are four bits.
+/// Largest number of turns through memory that a base page is spared: four bits are kept for each
+/// page.
 pub const MOST_LIVES: u8 = 15;
 
-/// How many turns through memory a base page that came back after `distance` is spared: twice as often as it would
-/// have been missed in one. `resident`: pages in memory. 0: it came back so late that more memory would not have helped.
+/// The number of turns through memory that a base page is spared which came back after `distance`:
+/// twice as often as it would have been missed in one turn. `resident` is the number of pages in
+/// memory. 0: it came back so late that more memory would not have helped.
 ///
-/// References of base pages that are in memory are not seen. But the time a page was away is a sample of the time between its uses, and
-/// the more often that goes into a turn, the longer the page is worth its place. (Twice, for on traces that was better than once and as good as
-/// four times.)
+/// References to base pages in memory are not seen. But the time a page was away is a sample of the
+/// time between its uses, and the more often that fits into a turn, the longer the page is worth
+/// its place. (On traces, twice was better than once and as good as four times.)
 pub fn lives(distance: u64, resident: u64) -> u8 {
     if distance > resident {
         return 0;
@@ -185,10 +191,10 @@ mod tests {
             }
         }
         assert_eq!(granted(&mut duel), 10, "trials only");
-        // What is deactivated comes back no more: it has had its time.
+        // Deactivated pages do not come back: their time is over.
         (0..200).for_each(|_| duel.on_left(Origin::Deactivated, UNIT_PAGES));
         assert_eq!(granted(&mut duel), 70);
-        // What is of no interest is not counted, and counts stay small.
+        // Pages without an origin are not counted, and counts stay small.
         (0..600).for_each(|_| duel.on_left(Origin::Refused, UNIT_PAGES));
         duel.on_left(Origin::Other, 1 << 40);
         assert!(duel.left.iter().all(|&n| n <= MEMORY));

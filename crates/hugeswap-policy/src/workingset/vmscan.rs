@@ -1,39 +1,41 @@
-//! How reclaim divides its work: between the active and the inactive list, between kinds of pages, and between groups;
-//! and how hard it tries.
+//! How reclaim divides its work between the active and the inactive list, between kinds of pages
+//! and between groups, and how hard it tries.
 //!
-//! Plain arithmetic on page counts; [`crate::workingset::lruvec`] keeps the lists that it is about.
+//! Plain arithmetic on page counts; [`crate::workingset::lruvec`] keeps the lists.
 //!
-//! Sources: the Linux kernel's `mm/vmscan.c` (`inactive_is_low`, `get_scan_count` with scanned and rotated, scan priority) and
-//! `mm/memcontrol.c` (`memory.min`, `memory.high`).
+//! Sources: the Linux kernel's `mm/vmscan.c` (`inactive_is_low`, `get_scan_count` with scanned and
+//! rotated, scan priority) and `mm/memcontrol.c` (`memory.min`, `memory.high`).
 
 use crate::{PAGE_BYTES, UNIT_PAGES};
 
-/// Pages the inactive list gets if it can have them without taking more than a third: four streams
-/// with full readahead windows, the watched units, and as many on their way out.
+/// Pages that the inactive list gets unless that is more than a third: four streams with full
+/// readahead windows, the watched units, and as many on their way out.
 const INACTIVE_WANTED: u64 = 128 * UNIT_PAGES;
 
-/// Pages that the inactive list of `total` is to have: one part in 1 + ratio, where the ratio is the root of ten times the gigabytes,
-/// as in the kernel, and room for a few streams however small that is; but no more than a third. (The kernel gives half of less than a
-/// gigabyte. A hot set of half of memory then never fits, for some of memory is always on its way.)
+/// The number of pages that the inactive list should have of `total`. As in the kernel, one part in
+/// 1 + ratio, where the ratio is the square root of ten times the gigabytes. It has room for a few
+/// streams however small that is, but no more than a third. (The kernel gives half of less than a
+/// gigabyte. A hot set of half of memory then never fits, since some of memory is always being
+/// reclaimed.)
 pub fn inactive_target(total: u64) -> u64 {
     let gigabytes = total / ((1 << 30) / PAGE_BYTES);
     let ratio = (10 * gigabytes).isqrt().max(LEAST_RATIO);
     (total / (1 + ratio)).max(INACTIVE_WANTED.min(total / (1 + LEAST_RATIO)))
 }
 
-/// Of active to inactive pages.
+/// Smallest ratio of active to inactive pages.
 const LEAST_RATIO: u64 = 2;
 
-/// How much of an effort scanning is: [`Priority::DEFAULT`] looks at one part in 4096 of a list at a time, 0 at all of it. It
-/// rises (its number falls) only as reclaim fails.
+/// The effort of scanning: [`Priority::DEFAULT`] looks at one part in 4096 of a list at a time, 0
+/// at all of it. The number falls, and the effort rises, only while reclaim fails.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Priority(u8);
 
 impl Priority {
-    /// Where it starts, and goes back to with every success.
+    /// The effort at first, and after each success.
     pub const DEFAULT: Priority = Priority(12);
 
-    /// After a round of reclaim that freed something, or nothing.
+    /// The effort after a round of reclaim; `progress` says that it freed memory.
     #[must_use]
     pub fn after(self, progress: bool) -> Priority {
         match progress {
@@ -42,12 +44,13 @@ impl Priority {
         }
     }
 
-    /// How many of a list of `len` to look at, at least one if there is one.
+    /// Number of units of a list of `len` to look at, at least one if there is one.
     pub fn scan(self, len: usize) -> usize {
         (len >> self.0).max(len.min(1))
     }
 
-    /// Is it time to take from the active list whatever the ratio says? What fills the inactive one cannot be reclaimed.
+    /// True if it is time to take active units whatever the ratio says, since the inactive ones
+    /// cannot be reclaimed.
     pub fn may_deactivate(self) -> bool {
         self.0 + 2 < Priority::DEFAULT.0
     }
@@ -56,18 +59,18 @@ impl Priority {
 /// Kinds of pages.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum PageKind {
-    /// Anonymous: its place is swap.
+    /// Anonymous: its place is in swap.
     Anon = 0,
-    /// Of a file that is mapped.
+    /// Of a mapped file.
     File = 1,
 }
 
 impl PageKind {
-    /// Both.
+    /// Both kinds.
     pub const ALL: [PageKind; 2] = [PageKind::Anon, PageKind::File];
 }
 
-/// How much the pages of each kind turn out to be in use, from what was scanned and what of that went back.
+/// How much the pages of each kind turn out to be in use, from the numbers scanned and put back.
 #[derive(Clone, Debug, Default)]
 pub struct Balance {
     scanned: [u64; 2],
@@ -76,12 +79,12 @@ pub struct Balance {
     owed: [i64; 2],
 }
 
-/// One page, in what is owed.
+/// One page, in units of what is owed.
 const ONE: u64 = 1 << 16;
 
 impl Balance {
-    /// Pages of a kind were looked at, of lists of `total` pages of that kind. What is known fades: it is halved when it is more than a quarter
-    /// of the lists.
+    /// Notes that reclaim looked at pages of a kind, of which the lists have `total`. Older counts
+    /// fade: they are halved when they exceed a quarter of the lists.
     pub fn on_scanned(&mut self, kind: PageKind, pages: u64, total: u64) {
         let k = kind as usize;
         self.scanned[k] += pages;
@@ -91,19 +94,20 @@ impl Balance {
         }
     }
 
-    /// Pages of a kind went back to where they were, for they are in use.
+    /// Notes that pages of a kind were put back, since they are in use.
     pub fn on_rotated(&mut self, kind: PageKind, pages: u64) {
         self.rotated[kind as usize] += pages;
     }
 
-    /// New anonymous pages count as scanned and in use: were they not counted, a growing heap would look as if it were never used.
+    /// Counts new anonymous pages as scanned and in use; otherwise a growing heap would look as if
+    /// it were never used.
     pub fn on_new(&mut self, pages: u64, total: u64) {
         self.on_scanned(PageKind::Anon, pages, total);
         self.on_rotated(PageKind::Anon, pages);
     }
 
-    /// Of [`ONE`] page to reclaim, how much is to be of the anonymous kind. `swappiness`: 0 (only files) to 200 (only
-    /// anonymous), 100 is even-handed.
+    /// The share of anonymous pages in what is to be reclaimed, in parts of [`ONE`]. `swappiness`
+    /// goes from 0 (only files) to 200 (only anonymous pages); 100 treats both alike.
     pub fn anon_share(&self, swappiness: u64) -> u64 {
         let swappiness = swappiness.min(200);
         let weight = |part: u64, k: usize| {
@@ -118,7 +122,8 @@ impl Balance {
         }
     }
 
-    /// Which kind the next pages are taken of, where there are some of both; `pages` is about how many that will be.
+    /// The kind that the next pages are taken of, where there are some of both; `pages` is about
+    /// how many that will be.
     pub fn choose(&mut self, swappiness: u64, pages: u64) -> PageKind {
         let anon = self.anon_share(swappiness);
         let pages = pages.max(1);
@@ -138,12 +143,12 @@ impl Balance {
     }
 }
 
-/// What a group of regions may count on, in pages.
+/// The limits of a group of regions, in pages.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Limits {
-    /// Not reclaimed for others while it has no more than this.
+    /// The group is not reclaimed for others while it has no more than this.
     pub min: u64,
-    /// Reclaimed first while it has more than this.
+    /// The group is reclaimed first while it has more than this.
     pub high: u64,
 }
 
@@ -157,12 +162,12 @@ impl Default for Limits {
 }
 
 impl Limits {
-    /// Pages beyond `high`, of a group that has `used`.
+    /// Pages above `high` of a group that has `used`.
     pub fn excess(&self, used: u64) -> u64 {
         used.saturating_sub(self.high)
     }
 
-    /// Pages that may be taken for others.
+    /// Pages that may be reclaimed for others.
     pub fn reclaimable(&self, used: u64) -> u64 {
         used.saturating_sub(self.min)
     }
@@ -197,7 +202,7 @@ mod tests {
         assert!(!Priority::DEFAULT.may_deactivate());
     }
 
-    /// Of 10,000 pages, how many are anonymous.
+    /// Anonymous pages among 10,000.
     fn taken(b: &mut Balance, swappiness: u64) -> u64 {
         (0..10_000)
             .filter(|_| b.choose(swappiness, 1) == PageKind::Anon)
@@ -249,7 +254,7 @@ mod tests {
                 }
                 prop_assert!(b.anon_share(swappiness) <= ONE);
             }
-            // What is chosen over time is the share.
+            // The choices over time add up to the share.
             let share = b.anon_share(swappiness);
             let anon = (0..4096).filter(|_| b.choose(swappiness, 1) == PageKind::Anon).count() as u64;
             prop_assert!(anon.abs_diff(4096 * share / ONE) <= 1);

@@ -1,30 +1,30 @@
-//! Base pages that are charged, by the frame, and not in use. One number.
+//! Base pages that are charged, a frame at a time, and not in use: one number.
 
 use super::add;
 use crate::UNIT_PAGES;
 use crate::cell::Cell;
 
-/// See the file's head.
+/// The number of base pages that are charged and not in use.
 #[derive(Debug, Default)]
 pub struct Credits<W>(W);
 
 impl<W: Cell<u64>> Credits<W> {
-    /// None, if `word` is 0.
+    /// Starts with the pages that `word` counts.
     pub const fn new(word: W) -> Credits<W> {
         Credits(word)
     }
 
-    /// How many there are.
+    /// Number of pages.
     pub fn pages(&self) -> u64 {
         self.0.get()
     }
 
-    /// How many frames they make.
+    /// Number of whole frames that they make.
     pub fn frames(&self) -> u64 {
         self.pages() / UNIT_PAGES
     }
 
-    /// Takes `n`, if there are so many: how many are left.
+    /// Takes `n` pages, and returns how many are left, or `None` if there are not so many.
     pub fn take(&self, n: u64) -> Option<u64> {
         let mut have = self.0.get();
         loop {
@@ -36,17 +36,17 @@ impl<W: Cell<u64>> Credits<W> {
         }
     }
 
-    /// Takes a frame's worth.
+    /// Takes the pages of a frame.
     pub fn take_frame(&self) -> Option<u64> {
         self.take(UNIT_PAGES)
     }
 
-    /// Puts `n` more.
+    /// Puts `n` pages back.
     pub fn put(&self, n: u64) {
         add(&self.0, |have| have + n);
     }
 
-    /// In a forked child, where none of them is ours.
+    /// Sets the number to 0 in a forked child, which owns none of the pages.
     pub fn forget(&self) {
         self.0.put(0);
     }

@@ -1,24 +1,27 @@
-//! Places of an arena, handed out and taken back without a lock: those that hold a free frame, by the node of its memory, and those
-//! that hold none.
+//! The places of an arena, handed out and taken back without a lock: those that hold a free frame,
+//! by the node of its memory, and those that hold none.
 //!
-//! Each list is a stack, threaded through one array in which every place has the number of the next one: a place is in one stack, or
-//! somebody's. A stack's head is one word,
+//! Each list is a stack, linked through one array that has the number of the next place for every
+//! place. A place is in one stack, or taken. The head of a stack is one word,
 //!
 //! ```text
 //!  63          26 25          0
 //! | changes      | place + 1   |
 //! ```
 //!
-//! changed by compare-and-swap. Who takes a place off has read what comes next while the place may have been somebody else's already; then the
-//! head has changed, also if the same place is on top again, and what was read is not used.
+//! changed by compare-and-swap. A thread that pops a place reads its successor while another thread
+//! may have taken the place already. Then the head has changed, even if the same place is on top
+//! again, and the compare-and-swap fails.
 //!
-//! A *line* is the stacks of one processor (or of some that share it) for one node, in cache lines of its own. Who needs a frame takes it from the line
-//! of his processor, then from the others of the node, then from the next node that he may take from; who gives one back puts it to his own processor's line. So processors that take and give
-//! frames do not meet in one cache line; and since every line is within everybody's reach, no frame is ever kept from one who needs it, and there is
-//! nothing to drain.
+//! A *line* is the stacks of one processor (or of some that share it) for one node, in cache lines
+//! of its own. A thread takes a frame from the line of its processor, then from the other lines of
+//! the node, then from the next node that it may use; it gives a frame back to the line of its
+//! processor. So processors do not meet in one cache line. Every thread reaches every line, so no
+//! frame is kept from a thread that needs it, and there are no caches to drain.
 //!
-//! Frames are counted before they are put and until they were taken: what is counted is never less than what is there.
-//! Free frames are of two kinds: those that somebody (kcompactd) has looked at since they became free, and the others.
+//! A frame is counted before it is put and until after it was taken, so the count is never below
+//! the number of frames there. Free frames are of two kinds: those that kcompactd has looked at
+//! since they became free, and the others.
 //!
 //! Explored by loom (`tests/frames_loom.rs`).
 
@@ -30,7 +33,7 @@ use std::ops::Deref;
 const PLACE_BITS: u32 = 26;
 const PLACE: u64 = (1 << PLACE_BITS) - 1;
 
-/// More places than this cannot be numbered.
+/// Largest number of places.
 pub const MOST_PLACES: u32 = PLACE as u32;
 
 /// The stacks of a line.
@@ -39,37 +42,38 @@ const NEW: usize = 1;
 const EMPTY: usize = 2;
 const FRESH: usize = 3;
 
-/// Where somebody is who takes or gives a frame.
+/// Node and processor of a thread that takes or gives a frame.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Here {
-    /// The node.
+    /// Node of the processor.
     pub node: u8,
-    /// Which of the node's lines is the processor's.
+    /// Number of the processor's line among those of the node.
     pub shard: u8,
 }
 
 #[repr(align(128))]
 struct Line<H> {
     heads: [H; 4],
-    /// Free frames.
+    /// Number of free frames.
     frames: H,
 }
 
-/// See the file's head. `H` are heads and counts, `N` dereferences to the numbers of the next places.
+/// The places of an arena. `H` are heads and counts, `N` dereferences to the numbers of the next
+/// places.
 pub struct Lists<H, N, C> {
     lines: Box<[Line<H>]>,
     next: N,
     shards: usize,
     /// Places from here on are set apart ([`Lists::take_fresh`]).
     fresh_from: H,
-    /// The first place that was never used, of those before and after that.
+    /// First place that was never used, below `fresh_from` and from there on.
     unused: [H; 2],
     cell: PhantomData<C>,
 }
 
 impl<H: Cell<u64>, C: Cell<u32>, N: Deref<Target = [C]>> Lists<H, N, C> {
-    /// All places are empty, those from `fresh_from` on set apart. `zero` makes a word; `next` has one for each place; `shards` lines for each of
-    /// `nodes`.
+    /// Makes lists in which all places are empty, those from `fresh_from` on set apart. `zero`
+    /// makes a word, `next` has one word for each place, and each of `nodes` has `shards` lines.
     pub fn new(
         zero: impl Fn() -> H,
         next: N,
@@ -94,7 +98,7 @@ impl<H: Cell<u64>, C: Cell<u32>, N: Deref<Target = [C]>> Lists<H, N, C> {
         lists
     }
 
-    /// As new. Only while nobody else uses them.
+    /// Makes all places empty again. Only while no other thread uses the lists.
     pub fn reset(&self, fresh_from: u32) {
         for line in &self.lines {
             line.heads.iter().for_each(|h| h.put(0));
@@ -105,12 +109,12 @@ impl<H: Cell<u64>, C: Cell<u32>, N: Deref<Target = [C]>> Lists<H, N, C> {
         self.unused[1].put(fresh_from.into());
     }
 
-    /// How many places there are.
+    /// Number of places.
     pub fn places(&self) -> u32 {
         self.next.len() as u32
     }
 
-    /// Places from here on are set apart for fresh frames.
+    /// Number of the first place that is set apart for fresh frames.
     pub fn fresh_from(&self) -> u32 {
         self.fresh_from.get() as u32
     }
@@ -138,7 +142,7 @@ impl<H: Cell<u64>, C: Cell<u32>, N: Deref<Target = [C]>> Lists<H, N, C> {
         }
     }
 
-    /// The lines of a node, one's own first.
+    /// The lines of a node, that of the processor first.
     fn lines(&self, node: u8, shard: u8) -> impl Iterator<Item = &Line<H>> {
         let first = node as usize * self.shards;
         let of_node = self.lines.get(first..first + self.shards).unwrap_or(&[]);
@@ -149,7 +153,7 @@ impl<H: Cell<u64>, C: Cell<u32>, N: Deref<Target = [C]>> Lists<H, N, C> {
         &self.lines[(here.node as usize * self.shards + here.shard as usize) % self.lines.len()]
     }
 
-    /// Every line, one's own first.
+    /// Every line, that of the processor first.
     fn all(&self, here: Here) -> impl Iterator<Item = &Line<H>> {
         let first = here.node as usize * self.shards + here.shard as usize;
         (0..self.lines.len()).map(move |i| &self.lines[(first + i) % self.lines.len()])
@@ -164,7 +168,7 @@ impl<H: Cell<u64>, C: Cell<u32>, N: Deref<Target = [C]>> Lists<H, N, C> {
         Some(place)
     }
 
-    /// Takes a free frame of the first of `nodes` that has any.
+    /// Takes a free frame of the first of `nodes` that has one.
     pub fn take_free(&self, here: Here, nodes: &[u8]) -> Option<u32> {
         nodes
             .iter()
@@ -172,30 +176,31 @@ impl<H: Cell<u64>, C: Cell<u32>, N: Deref<Target = [C]>> Lists<H, N, C> {
             .find_map(|line| self.take_frame_of(line, &[LOOKED, NEW]))
     }
 
-    /// Takes a free frame that nobody has looked at since it became free.
+    /// Takes a free frame that kcompactd has not looked at since it became free.
     pub fn take_to_look_at(&self, here: Here) -> Option<u32> {
         self.all(here)
             .find_map(|line| self.take_frame_of(line, &[NEW]))
     }
 
-    /// Is there one?
+    /// True if there is a frame for [`Lists::take_to_look_at`].
     pub fn any_to_look_at(&self) -> bool {
         self.lines.iter().any(|l| l.heads[NEW].get() & PLACE != 0)
     }
 
-    /// Gives a frame to the line of `here`, whose node is the frame's. `looked`: somebody has looked at it.
+    /// Gives a frame to the line of `here`, whose node must be that of the frame. `looked` says
+    /// that kcompactd has looked at it.
     pub fn put_free(&self, here: Here, place: u32, looked: bool) {
         let line = self.line(here);
         add(&line.frames, |n| n + 1);
         self.push(&line.heads[if looked { LOOKED } else { NEW }], place);
     }
 
-    /// How many frames are free (a moment ago).
+    /// Number of free frames. Changes at any time.
     pub fn free(&self) -> u64 {
         self.lines.iter().map(|l| l.frames.get()).sum()
     }
 
-    /// The same of one node.
+    /// Number of free frames of one node. Changes at any time.
     pub fn free_of(&self, node: u8) -> u64 {
         self.lines(node, 0).map(|l| l.frames.get()).sum()
     }
@@ -205,7 +210,7 @@ impl<H: Cell<u64>, C: Cell<u32>, N: Deref<Target = [C]>> Lists<H, N, C> {
         self.take_without(here, EMPTY)
     }
 
-    /// Takes an empty place of those set apart.
+    /// Takes an empty place of those set apart for fresh frames.
     pub fn take_fresh(&self, here: Here) -> Option<u32> {
         self.take_without(here, FRESH)
     }
@@ -238,11 +243,12 @@ impl<H: Cell<u64>, C: Cell<u32>, N: Deref<Target = [C]>> Lists<H, N, C> {
         self.push(&self.line(here).heads[stack], place);
     }
 
-    /// Calls `f` with each empty place that was used before, which is nobody else's meanwhile.
+    /// Calls `f` with each empty place that was used before; no other thread has it during the
+    /// call.
     pub fn each_empty(&self, mut f: impl FnMut(u32)) {
         for line in &self.lines {
             let head = &line.heads[EMPTY];
-            // All at once, or those given back would be met again.
+            // All are taken first; places given back one by one would be met again.
             let mut rest = (add(head, |old| changed(old, 0)) & PLACE) as u32;
             while let Some(place) = rest.checked_sub(1) {
                 rest = self.next[place as usize].get();
@@ -252,13 +258,14 @@ impl<H: Cell<u64>, C: Cell<u32>, N: Deref<Target = [C]>> Lists<H, N, C> {
         }
     }
 
-    /// Places that hold a free frame, and those that hold none, counted one by one. Only while nobody else uses them.
+    /// Counts the places that hold a free frame, and the empty ones, one by one. Only while no
+    /// other thread uses the lists.
     pub fn count(&self) -> (u64, u64) {
         let length = |head: &H| {
             let next = |&p: &u32| p.checked_sub(1).map(|p| self.next[p as usize].get());
             let first = (head.get() & PLACE) as u32;
             let all = std::iter::successors(Some(first), next);
-            // (As many as there are at most: broken ones must not hang who checks.)
+            // Bounded by the number of places, so that a broken link cannot hang the check.
             all.take(self.next.len() + 1).filter(|&p| p != 0).count() as u64
         };
         let of = |stack: usize| -> u64 { self.lines.iter().map(|l| length(&l.heads[stack])).sum() };
@@ -268,7 +275,7 @@ impl<H: Cell<u64>, C: Cell<u32>, N: Deref<Target = [C]>> Lists<H, N, C> {
     }
 }
 
-/// A head that was changed once more, with another place (+ 1) on top.
+/// The head after one more change, with another place (+ 1) on top.
 fn changed(head: u64, top: u32) -> u64 {
     ((head >> PLACE_BITS).wrapping_add(1) << PLACE_BITS) | u64::from(top)
 }

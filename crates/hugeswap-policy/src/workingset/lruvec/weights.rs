@@ -1,4 +1,4 @@
-//! What of each unit is in memory, on which lists, and sums of those.
+//! How much of each unit is in memory and on which lists, with sums.
 
 use crate::UNIT_PAGES;
 use crate::workingset::vmscan::PageKind;
@@ -6,9 +6,9 @@ use std::ops::Deref;
 use std::sync::atomic::Ordering::Relaxed;
 use std::sync::atomic::{AtomicI64, AtomicU16};
 
-/// Most groups, counting the one that regions are in if nothing is said.
+/// Largest number of groups, with the one that regions are in by default.
 pub const GROUPS: usize = 16;
-/// Pairs of lists: one for each kind in each group.
+/// Number of pairs of lists: one for each kind in each group.
 pub(super) const LRUVECS: usize = GROUPS * 2;
 
 pub(super) fn lruvec(group: usize, kind: PageKind) -> usize {
@@ -23,11 +23,11 @@ pub(super) fn kind_of(lruvec: usize) -> PageKind {
     PageKind::ALL[lruvec % 2]
 }
 
-/// How many pages of each unit are in memory, on which lists; and sums of those.
+/// The pages of each unit that are in memory and the list they are on, with sums by list.
 pub struct Weights<W = Vec<AtomicU16>> {
     /// Pages (10 bits), lruvec (5 bits), and [`ACTIVE`].
     units: W,
-    /// Pages that are inactive and active in each lruvec: exact whenever nobody is changing a weight.
+    /// Inactive and active pages of each lruvec. Exact while no thread changes a weight.
     pages: [[AtomicI64; 2]; LRUVECS],
 }
 
@@ -44,35 +44,36 @@ impl<W: Deref<Target = [AtomicU16]>> Weights<W> {
         }
     }
 
-    /// `pages` of a unit are in memory. No lock, no order with other calls for the same unit but what the caller has.
+    /// Sets the number of pages of a unit that are in memory. Takes no lock; the caller orders
+    /// calls for one unit.
     pub fn set(&self, unit: u32, pages: u64) {
         let pages = pages.min(UNIT_PAGES) as u16;
         self.change(unit, |w| w & !PAGES | pages);
     }
 
-    /// Pages of a unit that are in memory.
+    /// Number of pages of a unit that are in memory.
     pub fn of(&self, unit: u32) -> u64 {
         u64::from(self.word(unit) & PAGES)
     }
 
-    /// Pages of a kind that a group has in memory.
+    /// Number of pages of a kind that a group has in memory.
     pub fn used(&self, group: usize, kind: PageKind) -> u64 {
         let v = lruvec(group, kind);
         self.sum(v, false) + self.sum(v, true)
     }
 
-    /// Pages of a kind in a group that are active.
+    /// Number of active pages of a kind in a group.
     pub fn active(&self, group: usize, kind: PageKind) -> u64 {
         self.sum(lruvec(group, kind), true)
     }
 
-    /// The group and kind of a unit.
+    /// Group and kind of a unit.
     pub fn place(&self, unit: u32) -> (usize, PageKind) {
         let v = self.lruvec(unit);
         (group_of(v), kind_of(v))
     }
 
-    /// Pages of a kind that are on all groups' active or inactive lists.
+    /// Number of pages of a kind on the active or inactive lists of all groups.
     pub fn listed(&self, kind: PageKind, active: bool) -> u64 {
         (0..GROUPS).map(|g| self.sum(lruvec(g, kind), active)).sum()
     }
