@@ -1,52 +1,59 @@
-//! What a larger or a smaller budget would bring, from what reclaim sees anyway: when pages come back.
+//! What a larger or smaller budget would bring, estimated from what reclaim sees anyway: when pages
+//! come back.
 //!
-//! This file says what is kept of that, as a fixed number of words (a [`Tally`]) that anybody may add up;
-//! [`curve`] makes a curve of them, [`advice`] a suggestion of that. What is kept are refault *distances*: how many pages left memory between a page's leaving and its return, in
-//! proportion to the pages that were in memory, so that processes of different sizes can be added up.
+//! The data are a fixed number of words for each process (a [`Tally`]) that any reader may add up;
+//! [`curve`] makes a curve from them, and [`advice`] a recommendation from the curve. The words
+//! count pages by refault *distance*: how many pages left memory between the leaving of a page and
+//! its return, in proportion to the pages in memory, so that processes of different sizes can be
+//! added up.
 //!
-//! Whole units have one distance for all their pages. All pages of a base-mapped unit leave together, at the end of its *turn*; but a page may have been absent for
-//! several. For that each unit counts its turns, and each of its pages has a byte ([`absent`]).
+//! All pages of a whole unit have one distance. All pages of a base-mapped unit leave together, at
+//! the end of its *turn*, but a page may have been absent for several turns. So each unit counts
+//! its turns, and each of its pages has a byte ([`absent`]).
 //!
-//! Pure: no clock, no allocation, no locks. Numbers may come from other processes: nothing here trusts them to be consistent.
+//! Pure: no clock, no allocation, no locks. The numbers may come from other processes, and nothing
+//! here relies on their consistency.
 
 pub mod advice;
 pub mod curve;
 
 use crate::UNIT_PAGES;
 
-/// log2 of the buckets to each doubling.
+/// log2 of the number of buckets for each doubling.
 const SUB_BITS: u32 = 4;
-/// What a length as long as memory is large is counted as.
+/// Length that stands for a distance of the size of memory.
 const ONE: u64 = 1 << 10;
-/// Buckets of lengths; the last takes everything from 128 times memory up.
+/// Number of buckets; the last takes everything from 128 times memory on.
 pub const BUCKETS: usize = 14 << SUB_BITS;
-/// Turns that a page's byte can tell apart.
+/// Number of turns that the byte of a page can tell apart.
 const CYCLE: u64 = 255;
 
-/// Pages that came back to base-mapped units, by distance.
+/// First word of pages that came back to base-mapped units, by distance.
 const PAGED: usize = 0;
-/// Pages that came back with whole units, by distance.
+/// First word of pages that came back with whole units, by distance.
 const WHOLE: usize = PAGED + BUCKETS;
 
-/// The word for pages that left base-mapped units.
+/// Word of pages that left base-mapped units.
 pub const LEFT_PAGED: usize = WHOLE + BUCKETS;
-/// The word for pages that left with whole units.
+/// Word of pages that left with whole units.
 pub const LEFT_WHOLE: usize = LEFT_PAGED + 1;
-/// Words of a tally.
+/// Number of words of a tally.
 pub const WORDS: usize = LEFT_WHOLE + 1;
 
-/// The word for pages that come back to a base-mapped unit, at `distance`, with `resident` pages in memory.
+/// The word to count a page under that comes back to a base-mapped unit, at `distance`, with
+/// `resident` pages in memory.
 pub fn paged_back(distance: u64, resident: u64) -> usize {
     PAGED + bucket(relative(distance, resident))
 }
 
-/// The word for pages that come back with a whole unit.
+/// The word to count the pages of a whole unit under that comes back.
 pub fn whole_back(distance: u64, resident: u64) -> usize {
     WHOLE + bucket(relative(distance, resident))
 }
 
-/// How many turns before turn number `turn` a page was absent for; `byte` is what [`mark`] gave when it last left, 0 if it never
-/// did. `known` turns before are known of the unit. (After more than 254 turns away a page seems to have been away for less.)
+/// The number of turns before turn number `turn` that a page was absent for. `byte` is what
+/// [`mark`] gave when it last left, 0 if it never did; the unit has a record of `known` turns.
+/// (After more than 254 turns a page seems to have been absent for less.)
 pub fn absent(byte: u8, turn: u64, known: u64) -> u64 {
     let away = match u64::from(byte) {
         0 => known,
@@ -73,7 +80,7 @@ fn bucket(value: u64) -> usize {
     ((((exp - SUB_BITS + 1) << SUB_BITS) as usize) + sub).min(BUCKETS - 1)
 }
 
-/// Where a bucket begins, as a multiple of memory.
+/// Lower bound of a bucket, as a multiple of memory.
 fn begins(bucket: usize) -> f64 {
     let (block, sub) = (bucket >> SUB_BITS, (bucket & ((1 << SUB_BITS) - 1)) as u64);
     let value = match block {
@@ -88,7 +95,7 @@ fn begins(bucket: usize) -> f64 {
 pub struct Tally<'a>(&'a [u64; WORDS]);
 
 impl<'a> Tally<'a> {
-    /// Of these words.
+    /// A tally of these words.
     pub fn new(words: &'a [u64; WORDS]) -> Tally<'a> {
         Tally(words)
     }

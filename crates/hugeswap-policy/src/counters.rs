@@ -114,7 +114,7 @@ counters! {
 }
 
 impl Counter {
-    /// Where a fault made on purpose is counted.
+    /// The counter of an injected fault of this kind.
     pub const fn of_fault(kind: Kind) -> Counter {
         match kind {
             Kind::Eio => Counter::FaultEio,
@@ -132,7 +132,7 @@ impl Counter {
         }
     }
 
-    /// Where the lists' own counts are shown.
+    /// The counter that shows an event of the lists.
     pub const fn of_lists(event: Event, kind: PageKind) -> Counter {
         match (event, kind) {
             (Event::Refault, PageKind::Anon) => Counter::RefaultAnon,
@@ -153,17 +153,17 @@ impl Counter {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(usize)]
 pub enum FaultClass {
-    /// A unit never touched before.
+    /// First touch of a unit.
     FirstTouch,
-    /// Memory was there: watched, write-protected or in the swap cache.
+    /// The memory was there: watched, write-protected, or in the swap cache.
     Soft,
-    /// Waited for a read another thread had begun (readahead in flight).
+    /// The thread waited for a read that another had begun (readahead in flight).
     Wait,
-    /// A whole unit read from swap by the faulting thread.
+    /// The faulting thread read a whole unit from swap.
     Major,
-    /// A unit copied after fork.
+    /// The thread copied a unit after fork.
     Cow,
-    /// Base pages of a unit read from swap by the faulting thread.
+    /// The faulting thread read base pages of a unit from swap.
     Base,
 }
 
@@ -177,9 +177,9 @@ impl FaultClass {
         FaultClass::Cow,
         FaultClass::Base,
     ];
-    /// How many there are.
+    /// Number of classes.
     pub const COUNT: usize = Self::ALL.len();
-    /// The name in reports.
+    /// Name of the class in reports.
     pub const fn name(self) -> &'static str {
         match self {
             FaultClass::FirstTouch => "first_touch",

@@ -1,15 +1,15 @@
-//! Fixed log-linear latency histogram: 8 buckets to each power of two, so any
-//! figure read back is within 12.5% of the truth, in 3 KiB and with one add.
+//! A fixed log-linear histogram of latencies: 8 buckets for each power of two, so that a figure
+//! read back is within 12.5% of the truth, in 3 KiB and with one addition.
 //!
-//! The buckets live wherever the caller keeps them (the pool segment); this
-//! module only maps nanoseconds to buckets and buckets to percentiles.
+//! The caller keeps the buckets (in the pool segment). This module maps nanoseconds to buckets and
+//! buckets to percentiles.
 
 /// log2 of the buckets per power of two.
 const SUB_BITS: u32 = 3;
 /// Number of buckets; the last takes everything from about 17 minutes up.
 pub const BUCKETS: usize = 38 << SUB_BITS;
 
-/// The bucket a duration of `ns` nanoseconds falls into.
+/// The bucket of a duration of `ns` nanoseconds.
 pub fn bucket(ns: u64) -> usize {
     if ns < (1 << SUB_BITS) {
         return ns as usize;
@@ -20,7 +20,7 @@ pub fn bucket(ns: u64) -> usize {
     index.min(BUCKETS - 1)
 }
 
-/// The upper bound, in nanoseconds, of what falls into bucket `index`.
+/// Upper bound of bucket `index` in nanoseconds.
 pub fn upper_bound_ns(index: usize) -> u64 {
     let block = (index >> SUB_BITS) as u32;
     let sub = (index & ((1 << SUB_BITS) - 1)) as u64;

@@ -1,8 +1,8 @@
-//! What `--set KEY=VALUE` may set: names, bounds, defaults, one place.
+//! The settings of `--set KEY=VALUE`: names, bounds and defaults, in one place.
 
 use crate::device::faulty::Kind;
 
-/// How a value is written.
+/// How the value of a setting is written.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Unit {
     /// A size in bytes; suffixes K, M, G, T are accepted.
@@ -11,49 +11,49 @@ pub enum Unit {
     Count,
     /// `on` or `off`.
     Switch,
-    /// One of several words; the value is its place among them.
+    /// One of several words; the value is its index.
     Choice(&'static [&'static str]),
 }
 
 /// Which memory may be huge: `thp.enabled`, the kernel's words.
 pub mod enabled {
-    /// All but what is advised MADV_NOHUGEPAGE.
+    /// All memory except what is advised MADV_NOHUGEPAGE.
     pub const ALWAYS: u64 = 0;
-    /// What is advised MADV_HUGEPAGE.
+    /// Memory that is advised MADV_HUGEPAGE.
     pub const MADVISE: u64 = 1;
-    /// None: base pages.
+    /// No memory.
     pub const NEVER: u64 = 2;
-    /// The words.
+    /// The words, in index order.
     pub const WORDS: &[&str] = &["always", "madvise", "never"];
 }
 
 /// When units are swapped in whole: `thp.swapin`, the kernel's words.
 pub mod swapin {
-    /// As the faults suggest.
+    /// As the faults of the unit suggest.
     pub const AUTO: u64 = 0;
     /// Always.
     pub const ALWAYS: u64 = 1;
-    /// What is advised MADV_HUGEPAGE; the rest by base pages.
+    /// Where MADV_HUGEPAGE was advised; elsewhere base pages.
     pub const MADVISE: u64 = 2;
-    /// Never: base pages.
+    /// Never: base pages only.
     pub const NEVER: u64 = 3;
-    /// The words.
+    /// The words, in index order.
     pub const WORDS: &[&str] = &["auto", "always", "madvise", "never"];
 }
 
-/// What is done for a huge page where none is free: `thp.defrag`, the kernel's words.
+/// What a request for a huge page does if none is free: `thp.defrag`, the kernel's words.
 pub mod defrag {
-    /// It is waited for.
+    /// It waits.
     pub const ALWAYS: u64 = 0;
-    /// Who makes huge pages free is woken; base pages at once.
+    /// It wakes the threads that make huge pages available, and takes base pages at once.
     pub const DEFER: u64 = 1;
-    /// It is waited for where it was advised (MADV_HUGEPAGE); else as `DEFER`.
+    /// It waits where MADV_HUGEPAGE was advised; elsewhere as `DEFER`.
     pub const DEFER_MADVISE: u64 = 2;
-    /// It is waited for where it was advised; else base pages at once.
+    /// It waits where MADV_HUGEPAGE was advised; elsewhere it takes base pages at once.
     pub const MADVISE: u64 = 3;
-    /// Base pages at once.
+    /// It takes base pages at once.
     pub const NEVER: u64 = 4;
-    /// The words.
+    /// The words, in index order.
     pub const WORDS: &[&str] = &["always", "defer", "defer+madvise", "madvise", "never"];
 }
 
@@ -66,20 +66,20 @@ macro_rules! knobs {
         impl Knob {
             /// Every knob, in index order.
             pub const ALL: &'static [Knob] = &[$(Knob::$variant,)*];
-            /// How many there are.
+            /// Number of knobs.
             pub const COUNT: usize = Self::ALL.len();
-            /// Its KEY.
+            /// The KEY.
             pub const fn name(self) -> &'static str { match self { $(Knob::$variant => $name,)* } }
-            /// How its VALUE is written.
+            /// How the VALUE is written.
             pub const fn unit(self) -> Unit { {
                 use Unit::*;
                 match self { $(Knob::$variant => $unit,)* }
             } }
             /// Smallest and largest VALUE.
             pub const fn bounds(self) -> (u64, u64) { match self { $(Knob::$variant => ($min, $max),)* } }
-            /// The VALUE when nothing is set.
+            /// The VALUE if nothing is set.
             pub const fn default_value(self) -> u64 { match self { $(Knob::$variant => $default,)* } }
-            /// Can it be set only when a pool is made?
+            /// True if it can be set only when a pool is created.
             pub const fn is_fixed(self) -> bool { matches!(self, Knob::Encrypt) }
             /// One line for `--help`.
             pub const fn doc(self) -> &'static str { match self { $(Knob::$variant => $doc,)* } }
@@ -142,7 +142,8 @@ knobs! {
 }
 
 impl Knob {
-    /// How often there is to be a fault of this kind; `None`: it has no rate.
+    /// The setting for how often faults of this kind are injected, or `None` if the kind has no
+    /// rate.
     pub const fn of_fault(kind: Kind) -> Option<Knob> {
         Some(match kind {
             Kind::Eio => Knob::FaultEio,
@@ -161,14 +162,13 @@ impl Knob {
     }
 }
 
-/// Finds a knob by its KEY.
+/// The knob of a KEY.
 pub fn find(name: &str) -> Option<Knob> {
     Knob::ALL.iter().copied().find(|k| k.name() == name)
 }
 
-/// Parses a size: digits, an optional fraction, and an optional suffix B, K, M, G or T
-/// (powers of 1024; `KiB`, `MB` and the like are accepted too). The error is
-/// one line that says what to write.
+/// Parses a size: digits, an optional fraction, and an optional suffix B, K, M, G or T (powers of
+/// 1024; `KiB`, `MB` and the like are accepted too). The error is one line that says what to write.
 pub fn parse_size(text: &str) -> Result<u64, String> {
     let bad =
         || format!("'{text}' is not a size: write a number with K, M, G or T, like 600M or 1.5G");

@@ -1,22 +1,25 @@
-//! Nodes (NUMA): from which of them a frame is taken.
+//! Which NUMA node a frame is taken from.
 //!
-//! A frame is wanted on a node: that of the processor that touches it, or one that is named. If that has none free, the others are asked by
-//! distance, as the kernel's zonelists are ordered: what is near first, of nodes equally near the next one in number first, so that those who
-//! fall back from different nodes do not all go to the same. A request with [`Gfp::THISNODE`](crate::defrag::gfp::Gfp::THISNODE) asks no other node.
+//! A frame is wanted on a node: that of the processor that touches it, or a given one. If that node
+//! has no free frame, the others are asked by distance, in the order of the kernel's zonelists: the
+//! nearest first, and of nodes at equal distance the next in number first, so that requests from
+//! different nodes do not all fall back to the same. A request with
+//! [`Gfp::THISNODE`](crate::defrag::gfp::Gfp::THISNODE) asks no other node.
 //!
-//! The budget is not divided among nodes, and neither are the watermarks: kswapd wakes when the pool is short, not when a node is. (The kernel's are by zone,
-//! for there a node that is full is no part of what a process may have elsewhere; here it is.)
+//! The budget and the watermarks are not divided among nodes: kswapd wakes when the pool is short,
+//! not when a node is. (The kernel has watermarks for each zone, since a full node there limits
+//! what a process can have elsewhere; here it does not.)
 
 use crate::counters::Counter;
 
-/// Nodes that are told apart at most; of more, all are taken for one.
+/// Largest number of nodes that are told apart; more are treated as one.
 pub const MAX_NODES: usize = 16;
-/// The distance of a node to itself, and the one that is assumed to another.
+/// Distance of a node to itself.
 pub const LOCAL_DISTANCE: u8 = 10;
-/// See [`LOCAL_DISTANCE`].
+/// Distance that is assumed between two nodes.
 pub const REMOTE_DISTANCE: u8 = 20;
 
-/// In which order nodes are asked.
+/// The order in which nodes are asked.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Zonelists {
     nodes: usize,
@@ -25,7 +28,8 @@ pub struct Zonelists {
 }
 
 impl Zonelists {
-    /// `distance(a, b)`: how far memory of `b` is from processors of `a`.
+    /// The orders of `nodes` nodes. `distance(a, b)` is how far memory of `b` is from processors of
+    /// `a`.
     pub fn new(nodes: usize, distance: impl Fn(usize, usize) -> u8) -> Zonelists {
         let nodes = if nodes > MAX_NODES { 1 } else { nodes.max(1) };
         let (mut near, mut far) = ([[0; MAX_NODES]; MAX_NODES], [[0; MAX_NODES]; MAX_NODES]);
@@ -35,7 +39,7 @@ impl Zonelists {
             order.sort_by_key(|&n| {
                 let n = usize::from(n);
                 let after = (n + nodes - node) % nodes;
-                // (Itself first, whatever the table says.)
+                // The node itself is first, whatever the table says.
                 (n != node, distance(node, n), after)
             });
             far[node] = near[node];
@@ -44,28 +48,29 @@ impl Zonelists {
         Zonelists { nodes, near, far }
     }
 
-    /// One node.
+    /// The order of one node.
     pub fn one() -> Zonelists {
         Zonelists::new(1, |_, _| LOCAL_DISTANCE)
     }
 
-    /// How many nodes there are.
+    /// Number of nodes.
     pub fn nodes(&self) -> usize {
         self.nodes
     }
 
-    /// The nodes that one of `node` asks for a frame: itself, then the nearest, and so on.
+    /// The nodes that a request of `node` asks for a frame: itself, then the nearest, and so on.
     pub fn near(&self, node: u8) -> &[u8] {
         &self.near[usize::from(node) % self.nodes][..self.nodes]
     }
 
-    /// The nodes in the order in which one of `node` does without their frames.
+    /// The nodes in the order in which `node` gives up their frames: the farthest first.
     pub fn far(&self, node: u8) -> &[u8] {
         &self.far[usize::from(node) % self.nodes][..self.nodes]
     }
 }
 
-/// What the kernel counts of a frame of node `got` that was wanted on node `wanted` by a processor of node `here`.
+/// The kernel's counters for a frame of node `got` that was wanted on node `wanted` by a processor
+/// of node `here`.
 pub fn events(wanted: u8, got: u8, here: u8) -> impl Iterator<Item = Counter> {
     let (hit, local) = (wanted == got, here == got);
     [
@@ -79,7 +84,7 @@ pub fn events(wanted: u8, got: u8, here: u8) -> impl Iterator<Item = Counter> {
     .filter_map(|(is, c)| is.then_some(c))
 }
 
-/// The node of processor `cpu` of `cpus` where they are divided among so many nodes evenly, neighbours together.
+/// The node of processor `cpu` of `cpus`, if neighbours are divided evenly among so many nodes.
 pub const fn divided(cpu: usize, cpus: usize, nodes: usize) -> u8 {
     match cpus {
         0 => 0,
@@ -87,7 +92,7 @@ pub const fn divided(cpu: usize, cpus: usize, nodes: usize) -> u8 {
     }
 }
 
-/// The numbers in a list as sysfs has it: `0-2,5`.
+/// The numbers in a list in the format of sysfs: `0-2,5`.
 pub fn numbers(list: &str) -> impl Iterator<Item = usize> {
     list.trim().split(',').flat_map(|part| {
         let (first, last) = part.split_once('-').unwrap_or((part, part));
@@ -125,7 +130,7 @@ mod tests {
             &[30, 20, 10, 20],
             &[20, 30, 20, 10],
         ]);
-        // Of the two neighbours the next one first, and what is opposite last.
+        // Of the two neighbours the next one first; the opposite node last.
         assert_eq!(
             all(&z),
             [[0, 1, 3, 2], [1, 2, 0, 3], [2, 3, 1, 0], [3, 0, 2, 1]]
@@ -151,7 +156,7 @@ mod tests {
         assert_eq!(z.near(5), [5, 2, 3, 0, 1, 4]);
     }
 
-    /// Firmware is allowed to say that the way there is longer than the way back.
+    /// Firmware may give different distances for the two directions.
     #[test]
     fn asymmetric_distances_are_taken_as_they_are() {
         let z = table(&[&[10, 40, 20], &[20, 10, 40], &[40, 20, 10]]);
@@ -169,7 +174,7 @@ mod tests {
 
     #[test]
     fn every_node_is_asked_once_and_itself_first() {
-        // Nonsense in the table changes the order at most.
+        // Nonsense in the table changes at most the order.
         for nodes in 1..=MAX_NODES {
             let z = Zonelists::new(nodes, |a, b| (a * 7 + b * 13) as u8);
             for n in 0..nodes as u8 {
@@ -189,9 +194,9 @@ mod tests {
         use Counter::*;
         let of = |wanted, got, here| events(wanted, got, here).collect::<Vec<_>>();
         assert_eq!(of(0, 0, 0), [NumaHit, NumaLocal]);
-        // Fallen back from here to there.
+        // The request fell back from here to there.
         assert_eq!(of(0, 1, 0), [NumaMiss, NumaForeign, NumaOther]);
-        // Wanted there, by somebody here.
+        // The request wanted that node from here.
         assert_eq!(of(1, 1, 0), [NumaHit, NumaOther]);
         assert_eq!(of(1, 0, 0), [NumaMiss, NumaForeign, NumaLocal]);
     }

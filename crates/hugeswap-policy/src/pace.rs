@@ -1,25 +1,28 @@
-//! How long those pause who take memory faster than it is made available: as the kernel holds up who is over `memory.high`, and who
-//! dirties files faster than they are written.
+//! How long threads pause that take memory faster than it is made available: as the kernel delays a
+//! task above `memory.high`, and one that dirties files faster than they are written.
 //!
-//! Where everybody takes what there is until there is nothing, the next one waits until something comes (a stall), with whatever it holds up.
-//! So below `low` each frame's worth that a fault takes is followed by a pause, before the thread's next fault, which is the longer the less is left: at half of `low` as long
-//! as reclaim takes for a frame, near nothing many times that, and the less again as more comes. What is taken is then no more than what is made, while there is still some for who comes next.
+//! If every thread takes what there is until there is nothing, the next one stalls, whatever
+//! depends on it. So below `low`, each frame's worth that a fault takes is followed by a pause
+//! before the thread's next fault. The pause is longer the less is left: at half of `low` as long
+//! as reclaim takes for a frame, near nothing many times that. Threads then take no more than
+//! reclaim makes available, while something is left for the next request.
 //!
-//! A pause has a limit. Where reclaim makes nothing for long, everything is taken in the end, and somebody stalls.
+//! A pause has a limit. If reclaim makes nothing available for long, everything is taken in the
+//! end, and a thread stalls.
 
 use crate::UNIT_PAGES;
 use crate::watermark::Watermarks;
 
-/// What a frame takes if nothing is known.
+/// Nanoseconds that a frame is taken to cost before the first measurement.
 const GUESS_NS: u64 = 5_000_000;
-/// Bounds of what is believed.
+/// Bounds of what a measurement is believed.
 const LEAST_NS: u64 = 1_000;
 const MOST_NS: u64 = 1_000_000_000;
-/// Over so long it is measured.
+/// Nanoseconds of a measurement.
 const WINDOW_NS: u64 = 20_000_000;
 
-/// How long the pause is of one that took a frame's worth, or a part of one, while `available` was left, and `others` pause, too.
-/// `frame_ns`: what reclaim takes for a frame.
+/// The pause of a thread that took a frame's worth, or a part of one, while `available` was left,
+/// and `others` pause as well. `frame_ns` is what reclaim takes for a frame.
 pub fn pause_ns(
     available: u64,
     marks: Watermarks,
@@ -30,23 +33,23 @@ pub fn pause_ns(
     let below = u128::from(marks.low.saturating_sub(available));
     let low = u128::from(marks.low.max(1));
     let all = u128::from(others.saturating_add(1));
-    // At nothing there is no end but the limit.
+    // With nothing available, only the limit bounds the pause.
     let pause = (u128::from(frame_ns) * all * 2 * below * below)
         .checked_div(low * u128::from(available))
         .unwrap_or(u128::from(limit_ns));
     pause.min(u128::from(limit_ns)) as u64
 }
 
-/// Measures what reclaim takes for a frame.
+/// Measures the time that reclaim takes for a frame.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Meter {
-    /// When the window began, and how many pages were made available before that.
+    /// Begin of the window, and the pages made available before it.
     window: Option<(u64, u64)>,
     frame_ns: u64,
 }
 
 impl Meter {
-    /// Nothing is known.
+    /// No measurement yet.
     pub const fn new() -> Meter {
         Meter {
             window: None,
@@ -54,26 +57,26 @@ impl Meter {
         }
     }
 
-    /// What a frame takes.
+    /// Nanoseconds that reclaim takes for a frame.
     pub const fn frame_ns(&self) -> u64 {
         self.frame_ns
     }
 
-    /// Reclaim is at work (`short`) or has nothing to do, and has made `made` pages available so far.
+    /// Notes that reclaim is working (`short`) or idle, and made `made` pages available so far.
     pub fn on_look(&mut self, now: u64, made: u64, short: bool) {
         let Some((start, before)) = self.window.filter(|_| short) else {
             self.window = short.then_some((now, made));
             return;
         };
         let (passed, pages) = (now.saturating_sub(start), made.saturating_sub(before));
-        // Nothing at all says how long it takes at least.
+        // A window without any page gives a lower bound.
         if passed < WINDOW_NS {
             return;
         }
         let frame = (u128::from(passed) * u128::from(UNIT_PAGES) / u128::from(pages.max(1)))
             .clamp(u128::from(LEAST_NS), u128::from(MOST_NS)) as u64;
         let frame = match pages {
-            // No more than twice as long each time: a device may rest for a moment.
+            // At most twice as long each time: a device may pause for a moment.
             0 => frame.min(self.frame_ns * 2),
             _ => frame,
         };
@@ -103,7 +106,7 @@ mod tests {
         assert_eq!([16, 17, 100].map(of), [0; 3]);
         let expect = [MS * 2 / 3, 4 * MS, 18 * MS, 112_500_000, 200 * MS];
         assert_eq!([12, 8, 4, 1, 0].map(of), expect);
-        // Others take, too.
+        // Other threads take, too.
         assert_eq!(pause_ns(8, marks, 4 * MS, 3, 200 * MS), 16 * MS);
         assert_eq!(pause_ns(0, marks, 4 * MS, 30, 200 * MS), 200 * MS);
         assert_eq!(pause_ns(0, marks, 4 * MS, 0, 0), 0);
@@ -118,12 +121,12 @@ mod tests {
             m.on_look(i * 20 * MS, i * 2 * UNIT_PAGES, true);
         }
         assert!(m.frame_ns().abs_diff(10 * MS) < MS / 10, "{m:?}");
-        // What it rested is not counted.
+        // The time that it was idle is not counted.
         let before = m.frame_ns();
         m.on_look(500 * MS, 38 * UNIT_PAGES, false);
         m.on_look(9000 * MS, 38 * UNIT_PAGES, true);
         assert_eq!(m.frame_ns(), before);
-        // A device that hangs.
+        // The device hangs.
         for i in 1..20u64 {
             m.on_look((9000 + i * 20) * MS, 38 * UNIT_PAGES, true);
         }
@@ -131,8 +134,8 @@ mod tests {
     }
 
     proptest! {
-        /// Programs that take as fast as they can, with pauses, never find nothing, however fast the device, as long as it does not change
-        /// by more than the limit allows.
+        /// Programs that take as fast as they can, with pauses, never find nothing, however fast
+        /// the device, as long as it does not change by more than the limit allows.
         #[test]
         fn who_pauses_does_not_find_nothing(
             frames in 256u64..2000,
@@ -153,7 +156,7 @@ mod tests {
                 prop_assert!(available > 0, "at {now}");
                 available -= 1;
                 let others = next.iter().filter(|&&t| t > now).count() as u64;
-                // The measure may be off by a half.
+                // The measurement may be off by a half.
                 let pause = pause_ns(available, marks, device_ns / 2, others, 200 * MS);
                 next[i] = now + pause.max(1000);
             }

@@ -1,18 +1,20 @@
-//! When reclaim starts and stops: the kernel's min, low and high, in units.
+//! When reclaim starts and stops: the kernel's watermarks min, low and high, in units.
 //!
-//! "Available" is what a fault can have at once: free frames and watched clean
-//! units. Below `low` kswapd wakes and works up to `high`; up to `min` is for base pages and reclaim, not for
-//! huge pages that base pages can take the place of ([`crate::defrag::gfp`]); at 0 a faulting thread waits (a stall).
+//! "Available" is what a fault can have at once: free frames, and clean units that are watched.
+//! Below `low` kswapd wakes, and works up to `high`. Up to `min` is for base pages and reclaim, not
+//! for huge pages that base pages can replace ([`crate::defrag::gfp`]). At 0 a faulting thread
+//! waits (a stall).
 //!
-//! Where the marks lie follows from the budget, or is set ([`Setting`]). They are raised for a while ([`Boost`]) when what is taken
-//! outruns reclaim.
+//! The marks follow from the budget, or from settings ([`Setting`]). They are raised for a while
+//! ([`Boost`]) when memory is taken faster than reclaim makes it available.
 
 use crate::UNIT_BYTES;
 
 /// The marks of one process, in units of 2 MiB.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Watermarks {
-    /// So much is not for huge pages. 0 where so little is kept free that a unit more counts.
+    /// Huge pages do not get the last units up to here. 0 where so little is kept free that one
+    /// unit matters.
     pub min: u64,
     /// kswapd wakes below this.
     pub low: u64,
@@ -21,10 +23,11 @@ pub struct Watermarks {
 }
 
 impl Watermarks {
-    /// Marks for a budget of `frames` units: low 1/16 and high 1/8 of it, so that write-behind and
-    /// readahead always have room, capped so that a large budget is not left idle.
+    /// The marks for a budget of `frames` units: low is 1/16 and high 1/8 of it, so that
+    /// write-behind and readahead always have room, with an upper bound so that a large budget is
+    /// not left idle.
     pub fn for_budget(frames: u64) -> Watermarks {
-        // Of very little most must be for use: an access may need two units at once.
+        // Most of a very small budget must be for use: an access may need two units at once.
         let high = (frames / 8).max((frames / 4).min(3)).clamp(1, 64);
         Watermarks::up_to(high)
     }
@@ -38,13 +41,15 @@ impl Watermarks {
         }
     }
 
-    /// The same where hardly anything but base pages is asked for: those are made available as fast as they are used, and what
-    /// is kept free of them is lost to the program (a whole unit that is watched is not).
+    /// The marks where hardly anything but base pages is asked for. Base pages are made available
+    /// as fast as they are used, and those kept free are lost to the program (a whole unit that is
+    /// watched is not).
     pub fn for_pages(frames: u64) -> Watermarks {
         Watermarks::up_to(Watermarks::for_budget(frames).high.min(8))
     }
 
-    /// The marks by what is set, for a share of `frames` of the budget. `pages`: hardly anything but base pages is asked for.
+    /// The marks by the settings, for a share of `frames` of the budget. `pages`: hardly anything
+    /// but base pages is asked for.
     pub fn of(frames: u64, pages: bool, setting: Setting) -> Watermarks {
         let auto = match pages {
             true => Watermarks::for_pages(frames),
@@ -53,7 +58,7 @@ impl Watermarks {
         if setting == Setting::AUTO {
             return auto;
         }
-        // Half of it, and a unit more than an access needs, are for use whatever is set.
+        // Whatever the settings, half of it, and a unit more than an access needs, are for use.
         let most = (frames / 2).min(frames.saturating_sub(3)).max(auto.high);
         let min = match setting.min_free_kbytes {
             0 => auto.min,
@@ -75,7 +80,7 @@ impl Watermarks {
         }
     }
 
-    /// The same, boosted: kswapd wakes earlier and goes on for longer. What huge pages leave is the same.
+    /// The marks raised by `boost`: kswapd wakes earlier and works longer. `min` stays the same.
     #[must_use]
     pub fn boosted(self, by: u64) -> Watermarks {
         Watermarks {
@@ -86,12 +91,13 @@ impl Watermarks {
     }
 }
 
-/// What is set of the marks: `vm.min_free_kbytes` and `vm.watermark_scale_factor`, in the kernel's units; 0 is as the budget suggests.
+/// The settings `vm.min_free_kbytes` and `vm.watermark_scale_factor`, in the kernel's units; 0
+/// leaves the mark to the budget.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Setting {
-    /// `min`, in KiB.
+    /// `min` in KiB.
     pub min_free_kbytes: u64,
-    /// From each mark to the next, in parts of 10,000 of the budget.
+    /// The distance from each mark to the next, in parts of 10,000 of the budget.
     pub scale_factor: u64,
 }
 
@@ -101,17 +107,18 @@ impl Setting {
         min_free_kbytes: 0,
         scale_factor: 0,
     };
-    /// All of the budget, in the unit of `scale_factor`.
+    /// The whole budget, in the unit of `scale_factor`.
     pub const WHOLE: u64 = 10_000;
 }
 
-/// How far the marks are raised: by a step whenever somebody finds less than `min`, until kswapd has once reached the raised `high`.
+/// How far the marks are raised: by a step whenever a request finds less than `min`, until kswapd
+/// has once reached the raised `high`.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Boost(pub u64);
 
 impl Boost {
-    /// Less than `min` of `marks` (not boosted) was left. `factor`: the most, in parts of 10,000 of `high`
-    /// (`vm.watermark_boost_factor`); 0: never.
+    /// The boost after a request found less than `min` of `marks` (which are not boosted). `factor`
+    /// is the largest boost, in parts of 10,000 of `high` (`vm.watermark_boost_factor`); 0: none.
     #[must_use]
     pub fn on_shortage(self, marks: Watermarks, factor: u64) -> Boost {
         let most = marks.high.saturating_mul(factor) / Setting::WHOLE;
@@ -119,7 +126,8 @@ impl Boost {
         Boost(self.0.saturating_add(step).min(most))
     }
 
-    /// What it is of a share of `frames` of the budget: a half of that is for use whatever comes.
+    /// The boost for a share of `frames` of the budget; half of the share is for use whatever
+    /// happens.
     pub fn of(self, marks: Watermarks, frames: u64) -> u64 {
         self.0.min((frames / 2).saturating_sub(marks.high))
     }
@@ -138,7 +146,7 @@ mod tests {
                 Watermarks::for_pages(frames),
             ] {
                 assert!(w.low >= 1 && w.low <= w.high);
-                // Who takes no reserves finds something before kswapd sleeps.
+                // A request that uses no reserve finds something before kswapd sleeps.
                 assert!(w.min < w.low);
                 assert!(w.high <= frames);
                 assert!(frames < 3 || frames - w.high >= 2);
@@ -160,7 +168,7 @@ mod tests {
             marks,
             "what is set holds for base pages too"
         );
-        // One of them: the other is as the budget suggests.
+        // Only one is set: the other follows from the budget.
         let auto = Watermarks::for_budget(1000);
         assert_eq!((auto.min, auto.low, auto.high), (16, 32, 64));
         let only = |min_free_kbytes, scale_factor| {

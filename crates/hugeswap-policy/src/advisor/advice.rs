@@ -1,48 +1,51 @@
-//! The curve of a pool as figures: pages that would come back from swap by budget, and which budget to take.
+//! A recommendation for the budget of a pool: pages that would come back from swap by budget, and
+//! which budget to choose.
 
 use super::Tally;
 use super::curve::Curve;
 use crate::{PAGE_BYTES, UNIT_BYTES};
 
-/// Budgets on the curve, as multiples of the present one.
+/// Budgets of the curve, as multiples of the present one.
 const BUDGETS: [f64; 21] = [
     0.25, 0.375, 0.5, 0.625, 0.75, 0.875, 1.0, 1.125, 1.25, 1.375, 1.5, 1.625, 1.75, 1.875, 2.0,
     2.25, 2.5, 2.75, 3.0, 3.5, 4.0,
 ];
-/// Of the pages that come back, so few would that more memory is of no use.
+/// If no larger share of the pages would come back, more memory is of no use.
 const NOTHING: f64 = 0.01;
-/// A budget that saves less than this share is not worth speaking of.
+/// A saving below this share is not worth a recommendation.
 const WORTH: f64 = 0.1;
 /// A budget that saves this share of what the largest one saves is enough.
 const ENOUGH: f64 = 0.8;
-/// How many times as many pages come back when a program is said to thrash.
+/// A program is said to thrash when so many times as many pages come back.
 const THRASH: f64 = 3.0;
 
-/// One budget.
+/// One point of the curve.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Point {
-    /// The budget, bytes; whole units.
+    /// The budget in bytes; whole units.
     pub memory_bytes: u64,
-    /// Base pages that would have come back from swap; with the present budget, those that did.
+    /// Base pages that would have come back from swap; for the present budget, those that did.
     pub pages_in: u64,
-    /// Not the present budget.
+    /// The point is an estimate: not the present budget.
     pub estimated: bool,
 }
 
-/// What is said of a pool's budget. All of it is about the pool's whole life, as if it went on as it did.
+/// The recommendation for a pool's budget. It covers the pool's whole life, as if that went on in
+/// the same way.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Advice {
-    /// The curve, smallest budget first. It begins at the smallest that can be estimated.
+    /// The curve, smallest budget first, from the smallest that can be estimated.
     pub points: Vec<Point>,
     /// Index of the budget that saves most of what can be saved, if any saves much.
     pub suggested: Option<usize>,
-    /// With less than this, bytes, at least three times as many pages would come back; `None` if that cannot be told,
-    /// or is so of none on the curve.
+    /// With a budget below this number of bytes, at least three times as many pages would come
+    /// back. `None` if that is unknown, or true of no budget on the curve.
     pub thrash_below: Option<u64>,
 }
 
 impl Advice {
-    /// For `memory_bytes` of budget and `pages_in` base pages read from swap. `None`: too little has come back to tell.
+    /// The recommendation for a budget of `memory_bytes` with `pages_in` base pages read from swap,
+    /// or `None` if too few came back to tell.
     pub fn new(tally: &Tally<'_>, pages_in: u64, memory_bytes: u64) -> Option<Advice> {
         let curve = Curve::new(tally, pages_in, memory_bytes / PAGE_BYTES)?;
         let mut points: Vec<Point> = Vec::with_capacity(BUDGETS.len());
@@ -78,7 +81,8 @@ impl Advice {
         })
     }
 
-    /// The budget that saves most of what can be saved, and the share of pages in that it saves.
+    /// The budget that saves most of what can be saved, and the share of the pages in that it
+    /// saves.
     pub fn suggestion(&self) -> Option<(Point, f64)> {
         let now = self.points.iter().find(|p| !p.estimated)?;
         let point = *self.points.get(self.suggested?)?;
@@ -90,9 +94,10 @@ fn saved(point: &Point, pages_in: u64) -> f64 {
     1.0 - point.pages_in as f64 / pages_in.max(1) as f64
 }
 
-/// The knee of the curve above the present budget: where what is saved, as a share of what the last point saves, is furthest ahead
-/// of what it takes, likewise (Satopaa, Albrecht, Irwin and Raghavan, "Finding a 'kneedle' in a haystack", 2011). Of a
-/// curve without one, the first budget that saves most.
+/// The knee of the curve above the present budget: the point where the saving, as a share of that
+/// of the last point, is furthest ahead of the cost, as a share of the last cost (Satopaa,
+/// Albrecht, Irwin and Raghavan, "Finding a 'kneedle' in a haystack", 2011). On a curve without a
+/// knee, the first budget that saves most.
 fn suggested(points: &[Point], pages_in: u64) -> Option<usize> {
     let now = points.iter().position(|p| !p.estimated)?;
     let last = points.last()?;
@@ -132,7 +137,8 @@ mod tests {
 
     #[test]
     fn a_loop_is_to_get_what_it_takes() {
-        // Memory and the distance together, or the budget just before, where that saves nearly as much.
+        // Memory and the distance together, or the budget just before, where that saves nearly as
+        // much.
         for (distance, mib, least) in [
             (0.1, 1126, 0.99),
             (0.45, 1500, 0.99),

@@ -1,43 +1,48 @@
-//! From a [`Tally`] to the curve: pages that would come back from swap with other budgets.
+//! The curve of a [`Tally`]: how many pages would come back from swap with other budgets.
 //!
-//! **Base pages** that are used independently of each other. How long pages are away says how often they are used: the distances are taken apart into
-//! rates ([`Rates`]). Each turn through memory takes the pages of a unit, used ones with unused ones, but for those that came back so soon that they are
-//! spared for some turns ([`crate::workingset::lives`]). So with rate `r`, if turns take `T`, a page comes back
-//! once every `T / (1 - exp(-r T))`, and later by `T` for each that it is spared, and is in memory for all of that but `1 / r`. Each `T` is
-//! one point of the curve, below the present budget and above; the present one has the `T` at which memory holds what it does. (Such
-//! models of caches are Fagin's, "Asymptotic miss ratios over independent references", 1977, and Che's, "Hierarchical web caching
-//! systems", 2002.)
+//! **Base pages** that are used independently of each other. How long pages are away tells how
+//! often they are used: the distances are decomposed into rates ([`Rates`]). Each turn through
+//! memory takes the pages of a unit, used or not, except those that came back so soon that they are
+//! spared for some turns ([`crate::workingset::lives`]). So with rate `r`, if turns take `T`, a
+//! page comes back once every `T / (1 - exp(-r T))`, and later by `T` for each turn that it is
+//! spared; it is in memory for all of that time except `1 / r`. Each `T` is one point of the curve,
+//! below the present budget and above; the present budget has the `T` at which memory holds what it
+//! does. (Such models of caches are Fagin's, "Asymptotic miss ratios over independent references",
+//! 1977, and Che's, "Hierarchical web caching systems", 2002.)
 //!
-//! **Whole units** that come back say how long they were away. Memory larger by `m` keeps what leaves for as long as `m` pages fill up, those not counted that
-//! come back meanwhile (Hu, Wang, Zhou, Luo, Ding, Jiang and Wang, "Kinetic modeling of data eviction in cache", USENIX
-//! ATC 2016). Beyond that time the active list keeps what it has got, however long ago it was used ([`crate::workingset::lruvec`]), as
-//! long as nothing that comes back soon takes its place. Nobody sees touches of whole units in memory, so of
-//! budgets below nothing can be said. The same goes for base pages that all come back after about the same time, in a loop.
+//! **Whole units** that come back tell how long they were away. Memory larger by `m` pages keeps a
+//! unit for as long as `m` pages take to leave, without those that come back meanwhile (Hu, Wang,
+//! Zhou, Luo, Ding, Jiang and Wang, "Kinetic modeling of data eviction in cache", USENIX ATC 2016).
+//! Beyond that time the active list keeps its units, however long ago they were used
+//! ([`crate::workingset::lruvec`]), as long as no unit that comes back soon takes their place.
+//! Touches of whole units in memory are not seen, so nothing can be said of smaller budgets. The
+//! same holds for base pages that all come back after about the same time, in a loop.
 //!
-//! All of it is about programs that go on as they did.
+//! All of it assumes that programs go on in the same way.
 
 use super::{BUCKETS, LEFT_PAGED, LEFT_WHOLE, PAGED, Tally, WHOLE, begins};
 use crate::UNIT_PAGES;
 use crate::workingset::MOST_LIVES;
 use crate::workingset::vmscan;
 
-/// Pages that have come back one by one from which on there is something to go by.
+/// Pages that must have come back one by one for an estimate.
 const ENOUGH_PAGED: f64 = 1000.0;
-/// The same whole.
+/// Pages that must have come back with whole units for an estimate.
 const ENOUGH_WHOLE: f64 = 24.0 * UNIT_PAGES as f64;
-/// Of what comes back, the share that may come in a way of which too little is known.
+/// Largest share of the returned pages that may have come in a way of which too little is known.
 const UNKNOWN: f64 = 0.05;
-/// What may leave with whole units, of all that leaves, for budgets below the present one to be estimated.
+/// Largest share of pages that left with whole units for which smaller budgets are estimated.
 const WHOLE_OUT_MAX: f64 = 0.25;
-/// Distances of which the ninth tenth is no further than this from the first are those of a loop. (Of independent uses of one rate it is 22 times.)
+/// The distances of a loop: the ninth tenth is no further than this from the first. (Of independent
+/// uses of one rate it is 22 times as far.)
 const LOOP: f64 = 4.0;
 
-/// What would come back, as shares of what did.
+/// Pages that would come back, as shares of those that did.
 #[derive(Clone, Debug)]
 pub struct Curve {
     paged: Option<Model>,
     whole: Option<Model>,
-    /// Share of what came back that came by base pages.
+    /// Share of the returned pages that came by base pages.
     share: f64,
     below: bool,
 }
@@ -59,8 +64,8 @@ impl Model {
 }
 
 impl Curve {
-    /// Of a tally; `pages_in` were read from swap in all, with a budget of `memory` pages. `None`: too little has come back to
-    /// tell.
+    /// The curve of a tally. `pages_in` were read from swap in all, with a budget of `memory`
+    /// pages. `None` if too few came back to tell. tell.
     pub fn new(tally: &Tally<'_>, pages_in: u64, memory: u64) -> Option<Curve> {
         let paged = Distances::new(tally, PAGED, LEFT_PAGED, memory);
         let whole = Distances::new(tally, WHOLE, LEFT_WHOLE, memory);
@@ -84,7 +89,8 @@ impl Curve {
         })
     }
 
-    /// Pages in with `budget` times the present budget, for each page in now. `None`: that cannot be told.
+    /// Pages in with `budget` times the present budget, for each page in now, or `None` if that is
+    /// unknown.
     pub fn at(&self, budget: f64) -> Option<f64> {
         if !(budget > 0.0 && budget.is_finite()) || budget < 1.0 && !self.below {
             return None;
@@ -94,33 +100,34 @@ impl Curve {
     }
 }
 
-/// Pages by how often they are used: see the file's head. Times are in pages that leave, and so are rates; memory is 1.
+/// Pages by how often they are used; see the module. Times and rates are in pages that leave;
+/// memory is 1.
 #[derive(Clone, Debug)]
 struct Rates {
     /// Rates, and how many pages have each.
     pages: Vec<(f64, f64)>,
-    /// How long a turn takes with the present budget.
+    /// Length of a turn with the present budget.
     turn: f64,
 }
 
 impl Rates {
-    /// Rates told apart: two to each doubling, from one in 256 times memory on.
+    /// Number of rates: two for each doubling, from one use in 256 times memory on.
     const CLASSES: i32 = 36;
     const SLOWEST: f64 = 1.0 / 256.0;
-    /// How often the shares are improved.
+    /// Number of steps that improve the shares.
     const ROUNDS: usize = 200;
-    /// How often what comes back and what is spared are made to agree.
+    /// Number of steps that make returned and spared pages agree.
     const REPEATS: usize = 6;
 
-    /// Of pages that came back, by distance. The shares of rates that explain them best are found by expectation
-    /// maximisation (Dempster, Laird and Rubin, 1977).
+    /// The rates that explain the distances of returned pages best, by expectation maximisation
+    /// (Dempster, Laird and Rubin, 1977).
     fn new(back: &[f64]) -> Rates {
         let rates: Vec<f64> = (0..Self::CLASSES)
             .map(|i| Self::SLOWEST * 2f64.powf(f64::from(i) / 2.0))
             .collect();
         let all: f64 = back.iter().sum();
         let mut shares = vec![1.0 / rates.len() as f64; rates.len()];
-        // For each distance that occurs: how likely it is with each rate.
+        // For each distance that occurs, its likelihood with each rate.
         let likely: Vec<(f64, Vec<f64>)> = (0..BUCKETS)
             .filter(|b| back[*b] > 0.0)
             .map(|b| {
@@ -142,7 +149,7 @@ impl Rates {
             }
             shares = next;
         }
-        // The turn at which what came back fills memory.
+        // The turn at which the returned pages fill memory.
         let taken = |turn: f64| -> f64 {
             let each = rates.iter().zip(&shares);
             each.map(|(r, s)| s * (cycle(*r, turn, 1.0) - 1.0 / r))
@@ -156,9 +163,10 @@ impl Rates {
         }
     }
 
-    /// Memory taken, and pages that come back in a unit of time, by turns of this length with a budget of `memory`.
+    /// Memory in use, and pages that come back in a unit of time, with turns of this length and a
+    /// budget of `memory`.
     fn with(&self, turn: f64, memory: f64) -> (f64, f64) {
-        // How soon is soon depends on what comes back, and that on what is spared.
+        // What counts as soon depends on what comes back, and that on what is spared.
         let mut back = self.back(turn, memory);
         for _ in 0..Self::REPEATS {
             back = self.back(turn, memory / back.max(1e-9));
@@ -183,15 +191,17 @@ impl Rates {
     }
 }
 
-/// How often a page with this rate comes back. `window`: how long memory takes to be filled with what comes back.
+/// How often a page with this rate comes back. `window` is the time in which returned pages fill
+/// memory.
 fn cycle(rate: f64, turn: f64, window: f64) -> f64 {
     let within = |time: f64| -(-rate * time).exp_m1();
-    // As `workingset::lives`: one for a return within the window, another within half of it, and so on; at most one turn later.
+    // As `workingset::lives`: one for a return within the window, another within half of it, and so
+    // on; at most one turn later.
     let lives = (1..=MOST_LIVES).map(|n| within((window / f64::from(n)).min(turn)));
     turn * (1.0 / within(turn) + lives.sum::<f64>())
 }
 
-/// Where a function that grows reaches a value.
+/// The point at which a growing function reaches a value.
 fn solve(value: f64, f: impl Fn(f64) -> f64) -> f64 {
     let (mut low, mut high) = (1e-4f64, 1e5f64);
     for _ in 0..40 {
@@ -205,15 +215,15 @@ fn solve(value: f64, f: impl Fn(f64) -> f64) -> f64 {
     high
 }
 
-/// What comes back, by how long it was away: see the file's head.
+/// Returned whole units by how long they were away; see the module.
 #[derive(Clone, Debug)]
 struct Distances {
-    /// Pages by bucket, and all of them.
+    /// Pages by bucket, and their sum.
     back: Vec<f64>,
     all: f64,
     /// Pages that left.
     out: f64,
-    /// The present budget, in pages.
+    /// The present budget in pages.
     memory: f64,
 }
 
@@ -265,9 +275,10 @@ impl Distances {
         1.0 - vmscan::inactive_target(pages as u64) as f64 / pages
     }
 
-    /// What comes back of units that are away for `distance` with a budget that does not hold them, for each that comes back now. Those
-    /// that are not made active, too late for it or with the claim of a loop ([`crate::workingset::Duel`]), leave the active list
-    /// alone, and it keeps as many of them as it has grown by.
+    /// The returns of units that are away for `distance`, with a budget that does not hold them,
+    /// for each return now. Units that are not made active, since they came too late or with the
+    /// claim of a loop ([`crate::workingset::Duel`]), leave the active list alone, and it keeps as
+    /// many of them as it has grown by.
     fn kept_longer(&self, distance: f64, budget: f64) -> f64 {
         if distance <= self.active(budget) * budget && !self.is_loop() {
             return 1.0;
@@ -276,9 +287,9 @@ impl Distances {
         (all - self.kept(all, budget)) / (all - self.kept(all, 1.0))
     }
 
-    /// How much of so much that is used in turn is found in `memory` that does not hold it: what is active, and of the inactive list the more the nearer
-    /// memory is to holding it all, for then some claims are granted that come to something. (The square is what the
-    /// lists do, not derived.)
+    /// The share of a loop over more than memory that is found in `memory`: the active units, and
+    /// of the inactive list the more the nearer memory is to holding all, since then some granted
+    /// claims pay off. (The square is what the lists do; it is not derived.)
     fn kept(&self, all: f64, memory: f64) -> f64 {
         let active = self.active(memory) * memory;
         let inactive = memory - active;

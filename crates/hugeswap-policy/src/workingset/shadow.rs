@@ -146,7 +146,7 @@ impl Duel {
 /// page.
 pub const MOST_LIVES: u8 = 15;
 
-/// The number of turns through memory that a base page is spared which came back after `distance`:
+/// Returns for how many turns through memory a base page that came back after `distance` is spared:
 /// twice as often as it would have been missed in one turn. `resident` is the number of pages in
 /// memory. 0: it came back so late that more memory would not have helped.
 ///
