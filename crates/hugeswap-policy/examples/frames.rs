@@ -1,5 +1,6 @@
-//! What it costs to take a free frame and give it back, when several threads do so at once: by one stack behind a mutex, by one stack without a lock,
-//! and by a line for each processor. `cargo run --release -p hugeswap-policy --example frames`
+//! What it costs to take a free frame and give it back, when several threads do so at once: by one
+//! stack behind a mutex, by one stack without a lock, and by a line for each processor. `cargo run
+//! --release -p hugeswap-policy --example frames`
 
 use hugeswap_policy::defrag::frames::{Here, Lists};
 use std::sync::atomic::Ordering::Relaxed;
@@ -11,7 +12,8 @@ const FRAMES: u32 = 512;
 const TIME: Duration = Duration::from_millis(300);
 const ROUNDS: usize = 5;
 
-/// Nanoseconds of processor time that a thread needs for a frame, taken and given back: the best of some rounds.
+/// Nanoseconds of processor time that a thread needs for a frame, taken and given back: the best of
+/// some rounds.
 fn measure(threads: usize, cpus: usize, step: impl Fn(usize) + Sync) -> f64 {
     (0..ROUNDS)
         .map(|_| {

@@ -1,19 +1,20 @@
-//! The policy run by itself: a machine of counters that replays a trace of accesses.
+//! The whole policy on a machine of counters that replays a trace of accesses, for tests and
+//! simulation.
 //!
-//! [`Machine`] has frames, units, swap slots and slow devices, but no memory: a
-//! unit's content is a version number that each write increases. It drives the modules of
-//! this crate through the decisions an engine takes on real faults, says each one to
-//! whoever listens, and keeps a truth beside them that [`Machine::check`] compares.
+//! [`Machine`] has frames, units, swap slots and slow devices, but no memory: the content of a unit
+//! is a version number that each write increases. It drives the modules of this crate through the
+//! decisions that an engine takes on real faults, reports each to a listener, and keeps a truth
+//! beside them that [`Machine::check`] compares.
 //!
-//! Promises: the same configuration and trace give the same decisions. A step
-//! allocates nothing. A refused access changes no content.
+//! Promises: the same configuration and trace give the same decisions. A step allocates nothing. A
+//! refused access changes no content.
 //!
 //! Time is counted in accesses: an I/O in the background takes [`Config::io_steps`] of them.
 //!
-//! How a unit leaves memory: it comes off the end of the LRU list; if swap does not hold
-//! its bytes it is write-protected and written where it stands, while the program goes on
-//! using it. Clean, it is *watched* (mapped without access): a touch saves it, and what
-//! nobody touches is dropped when its frame is wanted.
+//! How a unit leaves memory: it comes off the end of the LRU list. If swap does not hold its bytes,
+//! it is write-protected and written in place, while the program goes on using it. Once clean it is
+//! *watched* (mapped without access): a touch saves it, and a unit that is not touched is dropped
+//! when its frame is needed.
 
 mod check;
 pub mod offline;
@@ -30,25 +31,25 @@ use crate::workingset::lru::{Lru, Reclaim};
 use std::collections::VecDeque;
 use std::sync::atomic::AtomicU32;
 
-/// The machine's one process record.
+/// The process record of the machine.
 const OWNER: u16 = 1;
-/// Units isolated at a time.
+/// Number of units isolated at a time.
 const BATCH: usize = 32;
-/// What a slot holds whose write-out was overtaken by a write: neither version.
+/// Content of a slot whose write-out was overtaken by a write: neither version.
 const TORN: u64 = u64::MAX;
 
-/// What a machine is made of.
+/// The size of a machine.
 #[derive(Clone, Copy, Debug)]
 pub struct Config {
-    /// Units of managed memory, in one mapping.
+    /// Number of units of managed memory, in one mapping.
     pub units: u32,
-    /// Frames: the most units in memory at once.
+    /// Number of frames: the most units in memory at once.
     pub budget: u32,
-    /// Swap slots, of one unit each.
+    /// Number of swap slots, of one unit each.
     pub slots: u32,
-    /// The largest readahead window, in units.
+    /// Largest readahead window, in units.
     pub readahead_max: u32,
-    /// How many accesses a background I/O takes; 0 is done at once.
+    /// Number of accesses that a background I/O takes; 0: it is done at once.
     pub io_steps: u64,
 }
 
@@ -59,34 +60,34 @@ pub enum Access {
     Read(u32),
     /// The program writes.
     Write(u32),
-    /// The program gives the content up (`MADV_DONTNEED`): zeros from now on.
+    /// The program discards the content (`MADV_DONTNEED`): zeros from now on.
     Discard(u32),
-    /// The unit is brought in, writable, and held for a system call.
+    /// The unit is brought in, writable, and pinned for a system call.
     Pin(u32),
-    /// One hold less.
+    /// One pin less.
     Unpin(u32),
 }
 
-/// What the policy decided; units and slots by number.
+/// A decision of the policy; units and slots by number.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Decision {
-    /// An access could not go on by itself.
+    /// An access faulted.
     Fault(u32, FaultClass),
-    /// The faulting thread reads unit from slot.
+    /// The faulting thread reads a unit from a slot.
     SwapIn(u32, usize),
-    /// A read of unit from slot begins in the background.
+    /// A read of a unit from a slot begins in the background.
     ReadAhead(u32, usize),
     /// A unit is mapped before it is touched, because its neighbours were.
     Around(u32),
-    /// Unit is write-protected, and a write to slot begins.
+    /// A unit is write-protected, and a write to a slot begins.
     WriteOut(u32, usize),
-    /// The write-out was overtaken by a write: its slot is not clean.
+    /// A write overtook the write-out: the slot is not clean.
     Redirtied(u32),
-    /// The unit loses its access; the next touch is a reference.
+    /// A unit loses its access; the next touch counts as a reference.
     Watch(u32),
-    /// The unit's frame is taken; swap holds its bytes.
+    /// The frame of a unit is taken; swap holds its bytes.
     Drop(u32),
-    /// The unit's frame is taken; it was all zeros.
+    /// The frame of a unit is taken; it was all zeros.
     DropZero(u32),
     /// A fault waits for memory.
     Stall,
@@ -95,7 +96,7 @@ pub enum Decision {
 /// Why an access was refused.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Refused {
-    /// No unit of this number is managed.
+    /// The number is beyond the managed units.
     NotManaged,
     /// Every frame is pinned, or holds bytes for which there is no swap slot.
     OutOfMemory,
@@ -124,16 +125,16 @@ impl std::error::Error for Refused {}
 struct Io {
     unit: u32,
     slot: usize,
-    /// The content when a write began.
+    /// The content of the unit when the write began.
     version: u64,
     /// The step at which it is done.
     due: u64,
 }
 
-/// Hears the decisions.
+/// Receives the decisions.
 type Sink<'a> = &'a mut dyn FnMut(Decision);
 
-/// Frames, units, slots and devices under the policy `R`. See the module's text.
+/// Frames, units, slots and devices under the policy `R`; see the module.
 pub struct Machine<R = Lru> {
     config: Config,
     marks: Watermarks,
@@ -150,11 +151,11 @@ pub struct Machine<R = Lru> {
     step: u64,
     counters: [u64; Counter::COUNT],
     faults: [u64; FaultClass::COUNT],
-    /// What each unit holds, as the program would see it; 0 is zeros.
+    /// Content of each unit as the program would see it; 0 is zeros.
     truth: Vec<u64>,
-    /// What each unit's frame holds.
+    /// Content of the frame of each unit.
     memory: Vec<u64>,
-    /// What each slot holds.
+    /// Content of each slot.
     stored: Vec<u64>,
 }
 
@@ -201,7 +202,7 @@ impl<R: Reclaim> Machine<R> {
         }
     }
 
-    /// Plays one access; `sink` hears what was decided, in order. Returns the class of the
+    /// Plays one access, and passes the decisions to `sink` in order. Returns the class of the
     /// fault that was taken, if any.
     ///
     /// # Errors
@@ -262,17 +263,17 @@ impl<R: Reclaim> Machine<R> {
         self.faults[class as usize]
     }
 
-    /// Frames in use.
+    /// Number of frames in use.
     pub fn resident(&self) -> u32 {
         self.frames_used
     }
 
-    /// The state of a unit.
+    /// State word of a unit.
     pub fn word(&self, unit: u32) -> Word {
         self.words[unit as usize]
     }
 
-    /// Frames a fault can have at once.
+    /// Number of frames that a fault can have at once.
     fn available(&self) -> u64 {
         u64::from(self.config.budget - self.frames_used) + self.watched.len() as u64
     }
@@ -350,7 +351,7 @@ impl<R: Reclaim> Machine<R> {
                     .on_first_touch(u.into(), self.config.units.into());
                 for next in u..u + around {
                     if next != u {
-                        // What is not asked for yet gets only what lies idle.
+                        // Units that were not asked for get idle frames only.
                         let spare = self.config.budget - self.frames_used;
                         let new = self.words[next as usize].kind() == Kind::None;
                         if !new || u64::from(spare) <= self.marks.low {
@@ -382,7 +383,8 @@ impl<R: Reclaim> Machine<R> {
         }
     }
 
-    /// Takes a step of the unit's life, and carries its effects out. (What the lists are told here is the machine's, which sees more.)
+    /// Takes a step of the unit's life, and carries its effects out. (What the lists are told here
+    /// is the machine's, which sees more.)
     ///
     /// # Panics
     /// If this cannot happen to the unit: the machine contradicts itself.

@@ -1,30 +1,46 @@
 //! What hugeswap *decides*, apart from how it is carried out.
 //!
-//! Nothing here knows a clock, a thread, I/O or (after construction) an allocation; there is no
-//! `unsafe`. The engine executes these decisions on real memory, and a test or a simulator drives the
+//! Nothing here knows a clock, a thread, I/O or (after construction) an allocation, and there is no
+//! `unsafe`. The engine executes these decisions on real memory; a test or a simulator drives the
 //! same code without a kernel.
 //!
-//! Five systems, each published for the Linux kernel, are each found in one place. Their pages name
-//! the source, the parts, and the files of the engine that carry them out:
+//! # The five systems
 //!
-//! * [`thp_swap`]: huge pages are swapped out and in, in one piece
-//! * [`markers`]: the state of a page outlasts the page
-//! * [`extents`]: where swap lies on its device
-//! * [`defrag`]: huge pages are to be had without a stall
-//! * [`workingset`]: the working set is protected, and recognised when it was missed
+//! Each was published for the Linux kernel. The page of each names its source, its parts, and the
+//! files of the engine that carry it out. No system uses another one.
 //!
-//! What serves all of them:
+//! | module | system |
+//! | --- | --- |
+//! | [`thp_swap`] | huge pages are swapped out and in, in one piece |
+//! | [`markers`] | the state of a page outlasts the page |
+//! | [`extents`] | where swap lies on its device |
+//! | [`defrag`] | huge pages are to be had without a stall |
+//! | [`workingset`] | the working set is protected, and recognised when it was missed |
 //!
-//! * [`mod@unit`]: the 64-bit state word of one 2 MiB unit, and its transitions; [`shared`]: the same for shared memory
-//! * [`swapin`]: how much a fault brings in, and what is read ahead
-//! * [`watermark`]: when reclaim starts and stops; [`pace`]: how long those pause who take memory faster than that
-//! * [`device`]: what a slow or failing device makes the engine do
-//! * [`numa`]: which node memory comes from
-//! * [`counters`], [`histogram`]: what operators see, under the kernel's names; [`knobs`]: what they may set
-//! * [`advisor`]: what another budget would bring
-//! * [`cell`]: the atomic integer of protocols without a lock
+//! # What serves all of them
 //!
-//! [`driver`] runs all of it on a machine of counters, for tests and simulation; its [`driver::offline`] compares lists on traces.
+//! | module | what it decides |
+//! | --- | --- |
+//! | [`mod@unit`] | the state word of a unit of 2 MiB, and its transitions |
+//! | [`shared`] | the state word of a unit of shared memory |
+//! | [`swapin`] | how much a fault brings in, and what is read ahead of it |
+//! | [`watermark`] | when reclaim starts and stops |
+//! | [`pace`] | how long threads pause that take memory faster than reclaim makes it available |
+//! | [`numa`] | which node memory comes from |
+//! | [`device`] | what a slow or failing device makes the engine do |
+//! | [`advisor`] | what another budget would bring |
+//! | [`counters`], [`histogram`] | what operators see, under the kernel's names |
+//! | [`knobs`] | what operators set |
+//! | [`cell`] | the atomic integer of lock-free protocols |
+//!
+//! # Where to begin
+//!
+//! A unit's life is [`mod@unit`]. [`driver`] runs the whole policy on a machine of counters, in the
+//! order in which an engine asks: a trace goes in, decisions come out. [`driver::offline`] compares
+//! orders of reclaim on traces.
+//!
+//! Hot words are atomics that any thread changes without a lock; lists have one owner and get their
+//! work in batches. Each module says at its head which of the two it is.
 #![forbid(unsafe_code)]
 
 pub mod advisor;

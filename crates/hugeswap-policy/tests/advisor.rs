@@ -1,4 +1,5 @@
-//! The advisor against machines of counters: what it says of other budgets, from one run, against runs with those budgets.
+//! The advisor against machines of counters: what it says of other budgets, from one run, against
+//! runs with those budgets.
 
 use hugeswap_policy::UNIT_PAGES;
 use hugeswap_policy::advisor::{self, Tally, WORDS, curve::Curve};

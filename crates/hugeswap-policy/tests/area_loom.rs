@@ -1,5 +1,6 @@
-//! Claims in a swap area against its being taken off, under every schedule: what is reported empty has no claim that is kept. The code
-//! is the real one, over atomics that the explorer of interleavings sees.
+//! Claims in a swap area against its being taken off, under every schedule: what is reported empty
+//! has no claim that is kept. The code is the real one, over atomics that the explorer of
+//! interleavings sees.
 
 use hugeswap_policy::cell::Cell;
 use hugeswap_policy::thp_swap::area::{DRAINING, ON, State, is_to_be_emptied, may_keep};

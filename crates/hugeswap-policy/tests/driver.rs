@@ -89,7 +89,8 @@ fn invariants_hold(config: Config, trace: &[Access]) -> Result<(), String> {
             (_, Ok(_)) => {}
             (_, Err(e)) => return Err(format!("{a:?}: {e}")),
         }
-        // What is held after a step is in memory. (What the step has let go of may be gone with it.)
+        // What is held after a step is in memory. (What the step has let go of may be gone with
+        // it.)
         for (u, &pins) in (0..).zip(&pins) {
             let w = m.word(u);
             if w.pins() != pins || pins > 0 && w.kind() != Kind::Present {
@@ -127,7 +128,8 @@ proptest! {
     }
 }
 
-/// Nothing is left of a unit of zeros at the end of the step that lets go of it, where memory is short.
+/// Nothing is left of a unit of zeros at the end of the step that lets go of it, where memory is
+/// short.
 #[test]
 fn zeros_that_were_held_go_at_once() {
     let config = Config {

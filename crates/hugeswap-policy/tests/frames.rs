@@ -1,7 +1,9 @@
-//! The allocator of frames against a model: the real lists, credits, charges and order of asking, over memory that is only noted down.
+//! The allocator of frames against a model: the real lists, credits, charges and order of asking,
+//! over memory that is only noted down.
 //!
-//! After every step: no frame is lost or somebody's twice, what is counted free is free, of each kind and on each node, nothing beyond the
-//! budget is charged, who may not dig into the reserve did not, and who may got what there was. Then, in `storm`, the same lists under several threads.
+//! After every step: no frame is lost or somebody's twice, what is counted free is free, of each
+//! kind and on each node, nothing beyond the budget is charged, who may not dig into the reserve
+//! did not, and who may got what there was. Then, in `storm`, the same lists under several threads.
 
 #[path = "frames/storm.rs"]
 mod storm;

@@ -1,7 +1,9 @@
-//! The lists of places under every schedule. The code is the real one, over atomics that the explorer of interleavings sees.
+//! The lists of places under every schedule. The code is the real one, over atomics that the
+//! explorer of interleavings sees.
 //!
-//! Checked in every interleaving: no place is handed out twice, none is lost, and what is counted free is never less than what is there. With the
-//! count of changes in a stack's head left out the exploration finds the place that is handed out twice.
+//! Checked in every interleaving: no place is handed out twice, none is lost, and what is counted
+//! free is never less than what is there. With the count of changes in a stack's head left out the
+//! exploration finds the place that is handed out twice.
 
 use hugeswap_policy::cell::Cell;
 use hugeswap_policy::defrag::frames::{Here, Lists};
@@ -159,7 +161,8 @@ fn frames_of_another_line_are_in_reach() {
         });
         let second = arena.take_empty().unwrap();
         arena.put_free(0, second);
-        // What is counted is never less than what is there: whoever finds nothing counted need not look.
+        // What is counted is never less than what is there: whoever finds nothing counted need not
+        // look.
         assert!(arena.lists.free() >= 1);
         assert!(arena.take_free(0).is_some(), "one at least stays");
         t.join().unwrap();

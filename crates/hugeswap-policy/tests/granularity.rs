@@ -1,7 +1,8 @@
-//! The granularity policy on whole memories: what access patterns cost under it, compared with 4 KiB always and 2 MiB always.
+//! The granularity policy on whole memories: what access patterns cost under it, compared with 4
+//! KiB always and 2 MiB always.
 //!
-//! Costs are counted, not timed, so the figures are the same everywhere. `cargo test -p hugeswap-policy --test granularity -- --nocapture`
-//! prints them as a table.
+//! Costs are counted, not timed, so the figures are the same everywhere. `cargo test -p
+//! hugeswap-policy --test granularity -- --nocapture` prints them as a table.
 
 #[path = "granularity/machine.rs"]
 mod machine;
@@ -44,7 +45,8 @@ fn uniform(n: usize) -> Vec<u64> {
     (0..n).map(|_| r.below(PAGES)).collect()
 }
 
-/// Zipf with theta 0.9 over all pages; ranks are `scatter`ed over the region in groups of so many pages.
+/// Zipf with theta 0.9 over all pages; ranks are `scatter`ed over the region in groups of so many
+/// pages.
 fn zipf(n: usize, scatter: u64) -> Vec<u64> {
     let mut sums = Vec::with_capacity(PAGES as usize);
     let mut sum = 0.0;
@@ -90,7 +92,8 @@ fn phases() -> Vec<u64> {
     trace
 }
 
-/// Hoare's quicksort, as it touches pages: each part from both ends inwards, then its halves, down to a page.
+/// Hoare's quicksort, as it touches pages: each part from both ends inwards, then its halves, down
+/// to a page.
 fn quicksort(parts: Range<u64>, trace: &mut Vec<u64>) {
     let n = parts.end - parts.start;
     if n < 2 {
@@ -105,7 +108,8 @@ fn quicksort(parts: Range<u64>, trace: &mut Vec<u64>) {
     quicksort(middle..parts.end, trace);
 }
 
-/// Merge sort from the bottom, as it touches pages: two runs are read and a third is written, between the halves of the region.
+/// Merge sort from the bottom, as it touches pages: two runs are read and a third is written,
+/// between the halves of the region.
 fn merges() -> Vec<u64> {
     let n = PAGES / 2;
     let mut trace = Vec::new();
@@ -135,7 +139,8 @@ fn objects(n: usize) -> Vec<u64> {
         .collect()
 }
 
-/// Units at random, used fully or for a page only: what is remembered of a unit is wrong half of the time.
+/// Units at random, used fully or for a page only: what is remembered of a unit is wrong half of
+/// the time.
 fn liar(visits: usize) -> Vec<u64> {
     let mut r = Rng(4);
     let mut trace = Vec::new();
@@ -149,7 +154,8 @@ fn liar(visits: usize) -> Vec<u64> {
     trace
 }
 
-/// Units at random get just as many touches as make them pay for the whole while memory is free, or a single one.
+/// Units at random get just as many touches as make them pay for the whole while memory is free, or
+/// a single one.
 fn spoiler(device: Device, n: usize) -> Vec<u64> {
     let cost = |a: u32, b: u32| u64::from(a) + u64::from(b);
     let whole = cost(device.r#in.whole, device.cpu.whole);
@@ -165,7 +171,8 @@ fn spoiler(device: Device, n: usize) -> Vec<u64> {
     trace
 }
 
-/// What the last half of a trace, and all of it, cost in nanoseconds: always small, always whole, and under the policy.
+/// What the last half of a trace, and all of it, cost in nanoseconds: always small, always whole,
+/// and under the policy.
 struct Row {
     name: &'static str,
     all: [u64; 3],
@@ -300,7 +307,8 @@ fn auto_is_near_the_better_of_both_without_single_pages() {
     }
 }
 
-/// Each phase, told from the others by nothing but its faults, costs what the better size for it costs.
+/// Each phase, told from the others by nothing but its faults, costs what the better size for it
+/// costs.
 #[test]
 fn a_change_of_phase_is_followed() {
     for device in DEVICES {

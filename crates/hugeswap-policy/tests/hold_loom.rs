@@ -1,8 +1,9 @@
-//! Unmapping under every schedule, while somebody else uses the mapping: who uses it says so and looks whether it is there still; who unmaps it
-//! takes its address away, and waits until nobody says so any more.
+//! Unmapping under every schedule, while somebody else uses the mapping: who uses it says so and
+//! looks whether it is there still; who unmaps it takes its address away, and waits until nobody
+//! says so any more.
 //!
-//! Checked in every interleaving: nobody uses what is unmapped. That the explorer would notice is checked too: each [`Bug`] breaks a rule, and
-//! the model then fails.
+//! Checked in every interleaving: nobody uses what is unmapped. That the explorer would notice is
+//! checked too: each [`Bug`] breaks a rule, and the model then fails.
 
 use loom::sync::Arc;
 use loom::sync::atomic::Ordering::{Acquire, Relaxed, Release, SeqCst};

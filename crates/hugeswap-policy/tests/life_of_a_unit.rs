@@ -1,5 +1,5 @@
-//! The state machine of a unit: from consistent words it leads to consistent words, and the table of docs/architecture.md is printed
-//! from it.
+//! The state machine of a unit: from consistent words it leads to consistent words, and the table
+//! of docs/architecture.md is printed from it.
 
 use hugeswap_policy::unit::step::{Effects, Event, Lists, step};
 use hugeswap_policy::unit::{
@@ -14,7 +14,8 @@ const FILE: FilePlace = FilePlace {
     unit: 2,
 };
 
-/// Every event, with its facts, and how the document calls it. Where several have one name, they are one row.
+/// Every event, with its facts, and how the document calls it. Where several have one name, they
+/// are one row.
 fn events() -> Vec<(Event, &'static str)> {
     use Event::*;
     const MAPPED: &str = "the program maps memory, or a file";

@@ -1,17 +1,17 @@
 //! The page-state protocol under every schedule: programs, an evictor and a holder of
 //! one unit, run by an explorer of interleavings.
 //!
-//! The lock is [`Lock`], and what becomes of the unit [`step`], the code that the engine runs, over cells of the explorer. Around them
-//! stands a model of the machine:
+//! The lock is [`Lock`], and what becomes of the unit [`step`], the code that the engine runs, over
+//! cells of the explorer. Around them stands a model of the machine:
 //! * the mapping: an access right and the frame's content under one mutex, because an
 //!   instruction and a change of protection are atomic to each other (the change returns when no
 //!   processor can use the old right any more);
 //! * the device: it reads the frame in two halves, so a write in between tears the slot;
 //! * the futex: its check and its sleep are atomic to a wake.
 //!
-//! Checked in every interleaving: one thread owns the lock; a program reads its last write; what others read never
-//! goes back; a clean unit equals its slot; a held unit stays; nobody sleeps for ever (the explorer
-//! reports a deadlock); stable words are consistent.
+//! Checked in every interleaving: one thread owns the lock; a program reads its last write; what
+//! others read never goes back; a clean unit equals its slot; a held unit stays; nobody sleeps for
+//! ever (the explorer reports a deadlock); stable words are consistent.
 //!
 //! That the explorer would notice is checked too: each [`Bug`] breaks one rule of the
 //! protocol, and the test asserts that the model then fails.

@@ -1,8 +1,9 @@
-//! Split clusters under every schedule: threads of one process that claim and free slots of one cluster, and open it
-//! anew when it has become free. The code is the real one, over atomics that the explorer of interleavings sees.
+//! Split clusters under every schedule: threads of one process that claim and free slots of one
+//! cluster, and open it anew when it has become free. The code is the real one, over atomics that
+//! the explorer of interleavings sees.
 //!
-//! Checked in every interleaving: no slot is handed out twice, whoever reserved finds a slot, a cluster is free exactly
-//! when nobody has a slot of it, and its bitmap and count agree at the end.
+//! Checked in every interleaving: no slot is handed out twice, whoever reserved finds a slot, a
+//! cluster is free exactly when nobody has a slot of it, and its bitmap and count agree at the end.
 
 use hugeswap_policy::cell::Cell;
 use hugeswap_policy::thp_swap::slots::{Clusters, used_singly};

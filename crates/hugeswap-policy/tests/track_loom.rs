@@ -1,11 +1,14 @@
-//! Write tracking under every schedule: a program that writes, kswapd that takes a unit away and gives it back, and a tracker that begins an epoch and
-//! copies what is told.
+//! Write tracking under every schedule: a program that writes, kswapd that takes a unit away and
+//! gives it back, and a tracker that begins an epoch and copies what is told.
 //!
-//! The word is a real [`Word`], locked as the head of `unit.rs` says. A write fault locks it, stamps the unit with the clock, gives write access and unlocks; an epoch counts
-//! the clock up, locks, takes write access away and unlocks. Checked in every interleaving: what was written after the tracker has
-//! copied has a stamp of the epoch; a copy of what is told, and of all at first, ends with what the memory holds.
+//! The word is a real [`Word`], locked as the head of `unit.rs` says. A write fault locks it,
+//! stamps the unit with the clock, gives write access and unlocks; an epoch counts the clock up,
+//! locks, takes write access away and unlocks. Checked in every interleaving: what was written
+//! after the tracker has copied has a stamp of the epoch; a copy of what is told, and of all at
+//! first, ends with what the memory holds.
 //!
-//! That the explorer would notice is checked too: each [`Bug`] breaks a rule, and the model then fails.
+//! That the explorer would notice is checked too: each [`Bug`] breaks a rule, and the model then
+//! fails.
 
 use hugeswap_policy::unit::{Kind, LOCKED, WRITABLE, Word};
 use loom::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed, Release};

@@ -1,4 +1,5 @@
-//! The lists that the engine uses against plain LRU and against the optimum, on traces. Everything here is deterministic.
+//! The lists that the engine uses against plain LRU and against the optimum, on traces. Everything
+//! here is deterministic.
 //!
 //! `hugeswap bench workingset --parts traces` prints the whole table.
 
@@ -20,8 +21,8 @@ fn compared() -> Vec<(Trace, Hits)> {
 
 #[test]
 fn the_lists_against_lru_and_the_optimum() {
-    // Where a scan goes by, or a loop is larger than memory, LRU keeps what is not used again: the shares of the footprint in
-    // memory for which that is certain.
+    // Where a scan goes by, or a loop is larger than memory, LRU keeps what is not used again: the
+    // shares of the footprint in memory for which that is certain.
     let above = [
         ("loop", 0.0..1.0),
         ("hot + scan", 0.4..0.6),

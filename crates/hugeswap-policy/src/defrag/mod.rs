@@ -1,9 +1,9 @@
 //! Huge pages without stalls.
 //!
 //! A fault that found no free huge page used to reclaim and compact memory on the spot, and the
-//! program stood still. Here a request says what it may do where none is free ([`gfp`]): wait,
-//! wake the threads that make huge pages available, or neither, and take base pages at once.
-//! Threads in the background keep free memory between watermarks (kswapd), make free huge frames out of
+//! program stood still. Here a request says what it may do where none is free ([`gfp`]): wait, wake
+//! the threads that make huge pages available, or neither, and take base pages at once. Threads in
+//! the background keep free memory between watermarks (kswapd), make free huge frames out of
 //! scattered base pages (kcompactd) and put base-mapped units together again (khugepaged).
 //!
 //! Source: Mel Gorman, "mm: thp: set THP defrag by default to madvise and add a stall-free defrag
@@ -20,8 +20,9 @@
 //!
 //! The marks that wake and stop kswapd are [`crate::watermark`].
 //!
-//! In the engine: `huge.rs` asks for huge frames; `frames.rs`, `arena.rs` and `base` keep them;
-//! `reclaim.rs` is kswapd; `kcompactd.rs` and `khugepaged.rs` are the threads of these names.
+//! In the engine: `memory/huge.rs` asks for huge frames; `memory/frames.rs`, `arena.rs` and `base` keep
+//! frames and base pages; `reclaim.rs` is kswapd; `memory/kcompactd.rs` and `khugepaged.rs` are the
+//! threads of these names.
 
 pub mod compaction;
 pub mod frames;

@@ -1,12 +1,13 @@
-//! An order of reclaim against others, on the same trace: how many accesses find their unit in memory under it, under plain LRU
-//! that sees every access, and at best.
+//! Compares an order of reclaim with others on one trace: how many accesses find their unit in
+//! memory with it, with plain LRU that sees every access, and at best.
 //!
-//! What is tried runs in a [`Machine`]: as in the engine, it does not see the touch of a unit in memory, unless the
-//! unit was watched. Plain LRU sees every touch, which no real memory lets it; and the optimum knows the future.
-//! Where accesses are drawn independently of each other (uniform, by Zipf's law), nobody who does not
-//! know the future can expect more than from keeping the units that are accessed most.
+//! The order under test runs in a [`Machine`]: as in the engine, it does not see the touch of a
+//! unit in memory unless the unit was watched. Plain LRU sees every touch, which no real memory
+//! allows; and the optimum knows the future. Where accesses are drawn independently of each other
+//! (uniform, by Zipf's law), the best expectation without knowledge of the future is to keep the
+//! units that are accessed most.
 //!
-//! For comparisons, not for the engine: this file allocates as it goes.
+//! For comparisons, not for the engine: this module allocates as it goes.
 
 mod traces;
 
@@ -19,7 +20,7 @@ use crate::workingset::lruvec::Lruvecs;
 use std::collections::BinaryHeap;
 use std::sync::atomic::AtomicU16;
 
-/// The lists that the engine uses, for units `0..units`; with refault distances looked at, or not.
+/// The lists of the engine for units `0..units`; `detection` turns on the use of refault distances.
 pub fn lists(units: u32, detection: bool) -> impl Reclaim {
     let weights: Vec<AtomicU16> = (0..units).map(|_| AtomicU16::new(0)).collect();
     let mut lists = Lruvecs::new(units, weights);
@@ -27,25 +28,26 @@ pub fn lists(units: u32, detection: bool) -> impl Reclaim {
     lists
 }
 
-/// How many accesses of a trace found their unit in memory.
+/// Number of accesses of a trace that found their unit in memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Hits {
-    /// Units that memory held.
+    /// Units that memory holds.
     pub capacity: u32,
-    /// Accesses, the first to each unit included.
+    /// Accesses, with the first to each unit.
     pub accesses: u64,
-    /// Under the order that was tried.
+    /// Hits of the order under test.
     pub ours: u64,
-    /// Under LRU that sees every access (the exact stack order).
+    /// Hits of LRU that sees every access (the exact stack order).
     pub lru: u64,
-    /// If the units that turn out to be accessed most in all of the trace were kept, once there.
+    /// Hits if the units that are accessed most over the trace were kept, once there.
     pub hottest: u64,
-    /// At most: under Belady's MIN.
+    /// Upper bound: hits of Belady's MIN.
     pub best: u64,
 }
 
 impl Hits {
-    /// Compares `policy`, which has room for the trace's units, with the others in memory of `capacity` units.
+    /// Compares `policy`, which has room for the trace's units, with the other orders in memory of
+    /// `capacity` units.
     ///
     /// # Panics
     /// If the capacity is 0.
@@ -66,7 +68,7 @@ impl Hits {
     }
 }
 
-/// Hits under `policy` in a machine, which reads nothing ahead and whose devices take no time.
+/// Hits of `policy` in a machine without readahead, whose devices take no time.
 ///
 /// # Panics
 /// If the machine contradicts itself.
@@ -74,7 +76,7 @@ pub fn replay<R: Reclaim>(trace: &Trace, capacity: u32, policy: R) -> u64 {
     let config = Config {
         units: trace.units,
         budget: capacity,
-        // Never half full: slots are kept.
+        // Never half full, so slots are kept.
         slots: 2 * trace.units + 2,
         readahead_max: 0,
         io_steps: 0,
@@ -99,7 +101,7 @@ pub fn replay<R: Reclaim>(trace: &Trace, capacity: u32, policy: R) -> u64 {
     hits
 }
 
-/// Hits under LRU that sees every access.
+/// Hits of LRU that sees every access.
 pub fn lru(trace: &Trace, capacity: u32) -> u64 {
     let mut list = Lru::new(trace.units);
     let mut hits = 0;
@@ -114,7 +116,7 @@ pub fn lru(trace: &Trace, capacity: u32) -> u64 {
     hits
 }
 
-/// Hits if the units that are accessed most were kept, and one more for all others.
+/// Hits if the units that are accessed most were kept, and one more place for all others.
 pub fn hottest(trace: &Trace, capacity: u32) -> u64 {
     let mut counts = vec![0u64; trace.units as usize];
     trace.accesses.iter().for_each(|&u| counts[u as usize] += 1);
@@ -123,8 +125,8 @@ pub fn hottest(trace: &Trace, capacity: u32) -> u64 {
     kept.map(|n| n.saturating_sub(1)).sum()
 }
 
-/// Hits at most: what is used last is dropped first (L. Belady, "A study of replacement algorithms for a virtual-storage
-/// computer", 1966). Takes O(n log n) of the accesses.
+/// Largest number of hits: the unit that is used last is dropped first (L. Belady, "A study of
+/// replacement algorithms for a virtual-storage computer", 1966). Takes O(n log n) of the accesses.
 pub fn best(trace: &Trace, capacity: u32) -> u64 {
     let never = trace.accesses.len();
     let mut next = vec![never; trace.accesses.len()];
@@ -132,7 +134,7 @@ pub fn best(trace: &Trace, capacity: u32) -> u64 {
     for (at, &unit) in trace.accesses.iter().enumerate().rev() {
         next[at] = std::mem::replace(&mut last[unit as usize], at);
     }
-    // When each unit in memory is used next; entries of the heap that say otherwise are of the past.
+    // Next use of each unit in memory; entries of the heap that differ are out of date.
     let mut due: Vec<Option<usize>> = vec![None; trace.units as usize];
     let mut furthest: BinaryHeap<(usize, u32)> = BinaryHeap::new();
     let (mut held, mut hits) = (0, 0);
@@ -211,7 +213,8 @@ mod tests {
 
     #[test]
     fn a_loop_is_known() {
-        // Over one unit more than there is room for, LRU finds nothing; at best one of every five accesses misses.
+        // Over one unit more than there is room for, LRU finds nothing; at best one of every five
+        // accesses misses.
         let t = trace(6, (0..6).cycle().take(6 * 100).collect());
         assert_eq!(lru(&t, 5), 0);
         assert_eq!(lru(&t, 6), 6 * 99);

@@ -1,4 +1,4 @@
-//! The machine's half that makes room: frames, write-outs, kswapd, discards.
+//! The part of the machine that makes room: frames, write-outs, kswapd, discards.
 
 use super::{BATCH, Io, Machine, OWNER, Sink, TORN};
 use crate::UNIT_PAGES;
@@ -42,7 +42,7 @@ impl<R: Reclaim> Machine<R> {
         }
     }
 
-    /// Takes a clean unit's access away, unless somebody holds it.
+    /// Takes the access of a clean unit away, unless it is pinned.
     pub(super) fn watch_or_keep(&mut self, u: u32, sink: Sink<'_>) {
         if self.words[u as usize].pins() > 0 {
             self.active.rotate(u);
@@ -53,7 +53,7 @@ impl<R: Reclaim> Machine<R> {
         }
     }
 
-    /// A frame for a fault, waiting for one if need be. False if none can be had.
+    /// A frame for a fault, after a wait if necessary. False if none can be had.
     pub(super) fn take_frame(&mut self, sink: Sink<'_>) -> bool {
         let mut stalled = false;
         loop {
@@ -79,7 +79,7 @@ impl<R: Reclaim> Machine<R> {
         }
     }
 
-    /// Frees the frame of the unit that was watched longest. False if none is.
+    /// Frees the frame of the unit that was watched for longest. False if none is watched.
     pub(super) fn drop_watched(&mut self, sink: Sink<'_>) -> bool {
         let mut oldest = [0];
         if self.watched.isolate(1, &mut oldest) == 0 {
@@ -109,7 +109,7 @@ impl<R: Reclaim> Machine<R> {
         }
     }
 
-    /// Reclaims up to `want` of the units that should go first. False if there are none that can.
+    /// Reclaims up to `want` of the units that are next. False if no unit can be reclaimed.
     pub(super) fn shrink(&mut self, want: u64, sink: Sink<'_>) -> bool {
         let (mut scan, mut done) = (self.active.len(), 0);
         let mut batch = [0; BATCH];
@@ -189,7 +189,7 @@ impl<R: Reclaim> Machine<R> {
         self.truth[n] = 0;
         let w = self.words[n];
         if w.pins() > 0 {
-            // Held: it keeps its frame and becomes zeros there.
+            // Pinned: it keeps its frame and becomes zeros there.
             self.memory[n] = 0;
             self.happens(u, Event::Dirtied);
             return;

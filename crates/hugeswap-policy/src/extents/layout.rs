@@ -6,8 +6,8 @@
 //! the file system. A claim for a whole unit takes a cluster in one piece first; a claim for single
 //! slots takes one in several pieces first, and loses nothing by it.
 //!
-//! The bits are hints: a process that gives a cluster its blocks sets them, and a claim that goes by
-//! an old bit gets a worse cluster, not a wrong one. Claims look at the bits of 64 clusters at a
+//! The bits are hints: a process that gives a cluster its blocks sets them, and a claim that goes
+//! by an old bit gets a worse cluster, not a wrong one. Claims look at the bits of 64 clusters at a
 //! time. No lock; may be called from the fault path.
 
 use crate::cell::Cell;

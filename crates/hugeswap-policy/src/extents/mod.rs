@@ -1,19 +1,25 @@
 //! Where swap lies on its device.
 //!
-//! A swap file is many extents on its device, and what its blocks look like decides what a transfer of
-//! 2 MiB costs. The published system looks up the extent of each page at each transfer, in a
-//! balanced map in place of a list; see [`Extents`].
+//! A swap file may be tens of thousands of extents on its device. The kernel's swap finds the extent
+//! of each page at each transfer, and a linear list of them once took a third of all time. The
+//! published system keeps them in a balanced map. Here [`Extents`] is such a map, with less memory
+//! and faster look-ups, read by any number of threads without a lock.
 //!
-//! Source: Aaron Lu, "swap: use rbtree for swap_extent" (Linux 5.3, 2019).
+//! The engine writes to swap files through their file system, which finds the blocks. It uses the map
+//! to find the area that a slot is in, at each transfer. What the extents of the file decide is which
+//! clusters to claim: a cluster in one piece is one request of the device ([`for_each_cluster`],
+//! [`layout`]), also in a file that grows while it is in use.
+//!
+//! Source: Aaron Lu, "mm, swap: use rbtree for swap_extent" (Linux 5.3, 2019).
 //!
 //! | part | what it decides |
 //! | --- | --- |
-//! | [`Extents`] | which extent a page of an area is in, and how much of it follows |
-//! | [`for_each_cluster`] | which clusters of 2 MiB have blocks, and in how many pieces |
+//! | [`Extents`] | which extent a page is in, where that lies, and how much of it follows |
+//! | [`for_each_cluster`] | which clusters of 2 MiB have all their blocks, and in how many pieces |
 //! | [`layout`] | which cluster a claim takes first, by how each lies on its device |
 //!
-//! In the engine: `pool/lies.rs` asks the file system (FIEMAP) as an area is turned on or grows;
-//! `store/claim.rs` claims by [`layout`].
+//! In the engine: `pool/areas.rs` locates slots; `pool/extents.rs` asks the file system for extents
+//! (FIEMAP) as an area is turned on or grows; `store/claim.rs` claims by [`layout`].
 
 mod clusters;
 pub mod layout;

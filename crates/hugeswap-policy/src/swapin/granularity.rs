@@ -1,33 +1,36 @@
 //! How much to bring in at a fault: 4 KiB, 64 KiB, or the whole unit of 2 MiB.
 //!
-//! Whole units win sequential work by ten times and lose random work by twenty, and nobody says
-//! beforehand which it is. The decision is made from faults alone, for each unit, by three rules.
+//! Whole units win sequential work by a factor of ten and lose random work by twenty, and no hint
+//! says beforehand which it is. The decision is made from faults alone, for each unit, by three
+//! rules.
 //!
-//! **A unit pays for itself** (ski rental: Karlin, Manasse, Rudolph and Sleator, *Competitive snoopy
-//! caching*, 1988). Small transfers go on until what they have cost since the unit came in would
-//! exceed the cost of having brought it whole; then the rest comes in one piece. What a transfer
-//! costs is the device's time, the CPU's, and the memory it takes from others for the rest of the unit's stay ([`Costs`]). Of a unit
-//! of which `n` pages are touched, each fault costing `c`, the better choice in hindsight costs
-//! `min(n c, B)`, `B` being the whole; this rule pays `n c` while that is at most `B`, and no more
-//! than `2 B` after that: **never more than twice the better choice**.
+//! **A unit pays for itself** (ski rental: Karlin, Manasse, Rudolph and Sleator, *Competitive
+//! snoopy caching*, 1988). Small transfers go on until their cost since the unit came in would
+//! exceed the cost of having brought it whole; then the rest comes in one piece. The cost of a
+//! transfer is the device's time, the CPU's, and the memory that it takes from others for the rest
+//! of the unit's stay ([`Costs`]). For a unit of which `n` pages are touched, each fault costing
+//! `c`, the better choice in hindsight costs `min(n c, B)`, where `B` is the cost of the whole.
+//! This rule pays `n c` while that is at most `B`, and no more than `2 B` after that: **never more
+//! than twice the better choice**.
 //!
-//! **A run ramps** ([`PageStreams`]). A fault stream that advances is taken to go on for as many
-//! steps as it has made. 64 KiB come at once when the page faults they save by that measure cost as
-//! much; and once the run has come by more than a unit, so do whole units, and units ahead of it
-//! ([`Decision::ahead`]), if its stride touches enough of each. So one threshold, in steps, serves
-//! any stride and any device.
+//! **A run ramps** ([`PageStreams`]). A fault stream that advances is expected to go on for as many
+//! steps as it has made. It gets 64 KiB at once when the page faults that these save, by that
+//! measure, cost as much. Once the run has come by more than a unit, it gets whole units, and units
+//! ahead of it ([`Decision::ahead`]), if its stride touches enough of each. So one threshold, in
+//! steps, serves any stride and any device.
 //!
-//! **A unit is remembered** ([`Density`]). How many of its pages were touched while it was last in
-//! memory tells at its first fault whether it is worth a whole transfer. If it was sparse, the first rule alone decides, which costs a sparse
-//! unit nothing. Of an unknown unit is believed what the unknown ones before it turned out to be.
+//! **A unit is remembered** ([`Density`]). The number of its pages that were touched while it was
+//! last in memory tells at its first fault whether a whole transfer is worth its cost. If it was
+//! sparse, the first rule alone decides, which costs a sparse unit nothing. An unknown unit is
+//! expected to be what the unknown ones before it turned out to be.
 //!
-//! The second and third rule are advice, and advice can be wrong: a unit that came whole cannot be
-//! seen to be used. A rule that is `1 + t` times the best when advice is right is at worst `1 + 1/t`
-//! times (Kumar, Purohit and Svitkina, *Improving online algorithms via ML predictions*, 2018), `t`
-//! being the share of the rent that is paid before advice is followed. Here it is followed at once,
-//! but not always: now and then an advised unit is tried by the first rule, and the outcome says how
-//! often (`granularity/trust.rs` has the argument). For single pages and whole units, prices that
-//! stand still, and units that leave memory as one, that promises:
+//! The second and third rule are advice, and advice can be wrong: how much is used of a unit that
+//! came whole cannot be seen. A rule that is `1 + t` times the best when advice is right is at
+//! worst `1 + 1/t` times (Kumar, Purohit and Svitkina, *Improving online algorithms via ML
+//! predictions*, 2018), where `t` is the share of the rent that is paid before advice is followed.
+//! Here it is followed at once, but not always: now and then an advised unit is tried by the first
+//! rule, and the outcome decides how often (`granularity/trust.rs` has the argument). For single
+//! pages and whole units, constant prices, and units that leave memory as one, this promises:
 //!
 //! | | at most, times the better choice in hindsight |
 //! | --- | --- |
@@ -37,17 +40,17 @@
 //! | one unit wrongly advised | not bounded by its own use: what it had paid, and one whole transfer |
 //! | a run that goes on in steps of 64 KiB after having gone by pages | a 64 KiB transfer for each page, until they add up to `B`: then still `2 B` |
 //!
-//! What it does not promise: anything against a program that sees our coin (looks which units came
-//! whole, and leaves those alone). And the factor is one of costs with memory at its price: where the
-//! price is high and yet nothing is displaced that would have stayed (a loop over less than a quarter more
-//! than memory), dense units without advice go on by pages for longer than they should. For a unit
-//! that is tried on a stream's behalf memory is not counted, so that trying stays cheap.
+//! There is no promise against a program that sees the coin (finds out which units came whole, and
+//! leaves those alone). The factor compares costs with memory at its price: where the price is high
+//! and yet no page is displaced that would have stayed (a loop over less than a quarter more than
+//! memory), dense units without advice go on by pages for longer than they should. For a unit that
+//! is tried because of a stream, memory is not counted, so that trials stay cheap.
 //!
-//! A unit that is evicted bit by bit takes what the pages that leave have paid out of its account, so
-//! each fault is counted towards one whole transfer only.
+//! When pages of a unit are evicted one by one, their payments leave its account, so that each
+//! fault counts towards one whole transfer only.
 //!
-//! No allocation, constant time, no clock. [`decide`] is a pure function; [`Granularity`] has an owner
-//! who serialises calls.
+//! No allocation, constant time, no clock. [`decide`] is a pure function; the owner of a
+//! [`Granularity`] serialises calls.
 
 mod account;
 mod cost;
@@ -63,9 +66,9 @@ use trust::Trust;
 use crate::UNIT_PAGES;
 use std::ops::Range;
 
-/// Pages in a unit.
+/// Number of pages in a unit.
 const PAGES: u16 = UNIT_PAGES as u16;
-/// Pages in a piece of 64 KiB.
+/// Number of pages in a piece of 64 KiB.
 pub const PIECE_PAGES: u16 = 16;
 
 /// The sizes of transfer.
@@ -80,7 +83,7 @@ pub enum Size {
 }
 
 impl Size {
-    /// Pages in it.
+    /// Number of pages in it.
     pub const fn pages(self) -> u16 {
         match self {
             Size::Page => 1,
@@ -90,10 +93,12 @@ impl Size {
     }
 }
 
-/// Which transfers may be made, by what the machine allows and what is set.
+/// The sizes of transfer that the machine and the settings allow.
 ///
-/// Under `thp.swapin = always` only `whole` (while a huge frame is to be had), under `never` only `base_4k`; without
-/// userfaultfd `piece_64k` while the budget of mappings lasts, and `whole`. With nothing allowed a page is decided on.
+/// Under `thp.swapin = always` only `whole` (while there are huge frames), under `never` only
+/// `base_4k`; without userfaultfd `piece_64k` while the number of mappings allows it, and `whole`.
+/// If nothing is allowed, the decision is a page. userfaultfd `piece_64k` while the budget of
+/// mappings lasts, and `whole`. With nothing allowed a page is decided on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Allowed {
     /// Single pages.
@@ -105,14 +110,14 @@ pub struct Allowed {
 }
 
 impl Allowed {
-    /// Everything.
+    /// All sizes.
     pub const ALL: Allowed = Allowed {
         base_4k: true,
         piece_64k: true,
         whole: true,
     };
 
-    /// The smallest transfer there is.
+    /// The smallest size that is allowed.
     const fn smallest(self) -> Size {
         match self {
             Allowed { base_4k: true, .. } => Size::Page,
@@ -125,44 +130,45 @@ impl Allowed {
     }
 }
 
-/// A fault on a unit of which the page asked for is in swap.
+/// A fault on a unit in which the page that was touched is in swap.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Fault {
-    /// The unit's number in the address space.
+    /// Number of the unit in the address space.
     pub unit: u64,
-    /// The page in the unit, below 512.
+    /// Page of the unit, below 512.
     pub page: u16,
-    /// How many pages of the unit are resident.
+    /// Number of pages of the unit that are resident.
     pub present: u16,
-    /// What is remembered of it.
+    /// The density that is remembered of the unit.
     pub density: Density,
-    /// How much of the unit's stay in memory lies ahead, of [`STAY`].
+    /// The share of the unit's stay in memory that lies ahead, in parts of [`STAY`].
     pub stay: u16,
 }
 
-/// A whole stay in memory.
+/// Parts of a whole stay in memory.
 pub const STAY: u16 = 1 << 10;
-/// What came in less of a stay says no more of the rest than if it had taken as long as this.
+/// Pages that came in a shorter part of a stay say no more of the rest than if it had been this
+/// long.
 const SHORT_STAY: u16 = STAY / 4;
 
-/// What is known beyond the unit's own account.
+/// What is expected of a unit beyond its own account.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Advice {
-    /// Nothing.
+    /// Nothing is known.
     #[default]
     None,
-    /// A run of this stride, in pages, will use a 64 KiB piece.
+    /// A run of this stride, in pages, will use a piece of 64 KiB.
     Run(u16),
-    /// A run of this stride will use the unit.
+    /// A run of this stride, in pages, will use the unit.
     Stream(u16),
     /// The unit was dense.
     Dense,
 }
 
-/// Why a transfer is of its size.
+/// The reason for the size of a transfer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Reason {
-    /// The smallest there is: nothing speaks for more.
+    /// It is the smallest allowed: there is no reason for more.
     Small,
     /// A run will use a piece.
     Run,
@@ -174,29 +180,32 @@ pub enum Reason {
     Dense,
 }
 
-/// What to bring in, and what to keep in mind once that is done.
+/// What to bring in, and the state to keep once that is done.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Decision {
-    /// Pages of the unit, aligned to their number (1, 16 or 512). Those that are resident already are to be left out.
+    /// Pages of the unit, aligned to their number (1, 16 or 512). Resident ones are left out of the
+    /// transfer.
     pub pages: Range<u16>,
-    /// The whole unit, as a huge page if one is to be had.
+    /// The whole unit comes in, as a huge page if there is a frame.
     pub whole: bool,
-    /// Why.
+    /// The reason for the size.
     pub reason: Reason,
-    /// The unit's account from now on.
+    /// The account of the unit from now on.
     pub history: UnitHistory,
-    /// What is remembered of the unit from now on.
+    /// The density to remember of the unit from now on.
     pub density: Density,
-    /// The unit comes whole on advice, and more may follow: ask [`crate::swapin::readahead::Streams`] what comes next,
-    /// and [`Granularity::admits_ahead`] for each of those units.
+    /// The unit comes whole on advice, and more units may follow:
+    /// [`crate::swapin::readahead::Streams`] tells what comes next, and
+    /// [`Granularity::admits_ahead`] decides about each of those units.
     pub ahead: bool,
-    /// It would have come whole, but that was not allowed.
+    /// The unit would have come whole if that were allowed.
     pub missed: bool,
 }
 
-/// Decides. Pure: the same arguments give the same decision.
+/// Decides about a fault. Pure: the same arguments give the same decision.
 ///
-/// If the decision cannot be carried out (no huge frame, no mapping left), it is dropped and another made with less allowed.
+/// A decision that cannot be carried out (no huge frame, no mapping left) is dropped, and another
+/// made with less allowed.
 pub fn decide(
     costs: &Costs,
     allowed: Allowed,
@@ -223,7 +232,7 @@ pub fn decide(
     if let Some(reason) = reason_for_whole.filter(|_| allowed.whole) {
         let density = match advice {
             Advice::Stream(stride) => Density::of(PAGES.div_ceil(stride.max(1))),
-            // How many more will be touched nobody will see.
+            // How many more pages will be touched cannot be seen.
             _ if reason == Reason::Paid => Density::FULL,
             _ => fault.density,
         };
@@ -260,8 +269,8 @@ pub fn decide(
     }
 }
 
-/// The costs that count for a unit. What a stream passes by goes soon whatever its size: the memory it takes is no argument when
-/// it is tried.
+/// The costs that count for a unit. Pages of a stream leave soon whatever the size, so memory is no
+/// argument when the unit is tried.
 fn costs_of(costs: &Costs, history: UnitHistory) -> Costs {
     match history.is_tried_stream() {
         true => Costs {
@@ -272,8 +281,8 @@ fn costs_of(costs: &Costs, history: UnitHistory) -> Costs {
     }
 }
 
-/// What the unit would have cost, had it come whole before its first small transfer, for a whole stay; what it takes
-/// more to fill it up now counts up to an eighth of that.
+/// What the unit would have cost for a whole stay, had it come whole before its first small
+/// transfer. The extra cost of filling it up now counts up to an eighth of that.
 fn whole_cost(costs: &Costs, fault: &Fault, history: UnitHistory) -> u64 {
     let there = fault.present.saturating_sub(history.brought);
     let missing = PAGES.saturating_sub(there);
@@ -286,32 +295,33 @@ fn whole_cost(costs: &Costs, fault: &Fault, history: UnitHistory) -> u64 {
     whole.saturating_add(more)
 }
 
-/// What a page that comes for the rest of a stay is worth, in [`WORTH`] parts of one that comes for all of it.
+/// The worth of a page that comes for the rest of a stay, in [`WORTH`] parts of one that comes for
+/// all of it.
 fn worth(full: &Costs, rest: &Costs) -> u16 {
     let parts = rest.of(Size::Page).saturating_mul(u64::from(WORTH));
     (parts.div_ceil(full.of(Size::Page).max(1)) as u16).min(WORTH)
 }
 
-/// What small transfers would cost for `touches` of a unit.
+/// The cost of small transfers for `touches` of a unit.
 fn small_cost(costs: &Costs, small: Size, touches: u64) -> u64 {
     let transfers = touches.min(u64::from(PAGES / small.pages()));
     costs.of(small).saturating_mul(transfers)
 }
 
-/// The decision with all that it learns from. One for each process.
+/// The decision and all that it learns from. One for each process.
 #[derive(Clone, Debug)]
 pub struct Granularity {
     streams: PageStreams,
-    /// In runs that come by a unit.
+    /// Trust in runs that come by a unit.
     stream_trust: Trust,
-    /// In what is remembered of units.
+    /// Trust in the remembered density.
     memory_trust: Trust,
-    /// In units of which nothing is known being as dense as others were.
+    /// Trust that unknown units are as dense as others were.
     new_trust: Trust,
 }
 
 impl Granularity {
-    /// Nothing learnt. `seed` is any number that the program does not know.
+    /// A state that has learnt nothing. `seed` is any number that the program does not know.
     pub fn new(seed: u64) -> Granularity {
         Granularity {
             streams: PageStreams::new(),
@@ -321,7 +331,7 @@ impl Granularity {
         }
     }
 
-    /// How far streams are believed, and how far memory is, for counters.
+    /// Trust in streams and in remembered density, for counters.
     pub fn trust(&self) -> (u32, u32) {
         (self.stream_trust.level(), self.memory_trust.level())
     }
@@ -336,7 +346,7 @@ impl Granularity {
         }
     }
 
-    /// Decides about a fault that needs swap data.
+    /// Decides about a fault that needs data from swap.
     pub fn on_fault(
         &mut self,
         costs: &Costs,
@@ -363,7 +373,8 @@ impl Granularity {
         decision
     }
 
-    /// The account and the advice to decide by, and would there have been advice to bring the whole, were it allowed?
+    /// The account and the advice to decide by, and whether there would have been advice for the
+    /// whole, were it allowed.
     fn advise(
         &mut self,
         costs: &Costs,
@@ -382,9 +393,9 @@ impl Granularity {
             return (history, self.run_advice(costs, run), false);
         }
         let small = allowed.smallest();
-        // From here on: what was paid is paid.
+        // Payments before this point are not looked at again.
         let whole = whole_cost(costs, fault, UnitHistory::NEW);
-        // Of the pages that will be touched, those that are there already save nothing.
+        // Pages that are there already save nothing.
         let missing = u64::from(PAGES.saturating_sub(fault.present));
         let pays = |touches: u64| {
             let saved = small_cost(costs, small, (touches * missing).div_ceil(UNIT_PAGES));
@@ -413,7 +424,7 @@ impl Granularity {
             return (tried, self.run_advice(costs, run), false);
         }
         let advice = if stream {
-            // What lies between two pieces was brought with the first.
+            // The pages between two pieces came with the first.
             let stride = if run.stride <= small.pages() {
                 1
             } else {
@@ -437,7 +448,7 @@ impl Granularity {
         }
     }
 
-    /// Is a run worth a piece?
+    /// True if a run is worth a piece.
     fn run_advice(&self, costs: &Costs, run: Run) -> Advice {
         let touches = run.touches(u64::from(PIECE_PAGES));
         let saved = costs.of(Size::Page).saturating_mul(touches);
@@ -448,8 +459,9 @@ impl Granularity {
         }
     }
 
-    /// May an absent unit that [`crate::swapin::readahead::Streams`] wants be read ahead? `by` is the reason of the [`Decision`] that it follows from.
-    /// If not, it is left to its faults, under the account given back.
+    /// Decides whether an absent unit that [`crate::swapin::readahead::Streams`] wants is read
+    /// ahead; `by` is the reason of the [`Decision`] that asked for it. If not, the error is the
+    /// account under which the unit is left to its faults.
     pub fn admits_ahead(
         &mut self,
         costs: &Costs,
@@ -472,14 +484,15 @@ impl Granularity {
         }
     }
 
-    /// Units `start..end` are whole in memory, or were read ahead: streams that have reached them will fault beyond them, if at all. To be
-    /// told of the neighbours (a few, on both sides) of every unit that a decision brings to its end.
+    /// Notes that units `start..end` are whole in memory or were read ahead, so that streams that
+    /// have reached them fault beyond them, if at all. To be called with the neighbours (a few, on
+    /// both sides) of every unit that a decision brings to its end.
     pub fn on_ahead(&mut self, start: u64, end: u64) {
         let page = |unit: u64| unit.saturating_mul(UNIT_PAGES);
         self.streams.on_brought(page(start), page(end));
     }
 
-    /// A touch of a page that was in memory but not mapped (read ahead, or watched).
+    /// Notes a touch of a page that was in memory but not mapped (read ahead, or watched).
     pub fn on_soft_fault(&mut self, unit: u64, page: u16) {
         self.streams.on_fault(
             unit.saturating_mul(UNIT_PAGES)
@@ -487,8 +500,9 @@ impl Granularity {
         );
     }
 
-    /// Reclaim took pages of a unit that is not whole, after `stayed` of [`STAY`]; `left` of it are resident still. Gives the account
-    /// from now on, and what to remember if that is news. (For discarded and unmapped units the account is just dropped.)
+    /// Notes that reclaim took pages of a unit that is not whole, after `stayed` of [`STAY`], and
+    /// that `left` pages of it are still resident. Returns the account from now on, and the density
+    /// to remember if it is news. (The account of a discarded or unmapped unit is dropped.)
     pub fn on_evicted(
         &mut self,
         costs: &Costs,
@@ -496,7 +510,7 @@ impl Granularity {
         left: u16,
         stayed: u16,
     ) -> (UnitHistory, Option<Density>) {
-        // Pages from before the account are older, and went first.
+        // Pages from before the account are older, and left first.
         if left >= history.brought {
             return (history, None);
         }

@@ -1,39 +1,39 @@
-//! What to bring in before it is asked for: sequential streams among faults.
+//! Which units to read before they are asked for: sequential streams among faults.
 //!
-//! A fixed table remembers where recent faults were. A fault next to one of them
-//! makes a *stream*, ascending or descending, and what lies ahead of a stream is
-//! read before the program gets there. Windows ramp 1, 2, 4 and so on up to the maximum, and
-//! the next one is asked for when half of the last has been used, so a stream that runs well
-//! never waits for its own readahead. A constant stride of up to [`MAX_STRIDE`] units
-//! is followed too, after a third fault and one unit at a time.
+//! A fixed table remembers the positions of recent faults. A fault next to one of them makes a
+//! *stream*, ascending or descending, and units ahead of a stream are read before the program gets
+//! there. Windows ramp 1, 2, 4 and so on up to the maximum, and the next window is asked for when
+//! half of the last has been used, so a steady stream never waits for its own readahead. A constant
+//! stride of up to [`MAX_STRIDE`] units is followed too, after a third fault and one unit at a
+//! time.
 //!
-//! What was read ahead for nothing ([`Streams::on_waste`]) halves a stream's window, which then
-//! grows back one unit at a time. Waste and chance neighbours among random faults make the table
-//! doubtful, and while it is, a stream needs a fourth fault before anything is read.
+//! Units that were read ahead and not used ([`Streams::on_waste`]) halve the window of their
+//! stream, which then grows back one unit at a time. Waste, and chance neighbours among random
+//! faults, put the table in doubt; then a stream needs a fourth fault before anything is read.
 //!
 //! First touches ([`Streams::on_first_touch`]) have streams of their own.
 //!
-//! Promises: a window lies below the mapping's limit and within the maximum of the unit
-//! that faulted, so a stream never has more than that outstanding; it does not ask for a
-//! unit twice unless the first time was for nothing. No allocation; constant time.
+//! Promises: a window lies below the mapping's limit and within the maximum of the unit that
+//! faulted, so a stream never has more than that outstanding. It does not ask for a unit twice
+//! unless the first time was wasted. No allocation; constant time.
 //!
-//! Concurrency: none here; the owner serialises calls.
+//! Concurrency: none; the owner serialises calls.
 
-/// Streams remembered of each sort.
+/// Number of streams of each sort that are remembered.
 pub const STREAMS: usize = 16;
-/// The longest stride that is followed, in units.
+/// Longest stride that is followed, in units.
 pub const MAX_STRIDE: u64 = 8;
-/// The most units a first touch maps at once.
+/// Largest number of units that a first touch maps at once.
 pub const MAX_AROUND: u32 = 32;
 
 /// Units beyond this are never read ahead (no address space is that large).
 const UNIT_END: u64 = 1 << 62;
-/// A stream counts as used this many faults later than it was, compared with a lone fault.
+/// A stream counts as used so many faults later than it was, compared with a lone fault.
 const STREAM_LEAD: u64 = 4 * STREAMS as u64;
-/// Doubt at which a longer run is asked for, and the most there can be.
+/// Doubt at which a longer run is needed, and the largest doubt.
 const DOUBTFUL: u32 = 8;
 const DOUBT_MAX: u32 = 16;
-/// Faults in sequence before anything is read: usually, in doubt, and the most that are counted.
+/// Faults in sequence before anything is read: normally, in doubt, and the largest number counted.
 const RUN: u32 = 2;
 const RUN_IN_DOUBT: u32 = 4;
 const RUN_MAX: u32 = 8;
@@ -41,28 +41,28 @@ const RUN_MAX: u32 = 8;
 /// Units to read: `start .. start + count`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Window {
-    /// The first unit.
+    /// First unit.
     pub start: u64,
-    /// How many; 0 is nothing to do.
+    /// Number of units; 0 if there is nothing to read.
     pub count: u32,
 }
 
 impl Window {
-    /// Nothing to read.
+    /// An empty window.
     pub const NONE: Window = Window { start: 0, count: 0 };
 
-    /// Is there nothing to read?
+    /// True if there is nothing to read.
     pub const fn is_empty(self) -> bool {
         self.count == 0
     }
 
-    /// One past the last unit.
+    /// Unit after the last.
     pub const fn end(self) -> u64 {
         self.start + self.count as u64
     }
 
-    /// The units in the order they will be needed, for a window that a fault on `unit` gave:
-    /// the nearest first.
+    /// The units in the order in which the program needs them, for a window that a fault on `unit`
+    /// gave: nearest first.
     pub fn units(self, unit: u64) -> impl Iterator<Item = u64> {
         (0..u64::from(self.count)).map(move |i| {
             if self.start < unit {
@@ -78,11 +78,11 @@ impl Window {
 /// stream are mirrored, so every stream ascends.
 #[derive(Clone, Copy, Default)]
 struct Stream {
-    /// When it was last used, in faults; 0 is an empty place.
+    /// Number of the fault at which it was last used; 0 for an empty place.
     stamp: u64,
     /// Position of the last fault.
     last: u64,
-    /// First position that was not asked for. Above `last`.
+    /// First position that was not asked for; above `last`.
     ahead: u64,
     /// Distance between faults; 0 if unknown (a lone fault).
     stride: u64,
@@ -91,9 +91,9 @@ struct Stream {
     run: u32,
     /// Size of the last window.
     window: u32,
-    /// The largest window its own waste has left it.
+    /// Largest window, after its own waste.
     cap: u32,
-    /// Faults in a row that found nothing where something had been asked for.
+    /// Faults in a row on units that had been asked for and were not there.
     misses: u32,
     /// Waste was already counted since the last fault.
     wasted: bool,
@@ -120,7 +120,7 @@ impl Stream {
         self.window = self.window.min(self.cap);
     }
 
-    /// When it may be replaced, compared with others.
+    /// Rank for replacement: the smallest is replaced first.
     fn rank(&self) -> u64 {
         if self.stamp != 0 && self.is_stream() {
             self.stamp + STREAM_LEAD
@@ -134,7 +134,7 @@ impl Stream {
 #[derive(Clone, Copy, Default)]
 struct Touch {
     stamp: u64,
-    /// The unit that would continue it.
+    /// The unit that continues it.
     next: u64,
     count: u32,
 }
@@ -145,13 +145,13 @@ pub struct Streams {
     touches: [Touch; STREAMS],
     now: u64,
     max_window: u32,
-    /// How often lately neighbouring faults were chance and readahead was for nothing.
+    /// How often of late neighbouring faults were chance and readahead was wasted.
     doubt: u32,
 }
 
 impl Streams {
-    /// No streams; windows of up to `max_window` units (0 turns readahead off, not the
-    /// grouping of first touches).
+    /// No streams, and windows of up to `max_window` units. 0 turns readahead off, but not the
+    /// grouping of first touches.
     pub fn new(max_window: u32) -> Streams {
         Streams {
             streams: [Stream::default(); STREAMS],
@@ -162,14 +162,15 @@ impl Streams {
         }
     }
 
-    /// Changes the largest window; what was asked for already stands.
+    /// Sets the largest window. Units that were asked for already stay asked for.
     pub fn set_max_window(&mut self, max_window: u32) {
         self.max_window = max_window;
     }
 
-    /// A fault on `unit` needed swap data; `cached` if it had been read ahead (or was on its way).
-    /// Returns what to read now. `limit` is the first unit past the mapping; the caller clips a
-    /// descending window at the mapping's start, and drops units that are not in swap.
+    /// Notes a fault on `unit` that needed data from swap, and returns what to read now. `cached`
+    /// says that the unit had been read ahead or was on its way. `limit` is the first unit past the
+    /// mapping. The caller clips a descending window at the start of the mapping, and drops units
+    /// that are not in swap.
     pub fn on_fault(&mut self, unit: u64, limit: u64, cached: bool) -> Window {
         let limit = limit.min(UNIT_END);
         if unit >= limit || self.max_window == 0 {
@@ -183,8 +184,8 @@ impl Streams {
         Window::NONE
     }
 
-    /// Units `from..to` are in memory, so that whoever came past them did not fault: an ascending stream
-    /// that had reached `from` is at `to` by now.
+    /// Notes that units `from..to` are in memory, so that a thread that passed them did not fault:
+    /// an ascending stream that had reached `from` is at `to` by now.
     pub fn on_resident(&mut self, from: u64, to: u64) {
         let to = to.min(UNIT_END);
         let passed = self.streams.iter_mut().find(|s| {
@@ -203,7 +204,7 @@ impl Streams {
         }
     }
 
-    /// A unit that was read ahead was reclaimed without having been used.
+    /// Notes that a unit that was read ahead was reclaimed without having been used.
     pub fn on_waste(&mut self, unit: u64) {
         if unit >= UNIT_END {
             return;
@@ -218,8 +219,8 @@ impl Streams {
         }
     }
 
-    /// A window was not carried out from `unit` on (in the stream's direction), for want of
-    /// memory: the rest is asked for again, with the next fault.
+    /// Notes that a window was not carried out from `unit` on (in the direction of the stream), for
+    /// want of memory. The next fault asks for the rest again.
     pub fn on_cut_short(&mut self, unit: u64) {
         if unit < UNIT_END
             && let Some(s) = self.asked_for(unit)
@@ -228,11 +229,11 @@ impl Streams {
         }
     }
 
-    /// The stream that asked for `unit`, lately.
+    /// The stream that recently asked for `unit`.
     fn asked_for(&mut self, unit: u64) -> Option<&mut Stream> {
         self.streams.iter_mut().find(|s| {
             let p = Stream::position(s.down, unit);
-            // `last` itself was used; what a stream ran past by jumping is its waste too.
+            // `last` itself was used; units that a stream jumped over are its waste too.
             s.stamp != 0
                 && s.is_stream()
                 && p < s.ahead
@@ -241,8 +242,8 @@ impl Streams {
         })
     }
 
-    /// A unit never used before was touched: how many units from `unit` on to map at
-    /// once, `unit` included. 1 unless touches come in sequence; never beyond `limit`.
+    /// Notes the first touch of `unit`, and returns how many units from `unit` on to map at once,
+    /// `unit` included: 1 unless touches come in sequence; never beyond `limit`.
     pub fn on_first_touch(&mut self, unit: u64, limit: u64) -> u32 {
         self.now += 1;
         let room = limit.saturating_sub(unit).clamp(1, u64::from(MAX_AROUND)) as u32;
@@ -257,7 +258,7 @@ impl Streams {
             Some(_) if self.touches[i].next == unit => self.touches[i].count * 2,
             Some(_) => self.touches[i].count,
         };
-        // Without readahead nothing comes ahead of first touches either.
+        // Without readahead nothing is mapped ahead of first touches either.
         let room = if self.max_window == 0 { 1 } else { room };
         let count = before.clamp(1, room);
         self.touches[i] = Touch {
@@ -282,7 +283,7 @@ impl Streams {
                 if p >= s.last && p <= s.ahead {
                     return Some(i);
                 }
-                // It may have run over units that were in memory and did not fault.
+                // The stream may have passed units that were in memory and did not fault.
                 let near = p > s.ahead && p - s.ahead <= u64::from(s.window);
                 if !cached && near && s.run >= RUN_IN_DOUBT {
                     jump = jump.or(Some(i));
@@ -342,7 +343,7 @@ impl Streams {
         let missed = !cached && p < s.ahead;
         s.misses = if missed { s.misses + 1 } else { 0 };
         s.last = p;
-        // Twice in a row is no race with a read about to start: nothing was read.
+        // Two in a row are no race with a read about to start: nothing was read.
         if p >= s.ahead || s.misses >= 2 {
             s.ahead = p + s.stride;
         }
@@ -355,7 +356,7 @@ impl Streams {
             return Window::NONE;
         }
 
-        // Positions end after unit 0 for a stream that descends.
+        // Positions of a descending stream end after unit 0.
         let end = if s.down { UNIT_END + 1 } else { limit };
         if s.stride > 1 {
             let start = p + s.stride;
@@ -384,7 +385,7 @@ impl Streams {
         window(s.down, start, count)
     }
 
-    /// Begins with a fault that continues nothing.
+    /// Remembers a fault that continues no stream.
     fn remember(&mut self, unit: u64) {
         // A near fault gives a stride to look for; the newest is the likeliest.
         let near = self
@@ -433,8 +434,9 @@ fn window(down: bool, start: u64, count: u32) -> Window {
     Window { start, count }
 }
 
-/// The first unit of the run in memory that ends right before `unit`, but none before `start`, and none of far back; `unit` if there is
-/// no run, or one unit only. A stream that faults on unit after unit leaves them in memory, which is no jump.
+/// The first unit of the run of resident units that ends right before `unit`, but none before
+/// `start`, and none far back; `unit` if there is no run, or a run of one unit. A stream that
+/// faults on unit after unit leaves them in memory, which is no jump.
 pub fn run_before(unit: u32, start: u32, is_there: impl Fn(u32) -> bool) -> u32 {
     let floor = unit.saturating_sub(256).max(start);
     let mut first = unit;

@@ -20,8 +20,9 @@
 //! [`crate::defrag::thp`]. The word that stands for a swapped unit (the kernel's PMD swap entry)
 //! is [`unit::Word`](crate::unit::Word).
 //!
-//! In the engine: `store` claims, writes, reads and releases clusters and slots; `huge.rs` maps and
-//! unmaps whole units; `split.rs` and `base` take units apart; `swap/off.rs` empties an area.
+//! In the engine: `store` claims, writes, reads and releases clusters and slots; `memory/huge.rs` and
+//! `backend` get and map whole units; `paging.rs` and `base` take units apart; `swap/off.rs` empties an
+//! area that is taken off.
 
 pub mod area;
 pub mod clusters;

@@ -7,7 +7,8 @@ use hugeswap_policy::numa::Zonelists;
 use std::sync::atomic::Ordering::{AcqRel, Relaxed};
 use std::sync::atomic::{AtomicU32, AtomicU64};
 
-/// Two processes of four threads each, at once: whoever is handed a place is its only owner, and at the end all is there.
+/// Two processes of four threads each, at once: whoever is handed a place is its only owner, and at
+/// the end all is there.
 #[test]
 fn many_threads_lose_nothing() {
     const BUDGET: u64 = 24;

@@ -1,5 +1,6 @@
-//! A machine of counters under the granularity policy, costs added up. Memory is the engine's: units leave whole, in the order
-//! in which they came; of whole ones alone is it seen, while they are watched, that they are in use.
+//! A machine of counters under the granularity policy, costs added up. Memory is the engine's:
+//! units leave whole, in the order in which they came; of whole ones alone is it seen, while they
+//! are watched, that they are in use.
 
 use hugeswap_policy::UNIT_PAGES;
 use hugeswap_policy::swapin::granularity::*;
@@ -60,7 +61,8 @@ pub enum Policy {
     Auto(Allowed),
 }
 
-/// Of a whole unit nobody sees the touches, but for the first after it was found the oldest and watched.
+/// Of a whole unit nobody sees the touches, but for the first after it was found the oldest and
+/// watched.
 #[derive(Clone, Copy, Default, PartialEq, Eq)]
 enum Whole {
     #[default]

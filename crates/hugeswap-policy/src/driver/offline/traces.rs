@@ -1,6 +1,6 @@
-//! Traces that reclaim is compared on; the same at every call.
+//! The traces that orders of reclaim are compared on; the same at every call.
 
-/// Which units are accessed, in order.
+/// A sequence of accesses to units.
 #[derive(Clone, Debug)]
 pub struct Trace {
     /// What it is, in a few words.
@@ -9,15 +9,15 @@ pub struct Trace {
     pub units: u32,
     /// The accesses.
     pub accesses: Vec<u32>,
-    /// Units of memory that it is worth trying in.
+    /// Sizes of memory, in units, to compare in.
     pub capacities: Vec<u32>,
 }
 
-/// Accesses for each unit of the footprint, about.
+/// Number of accesses for each unit of the footprint, about.
 const LENGTH: u32 = 20;
 
 impl Trace {
-    /// A trace to be tried in a quarter, a half and three quarters of the units it touches.
+    /// A trace to compare in a quarter, a half and three quarters of the units it touches.
     fn new(name: &str, units: u32, accesses: Vec<u32>) -> Trace {
         let mut touched = vec![false; units as usize];
         accesses.iter().for_each(|&u| touched[u as usize] = true);
@@ -30,7 +30,7 @@ impl Trace {
         }
     }
 
-    /// To be tried in so much memory instead.
+    /// Sets the one size of memory to compare in.
     fn within(self, capacities: &[u32]) -> Trace {
         Trace {
             capacities: capacities.into(),
@@ -55,13 +55,14 @@ impl Random {
         ((u128::from(self.next()) * u128::from(n)) >> 64) as u32
     }
 
-    /// From 0 to 1.
+    /// A number from 0 to 1.
     fn share(&mut self) -> f64 {
         (self.next() >> 11) as f64 / (1u64 << 53) as f64
     }
 }
 
-/// Zipf's law over units that lie in random order: number k in order of heat is drawn in proportion to 1/k^theta.
+/// Zipf's law over units in random order: the k-th in order of heat is drawn in proportion to
+/// 1/k^theta.
 struct Zipf {
     /// Sums of the weights up to each.
     sums: Vec<f64>,
@@ -129,7 +130,8 @@ pub fn traces(units: u32) -> Vec<Trace> {
     all
 }
 
-/// An eighth of the units is hot and read at random; between any two of its reads the scan of the others, again and again, goes on by one.
+/// An eighth of the units is hot and read at random. Between any two of its reads, an endless scan
+/// of the other units goes on by one.
 fn hot_beside_scan(units: u32) -> Trace {
     let (hot, mut random) = (units / 8, Random(200));
     let mut scan = (hot..units).cycle();
@@ -140,8 +142,9 @@ fn hot_beside_scan(units: u32) -> Trace {
     Trace::new("hot + scan", units, accesses.collect())
 }
 
-/// Half of memory is hot and read from start to end: three times, then each time when a stream that is used once has gone on by
-/// memory, or a part of it. The stream may begin before: by so many times memory.
+/// Half of memory is hot and read from start to end: three times, and then each time when a stream
+/// of units used once has gone on by memory, or a part of it. The stream may begin earlier, by so
+/// many times memory.
 fn hot_beside_stream(name: &str, units: u32, before: u32, parts: u32) -> Trace {
     let memory = units / 11;
     let (hot, piece) = (memory / 2, memory / parts);
@@ -194,8 +197,9 @@ fn mixes(units: u32) -> Vec<Trace> {
     vec![first, second, third]
 }
 
-/// The program of the kernel's series on the workingset of anonymous memory (J. Kim, 2020), shrunk or grown to so many
-/// units: cold 512, hot-1 96 that becomes active, hot-2 96; then 20 times 128 of the cold ones and hot-2, in 280.
+/// The program of the kernel's series on the workingset of anonymous memory (J. Kim, 2020), scaled
+/// to so many units: cold 512, hot-1 96 that becomes active, hot-2 96; then 20 times 128 of the
+/// cold ones and hot-2, in 280.
 fn thrash(units: u32) -> Trace {
     let part = |n: u32| (units * n / 704).max(1);
     let (cold, hot, slice) = (part(512), part(96), part(128));

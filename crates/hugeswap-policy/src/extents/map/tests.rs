@@ -93,7 +93,8 @@ fn check(extents: &[Extent], to: u32) {
     }
 }
 
-/// Extents from the lengths of gaps and pieces; a piece continues the one before on the device if it says so.
+/// Extents from the lengths of gaps and pieces; a piece continues the one before on the device if
+/// it says so.
 fn laid_out(pieces: &[(u32, u32, u8, bool)]) -> Vec<Extent> {
     let (mut first, mut after) = (
         0,
@@ -192,7 +193,8 @@ proptest! {
     }
 }
 
-/// Every area of up to 7 pages, each a gap, on either of two backings, continuing the page before or not.
+/// Every area of up to 7 pages, each a gap, on either of two backings, continuing the page before
+/// or not.
 #[test]
 fn every_small_area() {
     fn grow(extents: &mut Vec<Extent>, page: u32, last: u32) {

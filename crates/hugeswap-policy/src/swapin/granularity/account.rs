@@ -1,11 +1,13 @@
-//! What is kept of a unit: its account while some of it came by small transfers, and how dense it was.
+//! What is remembered of a unit: its account while some of it came by small transfers, and its
+//! density.
 //!
-//! Plain values of a few bytes, kept by the engine with the unit and its slots.
+//! Plain values of a few bytes, which the engine keeps with the unit and its slots.
 
 use super::PAGES;
 
-/// How many pages of a unit were touched while it was last in memory, in one byte that is kept with its slots: those that came
-/// late in its stay, and took memory for the rest of it only, for less than one. 0 is unknown.
+/// How many pages of a unit were touched while it was last in memory, in one byte that is kept with
+/// its slots. Pages that came late in the stay of the unit, and took memory for the rest of it
+/// only, count for less than one. 0 is unknown.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Density(pub u8);
 
@@ -13,53 +15,56 @@ impl Density {
     /// Nothing is known.
     pub const UNKNOWN: Density = Density(0);
 
-    /// All of it, or as good as all.
+    /// All pages, or nearly all.
     pub const FULL: Density = Density(u8::MAX);
 
-    /// `pages` were touched: kept to the nearest two above, at least 2 and at most 510.
+    /// The density of a unit of which `pages` were touched: rounded to the nearest two above, at
+    /// least 2 and at most 510.
     pub fn of(pages: u16) -> Density {
         Density(u8::try_from(pages.div_ceil(2).max(1)).unwrap_or(u8::MAX))
     }
 
-    /// Pages touched; 0 if unknown.
+    /// Number of pages touched; 0 if unknown.
     pub const fn pages(self) -> u16 {
         self.0 as u16 * 2
     }
 }
 
-/// The account of a unit while some of it was brought in by small transfers. Eight bytes; empty for a
-/// unit that is whole or absent.
+/// The account of a unit while some of it was brought in by small transfers. Eight bytes; empty for
+/// a unit that is whole or absent.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct UnitHistory {
-    /// What the pages that are resident by small transfers have cost, in nanoseconds.
+    /// Cost of the pages that are resident by small transfers, in nanoseconds.
     pub(super) paid: u32,
-    /// How many those are.
+    /// Number of those pages.
     pub(super) brought: u16,
-    /// How many pages of a full stay those that were touched amount to, in [`WORTH`] parts each, and [`TRIED`], [`LEAVING`].
+    /// Number of pages of a full stay that the touched ones amount to, in [`WORTH`] parts each, and
+    /// [`TRIED`], [`LEAVING`].
     pub(super) touched: u16,
 }
 
 /// The unit is tried: advice says that it will pay for a whole transfer.
 pub(super) const TRIED: u16 = 1 << 15;
-/// With [`TRIED`]: it was a stream's advice, not memory's. Alone: the unit came with nothing known of it.
+/// With [`TRIED`]: the advice came from a stream, not from the density. Alone: the unit came
+/// without anything known of it.
 pub(super) const BY_STREAM: u16 = 1 << 14;
 /// Pages have left, and none has come since.
 const LEAVING: u16 = 1 << 13;
-/// What a transfer leaves as it is.
+/// Flags that a transfer does not change.
 pub(super) const TRIAL: u16 = TRIED | BY_STREAM;
 const TOUCHED: u16 = LEAVING - 1;
-/// Parts that a touched page's worth is counted in.
+/// Parts in which the worth of a touched page is counted.
 pub(super) const WORTH: u16 = 8;
 
 impl UnitHistory {
-    /// No account.
+    /// An empty account.
     pub const NEW: UnitHistory = UnitHistory {
         paid: 0,
         brought: 0,
         touched: 0,
     };
 
-    /// For keeping in one word.
+    /// The account as one word.
     pub const fn to_bits(self) -> u64 {
         (self.paid as u64) << 32 | (self.brought as u64) << 16 | self.touched as u64
     }
@@ -73,12 +78,12 @@ impl UnitHistory {
         }
     }
 
-    /// What the pages resident by small transfers have cost, in nanoseconds.
+    /// Cost of the pages that are resident by small transfers, in nanoseconds.
     pub const fn paid(self) -> u64 {
         self.paid as u64
     }
 
-    /// Is the unit being tried?
+    /// True if the unit is being tried.
     pub const fn is_tried(self) -> bool {
         self.touched & TRIED != 0
     }
@@ -87,7 +92,8 @@ impl UnitHistory {
         self.touched & TRIAL == TRIAL
     }
 
-    /// The account of a unit that is tried from now on: what it brought before is as if it had always been there.
+    /// The account of a unit that is tried from now on: earlier transfers count as if their pages
+    /// had always been there.
     pub(super) const fn trial(stream: bool) -> UnitHistory {
         UnitHistory {
             paid: 0,
@@ -96,7 +102,7 @@ impl UnitHistory {
         }
     }
 
-    /// Tried on a stream's behalf from now on: a run has reached it.
+    /// Marks the unit as tried because a run has reached it.
     pub(super) fn for_stream(self) -> UnitHistory {
         UnitHistory {
             touched: self.touched | BY_STREAM,
@@ -104,7 +110,7 @@ impl UnitHistory {
         }
     }
 
-    /// Have pages left, and none come since?
+    /// True if pages have left, and none has come since.
     pub(super) const fn is_leaving(self) -> bool {
         self.touched & LEAVING != 0
     }
@@ -113,7 +119,8 @@ impl UnitHistory {
         self.touched & TOUCHED
     }
 
-    /// After a transfer of `pages` to `present` ones for `ns`, which is worth `touched` parts of pages.
+    /// The account after a transfer of `pages` to `present` ones for `ns`, which is worth `touched`
+    /// parts of pages.
     pub(super) fn and(self, ns: u64, present: u16, pages: u16, touched: u16) -> UnitHistory {
         let ns = u32::try_from(ns).unwrap_or(u32::MAX);
         let touched = self.touched().saturating_add(touched).min(PAGES * WORTH);
@@ -124,7 +131,7 @@ impl UnitHistory {
         }
     }
 
-    /// With `left` of the pages it had brought, and tried no more.
+    /// The account with `left` of the pages it had brought, and no longer tried.
     pub(super) fn keep(self, left: u16) -> UnitHistory {
         let share =
             |n: u32| u64::from(n) * u64::from(left) / u64::from(self.brought.max(left).max(1));

@@ -1,16 +1,18 @@
-//! What transfers cost, in nanoseconds: the device, tracked; the CPU, given; memory, priced.
+//! What transfers cost, in nanoseconds: the device's time, which is tracked; the CPU's, which is
+//! given; and memory, which has a price.
 //!
-//! Nothing here reads a clock: the engine measures, at swap-on and at every transfer, and tells.
+//! No clock is read here: the engine measures, as an area is turned on and at every transfer, and
+//! reports.
 //!
-//! Concurrency: [`DeviceCost`] may be shared by all threads; two observations at the same moment
-//! may count as one. [`MemoryPrice`] has an owner who serialises calls.
+//! Concurrency: all threads may share a [`DeviceCost`]; two observations at the same moment may
+//! count as one. The owner of a [`MemoryPrice`] serialises calls.
 
 use std::sync::atomic::{AtomicU32, Ordering};
 
 use super::{PIECE_PAGES, Size};
 use crate::{PAGE_BYTES, UNIT_BYTES};
 
-/// Which way a transfer goes.
+/// Direction of a transfer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Direction {
     /// From swap to memory.
@@ -36,23 +38,22 @@ impl PerSize {
     }
 }
 
-/// Bytes of the sizes that are tracked.
+/// The sizes that are tracked, in bytes.
 const BYTES: [u64; 3] = [PAGE_BYTES, PIECE_PAGES as u64 * PAGE_BYTES, UNIT_BYTES];
 
 /// The cost of transfers of one swap device, as last seen.
 ///
-/// Three sizes are tracked each way, since neither latency nor bandwidth can be told from
-/// one of them alone. Each is an exponentially weighted mean (an eighth for the newest) in which
-/// one observation counts for no more than twice and no less than half of the mean: an
-/// outlier, however far, moves it by an eighth at most, and a real change is followed
-/// at that rate.
+/// Three sizes are tracked for each direction, since neither latency nor bandwidth can be told from
+/// one of them alone. Each is an exponentially weighted mean (an eighth for the newest), in which
+/// one observation counts for no more than twice and no less than half of the mean: an outlier
+/// moves it by an eighth at most, and a real change is followed at that rate.
 #[derive(Debug)]
 pub struct DeviceCost {
     ns: [[AtomicU32; 3]; 2],
 }
 
 impl DeviceCost {
-    /// Starts from what was measured at swap-on.
+    /// Costs that start from measurements at swap-on.
     pub fn new(r#in: PerSize, out: PerSize) -> DeviceCost {
         DeviceCost {
             ns: [r#in, out].map(|d| d.array().map(|ns| AtomicU32::new(ns.max(1)))),
@@ -67,7 +68,7 @@ impl DeviceCost {
         }
     }
 
-    /// A transfer of exactly one of the tracked sizes took `ns`.
+    /// Notes that a transfer of exactly one of the tracked sizes took `ns`.
     pub fn observe(&self, direction: Direction, size: Size, ns: u64) {
         let [page, piece, whole] = self.way(direction);
         let cell = match size {
@@ -78,7 +79,8 @@ impl DeviceCost {
         cell.store(follow(cell.load(Ordering::Relaxed), ns), Ordering::Relaxed);
     }
 
-    /// What each tracked size costs now; a larger one never less than a smaller one.
+    /// The present cost of each tracked size; that of a larger size is never below that of a
+    /// smaller one.
     pub fn per_size(&self, direction: Direction) -> PerSize {
         let [page, piece, whole] = self.way(direction);
         let page = page.load(Ordering::Relaxed);
@@ -87,8 +89,8 @@ impl DeviceCost {
         PerSize { page, piece, whole }
     }
 
-    /// What one transfer of `bytes` costs: linear between the tracked sizes, and beyond 2 MiB at the
-    /// bandwidth between the last two.
+    /// The cost of one transfer of `bytes`: linear between the tracked sizes, and beyond 2 MiB at
+    /// the bandwidth between the last two.
     pub fn cost(&self, direction: Direction, bytes: u64) -> u64 {
         let ns = self.per_size(direction);
         let [b0, b1, b2] = BYTES;
@@ -102,7 +104,7 @@ impl DeviceCost {
     }
 }
 
-/// A mean, in nanoseconds, after one more observation; see [`DeviceCost`].
+/// The mean, in nanoseconds, after one more observation; see [`DeviceCost`].
 pub fn follow(mean: u32, ns: u64) -> u32 {
     let mean = u64::from(mean);
     let seen = ns.max(mean / 2).min(mean * 2);
@@ -115,14 +117,14 @@ pub fn follow(mean: u32, ns: u64) -> u32 {
     u32::try_from(next.max(1)).unwrap_or(u32::MAX)
 }
 
-/// The line through two points with rising cost, at `bytes` not before the first.
+/// The line through two points of rising cost, at `bytes` not before the first.
 fn line(b0: u64, ns0: u32, b1: u64, ns1: u32, bytes: u64) -> u64 {
     let rise = u128::from(ns1.saturating_sub(ns0)) * u128::from(bytes.saturating_sub(b0));
     let more = rise / u128::from(b1.saturating_sub(b0).max(1));
     u64::from(ns0).saturating_add(u64::try_from(more).unwrap_or(u64::MAX))
 }
 
-/// What the decision weighs, all in nanoseconds.
+/// The costs that a decision weighs, all in nanoseconds.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Costs {
     /// A fault that brings 4 KiB: signal, transfer, map.
@@ -131,15 +133,16 @@ pub struct Costs {
     pub piece: u64,
     /// A fault that brings a whole unit.
     pub whole: u64,
-    /// A fault that brings what is missing of a unit, and makes it whole.
+    /// A fault that brings the missing part of a unit, and makes it whole.
     pub fill: u64,
     /// What each page that becomes resident costs others ([`MemoryPrice::price`]).
     pub memory: u64,
 }
 
 impl Costs {
-    /// The device's costs inwards, `cpu` for a fault of each size (taking it, mapping what it brought),
-    /// `fill` for making a unit whole of which something is there, and a price of memory for each page.
+    /// The costs of a device, with `cpu` for a fault of each size (taking it, mapping what it
+    /// brought), `fill` for making a unit whole of which a part is there, and a price of memory for
+    /// each page.
     pub fn new(device: &DeviceCost, cpu: PerSize, fill: u32, memory: u64) -> Costs {
         let io = device.per_size(Direction::In);
         let sum = |a: u32, b: u32| u64::from(a) + u64::from(b);
@@ -153,7 +156,7 @@ impl Costs {
         }
     }
 
-    /// With memory taken for no more than `stay` of [`STAY`](super::STAY).
+    /// The costs with memory taken for no more than `stay` of [`STAY`](super::STAY).
     pub(super) fn for_stay(&self, stay: u16) -> Costs {
         let stay = u64::from(stay.min(super::STAY));
         Costs {
@@ -162,9 +165,9 @@ impl Costs {
         }
     }
 
-    /// For a unit that is in memory but not mapped (watched, or read ahead): nothing is transferred, only mapped. What is not
-    /// mapped again goes when its memory is wanted, so that a whole unit kept for a few of its pages does not
-    /// stay for ever.
+    /// The costs of a unit that is in memory but not mapped (watched, or read ahead): nothing is
+    /// transferred, only mapped. Pages that are not mapped again leave when their memory is wanted,
+    /// so that a whole unit does not stay for ever for a few of its pages.
     pub fn resident(cpu: PerSize, memory: u64) -> Costs {
         Costs {
             page: cpu.page.into(),
@@ -186,69 +189,75 @@ impl Costs {
     }
 }
 
-/// Evicted pages after which a price is formed anew.
+/// Number of evicted pages after which the price is computed anew.
 const WINDOW: u64 = 4096;
-/// Pages that are taken to have been brought before any was, and to have returned soon: as much as where half of what is used fits.
+/// Pages that count as brought and soon returned before any was: as many as where half of what is
+/// used fits.
 const DOUBT: u64 = 64;
 const DOUBT_BACK: u64 = 14;
-/// A page more in memory is taken to save no more faults than this in a stay: it can be no more than there are on it, and how many
-/// those are is not known.
+/// Largest number of faults that a page more in memory is taken to save in a stay: no more than
+/// there are on it, which is unknown.
 const MOST_SAVED: u64 = 3;
-/// What returns within this part of a turn of memory (1/`NEAR`) tells how many it saves.
+/// Pages that return within this part of a turn of memory (1/`NEAR`) tell how many faults it saves.
 const NEAR: u64 = 4;
-/// The share of evicted pages that were touched, in this many parts.
+/// Parts in which the share of touched pages is counted.
 const SHARES: u64 = 1 << 10;
 
-/// What it costs others that a page becomes resident: another has to be evicted (a share of a write,
-/// and of an unmap), and perhaps be brought back.
+/// What it costs others that a page becomes resident: another has to be evicted (a share of a
+/// write, and of an unmap), and perhaps brought back.
 ///
-/// With `e` the cost of evicting a page, `r` what bringing a page back costs, alone or with its unit as the case may be, and `x` the
-/// faults that a page more in memory would have saved for as long as a page stays, the price is `p = e + x (r + e)`.
+/// With `e` the cost of evicting a page, `r` that of bringing a page back, alone or with its unit
+/// as the case may be, and `x` the faults that a page more in memory would have saved for as long
+/// as a page stays, the price is `p = e + x (r + e)`.
 ///
-/// `x` is taken from what returns soon after it was evicted. Where memory is `M` pages, a page more saves what returns within the
-/// next eviction: `M f(0)` in a stay, `f` being the density of the distances, in evicted pages, at which pages return. It is
-/// measured over a quarter of `M`, of which a share `q` returns: `x = -4 ln(1 - q)`, which is exact where each page is as
-/// likely as any other (`h / (1 - h)` for a share `h` that is in memory). A loop over more than a quarter more than memory has an `x` of 0: it
-/// misses everything, with a page more as well. So a price is high where memory is short of what is used at random, and next to
-/// nothing under streams, whose pages return when they come round. It is what
-/// keeps uniform work on small transfers: when every page is as good as any other, a whole unit
-/// displaces as much as it brings. Of a unit that comes back whole all pages count as returned: that is too many where it came for one of them, and
-/// then a higher price makes fewer of those.
+/// `x` follows from the pages that return soon after they were evicted. With memory of `M` pages, a
+/// page more saves the pages that return within the next eviction: `M f(0)` in a stay, where `f` is
+/// the density of the distances, in evicted pages, at which pages return. It is measured over a
+/// quarter of `M`, of which a share `q` returns: `x = -4 ln(1 - q)`, which is exact where each page
+/// is as likely as any other (`h / (1 - h)` for a share `h` that is in memory). A loop over at
+/// least a quarter more than memory has an `x` of 0: it misses everything, with a page more as
+/// well. So the price is high where memory is short of pages used at random, and almost nothing
+/// under streams, whose pages return one turn later. It keeps uniform work on small transfers: when
+/// every page is as good as any other, a whole unit displaces as much as it brings. All pages of a
+/// unit that comes back whole count as returned. That is too many where it came for one of them,
+/// and then a higher price makes fewer of those.
 ///
-/// To that is added what pages that nobody touched have cost. When a page returns that would be
+/// To that is added the cost of pages that were never touched. When a page returns that would be
 /// resident had only touched pages been brought in (of the resident pages and those evicted since,
-/// the touched ones would have fitted), its fault was theirs. Those costs add up for as long as they
-/// are met, so that in the end they outweigh whatever it costs to bring in small what is used sparsely, once:
-/// ski rental again, of room.
+/// the touched ones would have fitted), its fault is due to them. These costs add up as long as
+/// they occur, so that in the end they outweigh the cost of bringing in sparse units in small
+/// transfers once: ski rental again, of room.
 #[derive(Clone, Debug, Default)]
 pub struct MemoryPrice {
-    /// Since the price was last formed.
+    /// Since the price was last computed.
     new: Sums,
-    /// Before that, for about half a turn of memory: evictions come many at a time, and what returns comes in between.
+    /// Before that, for about half a turn of memory: evictions come many at a time, and returns in
+    /// between.
     old: Sums,
     wasted_ns: u64,
-    /// Resident pages, as last told.
+    /// Number of resident pages, as last reported.
     resident: u64,
     pressure: u64,
     waste: u64,
 }
 
-/// What is counted of evicted pages.
+/// Counts of evicted pages.
 #[derive(Clone, Copy, Debug, Default)]
 struct Sums {
     evicted: u64,
     evict_ns: u64,
     touched: u64,
-    /// Pages that were brought, and what that took.
+    /// Pages that were brought, and the cost of that.
     brought: u64,
     bring_ns: u64,
-    /// Those that had been evicted not long before, and those that would have been brought so, but were spared.
+    /// Returned pages that had been evicted shortly before, and those that would have been brought
+    /// so, but were spared.
     returned: u64,
     spared: u64,
 }
 
 impl Sums {
-    /// And those of another, of which `keep` in [`SHARES`] parts count.
+    /// Adds those of another, of which `keep` in [`SHARES`] parts count.
     fn and(&self, other: &Sums, keep: u64) -> Sums {
         let sum = |a: u64, b: u64| a.saturating_add(b.saturating_mul(keep) / SHARES);
         Sums {
@@ -262,7 +271,7 @@ impl Sums {
         }
     }
 
-    /// Share of evicted pages that were touched, of [`SHARES`].
+    /// Share of evicted pages that were touched, in [`SHARES`] parts.
     fn used(&self) -> u64 {
         match self.evicted {
             0 => SHARES,
@@ -272,7 +281,7 @@ impl Sums {
 }
 
 impl MemoryPrice {
-    /// `first`: the price before anything was evicted. What bringing a page takes is a fair guess.
+    /// `first` is the price before any eviction. The cost of bringing a page is a fair guess.
     pub fn new(first: u64) -> MemoryPrice {
         MemoryPrice {
             pressure: first,
@@ -280,12 +289,13 @@ impl MemoryPrice {
         }
     }
 
-    /// Pages were written, so that they can be evicted, which took `ns`.
+    /// Notes that pages were written, so that they can be evicted, which took `ns`.
     pub fn on_written(&mut self, ns: u64) {
         self.new.evict_ns = self.new.evict_ns.saturating_add(ns);
     }
 
-    /// `pages` were evicted, of which `touched` had been (all, if that is unknown); it took `ns` in all, with what was written meanwhile.
+    /// Notes that `pages` were evicted, of which `touched` had been touched (all, if that is
+    /// unknown). It took `ns` in all, with the writes meanwhile.
     pub fn on_evicted(&mut self, pages: u64, touched: u64, ns: u64) {
         let new = &mut self.new;
         new.evicted = new.evicted.saturating_add(pages);
@@ -296,8 +306,9 @@ impl MemoryPrice {
         }
     }
 
-    /// A transfer that cost `ns` (without any price) brought `pages` that were not there, for one that had been evicted
-    /// `distance` pages of eviction before, or not the last time that the unit was, while `resident` pages were resident.
+    /// Notes that a transfer of cost `ns` (without any price) brought `pages` that were not there,
+    /// for one that had been evicted `distance` pages of eviction before, or not the last time that
+    /// the unit was, while `resident` pages were resident.
     pub fn on_fault(&mut self, pages: u64, distance: Option<u64>, resident: u64, ns: u64) {
         self.resident = resident;
         let new = &mut self.new;
@@ -314,13 +325,14 @@ impl MemoryPrice {
         }
     }
 
-    /// `pages` were not evicted when their turn came, for they come back soon. As good as evicted and back: were they left
-    /// out, those that return would seem few, and the price would be that of what is least used.
+    /// Notes that `pages` were spared when their turn came, since they come back soon. They count
+    /// as evicted and back: without them, returns would seem few, and the price would be that of
+    /// the least used pages.
     pub fn on_spared(&mut self, pages: u64) {
         self.new.spared = self.new.spared.saturating_add(pages);
     }
 
-    /// The price of one page, in nanoseconds. While memory is free, the price is 0 instead.
+    /// The price of one page, in nanoseconds. While memory is free, the caller uses 0 instead.
     pub fn price(&self) -> u64 {
         self.pressure.saturating_add(self.waste)
     }

@@ -1,43 +1,45 @@
 //! Fault streams that advance, page by page or by any stride, within units and across them.
 //!
-//! Like [`crate::swapin::readahead`], which does the same for units: a fixed table of recent faults and of the runs that grew from
-//! them, ascending or descending. Here a run says how far it has come ([`Run::seen`]); what is brought in for it is worth
-//! no more than that, so it ramps by itself: the program's next steps are taken to be as many as those it has made.
+//! Like [`crate::swapin::readahead`], which does this for units: a fixed table of recent faults and
+//! of the runs that grew from them, ascending or descending. Here a run has a length
+//! ([`Run::seen`]), and what is brought in for it is worth no more than that, so it ramps by
+//! itself: the program's next steps are expected to be as many as those it has made.
 //!
 //! No allocation; constant time; the owner serialises calls.
 
 use super::PIECE_PAGES;
 use crate::UNIT_PAGES;
 
-/// Faults and runs remembered. Runs have no more than half of the places when another fault comes: lone faults would replace
-/// each other in the rest, and no run would begin any more.
+/// Number of faults and runs that are remembered. When another fault comes, runs have at most half
+/// of the places: lone faults would replace each other in the rest, and no run could begin.
 pub const PAGE_STREAMS: usize = 32;
-/// The longest stride that is followed, in pages: beyond it a run uses less than a page of each unit.
+/// Longest stride that is followed, in pages: beyond it a run uses less than a page of each unit.
 pub const MAX_PAGE_STRIDE: u64 = UNIT_PAGES;
 
 /// Pages beyond this are not followed (no address space is that large).
 const PAGE_END: u64 = 1 << 62;
-/// A run counts as used this many faults later than it was, compared with a lone fault: it does not fault while it uses what
-/// came for it, and others do meanwhile. The further it has come, the longer, up to four units.
+/// A run counts as used so many faults later than it was, compared with a lone fault: it does not
+/// fault while it uses what came for it, and others do meanwhile. The longer the run, the later, up
+/// to four units.
 const RUN_LEAD: u64 = 4 * PAGE_STREAMS as u64;
 const RUN_LEAD_MAX: u64 = 4 * UNIT_PAGES;
-/// Pages that a run may pass over because they were in memory.
+/// Number of pages in memory that a run may pass over.
 const PASSED_OVER: u64 = PIECE_PAGES as u64;
 
-/// What a fault is part of.
+/// The run that a fault is part of.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Run {
-    /// Steps that the run has made; 0 is a lone fault.
+    /// Number of steps that the run has made; 0 for a lone fault.
     pub seen: u32,
-    /// Pages a step; 0 with a lone fault.
+    /// Pages of a step; 0 for a lone fault.
     pub stride: u16,
-    /// Towards lower addresses.
+    /// The run goes towards lower addresses.
     pub down: bool,
 }
 
 impl Run {
-    /// Touches to be expected in the `pages` that lie ahead of the run, this fault's page included: no more than
-    /// it has made.
+    /// The number of touches to expect in the `pages` that lie ahead of the run, with the page of
+    /// this fault: no more than it has made.
     pub(super) fn touches(self, pages: u64) -> u64 {
         if self.seen == 0 {
             return 1;
@@ -46,7 +48,7 @@ impl Run {
         u64::from(self.seen).min(fit).max(1)
     }
 
-    /// Has it come by more than a unit's length?
+    /// True if it has come by more than the length of a unit.
     pub(super) fn is_long(self) -> bool {
         u64::from(self.seen) * u64::from(self.stride) >= UNIT_PAGES
     }
@@ -55,13 +57,13 @@ impl Run {
 /// Positions of a descending stream are mirrored, so every stream ascends.
 #[derive(Clone, Copy, Debug, Default)]
 struct Stream {
-    /// When it was last used, in faults; 0 is an empty place.
+    /// Number of the fault at which it was last used; 0 for an empty place.
     stamp: u64,
     /// Position of the last fault.
     last: u64,
-    /// First position that was not brought in for it. Above `last`.
+    /// First position that was not brought in for it; above `last`.
     ahead: u64,
-    /// 0 with a lone fault that had no neighbour.
+    /// Distance between faults; 0 for a lone fault that had no neighbour.
     stride: u64,
     seen: u32,
     down: bool,
@@ -84,12 +86,12 @@ impl Stream {
         }
     }
 
-    /// Is it a run, more than two faults side by side?
+    /// True if it is a run: more than two faults side by side.
     fn advances(&self) -> bool {
         self.stamp != 0 && self.seen > 1
     }
 
-    /// When it may be replaced, compared with others.
+    /// Rank for replacement: the smallest is replaced first.
     fn rank(&self) -> u64 {
         if self.advances() {
             self.stamp + RUN_LEAD + u64::from(self.seen).min(RUN_LEAD_MAX)
@@ -98,12 +100,13 @@ impl Stream {
         }
     }
 
-    /// Steps from the last fault to `page`, if that continues the run.
+    /// The number of steps from the last fault to `page`, if that continues the run.
     fn steps(&self, page: u64) -> Option<u64> {
         let gap = Stream::position(self.down, page).checked_sub(self.last)?;
         let steps = gap.checked_div(self.stride)?;
         let on_grid = steps.checked_mul(self.stride)? == gap;
-        // A lone fault that has a neighbour waits for the third of the stride; a run may pass over what is in memory.
+        // A lone fault that has a neighbour needs the third of the stride; a run may pass over
+        // pages in memory.
         let reach = if self.seen == 0 {
             0
         } else {
@@ -126,7 +129,8 @@ impl PageStreams {
         PageStreams::default()
     }
 
-    /// A fault on `page` (its number in the address space) needed swap data, or data read ahead.
+    /// Notes a fault on `page` (its number in the address space) that needed data from swap, or
+    /// data read ahead.
     pub fn on_fault(&mut self, page: u64) -> Run {
         if page >= PAGE_END {
             return Run::default();
@@ -143,7 +147,7 @@ impl PageStreams {
             let made = if s.seen == 0 {
                 2 * steps // this one, and the one that gave the stride
             } else {
-                // What it passed over was not brought for it, and proves nothing.
+                // Pages that it passed over were not brought for it, and prove nothing.
                 steps.min(s.ahead.saturating_sub(s.last) / s.stride.max(1) + 1)
             };
             s.seen = s
@@ -156,7 +160,8 @@ impl PageStreams {
         self.remember(page)
     }
 
-    /// Pages `start..end` were brought in: a stream that has reached them will fault next beyond them.
+    /// Notes that pages `start..end` were brought in: a stream that has reached them faults next
+    /// beyond them.
     pub fn on_brought(&mut self, start: u64, end: u64) {
         if start >= end || end >= PAGE_END {
             return;
@@ -173,8 +178,8 @@ impl PageStreams {
         }
     }
 
-    /// Begins with a fault that continues nothing. The newest lone fault near it gives a stride to look for; one next to
-    /// it has made a step already.
+    /// Remembers a fault that continues no run. The newest lone fault near it gives a stride to
+    /// look for; a neighbour of that has made a step already.
     fn remember(&mut self, page: u64) -> Run {
         let near = self
             .streams

@@ -21,7 +21,8 @@ fn fault(unit: u64, page: u16, present: u16, density: Density) -> Fault {
     }
 }
 
-/// Touches pages of an empty unit in order until they are all there; what the decisions cost, by the same prices.
+/// Touches pages of an empty unit in order until they are all there; what the decisions cost, by
+/// the same prices.
 fn residency(costs: &Costs, allowed: Allowed, pages: &[u16], advice: Advice) -> u64 {
     let mut present = [false; PAGES as usize];
     let mut history = UnitHistory::NEW;
@@ -60,7 +61,8 @@ prop_compose! {
 }
 
 proptest! {
-    /// Whatever is touched and whatever it costs: never more than twice the better choice in hindsight, if nothing advises.
+    /// Whatever is touched and whatever it costs: never more than twice the better choice in
+    /// hindsight, if nothing advises.
     #[test]
     fn never_more_than_twice_the_better_choice(costs in any_costs(), pages in proptest::collection::vec(0..PAGES, 1..1500)) {
         let n = distinct(&pages);
@@ -88,7 +90,8 @@ proptest! {
         prop_assert!(cost <= 2 * best, "{cost}, best {best}");
     }
 
-    /// Decisions keep to what is allowed, and accounts survive being kept as a word, from any state.
+    /// Decisions keep to what is allowed, and accounts survive being kept as a word, from any
+    /// state.
     #[test]
     fn keeps_to_what_is_allowed(bits: u64, seed: u64, base_4k: bool, piece_64k: bool, whole: bool,
                                 faults in proptest::collection::vec((0u64..1 << 62, 0u16..600, 0u16..600, any::<u8>(), 0u16..513), 1..200)) {
@@ -112,7 +115,8 @@ proptest! {
     }
 }
 
-/// Units that memory says are dense, of which a share is, in an order of `lies`; touches out of sequence. Total and best cost.
+/// Units that memory says are dense, of which a share is, in an order of `lies`; touches out of
+/// sequence. Total and best cost.
 fn advised(seed: u64, units: u64, mut lies: impl FnMut(u64) -> bool) -> (u64, u64, Granularity) {
     let mut g = Granularity::new(seed);
     let (mut cost, mut best) = (0, 0);
@@ -314,13 +318,15 @@ fn device_costs_are_interpolated() {
 fn memory_has_a_price_only_while_what_is_evicted_returns() {
     let mut price = MemoryPrice::new(7);
     assert_eq!(price.price(), 7);
-    // A stream: nothing returns before it comes round. What it evicts has to be written, and that is all: 586 ns a page.
+    // A stream: nothing returns before it comes round. What it evicts has to be written, and that
+    // is all: 586 ns a page.
     for _ in 0..100 {
         price.on_evicted(512, 512, 300_000);
         price.on_fault(512, Some(100_000), 50_000, 325_000);
     }
     assert!((580..620).contains(&price.price()), "{}", price.price());
-    // Uniform work of which half is in memory: 1 - exp(-1/4) return while a quarter of memory is evicted. A page more would save one fault.
+    // Uniform work of which half is in memory: 1 - exp(-1/4) return while a quarter of memory is
+    // evicted. A page more would save one fault.
     let uniform = |price: &mut MemoryPrice| {
         for i in 0..100_000 {
             price.on_evicted(1, 1, 1_000);
@@ -362,7 +368,8 @@ fn pages_that_nobody_touched_are_made_to_pay() {
     assert!(price.price() < 2_000, "{}", price.price());
 }
 
-/// While whole units are not to be had, a run comes by pieces, and is told where it would have come whole; and does as soon as they are.
+/// While whole units are not to be had, a run comes by pieces, and is told where it would have come
+/// whole; and does as soon as they are.
 #[test]
 fn a_run_goes_on_without_huge_pages() {
     let mut g = Granularity::new(5);
@@ -396,7 +403,8 @@ fn a_run_goes_on_without_huge_pages() {
     assert!(d.whole && !d.missed, "{d:?}");
 }
 
-/// A unit that is tried while a run goes through it comes by pieces, and pays as a stream does: without memory's price.
+/// A unit that is tried while a run goes through it comes by pieces, and pays as a stream does:
+/// without memory's price.
 #[test]
 fn a_trial_in_a_run_comes_by_pieces_and_is_over_soon() {
     let dear = Costs {
@@ -421,7 +429,8 @@ fn a_trial_in_a_run_comes_by_pieces_and_is_over_soon() {
     assert!(transfers < 20, "{transfers}");
 }
 
-/// Pages of a unit that is tried may leave before its faults have paid for the whole: what counts is how fast they came.
+/// Pages of a unit that is tried may leave before its faults have paid for the whole: what counts
+/// is how fast they came.
 #[test]
 fn a_trial_that_is_cut_short_is_judged_by_its_rate() {
     let verdict = |touches: u64, stayed: u16| {

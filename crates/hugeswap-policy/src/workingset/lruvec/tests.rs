@@ -6,8 +6,9 @@ fn lists(units: u32) -> Lruvecs {
     Lruvecs::new(units, (0..units).map(|_| AtomicU16::new(0)).collect())
 }
 
-/// Memory of `frames` units over the lists: touches units, evicting when full; counts misses. As in the engine,
-/// a touch of a resident unit goes unseen, but for the oldest `window` that were isolated: those are watched.
+/// Memory of `frames` units over the lists: touches units, evicting when full; counts misses. As in
+/// the engine, a touch of a resident unit goes unseen, but for the oldest `window` that were
+/// isolated: those are watched.
 struct Memory {
     lists: Lruvecs,
     resident: HashSet<u32>,
@@ -68,7 +69,8 @@ impl Memory {
     }
 }
 
-/// The first worked example of the series: 100 pages, 50 hot on the active list, 100 used once pass through.
+/// The first worked example of the series: 100 pages, 50 hot on the active list, 100 used once pass
+/// through.
 #[test]
 fn protection() {
     let mut m = Memory::new(100);
@@ -80,7 +82,8 @@ fn protection() {
     assert!((0..50).all(|u| m.resident.contains(&u)));
 }
 
-/// The second: 50 hot and active; in a loop 50 that will be hot, and 50 used once. Without detection those never stay.
+/// The second: 50 hot and active; in a loop 50 that will be hot, and 50 used once. Without
+/// detection those never stay.
 #[test]
 fn detection() {
     let run = |on: bool| {
@@ -316,7 +319,8 @@ fn a_unit_changes_groups_where_it_is() {
     assert_eq!(l.len(), 10);
 }
 
-/// The two lists of one group and kind, by the rules as they are told, over plain deques, oldest last.
+/// The two lists of one group and kind, by the rules as they are told, over plain deques, oldest
+/// last.
 #[derive(Default)]
 struct Slow {
     active: VecDeque<u32>,
@@ -459,7 +463,8 @@ proptest! {
         }
     }
 
-    /// Whatever is done: no unit is lost or twice, weights add up, and every page that came is a first touch or a refault.
+    /// Whatever is done: no unit is lost or twice, weights add up, and every page that came is a
+    /// first touch or a refault.
     #[test]
     fn the_books_add_up(ops in proptest::collection::vec((0u8..8, 0u32..60, 0usize..3, any::<bool>()), 0..400)) {
         let mut l = lists(60);
