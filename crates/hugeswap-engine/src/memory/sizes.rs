@@ -1,5 +1,5 @@
 //! What the policy needs to decide how much a fault brings in, kept and measured: costs of the device, the price
-//! of memory, what each unit's last stay was like. The decision itself is `hugeswap_policy::granularity`'s.
+//! of memory, what each unit's last stay was like. The decision itself is `hugeswap_policy::swapin::granularity`'s.
 //!
 //! Concurrency: one engine lock around what learns; the rest are atomics and records under the units' locks. Called by
 //! the fault path, whose rules hold here.

@@ -1,5 +1,5 @@
 //! Which units may be huge: what the program advised for its ranges and what is set for them alone, kept beside the unit
-//! table in two bytes a unit. The rules are `hugeswap_policy::thp`'s.
+//! table in two bytes a unit. The rules are `hugeswap_policy::defrag::thp`'s.
 //!
 //! What is said of a unit outlives its memory and its swap, goes where the unit is moved, is inherited by a forked child, and is
 //! forgotten when the unit is unmapped. It is looked at by every fault; memory that is there stays as it is.
