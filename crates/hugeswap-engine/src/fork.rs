@@ -1,10 +1,44 @@
-//! Fork: the child gets the parent's managed memory as it was at that moment, and a record of its own.
+//! Fork: the child gets the parent's managed memory as it was at that moment, and a record of its
+//! own.
 //!
-//! Before: everybody is got out of the engine, and every unit in memory is made read-only and
-//! marked shared (COW). Units in swap are read by both; the parent's slots stay as they are until the child is
-//! gone or runs another image (the pool keeps account of that). Mapped files are not shared in memory: both read
-//! what the file has (see `file::sync`). After: the child forgets the arena (its
-//! frames are the parent's), continues in signal mode, and starts threads of its own.
+//! *Before.* `pthread_atfork` handlers, and a wrapper of `_Fork`, bring the engine to rest through
+//! the gate. Under `hugeswap run` ours are the first handlers of the process: what other libraries
+//! lock before a fork they lock while the engine still serves the threads that hold it. Every unit
+//! in memory becomes read-only and *shared* (COW), the arena is marked so that the child does not
+//! inherit it, and a record of the pool is reserved for the child. Base-mapped units are written
+//! out (holes in their slots are filled with zeros) and not inherited, since a registration with a
+//! userfaultfd is not: the child finds them in swap, the parent keeps them in memory. In message
+//! mode memory that is in swap is not inherited either, so that a touch in the child, before its
+//! engine has settled, cannot read zeros. Of mapped files parent and child both read what the file
+//! has (see `file::sync`).
+//!
+//! *Between.* The handlers of other libraries run between ours and the fork itself, and may touch
+//! managed memory. The forking thread passes the gate, and takes frames beyond the budget if it
+//! must, because no thread can make room for it then. What it touches comes in whole.
+//!
+//! *In the child.* The child empties its arena, continues in signal mode whatever the parent's mode
+//! was, opens a userfaultfd of its own for base pages, marks what it shares as not charged to it,
+//! and starts threads of its own.
+//!
+//! *Swap.* Both read units in swap from the parent's slots, which stay as they are until no child
+//! is left that may read them ([`crate::store`], `kept`): freed slots are kept back, and changed
+//! units go to new slots, to which the unchanged pages of a base-mapped unit are copied. The
+//! parent's record outlives the parent for that (a zombie record).
+//!
+//! *Limits.* A child that gets no record (there are 256), or that has lost the one reserved for it,
+//! has nothing that keeps slots for it. What was in its parent's swap is lost to it: SIGBUS, and a
+//! line. A child without a record works in a record of nobody's, which is counted nowhere, and has
+//! no swap.
+//!
+//! Handlers of other libraries that were registered before ours (none under `hugeswap run`) run in
+//! the child before ours. If they touch managed memory that is not in memory, or that was
+//! base-mapped, they end in SIGBUS with a line: always in signal mode, and in message mode where
+//! memory is in swap.
+//!
+//! A child made without the C library (a raw `fork` system call) finds a page that the kernel wiped
+//! ([`crate::forked`]) and refuses to touch managed memory. A child of vfork shares everything, and
+//! its faults are taken in the parent's engine. exec starts afresh: the new image joins the pool
+//! under a record of its own.
 
 use crate::engine::{Engine, UNIT};
 use crate::forked::{InheritanceLoss, note_inheritance_loss, set_fork_mark};
@@ -24,9 +58,10 @@ use std::sync::atomic::Ordering::{Acquire, Relaxed, Release};
 
 static REGISTER: Once = Once::new();
 
-/// Has fork call us, once a process; later calls do nothing. The first engine's start does it. It allocates as the C library does, so where
-/// an engine is started inside the program's allocator it is to be called before. Of handlers that are registered before it, what prepares for a
-/// fork runs after ours, when the engine serves nobody, and what runs in the child runs before ours.
+/// Has fork call us, once a process; later calls do nothing. The first engine's start does it. It
+/// allocates as the C library does, so where an engine is started inside the program's allocator it
+/// is to be called before. Of handlers that are registered before it, what prepares for a fork runs
+/// after ours, when the engine serves nobody, and what runs in the child runs before ours.
 pub fn register() {
     REGISTER.call_once(|| {
         // SAFETY: the three functions live as long as the process.
@@ -96,9 +131,11 @@ impl Engine {
         self.hide_absent(true);
     }
 
-    /// Gets everybody but the caller out of the engine, with nothing left half done, until the gate is opened.
+    /// Gets everybody but the caller out of the engine, with nothing left half done, until the gate
+    /// is opened.
     pub(crate) fn come_to_rest(&'static self) {
-        /// How often it looks before it sleeps in between, for those it waits for may need its processor.
+        /// How often it looks before it sleeps in between, for those it waits for may need its
+        /// processor.
         const LOOKS: u32 = 100;
         const SLEEP_NS: u64 = 100_000;
         let mut looks = 0;
@@ -132,9 +169,10 @@ impl Engine {
         }
     }
 
-    /// Message mode: the child's mappings are not registered, so that what is in swap would read as zeros
-    /// there until our own part has run, and other libraries' parts may run before. It finds nothing mapped
-    /// instead. `hide` false: takes that back. (Base-mapped units of signal mode are never inherited.)
+    /// Message mode: the child's mappings are not registered, so that what is in swap would read as
+    /// zeros there until our own part has run, and other libraries' parts may run before. It finds
+    /// nothing mapped instead. `hide` false: takes that back. (Base-mapped units of signal mode are
+    /// never inherited.)
     fn hide_absent(&self, hide: bool) {
         if self.mode() != FaultMode::Message {
             return;
@@ -219,9 +257,10 @@ impl Engine {
         }
     }
 
-    /// Marks every unit in memory as shared; nobody else is in the engine. In signal mode all but those that are held
-    /// for writing: a system call of another thread's that is just writing there would end with EFAULT. What is
-    /// written there until the next fork is copied by the kernel, which is right, only not counted by us.
+    /// Marks every unit in memory as shared; nobody else is in the engine. In signal mode all but
+    /// those that are held for writing: a system call of another thread's that is just writing
+    /// there would end with EFAULT. What is written there until the next fork is copied by the
+    /// kernel, which is right, only not counted by us.
     fn share_all(&self) {
         let end = self.high_unit.load(Relaxed);
         let held = |w: Word| w.has(WRITABLE) && w.pins() > 0 && self.mover().watches_in_place();
@@ -382,8 +421,8 @@ impl Engine {
         crate::stack::reset_in_child();
     }
 
-    /// Before a fork: what the child will read of base-mapped units is in their slots, and the units themselves are
-    /// not inherited. Nobody else is in the engine.
+    /// Before a fork: what the child will read of base-mapped units is in their slots, and the
+    /// units themselves are not inherited. Nobody else is in the engine.
     pub(crate) fn clean_all_pages(&self) {
         for unit in 0..self.high_unit.load(Relaxed) {
             if self.table.load(unit).kind() != Kind::Base || self.files.of(unit).is_some() {
@@ -394,8 +433,9 @@ impl Engine {
             let clean = self.clean_pages(&mut w)
                 && (!record.stored.any() || self.complete_place(&mut w, record));
             w.settle();
-            // Swap would not take it. The child inherits it in memory, whatever the budget says; should that fail
-            // too, it finds the unit lost. (The first time there may have been no frame yet.)
+            // Swap would not take it. The child inherits it in memory, whatever the budget says;
+            // should that fail too, it finds the unit lost. (The first time there may have been no
+            // frame yet.)
             let tries = if clean { 0 } else { 3 };
             for _ in 0..tries {
                 let w = self.table.lock(unit);

@@ -1,9 +1,13 @@
-//! The gate: who is inside the engine, and how everybody is got out before a fork.
+//! The gate: counts the threads inside the engine, and keeps them out during a fork.
 //!
-//! Program threads enter by [`Gate::enter`], engine threads by [`Gate::enter_daemon`]. Fork closes the gate
-//! for the former, waits until they are out (the engine's threads still work, for
-//! those inside may need them), then does the same with the latter. A forked child so finds nothing half done, and no
-//! lock held. Debug builds know of each thread whether it is inside ([`is_inside`]).
+//! Threads of the program enter by [`Gate::enter`], threads of the engine by
+//! [`Gate::enter_daemon`]. A fork closes the gate for the former and waits until they are out. The
+//! engine's threads work on meanwhile, because a thread inside may need them, and finish what is
+//! queued. Then the fork closes the gate for them in the same way. So a forked child finds nothing
+//! half done and no lock held.
+//!
+//! A thread never enters twice: a fork that closes the gate in between would wait for ever. Debug
+//! builds know of each thread whether it is inside ([`is_inside`]).
 
 use crate::lock;
 use hugeswap_sys::signal::Blocked;
@@ -71,7 +75,8 @@ impl Threads {
     fn note(&self, tid: u32, more: u64) {
         let (place, now) = self.of(tid);
         let new = |now: u64| (now | u64::from(tid) << 32) + more;
-        // (The place of nobody may become another thread's meanwhile. Nobody else changes one's own.)
+        // (The place of nobody may become another thread's meanwhile. Nobody else changes one's
+        // own.)
         let placed = |now| {
             place
                 .compare_exchange(now, new(now), SeqCst, SeqCst)
@@ -128,7 +133,8 @@ fn note_less(less: u64) {
     }
 }
 
-/// Is the calling thread inside a gate, or has it closed one, or an engine to itself? (Yes, if that is not known.)
+/// Is the calling thread inside a gate, or has it closed one, or an engine to itself? (Yes, if that
+/// is not known.)
 pub(crate) fn is_inside() -> bool {
     THREADS.is_inside(me())
 }
@@ -147,8 +153,9 @@ pub(crate) fn inside_in_child(gates: u32) {
     }
 }
 
-/// For who has an engine to itself, while it is made and when it ends: counts as inside, with signals blocked. But for one that
-/// every thread has to answer: threads are started and waited for meanwhile (see `spawn_pthread`).
+/// For who has an engine to itself, while it is made and when it ends: counts as inside, with
+/// signals blocked. But for one that every thread has to answer: threads are started and waited for
+/// meanwhile (see `spawn_pthread`).
 pub(crate) struct Alone {
     _blocked: Blocked,
 }
@@ -252,8 +259,8 @@ impl Gate {
         }
     }
 
-    /// Runs `f` as if the caller were thread `tid`, if that is the one that forks: for a thread that
-    /// resolves another's faults.
+    /// Runs `f` as if the caller were thread `tid`, if that is the one that forks: for a thread
+    /// that resolves another's faults.
     pub fn on_behalf_of<R>(&self, tid: i32, f: impl FnOnce() -> R) -> R {
         if tid == 0 || self.forker.load(SeqCst) != tid {
             return f();

@@ -1,7 +1,11 @@
-//! SIGSEGV and SIGBUS in signal mode: which faults are ours, and what happens with the others.
+//! SIGSEGV and SIGBUS in signal mode: which faults are the engine's, and what becomes of the
+//! others.
 //!
-//! The handler runs on the thread's alternate stack if it has one, with every signal blocked. A
-//! fault that is not ours goes to the action the program itself installed, as if we were not there.
+//! The handler runs with every signal blocked, on the thread's alternate stack if it has one, and
+//! from there on a stack of ours ([`crate::stack`]). A fault outside the window goes to the action
+//! that the program itself installed, as if hugeswap were not there. So does a fault that the
+//! unit's word calls an error of the program, once the same thread has had it twice in a row:
+//! another thread may just have resolved the first ([`crate::doubts`]).
 
 use crate::engine::Engine;
 use crate::error::EngineError;
@@ -83,7 +87,8 @@ impl ProgramActions {
 /// Every engine of this process.
 pub(crate) fn engines() -> impl Iterator<Item = &'static Engine> {
     ENGINES.iter().filter_map(|e| {
-        // SAFETY: a pointer stands here from `install` until `uninstall`, which its engine outlives.
+        // SAFETY: a pointer stands here from `install` until `uninstall`, which its engine
+        // outlives.
         unsafe { e.load(Acquire).as_ref() }
     })
 }
@@ -188,13 +193,15 @@ extern "C" fn on_fault(signal: i32, info: *mut libc::siginfo_t, context: *mut li
         )
     };
     let error = uc.uc_mcontext.gregs[REG_ERR];
-    // SEGV_MAPERR, SEGV_ACCERR and BUS_ADRERR come from the processor; anything else was sent by somebody.
+    // SEGV_MAPERR, SEGV_ACCERR and BUS_ADRERR come from the processor; anything else was sent by
+    // somebody.
     let fault = code == 2 || code == 1 && signal == libc::SIGSEGV;
     if fault && error & ERR_FETCH == 0 {
         for engine in engines() {
             // In message mode a SIGBUS is the last word.
             let last = signal == libc::SIGBUS && engine.mode() == FaultMode::Message;
-            // Of shared memory ours is what is absent or write-protected: SIGBUS. The rest is what the program unmapped, or has no access to.
+            // Of shared memory ours is what is absent or write-protected: SIGBUS. The rest is what
+            // the program unmapped, or has no access to.
             let shared = engine.sharing.is_shared(addr) && signal == libc::SIGBUS;
             if !(engine.contains(addr) || shared) || last {
                 continue;
@@ -214,7 +221,8 @@ extern "C" fn on_fault(signal: i32, info: *mut libc::siginfo_t, context: *mut li
             }
         }
     }
-    // Message mode: what is lost is SIGBUS from the kernel. And a careful copy may meet what the program itself may not touch.
+    // Message mode: what is lost is SIGBUS from the kernel. And a careful copy may meet what the
+    // program itself may not touch.
     if (fault || signal == libc::SIGBUS && code == BUS_MCEERR_AR) && leave(uc) {
         return;
     }
@@ -287,7 +295,8 @@ extern "C" fn hugeswap_program_fault(signal: i32) {
 
 /// Does what the program's own action says.
 fn pass_on(signal: i32, info: *mut libc::siginfo_t, context: *mut libc::c_void) {
-    // The lock's holders have signals blocked and do not fault, so it is never held by this thread, but over a fork.
+    // The lock's holders have signals blocked and do not fault, so it is never held by this thread,
+    // but over a fork.
     let action = with_program(|program| {
         let Some(a) = program.of(signal) else {
             return Action::default();

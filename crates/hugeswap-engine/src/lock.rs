@@ -1,10 +1,32 @@
-//! A mutex that program code cannot hold: futex-based, no allocation, no poisoning.
+//! A mutex that program code cannot hold: a futex, without allocation and without poisoning.
 //!
-//! Held only by code of ours that runs with every signal blocked (fault handler, engine threads,
-//! calls under `signal::Blocked`), so no holder can be interrupted by code that needs it. And held only inside
-//! the gate, so that a forked child finds it free; but for those that
-//! who forks takes ([`Lock::taken_by_forks`], never held by who enters the gate) and those that the child frees
-//! ([`Lock::freed_in_children`]). Debug builds check all of this each time.
+//! Only code of ours that runs with every signal blocked holds one (the fault handler, the engine's
+//! threads, calls under `signal::Blocked`), so code that needs the lock never interrupts its
+//! holder. A holder never touches managed memory. A lock is held only inside the gate, so a forked
+//! child finds it free. There are two exceptions: locks that the forking thread takes for the fork
+//! ([`Lock::taken_by_forks`]; a thread that holds one never enters the gate), and locks that the
+//! child frees ([`Lock::freed_in_children`]). Debug builds, and the injected object of a debug
+//! build, check all of this and end the process where a lock is taken against these rules.
+//!
+//! # Order of locks
+//!
+//! From the first to the last:
+//!
+//! 1. the gate ([`crate::gate`]): no lock, but it counts the threads inside, and no thread enters
+//!    twice
+//! 2. `space`: addresses. Never in the fault path
+//! 3. the locks of units. A thread waits for several only if they are in ranges that belong to its
+//!    caller; kswapd only tries
+//! 4. the reclaim lists, streams (which the fault path only tries), learnt costs, deferred slots:
+//!    held for a few instructions, with no other lock taken inside
+//!
+//! A fault that waits for memory may hold the lock of its unit only if that unit is absent: no
+//! thread needs an absent unit to free memory. It unlocks a base-mapped unit before it waits,
+//! because that unit's own pages may be the ones that have to leave.
+//!
+//! The injected object's own locks (blocks, marks, its allocator) are never held across a call of
+//! the engine. One of them, of marks, is also taken inside `space`, by a function that the engine
+//! is asked to call (`with_mapped`). At a fork they are taken once the engine is at rest.
 
 use crate::gate;
 use hugeswap_sys::{fs, futex, process, signal};
@@ -52,12 +74,14 @@ impl<T> Lock<T> {
         }
     }
 
-    /// A lock that is also held outside the gate, and that who forks takes for so long, once the gate is closed.
+    /// A lock that is also held outside the gate, and that who forks takes for so long, once the
+    /// gate is closed.
     pub const fn taken_by_forks(value: T) -> Lock<T> {
         Lock::with(value, OfChild::Taken)
     }
 
-    /// A lock that is also held outside the gate, and that a forked child frees ([`Lock::reset_in_child`], [`Lock::free_in_child`]).
+    /// A lock that is also held outside the gate, and that a forked child frees
+    /// ([`Lock::reset_in_child`], [`Lock::free_in_child`]).
     pub const fn freed_in_children(value: T) -> Lock<T> {
         Lock::with(value, OfChild::Freed)
     }
@@ -105,7 +129,8 @@ impl<T> Lock<T> {
         self.taken()
     }
 
-    /// In a forked child: free, and around `value` if somebody had it, who may have been changing what it was around and is not here.
+    /// In a forked child: free, and around `value` if somebody had it, who may have been changing
+    /// what it was around and is not here.
     ///
     /// # Safety
     ///
@@ -117,7 +142,8 @@ impl<T> Lock<T> {
         }
     }
 
-    /// In a forked child: free, and around `value`. What it was around is forgotten, for its holder, who is not here, may have been changing it.
+    /// In a forked child: free, and around `value`. What it was around is forgotten, for its
+    /// holder, who is not here, may have been changing it.
     ///
     /// # Safety
     ///
@@ -132,7 +158,8 @@ impl<T> Lock<T> {
     ///
     /// # Safety
     ///
-    /// The lock is held by the caller, its guard was forgotten, and nothing else uses the value meanwhile.
+    /// The lock is held by the caller, its guard was forgotten, and nothing else uses the value
+    /// meanwhile.
     #[allow(clippy::mut_from_ref)]
     pub unsafe fn held_value(&self) -> &mut T {
         // SAFETY: says the caller.
@@ -157,13 +184,15 @@ impl<T> Lock<T> {
 /// In debug builds: the threads that hold locks which forks take, each as often as it holds one.
 static HOLDERS: [AtomicI32; 256] = [const { AtomicI32::new(0) }; 256];
 
-/// Replaces one `from` by `to` among [`HOLDERS`]. (If there are too many, a rule that is broken goes unseen.)
+/// Replaces one `from` by `to` among [`HOLDERS`]. (If there are too many, a rule that is broken
+/// goes unseen.)
 fn note_holder(from: i32, to: i32) {
     let change = |h: &AtomicI32| h.compare_exchange(from, to, SeqCst, Relaxed).is_ok();
     HOLDERS.iter().find(|h| change(h));
 }
 
-/// In debug builds, of a thread that enters the gate: who forks has closed it, and waits for such a lock.
+/// In debug builds, of a thread that enters the gate: who forks has closed it, and waits for such a
+/// lock.
 pub(crate) fn check_none_held() {
     let me = process::tid();
     if HOLDERS.iter().any(|h| h.load(SeqCst) == me) {
@@ -171,12 +200,14 @@ pub(crate) fn check_none_held() {
     }
 }
 
-/// In a forked child: what its threads hold is what the forking one held, which has another number here.
+/// In a forked child: what its threads hold is what the forking one held, which has another number
+/// here.
 pub(crate) fn forget_holders_in_child() {
     HOLDERS.iter().for_each(|h| h.store(0, SeqCst));
 }
 
-/// Ends the process if the calling thread is not inside the gate, in debug builds. (Tests of a part have no gate.)
+/// Ends the process if the calling thread is not inside the gate, in debug builds. (Tests of a part
+/// have no gate.)
 pub(crate) fn check_inside() {
     if cfg!(debug_assertions) && !cfg!(test) && !gate::is_inside() {
         broken("a lock is taken outside the gate: a child that is forked now never gets it");

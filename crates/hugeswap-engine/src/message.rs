@@ -1,5 +1,9 @@
-//! Message mode: threads that read faults from the userfaultfd and resolve them by the same
-//! fault path. The kernel's own touches of managed memory work, since it waits for the page.
+//! Message mode: threads that read faults from the userfaultfd and resolve them by the same fault
+//! path.
+//!
+//! The kernel's own touches of managed memory work, since the kernel waits for the page. A thread
+//! that faulted is woken only after the engine is done with its unit and out of the gate, because a
+//! fork may be the next thing that it does.
 
 use crate::engine::Engine;
 use crate::error::EngineError;
@@ -62,7 +66,8 @@ fn one(engine: &'static Engine, m: &uffd::Message) {
 }
 
 impl Engine {
-    /// Has touches of a page be SIGBUS, if it is absent; false if the kernel does not do that. Under its unit's lock: who moves a frame into place may be between taking the old one away
+    /// Has touches of a page be SIGBUS, if it is absent; false if the kernel does not do that.
+    /// Under its unit's lock: who moves a frame into place may be between taking the old one away
     /// and putting the new one there, and what it moves cannot go where a page is marked.
     fn refuse_page(&self, page: usize) -> bool {
         let Some(unit) = self.table.unit_of(page) else {

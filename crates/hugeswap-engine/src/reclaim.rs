@@ -1,9 +1,21 @@
 //! kswapd: keeps memory available, so that faults need not wait.
 //!
-//! One thread a process. It takes the oldest units off the LRU list, makes them read-only in batches, has
-//! them written where they stand while readers go on, and leaves the clean ones *watched*: still there, but
-//! mapped without access, so that a touch brings them back for the price of a soft fault and
-//! a fault elsewhere may take their frame at once.
+//! There is one kswapd in each process. It takes the oldest units off the lists, as many as are
+//! missing and up to 8 at a time (up to 64 as reclaim fails), makes dirty neighbours read-only by
+//! one call, and has them written where they stand, up to 8 at a time, while readers go on. It
+//! leaves the clean ones *watched*: still in memory, but mapped without access. A touch brings a
+//! watched unit back for the price of a soft fault, and a fault elsewhere may take its frame at
+//! once. kswapd itself writes and drops the pages of base-mapped units.
+//!
+//! Faults tell the lists what they touched through a queue ([`crate::memory::lists`]), so that they
+//! never wait for the lock of the lists. The lists are active and inactive, for each kind of pages
+//! in each group ([`hugeswap_policy::workingset::lruvec`]), with refault distances; `vmscan` there
+//! divides the work between them. They are weighed in pages: a base-mapped unit counts as its pages
+//! in memory.
+//!
+//! When kswapd works, and until when: [`crate::memory::marks`]. Another process may ask for frames
+//! (`give_back`): a process that has less than its share and must wait asks the one that has the
+//! most beyond its own.
 
 use crate::UNIT;
 use crate::khugepaged::Khugepaged;
@@ -30,7 +42,8 @@ const MOST: usize = 64;
 /// Between samples of how much memory is huge, and looks after children.
 const TICK_NS: u64 = 200_000_000;
 
-/// What works on its own account: the engine's threads and what they go by, the fourth of the engine's layers. See the file's head.
+/// What works on its own account: the engine's threads and what they go by, the fourth of the
+/// engine's layers. See the file's head.
 pub struct Reclaim {
     ranges: Ranges,
     pub(crate) khugepaged: Khugepaged,
@@ -157,7 +170,8 @@ impl Reclaim {
                 }
                 let wanted = match starving || owed > 0 {
                     true => BATCH,
-                    // What is brought out beyond what is missing may be in use, where there is little memory.
+                    // What is brought out beyond what is missing may be in use, where there is
+                    // little memory.
                     false => marks.high.saturating_sub(available + coming) as usize,
                 };
                 return self.reclaim_batch(wanted.clamp(1, BATCH)) || busy;
@@ -173,8 +187,8 @@ impl Reclaim {
         busy
     }
 
-    /// Takes the oldest units, about as many as are wanted: clean ones are watched at once, dirty ones made read-only and queued for writing.
-    /// False if no unit could be taken.
+    /// Takes the oldest units, about as many as are wanted: clean ones are watched at once, dirty
+    /// ones made read-only and queued for writing. False if no unit could be taken.
     fn reclaim_batch(&self, wanted: usize) -> bool {
         let progress = self.reclaim_oldest(wanted);
         if !progress {
@@ -284,7 +298,8 @@ impl Reclaim {
             return;
         }
         if w.has(LOCKED) && matches!(w.kind(), Kind::Present | Kind::Cached) {
-            // It may be as it was once who has it locked is done, and nobody would tell the lists: an epoch begins, say, for many at once.
+            // It may be as it was once who has it locked is done, and nobody would tell the lists:
+            // an epoch begins, say, for many at once.
             self.lru.lock().put_back(unit);
             return;
         }
@@ -292,8 +307,8 @@ impl Reclaim {
             return;
         }
         if w.pins() > 0 {
-            // In use, so active. Pinned units that went back to where they came from could fill the inactive
-            // list, and then what can be evicted would never leave the active one.
+            // In use, so active. Pinned units that went back to where they came from could fill the
+            // inactive list, and then what can be evicted would never leave the active one.
             self.lru.lock().referenced(unit);
         } else if !w.has(WATCHED) || self.push_clean(unit).is_err() {
             self.lru.lock().put_back(unit);
@@ -308,8 +323,8 @@ impl Reclaim {
         units: impl Iterator<Item = Locked<'a>>,
     ) -> bool {
         let at = self.table.addr(first);
-        // Also what is not writable: a unit that was moved may be without any access until it is touched,
-        // and who writes it out reads it.
+        // Also what is not writable: a unit that was moved may be without any access until it is
+        // touched, and who writes it out reads it.
         if self.mover().set_read_only(at, n * UNIT).is_err() {
             for w in units {
                 let unit = w.unit();
@@ -465,8 +480,8 @@ impl Reclaim {
 
     /// Leaves the program's descriptor table for one that holds only ours; false: that was refused.
     pub(crate) fn take_private_descriptors(&self) -> bool {
-        // (Those of shared regions it gets for itself, and closes with them. Not all but those: one that is made at this moment would be in one list only, and its
-        // memory never free.)
+        // (Those of shared regions it gets for itself, and closes with them. Not all but those: one
+        // that is made at this moment would be in one list only, and its memory never free.)
         let mut keep: Vec<i32> = self.unshared_fds().collect();
         keep.sort_unstable();
         keep.dedup();

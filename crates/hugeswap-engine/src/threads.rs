@@ -1,8 +1,33 @@
-//! The engine's own threads: the C library's, or of a clone of our own.
+//! The engine's own threads: threads of the C library, or threads that the C library does not know.
 //!
-//! A library's threads are the program's, as anybody's: the global allocator may be any, and an allocator may ask the C library
-//! who calls it, or leave out locks while the C library counts one thread. An object that is injected into a program has an
-//! allocator of its own; its threads must be none of the program's ([`hugeswap_sys::thread`]).
+//! | thread | what it does |
+//! | --- | --- |
+//! | `hs-kswapd` | [`crate::reclaim`] |
+//! | `hs-io/0`, `hs-io/1` | [`crate::work`] |
+//! | `hs-khugepaged` | [`crate::khugepaged`] |
+//! | `hs-fault`, four of them in message mode | [`crate::message`] |
+//!
+//! *In the library* they are threads of the C library, like any of the program's. The global
+//! allocator may be any, and an allocator may ask the C library which thread calls it, or leave out
+//! locks while the C library counts one thread. Every signal is blocked but the one by which the C
+//! library has each thread change its user.
+//!
+//! *Under `hugeswap run`* they are made by a clone of our own ([`hugeswap_sys::thread`]), and the C
+//! library does not know them. It does not count them, so the process ends with the last thread of
+//! the program; kswapd notices a program that has ended by the bare system call. It does not repeat
+//! setuid on them either. They have a thread control block with a copy of the static thread-locals,
+//! and may use nothing that the C library keeps for each thread, or leaves unlocked while the
+//! program has one thread. Every signal is blocked but SIGSYS, by which each of them takes over
+//! what the user, groups and capabilities of the program have become, before the call that changed
+//! them returns.
+//!
+//! *Descriptors.* kswapd and the threads that it starts, and the fault threads, have a descriptor
+//! table of their own (`unshare(CLONE_FILES)`; [`Reclaim::take_private_descriptors`]) with only
+//! hugeswap's descriptors in it: the segment, the swap areas, mapped files, the userfaultfd and
+//! `/proc/self/pagemap`. The program may close any number. A thread of the program checks device
+//! and inode of a descriptor before it reads swap through it (for base pages with a checksum only
+//! if the read fails or the checksum does not match). If the descriptor is not ours any more, it
+//! hands the fault to an I/O thread, with the unit's lock.
 
 use crate::error::EngineError;
 use crate::reclaim::Reclaim;
@@ -24,13 +49,15 @@ enum Kind {
 }
 
 impl Threads {
-    /// The C library's. No signal reaches them but the one by which the C library has every thread change its user.
+    /// The C library's. No signal reaches them but the one by which the C library has every thread
+    /// change its user.
     pub const PTHREAD: Threads = Threads(Kind::Pthread);
 
     /// Threads that the C library does not know. The signals of `unblocked` reach them, no other.
     ///
     /// # Safety
-    /// The global allocator does not use the C library. Handlers of `unblocked` keep to what [`thread`] says. [`thread::prepare`] was called.
+    /// The global allocator does not use the C library. Handlers of `unblocked` keep to what
+    /// [`thread`] says. [`thread::prepare`] was called.
     pub const unsafe fn raw(unblocked: Mask) -> Threads {
         Threads(Kind::Raw { unblocked })
     }
@@ -77,8 +104,9 @@ impl Reclaim {
     ) -> Result<(), EngineError> {
         let made = match self.thread_kind.0 {
             Kind::Pthread => spawn_pthread(name, body),
-            // SAFETY: what the engine's threads do keeps to the rules, given an allocator that does, for which the caller of
-            // `Threads::raw` answers; a panic does not unwind out of the thread's first function.
+            // SAFETY: what the engine's threads do keeps to the rules, given an allocator that
+            // does, for which the caller of `Threads::raw` answers; a panic does not unwind out of
+            // the thread's first function.
             Kind::Raw { unblocked } => unsafe {
                 thread::spawn(name, signal::ALL & !unblocked, body).map(Handle::Raw)
             },
@@ -95,7 +123,8 @@ impl Reclaim {
 }
 
 fn spawn_pthread(name: &str, body: impl FnOnce() + Send + 'static) -> Result<Handle, Errno> {
-    // (In the caller too: a thread that changes the user has a lock that making a thread needs, until every thread has answered.)
+    // (In the caller too: a thread that changes the user has a lock that making a thread needs,
+    // until every thread has answered.)
     let _blocked = Blocked::all_but_user();
     Builder::new()
         .name(name.into())

@@ -1,4 +1,12 @@
 //! The I/O threads: reads ahead, reads that program threads could not do, and write-outs.
+//!
+//! Two threads in each process take reads first, then writes, as many and as large as the latency
+//! of reads allows ([`hugeswap_policy::device::wbt`], `store::wbt`, [`crate::writers`]). Faulting
+//! threads do their own reads. A planned read locks its unit at once, but belongs to the thread
+//! that takes it up first: an I/O thread, or the program's own that touches the unit.
+//!
+//! A write that fails for good is counted and tried in other slots, three more times, preferably in
+//! another area. The unit stays in memory until one attempt works.
 
 use crate::checksum::{self, UnitSums};
 use crate::paging::Job;
@@ -47,7 +55,8 @@ impl Paging {
         self.write_one()
     }
 
-    /// Nothing is to be read or written: prepares for what will be. `None`: something was done; else when to look again, nanoseconds.
+    /// Nothing is to be read or written: prepares for what will be. `None`: something was done;
+    /// else when to look again, nanoseconds.
     fn prepare_some(&self) -> Option<u64> {
         let _inside = self.gate.enter_daemon();
         if self.store.grow_ahead() {
@@ -159,8 +168,8 @@ impl Paging {
     pub(crate) fn write_out(&self, unit: u32) {
         let tried = self.write_out_inner(unit);
         self.inflight_writes.fetch_sub(1, Release);
-        // Who waits for memory is patient as long as some becomes available: a file that cannot be written is not that.
-        // (Where swap takes no writes, it is called full.)
+        // Who waits for memory is patient as long as some becomes available: a file that cannot be
+        // written is not that. (Where swap takes no writes, it is called full.)
         if tried {
             self.note_available();
         }
@@ -237,7 +246,8 @@ impl Paging {
         }
     }
 
-    /// Writes to the unit's own slot, or to a new one; the slot written, or `None` if none would take it.
+    /// Writes to the unit's own slot, or to a new one; the slot written, or `None` if none would
+    /// take it.
     fn write_somewhere(&self, old: Option<u64>, at: usize, sum: &UnitSums) -> Option<u64> {
         let store = &self.store;
         // A forked child may still read the old slot.

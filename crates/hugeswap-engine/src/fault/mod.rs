@@ -1,12 +1,33 @@
-//! The fault path: one piece of code for both fault modes, called from the signal handler, the
-//! userfaultfd threads, and whoever brings memory in on purpose (pins).
+//! The fault path: one piece of code for both fault modes. The signal handler, the userfaultfd
+//! threads and every caller that brings memory in on purpose (a pin) call it.
 //!
-//! Here a fault enters, finds out what its unit is, and goes where that leads: [`access`] (the
-//! memory is there), [`first_touch`] (it never was), [`swap_in`] (it is in swap or in the swap cache).
+//! A fault enters here, finds out what its unit is, and goes on in [`access`] (memory is there),
+//! [`first_touch`] (there never was any) or [`swap_in`] (it is in swap or in the swap cache).
+//! Faults on base-mapped units go on in [`crate::base`].
 //!
-//! Its rules: no allocation, no foreign lock, no touch of managed memory (the units it moves
-//! are in the arena or locked), no panic, no formatting, errno untouched, bounded stack. Everything it
-//! calls obeys them too.
+//! # Rules
+//!
+//! The fault path, and everything that it calls, obeys these rules:
+//!
+//! * no allocation
+//! * no lock that program code, libc or another runtime can hold
+//! * no touch of managed memory (the units that it moves are in the arena or locked)
+//! * no panic, no formatting, no logging
+//! * errno untouched: system calls are made without libc
+//! * bounded stack
+//!
+//! Two checks enforce them: a test whose allocator aborts when it is called on the handler's stack,
+//! and `.ci/fault-path`, which follows every call from the handler on in the disassembly of the
+//! injected object and fails if it reaches an allocator, a lock, stdio or formatting. A panic (an
+//! index out of bounds) is where that check stops: panics abort.
+//!
+//! # Ends
+//!
+//! A thread that cannot have memory for 2 seconds while swap is full, or for 60 seconds otherwise,
+//! or whose bytes are lost, gets SIGBUS after one line that says why ([`complaint`]). In signal
+//! mode that calls the action that the program installed for SIGBUS. Budget and swap together are
+//! promised when memory is mapped, so a mapping that could not be held is refused there, with
+//! ENOMEM.
 
 mod access;
 mod complaint;

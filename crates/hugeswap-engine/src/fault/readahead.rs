@@ -1,5 +1,12 @@
-//! Readahead as faults drive it: what a stream will want next is queued for the I/O threads, and
-//! never waited for. The rules of the fault path hold.
+//! Readahead as faults drive it: the units that a stream will want next are queued for the I/O
+//! threads. No fault waits for that.
+//!
+//! [`hugeswap_policy::swapin::readahead`] finds the streams, in a table of 16. Under
+//! `thp.swapin=auto` readahead leaves out units that are to be tried by pages, and a run of faults
+//! by pages comes to it once the run is worth whole units: it brings in whole units only. First
+//! touches have streams of their own: in sequence, up to 32 units get memory at once.
+//!
+//! The rules of the fault path hold.
 
 use crate::paging::Job;
 use crate::paging::Paging;

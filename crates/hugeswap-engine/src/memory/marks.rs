@@ -1,4 +1,10 @@
-//! How much memory is to be had, and the marks that it is held against.
+//! How much memory is available, and the watermarks that it is compared with.
+//!
+//! *Available* is what a fault could have at once: free frames, free base pages, clean units that
+//! are watched or cached, and what is left of the budget. Below `low` (1/16 of the process's share,
+//! at most 32 units) faults wake kswapd. It works until `high` (1/8, at most 64 units), and counts
+//! writes under way as available. Up to `min` (half of `low`) is not for huge pages whose place
+//! base pages can take. Where little but base pages is asked for, `low` is 4 units and `high` is 8.
 //!
 //! The rules of the fault path hold.
 
@@ -9,8 +15,8 @@ use hugeswap_policy::watermark::{Boost, Setting, Watermarks};
 use hugeswap_sys::process;
 use std::sync::atomic::Ordering::Relaxed;
 
-/// Of so few frames units are taken one at a time, and only for somebody who waits: an instruction may need two units at once, and
-/// would never end if the first went each time the second came.
+/// Of so few frames units are taken one at a time, and only for somebody who waits: an instruction
+/// may need two units at once, and would never end if the first went each time the second came.
 const FEW_FRAMES: u64 = 4;
 /// Write-outs under way at one time.
 pub(crate) const WRITE_DEPTH: u32 = 8;

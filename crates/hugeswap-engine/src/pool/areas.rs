@@ -1,13 +1,23 @@
-//! The swap areas of a pool: how they come and go while it is in use, and as each process reaches them.
+//! The swap areas of a pool: how they come and go while it is in use, and how each process reaches
+//! them.
 //!
-//! What all processes agree on stands in the segment ([`Area`]): an area is free, on, or being taken off (`DRAINING`: nobody claims there any
-//! more, and each process moves away what it has there). Each change counts up `areas_generation`. A process *joins* an area before it claims
-//! there: it opens the file behind the maker's descriptor, through /proc, and publishes a new map from slot to place.
+//! The segment holds what all processes agree on ([`Area`]): an area is free, on, or being taken
+//! off (`DRAINING`). Each change counts up `areas_generation`; kswapd of each process then joins
+//! what came and lets go of what went. A process *joins* an area before it claims there: it opens
+//! the file behind the maker's descriptor, through /proc, and publishes a new map from slot to
+//! place.
 //!
-//! Concurrency: any thread finds its slot's place in an immutable map ([`Extents`]), without a lock and without writing anything;
-//! a changed map replaces it, and the old ones, of some hundred bytes each, are kept until the pool goes. What a thread finds stays true
-//! while it holds the lock of a unit with a slot there: an area ends only when no process has any there. Areas are
-//! made and ended by the process that made the pool alone.
+//! In an area that is being taken off no process claims anything: a claim looks at the state once
+//! more afterwards ([`hugeswap_policy::thp_swap::area`]). A thread of each process moves away what
+//! it has there ([`crate::swap`]), and each process says so under the ticket of that attempt. What
+//! is kept for forked children is given up when all of them have said so. Then the process that
+//! made the pool ends the area.
+//!
+//! Concurrency: any thread finds the place of its slot in an immutable map ([`Extents`]), without a
+//! lock and without writing anything. A changed map replaces it, and the old ones, of some hundred
+//! bytes each, are kept until the pool goes. What a thread finds stays true while it holds the lock
+//! of a unit with a slot there, because an area ends only when no process has any slot there. Only
+//! the process that made the pool makes and ends areas.
 
 use super::joining::reaches;
 use super::layout::{Area, MAX_AREAS, MAX_PROCESSES, ONLY_UNREADABLE, state};
@@ -89,7 +99,8 @@ pub(super) struct Areas {
     pub(super) joined: [Joined; MAX_AREAS],
     /// From slot to (area, slot of the area); null: none is joined.
     map: AtomicPtr<Extents>,
-    /// Maps that were replaced, and descriptors that program threads should close, since the area is gone.
+    /// Maps that were replaced, and descriptors that program threads should close, since the area
+    /// is gone.
     pub(super) past: Lock<Past>,
     /// Of the segment's areas as they were looked at last.
     pub(super) generation: AtomicU32,
@@ -184,7 +195,8 @@ impl Pool {
         self.areas.joined.get(index)?.get()
     }
 
-    /// Which area slot `slot` is in, and where in it (bytes). `None`: in none that this process has joined.
+    /// Which area slot `slot` is in, and where in it (bytes). `None`: in none that this process has
+    /// joined.
     pub fn locate(&self, slot: u64) -> Option<(usize, u64)> {
         // SAFETY: published by `publish`, and kept as long as the pool.
         let map = unsafe { self.areas.map.load(Acquire).as_ref() }?;
@@ -209,7 +221,8 @@ impl Pool {
             .map_or(i32::MIN, |a| a.priority.load(Relaxed))
     }
 
-    /// May slots be claimed in an area? To be asked again once one has been claimed ([`Pool::still_on`]).
+    /// May slots be claimed in an area? To be asked again once one has been claimed
+    /// ([`Pool::still_on`]).
     pub fn is_on(&self, index: usize) -> bool {
         let (Some(a), Some(j)) = (self.segment_area(index), self.areas.joined.get(index)) else {
             return false;
@@ -275,7 +288,8 @@ impl Pool {
         }
     }
 
-    /// Opens an area and adds it. The process that made the pool does this, in a thread with the program's descriptors; its number.
+    /// Opens an area and adds it. The process that made the pool does this, in a thread with the
+    /// program's descriptors; its number.
     pub fn add_area(&self, spec: &SwapSpec) -> std::result::Result<usize, PoolError> {
         let open = open_area(spec)?;
         let added = self.add_open_area(&open, true);
@@ -285,7 +299,8 @@ impl Pool {
         added
     }
 
-    /// Adds an opened area, whose descriptor becomes the pool's. `probed`: what its transfers cost is measured.
+    /// Adds an opened area, whose descriptor becomes the pool's. `probed`: what its transfers cost
+    /// is measured.
     pub(super) fn add_open_area(
         &self,
         open: &OpenArea,
@@ -350,8 +365,9 @@ impl Pool {
         (at.checked_add(slots)? <= self.capacity).then_some(at)
     }
 
-    /// Has an area emptied by everybody; it is off once that is done ([`Pool::end_emptied_areas`]). False: it is not on, perhaps since
-    /// somebody takes it off already. `lose`: what cannot be read is given up, also if somebody else takes it off.
+    /// Has an area emptied by everybody; it is off once that is done ([`Pool::end_emptied_areas`]).
+    /// False: it is not on, perhaps since somebody takes it off already. `lose`: what cannot be
+    /// read is given up, also if somebody else takes it off.
     pub fn take_off(&self, index: usize, lose: bool) -> bool {
         let Some(a) = self.segment_area(index) else {
             return false;
@@ -390,12 +406,14 @@ impl Pool {
         kept
     }
 
-    /// Record `me` has nothing left in area `index`, and nobody forked from it reads what it had there.
+    /// Record `me` has nothing left in area `index`, and nobody forked from it reads what it had
+    /// there.
     pub fn note_emptied(&self, me: usize, index: usize, ticket: u32) {
         self.records()[me].emptied[index].store(ticket, SeqCst);
     }
 
-    /// Record `me` could not read so many pages in area `index`, which have no other place; `only`: nothing else is left of it there.
+    /// Record `me` could not read so many pages in area `index`, which have no other place; `only`:
+    /// nothing else is left of it there.
     pub(crate) fn note_unreadable(
         &self,
         me: usize,
@@ -427,7 +445,8 @@ impl Pool {
         }
     }
 
-    /// Is there nothing left in area `index`, which is being taken off, but what cannot be read, as each process found when it last tried?
+    /// Is there nothing left in area `index`, which is being taken off, but what cannot be read, as
+    /// each process found when it last tried?
     pub fn only_unreadable_left(&self, index: usize) -> bool {
         let Some(area) = self.segment_area(index) else {
             return false;
@@ -442,7 +461,8 @@ impl Pool {
         all && some
     }
 
-    /// Pages of area `index`, which is being taken off, that cannot be read, as far as processes have tried.
+    /// Pages of area `index`, which is being taken off, that cannot be read, as far as processes
+    /// have tried.
     pub fn unreadable_in(&self, index: usize) -> u64 {
         let ticket = self
             .segment_area(index)
@@ -501,7 +521,8 @@ impl Pool {
         }
     }
 
-    /// Ends the areas that every process has emptied; how many. The process that made the pool does this.
+    /// Ends the areas that every process has emptied; how many. The process that made the pool does
+    /// this.
     pub fn end_emptied_areas(&self) -> usize {
         let Some(_changing) = self.changing_areas.try_lock() else {
             return 0;
@@ -527,8 +548,8 @@ impl Pool {
                 .slot_words()
                 .get(range.start as usize..range.end as usize);
             for (slot, w) in range.zip(words.unwrap_or(&[])) {
-                // What is left was kept for forked children, by parents that have gone; or it was claimed too late, and the
-                // claimer is about to see that.
+                // What is left was kept for forked children, by parents that have gone; or it was
+                // claimed too late, and the claimer is about to see that.
                 if let Ok(word) =
                     w.fetch_update(AcqRel, Acquire, |w| (!alive(w >> 16)).then_some(0))
                     && word != 0

@@ -1,6 +1,8 @@
 //! What processes hold of the pool: frames charged against the budget, and bytes promised against
-//! budget and swap together. Neither total is stored: both are sums over
-//! the living, so a process that dies at any instant takes nothing with it.
+//! budget and swap together.
+//!
+//! Neither total is stored. Both are sums over the live processes, so a process that dies at any
+//! instant takes nothing with it.
 
 use super::Pool;
 use super::layout::{Record, state};
@@ -31,8 +33,8 @@ impl Pool {
         true
     }
 
-    /// One more frame of record `me`'s becomes the kernel's for good, unless that leaves too few for everybody's other memory, which needs
-    /// some to come in.
+    /// One more frame of record `me`'s becomes the kernel's for good, unless that leaves too few
+    /// for everybody's other memory, which needs some to come in.
     pub fn hand_to_kernel(&self, me: usize) -> bool {
         let rest = (self.frames() / 8).clamp(1, 64);
         let most = self.frames().saturating_sub(rest);
@@ -90,20 +92,22 @@ impl Pool {
         true
     }
 
-    /// Managed memory that holds something, in memory or in swap, bytes: by whole units, but for base-mapped ones. What a forked
-    /// child shares with its parent counts once.
+    /// Managed memory that holds something, in memory or in swap, bytes: by whole units, but for
+    /// base-mapped ones. What a forked child shares with its parent counts once.
     pub fn touched_bytes(&self) -> u64 {
         let of = |r: &Record| {
             let units = r.touched.load(Relaxed).max(0) as u64 * UNIT_BYTES;
             units.saturating_sub(r.untouched_pages.load(Relaxed) * PAGE_BYTES)
         };
-        // (A process that died is not in the pool any more, but has not been cleaned up after: the last look at what it had.)
+        // (A process that died is not in the pool any more, but has not been cleaned up after: the
+        // last look at what it had.)
         let there = |r: &&Record| matches!(r.state(), state::LIVE | state::REAPING);
         let used = self.used().map(|(_, r)| r);
         used.filter(there).map(of).sum::<u64>() + self.shared_touched_bytes()
     }
 
-    /// The peak of [`Pool::touched_bytes`] is at least what it is now: to be called before it becomes less.
+    /// The peak of [`Pool::touched_bytes`] is at least what it is now: to be called before it
+    /// becomes less.
     pub fn note_touched(&self) {
         let peak = &self.header().peak_managed;
         peak.fetch_max(self.touched_bytes(), Relaxed);

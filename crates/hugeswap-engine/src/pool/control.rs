@@ -1,8 +1,11 @@
-//! What is asked of a running pool from outside: one mailbox in the segment, served by the process that made the pool.
+//! Requests to a running pool from outside: one mailbox in the segment, served by the process that
+//! made the pool, which looks at it ten times a second.
 //!
-//! Who may open the segment (the same user, by the kernel's rule for /proc/PID/fd) may do anything to the pool anyway; the mailbox is for what
-//! only its maker can do, which is to open a swap area that the pool's processes then find among its descriptors. A request is a line of text,
-//! and so is the answer. One request at a time; of a process that went in the middle of one, nothing is left.
+//! A process that may open the segment (the same user, by the kernel's rule for /proc/PID/fd) may
+//! do anything to the pool anyway. The mailbox is for what only the maker can do: open a swap area
+//! that the pool's processes then find among its descriptors. A request is a line of text, and so
+//! is the answer. There is one request at a time. Of a process that has died in the middle of one,
+//! nothing is left.
 
 use super::layout::{LETTER, Mailbox};
 use super::{Pool, SwapSpec, holder};
@@ -103,7 +106,8 @@ impl Mailbox {
             if word != FREE && !holder::is_gone(word) {
                 return Err(NoAnswer::Busy(holder::pid(word)));
             }
-            // Who asked went without reading its answer, or before it had asked; what is being done for it will end.
+            // Who asked went without reading its answer, or before it had asked; what is being done
+            // for it will end.
             if word & 0xff != SERVING && self.change(word, WRITING | me) {
                 return Ok(());
             }
@@ -121,7 +125,8 @@ impl Pool {
         self.header().creator.load(Relaxed)
     }
 
-    /// Asks the maker to add the area that `spec` describes as `--swap` does, by an absolute path; its number, or why not.
+    /// Asks the maker to add the area that `spec` describes as `--swap` does, by an absolute path;
+    /// its number, or why not.
     pub fn ask_to_add(&self, spec: &str) -> Result<Result<usize, String>, NoAnswer> {
         let answer = self.ask(spec)?;
         Ok(match answer.strip_prefix("ok ").map(str::parse) {
@@ -161,7 +166,8 @@ impl Pool {
         }
     }
 
-    /// Does what was asked for, and ends areas that are empty. For the process that made the pool, in a thread with the program's descriptors, a few times a second.
+    /// Does what was asked for, and ends areas that are empty. For the process that made the pool,
+    /// in a thread with the program's descriptors, a few times a second.
     pub fn serve(&self) {
         let m = &self.header().mailbox;
         let word = m.state.load(Acquire);

@@ -1,10 +1,11 @@
-//! How the clusters of a swap area lie on its device, as the file system tells (FIEMAP), noted in
-//! the segment for every process.
+//! How the clusters of a swap area lie on its device, as the file system reports it (FIEMAP), noted
+//! in the segment for every process.
 //!
-//! Asked when an area is turned on, and of each part that it grows by. The clusters of a file whose
-//! file system does not tell are taken to be in one piece. What it told is believed as long as the
-//! area is on: a swap file is seldom moved, and a bit that is out of date costs speed only. The file
-//! system also tells which clusters were never written ([`Layouts::is_unwritten`]).
+//! The file system is asked when an area is turned on, and about each part that the area grows by.
+//! The clusters of a file whose file system does not answer are taken to be in one piece. The
+//! answer is believed as long as the area is on: a swap file is seldom moved, and a bit that is out
+//! of date costs speed only. The file system also reports which clusters were never written
+//! ([`Layouts::is_unwritten`]).
 
 use super::Pool;
 use super::swap::Kind;
@@ -20,8 +21,8 @@ impl Pool {
     /// How the clusters of all areas lie.
     pub fn layouts(&self) -> Layouts<'_> {
         let words = layout::words(self.capacity as usize);
-        // SAFETY: the segment is mapped for the life of `self` and holds atomics only; `offsets` leaves room for
-        // `MAPS` times so many words.
+        // SAFETY: the segment is mapped for the life of `self` and holds atomics only; `offsets`
+        // leaves room for `MAPS` times so many words.
         let maps = unsafe {
             let first = (self.base + self.offsets.layouts) as *const AtomicU64;
             std::slice::from_raw_parts(first, layout::MAPS * words)
@@ -58,8 +59,8 @@ impl Pool {
         self.look_at_disk(area, fd);
     }
 
-    /// Notes how `slots` of area `area` lie, which have just been given their blocks; `first` is the
-    /// first slot of the area.
+    /// Notes how `slots` of area `area` lie, which have just been given their blocks; `first` is
+    /// the first slot of the area.
     pub(crate) fn note_grown(&self, area: usize, fd: i32, slots: Range<u64>, first: u64) {
         let at = |slot: u64| (slot - first) * UNIT_BYTES;
         let extents = fiemap::extents_in(fd, at(slots.start), at(slots.end));

@@ -1,8 +1,8 @@
-//! Who holds something in the segment, in one word: so that what a process had in hand when it died, or ran another
-//! image, can be taken over by whoever finds that out.
+//! The holder of something in the segment, as one word: if a process dies, or runs another image,
+//! the process that finds that out can take over what the first one held.
 //!
-//! A holder's word has the process's id in bits 8..32, and a hash of its start time and of its image above. The low 8
-//! bits are 0, for the user's own use.
+//! A holder's word has the process's id in bits 8..32, and a hash of its start time and of its
+//! image above. The low 8 bits are 0; they are for the user of the word.
 
 use hugeswap_sys::process;
 
@@ -21,9 +21,9 @@ pub(super) fn status_of(pid: i32) -> Option<Status> {
     let rest = &text[text.rfind(')')? + 2..];
     let f: Vec<&str> = rest.split_ascii_whitespace().collect();
     let number = |i: usize| f.get(i).and_then(|v| v.parse::<u64>().ok());
-    // Fields as proc(5) numbers them, less 3: num_threads 20, starttime 22, startcode 26, startstack 28,
-    // start_data 45, start_brk 47, arg_start 48, env_end 51. The addresses are drawn anew at exec
-    // and inherited at fork.
+    // Fields as proc(5) numbers them, less 3: num_threads 20, starttime 22, startcode 26,
+    // startstack 28, start_data 45, start_brk 47, arg_start 48, env_end 51. The addresses are drawn
+    // anew at exec and inherited at fork.
     let image = [23, 25, 42, 44, 45, 48].iter().fold(0u64, |h, &i| {
         (h ^ number(i).unwrap_or(0))
             .wrapping_mul(0x9e37_79b9_7f4a_7c15)
@@ -78,7 +78,8 @@ pub(super) fn is_gone(holder: u64) -> bool {
         return true;
     };
     let differs = word(pid, &status) ^ holder;
-    // Threads that exec ended hold nothing any more; an image that is not to be seen may be the same one.
+    // Threads that exec ended hold nothing any more; an image that is not to be seen may be the
+    // same one.
     status.gone
         || differs as u32 >> 8 != 0
         || differs >> 32 & 0xffff != 0

@@ -1,9 +1,11 @@
 //! How a process reaches a pool's swap areas: each by a descriptor of its own.
 //!
-//! The program's threads have one table of descriptors, the engine's have another. At the start both have all areas. kswapd joins what is added later, in
-//! the engine's table; the program's threads open it, under the same number, when they first meet it ([`Pool::is_in_reach`]), and
-//! close what is gone when they are in the engine for something else. Who claims a place in an area can write there: since the
-//! areas of a process are the same for all its threads, one of them may know of an area before it has a descriptor for it.
+//! The threads of the program have one table of descriptors, the engine's threads have another. At
+//! the start both hold all areas. kswapd joins what is added later, in the engine's table. The
+//! program's threads open such an area, under the same number, when they first meet it
+//! ([`Pool::is_in_reach`]), and close what is gone when they are in the engine for something else.
+//! The areas of a process are the same for all its threads, so a thread may know of an area before
+//! it has a descriptor for it.
 
 use super::areas::{Joined, JoinedArea};
 use super::layout::Area;
@@ -15,8 +17,9 @@ use std::ffi::CStr;
 use std::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed, Release};
 
 impl Pool {
-    /// Joins areas that came, leaves those that went: `private`, this thread has a descriptor table of its own, so that the maker's numbers are not
-    /// its. To be called by kswapd, at `first`, and when `areas_generation` has changed.
+    /// Joins areas that came, leaves those that went: `private`, this thread has a descriptor table
+    /// of its own, so that the maker's numbers are not its. To be called by kswapd, at `first`, and
+    /// when `areas_generation` has changed.
     pub fn follow_areas(&self, min_fd: i32, private: bool, first: bool) {
         let h = self.header();
         let generation = h.areas_generation.load(Acquire);
@@ -84,7 +87,8 @@ impl Pool {
             _ => 0,
         };
         let new = open_of(maker, a.fd.load(Relaxed), flags)?;
-        // The maker's number may stand for a file of its program's by now, which is not to be written to.
+        // The maker's number may stand for a file of its program's by now, which is not to be
+        // written to.
         if !fs::identity(new).is_ok_and(|f| a.identity.is(&f)) {
             fs::close(new);
             return Err(Errno::EBADF);
@@ -93,7 +97,8 @@ impl Pool {
         let fd = match at {
             Some(at) if at == new => at,
             Some(at) => {
-                // SAFETY: the number stands for this area in the maker's table, so in no other of its threads' for anything else of ours.
+                // SAFETY: the number stands for this area in the maker's table, so in no other of
+                // its threads' for anything else of ours.
                 let moved = unsafe { fs::dup_to(new, at) };
                 fs::close(new);
                 moved.map(|()| at)?
@@ -108,14 +113,16 @@ impl Pool {
         })
     }
 
-    /// Can the calling thread read and write area number `index`? It opens it if need be. Async-signal-safe.
+    /// Can the calling thread read and write area number `index`? It opens it if need be.
+    /// Async-signal-safe.
     pub fn is_in_reach(&self, index: usize) -> bool {
         let there = || self.area(index).is_some_and(|j| reaches(&j));
         // (Or somebody else who has the same table does so at the same time.)
         there() || self.open_here(index) || there()
     }
 
-    /// [`Pool::is_in_reach`], but it is tried only once to open an area: for the fault path, where the number may be the program's for good.
+    /// [`Pool::is_in_reach`], but it is tried only once to open an area: for the fault path, where
+    /// the number may be the program's for good.
     pub fn reach(&self, index: usize) -> bool {
         let Some(j) = self.areas.joined.get(index) else {
             return false;
@@ -124,8 +131,10 @@ impl Pool {
         serial != 0 && j.reached.swap(serial, AcqRel) != serial && self.open_here(index)
     }
 
-    /// Opens an area in the calling thread's table, under the number that it has in the other, if that is free. A thread does so when it meets an area
-    /// that was added since: one of the program's; or one of the engine's in the maker, where the program's have it first, that comes before kswapd.
+    /// Opens an area in the calling thread's table, under the number that it has in the other, if
+    /// that is free. A thread does so when it meets an area that was added since: one of the
+    /// program's; or one of the engine's in the maker, where the program's have it first, that
+    /// comes before kswapd.
     fn open_here(&self, index: usize) -> bool {
         let (Some(joined), Some(a)) = (self.area(index), self.segment_area(index)) else {
             return false;
@@ -162,7 +171,8 @@ impl Pool {
         placed
     }
 
-    /// As [`Pool::follow_areas`] at the very beginning, in the program's table: all areas must be had.
+    /// As [`Pool::follow_areas`] at the very beginning, in the program's table: all areas must be
+    /// had.
     pub(super) fn join_areas(&self, min_fd: i32) -> std::result::Result<(), PoolError> {
         let h = self.header();
         self.areas
@@ -187,7 +197,8 @@ impl Pool {
         Ok(())
     }
 
-    /// Closes what this process has open of areas that are gone. In a thread with the program's descriptors.
+    /// Closes what this process has open of areas that are gone. In a thread with the program's
+    /// descriptors.
     pub fn close_past_areas(&self) {
         let mut past = self.areas.past.lock();
         for (fd, identity) in past.descriptors.drain(..) {
@@ -208,11 +219,12 @@ pub(super) fn open_of(of: i32, fd: i32, flags: i32) -> Result<i32> {
     fs::open(&path, libc::O_RDWR | flags, 0)
 }
 
-/// How far below other descriptors of ours those of areas that were added are. (They stand for nothing yet in the program's table, where other threads take
-/// numbers of their own.)
+/// How far below other descriptors of ours those of areas that were added are. (They stand for
+/// nothing yet in the program's table, where other threads take numbers of their own.)
 const APART: i32 = 256;
 
-/// The first number from `min_fd` on that stands for nothing in the program's table (in which a thread of ours need not be).
+/// The first number from `min_fd` on that stands for nothing in the program's table (in which a
+/// thread of ours need not be).
 fn first_free(min_fd: i32) -> i32 {
     let used = |fd: &i32| std::fs::symlink_metadata(format!("/proc/self/fd/{fd}")).is_ok();
     (min_fd..min_fd + 64).find(|fd| !used(fd)).unwrap_or(min_fd)
@@ -235,7 +247,8 @@ mod tests {
     use crate::pool::{PoolConfig, SwapSpec};
     use std::os::fd::AsRawFd;
 
-    /// A process that joins late, or a kswapd that starts late, took for swap whatever stood under the maker's number by then.
+    /// A process that joins late, or a kswapd that starts late, took for swap whatever stood under
+    /// the maker's number by then.
     #[test]
     fn what_is_the_programs_by_now_is_not_joined() {
         let pool = Pool::create(&PoolConfig {

@@ -1,12 +1,22 @@
 //! The layout of the pool segment: fixed, versioned, every field an atomic.
 //!
 //! ```text
-//! | Header | Record x (MAX_PROCESSES + 1) | slot words (u32) | bitmaps (64 bytes a slot) | layouts (3 bits a cluster) | page sums (512 x u64 a slot) | seals (512 x 24 bytes a slot) |
-//! | bad slots (64 bytes a slot) | words of shared units (8 bytes each) | a bit for each of those that is charged |
+//! | Header | Record x (MAX_PROCESSES + 1) | cluster words (u32) | bitmaps (64 bytes a cluster) | layouts (3 bits a cluster) | page sums (512 x u64 a cluster) | seals (512 x 24 bytes a cluster) |
+//! | bad slots (64 bytes a cluster) | words of shared units (8 bytes each) | a bit for each of those that is charged |
 //! ```
-//! Any process of the pool may write any of it, and any of them may be hostile or
-//! dying: whoever reads validates, bounds every index, and never follows an
-//! address found here.
+//!
+//! * The header holds the budget, the settings (which may change in use), the swap areas, the
+//!   checksum key, peaks, and the counters of processes that are gone.
+//! * A record holds a process's id, start time and program image, the frames and bytes that it
+//!   holds, its counters and histograms, and the futex that its kswapd sleeps on. The last record
+//!   is nobody's: processes without a record work in it.
+//! * A cluster's word names the record that owns the cluster and counts the units that refer to it, or
+//!   the single slots in use, which the bitmap names.
+//! * The page sums take 4 KiB for each cluster that was ever in use: 0.2% of that swap, outside the
+//!   budget. Where swap is encrypted the seals (nonces and tags) take 12 KiB more.
+//!
+//! Any process of the pool may write any of it, and any of them may be hostile or dying. So a
+//! reader validates what it reads, bounds every index, and never follows an address found here.
 
 use super::losses::{KEPT, LossEntry};
 use crate::checksum::Sums;
@@ -30,7 +40,8 @@ pub const ONLY_UNREADABLE: u64 = 1 << 31;
 /// Most processes a pool can have at one time.
 pub const MAX_PROCESSES: usize = 256;
 
-/// The record that children use for whom there was none: never anybody's, and so counted nowhere. It owns no slots.
+/// The record that children use for whom there was none: never anybody's, and so counted nowhere.
+/// It owns no slots.
 pub const NOBODY: usize = MAX_PROCESSES;
 /// Most swap areas a pool can have.
 pub const MAX_AREAS: usize = 32;
@@ -46,7 +57,8 @@ pub struct AreaCosts {
 
 /// Most shared regions a pool can have.
 pub const MAX_SHARED: usize = 16;
-/// Most processes that can have one of them mapped: all there can be, for a forked child must have what its parent has.
+/// Most processes that can have one of them mapped: all there can be, for a forked child must have
+/// what its parent has.
 pub const MAX_CLIENTS: usize = MAX_PROCESSES;
 /// Units that all shared regions of a pool can have together.
 pub const SHARED_UNITS: usize = 1 << 18;
@@ -60,7 +72,8 @@ pub struct Client {
     pub owner: AtomicU64,
     /// Its process id.
     pub pid: AtomicI32,
-    /// The descriptors it has: of the memory, and the userfaultfd that its mapping is registered with (-1: it has not mapped it yet).
+    /// The descriptors it has: of the memory, and the userfaultfd that its mapping is registered
+    /// with (-1: it has not mapped it yet).
     pub memory: AtomicI32,
     /// See `memory`.
     pub uffd: AtomicI32,
@@ -131,7 +144,8 @@ pub const LETTER: usize = 4096;
 /// Where the pool is asked for something from outside.
 #[repr(C)]
 pub struct Mailbox {
-    /// Who may touch the rest: what is going on, and who asks ([`holder`](super::holder)). Its low half is a futex.
+    /// Who may touch the rest: what is going on, and who asks ([`holder`](super::holder)). Its low
+    /// half is a futex.
     pub state: AtomicU64,
     /// Bytes of `text`.
     pub len: AtomicU32,
@@ -154,7 +168,8 @@ pub struct Look {
     pub fd: AtomicI32,
 }
 
-/// Which file it is that somebody has open: a number of a descriptor may stand for another one by now.
+/// Which file it is that somebody has open: a number of a descriptor may stand for another one by
+/// now.
 #[repr(C)]
 #[derive(Default)]
 pub struct FileIdentity {
@@ -201,7 +216,8 @@ pub struct Area {
     pub priority: AtomicI32,
     /// Its descriptor in the process that made the pool.
     pub fd: AtomicI32,
-    /// What that stood for when the area came: device and inode. By now it may stand for something of the program's.
+    /// What that stood for when the area came: device and inode. By now it may stand for something
+    /// of the program's.
     pub identity: FileIdentity,
     /// 1: opened for direct I/O.
     pub direct: AtomicU32,
@@ -219,7 +235,8 @@ pub struct Area {
     pub disk_free: AtomicU64,
     /// Write errors seen.
     pub errors: AtomicU64,
-    /// When it last could not grow, for there was no room; nanoseconds of CLOCK_MONOTONIC, 0: it could.
+    /// When it last could not grow, for there was no room; nanoseconds of CLOCK_MONOTONIC, 0: it
+    /// could.
     pub no_room: AtomicU64,
     /// Read errors seen, wrong sums included.
     pub read_errors: AtomicU64,
@@ -287,7 +304,8 @@ pub struct Header {
     pub tickets: AtomicU32,
     /// Key of the checksums, random for each pool.
     pub key: [AtomicU64; 4],
-    /// Number + 1 of the descriptor of the key that swap is encrypted with, in the process that made the pool; 0: it is not.
+    /// Number + 1 of the descriptor of the key that swap is encrypted with, in the process that
+    /// made the pool; 0: it is not.
     pub key_fd: AtomicI32,
     /// Writers that have numbered what they encrypt: see [`crate::store::seal::Nonces`].
     pub writers: AtomicU32,
@@ -309,7 +327,8 @@ pub struct Header {
     pub joined: AtomicU64,
     /// Largest total of frames charged at one time.
     pub peak_frames: AtomicU64,
-    /// Largest total of managed memory that held something at one time, bytes: see [`Pool::touched_bytes`](super::Pool::touched_bytes).
+    /// Largest total of managed memory that held something at one time, bytes: see
+    /// [`Pool::touched_bytes`](super::Pool::touched_bytes).
     pub peak_managed: AtomicU64,
     /// Fault mode in use: 0 none yet, 1 signal, 2 message, 3 both.
     pub mode_used: AtomicU32,
@@ -345,9 +364,11 @@ pub mod state {
     pub const FREE: u64 = 0;
     /// A process's.
     pub const LIVE: u64 = 1;
-    /// Being cleaned up after its process went; the other bits name who does ([`holder`](super::super::holder)).
+    /// Being cleaned up after its process went; the other bits name who does
+    /// ([`holder`](super::super::holder)).
     pub const REAPING: u64 = 2;
-    /// Reserved for a child about to be forked, or one that joins; the other bits tell when (microseconds since boot), so that no two reservations look the same.
+    /// Reserved for a child about to be forked, or one that joins; the other bits tell when
+    /// (microseconds since boot), so that no two reservations look the same.
     pub const JOINING: u64 = 3;
     /// Its process is gone, but a process forked from it may still read its slots.
     pub const ZOMBIE: u64 = 4;
@@ -386,9 +407,11 @@ pub struct Record {
     pub start_time: AtomicU64,
     /// How often this record has been handed out.
     pub generation: AtomicU32,
-    /// Clusters + 1 of shared units that no word refers to just now, by what they are in the hands of: kswapd, a thread that discards.
+    /// Clusters + 1 of shared units that no word refers to just now, by what they are in the hands
+    /// of: kswapd, a thread that discards.
     pub in_hand: [AtomicU64; 2],
-    /// A shared unit + 1 that this process is about to write-protect, or is write-protecting, in others.
+    /// A shared unit + 1 that this process is about to write-protect, or is write-protecting, in
+    /// others.
     pub freezing: AtomicU32,
     /// Frames it holds.
     pub charged: AtomicU64,
@@ -396,8 +419,8 @@ pub struct Record {
     pub foreign: AtomicU64,
     /// Managed bytes it has mapped.
     pub managed: AtomicU64,
-    /// Units that hold something, those it shares with the process it was forked from left out. (A child that gives up
-    /// what its parent had in swap goes below 0.)
+    /// Units that hold something, those it shares with the process it was forked from left out. (A
+    /// child that gives up what its parent had in swap goes below 0.)
     pub touched: AtomicI64,
     /// Pages of base-mapped ones among those that hold nothing, when kswapd last looked.
     pub untouched_pages: AtomicU64,
@@ -411,14 +434,16 @@ pub struct Record {
     pub parent: AtomicU32,
     /// Which of that process's forks it came from (`place::kept`).
     pub fork: AtomicU64,
-    /// 1: it is forking, so that a record reserved for its child is still wanted however long that takes.
+    /// 1: it is forking, so that a record reserved for its child is still wanted however long that
+    /// takes.
     pub forking: AtomicU32,
     /// Transfers of it that are going on.
     pub transferring: AtomicU32,
     /// By area: the [`ticket`](Area::ticket) under which this process has emptied it.
     pub emptied: [AtomicU32; MAX_AREAS],
-    /// By area: such a ticket (upper half), whether there was nothing else left ([`ONLY_UNREADABLE`]), and how many pages this process could not read there
-    /// when it last tried.
+    /// By area: such a ticket (upper half), whether there was nothing else left
+    /// ([`ONLY_UNREADABLE`]), and how many pages this process could not read there when it last
+    /// tried.
     pub unreadable: [AtomicU64; MAX_AREAS],
     /// Which program image it runs: changes with exec.
     pub image: AtomicU64,

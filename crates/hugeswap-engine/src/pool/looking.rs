@@ -1,10 +1,12 @@
-//! What the pages of a process are, told to somebody outside, without stopping it.
+//! What the pages of a process are, told to another process without stopping the first.
 //!
-//! Who asks puts a number and an address into the process's record and wakes its kswapd. That writes what it knows from that address on, some
-//! 65,536 runs of pages at most, to a memory file, and says under which of its descriptors it has it; who asks opens that through /proc, as whoever may look at the process can. If
-//! two ask at once one asks again: the answer says to whom it is.
+//! The asking process puts a number and an address into the other's record and wakes its kswapd.
+//! That writes what it knows from the address on, some 65,536 runs of pages at most, to a memory
+//! file, and says which of its descriptors that is. The asking process opens it through /proc, as
+//! any process can that may look at the other. The answer names the request it is for: if two
+//! processes ask at once, one asks again.
 //!
-//! What is read there another process has written: it is checked, and only shown.
+//! The file was written by another process: its content is checked, and only shown.
 
 use super::Pool;
 use super::layout::Record;
@@ -120,8 +122,8 @@ fn run_of(bytes: &[u8; ENTRY], least: u64) -> Option<Run> {
 }
 
 impl Pool {
-    /// What the pages of process `pid` of this pool are: of memory that it manages, within `range`, run by run in the order of addresses. It goes on meanwhile: later
-    /// runs are of later moments.
+    /// What the pages of process `pid` of this pool are: of memory that it manages, within `range`,
+    /// run by run in the order of addresses. It goes on meanwhile: later runs are of later moments.
     pub fn look_at(&self, pid: i32, range: Range<u64>) -> Result<Vec<Run>, LookError> {
         let pid_of = |r: &Record| r.pid.load(Relaxed);
         let (_, record) =

@@ -1,7 +1,8 @@
-//! Where swap has failed to give back what was written, and how: for whoever is told of it. The last few places, of all processes.
+//! The last few places where swap failed to give back what was written, and how, in all processes:
+//! for reports.
 //!
-//! Concurrency: an entry is written by anybody, key last; a reader that sees the same key before and after has one entry's
-//! content, or that of two failures of one place.
+//! Concurrency: any thread writes an entry, key last. A reader that sees the same key before and
+//! after has the content of one entry, or of two failures of one place.
 
 use super::Pool;
 use hugeswap_sys::Errno;

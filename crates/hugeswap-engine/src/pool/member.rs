@@ -1,6 +1,7 @@
-//! This process as a member of a pool: the pool as it is mapped here, and which of its records is this process's.
+//! This process as a member of a pool: the pool as it is mapped here, and which of its records is
+//! this process's.
 //!
-//! The parts of an engine share one. Everything of the pool's is to be had through it.
+//! The parts of an engine share one member, and reach everything of the pool through it.
 
 use super::Pool;
 use super::layout::Record;

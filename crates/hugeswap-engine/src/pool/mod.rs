@@ -1,9 +1,19 @@
-//! The pool: one budget, one set of swap areas, one set of counters, shared by every process
-//! that joined, through a memory file of fixed layout ([`layout`]).
+//! The pool: one budget, one set of swap areas and one set of counters for every process that joins
+//! it, in a memory file of fixed layout that each of them maps (the *segment*, [`layout`]).
 //!
-//! Concurrency: everything shared is an atomic. A process's frames are what its own record says it
-//! holds; the total is the sum over live records, so a process that dies at any instant
-//! takes nothing with it: whoever finds it dead (`reap`) frees its record and its swap slots.
+//! * [`segment`], [`records`], [`holder`]: the segment, the records of processes, and what happens
+//!   when one dies
+//! * [`charge`]: memory charged against the budget, and memory promised
+//! * [`areas`], [`joining`], [`swap`], [`extents`], [`probe`], [`room`]: swap areas
+//! * [`control`], [`looking`], [`scrub`], [`losses`], [`report`]: what is asked and told from
+//!   outside
+//! * [`shared`]: the table of shared regions
+//! * [`secret`]: the key that swap is encrypted with
+//!
+//! Concurrency: everything in the segment is an atomic. What a process holds is in its own record,
+//! and a total is the sum over the records of live processes. So a process that dies at any instant
+//! takes nothing with it: the first process that finds it dead (`reap`) frees its record and its
+//! swap slots.
 
 mod areas;
 mod charge;
@@ -62,14 +72,16 @@ pub struct Pool {
     areas: areas::Areas,
     /// Held by who adds or ends areas.
     changing_areas: Lock<()>,
-    /// The key of a pool that encrypts, until an engine has taken it; with who made the pool for good.
+    /// The key of a pool that encrypts, until an engine has taken it; with who made the pool for
+    /// good.
     secret: Option<Secret>,
 }
 
 impl Pool {
     /// The segment's head.
     pub fn header(&self) -> &Header {
-        // SAFETY: the segment is mapped for the life of `self`, page-aligned, and holds atomics only.
+        // SAFETY: the segment is mapped for the life of `self`, page-aligned, and holds atomics
+        // only.
         unsafe { &*(self.base as *const Header) }
     }
 
@@ -84,7 +96,8 @@ impl Pool {
         }
     }
 
-    /// Slots up to where the last area ends or ended. What lies beyond has no memory, and should not be looked at.
+    /// Slots up to where the last area ends or ended. What lies beyond has no memory, and should
+    /// not be looked at.
     fn slots_high(&self) -> usize {
         self.header().slots_high.load(Acquire).min(self.capacity) as usize
     }
@@ -155,7 +168,8 @@ impl Pool {
         self.header().key_fd.load(Relaxed) != 0
     }
 
-    /// What encrypts, if that is wanted: for an engine that is about to start. Who did not make the pool lets go of the key itself.
+    /// What encrypts, if that is wanted: for an engine that is about to start. Who did not make the
+    /// pool lets go of the key itself.
     pub(crate) fn take_cipher(&mut self) -> Result<Option<Cipher>, PoolError> {
         let Some(secret) = &self.secret else {
             return Ok(None);
@@ -184,8 +198,8 @@ impl Pool {
         self.header().knobs[k as usize].load(Relaxed)
     }
 
-    /// Changes a setting, for every process of the pool; `value` is within the setting's bounds. One that
-    /// can only be set for a new pool stays as it is.
+    /// Changes a setting, for every process of the pool; `value` is within the setting's bounds.
+    /// One that can only be set for a new pool stays as it is.
     pub fn set_knob(&self, k: Knob, value: u64) {
         if k.is_fixed() {
             return;
@@ -234,7 +248,8 @@ impl Pool {
         self.records()[me].events.counters[c as usize].fetch_add(n, Relaxed);
     }
 
-    /// What the advisor was told so far, over the living and the gone: to be compared with an earlier state.
+    /// What the advisor was told so far, over the living and the gone: to be compared with an
+    /// earlier state.
     pub fn advisor_tally(&self) -> [u64; hugeswap_policy::advisor::WORDS] {
         report::tally(self)
     }

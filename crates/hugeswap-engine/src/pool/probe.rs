@@ -1,8 +1,10 @@
-//! What transfers of a swap area cost, measured when it is turned on, so that the first faults need not go by a guess.
+//! What transfers of a swap area cost, measured when it is turned on, so that the first faults need
+//! not go by a guess.
 //!
-//! A unit of noise is written to the area's first slot, which nobody uses yet (blocks reserved and never written would read
-//! as zeros without asking the device), and parts of it are read back: a few transfers of each size, medians, within
-//! a time limit. What follows tracks what transfers take from then on.
+//! A unit of noise is written to the area's first slot, which is not in use yet (blocks that are
+//! reserved and never written would read as zeros without asking the device). Parts of it are read
+//! back: a few transfers of each size, medians, within a time limit. From then on the costs follow
+//! the transfers that faults make.
 
 use super::layout::AreaCosts;
 use crate::UNIT;
@@ -61,8 +63,8 @@ fn measure_with(fd: i32, buffer: usize) -> Option<Measured> {
         // SAFETY: as above.
         unsafe { fs::read_exact_at(fd, buffer, len, at) }
     };
-    // The first transfer also turns blocks that were only reserved into written ones. Where there is no time for more of
-    // its size, it says roughly what they take.
+    // The first transfer also turns blocks that were only reserved into written ones. Where there
+    // is no time for more of its size, it says roughly what they take.
     let before = now_ns();
     write(UNIT, 0).ok()?;
     let first = now_ns() - before;

@@ -1,9 +1,23 @@
-//! The records of processes, from joining to the cleaning up after their death, whoever does it.
+//! The records of processes, from joining to the cleaning up after their death.
 //!
-//! A record is FREE, JOINING (reserved), FILLING, LIVE, ZOMBIE (gone, but a forked child may read its slots) or
-//! REAPING. Whoever wants to take it out of a state that others can see it in does so by one
-//! compare-and-swap, so of several that try one succeeds; only the one that made it REAPING ends that, unless it is gone
-//! itself: then another takes over what is left to do, all of which may be done twice.
+//! A record is FREE, JOINING (reserved), FILLING, LIVE, ZOMBIE (its process is gone, but a forked
+//! child may read its slots) or REAPING. A process takes a record out of a state that others can
+//! see by one compare-and-swap, so of several that try one succeeds. Only the process that made a
+//! record REAPING ends that, unless it is gone itself: then another takes over what is left to do,
+//! all of which may be done twice.
+//!
+//! *Death.* A process is dead if it is gone or a zombie, if the process of its id has another start
+//! time, or if it runs another program image (exec). The supervisor looks ten times a second;
+//! processes that wait for memory look, too. The process that finds a dead one moves its counters
+//! to the header, frees its record and releases the slots that name it. The state of a record names
+//! the process that fills it in or cleans it up ([`super::holder`]), so that another carries on if
+//! that one ends in the middle.
+//!
+//! *Reservations.* A record is reserved for a child before its fork. A reservation that is not
+//! filled in within 10 seconds is taken back, unless the parent is still forking, or there is a
+//! process without a record that may be the child (it runs the parent's image and was started
+//! since). A child that comes after all sees by the word that it would have to replace that its
+//! reservation is gone, and joins anew.
 
 use super::holder::{is_gone, myself, processes, status_of};
 use super::layout::{Events, MAX_PROCESSES, Record, state};
@@ -13,7 +27,8 @@ use hugeswap_sys::{process, since_boot_ns};
 use std::sync::atomic::AtomicU64;
 use std::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed, Release};
 
-/// How long a child may take to fill in what was reserved for it until others look whether there is such a child.
+/// How long a child may take to fill in what was reserved for it until others look whether there is
+/// such a child.
 const RESERVED_US: u64 = 10_000_000;
 /// The unit in which the kernel tells when a process was started.
 const TICK_US: u64 = 10_000;
@@ -104,8 +119,8 @@ impl Pool {
         children.map(|(_, r)| r.fork.load(Relaxed)).collect()
     }
 
-    /// Ends record `i`: its counters join the retired ones, its frames are free, and so are its slots
-    /// unless a forked child may still read them.
+    /// Ends record `i`: its counters join the retired ones, its frames are free, and so are its
+    /// slots unless a forked child may still read them.
     pub fn retire(&self, i: usize) {
         if self.take(i, state::LIVE) || self.take(i, state::ZOMBIE) {
             self.clean_up(i);
@@ -142,9 +157,9 @@ impl Pool {
         self.note_release();
     }
 
-    /// May a child still come for what was reserved at `since`? While its parent is at it (what has to be written out before a
-    /// fork takes as long as the device takes), and while there is a process that may be the child: it may be
-    /// stopped, or the machine may be.
+    /// May a child still come for what was reserved at `since`? While its parent is at it (what has
+    /// to be written out before a fork takes as long as the device takes), and while there is a
+    /// process that may be the child: it may be stopped, or the machine may be.
     fn is_awaited(&self, r: &Record, since: u64) -> bool {
         let Some(parent) = (r.parent.load(Relaxed) as usize).checked_sub(1) else {
             return false;
@@ -169,7 +184,8 @@ impl Pool {
         processes().any(|p| !has_record(p) && may_be_it(p))
     }
 
-    /// Cleans up after processes that are gone (or run another image now); returns how many there were.
+    /// Cleans up after processes that are gone (or run another image now); returns how many there
+    /// were.
     pub fn reap(&self) -> usize {
         let mut dead = 0;
         for (i, r) in self.used() {

@@ -1,8 +1,11 @@
-//! How much room is left in swap: areas that cannot grow for want of space on their disk, and the warning before all are full.
+//! How much room is left in swap: areas that cannot grow for want of space on their disk, and the
+//! warning before all are full.
 //!
-//! An area whose file system has no space left gives what it has: its slots without blocks are passed over for a while, then tried
-//! again, for somebody may have freed some. Meanwhile it counts as no larger than it is. What is free on a file system is asked for once a second, and
-//! whenever an area grows there; however many areas there are on it, it is counted once ([`disk`]).
+//! An area whose file system has no space left gives what it has. Its slots without blocks are
+//! passed over for a while and then tried again, because space may have been freed. Meanwhile the
+//! area counts as no larger than it is. The free space of a file system is read once a second, and
+//! whenever an area grows there. It counts once, however many areas are on that file system
+//! ([`disk`]).
 
 use super::Pool;
 use super::layout::Area;
@@ -12,7 +15,8 @@ use hugeswap_policy::thp_swap::{area, room as disk};
 use hugeswap_sys::{fiemap, fs, now_ns};
 use std::sync::atomic::Ordering::{Acquire, Relaxed};
 
-/// So long an area that found no room does not try to grow. Shorter than those wait who find no memory.
+/// So long an area that found no room does not try to grow. Shorter than those wait who find no
+/// memory.
 const RETRY_NS: u64 = 500_000_000;
 /// No more often is it looked how full swap is.
 const LOOK_NS: u64 = 1_000_000_000;
@@ -40,7 +44,8 @@ impl Pool {
         let Some(a) = self.segment_area(index) else {
             return;
         };
-        // A device is as large as it is, and so is a file that somebody has made, where it is not told what of it has blocks.
+        // A device is as large as it is, and so is a file that somebody has made, where it is not
+        // told what of it has blocks.
         let kind = a.kind.load(Relaxed);
         let told = || {
             fiemap::extents_in(fd, 0, 1)
@@ -68,7 +73,8 @@ impl Pool {
         }
     }
 
-    /// Bytes that can be swapped, as far as is known: areas without room to grow are as large as they are.
+    /// Bytes that can be swapped, as far as is known: areas without room to grow are as large as
+    /// they are.
     pub fn swap_room(&self) -> u64 {
         let on = self.segment_areas(area::ON);
         disk::room(on.map(|a| self.on_disk(a, a.no_room.load(Relaxed) == 0)))
@@ -96,8 +102,8 @@ impl Pool {
         }))
     }
 
-    /// Looks, now and then, what is free on the disks, and whether swap is nearly full. True for the one who finds that first in the life of the
-    /// pool. For kswapd.
+    /// Looks, now and then, what is free on the disks, and whether swap is nearly full. True for
+    /// the one who finds that first in the life of the pool. For kswapd.
     pub(crate) fn look_at_room(&self) -> bool {
         let h = self.header();
         let (seen, now) = (h.room_seen.load(Relaxed), now_ns());

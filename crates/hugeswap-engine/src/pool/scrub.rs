@@ -1,4 +1,5 @@
-//! Scrubs of a pool: asked for by anybody, done by each process ([`crate::swap::scrub`]), and what they found.
+//! Scrubs of a pool: requested by any process, done by each process ([`crate::swap::scrub`]), and
+//! what they found.
 
 use super::Pool;
 use super::layout::Scrub;
@@ -20,7 +21,8 @@ pub struct ScrubReport {
 }
 
 impl Pool {
-    /// Asks every process of the pool to scrub what it has in swap; its number, for [`Pool::scrubbed`].
+    /// Asks every process of the pool to scrub what it has in swap; its number, for
+    /// [`Pool::scrubbed`].
     pub fn request_scrub(&self) -> u32 {
         let number = self.header().scrubs.fetch_add(1, AcqRel).wrapping_add(1);
         for (_, r) in self.live() {
@@ -30,8 +32,8 @@ impl Pool {
         number
     }
 
-    /// What a scrub found, once all processes that were there when it was asked for are done, or gone. Asked for once more
-    /// meanwhile, it is the later one that they do.
+    /// What a scrub found, once all processes that were there when it was asked for are done, or
+    /// gone. Asked for once more meanwhile, it is the later one that they do.
     pub fn scrubbed(&self, number: u32) -> Option<ScrubReport> {
         let mut report = ScrubReport::default();
         for (_, r) in self.live() {

@@ -1,7 +1,8 @@
 //! The key that a pool's swap is encrypted with: 32 random bytes in a memory file of their own.
 //!
-//! Whoever makes the pool holds the file, in memory that is locked, left out of core dumps and not inherited by forked children, and wipes it
-//! at the end. A process that joins opens the file as it opens the segment (`/proc/PID/fd`), makes its cipher from what is there and closes it
+//! The process that makes the pool holds the file, in memory that is locked, left out of core dumps
+//! and not inherited by forked children, and wipes it at the end. A process that joins opens the
+//! file as it opens the segment (`/proc/PID/fd`), makes its cipher from the key and closes the file
 //! again. Programs that do not join inherit nothing: the descriptor is closed on exec.
 
 use super::PoolError;
@@ -74,7 +75,8 @@ impl Secret {
         Ok(secret)
     }
 
-    /// The key of a pool that is joined, by its file, which is closed in any case, at the latest when this is dropped.
+    /// The key of a pool that is joined, by its file, which is closed in any case, at the latest
+    /// when this is dropped.
     pub(super) fn join(fd: i32) -> Result<Secret, PoolError> {
         // Behind the end of a file that is no key's there would be SIGBUS.
         let secret = match fs::size(fd) {
@@ -98,7 +100,8 @@ impl Secret {
     }
 
     fn content(&self) -> &Content {
-        // SAFETY: mapped for the life of `self`, page-aligned, atomics only. (Not asked for in a forked child.)
+        // SAFETY: mapped for the life of `self`, page-aligned, atomics only. (Not asked for in a
+        // forked child.)
         unsafe { &*(self.at as *const Content) }
     }
 

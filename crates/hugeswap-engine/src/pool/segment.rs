@@ -163,7 +163,8 @@ impl Pool {
             .ok_or(PoolError::BadSegment)?;
         let base = mm::map_shared(fd, offsets.end, 0)
             .map_err(|e| PoolError::System("cannot map the pool segment", e))?;
-        // (Written to a core dump all of it would become memory, gigabytes where there is much swap.)
+        // (Written to a core dump all of it would become memory, gigabytes where there is much
+        // swap.)
         leave_out_of_core_dumps(base, offsets.end);
         Ok(Pool {
             base,
@@ -181,8 +182,9 @@ impl Pool {
 impl Drop for Pool {
     fn drop(&mut self) {
         self.close_past_areas();
-        // A thread's own descriptors go some time after whoever waits for it is told that it has ended: without this, the next pool would be refused a
-        // file or a device that nobody uses any more.
+        // A thread's own descriptors go some time after whoever waits for it is told that it has
+        // ended: without this, the next pool would be refused a file or a device that nobody uses
+        // any more.
         let free = |r: &super::layout::Record| r.state() == layout::state::FREE;
         let unused = self.records().iter().all(free);
         for (_, a) in self.areas() {
@@ -197,8 +199,8 @@ impl Drop for Pool {
     }
 }
 
-/// How many slots can be added to a pool with `slots` in use: addresses are kept for them, and no memory. Where addresses or the sizes of files are
-/// limited, none.
+/// How many slots can be added to a pool with `slots` in use: addresses are kept for them, and no
+/// memory. Where addresses or the sizes of files are limited, none.
 fn room_to_add(slots: u64) -> u64 {
     const LEAST: u64 = (256 << 30) / UNIT_BYTES;
     let limited = |resource| process::limit(resource) != libc::RLIM_INFINITY;

@@ -1,9 +1,15 @@
-//! The table of shared regions: which there are, who has them mapped, what each of their units is, and which of those are charged.
+//! The table of shared regions: which there are, which processes have them mapped, what each of
+//! their units is, and which units are charged.
 //!
-//! A region is one memory file and a run of unit words ([`hugeswap_policy::shared`]). It is nobody's in particular: it ends with the last process
-//! that has it mapped, whoever finds that out. The table is changed under a lock in the segment that names its holder, so that it can be taken from a
-//! dead one; every state of the table in between is one that [`Pool::tidy_shared`] puts right. Words and charges are changed by who owns the word.
-//! A unit's charge is a bit, set and cleared any number of times by whoever carries on what a dead process began: so the sum is exact.
+//! A region is one memory file and a run of unit words ([`hugeswap_policy::shared`]). It belongs to
+//! no process in particular, and it ends with the last process that has it mapped, whichever
+//! process finds that out. Memory and clusters of swap are charged to no process either: a bit
+//! stands for each unit in memory, and clusters have an owner of their own.
+//!
+//! The table is changed under a lock in the segment that names its holder, so that the lock can be
+//! taken from a dead process. [`Pool::tidy_shared`] puts right every state of the table in between.
+//! The owner of a word changes the word and its charge. A charge is a bit, set and cleared any
+//! number of times by the processes that carry on what a dead one began: so the sum is exact.
 
 use super::Pool;
 use super::holder::{is_gone, myself, status_of};
@@ -86,7 +92,8 @@ impl FileKey {
     }
 }
 
-/// What symbolic links that stand for programs' files lead to begins with this. There is no such directory, and nobody can make it.
+/// What symbolic links that stand for programs' files lead to begins with this. There is no such
+/// directory, and nobody can make it.
 pub const LINKS: &str = "/proc/hugeswap-shared/";
 
 fn is_of_program(s: &Shared) -> bool {
@@ -161,7 +168,8 @@ impl Pool {
     /// The words of all shared units.
     pub fn shared_words(&self) -> &[AtomicU64] {
         let at = (self.base + self.offsets.shared_words) as *const AtomicU64;
-        // SAFETY: the segment is mapped for the life of `self` and holds atomics only; `offsets` leaves room for so many.
+        // SAFETY: the segment is mapped for the life of `self` and holds atomics only; `offsets`
+        // leaves room for so many.
         unsafe { std::slice::from_raw_parts(at, SHARED_UNITS) }
     }
 
@@ -240,7 +248,8 @@ impl Pool {
             .any(|(_, s)| s.left.load(Acquire) != 0 && has(s))
     }
 
-    /// A region of a program's becomes the kernel's, unless it is: nothing of it leaves memory any more, and it is not charged. Did it?
+    /// A region of a program's becomes the kernel's, unless it is: nothing of it leaves memory any
+    /// more, and it is not charged. Did it?
     pub fn leave_to_the_kernel(&self, index: usize) -> bool {
         let s = &self.header().shared[index];
         if !is_of_program(s) || s.left.swap(1, AcqRel) != 0 {
@@ -263,7 +272,8 @@ impl Pool {
             .any(|(_, r)| r.freezing.load(SeqCst) == unit + 1)
     }
 
-    /// Charges a frame to a unit whose word is the caller's. False: the budget is used up. `force`: whatever it says.
+    /// Charges a frame to a unit whose word is the caller's. False: the budget is used up. `force`:
+    /// whatever it says.
     pub fn charge_shared(&self, unit: u32, force: bool) -> bool {
         if self.is_left(unit) {
             return true;
@@ -429,7 +439,8 @@ impl Table<'_> {
         (at + units <= SHARED_UNITS as u64).then_some(at as u32)
     }
 
-    /// Record `record`'s process has the region: from now on who takes a unit out of memory must write-protect it there. Its number among the clients.
+    /// Record `record`'s process has the region: from now on who takes a unit out of memory must
+    /// write-protect it there. Its number among the clients.
     pub fn add(
         &self,
         index: usize,
@@ -451,7 +462,8 @@ impl Table<'_> {
         Ok(i)
     }
 
-    /// Record `record`'s process tracks writes to the region (1: by units, 2: by pages), from the epoch `from` on, or (0) does not any more.
+    /// Record `record`'s process tracks writes to the region (1: by units, 2: by pages), from the
+    /// epoch `from` on, or (0) does not any more.
     pub fn track(&self, index: usize, record: usize, how: u32, from: u32) {
         let s = &self.pool.header().shared[index];
         let owner = self.pool.client_word(record);
@@ -498,7 +510,8 @@ fn is_called(s: &Shared, name: &str) -> bool {
 }
 
 impl Pool {
-    /// Record `record`'s process has not got the region any more; whoever has the table next finds out whether anybody has.
+    /// Record `record`'s process has not got the region any more; whoever has the table next finds
+    /// out whether anybody has.
     pub(crate) fn forget_client(&self, index: usize, record: usize) {
         for c in &self.header().shared[index].clients {
             let owner = c.owner.load(Relaxed);
@@ -509,7 +522,8 @@ impl Pool {
         }
     }
 
-    /// Record `i`, whose process is gone or will use nothing more, has no shared region any more; and what it held of their swap is free.
+    /// Record `i`, whose process is gone or will use nothing more, has no shared region any more;
+    /// and what it held of their swap is free.
     pub(super) fn leave_shared(&self, i: usize) {
         let has = |s: &Shared| {
             let mut clients = s.clients.iter();
@@ -537,7 +551,8 @@ impl Pool {
         }
     }
 
-    /// A cluster that a dead process had in hand is free, unless a word refers to it after all, or it has become somebody else's.
+    /// A cluster that a dead process had in hand is free, unless a word refers to it after all, or
+    /// it has become somebody else's.
     fn give_up_in_hand(&self, cluster: u64) {
         let words = &self.shared_words()[..self.shared_high()];
         let referred = words
@@ -552,7 +567,8 @@ impl Pool {
         }
     }
 
-    /// Regions that nobody has any more end: memory, swap and words are free. The table is the caller's.
+    /// Regions that nobody has any more end: memory, swap and words are free. The table is the
+    /// caller's.
     fn tidy_shared(&self) {
         for s in &self.header().shared {
             settle_tracking(s);

@@ -1,7 +1,8 @@
 //! Where the I/O of swap and of mapped files meets the device.
 //!
-//! Every read and write of swap or of a mapped file is a [`Transfer`] that goes through [`Backing::carry_out`]: a device, and before it, in
-//! tests, a faulty one ([`super::faulty`]).
+//! Every read and write of swap or of a mapped file is a [`Transfer`] that goes through
+//! [`Backing::carry_out`], to a device. In tests there is a faulty one before it
+//! ([`super::faulty`]).
 
 use super::faulty::Faulty;
 use crate::pool::Member;
@@ -56,7 +57,8 @@ pub(crate) struct Failed {
     pub error: Errno,
     /// It was made to, by a fault or by a write that an earlier one has spoilt.
     pub on_purpose: bool,
-    /// The device did read, but something else than was written: the first such page of those asked for.
+    /// The device did read, but something else than was written: the first such page of those asked
+    /// for.
     pub changed: Option<usize>,
 }
 

@@ -1,11 +1,14 @@
 //! Several small writes to swap at once, by io_uring.
 //!
-//! A device serves sixteen writes of 4 KiB in the time of four that wait for each other, and one system call for all of them costs a
-//! fourth of the processor's time. Of whole units one at a time keeps it busy, so those are written by plain calls.
+//! A device serves sixteen writes of 4 KiB in the time of four that wait for each other, and one
+//! system call for all of them costs a fourth of the processor's time. One whole unit at a time
+//! keeps the device busy, so units are written by plain calls.
 //!
-//! The ring is kswapd's, in its own table of descriptors, where the program cannot reach it; other threads write one after the other. So does kswapd where io_uring is
-//! refused or turned off, where a device is so fast that waiting for each costs nothing, in a pool that encrypts, before a faulty device, and
-//! whatever failed in a batch: then the reasons, and further attempts, are [`Store::write`]'s.
+//! The ring belongs to kswapd, in its own table of descriptors, where the program cannot reach it;
+//! other threads write one page after the other. kswapd does so, too, in these cases: io_uring is
+//! refused or turned off; the device is so fast that waiting for each write costs nothing; the pool
+//! encrypts; a faulty device is in front. What failed in a batch goes through [`Store::write`],
+//! which finds the reasons and tries again.
 
 use super::transfer::WriteTarget;
 use super::{PAGE, Store};
@@ -43,7 +46,8 @@ impl Batches {
         Batches(Lock::new(None))
     }
 
-    /// The calling thread, whose table of descriptors is out of the program's reach, may batch what it writes, if it can.
+    /// The calling thread, whose table of descriptors is out of the program's reach, may batch what
+    /// it writes, if it can.
     pub fn open(&self) {
         *self.0.lock() = Ring::new(MOST as u32).ok().map(|r| (process::tid(), r));
     }
@@ -60,7 +64,8 @@ impl Batches {
 }
 
 impl Store {
-    /// Writes runs, at most [`MOST`], of different pages, each to a slot of this process's own from memory where nobody changes it. Which were written, as bits.
+    /// Writes runs, at most [`MOST`], of different pages, each to a slot of this process's own from
+    /// memory where nobody changes it. Which were written, as bits.
     pub(crate) fn write_runs(&self, runs: &[Run]) -> u32 {
         let mut done = self.write_batch(runs);
         for (k, run) in runs.iter().enumerate().take(MOST) {

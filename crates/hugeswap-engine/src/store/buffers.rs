@@ -1,7 +1,9 @@
-//! Buffers that pages are encrypted in on their way to swap: a program's memory is left as it is.
+//! Buffers that pages are encrypted in on their way to swap, since a program's memory is left as it
+//! is.
 //!
-//! A few of 2 MiB and some of 64 KiB, mapped once, with memory from their first use on (outside the budget: 10 MiB at most). Whoever finds none waits: who
-//! has one encrypts and writes, and waits for nothing but the device.
+//! There are a few of 2 MiB and some of 64 KiB, mapped once, with memory from their first use on
+//! (outside the budget: 10 MiB at most). A thread that finds none waits for one. A thread that has
+//! one encrypts and writes, and waits for nothing but the device.
 
 use hugeswap_policy::UNIT_BYTES;
 use hugeswap_sys::{Result, futex, mm};
@@ -79,7 +81,8 @@ fn not_there(n: u32) -> u32 {
     u32::MAX.checked_shl(n).unwrap_or(0)
 }
 
-/// The mapping, and where in it the first buffer is: large ones are to be huge pages, which a device takes by one request.
+/// The mapping, and where in it the first buffer is: large ones are to be huge pages, which a
+/// device takes by one request.
 fn map((n, len): (u32, usize)) -> Result<(usize, usize)> {
     let at = mm::map_own(bytes((n, len)), mm::PROT_RW)?;
     // SAFETY: advice that discards nothing. Where it is not taken the buffers are small pages.

@@ -1,19 +1,28 @@
-//! Places in swap, as this process claims them and gives them up: whole clusters of 2 MiB, and single slots of
-//! 4 KiB of clusters that are split (`hugeswap_policy::thp_swap::clusters`).
+//! Places in swap, as this process claims them and gives them up: whole clusters of 2 MiB, and
+//! single slots of 4 KiB of clusters that are split (`hugeswap_policy::thp_swap::clusters`).
 //!
-//! A unit that has a place in swap has a cluster of its own, page i in slot i, or is *scattered* ([`scatter`]). What promises no
-//! creeping fragmentation:
+//! A cluster is free, *whole* (it belongs to one unit) or *split*: its 512 slots are handed out
+//! singly, by a bitmap, without a lock. A split cluster belongs to one process, as a whole one
+//! does. When its last slot is given up it is free, and any process can have it whole again. Three
+//! rules keep clusters whole:
 //!
-//! * a cluster is split for single slots only when no split one of this process's has room, and single slots come from the
-//!   fullest cluster that has enough, so that others empty; with its last slot a cluster is whole again;
-//! * a scattered unit that grows past half gets a cluster of its own when it is written next;
-//! * where split clusters are mostly empty, or whole ones short, pages move together and leave whole clusters (`swap::compact`).
+//! * A cluster is split for single slots only when no split cluster of this process has room.
+//! * Pages go to the fullest split cluster that has room for all that is written at once, into the
+//!   shortest run that is long enough, up to 16 of them by one write. So others empty.
+//! * A scattered unit ([`scatter`]) that grows past half gets a cluster of its own when it is
+//!   written next.
 //!
-//! Areas of the highest priority are filled first, those of the same in turn. In each, clusters are claimed in sequence, but not beyond twice what this process has in use (and some), so that what has been freed
-//! is used again, and the page sums of clusters of long ago do not stay in memory.
+//! Where split clusters are mostly empty, or whole ones short, `swap::compact` moves pages
+//! together. A write that found no room is tried again after that.
 //!
-//! Concurrency: a unit's place changes under the unit's lock. What a forked child may read is neither overwritten nor given
-//! back before no such child is left ([`kept`](super::kept)).
+//! Areas of the highest priority are filled first, those of the same priority in turn. In each, a
+//! process claims clusters from a place of its own on, in sequence, but not beyond twice what it
+//! has in use (and 256). So what has been freed is used again, and the page sums of clusters of
+//! long ago do not stay in memory. Clusters that lie in one piece on their device are claimed first
+//! (`pool::extents`).
+//!
+//! Concurrency: a unit's place changes under the unit's lock. What a forked child may read is
+//! neither overwritten nor given back before no such child is left ([`kept`](super::kept)).
 
 use super::kept::Given;
 use super::scatter::{self, Places, Single};
@@ -59,8 +68,8 @@ struct Cursor {
 }
 
 impl Cursor {
-    /// Where to look in an area: on from the last one, but not far beyond what is in use. Processes begin apart
-    /// from each other, so that each is laid out in sequence.
+    /// Where to look in an area: on from the last one, but not far beyond what is in use. Processes
+    /// begin apart from each other, so that each is laid out in sequence.
     fn order(&self, me: usize, area: &JoinedArea, grow: bool) -> Order {
         let start = me as u64 * area.slots / 16 % area.slots.max(1);
         let hint = self.hint.load(Relaxed);
@@ -100,8 +109,9 @@ impl Claims {
 }
 
 impl Store {
-    /// Claims a cluster by `claim`, which is told where in an area to look, and tells where it found one: in the areas of the highest
-    /// priority that have any, in turn; not in those of which `avoid` has the bit.
+    /// Claims a cluster by `claim`, which is told where in an area to look, and tells where it
+    /// found one: in the areas of the highest priority that have any, in turn; not in those of
+    /// which `avoid` has the bit.
     fn claim_in_areas(&self, avoid: u32, claim: impl Fn(Order) -> Option<usize>) -> Option<u64> {
         // What fails is better than nothing, but for what is gone.
         let (troubled, gone) = self.pool.troubled();
@@ -170,7 +180,8 @@ impl Store {
         cursor.map_or(0, |c| c.owned.load(Relaxed).max(0) as u64)
     }
 
-    /// Gives back a cluster claimed in an area that is being taken off. (Perhaps it was too late even for that, and the cluster's word says nothing any more.)
+    /// Gives back a cluster claimed in an area that is being taken off. (Perhaps it was too late
+    /// even for that, and the cluster's word says nothing any more.)
     fn release_late(&self, area: usize, cluster: usize) {
         let clusters = self.pool.clusters(self.pool.me());
         if clusters.is_ours(cluster) {
@@ -196,8 +207,8 @@ impl Store {
         }
     }
 
-    /// Claims a whole cluster, one in one piece on its device as long as there are any; if there is none at all, kswapd looks for
-    /// what could make one.
+    /// Claims a whole cluster, one in one piece on its device as long as there are any; if there is
+    /// none at all, kswapd looks for what could make one.
     pub(crate) fn claim_cluster(&self) -> Option<u64> {
         self.claim_cluster_but(0)
     }
@@ -242,7 +253,8 @@ impl Store {
         }
     }
 
-    /// Claims up to `want` neighbouring single slots of clusters that are split already, and that `avoid` does not name.
+    /// Claims up to `want` neighbouring single slots of clusters that are split already, and that
+    /// `avoid` does not name.
     pub(crate) fn claim_partial(
         &self,
         want: usize,
@@ -330,8 +342,8 @@ impl Store {
         Some((i, 0..want))
     }
 
-    /// May a cluster be overwritten by what is to be there next? Not what a forked child may read; not what is about to
-    /// leave its area; and not what is bad.
+    /// May a cluster be overwritten by what is to be there next? Not what a forked child may read;
+    /// not what is about to leave its area; and not what is bad.
     pub(crate) fn may_overwrite_cluster(&self, cluster: u64) -> bool {
         self.may_write_to(cluster) && !self.pool.is_bad(cluster, 0..PAGES)
     }
@@ -347,8 +359,8 @@ impl Store {
         self.may_write_to(s.cluster) && !self.pool.is_bad(s.cluster, s.at..s.at + 1)
     }
 
-    /// Gives up the place of a locked unit, which its word no longer has once it is unlocked: at once, or when no
-    /// forked child can read it any more.
+    /// Gives up the place of a locked unit, which its word no longer has once it is unlocked: at
+    /// once, or when no forked child can read it any more.
     pub(crate) fn free_place(&self, unit: u32, place: Place) {
         match place {
             Place::Cluster(cluster) => self.free_cluster(cluster),
@@ -361,7 +373,8 @@ impl Store {
         }
     }
 
-    /// Loses the place of a locked unit: it is never used again, for what is wrong with it may be the device.
+    /// Loses the place of a locked unit: it is never used again, for what is wrong with it may be
+    /// the device.
     pub(crate) fn lose_place(&self, unit: u32, place: Place) {
         if place == Place::Singles
             && let Some(places) = self.scatter.of(unit)
@@ -459,7 +472,8 @@ impl Store {
         }
     }
 
-    /// The table of a scattered unit becomes another's, whose own is open and empty. The caller owns both locks.
+    /// The table of a scattered unit becomes another's, whose own is open and empty. The caller
+    /// owns both locks.
     pub(crate) fn move_places(&self, unit: u32, to: u32) {
         let scatter = &self.scatter;
         if let (Some(from), Some(to)) = (scatter.of(unit), scatter.of(to)) {
@@ -468,8 +482,9 @@ impl Store {
         }
     }
 
-    /// Moves what a locked unit has in clusters that `moves` names to slots that `claim` finds. False if there were none, or they
-    /// could not be written; what cannot be read stays. `buffer`: [`BUFFER`] bytes of the caller's.
+    /// Moves what a locked unit has in clusters that `moves` names to slots that `claim` finds.
+    /// False if there were none, or they could not be written; what cannot be read stays. `buffer`:
+    /// [`BUFFER`] bytes of the caller's.
     pub(crate) fn move_singles(
         &self,
         places: &Places,

@@ -1,10 +1,13 @@
-//! A faulty device, before the real one: it does to transfers what `hugeswap_policy::device::faulty` says, and keeps account of it.
+//! A faulty device in front of the real one, for tests. It does to transfers what
+//! `hugeswap_policy::device::faulty` says, and keeps account of it.
 //!
-//! What was last written to each page of swap is remembered (as a hash, not the engine's sums), so that of each read it is known whether it brought
-//! that, whatever has happened in between: so it can be told of every fault whether the engine noticed. The memory for it is shared
-//! with forked children, who read their parent's slots.
+//! It remembers a hash of what was last written to each page of swap (not the engine's sums), so it
+//! knows of each read whether that brought the same, whatever has happened in between. So a test
+//! can say of every fault whether the engine noticed. The memory for it is shared with forked
+//! children, because they read their parent's slots.
 //!
-//! Without `debug.fault_seed` when the engine starts there are no faults by rate, and nothing is remembered. The rules of the fault path hold.
+//! Without `debug.fault_seed` when the engine starts there are no faults by rate, and nothing is
+//! remembered. The rules of the fault path hold.
 
 use super::backing::{Failed, Moved, Transfer};
 use crate::PAGE;
@@ -203,7 +206,8 @@ impl Faulty {
     }
 }
 
-/// Are these bytes something else than what was last written there? Where that is not known, nothing was.
+/// Are these bytes something else than what was last written there? Where that is not known,
+/// nothing was.
 fn differs(pages: &[AtomicU64], bytes: &[u8]) -> bool {
     let mut all = pages.iter().zip(bytes.chunks_exact(PAGE));
     all.any(|(known, page)| known.load(Relaxed) != hash(page))
@@ -213,7 +217,8 @@ impl Transfer {
     /// # Safety
     /// As for [`Backing::carry_out`](super::backing::Backing::carry_out).
     unsafe fn bytes(&self) -> &[u8] {
-        // SAFETY: passed on to the caller. (What is written may be changed by the program meanwhile; then the result is thrown away.)
+        // SAFETY: passed on to the caller. (What is written may be changed by the program
+        // meanwhile; then the result is thrown away.)
         unsafe { std::slice::from_raw_parts(self.memory as *const u8, self.len) }
     }
 

@@ -1,8 +1,11 @@
-//! Areas grow: slots are given blocks of their device before they are first written, a step of neighbouring ones at a time.
+//! Areas grow: slots are given blocks of their device before they are first written, a step of
+//! neighbouring slots at a time.
 //!
-//! Which slots have blocks, and how those lie, is noted in the segment (`pool::extents`). Several may grow the same step at once: the
-//! file system gives blocks once, and the notes are the same. An I/O thread with nothing else to do grows areas ahead of where this process claims, a
-//! step or two. Where there is no space for a step, there may be for a part of one; an area without any more gives what it has (`pool::room`).
+//! The segment notes which slots have blocks, and how those lie (`pool::extents`). Several threads
+//! may grow the same step at once: the file system gives blocks once, and the notes are the same.
+//! An I/O thread with nothing else to do grows areas a step or two ahead of the claims of this
+//! process. Where there is no space for a step, there may be for a part of it. An area that cannot
+//! grow gives what it has (`pool::room`).
 
 use super::Store;
 use crate::pool::swap::RESERVE;
@@ -24,7 +27,8 @@ pub(super) fn is_no_room(e: Errno) -> bool {
 }
 
 impl Pool {
-    /// Has a cluster just claimed blocks, by now? If not, for there is no room, another is to be taken. (Of other failures the write will tell.)
+    /// Has a cluster just claimed blocks, by now? If not, for there is no room, another is to be
+    /// taken. (Of other failures the write will tell.)
     pub(crate) fn has_blocks(&self, cluster: u64) -> bool {
         let Some((area, _)) = self.locate(cluster) else {
             return true;
@@ -32,7 +36,8 @@ impl Pool {
         !self.find_blocks(area, cluster).is_err_and(is_no_room)
     }
 
-    /// Sees to it that slot `slot` of area number `area` has blocks. ENOSPC: there are none left for it.
+    /// Sees to it that slot `slot` of area number `area` has blocks. ENOSPC: there are none left
+    /// for it.
     pub(super) fn find_blocks(&self, area: usize, slot: u64) -> Result<()> {
         if self.layouts().of(slot as usize) != Layout::Unallocated {
             return Ok(());
@@ -86,7 +91,8 @@ impl Pool {
 }
 
 impl Store {
-    /// Grows an area that this process is about to need more of, but not into what others may need more. False: there is none. For a thread that is inside the gate.
+    /// Grows an area that this process is about to need more of, but not into what others may need
+    /// more. False: there is none. For a thread that is inside the gate.
     pub(crate) fn grow_ahead(&self) -> bool {
         self.pool.areas().any(|(i, a)| {
             let Some(next) = self.next_claim(i, &a).filter(|_| self.pool.may_grow(i)) else {

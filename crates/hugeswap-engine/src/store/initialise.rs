@@ -1,16 +1,20 @@
-//! Slots are written before they are first used: what an area has got of its file system, but nobody has written yet (an unwritten extent), costs the
-//! first write to it more, for the file system has to note that it was written.
+//! Slots are written before they are first used. The first write to blocks that the file system has
+//! given but nobody has written yet (an unwritten extent) costs more, because the file system has
+//! to note that they were written.
 //!
-//! An I/O thread does it, a slot at a time, only while nothing else is read or written in the whole pool ([`QUIET_NS`]). It writes
-//! zeros to slots that are next to be claimed, at most a step ahead, and no more than this process has in use, so that what is written for
-//! nothing is less than that; once for each slot, and only what the file system says is unwritten. Where writing in place
-//! is not what the file system does ([`writes_in_place`]) nothing would be won.
+//! An I/O thread does it, a slot at a time, only while nothing else is read or written in the whole
+//! pool ([`QUIET_NS`]). It writes zeros to the slots that are claimed next: at most a step ahead,
+//! and no more than this process has in use, so that fewer bytes are written for nothing than that;
+//! once for each slot, and only to what the file system calls unwritten. Where the file system does
+//! not write in place ([`writes_in_place`]) there is nothing to gain.
 //!
-//! Concurrency: who initialises a slot has claimed it, by the same word and the same two looks at the area's state as who swaps to it
-//! ([`hugeswap_policy::thp_swap::area`]). So nobody else has the slot or gets it meanwhile: claims pass over it, an area that
-//! is taken off waits for it, and if this process dies, the slot is found by its record number like any other (a process is not gone before its writes
-//! have ended). It is given back before the gate is left, so that a fork never sees it. That it cannot be had for the time of one write
-//! may make a claim find no slot only where it was the last one; that claim tries again as it does when others give some back.
+//! Concurrency: a thread that initialises a slot has claimed it, by the same word and the same two
+//! looks at the area's state as a thread that swaps to it ([`hugeswap_policy::thp_swap::area`]). So
+//! no other thread gets the slot meanwhile: claims pass over it, an area that is taken off waits
+//! for it, and if this process dies, the slot is found by its record number like any other (a
+//! process is not gone before its writes have ended). The slot is given back before the gate is
+//! left, so a fork never sees it. A claim may find no slot because of it only if it was the last
+//! one; then that claim tries again, as it does whenever slots are given back.
 
 use super::growth::STEP;
 use super::{Pages, Store};
@@ -66,7 +70,8 @@ fn writes_in_place(magic: u64) -> bool {
 }
 
 impl Store {
-    /// Initialises a slot, if there is one to be. For an I/O thread that is inside the gate; `idle`: the engine reads and writes nothing, as far as it can be seen.
+    /// Initialises a slot, if there is one to be. For an I/O thread that is inside the gate;
+    /// `idle`: the engine reads and writes nothing, as far as it can be seen.
     pub(crate) fn initialise_ahead(&self, idle: impl Fn() -> bool) -> Ahead {
         if self.pool.knob(Knob::Initialise) == 0 || self.initialiser.busy.swap(true, Acquire) {
             return Ahead::Nothing;
@@ -112,7 +117,8 @@ impl Store {
     }
 
     fn initialise(&self, index: usize, area: &JoinedArea, slot: u64) -> Ahead {
-        // Never to what is something else; and blocks that are there already take no space, but a disk that is full has other cares.
+        // Never to what is something else; and blocks that are there already take no space, but a
+        // disk that is full has other cares.
         let ours = fs::identity(area.fd) == Ok(area.identity);
         let on = fs::file_system(area.fd).ok().filter(|_| ours);
         if !on.is_some_and(|f| writes_in_place(f.magic) && f.free_bytes > RESERVE) {

@@ -1,15 +1,18 @@
-//! What forked children may still read of this process's places in swap: it is neither overwritten nor given back before
-//! they are gone.
+//! What forked children may still read of this process's places in swap: it is neither overwritten
+//! nor given back while such a child is left.
 //!
-//! Forks are counted. The count is odd from before a fork until after it, and a child goes by the odd count of its fork, which
-//! stands in its record. A cluster goes by the count at which it was claimed. So a child may read a place if the cluster was
-//! claimed no later than its fork began, and the place was not given up before that. Nothing else is kept back, or a process
-//! with one child that lives long would take a new place for each write, without end.
+//! Forks are counted. The count is odd from before a fork until after it. A child goes by the odd
+//! count of its fork, which is in its record; a cluster goes by the count at which it was claimed.
+//! So a child may read a place if the cluster was claimed no later than its fork began, and the
+//! place was not given up before that. What came to swap after the fork is the parent's alone, and
+//! is not kept back: otherwise a process with one child that lives long would take a new place for
+//! each write, without end.
 //!
-//! Single slots go by their cluster: they may be kept longer than need be, but never more of them than their clusters have.
+//! Single slots go by their cluster. They may be kept longer than necessary, but never more of them
+//! than their clusters have.
 //!
-//! Concurrency: forks begin and end, and children are looked for, while no other thread is in the engine or by kswapd, which is
-//! stopped at a fork. The rest may be called by anybody.
+//! Concurrency: forks begin and end, and children are looked for, while no other thread is in the
+//! engine, or by kswapd, which is stopped at a fork. Any thread may call the rest.
 
 use crate::lock::Lock;
 use crate::zeroed::Zeroed;

@@ -1,10 +1,32 @@
-//! The store: bytes between memory and swap. It has the places in swap that this process has claimed, and reads and writes them.
+//! The store: bytes between memory and swap. It claims places in swap for this process, and reads
+//! and writes them.
 //!
-//! A place is a *cluster* of 2 MiB, page i of a unit in slot i, or single slots of 4 KiB ([`claim`], [`scatter`]; what a forked child may
-//! still read: [`kept`]). [`transfer`] has pages read and written, verified and counted, and tried again; [`backing`] is where that meets the device. A pool that encrypts
-//! does it here ([`sealing`]). What fails is never used again ([`quarantine`]).
+//! A place is a *cluster* of 2 MiB, page i of a unit in slot i, or single slots of 4 KiB.
 //!
-//! It knows pages, slots, areas and failures; no engine, no state of a unit, and no address of the program but those it is given to read to and write from.
+//! * [`claim`]: places claimed and given up; [`scatter`]: where the pages of scattered units are;
+//!   [`place`]: the pages of a unit, whatever its place is
+//! * [`kept`]: what a forked child may still read
+//! * [`transfer`]: pages read and written, verified, counted and tried again; [`backing`]: the
+//!   device behind that
+//! * [`sealing`]: encryption; [`quarantine`]: slots that have failed are never used again
+//!
+//! The store knows pages, slots, areas and failures. It knows no engine, no state of a unit, no
+//! page table, and no address of the program but those that it is given to read to and write from.
+//! It has its process's part of the pool ([`Member`]: the segment, and the record of this process)
+//! and nothing else.
+//!
+//! # Which units are scattered
+//!
+//! A unit whose place is `Place::Singles` is *scattered*: a table of 2 KiB ([`scatter`]) says where
+//! each of its pages is. A page that the table leaves out is zero, or only in memory.
+//!
+//! | a unit | becomes |
+//! | --- | --- |
+//! | base-mapped, without a place, at most 64 dirty pages | scattered, when it is written |
+//! | base-mapped, to be written, and there is no free cluster | scattered; if it has a cluster, that is split where it is, without I/O |
+//! | base-mapped, discarded in part, at most 64 stored pages left | scattered where it is: the rest of its cluster is free at once |
+//! | scattered, more than 256 pages with those to be written | placed whole: written to a cluster of its own, with what is not in memory copied there |
+//! | scattered, brought in whole and changed | placed whole, when it is written |
 
 pub(crate) mod backing;
 pub(crate) mod batch;

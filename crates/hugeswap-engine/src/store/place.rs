@@ -1,6 +1,7 @@
-//! The pages of a unit in swap, whatever its place is: where each is, whether it can be had, and reads of them.
+//! The pages of a unit in swap, whatever its place is: where each is, whether it can be had, and
+//! reads of them.
 //!
-//! Under the unit's lock. What is in a mapped file is not the store's: there is nothing of it here.
+//! All of it is called under the unit's lock. A unit of a mapped file has nothing here.
 
 use super::scatter::Single;
 use super::{PAGE, PAGES, Store};
@@ -29,7 +30,8 @@ impl Store {
         })
     }
 
-    /// Is a unit's place, as far as it can be seen, partly bad, so that what can be read of it has to come by the page?
+    /// Is a unit's place, as far as it can be seen, partly bad, so that what can be read of it has
+    /// to come by the page?
     pub(crate) fn is_partly_bad(&self, unit: u32, place: Place) -> bool {
         self.is_bad_anywhere(unit, place, 0..PAGES)
     }
@@ -68,7 +70,8 @@ impl Store {
         Ok(())
     }
 
-    /// Reads pages of a unit that are in swap, side by side in the unit, to `to`. EIO: some are not.
+    /// Reads pages of a unit that are in swap, side by side in the unit, to `to`. EIO: some are
+    /// not.
     pub(crate) fn read_stored(
         &self,
         unit: u32,

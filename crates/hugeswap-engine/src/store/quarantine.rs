@@ -1,11 +1,15 @@
 //! Bad slots: what could not be read back, or written, is never used again.
 //!
-//! A slot of 4 KiB whose read failed, or did not verify, again and again, or whose write failed twice, is *marked*. Nothing is written to a marked slot, and what
-//! it holds can be read if the device gives it back after all; else it is lost, if it is nowhere else: of a unit whole in swap by the page, where units
-//! can be base-mapped, else the unit. A marked slot stays in use when it is given up: of a split cluster by itself, as long as the cluster's owner lives; a whole cluster with a marked
-//! slot in it, and a split one when its owner goes, then belongs to nobody ([`clusters::quarantine`]) until the area goes.
+//! A slot of 4 KiB is *marked* when its read has failed, or has not verified, again and again, or
+//! when its write has failed twice. Nothing is written to a marked slot, and what it holds can
+//! still be read if the device gives it back after all. Otherwise it is lost, if it is nowhere
+//! else: one page of a unit where units can be base-mapped, else the whole unit. A marked slot
+//! stays in use when it is given up: alone in a split cluster, as long as the cluster's owner
+//! lives. A whole cluster with a marked slot in it, and a split one when its owner is gone, then
+//! belongs to nobody ([`clusters::quarantine`]) until the area goes.
 //!
-//! Concurrency: anybody who reads a slot may mark it, by one bit. Marks stay as long as the area.
+//! Concurrency: any thread that reads a slot may mark it, by one bit. Marks stay as long as the
+//! area.
 
 use super::PAGES;
 use crate::checksum;
@@ -54,7 +58,8 @@ impl Pool {
         marked
     }
 
-    /// A cluster of record `me`'s, which gives it up, is never claimed again if any of it is marked. False: it may be.
+    /// A cluster of record `me`'s, which gives it up, is never claimed again if any of it is
+    /// marked. False: it may be.
     pub(crate) fn quarantine(&self, cluster: u64, me: usize) -> bool {
         let bad = self.bad_slots(cluster, 0..PAGES) as u64;
         let taken =

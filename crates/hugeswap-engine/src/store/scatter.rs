@@ -1,11 +1,15 @@
-//! Where the pages of scattered units are in swap: a slot number of 32 bits for each page, 2 KiB a unit.
+//! Where the pages of scattered units are in swap: a slot number of 32 bits for each page, 2 KiB a
+//! unit.
 //!
-//! A unit is scattered when its place is [`Place::Singles`](hugeswap_policy::unit::Place::Singles). Its table then says of
-//! each page which slot of a split cluster holds it, or that it is zero (or, while base-mapped, only in memory). The table of a unit that is not
-//! scattered is empty. Addresses are reserved for all units; memory is taken for those that were ever scattered, and
-//! counted against a strict limit on memory (vm.overcommit_memory=2) for 1024 units at a time.
+//! A unit is scattered when its place is [`Place::Singles`](hugeswap_policy::unit::Place::Singles).
+//! Its table then says of each page which slot of a split cluster holds it, or that it is zero (or,
+//! while base-mapped, only in memory). The table of a unit that is not scattered is empty.
+//! Addresses are reserved for all units (0.1% of them); memory is taken for units that were ever
+//! scattered, and counted against a strict limit on memory (vm.overcommit_memory=2) for 1024 units
+//! at a time. A forked child reads the scattered units of its parent through its own copy of the
+//! table.
 //!
-//! Concurrency: a table is read and changed by the owner of its unit's lock.
+//! Concurrency: the owner of a unit's lock reads and changes its table.
 
 use crate::PAGES;
 use hugeswap_policy::UNIT_PAGES;
@@ -61,7 +65,8 @@ impl Places {
         }
     }
 
-    /// The pages from `pages.start` on that lie side by side, and where. `None`: that page is nowhere.
+    /// The pages from `pages.start` on that lie side by side, and where. `None`: that page is
+    /// nowhere.
     pub fn run(&self, pages: Range<usize>) -> Option<(u64, Range<usize>)> {
         let first = self.get(pages.start)?;
         let follows = |&k: &usize| {
@@ -122,7 +127,8 @@ impl Scatter {
     pub fn of(&self, unit: u32) -> Option<&Places> {
         let (unit, chunk) = (unit as usize, unit as usize / CHUNK);
         let open = self.open.get(chunk / 64)?.load(Acquire) >> (chunk % 64) & 1 == 1;
-        // SAFETY: zeros are a valid table, and the chunk has been made readable and writable for good.
+        // SAFETY: zeros are a valid table, and the chunk has been made readable and writable for
+        // good.
         (open && unit < self.units)
             .then(|| unsafe { &*((self.at + unit * TABLE) as *const Places) })
     }

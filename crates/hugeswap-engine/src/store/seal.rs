@@ -1,10 +1,13 @@
 //! Encryption of swapped pages: AES-256-GCM, each page by itself.
 //!
-//! A page in swap is its ciphertext, of the same length. What belongs to it stays in memory, in the pool's segment: its *seal*, the number it was
-//! encrypted under and the tag. So a page reads back as what was last written to that very place, or not at all: other bytes,
-//! bytes of another place or of an earlier time, and half-written ones have another tag. The associated data names area and place besides.
+//! A page in swap is its ciphertext, of the same length. Its *seal* (the number it was encrypted
+//! under, and the tag) stays in memory, in the pool's segment. So a page reads back as what was
+//! last written to that very place, or not at all: other bytes, bytes of another place or of an
+//! earlier time, and half-written ones have another tag. The associated data names area and place
+//! besides.
 //!
-//! No number is used twice under one key ([`Nonces`]). Rules of the fault path hold for all of it but making a [`Cipher`].
+//! No number is used twice under one key ([`Nonces`]). The rules of the fault path hold for all but
+//! making a [`Cipher`].
 
 use crate::PAGE;
 use crate::pool::secret::{KEY_BYTES, hide, wipe};
@@ -51,13 +54,15 @@ fn number(nonce: u64) -> Nonce {
     Nonce::assume_unique_for_key(bytes)
 }
 
-/// The expanded key, in a page of its own that is locked in memory and left out of core dumps, and wiped at the end. A forked child has it too.
+/// The expanded key, in a page of its own that is locked in memory and left out of core dumps, and
+/// wiped at the end. A forked child has it too.
 pub(crate) struct Cipher {
     at: usize,
 }
 
 impl Cipher {
-    /// `key` fills in the key; false: there is none, and no cipher then. An error: no memory for it, or none that can be locked.
+    /// `key` fills in the key; false: there is none, and no cipher then. An error: no memory for
+    /// it, or none that can be locked.
     pub fn new(key: impl FnOnce(&mut [u8; KEY_BYTES]) -> bool) -> Result<Option<Cipher>> {
         let at = mm::map_own(PAGE, mm::PROT_RW)?;
         let cipher = Cipher { at };
@@ -76,14 +81,14 @@ impl Cipher {
         unsafe { &*((self.at + CIPHER_AT) as *const LessSafeKey) }
     }
 
-    /// In a forked child, which does not inherit that memory is locked. (It may have been left without a right to that; then the
-    /// key could go to the kernel's swap.)
+    /// In a forked child, which does not inherit that memory is locked. (It may have been left
+    /// without a right to that; then the key could go to the kernel's swap.)
     pub fn lock_in_child(&self) {
         let _ = mm::lock(self.at, PAGE);
     }
 
-    /// Encrypts a page where it is; its tag goes to `seal`, which stays unknown until [`Cipher::done`]. False: it
-    /// could not be.
+    /// Encrypts a page where it is; its tag goes to `seal`, which stays unknown until
+    /// [`Cipher::done`]. False: it could not be.
     #[inline(never)]
     pub(super) fn seal(&self, nonce: u64, place: Place, page: &mut [u8], seal: &Seal) -> bool {
         let sealed = self
@@ -105,7 +110,8 @@ impl Cipher {
         seal.nonce.store(nonce, Release);
     }
 
-    /// Decrypts a page where it is. False: it is not what was last written to this place; its bytes are of no use then.
+    /// Decrypts a page where it is. False: it is not what was last written to this place; its bytes
+    /// are of no use then.
     #[inline(never)]
     pub(super) fn open(&self, place: Place, page: &mut [u8], seal: &Seal) -> bool {
         let nonce = seal.nonce.load(Acquire);
@@ -138,7 +144,8 @@ const _: () =
     assert!(CIPHER_AT >= KEY_BYTES && CIPHER_AT.is_multiple_of(align_of::<LessSafeKey>()));
 const _: () = assert!(!std::mem::needs_drop::<LessSafeKey>());
 
-/// Not inlined: what it leaves on the stack is wiped by [`wipe_stack`], called from where it was called from.
+/// Not inlined: what it leaves on the stack is wiped by [`wipe_stack`], called from where it was
+/// called from.
 #[inline(never)]
 fn expand(key: &[u8; KEY_BYTES], to: usize) -> bool {
     let Ok(key) = UnboundKey::new(&AES_256_GCM, key) else {
@@ -161,10 +168,11 @@ fn wipe_stack() {
 
 /// Numbers to encrypt under, none of them twice in a pool's life.
 ///
-/// A number of 64 bits is a writer's in the upper half, counted there in the lower half. A process takes a new writer's number from the pool when it
-/// writes for the first time, and when it has used one up; when those are used up (after 2^32), there is none, and nothing can be written. The
-/// numbers are in a page that the kernel wipes in every forked child, however it was forked, so that no child goes on with its parent's. Threads and
-/// vfork children share it.
+/// A number of 64 bits is a writer's in the upper half, counted there in the lower half. A process
+/// takes a new writer's number from the pool when it writes for the first time, and when it has
+/// used one up; when those are used up (after 2^32), there is none, and nothing can be written. The
+/// numbers are in a page that the kernel wipes in every forked child, however it was forked, so
+/// that no child goes on with its parent's. Threads and vfork children share it.
 pub(crate) struct Nonces {
     at: usize,
 }
@@ -184,7 +192,8 @@ impl Nonces {
         unsafe { &*(self.at as *const AtomicU64) }
     }
 
-    /// The first of `n` numbers (1 to 512) that nobody else gets. `writers`: the pool's count of them.
+    /// The first of `n` numbers (1 to 512) that nobody else gets. `writers`: the pool's count of
+    /// them.
     pub fn take(&self, n: u64, writers: &AtomicU32) -> Option<u64> {
         loop {
             let next = self.next().load(Relaxed);

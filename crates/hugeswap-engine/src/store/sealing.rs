@@ -1,10 +1,13 @@
-//! What an engine of a pool that encrypts has for it, and pages on their way through it.
+//! What an engine has whose pool encrypts, and pages on their way through it.
 //!
-//! Pages are read to where they are wanted and decrypted there; nobody sees them before. The program's own memory cannot be encrypted where it is, so
-//! on their way out pages are copied to a buffer and encrypted there: what is encrypted, and what the tag is of, is the one copy, whatever
-//! the program does to its memory meanwhile. The sums that go with it were made of an earlier look at the same memory, so tag and sums disagree
-//! exactly if the program changed it in between. Then its write fault has set WRITABLE, and whoever writes out forgets sums and seals of what was written;
-//! where it cannot change (base pages are write-protected, copies are ours) they agree.
+//! Pages are read to where they are wanted and decrypted there; no thread sees them before. The
+//! program's own memory cannot be encrypted where it is, so pages on their way out are copied to a
+//! buffer and encrypted there. That one copy is what is encrypted and what the tag is of, whatever
+//! the program does to its memory meanwhile. The sums that go with it were made of an earlier look
+//! at the same memory, so tag and sums disagree exactly if the program changed it in between. In
+//! that case its write fault has set WRITABLE, and the thread that writes out forgets sums and
+//! seals of what was written. Where memory cannot change (base pages are write-protected, copies
+//! are ours) they agree.
 
 use super::buffers::{Buffer, Buffers};
 use super::seal::{Cipher, Nonces, Seal};
@@ -97,8 +100,8 @@ impl Store {
             })
     }
 
-    /// Encrypts pages at `from` that are to be written to a slot; at most a unit's. Their tags are noted, but they can only be read back once their numbers are,
-    /// after the write.
+    /// Encrypts pages at `from` that are to be written to a slot; at most a unit's. Their tags are
+    /// noted, but they can only be read back once their numbers are, after the write.
     #[inline(never)]
     pub(super) fn seal_pages<'a>(
         &self,
@@ -120,7 +123,8 @@ impl Store {
         let begin = offset + (pages.start * PAGE) as u64;
         for (k, seal) in seals.iter().enumerate() {
             let to = (buffer.at + k * PAGE) as *mut u8;
-            // SAFETY: the buffer is ours, and `from` the caller's; if it changes meanwhile, that is what is copied.
+            // SAFETY: the buffer is ours, and `from` the caller's; if it changes meanwhile, that is
+            // what is copied.
             let page = unsafe {
                 std::ptr::copy_nonoverlapping((from + k * PAGE) as *const u8, to, PAGE);
                 std::slice::from_raw_parts_mut(to, PAGE)

@@ -1,11 +1,13 @@
 //! Pages between memory and swap: the one place where slots are read and written.
 //!
-//! What is read is verified against the sums of its pages; what is written has its sums noted, after the write, so that what
-//! a slot holds is nothing while that is not known. What fails, or is not what was written, is tried again a few times, with
-//! rests of some milliseconds. Both may be called from the fault path, whose rules hold.
+//! What is read is verified against the sums of its pages. The sums of what is written are noted
+//! after the write, so that the content of a slot counts as nothing while it is unknown. What
+//! fails, or is not what was written, is tried again after 1, 4 and 16 ms
+//! ([`hugeswap_policy::device::retry`]). An area whose writes fail in a row is avoided for a
+//! growing time ([`crate::health`]). Both may be called from the fault path, whose rules hold.
 //!
-//! In a pool that encrypts pages go through [`super::sealing`]: its tags verify what is read. Sums are kept all the same, of what is in memory, for they
-//! tell whether it has changed.
+//! In a pool that encrypts, pages go through [`super::sealing`]: its tags verify what is read. Sums
+//! are kept all the same, of what is in memory, because they tell whether it has changed.
 
 use super::backing::{Failed, SwapPage, Transfer};
 use super::growth::is_no_room;
@@ -28,17 +30,19 @@ use std::sync::atomic::Ordering::Relaxed;
 /// Clusters that a unit is tried to be written to.
 const PLACES_TRIED: usize = 5;
 
-/// After attempt number `attempt` at a transfer has failed: is there to be another? If so, after a rest.
+/// After attempt number `attempt` at a transfer has failed: is there to be another? If so, after a
+/// rest.
 #[inline(never)]
 pub(crate) fn may_try_again(attempt: u32) -> bool {
     retry::rest_ns(attempt).map(faulty::rest).is_some()
 }
 
 impl Store {
-    /// Reads pages of a slot to `to`, which is the caller's, and verifies them. EIO: the device failed, or gave back
-    /// something else than was written.
+    /// Reads pages of a slot to `to`, which is the caller's, and verifies them. EIO: the device
+    /// failed, or gave back something else than was written.
     ///
-    /// `doubt`: the caller is a program thread, whose descriptor table is the program's to change. EBADF: it did.
+    /// `doubt`: the caller is a program thread, whose descriptor table is the program's to change.
+    /// EBADF: it did.
     pub(crate) fn read(
         &self,
         slot: u64,
@@ -90,7 +94,8 @@ impl Store {
             if error != Errno::EBADF {
                 self.note_failed_read(slot, &pages, failed);
             }
-            // Whatever the device says, who asked can only go by whether there is any use in asking somebody with other descriptors.
+            // Whatever the device says, who asked can only go by whether there is any use in asking
+            // somebody with other descriptors.
             return Err(match error {
                 Errno::EBADF => Errno::EBADF,
                 _ => Errno::EIO,
@@ -194,7 +199,8 @@ impl Store {
         })
     }
 
-    /// Pages of a slot could not be had, again and again: where, and why, is remembered for whoever is told of it.
+    /// Pages of a slot could not be had, again and again: where, and why, is remembered for whoever
+    /// is told of it.
     #[cold]
     #[inline(never)]
     fn note_failed_read(&self, slot: u64, pages: &Range<usize>, failed: Failed) {
@@ -260,8 +266,9 @@ impl Store {
         }
     }
 
-    /// Writes pages to a slot of this process's own from `from`, which is readable; `sums` are theirs. If the program changes
-    /// them meanwhile, what the slot holds is of no use, and it is the caller who knows.
+    /// Writes pages to a slot of this process's own from `from`, which is readable; `sums` are
+    /// theirs. If the program changes them meanwhile, what the slot holds is of no use, and it is
+    /// the caller who knows.
     ///
     /// `doubt`: as for [`Store::read`].
     pub(crate) fn write(
@@ -273,15 +280,17 @@ impl Store {
         doubt: bool,
     ) -> Result<()> {
         let written = self.write_all(slot, pages, from, sums, doubt);
-        // That there is no room is no error: others have some, or all are full. (Counted here, where it is known which of the two it was.)
+        // That there is no room is no error: others have some, or all are full. (Counted here,
+        // where it is known which of the two it was.)
         if written.is_err_and(|e| !is_no_room(e)) {
             self.pool.count(Counter::SwapWriteError, 1);
         }
         written
     }
 
-    /// Writes all of a unit from `from`: to the cluster `own`, or, where there is none or it does not take it, to another that `claim` finds outside the areas that
-    /// have failed (bits). What does not take it goes to `release`. The cluster written; `None`: none would take it.
+    /// Writes all of a unit from `from`: to the cluster `own`, or, where there is none or it does
+    /// not take it, to another that `claim` finds outside the areas that have failed (bits). What
+    /// does not take it goes to `release`. The cluster written; `None`: none would take it.
     pub(crate) fn write_unit(
         &self,
         own: Option<u64>,
@@ -376,7 +385,8 @@ impl Store {
         Ok(())
     }
 
-    /// Before pages of a slot are written: where they go. From then on what the slot holds of them is nothing until the write is done.
+    /// Before pages of a slot are written: where they go. From then on what the slot holds of them
+    /// is nothing until the write is done.
     pub(super) fn prepare_write(
         &self,
         slot: u64,

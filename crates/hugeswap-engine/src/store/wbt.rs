@@ -1,8 +1,10 @@
-//! Writers of swap are slowed down while readers of the same device wait too long, as `hugeswap_policy::device::wbt` decides. Here is measured how long readers
-//! wait.
+//! Writers of swap are slowed down while readers of the same device wait too long, as
+//! `hugeswap_policy::device::wbt` decides. This module measures how long readers wait.
 //!
-//! Readers count, in the segment, what was slow; writers look at it every 50 ms. So the common read pays nothing for it, and while nobody writes nothing is
-//! done. Only whole units wait for their turn (`writers`): kswapd writes single pages itself, and they are small. The rules of the fault path hold.
+//! Readers count slow reads, in the segment; writers look at the counts every 50 ms. So the common
+//! read pays nothing for it, and while no thread writes nothing is done. Only whole units wait for
+//! their turn (`writers`): single pages are small, and kswapd writes them itself. The rules of the
+//! fault path hold.
 
 use crate::pool::Pool;
 use crate::pool::layout::Area;
@@ -13,7 +15,8 @@ use hugeswap_sys::now_ns;
 use std::sync::atomic::AtomicU64;
 use std::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed};
 
-/// Reads of so many pages at most are what writers make room for: a whole unit takes long by itself.
+/// Reads of so many pages at most are what writers make room for: a whole unit takes long by
+/// itself.
 const SMALL: usize = 16;
 /// Slow is what takes so many times as long as it did on the idle device.
 const SLOWER: u64 = 8;
@@ -27,7 +30,8 @@ impl Area {
         }
     }
 
-    /// How it is to be written to; whoever comes first after a window has ended looks at what it was like.
+    /// How it is to be written to; whoever comes first after a window has ended looks at what it
+    /// was like.
     fn look_at_waits(&self) -> Throttle {
         let word = self.throttle.load(Relaxed);
         let (now, throttle) = (now_ns(), Throttle::from_word(word));
@@ -81,7 +85,8 @@ impl Pool {
         }
     }
 
-    /// How a unit is to be written whose area is not known yet: as the one that its readers wait for longest.
+    /// How a unit is to be written whose area is not known yet: as the one that its readers wait
+    /// for longest.
     pub(crate) fn pace(&self) -> Pace {
         if self.knob(Knob::WbtLat) == 0 {
             return Pace::FREE;

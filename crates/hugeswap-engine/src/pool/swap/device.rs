@@ -1,7 +1,7 @@
-//! An area that is a block device: everything on it is overwritten, so it must have been allowed, be used by nobody
-//! and hold nothing that is known.
+//! An area that is a block device. Everything on it is overwritten, so it must be allowed by name,
+//! in use by nobody, and hold nothing that is known.
 //!
-//! The claim that keeps others from mounting it (O_EXCL) is that of the process that made the pool.
+//! The claim that keeps others from mounting it (O_EXCL) belongs to the process that made the pool.
 
 use super::{
     Found, Kind, Refusal, SwapSpec, is_kernel_swap, must_be_blank, open_direct, patiently, sized,

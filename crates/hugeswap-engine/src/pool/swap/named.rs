@@ -1,7 +1,8 @@
-//! An area that is a file with a name, which somebody made for it (`fallocate -l 8G FILE; chmod 600 FILE`).
+//! An area that is a named file, made for this purpose (`fallocate -l 8G FILE; chmod 600 FILE`).
 //!
-//! It must be this user's alone: nobody else may read what is swapped, or change it. It is never made longer than it was,
-//! truncated or removed. Holes and unwritten parts are filled as the area grows into them.
+//! Only this user may have access to it: no other may read what is swapped, or change it. It is
+//! never made longer than it was, truncated or removed. Holes and unwritten parts are filled as the
+//! area grows into them.
 
 use super::{
     Found, Guard, Kind, Refusal, SwapSpec, is_kernel_swap, is_memory, must_be_blank, open_direct,

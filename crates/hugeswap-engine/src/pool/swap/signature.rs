@@ -1,7 +1,7 @@
-//! What a device, or an image of one, holds already: known by a few bytes at known places.
+//! What a device, or an image of one, holds already: recognised by a few bytes at known places.
 //!
-//! So that nobody's data is overwritten by mistake. The places and bytes are those of the formats' own headers, as
-//! libblkid looks for them too.
+//! This keeps hugeswap from overwriting data by mistake. The places and bytes are those of the
+//! formats' own headers; libblkid looks for the same.
 
 use super::span::{read, size_of_head};
 use hugeswap_sys::Result;
@@ -99,7 +99,8 @@ const fn at_label(sector: usize) -> At {
     At::Start(sector * 512)
 }
 
-/// What `fd`, of `size` bytes, holds; `None`: nothing that is known. `swap_too`: kernel swap counts.
+/// What `fd`, of `size` bytes, holds; `None`: nothing that is known. `swap_too`: kernel swap
+/// counts.
 pub fn find(fd: i32, size: u64, swap_too: bool) -> Result<Option<&'static str>> {
     let head = read(fd, 0, size_of_head(size))?;
     // Holds every place that is counted from the end.

@@ -1,4 +1,5 @@
-//! Reading a stretch of a file or device that is perhaps open for direct I/O, which wants whole, aligned pages.
+//! Reads a stretch of a file or device that may be open for direct I/O, which takes whole, aligned
+//! pages.
 
 use hugeswap_sys::{Result, fs, mm};
 
