@@ -1,7 +1,6 @@
 //! Do the books add up? What the engine has charged, reserved and put aside, against what its units hold, counted
 //! one by one while the engine is at rest. For tests: builds with assertions do it whenever an engine ends.
 
-use crate::base::{Pager, pieces};
 use crate::engine::{Engine, UNIT};
 use crate::store::kept::Given;
 use hugeswap_policy::UNIT_PAGES;
@@ -109,7 +108,7 @@ impl Engine {
             credits: self.base.credits().pages(),
             charged: self.pool.record().charged.load(Relaxed),
             watched: self.watched.load(Relaxed),
-            mappings: self.base.pieces.mappings(),
+            mappings: self.backend.mappings(),
             slots_lost: self.pool.records()[self.pool.me()].events.counters
                 [Counter::Poisoned as usize]
                 .load(Relaxed),
@@ -172,9 +171,7 @@ impl Engine {
                 Kind::Base => {
                     let record = self.base.records.of(unit);
                     b.pages += record.present.count();
-                    if self.pager() == Some(Pager::Remap) {
-                        b.mappings -= pieces::mappings_of(record);
-                    }
+                    b.mappings -= self.backend.mappings_of(&record.present);
                     b.bad_pages += record.contradictions();
                     b.bad_pages += u64::from(record.stored.any() && w.place() == Place::Nothing);
                     let apart = |p: usize| {

@@ -139,6 +139,16 @@ impl Bits {
         end
     }
 
+    /// Calls `f` with each run of those that are set, in order, until it fails.
+    pub fn each_run<E>(&self, mut f: impl FnMut(Range<usize>) -> Result<(), E>) -> Result<(), E> {
+        let mut next = 0;
+        while let Some(run) = self.run(next, PAGES, true) {
+            next = run.end;
+            f(run)?;
+        }
+        Ok(())
+    }
+
     /// The first run of pages at or after `from` and before `end` whose bit is `value`.
     pub fn run(&self, from: usize, end: usize, value: bool) -> Option<Range<usize>> {
         let start = (from..end).find(|&p| self.get(p) == value)?;

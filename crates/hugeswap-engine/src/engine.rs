@@ -108,13 +108,14 @@ impl Engine {
         let message = mode == FaultMode::Message;
         let low_fd = high_descriptor();
         let userfaultfd = pool.knob(Knob::Userfaultfd) != 0;
+        let frames = pool.frames().min(1 << 24) as u32;
         let backend = Backend::open(Wanted {
             message,
             userfaultfd,
             low_fd,
-        })
-        .map_err(EngineError::NoMessageMode)?;
-        let frames = pool.frames().min(1 << 24) as u32;
+            frames,
+            mappings: pool.knob(Knob::PieceMappings),
+        })?;
         // A frame in every budgeted unit, and room for units that change places.
         let places = frames + 64;
         let sys = |what| move |e| EngineError::System(what, e);
@@ -126,9 +127,7 @@ impl Engine {
         let fake = pool.knob(Knob::NumaFake) as usize;
         let arena =
             Arena::new(places, message, units, fake).map_err(sys("cannot map the arena"))?;
-        let mappings = pool.knob(Knob::PieceMappings);
-        let pages = Base::new(units, !message && userfaultfd, frames, mappings)
-            .map_err(sys("cannot map the records of base pages"))?;
+        let pages = Base::new(units).map_err(sys("cannot map the records of base pages"))?;
         let files = Files::new(units).map_err(sys("cannot map the table of mapped files"))?;
         let fork_mark = fork_mark().map_err(sys("cannot map the fork mark"))?;
         backend

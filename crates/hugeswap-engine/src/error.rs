@@ -1,6 +1,7 @@
 //! Why an engine could not be started.
 
 use crate::WINDOW_BASE;
+use crate::backend::OpenError;
 use crate::pool::PoolError;
 use hugeswap_sys::Errno;
 
@@ -28,4 +29,13 @@ pub enum EngineError {
     TooMany,
     #[error("{0}: {1}")]
     System(&'static str, Errno),
+}
+
+impl From<OpenError> for EngineError {
+    fn from(error: OpenError) -> EngineError {
+        match error {
+            OpenError::Messages(e) => EngineError::NoMessageMode(e),
+            OpenError::Slots(e) => EngineError::System("cannot map the slots of base pages", e),
+        }
+    }
 }

@@ -4,10 +4,10 @@
 //! checksum says otherwise. Base pages do not come and go by themselves: the kernel writes to memory that nobody pinned (direct
 //! I/O), which a move of the whole unit notices and dropping a page would not.
 
-use super::seam::{Capabilities, Placement, advise, map_without_access, protect};
+use super::seam::{Capabilities, Placement, advise, map_without_access, protect, write_protect};
 use super::uffd_move::{self, LITTLE_PATIENCE, PATIENCE};
-use crate::UNIT;
 use crate::call::{Call, Done};
+use crate::{PAGES, UNIT};
 use hugeswap_sys::{Errno, Result, mm, uffd};
 
 /// See the file's head.
@@ -44,6 +44,9 @@ impl Placement for Message {
         arrives_read_only: false,
         replaces_at_once: false,
         moves_untouched: false,
+        smallest_part: PAGES,
+        fills_slots: false,
+        parts_take_mappings: false,
     };
 
     fn move_in(&self, frame: usize, unit: usize, _write: bool) -> Done {
@@ -138,8 +141,4 @@ fn passes(errno: Errno) -> bool {
         errno,
         Errno::EAGAIN | Errno::EBUSY | Errno::EINTR | Errno::ENOMEM
     )
-}
-
-pub(super) fn write_protect(fd: i32, at: usize, len: usize, on: bool) -> Done {
-    uffd::write_protect(fd, at, len, on).map_err(|e| Call::WriteProtect.failed(e))
 }

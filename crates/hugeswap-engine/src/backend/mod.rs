@@ -13,21 +13,26 @@
 //! second thread.
 
 mod message;
+mod pieces;
 mod remap;
 mod seam;
 mod signal_remap;
 mod signal_uffd;
 mod uffd_move;
 
-use crate::call::Done;
+use crate::bits::Bits;
+use crate::call::{CallError, Done};
 use crate::{PAGE, UNIT};
 use hugeswap_sys::{Errno, Result, fs, mm, uffd};
 use message::Message;
+use pieces::Pieces;
+pub(crate) use pieces::Slot;
 pub(crate) use seam::{Capabilities, Placement};
 use signal_remap::SignalRemap;
 use signal_uffd::SignalUffd;
+use std::ops::Range;
 use std::sync::atomic::Ordering::Relaxed;
-use std::sync::atomic::{AtomicI32, AtomicU8};
+use std::sync::atomic::{AtomicBool, AtomicI32, AtomicU8};
 
 /// Which backend.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -47,6 +52,19 @@ pub(crate) struct Wanted {
     pub userfaultfd: bool,
     /// Descriptors are to have numbers from here on.
     pub low_fd: i32,
+    /// Huge pages that the process may have.
+    pub frames: u32,
+    /// Mappings that parts of units may take; 0: what is left to them.
+    pub mappings: u64,
+}
+
+/// Why there is no such backend.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum OpenError {
+    /// The userfaultfd of message mode is refused.
+    Messages(Errno),
+    /// No addresses for slots.
+    Slots(Errno),
 }
 
 /// The backend of a process. See the file's head.
@@ -57,6 +75,10 @@ pub(crate) struct Backend {
     /// /proc/self/pagemap, or -1.
     pagemap: AtomicI32,
     low_fd: i32,
+    /// Where parts are filled, if they are moved into place.
+    pieces: Pieces,
+    /// Are some pages of a unit dropped by one call, and others kept?
+    drops_some: AtomicBool,
 }
 
 /// Evaluates `$what` with `$b` as the implementation that a process uses.
@@ -68,7 +90,9 @@ macro_rules! dispatch {
                 $what
             }
             Kind::SignalRemap => {
-                let $b = SignalRemap;
+                let $b = SignalRemap {
+                    pieces: &$backend.pieces,
+                };
                 $what
             }
             Kind::Message => {
@@ -108,26 +132,45 @@ verbs! {
     fn drop_units(&self, unit: usize, len: usize) -> Done;
     fn map_anew(&self, unit: usize, len: usize) -> Done;
     fn drop_anew(&self, unit: usize, len: usize) -> Done;
+    fn empty(&self, unit: usize, by_parts: bool) -> Done;
+    fn map_for_parts(&self, unit: usize, writable: bool) -> Done;
+    fn split(&self, unit: usize) -> Done;
+    fn install(&self, unit: usize, pages: Range<usize>, from: usize, write: bool) -> Done;
+    fn give_access(&self, unit: usize, part: Range<usize>, write: bool, dirty: bool) -> Done;
+    fn freeze(&self, unit: usize, which: &Bits, others: u64) -> Done;
+    fn freeze_range(&self, at: usize, len: usize) -> Done;
+    fn drop_present(&self, unit: usize, present: &Bits) -> Done;
+    fn give_up(&self, unit: usize, pages: Range<usize>) -> std::result::Result<Range<usize>, CallError>;
 }
 
 impl Backend {
     /// The backend that is wanted, or what comes next to it: the userfaultfd of signal mode may be refused. Fails if that of message
     /// mode is.
-    pub fn open(wanted: Wanted) -> Result<Backend> {
+    pub fn open(wanted: Wanted) -> std::result::Result<Backend, OpenError> {
         let Wanted {
             message,
             userfaultfd,
             low_fd,
+            frames,
+            mappings,
         } = wanted;
+        let pieces = Pieces::new(frames, mappings).map_err(OpenError::Slots)?;
         let (kind, fd) = match message {
-            true => (Kind::Message, put_above(message::open()?, low_fd)),
+            true => {
+                let fd = message::open().map_err(OpenError::Messages)?;
+                (Kind::Message, put_above(fd, low_fd))
+            }
             false => signal(userfaultfd, low_fd),
         };
+        let drops_some =
+            !message && userfaultfd && signal_uffd::discards_ranges(pieces.addresses());
         Ok(Backend {
             kind: AtomicU8::new(kind as u8),
             uffd: AtomicI32::new(fd),
             pagemap: AtomicI32::new(open_pagemap(low_fd)),
             low_fd,
+            pieces,
+            drops_some: AtomicBool::new(drops_some),
         })
     }
 
@@ -149,8 +192,7 @@ impl Backend {
         }
     }
 
-    /// Its userfaultfd, or -1.
-    pub fn fd(&self) -> i32 {
+    fn fd(&self) -> i32 {
         self.uffd.load(Relaxed)
     }
 
@@ -161,6 +203,7 @@ impl Backend {
         close(self.uffd.swap(fd, Relaxed));
         // The parent's tells of the parent.
         close(self.pagemap.swap(open_pagemap(self.low_fd), Relaxed));
+        let _ = self.pieces.reset_in_child();
     }
 
     /// Closes its descriptors: nothing is asked of it any more.
@@ -174,6 +217,67 @@ impl Backend {
         [self.fd(), self.pagemap.load(Relaxed)]
             .into_iter()
             .filter(|&fd| fd >= 0)
+    }
+}
+
+/// What is for units whose parts come by themselves.
+impl Backend {
+    /// The smallest part of a unit with `page` in it that comes and goes by itself; `None`: only all of the unit.
+    pub fn part_of(&self, page: usize) -> Option<Range<usize>> {
+        let can = self.can();
+        let start = page & !(can.smallest_part - 1);
+        can.has_parts().then(|| start..start + can.smallest_part)
+    }
+
+    /// A slot to fill with a part. Only where [`Capabilities::fills_slots`].
+    pub fn take_slot(&self) -> std::result::Result<Slot<'_>, CallError> {
+        self.pieces.take()
+    }
+
+    /// Are there mappings for another part?
+    pub fn has_mappings(&self) -> bool {
+        !self.can().parts_take_mappings || self.pieces.have_mappings()
+    }
+
+    /// Changes which pages of a locked unit are present, by `change`: the mappings that it takes are counted.
+    pub fn change_present(&self, present: &Bits, change: impl FnOnce()) {
+        match self.can().parts_take_mappings {
+            true => self.pieces.counted(present, change),
+            false => change(),
+        }
+    }
+
+    /// How many mappings the parts in memory take, as far as that is counted.
+    pub fn mappings(&self) -> i64 {
+        self.pieces.mappings()
+    }
+
+    /// What of that is a unit's with these pages present.
+    pub fn mappings_of(&self, present: &Bits) -> i64 {
+        match self.can().parts_take_mappings {
+            true => pieces::mappings_of(present),
+            false => 0,
+        }
+    }
+
+    /// Hands memory that is kept for parts back to the kernel, until it is no more than `pages`, which are charged as free. A caller that uses that
+    /// charge otherwise calls this.
+    pub fn shed(&self, pages: i64) {
+        if self.can().fills_slots {
+            self.pieces.shed(pages);
+        }
+    }
+
+    /// Can some pages of a unit be dropped and others kept, by one call?
+    pub fn can_drop_some(&self) -> bool {
+        self.drops_some.load(Relaxed) && self.can().has_single_pages()
+    }
+
+    /// Drops the memory of the pages in `going`, which are clean, and of no others, by one call. How many of them, in their order, are absent
+    /// now; if it fails, nothing has changed, and it is not tried again. Only where [`Backend::can_drop_some`].
+    pub fn drop_some(&self, unit: usize, going: &Bits) -> std::result::Result<usize, CallError> {
+        dispatch!(self, b => b.drop_some(unit, going))
+            .inspect_err(|_| self.drops_some.store(false, Relaxed))
     }
 }
 

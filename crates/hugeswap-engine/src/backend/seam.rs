@@ -1,9 +1,11 @@
 //! What a backend does, and what it declares that it can do.
 
-use crate::UNIT;
 use crate::backend::remap;
-use crate::call::{Call, Done};
-use hugeswap_sys::mm;
+use crate::bits::Bits;
+use crate::call::{Call, CallError, Done};
+use crate::{PAGES, UNIT};
+use hugeswap_sys::{Errno, mm, uffd};
+use std::ops::Range;
 
 /// What a backend can do beyond the verbs that all have. A caller asks for one of these, not for the backend.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -18,6 +20,24 @@ pub(crate) struct Capabilities {
     pub replaces_at_once: bool,
     /// Memory can be moved that was never touched.
     pub moves_untouched: bool,
+    /// Pages of the smallest part of a unit that comes and goes by itself; all of a unit's, where no part does.
+    pub smallest_part: usize,
+    /// A part is filled in a slot that is moved into place ([`super::Backend::take_slot`]). Otherwise it is copied from where the caller has it.
+    pub fills_slots: bool,
+    /// Parts in memory take mappings, of which the kernel allows a process only so many.
+    pub parts_take_mappings: bool,
+}
+
+impl Capabilities {
+    /// Can parts of a unit come and go by themselves?
+    pub fn has_parts(&self) -> bool {
+        self.smallest_part < PAGES
+    }
+
+    /// Can each of its pages?
+    pub fn has_single_pages(&self) -> bool {
+        self.smallest_part == 1
+    }
 }
 
 /// The verbs. An address of a unit or a frame is that of its first byte; lengths are in bytes.
@@ -92,7 +112,74 @@ pub(crate) trait Placement {
             _ => Ok(()),
         }
     }
+
+    /// Drops the memory of a unit that could not be mapped anew; `by_parts`: it is mapped for parts. It is absent then, or reads as zeros.
+    fn empty(&self, unit: usize, _by_parts: bool) -> Done {
+        // SAFETY: the content is the caller's to drop.
+        unsafe { advise(unit, UNIT, libc::MADV_DONTNEED) }
+    }
+
+    // What follows is for units whose parts come by themselves, and only where [`Capabilities::has_parts`]. Ranges are of a unit's pages
+    // and made of whole parts, unless something else is said.
+
+    /// Maps an absent unit so that its parts can come by themselves; the program may write to them, if `writable`. If it fails, the unit is
+    /// as it was.
+    fn map_for_parts(&self, _unit: usize, _writable: bool) -> Done {
+        Err(NO_PARTS)
+    }
+
+    /// Maps a present unit, which nobody writes to, so that each of its parts can be made writable, and dropped, by itself. All of it is
+    /// read-only then. If it fails, the unit is mapped as before, perhaps readable where it was watched.
+    fn split(&self, _unit: usize) -> Done {
+        Err(NO_PARTS)
+    }
+
+    /// Installs an absent part, or any number of absent single pages, with what stands at `from`; read-only or writable. Other threads
+    /// see each page whole or fault. ENOMEM: mappings are short.
+    fn install(&self, _unit: usize, _pages: Range<usize>, _from: usize, _write: bool) -> Done {
+        Err(NO_PARTS)
+    }
+
+    /// Gives the program the access that a present part should have, after a touch that faulted: a write, if `write`. `dirty`: it was writable
+    /// before.
+    fn give_access(&self, _unit: usize, _part: Range<usize>, _write: bool, _dirty: bool) -> Done {
+        Err(NO_PARTS)
+    }
+
+    /// Makes the present pages in `which` read-only. If it fails, some may be so. `others`: how many pages there are besides that can be
+    /// written and had better stay so. That takes a call for each run of `which`, and a page that becomes read-only costs a fault, so as
+    /// many calls are made at most.
+    fn freeze(&self, _unit: usize, _which: &Bits, _others: u64) -> Done {
+        Err(NO_PARTS)
+    }
+
+    /// Makes pages at `[at, at + len)` read-only, whether they are present or not. Only where [`Capabilities::has_single_pages`].
+    fn freeze_range(&self, _at: usize, _len: usize) -> Done {
+        Err(NO_PARTS)
+    }
+
+    /// Drops the memory of all present pages, which are clean; they are absent then. If it fails, all are present.
+    fn drop_present(&self, _unit: usize, _present: &Bits) -> Done {
+        Err(NO_PARTS)
+    }
+
+    /// Drops the memory of the pages in `going`, and of no others, by one call. How many of them are absent now, in their order. If it
+    /// fails, nothing has changed.
+    fn drop_some(&self, _unit: usize, _going: &Bits) -> Result<usize, CallError> {
+        Err(NO_PARTS)
+    }
+
+    /// Makes any pages zero. Which of them are absent now; the others are zero where they stand. If it fails, nothing has changed.
+    fn give_up(&self, _unit: usize, _pages: Range<usize>) -> Result<Range<usize>, CallError> {
+        Err(NO_PARTS)
+    }
 }
+
+/// What a backend answers that moves whole units only.
+const NO_PARTS: CallError = CallError {
+    call: Call::Register,
+    errno: Errno::ENOSYS,
+};
 
 /// # Safety
 /// As for [`mm::protect`].
@@ -117,4 +204,8 @@ pub(super) unsafe fn map_without_access(at: usize, len: usize) -> Done {
     unsafe { mm::map_anon(at, len, mm::PROT_NONE, true) }
         .map(drop)
         .map_err(|e| Call::Mmap.failed(e))
+}
+
+pub(super) fn write_protect(fd: i32, at: usize, len: usize, on: bool) -> Done {
+    uffd::write_protect(fd, at, len, on).map_err(|e| Call::WriteProtect.failed(e))
 }

@@ -1,14 +1,14 @@
 //! Pages brought in: a unit goes over to base pages, and absent ones are filled from swap, from a file, or with zeros. The rules of the fault path hold.
 
 use crate::PAGE;
+use crate::base::BUFFER;
 use crate::base::record::Record;
-use crate::base::{BUFFER, Pager};
+use crate::call::{Call, CallError, Done};
 use crate::paging::Paging;
 use crate::table::Locked;
 use hugeswap_policy::UNIT_PAGES;
 use hugeswap_policy::counters::Counter;
-use hugeswap_policy::unit::{Kind, Place, Word};
-use hugeswap_sys::Errno;
+use hugeswap_policy::unit::{Kind, MAY_WRITE, Place, Word};
 use std::ops::Range;
 
 impl Paging {
@@ -58,7 +58,8 @@ impl Paging {
         if self.markers.is_marked(unit) && !self.has_single_pages() {
             return false;
         }
-        let mapped = self.map_for_pages(unit, w).is_ok();
+        let (at, writable) = (self.table.addr(unit), w.has(MAY_WRITE));
+        let mapped = self.backend.map_for_parts(at, writable).is_ok();
         if !mapped {
             self.note_mappings_short();
         }
@@ -73,11 +74,11 @@ impl Paging {
         record: &Record,
         pages: Range<usize>,
         written: Range<usize>,
-    ) -> Result<(), Errno> {
+    ) -> Done {
         self.advise_pages_back(unit, record, pages.clone());
         self.note_refaults(unit, record, pages.clone());
-        let pieces = self.pager() == Some(Pager::Remap);
-        let buffer = (!pieces).then(|| self.base.take_buffer());
+        let slots = self.backend.can().fills_slots;
+        let buffer = (!slots).then(|| self.base.take_buffer());
         let mut next = pages.start;
         while let Some(run) = record.present.run(next, pages.end, false) {
             let run = run.start..run.end.min(run.start + BUFFER / PAGE);
@@ -87,9 +88,11 @@ impl Paging {
                     self.fill(unit, w, record, run.clone(), buffer.addr())?;
                     self.install(unit, record, run, buffer.addr(), &written)?;
                 }
-                None => self.install_piece(unit, record, run.clone(), &written, |to| {
-                    self.fill(unit, w, record, run, to)
-                })?,
+                None => {
+                    let slot = self.backend.take_slot()?;
+                    self.fill(unit, w, record, run.clone(), slot.addr())?;
+                    self.install_slot(unit, record, run, slot, &written)?;
+                }
             }
         }
         Ok(())
@@ -103,7 +106,7 @@ impl Paging {
         record: &Record,
         pages: Range<usize>,
         to: usize,
-    ) -> Result<(), Errno> {
+    ) -> Result<(), CallError> {
         let mut next = pages.start;
         while next < pages.end {
             let at = to + (next - pages.start) * PAGE;
@@ -113,7 +116,8 @@ impl Paging {
                 .run(next, pages.end, !stored)
                 .map_or(pages.end, |r| r.start);
             if stored {
-                self.read_stored(unit, w, next..end, at)?;
+                self.read_stored(unit, w, next..end, at)
+                    .map_err(|e| Call::Read.failed(e))?;
             } else {
                 // SAFETY: the memory is ours.
                 unsafe { std::ptr::write_bytes(at as *mut u8, 0, (end - next) * PAGE) };

@@ -1,8 +1,7 @@
 //! Pages copied from one slot to another.
 
-use super::pieces;
+use crate::base::BUFFER;
 use crate::base::record::Record;
-use crate::base::{BUFFER, Pager};
 use crate::paging::Paging;
 use crate::{PAGE, PAGES};
 use hugeswap_policy::unit::Word;
@@ -93,10 +92,7 @@ impl Paging {
 
     /// A present page of a locked unit is to be written, although it is what was read.
     pub(crate) fn make_page_dirty(&self, record: &Record, page: usize) {
-        let pages = match self.pager() {
-            Some(Pager::Remap) => pieces::around(page),
-            _ => page..page + 1,
-        };
+        let pages = self.backend.part_of(page).unwrap_or(page..page + 1);
         // (Its sum would say that it need not be.)
         record.changed.put(pages.clone(), false);
         record.dirty.put(pages, true);

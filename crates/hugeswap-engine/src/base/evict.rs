@@ -21,7 +21,7 @@ impl Paging {
     pub(crate) fn evict_pages(&self, mut w: Locked<'_>, spare: bool) -> Option<(u64, u64)> {
         let (start, unit) = (now_ns(), w.unit());
         let record = self.base.records.of(unit);
-        let some = self.has_single_pages() && self.base.some_can_be_dropped();
+        let some = self.backend.can_drop_some();
         let going = match spare && some {
             true => record.not_spared(),
             false => Bits::none(),
@@ -75,7 +75,6 @@ impl Paging {
         if n == present {
             self.drop_present(unit, record).ok()?;
         } else if !self.drop_going(unit, record, going) {
-            self.base.some_cannot_be_dropped();
             return None;
         }
         let n = present - record.present.count();

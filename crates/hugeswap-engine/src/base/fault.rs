@@ -1,7 +1,7 @@
 //! Faults on base-mapped units: pages brought in. The rules of the fault path hold.
 
 use super::record::Record;
-use super::{BUFFER, PAGE, Pager};
+use super::{BUFFER, PAGE};
 use crate::memory::huge::Huge;
 use crate::outcome::Fault;
 use crate::outcome::Outcome;
@@ -21,12 +21,12 @@ impl Paging {
     /// a few pages are used would otherwise be touched now and then and stay for ever.
     #[inline(never)]
     pub(crate) fn pages_of_watched(&self, unit: u32, page: usize) -> Option<Range<usize>> {
-        let pager = self.pager()?;
+        let part = self.backend.part_of(page)?;
         if !self.pages_can_come() || self.gate.is_forker() || self.mappings_are_short() {
             return None;
         }
         match self.bring_of(unit) {
-            Bring::Pages => Some(pager.smallest(page)),
+            Bring::Pages => Some(part),
             Bring::AsFaulted => self.decide_size(unit, page, 0, true),
             Bring::Whole => None,
         }
@@ -97,10 +97,10 @@ impl Paging {
             w.settle();
             return self.timed(FaultClass::Soft, fault.start);
         }
-        let Some(pager) = self.pager().filter(|_| self.pages_can_come()) else {
+        let Some(part) = self.backend.part_of(page).filter(|_| self.pages_can_come()) else {
             return self.make_whole(w, fault.write, fault.start);
         };
-        let mut pages = pager.smallest(page);
+        let mut pages = part;
         match self.bring_of(unit) {
             // It stays in base pages: as a whole it would be split by the next write.
             Bring::AsFaulted | Bring::Whole if self.track.tracks_pages(unit) => {
@@ -168,7 +168,7 @@ impl Paging {
         let record = self.base.records.of(unit);
         let pages = if !record.stored.get(page) {
             match self.track.tracks_pages(unit) {
-                true => self.pager().map_or(page..page + 1, |p| p.smallest(page)),
+                true => self.backend.part_of(page).unwrap_or(page..page + 1),
                 false => zeros_ahead(record, page),
             }
         } else if self.bring_of(unit) == Bring::AsFaulted {
@@ -192,11 +192,11 @@ impl Paging {
         let record = self.base.records.of(unit);
         if self.markers.is_marked(unit) {
             // Neighbours may have markers.
-            pages = self.pager().map_or(pages, |p| p.smallest(page));
+            pages = self.backend.part_of(page).unwrap_or(pages);
         }
         let mut wanted = absent(record, pages.clone());
         let mut taken = self.take_pages_nowait(wanted);
-        let least = self.pager().map_or(pages.clone(), |p| p.smallest(page));
+        let least = self.backend.part_of(page).unwrap_or(pages.clone());
         if !taken && least.len() < pages.len() {
             (wanted, pages) = (absent(record, least.clone()), least.clone());
             taken = self.take_pages_nowait(wanted);
@@ -238,21 +238,24 @@ impl Paging {
                 };
                 self.timed(class, fault.start)
             }
-            Err(Errno::EIO) if self.some_can_be_had(unit, *w, record, &least, page) => {
+            Err(e)
+                if e.errno == Errno::EIO
+                    && self.some_can_be_had(unit, *w, record, &least, page) =>
+            {
                 w.settle();
                 None
             }
-            Err(Errno::EIO) => {
+            Err(e) if e.errno == Errno::EIO => {
                 self.note_read_error(*w);
                 w.settle();
                 Some(Outcome::Poisoned)
             }
-            Err(e @ Errno::ENOMEM) if self.pager() == Some(Pager::Remap) => {
+            Err(e) if e.is_shortage() && self.backend.can().parts_take_mappings => {
                 w.settle();
-                self.not_mapped(self.installing().failed(e), fault.start)
+                self.not_mapped(e, fault.start)
             }
             // Our descriptors may be gone: the engine's threads have their own. And as a whole it can be had by other calls.
-            Err(e) => self.hand_over(w, self.installing().failed(e), fault.start),
+            Err(e) => self.hand_over(w, e, fault.start),
         }
     }
 }

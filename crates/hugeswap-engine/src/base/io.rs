@@ -1,6 +1,6 @@
 //! Pages of a slot: read and verified, written and summed.
 
-use super::{PAGE, Pager, record::Bits, record::Record};
+use super::{PAGE, record::Bits, record::Record};
 use crate::PAGES;
 use crate::checksum;
 use crate::paging::Paging;
@@ -55,7 +55,7 @@ impl Paging {
     ) -> bool {
         record.changed.get(page)
             && w.has(MAY_WRITE)
-            && matches!(self.pager(), Some(Pager::Uffd(_)))
+            && self.has_single_pages()
             && w.file().is_none()
             && !self.track.is_tracked(unit)
             && self.pool.knob(Knob::CleanDrop) != 0

@@ -7,7 +7,7 @@
 //!
 //! * `fault`: pages brought in; `evict`: pages written and dropped; `whole`: the ways to and from huge pages
 //! * `tracked`: a unit in memory whose pages are to be told apart
-//! * `pager`, `pieces`: how pages are installed, protected and dropped
+//! * `present`: pages installed, protected and dropped, and the record of it
 //! * `io`: pages of a slot read, written, copied; `place`: which slot that is; `part`: some pages of a unit, on the program's word
 //!
 //! Concurrency: everything happens under the unit's lock. Base-mapped units are never pinned: who needs one
@@ -18,27 +18,23 @@ mod copy;
 mod evict;
 mod fault;
 mod io;
-mod pager;
 mod part;
-pub(crate) mod pieces;
 mod place;
+mod present;
 pub(crate) mod record;
 mod tracked;
 mod whole;
 
 pub(crate) use crate::PAGE;
-use crate::backend::Kind;
 use crate::memory::Memory;
 pub(crate) use crate::store::BUFFER;
 use crate::zeroed::Zeroed;
 use hugeswap_policy::UNIT_PAGES;
 use hugeswap_policy::defrag::frames::{self, Credits, Sources};
 use hugeswap_sys::{Result, mm};
-pub(crate) use pager::Pager;
-use pieces::Pieces;
 use record::{PageTurns, Records};
 use std::sync::atomic::Ordering::{AcqRel, Relaxed};
-use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64};
+use std::sync::atomic::{AtomicU32, AtomicU64};
 pub(crate) use tracked::Split;
 
 const BUFFERS: usize = 32;
@@ -48,43 +44,29 @@ pub(crate) struct Base {
     pub records: Records,
     /// When each page last left, in turns of its unit: see [`hugeswap_policy::advisor`].
     pub turns: Zeroed<PageTurns>,
-    pub pieces: Pieces,
     /// Pages that are charged (by the frame) and not in use.
     credits: Credits<AtomicU64>,
     buffers: usize,
     buffers_used: AtomicU32,
-    /// Can some pages of a unit be dropped and others kept, by one call?
-    some_can_be_dropped: AtomicBool,
 }
 
 impl Base {
-    /// `userfaultfd`: pages may come by it. `frames` and `mappings`: see [`Pieces::new`].
-    pub fn new(units: u32, userfaultfd: bool, frames: u32, mappings: u64) -> Result<Base> {
+    /// For the units of a window.
+    pub fn new(units: u32) -> Result<Base> {
         let records = Records::new(units)?;
         let turns = Zeroed::new(units as usize)?;
         let buffers = mm::map_own(BUFFERS * BUFFER, mm::PROT_RW)?;
         Ok(Base {
             records,
             turns,
-            pieces: Pieces::new(frames, mappings)?,
             credits: Credits::default(),
             buffers,
             buffers_used: AtomicU32::new(0),
-            some_can_be_dropped: AtomicBool::new(userfaultfd && discards_ranges(buffers)),
         })
-    }
-
-    pub(crate) fn some_can_be_dropped(&self) -> bool {
-        self.some_can_be_dropped.load(Relaxed)
-    }
-
-    pub(crate) fn some_cannot_be_dropped(&self) {
-        self.some_can_be_dropped.store(false, Relaxed);
     }
 
     /// In a forked child, where nothing is registered and no page is ours: starts anew.
     pub fn reset_in_child(&self) {
-        let _ = self.pieces.reset_in_child();
         self.credits.forget();
         self.buffers_used.store(0, Relaxed);
     }
@@ -141,34 +123,13 @@ impl Drop for Buffer<'_> {
     }
 }
 
-/// Does the kernel discard many ranges by one call? Tried on buffers that nobody uses yet.
-fn discards_ranges(buffers: usize) -> bool {
-    let span = |i: usize| mm::Span {
-        at: buffers + 2 * i * PAGE,
-        len: PAGE,
-    };
-    // SAFETY: nothing is in the buffers.
-    let done = unsafe { mm::discard_ranges(&[span(0), span(1)]) };
-    done == Ok(2 * PAGE)
-}
-
 impl Memory {
-    /// How units are base-mapped, if they can be. In message mode they cannot: there the kernel writes to memory
-    /// that nobody pinned (direct I/O), which MOVE of a whole unit notices and dropping a base page would not.
-    pub(crate) fn pager(&self) -> Option<Pager> {
-        match self.backend.kind() {
-            Kind::SignalUffd => Some(Pager::Uffd(self.backend.fd())),
-            Kind::SignalRemap => Some(Pager::Remap),
-            Kind::Message => None,
-        }
-    }
-
-    /// Can another page come by itself now, or must it be the whole unit?
+    /// Can another part of a unit come by itself now, or must it be the whole unit?
     pub(crate) fn pages_can_come(&self) -> bool {
-        match self.pager() {
-            None => false,
-            Some(Pager::Uffd(_)) => true,
-            Some(Pager::Remap) => self.base.pieces.have_mappings() && !self.mappings_are_short(),
+        let can = self.backend.can();
+        match can.parts_take_mappings {
+            false => can.has_parts(),
+            true => self.backend.has_mappings() && !self.mappings_are_short(),
         }
     }
 

@@ -146,7 +146,7 @@ impl Paging {
         if record.present.any() {
             // Nobody changes what is being copied.
             let frozen = self.freeze(unit, &record.present, 0);
-            frozen.map_err(|e| NotWhole::Map(self.protecting().failed(e)))?;
+            frozen.map_err(NotWhole::Map)?;
         }
         let mut page = 0;
         while page < PAGES {

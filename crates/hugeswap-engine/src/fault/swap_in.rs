@@ -124,12 +124,10 @@ impl Paging {
         let page = fault.page(&w);
         let small = match self.bring_of(unit) {
             _ if self.is_cut_off(*w) || self.store.is_partly_bad(unit, w.place()) => {
-                self.pager().map(|p| p.smallest(page))
+                self.backend.part_of(page)
             }
-            _ if fault.write && self.track.tracks_pages(unit) => {
-                self.pager().map(|p| p.smallest(page))
-            }
-            Bring::Pages => self.pager().map(|p| p.smallest(page)),
+            _ if fault.write && self.track.tracks_pages(unit) => self.backend.part_of(page),
+            Bring::Pages => self.backend.part_of(page),
             Bring::AsFaulted => self.decide_size(unit, page, 0, false),
             Bring::Whole => None,
         };

@@ -60,7 +60,7 @@ impl Sources for Memory {
     }
 
     fn shed(&self, left: u64) {
-        self.base.pieces.shed(left as i64);
+        self.backend.shed(left as i64);
     }
 }
 

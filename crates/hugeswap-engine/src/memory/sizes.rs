@@ -5,7 +5,6 @@
 //! the fault path, whose rules hold here.
 
 use super::learning::CPU;
-use crate::base::Pager;
 use crate::base::record::Record;
 use crate::memory::Memory;
 use hugeswap_policy::counters::Counter;
@@ -62,7 +61,7 @@ impl Memory {
             _ => Caller::Collapse,
         };
         let allowed = Allowed {
-            base_4k: pages && self.pager() != Some(Pager::Remap),
+            base_4k: pages && self.has_single_pages(),
             piece_64k: pages,
             whole: watched || !pages || self.huge_is_to_be_had(unit, caller),
         };
@@ -128,9 +127,9 @@ impl Memory {
     }
 
     fn cpu(&self) -> PerSize {
-        match self.pager() {
-            Some(Pager::Remap) => REMAP,
-            _ => CPU,
+        match self.backend.can().fills_slots {
+            true => REMAP,
+            false => CPU,
         }
     }
 

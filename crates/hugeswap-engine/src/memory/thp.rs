@@ -7,7 +7,6 @@
 //! Concurrency: words change by single atomic operations, without the units' locks: a fault under way may still go by what was
 //! said before.
 
-use crate::base::Pager;
 use crate::memory::Memory;
 use hugeswap_policy::defrag::thp::{Advised, Bring, Collapse};
 use hugeswap_policy::knobs::Knob;
@@ -15,7 +14,7 @@ use hugeswap_policy::knobs::Knob;
 impl Memory {
     /// Can pages of 4 KiB come and go by themselves?
     pub(crate) fn has_single_pages(&self) -> bool {
-        matches!(self.pager(), Some(Pager::Uffd(_)))
+        self.backend.can().has_single_pages()
     }
 
     /// May `unit` be huge from its first touch on? (Always, where there are no single pages.)
@@ -35,7 +34,7 @@ impl Memory {
 
     /// How `unit` comes in. (Whole, where there are no base pages.)
     pub(crate) fn bring_of(&self, unit: u32) -> Bring {
-        if self.pager().is_none() {
+        if !self.backend.can().has_parts() {
             return Bring::Whole;
         }
         if self.markers.is_marked(unit) {

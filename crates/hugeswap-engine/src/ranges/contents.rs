@@ -4,7 +4,6 @@
 
 use crate::PAGE;
 use crate::UNIT;
-use crate::base::Pager;
 use crate::ranges::Prot;
 use crate::ranges::Ranges;
 use crate::table::{Locked, NO_FRAME};
@@ -296,11 +295,8 @@ impl Ranges {
     fn leave_standing(&self, w: Locked<'_>, free: bool) -> Result<()> {
         let (unit, at) = (w.unit(), w.addr());
         let w = w.with(|w| w.clear(WATCHED));
-        let pieces = w.kind() == Kind::Base && self.pager() == Some(Pager::Remap);
-        // SAFETY: the content was given up; without access the pieces are absent.
-        let closed = !pieces || unsafe { mm::protect(at, UNIT, mm::PROT_NONE) }.is_ok();
-        // SAFETY: the content was given up. What the word says of the mapping stays true.
-        let emptied = closed && unsafe { mm::advise(at, UNIT, libc::MADV_DONTNEED) }.is_ok();
+        // (What the word says of the mapping stays true.)
+        let emptied = self.backend.empty(at, w.kind() == Kind::Base).is_ok();
         let new = match w.kind() {
             Kind::Present if emptied || free => w.clear(CLEAN).with_place(Place::Nothing),
             Kind::Base if emptied => {

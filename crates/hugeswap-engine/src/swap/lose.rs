@@ -114,7 +114,7 @@ impl Reclaim {
             round.unreadable.set(round.unreadable.get() + unread.pages);
         } else if unread.news > 0 {
             // Without base pages it is all of it.
-            let whole = self.pager().is_none();
+            let whole = !self.backend.can().has_parts();
             self.complain_of_loss(unit, if whole { PAGES as u64 } else { unread.news });
         }
         round.lose || unread.pages == 0
@@ -131,7 +131,7 @@ impl Reclaim {
         if unread.pages + unread.gone == 0 {
             return self.write_off(w, round.buffer).is_ok();
         }
-        if self.pager().is_none() {
+        if !self.backend.can().has_parts() {
             self.pool.count(Counter::Poisoned, 1);
             round.note_lost(PAGES as u64);
             w.change(|w| {

@@ -4,12 +4,12 @@
 
 use super::{PAGE, PAGES, TrackError};
 use crate::UNIT;
+use crate::call::Done;
 use crate::paging::Paging;
 use crate::table::Locked;
 use hugeswap_policy::knobs::Knob;
 use hugeswap_policy::unit::{Kind, LOCKED, WATCHED, WRITABLE, WRITEBACK, Word};
 use hugeswap_sys::signal::Blocked;
-use hugeswap_sys::uffd;
 use std::sync::atomic::Ordering::Relaxed;
 
 /// Units protected by one call.
@@ -176,7 +176,7 @@ impl Paging {
         if since == 0 || !self.has_single_pages() || !self.track.tracks_pages(unit) {
             return false;
         }
-        let (fd, at) = (self.backend.fd(), self.table.addr(unit));
+        let at = self.table.addr(unit);
         let mut runs = [const { 0..0 }; MOST_RUNS];
         let (mut n, mut many) = (0, false);
         self.written_pages(unit, 0..PAGES, since, |run| match runs[..n].last_mut() {
@@ -191,7 +191,8 @@ impl Paging {
             return false;
         }
         let protected = runs[..n].iter().try_for_each(|run| {
-            uffd::write_protect(fd, at + run.start * PAGE, run.len() * PAGE, true)
+            self.backend
+                .freeze_range(at + run.start * PAGE, run.len() * PAGE)
         });
         if protected.is_err() {
             // As in [`Batch::flush`].
@@ -201,10 +202,9 @@ impl Paging {
     }
 
     /// No page of base-mapped, locked neighbours can be written without a fault after this. If it fails, some may be so.
-    fn freeze_units(&self, first: u32, n: usize) -> hugeswap_sys::Result<()> {
+    fn freeze_units(&self, first: u32, n: usize) -> Done {
         if self.has_single_pages() {
-            let fd = self.backend.fd();
-            return uffd::write_protect(fd, self.table.addr(first), n * UNIT, true);
+            return self.backend.freeze_range(self.table.addr(first), n * UNIT);
         }
         for unit in first..first + n as u32 {
             self.freeze(unit, &self.base.records.of(unit).dirty, 0)?;

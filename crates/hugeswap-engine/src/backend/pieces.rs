@@ -1,21 +1,23 @@
-//! Pieces: 64 KiB of memory that mremap moves into base-mapped units and out of them, where userfaultfd is refused.
+//! Pieces: 64 KiB of memory that mremap moves into units and out of them, where userfaultfd is refused.
 //!
-//! A *slot* is 64 KiB of an address range of our own. It holds memory that is nobody's (it was used before: touching fresh
-//! pages costs more than anything else here), or is empty. In: the slot is filled, made read-only
-//! unless the fault is a write, and moved over its piece of the unit, which was without access until then; so other threads see the
-//! piece whole or fault. Out: the unit is without access already when a piece moves to an empty slot.
+//! A *slot* is 64 KiB of an address range of our own. It is full of memory that is nobody's, which was used before (touching new pages costs more than
+//! all else here), or it is empty. In: the slot is filled, made read-only unless the fault is a write, and moved over its piece of
+//! the unit, which was without access until then; so other threads see the piece whole or fault. Out: the unit is without access already
+//! when a piece moves to an empty slot.
 //!
-//! Each piece in memory takes mappings, of which the kernel allows a process only so many: up to two, counted
-//! against a budget of half of what is free, so that the program has the rest.
+//! Each piece in memory takes up to two mappings, of which the kernel allows a process only so many. They are counted against a
+//! budget, half of what is free, so that the program has the rest.
 //!
-//! Concurrency: two stacks of slot numbers under one engine lock, held for a few instructions. Memory kept in slots is
-//! charged: there are never more full slots than free pages (see [`Pieces::shed`]).
+//! Concurrency: two stacks of slot numbers under one engine lock, held for a few instructions. Memory kept in full slots is charged:
+//! there are never more of its pages than free ones (see [`Pieces::shed`]).
 
-use super::PAGE;
-use super::record::Record;
+use super::seam::{advise, map_without_access, protect};
+use crate::bits::Bits;
+use crate::call::{Call, CallError, Done};
 use crate::lock::Lock;
+use crate::{PAGE, UNIT};
 use hugeswap_policy::swapin::granularity::PIECE_PAGES;
-use hugeswap_sys::{Result, mm, process};
+use hugeswap_sys::{Errno, Result, mm, process};
 use std::sync::atomic::AtomicI64;
 use std::sync::atomic::Ordering::Relaxed;
 
@@ -24,14 +26,16 @@ pub(super) const PAGES: usize = PIECE_PAGES as usize;
 /// Bytes of a piece.
 pub(super) const PIECE: usize = PAGES * PAGE;
 /// Pieces of a unit.
-const PER_UNIT: usize = crate::engine::UNIT / PIECE;
+const PER_UNIT: usize = UNIT / PIECE;
 /// Most mappings that one unit's pieces can take beyond what an absent unit does.
 const MOST_OF_A_UNIT: i64 = PER_UNIT as i64 + 1;
 /// Most slots kept full: what kswapd makes available at one time.
 const KEEP: usize = 64 * PER_UNIT;
-/// And some that are being filled or emptied.
+/// All slots: some more, which are being filled or emptied.
 const SLOTS: usize = KEEP + 256;
-/// What the kernel allows unless told otherwise.
+/// How often a thread leaves the processor to others while all slots are in use.
+const PATIENCE: u32 = 100_000;
+/// Mappings that the kernel allows a process unless told otherwise.
 const DEFAULT_LIMIT: i64 = 65_530;
 /// Mappings left to the slots and the program whatever happens.
 const SPARE: i64 = 2 * SLOTS as i64;
@@ -62,13 +66,13 @@ impl Stack {
 }
 
 struct Stacks {
-    /// Readable and writable, with old bytes.
+    /// Slots that are readable and writable, with old bytes.
     full: Stack,
-    /// Without memory; with whatever access.
+    /// Slots without memory; with whatever access.
     empty: Stack,
 }
 
-/// See the file's head.
+/// The slots of a process, and the mappings that its pieces take. See the file's head.
 pub(crate) struct Pieces {
     base: usize,
     stacks: Lock<Stacks>,
@@ -89,21 +93,22 @@ impl Slot<'_> {
     }
 
     /// Moves the memory to the absent piece at `to`, writable or read-only. The slot is empty then.
-    pub fn install(self, to: usize, write: bool) -> Result<()> {
+    pub fn install(self, to: usize, write: bool) -> Done {
         let from = self.addr();
         if !write {
             // SAFETY: the slot is ours.
-            unsafe { mm::protect(from, PIECE, mm::PROT_READ) }?;
+            unsafe { protect(from, PIECE, mm::PROT_READ) }?;
         }
         // SAFETY: the slot is ours, and the piece absent, its unit locked.
         let moved = unsafe { mm::move_pages(from, to, PIECE) };
+        let moved = moved.map_err(|e| Call::Mremap.failed(e));
         if moved.is_err() {
             // Refused for want of mappings nothing has changed, and nothing is done here; otherwise `to` may be
             // unmapped by now.
             // SAFETY: the piece is absent: nothing in it is lost, and it is without access as it was.
-            let _ = unsafe { mm::protect(to, PIECE, mm::PROT_NONE) }
+            let _ = unsafe { protect(to, PIECE, mm::PROT_NONE) }
                 // SAFETY: as above.
-                .or_else(|_| unsafe { mm::map_anon(to, PIECE, mm::PROT_NONE, true) }.map(drop));
+                .or_else(|_| unsafe { map_without_access(to, PIECE) });
         }
         let (pieces, number) = (self.pieces, self.number);
         std::mem::forget(self);
@@ -118,7 +123,7 @@ impl Slot<'_> {
 impl Drop for Slot<'_> {
     fn drop(&mut self) {
         // SAFETY: the slot is ours. Here it is read-only only if it could not be moved.
-        if unsafe { mm::protect(self.addr(), PIECE, mm::PROT_RW) }.is_ok() {
+        if unsafe { protect(self.addr(), PIECE, mm::PROT_RW) }.is_ok() {
             self.pieces.stacks.lock().full.push(self.number);
         } else {
             self.pieces.discard(self.number);
@@ -128,7 +133,8 @@ impl Drop for Slot<'_> {
 }
 
 impl Pieces {
-    /// `frames`: huge pages that the process may have, each of which takes mappings too. `budget` 0: what is fit.
+    /// `frames`: huge pages that the process may have, each of which takes mappings too. `budget`: mappings that pieces may take; 0: half of
+    /// what the kernel allows beyond the frames'.
     pub fn new(frames: u32, budget: u64) -> Result<Pieces> {
         let pieces = Pieces {
             base: mm::map_own(SLOTS * PIECE, mm::PROT_RW)?,
@@ -151,9 +157,9 @@ impl Pieces {
         // What moves takes its mapping's advice along: pieces are not inherited by a forked child (it finds their content in swap),
         // and no huge page is made of them.
         // SAFETY: advice that discards nothing.
-        let _ = unsafe { mm::advise(at, len, libc::MADV_DONTFORK) };
+        let _ = unsafe { advise(at, len, libc::MADV_DONTFORK) };
         // SAFETY: as above.
-        let _ = unsafe { mm::advise(at, len, libc::MADV_NOHUGEPAGE) };
+        let _ = unsafe { advise(at, len, libc::MADV_NOHUGEPAGE) };
         let mut s = self.stacks.lock();
         s.full.len = 0;
         s.empty.len = 0;
@@ -173,8 +179,14 @@ impl Pieces {
         self.base + usize::from(slot) * PIECE
     }
 
-    /// A slot to fill. ENOMEM: the limit on mappings is met.
-    pub fn take(&self) -> Result<Slot<'_>> {
+    /// First address of the slots, which hold nothing yet.
+    pub fn addresses(&self) -> usize {
+        self.base
+    }
+
+    /// A slot to fill. ENOMEM: the limit on mappings is met, or all slots are in use for long.
+    pub fn take(&self) -> std::result::Result<Slot<'_>, CallError> {
+        let mut waits = 0;
         let (number, fresh) = loop {
             let mut s = self.stacks.lock();
             if let Some(n) = s.full.pop() {
@@ -185,6 +197,10 @@ impl Pieces {
             }
             drop(s);
             // Others bring something in; none of them waits for this thread.
+            if waits == PATIENCE {
+                return Err(Call::Mremap.failed(Errno::ENOMEM));
+            }
+            waits += 1;
             process::yield_now();
         };
         let slot = Slot {
@@ -193,12 +209,12 @@ impl Pieces {
         };
         if fresh {
             // SAFETY: the slot is ours.
-            unsafe { mm::protect(slot.addr(), PIECE, mm::PROT_RW) }?;
+            unsafe { protect(slot.addr(), PIECE, mm::PROT_RW) }?;
         }
         Ok(slot)
     }
 
-    /// Takes the memory of the piece at `from`, which is without access, for reuse. False if there is enough.
+    /// Takes the memory of the piece at `from`, which is without access, for reuse. False if there is enough, or it cannot be moved.
     pub fn recycle(&self, from: usize) -> bool {
         let number = {
             let mut s = self.stacks.lock();
@@ -231,15 +247,15 @@ impl Pieces {
     fn discard(&self, slot: u16) {
         let at = self.addr(slot);
         // SAFETY: the slot is ours.
-        if unsafe { mm::advise(at, PIECE, libc::MADV_DONTNEED) }.is_err() {
+        if unsafe { advise(at, PIECE, libc::MADV_DONTNEED) }.is_err() {
             // A move that failed half way has unmapped it.
             // SAFETY: as above.
             let _ = unsafe { mm::map_anon(at, PIECE, mm::PROT_RW, true) };
         }
     }
 
-    /// Hands memory back to the kernel until no more than `pages` are kept: those are charged as free, and whoever
-    /// uses that charge otherwise calls this.
+    /// Hands memory back to the kernel until no more than `pages` are kept. Those are charged as free; a caller that uses that charge otherwise
+    /// calls this.
     pub fn shed(&self, pages: i64) {
         loop {
             let mut s = self.stacks.lock();
@@ -259,15 +275,15 @@ impl Pieces {
         self.mappings.load(Relaxed) + MOST_OF_A_UNIT <= self.budget
     }
 
-    /// Changes which pages of a locked unit are present, by `change`, and counts the mappings that takes.
-    pub fn counted(&self, record: &Record, change: impl FnOnce()) {
-        let before = mappings_of(record);
+    /// Changes which pages of a locked unit are present, by `change`, and counts the mappings that it takes.
+    pub fn counted(&self, present: &Bits, change: impl FnOnce()) {
+        let before = mappings_of(present);
         change();
         self.mappings
-            .fetch_add(mappings_of(record) - before, Relaxed);
+            .fetch_add(mappings_of(present) - before, Relaxed);
     }
 
-    /// What is counted.
+    /// How many mappings are counted.
     pub fn mappings(&self) -> i64 {
         self.mappings.load(Relaxed)
     }
@@ -281,10 +297,10 @@ impl Drop for Pieces {
 }
 
 /// Mappings that the pieces of a unit take at most: one each, and one for each run of absent ones between them.
-pub(crate) fn mappings_of(record: &Record) -> i64 {
+pub(super) fn mappings_of(pages: &Bits) -> i64 {
     let mut present = 0u32;
     for piece in 0..PER_UNIT {
-        present |= u32::from(record.present.get(piece * PAGES)) << piece;
+        present |= u32::from(pages.get(piece * PAGES)) << piece;
     }
     if present == 0 {
         return 0;
