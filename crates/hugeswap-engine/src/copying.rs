@@ -2,7 +2,6 @@
 use crate::UNIT;
 use crate::careful::copy;
 use crate::paging::Paging;
-use crate::pool::FaultMode;
 use hugeswap_policy::unit::Kind;
 use hugeswap_sys::Result;
 use hugeswap_sys::now_ns;
@@ -52,7 +51,7 @@ impl Paging {
     /// Message mode: what was refused for want of memory, and is not lost, can be had as soon as there is some. (A page is marked there to have its toucher told.) False: all of the
     /// range is lost.
     pub(crate) fn unmark(&self, addr: usize, len: usize) -> bool {
-        if self.mode() != FaultMode::Message {
+        if !self.backend.can().faults_are_messages {
             return false;
         }
         let mut any = false;
@@ -63,7 +62,7 @@ impl Paging {
             let w = self.table.lock(unit);
             any |= match w.kind() {
                 Kind::None | Kind::Swapped | Kind::Cached => {
-                    self.mover().drop_pages(self.table.addr(unit), UNIT).is_ok()
+                    self.backend.drop_units(self.table.addr(unit), UNIT).is_ok()
                 }
                 kind => kind == Kind::Present,
             };

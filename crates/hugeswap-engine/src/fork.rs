@@ -43,7 +43,7 @@
 use crate::engine::{Engine, UNIT};
 use crate::forked::{InheritanceLoss, note_inheritance_loss, set_fork_mark};
 use crate::pool::layout::NOBODY;
-use crate::pool::{FaultMode, PoolError, Reservation};
+use crate::pool::{PoolError, Reservation};
 use crate::track::Held;
 use crate::{doubts, gate, handler};
 use hugeswap_policy::knobs::Knob;
@@ -174,7 +174,7 @@ impl Engine {
     /// nothing mapped instead. `hide` false: takes that back. (Base-mapped units of signal mode are
     /// never inherited.)
     fn hide_absent(&self, hide: bool) {
-        if self.mode() != FaultMode::Message {
+        if !self.backend.can().absent_has_access {
             return;
         }
         let advise = |from: u32, to: u32, advice| {
@@ -236,12 +236,12 @@ impl Engine {
     /// Calls `f` with each run of units that a child must not inherit as they are mapped.
     fn absent_runs(&self, mut f: impl FnMut(u32, u32)) {
         let end = self.high_unit.load(Relaxed);
-        let message = self.mode() == FaultMode::Message;
+        let hidden = self.backend.can().absent_has_access;
         let absent = |unit| match self.table.load(unit).kind() {
             _ if self.files.of(unit).is_some() => true,
             Kind::Base => true,
             // (What is in the arena is not inherited either.)
-            Kind::Swapped | Kind::Cached => message,
+            Kind::Swapped | Kind::Cached => hidden,
             _ => false,
         };
         let mut unit = 0;
@@ -263,7 +263,8 @@ impl Engine {
     /// kernel, which is right, only not counted by us.
     fn share_all(&self) {
         let end = self.high_unit.load(Relaxed);
-        let held = |w: Word| w.has(WRITABLE) && w.pins() > 0 && self.mover().watches_in_place();
+        let held =
+            |w: Word| w.has(WRITABLE) && w.pins() > 0 && !self.backend.can().faults_are_messages;
         let writable = |u: u32| {
             let w = self.table.load(u);
             (w.has(WRITABLE) || w.kind() == Kind::Present && self.track.is_open(u))
@@ -280,7 +281,7 @@ impl Engine {
             // counted by us.
             let protected = run == 0
                 || self
-                    .mover()
+                    .backend
                     .set_read_only(self.table.addr(unit), run as usize * UNIT)
                     .is_ok();
             for u in unit..unit + run.max(1) {
@@ -290,7 +291,7 @@ impl Engine {
                 }
                 if w.has(WATCHED) {
                     // Should it fail, the next touch gives access.
-                    let _ = self.mover().set_readable(self.table.addr(u));
+                    let _ = self.backend.set_readable(self.table.addr(u));
                     self.watched.fetch_sub(1, Relaxed);
                     self.note_resident(u);
                 }
@@ -333,7 +334,7 @@ impl Engine {
         let joined = filled.map(|r| r.record).or_else(|| self.pool.join().ok());
         self.table.count_nowhere();
         self.pool.become_record(joined.unwrap_or(NOBODY));
-        let was_message = self.mode() == FaultMode::Message;
+        let was_message = self.backend.can().faults_are_messages;
         self.absent_runs(|from, to| {
             let (at, len) = (self.table.addr(from), (to - from) as usize * UNIT);
             // SAFETY: not inherited (`hide_absent`), so there is nothing to replace.
@@ -366,13 +367,13 @@ impl Engine {
                 Kind::Present => {
                     let at = self.table.addr(unit);
                     let mut w = w;
-                    if was_message && w.allows(false) && self.mover().set_readable(at).is_err() {
+                    if was_message && w.allows(false) && self.backend.set_readable(at).is_err() {
                         // The next touch gives access, also if it is the kernel's.
                         self.watched.fetch_add(1, Relaxed);
                         w = w.set(WATCHED).clear(CLEAN);
                     }
                     // Brought in by the forking thread itself, after everything was shared.
-                    if !w.has(COW) && self.mover().set_read_only(at, UNIT).is_err() {
+                    if !w.has(COW) && self.backend.set_read_only(at, UNIT).is_err() {
                         w = w.clear(CLEAN);
                     }
                     self.note_left(unit, Held::At(at));

@@ -11,7 +11,6 @@ use crate::engine::Engine;
 use crate::error::EngineError;
 use crate::fault::complain;
 use crate::outcome::Outcome;
-use crate::pool::FaultMode;
 use crate::{MAX_ENGINES, careful, lock::Lock, stack};
 use hugeswap_sys::process;
 use hugeswap_sys::signal::{self, Action, Blocked};
@@ -118,7 +117,7 @@ pub(crate) fn install(engine: &'static Engine) -> Result<(), EngineError> {
         }
         Ok::<(), EngineError>(())
     })?;
-    if engine.mode() == crate::pool::FaultMode::Message {
+    if engine.backend.can().faults_are_messages {
         crate::message::start(engine)?;
     }
     Ok(())
@@ -199,7 +198,7 @@ extern "C" fn on_fault(signal: i32, info: *mut libc::siginfo_t, context: *mut li
     if fault && error & ERR_FETCH == 0 {
         for engine in engines() {
             // In message mode a SIGBUS is the last word.
-            let last = signal == libc::SIGBUS && engine.mode() == FaultMode::Message;
+            let last = signal == libc::SIGBUS && engine.backend.can().faults_are_messages;
             // Of shared memory ours is what is absent or write-protected: SIGBUS. The rest is what
             // the program unmapped, or has no access to.
             let shared = engine.sharing.is_shared(addr) && signal == libc::SIGBUS;

@@ -16,7 +16,7 @@ impl Paging {
         write: bool,
     ) -> Result<Word, CallError> {
         let unit = w.unit();
-        let writable = (write || !self.mover().arrives_clean()) && w.has(MAY_WRITE);
+        let writable = (write || !self.backend.can().arrives_read_only) && w.has(MAY_WRITE);
         let new = w.with_kind(Kind::Present).clear(READAHEAD);
         let new = if writable {
             new.clear(CLEAN).set(WRITABLE)
@@ -31,9 +31,9 @@ impl Paging {
             self.note_arrival(unit, write, Held::AsStored(**w));
         }
         self.move_in(place, unit, writable)?;
-        if !writable && !self.mover().arrives_clean() {
+        if !writable && !self.backend.can().arrives_read_only {
             // What may not be written (a file): should it fail, what is written there goes nowhere.
-            let _ = self.mover().set_read_only(self.table.addr(unit), UNIT);
+            let _ = self.backend.set_read_only(self.table.addr(unit), UNIT);
         }
         self.let_inherit(unit);
         w.set_frame(NO_FRAME);

@@ -21,8 +21,8 @@ impl Paging {
             }
             return dropped;
         }
-        if self.mover().watches_in_place() {
-            if self.mover().watch(at).is_err() {
+        if self.backend.can().watches_in_place {
+            if self.backend.watch(at).is_err() {
                 // The limit on mappings: it goes without being watched first.
                 self.pool.count(Counter::MapLimit, 1);
                 let dropped = self.drop_clean(w.with(|w| w.clear(WRITABLE)));

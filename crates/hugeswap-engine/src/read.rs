@@ -124,7 +124,7 @@ impl Paging {
 
     pub(crate) fn count_swap_in(&self, at: usize) {
         self.pool.count(Counter::PswpIn, UNIT_PAGES);
-        let huge = self.is_huge(at).unwrap_or(true);
+        let huge = self.backend.is_huge(at).unwrap_or(true);
         self.pool.count(
             if huge {
                 Counter::ThpSwpIn

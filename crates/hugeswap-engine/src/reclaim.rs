@@ -134,7 +134,7 @@ impl Reclaim {
             self.evict_now(unit);
             busy = true;
         }
-        if self.mover().watches_in_place() && self.mappings_are_short() {
+        if self.backend.can().takes_mappings && self.mappings_are_short() {
             busy |= self.leave_some_pages();
         }
         busy |= self.find_clusters();
@@ -325,7 +325,7 @@ impl Reclaim {
         let at = self.table.addr(first);
         // Also what is not writable: a unit that was moved may be without any access until it is
         // touched, and who writes it out reads it.
-        if self.mover().set_read_only(at, n * UNIT).is_err() {
+        if self.backend.set_read_only(at, n * UNIT).is_err() {
             for w in units {
                 let unit = w.unit();
                 if w.has(WRITABLE) {

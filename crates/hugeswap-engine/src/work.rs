@@ -261,7 +261,7 @@ impl Paging {
         let written = store.write_unit(own, claim, release, at, sum);
         self.note_unit_written(written.is_some());
         if written.is_some() {
-            let huge = self.is_huge(at).unwrap_or(true);
+            let huge = self.backend.is_huge(at).unwrap_or(true);
             let counter = match huge {
                 true => Counter::ThpSwpOut,
                 false => Counter::ThpSwpOutFallback,

@@ -36,7 +36,7 @@ impl Paging {
         match self.move_out(unit, place, watched) {
             // As in `park`: a device may have written after we looked.
             Ok(())
-                if !self.mover().watches_in_place()
+                if !self.backend.can().arrives_read_only
                     // SAFETY: the place holds a frame that is ours.
                     && !checksum::is_zero(unsafe { self.bytes(self.arena.addr(place)) }) =>
             {

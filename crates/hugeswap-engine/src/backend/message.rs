@@ -44,6 +44,10 @@ impl Placement for Message {
         arrives_read_only: false,
         replaces_at_once: false,
         moves_untouched: false,
+        fills_in_place: false,
+        faults_are_messages: true,
+        absent_has_access: true,
+        takes_mappings: false,
         smallest_part: PAGES,
         fills_slots: false,
         parts_take_mappings: false,
@@ -100,6 +104,14 @@ impl Placement for Message {
     fn drop_units(&self, unit: usize, len: usize) -> Done {
         // SAFETY: the content is the caller's to drop; registration stays.
         unsafe { advise(unit, len, libc::MADV_DONTNEED) }
+    }
+
+    fn fence(&self, at: usize, len: usize) -> Done {
+        // SAFETY: the content is the caller's to drop.
+        unsafe { map_without_access(at, len) }?;
+        // SAFETY: advice that discards nothing.
+        let _ = unsafe { advise(at, len, libc::MADV_NOHUGEPAGE) };
+        Ok(())
     }
 
     fn map_anew(&self, unit: usize, len: usize) -> Done {

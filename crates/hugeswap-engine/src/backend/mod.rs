@@ -9,6 +9,10 @@
 //! [`Backend`] is the one that a process uses. [`Placement`] is what each of them does, and [`Capabilities`] what a caller may count on.
 //! A backend knows addresses, pages, descriptors and errors; it knows no unit's word, no store and no engine.
 //!
+//! In signal mode the protection of a mapping carries the state of a unit. A unit whose state differs from its neighbour's is a mapping of
+//! its own, and the kernel limits those (65,530 by default): [`Capabilities::takes_mappings`]. In message mode a unit always arrives
+//! writable, so checksums tell whether it changed. A forked child of either mode goes on in signal mode.
+//!
 //! Concurrency: a caller owns the lock of each unit that it names. The backend of a process changes in a forked child only, before that has a
 //! second thread.
 
@@ -18,6 +22,8 @@ mod remap;
 mod seam;
 mod signal_remap;
 mod signal_uffd;
+#[cfg(test)]
+mod tests;
 mod uffd_move;
 
 use crate::bits::Bits;
@@ -132,6 +138,7 @@ verbs! {
     fn drop_units(&self, unit: usize, len: usize) -> Done;
     fn map_anew(&self, unit: usize, len: usize) -> Done;
     fn drop_anew(&self, unit: usize, len: usize) -> Done;
+    fn fence(&self, at: usize, len: usize) -> Done;
     fn empty(&self, unit: usize, by_parts: bool) -> Done;
     fn map_for_parts(&self, unit: usize, writable: bool) -> Done;
     fn split(&self, unit: usize) -> Done;
@@ -278,34 +285,6 @@ impl Backend {
     pub fn drop_some(&self, unit: usize, going: &Bits) -> std::result::Result<usize, CallError> {
         dispatch!(self, b => b.drop_some(unit, going))
             .inspect_err(|_| self.drops_some.store(false, Relaxed))
-    }
-}
-
-/// Names that callers know these by.
-impl Backend {
-    pub fn map_in(&self, frame: usize, unit: usize, write: bool) -> Done {
-        self.move_in(frame, unit, write)
-    }
-    pub fn map_out(&self, unit: usize, frame: usize, watched: bool) -> Done {
-        self.move_out(unit, frame, watched)
-    }
-    pub fn own(&self, unit: usize) {
-        self.make_private(unit);
-    }
-    pub fn drop_pages(&self, unit: usize, len: usize) -> Done {
-        self.drop_units(unit, len)
-    }
-    pub fn watches_in_place(&self) -> bool {
-        self.can().watches_in_place
-    }
-    pub fn moves_holes(&self) -> bool {
-        self.can().moves_untouched
-    }
-    pub fn replaces_at_once(&self) -> bool {
-        self.can().replaces_at_once
-    }
-    pub fn arrives_clean(&self) -> bool {
-        self.can().arrives_read_only
     }
 }
 

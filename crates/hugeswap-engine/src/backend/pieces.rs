@@ -32,7 +32,7 @@ const MOST_OF_A_UNIT: i64 = PER_UNIT as i64 + 1;
 /// Most slots kept full: what kswapd makes available at one time.
 const KEEP: usize = 64 * PER_UNIT;
 /// All slots: some more, which are being filled or emptied.
-const SLOTS: usize = KEEP + 256;
+pub(super) const SLOTS: usize = KEEP + 256;
 /// How often a thread leaves the processor to others while all slots are in use.
 const PATIENCE: u32 = 100_000;
 /// Mappings that the kernel allows a process unless told otherwise.

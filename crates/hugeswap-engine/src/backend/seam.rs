@@ -20,6 +20,16 @@ pub(crate) struct Capabilities {
     pub replaces_at_once: bool,
     /// Memory can be moved that was never touched.
     pub moves_untouched: bool,
+    /// The kernel fills an absent unit with zeros where it stands, once that is made writable.
+    pub fills_in_place: bool,
+    /// A fault is a message to a thread of the engine's, and the kernel's own touches of absent memory wait for it too. Otherwise a thread
+    /// takes its faults itself, and a system call fails with EFAULT.
+    pub faults_are_messages: bool,
+    /// An absent unit is mapped with access, so it reads as zeros where the backend does not see the touch, as in a forked child. Otherwise it is mapped
+    /// without access.
+    pub absent_has_access: bool,
+    /// Units in different states are mappings of their own, of which the kernel allows a process only so many.
+    pub takes_mappings: bool,
     /// Pages of the smallest part of a unit that comes and goes by itself; all of a unit's, where no part does.
     pub smallest_part: usize,
     /// A part is filled in a slot that is moved into place ([`super::Backend::take_slot`]). Otherwise it is copied from where the caller has it.
@@ -111,6 +121,12 @@ pub(crate) trait Placement {
             Err(e) if e.call == Call::Mmap => Err(e),
             _ => Ok(()),
         }
+    }
+
+    /// Puts memory without access in the place of whatever is mapped at `[at, at + len)`: addresses that nobody uses, or whose content is
+    /// given up. It merges with the same beside it.
+    fn fence(&self, at: usize, len: usize) -> Done {
+        remap::map_anew(at, len)
     }
 
     /// Drops the memory of a unit that could not be mapped anew; `by_parts`: it is mapped for parts. It is absent then, or reads as zeros.

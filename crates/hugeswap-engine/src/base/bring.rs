@@ -55,7 +55,7 @@ impl Paging {
             // Pages of a base-mapped unit can be read, and what is absent of one raises SIGBUS: what the program has no access to is neither.
             return false;
         }
-        if self.markers.is_marked(unit) && !self.has_single_pages() {
+        if self.markers.is_marked(unit) && !self.backend.can().has_single_pages() {
             return false;
         }
         let (at, writable) = (self.table.addr(unit), w.has(MAY_WRITE));

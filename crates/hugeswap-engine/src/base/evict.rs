@@ -128,7 +128,7 @@ impl Paging {
     /// [`Paging::leave_pages`] for a unit that its place in swap, if it has one, holds all of, and that is zero otherwise. The rules of the
     /// fault path hold.
     fn leave_as(&self, kind: Kind, w: &mut Locked<'_>) -> bool {
-        if self.mover().drop_pages(w.addr(), UNIT).is_err() {
+        if self.backend.drop_units(w.addr(), UNIT).is_err() {
             return false;
         }
         self.forget_pages(w.unit());

@@ -117,7 +117,9 @@ impl Paging {
             }
             Bring::Pages => {}
             // It fell back at its first touch.
-            Bring::AsFaulted if w.place() == Place::Nothing && self.has_single_pages() => {
+            Bring::AsFaulted
+                if w.place() == Place::Nothing && self.backend.can().has_single_pages() =>
+            {
                 return self.whole_or_page(w, fault);
             }
             // What can be read of it, as long as the rest cannot.

@@ -55,7 +55,7 @@ impl Paging {
     ) -> bool {
         record.changed.get(page)
             && w.has(MAY_WRITE)
-            && self.has_single_pages()
+            && self.backend.can().has_single_pages()
             && w.file().is_none()
             && !self.track.is_tracked(unit)
             && self.pool.knob(Knob::CleanDrop) != 0

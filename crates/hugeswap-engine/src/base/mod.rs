@@ -1,17 +1,17 @@
-//! Base-mapped units: 512 base pages that come and go each by itself.
+//! Base-mapped units: 512 base pages that come and go each by itself, or, where userfaultfd is refused, 64 KiB at a time.
 //!
 //! A touch of an absent page is a fault, which installs it read-only, so that a page that was only read is dropped without a
-//! write. How that is done is the [`pager`]'s: with userfaultfd, or, where that is refused, in pieces of 64 KiB by mremap. What each page is stands in its
-//! unit's [`record::Record`]. In swap a unit has a slot of 2 MiB, each page at its own offset in it, whether it is
-//! base-mapped or whole; or it is scattered over single slots ([`crate::store`]).
+//! write. The [`backend`](crate::backend) puts it in place; the unit's [`record::Record`] says what each page is. In swap a unit
+//! has a slot of 2 MiB, each page at its own offset in it, whether it is base-mapped or whole; or it is scattered over single slots
+//! ([`crate::store`]).
 //!
 //! * `fault`: pages brought in; `evict`: pages written and dropped; `whole`: the ways to and from huge pages
 //! * `tracked`: a unit in memory whose pages are to be told apart
 //! * `present`: pages installed, protected and dropped, and the record of it
 //! * `io`: pages of a slot read, written, copied; `place`: which slot that is; `part`: some pages of a unit, on the program's word
 //!
-//! Concurrency: everything happens under the unit's lock. Base-mapped units are never pinned: who needs one
-//! held makes it whole first. In signal mode only; see [`Memory::pager`].
+//! Concurrency: everything happens under the unit's lock. Base-mapped units are never pinned: a caller that needs one held makes it
+//! whole first. Only where the backend has parts of units: in signal mode.
 
 mod bring;
 mod copy;

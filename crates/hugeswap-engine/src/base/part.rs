@@ -119,7 +119,7 @@ impl Paging {
         }
         let based = match w.kind() {
             Kind::Base => true,
-            Kind::Swapped => self.has_single_pages() && self.go_over_to_pages(w),
+            Kind::Swapped => self.backend.can().has_single_pages() && self.go_over_to_pages(w),
             _ => false,
         };
         if !based || !self.discard_pages(w, pages) {

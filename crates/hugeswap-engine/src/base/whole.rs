@@ -103,7 +103,7 @@ impl Paging {
         }
         let changed = record.dirty.any() || !record.stored.all() && w.place() != Place::Singles;
         let now = changed && !self.track.is_tracked(unit);
-        let writable = (write || now || !self.mover().arrives_clean()) && w.has(MAY_WRITE);
+        let writable = (write || now || !self.backend.can().arrives_read_only) && w.has(MAY_WRITE);
         if writable {
             self.track.note_written(unit);
         }

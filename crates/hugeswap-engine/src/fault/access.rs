@@ -25,7 +25,7 @@ impl Paging {
                 return self.split_watched(w, pages, fault);
             }
         }
-        let splits = self.mover().arrives_clean() && self.track.tracks_pages(unit);
+        let splits = self.backend.can().arrives_read_only && self.track.tracks_pages(unit);
         let w = match fault.write && !w.has(WRITABLE) && splits {
             true => match self.split_to_track(w) {
                 Split::Pages(w) => return self.page_fault(w, fault),
@@ -42,11 +42,11 @@ impl Paging {
         // fault happen.
         let (changed, new) = if fault.write || w.has(WRITABLE) {
             (
-                self.mover().set_writable(at, UNIT),
+                self.backend.set_writable(at, UNIT),
                 w.clear(WATCHED | CLEAN | READAHEAD).set(WRITABLE),
             )
         } else {
-            (self.mover().set_readable(at), w.clear(WATCHED | READAHEAD))
+            (self.backend.set_readable(at), w.clear(WATCHED | READAHEAD))
         };
         if let Err(e) = changed {
             w.settle();
@@ -67,7 +67,7 @@ impl Paging {
     /// A write to a frame that a forked relative may share.
     fn copy_on_write(&self, w: Locked<'_>, start: u64) -> Option<Outcome> {
         let (unit, at) = (w.unit(), w.addr());
-        if w.has(WRITEBACK) && !self.mover().replaces_at_once() {
+        if w.has(WRITEBACK) && !self.backend.can().replaces_at_once {
             // What is under write-back stays mapped: an engine thread reads it, and would fault between the old frame and the new
             // one, while whoever resolves its fault may wait for a fork that waits for the write.
             let seen = *w;
@@ -76,17 +76,17 @@ impl Paging {
             return None;
         }
         if !w.has(UNCHARGED) && !self.store.kept.has_children() {
-            if self.mover().arrives_clean() && self.track.tracks_pages(unit) {
+            if self.backend.can().arrives_read_only && self.track.tracks_pages(unit) {
                 w.settle_as(|w| w.clear(COW));
                 return None;
             }
             self.note_access(unit, *w);
             // Nobody shares it any more: the kernel lets us keep the page.
-            if let Err(e) = self.mover().set_writable(at, UNIT) {
+            if let Err(e) = self.backend.set_writable(at, UNIT) {
                 w.settle();
                 return self.not_mapped(e, start);
             }
-            self.mover().own(at);
+            self.backend.make_private(at);
             if w.has(WATCHED) {
                 self.watched.fetch_sub(1, Relaxed);
             }
@@ -104,18 +104,18 @@ impl Paging {
             return None;
         };
         // Where pages are told apart, the next fault makes one writable.
-        let whole = !(self.mover().arrives_clean() && self.track.tracks_pages(unit));
+        let whole = !(self.backend.can().arrives_read_only && self.track.tracks_pages(unit));
         if whole {
             self.note_access(unit, *w);
         }
         let to = self.arena.addr(frame.place);
-        let moved = self.mover().set_readable(at).and_then(|()| {
+        let moved = self.backend.set_readable(at).and_then(|()| {
             // SAFETY: the unit is locked, present and readable; the place holds a frame of ours.
             unsafe { std::ptr::copy_nonoverlapping(at as *const u8, to as *mut u8, UNIT) };
             self.move_in(frame.place, unit, whole)
         });
         if let Err(e) = moved
-            && self.mover().replaces_at_once()
+            && self.backend.can().replaces_at_once
         {
             self.arena.put_free(frame.place);
             let watched = w.has(WATCHED);

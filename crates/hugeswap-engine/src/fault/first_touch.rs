@@ -30,7 +30,7 @@ impl Paging {
         let marked = self.markers.is_marked(unit);
         let in_place = (!tracked || fault.write)
             && !marked
-            && self.mover().watches_in_place()
+            && self.backend.can().fills_in_place
             && w.has(MAY_WRITE)
             && self.arena.free_frames_here() == 0;
         if in_place {
@@ -53,14 +53,14 @@ impl Paging {
             return Some(Outcome::NoMemory);
         };
         let from = self.arena.addr(frame.place);
-        if !frame.zeroed || !self.mover().moves_holes() && !mm::populate(from, UNIT) {
+        if !frame.zeroed || !self.backend.can().moves_untouched && !mm::populate(from, UNIT) {
             // SAFETY: the place holds a frame that is ours alone.
             unsafe { std::ptr::write_bytes(from as *mut u8, 0, UNIT) };
         }
         if marked {
             return self.first_touch_marked(frame.place, w, fault.start);
         }
-        let writable = fault.write || !self.mover().arrives_clean();
+        let writable = fault.write || !self.backend.can().arrives_read_only;
         if writable {
             self.note_arrival(unit, fault.write, Held::Zeros);
         }
@@ -154,7 +154,7 @@ impl Paging {
         let len = got as usize * UNIT;
         self.track.note_written(unit);
         if self
-            .mover()
+            .backend
             .set_writable(self.table.addr(unit), len)
             .is_err()
         {

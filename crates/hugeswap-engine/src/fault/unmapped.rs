@@ -38,7 +38,7 @@ impl Paging {
     /// are dropped where they stand, which needs no mapping. False if nothing was found.
     pub(crate) fn make_room(&self) -> bool {
         let mut made = self.merge_absent() > 0;
-        if self.mover().watches_in_place() {
+        if self.backend.can().takes_mappings {
             made |= self.leave_stored_pages();
             self.arena.merge_empty();
             for _ in 0..8 {

@@ -152,7 +152,7 @@ impl Paging {
     /// Reads all of a unit of a file to the frame at `at`.
     pub(crate) fn read_file_unit(&self, unit: u32, place: FilePlace, at: usize) -> Result<()> {
         self.read_file_pages(place, 0..PAGES, at)?;
-        if !self.mover().arrives_clean() && self.table.load(unit).has(MAY_WRITE) {
+        if !self.backend.can().arrives_read_only && self.table.load(unit).has(MAY_WRITE) {
             // SAFETY: the frame was just filled and is the caller's.
             let sum = checksum::whole(&self.store.key, unsafe { self.bytes(at) });
             self.files.sums[unit as usize].store(sum, Relaxed);
@@ -246,7 +246,7 @@ impl Paging {
     pub(crate) fn write_file_unit(&self, unit: u32, place: FilePlace) -> Result<()> {
         let at = self.table.addr(unit);
         let known = &self.files.sums[unit as usize];
-        let sum = if self.mover().arrives_clean() || !self.table.load(unit).has(MAY_WRITE) {
+        let sum = if self.backend.can().arrives_read_only || !self.table.load(unit).has(MAY_WRITE) {
             0
         } else {
             // SAFETY: the caller's promise.
@@ -290,7 +290,7 @@ impl Paging {
 
     /// Message mode: access to a unit that [`Ranges::fence`](crate::ranges::Ranges::fence) has made read-only, so that memory can be moved to it or from it.
     pub(crate) fn open_fence(&self, unit: u32, w: Word) {
-        if self.fenced.load(Relaxed) && !w.has(MAY_WRITE) && !self.mover().watches_in_place() {
+        if self.fenced.load(Relaxed) && !w.has(MAY_WRITE) && self.backend.can().absent_has_access {
             // SAFETY: the unit is locked and absent, or write-protected by userfaultfd.
             let _ = unsafe { mm::protect(self.table.addr(unit), UNIT, mm::PROT_RW) };
         }

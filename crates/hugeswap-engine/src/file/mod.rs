@@ -41,7 +41,7 @@ impl Paging {
     /// A unit that nobody uses becomes one of a file.
     pub(crate) fn take_file_unit(&self, unit: u32, place: FilePlace, mode: FileMode) {
         let w = self.table.lock(unit);
-        if !self.mover().watches_in_place() && self.fenced.load(Relaxed) {
+        if self.backend.can().absent_has_access && self.fenced.load(Relaxed) {
             // SAFETY: gives access to an absent unit, whose touch is a fault we take.
             let _ = unsafe { mm::protect(self.table.addr(unit), UNIT, mm::PROT_RW) };
         }

@@ -185,7 +185,7 @@ impl Paging {
             }
             Kind::Present if !w.has(CLEAN) => {
                 let held = w.pins() > 0;
-                if !held && self.mover().set_read_only(w.addr(), UNIT).is_err() {
+                if !held && self.backend.set_read_only(w.addr(), UNIT).is_err() {
                     self.files.note_unwritten(place, Errno::ENOMEM);
                     return false;
                 }

@@ -78,7 +78,7 @@ impl Memory {
         let here = numa.here().node;
         let wanted = wanted.unwrap_or(here);
         let nodes = gfp.nodes(numa.near(wanted));
-        let frame = frames::take_frame(self, nodes, self.has_single_pages())?;
+        let frame = frames::take_frame(self, nodes, self.backend.can().has_single_pages())?;
         self.count_node(wanted, numa.of_place(frame.place), here, 1);
         self.took_frame();
         Some(frame)

@@ -46,7 +46,7 @@ impl Wait {
 impl Memory {
     /// What a request for a huge page for `unit` may do.
     pub(crate) fn gfp_of(&self, unit: u32, caller: Caller) -> Gfp {
-        match self.has_single_pages() {
+        match self.backend.can().has_single_pages() {
             true => self
                 .usage_of(unit)
                 .gfp(self.pool.knob(Knob::ThpDefrag), caller),
@@ -56,7 +56,7 @@ impl Memory {
 
     /// The same for what is read ahead.
     pub(crate) fn gfp_ahead(&self) -> Gfp {
-        match self.has_single_pages() {
+        match self.backend.can().has_single_pages() {
             true => Gfp::READAHEAD,
             false => Gfp::USER,
         }
@@ -64,7 +64,10 @@ impl Memory {
 
     /// Can base pages take the place of a huge page, and are any free?
     fn base_pages(&self, available: u64) -> BasePages {
-        if !self.has_single_pages() || self.gate.is_forker() || self.mappings_are_short() {
+        if !self.backend.can().has_single_pages()
+            || self.gate.is_forker()
+            || self.mappings_are_short()
+        {
             BasePages::Never
         } else if available > 0 || self.base.credits().pages() > 0 {
             BasePages::Free

@@ -64,7 +64,7 @@ impl Memory {
                 return;
             };
             let at = self.arena.addr(place);
-            let done = match self.is_huge(at) {
+            let done = match self.backend.is_huge(at) {
                 Some(false) => Some(self.make_huge(at)),
                 _ => None,
             };
@@ -95,6 +95,6 @@ impl Memory {
     /// Has the kernel make the free frame at `at` one huge page. (Holes in it are filled first: it does not collapse those everywhere.)
     fn make_huge(&self, at: usize) -> bool {
         mm::populate(at, UNIT);
-        self.is_huge(at) == Some(true) || mm::collapse(at, UNIT).is_ok()
+        self.backend.is_huge(at) == Some(true) || mm::collapse(at, UNIT).is_ok()
     }
 }

@@ -67,7 +67,7 @@ impl Memory {
     /// Drops the frame of a locked unit. If that fails, the unit is unlocked as it was.
     fn drop_mapped<'a>(&self, w: Locked<'a>) -> Option<Locked<'a>> {
         let unit = w.unit();
-        if self.mover().drop_pages(w.addr(), UNIT).is_err() {
+        if self.backend.drop_units(w.addr(), UNIT).is_err() {
             // Whatever access the mapping has by now, a fault puts it right.
             w.settle();
             self.note_resident(unit);
@@ -93,7 +93,7 @@ impl Memory {
     /// Maps runs of absent units anew so that each run is one mapping; returns how many units
     /// were merged. Only in signal mode are there mappings to merge.
     pub(crate) fn merge_absent(&self) -> u32 {
-        if !self.mover().watches_in_place() {
+        if !self.backend.can().takes_mappings {
             return 0;
         }
         let end = self.high_unit.load(Relaxed).min(self.table.units());
@@ -112,8 +112,8 @@ impl Memory {
             }
             if n > 1
                 && self
-                    .mover()
-                    .drop_pages(self.table.addr(unit), n * UNIT)
+                    .backend
+                    .drop_units(self.table.addr(unit), n * UNIT)
                     .is_ok()
             {
                 merged += n as u32;

@@ -9,7 +9,6 @@
 //! The rules of the fault path hold.
 
 use crate::memory::Memory;
-use crate::pool::FaultMode;
 use hugeswap_policy::knobs::Knob;
 use hugeswap_policy::watermark::{Boost, Setting, Watermarks};
 use hugeswap_sys::process;
@@ -110,7 +109,7 @@ impl Memory {
             self.boost_marks(marks);
         }
         // Who serves other threads' faults would hold those up.
-        if self.mode() == FaultMode::Message {
+        if self.backend.can().faults_are_messages {
             return;
         }
         let tid = process::tid();

@@ -214,10 +214,6 @@ impl Memory {
         self.pool.header().mode_used.fetch_or(bit, Relaxed);
     }
 
-    pub(crate) fn mover(&self) -> &Backend {
-        &self.backend
-    }
-
     /// The pool, and this process in it.
     pub fn pool(&self) -> &Member {
         &self.pool
@@ -260,11 +256,6 @@ impl Memory {
     pub(crate) unsafe fn bytes<'a>(&self, addr: usize) -> &'a [u8] {
         // SAFETY: passed on to the caller.
         unsafe { std::slice::from_raw_parts(addr as *const u8, UNIT) }
-    }
-
-    /// Is the unit or place at `addr` one huge page? `None` where the kernel cannot tell.
-    pub(crate) fn is_huge(&self, addr: usize) -> Option<bool> {
-        self.backend.is_huge(addr)
     }
 
     /// `unit` got base pages where it was to be whole. (If there are too many, they are found in time.)

@@ -61,7 +61,7 @@ impl Memory {
             _ => Caller::Collapse,
         };
         let allowed = Allowed {
-            base_4k: pages && self.has_single_pages(),
+            base_4k: pages && self.backend.can().has_single_pages(),
             piece_64k: pages,
             whole: watched || !pages || self.huge_is_to_be_had(unit, caller),
         };

@@ -58,7 +58,7 @@ impl Memory {
     /// Moves the frame at `place` to `unit`: see [`Mover::map_in`](crate::mover::Mover::map_in).
     pub(crate) fn move_in(&self, place: u32, unit: u32, writable: bool) -> Done {
         let (from, to) = (self.arena.addr(place), self.table.addr(unit));
-        self.mover().map_in(from, to, writable)?;
+        self.backend.move_in(from, to, writable)?;
         let numa = &self.arena.numa;
         numa.set_unit(unit, numa.of_place(place));
         Ok(())
@@ -67,7 +67,7 @@ impl Memory {
     /// Moves the memory of `unit` to an empty place: see [`Mover::map_out`](crate::mover::Mover::map_out).
     pub(crate) fn move_out(&self, unit: u32, place: u32, watched: bool) -> Done {
         let (from, to) = (self.table.addr(unit), self.arena.addr(place));
-        self.mover().map_out(from, to, watched)?;
+        self.backend.move_out(from, to, watched)?;
         let numa = &self.arena.numa;
         numa.set_place(place, numa.of_unit(unit));
         Ok(())

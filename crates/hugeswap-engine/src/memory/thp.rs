@@ -12,14 +12,9 @@ use hugeswap_policy::defrag::thp::{Advised, Bring, Collapse};
 use hugeswap_policy::knobs::Knob;
 
 impl Memory {
-    /// Can pages of 4 KiB come and go by themselves?
-    pub(crate) fn has_single_pages(&self) -> bool {
-        self.backend.can().has_single_pages()
-    }
-
     /// May `unit` be huge from its first touch on? (Always, where there are no single pages.)
     pub(crate) fn may_be_huge(&self, unit: u32) -> bool {
-        !self.has_single_pages()
+        !self.backend.can().has_single_pages()
             || self
                 .usage
                 .of(unit)

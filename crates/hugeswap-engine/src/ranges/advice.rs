@@ -109,7 +109,7 @@ impl Ranges {
     /// Are `pages`, which the program will need, to come in by themselves? Always where the unit comes by pages; where faults decide,
     /// up to a quarter of it, which takes as long as the whole.
     fn by_pages(&self, unit: u32, pages: &Range<usize>) -> bool {
-        if !self.has_single_pages() {
+        if !self.backend.can().has_single_pages() {
             return false;
         }
         match self.bring_of(unit) {
@@ -163,7 +163,7 @@ impl Ranges {
         let ends = self
             .table
             .units_of(addr, len)
-            .filter(|_| self.has_single_pages());
+            .filter(|_| self.backend.can().has_single_pages());
         for unit in ends {
             let pages = self.table.pages_in(unit, addr, len);
             if pages.len() * PAGE == UNIT || self.table.load(unit).kind() != Kind::Base {

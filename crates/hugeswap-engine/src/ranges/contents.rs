@@ -272,7 +272,7 @@ impl Ranges {
         let foreign = |w: &Locked<'_>| w.kind() == Kind::Foreign;
         let any_foreign = units.iter().flatten().any(foreign);
         let at = self.table.addr(first);
-        if !any_foreign && self.mover().drop_pages(at, units.len() * UNIT).is_ok() {
+        if !any_foreign && self.backend.drop_units(at, units.len() * UNIT).is_ok() {
             return 0;
         }
         let mut left = standing;
@@ -282,8 +282,8 @@ impl Ranges {
             }
             let at = at + i * UNIT;
             // What was the kernel's may be several mappings, of any kind.
-            let as_mapped = !foreign(w) && self.mover().drop_pages(at, UNIT).is_ok();
-            if as_mapped || self.mover().drop_anew(at, UNIT).is_ok() {
+            let as_mapped = !foreign(w) && self.backend.drop_units(at, UNIT).is_ok();
+            if as_mapped || self.backend.drop_anew(at, UNIT).is_ok() {
                 left &= !(1 << i);
             }
         }

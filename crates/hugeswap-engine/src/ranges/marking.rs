@@ -24,7 +24,7 @@ impl Ranges {
         if !addr.is_multiple_of(PAGE) || !len.is_multiple_of(PAGE) {
             return Err(Errno::EINVAL);
         }
-        let none = !self.has_single_pages() || self.pool.knob(Knob::Markers) == 0;
+        let none = !self.backend.can().has_single_pages() || self.pool.knob(Knob::Markers) == 0;
         if none || self.sharing.is_shared(addr) || self.is_of_file(addr) {
             return Err(Errno::EOPNOTSUPP);
         }
@@ -104,7 +104,7 @@ impl Ranges {
                     }
                 }
                 Kind::Present
-                    if w.has(WRITABLE) && self.mover().set_read_only(w.addr(), UNIT).is_err() =>
+                    if w.has(WRITABLE) && self.backend.set_read_only(w.addr(), UNIT).is_err() =>
                 {
                     Some(Errno::ENOMEM)
                 }

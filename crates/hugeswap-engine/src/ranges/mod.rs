@@ -151,9 +151,9 @@ impl Ranges {
             let at = self.table.addr(unit);
             let (from, to) = (at.max(addr), (at + UNIT).min(addr + len));
             if w.kind() == Kind::Free {
-                if self.fenced.load(Relaxed) && !self.mover().watches_in_place() {
+                if self.fenced.load(Relaxed) && self.backend.can().absent_has_access {
                     // Gives access. (Should it fail, a touch is a fault all the same.)
-                    let _ = self.mover().map_anew(at, UNIT);
+                    let _ = self.backend.map_anew(at, UNIT);
                 }
                 w.settle_as(|_| Word::none());
                 continue;
@@ -339,16 +339,7 @@ impl Ranges {
 
     /// Puts a mapping without access in the place of whatever is mapped there.
     fn close(&self, addr: usize, len: usize) -> Result<(), Errno> {
-        // SAFETY: addresses of the window that nobody uses, or whose contents are given up.
-        unsafe { mm::map_anon(addr, len, mm::PROT_NONE, true) }?;
-        let merging = if self.mover().watches_in_place() {
-            libc::MADV_HUGEPAGE
-        } else {
-            libc::MADV_NOHUGEPAGE
-        };
-        // SAFETY: advice that discards nothing; with it the mapping merges with its neighbours.
-        let _ = unsafe { mm::advise(addr, len, merging) };
-        Ok(())
+        Ok(self.backend.fence(addr, len)?)
     }
 
     /// What `[addr, addr+len)` had of a unit that others use too: pages of a base-mapped one are given up.

@@ -100,15 +100,15 @@ impl Ranges {
                 self.watched.fetch_sub(1, Relaxed);
             }
             // Through no access to the destination, so that the word there is true at every moment.
-            if self.mover().relocate(a, b, w.has(WATCHED)).is_err() {
+            if self.backend.relocate(a, b, w.has(WATCHED)).is_err() {
                 w.settle_as(|w| w.clear(WATCHED | WRITABLE));
                 d.settle();
                 return false;
             }
             new = w.clear(WATCHED);
-            if self.mover().watches_in_place() {
+            if self.backend.can().watches_in_place {
                 // Should it fail, the next touch gives access.
-                let _ = self.mover().set_readable(b);
+                let _ = self.backend.set_readable(b);
                 new = new.clear(WRITABLE);
             } else {
                 self.note_arrival(dest, false, Held::AsStored(*w));

@@ -81,7 +81,7 @@ impl Ranges {
                 p
             });
             if pinned.is_some() {
-                if write && !self.mover().arrives_clean() {
+                if write && !self.backend.can().arrives_read_only {
                     // (In signal mode what is writable in one piece is stamped.)
                     self.track.note_written(unit);
                 }

@@ -37,7 +37,7 @@ impl Ranges {
         if !addr.is_multiple_of(UNIT) || !len.is_multiple_of(UNIT) {
             return Err(Errno::EINVAL);
         }
-        if !self.mover().watches_in_place() || self.is_of_file(addr) {
+        if !self.backend.can().watches_in_place || self.is_of_file(addr) {
             return Err(Errno::EOPNOTSUPP);
         }
         let _blocked = Blocked::all();
@@ -70,11 +70,11 @@ impl Ranges {
                 // system calls on pinned memory rely on that. Write access comes with the next fault.
                 let at = self.table.addr(unit);
                 if prot == Prot::None && !w.has(WATCHED) {
-                    ok = self.mover().watch(at).is_ok();
+                    ok = self.backend.watch(at).is_ok();
                 } else if prot != Prot::None && !w.allows(false) && !w.has(WATCHED) {
-                    ok = self.mover().set_readable(at).is_ok();
+                    ok = self.backend.set_readable(at).is_ok();
                 } else if prot == Prot::Read && w.has(WRITABLE) {
-                    ok = self.mover().set_read_only(at, UNIT).is_ok();
+                    ok = self.backend.set_read_only(at, UNIT).is_ok();
                 }
                 if prot != Prot::ReadWrite {
                     new = new.clear(WRITABLE);

@@ -147,7 +147,7 @@ impl Reclaim {
     /// A unit that is in memory, and whose place in swap is bad, becomes dirty. False: that could not be.
     pub(super) fn make_dirty(&self, w: &mut Locked<'_>) -> bool {
         if w.has(WATCHED) {
-            if self.mover().set_readable(w.addr()).is_err() {
+            if self.backend.set_readable(w.addr()).is_err() {
                 return false;
             }
             self.watched.fetch_sub(1, Relaxed);

@@ -54,7 +54,7 @@ impl<'a> Batch<'a> {
         let at = engine.table.addr(self.first);
         let whole = kind == Kind::Present;
         let protected = if whole {
-            engine.mover().set_read_only(at, self.len * UNIT).is_ok()
+            engine.backend.set_read_only(at, self.len * UNIT).is_ok()
         } else {
             engine.freeze_units(self.first, self.len).is_ok()
         };
@@ -102,7 +102,7 @@ impl Paging {
         let _turn = self.track.turn.lock();
         let tables = self
             .track
-            .open(self.table.units(), !self.mover().arrives_clean());
+            .open(self.table.units(), !self.backend.can().arrives_read_only);
         let tables = tables.map_err(TrackError::Table)?;
         let epoch = self.track.next_epoch().ok_or(TrackError::Epochs)?;
         let mut batch = Batch {
@@ -173,7 +173,7 @@ impl Paging {
     /// Protects the pages of a locked, base-mapped unit that were written since the epoch `since` began, if they are told apart and few. False: nothing is done. (To
     /// protect what is protected costs the kernel as much.)
     fn freeze_written(&self, unit: u32, since: u32) -> bool {
-        if since == 0 || !self.has_single_pages() || !self.track.tracks_pages(unit) {
+        if since == 0 || !self.backend.can().has_single_pages() || !self.track.tracks_pages(unit) {
             return false;
         }
         let at = self.table.addr(unit);
@@ -203,7 +203,7 @@ impl Paging {
 
     /// No page of base-mapped, locked neighbours can be written without a fault after this. If it fails, some may be so.
     fn freeze_units(&self, first: u32, n: usize) -> Done {
-        if self.has_single_pages() {
+        if self.backend.can().has_single_pages() {
             return self.backend.freeze_range(self.table.addr(first), n * UNIT);
         }
         for unit in first..first + n as u32 {

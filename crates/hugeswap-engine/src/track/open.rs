@@ -24,7 +24,7 @@ use std::sync::atomic::Ordering::{Acquire, Relaxed, Release};
 impl Paging {
     /// A locked unit's memory is about to come into place, where it can be written if `writable`; it is brought for a write if `write`.
     pub(crate) fn note_arrival(&self, unit: u32, write: bool, held: Held) {
-        if self.mover().arrives_clean() || write && !self.track.tracks_pages(unit) {
+        if self.backend.can().arrives_read_only || write && !self.track.tracks_pages(unit) {
             return self.track.note_written(unit);
         }
         self.open_for_writes(unit, held);
@@ -32,7 +32,7 @@ impl Paging {
 
     /// A locked, present unit is about to be writable, if it is not, for a write to it.
     pub(crate) fn note_access(&self, unit: u32, w: Word) {
-        if self.mover().arrives_clean() || !self.track.tracks_pages(unit) {
+        if self.backend.can().arrives_read_only || !self.track.tracks_pages(unit) {
             return self.track.note_written(unit);
         }
         if self.track.is_open(unit) {
@@ -47,7 +47,7 @@ impl Paging {
 
     /// A locked, present unit that nobody can write to is about to be taken away. If that fails on the way, it may have become writable.
     pub(crate) fn note_leaving(&self, unit: u32, held: Held) {
-        if !self.mover().arrives_clean() && !self.track.is_open(unit) {
+        if !self.backend.can().arrives_read_only && !self.track.is_open(unit) {
             self.open_for_writes(unit, held);
         }
     }
@@ -70,7 +70,7 @@ impl Paging {
 
     /// Stamps what has been written to the units of a range and is known by their sums only. For threads of the program, which hold nothing.
     pub fn look_for_writes(&self, addr: usize, len: usize) {
-        if self.mover().arrives_clean() || self.track.tables.get().is_none() {
+        if self.backend.can().arrives_read_only || self.track.tables.get().is_none() {
             return;
         }
         let _blocked = Blocked::all();
