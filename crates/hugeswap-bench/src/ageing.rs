@@ -457,7 +457,7 @@ impl<'a> Objects<'a> {
                 8..11 => {
                     let from = self.below(n);
                     let to = n.min(from + 1 + self.below(1500));
-                    self.all[i].advise(from..to, Advice::DontNeed)?;
+                    self.all[i].discard(from..to)?;
                     self.all[i].held[from..to].fill(0);
                 }
                 _ => self.all[i].advise(0..n, Advice::PageOut)?,

@@ -74,10 +74,10 @@ mod zeroed;
 
 pub use engine::{Engine, EngineConfig, high_descriptor};
 pub use error::EngineError;
-pub use file::FileMode;
+pub use file::{FileMode, MapFileError};
 pub use fork::{fork_child, fork_parent, fork_prepare, register as register_fork};
 pub use memory::groups;
-pub use ranges::{Claim, Contents, Prot};
+pub use ranges::{Claim, Contents, MapError, MarkerError, PinError, Prot};
 pub use threads::Threads;
 pub use track::TrackError;
 

@@ -1,6 +1,7 @@
 //! The settings of `--set KEY=VALUE`: names, bounds and defaults, in one place.
 
 use crate::device::faulty::Kind;
+use crate::settings::{Setting, SettingError};
 
 /// How the value of a setting is written.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -15,50 +16,68 @@ pub enum Unit {
     Choice(&'static [&'static str]),
 }
 
-/// Which memory may be huge: `thp.enabled`, the kernel's words.
-pub mod enabled {
-    /// All memory except what is advised MADV_NOHUGEPAGE.
-    pub const ALWAYS: u64 = 0;
-    /// Memory that is advised MADV_HUGEPAGE.
-    pub const MADVISE: u64 = 1;
-    /// No memory.
-    pub const NEVER: u64 = 2;
-    /// The words, in index order.
-    pub const WORDS: &[&str] = &["always", "madvise", "never"];
+macro_rules! choices {
+    ($($(#[$doc:meta])* $choice:ident in $words:ident {
+        $($(#[$word_doc:meta])* $variant:ident = $constant:ident $word:literal,)*
+    })*) => {$(
+        $(#[$doc])*
+        #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+        #[repr(u64)]
+        pub enum $choice { $($(#[$word_doc])* $variant,)* }
+        impl $choice {
+            /// Every choice, in the order of its number.
+            pub const ALL: &'static [$choice] = &[$($choice::$variant,)*];
+            /// The word of each choice, in the same order.
+            pub const WORDS: &'static [&'static str] = &[$($word,)*];
+        }
+        $(#[$doc])*
+        pub mod $words {
+            $($(#[$word_doc])* pub const $constant: u64 = super::$choice::$variant as u64;)*
+            /// The words.
+            pub const WORDS: &[&str] = super::$choice::WORDS;
+        }
+    )*};
 }
 
-/// When units are swapped in whole: `thp.swapin`, the kernel's words.
-pub mod swapin {
-    /// As the faults of the unit suggest.
-    pub const AUTO: u64 = 0;
-    /// Always.
-    pub const ALWAYS: u64 = 1;
-    /// Where MADV_HUGEPAGE was advised; elsewhere base pages.
-    pub const MADVISE: u64 = 2;
-    /// Never: base pages only.
-    pub const NEVER: u64 = 3;
-    /// The words, in index order.
-    pub const WORDS: &[&str] = &["auto", "always", "madvise", "never"];
-}
-
-/// What a request for a huge page does if none is free: `thp.defrag`, the kernel's words.
-pub mod defrag {
-    /// It waits.
-    pub const ALWAYS: u64 = 0;
-    /// It wakes the threads that make huge pages available, and takes base pages at once.
-    pub const DEFER: u64 = 1;
-    /// It waits where MADV_HUGEPAGE was advised; elsewhere as `DEFER`.
-    pub const DEFER_MADVISE: u64 = 2;
-    /// It waits where MADV_HUGEPAGE was advised; elsewhere it takes base pages at once.
-    pub const MADVISE: u64 = 3;
-    /// It takes base pages at once.
-    pub const NEVER: u64 = 4;
-    /// The words, in index order.
-    pub const WORDS: &[&str] = &["always", "defer", "defer+madvise", "madvise", "never"];
+choices! {
+    /// Which memory may be huge: the setting `thp.enabled`, in the kernel's words.
+    ThpEnabled in enabled {
+        /// All memory except what was advised `MADV_NOHUGEPAGE`.
+        Always = ALWAYS "always",
+        /// Only memory that was advised `MADV_HUGEPAGE`.
+        Madvise = MADVISE "madvise",
+        /// No memory: everything is held by base pages.
+        Never = NEVER "never",
+    }
+    /// What a fault on swapped memory brings in: the setting `thp.swapin`, in the kernel's words.
+    ThpSwapin in swapin {
+        /// The whole unit or single pages, as the faults so far suggest.
+        Auto = AUTO "auto",
+        /// The whole unit of 2 MiB.
+        Always = ALWAYS "always",
+        /// The whole unit where `MADV_HUGEPAGE` was advised; base pages elsewhere.
+        Madvise = MADVISE "madvise",
+        /// Base pages.
+        Never = NEVER "never",
+    }
+    /// What is done for a huge page where none is free: the setting `thp.defrag`, in the kernel's
+    /// words.
+    ThpDefrag in defrag {
+        /// The fault waits for a huge page.
+        Always = ALWAYS "always",
+        /// The fault takes base pages at once, and wakes the threads that make huge pages free.
+        Defer = DEFER "defer",
+        /// The fault waits where `MADV_HUGEPAGE` was advised; elsewhere as `Defer`.
+        DeferMadvise = DEFER_MADVISE "defer+madvise",
+        /// The fault waits where `MADV_HUGEPAGE` was advised; elsewhere it takes base pages at once.
+        Madvise = MADVISE "madvise",
+        /// The fault takes base pages at once.
+        Never = NEVER "never",
+    }
 }
 
 macro_rules! knobs {
-    ($($variant:ident => $name:literal, $unit:expr, $min:expr, $max:expr, $default:expr, $doc:literal;)*) => {
+    ($($variant:ident => $name:literal, $unit:ident $(($choice:ident))?, $min:expr, $max:expr, $default:expr, $doc:literal;)*) => {
         /// One setting; `as usize` is its index in the pool segment.
         #[derive(Clone, Copy, Debug, PartialEq, Eq)]
         #[repr(usize)]
@@ -68,21 +87,26 @@ macro_rules! knobs {
             pub const ALL: &'static [Knob] = &[$(Knob::$variant,)*];
             /// Number of knobs.
             pub const COUNT: usize = Self::ALL.len();
-            /// The KEY.
+            /// The KEY of `KEY=VALUE`.
             pub const fn name(self) -> &'static str { match self { $(Knob::$variant => $name,)* } }
             /// How the VALUE is written.
-            pub const fn unit(self) -> Unit { {
-                use Unit::*;
-                match self { $(Knob::$variant => $unit,)* }
-            } }
+            pub const fn unit(self) -> Unit {
+                match self { $(Knob::$variant => Unit::$unit $(($choice::WORDS))?,)* }
+            }
             /// Smallest and largest VALUE.
             pub const fn bounds(self) -> (u64, u64) { match self { $(Knob::$variant => ($min, $max),)* } }
-            /// The VALUE if nothing is set.
+            /// The VALUE of a pool for which none is set.
             pub const fn default_value(self) -> u64 { match self { $(Knob::$variant => $default,)* } }
-            /// True if it can be set only when a pool is created.
+            /// True if the knob can be set only when a pool is made.
             pub const fn is_fixed(self) -> bool { matches!(self, Knob::Encrypt) }
             /// One line for `--help`.
             pub const fn doc(self) -> &'static str { match self { $(Knob::$variant => $doc,)* } }
+        }
+        /// A type for each setting: what [`crate::settings`] offers.
+        pub(crate) mod types {
+            use super::Knob;
+            use crate::settings::typed;
+            $(typed!($variant, $name, $unit $(($choice))?, $doc);)*
         }
     };
 }
@@ -94,9 +118,9 @@ knobs! {
     SharedFiles => "shared.files", Switch, 0, 1, 0, "manage memory files of programs (memfd_create, shm_open) that they map shared, from shared.files_min on (signal mode)";
     SharedFilesMin => "shared.files_min", Bytes, 128 << 10, 1 << 40, 16 << 20, "smallest memory file that is managed";
     ReadaheadMax => "readahead.max", Count, 0, 64, 8, "most 2 MiB units read ahead of a sequential stream; 0 turns readahead off";
-    ThpEnabled => "thp.enabled", Choice(enabled::WORDS), 0, 2, enabled::ALWAYS, "which memory may be huge: always, what the program advised (madvise), or never (base pages)";
-    ThpSwapin => "thp.swapin", Choice(swapin::WORDS), 0, 3, swapin::AUTO, "what a fault on swapped memory brings in: always the whole unit of 2 MiB, never (base pages), madvise, or auto";
-    ThpDefrag => "thp.defrag", Choice(defrag::WORDS), 0, 4, defrag::MADVISE, "what is done for a huge page where none is free: always waits for it, madvise where the program advised it, defer and defer+madvise wake who makes some free, never; those that do not wait get base pages at once";
+    ThpEnabled => "thp.enabled", Choice(ThpEnabled), 0, 2, enabled::ALWAYS, "which memory may be huge: always, what the program advised (madvise), or never (base pages)";
+    ThpSwapin => "thp.swapin", Choice(ThpSwapin), 0, 3, swapin::AUTO, "what a fault on swapped memory brings in: always the whole unit of 2 MiB, never (base pages), madvise, or auto";
+    ThpDefrag => "thp.defrag", Choice(ThpDefrag), 0, 4, defrag::MADVISE, "what is done for a huge page where none is free: always waits for it, madvise where the program advised it, defer and defer+madvise wake who makes some free, never; those that do not wait get base pages at once";
     KhugepagedDefrag => "khugepaged.defrag", Switch, 0, 1, 1, "khugepaged may wait for a huge page";
     KhugepagedMaxPtesNone => "khugepaged.max_ptes_none", Count, 0, 511, 511, "most pages of a unit that hold nothing, for khugepaged to make it one huge page";
     KhugepagedMaxPtesSwap => "khugepaged.max_ptes_swap", Count, 0, 511, 64, "most pages of a unit that are in swap, for khugepaged to make it one huge page";
@@ -199,46 +223,10 @@ pub fn parse_size(text: &str) -> Result<u64, String> {
     Ok(value)
 }
 
-/// Parses `KEY=VALUE` and checks its bounds; the error is one line.
-pub fn parse_setting(text: &str) -> Result<(Knob, u64), String> {
-    let (key, value) = text.split_once('=').ok_or_else(|| {
-        format!("'{text}' is not a setting: write KEY=VALUE, like route.malloc_min=2M")
-    })?;
-    let knob = find(key.trim()).ok_or_else(|| {
-        let names: Vec<_> = Knob::ALL.iter().map(|k| k.name()).collect();
-        format!(
-            "no setting is called '{}': there are {}",
-            key.trim(),
-            names.join(", ")
-        )
-    })?;
-    let value = value.trim();
-    let v = match knob.unit() {
-        Unit::Bytes => parse_size(value)?,
-        Unit::Count => value
-            .parse()
-            .map_err(|_| format!("{}: '{value}' is not a number", knob.name()))?,
-        Unit::Switch => match value {
-            "on" | "1" | "true" => 1,
-            "off" | "0" | "false" => 0,
-            _ => return Err(format!("{}: '{value}' is neither on nor off", knob.name())),
-        },
-        Unit::Choice(words) => match words.iter().position(|w| *w == value) {
-            Some(i) => i as u64,
-            None => {
-                let words = words.join(", ");
-                return Err(format!("{}: '{value}' is none of {words}", knob.name()));
-            }
-        },
-    };
-    let (min, max) = knob.bounds();
-    if v < min || v > max {
-        return Err(format!(
-            "{}: {value} is outside {min} to {max}",
-            knob.name()
-        ));
-    }
-    Ok((knob, v))
+/// Parses `KEY=VALUE` and checks its bounds.
+pub fn parse_setting(text: &str) -> Result<(Knob, u64), SettingError> {
+    let setting: Setting = text.parse()?;
+    Ok((setting.knob(), setting.value()))
 }
 
 #[cfg(test)]

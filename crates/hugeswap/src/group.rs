@@ -1,12 +1,13 @@
-//! Groups of regions: what each may count on, and what it has.
+//! Groups of regions, with minimums and limits of memory and swap.
 
 use crate::{Error, Pool};
 use hugeswap_engine::groups::GroupLimits;
 use hugeswap_policy::PAGE_BYTES;
 use hugeswap_policy::workingset::lruvec::Event;
 
-/// A named group of regions of one pool, with promises and limits of its own: what is hot in one region is not reclaimed for
-/// another. Cheap to clone, and the same for everybody who asks the pool for its name.
+/// A named group of regions of one pool, with promises and limits of its own, so that memory in use by
+/// one region is not reclaimed for another. Cheap to clone; [`Pool::group`] returns the same group
+/// for the same name. At most 15 in a pool.
 ///
 /// ```no_run
 /// # let pool = hugeswap::Pool::builder().memory(1 << 30).build()?;
@@ -17,8 +18,8 @@ use hugeswap_policy::workingset::lruvec::Event;
 /// # Ok::<(), hugeswap::Error>(())
 /// ```
 ///
-/// A group counts for the process that made it; a forked child has groups as they were at the fork. Base pages count one each, huge pages
-/// 512.
+/// A group counts for the process that made it; a forked child has the groups as they were at the
+/// fork.
 #[derive(Clone)]
 pub struct Group {
     pool: Pool,
@@ -46,23 +47,35 @@ impl Group {
         Ok(engine.set_group_limits(self.number, limits)?)
     }
 
-    /// So many bytes of the group in memory are protected: while it has no more, others are reclaimed. 0 at first. Refused if all groups'
-    /// together are more than the budget less 16 MiB, or above `high`.
+    /// Protects the first `bytes` of the group in memory: while it has no more, others are reclaimed.
+    /// 0 at first.
+    ///
+    /// # Errors
+    /// [`Error::Group`] if all groups' minimums together are more than the budget less 16 MiB, or if
+    /// `bytes` is above the high limit.
     pub fn set_min(&self, bytes: u64) -> Result<(), Error> {
         self.change(|l| l.min = bytes)
     }
 
-    /// A soft limit, in bytes: while the group has more in memory and memory is short, it is reclaimed before others. `None`: none.
+    /// Sets a soft limit in bytes: while the group has more in memory and memory is short, it is
+    /// reclaimed before others. `None`, at first: no limit.
+    ///
+    /// # Errors
+    /// [`Error::Group`] if it is below the minimum.
     pub fn set_high(&self, bytes: Option<u64>) -> Result<(), Error> {
         self.change(|l| l.high = bytes.unwrap_or(u64::MAX))
     }
 
-    /// The most swap the group may take, in bytes. `None`: as much as there is. What finds no room there stays in memory.
+    /// Limits the swap that the group may take, in bytes; what finds no room there stays in memory.
+    /// `None`, at first: as much as there is.
+    ///
+    /// # Errors
+    /// None today.
     pub fn set_swap_max(&self, bytes: Option<u64>) -> Result<(), Error> {
         self.change(|l| l.swap_max = bytes.unwrap_or(u64::MAX))
     }
 
-    /// What the group has, and what was counted for it so far.
+    /// What the group has now, and its counters so far.
     pub fn stats(&self) -> GroupStats {
         let u = self.pool.inner.engine.group_use(self.number);
         let sum = |e: Event| u.events.iter().map(|k| k[e as usize]).sum();
@@ -90,23 +103,24 @@ impl std::fmt::Debug for Group {
     }
 }
 
-/// What a group has, and what was counted for it, under the kernel's names, in pages of 4 KiB.
+/// What a group has now, in bytes, and its counters under the kernel's names, in pages of 4 KiB (a
+/// huge page counts 512).
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub struct GroupStats {
     /// In memory, bytes.
     pub resident_bytes: u64,
-    /// Of that, on active lists, bytes.
+    /// The part of it on active lists, bytes.
     pub active_bytes: u64,
-    /// Of what is in memory, of mapped files, bytes.
+    /// The part in memory that is of mapped files, bytes.
     pub file_bytes: u64,
-    /// In swap, bytes: a unit that has 2 MiB there counts all of that.
+    /// In swap, bytes. A unit that has 2 MiB there counts all of that.
     pub swap_bytes: u64,
     /// Pages that came back from swap or their file.
     pub workingset_refault: u64,
-    /// Of those, taken for part of the working set at once.
+    /// Of those, the pages that became active at once.
     pub workingset_activate: u64,
-    /// Of those, part of it before.
+    /// Of those, the pages that were active before they left.
     pub workingset_restore: u64,
     /// Pages that became active.
     pub pgactivate: u64,

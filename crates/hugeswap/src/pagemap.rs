@@ -1,39 +1,38 @@
-//! What each page of a region is: page by page, in the kernel's format, or as ranges.
+//! What each page of a range is: page by page, in the kernel's format, or as ranges.
 
-use crate::{Error, Region};
-use hugeswap_policy::markers::pagemap::{Categories, Filter, State};
+use crate::range::{ManagedRange, PAGE, UNIT};
+use crate::{Error, PageState};
+use hugeswap_policy::markers::pagemap::{Categories, Filter};
 use std::collections::VecDeque;
 use std::ops::Range;
 
-const PAGE: usize = 4096;
-const UNIT: usize = 2 << 20;
-
-/// Neighbouring pages that are the same, as far as was asked.
+/// Neighbouring pages that are alike in the categories that a [`Filter`] asks for. See
+/// [`ManagedRange::scan`].
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct PageRange {
-    /// Where in the region, bytes.
+    /// Offsets in the region, bytes.
     pub range: Range<usize>,
-    /// What its pages are, of what was to be told ([`Filter::told`]).
+    /// The categories of its pages, of those that were to be told ([`Filter::told`]).
     pub categories: Categories,
 }
 
-/// The pages of a region, from the first to the last. See [`Region::pagemap`].
+/// Iterates over the pages of a range, from the first to the last. See [`ManagedRange::pagemap`].
 pub struct Pagemap<'a> {
-    region: &'a Region,
+    range: &'a ManagedRange,
     /// First byte that was not looked at yet.
     next: usize,
-    /// Pages that were: how many, and what the first of them is.
-    known: VecDeque<(usize, State)>,
+    /// Runs of pages that were looked at: how many, and what the first of them is.
+    known: VecDeque<(usize, PageState)>,
 }
 
 impl Iterator for Pagemap<'_> {
-    type Item = State;
+    type Item = PageState;
 
-    fn next(&mut self) -> Option<State> {
-        if self.known.is_empty() && self.next < self.region.len() {
-            let len = UNIT.min(self.region.len() - self.next);
+    fn next(&mut self) -> Option<PageState> {
+        if self.known.is_empty() && self.next < self.range.len() {
+            let len = UNIT.min(self.range.len() - self.next);
             let known = &mut self.known;
-            self.region.states(self.next, len, |range, state| {
+            self.range.states(self.next, len, |range, state| {
                 known.push_back((range.len() / PAGE, state));
             });
             self.next += len;
@@ -49,18 +48,33 @@ impl Iterator for Pagemap<'_> {
     }
 }
 
-impl Region {
-    /// What each page of 4 KiB is, in order. Nothing is brought in, nobody waits (but in message mode, where writes are tracked, for units that are just being changed): each unit of 2 MiB is looked at when the iterator comes to it, and is told as it
-    /// is at that moment.
+impl ManagedRange {
+    /// The state of each page of 4 KiB, in order. Each unit of 2 MiB is looked at when the iterator
+    /// comes to it, and is told as it is at that moment. Nothing is brought in, and nothing waits,
+    /// except in message mode while writes are tracked: then for units that are being changed.
+    ///
+    /// ```no_run
+    /// use hugeswap::Categories;
+    /// # let pool = hugeswap::Pool::builder().memory(64 << 20).build()?;
+    /// # let region = pool.region(256 << 20)?;
+    /// let huge = |page: &hugeswap::PageState| page.categories.has(Categories::HUGE);
+    /// println!("{} pages are huge", region.pagemap().filter(huge).count());
+    /// # Ok::<(), hugeswap::Error>(())
+    /// ```
     pub fn pagemap(&self) -> Pagemap<'_> {
         Pagemap {
-            region: self,
+            range: self,
             next: 0,
             known: VecDeque::new(),
         }
     }
 
-    /// Entries in the format of /proc/PID/pagemap, as [`State::entry`] gives them, for the pages from number `first` on. How many: fewer than there is room for at the end of the region.
+    /// Fills `entries` with the pages from number `first` on, in the format of /proc/PID/pagemap
+    /// ([`PageState::entry`]). Returns how many were filled: fewer than there is room for only at the
+    /// end of the range.
+    ///
+    /// # Errors
+    /// [`Error::Segment`] for a shared region whose account another process has damaged.
     pub fn pagemap_entries(&self, first: usize, entries: &mut [u64]) -> Result<usize, Error> {
         let pages = self.len().div_ceil(PAGE);
         let n = entries.len().min(pages.saturating_sub(first));
@@ -81,15 +95,33 @@ impl Region {
         Ok(n)
     }
 
-    /// The ranges of `[offset, offset+len)` whose pages a filter takes, in order, in the manner of the kernel's PAGEMAP_SCAN: pages that are whole in one piece cost as
-    /// much as one.
+    /// The parts of `[offset, offset+len)` whose pages a filter takes, in order, in the manner of the
+    /// kernel's `PAGEMAP_SCAN`. A unit that is in one piece costs as much as one page.
+    ///
+    /// ```no_run
+    /// use hugeswap::{Advice, Categories, Filter};
+    /// # let pool = hugeswap::Pool::builder().memory(64 << 20).build()?;
+    /// # let region = pool.region(256 << 20)?;
+    /// let cold = Filter {
+    ///     all: Categories::PRESENT | Categories::IDLE,
+    ///     ..Filter::default()
+    /// };
+    /// for found in region.scan(0, region.len(), &cold)? {
+    ///     region.advise(found.range.start, found.range.len(), Advice::PageOut)?;
+    /// }
+    /// # Ok::<(), hugeswap::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    /// [`Error::Range`]; [`Error::Segment`] for a shared region whose account another process has
+    /// damaged.
     pub fn scan(
         &self,
         offset: usize,
         len: usize,
         filter: &Filter,
     ) -> Result<Vec<PageRange>, Error> {
-        self.range(offset, len)?;
+        self.at(offset, len)?;
         self.check_segment(offset, len)?;
         let mut found: Vec<PageRange> = Vec::new();
         self.states(offset, len, |range, state| {
@@ -107,7 +139,7 @@ impl Region {
         Ok(found)
     }
 
-    /// Of a shared region others have written what is told.
+    /// Checks the account of a shared region, which other processes write, too.
     fn check_segment(&self, offset: usize, len: usize) -> Result<(), Error> {
         if self.is_shared() && len > 0 {
             let engine = self.pool.inner.engine;
@@ -121,7 +153,7 @@ impl Region {
         &self,
         offset: usize,
         len: usize,
-        mut tell: impl FnMut(Range<usize>, State),
+        mut tell: impl FnMut(Range<usize>, PageState),
     ) {
         let base = self.as_ptr() as usize;
         let engine = self.pool.inner.engine;

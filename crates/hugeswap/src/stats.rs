@@ -5,35 +5,39 @@ use hugeswap_policy::UNIT_BYTES;
 use hugeswap_policy::counters::Counter;
 use hugeswap_policy::workingset::vmscan::PageKind;
 
-/// What a pool did so far, summed over its processes.
+/// What a pool has now and did so far, summed over its processes unless it is said otherwise.
+///
+/// Counters are in base pages or huge pages since the pool was made. docs/settings.md explains each.
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub struct Stats {
-    /// Managed memory in use now, arena included, bytes.
+    /// Managed memory in use now, bytes, including frames that are free or in I/O.
     pub resident_bytes: u64,
-    /// Memory that nobody uses, bytes: the rest of the budget, and what this process holds and does not use.
+    /// Memory that is free, bytes: the rest of the budget, and frames of this process that are free.
     pub free_bytes: u64,
-    /// Of that, what is free in whole units of 2 MiB.
+    /// The part of it that is free in whole units of 2 MiB, bytes.
     pub free_huge_bytes: u64,
-    /// Of this process's anonymous memory in memory, what is on the active list, bytes.
+    /// This process's anonymous memory on the active list, bytes.
     pub active_anon_bytes: u64,
-    /// The rest of that, bytes.
+    /// This process's anonymous memory on the inactive list, bytes.
     pub inactive_anon_bytes: u64,
-    /// Of this process's mapped files in memory, what is on the active list, bytes.
+    /// This process's memory of mapped files on the active list, bytes.
     pub active_file_bytes: u64,
-    /// The rest of that, bytes.
+    /// This process's memory of mapped files on the inactive list, bytes.
     pub inactive_file_bytes: u64,
-    /// The most there ever was, bytes.
+    /// The most that `resident_bytes` ever was.
     pub peak_resident_bytes: u64,
-    /// Most managed memory that held something at one time, in memory or in swap, bytes.
+    /// The most managed memory that had content at one time, in memory or in swap, bytes.
     pub peak_managed_bytes: u64,
-    /// All swap, bytes.
+    /// Size of all swap areas, bytes.
     pub swap_bytes: u64,
-    /// Swap in use now, bytes: whole units of 2 MiB, and single pages; what is kept back for forked children included.
+    /// Swap in use now, bytes, including what is reserved for forked children.
     pub swap_used_bytes: u64,
-    /// Swap that is free in whole units of 2 MiB, bytes. What is in neither figure is free in single pages.
+    /// Swap that is free in whole units of 2 MiB, bytes. The rest that is not in use is free in single
+    /// pages.
     pub swap_free_bytes: u64,
-    /// Swap that is never used again, since it could not be read or written, bytes. It is in neither of those figures.
+    /// Swap that is not used any more, since it could not be read or written, bytes. It is neither
+    /// used nor free.
     pub swap_bad_bytes: u64,
     /// Base pages read from swap.
     pub pswpin: u64,
@@ -47,17 +51,17 @@ pub struct Stats {
     pub thp_swpin: u64,
     /// Huge pages written whole.
     pub thp_swpout: u64,
-    /// Units dropped without a write since swap held their bytes already.
+    /// Units dropped without a write, since swap had their bytes already.
     pub clean_drops: u64,
-    /// Units dropped without I/O since they were all zeros.
+    /// Units dropped without I/O, since they were all zeros.
     pub zero_drops: u64,
     /// Faults that had to wait for memory.
     pub stalls: u64,
-    /// Nanoseconds threads spent in faults, summed over threads.
+    /// Time in faults, nanoseconds, summed over threads.
     pub fault_ns: u64,
-    /// Share of managed memory in memory that is huge, over all samples.
+    /// Share of the memory in use that is in huge pages, from 0 to 1, the mean of all samples.
     pub huge_share: Option<f64>,
-    /// Every counter by its name.
+    /// Every counter, by its name in docs/settings.md.
     pub counters: Vec<(&'static str, u64)>,
 }
 

@@ -1,4 +1,4 @@
-//! Swap areas of a running pool: what each holds, more of them, and fewer.
+//! Swap areas of a running pool: what each holds, adding one, taking one off.
 
 use crate::{Error, Pool};
 use hugeswap_engine::pool::{AreaUsage, Room, SwapSpec};
@@ -8,21 +8,21 @@ use std::time::Duration;
 /// How often an area that is taken off is looked at.
 const LOOK: Duration = Duration::from_millis(20);
 
-/// One swap area, as it was when it was asked for.
+/// One swap area, as it was when [`Pool::swap_areas`] was called.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct SwapArea {
-    /// Its number in the pool. Numbers of areas that were taken off are used again.
+    /// Its number in the pool. The number of an area that was taken off is used again.
     pub index: usize,
-    /// Areas of a higher priority are filled first, those of the same in turn.
+    /// Areas of a higher priority are filled first, those of the same priority in turn.
     pub priority: i32,
-    /// How large it is, bytes.
+    /// Its size, bytes.
     pub bytes: u64,
-    /// What is in use, bytes.
+    /// The part in use, bytes.
     pub used_bytes: u64,
-    /// It is being taken off.
+    /// True while it is being taken off.
     pub draining: bool,
-    /// Writes to it that failed.
+    /// Number of writes to it that failed.
     pub write_errors: u64,
 }
 
@@ -39,63 +39,83 @@ impl SwapArea {
     }
 }
 
-/// Why an area is not off.
+/// Why a swap area was not taken off.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum SwapOffError {
-    /// There is none of this number.
+    /// The pool has no area of this number.
     #[error("the pool has no swap area {0}")]
     NoArea(usize),
-    /// What it holds fits nowhere.
+    /// The other areas and memory have no room for what it holds. Nothing was begun.
     #[error(
         "swap area {area} holds {} MiB, the other areas have {} MiB free and memory {} MiB: {} MiB too few; add an area first",
         .room.held >> 20, .room.elsewhere >> 20, .room.memory >> 20, .room.missing().div_ceil(1 << 20)
     )]
     NoRoom {
-        /// Which.
+        /// Its number.
         area: usize,
-        /// What there is, bytes.
+        /// What it holds and what is free elsewhere, bytes.
         room: Room,
     },
-    /// It was to be kept on after all.
+    /// The caller stopped it.
     #[error("swap area {area} stays on, with {left} bytes in it")]
     Interrupted {
-        /// Which.
+        /// Its number.
         area: usize,
-        /// What is still there, bytes.
+        /// What it still holds, bytes.
         left: u64,
     },
-    /// It was to be kept on, since not all of it can be read.
+    /// The caller stopped it, and some of what it holds cannot be read.
     #[error(
         "swap area {area} stays on, with {left} bytes in it: {pages} pages cannot be read; Pool::swap_off_losing gives them up"
     )]
     Unreadable {
-        /// Which.
+        /// Its number.
         area: usize,
-        /// What is still there, bytes.
+        /// What it still holds, bytes.
         left: u64,
-        /// Pages of 4 KiB that could not be read, and are nowhere else.
+        /// Number of pages of 4 KiB that cannot be read and are nowhere else.
         pages: u64,
     },
 }
 
 impl Pool {
-    /// The swap areas.
+    /// The swap areas of the pool, in the order of their numbers.
     pub fn swap_areas(&self) -> Vec<SwapArea> {
         let pool = self.inner.engine.pool();
         pool.area_usage().iter().map(SwapArea::of).collect()
     }
 
-    /// Adds a swap area; its number. In the process that made the pool. Takes some milliseconds.
+    /// Adds a swap area to the pool while it is in use, and returns its number. Only the process that
+    /// made the pool can. Takes some milliseconds.
+    ///
+    /// # Errors
+    /// [`Error::Pool`] with what is wrong with the place.
     pub fn swap_on(&self, spec: &SwapSpec) -> Result<usize, Error> {
         Ok(self.inner.engine.add_area(spec)?)
     }
 
-    /// Takes a swap area off: what it holds is moved to the others, and to memory where those are full. Returns when it is empty and gone.
-    /// `go_on` is told the bytes that are left, some times a second; if it says false, the area stays on. Nothing is begun
-    /// if there is too little room. What cannot be read stays, and is tried again and again, so that the area would not become empty.
+    /// Takes a swap area off: what it holds is moved to the others, and to memory where those are full.
+    /// Returns when the area is empty and gone. Other threads use the pool meanwhile; a fault on a unit
+    /// that is being moved waits for it.
     ///
-    /// Threads that use the pool go on meanwhile; who faults on a unit that is just being moved waits for that.
+    /// `go_on` is called with the bytes that are left, many times a second; if it returns false, the
+    /// area stays on. What cannot be read stays in the area and is tried again, so that without an end
+    /// by `go_on` the call would not return.
+    ///
+    /// ```no_run
+    /// # let pool = hugeswap::Pool::builder().memory(64 << 20).build()?;
+    /// use std::time::{Duration, Instant};
+    /// let end = Instant::now() + Duration::from_secs(60);
+    /// pool.swap_off(0, |bytes_left| {
+    ///     println!("{bytes_left} bytes to move");
+    ///     Instant::now() < end
+    /// })?;
+    /// # Ok::<(), hugeswap::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    /// [`SwapOffError`]; the area stays on.
     pub fn swap_off(
         &self,
         area: usize,
@@ -104,8 +124,12 @@ impl Pool {
         self.end_area(area, false, go_on).map(drop)
     }
 
-    /// [`Pool::swap_off`], but what cannot be read is given up, also if the device would give it back later: it is lost, and touching it is
-    /// SIGBUS. How many pages of 4 KiB that was; in message mode each costs its unit of 512.
+    /// [`Pool::swap_off`], but what cannot be read is given up, even if the device could return it
+    /// later: it is lost, and an access raises SIGBUS. Returns the number of pages of 4 KiB that were
+    /// lost; in message mode each costs its unit of 512 pages.
+    ///
+    /// # Errors
+    /// As of [`Pool::swap_off`].
     pub fn swap_off_losing(
         &self,
         area: usize,

@@ -1,21 +1,23 @@
-//! Which memory of a region was written since when. docs/snapshots.md tells what is promised.
+//! Which memory of a range was written since when. docs/snapshots.md tells what is promised.
 
-use crate::{Error, Region};
+use crate::Error;
+use crate::range::ManagedRange;
 use std::ops::Range;
 use std::sync::atomic::Ordering::{Acquire, Release};
 
-/// How closely writes are told.
+/// How precisely writes are told ([`ManagedRange::track_writes`]).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Granularity {
-    /// By units of 2 MiB: memory stays in huge pages, and the first write to each costs a fault.
+    /// By units of 2 MiB: memory stays in huge pages, and the first write to each unit costs a fault.
     Units,
-    /// By pages of 4 KiB (where userfaultfd is refused: 64 KiB): a unit goes over to base pages with its first write, and each page costs a fault (in message mode it stays huge, and sums
-    /// of its pages tell). A unit that is
-    /// pinned to be written, or for which there are no base pages, is told as a whole.
+    /// By pages of 4 KiB (64 KiB where userfaultfd is refused): a unit goes over to base pages with
+    /// its first write, and the first write to each page costs a fault. In message mode the unit
+    /// stays huge, and checksums of its pages tell. A unit that is pinned to be written, or for which
+    /// there are no base pages, is told as a whole.
     Pages,
 }
 
-/// A moment from which on writes to a region are told: [`Region::track_writes`].
+/// A moment from which on writes to a range are told. See [`ManagedRange::track_writes`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Epoch {
     number: u32,
@@ -24,11 +26,25 @@ pub struct Epoch {
     region: usize,
 }
 
-impl Region {
-    /// Begins an epoch: from now on [`Region::changed_since`] tells what was written since. The first begins tracking, and each takes write access from all that
-    /// has been written since the last, so that the next write is noticed. Writes of other threads during the call belong to this epoch or to the one before.
+impl ManagedRange {
+    /// Begins an epoch: [`ManagedRange::changed_since`] tells what was written from now on. The first
+    /// epoch begins tracking. Each takes write access from everything that was written since the one
+    /// before, so that the next write is noticed; that is its cost. Writes of other threads during
+    /// the call belong to this epoch or to the one before. A forked child has the epochs of its
+    /// parent, and tracks its own writes.
     ///
-    /// Not for mapped files. A forked child has the epochs of its parent, and tracks its own writes.
+    /// ```no_run
+    /// use hugeswap::Granularity;
+    /// # let pool = hugeswap::Pool::builder().memory(64 << 20).build()?;
+    /// # let mut region = pool.region(256 << 20)?;
+    /// let epoch = region.track_writes(Granularity::Pages)?;
+    /// region.as_mut_slice()[5000] = 1;
+    /// assert_eq!(region.changed_since(&epoch)?, [4096..8192]);
+    /// # Ok::<(), hugeswap::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    /// [`Error::Track`] with the cause, for instance for a mapped file.
     pub fn track_writes(&self, by: Granularity) -> Result<Epoch, Error> {
         let at = self.as_ptr() as usize;
         let engine = self.pool.inner.engine;
@@ -46,8 +62,13 @@ impl Region {
         })
     }
 
-    /// The ranges of the region that were written since `epoch` began, in order, neighbours as one: every write that has come before this call, and no others but those that
-    /// docs/snapshots.md lists. In message mode it reads what may have been written. Discarding ([`crate::Advice::DontNeed`]) counts as writing; swapping does not.
+    /// The parts of the range that were written since `epoch` began, as offsets in bytes, in order,
+    /// neighbours as one. Every write that came before this call is among them, and nothing else but
+    /// what docs/snapshots.md lists. Giving up content counts as writing; swapping does not. In
+    /// message mode it reads the memory that may have been written.
+    ///
+    /// # Errors
+    /// [`Error::Epoch`].
     pub fn changed_since(&self, epoch: &Epoch) -> Result<Vec<Range<usize>>, Error> {
         self.knows(epoch)?;
         let at = self.as_ptr() as usize;
@@ -61,7 +82,7 @@ impl Region {
         Ok(found)
     }
 
-    /// Is it an epoch of this region's, since it is tracked?
+    /// Checks that the epoch is one of this range's, and that tracking was not stopped since.
     pub(crate) fn knows(&self, epoch: &Epoch) -> Result<(), Error> {
         let known = self
             .tracked()
@@ -72,19 +93,19 @@ impl Region {
         }
     }
 
-    /// Ends tracking: epochs begun before are worth nothing any more, and writes cost no fault.
+    /// Ends tracking: writes cost no fault any more, and epochs that began before are refused.
     pub fn stop_tracking(&self) {
         let engine = self.pool.inner.engine;
         let at = self.as_ptr() as usize;
         engine.end_tracking(at, self.len(), || self.tracked.store(0, Release));
     }
 
-    /// Are writes tracked?
+    /// True while writes are tracked.
     pub fn is_tracked(&self) -> bool {
         self.tracked().is_some()
     }
 
-    /// The first epoch since writes are tracked, and how closely the last tells them.
+    /// The first epoch since tracking began, and the granularity of the last.
     pub(crate) fn tracked(&self) -> Option<(u32, Granularity)> {
         let tracked = self.tracked.load(Acquire);
         let by = match tracked & 1 {

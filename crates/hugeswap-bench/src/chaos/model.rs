@@ -191,7 +191,7 @@ impl<'a> Model<'a> {
             self.held[p] = 0;
         }
         for _ in 0..3 {
-            match self.advise(pages.clone(), Advice::DontNeed) {
+            match self.discard(pages.clone()) {
                 Err(e) if matches!(e.downcast_ref(), Some(Error::NotDiscarded { .. })) => {
                     self.wait_a_moment();
                 }
@@ -202,7 +202,7 @@ impl<'a> Model<'a> {
         let whole = self.unit_of(pages.start).start..self.unit_of(pages.end - 1).end;
         self.counts.refused.fetch_add(1, Relaxed);
         self.held[whole.clone()].fill(0);
-        self.advise(whole, Advice::DontNeed)
+        self.discard(whole)
     }
 
     /// Is the page there, and as it should be? False: it is lost.
@@ -305,7 +305,7 @@ impl<'a> Model<'a> {
         for p in unit.clone() {
             self.held[p] = 0;
         }
-        self.advise(unit, Advice::DontNeed)
+        self.discard(unit)
     }
 
     /// Looks at everything.

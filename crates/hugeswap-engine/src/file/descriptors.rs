@@ -7,6 +7,7 @@
 //! Concurrency: one change at a time, under a lock; kswapd takes what is asked through atomics and never waits for it. A number is closed
 //! in the engine's table first, then in the program's, so that nobody else is given it in between.
 
+use super::MapFileError;
 use super::table::{Files, Mapping, state};
 use crate::PAGE;
 use crate::base::BUFFER;
@@ -78,21 +79,21 @@ impl Paging {
         (offset, len): (u64, usize),
         writes: bool,
         units: u32,
-    ) -> Result<u32> {
+    ) -> std::result::Result<u32, MapFileError> {
         let _changing = self.files.descriptors.changing.lock();
         let (size, who) = fs::size(fd)?;
         if who.mode & libc::S_IFMT != libc::S_IFREG {
-            return Err(Errno::EINVAL);
+            return Err(MapFileError::NotRegular);
         }
         let end = offset.checked_add(len as u64);
         if end.is_none_or(|end| end > size.next_multiple_of(PAGE as u64)) {
-            return Err(Errno::EINVAL);
+            return Err(MapFileError::Outside);
         }
         let valid = (size - offset).min(len as u64);
         let free = |m: &Mapping| m.state.load(Acquire) == state::FREE;
         let mapping = (0..MAPPINGS)
             .find(|&i| free(&self.files.mappings[i as usize]))
-            .ok_or(Errno::ENFILE)?;
+            .ok_or(MapFileError::TooMany)?;
         let entry = &self.files.mappings[mapping as usize];
         let access = if writes { libc::O_RDWR } else { libc::O_RDONLY };
         let (ours, direct) = self.open_for_program(fd, access)?;
@@ -116,7 +117,7 @@ impl Paging {
                 .into_iter()
                 .filter(|&f| f >= 0)
                 .for_each(fs::close);
-            return Err(e);
+            return Err(e.into());
         }
         entry.writes.store(u32::from(writes), Relaxed);
         entry.direct.store(u32::from(direct), Relaxed);

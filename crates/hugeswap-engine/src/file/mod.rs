@@ -37,6 +37,27 @@ pub enum FileMode {
     WriteBack,
 }
 
+/// Why a file cannot be mapped.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum MapFileError {
+    /// The descriptor is not a regular file's.
+    #[error("only regular files can be mapped")]
+    NotRegular,
+    /// The range is empty, does not begin at a page, or reaches beyond the file's last page.
+    #[error("the range is not within the file, or does not begin at a page of 4096 bytes")]
+    Outside,
+    /// As many files are mapped as the engine has room for.
+    #[error("too many files are mapped: drop some of their regions")]
+    TooMany,
+    /// No run of addresses of the pool's is long enough.
+    #[error("no addresses are left: give the pool a larger address space")]
+    NoAddresses,
+    /// A system call failed.
+    #[error("{0}")]
+    System(#[from] Errno),
+}
+
 impl Paging {
     /// A unit that nobody uses becomes one of a file.
     pub(crate) fn take_file_unit(&self, unit: u32, place: FilePlace, mode: FileMode) {

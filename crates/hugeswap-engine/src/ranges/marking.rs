@@ -4,32 +4,36 @@ use crate::base::Split;
 use crate::marker_table::Tables;
 use crate::markers::{close, open};
 use crate::outcome::Outcome;
-use crate::ranges::Ranges;
+use crate::ranges::{MarkerError, Ranges};
 use crate::table::{Locked, NO_FRAME};
 use crate::{PAGE, UNIT};
 use hugeswap_policy::knobs::Knob;
 use hugeswap_policy::markers::Marker;
 use hugeswap_policy::unit::{COW, Kind, READAHEAD, WRITABLE};
-use hugeswap_sys::Errno;
-use hugeswap_sys::Result;
 use hugeswap_sys::signal::Blocked;
 use std::ops::Range;
 use std::sync::atomic::Ordering::Relaxed;
 
 impl Ranges {
-    /// The pages of `[addr, addr+len)` become guards, or poisoned: what they hold is given up. EINVAL: not whole pages; EOPNOTSUPP: there are no markers here (message mode, no
-    /// userfaultfd, mapped files and shared memory, `markers=off`); ENOMEM: something is not mapped, cannot be touched, or mappings are short; EAGAIN: held for a system call, or
-    /// another process's fault must be waited for; EEXIST: to be poisoned, but a guard. What comes before the unit of 2 MiB at which that is found out is done.
-    pub fn install_markers(&self, addr: usize, len: usize, marker: Marker) -> Result<()> {
+    /// The pages of `[addr, addr+len)` become guards, or poisoned: what they hold is given up.
+    ///
+    /// # Errors
+    /// Pages before the unit of 2 MiB that met the error are marked.
+    pub fn install_markers(
+        &self,
+        addr: usize,
+        len: usize,
+        marker: Marker,
+    ) -> std::result::Result<(), MarkerError> {
         if !addr.is_multiple_of(PAGE) || !len.is_multiple_of(PAGE) {
-            return Err(Errno::EINVAL);
+            return Err(MarkerError::NotWholePages);
         }
         let none = !self.backend.can().has_single_pages() || self.pool.knob(Knob::Markers) == 0;
         if none || self.sharing.is_shared(addr) || self.is_of_file(addr) {
-            return Err(Errno::EOPNOTSUPP);
+            return Err(MarkerError::Unsupported);
         }
         if !self.is_mapped(addr, len) {
-            return Err(Errno::ENOMEM);
+            return Err(MarkerError::NotMapped);
         }
         let _blocked = Blocked::all();
         let _inside = self.gate.enter();
@@ -52,18 +56,18 @@ impl Ranges {
         unit: u32,
         pages: Range<usize>,
         marker: Marker,
-    ) -> Result<()> {
+    ) -> std::result::Result<(), MarkerError> {
         let w = self.lock_in_parts(unit, &pages)?;
         let marked = &tables.pages[unit as usize];
         if marker == Marker::Poison && pages.clone().any(|p| marked.guard.get(p)) {
             w.settle();
-            return Err(Errno::EEXIST);
+            return Err(MarkerError::IsGuard);
         }
         if w.kind() == Kind::Foreign
             && let Err(e) = close(self.table.addr(unit), &pages)
         {
             w.settle();
-            return Err(e);
+            return Err(e.into());
         }
         tables.change(unit, |m| {
             m.guard.put(pages.clone(), false);
@@ -77,13 +81,17 @@ impl Ranges {
     }
 
     /// Locks a unit of which `pages` hold nothing, and which is not in memory in one piece.
-    fn lock_in_parts(&self, unit: u32, pages: &Range<usize>) -> Result<Locked<'_>> {
+    fn lock_in_parts(
+        &self,
+        unit: u32,
+        pages: &Range<usize>,
+    ) -> std::result::Result<Locked<'_>, MarkerError> {
         loop {
             let mut w = self.table.lock_settled(unit);
             let refused = match w.kind() {
                 Kind::None | Kind::Foreign => return Ok(w),
-                Kind::Free => Some(Errno::ENOMEM),
-                Kind::Poisoned => Some(Errno::EIO),
+                Kind::Free => Some(MarkerError::NotMapped),
+                Kind::Poisoned => Some(MarkerError::Lost),
                 Kind::Swapped | Kind::Base => None,
                 Kind::Cached => {
                     if !w.has(READAHEAD) {
@@ -94,19 +102,19 @@ impl Ranges {
                     w.change(|w| w.with_kind(Kind::Swapped).clear(READAHEAD));
                     None
                 }
-                Kind::Present if w.pins() > 0 => Some(Errno::EAGAIN),
-                Kind::Present if !w.allows(true) => Some(Errno::EOPNOTSUPP),
+                Kind::Present if w.pins() > 0 => Some(MarkerError::Held),
+                Kind::Present if !w.allows(true) => Some(MarkerError::Protected),
                 Kind::Present if w.has(COW) => {
                     w.settle();
                     match self.resolve(unit, self.table.addr(unit), true) {
                         Outcome::Retry => continue,
-                        _ => return Err(Errno::ENOMEM),
+                        _ => return Err(MarkerError::NoMemory),
                     }
                 }
                 Kind::Present
                     if w.has(WRITABLE) && self.backend.set_read_only(w.addr(), UNIT).is_err() =>
                 {
-                    Some(Errno::ENOMEM)
+                    Some(MarkerError::NoMemory)
                 }
                 Kind::Present => match self.split_to_track(w.with(|w| w.clear(WRITABLE))) {
                     Split::Pages(pages) => {
@@ -116,13 +124,13 @@ impl Ranges {
                     Split::Later => continue,
                     Split::Whole(whole) => {
                         w = whole;
-                        Some(Errno::ENOMEM)
+                        Some(MarkerError::NoMemory)
                     }
                 },
             };
             let refused = match refused {
                 None if self.give_up_pages(&mut w, pages.clone()) => return Ok(w),
-                None => Errno::ENOMEM,
+                None => MarkerError::NoMemory,
                 Some(e) => e,
             };
             w.settle();

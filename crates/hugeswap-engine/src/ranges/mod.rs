@@ -11,6 +11,7 @@
 
 mod advice;
 mod contents;
+mod error;
 mod files;
 mod fixed;
 mod marking;
@@ -20,6 +21,7 @@ mod protect;
 mod usage;
 
 use crate::PAGE;
+pub use error::{MapError, MarkerError, PinError};
 pub use fixed::{Claim, Contents};
 
 use crate::UNIT;
@@ -99,11 +101,10 @@ impl Ranges {
     }
 
     /// Maps `len` bytes of managed memory (whole pages; units of 2 MiB are aligned) at an address of ours.
-    /// `zero`: the bytes read as zero; otherwise they are arbitrary. ENOMEM if budget and
-    /// swap together could not hold it.
-    pub fn map(&self, len: usize, align: usize, zero: bool) -> Result<usize, Errno> {
+    /// `zero`: the bytes read as zero; otherwise they are arbitrary.
+    pub fn map(&self, len: usize, align: usize, zero: bool) -> Result<usize, MapError> {
         if len == 0 {
-            return Err(Errno::EINVAL);
+            return Err(MapError::Empty);
         }
         let len = page_up(len);
         let mut dirty = Dirty::default();
@@ -111,17 +112,19 @@ impl Ranges {
             let _blocked = Blocked::all();
             let _inside = self.gate.enter();
             if !self.pool.commit(self.pool.me(), len as u64) {
-                return Err(Errno::ENOMEM);
+                return Err(MapError::NoRoom);
             }
             let mut space = self.space.lock();
             let Some(addr) = space.alloc(len, align.max(PAGE)) else {
                 self.pool.uncommit(self.pool.me(), len as u64);
-                return Err(Errno::ENOMEM);
+                return Err(MapError::NoAddresses);
             };
-            self.take_units(&mut space, addr, len, &mut dirty)?;
+            self.take_units(&mut space, addr, len, &mut dirty)
+                .map_err(|_| MapError::Kernel)?;
             addr
         };
-        self.make_fit(addr, len, &dirty, zero)?;
+        self.make_fit(addr, len, &dirty, zero)
+            .map_err(|_| MapError::Kernel)?;
         Ok(addr)
     }
 

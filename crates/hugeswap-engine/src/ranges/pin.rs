@@ -5,7 +5,7 @@
 
 use crate::UNIT;
 use crate::outcome::Outcome;
-use crate::ranges::Ranges;
+use crate::ranges::{PinError, Ranges};
 use hugeswap_policy::counters::Counter;
 use hugeswap_policy::markers::Marker;
 use hugeswap_policy::unit::{Kind, WATCHED, WRITABLE, Word};
@@ -19,24 +19,26 @@ impl Ranges {
     }
 
     /// Brings a range in and holds it in memory until [`Ranges::unpin`]: readable, and writable
-    /// if `write`. EAGAIN if it is more than can be held, EFAULT if it is not (so) mapped, ENOMEM and EIO if memory
-    /// cannot be had or read back; nothing is held then.
-    pub fn pin(&self, addr: usize, len: usize, write: bool) -> Result<(), Errno> {
+    /// if `write`.
+    ///
+    /// # Errors
+    /// Nothing is held after an error.
+    pub fn pin(&self, addr: usize, len: usize, write: bool) -> Result<(), PinError> {
         if len == 0 {
             return Ok(());
         }
-        let end = addr.checked_add(len).ok_or(Errno::EFAULT)?;
+        let end = addr.checked_add(len).ok_or(PinError::NotMapped)?;
         if !self.contains(addr) || !self.contains(end - 1) {
-            return Err(Errno::EFAULT);
+            return Err(PinError::NotMapped);
         }
         let units = self.table.units_of(addr, len);
         if units.len() > (self.pin_limit() / UNIT + 1).max(2) {
-            return Err(Errno::EAGAIN);
+            return Err(PinError::TooLarge);
         }
         match self.first_marker(addr, len) {
             None => {}
-            Some(Marker::Guard) => return Err(Errno::EFAULT),
-            Some(Marker::Poison) => return Err(Errno::EIO),
+            Some(Marker::Guard) => return Err(PinError::Guard),
+            Some(Marker::Poison) => return Err(PinError::Lost),
         }
         let _blocked = Blocked::all();
         let _inside = self.gate.enter();
@@ -47,7 +49,10 @@ impl Ranges {
                 for held in units.start..unit {
                     self.table.update(held, Word::unpinned);
                 }
-                return Err(e);
+                return Err(match e {
+                    Errno::EIO => PinError::Lost,
+                    _ => PinError::NoMemory,
+                });
             }
             if let Err(e) = self.pin_unit(unit, write) {
                 for held in units.start..unit {
@@ -60,7 +65,7 @@ impl Ranges {
         Ok(())
     }
 
-    fn pin_unit(&self, unit: u32, write: bool) -> Result<(), Errno> {
+    fn pin_unit(&self, unit: u32, write: bool) -> Result<(), PinError> {
         let at = self.table.addr(unit);
         let start = now_ns();
         loop {
@@ -88,7 +93,7 @@ impl Ranges {
                 return Ok(());
             }
             if full {
-                return Err(Errno::EAGAIN);
+                return Err(PinError::TooMany);
             }
             if self.table.load(unit).kind() == Kind::Base {
                 let w = self.table.lock_settled(unit);
@@ -100,15 +105,18 @@ impl Ranges {
                 };
                 match outcome {
                     None | Some(Outcome::Retry) => continue,
-                    Some(Outcome::NoMemory | Outcome::Unmapped(_)) => return Err(Errno::ENOMEM),
-                    Some(_) => return Err(Errno::EIO),
+                    Some(Outcome::NoMemory | Outcome::Unmapped(_)) => {
+                        return Err(PinError::NoMemory);
+                    }
+                    Some(_) => return Err(PinError::Lost),
                 }
             }
             match self.resolve(unit, at, write) {
                 Outcome::Retry => {}
-                Outcome::NotOurs | Outcome::Guard => return Err(Errno::EFAULT),
-                Outcome::Poisoned | Outcome::Stuck => return Err(Errno::EIO),
-                Outcome::NoMemory | Outcome::Unmapped(_) => return Err(Errno::ENOMEM),
+                Outcome::NotOurs => return Err(PinError::NotMapped),
+                Outcome::Guard => return Err(PinError::Guard),
+                Outcome::Poisoned | Outcome::Stuck => return Err(PinError::Lost),
+                Outcome::NoMemory | Outcome::Unmapped(_) => return Err(PinError::NoMemory),
             }
         }
     }

@@ -2,64 +2,64 @@
 
 mod format;
 
-use crate::{Advice, Categories, Epoch, Error, Region};
+use crate::range::{Backing, ManagedRange};
+use crate::{Categories, Epoch, Error, Region, SharedRegion};
 use format::{Header, MOST, PAGE, Part, Reader, Run, Writer};
 use std::io::{Read, Seek, SeekFrom, Write};
 use std::ops::Range;
 
-/// Why a snapshot could not be made or used; one line. Files are numbered from 1 on.
+/// Why a snapshot could not be made or restored. Files are numbered from 1 on, in the order in
+/// which [`Region::restore`] got them.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum SnapshotError {
-    /// Writing failed.
+    /// The file could not be written.
     #[error("the snapshot could not be written: {0}")]
     Write(std::io::Error),
-    /// Reading failed.
+    /// The file could not be read.
     #[error("snapshot {0} could not be read: {1}")]
     Read(usize, std::io::Error),
-    /// No randomness for its id.
+    /// The kernel gave no random bytes.
     #[error("no random bytes for the snapshot's id: {0}")]
     Id(std::io::Error),
-    /// The first bytes are others.
+    /// The file does not begin as a snapshot does.
     #[error("file {0} is not a snapshot of hugeswap's")]
     NotOne(usize),
-    /// A format of another time.
+    /// The file has another version of the format.
     #[error("snapshot {0} has format version {1}, and this hugeswap reads 1")]
     Version(usize, u32),
-    /// It ends early.
+    /// The file ends early.
     #[error("snapshot {0} is cut short: take another copy of it")]
     Cut(usize),
-    /// A sum is wrong.
+    /// A checksum does not match.
     #[error("snapshot {0} was altered or damaged: take another copy of it")]
     Altered(usize),
-    /// The first is not full.
+    /// The first file is not a full snapshot.
     #[error("snapshot 1 says only what changed since another: give the full one first")]
     NotFull,
-    /// It does not follow the one before it.
+    /// The file does not follow the one before it.
     #[error(
         "snapshot {0} does not follow the one before it: give the full one and all that were made since, in that order"
     )]
     Order(usize),
-    /// It is of a region of another length.
+    /// The file is of a region of another length.
     #[error("snapshot {0} is of a region of {1} bytes, and this one has {2}")]
     Length(usize, u64, u64),
-    /// None was given.
+    /// No file was given.
     #[error("no snapshot is given")]
     Nothing,
-    /// The region is a file's.
+    /// The region is a mapped file's.
     #[error("a region of a mapped file has no snapshots: copy the file")]
     File,
-    /// Nothing is known of what changed since.
-    #[error(
-        "writes were not tracked when that snapshot was made: call Region::track_writes before it"
-    )]
+    /// Writes were not tracked when the parent was made.
+    #[error("writes were not tracked when that snapshot was made: call track_writes before it")]
     Untracked,
-    /// A file was changed while it was read.
+    /// The file changed between verifying and restoring.
     #[error("snapshot {0} was changed while it was being restored; the region holds a part of it")]
     Changed(usize),
 }
 
-/// A snapshot that was made: what the next one that says only what has changed since needs to know.
+/// A snapshot that was made: [`ManagedRange::snapshot_since`] needs it to write what has changed since.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Snapshot {
     header: Header,
@@ -68,17 +68,17 @@ pub struct Snapshot {
 }
 
 impl Snapshot {
-    /// Its id.
+    /// Its id, which no other snapshot has.
     pub fn id(&self) -> [u8; 16] {
         self.header.id
     }
 
-    /// 0 for a full one, and one more for each after it.
+    /// 0 for a full snapshot, n for the n-th after it.
     pub fn sequence(&self) -> u32 {
         self.header.sequence
     }
 
-    /// Bytes it takes as a file.
+    /// Length of the file that was written, bytes.
     pub fn bytes(&self) -> u64 {
         self.bytes
     }
@@ -89,15 +89,39 @@ impl Snapshot {
     }
 }
 
-impl Region {
-    /// Writes all that the region holds, while the program runs. Pages of zeros take no bytes. If writes are tracked ([`Region::track_writes`]), an epoch begins first: each
-    /// page is as at some moment of this call, and what was written after its begin is in the next snapshot that [`Region::snapshot_since`] makes. Nothing is
-    /// sparse about `to`: it is written from start to end, in small pieces too (a `BufWriter` helps).
+impl ManagedRange {
+    /// Writes all that the range holds to `to`, while the program runs. Pages of zeros take no bytes.
+    /// `to` is written from start to end, also in small pieces: a `BufWriter` helps.
+    ///
+    /// If writes are tracked ([`ManagedRange::track_writes`]), an epoch begins first: each page is
+    /// as it was at some moment of this call, and what is written after the call began is in the
+    /// next snapshot of [`ManagedRange::snapshot_since`].
+    ///
+    /// ```no_run
+    /// use hugeswap::{Granularity, Pool};
+    /// use std::{fs::File, io::BufWriter};
+    /// let pool = Pool::builder().memory(64 << 20).build()?;
+    /// let mut region = pool.region(256 << 20)?;
+    /// region.track_writes(Granularity::Pages)?;
+    /// let full = region.snapshot(&mut BufWriter::new(File::create("full")?))?;
+    /// region.as_mut_slice()[0] = 1;
+    /// region.snapshot_since(&full, &mut BufWriter::new(File::create("changes")?))?;
+    /// region.restore(&mut [File::open("full")?, File::open("changes")?])?;
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    ///
+    /// # Errors
+    /// [`Error::Snapshot`] with the cause, for instance that the range is a mapped file's;
+    /// [`Error::Lost`] if some of the content cannot be read back.
     pub fn snapshot(&self, to: &mut impl Write) -> Result<Snapshot, Error> {
         self.write_snapshot(None, to)
     }
 
-    /// Writes what has changed since the snapshot `parent` of this region began. It is worth something only with that and those before it.
+    /// Writes what has changed since the snapshot `parent` of this range began. It can be restored
+    /// only together with that one and those before it.
+    ///
+    /// # Errors
+    /// As of [`ManagedRange::snapshot`]; [`Error::Epoch`] if tracking was stopped since.
     pub fn snapshot_since(
         &self,
         parent: &Snapshot,
@@ -111,7 +135,7 @@ impl Region {
         parent: Option<&Snapshot>,
         to: &mut impl Write,
     ) -> Result<Snapshot, Error> {
-        if self.file.is_some() {
+        if matches!(self.backing, Backing::File(_)) {
             return Err(SnapshotError::File.into());
         }
         let since = match parent {
@@ -213,10 +237,12 @@ impl Region {
         Ok(())
     }
 
-    /// Makes the region what a full snapshot and those that follow it say, in order. All of them are verified first: if one is bad, nothing of the region is
-    /// changed. Everything the region held is gone; for tracking, all of it is written.
-    pub fn restore<R: Read + Seek>(&mut self, files: &mut [R]) -> Result<(), Error> {
-        if self.file.is_some() {
+    /// [`Region::restore`] and [`SharedRegion::restore`].
+    ///
+    /// # Safety
+    /// Nobody may have a slice of the range.
+    unsafe fn restore_range<R: Read + Seek>(&self, files: &mut [R]) -> Result<(), Error> {
+        if matches!(self.backing, Backing::File(_)) {
             return Err(SnapshotError::File.into());
         }
         let mut before: Option<Header> = None;
@@ -238,11 +264,13 @@ impl Region {
         if before.is_none() {
             return Err(SnapshotError::Nothing.into());
         }
-        self.advise(0, self.len(), Advice::DontNeed)?;
+        // SAFETY: as the caller promises.
+        unsafe { self.give_up(0, self.len()) }?;
         for (i, (file, start)) in files.iter_mut().zip(starts).enumerate() {
             let again = file.seek(SeekFrom::Start(start));
             again.map_err(|e| SnapshotError::Read(i + 1, e))?;
-            self.apply(file, i + 1).map_err(|e| match e {
+            // SAFETY: as the caller promises.
+            unsafe { self.apply(file, i + 1) }.map_err(|e| match e {
                 Error::Snapshot(_) => SnapshotError::Changed(i + 1).into(),
                 e => e,
             })?;
@@ -250,17 +278,46 @@ impl Region {
         Ok(())
     }
 
-    fn apply(&mut self, file: &mut impl Read, n: usize) -> Result<(), Error> {
+    /// # Safety
+    /// As for [`ManagedRange::restore_range`].
+    unsafe fn apply(&self, file: &mut impl Read, n: usize) -> Result<(), Error> {
         let mut reader = Reader::begin(file, n)?;
         while let Some((run, data)) = reader.next()? {
             // (Within the region: what was verified has changed otherwise.)
             let (offset, len) = (run.offset as usize, run.len as usize);
             match run.part {
-                Part::Data => self.write_at(offset, data)?,
-                _ => self.advise(offset, len, Advice::DontNeed)?,
+                // SAFETY: as the caller promises.
+                Part::Data => unsafe { self.copy_in(offset, data) }?,
+                // SAFETY: as the caller promises.
+                _ => unsafe { self.give_up(offset, len) }?,
             }
         }
         Ok(())
+    }
+}
+
+impl Region {
+    /// Makes the region what a full snapshot and those that follow it say, in order. All of them are
+    /// read and verified first: if one is bad, nothing of the region is changed. Everything the
+    /// region held is gone; for tracking, all of it is written. Restore a region of the same length
+    /// as the one that was saved.
+    ///
+    /// # Errors
+    /// [`Error::Snapshot`] with the number of the file, from 1 on, and what is wrong with it.
+    pub fn restore<R: Read + Seek>(&mut self, files: &mut [R]) -> Result<(), Error> {
+        // SAFETY: the region is borrowed uniquely.
+        unsafe { self.restore_range(files) }
+    }
+}
+
+impl SharedRegion {
+    /// [`Region::restore`], for every process that has the region.
+    ///
+    /// # Errors
+    /// As of [`Region::restore`]; [`Error::Stuck`].
+    pub fn restore<R: Read + Seek>(&mut self, files: &mut [R]) -> Result<(), Error> {
+        // SAFETY: there are no slices of a shared region.
+        unsafe { self.restore_range(files) }
     }
 }
 

@@ -1,10 +1,11 @@
 //! What the process of a run does: everything that makes system calls, on little memory, with its bytes verified. What the
 //! library refuses is told by the run's result, and gone on from as a program would; a wrong byte or a failed audit is the end.
 
-use hugeswap::{Advice, FaultMode, Granularity, Pool, Region, SwapSpec};
+use hugeswap::{Advice, FaultMode, Granularity, ManagedRange, Pool, SwapSpec};
 use hugeswap_engine::pool::{self, PoolConfig};
 use hugeswap_engine::{Engine, EngineConfig, Prot};
 use hugeswap_sys::inject::{self, Plan};
+use std::ops::Deref;
 use std::os::unix::process::ExitStatusExt;
 use std::process::Command;
 use std::sync::atomic::AtomicBool;
@@ -160,7 +161,7 @@ impl Model {
     }
 }
 
-fn advise(r: &mut Region, at: usize, len: usize, advice: Advice) -> bool {
+fn advise(r: &ManagedRange, at: usize, len: usize, advice: Advice) -> bool {
     let done = r.advise(at, len, advice);
     done.inspect_err(|e| refused("advise", e)).is_ok()
 }
@@ -173,7 +174,7 @@ fn pool(kind: Kind, directory: &str) -> Option<Pool> {
         .memory(16 << 20)
         .swap_area(spec)
         .fault_mode(kind.mode);
-    let builder = kind.settings.iter().fold(builder, |b, s| b.set(s));
+    let builder = kind.settings.iter().fold(builder, |b, s| b.set(*s));
     let pool = builder.build();
     pool.inspect_err(|e| refused("a pool", e)).ok()
 }
@@ -209,13 +210,14 @@ fn library(kind: Kind, directory: &str, die: Option<Death>) {
     let mut m = Model::new(r.as_ptr() as usize, len);
     m.fill(all.clone(), 1);
     m.check("filled");
-    advise(&mut r, 0, len, Advice::PageOut);
+    advise(&r, 0, len, Advice::PageOut);
     m.check("paged out");
     m.fill(100..700, 2);
-    advise(&mut r, 0, len, Advice::WillNeed);
+    advise(&r, 0, len, Advice::WillNeed);
     m.check("written again");
     for (from, to) in [(3 * 512, 5 * 512), (6 * 512 + 10, 6 * 512 + 90)] {
-        let done = advise(&mut r, from * PAGE, (to - from) * PAGE, Advice::DontNeed);
+        let done = r.discard(from * PAGE, (to - from) * PAGE);
+        let done = done.inspect_err(|e| refused("discard", e)).is_ok();
         m.discarded(from..to, done);
     }
     m.check("discarded");
@@ -256,7 +258,7 @@ fn library(kind: Kind, directory: &str, die: Option<Death>) {
     };
     fork(&mut m, 6, nth);
     m.fill(0..300, 7);
-    advise(&mut r, 0, len, Advice::PageOut);
+    advise(&r, 0, len, Advice::PageOut);
     m.check("after the fork");
     fork(&mut m, 8, None);
     if kind.shares() {
@@ -325,9 +327,10 @@ fn shared(pool: &Pool, die: Option<u64>) {
     };
     let mut m = Model::new(r.as_ptr() as usize, len);
     m.fill(0..len / PAGE, 1);
-    advise(&mut r, 0, len, Advice::PageOut);
+    advise(&r, 0, len, Advice::PageOut);
     m.check("shared");
-    let done = advise(&mut r, 2 * UNIT, UNIT, Advice::DontNeed);
+    let done = r.remove(2 * UNIT, UNIT);
+    let done = done.inspect_err(|e| refused("remove", e)).is_ok();
     m.discarded(1024..1536, done);
     let written = 300..900;
     // SAFETY: the child reads and writes, and ends.
@@ -338,7 +341,7 @@ fn shared(pool: &Pool, die: Option<u64>) {
         }
         m.check("shared, in the child");
         m.fill(written, 2);
-        let done = advise(&mut r, 0, len, Advice::PageOut);
+        let done = advise(&r, 0, len, Advice::PageOut);
         m.check("shared, written in the child");
         if die.is_some() {
             println!("calls {}", inject::calls());
@@ -367,7 +370,7 @@ fn shared(pool: &Pool, die: Option<u64>) {
     m.check("shared, after the child");
     // What its end left half done is no hindrance to others.
     m.fill(0..len / PAGE, 3);
-    advise(&mut r, 0, len, Advice::PageOut);
+    advise(&r, 0, len, Advice::PageOut);
     m.check("shared, at last");
 }
 
@@ -375,9 +378,9 @@ fn shared(pool: &Pool, die: Option<u64>) {
 fn joined(kind: Kind, pool: &Pool, m: &mut Model, nth: u64) {
     let len = 4 * UNIT;
     let name = if kind.shares() { "joined" } else { "" };
-    let both = match kind.shares() {
-        true => pool.shared(len, name),
-        false => pool.region(len),
+    let both: Result<Box<dyn Deref<Target = ManagedRange>>, _> = match kind.shares() {
+        true => pool.shared(len, name).map(|r| Box::new(r) as _),
+        false => pool.region(len).map(|r| Box::new(r) as _),
     };
     let Ok(both) = both.inspect_err(|e| refused("a region", e)) else {
         return;

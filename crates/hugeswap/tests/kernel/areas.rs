@@ -283,9 +283,9 @@ fn allocated_and_unwritten() -> (u64, u64) {
 fn what_comes_next_is_initialised_once() {
     need_unwritten_extents();
     let pool = builder(32).build().unwrap();
-    let mut r = pool.region(48 * MIB).unwrap();
+    let r = pool.region(48 * MIB).unwrap();
     fill(&r, 1);
-    page_out(&mut r);
+    page_out(&r);
     std::thread::sleep(std::time::Duration::from_millis(700));
     assert_eq!(counter(&pool, "swap_initialised"), 0, "it is off");
     let (_, before) = allocated_and_unwritten();

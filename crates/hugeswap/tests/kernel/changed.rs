@@ -46,10 +46,10 @@ fn holds(r: &Region, g: u64) {
 
 /// Single pages, changed again when they were in swap already, and in swap again.
 fn changed_twice(pool: &Pool, len: usize) -> Region {
-    let mut r = pool.region(len).unwrap();
+    let r = pool.region(len).unwrap();
     for g in 1..3 {
         put(&r, g);
-        page_out(&mut r);
+        page_out(&r);
     }
     r
 }
@@ -64,22 +64,22 @@ fn faults(pool: &Pool, of: impl FnOnce()) -> bool {
 fn changed_pages_come_writable() {
     need_pages();
     let pool = pool_of_pages();
-    let mut r = changed_twice(&pool, 8 * MIB);
+    let r = changed_twice(&pool, 8 * MIB);
     let n = pages(&r).count() as u64;
     let written = || counter(&pool, "pswpout");
     let unchanged = || counter(&pool, "pgclean_drop_4k");
     assert!(faults(&pool, || holds(&r, 2)));
     assert!(!faults(&pool, || put(&r, 3)), "they had to be opened");
     let before = written();
-    page_out(&mut r);
+    page_out(&r);
     assert_eq!((written() - before, unchanged()), (n, 0));
     // Read, and not changed: they are not written, and not expected to change any more.
     holds(&r, 3);
-    page_out(&mut r);
+    page_out(&r);
     assert_eq!((written() - before, unchanged()), (n, n));
     holds(&r, 3);
     assert!(faults(&pool, || put(&r, 4)), "who reads again writes again");
-    page_out(&mut r);
+    page_out(&r);
     assert_eq!((written() - before, unchanged()), (2 * n, n));
     holds(&r, 4);
     pool.audit().unwrap();
@@ -122,7 +122,7 @@ fn changed_pages_that_have_not_changed_leave_bad_slots() {
     for fails in [false, true] {
         let pool = pool_of_pages();
         // (Few: a write that fails is tried for a while.)
-        let mut r = changed_twice(&pool, 2 * MIB);
+        let r = changed_twice(&pool, 2 * MIB);
         holds(&r, 2);
         let n = pages(&r).count() as u64;
         let swap = Swap::of_the_pool();
@@ -135,7 +135,7 @@ fn changed_pages_that_have_not_changed_leave_bad_slots() {
             r.advise(0, r.len(), hugeswap::Advice::PageOut).unwrap();
             pool.set("debug.swap_write_fail=0").unwrap();
         }
-        page_out(&mut r);
+        page_out(&r);
         assert_eq!(counter(&pool, "pgclean_drop_4k"), 0);
         holds(&r, 2);
         drop(r);
@@ -147,7 +147,7 @@ fn changed_pages_that_have_not_changed_leave_bad_slots() {
 fn changed_pages_that_have_not_changed_are_told_apart() {
     need_pages();
     let pool = pool_of_pages();
-    let mut r = changed_twice(&pool, 8 * MIB);
+    let r = changed_twice(&pool, 8 * MIB);
     let mut model: Vec<u64> = (0..r.len() / PAGE).map(|p| value(p, 2)).collect();
     let other = pool.region(48 * MIB).unwrap();
     let mut x = 7u64;
@@ -172,7 +172,7 @@ fn changed_pages_that_have_not_changed_are_told_apart() {
             }
         }
         match round % 3 {
-            0 => page_out(&mut r),
+            0 => page_out(&r),
             // Pushed out, some of it spared.
             _ => put(&other, round),
         }
@@ -186,7 +186,7 @@ fn changed_pages_that_have_not_changed_are_told_apart() {
 fn changed_pages_are_right_in_children() {
     need_pages();
     let pool = pool_of_pages();
-    let mut r = changed_twice(&pool, 8 * MIB);
+    let r = changed_twice(&pool, 8 * MIB);
     holds(&r, 2);
     let pid = child(|| {
         holds(&r, 2);
@@ -194,7 +194,7 @@ fn changed_pages_are_right_in_children() {
         holds(&r, 5);
     });
     put(&r, 3);
-    page_out(&mut r);
+    page_out(&r);
     ended_well(pid);
     let pid = child(|| {
         // (Not changed here, but by its parent meanwhile.)
@@ -203,9 +203,9 @@ fn changed_pages_are_right_in_children() {
         }
     });
     put(&r, 4);
-    page_out(&mut r);
+    page_out(&r);
     put(&r, 6);
-    page_out(&mut r);
+    page_out(&r);
     ended_well(pid);
     holds(&r, 6);
     pool.audit().unwrap();

@@ -48,7 +48,7 @@ fn four_times_the_budget() {
 fn read_only_pass_writes_nothing() {
     both_modes(|mode| {
         let pool = builder(64).fault_mode(mode).build().unwrap();
-        let mut r = pool.region(160 * MIB).unwrap();
+        let r = pool.region(160 * MIB).unwrap();
         fill(&r, 1);
         // Reclaim may keep some units for as long as it likes: have every one written.
         r.advise(0, r.len(), Advice::PageOut).unwrap();
@@ -105,7 +105,7 @@ fn discard_reads_zero() {
         fill(&r, 7);
         // From the middle of a unit to the middle of another, over units in memory and in swap.
         let (from, len) = (UNIT / 2, 40 * MIB);
-        r.advise(from, len, Advice::DontNeed).unwrap();
+        r.discard(from, len).unwrap();
         for (i, w) in words(&r).iter().enumerate() {
             let inside = (from / 8..(from + len) / 8).contains(&i);
             assert_eq!(
@@ -122,7 +122,7 @@ fn discard_reads_zero() {
 fn pageout_and_willneed() {
     both_modes(|mode| {
         let pool = builder(64).fault_mode(mode).build().unwrap();
-        let mut r = pool.region(32 * MIB).unwrap();
+        let r = pool.region(32 * MIB).unwrap();
         fill(&r, 1);
         assert!(r.is_resident(0));
         r.advise(0, 32 * MIB, Advice::PageOut).unwrap();

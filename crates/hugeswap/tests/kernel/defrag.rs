@@ -110,7 +110,7 @@ fn small_pool() -> Pool {
 fn defrag_of_first_touches() {
     let pool = small_pool();
     let (mut r, few) = (pool.region(32 * MIB).unwrap(), pool.region(UNIT).unwrap());
-    let mut fresh = pool.region(20 * UNIT).unwrap();
+    let fresh = pool.region(20 * UNIT).unwrap();
     // Every other one.
     (0..20).step_by(2).for_each(|u| {
         fresh.advise(u * UNIT, UNIT, Advice::HugePage).unwrap();
@@ -207,7 +207,7 @@ fn wait_until_there_is_some(pool: &Pool, fresh: &Region, give_back: impl FnOnce(
 fn defrag_waits_for_a_huge_page() {
     let pool = small_pool();
     let (mut r, few) = (pool.region(32 * MIB).unwrap(), pool.region(UNIT).unwrap());
-    let mut fresh = pool.region(8 * MIB).unwrap();
+    let fresh = pool.region(8 * MIB).unwrap();
     fresh.advise(0, 8 * MIB, Advice::HugePage).unwrap();
     let full = full(&pool, &mut r, &few);
     let before = stalls(&pool);
@@ -375,7 +375,7 @@ fn free_memory_stays_in_huge_pages() {
             let n = 1 + below((pages - from) as u64);
             let (at, len) = (from * PAGE, n * PAGE);
             match below(3) {
-                0 => all[i].advise(at, len, Advice::DontNeed).unwrap(),
+                0 => all[i].discard(at, len).unwrap(),
                 1 => all[i].advise(at, len, Advice::PageOut).unwrap(),
                 _ => (at..at + len)
                     .step_by(7 * PAGE)

@@ -39,7 +39,7 @@ const PAGE: usize = 4096;
 
 fn pool(memory: usize, settings: &[&str]) -> Pool {
     need_base_pages();
-    let with = |b: hugeswap::Builder, s: &&str| b.set(s);
+    let with = |b: hugeswap::Builder, s: &&str| b.set(*s);
     settings.iter().fold(builder(memory), with).build().unwrap()
 }
 
@@ -76,7 +76,7 @@ fn enabled_never_is_pages_only() {
     // Whatever is said about swap.
     for swapin in ["auto", "always", "madvise", "never"] {
         let pool = pool(16, &["thp.enabled=never", &format!("thp.swapin={swapin}")]);
-        let mut r = pool.region(24 * MIB + 3 * PAGE).unwrap();
+        let r = pool.region(24 * MIB + 3 * PAGE).unwrap();
         assert!(
             (0..r.len() / 8)
                 .step_by(512)
@@ -124,7 +124,7 @@ fn enabled_never_costs_what_is_touched() {
 
 fn enabled_madvise_is_what_was_advised() {
     let pool = pool(64, &["thp.enabled=madvise", "thp.swapin=always"]);
-    let mut r = pool.region(32 * MIB).unwrap();
+    let r = pool.region(32 * MIB).unwrap();
     // Units 4 to 7 whole, and parts of 3 and 8, which do not count.
     r.advise(3 * UNIT + PAGE, 5 * UNIT + PAGE, Advice::HugePage)
         .unwrap();
@@ -135,7 +135,7 @@ fn enabled_madvise_is_what_was_advised() {
         assert_eq!(present(&r, u), if huge { 512 } else { 1 }, "unit {u}");
     }
     fill(&r, 1);
-    page_out(&mut r);
+    page_out(&r);
     check(&r, 1);
     // What may not be huge did not become so.
     assert!(counter(&pool, "thp_swpout") <= 4);
@@ -145,7 +145,7 @@ fn enabled_madvise_is_what_was_advised() {
 
 fn enabled_always_but_where_advised_not() {
     let pool = pool(64, &["thp.swapin=always"]);
-    let mut r = pool.region(32 * MIB).unwrap();
+    let r = pool.region(32 * MIB).unwrap();
     // A page of units 2 and 5 is enough.
     r.advise(3 * UNIT - PAGE, 2 * UNIT + 2 * PAGE, Advice::NoHugePage)
         .unwrap();
@@ -156,13 +156,13 @@ fn enabled_always_but_where_advised_not() {
         assert_eq!(present(&r, u), if pages { 1 } else { 512 }, "unit {u}");
     }
     fill(&r, 1);
-    page_out(&mut r);
+    page_out(&r);
     check(&r, 1);
     assert_eq!(counter(&pool, "thp_swpin"), 12);
     // And back, for all but unit 2.
     r.advise(3 * UNIT, 29 * MIB - 3 * UNIT, Advice::HugePage)
         .unwrap();
-    page_out(&mut r);
+    page_out(&r);
     check(&r, 1);
     assert_eq!(counter(&pool, "thp_swpin"), 12 + 12);
     assert_eq!(counter(&pool, "thp_collapse_alloc"), 3);
@@ -171,7 +171,7 @@ fn enabled_always_but_where_advised_not() {
 // (Down, since several units at a time are given to first touches that go up.)
 fn enabled_changes_in_use() {
     let pool = pool(64, &["thp.swapin=always"]);
-    let mut r = pool.region(16 * MIB).unwrap();
+    let r = pool.region(16 * MIB).unwrap();
     (0..4).rev().for_each(|u| write(&r, u * UNIT, 1));
     assert_eq!(counter(&pool, "thp_fault_alloc"), 4);
     pool.set("thp.enabled=never").unwrap();
@@ -180,7 +180,7 @@ fn enabled_changes_in_use() {
     // What is huge stays so until it leaves.
     assert_eq!((present(&r, 0), present(&r, 4)), (512, 1));
     fill(&r, 1);
-    page_out(&mut r);
+    page_out(&r);
     assert_eq!(read(&r, 8), value(1, 1));
     assert_eq!(present(&r, 0), 1);
     pool.set("thp.enabled=always").unwrap();
@@ -192,7 +192,7 @@ fn enabled_changes_in_use() {
     }
     check(&r, 1);
     pool.set("thp.enabled=madvise").unwrap();
-    page_out(&mut r);
+    page_out(&r);
     check(&r, 1);
     assert_eq!(counter(&pool, "thp_swpin"), 3);
 }
@@ -213,11 +213,11 @@ fn enabled_of_a_region() {
     a.unset("thp.enabled").unwrap();
     b.set("thp.enabled=always").unwrap();
     b.set("thp.swapin=always").unwrap();
-    let (mut a, mut b) = (a, b);
+    let (a, b) = (a, b);
     fill(&a, 1);
     fill(&b, 2);
-    page_out(&mut a);
-    page_out(&mut b);
+    page_out(&a);
+    page_out(&b);
     assert_eq!((read(&a, 0), read(&b, 0)), (value(0, 1), value(0, 2)));
     assert_eq!((present(&a, 0), present(&b, 0)), (1, 512));
     check(&a, 1);
@@ -234,7 +234,7 @@ fn enabled_of_a_region() {
 
 fn enabled_forgets_what_is_unmapped() {
     let pool = pool(64, &[]);
-    let mut r = pool.region(16 * MIB).unwrap();
+    let r = pool.region(16 * MIB).unwrap();
     r.advise(0, 16 * MIB, Advice::NoHugePage).unwrap();
     r.set("thp.swapin=never").unwrap();
     let at = r.as_ptr();
@@ -267,7 +267,7 @@ fn succeeded(pid: i32) -> bool {
 
 fn enabled_with_forks() {
     let pool = pool(24, &["thp.enabled=madvise"]);
-    let mut r = pool.region(48 * MIB).unwrap();
+    let r = pool.region(48 * MIB).unwrap();
     r.advise(4 * UNIT, 4 * UNIT, Advice::HugePage).unwrap();
     // Pages that were never in swap: written, read, and none.
     for u in 0..8 {
@@ -295,7 +295,7 @@ fn enabled_with_forks() {
         (0..8).for_each(|u| write(&r, u * UNIT + 3 * PAGE, 11 + u as u64 + round));
         assert!(right(round + 1), "the parent in round {round}, changed");
         assert!(succeeded(child), "the child in round {round}");
-        page_out(&mut r);
+        page_out(&r);
     }
 }
 
@@ -304,10 +304,8 @@ fn enabled_discards() {
     let mut r = pool.region(32 * MIB).unwrap();
     for round in 1..4 {
         fill(&r, round);
-        r.advise(UNIT + 3 * PAGE, 7 * PAGE, Advice::DontNeed)
-            .unwrap();
-        r.advise(4 * UNIT, 3 * UNIT + PAGE, Advice::DontNeed)
-            .unwrap();
+        r.discard(UNIT + 3 * PAGE, 7 * PAGE).unwrap();
+        r.discard(4 * UNIT, 3 * UNIT + PAGE).unwrap();
         for (i, w) in words(&r).iter().enumerate() {
             let at = i * 8;
             let gone = (UNIT + 3 * PAGE..UNIT + 10 * PAGE).contains(&at)
@@ -321,11 +319,11 @@ fn enabled_discards() {
 
 fn swapin_madvise_is_what_was_advised() {
     let pool = pool(64, &["thp.swapin=madvise"]);
-    let mut r = pool.region(32 * MIB).unwrap();
+    let r = pool.region(32 * MIB).unwrap();
     r.advise(8 * UNIT, 8 * UNIT, Advice::HugePage).unwrap();
     fill(&r, 1);
     assert_eq!(counter(&pool, "thp_fault_alloc"), 16);
-    page_out(&mut r);
+    page_out(&r);
     for u in 0..16 {
         let i = (u * UNIT + 77 * PAGE) / 8;
         assert_eq!(words(&r)[i].load(Relaxed), value(i, 1));
@@ -341,13 +339,13 @@ fn swapin_madvise_is_what_was_advised() {
 
 fn swapin_hints() {
     let pool = pool(64, &[]);
-    let mut r = pool.region(32 * MIB).unwrap();
+    let r = pool.region(32 * MIB).unwrap();
     r.advise(0, 4 * UNIT, Advice::Random).unwrap();
     r.advise(4 * UNIT, 4 * UNIT, Advice::Sequential).unwrap();
     r.advise(8 * UNIT, 8 * UNIT, Advice::Random).unwrap();
     r.advise(8 * UNIT, 8 * UNIT, Advice::Normal).unwrap();
     fill(&r, 1);
-    page_out(&mut r);
+    page_out(&r);
     for u in (0..16).rev() {
         let i = (u * UNIT + (u * 77 % 512) * PAGE) / 8;
         assert_eq!(words(&r)[i].load(Relaxed), value(i, 1));
@@ -368,11 +366,11 @@ fn swapin_hints() {
 /// Where every frame is held, and a few base pages are left of one, they are what a fault gets.
 fn enabled_falls_back() {
     let pool = pool(16, &["thp.swapin=always", "readahead.max=0"]);
-    let mut r = pool.region(32 * MIB).unwrap();
+    let r = pool.region(32 * MIB).unwrap();
     let few = pool.region(UNIT).unwrap();
     few.set("thp.enabled=never").unwrap();
     fill(&r, 1);
-    page_out(&mut r);
+    page_out(&r);
     // Nothing that is written leaves from here on.
     pool.set("debug.swap_space=1").unwrap();
     (0..10).for_each(|p| write(&few, p * 7 * PAGE, 1));

@@ -2,7 +2,7 @@
 
 use crate::Test;
 use crate::util::*;
-use hugeswap::{Advice, Error, FaultMode, Pool, SwapSpec};
+use hugeswap::{Error, FaultMode, Pool, SwapSpec};
 use std::os::fd::{FromRawFd, IntoRawFd};
 use std::os::unix::fs::FileExt;
 use std::os::unix::process::ExitStatusExt;
@@ -331,7 +331,7 @@ fn handler_allocates_nothing() {
         fill(&r, g);
         check(&r, g);
     }
-    r.advise(0, 64 * MIB, hugeswap::Advice::DontNeed).unwrap();
+    r.discard(0, 64 * MIB).unwrap();
     fill(&r, 4);
     check(&r, 4);
     let s = pool.stats();
@@ -358,13 +358,13 @@ fn discarded_without_memory_is_said_or_zero() {
         let full = full.expect("less fits in") / UNIT * UNIT;
         let away = (0..full).step_by(UNIT).find(|&at| !r.is_resident(at));
         let away = away.unwrap() + 7 * 4096;
-        let done = r.advise(away, 5 * 4096, Advice::DontNeed);
+        let done = r.discard(away, 5 * 4096);
         assert!(
             matches!(done, Ok(()) | Err(Error::NotDiscarded { .. })),
             "{done:?}"
         );
         // The last ones make room.
-        r.advise(full - 4 * UNIT, r.len() - full + 4 * UNIT, Advice::DontNeed)
+        r.discard(full - 4 * UNIT, r.len() - full + 4 * UNIT)
             .unwrap();
         let mut bytes = [0; 5 * 4096];
         r.read_at(away, &mut bytes).unwrap();
@@ -387,7 +387,7 @@ fn a_copy_that_finds_its_place_marked_is_kept() {
     let (uffd, base, end) = (userfaultfd(), r.as_ptr() as usize, r.len());
     for round in 0..20 {
         // What is marked becomes usable again.
-        r.advise(0, end, Advice::DontNeed).unwrap();
+        r.discard(0, end).unwrap();
         fill(&r, round);
         let kid = child(|| check(&r, round));
         let stop = AtomicBool::new(false);

@@ -166,17 +166,17 @@ fn children_never_read_wrong_bytes() {
                 }
                 if r.write_at(page * PAGE, &bytes).is_err() {
                     let unit = page / 512 * UNIT;
-                    r.advise(unit, UNIT, Advice::DontNeed).unwrap();
+                    r.discard(unit, UNIT).unwrap();
                     return None;
                 }
                 Some(g)
             };
             for round in 0..3 {
                 set(&pool, WORSE, 0);
-                r.advise(0, r.len(), Advice::DontNeed).unwrap();
+                r.discard(0, r.len()).unwrap();
                 fill(&r, round);
                 set(&pool, WORSE, 20_000);
-                page_out(&mut r);
+                page_out(&r);
                 let work = |r: &mut Region, g: u64| {
                     for page in (0..pages).step_by(97) {
                         is_lost(r, page, round);
@@ -198,10 +198,10 @@ fn children_never_read_wrong_bytes() {
 
 /// Everything goes to swap while some faults happen.
 fn swapped_with(pool: &Pool, kinds: &[&str], rate: u32, len: usize) -> Region {
-    let mut r = pool.region(len).unwrap();
+    let r = pool.region(len).unwrap();
     fill(&r, 1);
     set(pool, kinds, rate);
-    page_out(&mut r);
+    page_out(&r);
     set(pool, kinds, 0);
     r
 }
@@ -234,7 +234,7 @@ fn bad_pages_are_told() {
     let pool = seeded(32, FaultMode::Signal);
     pool.set("thp.swapin=never").unwrap();
     set(&pool, &["bad"], 400);
-    let mut r = pool.region(48 * MIB).unwrap();
+    let r = pool.region(48 * MIB).unwrap();
     fill(&r, 1);
     for _ in 0..3 {
         r.advise(0, r.len(), Advice::PageOut).unwrap();
@@ -275,7 +275,7 @@ fn a_device_goes_away() {
             .unwrap();
         let mut r = pool.region(64 * MIB).unwrap();
         fill(&r, 1);
-        page_out(&mut r);
+        page_out(&r);
         pool.set("debug.fault_gone=1").unwrap();
         let all = r.len() / PAGE / 64;
         let lost = lost_pages(&r, 1, 64);
@@ -283,10 +283,10 @@ fn a_device_goes_away() {
         assert!(lost > 0 && lost < all);
         all_is_explained(&pool);
         // From here on the other one has to do.
-        r.advise(0, r.len(), Advice::DontNeed).unwrap();
+        r.discard(0, r.len()).unwrap();
         for g in 2..4 {
             fill(&r, g);
-            page_out(&mut r);
+            page_out(&r);
             assert_eq!(lost_pages(&r, g, 1), 0);
         }
         all_is_explained(&pool);
@@ -304,7 +304,7 @@ fn lost_memory_becomes_zeros() {
                 r.write_at(5 * PAGE + 1, &[1; 100]),
                 Err(Error::Lost { .. })
             ));
-            r.advise(0, r.len(), Advice::DontNeed).unwrap();
+            r.discard(0, r.len()).unwrap();
             let mut bytes = [1; PAGE];
             for at in (0..r.len()).step_by(PAGE) {
                 r.read_at(at, &mut bytes).unwrap();
@@ -312,7 +312,7 @@ fn lost_memory_becomes_zeros() {
             }
             r.write_at(5 * PAGE + 1, &[1; 100]).unwrap();
             fill(&r, 2);
-            page_out(&mut r);
+            page_out(&r);
             assert_eq!(lost_pages(&r, 2, 1), 0);
             all_is_explained(&pool);
         });
@@ -325,11 +325,10 @@ fn parts_of_lost_memory_can_be_given_up() {
         let pool = builder(32).fault_mode(mode).build().unwrap();
         let mut r = pool.region(8 * MIB).unwrap();
         fill(&r, 1);
-        page_out(&mut r);
+        page_out(&r);
         pool.set("debug.swap_read_fail=1").unwrap();
-        r.advise(UNIT + 3 * PAGE, PAGE, Advice::DontNeed).unwrap();
-        r.advise(3 * UNIT - PAGE, 2 * PAGE, Advice::DontNeed)
-            .unwrap();
+        r.discard(UNIT + 3 * PAGE, PAGE).unwrap();
+        r.discard(3 * UNIT - PAGE, 2 * PAGE).unwrap();
         pool.set("debug.swap_read_fail=0").unwrap();
         let mut lost = 0;
         for page in 0..r.len() / PAGE {
@@ -346,7 +345,7 @@ fn parts_of_lost_memory_can_be_given_up() {
         }
         // The rest of the units that met the part, at most.
         assert!(lost <= 3 * 512, "{lost}");
-        r.advise(0, 8 * MIB, Advice::DontNeed).unwrap();
+        r.discard(0, 8 * MIB).unwrap();
         assert!(
             words(&r)
                 .iter()

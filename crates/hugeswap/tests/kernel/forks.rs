@@ -106,11 +106,11 @@ fn a_unit_under_write_back_is_not_replaced() {
             "debug.fault_hang_ms=250",
             "thp.defrag=always",
         ];
-        let pool = slow.iter().fold(builder(64), |b, s| b.set(s));
+        let pool = slow.iter().fold(builder(64), |b, s| b.set(*s));
         let pool = pool.fault_mode(mode).build().unwrap();
         let mut seen = 0;
         for round in 0..4 {
-            let mut r = pool.region(UNIT).unwrap();
+            let r = pool.region(UNIT).unwrap();
             fill(&r, round);
             let child = LivingChild::new();
             let written = counter(&pool, "pswpout");
@@ -129,7 +129,7 @@ fn a_unit_under_write_back_is_not_replaced() {
             }
             seen += u32::from(sure);
             drop(child);
-            page_out(&mut r);
+            page_out(&r);
             words(&r)[0].store(value(0, round), Relaxed);
             check(&r, round);
         }
@@ -142,7 +142,7 @@ fn a_unit_under_write_back_is_not_replaced() {
 fn units_once_shared_can_leave() {
     both_modes(|mode| {
         let pool = builder(64).fault_mode(mode).build().unwrap();
-        let mut r = pool.region(2 * UNIT).unwrap();
+        let r = pool.region(2 * UNIT).unwrap();
         let mut kept = false;
         for round in 0..20 {
             fill(&r, round);
@@ -155,7 +155,7 @@ fn units_once_shared_can_leave() {
             words(&r)[0].store(value(0, round), Relaxed);
             kept |= counter(&pool, "pgcow") == before;
             drop(held);
-            page_out(&mut r);
+            page_out(&r);
             check(&r, round);
             if kept {
                 return;
@@ -219,7 +219,7 @@ fn zeros_shared_with_a_relative_can_leave() {
 /// A pool and a region of base-mapped units, some pages of each changed.
 fn changed_pages(memory: usize) -> (Pool, Region) {
     let pool = builder(memory).set("thp.swapin=never").build().unwrap();
-    let mut r = pool.region(16 * MIB).unwrap();
+    let r = pool.region(16 * MIB).unwrap();
     fill(&r, 1);
     r.advise(0, 16 * MIB, Advice::PageOut).unwrap();
     for (i, w) in words(&r).iter().enumerate().step_by(512 * 3) {
@@ -372,7 +372,7 @@ fn a_touch_in_a_fork_without_swap_is_sigbus() {
             // SAFETY: the default action is always fit.
             unsafe { libc::signal(libc::SIGBUS, libc::SIG_DFL) };
             let pool = builder(32).set(setting).build().unwrap();
-            let mut r = pool.region(16 * MIB).unwrap();
+            let r = pool.region(16 * MIB).unwrap();
             fill(&r, 1);
             r.advise(0, 16 * MIB, Advice::PageOut).unwrap();
             // Some of its pages are in memory, if it can be so.
@@ -436,14 +436,14 @@ pub fn parts_discarded_between_forks_stay_in_older_children() {
         for at in parts.clone() {
             // Base-mapped here first.
             words(&r)[at / 8 + 8192].load(Relaxed);
-            r.advise(at, 40960, Advice::DontNeed).unwrap();
+            r.discard(at, 40960).unwrap();
         }
         assert!(in_child(|| ()).success());
     });
     assert!(status.success(), "{status}");
     are_right(&r);
     for at in parts.clone() {
-        r.advise(at, 40960, Advice::DontNeed).unwrap();
+        r.discard(at, 40960).unwrap();
     }
     assert!(in_child(|| ()).success());
     // SAFETY: the older child goes on; then waits for it.
@@ -477,9 +477,9 @@ fn a_child_that_lives_on_does_not_make_swap_grow_by_pages() {
     rounds_with_an_old_child(&pool, pool.region(16 * MIB).unwrap());
 }
 
-fn rounds_with_an_old_child(pool: &Pool, mut r: Region) {
+fn rounds_with_an_old_child(pool: &Pool, r: Region) {
     fill(&r, 1);
-    page_out(&mut r);
+    page_out(&r);
     let (mut wait, go) = std::io::pipe().unwrap();
     let older = child(|| {
         // SAFETY: the child's copy, which it does not use.
@@ -489,7 +489,7 @@ fn rounds_with_an_old_child(pool: &Pool, mut r: Region) {
     });
     for round in 2..10 {
         fill(&r, round);
-        page_out(&mut r);
+        page_out(&r);
         if round % 2 == 0 {
             // It keeps what it may read as long as it lives.
             assert!(in_child(|| check(&r, round)).success());
@@ -501,7 +501,7 @@ fn rounds_with_an_old_child(pool: &Pool, mut r: Region) {
     check(&r, 9);
     drop(go);
     ended_well(older);
-    page_out(&mut r);
+    page_out(&r);
     until("swap holds no more than the region", || {
         used() <= r.len() * 5 / 4
     });

@@ -119,7 +119,7 @@ fn groups_take_no_more_swap_than_they_may() {
     check(&r, 1);
     check(&other, 2);
     // What is given up is room again.
-    r.advise(0, 32 * MIB, Advice::DontNeed).unwrap();
+    r.discard(0, 32 * MIB).unwrap();
     assert_eq!(group.stats().swap_bytes, 0);
     fill(&r, 3);
     r.advise(0, 32 * MIB, Advice::PageOut).unwrap();
@@ -131,7 +131,7 @@ fn groups_take_no_more_swap_than_they_may() {
 fn groups_take_no_more_swap_by_pages() {
     need_pages();
     let pool = builder(64).set("thp.enabled=never").build().unwrap();
-    let mut r = pool.region(32 * MIB).unwrap();
+    let r = pool.region(32 * MIB).unwrap();
     let group = pool.group("little").unwrap();
     group.set_swap_max(Some(3 << 20)).unwrap();
     r.set_group(&group).unwrap();
@@ -173,7 +173,7 @@ fn pages_in(detection: &str) -> u64 {
         .set(detection)
         .build()
         .unwrap();
-    let mut r = pool.region(32 * MIB).unwrap();
+    let r = pool.region(32 * MIB).unwrap();
     fill(&r, 1);
     r.advise(0, 32 * MIB, Advice::PageOut).unwrap();
     let pages = 32 * MIB / 4096;

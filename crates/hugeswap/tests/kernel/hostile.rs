@@ -3,7 +3,7 @@
 
 use crate::Test;
 use crate::util::*;
-use hugeswap::{Advice, Error, Pool, Region, SharedError};
+use hugeswap::{Error, ManagedRange, Pool, SharedError, SharedRegion};
 use hugeswap_engine::pool;
 use hugeswap_engine::pool::layout::Shared;
 use std::sync::atomic::AtomicU64;
@@ -181,7 +181,7 @@ fn no_harm_but_shared(pool: &Pool) {
     assert_eq!(counter(pool, "swap_write_error"), 0);
 }
 
-fn check_part(r: &Region, unit: usize, g: u64) {
+fn check_part(r: &ManagedRange, unit: usize, g: u64) {
     let all = words(r);
     for i in (unit * UNIT / 8..(unit + 1) * UNIT / 8).step_by(64) {
         assert_eq!(all[i].load(Relaxed), value(i, g), "word {i}");
@@ -189,7 +189,7 @@ fn check_part(r: &Region, unit: usize, g: u64) {
 }
 
 /// Whatever comes of it.
-fn use_shared(pool: &Pool, r: &mut Region, random: &mut Random) {
+fn use_shared(pool: &Pool, r: &mut SharedRegion, random: &mut Random) {
     let at = random.below(4) as usize * UNIT + random.below(512) as usize * 4096;
     let mut bytes = [7; 64];
     let _ = match random.below(3) {
@@ -213,21 +213,27 @@ fn hostile_holders_cost_an_error_at_most() {
     let pool = pool();
     let mut r = pool.shared(4 * UNIT, "held").unwrap();
     fill(&r, 1);
-    page_out(&mut r);
+    page_out(&r);
     let segment = segment(&pool.ticket());
     let me = segment.owner(0);
     let owner = u64::from(me.record) << 8 | u64::from(me.generation) << 16;
     let word = |u: usize| -> &AtomicU64 { &segment.shared_words()[u] };
     let mut bytes = [0; 64];
-    let mut is_held = |r: &mut Region, op: u64, write: bool| {
+    let mut is_held = |r: &mut SharedRegion, op: u64, write: bool| {
         let was = word(1).load(SeqCst);
         word(1).store(was | op | owner, SeqCst);
         assert!(r.read_at(UNIT, &mut bytes).is_err() || op == OUT);
         assert!(!write || r.write_at(UNIT, &bytes).is_err());
-        let gone = r.advise(UNIT, UNIT, Advice::DontNeed);
-        assert!(matches!(gone, Err(Error::Stuck)) || op == OUT, "{gone:?}");
-        let gone = r.advise(UNIT + 5, 100, Advice::DontNeed);
-        assert!(matches!(gone, Err(Error::Stuck)) || op == OUT, "{gone:?}");
+        let gone = r.remove(UNIT, UNIT);
+        assert!(
+            matches!(gone, Err(Error::Stuck { .. })) || op == OUT,
+            "{gone:?}"
+        );
+        let gone = r.remove(UNIT + 5, 100);
+        assert!(
+            matches!(gone, Err(Error::Stuck { .. })) || op == OUT,
+            "{gone:?}"
+        );
         word(1).store(was, SeqCst);
     };
     for op in [IN, PUNCH, 4 << 3, 5 << 3] {
@@ -263,11 +269,11 @@ fn hostile_holders_cost_an_error_at_most() {
     drop(pool.shared(UNIT, "held").unwrap());
 }
 
-fn fill_is(r: &Region) {
+fn fill_is(r: &SharedRegion) {
     (0..r.len() / UNIT).for_each(|u| check_whole(r, u));
 }
 
-fn check_whole(r: &Region, unit: usize) {
+fn check_whole(r: &SharedRegion, unit: usize) {
     let all = words(r).iter().enumerate();
     for (i, word) in all.skip(unit * UNIT / 8).take(UNIT / 8) {
         assert_eq!(word.load(Relaxed), value(i, 1), "word {i}");
@@ -309,7 +315,7 @@ fn hostile_truncation_is_refused() {
 fn hostile_to_its_own_descriptors() {
     need_base_pages();
     let pool = builder(48).build().unwrap();
-    let mut r = pool.shared(4 * UNIT, "closed").unwrap();
+    let r = pool.shared(4 * UNIT, "closed").unwrap();
     let (mut ready, mut go) = ([0; 2], [0; 2]);
     // SAFETY: room for two numbers each.
     unsafe { assert!(libc::pipe(ready.as_mut_ptr()) == 0 && libc::pipe(go.as_mut_ptr()) == 0) };
@@ -340,11 +346,11 @@ fn hostile_to_its_own_descriptors() {
     // SAFETY: the other's end: should it die, nothing more is heard.
     unsafe { libc::close(ready[1]) };
     hear(ready[0]);
-    page_out(&mut r);
+    page_out(&r);
     for _ in 0..2 {
         say(go[1]);
         hear(ready[0]);
-        page_out(&mut r);
+        page_out(&r);
     }
     ended_well(other);
     fill_is(&r);

@@ -70,7 +70,7 @@ fn pool(mode: FaultMode, swapin: &str) -> Pool {
 
 /// A region, all of it in swap.
 fn swapped(pool: &Pool) -> Region {
-    let mut r = pool.region(UNITS * UNIT).unwrap();
+    let r = pool.region(UNITS * UNIT).unwrap();
     fill(&r, 1);
     r.advise(0, UNITS * UNIT, Advice::PageOut).unwrap();
     assert!((0..UNITS * 512).all(|p| !r.is_resident(p * 4096)));
@@ -114,8 +114,8 @@ fn entry_is_split_by_touches_and_partial_discards() {
     let mut r = swapped(&pool);
     let before = pool.stats();
     touch(&r, 7);
-    r.advise(512, 4096 * 3, Advice::DontNeed).unwrap();
-    r.advise(UNIT - 8192, 3 * 4096, Advice::DontNeed).unwrap();
+    r.discard(512, 4096 * 3).unwrap();
+    r.discard(UNIT - 8192, 3 * 4096).unwrap();
     let s = pool.stats();
     assert_eq!(s.thp_swpin, before.thp_swpin, "a whole unit was read");
     for (i, w) in words(&r).iter().enumerate() {
@@ -242,7 +242,7 @@ fn entry_is_split_while_a_child_has_it_whole() {
     for u in 0..UNITS {
         touch(&r, u * 512 + 3);
         words(&r)[(u * 512 + 4) * 512].store(9, Relaxed);
-        r.advise(u * UNIT + 40960, 40960, Advice::DontNeed).unwrap();
+        r.discard(u * UNIT + 40960, 40960).unwrap();
     }
     r.advise(0, UNITS * UNIT, Advice::PageOut).unwrap();
     let mut status = 0;
@@ -284,7 +284,7 @@ fn entry_freed_whole_is_dropped() {
         let pool = pool(mode, "always");
         let mut r = swapped(&pool);
         let before = pool.stats();
-        r.advise(UNIT, 3 * UNIT, Advice::DontNeed).unwrap();
+        r.discard(UNIT, 3 * UNIT).unwrap();
         let s = pool.stats();
         assert_eq!(slots(&pool), UNITS as u64 - 3);
         assert_eq!((s.pswpin, s.pswpout), (before.pswpin, before.pswpout));
@@ -301,7 +301,7 @@ fn entry_freed_in_part_stays() {
         for swapin in ["always", "never"] {
             let pool = pool(mode, swapin);
             let mut r = swapped(&pool);
-            r.advise(0, UNIT / 2, Advice::DontNeed).unwrap();
+            r.discard(0, UNIT / 2).unwrap();
             assert_eq!(slots(&pool), UNITS as u64);
             for (i, w) in words(&r).iter().enumerate() {
                 let want = if i < UNIT / 16 { 0 } else { value(i, 1) };
@@ -381,7 +381,7 @@ fn entry_zapped_frees_512() {
 fn entry_wanted_is_read_in_one_piece() {
     both_modes(|mode| {
         let pool = pool(mode, "never");
-        let mut r = swapped(&pool);
+        let r = swapped(&pool);
         let before = pool.stats();
         let whole = before.thp_swpin + fallbacks(&pool);
         r.advise(2 * UNIT, UNIT, Advice::WillNeed).unwrap();
@@ -412,7 +412,7 @@ fn entry_accounts_move_by_512() {
     both_modes(|mode| {
         let pool = pool(mode, "always");
         let r = pool.region(UNITS * UNIT).unwrap();
-        let mut r = r;
+        let r = r;
         for u in 0..UNITS {
             let before = pool.stats().resident_bytes;
             words(&r)[u * UNIT / 8].store(1, Relaxed);
@@ -440,7 +440,7 @@ fn entry_faulted_by_many_at_once() {
     both_modes(|mode| {
         for swapin in ["always", "never", "auto"] {
             let pool = pool(mode, swapin);
-            let mut r = swapped(&pool);
+            let r = swapped(&pool);
             const THREADS: usize = 6;
             let (start, end) = (Barrier::new(THREADS + 1), Barrier::new(THREADS + 1));
             let done = AtomicBool::new(false);

@@ -3,7 +3,7 @@
 use crate::Test;
 use crate::pages::counter;
 use crate::util::*;
-use hugeswap::{Advice, Cause, Error, FaultMode, Pool, Region};
+use hugeswap::{Cause, Error, FaultMode, Pool, Region};
 use std::fs::File;
 use std::mem::ManuallyDrop;
 use std::os::fd::FromRawFd;
@@ -96,9 +96,9 @@ impl Swap {
 
 /// All of a region of `len` bytes in swap, whole.
 fn swapped(pool: &Pool, len: usize) -> Region {
-    let mut r = pool.region(len).unwrap();
+    let r = pool.region(len).unwrap();
     fill(&r, 1);
-    page_out(&mut r);
+    page_out(&r);
     r
 }
 
@@ -127,7 +127,7 @@ fn scrub_finds_what_is_lost() {
         }
         // What is lost is given up; the rest is there.
         for page in (0..8).flat_map(|u| [u * 512 + 3, u * 512 + 400]) {
-            r.advise(page * PAGE, PAGE, Advice::DontNeed).unwrap();
+            r.discard(page * PAGE, PAGE).unwrap();
         }
         for (i, w) in words(&r).iter().enumerate() {
             let lost = matches!(i / 512 % 512, 3 | 400);
@@ -135,7 +135,7 @@ fn scrub_finds_what_is_lost() {
             assert_eq!(w.load(Relaxed), want, "word {i}");
         }
         fill(&r, 2);
-        page_out(&mut r);
+        page_out(&r);
         assert_eq!(pool.scrub().bad, 0);
         check(&r, 2);
         pool.audit().unwrap();
@@ -197,7 +197,7 @@ fn scrub_saves_what_is_in_memory() {
             .set("thp.swapin=always")
             .build()
             .unwrap();
-        let mut r = swapped(&pool, 3 * UNIT);
+        let r = swapped(&pool, 3 * UNIT);
         check(&r, 1);
         let swap = Swap::of_the_pool();
         swap.used().into_iter().for_each(|b| swap.flip(b));
@@ -206,7 +206,7 @@ fn scrub_saves_what_is_in_memory() {
             (found.bad, found.recovered, found.lost),
             (3 * 512, 3 * 512, 0)
         );
-        page_out(&mut r);
+        page_out(&r);
         assert_eq!(pool.scrub().bad, 0);
         check(&r, 1);
         let s = pool.stats();
@@ -243,7 +243,7 @@ fn scrub_saves_base_pages() {
         (found.bad, found.recovered, found.lost),
         (4 * 33, 4 * 32, 4)
     );
-    page_out(&mut r);
+    page_out(&r);
     all_but_one_page_is_there(&mut r, 23);
     pool.audit().unwrap();
 }
@@ -251,7 +251,7 @@ fn scrub_saves_base_pages() {
 fn scrub_of_scattered_pages() {
     need_pages();
     let pool = pool_of_pages();
-    let mut r = pool.region(16 * UNIT).unwrap();
+    let r = pool.region(16 * UNIT).unwrap();
     let all = (0..16).flat_map(|u| [u * 512 + 5, u * 512 + 99]);
     let all: Vec<usize> = all.map(|page| page * 512).collect();
     let put = |r: &Region, g| {
@@ -263,7 +263,7 @@ fn scrub_of_scattered_pages() {
             .all(|&i| words(r)[i].load(Relaxed) == value(i, g))
     };
     put(&r, 1);
-    page_out(&mut r);
+    page_out(&r);
     let swap = Swap::of_the_pool();
     let used = swap.used();
     used.iter().for_each(|&b| swap.flip(b));
@@ -274,7 +274,7 @@ fn scrub_of_scattered_pages() {
     assert!(holds(&r, 1));
     assert_eq!(pool.stats().swap_bad_bytes, 32 * PAGE as u64);
     put(&r, 2);
-    page_out(&mut r);
+    page_out(&r);
     assert_eq!(pool.scrub().bad, 0);
     assert!(holds(&r, 2));
     drop(r);

@@ -58,7 +58,7 @@ fn more_children_than_records() {
             (0..UNIT / 8).for_each(|i| words(&r)[i].store(7, Relaxed));
             r.advise(0, UNIT, Advice::PageOut).unwrap();
             assert!((0..UNIT / 8).all(|i| words(&r)[i].load(Relaxed) == 7));
-            r.advise(0, r.len(), Advice::DontNeed).unwrap();
+            r.discard(0, r.len()).unwrap();
             assert_eq!(words(&r)[UNIT / 8].load(Relaxed), 0);
         }));
     }
@@ -94,7 +94,7 @@ fn a_child_that_comes_late() {
         SLOW.store(false, Relaxed);
         is_as_filled(&r);
         fill(&r, 2);
-        page_out(&mut r);
+        page_out(&r);
         assert!((0..r.len() / 8).all(|i| words(&r)[i].load(Relaxed) == value(i, 2)));
     });
     SLOW.store(false, Relaxed);
@@ -106,7 +106,7 @@ fn a_child_that_comes_late() {
     });
     // (What it is to read has been written anew by its parent meanwhile.)
     fill(&r, 1);
-    page_out(&mut r);
+    page_out(&r);
     ended_well(late);
     is_as_filled(&r);
     end.write_all(&[1]).unwrap();

@@ -24,9 +24,9 @@ fn huge_pages(allowed: bool) {
 
 fn need_huge_pages() {
     let pool = builder(16).build().unwrap();
-    let mut r = pool.region(4 * MIB).unwrap();
+    let r = pool.region(4 * MIB).unwrap();
     fill(&r, 1);
-    page_out(&mut r);
+    page_out(&r);
     if counter(&pool, "thp_swpout") != 2 {
         skip("there are no huge pages");
     }
@@ -54,9 +54,9 @@ fn kcompactd_makes_free_frames_huge() {
         huge_pages(false);
         let pool = builder(64).fault_mode(mode).build().unwrap();
         pool.set("thp.swapin=always").unwrap();
-        let mut r = pool.region(16 * UNIT).unwrap();
+        let r = pool.region(16 * UNIT).unwrap();
         fill(&r, 1);
-        page_out(&mut r);
+        page_out(&r);
         assert_eq!(counter(&pool, "thp_swpout"), 0);
         // What has left is free, in base pages, until there are huge ones.
         huge_pages(true);
@@ -72,7 +72,7 @@ fn kcompactd_makes_free_frames_huge() {
         assert_eq!(counter(&pool, "thp_swpin"), 16);
         assert_eq!(counter(&pool, "thp_swpin_fallback"), 0);
         fill(&r, 2);
-        page_out(&mut r);
+        page_out(&r);
         assert_eq!(counter(&pool, "thp_swpout"), 16);
         check(&r, 2);
     });
@@ -82,11 +82,11 @@ fn kcompactd_makes_free_frames_huge() {
 fn kcompactd_does_without() {
     huge_pages(false);
     let pool = builder(64).build().unwrap();
-    let mut r = pool.region(16 * UNIT).unwrap();
+    let r = pool.region(16 * UNIT).unwrap();
     for g in 0..3 {
         let failed = counter(&pool, "compact_daemon_fail");
         fill(&r, g);
-        page_out(&mut r);
+        page_out(&r);
         until("an attempt", || {
             counter(&pool, "compact_daemon_fail") > failed
         });

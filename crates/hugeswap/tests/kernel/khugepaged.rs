@@ -89,7 +89,7 @@ fn right(r: &Region, pages: impl Fn(usize) -> bool) {
 fn khugepaged_collapses_what_is_resident() {
     let pool = quick(builder(64)).build().unwrap();
     // First touches come by up to sixteen pages.
-    let mut r = based(&pool, 8, |_| true);
+    let r = based(&pool, 8, |_| true);
     let resident = pool.stats().resident_bytes;
     r.unset("thp.enabled").unwrap();
     until("all collapsed", || collapsed(&pool) == 8);
@@ -99,7 +99,7 @@ fn khugepaged_collapses_what_is_resident() {
     assert_eq!(counter(&pool, "thp_collapse_alloc"), 0);
     assert_eq!(pool.stats().stalls, 0);
     // Dirty: it is written, as huge pages.
-    page_out(&mut r);
+    page_out(&r);
     assert_eq!(counter(&pool, "thp_swpout"), 8);
     right(&r, |_| true);
 }
@@ -108,11 +108,11 @@ fn khugepaged_keeps_limits() {
     // (Advised, so that nothing but the limits speaks against it.)
     let pool = quick(builder(64)).set("thp.swapin=never").build().unwrap();
     let half = |p: usize| p.is_multiple_of(2);
-    let mut r = based(&pool, 4, half);
+    let r = based(&pool, 4, half);
     assert_eq!(present(&r, 0), 256);
     let set = |s: &str| pool.set(s).unwrap();
     // Of each unit 56 pages are there, 200 in swap and 256 hold nothing.
-    page_out(&mut r);
+    page_out(&r);
     (0..4).for_each(|u| {
         (0..56).for_each(|p| {
             read(&r, u * UNIT + 2 * p * PAGE);
@@ -137,7 +137,7 @@ fn khugepaged_keeps_limits() {
     right(&r, half);
     // A unit of which nothing is in memory is left alone.
     set("thp.swapin=never");
-    page_out(&mut r);
+    page_out(&r);
     set("thp.swapin=auto");
     set("khugepaged.max_ptes_swap=511");
     scanned(&pool);
@@ -152,7 +152,7 @@ fn khugepaged_collapses_what_was_asked_for() {
     ] {
         let pool = quick(builder(64)).build().unwrap();
         // A single page is enough, as in the kernel.
-        let mut r = based(&pool, 4, |p| p == 77);
+        let r = based(&pool, 4, |p| p == 77);
         pool.set(all).unwrap();
         if advised {
             r.advise(0, 4 * UNIT, Advice::HugePage).unwrap();
@@ -166,7 +166,7 @@ fn khugepaged_collapses_what_was_asked_for() {
 
 fn khugepaged_spares_what_is_not_to_be_huge() {
     let pool = quick(builder(64)).build().unwrap();
-    let mut r = based(&pool, 4, |_| true);
+    let r = based(&pool, 4, |_| true);
     let none_of = |what: &str| {
         scanned(&pool);
         assert_eq!(collapsed(&pool), 0, "{what}");
@@ -215,10 +215,10 @@ fn khugepaged_leaves_what_is_sparse() {
 
 fn khugepaged_waits_if_it_may() {
     let pool = quick(builder(16)).set("readahead.max=0").build().unwrap();
-    let mut r = pool.region(32 * MIB).unwrap();
+    let r = pool.region(32 * MIB).unwrap();
     r.set("thp.enabled=never").unwrap();
     fill(&r, 1);
-    page_out(&mut r);
+    page_out(&r);
     let few = based(&pool, 1, |p| p < 10);
     pool.set("debug.swap_write_fail=1").unwrap();
     let pins: Vec<_> = (0..7)
@@ -309,10 +309,10 @@ fn khugepaged_in_a_storm() {
 fn khugepaged_with_forks() {
     let pool = quick(builder(64)).build().unwrap();
     pool.set("khugepaged.max_ptes_swap=511").unwrap();
-    let mut r = pool.region(24 * MIB).unwrap();
+    let r = pool.region(24 * MIB).unwrap();
     for g in 0..7u64 {
         r.set("thp.enabled=never").unwrap();
-        page_out(&mut r);
+        page_out(&r);
         fill(&r, g);
         r.unset("thp.enabled").unwrap();
         let pid = child(|| {

@@ -71,9 +71,9 @@ fn is_on(pool: &Pool, index: usize) -> bool {
 
 /// A region of whole units in swap, a few pages of each spoilt.
 fn spoilt(pool: &Pool, units: usize) -> (Region, Swap, Vec<u64>) {
-    let mut r = pool.region(units * UNIT).unwrap();
+    let r = pool.region(units * UNIT).unwrap();
     fill(&r, 1);
-    page_out(&mut r);
+    page_out(&r);
     let swap = Swap::of_the_pool();
     let clusters = swap.clusters();
     let bad = clusters.iter().flat_map(|c| BAD.map(|p| c + p as u64));
@@ -92,7 +92,7 @@ fn the_rest_is_there(r: &mut Region) {
             assert_eq!(is_lost(r, page, 1), bad, "page {page}");
         }
         if bad {
-            r.advise(page * PAGE, PAGE, Advice::DontNeed).unwrap();
+            r.discard(page * PAGE, PAGE).unwrap();
         }
     }
     for (i, w) in words(r).iter().enumerate() {
@@ -139,7 +139,7 @@ fn given_up_if_asked() {
         if mode == FaultMode::Message {
             assert_eq!((lost, said), (8 * 512, 16 + 8));
             assert!((0..8).all(|u| is_lost(&r, u * 512 + 7, 1)));
-            r.advise(0, r.len(), Advice::DontNeed).unwrap();
+            r.discard(0, r.len()).unwrap();
         } else {
             assert_eq!((lost, said), (16, 16));
             // There is nothing left to lose: it leaves like anything else.
@@ -150,7 +150,7 @@ fn given_up_if_asked() {
         }
         assert_eq!(counter(&pool, "hwpoison"), said, "counted once");
         fill(&r, 2);
-        page_out(&mut r);
+        page_out(&r);
         check(&r, 2);
         pool.audit().unwrap();
     });
@@ -165,9 +165,9 @@ fn in_memory_are_saved() {
                 .set("thp.swapin=always")
                 .build()
                 .unwrap();
-            let mut r = pool.region(6 * UNIT).unwrap();
+            let r = pool.region(6 * UNIT).unwrap();
             fill(&r, 1);
-            page_out(&mut r);
+            page_out(&r);
             if touched {
                 check(&r, 1);
             } else {
@@ -181,7 +181,7 @@ fn in_memory_are_saved() {
             assert_eq!(try_off(&pool, 0, Result::is_ok), Ok(()));
             pool.audit().unwrap();
             check(&r, 1);
-            page_out(&mut r);
+            page_out(&r);
             check(&r, 1);
             assert_eq!(counter(&pool, "hwpoison"), 0);
             pool.audit().unwrap();
@@ -194,7 +194,7 @@ fn base_pages() {
     let pool = builder(64).set("thp.swapin=never").build().unwrap();
     let mut r = pool.region(4 * UNIT).unwrap();
     fill(&r, 1);
-    page_out(&mut r);
+    page_out(&r);
     spoil_half_of_it(&r);
     pool.swap_on(&area(512, 0)).unwrap();
     let stays = try_off(&pool, 0, keeps(4));
@@ -204,7 +204,7 @@ fn base_pages() {
     assert_eq!(pool.swap_off_losing(0, |_| true), Ok(4));
     assert_eq!(counter(&pool, "hwpoison"), 4);
     pool.audit().unwrap();
-    page_out(&mut r);
+    page_out(&r);
     assert!((0..4).all(|u| is_lost(&r, u * 512 + 23, 1)));
     all_but_one_page_is_there(&mut r, 23);
     pool.audit().unwrap();
@@ -222,7 +222,7 @@ fn scattered_pages() {
             words(&r)[i].store(value(i, 1), Relaxed);
         }
     }
-    page_out(&mut r);
+    page_out(&r);
     let swap = Swap::of_the_pool();
     // One page in so many; which of them are whose is the engine's business.
     let used = swap.used();
@@ -249,7 +249,7 @@ fn scattered_pages() {
     let lost: Vec<usize> = pages.into_iter().filter(|&p| is_lost(&r, p, 1)).collect();
     assert_eq!(lost.len() as u64, n);
     for p in lost {
-        r.advise(p * PAGE, PAGE, Advice::DontNeed).unwrap();
+        r.discard(p * PAGE, PAGE).unwrap();
         assert_eq!(words(&r)[p * 512].load(Relaxed), 0);
     }
     drop(r);
@@ -266,22 +266,22 @@ fn what_is_lost_is_not_somebody_elses() {
             pool = pool.set("thp.enabled=never");
         }
         let pool = pool.build().unwrap();
-        let mut r = pool.region(8 * UNIT).unwrap();
+        let r = pool.region(8 * UNIT).unwrap();
         let put = |r: &Region, g: u64| {
             let step = if scattered { 512 * 16 } else { 1 };
             let all = words(r).iter().enumerate().step_by(step);
             all.for_each(|(i, w)| w.store(value(i, g), Relaxed));
         };
         put(&r, 1);
-        page_out(&mut r);
+        page_out(&r);
         let swap = Swap::of_the_pool();
         let used = swap.used();
         // All that the area has a child had before, and did not give back itself.
         let second = pool.swap_on(&area(64, 9)).unwrap();
         let status = in_child(|| {
-            let mut all = pool.region(40 * MIB).unwrap();
+            let all = pool.region(40 * MIB).unwrap();
             fill(&all, 7);
-            page_out(&mut all);
+            page_out(&all);
             std::mem::forget(all);
         });
         assert!(status.success(), "{status}");

@@ -55,15 +55,15 @@ use Transition::*;
 fn marked(pool: &Pool, marker: Marker) -> (Region, Epoch) {
     let mut r = pool.region(8 * MIB).unwrap();
     fill(&r, 1);
-    page_out(&mut r);
+    page_out(&r);
     check(&r, 1);
     let epoch = r.track_writes(Granularity::Units).unwrap();
     match marker {
-        Marker::PagedOut => page_out(&mut r),
+        Marker::PagedOut => page_out(&r),
         Marker::WriteProtected => {}
         Marker::SoftDirty => words(&r)[MARKED * 512].store(value(MARKED * 512, 1), Relaxed),
-        Marker::Guard => r.advise(MARKED * PAGE, PAGE, Advice::Guard).unwrap(),
-        Marker::Poison => r.advise(MARKED * PAGE, PAGE, Advice::Poison).unwrap(),
+        Marker::Guard => r.install_guard(MARKED * PAGE, PAGE).unwrap(),
+        Marker::Poison => r.poison(MARKED * PAGE, PAGE).unwrap(),
     }
     (r, epoch)
 }
@@ -108,7 +108,7 @@ fn go(pool: &Pool, r: &mut Region, marker: Marker, transition: Transition) {
             assert_eq!(state.has(Categories::HUGE), touchable, "{state:?}");
         }
         Fork => {}
-        Discard => r.advise(MARKED * PAGE, PAGE, Advice::DontNeed).unwrap(),
+        Discard => r.discard(MARKED * PAGE, PAGE).unwrap(),
     }
 }
 
@@ -201,16 +201,16 @@ fn guards_keep_what_is_beside_them() {
         let (from, len) = (first * PAGE, n * PAGE);
         match x % 5 {
             0 | 1 => {
-                r.advise(from, len, Advice::Guard).unwrap();
+                r.install_guard(from, len).unwrap();
                 guard[first..first + n].fill(true);
                 zero[first..first + n].fill(true);
             }
             2 => {
-                r.advise(from, len, Advice::Unguard).unwrap();
+                r.remove_guard(from, len).unwrap();
                 guard[first..first + n].fill(false);
             }
             3 => {
-                r.advise(from, len, Advice::DontNeed).unwrap();
+                r.discard(from, len).unwrap();
                 zero[first..first + n].fill(true);
             }
             _ => r.advise(from & !(UNIT - 1), UNIT, Advice::PageOut).unwrap(),
@@ -246,7 +246,7 @@ fn guards_keep_what_is_beside_them() {
         Err(Error::Guard { .. })
     ));
     r.read_at(open * PAGE, &mut byte).unwrap();
-    r.advise(0, r.len(), Advice::Unguard).unwrap();
+    r.remove_guard(0, r.len()).unwrap();
     for (page, zero) in zero.into_iter().enumerate() {
         let i = page * 512 + 5;
         let want = if zero { 0 } else { value(i, 1) };
@@ -263,8 +263,8 @@ fn guards_of_memory_that_is_pinned() {
     {
         let _pin = r.pin(0, PAGE, true).unwrap();
     }
-    r.advise(MARKED * PAGE, PAGE, Advice::Guard).unwrap();
-    page_out(&mut r);
+    r.install_guard(MARKED * PAGE, PAGE).unwrap();
+    page_out(&r);
     assert!(r.pin(MARKED * PAGE, 1, false).is_err());
     let pin = r.pin((MARKED + 1) * PAGE, PAGE, true).unwrap();
     let i = (MARKED + 1) * 512;
@@ -287,11 +287,11 @@ fn guards_of_memory_that_is_pinned() {
     assert!(at(&r, MARKED).categories.has(Categories::GUARD));
     assert_eq!(end_of_a_touch(&r), Some(libc::SIGSEGV));
     rest_is_there(&r);
-    r.advise(MARKED * PAGE, PAGE, Advice::Unguard).unwrap();
+    r.remove_guard(MARKED * PAGE, PAGE).unwrap();
     assert_eq!(words(&r)[MARKED * 512].load(Relaxed), 0);
-    r.advise(MARKED * PAGE, PAGE, Advice::Poison).unwrap();
+    r.poison(MARKED * PAGE, PAGE).unwrap();
     assert_eq!(end_of_a_touch(&r), Some(libc::SIGBUS));
-    r.advise(MARKED * PAGE, PAGE, Advice::DontNeed).unwrap();
+    r.discard(MARKED * PAGE, PAGE).unwrap();
     assert_eq!(words(&r)[MARKED * 512].load(Relaxed), 0);
     rest_is_there(&r);
 }
@@ -316,7 +316,7 @@ fn guards_are_sigsegv_to_a_handler() {
     }
     let pool = builder(32).build().unwrap();
     let mut r = pool.region(8 * MIB).unwrap();
-    r.advise(MARKED * PAGE, PAGE, Advice::Guard).unwrap();
+    r.install_guard(MARKED * PAGE, PAGE).unwrap();
     let touch = || {
         in_child(|| words(&r)[MARKED * 512].store(1, Relaxed))
             .code()
@@ -332,19 +332,20 @@ fn markers_are_refused() {
         let pool = builder(32).fault_mode(mode).build().unwrap();
         let mut r = pool.region(8 * MIB).unwrap();
         fill(&r, 1);
-        let refused = |r: &mut Region, from, len, advice| {
-            let e = r.advise(from, len, advice).unwrap_err();
-            assert!(matches!(e, Error::Marker(_)), "{e}");
+        type Mark = fn(&mut Region, usize, usize) -> Result<(), Error>;
+        let refused = |r: &mut Region, from, len, mark: Mark| {
+            let e = mark(r, from, len).unwrap_err();
+            assert!(matches!(e, Error::Marker { .. }), "{e}");
         };
-        refused(&mut r, 1, PAGE, Advice::Guard);
+        refused(&mut r, 1, PAGE, Region::install_guard);
         if mode == FaultMode::Message {
-            refused(&mut r, 0, PAGE, Advice::Guard);
+            refused(&mut r, 0, PAGE, Region::install_guard);
             return check(&r, 1);
         }
         need_pages();
         pool.set("markers=off").unwrap();
-        refused(&mut r, 0, PAGE, Advice::Guard);
-        refused(&mut r, 0, PAGE, Advice::Poison);
+        refused(&mut r, 0, PAGE, Region::install_guard);
+        refused(&mut r, 0, PAGE, Region::poison);
         assert!(matches!(
             r.track_writes(Granularity::Units),
             Err(Error::Track(_))
@@ -353,10 +354,10 @@ fn markers_are_refused() {
         let pin = r.pin(0, PAGE, true).unwrap();
         drop(pin);
         check(&r, 1);
-        r.advise(0, PAGE, Advice::Guard).unwrap();
-        refused(&mut r, 0, 2 * PAGE, Advice::Poison);
-        r.advise(PAGE, PAGE, Advice::Poison).unwrap();
-        r.advise(0, UNIT, Advice::Unguard).unwrap();
+        r.install_guard(0, PAGE).unwrap();
+        refused(&mut r, 0, 2 * PAGE, Region::poison);
+        r.poison(PAGE, PAGE).unwrap();
+        r.remove_guard(0, UNIT).unwrap();
         assert_eq!(words(&r)[0].load(Relaxed), 0);
         assert!(at(&r, 1).categories.has(Categories::POISONED));
         // Unmapped, and mapped again.

@@ -115,14 +115,14 @@ fn numa_frames_go_back_to_their_node() {
     let [(a, first), (b, last)] = two_nodes(2);
     let pool = pool(128, 2);
     run_on(&[a]);
-    let mut r = pool.region(8 * UNIT).unwrap();
+    let r = pool.region(8 * UNIT).unwrap();
     fill(&r, 1);
     run_on(&[b]);
-    let mut s = pool.region(8 * UNIT).unwrap();
+    let s = pool.region(8 * UNIT).unwrap();
     fill(&s, 2);
     // Now they are free, those of the last node at last.
-    page_out(&mut r);
-    page_out(&mut s);
+    page_out(&r);
+    page_out(&s);
     // Each comes back to who asks: from the free frames of that node.
     for _ in 0..3 {
         let before = counted(&pool);
@@ -135,8 +135,8 @@ fn numa_frames_go_back_to_their_node() {
         let now = counted(&pool);
         assert_eq!(now[0] - before[0], 16);
         assert_eq!([now[1], now[2], now[4]], [0, 0, 0]);
-        page_out(&mut s);
-        page_out(&mut r);
+        page_out(&s);
+        page_out(&r);
     }
     no_harm(&pool);
 }
@@ -144,9 +144,9 @@ fn numa_frames_go_back_to_their_node() {
 /// All free frames are one node's, and the rest of the budget is less than what is touched on the other; with the region that holds those.
 fn most_on_the_first(pool: &Pool, cpu: usize) -> Region {
     run_on(&[cpu]);
-    let mut r = pool.region(40 * UNIT).unwrap();
+    let r = pool.region(40 * UNIT).unwrap();
     fill(&r, 1);
-    page_out(&mut r);
+    page_out(&r);
     r
 }
 
@@ -156,7 +156,7 @@ fn numa_falls_back_by_distance() {
     let r = most_on_the_first(&pool, a);
     run_on(&[b]);
     // Advised: such memory is waited for, so it may be another node's.
-    let mut s = pool.region(44 * UNIT).unwrap();
+    let s = pool.region(44 * UNIT).unwrap();
     s.advise(0, s.len(), Advice::HugePage).unwrap();
     let before = counted(&pool);
     fill(&s, 2);
@@ -205,13 +205,13 @@ fn numa_readahead_knows_for_whom() {
     let pool = pool(256, 2);
     pool.set("readahead.max=8").unwrap();
     // More frames are free on either node than are needed.
-    let mut all = [(a, 16), (b, 24)].map(|(cpu, units)| {
+    let all = [(a, 16), (b, 24)].map(|(cpu, units)| {
         run_on(&[cpu]);
         let r = pool.region(units * UNIT).unwrap();
         fill(&r, 1);
         r
     });
-    all.iter_mut().for_each(page_out);
+    all.iter().for_each(|r| page_out(r));
     let r = &all[0];
     run_on(&[b]);
     let before = counted(&pool);

@@ -2,7 +2,7 @@
 
 use crate::Test;
 use crate::util::*;
-use hugeswap::{Advice, Categories, FaultMode, Filter, PageState, Pool, Region};
+use hugeswap::{Advice, Categories, FaultMode, Filter, ManagedRange, PageState, Pool, Region};
 use std::sync::atomic::Ordering::Relaxed;
 
 pub const TESTS: &[Test] = &[
@@ -17,7 +17,7 @@ pub const TESTS: &[Test] = &[
 const PAGE: usize = 4096;
 
 /// What a page is, once nobody is changing it.
-pub fn at(r: &Region, page: usize) -> PageState {
+pub fn at(r: &ManagedRange, page: usize) -> PageState {
     let mut state = r.pagemap().nth(page).unwrap();
     until("it is not in transit", || {
         state = r.pagemap().nth(page).unwrap();
@@ -27,7 +27,7 @@ pub fn at(r: &Region, page: usize) -> PageState {
 }
 
 /// It is that, and its entry says so.
-pub fn is(r: &Region, page: usize, what: Categories, when: &str) {
+pub fn is(r: &ManagedRange, page: usize, what: Categories, when: &str) {
     let state = at(r, page);
     let three = Categories::PRESENT | Categories::SWAPPED | Categories::ZERO;
     assert_eq!(state.categories & three, what, "{when}: {state:?}");
@@ -62,13 +62,13 @@ fn six_steps(pool: &Pool) {
     is(&r, page, Categories::SWAPPED, "paged out");
     assert_eq!(words(&r)[page * PAGE / 8].load(Relaxed), 5);
     is(&r, page, Categories::PRESENT, "touched again");
-    r.advise(0, 8 * MIB, Advice::DontNeed).unwrap();
+    r.discard(0, 8 * MIB).unwrap();
     is(&r, page, Categories::ZERO, "removed");
     r.advise(0, 8 * MIB, Advice::PageOut).unwrap();
     is(&r, page, Categories::ZERO, "removed, and paged out");
     touch(&r);
     out(&mut r, page);
-    r.advise(page * PAGE, PAGE, Advice::DontNeed).unwrap();
+    r.discard(page * PAGE, PAGE).unwrap();
     // (Without single pages all of the unit comes in, and the page of zeros is there.)
     if pool.fault_mode() == FaultMode::Signal {
         is(&r, page, Categories::ZERO, "paged out, and removed");
@@ -95,8 +95,7 @@ fn pagemap_is_right_in_a_child() {
             words(&r)[page * 512].store(page as u64, Relaxed);
         }
         out(&mut r, 1000);
-        r.advise(2000 * PAGE / UNIT * UNIT, UNIT, Advice::DontNeed)
-            .unwrap();
+        r.discard(2000 * PAGE / UNIT * UNIT, UNIT).unwrap();
         let child = || {
             is(&r, 10, Categories::PRESENT, "of the parent, in memory");
             assert!(at(&r, 10).categories.has(Categories::SHARED));
@@ -114,9 +113,9 @@ fn pagemap_is_right_in_a_child() {
 
 fn pagemap_says_where_in_swap() {
     let pool = builder(32).build().unwrap();
-    let mut r = pool.region(24 * MIB).unwrap();
+    let r = pool.region(24 * MIB).unwrap();
     fill(&r, 1);
-    page_out(&mut r);
+    page_out(&r);
     let swap = pool.swap_areas();
     let mut seen = std::collections::BTreeSet::new();
     for state in r.pagemap() {
@@ -147,9 +146,9 @@ fn pagemap_says_where_in_swap() {
 fn pagemap_tells_what_is_lost() {
     need_pages();
     let pool = builder(32).build().unwrap();
-    let mut r = pool.region(8 * MIB).unwrap();
+    let r = pool.region(8 * MIB).unwrap();
     fill(&r, 1);
-    page_out(&mut r);
+    page_out(&r);
     pool.set("debug.swap_read_fail=1").unwrap();
     assert!(r.read_at(3 * UNIT + 5 * PAGE, &mut [0; 8]).is_err());
     pool.set("debug.swap_read_fail=0").unwrap();
@@ -222,7 +221,7 @@ fn pagemap_agrees_with_itself() {
             let page = (x >> 8) as usize % (r.len() / PAGE);
             match x % 5 {
                 0 | 1 => words(&r)[page * 512].store(x, Relaxed),
-                2 if round % 4 == 0 => r.advise(page * PAGE, PAGE, Advice::DontNeed).unwrap(),
+                2 if round % 4 == 0 => r.discard(page * PAGE, PAGE).unwrap(),
                 _ => {
                     let _ = words(&r)[page * 512 + 7].load(Relaxed);
                 }

@@ -41,7 +41,7 @@ fn in_pages(test: impl Fn(FaultMode)) {
 
 /// A region with known content, all of it in swap.
 pub fn swapped(pool: &Pool, len: usize) -> Region {
-    let mut r = pool.region(len).unwrap();
+    let r = pool.region(len).unwrap();
     fill(&r, 1);
     r.advise(0, len, Advice::PageOut).unwrap();
     assert!((0..len / UNIT).all(|u| !r.is_resident(u * UNIT)));
@@ -123,7 +123,7 @@ pub fn counter(s: &hugeswap::Stats, name: &str) -> u64 {
 pub fn pages_become_whole_when_held() {
     in_pages(|mode| {
         let pool = pool(64, mode);
-        let mut r = swapped(&pool, 32 * MIB);
+        let r = swapped(&pool, 32 * MIB);
         // Some pages of each unit, some of them changed.
         for u in 0..16 {
             let i = (u * UNIT + u * 8192) / 8;
@@ -163,9 +163,9 @@ pub fn pages_discarded_read_zero() {
             }
         }
         let (from, len) = (UNIT / 2 + 100, 40 * MIB + 5000);
-        r.advise(from, len, Advice::DontNeed).unwrap();
+        r.discard(from, len).unwrap();
         let small = 50 * MIB + 3 * 4096;
-        r.advise(small, 2 * 4096, Advice::DontNeed).unwrap();
+        r.discard(small, 2 * 4096).unwrap();
         let r8 = |b: usize| b / 8;
         for round in 0..2 {
             for (i, w) in words(&r).iter().enumerate() {
@@ -260,7 +260,7 @@ pub fn pages_zero_cost_no_io() {
     in_pages(|mode| {
         let pool = pool(32, mode);
         let mut r = swapped(&pool, 32 * MIB);
-        r.advise(4096, 16 * UNIT - 8192, Advice::DontNeed).unwrap();
+        r.discard(4096, 16 * UNIT - 8192).unwrap();
         let before = pool.stats().pswpin;
         assert!(words(&r)[512..1024].iter().all(|w| w.load(Relaxed) == 0));
         assert_eq!(pool.stats().pswpin, before);
@@ -325,12 +325,12 @@ fn pages_are_written_together() {
     for on in ["on", "off"] {
         let pool = pool(16, FaultMode::Signal);
         pool.set(&format!("swap.io_uring={on}")).unwrap();
-        let mut r = swapped(&pool, 64 * MIB);
+        let r = swapped(&pool, 64 * MIB);
         let changed = |i: usize| i.is_multiple_of(512) && (i / 512).is_multiple_of(3);
         for (i, word) in words(&r).iter().enumerate().filter(|(i, _)| changed(*i)) {
             word.store(value(i, 2), Relaxed);
         }
-        page_out(&mut r);
+        page_out(&r);
         for (i, word) in words(&r).iter().enumerate() {
             let generation = if changed(i) { 2 } else { 1 };
             assert_eq!(word.load(Relaxed), value(i, generation), "word {i}");

@@ -21,7 +21,7 @@ const PAGE: usize = 4096;
 
 fn pool(memory: usize, settings: &[&str]) -> Pool {
     need_base_pages();
-    let with = |b: hugeswap::Builder, s: &&str| b.set(s);
+    let with = |b: hugeswap::Builder, s: &&str| b.set(*s);
     settings.iter().fold(builder(memory), with).build().unwrap()
 }
 
@@ -47,16 +47,13 @@ fn parts_given_up_in_swap_cost_no_io() {
     for swapin in ["always", "auto", "never"] {
         let pool = pool(64, &[&format!("thp.swapin={swapin}")]);
         let mut r = filled(&pool, 16 * MIB);
-        page_out(&mut r);
+        page_out(&r);
         let before = pool.stats();
-        r.advise(UNIT + 3 * PAGE, 7 * PAGE, Advice::DontNeed)
-            .unwrap();
+        r.discard(UNIT + 3 * PAGE, 7 * PAGE).unwrap();
         // The end of a unit and the beginning of the next, and all of one in two parts.
-        r.advise(3 * UNIT - PAGE, 2 * PAGE, Advice::DontNeed)
-            .unwrap();
-        r.advise(5 * UNIT, 100 * PAGE, Advice::DontNeed).unwrap();
-        r.advise(5 * UNIT + 100 * PAGE, 412 * PAGE, Advice::DontNeed)
-            .unwrap();
+        r.discard(3 * UNIT - PAGE, 2 * PAGE).unwrap();
+        r.discard(5 * UNIT, 100 * PAGE).unwrap();
+        r.discard(5 * UNIT + 100 * PAGE, 412 * PAGE).unwrap();
         assert_eq!(pool.stats().pswpin, before.pswpin, "thp.swapin={swapin}");
         assert_eq!(pool.stats().pswpout, before.pswpout, "thp.swapin={swapin}");
         assert!((5 * 512..6 * 512).all(|p| zero(&r, p)));
@@ -69,7 +66,7 @@ fn parts_given_up_in_swap_cost_no_io() {
                 let ok = if gone(p) { zero(&r, p) } else { right(&r, p) };
                 assert!(ok, "page {p} in round {round}, thp.swapin={swapin}");
             }
-            page_out(&mut r);
+            page_out(&r);
         }
     }
 }
@@ -77,8 +74,8 @@ fn parts_given_up_in_swap_cost_no_io() {
 fn parts_are_read_in_by_pages() {
     for setting in ["thp.enabled=never", "thp.swapin=never", "thp.swapin=auto"] {
         let pool = pool(64, &[setting]);
-        let mut r = filled(&pool, 16 * MIB);
-        page_out(&mut r);
+        let r = filled(&pool, 16 * MIB);
+        page_out(&r);
         let before = pool.stats().pswpin;
         // Over the border of units 2 and 3.
         r.advise(3 * UNIT - 10 * PAGE, 50 * PAGE, Advice::WillNeed)
@@ -103,7 +100,7 @@ fn parts_are_read_in_by_pages() {
 
 fn parts_are_paged_out() {
     let pool = pool(64, &["thp.enabled=madvise"]);
-    let mut r = pool.region(16 * MIB).unwrap();
+    let r = pool.region(16 * MIB).unwrap();
     r.advise(6 * UNIT, 2 * UNIT, Advice::HugePage).unwrap();
     fill(&r, 1);
     let before = pool.stats().pswpout;
@@ -131,9 +128,9 @@ fn parts_are_paged_out() {
 fn parts_freed_are_old_or_zero() {
     let pool = pool(32, &["thp.enabled=never"]);
     let mut r = filled(&pool, 16 * MIB);
-    page_out(&mut r);
+    page_out(&r);
     let before = pool.stats().pswpin;
-    r.advise(UNIT + 5 * PAGE, 2 * UNIT, Advice::Free).unwrap();
+    r.discard_lazily(UNIT + 5 * PAGE, 2 * UNIT).unwrap();
     assert!(
         (517..1541).all(|p| zero(&r, p)),
         "it was in swap, and had no use"
@@ -144,7 +141,7 @@ fn parts_freed_are_old_or_zero() {
     for more in [0, 64 * MIB] {
         fill(&r, 1);
         let ballast = (more > 0).then(|| filled(&pool, more));
-        r.advise(3 * UNIT + 9 * PAGE, UNIT, Advice::Free).unwrap();
+        r.discard_lazily(3 * UNIT + 9 * PAGE, UNIT).unwrap();
         let freed = 3 * 512 + 9..4 * 512 + 9;
         words(&r)[freed.start * 512].store(77, Relaxed);
         for p in freed.clone().skip(1) {
@@ -193,11 +190,11 @@ fn parts_of_random_work() {
                 }
             }
             9 | 10 => {
-                r.advise(at, len, Advice::DontNeed).unwrap();
+                r.discard(at, len).unwrap();
                 model[from..from + n].fill(0);
             }
             11 => {
-                r.advise(at, len, Advice::Free).unwrap();
+                r.discard_lazily(at, len).unwrap();
                 for (p, m) in model.iter_mut().enumerate().skip(from).take(n) {
                     let now = word(&r, p);
                     assert!(now == 0 || now == *m, "page {p} at step {step}: {now}, {m}");

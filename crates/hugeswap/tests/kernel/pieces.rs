@@ -98,13 +98,13 @@ fn pool(memory: usize) -> Pool {
 /// Wherever in a piece it is that is read.
 fn read_in_the_middle_are_not_written() {
     let pool = pages::pool(64, FaultMode::Signal);
-    let mut r = swapped(&pool, 8 * MIB);
+    let r = swapped(&pool, 8 * MIB);
     let before = pool.stats().pswpout;
     for at in (0..r.len()).step_by(PIECE) {
         let i = (at + 5 * 4096) / 8;
         assert_eq!(words(&r)[i].load(Relaxed), value(i, 1));
     }
-    page_out(&mut r);
+    page_out(&r);
     assert_eq!(
         pool.stats().pswpout,
         before,
@@ -114,7 +114,7 @@ fn read_in_the_middle_are_not_written() {
 
 fn come_one_by_one() {
     let pool = pool(64);
-    let mut r = swapped(&pool, 32 * MIB);
+    let r = swapped(&pool, 32 * MIB);
     let before = pool.stats();
     let at = 5 * UNIT + 3 * PIECE + 7 * 4096;
     assert_eq!(words(&r)[at / 8].load(Relaxed), value(at / 8, 1));
@@ -148,7 +148,7 @@ fn mappings() -> usize {
 
 fn have_enough_mappings() {
     let pool = pool(64);
-    let mut r = swapped(&pool, 32 * MIB);
+    let r = swapped(&pool, 32 * MIB);
     let before = mappings();
     // Every second piece.
     for at in (0..32 * MIB).step_by(2 * PIECE) {
@@ -208,7 +208,7 @@ fn discarded_in_part() {
         (16 * PIECE, 4 * PIECE),
     ];
     for (from, len) in gone {
-        r.advise(from, len, hugeswap::Advice::DontNeed).unwrap();
+        r.discard(from, len).unwrap();
     }
     let right = |r: &hugeswap::Region| {
         for (i, w) in words(r).iter().enumerate() {
@@ -241,7 +241,7 @@ fn discarded_in_part() {
 
 fn are_kept_by_failed_writes() {
     let pool = pool(32);
-    let mut r = swapped(&pool, 16 * MIB);
+    let r = swapped(&pool, 16 * MIB);
     for u in 0..8 {
         for piece in [1, 2, 9] {
             let i = (u * UNIT + piece * PIECE) / 8;

@@ -90,19 +90,19 @@ fn pattern(i: usize) -> u64 {
 
 /// Whole units, base pages and single slots of one pattern in swap.
 fn fill_with_pattern(pool: &Pool) -> Region {
-    let mut r = pool.region(48 * MIB).unwrap();
+    let r = pool.region(48 * MIB).unwrap();
     let w = words(&r);
     w.iter()
         .enumerate()
         .for_each(|(i, w)| w.store(pattern(i), Relaxed));
-    page_out(&mut r);
+    page_out(&r);
     // A few pages of some units anew.
     pool.set("thp.swapin=never").unwrap();
     let w = words(&r);
     for i in (0..w.len()).step_by(UNIT / 8 / 4).take(40) {
         w[i].store(pattern(i), Relaxed);
     }
-    page_out(&mut r);
+    page_out(&r);
     pool.set("thp.swapin=auto").unwrap();
     r
 }
@@ -269,7 +269,9 @@ fn encryption_is_set_at_first() {
     let pool = builder(32).build().unwrap();
     assert!(pool.set("swap.encrypt=on").is_err());
     let engine = engine(32, FaultMode::Signal, &[]);
-    engine.pool().set_knob(hugeswap::knobs::Knob::Encrypt, 1);
+    engine
+        .pool()
+        .set_knob(hugeswap_policy::knobs::Knob::Encrypt, 1);
     assert!(!engine.pool().encrypts());
     // SAFETY: nothing was ever mapped.
     unsafe { engine.stop() };
@@ -283,7 +285,7 @@ fn swap_comes_back() {
             .set("debug.storm=5000")
             .build()
             .unwrap();
-        let mut r = pool.region(96 * MIB).unwrap();
+        let r = pool.region(96 * MIB).unwrap();
         for g in 0..2 {
             fill(&r, g);
             check(&r, g);

@@ -3,7 +3,7 @@
 use crate::Test;
 use crate::pagemap::is;
 use crate::util::*;
-use hugeswap::{Advice, Categories, Error, Pool, Region, SharedError};
+use hugeswap::{Advice, Categories, Error, Pool, SharedError, SharedRegion};
 use std::sync::atomic::AtomicU64;
 use std::sync::atomic::Ordering::{Relaxed, SeqCst};
 use std::time::{Duration, Instant};
@@ -37,7 +37,7 @@ pub const TESTS: &[Test] = &[
 
 const PAGE: usize = 4096;
 
-pub fn shared(pool: &Pool, len: usize, name: &str) -> Region {
+pub fn shared(pool: &Pool, len: usize, name: &str) -> SharedRegion {
     match pool.shared(len, name) {
         Err(Error::Shared(SharedError::NoUserfaultfd(e))) => skip(&format!("no userfaultfd: {e}")),
         made => made.unwrap(),
@@ -87,7 +87,7 @@ fn shared_follows_a_page_for_everybody() {
     let (board, ticket) = (Board::new(), pool.ticket());
     // Forked before there is a region: it joins as a stranger would, and looks, and never touches.
     let page = 777;
-    let watch = |r: &Region, board: &Board, me: usize| {
+    let watch = |r: &SharedRegion, board: &Board, me: usize| {
         for step in 1.. {
             board.await_(0, step);
             let what = [
@@ -122,26 +122,26 @@ fn shared_follows_a_page_for_everybody() {
     board.await_(8, 1);
     let kin = child(|| watch(&r, &board, 2));
     let mut step = 0;
-    let mut all_see = |r: &Region, what, when: &str| {
+    let mut all_see = |r: &SharedRegion, what, when: &str| {
         is(r, page, what, when);
         step += 1;
         board.say(0, step);
         board.await_(1, step);
         board.await_(2, step);
     };
-    let touch = |r: &Region| words(r)[page * PAGE / 8].store(5, Relaxed);
+    let touch = |r: &SharedRegion| words(r)[page * PAGE / 8].store(5, Relaxed);
     all_see(&r, Categories::ZERO, "untouched");
     touch(&r);
     all_see(&r, Categories::PRESENT, "touched");
-    page_out(&mut r);
+    page_out(&r);
     all_see(&r, Categories::SWAPPED, "paged out");
     assert_eq!(words(&r)[page * PAGE / 8].load(Relaxed), 5);
     all_see(&r, Categories::PRESENT, "touched again");
-    r.advise(0, 8 * MIB, Advice::DontNeed).unwrap();
+    r.remove(0, 8 * MIB).unwrap();
     all_see(&r, Categories::ZERO, "removed");
     r.advise(0, 8 * MIB, Advice::PageOut).unwrap();
     all_see(&r, Categories::ZERO, "removed, and paged out");
-    r.advise(0, 8 * MIB, Advice::DontNeed).unwrap();
+    r.remove(0, 8 * MIB).unwrap();
     all_see(&r, Categories::ZERO, "removed again");
     board.say(0, 8);
     ended_well(stranger);
@@ -166,12 +166,12 @@ fn nothing_is_left(pool: &Pool) {
 }
 
 /// Writes unit `u` of a region in generation `g`.
-pub fn write_unit(r: &Region, u: usize, g: u64) {
+pub fn write_unit(r: &SharedRegion, u: usize, g: u64) {
     let all = words(r);
     (u * UNIT / 8..(u + 1) * UNIT / 8).for_each(|i| all[i].store(value(i, g), Relaxed));
 }
 
-pub fn check_unit(r: &Region, u: usize, g: u64) {
+pub fn check_unit(r: &SharedRegion, u: usize, g: u64) {
     let all = words(r);
     for (i, word) in all
         .iter()
@@ -191,9 +191,9 @@ pub fn check_unit(r: &Region, u: usize, g: u64) {
 fn shared_writers_see_each_other() {
     const UNITS: usize = 40;
     let pool = builder(32).build().unwrap();
-    let mut r = shared(&pool, UNITS * UNIT, "both");
+    let r = shared(&pool, UNITS * UNIT, "both");
     let board = Board::new();
-    let round = |r: &Region, board: &Board, me: usize| {
+    let round = |r: &SharedRegion, board: &Board, me: usize| {
         for g in 1..=4u64 {
             (0..UNITS)
                 .filter(|u| u % 2 == me)
@@ -211,7 +211,7 @@ fn shared_writers_see_each_other() {
     let s = pool.stats();
     assert!(s.pswpout > 0 && s.pswpin > 0, "{s:?}");
     assert!(s.peak_resident_bytes <= 32 * MIB as u64, "{s:?}");
-    page_out(&mut r);
+    page_out(&r);
     check_unit(&r, 7, 4);
     drop(r);
     nothing_is_left(&pool);
@@ -312,9 +312,9 @@ fn shared_needs_no_help_of_the_stopped() {
 fn shared_loses_no_write() {
     const UNITS: usize = 2;
     let pool = builder(32).build().unwrap();
-    let mut r = shared(&pool, UNITS * UNIT, "counters");
+    let r = shared(&pool, UNITS * UNIT, "counters");
     let board = Board::new();
-    let counts = |r: &Region, board: &Board| {
+    let counts = |r: &SharedRegion, board: &Board| {
         let all = words(r);
         let mut n = 0;
         while board.of(0).load(SeqCst) == 0 {
@@ -342,8 +342,8 @@ fn shared_loses_no_write() {
 
 fn shared_refuses_nonsense() {
     let pool = builder(32).build().unwrap();
-    let mut r = shared(&pool, 3 * MIB, "one");
-    let refused = |made: Result<Region, Error>| match made {
+    let r = shared(&pool, 3 * MIB, "one");
+    let refused = |made: Result<SharedRegion, Error>| match made {
         Err(Error::Shared(e)) => e,
         Err(e) => panic!("{e}"),
         Ok(_) => panic!("made"),
@@ -389,14 +389,9 @@ fn shared_refuses_nonsense() {
     ));
     drop(many);
     drop(shared(&pool, MIB, &"x".repeat(64)));
-    assert!(r.is_shared() && r.is_writable() && r.len() == 3 * MIB);
-    assert!(matches!(r.pin(0, 4096, true), Err(Error::NotShared(_))));
-    assert!(matches!(
-        r.set("thp.enabled=never"),
-        Err(Error::NotShared(_))
-    ));
+    assert!(r.is_shared() && r.len() == 3 * MIB);
     let advice = r.advise(0, UNIT, Advice::HugePage);
-    assert!(matches!(advice, Err(Error::NotShared(_))));
+    assert!(matches!(advice, Err(Error::SharedAdvice(_))));
     assert!(matches!(
         r.advise(0, 4 * MIB, Advice::PageOut),
         Err(Error::Range { .. })
@@ -404,7 +399,7 @@ fn shared_refuses_nonsense() {
     assert!(Pool::join("nonsense").is_err() && Pool::join("1:x").is_err());
     // It works all the same, to its end.
     r.write_at(3 * MIB - 5, b"hello").unwrap();
-    page_out(&mut r);
+    page_out(&r);
     let mut back = [0; 5];
     r.read_at(3 * MIB - 5, &mut back).unwrap();
     assert_eq!(&back, b"hello");
@@ -417,7 +412,7 @@ fn shared_outlives_who_made_it() {
     let pool = builder(32).build().unwrap();
     let board = Board::new();
     let maker = child(|| {
-        let mut r = shared(&pool, UNITS * UNIT, "late");
+        let r = shared(&pool, UNITS * UNIT, "late");
         (0..UNITS).for_each(|u| write_unit(&r, u, 9));
         r.advise(0, UNITS / 2 * UNIT, Advice::PageOut).unwrap();
         let _heir = child(|| {
@@ -528,9 +523,9 @@ fn shared_is_discarded_in_part() {
     let pool = builder(32).build().unwrap();
     let mut r = shared(&pool, 4 * UNIT, "part");
     fill(&r, 1);
-    page_out(&mut r);
+    page_out(&r);
     let (from, to) = (UNIT - 3 * PAGE, 2 * UNIT + 5 * PAGE);
-    r.advise(from, to - from, Advice::DontNeed).unwrap();
+    r.remove(from, to - from).unwrap();
     is(&r, 600, Categories::ZERO, "the unit between");
     for (i, w) in words(&r).iter().enumerate() {
         let want = if (from..to).contains(&(i * 8)) {

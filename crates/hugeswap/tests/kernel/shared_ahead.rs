@@ -3,7 +3,7 @@
 use crate::Test;
 use crate::shared::{check_unit, shared, write_unit};
 use crate::util::*;
-use hugeswap::{Advice, FaultMode, Region};
+use hugeswap::{Advice, FaultMode, SharedRegion};
 use hugeswap_policy::knobs::Knob;
 use std::ops::Range;
 use std::sync::atomic::Ordering::Relaxed;
@@ -29,19 +29,19 @@ pub const TESTS: &[Test] = &[
 
 const UNITS: usize = 24;
 
-fn is_there(r: &Region, u: usize) -> bool {
+fn is_there(r: &SharedRegion, u: usize) -> bool {
     r.is_resident(u * UNIT)
 }
 
 /// Upwards and downwards, by whoever comes; and what is not wanted is not read.
 fn shared_is_read_ahead_of_streams() {
     // Each in a pool that has seen no stream before.
-    let touch = |most: u32, by: &dyn Fn(&Region), next: Option<Range<usize>>| {
+    let touch = |most: u32, by: &dyn Fn(&SharedRegion), next: Option<Range<usize>>| {
         let pool = builder(96).build().unwrap();
         pool.set(&format!("readahead.max={most}")).unwrap();
-        let mut r = shared(&pool, UNITS * UNIT, "stream");
+        let r = shared(&pool, UNITS * UNIT, "stream");
         (0..UNITS).for_each(|u| write_unit(&r, u, 1));
-        page_out(&mut r);
+        page_out(&r);
         by(&r);
         match next {
             Some(next) => until("more of it is there", || {
@@ -53,7 +53,7 @@ fn shared_is_read_ahead_of_streams() {
         assert_eq!(counter(&pool, "swap_ra") > 0, most > 0);
         pool.audit().unwrap();
     };
-    let up = |r: &Region| (2..6).for_each(|u| check_unit(r, u, 1));
+    let up = |r: &SharedRegion| (2..6).for_each(|u| check_unit(r, u, 1));
     touch(8, &up, Some(6..10));
     touch(0, &up, None);
     touch(
@@ -73,9 +73,9 @@ fn shared_is_read_ahead_of_streams() {
 /// By advice; not more of it than there is room for.
 fn shared_is_brought_in_when_asked_for() {
     let pool = builder(32).build().unwrap();
-    let mut r = shared(&pool, UNITS * UNIT, "asked for");
+    let r = shared(&pool, UNITS * UNIT, "asked for");
     (0..UNITS).for_each(|u| write_unit(&r, u, 1));
-    page_out(&mut r);
+    page_out(&r);
     r.advise(3 * UNIT, 2 * UNIT, Advice::WillNeed).unwrap();
     until("they are there", || is_there(&r, 3) && is_there(&r, 4));
     assert!(!is_there(&r, 2) && !is_there(&r, 5));
@@ -94,9 +94,9 @@ fn shared_ahead_ends_with_its_region() {
     let pool = builder(96).build().unwrap();
     pool.set("debug.fault_seed=3").unwrap();
     for _ in 0..20 {
-        let mut r = shared(&pool, UNITS * UNIT, "given up");
+        let r = shared(&pool, UNITS * UNIT, "given up");
         (0..UNITS).for_each(|u| write_unit(&r, u, 7));
-        page_out(&mut r);
+        page_out(&r);
         // Every read takes up to 15 ms.
         pool.set("debug.fault_delay=1000000").unwrap();
         r.advise(0, UNITS * UNIT, Advice::WillNeed).unwrap();

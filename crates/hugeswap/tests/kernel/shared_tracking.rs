@@ -3,7 +3,7 @@
 use crate::Test;
 use crate::shared::{Board, shared};
 use crate::util::*;
-use hugeswap::{Advice, Categories, Epoch, Error, Granularity, Pool, Region};
+use hugeswap::{Advice, Categories, Epoch, Error, Granularity, Pool, SharedRegion};
 use std::ops::Range;
 use std::sync::atomic::Ordering::{Relaxed, SeqCst};
 
@@ -34,7 +34,7 @@ const DISCARD: u64 = 4;
 const END: u64 = 5;
 
 /// Does what it is told: word 0 of its part of the board is the number of the order, 1 what, 2 which page, 3 the order that is done.
-fn helper(r: &mut Region, board: &Board, part: usize) {
+fn helper(r: &mut SharedRegion, board: &Board, part: usize) {
     for order in 1.. {
         board.await_(part, order);
         let page = board.of(part + 2).load(SeqCst) as usize;
@@ -42,19 +42,19 @@ fn helper(r: &mut Region, board: &Board, part: usize) {
             READ => drop(words(r)[page * 512].load(Relaxed)),
             WRITE => words(r)[page * 512].store(order, Relaxed),
             OUT => page_out_unit(r, page / 512),
-            DISCARD => r.advise(page / 512 * UNIT, UNIT, Advice::DontNeed).unwrap(),
+            DISCARD => r.remove(page / 512 * UNIT, UNIT).unwrap(),
             _ => return,
         }
         board.say(part + 3, order);
     }
 }
 
-fn page_out_unit(r: &mut Region, unit: usize) {
+fn page_out_unit(r: &mut SharedRegion, unit: usize) {
     r.advise(unit * UNIT, UNIT, Advice::PageOut).unwrap();
 }
 
 /// Is that range all that is told?
-fn is_all(r: &Region, epoch: &Epoch, range: Range<usize>) -> bool {
+fn is_all(r: &SharedRegion, epoch: &Epoch, range: Range<usize>) -> bool {
     r.changed_since(epoch).unwrap().into_iter().eq([range])
 }
 
@@ -68,7 +68,7 @@ fn tell(board: &Board, part: usize, order: &mut u64, what: u64, page: usize) {
     }
 }
 
-fn told(r: &Region, epoch: &Epoch, grain: usize) -> Vec<bool> {
+fn told(r: &SharedRegion, epoch: &Epoch, grain: usize) -> Vec<bool> {
     let mut told = vec![false; r.len() / grain];
     let mut last = None;
     for range in r.changed_since(epoch).unwrap() {
@@ -125,7 +125,7 @@ fn shared_tracking_is_exact(by: Granularity) {
             0 if what == WRITE => words(&r)[page * 512].store(step, Relaxed),
             0 if what == READ => drop(words(&r)[page * 512].load(Relaxed)),
             0 if what == OUT => page_out_unit(&mut r, page / 512),
-            0 => r.advise(page / 512 * UNIT, UNIT, Advice::DontNeed).unwrap(),
+            0 => r.remove(page / 512 * UNIT, UNIT).unwrap(),
             1 => tell(&board, 10, &mut orders[1], what, page),
             _ => tell(&board, 0, &mut orders[0], what, page),
         }
@@ -226,7 +226,7 @@ fn shared_tracking_survives_kills() {
 fn shared_tracking_ends() {
     let pool = builder(32).build().unwrap();
     let r = shared(&pool, 8 * MIB, "e");
-    let tracked = |r: &Region| r.pagemap().all(|s| s.categories.has(Categories::TRACKED));
+    let tracked = |r: &SharedRegion| r.pagemap().all(|s| s.categories.has(Categories::TRACKED));
     fill(&r, 1);
     assert!(!tracked(&r));
     ended_well(child(|| {

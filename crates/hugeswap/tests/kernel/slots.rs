@@ -50,9 +50,8 @@ fn sparse(pool: &Pool, len: usize, pages: &[usize], g: u64) -> Region {
             0,
             "base-mapped from here on"
         );
-        r.advise(u * UNIT, UNIT - PAGE, Advice::DontNeed).unwrap();
-        r.advise(u * UNIT + PAGE, UNIT - PAGE, Advice::DontNeed)
-            .unwrap();
+        r.discard(u * UNIT, UNIT - PAGE).unwrap();
+        r.discard(u * UNIT + PAGE, UNIT - PAGE).unwrap();
     }
     put(&r, pages, g);
     out(&mut r);
@@ -210,7 +209,7 @@ pub fn slots_of_a_nearly_full_swap() {
             value(u * UNIT / 8, 2)
         );
         whole
-            .advise(u * UNIT + 200 * PAGE, UNIT - 200 * PAGE, Advice::DontNeed)
+            .discard(u * UNIT + 200 * PAGE, UNIT - 200 * PAGE)
             .unwrap();
     }
     let mut few = few;
@@ -239,8 +238,7 @@ fn slots_discarded_are_free() {
     for u in 0..16 {
         assert_ne!(words(&r)[u * UNIT / 8].load(Relaxed), 0);
         // All but 40 pages.
-        r.advise(u * UNIT + 20 * PAGE, UNIT - 40 * PAGE, Advice::DontNeed)
-            .unwrap();
+        r.discard(u * UNIT + 20 * PAGE, UNIT - 40 * PAGE).unwrap();
     }
     let used = (16 * 40 * PAGE) as u64;
     assert_eq!(
@@ -263,9 +261,8 @@ fn slots_discarded_are_free() {
         );
     }
     for u in 0..16 {
-        r.advise(u * UNIT, UNIT - PAGE, Advice::DontNeed).unwrap();
-        r.advise(u * UNIT + PAGE, UNIT - PAGE, Advice::DontNeed)
-            .unwrap();
+        r.discard(u * UNIT, UNIT - PAGE).unwrap();
+        r.discard(u * UNIT + PAGE, UNIT - PAGE).unwrap();
     }
     nothing_left(&pool);
 }
@@ -312,8 +309,7 @@ pub fn slots_survive_forks() {
         ended_well(pid);
         assert!(holds_both(&r, &pages, g, &mine, g + 2));
         for u in 0..16 {
-            r.advise(u * UNIT + 200 * PAGE, 2 * PAGE, Advice::DontNeed)
-                .unwrap();
+            r.discard(u * UNIT + 200 * PAGE, 2 * PAGE).unwrap();
         }
         out(&mut r);
         pool.audit().unwrap();
@@ -347,7 +343,7 @@ pub fn slots_read_by_relatives_stay() {
     let discard = |r: &mut Region, from: usize, to: usize| {
         for u in 0..8 {
             let at = u * UNIT + from * PAGE;
-            r.advise(at, (to - from) * PAGE, Advice::DontNeed).unwrap();
+            r.discard(at, (to - from) * PAGE).unwrap();
         }
     };
     touch(&r);
@@ -423,8 +419,7 @@ pub fn slots_survive_random_work() {
                 6..12 => holds(&r, p, model[p]),
                 12..14 => {
                     let end = (p + 1 + random(700)).min(n);
-                    r.advise(p * PAGE, (end - p) * PAGE, Advice::DontNeed)
-                        .unwrap();
+                    r.discard(p * PAGE, (end - p) * PAGE).unwrap();
                     model[p..end].fill(0);
                 }
                 14 if random(8) == 0 => {

@@ -44,7 +44,7 @@ fn change(r: &mut Region, round: u64) {
         x ^= x << 17;
         let page = (x >> 8) as usize % (r.len() / PAGE);
         match x % 8 {
-            0 => r.advise(page * PAGE, PAGE, Advice::DontNeed).unwrap(),
+            0 => r.discard(page * PAGE, PAGE).unwrap(),
             1 => words(r)[page * 512..][..512]
                 .iter()
                 .for_each(|w| w.store(0, Relaxed)),
@@ -52,7 +52,7 @@ fn change(r: &mut Region, round: u64) {
         }
     }
     let unit = round as usize * 3 % (r.len() / UNIT);
-    r.advise(unit * UNIT, UNIT, Advice::DontNeed).unwrap();
+    r.discard(unit * UNIT, UNIT).unwrap();
     r.advise(0, r.len(), Advice::PageOut).unwrap();
 }
 

@@ -204,7 +204,7 @@ pub fn storm_with_discards_and_moves() {
                     );
                     fill(&r, g);
                     let half = r.len() / 2 / UNIT * UNIT;
-                    r.advise(0, half, hugeswap::Advice::DontNeed).unwrap();
+                    r.discard(0, half).unwrap();
                     for (i, w) in words(&r).iter().enumerate() {
                         let want = if i < half / 8 { 0 } else { value(i, g) };
                         assert_eq!(w.load(Relaxed), want, "word {i}");

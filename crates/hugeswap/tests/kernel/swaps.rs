@@ -106,7 +106,7 @@ fn in_all_ways(test: impl Fn(&Pool)) {
 fn in_ways(ways: &[&str], test: impl Fn(&Pool)) {
     both_modes(|mode| {
         for ways in ways {
-            let pool = builder(32).fault_mode(mode).set(ways).build().unwrap();
+            let pool = builder(32).fault_mode(mode).set(*ways).build().unwrap();
             test(&pool);
             assert_eq!(pool.audit(), Ok(()));
         }
@@ -270,7 +270,7 @@ fn swap_off_after_the_parent() {
 fn swap_off_goes_to_memory() {
     // The second area has room for a part only; the budget has room for the rest.
     let pool = builder(160).build().unwrap();
-    let mut r = pool.region(96 * MIB).unwrap();
+    let r = pool.region(96 * MIB).unwrap();
     fill(&r, 1);
     r.advise(0, r.len(), hugeswap::Advice::PageOut).unwrap();
     assert!(used(&pool, 0) > 64 << 20);

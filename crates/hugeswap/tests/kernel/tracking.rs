@@ -119,11 +119,11 @@ impl Model {
                 0 => r.advise(unit * UNIT, UNIT, Advice::PageOut).unwrap(),
                 1 => r.advise(unit * UNIT, UNIT, Advice::WillNeed).unwrap(),
                 2 => {
-                    r.advise(unit * UNIT, UNIT, Advice::DontNeed).unwrap();
+                    r.discard(unit * UNIT, UNIT).unwrap();
                     (0..512).for_each(|p| self.wrote(unit * 512 + p, 0));
                 }
                 3 | 4 if self.grain <= PAGE => {
-                    r.advise(page * PAGE, PAGE, Advice::DontNeed).unwrap();
+                    r.discard(page * PAGE, PAGE).unwrap();
                     self.wrote(page, 0);
                 }
                 5 => pool.set("thp.swapin=always").unwrap(),
@@ -338,7 +338,7 @@ fn tracking_survives_a_collapse() {
         .set("khugepaged.pages_to_scan=1000000")
         .build()
         .unwrap();
-    let mut r = pool.region(16 * MIB).unwrap();
+    let r = pool.region(16 * MIB).unwrap();
     fill(&r, 1);
     let epoch = r.track_writes(Granularity::Units).unwrap();
     words(&r)[5].store(9, Relaxed);
@@ -404,17 +404,17 @@ fn tracking_of_what_becomes_zero() {
     both_modes(|mode| {
         for by in [Granularity::Units, Granularity::Pages] {
             let pool = builder(24).fault_mode(mode).build().unwrap();
-            let mut r = pool.region(16 * MIB).unwrap();
+            let r = pool.region(16 * MIB).unwrap();
             fill(&r, 1);
             for unit in [1, 3] {
                 let epoch = r.track_writes(by).unwrap();
                 if unit > 1 {
-                    page_out(&mut r);
+                    page_out(&r);
                 }
                 let range = unit * UNIT..(unit + 1) * UNIT;
                 let bytes = &words(&r)[range.start / 8..range.end / 8];
                 bytes.iter().for_each(|w| w.store(0, Relaxed));
-                page_out(&mut r);
+                page_out(&r);
                 assert_eq!(r.changed_since(&epoch).unwrap(), [range], "{by:?}");
             }
             assert!(mode == FaultMode::Signal || counter(&pool, "zero_drop") > 0);
@@ -449,7 +449,7 @@ fn tracking_shows_in_the_pagemap() {
 
 fn shows_in_the_pagemap(mode: FaultMode) {
     let pool = builder(24).fault_mode(mode).build().unwrap();
-    let mut r = pool.region(48 * MIB).unwrap();
+    let r = pool.region(48 * MIB).unwrap();
     fill(&r, 1);
     let filter = Filter {
         all: Categories::WRITTEN,
@@ -473,7 +473,7 @@ fn shows_in_the_pagemap(mode: FaultMode) {
                 assert_eq!(entry >> 55 & 1 == 1, told, "page {page}: soft-dirty");
                 assert_eq!(entry >> 57 & 1 == 0, told, "page {page}: write-protected");
             }
-            page_out(&mut r);
+            page_out(&r);
         }
     }
 }
@@ -504,7 +504,7 @@ fn tracking_sees_what_the_kernel_writes() {
                 let epoch = r.track_writes(by).unwrap();
                 let page = 700 + round * 512;
                 if round > 0 {
-                    page_out(&mut r);
+                    page_out(&r);
                 }
                 if round > 1 {
                     assert_eq!(words(&r)[page * 512].load(Relaxed), value(page * 512, 1));

@@ -1,6 +1,6 @@
 //! What the tests share.
 
-use hugeswap::{Advice, Builder, FaultMode, Pool, Region, SwapSpec};
+use hugeswap::{Advice, Builder, FaultMode, ManagedRange, Pool, Region, SwapSpec};
 use hugeswap_engine::pool::{self, PoolConfig};
 use hugeswap_engine::{Engine, EngineConfig};
 use hugeswap_policy::knobs::Knob;
@@ -161,7 +161,7 @@ pub fn need_base_pages() {
 }
 
 /// All of a region goes to swap. (On a busy machine one call may not be enough: it waits for a second or so.)
-pub fn page_out(r: &mut Region) {
+pub fn page_out(r: &ManagedRange) {
     let start = std::time::Instant::now();
     while (0..r.len()).step_by(4096).any(|at| r.is_resident(at)) {
         assert!(start.elapsed().as_secs() < 60, "it would not leave");
@@ -189,12 +189,12 @@ pub fn value(i: usize, g: u64) -> u64 {
     (i as u64 ^ (g << 40)).wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1
 }
 
-pub fn words(r: &Region) -> &[std::sync::atomic::AtomicU64] {
+pub fn words(r: &ManagedRange) -> &[std::sync::atomic::AtomicU64] {
     // SAFETY: a region is aligned, initialised memory, and AtomicU64 has the layout of u64.
     unsafe { std::slice::from_raw_parts(r.as_ptr().cast(), r.len() / 8) }
 }
 
-pub fn fill(r: &Region, g: u64) {
+pub fn fill(r: &ManagedRange, g: u64) {
     use std::sync::atomic::Ordering::Relaxed;
     words(r)
         .iter()
@@ -202,7 +202,7 @@ pub fn fill(r: &Region, g: u64) {
         .for_each(|(i, w)| w.store(value(i, g), Relaxed));
 }
 
-pub fn check(r: &Region, g: u64) {
+pub fn check(r: &ManagedRange, g: u64) {
     use std::sync::atomic::Ordering::Relaxed;
     for (i, w) in words(r).iter().enumerate() {
         let v = w.load(Relaxed);
@@ -302,8 +302,7 @@ pub fn in_child(f: impl FnOnce()) -> ExitStatus {
 /// Page `page` of each unit is lost: it is given up, and then zeros. All others are as they were filled.
 pub fn all_but_one_page_is_there(r: &mut Region, page: usize) {
     for unit in 0..r.len() / UNIT {
-        r.advise(unit * UNIT + page * 4096, 4096, Advice::DontNeed)
-            .unwrap();
+        r.discard(unit * UNIT + page * 4096, 4096).unwrap();
     }
     for (i, w) in words(r).iter().enumerate() {
         let lost = i / 512 % 512 == page;

@@ -26,7 +26,10 @@ fn read_and_write(settings: &[&str], enough: impl Fn(&Pool) -> bool, most: Durat
         "thp.defrag=always",
     ];
     let settings = slow.iter().chain(settings);
-    let pool = settings.fold(builder(32), |b, s| b.set(s)).build().unwrap();
+    let pool = settings
+        .fold(builder(32), |b, s| b.set(*s))
+        .build()
+        .unwrap();
     let r = pool.region(96 * MIB).unwrap();
     let read = pool.region(64 * MIB).unwrap();
     fill(&read, 1);

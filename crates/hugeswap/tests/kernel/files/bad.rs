@@ -157,7 +157,7 @@ fn files_that_fail_lose_nothing() {
         pool.set("debug.swap_write_fail=1").unwrap();
         let e = r.sync().unwrap_err().to_string();
         assert!(e.contains("could not be written"), "{e}");
-        r.advise(0, len, Advice::DontNeed).unwrap();
+        r.discard(0, len).unwrap();
         r.advise(0, len, Advice::PageOut).unwrap();
         check(&r, 2);
         assert!(counter(&pool.stats(), "file_write_error") > 0);
@@ -167,7 +167,7 @@ fn files_that_fail_lose_nothing() {
         pool.set("debug.swap_read_fail=5").unwrap();
         while r.sync().is_err() {}
         pool.set("debug.swap_write_fail=0").unwrap();
-        r.advise(0, len, Advice::DontNeed).unwrap();
+        r.discard(0, len).unwrap();
         check(&r, 2);
         pool.set("debug.swap_read_fail=0").unwrap();
         assert!(file.bytes() == content(len, 2));

@@ -6,7 +6,7 @@ pub mod model;
 use crate::Test;
 use crate::pages::counter;
 use crate::util::*;
-use hugeswap::{Advice, FaultMode, FileMode, Pool, Region};
+use hugeswap::{FaultMode, FileMode, Pool, Region};
 use std::os::unix::fs::FileExt;
 use std::path::PathBuf;
 use std::sync::atomic::AtomicU32;
@@ -181,7 +181,7 @@ pub fn files_keep_their_length() {
             assert!(file.bytes() == want, "{size} {offset} {len}");
             // What is beyond the end stays as long as it is in memory, and no longer.
             r.as_mut_slice()[have - 1] = 8;
-            r.advise(0, len, Advice::DontNeed).unwrap();
+            r.discard(0, len).unwrap();
             assert_eq!(r.as_slice()[have - 1], 8);
             assert!(r.as_slice()[have..].iter().all(|&b| b == 0));
             drop(r);
@@ -244,14 +244,14 @@ fn files_forgotten_are_read_again() {
     in_all_ways(64, |pool| {
         let len = 8 * MIB;
         let file = Temp::new(len, 1);
-        for advice in [Advice::DontNeed, Advice::Free] {
+        for discard in [Region::discard, Region::discard_lazily] {
             let mut r = pool.map_file(&file.0, 0, len, FileMode::WriteBack).unwrap();
             check(&r, 1);
             file.open()
                 .write_all_at(&[1, 2, 3], 5 * MIB as u64)
                 .unwrap();
             r.as_mut_slice()[7 * MIB] = 9;
-            r.advise(0, len, advice).unwrap();
+            discard(&mut r, 0, len).unwrap();
             assert!((0..len).step_by(4096).all(|at| !r.is_resident(at)));
             assert_eq!(r.as_slice()[5 * MIB..5 * MIB + 3], [1, 2, 3]);
             assert_eq!(r.as_slice()[7 * MIB], 9);
@@ -269,7 +269,7 @@ fn files_of_zeros_are_written() {
         let file = Temp::new(len, 1);
         let mut r = pool.map_file(&file.0, 0, len, FileMode::WriteBack).unwrap();
         r.as_mut_slice().fill(0);
-        page_out(&mut r);
+        page_out(&r);
         assert!(r.as_slice().iter().all(|&b| b == 0));
         drop(r);
         assert!(file.bytes() == vec![0; len]);

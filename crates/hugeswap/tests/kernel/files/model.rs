@@ -48,10 +48,10 @@ fn work(pool: &Pool, steps: usize, seed: u64) {
                 r.as_mut_slice()[at..at + n].fill(b);
                 model[at..at + n].fill(b);
             }
-            33 => r.advise(at, n, Advice::DontNeed).unwrap(),
+            33 => r.discard(at, n).unwrap(),
             34 => r.advise(at, n, Advice::PageOut).unwrap(),
             35 => r.advise(at, n, Advice::WillNeed).unwrap(),
-            36 => r.advise(at, n, Advice::Free).unwrap(),
+            36 => r.discard_lazily(at, n).unwrap(),
             37 => {
                 r.sync().unwrap();
                 assert!(file.bytes() == model, "step {step}");
@@ -119,7 +119,7 @@ pub fn files_written_by_several_threads() {
             }
             workers.into_iter().map(|w| w.join().unwrap()).collect()
         });
-        r.advise(0, len, Advice::DontNeed).unwrap();
+        r.discard(0, len).unwrap();
         drop(r);
         let bytes = file.bytes();
         for (t, last) in lasts.iter().enumerate() {

@@ -3,7 +3,7 @@
 use super::super::draw::Draw;
 use super::board::{Board, Change, Job, Place, REGIONS, UNITS, WORDS};
 use crate::util::*;
-use hugeswap::{Advice, Categories, Filter, Pool, Region};
+use hugeswap::{Advice, Categories, Filter, Pool, Region, SharedRegion};
 use std::sync::atomic::Ordering::Relaxed;
 
 /// What a unit is, as [`Job::Tell`] tells it.
@@ -18,7 +18,7 @@ pub struct Client {
     board: &'static Board,
     number: usize,
     pool: Option<Pool>,
-    regions: [Option<Region>; REGIONS],
+    regions: [Option<SharedRegion>; REGIONS],
     own: Option<(Region, u64)>,
 }
 
@@ -95,7 +95,7 @@ impl Client {
         self.pool.as_ref().unwrap()
     }
 
-    fn region(&self, region: usize) -> &Region {
+    fn region(&self, region: usize) -> &SharedRegion {
         self.regions[region].as_ref().unwrap()
     }
 
@@ -163,7 +163,7 @@ impl Client {
         };
         self.place().change(&c);
         let r = self.regions[region].as_mut().unwrap();
-        r.advise(first * 8, number * 8, Advice::DontNeed).unwrap();
+        r.remove(first * 8, number * 8).unwrap();
         self.place().changed(self.board, &c);
     }
 
@@ -298,7 +298,7 @@ impl Client {
 
     /// No thread has anything open of a region that this process has given up.
     fn count_descriptors(&self) {
-        let has = |r: &Option<Region>| r.is_some();
+        let has = |r: &Option<SharedRegion>| r.is_some();
         let kept = self.regions.iter().filter(|r| has(r)).count();
         until("descriptors of past regions are closed", || {
             memory_files_of(std::process::id())
