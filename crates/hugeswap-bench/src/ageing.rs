@@ -292,10 +292,13 @@ impl Object {
         Ok(())
     }
 
-    fn advise(&mut self, pages: std::ops::Range<usize>, advice: Advice) -> Result<()> {
-        Ok(self
-            .region
-            .advise(pages.start * PAGE, pages.len() * PAGE, advice)?)
+    fn page_out(&self) -> Result<()> {
+        Ok(self.region.advise(0, self.region.len(), Advice::PageOut)?)
+    }
+
+    fn discard(&mut self, pages: std::ops::Range<usize>) -> Result<()> {
+        let (offset, len) = (pages.start * PAGE, pages.len() * PAGE);
+        Ok(self.region.discard(offset, len)?)
     }
 }
 
@@ -460,7 +463,7 @@ impl<'a> Objects<'a> {
                     self.all[i].discard(from..to)?;
                     self.all[i].held[from..to].fill(0);
                 }
-                _ => self.all[i].advise(0..n, Advice::PageOut)?,
+                _ => self.all[i].page_out()?,
             }
         }
         Ok(())

@@ -9,7 +9,7 @@
 //! Everything that must be undone (swap areas, mounts, loop devices, cgroups) is done by one more
 //! process, the *keeper*, which undoes it when told to or when this process ends in any way.
 
-#![forbid(unsafe_code)]
+#![deny(unsafe_code)]
 
 mod advisor;
 mod ageing;

@@ -5,7 +5,7 @@ use super::output::{self, Outcome, Progress, Table, rounded};
 use super::runner::median;
 use super::together::{self, Map};
 use anyhow::{Context, Result, bail};
-use hugeswap::{Advice, Filter, Pool, Region, SwapSpec};
+use hugeswap::{Advice, Filter, ManagedRange, Pool, SwapSpec};
 use hugeswap_policy::PAGE_BYTES;
 use hugeswap_support::interrupt::check_interrupted;
 use hugeswap_sys::mm::{self, SharedBytes};
@@ -31,7 +31,7 @@ pub fn run(args: &Pagemap) -> Result<()> {
 
 /// What is asked, and how.
 struct Asked<'a> {
-    region: &'a Region,
+    region: &'a ManagedRange,
     plain: &'a Map,
     pagemap: File,
     entries: Vec<u64>,
@@ -114,13 +114,25 @@ fn measure(args: &Pagemap, outcome: &mut Outcome) -> Result<Table> {
     let mut progress = Progress::new(1 + u64::from(args.common.pairs()));
     progress.begin("writing memory, and having it swapped out");
     let len = args.span.region as usize;
-    let mut region = match args.shared {
-        true => pool.shared(len, "bench")?,
-        false => pool.region(len)?,
+    let number = |page: usize| (page as u64 + 1).to_ne_bytes();
+    let (private, shared);
+    let region: &ManagedRange = match args.shared {
+        true => {
+            shared = pool.shared(len, "bench")?;
+            for at in (0..len).step_by(PAGE) {
+                shared.write_at(at, &number(at / PAGE))?;
+            }
+            &shared
+        }
+        false => {
+            let mut r = pool.region(len)?;
+            for (n, page) in r.as_mut_slice().chunks_exact_mut(PAGE).enumerate() {
+                page[..8].copy_from_slice(&number(n));
+            }
+            private = r;
+            &private
+        }
     };
-    for (n, page) in region.as_mut_slice().chunks_exact_mut(PAGE).enumerate() {
-        page[..8].copy_from_slice(&(n as u64 + 1).to_ne_bytes());
-    }
     let start = Instant::now();
     while (0..region.len())
         .step_by(PAGE)
@@ -136,7 +148,7 @@ fn measure(args: &Pagemap, outcome: &mut Outcome) -> Result<Table> {
     plain.iter_mut().step_by(PAGE).for_each(|b| *b = 1);
     progress.end();
     let mut asked = Asked {
-        region: &region,
+        region,
         plain: &plain,
         pagemap: File::open("/proc/self/pagemap").context("/proc/self/pagemap")?,
         entries: vec![0; AT_ONCE],

@@ -5,7 +5,7 @@
 
 use super::worker::{Thp, Work};
 use anyhow::{Context, Result, bail};
-use hugeswap::{Error, Pool, Region, SharedError};
+use hugeswap::{Error, Pool, SharedError, SharedRegion};
 use hugeswap_sys::mm::SharedBytes;
 use memmap2::MmapMut;
 use std::fs::{File, OpenOptions};
@@ -26,7 +26,7 @@ pub enum Map {
     /// A memory file.
     File(SharedBytes),
     /// A shared region.
-    Region(Region),
+    Region(SharedRegion),
 }
 
 impl Deref for Map {
@@ -35,7 +35,10 @@ impl Deref for Map {
         match self {
             Map::Own(m) => m,
             Map::File(m) => m,
-            Map::Region(r) => r.as_slice(),
+            // SAFETY: mapped for the life of the region, initialised. Tasks write their own parts
+            // only, and read those of others only between two meetings.
+            #[allow(unsafe_code)]
+            Map::Region(r) => unsafe { std::slice::from_raw_parts(r.as_ptr(), r.len()) },
         }
     }
 }
@@ -45,7 +48,9 @@ impl DerefMut for Map {
         match self {
             Map::Own(m) => m,
             Map::File(m) => m,
-            Map::Region(r) => r.as_mut_slice(),
+            // SAFETY: as above, and `self` is borrowed uniquely.
+            #[allow(unsafe_code)]
+            Map::Region(r) => unsafe { std::slice::from_raw_parts_mut(r.as_ptr(), r.len()) },
         }
     }
 }

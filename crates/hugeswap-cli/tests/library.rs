@@ -21,7 +21,7 @@ fn pagemap_shows_shared_regions() {
         .fault_mode(hugeswap::FaultMode::Signal)
         .build()
         .unwrap();
-    let mut shared = match pool.shared(4 * UNIT, "seen") {
+    let shared = match pool.shared(4 * UNIT, "seen") {
         Err(Error::Shared(SharedError::NoUserfaultfd(e))) => {
             return println!("skipped: no userfaultfd: {e}");
         }

@@ -10,7 +10,7 @@ use std::time::Duration;
 const MIB: usize = 1 << 20;
 
 /// Pages out what is idle; how many bytes of it have left memory.
-fn page_out_cold(region: &mut Region) -> Result<usize, Error> {
+fn page_out_cold(region: &Region) -> Result<usize, Error> {
     let cold = Filter {
         all: Categories::PRESENT | Categories::IDLE,
         ..Filter::default()
@@ -42,7 +42,7 @@ fn main() -> Result<(), Error> {
         let mut given = 0;
         for _ in 0..10 {
             std::thread::sleep(Duration::from_millis(100));
-            match page_out_cold(&mut region) {
+            match page_out_cold(&region) {
                 Ok(n) => given += n,
                 Err(e) => eprintln!("cold: {e}"),
             }

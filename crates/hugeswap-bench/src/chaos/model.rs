@@ -172,6 +172,12 @@ impl<'a> Model<'a> {
         first..(first + UNIT_PAGES).min(self.held.len())
     }
 
+    fn discard_pages(&mut self, pages: Range<usize>) -> Result<()> {
+        Ok(self
+            .region
+            .discard(pages.start * PAGE, pages.len() * PAGE)?)
+    }
+
     fn advise(&mut self, pages: Range<usize>, advice: Advice) -> Result<()> {
         Ok(self
             .region
@@ -191,7 +197,7 @@ impl<'a> Model<'a> {
             self.held[p] = 0;
         }
         for _ in 0..3 {
-            match self.discard(pages.clone()) {
+            match self.discard_pages(pages.clone()) {
                 Err(e) if matches!(e.downcast_ref(), Some(Error::NotDiscarded { .. })) => {
                     self.wait_a_moment();
                 }
@@ -202,7 +208,7 @@ impl<'a> Model<'a> {
         let whole = self.unit_of(pages.start).start..self.unit_of(pages.end - 1).end;
         self.counts.refused.fetch_add(1, Relaxed);
         self.held[whole.clone()].fill(0);
-        self.discard(whole)
+        self.discard_pages(whole)
     }
 
     /// Is the page there, and as it should be? False: it is lost.
@@ -305,7 +311,7 @@ impl<'a> Model<'a> {
         for p in unit.clone() {
             self.held[p] = 0;
         }
-        self.discard(unit)
+        self.discard_pages(unit)
     }
 
     /// Looks at everything.

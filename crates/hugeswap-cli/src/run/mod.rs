@@ -196,7 +196,7 @@ fn config(args: &Args) -> Result<PoolConfig> {
         .iter()
         .map(|s| knobs::parse_setting(s))
         .collect::<Result<Vec<_>, _>>();
-    let mut settings = settings.map_err(one_line).context("--set")?;
+    let mut settings = settings.map_err(anyhow::Error::new).context("--set")?;
     if args.encrypt {
         settings.push((Knob::Encrypt, 1));
     }

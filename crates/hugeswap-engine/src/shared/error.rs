@@ -16,7 +16,7 @@ pub enum SharedError {
     #[error("the pool has no shared region of that name: who makes it must have it still")]
     Unknown,
     #[error(
-        "that is no memory of a shared region of the pool: pass on what Region::shared_memory gives"
+        "that is no memory of a shared region of the pool: pass on what SharedRegion::memory returns"
     )]
     NotMemory,
     #[error("a shared region's name has 1 to {SHARED_NAME} bytes, and does not begin with byte 1")]

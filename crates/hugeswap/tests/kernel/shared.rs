@@ -3,6 +3,7 @@
 use crate::Test;
 use crate::pagemap::is;
 use crate::util::*;
+use hugeswap::volatile::{Bytes, VolatileMemory};
 use hugeswap::{Advice, Categories, Error, Pool, SharedError, SharedRegion};
 use std::sync::atomic::AtomicU64;
 use std::sync::atomic::Ordering::{Relaxed, SeqCst};
@@ -33,6 +34,7 @@ pub const TESTS: &[Test] = &[
     ("shared_takes_wild_words", shared_takes_wild_words),
     ("shared_is_discarded_in_part", shared_is_discarded_in_part),
     ("shared_is_encrypted_too", shared_is_encrypted_too),
+    ("shared_is_seen_through_views", shared_is_seen_through_views),
 ];
 
 const PAGE: usize = 4096;
@@ -404,6 +406,30 @@ fn shared_refuses_nonsense() {
     r.read_at(3 * MIB - 5, &mut back).unwrap();
     assert_eq!(&back, b"hello");
     assert_eq!(r.pagemap().count(), 3 * MIB / PAGE);
+}
+
+/// Volatile views and atomics see what another process writes, wherever the bytes are, and end where
+/// the region does.
+fn shared_is_seen_through_views() {
+    let pool = builder(32).build().unwrap();
+    let r = shared(&pool, 3 * MIB, "views");
+    let view = r.get_slice(UNIT - 4, 8).unwrap();
+    let counter: &AtomicU64 = r.get_atomic_ref(MIB).unwrap();
+    ended_well(child(|| {
+        view.write_obj(0x0102_0304_0506_0708_u64, 0).unwrap();
+        counter.fetch_add(5, SeqCst);
+    }));
+    page_out(&r);
+    assert_eq!(view.read_obj::<u64>(0).unwrap(), 0x0102_0304_0506_0708);
+    assert_eq!(counter.fetch_add(1, SeqCst), 5);
+    let mut bytes = [0; 8];
+    r.read_at(UNIT - 4, &mut bytes).unwrap();
+    assert_eq!(bytes, 0x0102_0304_0506_0708_u64.to_ne_bytes());
+    assert!(r.get_slice(3 * MIB - 4, 4).is_ok());
+    for (offset, count) in [(3 * MIB - 4, 5), (3 * MIB, 1), (usize::MAX, 2)] {
+        assert!(r.get_slice(offset, count).is_err(), "{offset}..+{count}");
+    }
+    assert!(r.get_atomic_ref::<AtomicU64>(MIB + 1).is_err());
 }
 
 /// A region is nobody's in particular: it ends with the last who has it, a child's child here.
