@@ -55,7 +55,7 @@ pub enum MapFileError {
     NoAddresses,
     /// A system call failed.
     #[error("{0}")]
-    System(#[from] Errno),
+    System(#[from] hugeswap_sys::Errno),
 }
 
 impl Paging {
