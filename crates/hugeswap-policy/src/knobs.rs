@@ -1,7 +1,9 @@
 //! The settings of `--set KEY=VALUE`: names, bounds and defaults, in one place.
 
+pub mod settings;
+
 use crate::device::faulty::Kind;
-use crate::settings::{Setting, SettingError};
+use settings::{Setting, SettingError};
 
 /// How the value of a setting is written.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -102,10 +104,10 @@ macro_rules! knobs {
             /// One line for `--help`.
             pub const fn doc(self) -> &'static str { match self { $(Knob::$variant => $doc,)* } }
         }
-        /// A type for each setting: what [`crate::settings`] offers.
+        /// A type for each setting: what [`crate::knobs::settings`] offers.
         pub(crate) mod types {
             use super::Knob;
-            use crate::settings::typed;
+            use crate::knobs::settings::typed;
             $(typed!($variant, $name, $unit $(($choice))?, $doc);)*
         }
     };

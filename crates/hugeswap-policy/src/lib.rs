@@ -55,7 +55,6 @@ pub mod knobs;
 pub mod markers;
 pub mod numa;
 pub mod pace;
-pub mod settings;
 pub mod shared;
 pub mod swapin;
 pub mod thp_swap;

@@ -3,7 +3,7 @@
 use crate::{Error, FaultMode, Pool, Running, SwapSpec};
 use hugeswap_engine::pool::{self, PoolConfig};
 use hugeswap_engine::{Engine, EngineConfig};
-use hugeswap_policy::settings::{Encrypt, Setting, SettingError};
+use hugeswap_policy::knobs::settings::{Encrypt, Setting, SettingError};
 use std::path::PathBuf;
 use std::sync::Arc;
 

@@ -3,7 +3,7 @@
 use crate::{Advice, GroupError, SharedError, SnapshotError, SwapOffError, TrackError};
 use hugeswap_engine::pool::losses::Loss;
 use hugeswap_engine::{EngineError, MapError, MapFileError, MarkerError, PinError, pool};
-use hugeswap_policy::settings::SettingError;
+use hugeswap_policy::knobs::settings::SettingError;
 use hugeswap_policy::shared::Nonsense;
 use std::path::PathBuf;
 

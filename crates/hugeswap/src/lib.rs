@@ -75,7 +75,7 @@ mod track;
 /// Typed settings: a type for each, and [`Setting`](settings::Setting) for any of them. See
 /// [`Builder::set`]. docs/settings.md explains each.
 pub mod settings {
-    pub use hugeswap_policy::settings::*;
+    pub use hugeswap_policy::knobs::settings::*;
 }
 
 /// Volatile views of a [`SharedRegion`], from the crate [`vm_memory`]: memory that others may write

@@ -2,7 +2,7 @@
 
 use crate::{BudgetAdvice, Builder, Error, FaultMode, Group, Region, ScrubReport, Stats};
 use hugeswap_engine::Engine;
-use hugeswap_policy::settings::{Setting, SettingError};
+use hugeswap_policy::knobs::settings::{Setting, SettingError};
 use std::sync::Arc;
 use std::time::Duration;
 

@@ -4,8 +4,8 @@ use crate::range::{Backing, ManagedRange, PAGE};
 use crate::{Error, FileMode, Group, Pool};
 use hugeswap_engine::MapError;
 use hugeswap_policy::knobs::Knob;
+use hugeswap_policy::knobs::settings::{RegionSetting, Setting, SettingError};
 use hugeswap_policy::markers::Marker;
-use hugeswap_policy::settings::{RegionSetting, Setting, SettingError};
 use std::ops::Deref;
 use std::ptr::NonNull;
 

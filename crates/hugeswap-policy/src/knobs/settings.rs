@@ -6,7 +6,7 @@
 //! [`Setting`] in the end, and [`Display`](std::fmt::Display) writes the text that parses to it.
 //!
 //! ```
-//! use hugeswap_policy::settings::{ReadaheadMax, Setting, ThpSwapin};
+//! use hugeswap_policy::knobs::settings::{ReadaheadMax, Setting, ThpSwapin};
 //! let typed = Setting::from(ThpSwapin::Never);
 //! assert_eq!(typed.to_string(), "thp.swapin=never");
 //! assert_eq!("thp.swapin=never".parse(), Ok(typed));
@@ -15,7 +15,7 @@
 //!     ReadaheadMax::new(1000).unwrap_err().to_string(),
 //!     "readahead.max: '1000' is not allowed: a number from 0 to 64",
 //! );
-//! # Ok::<(), hugeswap_policy::settings::SettingError>(())
+//! # Ok::<(), hugeswap_policy::knobs::settings::SettingError>(())
 //! ```
 
 use crate::knobs::{Knob, Unit, find, parse_size};
@@ -298,16 +298,16 @@ region_setting!(ThpEnabled ThpSwapin ThpDefrag);
 /// Makes the type of one setting of the table in [`crate::knobs`].
 macro_rules! typed {
     ($variant:ident, $name:literal, Choice($choice:ident), $doc:literal) => {
-        impl From<super::$choice> for crate::settings::Setting {
+        impl From<super::$choice> for crate::knobs::settings::Setting {
             fn from(choice: super::$choice) -> Self {
-                let setting = crate::settings::Setting::new(Knob::$variant, choice as u64);
+                let setting = crate::knobs::settings::Setting::new(Knob::$variant, choice as u64);
                 setting.expect("each choice is within the bounds")
             }
         }
         impl std::str::FromStr for super::$choice {
-            type Err = crate::settings::SettingError;
+            type Err = crate::knobs::settings::SettingError;
             fn from_str(text: &str) -> Result<Self, Self::Err> {
-                let setting = crate::settings::Setting::parse_value(Knob::$variant, text)?;
+                let setting = crate::knobs::settings::Setting::parse_value(Knob::$variant, text)?;
                 Ok(Self::ALL[setting.value() as usize])
             }
         }
@@ -321,16 +321,16 @@ macro_rules! typed {
         #[doc = concat!("`", $name, "`: ", $doc, ". True is on.")]
         #[derive(Clone, Copy, Debug, PartialEq, Eq)]
         pub struct $variant(pub bool);
-        impl From<$variant> for crate::settings::Setting {
+        impl From<$variant> for crate::knobs::settings::Setting {
             fn from($variant(on): $variant) -> Self {
-                let setting = crate::settings::Setting::new(Knob::$variant, on.into());
+                let setting = crate::knobs::settings::Setting::new(Knob::$variant, on.into());
                 setting.expect("on and off are within the bounds")
             }
         }
         impl std::str::FromStr for $variant {
-            type Err = crate::settings::SettingError;
+            type Err = crate::knobs::settings::SettingError;
             fn from_str(text: &str) -> Result<Self, Self::Err> {
-                let setting = crate::settings::Setting::parse_value(Knob::$variant, text)?;
+                let setting = crate::knobs::settings::Setting::parse_value(Knob::$variant, text)?;
                 Ok($variant(setting.value() != 0))
             }
         }
@@ -346,8 +346,8 @@ macro_rules! typed {
         pub struct $variant(u64);
         impl $variant {
             #[doc = concat!("A value for `", $name, "`; the error says which are allowed.")]
-            pub fn new(value: u64) -> Result<Self, crate::settings::SettingError> {
-                crate::settings::Setting::new(Knob::$variant, value)?;
+            pub fn new(value: u64) -> Result<Self, crate::knobs::settings::SettingError> {
+                crate::knobs::settings::Setting::new(Knob::$variant, value)?;
                 Ok($variant(value))
             }
             /// The value.
@@ -355,23 +355,23 @@ macro_rules! typed {
                 self.0
             }
         }
-        impl From<$variant> for crate::settings::Setting {
+        impl From<$variant> for crate::knobs::settings::Setting {
             fn from($variant(value): $variant) -> Self {
-                let setting = crate::settings::Setting::new(Knob::$variant, value);
+                let setting = crate::knobs::settings::Setting::new(Knob::$variant, value);
                 setting.expect("the bounds were checked when the value was made")
             }
         }
         impl std::str::FromStr for $variant {
-            type Err = crate::settings::SettingError;
+            type Err = crate::knobs::settings::SettingError;
             fn from_str(text: &str) -> Result<Self, Self::Err> {
-                let setting = crate::settings::Setting::parse_value(Knob::$variant, text)?;
+                let setting = crate::knobs::settings::Setting::parse_value(Knob::$variant, text)?;
                 Ok($variant(setting.value()))
             }
         }
         /// Writes the value, as [`FromStr`](std::str::FromStr) takes it.
         impl std::fmt::Display for $variant {
             fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-                crate::settings::Setting::from(*self).write_value(f)
+                crate::knobs::settings::Setting::from(*self).write_value(f)
             }
         }
     };
