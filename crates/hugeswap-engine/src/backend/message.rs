@@ -1,8 +1,10 @@
-//! Message mode: whole units by userfaultfd, whose faults are messages that the engine's threads read.
+//! Message mode: whole units by userfaultfd, whose faults are messages that the engine's threads
+//! read.
 //!
-//! An absent unit is a registered hole, and UFFDIO_MOVE moves a frame. A unit that came in this way is writable, so it counts as dirty until its
-//! checksum says otherwise. Base pages do not come and go by themselves: the kernel writes to memory that nobody pinned (direct
-//! I/O), which a move of the whole unit notices and dropping a page would not.
+//! An absent unit is a registered hole, and UFFDIO_MOVE moves a frame. A unit that came in this way
+//! is writable, so it counts as dirty until its checksum says otherwise. Base pages do not come and
+//! go by themselves: the kernel writes to memory that nobody pinned (direct I/O), which a move of
+//! the whole unit notices and dropping a page would not.
 
 use super::seam::{Capabilities, Placement, advise, map_without_access, protect, write_protect};
 use super::uffd_move::{self, LITTLE_PATIENCE, PATIENCE};
@@ -64,8 +66,8 @@ impl Placement for Message {
         if passes(errno) {
             return Err(Call::Move.failed(errno));
         }
-        // The mapping there is not as it should be: the program, or a call that failed, has left it in parts or without
-        // registration.
+        // The mapping there is not as it should be: the program, or a call that failed, has left it
+        // in parts or without registration.
         self.map_anew(unit, UNIT)?;
         self.move_unit(frame, unit, PATIENCE)
             .or_else(|errno| self.copy_in(frame, unit, errno))
@@ -117,7 +119,8 @@ impl Placement for Message {
     fn map_anew(&self, unit: usize, len: usize) -> Done {
         // SAFETY: the content is the caller's to drop; the range stays reserved.
         unsafe { map_without_access(unit, len) }?;
-        // SAFETY: advice that discards nothing; it is as the window is, so that the range merges with that.
+        // SAFETY: advice that discards nothing; it is as the window is, so that the range merges
+        // with that.
         unsafe { advise(unit, len, libc::MADV_NOHUGEPAGE) }?;
         uffd::register(self.fd, unit, len, WINDOW).map_err(|e| Call::Register.failed(e))?;
         // SAFETY: a touch is told to the userfaultfd from now on.
@@ -132,8 +135,8 @@ impl Message {
         unsafe { uffd_move::unit(self.fd, self.pagemap, from, to, patience) }
     }
 
-    /// Copies the frame at `frame` to the absent unit, where it cannot be moved, which failed with `errno`. The frame's memory is
-    /// given up then.
+    /// Copies the frame at `frame` to the absent unit, where it cannot be moved, which failed with
+    /// `errno`. The frame's memory is given up then.
     fn copy_in(&self, frame: usize, unit: usize, errno: Errno) -> Done {
         if passes(errno) {
             return Err(Call::Move.failed(errno));

@@ -1,4 +1,5 @@
-//! How memory is put in place and taken away: the one seam between what the engine decides and the kernel's ways to do it.
+//! How memory is put in place and taken away: the one seam between what the engine decides and the
+//! kernel's ways to do it.
 //!
 //! | backend | a fault is | whole units move by | parts of units |
 //! | --- | --- | --- | --- |
@@ -6,15 +7,19 @@
 //! | [`signal_remap`] | SIGSEGV | mremap | 64 KiB, by mremap |
 //! | [`message`] | a message | UFFDIO_MOVE | none |
 //!
-//! [`Backend`] is the one that a process uses. [`Placement`] is what each of them does, and [`Capabilities`] what a caller may count on.
-//! A backend knows addresses, pages, descriptors and errors; it knows no unit's word, no store and no engine.
+//! [`Backend`] is the one that a process uses. [`Placement`] is what each of them does, and
+//! [`Capabilities`] what a caller may count on. A backend knows addresses, pages, descriptors and
+//! errors; it knows no unit's word, no store and no engine.
 //!
-//! In signal mode the protection of a mapping carries the state of a unit. A unit whose state differs from its neighbour's is a mapping of
-//! its own, and the kernel limits those (65,530 by default): [`Capabilities::takes_mappings`]. In message mode a unit always arrives
-//! writable, so checksums tell whether it changed. A forked child of either mode goes on in signal mode.
+//! In signal mode the protection of a mapping carries the state of a unit: a unit arrives read-only
+//! on a read fault, so it is known exactly whether it changed since. A unit whose state differs
+//! from its neighbour's is a mapping of its own, and the kernel limits those (65,530 by default):
+//! [`Capabilities::takes_mappings`]. In message mode a unit always arrives writable, so checksums
+//! tell whether it changed: at write-out, and once more after it was moved out, since a device may
+//! have written to it until then. A forked child of either mode goes on in signal mode.
 //!
-//! Concurrency: a caller owns the lock of each unit that it names. The backend of a process changes in a forked child only, before that has a
-//! second thread.
+//! Concurrency: a caller owns the lock of each unit that it names. The backend of a process changes
+//! in a forked child only, before that has a second thread.
 
 mod message;
 mod pieces;
@@ -151,8 +156,8 @@ verbs! {
 }
 
 impl Backend {
-    /// The backend that is wanted, or what comes next to it: the userfaultfd of signal mode may be refused. Fails if that of message
-    /// mode is.
+    /// The backend that is wanted, or what comes next to it: the userfaultfd of signal mode may be
+    /// refused. Fails if that of message mode is.
     pub fn open(wanted: Wanted) -> std::result::Result<Backend, OpenError> {
         let Wanted {
             message,
@@ -229,7 +234,8 @@ impl Backend {
 
 /// What is for units whose parts come by themselves.
 impl Backend {
-    /// The smallest part of a unit with `page` in it that comes and goes by itself; `None`: only all of the unit.
+    /// The smallest part of a unit with `page` in it that comes and goes by itself; `None`: only
+    /// all of the unit.
     pub fn part_of(&self, page: usize) -> Option<Range<usize>> {
         let can = self.can();
         let start = page & !(can.smallest_part - 1);
@@ -246,7 +252,8 @@ impl Backend {
         !self.can().parts_take_mappings || self.pieces.have_mappings()
     }
 
-    /// Changes which pages of a locked unit are present, by `change`: the mappings that it takes are counted.
+    /// Changes which pages of a locked unit are present, by `change`: the mappings that it takes
+    /// are counted.
     pub fn change_present(&self, present: &Bits, change: impl FnOnce()) {
         match self.can().parts_take_mappings {
             true => self.pieces.counted(present, change),
@@ -267,8 +274,8 @@ impl Backend {
         }
     }
 
-    /// Hands memory that is kept for parts back to the kernel, until it is no more than `pages`, which are charged as free. A caller that uses that
-    /// charge otherwise calls this.
+    /// Hands memory that is kept for parts back to the kernel, until it is no more than `pages`,
+    /// which are charged as free. A caller that uses that charge otherwise calls this.
     pub fn shed(&self, pages: i64) {
         if self.can().fills_slots {
             self.pieces.shed(pages);
@@ -280,8 +287,9 @@ impl Backend {
         self.drops_some.load(Relaxed) && self.can().has_single_pages()
     }
 
-    /// Drops the memory of the pages in `going`, which are clean, and of no others, by one call. How many of them, in their order, are absent
-    /// now; if it fails, nothing has changed, and it is not tried again. Only where [`Backend::can_drop_some`].
+    /// Drops the memory of the pages in `going`, which are clean, and of no others, by one call.
+    /// How many of them, in their order, are absent now; if it fails, nothing has changed, and it
+    /// is not tried again. Only where [`Backend::can_drop_some`].
     pub fn drop_some(&self, unit: usize, going: &Bits) -> std::result::Result<usize, CallError> {
         dispatch!(self, b => b.drop_some(unit, going))
             .inspect_err(|_| self.drops_some.store(false, Relaxed))
@@ -305,8 +313,8 @@ impl Backend {
             let _ = unsafe { mm::advise(at, len, libc::MADV_HUGEPAGE) };
             return Ok(());
         }
-        // Missing faults on ranges that may be huge would make the kernel allocate and throw away a huge page each.
-        // SAFETY: advice on a range nobody uses yet.
+        // Missing faults on ranges that may be huge would make the kernel allocate and throw away a
+        // huge page each. SAFETY: advice on a range nobody uses yet.
         let _ = unsafe { mm::advise(at, len, libc::MADV_NOHUGEPAGE) };
         // SAFETY: nobody uses the window yet.
         unsafe { mm::protect(at, len, mm::PROT_RW) }

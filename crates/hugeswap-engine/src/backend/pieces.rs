@@ -1,15 +1,20 @@
-//! Pieces: 64 KiB of memory that mremap moves into units and out of them, where userfaultfd is refused.
+//! Pieces: 64 KiB of memory that mremap moves into units and out of them, where userfaultfd is
+//! refused.
 //!
-//! A *slot* is 64 KiB of an address range of our own. It is full of memory that is nobody's, which was used before (touching new pages costs more than
-//! all else here), or it is empty. In: the slot is filled, made read-only unless the fault is a write, and moved over its piece of
-//! the unit, which was without access until then; so other threads see the piece whole or fault. Out: the unit is without access already
-//! when a piece moves to an empty slot.
+//! A *slot* is 64 KiB of an address range of our own. It is full of memory that no unit has and
+//! that was used before (touching new pages costs more than all else here), or it is empty. In: the
+//! slot is filled, made read-only unless the fault is a write, and moved over its piece of the
+//! unit, which was without access until then; so other threads see the piece whole or fault. Out:
+//! the unit is without access already when a piece moves to an empty slot. Slots are not inherited
+//! by forked children.
 //!
-//! Each piece in memory takes up to two mappings, of which the kernel allows a process only so many. They are counted against a
-//! budget, half of what is free, so that the program has the rest.
+//! Each piece in memory takes up to two mappings, of which the kernel allows a process only so
+//! many. They are counted against a budget, half of what is free, so that the program has the rest.
+//! Beyond it units come whole.
 //!
-//! Concurrency: two stacks of slot numbers under one engine lock, held for a few instructions. Memory kept in full slots is charged:
-//! there are never more of its pages than free ones (see [`Pieces::shed`]).
+//! Concurrency: two stacks of slot numbers under one engine lock, held for a few instructions.
+//! Memory kept in full slots is charged: there are never more of its pages than free ones (see
+//! [`Pieces::shed`]).
 
 use super::seam::{advise, map_without_access, protect};
 use crate::bits::Bits;
@@ -103,9 +108,9 @@ impl Slot<'_> {
         let moved = unsafe { mm::move_pages(from, to, PIECE) };
         let moved = moved.map_err(|e| Call::Mremap.failed(e));
         if moved.is_err() {
-            // Refused for want of mappings nothing has changed, and nothing is done here; otherwise `to` may be
-            // unmapped by now.
-            // SAFETY: the piece is absent: nothing in it is lost, and it is without access as it was.
+            // Refused for want of mappings nothing has changed, and nothing is done here; otherwise
+            // `to` may be unmapped by now. SAFETY: the piece is absent: nothing in it is lost, and
+            // it is without access as it was.
             let _ = unsafe { protect(to, PIECE, mm::PROT_NONE) }
                 // SAFETY: as above.
                 .or_else(|_| unsafe { map_without_access(to, PIECE) });
@@ -133,8 +138,8 @@ impl Drop for Slot<'_> {
 }
 
 impl Pieces {
-    /// `frames`: huge pages that the process may have, each of which takes mappings too. `budget`: mappings that pieces may take; 0: half of
-    /// what the kernel allows beyond the frames'.
+    /// `frames`: huge pages that the process may have, each of which takes mappings too. `budget`:
+    /// mappings that pieces may take; 0: half of what the kernel allows beyond the frames'.
     pub fn new(frames: u32, budget: u64) -> Result<Pieces> {
         let pieces = Pieces {
             base: mm::map_own(SLOTS * PIECE, mm::PROT_RW)?,
@@ -154,9 +159,9 @@ impl Pieces {
 
     fn set_up(&self) {
         let (at, len) = (self.base, SLOTS * PIECE);
-        // What moves takes its mapping's advice along: pieces are not inherited by a forked child (it finds their content in swap),
-        // and no huge page is made of them.
-        // SAFETY: advice that discards nothing.
+        // What moves takes its mapping's advice along: pieces are not inherited by a forked child
+        // (it finds their content in swap), and no huge page is made of them. SAFETY: advice that
+        // discards nothing.
         let _ = unsafe { advise(at, len, libc::MADV_DONTFORK) };
         // SAFETY: as above.
         let _ = unsafe { advise(at, len, libc::MADV_NOHUGEPAGE) };
@@ -214,7 +219,8 @@ impl Pieces {
         Ok(slot)
     }
 
-    /// Takes the memory of the piece at `from`, which is without access, for reuse. False if there is enough, or it cannot be moved.
+    /// Takes the memory of the piece at `from`, which is without access, for reuse. False if there
+    /// is enough, or it cannot be moved.
     pub fn recycle(&self, from: usize) -> bool {
         let number = {
             let mut s = self.stacks.lock();
@@ -227,7 +233,8 @@ impl Pieces {
             n
         };
         let to = self.addr(number);
-        // SAFETY: the piece is the caller's to drop and nobody can reach it; the slot is ours and empty.
+        // SAFETY: the piece is the caller's to drop and nobody can reach it; the slot is ours and
+        // empty.
         let moved = unsafe { mm::move_pages(from, to, PIECE) }
             // SAFETY: the slot is ours.
             .and_then(|()| unsafe { mm::protect(to, PIECE, mm::PROT_RW) });
@@ -254,8 +261,8 @@ impl Pieces {
         }
     }
 
-    /// Hands memory back to the kernel until no more than `pages` are kept. Those are charged as free; a caller that uses that charge otherwise
-    /// calls this.
+    /// Hands memory back to the kernel until no more than `pages` are kept. Those are charged as
+    /// free; a caller that uses that charge otherwise calls this.
     pub fn shed(&self, pages: i64) {
         loop {
             let mut s = self.stacks.lock();
@@ -275,7 +282,8 @@ impl Pieces {
         self.mappings.load(Relaxed) + MOST_OF_A_UNIT <= self.budget
     }
 
-    /// Changes which pages of a locked unit are present, by `change`, and counts the mappings that it takes.
+    /// Changes which pages of a locked unit are present, by `change`, and counts the mappings that
+    /// it takes.
     pub fn counted(&self, present: &Bits, change: impl FnOnce()) {
         let before = mappings_of(present);
         change();
@@ -296,7 +304,8 @@ impl Drop for Pieces {
     }
 }
 
-/// Mappings that the pieces of a unit take at most: one each, and one for each run of absent ones between them.
+/// Mappings that the pieces of a unit take at most: one each, and one for each run of absent ones
+/// between them.
 pub(super) fn mappings_of(pages: &Bits) -> i64 {
     let mut present = 0u32;
     for piece in 0..PER_UNIT {

@@ -1,7 +1,7 @@
 //! Whole units by mprotect and mremap: what both backends of signal mode do.
 //!
-//! An absent unit is a mapping without access. One mremap moves a frame into place: it is atomic, copies nothing and keeps the page
-//! huge. The protection of the mapping carries the state.
+//! An absent unit is a mapping without access. One mremap moves a frame into place: it is atomic,
+//! copies nothing and keeps the page huge. The protection of the mapping carries the state.
 
 use super::seam::{advise, map_without_access, protect};
 use super::uffd_move::end_rather_than_lose;
@@ -56,7 +56,8 @@ pub(super) fn relocate(from: usize, to: usize, watched: bool) -> Done {
 pub(super) fn map_anew(unit: usize, len: usize) -> Done {
     // SAFETY: the content is the caller's to drop; the range stays reserved.
     unsafe { map_without_access(unit, len) }?;
-    // SAFETY: advice that discards nothing; without it the range would not merge with its neighbours.
+    // SAFETY: advice that discards nothing; without it the range would not merge with its
+    // neighbours.
     let _ = unsafe { advise(unit, len, libc::MADV_HUGEPAGE) };
     Ok(())
 }

@@ -1,7 +1,9 @@
-//! Signal mode where userfaultfd is refused: whole units and parts of 64 KiB by mremap, with nothing else of the kernel.
+//! Signal mode where userfaultfd is refused: whole units and parts of 64 KiB by mremap, with
+//! nothing else of the kernel.
 //!
-//! An absent part is mapped without access. A part is filled in a slot ([`super::pieces`]) and moved over the unit by one mremap, so other threads
-//! see it whole or fault. Its protection is that of its mapping.
+//! An absent part is mapped without access. A part is filled in a slot ([`super::pieces`]) and
+//! moved over the unit by one mremap, so other threads see it whole or fault. Its protection is
+//! that of its mapping.
 
 use super::pieces::{self, PIECE, Pieces};
 use super::seam::{Capabilities, Placement, advise, protect};
@@ -47,9 +49,11 @@ impl Placement for SignalRemap<'_> {
     }
 
     fn split(&self, unit: usize) -> Done {
-        // Advice first: it makes the unit a mapping of its own, so that nothing after it can meet the limit on mappings.
+        // Advice first: it makes the unit a mapping of its own, so that nothing after it can meet
+        // the limit on mappings.
         set_apart(unit)
-            // SAFETY: the bytes are the program's to read; writers fault and wait for the unit's lock.
+            // SAFETY: the bytes are the program's to read; writers fault and wait for the unit's
+            // lock.
             .and_then(|()| unsafe { protect(unit, UNIT, mm::PROT_READ) })
             .inspect(|()| split_huge_page(unit))
             .inspect_err(|_| set_together(unit))
@@ -76,15 +80,16 @@ impl Placement for SignalRemap<'_> {
     fn freeze(&self, unit: usize, which: &Bits, _others: u64) -> Done {
         // Not the whole unit at once: what is absent must stay without access.
         which.each_run(|run| {
-            // SAFETY: the program may read what is present; writers fault and wait for the unit's lock.
+            // SAFETY: the program may read what is present; writers fault and wait for the unit's
+            // lock.
             unsafe { protect(unit + run.start * PAGE, run.len() * PAGE, mm::PROT_READ) }
         })
     }
 
     fn drop_present(&self, unit: usize, present: &Bits) -> Done {
-        // One call, and one interruption of other processors, before parts are moved one by one. Should it fail half way, a touch
-        // gives access again.
-        // SAFETY: a touch faults and waits for the unit's lock.
+        // One call, and one interruption of other processors, before parts are moved one by one.
+        // Should it fail half way, a touch gives access again. SAFETY: a touch faults and waits for
+        // the unit's lock.
         unsafe { protect(unit, UNIT, mm::PROT_NONE) }?;
         let mut next = 0;
         while let Some(run) = present.run(next, PAGES, true) {
@@ -104,9 +109,8 @@ impl Placement for SignalRemap<'_> {
 
     fn give_up(&self, unit: usize, pages: Range<usize>) -> Result<Range<usize>, CallError> {
         let at = |page: usize| unit + page * PAGE;
-        // What is not dropped becomes zero where it stands. A clean part stays so: what is neither stored nor dirty is zero when it comes
-        // back, too.
-        // SAFETY: the caller gave the content up.
+        // What is not dropped becomes zero where it stands. A clean part stays so: what is neither
+        // stored nor dirty is zero when it comes back, too. SAFETY: the caller gave the content up.
         unsafe { advise(at(pages.start), pages.len() * PAGE, libc::MADV_DONTNEED) }?;
         let first = pages.start.next_multiple_of(pieces::PAGES);
         let last = pages.end / pieces::PAGES * pieces::PAGES;

@@ -1,8 +1,10 @@
-//! Signal mode with userfaultfd: whole units by mremap, and single pages by a userfaultfd of user-mode faults, which turns a touch of an
-//! absent page, or a write to a protected one, into SIGBUS.
+//! Signal mode with userfaultfd: whole units by mremap, and single pages by a userfaultfd of
+//! user-mode faults (Linux 5.11, no privilege), which turns a touch of an absent page, or a write
+//! to a protected one, into SIGBUS.
 //!
-//! A unit whose pages come by themselves is registered and mapped with the program's access. A page is copied into place by UFFDIO_COPY,
-//! and its protection is userfaultfd's, so no page takes a mapping.
+//! A unit whose pages come by themselves is registered with it and mapped with the program's
+//! access, with huge pages advised against. A page is copied into place by UFFDIO_COPY, and its
+//! protection is userfaultfd's, so no page takes a mapping.
 
 use super::seam::{Capabilities, Placement, advise, protect, write_protect};
 use crate::bits::Bits;
@@ -23,7 +25,8 @@ pub(super) fn open() -> Result<i32> {
     uffd::open(uffd::USER_MODE_ONLY, features).map(|(fd, _)| fd)
 }
 
-/// Does the kernel discard several ranges by one call? Tried on memory of the caller's that nobody uses, 3 pages of it at `at`.
+/// Does the kernel discard several ranges by one call? Tried on memory of the caller's that nobody
+/// uses, 3 pages of it at `at`.
 pub(super) fn discards_ranges(at: usize) -> bool {
     let span = |i: usize| mm::Span {
         at: at + 2 * i * PAGE,
@@ -63,14 +66,17 @@ impl Placement for SignalUffd {
     }
 
     fn split(&self, unit: usize) -> Done {
-        // Advice first: it makes the unit a mapping of its own, so that nothing after it can meet the limit on mappings.
+        // Advice first: it makes the unit a mapping of its own, so that nothing after it can meet
+        // the limit on mappings.
         set_apart(unit)
-            // SAFETY: the bytes are the program's to read; writers fault and wait for the unit's lock.
+            // SAFETY: the bytes are the program's to read; writers fault and wait for the unit's
+            // lock.
             .and_then(|()| unsafe { protect(unit, UNIT, mm::PROT_READ) })
             .and_then(|()| self.register(unit))
             .and_then(|()| write_protect(self.fd, unit, UNIT, true))
             .inspect(|()| split_huge_page(unit))
-            // SAFETY: all of it is write-protected: a write raises SIGBUS and waits for the unit's lock.
+            // SAFETY: all of it is write-protected: a write raises SIGBUS and waits for the unit's
+            // lock.
             .and_then(|()| unsafe { protect(unit, UNIT, mm::PROT_RW) })
             .inspect_err(|_| {
                 let _ = uffd::unregister(self.fd, unit, UNIT);
@@ -150,8 +156,9 @@ impl SignalUffd {
     }
 }
 
-/// Advice for a unit whose parts are to come by themselves. A write to a hole in a range that may be huge would have the kernel make a huge page
-/// and throw it away. And a child does not inherit the registration: holes would read as zeros there, so it inherits nothing.
+/// Advice for a unit whose parts are to come by themselves. A write to a hole in a range that may
+/// be huge would have the kernel make a huge page and throw it away. And a child does not inherit
+/// the registration: holes would read as zeros there, so it inherits nothing.
 pub(super) fn set_apart(unit: usize) -> Done {
     // SAFETY: advice that discards nothing.
     unsafe { advise(unit, UNIT, libc::MADV_NOHUGEPAGE) }
@@ -167,8 +174,9 @@ pub(super) fn set_together(unit: usize) {
     let _ = unsafe { advise(unit, UNIT, libc::MADV_HUGEPAGE) };
 }
 
-/// Has the kernel put the memory of a unit into base pages, so that what is dropped of it goes back to the kernel. It does that with advice on a
-/// part of a huge page; this advice has no further effect than that the part is cold.
+/// Has the kernel put the memory of a unit into base pages, so that what is dropped of it goes back
+/// to the kernel. It does that with advice on a part of a huge page; this advice has no further
+/// effect than that the part is cold.
 pub(super) fn split_huge_page(unit: usize) {
     // SAFETY: advice that discards nothing.
     let _ = unsafe { advise(unit, PAGE, libc::MADV_COLD) };

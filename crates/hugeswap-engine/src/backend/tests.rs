@@ -1,6 +1,8 @@
-//! Each backend on real memory: what is brought, protected and taken away, and what a call that fails leaves behind.
+//! Each backend on real memory: what is brought, protected and taken away, and what a call that
+//! fails leaves behind.
 //!
-//! Nothing here takes a fault: whether memory can be accessed is asked by process_vm_readv and process_vm_writev, which fail with EFAULT.
+//! Nothing here takes a fault: whether memory can be accessed is asked by process_vm_readv and
+//! process_vm_writev, which fail with EFAULT.
 
 use super::*;
 use crate::PAGES;

@@ -1,25 +1,29 @@
 //! UFFDIO_MOVE of one unit, all of it or none.
 //!
-//! The kernel may stop in the middle of a unit that is mapped by base pages, and Linux 6.18 may say EEXIST
-//! after it has moved some or all of them (an error left over from an attempt it repeated itself). Which pages have
-//! moved is read from the page table, not from the answer, and the rest follows; what cannot follow
-//! makes the part that did go back. So a caller that is told of an error still has the unit where it was.
+//! The kernel may stop in the middle of a unit that is mapped by base pages, and Linux 6.18 may say
+//! EEXIST after it has moved some or all of them (an error left over from an attempt that it
+//! repeated itself). Which pages have moved is read from the page table, not from the answer, and
+//! the rest follows. If something cannot follow, the part that did goes back. So a caller that gets
+//! an error still has the unit where it was.
 
 use crate::{PAGE, UNIT};
 use hugeswap_policy::UNIT_PAGES;
 use hugeswap_sys::{Errno, Result, fs, mm, process, uffd};
 
-/// EBUSY (a page is pinned: direct I/O just done) and EAGAIN pass; so many attempts are made where nothing else helps.
+/// EBUSY (a page is pinned: direct I/O just done) and EAGAIN pass; so many attempts are made where
+/// nothing else helps.
 pub const PATIENCE: u32 = 20_000;
 /// And where there is another way, or another unit.
 pub const LITTLE_PATIENCE: u32 = 200;
 /// After so many attempts at once the processor is left to others in between.
 const SPINS: u32 = 100;
 
-/// Moves the unit at `from` to the empty, registered place `to`. `pagemap`: /proc/self/pagemap, or -1; `patience`: attempts in vain.
+/// Moves the unit at `from` to the empty, registered place `to`. `pagemap`: /proc/self/pagemap, or
+/// -1; `patience`: attempts in vain.
 ///
 /// # Safety
-/// Both are private anonymous memory of the caller's to give, one unit each, and nobody else moves either.
+/// Both are private anonymous memory of the caller's to give, one unit each, and nobody else moves
+/// either.
 pub unsafe fn unit(fd: i32, pagemap: i32, from: usize, to: usize, patience: u32) -> Result<()> {
     let mut done = 0;
     // SAFETY: the caller's promise.
@@ -34,8 +38,8 @@ pub unsafe fn unit(fd: i32, pagemap: i32, from: usize, to: usize, patience: u32)
     if unsafe { pages(fd, pagemap, (to, from), done, &mut back, PATIENCE) }.is_ok() {
         return Err(e);
     }
-    // The way back is closed where `from` is not registered, and then it is a frame of ours that only has to be
-    // waited for. What stands at `to` already is passed over, wherever it is.
+    // The way back is closed where `from` is not registered, and then it is a frame of ours that
+    // only has to be waited for. What stands at `to` already is passed over, wherever it is.
     loop {
         done = 0;
         // SAFETY: as above.
@@ -107,7 +111,8 @@ fn moved_pages(pagemap: i32, from: usize, to: usize, len: usize) -> usize {
         .count()
 }
 
-/// Which pages from `at` on there are, in memory or in the kernel's own swap. False if it cannot be told.
+/// Which pages from `at` on there are, in memory or in the kernel's own swap. False if it cannot be
+/// told.
 fn populated(pagemap: i32, at: usize, out: &mut [bool]) -> bool {
     let mut seen = [0u8; UNIT_PAGES as usize];
     if pagemap >= 0 && mm::populated(pagemap, at, out).is_ok() {

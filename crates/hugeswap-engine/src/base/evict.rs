@@ -1,5 +1,9 @@
-//! Base pages written and dropped, a unit at a time: one write protection, one write for each run of dirty pages, one
-//! unmapping, so that what disturbs other processors is paid once for up to 512 pages.
+//! Base pages written and dropped, a unit at a time.
+//!
+//! One write protection (or one for each run of dirty pages that go, where more pages stay writable
+//! than there are runs), one write for each run of dirty pages (up to 16 at once by io_uring,
+//! [`crate::store`]), one unmapping: so what disturbs other processors is paid once for up to 512
+//! pages. Pages that were not written since they came are not written again.
 
 use super::PAGE;
 use super::record::Bits;
@@ -15,9 +19,10 @@ use std::ops::Range;
 use std::sync::atomic::Ordering::Relaxed;
 
 impl Paging {
-    /// Writes out and drops pages of a locked, base-mapped unit, which stays base-mapped: all of them, or but for those that
-    /// came back so soon that they are to be spared. Unlocks it. How many there were and how many are left; `None` if swap would not
-    /// take them, or they could not be dropped.
+    /// Writes out and drops pages of a locked, base-mapped unit, which stays base-mapped: all of
+    /// them, or but for those that came back so soon that they are to be spared. Unlocks it. How
+    /// many there were and how many are left; `None` if swap would not take them, or they could not
+    /// be dropped.
     pub(crate) fn evict_pages(&self, mut w: Locked<'_>, spare: bool) -> Option<(u64, u64)> {
         let (start, unit) = (now_ns(), w.unit());
         let record = self.base.records.of(unit);
@@ -56,7 +61,8 @@ impl Paging {
         self.clean_pages_but(w, 0)
     }
 
-    /// [`Paging::clean_pages`], where `others` more pages can be written, which are not called dirty now, and may stay so.
+    /// [`Paging::clean_pages`], where `others` more pages can be written, which are not called
+    /// dirty now, and may stay so.
     fn clean_pages_but(&self, w: &mut Locked<'_>, others: u64) -> bool {
         let record = self.base.records.of(w.unit());
         if !record.dirty.any() {
@@ -84,7 +90,8 @@ impl Paging {
         Some(n)
     }
 
-    /// Some pages of a base-mapped unit become zero: memory and swap behind them are given up. Was it done?
+    /// Some pages of a base-mapped unit become zero: memory and swap behind them are given up. Was
+    /// it done?
     pub(crate) fn discard_pages(&self, w: &mut Locked<'_>, pages: Range<usize>) -> bool {
         let record = self.base.records.of(w.unit());
         let (n, zero) = self.drop_some(w.unit(), record, pages.clone());
@@ -115,7 +122,8 @@ impl Paging {
         self.leave_zero(w)
     }
 
-    /// [`Paging::leave_pages`] for a unit that is all zeros: nothing is dirty, and its slot holds nothing.
+    /// [`Paging::leave_pages`] for a unit that is all zeros: nothing is dirty, and its slot holds
+    /// nothing.
     pub(super) fn leave_zero(&self, w: &mut Locked<'_>) -> bool {
         if !self.leave_as(Kind::None, w) {
             return false;
@@ -125,8 +133,8 @@ impl Paging {
         true
     }
 
-    /// [`Paging::leave_pages`] for a unit that its place in swap, if it has one, holds all of, and that is zero otherwise. The rules of the
-    /// fault path hold.
+    /// [`Paging::leave_pages`] for a unit that its place in swap, if it has one, holds all of, and
+    /// that is zero otherwise. The rules of the fault path hold.
     fn leave_as(&self, kind: Kind, w: &mut Locked<'_>) -> bool {
         if self.backend.drop_units(w.addr(), UNIT).is_err() {
             return false;
@@ -137,8 +145,9 @@ impl Paging {
         true
     }
 
-    /// Has some base-mapped units go back to being whole, in swap: each may take mappings that are short. Only those
-    /// that their slots hold all of, or that have none. False if none was found. The rules of the fault path hold.
+    /// Has some base-mapped units go back to being whole, in swap: each may take mappings that are
+    /// short. Only those that their slots hold all of, or that have none. False if none was found.
+    /// The rules of the fault path hold.
     pub(crate) fn leave_stored_pages(&self) -> bool {
         self.leave_some(|w| {
             let record = self.base.records.of(w.unit());

@@ -1,7 +1,9 @@
-//! Parts of units, on the program's word: some pages read ahead of their use, some written and dropped, some given up.
-//! (The rest of a base-mapped unit is left as it is; a whole one in memory has no parts.)
+//! Parts of units, on the program's request: some pages read ahead of their use, some written and
+//! dropped, some given up. (The rest of a base-mapped unit is left as it is; a whole one in memory
+//! has no parts.)
 //!
-//! What takes I/O is done by the I/O threads, which have descriptors of their own: a job carries the unit's lock.
+//! The I/O threads, which have descriptors of their own, do what takes I/O: a job carries the
+//! unit's lock.
 
 use super::record::Record;
 use super::{BUFFER, PAGE};
@@ -14,7 +16,8 @@ use hugeswap_sys::{mm, process};
 use std::ops::Range;
 
 impl Paging {
-    /// Has an I/O thread bring pages of a locked, base-mapped unit in, as far as memory is to be had without waiting.
+    /// Has an I/O thread bring pages of a locked, base-mapped unit in, as far as memory is to be
+    /// had without waiting.
     pub(crate) fn hand_over_bring(&self, w: Locked<'_>, pages: Range<usize>) {
         let unit = w.unit();
         let (from, to) = (pages.start as u16, pages.end as u16);
@@ -106,8 +109,9 @@ impl Paging {
         n
     }
 
-    /// Pages of a unit in swap, or of a base-mapped one, become zero without I/O: a whole one goes over to base pages for
-    /// that, and one of which nothing is left is zero as a whole. Was it done?
+    /// Pages of a unit in swap, or of a base-mapped one, become zero without I/O: a whole one goes
+    /// over to base pages for that, and one of which nothing is left is zero as a whole. Was it
+    /// done?
     pub(crate) fn give_up_pages(&self, w: &mut Locked<'_>, pages: Range<usize>) -> bool {
         if self.files.of(w.unit()).is_some() {
             // What is given up of it is not zero then.

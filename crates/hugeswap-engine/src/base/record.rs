@@ -1,7 +1,7 @@
 //! What is known of each base-mapped unit: a few bits for each of its 512 pages.
 //!
-//! Concurrency: a record is read and changed by the owner of its unit's lock; others may look at single
-//! bits and get an answer that was true a moment ago.
+//! Concurrency: the owner of its unit's lock reads and changes a record. Other threads may look at
+//! single bits and get an answer that was true a moment ago.
 
 use crate::PAGES;
 pub(crate) use crate::bits::Bits;
@@ -23,7 +23,8 @@ pub(crate) struct Record {
     pub present: Bits,
     /// Present and writable: perhaps changed since the slot was written.
     pub dirty: Bits,
-    /// The slot holds the page (as it was before it became dirty). A page neither present nor stored reads as zero.
+    /// The slot holds the page (as it was before it became dirty). A page neither present nor
+    /// stored reads as zero.
     pub stored: Bits,
     /// Changed when it was last in memory: a hint.
     pub changed: Bits,
@@ -70,7 +71,8 @@ impl Record {
         }
     }
 
-    /// The unit is about to be evicted: its present pages that have a life left pay one for being spared. The others.
+    /// The unit is about to be evicted: its present pages that have a life left pay one for being
+    /// spared. The others.
     pub fn not_spared(&self) -> Bits {
         let going = Bits::none();
         for i in 0..PAGES / 64 {
@@ -89,7 +91,8 @@ impl Record {
         going
     }
 
-    /// Pages are about to leave: of those that are not dirty it is known that they were not changed.
+    /// Pages are about to leave: of those that are not dirty it is known that they were not
+    /// changed.
     pub fn note_unchanged(&self, going: &Bits) {
         for ((changed, going), dirty) in self.changed.0.iter().zip(&going.0).zip(&self.dirty.0) {
             let unchanged = going.load(Relaxed) & !dirty.load(Relaxed);
@@ -150,7 +153,8 @@ unsafe impl FromZeros for PageTurns {}
 // SAFETY: atomics only; no bit set and nothing known is a valid record.
 unsafe impl FromZeros for Record {}
 
-/// The records of a window's units; memory of their own only where units were base-mapped or evicted.
+/// The records of a window's units; memory of their own only where units were base-mapped or
+/// evicted.
 pub(crate) struct Records(Zeroed<Record>);
 
 impl Records {

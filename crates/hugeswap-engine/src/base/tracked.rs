@@ -1,5 +1,6 @@
-//! A unit in memory whose pages are told apart by who tracks writes ([`crate::track`]) goes over to base pages with its first write, where it
-//! stands: nothing is copied. The rules of the fault path hold.
+//! A unit in memory whose pages write tracking tells apart ([`crate::track`]) goes over to base
+//! pages with its first write, where it stands: nothing is copied. The rules of the fault path
+//! hold.
 
 use crate::paging::Paging;
 use crate::table::Locked;
@@ -44,7 +45,8 @@ impl Paging {
             self.watched.fetch_sub(1, Relaxed);
         }
         let record = self.base.records.of(unit);
-        // A cluster keeps its old bytes, of which nothing counts, until it is written again; what is scattered is stored as its table says.
+        // A cluster keeps its old bytes, of which nothing counts, until it is written again; what
+        // is scattered is stored as its table says.
         if w.has(CLEAN) || w.place() == Place::Singles {
             self.note_stored(unit, *w, record);
         } else {

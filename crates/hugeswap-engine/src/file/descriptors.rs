@@ -1,11 +1,14 @@
-//! Mapped files as threads reach them. The program's threads have one table of descriptors, the engine's own have another
-//! (`Paging::take_private_descriptors`), so a file is opened for both, under the same number.
+//! The descriptors of mapped files. The program's threads have one table of descriptors, the
+//! engine's own have another (`Reclaim::take_private_descriptors`), so a file is opened for both,
+//! under the same number.
 //!
-//! What is opened is the file behind the program's descriptor, anew, through /proc: with flags of our own (direct I/O would otherwise
-//! be the program's too), and never blocking. kswapd does it for the engine's threads, when asked.
+//! The engine opens the file behind the program's descriptor anew, through /proc: with flags of its
+//! own (direct I/O would otherwise be the program's too), and never blocking. kswapd does it for
+//! the engine's threads, on request.
 //!
-//! Concurrency: one change at a time, under a lock; kswapd takes what is asked through atomics and never waits for it. A number is closed
-//! in the engine's table first, then in the program's, so that nobody else is given it in between.
+//! Concurrency: changes are made one at a time, under a lock. kswapd takes requests through atomics
+//! and never waits for it. A number is closed in the engine's table first, then in the program's,
+//! so that nothing else gets it in between.
 
 use super::MapFileError;
 use super::table::{Files, Mapping, state};
@@ -31,7 +34,8 @@ fn reopen(tid: i32, fd: i32, flags: i32) -> Result<i32> {
     fs::open(&path, flags | libc::O_NONBLOCK | libc::O_NOCTTY, 0)
 }
 
-/// Closes a descriptor of a mapping in the program's table, unless the program has, and the number is another file's.
+/// Closes a descriptor of a mapping in the program's table, unless the program has, and the number
+/// is another file's.
 fn close_ours(m: &Mapping, fd: i32) {
     if fd >= 0 && m.size_by(fd).is_ok() {
         fs::close(fd);
@@ -71,8 +75,8 @@ impl Files {
 }
 
 impl Paging {
-    /// Opens a mapping of `len` bytes from `offset` on of the file that the caller has open as `fd`,
-    /// which `units` units are to refer to.
+    /// Opens a mapping of `len` bytes from `offset` on of the file that the caller has open as
+    /// `fd`, which `units` units are to refer to.
     pub(crate) fn open_mapping(
         &self,
         fd: i32,
@@ -139,7 +143,8 @@ impl Paging {
     /// For direct I/O, if file and file system take that; and whether it is.
     fn open_for_program(&self, fd: i32, access: i32) -> Result<(i32, bool)> {
         let tid = process::tid();
-        // There memory that changes while it is written makes a block that cannot be read (its checksum).
+        // There memory that changes while it is written makes a block that cannot be read (its
+        // checksum).
         const BTRFS_MAGIC: u64 = 0x9123_683e;
         let copied =
             access == libc::O_RDWR && fs::file_system(fd).is_ok_and(|s| s.magic == BTRFS_MAGIC);
@@ -236,7 +241,8 @@ impl Paging {
     /// Closes the files of mappings that no unit refers to any more, and swap areas that are gone.
     pub(crate) fn close_unused_mappings(&self) {
         self.pool.close_past_areas();
-        // Between the parts of a fork kswapd is at rest: the next call does it. In a child forked by a raw system call there is none.
+        // Between the parts of a fork kswapd is at rest: the next call does it. In a child forked
+        // by a raw system call there is none.
         if is_raw_fork_child(self.fork_mark) {
             return;
         }
@@ -249,7 +255,8 @@ impl Paging {
         for m in self.files.known().iter().filter(unused) {
             for fd in [&m.fd, &m.tail_fd] {
                 let fd = fd.swap(-1, Relaxed);
-                // If it stays open there, it is in nobody's way: the next of its number replaces it.
+                // If it stays open there, it is in nobody's way: the next of its number replaces
+                // it.
                 if fd >= 0 {
                     let _ = self.ask(CLOSE, fd, 0);
                     close_ours(m, fd);

@@ -1,8 +1,13 @@
 //! Units and pages of mapped files, read and written where they stand in the file.
 //!
-//! A file never changes its length for us. Beyond what is mapped of it, pages read as zero and nothing is written. Where it has become
-//! shorter than what is mapped, pages that lie beyond its end cannot be read (ENXIO) nor written; of the one it ends in the rest
-//! is zero, as the kernel has it.
+//! Files are read and written by direct I/O where the file system has it, else through the page
+//! cache, which is told to forget what was moved. The part of a page at the end of a file is
+//! written through a second descriptor without direct I/O.
+//!
+//! The engine never changes the length of a file, and looks at it before every transfer. Nothing is
+//! written beyond the mapped part of a file, and pages there read as zero. Where the file has
+//! become shorter than its mapping, pages beyond its end cannot be read (ENXIO) or written. Of the
+//! page that it ends in the rest is zero, as with the kernel.
 //!
 //! The rules of the fault path hold for what reads.
 
@@ -47,7 +52,8 @@ impl Extent {
 }
 
 impl Files {
-    /// The entry of a mapping and what `pages` of `place` are in its file, if the caller's descriptor is that file (else EBADF).
+    /// The entry of a mapping and what `pages` of `place` are in its file, if the caller's
+    /// descriptor is that file (else EBADF).
     fn extent(&self, place: FilePlace, pages: &Range<usize>) -> Result<(&Mapping, i32, Extent)> {
         let m = self.mapping(place).ok_or(Errno::EIO)?;
         let fd = m.fd.load(Relaxed);
@@ -74,8 +80,8 @@ impl Paging {
         })
     }
 
-    /// Reads pages of a unit of a file to `to`; zeros where nothing is mapped. EIO: the file is too short, or cannot be read. EBADF: the
-    /// caller's descriptor is not the file.
+    /// Reads pages of a unit of a file to `to`; zeros where nothing is mapped. EIO: the file is too
+    /// short, or cannot be read. EBADF: the caller's descriptor is not the file.
     pub(crate) fn read_file_pages(
         &self,
         place: FilePlace,
@@ -114,7 +120,8 @@ impl Paging {
             return Err(Errno::ENXIO);
         }
         let (len, wanted) = (pages.len() * PAGE as usize, e.wanted());
-        // Whole pages are asked for, as direct I/O has it. What the file has beyond that is not mapped.
+        // Whole pages are asked for, as direct I/O has it. What the file has beyond that is not
+        // mapped.
         let ask = wanted.next_multiple_of(PAGE as usize).min(len);
         let there = wanted.min(e.size.saturating_sub(e.from) as usize);
         let start = now_ns();
@@ -160,8 +167,9 @@ impl Paging {
         Ok(())
     }
 
-    /// Writes pages of a unit to its file from `from`, where nobody changes them, as far as they are mapped. On
-    /// failure what the file has there is neither old nor new. Nothing, of a mapping that is only read.
+    /// Writes pages of a unit to its file from `from`, where nobody changes them, as far as they
+    /// are mapped. On failure what the file has there is neither old nor new. Nothing, of a mapping
+    /// that is only read.
     fn write_file_pages(&self, place: FilePlace, pages: Range<usize>, from: usize) -> Result<()> {
         let m = self.files.mapping(place).ok_or(Errno::EIO)?;
         if m.writes.load(Relaxed) == 0 {
@@ -241,8 +249,8 @@ impl Paging {
         Ok(())
     }
 
-    /// Writes a whole unit in memory to its file, unless that is known to hold the same. The unit is mapped readable; if the program
-    /// writes meanwhile, the caller finds out.
+    /// Writes a whole unit in memory to its file, unless that is known to hold the same. The unit
+    /// is mapped readable; if the program writes meanwhile, the caller finds out.
     pub(crate) fn write_file_unit(&self, unit: u32, place: FilePlace) -> Result<()> {
         let at = self.table.addr(unit);
         let known = &self.files.sums[unit as usize];
@@ -262,7 +270,8 @@ impl Paging {
         Ok(())
     }
 
-    /// Writes the dirty pages of a locked, base-mapped unit, which are write-protected. False if not all could be written.
+    /// Writes the dirty pages of a locked, base-mapped unit, which are write-protected. False if
+    /// not all could be written.
     pub(crate) fn write_file_dirty(&self, unit: u32, place: FilePlace, record: &Record) -> bool {
         let at = self.table.addr(unit);
         let mut next = 0;
@@ -277,7 +286,8 @@ impl Paging {
         true
     }
 
-    /// Message mode: does the frame at `at`, just moved out of a unit of a file, hold what the file does?
+    /// Message mode: does the frame at `at`, just moved out of a unit of a file, hold what the file
+    /// does?
     pub(crate) fn is_as_in_file(&self, unit: u32, w: Word, at: usize) -> bool {
         // What the program may not write nothing has changed.
         if !w.has(MAY_WRITE) {
@@ -288,7 +298,8 @@ impl Paging {
         want != 0 && checksum::whole(&self.store.key, unsafe { self.bytes(at) }) == want
     }
 
-    /// Message mode: access to a unit that [`Ranges::fence`](crate::ranges::Ranges::fence) has made read-only, so that memory can be moved to it or from it.
+    /// Message mode: access to a unit that [`Ranges::fence`](crate::ranges::Ranges::fence) has made
+    /// read-only, so that memory can be moved to it or from it.
     pub(crate) fn open_fence(&self, unit: u32, w: Word) {
         if self.fenced.load(Relaxed) && !w.has(MAY_WRITE) && self.backend.can().absent_has_access {
             // SAFETY: the unit is locked and absent, or write-protected by userfaultfd.

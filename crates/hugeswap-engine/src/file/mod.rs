@@ -1,18 +1,26 @@
-//! Mapped files: regions whose units come from a file and, where they may be written, go back to it instead of to swap.
+//! Mapped files: regions whose units come from a file and, if they are writable, go back to it
+//! instead of to swap.
 //!
-//! A unit of a mapping begins in state `Swapped`, with its *file place* (`hugeswap_policy::unit::FilePlace`) where others have a slot, and keeps
-//! it until it is unmapped. Fault path, readahead and reclaim treat it as any other; what reads or writes what is behind a unit
-//! comes here for such a place. A clean unit is dropped without a write; a dirty one is written to the file at its own offset.
-//! Nothing is promised in swap for it, no page sum is kept (somebody else may change the file), and it is never all
-//! zeros without the file saying so.
+//! A unit of a mapping begins in state `Swapped`, with its *file place*
+//! (`hugeswap_policy::unit::FilePlace`) in the place of a slot, and keeps it until it is unmapped.
+//! Faults, readahead, base pages and reclaim treat it like any other unit; the code that reads or
+//! writes the bytes behind a unit comes here for such a place. A clean unit is dropped without a
+//! write; a dirty one is written to the file at its own offset. Such a unit is never zero by
+//! itself, is never scattered or moved together, and takes no part of what is promised in swap.
+//!
+//! No page sums are kept, because others may change the file. In message mode, where a unit arrives
+//! writable, one sum of the unit as it came tells whether it was changed. A unit that may not be
+//! written is write-protected there after it has arrived; a write then makes its mapping read-only
+//! (SIGSEGV).
 //!
 //! * [`descriptors`]: the file as the program's threads and the engine's own reach it
 //! * [`io`]: units and pages read and written, as far as the mapping and the file reach
 //! * [`sync`]: what is written or dropped on request, and at a fork
 //!
-//! Concurrency: an entry of the table of mappings is filled in before a unit refers to it, does not change while one does, and is
-//! given up, under the lock of descriptors, after the last one has been unmapped. Who holds the lock of a unit with a file
-//! place, or has it under write-back, may use the entry. Which place a unit has changes under its lock.
+//! Concurrency: an entry of the table of mappings is filled in before a unit refers to it, does not
+//! change while one does, and is given up, under the lock of descriptors, after the last one has
+//! been unmapped. A thread that holds the lock of a unit with a file place, or has the unit under
+//! write-back, may use the entry. The place of a unit changes under its lock.
 
 mod descriptors;
 mod io;

@@ -1,10 +1,13 @@
-//! What of mapped files is written, or dropped from memory, because somebody asks: sync, advice, unmapping, a fork.
+//! Pages of mapped files written, or dropped from memory, on request: sync, advice, unmapping, a
+//! fork.
 //!
-//! The engine's I/O threads do it, unit by unit: the unit's lock goes with the job. Units that are held (pinned) are written as they are and stay
-//! dirty, for whoever holds them may go on writing. What could not be written stays in memory, dirty.
+//! The engine's I/O threads do it, unit by unit: the unit's lock goes with the job. Pinned units
+//! are written as they are and stay dirty, because their users may go on writing. What could not be
+//! written stays in memory, dirty.
 //!
-//! A fork: before it, what is dirty is written; the child finds every unit as the file has it, and may not write to it.
-//! What could not be written is lost to the child (SIGBUS), not to the parent.
+//! A fork: before it, what is dirty is written. The child inherits nothing of such units: it finds
+//! every unit as the file has it, and may not write to it. What could not be written is lost to the
+//! child (SIGBUS), not to the parent.
 
 use super::table::{Files, Mapping, PENDING};
 use crate::UNIT;
@@ -29,8 +32,9 @@ impl Files {
 }
 
 impl Paging {
-    /// Writes what is dirty of the mapping at `[addr, addr+len)` to its file, and waits until that is on the device.
-    /// The error of a write that failed; what it was to write is still in memory and dirty.
+    /// Writes what is dirty of the mapping at `[addr, addr+len)` to its file, and waits until that
+    /// is on the device. The error of a write that failed; what it was to write is still in memory
+    /// and dirty.
     pub fn sync_file(&self, addr: usize, len: usize) -> Result<()> {
         let _blocked = Blocked::all();
         let Some(m) = self.mapping_at(addr) else {
@@ -89,8 +93,8 @@ impl Paging {
         self.files.mapping(place)
     }
 
-    /// The units that `[addr, addr+len)` meets leave memory, those that are dirty after they were written; what
-    /// could not be written, or is held, stays.
+    /// The units that `[addr, addr+len)` meets leave memory, those that are dirty after they were
+    /// written; what could not be written, or is held, stays.
     pub(crate) fn drop_file_range(&self, addr: usize, len: usize) {
         let _blocked = Blocked::all();
         self.settle_units(addr, len, true);
@@ -167,7 +171,8 @@ impl Paging {
         }
     }
 
-    /// Writes what is dirty of a unit to its file. Is nothing dirty any more (as far as nobody holds it)?
+    /// Writes what is dirty of a unit to its file. Is nothing dirty any more (as far as nobody
+    /// holds it)?
     fn write_locked(&self, w: &mut Locked<'_>) -> bool {
         let Some(place) = w.file() else {
             return true;
@@ -214,7 +219,8 @@ impl Paging {
         });
     }
 
-    /// In a forked child, in which nothing is mapped where these units are: they are in their files only, to be read.
+    /// In a forked child, in which nothing is mapped where these units are: they are in their files
+    /// only, to be read.
     pub(crate) fn files_in_child(&self) {
         self.files.reset_descriptors_in_child();
         self.each_file_unit(|unit| {

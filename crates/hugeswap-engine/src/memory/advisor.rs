@@ -1,7 +1,8 @@
-//! What the advisor is told ([`hugeswap_policy::advisor`]): when pages leave and come back, added up in the process's record of the
-//! pool segment.
+//! Input of the advisor ([`hugeswap_policy::advisor`]): when pages leave and come back, added up in
+//! the process's record of the pool segment.
 //!
-//! Concurrency: atomics, and records under the units' locks. Called by the fault path, whose rules hold here.
+//! Concurrency: atomics, and records under the units' locks. The fault path calls this, and its
+//! rules hold here.
 
 use crate::base::record::{PageTurns, Record};
 use crate::memory::Memory;
@@ -32,8 +33,9 @@ impl Memory {
         }
     }
 
-    /// Pages evicted since an absent page of a locked unit left: counted, if that was when some of the unit last did, else by the
-    /// usual length of its turns. Of a page that never left by itself, at least so many.
+    /// Pages evicted since an absent page of a locked unit left: counted, if that was when some of
+    /// the unit last did, else by the usual length of its turns. Of a page that never left by
+    /// itself, at least so many.
     fn distance(&self, unit: u32, record: &Record, page: usize) -> u64 {
         let since = self.since(record);
         let turns = self.base.turns.get(unit as usize);
@@ -47,7 +49,8 @@ impl Memory {
         since.saturating_add(absent.saturating_mul(record.turn_length.load(Relaxed)))
     }
 
-    /// The refault distance of an absent page of a locked unit: see `hugeswap_policy::workingset`. `None`: it is not known to have left.
+    /// The refault distance of an absent page of a locked unit: see `hugeswap_policy::workingset`.
+    /// `None`: it is not known to have left.
     pub(crate) fn refault_distance(&self, unit: u32, record: &Record, page: usize) -> Option<u64> {
         let marked = || {
             let turns = self.base.turns.get(unit as usize);
@@ -58,7 +61,8 @@ impl Memory {
         (record.left.get(page) || marked()).then(|| self.distance(unit, record, page))
     }
 
-    /// Pages evicted since some of a locked unit last were. Of what never left here (a parent's, say) nothing is known.
+    /// Pages evicted since some of a locked unit last were. Of what never left here (a parent's,
+    /// say) nothing is known.
     fn since(&self, record: &Record) -> u64 {
         match record.left_at.load(Relaxed) {
             0 => u64::MAX,

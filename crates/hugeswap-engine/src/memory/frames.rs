@@ -1,7 +1,11 @@
-//! Where frames come from: free ones, the rest of the budget, clean units nobody misses, and
-//! other processes. Whoever runs low wakes kswapd; whoever finds none waits for it.
+//! Where frames come from, in this order: free frames of the thread's node, the rest of the budget,
+//! free base pages, free frames of other nodes, the oldest clean unit that is watched or cached,
+//! and other processes ([`hugeswap_policy::defrag::frames`] has the lists, the charges and the
+//! order, and is checked against a model). The lists of free frames and empty places take no lock.
+//! A thread that finds little left wakes kswapd; a thread that finds nothing waits for it.
 //!
-//! Called by the fault path, whose rules hold here (see `fault`), by kswapd and by the I/O threads.
+//! The fault path calls this, and its rules hold here (see `fault`). So do kswapd and the I/O
+//! threads.
 
 use crate::memory::Memory;
 use hugeswap_policy::defrag::frames::{self, Credits, Frame, Sources};
@@ -96,8 +100,8 @@ impl Memory {
         self.arena.numa.far(self.arena.numa.here().node)
     }
 
-    /// The node that the memory at `addr` is on, as far as that is known: by the machine's number, or the pretended one. None: it is not in a huge
-    /// page, or not in memory.
+    /// The node that the memory at `addr` is on, as far as that is known: by the machine's number,
+    /// or the pretended one. None: it is not in a huge page, or not in memory.
     pub fn node_of(&self, addr: usize) -> Option<usize> {
         let unit = self.table.unit_of(addr)?;
         let there = matches!(self.table.load(unit).kind(), Kind::Present | Kind::Cached);
@@ -105,8 +109,8 @@ impl Memory {
         there.then(|| numa.number(numa.of_unit(unit)))
     }
 
-    /// Memory that nobody uses, bytes: the rest of the budget, and what of this process's is charged and free (not what is
-    /// watched). All of it, and what of it is in whole frames.
+    /// Memory that nobody uses, bytes: the rest of the budget, and what of this process's is
+    /// charged and free (not what is watched). All of it, and what of it is in whole frames.
     pub fn free_bytes(&self) -> (u64, u64) {
         let rest = self.pool.frames().saturating_sub(self.pool.used_frames());
         let frames = rest + self.arena.free_frames() + self.base.credits().frames();

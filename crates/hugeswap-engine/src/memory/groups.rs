@@ -1,9 +1,11 @@
 //! Named groups of regions: what each may count on in memory and in swap, and what it has.
 //!
-//! The lists keep to `min` and `high` (`hugeswap_policy::workingset::lruvec`); the limit on swap is kept here: what is dirty and has no place
-//! in swap yet is not written while the group has all it may have. It stays in memory then, so others are reclaimed in its stead.
+//! The lists keep to `min` and `high` (`hugeswap_policy::workingset::lruvec`). The limit on swap is
+//! kept here: what is dirty and has no place in swap yet is not written while the group has all
+//! that it may have. It stays in memory then, so others are reclaimed in its stead.
 //!
-//! Concurrency: groups are made and set under a lock that the fault path never takes; limits are read as atomics by kswapd.
+//! Concurrency: groups are made and set under a lock that the fault path never takes. kswapd reads
+//! the limits as atomics.
 
 use crate::lock::Lock;
 use crate::memory::lists::Lists;

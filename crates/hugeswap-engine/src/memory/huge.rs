@@ -1,10 +1,10 @@
-//! How a fault comes by a huge page: at once, after waiting, or not, and base pages take its place. Which of these it may do
-//! follows from `thp.defrag` ([`hugeswap_policy::defrag::gfp`]).
+//! How a fault gets a huge page: at once, after waiting, or not, in which case base pages take its
+//! place. `thp.defrag` says which of these it may do ([`hugeswap_policy::defrag::gfp`]).
 //!
-//! Where units cannot be base-mapped by single pages (message mode, userfaultfd refused, the limit on mappings, between the parts of
-//! a fork) a huge page is the only way, and everybody waits.
+//! Where units cannot be base-mapped by single pages (message mode, userfaultfd refused, the limit
+//! on mappings, between the parts of a fork) a huge page is the only way, and every thread waits.
 //!
-//! Called by the fault path, whose rules hold here (see `fault`), and by the engine's threads.
+//! The fault path calls this, and its rules hold here (see `fault`). So do the engine's threads.
 
 use crate::memory::Memory;
 use hugeswap_policy::counters::Counter;
@@ -85,7 +85,8 @@ impl Memory {
         gfp.room(available, marks)
     }
 
-    /// Would a fault on `unit` that wants it whole get a huge page, also by waiting for it? Not if base pages would take its place.
+    /// Would a fault on `unit` that wants it whole get a huge page, also by waiting for it? Not if
+    /// base pages would take its place.
     pub(crate) fn huge_is_to_be_had(&self, unit: u32, caller: Caller) -> bool {
         let gfp = self.gfp_of(unit, caller);
         if gfp.has(Gfp::MEMALLOC) {
@@ -96,7 +97,8 @@ impl Memory {
         verdict != Verdict::BasePages
     }
 
-    /// A huge page without waiting, if it can be on the node of `unit`'s memory; without one on the caller's node.
+    /// A huge page without waiting, if it can be on the node of `unit`'s memory; without one on the
+    /// caller's node.
     pub(crate) fn huge_nowait(&self, gfp: Gfp, unit: Option<u32>) -> Option<Frame> {
         if self.huge_room(gfp) == 0 {
             return None;
@@ -134,7 +136,8 @@ impl Memory {
         }
     }
 
-    /// [`Memory::huge`], waiting if that is what it comes to. With the unit's lock held, which is absent.
+    /// [`Memory::huge`], waiting if that is what it comes to. With the unit's lock held, which is
+    /// absent.
     pub(crate) fn huge_or_wait(&self, unit: u32, caller: Caller) -> Huge {
         match self.huge(unit, caller) {
             Huge::Wait(wait) => self.wait_for_huge(wait),
@@ -174,7 +177,8 @@ impl Memory {
         }
     }
 
-    /// A frame, waiting for kswapd and for other processes if need be (a stall): for what comes whole or not at all.
+    /// A frame, waiting for kswapd and for other processes if need be (a stall): for what comes
+    /// whole or not at all.
     pub(crate) fn get_frame(&self) -> Option<Frame> {
         if let Some(f) = self.get_frame_nowait() {
             return Some(f);

@@ -1,12 +1,13 @@
-//! kcompactd: sees to it that huge pages are to be had.
+//! kcompactd: works for huge pages to be available.
 //!
-//! Within the budget that is kswapd's work: a fault that found no huge page and does not wait has it keep more available
-//! ([`Memory::wake_for_huge`]). What is left is the machine's memory: a frame is in base pages if the kernel had no huge page when it was
-//! first touched, and stays so. Free frames are looked at after they have become free, a few at a time, and made huge by the kernel on request
-//! (MADV_COLLAPSE). Both back off after failures.
+//! Within the budget that is kswapd's work: a fault that found no huge page and does not wait has
+//! kswapd keep more available ([`Memory::wake_for_huge`]). What is left is the machine's memory. A
+//! frame consists of base pages if the kernel had no huge page when the frame was first touched,
+//! and stays so. Free frames are looked at after they have become free, a few at a time, and made
+//! huge by the kernel on request (MADV_COLLAPSE). Both back off after failures.
 //!
-//! The second is done by khugepaged's thread, outside the gate but for one frame at a time. A frame that is being looked at is nobody
-//! else's.
+//! khugepaged's thread does the second, outside the gate but for one frame at a time. A frame that
+//! it looks at is not available to other threads.
 
 use crate::UNIT;
 use crate::memory::Memory;
@@ -20,8 +21,8 @@ const LOOKS: usize = 64;
 const COLLAPSES: u32 = 4;
 
 impl Memory {
-    /// Somebody who does not wait has found no huge page: kswapd makes as many available as faults on huge pages need. The rules of
-    /// the fault path hold.
+    /// Somebody who does not wait has found no huge page: kswapd makes as many available as faults
+    /// on huge pages need. The rules of the fault path hold.
     pub(crate) fn wake_for_huge(&self) {
         if self.kcompactd.reclaim.passes() {
             return;
@@ -39,8 +40,8 @@ impl Memory {
         }
     }
 
-    /// kswapd: are there free frames to be looked at, by khugepaged's thread? (Those that no thread has looked at since they are free, or that could not be
-    /// made huge.)
+    /// kswapd: are there free frames to be looked at, by khugepaged's thread? (Those that no thread
+    /// has looked at since they are free, or that could not be made huge.)
     pub(crate) fn has_frames_to_compact(&self) -> bool {
         let k = &self.kcompactd;
         let wanted = self.arena.any_to_look_at() && self.memory_is_plenty();
@@ -92,7 +93,8 @@ impl Memory {
         }
     }
 
-    /// Has the kernel make the free frame at `at` one huge page. (Holes in it are filled first: it does not collapse those everywhere.)
+    /// Has the kernel make the free frame at `at` one huge page. (Holes in it are filled first: it
+    /// does not collapse those everywhere.)
     fn make_huge(&self, at: usize) -> bool {
         mm::populate(at, UNIT);
         self.backend.is_huge(at) == Some(true) || mm::collapse(at, UNIT).is_ok()

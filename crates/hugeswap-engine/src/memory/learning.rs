@@ -1,6 +1,8 @@
-//! What is learnt for the decision how much a fault brings in: costs of the device, the price of memory, how much was evicted.
+//! What is learnt for the decision how much a fault brings in: costs of the device, the price of
+//! memory, how much was evicted.
 //!
-//! Concurrency: one lock around what learns; the count is an atomic. The rules of the fault path hold.
+//! Concurrency: one lock around what learns; the count is an atomic. The rules of the fault path
+//! hold.
 
 use crate::lock::Lock;
 use hugeswap_policy::swapin::granularity::{
@@ -31,7 +33,8 @@ pub(super) struct Learning {
 }
 
 impl Sizes {
-    /// Nothing learnt; `seed` is any number that the program does not know. `measured`: what swap cost at first.
+    /// Nothing learnt; `seed` is any number that the program does not know. `measured`: what swap
+    /// cost at first.
     pub fn new(seed: u64, device: &DeviceCost) -> Sizes {
         let r#in = device.per_size(Direction::In);
         Sizes {

@@ -1,6 +1,8 @@
-//! What threads tell the reclaim lists: which units came to memory, and which were touched while that could be seen.
+//! What threads tell the reclaim lists: which units came to memory, and which were touched while
+//! that could be seen.
 //!
-//! Threads push events to a queue. kswapd takes them off before it takes units off the lists; a thread that finds the queue full does it in its place.
+//! Threads push events to a queue. kswapd takes them off before it takes units off the lists; a
+//! thread that finds the queue full does it in its place.
 
 use super::Memory;
 use crate::zeroed::Zeroed;
@@ -9,7 +11,8 @@ use hugeswap_policy::workingset::lruvec::{Event, Lruvecs};
 use hugeswap_policy::workingset::vmscan::PageKind;
 use std::sync::atomic::AtomicU16;
 
-/// A unit that is in memory now, with [`REFERENCED`] if it was touched while it was watched, or [`BY_PAGES`] if it came by base pages.
+/// A unit that is in memory now, with [`REFERENCED`] if it was touched while it was watched, or
+/// [`BY_PAGES`] if it came by base pages.
 pub(crate) type LruEvent = u32;
 /// See [`LruEvent`]. Windows have far fewer units than 2^30.
 const REFERENCED: LruEvent = 1 << 31;

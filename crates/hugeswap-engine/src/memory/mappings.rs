@@ -1,8 +1,13 @@
-//! What is done about a unit that the kernel does not map: above all the limit on mappings, which signal mode can meet. Room is
-//! made by merging mappings and by dropping clean units where they stand, never by moving, which needs mappings itself. Whatever
-//! the reason is, nobody waits for ever.
+//! What is done about a unit that the kernel refuses to map, above all because of the limit on
+//! mappings, which signal mode can meet.
 //!
-//! Called by the fault path, whose rules hold here (see `fault`), and by kswapd.
+//! Room is made by merging mappings and by dropping units where they stand, never by moving, which
+//! needs mappings itself: absent neighbours and empty places are mapped anew as one, base-mapped
+//! units go back to swap whole, and clean units are dropped where they stand. Then the fault is
+//! tried again. For a second after that no unit goes over to base pages. Whatever the reason is, no
+//! thread waits for ever.
+//!
+//! The fault path calls this, and its rules hold here (see `fault`). So does kswapd.
 
 use crate::UNIT;
 use crate::call::CallError;
@@ -16,8 +21,8 @@ use hugeswap_policy::unit::{
 use hugeswap_sys::{Errno, now_ns};
 use std::sync::atomic::Ordering::Relaxed;
 
-/// How long a fault goes on trying where a call fails for another reason than a shortage, which nothing here can change: it may be
-/// somebody's doing who is about to undo it.
+/// How long a fault goes on trying where a call fails for another reason than a shortage, which
+/// nothing here can change: it may be somebody's doing who is about to undo it.
 const STUBBORN_PATIENCE_NS: u64 = 2_000_000_000;
 
 impl Memory {
@@ -38,14 +43,16 @@ impl Memory {
         self.mappings_short_at.store(now_ns(), Relaxed);
     }
 
-    /// Was the limit met a short while ago? Then nothing is done that takes mappings and can be left.
+    /// Was the limit met a short while ago? Then nothing is done that takes mappings and can be
+    /// left.
     pub(crate) fn mappings_are_short(&self) -> bool {
         const WHILE_NS: u64 = 1_000_000_000;
         let at = self.mappings_short_at.load(Relaxed);
         at != 0 && now_ns().saturating_sub(at) < WHILE_NS
     }
 
-    /// Drops a locked, clean, present unit where it stands and unlocks it; its frame goes back to the kernel.
+    /// Drops a locked, clean, present unit where it stands and unlocks it; its frame goes back to
+    /// the kernel.
     pub(crate) fn drop_clean(&self, w: Locked<'_>) -> bool {
         let Some(w) = self.drop_mapped(w) else {
             return false;
@@ -54,7 +61,8 @@ impl Memory {
         true
     }
 
-    /// The same for one of which all bytes are zero: it is never written, and needs no place in swap.
+    /// The same for one of which all bytes are zero: it is never written, and needs no place in
+    /// swap.
     pub(crate) fn drop_zero(&self, w: Locked<'_>) -> bool {
         let Some(w) = self.drop_mapped(w) else {
             return false;

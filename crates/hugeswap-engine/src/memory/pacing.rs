@@ -1,8 +1,11 @@
-//! Pauses of those who take memory faster than it is made available, and what else follows from that: marks that are raised for a while.
+//! Pauses of threads that take memory faster than it is made available, and what else follows from
+//! that: marks that are raised for a while.
 //!
-//! Who takes a frame's worth while less than `low` is left owes a pause, which it makes when its next fault begins: outside the gate and
-//! without a lock (and not after a fault: what that brought in could be gone before it is used), so that it holds up neither a fork nor anybody else. How long it is, is `hugeswap_policy::pace`'s to say. The engine's own threads never owe
-//! one that counts: they do not come by [`pause_if_owed`](super::Memory::pause_if_owed).
+//! A thread that takes a frame's worth while less than `low` is left owes a pause. It pauses when
+//! its next fault begins, outside the gate and without a lock, so that it holds up neither a fork
+//! nor another thread. (Not after a fault: what that brought in could be gone before it is used.)
+//! `hugeswap_policy::pace` says how long the pause is. The engine's own threads never owe one that
+//! counts: they do not come by [`pause_if_owed`](super::Memory::pause_if_owed).
 //!
 //! The rules of the fault path hold.
 

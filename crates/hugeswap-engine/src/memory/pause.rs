@@ -1,4 +1,5 @@
-//! Threads pause that owe a pause ([`super::pacing`]), and kswapd measures how fast reclaim is. The rules of the fault path hold.
+//! Threads that owe a pause make it ([`super::pacing`]), and kswapd measures how fast reclaim is.
+//! The rules of the fault path hold.
 
 use crate::memory::Memory;
 use hugeswap_policy::counters::Counter;
@@ -70,7 +71,8 @@ impl Memory {
             if passed >= pause || self.stopping.load(Relaxed) {
                 break;
             }
-            // What others have beyond their share would otherwise be theirs for good: who pauses in time never waits.
+            // What others have beyond their share would otherwise be theirs for good: who pauses in
+            // time never waits.
             self.ask_others(false);
             let seq = self.avail_seq.load(Acquire);
             let rest = (pause - passed).min(LOOK_NS);

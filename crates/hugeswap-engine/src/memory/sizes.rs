@@ -1,8 +1,12 @@
-//! What the policy needs to decide how much a fault brings in, kept and measured: costs of the device, the price
-//! of memory, what each unit's last stay was like. The decision itself is `hugeswap_policy::swapin::granularity`'s.
+//! What the policy needs to decide how much a fault brings in, kept and measured: costs of the
+//! device (from every read of exactly 4 KiB, 64 KiB or 2 MiB), the price of memory, and what each
+//! unit's last stay was like. `hugeswap_policy::swapin::granularity` makes the decision. It is
+//! asked the same, with costs of mapping only, when a watched unit is touched. Base-mapped units
+//! themselves are not watched, so touches of their pages in memory are not seen: on the reclaim
+//! lists a unit is as young as the first page of its present stay.
 //!
-//! Concurrency: one engine lock around what learns; the rest are atomics and records under the units' locks. Called by
-//! the fault path, whose rules hold here.
+//! Concurrency: one engine lock around what learns; the rest are atomics, and records under the
+//! units' locks. The fault path calls this, and its rules hold here.
 
 use super::learning::CPU;
 use crate::base::record::Record;
@@ -43,8 +47,9 @@ impl Memory {
         self.bring_of(unit) == Bring::AsFaulted
     }
 
-    /// Which pages to bring in for a fault on one that is away, of a locked unit in swap or base-mapped; or to map
-    /// again of one that is whole and `watched`. `None`: all of it. What that teaches of the unit is kept in its record.
+    /// Which pages to bring in for a fault on one that is away, of a locked unit in swap or
+    /// base-mapped; or to map again of one that is whole and `watched`. `None`: all of it. What
+    /// that teaches of the unit is kept in its record.
     pub(crate) fn decide_size(
         &self,
         unit: u32,
@@ -133,8 +138,8 @@ impl Memory {
         }
     }
 
-    /// How much of a unit's stay in memory lies ahead: units leave about in the order in which they came, so
-    /// it ends when as much was evicted as there is.
+    /// How much of a unit's stay in memory lies ahead: units leave about in the order in which they
+    /// came, so it ends when as much was evicted as there is.
     fn stay(&self, record: &Record, present: u64) -> u16 {
         match present {
             0 => STAY,
@@ -151,8 +156,8 @@ impl Memory {
         gone.min(STAY.into()) as u16
     }
 
-    /// Absent pages of a locked, base-mapped unit are about to be brought in: how often they are to be spared, and
-    /// what of them are refaults.
+    /// Absent pages of a locked, base-mapped unit are about to be brought in: how often they are to
+    /// be spared, and what of them are refaults.
     pub(crate) fn note_refaults(&self, unit: u32, record: &Record, pages: Range<usize>) {
         let detection = self.pool.knob(Knob::WorkingsetDetection) != 0;
         let resident = self.pool.record().charged.load(Relaxed) * UNIT_PAGES;

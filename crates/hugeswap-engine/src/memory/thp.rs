@@ -1,11 +1,13 @@
-//! Which units may be huge: what the program advised for its ranges and what is set for them alone, kept beside the unit
-//! table in two bytes a unit. The rules are `hugeswap_policy::defrag::thp`'s.
+//! Which units may be huge: what the program advised for its ranges and what is set for them alone,
+//! kept beside the unit table in two bytes a unit. The rules are those of
+//! `hugeswap_policy::defrag::thp`.
 //!
-//! What is said of a unit outlives its memory and its swap, goes where the unit is moved, is inherited by a forked child, and is
-//! forgotten when the unit is unmapped. It is looked at by every fault; memory that is there stays as it is.
+//! The advice on a unit outlives its memory and its swap, moves with the unit, is inherited by a
+//! forked child, and is forgotten when the unit is unmapped. Every fault looks at it; memory that
+//! is there stays as it is.
 //!
-//! Concurrency: words change by single atomic operations, without the units' locks: a fault under way may still go by what was
-//! said before.
+//! Concurrency: entries change by single atomic operations, without the units' locks. A fault under
+//! way may still go by the advice before.
 
 use crate::memory::Memory;
 use hugeswap_policy::defrag::thp::{Advised, Bring, Collapse};

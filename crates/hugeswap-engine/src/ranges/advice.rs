@@ -1,7 +1,7 @@
-//! What the program knows of its future: ranges to read in, ranges to page out; and what is in memory now.
+//! Advice on ranges that the program will use, or not use for a while, and what is in memory now.
 //! Advice changes no byte.
 //!
-//! Called by program threads; see the parent module for the rules.
+//! Program threads call these; the rules are in the parent module.
 
 use super::PAGE;
 use crate::UNIT;
@@ -37,8 +37,9 @@ impl Ranges {
             .is_some_and(|u| self.table.load(u).kind() == Kind::Base)
     }
 
-    /// Brings in what a range of one unit meets, writable if `write`, as touches of it would. EINVAL: it has no such access, or is
-    /// nobody's; EIO: it is lost; ENOMEM: there is no memory for it.
+    /// Brings in what a range of one unit meets, writable if `write`, as touches of it would.
+    /// EINVAL: it has no such access, or is nobody's; EIO: it is lost; ENOMEM: there is no memory
+    /// for it.
     pub fn populate(&self, addr: usize, len: usize, write: bool) -> Result<()> {
         let _blocked = Blocked::all();
         let mut page = addr;
@@ -62,7 +63,8 @@ impl Ranges {
         Ok(())
     }
 
-    /// Begins to read what of the range is in swap: of units that come by pages the pages of the range, of the others the whole.
+    /// Begins to read what of the range is in swap: of units that come by pages the pages of the
+    /// range, of the others the whole.
     pub fn willneed(&self, addr: usize, len: usize) {
         if self.sharing.is_shared(addr) {
             return self.sharing.willneed(self.host(), addr, len);
@@ -106,8 +108,9 @@ impl Ranges {
         }
     }
 
-    /// Are `pages`, which the program will need, to come in by themselves? Always where the unit comes by pages; where faults decide,
-    /// up to a quarter of it, which takes as long as the whole.
+    /// Are `pages`, which the program will need, to come in by themselves? Always where the unit
+    /// comes by pages; where faults decide, up to a quarter of it, which takes as long as the
+    /// whole.
     fn by_pages(&self, unit: u32, pages: &Range<usize>) -> bool {
         if !self.backend.can().has_single_pages() {
             return false;
@@ -124,8 +127,8 @@ impl Ranges {
         w.kind() == Kind::Base || self.go_over_to_pages(w)
     }
 
-    /// Moves the units of the range out to swap, and waits until that is done as far as it can be. Of units that it has a part of only
-    /// pages of base-mapped ones go.
+    /// Moves the units of the range out to swap, and waits until that is done as far as it can be.
+    /// Of units that it has a part of only pages of base-mapped ones go.
     pub fn pageout(&self, addr: usize, len: usize) {
         if self.sharing.is_shared(addr) {
             return self.sharing.pageout(addr, len);
@@ -184,8 +187,8 @@ impl Ranges {
                 self.table.wait_locked(unit);
             }
         }
-        // A program that goes on touching a unit, or a swap that is full, keeps it in: wait, but not for ever. As long as
-        // others leave, however slow the device is, there is hope.
+        // A program that goes on touching a unit, or a swap that is full, keeps it in: wait, but
+        // not for ever. As long as others leave, however slow the device is, there is hope.
         let now = hugeswap_sys::now_ns;
         let (mut since, mut patience) = (now(), PATIENCE_NS);
         for unit in self.table.whole_units_of(addr, len) {

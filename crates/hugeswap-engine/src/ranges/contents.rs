@@ -1,6 +1,6 @@
-//! Contents given up: ranges become zero, and the memory and swap behind them go back.
+//! Contents given up: ranges become zero, and the memory and swap behind them are freed.
 //!
-//! Called by program threads; see the parent module for the rules.
+//! Program threads call these; the rules are in the parent module.
 
 use crate::PAGE;
 use crate::UNIT;
@@ -21,9 +21,10 @@ const MANY: u32 = u64::BITS;
 static ZEROS: [u8; PAGE] = [0; PAGE];
 
 impl Ranges {
-    /// The bytes of `[addr, addr+len)` become zero, and memory and swap behind whole units are given up. Of a mapped file: what is in
-    /// memory is dropped, after it was written if it is dirty. ENOMEM: a part of a unit had to come in for that, and neither memory nor swap
-    /// was left; some of the range is as it was.
+    /// The bytes of `[addr, addr+len)` become zero, and memory and swap behind whole units are
+    /// given up. Of a mapped file: what is in memory is dropped, after it was written if it is
+    /// dirty. ENOMEM: a part of a unit had to come in for that, and neither memory nor swap was
+    /// left; some of the range is as it was.
     pub fn discard(&self, addr: usize, len: usize) -> Result<()> {
         if self.is_of_file(addr) {
             self.drop_file_range(addr, len);
@@ -68,8 +69,8 @@ impl Ranges {
             let to = (self.table.addr(unit) + UNIT).min(addr + len);
             let (from, to) = self.zero_pages(unit, from, to);
             let w = self.table.load(unit);
-            // A unit without memory or slot is zero already. (What access there is to one that is the kernel's we do
-            // not know; who changed it does not come here.)
+            // A unit without memory or slot is zero already. (What access there is to one that is
+            // the kernel's we do not know; who changed it does not come here.)
             if matches!(w.kind(), Kind::None | Kind::Free | Kind::Poisoned) {
                 continue;
             }
@@ -89,7 +90,8 @@ impl Ranges {
                 }
                 continue;
             }
-            // Where the unit has to come in for that, it may be lost: then so is this part of it. Or there may be no memory for it.
+            // Where the unit has to come in for that, it may be lost: then so is this part of it.
+            // Or there may be no memory for it.
             let mut at_byte = from;
             while at_byte < to {
                 let n = (to - at_byte).min(ZEROS.len() - at_byte % ZEROS.len());
@@ -122,7 +124,8 @@ impl Ranges {
         lost
     }
 
-    /// Whole pages of `[from, to)` in a unit that is base-mapped or in swap become zero without being brought in. What is left.
+    /// Whole pages of `[from, to)` in a unit that is base-mapped or in swap become zero without
+    /// being brought in. What is left.
     fn zero_pages(&self, unit: u32, from: usize, to: usize) -> (usize, usize) {
         let (first, last) = (from.next_multiple_of(PAGE), to & !(PAGE - 1));
         // One side is ragged at most: the other ends with the range or the unit.
@@ -145,8 +148,9 @@ impl Ranges {
         }
     }
 
-    /// The program has no use for what the range holds any more (MADV_FREE): it may read as before or as zeros until it is written
-    /// again. What is in swap is given up at once, and what is in memory too where the budget is used up.
+    /// The program has no use for what the range holds any more (MADV_FREE): it may read as before
+    /// or as zeros until it is written again. What is in swap is given up at once, and what is in
+    /// memory too where the budget is used up.
     pub fn free_lazily(&self, addr: usize, len: usize) {
         // (Nor does it matter if a part of it stays.)
         if self.is_of_file(addr) || self.pool.used_frames() >= self.pool.frames() {
@@ -162,8 +166,9 @@ impl Ranges {
         }
     }
 
-    /// Gives up what units `from..to` hold; they are unmanaged then (`free`) or zero. Where the kernel does not take the memory, a unit
-    /// stays in use: its bytes are zero, or it is an error; of those that nobody has mapped any more they are arbitrary.
+    /// Gives up what units `from..to` hold; they are unmanaged then (`free`) or zero. Where the
+    /// kernel does not take the memory, a unit stays in use: its bytes are zero, or it is an error;
+    /// of those that nobody has mapped any more they are arbitrary.
     pub(super) fn drop_units(&self, from: u32, to: u32, free: bool) -> Result<()> {
         let mut done = Ok(());
         self.pool.note_touched();
@@ -264,7 +269,8 @@ impl Ranges {
         done
     }
 
-    /// Drops the memory of the units in `standing`, which are absent then. Those of which it could not be dropped.
+    /// Drops the memory of the units in `standing`, which are absent then. Those of which it could
+    /// not be dropped.
     fn drop_standing(&self, first: u32, units: &[Option<Locked<'_>>], standing: u64) -> u64 {
         if standing == 0 {
             return 0;
@@ -320,7 +326,8 @@ impl Ranges {
         }
     }
 
-    /// Keeps the frame of a locked present unit for reuse; false if there are enough, or it is shared.
+    /// Keeps the frame of a locked present unit for reuse; false if there are enough, or it is
+    /// shared.
     fn recycle(&self, w: &Locked<'_>) -> bool {
         if w.has(COW) || self.arena.free_frames() >= KEEP_FREE {
             return false;

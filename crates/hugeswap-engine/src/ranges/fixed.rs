@@ -1,10 +1,11 @@
 //! Addresses in the window that the program chooses, and mappings that the kernel makes there.
 //!
 //! Private anonymous memory at a chosen address is managed like any other. Before the kernel maps
-//! something else in the window, its addresses are *claimed*: nobody else is given them, and their
-//! units are the kernel's. Then either the claim is settled, or it is abandoned.
+//! something else in the window, its addresses are *claimed*: no other request gets them, and their
+//! units are foreign. Then the claim is either settled or abandoned. The pool promises nothing for
+//! claimed addresses, and they are not in the budget.
 //!
-//! Called by program threads; see the parent module for the rules.
+//! Program threads call these; the rules are in the parent module.
 
 use super::{Dirty, PAGE, UNIT, page_up};
 use crate::ranges::Ranges;
@@ -22,7 +23,8 @@ pub enum Contents {
     Drop,
 }
 
-/// Addresses that are about to be mapped by the kernel. End it by [`Ranges::settle_claim`] or [`Ranges::abandon_claim`].
+/// Addresses that are about to be mapped by the kernel. End it by [`Ranges::settle_claim`] or
+/// [`Ranges::abandon_claim`].
 #[derive(Debug)]
 #[must_use]
 pub struct Claim {
@@ -33,9 +35,10 @@ pub struct Claim {
 }
 
 impl Ranges {
-    /// Maps managed memory that reads as zero at `[addr, addr+len)`, whole pages of the window; with `over`
-    /// in the place of whatever is mapped there. EEXIST without `over`, if something is. ENOMEM as
-    /// [`Ranges::map`]; what was mapped there may be gone then only if the limit on mappings is met.
+    /// Maps managed memory that reads as zero at `[addr, addr+len)`, whole pages of the window;
+    /// with `over` in the place of whatever is mapped there. EEXIST without `over`, if something
+    /// is. ENOMEM as [`Ranges::map`]; what was mapped there may be gone then only if the limit on
+    /// mappings is met.
     pub fn map_at(&self, addr: usize, len: usize, over: bool) -> Result<(), Errno> {
         let len = page_up(len);
         if !addr.is_multiple_of(PAGE) || !self.contains(addr) || !self.contains(addr + len - 1) {
@@ -74,8 +77,8 @@ impl Ranges {
         self.with_mapped(|is_any_mapped| is_any_mapped(addr, len))
     }
 
-    /// Calls `f` with what says whether any page of a range (address, length) is mapped, which stays as it is for so long. `f` must not
-    /// call the engine.
+    /// Calls `f` with what says whether any page of a range (address, length) is mapped, which
+    /// stays as it is for so long. `f` must not call the engine.
     pub fn with_mapped<R>(&self, f: impl FnOnce(&dyn Fn(usize, usize) -> bool) -> R) -> R {
         let _blocked = Blocked::all();
         let _inside = self.gate.enter();
@@ -112,8 +115,8 @@ impl Ranges {
         }
     }
 
-    /// Claims what the window has of `[addr, addr+len)`, whole pages: see the file's head. ENOMEM, EIO: a unit
-    /// could not be brought in, or the limit on mappings is met; nothing is lost.
+    /// Claims what the window has of `[addr, addr+len)`, whole pages: see the file's head. ENOMEM,
+    /// EIO: a unit could not be brought in, or the limit on mappings is met; nothing is lost.
     pub fn claim(&self, addr: usize, len: usize, contents: Contents) -> Result<Claim, Errno> {
         let window = self.window();
         let from = addr.max(window.start);

@@ -1,13 +1,16 @@
-//! What the program does with its address space: here mapping, growing and unmapping; below
-//! addresses of the program's choice ([`fixed`]), what becomes of contents ([`contents`]), advice
-//! ([`advice`]), access ([`protect`]), pins ([`pin`]) and moves ([`moving`]).
+//! The address space, the third of the engine's layers: the calls of the program on its ranges.
 //!
-//! A unit is managed, or the kernel's (`Foreign`), as a whole. Its allocated pages then are what the
-//! kernel has there, and its free pages have no access. A page that is allocated in such a unit is
-//! mapped anew.
+//! Here are mapping, growing and unmapping. Submodules have addresses that the program chooses
+//! ([`fixed`]), contents given up ([`contents`]), advice ([`advice`]), access ([`protect`]), pins
+//! ([`pin`]) and moves ([`moving`]).
 //!
-//! Called by program threads. Signals are blocked while the engine's locks are held; memory of
-//! the program's is touched only outside (a touch may fault, and the fault path enters the gate).
+//! A unit is managed, or the kernel's (`Foreign`), as a whole. The allocated pages of a foreign
+//! unit are what the kernel has there, and its free pages have no access. A page that is allocated
+//! in such a unit is mapped anew.
+//!
+//! Program threads call these. Signals are blocked while the engine's locks are held. The program's
+//! memory is touched only while none is held (a touch may fault, and the fault path enters the
+//! gate).
 
 mod advice;
 mod contents;
@@ -90,8 +93,8 @@ fn page_up(len: usize) -> usize {
 }
 
 impl Ranges {
-    /// [`Table::lock_settled`](crate::table::Table) for who deals with whole units: a base-mapped one is whole again first, if
-    /// swap takes what that needs.
+    /// [`Table::lock_settled`](crate::table::Table) for who deals with whole units: a base-mapped
+    /// one is whole again first, if swap takes what that needs.
     fn lock_whole(&self, unit: u32) -> Locked<'_> {
         let mut w = self.table.lock_settled(unit);
         if w.kind() == Kind::Base {
@@ -100,8 +103,8 @@ impl Ranges {
         w
     }
 
-    /// Maps `len` bytes of managed memory (whole pages; units of 2 MiB are aligned) at an address of ours.
-    /// `zero`: the bytes read as zero; otherwise they are arbitrary.
+    /// Maps `len` bytes of managed memory (whole pages; units of 2 MiB are aligned) at an address
+    /// of ours. `zero`: the bytes read as zero; otherwise they are arbitrary.
     pub fn map(&self, len: usize, align: usize, zero: bool) -> Result<usize, MapError> {
         if len == 0 {
             return Err(MapError::Empty);
@@ -212,8 +215,8 @@ impl Ranges {
         done.map_err(|_| Errno::ENOMEM)
     }
 
-    /// Message mode: makes touches of the unmapped unit at `addr`, or writes to one of a file that may only be read, the program's own
-    /// error. False if it is in use otherwise.
+    /// Message mode: makes touches of the unmapped unit at `addr`, or writes to one of a file that
+    /// may only be read, the program's own error. False if it is in use otherwise.
     pub(crate) fn fence(&self, addr: usize) -> bool {
         let Some(unit) = self.table.unit_of(addr) else {
             return false;
@@ -229,8 +232,8 @@ impl Ranges {
         } else {
             mm::PROT_READ
         };
-        // SAFETY: nobody's memory, or nobody's to write; whoever is given it, or moves it, gets access back, under the same
-        // lock.
+        // SAFETY: nobody's memory, or nobody's to write; whoever is given it, or moves it, gets
+        // access back, under the same lock.
         let fenced = unsafe { mm::protect(self.table.addr(unit), UNIT, access) }.is_ok();
         w.settle();
         fenced
@@ -278,7 +281,8 @@ impl Ranges {
         let _blocked = Blocked::all();
         let _inside = self.gate.enter();
         let gone = {
-            // Free the units before the addresses: the moment the space has them, somebody may get them.
+            // Free the units before the addresses: the moment the space has them, somebody may get
+            // them.
             let mut space = self.space.lock();
             self.unmap_locked(&mut space, addr, page_up(len))?
         };
@@ -287,8 +291,8 @@ impl Ranges {
         Ok(())
     }
 
-    /// [`Ranges::try_unmap`] inside the gate, with the lock on addresses held. How many bytes the pool
-    /// had promised for it: the caller takes them back.
+    /// [`Ranges::try_unmap`] inside the gate, with the lock on addresses held. How many bytes the
+    /// pool had promised for it: the caller takes them back.
     fn unmap_locked(&self, space: &mut Space, addr: usize, len: usize) -> Result<usize, Errno> {
         self.close_foreign(space, addr, len)?;
         let units = self.table.units_of(addr, len);
@@ -345,7 +349,8 @@ impl Ranges {
         Ok(self.backend.fence(addr, len)?)
     }
 
-    /// What `[addr, addr+len)` had of a unit that others use too: pages of a base-mapped one are given up.
+    /// What `[addr, addr+len)` had of a unit that others use too: pages of a base-mapped one are
+    /// given up.
     fn unmap_part(&self, unit: u32, addr: usize, len: usize) {
         if self.markers.is_marked(unit) {
             let at = self.table.addr(unit);

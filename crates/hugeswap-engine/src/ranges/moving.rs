@@ -1,7 +1,7 @@
-//! Ranges that move to another address (mremap, realloc): whole units go without being copied or brought in,
-//! wherever they are.
+//! Ranges that move to another address (mremap, realloc): whole units move without being copied or
+//! brought in, wherever they are.
 //!
-//! Called by program threads; see the parent module for the rules.
+//! Program threads call these; the rules are in the parent module.
 
 use crate::UNIT;
 use crate::ranges::Ranges;
@@ -12,8 +12,8 @@ use hugeswap_sys::signal::Blocked;
 use std::sync::atomic::Ordering::Relaxed;
 
 impl Ranges {
-    /// Moves `len` bytes from one mapped range to another; `from` is zero (or arbitrary, in parts of
-    /// units) afterwards. Whole units move without being copied or brought in.
+    /// Moves `len` bytes from one mapped range to another; `from` is zero (or arbitrary, in parts
+    /// of units) afterwards. Whole units move without being copied or brought in.
     pub fn move_range(&self, from: usize, to: usize, len: usize) {
         let whole = if (from ^ to).is_multiple_of(UNIT) {
             self.table.whole_units_of(from, len)

@@ -1,7 +1,7 @@
-//! Pins: ranges held in memory for as long as somebody, the kernel perhaps, uses them by address.
-//! A pinned unit is neither watched nor written out, moved or dropped by reclaim.
+//! Pins: ranges held in memory for as long as a user (the kernel, perhaps) uses them by address. A
+//! pinned unit is neither watched nor written out, moved or dropped by reclaim.
 //!
-//! Called by program threads; see the parent module for the rules.
+//! Program threads call these; the rules are in the parent module.
 
 use crate::UNIT;
 use crate::outcome::Outcome;

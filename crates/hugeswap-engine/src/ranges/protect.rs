@@ -1,7 +1,7 @@
-//! Access that the program sets on its ranges, and handing units back to the kernel so that its own calls
-//! work on them.
+//! Access that the program sets on its ranges, and units handed back to the kernel so that its own
+//! calls work on them.
 //!
-//! Called by program threads; see the parent module for the rules.
+//! Program threads call these; the rules are in the parent module.
 
 use crate::UNIT;
 use crate::outcome::Outcome;
@@ -31,8 +31,8 @@ fn allowed_by(w: Word) -> Option<Prot> {
 }
 
 impl Ranges {
-    /// Sets the access that the program allows on whole units. EINVAL for parts of units, EOPNOTSUPP in
-    /// message mode: both can be had by [`Ranges::eject`] and the ordinary call.
+    /// Sets the access that the program allows on whole units. EINVAL for parts of units,
+    /// EOPNOTSUPP in message mode: both can be had by [`Ranges::eject`] and the ordinary call.
     pub fn protect(&self, addr: usize, len: usize, prot: Prot) -> Result<(), Errno> {
         if !addr.is_multiple_of(UNIT) || !len.is_multiple_of(UNIT) {
             return Err(Errno::EINVAL);
@@ -67,7 +67,8 @@ impl Ranges {
                 new = *w;
             } else if w.kind() == Kind::Present {
                 // A present unit that is not watched is mapped readable if the program may read it:
-                // system calls on pinned memory rely on that. Write access comes with the next fault.
+                // system calls on pinned memory rely on that. Write access comes with the next
+                // fault.
                 let at = self.table.addr(unit);
                 if prot == Prot::None && !w.has(WATCHED) {
                     ok = self.backend.watch(at).is_ok();
@@ -88,9 +89,10 @@ impl Ranges {
         Ok(())
     }
 
-    /// Brings the units of a range in and hands them to the kernel for good: afterwards ordinary system calls
-    /// (mprotect, mlock, mmap over it) work on them. They stay charged. EOPNOTSUPP for mapped files; ENOMEM where the kernel would
-    /// have nearly all of the budget then, or there is no memory to bring them in to.
+    /// Brings the units of a range in and hands them to the kernel for good: afterwards ordinary
+    /// system calls (mprotect, mlock, mmap over it) work on them. They stay charged. EOPNOTSUPP for
+    /// mapped files; ENOMEM where the kernel would have nearly all of the budget then, or there is
+    /// no memory to bring them in to.
     pub fn eject(&self, addr: usize, len: usize) -> Result<(), Errno> {
         let _blocked = Blocked::all();
         let _inside = self.gate.enter();
@@ -100,7 +102,8 @@ impl Ranges {
         Ok(())
     }
 
-    /// The access that the program allows to all of a managed range; `None` if it is not the same everywhere.
+    /// The access that the program allows to all of a managed range; `None` if it is not the same
+    /// everywhere.
     pub fn access(&self, addr: usize, len: usize) -> Option<Prot> {
         let access = |unit| allowed_by(self.table.load(unit)).unwrap_or(Prot::ReadWrite);
         let mut units = self.table.units_of(addr, len);

@@ -1,4 +1,4 @@
-//! What the program says of how it uses its ranges ([`crate::memory::thp`]).
+//! What the program says about how it uses its ranges ([`crate::memory::thp`]).
 
 use crate::ranges::Ranges;
 use crate::{PAGE, UNIT};
@@ -7,7 +7,8 @@ use hugeswap_policy::knobs::Knob;
 use hugeswap_sys::signal::Blocked;
 
 impl Ranges {
-    /// What the program says of a range; see [`Usage::counts_for_parts`] for units that it has only a part of.
+    /// What the program says of a range; see [`Usage::counts_for_parts`] for units that it has only
+    /// a part of.
     pub fn advise_use(&self, addr: usize, len: usize, usage: Usage) {
         let _blocked = Blocked::all();
         let _inside = self.gate.enter();
@@ -30,8 +31,8 @@ impl Ranges {
         within / PAGE == space.live_pages(at)
     }
 
-    /// Sets [`Knob::ThpEnabled`], [`Knob::ThpSwapin`] or [`Knob::ThpDefrag`] for the units of a range alone, or has them follow the
-    /// pool again. False for any other setting.
+    /// Sets [`Knob::ThpEnabled`], [`Knob::ThpSwapin`] or [`Knob::ThpDefrag`] for the units of a
+    /// range alone, or has them follow the pool again. False for any other setting.
     pub fn set_for_range(&self, addr: usize, len: usize, knob: Knob, value: Option<u64>) -> bool {
         let set = |a: Advised| match knob {
             Knob::ThpEnabled => Some(a.with_enabled(value)),
@@ -57,8 +58,8 @@ impl Ranges {
             .any(|unit| self.usage.of(unit) != Advised::NOTHING)
     }
 
-    /// What was said of the range `[from, from+len)` holds for `[to, to+new_len)`, which it is moved to or grows into; of what is
-    /// beyond it the last of it.
+    /// What was said of the range `[from, from+len)` holds for `[to, to+new_len)`, which it is
+    /// moved to or grows into; of what is beyond it the last of it.
     pub fn carry_advice(&self, from: usize, len: usize, to: usize, new_len: usize) {
         let _blocked = Blocked::all();
         let _inside = self.gate.enter();

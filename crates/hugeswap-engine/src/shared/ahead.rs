@@ -1,8 +1,10 @@
-//! Shared units that come in before anybody touches them: what a sequential stream will want next, and what advice asks for.
+//! Shared units that come in before they are touched: what a sequential stream will want next, and
+//! what advice asks for.
 //!
-//! What is queued for the I/O threads are hints: they own a word only while they bring the unit in, so that nobody is held up longer than by a fault, whoever is
-//! stopped or dies meanwhile. What cannot be had at once (memory, the word, a device that fails) is left to the touch. A region is not unmapped under them
-//! ([`Map::hold`]).
+//! What is queued for the I/O threads are hints. They own a word only while they bring the unit in,
+//! so that no thread is held up longer than by a fault, whichever process is stopped or dies
+//! meanwhile. What cannot be had at once (memory, the word, a device that fails) is left to the
+//! touch. A region is not unmapped under them ([`Map::hold`]).
 
 use super::evict::is_userfaultfd;
 use super::{Host, Sharing};
@@ -33,7 +35,8 @@ impl Drop for Hold<'_> {
 impl Map {
     /// Keeps it mapped, if it is.
     fn hold(&self) -> Option<Hold<'_>> {
-        // Said before the address is looked at: who unmaps takes that away, and looks then. (Explored in the policy's `tests/hold_loom.rs`.)
+        // Said before the address is looked at: who unmaps takes that away, and looks then.
+        // (Explored in the policy's `tests/hold_loom.rs`.)
         self.holders.fetch_add(1, Relaxed);
         let hold = Hold(&self.holders);
         fence(SeqCst);
@@ -50,8 +53,8 @@ impl Map {
 }
 
 impl Sharing {
-    /// Plans reads of what a stream will want after `unit`, which was touched and is in swap, or on its way in already (`coming`). The rules of the fault path
-    /// hold.
+    /// Plans reads of what a stream will want after `unit`, which was touched and is in swap, or on
+    /// its way in already (`coming`). The rules of the fault path hold.
     pub(super) fn read_ahead(&self, host: &impl Host, m: &Map, unit: u32, coming: bool) {
         if self.gate.is_forker() {
             return;

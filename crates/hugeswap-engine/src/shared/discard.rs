@@ -1,4 +1,5 @@
-//! The bytes of shared units are given up, for everybody: memory and swap behind whole units are free, parts are written over with zeros.
+//! The bytes of shared units are given up, for every process: memory and swap behind whole units
+//! are freed, parts are overwritten with zeros.
 
 use super::evict::{DISCARD, is_memory};
 use super::{Host, Map, Sharing, lock, unlock};
@@ -12,7 +13,8 @@ use std::sync::atomic::Ordering::Acquire;
 static ZEROS: [u8; 4096] = [0; 4096];
 
 impl Sharing {
-    /// The bytes of a range of a shared region become zero for everybody, and memory and swap behind whole units are free. False: some could not be had.
+    /// The bytes of a range of a shared region become zero for everybody, and memory and swap
+    /// behind whole units are free. False: some could not be had.
     pub(crate) fn discard_shared(&self, host: &impl Host, addr: usize, len: usize) -> bool {
         let Some((_, m)) = self.map_of(addr) else {
             return true;
@@ -108,7 +110,8 @@ impl Sharing {
         true
     }
 
-    /// Gives a word that is the caller's, who has `discarding`, back without its slot, which is free.
+    /// Gives a word that is the caller's, who has `discarding`, back without its slot, which is
+    /// free.
     pub(super) fn give_up_slot(&self, unit: u32, new: Word) {
         let cell = self.word_of(unit);
         let Some(cluster) = new.slot() else {

@@ -1,7 +1,12 @@
-//! Shared units leave memory: by kswapd, or when somebody asks for it.
+//! Shared units leave memory: by kswapd, or on request.
 //!
-//! A cluster that no word refers to while it is being written is in the record's hands (`in_hand`), so that it is found again should this process die:
-//! first the hand, then the word without it; and first the word with it, then the empty hand.
+//! Units are in no list. Each kswapd goes round the units of the regions that its process has
+//! mapped, in turn with its own lists by what both have in memory.
+//!
+//! While a cluster is being written and no word refers to it, the process's record does
+//! (`in_hand`), so that the cluster is found again should this process die. The order is: first the
+//! record, then the word without the cluster; and first the word with the cluster, then the record
+//! without it.
 
 use super::{Host, Maintenance, Map, PeerDescriptor, Sharing, lock, unlock};
 use crate::checksum;
@@ -51,7 +56,8 @@ impl Sharing {
         busy
     }
 
-    /// kswapd: is it the turn of shared memory, of which `shared` units are in memory beside `own` frames of this process alone?
+    /// kswapd: is it the turn of shared memory, of which `shared` units are in memory beside `own`
+    /// frames of this process alone?
     pub(crate) fn has_turn(&self, shared: u64, own: u64) -> bool {
         let mut state = self.maintenance.lock();
         let all = shared.saturating_add(own).max(1);
@@ -77,7 +83,8 @@ impl Sharing {
         freed > 0
     }
 
-    /// The next unit in memory, going round, that was not brought in or written to since the last time round.
+    /// The next unit in memory, going round, that was not brought in or written to since the last
+    /// time round.
     fn oldest(&self, state: &mut Maintenance) -> Option<(usize, &Map, u32)> {
         let total: usize = self.maps().map(|(_, m)| m.units().len()).sum();
         for _ in 0..total * 2 {
@@ -118,7 +125,8 @@ impl Sharing {
         if w.is_locked() || w.kind() != Kind::Resident || self.pool.is_left(unit) {
             return false;
         }
-        // Said before the word is taken: who keeps the unit (`keep_shared`) changes the word, and looks then.
+        // Said before the word is taken: who keeps the unit (`keep_shared`) changes the word, and
+        // looks then.
         let freezing = &self.pool.record().freezing;
         freezing.store(unit + 1, SeqCst);
         if !lock(cell, w, Op::Out, me) {
@@ -176,7 +184,8 @@ impl Sharing {
         self.in_hand(which, None);
     }
 
-    /// Changes a word that is being taken out by this process, if it still is. False: somebody has taken it.
+    /// Changes a word that is being taken out by this process, if it still is. False: somebody has
+    /// taken it.
     fn advance(&self, unit: u32, change: impl Fn(Word) -> Word) -> bool {
         let cell = self.word_of(unit);
         let me = self.pool.owner(self.pool.me());
@@ -200,7 +209,8 @@ impl Sharing {
         }
     }
 
-    /// Sees to it that the bytes of a unit that is being taken out are in swap; then the word says so, and is this process's for good. The memory file.
+    /// Sees to it that the bytes of a unit that is being taken out are in swap; then the word says
+    /// so, and is this process's for good. The memory file.
     fn save(
         &self,
         host: &impl Host,
@@ -257,7 +267,8 @@ impl Sharing {
             self.pool.count(Counter::CleanDrop, 1);
             return Ok(memory);
         }
-        // What is there of it in swap is older: nobody is to find that once we have begun to write over it.
+        // What is there of it in swap is older: nobody is to find that once we have begun to write
+        // over it.
         if let Some(c) = old {
             self.in_hand(KSWAPD, Some(c));
             if !self.advance(unit, |w| w.with_slot(None)) {
@@ -277,7 +288,8 @@ impl Sharing {
         Ok(memory)
     }
 
-    /// Writes a unit to the cluster in hand, if there is one and it takes it, or to a new one, which is in hand then.
+    /// Writes a unit to the cluster in hand, if there is one and it takes it, or to a new one,
+    /// which is in hand then.
     fn write(&self, host: &impl Host, old: Option<u64>, from: usize, sums: &[u64]) -> Option<u64> {
         let own = old.filter(|&c| !self.pool.avoids(c) && !self.pool.is_draining(c));
         if let Some(c) = old.filter(|_| own.is_none()) {
@@ -386,7 +398,8 @@ impl Sharing {
         }
     }
 
-    /// Moves the whole units of the range out to swap, and waits until that is done as far as it can be.
+    /// Moves the whole units of the range out to swap, and waits until that is done as far as it
+    /// can be.
     pub(crate) fn pageout(&self, addr: usize, len: usize) {
         const PATIENCE_NS: u64 = 3_000_000_000;
         const ASK_AGAIN_NS: u64 = 20_000_000;
@@ -462,8 +475,8 @@ fn link_of(fd: i32) -> Option<PathBuf> {
 }
 
 impl Maintenance {
-    /// Somebody who has the region cannot be reached (or can), and that for so long that it is not just about to end or to run another program. (It may have
-    /// changed its user, say.)
+    /// Somebody who has the region cannot be reached (or can), and that for so long that it is not
+    /// just about to end or to run another program. (It may have changed its user, say.)
     fn is_hopeless(&mut self, region: usize, failed: bool) -> bool {
         let since = &mut self.unreachable_since[region];
         let now = hugeswap_sys::now_ns();
@@ -485,7 +498,8 @@ impl Maintenance {
         number: i32,
         fits: impl Fn(i32) -> bool,
     ) -> Result<i32> {
-        // Swap areas that are added get their numbers in kswapd's table whatever these stand for there.
+        // Swap areas that are added get their numbers in kswapd's table whatever these stand for
+        // there.
         const OUT_OF_THE_WAY: i32 = 512;
         let same = |r: &&PeerDescriptor| {
             (r.region, r.serial, r.client, r.number) == (region, serial, client, number)

@@ -1,5 +1,7 @@
-//! A touch of a shared unit that is not in memory, or that is write-protected. The rules of the fault path hold; besides, nobody holds a word while
-//! waiting for memory, for other processes may need it.
+//! A touch of a shared unit that is not in memory, or that is write-protected.
+//!
+//! The rules of the fault path hold. Besides, no thread holds a word while it waits for memory,
+//! because other processes may need the word.
 
 use super::{Fds, Host, Map, Sharing, lock, unlock};
 use crate::doubts::{self, Doubt};
@@ -108,7 +110,8 @@ impl Sharing {
         }
     }
 
-    /// The unit, in memory and the caller's, can be used in this process: by writing, if that is wanted.
+    /// The unit, in memory and the caller's, can be used in this process: by writing, if that is
+    /// wanted.
     fn touch_resident(
         &self,
         region: usize,
@@ -137,7 +140,8 @@ impl Sharing {
         Ok(())
     }
 
-    /// Charges a unit whose word is this thread's, giving up a frame of the process's own if need be.
+    /// Charges a unit whose word is this thread's, giving up a frame of the process's own if need
+    /// be.
     fn charge(&self, host: &impl Host, unit: u32) -> bool {
         // Nobody can make room for who is forking.
         let force = self.gate.is_forker();
@@ -150,7 +154,8 @@ impl Sharing {
         (room || host.hand_back_one()).then_some(())
     }
 
-    /// Has kswapd do it, with descriptors of its own; the word goes with the job. False: it has too much to do.
+    /// Has kswapd do it, with descriptors of its own; the word goes with the job. False: it has too
+    /// much to do.
     pub(super) fn hand_over(&self, unit: u32) -> bool {
         if self.gate.is_forker() || self.handed.push(unit).is_err() {
             return false;
@@ -159,7 +164,8 @@ impl Sharing {
         true
     }
 
-    /// Fills what is absent of a unit whose word is this thread's with what `w` says that it holds. `doubt`: as for [`Store::read`](crate::store::Store::read).
+    /// Fills what is absent of a unit whose word is this thread's with what `w` says that it holds.
+    /// `doubt`: as for [`Store::read`](crate::store::Store::read).
     pub(super) fn fill(
         &self,
         region: usize,

@@ -1,5 +1,6 @@
-//! Units that stay in memory until their region ends, so that they can be used by other ways than the program's own instructions: by the kernel, for as long
-//! as it likes, or by mappings that are registered with no userfaultfd.
+//! Units that stay in memory until their region ends, so that they can be used otherwise than by
+//! the program's own instructions: by the kernel, for any time, or by mappings that no userfaultfd
+//! watches.
 
 use super::{Host, Map, Sharing};
 use crate::outcome::Outcome;
@@ -10,8 +11,8 @@ use std::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed, SeqCst};
 use std::sync::atomic::fence;
 
 impl Sharing {
-    /// Brings in what a range of a shared region meets, to stay there for good, writable in this process by the kernel too. (In another process only once that
-    /// has written there itself.)
+    /// Brings in what a range of a shared region meets, to stay there for good, writable in this
+    /// process by the kernel too. (In another process only once that has written there itself.)
     pub(crate) fn keep_shared(&self, host: &impl Host, addr: usize, len: usize) -> Result<()> {
         let _blocked = Blocked::all();
         let _inside = self.gate.enter();
@@ -40,7 +41,8 @@ impl Sharing {
                 },
             }
         }
-        // Whoever had begun to take it out may still be at write-protecting it; nobody begins any more.
+        // Whoever had begun to take it out may still be at write-protecting it; nobody begins any
+        // more.
         fence(SeqCst);
         let (mut looks, mut since) = (0u32, None);
         while self.pool.is_being_frozen(unit) {

@@ -1,7 +1,8 @@
 //! Making a shared region, mapping it, giving it up.
 //!
-//! A mapping is made and registered first, and the table of the pool told of it before anybody can touch it. Then (`settle_shared`) units that are being taken
-//! out by somebody who does not know of it yet are kept in.
+//! A mapping is made and registered first. The table of the pool then gets it before any thread can
+//! touch it. Then (`settle_shared`) the units are kept in that a process which does not know of the
+//! mapping yet is taking out.
 
 use super::error::{Result, SharedError};
 use super::{Host, Sharing, unlock};
@@ -56,15 +57,16 @@ impl Sharing {
         self.make_shared(name, len as u64, None)
     }
 
-    /// Makes one without a name, so that only children of this process will ever have it too, of `len` bytes (whole pages) at `at` (a unit's address), which
-    /// are the caller's to replace.
+    /// Makes one without a name, so that only children of this process will ever have it too, of
+    /// `len` bytes (whole pages) at `at` (a unit's address), which are the caller's to replace.
     pub(crate) fn share_nameless(&self, host: &impl Host, at: usize, len: usize) -> Result<()> {
         self.may_share(host, "")?;
         self.meet_relatives()?;
         self.make_shared("", len as u64, Some(at)).map(drop)
     }
 
-    /// Makes one for a file of a program's, which is `len` bytes long; mapped by whole pages at `at`, as above. Other processes attach to it by the file.
+    /// Makes one for a file of a program's, which is `len` bytes long; mapped by whole pages at
+    /// `at`, as above. Other processes attach to it by the file.
     pub(crate) fn share_file(
         &self,
         host: &impl Host,
@@ -78,7 +80,8 @@ impl Sharing {
         self.make_shared(&name, len, Some(at)).map(drop)
     }
 
-    /// Maps the region of a file at `at`, as above; its length in bytes is what [`Sharing::file_len`] says.
+    /// Maps the region of a file at `at`, as above; its length in bytes is what
+    /// [`Sharing::file_len`] says.
     pub(crate) fn attach_file(&self, host: &impl Host, file: &FileKey, at: usize) -> Result<()> {
         let name = file.name();
         self.may_share(host, &name)?;
@@ -92,7 +95,8 @@ impl Sharing {
     }
 
     fn meet_relatives(&self) -> Result<()> {
-        // Processes of one program must be able to reach each other both ways, and the one that made the pool stands for the others here.
+        // Processes of one program must be able to reach each other both ways, and the one that
+        // made the pool stands for the others here.
         self.let_relatives_in();
         let maker = self.pool.maker();
         match process::descriptor_of(maker, 0) {
@@ -104,7 +108,8 @@ impl Sharing {
         Ok(())
     }
 
-    /// Where processes may get at their own children only (kernel.yama.ptrace_scope=1), whoever descends from the pool's maker may get at this one.
+    /// Where processes may get at their own children only (kernel.yama.ptrace_scope=1), whoever
+    /// descends from the pool's maker may get at this one.
     pub(super) fn let_relatives_in(&self) {
         let _ = process::let_trace(self.pool.maker());
     }
@@ -148,7 +153,8 @@ impl Sharing {
         Ok(new.keep())
     }
 
-    /// Maps the shared region of this name that another process has made: where, and how long it is.
+    /// Maps the shared region of this name that another process has made: where, and how long it
+    /// is.
     pub(crate) fn attach_shared(&self, host: &impl Host, name: &str) -> Result<(usize, usize)> {
         if name.is_empty() || FileKey::is_name(name) {
             return Err(SharedError::BadName);
@@ -157,7 +163,8 @@ impl Sharing {
         self.attach(host, By::Name(name), None)
     }
 
-    /// The same of the region whose memory `fd` is ([`Sharing::shared_memory`]), which stays the caller's.
+    /// The same of the region whose memory `fd` is ([`Sharing::shared_memory`]), which stays the
+    /// caller's.
     pub(crate) fn attach_shared_memory(&self, host: &impl Host, fd: i32) -> Result<(usize, usize)> {
         self.may_share(host, "")?;
         let memory = fs::identity(fd).map_err(|_| SharedError::NotMemory)?;
@@ -255,7 +262,8 @@ impl Sharing {
         }
     }
 
-    /// The memory of a region, from a process that has it: exactly that, and as long as it is to be, for good.
+    /// The memory of a region, from a process that has it: exactly that, and as long as it is to
+    /// be, for good.
     fn open_memory(&self, index: usize, file: &FileIdentity, len: usize) -> Result<i32> {
         let mut why = SharedError::Coming;
         for (_, c) in self.pool.clients(index) {
@@ -295,7 +303,8 @@ impl Sharing {
         // SAFETY: reserved a moment ago, or what a fork did not let us inherit.
         unsafe { mm::map_shared_at(addr, memory, len) }
             .and_then(|()| {
-                // SAFETY: advice that discards nothing. In a child absent pages would read as zeros, and be zeros for everybody then.
+                // SAFETY: advice that discards nothing. In a child absent pages would read as
+                // zeros, and be zeros for everybody then.
                 unsafe { mm::advise(addr, len, libc::MADV_DONTFORK) }
             })
             .map_err(sys("cannot map memory"))
@@ -388,7 +397,8 @@ impl Sharing {
         self.give_up(host, addr, false);
     }
 
-    /// The same, but its mappings stay, and are the kernel's from now on; all of it was kept before ([`Sharing::keep_shared`]). Forked children will inherit them.
+    /// The same, but its mappings stay, and are the kernel's from now on; all of it was kept before
+    /// ([`Sharing::keep_shared`]). Forked children will inherit them.
     pub(crate) fn let_go_shared(&self, host: &impl Host, addr: usize) {
         self.give_up(host, addr, true);
     }
@@ -419,7 +429,8 @@ impl Sharing {
             Err(_) => self.pool.forget_client(index, self.pool.me()),
         }
         self.pool.kick();
-        // SAFETY: the caller uses it no more, or advice that discards nothing (and leaves out what is not mapped).
+        // SAFETY: the caller uses it no more, or advice that discards nothing (and leaves out what
+        // is not mapped).
         let _ = unsafe {
             match mapped {
                 true => mm::advise(range.start, range.len(), libc::MADV_DOFORK),
@@ -450,7 +461,8 @@ impl New {
     }
 }
 
-/// How much of a region of so many bytes is mapped: whole units, or, where the caller has the addresses, whole pages.
+/// How much of a region of so many bytes is mapped: whole units, or, where the caller has the
+/// addresses, whole pages.
 fn mapped_of(bytes: u64, at: Option<usize>) -> usize {
     let step = if at.is_some() {
         PAGE_BYTES as usize

@@ -1,21 +1,38 @@
-//! Shared regions: memory that several processes of a pool have mapped, swapped out and in whole units at a time, with one state of each unit for all.
+//! Shared regions: memory that several processes of a pool have mapped, brought in and out in whole
+//! units, with one state of each unit for all.
 //!
-//! A region is a memory file; each process maps it and registers its mapping with a userfaultfd of its own in SIGBUS mode, for absent and for write-protected
-//! pages. A unit's word ([`hugeswap_policy::shared`]) says where its bytes are; who changes that owns the word meanwhile, and is named in it.
+//! A region is a memory file outside the window. Each process maps it and registers its mapping
+//! with a userfaultfd of its own in SIGBUS mode, for absent and for write-protected pages. A unit's
+//! word in the segment ([`hugeswap_policy::shared`]) says where its bytes are. A thread that
+//! changes that owns the word meanwhile, and the word names it. Under `hugeswap run` shared
+//! anonymous mappings of programs can be such regions (`shared.anonymous`), without a name and at
+//! addresses of their own right behind the window, and so can memory files (`shared.files`), found
+//! by device, inode and time of the file.
 //!
-//! * *In* (`fault`): the toucher reads the slot into a buffer and copies it into its own mapping: a page is there for anybody only with its bytes.
+//! * *In* (`fault`): the touching thread reads the slot into a buffer and copies it into its own
+//!   mapping, so a page is there for other threads only with its bytes.
 //! * *Ahead* of a stream (`ahead`): the same, by the I/O threads.
-//! * *Out* (`evict`), by kswapd of any process that needs memory: the unit is write-protected in every process that has it mapped (a userfaultfd works on the
-//!   memory of who made it, whoever holds it, so that nobody need answer, not even run), read, and written to swap; then, by one compare-and-swap, the word says so,
-//!   and the memory is dropped. Who writes to it before takes the word away: that compare-and-swap fails, and nothing has happened.
-//! * Nobody reads the memory but through the registered mapping or by read(2): neither fills a hole. So a hole can only be filled by who owns the word.
-//! * Who comes to map a region says so before it looks at the words, and who takes a unit out changes its word before it looks who has it: one of them sees the other.
-//! * Nobody waits for ever: an owner that is stopped, hangs, or was made up costs who needs the unit an error after a minute. Its words cannot be taken over: it may go on.
-//!   What the segment says is checked wherever it is used: a process of the pool that writes nonsense there spoils shared memory, which it might write to anyway, and nothing else.
-//! * A word whose owner has died is taken over by whoever needs it (`recover`), and carried on from where it is. What was begun to be brought in is
-//!   brought in to the end: others may be writing to the pages that are there.
+//! * *Out* (`evict`), by kswapd of any process that needs memory: the unit is write-protected in
+//!   every process that has it mapped, read, and written to swap. Then the word says so, by one
+//!   compare-and-swap, and the memory is dropped. A thread that writes to the unit before has taken
+//!   the word away: that compare-and-swap fails, and nothing has happened. (A userfaultfd works on
+//!   the memory of the process that made it, whichever process holds it, so the other processes
+//!   need not answer, or even run.)
+//! * The memory is read only through the registered mapping or by read(2), and neither fills a
+//!   hole. So only the owner of the word can fill a hole.
+//! * A process that maps a region says so before it looks at the words. A process that takes a unit
+//!   out changes its word before it looks which processes have the region. One of them sees the
+//!   other.
+//! * No wait is without end: an owner that is stopped, hangs, or was made up costs a thread that
+//!   needs the unit an error after a minute. Its words cannot be taken over, because it may go on.
+//!   What the segment says is checked wherever it is used: a process of the pool that writes
+//!   nonsense there spoils shared memory, which it might write to anyway, and nothing else.
+//! * A thread that needs a word whose owner has died takes it over (`recover`) and carries on from
+//!   where it is. What was begun to be brought in is brought in to the end, because others may be
+//!   writing to the pages that are there.
 //!
-//! Not inherited by fork: the child maps it anew in its part of the fork, before its first own instruction.
+//! A child does not inherit the registration: it maps the region anew in its part of the fork,
+//! before its first own instruction.
 
 mod ahead;
 mod api;
@@ -364,7 +381,8 @@ impl Sharing {
         }
     }
 
-    /// Is what the segment says of the units of a range of a shared region possible? (Others write there, too. What is not is told as lost.)
+    /// Is what the segment says of the units of a range of a shared region possible? (Others write
+    /// there, too. What is not is told as lost.)
     pub(crate) fn check_shared(
         &self,
         addr: usize,

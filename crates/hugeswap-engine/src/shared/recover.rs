@@ -1,5 +1,6 @@
-//! Words that somebody else has to see to the end: of processes that died with them, and of threads of this process that lacked the descriptors for it. And units
-//! whose swap area is to be taken off.
+//! Words that another thread has to see to the end: words of processes that died with them, and of
+//! threads of this process that lacked the descriptors for it. Also, units whose swap area is to be
+//! taken off.
 
 use super::evict::is_userfaultfd;
 use super::{Fds, Maintenance, Map, lock, unlock};
@@ -28,7 +29,8 @@ impl Sharing {
         }
     }
 
-    /// hs-swapoff: what shared units have in `range` of swap goes elsewhere, of the regions that this process has. False: something is there still.
+    /// hs-swapoff: what shared units have in `range` of swap goes elsewhere, of the regions that
+    /// this process has. False: something is there still.
     pub(crate) fn leave_area_of(&self, host: &impl Host, range: &Range<u64>) -> bool {
         let there = |w: Word| w.slot().is_some_and(|c| range.contains(&c));
         for (region, m) in self.maps() {

@@ -1,14 +1,23 @@
-//! Which shared memory was written since when, by whichever process: stamps beside the words, in the segment.
+//! Which shared memory was written since when, by whichever process: stamps beside the words, in
+//! the segment.
 //!
-//! An *epoch* takes write access to each unit away in every process that has the region mapped, as eviction does; who gives it back stamps the unit, or the page, with the number of the last epoch
-//! first. Both is done by who owns the unit's word. So what was written since an epoch began has a stamp no older than it, wherever the writer is, and whether it lives.
+//! An *epoch* takes write access to each unit away in every process that has the region mapped, as
+//! eviction does. A thread that gives it back first stamps the unit, or the page, with the number
+//! of the last epoch. The owner of the unit's word does both. So what was written since an epoch
+//! began has a stamp no older than it, wherever the writer is, and whether or not it lives.
 //!
-//! * What is brought in arrives write-protected; in the other processes the protection outlives the memory. But for pages that were touched while they were dropped: therefore who drops a unit protects it
-//!   once more, or stamps it ([`Sharing::protect_again`]). Who carries on what a dead process began stamps the unit.
-//! * Who comes to map a region says so, and then write-protects all of its mapping if writes are tracked; who begins an epoch says so, and then looks who has it mapped: one of them sees the other.
-//! * Tracking ends with the last process that wants it. Epochs are counted for all regions of the pool, so that what stamps say of a time before means nothing after.
+//! * What is brought in arrives write-protected. In the other processes the protection outlives the
+//!   memory (the kernel keeps a marker for it), except for pages that were touched while they were
+//!   dropped. So a thread that drops a unit protects it once more, or stamps it
+//!   ([`Sharing::protect_again`]). A thread that carries on what a dead process began stamps the
+//!   unit.
+//! * A process that maps a region says so, and then write-protects all of its mapping if writes are
+//!   tracked. A process that begins an epoch says so, and then looks which processes have the
+//!   region mapped. One of them sees the other.
+//! * Tracking ends with the last process that wants it. Epochs are counted for all regions of the
+//!   pool, so that stamps of an earlier time mean nothing later.
 //!
-//! Epochs are begun by kswapd, which has the descriptors of the others.
+//! kswapd begins epochs, because it has the descriptors of the other processes.
 
 use super::{Host, Maintenance, Map, Sharing, lock, unlock};
 use crate::lock::Lock;
@@ -176,7 +185,8 @@ impl Sharing {
         done
     }
 
-    /// This process does not track writes to the region at `addr` any more. Calls `then` before an epoch can begin.
+    /// This process does not track writes to the region at `addr` any more. Calls `then` before an
+    /// epoch can begin.
     pub(crate) fn end_tracking(&self, addr: usize, then: impl FnOnce()) {
         let _blocked = Blocked::all();
         let _turn = self.begin.turn.lock();
@@ -190,13 +200,15 @@ impl Sharing {
         }
     }
 
-    /// How writes to a region are tracked: 0 not, 1 by units, 2 by pages. Who owns the word of a unit of it may rely on it, as far as that unit goes.
+    /// How writes to a region are tracked: 0 not, 1 by units, 2 by pages. Who owns the word of a
+    /// unit of it may rely on it, as far as that unit goes.
     pub(super) fn tracking_of(&self, region: usize) -> u32 {
         let s = self.pool.header().shared.get(region);
         s.map_or(0, |s| s.tracked.load(SeqCst))
     }
 
-    /// Pages of a unit whose word is the caller's are about to be writable, or to change. The rules of the fault path hold.
+    /// Pages of a unit whose word is the caller's are about to be writable, or to change. The rules
+    /// of the fault path hold.
     pub(super) fn stamp(&self, region: usize, unit: u32, pages: Range<usize>) {
         let how = self.tracking_of(region);
         let Some(stamps) = self.pool.shared_stamps(unit).filter(|_| how != 0) else {
@@ -216,7 +228,8 @@ impl Sharing {
         stamps.some.fetch_max(now, SeqCst);
     }
 
-    /// kswapd, which has dropped a unit whose word is its own: it is write-protected everywhere, or stamped.
+    /// kswapd, which has dropped a unit whose word is its own: it is write-protected everywhere, or
+    /// stamped.
     pub(super) fn protect_again(&self, state: &mut Maintenance, region: usize, m: &Map, unit: u32) {
         if self.tracking_of(region) == 0 {
             return;
@@ -263,7 +276,8 @@ impl Sharing {
         }
     }
 
-    /// The units of `[addr, addr+len)` of a shared region, where each is, and which of its pages lie in the range.
+    /// The units of `[addr, addr+len)` of a shared region, where each is, and which of its pages
+    /// lie in the range.
     pub(crate) fn units(
         &self,
         addr: usize,
@@ -294,7 +308,8 @@ impl Sharing {
         }
     }
 
-    /// Of pages of a unit that are all in `state`, `tell`s also which were written since the last epoch, if that is tracked.
+    /// Of pages of a unit that are all in `state`, `tell`s also which were written since the last
+    /// epoch, if that is tracked.
     pub(super) fn with_writes(
         &self,
         region: usize,

@@ -1,9 +1,11 @@
-//! Whole clusters found again: pages of scattered units move from split clusters with little in them to others, and units that
-//! have a cluster for a few pages give up the rest of it.
+//! Whole clusters found again: pages of scattered units move from split clusters with little in
+//! them to others, and units that have a cluster for a few pages give up the rest of it.
 //!
-//! kswapd does it: when a claim has found no free cluster, and a few times a second where split clusters are mostly empty.
-//! Pages move under their unit's lock, from slots that nobody else reads (not while a forked child may). A slot
-//! given up was written elsewhere before, so that nothing is lost when it stops halfway.
+//! kswapd does it: a few times a second while more than half of all split clusters is empty, and
+//! whenever a claim has found no free cluster. In the latter case it also splits the clusters of
+//! base-mapped units that have at most half of their cluster stored. Pages move under their unit's
+//! lock, from slots that no other process reads (not while a forked child may). A slot that is
+//! given up was written elsewhere before, so nothing is lost when it stops halfway.
 
 use super::PAGES;
 use crate::reclaim::Reclaim;
@@ -12,7 +14,8 @@ use std::sync::atomic::Ordering::Acquire;
 
 /// Clusters emptied at one time.
 const VICTIMS: usize = 16;
-/// A unit with a cluster of its own for at most so many pages gives up the rest when clusters are short.
+/// A unit with a cluster of its own for at most so many pages gives up the rest when clusters are
+/// short.
 const SPARSE: u64 = PAGES as u64 / 2;
 
 /// Split clusters to be emptied.
@@ -55,7 +58,8 @@ impl Reclaim {
         found || split
     }
 
-    /// Empties split clusters of which little is used, where more than half of all split ones is empty.
+    /// Empties split clusters of which little is used, where more than half of all split ones is
+    /// empty.
     pub(crate) fn tidy_clusters(&self) {
         const FEW: u64 = 4;
         if !self.store.scatter.was_used() {
@@ -72,8 +76,8 @@ impl Reclaim {
         }
     }
 
-    /// Empties split clusters with at most `most` slots in use, as far as the others have room, but moves no more than
-    /// `limit` pages. True if any is free now.
+    /// Empties split clusters with at most `most` slots in use, as far as the others have room, but
+    /// moves no more than `limit` pages. True if any is free now.
     fn compact(&self, most: u32, limit: u64) -> bool {
         let clusters = self.pool.clusters(self.pool.me());
         let mut victims = Victims::default();
@@ -125,8 +129,8 @@ impl Reclaim {
         victims.at[..n].iter().any(gone)
     }
 
-    /// Units that are base-mapped and have a cluster for a few pages become scattered where they are: the rest of their clusters
-    /// is free for single slots. True if any has.
+    /// Units that are base-mapped and have a cluster for a few pages become scattered where they
+    /// are: the rest of their clusters is free for single slots. True if any has.
     fn split_sparse(&self) -> bool {
         const AT_A_TIME: usize = 256;
         let mut n = 0;

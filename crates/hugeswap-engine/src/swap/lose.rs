@@ -1,8 +1,12 @@
-//! An area that is taken off, and what of it cannot be read: counted, and left where it is, or given up if that was asked for.
+//! What cannot be read of an area that is taken off: it is counted, and left where it is, or given
+//! up if that was asked for.
 //!
-//! What is in memory besides is never lost: it becomes dirty, or is written elsewhere. Of the rest each page is tried by itself. It is *given up* as at a touch: its slot is marked
-//! bad, `hwpoison` counts it and one line says so, once. Its unit becomes base-mapped, where it can be, and the page has a slot elsewhere
-//! that is known to hold nothing ([`checksum::lose`](crate::checksum::lose)), so that a touch of it is SIGBUS; else the unit is poisoned.
+//! What is also in memory is never lost: it becomes dirty, or is written elsewhere. Each page of
+//! the rest is tried by itself. It is *given up* as at a touch: its slot is marked bad, `hwpoison`
+//! counts it and one line says so, once. Its unit becomes base-mapped, where it can be, and the
+//! page has a slot elsewhere that is known to hold nothing
+//! ([`checksum::lose`](crate::checksum::lose)), so that a touch of it is SIGBUS; else the unit is
+//! poisoned.
 
 use super::off::Round;
 use super::{PAGE, PAGES};
@@ -40,7 +44,8 @@ enum Found {
 }
 
 impl Reclaim {
-    /// Reads page `page` of a locked unit to `to`. EIO: it cannot be had from where it is, which is marked if it may be given up.
+    /// Reads page `page` of a locked unit to `to`. EIO: it cannot be had from where it is, which is
+    /// marked if it may be given up.
     fn try_page(&self, unit: u32, w: Word, page: usize, to: usize, round: &Round) -> Result<()> {
         if round.lose {
             return self.read_or_mark(unit, w, page, to, false);
@@ -78,8 +83,8 @@ impl Reclaim {
         }
     }
 
-    /// Reads to the round's buffer what can be read of a locked unit in a cluster: halves of what cannot be read as a whole, so that few reads find a few
-    /// pages.
+    /// Reads to the round's buffer what can be read of a locked unit in a cluster: halves of what
+    /// cannot be read as a whole, so that few reads find a few pages.
     fn read_in_parts(
         &self,
         (unit, w): (u32, Word),
@@ -149,8 +154,9 @@ impl Reclaim {
         moved
     }
 
-    /// A locked, base-mapped unit with a cluster: what of it is in memory, and cannot be read, becomes dirty. False: something is nowhere else, and
-    /// may not be given up. What is lost, else.
+    /// A locked, base-mapped unit with a cluster: what of it is in memory, and cannot be read,
+    /// becomes dirty. False: something is nowhere else, and may not be given up. What is lost,
+    /// else.
     pub(super) fn settle_pages(
         &self,
         unit: u32,
@@ -176,7 +182,8 @@ impl Reclaim {
         may_go.then_some(unread.pages)
     }
 
-    /// A unit that is in memory, and whose place cannot be read, or has no room elsewhere. Has it left?
+    /// A unit that is in memory, and whose place cannot be read, or has no room elsewhere. Has it
+    /// left?
     pub(super) fn move_from_memory(&self, w: &mut Locked<'_>) -> bool {
         match w.kind() {
             Kind::Present => {
@@ -252,7 +259,8 @@ impl Reclaim {
         true
     }
 
-    /// Moves a page to a single slot elsewhere, `from` memory; or what is left of it, which is that it is lost. False: that could not be.
+    /// Moves a page to a single slot elsewhere, `from` memory; or what is left of it, which is that
+    /// it is lost. False: that could not be.
     fn move_single(&self, places: &Places, page: usize, old: Single, from: Option<usize>) -> bool {
         let Some((cluster, at)) = self.store.claim_singles(1) else {
             return false;

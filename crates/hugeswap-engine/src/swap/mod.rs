@@ -1,7 +1,8 @@
-//! Units between memory and swap: where the pages of a unit are there, reads of them, and all that goes over units because of swap: areas taken off
-//! ([`off`], [`lose`]), the scrubber ([`scrub`]), whole clusters found again ([`compact`]).
+//! What goes over all units because of swap: areas that are taken off ([`off`], [`lose`]), the
+//! scrubber ([`scrub`]), whole clusters found again ([`compact`]).
 //!
-//! Under the unit's lock; slots and transfers are the store's ([`crate::store`]).
+//! All of it works on one unit at a time, under its lock. Slots and transfers are the store's
+//! ([`crate::store`]).
 
 mod compact;
 mod lose;

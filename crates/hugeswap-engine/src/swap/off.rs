@@ -1,11 +1,14 @@
-//! Taking a swap area off while it is in use: each process moves what it has there to other areas, whole units whole, pages
-//! by pages; what no other area has room for goes to memory.
+//! Taking a swap area off while it is in use: each process moves what it has there to other areas,
+//! whole units whole, pages by pages; what no other area has room for goes to memory.
 //!
-//! A thread made for it does so, a unit at a time, under the unit's lock: whoever faults on that unit waits for one transfer, nobody else waits. What is in
-//! memory and newer than the area only loses its place there. The area is written to by nobody meanwhile, since nothing is claimed in it
-//! (`Pool::still_on`), and it ends when every process has said that it has nothing left there ([`Pool::end_emptied_areas`]). What a
-//! forked child may still read of this process's is given up when all such children have moved away from it.
-//! What cannot be read ([`super::lose`]) stays where it is, and the area on its way off with it, until that is taken back, or what cannot be read is to be given up.
+//! A thread made for the purpose does so, a unit at a time, under the unit's lock: a fault on that
+//! unit waits for one transfer, no other thread waits. What is in memory and newer than the area
+//! only loses its place there. No process writes to the area meanwhile, since no process claims
+//! there (`Pool::still_on`), and it ends when every process has said that it has nothing left there
+//! ([`Pool::end_emptied_areas`]). What a forked child may still read of this process's slots is
+//! given up when all such children have moved away from it. What cannot be read ([`super::lose`])
+//! stays where it is, and the area stays on its way off, until that is taken back, or what cannot
+//! be read is to be given up.
 //!
 //! [`Pool::end_emptied_areas`]: crate::pool::Pool::end_emptied_areas
 
@@ -52,7 +55,8 @@ pub(super) enum Stays {
 }
 
 impl Reclaim {
-    /// Adds a swap area to the pool, which this process has made; its number. In a thread with the program's descriptors.
+    /// Adds a swap area to the pool, which this process has made; its number. In a thread with the
+    /// program's descriptors.
     pub fn add_area(&self, spec: &SwapSpec) -> std::result::Result<usize, PoolError> {
         let maker = self.pool.maker();
         if maker != process::pid() {
@@ -80,7 +84,8 @@ impl Reclaim {
         self.pool.close_past_areas();
     }
 
-    /// kswapd: has areas emptied that are to be taken off, if there is any that this process has not emptied.
+    /// kswapd: has areas emptied that are to be taken off, if there is any that this process has
+    /// not emptied.
     pub(crate) fn empty_areas(&'static self) {
         let emptied = |(i, _, ticket): (usize, JoinedArea, u32)| {
             self.pool.record().emptied[i].load(Relaxed) == ticket
@@ -211,7 +216,8 @@ impl Reclaim {
         }
     }
 
-    /// Moves what a locked unit has in the area elsewhere, and unlocks it. False: it has something there still.
+    /// Moves what a locked unit has in the area elsewhere, and unlocks it. False: it has something
+    /// there still.
     fn move_off(&self, mut w: Locked<'_>, round: &Round) -> bool {
         let (unit, was) = (w.unit(), *w);
         // It has seen to its old place itself.
@@ -255,7 +261,8 @@ impl Reclaim {
         gone
     }
 
-    /// The unit has no place any more, if that is in `range`. (A cluster is the caller's to free.) False: it cannot be told.
+    /// The unit has no place any more, if that is in `range`. (A cluster is the caller's to free.)
+    /// False: it cannot be told.
     fn drop_place_in(&self, w: &mut Locked<'_>, range: &Range<u64>) -> bool {
         if w.place() == Place::Singles {
             let Some(places) = self.store.scatter.of(w.unit()) else {
@@ -281,7 +288,8 @@ impl Reclaim {
         self.write_off(w, buffer)
     }
 
-    /// Writes all of a unit's cluster, which `buffer` holds, to another area, where its place is then.
+    /// Writes all of a unit's cluster, which `buffer` holds, to another area, where its place is
+    /// then.
     pub(super) fn write_off(
         &self,
         w: &mut Locked<'_>,
@@ -311,7 +319,8 @@ impl Reclaim {
         read().or_else(|_| read()).or_else(|_| read())
     }
 
-    /// Brings a locked unit, which `buffer` holds, to memory, where it has no place in swap; unlocks it.
+    /// Brings a locked unit, which `buffer` holds, to memory, where it has no place in swap;
+    /// unlocks it.
     fn bring_off(&self, mut w: Locked<'_>, buffer: &Pages) -> bool {
         let unit = w.unit();
         if self.markers.is_marked(unit) {
@@ -357,7 +366,8 @@ impl Reclaim {
             .cluster()
             .is_some_and(|s| self.pool.is_bad_or_lost(s, 0..PAGES));
         let mut lost = 0;
-        // What copies to a cluster elsewhere, and if that cannot be read, with what can be read of it.
+        // What copies to a cluster elsewhere, and if that cannot be read, with what can be read of
+        // it.
         for settle in [false, true] {
             if settle || known_bad {
                 let Some(n) = self.settle_pages(unit, **w, record, round) else {
@@ -387,7 +397,8 @@ impl Reclaim {
         false
     }
 
-    /// Copies what is stored of a base-mapped unit to a cluster of another area, which is its place then.
+    /// Copies what is stored of a base-mapped unit to a cluster of another area, which is its place
+    /// then.
     pub(super) fn copy_pages_off(
         &self,
         w: &mut Locked<'_>,

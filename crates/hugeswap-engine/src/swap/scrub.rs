@@ -1,9 +1,12 @@
-//! The scrubber: on request, every process reads all that it has in swap, at leisure, and looks whether it is what was written.
+//! The scrubber: on request, every process reads all that it has in swap, at leisure, and checks
+//! whether it is what was written.
 //!
-//! What is bad ([`crate::store`]) and still in memory becomes dirty and goes elsewhere; what is bad and nowhere else is lost, which one line says and `hwpoison` counts, once.
-//! kswapd does it, a unit at a time, when it has nothing else to do, under the unit's lock. Units that somebody else is at work on are left out: what
-//! is being read is verified by who reads it. So are base pages that are dirty, for nobody needs what swap holds of them. (Units in memory that may be dirty are looked at: if they turn out
-//! not to have changed, what swap holds is what counts.)
+//! What is bad ([`crate::store`]) and still in memory becomes dirty and is written elsewhere. What
+//! is bad and nowhere else is lost, which one line says and `hwpoison` counts, once. kswapd does
+//! it, a unit at a time, when it has nothing else to do, under the unit's lock. It leaves out units
+//! that another thread has locked: what is being read is verified by its reader. It also leaves out
+//! base pages that are dirty, because what swap holds of them is not needed. (It looks at units in
+//! memory that may be dirty: if they turn out not to have changed, what swap holds is what counts.)
 
 use super::{PAGE, PAGES};
 use crate::base::BUFFER;
@@ -144,7 +147,8 @@ impl Reclaim {
         bad
     }
 
-    /// A unit that is in memory, and whose place in swap is bad, becomes dirty. False: that could not be.
+    /// A unit that is in memory, and whose place in swap is bad, becomes dirty. False: that could
+    /// not be.
     pub(super) fn make_dirty(&self, w: &mut Locked<'_>) -> bool {
         if w.has(WATCHED) {
             if self.backend.set_readable(w.addr()).is_err() {

@@ -1,16 +1,22 @@
 //! Which memory was written since when: stamps beside the unit table.
 //!
-//! A clock counts *epochs*. Who begins one for a range counts the clock up, and takes write access away from what has it there
-//! ([`epoch`]); whoever gives write access, or changes content otherwise, stamps the unit, or its pages, with the clock first. So what
-//! was written since an epoch began has a stamp no older than it, in memory or not: stamps are beside the words, outlive memory
-//! and swap, and are inherited by a forked child, whose copy is its own.
+//! A clock counts *epochs*. A thread that begins one for a range counts the clock up, and takes
+//! write access away from what has it there, neighbours by one call ([`epoch`]). A thread that
+//! gives write access, or changes content otherwise, first stamps the unit, or its pages, with the
+//! clock. So what was written since an epoch began has a stamp no older than it, in memory or not.
+//! Stamps are beside the words, 20 bytes a unit. They outlive memory and swap, and are inherited by
+//! a forked child, whose copy is its own. A whole unit that comes back is read-only until it is
+//! written.
 //!
-//! A unit in one piece is stamped as a whole; one whose pages are told apart ([`tracks_pages`](stamps::Track::tracks_pages)) goes over to base pages with its first write. In message
-//! mode, where there are no base pages and memory comes in writable, sums tell what was written ([`open`]).
+//! A unit in one piece is stamped as a whole. One whose pages are told apart
+//! ([`tracks_pages`](stamps::Track::tracks_pages)) goes over to base pages with its first write,
+//! where it stands (`base::tracked`), and its pages have stamps of their own. In message mode,
+//! where units arrive writable, and wherever there are no base pages, sums tell what was written
+//! ([`open`]).
 //!
-//! Concurrency: write access is given, and stamped, under the unit's lock, and an epoch takes it away under the same lock; so a fault
-//! that comes after that has seen the clock of the epoch. (Explored by loom: `crates/hugeswap-policy/tests/track_loom.rs`.) Anyone may read
-//! stamps.
+//! Concurrency: write access is given, and stamped, under the unit's lock, and an epoch takes it
+//! away under the same lock. So a fault that comes after that has seen the clock of the epoch.
+//! (Explored by loom: `crates/hugeswap-policy/tests/track_loom.rs`.) Any thread may read stamps.
 //!
 //! [`epoch`]: Paging::begin_epoch
 
@@ -31,8 +37,8 @@ use std::ops::Range;
 use std::sync::atomic::Ordering::{Acquire, Relaxed};
 
 impl Paging {
-    /// What `[addr, addr+len)` holds is given up. Called before and after that is done: whoever sees the change, and whoever begins an epoch before it is made,
-    /// finds a stamp.
+    /// What `[addr, addr+len)` holds is given up. Called before and after that is done: whoever
+    /// sees the change, and whoever begins an epoch before it is made, finds a stamp.
     pub(crate) fn note_range_written(&self, addr: usize, len: usize) {
         if self.track.tables.get().is_none() {
             return;
@@ -43,8 +49,8 @@ impl Paging {
         }
     }
 
-    /// Calls `tell` with the ranges of `[addr, addr+len)` that may have been written since `epoch` began, in order; neighbours are one range. For threads of the program,
-    /// which hold nothing.
+    /// Calls `tell` with the ranges of `[addr, addr+len)` that may have been written since `epoch`
+    /// began, in order; neighbours are one range. For threads of the program, which hold nothing.
     pub fn written_since(
         &self,
         addr: usize,
@@ -110,7 +116,8 @@ impl Paging {
         }
     }
 
-    /// Of pages of a unit that are all in `state`, `tell`s also which were written since the last epoch.
+    /// Of pages of a unit that are all in `state`, `tell`s also which were written since the last
+    /// epoch.
     pub(crate) fn with_writes(
         &self,
         unit: u32,

@@ -1,15 +1,19 @@
 //! Message mode: units that can be written without a fault, and the sums of what they held before.
 //!
-//! There memory that comes into place is writable from the first moment on, and what the kernel and devices write through a hold
-//! that they took before it was protected makes no fault. Such a unit is *open*: beside it stand the sums of its pages, of what it held when it
-//! became so, and a page with another sum now was written. Where pages are told apart it becomes open with its first write in an epoch, too, instead of going over to base pages.
+//! In that mode memory that comes into place is writable from the first moment on. What the kernel
+//! and devices write through a hold that they took before it was protected makes no fault. Such a
+//! unit is *open*: beside it stand the sums of its pages, of what it held when it became open, and
+//! a page with another sum now was written. Where pages are told apart a unit also becomes open
+//! with its first write in an epoch, instead of going over to base pages.
 //!
-//! A unit is open only while it is present. Who takes it away, or protects it for an epoch, stamps what differs first, when nobody
-//! can write to it any more; who asks what was written has it stamped as well, and it stays open.
+//! A unit is open only while it is present. A thread that takes it away, or protects it for an
+//! epoch, first stamps what differs, when no thread can write to it any more. A thread that asks
+//! what was written has it stamped as well, and it stays open.
 //!
-//! Concurrency: all but [`is_open`](super::stamps::Track::is_open) is done under the unit's lock. A page's sum of while it is being written is as good as any: whoever has written
-//! before the caller began to look is seen, and later ones are by the next look. What differs was written since the last epoch began, for each begins with none open. The rules
-//! of the fault path hold.
+//! Concurrency: all but [`is_open`](super::stamps::Track::is_open) is done under the unit's lock. A
+//! sum made while its page is being written is as good as any: a write before the caller began to
+//! look is seen, and a later one is by the next look. What differs was written since the last epoch
+//! began, because each epoch begins with none open. The rules of the fault path hold.
 
 use super::PAGES;
 use super::held::Held;
@@ -22,7 +26,8 @@ use std::sync::atomic::AtomicU64;
 use std::sync::atomic::Ordering::{Acquire, Relaxed, Release};
 
 impl Paging {
-    /// A locked unit's memory is about to come into place, where it can be written if `writable`; it is brought for a write if `write`.
+    /// A locked unit's memory is about to come into place, where it can be written if `writable`;
+    /// it is brought for a write if `write`.
     pub(crate) fn note_arrival(&self, unit: u32, write: bool, held: Held) {
         if self.backend.can().arrives_read_only || write && !self.track.tracks_pages(unit) {
             return self.track.note_written(unit);
@@ -45,7 +50,8 @@ impl Paging {
         }
     }
 
-    /// A locked, present unit that nobody can write to is about to be taken away. If that fails on the way, it may have become writable.
+    /// A locked, present unit that nobody can write to is about to be taken away. If that fails on
+    /// the way, it may have become writable.
     pub(crate) fn note_leaving(&self, unit: u32, held: Held) {
         if !self.backend.can().arrives_read_only && !self.track.is_open(unit) {
             self.open_for_writes(unit, held);
@@ -68,7 +74,8 @@ impl Paging {
         }
     }
 
-    /// Stamps what has been written to the units of a range and is known by their sums only. For threads of the program, which hold nothing.
+    /// Stamps what has been written to the units of a range and is known by their sums only. For
+    /// threads of the program, which hold nothing.
     pub fn look_for_writes(&self, addr: usize, len: usize) {
         if self.backend.can().arrives_read_only || self.track.tables.get().is_none() {
             return;
@@ -83,7 +90,8 @@ impl Paging {
         });
     }
 
-    /// The same of one unit, for who is inside the gate. False: somebody else has its lock, and nothing is done.
+    /// The same of one unit, for who is inside the gate. False: somebody else has its lock, and
+    /// nothing is done.
     pub(crate) fn try_look_for_writes(&self, unit: u32) -> bool {
         if !self.track.is_open(unit) {
             return true;
@@ -159,7 +167,8 @@ impl Paging {
                 }
             }
             Held::At(at) => {
-                // SAFETY: the caller has the unit locked, and what it holds is there. If somebody writes to it meanwhile, either sum will do (see the file's head).
+                // SAFETY: the caller has the unit locked, and what it holds is there. If somebody
+                // writes to it meanwhile, either sum will do (see the file's head).
                 checksum::sums(&self.store.key, unsafe { self.bytes(at) }, |page, sum| {
                     each(page, sum);
                     true
