@@ -55,7 +55,8 @@ impl Memory {
         }
     }
 
-    /// Moves the frame at `place` to `unit`: see [`Mover::map_in`](crate::mover::Mover::map_in).
+    /// Moves the frame at `place` to `unit`: see
+    /// [`Placement::move_in`](crate::backend::Placement::move_in).
     pub(crate) fn move_in(&self, place: u32, unit: u32, writable: bool) -> Done {
         let (from, to) = (self.arena.addr(place), self.table.addr(unit));
         self.backend.move_in(from, to, writable)?;
@@ -64,7 +65,8 @@ impl Memory {
         Ok(())
     }
 
-    /// Moves the memory of `unit` to an empty place: see [`Mover::map_out`](crate::mover::Mover::map_out).
+    /// Moves the memory of `unit` to an empty place: see
+    /// [`Placement::move_out`](crate::backend::Placement::move_out).
     pub(crate) fn move_out(&self, unit: u32, place: u32, watched: bool) -> Done {
         let (from, to) = (self.table.addr(unit), self.arena.addr(place));
         self.backend.move_out(from, to, watched)?;
