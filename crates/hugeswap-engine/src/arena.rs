@@ -1,10 +1,11 @@
 //! The arena: where frames live while no region maps them.
 //!
-//! A *place* is 2 MiB of arena address space; it holds a frame (2 MiB of real memory) or is
-//! empty. Frames are recycled: a fresh huge page costs hundreds of microseconds in a VM, a recycled one nothing.
+//! A *place* is 2 MiB of arena address space; it holds a frame (2 MiB of real memory) or is empty.
+//! Frames are recycled: a fresh huge page costs hundreds of microseconds in a VM, a recycled one
+//! nothing.
 //!
-//! Which places are free or empty is in lists without a lock ([`hugeswap_policy::defrag::frames`]), by node and processor; on which node the frame of a place is,
-//! says [`Numa`].
+//! Lists without a lock say which places are free or empty, by node and processor
+//! ([`hugeswap_policy::defrag::frames`]). [`Numa`] says on which node the frame of a place is.
 
 use crate::UNIT;
 use crate::numa::Numa;
@@ -25,8 +26,8 @@ pub struct Arena {
 }
 
 impl Arena {
-    /// An arena of `places` empty places, and if `registered` as many again for fresh frames. `units` are what its frames are for;
-    /// `fake` nodes are pretended, if that is not 0.
+    /// An arena of `places` empty places, and if `registered` as many again for fresh frames.
+    /// `units` are what its frames are for; `fake` nodes are pretended, if that is not 0.
     pub fn new(places: u32, registered: bool, units: u32, fake: usize) -> Result<Arena> {
         let fresh_from = places;
         let places = if registered { places * 2 } else { places };
@@ -55,8 +56,8 @@ impl Arena {
     }
 
     fn advise(at: usize, len: usize) {
-        // SAFETY: advice on the arena's own range that discards nothing. Fork is dealt with by making the
-        // child's arena anew.
+        // SAFETY: advice on the arena's own range that discards nothing. Fork is dealt with by
+        // making the child's arena anew.
         let _ = unsafe { mm::advise(at, len, libc::MADV_HUGEPAGE) };
     }
 
@@ -86,13 +87,15 @@ impl Arena {
         self.lists.free_of(self.numa.here().node)
     }
 
-    /// How many places there are, and how many hold a free frame or nothing, counted one by one. Only while the engine is at rest.
+    /// How many places there are, and how many hold a free frame or nothing, counted one by one.
+    /// Only while the engine is at rest.
     pub fn counts(&self) -> (u32, u32) {
         let (free, empty) = self.lists.count();
         (self.places, (free + empty) as u32)
     }
 
-    /// Takes a free frame, of the first of these nodes that has any: the place it stands in, readable and writable, with old bytes in it.
+    /// Takes a free frame, of the first of these nodes that has any: the place it stands in,
+    /// readable and writable, with old bytes in it.
     pub fn take_free(&self, nodes: &[u8]) -> Option<u32> {
         self.lists.take_free(self.numa.here(), nodes)
     }
@@ -173,9 +176,9 @@ impl Arena {
         });
     }
 
-    /// Keeps the arena out of a child about to be forked (or no longer): a shared frame could neither be
-    /// read into nor moved without being copied by base pages first. Only while nobody moves frames, for in signal mode
-    /// the mark would move along.
+    /// Keeps the arena out of a child about to be forked (or no longer): a shared frame could
+    /// neither be read into nor moved without being copied by base pages first. Only while nobody
+    /// moves frames, for in signal mode the mark would move along.
     pub fn inherit(&self, inherit: bool) {
         let (base, len) = self.range();
         let advice = if inherit {

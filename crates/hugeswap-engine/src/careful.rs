@@ -1,7 +1,9 @@
-//! Access to managed memory that may be lost, without a signal for it: as the kernel copies from and to user memory.
+//! Access to managed memory that may be lost, without a signal for it: as the kernel copies from
+//! and to user memory.
 //!
-//! One instruction does the copying. The fault handler, where it would raise SIGBUS, sees that it was this one and goes on behind it,
-//! and the copy tells that it was not finished. Nothing is registered, so that any number of threads may copy at once.
+//! One instruction does the copying. The fault handler, where it would raise SIGBUS, sees that it
+//! was this one and goes on behind it, and the copy tells that it was not finished. Nothing is
+//! registered, so that any number of threads may copy at once.
 
 use hugeswap_sys::{Errno, Result};
 
@@ -34,7 +36,8 @@ unsafe extern "sysv64" {
 /// Copies `len` bytes. EIO: a byte of either side is lost; some were copied.
 ///
 /// # Safety
-/// `[from, from + len)` must be readable and `[to, to + len)` the caller's to overwrite, or managed memory that is lost; they do not overlap.
+/// `[from, from + len)` must be readable and `[to, to + len)` the caller's to overwrite, or managed
+/// memory that is lost; they do not overlap.
 pub(crate) unsafe fn copy(to: usize, from: usize, len: usize) -> Result<()> {
     // SAFETY: as the caller promises; it touches nothing else.
     match unsafe { hugeswap_careful_copy(to, from, len) } {

@@ -1,15 +1,16 @@
-//! The checksums of swapped pages: HighwayHash-64 of each base page, under a key drawn for the pool.
+//! The checksums of swapped pages: HighwayHash-64 of each base page, under a key drawn for the
+//! pool.
 //!
-//! By page, so that a page can be read and verified by itself, whatever size it was written in. Keyed, so that one pass
-//! serves both as proof that what came back from swap is what went there and as proof that memory has
-//! not changed since (an unkeyed sum could be made to collide by data an attacker supplies). Algorithm:
-//! J. Alakuijala, B. Cox, J. Wassenberg, "Fast keyed hash/pseudo-random function using SIMD multiply and
-//! permute", 2016.
+//! By page, so that a page can be read and verified by itself, whatever size it was written in.
+//! Keyed, so that one pass serves both as proof that what came back from swap is what went there
+//! and as proof that memory has not changed since (an unkeyed sum could be made to collide by data
+//! an attacker supplies). Algorithm: J. Alakuijala, B. Cox, J. Wassenberg, "Fast keyed
+//! hash/pseudo-random function using SIMD multiply and permute", 2016.
 //!
-//! One stream of HighwayHash waits for its own multiplications most of the time, so several pages are hashed at
-//! once. The streams are written out here for AVX2, so that the compiler interleaves them, and so that
-//! they need little of a signal handler's small stack; without AVX2 the crate hashes the pages one by one. The sums are
-//! the same.
+//! One stream of HighwayHash waits for its own multiplications most of the time, so several pages
+//! are hashed at once. The streams are written out here for AVX2, so that the compiler interleaves
+//! them, and so that they need little of a signal handler's small stack; without AVX2 the crate
+//! hashes the pages one by one. The sums are the same.
 
 use crate::PAGE;
 use highway::{HighwayHash, HighwayHasher, Key};
@@ -29,7 +30,8 @@ pub type Sums = [AtomicU64; UNIT_PAGES as usize];
 /// The sums of a unit's pages.
 pub type UnitSums = [u64; UNIT_PAGES as usize];
 
-/// Pages that are hashed at the same time: as many as have their state in the 16 vector registers of AVX2.
+/// Pages that are hashed at the same time: as many as have their state in the 16 vector registers
+/// of AVX2.
 const STREAMS: usize = 3;
 /// Bytes of a packet, what HighwayHash takes in one step.
 const PACKET: usize = 32;
@@ -39,8 +41,8 @@ fn plain(sum: u64) -> u64 {
     sum.clamp(1, LOST - 1)
 }
 
-/// The sums of the pages of `data`, in order, to `each` (with the page's number) until it says false. Sums are
-/// [`plain`].
+/// The sums of the pages of `data`, in order, to `each` (with the page's number) until it says
+/// false. Sums are [`plain`].
 pub fn sums(key: &SumKey, data: &[u8], mut each: impl FnMut(usize, u64) -> bool) -> bool {
     let (groups, rest) = data.split_at(data.len() - data.len() % (STREAMS * PAGE));
     let mut page = 0;
@@ -58,8 +60,8 @@ pub fn sums(key: &SumKey, data: &[u8], mut each: impl FnMut(usize, u64) -> bool)
     })
 }
 
-/// Of [`STREAMS`] pages at once. Not inlined: hashers are large for the small stack of a handler, and should not
-/// add up on it.
+/// Of [`STREAMS`] pages at once. Not inlined: hashers are large for the small stack of a handler,
+/// and should not add up on it.
 #[inline(never)]
 fn several(key: &SumKey, pages: &[u8]) -> [u64; STREAMS] {
     #[cfg(target_arch = "x86_64")]
@@ -144,7 +146,8 @@ pub fn any_lost(sums: &[AtomicU64]) -> bool {
     sums.iter().any(|sum| sum.load(Acquire) == LOST)
 }
 
-/// HighwayHash-64 of whole pages, several at a time. The names are those of the paper and its reference code.
+/// HighwayHash-64 of whole pages, several at a time. The names are those of the paper and its
+/// reference code.
 #[cfg(target_arch = "x86_64")]
 mod avx2 {
     use super::{PACKET, PAGE, SumKey};

@@ -1,5 +1,6 @@
-//! Units whose frames a fault may take at once: watched and clean, or read ahead and not used, oldest first, by the node of their memory. What is in
-//! here is a hint: who takes a unit out looks at its word.
+//! Units whose frames a fault may take at once: watched and clean, or read ahead and not used,
+//! oldest first, by the node of their memory. An entry is a hint: a thread that takes a unit out
+//! looks at its word.
 
 use crossbeam_queue::ArrayQueue;
 

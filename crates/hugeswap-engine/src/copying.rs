@@ -1,4 +1,5 @@
-//! Bytes copied from and to managed memory on a caller's behalf, which a marker or a loss ends with an error.
+//! Bytes copied from and to managed memory on a caller's behalf. A marker, or a loss, ends the copy
+//! with an error.
 use crate::UNIT;
 use crate::careful::copy;
 use crate::paging::Paging;
@@ -7,12 +8,12 @@ use hugeswap_sys::Result;
 use hugeswap_sys::now_ns;
 use hugeswap_sys::signal::Blocked;
 
-/// Who is refused memory has waited for longer.
+/// A thread that is refused memory has waited for longer.
 const REFUSED_NS: u64 = 1_000_000_000;
 
 impl Paging {
-    /// Copies managed memory from `addr` on to `to`. EIO: some of it is lost. The range is mapped; what others write meanwhile comes
-    /// or not, byte by byte.
+    /// Copies managed memory from `addr` on to `to`. EIO: some of it is lost. The range is mapped;
+    /// what others write meanwhile comes or not, byte by byte.
     pub fn copy_out(&self, addr: usize, to: &mut [u8]) -> Result<()> {
         debug_assert!(to.is_empty() || self.contains(addr) || self.sharing.is_shared(addr));
         self.without_marks(addr, to.len(), || {
@@ -33,7 +34,8 @@ impl Paging {
         })
     }
 
-    /// Copies; once more where that failed at once in message mode, for then it met the mark of an earlier refusal.
+    /// Copies; once more where that failed at once in message mode, for then it met the mark of an
+    /// earlier refusal.
     pub(crate) fn without_marks(
         &self,
         addr: usize,
@@ -48,8 +50,9 @@ impl Paging {
         done
     }
 
-    /// Message mode: what was refused for want of memory, and is not lost, can be had as soon as there is some. (A page is marked there to have its toucher told.) False: all of the
-    /// range is lost.
+    /// Message mode: what was refused for want of memory, and is not lost, can be had as soon as
+    /// there is some. (A page is marked there to have its toucher told.) False: all of the range is
+    /// lost.
     pub(crate) fn unmark(&self, addr: usize, len: usize) -> bool {
         if !self.backend.can().faults_are_messages {
             return false;
@@ -58,7 +61,7 @@ impl Paging {
         let _blocked = Blocked::all();
         let _inside = self.gate.enter();
         for unit in self.table.units_of(addr, len) {
-            // (Who has it locked may be bringing it in for another fault on it.)
+            // (The thread that has it locked may be bringing it in for another fault on it.)
             let w = self.table.lock(unit);
             any |= match w.kind() {
                 Kind::None | Kind::Swapped | Kind::Cached => {

@@ -1,14 +1,15 @@
 //! Faults that the engine's state cannot explain.
 //!
-//! Another thread may just have resolved such a fault. The access is tried once more; if the same thread faults there again, the access is the
-//! program's own error.
+//! Another thread may just have resolved such a fault. The access is tried once more; if the same
+//! thread faults there again, the access is the program's own error.
 
 use crate::outcome::Outcome;
 use hugeswap_sys::process;
 use std::sync::atomic::AtomicU64;
 use std::sync::atomic::Ordering::Relaxed;
 
-/// The last doubtful fault of each thread. Threads that share an entry forget each other's, and try once more.
+/// The last doubtful fault of each thread. Threads that share an entry forget each other's, and try
+/// once more.
 static DOUBTS: [AtomicU64; 64] = [const { AtomicU64::new(0) }; 64];
 
 /// How often a thread has met a fault that cannot be explained.

@@ -1,8 +1,9 @@
 //! The engine of one pool in one process: what it owns, how it starts and stops.
 //!
-//! Threads of the program enter through the fault handler ([`crate::fault`]) and through the calls on ranges
-//! ([`crate::ranges`]); the engine's own threads are kswapd ([`crate::reclaim`]), its I/O workers
-//! ([`crate::work`]) and khugepaged ([`crate::khugepaged`]). All of them pass a gate, so that fork finds the engine at rest ([`crate::fork`]).
+//! Threads of the program enter through the fault handler ([`crate::fault`]) and through the calls
+//! on ranges ([`crate::ranges`]). The engine's own threads are kswapd ([`crate::reclaim`]), its I/O
+//! workers ([`crate::work`]) and khugepaged ([`crate::khugepaged`]). All of them pass a gate, so
+//! that a fork finds the engine at rest ([`crate::fork`]).
 
 pub(crate) use crate::UNIT;
 use crate::arena::Arena;
@@ -40,7 +41,8 @@ use std::sync::atomic::Ordering::{Relaxed, Release};
 pub struct EngineConfig {
     /// How faults are taken; `Auto` follows the pool.
     pub fault_mode: FaultMode,
-    /// Addresses to manage: `None` takes the fixed window ([`WINDOW_BASE`]), `Some(len)` any `len` bytes.
+    /// Addresses to manage: `None` takes the fixed window ([`WINDOW_BASE`]), `Some(len)` any `len`
+    /// bytes.
     pub window: Option<usize>,
     /// Whose threads the engine's own are.
     pub threads: Threads,
@@ -72,8 +74,8 @@ impl Deref for Engine {
 }
 
 impl Engine {
-    /// Starts an engine for `pool` in this process, which joins it. Installs the fault handler and starts
-    /// the engine's threads. The engine lives until [`Engine::stop`].
+    /// Starts an engine for `pool` in this process, which joins it. Installs the fault handler and
+    /// starts the engine's threads. The engine lives until [`Engine::stop`].
     pub fn start(pool: Pool, config: EngineConfig) -> Result<&'static Engine, EngineError> {
         let _alone = Alone::new();
         let wanted = match config.fault_mode {
@@ -185,7 +187,8 @@ impl Engine {
     pub unsafe fn stop(&'static self) {
         let _alone = Alone::new();
         self.tear_down();
-        // SAFETY: `start` leaked this box; the caller promises that nobody uses it, our threads have ended.
+        // SAFETY: `start` leaked this box; the caller promises that nobody uses it, our threads
+        // have ended.
         drop(unsafe { Box::from_raw(self as *const Engine as *mut Engine) });
     }
 
@@ -215,13 +218,15 @@ impl Engine {
         self.files.close_all_mappings();
         self.pool.retire(self.pool.me());
         let (base, len) = self.table.window();
-        // SAFETY: threads have ended, the handler is gone, and the caller of `stop` answers for the program.
+        // SAFETY: threads have ended, the handler is gone, and the caller of `stop` answers for the
+        // program.
         let _ = unsafe { mm::unmap(base, len) };
         // SAFETY: mapped by `fork_mark`, used by this engine alone.
         let _ = unsafe { mm::unmap(self.fork_mark, 4096) };
     }
 
-    /// Numbers of descriptors that the program must not close; in a forked child they may have changed.
+    /// Numbers of descriptors that the program must not close; in a forked child they may have
+    /// changed.
     pub fn protected_fds(&self) -> impl Iterator<Item = i32> {
         let shared = self.sharing.fds().filter(|&fd| fd >= 0);
         self.unshared_fds().chain(shared)

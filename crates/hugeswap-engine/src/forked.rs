@@ -1,5 +1,5 @@
-//! What a process knows of having been forked: whether a raw system call made it, so that the engine
-//! was not prepared, and whether it lost something that its parent had.
+//! What a process knows about its own fork: whether it is a child that was made without the
+//! engine's handlers, and whether it lacks something that its parent had.
 
 use hugeswap_sys::{Errno, mm};
 use std::sync::atomic::Ordering::Relaxed;

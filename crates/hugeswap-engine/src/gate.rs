@@ -153,9 +153,9 @@ pub(crate) fn inside_in_child(gates: u32) {
     }
 }
 
-/// For who has an engine to itself, while it is made and when it ends: counts as inside, with
-/// signals blocked. But for one that every thread has to answer: threads are started and waited for
-/// meanwhile (see `spawn_pthread`).
+/// For a thread that has an engine to itself, while it is made and when it ends: counts as inside,
+/// with signals blocked. But for one that every thread has to answer: threads are started and
+/// waited for meanwhile (see `spawn_pthread`).
 pub(crate) struct Alone {
     _blocked: Blocked,
 }

@@ -1,6 +1,8 @@
-//! How the swap areas are: what their transfers take, which of them fail, and where nothing is to be written for now.
+//! The state of the swap areas: how long their transfers take, which of them fail, and where
+//! nothing is to be written for now.
 //!
-//! All of it stands in the segment, for every process of the pool sees the same devices. The rules of the fault path hold.
+//! All of it is in the segment, because every process of the pool uses the same devices. The rules
+//! of the fault path hold.
 
 use crate::pool::Pool;
 use crate::pool::layout::{Area, Latencies, Record};
@@ -166,8 +168,8 @@ impl Pool {
 }
 
 impl Pool {
-    /// The areas that nothing is to be written to now, and of those the ones that never will be, as bits. Where it is time to try one again, the
-    /// caller is who tries.
+    /// The areas that nothing is to be written to now, and of those the ones that never will be, as
+    /// bits. Where it is time to try one again, the caller tries.
     pub(crate) fn troubled(&self) -> (u32, u32) {
         let (mut avoid, mut gone) = (0, 0);
         for (i, a) in self.header().areas.iter().enumerate() {

@@ -3,7 +3,8 @@
 //! * [`pool`]: the segment that processes share: budget, swap slots, counters
 //! * [`engine`]: one engine for each pool and process
 //! * `fault`: the fault path, one piece of code for both fault modes
-//! * `frames`: where frames come from; `numa`: on which node they are; `clean`: units whose frames may be taken; `mappings`: room below the kernel's limit on mappings
+//! * `frames`: where frames come from; `numa`: on which node they are; `clean`: units whose frames
+//!   may be taken; `mappings`: room below the kernel's limit on mappings
 //! * `reclaim`, `work`: kswapd and the I/O threads; [`groups`]: what groups of regions may count on
 //! * `base`: units mapped by base pages; `sizes`, `thp`: what decides between those and whole units
 //! * `store`: places in swap, and bytes between them and memory; `swap`: what units have there
@@ -88,8 +89,9 @@ pub(crate) const PAGES: usize = hugeswap_policy::UNIT_PAGES as usize;
 /// A unit, bytes.
 pub(crate) const UNIT: usize = hugeswap_policy::UNIT_BYTES as usize;
 
-/// First managed address under `hugeswap run`: fixed, so that a system-call filter inherited
-/// over exec still means the same range, and a multiple of 4 GiB, so that the filter compares high halves only.
+/// First managed address under `hugeswap run`: fixed, so that a system-call filter inherited over
+/// exec still means the same range, and a multiple of 4 GiB, so that the filter compares high
+/// halves only.
 pub const WINDOW_BASE: usize = 0x4000_0000_0000;
 /// Length of that window, bytes.
 pub const WINDOW_LEN: usize = 0x0800_0000_0000;

@@ -44,7 +44,7 @@ const CONTENDED: u32 = 2;
 enum OfChild {
     /// It is held inside the gate only.
     Gate,
-    /// Who forks takes it for so long.
+    /// The forking thread takes it for so long.
     Taken,
     /// The child frees it.
     Freed,
@@ -74,8 +74,8 @@ impl<T> Lock<T> {
         }
     }
 
-    /// A lock that is also held outside the gate, and that who forks takes for so long, once the
-    /// gate is closed.
+    /// A lock that is also held outside the gate, and that the forking thread takes for so long,
+    /// once the gate is closed.
     pub const fn taken_by_forks(value: T) -> Lock<T> {
         Lock::with(value, OfChild::Taken)
     }
@@ -129,8 +129,8 @@ impl<T> Lock<T> {
         self.taken()
     }
 
-    /// In a forked child: free, and around `value` if somebody had it, who may have been changing
-    /// what it was around and is not here.
+    /// In a forked child: free, and around `value` if another thread had it, which may have been
+    /// changing what it was around and is not here.
     ///
     /// # Safety
     ///
@@ -143,7 +143,7 @@ impl<T> Lock<T> {
     }
 
     /// In a forked child: free, and around `value`. What it was around is forgotten, for its
-    /// holder, who is not here, may have been changing it.
+    /// holder, which is not here, may have been changing it.
     ///
     /// # Safety
     ///
@@ -154,7 +154,7 @@ impl<T> Lock<T> {
         self.word.store(FREE, Release);
     }
 
-    /// What the lock is around, for who has it without a guard.
+    /// What the lock is around, for a caller that has it without a guard.
     ///
     /// # Safety
     ///
@@ -191,8 +191,8 @@ fn note_holder(from: i32, to: i32) {
     HOLDERS.iter().find(|h| change(h));
 }
 
-/// In debug builds, of a thread that enters the gate: who forks has closed it, and waits for such a
-/// lock.
+/// In debug builds, of a thread that enters the gate: the forking thread has closed it, and waits
+/// for such a lock.
 pub(crate) fn check_none_held() {
     let me = process::tid();
     if HOLDERS.iter().any(|h| h.load(SeqCst) == me) {

@@ -1,4 +1,4 @@
-//! kswapd tells those outside who ask what the pages of this process are (`pool::looking`).
+//! kswapd answers requests from outside about the pages of this process (`pool::looking`).
 
 use crate::UNIT;
 use crate::pool::looking::{self, ENTRY, Head, MOST, Run};
@@ -107,7 +107,7 @@ impl Reclaim {
             return false;
         }
         self.looked.close();
-        // Without a file there is no answer; who asks will say so.
+        // Without a file there is no answer; the asking process will say so.
         if let Ok(fd) = self.tell_pages(number, look.from.load(Relaxed)) {
             self.looked.fd.store(fd, Relaxed);
             self.looked.at_ns.store(now_ns(), Relaxed);
@@ -125,7 +125,8 @@ impl Reclaim {
         Ok(fd)
     }
 
-    /// Whole units, in the order of addresses: what was touched of the window, and the shared regions.
+    /// Whole units, in the order of addresses: what was touched of the window, and the shared
+    /// regions.
     fn ranges_in_use(&self) -> Vec<Range<usize>> {
         let (base, _) = self.table.window();
         let units = self.high_unit.load(Relaxed).min(self.table.units());
@@ -158,7 +159,7 @@ impl Reclaim {
                     continue;
                 }
                 if let Some(unit) = own {
-                    // (Nobody is waited for who may wait for this thread.)
+                    // (This thread waits for no thread that may wait for it.)
                     self.try_look_for_writes(unit);
                 }
                 self.page_states(at, UNIT, |pages, state| {

@@ -67,8 +67,8 @@ fn one(engine: &'static Engine, m: &uffd::Message) {
 
 impl Engine {
     /// Has touches of a page be SIGBUS, if it is absent; false if the kernel does not do that.
-    /// Under its unit's lock: who moves a frame into place may be between taking the old one away
-    /// and putting the new one there, and what it moves cannot go where a page is marked.
+    /// Under its unit's lock: a thread that moves a frame into place may be between taking the old
+    /// one away and putting the new one there, and what it moves cannot go where a page is marked.
     fn refuse_page(&self, page: usize) -> bool {
         let Some(unit) = self.table.unit_of(page) else {
             return true;

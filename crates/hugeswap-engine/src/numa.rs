@@ -1,14 +1,19 @@
-//! Nodes (NUMA): which there are, where a thread is, and on which node the memory of a unit or a place is.
+//! Nodes (NUMA): which there are, where a thread is, and on which node the memory of a unit or a
+//! place is.
 //!
-//! Memory comes from the node of the processor that first touches it: the kernel sees to that. What is left to do is that frames
-//! which are used again go to who is near ([`hugeswap_policy::numa`]): so each unit and each place has a byte that says on which node its frame is. It is
-//! what the kernel says (move_pages) when a frame becomes free or a unit is watched; before, and where the kernel does not tell, the node of the processor that
-//! touched it first. The byte of a unit that is in swap says where it was, or is wanted.
+//! Memory comes from the node of the processor that first touches it: the kernel sees to that. The
+//! engine hands out recycled frames to threads that are near ([`hugeswap_policy::numa`]): so each
+//! unit and each place has a byte that says on which node its frame is. The byte is what the kernel
+//! reports (move_pages) when a frame becomes free or a unit is watched; before that, and where the
+//! kernel does not report it, the node of the processor that touched the frame first. The byte of a
+//! unit in swap says where the unit was, or is wanted.
 //!
-//! On a machine of one node there are no such bytes, and nobody is asked anything. `debug.numa_fake` pretends nodes: processors are divided among
-//! them, and memory is on the node of the processor that touched it first.
+//! On a machine of one node there are no such bytes, and the kernel is asked nothing.
+//! `debug.numa_fake` pretends nodes: processors are divided among them, and memory is on the node
+//! of the processor that touched it first.
 //!
-//! Concurrency: bytes are changed by who owns the lock of the unit, or the place. Who reads one without that may find what was true before.
+//! Concurrency: the owner of the lock of a unit, or of a place, changes its byte. A thread that
+//! reads a byte without that may find what was true before.
 
 use crate::zeroed::Zeroed;
 use hugeswap_policy::defrag::frames::Here;

@@ -24,7 +24,7 @@ pub(crate) enum Outcome {
 }
 
 impl Outcome {
-    /// Can the memory not be had, whoever touches it?
+    /// Can the memory not be had, whichever thread touches it?
     pub fn is_lost(self) -> bool {
         matches!(
             self,

@@ -1,7 +1,9 @@
-//! What every page is: in memory, in swap and where, zero, lost. Exact, from the engine's own tables, without a lock and without a fault.
+//! What every page is: in memory, in swap and where, zero, lost. Exact, from the engine's own
+//! tables, without a lock and without a fault.
 //!
-//! Nobody waits and nobody is stopped: a unit that is just being changed is told as it was, and as in transit; of a base-mapped one each page as it was at a
-//! moment of the call. Memory that nobody else changes is told as it is.
+//! No thread waits and none is stopped. A unit that is being changed is reported as it was, and as
+//! in transit; each page of a base-mapped unit as it was at some moment of the call. Memory that no
+//! other thread changes is reported as it is.
 
 use crate::UNIT;
 use crate::base::record::Bits;
@@ -17,8 +19,9 @@ use std::sync::atomic::Ordering::Relaxed;
 const MOST_TRIES: u32 = 100;
 
 impl Ranges {
-    /// Calls `tell` with the pages of `[addr, addr+len)`, run by run in the order of addresses: the addresses of each run, and what its pages are. Runs are not
-    /// as long as can be. What lies outside the window is left out.
+    /// Calls `tell` with the pages of `[addr, addr+len)`, run by run in the order of addresses: the
+    /// addresses of each run, and what its pages are. Runs are not as long as can be. What lies
+    /// outside the window is left out.
     pub fn page_states(&self, addr: usize, len: usize, mut tell: impl FnMut(Range<usize>, State)) {
         let mut tell = |pages, state: State| {
             debug_assert_eq!(state.check(), Ok(()));
@@ -143,8 +146,8 @@ impl Ranges {
     ) {
         let record = self.base.records.of(unit);
         let (present, stored, dirty) = (Bits::none(), Bits::none(), Bits::none());
-        // The place and what is stored there are to be of one moment. Who owns the lock of a unit changes them one after the other: that is not waited for,
-        // but not missed either.
+        // The place and what is stored there are to be of one moment. The owner of the lock of a
+        // unit changes them one after the other: that is not waited for, but not missed either.
         let mut tries = 0;
         let w = loop {
             let w = self.table.load(unit);
@@ -186,7 +189,8 @@ impl Ranges {
         }
     }
 
-    /// Of memory that was handed to the kernel the kernel is asked; what it does not tell is only foreign.
+    /// Of memory that was handed to the kernel the kernel is asked; what it does not tell is only
+    /// foreign.
     fn foreign_states(
         &self,
         unit: u32,

@@ -1,6 +1,7 @@
-//! Bytes of units that are in swap or in a file, read.
+//! Reads the bytes of units that are in swap or in a file.
 //!
-//! Under the unit's lock; slots and transfers are the store's ([`crate::store`]).
+//! All of it is called under the unit's lock. Slots and transfers are the store's
+//! ([`crate::store`]).
 
 use crate::paging::Paging;
 use crate::pool::losses::{Loss, LossKey};
@@ -16,7 +17,8 @@ use std::ops::Range;
 const READS: u32 = 2;
 
 impl Paging {
-    /// Reads all of a locked unit that is in swap, or in a file, to the frame at `at`. `doubt`: see [`Paging::read_slot`].
+    /// Reads all of a locked unit that is in swap, or in a file, to the frame at `at`. `doubt`: see
+    /// [`Paging::read_slot`].
     pub(crate) fn read_unit(&self, unit: u32, w: Word, at: usize, doubt: bool) -> Result<()> {
         match w.place() {
             Place::Nothing => Err(Errno::EIO),
@@ -31,7 +33,8 @@ impl Paging {
         }
     }
 
-    /// Reads pages of a locked unit that are in swap, or in a file, side by side in the unit, to `to`.
+    /// Reads pages of a locked unit that are in swap, or in a file, side by side in the unit, to
+    /// `to`.
     pub(crate) fn read_stored(
         &self,
         unit: u32,
@@ -69,8 +72,9 @@ impl Paging {
         }
     }
 
-    /// Reads page `page` of a locked unit to `to` from its place in swap, and marks the slot if that fails again and again. `doubt`: as for
-    /// [`Store::read`](crate::store::Store::read), whose errors it has.
+    /// Reads page `page` of a locked unit to `to` from its place in swap, and marks the slot if
+    /// that fails again and again. `doubt`: as for [`Store::read`](crate::store::Store::read),
+    /// whose errors it has.
     pub(crate) fn read_or_mark(
         &self,
         unit: u32,
@@ -110,8 +114,8 @@ impl Paging {
         }
     }
 
-    /// A read of all of a locked unit failed: reads it page by page to `to`, and marks what is bad. True if all of
-    /// it could be read after all.
+    /// A read of all of a locked unit failed: reads it page by page to `to`, and marks what is bad.
+    /// True if all of it could be read after all.
     pub(crate) fn read_unit_by_pages(&self, unit: u32, w: Word, to: usize) -> bool {
         let mut all = true;
         for page in 0..PAGES {
@@ -135,8 +139,8 @@ impl Paging {
         );
     }
 
-    /// Reads a slot to `at` (a place of the arena) and verifies it. `doubt`: the caller is a program
-    /// thread, whose descriptor table is the program's to change.
+    /// Reads a slot to `at` (a place of the arena) and verifies it. `doubt`: the caller is a
+    /// program thread, whose descriptor table is the program's to change.
     pub(crate) fn read_slot(&self, slot: u64, at: usize, doubt: bool) -> Result<(), Errno> {
         self.store.read(slot, 0..UNIT_PAGES as usize, at, doubt)
     }

@@ -1,4 +1,4 @@
-//! Who owns which pages of the managed window: a page-granular allocator of addresses.
+//! A page-granular allocator of the addresses of the managed window.
 //!
 //! It hands out addresses only; nothing here maps or touches memory. What is kept is the set of
 //! free ranges, twice: by address (coalesced, so two entries never touch) and by length. A page is
@@ -98,7 +98,8 @@ impl Space {
                 .is_some_and(|at| self.reserve_at(at, new - old))
     }
 
-    /// Gives `[addr, addr+len)` back; pages of it that are free already, or outside the window, are left alone.
+    /// Gives `[addr, addr+len)` back; pages of it that are free already, or outside the window, are
+    /// left alone.
     pub fn free(&mut self, addr: usize, len: usize) {
         let Some((mut from, mut to)) = self.clip(addr, len) else {
             return;
@@ -168,7 +169,8 @@ impl Space {
                 .is_none_or(|(&start, &l)| start + l <= addr)
     }
 
-    /// The allocated ranges (address, length) within `[addr, addr+len)`, in order, as long as they can be.
+    /// The allocated ranges (address, length) within `[addr, addr+len)`, in order, as long as they
+    /// can be.
     pub fn allocated_in(
         &self,
         addr: usize,
@@ -350,7 +352,8 @@ mod tests {
                                 prop_assert!(addr.is_multiple_of(align) && all(&used, a, l, false));
                                 used[a..a + l].fill(true);
                             }
-                            // Up to MISFITS candidates are tried, so a tiny window may rarely hide one.
+                            // Up to MISFITS candidates are tried, so a tiny window may rarely hide
+                            // one.
                             None => prop_assert!(!possible || s.free.len() > MISFITS),
                         }
                     }

@@ -1,8 +1,8 @@
-//! Stacks of our own for the fault path: a program's thread may have an alternate stack of a few KiB, of which the
-//! kernel's signal frame takes most.
+//! Stacks of our own for the fault path. A program's thread may have an alternate stack of a few
+//! KiB, of which the kernel's signal frame takes most.
 //!
-//! A fixed number, shared by all threads of the process. A fault never waits for one: if all are taken, which
-//! takes as many faults at the same instant, it stays where it is.
+//! There is a fixed number, shared by all threads of the process. A fault never waits for one: if
+//! all are taken, which takes as many faults at the same instant, it stays where it is.
 
 use hugeswap_sys::{Result, mm};
 use std::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed, Release};
@@ -10,8 +10,8 @@ use std::sync::atomic::{AtomicU64, AtomicUsize};
 
 /// As many as there are bits in a word.
 const STACKS: usize = 64;
-/// Of one: many times what the fault path uses. So one guard, below all of them, will do: one each would take
-/// mappings, of which a process has a limited number.
+/// Of one: many times what the fault path uses. So one guard, below all of them, will do: one each
+/// would take mappings, of which a process has a limited number.
 const SIZE: usize = 64 << 10;
 const GUARD: usize = 4096;
 const LEN: usize = GUARD + STACKS * SIZE;
@@ -27,7 +27,8 @@ pub(crate) fn prepare() -> Result<()> {
         return Ok(());
     }
     let base = mm::map_own(LEN, mm::PROT_RW)?;
-    // SAFETY: within the mapping just made. Without a guard an overflow would only be harder to find.
+    // SAFETY: within the mapping just made. Without a guard an overflow would only be harder to
+    // find.
     let _ = unsafe { mm::protect(base, GUARD, mm::PROT_NONE) };
     if BASE.compare_exchange(0, base, AcqRel, Relaxed).is_err() {
         // SAFETY: another thread was first; nobody uses this one.
@@ -64,15 +65,16 @@ extern "C" fn run<T: Task>(task: *mut T) {
     unsafe { (*task).run() };
 }
 
-/// Runs `task` on a stack of ours, in a thread that no signal interrupts (a handler that blocks all of them).
+/// Runs `task` on a stack of ours, in a thread that no signal interrupts (a handler that blocks all
+/// of them).
 pub(crate) fn call<T: Task>(task: &mut T) {
     let Some(n) = take() else {
         return task.run();
     };
     let top = BASE.load(Acquire) + GUARD + (n + 1) * SIZE;
-    // SAFETY: `top` is the end of a mapped stack that is this thread's until the bit is cleared, aligned as the
-    // calling convention asks; r12 is preserved by what is called and brings the former stack back; `run` does not unwind,
-    // being `extern "C"`.
+    // SAFETY: `top` is the end of a mapped stack that is this thread's until the bit is cleared,
+    // aligned as the calling convention asks; r12 is preserved by what is called and brings the
+    // former stack back; `run` does not unwind, being `extern "C"`.
     unsafe {
         std::arch::asm!(
             "mov r12, rsp",

@@ -1,7 +1,8 @@
-//! Testing: `debug.storm` has kswapd bring random units out all the time.
+//! For tests: with `debug.storm` kswapd brings random units out all the time.
 //!
-//! Of the units that hold something one is drawn, and brought out if it is in memory: the less is in memory the less of it leaves. (A storm that drew
-//! from what is in memory would outrun the faults where these take long, and leave the program nothing to go on with.)
+//! It draws one of the units that hold something, and brings it out if it is in memory: so the less
+//! is in memory, the less of it leaves. (A storm that drew from what is in memory would outrun the
+//! faults where these take long, and leave the program nothing to go on with.)
 
 use crate::reclaim::Reclaim;
 use hugeswap_policy::knobs::Knob;
@@ -59,7 +60,8 @@ impl Storm {
 }
 
 impl Reclaim {
-    /// Brings a unit out if it is time to. The nanoseconds from one to the next, if there is a storm.
+    /// Brings a unit out if it is time to. The nanoseconds from one to the next, if there is a
+    /// storm.
     pub(crate) fn storm(&self, storm: &mut Storm) -> Option<u64> {
         let every = match self.pool.knob(Knob::Storm) {
             0 => return None,

@@ -1,6 +1,8 @@
-//! Who writes whole units to swap, and when: while readers of the same device wait too long, fewer do, with rests ([`Pool::pace`](crate::pool::Pool)).
+//! Which threads write whole units to swap, and when. While readers of the same device wait too
+//! long, fewer do, with rests ([`Pool::pace`](crate::pool::Pool)).
 //!
-//! Nobody waits inside: who may not write does something else. The rules of the fault path hold.
+//! No thread waits inside: one that may not write does something else. The rules of the fault path
+//! hold.
 
 use crate::paging::Paging;
 use hugeswap_policy::counters::Counter;
@@ -35,7 +37,7 @@ impl Writing<'_> {
 impl Drop for Writing<'_> {
     fn drop(&mut self) {
         self.engine.writers.active.fetch_sub(1, AcqRel);
-        // Who was turned away may be asleep.
+        // A thread that was turned away may be asleep.
         if self.pace != Pace::FREE && !self.engine.writes.is_empty() {
             self.engine.wake_workers(1);
         }
@@ -49,7 +51,8 @@ impl Paging {
             return None;
         }
         let pace = self.pool.pace();
-        // Who waits for memory, or forks, waits for the writers: to hold those back would only move the wait.
+        // A thread that waits for memory, or forks, waits for the writers: to hold those back would
+        // only move the wait.
         let hurry = self.somebody_waits() || self.gate.is_closed();
         if !hurry && self.writers.rest_left().is_some() {
             return None;

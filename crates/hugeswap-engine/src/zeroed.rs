@@ -34,7 +34,8 @@ impl<T: FromZeros> Zeroed<T> {
     }
 }
 
-/// Has a mapping of ours left out of core dumps: a table of millions of entries, of which the program has no use there.
+/// Has a mapping of ours left out of core dumps: a table of millions of entries, of which the
+/// program has no use there.
 pub(crate) fn leave_out_of_core_dumps(at: usize, len: usize) {
     // SAFETY: advice that changes no contents. Refused, the dump is larger.
     let _ = unsafe { mm::advise(at, len.next_multiple_of(4096), libc::MADV_DONTDUMP) };

@@ -34,7 +34,8 @@ impl Paging {
         true
     }
 
-    /// [`Paging::copy_slot`] for pages of which some are in bad slots: what is in memory is written from there, later; what cannot be read stays lost.
+    /// [`Paging::copy_slot`] for pages of which some are in bad slots: what is in memory is written
+    /// from there, later; what cannot be read stays lost.
     pub(crate) fn copy_what_is_left(
         &self,
         from: u64,
@@ -65,8 +66,9 @@ impl Paging {
         Ok(())
     }
 
-    /// Writes zeros where neither memory nor the slot holds a page, so that the slot is all of the unit, which has no dirty
-    /// page. False if that failed. Nobody else may read the slot: a relative may know these pages as they were.
+    /// Writes zeros where neither memory nor the slot holds a page, so that the slot is all of the
+    /// unit, which has no dirty page. False if that failed. Nobody else may read the slot: a
+    /// relative may know these pages as they were.
     pub(crate) fn write_holes(&self, w: Word, record: &Record) -> bool {
         let Some(slot) = w.cluster() else {
             return false;

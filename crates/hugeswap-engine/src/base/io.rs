@@ -12,8 +12,8 @@ use hugeswap_policy::unit::{MAY_WRITE, Place, Word};
 use std::sync::atomic::AtomicU64;
 
 impl Paging {
-    /// Writes the dirty pages of a locked unit, which are write-protected, to its place in swap; to a new one if it has
-    /// none or a forked child may read it. Was all written?
+    /// Writes the dirty pages of a locked unit, which are write-protected, to its place in swap; to
+    /// a new one if it has none or a forked child may read it. Was all written?
     pub(super) fn write_dirty(&self, w: &mut Locked<'_>, record: &Record) -> bool {
         let unit = w.unit();
         if !record.dirty.any() {
@@ -37,15 +37,17 @@ impl Paging {
             Place::Nothing | Place::File(_) => false,
         };
         if done {
-            // (If not: what could not be written is not compared with what is stored in its place, which may be bad.)
+            // (If not: what could not be written is not compared with what is stored in its place,
+            // which may be bad.)
             record.changed.join(&written);
             self.store.note_full(false);
         }
         done
     }
 
-    /// Will a page that is about to be read also be written? So it was the last time. It comes writable then, which saves a fault, and
-    /// whether it was changed is seen by its sum when it leaves ([`Paging::forget_unchanged`]).
+    /// Will a page that is about to be read also be written? So it was the last time. It comes
+    /// writable then, which saves a fault, and whether it was changed is seen by its sum when it
+    /// leaves ([`Paging::forget_unchanged`]).
     pub(super) fn is_changed_again(
         &self,
         unit: u32,
@@ -62,14 +64,16 @@ impl Paging {
             && self.sum_of_stored(unit, w, record, page).is_some()
     }
 
-    /// Of the dirty pages of a locked unit, which are write-protected, those that are as they are stored after all are not dirty any more.
+    /// Of the dirty pages of a locked unit, which are write-protected, those that are as they are
+    /// stored after all are not dirty any more.
     fn forget_unchanged(&self, unit: u32, w: Word, record: &Record) {
         if self.pool.knob(Knob::CleanDrop) == 0 {
             return;
         }
         let at = self.table.addr(unit);
         let mut unchanged = 0;
-        // (What was not changed when it was last in memory did not come writable: it was written to.)
+        // (What was not changed when it was last in memory did not come writable: it was written
+        // to.)
         for page in record.dirty.both(&record.changed) {
             let Some(sum) = self.sum_of_stored(unit, w, record, page) else {
                 continue;
@@ -88,7 +92,8 @@ impl Paging {
         }
     }
 
-    /// The sum of a page of a locked unit as it is stored; `None`: it is not, nothing is known of it, or its slot is bad.
+    /// The sum of a page of a locked unit as it is stored; `None`: it is not, nothing is known of
+    /// it, or its slot is bad.
     fn sum_of_stored(
         &self,
         unit: u32,

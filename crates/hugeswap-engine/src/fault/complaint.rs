@@ -1,5 +1,5 @@
-//! The line that tells why a touch of managed memory ends in a signal. The rules of the fault path hold: it is put together
-//! from parts, without formatting.
+//! The line that tells why a touch of managed memory ends in a signal. The rules of the fault path
+//! hold: it is put together from parts, without formatting.
 
 use super::Outcome;
 use crate::forked::{self, InheritanceLoss};

@@ -1,4 +1,5 @@
-//! What a fault does about a unit that the kernel does not map. Whatever the reason is, nobody waits for ever.
+//! What a fault does about a unit that the kernel does not map. Whatever the reason is, no thread
+//! waits for ever.
 
 use crate::call::CallError;
 use crate::outcome::Outcome;
@@ -12,8 +13,9 @@ use std::sync::atomic::Ordering::Acquire;
 const REST_NS: u64 = 1_000_000;
 
 impl Paging {
-    /// The unit of a fault that began at `start`, whose lock is not held, was not mapped, for `error`. Makes room where that helps, or
-    /// rests; `None`: the fault tries again. After too long a time the fault ends.
+    /// The unit of a fault that began at `start`, whose lock is not held, was not mapped, for
+    /// `error`. Makes room where that helps, or rests; `None`: the fault tries again. After too
+    /// long a time the fault ends.
     #[cold]
     #[inline(never)]
     pub(crate) fn not_mapped(&self, error: CallError, start: u64) -> Option<Outcome> {
@@ -34,8 +36,8 @@ impl Paging {
         None
     }
 
-    /// Frees mappings: absent neighbours become one, empty places of the arena too, and some clean units
-    /// are dropped where they stand, which needs no mapping. False if nothing was found.
+    /// Frees mappings: absent neighbours become one, empty places of the arena too, and some clean
+    /// units are dropped where they stand, which needs no mapping. False if nothing was found.
     pub(crate) fn make_room(&self) -> bool {
         let mut made = self.merge_absent() > 0;
         if self.backend.can().takes_mappings {

@@ -69,7 +69,7 @@ impl Files {
 
     /// In a forked child, which has the program's descriptors and threads to come.
     pub(crate) fn reset_descriptors_in_child(&self) {
-        // Whoever held the lock was inside the engine, and nobody is at a fork.
+        // The holder of the lock was inside the engine, and no thread is inside at a fork.
         self.descriptors.what.store(NOTHING, Relaxed);
     }
 }

@@ -44,7 +44,8 @@ impl Sources for Memory {
             let Some(w) = self.table.try_lock_if(unit, takeable) else {
                 let w = self.table.load(unit);
                 if w.has(LOCKED) && matches!(w.kind(), Kind::Present | Kind::Cached) {
-                    // Who has it locked may leave it as it is: the lists bring it back here.
+                    // The thread that has it locked may leave it as it is: the lists bring it back
+                    // here.
                     self.note_resident(unit);
                 }
                 continue;

@@ -132,7 +132,8 @@ impl Memory {
         }
     }
 
-    /// May a locked unit that is about to be written take as much of swap as it needs? If so, it is taken to do that.
+    /// May a locked unit that is about to be written take as much of swap as it needs? If so, it is
+    /// taken to do that.
     pub(crate) fn swap_is_allowed(&self, unit: u32, w: Word) -> bool {
         let (group, _) = self.weights.place(unit);
         let max = self.groups.swap_max[group].load(Relaxed);
@@ -161,12 +162,14 @@ impl Memory {
         allowed
     }
 
-    /// No fewer pages than a group has in swap and its units other than `but`, which somebody is at work on, may be about to take.
+    /// No fewer pages than a group has in swap and its units other than `but`, which somebody is at
+    /// work on, may be about to take.
     fn swap_at_most(&self, group: usize, but: u32) -> u64 {
         let all = 0..self.high_unit.load(Relaxed);
         let ours = all.filter(|&u| self.weights.place(u).0 == group);
         ours.map(|u| {
-            // One look: between two the unit may be written, and would seem to have nothing in both.
+            // One look: between two the unit may be written, and would seem to have nothing in
+            // both.
             let w = self.table.load(u);
             let grows = u != but && w.has(LOCKED | WRITEBACK);
             match w.place() {

@@ -158,7 +158,7 @@ impl Memory {
                 None => Huge::NoMemory,
             };
         }
-        // Who waits for anything at all waits as a base page would.
+        // A thread that waits for anything at all waits as for a base page.
         let compact = |c| self.pool.count(c, u64::from(!wait.or_pages));
         compact(Counter::CompactStall);
         let got = self.wait_for_memory(wait.rounds, || match self.huge_nowait(wait.gfp, None) {

@@ -21,7 +21,7 @@ const LOOKS: usize = 64;
 const COLLAPSES: u32 = 4;
 
 impl Memory {
-    /// Somebody who does not wait has found no huge page: kswapd makes as many available as faults
+    /// A thread that does not wait has found no huge page: kswapd makes as many available as faults
     /// on huge pages need. The rules of the fault path hold.
     pub(crate) fn wake_for_huge(&self) {
         if self.kcompactd.reclaim.passes() {

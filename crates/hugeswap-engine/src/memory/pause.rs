@@ -43,7 +43,8 @@ impl Memory {
             .is_err()
         {
             if p.owes.iter().all(|o| o.load(Relaxed) == 0) {
-                // (Who comes to owe one at this moment may be forgotten, which is one pause less.)
+                // (A thread that comes to owe one at this moment may be forgotten, which is one
+                // pause less.)
                 p.any.store(0, Relaxed);
             }
             return;
@@ -58,7 +59,7 @@ impl Memory {
         if self.has_few_frames() {
             return;
         }
-        // Who forks waits for nobody.
+        // A thread that forks waits for no other.
         if pause(p.paused.load(Relaxed)) < LEAST_NS || self.gate.is_forker() {
             return;
         }
@@ -71,8 +72,8 @@ impl Memory {
             if passed >= pause || self.stopping.load(Relaxed) {
                 break;
             }
-            // What others have beyond their share would otherwise be theirs for good: who pauses in
-            // time never waits.
+            // What others have beyond their share would otherwise be theirs for good: a thread that
+            // pauses in time never waits.
             self.ask_others(false);
             let seq = self.avail_seq.load(Acquire);
             let rest = (pause - passed).min(LOOK_NS);

@@ -1,4 +1,5 @@
-//! How a thread waits for memory: it wakes those that can make room, asks other processes, and gives up when nothing has come for too long.
+//! How a thread waits for memory: it wakes those that can make room, asks other processes, and
+//! gives up when none has come for too long.
 //!
 //! The rules of the fault path hold.
 
@@ -30,8 +31,8 @@ impl Patience {
         }
     }
 
-    /// Has it been too long? Full is a swap that was found so at every look for as long: one write that fails also makes
-    /// it look full for a moment.
+    /// Has it been too long? Full is a swap that was found so at every look for as long: one write
+    /// that fails also makes it look full for a moment.
     fn ended(&mut self, now: u64, full: bool) -> bool {
         if !full {
             self.not_full = now;
@@ -41,8 +42,9 @@ impl Patience {
 }
 
 impl Memory {
-    /// Waits until `take` finds what it wants, waking whoever can make room; `None` if that took too long, or more than `rounds`
-    /// rounds of reclaim. Not with the lock of a unit in memory held: it may be the one that has to go.
+    /// Waits until `take` finds what it wants, waking threads that can make room; `None` if that
+    /// took too long, or more than `rounds` rounds of reclaim. Not with the lock of a unit in
+    /// memory held: it may be the one that has to go.
     pub(crate) fn wait_for_memory<T>(
         &self,
         rounds: Option<u32>,
@@ -92,8 +94,9 @@ impl Memory {
         got
     }
 
-    /// Asks the process that holds the most for frames: what it has beyond its share or, if this one waits
-    /// in vain for its own to become free (`hungry`: they are pinned, say), whatever it has.
+    /// Asks the process that holds the most for frames: what it has beyond its share or, if this
+    /// one waits in vain for its own to become free (`hungry`: they are pinned, say), whatever it
+    /// has.
     pub(crate) fn ask_others(&self, hungry: bool) {
         let me = self.pool.me();
         let live = self.pool.live().count() as u64;

@@ -37,7 +37,7 @@ use std::sync::atomic::{AtomicI32, AtomicPtr, AtomicU32, AtomicU64};
 pub struct JoinedArea {
     /// This process's descriptor.
     pub fd: i32,
-    /// Who it is; checked before the number is trusted.
+    /// Its identity; checked before the number is trusted.
     pub identity: fs::Identity,
     /// First slot.
     pub first_slot: u64,
@@ -230,7 +230,7 @@ impl Pool {
         a.state.load(Acquire) == area::ON && a.serial.load(Relaxed) == j.serial.load(Relaxed)
     }
 
-    /// [`Pool::is_on`] after a claim: if so, whoever empties the area sees the claim.
+    /// [`Pool::is_on`] after a claim: if so, the process that empties the area sees the claim.
     pub fn still_on(&self, index: usize) -> bool {
         let kept = |a: &Area| area::may_keep(&a.state);
         self.segment_area(index).is_some_and(kept) && self.is_on(index)
@@ -568,7 +568,7 @@ impl Pool {
         ended
     }
 
-    /// Gives back the space of a nameless file, whoever still has it open.
+    /// Gives back the space of a nameless file, whichever process still has it open.
     fn forget_file(&self, a: &Area, joined: Option<JoinedArea>) {
         if let Some(j) = joined
             && a.kind.load(Relaxed) == Kind::Nameless as u32

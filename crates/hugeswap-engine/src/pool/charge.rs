@@ -62,7 +62,7 @@ impl Pool {
         self.records()[me].charged.fetch_add(1, AcqRel);
     }
 
-    /// Gives `n` frames of record `me` back to the pool and wakes whoever waits for them.
+    /// Gives `n` frames of record `me` back to the pool and wakes the threads that wait for them.
     pub fn uncharge(&self, me: usize, n: u64) {
         if n > 0 {
             // What a process inherited by fork it was never charged for.

@@ -82,7 +82,7 @@ pub enum PoolError {
     System(&'static str, Errno),
 }
 
-/// A size exactly, for who has to find a mistake in it.
+/// An exact size, for messages about a mistake in it.
 fn as_given(bytes: u64) -> String {
     match bytes {
         b if b == 0 || !b.is_multiple_of(1 << 10) => format!("{b} bytes"),

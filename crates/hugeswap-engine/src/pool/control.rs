@@ -106,8 +106,8 @@ impl Mailbox {
             if word != FREE && !holder::is_gone(word) {
                 return Err(NoAnswer::Busy(holder::pid(word)));
             }
-            // Who asked went without reading its answer, or before it had asked; what is being done
-            // for it will end.
+            // The asking process went without reading its answer, or before it had asked; what is
+            // being done for it will end.
             if word & 0xff != SERVING && self.change(word, WRITING | me) {
                 return Ok(());
             }
@@ -242,7 +242,7 @@ mod tests {
                 serving.join().unwrap();
             }
         });
-        // Who lives is asked for, and not taken from.
+        // A live holder keeps it.
         m.set(ASKED | holder::myself());
         assert_eq!(ask("/nowhere"), Err(NoAnswer::Busy(process::pid())));
     }

@@ -117,7 +117,7 @@ impl Pool {
     /// Async-signal-safe.
     pub fn is_in_reach(&self, index: usize) -> bool {
         let there = || self.area(index).is_some_and(|j| reaches(&j));
-        // (Or somebody else who has the same table does so at the same time.)
+        // (Or another process that has the same table does so at the same time.)
         there() || self.open_here(index) || there()
     }
 

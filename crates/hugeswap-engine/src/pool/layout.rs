@@ -10,8 +10,8 @@
 //! * A record holds a process's id, start time and program image, the frames and bytes that it
 //!   holds, its counters and histograms, and the futex that its kswapd sleeps on. The last record
 //!   is nobody's: processes without a record work in it.
-//! * A cluster's word names the record that owns the cluster and counts the units that refer to it, or
-//!   the single slots in use, which the bitmap names.
+//! * A cluster's word names the record that owns the cluster and counts the units that refer to it,
+//!   or the single slots in use, which the bitmap names.
 //! * The page sums take 4 KiB for each cluster that was ever in use: 0.2% of that swap, outside the
 //!   budget. Where swap is encrypted the seals (nonces and tags) take 12 KiB more.
 //!
@@ -124,7 +124,7 @@ pub struct Shared {
     pub identity: FileIdentity,
     /// What it is called. What begins with 1 stands for a file of a program's.
     pub name: [AtomicU8; SHARED_NAME],
-    /// Who has it mapped.
+    /// The processes that have it mapped.
     pub clients: [Client; MAX_CLIENTS],
 }
 
@@ -144,8 +144,8 @@ pub const LETTER: usize = 4096;
 /// Where the pool is asked for something from outside.
 #[repr(C)]
 pub struct Mailbox {
-    /// Who may touch the rest: what is going on, and who asks ([`holder`](super::holder)). Its low
-    /// half is a futex.
+    /// Which process may touch the rest: what is going on, and which one asks
+    /// ([`holder`](super::holder)). Its low half is a futex.
     pub state: AtomicU64,
     /// Bytes of `text`.
     pub len: AtomicU32,
@@ -346,7 +346,7 @@ pub struct Header {
     pub retired: Events,
     /// Requests from outside.
     pub mailbox: Mailbox,
-    /// Held by who makes, maps or leaves a shared region: see [`holder`](super::holder).
+    /// Held by a process that makes, maps or leaves a shared region: see [`holder`](super::holder).
     pub shared_lock: AtomicU64,
     /// Units of shared regions so far: none has any at or above this.
     pub shared_high: AtomicU32,
@@ -364,7 +364,7 @@ pub mod state {
     pub const FREE: u64 = 0;
     /// A process's.
     pub const LIVE: u64 = 1;
-    /// Being cleaned up after its process went; the other bits name who does
+    /// Being cleaned up after its process went; the other bits name the process that does it
     /// ([`holder`](super::super::holder)).
     pub const REAPING: u64 = 2;
     /// Reserved for a child about to be forked, or one that joins; the other bits tell when

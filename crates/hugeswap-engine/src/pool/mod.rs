@@ -70,10 +70,10 @@ pub struct Pool {
     /// The segment's descriptor.
     fd: i32,
     areas: areas::Areas,
-    /// Held by who adds or ends areas.
+    /// Held by a thread that adds or ends areas.
     changing_areas: Lock<()>,
-    /// The key of a pool that encrypts, until an engine has taken it; with who made the pool for
-    /// good.
+    /// The key of a pool that encrypts, until an engine has taken it; with the maker of the pool
+    /// for good.
     secret: Option<Secret>,
 }
 
@@ -168,8 +168,8 @@ impl Pool {
         self.header().key_fd.load(Relaxed) != 0
     }
 
-    /// What encrypts, if that is wanted: for an engine that is about to start. Who did not make the
-    /// pool lets go of the key itself.
+    /// What encrypts, if that is wanted: for an engine that is about to start. A process that did
+    /// not make the pool lets go of the key itself.
     pub(crate) fn take_cipher(&mut self) -> Result<Option<Cipher>, PoolError> {
         let Some(secret) = &self.secret else {
             return Ok(None);

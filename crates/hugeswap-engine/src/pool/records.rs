@@ -283,7 +283,7 @@ mod tests {
         let other = child.record;
         and_ends(|| pool.fill(child));
         let claimed = clusters::claim(pool.slot_words(), other as u16 + 1, 0).unwrap();
-        // Whoever found it dead ends in the middle of it, and so does the next.
+        // The process that found it dead ends in the middle of it, and so does the next.
         for _ in 0..2 {
             let word = pool.records()[other].state.load(Acquire);
             and_ends(|| pool.take(other, word));
@@ -293,7 +293,7 @@ mod tests {
         pool.reap();
         assert!(state(other) == state::FREE && !pool.has_children(me));
         assert_eq!(pool.slot_words()[claimed].load(Relaxed), 0);
-        // Who lives and is at it is left to it.
+        // A live process that is doing it is left to it.
         let child = pool.reserve(me as u32 + 1).unwrap();
         and_ends(|| pool.fill(child));
         assert!(pool.take(child.record, state::LIVE));

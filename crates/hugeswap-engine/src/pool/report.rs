@@ -30,7 +30,8 @@ pub struct FaultReport {
 pub struct Report {
     /// The budget, bytes.
     pub memory_bytes: u64,
-    /// Largest total of managed memory that held something at one time, in memory or in swap, bytes.
+    /// Largest total of managed memory that held something at one time, in memory or in swap,
+    /// bytes.
     pub peak_managed_bytes: u64,
     /// Largest total of managed memory in use at one time, arena included, bytes.
     pub peak_resident_bytes: u64,
@@ -40,9 +41,11 @@ pub struct Report {
     pub fault_ns: u64,
     /// By class.
     pub faults: Vec<FaultReport>,
-    /// Share of managed memory that was mapped by huge pages, over all samples; `None` without samples.
+    /// Share of managed memory that was mapped by huge pages, over all samples; `None` without
+    /// samples.
     pub huge_share: Option<f64>,
-    /// How faults were taken ("signal", "message", "signal+message", or "none" if nothing was managed).
+    /// How faults were taken ("signal", "message", "signal+message", or "none" if nothing was
+    /// managed).
     pub fault_mode: &'static str,
     /// Processes that joined.
     pub processes: u64,
@@ -62,7 +65,8 @@ impl Report {
         self.counters[c as usize]
     }
 
-    /// What other budgets would have brought; `None` if too little came back from swap to tell. Takes some milliseconds.
+    /// What other budgets would have brought; `None` if too little came back from swap to tell.
+    /// Takes some milliseconds.
     pub fn advice(&self) -> Option<Advice> {
         let pages_in = self.get(Counter::PswpIn);
         Advice::new(&Tally::new(&self.tally), pages_in, self.memory_bytes)

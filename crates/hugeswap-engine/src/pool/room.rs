@@ -15,7 +15,7 @@ use hugeswap_policy::thp_swap::{area, room as disk};
 use hugeswap_sys::{fiemap, fs, now_ns};
 use std::sync::atomic::Ordering::{Acquire, Relaxed};
 
-/// So long an area that found no room does not try to grow. Shorter than those wait who find no
+/// How long an area that found no room does not try to grow. Shorter than threads wait that find no
 /// memory.
 const RETRY_NS: u64 = 500_000_000;
 /// No more often is it looked how full swap is.

@@ -148,7 +148,7 @@ impl Drop for Secret {
         if self.is_mine() {
             let content = self.content();
             content.mark.store(0, Release);
-            // SAFETY: our own mapping; who reads it meanwhile finds that there is no key.
+            // SAFETY: our own mapping; a thread that reads it meanwhile finds that there is no key.
             unsafe { wipe(self.at, PAGE) };
         }
         // SAFETY: our own mapping, used by nobody any more.

@@ -26,9 +26,10 @@ use hugeswap_sys::{futex, now_ns};
 use std::sync::atomic::AtomicU64;
 use std::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed, Release, SeqCst};
 
-/// Who waits so long for the table looks whether its holder lives.
+/// A thread that waits this long for the table checks whether its holder is still alive.
 const DOUBT_NS: u64 = 50_000_000;
-/// Who cleans up after the dead waits so long for it, and who forks: others wait for them.
+/// How long a thread that cleans up after the dead waits for it, or one that forks: others wait for
+/// them.
 const SHORT_NS: u64 = 1_000_000_000;
 
 /// Why there is no such region.
@@ -439,8 +440,8 @@ impl Table<'_> {
         (at + units <= SHARED_UNITS as u64).then_some(at as u32)
     }
 
-    /// Record `record`'s process has the region: from now on who takes a unit out of memory must
-    /// write-protect it there. Its number among the clients.
+    /// Record `record`'s process has the region: from now on a process that takes a unit out of
+    /// memory must write-protect it there. Its number among the clients.
     pub fn add(
         &self,
         index: usize,
@@ -510,8 +511,8 @@ fn is_called(s: &Shared, name: &str) -> bool {
 }
 
 impl Pool {
-    /// Record `record`'s process has not got the region any more; whoever has the table next finds
-    /// out whether anybody has.
+    /// Record `record`'s process has not got the region any more; the next holder of the table
+    /// finds out whether anybody has.
     pub(crate) fn forget_client(&self, index: usize, record: usize) {
         for c in &self.header().shared[index].clients {
             let owner = c.owner.load(Relaxed);

@@ -8,8 +8,9 @@ use hugeswap_sys::signal::Blocked;
 use std::sync::atomic::Ordering::Relaxed;
 
 impl Ranges {
-    /// Maps `[offset, offset+len)` of the file that `fd` is, at an address of ours; `offset` is whole pages. The descriptor is the
-    /// caller's and not needed afterwards. Readable, and writable if `mode` says so, as far as `fd` is.
+    /// Maps `[offset, offset+len)` of the file that `fd` is, at an address of ours; `offset` is
+    /// whole pages. The descriptor is the caller's and not needed afterwards. Readable, and
+    /// writable if `mode` says so, as far as `fd` is.
     pub fn map_file(
         &self,
         fd: i32,

@@ -35,8 +35,8 @@ impl Drop for Hold<'_> {
 impl Map {
     /// Keeps it mapped, if it is.
     fn hold(&self) -> Option<Hold<'_>> {
-        // Said before the address is looked at: who unmaps takes that away, and looks then.
-        // (Explored in the policy's `tests/hold_loom.rs`.)
+        // Said before the address is looked at: a thread that unmaps takes that away, and looks
+        // then. (Explored in the policy's `tests/hold_loom.rs`.)
         self.holders.fetch_add(1, Relaxed);
         let hold = Hold(&self.holders);
         fence(SeqCst);

@@ -110,8 +110,7 @@ impl Sharing {
         true
     }
 
-    /// Gives a word that is the caller's, who has `discarding`, back without its slot, which is
-    /// free.
+    /// Gives a word of the caller, which has `discarding`, back without its slot, which is free.
     pub(super) fn give_up_slot(&self, unit: u32, new: Word) {
         let cell = self.word_of(unit);
         let Some(cluster) = new.slot() else {

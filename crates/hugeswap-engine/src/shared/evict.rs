@@ -20,11 +20,12 @@ use hugeswap_sys::{Errno, Result, fs, process, uffd};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed, SeqCst};
 
-/// Who cannot be reached for so long never will be.
+/// A process that cannot be reached for so long never will be.
 const HOPELESS_NS: u64 = 1_000_000_000;
 /// Units that leave in one step of kswapd's.
 const BATCH: usize = 4;
-/// Of [`Record::in_hand`](crate::pool::layout::Record): kswapd's, and that of who discards.
+/// Of [`Record::in_hand`](crate::pool::layout::Record): kswapd's, and that of a thread that
+/// discards.
 const KSWAPD: usize = 0;
 pub(super) const DISCARD: usize = 1;
 
@@ -125,8 +126,8 @@ impl Sharing {
         if w.is_locked() || w.kind() != Kind::Resident || self.pool.is_left(unit) {
             return false;
         }
-        // Said before the word is taken: who keeps the unit (`keep_shared`) changes the word, and
-        // looks then.
+        // Said before the word is taken: a process that keeps the unit (`keep_shared`) changes the
+        // word, and looks then.
         let freezing = &self.pool.record().freezing;
         freezing.store(unit + 1, SeqCst);
         if !lock(cell, w, Op::Out, me) {
@@ -232,7 +233,7 @@ impl Sharing {
         let buffer = self.buffers.take(UNIT);
         // SAFETY: the buffer is ours.
         unsafe { fs::read_exact_at(memory, buffer.at, UNIT, m.offset_of(unit)) }?;
-        // Who has come meanwhile is not write-protected.
+        // A process that has come meanwhile is not write-protected.
         let unchanged = || self.changes_of(region) == before;
         // SAFETY: the buffer is ours, and filled.
         let bytes = unsafe { std::slice::from_raw_parts(buffer.at as *const u8, UNIT) };
@@ -331,7 +332,7 @@ impl Sharing {
         for (_, c) in self.pool.clients(region) {
             let client = c.owner.load(SeqCst);
             let (pid, number) = (c.pid.load(Relaxed), c.uffd.load(SeqCst));
-            // Who has not mapped it yet will look at the words once it has.
+            // A process that has not mapped it yet will look at the words once it has.
             if client == 0 || number < 0 {
                 continue;
             }
@@ -367,7 +368,8 @@ impl Sharing {
         state.reach(region, serial, 0, me, number, |fd| is_memory(m, fd))
     }
 
-    /// Gives up what no region needs any more, and gets hold of those who have come.
+    /// Gives up what no region needs any more, and gets the descriptors of processes that have
+    /// come.
     fn meet_clients(&self, state: &mut Maintenance) {
         let stale = |r: &PeerDescriptor| {
             let here = self.maps[r.region].serial.load(Relaxed) == r.serial
@@ -475,8 +477,8 @@ fn link_of(fd: i32) -> Option<PathBuf> {
 }
 
 impl Maintenance {
-    /// Somebody who has the region cannot be reached (or can), and that for so long that it is not
-    /// just about to end or to run another program. (It may have changed its user, say.)
+    /// A process that has the region cannot be reached (or can), and that for so long that it is
+    /// not just about to end or to run another program. (It may have changed its user, say.)
     fn is_hopeless(&mut self, region: usize, failed: bool) -> bool {
         let since = &mut self.unreachable_since[region];
         let now = hugeswap_sys::now_ns();

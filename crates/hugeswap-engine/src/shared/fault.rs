@@ -34,7 +34,7 @@ impl Sharing {
                 (Op::Out, _) if !write && doubts::raise(addr) == Doubt::First => {
                     return Outcome::Retry;
                 }
-                // Who writes takes it from whoever is taking it out.
+                // A thread that writes takes it from the process that is taking it out.
                 (Op::None, Kind::Resident | Kind::Kept) | (Op::Out, _) => {
                     if !lock(cell, w, Op::Touch, me) {
                         continue;
@@ -143,7 +143,7 @@ impl Sharing {
     /// Charges a unit whose word is this thread's, giving up a frame of the process's own if need
     /// be.
     fn charge(&self, host: &impl Host, unit: u32) -> bool {
-        // Nobody can make room for who is forking.
+        // No thread can make room for a thread that is forking.
         let force = self.gate.is_forker();
         self.pool.charge_shared(unit, force)
             || host.hand_back_one() && self.pool.charge_shared(unit, false)

@@ -41,8 +41,8 @@ impl Sharing {
                 },
             }
         }
-        // Whoever had begun to take it out may still be at write-protecting it; nobody begins any
-        // more.
+        // A process that had begun to take it out may still be write-protecting it; no process
+        // begins any more.
         fence(SeqCst);
         let (mut looks, mut since) = (0u32, None);
         while self.pool.is_being_frozen(unit) {

@@ -18,7 +18,7 @@ use hugeswap_sys::{Errno, fs, futex, mm, now_ns, process, uffd};
 use std::sync::atomic::AtomicU32;
 use std::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed, Release, SeqCst};
 
-/// Who attaches waits so long for somebody to have it.
+/// How long a process that attaches waits for another one to have it.
 const PATIENCE_NS: u64 = 5_000_000_000;
 
 /// What a region is found by.
@@ -183,7 +183,8 @@ impl Sharing {
         let since = now_ns();
         loop {
             match self.try_attach(host, by, at) {
-                // The only ones who have it are children just being forked, or have just died.
+                // The only processes that have it are children just being forked, or have just
+                // died.
                 Err(SharedError::Coming) if now_ns() - since < PATIENCE_NS => {
                     self.pool.reap();
                     futex::wait(&AtomicU32::new(0), 0, Some(1_000_000), false);
@@ -350,7 +351,7 @@ impl Sharing {
             c.uffd.store(new.uffd, SeqCst);
         })?;
         if self.tracking_of(found.index) != 0 {
-            // Who begins an epoch from now on sees this mapping.
+            // A process that begins an epoch from now on sees this mapping.
             uffd::write_protect(new.uffd, new.addr, new.len, true)
                 .map_err(|e| SharedError::System("cannot write-protect memory", e))?;
         }
@@ -358,7 +359,7 @@ impl Sharing {
         Ok(())
     }
 
-    /// Keeps in what somebody is taking out who may not know that this process has come.
+    /// Keeps in what another process is taking out that may not know that this process has come.
     pub(super) fn settle(&self, host: &impl Host, index: usize) -> Result<()> {
         let m = &self.maps[index];
         let me = self.pool.owner(self.pool.me());

@@ -72,7 +72,7 @@ use std::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed};
 use std::sync::atomic::{AtomicBool, AtomicI32, AtomicU32, AtomicU64, AtomicUsize};
 use track::Begin;
 
-/// After so long who waits for a word has it looked at whether its owner lives.
+/// A thread that has waited this long for a word checks whether its owner is still alive.
 const DOUBT_NS: u64 = 30_000_000;
 
 /// A region as this process has it mapped.
@@ -85,7 +85,7 @@ pub(crate) struct Map {
     /// Number of its first unit.
     first: AtomicU32,
     serial: AtomicU32,
-    /// The memory file, and who that is.
+    /// The memory file, and its identity.
     memory: AtomicI32,
     identity: FileIdentity,
     uffd: AtomicI32,
@@ -167,7 +167,7 @@ pub(crate) struct Sharing {
 #[derive(Default)]
 struct Maintenance {
     peers: Vec<PeerDescriptor>,
-    /// Since when somebody who has a region could not be reached; 0: all could.
+    /// Since when some process that has a region could not be reached; 0: all could.
     unreachable_since: [u64; MAX_SHARED],
     /// Where to look next.
     clock: usize,
@@ -324,7 +324,7 @@ impl Sharing {
         self.waiting.fetch_sub(1, AcqRel);
     }
 
-    /// Has somebody waited too long, who has waited `since` then, for what others hold?
+    /// Has a thread that waits since `since` waited too long for what other processes hold?
     fn is_stuck(&self, since: &mut Option<u64>) -> bool {
         let now = now_ns();
         now.saturating_sub(*since.get_or_insert(now)) > self.pool.shared_patience_ns()

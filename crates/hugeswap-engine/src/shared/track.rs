@@ -193,15 +193,15 @@ impl Sharing {
         let _inside = self.gate.enter();
         then();
         if let Some((index, _)) = self.map_of(addr) {
-            // (Who cannot have the table goes on tracking until it gives the region up.)
+            // (A process that cannot have the table goes on tracking until it gives the region up.)
             if let Ok(table) = self.pool.shared_table() {
                 table.track(index, self.pool.me(), 0, 0);
             }
         }
     }
 
-    /// How writes to a region are tracked: 0 not, 1 by units, 2 by pages. Who owns the word of a
-    /// unit of it may rely on it, as far as that unit goes.
+    /// How writes to a region are tracked: 0 not, 1 by units, 2 by pages. The owner of the word of
+    /// a unit of it may rely on it, as far as that unit goes.
     pub(super) fn tracking_of(&self, region: usize) -> u32 {
         let s = self.pool.header().shared.get(region);
         s.map_or(0, |s| s.tracked.load(SeqCst))
@@ -224,7 +224,7 @@ impl Sharing {
                 stamp.fetch_max(now, SeqCst);
             }
         }
-        // After the pages': who sees it sees them.
+        // After the pages': a thread that sees it sees them.
         stamps.some.fetch_max(now, SeqCst);
     }
 

@@ -139,7 +139,8 @@ impl Store {
                 let of_it = || areas().filter(|&(i, _)| level(i) == now);
                 let first = turn % of_it().count().max(1);
                 for (i, area) in of_it().skip(first).chain(of_it().take(first)) {
-                    // Who claims writes. To an area that has just come perhaps not yet.
+                    // A thread that claims writes, but perhaps not yet to an area that has just
+                    // come.
                     if !self.pool.is_in_reach(i) {
                         continue;
                     }
@@ -324,7 +325,7 @@ impl Store {
         if self.pool.me() == NOBODY {
             return None;
         }
-        // With the lock held: two who look at once open one.
+        // With the lock held: two threads that look at once open one.
         let words = self.pool.slot_words();
         let open = |i| clusters.open_at(i, want);
         let opened = self.claim_in_areas(0, |mut order| {
@@ -502,7 +503,7 @@ impl Store {
             let n = run.len();
             if moves(cluster) {
                 if self.read_pages(cluster, run.clone(), buffer).is_err() {
-                    // Whoever needs the page is told.
+                    // A thread that needs the page is told.
                     page += n;
                     continue;
                 }

@@ -46,7 +46,7 @@ pub(crate) enum Ahead {
 /// See the file's head.
 #[derive(Default)]
 pub(crate) struct Initialiser {
-    /// One of the I/O threads is at it; the other one is there for who needs it.
+    /// One of the I/O threads does it; the other one is free for other work.
     busy: AtomicBool,
     /// Transfers of the pool as they were seen last, and when.
     transfers: AtomicU64,

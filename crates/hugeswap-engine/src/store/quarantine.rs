@@ -46,7 +46,7 @@ impl Pool {
             return false;
         };
         let h = self.header();
-        // First, so that who finds the mark finds that there are some.
+        // First, so that a thread that finds the mark finds that there are some.
         h.bad_bytes.fetch_add(PAGE_BYTES, Relaxed);
         let bit = 1 << (page % 64);
         let marked = map[page / 64].fetch_or(bit, AcqRel) & bit == 0;

@@ -94,8 +94,8 @@ impl Store {
             if error != Errno::EBADF {
                 self.note_failed_read(slot, &pages, failed);
             }
-            // Whatever the device says, who asked can only go by whether there is any use in asking
-            // somebody with other descriptors.
+            // Whatever the device says, the caller can only go by whether there is any use in
+            // asking somebody with other descriptors.
             return Err(match error {
                 Errno::EBADF => Errno::EBADF,
                 _ => Errno::EIO,
@@ -199,8 +199,8 @@ impl Store {
         })
     }
 
-    /// Pages of a slot could not be had, again and again: where, and why, is remembered for whoever
-    /// is told of it.
+    /// Pages of a slot could not be had, again and again: where, and why, is remembered for any
+    /// process that is told of it.
     #[cold]
     #[inline(never)]
     fn note_failed_read(&self, slot: u64, pages: &Range<usize>, failed: Failed) {
@@ -268,7 +268,7 @@ impl Store {
 
     /// Writes pages to a slot of this process's own from `from`, which is readable; `sums` are
     /// theirs. If the program changes them meanwhile, what the slot holds is of no use, and it is
-    /// the caller who knows.
+    /// the caller that knows.
     ///
     /// `doubt`: as for [`Store::read`].
     pub(crate) fn write(
@@ -396,7 +396,7 @@ impl Store {
         let (index, offset) = self.pool.locate(slot).ok_or(Errno::EIO)?;
         let area = self.pool.header().areas.get(index).ok_or(Errno::EIO)?;
         let joined = self.pool.area(index).ok_or(Errno::EIO)?;
-        // Never to what is something else, whoever made it so.
+        // Never to what is something else, whatever made it so.
         let strange = fs::identity(joined.fd) != Ok(joined.identity);
         if strange && !(doubt && self.pool.reach(index)) {
             return Err(Errno::EBADF);

@@ -30,8 +30,8 @@ impl Area {
         }
     }
 
-    /// How it is to be written to; whoever comes first after a window has ended looks at what it
-    /// was like.
+    /// How it is to be written to; the first caller after a window has ended looks at what it was
+    /// like.
     fn look_at_waits(&self) -> Throttle {
         let word = self.throttle.load(Relaxed);
         let (now, throttle) = (now_ns(), Throttle::from_word(word));

@@ -50,14 +50,15 @@ impl Track {
         stamps.is_some_and(|s| s.open.load(Acquire) != 0)
     }
 
-    /// A locked, stamped unit is not told from one that is writable, though its word does not say so.
+    /// A locked, stamped unit is not told from one that is writable, though its word does not say
+    /// so.
     pub(crate) fn note_half_protected(&self, unit: u32) {
         if let Some(stamps) = self.of(unit) {
             stamps.open.store(1, Release);
         }
     }
 
-    /// What a locked unit held is given up; who does that stamps it.
+    /// Gives up what a locked unit held; the caller stamps it.
     pub(crate) fn forget_open(&self, unit: u32) {
         if let Some(stamps) = self.of(unit) {
             stamps.open.store(0, Release);

@@ -37,8 +37,8 @@ use std::ops::Range;
 use std::sync::atomic::Ordering::{Acquire, Relaxed};
 
 impl Paging {
-    /// What `[addr, addr+len)` holds is given up. Called before and after that is done: whoever
-    /// sees the change, and whoever begins an epoch before it is made, finds a stamp.
+    /// What `[addr, addr+len)` holds is given up. Called before and after that is done: a thread
+    /// that sees the change, or that begins an epoch before it is made, finds a stamp.
     pub(crate) fn note_range_written(&self, addr: usize, len: usize) {
         if self.track.tables.get().is_none() {
             return;

@@ -90,15 +90,15 @@ impl Paging {
         });
     }
 
-    /// The same of one unit, for who is inside the gate. False: somebody else has its lock, and
-    /// nothing is done.
+    /// The same of one unit, for a thread that is inside the gate. False: another thread has its
+    /// lock, and nothing is done.
     pub(crate) fn try_look_for_writes(&self, unit: u32) -> bool {
         if !self.track.is_open(unit) {
             return true;
         }
         let present = |w: Word| w.kind() == Kind::Present;
         let Some(w) = self.table.try_lock_if(unit, present) else {
-            // If it is not present, who gave it up has stamped it.
+            // If it is not present, the thread that gave it up has stamped it.
             return !self.table.load(unit).has(LOCKED);
         };
         if let Some(stamps) = self.track.of(unit).filter(|_| self.track.is_open(unit)) {

@@ -70,7 +70,8 @@ pub(crate) struct Tables {
 /// See the file's head.
 pub(crate) struct Track {
     pub(crate) clock: AtomicU32,
-    /// Held while an epoch begins or tracking ends; inside the gate, so that a fork finds it free, and outside all units' locks.
+    /// Held while an epoch begins or tracking ends; inside the gate, so that a fork finds it free,
+    /// and outside all units' locks.
     pub(crate) turn: Lock<()>,
     pub(crate) tables: OnceLock<Tables>,
     /// The sum of a page of zeros, once it is known.
@@ -88,7 +89,7 @@ impl Track {
         }
     }
 
-    /// The tables, made by the first who asks; with sums if there are to be any.
+    /// The tables, made by the first caller; with sums if there are to be any.
     pub(crate) fn open(&self, units: u32, sums: bool) -> Result<&Tables> {
         if let Some(tables) = self.tables.get() {
             return Ok(tables);
@@ -129,10 +130,11 @@ impl Track {
         stamps.is_some_and(|s| s.fine.load(Relaxed) != 0)
     }
 
-    /// All of a locked unit is about to be writable, or to change. The rules of the fault path hold.
+    /// All of a locked unit is about to be writable, or to change. The rules of the fault path
+    /// hold.
     pub(crate) fn note_written(&self, unit: u32) {
         if let Some(stamps) = self.of(unit) {
-            // Who changes content without the lock may be late.
+            // A thread that changes content without the lock may be late.
             stamps.whole.fetch_max(self.clock.load(Relaxed), Release);
         }
     }
@@ -155,7 +157,7 @@ impl Track {
                 stamp.fetch_max(now, Release);
             }
         }
-        // After the pages': who sees it sees them.
+        // After the pages': a thread that sees it sees them.
         stamps.some.fetch_max(now, Release);
     }
 

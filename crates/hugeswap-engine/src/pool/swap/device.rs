@@ -71,7 +71,7 @@ fn open_error(e: Errno, refusal: &Refusal) -> PoolError {
     }
 }
 
-/// Who uses the device, as far as the kernel tells by name.
+/// What uses the device, as far as the kernel tells by name.
 fn user_of(number: u64) -> Option<String> {
     let (major, minor) = (libc::major(number), libc::minor(number));
     let id = format!("{major}:{minor}");

@@ -6,8 +6,9 @@
 //! | a regular file | that file, as far as it goes ([`named`]); never truncated or removed | what is not ours alone, or in use |
 //! | a block device | all of it ([`device`]), only if that was allowed | what is in use, or holds something |
 //!
-//! Direct I/O wherever there is direct I/O. A named file or a device is locked (flock) by the description that made the
-//! pool opened, and by each that a joining process opens ([`hold`]), so it is one pool's until the last of its processes has gone.
+//! Direct I/O wherever there is direct I/O. A named file or a device is locked (flock) by the
+//! description that made the pool opened, and by each that a joining process opens ([`hold`]), so
+//! it is one pool's until the last of its processes has gone.
 
 mod device;
 mod named;
@@ -170,8 +171,8 @@ fn sized(spec: &SwapSpec, has: u64, refusal: &Refusal) -> Result<u64, PoolError>
     }
 }
 
-/// Tries again for a while as long as that is `busy`: the threads of a pool that was just dropped have let go of
-/// its descriptors only a moment after they have ended, as far as can be seen.
+/// Tries again for a while as long as that is `busy`: the threads of a pool that was just dropped
+/// have let go of its descriptors only a moment after they have ended, as far as can be seen.
 fn patiently<T>(busy: Errno, attempt: impl Fn() -> SysResult<T>) -> SysResult<T> {
     for _ in 0..50 {
         match attempt() {
@@ -182,10 +183,11 @@ fn patiently<T>(busy: Errno, attempt: impl Fn() -> SysResult<T>) -> SysResult<T>
     attempt()
 }
 
-/// Makes a file or device this pool's: nobody else's pool has it, and none can get it as long as this description, or
-/// one that [`hold`] was called for, is open.
+/// Makes a file or device this pool's: nobody else's pool has it, and none can get it as long as
+/// this description, or one that [`hold`] was called for, is open.
 fn take(fd: i32, refusal: &Refusal) -> Result<(), PoolError> {
-    // Alone for a moment, then with those that join. Who gets in between makes the second step fail, not itself.
+    // Alone for a moment, then with those that join. A process that gets in between makes the
+    // second step fail, not itself.
     match patiently(Errno::EAGAIN, || {
         fs::lock(fd, true).and_then(|()| fs::lock(fd, false))
     }) {
@@ -234,7 +236,8 @@ fn is_kernel_swap(is_it: impl Fn(&std::fs::Metadata) -> bool) -> bool {
     })
 }
 
-/// Text of /proc, in which a blank, tab, newline or backslash is a backslash and three octal digits.
+/// Text of /proc, in which a blank, tab, newline or backslash is a backslash and three octal
+/// digits.
 fn unescaped(text: &[u8]) -> String {
     let mut out = Vec::new();
     let mut rest = text;

@@ -1,4 +1,5 @@
-//! An area in a directory: a file without a name (O_TMPFILE), mode 0600, gone with the last process that holds it.
+//! An area in a directory: a file without a name (O_TMPFILE), mode 0600, gone with the last process
+//! that holds it.
 
 use super::{Found, Kind, RESERVE, Refusal, SwapSpec, open_area, open_direct};
 use crate::pool::PoolError;

@@ -15,8 +15,8 @@ pub const PRIORITIES: RangeInclusive<i32> = -1..=32767;
 pub struct SwapSpec {
     /// A directory on the file system to use, a swap file, or a block device.
     pub path: PathBuf,
-    /// Most bytes to use; `None`: all of a swap file or a device, and in a directory what is free there, less a
-    /// reserve.
+    /// Most bytes to use; `None`: all of a swap file or a device, and in a directory what is free
+    /// there, less a reserve.
     pub size: Option<u64>,
     /// Areas of a higher priority are filled first, those of the same in turn; -1 to 32767.
     pub priority: i32,

@@ -50,8 +50,8 @@ fn refused(spec: &SwapSpec, why: &str) {
     }
 }
 
-/// Opens what is to be had, and closes it. A process that another test starts may have what was just closed for
-/// a moment, until it executes its program.
+/// Opens what is to be had, and closes it. A process that another test starts may have what was
+/// just closed for a moment, until it executes its program.
 fn taken(spec: &SwapSpec) -> OpenArea {
     let found = (0..500).find_map(|_| {
         let found = open_area(spec).ok();

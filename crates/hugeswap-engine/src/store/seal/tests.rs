@@ -45,7 +45,8 @@ fn a_page_is_bound_to_key_place_time_and_bytes() {
         bent[at] ^= 0x40;
         assert_eq!(opens(&c, place, &bent), None, "{at}");
     }
-    // Written again with the same bytes: another number, other bytes in swap, and the old ones are of no use.
+    // Written again with the same bytes: another number, other bytes in swap, and the old ones are
+    // of no use.
     let mut page = plain.clone();
     assert!(c.seal(6, place, &mut page, &kept));
     Cipher::done(6, &kept);
@@ -115,7 +116,8 @@ fn a_forked_child_counts_for_itself() {
 }
 
 proptest! {
-    /// Several processes, with several threads each, that begin anywhere, and one that is forked now and then.
+    /// Several processes, with several threads each, that begin anywhere, and one that is forked
+    /// now and then.
     #[test]
     fn no_number_is_had_twice(
         starts in prop::collection::vec(0u64..1024, 3),
