@@ -4,17 +4,12 @@ use crate::util::{MIB, UNIT, builder, counter, fill, need_base_pages, until, wor
 use hugeswap::{Pool, Region};
 use std::sync::atomic::Ordering::Relaxed;
 
-pub const TESTS: &[(&str, fn())] = &[
-    (
-        "advisor_a_loop_gets_what_it_takes",
-        a_loop_gets_what_it_takes,
-    ),
-    (
-        "advisor_random_pages_have_a_curve",
-        random_pages_have_a_curve,
-    ),
-    ("advisor_what_fits_gets_none", what_fits_gets_none),
-];
+tests! {
+    advisor_a_loop_gets_what_it_takes => a_loop_gets_what_it_takes(),
+    #[long]
+    advisor_random_pages_have_a_curve => random_pages_have_a_curve(),
+    advisor_what_fits_gets_none => what_fits_gets_none(),
+}
 
 fn lap(r: &Region) {
     for at in (0..r.len()).step_by(UNIT) {

@@ -1,6 +1,5 @@
 //! Areas of every kind, and what befalls them from outside.
 
-use crate::Test;
 use crate::util::*;
 use hugeswap::{Builder, Pool, SwapOffError, SwapSpec};
 use hugeswap_sys::fs;
@@ -10,33 +9,18 @@ use std::os::unix::process::ExitStatusExt;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-pub const TESTS: &[Test] = &[
-    (
-        "a_file_with_a_name_is_swapped_to",
-        a_file_with_a_name_is_swapped_to,
-    ),
-    ("a_device_is_swapped_to", a_device_is_swapped_to),
-    (
-        "a_second_process_grows_its_own_part",
-        a_second_process_grows_its_own_part,
-    ),
-    ("full_at_every_step_of_growth", full_at_every_step_of_growth),
-    ("a_disk_that_others_fill", a_disk_that_others_fill),
-    (
-        "areas_on_one_disk_share_its_space",
-        areas_on_one_disk_share_its_space,
-    ),
-    ("nearly_full_is_noticed_once", nearly_full_is_noticed_once),
-    (
-        "what_comes_next_is_initialised_once",
-        what_comes_next_is_initialised_once,
-    ),
-    ("nobody_meets_the_initialiser", nobody_meets_the_initialiser),
-    (
-        "a_file_made_shorter_is_sigbus",
-        a_file_made_shorter_is_sigbus,
-    ),
-];
+tests! {
+    a_file_with_a_name_is_swapped_to,
+    a_device_is_swapped_to,
+    a_second_process_grows_its_own_part,
+    full_at_every_step_of_growth,
+    a_disk_that_others_fill,
+    areas_on_one_disk_share_its_space,
+    nearly_full_is_noticed_once,
+    what_comes_next_is_initialised_once,
+    nobody_meets_the_initialiser,
+    a_file_made_shorter_is_sigbus,
+}
 
 fn a_second_process_grows_its_own_part() {
     let mut spec = SwapSpec::new("/var/tmp");

@@ -1,30 +1,18 @@
 //! Base pages that were changed when they were last in memory: they come writable, and are written only if they have changed again.
 
-use crate::Test;
 use crate::integrity::Swap;
 use crate::util::*;
 use hugeswap::{Granularity, Pool, Region};
 use std::sync::atomic::Ordering::Relaxed;
 
-pub const TESTS: &[Test] = &[
-    ("changed_pages_come_writable", changed_pages_come_writable),
-    (
-        "changed_pages_come_writable_only_to_save_a_write",
-        changed_pages_come_writable_only_to_save_a_write,
-    ),
-    (
-        "changed_pages_that_have_not_changed_leave_bad_slots",
-        changed_pages_that_have_not_changed_leave_bad_slots,
-    ),
-    (
-        "changed_pages_that_have_not_changed_are_told_apart",
-        changed_pages_that_have_not_changed_are_told_apart,
-    ),
-    (
-        "changed_pages_are_right_in_children",
-        changed_pages_are_right_in_children,
-    ),
-];
+tests! {
+    changed_pages_come_writable,
+    changed_pages_come_writable_only_to_save_a_write,
+    #[long]
+    changed_pages_that_have_not_changed_leave_bad_slots,
+    changed_pages_that_have_not_changed_are_told_apart,
+    changed_pages_are_right_in_children,
+}
 
 const PAGE: usize = 4096;
 

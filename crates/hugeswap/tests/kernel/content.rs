@@ -1,30 +1,23 @@
 //! Bytes are what they should be, and cost what they should.
 
-use crate::Test;
 use crate::util::*;
 use hugeswap::{Advice, FaultMode};
 use std::sync::atomic::Ordering::Relaxed;
 
-pub const TESTS: &[Test] = &[
-    ("four_times_the_budget", four_times_the_budget),
-    (
-        "read_only_pass_writes_nothing",
-        read_only_pass_writes_nothing,
-    ),
-    ("zeros_cost_no_io", zeros_cost_no_io),
-    ("units_stay_huge", units_stay_huge),
-    ("discard_reads_zero", discard_reads_zero),
-    ("pageout_and_willneed", pageout_and_willneed),
-    ("sums_can_be_turned_on_again", sums_can_be_turned_on_again),
-    (
-        "readahead_goes_on_without_base_pages",
-        readahead_goes_on_without_base_pages,
-    ),
-    ("readahead_changes_in_use", readahead_changes_in_use),
-    ("pins_hold", pins_hold),
-    ("budget_holds", budget_holds),
-    ("many_regions_share_units", many_regions_share_units),
-];
+tests! {
+    four_times_the_budget,
+    read_only_pass_writes_nothing,
+    zeros_cost_no_io,
+    units_stay_huge,
+    discard_reads_zero,
+    pageout_and_willneed,
+    sums_can_be_turned_on_again,
+    readahead_goes_on_without_base_pages,
+    readahead_changes_in_use,
+    pins_hold,
+    budget_holds,
+    many_regions_share_units,
+}
 
 fn four_times_the_budget() {
     both_modes(|mode| {

@@ -1,34 +1,25 @@
 //! What is done for a huge page where none is free: `thp.defrag`.
 
-use crate::Test;
 use crate::enabled::{read, write};
 use crate::storm::count_up_for;
 use crate::util::*;
 use hugeswap::{Advice, FaultMode, Pin, Pool, Region};
 use std::time::Duration;
 
-pub const TESTS: &[Test] = &[
-    ("defrag_of_first_touches", defrag_of_first_touches),
-    ("defrag_of_swap_ins", defrag_of_swap_ins),
-    ("defrag_of_a_region", defrag_of_a_region),
-    ("defrag_waits_for_a_huge_page", defrag_waits_for_a_huge_page),
-    (
-        "defrag_waits_for_anything_at_all",
-        defrag_waits_for_anything_at_all,
-    ),
-    ("defrag_leaves_the_reserve", defrag_leaves_the_reserve),
-    (
-        "defrag_without_base_pages_waits",
-        defrag_without_base_pages_waits,
-    ),
-    ("defrag_under_pressure", defrag_under_pressure),
-    ("watermarks_as_they_are_set", watermarks_as_they_are_set),
-    ("who_takes_much_pauses", who_takes_much_pauses),
-    (
-        "free_memory_stays_in_huge_pages",
-        free_memory_stays_in_huge_pages,
-    ),
-];
+tests! {
+    defrag_of_first_touches,
+    defrag_of_swap_ins,
+    defrag_of_a_region,
+    defrag_waits_for_a_huge_page,
+    defrag_waits_for_anything_at_all,
+    defrag_leaves_the_reserve,
+    defrag_without_base_pages_waits,
+    #[long]
+    defrag_under_pressure,
+    watermarks_as_they_are_set,
+    who_takes_much_pauses,
+    free_memory_stays_in_huge_pages,
+}
 
 const PAGE: usize = 4096;
 const POLICIES: [&str; 5] = ["always", "defer", "defer+madvise", "madvise", "never"];

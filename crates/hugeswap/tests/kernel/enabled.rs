@@ -1,39 +1,24 @@
 //! Which memory may be huge: `thp.enabled`, `thp.swapin`, and advice for ranges.
 
-use crate::Test;
 use crate::util::*;
 use hugeswap::{Advice, Pool, Region};
 use std::sync::atomic::Ordering::Relaxed;
 
-pub const TESTS: &[Test] = &[
-    ("enabled_never_is_pages_only", enabled_never_is_pages_only),
-    (
-        "enabled_never_costs_what_is_touched",
-        enabled_never_costs_what_is_touched,
-    ),
-    (
-        "enabled_madvise_is_what_was_advised",
-        enabled_madvise_is_what_was_advised,
-    ),
-    (
-        "enabled_always_but_where_advised_not",
-        enabled_always_but_where_advised_not,
-    ),
-    ("enabled_changes_in_use", enabled_changes_in_use),
-    ("enabled_of_a_region", enabled_of_a_region),
-    (
-        "enabled_forgets_what_is_unmapped",
-        enabled_forgets_what_is_unmapped,
-    ),
-    ("enabled_with_forks", enabled_with_forks),
-    ("enabled_discards", enabled_discards),
-    (
-        "swapin_madvise_is_what_was_advised",
-        swapin_madvise_is_what_was_advised,
-    ),
-    ("swapin_hints", swapin_hints),
-    ("enabled_falls_back", enabled_falls_back),
-];
+tests! {
+    #[long]
+    enabled_never_is_pages_only,
+    enabled_never_costs_what_is_touched,
+    enabled_madvise_is_what_was_advised,
+    enabled_always_but_where_advised_not,
+    enabled_changes_in_use,
+    enabled_of_a_region,
+    enabled_forgets_what_is_unmapped,
+    enabled_with_forks,
+    enabled_discards,
+    swapin_madvise_is_what_was_advised,
+    swapin_hints,
+    enabled_falls_back,
+}
 
 const PAGE: usize = 4096;
 

@@ -1,6 +1,5 @@
 //! Bad luck: errors, full swap, lost descriptors, too many mappings. Never wrong bytes.
 
-use crate::Test;
 use crate::util::*;
 use hugeswap::{Error, FaultMode, Pool, SwapSpec};
 use std::os::fd::{FromRawFd, IntoRawFd};
@@ -9,36 +8,22 @@ use std::os::unix::process::ExitStatusExt;
 use std::sync::atomic::AtomicBool;
 use std::sync::atomic::Ordering::Relaxed;
 
-pub const TESTS: &[Test] = &[
-    ("corrupt_swap_is_sigbus", corrupt_swap_is_sigbus),
-    ("every_descriptor_closed", every_descriptor_closed),
-    ("limit_on_mappings", limit_on_mappings),
-    (
-        "more_than_swap_holds_is_refused",
-        more_than_swap_holds_is_refused,
-    ),
-    ("failing_writes_lose_nothing", failing_writes_lose_nothing),
-    (
-        "failing_reads_are_tried_again",
-        failing_reads_are_tried_again,
-    ),
-    ("changed_bits_are_noticed", changed_bits_are_noticed),
-    (
-        "a_full_area_gives_way_to_another",
-        a_full_area_gives_way_to_another,
-    ),
-    ("no_room_is_no_error", no_room_is_no_error),
-    ("no_room_anywhere_is_sigbus", no_room_anywhere_is_sigbus),
-    (
-        "discarded_without_memory_is_said_or_zero",
-        discarded_without_memory_is_said_or_zero,
-    ),
-    (
-        "a_copy_that_finds_its_place_marked_is_kept",
-        a_copy_that_finds_its_place_marked_is_kept,
-    ),
-    ("handler_allocates_nothing", handler_allocates_nothing),
-];
+tests! {
+    corrupt_swap_is_sigbus,
+    every_descriptor_closed,
+    #[long]
+    limit_on_mappings,
+    more_than_swap_holds_is_refused,
+    failing_writes_lose_nothing,
+    failing_reads_are_tried_again,
+    changed_bits_are_noticed,
+    a_full_area_gives_way_to_another,
+    no_room_is_no_error,
+    no_room_anywhere_is_sigbus,
+    discarded_without_memory_is_said_or_zero,
+    a_copy_that_finds_its_place_marked_is_kept,
+    handler_allocates_nothing,
+}
 
 pub fn corrupt_swap_is_sigbus() {
     // In a child, whose end we look at.

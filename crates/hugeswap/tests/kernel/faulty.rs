@@ -1,44 +1,24 @@
 //! Faults of all kinds from a seed: what is transient costs nothing but time, what is spoilt is noticed, and all of it is
 //! accounted for.
 
-use crate::Test;
 use crate::util::*;
 use hugeswap::{Advice, Error, FaultMode, Pool, Region, SwapSpec};
 
-pub const TESTS: &[Test] = &[
-    (
-        "transient_faults_lose_nothing",
-        transient_faults_lose_nothing,
-    ),
-    ("transient_faults_lose_nothing_of_children", || {
-        in_mode(FaultMode::Signal, transient_faults_lose_nothing_of_children)
-    }),
-    (
-        "transient_faults_lose_nothing_of_children_by_messages",
-        || {
-            in_mode(
-                FaultMode::Message,
-                transient_faults_lose_nothing_of_children,
-            )
-        },
-    ),
-    (
-        "children_never_read_wrong_bytes",
-        children_never_read_wrong_bytes,
-    ),
-    ("spoilt_writes_are_noticed", spoilt_writes_are_noticed),
-    ("bad_pages_are_told", bad_pages_are_told),
-    (
-        "without_checksums_bits_change",
-        without_checksums_bits_change,
-    ),
-    ("a_device_goes_away", a_device_goes_away),
-    ("lost_memory_becomes_zeros", lost_memory_becomes_zeros),
-    (
-        "parts_of_lost_memory_can_be_given_up",
-        parts_of_lost_memory_can_be_given_up,
-    ),
-];
+tests! {
+    #[long]
+    transient_faults_lose_nothing,
+    #[long]
+    transient_faults_lose_nothing_of_children => in_mode(FaultMode::Signal, transient_faults_lose_nothing_of_children),
+    #[long]
+    transient_faults_lose_nothing_of_children_by_messages => in_mode( FaultMode::Message, transient_faults_lose_nothing_of_children, ),
+    children_never_read_wrong_bytes,
+    spoilt_writes_are_noticed,
+    bad_pages_are_told,
+    without_checksums_bits_change,
+    a_device_goes_away,
+    lost_memory_becomes_zeros,
+    parts_of_lost_memory_can_be_given_up,
+}
 
 const PAGE: usize = 4096;
 const WORDS: usize = PAGE / 8;

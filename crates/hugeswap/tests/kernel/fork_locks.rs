@@ -1,15 +1,13 @@
 //! Forks while other threads of the program are in the engine: the child finds none of its locks held.
 
-use crate::Test;
 use crate::util::*;
 use std::sync::atomic::AtomicBool;
 use std::sync::atomic::Ordering::Relaxed;
 use std::time::Duration;
 
-pub const TESTS: &[Test] = &[(
-    "a_fork_amid_questions_answers_the_child",
+tests! {
     a_fork_amid_questions_answers_the_child,
-)];
+}
 
 /// What other threads look up at the moment of a fork can be looked up in the child.
 fn a_fork_amid_questions_answers_the_child() {

@@ -1,6 +1,5 @@
 //! Forks at bad moments: swap that fails or is gone, memory that is held or the kernel's.
 
-use crate::Test;
 use crate::util::*;
 use hugeswap::{Advice, Categories, FaultMode, Pool, Region};
 use hugeswap_policy::knobs::{Knob, swapin};
@@ -10,63 +9,25 @@ use std::os::unix::process::ExitStatusExt;
 use std::sync::atomic::AtomicUsize;
 use std::sync::atomic::Ordering::Relaxed;
 
-pub const TESTS: &[Test] = &[
-    ("a_child_forks_at_once", a_child_forks_at_once),
-    (
-        "failing_writes_at_a_fork_lose_nothing",
-        failing_writes_at_a_fork_lose_nothing,
-    ),
-    (
-        "a_fork_writes_to_no_file_but_swap",
-        a_fork_writes_to_no_file_but_swap,
-    ),
-    ("a_fork_right_after_the_start", a_fork_right_after_the_start),
-    (
-        "a_child_that_lives_on_does_not_make_swap_grow",
-        a_child_that_lives_on_does_not_make_swap_grow,
-    ),
-    (
-        "a_child_that_lives_on_does_not_make_swap_grow_by_pages",
-        a_child_that_lives_on_does_not_make_swap_grow_by_pages,
-    ),
-    (
-        "a_fork_gives_blocks_to_no_file_but_swap",
-        a_fork_gives_blocks_to_no_file_but_swap,
-    ),
-    (
-        "a_fork_leaves_what_is_held_writable",
-        a_fork_leaves_what_is_held_writable,
-    ),
-    (
-        "a_touch_in_a_fork_without_swap_is_sigbus",
-        a_touch_in_a_fork_without_swap_is_sigbus,
-    ),
-    (
-        "the_kernels_units_are_not_charged_to_children",
-        the_kernels_units_are_not_charged_to_children,
-    ),
-    (
-        "a_child_begins_with_what_was_mapped_at_the_fork",
-        a_child_begins_with_what_was_mapped_at_the_fork,
-    ),
-    (
-        "parts_discarded_between_forks_stay_in_older_children",
-        parts_discarded_between_forks_stay_in_older_children,
-    ),
-    (
-        "zeros_shared_with_a_relative_can_leave",
-        zeros_shared_with_a_relative_can_leave,
-    ),
-    (
-        "parts_of_the_kernels_units_are_discarded",
-        parts_of_the_kernels_units_are_discarded,
-    ),
-    ("units_once_shared_can_leave", units_once_shared_can_leave),
-    (
-        "a_unit_under_write_back_is_not_replaced",
-        a_unit_under_write_back_is_not_replaced,
-    ),
-];
+tests! {
+    a_child_forks_at_once,
+    failing_writes_at_a_fork_lose_nothing,
+    a_fork_writes_to_no_file_but_swap,
+    a_fork_right_after_the_start,
+    a_child_that_lives_on_does_not_make_swap_grow,
+    #[long]
+    a_child_that_lives_on_does_not_make_swap_grow_by_pages,
+    a_fork_gives_blocks_to_no_file_but_swap,
+    a_fork_leaves_what_is_held_writable,
+    a_touch_in_a_fork_without_swap_is_sigbus,
+    the_kernels_units_are_not_charged_to_children,
+    a_child_begins_with_what_was_mapped_at_the_fork,
+    parts_discarded_between_forks_stay_in_older_children,
+    zeros_shared_with_a_relative_can_leave,
+    parts_of_the_kernels_units_are_discarded,
+    units_once_shared_can_leave,
+    a_unit_under_write_back_is_not_replaced,
+}
 
 /// A child that ends when this is dropped.
 struct LivingChild(i32, Option<std::io::PipeWriter>);

@@ -1,30 +1,17 @@
 //! Groups of regions: promises, soft limits, limits on swap; and what stays of base pages.
 
-use crate::Test;
 use crate::enabled::{read, write};
 use crate::util::*;
 use hugeswap::{Advice, Error, Pool, Region};
 
-pub const TESTS: &[Test] = &[
-    (
-        "groups_keep_what_they_are_promised",
-        groups_keep_what_they_are_promised,
-    ),
-    ("groups_above_high_go_first", groups_above_high_go_first),
-    (
-        "groups_take_no_more_swap_than_they_may",
-        groups_take_no_more_swap_than_they_may,
-    ),
-    (
-        "groups_take_no_more_swap_by_pages",
-        groups_take_no_more_swap_by_pages,
-    ),
-    ("groups_refuse_contradictions", groups_refuse_contradictions),
-    (
-        "spared_are_base_pages_that_come_back_soon",
-        spared_are_base_pages_that_come_back_soon,
-    ),
-];
+tests! {
+    groups_keep_what_they_are_promised,
+    groups_above_high_go_first,
+    groups_take_no_more_swap_than_they_may,
+    groups_take_no_more_swap_by_pages,
+    groups_refuse_contradictions,
+    spared_are_base_pages_that_come_back_soon,
+}
 
 fn pool(memory: usize) -> Pool {
     builder(memory).set("thp.swapin=always").build().unwrap()

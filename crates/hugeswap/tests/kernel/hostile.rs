@@ -1,7 +1,6 @@
 //! A process of the pool that does not keep to the rules of shared regions: it may spoil what is shared, which it could write to anyway, and nothing else; and nobody
 //! waits for it for ever.
 
-use crate::Test;
 use crate::util::*;
 use hugeswap::{Error, ManagedRange, Pool, SharedError, SharedRegion};
 use hugeswap_engine::pool;
@@ -10,24 +9,12 @@ use std::sync::atomic::AtomicU64;
 use std::sync::atomic::Ordering::{Relaxed, SeqCst};
 use std::time::{Duration, Instant};
 
-pub const TESTS: &[Test] = &[
-    (
-        "hostile_words_spoil_nothing_private",
-        hostile_words_spoil_nothing_private,
-    ),
-    (
-        "hostile_holders_cost_an_error_at_most",
-        hostile_holders_cost_an_error_at_most,
-    ),
-    (
-        "hostile_truncation_is_refused",
-        hostile_truncation_is_refused,
-    ),
-    (
-        "hostile_to_its_own_descriptors",
-        hostile_to_its_own_descriptors,
-    ),
-];
+tests! {
+    hostile_words_spoil_nothing_private,
+    hostile_holders_cost_an_error_at_most,
+    hostile_truncation_is_refused,
+    hostile_to_its_own_descriptors,
+}
 
 const IN: u64 = 1 << 3;
 const OUT: u64 = 2 << 3;

@@ -1,6 +1,5 @@
 //! A unit in swap is one entry that stands for 2 MiB: all that can meet it, a test each.
 
-use crate::Test;
 use crate::util::*;
 use hugeswap::{Advice, FaultMode, Pool, Region};
 use hugeswap_policy::knobs::{Knob, swapin};
@@ -8,57 +7,24 @@ use std::sync::Barrier;
 use std::sync::atomic::AtomicBool;
 use std::sync::atomic::Ordering::Relaxed;
 
-pub const TESTS: &[Test] = &[
-    (
-        "entry_has_one_reference_whole_or_split",
-        entry_has_one_reference_whole_or_split,
-    ),
-    (
-        "entry_is_split_by_touches_and_partial_discards",
-        entry_is_split_by_touches_and_partial_discards,
-    ),
-    (
-        "entry_is_split_by_a_partial_unmap",
-        entry_is_split_by_a_partial_unmap,
-    ),
-    (
-        "entry_keeps_its_bytes_when_protected",
-        entry_keeps_its_bytes_when_protected,
-    ),
-    (
-        "entry_protected_is_freed_in_part",
-        entry_protected_is_freed_in_part,
-    ),
-    (
-        "entry_is_split_while_a_child_has_it_whole",
-        entry_is_split_while_a_child_has_it_whole,
-    ),
-    (
-        "entry_without_a_huge_frame_falls_back",
-        entry_without_a_huge_frame_falls_back,
-    ),
-    ("entry_freed_whole_is_dropped", entry_freed_whole_is_dropped),
-    ("entry_freed_in_part_stays", entry_freed_in_part_stays),
-    ("entry_is_one_in_a_fork", entry_is_one_in_a_fork),
-    (
-        "entry_kept_for_a_child_goes_with_it",
-        entry_kept_for_a_child_goes_with_it,
-    ),
-    ("entry_zapped_frees_512", entry_zapped_frees_512),
-    (
-        "entry_wanted_is_read_in_one_piece",
-        entry_wanted_is_read_in_one_piece,
-    ),
-    (
-        "entry_residency_is_that_of_all_512",
-        entry_residency_is_that_of_all_512,
-    ),
-    ("entry_accounts_move_by_512", entry_accounts_move_by_512),
-    (
-        "entry_faulted_by_many_at_once",
-        entry_faulted_by_many_at_once,
-    ),
-];
+tests! {
+    entry_has_one_reference_whole_or_split,
+    entry_is_split_by_touches_and_partial_discards,
+    entry_is_split_by_a_partial_unmap,
+    entry_keeps_its_bytes_when_protected,
+    entry_protected_is_freed_in_part,
+    entry_is_split_while_a_child_has_it_whole,
+    entry_without_a_huge_frame_falls_back,
+    entry_freed_whole_is_dropped,
+    entry_freed_in_part_stays,
+    entry_is_one_in_a_fork,
+    entry_kept_for_a_child_goes_with_it,
+    entry_zapped_frees_512,
+    entry_wanted_is_read_in_one_piece,
+    entry_residency_is_that_of_all_512,
+    entry_accounts_move_by_512,
+    entry_faulted_by_many_at_once,
+}
 
 const UNITS: usize = 8;
 const UNIT_U64: u64 = UNIT as u64;

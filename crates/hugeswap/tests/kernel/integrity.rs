@@ -1,6 +1,5 @@
 //! Bad slots: found, taken out of use, and what is in memory saved from them.
 
-use crate::Test;
 use crate::pages::counter;
 use crate::util::*;
 use hugeswap::{Cause, Error, FaultMode, Pool, Region};
@@ -10,40 +9,24 @@ use std::os::fd::FromRawFd;
 use std::os::unix::fs::FileExt;
 use std::sync::atomic::Ordering::Relaxed;
 
-pub const TESTS: &[Test] = &[
-    ("scrub_finds_what_is_lost", scrub_finds_what_is_lost),
-    (
-        "scrub_saves_what_is_in_memory",
-        scrub_saves_what_is_in_memory,
-    ),
-    ("scrub_saves_base_pages", scrub_saves_base_pages),
-    ("scrub_of_scattered_pages", scrub_of_scattered_pages),
-    ("bad_slots_are_not_used_again", bad_slots_are_not_used_again),
-    (
-        "unwritable_slots_are_not_used_again",
-        unwritable_slots_are_not_used_again,
-    ),
-    ("blocks_exchanged_are_noticed", blocks_exchanged_are_noticed),
-    ("what_failed_is_told_apart", what_failed_is_told_apart),
-    ("encrypted_what_failed_is_told_apart", || {
-        with_encryption(what_failed_is_told_apart)
-    }),
-    ("pieces_that_swap_lost_are_saved", || {
-        with_pieces(scrub_saves_base_pages)
-    }),
-    ("encrypted_scrub_finds_what_is_lost", || {
-        with_encryption(scrub_finds_what_is_lost)
-    }),
-    ("encrypted_scrub_saves_what_is_in_memory", || {
-        with_encryption(scrub_saves_what_is_in_memory)
-    }),
-    ("encrypted_scrub_of_scattered_pages", || {
-        with_encryption(scrub_of_scattered_pages)
-    }),
-    ("encrypted_blocks_exchanged_are_noticed", || {
-        with_encryption(blocks_exchanged_are_noticed)
-    }),
-];
+tests! {
+    #[long]
+    scrub_finds_what_is_lost,
+    #[long]
+    scrub_saves_what_is_in_memory,
+    scrub_saves_base_pages,
+    scrub_of_scattered_pages,
+    bad_slots_are_not_used_again,
+    unwritable_slots_are_not_used_again,
+    blocks_exchanged_are_noticed,
+    what_failed_is_told_apart,
+    encrypted_what_failed_is_told_apart => with_encryption(what_failed_is_told_apart),
+    pieces_that_swap_lost_are_saved => with_pieces(scrub_saves_base_pages),
+    encrypted_scrub_finds_what_is_lost => with_encryption(scrub_finds_what_is_lost),
+    encrypted_scrub_saves_what_is_in_memory => with_encryption(scrub_saves_what_is_in_memory),
+    encrypted_scrub_of_scattered_pages => with_encryption(scrub_of_scattered_pages),
+    encrypted_blocks_exchanged_are_noticed => with_encryption(blocks_exchanged_are_noticed),
+}
 
 const PAGE: usize = 4096;
 

@@ -1,6 +1,5 @@
 //! Forked children for which there is no record, or that come to it late.
 
-use crate::Test;
 use crate::util::*;
 use hugeswap::{Advice, Region};
 use std::io::{Read, Write, pipe};
@@ -9,10 +8,11 @@ use std::sync::atomic::AtomicBool;
 use std::sync::atomic::Ordering::Relaxed;
 use std::time::Duration;
 
-pub const TESTS: &[Test] = &[
-    ("more_children_than_records", more_children_than_records),
-    ("a_child_that_comes_late", a_child_that_comes_late),
-];
+tests! {
+    more_children_than_records,
+    #[long]
+    a_child_that_comes_late,
+}
 
 /// Unit 0 of `r` is in memory and as it was filled; touching what the parent had in swap is SIGBUS.
 fn has_memory_only(r: &Region) -> bool {

@@ -1,19 +1,12 @@
 //! Memory that is not in huge pages, and becomes so.
 
-use crate::Test;
 use crate::util::*;
 
-pub const TESTS: &[Test] = &[
-    (
-        "kcompactd_makes_free_frames_huge",
-        kcompactd_makes_free_frames_huge,
-    ),
-    ("kcompactd_does_without", kcompactd_does_without),
-    (
-        "without_huge_pages_everything_works",
-        without_huge_pages_everything_works,
-    ),
-];
+tests! {
+    kcompactd_makes_free_frames_huge,
+    kcompactd_does_without,
+    without_huge_pages_everything_works,
+}
 
 /// From now on the kernel gives this process huge pages, or none.
 fn huge_pages(allowed: bool) {

@@ -1,6 +1,5 @@
 //! khugepaged: base-mapped units become whole in the background.
 
-use crate::Test;
 use crate::defrag::present;
 use crate::enabled::{read, write};
 use crate::storm::count_up_for;
@@ -10,36 +9,20 @@ use std::sync::atomic::AtomicBool;
 use std::sync::atomic::Ordering::Relaxed;
 use std::time::Duration;
 
-pub const TESTS: &[Test] = &[
-    (
-        "khugepaged_collapses_what_is_resident",
-        khugepaged_collapses_what_is_resident,
-    ),
-    ("khugepaged_keeps_limits", khugepaged_keeps_limits),
-    (
-        "khugepaged_collapses_what_was_asked_for",
-        khugepaged_collapses_what_was_asked_for,
-    ),
-    (
-        "khugepaged_spares_what_is_not_to_be_huge",
-        khugepaged_spares_what_is_not_to_be_huge,
-    ),
-    (
-        "khugepaged_leaves_what_is_sparse",
-        khugepaged_leaves_what_is_sparse,
-    ),
-    ("khugepaged_waits_if_it_may", khugepaged_waits_if_it_may),
-    (
-        "khugepaged_sees_to_what_fell_back",
-        khugepaged_sees_to_what_fell_back,
-    ),
-    (
-        "khugepaged_changes_pace_in_use",
-        khugepaged_changes_pace_in_use,
-    ),
-    ("khugepaged_in_a_storm", khugepaged_in_a_storm),
-    ("khugepaged_with_forks", khugepaged_with_forks),
-];
+tests! {
+    khugepaged_collapses_what_is_resident,
+    khugepaged_keeps_limits,
+    khugepaged_collapses_what_was_asked_for,
+    khugepaged_spares_what_is_not_to_be_huge,
+    khugepaged_leaves_what_is_sparse,
+    khugepaged_waits_if_it_may,
+    khugepaged_sees_to_what_fell_back,
+    khugepaged_changes_pace_in_use,
+    #[long]
+    khugepaged_in_a_storm,
+    #[long]
+    khugepaged_with_forks,
+}
 
 const PAGE: usize = 4096;
 

@@ -1,38 +1,23 @@
 //! Start, end, and living together with the program's own handlers.
 
-use crate::Test;
 use crate::util::*;
 use hugeswap_policy::knobs::{Knob, swapin};
 use std::os::unix::process::ExitStatusExt;
 use std::sync::atomic::AtomicUsize;
 use std::sync::atomic::Ordering::Relaxed;
 
-pub const TESTS: &[Test] = &[
-    (
-        "fork_handlers_may_touch_managed_memory",
-        fork_handlers_may_touch_managed_memory,
-    ),
-    (
-        "memory_without_access_is_not_opened_by_advice",
-        memory_without_access_is_not_opened_by_advice,
-    ),
-    (
-        "memory_without_access_is_written_out",
-        memory_without_access_is_written_out,
-    ),
-    ("drop_gives_everything_back", drop_gives_everything_back),
-    ("own_handler_gets_own_faults", own_handler_gets_own_faults),
-    (
-        "a_small_alternate_stack_is_enough",
-        a_small_alternate_stack_is_enough,
-    ),
-    ("wild_access_is_still_sigsegv", wild_access_is_still_sigsegv),
-    ("several_pools", several_pools),
-    (
-        "forked_children_share_the_budget",
-        forked_children_share_the_budget,
-    ),
-];
+tests! {
+    fork_handlers_may_touch_managed_memory,
+    memory_without_access_is_not_opened_by_advice,
+    memory_without_access_is_written_out,
+    #[long]
+    drop_gives_everything_back,
+    own_handler_gets_own_faults,
+    a_small_alternate_stack_is_enough,
+    wild_access_is_still_sigsegv,
+    several_pools,
+    forked_children_share_the_budget,
+}
 
 fn footprint() -> (usize, usize, usize) {
     let count = |p: &str| std::fs::read_dir(p).unwrap().count();

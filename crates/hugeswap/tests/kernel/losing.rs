@@ -1,6 +1,5 @@
 //! Areas that are taken off although something in them cannot be read.
 
-use crate::Test;
 use crate::faulty::is_lost;
 use crate::integrity::{Swap, spoil_half_of_it};
 use crate::util::*;
@@ -8,24 +7,20 @@ use hugeswap::{Advice, FaultMode, Pool, Region, SwapOffError, SwapSpec};
 use std::sync::atomic::Ordering::Relaxed;
 use std::time::{Duration, Instant};
 
-pub const TESTS: &[Test] = &[
-    ("unreadable_pages_keep_an_area_on", keep_an_area_on),
-    ("unreadable_pages_are_given_up_if_asked", given_up_if_asked),
-    ("encrypted_unreadable_pages_are_given_up", || {
-        with_encryption(given_up_if_asked)
-    }),
-    ("unreadable_pages_in_pieces_are_given_up", || {
-        with_pieces(given_up_if_asked)
-    }),
-    ("unreadable_pages_in_memory_are_saved", in_memory_are_saved),
-    ("unreadable_base_pages", base_pages),
-    ("unreadable_pieces", || with_pieces(base_pages)),
-    ("unreadable_scattered_pages", scattered_pages),
-    (
-        "what_is_lost_is_not_somebody_elses",
-        what_is_lost_is_not_somebody_elses,
-    ),
-];
+tests! {
+    #[long]
+    unreadable_pages_keep_an_area_on => keep_an_area_on(),
+    unreadable_pages_are_given_up_if_asked => given_up_if_asked(),
+    encrypted_unreadable_pages_are_given_up => with_encryption(given_up_if_asked),
+    unreadable_pages_in_pieces_are_given_up => with_pieces(given_up_if_asked),
+    #[long]
+    unreadable_pages_in_memory_are_saved => in_memory_are_saved(),
+    unreadable_base_pages => base_pages(),
+    unreadable_pieces => with_pieces(base_pages),
+    unreadable_scattered_pages => scattered_pages(),
+    #[long]
+    what_is_lost_is_not_somebody_elses,
+}
 
 const PAGE: usize = 4096;
 /// Of each unit.

@@ -1,7 +1,26 @@
 //! Tests on the real kernel, a process each: faults, signals and userfaultfd are process-wide.
 //!
-//! The harness runs this very executable again for each test, with a time limit; a test that cannot run here
-//! prints why and counts as passed ("skipped").
+//! The harness runs this executable again for each test, with a time limit. A test that cannot run here
+//! prints why and counts as passed ("skipped"). Each file names its tests in `tests!`; a function that
+//! no table names does not compile.
+
+#![deny(dead_code)]
+
+/// Makes `TESTS`, the table of the tests of a file. A test is a function of the file, or, after `=>`,
+/// any expression. Those marked `#[long]` take longest and are begun first.
+macro_rules! tests {
+    ($($(#[$long:ident])? $name:ident $(=> $run:expr)?,)*) => {
+        pub const TESTS: &[crate::Test] = &[$(crate::Test {
+            name: stringify!($name),
+            run: tests!(@run $name $($run)?),
+            is_long: tests!(@is_long $($long)?),
+        },)*];
+    };
+    (@run $name:ident) => { $name };
+    (@run $name:ident $run:expr) => { || $run };
+    (@is_long) => { false };
+    (@is_long long) => { true };
+}
 
 mod advisor;
 mod areas;
@@ -51,19 +70,27 @@ use std::os::fd::FromRawFd;
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
-/// What a test's process says when it cannot run here.
+/// Exit status of the process of a test that cannot run here.
 pub const SKIP: i32 = 77;
-/// For hangs only: what takes a minute on a busy machine takes several where the disk is slow as well.
+/// Time limit of a test. It is for hangs: a test that takes a minute on a busy machine takes several where
+/// the disk is slow as well.
 const LIMIT: Duration = Duration::from_secs(400);
-/// What takes longer is told, so that it is seen what all of them take.
+/// A test that takes longer is reported with its time.
 const LONG: Duration = Duration::from_secs(6);
-/// So many lines of what a test said are shown when it has failed, the last ones.
+/// The number of lines that are shown of a failed test's output, the last ones.
 const LINES: usize = 40;
 
-type Test = (&'static str, fn());
+/// A test, as `tests!` makes it.
+#[derive(Clone, Copy)]
+pub struct Test {
+    name: &'static str,
+    run: fn(),
+    is_long: bool,
+}
 
+/// All tests, the long ones first.
 fn all() -> Vec<Test> {
-    [
+    let mut all = [
         content::TESTS,
         pages::TESTS,
         changed::TESTS,
@@ -86,7 +113,9 @@ fn all() -> Vec<Test> {
         areas::TESTS,
         faulty::TESTS,
         wbt::TESTS,
-        &files::tests(),
+        files::TESTS,
+        files::bad::TESTS,
+        files::model::TESTS,
         life::TESTS,
         fork_locks::TESTS,
         forks::TESTS,
@@ -103,33 +132,35 @@ fn all() -> Vec<Test> {
         integrity::TESTS,
         losing::TESTS,
     ]
-    .concat()
+    .concat();
+    all.sort_by_key(|test| !test.is_long);
+    all
 }
 
 fn main() {
     if let Ok(name) = std::env::var("HUGESWAP_TEST_CHILD") {
         let test = all()
             .into_iter()
-            .find(|(n, _)| *n == name)
-            .expect("no such test");
+            .find(|test| test.name == name)
+            .expect("a test of this name");
         report::install();
         pauses();
-        (test.1)();
+        (test.run)();
         return;
     }
     let mut args = Arguments::from_args();
-    // One more than there are processors: most of them wait for a device, or for time to pass.
+    // Tests use a processor a fifth of their time: the rest is waiting for a device, or for time to pass.
     let processors = std::thread::available_parallelism().map_or(1, usize::from);
-    args.test_threads.get_or_insert(processors + 1);
+    args.test_threads.get_or_insert(processors * 3);
     let quiet = !args.nocapture;
     let trials = all()
         .into_iter()
-        .map(|(name, _)| Trial::test(name, move || in_own_process(name, quiet)))
+        .map(|test| Trial::test(test.name, move || in_own_process(test.name, quiet)))
         .collect();
     libtest_mimic::run(&args, trials).exit();
 }
 
-/// Has system calls pause, if the environment says so: see docs/testing.md.
+/// Makes system calls pause if the environment asks for it: see docs/testing.md.
 fn pauses() {
     let seed = std::env::var("HUGESWAP_TEST_PAUSES");
     #[cfg(feature = "inject")]
@@ -141,11 +172,12 @@ fn pauses() {
     assert!(seed.is_err(), "pauses need --features inject");
 }
 
-/// Runs a test. What it says is heard if it fails, and why it could not run in full; with `--nocapture`, all of it.
+/// Runs a test in a process of its own. Its output is shown if it fails, and what it skipped; with
+/// `--nocapture`, all of it.
 fn in_own_process(name: &str, quiet: bool) -> Result<(), Failed> {
     let mut child = Command::new(std::env::current_exe()?);
     child.env("HUGESWAP_TEST_CHILD", name).stdin(Stdio::null());
-    // A memory file and no pipe: what the test leaves running holds nobody up.
+    // A memory file and not a pipe: a process that the test leaves running holds nothing up.
     let mut said = None;
     if quiet {
         let file = memory_file()?;

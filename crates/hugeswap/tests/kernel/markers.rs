@@ -1,28 +1,18 @@
 //! What is said of pages that are not in memory holds, whatever becomes of their units.
 
-use crate::Test;
 use crate::pagemap::at;
 use crate::util::*;
 use hugeswap::{Advice, Categories, Epoch, Error, FaultMode, Granularity, Pool, Region};
 use std::os::unix::process::ExitStatusExt;
 use std::sync::atomic::Ordering::Relaxed;
 
-pub const TESTS: &[Test] = &[
-    ("markers_go_with_their_pages", markers_go_with_their_pages),
-    (
-        "guards_keep_what_is_beside_them",
-        guards_keep_what_is_beside_them,
-    ),
-    (
-        "guards_of_memory_that_is_pinned",
-        guards_of_memory_that_is_pinned,
-    ),
-    (
-        "guards_are_sigsegv_to_a_handler",
-        guards_are_sigsegv_to_a_handler,
-    ),
-    ("markers_are_refused", markers_are_refused),
-];
+tests! {
+    markers_go_with_their_pages,
+    guards_keep_what_is_beside_them,
+    guards_of_memory_that_is_pinned,
+    guards_are_sigsegv_to_a_handler,
+    markers_are_refused,
+}
 
 const PAGE: usize = 4096;
 /// The page that is marked.

@@ -1,6 +1,5 @@
 //! Memory of several nodes: pretended ones (`debug.numa_fake`), for the machines that this runs on have one.
 
-use crate::Test;
 use crate::storm::count_up_for;
 use crate::util::*;
 use hugeswap::{Advice, Pool, Region};
@@ -8,22 +7,16 @@ use hugeswap_policy::numa::{divided, numbers};
 use std::sync::atomic::Ordering::Relaxed;
 use std::time::{Duration, Instant};
 
-pub const TESTS: &[Test] = &[
-    ("numa_first_touch_is_local", numa_first_touch_is_local),
-    (
-        "numa_frames_go_back_to_their_node",
-        numa_frames_go_back_to_their_node,
-    ),
-    ("numa_falls_back_by_distance", numa_falls_back_by_distance),
-    ("numa_who_does_not_wait_stays", numa_who_does_not_wait_stays),
-    (
-        "numa_readahead_knows_for_whom",
-        numa_readahead_knows_for_whom,
-    ),
-    ("numa_storm", numa_storm),
-    ("numa_one_node_counts_nothing", numa_one_node_counts_nothing),
-    ("numa_the_kernel_tells", numa_the_kernel_tells),
-];
+tests! {
+    numa_first_touch_is_local,
+    numa_frames_go_back_to_their_node,
+    numa_falls_back_by_distance,
+    numa_who_does_not_wait_stays,
+    numa_readahead_knows_for_whom,
+    numa_storm,
+    numa_one_node_counts_nothing,
+    numa_the_kernel_tells,
+}
 
 /// How long the storm blows, in each mode.
 const TIME: Duration = Duration::from_millis(500);

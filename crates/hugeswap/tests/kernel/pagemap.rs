@@ -1,18 +1,17 @@
 //! What is said of pages is so.
 
-use crate::Test;
 use crate::util::*;
 use hugeswap::{Advice, Categories, FaultMode, Filter, ManagedRange, PageState, Pool, Region};
 use std::sync::atomic::Ordering::Relaxed;
 
-pub const TESTS: &[Test] = &[
-    ("pagemap_follows_a_page", pagemap_follows_a_page),
-    ("pagemap_follows_a_page_of_4k", pagemap_follows_a_page_of_4k),
-    ("pagemap_is_right_in_a_child", pagemap_is_right_in_a_child),
-    ("pagemap_says_where_in_swap", pagemap_says_where_in_swap),
-    ("pagemap_tells_what_is_lost", pagemap_tells_what_is_lost),
-    ("pagemap_agrees_with_itself", pagemap_agrees_with_itself),
-];
+tests! {
+    pagemap_follows_a_page,
+    pagemap_follows_a_page_of_4k,
+    pagemap_is_right_in_a_child,
+    pagemap_says_where_in_swap,
+    pagemap_tells_what_is_lost,
+    pagemap_agrees_with_itself,
+}
 
 const PAGE: usize = 4096;
 

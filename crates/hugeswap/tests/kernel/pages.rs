@@ -1,29 +1,23 @@
 //! Units mapped by base pages.
 
-use crate::Test;
 use crate::util::*;
 use hugeswap::{Advice, FaultMode, Pool, Region};
 use std::sync::atomic::Ordering::Relaxed;
 
-pub const TESTS: &[Test] = &[
-    ("pages_come_one_by_one", pages_come_one_by_one),
-    ("pages_read_are_not_written", pages_read_are_not_written),
-    ("pages_survive_random_work", pages_survive_random_work),
-    ("pages_become_whole_when_held", pages_become_whole_when_held),
-    ("pages_discarded_read_zero", pages_discarded_read_zero),
-    ("pages_are_right_after_forks", pages_are_right_after_forks),
-    (
-        "pages_are_no_zeros_in_a_raw_fork",
-        pages_are_no_zeros_in_a_raw_fork,
-    ),
-    ("pages_zero_cost_no_io", pages_zero_cost_no_io),
-    ("pages_of_bad_swap_are_sigbus", pages_of_bad_swap_are_sigbus),
-    (
-        "pages_give_way_to_whole_units",
-        pages_give_way_to_whole_units,
-    ),
-    ("pages_are_written_together", pages_are_written_together),
-];
+tests! {
+    pages_come_one_by_one,
+    pages_read_are_not_written,
+    #[long]
+    pages_survive_random_work,
+    pages_become_whole_when_held,
+    pages_discarded_read_zero,
+    pages_are_right_after_forks,
+    pages_are_no_zeros_in_a_raw_fork,
+    pages_zero_cost_no_io,
+    pages_of_bad_swap_are_sigbus,
+    pages_give_way_to_whole_units,
+    pages_are_written_together,
+}
 
 pub fn pool(memory: usize, mode: FaultMode) -> Pool {
     builder(memory)

@@ -1,21 +1,18 @@
 //! Advice for parts of units: pages are treated by themselves where that can be, and no byte beside them changes.
 
-use crate::Test;
 use crate::util::*;
 use hugeswap::{Advice, Pool, Region};
 use std::sync::atomic::Ordering::Relaxed;
 use std::time::Instant;
 
-pub const TESTS: &[Test] = &[
-    (
-        "parts_given_up_in_swap_cost_no_io",
-        parts_given_up_in_swap_cost_no_io,
-    ),
-    ("parts_are_read_in_by_pages", parts_are_read_in_by_pages),
-    ("parts_are_paged_out", parts_are_paged_out),
-    ("parts_freed_are_old_or_zero", parts_freed_are_old_or_zero),
-    ("parts_of_random_work", parts_of_random_work),
-];
+tests! {
+    parts_given_up_in_swap_cost_no_io,
+    parts_are_read_in_by_pages,
+    parts_are_paged_out,
+    parts_freed_are_old_or_zero,
+    #[long]
+    parts_of_random_work,
+}
 
 const PAGE: usize = 4096;
 

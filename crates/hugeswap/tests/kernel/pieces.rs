@@ -1,6 +1,5 @@
 //! Units mapped by pieces of 64 KiB, where userfaultfd is refused: what holds of base pages, and what is their own.
 
-use crate::Test;
 use crate::pages::{self, counter, swapped};
 use crate::util::*;
 use crate::{failure, files, forks, storm};
@@ -9,87 +8,37 @@ use std::sync::atomic::Ordering::Relaxed;
 
 const PIECE: usize = 64 << 10;
 
-pub const TESTS: &[Test] = &[
-    ("pieces_come_one_by_one", || with_pieces(come_one_by_one)),
-    ("pieces_have_enough_mappings", || {
-        with_pieces(have_enough_mappings)
-    }),
-    ("pieces_keep_to_their_mappings", || {
-        with_pieces(keep_to_their_mappings)
-    }),
-    ("pieces_discarded_in_part", || {
-        with_pieces(discarded_in_part)
-    }),
-    ("pieces_are_kept_by_failed_writes", || {
-        with_pieces(are_kept_by_failed_writes)
-    }),
-    ("pieces_read_in_the_middle_are_not_written", || {
-        with_pieces(read_in_the_middle_are_not_written)
-    }),
-    ("pieces_read_are_not_written", || {
-        with_pieces(pages::pages_read_are_not_written)
-    }),
-    ("pieces_survive_random_work", || {
-        with_pieces(pages::pages_survive_random_work)
-    }),
-    ("pieces_become_whole_when_held", || {
-        with_pieces(pages::pages_become_whole_when_held)
-    }),
-    ("pieces_discarded_read_zero", || {
-        with_pieces(pages::pages_discarded_read_zero)
-    }),
-    ("pieces_are_right_after_forks", || {
-        with_pieces(pages::pages_are_right_after_forks)
-    }),
-    ("pieces_are_no_zeros_in_a_raw_fork", || {
-        with_pieces(pages::pages_are_no_zeros_in_a_raw_fork)
-    }),
-    ("pieces_zero_cost_no_io", || {
-        with_pieces(pages::pages_zero_cost_no_io)
-    }),
-    ("pieces_of_bad_swap_are_sigbus", || {
-        with_pieces(pages::pages_of_bad_swap_are_sigbus)
-    }),
-    ("pieces_give_way_to_whole_units", || {
-        with_pieces(pages::pages_give_way_to_whole_units)
-    }),
-    ("pieces_meet_the_limit_on_mappings", || {
-        with_pieces(failure::limit_on_mappings)
-    }),
-    ("pieces_at_a_fork_survive_failing_writes", || {
-        with_pieces(forks::failing_writes_at_a_fork_lose_nothing)
-    }),
-    ("pieces_at_a_fork_are_written_to_swap", || {
-        with_pieces(forks::a_fork_writes_to_no_file_but_swap)
-    }),
-    ("pieces_of_files_agree_with_a_vector", || {
-        with_pieces(files::model::files_agree_with_a_vector)
-    }),
-    ("pieces_of_files_are_read_here_and_there", || {
-        with_pieces(files::files_are_read_here_and_there)
-    }),
-    ("pieces_of_files_keep_their_length", || {
-        with_pieces(files::files_keep_their_length)
-    }),
-    ("pieces_of_files_are_seen_by_forked_children", || {
-        with_pieces(files::files_are_seen_by_forked_children)
-    }),
-    ("pieces_of_files_in_a_storm", || {
-        with_pieces(files::model::files_written_by_several_threads)
-    }),
-    ("pieces_in_a_storm_lose_no_write", || {
-        with_pieces(storm::storm_over_pages)
-    }),
-    ("pieces_in_a_storm_beside_whole_units", || {
-        with_pieces(storm::storm_loses_no_write)
-    }),
-    ("pieces_in_a_storm_with_forks", || {
-        with_pieces(storm::storm_over_pages_with_forks)
-    }),
-    ("pieces_in_a_storm_with_discards_and_moves", || {
-        with_pieces(storm::storm_with_discards_and_moves)
-    }),
-];
+tests! {
+    pieces_come_one_by_one => with_pieces(come_one_by_one),
+    pieces_have_enough_mappings => with_pieces(have_enough_mappings),
+    pieces_keep_to_their_mappings => with_pieces(keep_to_their_mappings),
+    pieces_discarded_in_part => with_pieces(discarded_in_part),
+    pieces_are_kept_by_failed_writes => with_pieces(are_kept_by_failed_writes),
+    pieces_read_in_the_middle_are_not_written => with_pieces(read_in_the_middle_are_not_written),
+    pieces_read_are_not_written => with_pieces(pages::pages_read_are_not_written),
+    #[long]
+    pieces_survive_random_work => with_pieces(pages::pages_survive_random_work),
+    pieces_become_whole_when_held => with_pieces(pages::pages_become_whole_when_held),
+    pieces_discarded_read_zero => with_pieces(pages::pages_discarded_read_zero),
+    pieces_are_right_after_forks => with_pieces(pages::pages_are_right_after_forks),
+    pieces_are_no_zeros_in_a_raw_fork => with_pieces(pages::pages_are_no_zeros_in_a_raw_fork),
+    pieces_zero_cost_no_io => with_pieces(pages::pages_zero_cost_no_io),
+    pieces_of_bad_swap_are_sigbus => with_pieces(pages::pages_of_bad_swap_are_sigbus),
+    pieces_give_way_to_whole_units => with_pieces(pages::pages_give_way_to_whole_units),
+    pieces_meet_the_limit_on_mappings => with_pieces(failure::limit_on_mappings),
+    pieces_at_a_fork_survive_failing_writes => with_pieces(forks::failing_writes_at_a_fork_lose_nothing),
+    pieces_at_a_fork_are_written_to_swap => with_pieces(forks::a_fork_writes_to_no_file_but_swap),
+    pieces_of_files_agree_with_a_vector => with_pieces(files::model::files_agree_with_a_vector),
+    pieces_of_files_are_read_here_and_there => with_pieces(files::files_are_read_here_and_there),
+    pieces_of_files_keep_their_length => with_pieces(files::files_keep_their_length),
+    pieces_of_files_are_seen_by_forked_children => with_pieces(files::files_are_seen_by_forked_children),
+    #[long]
+    pieces_of_files_in_a_storm => with_pieces(files::model::files_written_by_several_threads),
+    pieces_in_a_storm_lose_no_write => with_pieces(storm::storm_over_pages),
+    pieces_in_a_storm_beside_whole_units => with_pieces(storm::storm_loses_no_write),
+    pieces_in_a_storm_with_forks => with_pieces(storm::storm_over_pages_with_forks),
+    pieces_in_a_storm_with_discards_and_moves => with_pieces(storm::storm_with_discards_and_moves),
+}
 
 fn pool(memory: usize) -> Pool {
     pages::pool(memory, FaultMode::Signal)

@@ -1,6 +1,5 @@
 //! What swap may tell, and whom: nothing in it is plain when it is encrypted, it is nobody else's file, and the key is nowhere else.
 
-use crate::Test;
 use crate::util::*;
 use crate::{failure, pages, slots, storm};
 use hugeswap::{FaultMode, Pool, Region};
@@ -9,54 +8,29 @@ use std::os::fd::FromRawFd;
 use std::os::unix::fs::{FileExt, MetadataExt};
 use std::sync::atomic::Ordering::Relaxed;
 
-pub const TESTS: &[Test] = &[
-    ("swap_files_are_ours_alone", swap_files_are_ours_alone),
-    ("nothing_plain_is_in_swap", nothing_plain_is_in_swap),
-    ("keys_are_in_no_core_dump", keys_are_in_no_core_dump),
-    ("encryption_is_set_at_first", encryption_is_set_at_first),
-    ("encrypted_swap_comes_back", || {
-        with_encryption(swap_comes_back)
-    }),
-    ("encrypted_swap_in_pieces", || {
-        with_encryption(|| with_pieces(swap_comes_back))
-    }),
-    ("encrypted_storm_under_pressure", || {
-        with_encryption(storm::storm_under_pressure)
-    }),
-    ("encrypted_storm_with_forks", || {
-        with_encryption(storm::storm_with_forks)
-    }),
-    ("encrypted_storm_over_pages_with_forks", || {
-        with_encryption(storm::storm_over_pages_with_forks)
-    }),
-    ("encrypted_storm_with_direct_io", || {
-        with_encryption(storm::storm_with_direct_io)
-    }),
-    ("encrypted_slots_survive_forks", || {
-        with_encryption(slots::slots_survive_forks)
-    }),
-    ("encrypted_slots_read_by_relatives_stay", || {
-        with_encryption(slots::slots_read_by_relatives_stay)
-    }),
-    ("encrypted_slots_survive_random_work", || {
-        with_encryption(slots::slots_survive_random_work)
-    }),
-    ("encrypted_slots_of_a_nearly_full_swap", || {
-        with_encryption(slots::slots_of_a_nearly_full_swap)
-    }),
-    ("encrypted_pages_of_bad_swap_are_sigbus", || {
-        with_encryption(pages::pages_of_bad_swap_are_sigbus)
-    }),
-    ("encrypted_swap_corrupted_is_sigbus", || {
-        with_encryption(failure::corrupt_swap_is_sigbus)
-    }),
-    ("encrypted_swap_with_changed_bits", || {
-        with_encryption(failure::changed_bits_are_noticed)
-    }),
-    ("encrypted_swap_with_failing_writes", || {
-        with_encryption(failure::failing_writes_lose_nothing)
-    }),
-];
+tests! {
+    swap_files_are_ours_alone,
+    nothing_plain_is_in_swap,
+    #[long]
+    keys_are_in_no_core_dump,
+    encryption_is_set_at_first,
+    encrypted_swap_comes_back => with_encryption(swap_comes_back),
+    encrypted_swap_in_pieces => with_encryption(|| with_pieces(swap_comes_back)),
+    #[long]
+    encrypted_storm_under_pressure => with_encryption(storm::storm_under_pressure),
+    encrypted_storm_with_forks => with_encryption(storm::storm_with_forks),
+    #[long]
+    encrypted_storm_over_pages_with_forks => with_encryption(storm::storm_over_pages_with_forks),
+    encrypted_storm_with_direct_io => with_encryption(storm::storm_with_direct_io),
+    encrypted_slots_survive_forks => with_encryption(slots::slots_survive_forks),
+    encrypted_slots_read_by_relatives_stay => with_encryption(slots::slots_read_by_relatives_stay),
+    encrypted_slots_survive_random_work => with_encryption(slots::slots_survive_random_work),
+    encrypted_slots_of_a_nearly_full_swap => with_encryption(slots::slots_of_a_nearly_full_swap),
+    encrypted_pages_of_bad_swap_are_sigbus => with_encryption(pages::pages_of_bad_swap_are_sigbus),
+    encrypted_swap_corrupted_is_sigbus => with_encryption(failure::corrupt_swap_is_sigbus),
+    encrypted_swap_with_changed_bits => with_encryption(failure::changed_bits_are_noticed),
+    encrypted_swap_with_failing_writes => with_encryption(failure::failing_writes_lose_nothing),
+}
 
 /// The swap file, whose descriptor stays the pool's.
 fn swap_file() -> std::mem::ManuallyDrop<std::fs::File> {

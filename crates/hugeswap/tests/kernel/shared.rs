@@ -1,6 +1,5 @@
 //! Memory that several processes share: everybody sees the same bytes and the same states, whoever dies or stands still meanwhile.
 
-use crate::Test;
 use crate::pagemap::is;
 use crate::util::*;
 use hugeswap::volatile::{Bytes, VolatileMemory};
@@ -9,33 +8,23 @@ use std::sync::atomic::AtomicU64;
 use std::sync::atomic::Ordering::{Relaxed, SeqCst};
 use std::time::{Duration, Instant};
 
-pub const TESTS: &[Test] = &[
-    (
-        "shared_follows_a_page_for_everybody",
-        shared_follows_a_page_for_everybody,
-    ),
-    (
-        "shared_writers_see_each_other",
-        shared_writers_see_each_other,
-    ),
-    ("shared_survives_kills", shared_survives_kills),
-    (
-        "shared_needs_no_help_of_the_stopped",
-        shared_needs_no_help_of_the_stopped,
-    ),
-    ("shared_loses_no_write", shared_loses_no_write),
-    ("shared_refuses_nonsense", shared_refuses_nonsense),
-    ("shared_outlives_who_made_it", shared_outlives_who_made_it),
-    ("shared_leaves_an_area", shared_leaves_an_area),
-    (
-        "shared_and_private_share_a_budget",
-        shared_and_private_share_a_budget,
-    ),
-    ("shared_takes_wild_words", shared_takes_wild_words),
-    ("shared_is_discarded_in_part", shared_is_discarded_in_part),
-    ("shared_is_encrypted_too", shared_is_encrypted_too),
-    ("shared_is_seen_through_views", shared_is_seen_through_views),
-];
+tests! {
+    shared_follows_a_page_for_everybody,
+    shared_writers_see_each_other,
+    #[long]
+    shared_survives_kills,
+    shared_needs_no_help_of_the_stopped,
+    shared_loses_no_write,
+    shared_refuses_nonsense,
+    shared_outlives_who_made_it,
+    shared_leaves_an_area,
+    shared_and_private_share_a_budget,
+    shared_takes_wild_words,
+    shared_is_discarded_in_part,
+    #[long]
+    shared_is_encrypted_too,
+    shared_is_seen_through_views,
+}
 
 const PAGE: usize = 4096;
 

@@ -1,6 +1,5 @@
 //! Shared memory that comes in before it is touched: ahead of streams, and when it is asked for.
 
-use crate::Test;
 use crate::shared::{check_unit, shared, write_unit};
 use crate::util::*;
 use hugeswap::{Advice, FaultMode, SharedRegion};
@@ -8,24 +7,14 @@ use hugeswap_policy::knobs::Knob;
 use std::ops::Range;
 use std::sync::atomic::Ordering::Relaxed;
 
-pub const TESTS: &[Test] = &[
-    (
-        "shared_is_read_ahead_of_streams",
-        shared_is_read_ahead_of_streams,
-    ),
-    (
-        "shared_is_brought_in_when_asked_for",
-        shared_is_brought_in_when_asked_for,
-    ),
-    (
-        "shared_ahead_ends_with_its_region",
-        shared_ahead_ends_with_its_region,
-    ),
-    (
-        "shared_ahead_leaves_errors_to_the_touch",
-        shared_ahead_leaves_errors_to_the_touch,
-    ),
-];
+tests! {
+    #[long]
+    shared_is_read_ahead_of_streams,
+    shared_is_brought_in_when_asked_for,
+    #[long]
+    shared_ahead_ends_with_its_region,
+    shared_ahead_leaves_errors_to_the_touch,
+}
 
 const UNITS: usize = 24;
 

@@ -1,6 +1,5 @@
 //! How processes come to a shared region, and how it ends.
 
-use crate::Test;
 use crate::shared::{Board, check_unit, shared, write_unit};
 use crate::util::*;
 use hugeswap::{Error, FaultMode, SharedError, SharedRegion};
@@ -8,26 +7,14 @@ use std::os::fd::{AsFd, AsRawFd, FromRawFd, OwnedFd};
 use std::sync::atomic::Ordering::Relaxed;
 use std::time::Duration;
 
-pub const TESTS: &[Test] = &[
-    ("shared_ends_with_the_dead", shared_ends_with_the_dead),
-    (
-        "shared_memory_is_free_once_given_up",
-        shared_memory_is_free_once_given_up,
-    ),
-    (
-        "shared_is_had_from_a_child_on_its_way",
-        shared_is_had_from_a_child_on_its_way,
-    ),
-    ("shared_is_had_by_its_memory", shared_is_had_by_its_memory),
-    (
-        "shared_is_not_kept_by_children_without_it",
-        shared_is_not_kept_by_children_without_it,
-    ),
-    (
-        "shared_as_the_pool_begins_is_free_in_the_end",
-        shared_as_the_pool_begins_is_free_in_the_end,
-    ),
-];
+tests! {
+    shared_ends_with_the_dead,
+    shared_memory_is_free_once_given_up,
+    shared_is_had_from_a_child_on_its_way,
+    shared_is_had_by_its_memory,
+    shared_is_not_kept_by_children_without_it,
+    shared_as_the_pool_begins_is_free_in_the_end,
+}
 
 /// With the last process that has it a region ends, and its name is free, also if nobody has noticed yet that it died.
 fn shared_ends_with_the_dead() {

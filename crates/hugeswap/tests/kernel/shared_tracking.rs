@@ -1,29 +1,19 @@
 //! Writes to shared memory are told, whichever process makes them, and nothing else.
 
-use crate::Test;
 use crate::shared::{Board, shared};
 use crate::util::*;
 use hugeswap::{Advice, Categories, Epoch, Error, Granularity, Pool, SharedRegion};
 use std::ops::Range;
 use std::sync::atomic::Ordering::{Relaxed, SeqCst};
 
-pub const TESTS: &[Test] = &[
-    ("shared_tracking_is_exact", || {
-        shared_tracking_is_exact(Granularity::Units)
-    }),
-    ("shared_tracking_is_exact_by_pages", || {
-        shared_tracking_is_exact(Granularity::Pages)
-    }),
-    (
-        "shared_tracking_survives_kills",
-        shared_tracking_survives_kills,
-    ),
-    ("shared_tracking_ends", shared_tracking_ends),
-    (
-        "shared_regions_have_snapshots",
-        shared_regions_have_snapshots,
-    ),
-];
+tests! {
+    shared_tracking_is_exact => shared_tracking_is_exact(Granularity::Units),
+    shared_tracking_is_exact_by_pages => shared_tracking_is_exact(Granularity::Pages),
+    #[long]
+    shared_tracking_survives_kills,
+    shared_tracking_ends,
+    shared_regions_have_snapshots,
+}
 
 const PAGE: usize = 4096;
 /// What a helper is told to do: on the board's first word.

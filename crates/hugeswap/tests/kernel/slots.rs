@@ -1,24 +1,20 @@
 //! Swap by the page: units scattered over single slots, and whole clusters found again.
 
-use crate::Test;
 use crate::util::*;
 use hugeswap::{Advice, Builder, FaultMode, Pool, Region, SwapSpec};
 use std::sync::atomic::Ordering::Relaxed;
 
-pub const TESTS: &[Test] = &[
-    ("slots_scattered_come_back", slots_scattered_come_back),
-    ("slots_are_few_for_few_pages", slots_are_few_for_few_pages),
-    (
-        "slots_grown_past_half_are_whole",
-        slots_grown_past_half_are_whole,
-    ),
-    ("slots_of_a_nearly_full_swap", slots_of_a_nearly_full_swap),
-    ("slots_discarded_are_free", slots_discarded_are_free),
-    ("slots_survive_forks", slots_survive_forks),
-    ("slots_read_by_relatives_stay", slots_read_by_relatives_stay),
-    ("slots_survive_random_work", slots_survive_random_work),
-    ("slots_of_old_are_used_again", slots_of_old_are_used_again),
-];
+tests! {
+    slots_scattered_come_back,
+    slots_are_few_for_few_pages,
+    slots_grown_past_half_are_whole,
+    slots_of_a_nearly_full_swap,
+    slots_discarded_are_free,
+    slots_survive_forks,
+    slots_read_by_relatives_stay,
+    slots_survive_random_work,
+    slots_of_old_are_used_again,
+}
 
 const PAGE: usize = 4096;
 

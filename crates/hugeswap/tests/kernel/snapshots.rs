@@ -1,23 +1,17 @@
 //! A region comes back from its snapshots as it was, and from nothing else.
 
-use crate::Test;
 use crate::util::*;
 use hugeswap::{Advice, FaultMode, Granularity, Pool, Region, Snapshot};
 use std::io::Cursor;
 use std::sync::atomic::AtomicBool;
 use std::sync::atomic::Ordering::{Acquire, Relaxed, Release};
 
-pub const TESTS: &[Test] = &[
-    (
-        "snapshots_bring_a_region_back",
-        snapshots_bring_a_region_back,
-    ),
-    (
-        "snapshots_while_threads_write",
-        snapshots_while_threads_write,
-    ),
-    ("snapshots_that_are_bad", snapshots_that_are_bad),
-];
+tests! {
+    #[long]
+    snapshots_bring_a_region_back,
+    snapshots_while_threads_write,
+    snapshots_that_are_bad,
+}
 
 const PAGE: usize = 4096;
 

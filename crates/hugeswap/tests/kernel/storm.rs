@@ -1,6 +1,5 @@
 //! Random units are evicted every few microseconds while threads write, read, do I/O and fork.
 
-use crate::Test;
 use crate::util::*;
 use hugeswap::{FaultMode, Pool};
 use std::os::unix::fs::{FileExt, OpenOptionsExt};
@@ -8,18 +7,17 @@ use std::sync::atomic::AtomicBool;
 use std::sync::atomic::Ordering::Relaxed;
 use std::time::{Duration, Instant};
 
-pub const TESTS: &[Test] = &[
-    ("storm_loses_no_write", storm_loses_no_write),
-    ("storm_under_pressure", storm_under_pressure),
-    ("storm_over_pages", storm_over_pages),
-    ("storm_over_pages_with_forks", storm_over_pages_with_forks),
-    ("storm_with_forks", storm_with_forks),
-    ("storm_with_direct_io", storm_with_direct_io),
-    (
-        "storm_with_discards_and_moves",
-        storm_with_discards_and_moves,
-    ),
-];
+tests! {
+    storm_loses_no_write,
+    #[long]
+    storm_under_pressure,
+    #[long]
+    storm_over_pages,
+    storm_over_pages_with_forks,
+    storm_with_forks,
+    storm_with_direct_io,
+    storm_with_discards_and_moves,
+}
 
 const TIME: Duration = Duration::from_secs(3);
 

@@ -1,43 +1,29 @@
 //! Swap areas that come and go while the pool is in use.
 
-use crate::Test;
 use crate::util::*;
 use hugeswap::{FaultMode, Pool, Region, SwapArea, SwapOffError, SwapSpec};
 use std::sync::atomic::AtomicBool;
 use std::sync::atomic::Ordering::Relaxed;
 use std::time::{Duration, Instant};
 
-pub const TESTS: &[Test] = &[
-    ("swaps_take_turns_by_priority", swaps_take_turns_by_priority),
-    ("swap_off_moves_everything", || {
-        in_mode(FaultMode::Signal, swap_off_moves_everything)
-    }),
-    ("swap_off_moves_everything_by_messages", || {
-        in_mode(FaultMode::Message, swap_off_moves_everything)
-    }),
-    ("swap_off_in_pieces", || {
-        with_pieces(swap_off_moves_everything)
-    }),
-    ("swap_off_during_a_storm", swap_off_during_a_storm),
-    ("swap_off_with_forked_children", || {
-        in_mode(FaultMode::Signal, swap_off_with_forked_children)
-    }),
-    ("swap_off_with_forked_children_by_messages", || {
-        in_mode(FaultMode::Message, swap_off_with_forked_children)
-    }),
-    ("swap_off_after_the_parent", swap_off_after_the_parent),
-    ("swap_off_goes_to_memory", swap_off_goes_to_memory),
-    (
-        "swap_off_without_room_is_refused",
-        swap_off_without_room_is_refused,
-    ),
-    ("swap_off_can_be_interrupted", swap_off_can_be_interrupted),
-    (
-        "swap_off_of_what_cannot_be_read_ends_nothing",
-        swap_off_of_what_cannot_be_read_ends_nothing,
-    ),
-    ("swaps_come_and_go_many_times", swaps_come_and_go_many_times),
-];
+tests! {
+    swaps_take_turns_by_priority,
+    #[long]
+    swap_off_moves_everything => in_mode(FaultMode::Signal, swap_off_moves_everything),
+    swap_off_moves_everything_by_messages => in_mode(FaultMode::Message, swap_off_moves_everything),
+    #[long]
+    swap_off_in_pieces => with_pieces(swap_off_moves_everything),
+    swap_off_during_a_storm,
+    #[long]
+    swap_off_with_forked_children => in_mode(FaultMode::Signal, swap_off_with_forked_children),
+    swap_off_with_forked_children_by_messages => in_mode(FaultMode::Message, swap_off_with_forked_children),
+    swap_off_after_the_parent,
+    swap_off_goes_to_memory,
+    swap_off_without_room_is_refused,
+    swap_off_can_be_interrupted,
+    swap_off_of_what_cannot_be_read_ends_nothing,
+    swaps_come_and_go_many_times,
+}
 
 fn area(mib: usize, priority: i32) -> SwapSpec {
     let mut spec = SwapSpec::new("/var/tmp");

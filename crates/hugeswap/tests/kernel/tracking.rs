@@ -1,44 +1,31 @@
 //! What was written is told, and nothing else.
 
-use crate::Test;
 use crate::util::*;
 use hugeswap::{Advice, Categories, Epoch, FaultMode, Filter, Granularity, Pool, Region};
 use std::os::unix::fs::{FileExt, OpenOptionsExt};
 use std::sync::atomic::AtomicBool;
 use std::sync::atomic::Ordering::{Acquire, Relaxed, Release};
 
-pub const TESTS: &[Test] = &[
-    ("tracking_is_exact", tracking_is_exact),
-    ("tracking_is_exact_by_pages", tracking_is_exact_by_pages),
-    ("tracking_is_exact_by_pieces", || {
-        with_pieces(tracking_is_exact_by_pieces)
-    }),
-    (
-        "tracking_is_exact_in_base_pages",
-        tracking_is_exact_in_base_pages,
-    ),
-    ("tracking_in_a_child", tracking_in_a_child),
-    ("tracking_loses_no_write", tracking_loses_no_write),
-    (
-        "tracking_keeps_nothing_in_memory",
-        tracking_keeps_nothing_in_memory,
-    ),
-    ("tracking_survives_a_collapse", tracking_survives_a_collapse),
-    ("tracking_of_pinned_memory", tracking_of_pinned_memory),
-    (
-        "tracking_of_what_becomes_zero",
-        tracking_of_what_becomes_zero,
-    ),
-    ("tracking_is_refused", tracking_is_refused),
-    (
-        "tracking_sees_what_the_kernel_writes",
-        tracking_sees_what_the_kernel_writes,
-    ),
-    (
-        "tracking_shows_in_the_pagemap",
-        tracking_shows_in_the_pagemap,
-    ),
-];
+tests! {
+    #[long]
+    tracking_is_exact,
+    #[long]
+    tracking_is_exact_by_pages,
+    #[long]
+    tracking_is_exact_by_pieces => with_pieces(tracking_is_exact_by_pieces),
+    #[long]
+    tracking_is_exact_in_base_pages,
+    tracking_in_a_child,
+    #[long]
+    tracking_loses_no_write,
+    tracking_keeps_nothing_in_memory,
+    tracking_survives_a_collapse,
+    tracking_of_pinned_memory,
+    tracking_of_what_becomes_zero,
+    tracking_is_refused,
+    tracking_sees_what_the_kernel_writes,
+    tracking_shows_in_the_pagemap,
+}
 
 const PAGE: usize = 4096;
 

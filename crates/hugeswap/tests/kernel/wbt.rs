@@ -1,15 +1,14 @@
 //! Writers of swap make room for readers that wait too long, and only then.
 
-use crate::Test;
 use crate::util::*;
 use hugeswap::Pool;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::time::{Duration, Instant};
 
-pub const TESTS: &[Test] = &[
-    ("slow_reads_slow_writers_down", slow_reads_slow_writers_down),
-    ("throttling_can_be_off", throttling_can_be_off),
-];
+tests! {
+    slow_reads_slow_writers_down,
+    throttling_can_be_off,
+}
 
 const PAGE: usize = 4096;
 const WORDS: usize = PAGE / 8;

@@ -1,30 +1,21 @@
 //! Files that cannot be mapped, fail, or change their length.
 
 use super::{Temp, content, in_all_ways};
-use crate::Test;
 use crate::pages::counter;
 use crate::util::*;
 use hugeswap::{Advice, FaultMode, FileMode};
 use std::os::unix::process::ExitStatusExt;
 use std::sync::atomic::Ordering::Relaxed;
 
-pub const TESTS: &[Test] = &[
-    (
-        "files_that_are_none_are_refused",
-        files_that_are_none_are_refused,
-    ),
-    (
-        "files_read_only_are_not_written",
-        files_read_only_are_not_written,
-    ),
-    ("files_cut_off_are_sigbus", files_cut_off_are_sigbus),
-    (
-        "files_survive_closed_descriptors",
-        files_survive_closed_descriptors,
-    ),
-    ("files_that_fail_lose_nothing", files_that_fail_lose_nothing),
-    ("files_are_never_made_longer", files_are_never_made_longer),
-];
+tests! {
+    files_that_are_none_are_refused,
+    files_read_only_are_not_written,
+    files_cut_off_are_sigbus,
+    files_survive_closed_descriptors,
+    #[long]
+    files_that_fail_lose_nothing,
+    files_are_never_made_longer,
+}
 
 fn files_that_are_none_are_refused() {
     let pool = builder(16).build().unwrap();

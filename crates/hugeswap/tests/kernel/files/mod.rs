@@ -1,9 +1,8 @@
 //! Regions of files: what is read, what is written, and what never is.
 
-mod bad;
+pub mod bad;
 pub mod model;
 
-use crate::Test;
 use crate::pages::counter;
 use crate::util::*;
 use hugeswap::{FaultMode, FileMode, Pool, Region};
@@ -12,38 +11,21 @@ use std::path::PathBuf;
 use std::sync::atomic::AtomicU32;
 use std::sync::atomic::Ordering::Relaxed;
 
-pub fn tests() -> Vec<Test> {
-    [TESTS, bad::TESTS, model::TESTS].concat()
+tests! {
+    #[long]
+    files_read_are_never_written,
+    #[long]
+    files_written_get_the_bytes,
+    files_keep_their_length,
+    files_are_synced_on_request,
+    files_are_read_here_and_there,
+    files_forgotten_are_read_again,
+    files_of_zeros_are_written,
+    files_pinned_are_synced,
+    files_are_seen_by_forked_children,
+    files_mapped_and_unmapped_leave_nothing,
+    files_without_direct_io_are_not_kept_twice,
 }
-
-const TESTS: &[Test] = &[
-    ("files_read_are_never_written", files_read_are_never_written),
-    ("files_written_get_the_bytes", files_written_get_the_bytes),
-    ("files_keep_their_length", files_keep_their_length),
-    ("files_are_synced_on_request", files_are_synced_on_request),
-    (
-        "files_are_read_here_and_there",
-        files_are_read_here_and_there,
-    ),
-    (
-        "files_forgotten_are_read_again",
-        files_forgotten_are_read_again,
-    ),
-    ("files_of_zeros_are_written", files_of_zeros_are_written),
-    ("files_pinned_are_synced", files_pinned_are_synced),
-    (
-        "files_are_seen_by_forked_children",
-        files_are_seen_by_forked_children,
-    ),
-    (
-        "files_mapped_and_unmapped_leave_nothing",
-        files_mapped_and_unmapped_leave_nothing,
-    ),
-    (
-        "files_without_direct_io_are_not_kept_twice",
-        files_without_direct_io_are_not_kept_twice,
-    ),
-];
 
 /// A file of the test's, gone with it.
 pub struct Temp(pub PathBuf);

@@ -1,18 +1,16 @@
 //! Random work on regions of a file against a plain vector, under storms, by several threads, with the file compared in the end.
 
 use super::{Temp, content, in_all_ways};
-use crate::Test;
 use crate::util::*;
 use hugeswap::{Advice, FileMode, Pool};
 
-pub const TESTS: &[Test] = &[
-    ("files_agree_with_a_vector", files_agree_with_a_vector),
-    ("files_agree_under_storms", files_agree_under_storms),
-    (
-        "files_written_by_several_threads",
-        files_written_by_several_threads,
-    ),
-];
+tests! {
+    #[long]
+    files_agree_with_a_vector,
+    files_agree_under_storms,
+    #[long]
+    files_written_by_several_threads,
+}
 
 struct Random(u64);
 

@@ -12,7 +12,6 @@ mod draw;
 mod processes;
 mod together;
 
-use crate::Test;
 use crate::util::*;
 use draw::Draw;
 use hugeswap::{FaultMode, SwapSpec};
@@ -25,38 +24,24 @@ use std::sync::atomic::AtomicU64;
 use std::sync::atomic::Ordering::Relaxed;
 use std::time::{Duration, Instant};
 
-pub const TESTS: &[Test] = &[
-    ("model_signal_mode", || alone::run(FaultMode::Signal)),
-    ("model_message_mode", || alone::run(FaultMode::Message)),
-    ("model_threads_signal_mode", || {
-        together::run(FaultMode::Signal)
-    }),
-    ("model_threads_message_mode", || {
-        together::run(FaultMode::Message)
-    }),
-    ("model_processes", processes::run),
-    ("encrypted_model_processes", || {
-        with_encryption(processes::run)
-    }),
-    ("model_pieces", || {
-        with_pieces(|| alone::run(FaultMode::Signal))
-    }),
-    ("model_threads_pieces", || {
-        with_pieces(|| together::run(FaultMode::Signal))
-    }),
-    ("encrypted_model_signal_mode", || {
-        with_encryption(|| alone::run(FaultMode::Signal))
-    }),
-    ("encrypted_model_message_mode", || {
-        with_encryption(|| alone::run(FaultMode::Message))
-    }),
-    ("encrypted_model_threads_signal_mode", || {
-        with_encryption(|| together::run(FaultMode::Signal))
-    }),
-    ("encrypted_model_threads_message_mode", || {
-        with_encryption(|| together::run(FaultMode::Message))
-    }),
-];
+tests! {
+    #[long]
+    model_signal_mode => alone::run(FaultMode::Signal),
+    #[long]
+    model_message_mode => alone::run(FaultMode::Message),
+    model_threads_signal_mode => together::run(FaultMode::Signal),
+    model_threads_message_mode => together::run(FaultMode::Message),
+    model_processes => processes::run(),
+    encrypted_model_processes => with_encryption(processes::run),
+    model_pieces => with_pieces(|| alone::run(FaultMode::Signal)),
+    model_threads_pieces => with_pieces(|| together::run(FaultMode::Signal)),
+    #[long]
+    encrypted_model_signal_mode => with_encryption(|| alone::run(FaultMode::Signal)),
+    #[long]
+    encrypted_model_message_mode => with_encryption(|| alone::run(FaultMode::Message)),
+    encrypted_model_threads_signal_mode => with_encryption(|| together::run(FaultMode::Signal)),
+    encrypted_model_threads_message_mode => with_encryption(|| together::run(FaultMode::Message)),
+}
 
 fn number(name: &str) -> Option<u64> {
     let text = std::env::var(name).ok()?;
