@@ -15,7 +15,7 @@ use hugeswap_policy::defrag::frames::{Here, Lists};
 use hugeswap_sys::{Result, mm};
 use std::sync::atomic::{AtomicU32, AtomicU64};
 
-/// See the file's head.
+/// The arena of a process: its addresses, and the lists of its free and empty places.
 pub struct Arena {
     base: usize,
     places: u32,

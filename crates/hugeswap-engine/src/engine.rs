@@ -58,7 +58,8 @@ impl Default for EngineConfig {
     }
 }
 
-/// See the file's head. Shared by all threads of the process; lives until [`Engine::stop`].
+/// The engine of one pool in this process, and the highest of its layers. Shared by all threads of
+/// the process; lives until [`Engine::stop`].
 pub struct Engine {
     reclaim: Reclaim,
     /// For the child that is about to be forked.

@@ -15,7 +15,7 @@ use hugeswap_sys::{futex, process};
 use std::sync::atomic::Ordering::SeqCst;
 use std::sync::atomic::{AtomicI32, AtomicU32, AtomicU64};
 
-/// See the file's head.
+/// Counts the threads inside the engine, and keeps them out while a fork has it closed.
 pub struct Gate {
     closed: AtomicU32,
     inside: AtomicU32,

@@ -50,7 +50,7 @@ enum OfChild {
     Freed,
 }
 
-/// See the file's head.
+/// A mutex around a value; its holder has every signal blocked.
 pub struct Lock<T> {
     word: AtomicU32,
     of_child: OfChild,

@@ -54,7 +54,7 @@ pub(crate) struct Tables {
     pub pages: Zeroed<Marked>,
 }
 
-/// See the file's head.
+/// The markers of all pages of a window. Made when the first marker is installed.
 pub(crate) struct Markers(OnceLock<Tables>);
 
 impl Markers {

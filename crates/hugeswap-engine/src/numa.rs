@@ -27,7 +27,7 @@ const MOST_LINES: usize = 32;
 /// Lines for each node at most.
 const MOST_SHARDS: usize = 8;
 
-/// See the file's head.
+/// The nodes of the machine, and on which of them the memory of units and places is.
 pub(crate) struct Numa {
     zonelists: Zonelists,
     shards: usize,

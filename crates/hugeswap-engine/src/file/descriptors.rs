@@ -255,8 +255,7 @@ impl Paging {
         for m in self.files.known().iter().filter(unused) {
             for fd in [&m.fd, &m.tail_fd] {
                 let fd = fd.swap(-1, Relaxed);
-                // If it stays open there, it is in nobody's way: the next of its number replaces
-                // it.
+                // If it stays open there, it does no harm: the next of its number replaces it.
                 if fd >= 0 {
                     let _ = self.ask(CLOSE, fd, 0);
                     close_ours(m, fd);

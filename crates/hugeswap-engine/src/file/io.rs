@@ -167,7 +167,7 @@ impl Paging {
         Ok(())
     }
 
-    /// Writes pages of a unit to its file from `from`, where nobody changes them, as far as they
+    /// Writes pages of a unit to its file from `from`, where no thread changes them, as far as they
     /// are mapped. On failure what the file has there is neither old nor new. Nothing, of a mapping
     /// that is only read.
     fn write_file_pages(&self, place: FilePlace, pages: Range<usize>, from: usize) -> Result<()> {

@@ -67,7 +67,7 @@ pub enum MapFileError {
 }
 
 impl Paging {
-    /// A unit that nobody uses becomes one of a file.
+    /// Makes a unit that is not in use one of a file.
     pub(crate) fn take_file_unit(&self, unit: u32, place: FilePlace, mode: FileMode) {
         let w = self.table.lock(unit);
         if self.backend.can().absent_has_access && self.fenced.load(Relaxed) {

@@ -8,7 +8,7 @@ use hugeswap_sys::Result;
 use std::sync::atomic::AtomicU16;
 use std::sync::atomic::Ordering::Relaxed;
 
-/// See the file's head.
+/// The entries of all units of a window.
 pub(crate) struct UsageTable(Zeroed<AtomicU16>);
 
 impl UsageTable {

@@ -34,7 +34,7 @@ impl Sources for Memory {
         self.pool.uncharge(self.pool.me(), 1);
     }
 
-    /// Of a unit that nobody touched since it was watched.
+    /// Of a unit that was not touched since it was watched.
     fn take_clean(&self, nodes: &[u8]) -> Option<u32> {
         while let Some(unit) = self.clean.pop(nodes) {
             let takeable = |w: Word| {
@@ -89,7 +89,7 @@ impl Memory {
         Some(frame)
     }
 
-    /// `n` frames came from node `got`, wanted on `wanted` by somebody on `here`.
+    /// `n` frames came from node `got`, wanted on `wanted` by a thread on `here`.
     pub(crate) fn count_node(&self, wanted: u8, got: u8, here: u8, n: u64) {
         if self.arena.numa.nodes() > 1 {
             numa::events(wanted, got, here).for_each(|c| self.pool.count(c, n));
@@ -110,7 +110,7 @@ impl Memory {
         there.then(|| numa.number(numa.of_unit(unit)))
     }
 
-    /// Memory that nobody uses, bytes: the rest of the budget, and what of this process's is
+    /// Memory that is not in use, bytes: the rest of the budget, and what of this process's is
     /// charged and free (not what is watched). All of it, and what of it is in whole frames.
     pub fn free_bytes(&self) -> (u64, u64) {
         let rest = self.pool.frames().saturating_sub(self.pool.used_frames());

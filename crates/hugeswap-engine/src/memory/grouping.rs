@@ -9,7 +9,7 @@ use hugeswap_policy::{PAGE_BYTES, UNIT_BYTES, UNIT_PAGES};
 use hugeswap_sys::signal::Blocked;
 use std::sync::atomic::Ordering::Relaxed;
 
-/// Frames that are nobody's by promise: faults, readahead and write-behind need some.
+/// Frames that are promised to no group: faults, readahead and write-behind need some.
 const UNPROMISED: u64 = 8;
 
 impl Memory {

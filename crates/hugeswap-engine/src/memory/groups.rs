@@ -65,7 +65,7 @@ pub struct GroupUse {
     pub events: [Events; 2],
 }
 
-/// See the file's head.
+/// The groups of an engine, by number; group 0 has what is in no other.
 pub(crate) struct Groups {
     /// Names and limits, of group 1 on.
     pub(super) named: Lock<Vec<(String, GroupLimits)>>,

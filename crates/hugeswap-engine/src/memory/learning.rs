@@ -18,7 +18,7 @@ pub(super) const CPU: PerSize = PerSize {
     whole: 25_000,
 };
 
-/// See the file's head.
+/// What the engine has learnt for the sizes of faults.
 pub(crate) struct Sizes {
     pub(super) learning: Lock<Learning>,
     /// Pages evicted so far.

@@ -19,9 +19,9 @@ use std::sync::atomic::{AtomicI32, AtomicU32, AtomicU64};
 /// Threads that can owe a pause at one time; two in one place are one.
 const PLACES: usize = 64;
 
-/// See the file's head.
+/// Which threads owe a pause, and how far the marks are raised.
 pub(crate) struct Pacing {
-    /// Somebody may owe a pause.
+    /// Some thread may owe a pause.
     pub(super) any: AtomicU32,
     pub(super) owes: [AtomicI32; PLACES],
     /// Threads that pause.
@@ -48,7 +48,7 @@ impl Pacing {
         }
     }
 
-    /// In a forked child: nobody else is there.
+    /// In a forked child: there is no other thread.
     pub fn reset_in_child(&self) {
         self.paused.store(0, Relaxed);
         self.any.store(0, Relaxed);

@@ -157,7 +157,7 @@ impl Drop for Areas {
         let mut past = self.past.lock();
         past.maps.push(*self.map.get_mut());
         for map in past.maps.drain(..).filter(|m| !m.is_null()) {
-            // SAFETY: made by `publish`, and nobody looks anything up any more.
+            // SAFETY: made by `publish`, and no thread looks anything up any more.
             drop(unsafe { Box::from_raw(map) });
         }
     }
@@ -365,9 +365,9 @@ impl Pool {
         (at.checked_add(slots)? <= self.capacity).then_some(at)
     }
 
-    /// Has an area emptied by everybody; it is off once that is done ([`Pool::end_emptied_areas`]).
-    /// False: it is not on, perhaps since somebody takes it off already. `lose`: what cannot be
-    /// read is given up, also if somebody else takes it off.
+    /// Has every process empty an area; it is off once that is done ([`Pool::end_emptied_areas`]).
+    /// False: it is not on, perhaps because it is being taken off already. `lose`: what cannot be
+    /// read is given up, also if another process takes it off.
     pub fn take_off(&self, index: usize, lose: bool) -> bool {
         let Some(a) = self.segment_area(index) else {
             return false;
@@ -406,8 +406,8 @@ impl Pool {
         kept
     }
 
-    /// Record `me` has nothing left in area `index`, and nobody forked from it reads what it had
-    /// there.
+    /// Record `me` has nothing left in area `index`, and no process forked from it reads what it
+    /// had there.
     pub fn note_emptied(&self, me: usize, index: usize, ticket: u32) {
         self.records()[me].emptied[index].store(ticket, SeqCst);
     }

@@ -26,7 +26,7 @@ impl Pool {
             return false;
         };
         let peak = &self.header().peak_frames;
-        // (Mostly it is not, and then nobody else's cache is disturbed.)
+        // (Mostly it is not, and then no other processor's cache is disturbed.)
         if peak.load(Relaxed) < used {
             peak.fetch_max(used, Relaxed);
         }
@@ -34,7 +34,7 @@ impl Pool {
     }
 
     /// One more frame of record `me`'s becomes the kernel's for good, unless that leaves too few
-    /// for everybody's other memory, which needs some to come in.
+    /// for all other memory, which needs some to come in.
     pub fn hand_to_kernel(&self, me: usize) -> bool {
         let rest = (self.frames() / 8).clamp(1, 64);
         let most = self.frames().saturating_sub(rest);
@@ -56,7 +56,7 @@ impl Pool {
         self.records()[me].foreign.fetch_sub(n, Relaxed);
     }
 
-    /// Charges a frame whatever the budget says: for a thread that is forking, which nobody can
+    /// Charges a frame whatever the budget says: for a thread that is forking, which no thread can
     /// make room for.
     pub fn charge_over(&self, me: usize) {
         self.records()[me].charged.fetch_add(1, AcqRel);

@@ -30,7 +30,7 @@ pub enum NoAnswer {
         "process {0}, which made the pool, is gone: what is left of the pool cannot be changed"
     )]
     Gone(i32),
-    /// Somebody else asks.
+    /// Another process has a request there.
     #[error("process {0} is asking the pool for something else: try again when it is done")]
     Busy(i32),
     /// The maker does not answer.

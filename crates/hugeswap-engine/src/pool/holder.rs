@@ -71,7 +71,7 @@ pub(super) fn myself() -> u64 {
     of(pid).unwrap_or(u64::from(pid as u32) << 8)
 }
 
-/// Does nobody hold what `holder` held? (Bits that are the user's own do not matter.)
+/// Is what `holder` held free? (The user's own bits do not matter.)
 pub(super) fn is_gone(holder: u64) -> bool {
     let pid = pid(holder);
     let Some(status) = status_of(pid) else {

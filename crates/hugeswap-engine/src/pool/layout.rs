@@ -40,8 +40,8 @@ pub const ONLY_UNREADABLE: u64 = 1 << 31;
 /// Most processes a pool can have at one time.
 pub const MAX_PROCESSES: usize = 256;
 
-/// The record that children use for whom there was none: never anybody's, and so counted nowhere.
-/// It owns no slots.
+/// The record that children use for which there was none. It belongs to no process, and so is
+/// counted nowhere. It owns no slots.
 pub const NOBODY: usize = MAX_PROCESSES;
 /// Most swap areas a pool can have.
 pub const MAX_AREAS: usize = 32;
@@ -68,7 +68,7 @@ pub const SHARED_NAME: usize = 64;
 /// A process that has a shared region mapped.
 #[repr(C)]
 pub struct Client {
-    /// Its record's index + 1, and the record's generation in the upper half; 0: nobody.
+    /// Its record's index + 1, and the record's generation in the upper half; 0: no process.
     pub owner: AtomicU64,
     /// Its process id.
     pub pid: AtomicI32,
@@ -104,7 +104,7 @@ pub struct Shared {
     pub state: AtomicU32,
     /// Another one at this place has another number. Not 0.
     pub serial: AtomicU32,
-    /// Changes whenever somebody has come to map it.
+    /// Changes whenever a process has come to map it.
     pub changes: AtomicU32,
     /// First of its units.
     pub first: AtomicU32,
@@ -134,7 +134,7 @@ pub mod shared {
     pub const FREE: u32 = 0;
     /// There is one.
     pub const LIVE: u32 = 1;
-    /// Nobody has it any more; its units are being given back.
+    /// No process has it any more; its units are being given back.
     pub const ENDING: u32 = 2;
 }
 
@@ -156,7 +156,7 @@ pub struct Mailbox {
 /// Where a process is asked what its pages are; see `pool::looking`.
 #[repr(C)]
 pub struct Look {
-    /// Another number: somebody asks.
+    /// Another number: a process asks.
     pub asked: AtomicU32,
     /// The number that was answered last.
     pub answered: AtomicU32,
@@ -168,8 +168,8 @@ pub struct Look {
     pub fd: AtomicI32,
 }
 
-/// Which file it is that somebody has open: a number of a descriptor may stand for another one by
-/// now.
+/// The identity of a file that a process has open: a number of a descriptor may stand for another
+/// one by now.
 #[repr(C)]
 #[derive(Default)]
 pub struct FileIdentity {
@@ -231,7 +231,7 @@ pub struct Area {
     pub allocated: AtomicU64,
     /// The file system it is on, by its device number.
     pub disk: AtomicU64,
-    /// Bytes that were free there when somebody last looked.
+    /// Bytes that were free there when that was last looked at.
     pub disk_free: AtomicU64,
     /// Write errors seen.
     pub errors: AtomicU64,
@@ -336,7 +336,7 @@ pub struct Header {
     pub exhausted: AtomicU32,
     /// 1: swap was nearly full.
     pub soft_full: AtomicU32,
-    /// When somebody last looked whether it is, nanoseconds of CLOCK_MONOTONIC.
+    /// When that was last looked at, nanoseconds of CLOCK_MONOTONIC.
     pub room_seen: AtomicU64,
     /// Settings, by [`Knob`].
     pub knobs: [AtomicU64; Knob::COUNT],

@@ -177,7 +177,7 @@ fn ask(record: &Record, pid: i32, from: u64) -> Result<(Vec<Run>, u64), LookErro
         let answer = read(record, pid).and_then(|bytes| parse(&bytes, number, from));
         match answer {
             Ok(answer) => return Ok(answer),
-            // Somebody else's, or just replaced.
+            // For another process, or just replaced.
             Err(_) if now_ns() - start < PATIENCE_NS && record.pid.load(Relaxed) == pid => {
                 std::thread::sleep(POLL);
             }
@@ -276,7 +276,7 @@ mod tests {
             panic!("no answer");
         };
         assert_eq!((runs, next), (some(), 1 << 30));
-        // Somebody else's, or of another address.
+        // For another process, or of another address.
         assert!(parse(&bytes, 8, 1 << 21).is_err());
         assert!(parse(&bytes, 7, 0).is_err());
         assert!(parse(&bytes[..bytes.len() - ENTRY], 7, 1 << 21).is_err());

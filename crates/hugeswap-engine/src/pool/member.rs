@@ -11,7 +11,7 @@ use std::ops::Deref;
 use std::sync::atomic::AtomicUsize;
 use std::sync::atomic::Ordering::{Acquire, Relaxed, Release};
 
-/// See the file's head. Shared by all threads.
+/// The pool as this process has it, with the record of this process. Shared by all threads.
 pub struct Member {
     pool: Pool,
     me: AtomicUsize,

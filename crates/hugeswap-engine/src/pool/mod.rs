@@ -230,7 +230,7 @@ impl Pool {
             .collect()
     }
 
-    /// Records that anybody ever used.
+    /// Records that were ever in use.
     fn used(&self) -> impl Iterator<Item = (usize, &Record)> {
         let high = (self.header().records_high.load(Acquire) as usize).min(MAX_PROCESSES);
         self.records()[..high].iter().enumerate()

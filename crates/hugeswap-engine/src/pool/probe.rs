@@ -30,8 +30,7 @@ pub struct Measured {
     pub out: PerSize,
 }
 
-/// Measures the area behind `fd`, the first 2 MiB of which nobody uses yet. `None` if it
-/// fails.
+/// Measures the area behind `fd`, the first 2 MiB of which are not in use yet. `None` if it fails.
 pub fn measure(fd: i32) -> Option<Measured> {
     let buffer = mm::map_own(UNIT, mm::PROT_RW).ok()?;
     // SAFETY: just mapped, and long enough.

@@ -192,7 +192,7 @@ impl Pool {
             let word = r.state.load(Acquire);
             let gone = match state::of(word) {
                 state::LIVE => left_by_its_process(r),
-                // A reservation that nobody filled in: the fork failed, or the child died at once.
+                // A reservation that was not filled in: the fork failed, or the child died at once.
                 state::JOINING => {
                     let since = word >> 8;
                     now_us() > since + RESERVED_US && !self.is_awaited(r, since)

@@ -183,8 +183,8 @@ impl Drop for Pool {
     fn drop(&mut self) {
         self.close_past_areas();
         // A thread's own descriptors go some time after a thread that waits for it is told that it
-        // has ended: without this, the next pool would be refused a file or a device that nobody
-        // uses any more.
+        // has ended: without this, the next pool would be refused a file or a device that is not in
+        // use any more.
         let free = |r: &super::layout::Record| r.state() == layout::state::FREE;
         let unused = self.records().iter().all(free);
         for (_, a) in self.areas() {

@@ -94,7 +94,7 @@ impl FileKey {
 }
 
 /// What symbolic links that stand for programs' files lead to begins with this. There is no such
-/// directory, and nobody can make it.
+/// directory, and no program can make it.
 pub const LINKS: &str = "/proc/hugeswap-shared/";
 
 fn is_of_program(s: &Shared) -> bool {
@@ -127,7 +127,7 @@ impl Pool {
         Some(format!("{LINKS}{maker}-{start}/"))
     }
 
-    /// How long anybody waits for what another process holds of shared memory.
+    /// How long a thread waits for what another process holds of shared memory.
     pub(crate) fn shared_patience_ns(&self) -> u64 {
         self.knob(Knob::SharedPatience).min(600_000) * 1_000_000
     }
@@ -553,7 +553,7 @@ impl Pool {
     }
 
     /// A cluster that a dead process had in hand is free, unless a word refers to it after all, or
-    /// it has become somebody else's.
+    /// it has another owner.
     fn give_up_in_hand(&self, cluster: u64) {
         let words = &self.shared_words()[..self.shared_high()];
         let referred = words
@@ -568,7 +568,7 @@ impl Pool {
         }
     }
 
-    /// Regions that nobody has any more end: memory, swap and words are free. The table is the
+    /// Regions that no process has any more end: memory, swap and words are free. The table is the
     /// caller's.
     fn tidy_shared(&self) {
         for s in &self.header().shared {

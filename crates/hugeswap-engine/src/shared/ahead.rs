@@ -43,7 +43,7 @@ impl Map {
         (self.addr.load(Acquire) != 0).then_some(hold)
     }
 
-    /// Waits until nobody holds it any more; its address has been taken away.
+    /// Waits until no thread holds it any more; its address has been taken away.
     pub(super) fn await_holders(&self) {
         fence(SeqCst);
         while self.holders.load(Acquire) > 0 {
@@ -105,7 +105,7 @@ impl Sharing {
         host.wake_workers(2);
     }
 
-    /// Is it in swap, and nobody at it?
+    /// Is it in swap, and owned by no process?
     fn is_to_come(&self, unit: u32) -> bool {
         let w = Word(self.word_of(unit).load(Acquire));
         !w.is_locked() && w.kind() == Kind::Swapped

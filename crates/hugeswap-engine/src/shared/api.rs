@@ -72,7 +72,7 @@ impl Engine {
         self.sharing.check_shared(addr, len)
     }
 
-    /// The bytes of a range of a shared region become zero for everybody, and memory and swap
+    /// The bytes of a range of a shared region become zero for every process, and memory and swap
     /// behind whole units are free. False: some could not be had.
     pub fn discard_shared(&self, addr: usize, len: usize) -> bool {
         self.sharing.discard_shared(self.host(), addr, len)

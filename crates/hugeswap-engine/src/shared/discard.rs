@@ -13,7 +13,7 @@ use std::sync::atomic::Ordering::Acquire;
 static ZEROS: [u8; 4096] = [0; 4096];
 
 impl Sharing {
-    /// The bytes of a range of a shared region become zero for everybody, and memory and swap
+    /// The bytes of a range of a shared region become zero for every process, and memory and swap
     /// behind whole units are free. False: some could not be had.
     pub(crate) fn discard_shared(&self, host: &impl Host, addr: usize, len: usize) -> bool {
         let Some((_, m)) = self.map_of(addr) else {

@@ -111,7 +111,7 @@ impl Sharing {
         None
     }
 
-    /// Takes a unit out of memory, if it is there and nobody writes to it meanwhile.
+    /// Takes a unit out of memory, if it is there and no thread writes to it meanwhile.
     pub(super) fn evict(
         &self,
         host: &impl Host,
@@ -137,7 +137,7 @@ impl Sharing {
         let saved = self.save(host, state, region, m, unit, w);
         freezing.store(0, SeqCst);
         let Ok(memory) = saved else {
-            // Still in memory, if nobody has it taken meanwhile.
+            // Still in memory, if it was not taken meanwhile.
             self.take_back(unit, None);
             return false;
         };
@@ -185,8 +185,8 @@ impl Sharing {
         self.in_hand(which, None);
     }
 
-    /// Changes a word that is being taken out by this process, if it still is. False: somebody has
-    /// taken it.
+    /// Changes a word that is being taken out by this process, if it still is. False: another
+    /// process has taken it.
     fn advance(&self, unit: u32, change: impl Fn(Word) -> Word) -> bool {
         let cell = self.word_of(unit);
         let me = self.pool.owner(self.pool.me());
@@ -268,8 +268,8 @@ impl Sharing {
             self.pool.count(Counter::CleanDrop, 1);
             return Ok(memory);
         }
-        // What is there of it in swap is older: nobody is to find that once we have begun to write
-        // over it.
+        // What is there of it in swap is older: no process is to find that once we have begun to
+        // write over it.
         if let Some(c) = old {
             self.in_hand(KSWAPD, Some(c));
             if !self.advance(unit, |w| w.with_slot(None)) {

@@ -131,7 +131,7 @@ impl Sharing {
         }
         if doubts::raise(addr) == Doubt::Again {
             self.stamp(region, unit, page..page + 1);
-            // Somebody has made a hole where there was to be none: zeros it is.
+            // Another process has made a hole where there was to be none: the page is zero.
             match uffd::zero(fd, addr & !(PAGE - 1), PAGE) {
                 Ok(()) | Err(Errno::EEXIST) => {}
                 Err(e) => return Err(e),

@@ -6,8 +6,8 @@ use hugeswap_sys::{fs, mm};
 use std::sync::atomic::Ordering::{Relaxed, Release, SeqCst};
 
 impl Sharing {
-    /// Before a fork, everybody at rest: the child will have what this process has, also if this
-    /// one is gone by then.
+    /// Before a fork, with every thread at rest: the child will have what this process has, also if
+    /// this one is gone by then.
     pub(crate) fn share_with_child(&self, record: usize) {
         if !self.is_used() {
             return;

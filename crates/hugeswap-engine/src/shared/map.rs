@@ -29,7 +29,7 @@ enum By<'a> {
     Memory(&'a fs::Identity),
 }
 
-/// A mapping that nobody knows of yet; undone when dropped.
+/// A mapping that no other thread knows of yet; undone when dropped.
 pub(super) struct New {
     addr: usize,
     len: usize,
@@ -248,7 +248,7 @@ impl Sharing {
         if self.pool.knob(Knob::Userfaultfd) == 0 {
             return Err(SharedError::SwitchedOff);
         }
-        // With the last process that has it a region ends, also if nobody has noticed yet.
+        // With the last process that has it a region ends, also if no process has noticed yet.
         self.pool.reap();
         Ok(())
     }
@@ -305,7 +305,7 @@ impl Sharing {
         unsafe { mm::map_shared_at(addr, memory, len) }
             .and_then(|()| {
                 // SAFETY: advice that discards nothing. In a child absent pages would read as
-                // zeros, and be zeros for everybody then.
+                // zeros, and be zeros for every process then.
                 unsafe { mm::advise(addr, len, libc::MADV_DONTFORK) }
             })
             .map_err(sys("cannot map memory"))

@@ -123,7 +123,7 @@ pub(crate) trait Host {
     fn wait_for_memory<T>(&self, rounds: Option<u32>, take: impl Fn() -> Option<T>) -> Option<T>;
     /// A unit was written to swap as a whole, or could not be.
     fn note_unit_written(&self, written: bool);
-    /// Streams of faults; `None`: somebody else has them.
+    /// Streams of faults; `None`: another thread has them.
     fn try_streams(&self) -> Option<Held<'_, Streams>>;
     /// Units that could come whole now.
     fn huge_room(&self, gfp: Gfp) -> u64;
@@ -282,7 +282,7 @@ impl Map {
     }
 }
 
-/// Tries to make a word somebody's own.
+/// Tries to become the owner of a word.
 fn lock(cell: &AtomicU64, w: Word, op: Op, owner: hugeswap_policy::shared::Owner) -> bool {
     let locked = w.locked(op, owner);
     cell.compare_exchange(w.0, locked.0, AcqRel, Relaxed)

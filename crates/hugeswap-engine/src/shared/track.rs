@@ -62,7 +62,7 @@ impl Begin {
         }
     }
 
-    /// In a forked child, where nobody wants one.
+    /// In a forked child, where no thread wants one.
     pub fn reset(&self) {
         // SAFETY: this thread is the only one.
         unsafe { self.turn.reset_in_child(()) };

@@ -78,7 +78,8 @@ impl From<Failed> for Errno {
     }
 }
 
-/// See the file's head. One for each engine.
+/// What carries out transfers: the devices, and in tests a faulty one before them. One for each
+/// engine.
 pub(crate) struct Backing {
     pub faulty: Faulty,
 }

@@ -65,7 +65,7 @@ impl Batches {
 
 impl Store {
     /// Writes runs, at most [`MOST`], of different pages, each to a slot of this process's own from
-    /// memory where nobody changes it. Which were written, as bits.
+    /// memory where no thread changes it. Which were written, as bits.
     pub(crate) fn write_runs(&self, runs: &[Run]) -> u32 {
         let mut done = self.write_batch(runs);
         for (k, run) in runs.iter().enumerate().take(MOST) {

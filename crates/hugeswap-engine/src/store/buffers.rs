@@ -24,7 +24,7 @@ struct Kind {
     waiting: AtomicU32,
 }
 
-/// See the file's head.
+/// The buffers of a process for encrypted pages, of both sizes.
 pub(crate) struct Buffers([Kind; 2]);
 
 impl Buffers {
@@ -68,7 +68,7 @@ impl Buffers {
         }
     }
 
-    /// In a forked child, where nobody has one.
+    /// In a forked child, where no thread has one.
     pub fn reset_in_child(&self) {
         for (kind, (n, _)) in self.0.iter().zip(KINDS) {
             kind.taken.store(not_there(n), Relaxed);

@@ -426,7 +426,7 @@ impl Store {
         kept.note_children(children, |what| self.release(what));
     }
 
-    /// Nobody reads what was put aside of the clusters in `range`.
+    /// No child reads what was put aside of the clusters in `range`.
     pub(crate) fn release_kept_in(&self, range: &Range<u64>) {
         let kept = &self.kept;
         kept.release(|c| range.contains(&c), |what| self.release(what));
@@ -440,7 +440,7 @@ impl Store {
         self.note_full(false);
     }
 
-    /// Gives back a cluster of this process's that nobody reads.
+    /// Gives back a cluster of this process's that no child reads.
     pub(crate) fn release_cluster(&self, cluster: u64) {
         self.forget_stored(cluster, 0..PAGES);
         if self.pool.quarantine(cluster, self.pool.me()) {

@@ -23,7 +23,7 @@ use std::sync::atomic::{AtomicU32, AtomicU64};
 /// Words before the hashes.
 const HEAD: usize = 512;
 
-/// See the file's head.
+/// A device that fails on purpose, and the account of what was written to it.
 #[derive(Default)]
 pub(crate) struct Faulty {
     operations: AtomicU64,
@@ -75,7 +75,7 @@ fn hash(page: &[u8]) -> u64 {
     h.max(1)
 }
 
-/// Waits; nobody wakes it.
+/// Waits; nothing wakes it.
 pub(crate) fn rest(ns: u64) {
     futex::wait(&AtomicU32::new(0), 0, Some(ns), false);
 }

@@ -43,7 +43,7 @@ pub(crate) enum Ahead {
     Nothing,
 }
 
-/// See the file's head.
+/// Whether a thread initialises slots, and for how long nothing was transferred in the pool.
 #[derive(Default)]
 pub(crate) struct Initialiser {
     /// One of the I/O threads does it; the other one is free for other work.

@@ -127,7 +127,7 @@ impl Kept {
         youngest != 0 && self.claimed(cluster) <= youngest
     }
 
-    /// Keeps what is given up. False: nobody reads it, and it may be released.
+    /// Keeps what is given up. False: no child reads it, and it may be released.
     pub fn keep(&self, what: Given) -> bool {
         if !self.may_be_read(what.cluster()) {
             return false;
@@ -167,7 +167,7 @@ impl Kept {
         list.children = children;
     }
 
-    /// Nobody reads what was put aside of the clusters that `gone` names.
+    /// No child reads what was put aside of the clusters that `gone` names.
     pub fn release(&self, gone: impl Fn(u64) -> bool, release: impl Fn(Given)) {
         self.list.lock().entries.retain(|e| {
             let stays = !gone(e.what.cluster());

@@ -76,7 +76,8 @@ const DEVICE: PerSize = PerSize {
 /// Pages go through memory of the engine's own so many bytes at a time.
 pub(crate) const BUFFER: usize = 64 << 10;
 
-/// See the file's head. One for each engine; shared by all threads.
+/// The places in swap that this process has, and the transfers to and from them. One for each
+/// engine; shared by all threads.
 pub(crate) struct Store {
     pool: Arc<Member>,
     /// The key of the pages' sums.

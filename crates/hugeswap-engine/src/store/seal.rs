@@ -192,8 +192,8 @@ impl Nonces {
         unsafe { &*(self.at as *const AtomicU64) }
     }
 
-    /// The first of `n` numbers (1 to 512) that nobody else gets. `writers`: the pool's count of
-    /// them.
+    /// The first of `n` numbers (1 to 512) that no other caller gets. `writers`: the pool's count
+    /// of them.
     pub fn take(&self, n: u64, writers: &AtomicU32) -> Option<u64> {
         loop {
             let next = self.next().load(Relaxed);

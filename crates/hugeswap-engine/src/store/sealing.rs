@@ -18,7 +18,7 @@ use crate::pool::Pool;
 use hugeswap_sys::Errno;
 use std::ops::Range;
 
-/// See the file's head.
+/// The cipher of an engine whose pool encrypts, with its numbers and buffers.
 pub(crate) struct Sealing {
     cipher: Cipher,
     nonces: Nonces,

@@ -95,7 +95,7 @@ impl Store {
                 self.note_failed_read(slot, &pages, failed);
             }
             // Whatever the device says, the caller can only go by whether there is any use in
-            // asking somebody with other descriptors.
+            // asking a thread with other descriptors.
             return Err(match error {
                 Errno::EBADF => Errno::EBADF,
                 _ => Errno::EIO,
@@ -242,7 +242,7 @@ impl Store {
         Ok(())
     }
 
-    /// Writes pages to a slot of this process's own from `from`, where nobody changes them.
+    /// Writes pages to a slot of this process's own from `from`, where no thread changes them.
     pub(crate) fn write_pages(
         &self,
         slot: u64,
@@ -355,7 +355,7 @@ impl Store {
             if is_no_room(error) {
                 self.pool.note_room(index, false);
             }
-            // Where all writes fail nobody waits, and it is not the slot's fault.
+            // Where all writes fail no thread waits, and it is not the slot's fault.
             let avoided = self.pool.avoids(slot);
             if error != Errno::EIO || avoided || !may_try_again(transfer.attempt) {
                 if error == Errno::EIO && !avoided {

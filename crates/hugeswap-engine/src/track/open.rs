@@ -44,14 +44,14 @@ impl Paging {
             return;
         }
         match w.has(WRITABLE) {
-            // What it held nobody knows.
+            // What it held is not known.
             true => self.track.note_written(unit),
             false => self.open_for_writes(unit, Held::At(self.table.addr(unit))),
         }
     }
 
-    /// A locked, present unit that nobody can write to is about to be taken away. If that fails on
-    /// the way, it may have become writable.
+    /// A locked, present unit that no thread can write to is about to be taken away. If that fails
+    /// on the way, it may have become writable.
     pub(crate) fn note_leaving(&self, unit: u32, held: Held) {
         if !self.backend.can().arrives_read_only && !self.track.is_open(unit) {
             self.open_for_writes(unit, held);

@@ -67,7 +67,7 @@ pub(crate) struct Tables {
     pub(crate) held: Zeroed<HeldSums>,
 }
 
-/// See the file's head.
+/// The clock of epochs, and the stamps of all units and pages.
 pub(crate) struct Track {
     pub(crate) clock: AtomicU32,
     /// Held while an epoch begins or tracking ends; inside the gate, so that a fork finds it free,

@@ -34,7 +34,7 @@ use std::path::{Path, PathBuf};
 pub enum Kind {
     /// A file without a name.
     Nameless = 0,
-    /// A file that somebody made for it.
+    /// A named file that was made for it.
     Named = 1,
     /// A block device.
     Device = 2,
@@ -183,8 +183,8 @@ fn patiently<T>(busy: Errno, attempt: impl Fn() -> SysResult<T>) -> SysResult<T>
     attempt()
 }
 
-/// Makes a file or device this pool's: nobody else's pool has it, and none can get it as long as
-/// this description, or one that [`hold`] was called for, is open.
+/// Makes a file or device this pool's: no other pool has it, and none can get it as long as this
+/// description, or one that [`hold`] was called for, is open.
 fn take(fd: i32, refusal: &Refusal) -> Result<(), PoolError> {
     // Alone for a moment, then with those that join. A process that gets in between makes the
     // second step fail, not itself.

@@ -18,7 +18,7 @@ use std::path::Path;
 
 pub(super) fn open(spec: &SwapSpec, refusal: &Refusal) -> Result<Found, PoolError> {
     let io_error = |e: Errno| refusal.because(e.to_string(), "name another file or a directory");
-    // Looked at before it is opened: opening what somebody puts in its place may have effects.
+    // Looked at before it is opened: opening what was put in its place may have effects.
     let path = CString::new(spec.path.as_os_str().as_bytes()).map_err(|_| io_error(Errno::EINVAL));
     let seen = fs::open(&path?, libc::O_PATH | libc::O_NOFOLLOW, 0)
         .map(Guard)
