@@ -61,6 +61,9 @@ fn main() {
             "CARGO_PROFILE_RELEASE_DEBUG_ASSERTIONS",
             (var("PROFILE") == "debug").to_string(),
         )
+        // One piece: calls within the object need no relocations at a program's start, and what is not used goes.
+        .env("CARGO_PROFILE_RELEASE_LTO", "fat")
+        .env("CARGO_PROFILE_RELEASE_CODEGEN_UNITS", "1")
         // Names stay for backtraces; line tables would double the size of the executable.
         .env("CARGO_PROFILE_RELEASE_STRIP", "debuginfo");
     if std::env::var("CARGO_NET_OFFLINE").is_ok_and(|v| v != "false" && v != "0") {

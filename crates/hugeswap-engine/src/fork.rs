@@ -59,14 +59,20 @@ use std::sync::atomic::Ordering::{Acquire, Relaxed, Release};
 static REGISTER: Once = Once::new();
 
 /// Has fork call us, once a process; later calls do nothing. The first engine's start does it. It
-/// allocates as the C library does, so where an engine is started inside the program's allocator it
-/// is to be called before. Of handlers that are registered before it, what prepares for a fork runs
+/// allocates as the C library does, so where an engine is started inside the program's allocator,
+/// [`is_registered`] is called before. Of handlers that are registered before it, what prepares for a fork runs
 /// after ours, when the engine serves nobody, and what runs in the child runs before ours.
-pub fn register() {
+pub(crate) fn register() {
     REGISTER.call_once(|| {
         // SAFETY: the three functions live as long as the process.
         unsafe { libc::pthread_atfork(Some(prepare_c), Some(parent_c), Some(child_c)) };
     });
+}
+
+/// Makes [`register`] do nothing, in a process that has [`fork_prepare`], [`fork_parent`] and
+/// [`fork_child`] called at each fork by handlers of its own.
+pub fn is_registered() {
+    REGISTER.call_once(|| {});
 }
 
 extern "C" fn prepare_c() {

@@ -76,7 +76,7 @@ mod zeroed;
 pub use engine::{Engine, EngineConfig, high_descriptor};
 pub use error::EngineError;
 pub use file::{FileMode, MapFileError};
-pub use fork::{fork_child, fork_parent, fork_prepare, register as register_fork};
+pub use fork::{fork_child, fork_parent, fork_prepare, is_registered as fork_is_registered};
 pub use memory::groups;
 pub use ranges::{Claim, Contents, MapError, MarkerError, PinError, Prot};
 pub use threads::Threads;

@@ -26,11 +26,13 @@ struct Lists {
     end: usize,
 }
 
-static LISTS: Lock<Lists> = Lock::new(Lists {
-    heads: [0; CLASSES],
-    at: 0,
-    end: 0,
-});
+hot! {
+    static LISTS: Lock<Lists> = Lock::new(Lists {
+        heads: [0; CLASSES],
+        at: 0,
+        end: 0,
+    });
+}
 
 /// The free list that serves `layout`; `None`: a mapping of its own.
 fn class(layout: Layout) -> Option<usize> {

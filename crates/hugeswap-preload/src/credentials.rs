@@ -58,8 +58,10 @@ static WANTED: Shared = Shared(UnsafeCell::new(Change {
     },
     list: None,
 }));
-/// Number of the latest change.
-static CHANGE: Lock<u32> = Lock::new(0);
+hot! {
+    /// Number of the latest change.
+    static CHANGE: Lock<u32> = Lock::new(0);
+}
 /// Changes with each answer.
 static ANSWERS: AtomicU32 = AtomicU32::new(0);
 

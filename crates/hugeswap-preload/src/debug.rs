@@ -4,19 +4,23 @@
 //! so that room can be made.
 
 use crate::state;
-use std::cell::UnsafeCell;
+use hugeswap_sys::mm;
 use std::ptr::null;
+use std::sync::atomic::AtomicUsize;
+use std::sync::atomic::Ordering::Relaxed;
 
 /// Bytes that are read at a time.
 const PIECE: usize = 1 << 20;
 
-/// Never managed, so that the debugger can read it.
-struct Piece(UnsafeCell<[u8; PIECE]>);
+/// Address of a mapping that is not managed, so that the debugger can read it; 0 until one is needed.
+static BUFFER: AtomicUsize = AtomicUsize::new(0);
 
-// SAFETY: written only by the one thread that a debugger has call.
-unsafe impl Sync for Piece {}
-
-static BUFFER: Piece = Piece(UnsafeCell::new([0; PIECE]));
+fn buffer() -> Option<usize> {
+    if BUFFER.load(Relaxed) == 0 {
+        BUFFER.store(mm::map_own(PIECE, mm::PROT_RW).ok()?, Relaxed);
+    }
+    Some(BUFFER.load(Relaxed))
+}
 
 /// Copies `len` bytes of managed memory from `addr` on, 1 MiB at most, to where a debugger can read them. Null: they are not managed memory,
 /// lost, or not readable. Not to be called by a thread that is in the middle of code of ours.
@@ -28,9 +32,12 @@ extern "C" fn hugeswap_debug_read(addr: usize, len: usize) -> *const u8 {
     if !engine.is_mapped(addr, len) && !engine.is_shared(addr) {
         return null();
     }
-    // SAFETY: the debugger has one thread call it, and reads when that is done.
-    let buffer = unsafe { &mut *BUFFER.0.get() };
-    match engine.copy_out(addr, &mut buffer[..len]) {
+    let Some(at) = buffer() else {
+        return null();
+    };
+    // SAFETY: mapped above. The debugger has one thread call this, and reads when that is done.
+    let buffer = unsafe { std::slice::from_raw_parts_mut(at as *mut u8, len) };
+    match engine.copy_out(addr, buffer) {
         Ok(()) => buffer.as_ptr(),
         Err(_) => null(),
     }

@@ -278,18 +278,14 @@ unsafe extern "C" fn popen(command: *const c_char, kind: *const c_char) -> *mut 
 
 #[unsafe(no_mangle)]
 unsafe extern "C" fn _Fork() -> libc::pid_t {
-    hugeswap_engine::fork_prepare();
-    state::before_fork();
+    state::prepare_fork();
     // SAFETY: passed on.
     let pid = unsafe { real::_Fork()() };
     let e = errno();
     if pid == 0 {
-        state::in_child();
-        hugeswap_engine::fork_child();
-        state::settle_child();
+        state::after_fork_in_child();
     } else {
-        state::after_fork();
-        hugeswap_engine::fork_parent();
+        state::after_fork_in_parent();
     }
     set_errno(e);
     pid

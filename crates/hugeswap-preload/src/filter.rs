@@ -4,7 +4,7 @@
 //! The filter traps a call if an argument that is a pointer lies in the window, unless the call comes from the gate page
 //! or could not be made again from a handler. Calls on the address space are trapped, too ([`crate::addresses`]). Filters survive exec, so window and gate
 //! stand at fixed addresses, and a constructor asks whether there is a filter already by a call that
-//! does nothing. io_uring is refused (ENOSYS): its requests hold addresses no filter sees.
+//! does nothing. The gate is mapped when there is a filter to pass. io_uring is refused (ENOSYS): its requests hold addresses no filter sees.
 
 use crate::{addresses, state, table, trap};
 use hugeswap_engine::{SHARED_BASE, SHARED_LEN, WINDOW_BASE, WINDOW_LEN};
@@ -28,9 +28,9 @@ pub const MARK: i32 = 0x4853;
 const NONE: u32 = 0;
 const BUSY: u32 = 1;
 const ON: u32 = 2;
-/// No gate, no filter.
+/// There can be no gate, so no filter.
 const IMPOSSIBLE: u32 = 3;
-static FILTER: AtomicU32 = AtomicU32::new(IMPOSSIBLE);
+static FILTER: AtomicU32 = AtomicU32::new(NONE);
 
 /// Calls that pass whatever their arguments are: those whose effect on the calling thread a handler could not pass on, and the one by which the C library, with every signal
 /// blocked, gets its mask back from a stack that may be managed (a trap would then kill).
@@ -53,23 +53,19 @@ const EXEMPT: &[i64] = &[
     libc::SYS_restart_syscall,
 ];
 
-/// Maps the gate and finds out whether a filter was inherited; in the constructor.
-pub fn prepare() {
-    if !map_gate() {
+/// Finds out whether a filter was inherited, and makes its calls answered; in the constructor.
+pub fn find_inherited() {
+    if !trap::install_if_trapped(WINDOW_BASE) {
         return;
     }
-    // The handler first: a filter that is there answers by SIGSYS.
-    if !trap::install() {
-        return;
-    }
-    if trap::probe(WINDOW_BASE) {
-        FILTER.store(ON, Relaxed);
-    } else {
+    let gate = map_gate();
+    if !gate {
         trap::uninstall();
-        FILTER.store(NONE, Relaxed);
     }
+    FILTER.store(if gate { ON } else { IMPOSSIBLE }, Relaxed);
 }
 
+/// Maps the gate, once.
 fn map_gate() -> bool {
     // SAFETY: a new page, only if nothing is there.
     if unsafe { mm::map_anon(GATE, PAGE, mm::PROT_RW, false) } != Ok(GATE) {
@@ -104,7 +100,7 @@ pub fn ensure() {
     {
         return;
     }
-    let on = trap::installed() && load();
+    let on = map_gate() && trap::installed() && load();
     if !on {
         fs::complain(&[
             b"hugeswap: system calls cannot be watched here (no seccomp); only common calls work on swapped-out memory\n",

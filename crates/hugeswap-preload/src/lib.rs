@@ -16,6 +16,25 @@
 //! here may come from that `malloc`, with its locks held.
 #![cfg(all(target_os = "linux", target_arch = "x86_64"))]
 
+/// Variables that every start or fork of a program writes, also of one that manages nothing: together they are one
+/// page, of which each process gets a copy. (Functions that run then stand together, too: the section
+/// `hugeswap_start`.)
+macro_rules! hot {
+    ($($(#[$meta:meta])* $vis:vis static $name:ident: $type:ty = $value:expr;)*) => {$(
+        $(#[$meta])*
+        #[unsafe(link_section = "hugeswap_hot")]
+        $vis static $name: $type = $value;
+    )*};
+}
+
+/// So that the section begins with a page.
+#[repr(align(4096))]
+struct Aligned;
+hot! {
+    #[used]
+    static HOT: Aligned = Aligned;
+}
+
 mod access;
 mod addresses;
 mod advise;
@@ -42,12 +61,22 @@ mod sig;
 mod spare;
 mod state;
 mod stdio;
+mod symbols;
 mod table;
 mod thread;
 mod trap;
 mod vectors;
 mod views;
 mod wrap;
+
+// What the start files would define: a name for this object, for what the C library registers on its behalf.
+std::arch::global_asm!(
+    ".pushsection .rodata.__dso_handle,\"a\"",
+    ".hidden __dso_handle",
+    ".weak __dso_handle",
+    "__dso_handle: .quad 0",
+    ".popsection",
+);
 
 #[global_allocator]
 static ALLOCATOR: alloc::Own = alloc::Own;
@@ -56,6 +85,7 @@ static ALLOCATOR: alloc::Own = alloc::Own;
 #[unsafe(link_section = ".init_array")]
 static CONSTRUCTOR: extern "C" fn() = constructor;
 
+#[unsafe(link_section = "hugeswap_start")]
 extern "C" fn constructor() {
     state::start();
 }

@@ -16,11 +16,8 @@ use hugeswap_engine::Engine;
 use hugeswap_policy::knobs::Knob;
 use hugeswap_sys::fs;
 use libc::{c_int, c_void, size_t};
-use std::cell::UnsafeCell;
 use std::collections::BTreeMap;
 use std::ptr::null_mut;
-use std::sync::atomic::AtomicUsize;
-use std::sync::atomic::Ordering::Relaxed;
 
 const PAGE: usize = 4096;
 const UNIT: usize = 2 << 20;
@@ -38,51 +35,6 @@ static BLOCKS: Lock<Blocks> = Lock::new(Blocks {
 
 /// A calloc up to this long may take a spare block, and clear it.
 const CLEAR_MAX: usize = 2 << 20;
-
-/// What serves before the next malloc is known: dlsym may allocate while it looks for it.
-#[repr(align(4096))]
-struct Bootstrap(UnsafeCell<[u8; 32 << 10]>);
-// SAFETY: each byte is handed out once, by the atomic counter below.
-unsafe impl Sync for Bootstrap {}
-static BOOTSTRAP: Bootstrap = Bootstrap(UnsafeCell::new([0; 32 << 10]));
-static BOOTSTRAP_USED: AtomicUsize = AtomicUsize::new(0);
-const HEADER: usize = 16;
-
-fn in_bootstrap(p: *mut c_void) -> bool {
-    (p as usize).wrapping_sub(BOOTSTRAP.0.get() as usize) < size_of::<Bootstrap>()
-}
-
-/// A zeroed block that is never freed; its length stands 16 bytes before it.
-fn bootstrap(size: usize) -> *mut c_void {
-    let Some(room) = size
-        .checked_next_multiple_of(16)
-        .and_then(|s| s.checked_add(HEADER))
-    else {
-        return null_mut();
-    };
-    let at = BOOTSTRAP_USED.fetch_add(room, Relaxed);
-    if at + room > size_of::<Bootstrap>() {
-        set_errno(libc::ENOMEM);
-        return null_mut();
-    }
-    let start = BOOTSTRAP.0.get() as usize + at;
-    // SAFETY: `[start, start+room)` lies in the arena and was handed to this call alone.
-    unsafe { *(start as *mut usize) = size };
-    (start + HEADER) as *mut c_void
-}
-
-/// The next malloc is not known, and not because nobody has asked yet.
-#[cold]
-fn before_libc() -> bool {
-    static ASKED: AtomicUsize = AtomicUsize::new(0);
-    if real::has_malloc() {
-        return false;
-    }
-    if ASKED.swap(1, Relaxed) == 0 {
-        real::resolve_all();
-    }
-    !real::has_malloc()
-}
 
 /// A new managed block, or null with errno.
 fn managed(engine: &Engine, size: usize, align: usize, zero: bool) -> *mut c_void {
@@ -185,9 +137,6 @@ unsafe extern "C" fn malloc(size: size_t) -> *mut c_void {
     if let Some(e) = engine_for(size) {
         return managed(e, size, PAGE, false);
     }
-    if before_libc() {
-        return bootstrap(size);
-    }
     // SAFETY: passed on.
     unsafe { real::malloc()(size) }
 }
@@ -198,9 +147,6 @@ unsafe extern "C" fn calloc(count: size_t, each: size_t) -> *mut c_void {
     if let Some(e) = engine_for(size) {
         return managed(e, size, PAGE, true);
     }
-    if before_libc() {
-        return bootstrap(size);
-    }
     // SAFETY: passed on.
     unsafe { real::calloc()(count, each) }
 }
@@ -209,7 +155,7 @@ unsafe extern "C" fn calloc(count: size_t, each: size_t) -> *mut c_void {
 unsafe extern "C" fn free(p: *mut c_void) {
     if may_be_ours(p) {
         free_managed(p as usize);
-    } else if !in_bootstrap(p) {
+    } else {
         // SAFETY: passed on.
         unsafe { real::free()(p) }
     }
@@ -224,18 +170,13 @@ pub unsafe extern "C" fn realloc(p: *mut c_void, size: size_t) -> *mut c_void {
     if may_be_ours(p) {
         return realloc_managed(p as usize, size);
     }
-    let old = if in_bootstrap(p) {
-        // SAFETY: a block of the arena is preceded by its length.
-        unsafe { *((p as usize - HEADER) as *const usize) }
-    } else if engine_for(size).is_some() {
-        // SAFETY: a block of the program's allocator.
-        unsafe { real::malloc_usable_size()(p) }
-    } else {
+    if engine_for(size).is_none() {
         // SAFETY: passed on.
         return unsafe { real::realloc()(p, size) };
-    };
-    // SAFETY: moving a block of `old` bytes as realloc is specified to.
+    }
+    // SAFETY: a block of the program's allocator is moved as realloc is specified to.
     unsafe {
+        let old = real::malloc_usable_size()(p);
         let new = malloc(size);
         if !new.is_null() {
             std::ptr::copy_nonoverlapping(p.cast::<u8>(), new.cast(), old.min(size));
@@ -376,10 +317,6 @@ unsafe extern "C" fn pvalloc(size: size_t) -> *mut c_void {
 unsafe extern "C" fn malloc_usable_size(p: *mut c_void) -> size_t {
     if may_be_ours(p) {
         return length_of(p as usize, b"malloc_usable_size");
-    }
-    if in_bootstrap(p) {
-        // SAFETY: a block of the arena is preceded by its length.
-        return unsafe { *((p as usize - HEADER) as *const usize) };
     }
     // SAFETY: passed on.
     unsafe { real::malloc_usable_size()(p) }

@@ -1,14 +1,14 @@
 //! The definitions that stand behind ours: what the program would have called.
 //!
-//! All are looked up together, once, at the first call of any (at the latest in the constructor), since
-//! dlsym may be called neither in a signal handler nor between vfork and exec, nor inside the program's allocator. Looking up may itself
-//! allocate: `malloc` comes first, and until it is known a small arena of our own serves ([`crate::malloc`]).
+//! Each is looked up at its first call ([`crate::symbols`]), which may be anywhere: in a signal handler, between vfork
+//! and exec, or inside the program's allocator.
 
+use crate::symbols::{self, Name};
 use hugeswap_sys::fs;
 use libc::{c_char, c_int, c_long, c_uint, c_void, off_t, size_t, ssize_t};
 use std::ffi::CStr;
-use std::sync::atomic::Ordering::{Acquire, Relaxed, Release};
-use std::sync::atomic::{AtomicBool, AtomicUsize};
+use std::sync::atomic::Ordering::Relaxed;
+use std::sync::atomic::{AtomicU8, AtomicUsize};
 
 type Routine = extern "C" fn(*mut c_void) -> *mut c_void;
 type Strings = *const *const c_char;
@@ -24,22 +24,16 @@ macro_rules! next {
         #[allow(non_camel_case_types, clippy::enum_variant_names)]
         #[repr(usize)]
         enum Index { $($name,)* }
-        const NAMES: &[&CStr] = &[$(
-            // A symbol's name holds no NUL, so this cannot fail (and would fail while compiling).
-            match CStr::from_bytes_with_nul(concat!(stringify!($name), "\0").as_bytes()) {
-                Ok(name) => name,
-                Err(_) => panic!("a name holds NUL"),
-            },
-        )*];
-        static FOUND: [AtomicUsize; NAMES.len()] = [const { AtomicUsize::new(0) }; NAMES.len()];
+        /// All names one after the other: a table of pointers would have to be relocated at every start.
+        const NAMES: &str = concat!($(stringify!($name), "\0"),*);
+        const COUNT: usize = [$(stringify!($name)),*].len();
         $(
             /// The next definition of the function of this name.
             #[inline]
             #[allow(non_snake_case)]
             pub fn $name() -> unsafe extern "C" fn($($arg),*) -> $ret {
                 let at = address(Index::$name as usize);
-                // SAFETY: a non-zero entry is what dlsym found under this name, whose C
-                // prototype is the one declared here.
+                // SAFETY: an address that was found under this name, whose C prototype is the one declared here.
                 unsafe { std::mem::transmute::<usize, unsafe extern "C" fn($($arg),*) -> $ret>(at) }
             }
         )*
@@ -146,65 +140,64 @@ next! {
     capset: fn(*mut c_void, *const c_void) -> c_int;
 }
 
-#[inline]
-fn address(i: usize) -> usize {
-    let at = FOUND[i].load(Acquire);
-    if at == 0 { look_up(i) } else { at }
+hot! {
+    /// What was found under each name; 0: it was not looked up yet.
+    static FOUND: [AtomicUsize; COUNT] = [const { AtomicUsize::new(0) }; COUNT];
 }
 
-/// Is `malloc` known yet?
-pub fn has_malloc() -> bool {
-    FOUND[Index::malloc as usize].load(Relaxed) != 0
+/// Where each name begins in `NAMES`.
+static STARTS: [u16; COUNT] = {
+    let (mut starts, mut i, mut at) = ([0; COUNT], 0, 0);
+    while i < COUNT {
+        starts[i] = at as u16;
+        while NAMES.as_bytes()[at] != 0 {
+            at += 1;
+        }
+        at += 1;
+        i += 1;
+    }
+    starts
+};
+
+#[inline]
+fn address(i: usize) -> usize {
+    match FOUND[i].load(Relaxed) {
+        0 => look_up(i),
+        at => at,
+    }
+}
+
+fn name(i: usize) -> Name<'static> {
+    // SAFETY: each name in `NAMES` ends with NUL.
+    Name::new(unsafe { CStr::from_ptr(NAMES.as_ptr().add(STARTS[i].into()).cast()) })
 }
 
 #[cold]
+#[unsafe(link_section = "hugeswap_start")]
 fn look_up(i: usize) -> usize {
-    resolve_all();
-    let at = FOUND[i].load(Acquire);
-    if at == 0 {
+    let name = name(i);
+    let Some(found) = symbols::next(&name) else {
         fs::complain(&[
             b"hugeswap: no ",
-            NAMES[i].to_bytes(),
+            name.bytes(),
             b" in this program's C library; run the program without hugeswap\n",
         ]);
         // SAFETY: ends the process.
         unsafe { libc::_exit(127) };
-    }
-    at
-}
-
-/// Looks every name up. Finding one twice does no harm.
-pub fn resolve_all() {
-    for (slot, name) in FOUND.iter().zip(NAMES) {
-        if slot.load(Relaxed) == 0 {
-            // SAFETY: the name is NUL-terminated; RTLD_NEXT is relative to this object.
-            let at = unsafe { libc::dlsym(libc::RTLD_NEXT, name.as_ptr()) };
-            slot.store(at as usize, Release);
-        }
-    }
-    let behind = FOUND[Index::malloc as usize].load(Relaxed);
-    let first = |name: &CStr| {
-        // SAFETY: the name is NUL-terminated.
-        unsafe { libc::dlsym(libc::RTLD_DEFAULT, name.as_ptr()) as usize }
     };
-    let theirs = first(c"gnu_get_libc_version");
-    LIBC_BEHIND.store(behind != 0 && object(behind) == object(theirs), Relaxed);
-    FIRST_REALLOC.store(first(c"realloc"), Release);
+    FOUND[i].store(found.address, Relaxed);
+    found.address
 }
 
-/// Is the `malloc` behind ours the C library's own?
-static LIBC_BEHIND: AtomicBool = AtomicBool::new(false);
-/// The `realloc` that the program's own calls reach.
-static FIRST_REALLOC: AtomicUsize = AtomicUsize::new(0);
-
-/// Where the object that holds `address` is loaded; 0: nowhere.
-fn object(address: usize) -> usize {
-    // SAFETY: all zeros is a valid Dl_info to be overwritten.
-    let mut info: libc::Dl_info = unsafe { std::mem::zeroed() };
-    // SAFETY: any address may be asked about; the answer goes to `info`.
-    match unsafe { libc::dladdr(address as *const c_void, &mut info) } {
-        0 => 0,
-        _ => info.dli_fbase as usize,
+/// Compares what is found under each name with what the dynamic linker finds. For the constructor: it may allocate.
+#[cfg(debug_assertions)]
+pub fn check_all() {
+    for i in 0..COUNT {
+        let name = name(i);
+        let found = symbols::next(&name).map_or(0, |f| f.address);
+        // SAFETY: the name is NUL-terminated; RTLD_NEXT is relative to this object.
+        let expected = unsafe { libc::dlsym(libc::RTLD_NEXT, name.as_ptr()) } as usize;
+        assert_eq!(found, expected, "{:?}", name.bytes());
     }
 }
 
@@ -212,15 +205,32 @@ fn object(address: usize) -> usize {
 /// it has entry points that we do not stand before, and those must know every block.
 #[inline]
 pub fn libc_allocates() -> bool {
-    LIBC_BEHIND.load(Relaxed)
+    const NO: u8 = 1;
+    const YES: u8 = 2;
+    static ANSWER: AtomicU8 = AtomicU8::new(0);
+    #[cold]
+    fn ask() -> u8 {
+        let behind = symbols::next(&Name::new(c"malloc"));
+        // What only the C library defines.
+        let libc = symbols::first(&Name::new(c"gnu_get_libc_version"));
+        let same = behind.is_some_and(|b| libc.is_some_and(|l| b.same_object(&l)));
+        let answer = if same { YES } else { NO };
+        ANSWER.store(answer, Relaxed);
+        answer
+    }
+    let answer = match ANSWER.load(Relaxed) {
+        0 => ask(),
+        known => known,
+    };
+    answer == YES
 }
 
 /// The `realloc` that the program's calls reach, if it is not ours.
 pub fn realloc_in_front() -> Option<Realloc> {
-    let at = FIRST_REALLOC.load(Acquire);
+    let at = symbols::first(&Name::new(c"realloc"))?.address;
     let ours = crate::malloc::realloc as *const () as usize;
-    // SAFETY: what dlsym found under this name, whose C prototype this is.
-    (at != 0 && at != ours).then(|| unsafe { std::mem::transmute::<usize, Realloc>(at) })
+    // SAFETY: what was found under this name, whose C prototype this is.
+    (at != ours).then(|| unsafe { std::mem::transmute::<usize, Realloc>(at) })
 }
 
 /// Sets the program's errno.

@@ -7,23 +7,25 @@
 //!                          ^--request was too small--'   `--> FAILED
 //! ```
 //! One thread joins; requests of others wait for it, its own nested ones pass through. OFF, JOINED and FAILED
-//! are final. A child forked while another thread was joining is FAILED: it goes on unmanaged.
+//! are final. A fork waits for a thread that joins, and while a thread forks none begins to join: a request that would
+//! have made it join is not managed, and a later one does.
+//!
+//! A program that asks for nothing large pays for starting only: what can wait for the joining is done there, and
+//! what every start or fork writes lies together (`hot!`).
 
 use crate::{
-    alloc, credentials, files, filter, issue, local, malloc, mmap, real, shared, shm, thread, trap,
-    views,
+    alloc, credentials, files, filter, issue, local, malloc, mmap, real, shared, shm, symbols,
+    thread, trap, views,
 };
 use hugeswap_engine::pool::{FaultMode, Pool};
-use hugeswap_engine::{
-    Engine, EngineConfig, SHARED_BASE, SHARED_LEN, Threads, high_descriptor, register_fork,
-};
+use hugeswap_engine::{Engine, EngineConfig, SHARED_BASE, SHARED_LEN, Threads, high_descriptor};
 use hugeswap_policy::knobs::Knob;
 use hugeswap_sys::signal::{self, Blocked};
 use hugeswap_sys::{fs, futex, process};
 use libc::{c_int, c_void};
 use std::ffi::CStr;
 use std::ops::Range;
-use std::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed, Release};
+use std::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed, Release, SeqCst};
 use std::sync::atomic::{AtomicBool, AtomicI32, AtomicPtr, AtomicU32, AtomicUsize};
 
 const COLD: u32 = 0;
@@ -33,27 +35,31 @@ const JOINING: u32 = 3;
 const JOINED: u32 = 4;
 const FAILED: u32 = 5;
 
-static STATE: AtomicU32 = AtomicU32::new(COLD);
+hot! {
+    static STATE: AtomicU32 = AtomicU32::new(COLD);
+    /// The process this image runs as; a vfork child differs, for it runs in our memory.
+    static PID: AtomicI32 = AtomicI32::new(0);
+    /// Threads that are between [`prepare_fork`] and [`after_fork_in_parent`]. None joins meanwhile.
+    static FORKS: AtomicU32 = AtomicU32::new(0);
+    /// `HUGESWAP_POOL`.
+    static CREATOR: AtomicI32 = AtomicI32::new(0);
+    static SEGMENT: AtomicI32 = AtomicI32::new(-1);
+    /// Requests from this many bytes on are looked at: [`LEAST`], or out of reach.
+    static LOOK_FROM: AtomicUsize = AtomicUsize::new(usize::MAX);
+}
 static JOINER: AtomicI32 = AtomicI32::new(0);
 static ENGINE: AtomicPtr<Engine> = AtomicPtr::new(std::ptr::null_mut());
 /// The managed addresses; length 0 until joined.
 static WINDOW: [AtomicUsize; 2] = [const { AtomicUsize::new(0) }; 2];
 /// Bytes from the window's start on that managed memory may be at: the window, and behind it shared memory. 0 until joined.
 static MANAGED: AtomicUsize = AtomicUsize::new(0);
-/// `HUGESWAP_POOL`.
-static CREATOR: AtomicI32 = AtomicI32::new(0);
-static SEGMENT: AtomicI32 = AtomicI32::new(-1);
 /// The pool's thresholds, once known: malloc, mmap.
 static KNOWN_MIN: [AtomicUsize; 2] = [const { AtomicUsize::new(0) }; 2];
 /// Descriptors below this number are certainly not ours.
 static FIRST_FD: AtomicI32 = AtomicI32::new(i32::MAX);
-/// The process this image runs as; a vfork child differs, for it runs in our memory.
-static PID: AtomicI32 = AtomicI32::new(0);
 
 /// No request below this many bytes is ever managed.
 pub const LEAST: usize = 128 << 10;
-/// Requests from this many bytes on are looked at: [`LEAST`], or out of reach.
-static LOOK_FROM: AtomicUsize = AtomicUsize::new(usize::MAX);
 
 /// Is a request of `len` bytes worth a look?
 #[inline]
@@ -156,19 +162,14 @@ pub fn engine_for(len: usize, knob: Knob) -> Option<&'static Engine> {
                 if len < known || in_vfork_child() {
                     return None;
                 }
-                if STATE
-                    .compare_exchange(ARMED, JOINING, AcqRel, Relaxed)
-                    .is_ok()
-                {
-                    JOINER.store(process::tid(), Relaxed);
-                    let errno = real::errno();
-                    let blocked = Blocked::all();
-                    let next = join(len, knob);
-                    drop(blocked);
-                    real::set_errno(errno);
-                    JOINER.store(0, Relaxed);
-                    STATE.store(next, Release);
-                    futex::wake(&STATE, u32::MAX >> 1, false);
+                // A handler of the program's that asks for memory must not find a thread joining that it runs on.
+                let errno = real::errno();
+                let blocked = Blocked::all();
+                let fork_goes_first = try_join(len, knob);
+                drop(blocked);
+                real::set_errno(errno);
+                if fork_goes_first {
+                    return None;
                 }
             }
             JOINING if JOINER.load(Relaxed) != process::tid() => {
@@ -177,6 +178,25 @@ pub fn engine_for(len: usize, knob: Knob) -> Option<&'static Engine> {
             _ => return None,
         }
     }
+}
+
+/// Joins the pool, unless another thread does; true: a thread forks, so nobody may join.
+fn try_join(len: usize, knob: Knob) -> bool {
+    let claim = STATE.compare_exchange(ARMED, JOINING, SeqCst, Relaxed);
+    if claim.is_err() {
+        return false;
+    }
+    // A fork under way has not taken what the child of a process that has joined needs.
+    let forking = FORKS.load(SeqCst) != 0;
+    let mut next = ARMED;
+    if !forking {
+        JOINER.store(process::tid(), Relaxed);
+        next = join(len, knob);
+        JOINER.store(0, Relaxed);
+    }
+    STATE.store(next, Release);
+    futex::wake(&STATE, u32::MAX >> 1, false);
+    forking
 }
 
 /// Joins the pool if `len` reaches its threshold; returns the next state. The request may be the program's allocator's own, with its locks
@@ -189,6 +209,7 @@ fn join(len: usize, knob: Knob) -> u32 {
         FAILED
     };
     let (creator, segment) = (CREATOR.load(Relaxed), SEGMENT.load(Relaxed));
+    std::panic::set_hook(Box::new(end));
     let pool = match Pool::attach(creator, segment, high_descriptor()) {
         Ok(pool) => pool,
         Err(e) => return give_up(&e),
@@ -199,6 +220,7 @@ fn join(len: usize, knob: Knob) -> u32 {
     if (len as u64) < pool.knob(knob) {
         return ARMED;
     }
+    hugeswap_engine::fork_is_registered();
     // Before there are threads of ours that it is sent to.
     let had_trap = trap::installed();
     trap::install();
@@ -229,8 +251,9 @@ fn join(len: usize, knob: Knob) -> u32 {
 
 /// Reads `HUGESWAP_POOL`; called once, by the constructor.
 pub fn start() {
-    real::resolve_all();
-    std::panic::set_hook(Box::new(end));
+    symbols::seal();
+    #[cfg(debug_assertions)]
+    real::check_all();
     // SAFETY: the constructor runs before the program's threads, so nobody changes the environment.
     let value = unsafe {
         let p = libc::getenv(c"HUGESWAP_POOL".as_ptr());
@@ -261,8 +284,8 @@ pub fn start() {
     register_handlers();
     // Where it fails, the engine says so when it starts.
     let _ = hugeswap_sys::thread::prepare();
-    filter::prepare();
     thread::start_main();
+    filter::find_inherited();
     STATE.store(ARMED, Release);
     LOOK_FROM.store(LEAST, Relaxed);
 }
@@ -286,25 +309,39 @@ fn end(info: &std::panic::PanicHookInfo<'_>) {
     ]);
 }
 
+/// `PID:FD`.
 fn parse(value: &[u8]) -> Option<(i32, i32)> {
-    let (pid, fd) = std::str::from_utf8(value).ok()?.split_once(':')?;
-    let (pid, fd) = (pid.parse().ok()?, fd.parse().ok()?);
-    (pid > 0 && fd >= 0).then_some((pid, fd))
+    let colon = value.iter().position(|&b| b == b':')?;
+    let (pid, fd) = (number(&value[..colon])?, number(&value[colon + 1..])?);
+    (pid > 0).then_some((pid, fd))
+}
+
+fn number(digits: &[u8]) -> Option<i32> {
+    let step = |n: i32, &b: &u8| {
+        let digit = b.is_ascii_digit().then(|| i32::from(b - b'0'))?;
+        n.checked_mul(10)?.checked_add(digit)
+    };
+    let all = digits.iter().try_fold(0, step)?;
+    (!digits.is_empty()).then_some(all)
 }
 
 /// Has fork call us, once. Our handlers are the first of the process: those that are registered later prepare for a fork before ours, while
 /// the engine serves the threads that hold what they wait for, and run in the child when its engine has settled.
 fn register_handlers() {
-    static DONE: AtomicBool = AtomicBool::new(false);
+    hot! { static DONE: AtomicBool = AtomicBool::new(false); }
     if DONE.swap(true, AcqRel) {
         return;
     }
-    // Of ours the locks are taken last and given back first; the last part runs when the child's engine has settled.
+    // (Not by pthread_atfork, which is a part of every object that uses it: here it is the one below.)
     // SAFETY: all are fit to run around a fork, whether or not this process manages memory.
-    unsafe { pthread_atfork(Some(before_fork), Some(after_fork), Some(in_child)) };
-    register_fork();
-    // SAFETY: as above.
-    unsafe { pthread_atfork(None, None, Some(settle_child)) };
+    unsafe {
+        real::__register_atfork()(
+            Some(prepare_fork),
+            Some(after_fork_in_parent),
+            Some(after_fork_in_child),
+            std::ptr::null_mut(),
+        )
+    };
 }
 
 /// What `pthread_atfork` calls, which is a part of every object that uses it.
@@ -331,30 +368,39 @@ unsafe extern "C" fn pthread_atfork(
     unsafe { __register_atfork(prepare, parent, child, std::ptr::null_mut()) }
 }
 
-/// Takes our locks before a fork. Most of them only in a process that joins or has joined: before
-/// that nothing is behind them, and each would be a page that is copied in parent and child, which
-/// takes longer than the fork. (If another thread joins meanwhile, the child goes on unmanaged.)
-pub extern "C" fn before_fork() {
+/// Before a fork: brings the engine to rest and takes our locks. Most of them only in a process that has joined:
+/// before that nothing is behind them, and each would be a page that is copied in parent and child, which takes
+/// longer than the fork.
+#[unsafe(link_section = "hugeswap_start")]
+pub extern "C" fn prepare_fork() {
+    FORKS.fetch_add(1, SeqCst);
+    // A thread that joins needs nothing that this thread may hold, and from here on no thread begins to join.
+    while STATE.load(SeqCst) == JOINING {
+        futex::wait(&STATE, JOINING, Some(100_000_000), false);
+    }
+    let joined = STATE.load(Acquire) == JOINED;
+    if joined {
+        local::set(local::Word::Forking, 1);
+        hugeswap_engine::fork_prepare();
+    }
     credentials::before_fork();
     trap::before_fork();
-    let all = matches!(STATE.load(Acquire), JOINING | JOINED);
-    local::set(local::Word::Forking, usize::from(all));
-    if !all {
-        alloc::before_fork();
-        return;
+    if joined {
+        malloc::before_fork();
+        mmap::before_fork();
+        shm::before_fork();
+        files::before_fork();
+        shared::before_fork();
     }
-    malloc::before_fork();
-    mmap::before_fork();
-    shm::before_fork();
-    files::before_fork();
-    shared::before_fork();
     alloc::before_fork();
 }
 
-/// Gives them back in the parent.
-pub extern "C" fn after_fork() {
+/// Gives our locks back; were the others taken?
+#[unsafe(link_section = "hugeswap_start")]
+fn give_locks_back() -> bool {
     alloc::after_fork();
-    if local::get(local::Word::Forking) != 0 {
+    let joined = local::get(local::Word::Forking) != 0;
+    if joined {
         local::set(local::Word::Forking, 0);
         shared::after_fork();
         files::after_fork();
@@ -364,23 +410,34 @@ pub extern "C" fn after_fork() {
     }
     trap::after_fork();
     credentials::after_fork();
+    joined
 }
 
-/// Gives them back in the child.
-pub extern "C" fn in_child() {
-    PID.store(process::pid(), Relaxed);
-    issue::forget_held();
-    if STATE.load(Relaxed) == JOINING {
-        STATE.store(FAILED, Relaxed);
-        LOOK_FROM.store(usize::MAX, Relaxed);
+/// After a fork, in the parent, also if it failed.
+#[unsafe(link_section = "hugeswap_start")]
+pub extern "C" fn after_fork_in_parent() {
+    if give_locks_back() {
+        hugeswap_engine::fork_parent();
     }
-    after_fork();
+    FORKS.fetch_sub(1, SeqCst);
 }
 
-/// Once the child's engine has settled: it may need the filter its parent did without.
-pub extern "C" fn settle_child() {
-    let Some(e) = engine() else { return };
-    shared::settle_child(e);
-    note_descriptors(e);
-    filter::ensure();
+/// After a fork, in the child.
+#[unsafe(link_section = "hugeswap_start")]
+pub extern "C" fn after_fork_in_child() {
+    PID.store(process::pid(), Relaxed);
+    FORKS.store(0, Relaxed);
+    // Another thread was about to notice the fork, and not to join.
+    let _ = STATE.compare_exchange(JOINING, ARMED, Relaxed, Relaxed);
+    issue::forget_held();
+    if !give_locks_back() {
+        return;
+    }
+    hugeswap_engine::fork_child();
+    // The engine has settled: it may need the filter its parent did without.
+    if let Some(e) = engine() {
+        shared::settle_child(e);
+        note_descriptors(e);
+        filter::ensure();
+    }
 }

@@ -11,8 +11,9 @@ use hugeswap_sys::raw::{call, syscall6};
 use hugeswap_sys::{mm, signal};
 use libc::{c_int, c_void};
 use std::arch::naked_asm;
+use std::cell::UnsafeCell;
 use std::sync::atomic::AtomicU32;
-use std::sync::atomic::Ordering::Relaxed;
+use std::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed};
 
 type Routine = extern "C" fn(*mut c_void) -> *mut c_void;
 
@@ -21,8 +22,15 @@ const STACK: usize = 64 << 10;
 const ENOUGH: usize = 32 << 10;
 const NO_KEY: u32 = u32::MAX;
 
-/// The key whose destructor takes a thread's stack back.
+/// The key whose destructor takes a thread's stack back; not the main thread's, which is no mapping.
 static KEY: AtomicU32 = AtomicU32::new(NO_KEY);
+
+/// The main thread's alternate stack. A mapping of its own would be one more at every start and fork.
+#[repr(align(16))]
+struct MainStack(UnsafeCell<[u8; STACK]>);
+// SAFETY: used by the kernel alone, for the main thread.
+unsafe impl Sync for MainStack {}
+static MAIN_STACK: MainStack = MainStack(UnsafeCell::new([0; STACK]));
 
 /// What a new thread needs to know.
 struct Start {
@@ -56,16 +64,13 @@ extern "C" fn first(start: *mut c_void) -> *mut c_void {
 
 /// The main thread's part, in the constructor.
 pub fn start_main() {
-    let mut key = 0;
-    // SAFETY: `key` is writable; the destructor is fit to run at a thread's end.
-    if unsafe { libc::pthread_key_create(&mut key, Some(end_thread)) } == 0 {
-        KEY.store(key, Relaxed);
+    // The mask may be inherited from the program that started this one.
+    let inherited = signal::mask();
+    if inherited & mask::OURS != 0 {
+        signal::set_mask(inherited & !mask::OURS);
+        mask::believe(inherited);
     }
-    // The mask may be inherited from whoever started us.
-    let inherited = signal::set_mask(signal::ALL);
-    signal::set_mask(inherited & !mask::OURS);
-    mask::believe(inherited);
-    give_stack();
+    set_stack(MAIN_STACK.0.get() as usize);
 }
 
 fn set_kernel(ss: &libc::stack_t) -> isize {
@@ -94,26 +99,49 @@ fn kernel_stack() -> libc::stack_t {
     now
 }
 
+/// Gives the calling thread an alternate stack, if there is memory for one.
 fn give_stack() {
-    let Ok(at) = mm::map_own(STACK, mm::PROT_RW) else {
-        return;
-    };
+    if let Ok(at) = mm::map_own(STACK, mm::PROT_RW) {
+        if !set_stack(at) {
+            // SAFETY: mapped a moment ago, used by nobody.
+            let _ = unsafe { mm::unmap(at, STACK) };
+            return;
+        }
+        let key = KEY.load(Acquire);
+        if key != NO_KEY {
+            // SAFETY: the key was created and is never deleted.
+            unsafe { libc::pthread_setspecific(key, at as *const c_void) };
+        }
+    }
+}
+
+/// Creates the key, before the first thread that needs it. It is not one of the first keys of a program that has
+/// created many before: then the C library allocates in each new thread, as it does for the program's own.
+fn create_key() {
+    let mut key = 0;
+    // SAFETY: `key` is writable; the destructor is fit to run at a thread's end.
+    if KEY.load(Acquire) == NO_KEY
+        && unsafe { libc::pthread_key_create(&mut key, Some(end_thread)) } == 0
+        && KEY.compare_exchange(NO_KEY, key, AcqRel, Relaxed).is_err()
+    {
+        // Another thread was faster.
+        // SAFETY: the key made above, which nobody knows.
+        unsafe { libc::pthread_key_delete(key) };
+    }
+}
+
+/// Makes the memory at `at` the calling thread's alternate stack.
+fn set_stack(at: usize) -> bool {
     let ours = libc::stack_t {
         ss_sp: at as *mut c_void,
         ss_flags: 0,
         ss_size: STACK,
     };
     if set_kernel(&ours) != 0 {
-        // SAFETY: mapped a moment ago, used by nobody.
-        let _ = unsafe { mm::unmap(at, STACK) };
-        return;
+        return false;
     }
     local::set(Word::Stack, at);
-    let key = KEY.load(Relaxed);
-    if key != NO_KEY {
-        // SAFETY: the key was created and is never deleted.
-        unsafe { libc::pthread_setspecific(key, at as *const c_void) };
-    }
+    true
 }
 
 /// At a thread's end, however it came.
@@ -165,6 +193,7 @@ unsafe extern "C" fn pthread_create(
     if !attr.is_null() {
         eject_stack(attr);
     }
+    create_key();
     let start = Box::into_raw(Box::new(Start {
         routine,
         argument,

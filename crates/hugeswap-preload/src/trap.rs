@@ -13,25 +13,27 @@ use crate::mask::OURS;
 use crate::real;
 use crate::state;
 use hugeswap_policy::counters::Counter;
-use hugeswap_sys::process;
 use hugeswap_sys::raw::syscall6;
 use hugeswap_sys::signal::{self, Action, Mask, bit};
+use hugeswap_sys::{Result, process};
 use libc::{REG_R8, REG_R9, REG_R10, REG_RAX, REG_RDI, REG_RDX, REG_RSI, c_int, c_void};
 use std::sync::atomic::AtomicBool;
 use std::sync::atomic::Ordering::{Acquire, Relaxed, Release};
 
 const SYS_SECCOMP: c_int = 1;
 
-static INSTALLED: AtomicBool = AtomicBool::new(false);
-/// Set by the handler when [`probe`]'s call is trapped.
-static PROBED: AtomicBool = AtomicBool::new(false);
-/// What the program believes it installed for SIGSYS.
-static PROGRAM: Lock<Action> = Lock::new(Action {
-    handler: 0,
-    flags: 0,
-    restorer: 0,
-    mask: 0,
-});
+hot! {
+    static INSTALLED: AtomicBool = AtomicBool::new(false);
+    /// Set by the handler when [`install_if_trapped`]'s call is trapped.
+    static PROBED: AtomicBool = AtomicBool::new(false);
+    /// What the program believes it installed for SIGSYS.
+    static PROGRAM: Lock<Action> = Lock::new(Action {
+        handler: 0,
+        flags: 0,
+        restorer: 0,
+        mask: 0,
+    });
+}
 
 /// Is SIGSYS ours?
 pub fn installed() -> bool {
@@ -43,6 +45,16 @@ pub fn install() -> bool {
     if installed() {
         return true;
     }
+    let Ok(former) = take_signal() else {
+        return false;
+    };
+    *PROGRAM.lock() = former;
+    INSTALLED.store(true, Release);
+    true
+}
+
+/// Has the kernel call our handler; returns the action there was.
+fn take_signal() -> Result<Action> {
     let ours = Action {
         handler: on_sys as *const () as usize,
         flags: (libc::SA_SIGINFO | libc::SA_ONSTACK | libc::SA_NODEFER | libc::SA_RESTART) as u64,
@@ -50,12 +62,25 @@ pub fn install() -> bool {
         mask: signal::ALL & !OURS,
     };
     // SAFETY: the handler is fit to run wherever a system call is made.
-    let Ok(former) = (unsafe { signal::set_action(libc::SIGSYS, &ours) }) else {
+    unsafe { signal::set_action(libc::SIGSYS, &ours) }
+}
+
+/// Takes SIGSYS if there is a filter that traps calls on the window at `window`: asks by a write of nothing to
+/// nowhere. In the constructor, so that no other thread comes between; most programs have no filter.
+pub fn install_if_trapped(window: usize) -> bool {
+    let Ok(former) = take_signal() else {
         return false;
     };
-    *PROGRAM.lock() = former;
-    INSTALLED.store(true, Release);
-    true
+    // SAFETY: descriptor -1 is never open, so nothing is read from the address.
+    let _ = unsafe { filter::ungated(libc::SYS_write as usize, [usize::MAX, window, 0]) };
+    if PROBED.load(Relaxed) {
+        *PROGRAM.lock() = former;
+        INSTALLED.store(true, Release);
+        return true;
+    }
+    // SAFETY: the program's own action.
+    let _ = unsafe { signal::set_action(libc::SIGSYS, &former) };
+    false
 }
 
 /// Gives SIGSYS back.
@@ -85,14 +110,6 @@ pub fn before_fork() {
 /// Around a fork, in parent and child.
 pub fn after_fork() {
     PROGRAM.after_fork();
-}
-
-/// Is there a filter that traps calls on the window at `window`? Asks by a write of nothing to nowhere.
-pub fn probe(window: usize) -> bool {
-    PROBED.store(false, Relaxed);
-    // SAFETY: descriptor -1 is never open, so nothing is read from the address.
-    let _ = unsafe { filter::ungated(libc::SYS_write as usize, [usize::MAX, window, 0]) };
-    PROBED.load(Relaxed)
 }
 
 /// The mask the interrupted code goes on with.

@@ -9,7 +9,7 @@ use std::arch::{asm, global_asm};
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 global_asm!(
-    ".pushsection .text.hugeswap_gate,\"ax\",@progbits",
+    ".pushsection hugeswap_start,\"ax\",@progbits",
     ".balign 64",
     ".hidden hugeswap_syscall_gate",
     ".globl hugeswap_syscall_gate",

@@ -6,9 +6,17 @@
 use crate::util::*;
 use std::collections::BTreeMap;
 use std::path::Path;
+use std::time::{Duration, Instant};
 
 /// How often a test is run again.
 const TRIES: usize = 2;
+/// A run that takes longer is ended, and counts as different. Not run again: that would take as long.
+const LIMIT: Duration = Duration::from_secs(1800);
+/// What `timeout` ends with then.
+const TIMED_OUT: i32 = 124;
+
+/// The suites, as HUGESWAP_TEST_SUITES names them.
+const SUITES: [&str; 4] = ["cpython", "stress-ng", "sqlite", "redis"];
 
 /// What came of each test.
 pub type Outcomes = BTreeMap<String, String>;
@@ -20,6 +28,8 @@ pub struct Ran {
     pub log: String,
     /// Bytes swapped out, of a managed run.
     pub swapped: u64,
+    /// Did it end by itself? Else it was ended after [`LIMIT`].
+    pub ended: bool,
 }
 
 /// A suite, or a part of one.
@@ -47,8 +57,14 @@ impl Exception {
 /// managed run and each test that differs; panics if one does that is no exception.
 pub fn same(name: &str, suite: &dyn Suite, setups: &[Setup], exceptions: &[Exception]) {
     let run = |setup: Option<&Setup>, only: Option<&[String]>| {
-        let dir = directory();
-        suite.run(dir.path(), setup, only)
+        let how = setup.map_or("plain".into(), Setup::to_string);
+        let part = only.map_or("all".into(), |o| format!("{} of its tests", o.len()));
+        println!("{name}, {how}: running {part}");
+        let (dir, start) = (directory(), Instant::now());
+        let ran = suite.run(dir.path(), setup, only);
+        let (n, took) = (ran.outcomes.len(), start.elapsed().as_secs());
+        println!("{name}, {how}: {n} outcomes in {took} s");
+        ran
     };
     let plain = run(None, None);
     assert!(
@@ -56,11 +72,20 @@ pub fn same(name: &str, suite: &dyn Suite, setups: &[Setup], exceptions: &[Excep
         "{name}: no tests: {}",
         plain.log
     );
+    if !plain.ended {
+        skip(&format!("{name} does not end within {LIMIT:?}, plain"));
+    }
     let permitted: Vec<Mode> = Mode::permitted().collect();
     let mut bad = 0;
     for setup in setups.iter().filter(|s| permitted.contains(&s.mode)) {
         let mut managed = run(Some(setup), None);
         let swapped = managed.swapped;
+        if !managed.ended {
+            println!("{name}, {setup}: DIFFERS: did not end within {LIMIT:?}");
+            println!("{}", tail(&managed.log));
+            bad += 1;
+            continue;
+        }
         let first = differing(&plain.outcomes, &managed.outcomes);
         let (mut open, mut before) = (first.clone(), plain.outcomes.clone());
         for _ in 0..TRIES {
@@ -156,19 +181,32 @@ pub fn setups_with_storm(memory_mib: u64, storm: u64) -> Vec<Setup> {
     all
 }
 
-/// Is everything to be run, not only the slice?
-pub fn whole() -> bool {
-    match std::env::var("HUGESWAP_TEST_SUITES") {
-        Ok(s) => {
-            assert_eq!(s, "all", "HUGESWAP_TEST_SUITES is all, or not set");
-            true
-        }
-        Err(_) => false,
-    }
+/// Is all of this suite to be run, not only the slice?
+pub fn whole(suite: &str) -> bool {
+    let Ok(wanted) = std::env::var("HUGESWAP_TEST_SUITES") else {
+        return false;
+    };
+    let mut wanted = wanted.split(',');
+    let known = |w: &str| w == "all" || SUITES.contains(&w);
+    assert!(
+        wanted.clone().all(known),
+        "HUGESWAP_TEST_SUITES is not set, all, or names out of {SUITES:?} with commas between"
+    );
+    wanted.any(|w| w == "all" || w == suite)
+}
+
+/// Is all of any suite to be run?
+pub fn any_whole() -> bool {
+    SUITES.iter().any(|s| whole(s))
 }
 
 /// Runs a program, plain or managed: its status if it was managed or not, and what it printed.
 pub fn run(program: &Program, setup: Option<&Setup>) -> (std::process::ExitStatus, Ran) {
+    let mut program = program.clone();
+    let limit = LIMIT.as_secs().to_string();
+    program
+        .argv
+        .splice(0..0, ["timeout", "--kill-after=10", &limit].map(Into::into));
     let (output, swapped) = match setup {
         None => (program.any(), 0),
         Some(setup) => {
@@ -183,6 +221,7 @@ pub fn run(program: &Program, setup: Option<&Setup>) -> (std::process::ExitStatu
         outcomes: Outcomes::new(),
         log,
         swapped,
+        ended: output.status.code() != Some(TIMED_OUT),
     };
     (output.status, ran)
 }

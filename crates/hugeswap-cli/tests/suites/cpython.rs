@@ -32,7 +32,7 @@ const REST: [&str; 10] = [
 const KNOWN: &[Exception] = &[];
 
 pub fn cases() -> Vec<Case> {
-    let rest: &[&str] = if whole() { &REST } else { &[] };
+    let rest: &[&str] = if whole("cpython") { &REST } else { &[] };
     SLICE
         .iter()
         .chain(rest)
@@ -109,7 +109,8 @@ fn compare(name: &'static str) {
     // test_mmap is quick: more of the same.
     let setups = match name {
         "test_mmap" => setups_with_storm(16, 200),
-        // Many processes share it.
+        // Many processes share it; those that are started by themselves have each their own copy of what they import.
+        "test_multiprocessing_spawn" => setups(128),
         _ if name.starts_with("test_multiprocessing") => setups(64),
         _ => setups(16),
     };

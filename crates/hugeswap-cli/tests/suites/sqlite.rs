@@ -44,7 +44,7 @@ const FILES: &[&str] = &[
 const KNOWN: &[Exception] = &[];
 
 pub fn cases() -> Vec<Case> {
-    if !whole() {
+    if !whole("sqlite") {
         return Vec::new();
     }
     vec![case("sqlite", || {

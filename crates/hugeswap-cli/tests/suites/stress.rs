@@ -179,7 +179,7 @@ const KNOWN: &[Exception] = &[Exception {
 
 pub fn cases() -> Vec<Case> {
     let mut all = vec![case("stress-ng, slice", || compare("slice", SLICE))];
-    if whole() {
+    if whole("stress-ng") {
         for (name, list) in [
             ("vm", VM),
             ("mappings", MAPPINGS),
@@ -204,6 +204,7 @@ impl Suite for Stress {
             outcomes: Outcomes::new(),
             log: String::new(),
             swapped: 0,
+            ended: true,
         };
         for &(stressor, operations, other) in &self.list {
             let name = format!("{stressor} {other}").trim_end().to_owned();

@@ -4,17 +4,27 @@
 //! that the program started with, and above it a control block (the C library's thread descriptor).
 //! [`Locals`] is what these are in a thread that has not run yet. After the control block comes the
 //! vector of thread-local blocks (DTV), which the dynamic linker reads.
+//!
+//! [`prepare`] notes the objects while the program starts, without allocating; the first thread that
+//! is made has the area put together from the notes. What runs at every start stands in the sections
+//! `hugeswap_start` and `hugeswap_hot`, with what else does (see hugeswap-preload).
 
 use super::PAGE;
-use crate::process;
+use crate::{Errno, Result, process};
 use std::arch::asm;
+use std::cell::UnsafeCell;
 use std::ffi::c_void;
+use std::sync::OnceLock;
+use std::sync::atomic::AtomicU32;
+use std::sync::atomic::Ordering::{Acquire, Release};
 
 /// Zeroed room from the thread pointer on: more than the C library's thread descriptor (2304 bytes
 /// in glibc 2.36).
 const DESCRIPTOR: usize = 2 * PAGE;
 /// The largest static thread-local area that is copied.
 const MOST_LOCALS: usize = 64 << 20;
+/// As many objects with thread-locals are noted without allocating.
+const NOTES: usize = 8;
 
 /// Offsets from the thread pointer that are part of the x86-64 ABI of glibc: compiled code uses the first five, and
 /// glibc up to 2.33 asks the sixth before it leaves out the `lock` prefix of an atomic instruction.
@@ -24,7 +34,7 @@ const SELF_AGAIN: usize = 16;
 const STACK_GUARD: usize = 0x28;
 const POINTER_GUARD: usize = 0x30;
 const MULTIPLE_THREADS: usize = 0x18;
-/// Where glibc from 2.4 on keeps the thread's id; [`prepare`] checks that.
+/// Where glibc from 2.4 on keeps the thread's id; [`Locals::from`] checks that.
 const TID: usize = 0x2d0;
 
 /// An entry of the vector of thread-local blocks, `dtv_t`.
@@ -51,24 +61,63 @@ pub(super) struct Locals {
     has_tid: bool,
 }
 
+static LOCALS: OnceLock<Locals> = OnceLock::new();
+
+/// Notes which of the program's objects have thread-locals. To be called once, before the program's `main`, so that
+/// what is loaded is what the program was started with. The first [`super::spawn`] makes use of the notes. Allocates only for
+/// a program that starts with more than [`NOTES`] such objects. ENOSYS: no object has thread-locals, so the C
+/// library's layout is not one this module knows.
+#[unsafe(link_section = "hugeswap_start")]
+pub fn prepare() -> Result<()> {
+    const TO_DO: u32 = 0;
+    const BEGUN: u32 = 1;
+    const DONE: u32 = 2;
+    #[unsafe(link_section = "hugeswap_hot")]
+    static STEP: AtomicU32 = AtomicU32::new(TO_DO);
+    if STEP
+        .compare_exchange(TO_DO, BEGUN, Acquire, Acquire)
+        .is_ok()
+    {
+        // SAFETY: this call is the only one that writes, before anything reads.
+        let notes = unsafe { &mut *NOTED.0.get() };
+        notes.pointer = thread_pointer();
+        // SAFETY: the callback gets the notes it is passed with, and does not unwind.
+        unsafe { libc::dl_iterate_phdr(Some(note_module), (notes as *mut Notes).cast()) };
+        STEP.store(DONE, Release);
+    }
+    while STEP.load(Acquire) != DONE {
+        std::hint::spin_loop();
+    }
+    // SAFETY: written above, once.
+    match unsafe { &*NOTED.0.get() }.count {
+        0 => Err(Errno::ENOSYS),
+        _ => Ok(()),
+    }
+}
+
+/// What a new thread's thread-locals are. ENOSYS: as for [`prepare`], or that was not called.
+pub(super) fn get() -> Result<&'static Locals> {
+    if let Some(locals) = LOCALS.get() {
+        return Ok(locals);
+    }
+    // SAFETY: `prepare` has returned, or there are no notes.
+    let locals = Locals::from(unsafe { &*NOTED.0.get() }).ok_or(Errno::ENOSYS)?;
+    Ok(LOCALS.get_or_init(|| locals))
+}
+
+/// The calling thread's thread pointer.
+fn thread_pointer() -> usize {
+    let pointer: usize;
+    // SAFETY: on x86-64 the thread pointer points to a descriptor that begins with its own address.
+    unsafe { asm!("mov {}, fs:[0]", out(reg) pointer, options(nostack, readonly)) };
+    pointer
+}
+
 impl Locals {
-    /// The thread-locals of this process's objects, or `None` if the C library's layout is not one
-    /// that this module knows. Allocates.
-    pub(super) fn of_this_thread() -> Option<Locals> {
-        let (pointer, tid): (usize, u32);
-        // SAFETY: on x86-64 glibc the thread pointer points to a descriptor that begins with its own address and is longer
-        // than TID + 4 bytes.
-        unsafe {
-            asm!("mov {}, fs:[0]", out(reg) pointer, options(nostack, readonly));
-            tid = ((pointer + TID) as *const u32).read();
-        }
-        let mut found = Found {
-            pointer,
-            modules: Vec::new(),
-        };
-        // SAFETY: the callback gets the `found` it is passed with, and does not unwind.
-        unsafe { libc::dl_iterate_phdr(Some(note_module), (&raw mut found).cast()) };
-        let mut modules = found.modules;
+    /// The thread-locals of the objects that were noted, or `None` if the C library's layout is not
+    /// one that this module knows. Allocates.
+    fn from(notes: &Notes) -> Option<Locals> {
+        let mut modules: Vec<Module> = notes.iter().copied().collect();
         modules.sort_unstable_by_key(|m| m.distance);
         let mut len = 0;
         // The static area has no gap larger than an alignment; what is farther away was allocated by itself.
@@ -94,7 +143,9 @@ impl Locals {
         Some(Locals {
             image,
             blocks,
-            has_tid: tid == process::tid() as u32,
+            // SAFETY: the calling thread's descriptor is longer than TID + 4 bytes.
+            has_tid: unsafe { ((thread_pointer() + TID) as *const u32).read() }
+                == process::tid() as u32,
         })
     }
 
@@ -174,6 +225,7 @@ impl Locals {
 }
 
 /// A loaded object's thread-locals.
+#[derive(Clone, Copy)]
 struct Module {
     number: usize,
     /// From the thread pointer down to its block.
@@ -184,28 +236,65 @@ struct Module {
     filled: usize,
 }
 
-struct Found {
+/// What [`prepare`] finds.
+struct Notes {
+    /// The thread pointer of the thread that looks.
     pointer: usize,
-    modules: Vec<Module>,
+    count: usize,
+    first: [Module; NOTES],
+    more: Vec<Module>,
 }
 
+struct SharedNotes(UnsafeCell<Notes>);
+// SAFETY: written by `prepare` alone, once, before the program has threads that make some of this kind.
+unsafe impl Sync for SharedNotes {}
+
+#[unsafe(link_section = "hugeswap_hot")]
+static NOTED: SharedNotes = SharedNotes(UnsafeCell::new(Notes {
+    pointer: 0,
+    count: 0,
+    first: [Module {
+        number: 0,
+        distance: 0,
+        len: 0,
+        initial: 0,
+        filled: 0,
+    }; NOTES],
+    more: Vec::new(),
+}));
+
+impl Notes {
+    fn add(&mut self, module: Module) {
+        match self.first.get_mut(self.count) {
+            Some(place) => *place = module,
+            None => self.more.push(module),
+        }
+        self.count += 1;
+    }
+
+    fn iter(&self) -> impl Iterator<Item = &Module> {
+        self.first[..self.count.min(NOTES)].iter().chain(&self.more)
+    }
+}
+
+#[unsafe(link_section = "hugeswap_start")]
 unsafe extern "C" fn note_module(
     info: *mut libc::dl_phdr_info,
     _: usize,
-    found: *mut c_void,
+    notes: *mut c_void,
 ) -> i32 {
-    // SAFETY: the dynamic linker's description of an object, and what `of_this_thread` passed.
-    let (info, found) = unsafe { (&*info, &mut *found.cast::<Found>()) };
+    // SAFETY: the dynamic linker's description of an object, and what `prepare` passed.
+    let (info, notes) = unsafe { (&*info, &mut *notes.cast::<Notes>()) };
     // SAFETY: that many program headers of a loaded object.
     let headers = unsafe { std::slice::from_raw_parts(info.dlpi_phdr, info.dlpi_phnum.into()) };
     let block = info.dlpi_tls_data as usize;
     if let Some(h) = headers.iter().find(|h| h.p_type == libc::PT_TLS)
         && info.dlpi_tls_modid != 0
-        && (1..found.pointer).contains(&block)
+        && (1..notes.pointer).contains(&block)
     {
-        found.modules.push(Module {
+        notes.add(Module {
             number: info.dlpi_tls_modid,
-            distance: found.pointer - block,
+            distance: notes.pointer - block,
             len: h.p_memsz as usize,
             initial: (info.dlpi_addr + h.p_vaddr) as usize,
             filled: h.p_filesz as usize,

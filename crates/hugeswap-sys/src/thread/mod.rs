@@ -23,9 +23,10 @@ use std::arch::naked_asm;
 use std::cell::UnsafeCell;
 use std::ffi::{CStr, c_void};
 use std::mem::MaybeUninit;
-use std::sync::OnceLock;
 use std::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed, Release};
 use std::sync::atomic::{AtomicU32, AtomicUsize};
+
+pub use locals::prepare;
 
 /// As many threads of this kind as a process can have.
 const SLOTS: usize = 64;
@@ -33,7 +34,6 @@ const PAGE: usize = 4096;
 const STACK: usize = 256 << 10;
 /// What a thread runs must fit here, with what it captures.
 const BODY: usize = 256;
-static LOCALS: OnceLock<Locals> = OnceLock::new();
 
 struct Slot {
     /// 0: free. 1: a thread's, from before it is made until it has been joined.
@@ -52,7 +52,9 @@ unsafe impl Sync for Slot {}
 
 /// What a thread does first.
 struct Start {
-    run: unsafe fn(*mut c_void),
+    /// Set before the thread is made. `None` in a slot that was never used, so that the table is zeros: one without
+    /// addresses costs a program that does not use it neither relocations nor pages.
+    run: Option<unsafe fn(*mut c_void)>,
     name: [u8; 16],
     mask: Mask,
     body: Body,
@@ -69,31 +71,27 @@ static THREADS: [Slot; SLOTS] = [const {
         memory: AtomicUsize::new(0),
         mark: AtomicU32::new(0),
         start: UnsafeCell::new(Start {
-            run: nothing,
+            run: None,
             name: [0; 16],
-            mask: signal::ALL,
+            mask: 0,
             body: Body(MaybeUninit::uninit()),
         }),
     }
 }; SLOTS];
 
-unsafe fn nothing(_: *mut c_void) {}
+/// Slots from this one on have never been used.
+static USED: AtomicUsize = AtomicUsize::new(0);
+
+/// The slots that are or were used.
+fn slots() -> &'static [Slot] {
+    &THREADS[..USED.load(Acquire)]
+}
 
 /// A slot's thread id between the moment it is taken and the moment the kernel has made the thread.
 const BEING_MADE: u32 = u32::MAX;
 
 /// A thread. It is not ended, nor its slot given back, when this is dropped; [`Thread::join`] does.
 pub struct Thread(&'static Slot);
-
-/// Learns what thread-locals the program's objects have. To be called once, before the program's `main`, so that what is
-/// loaded is what the program was started with. ENOSYS: the C library's layout is not one this module knows.
-pub fn prepare() -> Result<()> {
-    if LOCALS.get().is_none() {
-        let locals = Locals::of_this_thread().ok_or(Errno::ENOSYS)?;
-        let _ = LOCALS.set(locals);
-    }
-    Ok(())
-}
 
 /// Makes a thread that runs `body` with the signals of `mask` blocked. Its name is cut at 15 bytes. EAGAIN: there are too many; ENOSYS:
 /// [`prepare`] was not called, or failed.
@@ -106,17 +104,20 @@ pub unsafe fn spawn<F: FnOnce() + Send + 'static>(
     body: F,
 ) -> Result<Thread> {
     const { assert!(size_of::<F>() <= BODY && align_of::<F>() <= 16) };
-    let locals = LOCALS.get().ok_or(Errno::ENOSYS)?;
+    let locals = locals::get()?;
     // A handler of the program's must not run on top of a slot that is half filled, nor in the new thread.
     let _blocked = Blocked::all();
     let free = |s: &&Slot| s.taken.compare_exchange(0, 1, AcqRel, Relaxed).is_ok();
-    let slot = THREADS.iter().find(free).ok_or(Errno::EAGAIN)?;
+    let slot = THREADS.iter().position(|s| free(&s));
+    let slot = slot.ok_or(Errno::EAGAIN)?;
+    USED.fetch_max(slot + 1, AcqRel);
+    let slot = &THREADS[slot];
     let pointer = slot
         .thread_pointer(locals)
         .inspect_err(|_| slot.give_back())?;
     // SAFETY: the slot is this call's alone until its thread runs, and the thread reads `start` only then.
     let start = unsafe { &mut *slot.start.get() };
-    start.run = run::<F>;
+    start.run = Some(run::<F>);
     start.mask = mask;
     start.name = [0; 16];
     for (to, from) in start.name[..15].iter_mut().zip(name.bytes()) {
@@ -191,7 +192,7 @@ impl Peer {
 /// Every thread of this kind that is there or being made.
 pub fn all() -> impl Iterator<Item = Peer> {
     let there = |s: &&Slot| s.tid.load(Acquire) != 0;
-    THREADS.iter().filter(there).map(Peer)
+    slots().iter().filter(there).map(Peer)
 }
 
 /// The calling thread, if it is of this kind. Fit for a signal handler that runs on the thread's own stack.
@@ -202,7 +203,7 @@ pub fn current() -> Option<Peer> {
         let memory = s.memory.load(Acquire);
         memory != 0 && (memory + PAGE..memory + PAGE + STACK).contains(&at)
     };
-    THREADS.iter().find(is_in).map(Peer)
+    slots().iter().find(is_in).map(Peer)
 }
 
 /// Has the program's last thread ended, so that only threads of this kind are left? Then this is the status it ended with. (Where it ended by the C
@@ -238,7 +239,7 @@ pub fn program_is_over() -> Option<i32> {
 /// # Safety
 /// The caller is the only thread of the process, and not one of this kind. Every [`Thread`] made before is to be forgotten.
 pub unsafe fn reset_in_child() {
-    for slot in &THREADS {
+    for slot in slots() {
         slot.tid.store(0, Relaxed);
         slot.taken.store(0, Release);
     }
@@ -319,7 +320,7 @@ unsafe fn run<F: FnOnce()>(body: *mut c_void) {
 extern "C" fn begin(slot: &'static Slot) -> ! {
     // SAFETY: `spawn` is done with it.
     let start = unsafe { &mut *slot.start.get() };
-    if let Some(locals) = LOCALS.get() {
+    if let Ok(locals) = locals::get() {
         // SAFETY: `spawn` filled this thread's control block.
         unsafe { locals.note_tid() };
     }
@@ -327,8 +328,10 @@ extern "C" fn begin(slot: &'static Slot) -> ! {
         process::name_thread(name);
     }
     signal::set_mask(start.mask);
-    // SAFETY: the body that goes with this function.
-    unsafe { (start.run)(start.body.0.as_mut_ptr().cast()) };
+    if let Some(run) = start.run {
+        // SAFETY: the body that goes with this function.
+        unsafe { run(start.body.0.as_mut_ptr().cast()) };
+    }
     signal::set_mask(signal::ALL);
     loop {
         // SAFETY: ends this thread alone; nothing is left on its stack that anybody needs.

@@ -103,7 +103,7 @@ def main():
     # As CPython's own runner has it.
     faulthandler.enable(all_threads=True)
     # What hangs tells where.
-    faulthandler.dump_traceback_later(1200, exit=True)
+    faulthandler.dump_traceback_later(1790)
     test.support.verbose = False
     out = os.open(file, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o666)
     with os_helper.temp_cwd(), os.fdopen(out, "wb", buffering=0) as out:
