@@ -107,7 +107,7 @@ impl Engine {
             places_known: u64::from(places_idle),
             credits: self.base.credits().pages(),
             charged: self.pool.record().charged.load(Relaxed),
-            watched: self.watched.load(Relaxed),
+            watched: self.table.watched() as i64,
             mappings: self.backend.mappings(),
             slots_lost: self.pool.records()[self.pool.me()].events.counters
                 [Counter::Poisoned as usize]

@@ -47,9 +47,8 @@ use crate::pool::{PoolError, Reservation};
 use crate::track::Held;
 use crate::{doubts, gate, handler};
 use hugeswap_policy::knobs::Knob;
-use hugeswap_policy::unit::{
-    CLEAN, COW, Kind, Place, READAHEAD, UNCHARGED, WATCHED, WRITABLE, Word,
-};
+use hugeswap_policy::unit::step::Event;
+use hugeswap_policy::unit::{COW, Kind, WATCHED, WRITABLE, Word};
 use hugeswap_sys::now_ns;
 use hugeswap_sys::signal::Blocked;
 use hugeswap_sys::{fs, futex, mm, process, thread};
@@ -298,21 +297,15 @@ impl Engine {
                 if w.has(WATCHED) {
                     // Should it fail, the next touch gives access.
                     let _ = self.backend.set_readable(self.table.addr(u));
-                    self.watched.fetch_sub(1, Relaxed);
-                    self.note_resident(u);
                 }
                 if protected {
                     self.note_left(u, Held::At(self.table.addr(u)));
                 }
-                let w = w.clear(WATCHED | READAHEAD);
-                self.table.reset(
-                    u,
-                    if protected {
-                        w.clear(WRITABLE).set(COW)
-                    } else {
-                        w
-                    },
-                );
+                let forked = Event::Forked {
+                    read_only: protected,
+                };
+                let effects = self.table.reset_by(u, forked);
+                self.tell(u, effects.lists);
             }
             unit += run.max(1);
         }
@@ -362,43 +355,36 @@ impl Engine {
         self.pool.leave_secret();
         self.store.reset_in_child();
         self.base.reset_in_child();
-        self.watched.store(0, Relaxed);
         self.files_in_child();
         self.sharing.in_child(self.host(), disowned);
         self.looked.forget_in_child();
         let end = self.high_unit.load(Relaxed);
         for unit in 0..end {
             let w = self.table.load(unit);
-            match w.kind() {
+            let at = self.table.addr(unit);
+            let event = match w.kind() {
                 Kind::Present => {
-                    let at = self.table.addr(unit);
-                    let mut w = w;
-                    if was_message && w.allows(false) && self.backend.set_readable(at).is_err() {
-                        // The next touch gives access, also if it is the kernel's.
-                        self.watched.fetch_add(1, Relaxed);
-                        w = w.set(WATCHED).clear(CLEAN);
-                    }
+                    // Where access cannot be given, the next touch does it, also if it is the kernel's.
+                    let watched =
+                        was_message && w.allows(false) && self.backend.set_readable(at).is_err();
                     // Brought in by the forking thread itself, after everything was shared.
-                    if !w.has(COW) && self.backend.set_read_only(at, UNIT).is_err() {
-                        w = w.clear(CLEAN);
-                    }
+                    let changed = !w.has(COW) && self.backend.set_read_only(at, UNIT).is_err();
                     self.note_left(unit, Held::At(at));
-                    self.table
-                        .reset(unit, w.clear(WRITABLE).set(COW | UNCHARGED));
+                    Event::Inherited { watched, changed }
                 }
-                Kind::Foreign => self.table.reset(unit, w.set(UNCHARGED)),
-                Kind::Base => self.table.reset(unit, self.pages_in_child(unit, w)),
-                Kind::Cached => self
-                    .table
-                    .reset(unit, w.with_kind(Kind::Swapped).clear(READAHEAD)),
-                _ => {}
-            }
+                Kind::Base => self.pages_in_child(unit, w),
+                _ => Event::Inherited {
+                    watched: false,
+                    changed: false,
+                },
+            };
+            // (Nothing is counted, and places are the parent's.)
+            let _ = self.table.reset_by(unit, event);
             let w = self.table.load(unit);
             if disowned && w.kind() == Kind::Swapped {
                 // Its slot may be somebody else's by now.
                 self.store.lose_place(unit, w.place());
-                self.table
-                    .reset(unit, w.with_place(Place::Nothing).with_kind(Kind::Poisoned));
+                let _ = self.table.reset_by(unit, Event::Lost);
             }
         }
         // From what the parent has on.

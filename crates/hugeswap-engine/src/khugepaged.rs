@@ -7,6 +7,7 @@
 //! Concurrency: it works on a unit under the unit's lock, which it only tries to take, and passes the gate for each, so that a fork waits for
 //! one unit at most.
 
+use crate::base::Cause;
 use crate::memory::wait::ROUND_NS;
 use crate::reclaim::Reclaim;
 use hugeswap_policy::UNIT_PAGES;
@@ -181,12 +182,10 @@ impl Reclaim {
         let record = self.base.records.of(unit);
         record.set_density(Density::of(record.present.count() as u16));
         record.set_history(UnitHistory::NEW);
-        if self.become_whole(frame, &mut w, false).is_err() {
+        if self.become_whole(frame, &mut w, Cause::Khugepaged).is_err() {
             // Whoever needs what could not be read is told by a fault.
             return w.settle();
         }
         w.settle();
-        self.note_resident(unit);
-        self.pool.count(Counter::KhugepagedCollapsed, 1);
     }
 }

@@ -5,24 +5,20 @@ use crate::call::CallError;
 use crate::paging::Paging;
 use crate::table::{Locked, NO_FRAME};
 use crate::track::Held;
-use hugeswap_policy::unit::{CLEAN, Kind, MAY_WRITE, READAHEAD, WRITABLE, Word};
+use hugeswap_policy::unit::MAY_WRITE;
+use hugeswap_policy::unit::step::Event;
 
 impl Paging {
-    /// Maps the frame at `place` to a locked unit; its word then.
+    /// Maps the frame at `place` to a locked unit. Gives the event for the caller to take the step
+    /// of.
     pub(crate) fn map_frame(
         &self,
         w: &Locked<'_>,
         place: u32,
         write: bool,
-    ) -> Result<Word, CallError> {
+    ) -> Result<Event, CallError> {
         let unit = w.unit();
         let writable = (write || !self.backend.can().arrives_read_only) && w.has(MAY_WRITE);
-        let new = w.with_kind(Kind::Present).clear(READAHEAD);
-        let new = if writable {
-            new.clear(CLEAN).set(WRITABLE)
-        } else {
-            new.set(CLEAN)
-        };
         if self.markers.is_marked(unit) {
             return self.map_marked(w, place);
         }
@@ -37,6 +33,6 @@ impl Paging {
         }
         self.let_inherit(unit);
         w.set_frame(NO_FRAME);
-        Ok(new)
+        Ok(Event::Arrived { writable })
     }
 }

@@ -17,8 +17,8 @@ use crate::call::{Call, CallError};
 use crate::outcome::Outcome;
 use crate::paging::Paging;
 use crate::table::{Locked, NO_FRAME};
-use hugeswap_policy::counters::Counter;
 use hugeswap_policy::markers::{Marker, Misplaced, Pages};
+use hugeswap_policy::unit::step::Event;
 use hugeswap_policy::unit::{Kind, Word};
 use hugeswap_sys::{Result, mm};
 use std::ops::Range;
@@ -63,13 +63,14 @@ impl Paging {
             })
     }
 
-    /// Maps the frame at `place` to a locked unit with markers, which is the kernel's from now on. Its word. If that fails, nothing is changed.
+    /// Maps the frame at `place` to a locked unit with markers, which is the kernel's from now on. Gives the event for the
+    /// caller to take the step of. If it fails, nothing is changed.
     #[inline(never)]
     pub(crate) fn map_marked(
         &self,
         w: &Locked<'_>,
         place: u32,
-    ) -> std::result::Result<Word, CallError> {
+    ) -> std::result::Result<Event, CallError> {
         let unit = w.unit();
         let (from, at) = (self.arena.addr(place), w.addr());
         // Nobody touches it before it is as it is to be.
@@ -97,10 +98,9 @@ impl Paging {
         w.set_frame(NO_FRAME);
         self.track.note_written(unit);
         self.has_foreign.store(true, Relaxed);
-        self.pool.count(Counter::Ejected, 1);
         self.pool.hand_over_to_kernel(self.pool.me());
         // (What it has in swap is given up by who may: [`Paging::eject`], or as the unit is unmapped.)
-        Ok(Word(0).with_kind(Kind::Foreign).with_place(w.place()))
+        Ok(Event::Ejected { keeps_place: true })
     }
 
     /// Gives access to a mapped unit but for its pages with markers.

@@ -5,8 +5,8 @@ use crate::paging::Paging;
 use crate::table::Locked;
 use crate::track::Held;
 use hugeswap_policy::counters::Counter;
-use hugeswap_policy::unit::{CLEAN, COW, Kind, Place, READAHEAD, WATCHED, WRITABLE, Word};
-use std::sync::atomic::Ordering::Relaxed;
+use hugeswap_policy::unit::step::Event;
+use hugeswap_policy::unit::{COW, Word};
 
 impl Paging {
     /// Leaves a locked clean unit where a fault may take its frame: watched in place, or in the
@@ -25,15 +25,14 @@ impl Paging {
             if self.backend.watch(at).is_err() {
                 // The limit on mappings: it goes without being watched first.
                 self.pool.count(Counter::MapLimit, 1);
-                let dropped = self.drop_clean(w.with(|w| w.clear(WRITABLE)));
+                let dropped = self.drop_clean(w);
                 if !dropped {
                     self.lru.lock().put_back(unit);
                 }
                 return dropped;
             }
             self.arena.numa.ask_unit(unit, at);
-            self.watched.fetch_add(1, Relaxed);
-            w.settle_as(|w| w.clear(WRITABLE).set(WATCHED));
+            self.settle_by(w, Event::Watched);
         } else {
             let Some(place) = self.arena.take_empty() else {
                 w.settle();
@@ -45,7 +44,7 @@ impl Paging {
             if self.move_out(unit, place, false).is_err() {
                 self.arena.put_empty(place);
                 // A part may have been on its way and come back writable.
-                w.settle_as(|w| w.clear(CLEAN));
+                self.settle_by(w, Event::Dirtied);
                 self.lru.lock().put_back(unit);
                 return false;
             }
@@ -54,11 +53,7 @@ impl Paging {
             }
             self.note_left(unit, Held::AsStored(*w));
             w.set_frame(place);
-            self.watched.fetch_add(1, Relaxed);
-            w.settle_as(|w| {
-                w.with_kind(Kind::Cached)
-                    .clear(CLEAN | WRITABLE | READAHEAD)
-            });
+            self.settle_by(w, Event::MovedOut);
         }
         if self.push_clean(unit).is_err() {
             // No room to remember it: back to the list, it is watched already.
@@ -87,27 +82,19 @@ impl Paging {
 
     /// Moves the frame at `place` back to the locked unit it came from, dirty; false, for nothing was gained.
     pub(crate) fn put_back(&self, w: Locked<'_>, place: u32) -> bool {
-        self.pool.count(Counter::WriteRedirtied, 1);
         let unit = w.unit();
-        let w = w.with(|w| w.clear(CLEAN | WATCHED | READAHEAD));
         if !self.track.is_open(unit) {
             self.track.note_written(unit);
         }
         if self.move_in(place, unit, true).is_ok() {
             self.arena.put_empty(place);
-            w.settle_as(|w| w.set(WRITABLE));
+            self.settle_by(w, Event::PutBack);
         } else {
             // Its bytes are nowhere else.
-            self.pool.count(Counter::Poisoned, 1);
             self.arena.put_free(place);
             self.store.lose_place(unit, w.place());
-            w.settle_as(|w| {
-                w.with_place(Place::Nothing)
-                    .clear(WRITABLE)
-                    .with_kind(Kind::Poisoned)
-            });
+            self.settle_by(w, Event::Lost);
         }
-        self.note_resident(unit);
         false
     }
 

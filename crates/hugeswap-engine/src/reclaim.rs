@@ -30,6 +30,7 @@ use crate::table::Locked;
 use crate::threads::{Handle, Threads};
 use hugeswap_policy::counters::Counter;
 use hugeswap_policy::knobs::Knob;
+use hugeswap_policy::unit::step::Event;
 use hugeswap_policy::unit::{CLEAN, COW, Kind, LOCKED, WATCHED, WRITABLE, WRITEBACK, Word};
 use hugeswap_sys::{futex, now_ns, process};
 use std::ops::Deref;
@@ -332,7 +333,7 @@ impl Reclaim {
                     self.track.note_half_protected(unit);
                 }
                 // Part of the range may be read-only by now: say so, a write fault puts it right.
-                w.settle_as(|w| w.clear(WRITABLE));
+                self.settle_by(w, Event::MadeReadOnly);
                 self.lru.lock().put_back(unit);
             }
             self.pool.count(Counter::MapLimit, 1);
@@ -340,7 +341,7 @@ impl Reclaim {
         }
         for w in units {
             let unit = w.unit();
-            w.settle_as(|w| w.clear(WRITABLE).set(WRITEBACK));
+            self.settle_by(w, Event::WriteBegun);
             self.inflight_writes.fetch_add(1, Relaxed);
             while self.writes.push(Job::Write(unit)).is_err() {
                 if let Some(Job::Write(u)) = self.writes.pop() {

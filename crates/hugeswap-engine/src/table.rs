@@ -1,13 +1,14 @@
 //! The page table of a window: one state word and one frame number for each unit of 2 MiB.
 //!
-//! Concurrency: the protocol of `hugeswap_policy::unit::lock`, over a futex. The frame number of a unit is read and
-//! written only by the owner of its lock, except where the owner offers the lock.
+//! Concurrency: the protocol of `hugeswap_policy::unit::lock`, over a futex. The frame number of a
+//! unit is read and written only by the owner of its lock, except where the owner offers the lock.
 
 use crate::lock::check_inside;
 use crate::zeroed::Zeroed;
 use crate::{PAGE, UNIT};
 pub use hugeswap_policy::unit::lock::NO_FRAME;
 use hugeswap_policy::unit::lock::{self, Lock, QUEUED};
+use hugeswap_policy::unit::step::{Effects, Event, Step, step};
 use hugeswap_policy::unit::{Kind, LOCKED, UNCHARGED, WAITERS, WRITEBACK, Word};
 use hugeswap_policy::workingset::lruvec::Weights;
 use hugeswap_policy::{UNIT_BYTES, UNIT_PAGES, UNIT_SHIFT};
@@ -72,11 +73,14 @@ pub struct Table {
     units: u32,
     words: &'static [AtomicU64],
     frames: &'static [AtomicU32],
-    /// What of each unit is in memory: all or nothing follows from its word; of a base-mapped one it is told by who
-    /// changes that.
+    /// How much of each unit is in memory. All or nothing follows from its word; for a base-mapped
+    /// unit the code that changes it tells.
     weights: Arc<Weights<Zeroed<AtomicU16>>>,
-    /// Where [`Table::count_in`] has units counted; null: nowhere.
+    /// Where units are counted that hold something of this process's own ([`Table::count_in`]);
+    /// null is nowhere.
     touched: AtomicPtr<AtomicI64>,
+    /// See [`Table::watched`].
+    watched: AtomicI64,
 }
 
 impl Table {
@@ -93,16 +97,19 @@ impl Table {
         Ok(Table {
             base,
             units: units as u32,
-            // SAFETY: zeroed, page-aligned, long enough, and unmapped only in Drop; zeros are valid atomics.
+            // SAFETY: zeroed, page-aligned, long enough, and unmapped only in Drop; zeros are valid
+            // atomics.
             words: unsafe { std::slice::from_raw_parts(words as *const AtomicU64, units) },
             // SAFETY: as above.
             frames: unsafe { std::slice::from_raw_parts(frames as *const AtomicU32, units) },
             weights,
             touched: AtomicPtr::new(std::ptr::null_mut()),
+            watched: AtomicI64::new(0),
         })
     }
 
-    /// From now on `touched` says how many units hold something that is this process's own, beginning with what it says now.
+    /// From now on `touched` counts the units that hold something of this process's own, beginning
+    /// with what it says now.
     ///
     /// # Safety
     /// It must live as long as the table is used.
@@ -111,9 +118,15 @@ impl Table {
         self.touched.store(at, Release);
     }
 
-    /// The opposite.
+    /// Units are counted nowhere from now on.
     pub(crate) fn count_nowhere(&self) {
         self.touched.store(std::ptr::null_mut(), Release);
+    }
+
+    /// How many units are watched, where they are mapped or in the arena: a fault can take their
+    /// frames at once.
+    pub(crate) fn watched(&self) -> u64 {
+        self.watched.load(Relaxed).max(0) as u64
     }
 
     /// Units in the window.
@@ -235,8 +248,12 @@ impl Table {
         }
     }
 
-    /// A unit's word changes: so does what it weighs, and whether it counts as touched.
+    /// Keeps weights and counts true while a unit's word changes.
     fn weigh(&self, unit: u32, old: Word, new: Word) {
+        let more = i64::from(new.is_watched()) - i64::from(old.is_watched());
+        if more != 0 {
+            self.watched.fetch_add(more, Relaxed);
+        }
         let more = i64::from(is_touched(new)) - i64::from(is_touched(old));
         if more != 0 {
             // SAFETY: null, or alive, by the contract of `count_in`.
@@ -272,22 +289,48 @@ impl Table {
         self.lock_of(unit).is_offered()
     }
 
-    /// Sets the unit's frame number without its lock: see [`Table::reset`].
+    /// Sets the unit's frame number without its lock: only while no other thread can look.
     pub fn set_frame(&self, unit: u32, frame: u32) {
         self.frames[unit as usize].store(frame, Release);
     }
 
-    /// Stores a word without any protocol: only while nobody else can look (start, forked child).
-    pub fn reset(&self, unit: u32, word: Word) {
+    /// Takes a step of an unlocked unit whose memory and mapping do not change. The word stored;
+    /// `None` if the event cannot happen to the unit as it is.
+    pub(crate) fn update_by(&self, unit: u32, event: Event) -> Option<Word> {
+        self.update(unit, |w| step(w, event).ok().map(|step| step.word))
+    }
+
+    /// Takes a step without the lock: only while no other thread can look (a fork).
+    pub(crate) fn reset_by(&self, unit: u32, event: Event) -> Effects {
+        let step = take(self.load(unit), event);
+        self.reset(unit, step.word);
+        step.effects
+    }
+
+    /// Stores a word without any protocol.
+    fn reset(&self, unit: u32, word: Word) {
         self.weigh(unit, self.load(unit), word);
         self.words[unit as usize].store(word.0, Release);
     }
 }
 
-/// A unit that the holder has locked. It reads as its [`Word`]; what the holder makes of that others see when the lock ends.
+/// Takes a step. An event that cannot happen to the unit is a bug: a debug build ends the process,
+/// a release build leaves the unit as it is.
+fn take(w: Word, event: Event) -> Step {
+    step(w, event).unwrap_or_else(|_illegal| {
+        #[cfg(debug_assertions)]
+        crate::lock::broken(&_illegal.to_string());
+        #[cfg(not(debug_assertions))]
+        Step::to(w)
+    })
+}
+
+/// A unit that the holder has locked. It reads as its [`Word`], which changes by the steps of
+/// [`hugeswap_policy::unit::step`] only. Others see the new word when the lock ends.
 ///
-/// The lock ends in one of these ways, and a debug build ends the process if it is lost otherwise: [`Locked::settle`] and [`Locked::settle_as`]
-/// unlock the unit, [`Locked::offer`] leaves the lock to the first thread that comes, [`Locked::pass`] sends it with a job.
+/// The lock ends in one of these ways, and a debug build ends the process if it is lost otherwise:
+/// [`Locked::settle`] unlocks the unit, [`Locked::offer`] leaves the lock to the first thread that
+/// comes, [`Locked::pass`] sends it with a job.
 #[must_use = "a unit that is left locked blocks all who need it"]
 pub(crate) struct Locked<'t> {
     table: &'t Table,
@@ -322,26 +365,12 @@ impl<'t> Locked<'t> {
         unit.lock().unlock(unit.word);
     }
 
-    /// [`Locked::settle`] with another word.
-    pub fn settle_as(self, new: impl FnOnce(Word) -> Word) {
-        self.with(new).settle();
-    }
-
-    /// Changes the word that is held.
-    pub fn change(&mut self, new: impl FnOnce(Word) -> Word) {
-        self.word = new(self.word);
-    }
-
-    /// The same unit with another word.
-    pub fn with(mut self, new: impl FnOnce(Word) -> Word) -> Locked<'t> {
-        self.change(new);
-        self
-    }
-
-    /// Shows others the word that is held. The unit stays locked.
-    pub fn publish(&self) {
-        self.weigh();
-        self.lock().put_locked(self.word);
+    /// Takes the step of an event that has happened to the unit. The caller carries out the
+    /// effects: see [`Memory::advance`](crate::memory::Memory::advance).
+    pub fn step(&mut self, event: Event) -> Effects {
+        let step = take(self.word, event);
+        self.word = step.word;
+        step.effects
     }
 
     /// Offers the lock to the first thread that comes, for a read that no thread has begun.
@@ -351,8 +380,9 @@ impl<'t> Locked<'t> {
 
     /// The lock goes with a job, to the thread that calls [`Table::passed`].
     pub fn pass(self) {
-        self.publish();
-        let _ = ManuallyDrop::new(self);
+        let unit = ManuallyDrop::new(self);
+        unit.weigh();
+        unit.lock().put_locked(unit.word);
     }
 
     /// The number of its frame.
@@ -393,7 +423,8 @@ fn left_locked() {
     panic!("a unit is left locked");
 }
 
-/// Does the unit hold something that is neither a file's nor shared with the process that this one was forked from?
+/// Does the unit hold something that is neither a file's nor shared with the process that this one
+/// was forked from?
 fn is_touched(w: Word) -> bool {
     let of_file = || w.file().is_some();
     match w.kind() {
@@ -422,7 +453,8 @@ impl Drop for Table {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use hugeswap_policy::unit::{CLEAN, Place, WRITABLE};
+    use hugeswap_policy::unit::Place;
+    use hugeswap_policy::unit::step::Lists;
     use hugeswap_policy::workingset::lruvec::Lruvecs;
 
     fn table() -> Table {
@@ -431,25 +463,51 @@ mod tests {
     }
 
     #[test]
-    fn others_see_a_change_when_the_lock_ends() {
+    fn others_see_a_step_when_the_lock_ends() {
         let t = table();
-        t.reset(1, Word::none());
+        let _ = t.reset_by(1, Event::Mapped);
         let mut unit = t.try_lock_if(1, |w| w.kind() == Kind::None).unwrap();
         assert!(t.try_lock_if(1, |_| true).is_none());
-        unit.change(|w| w.with_kind(Kind::Present).set(WRITABLE));
+        let effects = unit.step(Event::FirstTouched { writable: false });
+        assert_eq!(
+            (effects.lists, effects.frees),
+            (Lists::Resident, Place::Nothing)
+        );
         assert_eq!((unit.kind(), t.load(1).kind()), (Kind::Present, Kind::None));
-        unit.settle_as(|w| w.clear(WRITABLE).set(CLEAN).with_place(Place::Cluster(5)));
-        let now = t.load(1);
-        assert!(now.kind() == Kind::Present && now.has(CLEAN) && !now.has(LOCKED | WRITABLE));
+        unit.settle();
+        assert!(t.load(1).kind() == Kind::Present && !t.load(1).has(LOCKED));
+    }
+
+    #[test]
+    fn units_that_are_watched_are_counted() {
+        let t = table();
+        let place = Place::Cluster(5);
+        let take = |events: &[Event]| {
+            let mut unit = t.lock(3);
+            for &event in events {
+                let _ = unit.step(event);
+            }
+            unit.settle();
+            t.watched()
+        };
+        let written = [Event::WriteBegun, Event::Written { place }, Event::Watched];
+        assert_eq!(
+            take(&[Event::Mapped, Event::FirstTouched { writable: true }]),
+            0
+        );
+        assert_eq!(take(&written), 1);
+        assert_eq!(take(&[Event::Touched { write: false }]), 0);
+        assert_eq!(take(&[Event::MovedOut]), 1);
+        assert_eq!(take(&[Event::Filled]), 0);
     }
 
     #[test]
     fn a_job_takes_the_word_and_the_lock_along() {
         let t = table();
-        t.reset(2, Word::none());
-        let unit = t
-            .lock(2)
-            .with(|w| w.with_kind(Kind::Swapped).with_place(Place::Cluster(7)));
+        let _ = t.reset_by(2, Event::Mapped);
+        let mut unit = t.lock(2);
+        let _ = unit.step(Event::FirstTouched { writable: true });
+        let _ = unit.step(Event::Placed(Place::Cluster(7)));
         unit.set_frame(3);
         unit.pass();
         assert!(t.load(2).has(LOCKED));

@@ -17,7 +17,8 @@ use hugeswap_policy::UNIT_PAGES;
 use hugeswap_policy::counters::Counter;
 use hugeswap_policy::knobs::Knob;
 use hugeswap_policy::unit::FilePlace;
-use hugeswap_policy::unit::{CLEAN, Kind, Place, READAHEAD, WRITABLE, WRITEBACK};
+use hugeswap_policy::unit::step::Event;
+use hugeswap_policy::unit::{Place, WRITABLE};
 use hugeswap_sys::futex;
 use std::sync::atomic::Ordering::Relaxed;
 use std::sync::atomic::Ordering::{Acquire, Release};
@@ -128,40 +129,31 @@ impl Paging {
         w.set_frame(frame.place);
         let numa = &self.arena.numa;
         numa.set_unit(unit, numa.of_place(frame.place));
-        w.settle_as(|w| w.with_kind(Kind::Cached).set(READAHEAD));
-        self.note_resident(unit);
+        self.settle_by(w, Event::Filled);
     }
 
     /// A read that a program thread could not do; its frame is in the table, its lock is ours.
     fn read_handed(&self, unit: u32) {
-        let w = self.table.passed(unit);
+        let mut w = self.table.passed(unit);
         let place = w.frame();
         let at = self.arena.addr(place);
         let read = self.read_unit(unit, *w, at, false).is_ok();
         let of_file = w.file().is_some();
         if read || !of_file && self.read_unit_by_pages(unit, *w, at) {
-            w.settle_as(|w| w.with_kind(Kind::Cached).set(READAHEAD));
-            self.note_resident(unit);
-            return;
+            return self.settle_by(w, Event::Filled);
         }
         self.note_read_error(*w);
         w.set_frame(NO_FRAME);
         self.arena.put_free(place);
-        let mut w = w.with(|w| w.with_kind(Kind::Swapped));
         if !of_file && self.go_over_to_pages(&mut w) {
             // What can be read of it can be had.
             return w.settle();
         }
-        self.pool.count(Counter::Poisoned, 1);
         if !of_file {
             self.note_unit_lost(unit, *w);
         }
         self.store.free_place(unit, w.place());
-        w.settle_as(|w| {
-            w.with_place(Place::Nothing)
-                .clear(READAHEAD)
-                .with_kind(Kind::Poisoned)
-        });
+        self.settle_by(w, Event::Lost);
     }
 
     /// Writes a unit under write-back to swap, from where it stands.
@@ -210,10 +202,6 @@ impl Paging {
             }
         };
         let w = self.table.lock(unit);
-        let w = w.with(|w| w.clear(WRITEBACK).with_place(place));
-        if place != old {
-            self.store.free_place(unit, old);
-        }
         if written
             && w.has(WRITABLE)
             && let Place::Cluster(s) = place
@@ -224,25 +212,22 @@ impl Paging {
             // new. (A slot left alone still holds what it did, and a forked child may need it.)
             self.store.forget_stored(s, 0..UNIT_PAGES as usize);
         }
-        self.end_write_out(w, written);
+        self.end_write_out(w, written.then_some(place));
         true
     }
 
-    /// What becomes of a locked unit after its write-back.
-    pub(crate) fn end_write_out(&self, w: Locked<'_>, written: bool) {
-        let unit = w.unit();
-        if !written {
-            w.settle();
-            self.note_resident(unit);
-        } else if w.has(WRITABLE) {
-            self.pool.count(Counter::WriteRedirtied, 1);
-            w.settle();
-            self.note_referenced(unit);
-        } else if w.pins() > 0 {
-            w.settle_as(|w| w.set(CLEAN));
-            self.note_resident(unit);
+    /// What becomes of a locked unit after its write-back. `place`: where it was written to, or has
+    /// been all along; `None`: it was not written.
+    pub(crate) fn end_write_out(&self, mut w: Locked<'_>, place: Option<Place>) {
+        let Some(place) = place else {
+            return self.settle_by(w, Event::NotWritten);
+        };
+        let written = Event::Written { place };
+        if w.has(WRITABLE) || w.pins() > 0 {
+            self.settle_by(w, written);
         } else {
-            self.park(w.with(|w| w.set(CLEAN)));
+            self.advance(&mut w, written);
+            self.park(w);
         }
     }
 
@@ -277,12 +262,12 @@ impl Paging {
         if !written {
             self.rest_a_moment();
         }
-        let w = self.table.lock(unit).with(|w| w.clear(WRITEBACK));
+        let w = self.table.lock(unit);
         if w.has(WRITABLE) {
             // Changed meanwhile: what the file has is neither the old nor the new.
             self.files.sums[unit as usize].store(0, Relaxed);
         }
-        self.end_write_out(w, written);
+        self.end_write_out(w, written.then_some(Place::File(place)));
         written
     }
 }

@@ -14,8 +14,7 @@ const FILE: FilePlace = FilePlace {
     unit: 2,
 };
 
-/// Every event, with its facts, and how the document calls it. Where several have one name, they
-/// are one row.
+/// Every event, with its facts, and its name in the document. Events of one name share rows.
 fn events() -> Vec<(Event, &'static str)> {
     use Event::*;
     const MAPPED: &str = "the program maps memory, or a file";

@@ -1,8 +1,8 @@
 //! The page-state protocol under every schedule: programs, an evictor and a holder of
 //! one unit, run by an explorer of interleavings.
 //!
-//! The lock is [`Lock`], and what becomes of the unit [`step`], the code that the engine runs, over
-//! cells of the explorer. Around them stands a model of the machine:
+//! The lock is [`Lock`], over cells of the explorer, and what becomes of the unit is [`step`]: the
+//! code that the engine runs. Around them stands a model of the machine:
 //! * the mapping: an access right and the frame's content under one mutex, because an
 //!   instruction and a change of protection are atomic to each other (the change returns when no
 //!   processor can use the old right any more);
@@ -331,7 +331,8 @@ impl Unit {
         self.drop_watched();
     }
 
-    /// Locks the unit for the evictor, which may not see that it is held.
+    /// Locks the unit for the evictor, which under [`Bug::PinsIgnored`] does not see that it is
+    /// held.
     fn take_to_evict(&self) -> Word {
         let mut w = self.take();
         while self.bug == Bug::PinsIgnored

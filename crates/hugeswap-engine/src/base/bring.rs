@@ -7,8 +7,8 @@ use crate::call::{Call, CallError, Done};
 use crate::paging::Paging;
 use crate::table::Locked;
 use hugeswap_policy::UNIT_PAGES;
-use hugeswap_policy::counters::Counter;
-use hugeswap_policy::unit::{Kind, MAY_WRITE, Place, Word};
+use hugeswap_policy::unit::step::Event;
+use hugeswap_policy::unit::{MAY_WRITE, Place, Word};
 use std::ops::Range;
 
 impl Paging {
@@ -19,8 +19,7 @@ impl Paging {
         }
         let record = self.base.records.of(w.unit());
         self.note_stored(w.unit(), **w, record);
-        self.pool.count(Counter::ThpSplitPmd, 1);
-        w.change(|w| w.with_kind(Kind::Base));
+        self.advance(w, Event::BecameBase);
         true
     }
 
@@ -43,7 +42,7 @@ impl Paging {
             return false;
         }
         self.base.records.of(w.unit()).clear();
-        w.change(|w| w.with_kind(Kind::Base));
+        self.advance(w, Event::BecameBase);
         true
     }
 

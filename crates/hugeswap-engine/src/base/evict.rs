@@ -12,7 +12,7 @@ use crate::forked::{InheritanceLoss, note_inheritance_loss};
 use crate::paging::Paging;
 use crate::table::{Locked, NO_FRAME};
 use hugeswap_policy::UNIT_PAGES;
-use hugeswap_policy::counters::Counter;
+use hugeswap_policy::unit::step::Event;
 use hugeswap_policy::unit::{Kind, Place, Word};
 use hugeswap_sys::now_ns;
 use std::ops::Range;
@@ -46,13 +46,14 @@ impl Paging {
         record.dirty.join(&kept);
         let left = record.present.count();
         self.weights.set(unit, left);
-        w.settle();
-        let freed = freed.flatten()?;
-        if freed > 0 {
-            self.pool.count(Counter::PgReclaim, 1);
-            self.pacing.made(freed);
-            self.note_available();
-        }
+        let freed = freed.flatten();
+        let Some(freed @ 1..) = freed else {
+            w.settle();
+            return freed.map(|none| (none, left));
+        };
+        self.settle_by(w, Event::PagesWent);
+        self.pacing.made(freed);
+        self.note_available();
         Some((freed, left))
     }
 
@@ -117,7 +118,7 @@ impl Paging {
             return false;
         }
         if record.stored.any() {
-            return self.complete_place(w, record) && self.leave_as(Kind::Swapped, w);
+            return self.complete_place(w, record) && self.leave_base(w, false);
         }
         self.leave_zero(w)
     }
@@ -125,23 +126,18 @@ impl Paging {
     /// [`Paging::leave_pages`] for a unit that is all zeros: nothing is dirty, and its slot holds
     /// nothing.
     pub(super) fn leave_zero(&self, w: &mut Locked<'_>) -> bool {
-        if !self.leave_as(Kind::None, w) {
-            return false;
-        }
-        self.store.free_place(w.unit(), w.place());
-        w.change(|w| w.with_place(Place::Nothing));
-        true
+        self.leave_base(w, true)
     }
 
     /// [`Paging::leave_pages`] for a unit that its place in swap, if it has one, holds all of, and
     /// that is zero otherwise. The rules of the fault path hold.
-    fn leave_as(&self, kind: Kind, w: &mut Locked<'_>) -> bool {
+    fn leave_base(&self, w: &mut Locked<'_>, zero: bool) -> bool {
         if self.backend.drop_units(w.addr(), UNIT).is_err() {
             return false;
         }
         self.forget_pages(w.unit());
         w.set_frame(NO_FRAME);
-        w.change(|w| w.with_kind(kind));
+        self.advance(w, Event::LeftBase { zero });
         true
     }
 
@@ -155,9 +151,9 @@ impl Paging {
                 return false;
             }
             match w.place() {
-                Place::Nothing => self.leave_as(Kind::None, w),
+                Place::Nothing => self.leave_base(w, true),
                 place if record.stored.all() || place == Place::Singles => {
-                    self.leave_as(Kind::Swapped, w)
+                    self.leave_base(w, false)
                 }
                 _ => false,
             }
@@ -189,20 +185,19 @@ impl Paging {
         left > 0
     }
 
-    /// In a forked child: what a base-mapped unit of the parent's is here.
-    pub(crate) fn pages_in_child(&self, unit: u32, w: Word) -> Word {
+    /// In a forked child: the event that makes of a base-mapped unit of the parent's what it is here.
+    pub(crate) fn pages_in_child(&self, unit: u32, w: Word) -> Event {
         let record = self.base.records.of(unit);
         let stored = record.stored.any();
         let complete = record.stored.all() || !stored || w.place() == Place::Singles;
         let complete = complete && !record.dirty.any();
         record.clear();
         match (complete, stored) {
-            (true, true) => w.with_kind(Kind::Swapped),
-            (true, false) => w.with_place(Place::Nothing).with_kind(Kind::None),
+            (true, stored) => Event::LeftBase { zero: !stored },
             (false, _) => {
                 note_inheritance_loss(InheritanceLoss::NotWritten);
                 self.store.lose_place(unit, w.place());
-                w.with_place(Place::Nothing).with_kind(Kind::Poisoned)
+                Event::Lost
             }
         }
     }

@@ -11,10 +11,10 @@ use hugeswap_policy::UNIT_PAGES;
 use hugeswap_policy::counters::{Counter, FaultClass};
 use hugeswap_policy::defrag::gfp::Caller;
 use hugeswap_policy::defrag::thp::Bring;
-use hugeswap_policy::unit::{CLEAN, Kind, Place, READAHEAD, WATCHED};
+use hugeswap_policy::unit::Place;
+use hugeswap_policy::unit::step::Event;
 use hugeswap_sys::Errno;
 use std::ops::Range;
-use std::sync::atomic::Ordering::Relaxed;
 
 impl Paging {
     /// Which pages to keep for a touch of a watched, clean unit; `None`: all of it, as it is. A whole unit of which only
@@ -36,7 +36,7 @@ impl Paging {
     #[inline(never)]
     pub(crate) fn split_watched(
         &self,
-        w: Locked<'_>,
+        mut w: Locked<'_>,
         pages: Range<usize>,
         fault: Fault,
     ) -> Option<Outcome> {
@@ -53,14 +53,11 @@ impl Paging {
             w.settle();
             return None;
         }
-        self.watched.fetch_sub(1, Relaxed);
-        let present = WATCHED | CLEAN | READAHEAD;
-        let mut w = w.with(|w| w.with_kind(Kind::Swapped).clear(present));
+        self.advance(&mut w, Event::MovedOut);
         if !self.go_over_to_pages(&mut w) {
             // As a unit that was read ahead: the next touch maps it.
             w.set_frame(place);
-            w.settle_as(|w| w.with_kind(Kind::Cached).set(READAHEAD));
-            self.note_resident(unit);
+            self.settle_by(w, Event::Filled);
             return None;
         }
         let record = self.base.records.of(unit);
@@ -72,8 +69,7 @@ impl Paging {
         self.put_pages(UNIT_PAGES - record.present.count());
         self.note_split(unit);
         self.weights.set(unit, record.present.count());
-        w.settle();
-        self.note_pages_resident(unit);
+        self.settle_by(w, Event::PagesCame { first: true });
         match installed {
             Ok(()) => self.timed(FaultClass::Soft, fault.start),
             Err(_) => None,
@@ -185,7 +181,7 @@ impl Paging {
     #[inline(never)]
     pub(crate) fn bring_pages(
         &self,
-        w: Locked<'_>,
+        mut w: Locked<'_>,
         mut pages: Range<usize>,
         fault: Fault,
     ) -> Option<Outcome> {
@@ -228,7 +224,7 @@ impl Paging {
         self.weights.set(unit, record.present.count());
         if first && record.present.any() {
             self.note_pages_came(unit);
-            self.note_pages_resident(unit);
+            self.advance(&mut w, Event::PagesCame { first });
         }
         match result {
             Ok(()) => {

@@ -56,6 +56,7 @@ use record::{PageTurns, Records};
 use std::sync::atomic::Ordering::{AcqRel, Relaxed};
 use std::sync::atomic::{AtomicU32, AtomicU64};
 pub(crate) use tracked::Split;
+pub(crate) use whole::Cause;
 
 const BUFFERS: usize = 32;
 

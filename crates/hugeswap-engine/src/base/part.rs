@@ -10,8 +10,8 @@ use super::{BUFFER, PAGE};
 use crate::paging::Job;
 use crate::paging::Paging;
 use crate::table::Locked;
-use hugeswap_policy::counters::Counter;
 use hugeswap_policy::unit::Kind;
+use hugeswap_policy::unit::step::Event;
 use hugeswap_sys::{mm, process};
 use std::ops::Range;
 
@@ -41,7 +41,7 @@ impl Paging {
 
     /// What [`Paging::hand_over_bring`] handed over.
     pub(crate) fn bring_handed(&self, unit: u32, pages: Range<usize>) {
-        let w = self.table.passed(unit);
+        let mut w = self.table.passed(unit);
         let record = self.base.records.of(unit);
         let first = !record.present.any();
         let mut from = pages.start;
@@ -66,7 +66,7 @@ impl Paging {
         self.weights.set(unit, record.present.count());
         if first && record.present.any() {
             self.note_pages_came(unit);
-            self.note_pages_resident(unit);
+            self.advance(&mut w, Event::PagesCame { first });
         }
         w.settle();
     }
@@ -85,10 +85,11 @@ impl Paging {
         } else {
             0
         };
-        w.settle();
         if freed > 0 {
-            self.pool.count(Counter::PgReclaim, 1);
+            self.settle_by(w, Event::PagesWent);
             self.note_available();
+        } else {
+            w.settle();
         }
     }
 

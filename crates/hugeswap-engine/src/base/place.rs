@@ -12,6 +12,7 @@ use crate::store::batch::{self, Run};
 use crate::store::scatter::{CLUSTERS, Places, Single};
 use crate::table::Locked;
 use hugeswap_policy::UNIT_PAGES;
+use hugeswap_policy::unit::step::Event;
 use hugeswap_policy::unit::{Place, Word};
 use std::ops::Range;
 
@@ -62,7 +63,7 @@ impl Paging {
             }
         };
         if let Some(place) = new {
-            w.change(|w| w.with_place(place));
+            self.advance(w, Event::Placed(place));
         }
         new.is_some()
     }
@@ -88,7 +89,7 @@ impl Paging {
             next = hole.end;
             self.store.free_singles(cluster, hole);
         }
-        w.change(|w| w.with_place(Place::Singles));
+        self.advance(w, Event::Placed(Place::Singles));
         true
     }
 
@@ -118,7 +119,7 @@ impl Paging {
             }
             Place::Cluster(cluster) if !record.stored.any() => {
                 self.store.free_cluster(cluster);
-                w.change(|w| w.with_place(Place::Nothing));
+                self.advance(w, Event::Placed(Place::Nothing));
             }
             Place::Cluster(own) if record.stored.count() <= FEW && self.pool.owns_slot(own) => {
                 self.split_place(w, record);

@@ -5,9 +5,8 @@
 use crate::paging::Paging;
 use crate::table::Locked;
 use hugeswap_policy::UNIT_PAGES;
-use hugeswap_policy::counters::Counter;
-use hugeswap_policy::unit::{CLEAN, COW, Kind, Place, READAHEAD, WATCHED, WRITEBACK};
-use std::sync::atomic::Ordering::Relaxed;
+use hugeswap_policy::unit::step::Event;
+use hugeswap_policy::unit::{CLEAN, COW, Place, WRITEBACK};
 
 /// What became of a unit that was to be split.
 pub(crate) enum Split<'a> {
@@ -22,7 +21,7 @@ pub(crate) enum Split<'a> {
 impl Paging {
     /// Has a locked, present unit that is not writable be mapped by base pages where it stands.
     #[inline(never)]
-    pub(crate) fn split_to_track<'a>(&self, w: Locked<'a>) -> Split<'a> {
+    pub(crate) fn split_to_track<'a>(&self, mut w: Locked<'a>) -> Split<'a> {
         let unit = w.unit();
         if w.has(WRITEBACK) {
             // Who writes it out relies on its staying whole.
@@ -41,9 +40,6 @@ impl Paging {
             self.note_mappings_short();
             return Split::Whole(w);
         }
-        if w.has(WATCHED) {
-            self.watched.fetch_sub(1, Relaxed);
-        }
         let record = self.base.records.of(unit);
         // A cluster keeps its old bytes, of which nothing counts, until it is written again; what
         // is scattered is stored as its table says.
@@ -58,9 +54,7 @@ impl Paging {
         self.change_present(record, || record.present.fill(true));
         self.weights.set(unit, UNIT_PAGES);
         self.note_pages_came(unit);
-        self.note_pages_resident(unit);
-        self.pool.count(Counter::ThpSplitPmd, 1);
-        let gone = WATCHED | CLEAN | READAHEAD;
-        Split::Pages(w.with(|w| w.clear(gone).with_kind(Kind::Base)))
+        self.advance(&mut w, Event::BecameBase);
+        Split::Pages(w)
     }
 }

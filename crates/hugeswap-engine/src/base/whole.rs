@@ -11,8 +11,20 @@ use crate::paging::Paging;
 use crate::table::Locked;
 use hugeswap_policy::counters::{Counter, FaultClass};
 use hugeswap_policy::defrag::frames::Frame;
-use hugeswap_policy::unit::{CLEAN, Kind, MAY_WRITE, Place, WRITABLE, Word};
+use hugeswap_policy::unit::step::Event;
+use hugeswap_policy::unit::{MAY_WRITE, Place, Word};
 use hugeswap_sys::{Errno, now_ns};
+
+/// Why a unit is made whole.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Cause {
+    /// A read, or a wish to have it in memory.
+    Read,
+    /// A write.
+    Write,
+    /// It is khugepaged's choice.
+    Khugepaged,
+}
 
 /// Why a unit could not be made whole.
 pub(crate) enum NotWhole {
@@ -44,12 +56,12 @@ impl Paging {
         start: u64,
     ) -> Option<Outcome> {
         let (began, unit) = (now_ns(), w.unit());
-        match self.become_whole(frame, &mut w, write) {
+        let cause = if write { Cause::Write } else { Cause::Read };
+        match self.become_whole(frame, &mut w, cause) {
             Ok(()) => {
                 w.settle();
                 self.sizes.observe_fill(now_ns().saturating_sub(began));
-                self.pool.count(Counter::ThpCollapse, 1);
-                self.done(unit, FaultClass::Major, start)
+                self.timed(FaultClass::Major, start)
             }
             // This thread's descriptors may be the program's by now.
             Err(NotWhole::Map(e)) if matches!(e.errno, Errno::EBADF | Errno::ENOTTY) => {
@@ -81,7 +93,7 @@ impl Paging {
         &self,
         frame: Frame,
         w: &mut Locked<'_>,
-        write: bool,
+        cause: Cause,
     ) -> Result<(), NotWhole> {
         let unit = w.unit();
         let record = self.base.records.of(unit);
@@ -92,18 +104,19 @@ impl Paging {
         }
         if self.markers.is_marked(unit) {
             let mapped = self.map_marked(w, frame.place);
-            let new = mapped.map_err(|e| {
+            let event = mapped.map_err(|e| {
                 self.arena.put_free(frame.place);
                 NotWhole::Map(e)
             })?;
             self.arena.put_empty(frame.place);
             self.forget_pages(unit);
-            w.change(|_| new);
+            self.advance(w, event);
             return Ok(());
         }
         let changed = record.dirty.any() || !record.stored.all() && w.place() != Place::Singles;
         let now = changed && !self.track.is_tracked(unit);
-        let writable = (write || now || !self.backend.can().arrives_read_only) && w.has(MAY_WRITE);
+        let writable = (cause == Cause::Write || now || !self.backend.can().arrives_read_only)
+            && w.has(MAY_WRITE);
         if writable {
             self.track.note_written(unit);
         }
@@ -115,12 +128,12 @@ impl Paging {
         self.let_inherit(unit);
         self.arena.put_empty(frame.place);
         self.forget_pages(unit);
-        let access = match (writable, changed) {
-            (true, _) => WRITABLE,
-            (false, false) => CLEAN,
-            (false, true) => 0,
+        let whole = Event::BecameWhole {
+            writable,
+            clean: !changed,
+            khugepaged: cause == Cause::Khugepaged,
         };
-        w.change(|w| w.with_kind(Kind::Present).set(access));
+        self.advance(w, whole);
         Ok(())
     }
 
@@ -174,16 +187,12 @@ impl Paging {
     pub(crate) fn whole_handed(&self, unit: u32) {
         let mut w = self.table.passed(unit);
         let done = match self.get_frame_nowait() {
-            Some(frame) => self.become_whole(frame, &mut w, false),
+            Some(frame) => self.become_whole(frame, &mut w, Cause::Read),
             // The fault will be back.
             None => return w.settle(),
         };
         match done {
-            Ok(()) => {
-                w.settle();
-                self.pool.count(Counter::ThpCollapse, 1);
-                self.note_resident(unit);
-            }
+            Ok(()) => w.settle(),
             Err(NotWhole::Read(Errno::EIO)) => {
                 // From now on what can be read of it comes by the page; who needs the rest is told.
                 self.has_news_of_bad_slots(unit, *w, self.base.records.of(unit));

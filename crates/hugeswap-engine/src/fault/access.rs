@@ -8,9 +8,9 @@ use crate::base::Split;
 use crate::outcome::{Fault, Outcome};
 use crate::paging::Paging;
 use crate::table::Locked;
-use hugeswap_policy::counters::{Counter, FaultClass};
-use hugeswap_policy::unit::{CLEAN, COW, READAHEAD, UNCHARGED, WATCHED, WRITABLE, WRITEBACK};
-use std::sync::atomic::Ordering::Relaxed;
+use hugeswap_policy::counters::FaultClass;
+use hugeswap_policy::unit::step::Event;
+use hugeswap_policy::unit::{CLEAN, COW, UNCHARGED, WATCHED, WRITABLE, WRITEBACK};
 
 impl Paging {
     /// Memory is there: give access.
@@ -40,27 +40,15 @@ impl Paging {
         }
         // Given again even if the word says the program has it: it costs little, and heals whatever made the
         // fault happen.
-        let (changed, new) = if fault.write || w.has(WRITABLE) {
-            (
-                self.backend.set_writable(at, UNIT),
-                w.clear(WATCHED | CLEAN | READAHEAD).set(WRITABLE),
-            )
-        } else {
-            (self.backend.set_readable(at), w.clear(WATCHED | READAHEAD))
+        let changed = match fault.write || w.has(WRITABLE) {
+            true => self.backend.set_writable(at, UNIT),
+            false => self.backend.set_readable(at),
         };
         if let Err(e) = changed {
             w.settle();
             return self.not_mapped(e, fault.start);
         }
-        let watched = w.has(WATCHED);
-        if watched {
-            self.watched.fetch_sub(1, Relaxed);
-            self.pool.count(Counter::SwapCacheHit, 1);
-        }
-        w.settle_as(|_| new);
-        if watched {
-            self.note_referenced(unit);
-        }
+        self.settle_by(w, Event::Touched { write: fault.write });
         self.timed(FaultClass::Soft, fault.start)
     }
 
@@ -77,7 +65,7 @@ impl Paging {
         }
         if !w.has(UNCHARGED) && !self.store.kept.has_children() {
             if self.backend.can().arrives_read_only && self.track.tracks_pages(unit) {
-                w.settle_as(|w| w.clear(COW));
+                self.settle_by(w, Event::Unshared { writable: false });
                 return None;
             }
             self.note_access(unit, *w);
@@ -87,11 +75,8 @@ impl Paging {
                 return self.not_mapped(e, start);
             }
             self.backend.make_private(at);
-            if w.has(WATCHED) {
-                self.watched.fetch_sub(1, Relaxed);
-            }
-            w.settle_as(|w| w.clear(WATCHED | CLEAN | COW | READAHEAD).set(WRITABLE));
-            return self.done(unit, FaultClass::Soft, start);
+            self.settle_by(w, Event::Unshared { writable: true });
+            return self.timed(FaultClass::Soft, start);
         }
         let Some(frame) = self.get_frame_nowait() else {
             // A write-out of this unit may be what frees memory, and it needs the lock: wait
@@ -118,11 +103,7 @@ impl Paging {
             && self.backend.can().replaces_at_once
         {
             self.arena.put_free(frame.place);
-            let watched = w.has(WATCHED);
-            w.settle_as(|w| w.clear(WATCHED));
-            if watched {
-                self.watched.fetch_sub(1, Relaxed);
-            }
+            self.settle_by(w, Event::Unwatched);
             return self.not_mapped(e, start);
         }
         if moved.is_err() {
@@ -130,24 +111,15 @@ impl Paging {
             if !w.has(UNCHARGED) {
                 self.pool.uncharge(self.pool.me(), 1);
             }
-            self.put_back(w.with(|w| w.clear(COW | UNCHARGED)), frame.place);
+            self.put_back(w, frame.place);
             return None;
         }
         self.let_inherit(unit);
         self.arena.put_empty(frame.place);
-        if w.has(WATCHED) {
-            self.watched.fetch_sub(1, Relaxed);
-        }
         if !w.has(UNCHARGED) {
             self.pool.uncharge(self.pool.me(), 1);
         }
-        self.pool.count(Counter::Cow, 1);
-        let new = w.clear(WATCHED | COW | UNCHARGED | READAHEAD);
-        let new = match whole {
-            true => new.clear(CLEAN).set(WRITABLE),
-            false => new,
-        };
-        w.settle_as(|_| new);
-        self.done(unit, FaultClass::Cow, start)
+        self.settle_by(w, Event::Copied { writable: whole });
+        self.timed(FaultClass::Cow, start)
     }
 }

@@ -12,7 +12,8 @@ use crate::table::Locked;
 use crate::track::Held;
 use hugeswap_policy::counters::{Counter, FaultClass};
 use hugeswap_policy::defrag::gfp::Caller;
-use hugeswap_policy::unit::{Kind, MAY_WRITE, WRITABLE};
+use hugeswap_policy::unit::step::{Event, Lists};
+use hugeswap_policy::unit::{Kind, MAY_WRITE};
 use hugeswap_sys::mm;
 use std::sync::atomic::Ordering::Relaxed;
 
@@ -69,25 +70,20 @@ impl Paging {
         }
         self.let_inherit(unit);
         self.arena.put_empty(frame.place);
-        let access = match writable && w.has(MAY_WRITE) {
-            true => WRITABLE,
-            false => 0,
-        };
-        w.settle_as(|w| w.with_kind(Kind::Present).set(access));
-        self.pool.count(Counter::ThpFaultAlloc, 1);
-        self.done(unit, FaultClass::FirstTouch, fault.start)
+        self.settle_by(w, Event::FirstTouched { writable });
+        self.timed(FaultClass::FirstTouch, fault.start)
     }
 
     /// A unit with markers gets the frame, and is the kernel's: base pages could not be had.
     #[cold]
     #[inline(never)]
     fn first_touch_marked(&self, place: u32, w: Locked<'_>, start: u64) -> Option<Outcome> {
-        let new = match self.map_marked(&w, place) {
-            Ok(new) => new,
+        let event = match self.map_marked(&w, place) {
+            Ok(event) => event,
             Err(e) => return self.not_moved_in(place, w, e, start),
         };
         self.arena.put_empty(place);
-        w.settle_as(|_| new);
+        self.settle_by(w, event);
         self.timed(FaultClass::FirstTouch, start)
     }
 
@@ -166,15 +162,15 @@ impl Paging {
         self.high_unit.fetch_max(unit + got, Relaxed);
         let here = self.arena.numa.here().node;
         let rest = rest.iter_mut().rev().filter_map(Option::take);
+        let mut lists = Lists::Untold;
         for w in rest.chain(std::iter::once(w)) {
             self.arena.numa.set_unit(w.unit(), here);
-            w.settle_as(|w| w.with_kind(Kind::Present).set(WRITABLE));
+            lists = self.settle_untold(w, Event::FirstTouched { writable: true });
         }
         // In the order in which they will be used: the lists have nothing else to go by.
-        (0..got).for_each(|i| self.note_resident(unit + i));
+        (0..got).for_each(|i| self.tell(unit + i, lists));
         self.took_frame();
         self.count_node(here, here, here, u64::from(got));
-        self.pool.count(Counter::ThpFaultAlloc, u64::from(got));
         Ok(self.timed(FaultClass::FirstTouch, start))
     }
 }

@@ -13,8 +13,8 @@ use crate::table::{Locked, NO_FRAME};
 use hugeswap_policy::counters::{Counter, FaultClass};
 use hugeswap_policy::defrag::gfp::Caller;
 use hugeswap_policy::defrag::thp::Bring;
-use hugeswap_policy::unit::{Kind, Place, READAHEAD};
-use std::sync::atomic::Ordering::Relaxed;
+use hugeswap_policy::unit::Place;
+use hugeswap_policy::unit::step::Event;
 
 impl Paging {
     /// In the swap cache: move the frame into place.
@@ -25,20 +25,10 @@ impl Paging {
         class: FaultClass,
     ) -> Option<Outcome> {
         let unit = w.unit();
-        let (place, ahead) = (w.frame(), w.has(READAHEAD));
+        let place = w.frame();
         let page = fault.page(&w);
-        if !ahead {
-            self.watched.fetch_sub(1, Relaxed);
-        }
         if let Err(e) = self.put_in_place(w, place, fault.write) {
             return self.not_mapped(e, fault.start);
-        }
-        self.pool.count(Counter::SwapCacheHit, 1);
-        if ahead {
-            self.pool.count(Counter::SwapRaHit, 1);
-            self.note_resident(unit);
-        } else {
-            self.note_referenced(unit);
         }
         self.note_soft_fault(unit, page);
         let done = self.timed(class, fault.start);
@@ -52,16 +42,15 @@ impl Paging {
         // Where pages are told apart, the next fault makes one writable.
         let write = write && !self.track.tracks_pages(unit);
         match self.map_frame(&w, place, write) {
-            Ok(new) => {
-                w.settle_as(|_| new);
+            Ok(event) => {
+                self.settle_by(w, event);
                 self.arena.put_empty(place);
                 Ok(())
             }
             Err(e) => {
                 w.set_frame(place);
                 // Read ahead, in effect: see `park` for what a cached unit without the mark is.
-                w.settle_as(|w| w.with_kind(Kind::Cached).set(READAHEAD));
-                self.note_resident(unit);
+                self.settle_by(w, Event::Filled);
                 Err(e)
             }
         }
@@ -85,7 +74,7 @@ impl Paging {
         }
         let Huge::Frame(frame) = huge else {
             w.set_frame(NO_FRAME);
-            w.settle_as(|w| w.with_kind(Kind::Swapped));
+            w.settle();
             return Some(Outcome::NoMemory);
         };
         // Tell the readers of what comes next before we wait for our own read.
@@ -97,7 +86,7 @@ impl Paging {
             self.note_read_error(*w);
             w.set_frame(NO_FRAME);
             self.arena.put_free(frame.place);
-            w.settle_as(|w| w.with_kind(Kind::Swapped));
+            w.settle();
             return Some(Outcome::Poisoned);
         }
         if result.is_err() {
@@ -112,7 +101,7 @@ impl Paging {
             return None;
         }
         match self.put_in_place(w, frame.place, fault.write) {
-            Ok(()) => self.done(unit, FaultClass::Major, fault.start),
+            Ok(()) => self.timed(FaultClass::Major, fault.start),
             Err(e) => self.not_mapped(e, fault.start),
         }
     }

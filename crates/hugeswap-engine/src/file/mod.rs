@@ -31,7 +31,8 @@ use crate::UNIT;
 use crate::paging::Paging;
 use crate::space::Space;
 use hugeswap_policy::UNIT_BYTES;
-use hugeswap_policy::unit::{FilePlace, Kind, MAY_READ, MAY_WRITE, Place, Word};
+use hugeswap_policy::unit::FilePlace;
+use hugeswap_policy::unit::step::Event;
 use hugeswap_policy::workingset::vmscan::PageKind;
 use hugeswap_sys::mm;
 use std::sync::atomic::Ordering::{Relaxed, Release};
@@ -77,12 +78,8 @@ impl Paging {
         self.files.places[unit as usize].store(place.number(), Release);
         self.files.sums[unit as usize].store(0, Relaxed);
         self.note_kind(unit, PageKind::File);
-        let may = match mode {
-            FileMode::ReadOnly => MAY_READ,
-            FileMode::WriteBack => MAY_READ | MAY_WRITE,
-        };
-        let word = Word(may).with_kind(Kind::Swapped);
-        w.settle_as(|_| word.with_place(Place::File(place)));
+        let may_write = mode == FileMode::WriteBack;
+        self.settle_by(w, Event::MappedFile { place, may_write });
     }
 
     /// Tells the reclaim lists which kind of memory `unit` is.

@@ -15,7 +15,8 @@ use crate::forked::is_raw_fork_child;
 use crate::paging::Job;
 use crate::paging::Paging;
 use crate::table::{Locked, NO_FRAME};
-use hugeswap_policy::unit::{CLEAN, FilePlace, Kind, LOCKED, MAY_READ, Place, WRITABLE, Word};
+use hugeswap_policy::unit::step::Event;
+use hugeswap_policy::unit::{CLEAN, FilePlace, Kind, LOCKED, Place, Word};
 use hugeswap_sys::signal::Blocked;
 use hugeswap_sys::{Errno, Result, fs, futex, process};
 use std::sync::atomic::Ordering::{Acquire, Relaxed, Release};
@@ -166,7 +167,10 @@ impl Paging {
             Kind::Base => {
                 self.evict_pages(w, false);
             }
-            Kind::Poisoned => w.settle_as(|w| self.files.without_contents(unit, w)),
+            Kind::Poisoned => {
+                let file = self.files.of(unit);
+                self.settle_by(w, Event::Discarded { file });
+            }
             _ => w.settle(),
         }
     }
@@ -200,9 +204,10 @@ impl Paging {
                     self.files.sums[unit as usize].store(0, Relaxed);
                     return written;
                 }
-                w.change(|w| w.clear(WRITABLE));
+                self.advance(w, Event::MadeReadOnly);
                 if written {
-                    w.change(|w| w.set(CLEAN));
+                    let place = Place::File(place);
+                    self.advance(w, Event::Written { place });
                 }
                 written
             }
@@ -237,9 +242,16 @@ impl Paging {
                 _ => false,
             };
             self.table.set_frame(unit, NO_FRAME);
-            let absent = self.files.without_contents(unit, Word(w.0 & MAY_READ));
-            let lost = absent.with_place(Place::Nothing).with_kind(Kind::Poisoned);
-            self.table.reset(unit, if clean { absent } else { lost });
+            let file = self.files.of(unit);
+            let readable = Event::Protected {
+                may_read: w.allows(false),
+                may_write: false,
+            };
+            let _ = self.table.reset_by(unit, Event::Discarded { file });
+            let _ = self.table.reset_by(unit, readable);
+            if !clean {
+                let _ = self.table.reset_by(unit, Event::Lost);
+            }
         });
     }
 

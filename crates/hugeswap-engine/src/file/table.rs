@@ -2,7 +2,7 @@
 
 use crate::lock::Lock;
 use crate::zeroed::{FromZeros, Zeroed};
-use hugeswap_policy::unit::{FilePlace, Kind, MAPPINGS, MAY_READ, MAY_WRITE, Place, Word};
+use hugeswap_policy::unit::{FilePlace, MAPPINGS, MAY_READ, MAY_WRITE, Word};
 use hugeswap_sys::{Errno, Result, fs};
 use std::sync::atomic::Ordering::{Acquire, Relaxed, Release};
 use std::sync::atomic::{AtomicBool, AtomicI32, AtomicU32, AtomicU64};
@@ -142,14 +142,5 @@ impl Files {
     /// Is a unit one of a file that the program may read but not write?
     pub(crate) fn is_read_only_file(&self, unit: u32, w: Word) -> bool {
         self.of(unit).is_some() && w.has(MAY_READ) && !w.has(MAY_WRITE)
-    }
-
-    /// What a locked unit is that holds nothing: zeros, or what its file does.
-    pub(crate) fn without_contents(&self, unit: u32, w: Word) -> Word {
-        let may = Word(w.0 & (MAY_READ | MAY_WRITE));
-        match self.of(unit) {
-            Some(place) => may.with_kind(Kind::Swapped).with_place(Place::File(place)),
-            None => may.with_kind(Kind::None),
-        }
     }
 }

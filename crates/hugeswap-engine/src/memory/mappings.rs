@@ -15,9 +15,8 @@ use crate::memory::Memory;
 use crate::memory::wait::SLOW_PATIENCE_NS;
 use crate::table::Locked;
 use hugeswap_policy::counters::Counter;
-use hugeswap_policy::unit::{
-    CLEAN, COW, Kind, Place, READAHEAD, UNCHARGED, WATCHED, WRITABLE, Word,
-};
+use hugeswap_policy::unit::step::Event;
+use hugeswap_policy::unit::{Kind, UNCHARGED, Word};
 use hugeswap_sys::{Errno, now_ns};
 use std::sync::atomic::Ordering::Relaxed;
 
@@ -52,50 +51,48 @@ impl Memory {
     }
 
     /// Drops a locked, clean, present unit where it stands and unlocks it; its frame goes back to
-    /// the kernel.
+    /// the kernel. False if that failed.
     pub(crate) fn drop_clean(&self, w: Locked<'_>) -> bool {
-        let Some(w) = self.drop_mapped(w) else {
-            return false;
-        };
-        self.settle_dropped(w, |w| w.with_kind(Kind::Swapped));
-        true
-    }
-
-    /// The same for one of which all bytes are zero: it is never written, and needs no place in
-    /// swap.
-    pub(crate) fn drop_zero(&self, w: Locked<'_>) -> bool {
-        let Some(w) = self.drop_mapped(w) else {
-            return false;
-        };
-        self.store.free_place(w.unit(), w.place());
-        self.settle_dropped(w, |w| w.with_place(Place::Nothing).with_kind(Kind::None));
-        true
-    }
-
-    /// Drops the frame of a locked unit. If that fails, the unit is unlocked as it was.
-    fn drop_mapped<'a>(&self, w: Locked<'a>) -> Option<Locked<'a>> {
         let unit = w.unit();
-        if self.backend.drop_units(w.addr(), UNIT).is_err() {
+        match self.drop_mapped(&w) {
+            true => self.settle_dropped(w, Event::Dropped),
             // Whatever access the mapping has by now, a fault puts it right.
-            w.settle();
-            self.note_resident(unit);
-            return None;
+            false => {
+                w.settle();
+                self.note_resident(unit);
+                false
+            }
         }
-        if w.has(WATCHED) {
-            self.watched.fetch_sub(1, Relaxed);
-        }
-        self.note_whole_evicted(unit);
-        Some(w)
     }
 
-    fn settle_dropped(&self, w: Locked<'_>, absent: impl FnOnce(Word) -> Word) {
-        let gone = COW | UNCHARGED | CLEAN | WATCHED | WRITABLE | READAHEAD;
+    /// The same for one under write-back of which all bytes are zero: it is never written, and
+    /// needs no place in swap.
+    pub(crate) fn drop_zero(&self, w: Locked<'_>) -> bool {
+        match self.drop_mapped(&w) {
+            true => self.settle_dropped(w, Event::FoundZero),
+            false => {
+                self.settle_by(w, Event::NotWritten);
+                false
+            }
+        }
+    }
+
+    fn drop_mapped(&self, w: &Locked<'_>) -> bool {
+        let dropped = self.backend.drop_units(w.addr(), UNIT).is_ok();
+        if dropped {
+            self.note_whole_evicted(w.unit());
+        }
+        dropped
+    }
+
+    fn settle_dropped(&self, w: Locked<'_>, event: Event) -> bool {
         let charged = !w.has(UNCHARGED);
-        w.settle_as(|w| absent(w).clear(gone));
+        self.settle_by(w, event);
         if charged {
             self.pool.uncharge(self.pool.me(), 1);
         }
         self.note_available();
+        true
     }
 
     /// Maps runs of absent units anew so that each run is one mapping; returns how many units

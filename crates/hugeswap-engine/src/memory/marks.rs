@@ -53,9 +53,7 @@ impl Memory {
         });
         let used = used + self.pool.shared_frames();
         let frames = self.pool.frames();
-        let own = self.arena.free_frames()
-            + self.base.credits().frames()
-            + self.watched.load(Relaxed).max(0) as u64;
+        let own = self.arena.free_frames() + self.base.credits().frames() + self.table.watched();
         let share = (frames / live.max(1)).max(self.pool.record().charged.load(Relaxed));
         (own + frames.saturating_sub(used), share)
     }

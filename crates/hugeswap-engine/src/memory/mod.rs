@@ -1,13 +1,18 @@
-//! The memory of a process, the lowest of the engine's layers: frames and pages, who waits for them, and what is known of units.
+//! The memory of a process, the lowest of the engine's layers: frames and pages, who waits for
+//! them, and what is known of units.
 //!
-//! The engine is built of layers. Each is a struct that owns its state and holds the layer below it, which it reaches by `Deref`:
-//! [`Memory`], [`Paging`](crate::paging::Paging), [`Ranges`](crate::ranges::Ranges), [`Reclaim`](crate::reclaim::Reclaim),
-//! [`Engine`](crate::Engine). A layer calls what is below it and cannot name what is above it. What has to go up goes by a queue or a word
-//! that a thread above looks at: events for the lists, jobs for the I/O threads, [`Member::kick`] for kswapd.
+//! The engine is built of layers. Each is a struct that owns its state and holds the layer below
+//! it, which it reaches by `Deref`: [`Memory`], [`Paging`](crate::paging::Paging),
+//! [`Ranges`](crate::ranges::Ranges), [`Reclaim`](crate::reclaim::Reclaim),
+//! [`Engine`](crate::Engine). A layer calls what is below it and cannot name what is above it. What
+//! has to go up goes by a queue or a word that a thread above looks at: events for the lists, jobs
+//! for the I/O threads, [`Member::kick`] for kswapd.
 //!
-//! Here: frames ([`frames`], [`take`], [`huge`]), how much there is ([`marks`]) and how threads wait for it ([`wait`], [`pacing`]),
-//! events for the reclaim lists ([`lists`]), groups ([`groups`]), how much a fault brings in ([`sizes`], [`thp`], [`advisor`]), the limit
-//! on mappings ([`mappings`]), and huge pages for free frames ([`kcompactd`]).
+//! Here: frames ([`frames`], [`take`], [`huge`]), how much there is ([`marks`]) and how threads
+//! wait for it ([`wait`], [`pacing`]), steps of a unit's life ([`life`]), events for the reclaim
+//! lists ([`lists`]), groups ([`groups`]), how much a fault brings in ([`sizes`], [`thp`],
+//! [`advisor`]), the limit on mappings ([`mappings`]), and huge pages for free frames
+//! ([`kcompactd`]).
 
 mod advised;
 mod advisor;
@@ -19,6 +24,7 @@ pub mod groups;
 pub(crate) mod huge;
 pub(crate) mod kcompactd;
 mod learning;
+mod life;
 pub(crate) mod lists;
 pub(crate) mod mappings;
 pub(crate) mod marks;
@@ -59,7 +65,7 @@ use lists::{Lists, LruEvent};
 use pacing::Pacing;
 use std::sync::Arc;
 use std::sync::atomic::Ordering::{Acquire, Relaxed, Release};
-use std::sync::atomic::{AtomicBool, AtomicI64, AtomicU16, AtomicU32, AtomicU64};
+use std::sync::atomic::{AtomicBool, AtomicU16, AtomicU32, AtomicU64};
 
 /// Units remembered that came by base pages where they were to be whole.
 const FELL_BACK: usize = 1024;
@@ -87,8 +93,6 @@ pub struct Memory {
     streams: Lock<Streams>,
     /// Watched clean units and unused read-ahead, oldest first: what a fault may take.
     pub(crate) clean: Clean,
-    /// How many units are watched, or cached and used before.
-    pub(crate) watched: AtomicI64,
     pub(crate) frame_demand: FrameDemand,
     pub(crate) pacing: Pacing,
     pub(crate) kcompactd: Kcompactd,
@@ -158,7 +162,6 @@ impl Memory {
             events: ArrayQueue::new(16 << 10),
             streams: Lock::new(Streams::new(readahead)),
             clean: Clean::new(nodes, (places as usize * 2).max(1024)),
-            watched: AtomicI64::new(0),
             frame_demand: FrameDemand::default(),
             pacing: Pacing::new(),
             kcompactd: Kcompactd::default(),
@@ -174,8 +177,8 @@ impl Memory {
         })
     }
 
-    /// After a frame was moved to `unit`: if that happened between the parts of a fork, the mark that keeps
-    /// the arena out of the child came along and must go.
+    /// After a frame was moved to `unit`: if that happened between the parts of a fork, the mark
+    /// that keeps the arena out of the child came along and must go.
     pub(crate) fn let_inherit(&self, unit: u32) {
         if self.gate.is_forker() {
             // SAFETY: advice that discards nothing.
@@ -190,11 +193,6 @@ impl Memory {
             now_ns().saturating_sub(start),
         );
         Some(Outcome::Retry)
-    }
-
-    pub(crate) fn done(&self, unit: u32, class: FaultClass, start: u64) -> Option<Outcome> {
-        self.note_resident(unit);
-        self.timed(class, start)
     }
 
     /// How faults are taken.
@@ -219,7 +217,8 @@ impl Memory {
         &self.pool
     }
 
-    /// Has units that hold something counted in this process's record: whenever that has become another one.
+    /// Has units that hold something counted in this process's record: whenever that has become
+    /// another one.
     pub(crate) fn count_touched(&self) {
         // SAFETY: the record is mapped with the pool, which lives as long as the table.
         unsafe { self.table.count_in(&self.pool.record().touched) };
@@ -251,14 +250,15 @@ impl Memory {
     /// Bytes at `[addr, addr+UNIT)` as a slice.
     ///
     /// # Safety
-    /// The unit or place must be mapped readable, and stay so for the slice's life. Its bytes may be changed
-    /// by the program meanwhile only where the result is thrown away then (write-back).
+    /// The unit or place must be mapped readable, and stay so for the slice's life. Its bytes may
+    /// be changed by the program meanwhile only where the result is thrown away then (write-back).
     pub(crate) unsafe fn bytes<'a>(&self, addr: usize) -> &'a [u8] {
         // SAFETY: passed on to the caller.
         unsafe { std::slice::from_raw_parts(addr as *const u8, UNIT) }
     }
 
-    /// `unit` got base pages where it was to be whole. (If there are too many, they are found in time.)
+    /// `unit` got base pages where it was to be whole. (If there are too many, they are found in
+    /// time.)
     pub(crate) fn note_fell_back(&self, unit: u32) {
         let _ = self.fell_back.push(unit);
     }
@@ -269,7 +269,8 @@ impl Memory {
         futex::wait(&self.work_seq, seq, Some(10_000_000), false);
     }
 
-    /// What is known of streams, with `readahead.max` as it is set; `None` while somebody else has it.
+    /// What is known of streams, with `readahead.max` as it is set; `None` while somebody else has
+    /// it.
     pub(crate) fn try_streams(&self) -> Option<Held<'_, Streams>> {
         let mut streams = self.streams.try_lock()?;
         streams.set_max_window(self.pool.knob(Knob::ReadaheadMax) as u32);

@@ -4,25 +4,18 @@ use crate::call::Done;
 use crate::memory::Memory;
 use crate::table::{Locked, NO_FRAME};
 use hugeswap_policy::counters::Counter;
-use hugeswap_policy::unit::{CLEAN, Kind, READAHEAD, WATCHED, WRITABLE, Word};
-use std::sync::atomic::Ordering::Relaxed;
+use hugeswap_policy::unit::step::Event;
+use hugeswap_policy::unit::{Kind, READAHEAD, WATCHED};
 
 impl Memory {
     /// Takes the frame of a locked, clean, evictable unit and unlocks it as swapped.
     pub(crate) fn take_locked(&self, w: Locked<'_>) -> Option<u32> {
         let (unit, was) = (w.unit(), *w);
-        let swapped = |w: Word| {
-            w.with_kind(Kind::Swapped)
-                .clear(WATCHED | CLEAN | READAHEAD | WRITABLE)
-        };
         if was.kind() == Kind::Cached {
             let place = w.frame();
             w.set_frame(NO_FRAME);
             self.note_whole_evicted(unit);
-            w.settle_as(swapped);
-            if !was.has(READAHEAD) {
-                self.watched.fetch_sub(1, Relaxed);
-            }
+            self.settle_by(w, Event::FrameTaken);
             if was.has(READAHEAD)
                 && let Some(mut s) = self.streams.try_lock()
             {
@@ -36,13 +29,9 @@ impl Memory {
         };
         match self.move_out(unit, place, was.has(WATCHED)) {
             Ok(()) => {
-                if was.has(WATCHED) {
-                    self.watched.fetch_sub(1, Relaxed);
-                }
                 w.set_frame(NO_FRAME);
                 self.note_whole_evicted(unit);
-                w.settle_as(swapped);
-                self.pool.count(Counter::PgReclaim, 1);
+                self.settle_by(w, Event::FrameTaken);
                 Some(place)
             }
             Err(_) => {

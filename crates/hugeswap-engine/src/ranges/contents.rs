@@ -8,11 +8,11 @@ use crate::ranges::Prot;
 use crate::ranges::Ranges;
 use crate::table::{Locked, NO_FRAME};
 use hugeswap_policy::markers::pagemap::Categories;
-use hugeswap_policy::unit::{CLEAN, COW, Kind, Place, READAHEAD, UNCHARGED, WATCHED, Word};
+use hugeswap_policy::unit::step::Event;
+use hugeswap_policy::unit::{COW, Kind, UNCHARGED, WATCHED};
 use hugeswap_policy::workingset::vmscan::PageKind;
 use hugeswap_sys::signal::Blocked;
 use hugeswap_sys::{Errno, Result, mm};
-use std::sync::atomic::Ordering::Relaxed;
 
 /// Frames of unmapped units kept for reuse.
 const KEEP_FREE: u64 = 64;
@@ -220,14 +220,6 @@ impl Ranges {
                 w.settle();
                 continue;
             }
-            let watched = match w.kind() {
-                Kind::Present => w.has(WATCHED),
-                Kind::Cached => !w.has(READAHEAD),
-                _ => false,
-            };
-            if watched {
-                self.watched.fetch_sub(1, Relaxed);
-            }
             if left >> i & 1 == 1 {
                 done = done.and(self.leave_standing(w, free));
                 continue;
@@ -253,8 +245,7 @@ impl Ranges {
                 self.track.forget_writes(unit);
                 self.forget_file_unit(unit);
             }
-            let may = self.files.without_contents(unit, *w);
-            self.store.free_place(unit, w.place());
+            let file = self.files.of(unit);
             let mut lru = self.lru.lock();
             lru.forget(unit);
             if free {
@@ -262,7 +253,11 @@ impl Ranges {
                 lru.assign(unit, 0, PageKind::Anon);
             }
             drop(lru);
-            w.settle_as(|_| if free { Word::FREE } else { may });
+            let event = match free {
+                true => Event::Unmapped,
+                false => Event::Discarded { file },
+            };
+            self.settle_by(w, event);
         }
         self.pool.uncharge(self.pool.me(), uncharge);
         self.pool.take_from_kernel(self.pool.me(), from_kernel);
@@ -300,29 +295,30 @@ impl Ranges {
     #[cold]
     fn leave_standing(&self, w: Locked<'_>, free: bool) -> Result<()> {
         let (unit, at) = (w.unit(), w.addr());
-        let w = w.with(|w| w.clear(WATCHED));
         // (What the word says of the mapping stays true.)
         let emptied = self.backend.empty(at, w.kind() == Kind::Base).is_ok();
-        let new = match w.kind() {
-            Kind::Present if emptied || free => w.clear(CLEAN).with_place(Place::Nothing),
+        let holds_zeros = match w.kind() {
+            Kind::Present => emptied || free,
             Kind::Base if emptied => {
                 self.forget_pages(unit);
-                w.with_place(Place::Nothing)
+                true
             }
-            _ => *w,
+            _ => false,
         };
         if free {
             self.forget_file_unit(unit);
         }
-        if new.place() == Place::Nothing {
-            self.store.free_place(unit, w.place());
+        if holds_zeros {
+            self.settle_by(w, Event::Emptied);
+        } else if w.has(WATCHED) {
+            self.settle_by(w, Event::Unwatched);
+        } else {
+            w.settle();
+            self.note_resident(unit);
         }
-        let kept = new == *w;
-        w.settle_as(|_| new);
-        self.note_resident(unit);
-        match kept && !free {
-            true => Err(Errno::ENOMEM),
-            false => Ok(()),
+        match holds_zeros || free {
+            true => Ok(()),
+            false => Err(Errno::ENOMEM),
         }
     }
 

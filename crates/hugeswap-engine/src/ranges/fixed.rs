@@ -9,7 +9,8 @@
 
 use super::{Dirty, PAGE, UNIT, page_up};
 use crate::ranges::Ranges;
-use hugeswap_policy::unit::{Kind, UNCHARGED, Word};
+use hugeswap_policy::unit::Kind;
+use hugeswap_policy::unit::step::Event;
 use hugeswap_sys::Errno;
 use hugeswap_sys::signal::Blocked;
 use std::sync::atomic::Ordering::Relaxed;
@@ -161,11 +162,10 @@ impl Ranges {
                 Kind::Free => self.hand_over_absent(unit),
                 _ => Err(Errno::EAGAIN),
             };
-            let now = match done {
-                Ok(()) if w.kind() == Kind::Free => Word(0).with_kind(Kind::Foreign).set(UNCHARGED),
-                _ => *w,
-            };
-            w.settle_as(|_| now);
+            match done {
+                Ok(()) if w.kind() == Kind::Free => self.settle_by(w, Event::Claimed),
+                _ => w.settle(),
+            }
             if let Err(e) = done {
                 for (at, n) in claim.fresh.drain(..) {
                     let _ = self.unmap_locked(&mut space, at, n);

@@ -9,7 +9,8 @@ use crate::table::{Locked, NO_FRAME};
 use crate::{PAGE, UNIT};
 use hugeswap_policy::knobs::Knob;
 use hugeswap_policy::markers::Marker;
-use hugeswap_policy::unit::{COW, Kind, READAHEAD, WRITABLE};
+use hugeswap_policy::unit::step::Event;
+use hugeswap_policy::unit::{COW, Kind, WRITABLE};
 use hugeswap_sys::signal::Blocked;
 use std::ops::Range;
 use std::sync::atomic::Ordering::Relaxed;
@@ -94,12 +95,9 @@ impl Ranges {
                 Kind::Poisoned => Some(MarkerError::Lost),
                 Kind::Swapped | Kind::Base => None,
                 Kind::Cached => {
-                    if !w.has(READAHEAD) {
-                        self.watched.fetch_sub(1, Relaxed);
-                    }
                     self.arena.put_free(w.frame());
                     w.set_frame(NO_FRAME);
-                    w.change(|w| w.with_kind(Kind::Swapped).clear(READAHEAD));
+                    self.advance(&mut w, Event::FrameTaken);
                     None
                 }
                 Kind::Present if w.pins() > 0 => Some(MarkerError::Held),
@@ -116,17 +114,20 @@ impl Ranges {
                 {
                     Some(MarkerError::NoMemory)
                 }
-                Kind::Present => match self.split_to_track(w.with(|w| w.clear(WRITABLE))) {
-                    Split::Pages(pages) => {
-                        w = pages;
-                        None
+                Kind::Present => {
+                    self.advance(&mut w, Event::MadeReadOnly);
+                    match self.split_to_track(w) {
+                        Split::Pages(pages) => {
+                            w = pages;
+                            None
+                        }
+                        Split::Later => continue,
+                        Split::Whole(whole) => {
+                            w = whole;
+                            Some(MarkerError::NoMemory)
+                        }
                     }
-                    Split::Later => continue,
-                    Split::Whole(whole) => {
-                        w = whole;
-                        Some(MarkerError::NoMemory)
-                    }
-                },
+                }
             };
             let refused = match refused {
                 None if self.give_up_pages(&mut w, pages.clone()) => return Ok(w),

@@ -33,6 +33,7 @@ use crate::paging::Paging;
 use crate::space::Space;
 use crate::table::Locked;
 use crossbeam_queue::ArrayQueue;
+use hugeswap_policy::unit::step::Event;
 use hugeswap_policy::unit::{Kind, Word};
 use hugeswap_sys::signal::Blocked;
 use hugeswap_sys::{Errno, mm};
@@ -161,7 +162,7 @@ impl Ranges {
                     // Gives access. (Should it fail, a touch is a fault all the same.)
                     let _ = self.backend.map_anew(at, UNIT);
                 }
-                w.settle_as(|_| Word::none());
+                self.settle_by(w, Event::Mapped);
                 continue;
             }
             let mut mapped = Ok(0);

@@ -7,7 +7,8 @@ use crate::UNIT;
 use crate::ranges::Ranges;
 use crate::table::NO_FRAME;
 use crate::track::Held;
-use hugeswap_policy::unit::{COW, Kind, MAY_READ, MAY_WRITE, Place, WATCHED, WRITABLE, Word};
+use hugeswap_policy::unit::step::Event;
+use hugeswap_policy::unit::{COW, Kind, Place, WATCHED};
 use hugeswap_sys::signal::Blocked;
 use std::sync::atomic::Ordering::Relaxed;
 
@@ -76,7 +77,7 @@ impl Ranges {
     }
 
     fn move_unit(&self, unit: u32, dest: u32) -> bool {
-        let w = self.lock_whole(unit);
+        let mut w = self.lock_whole(unit);
         let d = self.lock_whole(dest);
         let movable = match w.kind() {
             Kind::Foreign | Kind::Poisoned | Kind::Free | Kind::Base => false,
@@ -94,22 +95,18 @@ impl Ranges {
             return false;
         }
         let (a, b) = (w.addr(), d.addr());
-        let mut new = *w;
+        let (from, read_only) = (*w, self.backend.can().watches_in_place);
         if w.kind() == Kind::Present {
-            if w.has(WATCHED) {
-                self.watched.fetch_sub(1, Relaxed);
-            }
             // Through no access to the destination, so that the word there is true at every moment.
             if self.backend.relocate(a, b, w.has(WATCHED)).is_err() {
-                w.settle_as(|w| w.clear(WATCHED | WRITABLE));
+                self.advance(&mut w, Event::Unwatched);
+                self.settle_by(w, Event::MadeReadOnly);
                 d.settle();
                 return false;
             }
-            new = w.clear(WATCHED);
-            if self.backend.can().watches_in_place {
+            if read_only {
                 // Should it fail, the next touch gives access.
                 let _ = self.backend.set_readable(b);
-                new = new.clear(WRITABLE);
             } else {
                 self.note_arrival(dest, false, Held::AsStored(*w));
             }
@@ -127,11 +124,8 @@ impl Ranges {
         self.track.note_written(unit);
         // Before the unlocks, so that who saw neither with its place sees this.
         self.places_moved.fetch_add(1, Relaxed);
-        d.settle_as(|_| new);
-        w.settle_as(|w| Word(w.0 & (MAY_READ | MAY_WRITE)).with_kind(Kind::None));
-        if matches!(new.kind(), Kind::Present | Kind::Cached) {
-            self.note_resident(dest);
-        }
+        self.settle_by(d, Event::MovedHere { from, read_only });
+        self.settle_by(w, Event::MovedAway);
         true
     }
 }

@@ -7,8 +7,8 @@ use crate::UNIT;
 use crate::outcome::Outcome;
 use crate::ranges::Prot;
 use crate::ranges::Ranges;
-use hugeswap_policy::counters::Counter;
-use hugeswap_policy::unit::{Kind, LOCKED, MAY_READ, MAY_WRITE, Place, WATCHED, WRITABLE, Word};
+use hugeswap_policy::unit::step::Event;
+use hugeswap_policy::unit::{Kind, LOCKED, Place, WATCHED, WRITABLE, Word};
 use hugeswap_sys::signal::Blocked;
 use hugeswap_sys::{Errno, mm, now_ns};
 use std::sync::atomic::Ordering::Relaxed;
@@ -18,6 +18,14 @@ fn access_of(prot: Prot) -> u32 {
         Prot::None => mm::PROT_NONE,
         Prot::Read => mm::PROT_READ,
         Prot::ReadWrite => mm::PROT_RW,
+    }
+}
+
+/// The program sets this access.
+fn allowing(prot: Prot) -> Event {
+    Event::Protected {
+        may_read: prot != Prot::None,
+        may_write: prot == Prot::ReadWrite,
     }
 }
 
@@ -47,24 +55,17 @@ impl Ranges {
 
     /// [`Ranges::protect`] of whole units, inside the gate.
     fn protect_inside(&self, addr: usize, len: usize, prot: Prot) -> Result<(), Errno> {
-        let may = match prot {
-            Prot::None => 0,
-            Prot::Read => MAY_READ,
-            Prot::ReadWrite => MAY_READ | MAY_WRITE,
-        };
         for unit in self.table.whole_units_of(addr, len) {
             let w = self.lock_whole(unit);
             if w.kind() == Kind::Base {
                 w.settle();
                 return Err(Errno::ENOMEM);
             }
-            let mut new = w.clear(MAY_READ | MAY_WRITE).set(may);
             let mut ok = true;
             if w.kind() == Kind::Foreign {
                 // SAFETY: the program asked for it, and the unit is no longer ours.
                 ok = unsafe { mm::protect(self.table.addr(unit), UNIT, access_of(prot)) }.is_ok();
                 self.close_again(unit);
-                new = *w;
             } else if w.kind() == Kind::Present {
                 // A present unit that is not watched is mapped readable if the program may read it:
                 // system calls on pinned memory rely on that. Write access comes with the next
@@ -77,11 +78,11 @@ impl Ranges {
                 } else if prot == Prot::Read && w.has(WRITABLE) {
                     ok = self.backend.set_read_only(at, UNIT).is_ok();
                 }
-                if prot != Prot::ReadWrite {
-                    new = new.clear(WRITABLE);
-                }
             }
-            w.settle_as(|w| if ok { new } else { w });
+            match ok {
+                true => self.settle_by(w, allowing(prot)),
+                false => w.settle(),
+            }
             if !ok {
                 return Err(Errno::ENOMEM);
             }
@@ -142,7 +143,7 @@ impl Ranges {
                     let w = self.table.lock_settled(unit);
                     if w.kind() == Kind::Foreign {
                         self.store.free_place(unit, w.place());
-                        w.settle_as(|w| w.with_place(Place::Nothing));
+                        self.settle_by(w, Event::Placed(Place::Nothing));
                     } else {
                         w.settle();
                     }
@@ -178,8 +179,7 @@ impl Ranges {
                 _ if !w.allows(true) => {
                     // Bring it in with our access, not the program's.
                     *allowed = allowed_by(w).unwrap_or(*allowed);
-                    self.table
-                        .update(unit, |w| Some(w.set(MAY_READ | MAY_WRITE)));
+                    self.table.update_by(unit, allowing(Prot::ReadWrite));
                     continue;
                 }
                 _ => {}
@@ -207,10 +207,8 @@ impl Ranges {
                 w.settle();
                 return Err(Errno::ENOMEM);
             }
-            self.store.free_place(unit, w.place());
             self.has_foreign.store(true, Relaxed);
-            w.settle_as(|_| Word(0).with_kind(Kind::Foreign));
-            self.pool.count(Counter::Ejected, 1);
+            self.settle_by(w, Event::Ejected { keeps_place: false });
             return Ok(());
         }
     }

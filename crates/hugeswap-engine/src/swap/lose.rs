@@ -15,7 +15,8 @@ use crate::reclaim::Reclaim;
 use crate::store::scatter::{Places, Single};
 use crate::table::Locked;
 use hugeswap_policy::counters::Counter;
-use hugeswap_policy::unit::{Kind, Place, READAHEAD, Word};
+use hugeswap_policy::unit::step::Event;
+use hugeswap_policy::unit::{Kind, Place, Word};
 use hugeswap_sys::{Errno, Result};
 use std::ops::Range;
 use std::sync::atomic::Ordering::Relaxed;
@@ -137,13 +138,8 @@ impl Reclaim {
             return self.write_off(w, round.buffer).is_ok();
         }
         if !self.backend.can().has_parts() {
-            self.pool.count(Counter::Poisoned, 1);
             round.note_lost(PAGES as u64);
-            w.change(|w| {
-                w.with_place(Place::Nothing)
-                    .clear(READAHEAD)
-                    .with_kind(Kind::Poisoned)
-            });
+            self.advance(w, Event::Lost);
             return true;
         }
         let moved =
@@ -194,7 +190,7 @@ impl Reclaim {
                 if w.place() == Place::Singles {
                     self.store.free_place(w.unit(), Place::Singles);
                 }
-                w.change(|w| w.with_place(Place::Nothing));
+                self.advance(w, Event::Placed(Place::Nothing));
                 true
             }
             Kind::Cached => self.write_elsewhere(w),

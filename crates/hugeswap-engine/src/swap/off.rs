@@ -20,7 +20,8 @@ use crate::reclaim::Reclaim;
 use crate::table::Locked;
 use hugeswap_policy::counters::Counter;
 use hugeswap_policy::thp_swap::slots::used_singly;
-use hugeswap_policy::unit::{CLEAN, Kind, Place, READAHEAD, WATCHED, WRITEBACK, Word};
+use hugeswap_policy::unit::step::Event;
+use hugeswap_policy::unit::{CLEAN, Kind, Place, WRITEBACK, Word};
 use hugeswap_sys::signal::Blocked;
 use hugeswap_sys::{Result, futex, process};
 use std::cell::Cell;
@@ -219,7 +220,7 @@ impl Reclaim {
     /// Moves what a locked unit has in the area elsewhere, and unlocks it. False: it has something
     /// there still.
     fn move_off(&self, mut w: Locked<'_>, round: &Round) -> bool {
-        let (unit, was) = (w.unit(), *w);
+        let was = *w;
         // It has seen to its old place itself.
         let mut elsewhere = false;
         let gone = match w.kind() {
@@ -253,11 +254,7 @@ impl Reclaim {
         {
             self.store.free_cluster(old);
         }
-        let unwatched = was.has(WATCHED) && !w.has(WATCHED) && w.kind() == Kind::Present;
         w.settle();
-        if unwatched {
-            self.note_resident(unit);
-        }
         gone
     }
 
@@ -274,7 +271,7 @@ impl Reclaim {
             }
             self.store.free_pages(places, 0..PAGES);
         }
-        w.change(|w| w.with_place(Place::Nothing));
+        self.advance(w, Event::Placed(Place::Nothing));
         true
     }
 
@@ -310,7 +307,7 @@ impl Reclaim {
             return Err(Stays::Unwritable);
         }
         self.pool.count(Counter::SwapMoved, PAGES as u64);
-        w.change(|w| w.with_place(Place::Cluster(to)));
+        self.advance(w, Event::Placed(Place::Cluster(to)));
         Ok(())
     }
 
@@ -338,12 +335,11 @@ impl Reclaim {
         unsafe { std::ptr::copy_nonoverlapping(buffer.addr() as *const u8, at as *mut u8, UNIT) };
         // (Who tracks writes is told of the first.)
         match self.map_frame(&w, frame.place, !self.track.is_tracked(unit)) {
-            Ok(new) => {
+            Ok(event) => {
                 self.store.free_cluster(old);
-                let new = new.with_place(Place::Nothing).clear(CLEAN | READAHEAD);
-                w.settle_as(|_| new);
+                self.advance(&mut w, event);
+                self.settle_by(w, Event::Placed(Place::Nothing));
                 self.arena.put_empty(frame.place);
-                self.note_resident(unit);
                 self.pool.count(Counter::SwapMoved, PAGES as u64);
                 true
             }
@@ -382,7 +378,7 @@ impl Reclaim {
                 record.stored.put(run, false);
             }
             if !record.stored.any() {
-                w.change(|w| w.with_place(Place::Nothing));
+                self.advance(w, Event::Placed(Place::Nothing));
                 return true;
             }
             match self.copy_pages_off(w, record) {
@@ -411,7 +407,7 @@ impl Reclaim {
             return Err(Stays::Unreadable);
         }
         self.pool.count(Counter::SwapMoved, record.stored.count());
-        w.change(|w| w.with_place(Place::Cluster(to)));
+        self.advance(w, Event::Placed(Place::Cluster(to)));
         Ok(())
     }
 

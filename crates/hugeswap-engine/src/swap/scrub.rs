@@ -14,7 +14,8 @@ use crate::base::record::Record;
 use crate::checksum::{self, UnitSums};
 use crate::reclaim::Reclaim;
 use crate::table::Locked;
-use hugeswap_policy::unit::{CLEAN, Kind, Place, WATCHED, WRITEBACK, Word};
+use hugeswap_policy::unit::step::Event;
+use hugeswap_policy::unit::{Kind, Place, WATCHED, WRITEBACK, Word};
 use hugeswap_sys::{fs, process};
 use std::sync::atomic::AtomicU32;
 use std::sync::atomic::Ordering::{Acquire, Relaxed, Release};
@@ -50,7 +51,7 @@ impl Reclaim {
         if let Some(mut w) = self.table.try_lock_if(unit, stored) {
             let was = *w;
             self.scrub_unit(&mut w);
-            let dirtied = w.kind() == Kind::Present && *w != was;
+            let dirtied = w.kind() == Kind::Present && *w != was && !was.has(WATCHED);
             w.settle();
             if dirtied {
                 self.note_resident(unit);
@@ -150,13 +151,10 @@ impl Reclaim {
     /// A unit that is in memory, and whose place in swap is bad, becomes dirty. False: that could
     /// not be.
     pub(super) fn make_dirty(&self, w: &mut Locked<'_>) -> bool {
-        if w.has(WATCHED) {
-            if self.backend.set_readable(w.addr()).is_err() {
-                return false;
-            }
-            self.watched.fetch_sub(1, Relaxed);
+        if w.has(WATCHED) && self.backend.set_readable(w.addr()).is_err() {
+            return false;
         }
-        w.change(|w| w.clear(CLEAN | WATCHED));
+        self.advance(w, Event::Dirtied);
         true
     }
 
@@ -174,7 +172,7 @@ impl Reclaim {
             return false;
         }
         self.store.free_place(w.unit(), w.place());
-        w.change(|w| w.with_place(Place::Cluster(new)));
+        self.advance(w, Event::Placed(Place::Cluster(new)));
         true
     }
 

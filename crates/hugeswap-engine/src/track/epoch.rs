@@ -8,6 +8,7 @@ use crate::call::Done;
 use crate::paging::Paging;
 use crate::table::Locked;
 use hugeswap_policy::knobs::Knob;
+use hugeswap_policy::unit::step::Event;
 use hugeswap_policy::unit::{Kind, LOCKED, WATCHED, WRITABLE, WRITEBACK, Word};
 use hugeswap_sys::signal::Blocked;
 use std::sync::atomic::Ordering::Relaxed;
@@ -71,7 +72,10 @@ impl<'a> Batch<'a> {
             if read_only {
                 engine.close_for_epoch(unit, self.epoch - 1);
             }
-            w.settle_as(|w| if read_only { w.clear(WRITABLE) } else { w });
+            match read_only {
+                true => engine.settle_by(w, Event::MadeReadOnly),
+                false => w.settle(),
+            }
         }
         self.len = 0;
     }

@@ -1,15 +1,18 @@
-//! The lock of a unit: a bit of its state word, a bit that says that threads wait, and an offer of the lock in its frame number.
+//! The lock of a unit: a bit of its state word, a bit that says that threads wait, and an offer of
+//! the lock in its frame number.
 //!
-//! A word without [`LOCKED`] is stable, and every thread may read it. A thread that changes what a word says, or touches the unit's
-//! mapping, first sets `LOCKED` by one compare-and-swap. A thread that needs a locked unit sets [`WAITERS`] and sleeps until the
-//! word changes. The owner ends by storing a stable word, and wakes the sleepers if `WAITERS` was set. The number of pins changes
+//! A word without [`LOCKED`] is stable, and every thread may read it. A thread that changes what a
+//! word says, or touches the unit's mapping, first sets `LOCKED` by one compare-and-swap. A thread
+//! that needs a locked unit sets [`WAITERS`] and sleeps until the word changes. The owner ends by
+//! storing a stable word, and wakes the sleepers if `WAITERS` was set. The number of pins changes
 //! by compare-and-swap of an unlocked word only, so an owner may rely on it.
 //!
-//! The owner may also *offer* the lock: it stores [`QUEUED`] in the place of the unit's frame number, and the first thread that
-//! replaces it by [`NO_FRAME`] owns the lock. So a read that is planned ahead is done by an I/O thread, or by the thread that
-//! needs it first.
+//! The owner may also *offer* the lock: it stores [`QUEUED`] in the place of the unit's frame
+//! number, and the first thread that replaces it by [`NO_FRAME`] owns the lock. So a read that is
+//! planned ahead is done by an I/O thread, or by the thread that needs it first.
 //!
-//! Generic over the cells, so that an explorer of schedules runs the code that the engine runs (`tests/protocol_loom.rs`).
+//! Generic over the cells, so that an explorer of schedules runs the code that the engine runs
+//! (`tests/protocol_loom.rs`).
 
 use super::{LOCKED, WAITERS, Word};
 
@@ -26,7 +29,8 @@ pub trait Cells {
     /// The state word (acquire).
     fn word(&self) -> u64;
 
-    /// Replaces the word `old` by `new` (acquire and release). The error is the word as it is; a spurious failure is allowed.
+    /// Replaces the word `old` by `new` (acquire and release). The error is the word as it is; a
+    /// spurious failure is allowed.
     fn replace_word(&self, old: u64, new: u64) -> Result<(), u64>;
 
     /// Stores the word and gives the one before (release).
@@ -58,7 +62,8 @@ impl<C: Cells> Lock<C> {
         Word(self.0.word())
     }
 
-    /// Locks the unit if it is unlocked and `wanted` accepts its word. The word as it was, without the bits of the lock.
+    /// Locks the unit if it is unlocked and `wanted` accepts its word. The word as it was, without
+    /// the bits of the lock.
     pub fn try_lock_if(&self, wanted: impl Fn(Word) -> bool) -> Option<Word> {
         let mut w = self.load();
         loop {
@@ -124,7 +129,8 @@ impl<C: Cells> Lock<C> {
         }
     }
 
-    /// Changes an unlocked word by `f`, unless `f` declines. The word stored. Only for changes that do not touch the mapping (pins).
+    /// Changes an unlocked word by `f`, unless `f` declines. The word stored. Only for changes that
+    /// do not touch the mapping (pins).
     pub fn update(&self, mut f: impl FnMut(Word) -> Option<Word>) -> Option<Word> {
         let mut w = self.load();
         loop {

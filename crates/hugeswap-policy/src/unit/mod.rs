@@ -1,5 +1,5 @@
-//! A unit of 2 MiB: what it is ([`Word`]), where its bytes lie ([`Place`]), how threads agree on which of them may change it
-//! ([`lock`]), and what it becomes ([`step`]).
+//! A unit of 2 MiB: what it is ([`Word`]), where its bytes lie ([`Place`]), how threads agree on
+//! which of them may change it ([`lock`]), and what it becomes ([`step`]).
 
 pub mod lock;
 mod place;

@@ -1,7 +1,8 @@
 //! Where the bytes of a unit lie besides memory.
 //!
-//! A word has 40 bits for a place. Numbers below 2^39 are clusters of swap; those with the top bit set are units of mapped files: which mapping, and which unit
-//! of it; the largest says that the pages are in single slots, of which a table beside the words tells.
+//! A word has 40 bits for a place. Numbers below 2^39 are clusters of swap; those with the top bit
+//! set are units of mapped files (which mapping, and which unit of it); the largest number says
+//! that the pages are in single slots, which a table beside the words lists.
 
 /// The largest number that a word can carry.
 const NUMBER_MAX: u64 = (1 << 40) - 1;
@@ -13,7 +14,8 @@ pub const MAPPINGS: u32 = 1 << 12;
 /// Units that one mapping can have: 32 TiB.
 pub const MAPPING_UNITS: u64 = 1 << UNIT_BITS;
 
-/// Where the bytes of a unit lie besides memory, or where room is kept for them: what is there counts only if the unit is clean, or not in memory.
+/// Where the bytes of a unit lie besides memory, or where room is kept for them: what is there
+/// counts only if the unit is clean, or not in memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Place {
     /// Nowhere.

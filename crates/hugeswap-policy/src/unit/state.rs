@@ -21,7 +21,7 @@ macro_rules! states {
 }
 
 states! {
-    /// Nobody manages it.
+    /// It is not managed.
     Free => "free";
     /// It holds zeros, and has neither memory nor a place in swap.
     Zero => "zero";
@@ -41,9 +41,10 @@ states! {
     Shared => "shared";
     /// In swap only.
     Swapped => "swapped";
-    /// In swap, and in a frame of the arena, since it was in use (in message mode this takes the place of watched).
+    /// In swap, and still in a frame, which was moved to the arena (message mode has this in place
+    /// of watched).
     Cached => "cached";
-    /// In swap, and in a frame of the arena, to which it was read ahead of its use.
+    /// In swap, and in a frame of the arena, to which it was read before it is used.
     ReadAhead => "read ahead";
     /// Mapped by base pages, each of them in memory or not.
     BaseMapped => "base-mapped";

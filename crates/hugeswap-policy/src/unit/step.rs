@@ -1,9 +1,11 @@
-//! The life of a unit as a state machine: ([`Word`], [`Event`]) gives the next word, and its [`Effects`].
+//! The life of a unit as a state machine: [`step`] takes a [`Word`] and an [`Event`], and gives the
+//! next word and its [`Effects`].
 //!
-//! The owner of a unit's lock first does to the memory what the event says, then takes the step, and carries the effects out. Facts that a
-//! word does not tell (was it mapped writable, where was it written to) are fields of the event. Neither time, threads nor memory are
-//! known here: the engine takes these steps on real memory, [`driver`](crate::driver) on a machine of counters, and an explorer of
-//! schedules around the lock (`tests/protocol_loom.rs`).
+//! The owner of a unit's lock first does to the memory what the event says, then takes the step,
+//! and carries out the effects. Facts that the word does not say (is it mapped writable, where was
+//! it written to) are fields of the event. This module knows neither time, threads nor memory: the
+//! engine takes the steps on real memory, [`driver`](crate::driver) on a machine of counters, and
+//! an explorer of schedules in a model around the lock (`tests/protocol_loom.rs`).
 //!
 //! The table in docs/architecture.md is printed from [`step`] (`tests/life_of_a_unit.rs`).
 
@@ -34,18 +36,20 @@ pub enum Event {
         /// What it is a part of, if that is a file.
         file: Option<FilePlace>,
     },
-    /// The program gives its content up, and the kernel did not take the memory back, which holds zeros now.
+    /// The program gives its content up, and the kernel did not take the memory back, which holds
+    /// zeros now.
     Emptied,
-    /// The program sets what access it allows itself. A unit in memory that may not be written is not mapped writable any more.
+    /// The program sets what access it allows itself. A unit in memory that may not be written is
+    /// not mapped writable any more.
     Protected {
         /// Reads are allowed.
         may_read: bool,
         /// Writes are allowed.
         may_write: bool,
     },
-    /// All that it is has moved to another unit, with its memory and its place.
+    /// Its content has moved to another unit, with its memory and its place.
     MovedAway,
-    /// All that another unit was has moved here.
+    /// The content of another unit has moved here, with its memory and its place.
     MovedHere {
         /// The word of the other unit before that.
         from: Word,
@@ -83,7 +87,8 @@ pub enum Event {
         /// It is mapped writable, for a write.
         writable: bool,
     },
-    /// A frame of the arena has its bytes: they were read ahead of a touch, or could not be mapped for one.
+    /// A frame of the arena has its bytes: they were read ahead of a touch, or could not be mapped
+    /// for one.
     Filled,
 
     /// It is mapped read-only.
@@ -95,17 +100,18 @@ pub enum Event {
         /// Where the bytes are.
         place: Place,
     },
-    /// A write-out has failed, or what follows it.
+    /// A write-out has failed, or it found zeros and the memory could not be dropped.
     NotWritten,
     /// A write-out found zeros only; nothing of the unit is in memory any more.
     FoundZero,
     /// It is mapped without access, to see whether it is touched.
     Watched,
-    /// It is mapped with access again, or perhaps so, without a touch.
+    /// It is mapped with access again, or may be, without a touch.
     Unwatched,
     /// Its frame was moved to the arena.
     MovedOut,
-    /// Its frame was moved to the arena and back, and is mapped writable: its place may not hold its bytes.
+    /// Its frame was moved to the arena and back, and is mapped writable: its place may not hold
+    /// its bytes.
     PutBack,
     /// Its place does not hold its bytes any more, or cannot be relied on.
     Dirtied,
@@ -138,7 +144,8 @@ pub enum Event {
         zero: bool,
     },
 
-    /// Its bytes, as far as they are stored, are elsewhere; for [`Place::Nothing`] memory has all of them.
+    /// Its bytes, as far as they are stored, are elsewhere; for [`Place::Nothing`] memory has all
+    /// of them.
     Placed(Place),
     /// Its bytes are lost.
     Lost,
@@ -170,17 +177,18 @@ pub enum Lists {
     PagesResident,
 }
 
-/// What the owner of the lock has to do besides storing the word. (That a unit counts as watched, or weighs on the lists,
-/// follows from its word.)
+/// What the owner of the lock has to do besides storing the word. (Whether the unit counts as
+/// watched, and what it weighs on the reclaim lists, follows from the word.)
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-#[must_use = "a step is taken with its effects"]
+#[must_use = "the caller carries out the effects"]
 pub struct Effects {
     /// Each of these counts one more.
     pub counts: &'static [Counter],
     /// Best told once the unit is unlocked.
     pub lists: Lists,
-    /// This place is not the unit's any more: it is given up before the unit is unlocked. ([`Place::Nothing`]: none. Whoever moves
-    /// bytes from place to place sees to the places himself: [`Event::Placed`], [`Event::Lost`].)
+    /// A place that the unit has no longer, to be given up before the unit is unlocked;
+    /// [`Place::Nothing`] is none. After [`Event::Placed`] and [`Event::Lost`] the old place is the
+    /// caller's to deal with, for it depends on the cause.
     pub frees: Place,
 }
 
@@ -194,7 +202,8 @@ pub struct Step {
 }
 
 impl Step {
-    const fn to(word: Word) -> Step {
+    /// This word, without effects.
+    pub const fn to(word: Word) -> Step {
         let effects = Effects {
             counts: &[],
             lists: Lists::Untold,
@@ -428,7 +437,7 @@ pub fn step(w: Word, event: Event) -> Result<Step, Illegal> {
         (Clean | Watched, E::MovedOut) if may_leave => {
             Step::to(w.clear(CLEAN | WATCHED).with_kind(Kind::Cached))
         }
-        (Clean | BeingWritten | Shared, E::PutBack) if !is_held => {
+        (Clean | BeingWritten | Shared, E::PutBack) => {
             let dirty = w.clear(CLEAN | WATCHED | COW | UNCHARGED | WRITEBACK);
             Step::to(dirty.mapped(true, false))
                 .counts(&[Count::WriteRedirtied])
@@ -493,9 +502,6 @@ pub fn step(w: Word, event: Event) -> Result<Step, Illegal> {
         (Watched | Swapped | Cached | ReadAhead, E::Placed(Place::Nothing)) => {
             return Err(Illegal { word: w, event });
         }
-        (Shared, E::Placed(Place::Nothing)) if w.has(WATCHED) => {
-            return Err(Illegal { word: w, event });
-        }
         (Dirty | Clean | ReadOnly | Shared, E::Placed(Place::Nothing)) => {
             Step::to(w.clear(CLEAN).with_place(Place::Nothing))
         }
@@ -546,7 +552,7 @@ impl Word {
         Word(self.0 & (MAY_READ | MAY_WRITE))
     }
 
-    /// Can all that it is be another unit's?
+    /// Can its content move to another unit?
     fn can_move(self) -> bool {
         use State::*;
         let state = State::of(self);
@@ -566,7 +572,8 @@ impl Word {
         self.with_kind(Kind::Swapped).with_place(Place::File(place))
     }
 
-    /// In memory, with this access. Memory that the program may not write to stays clean, however it is mapped.
+    /// In memory, with this access. Memory that the program may not write to stays clean, however
+    /// it is mapped.
     const fn mapped(self, writable: bool, clean: bool) -> Word {
         if writable && self.has(MAY_WRITE) {
             self.clear(CLEAN).set(WRITABLE)

@@ -30,15 +30,16 @@ pub enum Kind {
 }
 
 const KIND_MASK: u64 = 0b111;
-/// Mapped writable; implies that no slot holds the unit's bytes.
+/// Mapped writable: the unit's place does not hold its bytes.
 pub const WRITABLE: u64 = 1 << 3;
 /// `Present` but mapped without access: the next touch is a reference.
 pub const WATCHED: u64 = 1 << 4;
 /// A write-out is reading the memory; the unit may not be unmapped.
 pub const WRITEBACK: u64 = 1 << 5;
-/// The slot holds exactly the unit's bytes.
+/// The unit's place holds the same bytes as its memory.
 pub const CLEAN: u64 = 1 << 6;
-/// A slot is reserved for the unit (its content counts only with [`CLEAN`], or when `Swapped`/`Cached`).
+/// The unit has a place besides memory (what is there counts only with [`CLEAN`], or if the unit is
+/// `Swapped` or `Cached`).
 pub const HAS_PLACE: u64 = 1 << 7;
 /// The frame is shared with a forked relative: never writable before it is copied.
 pub const COW: u64 = 1 << 8;
@@ -50,9 +51,9 @@ pub const MAY_WRITE: u64 = 1 << 10;
 pub const READAHEAD: u64 = 1 << 11;
 /// Owned by a thread that is changing it.
 pub const LOCKED: u64 = 1 << 12;
-/// Somebody waits for the word to change.
+/// A thread waits for the word to change.
 pub const WAITERS: u64 = 1 << 13;
-/// With [`COW`], or `Foreign`: the frame is a relative's and not charged to this process.
+/// With [`COW`] or `Foreign`: the frame is not charged to this process.
 pub const UNCHARGED: u64 = 1 << 14;
 const PIN_SHIFT: u32 = 15;
 const PIN_ONE: u64 = 1 << PIN_SHIFT;
@@ -65,7 +66,7 @@ const PLACE_SHIFT: u32 = 24;
 pub struct Word(pub u64);
 
 impl Word {
-    /// A unit that nobody manages.
+    /// A unit that is not managed.
     pub const FREE: Word = Word(0);
 
     /// A managed unit of zeros that may be read and written.
@@ -169,8 +170,8 @@ impl Word {
             && matches!(self.kind(), Kind::Present | Kind::Cached | Kind::Base)
     }
 
-    /// Does the unit count as watched: could a fault take its frame at once? Such a unit is watched where it is mapped, or was moved
-    /// to the arena for that.
+    /// Does the unit count as watched: could a fault take its frame at once? Such a unit is watched
+    /// where it is mapped, or was moved to the arena for that.
     pub fn is_watched(self) -> bool {
         match self.kind() {
             Kind::Present => self.has(WATCHED),
