@@ -1,7 +1,7 @@
 //! A set of a unit's pages.
 //!
-//! Concurrency: one thread changes a set at a time (the owner of the unit's lock); others may look at single pages and get an
-//! answer that was true a moment ago.
+//! Concurrency: one thread changes a set at a time (the owner of the unit's lock); others may look
+//! at single pages and get an answer that was true a moment ago.
 
 use crate::PAGES;
 use std::ops::Range;

@@ -1,4 +1,4 @@
-//! Which system call failed, and with what: for errors that somebody is told of.
+//! Which system call failed, and with what error: for errors that a user is told of.
 
 use hugeswap_sys::Errno;
 
@@ -23,11 +23,11 @@ pub(crate) struct CallError {
     pub errno: Errno,
 }
 
-/// What a call does that may fail.
+/// What a verb returns that has nothing else to say.
 pub(crate) type Done = Result<(), CallError>;
 
 impl Call {
-    /// As its manual page calls it.
+    /// The name that its manual page has.
     pub fn name(self) -> &'static str {
         match self {
             Call::Mmap => "mmap",
@@ -42,7 +42,7 @@ impl Call {
         }
     }
 
-    /// This call, failed with `errno`.
+    /// The error of this call with `errno`.
     pub fn failed(self, errno: Errno) -> CallError {
         CallError { call: self, errno }
     }

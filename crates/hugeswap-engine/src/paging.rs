@@ -1,6 +1,8 @@
-//! What happens to a unit, the second of the engine's layers: faults ([`fault`](crate::fault)), base pages ([`base`](crate::base)), bytes read
-//! ([`read`](crate::read)) and written out ([`work`](crate::work), [`park`](crate::park), [`zero`](crate::zero)), mapped files
-//! ([`file`](crate::file)), which memory was written ([`track`](crate::track)), markers ([`markers`](crate::markers)).
+//! What happens to a unit, the second of the engine's layers: faults ([`fault`](crate::fault)),
+//! base pages ([`base`](crate::base)), bytes read ([`read`](crate::read)) and written out
+//! ([`work`](crate::work), [`park`](crate::park), [`zero`](crate::zero)), mapped files
+//! ([`file`](crate::file)), which memory was written ([`track`](crate::track)), markers
+//! ([`markers`](crate::markers)).
 //!
 //! A method here works on one unit, under its lock.
 
@@ -9,8 +11,10 @@ use crate::memory::Memory;
 use crate::shared::Sharing;
 use crate::writer_count::Writers;
 use crossbeam_queue::ArrayQueue;
+use hugeswap_sys::{fs, futex, process};
 use std::ops::Deref;
 use std::sync::atomic::AtomicBool;
+use std::sync::atomic::Ordering::Relaxed;
 
 /// A job for the I/O threads.
 #[derive(Clone, Copy, Debug)]
@@ -73,6 +77,31 @@ impl Paging {
             low_fd,
             fenced: AtomicBool::new(false),
             has_foreign: AtomicBool::new(false),
+        }
+    }
+
+    /// Puts a job that cannot be given up into the queue of the I/O threads, which the caller wakes
+    /// then. While the queue is full, this thread leaves the processor to them, then sleeps in
+    /// between: none of them waits for a thread that is here. If the queue stays full for as long
+    /// as only a device that does not answer explains, that is said once, and the thread waits on.
+    pub(crate) fn queue_read(&self, job: Job) {
+        const YIELDS: u32 = 1000;
+        const SLEEP_NS: u64 = 1_000_000;
+        const LONG: u32 = YIELDS + 30_000;
+        let mut waits: u32 = 0;
+        while self.reads.push(job).is_err() {
+            waits = waits.saturating_add(1);
+            if waits < YIELDS {
+                process::yield_now();
+                continue;
+            }
+            if waits == LONG {
+                fs::complain(&[
+                    b"hugeswap: the I/O threads have taken no job for 30 s; still waiting\n",
+                ]);
+            }
+            let seq = self.work_seq.load(Relaxed);
+            futex::wait(&self.work_seq, seq, Some(SLEEP_NS), false);
         }
     }
 

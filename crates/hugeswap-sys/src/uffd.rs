@@ -150,6 +150,30 @@ pub unsafe fn move_pages(fd: i32, dst: usize, src: usize, len: usize) -> Moved {
     }
 }
 
+/// Calls that said EAGAIN in a row, and did nothing.
+#[derive(Default)]
+struct Again(u32);
+
+impl Again {
+    /// How many may do so before the caller gets EAGAIN. The kernel says it while another thread changes the address space.
+    const MOST: u32 = 1_000_000;
+    /// After so many the processor is left to other threads in between.
+    const SPINS: u32 = 100;
+
+    /// One has, after it did `bytes`, which are added to `done`.
+    fn after(&mut self, bytes: usize, done: &mut usize) -> Result<()> {
+        *done += bytes;
+        self.0 = if bytes > 0 { 0 } else { self.0 + 1 };
+        if self.0 == Self::MOST {
+            return Err(Errno::EAGAIN);
+        }
+        if self.0 > Self::SPINS {
+            crate::process::yield_now();
+        }
+        Ok(())
+    }
+}
+
 /// Fills absent pages from `src`, write-protected if `protect`. Whoever waits there goes on waiting until
 /// [`wake`]. EEXIST if there is a page already.
 pub fn copy(fd: i32, dst: usize, src: usize, len: usize, protect: bool) -> Result<()> {
@@ -160,7 +184,7 @@ pub fn copy(fd: i32, dst: usize, src: usize, len: usize, protect: bool) -> Resul
     } else {
         DONTWAKE
     };
-    let mut done = 0;
+    let (mut done, mut again) = (0, Again::default());
     while done < len {
         let (at, from, left) = (
             (dst + done) as u64,
@@ -171,7 +195,7 @@ pub fn copy(fd: i32, dst: usize, src: usize, len: usize, protect: bool) -> Resul
         // SAFETY: `c` is a uffdio_copy; only absent pages are filled.
         match unsafe { ioctl(fd, UFFDIO_COPY, c.as_mut_ptr() as usize) } {
             Ok(_) => return Ok(()),
-            Err(Errno::EAGAIN) => done += (c[4] as i64).max(0) as usize,
+            Err(Errno::EAGAIN) => again.after((c[4] as i64).max(0) as usize, &mut done)?,
             Err(e) => return Err(e),
         }
     }
@@ -182,13 +206,13 @@ pub fn copy(fd: i32, dst: usize, src: usize, len: usize, protect: bool) -> Resul
 /// are filled.
 pub fn zero(fd: i32, dst: usize, len: usize) -> Result<()> {
     const DONTWAKE: u64 = 1;
-    let mut done = 0;
+    let (mut done, mut again) = (0, Again::default());
     while done < len {
         let mut z = [(dst + done) as u64, (len - done) as u64, DONTWAKE, 0];
         // SAFETY: `z` is a uffdio_zeropage; only absent pages are filled.
         match unsafe { ioctl(fd, UFFDIO_ZEROPAGE, z.as_mut_ptr() as usize) } {
             Ok(_) => return Ok(()),
-            Err(Errno::EAGAIN) => done += (z[3] as i64).max(0) as usize,
+            Err(Errno::EAGAIN) => again.after((z[3] as i64).max(0) as usize, &mut done)?,
             Err(e) => return Err(e),
         }
     }
@@ -199,13 +223,14 @@ pub fn zero(fd: i32, dst: usize, len: usize) -> Result<()> {
 pub fn write_protect(fd: i32, start: usize, len: usize, protect: bool) -> Result<()> {
     const PROTECT: u64 = 1;
     const DONTWAKE: u64 = 2;
+    let mut again = Again::default();
     loop {
         let mode = if protect { PROTECT } else { DONTWAKE };
         let mut w = [start as u64, len as u64, mode];
         // SAFETY: `w` is a uffdio_writeprotect.
         match unsafe { ioctl(fd, UFFDIO_WRITEPROTECT, w.as_mut_ptr() as usize) } {
             Ok(_) => return Ok(()),
-            Err(Errno::EAGAIN) => {}
+            Err(Errno::EAGAIN) => again.after(0, &mut 0)?,
             Err(e) => return Err(e),
         }
     }

@@ -11,12 +11,10 @@
 //! [`Capabilities`] what a caller may count on. A backend knows addresses, pages, descriptors and
 //! errors; it knows no unit's word, no store and no engine.
 //!
-//! In signal mode the protection of a mapping carries the state of a unit: a unit arrives read-only
-//! on a read fault, so it is known exactly whether it changed since. A unit whose state differs
-//! from its neighbour's is a mapping of its own, and the kernel limits those (65,530 by default):
-//! [`Capabilities::takes_mappings`]. In message mode a unit always arrives writable, so checksums
-//! tell whether it changed: at write-out, and once more after it was moved out, since a device may
-//! have written to it until then. A forked child of either mode goes on in signal mode.
+//! In signal mode the protection of a mapping carries the state of a unit. A unit whose state
+//! differs from its neighbour's is a mapping of its own, and the kernel limits those (65,530 by
+//! default): [`Capabilities::takes_mappings`]. In message mode a unit always arrives writable, so
+//! checksums tell whether it changed. A forked child of either mode goes on in signal mode.
 //!
 //! Concurrency: a caller owns the lock of each unit that it names. The backend of a process changes
 //! in a forked child only, before that has a second thread.
@@ -314,7 +312,8 @@ impl Backend {
             return Ok(());
         }
         // Missing faults on ranges that may be huge would make the kernel allocate and throw away a
-        // huge page each. SAFETY: advice on a range nobody uses yet.
+        // huge page each.
+        // SAFETY: advice on a range nobody uses yet.
         let _ = unsafe { mm::advise(at, len, libc::MADV_NOHUGEPAGE) };
         // SAFETY: nobody uses the window yet.
         unsafe { mm::protect(at, len, mm::PROT_RW) }

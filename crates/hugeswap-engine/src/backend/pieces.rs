@@ -1,16 +1,14 @@
 //! Pieces: 64 KiB of memory that mremap moves into units and out of them, where userfaultfd is
 //! refused.
 //!
-//! A *slot* is 64 KiB of an address range of our own. It is full of memory that no unit has and
-//! that was used before (touching new pages costs more than all else here), or it is empty. In: the
-//! slot is filled, made read-only unless the fault is a write, and moved over its piece of the
-//! unit, which was without access until then; so other threads see the piece whole or fault. Out:
-//! the unit is without access already when a piece moves to an empty slot. Slots are not inherited
-//! by forked children.
+//! A *slot* is 64 KiB of an address range of our own. It is full of memory that is nobody's, which
+//! was used before (touching new pages costs more than all else here), or it is empty. In: the slot
+//! is filled, made read-only unless the fault is a write, and moved over its piece of the unit,
+//! which was without access until then; so other threads see the piece whole or fault. Out: the
+//! unit is without access already when a piece moves to an empty slot.
 //!
 //! Each piece in memory takes up to two mappings, of which the kernel allows a process only so
 //! many. They are counted against a budget, half of what is free, so that the program has the rest.
-//! Beyond it units come whole.
 //!
 //! Concurrency: two stacks of slot numbers under one engine lock, held for a few instructions.
 //! Memory kept in full slots is charged: there are never more of its pages than free ones (see
@@ -109,8 +107,9 @@ impl Slot<'_> {
         let moved = moved.map_err(|e| Call::Mremap.failed(e));
         if moved.is_err() {
             // Refused for want of mappings nothing has changed, and nothing is done here; otherwise
-            // `to` may be unmapped by now. SAFETY: the piece is absent: nothing in it is lost, and
-            // it is without access as it was.
+            // `to` may be unmapped by now.
+            // SAFETY: the piece is absent: nothing in it is lost, and it is without access as it
+            // was.
             let _ = unsafe { protect(to, PIECE, mm::PROT_NONE) }
                 // SAFETY: as above.
                 .or_else(|_| unsafe { map_without_access(to, PIECE) });
@@ -160,8 +159,8 @@ impl Pieces {
     fn set_up(&self) {
         let (at, len) = (self.base, SLOTS * PIECE);
         // What moves takes its mapping's advice along: pieces are not inherited by a forked child
-        // (it finds their content in swap), and no huge page is made of them. SAFETY: advice that
-        // discards nothing.
+        // (it finds their content in swap), and no huge page is made of them.
+        // SAFETY: advice that discards nothing.
         let _ = unsafe { advise(at, len, libc::MADV_DONTFORK) };
         // SAFETY: as above.
         let _ = unsafe { advise(at, len, libc::MADV_NOHUGEPAGE) };

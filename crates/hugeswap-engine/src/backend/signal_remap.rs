@@ -88,8 +88,8 @@ impl Placement for SignalRemap<'_> {
 
     fn drop_present(&self, unit: usize, present: &Bits) -> Done {
         // One call, and one interruption of other processors, before parts are moved one by one.
-        // Should it fail half way, a touch gives access again. SAFETY: a touch faults and waits for
-        // the unit's lock.
+        // Should it fail half way, a touch gives access again.
+        // SAFETY: a touch faults and waits for the unit's lock.
         unsafe { protect(unit, UNIT, mm::PROT_NONE) }?;
         let mut next = 0;
         while let Some(run) = present.run(next, PAGES, true) {
@@ -110,7 +110,8 @@ impl Placement for SignalRemap<'_> {
     fn give_up(&self, unit: usize, pages: Range<usize>) -> Result<Range<usize>, CallError> {
         let at = |page: usize| unit + page * PAGE;
         // What is not dropped becomes zero where it stands. A clean part stays so: what is neither
-        // stored nor dirty is zero when it comes back, too. SAFETY: the caller gave the content up.
+        // stored nor dirty is zero when it comes back, too.
+        // SAFETY: the caller gave the content up.
         unsafe { advise(at(pages.start), pages.len() * PAGE, libc::MADV_DONTNEED) }?;
         let first = pages.start.next_multiple_of(pieces::PAGES);
         let last = pages.end / pieces::PAGES * pieces::PAGES;

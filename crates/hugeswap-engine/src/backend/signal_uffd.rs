@@ -1,10 +1,10 @@
 //! Signal mode with userfaultfd: whole units by mremap, and single pages by a userfaultfd of
-//! user-mode faults (Linux 5.11, no privilege), which turns a touch of an absent page, or a write
-//! to a protected one, into SIGBUS.
+//! user-mode faults, which turns a touch of an absent page, or a write to a protected one, into
+//! SIGBUS.
 //!
-//! A unit whose pages come by themselves is registered with it and mapped with the program's
-//! access, with huge pages advised against. A page is copied into place by UFFDIO_COPY, and its
-//! protection is userfaultfd's, so no page takes a mapping.
+//! A unit whose pages come by themselves is registered and mapped with the program's access. A page
+//! is copied into place by UFFDIO_COPY, and its protection is userfaultfd's, so no page takes a
+//! mapping.
 
 use super::seam::{Capabilities, Placement, advise, protect, write_protect};
 use crate::bits::Bits;

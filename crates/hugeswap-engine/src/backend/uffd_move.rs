@@ -1,25 +1,27 @@
 //! UFFDIO_MOVE of one unit, all of it or none.
 //!
-//! The kernel may stop in the middle of a unit that is mapped by base pages, and Linux 6.18 may say
-//! EEXIST after it has moved some or all of them (an error left over from an attempt that it
-//! repeated itself). Which pages have moved is read from the page table, not from the answer, and
-//! the rest follows. If something cannot follow, the part that did goes back. So a caller that gets
-//! an error still has the unit where it was.
+//! The kernel may stop in the middle of a unit that is mapped by base pages. Linux 6.18 may also
+//! say EEXIST after it has moved some or all of them (an error left over from an attempt that it
+//! repeated itself). So the page table is asked which pages have moved. Then the rest follows; if
+//! it cannot, the part goes back, and a caller that gets an error has the unit where it was.
 
 use crate::{PAGE, UNIT};
 use hugeswap_policy::UNIT_PAGES;
 use hugeswap_sys::{Errno, Result, fs, mm, process, uffd};
 
-/// EBUSY (a page is pinned: direct I/O just done) and EAGAIN pass; so many attempts are made where
-/// nothing else helps.
+/// Attempts where nothing else helps. EBUSY (a page is pinned for direct I/O, which may just have
+/// ended) and EAGAIN pass.
 pub const PATIENCE: u32 = 20_000;
-/// And where there is another way, or another unit.
+/// Attempts where there is another way, or another unit.
 pub const LITTLE_PATIENCE: u32 = 200;
-/// After so many attempts at once the processor is left to others in between.
+/// Attempts after which the processor is left to other threads in between.
 const SPINS: u32 = 100;
+/// How often [`PATIENCE`] attempts are made where a part has moved, and neither the rest follows
+/// nor the part goes back.
+const ROUNDS: u32 = 3000;
 
 /// Moves the unit at `from` to the empty, registered place `to`. `pagemap`: /proc/self/pagemap, or
-/// -1; `patience`: attempts in vain.
+/// -1; `patience`: attempts that may fail.
 ///
 /// # Safety
 /// Both are private anonymous memory of the caller's to give, one unit each, and nobody else moves
@@ -38,20 +40,22 @@ pub unsafe fn unit(fd: i32, pagemap: i32, from: usize, to: usize, patience: u32)
     if unsafe { pages(fd, pagemap, (to, from), done, &mut back, PATIENCE) }.is_ok() {
         return Err(e);
     }
-    // The way back is closed where `from` is not registered, and then it is a frame of ours that
-    // only has to be waited for. What stands at `to` already is passed over, wherever it is.
-    loop {
+    // There is no way back where `from` is not registered. Then it is a frame of ours, and what
+    // holds it will let go. What stands at `to` already is passed over.
+    for _ in 0..ROUNDS {
         done = 0;
         // SAFETY: as above.
         match unsafe { pages(fd, pagemap, (from, to), UNIT, &mut done, PATIENCE) } {
             Ok(()) => return Ok(()),
             Err(Errno::EBUSY | Errno::EAGAIN) => {}
-            Err(_) => end_rather_than_lose(),
+            Err(_) => break,
         }
     }
+    end_rather_than_lose()
 }
 
-/// A unit is neither where it was nor where it was to be, and nothing helps.
+/// Ends the process: a part of a unit is where it was, another where it was to be, and no call
+/// changes that.
 #[cold]
 pub fn end_rather_than_lose() -> ! {
     fs::complain(&[
@@ -60,7 +64,7 @@ pub fn end_rather_than_lose() -> ! {
     process::kill_self();
 }
 
-/// Moves `[from, from+len)` from offset `done` on; `done` says how far it came.
+/// Moves `[from, from+len)` from offset `done` on. `done` is how far it came.
 unsafe fn pages(
     fd: i32,
     pagemap: i32,
@@ -111,8 +115,8 @@ fn moved_pages(pagemap: i32, from: usize, to: usize, len: usize) -> usize {
         .count()
 }
 
-/// Which pages from `at` on there are, in memory or in the kernel's own swap. False if it cannot be
-/// told.
+/// Writes to `out` which pages from `at` on exist, in memory or in the kernel's own swap. False if
+/// the kernel does not tell.
 fn populated(pagemap: i32, at: usize, out: &mut [bool]) -> bool {
     let mut seen = [0u8; UNIT_PAGES as usize];
     if pagemap >= 0 && mm::populated(pagemap, at, out).is_ok() {

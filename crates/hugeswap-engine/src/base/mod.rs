@@ -51,7 +51,7 @@ pub(crate) use crate::store::BUFFER;
 use crate::zeroed::Zeroed;
 use hugeswap_policy::UNIT_PAGES;
 use hugeswap_policy::defrag::frames::{self, Credits, Sources};
-use hugeswap_sys::{Result, mm};
+use hugeswap_sys::{Result, mm, process};
 use record::{PageTurns, Records};
 use std::sync::atomic::Ordering::{AcqRel, Relaxed};
 use std::sync::atomic::{AtomicU32, AtomicU64};
@@ -97,6 +97,7 @@ impl Base {
         &self.credits
     }
 
+    /// A buffer of [`BUFFER`] bytes. Waits while all are taken.
     pub(crate) fn take_buffer(&self) -> Buffer<'_> {
         loop {
             let used = self.buffers_used.load(Relaxed);
@@ -112,7 +113,9 @@ impl Base {
                     number: free,
                 };
             }
-            std::hint::spin_loop();
+            // (A thread that has one may be reading from a device, and gives it back when that
+            // answers or fails.)
+            process::yield_now();
         }
     }
 }

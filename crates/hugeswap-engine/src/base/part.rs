@@ -12,7 +12,7 @@ use crate::paging::Paging;
 use crate::table::Locked;
 use hugeswap_policy::unit::Kind;
 use hugeswap_policy::unit::step::Event;
-use hugeswap_sys::{mm, process};
+use hugeswap_sys::mm;
 use std::ops::Range;
 
 impl Paging {
@@ -33,9 +33,7 @@ impl Paging {
 
     fn hand_over_part(&self, w: Locked<'_>, job: Job) {
         w.pass();
-        while self.reads.push(job).is_err() {
-            process::yield_now();
-        }
+        self.queue_read(job);
         self.wake_workers(1);
     }
 

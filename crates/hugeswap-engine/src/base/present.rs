@@ -1,4 +1,5 @@
-//! Which pages of a base-mapped unit are present: the backend puts them in place and drops them, and the unit's record says so.
+//! Which pages of a base-mapped unit are present: the backend puts them in place and drops them,
+//! and the unit's record says so.
 //!
 //! Every call here is made by the owner of the unit's lock. The rules of the fault path hold.
 
@@ -11,8 +12,9 @@ use crate::memory::Memory;
 use std::ops::Range;
 
 impl Memory {
-    /// Installs absent pages of a unit, whole parts, with what stands at `from`; read-only but for the parts with pages in `written`, which are dirty
-    /// then. If it fails, some may be installed. ENOMEM: mappings are short.
+    /// Installs absent pages of a unit, whole parts, with what stands at `from`; read-only but for
+    /// the parts with pages in `written`, which are dirty then. If it fails, some may be installed.
+    /// ENOMEM: mappings are short.
     pub(super) fn install(
         &self,
         unit: u32,
@@ -81,7 +83,8 @@ impl Memory {
         Ok(())
     }
 
-    /// Gives the access that the part with a present page should have; if `write`, it is dirty then.
+    /// Gives the access that the part with a present page should have; if `write`, it is dirty
+    /// then.
     pub(super) fn give_access(&self, unit: u32, record: &Record, page: usize, write: bool) -> Done {
         let part = self.backend.part_of(page).unwrap_or(page..page + 1);
         if write {
@@ -97,7 +100,8 @@ impl Memory {
         Ok(())
     }
 
-    /// Makes the pages of `which` read-only, which are present. `others`: how many more can be written and had better stay so; see
+    /// Makes the pages of `which` read-only, which are present. `others`: how many more can be
+    /// written and had better stay so; see
     /// [`Placement::freeze`](crate::backend::Placement::freeze).
     pub(crate) fn freeze(&self, unit: u32, which: &Bits, others: u64) -> Done {
         self.backend.freeze(self.table.addr(unit), which, others)
@@ -108,7 +112,8 @@ impl Memory {
         self.backend.change_present(&record.present, change);
     }
 
-    /// Drops the memory of all present pages, which are clean; they are absent then. If it fails, all are present.
+    /// Drops the memory of all present pages, which are clean; they are absent then. If it fails,
+    /// all are present.
     pub(super) fn drop_present(&self, unit: u32, record: &Record) -> Done {
         let at = self.table.addr(unit);
         self.backend.drop_present(at, &record.present)?;
@@ -116,8 +121,9 @@ impl Memory {
         Ok(())
     }
 
-    /// Drops the memory of the present pages in `going`, which are clean, and not of others. False, and nothing has changed, if
-    /// that cannot be done by one call; if it stops half way, those that are dropped are absent.
+    /// Drops the memory of the present pages in `going`, which are clean, and not of others. False,
+    /// and nothing has changed, if that cannot be done by one call; if it stops half way, those
+    /// that are dropped are absent.
     pub(super) fn drop_going(&self, unit: u32, record: &Record, going: &Bits) -> bool {
         let Ok(mut dropped) = self.backend.drop_some(self.table.addr(unit), going) else {
             return false;
@@ -134,8 +140,8 @@ impl Memory {
         true
     }
 
-    /// Makes `pages` zero, and gives up memory behind them where that can be done by parts. How many pages' memory
-    /// that was, and whether all are zero now.
+    /// Makes `pages` zero, and gives up memory behind them where that can be done by parts. How
+    /// many pages' memory that was, and whether all are zero now.
     pub(super) fn drop_some(&self, unit: u32, record: &Record, pages: Range<usize>) -> (u64, bool) {
         let gone = self.backend.give_up(self.table.addr(unit), pages.clone());
         let Ok(gone) = gone else {

@@ -219,9 +219,7 @@ impl Paging {
     pub(crate) fn hand_over_whole(&self, w: Locked<'_>) {
         let unit = w.unit();
         w.pass();
-        while self.reads.push(Job::Whole(unit)).is_err() {
-            hugeswap_sys::process::yield_now();
-        }
+        self.queue_read(Job::Whole(unit));
         self.wake_workers(1);
     }
 }

@@ -94,9 +94,7 @@ impl Paging {
             // descriptors of their own and the last word. The lock goes with the job.
             w.set_frame(frame.place);
             w.pass();
-            while self.reads.push(Job::Handed(unit)).is_err() {
-                hugeswap_sys::process::yield_now();
-            }
+            self.queue_read(Job::Handed(unit));
             self.wake_workers(1);
             return None;
         }

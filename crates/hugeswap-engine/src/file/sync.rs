@@ -18,7 +18,7 @@ use crate::table::{Locked, NO_FRAME};
 use hugeswap_policy::unit::step::Event;
 use hugeswap_policy::unit::{CLEAN, FilePlace, Kind, LOCKED, Place, Word};
 use hugeswap_sys::signal::Blocked;
-use hugeswap_sys::{Errno, Result, fs, futex, process};
+use hugeswap_sys::{Errno, Result, fs, futex};
 use std::sync::atomic::Ordering::{Acquire, Relaxed, Release};
 
 /// Units asked for at one time.
@@ -60,9 +60,7 @@ impl Paging {
         let _alone = self.files.descriptors.changing.lock();
         let unit = self.table.unit_of(addr).ok_or(Errno::EINVAL)?;
         m.flush.store(PENDING, Relaxed);
-        while self.reads.push(Job::Flush(unit)).is_err() {
-            process::yield_now();
-        }
+        self.queue_read(Job::Flush(unit));
         self.wake_workers(1);
         loop {
             match m.flush.load(Acquire) {
@@ -143,9 +141,7 @@ impl Paging {
             // The engine's threads are at rest.
             return self.settle_handed(unit, drop);
         }
-        while self.reads.push(Job::Settle { unit, drop }).is_err() {
-            process::yield_now();
-        }
+        self.queue_read(Job::Settle { unit, drop });
         self.wake_workers(2);
     }
 

@@ -150,7 +150,9 @@ impl Ranges {
             self.evict_requests.push(unit)
         };
         let ask = |unit: u32| {
-            while push(unit).is_err() {
+            // (What is not asked for by then stays in memory.)
+            let start = hugeswap_sys::now_ns();
+            while push(unit).is_err() && hugeswap_sys::now_ns() - start < PATIENCE_NS {
                 self.pool.kick();
                 process::yield_now();
             }
