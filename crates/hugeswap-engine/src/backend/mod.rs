@@ -150,6 +150,7 @@ verbs! {
     fn freeze(&self, unit: usize, which: &Bits, others: u64) -> Done;
     fn freeze_range(&self, at: usize, len: usize) -> Done;
     fn drop_present(&self, unit: usize, present: &Bits) -> Done;
+    fn drop_pages(&self, unit: usize, pages: Range<usize>) -> Done;
     fn give_up(&self, unit: usize, pages: Range<usize>) -> std::result::Result<Range<usize>, CallError>;
 }
 

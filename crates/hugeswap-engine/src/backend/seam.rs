@@ -199,6 +199,12 @@ pub(crate) trait Placement {
         Err(NO_PARTS)
     }
 
+    /// Drops the memory of pages, which are clean; they are absent then. Only where
+    /// [`Capabilities::has_single_pages`].
+    fn drop_pages(&self, _unit: usize, _pages: Range<usize>) -> Done {
+        Err(NO_PARTS)
+    }
+
     /// Drops the memory of the pages in `going`, and of no others, by one call. How many of them
     /// are absent now, in their order. If it fails, nothing has changed.
     fn drop_some(&self, _unit: usize, _going: &Bits) -> Result<usize, CallError> {

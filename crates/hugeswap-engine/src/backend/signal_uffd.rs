@@ -116,6 +116,12 @@ impl Placement for SignalUffd {
         unsafe { advise(unit, UNIT, libc::MADV_DONTNEED) }
     }
 
+    fn drop_pages(&self, unit: usize, pages: Range<usize>) -> Done {
+        let (at, len) = (unit + pages.start * PAGE, pages.len() * PAGE);
+        // SAFETY: swap holds what is dropped, or it is zeros.
+        unsafe { advise(at, len, libc::MADV_DONTNEED) }
+    }
+
     fn drop_some(&self, unit: usize, going: &Bits) -> std::result::Result<usize, CallError> {
         const MOST: usize = PAGES / 2;
         let mut spans = [mm::Span { at: 0, len: 0 }; MOST];

@@ -12,7 +12,6 @@ use crate::paging::Paging;
 use crate::table::Locked;
 use hugeswap_policy::unit::Kind;
 use hugeswap_policy::unit::step::Event;
-use hugeswap_sys::mm;
 use std::ops::Range;
 
 impl Paging {
@@ -94,12 +93,9 @@ impl Paging {
     /// Drops pages of a locked, base-mapped unit that are not dirty. How many there were.
     fn drop_part(&self, unit: u32, record: &Record, pages: Range<usize>) -> u64 {
         let n = pages.len() as u64 - super::fault::absent(record, pages.clone());
-        let (at, len) = (
-            self.table.addr(unit) + pages.start * PAGE,
-            pages.len() * PAGE,
-        );
-        // SAFETY: the slot holds what is dropped, or it is zeros.
-        if n == 0 || unsafe { mm::advise(at, len, libc::MADV_DONTNEED) }.is_err() {
+        let at = self.table.addr(unit);
+        // (Its place in swap holds what is dropped, or it is zeros.)
+        if n == 0 || self.backend.drop_pages(at, pages.clone()).is_err() {
             return 0;
         }
         record.present.put(pages, false);
