@@ -1,49 +1,44 @@
-//! Child processes with a time limit, ended together with all they started.
+//! Child processes with a time limit, which are ended together with all processes they started.
 //!
-//! A child leads a process group of its own, so that ending it ends its children, and so that Ctrl-C reaches
-//! us alone: we then end the child and undo what was set up. Signals only set a flag; every wait looks at it.
+//! A child leads a process group of its own: to end it ends its children, and Ctrl-C reaches this
+//! process alone, which then ends the child and undoes what was set up. Every wait checks for a
+//! request to stop ([`hugeswap_support::interrupt`]).
+//!
+//! A *worker* is this executable again, with a task as JSON on its command line; it reports its
+//! figures as lines of JSON.
 
 use anyhow::{Context, Result};
 use hugeswap_support::interrupt::check_interrupted;
 use rustix::process::{Pid, Signal, kill_process_group};
+use serde::Serialize;
+use serde::de::DeserializeOwned;
 use std::hash::{DefaultHasher, Hasher};
-use std::io::{BufRead, BufReader, Read};
+use std::io::{BufRead, BufReader, Read, Write};
 use std::os::unix::process::{CommandExt, ExitStatusExt};
 use std::process::{Child, ChildStdout, Command, ExitStatus, Stdio};
 use std::sync::mpsc::{self, RecvTimeoutError};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-/// How often a wait looks whether it should end.
+/// Time between two checks of a wait.
 pub const TICK: Duration = Duration::from_millis(20);
 
-/// A child did not end in time, and was ended.
-#[derive(Debug)]
+/// A child did not end within its time limit, and was ended.
+#[derive(Debug, thiserror::Error)]
+#[error("it did not end within {} seconds: raise --timeout, or give it less to do", .0.as_secs())]
 pub struct TooLong(Duration);
-
-impl std::fmt::Display for TooLong {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        let seconds = self.0.as_secs();
-        write!(
-            f,
-            "it did not end within {seconds} seconds: raise --timeout, or give it less to do"
-        )
-    }
-}
-
-impl std::error::Error for TooLong {}
 
 /// How a child ended.
 pub struct Ended {
     pub status: ExitStatus,
-    /// What it wrote to stderr, the last few KiB.
+    /// The last few KiB that it wrote to stderr.
     pub stderr: String,
     /// From its start to its end.
     pub elapsed: Duration,
 }
 
 impl Ended {
-    /// The last line of stderr, or how it ended if it said nothing.
+    /// The last line of stderr, or the exit status if there is none.
     pub fn reason(&self) -> String {
         let last = self.stderr.lines().rev().find(|l| !l.trim().is_empty());
         let how = match (self.status.code(), self.status.signal()) {
@@ -66,14 +61,15 @@ impl Group {
         }
     }
 
-    /// Asks, then insists. What hangs in the kernel is left to whoever undoes what it hangs on.
+    /// Sends SIGTERM, then SIGKILL. A process that hangs in the kernel is left to the keeper, which
+    /// undoes what it hangs on.
     fn end(&mut self) {
         for (signal, patience) in [(Signal::TERM, 3), (Signal::KILL, 10)] {
             self.signal(signal);
             let until = Instant::now() + Duration::from_secs(patience);
             while Instant::now() < until {
                 if !matches!(self.0.try_wait(), Ok(None)) {
-                    // Members of the group that outlived its leader.
+                    // Some members of the group may have outlived its leader.
                     self.signal(Signal::KILL);
                     return;
                 }
@@ -91,7 +87,7 @@ impl Drop for Group {
     }
 }
 
-/// A child that was started, and who reads its stderr.
+/// A child that was started, and the thread that reads its stderr.
 struct Started {
     child: Group,
     at: Instant,
@@ -100,7 +96,7 @@ struct Started {
 }
 
 impl Started {
-    /// In a group of its own, without input.
+    /// Starts a child in a group of its own, without input.
     fn new(command: &mut Command, limit: Duration) -> Result<(Started, Option<ChildStdout>)> {
         check_interrupted()?;
         let program = command.get_program().to_string_lossy().into_owned();
@@ -132,8 +128,8 @@ impl Started {
         self.child.0.try_wait().context("lost a child process")
     }
 
-    /// An error if it is time to end it.
-    fn may_go_on(&self) -> Result<()> {
+    /// An error once the child has to be ended.
+    fn check_time(&self) -> Result<()> {
         check_interrupted()?;
         if self.at.elapsed() > self.limit {
             return Err(TooLong(self.limit).into());
@@ -141,10 +137,10 @@ impl Started {
         Ok(())
     }
 
-    /// What there is to say of it; the rest of its group is ended.
+    /// Ends the rest of its group.
     fn finish(self, status: ExitStatus) -> Ended {
         let elapsed = self.at.elapsed();
-        // Whatever the child left running would hold its stderr open.
+        // A process that the child left running would hold its stderr open.
         self.child.signal(Signal::KILL);
         Ended {
             status,
@@ -154,8 +150,9 @@ impl Started {
     }
 }
 
-/// Runs `command` to its end, giving each line of its stdout to `on_line`. It is an error if it does not
-/// end within `limit` ([`TooLong`]), if the user interrupts, or if `on_line` fails; its status is the caller's to judge.
+/// Runs `command` to its end and gives each line of its stdout to `on_line`. It is an error if it does
+/// not end within `limit` ([`TooLong`]), if the user interrupts, or if `on_line` fails. Its exit status
+/// is for the caller to judge.
 pub fn run(
     command: &mut Command,
     limit: Duration,
@@ -180,13 +177,48 @@ pub fn run(
             }
             std::thread::sleep(Duration::from_millis(1));
         }
-        started.may_go_on()?;
+        started.check_time()?;
     };
     Ok(started.finish(status))
 }
 
-/// Runs `command` to its end, with a digest of all that it writes to stdout; `on_tick` is given its process id
-/// every [`TICK`], and ten times as often in its first second. Errors are those of [`run`].
+/// This executable again, as a worker of some kind.
+pub fn worker(kind: &str, task: &impl Serialize) -> Result<Command> {
+    let mut command = Command::new(std::env::current_exe()?);
+    command.args(["__worker", kind, &serde_json::to_string(task)?]);
+    Ok(command)
+}
+
+/// The task of a worker.
+pub fn task<T: DeserializeOwned>(json: &str) -> Result<T> {
+    serde_json::from_str(json).context("not a worker's task")
+}
+
+/// Prints a figure of a worker.
+pub fn tell(figure: &impl Serialize) -> Result<()> {
+    let mut out = std::io::stdout().lock();
+    serde_json::to_writer(&mut out, figure)?;
+    out.write_all(b"\n")?;
+    out.flush().context("nobody reads the figures")
+}
+
+/// A figure that a worker printed.
+pub fn figure<F: DeserializeOwned>(line: &str) -> Result<F> {
+    serde_json::from_str(line).with_context(|| format!("not a worker's figure: {line}"))
+}
+
+/// Runs a worker to its end, as [`run`] does, and gives each of its figures to `on_figure`.
+pub fn figures<F: DeserializeOwned>(
+    command: &mut Command,
+    limit: Duration,
+    mut on_figure: impl FnMut(F) -> Result<()>,
+) -> Result<Ended> {
+    run(command, limit, |line| on_figure(figure(line)?))
+}
+
+/// Runs `command` to its end. Returns a digest of all that it writes to stdout. `on_tick` is given its
+/// process id every [`TICK`], and ten times as often in its first second. Errors are those of
+/// [`run`].
 pub fn digest(
     command: &mut Command,
     limit: Duration,
@@ -199,7 +231,7 @@ pub fn digest(
         if let Some(status) = started.ended()? {
             break status;
         }
-        started.may_go_on()?;
+        started.check_time()?;
         on_tick(pid);
         let young = started.at.elapsed() < Duration::from_secs(1);
         std::thread::sleep(if young { TICK / 10 } else { TICK });
@@ -208,14 +240,15 @@ pub fn digest(
     Ok((ended, digest.join().unwrap_or_default()))
 }
 
-/// Of everything up to the end; the same for the same bytes in this process, however they come.
+/// A digest of all bytes up to the end: the same for the same bytes within this process, however they
+/// arrive.
 fn digest_of(mut from: impl Read) -> u64 {
     const BLOCK: usize = 64 << 10;
     let mut hasher = DefaultHasher::new();
     let mut block = Vec::with_capacity(BLOCK);
     loop {
         block.clear();
-        // (Whole blocks: a hasher need not give the same for the same bytes in other parts.)
+        // Whole blocks: a hasher may depend on how the bytes are divided.
         let read = from.by_ref().take(BLOCK as u64).read_to_end(&mut block);
         hasher.write(&block);
         if read.is_err() || block.len() < BLOCK {
@@ -224,7 +257,7 @@ fn digest_of(mut from: impl Read) -> u64 {
     }
 }
 
-/// The lines a reader gives, from a thread.
+/// The lines of a reader, read by a thread of their own.
 pub fn lines_of(stdout: Option<impl Read + Send + 'static>) -> mpsc::Receiver<String> {
     let (to, from) = mpsc::channel();
     if let Some(stdout) = stdout {
@@ -239,6 +272,7 @@ pub fn lines_of(stdout: Option<impl Read + Send + 'static>) -> mpsc::Receiver<St
     from
 }
 
+/// The last bytes of a reader.
 fn tail(mut from: impl Read) -> String {
     const KEEP: usize = 8 << 10;
     let mut kept = Vec::new();
@@ -263,7 +297,7 @@ mod tests {
     }
 
     #[test]
-    fn lines_and_status_are_told() {
+    fn lines_and_status_are_reported() {
         let mut seen = Vec::new();
         let ended = run(
             &mut sh("echo a; echo b; echo why >&2; exit 7"),
@@ -280,7 +314,7 @@ mod tests {
     }
 
     #[test]
-    fn a_digest_is_of_the_bytes_however_they_come() {
+    fn a_digest_does_not_depend_on_how_bytes_arrive() {
         let of = |script: &str| {
             let mut ticks = 0;
             let limit = Duration::from_secs(60);
@@ -294,7 +328,7 @@ mod tests {
     }
 
     #[test]
-    fn what_takes_too_long_is_ended_with_its_children() {
+    fn a_child_that_takes_too_long_is_ended_with_its_children() {
         let file = tempfile::NamedTempFile::new().unwrap();
         let script = format!("sleep 1000 & echo $! > {}; wait", file.path().display());
         let e = run(&mut sh(&script), Duration::from_millis(500), |_| Ok(()))

@@ -1,9 +1,10 @@
-//! The machine a figure was measured on, and its load at the time.
+//! The machine that figures are measured on, and its load.
 
 use anyhow::{Context, Result};
+use hugeswap_support::proc::chosen;
 use serde::Serialize;
 
-/// What stands beside every set of figures.
+/// The facts beside every set of figures.
 #[derive(Clone, Debug, Serialize)]
 pub struct Machine {
     /// CPUs this process may use.
@@ -16,7 +17,7 @@ pub struct Machine {
     pub thp: String,
 }
 
-/// The machine at hand.
+/// This machine.
 pub fn describe() -> Result<Machine> {
     let read = |path: &str| std::fs::read_to_string(path).unwrap_or_default();
     Ok(Machine {
@@ -24,7 +25,8 @@ pub fn describe() -> Result<Machine> {
         kernel: read("/proc/sys/kernel/osrelease").trim().to_owned(),
         memory_bytes: memory_bytes()?,
         thp: chosen(&read("/sys/kernel/mm/transparent_hugepage/enabled"))
-            .unwrap_or_else(|| "unavailable".into()),
+            .unwrap_or("unavailable")
+            .to_owned(),
     })
 }
 
@@ -33,7 +35,7 @@ pub fn memory_bytes() -> Result<u64> {
     meminfo("MemTotal")
 }
 
-/// Memory that can be had without swapping, bytes.
+/// Memory that is available without swapping, bytes.
 pub fn available_bytes() -> Result<u64> {
     meminfo("MemAvailable")
 }
@@ -52,22 +54,4 @@ pub fn load() -> [f64; 3] {
     let text = std::fs::read_to_string("/proc/loadavg").unwrap_or_default();
     let mut words = text.split_whitespace().map(|w| w.parse().unwrap_or(0.0));
     std::array::from_fn(|_| words.next().unwrap_or(0.0))
-}
-
-/// The word in brackets, which is how sysfs shows a choice.
-pub fn chosen(text: &str) -> Option<String> {
-    let (_, rest) = text.split_once('[')?;
-    rest.split_once(']').map(|(word, _)| word.to_owned())
-}
-
-#[cfg(test)]
-mod tests {
-    #[test]
-    fn a_choice_is_in_brackets() {
-        assert_eq!(
-            super::chosen("always [madvise] never\n").as_deref(),
-            Some("madvise")
-        );
-        assert_eq!(super::chosen("1\n"), None);
-    }
 }

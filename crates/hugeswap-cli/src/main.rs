@@ -24,7 +24,7 @@ use std::io::Write;
     version,
     about = "Runs programs in less memory than they need, swapping whole huge pages",
     after_help = "EXAMPLE:\n  hugeswap run --memory 600M -- sort -S 2G big.txt -o sorted.txt\n\n\
-                  `hugeswap doctor` tells what this machine and user can do."
+                  `hugeswap doctor` shows what this machine and user can do."
 )]
 struct Cli {
     #[command(subcommand)]
@@ -47,7 +47,7 @@ enum Command {
     Debug(debug::Args),
     /// Look at swap files
     Swap(swap::Args),
-    /// Tell what this machine and user can do, and what would improve it
+    /// Show what this machine and user can do, and what would improve it
     Doctor(doctor::Args),
     /// Sort real data in a quarter of the memory it takes, and check the result
     Demo(demo::Args),
@@ -83,13 +83,13 @@ fn dispatch(command: Command) -> anyhow::Result<i32> {
     }
 }
 
-/// The one line an error is told in.
+/// Writes an error as one line.
 fn complain(message: &str) {
-    // Nobody is left to tell if stderr is gone.
+    // If stderr is closed there is no place left for the message.
     let _ = writeln!(std::io::stderr(), "hugeswap: {}", text::one_line(message));
 }
 
-/// Help and version as clap writes them; a mistake as one line.
+/// Prints help and version as clap writes them, and a mistake as one line. Returns the exit status.
 fn usage(e: &clap::Error) -> i32 {
     if matches!(e.kind(), ErrorKind::DisplayHelp | ErrorKind::DisplayVersion) {
         let _ = e.print();
@@ -102,7 +102,7 @@ fn usage(e: &clap::Error) -> i32 {
         return 2;
     }
     let whole = e.to_string();
-    // The message itself ends at the first empty line; what follows is usage and tips.
+    // The message ends at the first empty line; usage and tips follow.
     let message = whole.split("\n\n").next().unwrap_or(&whole);
     let message = message.trim().trim_start_matches("error: ");
     complain(&format!("{message} (see --help)"));

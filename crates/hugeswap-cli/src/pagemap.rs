@@ -1,4 +1,4 @@
-//! `hugeswap pagemap`: what the pages of a running program are, as a map, as amounts or as ranges.
+//! `hugeswap pagemap`: the state of the pages of a running program, as a map, as amounts or as ranges.
 
 use crate::ctl::pools;
 use crate::text;
@@ -20,7 +20,7 @@ EXAMPLES:
 
 The program is not stopped, nothing is brought in. Memory that it has mapped beyond the last that it touched is left out.
 Categories: present, swapped, zero, poisoned, file, huge, dirty, idle, cached, writeback, shared, pinned, foreign, in-transit
-(docs/pagemap.md tells what they mean).")]
+(docs/pagemap.md explains them).")]
 pub struct Args {
     /// A process of a pool: the program under hugeswap run, or one that uses the library
     pid: i32,
@@ -59,7 +59,7 @@ fn category(text: &str) -> Result<Categories, String> {
     })
 }
 
-/// Runs it; the exit status.
+/// Runs the command. Returns the exit status.
 pub fn run(args: &Args) -> Result<i32> {
     let pool = pools::of(args.pid)?;
     let all = args.only.iter().fold(Categories::NONE, |a, c| a | *c);
@@ -89,7 +89,7 @@ pub fn run(args: &Args) -> Result<i32> {
         map.and_then(|()| write_summary(out, &runs))
     };
     match written {
-        // Who looked has seen enough.
+        // The reader (head, less) has closed the pipe.
         Err(e) if e.kind() == std::io::ErrorKind::BrokenPipe => Ok(0),
         written => Ok(written.map(|()| 0)?),
     }
@@ -99,7 +99,7 @@ fn len((pages, _): &Run) -> u64 {
     pages.end - pages.start
 }
 
-/// Bytes of each category, those of which there are any.
+/// Bytes of each category that is not empty.
 fn amounts(runs: &[Run]) -> Vec<(&'static str, u64)> {
     let of = |c: Categories| -> u64 {
         let some = runs.iter().filter(|(_, s)| s.categories.has(c));
@@ -171,7 +171,7 @@ fn write_summary(out: &mut impl Write, runs: &[Run]) -> std::io::Result<()> {
     Ok(())
 }
 
-/// How a page looks on a map: a sign, a colour (SGR), what it is.
+/// A page on the map: a sign, a colour (SGR), and its description.
 const LOOKS: [(char, u8, &str); 7] = [
     ('!', 41, "lost"),
     ('H', 42, "in memory, huge"),
@@ -182,7 +182,7 @@ const LOOKS: [(char, u8, &str); 7] = [
     ('.', 100, "zero"),
 ];
 
-/// Which of [`LOOKS`].
+/// Index in [`LOOKS`].
 fn look(state: &State) -> usize {
     let c = state.categories;
     match () {
@@ -199,7 +199,8 @@ fn look(state: &State) -> usize {
 const COLUMNS: usize = 64;
 const ROWS: usize = 24;
 
-/// The signs of a map in which each stands for `each` bytes of the runs, one after the other; what there is most of in it, but what is lost is always shown.
+/// The signs of a map in which each sign stands for `each` bytes: the most frequent state in them, but a
+/// lost page is always shown.
 fn signs(runs: &[Run], each: u64) -> Vec<usize> {
     let (mut found, mut cell, mut filled) = (Vec::new(), [0u64; LOOKS.len()], 0);
     let end = |cell: &mut [u64; LOOKS.len()]| {

@@ -237,7 +237,7 @@ fn what_cannot_be_inspected_is_said_in_one_line() {
     let by_fd = format!("/proc/{}/fd/{fd}", std::process::id());
     refuses(
         Path::new(&by_fd),
-        "is on tmpfs, which does not tell where files lie",
+        "is on tmpfs, which does not report where files lie",
     );
     let disk = std::fs::read_dir("/dev")
         .expect("/dev")

@@ -7,16 +7,9 @@ use std::sync::{Arc, OnceLock};
 static REQUESTED: OnceLock<Arc<AtomicBool>> = OnceLock::new();
 
 /// The user asked to stop: exit status 128 + SIGINT.
-#[derive(Debug)]
+#[derive(Debug, thiserror::Error)]
+#[error("interrupted")]
 pub struct Interrupted;
-
-impl std::fmt::Display for Interrupted {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.write_str("interrupted")
-    }
-}
-
-impl std::error::Error for Interrupted {}
 
 /// From here on the three signals no longer end this process; [`check_interrupted`] reports them.
 pub fn watch_signals() -> Result<()> {

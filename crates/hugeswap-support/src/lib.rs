@@ -1,11 +1,12 @@
 //! What the command line and the benchmarks share, and neither owns: numbers as people read them
-//! ([`text`]), charts ([`plot`]), the request to stop ([`interrupt`]) and other processes as `/proc`
-//! shows them ([`proc`]). It imports nothing of hugeswap.
+//! ([`text`]), charts ([`chart`]), random numbers ([`random`]), the request to stop ([`interrupt`]) and
+//! other processes as `/proc` shows them ([`proc`]). It imports nothing of hugeswap.
 #![forbid(unsafe_code)]
 
+pub mod chart;
 pub mod interrupt;
-pub mod plot;
 pub mod proc;
+pub mod random;
 pub mod text;
 
 /// Environment variable that names the pool of a process that `hugeswap run` starts:

@@ -1,5 +1,5 @@
-//! What /proc tells of other processes. Whatever cannot be read is `None`, or nothing: a process may end at any time, or be
-//! somebody else's.
+//! Other processes, as /proc shows them. What cannot be read is `None` or empty: a process may end at any
+//! time, or belong to another user.
 
 use std::fs::File;
 use std::os::unix::fs::{FileExt, MetadataExt};
@@ -10,17 +10,17 @@ use std::path::PathBuf;
 pub struct Status {
     /// Its parent.
     pub parent: i32,
-    /// It has ended, and nobody has asked how.
+    /// It has ended, and its parent has not waited for it.
     pub is_zombie: bool,
-    /// It waits in the kernel and no signal but a deadly one wakes it.
+    /// It waits in the kernel, and only a fatal signal wakes it.
     pub is_waiting: bool,
     /// Its effective user.
     pub user: u32,
-    /// Addresses.
+    /// Bytes of addresses.
     pub size: u64,
     /// Anonymous memory.
     pub anonymous: u64,
-    /// That of files.
+    /// Memory of files.
     pub file: u64,
     /// Shared memory.
     pub shared: u64,
@@ -61,18 +61,18 @@ impl Status {
     }
 }
 
-/// A process's status, open: it stands for that process, also when another has its number.
+/// A process's status file, open: it belongs to that process even after another gets its number.
 pub struct StatusFile(File);
 
 impl StatusFile {
-    /// Of a process that there is.
+    /// Opens the status of a process.
     pub fn open(pid: i32) -> Option<StatusFile> {
         File::open(format!("/proc/{pid}/status"))
             .ok()
             .map(StatusFile)
     }
 
-    /// Reads it; `None`: the process is gone.
+    /// Reads the status. `None`: the process has ended.
     pub fn read(&self) -> Option<Status> {
         let mut text = [0; 4096];
         let n = self.0.read_at(&mut text, 0).ok().filter(|&n| n > 0)?;
@@ -97,13 +97,14 @@ pub fn children(pid: i32) -> Vec<i32> {
         .collect()
 }
 
-/// What it runs: the path, or else its name.
+/// The path of a process's program, or else its name.
 pub fn program(pid: i32) -> PathBuf {
     let name = || std::fs::read_to_string(format!("/proc/{pid}/comm")).unwrap_or_default();
     std::fs::read_link(format!("/proc/{pid}/exe")).unwrap_or_else(|_| name().trim_end().into())
 }
 
-/// Its proportional share of anonymous memory, what is in the kernel's swap included, bytes. Takes time with what it has mapped.
+/// A process's proportional share of anonymous memory, with its part in the kernel's swap, bytes. Takes
+/// longer the more the process has mapped.
 pub fn proportional(pid: i32) -> Option<u64> {
     let text = std::fs::read_to_string(format!("/proc/{pid}/smaps_rollup")).ok()?;
     sum_of_shares(&text)
@@ -117,10 +118,18 @@ fn sum_of_shares(text: &str) -> Option<u64> {
     Some((kib("Pss_Anon:")? + kib("SwapPss:").unwrap_or(0)) << 10)
 }
 
-/// Memory that a memory file of ours has, bytes.
+/// Memory of a memory file of this process, bytes.
 pub fn held_by_file(fd: i32) -> u64 {
     let path = format!("/proc/self/fd/{fd}");
     std::fs::metadata(path).map_or(0, |m| m.blocks() * 512)
+}
+
+/// The word in brackets, by which sysfs shows a choice: `always [madvise] never` gives `madvise`.
+pub fn chosen(text: &str) -> Option<&str> {
+    text.split_once('[')?
+        .1
+        .split_once(']')
+        .map(|(word, _)| word)
 }
 
 #[cfg(test)]
@@ -141,6 +150,12 @@ mod tests {
         let rollup = "0-1 ---p 0 00:00 0 [rollup]\nPss:  9 kB\nPss_Anon:   5 kB\nSwapPss:   2 kB\n";
         assert_eq!(sum_of_shares(rollup), Some(7 << 10));
         assert_eq!(sum_of_shares("Pss: 1 kB\n"), None);
+    }
+
+    #[test]
+    fn a_choice_is_in_brackets() {
+        assert_eq!(chosen("always [madvise] never\n"), Some("madvise"));
+        assert_eq!(chosen("1\n"), None);
     }
 
     #[test]

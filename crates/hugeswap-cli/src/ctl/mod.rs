@@ -46,7 +46,7 @@ enum Command {
     Scrub(scrub::Args),
 }
 
-/// Runs it; the exit status.
+/// Runs the command. Returns the exit status.
 pub fn run(args: &Args) -> anyhow::Result<i32> {
     match &args.command {
         Command::List { json } => pools::list(*json),
@@ -57,7 +57,7 @@ pub fn run(args: &Args) -> anyhow::Result<i32> {
     }
 }
 
-/// The pool that is meant.
+/// The pool that `--pool` names, or the only one.
 fn the_pool(pid: Option<i32>) -> anyhow::Result<Pool> {
     match pid {
         Some(pid) => pools::of(pid),

@@ -8,10 +8,11 @@ use serde_json::json;
 use std::collections::BTreeMap;
 use std::path::Path;
 
-/// What the segment's link in /proc/PID/fd says.
+/// Target of the segment's link in /proc/PID/fd.
 const SEGMENT: &str = "/memfd:hugeswap-pool";
 
-/// The descriptor under which process `pid` holds its pool's segment. `None`: it has no pool, or may not be looked at.
+/// The descriptor of the pool's segment in process `pid`. `None`: the process has no pool, or this user
+/// may not read its descriptors.
 fn segment_of(pid: i32) -> Option<i32> {
     let fds = std::fs::read_dir(format!("/proc/{pid}/fd")).ok()?;
     let mut named = fds.filter_map(|e| {
@@ -38,7 +39,7 @@ pub fn of(pid: i32) -> Result<Pool> {
     Ok(Pool::attach_alone(pid, fd, 3)?)
 }
 
-/// Every pool that may be looked at, by the process that made it.
+/// Every pool whose processes this user may read, by the process that made it.
 fn all() -> BTreeMap<i32, Pool> {
     let mut found = BTreeMap::new();
     let Ok(processes) = std::fs::read_dir("/proc") else {
@@ -46,7 +47,7 @@ fn all() -> BTreeMap<i32, Pool> {
     };
     let pids = processes.filter_map(|e| e.ok()?.file_name().to_str()?.parse::<i32>().ok());
     for pid in pids {
-        // A process that has just gone, or of another version, is none of ours.
+        // A process that has just ended, or a pool of another version, is left out.
         if let Some(fd) = segment_of(pid)
             && let Ok(pool) = Pool::attach_alone(pid, fd, 3)
         {
@@ -70,14 +71,14 @@ pub fn only() -> Result<Pool> {
     }
 }
 
-/// What a process is called.
+/// The command line of a process.
 fn command_of(pid: i32) -> String {
     let line = std::fs::read(format!("/proc/{pid}/cmdline")).unwrap_or_default();
     let line = String::from_utf8_lossy(&line).replace('\0', " ");
     text::one_line(line.trim())
 }
 
-/// Prints them.
+/// Prints all pools.
 pub fn list(as_json: bool) -> Result<i32> {
     let pools = all();
     if as_json {

@@ -1,4 +1,4 @@
-//! `hugeswap ctl scrub`: everything that a pool has in swap is read and verified.
+//! `hugeswap ctl scrub`: reads and verifies everything that a pool has in swap.
 
 use crate::text;
 use anyhow::Result;
@@ -19,7 +19,7 @@ pub struct Args {
     json: bool,
 }
 
-/// Runs it; the exit status: 1, if something is lost.
+/// Runs the command. Returns the exit status: 1 if something is lost.
 pub fn run(pool: &Pool, args: &Args) -> Result<i32> {
     watch_signals()?;
     let number = pool.request_scrub();
@@ -43,7 +43,7 @@ pub fn run(pool: &Pool, args: &Args) -> Result<i32> {
         println!("bad        {}", size(found.bad));
         println!("recovered  {}", size(found.recovered));
         println!("lost       {}", size(found.lost));
-        // The last of them, scrubbed or found before.
+        // The last places, found by this scrub or before.
         for place in pool.losses() {
             println!("place      {place}");
         }

@@ -1,4 +1,5 @@
-//! `hugeswap ctl get` and `ctl set`: the settings of a running pool, which hold for all of its processes.
+//! `hugeswap ctl get` and `ctl set`: the settings of a running pool, which hold for all of its
+//! processes.
 
 use crate::text;
 use anyhow::{Result, bail};
@@ -9,7 +10,7 @@ use serde_json::{Map, Value};
 /// Show a pool's settings
 #[derive(clap::Args)]
 pub struct Get {
-    /// Which, or all whose names begin like this [default: all]
+    /// Names of settings, or the beginnings of names [default: all]
     #[arg(value_name = "KEY")]
     keys: Vec<String>,
     /// Print one JSON object; sizes in bytes
@@ -20,12 +21,12 @@ pub struct Get {
 /// Change a pool's settings, while it is in use
 #[derive(clap::Args)]
 pub struct Set {
-    /// What is changed, all of it or, if something is wrong, nothing; `hugeswap ctl get` shows what there is
+    /// Settings to change: all of them or, if one is wrong, none; `hugeswap ctl get` lists the settings
     #[arg(value_name = "KEY=VALUE", required = true)]
     settings: Vec<String>,
 }
 
-/// Prints them.
+/// Prints settings.
 pub fn get(pool: &Pool, args: &Get) -> Result<i32> {
     for key in &args.keys {
         if !Knob::ALL.iter().any(|k| k.name().starts_with(key)) {
@@ -60,7 +61,7 @@ fn as_json(k: Knob, value: u64) -> Value {
     }
 }
 
-/// Changes them.
+/// Changes settings.
 pub fn set(pool: &Pool, args: &Set) -> Result<i32> {
     let mut wanted = Vec::new();
     for setting in &args.settings {

@@ -12,7 +12,7 @@ use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 const LOOK: Duration = Duration::from_millis(50);
-/// What cannot be read may come back (a device that was reset): so long it is tried.
+/// How long reads that fail are tried again: a device that was reset may come back.
 const UNREADABLE: Duration = Duration::from_secs(2);
 
 const EXAMPLES: &str = "\
@@ -22,7 +22,7 @@ EXAMPLES:
   hugeswap ctl swap off 0
   hugeswap ctl swap off 0 --lose-unreadable
 
-Areas of a higher priority (pri=, -1 to 32767, 0 if not said) are filled first, those of the same in
+Areas of a higher priority (pri=, -1 to 32767, 0 by default) are filled first, those of the same in
 turn. `off` moves what the area holds to the others, and to memory where those are full, while the
 programs go on; Ctrl-C leaves the area on. Exit status: 0, or 2 if it could not be done.";
 
@@ -44,7 +44,7 @@ enum Command {
     },
     /// Add one: a directory, a swap file, or a device (as --swap of `hugeswap run`)
     Add {
-        /// Where, and how: options as for --swap
+        /// The place, with options as for --swap
         #[arg(value_name = "PATH[,size=SIZE][,pri=N]")]
         area: String,
     },
@@ -61,7 +61,7 @@ enum Command {
     },
 }
 
-/// Runs it; the exit status.
+/// Runs the command. Returns the exit status.
 pub fn run(pool: &Pool, args: &Args) -> Result<i32> {
     match &args.command {
         Command::List { json } => list(pool, *json)?,
@@ -80,12 +80,12 @@ pub fn run(pool: &Pool, args: &Args) -> Result<i32> {
     Ok(0)
 }
 
-/// Where an area lies, as its maker's descriptor tells.
+/// The path of an area, from the descriptor in the process that made the pool.
 fn place_of(pool: &Pool, a: &AreaUsage) -> String {
     let link = std::fs::read_link(format!("/proc/{}/fd/{}", pool.maker(), a.fd));
     let link = link.unwrap_or_else(|_| PathBuf::from("?"));
     let name = link.to_string_lossy();
-    // A file without a name has a number, which says nothing to anybody.
+    // A file without a name is shown with a number, which means nothing to a reader.
     match name.strip_suffix(" (deleted)").map(Path::new) {
         Some(file) => file.parent().unwrap_or(file).display().to_string(),
         None => name.into_owned(),
@@ -134,7 +134,7 @@ fn list(pool: &Pool, as_json: bool) -> Result<()> {
 
 fn add(pool: &Pool, area: &str) -> Result<()> {
     SwapSpec::parse(area).map_err(anyhow::Error::msg)?;
-    // The pool's maker has a working directory of its own.
+    // The process that made the pool has a working directory of its own.
     let (path, options) = match area.split_once(',') {
         Some((path, options)) => (path, format!(",{options}")),
         None => (area, String::new()),
@@ -164,7 +164,7 @@ fn off(pool: &Pool, area: usize, patience: Duration, lose: bool) -> Result<()> {
         );
     }
     watch_signals()?;
-    // If somebody else is taking it off, we wait with them.
+    // If another command is already taking it off, this one waits, too.
     pool.take_off(area, lose);
     let bar = ProgressBar::with_draw_target(Some(room.held), ProgressDrawTarget::stderr());
     bar.set_style(ProgressStyle::with_template(
@@ -173,7 +173,7 @@ fn off(pool: &Pool, area: usize, patience: Duration, lose: bool) -> Result<()> {
     let (mut least, mut moved_at) = (u64::MAX, Instant::now());
     let give_up = |why: String| {
         bar.finish_and_clear();
-        // If it is off by now, all is well.
+        // The area may be off by now.
         if pool.keep_on(area) {
             Err(anyhow!(why))
         } else {

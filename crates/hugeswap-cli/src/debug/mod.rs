@@ -1,4 +1,4 @@
-//! `hugeswap debug`: what debuggers need to know of programs under `hugeswap run`.
+//! `hugeswap debug`: help for debuggers of programs under `hugeswap run`.
 
 use anyhow::Result;
 use clap::Subcommand;
@@ -20,11 +20,11 @@ pub struct Args {
 
 #[derive(Subcommand)]
 enum Command {
-    /// Print commands for gdb: signals that are hugeswap's business, and how to read memory that is in swap
+    /// Print commands for gdb: they pass on hugeswap's signals, and read memory that is in swap
     GdbScript,
 }
 
-/// Runs it; the exit status.
+/// Runs the command. Returns the exit status.
 pub fn run(args: &Args) -> Result<i32> {
     match args.command {
         Command::GdbScript => std::io::stdout().write_all(SCRIPT.as_bytes())?,

@@ -1,7 +1,8 @@
 //! The demo's data: log lines of several machines, one machine after the other, each nearly in order of
-//! time, as logs are when they have been collected. Sorting by time interleaves them. The same size gives
-//! the same bytes, always.
+//! time, like logs that were collected. Sorting by time interleaves them. The same size always gives the
+//! same bytes.
 
+use hugeswap_support::random::{below, next};
 use std::io::{self, Write};
 
 /// Machines whose logs are in the file.
@@ -13,45 +14,23 @@ const STEP_US: u64 = 40_000;
 /// Length of every line, bytes, line break included.
 pub const LINE: usize = 48;
 
-/// splitmix64 (Steele, Lea, Flood 2014): a generator in one word of state.
-struct Random(u64);
-
-impl Random {
-    fn next(&mut self) -> u64 {
-        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        let mut z = self.0;
-        z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-        z ^ (z >> 31)
-    }
-
-    /// Below `n`, near enough to evenly for text.
-    fn below(&mut self, n: u64) -> u64 {
-        ((u128::from(self.next()) * u128::from(n)) >> 64) as u64
-    }
-}
-
-/// Lines in about `bytes` bytes.
+/// The number of lines in about `bytes` bytes.
 pub fn lines(bytes: u64) -> u64 {
     bytes / (LINE as u64 * MACHINES) * MACHINES
 }
 
-/// Writes `lines` lines; `progress` is told the bytes written so far.
+/// Writes `lines` lines and calls `progress` with the bytes written so far.
 pub fn write(out: &mut impl Write, lines: u64, progress: &mut dyn FnMut(u64)) -> io::Result<()> {
     const AT_ONCE: usize = 20_000;
     let mut block = Vec::with_capacity(AT_ONCE * LINE);
     let mut done = 0;
     for machine in 0..MACHINES {
-        let mut random = Random(machine);
+        let mut state = machine;
         let mut now = 0;
         for _ in 0..lines / MACHINES {
-            now += random.below(2 * STEP_US);
-            line(
-                &mut block,
-                now + random.below(JITTER_US),
-                machine,
-                random.next(),
-            );
+            now += below(2 * STEP_US, &mut state);
+            let time = now + below(JITTER_US, &mut state);
+            line(&mut block, time, machine, next(&mut state));
             if block.len() >= AT_ONCE * LINE {
                 out.write_all(&block)?;
                 done += block.len() as u64;

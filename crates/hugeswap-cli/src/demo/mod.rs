@@ -1,7 +1,7 @@
-//! `hugeswap demo`: GNU sort, plain and then in a quarter of the memory it took, on the same data; the two
-//! outputs must be the same bytes.
+//! `hugeswap demo`: GNU sort, plain and then in a quarter of the memory that it took, on the same data.
+//! The two outputs must be the same bytes.
 //!
-//! Every file here is nameless, and every child is killed when this process ends: nothing is left behind,
+//! The files have no names, and every child is killed when this process ends: nothing is left behind,
 //! however it ends.
 
 mod data;
@@ -9,6 +9,7 @@ mod data;
 use anyhow::{Context, Result, bail};
 use hugeswap_engine::pool::{MIN_MEMORY, SwapSpec, machine_memory, swap};
 use hugeswap_policy::{UNIT_BYTES, knobs};
+use hugeswap_sys::spawn::Change;
 use hugeswap_sys::{signal, spawn};
 use indicatif::{ProgressBar, ProgressStyle};
 use std::ffi::{CString, OsStr};
@@ -47,11 +48,11 @@ pub struct Args {
     set: Vec<String>,
 }
 
-/// Less is over before anything is swapped.
+/// The smallest size; a smaller one ends before anything is swapped.
 const MIN_SIZE: u64 = 64 << 20;
-/// Memory that sort with two threads takes a line beside the text: two `struct line`.
+/// Memory that sort with two threads takes for a line beside its text: two `struct line`.
 const SORT_BYTES_PER_LINE: u64 = 64;
-/// How often a running child is looked at.
+/// Time between two checks of a running child.
 const LOOK_EVERY: Duration = Duration::from_millis(50);
 
 /// Runs the demo; returns 0 if all is well, 1 if the outputs differ or nothing was managed.
@@ -109,7 +110,7 @@ pub fn run(args: &Args) -> Result<i32> {
     );
     if plain.peak < size + lines * SORT_BYTES_PER_LINE / 4 {
         bail!(
-            "sort did not sort in memory as it was told to (peak {}): is {} GNU sort?",
+            "sort did not sort in memory, as its options say (peak {}): is {} GNU sort?",
             text::bytes(plain.peak),
             sort.display()
         );
@@ -203,7 +204,7 @@ fn find_sort() -> Result<PathBuf> {
     Ok(path)
 }
 
-/// Is there enough memory for the plain run and enough disk for everything?
+/// An error unless there is enough memory for the plain run and enough disk space for everything.
 fn check_room(dir: &Path, size: u64, buffer: u64) -> Result<()> {
     let memory = available_memory().unwrap_or_else(machine_memory);
     if memory < buffer + (256 << 20) {
@@ -250,7 +251,7 @@ fn generate(show: &Show, dir: &Path, lines: u64, size: u64) -> Result<File> {
     Ok(file)
 }
 
-/// What a child took.
+/// Time and memory that a child took.
 struct Ran {
     ns: u64,
     /// Largest resident set, as the kernel counted it, bytes.
@@ -283,45 +284,24 @@ fn run_child(program: &Path, argv: &[String], input: &File, output: &File) -> Re
     let start = Instant::now();
     let pid = spawn::start(&request)
         .with_context(|| format!("{} could not be started", program.display()))?;
+    let name = argv[0].to_string_lossy();
     loop {
-        match spawn::wait(pid, true).context("lost a program")? {
-            None
-            | Some(spawn::Waited {
-                change: spawn::Change::Stopped(_),
-                ..
-            }) => {
-                std::thread::sleep(LOOK_EVERY);
+        let waited = spawn::wait(pid, true).context("lost a program")?;
+        match waited.map(|w| (w.change, w.max_rss_bytes)) {
+            None | Some((Change::Stopped(_), _)) => std::thread::sleep(LOOK_EVERY),
+            Some((Change::Exited(0), peak)) => {
+                let ns = start.elapsed().as_nanos() as u64;
+                return Ok(Ran { ns, peak });
             }
-            Some(spawn::Waited {
-                change: spawn::Change::Exited(0),
-                max_rss_bytes,
-                ..
-            }) => {
-                return Ok(Ran {
-                    ns: start.elapsed().as_nanos() as u64,
-                    peak: max_rss_bytes,
-                });
+            Some((Change::Exited(code), _)) => {
+                bail!("{name} failed with status {code} (see above)")
             }
-            Some(spawn::Waited {
-                change: spawn::Change::Exited(code),
-                ..
-            }) => {
-                bail!(
-                    "{} failed with status {code} (see above)",
-                    argv[0].to_string_lossy()
-                )
-            }
-            Some(spawn::Waited {
-                change: spawn::Change::Killed(n),
-                ..
-            }) => {
-                bail!("{} was ended by signal {n}", argv[0].to_string_lossy())
-            }
+            Some((Change::Killed(n), _)) => bail!("{name} was ended by signal {n}"),
         }
     }
 }
 
-/// Where the two files differ first.
+/// The first byte at which the two files differ.
 fn compare(show: &Show, a: &File, b: &File, size: u64) -> Result<Option<u64>> {
     const BLOCK: usize = 1 << 20;
     let bar = show.bar("comparing outputs", size);
@@ -349,7 +329,7 @@ fn compare(show: &Show, a: &File, b: &File, size: u64) -> Result<Option<u64>> {
             return Ok(Some(at + same as u64));
         }
         if x.is_empty() {
-            // Both ended; sort must also have written all of its input.
+            // Both files ended; they must also be as long as the input.
             return Ok((at != size).then_some(at));
         }
         at += x.len() as u64;
@@ -357,7 +337,7 @@ fn compare(show: &Show, a: &File, b: &File, size: u64) -> Result<Option<u64>> {
     }
 }
 
-/// Progress: bars on a terminal, a line a step otherwise; on stderr.
+/// Progress on stderr: bars on a terminal, otherwise a line for each step.
 struct Show {
     terminal: bool,
 }
@@ -384,7 +364,7 @@ impl Show {
         bar
     }
 
-    /// Runs `work` with the time shown as it goes by.
+    /// Runs `work` and shows the elapsed time.
     fn timed<T>(&self, what: &'static str, work: impl FnOnce() -> Result<T>) -> Result<T> {
         let spinner = if self.terminal {
             let style = ProgressStyle::with_template("{msg:24} {spinner} {elapsed}");

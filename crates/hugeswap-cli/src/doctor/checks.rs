@@ -9,15 +9,15 @@ use hugeswap_sys::{Errno, fs, probe};
 use rustix::process::{Resource, getrlimit};
 use std::path::Path;
 
-/// Units of 2 MiB written and read to see how fast a disk is.
+/// Units of 2 MiB that are written and read to measure a disk.
 const SPEED_UNITS: usize = 32;
-/// Mappings the kernel allows a process unless told otherwise.
+/// The kernel's default limit on the mappings of a process.
 const USUAL_MAPPINGS: u64 = 65_530;
 
 /// Runs every check, in the order of the table.
 pub fn all(swap_dir: Option<&Path>) -> (Vec<Check>, Vec<Choice>) {
     let spec = match swap_dir {
-        // Somebody who names a tmpfs here wants to hear about it, not to be refused.
+        // A tmpfs that is named here is checked and reported, not refused.
         Some(dir) => Ok(SwapSpec {
             allow_tmpfs: true,
             ..SwapSpec::new(dir)
@@ -93,7 +93,7 @@ fn huge_pages() -> Check {
         (Ok(None), _) => Check::new(
             name,
             Mark::Warn,
-            format!("the kernel does not tell ({settings})"),
+            format!("the kernel does not report it ({settings})"),
         ),
         (Ok(Some(false)), _) => Check::new(
             name,
@@ -202,7 +202,8 @@ fn mappings() -> Check {
     let Some(limit) = facts::number("/proc/sys/vm/max_map_count") else {
         return Check::new(name, Mark::Warn, "vm.max_map_count cannot be read");
     };
-    // A unit whose neighbours are in other states or frames takes one mapping, and the hole beside it another.
+    // A unit whose neighbours are in other states or frames takes a mapping, and the hole beside it
+    // another.
     let (worst, best) = (limit / 2 * UNIT_BYTES, limit * UNIT_BYTES);
     let finding = format!(
         "vm.max_map_count={limit}: {} to {} of scattered units",
@@ -229,7 +230,7 @@ fn swap_area(spec: Result<&SwapSpec, &String>) -> Check {
                 .required();
         }
     };
-    // Trying writes to it: never to a file or a device.
+    // The trial writes, which is not allowed on a file or a device.
     if spec.path.exists() && !spec.path.is_dir() {
         let finding = format!("{} is not a directory", spec.path.display());
         return Check::new(name, Mark::No, finding).required();
@@ -370,7 +371,7 @@ fn sandbox() -> Check {
     if no_new {
         found.push("no new privileges".into());
     }
-    // None of it is in the way of signal mode; what it takes away is told by the other checks.
+    // Containers do not prevent signal mode; the other checks report what they take away.
     let finding = if found.is_empty() {
         "none".to_owned()
     } else {

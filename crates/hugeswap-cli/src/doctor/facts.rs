@@ -1,5 +1,6 @@
-//! What the machine says about itself: settings in /proc and /sys, limits, containers.
+//! Facts about the machine: settings in /proc and /sys, limits, containers.
 
+pub use hugeswap_support::proc::chosen;
 use std::path::Path;
 
 /// A file's text without the line break at its end; `None` if it cannot be read.
@@ -12,11 +13,6 @@ pub fn read(path: impl AsRef<Path>) -> Option<String> {
 /// A number in a file.
 pub fn number(path: impl AsRef<Path>) -> Option<u64> {
     read(path)?.trim().parse().ok()
-}
-
-/// The choice in brackets of a sysfs setting: `always [madvise] never` gives `madvise`.
-pub fn chosen(text: &str) -> Option<&str> {
-    text.split_once('[')?.1.split_once(']').map(|(c, _)| c)
 }
 
 /// A field of /proc/self/status.
@@ -69,7 +65,7 @@ fn limit_of(groups: &str, read: &dyn Fn(&str) -> Option<String>) -> Option<u64> 
         .min()
 }
 
-/// What kind of container this is, if it looks like one.
+/// The kind of container, if this process seems to be in one.
 pub fn container() -> Option<&'static str> {
     let env = |name: &str| std::env::var_os(name).is_some();
     if Path::new("/.dockerenv").exists() {

@@ -1,5 +1,5 @@
-//! `hugeswap doctor`: what this machine and user can do, found out by trying; what will be used and
-//! why; and, for what is lacking, the command or setting that gives it.
+//! `hugeswap doctor`: tries what this machine and user can do. It reports what will be used and why,
+//! and for what is missing the command or setting that provides it.
 
 mod checks;
 pub mod facts;
@@ -29,11 +29,11 @@ pub struct Args {
     json: bool,
 }
 
-/// How a check came out.
+/// The result of a check.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Mark {
-    /// As it should be.
+    /// It works.
     Ok,
     /// It works, but less well than it could.
     Warn,
@@ -52,7 +52,7 @@ pub struct Check {
     improve: Option<String>,
     /// Without it nothing works.
     required: bool,
-    /// Figures for programs.
+    /// Figures for the JSON.
     #[serde(flatten)]
     details: Map<String, Value>,
 }
@@ -89,7 +89,7 @@ impl Check {
     }
 }
 
-/// What hugeswap run will do here, and why.
+/// What `hugeswap run` will do on this machine, and why.
 #[derive(Clone, Debug, Serialize)]
 pub struct Choice {
     what: &'static str,
@@ -97,7 +97,7 @@ pub struct Choice {
     why: String,
 }
 
-/// Everything found.
+/// All results.
 #[derive(Debug, Serialize)]
 struct Findings {
     version: &'static str,
@@ -124,7 +124,7 @@ pub fn run(args: &Args) -> Result<i32> {
         let colour = std::io::stdout().is_terminal() && std::env::var_os("NO_COLOR").is_none();
         table(&findings, colour)
     };
-    // A reader that has seen enough (head, less) is no failure.
+    // A reader (head, less) that closes the pipe is no failure.
     let _ = std::io::stdout().write_all(text.as_bytes());
     Ok(if usable { 0 } else { 1 })
 }

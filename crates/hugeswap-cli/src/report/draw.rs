@@ -1,9 +1,9 @@
-//! The curve as bars of text, and as a picture.
+//! The estimate as bars of text, and as a chart.
 
 use super::{Advisor, Budget, Report, name};
 use crate::text::{bytes, count};
 use hugeswap_policy::PAGE_BYTES;
-use hugeswap_support::plot::{LEFT, RIGHT, TOP, WIDTH, line, text};
+use hugeswap_support::chart::{self, LEFT, TOP, WIDTH, grid, line, text};
 use std::fmt::Write;
 
 /// Length of the longest bar.
@@ -11,7 +11,7 @@ const BAR: f64 = 48.0;
 const HEIGHT: f64 = 300.0;
 const BOTTOM: f64 = 60.0;
 
-/// What is to be said of a budget beside its figures.
+/// The remark beside a budget.
 fn remark(budget: &Budget, advisor: &Advisor) -> &'static str {
     if !budget.estimated {
         " as it was"
@@ -57,18 +57,13 @@ pub fn bars(report: &Report, advisor: &Advisor) -> String {
     out
 }
 
-/// A curve over budgets: the present one and the suggested one marked.
+/// Pages in over budgets, with the present and the suggested budget marked.
 pub fn svg(report: &Report, advisor: &Advisor) -> String {
-    let height = TOP + HEIGHT + BOTTOM;
-    let mut out = format!(
-        "<svg xmlns=\"http://www.w3.org/2000/svg\" viewBox=\"0 0 {WIDTH} {height}\" \
-         font-family=\"sans-serif\" font-size=\"12\">\n\
-         <rect width=\"{WIDTH}\" height=\"{height}\" fill=\"white\"/>\n"
-    );
+    let mut out = String::new();
     let budgets = advisor.budgets.iter().map(|b| b.memory_bytes);
     let end = budgets.max().unwrap_or(0).max(1) as f64;
     let most = largest(advisor);
-    let x = |b: u64| LEFT + (WIDTH - LEFT - RIGHT) * (b as f64 / end);
+    let x = |b: u64| chart::across(b as f64 / end);
     let y = |pages: f64| TOP + HEIGHT * (1.0 - pages / most);
     let title = format!(
         "{}: what comes back from swap, by budget (estimated from one run with {})",
@@ -77,10 +72,8 @@ pub fn svg(report: &Report, advisor: &Advisor) -> String {
     );
     text(&mut out, "start", LEFT, 24.0, &title);
     for part in [0.0, 0.25, 0.5, 0.75, 1.0] {
-        let at = y(most * part);
-        line(&mut out, "#ddd", (LEFT, at), (WIDTH - RIGHT, at));
         let label = bytes((most * part) as u64 * PAGE_BYTES);
-        text(&mut out, "end", LEFT - 6.0, at + 4.0, &label);
+        grid(&mut out, y(most * part), &label);
     }
     for b in &advisor.budgets {
         let at = x(b.memory_bytes);
@@ -91,33 +84,16 @@ pub fn svg(report: &Report, advisor: &Advisor) -> String {
             text(&mut out, "middle", at, TOP - 8.0, &label);
         }
     }
+    let below = TOP + HEIGHT;
     for part in 0..=8 {
-        let bytes_there = (end * f64::from(part) / 8.0) as u64;
-        let label = bytes(bytes_there);
-        text(
-            &mut out,
-            "middle",
-            x(bytes_there),
-            TOP + HEIGHT + 18.0,
-            &label,
-        );
+        let budget = (end * f64::from(part) / 8.0) as u64;
+        text(&mut out, "middle", x(budget), below + 18.0, &bytes(budget));
     }
-    text(
-        &mut out,
-        "middle",
-        WIDTH / 2.0,
-        TOP + HEIGHT + 42.0,
-        "budget",
-    );
+    text(&mut out, "middle", WIDTH / 2.0, below + 42.0, "budget");
     let points = advisor.budgets.iter();
-    let points = points.map(|b| format!("{:.1},{:.1}", x(b.memory_bytes), y(b.pages_in as f64)));
-    let _ = writeln!(
-        out,
-        "<polyline fill=\"none\" stroke=\"#0072b2\" stroke-width=\"2\" points=\"{}\"/>",
-        points.collect::<Vec<_>>().join(" ")
-    );
-    out.push_str("</svg>\n");
-    out
+    let points = points.map(|b| (x(b.memory_bytes), y(b.pages_in as f64)));
+    chart::curve(&mut out, chart::COLOURS[0], points);
+    chart::svg(below + BOTTOM, &out)
 }
 
 #[cfg(test)]
@@ -140,7 +116,7 @@ mod tests {
     }
 
     #[test]
-    fn the_picture_has_the_curve() {
+    fn the_chart_has_the_curve() {
         let r = sample();
         let picture = svg(&r, r.advisor.as_ref().unwrap());
         assert_eq!(picture.matches("<polyline").count(), 1);

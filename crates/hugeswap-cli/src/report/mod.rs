@@ -52,13 +52,13 @@ struct Budget {
     estimated: bool,
 }
 
-/// Runs it; the exit status.
+/// Runs the command. Returns the exit status.
 pub fn run(args: &Args) -> Result<i32> {
     use std::io::Write;
     let report = read(&args.file)?;
     let Some(advisor) = &report.advisor else {
         println!(
-            "{}: too little came back from swap to tell what other budgets would bring",
+            "{}: too little came back from swap to estimate other budgets",
             name(&report)
         );
         return Ok(0);
@@ -72,7 +72,7 @@ pub fn run(args: &Args) -> Result<i32> {
         })?;
         return Ok(0);
     }
-    // A reader that has seen enough (head, less) is no failure.
+    // A reader (head, less) that closes the pipe is no failure.
     let _ = std::io::stdout().write_all(draw::bars(&report, advisor).as_bytes());
     Ok(0)
 }

@@ -1,4 +1,4 @@
-//! What the report says of other budgets.
+//! The part of the report about other budgets.
 
 use crate::text;
 use hugeswap_engine::pool::Report;
@@ -7,7 +7,7 @@ use hugeswap_policy::advisor::advice::Advice;
 use hugeswap_policy::counters::Counter;
 use serde_json::{Value, json};
 
-/// The curve and what is said of it, as it stands in the JSON.
+/// The curve and the advice, as they stand in the JSON.
 pub fn json(advice: &Advice) -> Value {
     let budgets = advice.points.iter().map(|p| {
         json!({
@@ -23,7 +23,7 @@ pub fn json(advice: &Advice) -> Value {
     })
 }
 
-/// One line for people, where there was swapping worth speaking of: a quarter of memory came back.
+/// One line for people, if at least a quarter of the budget came back from swap.
 pub fn line(report: &Report, advice: Option<&Advice>) -> Option<String> {
     let advice = advice?;
     if report.get(Counter::PswpIn) * PAGE_BYTES < report.memory_bytes / 4 {

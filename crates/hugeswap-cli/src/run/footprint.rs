@@ -1,10 +1,13 @@
-//! How much memory of the program and its descendants is *not* managed, and which of them the object is not in.
+//! How much memory of the program and its descendants is *not* managed, and which of these processes the
+//! object is not in.
 //!
-//! Sampled from /proc: memory that is anonymous (RssAnon, and what of it is in the kernel's swap), less the frames that the
-//! pool has charged; and of shared memory at least what one process has mapped beyond the pool's own. Samples are milliseconds apart at first,
-//! then a tenth of a second, and further apart where a sample costs more than a hundredth of that time. What a forked child shares with its parent is in both their
-//! figures: where there are several processes, and much of it, their proportional shares are read, which takes longer.
-//! A process that lives between two samples is not seen; for the largest of them the kernel's own record (`ru_maxrss`) is a lower bound.
+//! The figures are sampled from /proc: anonymous memory (RssAnon, and its part in the kernel's swap), less
+//! the frames that the pool has charged; and of shared memory at least what one process has mapped beyond
+//! the pool's own. Samples are milliseconds apart at first, then a tenth of a second, and further apart
+//! where a sample costs more than a hundredth of that time. Memory that a forked child shares with its
+//! parent is in the figures of both: where there are several processes with much memory, their
+//! proportional shares are read, which takes longer. A process that lives between two samples is not
+//! seen; the kernel's record (`ru_maxrss`) is a lower bound for the largest of them.
 
 use super::outside;
 use hugeswap_engine::pool::Pool;
@@ -15,42 +18,42 @@ use std::collections::{HashMap, HashSet};
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
-/// Between the first two samples; twice as long each time.
+/// Time between the first two samples; it doubles each time.
 const FIRST: Duration = Duration::from_millis(2);
-/// Between samples, if they are cheap.
+/// Time between samples that are cheap.
 const EVERY: Duration = Duration::from_millis(100);
 /// A sample takes no more than this share of the time.
 const COST_SHARE: u32 = 100;
-/// Most processes followed at one time.
+/// The largest number of processes that are followed at one time.
 const MOST: usize = 1024;
-/// So long after a program was first seen its loader may not have mapped the object yet.
+/// How long after its start a program's loader may not have mapped the object yet.
 const LOADING: Duration = Duration::from_millis(400);
-/// Outsiders that are told about.
-const TOLD: usize = 8;
+/// The largest number of processes in a list of the report.
+const OUTSIDERS: usize = 8;
 
 /// A process of the tree.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Member {
     /// Its id.
     pub pid: i32,
-    /// What it runs: a path, or its name where that cannot be seen.
+    /// The path of its program, or its name if the path cannot be read.
     pub program: PathBuf,
-    /// Anonymous memory it had when there was most that was not managed, bytes; of one that joined, less its managed memory.
+    /// Its anonymous memory when most memory was not managed, bytes; less its managed memory if it joined.
     pub bytes: u64,
-    /// Had it joined the pool?
+    /// It had joined the pool.
     pub joined: bool,
     /// Why the object is not in it; `None` if it is, or if that is not known.
     pub why: Option<String>,
 }
 
-/// What was seen of a run.
+/// The findings of a run.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Unmanaged {
-    /// Most memory at one time that was not managed, bytes.
+    /// The largest amount of memory at one time that was not managed, bytes.
     pub peak_bytes: u64,
-    /// Of that, memory that processes share.
+    /// The part of it that processes share.
     pub shared_bytes: u64,
-    /// Who had it then, the largest first.
+    /// The processes that had it then, the largest first.
     pub holders: Vec<Member>,
     /// Processes that the object was not in.
     pub outsiders: Vec<Member>,
@@ -62,7 +65,7 @@ pub struct Unmanaged {
 struct Followed {
     status: proc::StatusFile,
     program: PathBuf,
-    /// Since when it has been seen to run that, while it is not known whether the object is in it.
+    /// When it was first seen with its program, while it is not known whether the object is in it.
     since: Option<Instant>,
     why: Option<String>,
 }
@@ -74,13 +77,13 @@ pub struct Footprint {
     next: Instant,
     apart: Duration,
     seen: Unmanaged,
-    /// The largest of each that any process had, bytes.
+    /// The largest figures of any process, bytes.
     file_bytes: u64,
     shared_bytes: u64,
 }
 
 impl Footprint {
-    /// Of process `root` and all that come from it.
+    /// Samples of process `root` and all its descendants.
     pub fn new(root: i32) -> Footprint {
         Footprint {
             root,
@@ -113,7 +116,7 @@ impl Footprint {
     fn sample(&mut self, pool: &Pool) {
         let joined = pool.members();
         self.follow(joined.keys().copied());
-        // The frames charged change meanwhile: before or after, whichever is more.
+        // The charged frames change meanwhile: the larger of the numbers before and after counts.
         let before = pool.used_frames();
         let all = self.read();
         let managed = before.max(pool.used_frames()) * UNIT_BYTES;
@@ -143,7 +146,7 @@ impl Footprint {
         self.look_for_outsiders(&all, &joined);
     }
 
-    /// Finds processes that came, by their parents, or by the pool.
+    /// Finds new processes, by their parents or in the pool.
     fn follow(&mut self, joined: impl Iterator<Item = i32>) {
         let mut queue: Vec<i32> = self.followed.keys().copied().collect();
         queue.push(self.root);
@@ -168,7 +171,7 @@ impl Footprint {
         }
     }
 
-    /// What all of them have; those that are gone are followed no more.
+    /// The figures of all processes; those that have ended are no longer followed.
     fn read(&mut self) -> Vec<(i32, Status)> {
         let mut all = Vec::with_capacity(self.followed.len());
         self.followed.retain(|&pid, f| {
@@ -197,11 +200,11 @@ impl Footprint {
             })
             .collect();
         holders.sort_by_key(|m| std::cmp::Reverse(m.bytes));
-        holders.truncate(TOLD);
+        holders.truncate(OUTSIDERS);
         holders
     }
 
-    /// Looks whether the object is in processes that did not join: another look each time, until that is certain.
+    /// Checks whether the object is in processes that did not join, with each sample until that is certain.
     fn look_for_outsiders(&mut self, all: &[(i32, Status)], joined: &HashMap<i32, u64>) {
         for &(pid, s) in all {
             let Some(f) = self.followed.get_mut(&pid) else {
@@ -217,7 +220,7 @@ impl Footprint {
             }
             let Some(since) = f.since else { continue };
             let there = outside::has_object(pid);
-            // (What may not be looked into is somebody else's, or about to end.)
+            // A process that cannot be read is another user's, or about to end.
             let unknown = there.is_none() && s.user == hugeswap_sys::process::effective_user();
             if there == Some(true) || unknown {
                 f.since = f.since.filter(|_| unknown);
@@ -230,9 +233,9 @@ impl Footprint {
             let why = outside::why_outside(pid, &s);
             f.why = Some(why.clone());
             let known = |o: &Member| o.program == f.program && o.why.as_ref() == Some(&why);
-            let told = &mut self.seen.outsiders;
-            if told.len() < TOLD && !told.iter().any(known) {
-                told.push(Member {
+            let outsiders = &mut self.seen.outsiders;
+            if outsiders.len() < OUTSIDERS && !outsiders.iter().any(known) {
+                outsiders.push(Member {
                     pid,
                     program: f.program.clone(),
                     bytes: s.anonymous + s.swapped,
@@ -248,7 +251,7 @@ impl Footprint {
         }
     }
 
-    /// The program has ended, and its largest process had `max_rss` bytes in memory.
+    /// The findings, once the program has ended; its largest process had `max_rss` bytes in memory.
     pub fn end(mut self, pool: &Pool, max_rss: u64, peak_managed_resident: u64) -> Unmanaged {
         let root = self.root;
         let least =
@@ -267,7 +270,8 @@ impl Footprint {
     }
 }
 
-/// Processes that have the memory of another count with that one: a vfork child until it runs something else, during which its parent waits.
+/// Processes that share the memory of another count with that one: a vfork child has its parent's memory
+/// until it executes a program.
 fn without_shared_spaces(mut all: Vec<(i32, Status)>) -> Vec<(i32, Status)> {
     let parents: HashMap<i32, Status> = all.iter().copied().collect();
     all.retain(|(_, s)| {

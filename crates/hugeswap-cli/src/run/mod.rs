@@ -1,9 +1,9 @@
 //! `hugeswap run`: checks everything that can be checked, makes the pool, starts the program with the
 //! object injected, stands in for it until it ends, and reports.
 //!
-//! Nothing has a name outside this process: the object is in a memory file, swap in nameless
-//! files, the pool in a segment, all found by the program through `/proc/PID/fd`. So nothing is
-//! left, however this ends; but for names that the program gave to memory itself, and that stand for nothing then.
+//! Nothing has a name outside this process: the object is in a memory file, swap in files without names,
+//! the pool in a segment, and the program finds all of them through `/proc/PID/fd`. So nothing is left
+//! behind, however this process ends, except names that the program itself gave to shared memory.
 
 mod advice;
 mod footprint;
@@ -30,7 +30,7 @@ use std::path::PathBuf;
 /// The object that is injected.
 static OBJECT: &[u8] = include_bytes!(env!("HUGESWAP_PRELOAD_OBJECT"));
 
-/// Tells tcmalloc to use `mmap` only; one that the user has set stays.
+/// Tells tcmalloc to use `mmap` only; a value that the user has set stays.
 const TCMALLOC_VARIABLE: &str = "TCMALLOC_SKIP_SBRK";
 
 const EXAMPLES: &str = "\
@@ -102,7 +102,7 @@ fn settings_help() -> String {
 
 /// Runs the program; returns its exit status.
 pub fn run(args: Args) -> Result<i32> {
-    // First, before anything of ours is open: what was handed to us is the program's.
+    // First, before this process opens anything: the descriptors that it was started with are the program's.
     let inherited = supervise::inherited_descriptors();
     let config = config(&args)?;
     if std::env::var_os(POOL_VARIABLE).is_some() {
@@ -114,7 +114,8 @@ pub fn run(args: Args) -> Result<i32> {
     let program = preflight::find(&args.program[0])?;
     check_mover(config.fault_mode)?;
     let pool = Pool::create(&config)?;
-    // The program's processes get at each other's descriptors, and find out by ours whether they may (shared memory).
+    // For shared memory the program's processes open each other's descriptors; they try with those of this
+    // process whether they may.
     let _ = process::let_trace(process::pid());
     let object = object_file()?;
     let env = environment(&pool, &object)?;
@@ -162,12 +163,12 @@ pub fn run(args: Args) -> Result<i32> {
         unmanaged,
     };
     sink.write(&outcome, &report);
-    // The pool's files go before the program's status is known to anybody.
+    // The pool's files are closed before the program's status is visible to its parent.
     drop(pool);
     Ok(supervise::end_like(done.ended))
 }
 
-/// Removes the names in /dev/shm that stand for memory of this run, which is gone with it.
+/// Removes the names in /dev/shm of shared memory of this run, which ends with it.
 fn remove_links(pool: &Pool) {
     let (Some(links), Ok(names)) = (pool.links(), std::fs::read_dir("/dev/shm")) else {
         return;
@@ -212,7 +213,7 @@ fn config(args: &Args) -> Result<PoolConfig> {
     })
 }
 
-/// Is /proc there, through which everything is found, and may that much memory be used?
+/// An error unless /proc is mounted and the budget is within the limits.
 fn check_surroundings(memory: u64) -> Result<()> {
     if std::fs::metadata("/proc/self/fd").is_err() {
         bail!("/proc is not mounted, and the program finds its pool there: mount it");
@@ -227,7 +228,7 @@ fn check_surroundings(memory: u64) -> Result<()> {
     }
 }
 
-/// Can pages be moved at all, and in the way that was asked for?
+/// An error unless pages can be moved, in the way that was asked for.
 fn check_mover(mode: FaultMode) -> Result<()> {
     let message = || {
         probe::message_mode().map_err(|e| match e {
@@ -264,7 +265,7 @@ pub fn kernel_release() -> String {
         .into_owned()
 }
 
-/// The object in a file that has no name and can be mapped executable.
+/// The object in a file without a name that can be mapped executable.
 fn object_file() -> Result<File> {
     use rustix::fs::{MemfdFlags, SealFlags, fcntl_add_seals, memfd_create};
     let flags = MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING;
@@ -280,7 +281,7 @@ fn object_file() -> Result<File> {
     };
     file.write_all(OBJECT)
         .context("cannot store the injected object")?;
-    // Sealing is a precaution against writers; a plain temporary file has no seals.
+    // The seals are a precaution against writers; a plain temporary file has none.
     let _ = fcntl_add_seals(
         &file,
         SealFlags::WRITE | SealFlags::GROW | SealFlags::SHRINK | SealFlags::SEAL,
@@ -288,10 +289,12 @@ fn object_file() -> Result<File> {
     Ok(file)
 }
 
-/// The program's environment: ours, with the object preloaded and the pool named.
+/// The program's environment: that of this process, with LD_PRELOAD for the object and the pool's
+/// variable.
 fn environment(pool: &Pool, object: &File) -> Result<Vec<CString>> {
     let me = process::pid();
-    // First: an allocator that the user preloads may have a definition of `mmap`, and its own calls of it must reach ours.
+    // The object comes first: an allocator that the user preloads may define `mmap`, and its calls must
+    // reach the object's.
     let mut preload = OsString::from(format!("/proc/{me}/fd/{}", object.as_raw_fd()));
     if let Some(others) = std::env::var_os("LD_PRELOAD").filter(|o| !o.is_empty()) {
         preload.push(":");

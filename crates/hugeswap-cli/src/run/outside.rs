@@ -7,17 +7,18 @@ use std::path::PathBuf;
 /// Name of the object in `/proc/PID/maps`.
 const OBJECT: &str = "/memfd:hugeswap-preload";
 
-/// Is the object mapped, where it can work? `None`: that may not be seen.
+/// Whether the object is mapped, in a process where it can work. `None`: this user may not read the
+/// mappings.
 pub fn has_object(pid: i32) -> Option<bool> {
     let maps = std::fs::read_to_string(format!("/proc/{pid}/maps")).ok()?;
-    // (Nothing is mapped any more in a process that is about to end.)
+    // A process that is about to end has no mappings.
     if maps.is_empty() {
         return None;
     }
     Some(maps.contains(OBJECT) && unmanageable(&maps).is_none())
 }
 
-/// Why nothing is managed although the object is there, by what else is mapped.
+/// Why the object cannot work in a process with these mappings.
 fn unmanageable(maps: &str) -> Option<&'static str> {
     let known = [
         (
@@ -33,7 +34,7 @@ fn unmanageable(maps: &str) -> Option<&'static str> {
     found.map(|(_, why)| why)
 }
 
-/// Why the object is not in a process that runs: what to say after the program's name.
+/// Why the object is not in a running process. The text follows the program's name.
 pub fn why_outside(pid: i32, status: &Status) -> String {
     let maps = std::fs::read_to_string(format!("/proc/{pid}/maps"));
     if let Some(why) = unmanageable(&maps.unwrap_or_default()) {
@@ -61,14 +62,14 @@ pub fn why_outside(pid: i32, status: &Status) -> String {
     }
     if status.user != hugeswap_sys::process::effective_user() {
         return format!(
-            "runs as another user ({}), who may not open the object: start hugeswap run as that user",
+            "runs as another user ({}), and that user may not open the object: start hugeswap run as that user",
             status.user
         );
     }
     if other("mnt") || other("user") {
         return "is in a sandbox (a namespace of its own) where the object cannot be opened: start hugeswap run inside it".into();
     }
-    "could not load the object: see what the loader said (\"cannot be preloaded\")".into()
+    "could not load the object: see the message of the loader (\"cannot be preloaded\")".into()
 }
 
 #[cfg(test)]

@@ -1,5 +1,5 @@
-//! Can PROG be run with the object injected? Finds it as execvp(3) does and reads its head:
-//! every case in which the loader would leave the object out is an error here, one line each.
+//! Checks whether PROG can be run with the object injected. It finds PROG as execvp(3) does and reads its
+//! header: every case in which the loader would leave the object out is an error of one line.
 
 use anyhow::{Result, bail};
 use object::elf::{DT_NEEDED, EM_X86_64, ET_DYN, ET_EXEC, FileHeader64, PT_INTERP};
@@ -15,29 +15,31 @@ use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 
-/// Scripts whose interpreters are scripts: as deep as the kernel goes.
+/// The kernel's limit on scripts whose interpreters are scripts.
 const MAX_SCRIPTS: usize = 5;
 /// The kernel reads this much of a script's first line.
 const FIRST_LINE: usize = 256;
 const DEFAULT_PATH: &str = "/bin:/usr/bin";
 
-/// Finds PROG and checks it, and what runs it if it is a script. Returns the file to execute.
+/// Finds and checks PROG, and its interpreter if it is a script. Returns the file to execute.
 pub fn find(name: &OsStr) -> Result<PathBuf> {
     let path = look_up(name)?;
     check(&path, MAX_SCRIPTS)?;
     Ok(path)
 }
 
-/// Why nothing could be injected into the program in a file; `None`: nothing is in the way. What to say after its name.
+/// Why the object cannot be injected into the program in a file; `None` if it can. The text follows the
+/// program's name.
 pub fn obstacle(path: &Path) -> Option<String> {
     let file = File::open(path).ok()?;
     let checked = check_privilege(path, &file);
     let checked = checked.and_then(|()| check_elf(path, &ReadCache::new(file)));
-    let said = checked.err()?.to_string();
+    let reason = checked.err()?.to_string();
     let shown = path.display().to_string();
     Some(
-        said.strip_prefix(&shown)
-            .unwrap_or(&said)
+        reason
+            .strip_prefix(&shown)
+            .unwrap_or(&reason)
             .trim_start()
             .into(),
     )
@@ -84,7 +86,7 @@ fn look_up(name: &OsStr) -> Result<PathBuf> {
     }
 }
 
-/// May the file be executed by who we are?
+/// An error unless this user may execute the file.
 fn executable(path: &Path) -> Result<(), Errno> {
     let meta = std::fs::metadata(path)
         .map_err(|e| e.raw_os_error().map_or(Errno::IO, Errno::from_raw_os_error))?;
@@ -128,7 +130,7 @@ fn check(path: &Path, scripts_left: usize) -> Result<()> {
     check_elf(path, &ReadCache::new(file))
 }
 
-/// A script runs its interpreter; `env` runs the program it is told to.
+/// Checks the interpreter of a script, and the program that `env` runs.
 fn check_script(path: &Path, line: &[u8], scripts_left: usize) -> Result<()> {
     let shown = path.display();
     let line = line.split(|&b| b == b'\n').next().unwrap_or_default();
@@ -164,7 +166,7 @@ fn check_script(path: &Path, line: &[u8], scripts_left: usize) -> Result<()> {
     Ok(())
 }
 
-/// The loader ignores injected objects in programs that gain privilege.
+/// An error if the program gains privilege: the loader ignores injected objects there.
 fn check_privilege(path: &Path, file: &File) -> Result<()> {
     let shown = path.display();
     let mode = file.metadata()?.permissions().mode();
@@ -176,7 +178,7 @@ fn check_privilege(path: &Path, file: &File) -> Result<()> {
         };
         bail!("{shown} is {kind}, so nothing can be injected into it: run a copy without that bit");
     }
-    // Any answer but "no such attribute" and "no attributes here" means that there are some.
+    // Any error but "no such attribute" and "no attributes here" means that there may be some.
     let mut value = [0u8; 64];
     if getxattr(path, c"security.capability", &mut value[..]).is_ok() {
         bail!(
@@ -186,7 +188,7 @@ fn check_privilege(path: &Path, file: &File) -> Result<()> {
     Ok(())
 }
 
-/// A dynamic program for this machine and the GNU C library.
+/// An error unless the file is a dynamic program for this machine and the GNU C library.
 fn check_elf<'data, R: ReadRef<'data>>(path: &Path, data: R) -> Result<()> {
     let shown = path.display();
     let damaged = |_| anyhow::anyhow!("{shown} is a damaged ELF file: install it again");
@@ -237,15 +239,16 @@ fn check_elf<'data, R: ReadRef<'data>>(path: &Path, data: R) -> Result<()> {
     Ok(())
 }
 
-/// AddressSanitizer's library ends a program in which it is not the first one, unless it is told not to.
+/// An error if the program needs AddressSanitizer's library, which ends a program in which it is not the
+/// first library, unless an option forbids that.
 fn check_sanitizer<'data, R: ReadRef<'data>>(
     path: &Path,
     header: &FileHeader64<Endianness>,
     data: R,
 ) -> Result<()> {
     const OPTION: &str = "verify_asan_link_order=0";
-    let told = std::env::var("ASAN_OPTIONS").is_ok_and(|o| o.contains(OPTION));
-    if !told && needs(header, data, b"libasan.so").unwrap_or(false) {
+    let allowed = std::env::var("ASAN_OPTIONS").is_ok_and(|o| o.contains(OPTION));
+    if !allowed && needs(header, data, b"libasan.so").unwrap_or(false) {
         bail!(
             "{} is built with AddressSanitizer, which refuses preloaded objects: set ASAN_OPTIONS={OPTION} (managed blocks are not checked \
              then), or use a build without it",
@@ -255,7 +258,7 @@ fn check_sanitizer<'data, R: ReadRef<'data>>(
     Ok(())
 }
 
-/// Does the program need a library whose name begins so? `None`: it does not say.
+/// Whether the program needs a library whose name begins with `name`. `None`: its header does not say.
 fn needs<'data, R: ReadRef<'data>>(
     header: &FileHeader64<Endianness>,
     data: R,
@@ -385,17 +388,17 @@ mod tests {
     #[test]
     fn places_and_permissions() {
         let (dir, path) = file(b"#!/bin/sh\n", 0o644);
-        let told = |p: &Path| find(p.as_os_str()).unwrap_err().to_string();
-        assert!(told(&path).contains("may not be executed"));
-        assert!(told(dir.path()).contains("is a directory"));
-        assert!(told(&dir.path().join("absent")).contains("does not exist"));
-        assert!(told(Path::new("")).contains("empty"));
-        assert!(told(Path::new("no-such-program-anywhere")).contains("not found in PATH"));
+        let error = |p: &Path| find(p.as_os_str()).unwrap_err().to_string();
+        assert!(error(&path).contains("may not be executed"));
+        assert!(error(dir.path()).contains("is a directory"));
+        assert!(error(&dir.path().join("absent")).contains("does not exist"));
+        assert!(error(Path::new("")).contains("empty"));
+        assert!(error(Path::new("no-such-program-anywhere")).contains("not found in PATH"));
         std::fs::copy("/bin/sh", dir.path().join("su")).unwrap();
         for (mode, kind) in [(0o4755, "setuid"), (0o2755, "setgid")] {
             let p = dir.path().join("su");
             std::fs::set_permissions(&p, std::fs::Permissions::from_mode(mode)).unwrap();
-            assert!(told(&p).contains(kind), "{kind}");
+            assert!(error(&p).contains(kind), "{kind}");
         }
     }
 }

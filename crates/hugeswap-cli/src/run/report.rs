@@ -55,15 +55,15 @@ impl Sink {
         })
     }
 
-    /// The program did not start: leaves nothing.
+    /// Removes the file again, because the program did not start.
     pub fn discard(self) {
         if let (Some((_, path)), true) = (self.file, self.made) {
-            // An empty file left behind is all that can go wrong.
+            // If that fails, an empty file is left behind.
             let _ = std::fs::remove_file(path);
         }
     }
 
-    /// Writes the report. A failure is told on stderr: the program's status matters more.
+    /// Writes the report. A failure is reported on stderr only: the program's status matters more.
     pub fn write(&mut self, outcome: &Outcome<'_>, report: &Report) {
         let text = match self.format {
             Format::None => return,
@@ -83,7 +83,7 @@ impl Sink {
     }
 }
 
-/// What is known of the run beside the pool's own figures.
+/// The facts of a run beside the pool's figures.
 pub struct Outcome<'a> {
     /// From start to end of the program.
     pub elapsed: Duration,
@@ -95,7 +95,7 @@ pub struct Outcome<'a> {
     pub command: &'a [OsString],
     /// The smallest allocation that is managed, bytes.
     pub smallest_bytes: u64,
-    /// What was not managed.
+    /// Memory that was not managed.
     pub unmanaged: Unmanaged,
 }
 
@@ -111,7 +111,7 @@ struct Json {
     peak_unmanaged_bytes: u64,
     swapped_in_bytes: u64,
     swapped_out_bytes: u64,
-    /// Null when nothing was managed long enough to be sampled.
+    /// Null if nothing was managed for long enough to be sampled.
     huge_share: Option<f64>,
     fault_mode: &'static str,
     processes: u64,
@@ -122,7 +122,7 @@ struct Json {
     faults: Map<String, Value>,
     areas: Vec<Value>,
     losses: Vec<Value>,
-    /// Null when too little came back from swap to tell.
+    /// Null if too little came back from swap for an estimate.
     advisor: Option<Value>,
     #[serde(flatten)]
     not_managed: Map<String, Value>,
@@ -130,7 +130,7 @@ struct Json {
     counters: Map<String, Value>,
 }
 
-/// One object on one line.
+/// The report as one JSON object on one line.
 fn json(outcome: &Outcome<'_>, report: &Report) -> String {
     let us = |ns: u64| ns as f64 / 1e3;
     let faults = report.faults.iter().map(|f| {
@@ -197,7 +197,7 @@ fn area_json(a: &AreaReport) -> Value {
     })
 }
 
-/// A few aligned lines.
+/// The report as a few aligned lines.
 fn human(outcome: &Outcome<'_>, report: &Report) -> String {
     let name = outcome.command.first().map(|p| {
         Path::new(p)

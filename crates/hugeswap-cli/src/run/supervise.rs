@@ -1,8 +1,8 @@
-//! Standing in for the program: signals passed on, stops mirrored, its end imitated.
+//! Stands in for the program: passes on signals, stops when it stops, and ends as it ends.
 //!
-//! One thread. Every signal is blocked and read from a descriptor, so nothing happens between a check
-//! and a wait. The program is in our process group: what the kernel sends to the group (terminal
-//! keys, hang-ups) it gets by itself; what a process sends to us is passed on.
+//! There is one thread. Every signal is blocked and read from a descriptor, so none is lost between a
+//! check and a wait. The program is in the same process group: it gets the signals that the kernel sends
+//! to the group (terminal keys, hang-ups); a signal that a process sends to this process is passed on.
 
 use super::footprint::Footprint;
 use anyhow::{Context, Result};
@@ -15,15 +15,16 @@ use std::fs::File;
 use std::os::fd::{AsFd, OwnedFd};
 use std::time::{Duration, Instant};
 
-/// How often the pool is looked through for processes that died, and what was asked of it is done.
+/// Time between two rounds of maintenance: processes that died are cleaned up, and requests of
+/// `hugeswap ctl` are served.
 const REAP_EVERY: Duration = Duration::from_millis(100);
 
-/// Said once, when it happens.
+/// Written once, when it happens.
 const NEARLY_FULL: &str = "swap is 90% full: when all of it is, memory that finds no place is lost; free space on the disks, \
                            or add an area (hugeswap ctl swap add)";
 const _: () = assert!(SOFT_FULL_PERCENT == 90);
 
-/// Faults of our own stay fatal.
+/// Signals of faults of this process, which stay fatal.
 const SYNCHRONOUS: Mask = bit(libc::SIGSEGV)
     | bit(libc::SIGBUS)
     | bit(libc::SIGFPE)
@@ -35,9 +36,9 @@ const SYNCHRONOUS: Mask = bit(libc::SIGSEGV)
 /// How the program ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Ended {
-    /// With this exit status.
+    /// It exited with this status.
     Exited(i32),
-    /// By this signal.
+    /// This signal killed it.
     Killed(i32),
 }
 
@@ -51,7 +52,7 @@ impl Ended {
     }
 }
 
-/// What is known when the program has ended.
+/// The end of the program.
 #[derive(Clone, Copy, Debug)]
 pub struct Done {
     /// How it ended.
@@ -62,26 +63,27 @@ pub struct Done {
     pub core_dumped: bool,
 }
 
-/// Has every signal blocked from its making to the end of this process.
+/// Every signal, blocked from its creation to the end of this process.
 pub struct Supervisor {
     signals: OwnedFd,
     mask: Mask,
 }
 
 impl Supervisor {
-    /// Blocks signals and takes over reading them.
+    /// Blocks the signals and opens the descriptor.
     pub fn new() -> Result<Supervisor> {
         let made = spawn::signal_descriptor(ALL & !SYNCHRONOUS);
         let (signals, mask) = made.context("cannot watch for signals")?;
         Ok(Supervisor { signals, mask })
     }
 
-    /// The mask we were started with, which is the program's.
+    /// The mask that this process was started with, which the program gets.
     pub fn mask(&self) -> Mask {
         self.mask
     }
 
-    /// Waits until the program has ended; with `all`, until nothing that came from it runs any more, unless we are told to end.
+    /// Waits until the program has ended; with `all`, until no descendant runs any more, or a signal asks
+    /// this process to end.
     pub fn supervise(
         &self,
         pid: i32,
@@ -100,11 +102,11 @@ impl Supervisor {
                 tv_sec: 0,
                 tv_nsec: wait.as_nanos() as i64,
             };
-            // A failed wait is a short one: what follows looks at everything anyway.
+            // A wait that fails is only shorter: everything is checked below.
             let _ = poll(&mut fds, Some(&timeout));
             while let Some(received) = spawn::next_signal(self.signals.as_fd()) {
                 match ended {
-                    // It may be gone already; then its status is next.
+                    // It may have ended already; then its status comes next.
                     None if is_passed_on(received) => {
                         let _ = spawn::send(pid, received.signal);
                     }
@@ -128,7 +130,7 @@ impl Supervisor {
                 let now = match w.change {
                     Change::Exited(code) => Ended::Exited(code),
                     Change::Killed(signal) => Ended::Killed(signal),
-                    // Whoever continues us continues the program too: SIGCONT is passed on.
+                    // SIGCONT is passed on, so a process that continues this one continues the program.
                     Change::Stopped(signal) if w.pid == pid => {
                         spawn::stop_like(signal);
                         continue;
@@ -161,7 +163,7 @@ impl Supervisor {
     }
 }
 
-/// The program has ended, and others are waited for: is that to be given up?
+/// Whether a signal ends the wait for processes that are left when the program has ended.
 fn ends_the_wait(received: Received) -> bool {
     matches!(
         received.signal,
@@ -169,17 +171,17 @@ fn ends_the_wait(received: Received) -> bool {
     )
 }
 
-/// Does the program get this signal from us?
+/// Whether a signal is passed on to the program.
 fn is_passed_on(received: Received) -> bool {
     match received.signal {
         libc::SIGCHLD => false,
-        // Timers set before we were executed are ours alone, though the kernel sends the signal.
+        // A timer from before the exec is this process's alone, although the kernel sends the signal.
         libc::SIGALRM | libc::SIGVTALRM | libc::SIGPROF => true,
         _ => !received.from_kernel,
     }
 }
 
-/// Descriptors above the standard ones that we were started with.
+/// Descriptors above the standard ones that this process was started with.
 pub fn inherited_descriptors() -> Vec<i32> {
     let Ok(list) = std::fs::read_dir("/proc/self/fd") else {
         return Vec::new();
@@ -193,19 +195,18 @@ pub fn inherited_descriptors() -> Vec<i32> {
     numbers
 }
 
-/// Lets go of what was handed to us for the program, so that whoever reads the other ends
-/// sees the end when the program closes them, not when we do. Standard error
-/// stays, for the report.
+/// Closes the descriptors that were meant for the program, so that a reader of the other end sees the end
+/// of the file when the program closes them. Standard error stays open for the report.
 pub fn let_go(inherited: &[i32]) {
     inherited.iter().for_each(|&fd| hugeswap_sys::fs::close(fd));
     if let Ok(null) = File::options().read(true).write(true).open("/dev/null") {
-        // What cannot be replaced is kept: only an early end-of-file is lost.
+        // A descriptor that cannot be replaced stays open: the reader sees the end of the file later.
         let _ = rustix::stdio::dup2_stdin(&null);
         let _ = rustix::stdio::dup2_stdout(&null);
     }
 }
 
-/// Ends as the program did: by the same signal, or (returned) with the same status.
+/// Ends this process by the signal that ended the program, or returns its exit status.
 pub fn end_like(ended: Ended) -> i32 {
     if let Ended::Killed(signal) = ended {
         spawn::die_like(signal);

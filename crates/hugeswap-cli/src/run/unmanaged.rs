@@ -1,4 +1,5 @@
-//! What the report says of memory that was not managed, of processes that the object was not in, and of those left in the background.
+//! The part of the report about memory that was not managed, about processes that the object was not in,
+//! and about processes that are left in the background.
 
 use super::footprint::{Member, Unmanaged};
 use crate::text;
@@ -6,9 +7,9 @@ use hugeswap_engine::pool::Report;
 use serde_json::{Value, json};
 use std::fmt::Write as _;
 
-/// Smaller requests are never managed: the least that `route.malloc_min` takes.
+/// The smallest value of `route.malloc_min`: smaller requests are never managed.
 const LEAST: u64 = 128 << 10;
-/// What is not managed is warned of from this part of the budget on.
+/// Memory that is not managed causes a warning from this fraction of the budget (1/N) on.
 const WORTH_A_WARNING: u64 = 10;
 
 /// The fields of the JSON, beside `peak_unmanaged_bytes`.
@@ -67,7 +68,7 @@ fn named(m: &Member) -> String {
     format!("{} {}", name.to_string_lossy(), m.pid)
 }
 
-/// The process that has most of it.
+/// The process that has most of the memory.
 fn whose(holders: &[Member]) -> String {
     let first = holders.first().filter(|m| m.bytes > 0);
     first.map_or(String::new(), |m| {
@@ -75,7 +76,7 @@ fn whose(holders: &[Member]) -> String {
     })
 }
 
-/// What to do about it.
+/// What the user can do.
 fn advice(seen: &Unmanaged, smallest_bytes: u64) -> String {
     if seen.shared_bytes > seen.peak_bytes / 2 {
         return "most of it is shared memory: --set shared.anonymous=on, --set shared.files=on have it managed".into();
@@ -112,7 +113,7 @@ mod tests {
         }
     }
 
-    fn told(seen: &Unmanaged, smallest_bytes: u64) -> String {
+    fn text_of(seen: &Unmanaged, smallest_bytes: u64) -> String {
         let mut out = String::new();
         lines(&mut out, seen, &report(), smallest_bytes);
         out
@@ -124,9 +125,11 @@ mod tests {
             peak_bytes: report().memory_bytes / 10,
             ..Unmanaged::default()
         };
-        assert_eq!(told(&seen, 1 << 20), "");
+        assert_eq!(text_of(&seen, 1 << 20), "");
         seen.peak_bytes += 1;
-        assert!(told(&seen, 1 << 20).contains("WARNING   6.40 MiB beside the budget of 64.0 MiB"));
+        assert!(
+            text_of(&seen, 1 << 20).contains("WARNING   6.40 MiB beside the budget of 64.0 MiB")
+        );
     }
 
     #[test]
@@ -136,15 +139,15 @@ mod tests {
             holders: vec![member("sqlite3", 90 << 20, None)],
             ..Unmanaged::default()
         };
-        let text = told(&seen, 1 << 20);
+        let text = text_of(&seen, 1 << 20);
         assert!(text.contains("(sqlite3 7 has 90.0 MiB)"), "{text}");
         assert!(text.contains("route.malloc_min=128K"), "{text}");
-        assert!(told(&seen, 128 << 10).contains("small blocks"));
+        assert!(text_of(&seen, 128 << 10).contains("small blocks"));
         seen.holders[0].why = Some("is statically linked".into());
-        assert!(told(&seen, 1 << 20).contains("/bin/sqlite3 is statically linked"));
+        assert!(text_of(&seen, 1 << 20).contains("/bin/sqlite3 is statically linked"));
         seen.shared_bytes = 60 << 20;
-        assert!(told(&seen, 1 << 20).contains("shared.anonymous=on"));
-        assert_eq!(told(&seen, 1 << 20).lines().count(), 1);
+        assert!(text_of(&seen, 1 << 20).contains("shared.anonymous=on"));
+        assert_eq!(text_of(&seen, 1 << 20).lines().count(), 1);
     }
 
     #[test]
@@ -154,7 +157,7 @@ mod tests {
             left: vec![member("sleep", 0, None)],
             ..Unmanaged::default()
         };
-        let text = told(&seen, 1 << 20);
+        let text = text_of(&seen, 1 << 20);
         assert!(text.contains("/bin/su (7) is setuid\n"), "{text}");
         assert!(
             text.contains("1 process was left in the background (sleep 7)"),

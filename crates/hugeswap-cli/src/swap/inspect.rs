@@ -1,4 +1,4 @@
-//! How a file lies on its device: its extents, and what becomes of clusters of 2 MiB.
+//! The extents of a file on its device, and what they mean for clusters of 2 MiB.
 
 use crate::doctor::facts;
 use anyhow::{Context, Result, bail};
@@ -11,18 +11,19 @@ use serde::Serialize;
 use std::os::fd::AsRawFd;
 use std::path::Path;
 
-/// Offsets on a device are counted in no less.
+/// The smallest unit of offsets on a device.
 const SECTOR: u64 = 512;
 
-/// What was found; the JSON.
+/// The findings, as they stand in the JSON.
 #[derive(Debug, Serialize)]
 pub struct Findings {
     pub file: String,
     pub bytes: u64,
     pub file_system: String,
-    /// As the file system lists them.
+    /// Extents as the file system lists them.
     pub extents: usize,
-    /// Merged where they continue each other on the device; those without a place there are not counted.
+    /// Extents merged where they continue each other on the device; those without a place there do not
+    /// count.
     pub pieces: usize,
     /// Pieces by size, every power of two from the smallest to the largest.
     pub histogram: Vec<Bar>,
@@ -32,11 +33,11 @@ pub struct Findings {
     pub unwritten_bytes: u64,
     /// Shared with other files.
     pub shared_bytes: u64,
-    /// Not as such on the device: compressed, packed, encrypted, or somewhere still to be decided.
+    /// Bytes without a place of their own on the device: compressed, packed, encrypted, or not yet placed.
     pub unplaced_bytes: u64,
-    /// The most that the device takes in one request, where that is known.
+    /// The largest request of the device, if it is known.
     pub device_request_bytes: Option<u64>,
-    /// Memory that hugeswap's map of these extents takes.
+    /// Memory of hugeswap's map of these extents.
     pub map_bytes: usize,
     #[serde(skip_serializing_if = "Option::is_none")]
     pub extent_list: Option<Vec<Listed>>,
@@ -53,7 +54,7 @@ pub struct Bar {
     pub bytes: u64,
 }
 
-/// What becomes of the clusters: aligned 2 MiB of the file each.
+/// The clusters, each of which is an aligned 2 MiB of the file.
 #[derive(Debug, Default, Serialize)]
 pub struct ClusterFindings {
     pub total: usize,
@@ -66,7 +67,7 @@ pub struct ClusterFindings {
     /// Of those that are complete.
     pub pieces_mean: f64,
     pub pieces_max: u32,
-    /// Requests that the device gets for one of them.
+    /// Requests to the device for one of them.
     pub requests_mean: f64,
 }
 
@@ -88,7 +89,7 @@ pub struct ListedCluster {
 }
 
 impl Findings {
-    /// Leaves out the lists that are not asked for.
+    /// Removes the lists that were not asked for.
     pub fn with_lists(mut self, extents: bool, clusters: bool) -> Findings {
         self.extent_list = self.extent_list.filter(|_| extents);
         self.cluster_list = self.cluster_list.filter(|_| clusters);
@@ -96,7 +97,7 @@ impl Findings {
     }
 }
 
-/// Looks at a file. Errors are one line that says what to do.
+/// Inspects a file. Errors are one line that says what to do.
 pub fn inspect(path: &Path) -> Result<Findings> {
     let shown = path.display();
     let file = open(path)?;
@@ -113,7 +114,7 @@ pub fn inspect(path: &Path) -> Result<Findings> {
     let extents = match extents {
         Ok(e) => e,
         Err(Errno::EOPNOTSUPP | Errno::ENOTTY) => bail!(
-            "{shown} is on {file_system}, which does not tell where files lie (FIEMAP): ext4, xfs and btrfs do"
+            "{shown} is on {file_system}, which does not report where files lie (FIEMAP): ext4, xfs and btrfs do"
         ),
         Err(e) => bail!("{shown}: its extents cannot be had: {e}"),
     };
@@ -131,7 +132,7 @@ pub fn inspect(path: &Path) -> Result<Findings> {
     Ok(found)
 }
 
-/// Opens a regular file, and nothing else: opening a device or a pipe may have effects.
+/// Opens a regular file and nothing else, since to open a device or a pipe may have effects.
 fn open(path: &Path) -> Result<std::os::fd::OwnedFd> {
     let shown = path.display();
     let wrong = |what: &str| format!("{shown} is {what}: name a swap file");
@@ -153,14 +154,14 @@ fn open(path: &Path) -> Result<std::os::fd::OwnedFd> {
     }
     let flags = OFlags::RDONLY | OFlags::NONBLOCK | OFlags::NOCTTY | OFlags::CLOEXEC;
     let file = rustix::fs::open(path, flags, Mode::empty()).map_err(cannot)?;
-    // It may be another file by now.
+    // The path may lead to another file by now.
     match kind(rustix::fs::fstat(&file).map_err(cannot)?.st_mode) {
         Some(what) => bail!(wrong(what)),
         None => Ok(file),
     }
 }
 
-/// What of the extents is within the file.
+/// The part of the extents that is within the file.
 fn clipped(extents: Vec<FileExtent>, end: u64) -> Vec<FileExtent> {
     let mut within: Vec<_> = extents.into_iter().filter(|e| e.logical < end).collect();
     for e in &mut within {
@@ -169,7 +170,7 @@ fn clipped(extents: Vec<FileExtent>, end: u64) -> Vec<FileExtent> {
     within
 }
 
-/// The most that the device with this number takes in one request, if it has a queue.
+/// The largest request of the device with this number, if it has a queue.
 fn device_limit(device: u64) -> Option<u64> {
     let (major, minor) = (rustix::fs::major(device), rustix::fs::minor(device));
     let entry = format!("/sys/dev/block/{major}:{minor}");
@@ -181,7 +182,7 @@ fn device_limit(device: u64) -> Option<u64> {
         .filter(|&b| b > 0)
 }
 
-/// Everything that follows from the extents.
+/// The findings that follow from the extents.
 fn describe(bytes: u64, extents: &[FileExtent], device_limit: Option<u64>) -> Result<Findings> {
     let end = bytes.next_multiple_of(PAGE_BYTES);
     let sum = |of: &dyn Fn(&FileExtent) -> bool| {
@@ -190,7 +191,7 @@ fn describe(bytes: u64, extents: &[FileExtent], device_limit: Option<u64>) -> Re
     };
     let placed =
         |e: &FileExtent| e.placed() && (e.logical | e.physical | e.length).is_multiple_of(SECTOR);
-    // Blocks may be smaller than pages: what is counted is the largest power of two that fits all.
+    // Blocks may be smaller than pages: the unit is the largest power of two that divides everything.
     let together = extents.iter().filter(|e| placed(e));
     let together = together.fold(PAGE_BYTES, |all, e| all | e.logical | e.physical | e.length);
     let block = 1u64 << together.trailing_zeros();
@@ -332,7 +333,7 @@ mod tests {
             .map(|c| c.offset / MIB)
             .collect();
         assert_eq!(order, [0, 2, 4]);
-        // A device that takes less than a cluster at once: pieces of 2 MiB are two requests.
+        // A device whose largest request is less than a cluster: a piece of 2 MiB is two requests.
         let f = describe(19 * MIB / 2, &extents, Some(5 * MIB / 4)).unwrap();
         assert_eq!(f.clusters.requests_mean, 2.0);
     }
@@ -346,7 +347,7 @@ mod tests {
         ];
         let f = describe(2 * MIB + 100, &extents, None).unwrap();
         assert_eq!((f.clusters.whole, f.pieces, f.hole_bytes), (1, 2, 3072));
-        // What is not even in whole sectors has no place.
+        // An extent that is not in whole sectors has no place.
         let f = describe(300, &[extent(0, 5, 300)], None).unwrap();
         assert_eq!((f.pieces, f.unplaced_bytes, f.clusters.total), (0, 300, 0));
     }

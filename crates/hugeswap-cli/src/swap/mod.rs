@@ -1,4 +1,4 @@
-//! `hugeswap swap`: what is to be known about swap files.
+//! `hugeswap swap`: inspects swap files.
 
 mod inspect;
 mod show;
@@ -21,7 +21,7 @@ pub struct Args {
 
 #[derive(Subcommand)]
 enum Command {
-    /// Tell in how many pieces a file lies on its device, and what that means for swapping to it
+    /// Show in how many pieces a file lies on its device, and what that means for swapping to it
     Inspect(Inspect),
 }
 
@@ -54,7 +54,7 @@ struct Inspect {
     json: bool,
 }
 
-/// Runs it; the exit status.
+/// Runs the command. Returns the exit status.
 pub fn run(args: &Args) -> anyhow::Result<i32> {
     use std::io::Write;
     let Command::Inspect(args) = &args.command;
@@ -65,7 +65,7 @@ pub fn run(args: &Args) -> anyhow::Result<i32> {
     } else {
         show::text(&found)
     };
-    // A reader that has seen enough (head, less) is no failure.
+    // A reader (head, less) that closes the pipe is no failure.
     let _ = std::io::stdout().write_all(text.as_bytes());
     Ok(0)
 }

@@ -1,4 +1,4 @@
-//! What was found about a file, for people.
+//! The findings about a file, for people.
 
 use super::inspect::{Findings, Listed};
 use crate::text::{bytes, count};
@@ -10,7 +10,7 @@ const WIDTH: f64 = 40.0;
 /// The report, and the lists that were asked for.
 pub fn text(f: &Findings) -> String {
     let mut out = String::new();
-    // Writing to a string does not fail.
+    // Writing to a string cannot fail.
     let _ = write(&mut out, f);
     out
 }
@@ -28,7 +28,7 @@ fn write(out: &mut String, f: &Findings) -> std::fmt::Result {
         pieces(f.pieces as u64)
     )?;
     let most = f.histogram.iter().map(|b| b.bytes).max().unwrap_or(0);
-    // Of the file, or of what it takes where its last block reaches beyond its end.
+    // The size of the file, or its extents where the last block reaches beyond the end.
     let all = f
         .histogram
         .iter()
@@ -106,7 +106,7 @@ fn extents(out: &mut String, list: &[Listed]) -> std::fmt::Result {
     Ok(())
 }
 
-/// Plain sentences, the most important first.
+/// The conclusions, the most important first.
 fn meaning(f: &Findings) -> Vec<String> {
     let mut say = Vec::new();
     let c = &f.clusters;
@@ -143,7 +143,7 @@ fn meaning(f: &Findings) -> Vec<String> {
         say.push("What is shared with another file goes elsewhere when it is written: the pieces will change.".into());
     }
     if f.unplaced_bytes > 0 {
-        say.push("What has no place is compressed, packed, encrypted or not yet allocated: where it will go, nobody can tell.".into());
+        say.push("What has no place is compressed, packed, encrypted or not yet allocated: where it will go is not known.".into());
     }
     say
 }

@@ -1,0 +1,4 @@
+//! Runs of the engines, alone ([`hugeswap`]) and in turn ([`turns`]).
+
+pub mod hugeswap;
+pub mod turns;
