@@ -36,12 +36,12 @@ impl Bits {
         }
     }
 
-    /// Of 64 pages.
+    /// The bits of 64 pages.
     pub fn word(&self, n: usize) -> u64 {
         self.0.get(n).map_or(0, |w| w.load(Relaxed))
     }
 
-    /// Of one page; false beyond the unit.
+    /// The bit of one page; false beyond the unit.
     pub fn get(&self, page: usize) -> bool {
         self.0
             .get(page / 64)

@@ -60,8 +60,8 @@ pub fn sums(key: &SumKey, data: &[u8], mut each: impl FnMut(usize, u64) -> bool)
     })
 }
 
-/// Of [`STREAMS`] pages at once. Not inlined: hashers are large for the small stack of a handler,
-/// and should not add up on it.
+/// The sums of [`STREAMS`] pages, made at once. Not inlined: hashers are large for the small stack
+/// of a handler, and should not add up on it.
 #[inline(never)]
 fn several(key: &SumKey, pages: &[u8]) -> [u64; STREAMS] {
     #[cfg(target_arch = "x86_64")]

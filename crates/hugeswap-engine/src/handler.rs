@@ -178,7 +178,7 @@ impl stack::Task for Access {
     }
 }
 
-/// So kernels that handle memory failures call what is poisoned.
+/// `BUS_MCEERR_AR`: the code that the kernel uses for poisoned memory.
 const BUS_MCEERR_AR: i32 = 4;
 
 /// The handler. Obeys the rules of the fault path.

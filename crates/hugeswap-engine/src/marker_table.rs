@@ -14,7 +14,7 @@ use std::sync::OnceLock;
 use std::sync::atomic::AtomicU64;
 use std::sync::atomic::Ordering::{Acquire, Release};
 
-/// Of one unit.
+/// The markers of one unit.
 pub(crate) struct Marked {
     pub guard: Bits,
     pub poison: Bits,
@@ -146,7 +146,7 @@ impl Markers {
         self.forget_unit_markers(from);
     }
 
-    /// Of pages of a unit that are all in `state`, `tell`s also which have markers.
+    /// Calls `tell` for pages of a unit that are all in `state`, and says also which have markers.
     pub(crate) fn with_markers(
         &self,
         unit: u32,

@@ -35,7 +35,7 @@ use hugeswap_sys::signal::{self, Blocked, Mask};
 use hugeswap_sys::{Errno, process, thread};
 use std::thread::{Builder, JoinHandle};
 
-/// Of a thread of the engine's.
+/// Stack of a thread of the engine, bytes.
 const STACK: usize = 256 << 10;
 
 /// Whose threads the engine's own are.

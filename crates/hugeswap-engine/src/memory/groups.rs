@@ -57,7 +57,7 @@ impl GroupLimits {
 pub struct GroupUse {
     /// In memory, by kind (anonymous, of files).
     pub resident: [u64; 2],
-    /// Of those, active.
+    /// The active ones of those.
     pub active: [u64; 2],
     /// In swap: a cluster of a unit's own counts 512, single slots one each.
     pub swap: u64,
@@ -75,7 +75,7 @@ pub(crate) struct Groups {
     pub(super) swap_at_most: Lock<[u64; GROUPS]>,
     /// Refaults, activations and restores of base pages, by kind.
     pub(super) pages: [[[AtomicU64; 3]; 2]; GROUPS],
-    /// Of the activated, those that the lists were not told of.
+    /// Activated pages that the lists were not told of.
     pub(super) claims: [[AtomicU64; 2]; GROUPS],
 }
 

@@ -11,7 +11,7 @@ use std::sync::atomic::Ordering::{Acquire, Relaxed};
 /// Shorter pauses are not worth the call.
 const LEAST_NS: u64 = 50_000;
 
-/// After so long it is looked whether the rest is needed.
+/// After this time the thread checks whether the rest of the pause is needed.
 const LOOK_NS: u64 = 2_000_000;
 
 impl Memory {

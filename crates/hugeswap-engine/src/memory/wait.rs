@@ -11,7 +11,7 @@ use std::sync::atomic::Ordering::{Acquire, Relaxed};
 /// Patience with a swap that is full, and with one that is only slow.
 const FULL_PATIENCE_NS: u64 = 2_000_000_000;
 pub(crate) const SLOW_PATIENCE_NS: u64 = 60_000_000_000;
-/// After so long a wait others are asked for more than their surplus.
+/// After a wait of this time other processes are asked for more than their surplus.
 const HUNGER_NS: u64 = 50_000_000;
 /// A round of reclaim: until something becomes available, or so long.
 pub(crate) const ROUND_NS: u64 = 100_000_000;

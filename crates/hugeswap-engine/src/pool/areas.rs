@@ -102,7 +102,7 @@ pub(super) struct Areas {
     /// Maps that were replaced, and descriptors that program threads should close, since the area
     /// is gone.
     pub(super) past: Lock<Past>,
-    /// Of the segment's areas as they were looked at last.
+    /// The generation of the segment's areas as they were last looked at.
     pub(super) generation: AtomicU32,
 }
 

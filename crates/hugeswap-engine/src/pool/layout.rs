@@ -447,9 +447,9 @@ pub struct Record {
     pub unreadable: [AtomicU64; MAX_AREAS],
     /// Which program image it runs: changes with exec.
     pub image: AtomicU64,
-    /// Of its swap.
+    /// The scrub of its swap.
     pub scrub: Scrub,
-    /// Of its pages.
+    /// What is told of its pages.
     pub look: Look,
     /// What it counted.
     pub events: Events,
@@ -465,29 +465,29 @@ impl Record {
 /// Offsets of the parts of a segment with `slots` slots.
 #[derive(Clone, Copy, Debug)]
 pub struct Offsets {
-    /// Of the records.
+    /// Offset of the records.
     pub records: usize,
-    /// Of the slot words.
+    /// Offset of the clusters' words.
     pub slot_words: usize,
-    /// Of the bitmaps of split slots.
+    /// Offset of the bitmaps of split clusters.
     pub split_maps: usize,
-    /// Of the maps that say how slots lie ([`layout`]), one after the other.
+    /// Offset of the maps that say how clusters lie ([`layout`]), one after the other.
     pub layouts: usize,
-    /// Of the slot sums.
+    /// Offset of the page sums.
     pub slot_sums: usize,
-    /// Of the seals, for a pool that encrypts.
+    /// Offset of the seals, for a pool that encrypts.
     pub seals: usize,
-    /// Of the bitmaps of bad slots.
+    /// Offset of the bitmaps of bad slots.
     pub bad_maps: usize,
-    /// Of the words of shared units.
+    /// Offset of the words of shared units.
     pub shared_words: usize,
-    /// Of the bits of those that are charged.
+    /// Offset of the bits of shared units that are charged.
     pub shared_charged: usize,
-    /// Of when they were written.
+    /// Offset of the stamps of shared units.
     pub shared_stamps: usize,
-    /// Of when their pages were.
+    /// Offset of the stamps of their pages.
     pub shared_page_stamps: usize,
-    /// Of the end.
+    /// Offset of the end.
     pub end: usize,
 }
 

@@ -12,7 +12,7 @@ use hugeswap_policy::knobs::Knob;
 use hugeswap_sys::{fs, mm, now_ns, process};
 use std::sync::atomic::Ordering::{Acquire, Relaxed, Release};
 
-/// After so long no further swap area is measured.
+/// After this time no further swap area is measured.
 const PROBE_NS: u64 = 20_000_000;
 
 impl Pool {
@@ -108,7 +108,7 @@ impl Pool {
         }
         let began = now_ns();
         for (i, area) in opened.iter().enumerate() {
-            // Of many slow areas the first ones are enough.
+            // If there are many slow areas, the first ones are enough.
             let probed = now_ns() - began < PROBE_NS;
             if let Err(e) = pool.add_open_area(area, probed) {
                 // Those before are the pool's by now.

@@ -128,7 +128,7 @@ impl Ranges {
     }
 
     /// Moves the units of the range out to swap, and waits until that is done as far as it can be.
-    /// Of units that it has a part of only pages of base-mapped ones go.
+    /// If it has only a part of a unit, only pages of a base-mapped unit go.
     pub fn pageout(&self, addr: usize, len: usize) {
         if self.sharing.is_shared(addr) {
             return self.sharing.pageout(addr, len);

@@ -78,7 +78,8 @@ const DOUBT_NS: u64 = 30_000_000;
 /// A region as this process has it mapped.
 #[derive(Default)]
 pub(crate) struct Map {
-    /// Where; 0: not. Stored last.
+    /// Address of the mapping, or 0 if there is none. Stored last, so a reader that sees it sees
+    /// the rest.
     addr: AtomicUsize,
     /// Bytes mapped: whole pages, the last unit perhaps in part.
     len: AtomicUsize,

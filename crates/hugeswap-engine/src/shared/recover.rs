@@ -171,7 +171,7 @@ impl Sharing {
         }
     }
 
-    /// Of this process's word; others may begin to wait for it meanwhile.
+    /// For a word of this process; others may begin to wait for it meanwhile.
     pub(super) fn change_kind(&self, unit: u32, kind: Kind) {
         let change = |w| Some(Word(w).with_kind(kind).0);
         let _ = self.word_of(unit).fetch_update(AcqRel, Acquire, change);

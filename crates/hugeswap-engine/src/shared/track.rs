@@ -32,11 +32,11 @@ use std::ops::Range;
 use std::sync::atomic::Ordering::{Acquire, Relaxed, SeqCst};
 use std::sync::atomic::{AtomicU32, AtomicU64};
 
-/// Of [`Begin::state`].
+/// A value of [`Begin::state`].
 const IDLE: u32 = 0;
 const ASKED: u32 = 1;
 const DONE: u32 = 2;
-/// After so long kswapd is woken once more.
+/// After this time kswapd is woken once more.
 const PATIENCE_NS: u64 = 1_000_000;
 
 /// An epoch that a program thread wants, and kswapd begins.
@@ -308,8 +308,8 @@ impl Sharing {
         }
     }
 
-    /// Of pages of a unit that are all in `state`, `tell`s also which were written since the last
-    /// epoch, if that is tracked.
+    /// Calls `tell` for pages of a unit that are all in `state`, and says also which were written
+    /// since the last epoch, if that is tracked.
     pub(super) fn with_writes(
         &self,
         region: usize,

@@ -25,7 +25,7 @@ pub(crate) struct Transfer {
     pub enough: usize,
     /// Where in the file.
     pub offset: u64,
-    /// Of swap: which page of it is the first. `None`: a mapped file.
+    /// The first page of swap, or `None` for a mapped file.
     pub page: Option<SwapPage>,
     /// The operation that this is an attempt at, and which.
     pub operation: u64,

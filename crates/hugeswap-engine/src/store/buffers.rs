@@ -12,7 +12,7 @@ use std::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed};
 
 /// How many there are of a size, and what size.
 const KINDS: [(u32, usize); 2] = [(32, 64 << 10), (4, UNIT_BYTES as usize)];
-/// After so long a waiter looks again.
+/// After this time a waiter looks again.
 const PATIENCE_NS: u64 = 1_000_000;
 
 /// Buffers of one size.

@@ -169,7 +169,7 @@ pub(crate) struct Pages {
 }
 
 impl Pages {
-    /// So many bytes.
+    /// Maps `len` bytes of zeros.
     pub fn new(len: usize) -> Result<Pages> {
         let at = mm::map_own(len, mm::PROT_RW)?;
         Ok(Pages { at, len })

@@ -280,8 +280,8 @@ impl Store {
         doubt: bool,
     ) -> Result<()> {
         let written = self.write_all(slot, pages, from, sums, doubt);
-        // That there is no room is no error: others have some, or all are full. (Counted here,
-        // where it is known which of the two it was.)
+        // No room is not an error: others have some, or all are full. (Counted here, where it is
+        // known which of the two it was.)
         if written.is_err_and(|e| !is_no_room(e)) {
             self.pool.count(Counter::SwapWriteError, 1);
         }

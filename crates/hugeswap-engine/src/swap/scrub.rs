@@ -112,7 +112,7 @@ impl Reclaim {
         let needed = |p: usize| match record {
             // (What came writable may be dropped without being written.)
             Some(r) => r.stored.get(p) && (!r.dirty.get(p) || r.changed.get(p)),
-            // Of what was written while it changed nothing is known, and needed.
+            // What was written while it changed is not known, and not needed.
             None if w.kind() == Kind::Present => self.store.is_known(unit, w.place(), p),
             None => self.store.slot_of(unit, w.place(), p).is_some(),
         };

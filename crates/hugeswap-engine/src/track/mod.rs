@@ -116,8 +116,8 @@ impl Paging {
         }
     }
 
-    /// Of pages of a unit that are all in `state`, `tell`s also which were written since the last
-    /// epoch.
+    /// Calls `tell` for pages of a unit that are all in `state`, and says also which were written
+    /// since the last epoch.
     pub(crate) fn with_writes(
         &self,
         unit: u32,

@@ -20,7 +20,7 @@ pub enum TrackError {
     /// Others may change it.
     #[error("writes to a mapped file are not tracked: others may write to it")]
     File,
-    /// It is not there any more.
+    /// It is gone.
     #[error("the shared region is not mapped")]
     Shared,
     /// Write access could not be taken away everywhere.
@@ -63,7 +63,7 @@ unsafe impl FromZeros for PageStamps {}
 pub(crate) struct Tables {
     pub(crate) units: Zeroed<Stamps>,
     pub(crate) pages: Zeroed<PageStamps>,
-    /// Of message mode; empty in signal mode.
+    /// For message mode; empty in signal mode.
     pub(crate) held: Zeroed<HeldSums>,
 }
 

@@ -211,7 +211,7 @@ pub(super) fn hold(fd: i32, kind: u32) -> SysResult<()> {
 
 /// Refuses what holds something that is known.
 fn must_be_blank(fd: i32, bytes: u64, kind: Kind, refusal: &Refusal) -> Result<(), PoolError> {
-    // Of a file a header for the kernel's swap says what the file is for.
+    // A header for the kernel's swap says what a file is for.
     match signature::find(fd, bytes, kind == Kind::Device) {
         Ok(None) => Ok(()),
         Ok(Some(what)) => Err(refusal.because(

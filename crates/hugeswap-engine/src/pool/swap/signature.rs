@@ -8,11 +8,11 @@ use hugeswap_sys::Result;
 
 /// Where a signature begins.
 enum At {
-    /// So many bytes from the start.
+    /// This many bytes from the start.
     Start(usize),
-    /// So many bytes before the end.
+    /// This many bytes before the end.
     End(u64),
-    /// So many bytes before the end, after the end was rounded down to a multiple of that.
+    /// This many bytes before the end, after the end was rounded down to a multiple of that.
     RoundedEnd(u64),
     /// Anywhere in the head at a multiple of `step` from `from` to `to`.
     Every { from: usize, to: usize, step: usize },
