@@ -1,5 +1,5 @@
 //! The state machine of a unit: from consistent words it leads to consistent words, and the table
-//! of docs/architecture.md is printed from it.
+//! of docs/states.md is printed from it.
 
 use hugeswap_policy::unit::step::{Effects, Event, Lists, step};
 use hugeswap_policy::unit::{
@@ -360,7 +360,7 @@ fn the_lists_are_told_of_what_comes_to_memory_only() {
 
 // The table of the document.
 
-const DOCUMENT: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../../docs/architecture.md");
+const DOCUMENT: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../../docs/states.md");
 const BEGIN: &str = "<!-- steps: printed by crates/hugeswap-policy/tests/life_of_a_unit.rs -->\n";
 const END: &str = "<!-- end of steps -->\n";
 const WRITE: &str = "HUGESWAP_WRITE_TABLES";
@@ -446,7 +446,7 @@ fn table() -> String {
 
 #[test]
 fn the_document_has_the_table() {
-    let document = std::fs::read_to_string(DOCUMENT).expect("docs/architecture.md");
+    let document = std::fs::read_to_string(DOCUMENT).expect("docs/states.md");
     let begin = document
         .find(BEGIN)
         .expect("the table's beginning is marked")
@@ -455,11 +455,11 @@ fn the_document_has_the_table() {
     let table = table();
     if std::env::var_os(WRITE).is_some() {
         let new = [&document[..begin], &table, &document[end..]].concat();
-        std::fs::write(DOCUMENT, new).expect("docs/architecture.md can be written");
+        std::fs::write(DOCUMENT, new).expect("docs/states.md can be written");
     } else {
         assert!(
             document[begin..end] == table,
-            "the table of steps in docs/architecture.md is not what the code does: run \
+            "the table of steps in docs/states.md is not what the code does: run \
              `{WRITE}=1 cargo test -p hugeswap-policy --test life_of_a_unit` and look at what changed"
         );
     }
@@ -468,7 +468,7 @@ fn the_document_has_the_table() {
 /// The table of states in the document has exactly these states, in this order.
 #[test]
 fn the_document_has_the_states() {
-    let document = std::fs::read_to_string(DOCUMENT).expect("docs/architecture.md");
+    let document = std::fs::read_to_string(DOCUMENT).expect("docs/states.md");
     let rows = document
         .lines()
         .skip_while(|l| !l.starts_with("| state | kind and flags |"));

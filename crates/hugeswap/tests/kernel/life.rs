@@ -215,7 +215,7 @@ extern "C" fn touch_all() {
 
 fn fork_handlers_may_touch_managed_memory() {
     // Registered before the pools' own, so that they run between their parts. (In the child they would run
-    // before the engine is fit for use there; docs/architecture.md says so.)
+    // before the engine is fit for use there: see the engine's `fork`.)
     // SAFETY: the functions live as long as the process.
     unsafe { libc::pthread_atfork(Some(touch_all), Some(touch_all), None) };
     both_modes(|mode| {
