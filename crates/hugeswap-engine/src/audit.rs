@@ -1,5 +1,6 @@
-//! Do the books add up? What the engine has charged, reserved and put aside, against what its units hold, counted
-//! one by one while the engine is at rest. For tests: builds with assertions do it whenever an engine ends.
+//! Compares what the engine has charged, reserved and put aside with what its units hold, counted
+//! one by one while the engine is at rest. For tests: builds with assertions do it whenever an
+//! engine ends.
 
 use crate::engine::{Engine, UNIT};
 use crate::store::kept::Given;
@@ -31,7 +32,8 @@ struct Books {
     /// Units that a fault may take, as found and as counted.
     clean: i64,
     watched: i64,
-    /// Whole slots this process owns, and those of them that a unit refers to or that wait for a forked child's end.
+    /// Whole slots this process owns, and those of them that a unit refers to or that wait for a
+    /// forked child's end.
     slots: u64,
     slots_known: u64,
     /// The same of single slots of split ones.
@@ -65,8 +67,8 @@ impl Books {
 }
 
 impl Engine {
-    /// Brings the engine to rest for a moment, as a fork does, and says what does not add up. Not with a
-    /// pin held by a caller that others wait for; never in the fault path.
+    /// Brings the engine to rest for a moment, as a fork does, and says what does not add up. Not
+    /// with a pin held by a caller that others wait for; never in the fault path.
     pub fn audit(&'static self) -> Result<(), String> {
         let books = {
             let _blocked = hugeswap_sys::signal::Blocked::all();
@@ -82,7 +84,8 @@ impl Engine {
         Ok(())
     }
 
-    /// As [`Engine::audit`], of an engine whose threads have ended, perhaps in the middle of something.
+    /// As [`Engine::audit`], of an engine whose threads have ended, perhaps in the middle of
+    /// something.
     pub(crate) fn audit_at_end(&self) -> Result<(), String> {
         let books = self.books();
         if books.busy == 0 && !books.add_up() {

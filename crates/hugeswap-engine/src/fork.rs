@@ -59,8 +59,9 @@ static REGISTER: Once = Once::new();
 
 /// Has fork call us, once a process; later calls do nothing. The first engine's start does it. It
 /// allocates as the C library does, so where an engine is started inside the program's allocator,
-/// [`is_registered`] is called before. Of handlers that are registered before it, what prepares for a fork runs
-/// after ours, when the engine serves nobody, and what runs in the child runs before ours.
+/// [`is_registered`] is called before. Of handlers that are registered before it, what prepares for
+/// a fork runs after ours, when the engine serves nobody, and what runs in the child runs before
+/// ours.
 pub(crate) fn register() {
     REGISTER.call_once(|| {
         // SAFETY: the three functions live as long as the process.
@@ -156,7 +157,7 @@ impl Engine {
                 looks += 1;
                 match looks < LOOKS {
                     true => process::yield_now(),
-                    // (Nobody wakes who waits for this word: it is the time that counts.)
+                    // (No thread is woken that waits for this word: it is the time that counts.)
                     false => {
                         let under_way = self.inflight_writes.load(Acquire);
                         futex::wait(&self.inflight_writes, under_way, Some(SLEEP_NS), false);
@@ -364,7 +365,8 @@ impl Engine {
             let at = self.table.addr(unit);
             let event = match w.kind() {
                 Kind::Present => {
-                    // Where access cannot be given, the next touch does it, also if it is the kernel's.
+                    // Where access cannot be given, the next touch does it, also if it is the
+                    // kernel's.
                     let watched =
                         was_message && w.allows(false) && self.backend.set_readable(at).is_err();
                     // Brought in by the forking thread itself, after everything was shared.

@@ -1,11 +1,15 @@
-//! khugepaged: makes base-mapped units whole whose pages are in memory, without a fault that asks for it.
+//! khugepaged: makes base-mapped units whole whose pages are in memory, without a fault that asks
+//! for it.
 //!
-//! One thread a process, at the pace that is set: it looks at so many pages, sleeps, and goes on where it was. Units that got base pages where they were to
-//! be whole come first, a few times a second, once memory is not short any more; and the thread does some of kcompactd's work ([`crate::memory::kcompactd`]). It may wait for a huge page, but not while a unit is locked
-//! or the gate kept from closing, and it wakes nobody. Which units it takes is `hugeswap_policy::defrag::khugepaged`'s to say.
+//! There is one such thread in a process, and its pace is a setting: it looks at so many pages,
+//! sleeps, and goes on where it was. Units that got base pages where they were to be whole come
+//! first, a few times a second, once memory is not short any more. The thread also does some of
+//! kcompactd's work ([`crate::memory::kcompactd`]). It may wait for a huge page, but not while it
+//! holds a unit's lock or is inside the gate, and it wakes no other thread.
+//! `hugeswap_policy::defrag::khugepaged` says which units it takes.
 //!
-//! Concurrency: it works on a unit under the unit's lock, which it only tries to take, and passes the gate for each, so that a fork waits for
-//! one unit at most.
+//! Concurrency: it works on a unit under the unit's lock, which it only tries to take, and passes
+//! the gate for each unit, so that a fork waits for one unit at most.
 
 use crate::base::Cause;
 use crate::memory::wait::ROUND_NS;
@@ -46,7 +50,8 @@ impl Khugepaged {
 }
 
 impl Reclaim {
-    /// kswapd: wakes khugepaged if its pace was changed, or if units that fell back can become whole.
+    /// kswapd: wakes khugepaged if its pace was changed, or if units that fell back can become
+    /// whole.
     pub(crate) fn call_khugepaged(&self) {
         let k = &self.khugepaged;
         let changed = k.pace.load(Relaxed) != self.scan_sleep_ns();
@@ -147,7 +152,8 @@ impl Reclaim {
         false
     }
 
-    /// Is `unit`, of which the word is `w`, to be made whole? Without its lock the answer may be of a moment ago.
+    /// Is `unit`, of which the word is `w`, to be made whole? Without its lock the answer may be of
+    /// a moment ago.
     fn is_to_be_collapsed(&self, unit: u32, w: Word) -> bool {
         // (A unit whose pages are told apart would be split by the next write.)
         if w.kind() != Kind::Base || self.track.tracks_pages(unit) {
@@ -183,7 +189,7 @@ impl Reclaim {
         record.set_density(Density::of(record.present.count() as u16));
         record.set_history(UnitHistory::NEW);
         if self.become_whole(frame, &mut w, Cause::Khugepaged).is_err() {
-            // Whoever needs what could not be read is told by a fault.
+            // A thread that needs what could not be read is told by a fault.
             return w.settle();
         }
         w.settle();

@@ -1,4 +1,4 @@
-//! A frame is mapped to its unit.
+//! Maps a frame to its unit.
 
 use crate::UNIT;
 use crate::call::CallError;

@@ -1,13 +1,17 @@
-//! Guards and poisoned pages ([`hugeswap_policy::markers`]): two bits for each page, beside the unit table.
+//! Guards and poisoned pages ([`hugeswap_policy::markers`]): two bits for each page, beside the
+//! unit table.
 //!
-//! A unit that has a marker is never in memory in one piece where the program sees it: it holds nothing, is in swap, is base-mapped, or is the kernel's. Of a base-mapped one the pages
-//! with markers are neither present nor stored, so that every touch of them faults. What needs the unit in one piece (a pin, a fork handler's touch, ejection)
-//! hands it to the kernel for good, with guards of the kernel's own in it, or where it has none (before Linux 6.13) with pages without access.
+//! A unit that has a marker is never in memory in one piece where the program sees it: it is zero,
+//! in swap, base-mapped, or foreign. In a base-mapped unit the pages with markers are neither
+//! present nor stored, so that every touch of them faults. What needs the unit in one piece (a pin,
+//! a fork handler's touch, ejection) hands it to the kernel for good, with guards of the kernel's
+//! own in it, or where the kernel has none (before Linux 6.13) with pages without access.
 //!
-//! Markers outlive memory and swap, go where a unit is moved, are inherited by a forked child, and end when the page is unmapped. Giving content up ends poison and
-//! leaves guards.
+//! Markers outlive memory and swap, move with their unit, are inherited by a forked child, and end
+//! when the page is unmapped. Giving content up ends poison and leaves guards.
 //!
-//! Concurrency: they change under the unit's lock. Who maps a unit asks once it has the lock. Others may look and get an answer that was true a moment ago.
+//! Concurrency: they change under the unit's lock. A thread that maps a unit looks at them once it
+//! has the lock. Other threads may look and get an answer that was true a moment ago.
 
 use crate::PAGES;
 use crate::UNIT;
@@ -63,8 +67,8 @@ impl Paging {
             })
     }
 
-    /// Maps the frame at `place` to a locked unit with markers, which is the kernel's from now on. Gives the event for the
-    /// caller to take the step of. If it fails, nothing is changed.
+    /// Maps the frame at `place` to a locked unit with markers, which is the kernel's from now on.
+    /// Gives the event for the caller to take the step of. If it fails, nothing is changed.
     #[inline(never)]
     pub(crate) fn map_marked(
         &self,
@@ -73,8 +77,8 @@ impl Paging {
     ) -> std::result::Result<Event, CallError> {
         let unit = w.unit();
         let (from, at) = (self.arena.addr(place), w.addr());
-        // Nobody touches it before it is as it is to be.
-        // SAFETY: the frame is ours; the unit is absent, or its pages are dropped by this, and locked.
+        // Nobody touches it before it is as it is to be. SAFETY: the frame is ours; the unit is
+        // absent, or its pages are dropped by this, and locked.
         unsafe { mm::protect(from, UNIT, mm::PROT_NONE) }.map_err(|e| Call::Mprotect.failed(e))?;
         // SAFETY: as above.
         let mapped = unsafe { mm::move_pages(from, at, UNIT) }.map_err(|e| Call::Mremap.failed(e));
@@ -99,7 +103,8 @@ impl Paging {
         self.track.note_written(unit);
         self.has_foreign.store(true, Relaxed);
         self.pool.hand_over_to_kernel(self.pool.me());
-        // (What it has in swap is given up by who may: [`Paging::eject`], or as the unit is unmapped.)
+        // (What it has in swap is given up by a caller that may: [`Paging::eject`], or as the unit
+        // is unmapped.)
         Ok(Event::Ejected { keeps_place: true })
     }
 
@@ -136,7 +141,8 @@ impl Paging {
         runs(false).try_for_each(|r| unsafe { mm::protect(at + r.start * PAGE, len(&r), access) })
     }
 
-    /// After the access to a unit of the kernel's was changed: where it has no guards, there is none to pages with markers.
+    /// After the access to a unit of the kernel's was changed: where it has no guards, there is
+    /// none to pages with markers.
     pub(crate) fn close_again(&self, unit: u32) {
         let Some(marked) = self.markers.of(unit) else {
             return;

@@ -39,7 +39,7 @@ pub(crate) enum Job {
     Write(u32),
 }
 
-/// See the file's head.
+/// What happens to a unit, the second of the engine's layers, with the queues of the I/O threads.
 pub struct Paging {
     memory: Memory,
     pub(crate) files: Files,

@@ -1,4 +1,5 @@
-//! Units that leave the program's sight: left where a fault may take their frame, or put back where they came from.
+//! Units that leave the program's sight: they are left where a fault may take their frame, or put
+//! back where they came from.
 
 use crate::checksum;
 use crate::paging::Paging;
@@ -64,9 +65,9 @@ impl Paging {
         true
     }
 
-    /// Does the frame at `at`, just moved out of a region, hold what the unit's slot does? A device may have
-    /// written to it all the while through a hold older than our protection (a direct read into the unit);
-    /// what could be moved is held no longer, so now its content is final.
+    /// Does the frame at `at`, just moved out of a region, hold what the unit's slot does? A device
+    /// may have written to it all the while through a hold older than our protection (a direct read
+    /// into the unit); what could be moved is held no longer, so now its content is final.
     pub(crate) fn is_as_written(&self, unit: u32, at: usize, w: Word) -> bool {
         if w.file().is_some() {
             return self.is_as_in_file(unit, w, at);
@@ -80,7 +81,8 @@ impl Paging {
         checksum::matches(&self.store.key, unsafe { self.bytes(at) }, want)
     }
 
-    /// Moves the frame at `place` back to the locked unit it came from, dirty; false, for nothing was gained.
+    /// Moves the frame at `place` back to the locked unit it came from, dirty; false, for nothing
+    /// was gained.
     pub(crate) fn put_back(&self, w: Locked<'_>, place: u32) -> bool {
         let unit = w.unit();
         if !self.track.is_open(unit) {

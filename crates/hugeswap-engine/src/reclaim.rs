@@ -44,12 +44,12 @@ const MOST: usize = 64;
 const TICK_NS: u64 = 200_000_000;
 
 /// What works on its own account: the engine's threads and what they go by, the fourth of the
-/// engine's layers. See the file's head.
+/// engine's layers.
 pub struct Reclaim {
     ranges: Ranges,
     pub(crate) khugepaged: Khugepaged,
     pub(crate) scrubber: Scrubber,
-    /// What kswapd has told those who look from outside.
+    /// What kswapd has answered to processes that look from outside.
     pub(crate) looked: Answer,
     /// A thread empties swap areas that are to be taken off.
     pub(crate) emptying: AtomicBool,
@@ -294,13 +294,14 @@ impl Reclaim {
     fn relink_if_pinned(&self, unit: u32) {
         let w = self.table.load(unit);
         if w.kind() == Kind::Base {
-            // Who has it locked may bring in one more page, which is not told to the lists.
+            // The thread that has it locked may bring in one more page, which is not told to the
+            // lists.
             self.lru.lock().put_back(unit);
             return;
         }
         if w.has(LOCKED) && matches!(w.kind(), Kind::Present | Kind::Cached) {
-            // It may be as it was once who has it locked is done, and nobody would tell the lists:
-            // an epoch begins, say, for many at once.
+            // It may be as it was once the thread that has it locked is done, and no event would
+            // tell the lists: an epoch begins, say, for many at once.
             self.lru.lock().put_back(unit);
             return;
         }
@@ -325,7 +326,7 @@ impl Reclaim {
     ) -> bool {
         let at = self.table.addr(first);
         // Also what is not writable: a unit that was moved may be without any access until it is
-        // touched, and who writes it out reads it.
+        // touched, and the thread that writes it out reads it.
         if self.backend.set_read_only(at, n * UNIT).is_err() {
             for w in units {
                 let unit = w.unit();
@@ -388,7 +389,7 @@ impl Reclaim {
             if !self.start_writes(unit, 1, std::iter::once(w)) {
                 return;
             }
-            // Whoever comes first writes it; wait until that is done.
+            // The first thread that comes writes it; wait until that is done.
             while self.table.load(unit).has(WRITEBACK) {
                 if !self.write_one() {
                     self.table.wait_locked(unit);

@@ -160,8 +160,8 @@ impl Paging {
     pub(crate) fn write_out(&self, unit: u32) {
         let tried = self.write_out_inner(unit);
         self.inflight_writes.fetch_sub(1, Release);
-        // Who waits for memory is patient as long as some becomes available: a file that cannot be
-        // written is not that. (Where swap takes no writes, it is called full.)
+        // A thread that waits for memory is patient as long as some becomes available: a file that
+        // cannot be written is not that. (Where swap takes no writes, it is called full.)
         if tried {
             self.note_available();
         }

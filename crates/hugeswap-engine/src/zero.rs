@@ -1,4 +1,5 @@
-//! Units whose bytes are all zero leave memory without being written: the next touch finds zeros again. The caller's rules hold here (see `work`).
+//! Units whose bytes are all zero leave memory without being written: the next touch finds zeros
+//! again. The caller's rules hold here (see `work`).
 
 use crate::checksum;
 use crate::paging::Paging;

@@ -12,7 +12,7 @@ use crate::call::{Call, Done};
 use crate::{PAGES, UNIT};
 use hugeswap_sys::{Errno, Result, mm, uffd};
 
-/// See the file's head.
+/// Message mode.
 pub(super) struct Message {
     /// The userfaultfd, in a thread of the engine's.
     pub fd: i32,

@@ -76,7 +76,7 @@ pub(crate) enum OpenError {
     Slots(Errno),
 }
 
-/// The backend of a process. See the file's head.
+/// The backend of a process: the one kind that it uses, and the descriptors and slots for it.
 pub(crate) struct Backend {
     kind: AtomicU8,
     /// Its userfaultfd, or -1.

@@ -75,7 +75,7 @@ struct Stacks {
     empty: Stack,
 }
 
-/// The slots of a process, and the mappings that its pieces take. See the file's head.
+/// The slots of a process, and the mappings that its pieces take.
 pub(crate) struct Pieces {
     base: usize,
     stacks: Lock<Stacks>,

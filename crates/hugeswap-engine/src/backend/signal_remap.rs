@@ -14,7 +14,7 @@ use crate::{PAGE, PAGES, UNIT};
 use hugeswap_sys::mm;
 use std::ops::Range;
 
-/// See the file's head.
+/// Signal mode without userfaultfd.
 pub(super) struct SignalRemap<'a> {
     pub pieces: &'a Pieces,
 }

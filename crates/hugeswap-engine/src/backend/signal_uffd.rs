@@ -13,7 +13,7 @@ use crate::{PAGE, PAGES, UNIT};
 use hugeswap_sys::{Result, mm, uffd};
 use std::ops::Range;
 
-/// See the file's head.
+/// Signal mode with userfaultfd.
 pub(super) struct SignalUffd {
     /// The userfaultfd, in a thread of the engine's.
     pub fd: i32,

@@ -1,4 +1,5 @@
-//! Pages brought in: a unit goes over to base pages, and absent ones are filled from swap, from a file, or with zeros. The rules of the fault path hold.
+//! Pages brought in: a unit goes over to base pages, and absent ones are filled from swap, from a
+//! file, or with zeros. The rules of the fault path hold.
 
 use crate::PAGE;
 use crate::base::BUFFER;
@@ -12,7 +13,8 @@ use hugeswap_policy::unit::{MAY_WRITE, Place, Word};
 use std::ops::Range;
 
 impl Paging {
-    /// A unit in swap goes over to base pages, none of them in memory. False: it cannot, and is as it was.
+    /// A unit in swap goes over to base pages, none of them in memory. False: it cannot, and is as
+    /// it was.
     pub(crate) fn go_over_to_pages(&self, w: &mut Locked<'_>) -> bool {
         if !self.try_map_for_pages(w.unit(), **w) {
             return false;
@@ -36,7 +38,8 @@ impl Paging {
         self.markers.without_marked(unit, &record.stored);
     }
 
-    /// A unit that holds nothing becomes base-mapped, all of it zero. False: it cannot, and is as it was.
+    /// A unit that holds nothing becomes base-mapped, all of it zero. False: it cannot, and is as
+    /// it was.
     pub(crate) fn start_pages(&self, w: &mut Locked<'_>) -> bool {
         if !self.try_map_for_pages(w.unit(), **w) {
             return false;
@@ -51,7 +54,8 @@ impl Paging {
             return false;
         }
         if !w.allows(false) {
-            // Pages of a base-mapped unit can be read, and what is absent of one raises SIGBUS: what the program has no access to is neither.
+            // Pages of a base-mapped unit can be read, and what is absent of one raises SIGBUS:
+            // what the program has no access to is neither.
             return false;
         }
         if self.markers.is_marked(unit) && !self.backend.can().has_single_pages() {
@@ -126,8 +130,8 @@ impl Paging {
         Ok(())
     }
 
-    /// Pages of a locked, base-mapped unit could not be read: marks those that are bad. True if `page` can be brought in all the
-    /// same, with `least`, from now on.
+    /// Pages of a locked, base-mapped unit could not be read: marks those that are bad. True if
+    /// `page` can be brought in all the same, with `least`, from now on.
     #[inline(never)]
     pub(crate) fn some_can_be_had(
         &self,

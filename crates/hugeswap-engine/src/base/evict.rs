@@ -185,7 +185,8 @@ impl Paging {
         left > 0
     }
 
-    /// In a forked child: the event that makes of a base-mapped unit of the parent's what it is here.
+    /// In a forked child: the event that makes of a base-mapped unit of the parent's what it is
+    /// here.
     pub(crate) fn pages_in_child(&self, unit: u32, w: Word) -> Event {
         let record = self.base.records.of(unit);
         let stored = record.stored.any();

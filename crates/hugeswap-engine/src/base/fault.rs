@@ -17,8 +17,9 @@ use hugeswap_sys::Errno;
 use std::ops::Range;
 
 impl Paging {
-    /// Which pages to keep for a touch of a watched, clean unit; `None`: all of it, as it is. A whole unit of which only
-    /// a few pages are used would otherwise be touched now and then and stay for ever.
+    /// Which pages to keep for a touch of a watched, clean unit; `None`: all of it, as it is. A
+    /// whole unit of which only a few pages are used would otherwise be touched now and then and
+    /// stay for ever.
     #[inline(never)]
     pub(crate) fn pages_of_watched(&self, unit: u32, page: usize) -> Option<Range<usize>> {
         let part = self.backend.part_of(page)?;
@@ -32,7 +33,8 @@ impl Paging {
         }
     }
 
-    /// A locked, watched, clean unit goes over to base pages, of which `pages` stay in memory. Unlocks it.
+    /// A locked, watched, clean unit goes over to base pages, of which `pages` stay in memory.
+    /// Unlocks it.
     #[inline(never)]
     pub(crate) fn split_watched(
         &self,
@@ -80,7 +82,8 @@ impl Paging {
     #[inline(never)]
     pub(crate) fn page_fault(&self, w: Locked<'_>, fault: Fault) -> Option<Outcome> {
         if self.gate.is_forker() {
-            // Pages were written out for the child already: what changes now must be in memory it inherits.
+            // Pages were written out for the child already: what changes now must be in memory it
+            // inherits.
             return self.make_whole(w, fault.write, fault.start);
         }
         let unit = w.unit();
@@ -129,8 +132,8 @@ impl Paging {
         self.bring_pages(w, pages, fault)
     }
 
-    /// A locked, base-mapped unit that is to be whole becomes so; where no frame is to be had, and base pages are to take its place,
-    /// some come that are needed now.
+    /// A locked, base-mapped unit that is to be whole becomes so; where no frame is to be had, and
+    /// base pages are to take its place, some come that are needed now.
     #[inline(never)]
     fn whole_or_page(&self, w: Locked<'_>, fault: Fault) -> Option<Outcome> {
         let (unit, seen) = (w.unit(), *w);
@@ -158,8 +161,9 @@ impl Paging {
         }
     }
 
-    /// A locked, base-mapped unit was to be whole, and no frame was to be had. Brings in what a fault at `addr` needs: one page, or,
-    /// where faults decide, 64 KiB, or zeros as a run goes on. Unlocks it.
+    /// A locked, base-mapped unit was to be whole, and no frame was to be had. Brings in what a
+    /// fault at `addr` needs: one page, or, where faults decide, 64 KiB, or zeros as a run goes on.
+    /// Unlocks it.
     pub(crate) fn fall_back(&self, w: Locked<'_>, fault: Fault) -> Option<Outcome> {
         let unit = w.unit();
         let page = fault.page(&w);
@@ -177,7 +181,8 @@ impl Paging {
         self.bring_pages(w, pages, fault)
     }
 
-    /// Brings pages of a locked, base-mapped unit in for a fault on `page`, which is one of them. Unlocks it.
+    /// Brings pages of a locked, base-mapped unit in for a fault on `page`, which is one of them.
+    /// Unlocks it.
     #[inline(never)]
     pub(crate) fn bring_pages(
         &self,
@@ -252,14 +257,16 @@ impl Paging {
                 w.settle();
                 self.not_mapped(e, fault.start)
             }
-            // Our descriptors may be gone: the engine's threads have their own. And as a whole it can be had by other calls.
+            // Our descriptors may be gone: the engine's threads have their own. And as a whole it
+            // can be had by other calls.
             Err(e) => self.hand_over(w, e, fault.start),
         }
     }
 }
 
-/// Pages to bring in for a first touch of `page`, which are zero: as many more as the run of present ones that it goes on with has
-/// made, up to a buffer's worth. So no more than twice what is touched comes in.
+/// Pages to bring in for a first touch of `page`, which are zero: as many more as the run of
+/// present ones that it goes on with has made, up to a buffer's worth. So no more than twice what
+/// is touched comes in.
 fn zeros_ahead(record: &Record, page: usize) -> Range<usize> {
     const MOST: usize = BUFFER / PAGE;
     let run = (1..MOST.min(page + 1)).take_while(|i| record.present.get(page - i));

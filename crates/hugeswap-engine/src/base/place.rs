@@ -1,8 +1,9 @@
-//! Where the pages of a base-mapped unit go in swap: to a cluster of its own, or scattered to single slots.
+//! Where the pages of a base-mapped unit go in swap: to a cluster of its own, or scattered to
+//! single slots.
 //!
-//! A unit of which few pages have ever been changed is scattered, and so is one that finds no free cluster; a scattered unit
-//! that grows past half gets a cluster of its own. In the table of a scattered, base-mapped unit stand exactly the pages
-//! that its record calls stored.
+//! A unit of which few pages have ever been changed is scattered, and so is one that finds no free
+//! cluster; a scattered unit that grows past half gets a cluster of its own. In the table of a
+//! scattered, base-mapped unit stand exactly the pages that its record calls stored.
 
 use super::record::Record;
 use super::{BUFFER, PAGE};
@@ -24,8 +25,8 @@ const MANY: u64 = UNIT_PAGES / 2;
 const AT_ONCE: usize = BUFFER / PAGE;
 
 impl Paging {
-    /// Sees to it that a unit has a place for its dirty pages that also holds what the present one does of the
-    /// others. False, and nothing has changed: there is no such place.
+    /// Sees to it that a unit has a place for its dirty pages that also holds what the present one
+    /// does of the others. False, and nothing has changed: there is no such place.
     pub(super) fn place_for_dirty(&self, w: &mut Locked<'_>, record: &Record) -> bool {
         let unit = w.unit();
         let scattered = || self.store.scatter.open(unit).map(|_| Place::Singles);
@@ -45,7 +46,8 @@ impl Paging {
             Place::File(_) => None,
             Place::Cluster(own) if self.store.may_overwrite_cluster(own) => {
                 if self.pool.avoids(own) {
-                    // What is stored there can perhaps not be moved, but what is dirty can go elsewhere.
+                    // What is stored there can perhaps not be moved, but what is dirty can go
+                    // elsewhere.
                     self.split_place(w, record);
                 }
                 return true;
@@ -68,8 +70,8 @@ impl Paging {
         new.is_some()
     }
 
-    /// A base-mapped unit with a cluster becomes scattered where it is, so that what is not stored of it is free for
-    /// others, if the cluster is this process's own. False: that cannot be.
+    /// A base-mapped unit with a cluster becomes scattered where it is, so that what is not stored
+    /// of it is free for others, if the cluster is this process's own. False: that cannot be.
     pub(crate) fn split_place(&self, w: &mut Locked<'_>, record: &Record) -> bool {
         let (Some(cluster), Some(places)) = (
             w.cluster().filter(|&c| c < CLUSTERS),
@@ -93,8 +95,8 @@ impl Paging {
         true
     }
 
-    /// Sees to it that the place of a unit says of every page what it is, also of those that are zero; the unit has no dirty
-    /// page. False: that failed.
+    /// Sees to it that the place of a unit says of every page what it is, also of those that are
+    /// zero; the unit has no dirty page. False: that failed.
     pub(crate) fn complete_place(&self, w: &mut Locked<'_>, record: &Record) -> bool {
         let cluster = match w.place() {
             Place::Nothing => return false,
@@ -108,8 +110,8 @@ impl Paging {
         ours && self.write_holes(**w, record) || self.split_place(w, record)
     }
 
-    /// Gives up the slots of some pages of a base-mapped unit, which are not stored any more; of a unit with a
-    /// cluster of its own once few or none are left.
+    /// Gives up the slots of some pages of a base-mapped unit, which are not stored any more; of a
+    /// unit with a cluster of its own once few or none are left.
     pub(super) fn give_up_slots(&self, w: &mut Locked<'_>, record: &Record, pages: Range<usize>) {
         match w.place() {
             Place::Singles => {
@@ -128,7 +130,8 @@ impl Paging {
         }
     }
 
-    /// A cluster of a scattered unit's own, holding what is stored of it and not dirty. `None`: there is none, and nothing has changed.
+    /// A cluster of a scattered unit's own, holding what is stored of it and not dirty. `None`:
+    /// there is none, and nothing has changed.
     fn gather_in_cluster(&self, unit: u32, w: Word, record: &Record) -> Option<u64> {
         let places = self.store.scatter.of(unit)?;
         let cluster = self.store.claim_cluster()?;
@@ -171,8 +174,8 @@ impl Paging {
         Some(cluster)
     }
 
-    /// Writes the dirty pages of a scattered unit: over what its slots hold, where that may be, else to new ones. False if
-    /// not all could be written.
+    /// Writes the dirty pages of a scattered unit: over what its slots hold, where that may be,
+    /// else to new ones. False if not all could be written.
     pub(super) fn write_scattered(&self, unit: u32, record: &Record) -> bool {
         let Some(places) = self.store.scatter.of(unit) else {
             return false;
@@ -260,7 +263,8 @@ impl Paging {
         for (k, &p) in pages.iter().enumerate() {
             let from = at + usize::from(p) * PAGE;
             let to = buffer.addr() + k * PAGE;
-            // SAFETY: a dirty page is in memory, readable and write-protected, and the buffer is ours.
+            // SAFETY: a dirty page is in memory, readable and write-protected, and the buffer is
+            // ours.
             unsafe { std::ptr::copy_nonoverlapping(from as *const u8, to as *mut u8, PAGE) };
         }
         let mut done = 0;

@@ -16,7 +16,7 @@ use std::sync::atomic::{AtomicU8, AtomicU64};
 const LIVES_BITS: usize = 4;
 const _: () = assert!(MOST_LIVES as u32 == (1 << LIVES_BITS) - 1);
 
-/// See the file's head.
+/// What is known of a base-mapped unit.
 #[repr(C, align(64))]
 pub(crate) struct Record {
     /// In memory, where the program sees them.

@@ -1,5 +1,5 @@
-//! From base pages back to a huge page: what is present is copied into a frame, the rest is read there, and the frame
-//! takes the pages' place. The rules of the fault path hold.
+//! From base pages back to a huge page: what is present is copied into a frame, the rest is read
+//! there, and the frame takes the pages' place. The rules of the fault path hold.
 
 use super::PAGE;
 use super::record::Record;
@@ -28,14 +28,16 @@ pub(crate) enum Cause {
 
 /// Why a unit could not be made whole.
 pub(crate) enum NotWhole {
-    /// What is absent of it could not be read: EIO, or EBADF if this thread's descriptors are to blame.
+    /// What is absent of it could not be read: EIO, or EBADF if this thread's descriptors are to
+    /// blame.
     Read(Errno),
     /// What is present could not be write-protected, or the frame not be mapped.
     Map(CallError),
 }
 
 impl Paging {
-    /// Makes a locked, base-mapped unit a present one, and unlocks it. `None`: look at the unit again.
+    /// Makes a locked, base-mapped unit a present one, and unlocks it. `None`: look at the unit
+    /// again.
     pub(crate) fn make_whole(&self, w: Locked<'_>, write: bool, start: u64) -> Option<Outcome> {
         let Some(frame) = self.get_frame_nowait() else {
             w.settle();
@@ -88,7 +90,8 @@ impl Paging {
         }
     }
 
-    /// Makes a base-mapped unit a present one. If that fails it is base-mapped still, and the frame is free.
+    /// Makes a base-mapped unit a present one. If that fails it is base-mapped still, and the frame
+    /// is free.
     pub(crate) fn become_whole(
         &self,
         frame: Frame,
@@ -137,8 +140,8 @@ impl Paging {
         Ok(())
     }
 
-    /// Not all of a locked, base-mapped unit could be read. True if that was not known, and from now on what can be read of it comes
-    /// by the page.
+    /// Not all of a locked, base-mapped unit could be read. True if that was not known, and from
+    /// now on what can be read of it comes by the page.
     #[inline(never)]
     fn has_news_of_bad_slots(&self, unit: u32, w: Word, record: &Record) -> bool {
         if w.file().is_some() || self.store.is_partly_bad(unit, w.place()) {
@@ -169,7 +172,8 @@ impl Paging {
             let end = (page..PAGES).find(|&p| !same(p)).unwrap_or(PAGES);
             let (from, dest, len) = (at + page * PAGE, to + page * PAGE, (end - page) * PAGE);
             if present {
-                // SAFETY: present pages are readable and stay while the unit is locked; the frame is ours.
+                // SAFETY: present pages are readable and stay while the unit is locked; the frame
+                // is ours.
                 unsafe { std::ptr::copy_nonoverlapping(from as *const u8, dest as *mut u8, len) };
             } else if stored {
                 self.read_stored(unit, w, page..end, dest)
@@ -203,8 +207,8 @@ impl Paging {
         }
     }
 
-    /// Has an I/O thread make a locked unit whole, which a fault that began at `start` could not, for `error`; the lock goes with the
-    /// job. `None`: look at the unit again.
+    /// Has an I/O thread make a locked unit whole, which a fault that began at `start` could not,
+    /// for `error`; the lock goes with the job. `None`: look at the unit again.
     pub(super) fn hand_over(&self, w: Locked<'_>, error: CallError, start: u64) -> Option<Outcome> {
         self.pool.count(Counter::MapError, 1);
         if self.has_been_long(error, start) {

@@ -1,7 +1,8 @@
-//! Faults on memory that is there: access is given back, or, to a frame that a fork shares, a
-//! copy of it. The rules of the fault path hold.
+//! Faults on memory that is there: access is given back, or, to a frame that a fork shares, a copy
+//! of it.
 //!
-//! Each takes a locked unit and unlocks it. `None`: look at the unit again.
+//! Each function takes a locked unit and unlocks it. `None` means: look at the unit again. The
+//! rules of the fault path hold.
 
 use crate::UNIT;
 use crate::base::Split;
@@ -38,8 +39,8 @@ impl Paging {
         if fault.write {
             self.note_access(unit, *w);
         }
-        // Given again even if the word says the program has it: it costs little, and heals whatever made the
-        // fault happen.
+        // Given again even if the word says the program has it: it costs little, and heals whatever
+        // made the fault happen.
         let changed = match fault.write || w.has(WRITABLE) {
             true => self.backend.set_writable(at, UNIT),
             false => self.backend.set_readable(at),
@@ -56,8 +57,9 @@ impl Paging {
     fn copy_on_write(&self, w: Locked<'_>, start: u64) -> Option<Outcome> {
         let (unit, at) = (w.unit(), w.addr());
         if w.has(WRITEBACK) && !self.backend.can().replaces_at_once {
-            // What is under write-back stays mapped: an engine thread reads it, and would fault between the old frame and the new
-            // one, while whoever resolves its fault may wait for a fork that waits for the write.
+            // What is under write-back stays mapped: an engine thread reads it, and would fault
+            // between the old frame and the new one, while the thread that resolves its fault may
+            // wait for a fork that waits for the write.
             let seen = *w;
             w.settle();
             self.table.wait_change(unit, seen);

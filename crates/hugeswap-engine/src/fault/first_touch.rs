@@ -1,6 +1,8 @@
-//! Faults on units that hold nothing yet: they get a frame of zeros, or pages of zeros if they may not be huge. The rules of the fault path hold.
+//! Faults on units that hold nothing yet: they get a frame of zeros, or pages of zeros if they may
+//! not be huge.
 //!
-//! Each takes a locked unit and unlocks it. `None`: look at the unit again.
+//! Each function takes a locked unit and unlocks it. `None` means: look at the unit again. The
+//! rules of the fault path hold.
 
 use crate::UNIT;
 use crate::call::CallError;
@@ -102,8 +104,9 @@ impl Paging {
         self.not_mapped(error, start)
     }
 
-    /// First touch while the budget is not used up: let the kernel fault the memory in where
-    /// it stands, and for a sequence of first touches several units at once. The error is the unit: that cannot be.
+    /// First touch while the budget is not used up: let the kernel fault the memory in where it
+    /// stands, and for a sequence of first touches several units at once. The error is the unit:
+    /// that cannot be.
     fn first_touch_in_place<'a>(
         &self,
         w: Locked<'a>,

@@ -36,7 +36,8 @@ impl Paging {
         done
     }
 
-    /// Moves the frame at `place` to `unit` and unlocks it as present; on failure unlocks it as cached.
+    /// Moves the frame at `place` to `unit` and unlocks it as present; on failure unlocks it as
+    /// cached.
     fn put_in_place(&self, w: Locked<'_>, place: u32, write: bool) -> Done {
         let unit = w.unit();
         // Where pages are told apart, the next fault makes one writable.

@@ -52,7 +52,7 @@ pub(super) struct Mapping {
     pub(super) fd: AtomicI32,
     /// Another without direct I/O, for the part of a page at the end of the file; -1 is none.
     pub(super) tail_fd: AtomicI32,
-    /// Who the file is.
+    /// Which file it is.
     pub(super) dev: AtomicU64,
     pub(super) ino: AtomicU64,
     /// Where in the file it starts, bytes.
@@ -101,7 +101,8 @@ pub(crate) struct Files {
 }
 
 impl Files {
-    /// A mapping that was opened is not used after all. [`close_unused_mappings`](crate::paging::Paging::close_unused_mappings) ends it.
+    /// A mapping that was opened is not used after all.
+    /// [`close_unused_mappings`](crate::paging::Paging::close_unused_mappings) ends it.
     pub(crate) fn abandon(&self, mapping: u32) {
         self.mappings[mapping as usize].units.store(0, Release);
         self.idle.store(true, Release);

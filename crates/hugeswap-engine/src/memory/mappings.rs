@@ -21,7 +21,7 @@ use hugeswap_sys::{Errno, now_ns};
 use std::sync::atomic::Ordering::Relaxed;
 
 /// How long a fault goes on trying where a call fails for another reason than a shortage, which
-/// nothing here can change: it may be somebody's doing who is about to undo it.
+/// nothing here can change: another thread may have caused it and be about to undo it.
 const STUBBORN_PATIENCE_NS: u64 = 2_000_000_000;
 
 impl Memory {

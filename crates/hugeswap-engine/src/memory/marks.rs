@@ -5,6 +5,7 @@
 //! at most 32 units) faults wake kswapd. It works until `high` (1/8, at most 64 units), and counts
 //! writes under way as available. Up to `min` (half of `low`) is not for huge pages whose place
 //! base pages can take. Where little but base pages is asked for, `low` is 4 units and `high` is 8.
+//! `hugeswap_policy::watermark` has the rule, and how settings and shortage move the marks.
 //!
 //! The rules of the fault path hold.
 
@@ -14,7 +15,7 @@ use hugeswap_policy::watermark::{Boost, Setting, Watermarks};
 use hugeswap_sys::process;
 use std::sync::atomic::Ordering::Relaxed;
 
-/// Of so few frames units are taken one at a time, and only for somebody who waits: an instruction
+/// Of so few frames units are taken one at a time, and only for a thread that waits: an instruction
 /// may need two units at once, and would never end if the first went each time the second came.
 const FEW_FRAMES: u64 = 4;
 /// Write-outs under way at one time.
@@ -106,7 +107,7 @@ impl Memory {
         if available < marks.min.max(1) {
             self.boost_marks(marks);
         }
-        // Who serves other threads' faults would hold those up.
+        // A thread that serves other threads' faults would hold those up.
         if self.backend.can().faults_are_messages {
             return;
         }

@@ -1,5 +1,5 @@
-//! The memory of a process, the lowest of the engine's layers: frames and pages, who waits for
-//! them, and what is known of units.
+//! The memory of a process, the lowest of the engine's layers: frames and pages, how threads wait
+//! for them, and what is known of units.
 //!
 //! The engine is built of layers. Each is a struct that owns its state and holds the layer below
 //! it, which it reaches by `Deref`: [`Memory`], [`Paging`](crate::paging::Paging),
@@ -70,7 +70,7 @@ use std::sync::atomic::{AtomicBool, AtomicU16, AtomicU32, AtomicU64};
 /// Units remembered that came by base pages where they were to be whole.
 const FELL_BACK: usize = 1024;
 
-/// See the file's head.
+/// The memory of a process, the lowest of the engine's layers, with the parts that all layers use.
 pub struct Memory {
     pub(crate) pool: Arc<Member>,
     pub(crate) store: Arc<Store>,
@@ -269,7 +269,7 @@ impl Memory {
         futex::wait(&self.work_seq, seq, Some(10_000_000), false);
     }
 
-    /// What is known of streams, with `readahead.max` as it is set; `None` while somebody else has
+    /// What is known of streams, with `readahead.max` as it is set; `None` while another thread has
     /// it.
     pub(crate) fn try_streams(&self) -> Option<Held<'_, Streams>> {
         let mut streams = self.streams.try_lock()?;

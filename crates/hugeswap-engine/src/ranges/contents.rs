@@ -31,7 +31,7 @@ impl Ranges {
             return Ok(());
         }
         if self.sharing.is_shared(addr) {
-            // (Who must know whether it could be done asks for it by itself.)
+            // (A caller that must know whether it could be done asks for it by itself.)
             let _ = self.sharing.discard_shared(self.host(), addr, len);
             return Ok(());
         }
@@ -70,7 +70,7 @@ impl Ranges {
             let (from, to) = self.zero_pages(unit, from, to);
             let w = self.table.load(unit);
             // A unit without memory or slot is zero already. (What access there is to one that is
-            // the kernel's we do not know; who changed it does not come here.)
+            // the kernel's we do not know; a thread that changed it does not come here.)
             if matches!(w.kind(), Kind::None | Kind::Free | Kind::Poisoned) {
                 continue;
             }
@@ -168,7 +168,7 @@ impl Ranges {
 
     /// Gives up what units `from..to` hold; they are unmanaged then (`free`) or zero. Where the
     /// kernel does not take the memory, a unit stays in use: its bytes are zero, or it is an error;
-    /// of those that nobody has mapped any more they are arbitrary.
+    /// of those that are not mapped any more they are arbitrary.
     pub(super) fn drop_units(&self, from: u32, to: u32, free: bool) -> Result<()> {
         let mut done = Ok(());
         self.pool.note_touched();
@@ -249,7 +249,7 @@ impl Ranges {
             let mut lru = self.lru.lock();
             lru.forget(unit);
             if free {
-                // Whoever has these addresses next is in no group.
+                // The next range at these addresses is in no group.
                 lru.assign(unit, 0, PageKind::Anon);
             }
             drop(lru);

@@ -139,7 +139,8 @@ impl Ranges {
         }
     }
 
-    /// The markers of a kind in `[addr, addr+len)` are gone: their pages are zeros. What has none stays as it is.
+    /// The markers of a kind in `[addr, addr+len)` are gone: their pages are zeros. What has none
+    /// stays as it is.
     pub fn remove_markers(&self, addr: usize, len: usize, marker: Marker) {
         self.change_markers(addr, len, &[marker], true);
     }

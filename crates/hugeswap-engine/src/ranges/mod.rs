@@ -52,7 +52,7 @@ pub enum Prot {
     ReadWrite,
 }
 
-/// The address space, the third of the engine's layers. See the file's head.
+/// The address space, the third of the engine's layers: which addresses are in use.
 pub struct Ranges {
     paging: Paging,
     pub(crate) space: Lock<Space>,
@@ -94,8 +94,8 @@ fn page_up(len: usize) -> usize {
 }
 
 impl Ranges {
-    /// [`Table::lock_settled`](crate::table::Table) for who deals with whole units: a base-mapped
-    /// one is whole again first, if swap takes what that needs.
+    /// [`Table::lock_settled`](crate::table::Table) for callers that work on whole units: a
+    /// base-mapped one is whole again first, if swap takes what that needs.
     fn lock_whole(&self, unit: u32) -> Locked<'_> {
         let mut w = self.table.lock_settled(unit);
         if w.kind() == Kind::Base {

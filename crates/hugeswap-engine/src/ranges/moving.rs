@@ -122,7 +122,7 @@ impl Ranges {
         self.high_unit.fetch_max(dest + 1, Relaxed);
         self.track.note_written(dest);
         self.track.note_written(unit);
-        // Before the unlocks, so that who saw neither with its place sees this.
+        // Before the unlocks, so that a thread that saw neither with its place sees this.
         self.places_moved.fetch_add(1, Relaxed);
         self.settle_by(d, Event::MovedHere { from, read_only });
         self.settle_by(w, Event::MovedAway);

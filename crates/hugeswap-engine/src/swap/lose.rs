@@ -263,7 +263,7 @@ impl Reclaim {
         };
         match from {
             None => {
-                // What somebody else had there, who is gone, would be read as ours.
+                // What another process had there that is gone would be read as ours.
                 self.store.forget_stored(cluster, at.clone());
                 self.pool.note_lost(cluster, at.start);
             }

@@ -333,7 +333,7 @@ impl Reclaim {
         let at = self.arena.addr(frame.place);
         // SAFETY: the frame is ours, and both are of one unit.
         unsafe { std::ptr::copy_nonoverlapping(buffer.addr() as *const u8, at as *mut u8, UNIT) };
-        // (Who tracks writes is told of the first.)
+        // (Write tracking is told of the first.)
         match self.map_frame(&w, frame.place, !self.track.is_tracked(unit)) {
             Ok(event) => {
                 self.store.free_cluster(old);

@@ -1,4 +1,5 @@
-//! The beginning of an epoch: what can be written of a range is made read-only, by as few calls as can be.
+//! The beginning of an epoch: what can be written of a range is made read-only, by as few calls as
+//! can be.
 //!
 //! Called by program threads; see `crate::ranges` for the rules.
 
@@ -62,7 +63,8 @@ impl<'a> Batch<'a> {
         for w in self.units[..self.len].iter_mut().filter_map(Option::take) {
             let unit = w.unit();
             if !protected {
-                // Some of it may be read-only by now, and what is not can be written: it counts as written. A fault puts the rest right.
+                // Some of it may be read-only by now, and what is not can be written: it counts as
+                // written. A fault puts the rest right.
                 engine.track.note_written(unit);
                 if whole {
                     engine.track.note_half_protected(unit);
@@ -82,9 +84,10 @@ impl<'a> Batch<'a> {
 }
 
 impl Paging {
-    /// Begins an epoch for the units of `[addr, addr+len)`, which are tracked from now on, `by_pages` or as wholes: what is written after this
-    /// call has begun, and is not in memory as this call ends, is told by [`Paging::written_since`] of the epoch. What `then` makes of its number, before another begins or tracking
-    /// ends.
+    /// Begins an epoch for the units of `[addr, addr+len)`, which are tracked from now on,
+    /// `by_pages` or as wholes: what is written after this call has begun, and is not in memory as
+    /// this call ends, is told by [`Paging::written_since`] of the epoch. What `then` makes of its
+    /// number, before another begins or tracking ends.
     pub fn begin_epoch<T>(
         &self,
         addr: usize,
@@ -153,7 +156,8 @@ impl Paging {
         Ok(then(epoch))
     }
 
-    /// Locks a unit once nobody relies on its being writable. Nothing else is held while this waits.
+    /// Locks a unit once nobody relies on its being writable. Nothing else is held while this
+    /// waits.
     fn lock_for_epoch(&self, unit: u32, batch: &mut Batch<'_>) -> Locked<'_> {
         // Whether it was written while it was written out, WRITABLE tells.
         let settled = |w: Word| !(w.has(WRITEBACK) && w.has(WRITABLE));
@@ -174,8 +178,9 @@ impl Paging {
         }
     }
 
-    /// Protects the pages of a locked, base-mapped unit that were written since the epoch `since` began, if they are told apart and few. False: nothing is done. (To
-    /// protect what is protected costs the kernel as much.)
+    /// Protects the pages of a locked, base-mapped unit that were written since the epoch `since`
+    /// began, if they are told apart and few. False: nothing is done. (To protect what is protected
+    /// costs the kernel as much.)
     fn freeze_written(&self, unit: u32, since: u32) -> bool {
         if since == 0 || !self.backend.can().has_single_pages() || !self.track.tracks_pages(unit) {
             return false;
@@ -205,7 +210,8 @@ impl Paging {
         true
     }
 
-    /// No page of base-mapped, locked neighbours can be written without a fault after this. If it fails, some may be so.
+    /// No page of base-mapped, locked neighbours can be written without a fault after this. If it
+    /// fails, some may be so.
     fn freeze_units(&self, first: u32, n: usize) -> Done {
         if self.backend.can().has_single_pages() {
             return self.backend.freeze_range(self.table.addr(first), n * UNIT);
