@@ -8,35 +8,37 @@
 //! * `state`: joining the pool; `real`: the functions behind ours; `alloc`, `lock`, `local`: memory
 //!   of our own. There is an allocator of our own, and the few words that each thread has are at a
 //!   fixed distance from the thread pointer
-//! * `malloc` (with `spare`), `mmap`, `mremap`, `advise`: memory. What the engine cannot do (mappings
-//!   over managed memory, protection of parts of units, executable memory, locking, unusual advice)
-//!   the kernel does, after the units were brought in and *ejected*: they stay charged, and are not
-//!   swapped any more. Ejected memory is moved by the engine, because the kernel has several
-//!   mappings where the program has one; its access and advice are set again
-//! * `addresses`: a range may be partly managed, partly the kernel's and partly free. Calls on it are
-//!   made piece by piece, with the kernel's errors
+//! * `malloc` (with `spare`), `mmap`, `mremap`, `advise`: memory. What the engine cannot do
+//!   (mappings over managed memory, protection of parts of units, executable memory, locking,
+//!   unusual advice) the kernel does, after the units were brought in and *ejected*: they stay
+//!   charged, and are not swapped any more. Ejected memory is moved by the engine, because the
+//!   kernel has several mappings where the program has one; its access and advice are set again
+//! * `addresses`: a range may be partly managed, partly the kernel's and partly free. Calls on it
+//!   are made piece by piece, with the kernel's errors
 //! * `shared`: shared memory (`files`, `views`: memory files; `shm`: segments); `pagemap`: what the
 //!   program reads of /proc/self/pagemap is corrected; `debug`: what debuggers see
 //! * `sig`, `mask`, `thread`: signals, and threads that can take them; `credentials`: the engine's
 //!   threads have the program's user, groups and capabilities
 //! * `fds`, `exec`: descriptors and processes
-//! * `issue`, `table`, `vectors`, `wrap`, `stdio`, `aio`: system calls on managed memory (signal mode,
-//!   where the kernel answers EFAULT for an absent page, and some calls have lost data by then).
-//!   Small buffers, and those of calls that may wait long, are copied through memory of ours. Large
-//!   ones are pinned piece by piece (in shared memory copied, because other processes take it out).
-//!   Futex words are touched, and the call is tried again. Buffers of io_submit are ejected
+//! * `issue`, `table`, `vectors`, `wrap`, `stdio`, `aio`: system calls on managed memory (signal
+//!   mode, where the kernel answers EFAULT for an absent page, and some calls have lost data by
+//!   then). Small buffers, and those of calls that may wait long, are copied through memory of
+//!   ours. Large ones are pinned piece by piece (in shared memory copied, because other processes
+//!   take it out). Futex words are touched, and the call is tried again. Buffers of io_submit are
+//!   ejected
 //! * `trap`, `filter`: a seccomp filter catches what comes past the wrappers. In message mode there
-//!   is none: a program that maps or unmaps memory in the window by a system-call instruction of its
-//!   own takes that memory from the engine, and the engine does not see it
+//!   is none: a program that maps or unmaps memory in the window by a system-call instruction of
+//!   its own takes that memory from the engine, and the engine does not see it
 //!
-//! Rules: no unwinding, no `thread_local!`, no standard streams; nothing here touches managed memory under one of its
-//! locks. From the end of the constructor on nothing here calls what allocates by the program's `malloc`: the call that brought us
-//! here may come from that `malloc`, with its locks held.
+//! Rules: no unwinding, no `thread_local!`, no standard streams; nothing here touches managed
+//! memory under one of its locks. From the end of the constructor on nothing here calls what
+//! allocates by the program's `malloc`: the call that brought us here may come from that `malloc`,
+//! with its locks held.
 #![cfg(all(target_os = "linux", target_arch = "x86_64"))]
 
-/// Variables that every start or fork of a program writes, also of one that manages nothing: together they are one
-/// page, of which each process gets a copy. (Functions that run then stand together, too: the section
-/// `hugeswap_start`.)
+/// Variables that every start or fork of a program writes, also of one that manages nothing:
+/// together they are one page, of which each process gets a copy. (Functions that run then stand
+/// together, too: the section `hugeswap_start`.)
 macro_rules! hot {
     ($($(#[$meta:meta])* $vis:vis static $name:ident: $type:ty = $value:expr;)*) => {$(
         $(#[$meta])*
@@ -87,7 +89,8 @@ mod vectors;
 mod views;
 mod wrap;
 
-// What the start files would define: a name for this object, for what the C library registers on its behalf.
+// What the start files would define: a name for this object, for what the C library registers on
+// its behalf.
 std::arch::global_asm!(
     ".pushsection .rodata.__dso_handle,\"a\"",
     ".hidden __dso_handle",
