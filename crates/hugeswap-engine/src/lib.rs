@@ -1,20 +1,27 @@
 //! The engine: carries out on real memory what `hugeswap-policy` decides.
 //!
-//! * [`pool`]: the segment that processes share: budget, swap slots, counters
-//! * [`engine`]: one engine for each pool and process
-//! * `fault`: the fault path, one piece of code for both fault modes
-//! * `frames`: where frames come from; `numa`: on which node they are; `clean`: units whose frames
-//!   may be taken; `mappings`: room below the kernel's limit on mappings
-//! * `reclaim`, `work`: kswapd and the I/O threads; [`groups`]: what groups of regions may count on
-//! * `base`: units mapped by base pages; `sizes`, `thp`: what decides between those and whole units
-//! * `store`: places in swap, and bytes between them and memory; `swap`: what units have there
-//! * `file`: mapped files, read and written in place of swap
+//! One [`engine`] serves one pool in one process. It has five layers, each a struct that holds the
+//! layer below ([`memory`] says how they are tied together):
+//!
+//! * [`Engine`]: `engine`, `fork`, `message`
+//! * `Reclaim`: `reclaim` (kswapd), `khugepaged`, `swap` (what goes over units because of swap),
+//!   `threads`
+//! * `Ranges`: `ranges` (mapping, discarding, protecting, pinning), `pagemap`
+//! * `Paging`: `fault` (the fault path, one piece of code for both fault modes), `base` (units mapped
+//!   by base pages), `read`, `work` (the I/O threads), `file` (mapped files), `track` (which memory
+//!   was written since when), `markers`
+//! * `Memory`: `memory` (frames, [`groups`], how much a fault brings in)
+//!
+//! Below them are rooms, which know nothing of the layers:
+//!
+//! * [`pool`]: the segment that processes share: budget, swap areas, counters
+//! * `store`: places in swap, and bytes between them and memory
 //! * [`shared`]: memory that several processes of a pool have mapped
 //! * `backend`: how memory is put in place; `arena`: where frames wait; `table`: what each unit is
-//! * [`handler`]: signals; `message`: userfaultfd events
-//! * `ranges`: mapping, discarding, protecting, pinning; `fork`: forks
-//! * `track`: which memory was written since when
-//! * `gate`, [`lock`]: who is inside, and who may change what
+//! * `numa`: on which node frames are; `clean`: units whose frames may be taken; [`space`]: addresses
+//! * `gate`: counts the threads inside the engine; [`lock`]: locks, and their order
+//!
+//! [`handler`] takes the signals of faults.
 //!
 //! Rules of the fault path (checked by tests and CI): no allocation; no lock that program code,
 //! libc or another runtime can hold; no touch of managed memory; no panic,

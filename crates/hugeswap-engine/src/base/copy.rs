@@ -56,7 +56,7 @@ impl Paging {
             match self.store.read_pages(from, one.clone(), buffer) {
                 Ok(()) => self.store.write_pages(to, one, buffer)?,
                 Err(Errno::EIO) if self.pool.is_bad_or_lost(from, one.clone()) => {
-                    // What somebody else had there, who is gone, would be read as ours.
+                    // What another process had there that is gone would be read as ours.
                     self.store.forget_stored(to, one);
                     self.pool.note_lost(to, page);
                 }

@@ -56,7 +56,7 @@ impl Paging {
             let brought = self.bring_in(unit, *w, record, part.clone(), 0..0);
             self.put_pages(super::fault::absent(record, part));
             if brought.is_err() {
-                // Whoever needs the page will be told.
+                // A thread that needs the page will be told.
                 break;
             }
         }

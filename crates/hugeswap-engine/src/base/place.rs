@@ -42,7 +42,7 @@ impl Paging {
             }
             Place::Nothing if record.dirty.count() <= FEW => scattered().or_else(whole),
             Place::Nothing => whole().or_else(scattered),
-            // (Who writes to files does so before.)
+            // (Code that writes to files does so before.)
             Place::File(_) => None,
             Place::Cluster(own) if self.store.may_overwrite_cluster(own) => {
                 if self.pool.avoids(own) {

@@ -24,7 +24,7 @@ impl Paging {
     pub(crate) fn split_to_track<'a>(&self, mut w: Locked<'a>) -> Split<'a> {
         let unit = w.unit();
         if w.has(WRITEBACK) {
-            // Who writes it out relies on its staying whole.
+            // The thread that writes it out relies on its staying whole.
             let seen = *w;
             w.settle();
             self.table.wait_change(unit, seen);

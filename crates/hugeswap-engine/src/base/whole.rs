@@ -79,7 +79,7 @@ impl Paging {
                     w.settle();
                     return None;
                 }
-                // Between the parts of a fork those who could do better are at rest.
+                // Between the parts of a fork the threads that could do better are at rest.
                 if e == Errno::EIO || self.gate.is_forker() {
                     self.note_read_error(*w);
                     w.settle();
@@ -198,7 +198,8 @@ impl Paging {
         match done {
             Ok(()) => w.settle(),
             Err(NotWhole::Read(Errno::EIO)) => {
-                // From now on what can be read of it comes by the page; who needs the rest is told.
+                // From now on what can be read of it comes by the page; a thread that needs the
+                // rest is told.
                 self.has_news_of_bad_slots(unit, *w, self.base.records.of(unit));
                 w.settle();
             }

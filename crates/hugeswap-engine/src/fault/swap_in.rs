@@ -83,7 +83,7 @@ impl Paging {
         let at = self.arena.addr(frame.place);
         let result = self.read_unit(unit, *w, at, true);
         if result.is_err() && self.gate.is_forker() {
-            // Between the parts of a fork those who could do better are at rest.
+            // Between the parts of a fork the threads that could do better are at rest.
             self.note_read_error(*w);
             w.set_frame(NO_FRAME);
             self.arena.put_free(frame.place);

@@ -196,7 +196,7 @@ impl Paging {
                 }
                 let written = self.write_file_unit(unit, place).is_ok();
                 if held {
-                    // Who holds it may have written while it was being written.
+                    // A holder may have written to it while it was being written.
                     self.files.sums[unit as usize].store(0, Relaxed);
                     return written;
                 }

@@ -103,7 +103,7 @@ impl Pool {
     }
 
     /// Looks, now and then, what is free on the disks, and whether swap is nearly full. True for
-    /// the one who finds that first in the life of the pool. For kswapd.
+    /// the one that finds that first in the life of the pool. For kswapd.
     pub(crate) fn look_at_room(&self) -> bool {
         let h = self.header();
         let (seen, now) = (h.room_seen.load(Relaxed), now_ns());

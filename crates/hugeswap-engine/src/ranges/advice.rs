@@ -49,7 +49,7 @@ impl Ranges {
                 return Err(Errno::EINVAL);
             }
             match self.fault(page, write) {
-                // (Who took access away meanwhile would be told so once, as a doubt.)
+                // (A thread that took access away meanwhile would be told so once, as a doubt.)
                 Outcome::Retry => {}
                 Outcome::NotOurs | Outcome::Guard => return Err(Errno::EINVAL),
                 Outcome::Poisoned | Outcome::Stuck => return Err(Errno::EIO),
@@ -159,7 +159,7 @@ impl Ranges {
             self.pool.kick();
         };
         for unit in self.table.whole_units_of(addr, len) {
-            // Whoever brings it in may have it locked, and kswapd waits for nobody.
+            // The thread that brings it in may have it locked, and kswapd waits for no thread.
             self.table.wait_locked(unit);
             if inside(unit) {
                 ask(unit);

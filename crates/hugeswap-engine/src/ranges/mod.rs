@@ -233,8 +233,8 @@ impl Ranges {
         } else {
             mm::PROT_READ
         };
-        // SAFETY: nobody's memory, or nobody's to write; whoever is given it, or moves it, gets
-        // access back, under the same lock.
+        // SAFETY: memory that is not in use, or not to be written; a thread that is given it, or
+        // moves it, gets access back, under the same lock.
         let fenced = unsafe { mm::protect(self.table.addr(unit), UNIT, access) }.is_ok();
         w.settle();
         fenced

@@ -108,8 +108,8 @@ impl Sharing {
         Ok(())
     }
 
-    /// Where processes may get at their own children only (kernel.yama.ptrace_scope=1), whoever
-    /// descends from the pool's maker may get at this one.
+    /// Where processes may get at their own children only (kernel.yama.ptrace_scope=1), the process
+    /// that descends from the pool's maker may get at this one.
     pub(super) fn let_relatives_in(&self) {
         let _ = process::let_trace(self.pool.maker());
     }
