@@ -8,7 +8,6 @@
 pub(crate) use crate::UNIT;
 use crate::arena::Arena;
 use crate::backend::{Backend, Wanted};
-use crate::base::Base;
 use crate::error::EngineError;
 use crate::file::table::Files;
 use crate::forked::fork_mark;
@@ -16,6 +15,7 @@ use crate::gate::{Alone, Gate};
 use crate::lock::Lock;
 use crate::memory::Memory;
 use crate::memory::Parts;
+use crate::pages::Base;
 use crate::paging::Paging;
 use crate::pool::{FaultMode, Member, Pool, Reservation};
 use crate::ranges::Ranges;

@@ -59,6 +59,7 @@ mod message;
 mod numa;
 mod outcome;
 mod pagemap;
+mod pages;
 mod paging;
 mod park;
 pub mod pool;

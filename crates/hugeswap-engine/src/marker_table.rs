@@ -3,7 +3,7 @@
 //! Concurrency: a unit's bits change under its lock. Every thread may read them.
 
 use crate::PAGES;
-use crate::base::record::Bits;
+use crate::bits::Bits;
 use crate::table::Locked;
 use crate::zeroed::{FromZeros, Zeroed};
 use hugeswap_policy::markers::Marker;

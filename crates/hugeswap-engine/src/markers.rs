@@ -13,10 +13,10 @@
 //! Concurrency: they change under the unit's lock. A thread that maps a unit looks at them once it
 //! has the lock. Other threads may look and get an answer that was true a moment ago.
 
+use crate::PAGE;
 use crate::PAGES;
 use crate::UNIT;
-use crate::base::PAGE;
-use crate::base::record::Bits;
+use crate::bits::Bits;
 use crate::call::{Call, CallError};
 use crate::outcome::Outcome;
 use crate::paging::Paging;

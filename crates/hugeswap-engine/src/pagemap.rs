@@ -6,7 +6,7 @@
 //! other thread changes is reported as it is.
 
 use crate::UNIT;
-use crate::base::record::Bits;
+use crate::bits::Bits;
 use crate::ranges::Ranges;
 use crate::{PAGE, PAGES};
 use hugeswap_policy::PAGE_BYTES;

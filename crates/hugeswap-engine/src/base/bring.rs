@@ -2,10 +2,10 @@
 //! file, or with zeros. The rules of the fault path hold.
 
 use crate::PAGE;
-use crate::base::BUFFER;
-use crate::base::record::Record;
 use crate::call::{Call, CallError, Done};
+use crate::pages::record::Record;
 use crate::paging::Paging;
+use crate::store::BUFFER;
 use crate::table::Locked;
 use hugeswap_policy::UNIT_PAGES;
 use hugeswap_policy::unit::step::Event;

@@ -1,8 +1,8 @@
 //! Pages copied from one slot to another.
 
-use crate::base::BUFFER;
-use crate::base::record::Record;
+use crate::pages::record::Record;
 use crate::paging::Paging;
+use crate::store::BUFFER;
 use crate::{PAGE, PAGES};
 use hugeswap_policy::unit::Word;
 use hugeswap_sys::Errno;

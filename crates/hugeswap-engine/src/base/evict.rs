@@ -6,8 +6,8 @@
 //! pages. Pages that were not written since they came are not written again.
 
 use super::PAGE;
-use super::record::Bits;
 use crate::UNIT;
+use crate::bits::Bits;
 use crate::forked::{InheritanceLoss, note_inheritance_loss};
 use crate::paging::Paging;
 use crate::table::{Locked, NO_FRAME};

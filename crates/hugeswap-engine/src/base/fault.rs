@@ -1,10 +1,10 @@
 //! Faults on base-mapped units: pages brought in. The rules of the fault path hold.
 
-use super::record::Record;
 use super::{BUFFER, PAGE};
 use crate::memory::huge::Huge;
 use crate::outcome::Fault;
 use crate::outcome::Outcome;
+use crate::pages::record::Record;
 use crate::paging::Paging;
 use crate::table::Locked;
 use hugeswap_policy::UNIT_PAGES;

@@ -1,8 +1,10 @@
 //! Pages of a slot: read and verified, written and summed.
 
-use super::{PAGE, record::Bits, record::Record};
+use super::PAGE;
 use crate::PAGES;
+use crate::bits::Bits;
 use crate::checksum;
+use crate::pages::record::Record;
 use crate::paging::Paging;
 use crate::store::batch::{self, Run};
 use crate::table::Locked;

@@ -5,8 +5,8 @@
 //! The I/O threads, which have descriptors of their own, do what takes I/O: a job carries the
 //! unit's lock.
 
-use super::record::Record;
 use super::{BUFFER, PAGE};
+use crate::pages::record::Record;
 use crate::paging::Job;
 use crate::paging::Paging;
 use crate::table::Locked;

@@ -5,9 +5,9 @@
 //! cluster; a scattered unit that grows past half gets a cluster of its own. In the table of a
 //! scattered, base-mapped unit stand exactly the pages that its record calls stored.
 
-use super::record::Record;
 use super::{BUFFER, PAGE};
 use crate::PAGES;
+use crate::pages::record::Record;
 use crate::paging::Paging;
 use crate::store::batch::{self, Run};
 use crate::store::scatter::{CLUSTERS, Places, Single};

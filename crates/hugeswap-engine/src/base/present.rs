@@ -4,11 +4,11 @@
 //! Every call here is made by the owner of the unit's lock. The rules of the fault path hold.
 
 use super::PAGE;
-use super::record::{Bits, Record};
 use crate::PAGES;
 use crate::backend::Slot;
 use crate::call::Done;
 use crate::memory::Memory;
+use crate::pages::record::{Bits, Record};
 use std::ops::Range;
 
 impl Memory {

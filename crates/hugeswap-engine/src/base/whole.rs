@@ -2,10 +2,10 @@
 //! there, and the frame takes the pages' place. The rules of the fault path hold.
 
 use super::PAGE;
-use super::record::Record;
 use crate::PAGES;
 use crate::call::{Call, CallError};
 use crate::outcome::Outcome;
+use crate::pages::record::Record;
 use crate::paging::Job;
 use crate::paging::Paging;
 use crate::table::Locked;

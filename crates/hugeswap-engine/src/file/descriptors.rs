@@ -13,9 +13,9 @@
 use super::MapFileError;
 use super::table::{Files, Mapping, state};
 use crate::PAGE;
-use crate::base::BUFFER;
 use crate::forked::is_raw_fork_child;
 use crate::paging::Paging;
+use crate::store::BUFFER;
 use hugeswap_policy::unit::MAPPINGS;
 use hugeswap_sys::{Errno, Result, fs, futex, now_ns, process};
 use std::ffi::CString;

@@ -14,8 +14,8 @@
 use super::table::{Files, Mapping, PAGE};
 use crate::PAGES;
 use crate::UNIT;
-use crate::base::record::Record;
 use crate::checksum::{self, UnitSums};
+use crate::pages::record::Record;
 use crate::paging::Paging;
 use crate::store::backing::Transfer;
 use crate::store::may_try_again;

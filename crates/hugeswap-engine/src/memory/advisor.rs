@@ -4,8 +4,8 @@
 //! Concurrency: atomics, and records under the units' locks. The fault path calls this, and its
 //! rules hold here.
 
-use crate::base::record::{PageTurns, Record};
 use crate::memory::Memory;
+use crate::pages::record::{PageTurns, Record};
 use hugeswap_policy::{UNIT_PAGES, advisor};
 use std::ops::Range;
 use std::sync::atomic::Ordering::Relaxed;

@@ -9,8 +9,8 @@
 //! units' locks. The fault path calls this, and its rules hold here.
 
 use super::learning::CPU;
-use crate::base::record::Record;
 use crate::memory::Memory;
+use crate::pages::record::Record;
 use hugeswap_policy::counters::Counter;
 use hugeswap_policy::defrag::gfp::Caller;
 use hugeswap_policy::defrag::thp::Bring;

@@ -10,7 +10,7 @@
 
 use super::off::Round;
 use super::{PAGE, PAGES};
-use crate::base::record::Record;
+use crate::pages::record::Record;
 use crate::reclaim::Reclaim;
 use crate::store::scatter::{Places, Single};
 use crate::table::Locked;

@@ -14,9 +14,10 @@
 
 use super::{PAGES, Pages};
 use crate::UNIT;
-use crate::base::{BUFFER, record::Record};
+use crate::pages::record::Record;
 use crate::pool::{JoinedArea, PoolError, SwapSpec};
 use crate::reclaim::Reclaim;
+use crate::store::BUFFER;
 use crate::table::Locked;
 use hugeswap_policy::counters::Counter;
 use hugeswap_policy::thp_swap::slots::used_singly;

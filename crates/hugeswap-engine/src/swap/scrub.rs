@@ -9,10 +9,10 @@
 //! memory that may be dirty: if they turn out not to have changed, what swap holds is what counts.)
 
 use super::{PAGE, PAGES};
-use crate::base::BUFFER;
-use crate::base::record::Record;
 use crate::checksum::{self, UnitSums};
+use crate::pages::record::Record;
 use crate::reclaim::Reclaim;
+use crate::store::BUFFER;
 use crate::table::Locked;
 use hugeswap_policy::unit::step::Event;
 use hugeswap_policy::unit::{Kind, Place, WATCHED, WRITEBACK, Word};

@@ -4,7 +4,7 @@
 //! single bits and get an answer that was true a moment ago.
 
 use crate::PAGES;
-pub(crate) use crate::bits::Bits;
+use crate::bits::Bits;
 use crate::zeroed::{FromZeros, Zeroed};
 use hugeswap_policy::swapin::granularity::{Density, UnitHistory};
 use hugeswap_policy::workingset::MOST_LIVES;
