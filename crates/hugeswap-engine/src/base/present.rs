@@ -6,9 +6,10 @@
 use super::PAGE;
 use crate::PAGES;
 use crate::backend::Slot;
+use crate::bits::Bits;
 use crate::call::Done;
 use crate::memory::Memory;
-use crate::pages::record::{Bits, Record};
+use crate::pages::record::Record;
 use std::ops::Range;
 
 impl Memory {
