@@ -14,7 +14,7 @@ use std::sync::Arc;
 /// use hugeswap::{Pool, SwapSpec};
 /// let pool = Pool::builder()
 ///     .memory(256 << 20)
-///     .swap_area("/mnt/fast,size=4G,prio=10".parse::<SwapSpec>()?)
+///     .swap_area(SwapSpec::parse("/mnt/fast,size=4G,pri=10")?)
 ///     .swap("/var/tmp") // used when the other is full
 ///     .set(ThpSwapin::Auto)
 ///     .set(ReadaheadMax::new(4)?)

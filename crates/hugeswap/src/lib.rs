@@ -4,7 +4,7 @@
 //! A [`Pool`] is a budget and its swap. A [`Region`] of it is memory like a `Box<[u8]>`, of any size
 //! that budget and swap can hold together; the pool keeps in memory what is in use:
 //!
-//! ```no_run
+//! ```
 //! use hugeswap::Pool;
 //! let pool = Pool::builder().memory(64 << 20).swap("/var/tmp").build()?;
 //! let mut region = pool.region(256 << 20)?;

@@ -53,7 +53,7 @@ impl ManagedRange {
     /// comes to it, and is told as it is at that moment. Nothing is brought in, and nothing waits,
     /// except in message mode while writes are tracked: then for units that are being changed.
     ///
-    /// ```no_run
+    /// ```
     /// use hugeswap::Categories;
     /// # let pool = hugeswap::Pool::builder().memory(64 << 20).build()?;
     /// # let region = pool.region(256 << 20)?;
@@ -98,7 +98,7 @@ impl ManagedRange {
     /// The parts of `[offset, offset+len)` whose pages a filter takes, in order, in the manner of the
     /// kernel's `PAGEMAP_SCAN`. A unit that is in one piece costs as much as one page.
     ///
-    /// ```no_run
+    /// ```
     /// use hugeswap::{Advice, Categories, Filter};
     /// # let pool = hugeswap::Pool::builder().memory(64 << 20).build()?;
     /// # let region = pool.region(256 << 20)?;

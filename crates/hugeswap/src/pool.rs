@@ -12,7 +12,7 @@ const LOOK: Duration = Duration::from_millis(2);
 /// A memory budget, its swap and its counters. Cheap to clone; memory, swap and threads are given
 /// back when the pool and all its regions are dropped.
 ///
-/// ```no_run
+/// ```
 /// let pool = hugeswap::Pool::builder().memory(64 << 20).build()?;
 /// let regions = [pool.region(128 << 20)?, pool.region(64 << 20)?];
 /// println!("{} bytes are in use", pool.stats().resident_bytes);
@@ -89,7 +89,7 @@ impl Pool {
     /// would have come back from swap; and which budget to take. `None` if too little has come back
     /// to tell. Takes some milliseconds.
     ///
-    /// ```no_run
+    /// ```
     /// # let pool = hugeswap::Pool::builder().memory(64 << 20).build()?;
     /// if let Some(advice) = pool.advice() {
     ///     println!("{advice:?}");

@@ -28,7 +28,7 @@ pub(crate) enum Backing {
 /// may call it. Offsets and lengths are in bytes from the start of the range; a page is 4096
 /// bytes, a unit 2 MiB.
 ///
-/// ```no_run
+/// ```
 /// use hugeswap::{Advice, ManagedRange, Pool};
 /// fn resident_pages(range: &ManagedRange) -> usize {
 ///     let offsets = (0..range.len()).step_by(4096);

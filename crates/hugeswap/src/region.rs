@@ -16,7 +16,7 @@ use std::ptr::NonNull;
 /// A region is read and written as a slice. Hints, page states, tracking and snapshots are methods
 /// of [`ManagedRange`], to which it dereferences.
 ///
-/// ```no_run
+/// ```
 /// use hugeswap::{Advice, Pool};
 /// let pool = Pool::builder().memory(64 << 20).build()?;
 /// let mut region = pool.region(256 << 20)?;
@@ -164,7 +164,7 @@ impl Region {
     /// Sets `thp.enabled`, `thp.swapin` or `thp.defrag` for this region alone, whatever the pool's
     /// is, for faults from now on. A forked child has what was set before the fork.
     ///
-    /// ```no_run
+    /// ```
     /// use hugeswap::settings::ThpSwapin;
     /// # let pool = hugeswap::Pool::builder().memory(64 << 20).build()?;
     /// # let region = pool.region(256 << 20)?;
@@ -223,7 +223,7 @@ impl Region {
     /// a system call can be given its address. `write`: the call will write to it. Waits for the
     /// bytes to come from swap. Pins count against the budget: hold them briefly.
     ///
-    /// ```no_run
+    /// ```
     /// use std::os::fd::AsRawFd;
     /// # let pool = hugeswap::Pool::builder().memory(64 << 20).build()?;
     /// # let region = pool.region(256 << 20)?;

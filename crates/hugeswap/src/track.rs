@@ -33,7 +33,7 @@ impl ManagedRange {
     /// the call belong to this epoch or to the one before. A forked child has the epochs of its
     /// parent, and tracks its own writes.
     ///
-    /// ```no_run
+    /// ```
     /// use hugeswap::Granularity;
     /// # let pool = hugeswap::Pool::builder().memory(64 << 20).build()?;
     /// # let mut region = pool.region(256 << 20)?;
