@@ -7,13 +7,14 @@
 use crate::local::{self, Word};
 use crate::real::{self, answer, set_errno};
 use crate::{mask, mmap, shared, state};
+use hugeswap_engine::Engine;
 use hugeswap_sys::raw::{call, syscall6};
 use hugeswap_sys::{mm, signal};
 use libc::{c_int, c_void};
 use std::arch::naked_asm;
 use std::cell::UnsafeCell;
-use std::sync::atomic::AtomicU32;
 use std::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed};
+use std::sync::atomic::{AtomicU32, AtomicUsize};
 
 type Routine = extern "C" fn(*mut c_void) -> *mut c_void;
 
@@ -119,8 +120,8 @@ fn give_stack() {
 /// created many before: then the C library allocates in each new thread, as it does for the program's own.
 fn create_key() {
     let mut key = 0;
-    // SAFETY: `key` is writable; the destructor is fit to run at a thread's end.
     if KEY.load(Acquire) == NO_KEY
+        // SAFETY: `key` is writable; the destructor is fit to run at a thread's end.
         && unsafe { libc::pthread_key_create(&mut key, Some(end_thread)) } == 0
         && KEY.compare_exchange(NO_KEY, key, AcqRel, Relaxed).is_err()
     {
@@ -193,6 +194,9 @@ unsafe extern "C" fn pthread_create(
     if !attr.is_null() {
         eject_stack(attr);
     }
+    if let Some(engine) = state::engine() {
+        eject_locale(engine);
+    }
     create_key();
     let start = Box::into_raw(Box::new(Start {
         routine,
@@ -256,6 +260,37 @@ fn eject_stack(attr: *const libc::pthread_attr_t) {
     {
         let _ = mmap::eject(engine, at as usize, len);
     }
+}
+
+/// A new thread reads the data of the global locale (its character classes) before the C library
+/// unblocks its signals: a fault there would end the process. The data come from `malloc`, and an
+/// allocator other than the C library's may have them in managed memory.
+fn eject_locale(engine: &'static Engine) {
+    /// What of the data is read: where the tables of characters are.
+    const READ: usize = 256;
+    /// `LC_GLOBAL_LOCALE`, which the libc crate does not name.
+    const GLOBAL: libc::locale_t = std::ptr::without_provenance_mut(usize::MAX);
+    /// The data that were ejected last.
+    static EJECTED: AtomicUsize = AtomicUsize::new(0);
+    if real::libc_allocates() {
+        return;
+    }
+    // SAFETY: the global locale is always valid.
+    let copy = unsafe { libc::duplocale(GLOBAL) };
+    if copy.is_null() {
+        return;
+    }
+    // SAFETY: the copy begins with the addresses of its categories' data, of which LC_CTYPE is the first (`struct
+    // __locale_struct` of glibc); the data are the global locale's own.
+    let at = unsafe {
+        let at = copy.cast::<usize>().read();
+        libc::freelocale(copy);
+        at
+    };
+    if EJECTED.load(Relaxed) != at && state::meets_managed(at, READ) {
+        let _ = mmap::eject(engine, at, READ);
+    }
+    EJECTED.store(at, Relaxed);
 }
 
 #[unsafe(no_mangle)]
