@@ -1,4 +1,4 @@
-//! Block devices: what an open one is.
+//! Block devices: properties of an open one.
 
 use crate::raw::call;
 use crate::{Errno, Result};
@@ -10,28 +10,28 @@ const BLKROGET: usize = 0x125e;
 /// `_IO(0x12, 104)`
 const BLKSSZGET: usize = 0x1268;
 
-/// Size of block device `fd`, bytes.
+/// Size of block device `fd` in bytes.
 pub fn size(fd: i32) -> Result<u64> {
     let mut bytes = 0u64;
     ask(fd, BLKGETSIZE64, &mut bytes)?;
     Ok(bytes)
 }
 
-/// Does the device refuse to be written?
+/// True if the device refuses writes.
 pub fn is_read_only(fd: i32) -> Result<bool> {
     let mut answer = 0i32;
     ask(fd, BLKROGET, &mut answer)?;
     Ok(answer != 0)
 }
 
-/// Its logical sector, bytes: direct I/O must be aligned to that.
+/// Size of its logical sector in bytes, to which direct I/O must be aligned.
 pub fn sector_bytes(fd: i32) -> Result<u32> {
     let mut answer = 0i32;
     ask(fd, BLKSSZGET, &mut answer)?;
     u32::try_from(answer).map_err(|_| Errno::EINVAL)
 }
 
-/// `T` is what request `what` writes.
+/// Reads a property: `T` is what request `what` writes.
 fn ask<T>(fd: i32, what: usize, answer: &mut T) -> Result<()> {
     let to = std::ptr::from_mut(answer) as usize;
     // SAFETY: the kernel writes one `T` to `answer`.

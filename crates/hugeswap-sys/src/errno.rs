@@ -49,7 +49,8 @@ names! {
 }
 
 impl Errno {
-    /// As the headers call it, or nothing where that is not known here. Without formatting: for the fault path.
+    /// The name in the C headers, or an empty string for a number that is not known here. Does not
+    /// format: for the fault path.
     pub fn name(self) -> &'static str {
         self.describe().map_or("", |(name, _)| name)
     }

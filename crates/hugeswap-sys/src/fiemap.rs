@@ -1,17 +1,18 @@
-//! Where on its device a file lies: FS_IOC_FIEMAP, asked piece by piece.
+//! Where a file lies on its device: FS_IOC_FIEMAP, asked in batches.
 //!
-//! Contract (Documentation/filesystems/fiemap.rst): extents come in order of the file, holes are what is not among
-//! them, offsets are bytes. Data that was not yet written to the device may have no place; FIEMAP_FLAG_SYNC has it
-//! written first, which may take long, but somebody may write more meanwhile. Nothing keeps the file from changing
-//! between two calls, or after the last. Regular files only: others, and files of file systems that do not
-//! implement it (tmpfs, proc, FUSE), give EOPNOTSUPP, descriptors without ioctls ENOTTY.
+//! Contract (Documentation/filesystems/fiemap.rst): extents come in the order of the file; what no
+//! extent covers is a hole; offsets are in bytes. Data that is not yet on the device may have no
+//! place. FIEMAP_FLAG_SYNC has it written first, which may take long, while another thread may
+//! write more. Nothing keeps the file from changing between two calls, or after the last. Regular
+//! files only: other files, and those of file systems that do not implement it (tmpfs, proc, FUSE),
+//! give EOPNOTSUPP, descriptors without ioctls ENOTTY.
 
 use crate::raw::call;
 use crate::{Errno, Result};
 
-/// Extents asked for by one call.
+/// Number of extents asked for by one call.
 const BATCH: usize = 64;
-/// `_IOWR('f', 11, struct fiemap)`, of 32 bytes without extents.
+/// `_IOWR('f', 11, struct fiemap)`, which has 32 bytes without extents.
 const FS_IOC_FIEMAP: usize = 0xc020_660b;
 const FIEMAP_FLAG_SYNC: u32 = 1;
 
@@ -25,15 +26,15 @@ const DATA_TAIL: u32 = 0x400;
 const UNWRITTEN: u32 = 0x800;
 const SHARED: u32 = 0x2000;
 
-/// An extent of a file, as the kernel tells it; offsets and lengths in bytes.
+/// An extent of a file, as the kernel reports it; offsets and lengths in bytes.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct FileExtent {
-    /// Where in the file it begins.
+    /// Offset in the file.
     pub logical: u64,
-    /// Where on the device, if [`placed`](FileExtent::placed).
+    /// Offset on the device, if [`placed`](FileExtent::placed).
     pub physical: u64,
-    /// Its length.
+    /// Length.
     pub length: u64,
     reserved64: [u64; 2],
     flags: u32,
@@ -41,19 +42,20 @@ pub struct FileExtent {
 }
 
 impl FileExtent {
-    /// Is `physical` where the bytes themselves lie on the device? Not so if that is not yet decided or unknown, and for
-    /// what the file system packs, compresses or encrypts.
+    /// True if the bytes themselves lie on the device at `physical`. False if the place is
+    /// undecided or unknown, and for bytes that the file system packs, compresses or encrypts.
     pub fn placed(&self) -> bool {
         let without = UNKNOWN | DELALLOC | ENCODED | NOT_ALIGNED | DATA_INLINE | DATA_TAIL;
         self.flags & without == 0
     }
 
-    /// Allocated, but reads as zeros until it is first written, when the file system has to note that.
+    /// True if the extent is allocated, but reads as zeros until it is first written, which the
+    /// file system has to note.
     pub fn unwritten(&self) -> bool {
         self.flags & UNWRITTEN != 0
     }
 
-    /// Shared with another file, so that a write goes elsewhere.
+    /// True if another file shares the extent, so that a write goes elsewhere.
     pub fn shared(&self) -> bool {
         self.flags & SHARED != 0
     }
@@ -71,25 +73,27 @@ struct Request {
     extents: [FileExtent; BATCH],
 }
 
-/// The extents of a file, in order. Ends at the last one, or with the first error.
+/// An iterator over the extents of a file, in order. Ends after the last one, or after the first
+/// error.
 pub struct FileExtents {
     fd: i32,
     batch: Request,
-    /// Extents of the batch that were given out.
+    /// Number of extents of the batch that were returned.
     given: usize,
-    /// What comes after the batch is to be asked for.
+    /// More extents are to be asked for after this batch.
     more: bool,
-    /// Where to stop asking, in the file.
+    /// Offset in the file at which to stop.
     end: u64,
 }
 
-/// The extents of the file `fd`, which is open in any mode; what is not yet on the device is written first.
+/// The extents of the file `fd`, which is open in any mode. Data that is not yet on the device is
+/// written first.
 pub fn extents(fd: i32) -> FileExtents {
     ask(fd, 0, u64::MAX, FIEMAP_FLAG_SYNC)
 }
 
-/// Those that bytes `start` to `end` (excluded) are in, without waiting for anything to be written. The first and the
-/// last may reach beyond.
+/// The extents that contain bytes `start` to `end` (excluded), without waiting for anything to be
+/// written. The first and the last may reach beyond the range.
 pub fn extents_in(fd: i32, start: u64, end: u64) -> FileExtents {
     ask(fd, start, end, 0)
 }
@@ -119,8 +123,8 @@ impl FileExtents {
         self.batch.length = self.end - start;
         self.given = 0;
         let request: *mut Request = &mut self.batch;
-        // SAFETY: the kernel reads the head of `batch` and writes that and at most `extent_count` extents, which
-        // is how many there are room for.
+        // SAFETY: the kernel reads the head of `batch` and writes that and at most `extent_count`
+        // extents, which is how many there are room for.
         unsafe {
             call(
                 libc::SYS_ioctl,
@@ -134,7 +138,7 @@ impl FileExtents {
         let beyond = |e: &FileExtent| e.logical.saturating_add(e.length) >= self.end;
         self.more = last.is_some_and(|e| e.flags & LAST == 0 && !beyond(e));
         match last {
-            // Going on from here would be going round in circles.
+            // Without progress, going on from here would never end.
             Some(e)
                 if e.logical
                     .checked_add(e.length)
@@ -165,7 +169,7 @@ impl Iterator for FileExtents {
         }
         let next = self.batch.extents[..self.batch.mapped_extents as usize].get(self.given)?;
         self.given += 1;
-        // A batch may go on after what was asked for.
+        // A batch may go on after the end of the range.
         (next.logical < self.end).then_some(Ok(*next))
     }
 }
@@ -183,7 +187,7 @@ mod tests {
         assert_eq!(std::mem::offset_of!(Request, extents), 32);
     }
 
-    /// Every other page of a file, which is more extents than one call gives.
+    /// Allocates every other page of a file, which makes more extents than one call returns.
     #[test]
     fn holes_make_extents_and_batches_follow_each_other() {
         let path = std::env::temp_dir().join(format!("hugeswap-fiemap-{}", std::process::id()));
@@ -218,7 +222,7 @@ mod tests {
                 let part: Result<Vec<_>> = extents_in(file.as_raw_fd(), from, to).collect();
                 let part = part.expect("what was just told");
                 let within = |e: &&FileExtent| e.logical < to && from < e.logical + e.length;
-                // What is called the last may be that of those asked for.
+                // The extent that is flagged as the last may be the last of those asked for.
                 let place = |e: &FileExtent| (e.logical, e.physical, e.length);
                 let expected = found.iter().filter(within).map(place);
                 assert!(part.iter().map(place).eq(expected));

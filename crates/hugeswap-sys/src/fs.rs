@@ -1,10 +1,11 @@
-//! Files: opening, whole reads and writes at an offset, what a file system is.
+//! Files: opening, whole reads and writes at an offset, properties of file systems.
 
 use crate::raw::call;
 use crate::{Errno, Result};
 use std::ffi::CStr;
 
-/// Opens `path`; `flags` as in open(2) (O_CLOEXEC is added), `mode` for what is created.
+/// Opens `path`. `flags` are those of open(2), with O_CLOEXEC added; `mode` is for a file that is
+/// created.
 pub fn open(path: &CStr, flags: i32, mode: u32) -> Result<i32> {
     let flags = flags | libc::O_CLOEXEC;
     // SAFETY: `path` is NUL-terminated.
@@ -30,7 +31,8 @@ pub fn close(fd: i32) {
     let _ = unsafe { call(libc::SYS_close, [fd as usize, 0, 0, 0, 0, 0]) };
 }
 
-/// Reads up to `len` bytes at `offset`: one call, which may be short. How many were read; 0 is the end of the file.
+/// Reads up to `len` bytes at `offset` by one call, which may be short. Returns how many were read;
+/// 0 at the end of the file.
 ///
 /// # Safety
 /// `[buf, buf+len)` must be memory the caller may overwrite.
@@ -41,7 +43,8 @@ pub unsafe fn read_at(fd: i32, buf: usize, len: usize, offset: u64) -> Result<us
     unsafe { call(libc::SYS_pread64, args) }
 }
 
-/// Writes up to `len` bytes at `offset`: one call, which may be short. How many were written.
+/// Writes up to `len` bytes at `offset` by one call, which may be short. Returns how many were
+/// written.
 ///
 /// # Safety
 /// `[buf, buf+len)` must be readable memory.
@@ -52,7 +55,8 @@ pub unsafe fn write_at(fd: i32, buf: usize, len: usize, offset: u64) -> Result<u
     unsafe { call(libc::SYS_pwrite64, args) }
 }
 
-/// Reads exactly `len` bytes at `offset`. A short file is EIO: what swap holds was written whole.
+/// Reads exactly `len` bytes at `offset`. EIO if the file ends before: what swap holds was written
+/// whole.
 ///
 /// # Safety
 /// `[buf, buf+len)` must be memory the caller may overwrite.
@@ -74,7 +78,8 @@ pub unsafe fn write_all_at(fd: i32, buf: usize, len: usize, offset: u64) -> Resu
     if done == len { Ok(()) } else { Err(Errno::EIO) }
 }
 
-/// Reads up to `len` bytes at `offset`, until at least `enough` are there or the file ends. How many were read.
+/// Reads up to `len` bytes at `offset`, until at least `enough` are read or the file ends. Returns
+/// how many were read.
 ///
 /// # Safety
 /// `[buf, buf+len)` must be memory the caller may overwrite.
@@ -91,8 +96,8 @@ pub unsafe fn read_until(
     })
 }
 
-/// Has `step`, which is told how much was done so far, transfer at least `enough` bytes, however little it does at a time; fewer only
-/// if it does nothing any more. How many it did.
+/// Calls `step`, with the number of bytes done so far, until at least `enough` bytes are
+/// transferred or it does no more. Returns how many were.
 pub fn repeat(enough: usize, mut step: impl FnMut(usize) -> Result<usize>) -> Result<usize> {
     let mut done = 0;
     while done < enough {
@@ -106,8 +111,9 @@ pub fn repeat(enough: usize, mut step: impl FnMut(usize) -> Result<usize>) -> Re
     Ok(done)
 }
 
-/// Writes a message to the process's descriptor 2 as one call, ignoring failure: the last thing said before the
-/// end. Also from a thread with a descriptor table of its own that has no 2.
+/// Writes a message to descriptor 2 of the process by one call, and ignores failure: the last
+/// message before the process ends. Works also in a thread with a descriptor table of its own that
+/// has no 2.
 pub fn complain(parts: &[&[u8]]) {
     let mut line = [0u8; 512];
     let mut n = 0;
@@ -128,7 +134,7 @@ pub fn complain(parts: &[&[u8]]) {
     }
 }
 
-/// Formats `value` in base 10 or 16 into `buf`, without allocation; the digits are the returned slice.
+/// Formats `value` in base 10 or 16 into `buf`, without allocation, and returns the digits.
 pub fn digits(mut value: u64, base: u64, buf: &mut [u8; 20]) -> &[u8] {
     let mut i = buf.len();
     loop {
@@ -147,7 +153,7 @@ pub fn truncate(fd: i32, len: u64) -> Result<()> {
     unsafe { call(libc::SYS_ftruncate, [fd as usize, len as usize, 0, 0, 0, 0]) }.map(drop)
 }
 
-/// Reserves blocks for `[offset, offset+len)`, extending the file.
+/// Allocates blocks for `[offset, offset+len)`, and extends the file if need be.
 pub fn allocate(fd: i32, offset: u64, len: u64) -> Result<()> {
     // SAFETY: touches no memory of ours.
     unsafe {
@@ -159,7 +165,8 @@ pub fn allocate(fd: i32, offset: u64, len: u64) -> Result<()> {
     .map(drop)
 }
 
-/// Makes a hole of `[offset, offset+len)` of a file, which stays as long as it is; of a memory file its memory is free.
+/// Makes `[offset, offset+len)` of a file a hole, which leaves its length as it is. Of a memory
+/// file, this frees the memory.
 pub fn punch(fd: i32, offset: u64, len: u64) -> Result<()> {
     let mode = (libc::FALLOC_FL_PUNCH_HOLE | libc::FALLOC_FL_KEEP_SIZE) as usize;
     let args = [fd as usize, mode, offset as usize, len as usize, 0, 0];
@@ -167,8 +174,8 @@ pub fn punch(fd: i32, offset: u64, len: u64) -> Result<()> {
     unsafe { call(libc::SYS_fallocate, args) }.map(drop)
 }
 
-/// [`punch`] of a memory file, as often as it takes within reason: nothing that can be waited for keeps it from being done. Fails where
-/// the descriptor is not the file, say.
+/// Like [`punch`], for a memory file, repeated while the failure is a temporary one. Fails for
+/// instance if the descriptor is another file.
 pub fn punch_at_last(fd: i32, offset: u64, len: u64) -> Result<()> {
     const TRIES: u32 = 64;
     let mut tries = 0;
@@ -181,12 +188,12 @@ pub fn punch_at_last(fd: i32, offset: u64, len: u64) -> Result<()> {
     }
 }
 
-/// What may never be done to a memory file any more.
+/// Operations that a seal forbids on a memory file for ever.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Seals(usize);
 
 impl Seals {
-    /// Being made shorter or longer.
+    /// Changing its length.
     pub const LENGTH: Seals = Seals((libc::F_SEAL_SHRINK | libc::F_SEAL_GROW) as usize);
 }
 
@@ -197,15 +204,15 @@ pub fn seal(fd: i32, seals: Seals) -> Result<()> {
     unsafe { call(libc::SYS_fcntl, args) }.map(drop)
 }
 
-/// Is it sealed so?
+/// True if the memory file has the seal.
 pub fn is_sealed(fd: i32, seals: Seals) -> bool {
     let args = [fd as usize, libc::F_GET_SEALS as usize, 0, 0, 0, 0];
     // SAFETY: as above.
     unsafe { call(libc::SYS_fcntl, args) }.is_ok_and(|has| has & seals.0 == seals.0)
 }
 
-/// Takes `[offset, offset+len)` out of a file: what lies behind moves up, and stays where it is on the device. Whole
-/// blocks only (EINVAL); few file systems can.
+/// Removes `[offset, offset+len)` from a file: what follows moves up, and stays in place on the
+/// device. Whole blocks only (EINVAL); few file systems can.
 pub fn collapse(fd: i32, offset: u64, len: u64) -> Result<()> {
     let mode = libc::FALLOC_FL_COLLAPSE_RANGE as usize;
     let args = [fd as usize, mode, offset as usize, len as usize, 0, 0];
@@ -213,10 +220,10 @@ pub fn collapse(fd: i32, offset: u64, len: u64) -> Result<()> {
     unsafe { call(libc::SYS_fallocate, args) }.map(drop)
 }
 
-/// Device, inode and mode of a descriptor: who it is.
+/// The identity of the file behind a descriptor.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
 pub struct Identity {
-    /// Device number.
+    /// Number of its device.
     pub dev: u64,
     /// Inode number.
     pub ino: u64,
@@ -224,7 +231,7 @@ pub struct Identity {
     pub mode: u32,
 }
 
-/// Who `fd` is.
+/// The identity of the file behind `fd`.
 pub fn identity(fd: i32) -> Result<Identity> {
     stat(fd).map(|st| who(&st))
 }
@@ -250,30 +257,30 @@ fn stat(fd: i32) -> Result<libc::stat> {
     Ok(st)
 }
 
-/// Length of the file `fd` is, bytes, and who it is.
+/// The length in bytes of the file behind `fd`, and its identity.
 pub fn size(fd: i32) -> Result<(u64, Identity)> {
     let st = stat(fd)?;
     Ok((st.st_size.cast_unsigned(), who(&st)))
 }
 
-/// What a file is, as far as that decides whether it may be used.
+/// The properties of a file that decide whether it may be used.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Status {
-    /// Who it is.
+    /// Its identity.
     pub identity: Identity,
-    /// Its owner.
+    /// User id of its owner.
     pub owner: u32,
-    /// Names it has.
+    /// Number of its names (hard links).
     pub links: u64,
-    /// Its length, bytes (0 of a device).
+    /// Length in bytes (0 for a device).
     pub bytes: u64,
-    /// Bytes of its device that it takes.
+    /// Bytes that it takes on its device.
     pub allocated: u64,
-    /// Which device it is, if it is one.
+    /// The device that it is, if it is one.
     pub device: u64,
 }
 
-/// What `fd` is.
+/// The properties of the file behind `fd`.
 pub fn status(fd: i32) -> Result<Status> {
     stat(fd).map(|st| Status {
         identity: who(&st),
@@ -285,9 +292,10 @@ pub fn status(fd: i32) -> Result<Status> {
     })
 }
 
-/// Locks a file (flock) for this open file description, which keeps the lock until all of its descriptors, those
-/// inherited by forked children too, are closed; EAGAIN if somebody else has it. A lock that is not exclusive can be
-/// had by several. Changing from one kind to the other gives the lock up in between.
+/// Locks a file (flock) for its open file description, which keeps the lock until all of its
+/// descriptors are closed, those that forked children inherited included. EAGAIN if another has it.
+/// Several can have a lock that is not exclusive. A change from one kind to the other gives the
+/// lock up in between.
 pub fn lock(fd: i32, exclusive: bool) -> Result<()> {
     let kind = if exclusive {
         libc::LOCK_EX
@@ -299,7 +307,7 @@ pub fn lock(fd: i32, exclusive: bool) -> Result<()> {
     unsafe { call(libc::SYS_flock, [fd as usize, how, 0, 0, 0, 0]) }.map(drop)
 }
 
-/// Gives up what [`lock`] locked, for all descriptors of this open file description.
+/// Gives up the lock of [`lock`], for all descriptors of the open file description.
 pub fn unlock(fd: i32) {
     // SAFETY: touches no memory.
     let _ = unsafe {
@@ -310,7 +318,7 @@ pub fn unlock(fd: i32) {
     };
 }
 
-/// Waits until what was written to `fd` is on its device.
+/// Waits until everything written to `fd` is on its device.
 pub fn sync_data(fd: i32) -> Result<()> {
     loop {
         // SAFETY: touches no memory.
@@ -321,7 +329,7 @@ pub fn sync_data(fd: i32) -> Result<()> {
     }
 }
 
-/// The kernel need not keep `[offset, offset+len)` of a file in its page cache.
+/// Tells the kernel that it need not keep `[offset, offset+len)` of a file in its page cache.
 pub fn forget_cached(fd: i32, offset: u64, len: u64) {
     let advice = libc::POSIX_FADV_DONTNEED as usize;
     let args = [fd as usize, offset as usize, len as usize, advice, 0, 0];
@@ -329,7 +337,7 @@ pub fn forget_cached(fd: i32, offset: u64, len: u64) {
     let _ = unsafe { call(libc::SYS_fadvise64, args) };
 }
 
-/// Makes `to` the same as `fd`, closed on exec; what it was is closed.
+/// Makes descriptor `to` a copy of `fd` that is closed on exec. Closes what `to` was before.
 ///
 /// # Safety
 /// `to` must be the caller's number.
@@ -339,16 +347,16 @@ pub unsafe fn dup_to(fd: i32, to: i32) -> Result<()> {
     unsafe { call(libc::SYS_dup3, [fd as usize, to as usize, flags, 0, 0, 0]) }.map(drop)
 }
 
-/// What the file system of `fd` is and how much of it is free.
+/// Kind and free space of a file system.
 #[derive(Clone, Copy, Debug)]
 pub struct FileSystem {
     /// Magic number (`libc::TMPFS_MAGIC` ...).
     pub magic: u64,
-    /// Bytes an unprivileged user may still take.
+    /// Free bytes for an unprivileged user.
     pub free_bytes: u64,
 }
 
-/// The file system `fd` is on.
+/// The file system that `fd` is on.
 pub fn file_system(fd: i32) -> Result<FileSystem> {
     // SAFETY: an all-zero statfs is a valid value to be overwritten.
     let mut st: libc::statfs = unsafe { std::mem::zeroed() };
@@ -365,7 +373,7 @@ pub fn file_system(fd: i32) -> Result<FileSystem> {
     })
 }
 
-/// Duplicates `fd` to the lowest free number at or above `min`, closed on exec.
+/// Duplicates `fd` to the lowest free number from `min` on, closed on exec.
 pub fn dup_above(fd: i32, min: i32) -> Result<i32> {
     // SAFETY: touches no memory of ours.
     unsafe {
@@ -420,7 +428,7 @@ pub fn numbers_in(path: &CStr) -> Result<Vec<i32>> {
     end.map(|()| found)
 }
 
-/// Is `fd` readable within `timeout_ms`? Not if a signal came.
+/// True if `fd` is readable within `timeout_ms`. False also if a signal came.
 pub fn wait_readable(fd: i32, timeout_ms: u64) -> bool {
     let mut p = libc::pollfd {
         fd,

@@ -13,8 +13,9 @@ pub fn low_half(word: &AtomicU64) -> &AtomicU32 {
     unsafe { &*(word as *const AtomicU64).cast::<AtomicU32>() }
 }
 
-/// Sleeps while `*word == expected`, at most `timeout_ns` (none: for ever). `shared`: the word is
-/// waited on by several processes. Returns at once if the word differs; spurious wake-ups happen.
+/// Sleeps while `*word == expected`, for at most `timeout_ns` (`None`: without limit). `shared`
+/// says that several processes wait on the word. Returns at once if the word differs; spurious
+/// wake-ups happen.
 pub fn wait(word: &AtomicU32, expected: u32, timeout_ns: Option<u64>, shared: bool) {
     let ts = timeout_ns.map(|ns| libc::timespec {
         tv_sec: (ns / 1_000_000_000) as i64,
@@ -38,7 +39,7 @@ pub fn wait(word: &AtomicU32, expected: u32, timeout_ns: Option<u64>, shared: bo
     };
 }
 
-/// Wakes up to `count` waiters.
+/// Wakes up to `count` threads that wait on `word`.
 pub fn wake(word: &AtomicU32, count: u32, shared: bool) {
     let op = libc::FUTEX_WAKE as usize | if shared { 0 } else { PRIVATE };
     // SAFETY: wake does not access the word's value.
@@ -50,7 +51,7 @@ pub fn wake(word: &AtomicU32, count: u32, shared: bool) {
     };
 }
 
-/// Is the futex call there at all? (Some sandboxes forbid it.)
+/// True if the futex call is available. (Some sandboxes forbid it.)
 pub fn probe() -> Result<()> {
     let word = AtomicU32::new(1);
     // SAFETY: as in `wait`.

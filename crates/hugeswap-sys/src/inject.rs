@@ -1,22 +1,25 @@
-//! System calls that fail, or pause, or are the last one, on purpose: for tests of what comes of that.
+//! System calls that fail, pause, or are the last of the process, on purpose: for tests of the
+//! consequences.
 //!
-//! Compiled only with the feature `inject`, which nothing that is shipped has. Every call of this workspace's own passes
-//! [`before`] then; those of the standard library and of libc do not. Calls are told apart by [`Kind`]; those of one kind are counted
-//! from when a plan is set. A plan holds for the process, and for its forked children, in which the count goes on from where it was.
+//! Compiled only with the feature `inject`, which nothing that is shipped has. Every system call of
+//! this workspace then passes [`before`]; calls of the standard library and of libc do not. Calls
+//! are told apart by [`Kind`]; calls of one kind are counted from when a plan is set. A plan holds
+//! for the process and for its forked children, in which the counts go on.
 //!
-//! Concurrency: all atomics; one plan at a time, set while nothing else makes calls that matter.
+//! Concurrency: all state is atomic. One plan at a time, set while no other thread makes calls that
+//! matter.
 
 use crate::Errno;
 use std::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed};
 use std::sync::atomic::{AtomicBool, AtomicI32, AtomicU64};
 
-/// What is called: the number of the call and, where one number has many purposes, which of them (the request of an ioctl, the advice of
-/// madvise, the command of fcntl, the operation of futex).
+/// The kind of a call: its number and, where one number has many purposes, the purpose (the request
+/// of an ioctl, the advice of madvise, the command of fcntl, the operation of futex).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Kind {
     /// Number of the call.
     pub nr: u32,
-    /// See above; 0 for the other calls.
+    /// The purpose; 0 for other calls.
     pub request: u32,
 }
 
@@ -39,14 +42,14 @@ impl Kind {
     }
 }
 
-/// What is done.
+/// What is done to calls.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Plan {
-    /// Calls are counted.
+    /// Calls are only counted.
     Count,
     /// The `nth` call of a kind, from 1, is not made, and fails.
     Fail(Kind, u64, Errno),
-    /// Calls pause before they are made, as follows from a seed.
+    /// Calls pause before they are made, by a seed.
     Pause(u64),
     /// The process ends by SIGKILL at the `nth` call of any kind, from 1.
     Die(u64),
@@ -65,7 +68,7 @@ static ERRNO: AtomicI32 = AtomicI32::new(0);
 static CALLS: AtomicU64 = AtomicU64::new(0);
 static FIRED: AtomicBool = AtomicBool::new(false);
 
-/// More than there are kinds.
+/// Larger than the number of kinds.
 const KINDS: usize = 512;
 
 struct Counted {
@@ -80,7 +83,7 @@ static SEEN: [Counted; KINDS] = [const {
     }
 }; KINDS];
 
-/// Sets a plan, in place of the one before, with nothing counted yet; `None`: calls are made as ever.
+/// Sets a plan in place of the one before, with all counts at 0. `None`: calls are made as usual.
 pub fn set(plan: Option<Plan>) {
     MODE.store(OFF, Relaxed);
     SEEN.iter().for_each(|s| s.calls.store(0, Relaxed));
@@ -107,12 +110,12 @@ pub fn set(plan: Option<Plan>) {
     MODE.store(mode, std::sync::atomic::Ordering::Release);
 }
 
-/// Has the call that was to fail come?
+/// True if the call that was to fail was made.
 pub fn fired() -> bool {
     FIRED.load(Relaxed)
 }
 
-/// Calls since the plan was set.
+/// Number of calls since the plan was set.
 pub fn calls() -> u64 {
     CALLS.load(Relaxed)
 }
@@ -132,7 +135,7 @@ pub fn seen() -> Vec<(Kind, u64)> {
         .collect()
 }
 
-/// Counts a call; its number among those of its kind.
+/// Counts a call, and returns its number among those of its kind.
 fn count(word: u64) -> u64 {
     let first = (word.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 55) as usize;
     for at in first..first + KINDS {
@@ -151,7 +154,8 @@ fn count(word: u64) -> u64 {
     0
 }
 
-/// How long the `n`th call pauses, nanoseconds: one in eight from 1 us to 5 ms, short ones much more often than long ones, and one in thousands for longer.
+/// The pause of the `n`th call in nanoseconds: one call in eight pauses for 1 us to 5 ms, short
+/// pauses being much more frequent than long ones, and one in thousands for longer.
 fn pause(seed: u64, n: u64) -> u64 {
     let mut x = (seed ^ n.wrapping_mul(0x9e37_79b9_7f4a_7c15)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
     x ^= x >> 31;
@@ -165,7 +169,8 @@ fn pause(seed: u64, n: u64) -> u64 {
     (x >> 24) % longest
 }
 
-/// What a call is told instead of being made, as the kernel tells it; `None`: it is made.
+/// The answer that a call gets instead of being made, in the kernel's format, or `None` if it is
+/// made.
 pub(crate) fn before(nr: usize, a: &[usize; 6]) -> Option<isize> {
     let mode = MODE.load(Acquire);
     if mode == OFF {
@@ -178,7 +183,7 @@ pub(crate) fn before(nr: usize, a: &[usize; 6]) -> Option<isize> {
         FAIL if kind == TARGET.load(Relaxed) && of_kind == NUMBER.load(Relaxed) => {
             FIRED.store(true, Relaxed);
             if nr as libc::c_long == libc::SYS_close {
-                // It fails, and the descriptor is closed all the same.
+                // A close that fails closes the descriptor all the same.
                 // SAFETY: passed on.
                 unsafe { crate::raw::issue(nr, *a) };
             }

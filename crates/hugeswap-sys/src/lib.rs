@@ -1,8 +1,8 @@
-//! Every system call hugeswap makes, typed, with a line of contract each.
+//! Every system call that hugeswap makes, typed, with a line of contract each.
 //!
-//! All calls go straight to the kernel: they do not touch `errno`, allocate, lock or pass through
-//! anything a program may have interposed, so all of them may be made from a
-//! signal handler. x86-64 Linux only.
+//! All calls go straight to the kernel. They do not touch `errno`, allocate, lock or pass through
+//! anything that a program may have interposed, so a signal handler may make any of them. x86-64
+//! Linux only.
 #![cfg(all(target_os = "linux", target_arch = "x86_64"))]
 
 pub mod block;
@@ -25,15 +25,15 @@ pub mod uring;
 
 pub use errno::Errno;
 
-/// What a call gives back: a value, or the kernel's error number.
+/// The result of a call: a value, or the kernel's error number.
 pub type Result<T, E = Errno> = std::result::Result<T, E>;
 
-/// Nanoseconds of CLOCK_MONOTONIC; no system call where the vDSO serves it.
+/// Nanoseconds of CLOCK_MONOTONIC, without a system call where the vDSO serves it.
 pub fn now_ns() -> u64 {
     clock_ns(libc::CLOCK_MONOTONIC)
 }
 
-/// Nanoseconds of CLOCK_BOOTTIME, by which the kernel tells when a process was started.
+/// Nanoseconds of CLOCK_BOOTTIME, the clock of the start times of processes.
 pub fn since_boot_ns() -> u64 {
     clock_ns(libc::CLOCK_BOOTTIME)
 }

@@ -1,4 +1,4 @@
-//! Address space: mapping, protecting, moving, advising.
+//! Address space: mapping, protection, moving, advice.
 
 use crate::raw::call;
 use crate::{Errno, Result, fs, own};
@@ -18,13 +18,14 @@ const PAGE_IS_PRESENT: u64 = 1 << 3;
 /// Private anonymous memory for which no swap is reserved.
 const ANON: i32 = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE;
 
-/// Maps `len` bytes of private anonymous memory for hugeswap itself ([`own`]), without reserving swap.
+/// Maps `len` bytes of private anonymous memory for hugeswap itself ([`own`]), without reserving
+/// swap.
 pub fn map_own(len: usize, prot: u32) -> Result<usize> {
     own::map(len, prot, ANON, -1, 0)
 }
 
-/// Maps `len` bytes of private anonymous memory without reserving swap at exactly `at`, if nothing is there (EEXIST
-/// otherwise), or with `replace` over what is there.
+/// Maps `len` bytes of private anonymous memory at exactly `at`, without reserving swap. EEXIST if
+/// something is mapped there, unless `replace` is set.
 ///
 /// # Safety
 /// With `replace`, whatever was mapped at `at` is gone.
@@ -44,12 +45,14 @@ pub unsafe fn map_anon(at: usize, len: usize, prot: u32, replace: bool) -> Resul
     }
 }
 
-/// Maps `len` bytes of `fd` from `offset` for hugeswap itself ([`own`]), shared, readable and writable.
+/// Maps `len` bytes of `fd` from `offset` for hugeswap itself ([`own`]): shared, readable and
+/// writable.
 pub fn map_shared(fd: i32, len: usize, offset: u64) -> Result<usize> {
     own::map(len, PROT_RW, libc::MAP_SHARED, fd, offset as usize)
 }
 
-/// A memory file, mapped shared. What other processes write to it meanwhile is theirs to agree on with this one, as of all shared memory.
+/// A memory file that is mapped shared. Other processes may write to it meanwhile; the protocol for
+/// that is theirs and this one's, as of all shared memory.
 #[derive(Debug)]
 pub struct SharedBytes {
     at: usize,
@@ -57,13 +60,13 @@ pub struct SharedBytes {
 }
 
 impl SharedBytes {
-    /// Maps `len` bytes of a memory file that is not made shorter.
+    /// Maps `len` bytes of a memory file that never gets shorter.
     pub fn map(fd: i32, len: usize) -> Result<SharedBytes> {
         let at = map_shared(fd, len, 0)?;
         Ok(SharedBytes { at, len })
     }
 
-    /// As [`advise`], which discards nothing for what this is for: MADV_HUGEPAGE, MADV_NOHUGEPAGE.
+    /// Like [`advise`], for advice that discards nothing: MADV_HUGEPAGE, MADV_NOHUGEPAGE.
     pub fn advise_huge(&self, yes: bool) -> Result<()> {
         let advice = if yes {
             libc::MADV_HUGEPAGE
@@ -97,7 +100,8 @@ impl Drop for SharedBytes {
     }
 }
 
-/// Maps the first `len` bytes of `fd` at `at`, shared, readable and writable, in place of whatever is there.
+/// Maps the first `len` bytes of `fd` at `at`, shared, readable and writable, in place of what is
+/// there.
 ///
 /// # Safety
 /// Nobody may use what was mapped there.
@@ -131,8 +135,8 @@ pub unsafe fn protect(at: usize, len: usize, prot: u32) -> Result<()> {
     unsafe { call(libc::SYS_mprotect, [at, len, prot as usize, 0, 0, 0]) }.map(drop)
 }
 
-/// Moves the pages of `[from, from+len)` to `to`, replacing what is mapped there, in
-/// one atomic step; `from` stays mapped with its protection, empty.
+/// Moves the pages of `[from, from+len)` to `to` in one atomic step, in place of what is mapped
+/// there. `from` stays mapped with its protection, empty.
 ///
 /// # Safety
 /// Both ranges must be private anonymous memory of the caller's to give.
@@ -151,28 +155,30 @@ pub unsafe fn advise(at: usize, len: usize, advice: i32) -> Result<()> {
     unsafe { call(libc::SYS_madvise, [at, len, advice as usize, 0, 0, 0]) }.map(drop)
 }
 
-/// Holds a range in memory for good, with pages for all of it now: the kernel does not swap it. EPERM, ENOMEM, EAGAIN: more than
-/// the limit on locked memory (RLIMIT_MEMLOCK) allows. A forked child does not inherit it.
+/// Locks a range in memory for good and populates it at once: the kernel does not swap it. EPERM,
+/// ENOMEM or EAGAIN if that is more than the limit on locked memory (RLIMIT_MEMLOCK). Forked
+/// children do not inherit the lock.
 pub fn lock(at: usize, len: usize) -> Result<()> {
     // SAFETY: changes where pages are, not what they hold.
     unsafe { call(libc::SYS_mlock, [at, len, 0, 0, 0, 0]) }.map(drop)
 }
 
-/// A range for [`discard_ranges`]: address and bytes.
+/// A range for [`discard_ranges`].
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
 pub struct Span {
-    /// First byte.
+    /// Address of the first byte.
     pub at: usize,
-    /// Bytes.
+    /// Length in bytes.
     pub len: usize,
 }
 
-/// Most ranges that one call takes.
+/// Largest number of ranges for one call.
 pub const SPANS_MAX: usize = 1024;
 
-/// Discards the pages of many ranges by one call (process_madvise on the caller itself, Linux 6.13 and later), which interrupts other processors
-/// once. How many bytes, from the front; fewer than all if something stopped it.
+/// Discards the pages of many ranges by one call (process_madvise on the caller itself, Linux 6.13
+/// and later), which interrupts other processors once. Returns how many bytes were discarded, from
+/// the front: fewer than all if something stopped it.
 ///
 /// # Safety
 /// Their content is lost.
@@ -184,14 +190,15 @@ pub unsafe fn discard_ranges(spans: &[Span]) -> Result<usize> {
     unsafe { call(libc::SYS_process_madvise, [PIDFD_SELF, at, n, advice, 0, 0]) }
 }
 
-/// Faults a range in, writable; false where that failed (before Linux 5.14, for one).
+/// Faults a range in, writable. False if that failed, for instance before Linux 5.14.
 pub fn populate(at: usize, len: usize) -> bool {
     const MADV_POPULATE_WRITE: i32 = 23;
     // SAFETY: this advice changes no content.
     unsafe { advise(at, len, MADV_POPULATE_WRITE) }.is_ok()
 }
 
-/// The node that the memory at `at` is on, by the kernel's number; None: there is none, or the kernel does not tell (move_pages).
+/// The kernel's number of the node that the memory at `at` is on, or `None` if there is no memory
+/// or the kernel does not tell (move_pages).
 pub fn node_of(at: usize) -> Option<usize> {
     let (pages, mut status) = ([at], [-1i32]);
     let args = [
@@ -202,20 +209,22 @@ pub fn node_of(at: usize) -> Option<usize> {
         status.as_mut_ptr() as usize,
         0,
     ];
-    // SAFETY: asked for no nodes to move to, the call reads an address and writes a number, of ours.
+    // SAFETY: asked for no nodes to move to, the call reads an address and writes a number, of
+    // ours.
     unsafe { crate::raw::call(libc::SYS_move_pages, args) }.ok()?;
     usize::try_from(status[0]).ok()
 }
 
-/// Has the kernel make one huge page of each aligned 2 MiB of a range, now, whatever the system's policy says (Linux 6.1). ENOMEM, EAGAIN: it has none.
-/// EINVAL, EBUSY: not of what is there, not in this process, or not in this kernel.
+/// Has the kernel collapse each aligned 2 MiB of a range into one huge page, now, whatever the
+/// system's policy says (Linux 6.1). ENOMEM, EAGAIN: no huge page is free. EINVAL, EBUSY: not
+/// possible for the memory that is there, for this process, or with this kernel.
 pub fn collapse(at: usize, len: usize) -> Result<()> {
     const MADV_COLLAPSE: i32 = 25;
     // SAFETY: this advice changes no content.
     unsafe { advise(at, len, MADV_COLLAPSE) }
 }
 
-/// Which pages of a range the kernel has in memory, a byte each (bit 0).
+/// Notes which pages of a range the kernel has in memory, one byte for each (bit 0).
 pub fn resident(at: usize, len: usize, out: &mut [u8]) -> Result<()> {
     assert!(out.len() >= len.div_ceil(4096));
     // SAFETY: mincore writes one byte a page into `out`, which is long enough.
@@ -228,7 +237,7 @@ pub fn resident(at: usize, len: usize, out: &mut [u8]) -> Result<()> {
     .map(drop)
 }
 
-/// Which pages from `at` on there are, in memory or in the kernel's swap, by /proc/self/pagemap.
+/// Notes which pages from `at` on exist, in memory or in the kernel's swap, by /proc/self/pagemap.
 pub fn populated(pagemap: i32, at: usize, out: &mut [bool]) -> Result<()> {
     const PRESENT_OR_SWAPPED: u64 = 3 << 62;
     let mut entries = [0u64; 64];
@@ -251,7 +260,7 @@ pub fn populated(pagemap: i32, at: usize, out: &mut [bool]) -> Result<()> {
     Ok(())
 }
 
-/// A memory file: anonymous, sealable, executable if `exec`, closed on exec.
+/// Creates a memory file: anonymous, sealable, executable if `exec`, closed on exec.
 pub fn memfd(name: &std::ffi::CStr, exec: bool) -> Result<i32> {
     const MFD_CLOEXEC: usize = 1;
     const MFD_ALLOW_SEALING: usize = 2;
@@ -300,7 +309,7 @@ struct PmScanArg {
 }
 
 /// Bytes of `[start, end)` that are mapped by huge pages; `pagemap` is a descriptor of
-/// `/proc/self/pagemap`. ENOTTY or EINVAL where the kernel (before 6.7) has no PAGEMAP_SCAN.
+/// `/proc/self/pagemap`. ENOTTY or EINVAL if the kernel (before 6.7) has no PAGEMAP_SCAN.
 pub fn huge_bytes(pagemap: i32, start: usize, end: usize) -> Result<u64> {
     scan_bytes(pagemap, start, end, PAGE_IS_HUGE | PAGE_IS_PRESENT)
 }
@@ -310,7 +319,8 @@ pub fn present_bytes(pagemap: i32, start: usize, end: usize) -> Result<u64> {
     scan_bytes(pagemap, start, end, PAGE_IS_PRESENT)
 }
 
-/// Entries of /proc/PID/pagemap, open as `pagemap`, from address `start` on. How many there were.
+/// Reads entries of /proc/PID/pagemap, open as `pagemap`, from address `start` on. Returns how many
+/// were read.
 pub fn pagemap(pagemap: i32, start: usize, entries: &mut [u64]) -> Result<usize> {
     let (at, len) = (entries.as_mut_ptr() as usize, size_of_val(entries));
     // SAFETY: the caller's slice.

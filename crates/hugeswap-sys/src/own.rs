@@ -1,26 +1,31 @@
-//! Addresses for what hugeswap maps for itself, apart from where the kernel puts a program's mappings.
+//! Addresses for the mappings of hugeswap itself, apart from those where the kernel puts the
+//! mappings of a program.
 //!
-//! A program with one thread may count on it that what it has unmapped stays unmapped until it maps something itself: it maps over it again
-//! (MAP_FIXED), or asks for it by a hint. Threads of ours map stacks, buffers and rings at any time. So these never come from addresses that a
-//! program may have used: they come from a range of their own, in which each address is used once before any is used again.
+//! A program with one thread may rely on memory that it unmapped staying unmapped until it maps
+//! something itself: it maps over it again (MAP_FIXED), or asks for it by a hint. Threads of
+//! hugeswap map stacks, buffers and rings at any time. These mappings therefore never take
+//! addresses that a program may have used: they come from a range of their own, in which each
+//! address is used once before any is used again.
 
 use crate::{Errno, Result, raw};
 use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 
-/// First of these addresses. (The windows of `hugeswap run` end well below.)
+/// First address of the range. (The windows of `hugeswap run` end well below.)
 pub const BASE: usize = 0x4a00_0000_0000;
-/// How many there are, bytes.
+/// Length of the range in bytes.
 pub const LEN: usize = 0x0100_0000_0000;
 
 const PAGE: usize = 4096;
 const HUGE: usize = 2 << 20;
-/// So many addresses in use are passed over before the kernel is asked for some of its choice.
+/// Number of used places that are tried before the kernel chooses the address.
 const TRIES: usize = 64;
 
-/// Where the next mapping goes, from [`BASE`] on; 0: not chosen yet. (A forked child goes on from where its parent was.)
+/// Offset from [`BASE`] of the next mapping; 0 before the first. (A forked child goes on where its
+/// parent was.)
 static NEXT: AtomicUsize = AtomicUsize::new(0);
 
-/// An offset for a mapping of `len` bytes: a multiple of 2 MiB if it is as large, of a page otherwise.
+/// The offset of a mapping of `len` bytes: a multiple of 2 MiB if it is as large, of a page
+/// otherwise.
 fn take(len: usize) -> usize {
     let align = if len >= HUGE { HUGE } else { PAGE };
     let fits = |from: usize| {
@@ -33,7 +38,7 @@ fn take(len: usize) -> usize {
     fits(first(before.unwrap_or_else(|next| next)))
 }
 
-/// The first mapping goes where the kernel's randomization of this object says.
+/// Chooses the place of the first mapping by the kernel's randomization of this object.
 fn first(next: usize) -> usize {
     match next {
         0 => (&raw const NEXT).addr() % (LEN / 2) / PAGE * PAGE,
@@ -41,7 +46,8 @@ fn first(next: usize) -> usize {
     }
 }
 
-/// Makes a mapping at an address of this range, or of the kernel's choice if none is to be had here.
+/// Makes a mapping at an address of this range, or at one that the kernel chooses if the range has
+/// none.
 pub(crate) fn map(len: usize, prot: u32, flags: i32, fd: i32, offset: usize) -> Result<usize> {
     let mmap = |at: usize, flags: i32| {
         // SAFETY: a new mapping that replaces nothing disturbs nothing.
@@ -58,7 +64,8 @@ pub(crate) fn map(len: usize, prot: u32, flags: i32, fd: i32, offset: usize) -> 
         }
         match mmap(BASE + take(len), flags | libc::MAP_FIXED_NOREPLACE) {
             Err(Errno::EEXIST) => {}
-            // Addresses end below, or are used up: what the kernel says of its own choice counts.
+            // The address space ends below, or the range is used up: the error is the one for the
+            // kernel's own choice.
             Err(_) => break,
             made => return made,
         }

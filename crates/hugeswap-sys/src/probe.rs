@@ -1,12 +1,12 @@
-//! What this machine, kernel and user allow, found out by doing it once on a little memory.
+//! What this machine, kernel and user allow, found by trying it on a little memory.
 //!
-//! Every probe takes back what it made and may run at any time, beside anything else.
+//! Every probe undoes what it did. It may run at any time, beside anything else.
 
 use crate::raw::call;
 use crate::{Errno, Result, fs, mm, uffd, uring};
 use std::path::Path;
 
-/// Bytes of a huge page.
+/// Bytes in a huge page.
 pub const HUGE: usize = 2 << 20;
 const PAGE: usize = 4096;
 const PATTERN: u64 = 0x6875_6765_7377_6170;
@@ -22,7 +22,7 @@ impl Scratch {
         mm::map_own(len, mm::PROT_RW).map(|base| Scratch { base, len })
     }
 
-    /// Room for `n` huge pages, aligned; the first starts at the returned address.
+    /// Memory for `n` huge pages, aligned; the first starts at the returned address.
     fn huge(n: usize) -> Result<(Scratch, usize)> {
         let s = Scratch::new((n + 1) * HUGE)?;
         // SAFETY: advice on our own fresh mapping discards nothing. A kernel without huge
@@ -48,7 +48,7 @@ fn fill(at: usize, len: usize) {
     }
 }
 
-/// Is the pattern on each page? The range must be readable memory of ours.
+/// True if the pattern is on each page. The range must be readable memory of ours.
 fn filled(at: usize, len: usize) -> bool {
     (0..len).step_by(PAGE).all(|page| {
         // SAFETY: within a Scratch that the caller holds, mapped readable.
@@ -56,7 +56,7 @@ fn filled(at: usize, len: usize) -> bool {
     })
 }
 
-/// Is all of the 2 MiB at `at` mapped by one huge page? `None` where the kernel cannot say.
+/// True if the 2 MiB at `at` are mapped by one huge page, or `None` if the kernel cannot say.
 fn is_huge(at: usize) -> Option<bool> {
     let fd = fs::open(c"/proc/self/pagemap", libc::O_RDONLY, 0).ok()?;
     let bytes = mm::huge_bytes(fd, at, at + HUGE);
@@ -88,25 +88,26 @@ fn huge_by_smaps(at: usize) -> Option<bool> {
     None
 }
 
-/// What moving one huge page did.
+/// The result of moving one huge page.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Moved {
-    /// It was one huge page before. `None`: the kernel cannot say.
+    /// It was one huge page before, or `None` if the kernel cannot say.
     pub was_huge: Option<bool>,
-    /// And after.
+    /// It was one huge page afterwards, in the same way.
     pub stayed_huge: Option<bool>,
-    /// Every byte looked at was right, and nothing was left where it came from.
+    /// Every byte that was checked was right, and nothing was left at the source.
     pub intact: bool,
 }
 
-/// Does an advised 2 MiB range get a huge page on first touch? `None`: the kernel cannot say.
+/// True if an advised range of 2 MiB gets a huge page on first touch, or `None` if the kernel
+/// cannot say.
 pub fn huge_page() -> Result<Option<bool>> {
     let (_scratch, at) = Scratch::huge(1)?;
     fill(at, HUGE);
     Ok(is_huge(at))
 }
 
-/// Moves two base pages with mremap and DONTUNMAP: the least that signal mode needs (Linux 5.7).
+/// Moves two base pages by mremap with DONTUNMAP: the least that signal mode needs (Linux 5.7).
 pub fn mremap_pages() -> Result<()> {
     let scratch = Scratch::new(4 * PAGE)?;
     fill(scratch.base, 2 * PAGE);
@@ -120,7 +121,7 @@ pub fn mremap_pages() -> Result<()> {
     }
 }
 
-/// Moves a huge page onto a PROT_NONE range with mremap, the way signal mode does.
+/// Moves a huge page onto a PROT_NONE range by mremap, as signal mode does.
 pub fn mremap_huge() -> Result<Moved> {
     let (_scratch, from) = Scratch::huge(2)?;
     let to = from + HUGE;
@@ -143,12 +144,12 @@ fn is_zero(at: usize) -> bool {
     unsafe { (at as *const u64).read_volatile() == 0 }
 }
 
-/// What userfaultfd gives this user.
+/// What userfaultfd offers this user.
 #[derive(Clone, Copy, Debug)]
 pub struct Userfaultfd {
-    /// Features when kernel-mode faults are to be reported too (message mode needs it).
+    /// Features if faults of kernel mode are reported too (message mode needs that).
     pub full: Result<u64>,
-    /// Features when only faults of user mode are.
+    /// Features if only faults of user mode are reported.
     pub user_only: Result<u64>,
 }
 
@@ -166,13 +167,14 @@ pub fn userfaultfd() -> Userfaultfd {
     }
 }
 
-/// May message mode be used: kernel faults reported, with MOVE and write protection?
+/// True if message mode can be used: faults of kernel mode are reported, with MOVE and write
+/// protection.
 pub fn message_mode() -> Result<()> {
     let wanted = uffd::feature::MOVE | uffd::feature::PAGEFAULT_FLAG_WP;
     uffd::open(0, wanted).map(|(fd, _)| fs::close(fd))
 }
 
-/// Moves a huge page with UFFDIO_MOVE into a registered range.
+/// Moves a huge page by UFFDIO_MOVE into a registered range.
 pub fn uffd_move() -> Result<Moved> {
     let (fd, _) = uffd::open(uffd::USER_MODE_ONLY, uffd::feature::MOVE)?;
     let moved = uffd_move_with(fd);
@@ -188,7 +190,7 @@ fn uffd_move_with(fd: i32) -> Result<Moved> {
     uffd::register(fd, to, HUGE, uffd::mode::MISSING)?;
     // SAFETY: both ranges are ours, and nobody else touches them.
     let moved = unsafe { uffd::move_pages(fd, to, from, HUGE) };
-    // Closing the descriptor would do as well; unregistering lets the reads below fault freely.
+    // Closing the descriptor would do as well; unregistering keeps the reads below from waiting.
     uffd::unregister(fd, to, HUGE)?;
     match moved.error {
         Some(e) => Err(e),
@@ -200,13 +202,13 @@ fn uffd_move_with(fd: i32) -> Result<Moved> {
     }
 }
 
-/// Can an io_uring be set up?
+/// True if an io_uring can be created.
 pub fn io_uring() -> Result<()> {
     uring::Ring::new(2).map(drop)
 }
 
-/// Can a seccomp filter that traps be installed? Tried on a thread of its own: filters and "no new
-/// privileges" belong to a thread and end with it.
+/// True if a seccomp filter that traps can be installed. Tried on a thread of its own: filters and
+/// "no new privileges" belong to a thread and end with it.
 pub fn seccomp_filter() -> Result<()> {
     let attempt = || {
         // SAFETY: prctl with plain numbers.
@@ -251,21 +253,21 @@ pub fn seccomp_filter() -> Result<()> {
     }
 }
 
-/// How fast a directory's disk takes and gives units of 2 MiB, one at a time.
+/// Speed of the disk of a directory with units of 2 MiB, one at a time.
 #[derive(Clone, Copy, Debug)]
 pub struct DiskSpeed {
-    /// Direct I/O was used; without, the page cache is what was measured.
+    /// Direct I/O was used; otherwise the page cache was measured.
     pub direct: bool,
     /// Bytes written, then read back and compared.
     pub bytes: u64,
-    /// Nanoseconds for writing them.
+    /// Nanoseconds of the writes.
     pub write_ns: u64,
-    /// Nanoseconds for reading them.
+    /// Nanoseconds of the reads.
     pub read_ns: u64,
 }
 
-/// Writes and reads `units` units of 2 MiB in a nameless file in `dir`. EIO if bytes
-/// came back wrong.
+/// Writes and reads `units` units of 2 MiB in a file without a name in `dir`. EIO if other bytes
+/// came back.
 pub fn disk(dir: &Path, units: usize) -> Result<DiskSpeed> {
     use std::os::unix::ffi::OsStrExt;
     let path = std::ffi::CString::new(dir.as_os_str().as_bytes()).map_err(|_| Errno::EINVAL)?;
@@ -282,7 +284,7 @@ pub fn disk(dir: &Path, units: usize) -> Result<DiskSpeed> {
 fn disk_with(fd: i32, direct: bool, units: usize) -> Result<DiskSpeed> {
     let (_scratch, buf) = Scratch::huge(1)?;
     fs::allocate(fd, 0, (units * HUGE) as u64).or_else(|e| match e {
-        // Not every file system can reserve; writing will show whether there is room.
+        // Few file systems cannot allocate blocks ahead; writing shows whether there is room.
         Errno::EOPNOTSUPP => Ok(()),
         e => Err(e),
     })?;

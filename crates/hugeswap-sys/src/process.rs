@@ -1,27 +1,27 @@
-//! Processes and threads: who we are, private descriptor tables, pausing.
+//! Processes and threads: ids, limits, private descriptor tables, ends and pauses.
 
 use crate::Result;
 use crate::raw::call;
 
-/// This process's id.
+/// The id of this process.
 pub fn pid() -> i32 {
     // SAFETY: getpid has no arguments.
     unsafe { call(libc::SYS_getpid, [0; 6]) }.unwrap_or(0) as i32
 }
 
-/// The user whose rights this process has.
+/// The effective user id of this process.
 pub fn effective_user() -> u32 {
     // SAFETY: geteuid has no arguments.
     unsafe { call(libc::SYS_geteuid, [0; 6]) }.unwrap_or(0) as u32
 }
 
-/// This thread's id.
+/// The id of this thread.
 pub fn tid() -> i32 {
     // SAFETY: gettid has no arguments.
     unsafe { call(libc::SYS_gettid, [0; 6]) }.unwrap_or(0) as i32
 }
 
-/// The processor that this thread is on, and that one's node, a moment ago.
+/// The processor that this thread was on a moment ago, and its node.
 pub fn cpu_and_node() -> (u32, u32) {
     let (mut cpu, mut node) = (0u32, 0u32);
     let out = [&raw mut cpu as usize, &raw mut node as usize, 0, 0, 0, 0];
@@ -30,8 +30,9 @@ pub fn cpu_and_node() -> (u32, u32) {
     (cpu, node)
 }
 
-/// The same without a system call, as the vDSO does it: from the limit of a segment that the kernel keeps for that. None: there is no such segment.
-/// Where it is another's, the answer is nonsense, so it has to be compared with [`cpu_and_node`] once.
+/// Like [`cpu_and_node`] without a system call, as the vDSO does it: from the limit of a segment
+/// that the kernel sets for that. `None` if there is no such segment. If the segment is something
+/// else the answer is nonsense, so it must be compared with [`cpu_and_node`] once.
 pub fn cpu_and_node_fast() -> Option<(u32, u32)> {
     const SEGMENT: u32 = 15 * 8 + 3;
     let (limit, valid): (u32, u8);
@@ -49,7 +50,7 @@ pub fn cpu_and_node_fast() -> Option<(u32, u32)> {
     (valid != 0).then_some((limit & 0xfff, limit >> 12))
 }
 
-/// Does a process with this id exist (a zombie counts)?
+/// True if a process with this id exists; a zombie counts.
 pub fn exists(pid: i32) -> bool {
     // SAFETY: signal 0 only asks.
     !matches!(
@@ -58,7 +59,8 @@ pub fn exists(pid: i32) -> bool {
     )
 }
 
-/// A descriptor of ours for what process `pid` has open as `fd` (pidfd_getfd: Linux 5.6, and the right to trace that process).
+/// A new descriptor for the file that process `pid` has open as `fd` (pidfd_getfd: Linux 5.6, and
+/// the right to trace that process).
 pub fn descriptor_of(pid: i32, fd: i32) -> Result<i32> {
     // SAFETY: touches no memory of ours.
     let process = unsafe { call(libc::SYS_pidfd_open, [pid as usize, 0, 0, 0, 0, 0]) }? as i32;
@@ -69,20 +71,22 @@ pub fn descriptor_of(pid: i32, fd: i32) -> Result<i32> {
     got.map(|fd| fd as i32)
 }
 
-/// Lets process `pid`, and whoever descends from it, get at this one (and its descriptors) where the kernel allows that to ancestors only (Yama).
+/// Lets process `pid` and its descendants reach this process (and its descriptors) where the kernel
+/// allows that to ancestors only (Yama).
 pub fn let_trace(pid: i32) -> Result<()> {
     let args = [libc::PR_SET_PTRACER as usize, pid as usize, 0, 0, 0, 0];
     // SAFETY: no memory involved.
     unsafe { call(libc::SYS_prctl, args) }.map(drop)
 }
 
-/// Does this program run under valgrind? (Its client request RUNNING_ON_VALGRIND: instructions that do nothing elsewhere.)
+/// True if this program runs under valgrind. (Its client request RUNNING_ON_VALGRIND: instructions
+/// without effect elsewhere.)
 pub fn runs_on_valgrind() -> bool {
     const RUNNING_ON_VALGRIND: usize = 0x1001;
     let request = [RUNNING_ON_VALGRIND, 0, 0, 0, 0, 0];
     let mut answer = 0usize;
-    // SAFETY: four rotations that add up to none, and a register exchanged with itself; valgrind reads the request and writes
-    // the answer's register.
+    // SAFETY: four rotations that add up to none, and a register exchanged with itself; valgrind
+    // reads the request and writes the answer's register.
     unsafe {
         std::arch::asm!(
             "rol rdi, 3",
@@ -98,7 +102,8 @@ pub fn runs_on_valgrind() -> bool {
     answer != 0
 }
 
-/// From now on descendants of this process whose parents end become its children, to be waited for, instead of init's.
+/// Makes descendants of this process whose parents end its children, to be waited for, instead of
+/// init's.
 pub fn adopt_orphans() -> Result<()> {
     let args = [libc::PR_SET_CHILD_SUBREAPER as usize, 1, 0, 0, 0, 0];
     // SAFETY: no memory involved.
@@ -117,8 +122,8 @@ pub fn signal_thread(tid: i32, signal: i32) -> Result<()> {
     .map(drop)
 }
 
-/// Gives the calling thread a descriptor table of its own that holds only the descriptors
-/// in `keep` (sorted, ascending).
+/// Gives the calling thread a descriptor table of its own with only the descriptors in `keep` (in
+/// ascending order).
 pub fn private_descriptors(keep: &[i32]) -> Result<()> {
     // SAFETY: unshare(CLONE_FILES) only copies the table.
     unsafe {
@@ -148,19 +153,20 @@ fn close_range(first: u32, last: u32) {
     }
     .is_err()
     {
-        // Kernels before 5.9.
+        // Kernels before 5.9 have no close_range.
         for fd in first..=last.min(65_535) {
             crate::fs::close(fd as i32);
         }
     }
 }
 
-/// The numbers of the calling thread's open descriptors, perhaps with one that was open to find out.
+/// The numbers of the calling thread's open descriptors, possibly with the one that was open for
+/// the search.
 pub fn descriptors() -> Result<Vec<i32>> {
     crate::fs::numbers_in(c"/proc/thread-self/fd")
 }
 
-/// Ends the process with a status, without the C library's part of it.
+/// Ends the process with a status, without the C library's exit handlers.
 pub fn end(status: i32) -> ! {
     loop {
         // SAFETY: no memory involved.
@@ -168,13 +174,13 @@ pub fn end(status: i32) -> ! {
     }
 }
 
-/// Ends the process where it stands (SIGKILL): for a state in which going on would lose data.
+/// Ends the process at once (SIGKILL): for a state in which going on would lose data.
 pub fn kill_self() -> ! {
     loop {
         let kill = [pid() as usize, libc::SIGKILL as usize, 0, 0, 0, 0];
         // SAFETY: no memory involved.
         let _ = unsafe { call(libc::SYS_kill, kill) };
-        // (A filter may refuse that.)
+        // A filter may refuse that.
         // SAFETY: as above.
         let _ = unsafe {
             call(
@@ -185,13 +191,13 @@ pub fn kill_self() -> ! {
     }
 }
 
-/// Lets another thread run.
+/// Lets another thread run on this processor.
 pub fn yield_now() {
     // SAFETY: no arguments.
     let _ = unsafe { call(libc::SYS_sched_yield, [0; 6]) };
 }
 
-/// Names the calling thread (15 bytes are kept).
+/// Names the calling thread; 15 bytes are kept.
 pub fn name_thread(name: &std::ffi::CStr) {
     // SAFETY: `name` is NUL-terminated.
     let _ = unsafe {
@@ -214,13 +220,13 @@ pub fn descriptor_limit() -> u64 {
     limit(libc::RLIMIT_NOFILE)
 }
 
-/// A soft limit of this process (`libc::RLIMIT_...`); `libc::RLIM_INFINITY`: none.
+/// A soft limit of this process (`libc::RLIMIT_...`); `libc::RLIM_INFINITY` if there is none.
 pub fn limit(resource: u32) -> u64 {
     swap_limit(resource, None).map_or(0, |l| l.rlim_cur)
 }
 
-/// Does something while the soft limit of this process is at least `least`, as far as the hard one
-/// allows that. Other threads have the same limit meanwhile.
+/// Calls a function while a soft limit of this process is at least `least`, as far as the hard
+/// limit allows. Other threads have the same limit meanwhile.
 pub fn with_soft_limit<T>(resource: u32, least: u64, does: impl FnOnce() -> T) -> T {
     let former = swap_limit(resource, None).ok();
     let raised = former.filter(|l| l.rlim_cur < least).map(|l| libc::rlimit {
@@ -237,7 +243,7 @@ pub fn with_soft_limit<T>(resource: u32, least: u64, does: impl FnOnce() -> T) -
     done
 }
 
-/// The limits of this process; sets them, if new ones are given.
+/// The limits of this process; sets them if new ones are given.
 fn swap_limit(resource: u32, new: Option<&libc::rlimit>) -> Result<libc::rlimit> {
     let mut old = libc::rlimit {
         rlim_cur: 0,
@@ -288,7 +294,7 @@ mod tests {
 
     #[test]
     fn where_this_thread_is() {
-        // On one processor both say which.
+        // With one processor both ways must agree.
         let mut set = [0u64; 16];
         let args = [0, size_of_val(&set), set.as_mut_ptr() as usize, 0, 0, 0];
         // SAFETY: writes to `set`, of that size.

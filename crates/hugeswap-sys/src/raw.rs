@@ -1,8 +1,8 @@
-//! The one place a `syscall` instruction stands, behind a *gate* that can be moved.
+//! The only `syscall` instruction, behind a *gate* that can be moved.
 //!
-//! Under `hugeswap run` a seccomp filter traps system calls whose arguments
-//! point into managed memory, except those issued from one fixed page. [`set_gate`]
-//! names that page once it is mapped; before, the gate is a stub in this object.
+//! Under `hugeswap run` a seccomp filter traps system calls whose arguments point into managed
+//! memory, except those from one fixed page. [`set_gate`] names that page once it is mapped; before
+//! that, the gate is a stub in this object.
 
 use crate::{Errno, Result};
 use std::arch::{asm, global_asm};
@@ -23,7 +23,7 @@ unsafe extern "C" {
     fn hugeswap_syscall_gate();
 }
 
-/// Address of the gate; 0 means the stub in this object.
+/// Address of the gate; 0 for the stub in this object.
 static GATE: AtomicUsize = AtomicUsize::new(0);
 
 /// The machine code of a gate: `syscall; ret`.
@@ -52,7 +52,7 @@ pub unsafe fn syscall6(nr: usize, a: [usize; 6]) -> isize {
     unsafe { issue(nr, a) }
 }
 
-/// [`syscall6`], whatever is planned for it.
+/// Like [`syscall6`], whatever a test has planned for the call.
 ///
 /// # Safety
 /// As for [`syscall6`].
@@ -78,7 +78,7 @@ pub(crate) unsafe fn issue(nr: usize, a: [usize; 6]) -> isize {
     ret
 }
 
-/// Turns the kernel's raw answer into a value or an [`Errno`].
+/// The kernel's raw answer as a value or an [`Errno`].
 #[inline]
 pub fn check(ret: isize) -> Result<usize> {
     if (-4095..0).contains(&ret) {
@@ -88,7 +88,7 @@ pub fn check(ret: isize) -> Result<usize> {
     }
 }
 
-/// [`syscall6`] with its answer checked.
+/// Like [`syscall6`], with the answer checked.
 ///
 /// # Safety
 /// As for [`syscall6`].

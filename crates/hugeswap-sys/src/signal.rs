@@ -1,10 +1,10 @@
-//! Signals, straight from the kernel: no libc state, nothing interposed.
+//! Signals, straight from the kernel: without libc's state, and past anything interposed.
 
 use crate::Result;
 use crate::raw::call;
 use std::arch::global_asm;
 
-/// A set of signals, bit n-1 for signal n.
+/// A set of signals: bit n-1 stands for signal n.
 pub type Mask = u64;
 
 /// Every signal.
@@ -19,13 +19,13 @@ pub const fn bit(signal: i32) -> Mask {
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Action {
-    /// Handler address, or SIG_DFL (0) or SIG_IGN (1).
+    /// Address of the handler, or SIG_DFL (0) or SIG_IGN (1).
     pub handler: usize,
     /// SA_* flags.
     pub flags: u64,
     /// Where the handler returns to (filled in by [`set_action`]).
     pub restorer: usize,
-    /// Blocked while the handler runs.
+    /// The signals that are blocked while the handler runs.
     pub mask: Mask,
 }
 
@@ -36,7 +36,8 @@ global_asm!(
     ".balign 16",
     ".hidden __restore_rt",
     ".globl __restore_rt",
-    // Unwinders recognise a signal frame by these very bytes, gdb also by the name of the C library's.
+    // Unwinders recognise a signal frame by exactly these bytes, gdb also by the name of the C
+    // library's function.
     "nop",
     "__restore_rt:",
     "mov rax, 15",
@@ -48,7 +49,7 @@ unsafe extern "C" {
     fn __restore_rt();
 }
 
-/// Sets the action of `signal`; returns the former one.
+/// Sets the action of `signal`, and returns the former one.
 ///
 /// # Safety
 /// The handler must be fit to run whenever the signal comes.
@@ -89,7 +90,7 @@ pub fn action(signal: i32) -> Result<Action> {
     Ok(old)
 }
 
-/// Sets the calling thread's mask; returns the former one.
+/// Sets the calling thread's mask, and returns the former one.
 pub fn set_mask(mask: Mask) -> Mask {
     let mut old: Mask = 0;
     // SAFETY: both masks are 8 bytes.
@@ -118,25 +119,26 @@ pub fn mask() -> Mask {
     mask
 }
 
-/// Blocks every signal until dropped: what an engine call made by the program's own thread runs
-/// under, so that no handler of the program's can fault while the engine's locks are held.
+/// Blocks signals until dropped. An engine call by a thread of the program runs under this, so that
+/// no handler of the program can fault while the engine's locks are held.
 pub struct Blocked(Mask);
 
 impl Blocked {
-    /// Blocks everything that can be blocked.
+    /// Blocks every signal that can be blocked.
     #[must_use]
     pub fn all() -> Blocked {
         Blocked(set_mask(ALL))
     }
 
-    /// All but those by which the kernel tells a thread that it cannot go on as it is: its stack may be memory that is managed.
+    /// Blocks all signals but those by which the kernel tells a thread that it cannot go on: the
+    /// stack of the thread may be managed memory.
     #[must_use]
     pub fn all_but_faults() -> Blocked {
         let faults = bit(libc::SIGSEGV) | bit(libc::SIGBUS) | bit(libc::SIGSYS);
         Blocked(set_mask(ALL & !faults))
     }
 
-    /// All but the one by which the C library has every thread change its user.
+    /// Blocks all signals but the one by which the C library has every thread change its user.
     #[must_use]
     pub fn all_but_user() -> Blocked {
         const SIGSETXID: i32 = 33;

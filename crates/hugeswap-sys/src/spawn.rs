@@ -1,8 +1,9 @@
-//! Starting a program and standing in for it: fork and exec with the signal state the *caller* was
-//! started with, signals as a descriptor, waiting with resource usage, stopping and dying alike.
+//! Starting a program and standing in for it: fork and exec with the signal state that the *caller*
+//! was started with, signals as a descriptor, waiting with resource usage, stopping and dying in
+//! the same way.
 //!
-//! Concurrency: meant for a process with one thread; [`start`] in a process with more is
-//! safe (the child makes only direct system calls between fork and exec).
+//! Concurrency: meant for a process with one thread. [`start`] is safe in a process with more
+//! threads (the child makes only direct system calls between fork and exec).
 
 use crate::raw::call;
 use crate::signal::{self, Action, Mask};
@@ -11,8 +12,8 @@ use std::ffi::{CStr, CString};
 use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
 use std::sync::atomic::{AtomicBool, Ordering};
 
-/// Was SIGPIPE ignored when this process was started? Rust's runtime ignores it before `main`,
-/// so it must be seen earlier to hand on to programs what was handed to us.
+/// True if SIGPIPE was ignored when this process was started. Rust's runtime ignores it before
+/// `main`, so it is read earlier, to give programs the state that this process was given.
 static PIPE_WAS_IGNORED: AtomicBool = AtomicBool::new(false);
 
 // SAFETY: the loader calls entries of this section as `extern "C"` functions, once, before main.
@@ -26,23 +27,24 @@ static SEE_PIPE: extern "C" fn() = {
     see
 };
 
-/// What to start.
+/// The program to start and its state.
 #[derive(Debug)]
 pub struct Program<'a> {
     /// The file to execute.
     pub path: &'a CStr,
-    /// Its arguments, the name first.
+    /// Its arguments, with its name first.
     pub argv: &'a [CString],
-    /// Its whole environment, `NAME=value`.
+    /// Its whole environment, as `NAME=value`.
     pub env: &'a [CString],
     /// The signal mask it starts with.
     pub mask: Mask,
-    /// What becomes its standard input and output; `None`: the caller's.
+    /// Its standard input and output, or `None` for those of the caller.
     pub stdio: [Option<BorrowedFd<'a>>; 2],
 }
 
-/// Starts a program in the caller's process group with its descriptors and working directory. It is
-/// killed when the calling thread ends. Returns its process id; an error is execve's (or fork's).
+/// Starts a program in the caller's process group with the caller's descriptors and working
+/// directory, and returns its process id. The program is killed when the calling thread ends. The
+/// error is that of execve or fork.
 pub fn start(program: &Program<'_>) -> Result<i32> {
     let pointers = |list: &[CString]| -> Vec<*const libc::c_char> {
         list.iter()
@@ -119,7 +121,7 @@ pub fn start(program: &Program<'_>) -> Result<i32> {
     }
 }
 
-/// The child's side of [`start`]: returns only if it failed.
+/// The part of [`start`] that the child runs; returns only if it failed.
 fn become_program(
     program: &Program<'_>,
     argv: &[*const libc::c_char],
@@ -201,8 +203,8 @@ fn become_program(
     .unwrap_or(Errno::EINVAL)
 }
 
-/// Blocks the signals of `mask` in this thread and gives a descriptor that delivers them to
-/// [`next_signal`]: readable when one is pending, closed on exec. With it, the mask as it was.
+/// Blocks the signals of `mask` in this thread, and returns a descriptor that delivers them to
+/// [`next_signal`] (readable when one is pending, closed on exec), and the former mask.
 pub fn signal_descriptor(mask: Mask) -> Result<(OwnedFd, Mask)> {
     // SAFETY: the mask is 8 bytes.
     let fd = unsafe {
@@ -223,7 +225,7 @@ pub fn signal_descriptor(mask: Mask) -> Result<(OwnedFd, Mask)> {
     Ok((fd, signal::set_mask(mask)))
 }
 
-/// A signal that came.
+/// A signal that was received.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Received {
     /// Its number.
@@ -232,7 +234,7 @@ pub struct Received {
     pub from_kernel: bool,
 }
 
-/// Takes the next pending signal from a [`signal_descriptor`]; `None` if there is none.
+/// Takes the next pending signal from a [`signal_descriptor`], or `None` if there is none.
 pub fn next_signal(fd: BorrowedFd<'_>) -> Option<Received> {
     // SAFETY: all zeros is a valid value of this plain struct.
     let mut info: libc::signalfd_siginfo = unsafe { std::mem::zeroed() };
@@ -257,14 +259,15 @@ pub fn next_signal(fd: BorrowedFd<'_>) -> Option<Received> {
     })
 }
 
-/// Forks by the C library, so that what is registered with pthread_atfork runs. The child runs `f` in its copy of everything, as the only thread,
-/// and ends with what that returns, or with 101 if it panics; nothing else of this program runs there. Its process id.
+/// Forks by the C library, so that handlers of pthread_atfork run, and returns the process id of
+/// the child. The child runs `f` as the only thread, in its copy of everything, and ends with the
+/// status that `f` returns, or with 101 if `f` panics. No other code of this program runs there.
 ///
-/// What other threads have locked stays locked in the child (but for the allocator): `f` should need no lock of theirs, those of the standard streams
-/// among them.
+/// Locks that other threads hold stay locked in the child (except the allocator's), so `f` should
+/// need none of them; the locks of the standard streams are among them.
 pub fn in_child(f: impl FnOnce() -> u8) -> Result<i32> {
-    // SAFETY: the child's memory is a copy, in which nobody is in the middle of what `f` can reach but by a lock, which stays
-    // locked; and the child never returns from here.
+    // SAFETY: the child's memory is a copy, in which nobody is in the middle of what `f` can reach
+    // but by a lock, which stays locked; and the child never returns from here.
     let pid = unsafe { libc::fork() };
     if pid == 0 {
         let code = std::panic::catch_unwind(std::panic::AssertUnwindSafe(f)).unwrap_or(101);
@@ -291,20 +294,21 @@ pub enum Change {
     Stopped(i32),
 }
 
-/// A child's change and, once it has ended, what it used.
+/// A change of a child and, if it has ended, the resources that it used.
 #[derive(Clone, Copy, Debug)]
 pub struct Waited {
-    /// Which child.
+    /// Process id of the child.
     pub pid: i32,
     /// What became of it.
     pub change: Change,
-    /// Largest resident set of it or of any descendant it waited for, bytes.
+    /// Largest resident set of the child, or of a descendant that it waited for, in bytes.
     pub max_rss_bytes: u64,
     /// It left a core dump.
     pub core_dumped: bool,
 }
 
-/// Asks for a change of child `pid` (-1: of any); waits for one if `block`. `None`: nothing changed yet.
+/// Asks for a change of child `pid` (-1: of any child), and waits for one if `block`. `None` if
+/// nothing has changed yet.
 pub fn wait(pid: i32, block: bool) -> Result<Option<Waited>> {
     let mut status = 0i32;
     // SAFETY: all zeros is a valid value of this plain struct.
@@ -347,16 +351,16 @@ pub fn wait(pid: i32, block: bool) -> Result<Option<Waited>> {
     }))
 }
 
-/// Stops this process the way `signal` stops a program that does not handle it; returns when it is
-/// continued. The thread's mask is as before then.
+/// Stops this process in the way `signal` stops a program that does not handle it. Returns when it
+/// is continued, with the thread's mask as before.
 pub fn stop_like(signal: i32) {
     let kept = signal::set_mask(signal::ALL & !signal::bit(signal));
     let _ = process::signal_thread(process::tid(), signal);
     signal::set_mask(kept);
 }
 
-/// Ends this process by `signal`, without a core file (the program has left its own). Returns
-/// only if the signal does not end processes.
+/// Ends this process by `signal`, without a core file (the program has left its own). Returns only
+/// if the signal does not end processes.
 pub fn die_like(signal: i32) {
     // SAFETY: prctl and sigaction with plain values; the default action runs no code of ours.
     unsafe {

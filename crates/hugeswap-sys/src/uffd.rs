@@ -1,6 +1,6 @@
 //! userfaultfd: registration, moving, write protection, events.
 //!
-//! Numbers are computed as in `linux/userfaultfd.h` and checked by a test against known values.
+//! Numbers are computed as in `linux/userfaultfd.h`; a test compares them with known values.
 
 use crate::raw::call;
 use crate::{Errno, Result};
@@ -22,7 +22,7 @@ const UFFDIO_MOVE: usize = iowr(0x05, 40);
 const UFFDIO_WRITEPROTECT: usize = iowr(0x06, 24);
 const UFFDIO_POISON: usize = iowr(0x08, 32);
 
-/// Faults of user mode only: what an unprivileged user may ask for.
+/// Only faults of user mode, as an unprivileged user may ask for.
 pub const USER_MODE_ONLY: usize = 1;
 /// Feature bits of UFFDIO_API.
 pub mod feature {
@@ -32,11 +32,11 @@ pub mod feature {
     pub const SIGBUS: u64 = 1 << 7;
     /// The exact address of a fault is reported.
     pub const EXACT_ADDRESS: u64 = 1 << 11;
-    /// Which thread faulted is reported.
+    /// The faulting thread is reported.
     pub const THREAD_ID: u64 = 1 << 8;
     /// Pages of memory files can be write-protected.
     pub const WP_SHMEM: u64 = 1 << 12;
-    /// UFFDIO_MOVE is there.
+    /// UFFDIO_MOVE is available.
     pub const MOVE: u64 = 1 << 16;
 }
 /// Registration modes.
@@ -47,18 +47,18 @@ pub mod mode {
     pub const WP: u64 = 2;
 }
 
-/// An event's kind for a page fault.
+/// Kind of an event: a page fault.
 pub const EVENT_PAGEFAULT: u8 = 0x12;
-/// The fault was a write.
+/// The access was a write.
 pub const FLAG_WRITE: u64 = 1;
-/// The fault met a write protection.
+/// The access met a write protection.
 pub const FLAG_WP: u64 = 2;
 
-/// One message as read from the descriptor.
+/// One message, as read from the descriptor.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Message {
-    /// What happened.
+    /// Kind of the event.
     pub event: u8,
     _r1: u8,
     _r2: u16,
@@ -71,14 +71,14 @@ pub struct Message {
 }
 
 impl Message {
-    /// For a page fault, if asked for by [`feature::THREAD_ID`]: the thread that waits for it.
+    /// For a page fault with [`feature::THREAD_ID`]: the thread that waits.
     pub fn thread(&self) -> i32 {
         self.thread as i32
     }
 }
 
-/// Opens a userfaultfd with the API agreed on; `flags` 0 (kernel faults too; privileged)
-/// or [`USER_MODE_ONLY`]. Returns the descriptor and the features the kernel has.
+/// Opens a userfaultfd and agrees on the API. `flags` is 0 (faults of kernel mode too; privileged)
+/// or [`USER_MODE_ONLY`]. Returns the descriptor and the kernel's features.
 pub fn open(flags: usize, features: u64) -> Result<(i32, u64)> {
     // SAFETY: no memory involved.
     let fd = unsafe {
@@ -110,32 +110,32 @@ pub fn register(fd: i32, start: usize, len: usize, mode: u64) -> Result<()> {
     unsafe { ioctl(fd, UFFDIO_REGISTER, r.as_mut_ptr() as usize) }.map(drop)
 }
 
-/// Takes a range back.
+/// Unregisters a range.
 pub fn unregister(fd: i32, start: usize, len: usize) -> Result<()> {
     let mut r = [start as u64, len as u64];
     // SAFETY: `r` is a uffdio_range.
     unsafe { ioctl(fd, UFFDIO_UNREGISTER, r.as_mut_ptr() as usize) }.map(drop)
 }
 
-/// Lets threads waiting in a range try again.
+/// Lets the threads that wait in a range try again.
 pub fn wake(fd: i32, start: usize, len: usize) -> Result<()> {
     let mut r = [start as u64, len as u64];
     // SAFETY: `r` is a uffdio_range.
     unsafe { ioctl(fd, UFFDIO_WAKE, r.as_mut_ptr() as usize) }.map(drop)
 }
 
-/// What a MOVE did: bytes moved, or a negative error number, and the call's own answer.
+/// The result of a MOVE.
 #[derive(Clone, Copy, Debug)]
 pub struct Moved {
-    /// The kernel's `move` field.
+    /// The kernel's `move` field: bytes moved, or a negative error number.
     pub moved: i64,
-    /// The call's error, if any. On EEXIST look at the pages before believing it: kernel 6.18
-    /// can say so after moving everything.
+    /// The error of the call, if any. On EEXIST the pages must be checked: Linux 6.18 can report it
+    /// after it moved everything.
     pub error: Option<Errno>,
 }
 
-/// Moves the pages of `[src, src+len)` to `dst` (registered with `fd`). Whoever waits there goes on
-/// waiting until [`wake`].
+/// Moves the pages of `[src, src+len)` to `dst` (registered with `fd`). Threads that wait there go
+/// on waiting until [`wake`].
 ///
 /// # Safety
 /// Both ranges must be private anonymous memory of the caller's to give.
@@ -150,17 +150,18 @@ pub unsafe fn move_pages(fd: i32, dst: usize, src: usize, len: usize) -> Moved {
     }
 }
 
-/// Calls that said EAGAIN in a row, and did nothing.
+/// Counts calls in a row that returned EAGAIN and did nothing.
 #[derive(Default)]
 struct Again(u32);
 
 impl Again {
-    /// How many may do so before the caller gets EAGAIN. The kernel says it while another thread changes the address space.
+    /// Number of such calls after which the caller gets EAGAIN. The kernel returns it while another
+    /// thread changes the address space.
     const MOST: u32 = 1_000_000;
-    /// After so many the processor is left to other threads in between.
+    /// Number of such calls after which the processor is yielded between two calls.
     const SPINS: u32 = 100;
 
-    /// One has, after it did `bytes`, which are added to `done`.
+    /// Counts a call that returned EAGAIN after `bytes`, which are added to `done`.
     fn after(&mut self, bytes: usize, done: &mut usize) -> Result<()> {
         *done += bytes;
         self.0 = if bytes > 0 { 0 } else { self.0 + 1 };
@@ -174,8 +175,8 @@ impl Again {
     }
 }
 
-/// Fills absent pages from `src`, write-protected if `protect`. Whoever waits there goes on waiting until
-/// [`wake`]. EEXIST if there is a page already.
+/// Fills absent pages from `src`, write-protected if `protect`. Threads that wait there go on
+/// waiting until [`wake`]. EEXIST if there is a page already.
 pub fn copy(fd: i32, dst: usize, src: usize, len: usize, protect: bool) -> Result<()> {
     const DONTWAKE: u64 = 1;
     const PROTECT: u64 = 2;
@@ -202,8 +203,8 @@ pub fn copy(fd: i32, dst: usize, src: usize, len: usize, protect: bool) -> Resul
     Ok(())
 }
 
-/// Fills absent pages with zeros. Whoever waits there goes on waiting until [`wake`]. EEXIST if there is a page already; those before it
-/// are filled.
+/// Fills absent pages with zeros. Threads that wait there go on waiting until [`wake`]. EEXIST if
+/// there is a page already; those before it are filled.
 pub fn zero(fd: i32, dst: usize, len: usize) -> Result<()> {
     const DONTWAKE: u64 = 1;
     let (mut done, mut again) = (0, Again::default());
@@ -219,7 +220,8 @@ pub fn zero(fd: i32, dst: usize, len: usize) -> Result<()> {
     Ok(())
 }
 
-/// Write-protects a range, or makes it writable again. Whoever waits there goes on waiting until [`wake`].
+/// Write-protects a range, or makes it writable again. Threads that wait there go on waiting until
+/// [`wake`].
 pub fn write_protect(fd: i32, start: usize, len: usize, protect: bool) -> Result<()> {
     const PROTECT: u64 = 1;
     const DONTWAKE: u64 = 2;
@@ -236,14 +238,14 @@ pub fn write_protect(fd: i32, start: usize, len: usize, protect: bool) -> Result
     }
 }
 
-/// Makes touches of an absent range end in SIGBUS.
+/// Poisons a range: touching its absent pages raises SIGBUS.
 pub fn poison(fd: i32, start: usize, len: usize) -> Result<()> {
     let mut p = [start as u64, len as u64, 0, 0];
     // SAFETY: `p` is a uffdio_poison.
     unsafe { ioctl(fd, UFFDIO_POISON, p.as_mut_ptr() as usize) }.map(drop)
 }
 
-/// Reads events; blocks until there is one (unless the descriptor does not). Returns how many.
+/// Reads events, and returns how many. Blocks until there is one, unless the descriptor does not.
 pub fn read(fd: i32, out: &mut [Message]) -> Result<usize> {
     // SAFETY: the kernel writes whole messages into `out`.
     let n = unsafe {

@@ -1,17 +1,18 @@
-//! io_uring: many transfers by one system call, and waiting for all of them.
+//! io_uring: many transfers by one system call that waits for all of them.
 //!
-//! The least there is: one ring, used by one thread at a time, no registered buffers or files, nothing under way between calls. Calls go through
-//! the gate like all others, which is why this is no library's: under `hugeswap run` a filter refuses io_uring to everybody else.
+//! The minimum: one ring, used by one thread at a time, without registered buffers or files, and
+//! without transfers in progress between calls. Calls go through the gate like all others, so no
+//! library serves: under `hugeswap run` a filter refuses io_uring to all other code.
 
 use crate::raw::call;
 use crate::{Errno, Result, fs, mm, own};
 use std::sync::atomic::AtomicU32;
 use std::sync::atomic::Ordering::{Acquire, Relaxed, Release};
 
-/// Offsets for mmap of the ring's parts.
+/// Offsets for mmap of the parts of the ring.
 const OFF_SQ_RING: usize = 0;
 const OFF_SQES: usize = 0x1000_0000;
-/// Both queues lie in one mapping (5.4).
+/// Both queues are in one mapping (Linux 5.4).
 const FEAT_SINGLE_MMAP: u32 = 1;
 const ENTER_GETEVENTS: usize = 1;
 const OP_WRITE: u8 = 23;
@@ -60,7 +61,7 @@ struct Params {
     cq_off: CqOffsets,
 }
 
-/// The kernel's io_uring_sqe, as far as it is used.
+/// The kernel's io_uring_sqe, with the fields in use.
 #[repr(C)]
 #[derive(Clone, Copy, Default)]
 struct Sqe {
@@ -90,17 +91,18 @@ const _: () = assert!(size_of::<Params>() == 120 && size_of::<Sqe>() == 64);
 /// A write of memory to a file.
 #[derive(Clone, Copy, Debug)]
 pub struct Write {
-    /// The file.
+    /// Descriptor of the file.
     pub fd: i32,
-    /// Where in memory.
+    /// Address of the memory.
     pub memory: usize,
-    /// Bytes.
+    /// Length in bytes.
     pub len: usize,
-    /// Where in the file.
+    /// Offset in the file.
     pub offset: u64,
 }
 
-/// See the file's head. Not inherited by forked children: there it must be forgotten, not dropped.
+/// A ring for transfers. Forked children do not inherit it; there it must be forgotten, not
+/// dropped.
 pub struct Ring {
     fd: i32,
     entries: u32,
@@ -113,7 +115,8 @@ pub struct Ring {
 }
 
 impl Ring {
-    /// A ring for up to `entries` transfers at a time (a power of two). ENOSYS, EPERM: refused here.
+    /// Creates a ring for up to `entries` transfers at a time (a power of two). ENOSYS or EPERM if
+    /// io_uring is refused.
     pub fn new(entries: u32) -> Result<Ring> {
         let mut p = Params::default();
         let args = [entries as usize, &raw mut p as usize, 0, 0, 0, 0];
@@ -154,7 +157,7 @@ impl Ring {
         Ok(ring)
     }
 
-    /// Transfers it takes at a time.
+    /// Largest number of transfers at a time.
     pub fn entries(&self) -> usize {
         self.entries as usize
     }
@@ -164,13 +167,13 @@ impl Ring {
     }
 
     fn word(&self, offset: u32) -> &AtomicU32 {
-        // SAFETY: the kernel's offset of an aligned 32-bit word of the mapping, which lives as long as the ring and is shared with
-        // the kernel, so that it is only touched atomically.
+        // SAFETY: the kernel's offset of an aligned 32-bit word of the mapping, which lives as long
+        // as the ring and is shared with the kernel, so that it is only touched atomically.
         unsafe { &*((self.queues + offset as usize) as *const AtomicU32) }
     }
 
-    /// Carries out as many of `writes` as fit in the ring and waits for them. What came of each goes to `results`: bytes written, or the error; EAGAIN for what
-    /// was not begun.
+    /// Carries out as many of `writes` as fit in the ring, and waits for them. `results` gets the
+    /// bytes written or the error of each, EAGAIN for one that was not begun.
     ///
     /// # Safety
     /// The memory of the writes must be readable until this returns.
@@ -191,7 +194,8 @@ impl Ring {
                 ..Sqe::default()
             };
             let at = self.sqes + slot as usize * size_of::<Sqe>();
-            // SAFETY: entry `slot` of the mapping; the kernel has taken all entries that were there before.
+            // SAFETY: entry `slot` of the mapping; the kernel has taken all entries that were there
+            // before.
             unsafe { (at as *mut Sqe).write(sqe) };
             self.word(self.sq.array + 4 * slot).store(slot, Relaxed);
         }
@@ -207,7 +211,7 @@ impl Ring {
             }
             match enter {
                 Ok(_) | Err(Errno::EINTR) => {}
-                // The kernel takes no more: what it has is waited for, the rest is not done.
+                // The kernel takes no more: those it has are waited for, the rest is not done.
                 Err(_) => break,
             }
         }
@@ -221,11 +225,12 @@ impl Ring {
 
     fn enter(&self, submit: usize, wait: usize) -> Result<usize> {
         let args = [self.fd as usize, submit, wait, ENTER_GETEVENTS, 0, 0];
-        // SAFETY: entries of the ring are whole, and their memory stays, as `write`'s caller promises.
+        // SAFETY: entries of the ring are whole, and their memory stays, as `write`'s caller
+        // promises.
         unsafe { call(libc::SYS_io_uring_enter, args) }
     }
 
-    /// Takes what has ended. How many.
+    /// Takes the transfers that have ended, and returns how many they are.
     fn reap(&self, results: &mut [Result<usize>]) -> usize {
         let tail = self.word(self.cq.tail).load(Acquire);
         let mask = self.word(self.cq.ring_mask).load(Relaxed);
@@ -283,7 +288,7 @@ mod tests {
             .unwrap();
         std::fs::remove_file(&path).unwrap();
         let data: Vec<u8> = (0..8 * 512u32).map(|i| (i / 512 + 1) as u8).collect();
-        // Far more rounds than entries, so that all counters go round.
+        // Far more rounds than entries, so that all counters wrap.
         for round in 0..50u64 {
             let write = |k: u64| Write {
                 fd: if k == 5 { -1 } else { file.as_raw_fd() },

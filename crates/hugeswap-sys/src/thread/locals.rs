@@ -1,13 +1,13 @@
 //! The thread-locals and the control block of a thread that the C library does not make.
 //!
-//! A thread of glibc on x86-64 has, below its thread pointer, the static thread-locals of the objects
-//! that the program started with, and above it a control block (the C library's thread descriptor).
-//! [`Locals`] is what these are in a thread that has not run yet. After the control block comes the
-//! vector of thread-local blocks (DTV), which the dynamic linker reads.
+//! A thread of glibc on x86-64 has, below its thread pointer, the static thread-locals of the
+//! objects that the program started with, and above it a control block (the C library's thread
+//! descriptor). [`Locals`] is what these are in a thread that has not run yet. After the control
+//! block comes the vector of thread-local blocks (DTV), which the dynamic linker reads.
 //!
-//! [`prepare`] notes the objects while the program starts, without allocating; the first thread that
-//! is made has the area put together from the notes. What runs at every start stands in the sections
-//! `hugeswap_start` and `hugeswap_hot`, with what else does (see hugeswap-preload).
+//! [`prepare`] notes the objects while the program starts, without allocating; the first thread
+//! that is made has the area put together from the notes. What runs at every start stands in the
+//! sections `hugeswap_start` and `hugeswap_hot`, with what else does (see hugeswap-preload).
 
 use super::PAGE;
 use crate::{Errno, Result, process};
@@ -26,8 +26,9 @@ const MOST_LOCALS: usize = 64 << 20;
 /// As many objects with thread-locals are noted without allocating.
 const NOTES: usize = 8;
 
-/// Offsets from the thread pointer that are part of the x86-64 ABI of glibc: compiled code uses the first five, and
-/// glibc up to 2.33 asks the sixth before it leaves out the `lock` prefix of an atomic instruction.
+/// Offsets from the thread pointer that are part of the x86-64 ABI of glibc: compiled code uses the
+/// first five, and glibc up to 2.33 asks the sixth before it leaves out the `lock` prefix of an
+/// atomic instruction.
 const SELF: usize = 0;
 const DTV: usize = 8;
 const SELF_AGAIN: usize = 16;
@@ -55,7 +56,8 @@ const UNALLOCATED: DtvEntry = DtvEntry {
 pub(super) struct Locals {
     /// The static area as it is before a thread has run; it ends at the thread pointer.
     image: Vec<u8>,
-    /// By module number: distance of its block below the thread pointer, 0 for a module without one.
+    /// By module number: distance of its block below the thread pointer, 0 for a module without
+    /// one.
     blocks: Vec<usize>,
     /// Is the C library's copy of the thread id at [`TID`]?
     has_tid: bool,
@@ -63,10 +65,11 @@ pub(super) struct Locals {
 
 static LOCALS: OnceLock<Locals> = OnceLock::new();
 
-/// Notes which of the program's objects have thread-locals. To be called once, before the program's `main`, so that
-/// what is loaded is what the program was started with. The first [`super::spawn`] makes use of the notes. Allocates only for
-/// a program that starts with more than [`NOTES`] such objects. ENOSYS: no object has thread-locals, so the C
-/// library's layout is not one this module knows.
+/// Notes which of the program's objects have thread-locals. To be called once, before the program's
+/// `main`, so that what is loaded is what the program was started with. The first [`super::spawn`]
+/// makes use of the notes. Allocates only for a program that starts with more than [`NOTES`] such
+/// objects. ENOSYS: no object has thread-locals, so the C library's layout is not one this module
+/// knows.
 #[unsafe(link_section = "hugeswap_start")]
 pub fn prepare() -> Result<()> {
     const TO_DO: u32 = 0;
@@ -120,7 +123,8 @@ impl Locals {
         let mut modules: Vec<Module> = notes.iter().copied().collect();
         modules.sort_unstable_by_key(|m| m.distance);
         let mut len = 0;
-        // The static area has no gap larger than an alignment; what is farther away was allocated by itself.
+        // The static area has no gap larger than an alignment; what is farther away was allocated
+        // by itself.
         modules.retain(|m| {
             let near = m.distance >= m.len && m.distance - m.len <= len + PAGE;
             if near {
@@ -135,7 +139,8 @@ impl Locals {
         let most = modules.iter().map(|m| m.number).max()?;
         let mut blocks = vec![0; most + 1];
         for m in &modules {
-            // SAFETY: the initial image of a loaded object's thread-locals, as its program header says.
+            // SAFETY: the initial image of a loaded object's thread-locals, as its program header
+            // says.
             let initial = unsafe { std::slice::from_raw_parts(m.initial as *const u8, m.filled) };
             image[len - m.distance..][..m.filled].copy_from_slice(initial);
             blocks[m.number] = m.distance;
@@ -177,11 +182,12 @@ impl Locals {
     /// Makes the thread-locals and the control block of a thread whose thread pointer is `pointer`.
     ///
     /// # Safety
-    /// [`Locals::bytes_below`] bytes below `pointer` and [`Locals::bytes_above`] bytes from it on are
-    /// mapped, and the caller's alone.
+    /// [`Locals::bytes_below`] bytes below `pointer` and [`Locals::bytes_above`] bytes from it on
+    /// are mapped, and the caller's alone.
     pub(super) unsafe fn fill(&self, pointer: usize) {
         let (stack_guard, pointer_guard): (usize, usize);
-        // SAFETY: the two guards are where compiled code expects them, in the calling thread's control block.
+        // SAFETY: the two guards are where compiled code expects them, in the calling thread's
+        // control block.
         unsafe {
             asm!("mov {}, fs:[0x28]", out(reg) stack_guard, options(nostack, readonly));
             asm!("mov {}, fs:[0x30]", out(reg) pointer_guard, options(nostack, readonly));
@@ -194,8 +200,9 @@ impl Locals {
             image.copy_from_nonoverlapping(self.image.as_ptr(), self.image.len());
             (pointer as *mut u8).write_bytes(0, DESCRIPTOR);
             let word = |offset: usize| (pointer + offset) as *mut usize;
-            // The vector's entry before the first says how many there are. The first is its generation: none is
-            // newer, so the dynamic linker never replaces the vector, for which it would allocate.
+            // The vector's entry before the first says how many there are. The first is its
+            // generation: none is newer, so the dynamic linker never replaces the vector, for which
+            // it would allocate.
             let entry = vector as *mut DtvEntry;
             entry.write(DtvEntry {
                 value: self.blocks.len() - 1,
@@ -246,7 +253,8 @@ struct Notes {
 }
 
 struct SharedNotes(UnsafeCell<Notes>);
-// SAFETY: written by `prepare` alone, once, before the program has threads that make some of this kind.
+// SAFETY: written by `prepare` alone, once, before the program has threads that make some of this
+// kind.
 unsafe impl Sync for SharedNotes {}
 
 #[unsafe(link_section = "hugeswap_hot")]

@@ -1,17 +1,20 @@
 //! Threads made by a clone of our own: the C library does not know them.
 //!
-//! Such a thread is not among those that the C library counts, so the program ends with its own last thread; it is not
-//! waited for, and no call that the C library repeats on every thread reaches it. To make one nothing is allocated and no
-//! lock is taken, so it may be made inside the program's `malloc`.
+//! Such a thread is not among those that the C library counts, so the program ends with its own
+//! last thread; it is not waited for, and no call that the C library repeats on every thread
+//! reaches it. To make one nothing is allocated and no lock is taken, so it may be made inside the
+//! program's `malloc`.
 //!
-//! In return it may not use what the C library keeps for each thread or leaves unlocked while the program has one thread:
-//! `malloc`, stdio, `dlsym`, `std::thread`, thread-locals of objects that were loaded later. It has thread-locals of the objects
-//! the program started with, as they are in a new thread (`errno` is one), and the stack and pointer guards; functions that only
-//! touch these may be called.
+//! In return it may not use what the C library keeps for each thread or leaves unlocked while the
+//! program has one thread: `malloc`, stdio, `dlsym`, `std::thread`, thread-locals of objects that
+//! were loaded later. It has thread-locals of the objects the program started with, as they are in
+//! a new thread (`errno` is one), and the stack and pointer guards; functions that only touch these
+//! may be called.
 //!
-//! Each thread has a slot: a stack with a guard below it, and above it the static thread-locals and the thread control block.
-//! A slot's memory is mapped once and stays for the slot's next thread. The kernel clears the slot's thread id when the
-//! thread is gone for good, and wakes [`Thread::join`].
+//! Each thread has a slot: a stack with a guard below it, and above it the static thread-locals and
+//! the thread control block. A slot's memory is mapped once and stays for the slot's next thread.
+//! The kernel clears the slot's thread id when the thread is gone for good, and wakes
+//! [`Thread::join`].
 
 mod locals;
 
@@ -47,13 +50,15 @@ struct Slot {
     start: UnsafeCell<Start>,
 }
 
-// SAFETY: `start` is written by the thread that took the slot, before it makes the one that reads it.
+// SAFETY: `start` is written by the thread that took the slot, before it makes the one that reads
+// it.
 unsafe impl Sync for Slot {}
 
 /// What a thread does first.
 struct Start {
-    /// Set before the thread is made. `None` in a slot that was never used, so that the table is zeros: one without
-    /// addresses costs a program that does not use it neither relocations nor pages.
+    /// Set before the thread is made. `None` in a slot that was never used, so that the table is
+    /// zeros: one without addresses costs a program that does not use it neither relocations nor
+    /// pages.
     run: Option<unsafe fn(*mut c_void)>,
     name: [u8; 16],
     mask: Mask,
@@ -93,8 +98,8 @@ const BEING_MADE: u32 = u32::MAX;
 /// A thread. It is not ended, nor its slot given back, when this is dropped; [`Thread::join`] does.
 pub struct Thread(&'static Slot);
 
-/// Makes a thread that runs `body` with the signals of `mask` blocked. Its name is cut at 15 bytes. EAGAIN: there are too many; ENOSYS:
-/// [`prepare`] was not called, or failed.
+/// Makes a thread that runs `body` with the signals of `mask` blocked. Its name is cut at 15 bytes.
+/// EAGAIN: there are too many; ENOSYS: [`prepare`] was not called, or failed.
 ///
 /// # Safety
 /// `body` must keep to what such a thread may do (see the file's head), and must not unwind.
@@ -105,7 +110,8 @@ pub unsafe fn spawn<F: FnOnce() + Send + 'static>(
 ) -> Result<Thread> {
     const { assert!(size_of::<F>() <= BODY && align_of::<F>() <= 16) };
     let locals = locals::get()?;
-    // A handler of the program's must not run on top of a slot that is half filled, nor in the new thread.
+    // A handler of the program's must not run on top of a slot that is half filled, nor in the new
+    // thread.
     let _blocked = Blocked::all();
     let free = |s: &&Slot| s.taken.compare_exchange(0, 1, AcqRel, Relaxed).is_ok();
     let slot = THREADS.iter().position(|s| free(&s));
@@ -115,7 +121,8 @@ pub unsafe fn spawn<F: FnOnce() + Send + 'static>(
     let pointer = slot
         .thread_pointer(locals)
         .inspect_err(|_| slot.give_back())?;
-    // SAFETY: the slot is this call's alone until its thread runs, and the thread reads `start` only then.
+    // SAFETY: the slot is this call's alone until its thread runs, and the thread reads `start`
+    // only then.
     let start = unsafe { &mut *slot.start.get() };
     start.run = Some(run::<F>);
     start.mask = mask;
@@ -131,7 +138,8 @@ pub unsafe fn spawn<F: FnOnce() + Send + 'static>(
     slot.mark.store(0, Relaxed);
     slot.tid.store(BEING_MADE, Release);
     let top = slot.memory.load(Relaxed) + PAGE + STACK;
-    // SAFETY: `top` is the end of a stack that is nobody else's; the first thing the thread pops is the slot.
+    // SAFETY: `top` is the end of a stack that is nobody else's; the first thing the thread pops is
+    // the slot.
     let made = unsafe {
         let sp = (top - 8) as *mut usize;
         *sp = slot as *const Slot as usize;
@@ -195,7 +203,8 @@ pub fn all() -> impl Iterator<Item = Peer> {
     slots().iter().filter(there).map(Peer)
 }
 
-/// The calling thread, if it is of this kind. Fit for a signal handler that runs on the thread's own stack.
+/// The calling thread, if it is of this kind. Fit for a signal handler that runs on the thread's
+/// own stack.
 pub fn current() -> Option<Peer> {
     let here = 0u8;
     let at = &raw const here as usize;
@@ -206,8 +215,9 @@ pub fn current() -> Option<Peer> {
     slots().iter().find(is_in).map(Peer)
 }
 
-/// Has the program's last thread ended, so that only threads of this kind are left? Then this is the status it ended with. (Where it ended by the C
-/// library's means there is no process left to ask; a bare system call ends only its own thread.)
+/// Has the program's last thread ended, so that only threads of this kind are left? Then this is
+/// the status it ended with. (Where it ended by the C library's means there is no process left to
+/// ask; a bare system call ends only its own thread.)
 pub fn program_is_over() -> Option<i32> {
     let pid = process::pid();
     let mut byte = [0u8; 2];
@@ -219,7 +229,8 @@ pub fn program_is_over() -> Option<i32> {
     let (to, from) = (vector(to), vector(from));
     let to_at = &raw const to as usize;
     let args = [pid as usize, to_at, 1, &raw const from as usize, 1, 0];
-    // SAFETY: copies one byte of ours to another. The kernel looks for it through the main thread, which has no memory if it has ended.
+    // SAFETY: copies one byte of ours to another. The kernel looks for it through the main thread,
+    // which has no memory if it has ended.
     if unsafe { call(libc::SYS_process_vm_readv, args) } != Err(Errno::ESRCH) {
         return None;
     }
@@ -234,10 +245,12 @@ pub fn program_is_over() -> Option<i32> {
     Some(status >> 8 & 0xff)
 }
 
-/// In a forked child: none of the threads is there, and their memory serves those that are made now.
+/// In a forked child: none of the threads is there, and their memory serves those that are made
+/// now.
 ///
 /// # Safety
-/// The caller is the only thread of the process, and not one of this kind. Every [`Thread`] made before is to be forgotten.
+/// The caller is the only thread of the process, and not one of this kind. Every [`Thread`] made
+/// before is to be forgotten.
 pub unsafe fn reset_in_child() {
     for slot in slots() {
         slot.tid.store(0, Relaxed);
@@ -257,7 +270,8 @@ impl Slot {
         let mut memory = self.memory.load(Relaxed);
         if memory == 0 {
             memory = mm::map_own(below + locals.bytes_above(), mm::PROT_RW)?;
-            // SAFETY: the first page of the mapping just made. Without a guard an overflow would only be harder to find.
+            // SAFETY: the first page of the mapping just made. Without a guard an overflow would
+            // only be harder to find.
             let _ = unsafe { mm::protect(memory, PAGE, mm::PROT_NONE) };
             self.memory.store(memory, Release);
         }
@@ -265,7 +279,8 @@ impl Slot {
     }
 }
 
-/// Without CLONE_SYSVSEM: what the program's semaphores are to be undone (SEM_UNDO) must not wait for the end of a thread of ours.
+/// Without CLONE_SYSVSEM: what the program's semaphores are to be undone (SEM_UNDO) must not wait
+/// for the end of a thread of ours.
 const FLAGS: i32 = libc::CLONE_VM
     | libc::CLONE_FS
     | libc::CLONE_FILES
@@ -275,10 +290,12 @@ const FLAGS: i32 = libc::CLONE_VM
     | libc::CLONE_PARENT_SETTID
     | libc::CLONE_CHILD_CLEARTID;
 
-/// The system call. In the new thread it does not return: there [`begin`] is called with the word on top of the stack.
+/// The system call. In the new thread it does not return: there [`begin`] is called with the word
+/// on top of the stack.
 ///
 /// # Safety
-/// `sp` is the top of a stack that is the new thread's alone, and holds what `begin` asks for; `pointer` is a thread control block.
+/// `sp` is the top of a stack that is the new thread's alone, and holds what `begin` asks for;
+/// `pointer` is a thread control block.
 #[unsafe(naked)]
 unsafe extern "C" fn clone(
     flags: i32,
