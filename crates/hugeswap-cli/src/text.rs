@@ -2,18 +2,18 @@
 //! [`hugeswap_support::text`].
 
 use hugeswap_engine::pool::losses::{Cause, Loss};
-use hugeswap_policy::knobs::{Knob, Unit};
+use hugeswap_policy::knobs::{Form, Knob};
 pub use hugeswap_support::text::{bytes, count, duration, one_line};
 
 /// A setting's value, as `KEY=VALUE` takes it; a size is rounded.
 pub fn setting(k: Knob, value: u64) -> String {
-    match k.unit() {
-        Unit::Bytes => bytes(value),
-        Unit::Count => value.to_string(),
-        Unit::Choice(words) => {
+    match k.form() {
+        Form::Bytes => bytes(value),
+        Form::Count => value.to_string(),
+        Form::Choice(words) => {
             (words.get(value as usize).copied()).map_or_else(|| value.to_string(), str::to_owned)
         }
-        Unit::Switch => if value == 0 { "off" } else { "on" }.to_owned(),
+        Form::Switch => if value == 0 { "off" } else { "on" }.to_owned(),
     }
 }
 

@@ -7,26 +7,9 @@ use crate::device::faulty::Kind;
 use crate::workingset::lruvec::Event;
 use crate::workingset::vmscan::PageKind;
 
-macro_rules! counters {
-    ($($variant:ident => $name:literal, $doc:literal;)*) => {
-        /// One event counter; `as usize` is its index.
-        #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-        #[repr(usize)]
-        pub enum Counter { $(#[doc = $doc] $variant,)* }
-        impl Counter {
-            /// Every counter, in index order.
-            pub const ALL: &'static [Counter] = &[$(Counter::$variant,)*];
-            /// How many there are.
-            pub const COUNT: usize = Self::ALL.len();
-            /// The name operators see: the kernel's, where the kernel has one.
-            pub const fn name(self) -> &'static str {
-                match self { $(Counter::$variant => $name,)* }
-            }
-        }
-    };
-}
-
-counters! {
+named! {
+    /// One event counter. Its name is the kernel's, where the kernel has one.
+    Counter:
     PswpIn => "pswpin", "Base pages read from swap (a huge page counts 512).";
     PswpOut => "pswpout", "Base pages written to swap (a huge page counts 512).";
     ThpSwpIn => "thp_swpin", "Huge pages swapped in whole.";
@@ -149,45 +132,13 @@ impl Counter {
     }
 }
 
-/// Classes of faults, for latency histograms.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-#[repr(usize)]
-pub enum FaultClass {
-    /// First touch of a unit.
-    FirstTouch,
-    /// The memory was there: watched, write-protected, or in the swap cache.
-    Soft,
-    /// The thread waited for a read that another had begun (readahead in flight).
-    Wait,
-    /// The faulting thread read a whole unit from swap.
-    Major,
-    /// The thread copied a unit after fork.
-    Cow,
-    /// The faulting thread read base pages of a unit from swap.
-    Base,
-}
-
-impl FaultClass {
-    /// Every class, in index order.
-    pub const ALL: [FaultClass; 6] = [
-        FaultClass::FirstTouch,
-        FaultClass::Soft,
-        FaultClass::Wait,
-        FaultClass::Major,
-        FaultClass::Cow,
-        FaultClass::Base,
-    ];
-    /// Number of classes.
-    pub const COUNT: usize = Self::ALL.len();
-    /// Name of the class in reports.
-    pub const fn name(self) -> &'static str {
-        match self {
-            FaultClass::FirstTouch => "first_touch",
-            FaultClass::Soft => "soft",
-            FaultClass::Wait => "wait",
-            FaultClass::Major => "major_2m",
-            FaultClass::Cow => "cow",
-            FaultClass::Base => "major_4k",
-        }
-    }
+named! {
+    /// Classes of faults, for latency histograms.
+    FaultClass:
+    FirstTouch => "first_touch", "First touch of a unit.";
+    Soft => "soft", "The memory was there: watched, write-protected, or in the swap cache.";
+    Wait => "wait", "The thread waited for a read that another had begun (readahead in flight).";
+    Major => "major_2m", "The faulting thread read a whole unit from swap.";
+    Cow => "cow", "The thread copied a unit after fork.";
+    Base => "major_4k", "The faulting thread read base pages of a unit from swap.";
 }

@@ -7,7 +7,7 @@ use settings::{Setting, SettingError};
 
 /// How the value of a setting is written.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Unit {
+pub enum Form {
     /// A size in bytes; suffixes K, M, G, T are accepted.
     Bytes,
     /// A plain number.
@@ -80,20 +80,14 @@ choices! {
 
 macro_rules! knobs {
     ($($variant:ident => $name:literal, $unit:ident $(($choice:ident))?, $min:expr, $max:expr, $default:expr, $doc:literal;)*) => {
-        /// One setting; `as usize` is its index in the pool segment.
-        #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-        #[repr(usize)]
-        pub enum Knob { $(#[doc = $doc] $variant,)* }
+        named! {
+            /// One setting; its index is that in the pool segment, its name the KEY of `KEY=VALUE`.
+            Knob: $($variant => $name, $doc;)*
+        }
         impl Knob {
-            /// Every knob, in index order.
-            pub const ALL: &'static [Knob] = &[$(Knob::$variant,)*];
-            /// Number of knobs.
-            pub const COUNT: usize = Self::ALL.len();
-            /// The KEY of `KEY=VALUE`.
-            pub const fn name(self) -> &'static str { match self { $(Knob::$variant => $name,)* } }
             /// How the VALUE is written.
-            pub const fn unit(self) -> Unit {
-                match self { $(Knob::$variant => Unit::$unit $(($choice::WORDS))?,)* }
+            pub const fn form(self) -> Form {
+                match self { $(Knob::$variant => Form::$unit $(($choice::WORDS))?,)* }
             }
             /// Smallest and largest VALUE.
             pub const fn bounds(self) -> (u64, u64) { match self { $(Knob::$variant => ($min, $max),)* } }

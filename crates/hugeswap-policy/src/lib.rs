@@ -43,6 +43,9 @@
 //! work in batches. Each module says at its head which of the two it is.
 #![forbid(unsafe_code)]
 
+#[macro_use]
+mod names;
+
 pub mod advisor;
 pub mod cell;
 pub mod counters;

@@ -2,27 +2,20 @@
 //! has no claim that is kept. The code is the real one, over atomics that the explorer of
 //! interleavings sees.
 
+mod loom_cell;
+
 use hugeswap_policy::cell::Cell;
 use hugeswap_policy::thp_swap::area::{DRAINING, ON, State, is_to_be_emptied, may_keep};
 use loom::sync::Arc;
 use loom::sync::atomic::AtomicU32;
-use loom::sync::atomic::Ordering::{AcqRel, Acquire, Release, SeqCst};
+use loom::sync::atomic::Ordering::SeqCst;
 use loom::thread;
+use loom_cell::loom_cell;
 
 /// `FENCED` false: what the protocol would be without its fences.
 struct Word<const FENCED: bool>(AtomicU32);
 
-impl<const FENCED: bool> Cell<u32> for Word<FENCED> {
-    fn get(&self) -> u32 {
-        self.0.load(Acquire)
-    }
-    fn put(&self, to: u32) {
-        self.0.store(to, Release);
-    }
-    fn change(&self, from: u32, to: u32) -> Result<(), u32> {
-        self.0.compare_exchange(from, to, AcqRel, Acquire).map(drop)
-    }
-}
+loom_cell!(Word<FENCED>, u32, [const FENCED: bool]);
 
 impl<const FENCED: bool> State for Word<FENCED> {
     fn fence() {

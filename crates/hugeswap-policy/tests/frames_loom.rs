@@ -5,12 +5,14 @@
 //! free is never less than what is there. With the count of changes in a stack's head left out the
 //! exploration finds the place that is handed out twice.
 
-use hugeswap_policy::cell::Cell;
+mod loom_cell;
+
 use hugeswap_policy::defrag::frames::{Here, Lists};
 use loom::sync::Arc;
-use loom::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed, Release};
+use loom::sync::atomic::Ordering::Relaxed;
 use loom::sync::atomic::{AtomicU32, AtomicU64};
 use loom::thread;
+use loom_cell::loom_cell;
 
 /// `COUNTS` false: what the protocol would be if a head did not count its changes.
 struct Head<const COUNTS: bool>(AtomicU64);
@@ -24,30 +26,8 @@ impl<const COUNTS: bool> Head<COUNTS> {
     }
 }
 
-impl<const COUNTS: bool> Cell<u64> for Head<COUNTS> {
-    fn get(&self) -> u64 {
-        self.0.load(Acquire)
-    }
-    fn put(&self, to: u64) {
-        self.0.store(to, Release);
-    }
-    fn change(&self, from: u64, to: u64) -> Result<(), u64> {
-        let (from, to) = (Self::seen(from), Self::seen(to));
-        self.0.compare_exchange(from, to, AcqRel, Acquire).map(drop)
-    }
-}
-
-impl Cell<u32> for Next {
-    fn get(&self) -> u32 {
-        self.0.load(Acquire)
-    }
-    fn put(&self, to: u32) {
-        self.0.store(to, Release);
-    }
-    fn change(&self, from: u32, to: u32) -> Result<(), u32> {
-        self.0.compare_exchange(from, to, AcqRel, Acquire).map(drop)
-    }
-}
+loom_cell!(Head<COUNTS>, u64, |head| Self::seen(head), [const COUNTS: bool]);
+loom_cell!(Next, u32);
 
 const PLACES: u32 = 3;
 const HERE: Here = Here { node: 0, shard: 0 };

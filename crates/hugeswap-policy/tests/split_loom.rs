@@ -5,40 +5,22 @@
 //! Checked in every interleaving: no slot is handed out twice, whoever reserved finds a slot, a
 //! cluster is free exactly when nobody has a slot of it, and its bitmap and count agree at the end.
 
+mod loom_cell;
+
 use hugeswap_policy::cell::Cell;
 use hugeswap_policy::thp_swap::slots::{Clusters, used_singly};
 use loom::sync::Arc;
-use loom::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed, Release};
+use loom::sync::atomic::Ordering::Relaxed;
 use loom::sync::atomic::{AtomicU32, AtomicU64};
 use loom::thread;
+use loom_cell::loom_cell;
 use std::ops::Range;
 
 struct Word(AtomicU32);
 struct Bits(AtomicU64);
 
-impl Cell<u32> for Word {
-    fn get(&self) -> u32 {
-        self.0.load(Acquire)
-    }
-    fn put(&self, to: u32) {
-        self.0.store(to, Release);
-    }
-    fn change(&self, from: u32, to: u32) -> Result<(), u32> {
-        self.0.compare_exchange(from, to, AcqRel, Acquire).map(drop)
-    }
-}
-
-impl Cell<u64> for Bits {
-    fn get(&self) -> u64 {
-        self.0.load(Acquire)
-    }
-    fn put(&self, to: u64) {
-        self.0.store(to, Release);
-    }
-    fn change(&self, from: u64, to: u64) -> Result<(), u64> {
-        self.0.compare_exchange(from, to, AcqRel, Acquire).map(drop)
-    }
-}
+loom_cell!(Word, u32);
+loom_cell!(Bits, u64);
 
 /// One cluster of 64 slots.
 struct Pool {

@@ -4,7 +4,7 @@
 use crate::text;
 use anyhow::{Result, bail};
 use hugeswap_engine::pool::Pool;
-use hugeswap_policy::knobs::{self, Knob, Unit};
+use hugeswap_policy::knobs::{self, Form, Knob};
 use serde_json::{Map, Value};
 
 /// Show a pool's settings
@@ -54,10 +54,10 @@ pub fn get(pool: &Pool, args: &Get) -> Result<i32> {
 }
 
 fn as_json(k: Knob, value: u64) -> Value {
-    match k.unit() {
-        Unit::Bytes | Unit::Count => value.into(),
-        Unit::Choice(_) => text::setting(k, value).into(),
-        Unit::Switch => (value != 0).into(),
+    match k.form() {
+        Form::Bytes | Form::Count => value.into(),
+        Form::Choice(_) => text::setting(k, value).into(),
+        Form::Switch => (value != 0).into(),
     }
 }
 

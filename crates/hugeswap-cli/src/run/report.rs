@@ -428,14 +428,15 @@ pub(super) mod tests {
         counters[Counter::PswpIn as usize] = 1024;
         counters[Counter::ThpSwpIn as usize] = 2;
         let faults = FaultClass::ALL
-            .map(|class| FaultReport {
+            .iter()
+            .map(|&class| FaultReport {
                 class,
                 count: 3,
                 p50_ns: 6_000,
                 p99_ns: 7_000,
                 max_ns: 8_000,
             })
-            .into();
+            .collect();
         Report {
             memory_bytes: 64 << 20,
             peak_managed_bytes: 128 << 20,

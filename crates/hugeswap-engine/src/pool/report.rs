@@ -83,8 +83,8 @@ pub(super) fn collect(pool: &Pool) -> Report {
         .map(|c| sets.iter().map(|e| e.counters[c].load(Relaxed)).sum())
         .collect();
     let faults = FaultClass::ALL
-        .into_iter()
-        .map(|class| {
+        .iter()
+        .map(|&class| {
             let c = class as usize;
             let counts: Vec<u64> = (0..histogram::BUCKETS)
                 .map(|b| sets.iter().map(|e| e.faults[c][b].load(Relaxed)).sum())

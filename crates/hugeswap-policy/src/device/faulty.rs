@@ -16,24 +16,9 @@
 
 use crate::PAGE_BYTES;
 
-macro_rules! kinds {
-    ($($variant:ident => $name:literal, $doc:literal;)*) => {
-        /// A kind of fault; `as usize` is its index.
-        #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-        #[repr(usize)]
-        pub enum Kind { $(#[doc = $doc] $variant,)* }
-        impl Kind {
-            /// Every kind, in index order.
-            pub const ALL: &'static [Kind] = &[$(Kind::$variant,)*];
-            /// Number of kinds.
-            pub const COUNT: usize = Self::ALL.len();
-            /// Name of the kind.
-            pub const fn name(self) -> &'static str { match self { $(Kind::$variant => $name,)* } }
-        }
-    };
-}
-
-kinds! {
+named! {
+    /// A kind of fault.
+    Kind:
     Eio => "eio", "An error (EIO), perhaps after a part was transferred.";
     Short => "short", "A transfer of a part, which has to be continued.";
     NoSpace => "nospace", "A write refused for want of space (ENOSPC).";

@@ -18,7 +18,7 @@
 //! # Ok::<(), hugeswap_policy::knobs::settings::SettingError>(())
 //! ```
 
-use crate::knobs::{Knob, Unit, find, parse_size};
+use crate::knobs::{Form, Knob, find, parse_size};
 pub use crate::knobs::{ThpDefrag, ThpEnabled, ThpSwapin, types::*};
 use std::convert::Infallible;
 use std::fmt;
@@ -111,7 +111,7 @@ impl From<Infallible> for SettingError {
 
 impl Setting {
     /// The setting `knob` with a value, in bytes, a count, 0 or 1 (off or on), or the place of a
-    /// word among those of [`Unit::Choice`].
+    /// word among those of [`Form::Choice`].
     ///
     /// # Errors
     /// [`SettingError::Value`] if the value is out of bounds.
@@ -128,15 +128,15 @@ impl Setting {
     /// # Errors
     /// [`SettingError::Value`].
     pub fn parse_value(knob: Knob, text: &str) -> Result<Setting, SettingError> {
-        let value = match knob.unit() {
-            Unit::Bytes => parse_size(text).ok(),
-            Unit::Count => text.parse().ok(),
-            Unit::Switch => match text {
+        let value = match knob.form() {
+            Form::Bytes => parse_size(text).ok(),
+            Form::Count => text.parse().ok(),
+            Form::Switch => match text {
                 "on" | "1" | "true" => Some(1),
                 "off" | "0" | "false" => Some(0),
                 _ => None,
             },
-            Unit::Choice(words) => words.iter().position(|w| *w == text).map(|i| i as u64),
+            Form::Choice(words) => words.iter().position(|w| *w == text).map(|i| i as u64),
         };
         value
             .and_then(|value| Setting::new(knob, value).ok())
@@ -154,11 +154,11 @@ impl Setting {
     }
 
     pub(crate) fn write_value(self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self.knob.unit() {
-            Unit::Bytes => write_size(self.value, f),
-            Unit::Count => write!(f, "{}", self.value),
-            Unit::Switch => f.write_str(if self.value == 0 { "off" } else { "on" }),
-            Unit::Choice(words) => f.write_str(words[self.value as usize]),
+        match self.knob.form() {
+            Form::Bytes => write_size(self.value, f),
+            Form::Count => write!(f, "{}", self.value),
+            Form::Switch => f.write_str(if self.value == 0 { "off" } else { "on" }),
+            Form::Choice(words) => f.write_str(words[self.value as usize]),
         }
     }
 }
@@ -184,11 +184,11 @@ fn refused(knob: Knob, value: &str) -> SettingError {
     SettingError::Value {
         name: knob.name(),
         value: value.to_owned(),
-        allowed: match knob.unit() {
-            Unit::Bytes => format!("a size from {} to {}", Size(min), Size(max)),
-            Unit::Count => format!("a number from {min} to {max}"),
-            Unit::Switch => "on or off".to_owned(),
-            Unit::Choice(words) => format!("one of {}", words.join(", ")),
+        allowed: match knob.form() {
+            Form::Bytes => format!("a size from {} to {}", Size(min), Size(max)),
+            Form::Count => format!("a number from {min} to {max}"),
+            Form::Switch => "on or off".to_owned(),
+            Form::Choice(words) => format!("one of {}", words.join(", ")),
         },
     }
 }
