@@ -69,6 +69,10 @@ pub fn cases() -> Vec<Case> {
             },
         ));
         for a in &ALLOCATORS {
+            all.push(case(
+                format!("allocator, {}, the locale's data, {mode}", a.0),
+                move || locale(mode, a),
+            ));
             for (by, way) in WAYS {
                 if matches!(by, By::Inside) && a.2.is_none() {
                     continue;
@@ -86,31 +90,42 @@ pub fn cases() -> Vec<Case> {
 }
 
 impl Allocator {
-    /// c/blocks.c with this allocator.
-    fn program(&self, by: By, dir: &Path) -> Program {
-        let Allocator(name, shared, archive, needs) = self;
-        let of_ours = *name == "strict";
-        if of_ours {
+    /// Its shared object. Ours is built in `dir`, with its archive.
+    fn shared(&self, dir: &Path) -> PathBuf {
+        if self.is_ours() {
             let flags: [&[&str]; 2] = [
-                &["-shared", "-fPIC", "-o", shared],
+                &["-shared", "-fPIC", "-o", self.1],
                 &["-c", "-o", "strict.o"],
             ];
             for flags in flags {
                 build(dir, &["-fno-builtin"], &["strict"], flags);
             }
         }
-        let find = |file: &str| match of_ours {
+        self.find(self.1, dir)
+    }
+
+    fn is_ours(&self) -> bool {
+        self.0 == "strict"
+    }
+
+    /// Where a file of it is.
+    fn find(&self, file: &str, dir: &Path) -> PathBuf {
+        match self.is_ours() {
             true => dir.join(file),
             false => library(file),
-        };
+        }
+    }
+
+    /// c/blocks.c with this allocator.
+    fn program(&self, by: By, dir: &Path) -> Program {
+        let Allocator(_, _, archive, needs) = self;
+        let shared = self.shared(dir);
         match by {
-            By::Preload => {
-                Program::new(dir, compile("blocks", dir)).env("LD_PRELOAD", find(shared))
-            }
+            By::Preload => Program::new(dir, compile("blocks", dir)).env("LD_PRELOAD", shared),
             By::Link | By::Inside => {
                 let file = match by {
-                    By::Link => find(shared),
-                    _ => find(archive.expect("there is one")),
+                    By::Link => shared,
+                    _ => self.find(archive.expect("there is one"), dir),
                 };
                 let mut flags = vec!["-fno-builtin", "-o", "blocks"];
                 let file = file.to_str().expect("a plain name").to_owned();
@@ -161,6 +176,17 @@ fn storm(mode: Mode, own_mmap: bool, program: &dyn Fn(&Path) -> Program) {
     } else {
         managed.same_as(&plain);
     }
+}
+
+/// Threads that begin when the data of the locale, which are the allocator's blocks, would be in swap.
+fn locale(mode: Mode, allocator: &Allocator) {
+    mode.need();
+    let dir = directory();
+    let preload = allocator.shared(dir.path());
+    let program =
+        Program::new(dir.path(), compile("locale", dir.path())).env("LD_PRELOAD", preload);
+    let plain = program.plain();
+    program.managed(&Setup::new(mode, 32)).same_as(&plain);
 }
 
 /// Memory that is said to be writable, as it is, stays managed.
