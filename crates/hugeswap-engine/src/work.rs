@@ -224,9 +224,9 @@ impl Paging {
         };
         let written = Event::Written { place };
         if w.has(WRITABLE) || w.pins() > 0 {
-            self.settle_by(w, written);
+            self.settle_freeing(w, written);
         } else {
-            self.advance(&mut w, written);
+            self.advance_freeing(&mut w, written);
             self.park(w);
         }
     }

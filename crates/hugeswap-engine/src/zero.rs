@@ -38,7 +38,7 @@ impl Paging {
             Ok(()) => {
                 self.note_left(unit, Held::Zeros);
                 w.set_frame(NO_FRAME);
-                self.settle_by(w, Event::FoundZero);
+                self.settle_freeing(w, Event::FoundZero);
                 self.arena.put_free(place);
                 self.pacing.made_frame();
                 self.note_available();

@@ -126,19 +126,31 @@ impl Paging {
     /// [`Paging::leave_pages`] for a unit that is all zeros: nothing is dirty, and its slot holds
     /// nothing.
     pub(super) fn leave_zero(&self, w: &mut Locked<'_>) -> bool {
-        self.leave_base(w, true)
+        let dropped = self.drop_base(w);
+        if dropped {
+            self.advance_freeing(w, Event::LeftBase { zero: true });
+        }
+        dropped
     }
 
     /// [`Paging::leave_pages`] for a unit that its place in swap, if it has one, holds all of, and
-    /// that is zero otherwise. The rules of the fault path hold.
+    /// that is zero otherwise: it keeps its place. The rules of the fault path hold.
     fn leave_base(&self, w: &mut Locked<'_>, zero: bool) -> bool {
-        if self.backend.drop_units(w.addr(), UNIT).is_err() {
-            return false;
+        let dropped = self.drop_base(w);
+        if dropped {
+            self.advance(w, Event::LeftBase { zero });
         }
-        self.forget_pages(w.unit());
-        w.set_frame(NO_FRAME);
-        self.advance(w, Event::LeftBase { zero });
-        true
+        dropped
+    }
+
+    /// Drops all pages of a locked, base-mapped unit, and what is known of them.
+    fn drop_base(&self, w: &Locked<'_>) -> bool {
+        let dropped = self.backend.drop_units(w.addr(), UNIT).is_ok();
+        if dropped {
+            self.forget_pages(w.unit());
+            w.set_frame(NO_FRAME);
+        }
+        dropped
     }
 
     /// Has some base-mapped units go back to being whole, in swap: each may take mappings that are

@@ -165,7 +165,7 @@ impl Paging {
             }
             Kind::Poisoned => {
                 let file = self.files.of(unit);
-                self.settle_by(w, Event::Discarded { file });
+                self.settle_freeing(w, Event::Discarded { file });
             }
             _ => w.settle(),
         }
@@ -203,7 +203,7 @@ impl Paging {
                 self.advance(w, Event::MadeReadOnly);
                 if written {
                     let place = Place::File(place);
-                    self.advance(w, Event::Written { place });
+                    self.advance_freeing(w, Event::Written { place });
                 }
                 written
             }

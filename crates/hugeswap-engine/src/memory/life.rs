@@ -2,10 +2,13 @@
 //!
 //! [`hugeswap_policy::unit::step`] decides what an event makes of a unit. A caller that holds the
 //! unit's lock does to the memory what the event says, then calls [`Memory::advance`] if it goes on
-//! with the unit, or [`Memory::settle_by`] if it is done.
+//! with the unit, or [`Memory::settle_by`] if it is done. Where an event takes the unit's place in
+//! swap away, the caller says [`Memory::advance_freeing`] or [`Memory::settle_freeing`]: a place is
+//! never given up in the fault path, for that may allocate.
 
 use super::Memory;
 use crate::table::Locked;
+use hugeswap_policy::unit::Place;
 use hugeswap_policy::unit::step::{Effects, Event, Lists};
 
 impl Memory {
@@ -13,6 +16,26 @@ impl Memory {
     pub(crate) fn advance(&self, w: &mut Locked<'_>, event: Event) {
         let lists = self.take_step(w, event);
         self.tell(w.unit(), lists);
+    }
+
+    /// [`Memory::advance`] by an event that may take the unit's place away, which is given up. Not in
+    /// the fault path.
+    pub(crate) fn advance_freeing(&self, w: &mut Locked<'_>, event: Event) {
+        let effects = w.step(event);
+        self.store.free_place(w.unit(), effects.frees);
+        let lists = self.count(effects);
+        self.tell(w.unit(), lists);
+    }
+
+    /// [`Memory::settle_by`] by an event that may take the unit's place away, which is given up. Not
+    /// in the fault path.
+    pub(crate) fn settle_freeing(&self, mut w: Locked<'_>, event: Event) {
+        let unit = w.unit();
+        let effects = w.step(event);
+        self.store.free_place(unit, effects.frees);
+        let lists = self.count(effects);
+        w.settle();
+        self.tell(unit, lists);
     }
 
     /// Takes the step of an event that has happened to a locked unit, and unlocks it.
@@ -39,17 +62,18 @@ impl Memory {
         }
     }
 
-    /// Takes the step with all of its effects but what the lists are told.
+    /// Takes the step with all of its effects but what the lists are told. The event leaves the unit
+    /// its place.
     fn take_step(&self, w: &mut Locked<'_>, event: Event) -> Lists {
-        let Effects {
-            counts,
-            lists,
-            frees,
-        } = w.step(event);
-        self.store.free_place(w.unit(), frees);
-        for &counter in counts {
+        let effects = w.step(event);
+        debug_assert!(effects.frees == Place::Nothing, "{event:?} takes a place");
+        self.count(effects)
+    }
+
+    fn count(&self, effects: Effects) -> Lists {
+        for &counter in effects.counts {
             self.pool.count(counter, 1);
         }
-        lists
+        effects.lists
     }
 }

@@ -55,7 +55,11 @@ impl Memory {
     pub(crate) fn drop_clean(&self, w: Locked<'_>) -> bool {
         let unit = w.unit();
         match self.drop_mapped(&w) {
-            true => self.settle_dropped(w, Event::Dropped),
+            true => {
+                let charged = !w.has(UNCHARGED);
+                self.settle_by(w, Event::Dropped);
+                self.note_dropped(charged)
+            }
             // Whatever access the mapping has by now, a fault puts it right.
             false => {
                 w.settle();
@@ -69,7 +73,11 @@ impl Memory {
     /// needs no place in swap.
     pub(crate) fn drop_zero(&self, w: Locked<'_>) -> bool {
         match self.drop_mapped(&w) {
-            true => self.settle_dropped(w, Event::FoundZero),
+            true => {
+                let charged = !w.has(UNCHARGED);
+                self.settle_freeing(w, Event::FoundZero);
+                self.note_dropped(charged)
+            }
             false => {
                 self.settle_by(w, Event::NotWritten);
                 false
@@ -85,9 +93,7 @@ impl Memory {
         dropped
     }
 
-    fn settle_dropped(&self, w: Locked<'_>, event: Event) -> bool {
-        let charged = !w.has(UNCHARGED);
-        self.settle_by(w, event);
+    fn note_dropped(&self, charged: bool) -> bool {
         if charged {
             self.pool.uncharge(self.pool.me(), 1);
         }

@@ -257,7 +257,7 @@ impl Ranges {
                 true => Event::Unmapped,
                 false => Event::Discarded { file },
             };
-            self.settle_by(w, event);
+            self.settle_freeing(w, event);
         }
         self.pool.uncharge(self.pool.me(), uncharge);
         self.pool.take_from_kernel(self.pool.me(), from_kernel);
@@ -309,7 +309,7 @@ impl Ranges {
             self.forget_file_unit(unit);
         }
         if holds_zeros {
-            self.settle_by(w, Event::Emptied);
+            self.settle_freeing(w, Event::Emptied);
         } else if w.has(WATCHED) {
             self.settle_by(w, Event::Unwatched);
         } else {

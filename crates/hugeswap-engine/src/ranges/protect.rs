@@ -208,7 +208,7 @@ impl Ranges {
                 return Err(Errno::ENOMEM);
             }
             self.has_foreign.store(true, Relaxed);
-            self.settle_by(w, Event::Ejected { keeps_place: false });
+            self.settle_freeing(w, Event::Ejected { keeps_place: false });
             return Ok(());
         }
     }
