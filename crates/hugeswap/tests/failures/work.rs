@@ -433,22 +433,22 @@ pub fn join(what: &str) -> ! {
     let pool = Pool::join(ticket).unwrap_or_else(|e| end(WRONG, &format!("WRONG join: {e}")));
     let len = 8 * UNIT;
     let own = pool.region(len);
-    let mut own = own.unwrap_or_else(|e| end(WRONG, &format!("WRONG region: {e}")));
+    let own = own.unwrap_or_else(|e| end(WRONG, &format!("WRONG region: {e}")));
     let mut m = Model::new(own.as_ptr() as usize, len);
     m.fill(0..len / PAGE, 1);
     if !name.is_empty() {
         let both = pool.attach_shared(name);
-        let mut both = both.unwrap_or_else(|e| end(WRONG, &format!("WRONG attach: {e}")));
+        let both = both.unwrap_or_else(|e| end(WRONG, &format!("WRONG attach: {e}")));
         let mut shared = Model::new(both.as_ptr() as usize, 4 * UNIT);
         for page in &mut shared.pages {
             *page = Holds::Words(1);
         }
         shared.check("shared, in another program");
         shared.fill(JOINER_WRITES, 2);
-        advise(&mut both, 0, 4 * UNIT, Advice::PageOut);
+        advise(&both, 0, 4 * UNIT, Advice::PageOut);
         shared.check("shared, written in another program");
     }
-    advise(&mut own, 0, len, Advice::PageOut);
+    advise(&own, 0, len, Advice::PageOut);
     m.check("of another program");
     m.fill(300..1500, 2);
     m.check("of another program, written");
