@@ -502,7 +502,7 @@ fn settings_change_while_the_program_runs() {
     // All of it or nothing.
     r.refuses(
         &["set", "readahead.max=1", "thp.defrag=later"],
-        "none of always, defer",
+        "'later' is not allowed: one of always, defer",
     );
     r.refuses(
         &["set", "readahead.max=1", "swap.encrypt=on"],
