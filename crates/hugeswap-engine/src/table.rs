@@ -7,7 +7,7 @@ use crate::lock::check_inside;
 use crate::zeroed::Zeroed;
 use crate::{PAGE, UNIT};
 pub use hugeswap_policy::unit::lock::NO_FRAME;
-use hugeswap_policy::unit::lock::{self, Lock, QUEUED};
+use hugeswap_policy::unit::lock::{self, Lock, QUEUED, StateWord};
 use hugeswap_policy::unit::step::{Effects, Event, Step, step};
 use hugeswap_policy::unit::{Kind, LOCKED, UNCHARGED, WAITERS, WRITEBACK, Word};
 use hugeswap_policy::workingset::lruvec::Weights;
@@ -26,6 +26,7 @@ struct Cells<'a> {
 }
 
 impl lock::Cells for Cells<'_> {
+    type Word = Word;
     const SPINS: u32 = 50;
 
     fn word(&self) -> u64 {
@@ -51,7 +52,9 @@ impl lock::Cells for Cells<'_> {
     fn wake(&self) {
         futex::wake(futex::low_half(self.word), u32::MAX >> 1, false);
     }
+}
 
+impl lock::Offers for Cells<'_> {
     fn frame(&self) -> u32 {
         self.frame.load(Acquire)
     }
@@ -216,14 +219,14 @@ impl Table {
         wanted: impl Fn(Word) -> bool,
     ) -> Option<Locked<'_>> {
         check_inside();
-        let word = self.lock_of(unit).try_lock_if(wanted)?;
+        let word = self.lock_of(unit).try_lock_if((), wanted)?;
         Some(self.locked(unit, word))
     }
 
     /// Locks the unit, waiting for it if need be.
     pub(crate) fn lock(&self, unit: u32) -> Locked<'_> {
         check_inside();
-        let word = self.lock_of(unit).lock();
+        let word = self.lock_of(unit).lock(());
         self.locked(unit, word)
     }
 
@@ -382,7 +385,8 @@ impl<'t> Locked<'t> {
     pub fn pass(self) {
         let unit = ManuallyDrop::new(self);
         unit.weigh();
-        unit.lock().put_locked(unit.word);
+        let word = unit.word.locked(());
+        unit.lock().change(|_| Some(word));
     }
 
     /// The number of its frame.

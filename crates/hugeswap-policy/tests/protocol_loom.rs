@@ -16,7 +16,7 @@
 //! That the explorer would notice is checked too: each [`Bug`] breaks one rule of the
 //! protocol, and the test asserts that the model then fails.
 
-use hugeswap_policy::unit::lock::{Cells, Lock, NO_FRAME, QUEUED};
+use hugeswap_policy::unit::lock::{Cells, Lock, NO_FRAME, Offers, QUEUED, StateWord};
 use hugeswap_policy::unit::step::{Event, step};
 use hugeswap_policy::unit::{
     CLEAN, HAS_PLACE, Kind, LOCKED, Place, State, WAITERS, WATCHED, WRITABLE, WRITEBACK, Word,
@@ -95,6 +95,7 @@ struct Model {
 }
 
 impl Cells for Model {
+    type Word = Word;
     const SPINS: u32 = 0;
 
     fn word(&self) -> u64 {
@@ -132,7 +133,9 @@ impl Cells for Model {
             self.sleepers.notify_all();
         }
     }
+}
 
+impl Offers for Model {
     fn frame(&self) -> u32 {
         match self.bug {
             Bug::OfferUnordered => self.frame.load(Relaxed),
@@ -195,7 +198,7 @@ impl Unit {
     /// Locks the unit, also by taking an offer.
     fn take(&self) -> Word {
         loop {
-            if let Some(w) = self.claim().or_else(|| self.lock.try_lock_if(|_| true)) {
+            if let Some(w) = self.claim().or_else(|| self.lock.try_lock_if((), |_| true)) {
                 return w;
             }
             self.lock.wait_locked();
@@ -302,8 +305,8 @@ impl Unit {
     /// Locks the unit, if it is in swap, and offers its lock.
     fn plan(&self) {
         let swapped = |w: Word| w.kind() == Kind::Swapped;
-        if let Some(w) = self.lock.try_lock_if(swapped) {
-            self.lock.put_locked(w.clear(CLEAN));
+        if let Some(w) = self.lock.try_lock_if((), swapped) {
+            self.lock.change(|_| Some(w.clear(CLEAN).locked(())));
             self.note.store(1, Relaxed);
             self.lock.offer();
         }
@@ -504,7 +507,7 @@ const BROKEN: &[(Play, Bug, &str)] = &[
     (Play::Holder, Bug::PinsIgnored, "a held unit was taken"),
     (Play::ReadAndWrite, Bug::NoWake, "deadlock"),
     (Play::ReadAndWrite, Bug::WaiterSilent, "deadlock"),
-    (Play::ReadAhead, Bug::TakenTwice, "old.has(LOCKED)"),
+    (Play::ReadAhead, Bug::TakenTwice, "old.is_locked()"),
     (
         Play::ReadAhead,
         Bug::OfferUnordered,

@@ -19,6 +19,7 @@ use super::layout::{
 };
 use hugeswap_policy::UNIT_BYTES;
 use hugeswap_policy::knobs::Knob;
+use hugeswap_policy::shared::step::{Event, step};
 use hugeswap_policy::shared::{Kind, Owner, Word};
 use hugeswap_policy::thp_swap::clusters;
 use hugeswap_sys::fs::Identity;
@@ -558,7 +559,7 @@ impl Pool {
         let words = &self.shared_words()[..self.shared_high()];
         let referred = words
             .iter()
-            .any(|w| Word(w.load(Acquire)).slot() == Some(cluster));
+            .any(|w| Word(w.load(Acquire)).cluster() == Some(cluster));
         let elsewhere = || {
             let hands = self.records().iter().flat_map(|r| &r.in_hand);
             hands.into_iter().any(|h| h.load(Acquire) == cluster + 1)
@@ -585,8 +586,9 @@ impl Pool {
             let first = (s.first.load(Relaxed) as usize).min(SHARED_UNITS);
             let end = (first + s.units.load(Relaxed) as usize).min(SHARED_UNITS);
             for unit in first..end {
-                let word = Word(self.shared_words()[unit].swap(0, AcqRel));
-                if let Some(cluster) = word.slot() {
+                let word = Word(self.shared_words()[unit].swap(Word::NONE.0, AcqRel));
+                let freed = step(word, Event::Ended).ok().and_then(|s| s.effects.frees);
+                if let Some(cluster) = freed {
                     clusters::release_shared(self.slot_words(), cluster as usize);
                 }
                 self.uncharge_shared(unit as u32);

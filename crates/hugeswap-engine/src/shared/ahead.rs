@@ -6,14 +6,15 @@
 //! meanwhile. What cannot be had at once (memory, the word, a device that fails) is left to the
 //! touch. A region is not unmapped under them ([`Map::hold`]).
 
+use super::Map;
 use super::evict::is_userfaultfd;
 use super::{Host, Sharing};
-use super::{Map, lock, unlock};
 use crate::{PAGES, UNIT};
 use hugeswap_policy::UNIT_PAGES;
 use hugeswap_policy::counters::Counter;
 use hugeswap_policy::defrag::gfp::Gfp;
-use hugeswap_policy::shared::{Kind, Op, Word};
+use hugeswap_policy::shared::step::Event;
+use hugeswap_policy::shared::{Kind, Op};
 use hugeswap_policy::swapin::readahead::run_before;
 use hugeswap_sys::signal::Blocked;
 use hugeswap_sys::{fs, process};
@@ -64,7 +65,7 @@ impl Sharing {
         };
         let units = m.units();
         let number = |u: u32| STREAMS + u64::from(u);
-        let there = |u: u32| Word(self.word_of(u).load(Acquire)).is_in_memory();
+        let there = |u: u32| self.load(u).is_in_memory();
         let passed = run_before(unit, units.start, there);
         if passed < unit {
             streams.on_resident(number(passed), number(unit));
@@ -107,7 +108,7 @@ impl Sharing {
 
     /// Is it in swap, and owned by no process?
     fn is_to_come(&self, unit: u32) -> bool {
-        let w = Word(self.word_of(unit).load(Acquire));
+        let w = self.load(unit);
         !w.is_locked() && w.kind() == Kind::Swapped
     }
 
@@ -137,17 +138,18 @@ impl Sharing {
 
     fn bring_by(&self, host: &impl Host, fd: i32, region: usize, m: &Map, unit: u32) {
         let buffer = self.buffers.take(UNIT);
-        let cell = self.word_of(unit);
-        let w = Word(cell.load(Acquire));
-        let me = self.pool.owner(self.pool.me());
-        if w.is_locked() || w.kind() != Kind::Swapped || !lock(cell, w, Op::In, me) {
+        let w = self.load(unit);
+        if w.is_locked() || w.kind() != Kind::Swapped {
             return;
         }
+        let Some(held) = self.take(unit, w, Op::In) else {
+            return;
+        };
         let charged = self.pool.is_charged_shared(unit);
         if !self.pool.charge_shared(unit, false) {
-            return unlock(cell, w);
+            return held.settle();
         }
-        let read = w.slot().is_some_and(|cluster| {
+        let read = w.cluster().is_some_and(|cluster| {
             self.store
                 .read_until(cluster, 0..PAGES, buffer.at, false, |_| false)
                 .is_ok()
@@ -156,17 +158,16 @@ impl Sharing {
             if !charged {
                 self.pool.uncharge_shared(unit);
             }
-            return unlock(cell, w);
+            return held.settle();
         }
         match self.copy(fd, region, m, unit, buffer.at) {
             Ok(()) => {
-                self.pool.count(Counter::SwapRa, 1);
                 self.pool.count(Counter::PswpIn, UNIT_PAGES);
-                unlock(cell, w.with_kind(Kind::Resident).referenced(true));
+                held.settle_by(Event::Arrived { ahead: true });
                 host.check_watermark();
             }
-            // What is there of it stays, and is not filled again.
-            Err(_) => unlock(cell, w),
+            // Pages that have come in stay, and are not filled again.
+            Err(_) => held.settle(),
         }
     }
 }

@@ -2,13 +2,13 @@
 //! are freed, parts are overwritten with zeros.
 
 use super::evict::{DISCARD, is_memory};
-use super::{Host, Map, Sharing, lock, unlock};
+use super::{Host, Map, Sharing};
 use crate::PAGES;
 use crate::careful;
 use hugeswap_policy::UNIT_BYTES;
+use hugeswap_policy::shared::step::Event;
 use hugeswap_policy::shared::{Kind, Op, Word};
 use hugeswap_sys::fs;
-use std::sync::atomic::Ordering::Acquire;
 
 static ZEROS: [u8; 4096] = [0; 4096];
 
@@ -25,10 +25,7 @@ impl Sharing {
             if whole.contains(&unit) && !self.is_kept(unit) {
                 continue;
             }
-            if matches!(
-                Word(self.word_of(unit).load(Acquire)).unlocked().kind(),
-                Kind::None | Kind::Lost
-            ) {
+            if matches!(self.load(unit).kind(), Kind::None | Kind::Lost) {
                 continue;
             }
             let at = m.addr_of(unit);
@@ -38,7 +35,7 @@ impl Sharing {
                 // SAFETY: the caller asked for these bytes to be zero.
                 if unsafe { careful::copy(from, ZEROS.as_ptr() as usize, n) }.is_err() {
                     // If they are lost, so are the rest.
-                    done &= Word(self.word_of(unit).load(Acquire)).kind() == Kind::Lost;
+                    done &= self.load(unit).kind() == Kind::Lost;
                     break;
                 }
                 from += n;
@@ -61,15 +58,13 @@ impl Sharing {
     }
 
     fn discard_unit(&self, region: usize, m: &Map, unit: u32) -> bool {
-        let cell = self.word_of(unit);
-        let me = self.pool.owner(self.pool.me());
         let mut since = None;
         let mut wait = |w: Word| {
-            self.wait(cell, w);
+            self.wait(unit, w);
             !self.is_stuck(&mut since)
         };
-        let w = loop {
-            let w = Word(cell.load(Acquire));
+        let held = loop {
+            let w = self.load(unit);
             if w.is_locked() && w.op() != Op::Out {
                 if !wait(w) {
                     return false;
@@ -79,8 +74,8 @@ impl Sharing {
             if w.kind() == Kind::Kept {
                 return true;
             }
-            if lock(cell, w, Op::Discard, me) {
-                break w;
+            if let Some(held) = self.take(unit, w, Op::Discard) {
+                break held;
             }
         };
         self.stamp(region, unit, 0..PAGES);
@@ -90,13 +85,14 @@ impl Sharing {
             && (!is_memory(m, memory) || fs::punch(memory, m.offset_of(unit), UNIT_BYTES).is_err())
         {
             // kswapd has a descriptor of its own.
-            if !self.hand_over(unit) {
-                unlock(cell, w);
+            if let Some(held) = self.hand_over(held) {
+                held.settle();
                 return false;
             }
+            let by = self.holder(Op::Discard);
             loop {
-                let now = Word(cell.load(Acquire));
-                if !now.is_held(Op::Discard, me) {
+                let now = self.load(unit);
+                if !now.is_held(by) {
                     return true;
                 }
                 if !wait(now) {
@@ -106,18 +102,7 @@ impl Sharing {
         }
         self.pool.uncharge_shared(unit);
         let _discarding = self.discarding.lock();
-        self.give_up_slot(unit, w.with_kind(Kind::None).referenced(false));
+        held.settle_without_cluster(Event::Discarded, DISCARD);
         true
-    }
-
-    /// Gives a word of the caller, which has `discarding`, back without its slot, which is free.
-    pub(super) fn give_up_slot(&self, unit: u32, new: Word) {
-        let cell = self.word_of(unit);
-        let Some(cluster) = new.slot() else {
-            return unlock(cell, new);
-        };
-        self.in_hand(DISCARD, Some(cluster));
-        unlock(cell, new.with_slot(None));
-        self.drop_in_hand(DISCARD, cluster);
     }
 }

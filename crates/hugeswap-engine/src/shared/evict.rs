@@ -8,11 +8,12 @@
 //! record, then the word without the cluster; and first the word with the cluster, then the record
 //! without it.
 
-use super::{Host, Maintenance, Map, PeerDescriptor, Sharing, lock, unlock};
+use super::lock::Leaving;
+use super::{Host, Maintenance, Map, PeerDescriptor, Sharing};
 use crate::checksum;
 use crate::{PAGES, UNIT};
-use hugeswap_policy::counters::Counter;
-use hugeswap_policy::shared::{Kind, Op, Word};
+use hugeswap_policy::shared::Kind;
+use hugeswap_policy::shared::step::Event;
 use hugeswap_policy::thp_swap::clusters;
 use hugeswap_policy::{PAGE_BYTES, UNIT_BYTES};
 use hugeswap_sys::signal::Blocked;
@@ -26,7 +27,7 @@ const HOPELESS_NS: u64 = 1_000_000_000;
 const BATCH: usize = 4;
 /// Of [`Record::in_hand`](crate::pool::layout::Record): kswapd's, and that of a thread that
 /// discards.
-const KSWAPD: usize = 0;
+pub(super) const KSWAPD: usize = 0;
 pub(super) const DISCARD: usize = 1;
 
 impl Sharing {
@@ -97,16 +98,14 @@ impl Sharing {
                 here
             })?;
             let unit = m.units().start + left as u32;
-            let cell = self.word_of(unit);
-            let w = Word(cell.load(Acquire));
+            let w = self.load(unit);
             if w.is_locked() || w.kind() != Kind::Resident || self.pool.is_left(unit) {
                 continue;
             }
             if !w.is_referenced() {
                 return Some((region, m, unit));
             }
-            let spared = w.referenced(false);
-            let _ = cell.compare_exchange(w.0, spared.0, AcqRel, Relaxed);
+            self.change(unit, w, Event::Spared);
         }
         None
     }
@@ -120,9 +119,7 @@ impl Sharing {
         m: &Map,
         unit: u32,
     ) -> bool {
-        let cell = self.word_of(unit);
-        let w = Word(cell.load(Acquire));
-        let me = self.pool.owner(self.pool.me());
+        let w = self.load(unit);
         if w.is_locked() || w.kind() != Kind::Resident || self.pool.is_left(unit) {
             return false;
         }
@@ -130,45 +127,26 @@ impl Sharing {
         // word, and looks then.
         let freezing = &self.pool.record().freezing;
         freezing.store(unit + 1, SeqCst);
-        if !lock(cell, w, Op::Out, me) {
+        let Some(mut leaving) = self.take_out(unit, w) else {
             freezing.store(0, SeqCst);
             return false;
-        }
-        let saved = self.save(host, state, region, m, unit, w);
+        };
+        let saved = self.save(host, state, region, m, unit, &mut leaving);
         freezing.store(0, SeqCst);
         let Ok(memory) = saved else {
-            // Still in memory, if it was not taken meanwhile.
-            self.take_back(unit, None);
+            leaving.stay();
             return false;
         };
-        // The word is ours for good.
+        let held = leaving.secured();
         let punched = fs::punch_at_last(memory, m.offset_of(unit), UNIT_BYTES);
         self.protect_again(state, region, m, unit);
         if punched.is_err() {
-            // It stands there still, as it is in swap.
-            self.change_kind(unit, Kind::Resident);
-            unlock(cell, Word(cell.load(Acquire)).referenced(true));
+            // The memory is there, and has the same bytes.
+            held.settle_by(Event::NotDropped);
             return false;
         }
-        self.end_punch(host, unit);
+        self.end_in_memory(host, held, Event::Dropped);
         true
-    }
-
-    /// After the memory of a unit was dropped.
-    pub(super) fn end_punch(&self, host: &impl Host, unit: u32) {
-        let cell = self.word_of(unit);
-        self.pool.uncharge_shared(unit);
-        let w = Word(cell.load(Acquire));
-        let given_up = w.slot().filter(|_| w.kind() != Kind::Swapped);
-        match given_up {
-            Some(cluster) => {
-                self.in_hand(KSWAPD, Some(cluster));
-                unlock(cell, w.with_slot(None));
-                self.drop_in_hand(KSWAPD, cluster);
-            }
-            None => unlock(cell, w),
-        }
-        host.note_available();
     }
 
     pub(super) fn in_hand(&self, which: usize, cluster: Option<u64>) {
@@ -185,33 +163,8 @@ impl Sharing {
         self.in_hand(which, None);
     }
 
-    /// Changes a word that is being taken out by this process, if it still is. False: another
-    /// process has taken it.
-    fn advance(&self, unit: u32, change: impl Fn(Word) -> Word) -> bool {
-        let cell = self.word_of(unit);
-        let me = self.pool.owner(self.pool.me());
-        let next = |w: u64| {
-            let w = Word(w);
-            w.is_held(Op::Out, me).then(|| change(w).0)
-        };
-        cell.fetch_update(AcqRel, Acquire, next).is_ok()
-    }
-
-    /// A unit that was to be taken out stays.
-    fn take_back(&self, unit: u32, cluster: Option<u64>) {
-        let cell = self.word_of(unit);
-        let me = self.pool.owner(self.pool.me());
-        let w = Word(cell.load(Acquire));
-        if w.is_held(Op::Out, me) && lock(cell, w, Op::Touch, me) {
-            unlock(cell, w.referenced(true));
-        }
-        if let Some(c) = cluster {
-            self.drop_in_hand(KSWAPD, c);
-        }
-    }
-
-    /// Sees to it that the bytes of a unit that is being taken out are in swap; then the word says
-    /// so, and is this process's for good. The memory file.
+    /// Puts the bytes of a unit in swap. Then the word says so, and no process can displace this
+    /// one. The memory file.
     fn save(
         &self,
         host: &impl Host,
@@ -219,7 +172,7 @@ impl Sharing {
         region: usize,
         m: &Map,
         unit: u32,
-        w: Word,
+        leaving: &mut Leaving<'_>,
     ) -> Result<i32> {
         let memory = self.memory_of(state, region, m)?;
         let before = self.changes_of(region);
@@ -238,41 +191,32 @@ impl Sharing {
         // SAFETY: the buffer is ours, and filled.
         let bytes = unsafe { std::slice::from_raw_parts(buffer.at as *const u8, UNIT) };
         if checksum::is_zero(bytes) {
-            let zero = |w: Word| w.with_kind(Kind::None).locked(Op::Punch, w.owner());
-            if !unchanged() || !self.advance(unit, zero) {
+            if !unchanged() || !leaving.advance(Event::FoundZero) {
                 return Err(Errno::EAGAIN);
             }
-            self.pool.count(Counter::ZeroDrop, 1);
             return Ok(memory);
         }
         let mut sums = [0; PAGES];
         checksum::fill(&self.store.key, bytes, &mut sums);
-        let out = |slot: Option<u64>| {
-            move |w: Word| {
-                let w = w.with_kind(Kind::Swapped).locked(Op::Punch, w.owner());
-                w.with_slot(slot)
-            }
-        };
         let shared = |c: &u64| clusters::is_shared(self.pool.slot_words(), *c as usize);
-        let old = w.slot().filter(shared);
+        let old = leaving.cluster().filter(shared);
         let known = |c: &u64| {
             let known = self.pool.slot_sums().get(*c as usize);
             known.is_some_and(|k| checksum::equal(k, &sums))
                 && !self.pool.is_bad(*c, 0..PAGES)
                 && !self.pool.is_draining(*c)
         };
-        if old.as_ref().is_some_and(known) {
-            if !unchanged() || !self.advance(unit, out(old)) {
+        if let Some(cluster) = old.filter(known) {
+            if !unchanged() || !leaving.advance(Event::Stored { cluster }) {
                 return Err(Errno::EAGAIN);
             }
-            self.pool.count(Counter::CleanDrop, 1);
             return Ok(memory);
         }
         // What is there of it in swap is older: no process is to find that once we have begun to
         // write over it.
         if let Some(c) = old {
             self.in_hand(KSWAPD, Some(c));
-            if !self.advance(unit, |w| w.with_slot(None)) {
+            if !leaving.advance(Event::Unplaced) {
                 self.in_hand(KSWAPD, None);
                 return Err(Errno::EAGAIN);
             }
@@ -281,7 +225,7 @@ impl Sharing {
         let Some(cluster) = written else {
             return Err(Errno::EIO);
         };
-        if !unchanged() || !self.advance(unit, out(Some(cluster))) {
+        if !unchanged() || !leaving.advance(Event::Stored { cluster }) {
             self.drop_in_hand(KSWAPD, cluster);
             return Err(Errno::EAGAIN);
         }
@@ -410,7 +354,7 @@ impl Sharing {
         };
         let now = hugeswap_sys::now_ns;
         let inside = |unit| {
-            let w = Word(self.word_of(unit).load(Acquire));
+            let w = self.load(unit);
             w.kind() == Kind::Resident && !self.pool.is_left(unit)
         };
         let push = |unit| {
@@ -429,10 +373,9 @@ impl Sharing {
                 process::yield_now();
             }
             // Memory is dropped just after the word has changed.
-            let cell = self.word_of(unit);
-            let w = Word(cell.load(Acquire));
+            let w = self.load(unit);
             if w.is_locked() {
-                self.wait(cell, w);
+                self.wait(unit, w);
             }
             if !inside(unit) {
                 since = now();

@@ -3,15 +3,16 @@
 //! The rules of the fault path hold. Besides, no thread holds a word while it waits for memory,
 //! because other processes may need the word.
 
-use super::{Fds, Host, Map, Sharing, lock, unlock};
+use super::lock::Locked;
+use super::{Fds, Host, Map, Sharing};
 use crate::doubts::{self, Doubt};
 use crate::outcome::Outcome;
 use crate::{PAGE, PAGES, UNIT};
 use hugeswap_policy::UNIT_PAGES;
 use hugeswap_policy::counters::{Counter, FaultClass};
+use hugeswap_policy::shared::step::Event;
 use hugeswap_policy::shared::{Kind, Op, Word};
 use hugeswap_sys::{Errno, Result, now_ns, uffd};
-use std::sync::atomic::Ordering::Acquire;
 
 impl Sharing {
     /// Resolves a fault in a shared region. The caller is inside the gate.
@@ -20,15 +21,13 @@ impl Sharing {
             return Outcome::NotOurs;
         };
         let unit = m.unit_at(addr);
-        let cell = self.word_of(unit);
-        let me = self.pool.owner(self.pool.me());
         let start = now_ns();
         let (mut waited, mut since) = (false, None);
         loop {
             if waited && self.is_stuck(&mut since) {
                 return Outcome::Stuck;
             }
-            let w = Word(cell.load(Acquire));
+            let w = self.load(unit);
             match (w.op(), w.kind()) {
                 // (It is there to be read, unless the word is nonsense.)
                 (Op::Out, _) if !write && doubts::raise(addr) == Doubt::First => {
@@ -36,19 +35,21 @@ impl Sharing {
                 }
                 // A thread that writes takes it from the process that is taking it out.
                 (Op::None, Kind::Resident | Kind::Kept) | (Op::Out, _) => {
-                    if !lock(cell, w, Op::Touch, me) {
+                    let Some(mut held) = self.take(unit, w, Op::Touch) else {
                         continue;
-                    }
-                    if w.op() == Op::Out {
-                        self.pool.count(Counter::WriteRedirtied, 1);
-                    }
+                    };
                     let touched = self.touch_resident(region, m, unit, addr, write);
-                    if matches!(touched, Err(Errno::EBADF | Errno::ENOTTY)) && self.hand_over(unit)
-                    {
-                        waited = true;
-                        continue;
+                    if matches!(touched, Err(Errno::EBADF | Errno::ENOTTY)) {
+                        held = match self.hand_over(held) {
+                            None => {
+                                waited = true;
+                                continue;
+                            }
+                            Some(held) => held,
+                        };
                     }
-                    unlock(cell, w.referenced(true));
+                    let displaced = w.op() == Op::Out;
+                    held.settle_by(Event::Touched { displaced });
                     if touched.is_err() {
                         return Outcome::NoMemory;
                     }
@@ -62,11 +63,11 @@ impl Sharing {
                 }
                 (Op::None, Kind::Lost) => return Outcome::Poisoned,
                 (Op::None, Kind::None | Kind::Swapped) => {
-                    if !lock(cell, w, Op::In, me) {
+                    let Some(mut held) = self.take(unit, w, Op::In) else {
                         continue;
-                    }
+                    };
                     if !self.charge(host, unit) {
-                        unlock(cell, w);
+                        held.settle();
                         match host.wait_for_memory(None, || self.has_room(host, unit)) {
                             Some(()) => continue,
                             None => return Outcome::NoMemory,
@@ -75,19 +76,22 @@ impl Sharing {
                     if w.kind() == Kind::Swapped {
                         self.read_ahead(host, m, unit, false);
                     }
-                    match self.fill(region, m.fds(), m, unit, w, true) {
-                        Ok(()) => {}
-                        Err(Errno::EBADF | Errno::ENOTTY | Errno::EIO) if self.hand_over(unit) => {
-                            waited = true;
-                            continue;
-                        }
-                        Err(_) => {
-                            // What is there of it stays, and is not filled again.
-                            unlock(cell, w);
-                            return Outcome::NoMemory;
-                        }
+                    let filled = self.fill(region, m.fds(), m, unit, w, true);
+                    if matches!(filled, Err(Errno::EBADF | Errno::ENOTTY | Errno::EIO)) {
+                        held = match self.hand_over(held) {
+                            None => {
+                                waited = true;
+                                continue;
+                            }
+                            Some(held) => held,
+                        };
                     }
-                    unlock(cell, w.with_kind(Kind::Resident).referenced(true));
+                    if filled.is_err() {
+                        // Pages that have come in stay, and are not filled again.
+                        held.settle();
+                        return Outcome::NoMemory;
+                    }
+                    held.settle_by(Event::Arrived { ahead: false });
                     host.check_watermark();
                     let class = match w.kind() {
                         Kind::None => FaultClass::FirstTouch,
@@ -101,7 +105,7 @@ impl Sharing {
                         self.read_ahead(host, m, unit, true);
                     }
                     waited = true;
-                    self.wait(cell, w);
+                    self.wait(unit, w);
                 }
             }
             if host.is_stopping() {
@@ -154,14 +158,15 @@ impl Sharing {
         (room || host.hand_back_one()).then_some(())
     }
 
-    /// Has kswapd do it, with descriptors of its own; the word goes with the job. False: it has too
-    /// much to do.
-    pub(super) fn hand_over(&self, unit: u32) -> bool {
-        if self.gate.is_forker() || self.handed.push(unit).is_err() {
-            return false;
+    /// Has kswapd do what the op of a unit says, with descriptors of its own. The unit itself if
+    /// kswapd has too much to do.
+    pub(super) fn hand_over<'s>(&self, held: Locked<'s>) -> Option<Locked<'s>> {
+        if self.gate.is_forker() || self.handed.push(held.unit()).is_err() {
+            return Some(held);
         }
+        held.pass();
         self.pool.kick();
-        true
+        None
     }
 
     /// Fills what is absent of a unit whose word is this thread's with what `w` says that it holds.
@@ -187,7 +192,7 @@ impl Sharing {
             unsafe { std::ptr::write_bytes(buffer.at as *mut u8, 0, UNIT) };
             return self.copy(fds.uffd, region, m, unit, buffer.at);
         }
-        let cluster = w.slot().ok_or(Errno::EIO)?;
+        let cluster = w.cluster().ok_or(Errno::EIO)?;
         self.store.read(cluster, 0..PAGES, buffer.at, doubt)?;
         self.copy(fds.uffd, region, m, unit, buffer.at)?;
         self.pool.count(Counter::PswpIn, UNIT_PAGES);

@@ -4,10 +4,11 @@
 
 use super::{Host, Map, Sharing};
 use crate::outcome::Outcome;
-use hugeswap_policy::shared::{Kind, Op, Word};
+use hugeswap_policy::shared::step::Event;
+use hugeswap_policy::shared::{Kind, Op};
 use hugeswap_sys::signal::Blocked;
 use hugeswap_sys::{Errno, Result, process, uffd};
-use std::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed, SeqCst};
+use std::sync::atomic::Ordering::SeqCst;
 use std::sync::atomic::fence;
 
 impl Sharing {
@@ -24,14 +25,12 @@ impl Sharing {
     }
 
     fn keep_unit(&self, host: &impl Host, m: &Map, unit: u32) -> Result<()> {
-        let cell = self.word_of(unit);
         loop {
-            let w = Word(cell.load(Acquire));
+            let w = self.load(unit);
             match (w.op(), w.kind()) {
                 (_, Kind::Kept) => break,
                 (Op::None, Kind::Resident) => {
-                    let kept = w.with_kind(Kind::Kept);
-                    if cell.compare_exchange(w.0, kept.0, AcqRel, Relaxed).is_ok() {
+                    if self.change(unit, w, Event::Kept) {
                         break;
                     }
                 }
@@ -63,6 +62,6 @@ impl Sharing {
     }
 
     pub(super) fn is_kept(&self, unit: u32) -> bool {
-        Word(self.word_of(unit).load(Acquire)).kind() == Kind::Kept
+        self.load(unit).kind() == Kind::Kept
     }
 }

@@ -5,7 +5,7 @@
 //! mapping yet is taking out.
 
 use super::error::{Result, SharedError};
-use super::{Host, Sharing, unlock};
+use super::{Host, Sharing};
 use crate::UNIT;
 use crate::pool::layout::{FileIdentity, SHARED_NAME, SHARED_UNITS};
 use crate::pool::shared::{FileKey, Found};
@@ -16,7 +16,7 @@ use hugeswap_sys::fs::{Identity, Seals};
 use hugeswap_sys::signal::Blocked;
 use hugeswap_sys::{Errno, fs, futex, mm, now_ns, process, uffd};
 use std::sync::atomic::AtomicU32;
-use std::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed, Release, SeqCst};
+use std::sync::atomic::Ordering::{Acquire, Relaxed, Release, SeqCst};
 
 /// How long a process that attaches waits for another one to have it.
 const PATIENCE_NS: u64 = 5_000_000_000;
@@ -362,22 +362,20 @@ impl Sharing {
     /// Keeps in what another process is taking out that may not know that this process has come.
     pub(super) fn settle(&self, host: &impl Host, index: usize) -> Result<()> {
         let m = &self.maps[index];
-        let me = self.pool.owner(self.pool.me());
         let (mut looks, mut since) = (0, None);
         for unit in m.units() {
-            let cell = self.word_of(unit);
             loop {
-                let w = Word(cell.load(SeqCst));
+                // In one order with the mapping's entry in the table.
+                let w = Word(self.word_of(unit).load(SeqCst));
                 match w.op() {
                     Op::Out => {
-                        let mine = w.locked(Op::Touch, me);
-                        if cell.compare_exchange(w.0, mine.0, AcqRel, Relaxed).is_ok() {
-                            unlock(cell, w);
+                        if let Some(held) = self.take(unit, w, Op::Touch) {
+                            held.settle();
                         }
                     }
                     Op::Punch if self.is_stuck(&mut since) => return Err(SharedError::Stuck),
                     Op::Punch => {
-                        self.wait(cell, w);
+                        self.wait(unit, w);
                         looks += 1;
                         if looks % 8 == 0 {
                             // (In a forked child there is no kswapd yet.)
@@ -415,7 +413,7 @@ impl Sharing {
         for _ in 0..self.handed.len() {
             match self.handed.pop() {
                 Some(unit) if m.units().contains(&unit) => {
-                    self.finish(host, index, m.fds(), m, unit)
+                    self.finish(host, index, m.fds(), m, self.passed(unit))
                 }
                 Some(other) => drop(self.handed.push(other)),
                 None => break,

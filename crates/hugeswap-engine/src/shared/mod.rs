@@ -43,6 +43,7 @@ mod fault;
 mod fork;
 mod host;
 mod keep;
+mod lock;
 mod map;
 mod recover;
 mod track;
@@ -65,10 +66,10 @@ use hugeswap_policy::markers::pagemap::{Categories, State, SwapPlace};
 use hugeswap_policy::shared::{Kind, Nonsense, Op, Word};
 use hugeswap_policy::swapin::readahead::Streams;
 use hugeswap_policy::{PAGE_BYTES, UNIT_BYTES, UNIT_PAGES};
-use hugeswap_sys::{Result, futex, now_ns, process};
+use hugeswap_sys::{Result, now_ns};
 use std::ops::Range;
 use std::sync::Arc;
-use std::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed};
+use std::sync::atomic::Ordering::{Acquire, Relaxed};
 use std::sync::atomic::{AtomicBool, AtomicI32, AtomicU32, AtomicU64, AtomicUsize};
 use track::Begin;
 
@@ -283,46 +284,10 @@ impl Map {
     }
 }
 
-/// Tries to become the owner of a word.
-fn lock(cell: &AtomicU64, w: Word, op: Op, owner: hugeswap_policy::shared::Owner) -> bool {
-    let locked = w.locked(op, owner);
-    cell.compare_exchange(w.0, locked.0, AcqRel, Relaxed)
-        .is_ok()
-}
-
-/// Gives a word back that is the caller's.
-fn unlock(cell: &AtomicU64, new: Word) {
-    let old = Word(cell.swap(new.unlocked().0, AcqRel));
-    if old.has_waiters() {
-        futex::wake(futex::low_half(cell), u32::MAX >> 1, true);
-    }
-}
-
 impl Sharing {
     fn word_of(&self, unit: u32) -> &AtomicU64 {
         // Units of maps are in the table: that was looked at when they were mapped.
         &self.pool.shared_words()[unit as usize]
-    }
-
-    /// Waits a while for a word that was locked so.
-    fn wait(&self, cell: &AtomicU64, w: Word) {
-        let waited_for = w.waited_for();
-        if cell
-            .compare_exchange(w.0, waited_for.0, AcqRel, Relaxed)
-            .is_err()
-            && w != waited_for
-        {
-            return;
-        }
-        self.waiting.fetch_add(1, AcqRel);
-        let half = futex::low_half(cell);
-        futex::wait(half, waited_for.0 as u32, Some(DOUBT_NS), true);
-        if cell.load(Acquire) == waited_for.0 {
-            // kswapd looks whether its owner lives.
-            self.pool.kick();
-            process::yield_now();
-        }
-        self.waiting.fetch_sub(1, AcqRel);
     }
 
     /// Has a thread that waits since `since` waited too long for what other processes hold?
@@ -357,7 +322,7 @@ impl Sharing {
     /// Is the unit at `addr`, in a shared region, in memory?
     pub(crate) fn is_resident(&self, addr: usize) -> bool {
         self.map_of(addr).is_some_and(|(_, m)| {
-            let w = Word(self.word_of(m.unit_at(addr)).load(Acquire));
+            let w = self.load(m.unit_at(addr));
             w.is_in_memory()
         })
     }
@@ -374,7 +339,7 @@ impl Sharing {
             return;
         };
         for (unit, at, pages) in self.units(addr, len) {
-            let state = self.state_of(Word(self.word_of(unit).load(Acquire)));
+            let state = self.state_of(self.load(unit));
             let state = state.nth(pages.start as u64);
             self.with_writes(region, unit, pages, state, |pages, state| {
                 tell(at + pages.start * PAGE..at + pages.end * PAGE, state);
@@ -393,7 +358,7 @@ impl Sharing {
             return Ok(());
         };
         let mut units = m.units_in(addr, len, false);
-        units.try_for_each(|unit| Word(self.word_of(unit).load(Acquire)).check())
+        units.try_for_each(|unit| self.load(unit).check())
     }
 
     fn state_of(&self, w: Word) -> State {
@@ -408,7 +373,7 @@ impl Sharing {
         let categories = match w.kind() {
             Kind::None => Categories::ZERO,
             Kind::Resident | Kind::Kept => here
-                .and_if(w.slot().is_none(), Categories::DIRTY)
+                .and_if(w.cluster().is_none(), Categories::DIRTY)
                 .and_if(w.op() == Op::Out, Categories::WRITEBACK),
             Kind::Swapped => away,
             Kind::Lost => Categories::FILE | Categories::POISONED,
@@ -420,10 +385,10 @@ impl Sharing {
                 page: offset / PAGE_BYTES,
             })
         };
-        let slot = w.slot().filter(|_| w.kind() == Kind::Swapped);
+        let cluster = w.cluster().filter(|_| w.kind() == Kind::Swapped);
         State {
             categories: categories.and_if(w.is_locked(), Categories::IN_TRANSIT),
-            swap: slot.and_then(place),
+            swap: cluster.and_then(place),
         }
     }
 }

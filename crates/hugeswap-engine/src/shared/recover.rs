@@ -2,16 +2,17 @@
 //! threads of this process that lacked the descriptors for it. Also, units whose swap area is to be
 //! taken off.
 
-use super::evict::is_userfaultfd;
-use super::{Fds, Maintenance, Map, lock, unlock};
+use super::evict::{DISCARD, KSWAPD, is_userfaultfd};
+use super::lock::Locked;
+use super::{Fds, Maintenance, Map};
 use super::{Host, Sharing};
-use hugeswap_policy::counters::Counter;
+use hugeswap_policy::shared::step::Event;
 use hugeswap_policy::shared::{Kind, Op, Word};
 use hugeswap_policy::thp_swap::clusters;
 use hugeswap_policy::{UNIT_BYTES, UNIT_PAGES};
 use hugeswap_sys::{Errno, Result, fs, process, uffd};
 use std::ops::Range;
-use std::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed};
+use std::sync::atomic::Ordering::Relaxed;
 
 impl Sharing {
     /// kswapd: carries on what the dead have begun.
@@ -32,12 +33,10 @@ impl Sharing {
     /// hs-swapoff: what shared units have in `range` of swap goes elsewhere, of the regions that
     /// this process has. False: something is there still.
     pub(crate) fn leave_area_of(&self, host: &impl Host, range: &Range<u64>) -> bool {
-        let there = |w: Word| w.slot().is_some_and(|c| range.contains(&c));
+        let there = |w: Word| w.cluster().is_some_and(|c| range.contains(&c));
         for (region, m) in self.maps() {
             for unit in m.units() {
-                if there(Word(self.word_of(unit).load(Acquire)))
-                    && !self.leave_area(host, region, m, unit, &there)
-                {
+                if there(self.load(unit)) && !self.leave_area(host, region, m, unit, &there) {
                     return false;
                 }
             }
@@ -61,38 +60,34 @@ impl Sharing {
         let Ok(fds) = self.fds_of(&mut state, region, m) else {
             return false;
         };
-        let cell = self.word_of(unit);
-        let me = self.pool.owner(self.pool.me());
-        let w = Word(cell.load(Acquire));
+        let w = self.load(unit);
         let op = match w.kind() {
             Kind::Swapped => Op::In,
             _ => Op::Touch,
         };
-        if !there(w) || w.is_locked() || !lock(cell, w, op, me) {
+        if !there(w) || w.is_locked() {
             return false;
         }
-        if w.kind() == Kind::Swapped {
-            // Beyond the budget if need be, for the moment it takes to write it elsewhere.
-            self.pool.charge_shared(unit, true);
-            if self.fill(region, fds, m, unit, w, false).is_err() {
-                unlock(cell, w);
-                return false;
-            }
-        }
-        let was = w.kind();
-        let kept = match was {
-            Kind::Swapped | Kind::Resident => Kind::Resident,
-            other => other,
+        let Some(held) = self.take(unit, w, op) else {
+            return false;
         };
-        self.give_up_slot(unit, w.with_kind(kept));
-        if was == Kind::Swapped {
-            self.evict(host, &mut state, region, m, unit);
+        if w.kind() != Kind::Swapped {
+            held.settle_without_cluster(Event::Unplaced, DISCARD);
+            return true;
         }
+        // Beyond the budget if need be, for the moment it takes to write it elsewhere.
+        self.pool.charge_shared(unit, true);
+        if self.fill(region, fds, m, unit, w, false).is_err() {
+            held.settle();
+            return false;
+        }
+        held.settle_elsewhere(DISCARD);
+        self.evict(host, &mut state, region, m, unit);
         true
     }
 
     fn is_orphan(&self, unit: u32) -> bool {
-        let w = Word(self.word_of(unit).load(Acquire));
+        let w = self.load(unit);
         w.is_locked() && !self.pool.owner_lives(w.owner())
     }
 
@@ -105,14 +100,22 @@ impl Sharing {
         m: &Map,
         unit: u32,
     ) {
-        let cell = self.word_of(unit);
-        let w = Word(cell.load(Acquire));
+        let w = self.load(unit);
         if !w.is_locked() || self.pool.owner_lives(w.owner()) {
             return;
         }
-        let mine = w.locked(w.op(), self.pool.owner(self.pool.me()));
-        if cell.compare_exchange(w.0, mine.0, AcqRel, Relaxed).is_ok() {
-            self.finish(host, region, fds, m, unit);
+        match w.op() {
+            // A write-out is not carried on. (Held for one, the word could be taken from us, too.)
+            Op::Out => {
+                if let Some(held) = self.take(unit, w, Op::Touch) {
+                    held.settle_by(Event::Touched { displaced: false });
+                }
+            }
+            op => {
+                if let Some(held) = self.take(unit, w, op) {
+                    self.finish(host, region, fds, m, held);
+                }
+            }
         }
     }
 
@@ -121,12 +124,10 @@ impl Sharing {
         let Some((region, m)) = self.map_with(unit) else {
             return;
         };
+        let held = self.passed(unit);
         match self.fds_of(state, region, m) {
-            Ok(fds) => self.finish(host, region, fds, m, unit),
-            Err(_) => {
-                let cell = self.word_of(unit);
-                unlock(cell, Word(cell.load(Acquire)));
-            }
+            Ok(fds) => self.finish(host, region, fds, m, held),
+            Err(_) => held.settle(),
         }
     }
 
@@ -141,58 +142,63 @@ impl Sharing {
         })
     }
 
-    /// Ends what the op of this process's word says.
-    pub(super) fn finish(&self, host: &impl Host, region: usize, fds: Fds, m: &Map, unit: u32) {
-        let cell = self.word_of(unit);
-        let w = Word(cell.load(Acquire));
-        if matches!(w.op(), Op::Touch | Op::Punch | Op::Discard) {
+    /// Does what the op of a unit says, and unlocks the unit.
+    pub(super) fn finish(
+        &self,
+        host: &impl Host,
+        region: usize,
+        fds: Fds,
+        m: &Map,
+        held: Locked<'_>,
+    ) {
+        let unit = held.unit();
+        let punch = || {
+            let _ = fs::punch_at_last(fds.memory, m.offset_of(unit), UNIT_BYTES);
+        };
+        if matches!(held.op(), Op::Touch | Op::Punch | Op::Discard) {
             // It may be writable somewhere, or its protection be lost.
             self.stamp(region, unit, 0..UNIT_PAGES as usize);
         }
-        match w.op() {
-            Op::None => {}
-            // (There is nothing to bring in: the word is nonsense.)
-            Op::In if w.is_in_memory() => unlock(cell, w),
-            Op::In => self.finish_in(host, region, fds, m, unit, w),
+        match held.op() {
+            Op::In if !held.is_in_memory() => self.finish_in(host, region, fds, m, held),
             Op::Touch => {
                 let _ = uffd::write_protect(fds.uffd, m.addr_of(unit), m.span_of(unit), false);
-                unlock(cell, w);
+                held.settle();
             }
-            Op::Out => unlock(cell, w.referenced(true)),
             Op::Punch => {
-                let _ = fs::punch_at_last(fds.memory, m.offset_of(unit), UNIT_BYTES);
-                self.end_punch(host, unit);
+                punch();
+                self.end_in_memory(host, held, Event::Dropped);
             }
             Op::Discard => {
-                let _ = fs::punch_at_last(fds.memory, m.offset_of(unit), UNIT_BYTES);
-                self.change_kind(unit, Kind::None);
-                self.end_punch(host, unit);
+                punch();
+                self.end_in_memory(host, held, Event::Discarded);
             }
+            // The word is nonsense: what is in memory need not be brought in, and no write-out is
+            // carried on.
+            Op::In | Op::Out | Op::None => held.settle(),
         }
     }
 
-    /// For a word of this process; others may begin to wait for it meanwhile.
-    pub(super) fn change_kind(&self, unit: u32, kind: Kind) {
-        let change = |w| Some(Word(w).with_kind(kind).0);
-        let _ = self.word_of(unit).fetch_update(AcqRel, Acquire, change);
-    }
-
-    fn finish_in(&self, host: &impl Host, region: usize, fds: Fds, m: &Map, unit: u32, w: Word) {
-        let cell = self.word_of(unit);
-        // Some of it may be there.
+    fn finish_in(&self, host: &impl Host, region: usize, fds: Fds, m: &Map, held: Locked<'_>) {
+        let unit = held.unit();
+        // Pages of it may be there.
         self.pool.charge_shared(unit, true);
-        match self.fill(region, fds, m, unit, w, false) {
-            Ok(()) => unlock(cell, w.with_kind(Kind::Resident).referenced(true)),
+        match self.fill(region, fds, m, unit, *held, false) {
+            Ok(()) => held.settle_by(Event::Arrived { ahead: false }),
             Err(Errno::EIO) => {
-                self.pool.count(Counter::SwapReadError, 1);
-                self.pool.count(Counter::Poisoned, 1);
                 self.stamp(region, unit, 0..UNIT_PAGES as usize);
                 let _ = fs::punch_at_last(fds.memory, m.offset_of(unit), UNIT_BYTES);
-                self.change_kind(unit, Kind::Lost);
-                self.end_punch(host, unit);
+                self.end_in_memory(host, held, Event::Lost);
             }
             // Tried again at the next touch.
-            Err(_) => unlock(cell, w),
+            Err(_) => held.settle(),
         }
+    }
+
+    /// The memory of a unit was dropped, as `event` says. For a thread that has `maintenance`.
+    pub(super) fn end_in_memory(&self, host: &impl Host, held: Locked<'_>, event: Event) {
+        self.pool.uncharge_shared(held.unit());
+        held.settle_without_cluster(event, KSWAPD);
+        host.note_available();
     }
 }

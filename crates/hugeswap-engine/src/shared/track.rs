@@ -19,13 +19,13 @@
 //!
 //! kswapd begins epochs, because it has the descriptors of the other processes.
 
-use super::{Host, Maintenance, Map, Sharing, lock, unlock};
+use super::{Host, Maintenance, Map, Sharing};
 use crate::lock::Lock;
 use crate::track::stamps::TrackError;
 use crate::{PAGE, PAGES};
 use hugeswap_policy::knobs::Knob;
 use hugeswap_policy::markers::pagemap::{Categories, State};
-use hugeswap_policy::shared::{Kind, Op, Word};
+use hugeswap_policy::shared::{Kind, Op};
 use hugeswap_sys::signal::Blocked;
 use hugeswap_sys::{Errno, futex};
 use std::ops::Range;
@@ -141,11 +141,9 @@ impl Sharing {
         unit: u32,
         epoch: u32,
     ) -> Result<(), Errno> {
-        let cell = self.word_of(unit);
-        let me = self.pool.owner(self.pool.me());
         let mut waiting = None;
-        let w = loop {
-            let w = Word(cell.load(Acquire));
+        let held = loop {
+            let w = self.load(unit);
             if w.is_locked() && w.op() != Op::Out {
                 if self.is_stuck(&mut waiting) {
                     return Err(Errno::ETIMEDOUT);
@@ -158,14 +156,14 @@ impl Sharing {
                     let fds = self.fds_of(state, region, m)?;
                     self.carry_on_orphan(host, region, fds, m, unit);
                 }
-                self.wait(cell, w);
+                self.wait(unit, w);
                 self.pool.reap();
-            } else if lock(cell, w, Op::Touch, me) {
-                break w;
+            } else if let Some(held) = self.take(unit, w, Op::Touch) {
+                break held;
             }
         };
         let Some(stamps) = self.pool.shared_stamps(unit) else {
-            unlock(cell, w);
+            held.settle();
             return Ok(());
         };
         let since = stamps.since.load(Relaxed);
@@ -175,13 +173,13 @@ impl Sharing {
         let done = match since >= from && last < since {
             true => Ok(()),
             // Others write to it unseen: all of it counts as written.
-            _ if w.kind() == Kind::Kept => Ok(()),
+            _ if held.kind() == Kind::Kept => Ok(()),
             false => self.freeze(state, region, m, unit),
         };
         if done.is_ok() {
             stamps.since.store(epoch, SeqCst);
         }
-        unlock(cell, w);
+        held.settle();
         done
     }
 

@@ -5,6 +5,7 @@
 //! | place (40 bits) | pins (9 bits) | flags and kind    |
 //! ```
 
+use super::lock::StateWord;
 use super::{FilePlace, Place};
 
 /// What a unit is.
@@ -194,6 +195,43 @@ impl Word {
             && (!self.has(CLEAN) || (mapped && self.has(HAS_PLACE)))
             && (!matches!(k, Kind::Swapped | Kind::Cached) || self.has(HAS_PLACE))
             && (!matches!(k, Kind::Free | Kind::None | Kind::Poisoned) || !self.has(HAS_PLACE))
+    }
+}
+
+impl StateWord for Word {
+    type Holder = ();
+    const IS_TRUSTED: bool = true;
+
+    fn from_raw(raw: u64) -> Word {
+        Word(raw)
+    }
+
+    fn raw(self) -> u64 {
+        self.0
+    }
+
+    fn is_locked(self) -> bool {
+        self.has(LOCKED)
+    }
+
+    fn locked(self, (): ()) -> Word {
+        self.set(LOCKED)
+    }
+
+    fn unlocked(self) -> Word {
+        self.clear(LOCKED | WAITERS)
+    }
+
+    fn has_waiters(self) -> bool {
+        self.has(WAITERS)
+    }
+
+    fn with_waiters(self) -> Word {
+        self.set(WAITERS)
+    }
+
+    fn is_consistent(self) -> bool {
+        Word::is_consistent(self)
     }
 }
 

@@ -4,6 +4,8 @@ use crate::pagemap::is;
 use crate::util::*;
 use hugeswap::volatile::{Bytes, VolatileMemory};
 use hugeswap::{Advice, Categories, Error, Pool, SharedError, SharedRegion};
+use hugeswap_policy::shared::{Holder, Kind, Op, Owner, Word};
+use hugeswap_policy::unit::lock::StateWord;
 use std::sync::atomic::AtomicU64;
 use std::sync::atomic::Ordering::{Relaxed, SeqCst};
 use std::time::{Duration, Instant};
@@ -20,6 +22,7 @@ tests! {
     shared_leaves_an_area,
     shared_and_private_share_a_budget,
     shared_takes_wild_words,
+    shared_is_carried_on_for_the_dead_whatever_they_did,
     shared_is_discarded_in_part,
     #[long]
     shared_is_encrypted_too,
@@ -530,6 +533,65 @@ fn shared_takes_wild_words() {
     s.clients[3].owner.store(0, SeqCst);
     engine.unmap_shared(addr);
     assert_eq!(pool.shared_frames(), 0);
+    // SAFETY: nothing of it is used any more.
+    unsafe { engine.stop() };
+}
+
+/// A process dies with a unit locked, whatever it was doing with it and wherever its bytes are: the
+/// unit is unlocked, and has its bytes, unless they were to be given up.
+fn shared_is_carried_on_for_the_dead_whatever_they_did() {
+    let engine = engine(32, hugeswap::FaultMode::Signal, &[]);
+    let Ok(addr) = engine.share("orphans", 4 * UNIT) else {
+        skip("no userfaultfd");
+    };
+    let at = addr + UNIT;
+    let cell = &engine.pool().shared_words()[1];
+    let word = || Word(cell.load(SeqCst));
+    // No process has ever had this record.
+    let owner = Owner {
+        record: 0xf0,
+        generation: 0x77,
+    };
+    let mut value = 0u8;
+    for (kind, op) in [
+        (Kind::Resident, Op::Out),
+        (Kind::Resident, Op::Touch),
+        (Kind::Resident, Op::Discard),
+        (Kind::Swapped, Op::In),
+        (Kind::Swapped, Op::Punch),
+        (Kind::Swapped, Op::Touch),
+        (Kind::Swapped, Op::Discard),
+        (Kind::None, Op::In),
+        (Kind::None, Op::Punch),
+        (Kind::None, Op::Discard),
+    ] {
+        value += 1;
+        let written = vec![value; UNIT];
+        // SAFETY: of this test's region.
+        unsafe { engine.copy_in(at, &written) }.unwrap();
+        match kind {
+            Kind::Swapped => engine.pageout(at, UNIT),
+            Kind::None => engine.discard(at, UNIT).unwrap(),
+            _ => {}
+        }
+        until("it is as it is to be", || {
+            word().kind() == kind && !word().is_locked()
+        });
+        cell.store(word().locked(Holder { op, owner }).0, SeqCst);
+        // (kswapd carries on; a thread that needs the unit would wake it.)
+        until(&format!("{kind:?}, {op:?}: it is unlocked"), || {
+            !word().is_locked()
+        });
+        let mut read = vec![0xff; UNIT];
+        engine.copy_out(at, &mut read).unwrap();
+        let gone = kind == Kind::None || op == Op::Discard;
+        assert!(
+            read.iter().all(|&b| b == if gone { 0 } else { value }),
+            "{kind:?}, {op:?}"
+        );
+    }
+    engine.unmap_shared(addr);
+    assert_eq!(engine.pool().shared_frames(), 0);
     // SAFETY: nothing of it is used any more.
     unsafe { engine.stop() };
 }
