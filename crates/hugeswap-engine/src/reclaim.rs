@@ -14,8 +14,7 @@
 //! in memory.
 //!
 //! When kswapd works, and until when: [`crate::memory::marks`]. Another process may ask for frames
-//! (`give_back`): a process that has less than its share and must wait asks the one that has the
-//! most beyond its own.
+//! (`give_back`): [`hugeswap_policy::donor`] tells which process asks which.
 
 use crate::UNIT;
 use crate::khugepaged::Khugepaged;
@@ -365,7 +364,11 @@ impl Reclaim {
         }
         let owed = &self.pool.record().give_back;
         let _ = owed.fetch_update(Relaxed, Relaxed, |o| Some(o.saturating_sub(given)));
-        if self.pool.record().charged.load(Relaxed) == 0 && !self.sharing.is_used() {
+        let (charged, foreign) = {
+            let r = self.pool.record();
+            (r.charged.load(Relaxed), r.foreign.load(Relaxed))
+        };
+        if charged <= foreign && !self.sharing.is_used() {
             owed.store(0, Relaxed);
         }
         self.pool.count(Counter::GiveBack, given);

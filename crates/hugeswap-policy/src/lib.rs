@@ -25,6 +25,7 @@
 //! | [`shared`] | the state word of a unit of shared memory |
 //! | [`swapin`] | how much a fault brings in, and what is read ahead of it |
 //! | [`watermark`] | when reclaim starts and stops |
+//! | [`donor`] | which process gives memory to another of its pool |
 //! | [`pace`] | how long threads pause that take memory faster than reclaim makes it available |
 //! | [`numa`] | which node memory comes from |
 //! | [`device`] | what a slow or failing device makes the engine do |
@@ -51,6 +52,7 @@ pub mod cell;
 pub mod counters;
 pub mod defrag;
 pub mod device;
+pub mod donor;
 pub mod driver;
 pub mod extents;
 pub mod histogram;

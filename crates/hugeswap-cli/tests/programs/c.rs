@@ -11,6 +11,7 @@ pub fn cases() -> Vec<Case> {
     for mode in Mode::ALL {
         all.push(case(format!("threads, {mode}"), move || threads(mode)));
         all.push(case(format!("workers, {mode}"), move || workers(mode)));
+        all.push(case(format!("resting, {mode}"), move || resting(mode)));
         for (program, least_absent) in [("memory", 30), ("calls", 150), ("forks", 10)] {
             for storm in [false, true] {
                 let name = format!("{program}, {mode}{}", if storm { ", storm" } else { "" });
@@ -102,6 +103,29 @@ fn workers(mode: Mode) {
     let plain = program.plain();
     let managed = program.managed(&Setup::new(mode, MEMORY_MIB));
     managed.same_as(&plain).processes(4);
+}
+
+/// More children than the budget has units, each with a little memory that it does not use: it is
+/// there for the parent, which works.
+fn resting(mode: Mode) {
+    const ROUNDS: u64 = 100;
+    const UNITS: u64 = 16;
+    mode.need();
+    let dir = directory();
+    let mib = (UNITS * 2).to_string();
+    let program = Program::new(dir.path(), compile("resting", dir.path())).args([
+        "48",
+        &mib,
+        &ROUNDS.to_string(),
+    ]);
+    let plain = program.plain();
+    let setup = Setup::new(mode, 64).option("--set", "thp.swapin=always");
+    let managed = program.managed(&setup);
+    let came_back = managed.same_as(&plain).number("thp_swpin");
+    assert!(
+        came_back < ROUNDS * UNITS / 2,
+        "the parent had its memory back from swap {came_back} times"
+    );
 }
 
 /// `storm`: units are evicted at random all the time.

@@ -64,7 +64,10 @@ impl Paging {
         let _inside = self.gate.enter();
         match unit {
             Some(unit) => self.resolve(unit, addr, write),
-            None => self.sharing.fault(self.host(), addr, write),
+            None => {
+                self.note_awake(now_ns());
+                self.sharing.fault(self.host(), addr, write)
+            }
         }
     }
 
@@ -75,6 +78,7 @@ impl Paging {
             write,
             start: now_ns(),
         };
+        self.note_awake(fault.start);
         let mut waited = false;
         loop {
             let w = self.table.load(unit);

@@ -5,8 +5,9 @@
 
 use crate::memory::Memory;
 use hugeswap_policy::counters::Counter;
+use hugeswap_policy::donor::{self, Holder};
 use hugeswap_sys::{futex, now_ns};
-use std::sync::atomic::Ordering::{Acquire, Relaxed};
+use std::sync::atomic::Ordering::{Acquire, Relaxed, Release};
 
 /// Patience with a swap that is full, and with one that is only slow.
 const FULL_PATIENCE_NS: u64 = 2_000_000_000;
@@ -94,20 +95,15 @@ impl Memory {
         got
     }
 
-    /// Asks the process that holds the most for frames: what it has beyond its share or, if this
-    /// one waits in vain for its own to become free (`hungry`: they are pinned, say), whatever it
-    /// has.
+    /// Asks another process for frames: what it has beyond its share, all if it rests
+    /// ([`hugeswap_policy::donor`]) or, if this one waits in vain for its own to become free
+    /// (`hungry`: they are pinned, say), whatever it has.
     pub(crate) fn ask_others(&self, hungry: bool) {
         let me = self.pool.me();
-        let live = self.pool.live().count() as u64;
-        if live < 2 {
+        if self.pool.live().count() < 2 {
             return;
         }
-        let share = self.pool.frames() / live;
-        let mine = self.pool.record().charged.load(Relaxed);
-        if mine >= share && !hungry {
-            return;
-        }
+        let now = now_ns();
         let others = || {
             let live = self.pool.live();
             live.filter(|(i, r)| *i != me && r.responsive.load(Relaxed) == 1)
@@ -115,21 +111,32 @@ impl Memory {
         // What is shared counts as one's that can take it out.
         let shared = self.pool.shared_frames();
         let keeper = others().map(|(i, _)| i).find(|&i| self.pool.has_shared(i));
-        let holds = |i: usize, charged: u64| match keeper {
-            Some(k) if k == i => charged + shared,
-            _ => charged,
+        let holders = || {
+            others().map(|(i, r)| {
+                let own = r.charged.load(Relaxed);
+                let frames = own.saturating_sub(r.foreign.load(Relaxed));
+                let holder = Holder {
+                    frames: frames + if keeper == Some(i) { shared } else { 0 },
+                    owed: r.give_back.load(Relaxed),
+                    rests: Holder::rests(r.faulted.load(Relaxed), now),
+                };
+                (r, holder)
+            })
         };
-        let richest = others()
-            .map(|(i, r)| (holds(i, r.charged.load(Relaxed)), r))
-            .max_by_key(|(n, _)| *n);
-        if let Some((held, r)) = richest
-            && (hungry || held > share)
-            && r.give_back.load(Relaxed) == 0
-        {
-            r.give_back
-                .store(share.saturating_sub(mine).clamp(1, 16), Relaxed);
-            r.kick.fetch_add(1, std::sync::atomic::Ordering::Release);
+        let mine = self.pool.record().charged.load(Relaxed);
+        if let Some((r, n)) = donor::choose(self.pool.frames(), mine, hungry, holders) {
+            r.give_back.store(n, Relaxed);
+            r.kick.fetch_add(1, Release);
             futex::wake(&r.kick, 1, true);
+        }
+    }
+
+    /// This process uses its memory at `now`.
+    pub(crate) fn note_awake(&self, now: u64) {
+        const EVERY_NS: u64 = donor::REST_NS / 16;
+        let faulted = &self.pool.record().faulted;
+        if now.saturating_sub(faulted.load(Relaxed)) > EVERY_NS {
+            faulted.store(now, Relaxed);
         }
     }
 }

@@ -34,7 +34,7 @@ use std::sync::atomic::{AtomicI32, AtomicI64, AtomicU8, AtomicU32, AtomicU64};
 /// "hugeswap" in ASCII.
 pub const MAGIC: u64 = u64::from_le_bytes(*b"hugeswap");
 /// Changed whenever the layout does.
-pub const VERSION: u32 = 24;
+pub const VERSION: u32 = 25;
 /// See [`Record::unreadable`].
 pub const ONLY_UNREADABLE: u64 = 1 << 31;
 /// Most processes a pool can have at one time.
@@ -424,6 +424,8 @@ pub struct Record {
     pub touched: AtomicI64,
     /// Pages of base-mapped ones among those that hold nothing, when kswapd last looked.
     pub untouched_pages: AtomicU64,
+    /// When it last faulted (nanoseconds of the monotonic clock, about).
+    pub faulted: AtomicU64,
     /// Frames others ask it to give back.
     pub give_back: AtomicU64,
     /// Futex its reclaim thread sleeps on; shared between processes.

@@ -23,7 +23,7 @@ use super::holder::{is_gone, myself, processes, status_of};
 use super::layout::{Events, MAX_PROCESSES, Record, state};
 use super::{Pool, PoolError};
 use hugeswap_policy::thp_swap::clusters;
-use hugeswap_sys::{process, since_boot_ns};
+use hugeswap_sys::{now_ns, process, since_boot_ns};
 use std::sync::atomic::AtomicU64;
 use std::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed, Release};
 
@@ -70,6 +70,7 @@ impl Pool {
                 r.managed.store(0, Relaxed);
                 r.touched.store(0, Relaxed);
                 r.untouched_pages.store(0, Relaxed);
+                r.faulted.store(now_ns(), Relaxed);
                 r.give_back.store(0, Relaxed);
                 r.responsive.store(0, Relaxed);
                 r.transferring.store(0, Relaxed);
