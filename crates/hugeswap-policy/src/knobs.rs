@@ -187,11 +187,44 @@ pub fn find(name: &str) -> Option<Knob> {
     Knob::ALL.iter().copied().find(|k| k.name() == name)
 }
 
+/// Why a text is no size. The message is one line that says what to write.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum SizeError {
+    /// It is not a number with a suffix.
+    NotASize {
+        /// The text.
+        text: String,
+    },
+    /// It is more than 64 bits can say.
+    TooLarge {
+        /// The text.
+        text: String,
+    },
+}
+
+impl std::fmt::Display for SizeError {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            SizeError::NotASize { text } => write!(
+                f,
+                "'{text}' is not a size: write a number with K, M, G or T, like 600M or 1.5G"
+            ),
+            SizeError::TooLarge { text } => write!(f, "'{text}' is too large a size"),
+        }
+    }
+}
+
+impl std::error::Error for SizeError {}
+
 /// Parses a size: digits, an optional fraction, and an optional suffix B, K, M, G or T (powers of
-/// 1024; `KiB`, `MB` and the like are accepted too). The error is one line that says what to write.
-pub fn parse_size(text: &str) -> Result<u64, String> {
-    let bad =
-        || format!("'{text}' is not a size: write a number with K, M, G or T, like 600M or 1.5G");
+/// 1024; `KiB`, `MB` and the like are accepted too).
+///
+/// # Errors
+/// [`SizeError`] if the text is no such size.
+pub fn parse_size(text: &str) -> Result<u64, SizeError> {
+    let bad = || SizeError::NotASize { text: text.into() };
+    let too_large = || SizeError::TooLarge { text: text.into() };
     let t = text.trim();
     let split = t
         .find(|c: char| !c.is_ascii_digit() && c != '.')
@@ -206,13 +239,12 @@ pub fn parse_size(text: &str) -> Result<u64, String> {
         _ => return Err(bad()),
     };
     let value = if let Ok(n) = number.parse::<u64>() {
-        n.checked_mul(1 << shift)
-            .ok_or_else(|| format!("'{text}' is too large a size"))?
+        n.checked_mul(1 << shift).ok_or_else(too_large)?
     } else {
         let f: f64 = number.parse().map_err(|_| bad())?;
         let v = f * (1u64 << shift) as f64;
         if v >= 9.0e18 {
-            return Err(format!("'{text}' is too large a size"));
+            return Err(too_large());
         }
         v as u64
     };

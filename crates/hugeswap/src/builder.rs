@@ -20,7 +20,7 @@ use std::sync::Arc;
 ///     .set(ReadaheadMax::new(4)?)
 ///     .set("swap.checksum=on") // from a command line; the same as Checksum(true)
 ///     .build()?;
-/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// # Ok::<(), hugeswap::Error>(())
 /// ```
 #[derive(Clone, Debug)]
 #[must_use]

@@ -23,6 +23,9 @@ pub enum Error {
     /// A setting does not exist, or does not take the value.
     #[error(transparent)]
     Setting(#[from] SettingError),
+    /// A text is no swap area ([`SwapSpec::parse`](crate::SwapSpec::parse)).
+    #[error(transparent)]
+    SwapSpec(#[from] pool::SwapSpecError),
     /// No budget was given to the builder of a pool.
     #[error("a pool needs a memory budget: Pool::builder().memory(bytes)")]
     NoMemory,

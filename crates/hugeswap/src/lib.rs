@@ -93,7 +93,7 @@ pub use error::{Error, FileError};
 pub use group::{Group, GroupStats};
 pub use hugeswap_engine::groups::GroupError;
 pub use hugeswap_engine::pool::losses::{Cause, Loss};
-pub use hugeswap_engine::pool::{FaultMode, PoolError, Room, ScrubReport, SwapSpec};
+pub use hugeswap_engine::pool::{FaultMode, PoolError, Room, ScrubReport, SwapSpec, SwapSpecError};
 pub use hugeswap_engine::shared::SharedError;
 pub use hugeswap_engine::{EngineError, FileMode, TrackError};
 pub use hugeswap_engine::{MapError, MapFileError, MarkerError, PinError};

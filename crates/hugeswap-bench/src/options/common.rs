@@ -99,7 +99,7 @@ pub enum Access {
 
 /// A size of at least one huge page, rounded down to whole ones.
 pub fn size(text: &str) -> Result<u64, String> {
-    match knobs::parse_size(text)? {
+    match knobs::parse_size(text).map_err(|e| e.to_string())? {
         n if n < UNIT => Err(format!(
             "{text} is less than one huge page: give at least 2M"
         )),

@@ -133,7 +133,7 @@ fn list(pool: &Pool, as_json: bool) -> Result<()> {
 }
 
 fn add(pool: &Pool, area: &str) -> Result<()> {
-    SwapSpec::parse(area).map_err(anyhow::Error::msg)?;
+    SwapSpec::parse(area)?;
     // The process that made the pool has a working directory of its own.
     let (path, options) = match area.split_once(',') {
         Some((path, options)) => (path, format!(",{options}")),

@@ -57,9 +57,7 @@ const LOOK_EVERY: Duration = Duration::from_millis(50);
 
 /// Runs the demo; returns 0 if all is well, 1 if the outputs differ or nothing was managed.
 pub fn run(args: &Args) -> Result<i32> {
-    let size = knobs::parse_size(&args.size)
-        .map_err(anyhow::Error::msg)
-        .context("--size")?;
+    let size = knobs::parse_size(&args.size).context("--size")?;
     if size < MIN_SIZE {
         bail!(
             "--size {} is too small to show anything: at least {}",

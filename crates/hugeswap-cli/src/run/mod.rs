@@ -16,7 +16,7 @@ mod unmanaged;
 use crate::doctor::facts;
 use anyhow::{Context, Result, bail};
 use clap::ValueEnum;
-use hugeswap_engine::pool::{FaultMode, Pool, PoolConfig, SwapSpec};
+use hugeswap_engine::pool::{FaultMode, Pool, PoolConfig, SwapSpec, SwapSpecError};
 use hugeswap_policy::knobs::{self, Knob};
 use hugeswap_support::POOL_VARIABLE;
 use hugeswap_sys::{Errno, probe, process, spawn};
@@ -183,15 +183,12 @@ fn remove_links(pool: &Pool) {
 }
 
 fn config(args: &Args) -> Result<PoolConfig> {
-    let one_line = anyhow::Error::msg;
-    let memory = knobs::parse_size(&args.memory)
-        .map_err(one_line)
-        .context("--memory")?;
+    let memory = knobs::parse_size(&args.memory).context("--memory")?;
     let swap = args
         .swap
         .iter()
         .map(|s| SwapSpec::parse(s))
-        .collect::<Result<_, _>>();
+        .collect::<Result<_, SwapSpecError>>();
     let settings = args
         .set
         .iter()
@@ -203,7 +200,7 @@ fn config(args: &Args) -> Result<PoolConfig> {
     }
     Ok(PoolConfig {
         memory,
-        swap: swap.map_err(one_line).context("--swap")?,
+        swap: swap.context("--swap")?,
         fault_mode: match args.fault_mode {
             Mode::Auto => FaultMode::Auto,
             Mode::Signal => FaultMode::Signal,

@@ -174,6 +174,7 @@ impl Pool {
         let asker = word & !0xff;
         if word & 0xff == ASKED && m.change(word, SERVING | asker) {
             let spec = SwapSpec::parse(&m.take());
+            let spec = spec.map_err(|e| e.to_string());
             let added = spec.and_then(|s| self.add_area(&s).map_err(|e| e.to_string()));
             m.put(&match added {
                 Ok(index) => format!("ok {index}"),

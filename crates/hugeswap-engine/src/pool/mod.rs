@@ -44,7 +44,7 @@ pub use records::Reservation;
 pub use report::{FaultReport, Report};
 pub use room::SOFT_FULL_PERCENT;
 pub use scrub::ScrubReport;
-pub use swap::SwapSpec;
+pub use swap::{SwapSpec, SwapSpecError};
 
 use crate::checksum::Sums;
 use crate::lock::Lock;

@@ -18,7 +18,7 @@ mod span;
 mod spec;
 
 pub use nameless::{default_area, is_memory};
-pub use spec::{MAX_BYTES, PRIORITIES, SwapSpec};
+pub use spec::{MAX_BYTES, PRIORITIES, SwapSpec, SwapSpecError};
 
 use super::PoolError;
 use hugeswap_policy::UNIT_BYTES;
@@ -85,7 +85,7 @@ pub fn open_area(spec: &SwapSpec) -> Result<OpenArea, PoolError> {
     };
     let unknown = refusal("area");
     spec.check()
-        .map_err(|e| unknown.because("cannot be had", e))?;
+        .map_err(|e| unknown.because("cannot be had", e.to_string()))?;
     let meta = std::fs::metadata(&spec.path).map_err(|e| match e.kind() {
         std::io::ErrorKind::NotFound => unknown.because(
             "does not exist",

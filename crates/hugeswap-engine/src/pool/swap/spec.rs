@@ -1,9 +1,10 @@
 //! A swap area as it is asked for: `PATH[,size=SIZE][,pri=N][,tmpfs=allow][,device=allow]`.
 
 use hugeswap_policy::UNIT_BYTES;
-use hugeswap_policy::knobs::parse_size;
+use hugeswap_policy::knobs::{SizeError, parse_size};
 use std::ops::RangeInclusive;
 use std::path::PathBuf;
+use std::str::FromStr;
 
 /// The largest area, bytes.
 pub const MAX_BYTES: u64 = 16 << 40;
@@ -26,6 +27,45 @@ pub struct SwapSpec {
     pub allow_device: bool,
 }
 
+/// Why a text, or a [`SwapSpec`], is no swap area that can be asked for. Each message is one line
+/// that says what is allowed.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum SwapSpecError {
+    /// The text has no path.
+    #[error("a swap area needs a directory: --swap /var/tmp,size=20G")]
+    NoPath,
+    /// There is no such option.
+    #[error(
+        "'{option}' is not a swap option: there are size=SIZE, pri=N, tmpfs=allow and device=allow"
+    )]
+    Option {
+        /// The option, with its value.
+        option: String,
+    },
+    /// The size is no size.
+    #[error(transparent)]
+    Size(#[from] SizeError),
+    /// The size is below 2 MiB.
+    #[error("a swap size of {size} B is too small: at least 2M")]
+    TooSmall {
+        /// The size, bytes.
+        size: u64,
+    },
+    /// The size is above 16 TiB.
+    #[error("a swap size of {} TiB is too large: at most 16T", .size >> 40)]
+    TooLarge {
+        /// The size, bytes.
+        size: u64,
+    },
+    /// The priority is no number from -1 to 32767.
+    #[error("'{given}' is not a swap priority: write pri=N, a number from -1 to 32767")]
+    Priority {
+        /// The priority, as it was given.
+        given: String,
+    },
+}
+
 impl SwapSpec {
     /// An area there, of the default size and priority (-1).
     pub fn new(path: impl Into<PathBuf>) -> SwapSpec {
@@ -38,12 +78,15 @@ impl SwapSpec {
         }
     }
 
-    /// Parses `PATH[,size=SIZE][,pri=N][,tmpfs=allow][,device=allow]`; the error is one line.
-    pub fn parse(text: &str) -> Result<SwapSpec, String> {
+    /// Parses `PATH[,size=SIZE][,pri=N][,tmpfs=allow][,device=allow]`.
+    ///
+    /// # Errors
+    /// [`SwapSpecError`] says which part of the text is wrong, and what is allowed.
+    pub fn parse(text: &str) -> Result<SwapSpec, SwapSpecError> {
         let mut parts = text.split(',');
         let path = parts.next().unwrap_or_default();
         if path.is_empty() {
-            return Err("a swap area needs a directory: --swap /var/tmp,size=20G".into());
+            return Err(SwapSpecError::NoPath);
         }
         let mut spec = SwapSpec::new(path);
         for option in parts {
@@ -56,26 +99,25 @@ impl SwapSpec {
                 Some(("tmpfs", "allow")) => spec.allow_tmpfs = true,
                 Some(("device", "allow")) => spec.allow_device = true,
                 _ => {
-                    return Err(format!(
-                        "'{option}' is not a swap option: there are size=SIZE, pri=N, tmpfs=allow and device=allow"
-                    ));
+                    let option = option.into();
+                    return Err(SwapSpecError::Option { option });
                 }
             }
         }
         spec.check().map(|()| spec)
     }
 
-    /// Are its numbers within bounds? The error is one line.
-    pub fn check(&self) -> Result<(), String> {
+    /// Checks that its numbers are within bounds.
+    ///
+    /// # Errors
+    /// [`SwapSpecError`] says which number is not.
+    pub fn check(&self) -> Result<(), SwapSpecError> {
         match self.size {
             Some(n) if n < UNIT_BYTES => {
-                return Err(format!("a swap size of {n} B is too small: at least 2M"));
+                return Err(SwapSpecError::TooSmall { size: n });
             }
             Some(n) if n > MAX_BYTES => {
-                return Err(format!(
-                    "a swap size of {} TiB is too large: at most 16T",
-                    n >> 40
-                ));
+                return Err(SwapSpecError::TooLarge { size: n });
             }
             _ => {}
         }
@@ -86,8 +128,18 @@ impl SwapSpec {
     }
 }
 
-fn bad_priority(given: &str) -> String {
-    format!("'{given}' is not a swap priority: write pri=N, a number from -1 to 32767")
+impl FromStr for SwapSpec {
+    type Err = SwapSpecError;
+
+    fn from_str(text: &str) -> Result<SwapSpec, SwapSpecError> {
+        SwapSpec::parse(text)
+    }
+}
+
+fn bad_priority(given: &str) -> SwapSpecError {
+    SwapSpecError::Priority {
+        given: given.into(),
+    }
 }
 
 #[cfg(test)]
@@ -113,7 +165,7 @@ mod tests {
             ("/a,pri=", "not a swap priority"),
             ("/a,device=yes", "not a swap option"),
         ] {
-            let e = SwapSpec::parse(bad).unwrap_err();
+            let e = bad.parse::<SwapSpec>().unwrap_err().to_string();
             assert!(e.contains(why) && e.lines().count() == 1, "{bad}: {e}");
         }
     }
