@@ -32,19 +32,19 @@ struct Books {
     /// Units that a fault may take, as found and as counted.
     clean: i64,
     watched: i64,
-    /// Whole slots this process owns, and those of them that a unit refers to or that wait for a
+    /// Whole clusters this process owns, and those of them that a unit refers to or that wait for a
     /// forked child's end.
-    slots: u64,
-    slots_known: u64,
-    /// The same of single slots of split ones.
+    clusters: u64,
+    clusters_known: u64,
+    /// The same of single slots of split clusters.
     singles: u64,
     singles_known: u64,
     /// Single slots that stay in use since they are bad.
     singles_bad: u64,
-    /// Slots never used again, since they could not be read.
-    slots_lost: u64,
-    /// References to slots that are free, or a second one to a slot.
-    bad_slots: u64,
+    /// Clusters never used again, since they could not be read.
+    clusters_lost: u64,
+    /// References to clusters that are free, or a second one to a cluster.
+    bad_clusters: u64,
     /// Bits of base pages that contradict each other.
     bad_pages: u64,
     /// Mappings of pieces that are counted and not there.
@@ -55,14 +55,14 @@ impl Books {
     fn add_up(&self) -> bool {
         let charged = self.charged * UNIT_PAGES;
         let held = (self.frames + self.free) * UNIT_PAGES + self.pages + self.credits;
-        let unknown = self.slots.checked_sub(self.slots_known);
+        let unknown = self.clusters.checked_sub(self.clusters_known);
         let singly = self.singles.checked_sub(self.singles_known);
         charged == held
             && self.places == self.places_known
             && self.clean == self.watched
-            && unknown.is_some_and(|n| n <= self.slots_lost)
-            && singly.is_some_and(|n| n <= self.slots_lost * UNIT_PAGES + self.singles_bad)
-            && (self.bad_slots, self.bad_pages, self.mappings) == (0, 0, 0)
+            && unknown.is_some_and(|n| n <= self.clusters_lost)
+            && singly.is_some_and(|n| n <= self.clusters_lost * UNIT_PAGES + self.singles_bad)
+            && (self.bad_clusters, self.bad_pages, self.mappings) == (0, 0, 0)
     }
 }
 
@@ -96,7 +96,7 @@ impl Engine {
 
     fn books(&self) -> Books {
         let (places, places_idle) = self.arena.counts();
-        let words = self.pool.slot_words();
+        let words = self.pool.cluster_words();
         let me = self.pool.me() as u32 + 1;
         let owned = |s: u64| {
             words
@@ -112,7 +112,7 @@ impl Engine {
             charged: self.pool.record().charged.load(Relaxed),
             watched: self.table.watched() as i64,
             mappings: self.backend.mappings(),
-            slots_lost: self.pool.records()[self.pool.me()].events.counters
+            clusters_lost: self.pool.records()[self.pool.me()].events.counters
                 [Counter::Poisoned as usize]
                 .load(Relaxed),
             ..Books::default()
@@ -124,7 +124,7 @@ impl Engine {
                     b.singles += u64::from(n);
                     b.singles_bad += self.pool.bad_slots(i as u64, 0..UNIT_PAGES as usize) as u64;
                 }
-                None => b.slots += 1,
+                None => b.clusters += 1,
             }
         }
         let clusters = self.pool.clusters(self.pool.me());
@@ -132,26 +132,26 @@ impl Engine {
         let mut refer_singly = |b: &mut Books, cluster: u64, at: usize| {
             let (i, single) = (cluster as usize, (cluster, at));
             if clusters.is_ours(i) {
-                b.bad_slots += u64::from(!seen_singly.insert(single) || !clusters.in_use(i, at));
+                b.bad_clusters += u64::from(!seen_singly.insert(single) || !clusters.in_use(i, at));
                 b.singles_known += 1;
             } else {
                 // A relative's, as below.
                 let free = |w: &AtomicU32| w.load(Acquire) == 0 || w.load(Acquire) >> 16 == me;
-                b.bad_slots += u64::from(words.get(i).is_none_or(free));
+                b.bad_clusters += u64::from(words.get(i).is_none_or(free));
             }
         };
         let mut seen = vec![false; words.len()];
-        let mut refer = |b: &mut Books, slot: u64| match owned(slot) {
+        let mut refer = |b: &mut Books, cluster: u64| match owned(cluster) {
             Some(w) => {
-                let again = std::mem::replace(&mut seen[slot as usize], true);
-                b.bad_slots += u64::from(again || w & 0xffff != 1);
-                b.slots_known += 1;
+                let again = std::mem::replace(&mut seen[cluster as usize], true);
+                b.bad_clusters += u64::from(again || w & 0xffff != 1);
+                b.clusters_known += 1;
             }
             // A relative's, which must not have given it up.
             None => {
-                b.bad_slots += u64::from(
+                b.bad_clusters += u64::from(
                     words
-                        .get(slot as usize)
+                        .get(cluster as usize)
                         .is_none_or(|w| w.load(Acquire) == 0),
                 )
             }
@@ -188,18 +188,18 @@ impl Engine {
                 _ => {}
             }
             let of_file = w.file();
-            b.bad_slots += u64::from(of_file.is_some() && of_file != self.files.of(unit));
+            b.bad_clusters += u64::from(of_file.is_some() && of_file != self.files.of(unit));
             if let Some(cluster) = w.cluster() {
                 refer(&mut b, cluster);
             }
             let places = self.store.scatter.of(unit).into_iter();
             for s in places.flat_map(|s| (0..UNIT_PAGES as usize).filter_map(|p| s.get(p))) {
-                b.bad_slots += u64::from(w.place() != Place::Singles);
+                b.bad_clusters += u64::from(w.place() != Place::Singles);
                 refer_singly(&mut b, s.cluster, s.at);
             }
         }
         self.store.kept.for_each(|given| match given {
-            Given::Cluster(slot) => refer(&mut b, slot),
+            Given::Cluster(cluster) => refer(&mut b, cluster),
             Given::Singles(cluster, from, to) => {
                 (from..to).for_each(|at| refer_singly(&mut b, cluster, at.into()));
             }

@@ -25,7 +25,8 @@ pub struct SumKey(pub [u64; 4]);
 /// In place of a sum: what belongs there is lost.
 const LOST: u64 = u64::MAX;
 
-/// The sums of a slot's pages; zero stands for "no sum": nothing is known of what the slot holds.
+/// The sums of a cluster's pages; zero stands for "no sum": nothing is known of what the slot
+/// holds.
 pub type Sums = [AtomicU64; UNIT_PAGES as usize];
 /// The sums of a unit's pages.
 pub type UnitSums = [u64; UNIT_PAGES as usize];

@@ -35,7 +35,7 @@ impl From<OpenError> for EngineError {
     fn from(error: OpenError) -> EngineError {
         match error {
             OpenError::Messages(e) => EngineError::NoMessageMode(e),
-            OpenError::Slots(e) => EngineError::System("cannot map the slots of base pages", e),
+            OpenError::Stages(e) => EngineError::System("cannot map the stages of base pages", e),
         }
     }
 }

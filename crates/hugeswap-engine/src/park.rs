@@ -65,15 +65,16 @@ impl Paging {
         true
     }
 
-    /// Does the frame at `at`, just moved out of a region, hold what the unit's slot does? A device
-    /// may have written to it all the while through a hold older than our protection (a direct read
-    /// into the unit); what could be moved is held no longer, so now its content is final.
+    /// Does the frame at `at`, just moved out of a region, hold what the unit's cluster does? A
+    /// device may have written to it all the while through a hold older than our protection (a
+    /// direct read into the unit); what could be moved is held no longer, so now its content is
+    /// final.
     pub(crate) fn is_as_written(&self, unit: u32, at: usize, w: Word) -> bool {
         if w.file().is_some() {
             return self.is_as_in_file(unit, w, at);
         }
         // (What is scattered is written anew.)
-        let sums = self.pool.slot_sums();
+        let sums = self.pool.cluster_sums();
         let Some(want) = w.cluster().and_then(|c| sums.get(c as usize)) else {
             return false;
         };

@@ -18,14 +18,14 @@ const READS: u32 = 2;
 
 impl Paging {
     /// Reads all of a locked unit that is in swap, or in a file, to the frame at `at`. `doubt`: see
-    /// [`Paging::read_slot`].
+    /// [`Paging::read_cluster`].
     pub(crate) fn read_unit(&self, unit: u32, w: Word, at: usize, doubt: bool) -> Result<()> {
         match w.place() {
             Place::Nothing => Err(Errno::EIO),
             Place::File(place) => self.read_file_unit(unit, place, at),
             Place::Singles => self.store.read_singles(unit, at),
             Place::Cluster(cluster) => {
-                self.read_slot(cluster, at, doubt)?;
+                self.read_cluster(cluster, at, doubt)?;
                 self.count_swap_in(at);
                 self.advise_came_back(unit);
                 Ok(())
@@ -97,7 +97,7 @@ impl Paging {
         if result != Err(Errno::EIO) {
             return result;
         }
-        let sums = self.pool.slot_sums().get(cluster as usize);
+        let sums = self.pool.cluster_sums().get(cluster as usize);
         let known = sums.and_then(|s| s.get(at..at + 1));
         if !known.is_some_and(checksum::known) {
             self.pool.note_lost(cluster, at);
@@ -139,10 +139,10 @@ impl Paging {
         );
     }
 
-    /// Reads a slot to `at` (a place of the arena) and verifies it. `doubt`: the caller is a
+    /// Reads a cluster to `at` (a place of the arena) and verifies it. `doubt`: the caller is a
     /// program thread, whose descriptor table is the program's to change.
-    pub(crate) fn read_slot(&self, slot: u64, at: usize, doubt: bool) -> Result<(), Errno> {
-        self.store.read(slot, 0..UNIT_PAGES as usize, at, doubt)
+    pub(crate) fn read_cluster(&self, cluster: u64, at: usize, doubt: bool) -> Result<(), Errno> {
+        self.store.read(cluster, 0..UNIT_PAGES as usize, at, doubt)
     }
 
     /// What is behind a unit could not be read. (For a file that was counted.)

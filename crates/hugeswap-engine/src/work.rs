@@ -5,8 +5,8 @@
 //! threads do their own reads. A planned read locks its unit at once, but belongs to the thread
 //! that takes it up first: an I/O thread, or the program's own that touches the unit.
 //!
-//! A write that fails for good is counted and tried in other slots, three more times, preferably in
-//! another area. The unit stays in memory until one attempt works.
+//! A write that fails for good is counted and tried in other clusters, three more times, preferably
+//! in another area. The unit stays in memory until one attempt works.
 
 use crate::checksum::{self, UnitSums};
 use crate::paging::Job;
@@ -185,7 +185,7 @@ impl Paging {
         // Also while reads are not verified: they may be again before this is read.
         let mut sum = [0; UNIT_PAGES as usize];
         checksum::fill(&self.store.key, bytes, &mut sum);
-        let sums = self.pool.slot_sums();
+        let sums = self.pool.cluster_sums();
         let unchanged = |cluster: u64| {
             let known = sums.get(cluster as usize);
             self.pool.knob(Knob::CleanDrop) != 0
@@ -206,10 +206,10 @@ impl Paging {
             && w.has(WRITABLE)
             && let Place::Cluster(s) = place
             && touched
-            && self.pool.owns_slot(s)
+            && self.pool.owns_cluster(s)
         {
             // Changed while it was being written: what is on the device is neither the old nor the
-            // new. (A slot left alone still holds what it did, and a forked child may need it.)
+            // new. (A cluster left alone still holds what it did, and a forked child may need it.)
             self.store.forget_stored(s, 0..UNIT_PAGES as usize);
         }
         self.end_write_out(w, written.then_some(place));
@@ -231,11 +231,11 @@ impl Paging {
         }
     }
 
-    /// Writes to the unit's own slot, or to a new one; the slot written, or `None` if none would
-    /// take it.
+    /// Writes to the unit's own cluster, or to a new one; the cluster written, or `None` if none
+    /// would take it.
     fn write_somewhere(&self, old: Option<u64>, at: usize, sum: &UnitSums) -> Option<u64> {
         let store = &self.store;
-        // A forked child may still read the old slot.
+        // A forked child may still read the old cluster.
         let own = old.filter(|&s| store.may_overwrite_cluster(s) && !self.pool.avoids(s));
         let release = |cluster| {
             if own != Some(cluster) {

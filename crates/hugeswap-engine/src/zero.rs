@@ -9,7 +9,7 @@ use hugeswap_policy::unit::step::Event;
 use hugeswap_policy::unit::{COW, WRITABLE};
 
 impl Paging {
-    /// Ends the write-back of a unit whose bytes are all zero: no slot, no I/O, no memory.
+    /// Ends the write-back of a unit whose bytes are all zero: no place, no I/O, no memory.
     pub(crate) fn finish_zero(&self, unit: u32) {
         let w = self.table.lock(unit);
         if w.has(WRITABLE) || w.pins() > 0 {

@@ -1,9 +1,9 @@
 //! The whole policy on a machine of counters that replays a trace of accesses, for tests and
 //! simulation.
 //!
-//! [`Machine`] has frames, units, swap slots and slow devices, but no memory: the content of a unit
-//! is a version number that each write increases. It drives the modules of this crate through the
-//! decisions that an engine takes on real faults, reports each to a listener, and keeps a truth
+//! [`Machine`] has frames, units, swap clusters and slow devices, but no memory: the content of a
+//! unit is a version number that each write increases. It drives the modules of this crate through
+//! the decisions that an engine takes on real faults, reports each to a listener, and keeps a truth
 //! beside them that [`Machine::check`] compares.
 //!
 //! Promises: the same configuration and trace give the same decisions. A step allocates nothing. A
@@ -35,7 +35,7 @@ use std::sync::atomic::AtomicU32;
 const OWNER: u16 = 1;
 /// Number of units isolated at a time.
 const BATCH: usize = 32;
-/// Content of a slot whose write-out was overtaken by a write: neither version.
+/// Content of a cluster whose write-out was overtaken by a write: neither version.
 const TORN: u64 = u64::MAX;
 
 /// The size of a machine.
@@ -45,8 +45,8 @@ pub struct Config {
     pub units: u32,
     /// Number of frames: the most units in memory at once.
     pub budget: u32,
-    /// Number of swap slots, of one unit each.
-    pub slots: u32,
+    /// Number of swap clusters, of one unit each.
+    pub clusters: u32,
     /// Largest readahead window, in units.
     pub readahead_max: u32,
     /// Number of accesses that a background I/O takes; 0: it is done at once.
@@ -68,20 +68,20 @@ pub enum Access {
     Unpin(u32),
 }
 
-/// A decision of the policy; units and slots by number.
+/// A decision of the policy; units and clusters by number.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Decision {
     /// An access faulted.
     Fault(u32, FaultClass),
-    /// The faulting thread reads a unit from a slot.
+    /// The faulting thread reads a unit from a cluster.
     SwapIn(u32, usize),
-    /// A read of a unit from a slot begins in the background.
+    /// A read of a unit from a cluster begins in the background.
     ReadAhead(u32, usize),
     /// A unit is mapped before it is touched, because its neighbours were.
     Around(u32),
-    /// A unit is write-protected, and a write to a slot begins.
+    /// A unit is write-protected, and a write to a cluster begins.
     WriteOut(u32, usize),
-    /// A write overtook the write-out: the slot is not clean.
+    /// A write overtook the write-out: the cluster is not clean.
     Redirtied(u32),
     /// A unit loses its access; the next touch counts as a reference.
     Watch(u32),
@@ -98,7 +98,7 @@ pub enum Decision {
 pub enum Refused {
     /// The number is beyond the managed units.
     NotManaged,
-    /// Every frame is pinned, or holds bytes for which there is no swap slot.
+    /// Every frame is pinned, or holds bytes for which there is no swap cluster.
     OutOfMemory,
     /// The unit has as many pins as a word can count, or (for an unpin) none.
     Pins,
@@ -109,7 +109,7 @@ impl std::fmt::Display for Refused {
         f.write_str(match self {
             Refused::NotManaged => "the unit is not managed: use a number below Config::units",
             Refused::OutOfMemory => {
-                "no frame can be freed: give the machine more slots or fewer pins"
+                "no frame can be freed: give the machine more clusters or fewer pins"
             }
             Refused::Pins => {
                 "the unit cannot be pinned or unpinned once more: pair pins and unpins"
@@ -124,7 +124,7 @@ impl std::error::Error for Refused {}
 #[derive(Clone, Copy)]
 struct Io {
     unit: u32,
-    slot: usize,
+    cluster: usize,
     /// The content of the unit when the write began.
     version: u64,
     /// The step at which it is done.
@@ -134,7 +134,7 @@ struct Io {
 /// Receives the decisions.
 type Sink<'a> = &'a mut dyn FnMut(Decision);
 
-/// Frames, units, slots and devices under the policy `R`; see the module.
+/// Frames, units, clusters and devices under the policy `R`; see the module.
 pub struct Machine<R = Lru> {
     config: Config,
     marks: Watermarks,
@@ -144,7 +144,7 @@ pub struct Machine<R = Lru> {
     streams: Streams,
     map: Vec<AtomicU32>,
     hint: usize,
-    slots_used: u32,
+    clusters_used: u32,
     frames_used: u32,
     reads: VecDeque<Io>,
     writes: VecDeque<Io>,
@@ -155,7 +155,7 @@ pub struct Machine<R = Lru> {
     truth: Vec<u64>,
     /// Content of the frame of each unit.
     memory: Vec<u64>,
-    /// Content of each slot.
+    /// Content of each cluster.
     stored: Vec<u64>,
 }
 
@@ -187,9 +187,9 @@ impl<R: Reclaim> Machine<R> {
             active: policy,
             watched: Lru::new(config.units),
             streams: Streams::new(config.readahead_max),
-            map: (0..config.slots).map(|_| AtomicU32::new(0)).collect(),
+            map: (0..config.clusters).map(|_| AtomicU32::new(0)).collect(),
             hint: 0,
-            slots_used: 0,
+            clusters_used: 0,
             frames_used: 0,
             reads: VecDeque::with_capacity(config.budget as usize),
             writes: VecDeque::with_capacity(config.budget as usize),
@@ -198,7 +198,7 @@ impl<R: Reclaim> Machine<R> {
             faults: [0; FaultClass::COUNT],
             truth: vec![0; units],
             memory: vec![0; units],
-            stored: vec![0; config.slots as usize],
+            stored: vec![0; config.clusters as usize],
         }
     }
 
@@ -330,9 +330,9 @@ impl<R: Reclaim> Machine<R> {
                     return Err(Refused::OutOfMemory);
                 }
                 let class = self.fault(u, FaultClass::Major, sink);
-                let slot = self.slot(u);
-                sink(Decision::SwapIn(u, slot));
-                self.memory[i] = self.stored[slot];
+                let cluster = self.cluster(u);
+                sink(Decision::SwapIn(u, cluster));
+                self.memory[i] = self.stored[cluster];
                 self.count(Counter::PswpIn, UNIT_PAGES);
                 self.count(Counter::ThpSwpIn, 1);
                 self.happens(u, Event::Arrived { writable: false });
@@ -375,8 +375,8 @@ impl<R: Reclaim> Machine<R> {
     fn map_present(&mut self, u: u32, write: bool) {
         let was = self.words[u as usize];
         self.happens(u, Event::Touched { write });
-        // A slot is kept for the next write-out unless swap is half full.
-        let full = 2 * self.slots_used > self.config.slots;
+        // A cluster is kept for the next write-out unless swap is half full.
+        let full = 2 * self.clusters_used > self.config.clusters;
         if write && !was.has(WRITABLE) && !was.has(WRITEBACK) && full {
             self.release(was.place());
             self.happens(u, Event::Placed(Place::Nothing));
@@ -400,16 +400,16 @@ impl<R: Reclaim> Machine<R> {
         self.release(step.effects.frees);
     }
 
-    fn slot(&self, u: u32) -> usize {
+    fn cluster(&self, u: u32) -> usize {
         self.words[u as usize]
             .cluster()
             .expect("swap holds the unit") as usize
     }
 
     fn release(&mut self, place: Place) {
-        if let Place::Cluster(slot) = place {
-            clusters::release(&self.map, slot as usize, OWNER);
-            self.slots_used -= 1;
+        if let Place::Cluster(cluster) = place {
+            clusters::release(&self.map, cluster as usize, OWNER);
+            self.clusters_used -= 1;
         }
     }
 
@@ -428,14 +428,14 @@ impl<R: Reclaim> Machine<R> {
                 break;
             }
             self.frames_used += 1;
-            let (unit, slot) = (next as u32, self.slot(next as u32));
-            sink(Decision::ReadAhead(unit, slot));
+            let (unit, cluster) = (next as u32, self.cluster(next as u32));
+            sink(Decision::ReadAhead(unit, cluster));
             self.count(Counter::SwapRa, 1);
             self.words[n] = w.set(LOCKED);
             let due = self.step + self.config.io_steps;
             self.reads.push_back(Io {
                 unit,
-                slot,
+                cluster,
                 version: 0,
                 due,
             });

@@ -11,7 +11,7 @@ fn config(units: u32, budget: u32) -> Config {
     Config {
         units,
         budget,
-        slots: units,
+        clusters: units,
         readahead_max: 8,
         io_steps: 3,
     }
@@ -82,9 +82,10 @@ fn invariants_hold(config: Config, trace: &[Access]) -> Result<(), String> {
         match (a, result) {
             (Access::Pin(u), Ok(_)) => pins[u as usize] += 1,
             (Access::Unpin(u), Ok(_)) => pins[u as usize] -= 1,
-            // One slot is needed to begin with; all frames held is the other excuse.
+            // One cluster is needed to begin with; all frames held is the other excuse.
             (_, Err(Refused::OutOfMemory))
-                if config.budget + config.slots <= config.units || pins.iter().any(|p| *p > 0) => {}
+                if config.budget + config.clusters <= config.units
+                    || pins.iter().any(|p| *p > 0) => {}
             (Access::Unpin(u), Err(Refused::Pins)) if pins[u as usize] == 0 => {}
             (_, Ok(_)) => {}
             (_, Err(e)) => return Err(format!("{a:?}: {e}")),
@@ -106,18 +107,18 @@ proptest! {
     fn invariants_hold_after_every_step(
         trace in trace(24),
         budget in 1u32..30,
-        slots in 0u32..30,
+        clusters in 0u32..30,
         readahead_max in 0u32..9,
         io_steps in 0u64..6,
     ) {
-        let config = Config { units: 24, budget, slots, readahead_max, io_steps };
+        let config = Config { units: 24, budget, clusters, readahead_max, io_steps };
         let held = invariants_hold(config, &trace);
         prop_assert!(held.is_ok(), "{}", held.unwrap_err());
     }
 
     #[test]
     fn the_same_trace_gives_the_same_decisions(trace in trace(40), budget in 3u32..40, io_steps in 0u64..6) {
-        let c = Config { units: 40, budget, slots: 40, readahead_max: 8, io_steps };
+        let c = Config { units: 40, budget, clusters: 40, readahead_max: 8, io_steps };
         let replay = || {
             let mut m = Machine::new(c);
             let mut said = Vec::new();
@@ -135,7 +136,7 @@ fn zeros_that_were_held_go_at_once() {
     let config = Config {
         units: 24,
         budget: 1,
-        slots: 3,
+        clusters: 3,
         readahead_max: 0,
         io_steps: 0,
     };
@@ -194,7 +195,7 @@ fn zeros_cost_no_io() {
 #[test]
 fn a_full_swap_refuses_and_loses_nothing() {
     let c = Config {
-        slots: 8,
+        clusters: 8,
         ..config(32, 8)
     };
     let mut m = Machine::new(c);

@@ -51,7 +51,7 @@ impl Placement for Message {
         absent_has_access: true,
         takes_mappings: false,
         smallest_part: PAGES,
-        fills_slots: false,
+        fills_stages: false,
         parts_take_mappings: false,
     };
 

@@ -35,7 +35,7 @@ use crate::{PAGE, UNIT};
 use hugeswap_sys::{Errno, Result, fs, mm, uffd};
 use message::Message;
 use pieces::Pieces;
-pub(crate) use pieces::Slot;
+pub(crate) use pieces::Stage;
 pub(crate) use seam::{Capabilities, Placement};
 use signal_remap::SignalRemap;
 use signal_uffd::SignalUffd;
@@ -72,11 +72,11 @@ pub(crate) struct Wanted {
 pub(crate) enum OpenError {
     /// The userfaultfd of message mode is refused.
     Messages(Errno),
-    /// No addresses for slots.
-    Slots(Errno),
+    /// No addresses for stages.
+    Stages(Errno),
 }
 
-/// The backend of a process: the one kind that it uses, and the descriptors and slots for it.
+/// The backend of a process: the one kind that it uses, and the descriptors and stages for it.
 pub(crate) struct Backend {
     kind: AtomicU8,
     /// Its userfaultfd, or -1.
@@ -165,7 +165,7 @@ impl Backend {
             frames,
             mappings,
         } = wanted;
-        let pieces = Pieces::new(frames, mappings).map_err(OpenError::Slots)?;
+        let pieces = Pieces::new(frames, mappings).map_err(OpenError::Stages)?;
         let (kind, fd) = match message {
             true => {
                 let fd = message::open().map_err(OpenError::Messages)?;
@@ -241,8 +241,8 @@ impl Backend {
         can.has_parts().then(|| start..start + can.smallest_part)
     }
 
-    /// A slot to fill with a part. Only where [`Capabilities::fills_slots`].
-    pub fn take_slot(&self) -> std::result::Result<Slot<'_>, CallError> {
+    /// A stage to fill with a part. Only where [`Capabilities::fills_stages`].
+    pub fn take_stage(&self) -> std::result::Result<Stage<'_>, CallError> {
         self.pieces.take()
     }
 
@@ -276,7 +276,7 @@ impl Backend {
     /// Hands memory that is kept for parts back to the kernel, until it is no more than `pages`,
     /// which are charged as free. A caller that uses that charge otherwise calls this.
     pub fn shed(&self, pages: i64) {
-        if self.can().fills_slots {
+        if self.can().fills_stages {
             self.pieces.shed(pages);
         }
     }

@@ -1,17 +1,17 @@
 //! Pieces: 64 KiB of memory that mremap moves into units and out of them, where userfaultfd is
 //! refused.
 //!
-//! A *slot* is 64 KiB of an address range of our own. It is full of memory that is nobody's, which
-//! was used before (touching new pages costs more than all else here), or it is empty. In: the slot
-//! is filled, made read-only unless the fault is a write, and moved over its piece of the unit,
-//! which was without access until then; so other threads see the piece whole or fault. Out: the
-//! unit is without access already when a piece moves to an empty slot.
+//! A *stage* is 64 KiB of an address range of our own. It is full of memory that is nobody's, which
+//! was used before (touching new pages costs more than all else here), or it is empty. In: the
+//! stage is filled, made read-only unless the fault is a write, and moved over its piece of the
+//! unit, which was without access until then; so other threads see the piece whole or fault. Out:
+//! the unit is without access already when a piece moves to an empty stage.
 //!
 //! Each piece in memory takes up to two mappings, of which the kernel allows a process only so
 //! many. They are counted against a budget, half of what is free, so that the program has the rest.
 //!
-//! Concurrency: two stacks of slot numbers under one engine lock, held for a few instructions.
-//! Memory kept in full slots is charged: there are never more of its pages than free ones (see
+//! Concurrency: two stacks of stage numbers under one engine lock, held for a few instructions.
+//! Memory kept in full stages is charged: there are never more of its pages than free ones (see
 //! [`Pieces::shed`]).
 
 use super::seam::{advise, map_without_access, protect};
@@ -32,50 +32,50 @@ pub(super) const PIECE: usize = PAGES * PAGE;
 const PER_UNIT: usize = UNIT / PIECE;
 /// Most mappings that one unit's pieces can take beyond what an absent unit does.
 const MOST_OF_A_UNIT: i64 = PER_UNIT as i64 + 1;
-/// Most slots kept full: what kswapd makes available at one time.
+/// Most stages kept full: what kswapd makes available at one time.
 const KEEP: usize = 64 * PER_UNIT;
-/// All slots: some more, which are being filled or emptied.
-pub(super) const SLOTS: usize = KEEP + 256;
-/// How often a thread leaves the processor to others while all slots are in use.
+/// All stages: some more, which are being filled or emptied.
+pub(super) const STAGES: usize = KEEP + 256;
+/// How often a thread leaves the processor to others while all stages are in use.
 const PATIENCE: u32 = 100_000;
 /// Mappings that the kernel allows a process unless told otherwise.
 const DEFAULT_LIMIT: i64 = 65_530;
-/// Mappings left to the slots and the program whatever happens.
-const SPARE: i64 = 2 * SLOTS as i64;
+/// Mappings left to the stages and the program whatever happens.
+const SPARE: i64 = 2 * STAGES as i64;
 
 struct Stack {
-    slots: Box<[u16]>,
+    stages: Box<[u16]>,
     len: usize,
 }
 
 impl Stack {
     fn new() -> Stack {
         Stack {
-            slots: vec![0; SLOTS].into_boxed_slice(),
+            stages: vec![0; STAGES].into_boxed_slice(),
             len: 0,
         }
     }
 
-    fn push(&mut self, slot: u16) {
-        // Each slot is in one stack at most, so there is always room.
-        self.slots[self.len] = slot;
+    fn push(&mut self, stage: u16) {
+        // Each stage is in one stack at most, so there is always room.
+        self.stages[self.len] = stage;
         self.len += 1;
     }
 
     fn pop(&mut self) -> Option<u16> {
         self.len = self.len.checked_sub(1)?;
-        Some(self.slots[self.len])
+        Some(self.stages[self.len])
     }
 }
 
 struct Stacks {
-    /// Slots that are readable and writable, with old bytes.
+    /// Stages that are readable and writable, with old bytes.
     full: Stack,
-    /// Slots without memory; with whatever access.
+    /// Stages without memory; with whatever access.
     empty: Stack,
 }
 
-/// The slots of a process, and the mappings that its pieces take.
+/// The stages of a process, and the mappings that its pieces take.
 pub(crate) struct Pieces {
     base: usize,
     stacks: Lock<Stacks>,
@@ -84,25 +84,26 @@ pub(crate) struct Pieces {
     budget: i64,
 }
 
-/// A slot to be filled: readable and writable. Given back when dropped.
-pub(crate) struct Slot<'a> {
+/// A stage to be filled: readable and writable. Given back when dropped.
+pub(crate) struct Stage<'a> {
     pieces: &'a Pieces,
     number: u16,
 }
 
-impl Slot<'_> {
+impl Stage<'_> {
     pub fn addr(&self) -> usize {
         self.pieces.addr(self.number)
     }
 
-    /// Moves the memory to the absent piece at `to`, writable or read-only. The slot is empty then.
+    /// Moves the memory to the absent piece at `to`, writable or read-only. The stage is empty
+    /// then.
     pub fn install(self, to: usize, write: bool) -> Done {
         let from = self.addr();
         if !write {
-            // SAFETY: the slot is ours.
+            // SAFETY: the stage is ours.
             unsafe { protect(from, PIECE, mm::PROT_READ) }?;
         }
-        // SAFETY: the slot is ours, and the piece absent, its unit locked.
+        // SAFETY: the stage is ours, and the piece absent, its unit locked.
         let moved = unsafe { mm::move_pages(from, to, PIECE) };
         let moved = moved.map_err(|e| Call::Mremap.failed(e));
         if moved.is_err() {
@@ -124,9 +125,9 @@ impl Slot<'_> {
     }
 }
 
-impl Drop for Slot<'_> {
+impl Drop for Stage<'_> {
     fn drop(&mut self) {
-        // SAFETY: the slot is ours. Here it is read-only only if it could not be moved.
+        // SAFETY: the stage is ours. Here it is read-only only if it could not be moved.
         if unsafe { protect(self.addr(), PIECE, mm::PROT_RW) }.is_ok() {
             self.pieces.stacks.lock().full.push(self.number);
         } else {
@@ -141,7 +142,7 @@ impl Pieces {
     /// mappings that pieces may take; 0: half of what the kernel allows beyond the frames'.
     pub fn new(frames: u32, budget: u64) -> Result<Pieces> {
         let pieces = Pieces {
-            base: mm::map_own(SLOTS * PIECE, mm::PROT_RW)?,
+            base: mm::map_own(STAGES * PIECE, mm::PROT_RW)?,
             stacks: Lock::new(Stacks {
                 full: Stack::new(),
                 empty: Stack::new(),
@@ -157,7 +158,7 @@ impl Pieces {
     }
 
     fn set_up(&self) {
-        let (at, len) = (self.base, SLOTS * PIECE);
+        let (at, len) = (self.base, STAGES * PIECE);
         // What moves takes its mapping's advice along: pieces are not inherited by a forked child
         // (it finds their content in swap), and no huge page is made of them.
         // SAFETY: advice that discards nothing.
@@ -167,29 +168,29 @@ impl Pieces {
         let mut s = self.stacks.lock();
         s.full.len = 0;
         s.empty.len = 0;
-        (0..SLOTS as u16).rev().for_each(|n| s.empty.push(n));
+        (0..STAGES as u16).rev().for_each(|n| s.empty.push(n));
     }
 
     /// In a forked child, which inherits no piece: starts anew.
     pub fn reset_in_child(&self) -> Result<()> {
         // SAFETY: not inherited, so there is nothing to replace.
-        unsafe { mm::map_anon(self.base, SLOTS * PIECE, mm::PROT_RW, true) }?;
+        unsafe { mm::map_anon(self.base, STAGES * PIECE, mm::PROT_RW, true) }?;
         self.mappings.store(0, Relaxed);
         self.set_up();
         Ok(())
     }
 
-    fn addr(&self, slot: u16) -> usize {
-        self.base + usize::from(slot) * PIECE
+    fn addr(&self, stage: u16) -> usize {
+        self.base + usize::from(stage) * PIECE
     }
 
-    /// First address of the slots, which hold nothing yet.
+    /// First address of the stages, which hold nothing yet.
     pub fn addresses(&self) -> usize {
         self.base
     }
 
-    /// A slot to fill. ENOMEM: the limit on mappings is met, or all slots are in use for long.
-    pub fn take(&self) -> std::result::Result<Slot<'_>, CallError> {
+    /// A stage to fill. ENOMEM: the limit on mappings is met, or all stages are in use for long.
+    pub fn take(&self) -> std::result::Result<Stage<'_>, CallError> {
         let mut waits = 0;
         let (number, fresh) = loop {
             let mut s = self.stacks.lock();
@@ -207,15 +208,15 @@ impl Pieces {
             waits += 1;
             process::yield_now();
         };
-        let slot = Slot {
+        let stage = Stage {
             pieces: self,
             number,
         };
         if fresh {
-            // SAFETY: the slot is ours.
-            unsafe { protect(slot.addr(), PIECE, mm::PROT_RW) }?;
+            // SAFETY: the stage is ours.
+            unsafe { protect(stage.addr(), PIECE, mm::PROT_RW) }?;
         }
-        Ok(slot)
+        Ok(stage)
     }
 
     /// Takes the memory of the piece at `from`, which is without access, for reuse. False if there
@@ -232,10 +233,10 @@ impl Pieces {
             n
         };
         let to = self.addr(number);
-        // SAFETY: the piece is the caller's to drop and nobody can reach it; the slot is ours and
+        // SAFETY: the piece is the caller's to drop and nobody can reach it; the stage is ours and
         // empty.
         let moved = unsafe { mm::move_pages(from, to, PIECE) }
-            // SAFETY: the slot is ours.
+            // SAFETY: the stage is ours.
             .and_then(|()| unsafe { mm::protect(to, PIECE, mm::PROT_RW) });
         if moved.is_err() {
             self.discard(number);
@@ -249,10 +250,10 @@ impl Pieces {
         moved.is_ok()
     }
 
-    /// Makes a slot of the caller's one without memory, whatever has become of it.
-    fn discard(&self, slot: u16) {
-        let at = self.addr(slot);
-        // SAFETY: the slot is ours.
+    /// Makes a stage of the caller's one without memory, whatever has become of it.
+    fn discard(&self, stage: u16) {
+        let at = self.addr(stage);
+        // SAFETY: the stage is ours.
         if unsafe { advise(at, PIECE, libc::MADV_DONTNEED) }.is_err() {
             // A move that failed half way has unmapped it.
             // SAFETY: as above.
@@ -268,11 +269,11 @@ impl Pieces {
             if (s.full.len * PAGES) as i64 <= pages.max(0) {
                 return;
             }
-            let slot = s.full.pop();
+            let stage = s.full.pop();
             drop(s);
-            let Some(slot) = slot else { return };
-            self.discard(slot);
-            self.stacks.lock().empty.push(slot);
+            let Some(stage) = stage else { return };
+            self.discard(stage);
+            self.stacks.lock().empty.push(stage);
         }
     }
 
@@ -298,8 +299,8 @@ impl Pieces {
 
 impl Drop for Pieces {
     fn drop(&mut self) {
-        // SAFETY: mapped by `new`, and the engine that owns the slots is gone.
-        let _ = unsafe { mm::unmap(self.base, SLOTS * PIECE) };
+        // SAFETY: mapped by `new`, and the engine that owns the stages is gone.
+        let _ = unsafe { mm::unmap(self.base, STAGES * PIECE) };
     }
 }
 

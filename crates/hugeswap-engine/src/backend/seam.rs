@@ -36,9 +36,9 @@ pub(crate) struct Capabilities {
     /// Pages of the smallest part of a unit that comes and goes by itself; all of a unit's, where
     /// no part does.
     pub smallest_part: usize,
-    /// A part is filled in a slot that is moved into place ([`super::Backend::take_slot`]).
+    /// A part is filled in a stage that is moved into place ([`super::Backend::take_stage`]).
     /// Otherwise it is copied from where the caller has it.
-    pub fills_slots: bool,
+    pub fills_stages: bool,
     /// Parts in memory take mappings, of which the kernel allows a process only so many.
     pub parts_take_mappings: bool,
 }

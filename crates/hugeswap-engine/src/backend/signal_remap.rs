@@ -1,7 +1,7 @@
 //! Signal mode where userfaultfd is refused: whole units and parts of 64 KiB by mremap, with
 //! nothing else of the kernel.
 //!
-//! An absent part is mapped without access. A part is filled in a slot ([`super::pieces`]) and
+//! An absent part is mapped without access. A part is filled in a stage ([`super::pieces`]) and
 //! moved over the unit by one mremap, so other threads see it whole or fault. Its protection is
 //! that of its mapping.
 
@@ -30,7 +30,7 @@ impl Placement for SignalRemap<'_> {
         absent_has_access: false,
         takes_mappings: true,
         smallest_part: pieces::PAGES,
-        fills_slots: true,
+        fills_stages: true,
         parts_take_mappings: true,
     };
 
@@ -61,10 +61,10 @@ impl Placement for SignalRemap<'_> {
 
     fn install(&self, unit: usize, part: Range<usize>, from: usize, write: bool) -> Done {
         debug_assert_eq!(part.len() * PAGE, PIECE);
-        let slot = self.pieces.take()?;
-        // SAFETY: the slot is ours, `from` the caller's, and both are as long as a part.
-        unsafe { std::ptr::copy_nonoverlapping(from as *const u8, slot.addr() as *mut u8, PIECE) };
-        slot.install(unit + part.start * PAGE, write)
+        let stage = self.pieces.take()?;
+        // SAFETY: the stage is ours, `from` the caller's, and both are as long as a part.
+        unsafe { std::ptr::copy_nonoverlapping(from as *const u8, stage.addr() as *mut u8, PIECE) };
+        stage.install(unit + part.start * PAGE, write)
     }
 
     fn give_access(&self, unit: usize, part: Range<usize>, write: bool, dirty: bool) -> Done {

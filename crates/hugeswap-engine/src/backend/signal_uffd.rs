@@ -48,7 +48,7 @@ impl Placement for SignalUffd {
         absent_has_access: false,
         takes_mappings: true,
         smallest_part: 1,
-        fills_slots: false,
+        fills_stages: false,
         parts_take_mappings: false,
     };
 

@@ -394,7 +394,7 @@ fn some_pages_are_dropped_and_others_kept_by_one_call() {
 }
 
 #[test]
-fn a_part_that_cannot_be_installed_leaves_its_slot_to_others() {
+fn a_part_that_cannot_be_installed_leaves_its_stage_to_others() {
     each_with_parts(|r| {
         r.fill();
         let part = r.part(0);
@@ -403,10 +403,10 @@ fn a_part_that_cannot_be_installed_leaves_its_slot_to_others() {
             assert!(failed.is_err());
         }
         r.backend.map_for_parts(r.unit, true).unwrap();
-        if r.backend.can().fills_slots {
-            // As many as there are slots, and one more: none is lost.
-            for _ in 0..=pieces::SLOTS {
-                drop(r.backend.take_slot().unwrap());
+        if r.backend.can().fills_stages {
+            // As many as there are stages, and one more: none is lost.
+            for _ in 0..=pieces::STAGES {
+                drop(r.backend.take_stage().unwrap());
             }
         }
         r.backend.shed(0);

@@ -80,8 +80,8 @@ impl Paging {
     ) -> Done {
         self.advise_pages_back(unit, record, pages.clone());
         self.note_refaults(unit, record, pages.clone());
-        let slots = self.backend.can().fills_slots;
-        let buffer = (!slots).then(|| self.base.take_buffer());
+        let stages = self.backend.can().fills_stages;
+        let buffer = (!stages).then(|| self.base.take_buffer());
         let mut next = pages.start;
         while let Some(run) = record.present.run(next, pages.end, false) {
             let run = run.start..run.end.min(run.start + BUFFER / PAGE);
@@ -92,9 +92,9 @@ impl Paging {
                     self.install(unit, record, run, buffer.addr(), &written)?;
                 }
                 None => {
-                    let slot = self.backend.take_slot()?;
-                    self.fill(unit, w, record, run.clone(), slot.addr())?;
-                    self.install_slot(unit, record, run, slot, &written)?;
+                    let stage = self.backend.take_stage()?;
+                    self.fill(unit, w, record, run.clone(), stage.addr())?;
+                    self.install_stage(unit, record, run, stage, &written)?;
                 }
             }
         }

@@ -1,4 +1,4 @@
-//! Pages copied from one slot to another.
+//! Pages copied from one cluster to another.
 
 use crate::pages::record::Record;
 use crate::paging::Paging;
@@ -10,7 +10,7 @@ use std::ops::Range;
 
 impl Paging {
     /// Copies what is stored of a unit with a cluster to another.
-    pub(crate) fn copy_slot(&self, from: u64, to: u64, record: &Record) -> bool {
+    pub(crate) fn copy_cluster(&self, from: u64, to: u64, record: &Record) -> bool {
         let buffer = self.base.take_buffer();
         let mut next = 0;
         while let Some(run) = record.stored.run(next, PAGES, true) {
@@ -34,8 +34,8 @@ impl Paging {
         true
     }
 
-    /// [`Paging::copy_slot`] for pages of which some are in bad slots: what is in memory is written
-    /// from there, later; what cannot be read stays lost.
+    /// [`Paging::copy_cluster`] for pages of which some are in bad slots: what is in memory is
+    /// written from there, later; what cannot be read stays lost.
     pub(crate) fn copy_what_is_left(
         &self,
         from: u64,
@@ -66,11 +66,11 @@ impl Paging {
         Ok(())
     }
 
-    /// Writes zeros where neither memory nor the slot holds a page, so that the slot is all of the
-    /// unit, which has no dirty page. False if that failed. Nobody else may read the slot: a
-    /// relative may know these pages as they were.
+    /// Writes zeros where neither memory nor the cluster holds a page, so that the cluster is all
+    /// of the unit, which has no dirty page. False if that failed. Nobody else may read the
+    /// cluster: a relative may know these pages as they were.
     pub(crate) fn write_holes(&self, w: Word, record: &Record) -> bool {
-        let Some(slot) = w.cluster() else {
+        let Some(cluster) = w.cluster() else {
             return false;
         };
         let buffer = self.base.take_buffer();
@@ -82,7 +82,7 @@ impl Paging {
             next = part.end;
             if self
                 .store
-                .write_pages(slot, part.clone(), buffer.addr())
+                .write_pages(cluster, part.clone(), buffer.addr())
                 .is_err()
             {
                 return false;

@@ -1,4 +1,4 @@
-//! Pages of a slot: read and verified, written and summed.
+//! Pages of a cluster: read and verified, written and summed.
 
 use super::PAGE;
 use crate::PAGES;
@@ -107,13 +107,13 @@ impl Paging {
             return None;
         }
         let slot = self.store.slot_of(unit, w.place(), page)?;
-        let sums = self.pool.slot_sums().get(slot.cluster as usize)?;
+        let sums = self.pool.cluster_sums().get(slot.cluster as usize)?;
         let sum = sums.get(slot.at)?;
         checksum::known(std::slice::from_ref(sum)).then_some(sum)
     }
 
     /// [`Paging::write_dirty`] for a unit with a cluster that may be overwritten.
-    fn write_in_place(&self, unit: u32, slot: u64, record: &Record) -> bool {
+    fn write_in_place(&self, unit: u32, cluster: u64, record: &Record) -> bool {
         let at = self.table.addr(unit);
         let mut next = 0;
         loop {
@@ -124,7 +124,11 @@ impl Paging {
             {
                 next = pages.end;
                 let from = at + pages.start * PAGE;
-                runs[n] = Run { slot, pages, from };
+                runs[n] = Run {
+                    cluster,
+                    pages,
+                    from,
+                };
                 n += 1;
             }
             if n == 0 {
@@ -133,7 +137,7 @@ impl Paging {
             let done = self.store.write_runs(&runs[..n]);
             for (k, run) in runs[..n].iter().enumerate() {
                 let written = done >> k & 1 == 1;
-                // What the slot held of those that failed may be gone; memory has them.
+                // What the cluster held of those that failed may be gone; memory has them.
                 record.stored.put(run.pages.clone(), written);
                 if written {
                     record.dirty.put(run.pages.clone(), false);

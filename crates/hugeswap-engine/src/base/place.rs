@@ -56,7 +56,7 @@ impl Paging {
                 let Some(new) = self.store.claim_cluster() else {
                     return self.split_place(w, record);
                 };
-                if !self.copy_slot(old, new, record) {
+                if !self.copy_cluster(old, new, record) {
                     self.store.release_cluster(new);
                     return false;
                 }
@@ -79,7 +79,7 @@ impl Paging {
         ) else {
             return false;
         };
-        let owned = self.pool.owns_slot(cluster);
+        let owned = self.pool.owns_cluster(cluster);
         if owned && !self.pool.clusters(self.pool.me()).split(cluster as usize) {
             return false;
         }
@@ -106,7 +106,7 @@ impl Paging {
             Place::File(_) => return false,
         };
         // A relative may read as bytes what is a hole by now, if it was stored when they parted.
-        let ours = self.pool.owns_slot(cluster) && !self.store.kept.may_be_read(cluster);
+        let ours = self.pool.owns_cluster(cluster) && !self.store.kept.may_be_read(cluster);
         ours && self.write_holes(**w, record) || self.split_place(w, record)
     }
 
@@ -123,7 +123,7 @@ impl Paging {
                 self.store.free_cluster(cluster);
                 self.advance(w, Event::Placed(Place::Nothing));
             }
-            Place::Cluster(own) if record.stored.count() <= FEW && self.pool.owns_slot(own) => {
+            Place::Cluster(own) if record.stored.count() <= FEW && self.pool.owns_cluster(own) => {
                 self.split_place(w, record);
             }
             _ => {}
@@ -214,7 +214,7 @@ impl Paging {
             next = first + slots.len();
             (staying[m], pages_of[m]) = (
                 Run {
-                    slot: cluster,
+                    cluster,
                     pages: slots,
                     from: at + first * PAGE,
                 },

@@ -5,7 +5,7 @@
 
 use super::PAGE;
 use crate::PAGES;
-use crate::backend::Slot;
+use crate::backend::Stage;
 use crate::bits::Bits;
 use crate::call::Done;
 use crate::memory::Memory;
@@ -48,19 +48,19 @@ impl Memory {
         Ok(())
     }
 
-    /// [`Memory::install`] of one part, which a slot has been filled with.
-    pub(super) fn install_slot(
+    /// [`Memory::install`] of one part, which a stage has been filled with.
+    pub(super) fn install_stage(
         &self,
         unit: u32,
         record: &Record,
         part: Range<usize>,
-        slot: Slot<'_>,
+        stage: Stage<'_>,
         written: &Range<usize>,
     ) -> Done {
         // (An empty range lies in no part, wherever it is.)
         let write = !written.is_empty() && written.start < part.end && part.start < written.end;
         self.installing(unit, record, part, write, |at, part| {
-            slot.install(at + part.start * PAGE, write)
+            stage.install(at + part.start * PAGE, write)
         })
     }
 

@@ -2,11 +2,11 @@
 //! instead of to swap.
 //!
 //! A unit of a mapping begins in state `Swapped`, with its *file place*
-//! (`hugeswap_policy::unit::FilePlace`) in the place of a slot, and keeps it until it is unmapped.
-//! Faults, readahead, base pages and reclaim treat it like any other unit; the code that reads or
-//! writes the bytes behind a unit comes here for such a place. A clean unit is dropped without a
-//! write; a dirty one is written to the file at its own offset. Such a unit is never zero by
-//! itself, is never scattered or moved together, and takes no part of what is promised in swap.
+//! (`hugeswap_policy::unit::FilePlace`) in the place of a cluster, and keeps it until it is
+//! unmapped. Faults, readahead, base pages and reclaim treat it like any other unit; the code that
+//! reads or writes the bytes behind a unit comes here for such a place. A clean unit is dropped
+//! without a write; a dirty one is written to the file at its own offset. Such a unit is never zero
+//! by itself, is never scattered or moved together, and takes no part of what is promised in swap.
 //!
 //! No page sums are kept, because others may change the file. In message mode, where a unit arrives
 //! writable, one sum of the unit as it came tells whether it was changed. A unit that may not be

@@ -88,7 +88,7 @@ impl Mapping {
 /// What an engine knows of mapped files.
 pub(crate) struct Files {
     pub(super) mappings: Zeroed<Mapping>,
-    /// The place in a file that each unit has: its slot number; 0 is none.
+    /// The place in a file that each unit has, as a number; 0 is none.
     pub(super) places: Zeroed<AtomicU64>,
     /// Message mode: the sum of each unit as it is in the file; 0 is unknown.
     pub(crate) sums: Zeroed<AtomicU64>,

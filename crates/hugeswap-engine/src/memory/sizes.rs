@@ -132,7 +132,7 @@ impl Memory {
     }
 
     fn cpu(&self) -> PerSize {
-        match self.backend.can().fills_slots {
+        match self.backend.can().fills_stages {
             true => REMAP,
             false => CPU,
         }

@@ -4,7 +4,7 @@
 //! The segment holds what all processes agree on ([`Area`]): an area is free, on, or being taken
 //! off (`DRAINING`). Each change counts up `areas_generation`; kswapd of each process then joins
 //! what came and lets go of what went. A process *joins* an area before it claims there: it opens
-//! the file behind the maker's descriptor, through /proc, and publishes a new map from slot to
+//! the file behind the maker's descriptor, through /proc, and publishes a new map from cluster to
 //! place.
 //!
 //! In an area that is being taken off no process claims anything: a claim looks at the state once
@@ -13,11 +13,11 @@
 //! is kept for forked children is given up when all of them have said so. Then the process that
 //! made the pool ends the area.
 //!
-//! Concurrency: any thread finds the place of its slot in an immutable map ([`Extents`]), without a
-//! lock and without writing anything. A changed map replaces it, and the old ones, of some hundred
-//! bytes each, are kept until the pool goes. What a thread finds stays true while it holds the lock
-//! of a unit with a slot there, because an area ends only when no process has any slot there. Only
-//! the process that made the pool makes and ends areas.
+//! Concurrency: any thread finds the place of its cluster in an immutable map ([`Extents`]),
+//! without a lock and without writing anything. A changed map replaces it, and the old ones, of
+//! some hundred bytes each, are kept until the pool goes. What a thread finds stays true while it
+//! holds the lock of a unit with a cluster there, because an area ends only when no process has any
+//! cluster there. Only the process that made the pool makes and ends areas.
 
 use super::joining::reaches;
 use super::layout::{Area, MAX_AREAS, MAX_PROCESSES, ONLY_UNREADABLE, state};
@@ -39,16 +39,16 @@ pub struct JoinedArea {
     pub fd: i32,
     /// Its identity; checked before the number is trusted.
     pub identity: fs::Identity,
-    /// First slot.
-    pub first_slot: u64,
-    /// Slots.
-    pub slots: u64,
+    /// First cluster.
+    pub first_cluster: u64,
+    /// Clusters.
+    pub clusters: u64,
 }
 
 impl JoinedArea {
-    /// Its slots.
+    /// Its clusters.
     pub fn range(&self) -> Range<u64> {
-        self.first_slot..self.first_slot + self.slots
+        self.first_cluster..self.first_cluster + self.clusters
     }
 }
 
@@ -61,8 +61,8 @@ pub(super) struct Joined {
     dev: AtomicU64,
     ino: AtomicU64,
     mode: AtomicU32,
-    first_slot: AtomicU64,
-    slots: AtomicU64,
+    first_cluster: AtomicU64,
+    clusters: AtomicU64,
     /// The serial number for which the program's threads have opened it, or tried to.
     pub(super) reached: AtomicU32,
 }
@@ -73,8 +73,8 @@ impl Joined {
         self.dev.store(area.identity.dev, Relaxed);
         self.ino.store(area.identity.ino, Relaxed);
         self.mode.store(area.identity.mode, Relaxed);
-        self.first_slot.store(area.first_slot, Relaxed);
-        self.slots.store(area.slots, Relaxed);
+        self.first_cluster.store(area.first_cluster, Relaxed);
+        self.clusters.store(area.clusters, Relaxed);
         // Under another number it is to be opened once more.
         self.reached.store(0, Relaxed);
         self.serial.store(serial, Release);
@@ -88,8 +88,8 @@ impl Joined {
                 ino: self.ino.load(Relaxed),
                 mode: self.mode.load(Relaxed),
             },
-            first_slot: self.first_slot.load(Relaxed),
-            slots: self.slots.load(Relaxed),
+            first_cluster: self.first_cluster.load(Relaxed),
+            clusters: self.clusters.load(Relaxed),
         })
     }
 }
@@ -97,7 +97,7 @@ impl Joined {
 /// The areas this process has joined.
 pub(super) struct Areas {
     pub(super) joined: [Joined; MAX_AREAS],
-    /// From slot to (area, slot of the area); null: none is joined.
+    /// From cluster to (area, cluster of the area); null: none is joined.
     map: AtomicPtr<Extents>,
     /// Maps that were replaced, and descriptors that program threads should close, since the area
     /// is gone.
@@ -128,10 +128,10 @@ impl Areas {
     /// Publishes the map of what is joined now.
     pub(super) fn publish(&self) {
         let mut all: Vec<(usize, JoinedArea)> = self.iter().collect();
-        all.sort_by_key(|(_, a)| a.first_slot);
+        all.sort_by_key(|(_, a)| a.first_cluster);
         let extents = all.iter().map(|(i, a)| Extent {
-            first: a.first_slot as u32,
-            pages: a.slots as u32,
+            first: a.first_cluster as u32,
+            pages: a.clusters as u32,
             place: Place {
                 backing: *i as u8,
                 page: 0,
@@ -172,8 +172,8 @@ pub struct AreaUsage {
     pub draining: bool,
     /// Areas of a higher priority are filled first.
     pub priority: i32,
-    /// Its slots.
-    pub slots: Range<u64>,
+    /// Its clusters.
+    pub clusters: Range<u64>,
     /// Clusters of it, and what they are used for.
     pub usage: clusters::Usage,
     /// Its descriptor in the process that made the pool.
@@ -195,12 +195,12 @@ impl Pool {
         self.areas.joined.get(index)?.get()
     }
 
-    /// Which area slot `slot` is in, and where in it (bytes). `None`: in none that this process has
-    /// joined.
-    pub fn locate(&self, slot: u64) -> Option<(usize, u64)> {
+    /// Which area cluster `cluster` is in, and where in it (bytes). `None`: in none that this
+    /// process has joined.
+    pub fn locate(&self, cluster: u64) -> Option<(usize, u64)> {
         // SAFETY: published by `publish`, and kept as long as the pool.
         let map = unsafe { self.areas.map.load(Acquire).as_ref() }?;
-        let run = map.look_up(u32::try_from(slot).ok()?);
+        let run = map.look_up(u32::try_from(cluster).ok()?);
         let place = run.place?;
         Some((usize::from(place.backing), place.page * UNIT_BYTES))
     }
@@ -221,7 +221,7 @@ impl Pool {
             .map_or(i32::MIN, |a| a.priority.load(Relaxed))
     }
 
-    /// May slots be claimed in an area? To be asked again once one has been claimed
+    /// May clusters be claimed in an area? To be asked again once one has been claimed
     /// ([`Pool::still_on`]).
     pub fn is_on(&self, index: usize) -> bool {
         let (Some(a), Some(j)) = (self.segment_area(index), self.areas.joined.get(index)) else {
@@ -244,10 +244,10 @@ impl Pool {
         })
     }
 
-    /// Is slot `slot` in an area that is being taken off?
-    pub fn is_draining(&self, slot: u64) -> bool {
+    /// Is cluster `cluster` in an area that is being taken off?
+    pub fn is_draining(&self, cluster: u64) -> bool {
         let state = |i: usize| Some(self.segment_area(i)?.state.load(Acquire));
-        self.locate(slot).and_then(|(i, _)| state(i)) == Some(area::DRAINING)
+        self.locate(cluster).and_then(|(i, _)| state(i)) == Some(area::DRAINING)
     }
 
     /// What each area is used for.
@@ -255,15 +255,15 @@ impl Pool {
         let areas = self.header().areas.iter().enumerate();
         let usage = |(index, a): (usize, &Area)| {
             let state = a.state.load(Acquire);
-            let slots = self.range_of(a);
-            let words = self.slot_words();
-            let words = words.get(slots.start as usize..slots.end as usize)?;
+            let clusters = self.range_of(a);
+            let words = self.cluster_words();
+            let words = words.get(clusters.start as usize..clusters.end as usize)?;
             (state != area::FREE).then(|| AreaUsage {
                 index,
                 draining: state != area::ON,
                 priority: a.priority.load(Relaxed),
                 usage: clusters::usage(words),
-                slots,
+                clusters,
                 fd: a.fd.load(Relaxed),
                 allocated: a.allocated.load(Relaxed),
                 errors: a.errors.load(Relaxed),
@@ -273,10 +273,10 @@ impl Pool {
     }
 
     pub(super) fn range_of(&self, a: &Area) -> Range<u64> {
-        let first = a.first_slot.load(Relaxed).min(self.capacity);
+        let first = a.first_cluster.load(Relaxed).min(self.capacity);
         first
             ..first
-                .saturating_add(a.slots.load(Relaxed))
+                .saturating_add(a.clusters.load(Relaxed))
                 .min(self.capacity)
     }
 
@@ -310,12 +310,14 @@ impl Pool {
         let areas = &self.header().areas;
         let free = |a: &Area| a.state.load(Acquire) == area::FREE;
         let index = areas.iter().position(free).ok_or(PoolError::TooManyAreas)?;
-        let first = self.free_range(open.slots).ok_or_else(|| PoolError::Swap {
-            noun: "area",
-            path: open.path.display().to_string(),
-            what: "is larger than what can be added to this pool".into(),
-            hint: "give a smaller size=".into(),
-        })?;
+        let first = self
+            .free_range(open.clusters)
+            .ok_or_else(|| PoolError::Swap {
+                noun: "area",
+                path: open.path.display().to_string(),
+                what: "is larger than what can be added to this pool".into(),
+                hint: "give a smaller size=".into(),
+            })?;
         let a = &areas[index];
         a.fd.store(open.fd, Relaxed);
         let identity = fs::identity(open.fd).unwrap_or_default();
@@ -323,24 +325,24 @@ impl Pool {
         a.direct.store(u32::from(open.direct), Relaxed);
         a.priority.store(open.priority, Relaxed);
         a.kind.store(open.kind as u32, Relaxed);
-        a.first_slot.store(first, Relaxed);
-        a.slots.store(open.slots, Relaxed);
+        a.first_cluster.store(first, Relaxed);
+        a.clusters.store(open.clusters, Relaxed);
         a.errors.store(0, Relaxed);
         a.forget_past();
         a.costs.measured.store(0, Relaxed);
         if probed && let Some(measured) = probe::measure(open.fd) {
             a.costs.store(measured);
         }
-        self.survey(index, open.fd, open.kind, first..first + open.slots);
+        self.survey(index, open.fd, open.kind, first..first + open.clusters);
         let h = self.header();
         let serial = h.area_serial.fetch_add(1, Relaxed) + 1;
         a.serial.store(serial, Relaxed);
-        h.slots_high.fetch_max(first + open.slots, AcqRel);
+        h.clusters_high.fetch_max(first + open.clusters, AcqRel);
         let joined = JoinedArea {
             fd: open.fd,
             identity,
-            first_slot: first,
-            slots: open.slots,
+            first_cluster: first,
+            clusters: open.clusters,
         };
         self.areas.joined[index].put(&joined, serial);
         self.areas.publish();
@@ -349,20 +351,20 @@ impl Pool {
         Ok(index)
     }
 
-    /// The first slots in a row that are no area's.
-    fn free_range(&self, slots: u64) -> Option<u64> {
+    /// The first clusters in a row that are no area's.
+    fn free_range(&self, clusters: u64) -> Option<u64> {
         let used = self.header().areas.iter();
         let used = used.filter(|a| a.state.load(Acquire) != area::FREE);
         let mut used: Vec<Range<u64>> = used.map(|a| self.range_of(a)).collect();
         used.sort_by_key(|r| r.start);
         let mut at = 0;
         for r in used {
-            if r.start.saturating_sub(at) >= slots {
+            if r.start.saturating_sub(at) >= clusters {
                 break;
             }
             at = at.max(r.end);
         }
-        (at.checked_add(slots)? <= self.capacity).then_some(at)
+        (at.checked_add(clusters)? <= self.capacity).then_some(at)
     }
 
     /// Has every process empty an area; it is off once that is done ([`Pool::end_emptied_areas`]).
@@ -545,16 +547,16 @@ impl Pool {
             };
             let range = self.range_of(a);
             let words = self
-                .slot_words()
+                .cluster_words()
                 .get(range.start as usize..range.end as usize);
-            for (slot, w) in range.zip(words.unwrap_or(&[])) {
+            for (cluster, w) in range.zip(words.unwrap_or(&[])) {
                 // What is left was kept for forked children, by parents that have gone; or it was
                 // claimed too late, and the claimer is about to see that.
                 if let Ok(word) =
                     w.fetch_update(AcqRel, Acquire, |w| (!alive(w >> 16)).then_some(0))
                     && word != 0
                 {
-                    self.forget_bad(slot, word);
+                    self.forget_bad(cluster, word);
                 }
             }
             self.forget_file(a, self.areas.joined[i].get());

@@ -35,21 +35,21 @@ impl Pool {
     /// Notes how the clusters of a new area lie, whose numbers may have been another's before. `fd`
     /// is the file or device of area `area` of the header. A file without a name has no blocks yet;
     /// the parts of a named file without blocks get them when they are first written.
-    pub(super) fn survey(&self, area: usize, fd: i32, kind: Kind, slots: Range<u64>) {
+    pub(super) fn survey(&self, area: usize, fd: i32, kind: Kind, clusters: Range<u64>) {
         let at_first = if kind == Kind::Device {
             Layout::Contiguous
         } else {
             Layout::Unallocated
         };
-        for slot in slots.clone() {
-            self.layouts().note(slot as usize, at_first);
-            self.layouts().note_unwritten(slot as usize, false);
+        for cluster in clusters.clone() {
+            self.layouts().note(cluster as usize, at_first);
+            self.layouts().note_unwritten(cluster as usize, false);
         }
         let known = match kind {
             Kind::Nameless => 0,
-            Kind::Device => slots.end - slots.start,
+            Kind::Device => clusters.end - clusters.start,
             Kind::Named => {
-                self.note_extents(fiemap::extents(fd), &slots, slots.start)
+                self.note_extents(fiemap::extents(fd), &clusters, clusters.start)
                     .1
             }
         };
@@ -59,12 +59,12 @@ impl Pool {
         self.look_at_disk(area, fd);
     }
 
-    /// Notes how `slots` of area `area` lie, which have just been given their blocks; `first` is
-    /// the first slot of the area.
-    pub(crate) fn note_grown(&self, area: usize, fd: i32, slots: Range<u64>, first: u64) {
-        let at = |slot: u64| (slot - first) * UNIT_BYTES;
-        let extents = fiemap::extents_in(fd, at(slots.start), at(slots.end));
-        let (told, mut new) = self.note_extents(extents, &slots, first);
+    /// Notes how `clusters` of area `area` lie, which have just been given their blocks; `first` is
+    /// the first cluster of the area.
+    pub(crate) fn note_grown(&self, area: usize, fd: i32, clusters: Range<u64>, first: u64) {
+        let at = |cluster: u64| (cluster - first) * UNIT_BYTES;
+        let extents = fiemap::extents_in(fd, at(clusters.start), at(clusters.end));
+        let (told, mut new) = self.note_extents(extents, &clusters, first);
         // A cluster whose place the file system cannot tell is taken to be in several pieces.
         let rest = if told {
             Layout::Fragmented
@@ -72,9 +72,9 @@ impl Pool {
             Layout::Contiguous
         };
         let layouts = self.layouts();
-        for slot in slots {
-            if layouts.of(slot as usize) == Layout::Unallocated {
-                new += u64::from(layouts.note(slot as usize, rest));
+        for cluster in clusters {
+            if layouts.of(cluster as usize) == Layout::Unallocated {
+                new += u64::from(layouts.note(cluster as usize, rest));
             }
         }
         let allocated = &self.header().areas[area].allocated;
@@ -82,9 +82,9 @@ impl Pool {
         self.look_at_disk(area, fd);
     }
 
-    /// Notes how those of `slots` lie that have all their blocks, and which were never written.
+    /// Notes how those of `clusters` lie that have all their blocks, and which were never written.
     /// Returns whether the file system told, and how many had no blocks before.
-    fn note_extents(&self, extents: FileExtents, slots: &Range<u64>, first: u64) -> (bool, u64) {
+    fn note_extents(&self, extents: FileExtents, clusters: &Range<u64>, first: u64) -> (bool, u64) {
         let layouts = self.layouts();
         let (mut told, mut new) = (true, 0);
         let known = extents.map_while(|e| e.inspect_err(|_| told = false).ok());
@@ -92,9 +92,9 @@ impl Pool {
             // A write that ends just now is overtaken by this; the bit is a hint.
             if e.unwritten() {
                 let end = e.logical.saturating_add(e.length).div_ceil(UNIT_BYTES);
-                let start = (first + e.logical / UNIT_BYTES).max(slots.start);
-                let unwritten = start..first.saturating_add(end).min(slots.end);
-                unwritten.for_each(|slot| layouts.note_unwritten(slot as usize, true));
+                let start = (first + e.logical / UNIT_BYTES).max(clusters.start);
+                let unwritten = start..first.saturating_add(end).min(clusters.end);
+                unwritten.for_each(|cluster| layouts.note_unwritten(cluster as usize, true));
             }
         });
         let placed = known.filter(FileExtent::placed);
@@ -103,8 +103,8 @@ impl Pool {
             UNIT_BYTES,
             |n, pieces| {
                 let layout = Layout::in_pieces(pieces);
-                if let Some(slot) = n.checked_add(first).filter(|s| slots.contains(s)) {
-                    new += u64::from(layouts.note(slot as usize, layout));
+                if let Some(cluster) = n.checked_add(first).filter(|s| clusters.contains(s)) {
+                    new += u64::from(layouts.note(cluster as usize, layout));
                 }
             },
         );
@@ -124,7 +124,7 @@ mod tests {
     const PAGE: u64 = 4096;
 
     /// What the file system says now, by another way.
-    fn expected(fd: i32, slots: u64) -> Option<Vec<Layout>> {
+    fn expected(fd: i32, clusters: u64) -> Option<Vec<Layout>> {
         let extents: Result<Vec<_>, _> = fiemap::extents(fd).collect();
         let extents = extents.ok()?.into_iter().map(|e| Extent {
             first: (e.logical / PAGE) as u32,
@@ -142,7 +142,7 @@ mod tests {
                 false => Layout::Unallocated,
             }
         };
-        Some((0..slots as u32).map(of_cluster).collect())
+        Some((0..clusters as u32).map(of_cluster).collect())
     }
 
     #[test]
@@ -176,7 +176,7 @@ mod tests {
         };
         let pool = pool.unwrap();
         let layouts = || (0..6).map(|i| pool.layouts().of(i)).collect::<Vec<_>>();
-        // Measuring it wrote to the first slot, which moves nothing.
+        // Measuring it wrote to the first cluster, which moves nothing.
         assert_eq!(layouts(), before);
         assert_eq!(before[2], Layout::Unallocated);
         let allocated = || pool.header().areas[0].allocated.load(Relaxed);

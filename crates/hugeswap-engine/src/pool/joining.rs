@@ -78,7 +78,7 @@ impl Pool {
     /// Opens an area of the segment; under number `at`, if given, else at or above `min_fd`.
     pub(super) fn join_area(&self, a: &Area, at: Option<i32>, min_fd: i32) -> Result<JoinedArea> {
         let range = self.range_of(a);
-        if range.end - range.start != a.slots.load(Relaxed) {
+        if range.end - range.start != a.clusters.load(Relaxed) {
             return Err(Errno::EINVAL);
         }
         let maker = self.header().creator.load(Relaxed);
@@ -108,8 +108,8 @@ impl Pool {
         Ok(JoinedArea {
             fd,
             identity: fs::identity(fd)?,
-            first_slot: range.start,
-            slots: range.end - range.start,
+            first_cluster: range.start,
+            clusters: range.end - range.start,
         })
     }
 

@@ -223,10 +223,10 @@ pub struct Area {
     pub direct: AtomicU32,
     /// What it is ([`Kind`](super::swap::Kind)).
     pub kind: AtomicU32,
-    /// First slot of the area.
-    pub first_slot: AtomicU64,
-    /// Slots it has.
-    pub slots: AtomicU64,
+    /// First cluster of the area.
+    pub first_cluster: AtomicU64,
+    /// Clusters it has.
+    pub clusters: AtomicU64,
     /// Bytes of it that have blocks of the device so far.
     pub allocated: AtomicU64,
     /// The file system it is on, by its device number.
@@ -288,10 +288,10 @@ pub struct Header {
     pub fault_mode: AtomicU32,
     /// The budget, in frames of 2 MiB.
     pub frames: AtomicU64,
-    /// Slots there is room for in this segment.
-    pub slots: AtomicU64,
-    /// Slots used by areas so far: none has any at or above this.
-    pub slots_high: AtomicU64,
+    /// Clusters there is room for in this segment.
+    pub clusters: AtomicU64,
+    /// Clusters used by areas so far: none has any at or above this.
+    pub clusters_high: AtomicU64,
     /// Length of the segment, bytes.
     pub length: AtomicU64,
     /// The process that made the pool and holds its descriptors.
@@ -464,19 +464,19 @@ impl Record {
     }
 }
 
-/// Offsets of the parts of a segment with `slots` slots.
+/// Offsets of the parts of a segment with `clusters` clusters.
 #[derive(Clone, Copy, Debug)]
 pub struct Offsets {
     /// Offset of the records.
     pub records: usize,
     /// Offset of the clusters' words.
-    pub slot_words: usize,
+    pub cluster_words: usize,
     /// Offset of the bitmaps of split clusters.
     pub split_maps: usize,
     /// Offset of the maps that say how clusters lie ([`layout`]), one after the other.
     pub layouts: usize,
     /// Offset of the page sums.
-    pub slot_sums: usize,
+    pub cluster_sums: usize,
     /// Offset of the seals, for a pool that encrypts.
     pub seals: usize,
     /// Offset of the bitmaps of bad slots.
@@ -494,30 +494,30 @@ pub struct Offsets {
 }
 
 /// Computes them; `None` if the numbers are absurd.
-pub fn offsets(slots: u64) -> Option<Offsets> {
-    if slots > 1 << 32 {
+pub fn offsets(clusters: u64) -> Option<Offsets> {
+    if clusters > 1 << 32 {
         return None;
     }
     let align = |n: usize| n.next_multiple_of(4096);
-    let slots = slots as usize;
+    let clusters = clusters as usize;
     let records = align(size_of::<Header>());
-    let slot_words = align(records + size_of::<Record>() * (NOBODY + 1));
-    let split_maps = align(slot_words + slots * 4);
-    let layouts = align(split_maps + slots * split::MAP_WORDS * 8);
-    let slot_sums = align(layouts + layout::MAPS * layout::words(slots) * 8);
-    let seals = align(slot_sums + slots * size_of::<Sums>());
-    let bad_maps = align(seals + slots * size_of::<Seals>());
-    let shared_words = align(bad_maps + slots * split::MAP_WORDS * 8);
+    let cluster_words = align(records + size_of::<Record>() * (NOBODY + 1));
+    let split_maps = align(cluster_words + clusters * 4);
+    let layouts = align(split_maps + clusters * split::MAP_WORDS * 8);
+    let cluster_sums = align(layouts + layout::MAPS * layout::words(clusters) * 8);
+    let seals = align(cluster_sums + clusters * size_of::<Sums>());
+    let bad_maps = align(seals + clusters * size_of::<Seals>());
+    let shared_words = align(bad_maps + clusters * split::MAP_WORDS * 8);
     let shared_charged = align(shared_words + SHARED_UNITS * 8);
     let shared_stamps = align(shared_charged + SHARED_UNITS / 8);
     let shared_page_stamps = align(shared_stamps + SHARED_UNITS * size_of::<SharedStamps>());
     let end = align(shared_page_stamps + SHARED_UNITS * size_of::<SharedPageStamps>());
     Some(Offsets {
         records,
-        slot_words,
+        cluster_words,
         split_maps,
         layouts,
-        slot_sums,
+        cluster_sums,
         seals,
         bad_maps,
         shared_words,

@@ -45,9 +45,9 @@ impl Member {
     }
 
     /// Is the cluster this process's own, whole or split, to free?
-    pub(crate) fn owns_slot(&self, cluster: u64) -> bool {
+    pub(crate) fn owns_cluster(&self, cluster: u64) -> bool {
         self.pool
-            .slot_words()
+            .cluster_words()
             .get(cluster as usize)
             .is_some_and(|w| (w.load(Acquire) >> 16) as usize == self.me() + 1)
     }

@@ -65,7 +65,7 @@ pub struct Pool {
     base: usize,
     length: usize,
     offsets: Offsets,
-    /// Slots there is room for.
+    /// Clusters there is room for.
     capacity: u64,
     /// The segment's descriptor.
     fd: i32,
@@ -96,27 +96,27 @@ impl Pool {
         }
     }
 
-    /// Slots up to where the last area ends or ended. What lies beyond has no memory, and should
+    /// Clusters up to where the last area ends or ended. What lies beyond has no memory, and should
     /// not be looked at.
-    fn slots_high(&self) -> usize {
-        self.header().slots_high.load(Acquire).min(self.capacity) as usize
+    fn clusters_high(&self) -> usize {
+        self.header().clusters_high.load(Acquire).min(self.capacity) as usize
     }
 
-    /// The slot words ([`hugeswap_policy::thp_swap::clusters`]).
-    pub fn slot_words(&self) -> &[AtomicU32] {
+    /// The cluster words ([`hugeswap_policy::thp_swap::clusters`]).
+    pub fn cluster_words(&self) -> &[AtomicU32] {
         // SAFETY: as in `header`; `offsets` leaves room for `capacity` words.
         unsafe {
             std::slice::from_raw_parts(
-                (self.base + self.offsets.slot_words) as *const AtomicU32,
-                self.slots_high(),
+                (self.base + self.offsets.cluster_words) as *const AtomicU32,
+                self.clusters_high(),
             )
         }
     }
 
     /// The clusters as record `me` may split them ([`hugeswap_policy::thp_swap::slots`]).
     pub fn clusters(&self, me: usize) -> Clusters<'_, AtomicU32, AtomicU64> {
-        let words = self.slot_words();
-        // SAFETY: as in `header`; `offsets` leaves room for so many words for each slot.
+        let words = self.cluster_words();
+        // SAFETY: as in `header`; `offsets` leaves room for so many words for each cluster.
         let bits = unsafe {
             std::slice::from_raw_parts(
                 (self.base + self.offsets.split_maps) as *const AtomicU64,
@@ -134,24 +134,24 @@ impl Pool {
             .fold(clusters::Usage::default(), |sum, a| sum + a.usage)
     }
 
-    /// The checksums of each slot's pages.
-    pub fn slot_sums(&self) -> &[Sums] {
+    /// The checksums of each cluster's pages.
+    pub fn cluster_sums(&self) -> &[Sums] {
         // SAFETY: as in `header`; `offsets` leaves room for `capacity` sums.
         unsafe {
             std::slice::from_raw_parts(
-                (self.base + self.offsets.slot_sums) as *const Sums,
-                self.slots_high(),
+                (self.base + self.offsets.cluster_sums) as *const Sums,
+                self.clusters_high(),
             )
         }
     }
 
-    /// The seals of each slot's pages, in a pool that encrypts.
+    /// The seals of each cluster's pages, in a pool that encrypts.
     pub fn seals(&self) -> &[Seals] {
         // SAFETY: as in `header`; `offsets` leaves room for `capacity` of them.
         unsafe {
             std::slice::from_raw_parts(
                 (self.base + self.offsets.seals) as *const Seals,
-                self.slots_high(),
+                self.clusters_high(),
             )
         }
     }
@@ -160,7 +160,7 @@ impl Pool {
     pub(crate) fn bad_map(&self, cluster: u64) -> Option<&[AtomicU64; MAP_WORDS]> {
         let at = self.base + self.offsets.bad_maps + cluster as usize * MAP_WORDS * 8;
         // SAFETY: as in `header`; `offsets` leaves room for `capacity` of them.
-        ((cluster as usize) < self.slots_high()).then(|| unsafe { &*(at as *const _) })
+        ((cluster as usize) < self.clusters_high()).then(|| unsafe { &*(at as *const _) })
     }
 
     /// Is what goes to swap encrypted?

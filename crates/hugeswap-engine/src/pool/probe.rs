@@ -1,7 +1,7 @@
 //! What transfers of a swap area cost, measured when it is turned on, so that the first faults need
 //! not go by a guess.
 //!
-//! A unit of noise is written to the area's first slot, which is not in use yet (blocks that are
+//! A unit of noise is written to the area's first cluster, which is not in use yet (blocks that are
 //! reserved and never written would read as zeros without asking the device). Parts of it are read
 //! back: a few transfers of each size, medians, within a time limit. From then on the costs follow
 //! the transfers that faults make.

@@ -150,7 +150,7 @@ impl Pool {
             r.state.store(state::ZOMBIE, Release);
         } else {
             self.quarantine_all_of(i);
-            clusters::release_owner(self.slot_words(), i as u16 + 1);
+            clusters::release_owner(self.cluster_words(), i as u16 + 1);
             r.pid.store(0, Relaxed);
             r.parent.store(0, Relaxed);
             r.state.store(state::FREE, Release);
@@ -283,7 +283,7 @@ mod tests {
         let child = pool.reserve(me as u32 + 1).unwrap();
         let other = child.record;
         and_ends(|| pool.fill(child));
-        let claimed = clusters::claim(pool.slot_words(), other as u16 + 1, 0).unwrap();
+        let claimed = clusters::claim(pool.cluster_words(), other as u16 + 1, 0).unwrap();
         // The process that found it dead ends in the middle of it, and so does the next.
         for _ in 0..2 {
             let word = pool.records()[other].state.load(Acquire);
@@ -293,7 +293,7 @@ mod tests {
         assert!(pool.has_children(me) && pool.swap_usage().free == 3);
         pool.reap();
         assert!(state(other) == state::FREE && !pool.has_children(me));
-        assert_eq!(pool.slot_words()[claimed].load(Relaxed), 0);
+        assert_eq!(pool.cluster_words()[claimed].load(Relaxed), 0);
         // A live process that is doing it is left to it.
         let child = pool.reserve(me as u32 + 1).unwrap();
         and_ends(|| pool.fill(child));

@@ -1,7 +1,7 @@
 //! How much room is left in swap: areas that cannot grow for want of space on their disk, and the
 //! warning before all are full.
 //!
-//! An area whose file system has no space left gives what it has. Its slots without blocks are
+//! An area whose file system has no space left gives what it has. Its clusters without blocks are
 //! passed over for a while and then tried again, because space may have been freed. Meanwhile the
 //! area counts as no larger than it is. The free space of a file system is read once a second, and
 //! whenever an area grows there. It counts once, however many areas are on that file system
@@ -63,7 +63,7 @@ impl Pool {
     }
 
     fn on_disk(&self, a: &Area, grows: bool) -> disk::OnDisk {
-        let all = a.slots.load(Relaxed).saturating_mul(UNIT_BYTES);
+        let all = a.clusters.load(Relaxed).saturating_mul(UNIT_BYTES);
         let has = a.allocated.load(Relaxed).min(all);
         disk::OnDisk {
             disk: a.disk.load(Relaxed),

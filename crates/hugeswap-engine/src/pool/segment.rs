@@ -46,7 +46,7 @@ impl Pool {
                 }
             }
         }
-        let total: u64 = opened.iter().map(|a| a.slots).sum();
+        let total: u64 = opened.iter().map(|a| a.clusters).sum();
         let close_all = |e: PoolError| {
             opened.iter().for_each(|a| fs::close(a.fd));
             e
@@ -88,7 +88,7 @@ impl Pool {
         };
         let h = pool.header();
         h.frames.store(config.memory / UNIT_BYTES, Relaxed);
-        h.slots.store(capacity, Relaxed);
+        h.clusters.store(capacity, Relaxed);
         h.length.store(offsets.end as u64, Relaxed);
         h.creator.store(process::pid(), Relaxed);
         h.fault_mode.store(config.fault_mode as u32, Relaxed);
@@ -155,10 +155,10 @@ impl Pool {
         // a truncated file would be SIGBUS; the file was made by us and is never shrunk).
         let h = unsafe { &*(head as *const Header) };
         let ok = h.magic.load(Acquire) == MAGIC && h.version.load(Relaxed) == VERSION;
-        let (slots, length) = (h.slots.load(Relaxed), h.length.load(Relaxed));
+        let (clusters, length) = (h.clusters.load(Relaxed), h.length.load(Relaxed));
         // SAFETY: the mapping made above; `h` is not used again.
         let _ = unsafe { mm::unmap(head, size_of::<Header>().next_multiple_of(4096)) };
-        let offsets = layout::offsets(slots)
+        let offsets = layout::offsets(clusters)
             .filter(|o| ok && o.end as u64 == length)
             .ok_or(PoolError::BadSegment)?;
         let base = mm::map_shared(fd, offsets.end, 0)
@@ -170,7 +170,7 @@ impl Pool {
             base,
             length: offsets.end,
             offsets,
-            capacity: slots,
+            capacity: clusters,
             fd,
             areas: Areas::new(),
             changing_areas: Lock::freed_in_children(()),
@@ -199,15 +199,15 @@ impl Drop for Pool {
     }
 }
 
-/// How many slots can be added to a pool with `slots` in use: addresses are kept for them, and no
-/// memory. Where addresses or the sizes of files are limited, none.
-fn room_to_add(slots: u64) -> u64 {
+/// How many clusters can be added to a pool with `clusters` in use: addresses are kept for them,
+/// and no memory. Where addresses or the sizes of files are limited, none.
+fn room_to_add(clusters: u64) -> u64 {
     const LEAST: u64 = (256 << 30) / UNIT_BYTES;
     let limited = |resource| process::limit(resource) != libc::RLIM_INFINITY;
     if limited(libc::RLIMIT_AS) || limited(libc::RLIMIT_FSIZE) {
         return 0;
     }
-    slots.max(LEAST)
+    clusters.max(LEAST)
 }
 
 fn fill_random(buf: &mut [u8]) {

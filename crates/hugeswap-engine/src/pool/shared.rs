@@ -565,7 +565,7 @@ impl Pool {
             hands.into_iter().any(|h| h.load(Acquire) == cluster + 1)
         };
         if !referred && !elsewhere() {
-            clusters::release_shared(self.slot_words(), cluster as usize);
+            clusters::release_shared(self.cluster_words(), cluster as usize);
         }
     }
 
@@ -589,7 +589,7 @@ impl Pool {
                 let word = Word(self.shared_words()[unit].swap(Word::NONE.0, AcqRel));
                 let freed = step(word, Event::Ended).ok().and_then(|s| s.effects.frees);
                 if let Some(cluster) = freed {
-                    clusters::release_shared(self.slot_words(), cluster as usize);
+                    clusters::release_shared(self.cluster_words(), cluster as usize);
                 }
                 self.uncharge_shared(unit as u32);
             }

@@ -69,7 +69,7 @@ impl Ranges {
             let to = (self.table.addr(unit) + UNIT).min(addr + len);
             let (from, to) = self.zero_pages(unit, from, to);
             let w = self.table.load(unit);
-            // A unit without memory or slot is zero already. (What access there is to one that is
+            // A unit without memory or place is zero already. (What access there is to one that is
             // the kernel's we do not know; a thread that changed it does not come here.)
             if matches!(w.kind(), Kind::None | Kind::Free | Kind::Poisoned) {
                 continue;

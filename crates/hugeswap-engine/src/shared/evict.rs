@@ -156,9 +156,9 @@ impl Sharing {
 
     /// What was in hand is free.
     pub(super) fn drop_in_hand(&self, which: usize, cluster: u64) {
-        if clusters::is_shared(self.pool.slot_words(), cluster as usize) {
+        if clusters::is_shared(self.pool.cluster_words(), cluster as usize) {
             self.store.forget_stored(cluster, 0..PAGES);
-            clusters::release_shared(self.pool.slot_words(), cluster as usize);
+            clusters::release_shared(self.pool.cluster_words(), cluster as usize);
         }
         self.in_hand(which, None);
     }
@@ -198,10 +198,10 @@ impl Sharing {
         }
         let mut sums = [0; PAGES];
         checksum::fill(&self.store.key, bytes, &mut sums);
-        let shared = |c: &u64| clusters::is_shared(self.pool.slot_words(), *c as usize);
+        let shared = |c: &u64| clusters::is_shared(self.pool.cluster_words(), *c as usize);
         let old = leaving.cluster().filter(shared);
         let known = |c: &u64| {
-            let known = self.pool.slot_sums().get(*c as usize);
+            let known = self.pool.cluster_sums().get(*c as usize);
             known.is_some_and(|k| checksum::equal(k, &sums))
                 && !self.pool.is_bad(*c, 0..PAGES)
                 && !self.pool.is_draining(*c)
@@ -252,7 +252,7 @@ impl Sharing {
         let cluster = self.store.claim_cluster_but(avoid)?;
         self.in_hand(KSWAPD, Some(cluster));
         let me = self.pool.me() as u16 + 1;
-        if !clusters::share_out(self.pool.slot_words(), cluster as usize, me) {
+        if !clusters::share_out(self.pool.cluster_words(), cluster as usize, me) {
             self.in_hand(KSWAPD, None);
             return None;
         }

@@ -9,7 +9,7 @@
 //! addresses of their own right behind the window, and so can memory files (`shared.files`), found
 //! by device, inode and time of the file.
 //!
-//! * *In* (`fault`): the touching thread reads the slot into a buffer and copies it into its own
+//! * *In* (`fault`): the touching thread reads the cluster into a buffer and copies it into its own
 //!   mapping, so a page is there for other threads only with its bytes.
 //! * *Ahead* of a stream (`ahead`): the same, by the I/O threads.
 //! * *Out* (`evict`), by kswapd of any process that needs memory: the unit is write-protected in

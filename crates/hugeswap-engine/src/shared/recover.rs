@@ -41,7 +41,7 @@ impl Sharing {
                 }
             }
         }
-        let words = self.pool.slot_words();
+        let words = self.pool.cluster_words();
         !range
             .clone()
             .any(|c| clusters::is_shared(words, c as usize))

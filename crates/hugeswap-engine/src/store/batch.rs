@@ -29,10 +29,10 @@ const FEW: usize = 4;
 /// A write of 4 KiB that takes less, nanoseconds, is not worth a batch: memory.
 const FAST: u32 = 15_000;
 
-/// Pages of a slot, and where in memory they are.
+/// Pages of a cluster, and where in memory they are.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Run {
-    pub slot: u64,
+    pub cluster: u64,
     pub pages: Range<usize>,
     pub from: usize,
 }
@@ -64,14 +64,14 @@ impl Batches {
 }
 
 impl Store {
-    /// Writes runs, at most [`MOST`], of different pages, each to a slot of this process's own from
-    /// memory where no thread changes it. Which were written, as bits.
+    /// Writes runs, at most [`MOST`], of different pages, each to a cluster of this process's own
+    /// from memory where no thread changes it. Which were written, as bits.
     pub(crate) fn write_runs(&self, runs: &[Run]) -> u32 {
         let mut done = self.write_batch(runs);
         for (k, run) in runs.iter().enumerate().take(MOST) {
             if done >> k & 1 == 0 {
                 let pages = run.pages.clone();
-                let written = self.write_pages(run.slot, pages, run.from).is_ok();
+                let written = self.write_pages(run.cluster, pages, run.from).is_ok();
                 done |= u32::from(written) << k;
             }
         }
@@ -108,7 +108,7 @@ impl Store {
 
     /// How many writes there are to be at a time, where this one goes.
     fn depth(&self, run: &Run) -> usize {
-        let area = self.pool.locate(run.slot).map(|(area, _)| area);
+        let area = self.pool.locate(run.cluster).map(|(area, _)| area);
         let Some(area) = area.and_then(|a| self.pool.header().areas.get(a)) else {
             return 0;
         };
@@ -132,7 +132,7 @@ impl Store {
         let mut which = [0; MOST];
         let mut n = 0;
         for (k, run) in runs.iter().enumerate() {
-            let Ok(target) = self.prepare_write(run.slot, run.pages.clone(), false) else {
+            let Ok(target) = self.prepare_write(run.cluster, run.pages.clone(), false) else {
                 continue;
             };
             writes[n] = uring::Write {

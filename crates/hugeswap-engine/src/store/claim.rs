@@ -71,14 +71,14 @@ impl Cursor {
     /// Where to look in an area: on from the last one, but not far beyond what is in use. Processes
     /// begin apart from each other, so that each is laid out in sequence.
     fn order(&self, me: usize, area: &JoinedArea, grow: bool) -> Order {
-        let start = me as u64 * area.slots / 16 % area.slots.max(1);
+        let start = me as u64 * area.clusters / 16 % area.clusters.max(1);
         let hint = self.hint.load(Relaxed);
         let reach = self.owned.load(Relaxed).max(0) as u64 * 2 + REACH;
         // A claim that found nothing before the end went on at the beginning.
         let near = hint.checked_sub(start).is_some_and(|d| d < reach);
-        let at = |n: u64| (area.first_slot + n) as usize;
+        let at = |n: u64| (area.first_cluster + n) as usize;
         Order {
-            within: at(0)..at(area.slots),
+            within: at(0)..at(area.clusters),
             near: at(start)..at(start + reach),
             from: at(if near { hint } else { start }),
             far: at(hint),
@@ -154,7 +154,7 @@ impl Store {
                     cursor.full.store(false, Relaxed);
                     cursor
                         .hint
-                        .store(found as u64 + 1 - area.first_slot, Relaxed);
+                        .store(found as u64 + 1 - area.first_cluster, Relaxed);
                     cursor.owned.fetch_add(1, Relaxed);
                     self.kept.claim(found);
                     if self.pool.still_on(i) {
@@ -187,8 +187,12 @@ impl Store {
         let clusters = self.pool.clusters(self.pool.me());
         if clusters.is_ours(cluster) {
             clusters.free(cluster, 0..PAGES);
-        } else if self.pool.owns_slot(cluster as u64) {
-            clusters::release(self.pool.slot_words(), cluster, self.pool.me() as u16 + 1);
+        } else if self.pool.owns_cluster(cluster as u64) {
+            clusters::release(
+                self.pool.cluster_words(),
+                cluster,
+                self.pool.me() as u16 + 1,
+            );
         }
         self.claims.cursors[area].owned.fetch_sub(1, Relaxed);
     }
@@ -219,7 +223,7 @@ impl Store {
         if self.pool.me() == NOBODY {
             return None;
         }
-        let (words, me) = (self.pool.slot_words(), self.pool.me() as u16 + 1);
+        let (words, me) = (self.pool.cluster_words(), self.pool.me() as u16 + 1);
         let take = |i| clusters::claim_at(words, me, i);
         let whole = |order: Order| {
             self.pool
@@ -326,7 +330,7 @@ impl Store {
             return None;
         }
         // With the lock held: two threads that look at once open one.
-        let words = self.pool.slot_words();
+        let words = self.pool.cluster_words();
         let open = |i| clusters.open_at(i, want);
         let opened = self.claim_in_areas(0, |mut order| {
             order.within.end = order.within.end.min(scatter::CLUSTERS as usize);
@@ -350,7 +354,7 @@ impl Store {
     }
 
     fn may_write_to(&self, cluster: u64) -> bool {
-        self.pool.owns_slot(cluster)
+        self.pool.owns_cluster(cluster)
             && !self.kept.may_be_read(cluster)
             && !self.pool.is_draining(cluster)
     }
@@ -386,7 +390,7 @@ impl Store {
 
     /// Gives up a cluster, at once or when no forked child can read it any more.
     pub(crate) fn free_cluster(&self, cluster: u64) {
-        if self.pool.owns_slot(cluster) {
+        if self.pool.owns_cluster(cluster) {
             self.give_up(Given::Cluster(cluster));
         }
     }
@@ -408,7 +412,7 @@ impl Store {
     }
 
     pub(crate) fn free_singles(&self, cluster: u64, run: Range<usize>) {
-        if self.pool.owns_slot(cluster) && !run.is_empty() {
+        if self.pool.owns_cluster(cluster) && !run.is_empty() {
             self.give_up(Given::Singles(cluster, run.start as u16, run.end as u16));
         }
     }
@@ -447,7 +451,7 @@ impl Store {
             return self.not_owned(cluster);
         }
         if clusters::release(
-            self.pool.slot_words(),
+            self.pool.cluster_words(),
             cluster as usize,
             self.pool.me() as u16 + 1,
         ) {

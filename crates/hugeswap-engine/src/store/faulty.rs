@@ -85,7 +85,7 @@ impl Faulty {
     pub fn new(pool: &Pool) -> Result<Faulty> {
         let mut faulty = Faulty::default();
         if pool.knob(Knob::FaultSeed) != 0 {
-            let pages = (pool.header().slots.load(Relaxed) * UNIT_PAGES) as usize;
+            let pages = (pool.header().clusters.load(Relaxed) * UNIT_PAGES) as usize;
             faulty.remembered = Some(Remembered::new(pages)?);
         }
         Ok(faulty)

@@ -1,11 +1,11 @@
-//! Areas grow: slots are given blocks of their device before they are first written, a step of
-//! neighbouring slots at a time.
+//! Areas grow: clusters are given blocks of their device before they are first written, a step of
+//! neighbouring clusters at a time.
 //!
-//! The segment notes which slots have blocks, and how those lie (`pool::extents`). Several threads
-//! may grow the same step at once: the file system gives blocks once, and the notes are the same.
-//! An I/O thread with nothing else to do grows areas a step or two ahead of the claims of this
-//! process. Where there is no space for a step, there may be for a part of it. An area that cannot
-//! grow gives what it has (`pool::room`).
+//! The segment notes which clusters have blocks, and how those lie (`pool::extents`). Several
+//! threads may grow the same step at once: the file system gives blocks once, and the notes are the
+//! same. An I/O thread with nothing else to do grows areas a step or two ahead of the claims of
+//! this process. Where there is no space for a step, there may be for a part of it. An area that
+//! cannot grow gives what it has (`pool::room`).
 
 use super::Store;
 use crate::pool::swap::RESERVE;
@@ -16,9 +16,9 @@ use hugeswap_policy::knobs::Knob;
 use hugeswap_sys::{Errno, Result, fs, process};
 use std::ops::Range;
 
-/// Slots that an area grows by: 64 MiB.
+/// Clusters that an area grows by: 64 MiB.
 pub(super) const STEP: u64 = 32;
-/// Slots beyond the next claim that should have blocks.
+/// Clusters beyond the next claim that should have blocks.
 const AHEAD: u64 = STEP;
 
 /// Is it only that there is no space?
@@ -36,24 +36,24 @@ impl Pool {
         !self.find_blocks(area, cluster).is_err_and(is_no_room)
     }
 
-    /// Sees to it that slot `slot` of area number `area` has blocks. ENOSPC: there are none left
-    /// for it.
-    pub(super) fn find_blocks(&self, area: usize, slot: u64) -> Result<()> {
-        if self.layouts().of(slot as usize) != Layout::Unallocated {
+    /// Sees to it that cluster `cluster` of area number `area` has blocks. ENOSPC: there are none
+    /// left for it.
+    pub(super) fn find_blocks(&self, area: usize, cluster: u64) -> Result<()> {
+        if self.layouts().of(cluster as usize) != Layout::Unallocated {
             return Ok(());
         }
-        self.grow_area(area, slot)
+        self.grow_area(area, cluster)
     }
 
     #[cold]
     #[inline(never)]
-    fn grow_area(&self, area: usize, slot: u64) -> Result<()> {
+    fn grow_area(&self, area: usize, cluster: u64) -> Result<()> {
         let a = self.area(area).ok_or(Errno::EIO)?;
-        // Where there is no space for all of it: eight slots, two, the one.
+        // Where there is no space for all of it: eight clusters, two, the one.
         let mut size = STEP;
         let got = loop {
-            let begin = a.first_slot + (slot - a.first_slot) / size * size;
-            let part = begin..(begin + size).min(a.first_slot + a.slots);
+            let begin = a.first_cluster + (cluster - a.first_cluster) / size * size;
+            let part = begin..(begin + size).min(a.first_cluster + a.clusters);
             match self.allocate(&a, &part) {
                 Ok(()) => break part,
                 Err(e) if is_no_room(e) && size > 1 => size = (size / 4).max(1),
@@ -65,15 +65,18 @@ impl Pool {
                 }
             }
         };
-        self.note_grown(area, a.fd, got, a.first_slot);
+        self.note_grown(area, a.fd, got, a.first_cluster);
         // Where a part could be had, the next may be too.
         self.note_room(area, true);
         process::yield_now();
         Ok(())
     }
 
-    fn allocate(&self, a: &JoinedArea, slots: &Range<u64>) -> Result<()> {
-        let (at, end) = (slots.start - a.first_slot, slots.end - a.first_slot);
+    fn allocate(&self, a: &JoinedArea, clusters: &Range<u64>) -> Result<()> {
+        let (at, end) = (
+            clusters.start - a.first_cluster,
+            clusters.end - a.first_cluster,
+        );
         let space = self.knob(Knob::SwapSpace);
         if space != 0 && end * UNIT_BYTES > space {
             return Err(Errno::ENOSPC);
@@ -98,12 +101,12 @@ impl Store {
             let Some(next) = self.next_claim(i, &a).filter(|_| self.pool.may_grow(i)) else {
                 return false;
             };
-            let end = (next + AHEAD).min(a.first_slot + a.slots);
+            let end = (next + AHEAD).min(a.first_cluster + a.clusters);
             let layouts = self.pool.layouts();
             let bare = (next..end).find(|&s| layouts.of(s as usize) == Layout::Unallocated);
-            let Some(slot) = bare else { return false };
+            let Some(cluster) = bare else { return false };
             let free = fs::file_system(a.fd).map_or(0, |f| f.free_bytes);
-            free > RESERVE && self.pool.grow_area(i, slot).is_ok()
+            free > RESERVE && self.pool.grow_area(i, cluster).is_ok()
         })
     }
 }

@@ -1,20 +1,21 @@
-//! Slots are written before they are first used. The first write to blocks that the file system has
-//! given but nobody has written yet (an unwritten extent) costs more, because the file system has
-//! to note that they were written.
+//! Clusters are written before they are first used. The first write to blocks that the file system
+//! has given but nobody has written yet (an unwritten extent) costs more, because the file system
+//! has to note that they were written.
 //!
-//! An I/O thread does it, a slot at a time, only while nothing else is read or written in the whole
-//! pool ([`QUIET_NS`]). It writes zeros to the slots that are claimed next: at most a step ahead,
-//! and no more than this process has in use, so that fewer bytes are written for nothing than that;
-//! once for each slot, and only to what the file system calls unwritten. Where the file system does
-//! not write in place ([`writes_in_place`]) there is nothing to gain.
+//! An I/O thread does it, a cluster at a time, only while nothing else is read or written in the
+//! whole pool ([`QUIET_NS`]). It writes zeros to the clusters that are claimed next: at most a step
+//! ahead, and no more than this process has in use, so that fewer bytes are written for nothing
+//! than that; once for each cluster, and only to what the file system calls unwritten. Where the
+//! file system does not write in place ([`writes_in_place`]) there is nothing to gain.
 //!
-//! Concurrency: a thread that initialises a slot has claimed it, by the same word and the same two
-//! looks at the area's state as a thread that swaps to it ([`hugeswap_policy::thp_swap::area`]). So
-//! no other thread gets the slot meanwhile: claims pass over it, an area that is taken off waits
-//! for it, and if this process dies, the slot is found by its record number like any other (a
-//! process is not gone before its writes have ended). The slot is given back before the gate is
-//! left, so a fork never sees it. A claim may find no slot because of it only if it was the last
-//! one; then that claim tries again, as it does whenever slots are given back.
+//! Concurrency: a thread that initialises a cluster has claimed it, by the same word and the same
+//! two looks at the area's state as a thread that swaps to it
+//! ([`hugeswap_policy::thp_swap::area`]). So no other thread gets the cluster meanwhile: claims
+//! pass over it, an area that is taken off waits for it, and if this process dies, the cluster is
+//! found by its record number like any other (a process is not gone before its writes have ended).
+//! The cluster is given back before the gate is left, so a fork never sees it. A claim may find no
+//! cluster because of it only if it was the last one; then that claim tries again, as it does
+//! whenever clusters are given back.
 
 use super::growth::STEP;
 use super::{Pages, Store};
@@ -35,7 +36,7 @@ pub(crate) const QUIET_NS: u64 = 2_000_000;
 /// What came of looking for something to initialise.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Ahead {
-    /// A slot was.
+    /// A cluster was.
     Done,
     /// Others read or write.
     Later,
@@ -43,7 +44,7 @@ pub(crate) enum Ahead {
     Nothing,
 }
 
-/// Whether a thread initialises slots, and for how long nothing was transferred in the pool.
+/// Whether a thread initialises clusters, and for how long nothing was transferred in the pool.
 #[derive(Default)]
 pub(crate) struct Initialiser {
     /// One of the I/O threads does it; the other one is free for other work.
@@ -70,27 +71,27 @@ fn writes_in_place(magic: u64) -> bool {
 }
 
 impl Store {
-    /// Initialises a slot, if there is one to be. For an I/O thread that is inside the gate;
+    /// Initialises a cluster, if there is one to be. For an I/O thread that is inside the gate;
     /// `idle`: the engine reads and writes nothing, as far as it can be seen.
     pub(crate) fn initialise_ahead(&self, idle: impl Fn() -> bool) -> Ahead {
         if self.pool.knob(Knob::Initialise) == 0 || self.initialiser.busy.swap(true, Acquire) {
             return Ahead::Nothing;
         }
         let found = self.pool.areas().find_map(|(i, area)| {
-            let slot = self.unwritten_ahead(i, &area)?;
-            Some((i, area, slot))
+            let cluster = self.unwritten_ahead(i, &area)?;
+            Some((i, area, cluster))
         });
         let quiet = |n| self.initialiser.is_quiet(n, now_ns());
         let ahead = match found {
             None => Ahead::Nothing,
             Some(_) if !(self.pool.transfers().is_some_and(quiet) && idle()) => Ahead::Later,
-            Some((i, area, slot)) => self.initialise(i, &area, slot),
+            Some((i, area, cluster)) => self.initialise(i, &area, cluster),
         };
         self.initialiser.busy.store(false, Release);
         ahead
     }
 
-    /// The slot of number `index` that is to be initialised next.
+    /// The cluster of number `index` that is to be initialised next.
     fn unwritten_ahead(&self, index: usize, area: &JoinedArea) -> Option<u64> {
         let next = self.next_claim(index, area)?;
         let shared = self.pool.header().areas.get(index)?;
@@ -98,25 +99,25 @@ impl Store {
         if !file || shared.direct.load(Relaxed) == 0 || self.pool.avoids(next) {
             return None;
         }
-        let (layouts, words) = (self.pool.layouts(), self.pool.slot_words());
-        let layout = |slot: u64| layouts.of(slot as usize);
+        let (layouts, words) = (self.pool.layouts(), self.pool.cluster_words());
+        let layout = |cluster: u64| layouts.of(cluster as usize);
         // What is in pieces is claimed when there is nothing else: only then is it next.
-        let also_apart = next > area.first_slot && layout(next - 1) == Layout::Fragmented;
+        let also_apart = next > area.first_cluster && layout(next - 1) == Layout::Fragmented;
         let end = (next + STEP.min(self.owned_in(index))).min(area.range().end);
-        (next..end).find(|&slot| {
+        (next..end).find(|&cluster| {
             let free = words
-                .get(slot as usize)
+                .get(cluster as usize)
                 .is_some_and(|w| w.load(Relaxed) == 0);
-            let next = match layout(slot) {
+            let next = match layout(cluster) {
                 Layout::Contiguous => true,
                 Layout::Fragmented => also_apart,
                 Layout::Unallocated => false,
             };
-            free && next && layouts.is_unwritten(slot as usize)
+            free && next && layouts.is_unwritten(cluster as usize)
         })
     }
 
-    fn initialise(&self, index: usize, area: &JoinedArea, slot: u64) -> Ahead {
+    fn initialise(&self, index: usize, area: &JoinedArea, cluster: u64) -> Ahead {
         // Never to what is something else; and blocks that are there already take no space, but a
         // disk that is full has other cares.
         let ours = fs::identity(area.fd) == Ok(area.identity);
@@ -124,21 +125,21 @@ impl Store {
         if !on.is_some_and(|f| writes_in_place(f.magic) && f.free_bytes > RESERVE) {
             return Ahead::Nothing;
         }
-        let (words, me) = (self.pool.slot_words(), self.pool.me() as u16 + 1);
-        if !clusters::claim_at(words, me, slot as usize) {
+        let (words, me) = (self.pool.cluster_words(), self.pool.me() as u16 + 1);
+        if !clusters::claim_at(words, me, cluster as usize) {
             return Ahead::Done;
         }
         if self.pool.still_on(index) {
             // Whatever comes of it: if it fails, the first write will tell.
-            self.pool.layouts().note_unwritten(slot as usize, false);
-            let _ = self.write_zeros(area, (slot - area.first_slot) * UNIT_BYTES);
+            self.pool.layouts().note_unwritten(cluster as usize, false);
+            let _ = self.write_zeros(area, (cluster - area.first_cluster) * UNIT_BYTES);
         }
-        clusters::release(words, slot as usize, me);
+        clusters::release(words, cluster as usize, me);
         self.look_again_for_clusters();
         Ahead::Done
     }
 
-    /// Writes zeros to what was never written of a claimed slot, at `at` in its file.
+    /// Writes zeros to what was never written of a claimed cluster, at `at` in its file.
     fn write_zeros(&self, area: &JoinedArea, at: u64) -> Result<()> {
         // Never touched, so that it takes no memory of its own.
         let zeros = Pages::new(UNIT_BYTES as usize)?;

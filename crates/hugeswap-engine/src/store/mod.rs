@@ -104,7 +104,7 @@ impl Store {
         units: u32,
     ) -> std::result::Result<Store, EngineError> {
         let sys = |what| move |e| EngineError::System(what, e);
-        let clusters = pool.slot_words().len();
+        let clusters = pool.cluster_words().len();
         let tables = sys("cannot map the tables of scattered pages");
         let faulty = Faulty::new(&pool).map_err(sys("cannot map the account of faults"))?;
         let Measured { r#in, out } = pool.measured().unwrap_or(Measured {

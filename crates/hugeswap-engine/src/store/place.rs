@@ -24,7 +24,7 @@ impl Store {
     /// Can page `page` of a unit be read from swap, as far as is known?
     pub(crate) fn is_known(&self, unit: u32, place: Place, page: usize) -> bool {
         self.slot_of(unit, place, page).is_some_and(|s| {
-            let sums = self.pool.slot_sums().get(s.cluster as usize);
+            let sums = self.pool.cluster_sums().get(s.cluster as usize);
             sums.and_then(|sums| sums.get(s.at..s.at + 1))
                 .is_some_and(checksum::known)
         })

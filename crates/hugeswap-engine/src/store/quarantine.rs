@@ -63,7 +63,7 @@ impl Pool {
     pub(crate) fn quarantine(&self, cluster: u64, me: usize) -> bool {
         let bad = self.bad_slots(cluster, 0..PAGES) as u64;
         let taken =
-            bad > 0 && clusters::quarantine(self.slot_words(), cluster as usize, me as u16 + 1);
+            bad > 0 && clusters::quarantine(self.cluster_words(), cluster as usize, me as u16 + 1);
         if taken {
             let rest = UNIT_BYTES - bad * PAGE_BYTES;
             self.header().bad_bytes.fetch_add(rest, Relaxed);
@@ -76,7 +76,7 @@ impl Pool {
         if self.bad_bytes() == 0 {
             return;
         }
-        for (i, w) in self.slot_words().iter().enumerate() {
+        for (i, w) in self.cluster_words().iter().enumerate() {
             if (w.load(Acquire) >> 16) as usize == me + 1 {
                 self.quarantine(i as u64, me);
             }
@@ -106,14 +106,14 @@ impl Pool {
     }
 
     pub(crate) fn is_bad_or_lost(&self, cluster: u64, pages: Range<usize>) -> bool {
-        let sums = self.slot_sums().get(cluster as usize);
+        let sums = self.cluster_sums().get(cluster as usize);
         let lost = sums.and_then(|s| s.get(pages.clone()));
         self.is_bad(cluster, pages) || lost.is_some_and(checksum::any_lost)
     }
 
     /// Notes that what belongs in a slot is lost, if nothing is known of the slot.
     pub(crate) fn note_lost(&self, cluster: u64, at: usize) {
-        let sums = self.slot_sums().get(cluster as usize);
+        let sums = self.cluster_sums().get(cluster as usize);
         if let Some(sum) = sums.and_then(|s| s.get(at)) {
             // First: see `mark_bad`.
             self.header().losses.fetch_add(1, Relaxed);
@@ -130,7 +130,7 @@ impl Pool {
 
     /// Is what belongs in a slot lost, so that there is nothing that could be read from it?
     pub(crate) fn is_lost(&self, cluster: u64, at: usize) -> bool {
-        let sums = self.slot_sums().get(cluster as usize);
+        let sums = self.cluster_sums().get(cluster as usize);
         sums.and_then(|s| s.get(at..at + 1))
             .is_some_and(checksum::any_lost)
     }
@@ -153,7 +153,7 @@ mod tests {
         })
         .unwrap();
         let me = pool.join().unwrap();
-        let claim = || clusters::claim(pool.slot_words(), me as u16 + 1, 0).map(|c| c as u64);
+        let claim = || clusters::claim(pool.cluster_words(), me as u16 + 1, 0).map(|c| c as u64);
         let all: Vec<u64> = std::iter::from_fn(claim).collect();
         assert_eq!(all.len(), 4);
         assert!(pool.mark_bad(all[1], 7) && !pool.mark_bad(all[1], 7));
@@ -171,7 +171,7 @@ mod tests {
         let u = pool.swap_usage();
         assert_eq!((u.free, u.bad, u.used_bytes()), (2, 2, 0));
         for c in all {
-            let word = &pool.slot_words()[c as usize];
+            let word = &pool.cluster_words()[c as usize];
             pool.forget_bad(c, word.swap(0, Relaxed));
         }
         assert_eq!((pool.bad_bytes(), pool.swap_usage().free), (0, 4));

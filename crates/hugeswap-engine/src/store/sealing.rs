@@ -66,25 +66,26 @@ impl Sealed<'_> {
 }
 
 impl Pool {
-    pub(super) fn seals_of(&self, slot: u64, pages: Range<usize>) -> Result<&[Seal], Errno> {
-        let seals = self.seals().get(slot as usize);
+    pub(super) fn seals_of(&self, cluster: u64, pages: Range<usize>) -> Result<&[Seal], Errno> {
+        let seals = self.seals().get(cluster as usize);
         seals.and_then(|s| s.get(pages)).ok_or(Errno::EIO)
     }
 }
 
 impl Store {
-    /// Decrypts pages of a slot that were read to `at`. False: some are not what was written there.
+    /// Decrypts pages of a cluster that were read to `at`. False: some are not what was written
+    /// there.
     pub(super) fn open_pages(
         &self,
         sealing: &Sealing,
-        slot: u64,
+        cluster: u64,
         pages: Range<usize>,
         at: usize,
     ) -> bool {
-        let Some((area, offset)) = self.pool.locate(slot) else {
+        let Some((area, offset)) = self.pool.locate(cluster) else {
             return false;
         };
-        let Ok(seals) = self.pool.seals_of(slot, pages.clone()) else {
+        let Ok(seals) = self.pool.seals_of(cluster, pages.clone()) else {
             return false;
         };
         seals
@@ -100,18 +101,18 @@ impl Store {
             })
     }
 
-    /// Encrypts pages at `from` that are to be written to a slot; at most a unit's. Their tags are
-    /// noted, but they can only be read back once their numbers are, after the write.
+    /// Encrypts pages at `from` that are to be written to a cluster; at most a unit's. Their tags
+    /// are noted, but they can only be read back once their numbers are, after the write.
     #[inline(never)]
     pub(super) fn seal_pages<'a>(
         &self,
         sealing: &'a Sealing,
-        slot: u64,
+        cluster: u64,
         pages: Range<usize>,
         from: usize,
     ) -> Result<Sealed<'a>, Errno> {
-        let (area, offset) = self.pool.locate(slot).ok_or(Errno::EIO)?;
-        let seals = self.pool.seals_of(slot, pages.clone())?;
+        let (area, offset) = self.pool.locate(cluster).ok_or(Errno::EIO)?;
+        let seals = self.pool.seals_of(cluster, pages.clone())?;
         if pages.len() > PAGES {
             return Err(Errno::EINVAL);
         }
@@ -141,14 +142,14 @@ impl Store {
         })
     }
 
-    /// Notes that nothing is known of pages of a slot, so that they cannot be read any more.
-    pub(crate) fn forget_stored(&self, slot: u64, pages: Range<usize>) {
-        let sums = self.pool.slot_sums().get(slot as usize);
+    /// Notes that nothing is known of pages of a cluster, so that they cannot be read any more.
+    pub(crate) fn forget_stored(&self, cluster: u64, pages: Range<usize>) {
+        let sums = self.pool.cluster_sums().get(cluster as usize);
         if let Some(sums) = sums.and_then(|s| s.get(pages.clone())) {
             checksum::forget(sums);
         }
         if self.sealing.is_some()
-            && let Ok(seals) = self.pool.seals_of(slot, pages)
+            && let Ok(seals) = self.pool.seals_of(cluster, pages)
         {
             seals.iter().for_each(Seal::forget);
         }

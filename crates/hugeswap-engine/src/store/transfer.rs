@@ -1,7 +1,7 @@
-//! Pages between memory and swap: the one place where slots are read and written.
+//! Pages between memory and swap: the one place where clusters are read and written.
 //!
 //! What is read is verified against the sums of its pages. The sums of what is written are noted
-//! after the write, so that the content of a slot counts as nothing while it is unknown. What
+//! after the write, so that the content of a cluster counts as nothing while it is unknown. What
 //! fails, or is not what was written, is tried again after 1, 4 and 16 ms
 //! ([`hugeswap_policy::device::retry`]). An area whose writes fail in a row is avoided for a
 //! growing time ([`crate::health`]). Both may be called from the fault path, whose rules hold.
@@ -38,31 +38,31 @@ pub(crate) fn may_try_again(attempt: u32) -> bool {
 }
 
 impl Store {
-    /// Reads pages of a slot to `to`, which is the caller's, and verifies them. EIO: the device
+    /// Reads pages of a cluster to `to`, which is the caller's, and verifies them. EIO: the device
     /// failed, or gave back something else than was written.
     ///
     /// `doubt`: the caller is a program thread, whose descriptor table is the program's to change.
     /// EBADF: it did.
     pub(crate) fn read(
         &self,
-        slot: u64,
+        cluster: u64,
         pages: Range<usize>,
         to: usize,
         doubt: bool,
     ) -> Result<()> {
-        self.read_until(slot, pages, to, doubt, may_try_again)
+        self.read_until(cluster, pages, to, doubt, may_try_again)
     }
 
     /// [`Store::read`], as often as `again` says, which is told which attempt has failed.
     pub(crate) fn read_until(
         &self,
-        slot: u64,
+        cluster: u64,
         pages: Range<usize>,
         to: usize,
         doubt: bool,
         again: impl Fn(u32) -> bool,
     ) -> Result<()> {
-        let sums = self.pool.slot_sums().get(slot as usize);
+        let sums = self.pool.cluster_sums().get(cluster as usize);
         let known = sums.and_then(|s| s.get(pages.clone()));
         if !known.is_some_and(checksum::known) {
             // It was lost before.
@@ -71,7 +71,7 @@ impl Store {
         let operation = self.backing.operation();
         let mut attempt = 0;
         loop {
-            let tried = self.read_once(slot, pages.clone(), to, (operation, attempt));
+            let tried = self.read_once(cluster, pages.clone(), to, (operation, attempt));
             let Err(failed) = tried else {
                 return Ok(());
             };
@@ -83,7 +83,7 @@ impl Store {
                 attempt += 1;
                 continue;
             }
-            let area = self.pool.locate(slot);
+            let area = self.pool.locate(cluster);
             if error == Errno::EBADF && doubt && area.is_some_and(|(i, _)| self.pool.reach(i)) {
                 // An area that was added since this process began, and can be read now.
                 continue;
@@ -92,7 +92,7 @@ impl Store {
                 self.pool.count(Counter::FaultUnexplained, 1);
             }
             if error != Errno::EBADF {
-                self.note_failed_read(slot, &pages, failed);
+                self.note_failed_read(cluster, &pages, failed);
             }
             // Whatever the device says, the caller can only go by whether there is any use in
             // asking a thread with other descriptors.
@@ -106,12 +106,12 @@ impl Store {
     #[inline(never)]
     fn read_once(
         &self,
-        slot: u64,
+        cluster: u64,
         pages: Range<usize>,
         to: usize,
         (operation, attempt): (u64, u32),
     ) -> Result<(), Failed> {
-        let (area, offset) = self.pool.locate(slot).ok_or(Errno::EIO)?;
+        let (area, offset) = self.pool.locate(cluster).ok_or(Errno::EIO)?;
         let a = self.pool.area(area).ok_or(Errno::EIO)?;
         // With a sum, or a tag, the content itself tells.
         let summed = self.pool.knob(Knob::Checksum) != 0;
@@ -135,7 +135,7 @@ impl Store {
             chunk: len,
             enough: len,
             offset: offset + (pages.start * PAGE) as u64,
-            page: Some(self.swap_page(area, slot, pages.start)),
+            page: Some(self.swap_page(area, cluster, pages.start)),
             operation,
             attempt,
         };
@@ -156,7 +156,7 @@ impl Store {
             }
         })?;
         self.observe(Direction::In, pages.len(), took);
-        let sums = self.pool.slot_sums().get(slot as usize);
+        let sums = self.pool.cluster_sums().get(cluster as usize);
         let want = sums.and_then(|s| s.get(pages.clone()));
         let pages_read = pages.len();
         // SAFETY: just filled, and the caller's.
@@ -168,7 +168,7 @@ impl Store {
                 .is_some_and(|(w, g)| checksum::matches(&self.key, g, w))
         };
         let right = match &self.sealing {
-            Some(sealing) => self.open_pages(sealing, slot, pages, to),
+            Some(sealing) => self.open_pages(sealing, cluster, pages, to),
             None if !summed => true,
             None => matches(0, pages_read),
         };
@@ -199,13 +199,13 @@ impl Store {
         })
     }
 
-    /// Pages of a slot could not be had, again and again: where, and why, is remembered for any
+    /// Pages of a cluster could not be had, again and again: where, and why, is remembered for any
     /// process that is told of it.
     #[cold]
     #[inline(never)]
-    fn note_failed_read(&self, slot: u64, pages: &Range<usize>, failed: Failed) {
+    fn note_failed_read(&self, cluster: u64, pages: &Range<usize>, failed: Failed) {
         let page = pages.start + failed.changed.unwrap_or(0);
-        let Some((area, offset)) = self.pool.locate(slot) else {
+        let Some((area, offset)) = self.pool.locate(cluster) else {
             return;
         };
         let cause = match failed.changed {
@@ -224,28 +224,28 @@ impl Store {
             offset: offset + (page * PAGE) as u64,
             cause,
         };
-        let number = slot * UNIT_PAGES + page as u64;
+        let number = cluster * UNIT_PAGES + page as u64;
         self.pool.note_loss(LossKey::Page(number), loss);
     }
 
-    /// Reads pages of a slot to `to` and verifies them.
+    /// Reads pages of a cluster to `to` and verifies them.
     pub(crate) fn read_pages(
         &self,
-        slot: u64,
+        cluster: u64,
         pages: Range<usize>,
         to: usize,
     ) -> Result<(), Errno> {
         let count = pages.len() as u64;
         // Program threads come here.
-        self.read(slot, pages, to, true)?;
+        self.read(cluster, pages, to, true)?;
         self.pool.count(Counter::PswpIn, count);
         Ok(())
     }
 
-    /// Writes pages to a slot of this process's own from `from`, where no thread changes them.
+    /// Writes pages to a cluster of this process's own from `from`, where no thread changes them.
     pub(crate) fn write_pages(
         &self,
-        slot: u64,
+        cluster: u64,
         pages: Range<usize>,
         from: usize,
     ) -> Result<(), Errno> {
@@ -254,32 +254,32 @@ impl Store {
         let mut sums: UnitSums = [0; PAGES];
         checksum::fill(&self.key, bytes, &mut sums);
         // Program threads come here too (forks, moves).
-        self.write(slot, pages, from, &sums, true)
+        self.write(cluster, pages, from, &sums, true)
     }
 
-    fn swap_page(&self, area: usize, slot: u64, page: usize) -> SwapPage {
+    fn swap_page(&self, area: usize, cluster: u64, page: usize) -> SwapPage {
         let shared = self.pool.header().areas.get(area);
         SwapPage {
             area,
             allocated: shared.map_or(0, |a| a.allocated.load(Relaxed)),
-            number: slot * UNIT_PAGES + page as u64,
+            number: cluster * UNIT_PAGES + page as u64,
         }
     }
 
-    /// Writes pages to a slot of this process's own from `from`, which is readable; `sums` are
-    /// theirs. If the program changes them meanwhile, what the slot holds is of no use, and it is
-    /// the caller that knows.
+    /// Writes pages to a cluster of this process's own from `from`, which is readable; `sums` are
+    /// theirs. If the program changes them meanwhile, what the cluster holds is of no use, and it
+    /// is the caller that knows.
     ///
     /// `doubt`: as for [`Store::read`].
     pub(crate) fn write(
         &self,
-        slot: u64,
+        cluster: u64,
         pages: Range<usize>,
         from: usize,
         sums: &[u64],
         doubt: bool,
     ) -> Result<()> {
-        let written = self.write_all(slot, pages, from, sums, doubt);
+        let written = self.write_all(cluster, pages, from, sums, doubt);
         // No room is not an error: others have some, or all are full. (Counted here, where it is
         // known which of the two it was.)
         if written.is_err_and(|e| !is_no_room(e)) {
@@ -318,18 +318,18 @@ impl Store {
 
     fn write_all(
         &self,
-        slot: u64,
+        cluster: u64,
         pages: Range<usize>,
         from: usize,
         sums: &[u64],
         doubt: bool,
     ) -> Result<()> {
-        let target = self.prepare_write(slot, pages.clone(), doubt)?;
+        let target = self.prepare_write(cluster, pages.clone(), doubt)?;
         let (area, index) = (target.area, target.index);
         let len = pages.len() * PAGE;
         // Attempts write the same ciphertext.
         let sealed = match &self.sealing {
-            Some(sealing) => Some(self.seal_pages(sealing, slot, pages.clone(), from)?),
+            Some(sealing) => Some(self.seal_pages(sealing, cluster, pages.clone(), from)?),
             None => None,
         };
         let mut transfer = Transfer {
@@ -340,7 +340,7 @@ impl Store {
             chunk: self.pool.pace_of(area).chunk,
             enough: len,
             offset: target.offset,
-            page: Some(self.swap_page(index, slot, pages.start)),
+            page: Some(self.swap_page(index, cluster, pages.start)),
             operation: self.backing.operation(),
             attempt: 0,
         };
@@ -355,11 +355,11 @@ impl Store {
             if is_no_room(error) {
                 self.pool.note_room(index, false);
             }
-            // Where all writes fail no thread waits, and it is not the slot's fault.
-            let avoided = self.pool.avoids(slot);
+            // Where all writes fail no thread waits, and it is not the cluster's fault.
+            let avoided = self.pool.avoids(cluster);
             if error != Errno::EIO || avoided || !may_try_again(transfer.attempt) {
                 if error == Errno::EIO && !avoided {
-                    self.pool.mark_unwritable(slot, pages);
+                    self.pool.mark_unwritable(cluster, pages);
                 }
                 area.note_write(Some(error));
                 return Err(error);
@@ -369,13 +369,13 @@ impl Store {
         }
         area.note_write(None);
         if pages.len() == PAGES {
-            self.pool.layouts().note_unwritten(slot as usize, false);
+            self.pool.layouts().note_unwritten(cluster as usize, false);
             let took = now_ns().saturating_sub(start);
             self.observe(Direction::Out, PAGES, took);
         }
         if let Some(sealed) = sealed {
             self.pool
-                .seals_of(slot, pages.clone())?
+                .seals_of(cluster, pages.clone())?
                 .iter()
                 .zip(sealed.nonces())
                 .for_each(|(seal, nonce)| Cipher::done(nonce, seal));
@@ -385,15 +385,15 @@ impl Store {
         Ok(())
     }
 
-    /// Before pages of a slot are written: where they go. From then on what the slot holds of them
-    /// is nothing until the write is done.
+    /// Before pages of a cluster are written: where they go. From then on what the cluster holds of
+    /// them is nothing until the write is done.
     pub(super) fn prepare_write(
         &self,
-        slot: u64,
+        cluster: u64,
         pages: Range<usize>,
         doubt: bool,
     ) -> Result<WriteTarget<'_>> {
-        let (index, offset) = self.pool.locate(slot).ok_or(Errno::EIO)?;
+        let (index, offset) = self.pool.locate(cluster).ok_or(Errno::EIO)?;
         let area = self.pool.header().areas.get(index).ok_or(Errno::EIO)?;
         let joined = self.pool.area(index).ok_or(Errno::EIO)?;
         // Never to what is something else, whatever made it so.
@@ -401,13 +401,13 @@ impl Store {
         if strange && !(doubt && self.pool.reach(index)) {
             return Err(Errno::EBADF);
         }
-        self.pool.find_blocks(index, slot)?;
-        let kept = self.pool.slot_sums().get(slot as usize);
+        self.pool.find_blocks(index, cluster)?;
+        let kept = self.pool.cluster_sums().get(cluster as usize);
         let sums = kept.and_then(|s| s.get(pages.clone())).ok_or(Errno::EIO)?;
-        if self.pool.is_bad(slot, pages.clone()) {
+        if self.pool.is_bad(cluster, pages.clone()) {
             return Err(Errno::EIO);
         }
-        self.forget_stored(slot, pages.clone());
+        self.forget_stored(cluster, pages.clone());
         Ok(WriteTarget {
             index,
             area,
@@ -418,7 +418,7 @@ impl Store {
     }
 }
 
-/// Where pages of a slot are written to.
+/// Where pages of a cluster are written to.
 pub(super) struct WriteTarget<'a> {
     index: usize,
     pub area: &'a Area,

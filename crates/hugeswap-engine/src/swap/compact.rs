@@ -137,7 +137,7 @@ impl Reclaim {
         for unit in 0..self.high_unit.load(Acquire) {
             let sparse = |w: Word| {
                 w.kind() == Kind::Base
-                    && w.cluster().is_some_and(|c| self.pool.owns_slot(c))
+                    && w.cluster().is_some_and(|c| self.pool.owns_cluster(c))
                     && self.base.records.of(unit).stored.count() <= SPARSE
             };
             let Some(mut w) = self.table.try_lock_if(unit, sparse) else {

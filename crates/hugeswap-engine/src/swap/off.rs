@@ -193,8 +193,8 @@ impl Reclaim {
 
     /// Of split clusters from which all has moved away only what is bad is in use.
     fn let_go_of_bad(&self, range: &Range<u64>) {
-        for c in range.clone().filter(|&c| self.pool.owns_slot(c)) {
-            let word = self.pool.slot_words().get(c as usize);
+        for c in range.clone().filter(|&c| self.pool.owns_cluster(c)) {
+            let word = self.pool.cluster_words().get(c as usize);
             let used = word.and_then(|w| used_singly(w.load(Acquire)));
             let bad = self.pool.bad_slots(c, 0..PAGES);
             if used.is_some_and(|n| n as usize == bad) && self.pool.quarantine(c, self.pool.me()) {
@@ -204,7 +204,7 @@ impl Reclaim {
     }
 
     fn owns_any(&self, range: &Range<u64>) -> bool {
-        range.clone().any(|c| self.pool.owns_slot(c))
+        range.clone().any(|c| self.pool.owns_cluster(c))
     }
 
     /// Gives up what is kept in `range` for forked children. False: one may still read it.
@@ -295,7 +295,7 @@ impl Reclaim {
     ) -> std::result::Result<(), Stays> {
         let sums = w
             .cluster()
-            .and_then(|from| self.pool.slot_sums().get(from as usize));
+            .and_then(|from| self.pool.cluster_sums().get(from as usize));
         let sums = sums.ok_or(Stays::Unreadable)?;
         let sums = sums.each_ref().map(|s| s.load(Acquire));
         let to = self.store.claim_cluster().ok_or(Stays::NoRoom)?;
@@ -403,7 +403,7 @@ impl Reclaim {
     ) -> std::result::Result<(), Stays> {
         let from = w.cluster().ok_or(Stays::Unreadable)?;
         let to = self.store.claim_cluster().ok_or(Stays::NoRoom)?;
-        if !self.copy_slot(from, to, record) {
+        if !self.copy_cluster(from, to, record) {
             self.store.release_cluster(to);
             return Err(Stays::Unreadable);
         }

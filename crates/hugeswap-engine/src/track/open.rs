@@ -158,7 +158,7 @@ impl Paging {
                 (0..PAGES).for_each(|page| each(page, zero));
             }
             Held::AsStored(w) => {
-                let sums = self.pool.slot_sums();
+                let sums = self.pool.cluster_sums();
                 let Some(sums) = w.cluster().and_then(|c| sums.get(c as usize)) else {
                     return false;
                 };

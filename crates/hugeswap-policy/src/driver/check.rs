@@ -6,35 +6,35 @@ use crate::unit::{CLEAN, Kind, LOCKED, WATCHED, WRITEBACK};
 use crate::workingset::lru::Reclaim;
 
 impl<R: Reclaim> Machine<R> {
-    /// Compares every unit, frame and slot with the truth; takes time in proportion to them.
+    /// Compares every unit, frame and cluster with the truth; takes time in proportion to them.
     ///
     /// # Errors
     /// One line that names the first contradiction.
     pub fn check(&self) -> Result<(), String> {
         let mut holders = vec![0u32; self.map.len()];
-        let (mut frames, mut slots_used) = (0, 0);
+        let (mut frames, mut clusters_used) = (0, 0);
         for (n, w) in self.words.iter().enumerate() {
             let u = n as u32;
             let fail = |what: &str| Err(format!("unit {n} ({w:?}) {what}"));
             if !w.is_consistent() {
                 return fail("contradicts itself");
             }
-            if let Some(slot) = w.cluster() {
-                slots_used += 1;
-                holders[slot as usize] += 1;
+            if let Some(cluster) = w.cluster() {
+                clusters_used += 1;
+                holders[cluster as usize] += 1;
             }
             let reading = w.has(LOCKED);
             let in_memory = matches!(w.kind(), Kind::Present | Kind::Cached);
             frames += u32::from(in_memory || reading);
             let held = match w.kind() {
                 Kind::Present | Kind::Cached => self.memory[n],
-                Kind::Swapped => self.stored[self.slot(u)],
+                Kind::Swapped => self.stored[self.cluster(u)],
                 _ => 0,
             };
             if held != self.truth[n] {
                 return fail("lost a write");
             }
-            if w.has(CLEAN) && self.stored[self.slot(u)] != self.truth[n] {
+            if w.has(CLEAN) && self.stored[self.cluster(u)] != self.truth[n] {
                 return fail("is called clean, and swap holds something else");
             }
             let listed = (self.active.contains(u), self.watched.contains(u));
@@ -48,15 +48,17 @@ impl<R: Reclaim> Machine<R> {
                 self.frames_used, self.config.budget
             ));
         }
-        if slots_used != self.slots_used || slots_used as usize != clusters::used(&self.map) {
+        if clusters_used != self.clusters_used
+            || clusters_used as usize != clusters::used(&self.map)
+        {
             return Err(format!(
-                "{slots_used} units have slots, {} are counted",
-                self.slots_used
+                "{clusters_used} units have clusters, {} are counted",
+                self.clusters_used
             ));
         }
         match (0..holders.len()).find(|&i| holders[i] != clusters::count(&self.map, i)) {
             Some(i) => Err(format!(
-                "slot {i} has {} holders and another count",
+                "cluster {i} has {} holders and another count",
                 holders[i]
             )),
             None => Ok(()),

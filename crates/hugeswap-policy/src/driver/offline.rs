@@ -76,8 +76,8 @@ pub fn replay<R: Reclaim>(trace: &Trace, capacity: u32, policy: R) -> u64 {
     let config = Config {
         units: trace.units,
         budget: capacity,
-        // Never half full, so slots are kept.
-        slots: 2 * trace.units + 2,
+        // Never half full, so clusters are kept.
+        clusters: 2 * trace.units + 2,
         readahead_max: 0,
         io_steps: 0,
     };

@@ -15,7 +15,7 @@ impl<R: Reclaim> Machine<R> {
             return;
         };
         let n = io.unit as usize;
-        self.memory[n] = self.stored[io.slot];
+        self.memory[n] = self.stored[io.cluster];
         self.words[n] = self.words[n].clear(LOCKED);
         self.happens(io.unit, Event::Filled);
         self.active.insert(io.unit);
@@ -30,14 +30,14 @@ impl<R: Reclaim> Machine<R> {
         let redirtied = self.words[io.unit as usize].has(WRITABLE);
         self.count(Counter::PswpOut, UNIT_PAGES);
         self.count(Counter::ThpSwpOut, 1);
-        let place = Place::Cluster(io.slot as u64);
+        let place = Place::Cluster(io.cluster as u64);
         self.happens(io.unit, Event::Written { place });
         if redirtied {
-            self.stored[io.slot] = TORN;
+            self.stored[io.cluster] = TORN;
             sink(Decision::Redirtied(io.unit));
             self.active.rotate(io.unit);
         } else {
-            self.stored[io.slot] = io.version;
+            self.stored[io.cluster] = io.version;
             self.watch_or_keep(io.unit, sink);
         }
     }
@@ -154,27 +154,27 @@ impl<R: Reclaim> Machine<R> {
             sink(Decision::DropZero(u));
             return true;
         }
-        let slot = match w.cluster() {
-            Some(slot) => slot as usize,
+        let cluster = match w.cluster() {
+            Some(cluster) => cluster as usize,
             None => match clusters::claim(&self.map, OWNER, self.hint) {
-                Some(slot) => {
-                    self.slots_used += 1;
-                    self.hint = slot + 1;
-                    slot
+                Some(cluster) => {
+                    self.clusters_used += 1;
+                    self.hint = cluster + 1;
+                    cluster
                 }
                 None => return false,
             },
         };
-        self.happens(u, Event::Placed(Place::Cluster(slot as u64)));
+        self.happens(u, Event::Placed(Place::Cluster(cluster as u64)));
         self.happens(u, Event::WriteBegun);
         let due = self.step + self.config.io_steps;
         self.writes.push_back(Io {
             unit: u,
-            slot,
+            cluster,
             version: self.memory[n],
             due,
         });
-        sink(Decision::WriteOut(u, slot));
+        sink(Decision::WriteOut(u, cluster));
         true
     }
 

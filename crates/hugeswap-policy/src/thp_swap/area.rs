@@ -1,10 +1,11 @@
-//! The state of a swap area, and the protocol between claims of slots and the emptying of the area.
+//! The state of a swap area, and the protocol between claims of clusters and the emptying of the
+//! area.
 //!
-//! A thread that claims a slot checks the state before, to save the work, and once more after the
-//! claim ([`may_keep`]). Either that check sees that the area is to be emptied, and the thread
-//! gives the slot back, or the thread that empties the area ([`is_to_be_emptied`]) sees the claim.
-//! A full fence on each side orders its first access before its second, as in Dekker's mutual
-//! exclusion. Explored by loom (`tests/area_loom.rs`).
+//! A thread that claims a cluster, or a slot, checks the state before, to save the work, and once
+//! more after the claim ([`may_keep`]). Either that check sees that the area is to be emptied, and
+//! the thread gives it back, or the thread that empties the area ([`is_to_be_emptied`]) sees the
+//! claim. A full fence on each side orders its first access before its second, as in Dekker's
+//! mutual exclusion. Explored by loom (`tests/area_loom.rs`).
 
 use crate::cell::Cell;
 use std::sync::atomic::{AtomicU32, Ordering, fence};
@@ -30,7 +31,7 @@ impl State for AtomicU32 {
     }
 }
 
-/// True if a slot that has just been claimed may be kept.
+/// True if a cluster, or a slot, that has just been claimed may be kept.
 pub fn may_keep<S: State>(state: &S) -> bool {
     S::fence();
     state.get() == ON

@@ -328,7 +328,7 @@ mod tests {
     }
 
     #[test]
-    fn no_map_has_no_slot() {
+    fn a_map_of_nothing_has_no_cluster() {
         assert_eq!(claim(&[], 1, 3), None);
     }
 
@@ -338,9 +338,9 @@ mod tests {
     #[test]
     fn racing_claims_never_meet_and_lose_nothing() {
         const THREADS: u16 = 4;
-        for slots in [3, 40] {
-            let map = map(slots);
-            let refs: Vec<AtomicU32> = (0..slots).map(|_| AtomicU32::new(0)).collect();
+        for clusters in [3, 40] {
+            let map = map(clusters);
+            let refs: Vec<AtomicU32> = (0..clusters).map(|_| AtomicU32::new(0)).collect();
             let start = Barrier::new(THREADS.into());
             let kept: usize = std::thread::scope(|scope| {
                 let workers: Vec<_> = (1..=THREADS)
@@ -358,7 +358,7 @@ mod tests {
                                     0 | 1 => {
                                         if let Some(i) = claim(map, me, (x >> 8) as usize) {
                                             let before = refs[i].fetch_add(1, Ordering::SeqCst);
-                                            assert_eq!(before, 0, "slot {i} was in use");
+                                            assert_eq!(before, 0, "cluster {i} was in use");
                                             held.push(i);
                                         }
                                     }
@@ -383,7 +383,7 @@ mod tests {
                     .collect();
                 workers.into_iter().map(|w| w.join().unwrap()).sum()
             });
-            let counted: u32 = (0..slots).map(|i| count(&map, i)).sum();
+            let counted: u32 = (0..clusters).map(|i| count(&map, i)).sum();
             assert_eq!(counted as usize, kept);
             for (i, n) in refs.iter().enumerate() {
                 assert_eq!(count(&map, i), n.load(Ordering::SeqCst));

@@ -13,16 +13,16 @@
 //! | --- | --- |
 //! | [`clusters`] | which cluster a unit gets, who owns it, how many units refer to it |
 //! | [`slots`] | which slots of 4 KiB a base page gets, in clusters that are split |
-//! | [`area`] | whether a slot that was just claimed may be kept while its swap area is emptied |
+//! | [`area`] | whether a cluster that was just claimed may be kept while its swap area is emptied |
 //! | [`room`] | how much swap areas can still hold where several grow on one disk |
 //!
 //! What a fault brings in, whole units or pages, is for [`crate::swapin`] and
 //! [`crate::defrag::thp`]. The word that stands for a swapped unit (the kernel's PMD swap entry)
 //! is [`unit::Word`](crate::unit::Word).
 //!
-//! In the engine: `store` claims, writes, reads and releases clusters and slots; `memory/huge.rs` and
-//! `backend` get and map whole units; `paging.rs` and `base` take units apart; `swap/off.rs` empties an
-//! area that is taken off.
+//! In the engine: `store` claims, writes, reads and releases clusters and slots; `memory/huge.rs`
+//! and `backend` get and map whole units; `paging.rs` and `base` take units apart; `swap/off.rs`
+//! empties an area that is taken off.
 
 pub mod area;
 pub mod clusters;

@@ -14,7 +14,7 @@ use super::{FilePlace, Place};
 pub enum Kind {
     /// Not managed: no program memory here. Faults are the program's own error.
     Free = 0,
-    /// Managed, holds zeros, has no memory and no slot.
+    /// Managed, holds zeros, has no memory and no place.
     None = 1,
     /// In memory, mapped where the program sees it (perhaps without access: [`WATCHED`]).
     Present = 2,

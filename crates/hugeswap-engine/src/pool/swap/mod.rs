@@ -49,8 +49,8 @@ pub struct OpenArea {
     pub kind: Kind,
     /// Opened for direct I/O?
     pub direct: bool,
-    /// Slots of 2 MiB it may use.
-    pub slots: u64,
+    /// Clusters of 2 MiB it may use.
+    pub clusters: u64,
     /// See [`SwapSpec::priority`].
     pub priority: i32,
     /// The path it was found by.
@@ -113,13 +113,13 @@ pub fn open_area(spec: &SwapSpec) -> Result<OpenArea, PoolError> {
         fd: f.fd,
         kind: f.kind,
         direct: f.direct,
-        slots: f.bytes / UNIT_BYTES,
+        clusters: f.bytes / UNIT_BYTES,
         priority: spec.priority,
         path: spec.path.clone(),
     })
 }
 
-/// What was opened, and the bytes of it that may be used: at least one slot's.
+/// What was opened, and the bytes of it that may be used: at least one cluster's.
 struct Found {
     fd: i32,
     kind: Kind,

@@ -71,7 +71,10 @@ fn a_file_with_a_name_is_one_pools() {
     let path = place.file("swap", 7 * MIB);
     let spec = SwapSpec::new(&path);
     let area = open_area(&spec).unwrap();
-    assert_eq!((area.kind, area.slots, area.priority), (Kind::Named, 3, -1));
+    assert_eq!(
+        (area.kind, area.clusters, area.priority),
+        (Kind::Named, 3, -1)
+    );
     refused(&spec, "in use by another pool");
     // One that joins holds it too, and as long as it likes.
     let joined = File::options().read(true).write(true).open(&path).unwrap();
@@ -83,7 +86,7 @@ fn a_file_with_a_name_is_one_pools() {
     let mut smaller = spec.clone();
     (smaller.size, smaller.priority) = (Some(5 * MIB), 9);
     let area = taken(&smaller);
-    assert_eq!((area.slots, area.priority), (2, 9));
+    assert_eq!((area.clusters, area.priority), (2, 9));
     assert_eq!(std::fs::metadata(&path).unwrap().len(), 7 * MIB);
     smaller.size = Some(8 * MIB);
     refused(&smaller, "less than the size asked for");
@@ -200,7 +203,7 @@ fn a_device_must_be_allowed_unused_and_blank() {
     refused(&spec, "device=allow");
     spec.allow_device = true;
     let area = open_area(&spec).unwrap();
-    assert_eq!((area.kind, area.slots), (Kind::Device, 4));
+    assert_eq!((area.kind, area.clusters), (Kind::Device, 4));
     refused(&spec, "is in use");
     fs::close(area.fd);
     // By a link, as those in /dev/disk/by-id are.
@@ -211,7 +214,7 @@ fn a_device_must_be_allowed_unused_and_blank() {
         size: Some(4 * MIB),
         ..spec.clone()
     };
-    assert_eq!(taken(&by_link).slots, 2);
+    assert_eq!(taken(&by_link).clusters, 2);
     let disk = File::options().write(true).open(&device.0).unwrap();
     disk.write_all_at(b"SWAPSPACE2", 4086).unwrap();
     disk.sync_all().unwrap();

@@ -1,11 +1,14 @@
-//! The engine against plain memory: random operations, drawn from a seed, on managed ranges and on their models.
+//! The engine against plain memory: random operations, drawn from a seed, on managed ranges and on
+//! their models.
 //!
-//! Bytes that an operation touches are compared at once, all of them at every fork (by the child) and at the end; the
-//! engine's books are checked now and then, and when everything is unmapped nothing may be left in use.
+//! Bytes that an operation touches are compared at once, all of them at every fork (by the child)
+//! and at the end; the engine's books are checked now and then, and when everything is unmapped
+//! nothing may be left in use.
 //!
-//! The seeds are the same in every run. `HUGESWAP_MODEL_SEED=N` begins with another, `HUGESWAP_MODEL_RUNS=N` takes so
-//! many of them, `HUGESWAP_MODEL_STEPS=N` makes each longer or, to find the step that matters, shorter. A failure
-//! says which seed and step it was; `HUGESWAP_MODEL_TRACE=1` prints every step.
+//! The seeds are the same in every run. `HUGESWAP_MODEL_SEED=N` begins with another,
+//! `HUGESWAP_MODEL_RUNS=N` takes so many of them, `HUGESWAP_MODEL_STEPS=N` makes each longer or, to
+//! find the step that matters, shorter. A failure says which seed and step it was;
+//! `HUGESWAP_MODEL_TRACE=1` prints every step.
 
 mod alone;
 mod draw;
@@ -48,7 +51,8 @@ fn number(name: &str) -> Option<u64> {
     Some(text.parse().expect("a number"))
 }
 
-/// The seeds to run, and how many steps each. Unless said otherwise those that time allows, and always the first.
+/// The seeds to run, and how many steps each. Unless said otherwise those that time allows, and
+/// always the first.
 fn plan(runs: u64, steps: u64) -> (impl Iterator<Item = u64>, u64) {
     const ENOUGH: Duration = Duration::from_secs(6);
     let first = number("HUGESWAP_MODEL_SEED").unwrap_or(1);
@@ -199,12 +203,12 @@ impl Subject {
         let pool = self.engine.pool();
         // What was kept back for children goes soon after the last of them.
         let start = Instant::now();
-        while clusters::used(pool.slot_words()) > 0 {
+        while clusters::used(pool.cluster_words()) > 0 {
             assert!(
                 start.elapsed() < Duration::from_secs(100),
                 "{}: {} slots are still in use",
                 self.place(),
-                clusters::used(pool.slot_words())
+                clusters::used(pool.cluster_words())
             );
             std::thread::sleep(Duration::from_millis(2));
         }

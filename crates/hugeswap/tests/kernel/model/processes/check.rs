@@ -177,7 +177,7 @@ impl Driver {
             let records = pool.records().iter();
             records.filter(|r| r.state.load(SeqCst) != 0).count() == 1
         });
-        self.until("swap is free", || clusters::used(pool.slot_words()) == 0);
+        self.until("swap is free", || clusters::used(pool.cluster_words()) == 0);
         if let Err(e) = self.engine.audit() {
             self.fail(&e);
         }
