@@ -1,17 +1,18 @@
 //! `hugeswap bench`: ratios measured side by side in one run.
 //!
-//! The work is done by *workers*: this executable again, as a plain program that maps memory, writes,
-//! reads and verifies it, and knows nothing of hugeswap. The same worker runs under `hugeswap run` and
-//! in a memory cgroup with the kernel's swap, in turn, so both engines do the same work under the same
-//! load. A worker whose memory does not hold what was written fails the benchmark.
+//! The work is done by *workers*: this executable again, as a plain program that maps memory,
+//! writes, reads and verifies it, and knows nothing of hugeswap. The same worker runs under
+//! `hugeswap run` and in a memory cgroup with the kernel's swap, in turn, so both engines do the
+//! same work under the same load. A worker whose memory does not hold what was written fails the
+//! benchmark.
 //!
 //! Everything that must be undone (swap areas, mounts, loop devices, cgroups) is done by one more
 //! process, the *keeper*, which undoes it when told to or when this process ends in any way.
 //!
 //! # Rooms
 //!
-//! Each names only those before it in this list, and a benchmark names no other benchmark; `.ci/walls`
-//! checks both.
+//! Each names only those before it in this list, and a benchmark names no other benchmark;
+//! `.ci/walls` checks both.
 //!
 //! 1. `error`: mistakes in how a benchmark is called
 //! 2. `machine`: the machine that figures are measured on
@@ -22,7 +23,7 @@
 //! 7. `kernel`: the opponent, and its keeper
 //! 8. `engines`: runs of all engines, in turn
 //! 9. `benchmarks`: one file or folder each
-#![deny(unsafe_code)]
+#![forbid(unsafe_code)]
 
 mod benchmarks;
 mod child;
@@ -83,7 +84,8 @@ enum Bench {
     Faults(faults::Faults),
     /// What it costs to find where on the device a page of swap lies, in a file of many pieces
     Extents(extents::Extents),
-    /// Swapping to a file in many pieces, against one in one piece, and against the kernel on the same file
+    /// Swapping to a file in many pieces, against one in one piece, and against the kernel on the
+    /// same file
     Fragments(fragments::Fragments),
     /// Huge pages where none is free: first touches under pressure, with each value of thp.defrag
     Defrag(defrag::Defrag),
@@ -109,8 +111,8 @@ pub struct WorkerArgs {
     args: Vec<String>,
 }
 
-/// Runs a benchmark. Returns the exit status: 0, 1 if a run failed or its data did not verify, 2 if it
-/// was called wrongly, 130 if it was interrupted. The reason of a failure is one line on stderr.
+/// Runs a benchmark. Returns the exit status: 0, 1 if a run failed or its data did not verify, 2 if
+/// it was called wrongly, 130 if it was interrupted. The reason of a failure is one line on stderr.
 pub fn run(Args { bench, json }: Args) -> Result<i32> {
     let done = watch_signals().and_then(|()| match bench {
         Bench::SwapSeq(b) => output::run(&b, json),

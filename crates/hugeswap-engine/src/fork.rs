@@ -183,23 +183,22 @@ impl Engine {
         if !self.backend.can().absent_has_access {
             return;
         }
-        let advise = |from: u32, to: u32, advice| {
-            let at = self.table.addr(from);
-            // SAFETY: advice that discards nothing in this process.
-            unsafe { mm::advise(at, (to - from) as usize * UNIT, advice) }
+        let inherit = |from: u32, to: u32, yes| {
+            let (at, len) = (self.table.addr(from), (to - from) as usize * UNIT);
+            self.backend.let_inherit(at, len, yes)
         };
         let end = self.high_unit.load(Relaxed);
         if !hide {
             // What stayed hidden would be missing in the next child.
             const TRIES: u32 = 64;
             return self.own_runs(0..end.max(1), |from, to| {
-                let open = |_: &u32| advise(from, to, libc::MADV_DOFORK).is_ok();
+                let open = |_: &u32| inherit(from, to, true).is_ok();
                 (0..TRIES).find(open);
             });
         }
         // (A child that inherits them maps them anew.)
         self.absent_runs(|from, to| {
-            let _ = advise(from, to, libc::MADV_DONTFORK);
+            let _ = inherit(from, to, false);
         });
     }
 

@@ -15,23 +15,16 @@
 
 use crate::PAGE;
 use crate::PAGES;
-use crate::UNIT;
 use crate::bits::Bits;
-use crate::call::{Call, CallError};
+use crate::call::CallError;
 use crate::outcome::Outcome;
 use crate::paging::Paging;
 use crate::table::{Locked, NO_FRAME};
 use hugeswap_policy::markers::{Marker, Misplaced, Pages};
 use hugeswap_policy::unit::step::Event;
 use hugeswap_policy::unit::{Kind, Word};
-use hugeswap_sys::{Result, mm};
-use std::ops::Range;
+use hugeswap_sys::mm;
 use std::sync::atomic::Ordering::Relaxed;
-
-// libc does not name them everywhere.
-const MADV_GUARD_INSTALL: i32 = 102;
-
-const MADV_GUARD_REMOVE: i32 = 103;
 
 impl Paging {
     /// The same of the page at `addr`.
@@ -77,27 +70,18 @@ impl Paging {
     ) -> std::result::Result<Event, CallError> {
         let unit = w.unit();
         let (from, at) = (self.arena.addr(place), w.addr());
-        // Nobody touches it before it is as it is to be. SAFETY: the frame is ours; the unit is
-        // absent, or its pages are dropped by this, and locked.
-        unsafe { mm::protect(from, UNIT, mm::PROT_NONE) }.map_err(|e| Call::Mprotect.failed(e))?;
-        // SAFETY: as above.
-        let mapped = unsafe { mm::move_pages(from, at, UNIT) }.map_err(|e| Call::Mremap.failed(e));
-        let opened = mapped.and_then(|()| {
-            let opened = self.open_around(unit, **w);
-            opened
-                .map_err(|e| Call::Mprotect.failed(e))
-                .inspect_err(|_| {
-                    // SAFETY: back again: the place is empty, the unit ours.
-                    let _ = unsafe { mm::protect(at, UNIT, mm::PROT_NONE) }
-                        // SAFETY: as above.
-                        .and_then(|()| unsafe { mm::move_pages(at, from, UNIT) });
-                })
-        });
-        if let Err(e) = opened {
-            // SAFETY: the frame is ours still.
-            let _ = unsafe { mm::protect(from, UNIT, mm::PROT_RW) };
-            return Err(e);
-        }
+        let access = match (w.allows(true), w.allows(false)) {
+            (true, _) => mm::PROT_RW,
+            (false, true) => mm::PROT_READ,
+            (false, false) => mm::PROT_NONE,
+        };
+        let marked = self.markers.of(unit);
+        let run = |from, is| match marked {
+            Some(marked) => marked.run(from, is),
+            // (It had markers a moment ago, under the same lock.)
+            None => None,
+        };
+        self.backend.map_marked(from, at, access, run)?;
         self.let_inherit(unit);
         w.set_frame(NO_FRAME);
         self.track.note_written(unit);
@@ -106,39 +90,6 @@ impl Paging {
         // (What it has in swap is given up by a caller that may: [`Paging::eject`], or as the unit
         // is unmapped.)
         Ok(Event::Ejected { keeps_place: true })
-    }
-
-    /// Gives access to a mapped unit but for its pages with markers.
-    fn open_around(&self, unit: u32, w: Word) -> Result<()> {
-        let at = self.table.addr(unit);
-        let access = match (w.allows(true), w.allows(false)) {
-            (true, _) => mm::PROT_RW,
-            (false, true) => mm::PROT_READ,
-            (false, false) => mm::PROT_NONE,
-        };
-        let Some(marked) = self.markers.of(unit) else {
-            return Ok(());
-        };
-        let runs = |is| {
-            let mut from = 0;
-            std::iter::from_fn(move || {
-                let run = marked.run(from, is)?;
-                from = run.end;
-                Some(run)
-            })
-        };
-        let guarded = runs(true).all(|r| guard(at, &r).is_ok());
-        if guarded {
-            // SAFETY: the program's memory, the rest of which the kernel guards.
-            return unsafe { mm::protect(at, UNIT, access) };
-        }
-        let len = |r: &Range<usize>| r.len() * PAGE;
-        for r in runs(true) {
-            // SAFETY: pages with markers hold nothing.
-            unsafe { mm::advise(at + r.start * PAGE, len(&r), libc::MADV_DONTNEED) }?;
-        }
-        // SAFETY: the program's memory.
-        runs(false).try_for_each(|r| unsafe { mm::protect(at + r.start * PAGE, len(&r), access) })
     }
 
     /// After the access to a unit of the kernel's was changed: where it has no guards, there is
@@ -150,7 +101,7 @@ impl Paging {
         let mut from = 0;
         while let Some(run) = marked.run(from, true) {
             from = run.end;
-            let _ = close(self.table.addr(unit), &run);
+            let _ = self.backend.close_foreign(self.table.addr(unit), &run);
         }
     }
 
@@ -182,39 +133,5 @@ impl Paging {
             pages.check()?;
         }
         Ok(())
-    }
-}
-
-/// The kernel's own guards.
-fn guard(at: usize, pages: &Range<usize>) -> Result<()> {
-    // SAFETY: what the pages hold is given up.
-    unsafe {
-        mm::advise(
-            at + pages.start * PAGE,
-            pages.len() * PAGE,
-            MADV_GUARD_INSTALL,
-        )
-    }
-}
-
-/// Takes access, and content, from pages of a unit that is the kernel's.
-pub(crate) fn close(at: usize, pages: &Range<usize>) -> Result<()> {
-    if guard(at, pages).is_ok() {
-        return Ok(());
-    }
-    let (at, len) = (at + pages.start * PAGE, pages.len() * PAGE);
-    // SAFETY: what the pages hold is given up; touching them is to be an error.
-    unsafe { mm::advise(at, len, libc::MADV_DONTNEED) }
-        // SAFETY: as above.
-        .and_then(|()| unsafe { mm::protect(at, len, mm::PROT_NONE) })
-}
-
-/// Takes that back.
-pub(crate) fn open(at: usize, pages: &Range<usize>) {
-    let (at, len) = (at + pages.start * PAGE, pages.len() * PAGE);
-    // SAFETY: they hold nothing.
-    if unsafe { mm::advise(at, len, MADV_GUARD_REMOVE) }.is_err() {
-        // SAFETY: the program's memory.
-        let _ = unsafe { mm::protect(at, len, mm::PROT_RW) };
     }
 }

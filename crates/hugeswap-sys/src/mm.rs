@@ -100,6 +100,38 @@ impl Drop for SharedBytes {
     }
 }
 
+/// Memory that several processes have mapped, under a name of its own.
+///
+/// # Safety
+/// From [`SharedMemory::start`] on, [`SharedMemory::size`] bytes are mapped, readable, writable and
+/// initialised for the life of the value, at one place.
+pub unsafe trait SharedMemory {
+    /// Address of the first byte.
+    fn start(&self) -> *mut u8;
+    /// Bytes.
+    fn size(&self) -> usize;
+}
+
+/// The bytes of such memory. As with [`SharedBytes`], the protocol with the other processes, which
+/// may write to it meanwhile, is the caller's.
+#[derive(Debug)]
+pub struct BytesOf<M>(pub M);
+
+impl<M: SharedMemory> std::ops::Deref for BytesOf<M> {
+    type Target = [u8];
+    fn deref(&self) -> &[u8] {
+        // SAFETY: the contract of the trait.
+        unsafe { std::slice::from_raw_parts(self.0.start(), self.0.size()) }
+    }
+}
+
+impl<M: SharedMemory> std::ops::DerefMut for BytesOf<M> {
+    fn deref_mut(&mut self) -> &mut [u8] {
+        // SAFETY: the contract of the trait, and `self` is borrowed uniquely.
+        unsafe { std::slice::from_raw_parts_mut(self.0.start(), self.0.size()) }
+    }
+}
+
 /// Maps the first `len` bytes of `fd` at `at`, shared, readable and writable, in place of what is
 /// there.
 ///

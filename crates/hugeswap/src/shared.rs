@@ -149,8 +149,8 @@ impl SharedRegion {
     }
 
     /// A descriptor of the region's memory, to be passed to another process of the pool, which
-    /// attaches by it ([`Pool::attach_shared_memory`]) and need not know the name. It is of no other
-    /// use: a process that reads or maps it finds zeros for what is in swap. Closed on exec.
+    /// attaches by it ([`Pool::attach_shared_memory`]) and need not know the name. It is of no
+    /// other use: a process that reads or maps it finds zeros for what is in swap. Closed on exec.
     ///
     /// # Errors
     /// [`Error::Shared`] in a forked child that could not have the region; [`Error::Descriptor`] if
@@ -162,6 +162,18 @@ impl SharedRegion {
         let fd = unsafe { BorrowedFd::borrow_raw(fd.ok_or(SharedError::Missing)?) };
         fd.try_clone_to_owned()
             .map_err(|cause| Error::Descriptor { cause })
+    }
+}
+
+// SAFETY: the mapping is readable and writable, and lives as long as the region.
+#[doc(hidden)]
+unsafe impl hugeswap_sys::mm::SharedMemory for SharedRegion {
+    fn start(&self) -> *mut u8 {
+        self.as_ptr()
+    }
+
+    fn size(&self) -> usize {
+        self.range.len()
     }
 }
 

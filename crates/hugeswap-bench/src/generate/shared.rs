@@ -1,13 +1,14 @@
 //! Memory that the tasks of a worker share: under hugeswap a shared region of its pool, otherwise a
 //! memory file.
 //!
-//! Under hugeswap the object is not injected into the tasks: they join the pool as processes do that
-//! use the library. Each task writes its own part; another task's part is read while no task writes.
+//! Under hugeswap the object is not injected into the tasks: they join the pool as processes do
+//! that use the library. Each task writes its own part; another task's part is read while no task
+//! writes.
 
 use super::plan::{Thp, Work};
 use anyhow::{Context, Result, bail};
 use hugeswap::{Error, Pool, SharedError, SharedRegion};
-use hugeswap_sys::mm::SharedBytes;
+use hugeswap_sys::mm::{BytesOf, SharedBytes};
 use memmap2::MmapMut;
 use std::fs::{File, OpenOptions};
 use std::ops::{Deref, DerefMut};
@@ -26,8 +27,9 @@ pub enum Map {
     Own(MmapMut),
     /// A memory file.
     File(SharedBytes),
-    /// A shared region.
-    Region(SharedRegion),
+    /// A shared region. A task writes only its own part, and reads another task's part only while
+    /// no task writes.
+    Region(BytesOf<SharedRegion>),
 }
 
 impl Deref for Map {
@@ -36,10 +38,7 @@ impl Deref for Map {
         match self {
             Map::Own(m) => m,
             Map::File(m) => m,
-            // SAFETY: the mapping lives as long as the region, and is initialised. A task writes only
-            // its own part, and reads another task's part only while no task writes.
-            #[allow(unsafe_code)]
-            Map::Region(r) => unsafe { std::slice::from_raw_parts(r.as_ptr(), r.len()) },
+            Map::Region(r) => r,
         }
     }
 }
@@ -49,9 +48,7 @@ impl DerefMut for Map {
         match self {
             Map::Own(m) => m,
             Map::File(m) => m,
-            // SAFETY: as for `deref`, and `self` is borrowed uniquely.
-            #[allow(unsafe_code)]
-            Map::Region(r) => unsafe { std::slice::from_raw_parts_mut(r.as_ptr(), r.len()) },
+            Map::Region(r) => r,
         }
     }
 }
@@ -65,8 +62,8 @@ pub fn in_pool() -> bool {
     ticket().is_some()
 }
 
-/// A memory file that the tasks map where there is no pool, and the path at which they find it while
-/// it is open.
+/// A memory file that the tasks map where there is no pool, and the path at which they find it
+/// while it is open.
 pub fn memory_file(bytes: usize) -> Result<(File, PathBuf)> {
     let file = tempfile::tempfile_in("/dev/shm").context("no memory to share in /dev/shm")?;
     file.set_len(bytes as u64)?;
@@ -102,12 +99,12 @@ pub fn map(bytes: usize, work: &Work) -> Result<Map> {
     };
     let pool = Pool::join(&ticket).context("cannot join the pool")?;
     if work.task == 0 {
-        return Ok(Map::Region(pool.shared(bytes, NAME)?));
+        return Ok(Map::Region(BytesOf(pool.shared(bytes, NAME)?)));
     }
     let until = Instant::now() + PATIENCE;
     loop {
         match pool.attach_shared(NAME) {
-            Ok(r) if r.len() == bytes => return Ok(Map::Region(r)),
+            Ok(r) if r.len() == bytes => return Ok(Map::Region(BytesOf(r))),
             Ok(_) => bail!("the shared region has another length"),
             Err(Error::Shared(SharedError::Unknown)) if Instant::now() < until => {
                 std::thread::sleep(Duration::from_millis(5));

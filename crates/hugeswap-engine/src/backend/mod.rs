@@ -19,6 +19,7 @@
 //! Concurrency: a caller owns the lock of each unit that it names. The backend of a process changes
 //! in a forked child only, before that has a second thread.
 
+mod foreign;
 mod message;
 mod pieces;
 mod remap;
@@ -365,12 +366,19 @@ impl Backend {
     }
 }
 
-/// What the kernel says of memory.
+/// Huge pages, and what the kernel says of memory.
 impl Backend {
     /// Is the unit or frame at `at` one huge page? `None` where the kernel cannot tell.
     pub fn is_huge(&self, at: usize) -> Option<bool> {
         let bytes = self.huge_bytes(at, at + UNIT).ok()?;
         Some(bytes == UNIT as u64)
+    }
+
+    /// Has the kernel make the free frame at `at` one huge page. (Holes in it are filled first: the
+    /// kernel does not collapse those everywhere.) False: it is not one.
+    pub fn make_huge(&self, at: usize) -> bool {
+        mm::populate(at, UNIT);
+        self.is_huge(at) == Some(true) || mm::collapse(at, UNIT).is_ok()
     }
 
     /// How much of a range is in memory, bytes.

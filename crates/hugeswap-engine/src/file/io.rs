@@ -13,7 +13,6 @@
 
 use super::table::{Files, Mapping, PAGE};
 use crate::PAGES;
-use crate::UNIT;
 use crate::checksum::{self, UnitSums};
 use crate::pages::record::Record;
 use crate::paging::Paging;
@@ -302,8 +301,8 @@ impl Paging {
     /// read-only, so that memory can be moved to it or from it.
     pub(crate) fn open_fence(&self, unit: u32, w: Word) {
         if self.fenced.load(Relaxed) && !w.has(MAY_WRITE) && self.backend.can().absent_has_access {
-            // SAFETY: the unit is locked and absent, or write-protected by userfaultfd.
-            let _ = unsafe { mm::protect(self.table.addr(unit), UNIT, mm::PROT_RW) };
+            let at = self.table.addr(unit);
+            let _ = self.backend.set_absent_access(at, mm::PROT_RW);
         }
     }
 }

@@ -72,8 +72,8 @@ impl Paging {
     pub(crate) fn take_file_unit(&self, unit: u32, place: FilePlace, mode: FileMode) {
         let w = self.table.lock(unit);
         if self.backend.can().absent_has_access && self.fenced.load(Relaxed) {
-            // SAFETY: gives access to an absent unit, whose touch is a fault we take.
-            let _ = unsafe { mm::protect(self.table.addr(unit), UNIT, mm::PROT_RW) };
+            let at = self.table.addr(unit);
+            let _ = self.backend.set_absent_access(at, mm::PROT_RW);
         }
         self.files.places[unit as usize].store(place.number(), Release);
         self.files.sums[unit as usize].store(0, Relaxed);

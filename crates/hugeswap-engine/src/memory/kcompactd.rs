@@ -9,10 +9,8 @@
 //! khugepaged's thread does the second, outside the gate but for one frame at a time. A frame that
 //! it looks at is not available to other threads.
 
-use crate::UNIT;
 use crate::memory::Memory;
 use hugeswap_policy::counters::Counter;
-use hugeswap_sys::mm;
 use std::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed};
 
 /// Frames looked at in one go (a microsecond each), and made huge (some milliseconds).
@@ -66,7 +64,7 @@ impl Memory {
             };
             let at = self.arena.addr(place);
             let done = match self.backend.is_huge(at) {
-                Some(false) => Some(self.make_huge(at)),
+                Some(false) => Some(self.backend.make_huge(at)),
                 _ => None,
             };
             self.arena.put_looked_at(place, done == Some(false));
@@ -91,12 +89,5 @@ impl Memory {
                 return;
             }
         }
-    }
-
-    /// Has the kernel make the free frame at `at` one huge page. (Holes in it are filled first: it
-    /// does not collapse those everywhere.)
-    fn make_huge(&self, at: usize) -> bool {
-        mm::populate(at, UNIT);
-        self.backend.is_huge(at) == Some(true) || mm::collapse(at, UNIT).is_ok()
     }
 }

@@ -60,7 +60,7 @@ use hugeswap_policy::counters::FaultClass;
 use hugeswap_policy::knobs::Knob;
 use hugeswap_policy::swapin::readahead::Streams;
 use hugeswap_policy::workingset::lruvec::Weights;
-use hugeswap_sys::{futex, mm, now_ns};
+use hugeswap_sys::{futex, now_ns};
 use learning::Sizes;
 use lists::{Lists, LruEvent};
 use pacing::Pacing;
@@ -182,8 +182,7 @@ impl Memory {
     /// that keeps the arena out of the child came along and must go.
     pub(crate) fn let_inherit(&self, unit: u32) {
         if self.gate.is_forker() {
-            // SAFETY: advice that discards nothing.
-            let _ = unsafe { mm::advise(self.table.addr(unit), UNIT, libc::MADV_DOFORK) };
+            let _ = (self.backend).let_inherit(self.table.addr(unit), UNIT, true);
         }
     }
 

@@ -7,7 +7,7 @@
 //! * [`areas`], [`joining`], [`swap`], [`extents`], [`probe`], [`room`]: swap areas
 //! * [`control`], [`looking`], [`scrub`], [`losses`], [`report`]: what is asked and told from
 //!   outside
-//! * [`shared`]: the table of shared regions
+//! * [`shared`], [`shared_units`]: the table of shared regions, and their units
 //! * [`secret`]: the key that swap is encrypted with
 //!
 //! Concurrency: everything in the segment is an atomic. What a process holds is in its own record,
@@ -34,6 +34,7 @@ mod scrub;
 pub(crate) mod secret;
 mod segment;
 pub mod shared;
+mod shared_units;
 pub mod swap;
 
 pub use areas::{AreaUsage, JoinedArea};

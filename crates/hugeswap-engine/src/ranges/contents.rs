@@ -12,7 +12,7 @@ use hugeswap_policy::unit::step::Event;
 use hugeswap_policy::unit::{COW, Kind, UNCHARGED, WATCHED};
 use hugeswap_policy::workingset::vmscan::PageKind;
 use hugeswap_sys::signal::Blocked;
-use hugeswap_sys::{Errno, Result, mm};
+use hugeswap_sys::{Errno, Result};
 
 /// Frames of unmapped units kept for reuse.
 const KEEP_FREE: u64 = 64;
@@ -197,9 +197,7 @@ impl Ranges {
                 Kind::Present => !self.recycle(w),
                 Kind::Foreign if !free => {
                     // It stays the kernel's.
-                    // SAFETY: the caller gave the content up.
-                    let emptied = unsafe { mm::advise(w.addr(), UNIT, libc::MADV_DONTNEED) };
-                    done = done.and(emptied);
+                    done = done.and(self.backend.empty_foreign(w.addr()));
                     false
                 }
                 Kind::Cached => {

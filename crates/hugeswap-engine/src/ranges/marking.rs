@@ -2,7 +2,6 @@
 
 use crate::base::Split;
 use crate::marker_table::Tables;
-use crate::markers::{close, open};
 use crate::outcome::Outcome;
 use crate::ranges::{MarkerError, Ranges};
 use crate::table::{Locked, NO_FRAME};
@@ -65,7 +64,7 @@ impl Ranges {
             return Err(MarkerError::IsGuard);
         }
         if w.kind() == Kind::Foreign
-            && let Err(e) = close(self.table.addr(unit), &pages)
+            && let Err(e) = self.backend.close_foreign(self.table.addr(unit), &pages)
         {
             w.settle();
             return Err(e.into());
@@ -178,7 +177,7 @@ impl Ranges {
                 while let Some(run) = marked.bits(marker).run(from, pages.end, true) {
                     from = run.end;
                     if w.kind() == Kind::Foreign {
-                        open(self.table.addr(unit), &run);
+                        self.backend.open_foreign(self.table.addr(unit), &run);
                     }
                     tables.change(unit, |m| m.bits(marker).put(run, false));
                 }

@@ -233,9 +233,8 @@ impl Ranges {
         } else {
             mm::PROT_READ
         };
-        // SAFETY: memory that is not in use, or not to be written; a thread that is given it, or
-        // moves it, gets access back, under the same lock.
-        let fenced = unsafe { mm::protect(self.table.addr(unit), UNIT, access) }.is_ok();
+        let at = self.table.addr(unit);
+        let fenced = self.backend.set_absent_access(at, access).is_ok();
         w.settle();
         fenced
     }

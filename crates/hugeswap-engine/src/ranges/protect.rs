@@ -63,8 +63,8 @@ impl Ranges {
             }
             let mut ok = true;
             if w.kind() == Kind::Foreign {
-                // SAFETY: the program asked for it, and the unit is no longer ours.
-                ok = unsafe { mm::protect(self.table.addr(unit), UNIT, access_of(prot)) }.is_ok();
+                let set = (self.backend).set_foreign_access(self.table.addr(unit), access_of(prot));
+                ok = set.is_ok();
                 self.close_again(unit);
             } else if w.kind() == Kind::Present {
                 // A present unit that is not watched is mapped readable if the program may read it:
@@ -198,8 +198,7 @@ impl Ranges {
             }
             let set = match *allowed {
                 Prot::ReadWrite => Ok(()),
-                // SAFETY: the access that the program has set.
-                _ => unsafe { mm::protect(at, UNIT, access_of(*allowed)) },
+                _ => self.backend.set_foreign_access(at, access_of(*allowed)),
             };
             let handed = set.and_then(|()| self.backend.hand_to_kernel(at));
             if handed.is_err() {

@@ -1,7 +1,7 @@
 //! What goes over all units because of swap: areas that are taken off ([`off`], [`lose`]), the
 //! scrubber ([`scrub`]), whole clusters found again ([`compact`]).
 //!
-//! All of it works on one unit at a time, under its lock. Slots and transfers are the store's
+//! All of it works on one unit at a time, under its lock. Places and transfers are the store's
 //! ([`crate::store`]).
 
 mod compact;
@@ -9,7 +9,4 @@ mod lose;
 mod off;
 pub(crate) mod scrub;
 
-use crate::reclaim::Reclaim;
 use crate::store::{PAGE, PAGES, Pages};
-
-impl Reclaim {}

@@ -20,9 +20,9 @@
 //!
 //! The marks that wake and stop kswapd are [`crate::watermark`].
 //!
-//! In the engine: `memory/huge.rs` asks for huge frames; `memory/frames.rs`, `arena.rs` and `base` keep
-//! frames and base pages; `reclaim.rs` is kswapd; `memory/kcompactd.rs` and `khugepaged.rs` are the
-//! threads of these names.
+//! In the engine: `memory/huge.rs` asks for huge frames; `memory/frames.rs`, `arena.rs` and `base`
+//! keep frames and base pages; `reclaim.rs` is kswapd; `memory/kcompactd.rs` and `khugepaged.rs`
+//! are the threads of these names.
 
 pub mod compaction;
 pub mod frames;

@@ -13,9 +13,9 @@
 //! | [`Pages`], [`Marker`] | which bits of a page can be together, and which marker a page has |
 //! | [`pagemap`] | the 64-bit word that tells of a page, categories of pages, and filters over them |
 //!
-//! In the engine: `marker_table.rs` keeps the markers and `markers.rs` sets and drops them; `track` and
-//! `shared/track.rs` keep soft-dirty bits and write-protection across swap; `pagemap.rs` answers for
-//! ranges.
+//! In the engine: `marker_table.rs` keeps the markers and `markers.rs` sets and drops them; `track`
+//! and `shared/track.rs` keep soft-dirty bits and write-protection across swap; `pagemap.rs`
+//! answers for ranges.
 
 mod bits;
 pub mod pagemap;

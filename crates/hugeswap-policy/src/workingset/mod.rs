@@ -16,7 +16,8 @@
 //! | [`Shadow`], [`Duel`], [`lives`] | what a unit leaves behind, and whether it is activated as it returns |
 //!
 //! In the engine: `memory/lists.rs` feeds the lists; `reclaim.rs` isolates units and gives them up;
-//! `memory/sizes.rs` goes by the distances of base pages; `memory/groups.rs` keeps the limits of groups.
+//! `memory/sizes.rs` goes by the distances of base pages; `memory/groups.rs` keeps the limits of
+//! groups.
 
 pub mod lru;
 pub mod lruvec;
