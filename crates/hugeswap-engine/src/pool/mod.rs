@@ -7,7 +7,7 @@
 //! * [`areas`], [`joining`], [`swap`], [`extents`], [`probe`], [`room`]: swap areas
 //! * [`control`], [`looking`], [`scrub`], [`losses`], [`report`]: what is asked and told from
 //!   outside
-//! * [`shared`], [`shared_units`]: the table of shared regions, and their units
+//! * [`shared`], [`shared_table`]: shared regions, and the table of them
 //! * [`secret`]: the key that swap is encrypted with
 //!
 //! Concurrency: everything in the segment is an atomic. What a process holds is in its own record,
@@ -34,7 +34,7 @@ mod scrub;
 pub(crate) mod secret;
 mod segment;
 pub mod shared;
-mod shared_units;
+mod shared_table;
 pub mod swap;
 
 pub use areas::{AreaUsage, JoinedArea};

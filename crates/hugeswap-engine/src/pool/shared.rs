@@ -1,5 +1,5 @@
-//! The table of shared regions: which there are, and which processes have them mapped. Their units
-//! are the neighbour's ([`super::shared_units`]).
+//! Shared regions: what each of their units is, which units are charged, and how a region ends. What
+//! is found and changed in the table of the regions is [`super::shared_table`].
 //!
 //! A region is one memory file and a run of unit words ([`hugeswap_policy::shared`]). It belongs to
 //! no process in particular, and it ends with the last process that has it mapped, whichever
@@ -8,19 +8,21 @@
 //!
 //! The table is changed under a lock in the segment that names its holder, so that the lock can be
 //! taken from a dead process. [`Pool::tidy_shared`] puts right every state of the table in between.
+//! The owner of a word changes the word and its charge. A charge is a bit, set and cleared any
+//! number of times by the processes that carry on what a dead one began: so the sum is exact.
 
 use super::Pool;
 use super::holder::{is_gone, myself, status_of};
 use super::layout::{
-    Client, MAX_CLIENTS, MAX_SHARED, SHARED_NAME, SHARED_UNITS, Shared, shared, state,
+    Client, MAX_CLIENTS, SHARED_UNITS, Shared, SharedPageStamps, SharedStamps, shared, state,
 };
 use hugeswap_policy::UNIT_BYTES;
 use hugeswap_policy::knobs::Knob;
 use hugeswap_policy::shared::step::{Event, step};
-use hugeswap_policy::shared::{Owner, Word};
+use hugeswap_policy::shared::{Kind, Owner, Word};
 use hugeswap_policy::thp_swap::clusters;
-use hugeswap_sys::fs::Identity;
 use hugeswap_sys::{futex, now_ns};
+use std::sync::atomic::AtomicU64;
 use std::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed, Release, SeqCst};
 
 /// A thread that waits this long for the table checks whether its holder is still alive.
@@ -36,7 +38,7 @@ pub enum Refused {
     Exists,
     /// There is none.
     Unknown,
-    /// [`MAX_SHARED`], or all their units, are taken.
+    /// [`MAX_SHARED`](super::layout::MAX_SHARED), or all their units, are taken.
     TableFull,
     /// [`MAX_CLIENTS`] have it.
     TooMany,
@@ -78,7 +80,7 @@ pub struct FileKey {
 const FILE_MARK: u8 = 1;
 
 impl FileKey {
-    /// What its region is called. At most [`SHARED_NAME`] bytes.
+    /// What its region is called. At most [`SHARED_NAME`](super::layout::SHARED_NAME) bytes.
     pub(crate) fn name(&self) -> String {
         let (s, ns) = self.mtime;
         format!("\u{1}{:x}-{:x}-{s:x}-{ns:x}", self.dev, self.ino)
@@ -100,7 +102,7 @@ pub(super) fn is_of_program(s: &Shared) -> bool {
 
 /// The table is this thread's until this is dropped.
 pub struct Table<'a> {
-    pool: &'a Pool,
+    pub(super) pool: &'a Pool,
     mine: u64,
 }
 
@@ -163,6 +165,138 @@ impl Pool {
         }
     }
 
+    /// The words of all shared units.
+    pub fn shared_words(&self) -> &[AtomicU64] {
+        let at = (self.base + self.offsets.shared_words) as *const AtomicU64;
+        // SAFETY: the segment is mapped for the life of `self` and holds atomics only; `offsets`
+        // leaves room for so many.
+        unsafe { std::slice::from_raw_parts(at, SHARED_UNITS) }
+    }
+
+    /// When a shared unit was written.
+    pub fn shared_stamps(&self, unit: u32) -> Option<&SharedStamps> {
+        let at = (self.base + self.offsets.shared_stamps) as *const SharedStamps;
+        // SAFETY: as above.
+        unsafe { std::slice::from_raw_parts(at, SHARED_UNITS) }.get(unit as usize)
+    }
+
+    /// When its pages were.
+    pub fn shared_page_stamps(&self, unit: u32) -> Option<&SharedPageStamps> {
+        let at = (self.base + self.offsets.shared_page_stamps) as *const SharedPageStamps;
+        // SAFETY: as above.
+        unsafe { std::slice::from_raw_parts(at, SHARED_UNITS) }.get(unit as usize)
+    }
+
+    fn shared_bits(&self) -> &[AtomicU64] {
+        let at = (self.base + self.offsets.shared_charged) as *const AtomicU64;
+        // SAFETY: as above.
+        unsafe { std::slice::from_raw_parts(at, SHARED_UNITS / 64) }
+    }
+
+    fn shared_high(&self) -> usize {
+        (self.header().shared_high.load(Acquire) as usize).min(SHARED_UNITS)
+    }
+
+    /// Frames charged to shared regions.
+    pub fn shared_frames(&self) -> u64 {
+        let words = self.shared_high().div_ceil(64);
+        let bits = self.shared_bits()[..words].iter();
+        bits.map(|b| u64::from(b.load(Relaxed).count_ones())).sum()
+    }
+
+    /// Those of them that `units` have.
+    pub fn shared_frames_of(&self, units: std::ops::Range<u32>) -> u64 {
+        units.filter(|&u| self.is_charged_shared(u)).count() as u64
+    }
+
+    /// Bytes promised to shared regions.
+    pub fn shared_bytes(&self) -> u64 {
+        let live = self.shared_regions();
+        live.map(|(_, s)| u64::from(s.units.load(Relaxed)) * UNIT_BYTES)
+            .sum()
+    }
+
+    /// Bytes of them that hold something, by whole units.
+    pub fn shared_touched_bytes(&self) -> u64 {
+        let units = |s: &Shared| {
+            let first = s.first.load(Relaxed) as usize;
+            first..first + s.units.load(Relaxed) as usize
+        };
+        let words = |s| self.shared_words().get(units(s)).unwrap_or_default();
+        let holds = |w: &&AtomicU64| Word(w.load(Relaxed)).kind() != Kind::None;
+        let live = self.shared_regions();
+        live.map(|(_, s)| words(s).iter().filter(holds).count() as u64 * UNIT_BYTES)
+            .sum()
+    }
+
+    /// Is a shared unit charged?
+    pub fn is_charged_shared(&self, unit: u32) -> bool {
+        let cell = self.shared_bits().get(unit as usize / 64);
+        cell.is_some_and(|c| c.load(Acquire) >> (unit % 64) & 1 == 1)
+    }
+
+    /// Is the region of a unit the kernel's now?
+    pub fn is_left(&self, unit: u32) -> bool {
+        let has = |s: &Shared| unit.wrapping_sub(s.first.load(Relaxed)) < s.units.load(Relaxed);
+        self.shared_regions()
+            .any(|(_, s)| s.left.load(Acquire) != 0 && has(s))
+    }
+
+    /// A region of a program's becomes the kernel's, unless it is: nothing of it leaves memory any
+    /// more, and it is not charged. Did it?
+    pub fn leave_to_the_kernel(&self, index: usize) -> bool {
+        let s = &self.header().shared[index];
+        if !is_of_program(s) || s.left.swap(1, AcqRel) != 0 {
+            return false;
+        }
+        let first = s.first.load(Relaxed);
+        for unit in first
+            ..first
+                .saturating_add(s.units.load(Relaxed))
+                .min(SHARED_UNITS as u32)
+        {
+            self.uncharge_shared(unit);
+        }
+        true
+    }
+
+    /// Is a process that lives about to write-protect a shared unit?
+    pub fn is_being_frozen(&self, unit: u32) -> bool {
+        self.live()
+            .any(|(_, r)| r.freezing.load(SeqCst) == unit + 1)
+    }
+
+    /// Charges a frame to a unit whose word is the caller's. False: the budget is used up. `force`:
+    /// whatever it says.
+    pub fn charge_shared(&self, unit: u32, force: bool) -> bool {
+        if self.is_left(unit) {
+            return true;
+        }
+        let Some(cell) = self.shared_bits().get(unit as usize / 64) else {
+            return false;
+        };
+        let bit = 1 << (unit % 64);
+        if cell.fetch_or(bit, AcqRel) & bit != 0 {
+            return true;
+        }
+        let used = self.used_frames();
+        if used > self.frames() && !force {
+            cell.fetch_and(!bit, AcqRel);
+            return false;
+        }
+        self.header().peak_frames.fetch_max(used, Relaxed);
+        true
+    }
+
+    /// The unit's memory is the pool's again.
+    pub fn uncharge_shared(&self, unit: u32) {
+        let bit = 1 << (unit % 64);
+        let cell = self.shared_bits().get(unit as usize / 64);
+        if cell.is_some_and(|c| c.fetch_and(!bit, AcqRel) & bit != 0) {
+            self.note_release();
+        }
+    }
+
     /// The regions there are.
     pub fn shared_regions(&self) -> impl Iterator<Item = (usize, &Shared)> {
         let all = self.header().shared.iter().enumerate();
@@ -207,172 +341,6 @@ impl Pool {
                 generation: (word >> 32) as u16,
             })
     }
-}
-
-impl Table<'_> {
-    /// The region of this name.
-    pub fn find(&self, name: &str) -> Result<Found, Refused> {
-        let mut all = self.pool.shared_regions();
-        let (index, _) = all
-            .find(|(_, s)| is_called(s, name))
-            .ok_or(Refused::Unknown)?;
-        self.look(index).ok_or(Refused::Unknown)
-    }
-
-    /// The region of the library's whose memory this is.
-    pub fn find_memory(&self, memory: &Identity) -> Result<Found, Refused> {
-        let mut all = self.pool.shared_regions();
-        let (index, _) = all
-            .find(|(_, s)| s.identity.is(memory) && !is_of_program(s))
-            .ok_or(Refused::Unknown)?;
-        self.look(index).ok_or(Refused::Unknown)
-    }
-
-    /// The region at a place of the table, if what is said of it can be.
-    pub fn look(&self, index: usize) -> Option<Found> {
-        let s = self.pool.header().shared.get(index)?;
-        let found = Found {
-            index,
-            serial: s.serial.load(Relaxed),
-            first: s.first.load(Relaxed),
-            units: s.units.load(Relaxed),
-            len: s.len.load(Relaxed),
-            nameless: is_of_program(s),
-        };
-        let end = found.first.checked_add(found.units)? as usize;
-        let fits = found.len.div_ceil(UNIT_BYTES) == u64::from(found.units) && found.units > 0;
-        (s.state.load(Acquire) == shared::LIVE && end <= SHARED_UNITS && fits).then_some(found)
-    }
-
-    /// Makes a region, which `add` must give its first client before the table is let go.
-    pub fn create(&self, name: &str, len: u64, identity: &Identity) -> Result<Found, Refused> {
-        let pool = self.pool;
-        let h = pool.header();
-        if !name.is_empty() && pool.shared_regions().any(|(_, s)| is_called(s, name)) {
-            return Err(Refused::Exists);
-        }
-        let units = len.div_ceil(UNIT_BYTES);
-        let own: u64 = pool.live().map(|(_, r)| r.managed.load(Relaxed)).sum();
-        let total = own.saturating_add(pool.shared_bytes());
-        let total = total.saturating_add(units * UNIT_BYTES);
-        if total > pool.capacity_bytes() {
-            return Err(Refused::NoRoom);
-        }
-        let index = (0..MAX_SHARED)
-            .find(|&i| h.shared[i].state.load(Acquire) == shared::FREE)
-            .ok_or(Refused::TableFull)?;
-        let first = self.gap(units).ok_or(Refused::TableFull)?;
-        let s = &h.shared[index];
-        s.first.store(first, Relaxed);
-        s.units.store(units as u32, Relaxed);
-        s.len.store(len, Relaxed);
-        s.left.store(0, Relaxed);
-        s.identity.set(identity);
-        s.name_len.store(name.len() as u32, Relaxed);
-        for (to, from) in s.name.iter().zip(name.bytes()) {
-            to.store(from, Relaxed);
-        }
-        let serial = h.shared_serial.fetch_add(1, Relaxed).wrapping_add(1).max(1);
-        s.serial.store(serial, Relaxed);
-        h.shared_high.fetch_max(first + units as u32, AcqRel);
-        s.state.store(shared::LIVE, Release);
-        Ok(Found {
-            index,
-            serial,
-            first,
-            units: units as u32,
-            len,
-            nameless: is_of_program(s),
-        })
-    }
-
-    /// The lowest run of so many units that no region has.
-    fn gap(&self, units: u64) -> Option<u32> {
-        let mut taken: Vec<(u64, u64)> = self
-            .pool
-            .shared_regions()
-            .map(|(_, s)| (s.first.load(Relaxed), s.units.load(Relaxed)))
-            .map(|(first, n)| (first.into(), u64::from(first) + u64::from(n)))
-            .collect();
-        taken.sort_unstable();
-        let mut at = 0;
-        for (from, to) in taken {
-            if at + units <= from {
-                break;
-            }
-            at = at.max(to);
-        }
-        (at + units <= SHARED_UNITS as u64).then_some(at as u32)
-    }
-
-    /// Record `record`'s process has the region: from now on a process that takes a unit out of
-    /// memory must write-protect it there. Its number among the clients.
-    pub fn add(
-        &self,
-        index: usize,
-        record: usize,
-        fill: impl FnOnce(&Client),
-    ) -> Result<usize, Refused> {
-        let s = &self.pool.header().shared[index];
-        let owner = self.pool.client_word(record);
-        let clients = || s.clients.iter().enumerate();
-        let mine = clients().find(|(_, c)| c.owner.load(Relaxed) == owner);
-        let free = || clients().find(|(_, c)| c.owner.load(Relaxed) == 0);
-        let (i, c) = mine.or_else(free).ok_or(Refused::TooMany)?;
-        if mine.is_none() {
-            c.tracks.store(0, Relaxed);
-        }
-        fill(c);
-        c.owner.store(owner, SeqCst);
-        s.changes.fetch_add(1, SeqCst);
-        Ok(i)
-    }
-
-    /// Record `record`'s process tracks writes to the region (1: by units, 2: by pages), from the
-    /// epoch `from` on, or (0) does not any more.
-    pub fn track(&self, index: usize, record: usize, how: u32, from: u32) {
-        let s = &self.pool.header().shared[index];
-        let owner = self.pool.client_word(record);
-        for c in &s.clients {
-            if c.owner.load(Relaxed) == owner {
-                c.tracks.store(how, Relaxed);
-            }
-        }
-        if s.tracked.load(Relaxed) == 0 {
-            s.tracked_from.store(from, Relaxed);
-        }
-        settle_tracking(s);
-    }
-
-    /// How record `record`'s process tracks them.
-    pub fn tracks(&self, index: usize, record: usize) -> u32 {
-        let owner = self.pool.client_word(record);
-        let mut clients = self.pool.clients(index);
-        let mine = clients.find(|(_, c)| c.owner.load(Relaxed) == owner);
-        mine.map_or(0, |(_, c)| c.tracks.load(Relaxed))
-    }
-
-    /// Record `record`'s process has not got the region any more.
-    pub fn remove(&self, index: usize, record: usize) {
-        self.pool.forget_client(index, record);
-        self.pool.tidy_shared();
-    }
-}
-
-/// Writes are tracked as closely as any process that has the region wants them to be.
-fn settle_tracking(s: &Shared) {
-    let here = |c: &&Client| c.owner.load(Relaxed) != 0;
-    let wanted = s.clients.iter().filter(here);
-    let most = wanted.map(|c| c.tracks.load(Relaxed).min(2)).max();
-    s.tracked.store(most.unwrap_or(0), SeqCst);
-}
-
-fn is_called(s: &Shared, name: &str) -> bool {
-    let len = (s.name_len.load(Relaxed) as usize).min(SHARED_NAME);
-    s.name[..len]
-        .iter()
-        .map(|b| b.load(Relaxed))
-        .eq(name.bytes())
 }
 
 impl Pool {
@@ -435,9 +403,9 @@ impl Pool {
 
     /// Regions that no process has any more end: memory, swap and words are free. The table is the
     /// caller's.
-    fn tidy_shared(&self) {
+    pub(super) fn tidy_shared(&self) {
         for s in &self.header().shared {
-            settle_tracking(s);
+            super::shared_table::settle_tracking(s);
             let used = || s.clients.iter().any(|c| c.owner.load(Acquire) != 0);
             match s.state.load(Acquire) {
                 shared::LIVE if !used() => {
