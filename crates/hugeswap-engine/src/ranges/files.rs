@@ -2,8 +2,8 @@
 use crate::file::{FileMode, MapFileError};
 use crate::ranges::Ranges;
 use crate::{PAGE, UNIT};
-use hugeswap_policy::unit::FilePlace;
-use hugeswap_policy::unit::MAPPING_UNITS;
+use hugeswap_policy::unit::{FilePlace, Kind, MAPPING_UNITS};
+use hugeswap_sys::Errno;
 use hugeswap_sys::signal::Blocked;
 use std::sync::atomic::Ordering::Relaxed;
 
@@ -39,6 +39,12 @@ impl Ranges {
         };
         let units = self.table.units_of(addr, total);
         self.high_unit.fetch_max(units.end, Relaxed);
+        if let Err(e) = self.free_left_units(units.clone()) {
+            self.space.lock().free(addr, total);
+            self.files.abandon(mapping);
+            self.close_unused_mappings();
+            return Err(MapFileError::System(e));
+        }
         for (i, unit) in units.enumerate() {
             let place = FilePlace {
                 mapping,
@@ -47,6 +53,22 @@ impl Ranges {
             self.take_file_unit(unit, place, mode);
         }
         Ok(addr)
+    }
+
+    /// Frees those of `units`, which are in no range, that could not be freed when their range was
+    /// unmapped, because the kernel did not take their memory. ENOMEM: it does not yet.
+    fn free_left_units(&self, units: std::ops::Range<u32>) -> Result<(), Errno> {
+        for unit in units {
+            let is_free = || self.table.load(unit).kind() == Kind::Free;
+            if is_free() {
+                continue;
+            }
+            self.drop_units(unit, unit + 1, true)?;
+            if !is_free() {
+                return Err(Errno::ENOMEM);
+            }
+        }
+        Ok(())
     }
 
     /// Unmaps a mapping of a file, after writing what is dirty of it.

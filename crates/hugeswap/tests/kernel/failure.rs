@@ -1,7 +1,8 @@
 //! Bad luck: errors, full swap, lost descriptors, too many mappings. Never wrong bytes.
 
+use crate::files::Temp;
 use crate::util::*;
-use hugeswap::{Error, FaultMode, Pool, SwapSpec};
+use hugeswap::{Error, FaultMode, FileMode, Pool, SwapSpec};
 use std::os::fd::{FromRawFd, IntoRawFd};
 use std::os::unix::fs::FileExt;
 use std::os::unix::process::ExitStatusExt;
@@ -13,6 +14,7 @@ tests! {
     every_descriptor_closed,
     #[long]
     limit_on_mappings,
+    a_file_takes_no_unit_that_could_not_be_freed,
     more_than_swap_holds_is_refused,
     failing_writes_lose_nothing,
     failing_reads_are_tried_again,
@@ -139,6 +141,64 @@ pub fn limit_on_mappings() {
             .unwrap()
             .1
     );
+}
+
+/// All mappings that the kernel lets a process have.
+struct UsedUp(Vec<*mut libc::c_void>);
+
+impl UsedUp {
+    fn new(most: usize) -> UsedUp {
+        let mut pages = Vec::with_capacity(most + 8);
+        // (Two kinds, so that neighbours stay two mappings.)
+        for prot in [libc::PROT_READ, libc::PROT_NONE].into_iter().cycle() {
+            // SAFETY: a new mapping.
+            let at = unsafe {
+                libc::mmap(
+                    std::ptr::null_mut(),
+                    4096,
+                    prot,
+                    libc::MAP_PRIVATE | libc::MAP_ANONYMOUS,
+                    -1,
+                    0,
+                )
+            };
+            if at == libc::MAP_FAILED || pages.len() > most {
+                break;
+            }
+            pages.push(at);
+        }
+        UsedUp(pages)
+    }
+}
+
+impl Drop for UsedUp {
+    fn drop(&mut self) {
+        for &at in self.0.iter().rev() {
+            // SAFETY: a mapping of our own.
+            unsafe { libc::munmap(at, 4096) };
+        }
+    }
+}
+
+/// With the limit on mappings met, memory of a region that is given up stays where it is mapped. A file is mapped there when it is gone, and not before.
+fn a_file_takes_no_unit_that_could_not_be_freed() {
+    let most = std::fs::read_to_string("/proc/sys/vm/max_map_count").unwrap();
+    let most: usize = most.trim().parse().unwrap();
+    if most > 200_000 {
+        skip("vm.max_map_count is too large to use up");
+    }
+    let len = 4 * UNIT;
+    let file = Temp::new(len, 7);
+    let pool = builder(64).fault_mode(FaultMode::Signal).build().unwrap();
+    let r = pool.region(len).unwrap();
+    fill(&r, 1);
+    let used_up = UsedUp::new(most);
+    drop(r);
+    let refused = pool.map_file(&file.0, 0, len, FileMode::ReadOnly);
+    drop(used_up);
+    assert!(refused.is_err(), "the region's units were free");
+    let mapped = pool.map_file(&file.0, 0, len, FileMode::ReadOnly).unwrap();
+    check(&mapped, 7);
 }
 
 fn more_than_swap_holds_is_refused() {
