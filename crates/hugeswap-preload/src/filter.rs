@@ -20,8 +20,9 @@ use std::sync::atomic::AtomicU32;
 use std::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed};
 
 const PAGE: usize = 4096;
-/// Where the gate stands: right below the window.
-const GATE: usize = WINDOW_BASE - PAGE;
+/// Where the gate stands: below the window, and not next to it, because a program may map something
+/// of its own (MAP_FIXED) over the pages around a block that it has.
+const GATE: usize = WINDOW_BASE - (1 << 30);
 /// In a trapped call's siginfo: the filter is ours.
 pub const MARK: i32 = 0x4853;
 

@@ -25,6 +25,19 @@ static char *map(size_t len) {
 
 static void unmap(void *p, size_t len) { CHECK(munmap(p, len) == 0, "munmap of %zu", len); }
 
+// The page before the first mapping is the program's to map.
+static void before_the_first(void) {
+    char *p = map(8 * MIB);
+    char *q = mmap(p - PAGE, PAGE, RW, ANON | MAP_FIXED_NOREPLACE, -1, 0);
+    CHECK(q == p - PAGE, "the page before %p: %p", (void *)p, (void *)q);
+    fill(q, PAGE, 5);
+    fill(p, 8 * MIB, 6);
+    verify(q, PAGE, 5, "the page before");
+    verify(p, 8 * MIB, 6, "the first mapping");
+    unmap(q, PAGE);
+    unmap(p, 8 * MIB);
+}
+
 // Addresses that nothing is mapped at.
 static char *given_back(size_t len) {
     char *p = map(len);
@@ -215,6 +228,7 @@ static void segments(void) {
 int main(void) {
     struct sigaction action = {.sa_handler = on_fault, .sa_flags = SA_NODEFER};
     sigaction(SIGSEGV, &action, NULL);
+    before_the_first();
     FILE *f = tmpfile();
     CHECK(f && ftruncate(fileno(f), 4 * MIB) == 0, "a file");
     file = fileno(f);
