@@ -16,7 +16,7 @@ const LIMIT: Duration = Duration::from_secs(1800);
 const TIMED_OUT: i32 = 124;
 
 /// The suites, as HUGESWAP_TEST_SUITES names them.
-const SUITES: [&str; 4] = ["cpython", "stress-ng", "sqlite", "redis"];
+const SUITES: [&str; 5] = ["cpython", "stress-ng", "sqlite", "redis", "glibc"];
 
 /// What came of each test.
 pub type Outcomes = BTreeMap<String, String>;

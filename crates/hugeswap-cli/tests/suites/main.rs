@@ -6,6 +6,7 @@
 
 mod compare;
 mod cpython;
+mod glibc;
 #[path = "../programs/harness.rs"]
 mod harness;
 mod redis;
@@ -24,6 +25,7 @@ fn main() {
         stress::cases(),
         sqlite::cases(),
         redis::cases(),
+        glibc::cases(),
     ]
     .into_iter()
     .flatten()
