@@ -17,8 +17,8 @@
 //!   are made piece by piece, with the kernel's errors
 //! * `shared`: shared memory (`files`, `views`: memory files; `shm`: segments); `pagemap`: what the
 //!   program reads of /proc/self/pagemap is corrected; `debug`: what debuggers see
-//! * `sig`, `mask`, `thread`: signals, and threads that can take them; `credentials`: the engine's
-//!   threads have the program's user, groups and capabilities
+//! * `sig`, `mask`, `thread`, `timer`: signals, and threads that can take them; `credentials`: the
+//!   engine's threads have the program's user, groups and capabilities
 //! * `fds`, `exec`: descriptors and processes
 //! * `issue`, `table`, `vectors`, `wrap`, `stdio`, `aio`: system calls on managed memory (signal
 //!   mode, where the kernel answers EFAULT for an absent page, and some calls have lost data by
@@ -84,6 +84,7 @@ mod stdio;
 mod symbols;
 mod table;
 mod thread;
+mod timer;
 mod trap;
 mod vectors;
 mod views;

@@ -119,6 +119,7 @@ next! {
     execve: fn(*const c_char, Strings, Strings) -> c_int;
     execvpe: fn(*const c_char, Strings, Strings) -> c_int;
     fexecve: fn(c_int, Strings, Strings) -> c_int;
+    timer_create: fn(libc::clockid_t, *const c_void, *mut libc::timer_t) -> c_int;
     aio_read: fn(*mut libc::aiocb) -> c_int;
     aio_write: fn(*mut libc::aiocb) -> c_int;
     lio_listio: fn(c_int, *const *mut libc::aiocb, c_int, *mut c_void) -> c_int;

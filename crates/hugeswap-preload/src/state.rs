@@ -15,7 +15,7 @@
 
 use crate::{
     alloc, credentials, files, filter, issue, local, malloc, mmap, real, shared, shm, symbols,
-    thread, trap, views,
+    thread, timer, trap, views,
 };
 use hugeswap_engine::pool::{FaultMode, Pool};
 use hugeswap_engine::{Engine, EngineConfig, SHARED_BASE, SHARED_LEN, Threads, high_descriptor};
@@ -384,6 +384,7 @@ pub extern "C" fn prepare_fork() {
         hugeswap_engine::fork_prepare();
     }
     credentials::before_fork();
+    timer::before_fork();
     trap::before_fork();
     if joined {
         malloc::before_fork();
@@ -409,6 +410,7 @@ fn give_locks_back() -> bool {
         malloc::after_fork();
     }
     trap::after_fork();
+    timer::after_fork();
     credentials::after_fork();
     joined
 }

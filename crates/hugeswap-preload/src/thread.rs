@@ -180,6 +180,28 @@ extern "C" fn prepare(start: *mut Start, next: *mut Next) {
     }
 }
 
+/// Makes a thread that the C library started for itself, and that now calls the program, one like the
+/// program's own. The program finds the signals blocked that the C library has blocked.
+pub fn prepare_foreign() {
+    let given = signal::set_mask(signal::ALL);
+    mask::believe(given & mask::OURS);
+    if local::get(Word::Stack) == 0 {
+        give_stack();
+    }
+    signal::set_mask(given & !mask::OURS);
+}
+
+/// Before the C library is asked to start a thread, or threads of its own, with `attr` or with none.
+pub fn before_thread(attr: *const libc::pthread_attr_t) {
+    if !attr.is_null() {
+        eject_stack(attr);
+    }
+    if let Some(engine) = state::engine() {
+        eject_locale(engine);
+    }
+    create_key();
+}
+
 #[unsafe(no_mangle)]
 unsafe extern "C" fn pthread_create(
     thread: *mut libc::pthread_t,
@@ -191,13 +213,7 @@ unsafe extern "C" fn pthread_create(
         // SAFETY: passed on.
         return unsafe { real::pthread_create()(thread, attr, routine, argument) };
     }
-    if !attr.is_null() {
-        eject_stack(attr);
-    }
-    if let Some(engine) = state::engine() {
-        eject_locale(engine);
-    }
-    create_key();
+    before_thread(attr);
     let start = Box::into_raw(Box::new(Start {
         routine,
         argument,

@@ -13,6 +13,11 @@ pub fn cases() -> Vec<Case> {
             }));
         }
         all.push(case(format!("ends, python, {mode}"), move || python(mode)));
+        for part in ["detached", "stacks", "timers", "queue", "requests"] {
+            all.push(case(format!("blocked, {part}, {mode}"), move || {
+                blocked(part, mode)
+            }));
+        }
         for threads in ["0", "4"] {
             all.push(case(
                 format!("credentials, {threads} threads, {mode}"),
@@ -31,6 +36,16 @@ fn ends(end: &str, mode: Mode) {
     let program = Program::new(dir.path(), compile("ends", dir.path())).args([end, "96"]);
     let plain = program.plain();
     program.managed(&Setup::new(mode, 64)).same_as(&plain);
+}
+
+/// What the C library does with every signal blocked, in threads that end and in threads that it makes.
+fn blocked(part: &str, mode: Mode) {
+    mode.need();
+    let dir = directory();
+    let program = Program::new(dir.path(), compile("blocked", dir.path())).arg(part);
+    let plain = program.plain();
+    let setup = Setup::new(mode, 32).option("--set", "debug.storm=100");
+    program.managed(&setup).same_as(&plain);
 }
 
 /// The only thread ends, and no other: the process has its status.
