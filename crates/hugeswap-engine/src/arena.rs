@@ -100,7 +100,7 @@ impl Arena {
         self.lists.take_free(self.numa.here(), nodes)
     }
 
-    /// Takes a free frame that nobody has looked at since it became free.
+    /// Takes a free frame that no thread has examined since it became free.
     pub fn take_to_look_at(&self) -> Option<u32> {
         self.lists.take_to_look_at(self.numa.here())
     }
@@ -124,7 +124,7 @@ impl Arena {
         } else {
             let place = self.lists.take_empty(here)?;
             let at = self.addr(place);
-            // SAFETY: an empty place is nobody's; mapping it anew discards nothing.
+            // SAFETY: an empty place is not in use; mapping it anew discards nothing.
             if unsafe { mm::map_anon(at, UNIT, mm::PROT_RW, true) }.is_err() {
                 self.put_empty(place);
                 return None;
@@ -169,7 +169,7 @@ impl Arena {
     pub fn merge_empty(&self) {
         self.lists.each_empty(|place| {
             let at = self.addr(place);
-            // SAFETY: an empty place is nobody's, and cannot be taken meanwhile.
+            // SAFETY: an empty place is not in use, and cannot be taken meanwhile.
             if unsafe { mm::map_anon(at, UNIT, mm::PROT_RW, true) }.is_ok() {
                 Self::advise(at, UNIT);
             }

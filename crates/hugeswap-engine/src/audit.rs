@@ -12,10 +12,10 @@ use std::collections::HashSet;
 use std::sync::atomic::AtomicU32;
 use std::sync::atomic::Ordering::{Acquire, Relaxed};
 
-/// What the units of one engine hold, and what is accounted for.
+/// The memory and swap that the units of one engine hold, compared with the accounts.
 #[derive(Clone, Copy, Debug, Default)]
 struct Books {
-    /// Units that somebody is at work on; then nothing else is certain.
+    /// Units that a thread is working on; then nothing else is certain.
     busy: u64,
     /// Units with a frame of their own, wherever it is.
     frames: u64,

@@ -73,7 +73,7 @@ impl Bits {
         words.for_each(|(to, from)| to.store(from.load(Relaxed), Relaxed));
     }
 
-    /// Those that another has not.
+    /// The bits that are set here and not in another.
     pub fn copy_inverse(&self, from: &Bits) {
         let words = self.0.iter().zip(&from.0);
         words.for_each(|(to, from)| to.store(!from.load(Relaxed), Relaxed));
@@ -104,7 +104,7 @@ impl Bits {
         ones.map(|w| u64::from(w.count_ones())).sum()
     }
 
-    /// Those that are set here and in another, in order.
+    /// The bits that are set here and in another, in order.
     pub fn both(&self, other: &Bits) -> impl Iterator<Item = usize> {
         let words = (0..PAGES / 64).map(|n| (n, self.word(n) & other.word(n)));
         words.flat_map(|(n, word)| {

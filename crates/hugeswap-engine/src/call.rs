@@ -23,7 +23,7 @@ pub(crate) struct CallError {
     pub errno: Errno,
 }
 
-/// What a verb returns that has nothing else to say.
+/// The result of a verb that returns no value.
 pub(crate) type Done = Result<(), CallError>;
 
 impl Call {

@@ -22,7 +22,7 @@ pub(crate) enum Doubt {
 }
 
 impl Doubt {
-    /// What comes of the fault.
+    /// The outcome of the fault.
     pub fn outcome(self) -> Outcome {
         match self {
             Doubt::First => Outcome::Retry,

@@ -88,7 +88,7 @@ impl Engine {
         };
         let (base, len) = reserve_window(config.window)?;
         let give_window_back = |e: EngineError| {
-            // SAFETY: reserved a moment ago and used by nobody.
+            // SAFETY: reserved a moment ago and not in use yet.
             let _ = unsafe { mm::unmap(base, len) };
             e
         };

@@ -137,8 +137,8 @@ impl Engine {
         self.hide_absent(true);
     }
 
-    /// Gets everybody but the caller out of the engine, with nothing left half done, until the gate
-    /// is opened.
+    /// Gets all threads but the caller out of the engine, with nothing left half done, until the
+    /// gate is opened.
     pub(crate) fn come_to_rest(&'static self) {
         /// How often it looks before it sleeps in between, for those it waits for may need its
         /// processor.
@@ -262,8 +262,8 @@ impl Engine {
         }
     }
 
-    /// Marks every unit in memory as shared; nobody else is in the engine. In signal mode all but
-    /// those that are held for writing: a system call of another thread's that is just writing
+    /// Marks every unit in memory as shared; no other thread is in the engine. In signal mode all
+    /// but those that are held for writing: a system call of another thread's that is just writing
     /// there would end with EFAULT. What is written there until the next fork is copied by the
     /// kernel, which is right, only not counted by us.
     fn share_all(&self) {
@@ -325,7 +325,7 @@ impl Engine {
     fn after_fork_in_child(&'static self) {
         let reserved = self.reserved.lock().take();
         let filled = reserved.filter(|&r| self.pool.fill(r));
-        // Without the record that was reserved, nobody kept the parent's slots for this process.
+        // Without the record that was reserved, no process kept the parent's slots for this one.
         let disowned = filled.is_none();
         if disowned {
             note_inheritance_loss(InheritanceLoss::NoRecord);
@@ -383,7 +383,7 @@ impl Engine {
             let _ = self.table.reset_by(unit, event);
             let w = self.table.load(unit);
             if disowned && w.kind() == Kind::Swapped {
-                // Its slot may be somebody else's by now.
+                // Its place in swap may be another unit's by now.
                 self.store.lose_place(unit, w.place());
                 let _ = self.table.reset_by(unit, Event::Lost);
             }

@@ -28,7 +28,7 @@ pub struct Gate {
     deputies: [AtomicI32; 8],
 }
 
-/// Somebody is inside until this is dropped.
+/// A thread is inside until this is dropped.
 pub struct Inside<'a> {
     count: &'a AtomicU32,
     closed: &'a AtomicU32,
@@ -62,7 +62,7 @@ impl Threads {
         }
     }
 
-    /// The place of a thread, and what is in it if it is the thread's own or nobody's.
+    /// The place of a thread, and what is in it if it is the thread's own or free.
     fn of(&self, tid: u32) -> (&AtomicU64, Option<u64>) {
         let place = &self.places[tid as usize % self.places.len()];
         let now = place.load(SeqCst);
@@ -177,7 +177,7 @@ impl Drop for Alone {
 }
 
 impl Gate {
-    /// An open gate with nobody inside.
+    /// An open gate with no thread inside.
     pub const fn new() -> Gate {
         Gate {
             closed: AtomicU32::new(0),
@@ -293,7 +293,7 @@ impl Gate {
         }
     }
 
-    /// In a forked child: open, and nobody inside.
+    /// In a forked child: open, and no thread inside.
     pub fn reset_in_child(&self) {
         note_less(1);
         self.forker.store(0, SeqCst);

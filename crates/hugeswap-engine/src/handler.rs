@@ -312,7 +312,7 @@ fn pass_on(signal: i32, info: *mut libc::siginfo_t, context: *mut libc::c_void) 
         let _ = unsafe { signal::set_action(signal, &Action::default()) };
         // SAFETY: `info` is the kernel's.
         if unsafe { (*info).si_code } <= 0 && action.handler == 0 {
-            // Sent by somebody: it will not happen again by itself.
+            // Another process, or thread, has sent it: it will not happen again by itself.
             let _ = process::signal_thread(process::tid(), signal);
         }
         return;

@@ -38,9 +38,9 @@ pub struct AreaReport {
     pub read_errors: u64,
     /// Writes that failed, each attempt.
     pub write_errors: u64,
-    /// What reads took.
+    /// Durations of reads.
     pub reads: LatencyReport,
-    /// What writes took.
+    /// Durations of writes.
     pub writes: LatencyReport,
 }
 
@@ -107,7 +107,7 @@ impl Area {
         }
     }
 
-    /// What came of a write, after all attempts.
+    /// Notes the outcome of a write, after all attempts.
     pub(crate) fn note_write(&self, failed: Option<Errno>) {
         let now = now_ns();
         update(&self.health, |b| match failed {

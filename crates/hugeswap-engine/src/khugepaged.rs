@@ -26,7 +26,7 @@ use hugeswap_sys::{futex, now_ns};
 use std::sync::atomic::Ordering::{Acquire, Relaxed, Release};
 use std::sync::atomic::{AtomicU32, AtomicU64};
 
-/// What khugepaged goes by.
+/// The state of khugepaged.
 pub(crate) struct Khugepaged {
     /// Changes when it is not to sleep on.
     call: AtomicU32,

@@ -7,9 +7,9 @@
 //! * `Reclaim`: `reclaim` (kswapd), `khugepaged`, `swap` (what goes over units because of swap),
 //!   `threads`
 //! * `Ranges`: `ranges` (mapping, discarding, protecting, pinning), `pagemap`
-//! * `Paging`: `fault` (the fault path, one piece of code for both fault modes), `base` (units mapped
-//!   by base pages), `read`, `work` (the I/O threads), `file` (mapped files), `track` (which memory
-//!   was written since when), `markers`
+//! * `Paging`: `fault` (the fault path, one piece of code for both fault modes), `base` (units
+//!   mapped by base pages), `read`, `work` (the I/O threads), `file` (mapped files), `track` (which
+//!   memory was written since when), `markers`
 //! * `Memory`: `memory` (frames, [`groups`], how much a fault brings in)
 //!
 //! Below them are rooms, which know nothing of the layers:
@@ -18,7 +18,8 @@
 //! * `store`: places in swap, and bytes between them and memory
 //! * [`shared`]: memory that several processes of a pool have mapped
 //! * `backend`: how memory is put in place; `arena`: where frames wait; `table`: what each unit is
-//! * `numa`: on which node frames are; `clean`: units whose frames may be taken; [`space`]: addresses
+//! * `numa`: on which node frames are; `clean`: units whose frames may be taken; [`space`]:
+//!   addresses
 //! * `gate`: counts the threads inside the engine; [`lock`]: locks, and their order
 //!
 //! [`handler`] takes the signals of faults.
@@ -103,7 +104,7 @@ pub(crate) const UNIT: usize = hugeswap_policy::UNIT_BYTES as usize;
 pub const WINDOW_BASE: usize = 0x4000_0000_0000;
 /// Length of that window, bytes.
 pub const WINDOW_LEN: usize = 0x0800_0000_0000;
-/// Where `hugeswap run` has programs' shared memory: right behind the window.
+/// Address of the shared memory of programs under `hugeswap run`: right behind the window.
 pub const SHARED_BASE: usize = WINDOW_BASE + WINDOW_LEN;
 /// Addresses there are for it.
 pub const SHARED_LEN: usize = 0x0100_0000_0000;

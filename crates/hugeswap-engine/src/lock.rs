@@ -149,12 +149,12 @@ impl<T> Lock<T> {
     ///
     /// There is one thread, and it holds no guard of this lock.
     pub unsafe fn reset_in_child(&self, value: T) {
-        // SAFETY: nobody else uses the value, says the caller.
+        // SAFETY: no other thread uses the value, by the caller's promise.
         unsafe { self.value.get().write(value) };
         self.word.store(FREE, Release);
     }
 
-    /// What the lock is around, for a caller that has it without a guard.
+    /// The value that the lock protects, for a caller that has it without a guard.
     ///
     /// # Safety
     ///
@@ -170,7 +170,7 @@ impl<T> Lock<T> {
     ///
     /// # Safety
     ///
-    /// The lock is held, its guard was forgotten, and nobody uses the value through it any more.
+    /// The lock is held, its guard was forgotten, and no thread uses the value through it any more.
     pub unsafe fn release(&self) {
         if cfg!(debug_assertions) && self.of_child == OfChild::Taken {
             note_holder(process::tid(), 0);

@@ -95,7 +95,7 @@ impl Gathering {
 }
 
 impl Reclaim {
-    /// kswapd: answers if somebody asks. Was there somebody?
+    /// kswapd: answers a process that asks. True if one did.
     pub(crate) fn answer_looks(&self) -> bool {
         let look = &self.pool.record().look;
         let number = look.asked.load(Acquire);

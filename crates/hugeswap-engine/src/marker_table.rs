@@ -123,7 +123,7 @@ impl Markers {
         }
     }
 
-    /// A locked unit is nobody's any more.
+    /// A locked unit is no longer in use.
     pub(crate) fn forget_unit_markers(&self, unit: u32) {
         if let Some(tables) = self.0.get().filter(|_| self.is_marked(unit)) {
             tables.change(unit, |m| {

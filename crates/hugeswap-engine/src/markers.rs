@@ -48,7 +48,7 @@ impl Paging {
         })
     }
 
-    /// What a touch of a page comes to that has a marker.
+    /// The outcome of a touch of a page that has a marker.
     #[inline(never)]
     pub(crate) fn marked_outcome(&self, unit: u32, addr: usize) -> Option<Outcome> {
         let marked = self.markers.of(unit)?;

@@ -92,7 +92,7 @@ impl Numa {
         self.shards
     }
 
-    /// Where the calling thread is.
+    /// The node on which the calling thread runs.
     pub fn here(&self) -> Here {
         if !self.several() && self.shards == 1 {
             return Here::default();
@@ -118,7 +118,7 @@ impl Numa {
         self.ids.iter().position(|&i| i == id).map(|i| i as u8)
     }
 
-    /// What the machine calls a node.
+    /// The machine's number of a node.
     pub fn number(&self, node: u8) -> usize {
         let node = usize::from(node);
         self.ids.get(node).copied().unwrap_or(node)

@@ -4,7 +4,7 @@ use crate::PAGE;
 use crate::call::CallError;
 use crate::table::Locked;
 
-/// What came of a fault.
+/// The outcome of a fault.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Outcome {
     /// The access can be tried again.
@@ -45,7 +45,7 @@ pub(crate) struct Fault {
 }
 
 impl Fault {
-    /// Which page of `unit` it is on.
+    /// The page of `unit` that it is on.
     pub fn page(&self, unit: &Locked<'_>) -> usize {
         (self.addr - unit.addr()) / PAGE
     }

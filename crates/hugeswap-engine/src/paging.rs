@@ -19,7 +19,7 @@ use std::sync::atomic::Ordering::Relaxed;
 /// A job for the I/O threads.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Job {
-    /// Read a unit that is locked and queued, unless somebody took it over.
+    /// Read a unit that is locked and queued, unless another thread took it over.
     Read(u32),
     /// Bring in a unit of a shared region, if it is in swap still.
     Shared(u32),

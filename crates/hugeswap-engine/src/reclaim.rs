@@ -42,7 +42,7 @@ const MOST: usize = 64;
 /// Between samples of how much memory is huge, and looks after children.
 const TICK_NS: u64 = 200_000_000;
 
-/// What works on its own account: the engine's threads and what they go by, the fourth of the
+/// The engine's own threads and their state: the fourth of the
 /// engine's layers.
 pub struct Reclaim {
     ranges: Ranges,
@@ -154,7 +154,7 @@ impl Reclaim {
             // A fork waits until nothing is being written: nothing new is begun ahead of need.
             return busy;
         }
-        // Somebody waits although there should be something: what is counted cannot be had.
+        // A thread waits although memory is counted as available: that memory cannot be had.
         let starving = waiting && coming == 0;
         let short = starving || available + coming < marks.high;
         self.measure_reclaim(short || available < marks.high);
@@ -416,7 +416,7 @@ impl Reclaim {
         }
     }
 
-    /// What is done a few times a second.
+    /// Work that is done a few times a second.
     fn tick(&'static self) {
         let sharing = self.sharing.is_used();
         if self.stalled.load(Relaxed) > 0

@@ -31,7 +31,7 @@ pub(crate) fn prepare() -> Result<()> {
     // find.
     let _ = unsafe { mm::protect(base, GUARD, mm::PROT_NONE) };
     if BASE.compare_exchange(0, base, AcqRel, Relaxed).is_err() {
-        // SAFETY: another thread was first; nobody uses this one.
+        // SAFETY: another thread was first; this one is not used.
         let _ = unsafe { mm::unmap(base, LEN) };
     }
     Ok(())
@@ -54,7 +54,7 @@ fn take() -> Option<usize> {
     None
 }
 
-/// What `run` is to do, and what came of it.
+/// The work that `run` does, and its result.
 pub(crate) trait Task {
     /// Does it.
     fn run(&mut self);

@@ -9,12 +9,12 @@ use std::sync::atomic::{AtomicU32, AtomicU64};
 pub(crate) struct Writers {
     /// How many write now.
     pub(crate) active: AtomicU32,
-    /// Nobody begins before.
+    /// No thread begins before.
     pub(crate) rest_until: AtomicU64,
 }
 
 impl Writers {
-    /// Nanoseconds for which nobody is to write; `None`: somebody may.
+    /// Nanoseconds for which no thread is to write; `None`: a thread may.
     pub fn rest_left(&self) -> Option<u64> {
         let until = self.rest_until.load(Relaxed);
         (until != 0)

@@ -13,7 +13,7 @@ use std::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed};
 /// The longest rest, nanoseconds.
 const LONGEST_REST: u64 = 50_000_000;
 
-/// Somebody writes, until this is dropped.
+/// A thread writes, until this is dropped.
 pub(crate) struct Writing<'a> {
     engine: &'a Paging,
     pace: Pace,

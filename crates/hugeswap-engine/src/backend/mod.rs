@@ -53,7 +53,7 @@ pub(crate) enum Kind {
     Message,
 }
 
-/// Which backend a process is to have.
+/// The backend that a process is to have.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Wanted {
     /// Message mode; otherwise signal mode.
@@ -85,7 +85,7 @@ pub(crate) struct Backend {
     /// /proc/self/pagemap, or -1.
     pagemap: AtomicI32,
     low_fd: i32,
-    /// Where parts are filled, if they are moved into place.
+    /// The stages in which parts are filled, if parts are moved into place.
     pieces: Pieces,
     /// Are some pages of a unit dropped by one call, and others kept?
     drops_some: AtomicBool,
@@ -195,7 +195,7 @@ impl Backend {
         }
     }
 
-    /// What it can do.
+    /// Its capabilities.
     pub fn can(&self) -> &'static Capabilities {
         match self.kind() {
             Kind::SignalUffd => &SignalUffd::CAN,
@@ -232,7 +232,7 @@ impl Backend {
     }
 }
 
-/// What is for units whose parts come by themselves.
+/// Verbs for units whose parts come by themselves.
 impl Backend {
     /// The smallest part of a unit with `page` in it that comes and goes by itself; `None`: only
     /// all of the unit.
@@ -266,7 +266,7 @@ impl Backend {
         self.pieces.mappings()
     }
 
-    /// What of that is a unit's with these pages present.
+    /// How many of these a unit takes with these pages present.
     pub fn mappings_of(&self, present: &Bits) -> i64 {
         match self.can().parts_take_mappings {
             true => pieces::mappings_of(present),
@@ -296,7 +296,7 @@ impl Backend {
     }
 }
 
-/// What only message mode has.
+/// Verbs that only message mode has.
 impl Backend {
     /// The descriptor that its faults are read from; -1 in signal mode.
     pub fn messages(&self) -> i32 {
@@ -306,7 +306,7 @@ impl Backend {
         }
     }
 
-    /// Maps a window that nobody uses yet as absent units are mapped.
+    /// Maps a window that is not in use yet as absent units are mapped.
     pub fn prepare_window(&self, at: usize, len: usize) -> Result<()> {
         if self.kind() != Kind::Message {
             // SAFETY: advice that discards nothing.
@@ -315,9 +315,9 @@ impl Backend {
         }
         // Missing faults on ranges that may be huge would make the kernel allocate and throw away a
         // huge page each.
-        // SAFETY: advice on a range nobody uses yet.
+        // SAFETY: advice on a range that is not in use yet.
         let _ = unsafe { mm::advise(at, len, libc::MADV_NOHUGEPAGE) };
-        // SAFETY: nobody uses the window yet.
+        // SAFETY: the window is not in use yet.
         unsafe { mm::protect(at, len, mm::PROT_RW) }
     }
 
@@ -342,13 +342,13 @@ impl Backend {
         }
     }
 
-    /// The same of an absent unit that is nobody's, which is without access then.
+    /// The same of an absent unit that is not in use, which is without access then.
     pub fn hand_absent_to_kernel(&self, unit: usize) -> Result<()> {
         if self.kind() != Kind::Message {
             return Ok(());
         }
         self.hand_to_kernel(unit)?;
-        // SAFETY: nobody's memory.
+        // SAFETY: memory that is not in use.
         unsafe { mm::protect(unit, UNIT, mm::PROT_NONE) }
     }
 

@@ -1,9 +1,9 @@
 //! Pieces: 64 KiB of memory that mremap moves into units and out of them, where userfaultfd is
 //! refused.
 //!
-//! A *stage* is 64 KiB of an address range of our own. It is full of memory that is nobody's, which
-//! was used before (touching new pages costs more than all else here), or it is empty. In: the
-//! stage is filled, made read-only unless the fault is a write, and moved over its piece of the
+//! A *stage* is 64 KiB of an address range of our own. It is full of memory that is not in use,
+//! which was used before (touching new pages costs more than all else here), or it is empty. In:
+//! the stage is filled, made read-only unless the fault is a write, and moved over its piece of the
 //! unit, which was without access until then; so other threads see the piece whole or fault. Out:
 //! the unit is without access already when a piece moves to an empty stage.
 //!
@@ -233,8 +233,8 @@ impl Pieces {
             n
         };
         let to = self.addr(number);
-        // SAFETY: the piece is the caller's to drop and nobody can reach it; the stage is ours and
-        // empty.
+        // SAFETY: the piece is the caller's to drop and no thread can reach it; the stage is ours
+        // and empty.
         let moved = unsafe { mm::move_pages(from, to, PIECE) }
             // SAFETY: the stage is ours.
             .and_then(|()| unsafe { mm::protect(to, PIECE, mm::PROT_RW) });

@@ -12,7 +12,7 @@ use hugeswap_sys::mm;
 /// [`super::Placement::move_in`].
 pub(super) fn move_in(frame: usize, unit: usize, write: bool) -> Done {
     if !write {
-        // SAFETY: the frame is the caller's; nobody else can reach it.
+        // SAFETY: the frame is the caller's; no other thread can reach it.
         unsafe { protect(frame, UNIT, mm::PROT_READ) }?;
     }
     // SAFETY: the frame is the caller's, the unit absent and locked.

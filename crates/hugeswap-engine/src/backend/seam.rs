@@ -14,8 +14,8 @@ pub(crate) struct Capabilities {
     /// A present unit can be mapped without access where it stands ([`Placement::watch`]), and a
     /// touch gives it back. Otherwise a unit is moved to the arena, which is as good a swap cache.
     pub watches_in_place: bool,
-    /// A unit or page can come into place read-only, and nobody writes to what is read-only without
-    /// a fault, so it is known exactly what has changed. Otherwise checksums tell.
+    /// A unit or page can come into place read-only, and no thread writes to what is read-only
+    /// without a fault, so it is known exactly what has changed. Otherwise checksums tell.
     pub arrives_read_only: bool,
     /// A frame takes the place of another without a moment in which there is neither.
     pub replaces_at_once: bool,
@@ -61,7 +61,7 @@ impl Capabilities {
 /// hold: nothing here allocates, panics or waits for another thread's lock. What is the same for
 /// all backends that place units by mremap is the default.
 pub(crate) trait Placement {
-    /// What it can do.
+    /// Its capabilities.
     const CAN: Capabilities;
 
     /// Moves the frame at `frame` to the absent unit, readable and, if `write`, writable. If that
@@ -127,8 +127,8 @@ pub(crate) trait Placement {
         remap::map_anew(unit, len)
     }
 
-    /// [`Placement::map_anew`], for units that nobody needs yet: it is enough that no memory stands
-    /// there any more.
+    /// [`Placement::map_anew`], for units that no thread needs yet: it is enough that no memory
+    /// stands there any more.
     fn drop_anew(&self, unit: usize, len: usize) -> Done {
         match self.map_anew(unit, len) {
             Err(e) if e.call == Call::Mmap => Err(e),
@@ -137,7 +137,7 @@ pub(crate) trait Placement {
     }
 
     /// Puts memory without access in the place of whatever is mapped at `[at, at + len)`: addresses
-    /// that nobody uses, or whose content is given up. It merges with the same beside it.
+    /// that are not in use, or whose content is given up. It merges with the same beside it.
     fn fence(&self, at: usize, len: usize) -> Done {
         remap::map_anew(at, len)
     }
@@ -159,9 +159,9 @@ pub(crate) trait Placement {
         Err(NO_PARTS)
     }
 
-    /// Maps a present unit, which nobody writes to, so that each of its parts can be made writable,
-    /// and dropped, by itself. All of it is read-only then. If it fails, the unit is mapped as
-    /// before, perhaps readable where it was watched.
+    /// Maps a present unit, which no thread writes to, so that each of its parts can be made
+    /// writable, and dropped, by itself. All of it is read-only then. If it fails, the unit is
+    /// mapped as before, perhaps readable where it was watched.
     fn split(&self, _unit: usize) -> Done {
         Err(NO_PARTS)
     }
@@ -218,7 +218,7 @@ pub(crate) trait Placement {
     }
 }
 
-/// What a backend answers that moves whole units only.
+/// The answer of a backend that moves whole units only.
 const NO_PARTS: CallError = CallError {
     call: Call::Register,
     errno: Errno::ENOSYS,

@@ -24,8 +24,8 @@ const ROUNDS: u32 = 3000;
 /// -1; `patience`: attempts that may fail.
 ///
 /// # Safety
-/// Both are private anonymous memory of the caller's to give, one unit each, and nobody else moves
-/// either.
+/// Both are private anonymous memory of the caller's to give, one unit each, and no other thread
+/// moves either.
 pub unsafe fn unit(fd: i32, pagemap: i32, from: usize, to: usize, patience: u32) -> Result<()> {
     let mut done = 0;
     // SAFETY: the caller's promise.

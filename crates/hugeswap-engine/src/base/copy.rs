@@ -67,7 +67,7 @@ impl Paging {
     }
 
     /// Writes zeros where neither memory nor the cluster holds a page, so that the cluster is all
-    /// of the unit, which has no dirty page. False if that failed. Nobody else may read the
+    /// of the unit, which has no dirty page. False if that failed. No other process may read the
     /// cluster: a relative may know these pages as they were.
     pub(crate) fn write_holes(&self, w: Word, record: &Record) -> bool {
         let Some(cluster) = w.cluster() else {

@@ -160,7 +160,7 @@ impl Paging {
     fn gather(&self, unit: u32, w: Word, record: &Record, to: usize) -> Result<(), NotWhole> {
         let at = self.table.addr(unit);
         if record.present.any() {
-            // Nobody changes what is being copied.
+            // No thread changes what is being copied.
             let frozen = self.freeze(unit, &record.present, 0);
             frozen.map_err(NotWhole::Map)?;
         }

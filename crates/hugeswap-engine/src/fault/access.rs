@@ -71,7 +71,7 @@ impl Paging {
                 return None;
             }
             self.note_access(unit, *w);
-            // Nobody shares it any more: the kernel lets us keep the page.
+            // No relative shares it any more: the kernel lets us keep the page.
             if let Err(e) = self.backend.set_writable(at, UNIT) {
                 w.settle();
                 return self.not_mapped(e, start);
@@ -82,7 +82,7 @@ impl Paging {
         }
         let Some(frame) = self.get_frame_nowait() else {
             // A write-out of this unit may be what frees memory, and it needs the lock: wait
-            // without it. (Absent units may stay locked meanwhile: nobody needs them for that.)
+            // without it. (Absent units may stay locked meanwhile: no thread needs them for that.)
             w.settle();
             let Some(frame) = self.get_frame() else {
                 return Some(Outcome::NoMemory);

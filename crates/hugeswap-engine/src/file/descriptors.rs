@@ -222,7 +222,7 @@ impl Paging {
             // One table for all: it is there, or goes with the program's.
             _ if !d.private.load(Relaxed) => Ok(()),
             OPEN => reopen(d.tid.load(Relaxed), fd, d.flags.load(Relaxed)).and_then(|new| {
-                // SAFETY: in this table the number is nobody's, or stands for this file already.
+                // SAFETY: in this table the number is not in use, or stands for this file already.
                 let result = unsafe { fs::dup_to(new, fd) };
                 fs::close(new);
                 result

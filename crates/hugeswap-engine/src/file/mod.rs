@@ -37,12 +37,12 @@ use hugeswap_policy::workingset::vmscan::PageKind;
 use hugeswap_sys::mm;
 use std::sync::atomic::Ordering::{Relaxed, Release};
 
-/// What a mapping of a file is for.
+/// How writes to a mapping of a file are treated.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum FileMode {
     /// Its bytes may be read; a write is the program's error.
     ReadOnly,
-    /// What is written goes to the file.
+    /// Changes are written to the file.
     WriteBack,
 }
 

@@ -103,7 +103,7 @@ impl Paging {
     pub(crate) fn settle_units(&self, addr: usize, len: usize, drop: bool) {
         let mut units = self.table.units_of(addr, len);
         if is_raw_fork_child(self.fork_mark) {
-            // Nobody is there to do it, and what is in memory is the parent's to write.
+            // No thread is there to do it, and the parent writes what is in memory.
             return;
         }
         while !units.is_empty() {
@@ -211,7 +211,7 @@ impl Paging {
         }
     }
 
-    /// Before a fork, nobody else being in the engine.
+    /// Before a fork, with no other thread in the engine.
     pub(crate) fn write_all_files(&self) {
         self.each_file_unit(|unit| {
             let mut w = self.table.lock(unit);

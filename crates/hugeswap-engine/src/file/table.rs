@@ -11,7 +11,7 @@ pub(super) const PAGE: u64 = 4096;
 
 /// States of an entry.
 pub(super) mod state {
-    /// Nobody's.
+    /// Not in use.
     pub const FREE: u32 = 0;
     /// Being filled in, or in use.
     pub const USED: u32 = 1;
@@ -26,7 +26,7 @@ pub(super) struct Descriptors {
     pub(super) changing: Lock<()>,
     /// The engine's threads have a table of their own.
     pub(super) private: AtomicBool,
-    /// What is asked of kswapd, in this order: it is looked at when `what` is set.
+    /// A request to kswapd. `what` is set last, and kswapd reads the rest once it is.
     pub(super) what: AtomicU32,
     pub(super) fd: AtomicI32,
     pub(super) tid: AtomicI32,
@@ -52,10 +52,10 @@ pub(super) struct Mapping {
     pub(super) fd: AtomicI32,
     /// Another without direct I/O, for the part of a page at the end of the file; -1 is none.
     pub(super) tail_fd: AtomicI32,
-    /// Which file it is.
+    /// Identity of the file.
     pub(super) dev: AtomicU64,
     pub(super) ino: AtomicU64,
-    /// Where in the file it starts, bytes.
+    /// Offset in the file at which it starts, bytes.
     pub(super) offset: AtomicU64,
     /// Bytes of the file that are mapped: beyond them everything is zero and nothing is written.
     pub(super) valid: AtomicU64,
@@ -85,7 +85,7 @@ impl Mapping {
     }
 }
 
-/// What an engine knows of mapped files.
+/// The mapped files of an engine.
 pub(crate) struct Files {
     pub(super) mappings: Zeroed<Mapping>,
     /// The place in a file that each unit has, as a number; 0 is none.

@@ -116,7 +116,7 @@ impl Memory {
         self.pacing.any.store(1, Relaxed);
     }
 
-    /// Does anybody wait for memory, or pause?
+    /// Does any thread wait for memory, or pause?
     pub(crate) fn somebody_waits(&self) -> bool {
         self.stalled.load(Relaxed) > 0 || self.pacing.paused.load(Relaxed) > 0
     }

@@ -55,7 +55,7 @@ impl Memory {
             let (marks, frame_ns) = (self.marks(share), p.frame_ns.load(Relaxed));
             pause_ns(available, marks, frame_ns, u64::from(others), limit)
         };
-        // (Of few frames nothing is reclaimed before somebody waits.)
+        // (Where there are few frames, nothing is reclaimed before a thread waits.)
         if self.has_few_frames() {
             return;
         }

@@ -163,7 +163,7 @@ impl Drop for Areas {
     }
 }
 
-/// What an area is used for.
+/// How an area is used.
 #[derive(Clone, Debug)]
 pub struct AreaUsage {
     /// Its number in the pool.
@@ -250,7 +250,7 @@ impl Pool {
         self.locate(cluster).and_then(|(i, _)| state(i)) == Some(area::DRAINING)
     }
 
-    /// What each area is used for.
+    /// How each area is used.
     pub fn area_usage(&self) -> Vec<AreaUsage> {
         let areas = self.header().areas.iter().enumerate();
         let usage = |(index, a): (usize, &Area)| {

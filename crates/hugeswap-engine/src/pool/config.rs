@@ -29,7 +29,7 @@ impl FaultMode {
     }
 }
 
-/// What a pool is made from.
+/// Configuration of a pool.
 #[derive(Clone, Debug)]
 pub struct PoolConfig {
     /// The budget, bytes; rounded down to whole units of 2 MiB.

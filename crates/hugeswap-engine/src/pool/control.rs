@@ -43,14 +43,14 @@ pub enum NoAnswer {
     TooLong,
 }
 
-/// What there is to be moved and where it could go, when an area is to be taken off; all in bytes.
+/// How much has to move when an area is taken off, and how much room there is for it; all in bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Room {
-    /// What the area holds.
+    /// Bytes that the area holds.
     pub held: u64,
-    /// What the other areas have free.
+    /// Bytes free in the other areas.
     pub elsewhere: u64,
-    /// What the budget has free.
+    /// Bytes free in the budget.
     pub memory: u64,
 }
 
@@ -60,7 +60,7 @@ impl Room {
         self.missing() == 0
     }
 
-    /// What is missing.
+    /// Bytes that are missing.
     pub fn missing(&self) -> u64 {
         self.held
             .saturating_sub(self.elsewhere.saturating_add(self.memory))

@@ -46,7 +46,7 @@ pub const NOBODY: usize = MAX_PROCESSES;
 /// Most swap areas a pool can have.
 pub const MAX_AREAS: usize = 32;
 
-/// What transfers of a swap area took when it was turned on.
+/// Durations of transfers of a swap area when it was turned on.
 #[repr(C)]
 pub struct AreaCosts {
     /// 1: they were measured.
@@ -77,7 +77,7 @@ pub struct Client {
     pub memory: AtomicI32,
     /// See `memory`.
     pub uffd: AtomicI32,
-    /// Where it has it.
+    /// Address of the mapping there.
     pub addr: AtomicU64,
     /// Does it track writes? As [`Shared::tracked`].
     pub tracks: AtomicU32,
@@ -122,7 +122,7 @@ pub struct Shared {
     pub len: AtomicU64,
     /// Device and inode of the memory.
     pub identity: FileIdentity,
-    /// What it is called. What begins with 1 stands for a file of a program's.
+    /// Its name. A name that begins with byte 1 stands for a file of a program's.
     pub name: [AtomicU8; SHARED_NAME],
     /// The processes that have it mapped.
     pub clients: [Client; MAX_CLIENTS],
@@ -141,7 +141,7 @@ pub mod shared {
 /// Most bytes of a request or an answer.
 pub const LETTER: usize = 4096;
 
-/// Where the pool is asked for something from outside.
+/// The mailbox for requests to the pool from outside.
 #[repr(C)]
 pub struct Mailbox {
     /// Which process may touch the rest: what is going on, and which one asks
@@ -242,11 +242,11 @@ pub struct Area {
     pub read_errors: AtomicU64,
     /// Whether it is to be written to ([`Breaker`](hugeswap_policy::device::breaker::Breaker)).
     pub health: AtomicU64,
-    /// What reads took.
+    /// Durations of reads.
     pub reads: Latencies,
-    /// What writes took.
+    /// Durations of writes.
     pub writes: Latencies,
-    /// What its transfers cost at first.
+    /// Durations of its transfers when it was turned on.
     pub costs: AreaCosts,
     /// How it is written to ([`Throttle`](hugeswap_policy::device::wbt::Throttle)).
     pub throttle: AtomicU64,
@@ -342,7 +342,7 @@ pub struct Header {
     pub knobs: [AtomicU64; Knob::COUNT],
     /// The swap areas.
     pub areas: [Area; MAX_AREAS],
-    /// What processes that are gone had counted.
+    /// Counters of processes that are gone.
     pub retired: Events,
     /// Requests from outside.
     pub mailbox: Mailbox,
@@ -360,7 +360,7 @@ pub struct Header {
 
 /// Record states: the low 8 bits of the word.
 pub mod state {
-    /// Nobody's.
+    /// Not in use.
     pub const FREE: u64 = 0;
     /// A process's.
     pub const LIVE: u64 = 1;
@@ -447,13 +447,13 @@ pub struct Record {
     /// ([`ONLY_UNREADABLE`]), and how many pages this process could not read there when it last
     /// tried.
     pub unreadable: [AtomicU64; MAX_AREAS],
-    /// Which program image it runs: changes with exec.
+    /// Identity of the program image that it runs: changes with exec.
     pub image: AtomicU64,
     /// The scrub of its swap.
     pub scrub: Scrub,
-    /// What is told of its pages.
+    /// The answer about its pages.
     pub look: Look,
-    /// What it counted.
+    /// Its counters.
     pub events: Events,
 }
 

@@ -60,7 +60,7 @@ pub(crate) struct Head {
     pub number: u32,
     pub runs: u32,
     pub from: u64,
-    /// Where to go on; 0: that was all.
+    /// Address at which to go on; 0 if that was all.
     pub next: u64,
 }
 

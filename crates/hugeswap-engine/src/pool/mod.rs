@@ -127,7 +127,7 @@ impl Pool {
         Clusters::new(words, bits, MAP_WORDS, me as u16 + 1)
     }
 
-    /// What swap is used for, over all areas.
+    /// How swap is used, over all areas.
     pub fn swap_usage(&self) -> clusters::Usage {
         let areas = self.area_usage();
         areas

@@ -43,7 +43,7 @@ pub fn measure(fd: i32) -> Option<Measured> {
         *w = x;
     }
     let measured = measure_with(fd, buffer);
-    // SAFETY: mapped above, used by nobody else.
+    // SAFETY: mapped above, used by this thread only.
     let _ = unsafe { mm::unmap(buffer, UNIT) };
     measured
 }

@@ -55,7 +55,7 @@ pub struct Report {
     pub areas: Vec<AreaReport>,
     /// Places in swap that did not give back what was written, the last ones.
     pub losses: Vec<Loss>,
-    /// What the advisor was told.
+    /// The events that the advisor was told.
     pub tally: Box<[u64; WORDS]>,
 }
 
@@ -127,7 +127,7 @@ pub(super) fn collect(pool: &Pool) -> Report {
     }
 }
 
-/// What the advisor was told, by all processes.
+/// The events that the advisor was told, by all processes.
 pub(super) fn tally(pool: &Pool) -> [u64; WORDS] {
     let retired = &pool.header().retired;
     let sets = || std::iter::once(retired).chain(pool.live().map(|(_, r)| &r.events));

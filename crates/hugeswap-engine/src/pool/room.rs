@@ -44,7 +44,7 @@ impl Pool {
         let Some(a) = self.segment_area(index) else {
             return;
         };
-        // A device is as large as it is, and so is a file that somebody has made, where it is not
+        // A device is as large as it is, and so is a file that existed before, where it is not
         // told what of it has blocks.
         let kind = a.kind.load(Relaxed);
         let told = || {
@@ -115,7 +115,7 @@ impl Pool {
             return false;
         }
         for (i, a) in self.areas() {
-            // (Where the engine has no table of its own, the number may be somebody else's.)
+            // (Where the engine has no table of its own, the number may stand for something else.)
             if fs::identity(a.fd) == Ok(a.identity) {
                 self.look_at_disk(i, a.fd);
             }

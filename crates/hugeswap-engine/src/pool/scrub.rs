@@ -6,7 +6,7 @@ use super::layout::Scrub;
 use hugeswap_sys::futex;
 use std::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed, Release};
 
-/// What a scrub of a pool found, over its processes. In base pages.
+/// The result of a scrub of a pool, over its processes, in base pages.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct ScrubReport {

@@ -17,7 +17,7 @@ pub(crate) const KEY_BYTES: usize = 32;
 /// There is a key. (What was wiped, or never written, is 0.)
 const HERE: u64 = u64::from_le_bytes(*b"swap key");
 
-/// What is in the file.
+/// The content of the file.
 #[repr(C)]
 struct Content {
     /// [`HERE`], as long as the key is.
@@ -52,7 +52,7 @@ impl Secret {
         let content = secret.content();
         let mut done = 0;
         while done < KEY_BYTES {
-            // SAFETY: the rest of the key, nobody else's yet.
+            // SAFETY: the rest of the key, which no other thread has yet.
             let n = unsafe {
                 libc::getrandom(
                     (&raw const content.key[done]).cast_mut().cast(),
@@ -151,7 +151,7 @@ impl Drop for Secret {
             // SAFETY: our own mapping; a thread that reads it meanwhile finds that there is no key.
             unsafe { wipe(self.at, PAGE) };
         }
-        // SAFETY: our own mapping, used by nobody any more.
+        // SAFETY: our own mapping, which is not used any more.
         let _ = unsafe { mm::unmap(self.at, PAGE) };
     }
 }

@@ -1,5 +1,5 @@
-//! Shared regions: what each of their units is, which units are charged, and how a region ends. What
-//! is found and changed in the table of the regions is [`super::shared_table`].
+//! Shared regions: what each of their units is, which units are charged, and how a region ends.
+//! What is found and changed in the table of the regions is [`super::shared_table`].
 //!
 //! A region is one memory file and a run of unit words ([`hugeswap_policy::shared`]). It belongs to
 //! no process in particular, and it ends with the last process that has it mapped, whichever
@@ -76,11 +76,11 @@ pub struct FileKey {
     pub mtime: (u64, u64),
 }
 
-/// What the names of files' regions begin with, and those of others do not.
+/// First byte of the names of files' regions; other names do not begin with it.
 const FILE_MARK: u8 = 1;
 
 impl FileKey {
-    /// What its region is called. At most [`SHARED_NAME`](super::layout::SHARED_NAME) bytes.
+    /// The name of its region. At most [`SHARED_NAME`](super::layout::SHARED_NAME) bytes.
     pub(crate) fn name(&self) -> String {
         let (s, ns) = self.mtime;
         format!("\u{1}{:x}-{:x}-{s:x}-{ns:x}", self.dev, self.ino)
@@ -345,7 +345,7 @@ impl Pool {
 
 impl Pool {
     /// Record `record`'s process has not got the region any more; the next holder of the table
-    /// finds out whether anybody has.
+    /// finds out whether any process has.
     pub(crate) fn forget_client(&self, index: usize, record: usize) {
         for c in &self.header().shared[index].clients {
             let owner = c.owner.load(Relaxed);

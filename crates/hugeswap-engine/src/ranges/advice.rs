@@ -38,7 +38,7 @@ impl Ranges {
     }
 
     /// Brings in what a range of one unit meets, writable if `write`, as touches of it would.
-    /// EINVAL: it has no such access, or is nobody's; EIO: it is lost; ENOMEM: there is no memory
+    /// EINVAL: it has no such access, or is not in use; EIO: it is lost; ENOMEM: there is no memory
     /// for it.
     pub fn populate(&self, addr: usize, len: usize, write: bool) -> Result<()> {
         let _blocked = Blocked::all();

@@ -15,7 +15,7 @@ use hugeswap_sys::Errno;
 use hugeswap_sys::signal::Blocked;
 use std::sync::atomic::Ordering::Relaxed;
 
-/// What becomes of what is mapped at addresses that are claimed.
+/// How the present mappings are treated at addresses that are claimed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Contents {
     /// It stays mapped, as the kernel's.
@@ -64,7 +64,7 @@ impl Ranges {
                 self.pool.uncommit(self.pool.me(), (len - promised) as u64);
                 return Err(e);
             }
-            // All of it is free now, and nobody else has had the lock.
+            // All of it is free now, and no other thread has had the lock.
             let taken = space.reserve_at(addr, len);
             debug_assert!(taken);
             self.take_units(&mut space, addr, len, &mut dirty)?;
@@ -180,7 +180,7 @@ impl Ranges {
         Ok(true)
     }
 
-    /// The kernel may map something at a locked unit that is nobody's.
+    /// The kernel may map something at a locked unit that is not in use.
     fn hand_over_absent(&self, unit: u32) -> Result<(), Errno> {
         self.backend.hand_absent_to_kernel(self.table.addr(unit))
     }

@@ -153,7 +153,7 @@ impl Ranges {
         }
     }
 
-    /// Pages are unmapped, of units that others use, or that are nobody's now.
+    /// Pages are unmapped, of units that others use, or that are not in use now.
     pub(crate) fn forget_markers(&self, addr: usize, len: usize) {
         self.change_markers(addr, len, &[Marker::Guard, Marker::Poison], false);
     }

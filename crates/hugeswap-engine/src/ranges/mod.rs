@@ -175,7 +175,7 @@ impl Ranges {
             }
             w.settle();
             if mapped.is_err() {
-                // (What cannot be mapped anew stays taken: nobody gets it.)
+                // (Addresses that cannot be mapped anew stay taken.)
                 if let Ok(gone) = self.unmap_locked(space, addr, len) {
                     self.pool.uncommit(self.pool.me(), gone as u64);
                 }
@@ -269,7 +269,7 @@ impl Ranges {
         true
     }
 
-    /// Unmaps pages; units nobody uses any more give up memory and swap.
+    /// Unmaps pages; units that are not in use any more give up memory and swap.
     pub fn unmap(&self, addr: usize, len: usize) {
         let _ = self.try_unmap(addr, len);
     }
@@ -281,7 +281,7 @@ impl Ranges {
         let _blocked = Blocked::all();
         let _inside = self.gate.enter();
         let gone = {
-            // Free the units before the addresses: the moment the space has them, somebody may get
+            // Free the units before the addresses: the moment the space has them, a thread may get
             // them.
             let mut space = self.space.lock();
             self.unmap_locked(&mut space, addr, page_up(len))?

@@ -154,7 +154,7 @@ impl Sharing {
         self.pool.record().in_hand[which].store(word, SeqCst);
     }
 
-    /// What was in hand is free.
+    /// Frees a cluster that was in hand.
     pub(super) fn drop_in_hand(&self, which: usize, cluster: u64) {
         if clusters::is_shared(self.pool.cluster_words(), cluster as usize) {
             self.store.forget_stored(cluster, 0..PAGES);

@@ -21,11 +21,11 @@ use std::sync::atomic::Ordering::{Acquire, Relaxed, Release, SeqCst};
 /// How long a process that attaches waits for another one to have it.
 const PATIENCE_NS: u64 = 5_000_000_000;
 
-/// What a region is found by.
+/// The key by which a region is found.
 #[derive(Clone, Copy)]
 enum By<'a> {
     Name(&'a str),
-    /// What its memory file is.
+    /// The identity of its memory file.
     Memory(&'a fs::Identity),
 }
 
@@ -41,7 +41,7 @@ impl Drop for New {
     fn drop(&mut self) {
         if !self.kept {
             fs::close(self.uffd);
-            // SAFETY: nobody uses it.
+            // SAFETY: no thread uses it.
             let _ = unsafe { mm::unmap(self.addr, self.len) };
         }
     }
@@ -297,7 +297,7 @@ impl Sharing {
             None => reserve(len).map_err(sys("cannot find addresses"))?,
         };
         let unmap = |e| {
-            // SAFETY: nobody uses it.
+            // SAFETY: no thread uses it.
             let _ = unsafe { mm::unmap(addr, len) };
             e
         };

@@ -108,7 +108,7 @@ struct PeerDescriptor {
     serial: u32,
     /// As in the segment.
     client: u64,
-    /// What it is in that process.
+    /// Its number in that process.
     number: i32,
     fd: i32,
 }
@@ -171,13 +171,13 @@ struct Maintenance {
     peers: Vec<PeerDescriptor>,
     /// Since when some process that has a region could not be reached; 0: all could.
     unreachable_since: [u64; MAX_SHARED],
-    /// Where to look next.
+    /// The unit to examine next, as an index over all regions.
     clock: usize,
     turn: u64,
 }
 
 impl Sharing {
-    /// Those of the engine that the others belong to: none yet.
+    /// The shared regions of an engine: none yet.
     pub fn new(
         pool: Arc<Member>,
         store: Arc<Store>,
@@ -201,7 +201,7 @@ impl Sharing {
         })
     }
 
-    /// Those that are mapped.
+    /// The regions that are mapped, with their indices.
     fn maps(&self) -> impl Iterator<Item = (usize, &Map)> {
         let all = self.maps.iter().enumerate();
         all.filter(|(_, m)| m.addr.load(Acquire) != 0)
@@ -255,7 +255,7 @@ impl Map {
         self.addr.load(Acquire) + (unit - self.first.load(Relaxed)) as usize * UNIT
     }
 
-    /// Where in the memory file.
+    /// Offset of a unit in the memory file.
     fn offset_of(&self, unit: u32) -> u64 {
         u64::from(unit - self.first.load(Relaxed)) * UNIT_BYTES
     }
@@ -266,7 +266,7 @@ impl Map {
         let (from, to) = (addr.max(all.start), (addr + len).min(all.end));
         let (from, to) = (from - all.start, to.saturating_sub(all.start));
         let (first, end) = match whole {
-            // (What the end cuts off is nobody's.)
+            // (The end cuts off what no process uses.)
             true if to == all.len() => (from.div_ceil(UNIT), to.div_ceil(UNIT)),
             true => (from.div_ceil(UNIT), to / UNIT),
             false => (from / UNIT, to.div_ceil(UNIT)),
@@ -302,7 +302,7 @@ impl Sharing {
         maps.flat_map(|(_, m)| [m.fds().memory, m.fds().uffd])
     }
 
-    /// Where this process has shared regions mapped: whole units.
+    /// The addresses at which this process has shared regions mapped: whole units.
     pub(crate) fn ranges(&self) -> Vec<Range<usize>> {
         self.maps().map(|(_, m)| m.range()).collect()
     }

@@ -183,7 +183,7 @@ impl Pages {
 
 impl Drop for Pages {
     fn drop(&mut self) {
-        // SAFETY: mapped by `new`, and nobody's any more.
+        // SAFETY: mapped by `new`, and not used any more.
         let _ = unsafe { mm::unmap(self.at, self.len) };
     }
 }

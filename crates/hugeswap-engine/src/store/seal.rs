@@ -67,7 +67,7 @@ impl Cipher {
         let at = mm::map_own(PAGE, mm::PROT_RW)?;
         let cipher = Cipher { at };
         hide(at, PAGE)?;
-        // SAFETY: the beginning of our page, which nobody else uses.
+        // SAFETY: the beginning of our page, which no other thread uses.
         let raw = unsafe { &mut *(at as *mut [u8; KEY_BYTES]) };
         let made = key(raw) && expand(raw, at + CIPHER_AT);
         // SAFETY: our page.
@@ -131,7 +131,7 @@ impl Cipher {
 
 impl Drop for Cipher {
     fn drop(&mut self) {
-        // SAFETY: our page, which nobody uses any more; a cipher needs no dropping, it is numbers.
+        // SAFETY: our page, which is not used any more; a cipher needs no dropping, it is numbers.
         unsafe {
             wipe(self.at, PAGE);
             let _ = mm::unmap(self.at, PAGE);
@@ -220,7 +220,7 @@ const LOW: u64 = u32::MAX as u64;
 
 impl Drop for Nonces {
     fn drop(&mut self) {
-        // SAFETY: our own mapping, used by nobody any more.
+        // SAFETY: our own mapping, which is not used any more.
         let _ = unsafe { mm::unmap(self.at, PAGE) };
     }
 }

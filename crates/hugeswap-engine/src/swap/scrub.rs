@@ -165,7 +165,7 @@ impl Reclaim {
         };
         let at = self.arena.addr(w.frame());
         let mut sums: UnitSums = [0; PAGES];
-        // SAFETY: a cached unit's frame is in the arena, and nobody changes it.
+        // SAFETY: a cached unit's frame is in the arena, and no thread changes it.
         checksum::fill(&self.store.key, unsafe { self.bytes(at) }, &mut sums);
         if self.store.write(new, 0..PAGES, at, &sums, false).is_err() {
             self.store.release_cluster(new);

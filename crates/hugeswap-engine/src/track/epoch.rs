@@ -156,7 +156,7 @@ impl Paging {
         Ok(then(epoch))
     }
 
-    /// Locks a unit once nobody relies on its being writable. Nothing else is held while this
+    /// Locks a unit once no thread relies on its being writable. Nothing else is held while this
     /// waits.
     fn lock_for_epoch(&self, unit: u32, batch: &mut Batch<'_>) -> Locked<'_> {
         // Whether it was written while it was written out, WRITABLE tells.

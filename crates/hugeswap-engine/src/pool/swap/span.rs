@@ -18,7 +18,7 @@ pub fn read(fd: i32, at: u64, len: usize) -> Result<Vec<u8>> {
         // SAFETY: as above; what was not read is zeros.
         unsafe { std::slice::from_raw_parts(buffer as *const u8, n.min(len)) }.to_vec()
     });
-    // SAFETY: mapped above, used by nobody else.
+    // SAFETY: mapped above, used by this thread only.
     let _ = unsafe { mm::unmap(buffer, room) };
     bytes
 }
