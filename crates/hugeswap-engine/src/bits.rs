@@ -97,6 +97,11 @@ impl Bits {
         self.0.iter().map(ones).sum()
     }
 
+    /// How many of `pages` are set.
+    pub fn count_in(&self, pages: Range<usize>) -> usize {
+        pages.filter(|&p| self.get(p)).count()
+    }
+
     /// How many are set here and in another.
     pub fn common(&self, other: &Bits) -> u64 {
         let both = |(a, b): (&AtomicU64, &AtomicU64)| a.load(Relaxed) & b.load(Relaxed);

@@ -215,7 +215,8 @@ extern "C" fn on_fault(signal: i32, info: *mut libc::siginfo_t, context: *mut li
             match access.outcome {
                 Outcome::Retry => return,
                 Outcome::NotOurs => break,
-                Outcome::Guard => return guarded(info, context),
+                Outcome::Guard => return no_access(info, context, SEGV_MAPERR),
+                Outcome::NoAccess => return no_access(info, context, SEGV_ACCERR),
                 lost => return end_lost(engine, addr, lost, uc),
             }
         }
@@ -228,6 +229,11 @@ extern "C" fn on_fault(signal: i32, info: *mut libc::siginfo_t, context: *mut li
     pass_on(signal, info, context);
 }
 
+/// How the kernel tells of its own guards.
+const SEGV_MAPERR: i32 = 1;
+/// How it tells of memory that is mapped without access.
+const SEGV_ACCERR: i32 = 2;
+
 /// Where it was a careful copy that met lost memory, it ends there.
 fn leave(uc: &mut libc::ucontext_t) -> bool {
     let ip = &mut uc.uc_mcontext.gregs[REG_RIP];
@@ -238,8 +244,8 @@ fn leave(uc: &mut libc::ucontext_t) -> bool {
     true
 }
 
-/// A guard was touched: SIGSEGV, whichever signal told of it.
-fn guarded(info: *mut libc::siginfo_t, context: *mut libc::c_void) {
+/// A guard, or a page without access, was touched: SIGSEGV, whichever signal told of it.
+fn no_access(info: *mut libc::siginfo_t, context: *mut libc::c_void, code: i32) {
     // SAFETY: the kernel's, see `on_fault`.
     let uc = unsafe { &mut *(context as *mut libc::ucontext_t) };
     if leave(uc) {
@@ -247,10 +253,10 @@ fn guarded(info: *mut libc::siginfo_t, context: *mut libc::c_void) {
     }
     let action = program_action(libc::SIGSEGV);
     if action.handler > 1 {
-        // SAFETY: as above. As the kernel tells of its own guards.
+        // SAFETY: as above.
         unsafe {
             (*info).si_signo = libc::SIGSEGV;
-            (*info).si_code = 1;
+            (*info).si_code = code;
         }
         return pass_on(libc::SIGSEGV, info, context);
     }

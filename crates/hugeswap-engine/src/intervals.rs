@@ -10,6 +10,11 @@ use std::collections::BTreeMap;
 pub struct Intervals(BTreeMap<usize, usize>);
 
 impl Intervals {
+    /// No address.
+    pub const fn new() -> Intervals {
+        Intervals(BTreeMap::new())
+    }
+
     /// Adds `[from, to)`; what of it is there already stays.
     pub fn insert(&mut self, from: usize, to: usize) {
         if from >= to {
@@ -47,6 +52,18 @@ impl Intervals {
         }
     }
 
+    /// What of `[from, to)` is in the set, as ranges (start, end), in order.
+    pub fn within(&self, from: usize, to: usize) -> impl Iterator<Item = (usize, usize)> + '_ {
+        let first = self
+            .0
+            .range(..from)
+            .next_back()
+            .filter(|&(_, &e)| e > from)
+            .map_or(from, |(&s, _)| s);
+        let met = self.0.range(first..to.max(first));
+        met.map(move |(&s, &e)| (s.max(from), e.min(to)))
+    }
+
     /// How many addresses of `[from, to)` are in the set.
     pub fn bytes_in(&self, from: usize, to: usize) -> usize {
         let met = self.0.range(..to).rev();
@@ -79,6 +96,11 @@ mod tests {
                 for (from, to) in [(0, 320), (17, 100), (100, 101), (50, 50)] {
                     let want = bits[from..to].iter().filter(|&&b| b).count();
                     prop_assert_eq!(set.bytes_in(from, to), want);
+                    let parts: Vec<_> = set.within(from, to).collect();
+                    let within: usize = parts.iter().map(|(s, e)| e - s).sum();
+                    prop_assert_eq!(within, want);
+                    prop_assert!(parts.iter().all(|&(s, e)| from <= s && e <= to));
+                    prop_assert!(parts.is_sorted());
                 }
                 let runs = bits.chunk_by(|a, b| a == b).filter(|r| r[0]).count();
                 prop_assert_eq!(set.0.len(), runs);

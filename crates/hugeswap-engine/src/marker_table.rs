@@ -1,4 +1,4 @@
-//! Which pages have markers: two bits for each page, beside the unit table.
+//! Which pages have markers: three bits for each page, beside the unit table.
 //!
 //! Concurrency: a unit's bits change under its lock. Every thread may read them.
 
@@ -18,6 +18,7 @@ use std::sync::atomic::Ordering::{Acquire, Release};
 pub(crate) struct Marked {
     pub guard: Bits,
     pub poison: Bits,
+    pub no_access: Bits,
 }
 
 // SAFETY: atomics only; no bit set is valid.
@@ -28,20 +29,27 @@ impl Marked {
         match marker {
             Marker::Guard => &self.guard,
             Marker::Poison => &self.poison,
+            Marker::NoAccess => &self.no_access,
         }
     }
 
     pub(crate) fn of(&self, page: usize) -> Option<Marker> {
-        match (self.guard.get(page), self.poison.get(page)) {
-            (true, _) => Some(Marker::Guard),
-            (_, true) => Some(Marker::Poison),
-            _ => None,
-        }
+        let order = [Marker::NoAccess, Marker::Guard, Marker::Poison];
+        order.into_iter().find(|&m| self.bits(m).get(page))
     }
 
     /// The first run of pages at or after `from` that has a marker, or that has none.
     pub(crate) fn run(&self, from: usize, marked: bool) -> Option<Range<usize>> {
-        let is = |p: &usize| self.of(*p).is_some() == marked;
+        self.run_of(from, |marker| marker.is_some() == marked)
+    }
+
+    /// The first run of pages at or after `from` whose markers `is` holds for.
+    pub(crate) fn run_of(
+        &self,
+        from: usize,
+        is: impl Fn(Option<Marker>) -> bool,
+    ) -> Option<Range<usize>> {
+        let is = |p: &usize| is(self.of(*p));
         let start = (from..PAGES).find(is)?;
         let end = (start..PAGES).find(|p| !is(p)).unwrap_or(PAGES);
         Some(start..end)
@@ -51,6 +59,10 @@ impl Marked {
 pub(crate) struct Tables {
     /// A bit for each unit: it has markers.
     units: Zeroed<AtomicU64>,
+    /// A bit for each unit: it was in one piece when pages of it lost access, and is to come in by
+    /// pages until khugepaged makes it whole. (A heap that gives pages up and takes them again would
+    /// have it split and copied together each time.)
+    parted: Zeroed<AtomicU64>,
     pub pages: Zeroed<Marked>,
 }
 
@@ -69,6 +81,7 @@ impl Markers {
         }
         let tables = Tables {
             units: Zeroed::new(units.div_ceil(64) as usize)?,
+            parted: Zeroed::new(units.div_ceil(64) as usize)?,
             pages: Zeroed::new(units as usize)?,
         };
         // If another thread was faster, its are taken.
@@ -93,7 +106,7 @@ impl Tables {
         let marked = &self.pages[unit as usize];
         f(marked);
         let (word, bit) = (&self.units[unit as usize / 64], 1 << (unit % 64));
-        if marked.guard.any() || marked.poison.any() {
+        if marked.guard.any() || marked.poison.any() || marked.no_access.any() {
             word.fetch_or(bit, Release);
         } else {
             word.fetch_and(!bit, Release);
@@ -102,6 +115,27 @@ impl Tables {
 }
 
 impl Markers {
+    /// Was `unit` split for markers, and is not whole since?
+    pub(crate) fn is_parted(&self, unit: u32) -> bool {
+        let Some(tables) = self.0.get() else {
+            return false;
+        };
+        let word = tables.parted.get(unit as usize / 64);
+        word.is_some_and(|w| w.load(Acquire) >> (unit % 64) & 1 == 1)
+    }
+
+    /// A locked unit was split for markers (`to`), or is whole, or nobody's.
+    pub(crate) fn set_parted(&self, unit: u32, to: bool) {
+        let Some(tables) = self.0.get().filter(|_| self.is_parted(unit) != to) else {
+            return;
+        };
+        let (word, bit) = (&tables.parted[unit as usize / 64], 1 << (unit % 64));
+        match to {
+            true => word.fetch_or(bit, Release),
+            false => word.fetch_and(!bit, Release),
+        };
+    }
+
     /// Has any page of `unit` a marker? With its lock the answer stays true.
     pub(crate) fn is_marked(&self, unit: u32) -> bool {
         self.of(unit).is_some()
@@ -125,10 +159,12 @@ impl Markers {
 
     /// A locked unit is no longer in use.
     pub(crate) fn forget_unit_markers(&self, unit: u32) {
+        self.set_parted(unit, false);
         if let Some(tables) = self.0.get().filter(|_| self.is_marked(unit)) {
             tables.change(unit, |m| {
                 m.guard.fill(false);
                 m.poison.fill(false);
+                m.no_access.fill(false);
             });
         }
     }
@@ -142,6 +178,7 @@ impl Markers {
         tables.change(to, |m| {
             m.guard.copy(&source.guard);
             m.poison.copy(&source.poison);
+            m.no_access.copy(&source.no_access);
         });
         self.forget_unit_markers(from);
     }
@@ -170,6 +207,7 @@ impl Markers {
                         | match marker {
                             Marker::Guard => Categories::GUARD,
                             Marker::Poison => Categories::POISONED,
+                            Marker::NoAccess => Categories::ZERO,
                         },
                     swap: None,
                 },

@@ -1,11 +1,12 @@
-//! Guards and poisoned pages ([`hugeswap_policy::markers`]): two bits for each page, beside the
-//! unit table.
+//! Guards, poisoned pages, and pages without access ([`hugeswap_policy::markers`]): three bits for
+//! each page, beside the unit table.
 //!
 //! A unit that has a marker is never in memory in one piece where the program sees it: it is zero,
 //! in swap, base-mapped, or foreign. In a base-mapped unit the pages with markers are neither
 //! present nor stored, so that every touch of them faults. What needs the unit in one piece (a pin,
 //! a fork handler's touch, ejection) hands it to the kernel for good, with guards of the kernel's
-//! own in it, or where the kernel has none (before Linux 6.13) with pages without access.
+//! own in it, or where the kernel has none (before Linux 6.13) with pages without access. Pages
+//! that had no access are mapped without access there; the kernel alone knows of it from then on.
 //!
 //! Markers outlive memory and swap, move with their unit, are inherited by a forked child, and end
 //! when the page is unmapped. Giving content up ends poison and leaves guards.
@@ -15,6 +16,7 @@
 
 use crate::PAGE;
 use crate::PAGES;
+use crate::backend::Cover;
 use crate::bits::Bits;
 use crate::call::CallError;
 use crate::outcome::Outcome;
@@ -56,6 +58,7 @@ impl Paging {
             .of((addr - self.table.addr(unit)) / PAGE)
             .map(|marker| match marker {
                 Marker::Guard => Outcome::Guard,
+                Marker::NoAccess => Outcome::NoAccess,
                 Marker::Poison => Outcome::Poisoned,
             })
     }
@@ -76,12 +79,20 @@ impl Paging {
             (false, false) => mm::PROT_NONE,
         };
         let marked = self.markers.of(unit);
-        let run = |from, is| match marked {
-            Some(marked) => marked.run(from, is),
+        let cover = |marker| match marker {
+            None => Cover::Open,
+            Some(Marker::Guard | Marker::Poison) => Cover::Guarded,
+            Some(Marker::NoAccess) => Cover::Closed,
+        };
+        let run = |from, wanted| match marked {
+            Some(marked) => marked.run_of(from, |marker| cover(marker) == wanted),
             // (It had markers a moment ago, under the same lock.)
             None => None,
         };
         self.backend.map_marked(from, at, access, run)?;
+        if let Some(tables) = self.markers.tables() {
+            tables.change(unit, |m| m.no_access.fill(false));
+        }
         self.let_inherit(unit);
         w.set_frame(NO_FRAME);
         self.track.note_written(unit);
@@ -108,9 +119,9 @@ impl Paging {
     /// Is what is said of a locked unit, and of its pages, possible?
     pub(crate) fn check_markers(&self, unit: u32, w: Word) -> std::result::Result<(), Misplaced> {
         let none = Bits::none();
-        let (guard, poison) = match self.markers.of(unit) {
-            Some(marked) => (&marked.guard, &marked.poison),
-            None => (&none, &none),
+        let (guard, poison, no_access) = match self.markers.of(unit) {
+            Some(marked) => (&marked.guard, &marked.poison, &marked.no_access),
+            None => (&none, &none, &none),
         };
         let record = self.base.records.of(unit);
         let whole = matches!(w.kind(), Kind::Present | Kind::Cached);
@@ -122,6 +133,7 @@ impl Paging {
             let pages = Pages {
                 guard: guard.word(at / 64),
                 poison: poison.word(at / 64),
+                no_access: no_access.word(at / 64),
                 present: if whole {
                     u64::MAX
                 } else {

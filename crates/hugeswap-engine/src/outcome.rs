@@ -13,6 +13,8 @@ pub(crate) enum Outcome {
     NotOurs,
     /// A guard: the access is the program's own error, by SIGSEGV.
     Guard,
+    /// A page without access in a unit that has some: the program's own error, by SIGSEGV.
+    NoAccess,
     /// The bytes are lost.
     Poisoned,
     /// Neither memory nor swap is left.

@@ -7,7 +7,8 @@
 //! Every operation is O(log n) in the number of free ranges, apart from the ranges it reports.
 //!
 //! Some allocated pages hold mappings that the kernel made at the program's wish (files, shared
-//! memory, executable memory); these are *the kernel's*. The pool has promised nothing for them.
+//! memory, executable memory); these are *the kernel's*. Others are *reserved*: mapped without
+//! access until the program asks for memory there. The pool has promised nothing for either.
 //!
 //! Not shareable: the owner locks.
 
@@ -30,6 +31,8 @@ pub struct Space {
     by_len: BTreeSet<(usize, usize)>,
     /// Allocated pages that are the kernel's.
     kernel: Intervals,
+    /// Allocated pages that are reserved. None of them is the kernel's.
+    reserved: Intervals,
 }
 
 impl Space {
@@ -42,6 +45,7 @@ impl Space {
             free: BTreeMap::new(),
             by_len: BTreeSet::new(),
             kernel: Intervals::default(),
+            reserved: Intervals::default(),
         };
         space.put(base, base + len);
         space
@@ -70,7 +74,7 @@ impl Space {
     }
 
     /// Takes exactly `[addr, addr+len)`, if all of it is free.
-    pub fn reserve_at(&mut self, addr: usize, len: usize) -> bool {
+    pub fn take_at(&mut self, addr: usize, len: usize) -> bool {
         let Some((from, to)) = self
             .clip(addr, len)
             .filter(|&(f, t)| f == addr && t - f >= len)
@@ -95,7 +99,7 @@ impl Space {
         new <= old
             || addr
                 .checked_add(old)
-                .is_some_and(|at| self.reserve_at(at, new - old))
+                .is_some_and(|at| self.take_at(at, new - old))
     }
 
     /// Gives `[addr, addr+len)` back; pages of it that are free already, or outside the window, are
@@ -105,6 +109,7 @@ impl Space {
             return;
         };
         self.kernel.remove(from, to);
+        self.reserved.remove(from, to);
         // The new range swallows every range it overlaps or touches.
         while let Some((&start, &l)) = self.free.range(..=to).next_back() {
             let end = start + l;
@@ -128,7 +133,7 @@ impl Space {
         while at < to {
             let next = self.allocated_in(at, to - at).next();
             let (used, used_len) = next.unwrap_or((to, 0));
-            if used > at && self.reserve_at(at, used - at) {
+            if used > at && self.take_at(at, used - at) {
                 self.kernel.insert(at, used);
                 taken.push((at, used - at));
             }
@@ -137,9 +142,11 @@ impl Space {
         taken
     }
 
-    /// The allocated pages of `[addr, addr+len)` are the kernel's. How many bytes were not before.
+    /// The allocated pages of `[addr, addr+len)` are the kernel's. How many bytes something was
+    /// promised for before.
     pub fn make_kernels(&mut self, addr: usize, len: usize) -> usize {
-        let before = self.kernel_bytes(addr, len);
+        let before = self.unpromised_bytes(addr, len);
+        self.reserved.remove(addr, addr.saturating_add(len));
         let mut after = 0;
         let ranges: Vec<_> = self.allocated_in(addr, len).collect();
         for (at, n) in ranges {
@@ -152,6 +159,39 @@ impl Space {
     /// Bytes of `[addr, addr+len)` that are the kernel's.
     pub fn kernel_bytes(&self, addr: usize, len: usize) -> usize {
         self.kernel.bytes_in(addr, addr.saturating_add(len))
+    }
+
+    /// The allocated pages of `[addr, addr+len)`, none of which is the kernel's, are reserved.
+    pub fn make_reserved(&mut self, addr: usize, len: usize) {
+        let ranges: Vec<_> = self.allocated_in(addr, len).collect();
+        for (at, n) in ranges {
+            self.reserved.insert(at, at + n);
+        }
+    }
+
+    /// The pages of `[addr, addr+len)` are not reserved any more.
+    pub fn make_committed(&mut self, addr: usize, len: usize) {
+        self.reserved.remove(addr, addr.saturating_add(len));
+    }
+
+    /// The reserved ranges (address, length) within `[addr, addr+len)`, in order.
+    pub fn reserved_in(
+        &self,
+        addr: usize,
+        len: usize,
+    ) -> impl Iterator<Item = (usize, usize)> + '_ {
+        let met = self.reserved.within(addr, addr.saturating_add(len));
+        met.map(|(from, to)| (from, to - from))
+    }
+
+    /// Bytes of `[addr, addr+len)` that are reserved.
+    pub fn reserved_bytes(&self, addr: usize, len: usize) -> usize {
+        self.reserved.bytes_in(addr, addr.saturating_add(len))
+    }
+
+    /// Bytes of `[addr, addr+len)` that are allocated, and that the pool has promised nothing for.
+    pub fn unpromised_bytes(&self, addr: usize, len: usize) -> usize {
+        self.kernel_bytes(addr, len) + self.reserved_bytes(addr, len)
     }
 
     /// Is every page of `[addr, addr+len)` allocated? (No for an empty range.)
@@ -195,6 +235,11 @@ impl Space {
             }
             None
         })
+    }
+
+    /// Allocated pages (of 4 KiB) in the unit of 2 MiB at `unit_addr` that are not reserved.
+    pub fn committed_pages(&self, unit_addr: usize) -> usize {
+        self.live_pages(unit_addr) - self.reserved_bytes(unit_addr, UNIT) / PAGE
     }
 
     /// Allocated pages (of 4 KiB) in the unit of 2 MiB at `unit_addr`.
@@ -304,7 +349,7 @@ mod tests {
         }
         s.free(0, usize::MAX);
         assert!(!s.is_allocated(BASE, 0) && !s.is_allocated(usize::MAX, 2));
-        assert!(!s.reserve_at(BASE - PAGE, 2 * PAGE) && !s.reserve_at(BASE + 8 * UNIT, PAGE));
+        assert!(!s.take_at(BASE - PAGE, 2 * PAGE) && !s.take_at(BASE + 8 * UNIT, PAGE));
         assert_eq!(s.alloc(8 * UNIT, 0), Some(BASE));
     }
 
@@ -315,6 +360,8 @@ mod tests {
         Extend(usize, usize, usize),
         Free(usize, usize),
         Kernel(usize, usize, bool),
+        Hold(usize, usize),
+        Commit(usize, usize),
     }
 
     const PAGES: usize = 8 * 512;
@@ -326,7 +373,9 @@ mod tests {
             1 => (0..PAGES, len.clone()).prop_map(|(a, l)| Op::Reserve(a, l)),
             1 => (0..PAGES, 1..64usize, 1..128usize).prop_map(|(a, o, n)| Op::Extend(a, o, n)),
             3 => (0..PAGES, len.clone()).prop_map(|(a, l)| Op::Free(a, l)),
-            2 => (0..PAGES, len, any::<bool>()).prop_map(|(a, l, all)| Op::Kernel(a, l, all)),
+            2 => (0..PAGES, len.clone(), any::<bool>()).prop_map(|(a, l, all)| Op::Kernel(a, l, all)),
+            2 => (0..PAGES, len.clone()).prop_map(|(a, l)| Op::Hold(a, l)),
+            1 => (0..PAGES, len).prop_map(|(a, l)| Op::Commit(a, l)),
         ]
     }
 
@@ -337,6 +386,7 @@ mod tests {
             let mut s = Space::new(BASE, PAGES * PAGE);
             let mut used = vec![false; PAGES];
             let mut kernel = vec![false; PAGES];
+            let mut reserved = vec![false; PAGES];
             let at = |p: usize| BASE + p * PAGE;
             let all = |used: &[bool], a: usize, l: usize, want: bool| {
                 a + l <= PAGES && used[a..a + l].iter().all(|&u| u == want)
@@ -359,7 +409,7 @@ mod tests {
                     }
                     Op::Reserve(a, l) => {
                         let want = all(&used, a, l, false);
-                        prop_assert_eq!(s.reserve_at(at(a), l * PAGE), want);
+                        prop_assert_eq!(s.take_at(at(a), l * PAGE), want);
                         if want { used[a..a + l].fill(true); }
                     }
                     Op::Extend(a, o, n) => {
@@ -372,6 +422,7 @@ mod tests {
                         let end = (a + l).min(PAGES);
                         used[a..end].fill(false);
                         kernel[a..end].fill(false);
+                        reserved[a..end].fill(false);
                     }
                     Op::Kernel(a, l, all) => {
                         let end = (a + l).min(PAGES);
@@ -383,10 +434,22 @@ mod tests {
                             used[p] = true;
                         }
                         if all {
-                            let new = kernel[a..end].iter().filter(|&&k| !k).count();
+                            let new = (a..end).filter(|&p| !kernel[p] && !reserved[p]).count();
                             prop_assert_eq!(s.make_kernels(at(a), l * PAGE), new * PAGE);
                             kernel[a..end].fill(true);
+                            reserved[a..end].fill(false);
                         }
+                    }
+                    Op::Hold(a, l) => {
+                        let end = (a + l).min(PAGES);
+                        if s.kernel_bytes(at(a), l * PAGE) == 0 {
+                            s.make_reserved(at(a), l * PAGE);
+                            (a..end).filter(|&p| used[p]).for_each(|p| reserved[p] = true);
+                        }
+                    }
+                    Op::Commit(a, l) => {
+                        s.make_committed(at(a), l * PAGE);
+                        reserved[a..(a + l).min(PAGES)].fill(false);
                     }
                 }
                 let listed: Vec<_> = s.allocated_in(BASE, PAGES * PAGE).collect();
@@ -400,7 +463,14 @@ mod tests {
                 for u in 0..PAGES / 512 {
                     let live = used[u * 512..(u + 1) * 512].iter().filter(|&&b| b).count();
                     prop_assert_eq!(s.live_pages(at(u * 512)), live);
+                    let held = reserved[u * 512..(u + 1) * 512].iter().filter(|&&b| b).count();
+                    prop_assert_eq!(s.committed_pages(at(u * 512)), live - held);
                 }
+                let mut held = vec![false; PAGES];
+                for (a, l) in s.reserved_in(at(7), (PAGES - 9) * PAGE) {
+                    held[(a - BASE) / PAGE..(a - BASE + l) / PAGE].fill(true);
+                }
+                prop_assert_eq!(&held[7..PAGES - 2], &reserved[7..PAGES - 2]);
                 let (a, l) = (PAGES / 5, PAGES / 2);
                 let of_kernel = kernel[a..a + l].iter().filter(|&&k| k).count();
                 prop_assert_eq!(s.kernel_bytes(at(a), l * PAGE), of_kernel * PAGE);

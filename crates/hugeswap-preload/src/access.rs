@@ -2,7 +2,7 @@
 //! the kernel /proc/self/maps tells it.
 
 use crate::advise::protect_managed;
-use crate::mmap::{RW, kernel, runs};
+use crate::mmap::{Owner, RW, kernel, runs};
 use crate::real;
 use hugeswap_engine::{Engine, Prot};
 use hugeswap_sys::{Errno, fs};
@@ -14,12 +14,16 @@ pub fn of(engine: &Engine, at: usize, len: usize) -> Option<c_int> {
     let mut same = |prot: c_int| *all.get_or_insert(prot) == prot;
     let mut maps: Option<Vec<u8>> = None;
     for run in runs(engine, at, len) {
-        if !run.foreign {
-            let prot = match engine.access(run.at, run.len)? {
+        let known = match run.owner {
+            Owner::Kernel => None,
+            Owner::Reserved => Some(libc::PROT_NONE),
+            Owner::Engine => Some(match engine.access(run.at, run.len)? {
                 Prot::None => libc::PROT_NONE,
                 Prot::Read => libc::PROT_READ,
                 Prot::ReadWrite => RW,
-            };
+            }),
+        };
+        if let Some(prot) = known {
             if !same(prot) {
                 return None;
             }
@@ -42,9 +46,13 @@ pub fn of(engine: &Engine, at: usize, len: usize) -> Option<c_int> {
 pub fn open(engine: &Engine, at: usize, len: usize) -> Result<(), Errno> {
     for run in runs(engine, at, len) {
         let a = [run.at, run.len, RW as usize, 0, 0, 0];
-        let done = match run.foreign {
-            true => kernel(libc::SYS_mprotect, a) as c_int,
-            false => protect_managed(engine, run.at, run.len, RW),
+        let done = match run.owner {
+            Owner::Kernel => kernel(libc::SYS_mprotect, a) as c_int,
+            Owner::Engine => protect_managed(engine, run.at, run.len, RW),
+            Owner::Reserved => {
+                engine.commit(run.at, run.len)?;
+                0
+            }
         };
         if done != 0 {
             return Err(Errno(real::errno()));

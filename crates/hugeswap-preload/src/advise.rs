@@ -3,9 +3,12 @@
 //! What managed memory can honour is honoured; what only changes speed is accepted; what needs the kernel's own
 //! pages (executable or partly protected units, locked memory, fork advice) takes the units from the engine first.
 
-use crate::mmap::{RW, access, discard, eject, note, pages, pass, protect, runs, whole_units};
+use crate::mmap::{
+    Owner, RW, access, discard, eject, hand_over_reserved, note, pages, pass, protect, runs,
+    whole_units,
+};
 use crate::real::{self, set_errno};
-use crate::{pagemap, shared, state};
+use crate::{inherit, pagemap, shared, state};
 use hugeswap_engine::{Engine, Prot};
 use hugeswap_policy::defrag::thp::Usage;
 use hugeswap_policy::markers::Marker;
@@ -47,8 +50,8 @@ fn managed(addr: usize, len: usize) -> Option<(&'static Engine, usize)> {
 }
 
 /// Makes a call on a range that meets the window, piece by piece in order, as the kernel does: `ours` on
-/// managed pieces, `nr` itself on what the kernel has and on what is outside. `holes`: pages that are not
-/// mapped do not stop it. Ends with the first error; ENOMEM if something was not mapped.
+/// managed pieces, `reserved` on reserved ones, `nr` itself on what the kernel has and on what is outside.
+/// `holes`: pages that are not mapped do not stop it. Ends with the first error; ENOMEM if something was not mapped.
 fn each(
     engine: &Engine,
     at: usize,
@@ -56,6 +59,7 @@ fn each(
     holes: bool,
     mut kernels: impl FnMut(usize, usize) -> c_int,
     mut ours: impl FnMut(usize, usize) -> c_int,
+    mut reserved: impl FnMut(usize, usize) -> c_int,
 ) -> c_int {
     let window = engine.window();
     let (from, to) = (at.max(window.start), (at + len).min(window.end));
@@ -73,9 +77,10 @@ fn each(
         if hole && !holes {
             break;
         }
-        let done = match run.foreign {
-            true => kernels(run.at, run.len),
-            false => ours(run.at, run.len),
+        let done = match run.owner {
+            Owner::Kernel => kernels(run.at, run.len),
+            Owner::Engine => ours(run.at, run.len),
+            Owner::Reserved => reserved(run.at, run.len),
         };
         if done != 0 {
             return done;
@@ -115,6 +120,7 @@ fn advise(engine: &Engine, at: usize, len: usize, advice: c_int) -> c_int {
         }
         let marked = state::in_window(at) && engine.first_marker(at, len).is_some();
         match advice {
+            libc::MADV_DOFORK => inherit::include(at, len),
             MADV_POPULATE_READ | MADV_POPULATE_WRITE if marked => return error(libc::EFAULT),
             MADV_GUARD_REMOVE if marked => engine.remove_markers(at, len, Marker::Guard),
             _ => {}
@@ -122,7 +128,59 @@ fn advise(engine: &Engine, at: usize, len: usize, advice: c_int) -> c_int {
         pass(libc::SYS_madvise, [at, len, advice as usize, 0, 0, 0])
     };
     let ours = |at, len| advise_managed(engine, at, len, advice);
-    each(engine, at, len, true, kernels, ours)
+    let reserved = |at, len| advise_reserved(engine, at, len, advice);
+    each(engine, at, len, true, kernels, ours, reserved)
+}
+
+/// How the program says it will use a range.
+fn usage(advice: c_int) -> Option<Usage> {
+    match advice {
+        libc::MADV_NORMAL => Some(Usage::Normal),
+        libc::MADV_RANDOM => Some(Usage::Random),
+        libc::MADV_SEQUENTIAL => Some(Usage::Sequential),
+        libc::MADV_HUGEPAGE => Some(Usage::HugePage),
+        libc::MADV_NOHUGEPAGE => Some(Usage::NoHugePage),
+        _ => None,
+    }
+}
+
+/// Reserved memory holds nothing. How it will be used counts once it is committed.
+fn advise_reserved(engine: &Engine, at: usize, len: usize, advice: c_int) -> c_int {
+    let errno = real::errno();
+    match advice {
+        libc::MADV_DONTNEED
+        | libc::MADV_FREE
+        | libc::MADV_WILLNEED
+        | libc::MADV_MERGEABLE
+        | libc::MADV_UNMERGEABLE
+        | libc::MADV_DONTDUMP
+        | libc::MADV_DODUMP
+        | MADV_COLD
+        | MADV_PAGEOUT => {}
+        libc::MADV_DONTFORK => inherit::exclude(at, len),
+        libc::MADV_DOFORK => inherit::include(at, len),
+        MADV_POPULATE_READ | MADV_POPULATE_WRITE | MADV_COLLAPSE | libc::MADV_REMOVE => {
+            return error(libc::EINVAL);
+        }
+        _ => {
+            if let Some(usage) = usage(advice) {
+                engine.advise_use(at, len, usage);
+            } else {
+                // What is no advice at all is refused though there are no bytes.
+                let known = pass(libc::SYS_madvise, [at, 0, advice as usize, 0, 0, 0]);
+                if known != 0 {
+                    return known;
+                }
+                note(at, len);
+                if let Err(e) = hand_over_reserved(engine, at, len) {
+                    return error(e.0);
+                }
+                return pass(libc::SYS_madvise, [at, len, advice as usize, 0, 0, 0]);
+            }
+        }
+    }
+    set_errno(errno);
+    0
 }
 
 fn advise_managed(engine: &Engine, at: usize, len: usize, advice: c_int) -> c_int {
@@ -135,11 +193,6 @@ fn advise_managed(engine: &Engine, at: usize, len: usize, advice: c_int) -> c_in
         }
         libc::MADV_WILLNEED => engine.willneed(at, len),
         MADV_COLD | MADV_PAGEOUT => engine.pageout(at, len),
-        libc::MADV_NORMAL => engine.advise_use(at, len, Usage::Normal),
-        libc::MADV_RANDOM => engine.advise_use(at, len, Usage::Random),
-        libc::MADV_SEQUENTIAL => engine.advise_use(at, len, Usage::Sequential),
-        libc::MADV_HUGEPAGE => engine.advise_use(at, len, Usage::HugePage),
-        libc::MADV_NOHUGEPAGE => engine.advise_use(at, len, Usage::NoHugePage),
         MADV_POPULATE_READ | MADV_POPULATE_WRITE if engine.first_marker(at, len).is_some() => {
             return error(libc::EFAULT);
         }
@@ -164,7 +217,12 @@ fn advise_managed(engine: &Engine, at: usize, len: usize, advice: c_int) -> c_in
         }
         MADV_GUARD_REMOVE => engine.remove_markers(at, len, Marker::Guard),
         libc::MADV_REMOVE => return error(libc::EINVAL),
-        _ => return hand_over(engine, at, len, advice),
+        libc::MADV_DONTFORK => inherit::exclude(at, len),
+        libc::MADV_DOFORK => inherit::include(at, len),
+        _ => match usage(advice) {
+            Some(usage) => engine.advise_use(at, len, usage),
+            None => return hand_over(engine, at, len, advice),
+        },
     }
     set_errno(errno);
     0
@@ -294,7 +352,33 @@ pub unsafe extern "C" fn mprotect(addr: *mut c_void, len: size_t, prot: c_int) -
         pass(libc::SYS_mprotect, [at, len, prot as usize, 0, 0, 0])
     };
     let ours = |at, len| protect_managed(engine, at, len, prot);
-    each(engine, at, whole, false, kernels, ours)
+    let reserved = |at, len| protect_reserved(engine, at, len, prot);
+    each(engine, at, whole, false, kernels, ours, reserved)
+}
+
+/// Reserved memory that the program wants to have access to is managed from then on, if the engine can give it that.
+fn protect_reserved(engine: &Engine, at: usize, len: usize, prot: c_int) -> c_int {
+    let errno = real::errno();
+    let done = match access(prot) {
+        Some(Prot::None) => Ok(()),
+        Some(_) => engine.commit(at, len),
+        None => hand_over_reserved(engine, at, len),
+    };
+    if let Err(e) = done {
+        return error(e.0);
+    }
+    let protected = match access(prot) {
+        Some(Prot::Read) => protect_managed(engine, at, len, prot),
+        None => {
+            note(at, len);
+            pass(libc::SYS_mprotect, [at, len, prot as usize, 0, 0, 0])
+        }
+        _ => 0,
+    };
+    if protected == 0 {
+        set_errno(errno);
+    }
+    protected
 }
 
 /// Whole units stay managed, if they can have such access.
@@ -318,7 +402,14 @@ pub fn protect_managed(engine: &Engine, at: usize, len: usize, prot: c_int) -> c
         if access(prot) == all && engine.access(at, len) == all {
             continue;
         }
+        // (Before it is so: what is not noted has all access.)
         note(at, len);
+        if len < UNIT
+            && let Some(access) = access(prot)
+            && engine.protect_part(at, len, access)
+        {
+            continue;
+        }
         let ejected = eject(engine, at, len);
         if let Err(e) = ejected {
             return error(e.0);
@@ -350,7 +441,9 @@ pub unsafe extern "C" fn pkey_mprotect(
             return error(libc::ENOMEM);
         }
         note(at, whole);
-        if let Err(e) = eject(engine, at, whole) {
+        let held = engine.reserved_in(at, whole).into_iter();
+        let handed = { held }.try_for_each(|(at, n)| hand_over_reserved(engine, at, n));
+        if let Err(e) = handed.and_then(|()| eject(engine, at, whole)) {
             return error(e.0);
         }
     }
@@ -377,7 +470,8 @@ fn lock(nr: libc::c_long, addr: usize, len: usize, flags: usize) -> c_int {
         .next_multiple_of(PAGE);
     if let Some(engine) = state::engine().filter(|_| state::meets_managed(addr, len)) {
         let private = !state::in_shared(addr);
-        if private && !engine.is_mapped(start, end - start) {
+        // (Memory without access cannot be locked.)
+        if private && !engine.is_committed(start, end - start) {
             return error(libc::ENOMEM);
         }
         if private {
@@ -407,7 +501,7 @@ pub unsafe extern "C" fn munlock(addr: *const c_void, len: size_t) -> c_int {
     let pass = |at, len| pass(libc::SYS_munlock, [at, len, 0, 0, 0, 0]);
     match managed(start, len.saturating_add(at - start)) {
         // Memory that is still managed was never locked.
-        Some((engine, whole)) => each(engine, start, whole, false, pass, |_, _| 0),
+        Some((engine, whole)) => each(engine, start, whole, false, pass, |_, _| 0, |_, _| 0),
         None => pass(at, len),
     }
 }
@@ -456,7 +550,7 @@ pub unsafe extern "C" fn msync(addr: *mut c_void, len: size_t, flags: c_int) -> 
     match managed(at, len) {
         // There is no file behind managed memory. (Flags that make no sense are refused though there are no bytes.)
         Some((engine, whole)) => match pass(at, 0) {
-            0 => each(engine, at, whole, true, pass, |_, _| 0),
+            0 => each(engine, at, whole, true, pass, |_, _| 0, |_, _| 0),
             refused => refused,
         },
         None => pass(at, len),

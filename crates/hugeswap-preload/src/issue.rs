@@ -94,7 +94,7 @@ impl Caller {
             return false;
         }
         (self.engine.resident(addr) && self.engine.resident(last))
-            || self.engine.is_mapped(addr, len)
+            || self.engine.is_committed(addr, len)
     }
 
     /// Makes the call with every page it needs in reach.

@@ -66,6 +66,7 @@ mod exec;
 mod fds;
 mod files;
 mod filter;
+mod inherit;
 mod issue;
 mod local;
 mod lock;

@@ -9,7 +9,7 @@
 
 use crate::lock::Lock;
 use crate::real::{self, answer, set_errno};
-use crate::{files, shared, state};
+use crate::{files, inherit, shared, state};
 use hugeswap_engine::pool::FaultMode;
 use hugeswap_engine::{Claim, Contents, Engine, Prot, SHARED_BASE};
 use hugeswap_policy::knobs::Knob;
@@ -36,6 +36,9 @@ const NEVER: c_int = libc::MAP_FIXED
     | libc::MAP_LOCKED
     | libc::MAP_HUGETLB
     | libc::MAP_32BIT;
+
+/// The address is the program's choice.
+const FIXED: c_int = libc::MAP_FIXED | libc::MAP_FIXED_NOREPLACE;
 
 /// The kernel's answer to a call of the program's.
 pub fn kernel(nr: libc::c_long, a: [usize; 6]) -> usize {
@@ -129,60 +132,93 @@ pub fn untouched(engine: &Engine, addr: usize, len: usize) -> bool {
     !engine.is_any_foreign(addr, len) && !is_noted(addr, len)
 }
 
-/// A part of a range that is mapped, all of it managed or all of it the kernel's.
+/// Who has a part of a range that is mapped.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub enum Owner {
+    /// The engine.
+    Engine,
+    /// The kernel.
+    Kernel,
+    /// Nobody yet: the program has reserved it, and cannot touch it.
+    Reserved,
+}
+
+/// A part of a range that is mapped, with one owner.
 #[derive(Clone, Copy)]
 pub struct Run {
     pub at: usize,
     pub len: usize,
-    pub foreign: bool,
+    pub owner: Owner,
 }
 
 /// What is mapped of `[addr, addr+len)`, in order.
 pub fn runs(engine: &Engine, addr: usize, len: usize) -> Vec<Run> {
     let mut all: Vec<Run> = Vec::new();
+    let mut add = |at: usize, len: usize, owner: Owner| match all.last_mut() {
+        Some(last) if last.owner == owner && last.at + last.len == at => last.len += len,
+        _ => all.push(Run { at, len, owner }),
+    };
     for (at, len) in engine.mapped_in(addr, len) {
-        if !engine.is_any_foreign(at, len) {
-            all.push(Run {
-                at,
-                len,
-                foreign: false,
-            });
-            continue;
-        }
-        for unit in units(at, at + len) {
-            let (from, to) = (unit.max(at), (unit + UNIT).min(at + len));
-            let foreign = engine.is_foreign(from, to - from);
-            match all.last_mut() {
-                Some(last) if last.foreign == foreign && last.at + last.len == from => {
-                    last.len += to - from;
-                }
-                _ => all.push(Run {
-                    at: from,
-                    len: to - from,
-                    foreign,
-                }),
+        let mut next = at;
+        let end = (at + len, 0);
+        for (held, n) in engine.reserved_in(at, len).into_iter().chain([end]) {
+            add_committed(engine, next, held, &mut add);
+            if n > 0 {
+                add(held, n, Owner::Reserved);
             }
+            next = held + n;
         }
     }
     all
 }
 
+/// Adds the parts of `[from, to)`, which is mapped and not reserved.
+fn add_committed(
+    engine: &Engine,
+    from: usize,
+    to: usize,
+    add: &mut impl FnMut(usize, usize, Owner),
+) {
+    if from == to {
+        return;
+    }
+    if !engine.is_any_foreign(from, to - from) {
+        return add(from, to - from, Owner::Engine);
+    }
+    for unit in units(from, to) {
+        let (from, to) = (unit.max(from), (unit + UNIT).min(to));
+        let owner = match engine.is_foreign(from, to - from) {
+            true => Owner::Kernel,
+            false => Owner::Engine,
+        };
+        add(from, to - from, owner);
+    }
+}
+
+/// Gives reserved memory to the kernel, which maps it without access: its own calls work on it then.
+pub fn hand_over_reserved(engine: &Engine, addr: usize, len: usize) -> Result<(), Errno> {
+    let claim = make_way(engine, addr, len, Contents::Keep)?;
+    end_claim(engine, claim, true);
+    Ok(())
+}
+
 /// The bytes of `[addr, addr+len)`, which is mapped, become zero, each by whoever has its unit.
 pub fn discard(engine: &Engine, addr: usize, len: usize) -> Result<(), Errno> {
-    runs(engine, addr, len).into_iter().try_for_each(|run| {
-        if run.foreign {
+    runs(engine, addr, len)
+        .into_iter()
+        .try_for_each(|run| match run.owner {
             // SAFETY: the kernel's pages, whose content the program gives up.
-            unsafe { mm::advise(run.at, run.len, libc::MADV_DONTNEED) }
-        } else {
-            engine.discard(run.at, run.len)
-        }
-    })
+            Owner::Kernel => unsafe { mm::advise(run.at, run.len, libc::MADV_DONTNEED) },
+            Owner::Engine => engine.discard(run.at, run.len),
+            Owner::Reserved => Ok(()),
+        })
 }
 
 /// Gives pages of the window back to the engine, whatever the program made of them. ENOMEM: the
 /// limit on mappings is met, and they are still the program's.
 pub fn try_release(engine: &Engine, addr: usize, len: usize) -> Result<(), Errno> {
     engine.try_unmap(addr, len)?;
+    inherit::include(addr, len);
     if MARKED.load(Relaxed) > 0 {
         // (What is mapped there next is noted after this.)
         engine.with_mapped(|is_any_mapped| forget(addr, len, |u| !is_any_mapped(u, UNIT)));
@@ -263,8 +299,33 @@ pub unsafe extern "C" fn mmap(
             }
         }
     }
+    if prot == libc::PROT_NONE
+        && state::may_manage(len)
+        && flags & (NEVER | TYPE | libc::MAP_ANONYMOUS) == libc::MAP_PRIVATE | libc::MAP_ANONYMOUS
+        && !is_near_code(at)
+        && let Some(engine) = state::engine_for(len, Knob::ReserveMin)
+    {
+        let errno = real::errno();
+        let reserved = engine.reserve(len, PAGE);
+        set_errno(errno);
+        if let Ok(at) = reserved {
+            return at as *mut c_void;
+        }
+    }
     let made = kernel_map(at, len, prot, flags, fd, offset);
     after_kernel(made, len, prot, flags, fd, offset)
+}
+
+/// Does a program that asks for this address want to have memory within reach of the instructions
+/// of its executable, or of the C library's? Code that is generated goes there.
+fn is_near_code(hint: usize) -> bool {
+    const REACH: usize = 4 << 30;
+    // SAFETY: looks up a number.
+    let executable = unsafe { libc::getauxval(libc::AT_ENTRY) } as usize;
+    hint != 0
+        && [executable, libc::getauxval as *const () as usize]
+            .iter()
+            .any(|at| at.abs_diff(hint) < REACH)
 }
 
 /// What becomes of the kernel's answer: files may be ours.
@@ -317,7 +378,7 @@ fn placed(
     fd: c_int,
     offset: off_t,
 ) -> Option<*mut c_void> {
-    let exact = flags & (libc::MAP_FIXED | libc::MAP_FIXED_NOREPLACE) != 0;
+    let exact = flags & FIXED != 0;
     let replace = exact && flags & libc::MAP_FIXED_NOREPLACE == 0;
     let at = if exact {
         at
@@ -333,7 +394,22 @@ fn placed(
     if !exact && !inside {
         return None;
     }
-    if inside && let Some(access) = managed_access(engine, at, len, prot, flags) {
+    let plain = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS;
+    let ours = inside && flags & (NEVER & !FIXED | libc::MAP_SHARED | plain) == plain;
+    if ours && prot == libc::PROT_NONE {
+        let errno = real::errno();
+        match engine.reserve_at(at, len, replace) {
+            Ok(()) => {
+                inherit::include(at, len);
+                forget(at, len, |u| u >= at && u + UNIT <= at + len);
+                set_errno(errno);
+                return Some(at as *mut c_void);
+            }
+            Err(Errno::EEXIST) => return exact.then(|| failed(libc::EEXIST)),
+            Err(_) => {}
+        }
+    }
+    if ours && let Some(access) = managed_access(engine, at, len, prot) {
         let errno = real::errno();
         match map_managed(engine, at, len, access, replace) {
             Ok(()) => {
@@ -369,23 +445,15 @@ fn placed(
     };
     let flags = flags & !libc::MAP_FIXED_NOREPLACE | libc::MAP_FIXED;
     let made = kernel_map(at, len, prot, flags, fd, offset);
+    if made != libc::MAP_FAILED {
+        inherit::include(at, len);
+    }
     end_claim(engine, claim, made != libc::MAP_FAILED);
     Some(after_kernel(made, len, prot, flags, fd, offset))
 }
 
 /// The access that managed memory can give to such a mapping; `None`: it is the kernel's.
-fn managed_access(
-    engine: &Engine,
-    at: usize,
-    len: usize,
-    prot: c_int,
-    flags: c_int,
-) -> Option<Prot> {
-    let plain = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS;
-    let chosen = libc::MAP_FIXED | libc::MAP_FIXED_NOREPLACE;
-    if flags & (plain | NEVER | libc::MAP_SHARED) & !chosen != plain {
-        return None;
-    }
+fn managed_access(engine: &Engine, at: usize, len: usize, prot: c_int) -> Option<Prot> {
     let access = access(prot)?;
     let whole = engine.mode() == FaultMode::Signal && whole_units(engine, at, len);
     (access == Prot::ReadWrite || whole).then_some(access)
@@ -400,6 +468,7 @@ fn map_managed(
     replace: bool,
 ) -> Result<(), Errno> {
     engine.map_at(at, len, replace)?;
+    inherit::include(at, len);
     forget(at, len, |u| u >= at && u + UNIT <= at + len);
     if access != Prot::ReadWrite && !protect(engine, at, len, access) {
         release(engine, at, len);

@@ -10,7 +10,7 @@ use crate::mmap::{
     RW, discard, end_claim, is_noted, kernel, make_way, pages, release, try_release,
 };
 use crate::real::{self, set_errno};
-use crate::{access, shared, state};
+use crate::{access, inherit, shared, state};
 use hugeswap_engine::{Contents, Engine};
 use hugeswap_sys::{Errno, mm, raw};
 use libc::{c_int, c_void, size_t};
@@ -63,7 +63,11 @@ pub unsafe extern "C" fn mremap(
     let errno = real::errno();
     let result = checked(at, old_len, new_len, flags, to).and_then(|m| {
         if ours {
-            in_window(engine, m)
+            let excluded = inherit::is_excluded(m.at, m.old);
+            in_window(engine, m).inspect(|&now| match excluded {
+                true => inherit::exclude(now, m.new),
+                false => inherit::include(now, m.new),
+            })
         } else {
             elsewhere(engine, m)
         }
@@ -158,6 +162,18 @@ fn in_window(engine: &Engine, m: Move) -> Result<usize, Errno> {
     if !engine.is_mapped(at, old.max(PAGE)) {
         return Err(Errno::EFAULT);
     }
+    match engine.reserved_bytes(at, old.max(PAGE)) {
+        0 => {}
+        n if n == old.max(PAGE) && old > 0 => return reserved(engine, m),
+        // Several mappings, or none that can be had twice.
+        _ => {
+            return Err(if old > 0 {
+                Errno::EFAULT
+            } else {
+                Errno::EINVAL
+            });
+        }
+    }
     match engine.kernel_bytes(at, old.max(PAGE)) {
         0 if old == 0 => Err(Errno::EINVAL),
         0 if is_noted(at, old) => with_access(engine, m),
@@ -193,6 +209,34 @@ fn with_access(engine: &Engine, m: Move) -> Result<usize, Errno> {
     }
     // (What fails here the program can do without.)
     let _ = set(now, new, prot);
+    Ok(now)
+}
+
+/// Reserved memory, which holds nothing.
+fn reserved(engine: &Engine, m: Move) -> Result<usize, Errno> {
+    let Move {
+        at, old, new, to, ..
+    } = m;
+    let window = engine.window();
+    let now = if m.has(FIXED) && to >= window.start && to + new <= window.end {
+        engine.reserve_at(to, new, true)?;
+        to
+    } else if m.has(FIXED) {
+        let claim = make_way(engine, to, new, Contents::Keep)?;
+        // SAFETY: the program asked that whatever is mapped at `to` be replaced.
+        let made = unsafe { mm::map_anon(to, new, mm::PROT_NONE, true) };
+        end_claim(engine, claim, made.is_ok());
+        made?
+    } else if !m.has(DONTUNMAP) && engine.grow_reserved(at, old, new) {
+        return Ok(at);
+    } else if m.has(MAYMOVE) {
+        engine.reserve(new, PAGE)?
+    } else {
+        return Err(Errno::ENOMEM);
+    };
+    if !m.keeps() {
+        release(engine, at, old);
+    }
     Ok(now)
 }
 

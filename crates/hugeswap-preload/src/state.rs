@@ -14,8 +14,8 @@
 //! what every start or fork writes lies together (`hot!`).
 
 use crate::{
-    alloc, credentials, files, filter, issue, local, malloc, mmap, real, shared, shm, symbols,
-    thread, timer, trap, views,
+    alloc, credentials, files, filter, inherit, issue, local, malloc, mmap, real, shared, shm,
+    symbols, thread, timer, trap, views,
 };
 use hugeswap_engine::pool::{FaultMode, Pool};
 use hugeswap_engine::{Engine, EngineConfig, SHARED_BASE, SHARED_LEN, Threads, high_descriptor};
@@ -53,8 +53,10 @@ static ENGINE: AtomicPtr<Engine> = AtomicPtr::new(std::ptr::null_mut());
 static WINDOW: [AtomicUsize; 2] = [const { AtomicUsize::new(0) }; 2];
 /// Bytes from the window's start on that managed memory may be at: the window, and behind it shared memory. 0 until joined.
 static MANAGED: AtomicUsize = AtomicUsize::new(0);
-/// The pool's thresholds, once known: malloc, mmap.
-static KNOWN_MIN: [AtomicUsize; 2] = [const { AtomicUsize::new(0) }; 2];
+/// What sets the thresholds of the pool.
+const ROUTES: [Knob; 3] = [Knob::MallocMin, Knob::MmapMin, Knob::ReserveMin];
+/// The pool's thresholds, once known, in the order of [`ROUTES`].
+static KNOWN_MIN: [AtomicUsize; ROUTES.len()] = [const { AtomicUsize::new(0) }; ROUTES.len()];
 /// Descriptors below this number are certainly not ours.
 static FIRST_FD: AtomicI32 = AtomicI32::new(i32::MAX);
 
@@ -158,7 +160,8 @@ pub fn engine_for(len: usize, knob: Knob) -> Option<&'static Engine> {
         match STATE.load(Acquire) {
             JOINED => return engine().filter(|e| len as u64 >= e.pool().knob(knob)),
             ARMED => {
-                let known = KNOWN_MIN[usize::from(knob == Knob::MmapMin)].load(Relaxed);
+                let known = KNOWN_MIN.iter().zip(ROUTES).find(|(_, k)| *k == knob);
+                let known = known.map_or(0, |(min, _)| min.load(Relaxed));
                 if len < known || in_vfork_child() {
                     return None;
                 }
@@ -214,7 +217,7 @@ fn join(len: usize, knob: Knob) -> u32 {
         Ok(pool) => pool,
         Err(e) => return give_up(&e),
     };
-    for (known, knob) in KNOWN_MIN.iter().zip([Knob::MallocMin, Knob::MmapMin]) {
+    for (known, knob) in KNOWN_MIN.iter().zip(ROUTES) {
         known.store(pool.knob(knob) as usize, Relaxed);
     }
     if (len as u64) < pool.knob(knob) {
@@ -389,6 +392,7 @@ pub extern "C" fn prepare_fork() {
     if joined {
         malloc::before_fork();
         mmap::before_fork();
+        inherit::before_fork();
         shm::before_fork();
         files::before_fork();
         shared::before_fork();
@@ -406,6 +410,7 @@ fn give_locks_back() -> bool {
         shared::after_fork();
         files::after_fork();
         shm::after_fork();
+        inherit::after_fork();
         mmap::after_fork();
         malloc::after_fork();
     }
@@ -438,6 +443,7 @@ pub extern "C" fn after_fork_in_child() {
     hugeswap_engine::fork_child();
     // The engine has settled: it may need the filter its parent did without.
     if let Some(e) = engine() {
+        inherit::settle_child(e);
         shared::settle_child(e);
         note_descriptors(e);
         filter::ensure();

@@ -229,6 +229,13 @@ pub fn populate(at: usize, len: usize) -> bool {
     unsafe { advise(at, len, MADV_POPULATE_WRITE) }.is_ok()
 }
 
+/// Has the kernel map zeros where nothing is in memory of `[at, at+len)`, which can be read.
+pub fn populate_read(at: usize, len: usize) -> Result<()> {
+    const MADV_POPULATE_READ: i32 = 22;
+    // SAFETY: this advice changes no content.
+    unsafe { advise(at, len, MADV_POPULATE_READ) }
+}
+
 /// The kernel's number of the node that the memory at `at` is on, or `None` if there is no memory
 /// or the kernel does not tell (move_pages).
 pub fn node_of(at: usize) -> Option<usize> {

@@ -205,7 +205,7 @@ impl ManagedRange {
     fn lost(&self, offset: usize, len: usize) -> Error {
         let at = self.as_ptr() as usize + offset;
         match self.pool.inner.engine.first_marker(at, len) {
-            Some(Marker::Guard) => Error::Guard { offset, len },
+            Some(Marker::Guard | Marker::NoAccess) => Error::Guard { offset, len },
             _ => Error::Lost {
                 offset,
                 len,

@@ -219,7 +219,7 @@ fn human(outcome: &Outcome<'_>, report: &Report) -> String {
         let _ = writeln!(
             out,
             "; nothing was managed\n  Either it made no allocation of {} or more (--set route.malloc_min=SIZE, \
-             route.mmap_min=SIZE lower that), or it has an allocator\n  of its own that is not caught (Go, a JVM), \
+             route.mmap_min=SIZE lower that), or it has an allocator\n  of its own that is not caught (Go), \
              or it took LD_PRELOAD out of its environment.",
             text::bytes(outcome.smallest_bytes),
         );

@@ -57,6 +57,7 @@ pub fn cases() -> Vec<Case> {
         all.push(case(format!("fixed, {mode}"), move || fixed(mode)));
         all.push(case(format!("hole, {mode}"), move || hole(mode)));
         all.push(case(format!("space, {mode}"), move || space(mode)));
+        all.push(case(format!("reserved, {mode}"), move || reserved(mode)));
     }
     all.push(case("space, plain", || {
         let dir = directory();
@@ -314,6 +315,25 @@ fn hole(mode: Mode) {
     program
         .managed(&Setup::new(mode, MEMORY_MIB))
         .same_as(&plain);
+}
+
+/// Heaps that are reserved and committed by parts.
+fn reserved(mode: Mode) {
+    mode.need();
+    let dir = directory();
+    let program = Program::new(dir.path(), compile("reserved", dir.path())).arg(BALLAST_MIB);
+    let plain = program.plain();
+    let managed = program.managed(&Setup::new(mode, MEMORY_MIB));
+    managed.same_as(&plain);
+    assert!(
+        managed.number("peak_unmanaged_bytes") < 16 << 20,
+        "{}",
+        managed.report
+    );
+    let setup = Setup::new(mode, 2 * MEMORY_MIB).option("--set", "debug.storm=20");
+    let stormed = program.managed(&setup);
+    assert_eq!(stormed.output.status, plain.status, "{}", stormed.said());
+    assert_eq!(stormed.output.stdout, plain.stdout);
 }
 
 /// `HUGESWAP_SPACE_STEPS`: how many steps of each seed.

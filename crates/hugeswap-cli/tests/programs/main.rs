@@ -13,6 +13,7 @@ mod harness;
 mod limited;
 mod limits;
 mod python;
+mod runtimes;
 mod sandbox;
 mod sort;
 mod threads;
@@ -31,6 +32,7 @@ fn all() -> Vec<Case> {
         sort::cases(),
         compiler::cases(),
         python::cases(),
+        runtimes::cases(),
         sandbox::cases(),
         limited::cases(),
         limits::cases(),

@@ -12,6 +12,17 @@ use std::ops::Range;
 const MADV_GUARD_INSTALL: i32 = 102;
 const MADV_GUARD_REMOVE: i32 = 103;
 
+/// What becomes of a page of a unit that is handed to the kernel.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Cover {
+    /// It can be accessed.
+    Open,
+    /// It holds nothing, and is a guard of the kernel's if that has guards.
+    Guarded,
+    /// It is mapped without access.
+    Closed,
+}
+
 impl Backend {
     /// Gives a locked unit of the kernel's the access that the program has set (`mm::PROT_*`).
     pub fn set_foreign_access(&self, unit: usize, access: u32) -> Result<()> {
@@ -25,15 +36,15 @@ impl Backend {
         unsafe { mm::advise(unit, UNIT, libc::MADV_DONTNEED) }
     }
 
-    /// Maps `frame` to a locked unit for the kernel, with `access`, but none to the pages of the
-    /// runs that `marked` finds (the first run from a page on that is marked, or is not). If it
-    /// fails, nothing is changed.
+    /// Maps `frame` to a locked unit for the kernel, with `access` to the pages that are to be open.
+    /// `run`: the first run of pages, from a page on, that are to be so. If it fails, nothing is
+    /// changed.
     pub fn map_marked(
         &self,
         frame: usize,
         unit: usize,
         access: u32,
-        marked: impl Fn(usize, bool) -> Option<Range<usize>>,
+        run: impl Fn(usize, Cover) -> Option<Range<usize>>,
     ) -> Done {
         // No thread touches it before it is as it is to be.
         // SAFETY: the frame is the caller's; the unit is absent, or its pages are dropped by this.
@@ -41,7 +52,7 @@ impl Backend {
         // SAFETY: as above.
         let mapped = unsafe { mm::move_pages(frame, unit, UNIT) };
         let opened = mapped.map_err(|e| Call::Mremap.failed(e)).and_then(|()| {
-            let opened = open_around(unit, access, marked).map_err(|e| Call::Mprotect.failed(e));
+            let opened = open_around(unit, access, run).map_err(|e| Call::Mprotect.failed(e));
             opened.inspect_err(|_| {
                 // SAFETY: back again: the frame's place is empty, the unit the caller's.
                 let _ = unsafe { mm::protect(unit, UNIT, mm::PROT_NONE) }
@@ -96,34 +107,36 @@ impl Backend {
     }
 }
 
-/// Gives access to a mapped unit but for its marked pages.
+/// Gives access to the pages of a mapped unit that are to have it.
 fn open_around(
     unit: usize,
     access: u32,
-    marked: impl Fn(usize, bool) -> Option<Range<usize>>,
+    run: impl Fn(usize, Cover) -> Option<Range<usize>>,
 ) -> Result<()> {
-    let runs = |is| {
-        let (marked, mut from) = (&marked, 0);
+    let runs = |cover| {
+        let (run, mut from) = (&run, 0);
         std::iter::from_fn(move || {
-            let run = marked(from, is)?;
+            let run = run(from, cover)?;
             from = run.end;
             Some(run)
         })
     };
-    if runs(true).all(|r| guard(unit, &r).is_ok()) {
-        // SAFETY: the program's memory, the rest of which the kernel guards.
-        return unsafe { mm::protect(unit, UNIT, access) };
-    }
-    for r in runs(true) {
-        let (at, len) = span(unit, &r);
-        // SAFETY: marked pages hold nothing.
-        unsafe { mm::advise(at, len, libc::MADV_DONTNEED) }?;
-    }
-    runs(false).try_for_each(|r| {
+    let open = |r: Range<usize>| {
         let (at, len) = span(unit, &r);
         // SAFETY: the program's memory.
         unsafe { mm::protect(at, len, access) }
-    })
+    };
+    if runs(Cover::Guarded).all(|r| guard(unit, &r).is_ok()) {
+        // The kernel guards them, and removes its guards without changing access.
+        runs(Cover::Guarded).try_for_each(open)?;
+    } else {
+        for r in runs(Cover::Guarded) {
+            let (at, len) = span(unit, &r);
+            // SAFETY: guarded pages hold nothing.
+            unsafe { mm::advise(at, len, libc::MADV_DONTNEED) }?;
+        }
+    }
+    runs(Cover::Open).try_for_each(open)
 }
 
 /// The kernel's own guards.

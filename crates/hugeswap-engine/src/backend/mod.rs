@@ -20,6 +20,7 @@
 //! in a forked child only, before that has a second thread.
 
 mod foreign;
+pub(crate) use foreign::Cover;
 mod message;
 mod pieces;
 mod remap;

@@ -72,6 +72,12 @@ impl Placement for SignalUffd {
             // SAFETY: the bytes are the program's to read; writers fault and wait for the unit's
             // lock.
             .and_then(|()| unsafe { protect(unit, UNIT, mm::PROT_READ) })
+            // All of it is to be present: a page that the program never touched, of a unit whose
+            // memory comes from the kernel as it is touched, would be missing once it is registered.
+            .and_then(|()| {
+                let populated = mm::populate_read(unit, UNIT);
+                populated.map_err(|e| Call::Madvise.failed(e))
+            })
             .and_then(|()| self.register(unit))
             .and_then(|()| write_protect(self.fd, unit, UNIT, true))
             .inspect(|()| split_huge_page(unit))

@@ -355,6 +355,23 @@ fn a_unit_in_memory_is_split_where_it_stands() {
 }
 
 #[test]
+fn pages_that_were_never_touched_are_zeros_after_a_split() {
+    each_with_parts(|r| {
+        // SAFETY: the test's own memory, which it gives up.
+        unsafe { mm::advise(r.frame, UNIT, libc::MADV_NOHUGEPAGE) }.unwrap();
+        // SAFETY: as above.
+        unsafe { mm::advise(r.frame, UNIT, libc::MADV_DONTNEED) }.unwrap();
+        assert!(poke(r.frame + 7 * PAGE, 1));
+        r.backend.move_in(r.frame, r.unit, false).unwrap();
+        r.backend.split(r.unit).unwrap();
+        for page in 0..PAGES {
+            let want = if page == 7 { 1 } else { 0 };
+            assert_eq!(peek(r.unit + page * PAGE), Some(want), "page {page}");
+        }
+    });
+}
+
+#[test]
 fn what_is_given_up_and_stays_is_zero() {
     each_with_parts(|r| {
         r.bring(false);

@@ -116,6 +116,7 @@ impl Paging {
             self.advance(w, event);
             return Ok(());
         }
+        self.markers.set_parted(unit, false);
         let changed = record.dirty.any() || !record.stored.all() && w.place() != Place::Singles;
         let now = changed && !self.track.is_tracked(unit);
         let writable = (cause == Cause::Write || now || !self.backend.can().arrives_read_only)

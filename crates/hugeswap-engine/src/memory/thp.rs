@@ -22,6 +22,7 @@ impl Memory {
                 .of(unit)
                 .may_be_huge(self.pool.knob(Knob::ThpEnabled))
                 && !self.markers.is_marked(unit)
+                && !self.markers.is_parted(unit)
     }
 
     /// What was said of `unit`.
@@ -34,7 +35,7 @@ impl Memory {
         if !self.backend.can().has_parts() {
             return Bring::Whole;
         }
-        if self.markers.is_marked(unit) {
+        if self.markers.is_marked(unit) || self.markers.is_parted(unit) {
             return Bring::Pages;
         }
         self.usage.of(unit).bring(

@@ -51,7 +51,9 @@ impl Ranges {
             match self.fault(page, write) {
                 // (A thread that took access away meanwhile would be told so once, as a doubt.)
                 Outcome::Retry => {}
-                Outcome::NotOurs | Outcome::Guard => return Err(Errno::EINVAL),
+                Outcome::NotOurs | Outcome::Guard | Outcome::NoAccess => {
+                    return Err(Errno::EINVAL);
+                }
                 Outcome::Poisoned | Outcome::Stuck => return Err(Errno::EIO),
                 Outcome::NoMemory | Outcome::Unmapped(_) => return Err(Errno::ENOMEM),
             }

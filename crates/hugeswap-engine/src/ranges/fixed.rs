@@ -56,7 +56,7 @@ impl Ranges {
             }
             // What is promised for the range already counts for what takes its place.
             let promised =
-                there - self.file_bytes(&space, addr, len) - space.kernel_bytes(addr, len);
+                there - self.file_bytes(&space, addr, len) - space.unpromised_bytes(addr, len);
             if !self.pool.commit(self.pool.me(), (len - promised) as u64) {
                 return Err(Errno::ENOMEM);
             }
@@ -65,7 +65,7 @@ impl Ranges {
                 return Err(e);
             }
             // All of it is free now, and no other thread has had the lock.
-            let taken = space.reserve_at(addr, len);
+            let taken = space.take_at(addr, len);
             debug_assert!(taken);
             self.take_units(&mut space, addr, len, &mut dirty)?;
         }

@@ -50,14 +50,21 @@ impl Ranges {
         done
     }
 
-    fn mark_unit(
+    pub(super) fn mark_unit(
         &self,
         tables: &Tables,
         unit: u32,
         pages: Range<usize>,
         marker: Marker,
     ) -> std::result::Result<(), MarkerError> {
+        let was_whole = matches!(
+            self.table.load(unit).kind(),
+            Kind::Present | Kind::Cached | Kind::Swapped
+        );
         let w = self.lock_in_parts(unit, &pages)?;
+        if was_whole && marker == Marker::NoAccess {
+            self.markers.set_parted(unit, true);
+        }
         let marked = &tables.pages[unit as usize];
         if marker == Marker::Poison && pages.clone().any(|p| marked.guard.get(p)) {
             w.settle();
@@ -70,8 +77,10 @@ impl Ranges {
             return Err(e.into());
         }
         tables.change(unit, |m| {
-            m.guard.put(pages.clone(), false);
-            m.poison.put(pages.clone(), false);
+            if marker != Marker::NoAccess {
+                m.guard.put(pages.clone(), false);
+                m.poison.put(pages.clone(), false);
+            }
             m.bits(marker).put(pages, true);
         });
         self.high_unit.fetch_max(unit + 1, Relaxed);
@@ -155,7 +164,8 @@ impl Ranges {
 
     /// Pages are unmapped, of units that others use, or that are not in use now.
     pub(crate) fn forget_markers(&self, addr: usize, len: usize) {
-        self.change_markers(addr, len, &[Marker::Guard, Marker::Poison], false);
+        let all = [Marker::Guard, Marker::Poison, Marker::NoAccess];
+        self.change_markers(addr, len, &all, false);
     }
 
     fn change_markers(&self, addr: usize, len: usize, markers: &[Marker], mapped: bool) {

@@ -1,8 +1,8 @@
 //! The address space, the third of the engine's layers: the calls of the program on its ranges.
 //!
 //! Here are mapping, growing and unmapping. Submodules have addresses that the program chooses
-//! ([`fixed`]), contents given up ([`contents`]), advice ([`advice`]), access ([`protect`]), pins
-//! ([`pin`]) and moves ([`moving`]).
+//! ([`fixed`]), addresses without memory ([`reserved`]), contents given up ([`contents`]), advice
+//! ([`advice`]), access ([`protect`]), pins ([`pin`]) and moves ([`moving`]).
 //!
 //! A unit is managed, or the kernel's (`Foreign`), as a whole. The allocated pages of a foreign
 //! unit are what the kernel has there, and its free pages have no access. A page that is allocated
@@ -21,6 +21,7 @@ mod marking;
 mod moving;
 mod pin;
 mod protect;
+mod reserved;
 mod usage;
 
 use crate::PAGE;
@@ -33,7 +34,6 @@ use crate::paging::Paging;
 use crate::space::Space;
 use crate::table::Locked;
 use crossbeam_queue::ArrayQueue;
-use hugeswap_policy::unit::step::Event;
 use hugeswap_policy::unit::{Kind, Word};
 use hugeswap_sys::signal::Blocked;
 use hugeswap_sys::{Errno, mm};
@@ -157,24 +157,26 @@ impl Ranges {
             let w = self.table.lock(unit);
             let at = self.table.addr(unit);
             let (from, to) = (at.max(addr), (at + UNIT).min(addr + len));
-            if w.kind() == Kind::Free {
-                if self.fenced.load(Relaxed) && self.backend.can().absent_has_access {
-                    // Gives access. (Should it fail, a touch is a fault all the same.)
-                    let _ = self.backend.map_anew(at, UNIT);
+            let taken = match w.kind() {
+                Kind::Free => self.take_free_unit(space, w, from..to),
+                Kind::Foreign => {
+                    // SAFETY: pages that were free a moment ago.
+                    let mapped = unsafe { mm::map_anon(from, to - from, mm::PROT_RW, true) };
+                    w.settle();
+                    mapped.map(drop)
                 }
-                self.settle_by(w, Event::Mapped);
-                continue;
-            }
-            let mut mapped = Ok(0);
-            if w.kind() == Kind::Foreign {
-                // SAFETY: pages that were free a moment ago.
-                mapped = unsafe { mm::map_anon(from, to - from, mm::PROT_RW, true) };
-            } else if (w.kind() != Kind::None || !w.allows(true)) && n < dirty.len() {
-                dirty[n] = (from, to - from);
-                n += 1;
-            }
-            w.settle();
-            if mapped.is_err() {
+                kind => {
+                    let is_zero = kind == Kind::None && w.allows(true);
+                    if !is_zero && n < dirty.len() {
+                        dirty[n] = (from, to - from);
+                        n += 1;
+                    }
+                    self.open_pages(&w, self.table.pages_in(unit, from, to - from));
+                    w.settle();
+                    Ok(())
+                }
+            };
+            if taken.is_err() {
                 // (Addresses that cannot be mapped anew stay taken.)
                 if let Ok(gone) = self.unmap_locked(space, addr, len) {
                     self.pool.uncommit(self.pool.me(), gone as u64);
@@ -297,15 +299,17 @@ impl Ranges {
         self.close_foreign(space, addr, len)?;
         let units = self.table.units_of(addr, len);
         let gone: usize = space.allocated_in(addr, len).map(|(_, n)| n).sum();
-        let gone = gone - self.file_bytes(space, addr, len) - space.kernel_bytes(addr, len);
+        let gone = gone - self.file_bytes(space, addr, len) - space.unpromised_bytes(addr, len);
         space.free(addr, len);
         let mut run: Option<(u32, u32)> = None;
         for unit in units {
-            if space.live_pages(self.table.addr(unit)) > 0 {
+            if space.committed_pages(self.table.addr(unit)) > 0 {
                 self.unmap_part(unit, addr, len);
                 continue;
             }
             if self.table.load(unit).kind() == Kind::Free {
+                // (What was said of reserved addresses.)
+                self.usage.forget(unit);
                 continue;
             }
             run = match run {

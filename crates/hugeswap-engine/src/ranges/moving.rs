@@ -7,6 +7,7 @@ use crate::UNIT;
 use crate::ranges::Ranges;
 use crate::table::NO_FRAME;
 use crate::track::Held;
+use hugeswap_policy::markers::Marker;
 use hugeswap_policy::unit::step::Event;
 use hugeswap_policy::unit::{COW, Kind, Place, WATCHED};
 use hugeswap_sys::signal::Blocked;
@@ -64,6 +65,8 @@ impl Ranges {
         while at < len {
             let n = (4096 - (from + at) % 4096).min(len - at);
             match self.marker_at(from + at) {
+                // (It holds nothing, and is left behind.)
+                Some(Marker::NoAccess) => {}
                 Some(marker) => {
                     let _ = self.install_markers(to + at, n, marker);
                 }

@@ -38,6 +38,7 @@ impl Ranges {
         match self.first_marker(addr, len) {
             None => {}
             Some(Marker::Guard) => return Err(PinError::Guard),
+            Some(Marker::NoAccess) => return Err(PinError::NotMapped),
             Some(Marker::Poison) => return Err(PinError::Lost),
         }
         let _blocked = Blocked::all();
@@ -113,7 +114,7 @@ impl Ranges {
             }
             match self.resolve(unit, at, write) {
                 Outcome::Retry => {}
-                Outcome::NotOurs => return Err(PinError::NotMapped),
+                Outcome::NotOurs | Outcome::NoAccess => return Err(PinError::NotMapped),
                 Outcome::Guard => return Err(PinError::Guard),
                 Outcome::Poisoned | Outcome::Stuck => return Err(PinError::Lost),
                 Outcome::NoMemory | Outcome::Unmapped(_) => return Err(PinError::NoMemory),

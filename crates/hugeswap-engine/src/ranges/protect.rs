@@ -3,10 +3,10 @@
 //!
 //! Program threads call these; the rules are in the parent module.
 
-use crate::UNIT;
 use crate::outcome::Outcome;
 use crate::ranges::Prot;
 use crate::ranges::Ranges;
+use crate::{PAGES, UNIT};
 use hugeswap_policy::unit::step::Event;
 use hugeswap_policy::unit::{Kind, LOCKED, Place, WATCHED, WRITABLE, Word};
 use hugeswap_sys::signal::Blocked;
@@ -22,7 +22,7 @@ fn access_of(prot: Prot) -> u32 {
 }
 
 /// The program sets this access.
-fn allowing(prot: Prot) -> Event {
+pub(super) fn allowing(prot: Prot) -> Event {
     Event::Protected {
         may_read: prot != Prot::None,
         may_write: prot == Prot::ReadWrite,
@@ -62,6 +62,7 @@ impl Ranges {
                 return Err(Errno::ENOMEM);
             }
             let mut ok = true;
+            self.open_pages(&w, 0..PAGES);
             if w.kind() == Kind::Foreign {
                 let set = (self.backend).set_foreign_access(self.table.addr(unit), access_of(prot));
                 ok = set.is_ok();
@@ -106,10 +107,24 @@ impl Ranges {
     /// The access that the program allows to all of a managed range; `None` if it is not the same
     /// everywhere.
     pub fn access(&self, addr: usize, len: usize) -> Option<Prot> {
-        let access = |unit| allowed_by(self.table.load(unit)).unwrap_or(Prot::ReadWrite);
+        let access = |unit| {
+            let of_unit = allowed_by(self.table.load(unit)).unwrap_or(Prot::ReadWrite);
+            let Some(marked) = self.markers.of(unit) else {
+                return Some(of_unit);
+            };
+            let pages = self.table.pages_in(unit, addr, len);
+            let closed = marked.no_access.count_in(pages.clone());
+            match closed {
+                0 => Some(of_unit),
+                n if n == pages.len() => Some(Prot::None),
+                _ => (of_unit == Prot::None).then_some(of_unit),
+            }
+        };
         let mut units = self.table.units_of(addr, len);
-        let first = access(units.next()?);
-        units.all(|unit| access(unit) == first).then_some(first)
+        let first = access(units.next()?)?;
+        units
+            .all(|unit| access(unit) == Some(first))
+            .then_some(first)
     }
 
     /// Has all of a range been handed to the kernel?

@@ -3,9 +3,11 @@
 //!
 //! A *guard* works as the kernel's MADV_GUARD_INSTALL: touching the page raises SIGSEGV; the page
 //! holds nothing, and zeros once the guard is removed. A *poisoned* page is as after UFFDIO_POISON:
-//! touching it raises SIGBUS until it is discarded. Each marker is one bit for each page of a unit,
-//! beside the bits for in memory, stored and dirty. Few combinations of these bits make sense, and
-//! all others are an error ([`Pages::check`]).
+//! touching it raises SIGBUS until it is discarded. A page *without access* is one that a program
+//! has reserved, or protected, in a unit whose other pages it uses; it can be a guard or poisoned,
+//! too. Each marker is one bit for each page of a unit, beside the bits for in memory, stored and
+//! dirty. Few combinations of these bits make sense, and all others are an error
+//! ([`Pages::check`]).
 
 /// A marker.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -14,6 +16,8 @@ pub enum Marker {
     Guard,
     /// Touching the page is SIGBUS.
     Poison,
+    /// The program has no access to the page: touching it is SIGSEGV.
+    NoAccess,
 }
 
 /// The bits of 64 neighbouring pages of a base-mapped unit.
@@ -23,6 +27,8 @@ pub struct Pages {
     pub guard: u64,
     /// Poisoned pages.
     pub poison: u64,
+    /// Pages without access.
+    pub no_access: u64,
     /// Pages in memory.
     pub present: u64,
     /// Pages that were changed since they were stored.
@@ -61,7 +67,7 @@ impl std::error::Error for Misplaced {}
 impl Pages {
     /// Ok if the bits of each page can be together.
     pub fn check(&self) -> Result<(), Misplaced> {
-        let marked = self.guard | self.poison;
+        let marked = self.guard | self.poison | self.no_access;
         let first = |bits: u64, is: fn(u32) -> Misplaced| match bits {
             0 => Ok(()),
             bits => Err(is(bits.trailing_zeros())),
@@ -74,10 +80,12 @@ impl Pages {
 
     /// The marker of a page, if it has one.
     pub fn marker(&self, page: u32) -> Option<Marker> {
-        match (self.guard >> page & 1, self.poison >> page & 1) {
-            (0, 0) => None,
-            (0, _) => Some(Marker::Poison),
-            _ => Some(Marker::Guard),
+        let has = |bits: u64| bits >> page & 1 == 1;
+        match (has(self.no_access), has(self.guard), has(self.poison)) {
+            (true, ..) => Some(Marker::NoAccess),
+            (_, true, _) => Some(Marker::Guard),
+            (_, _, true) => Some(Marker::Poison),
+            _ => None,
         }
     }
 }
@@ -89,7 +97,7 @@ mod tests {
     /// Every combination of the bits of one page, as in the table of docs/pagemap.md.
     #[test]
     fn a_page_is_one_thing() {
-        for bits in 0u64..32 {
+        for bits in 0u64..64 {
             let at = |n: u32| (bits >> n & 1) << 7;
             let pages = Pages {
                 guard: at(0),
@@ -97,16 +105,18 @@ mod tests {
                 present: at(2),
                 dirty: at(3),
                 stored: at(4),
+                no_access: at(5),
             };
-            let (marked, dirty, present) = (bits & 3 != 0, bits & 8 != 0, bits & 4 != 0);
-            let sense = bits & 3 != 3 && !(marked && bits & !3 != 0) && (!dirty || present);
+            let (marked, dirty, present) = (bits & 35 != 0, bits & 8 != 0, bits & 4 != 0);
+            let sense = bits & 3 != 3 && !(marked && bits & !35 != 0) && (!dirty || present);
             assert_eq!(pages.check().is_ok(), sense, "{pages:?}");
             assert_eq!(pages.marker(6), None);
             if sense {
-                let marker = match bits & 3 {
+                let marker = match bits & 35 {
+                    0 => None,
                     1 => Some(Marker::Guard),
                     2 => Some(Marker::Poison),
-                    _ => None,
+                    _ => Some(Marker::NoAccess),
                 };
                 assert_eq!(pages.marker(7), marker);
             }
