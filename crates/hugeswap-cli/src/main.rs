@@ -57,6 +57,14 @@ enum Command {
 }
 
 fn main() {
+    if let Some(program) = std::env::var_os(hugeswap_support::PROGRAM_VARIABLE) {
+        // The object would have loaded it before this runs.
+        complain(&format!(
+            "{} cannot be loaded: the injected object is missing",
+            program.display()
+        ));
+        std::process::exit(2);
+    }
     let code = match Cli::try_parse() {
         Ok(cli) => dispatch(cli.command).unwrap_or_else(|e| {
             complain(&format!("{e:#}"));

@@ -12,8 +12,8 @@ use crate::error::EngineError;
 use crate::fault::complain;
 use crate::outcome::Outcome;
 use crate::{MAX_ENGINES, careful, lock::Lock, stack};
-use hugeswap_sys::process;
 use hugeswap_sys::signal::{self, Action, Blocked};
+use hugeswap_sys::{process, program_fs};
 use std::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed, Release};
 use std::sync::atomic::{AtomicI32, AtomicPtr};
 
@@ -183,6 +183,11 @@ const BUS_MCEERR_AR: i32 = 4;
 
 /// The handler. Obeys the rules of the fault path.
 extern "C" fn on_fault(signal: i32, info: *mut libc::siginfo_t, context: *mut libc::c_void) {
+    let _inside = program_fs::enter();
+    resolve(signal, info, context);
+}
+
+fn resolve(signal: i32, info: *mut libc::siginfo_t, context: *mut libc::c_void) {
     // SAFETY: the kernel passes a valid siginfo and ucontext to an SA_SIGINFO handler.
     let (code, addr, uc) = unsafe {
         (
@@ -330,6 +335,7 @@ fn pass_on(signal: i32, info: *mut libc::siginfo_t, context: *mut libc::c_void) 
     }
     // A program's handler may touch managed memory: these are never blocked.
     mask &= !(signal::bit(libc::SIGSEGV) | signal::bit(libc::SIGBUS) | signal::bit(libc::SIGSYS));
+    let outside = program_fs::outside();
     signal::set_mask(mask);
     if action.flags & libc::SA_SIGINFO as u32 as u64 != 0 {
         // SAFETY: the program installed this address as an SA_SIGINFO handler.
@@ -342,4 +348,5 @@ fn pass_on(signal: i32, info: *mut libc::siginfo_t, context: *mut libc::c_void) 
         f(signal);
     }
     signal::set_mask(signal::ALL);
+    drop(outside);
 }

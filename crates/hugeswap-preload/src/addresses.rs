@@ -38,6 +38,15 @@ pub unsafe fn by_number(nr: i64, a: [usize; 6]) -> Option<isize> {
     if !addresses.any(|i| state::meets_managed(a[i], end(i) - a[i])) {
         return None;
     }
+    // SAFETY: passed on.
+    Some(unsafe { call(nr, a) })
+}
+
+/// The raw answer to a call of [`CALLS`], whatever addresses it concerns.
+///
+/// # Safety
+/// As for the call.
+pub unsafe fn call(nr: i64, a: [usize; 6]) -> isize {
     let errno = real::errno();
     let at = a[0] as *mut c_void;
     let (int, long) = (|i: usize| a[i] as c_int, |r: c_int| r as usize);
@@ -67,5 +76,5 @@ pub unsafe fn by_number(nr: i64, a: [usize; 6]) -> Option<isize> {
         r as isize
     };
     real::set_errno(errno);
-    Some(raw)
+    raw
 }

@@ -178,7 +178,7 @@ fn group_list() -> Result<Vec<gid_t>> {
 }
 
 /// After a call of the program's that changed what the calling thread may do, and what every thread of the program's may.
-fn share(with_list: bool) {
+pub fn share(with_list: bool) {
     if state::in_vfork_child() || thread::all().next().is_none() {
         return;
     }

@@ -5,13 +5,14 @@
 //! handlers of pthread_atfork; `_Fork` does not, so they are run here. A vfork child shares our memory and handlers.
 
 use crate::real::{self, errno, set_errno};
-use crate::state;
+use crate::static_program::{self, Replacement};
+use crate::{filter, state};
 use libc::{c_char, c_int, c_void};
 use std::arch::naked_asm;
-use std::ffi::CStr;
+use std::ffi::{CStr, CString};
 use std::ptr::null;
 
-type Strings = *const *const c_char;
+pub type Strings = *const *const c_char;
 
 unsafe extern "C" {
     static environ: *mut *mut c_char;
@@ -23,7 +24,7 @@ fn environment() -> Strings {
 }
 
 /// A string that the kernel can read: the program's own, or a copy.
-struct Text {
+pub struct Text {
     copy: Option<Vec<u8>>,
     original: *const c_char,
 }
@@ -31,7 +32,7 @@ struct Text {
 impl Text {
     /// # Safety
     /// `s` must be null or NUL-terminated.
-    unsafe fn of(s: *const c_char) -> Text {
+    pub unsafe fn of(s: *const c_char) -> Text {
         let copy = state::managed(s as usize).then(|| {
             // SAFETY: NUL-terminated, by contract; a fault here is taken as any other.
             unsafe { CStr::from_ptr(s) }.to_bytes_with_nul().to_vec()
@@ -39,7 +40,7 @@ impl Text {
         Text { copy, original: s }
     }
 
-    fn as_ptr(&self) -> *const c_char {
+    pub fn as_ptr(&self) -> *const c_char {
         self.copy
             .as_ref()
             .map_or(self.original, |c| c.as_ptr().cast())
@@ -47,7 +48,7 @@ impl Text {
 }
 
 /// A null-terminated array of strings that the kernel can read.
-struct List {
+pub struct List {
     /// What the pointers point to, where it had to be copied.
     _texts: Vec<Text>,
     pointers: Option<Vec<*const c_char>>,
@@ -57,7 +58,7 @@ struct List {
 impl List {
     /// # Safety
     /// `list` must be null or a null-terminated array of NUL-terminated strings.
-    unsafe fn of(list: Strings) -> List {
+    pub unsafe fn of(list: Strings) -> List {
         let mut out = List {
             _texts: Vec::new(),
             pointers: None,
@@ -89,15 +90,69 @@ impl List {
         out
     }
 
-    fn as_ptr(&self) -> Strings {
+    pub fn as_ptr(&self) -> Strings {
         self.pointers.as_ref().map_or(self.original, |p| p.as_ptr())
     }
+}
+
+/// What to execute in place of a program without a dynamic loader: the filter of this process, which outlives exec, is
+/// one that such a program can only run under if the object loads it. (Where it is not, the kernel executes the program, and
+/// nothing of it is managed.)
+///
+/// # Safety
+/// As for execve(2).
+unsafe fn replacement(path: *const c_char, argv: Strings, envp: Strings) -> Option<Replacement> {
+    // SAFETY: passed on.
+    filter::is_extended()
+        .then(|| unsafe { static_program::replacement(path, argv, envp) })
+        .flatten()
+}
+
+/// As [`replacement`], for a name that is looked for in PATH.
+///
+/// # Safety
+/// As for execvpe(3).
+unsafe fn found_replacement(
+    file: *const c_char,
+    argv: Strings,
+    envp: Strings,
+) -> Option<Replacement> {
+    if !filter::is_extended() || file.is_null() {
+        return None;
+    }
+    // SAFETY: by contract.
+    let name = unsafe { CStr::from_ptr(file) }.to_bytes();
+    if name.contains(&b'/') {
+        // SAFETY: passed on.
+        return unsafe { replacement(file, argv, envp) };
+    }
+    // SAFETY: the C library's variable; a racing setenv is the program's error.
+    let list = unsafe {
+        let p = libc::getenv(c"PATH".as_ptr());
+        if p.is_null() {
+            c"/bin:/usr/bin"
+        } else {
+            CStr::from_ptr(p)
+        }
+    };
+    list.to_bytes().split(|&b| b == b':').find_map(|dir| {
+        let dir = if dir.is_empty() { b"." } else { dir };
+        let path = CString::new([dir, b"/", name].concat()).ok()?;
+        // SAFETY: access(2) of a string.
+        let there = unsafe { libc::access(path.as_ptr(), libc::X_OK) } == 0;
+        // The first that can be executed is what the C library would take.
+        // SAFETY: passed on, with a path of ours.
+        there.then(|| unsafe { replacement(path.as_ptr(), argv, envp) })
+    })?
 }
 
 #[unsafe(no_mangle)]
 unsafe extern "C" fn execve(path: *const c_char, argv: Strings, envp: Strings) -> c_int {
     // SAFETY: passed on, with copies that live until the call returns (or for ever, if it does not).
     unsafe {
+        if let Some(r) = replacement(path, argv, envp) {
+            return real::execve()(r.path(), r.arguments(), r.environment());
+        }
         let (path, argv, envp) = (Text::of(path), List::of(argv), List::of(envp));
         real::execve()(path.as_ptr(), argv.as_ptr(), envp.as_ptr())
     }
@@ -113,6 +168,9 @@ unsafe extern "C" fn execv(path: *const c_char, argv: Strings) -> c_int {
 unsafe extern "C" fn execvpe(file: *const c_char, argv: Strings, envp: Strings) -> c_int {
     // SAFETY: as in `execve`.
     unsafe {
+        if let Some(r) = found_replacement(file, argv, envp) {
+            return real::execve()(r.path(), r.arguments(), r.environment());
+        }
         let (file, argv, envp) = (Text::of(file), List::of(argv), List::of(envp));
         real::execvpe()(file.as_ptr(), argv.as_ptr(), envp.as_ptr())
     }
@@ -221,6 +279,10 @@ unsafe extern "C" fn posix_spawn(
 ) -> c_int {
     // SAFETY: passed on, with copies that live until the child has its own memory.
     unsafe {
+        let other = replacement(path, argv, envp);
+        let (path, argv, envp) = other.as_ref().map_or((path, argv, envp), |r| {
+            (r.path(), r.arguments(), r.environment())
+        });
         let (path, argv, envp) = (Text::of(path), List::of(argv), List::of(envp));
         let (actions, attr) = (Plain::of(actions), Plain::of(attr));
         real::posix_spawn()(
@@ -245,6 +307,12 @@ unsafe extern "C" fn posix_spawnp(
 ) -> c_int {
     // SAFETY: as in `posix_spawn`.
     unsafe {
+        if let Some(r) = found_replacement(file, argv, envp) {
+            let (argv, envp) = (r.arguments(), r.environment());
+            let (actions, attr) = (Plain::of(actions), Plain::of(attr));
+            let (actions, attr) = (actions.as_ptr(), attr.as_ptr());
+            return real::posix_spawn()(pid, r.path(), actions, attr, argv, envp);
+        }
         let (file, argv, envp) = (Text::of(file), List::of(argv), List::of(envp));
         let (actions, attr) = (Plain::of(actions), Plain::of(attr));
         real::posix_spawnp()(

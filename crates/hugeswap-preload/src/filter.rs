@@ -6,7 +6,8 @@
 //! stand at fixed addresses, and a constructor asks whether there is a filter already by a call that
 //! does nothing. The gate is mapped when there is a filter to pass. io_uring is refused (ENOSYS): its requests hold addresses no filter sees.
 
-use crate::{addresses, state, table, trap};
+use crate::static_program::{LOW_END, MOVABLE, MOVABLE_END};
+use crate::{addresses, state, static_program, table, trap};
 use hugeswap_engine::{SHARED_BASE, SHARED_LEN, WINDOW_BASE, WINDOW_LEN};
 use hugeswap_policy::knobs::Knob;
 use hugeswap_sys::raw::{self, GATE_CODE, syscall6};
@@ -16,8 +17,8 @@ use libc::{
     sock_filter,
 };
 use std::arch::asm;
-use std::sync::atomic::AtomicU32;
-use std::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed};
+use std::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed, Release};
+use std::sync::atomic::{AtomicBool, AtomicU32};
 
 const PAGE: usize = 4096;
 /// Where the gate stands: below the window, and not next to it, because a program may map something
@@ -25,6 +26,8 @@ const PAGE: usize = 4096;
 const GATE: usize = WINDOW_BASE - (1 << 30);
 /// In a trapped call's siginfo: the filter is ours.
 pub const MARK: i32 = 0x4853;
+/// As [`MARK`]: the filter also traps the calls of loaded programs ([`crate::static_program`]).
+pub const MARK_EXTENDED: i32 = 0x4854;
 
 const NONE: u32 = 0;
 const BUSY: u32 = 1;
@@ -32,6 +35,8 @@ const ON: u32 = 2;
 /// There can be no gate, so no filter.
 const IMPOSSIBLE: u32 = 3;
 static FILTER: AtomicU32 = AtomicU32::new(NONE);
+/// Is the filter in place one for loaded programs?
+static EXTENDED: AtomicBool = AtomicBool::new(false);
 
 /// Calls that pass whatever their arguments are: those whose effect on the calling thread a handler could not pass on, and the one by which the C library, with every signal
 /// blocked, gets its mask back from a stack that may be managed (a trap would then kill).
@@ -64,6 +69,26 @@ pub fn find_inherited() {
         trap::uninstall();
     }
     FILTER.store(if gate { ON } else { IMPOSSIBLE }, Relaxed);
+    EXTENDED.store(gate && trap::found_extended(), Relaxed);
+}
+
+/// Sees to it that a filter for loaded programs is on, in a process with one thread that has
+/// [`trap::install`]ed; false: there can be none.
+pub fn extend() -> bool {
+    if EXTENDED.load(Relaxed) {
+        return true;
+    }
+    let has_gate = match FILTER.load(Acquire) {
+        ON => true,
+        NONE => map_gate(),
+        _ => false,
+    };
+    let on = has_gate && load(true);
+    if on {
+        FILTER.store(ON, Release);
+        EXTENDED.store(true, Relaxed);
+    }
+    on
 }
 
 /// Maps the gate, once.
@@ -101,7 +126,7 @@ pub fn ensure() {
     {
         return;
     }
-    let on = map_gate() && trap::installed() && load();
+    let on = map_gate() && trap::installed() && load(false);
     if !on {
         fs::complain(&[
             b"hugeswap: system calls cannot be watched here (no seccomp); only common calls work on swapped-out memory\n",
@@ -148,6 +173,10 @@ struct Code {
 enum Label {
     /// The call is none of those that always pass.
     NotPlain,
+    /// The call is one of a loaded program's, if it comes from there.
+    OfProgram,
+    /// The call is none of those, or does not come from there.
+    Any,
     /// The upper half of a search, by its lowest number.
     Upper(u32),
     /// Is the call from the gate? Trap it, if not.
@@ -163,6 +192,11 @@ const LOW: u32 = (WINDOW_BASE >> 32) as u32;
 /// (Shared memory is right behind the window.)
 const HIGH: u32 = ((SHARED_BASE + SHARED_LEN) >> 32) as u32;
 const _: () = assert!(SHARED_BASE == WINDOW_BASE + WINDOW_LEN);
+// (Where a loaded program is, its filter tells by the upper half of an address.)
+const _: () = assert!(
+    LOW_END == 1 << 32 && MOVABLE.is_multiple_of(LOW_END) && MOVABLE_END.is_multiple_of(LOW_END)
+);
+const _: () = assert!(MOVABLE < MOVABLE_END && MOVABLE_END <= GATE);
 
 impl Code {
     fn push(&mut self, f: sock_filter) {
@@ -194,21 +228,22 @@ impl Code {
         then(self);
     }
 
-    /// Allows the calls of `numbers` (ascending), by bisection; others go to [`Label::NotPlain`].
-    fn allow_all(&mut self, numbers: &[u32]) {
+    /// Does `then`, which is one instruction, for the calls of `numbers` (ascending), by bisection; others go to
+    /// `otherwise`.
+    fn search(&mut self, numbers: &[u32], then: fn(&mut Code), otherwise: Label) {
         if numbers.len() <= 3 {
             for &nr in numbers {
-                self.when(nr, Code::allow);
+                self.when(nr, then);
             }
-            self.go(Label::NotPlain);
+            self.go(otherwise);
             return;
         }
         let (lower, upper) = numbers.split_at(numbers.len() / 2);
         self.push(jump(BPF_JGE, upper[0], 0, 1));
         self.go(Label::Upper(upper[0]));
-        self.allow_all(lower);
+        self.search(lower, then, otherwise);
         self.here(Label::Upper(upper[0]));
-        self.allow_all(upper);
+        self.search(upper, then, otherwise);
     }
 
     /// Allows the call if none of the arguments of `mask` lies in the window (by its high half);
@@ -227,7 +262,7 @@ impl Code {
 
 /// The program. Fast where nothing looks like a managed address: architecture, number, six comparisons. Only
 /// otherwise does it ask which arguments of the call are pointers at all.
-fn program() -> Vec<sock_filter> {
+fn program(extended: bool) -> Vec<sock_filter> {
     const AUDIT_ARCH_X86_64: u32 = 0xc000_003e;
     let mut c = Code {
         p: Vec::new(),
@@ -243,6 +278,25 @@ fn program() -> Vec<sock_filter> {
             libc::SECCOMP_RET_ERRNO | libc::ENOSYS as u32,
         ))
     });
+    let mark = if extended { MARK_EXTENDED } else { MARK };
+    let trap = libc::SECCOMP_RET_TRAP | mark as u32;
+    if extended {
+        let sorted = |numbers: &[i64]| {
+            let mut all: Vec<u32> = numbers.iter().map(|&n| n as u32).collect();
+            all.sort_unstable();
+            all
+        };
+        let of_program = sorted(static_program::CALLS);
+        c.search(&of_program, |c| c.go(Label::OfProgram), Label::Any);
+        c.here(Label::OfProgram);
+        c.push(stmt(LOAD, IP + 4));
+        c.when(0, |c| c.push(stmt(BPF_RET | BPF_K, trap)));
+        c.push(jump(BPF_JGE, (MOVABLE >> 32) as u32, 0, 2));
+        c.push(jump(BPF_JGE, (MOVABLE_END >> 32) as u32, 1, 0));
+        c.push(stmt(BPF_RET | BPF_K, trap));
+        c.push(stmt(LOAD, NR));
+        c.here(Label::Any);
+    }
     // What passes whatever its arguments are is asked first: the kernel notices that no argument is
     // looked at, and from then on lets these calls pass without running the program.
     let mut plain: Vec<u32> = EXEMPT
@@ -251,7 +305,7 @@ fn program() -> Vec<sock_filter> {
         .map(|&n| n as u32)
         .collect();
     plain.sort_unstable();
-    c.allow_all(&plain);
+    c.search(&plain, Code::allow, Label::NotPlain);
     c.here(Label::NotPlain);
     // Its argument points to pointers, and those who call it do not call libc.
     c.when(libc::SYS_io_submit as u32, |c| c.go(Label::Gate));
@@ -310,13 +364,13 @@ fn program() -> Vec<sock_filter> {
     c.push(stmt(BPF_ALU | BPF_AND | BPF_K, !(PAGE as u32 - 1)));
     c.push(jump(BPF_JEQ, GATE as u32, 0, 1));
     c.allow();
-    c.push(stmt(BPF_RET | BPF_K, libc::SECCOMP_RET_TRAP | MARK as u32));
+    c.push(stmt(BPF_RET | BPF_K, trap));
     c.p
 }
 
 /// Loads the filter for every thread.
-fn load() -> bool {
-    let mut p = program();
+fn load(extended: bool) -> bool {
+    let mut p = program(extended);
     let prog = libc::sock_fprog {
         len: p.len() as u16,
         filter: p.as_mut_ptr(),
@@ -351,6 +405,11 @@ fn load() -> bool {
     }
     // Threads with filters of their own cannot be synchronised: then at least this one.
     set(tsync) == 0 || set(0) == 0
+}
+
+/// Is the filter in place one for loaded programs?
+pub fn is_extended() -> bool {
+    EXTENDED.load(Relaxed)
 }
 
 /// Is a filter in place?

@@ -15,6 +15,7 @@ use crate::mask::OURS;
 use crate::table::{self, Buffer, Len, Way};
 use crate::{addresses, mmap, shared, state};
 use hugeswap_engine::Engine;
+use hugeswap_sys::program_fs;
 use hugeswap_sys::raw::syscall6;
 use hugeswap_sys::signal::{self, Mask};
 use std::sync::atomic::Ordering::Relaxed;
@@ -59,9 +60,12 @@ fn cancel_type(new: libc::c_int) -> libc::c_int {
 impl Caller {
     /// Makes the call as it is.
     pub fn raw(&self, nr: i64, a: Args) -> isize {
-        if let Some(mask) = self.mask {
+        // A signal that comes now has a handler of the program's run.
+        let outside = self.mask.map(|mask| {
+            let outside = program_fs::outside();
             signal::set_mask(mask & !OURS);
-        }
+            outside
+        });
         const ASYNCHRONOUS: libc::c_int = 1;
         let former = self.cancellable.then(|| cancel_type(ASYNCHRONOUS));
         // SAFETY: the program's own call; buffers of ours stand in for the program's where it says so.
@@ -72,6 +76,7 @@ impl Caller {
         if self.mask.is_some() {
             signal::set_mask(signal::ALL & !OURS);
         }
+        drop(outside);
         r
     }
 

@@ -26,6 +26,7 @@
 //!   ours. Large ones are pinned piece by piece (in shared memory copied, because other processes
 //!   take it out). Futex words are touched, and the call is tried again. Buffers of io_submit are
 //!   ejected
+//! * `static_program`: programs without a dynamic loader, which the object loads itself
 //! * `trap`, `filter`: a seccomp filter catches what comes past the wrappers. In message mode there
 //!   is none: a program that maps or unmaps memory in the window by a system-call instruction of
 //!   its own takes that memory from the engine, and the engine does not see it
@@ -81,6 +82,7 @@ mod shm;
 mod sig;
 mod spare;
 mod state;
+mod static_program;
 mod stdio;
 mod symbols;
 mod table;
@@ -90,6 +92,9 @@ mod trap;
 mod vectors;
 mod views;
 mod wrap;
+
+use exec::Strings;
+use libc::c_int;
 
 // What the start files would define: a name for this object, for what the C library registers on
 // its behalf.
@@ -106,9 +111,12 @@ static ALLOCATOR: alloc::Own = alloc::Own;
 
 #[used]
 #[unsafe(link_section = ".init_array")]
-static CONSTRUCTOR: extern "C" fn() = constructor;
+static CONSTRUCTOR: unsafe extern "C" fn(c_int, Strings, Strings) = constructor;
 
 #[unsafe(link_section = "hugeswap_start")]
-extern "C" fn constructor() {
-    state::start();
+unsafe extern "C" fn constructor(argc: c_int, argv: Strings, envp: Strings) {
+    if state::start() {
+        // SAFETY: what glibc passes to constructors: the arguments of `main`.
+        unsafe { static_program::start(argc, argv, envp) };
+    }
 }

@@ -12,12 +12,12 @@ use libc::{SIG_DFL, SIG_ERR, SIG_IGN, c_int};
 use std::sync::atomic::AtomicU64;
 use std::sync::atomic::Ordering::Relaxed;
 
-const SIGNALS: usize = 65;
+pub const SIGNALS: usize = 65;
 /// Of [`OURS`], those each action's mask was asked to have.
-static ASKED: [AtomicU64; SIGNALS] = [const { AtomicU64::new(0) }; SIGNALS];
+pub static ASKED: [AtomicU64; SIGNALS] = [const { AtomicU64::new(0) }; SIGNALS];
 
 /// Does the program only believe that it sets the action of `signal`?
-fn is_virtual(signal: c_int) -> bool {
+pub fn is_virtual(signal: c_int) -> bool {
     match signal {
         libc::SIGSEGV | libc::SIGBUS => state::engine().is_some(),
         libc::SIGSYS => trap::installed(),
@@ -25,7 +25,7 @@ fn is_virtual(signal: c_int) -> bool {
     }
 }
 
-fn exchange(signal: c_int, new: Option<Action>) -> Action {
+pub fn exchange(signal: c_int, new: Option<Action>) -> Action {
     // A vfork child has actions of its own, but our memory is its parent's.
     let new = new.filter(|_| !state::in_vfork_child());
     match (signal, new) {

@@ -252,8 +252,20 @@ fn join(len: usize, knob: Knob) -> u32 {
     JOINED
 }
 
-/// Reads `HUGESWAP_POOL`; called once, by the constructor.
-pub fn start() {
+/// Joins the pool now, whatever the program asks for; `None`: that failed, or faults are not taken
+/// as signals.
+pub fn join_at_start() -> Option<&'static Engine> {
+    engine_for(usize::MAX, Knob::MmapMin)?;
+    careful()
+}
+
+/// Process and descriptor by which the pool is found.
+pub fn pool_name() -> (i32, i32) {
+    (CREATOR.load(Relaxed), SEGMENT.load(Relaxed))
+}
+
+/// Reads `HUGESWAP_POOL`; called once, by the constructor. Will this process manage memory?
+pub fn start() -> bool {
     symbols::seal();
     #[cfg(debug_assertions)]
     real::check_all();
@@ -264,14 +276,14 @@ pub fn start() {
     };
     let Some(value) = value else {
         STATE.store(OFF, Release);
-        return;
+        return false;
     };
     let Some((creator, segment)) = parse(value) else {
         fs::complain(&[
             b"hugeswap: HUGESWAP_POOL is not PID:FD; start the program with 'hugeswap run'\n",
         ]);
         STATE.store(OFF, Release);
-        return;
+        return false;
     };
     // (Of so many addresses valgrind would never be done taking note.)
     if process::runs_on_valgrind() {
@@ -279,7 +291,7 @@ pub fn start() {
             b"hugeswap: valgrind cannot follow managed memory; this process goes on without\n",
         ]);
         STATE.store(OFF, Release);
-        return;
+        return false;
     }
     CREATOR.store(creator, Relaxed);
     SEGMENT.store(segment, Relaxed);
@@ -291,6 +303,7 @@ pub fn start() {
     filter::find_inherited();
     STATE.store(ARMED, Release);
     LOOK_FROM.store(LEAST, Relaxed);
+    true
 }
 
 /// A panic: one line, by nothing that may be broken or locked. The runtime aborts after it.

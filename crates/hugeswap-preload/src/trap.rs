@@ -6,16 +6,16 @@
 //! threads are told of new credentials goes to [`crate::credentials`], one of anybody else to the program's own action.
 
 use crate::credentials;
-use crate::filter::{self, MARK};
+use crate::filter::{self, MARK, MARK_EXTENDED};
 use crate::issue::Caller;
 use crate::lock::Lock;
 use crate::mask::OURS;
 use crate::real;
-use crate::state;
+use crate::{state, static_program};
 use hugeswap_policy::counters::Counter;
 use hugeswap_sys::raw::syscall6;
 use hugeswap_sys::signal::{self, Action, Mask, bit};
-use hugeswap_sys::{Result, process};
+use hugeswap_sys::{Result, process, program_fs};
 use libc::{REG_R8, REG_R9, REG_R10, REG_RAX, REG_RDI, REG_RDX, REG_RSI, c_int, c_void};
 use std::sync::atomic::AtomicBool;
 use std::sync::atomic::Ordering::{Acquire, Relaxed, Release};
@@ -26,6 +26,8 @@ hot! {
     static INSTALLED: AtomicBool = AtomicBool::new(false);
     /// Set by the handler when [`install_if_trapped`]'s call is trapped.
     static PROBED: AtomicBool = AtomicBool::new(false);
+    /// Then: is it one for loaded programs?
+    static PROBED_EXTENDED: AtomicBool = AtomicBool::new(false);
     /// What the program believes it installed for SIGSYS.
     static PROGRAM: Lock<Action> = Lock::new(Action {
         handler: 0,
@@ -83,6 +85,11 @@ pub fn install_if_trapped(window: usize) -> bool {
     false
 }
 
+/// Was the filter that [`install_if_trapped`] has found extended for loaded programs?
+pub fn found_extended() -> bool {
+    PROBED_EXTENDED.load(Relaxed)
+}
+
 /// Gives SIGSYS back.
 pub fn uninstall() {
     if INSTALLED.swap(false, Relaxed) {
@@ -119,12 +126,23 @@ fn interrupted_mask(uc: &mut libc::ucontext_t) -> &mut Mask {
 }
 
 extern "C" fn on_sys(signal: c_int, info: *mut libc::siginfo_t, context: *mut c_void) {
+    let _inside = program_fs::enter();
+    handle(signal, info, context);
+}
+
+fn handle(signal: c_int, info: *mut libc::siginfo_t, context: *mut c_void) {
     // SAFETY: the kernel passes a valid siginfo and ucontext to an SA_SIGINFO handler. For
     // SYS_SECCOMP the siginfo goes on with the call's address, number and architecture.
-    let (ours, nr, uc) = unsafe {
-        let ours = (*info).si_code == SYS_SECCOMP && (*info).si_errno == MARK;
+    let (ours, extended, nr, uc) = unsafe {
+        let extended = (*info).si_errno == MARK_EXTENDED;
+        let ours = (*info).si_code == SYS_SECCOMP && ((*info).si_errno == MARK || extended);
         let nr = (info as *const u8).add(24).cast::<c_int>().read();
-        (ours, nr as i64, &mut *(context as *mut libc::ucontext_t))
+        (
+            ours,
+            extended,
+            nr as i64,
+            &mut *(context as *mut libc::ucontext_t),
+        )
     };
     // SAFETY: as above.
     if !ours && credentials::answer(unsafe { &*info }) {
@@ -145,22 +163,26 @@ extern "C" fn on_sys(signal: c_int, info: *mut libc::siginfo_t, context: *mut c_
     ];
     let result = if nr == libc::SYS_write && a[0] == usize::MAX && a[2] == 0 {
         PROBED.store(true, Relaxed);
+        PROBED_EXTENDED.store(extended, Relaxed);
         -(libc::EBADF as isize)
     } else {
-        match state::engine() {
-            Some(engine) => {
-                engine.pool().count(Counter::SyscallTrapped, 1);
-                Caller {
-                    engine,
-                    mask: Some(*interrupted_mask(uc)),
-                    cancellable: false,
-                }
-                .issue(nr, a)
+        let caller = state::engine().map(|engine| {
+            engine.pool().count(Counter::SyscallTrapped, 1);
+            Caller {
+                engine,
+                mask: Some(*interrupted_mask(uc)),
+                cancellable: false,
             }
+        });
+        let of_program = extended
+            .then(|| static_program::by_number(nr, &a, caller.as_ref(), uc))
+            .flatten();
+        of_program.unwrap_or_else(|| match caller {
+            Some(caller) => caller.issue(nr, a),
             // A filter inherited by an image that manages nothing: the register only looked like an address of ours.
             // SAFETY: the program's own call.
             None => unsafe { syscall6(nr as usize, a) },
-        }
+        })
     };
     uc.uc_mcontext.gregs[REG_RAX as usize] = result as i64;
     real::set_errno(errno);
@@ -188,6 +210,7 @@ fn pass_on(signal: c_int, info: *mut libc::siginfo_t, context: *mut c_void) {
             if action.flags & libc::SA_NODEFER as u32 as u64 == 0 {
                 mask |= bit(signal);
             }
+            let outside = program_fs::outside();
             signal::set_mask(mask & !OURS);
             // A handler that takes one argument ignores the others.
             // SAFETY: the program installed this address as a handler.
@@ -195,6 +218,7 @@ fn pass_on(signal: c_int, info: *mut libc::siginfo_t, context: *mut c_void) {
                 unsafe { std::mem::transmute(handler) };
             f(signal, info, context);
             signal::set_mask(signal::ALL & !OURS);
+            drop(outside);
         }
     }
 }

@@ -12,3 +12,5 @@ pub mod text;
 /// Environment variable that names the pool of a process that `hugeswap run` starts:
 /// `PID:DESCRIPTOR` of the pool's segment.
 pub const POOL_VARIABLE: &str = "HUGESWAP_POOL";
+/// Names the program that the injected object is to load, in this executable: a statically linked one.
+pub const PROGRAM_VARIABLE: &str = "HUGESWAP_PROGRAM";

@@ -16,6 +16,7 @@ pub mod mm;
 pub mod own;
 pub mod probe;
 pub mod process;
+pub mod program_fs;
 pub mod raw;
 pub mod signal;
 pub mod spawn;

@@ -18,14 +18,15 @@ use anyhow::{Context, Result, bail};
 use clap::ValueEnum;
 use hugeswap_engine::pool::{FaultMode, Pool, PoolConfig, SwapSpec, SwapSpecError};
 use hugeswap_policy::knobs::{self, Knob};
-use hugeswap_support::POOL_VARIABLE;
+use hugeswap_support::{POOL_VARIABLE, PROGRAM_VARIABLE};
 use hugeswap_sys::{Errno, probe, process, spawn};
-use std::ffi::{CString, OsString};
+use preflight::Way;
+use std::ffi::{CString, OsStr, OsString};
 use std::fs::File;
 use std::io::Write;
 use std::os::fd::AsRawFd;
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 /// The object that is injected.
 static OBJECT: &[u8] = include_bytes!(env!("HUGESWAP_PRELOAD_OBJECT"));
@@ -111,20 +112,28 @@ pub fn run(args: Args) -> Result<i32> {
         );
     }
     check_surroundings(config.memory)?;
-    let program = preflight::find(&args.program[0])?;
+    let (program, way) = preflight::find(&args.program[0])?;
+    check_way(&program, way, &config)?;
     check_mover(config.fault_mode)?;
     let pool = Pool::create(&config)?;
     // For shared memory the program's processes open each other's descriptors; they try with those of this
     // process whether they may.
     let _ = process::let_trace(process::pid());
     let object = object_file()?;
-    let env = environment(&pool, &object)?;
+    let mut env = environment(&pool, &object)?;
     let argv = args
         .program
         .iter()
         .map(c_string)
         .collect::<Result<Vec<_>>>()?;
-    let path = c_string(&program.clone().into_os_string())?;
+    let path = match way {
+        Way::Preloaded => c_string(&program.clone().into_os_string())?,
+        // The object, in this executable, loads the program.
+        Way::Loaded => {
+            env.push(named(PROGRAM_VARIABLE, program.as_os_str())?);
+            c_string(&format!("/proc/{}/exe", process::pid()).into())?
+        }
+    };
     let mut sink = report::Sink::open(args.report, args.report_file.as_deref())?;
 
     if args.wait_all {
@@ -225,6 +234,25 @@ fn check_surroundings(memory: u64) -> Result<()> {
     }
 }
 
+/// An error unless a program that the object loads can be run with these settings.
+fn check_way(program: &Path, way: Way, config: &PoolConfig) -> Result<()> {
+    let needs = |what: &str| {
+        bail!(
+            "{} is statically linked, and needs {what}, or use a dynamically linked build",
+            program.display()
+        )
+    };
+    let trap_off = |&(knob, value): &(Knob, u64)| knob == Knob::SyscallTrap && value == 0;
+    match way {
+        Way::Preloaded => Ok(()),
+        Way::Loaded if config.fault_mode == FaultMode::Message => needs("--fault-mode signal"),
+        Way::Loaded if config.settings.iter().any(trap_off) => {
+            needs(&format!("--set {}=on", Knob::SyscallTrap.name()))
+        }
+        Way::Loaded => Ok(()),
+    }
+}
+
 /// An error unless pages can be moved, in the way that was asked for.
 fn check_mover(mode: FaultMode) -> Result<()> {
     let message = || {
@@ -310,13 +338,16 @@ fn environment(pool: &Pool, object: &File) -> Result<Vec<CString>> {
     std::env::vars_os()
         .filter(|(name, _)| name != "LD_PRELOAD" && name != TCMALLOC_VARIABLE)
         .chain(ours)
-        .map(|(name, value)| {
-            let mut entry = name.into_vec();
-            entry.push(b'=');
-            entry.extend_from_slice(value.as_bytes());
-            CString::new(entry).context("the environment has a NUL in it")
-        })
+        .map(|(name, value)| named(name, &value))
         .collect()
+}
+
+/// An entry of an environment.
+fn named(name: impl Into<OsString>, value: &OsStr) -> Result<CString> {
+    let mut entry = name.into().into_vec();
+    entry.push(b'=');
+    entry.extend_from_slice(value.as_bytes());
+    CString::new(entry).context("the environment has a NUL in it")
 }
 
 fn c_string(s: &OsString) -> Result<CString> {

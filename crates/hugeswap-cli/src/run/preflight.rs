@@ -15,17 +15,28 @@ use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 
+/// Why a program without a dynamic loader has not got the object.
+const NOT_LOADED: &str = "is statically linked, and is loaded with the object only as hugeswap run's own program or by another such program";
 /// The kernel's limit on scripts whose interpreters are scripts.
 const MAX_SCRIPTS: usize = 5;
 /// The kernel reads this much of a script's first line.
 const FIRST_LINE: usize = 256;
 const DEFAULT_PATH: &str = "/bin:/usr/bin";
 
+/// How a program that can be run gets the object.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Way {
+    /// Its dynamic loader preloads the object.
+    Preloaded,
+    /// It has no dynamic loader: the object loads the program.
+    Loaded,
+}
+
 /// Finds and checks PROG, and its interpreter if it is a script. Returns the file to execute.
-pub fn find(name: &OsStr) -> Result<PathBuf> {
+pub fn find(name: &OsStr) -> Result<(PathBuf, Way)> {
     let path = look_up(name)?;
-    check(&path, MAX_SCRIPTS)?;
-    Ok(path)
+    let way = check(&path, MAX_SCRIPTS)?;
+    Ok((path, way))
 }
 
 /// Why the object cannot be injected into the program in a file; `None` if it can. The text follows the
@@ -34,7 +45,11 @@ pub fn obstacle(path: &Path) -> Option<String> {
     let file = File::open(path).ok()?;
     let checked = check_privilege(path, &file);
     let checked = checked.and_then(|()| check_elf(path, &ReadCache::new(file)));
-    let reason = checked.err()?.to_string();
+    let reason = match checked {
+        Ok(Way::Preloaded) => return None,
+        Ok(Way::Loaded) => NOT_LOADED.into(),
+        Err(e) => e.to_string(),
+    };
     let shown = path.display().to_string();
     Some(
         reason
@@ -100,7 +115,7 @@ fn executable(path: &Path) -> Result<(), Errno> {
 }
 
 /// Checks a file that execve(2) would be given.
-fn check(path: &Path, scripts_left: usize) -> Result<()> {
+fn check(path: &Path, scripts_left: usize) -> Result<Way> {
     let shown = path.display();
     let mut file = match File::open(path) {
         Ok(f) => f,
@@ -131,7 +146,7 @@ fn check(path: &Path, scripts_left: usize) -> Result<()> {
 }
 
 /// Checks the interpreter of a script, and the program that `env` runs.
-fn check_script(path: &Path, line: &[u8], scripts_left: usize) -> Result<()> {
+fn check_script(path: &Path, line: &[u8], scripts_left: usize) -> Result<Way> {
     let shown = path.display();
     let line = line.split(|&b| b == b'\n').next().unwrap_or_default();
     let mut words = line
@@ -153,7 +168,12 @@ fn check_script(path: &Path, line: &[u8], scripts_left: usize) -> Result<()> {
             }
         );
     }
-    check(interpreter_path, scripts_left)?;
+    if check(interpreter_path, scripts_left)? == Way::Loaded {
+        bail!(
+            "{shown} is a script for {}, which is statically linked: start that program with the script as its argument",
+            interpreter_path.display()
+        );
+    }
     if interpreter_path.file_name() == Some(OsStr::new("env")) {
         let program =
             words.find(|w| !w.as_bytes().starts_with(b"-") && !w.as_bytes().contains(&b'='));
@@ -163,7 +183,7 @@ fn check_script(path: &Path, line: &[u8], scripts_left: usize) -> Result<()> {
             check(&found, scripts_left)?;
         }
     }
-    Ok(())
+    Ok(Way::Preloaded)
 }
 
 /// An error if the program gains privilege: the loader ignores injected objects there.
@@ -188,8 +208,9 @@ fn check_privilege(path: &Path, file: &File) -> Result<()> {
     Ok(())
 }
 
-/// An error unless the file is a dynamic program for this machine and the GNU C library.
-fn check_elf<'data, R: ReadRef<'data>>(path: &Path, data: R) -> Result<()> {
+/// An error unless the file is a program for this machine: a dynamic one for the GNU C library, or one
+/// without a dynamic loader.
+fn check_elf<'data, R: ReadRef<'data>>(path: &Path, data: R) -> Result<Way> {
     let shown = path.display();
     let damaged = |_| anyhow::anyhow!("{shown} is a damaged ELF file: install it again");
     match FileKind::parse(data).map_err(damaged)? {
@@ -214,9 +235,10 @@ fn check_elf<'data, R: ReadRef<'data>>(path: &Path, data: R) -> Result<()> {
     }
     let segments = header.program_headers(endian, data).map_err(damaged)?;
     let Some(segment) = segments.iter().find(|s| s.p_type(endian) == PT_INTERP) else {
-        bail!(
-            "{shown} is statically linked, so nothing can be injected into it: use a dynamically linked build"
-        );
+        if needs(header, data, b"").unwrap_or(false) {
+            bail!("{shown} needs shared libraries and names no loader for them: install it again");
+        }
+        return Ok(Way::Loaded);
     };
     check_sanitizer(path, header, data)?;
     let loader = segment
@@ -236,7 +258,7 @@ fn check_elf<'data, R: ReadRef<'data>>(path: &Path, data: R) -> Result<()> {
             loader.display()
         );
     }
-    Ok(())
+    Ok(Way::Preloaded)
 }
 
 /// An error if the program needs AddressSanitizer's library, which ends a program in which it is not the
@@ -327,7 +349,11 @@ mod tests {
 
     #[test]
     fn a_dynamic_program_passes() {
-        assert_eq!(find(OsStr::new("/bin/sh")).unwrap(), Path::new("/bin/sh"));
+        let (path, way) = find(OsStr::new("/bin/sh")).unwrap();
+        assert_eq!(
+            (path.as_path(), way),
+            (Path::new("/bin/sh"), Way::Preloaded)
+        );
         let (_dir, path) = file(
             &elf(X86, DYN, INTERP, b"/lib64/ld-linux-x86-64.so.2\0"),
             0o755,
@@ -336,8 +362,13 @@ mod tests {
     }
 
     #[test]
+    fn a_program_without_a_loader_is_loaded_by_the_object() {
+        let (_dir, path) = file(&elf(X86, DYN, LOAD, b""), 0o755);
+        assert_eq!(find(path.as_os_str()).unwrap().1, Way::Loaded);
+    }
+
+    #[test]
     fn elf_files_that_cannot_be_injected_into() {
-        assert!(refusal(&elf(X86, DYN, LOAD, b"")).contains("statically linked"));
         assert!(refusal(&elf(183, DYN, INTERP, b"/x\0")).contains("processor (ELF machine 183)"));
         assert!(refusal(&elf(X86, 1, INTERP, b"/x\0")).contains("object file"));
         assert!(refusal(&elf(X86, DYN, INTERP, b"/lib/ld-musl-x86_64.so.1\0")).contains("musl"));
@@ -358,7 +389,8 @@ mod tests {
             "#!/usr/bin/env -S A=1 sh -e\n",
         ] {
             let (_dir, path) = file(line.as_bytes(), 0o755);
-            assert_eq!(find(path.as_os_str()).unwrap(), path, "{line}");
+            let found = find(path.as_os_str()).unwrap();
+            assert_eq!(found, (path, Way::Preloaded), "{line}");
         }
         assert!(refusal(b"#!/no/such\n").contains("/no/such, which does not exist"));
         assert!(

@@ -86,7 +86,7 @@ fn with_loader(loader: &[u8]) -> Vec<u8> {
 }
 
 #[test]
-fn a_static_program() {
+fn a_program_that_has_libraries_but_no_loader() {
     let p = Place::new();
     // Without PT_INTERP the kernel starts the program by itself, without a loader.
     let file = changed(|b| {
@@ -97,7 +97,7 @@ fn a_static_program() {
         }
     });
     let file = p.file("static", &file, 0o755);
-    p.refuses(&run_program(&file), "statically linked");
+    p.refuses(&run_program(&file), "names no loader");
 }
 
 #[test]

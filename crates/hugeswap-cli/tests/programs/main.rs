@@ -12,6 +12,7 @@ mod debugger;
 mod harness;
 mod limited;
 mod limits;
+mod loaded;
 mod python;
 mod runtimes;
 mod sandbox;
@@ -36,6 +37,7 @@ fn all() -> Vec<Case> {
         sandbox::cases(),
         limited::cases(),
         limits::cases(),
+        loaded::cases(),
         unmanaged::cases(),
         debugger::cases(),
         allocators::cases(),

@@ -20,7 +20,7 @@ mod locals;
 
 use crate::raw::{call, check, syscall6};
 use crate::signal::{self, Blocked, Mask};
-use crate::{Errno, Result, futex, mm, process};
+use crate::{Errno, Result, futex, mm, process, program_fs};
 use locals::Locals;
 use std::arch::naked_asm;
 use std::cell::UnsafeCell;
@@ -335,6 +335,7 @@ unsafe fn run<F: FnOnce()>(body: *mut c_void) {
 
 /// The new thread. Every signal is blocked, as in its maker.
 extern "C" fn begin(slot: &'static Slot) -> ! {
+    program_fs::become_ours();
     // SAFETY: `spawn` is done with it.
     let start = unsafe { &mut *slot.start.get() };
     if let Ok(locals) = locals::get() {
@@ -353,6 +354,40 @@ extern "C" fn begin(slot: &'static Slot) -> ! {
     loop {
         // SAFETY: ends this thread alone; nothing is left on its stack that anybody needs.
         unsafe { syscall6(libc::SYS_exit as usize, [0; 6]) };
+    }
+}
+
+/// Thread-locals, of the objects that the program started with, for a thread that neither this
+/// module nor the C library makes. Returns the thread pointer. They stay mapped; [`renew_locals`]
+/// makes them fit for another thread. Errors: those of [`spawn`], or ENOMEM.
+pub fn map_locals() -> Result<usize> {
+    let locals = locals::get()?;
+    let below = locals.bytes_below().next_multiple_of(PAGE);
+    let pointer = mm::map_own(below + locals.bytes_above(), mm::PROT_RW)? + below;
+    // SAFETY: mapped a moment ago, that long.
+    unsafe { locals.fill(pointer) };
+    Ok(pointer)
+}
+
+/// Makes what [`map_locals`] returned once more what they are in a new thread.
+///
+/// # Safety
+/// No thread uses them.
+pub unsafe fn renew_locals(pointer: usize) {
+    if let Ok(locals) = locals::get() {
+        // SAFETY: mapped by `map_locals`, used by nobody.
+        unsafe { locals.fill(pointer) };
+    }
+}
+
+/// The calling thread, whose thread-locals are of [`map_locals`], has begun.
+///
+/// # Safety
+/// As it says.
+pub unsafe fn begin_with_locals() {
+    if let Ok(locals) = locals::get() {
+        // SAFETY: the caller's promise: `fill` made this thread's control block.
+        unsafe { locals.note_tid() };
     }
 }
 

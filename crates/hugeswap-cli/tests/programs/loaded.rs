@@ -1,0 +1,144 @@
+//! Programs without a dynamic loader, which the object loads: the C programs of the other cases linked statically, in every way that
+//! there is, and Go.
+
+use crate::util::*;
+use std::fmt;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+/// How a program is linked.
+#[derive(Clone, Copy)]
+enum Linked {
+    Static,
+    StaticPie,
+    Musl,
+}
+
+impl fmt::Display for Linked {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Linked::Static => "static",
+            Linked::StaticPie => "static-pie",
+            Linked::Musl => "musl",
+        })
+    }
+}
+
+impl Linked {
+    const ALL: [Linked; 3] = [Linked::Static, Linked::StaticPie, Linked::Musl];
+
+    /// Compiles c/NAME.c into `dir`.
+    fn compile(self, name: &str, dir: &Path) -> PathBuf {
+        let (compiler, option) = match self {
+            Linked::Static => (compiler(), "-static"),
+            Linked::StaticPie => (compiler(), "-static-pie"),
+            Linked::Musl => ("musl-gcc", "-static"),
+        };
+        let program = dir.join(name);
+        let out = Command::new(compiler)
+            .args(["-O1", "-g", "-pthread", option, "-o"])
+            .arg(&program)
+            .arg(source("c").join(format!("{name}.c")))
+            .output();
+        let Ok(out) = out else {
+            missing(compiler);
+        };
+        let said = String::from_utf8_lossy(&out.stderr);
+        assert!(out.status.success(), "{name}.c: {said}");
+        program
+    }
+}
+
+/// Name, arguments, budget in MiB, processes at least.
+const PROGRAMS: [(&str, &[&str], u64, u64); 6] = [
+    ("threads", &["16", "32", "4"], 64, 1),
+    ("forks", &["96"], 64, 1),
+    ("workers", &["4", "60", "3"], 64, 4),
+    ("asks", &["24", "100"], 16, 100),
+    ("signals", &[], 32, 1),
+    ("starts", &[], 32, 12),
+];
+
+pub fn cases() -> Vec<Case> {
+    let mut all = Vec::new();
+    for linked in Linked::ALL {
+        for (program, args, memory_mib, processes) in PROGRAMS {
+            all.push(case(format!("loaded, {program}, {linked}"), move || {
+                c(linked, program, args, memory_mib, processes)
+            }));
+        }
+        all.push(case(
+            format!("loaded, threads, {linked}, storm"),
+            move || storm(linked),
+        ));
+    }
+    all.push(case("loaded, go", go));
+    all.push(case("loaded, refused", refused));
+    all
+}
+
+fn c(linked: Linked, program: &str, args: &[&str], memory_mib: u64, processes: u64) {
+    let dir = directory();
+    let path = linked.compile(program, dir.path());
+    let program = Program::new(dir.path(), path).args(args);
+    let plain = program.plain();
+    let managed = program.managed(&Setup::new(Mode::Signal, memory_mib));
+    managed.same_as(&plain).processes(processes);
+}
+
+/// Units are evicted at random all the time.
+fn storm(linked: Linked) {
+    let dir = directory();
+    let path = linked.compile("threads", dir.path());
+    let program = Program::new(dir.path(), path).args(["16", "32", "2"]);
+    let plain = program.plain();
+    let setup = Setup::new(Mode::Signal, 64).option("--set", "debug.storm=50");
+    program.managed(&setup).same_as(&plain);
+}
+
+/// A heap in four goroutines, a child, and what its own executable is called.
+fn go() {
+    let compiler = ["go", "/usr/local/go/bin/go"];
+    let found = |go: &&str| Command::new(go).arg("version").output().is_ok();
+    let Some(go) = compiler.into_iter().find(found) else {
+        missing("go");
+    };
+    let dir = directory();
+    let path = dir.path().join("heap");
+    let out = Command::new(go)
+        .args(["build", "-o"])
+        .arg(&path)
+        .arg(source("go/heap.go"))
+        .env("CGO_ENABLED", "0")
+        .env("GOCACHE", dir.path().join("cache"))
+        .env("GOFLAGS", "-mod=mod")
+        .output()
+        .expect("the compiler starts");
+    let said = String::from_utf8_lossy(&out.stderr);
+    assert!(out.status.success(), "heap.go: {said}");
+    let program = Program::new(dir.path(), path).arg("1200000");
+    let plain = program.plain();
+    let managed = program.managed(&Setup::new(Mode::Signal, 150));
+    managed.same_as(&plain);
+    let unmanaged = managed.number("peak_unmanaged_bytes");
+    assert!(unmanaged < 32 << 20, "{unmanaged} bytes were not managed");
+}
+
+/// What such a program needs, and does not have, is told in one line before it starts.
+fn refused() {
+    let dir = directory();
+    let path = Linked::Static.compile("threads", dir.path());
+    for options in [&["--fault-mode", "message"], &["--set", "syscall.trap=off"]] {
+        let out = Command::new(HUGESWAP)
+            .args(["run", "--memory", "64M"])
+            .args(options)
+            .arg("--")
+            .arg(&path)
+            .output()
+            .expect("hugeswap starts");
+        let said = String::from_utf8_lossy(&out.stderr);
+        assert_eq!(out.status.code(), Some(2), "{said}");
+        assert!(said.contains("is statically linked, and needs"), "{said}");
+        assert_eq!(said.lines().count(), 1, "{said}");
+    }
+}

@@ -1,0 +1,148 @@
+//! The header of an executable without a dynamic loader: what is to be mapped, and where. Reads
+//! bytes that anybody may have written; maps nothing.
+
+use hugeswap_sys::fs;
+use object::LittleEndian;
+use object::elf::{
+    EM_X86_64, ET_DYN, ET_EXEC, FileHeader64, PF_R, PF_W, PF_X, PT_GNU_STACK, PT_INTERP, PT_LOAD,
+};
+use object::read::elf::{FileHeader, ProgramHeader};
+
+const PAGE: u64 = 4096;
+/// Addresses of a program end below this.
+const ADDRESSES: u64 = 0x7fff_ffff_f000;
+/// The header and the program headers lie in this many bytes from the start of the file.
+const HEAD: usize = 64 << 10;
+
+/// A part of the file to be mapped.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Segment {
+    /// First address, before the base is added.
+    pub at: u64,
+    /// Bytes in memory.
+    pub len: u64,
+    /// Where its bytes are in the file.
+    pub offset: u64,
+    /// How many: the rest of `len` is zeros.
+    pub filled: u64,
+    /// `PROT_*`.
+    pub access: i32,
+}
+
+/// An executable.
+#[derive(Debug)]
+pub struct Image {
+    /// May it be mapped at any address?
+    pub movable: bool,
+    /// First instruction, before the base is added.
+    pub entry: u64,
+    /// The program headers in memory, before the base is added; 0: no segment holds them.
+    pub headers_at: u64,
+    /// How many.
+    pub headers: u16,
+    /// In the order of their addresses, which do not overlap. There is one at least.
+    pub segments: Vec<Segment>,
+    /// The program runs code on its stack.
+    pub executable_stack: bool,
+}
+
+/// Why a file is not loaded.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Unfit {
+    /// No ELF file of x86-64.
+    NotElf,
+    /// It names a dynamic loader, which loads the object.
+    Dynamic,
+    /// Its header contradicts itself or the file.
+    Damaged,
+}
+
+/// Reads the header of the open file `fd`.
+pub fn read(fd: i32) -> Result<Image, Unfit> {
+    let (len, _) = fs::size(fd).map_err(|_| Unfit::NotElf)?;
+    let mut head = vec![0u8; HEAD.min(len as usize)];
+    let (at, room) = (head.as_mut_ptr() as usize, head.len());
+    // SAFETY: `head` is that long.
+    unsafe { fs::read_exact_at(fd, at, room, 0) }.map_err(|_| Unfit::NotElf)?;
+    parse(&head, len)
+}
+
+/// Reads a header. `head` is the start of a file of `len` bytes.
+fn parse(head: &[u8], len: u64) -> Result<Image, Unfit> {
+    let endian = LittleEndian;
+    let header = FileHeader64::<LittleEndian>::parse(head).map_err(|_| Unfit::NotElf)?;
+    let kind = header.e_type(endian);
+    if header.e_machine(endian) != EM_X86_64
+        || !header.is_little_endian()
+        || (kind != ET_EXEC && kind != ET_DYN)
+    {
+        return Err(Unfit::NotElf);
+    }
+    let headers = header
+        .program_headers(endian, head)
+        .map_err(|_| Unfit::Damaged)?;
+    let mut image = Image {
+        movable: kind == ET_DYN,
+        entry: header.e_entry(endian),
+        headers_at: 0,
+        headers: headers.len().try_into().map_err(|_| Unfit::Damaged)?,
+        segments: Vec::new(),
+        // The kernel's rule for a file that does not say.
+        executable_stack: true,
+    };
+    let table = header.e_phoff(endian);
+    let table_len = size_of_val(headers) as u64;
+    let mut end = 0;
+    for h in headers {
+        match h.p_type(endian) {
+            PT_INTERP => return Err(Unfit::Dynamic),
+            PT_GNU_STACK => image.executable_stack = h.p_flags(endian).0 & PF_X.0 != 0,
+            PT_LOAD => {
+                let flags = h.p_flags(endian).0;
+                let has = |flag: u32, access: i32| if flags & flag != 0 { access } else { 0 };
+                let segment = Segment {
+                    at: h.p_vaddr(endian),
+                    len: h.p_memsz(endian),
+                    offset: h.p_offset(endian),
+                    filled: h.p_filesz(endian),
+                    access: has(PF_R.0, libc::PROT_READ)
+                        | has(PF_W.0, libc::PROT_WRITE)
+                        | has(PF_X.0, libc::PROT_EXEC),
+                };
+                if segment.len == 0 {
+                    continue;
+                }
+                end = check(&segment, end, len)?;
+                let into = table.checked_sub(segment.offset);
+                if let Some(into) = into
+                    && into.saturating_add(table_len) <= segment.filled
+                {
+                    image.headers_at = segment.at + into;
+                }
+                image.segments.push(segment);
+            }
+            _ => {}
+        }
+    }
+    let holds_entry = |s: &Segment| (s.at..s.at + s.len).contains(&image.entry);
+    if !image.segments.iter().any(holds_entry) {
+        return Err(Unfit::Damaged);
+    }
+    Ok(image)
+}
+
+/// An error unless a segment can be mapped behind one that ends at `end`; returns its own end.
+fn check(s: &Segment, end: u64, file_len: u64) -> Result<u64, Unfit> {
+    let its_end = s.at.checked_add(s.len).filter(|&e| e <= ADDRESSES);
+    let in_file = s
+        .offset
+        .checked_add(s.filled)
+        .is_some_and(|e| e <= file_len);
+    let fits = s.filled <= s.len && s.at % PAGE == s.offset % PAGE;
+    // (Pages are mapped whole: the next segment begins on a page of its own.)
+    let apart = s.at - s.at % PAGE >= end;
+    match its_end {
+        Some(e) if in_file && fits && apart => Ok(e.next_multiple_of(PAGE)),
+        _ => Err(Unfit::Damaged),
+    }
+}

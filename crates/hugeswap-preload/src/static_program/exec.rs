@@ -1,0 +1,230 @@
+//! exec of programs without a dynamic loader: the file is not executed; this executable of ours is,
+//! with the object in it, and loads the file.
+//!
+//! The loading process gets its arguments as they are, and [`VARIABLE`] in its environment, which
+//! names the file and which the program does not see.
+
+use super::elf::{self, Unfit};
+use crate::exec::{List, Text};
+use crate::state;
+use hugeswap_sys::raw::syscall6;
+use hugeswap_sys::signal::{self, Mask};
+use hugeswap_sys::{fs, program_fs};
+use libc::c_char;
+use std::ffi::{CStr, CString};
+use std::ptr::null;
+
+/// The environment variable that names the program to load.
+pub const VARIABLE: &CStr = c"HUGESWAP_PROGRAM";
+const PRELOAD: &[u8] = b"LD_PRELOAD=";
+const POOL: &[u8] = b"HUGESWAP_POOL=";
+/// The kernel's limit on scripts whose interpreters are scripts.
+const MAX_SCRIPTS: usize = 5;
+/// The kernel reads this much of a script's first line.
+const FIRST_LINE: usize = 256;
+
+/// What to execute in place of a file.
+pub struct Replacement {
+    path: CString,
+    /// Arguments and environment.
+    _strings: [Vec<CString>; 2],
+    pointers: [Vec<*const c_char>; 2],
+}
+
+impl Replacement {
+    /// The file to execute.
+    pub fn path(&self) -> *const c_char {
+        self.path.as_ptr()
+    }
+
+    /// Its arguments.
+    pub fn arguments(&self) -> *const *const c_char {
+        self.pointers[0].as_ptr()
+    }
+
+    /// Its environment.
+    pub fn environment(&self) -> *const *const c_char {
+        self.pointers[1].as_ptr()
+    }
+}
+
+/// # Safety
+/// Null, or a null-terminated array of strings.
+unsafe fn strings(list: *const *const c_char) -> Vec<CString> {
+    let mut all = Vec::new();
+    if !list.is_null() {
+        // SAFETY: by contract.
+        unsafe {
+            while !(*list.add(all.len())).is_null() {
+                all.push(CStr::from_ptr(*list.add(all.len())).to_owned());
+            }
+        }
+    }
+    all
+}
+
+/// What to execute in place of `path`: `None` if the kernel is to execute it (or to refuse that).
+///
+/// # Safety
+/// The arguments of execve(2), readable.
+pub unsafe fn replacement(
+    path: *const c_char,
+    argv: *const *const c_char,
+    envp: *const *const c_char,
+) -> Option<Replacement> {
+    if path.is_null() {
+        return None;
+    }
+    // SAFETY: by contract.
+    let mut file = unsafe { CStr::from_ptr(path) }.to_owned();
+    if let Some(own) = super::own_path(&file) {
+        file = own;
+    }
+    let mut before = Vec::new();
+    let mut scripts = 0;
+    loop {
+        match kind(&file)? {
+            Kind::Loaded => break,
+            Kind::Script(interpreter, option) => {
+                scripts += 1;
+                if scripts > MAX_SCRIPTS {
+                    return None;
+                }
+                let script = std::mem::replace(&mut file, interpreter.clone());
+                before.splice(0..before.len().min(1), [script]);
+                if let Some(option) = option {
+                    before.insert(0, option);
+                }
+                before.insert(0, interpreter);
+            }
+        }
+    }
+    // SAFETY: by contract.
+    let (mut arguments, given) = unsafe { (strings(argv), strings(envp)) };
+    if !before.is_empty() {
+        arguments.splice(0..arguments.len().min(1), before);
+    }
+    let (creator, _) = state::pool_name();
+    let names = [(PRELOAD, c"LD_PRELOAD"), (POOL, c"HUGESWAP_POOL")];
+    let kept = names.map(|(prefix, name)| keep(&given, prefix, name));
+    let mut environment: Vec<CString> = kept.into_iter().flatten().collect();
+    let ours = |e: &&CString| !e.as_bytes().starts_with(PRELOAD) && !e.as_bytes().starts_with(POOL);
+    environment.extend(given.iter().filter(ours).cloned());
+    let mut variable = VARIABLE.to_bytes().to_vec();
+    variable.push(b'=');
+    variable.extend_from_slice(file.as_bytes());
+    environment.push(CString::new(variable).ok()?);
+    let pointers = [&arguments, &environment].map(|list| {
+        let all = list.iter().map(|s| s.as_ptr());
+        all.chain([null()]).collect()
+    });
+    Some(Replacement {
+        path: CString::new(format!("/proc/{creator}/exe")).ok()?,
+        _strings: [arguments, environment],
+        pointers,
+    })
+}
+
+/// The entry of an environment that begins with `prefix`, or this process's own: without it the
+/// program could not be loaded.
+fn keep(given: &[CString], prefix: &[u8], name: &CStr) -> Option<CString> {
+    let found = given.iter().find(|e| e.as_bytes().starts_with(prefix));
+    found.cloned().or_else(|| {
+        // SAFETY: our C library's environment, which nothing changes after the start.
+        let value = unsafe { libc::getenv(name.as_ptr()) };
+        if value.is_null() {
+            return None;
+        }
+        // SAFETY: a string of the environment.
+        let value = unsafe { CStr::from_ptr(value) };
+        CString::new([prefix, value.to_bytes()].concat()).ok()
+    })
+}
+
+enum Kind {
+    /// A program that is loaded by us.
+    Loaded,
+    /// A script, its interpreter and that one's option.
+    Script(CString, Option<CString>),
+}
+
+/// What kind of file it is; `None`: one that the kernel executes, or nothing that can be.
+fn kind(path: &CStr) -> Option<Kind> {
+    let fd = fs::open(path, libc::O_RDONLY | libc::O_CLOEXEC, 0).ok()?;
+    let kind = kind_of(fd, path);
+    fs::close(fd);
+    kind
+}
+
+fn kind_of(fd: i32, path: &CStr) -> Option<Kind> {
+    let mut line = [0u8; FIRST_LINE];
+    let at = line.as_mut_ptr() as usize;
+    // SAFETY: `line` is that long.
+    let len = unsafe { fs::read_at(fd, at, line.len(), 0) }.ok()?;
+    if let Some(rest) = line[..len].strip_prefix(b"#!") {
+        let rest = rest.split(|&b| b == b'\n').next()?.trim_ascii();
+        let cut = rest.iter().position(u8::is_ascii_whitespace);
+        let (interpreter, option) = rest.split_at(cut.unwrap_or(rest.len()));
+        let option = Some(option.trim_ascii()).filter(|o| !o.is_empty());
+        return Some(Kind::Script(
+            CString::new(interpreter).ok()?,
+            option.and_then(|o| CString::new(o).ok()),
+        ));
+    }
+    // What the kernel refuses, or gives privilege to, it is to have.
+    // SAFETY: access(2) of a string.
+    let executable = unsafe { libc::access(path.as_ptr(), libc::X_OK) } == 0;
+    let privileged = fs::identity(fd).ok()?.mode & (libc::S_ISUID | libc::S_ISGID) != 0;
+    if !executable || privileged {
+        return None;
+    }
+    match elf::read(fd) {
+        Ok(_) => Some(Kind::Loaded),
+        Err(Unfit::NotElf | Unfit::Dynamic | Unfit::Damaged) => None,
+    }
+}
+
+/// execve(2), as the program has called it with the signals of `mask` blocked: returns only if it
+/// fails.
+///
+/// # Safety
+/// As for execve(2).
+pub unsafe fn execve(a: [usize; 6], mask: Mask) -> isize {
+    let (path, argv, envp) = (
+        a[0] as *const c_char,
+        a[1] as *const *const c_char,
+        a[2] as *const *const c_char,
+    );
+    // SAFETY: the program's arguments.
+    unsafe {
+        if let Some(r) = replacement(path, argv, envp) {
+            return under(mask, r.path(), r.arguments(), r.environment());
+        }
+        let own = (!path.is_null())
+            .then(|| super::own_path(CStr::from_ptr(path)))
+            .flatten();
+        let (path, argv, envp) = (Text::of(path), List::of(argv), List::of(envp));
+        let path = own.as_ref().map_or(path.as_ptr(), |o| o.as_ptr());
+        under(mask, path, argv.as_ptr(), envp.as_ptr())
+    }
+}
+
+/// The call itself, from which the new program inherits its mask.
+///
+/// # Safety
+/// As for execve(2).
+unsafe fn under(
+    mask: Mask,
+    path: *const c_char,
+    argv: *const *const c_char,
+    envp: *const *const c_char,
+) -> isize {
+    let args = [path as usize, argv as usize, envp as usize, 0, 0, 0];
+    let outside = program_fs::outside();
+    let former = signal::set_mask(mask);
+    // SAFETY: by contract.
+    let result = unsafe { syscall6(libc::SYS_execve as usize, args) };
+    signal::set_mask(former);
+    drop(outside);
+    result
+}
