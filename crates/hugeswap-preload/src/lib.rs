@@ -67,6 +67,7 @@ mod exec;
 mod fds;
 mod files;
 mod filter;
+mod hint;
 mod inherit;
 mod issue;
 mod local;

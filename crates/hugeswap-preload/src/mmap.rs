@@ -9,7 +9,7 @@
 
 use crate::lock::Lock;
 use crate::real::{self, answer, set_errno};
-use crate::{files, inherit, shared, state};
+use crate::{files, hint, inherit, shared, state};
 use hugeswap_engine::pool::FaultMode;
 use hugeswap_engine::{Claim, Contents, Engine, Prot, SHARED_BASE};
 use hugeswap_policy::knobs::Knob;
@@ -302,30 +302,21 @@ pub unsafe extern "C" fn mmap(
     if prot == libc::PROT_NONE
         && state::may_manage(len)
         && flags & (NEVER | TYPE | libc::MAP_ANONYMOUS) == libc::MAP_PRIVATE | libc::MAP_ANONYMOUS
-        && !is_near_code(at)
+        && !hint::is_for_the_kernel(at, len)
         && let Some(engine) = state::engine_for(len, Knob::ReserveMin)
     {
         let errno = real::errno();
         let reserved = engine.reserve(len, PAGE);
         set_errno(errno);
-        if let Ok(at) = reserved {
-            return at as *mut c_void;
+        if let Ok(given) = reserved {
+            if at != 0 {
+                hint::note_given(given, len);
+            }
+            return given as *mut c_void;
         }
     }
     let made = kernel_map(at, len, prot, flags, fd, offset);
     after_kernel(made, len, prot, flags, fd, offset)
-}
-
-/// Does a program that asks for this address want to have memory within reach of the instructions
-/// of its executable, or of the C library's? Code that is generated goes there.
-fn is_near_code(hint: usize) -> bool {
-    const REACH: usize = 4 << 30;
-    // SAFETY: looks up a number.
-    let executable = unsafe { libc::getauxval(libc::AT_ENTRY) } as usize;
-    hint != 0
-        && [executable, libc::getauxval as *const () as usize]
-            .iter()
-            .any(|at| at.abs_diff(hint) < REACH)
 }
 
 /// What becomes of the kernel's answer: files may be ours.
@@ -570,6 +561,7 @@ pub unsafe extern "C" fn munmap(addr: *mut c_void, len: size_t) -> c_int {
         && let (Some(engine), Some(len)) = (state::engine(), pages(at, len))
         && at + len <= TASK_END
     {
+        hint::note_unmapped(at, len);
         let all = state::managed_range();
         let (from, to) = (at.max(all.start), (at + len).min(all.end));
         let errno = real::errno();

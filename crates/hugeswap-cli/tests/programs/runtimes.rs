@@ -10,6 +10,7 @@ pub fn cases() -> Vec<Case> {
     let collectors = ["Serial", "Parallel", "G1"];
     let java = collectors.map(|c| case(format!("java, {c}"), move || java(c)));
     let mut all = Vec::from(java);
+    all.push(case("java, Z", java_z));
     all.push(case("node", node));
     all
 }
@@ -30,25 +31,39 @@ fn heap(program: &Program) {
     assert!(others * 3 < ours, "{}", managed.report);
 }
 
-fn java(collector: &str) {
+/// The program with a collector and so many entries, compiled into `dir`.
+fn java_heap(dir: &Path, collector: &str, entries: &str) -> Program {
     if !is_there("javac") {
         missing("a JDK");
     }
-    let dir = directory();
     let compiled = Command::new("javac")
         .arg("-d")
-        .arg(dir.path())
+        .arg(dir)
         .arg(source("java").join("Heap.java"))
         .output()
         .expect("javac starts");
     assert!(compiled.status.success(), "{compiled:?}");
-    let program = Program::new(dir.path(), "java")
+    Program::new(dir, "java")
         .args(["-Xms16m", "-Xmx400m", "-XX:TieredStopAtLevel=1"])
         .arg(format!("-XX:+Use{collector}GC"))
         .arg("-cp")
-        .arg(dir.path())
-        .args(["Heap", "500000"]);
-    heap(&program);
+        .arg(dir)
+        .args(["Heap", entries])
+}
+
+fn java(collector: &str) {
+    let dir = directory();
+    heap(&java_heap(dir.path(), collector, "500000"));
+}
+
+/// Its heap must be where it asks for it, and is a memory file: the kernel's.
+fn java_z() {
+    let dir = directory();
+    let program = java_heap(dir.path(), "Z", "20000");
+    let plain = program.plain();
+    let managed = program.managed(&Setup::new(Mode::Signal, MEMORY_MIB));
+    assert_eq!(managed.output.status, plain.status, "{}", managed.said());
+    assert_eq!(managed.output.stdout, plain.stdout);
 }
 
 fn node() {

@@ -1,0 +1,44 @@
+//! Reservations at addresses that a program would like to have (a hint, not MAP_FIXED) and that are
+//! not in the window.
+//!
+//! The kernel follows such a hint where it can, and then the memory is not managed. Most programs
+//! take any address: V8 hints at random, a JVM goes on with a heap that is not below 32 GiB. So a
+//! reservation is made in the window, whatever the hint says, with two exceptions: generated code is
+//! to be near other code, and a program that gives the reservation back at once can use no other
+//! address (ZGC's heap has its colours in its addresses).
+
+use std::sync::atomic::AtomicUsize;
+use std::sync::atomic::Ordering::Relaxed;
+
+/// Below this address a hint is about short pointers, which a program can do without.
+const SHORT: usize = 1 << 40;
+/// How far a jump can go, and more.
+const REACH: usize = 4 << 30;
+
+/// The last reservation (address, length) that was made elsewhere than the hint said.
+static GIVEN: [AtomicUsize; 2] = [const { AtomicUsize::new(0) }; 2];
+/// The length of the last one that was given back at once.
+static GIVEN_BACK: AtomicUsize = AtomicUsize::new(0);
+
+/// Is a reservation of `len` bytes with this hint (0: none) left to the kernel?
+pub fn is_for_the_kernel(hint: usize, len: usize) -> bool {
+    // SAFETY: looks up a number.
+    let executable = unsafe { libc::getauxval(libc::AT_ENTRY) } as usize;
+    let code = [executable, libc::getauxval as *const () as usize];
+    hint != 0
+        && (code.iter().any(|at| at.abs_diff(hint) < REACH)
+            || hint >= SHORT && GIVEN_BACK.load(Relaxed) == len)
+}
+
+/// A reservation was made at `at`, which is not what the hint said.
+pub fn note_given(at: usize, len: usize) {
+    GIVEN[0].store(at, Relaxed);
+    GIVEN[1].store(len, Relaxed);
+}
+
+/// The program unmaps `[at, at+len)`.
+pub fn note_unmapped(at: usize, len: usize) {
+    if GIVEN[0].load(Relaxed) == at && GIVEN[1].load(Relaxed).next_multiple_of(4096) == len {
+        GIVEN_BACK.store(GIVEN[1].load(Relaxed), Relaxed);
+    }
+}
