@@ -1,11 +1,14 @@
-//! What a program is told that asks where its memory is: by reading its own /proc/self/pagemap, and by mincore.
+//! Answers to programs that ask where their memory is, by reading /proc/self/pagemap or by mincore.
 //!
-//! The kernel answers first, so offsets, short reads and errors are its own; then what it said of managed pages is replaced by what the engine knows. Of memory
-//! that was handed back to the kernel its answer stays.
+//! The kernel answers first, so offsets, short reads and errors are the kernel's. Then the entries
+//! of managed pages are replaced by what the engine knows. For memory that was handed back to the
+//! kernel, the kernel's answer stays.
 //!
-//! No descriptor is followed. Once the program has opened something called pagemap ([`opened`]), each read of whole entries looks what its descriptor is: so
-//! closed, duplicated and inherited ones are told apart by themselves. Before that a read costs one load more. Nothing here allocates, locks or
-//! leaves anything behind: reads are made in signal handlers too.
+//! Descriptors are not tracked. Once the program has opened a file whose name ends with pagemap
+//! ([`opened`]), each read of whole entries checks what its descriptor refers to, so closed,
+//! duplicated and inherited descriptors need no bookkeeping. Before that, a read costs one extra
+//! load. Nothing here allocates, takes a lock or leaves state behind, because reads are also made
+//! in signal handlers.
 
 use crate::mmap::kernel;
 use crate::real;
@@ -22,20 +25,20 @@ use std::sync::atomic::Ordering::Relaxed;
 
 const PAGE: usize = 4096;
 const ENTRY: usize = size_of::<u64>();
-/// Pages at a time: what is said of them stands on the stack, perhaps a signal handler's.
+/// Pages handled at a time: their entries are on the stack, perhaps that of a signal handler.
 const PIECE: usize = 128;
 
 const PRESENT: u64 = 1 << 63;
 const SWAPPED: u64 = 1 << 62;
 const SOFT_DIRTY: u64 = 1 << 55;
-/// No entry: the kernel's is to stay.
+/// Not an entry: the kernel's entry stays.
 const KEEP: u64 = u64::MAX;
 const FRAME: u64 = (1 << 55) - 1;
 
-/// Has the program opened something called pagemap? Stays so.
+/// Whether the program has opened a file whose name ends with pagemap. Never cleared.
 static SOME: AtomicBool = AtomicBool::new(false);
 
-/// Notes that `path` was opened with `result`, if it may be a pagemap.
+/// Returns `result`, the result of opening `path`, and sets `SOME` if the file may be a pagemap.
 ///
 /// # Safety
 /// `path` must be a string, unless opening it failed.
@@ -50,17 +53,18 @@ unsafe fn opened(path: *const c_char, result: c_int) -> c_int {
     result
 }
 
-/// The engine, if `fd` is a pagemap of this process, and so the entries that a read of `n` bytes brings are to be looked at.
+/// The engine, if a read of `n` bytes from `fd` returns entries of this process's pagemap.
 #[inline]
 pub fn own(fd: c_int, n: usize) -> Option<&'static Engine> {
-    // (What is not whole entries the kernel refuses.)
+    // (The kernel refuses reads of anything but whole entries.)
     if !SOME.load(Relaxed) || n == 0 || !n.is_multiple_of(ENTRY) {
         return None;
     }
     state::engine().filter(|_| is_own(fd))
 }
 
-/// Asks the kernel what `fd` is: /proc/PID/pagemap, or of a thread, /proc/PID/task/TID/pagemap; with the numbers of this process.
+/// True if the kernel says that `fd` is /proc/PID/pagemap, or a thread's
+/// /proc/PID/task/TID/pagemap, of this process.
 #[cold]
 fn is_own(fd: c_int) -> bool {
     const KIND: u32 = libc::S_IFREG | 0o400;
@@ -85,13 +89,14 @@ fn is_own(fd: c_int) -> bool {
             .and_then(|r| r.strip_suffix(b"/pagemap"))
             .is_some_and(|tid| tid.iter().all(u8::is_ascii_digit))
     };
-    // A process may also be named by any of its threads.
+    // A process may also be named by the id of any of its threads.
     (rest == b"/pagemap" || of_thread(rest)) && process::signal_thread(number, 0).is_ok()
 }
 
-/// Where the link of descriptor `fd` leads; `None`: nowhere, or farther than there is room for.
+/// The path that the link of descriptor `fd` leads to. `None`: there is none, or it does not fit in
+/// `room`.
 fn target(fd: c_int, room: &mut [u8; 64]) -> Option<&[u8]> {
-    // (The thread's own table, should it have one.)
+    // (A thread may have a descriptor table of its own.)
     const DIR: &[u8] = b"/proc/thread-self/fd/";
     let mut path = [0u8; DIR.len() + 21];
     let mut digits = [0; 20];
@@ -106,12 +111,13 @@ fn target(fd: c_int, room: &mut [u8; 64]) -> Option<&[u8]> {
         0,
         0,
     ];
-    // SAFETY: the path ends with NUL, the room is as long as said.
+    // SAFETY: the path ends with NUL, and `room` is as long as the call is told.
     let n = unsafe { raw::call(libc::SYS_readlinkat, a) }.ok()?;
     (n < room.len()).then(|| &room[..n])
 }
 
-/// Replaces what the kernel said of managed pages in the `n` bytes at `buf`, read from offset `at`.
+/// Replaces the kernel's entries of managed pages in the `n` bytes at `buf`, which were read from
+/// offset `at`.
 ///
 /// # Safety
 /// The bytes must be readable and writable.
@@ -120,7 +126,7 @@ unsafe fn tell(engine: &Engine, at: u64, buf: usize, n: usize) {
     let end = first.saturating_add(n / ENTRY * PAGE);
     let window = engine.window();
     let private = first.max(window.start)..end.min(window.end);
-    // SAFETY: passed on, here and below; both ranges are within what was read.
+    // SAFETY: passed on, here and below; both ranges are within the bytes that were read.
     unsafe { tell_range(engine, private, first, buf, false) };
     let mut rest = first.max(SHARED_BASE)..end.min(SHARED_BASE + SHARED_LEN);
     while let Some(part) = shared::first_mapped(&rest) {
@@ -130,7 +136,7 @@ unsafe fn tell(engine: &Engine, at: u64, buf: usize, n: usize) {
     }
 }
 
-/// [`tell`] of a range of pages, where the entry of `first` is at `buf`.
+/// Does the work of [`tell`] for one range of pages. The entry of the page at `first` is at `buf`.
 ///
 /// # Safety
 /// The entries of the range must be readable and writable.
@@ -143,7 +149,7 @@ unsafe fn tell_range(
 ) {
     for piece in range.clone().step_by(PIECE * PAGE) {
         let len = (range.end - piece).min(PIECE * PAGE);
-        // The program's buffer is not touched while the engine tells: it may be managed.
+        // The program's buffer may be managed, so it is not touched while the engine reports.
         let mut told = [KEEP; PIECE];
         engine.page_states(piece, len, |pages, state| {
             if state.categories.has(Categories::FOREIGN) {
@@ -164,21 +170,24 @@ unsafe fn tell_range(
     }
 }
 
-/// What is told of a page of which `kernel` is said by the kernel, and `entry` by the engine.
+/// The entry that the program gets for a page, from the kernel's entry `kernel` and the engine's
+/// entry `entry`.
 fn merged(entry: u64, kernel: u64, is_shared: bool) -> u64 {
     if entry & PRESENT != 0 {
-        // (Of shared memory what the kernel calls swapped is a marker of ours. That nothing is mapped just here makes no difference to the program.)
+        // (In shared memory, a page that the kernel calls swapped has a marker of ours. It makes no
+        // difference to the program that the page is not mapped at this moment.)
         if is_shared && kernel & PRESENT == 0 {
             return entry | SOFT_DIRTY;
         }
-        // What the kernel has in swap of its own it tells itself.
+        // The kernel answers for a page that is in its own swap.
         return match kernel & (PRESENT | SWAPPED) {
             PRESENT => entry | kernel & FRAME | SOFT_DIRTY,
             SWAPPED => kernel,
             _ => entry | SOFT_DIRTY,
         };
     }
-    // Who wrote what since when is not known of what comes and goes: the safe answer.
+    // It is not known whether a page that left memory and came back was written since the program
+    // last asked. Soft-dirty is the safe answer.
     match entry {
         0 => kernel & SOFT_DIRTY,
         _ => entry | SOFT_DIRTY,
@@ -216,8 +225,9 @@ pub unsafe extern "C" fn read(fd: c_int, buf: *mut c_void, n: size_t) -> ssize_t
     }
 }
 
-/// A read where the descriptor stands. Which place that was must be known, though others may read by the same descriptor: the place is taken by moving on,
-/// which the kernel does for one after the other, and what was not read there is given back.
+/// Reads at the descriptor's file position. That position must be known even if other threads or
+/// processes read through the same descriptor. So the read first advances the position, which the
+/// kernel does for one caller at a time, and then gives back what it did not read.
 ///
 /// # Safety
 /// As for read.
@@ -229,7 +239,7 @@ unsafe fn read_own(engine: &Engine, fd: c_int, buf: *mut c_void, n: usize) -> ss
     };
     let end = seek(n as i64);
     let start = (end as i64).wrapping_sub(n as i64);
-    // (No place that has an entry.)
+    // (No entry is at such an offset.)
     if start < 0 {
         if !(-4095..0).contains(&end) {
             seek(-(n as i64));
@@ -250,7 +260,7 @@ unsafe fn read_own(engine: &Engine, fd: c_int, buf: *mut c_void, n: usize) -> ss
     }
 }
 
-/// A read from a stream, by `next`.
+/// Reads from a stream by `next`, and corrects the entries if the stream is this process's pagemap.
 ///
 /// # Safety
 /// As for fread.
@@ -265,7 +275,7 @@ pub unsafe fn from_stream(
         fn flockfile(file: *mut FILE);
         fn funlockfile(file: *mut FILE);
     }
-    // SAFETY: the program's stream; what was read is the program's, and there.
+    // SAFETY: the program's stream; the bytes that were read are the program's, and accessible.
     unsafe {
         let own = match SOME.load(Relaxed) {
             true => own(libc::fileno(file), size.saturating_mul(count)),
@@ -274,7 +284,7 @@ pub unsafe fn from_stream(
         let Some(engine) = own else {
             return stdio::read(next, p, size, count, file);
         };
-        // Nobody reads between the two.
+        // No other thread reads between the two calls.
         flockfile(file);
         let at = libc::ftello(file);
         let got = stdio::read(next, p, size, count, file);
@@ -288,7 +298,8 @@ pub unsafe fn from_stream(
 
 macro_rules! opens {
     ($($name:ident ($($arg:ident: $ty:ty),*) $path:ident;)*) => {$(
-        // (Those that take a mode take it where an argument after the flags would stand, given or not.)
+        // (Functions that take a mode take it where an argument after the flags would be, whether
+        // or not it is given.)
         #[unsafe(no_mangle)]
         unsafe extern "C" fn $name($($arg: $ty),*) -> c_int {
             // SAFETY: passed on.
@@ -326,7 +337,7 @@ macro_rules! opens_stream {
 
 opens_stream! { fopen fopen64 }
 
-/// A call by the C library's `syscall`, if it is one that is looked at here.
+/// The result of a call by the C library's `syscall`, if it is a call that this module handles.
 ///
 /// # Safety
 /// As for the call.
@@ -352,7 +363,8 @@ pub unsafe fn by_number(nr: i64, a: [usize; 4]) -> Option<isize> {
     }
 }
 
-/// mincore of whole pages that are all mapped in the window: which of them are in memory, whether or not the program would meet them there at once.
+/// Answers `mincore` for whole pages that are all mapped in the window: tells which of them are in
+/// memory, even if the program would still fault on them. Returns 0, or -1 with errno set.
 ///
 /// # Safety
 /// `vec` must have a byte for each page.
@@ -376,7 +388,7 @@ pub unsafe fn in_memory(engine: &Engine, at: usize, len: usize, vec: *mut c_ucha
         if done != 0 {
             return done;
         }
-        // SAFETY: by contract. (It may be managed memory: nothing is held.)
+        // SAFETY: by contract. (`vec` may be managed memory: no lock is held.)
         unsafe {
             let to = vec.add((piece - at) / PAGE);
             std::ptr::copy_nonoverlapping(there.as_ptr(), to, bytes / PAGE);

@@ -1,7 +1,8 @@
-//! The definitions that stand behind ours: what the program would have called.
+//! The functions that the program would call without this library: the definitions that come after
+//! ours.
 //!
-//! Each is looked up at its first call ([`crate::symbols`]), which may be anywhere: in a signal handler, between vfork
-//! and exec, or inside the program's allocator.
+//! Each is looked up at its first call ([`crate::symbols`]), which may happen anywhere: in a signal
+//! handler, between vfork and exec, or inside the program's allocator.
 
 use crate::symbols::{self, Name};
 use hugeswap_sys::fs;
@@ -24,7 +25,8 @@ macro_rules! next {
         #[allow(non_camel_case_types, clippy::enum_variant_names)]
         #[repr(usize)]
         enum Index { $($name,)* }
-        /// All names one after the other: a table of pointers would have to be relocated at every start.
+        /// All names, one after the other. A table of pointers would have to be relocated at every
+        /// start.
         const NAMES: &str = concat!($(stringify!($name), "\0"),*);
         const COUNT: usize = [$(stringify!($name)),*].len();
         $(
@@ -33,7 +35,8 @@ macro_rules! next {
             #[allow(non_snake_case)]
             pub fn $name() -> unsafe extern "C" fn($($arg),*) -> $ret {
                 let at = address(Index::$name as usize);
-                // SAFETY: an address that was found under this name, whose C prototype is the one declared here.
+                // SAFETY: an address that was found under this name, whose C prototype is the one
+                // declared here.
                 unsafe { std::mem::transmute::<usize, unsafe extern "C" fn($($arg),*) -> $ret>(at) }
             }
         )*
@@ -142,11 +145,11 @@ next! {
 }
 
 hot! {
-    /// What was found under each name; 0: it was not looked up yet.
+    /// The address that was found for each name; 0 if it was not looked up yet.
     static FOUND: [AtomicUsize; COUNT] = [const { AtomicUsize::new(0) }; COUNT];
 }
 
-/// Where each name begins in `NAMES`.
+/// Offset of each name in `NAMES`.
 static STARTS: [u16; COUNT] = {
     let (mut starts, mut i, mut at) = ([0; COUNT], 0, 0);
     while i < COUNT {
@@ -190,7 +193,8 @@ fn look_up(i: usize) -> usize {
     found.address
 }
 
-/// Compares what is found under each name with what the dynamic linker finds. For the constructor: it may allocate.
+/// Checks that each name is found where the dynamic linker finds it; panics otherwise. For the
+/// constructor only, because it may allocate.
 #[cfg(debug_assertions)]
 pub fn check_all() {
     for i in 0..COUNT {
@@ -202,8 +206,9 @@ pub fn check_all() {
     }
 }
 
-/// Does the C library's own allocator stand right behind ours? An allocator of the program's that stands there keeps all blocks to itself:
-/// it has entry points that we do not stand before, and those must know every block.
+/// True if the C library's own allocator comes right after ours. Any other allocator there keeps
+/// all blocks to itself: it has entry points that this library does not replace, and those must
+/// know every block.
 #[inline]
 pub fn libc_allocates() -> bool {
     const NO: u8 = 1;
@@ -212,7 +217,7 @@ pub fn libc_allocates() -> bool {
     #[cold]
     fn ask() -> u8 {
         let behind = symbols::next(&Name::new(c"malloc"));
-        // What only the C library defines.
+        // A name that only the C library defines.
         let libc = symbols::first(&Name::new(c"gnu_get_libc_version"));
         let same = behind.is_some_and(|b| libc.is_some_and(|l| b.same_object(&l)));
         let answer = if same { YES } else { NO };
@@ -230,7 +235,7 @@ pub fn libc_allocates() -> bool {
 pub fn realloc_in_front() -> Option<Realloc> {
     let at = symbols::first(&Name::new(c"realloc"))?.address;
     let ours = crate::malloc::realloc as *const () as usize;
-    // SAFETY: what was found under this name, whose C prototype this is.
+    // SAFETY: the address was found under this name, whose C prototype this is.
     (at != ours).then(|| unsafe { std::mem::transmute::<usize, Realloc>(at) })
 }
 
@@ -246,7 +251,7 @@ pub fn errno() -> i32 {
     unsafe { *libc::__errno_location() }
 }
 
-/// A raw answer of the kernel as libc gives it: -1 and errno, or the value.
+/// The result of a raw system call as libc returns it: the value, or -1 with errno set.
 pub fn answer(raw: isize) -> isize {
     if (-4095..0).contains(&raw) {
         set_errno(-raw as i32);

@@ -1,14 +1,20 @@
-//! Shared anonymous memory: large mappings of it are shared regions of the pool, made for this process and for those it will fork.
+//! Shared anonymous memory. A large mapping becomes a shared region of the pool, for this process
+//! and for the children that it will fork.
 //!
-//! They stand in addresses of their own, right behind the window, so that the filter catches system calls on them too; these are reserved once and stay so: what
-//! the program unmaps becomes a mapping without access. What it does to parts of units (unmapping, protection), and what only the kernel can do with
-//! memory, needs the units *kept*: they stay in memory for good, and ordinary calls work on them. A region that the program moves, or maps something over, is
-//! *let go of* as a whole.
+//! Regions have addresses of their own, right behind the window, so that the filter catches system
+//! calls on them too. These addresses are reserved once and stay reserved: memory that the program
+//! unmaps becomes a mapping without access. When the program unmaps or protects parts of units, or
+//! needs the kernel to do something with the memory, these units are *kept*: they stay in memory
+//! for good, and ordinary calls work on them. A region that the program moves, or maps something
+//! over, is *let go of* as a whole: the kernel owns it from then on.
 //!
-//! So are memory files ([`crate::files`]): such a region is mapped once, whole, and stays mapped until the file is gone. What the program maps of it are *views* of
-//! that one mapping, any number of them: its addresses are used again for the same bytes.
+//! Memory files ([`crate::files`]) are regions as well. Such a region is mapped once, as a whole,
+//! and stays mapped until the file is gone. The program's mappings of the file are *views* of that
+//! one mapping. There may be any number of views: the same addresses are used again for the same
+//! bytes.
 //!
-//! No call of the engine is made under the lock. What happens to a part of a region while another thread unmaps the same part is the program's error.
+//! The engine is never called under the lock. A program that uses a part of a region while another
+//! thread unmaps the same part is in error.
 
 use crate::lock::Lock;
 use crate::mmap::kernel;
@@ -27,9 +33,9 @@ const RW: c_int = libc::PROT_READ | libc::PROT_WRITE;
 /// What the program has at some addresses of a region.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum What {
-    /// Nothing any more.
+    /// Nothing: it was unmapped, or not inherited.
     Hole,
-    /// The region, with this access; `inherited`: children will have it too.
+    /// The region's memory, with this access. `inherited`: forked children have it too.
     Mapped { access: c_int, inherited: bool },
 }
 
@@ -40,18 +46,18 @@ struct Part {
 
 pub(crate) struct Region {
     pub at: Range<usize>,
-    /// All of `at`, in order.
+    /// Parts that cover all of `at`, in the order of addresses.
     parts: Vec<Part>,
-    /// The kernel's, not the engine's: let go of, or never the engine's.
+    /// The kernel owns it: the engine let go of it, or never had it.
     pub foreign: bool,
-    /// The file whose bytes these are.
+    /// The file whose bytes the region has, if it is not anonymous memory.
     pub file: Option<File>,
 }
 
 pub(crate) struct Regions {
-    /// By address.
+    /// Sorted by address.
     pub all: Vec<Region>,
-    /// Have the addresses been reserved, if that could be done?
+    /// Whether the addresses could be reserved; `None` before the first attempt.
     reserved: Option<bool>,
 }
 
@@ -61,7 +67,7 @@ pub(crate) static REGIONS: Lock<Regions> = Lock::new(Regions {
 });
 
 pub(crate) fn reserve(at: Range<usize>) {
-    // SAFETY: addresses that are ours to give, at which nobody has anything.
+    // SAFETY: the addresses are ours to give, and nobody has anything there.
     let _ = unsafe { mm::map_anon(at.start, at.len(), mm::PROT_NONE, true) };
 }
 
@@ -71,7 +77,7 @@ pub(crate) fn overlap(a: &Range<usize>, b: &Range<usize>) -> Range<usize> {
 }
 
 impl Regions {
-    /// Reserves all addresses, the first time.
+    /// True if the addresses for regions are reserved. The first call reserves them.
     pub fn prepare(&mut self) -> bool {
         *self.reserved.get_or_insert_with(|| {
             // SAFETY: a new mapping, only if nothing is there.
@@ -86,7 +92,8 @@ impl Regions {
         })
     }
 
-    /// Takes addresses for `len` bytes, whole pages, with some that are nobody's behind them.
+    /// Adds a region of `len` bytes, whole pages, with unused addresses behind it. Returns its
+    /// address, or `None` if no addresses are left.
     pub fn take(&mut self, len: usize, file: Option<File>) -> Option<usize> {
         let mut at = SHARED_BASE;
         let mut i = 0;
@@ -141,7 +148,7 @@ impl Region {
                 .all(|p| p.what != What::Hole)
     }
 
-    /// All of it can be accessed so.
+    /// Notes that all of the region has this access.
     pub fn protected_whole(&mut self, access: c_int) {
         let what = What::Mapped {
             access,
@@ -153,7 +160,7 @@ impl Region {
         }];
     }
 
-    /// Changes what is in a range.
+    /// Applies `change` to the parts of a range, splitting those that reach beyond it.
     fn change(&mut self, at: &Range<usize>, change: impl Fn(What) -> What) {
         let mut parts: Vec<Part> = Vec::with_capacity(self.parts.len() + 2);
         for p in &self.parts {
@@ -194,12 +201,14 @@ impl Region {
     }
 }
 
-/// Can there be regions here? Without the filter the C library's own calls, for its locks, would fail.
+/// True if this process can have regions. Without the filter, the C library's own system calls for
+/// its locks would fail.
 pub fn can_be() -> bool {
     state::careful().is_some() && filter::on()
 }
 
-/// A new mapping of `len` bytes, whole pages. `None`: the kernel is to make it.
+/// Maps a new region of `len` bytes, whole pages. Returns its address, or `MAP_FAILED` with errno
+/// set. `None`: the kernel is to make the mapping.
 pub fn map(engine: &Engine, len: usize, flags: c_int) -> Option<*mut c_void> {
     if engine.pool().knob(Knob::SharedAnonymous) == 0 || !can_be() {
         return None;
@@ -231,7 +240,7 @@ pub fn map(engine: &Engine, len: usize, flags: c_int) -> Option<*mut c_void> {
     }
 }
 
-/// Does `[addr, addr+len)` lie in one region, mapped?
+/// True if all of `[addr, addr+len)` is mapped and in one region.
 pub fn is_mapped(addr: usize, len: usize) -> bool {
     let at = addr..addr.saturating_add(len.max(1));
     REGIONS.lock().of(addr).is_some_and(|r| r.has(&at))
@@ -249,7 +258,7 @@ pub fn is_writable(addr: usize) -> bool {
         .is_some_and(|r| r.parts.iter().any(writable))
 }
 
-/// What the regions that are the engine's have of a range.
+/// The mapped parts of a range that are in regions of the engine.
 fn pieces(at: &Range<usize>) -> Vec<Range<usize>> {
     let regions = REGIONS.lock();
     let managed = regions.all.iter().filter(|r| !r.foreign);
@@ -262,7 +271,7 @@ fn pieces(at: &Range<usize>) -> Vec<Range<usize>> {
         .collect()
 }
 
-/// The first part of a range that is mapped, of a region that is the engine's. Allocates nothing.
+/// The first part of a range that is mapped and in a region of the engine. Allocates nothing.
 pub fn first_mapped(at: &Range<usize>) -> Option<Range<usize>> {
     let regions = REGIONS.lock();
     let managed = regions.all.iter().filter(|r| !r.foreign);
@@ -272,7 +281,7 @@ pub fn first_mapped(at: &Range<usize>) -> Option<Range<usize>> {
     parts.map(|p| overlap(&p.at, at)).find(|at| !at.is_empty())
 }
 
-/// The first part of a range that anybody has. Of a file's region all is somebody's.
+/// The first part of a range that is in use. All of a file's region is in use.
 pub fn first_used(at: &Range<usize>) -> Option<Range<usize>> {
     let regions = REGIONS.lock();
     let used = |r: &Region, p: &Part| r.file.is_some() || p.what != What::Hole;
@@ -283,14 +292,14 @@ pub fn first_used(at: &Range<usize>) -> Option<Range<usize>> {
     parts.into_iter().find(|at| !at.is_empty())
 }
 
-/// What the range meets of shared memory stays in memory from now on, and can be used by the kernel.
+/// Keeps the shared memory that the range meets in memory from now on, where the kernel can use it.
 pub fn keep(engine: &Engine, addr: usize, len: usize) -> Result<()> {
     let all = pieces(&(addr..addr.saturating_add(len)));
     all.into_iter()
         .try_for_each(|at| engine.keep_shared(at.start, at.len()))
 }
 
-/// Unmaps what there is in a range, which becomes nobody's.
+/// Unmaps everything that the program has in a range.
 pub fn unmap(engine: &Engine, at: Range<usize>) {
     for rest in views::unmap(engine, at) {
         unmap_nameless(engine, rest);
@@ -314,7 +323,8 @@ fn unmap_nameless(engine: &Engine, at: Range<usize>) {
         }
     }
     for unit in cut {
-        // If this fails the other part of the unit cannot be taken out of memory by this process, nor come in: a fault there says so.
+        // If this fails, this process can neither evict the rest of the unit nor bring it in. A
+        // fault there reports that.
         let _ = keep(engine, unit, UNIT);
     }
     let mut gone: Vec<(Range<usize>, bool)> = Vec::new();
@@ -341,7 +351,7 @@ fn unmap_nameless(engine: &Engine, at: Range<usize>) {
     }
 }
 
-/// The regions that the range meets become the kernel's, for good.
+/// Hands the regions that the range meets over to the kernel, for good.
 pub fn let_go(engine: &Engine, at: &Range<usize>) -> Result<()> {
     let meets = |r: &&Region| !r.foreign && !overlap(&r.at, at).is_empty();
     let all: Vec<Range<usize>> = {
@@ -360,7 +370,7 @@ pub fn let_go(engine: &Engine, at: &Range<usize>) -> Result<()> {
     Ok(())
 }
 
-/// Before the kernel maps something there that is not ours.
+/// Prepares a range in which the kernel will map something that is not ours.
 pub fn make_way(engine: &Engine, at: Range<usize>) -> Result<()> {
     let_go(engine, &at)?;
     let mut regions = REGIONS.lock();
@@ -371,7 +381,8 @@ pub fn make_way(engine: &Engine, at: Range<usize>) -> Result<()> {
         access: RW,
         inherited: true,
     };
-    // What of it is in no region is one from now on, so that nothing else is put there.
+    // Addresses of the range that are in no region become a region, so that nothing else is placed
+    // there.
     let mut from = at.start;
     let mut i = 0;
     while from < at.end {
@@ -413,12 +424,14 @@ fn foreign(at: Range<usize>) -> Region {
     }
 }
 
-/// Is this address of a region that is the engine's?
+/// Is this address in a region of the engine?
 pub fn is_managed(addr: usize) -> bool {
     REGIONS.lock().of(addr).is_some_and(|r| !r.foreign)
 }
 
-/// Changes the access to a range of a region, all of it mapped. `Ok(())`: the kernel may do it now.
+/// Prepares a change of access to a range of a region; after `Ok(())` the kernel may make the
+/// change. Fails with `EACCES` if other views have the same bytes, and with `ENOMEM` if a part of
+/// the range is not mapped or cannot be kept.
 pub fn before_protect(engine: &Engine, at: &Range<usize>) -> Result<()> {
     let cut = {
         let mut regions = REGIONS.lock();
@@ -426,7 +439,7 @@ pub fn before_protect(engine: &Engine, at: &Range<usize>) -> Result<()> {
             .of(at.start)
             .filter(|r| r.has(at))
             .ok_or(Errno::ENOMEM)?;
-        // The other views of the same bytes would be protected too.
+        // The other views of the same bytes would be protected, too.
         if r.file.as_ref().is_some_and(|f| f.views_in(at) > 1) {
             return Err(Errno(libc::EACCES));
         }
@@ -436,7 +449,7 @@ pub fn before_protect(engine: &Engine, at: &Range<usize>) -> Result<()> {
     cut.try_for_each(|unit| keep(engine, unit, UNIT))
 }
 
-/// After the kernel has done it.
+/// Notes that the kernel has changed the access to a range.
 pub fn protected(at: &Range<usize>, access: c_int) {
     note(at, |what| match what {
         What::Mapped { inherited, .. } => What::Mapped { access, inherited },
@@ -444,7 +457,7 @@ pub fn protected(at: &Range<usize>, access: c_int) {
     });
 }
 
-/// Whether children are to have a range.
+/// Notes whether forked children are to have a range.
 pub fn inherit(at: &Range<usize>, inherited: bool) {
     note(at, |what| match what {
         What::Mapped { access, .. } => What::Mapped { access, inherited },
@@ -458,7 +471,8 @@ fn note(at: &Range<usize>, change: impl Fn(What) -> What) {
     }
 }
 
-/// `mremap` of `old` to `new` bytes of a region that is the engine's, both whole pages; `old` 0: a second mapping of it.
+/// `mremap` from `old` to `new` bytes, both whole pages, in a region of the engine. An `old` of 0
+/// asks for a second mapping. Returns the address, or `MAP_FAILED` with errno set.
 pub fn remap(
     engine: &Engine,
     at: usize,
@@ -497,22 +511,24 @@ pub fn remap(
     now as *mut c_void
 }
 
-/// Around a fork; see [`Lock::before_fork`].
+/// Takes this module's lock for the time of a fork; see [`Lock::before_fork`].
 pub fn before_fork() {
     REGIONS.before_fork();
 }
 
-/// Around a fork, in parent and child.
+/// Releases the lock after a fork, in parent and child.
 pub fn after_fork() {
     REGIONS.after_fork();
 }
 
-/// In a forked child whose engine has mapped every region anew, and whole: makes it what it was.
+/// In a forked child, whose engine has mapped every region anew and whole: restores what the parent
+/// had unmapped, protected or excluded from children.
 pub fn settle_child(engine: &Engine) {
     let mut regions = REGIONS.lock();
     views::settle_child(engine, &mut regions);
     for r in regions.all.iter_mut().filter(|r| !r.foreign) {
-        // (Where it could not be mapped there is a mapping without access, and what it was has been said.)
+        // (A region that could not be mapped is now a mapping without access, and a message has
+        // named it.)
         if !engine.is_shared(r.at.start) {
             r.foreign = true;
             continue;

@@ -1,7 +1,8 @@
 //! System V shared memory at addresses in the window.
 //!
-//! Segments are the kernel's. Where one is attached in the window its addresses are claimed, and shmdt gives them
-//! back: the kernel takes away what is left there of the segment, and what is a hole afterwards is reserved again.
+//! The kernel owns the segments. Where a segment is attached in the window, its addresses are
+//! claimed, and shmdt gives them back: the kernel unmaps what is left of the segment, and the hole
+//! that remains is reserved again.
 
 use crate::lock::Lock;
 use crate::mmap::{end_claim, kernel, make_way, release};
@@ -17,17 +18,17 @@ const PAGE: usize = 4096;
 /// Segments attached in the window: address to length.
 static ATTACHED: Lock<BTreeMap<usize, usize>> = Lock::new(BTreeMap::new());
 
-/// Around a fork; see [`Lock::before_fork`].
+/// Takes this module's lock for the time of a fork; see [`Lock::before_fork`].
 pub fn before_fork() {
     ATTACHED.before_fork();
 }
 
-/// Around a fork, in parent and child.
+/// Releases the lock after a fork, in parent and child.
 pub fn after_fork() {
     ATTACHED.after_fork();
 }
 
-/// How long segment `id` is, in whole pages.
+/// Length in bytes of segment `id`, rounded up to whole pages; `None` if the kernel does not tell.
 fn length(id: c_int) -> Option<usize> {
     // SAFETY: all zeros is a valid structure to be overwritten.
     let mut info: libc::shmid_ds = unsafe { std::mem::zeroed() };
@@ -64,7 +65,7 @@ pub unsafe extern "C" fn shmat(id: c_int, addr: *const c_void, flags: c_int) -> 
             set_errno(libc::EINVAL);
             return libc::MAP_FAILED;
         }
-        // What the kernel would refuse must not cost what is there.
+        // Memory that is mapped here must not be lost if the kernel refuses the segment.
         let tried = attach(0, flags & !(libc::SHM_REMAP | libc::SHM_RND));
         if tried == usize::MAX {
             return libc::MAP_FAILED;
@@ -103,7 +104,7 @@ pub unsafe extern "C" fn shmdt(addr: *const c_void) -> c_int {
     done
 }
 
-/// Reserves what is a hole of a range.
+/// Reserves the holes in a range.
 fn refill(engine: &Engine, at: usize, len: usize) {
     // SAFETY: a new mapping, only if nothing is there.
     match unsafe { mm::map_anon(at, len, mm::PROT_NONE, false) } {

@@ -1,17 +1,18 @@
-//! Freed blocks kept mapped for the next request of about their length: a fresh one costs a fault and two
-//! megabytes of zeros, and many programs free and ask in turn.
+//! Freed blocks that stay mapped for the next request of about their length. A fresh block costs a
+//! fault and two megabytes of zeros, and many programs free and allocate in turn.
 //!
-//! Few and short on purpose: what stands here unused is memory that reclaim has to carry. Plain data; the owner locks.
+//! There are few of them and they are short, because reclaim has to carry their unused memory. This
+//! is plain data: the owner locks it.
 
-/// How many.
+/// The most blocks that are kept.
 const SPARES: usize = 16;
-/// The longest of them, bytes.
+/// Length in bytes of the longest block that is kept.
 const LONGEST: usize = 16 << 20;
 
 /// A block: address and mapped length.
 pub type Block = (usize, usize);
 
-/// See the file's head.
+/// The freed blocks that are kept mapped.
 pub struct Spares {
     /// Oldest first.
     list: [Block; SPARES],
@@ -19,7 +20,7 @@ pub struct Spares {
     bytes: usize,
 }
 
-/// Blocks that have to go.
+/// Blocks that are no longer kept, which the caller has to unmap.
 pub struct Gone {
     list: [Block; SPARES],
     n: usize,
@@ -39,7 +40,7 @@ impl Gone {
 }
 
 impl Spares {
-    /// None yet.
+    /// An empty set of blocks.
     pub const fn new() -> Spares {
         Spares {
             list: [(0, 0); SPARES],
@@ -48,15 +49,16 @@ impl Spares {
         }
     }
 
-    /// A block of at least `len` bytes, and not much more, at a multiple of `align`; the newest first.
+    /// Takes a block of at least `len` bytes, and not much more, at a multiple of `align`; the
+    /// newest first.
     pub fn take(&mut self, len: usize, align: usize) -> Option<Block> {
         let fits = |&(at, l): &Block| l >= len && l - len <= len / 8 && at.is_multiple_of(align);
         let i = self.list[..self.n].iter().rposition(fits)?;
         Some(self.remove(i))
     }
 
-    /// Keeps `block` while all together stay within `limit` bytes. False: it is not kept. What has to
-    /// make room for it is added to `gone`, which must be empty.
+    /// Keeps `block` so that all blocks together stay within `limit` bytes; false if it is not
+    /// kept. Blocks that have to make room for it are added to `gone`, which must be empty.
     pub fn keep(&mut self, block: Block, limit: usize, gone: &mut Gone) -> bool {
         if block.1 > LONGEST.min(limit) {
             return false;
@@ -71,7 +73,7 @@ impl Spares {
         true
     }
 
-    /// Gives all of them up.
+    /// Removes and returns all blocks.
     pub fn drain(&mut self) -> Gone {
         let gone = Gone {
             list: self.list,

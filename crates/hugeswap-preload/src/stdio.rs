@@ -1,16 +1,17 @@
 //! stdio on managed buffers where no filter catches the C library's own calls.
 //!
-//! fread and fwrite of large blocks hand the program's buffer to the kernel, by calls no wrapper sees. Where the
-//! filter is on it sees to that; elsewhere such blocks go through a buffer of ours, piece by piece.
+//! For large blocks, fread and fwrite pass the program's buffer to the kernel, in calls that no
+//! wrapper sees. The filter handles these calls where it is on. Elsewhere such blocks go through a
+//! buffer of ours, piece by piece.
 
 use crate::pagemap::from_stream;
 use crate::{filter, real, state};
 use libc::{FILE, c_void, size_t};
 
-/// Bytes at a time.
+/// Bytes in a piece.
 const PIECE: usize = 64 << 10;
 
-/// Must `[p, ...)` be kept from the kernel?
+/// True if a buffer at `p` must not be passed to the kernel.
 #[inline]
 fn careful(p: usize) -> bool {
     state::managed(p) && state::careful().is_some() && !filter::on()
@@ -19,6 +20,8 @@ fn careful(p: usize) -> bool {
 pub type Read = unsafe extern "C" fn(*mut c_void, size_t, size_t, *mut FILE) -> size_t;
 type Write = unsafe extern "C" fn(*const c_void, size_t, size_t, *mut FILE) -> size_t;
 
+/// Reads like fread, by `next`; a buffer that the kernel must not get is filled piece by piece.
+///
 /// # Safety
 /// As for fread.
 pub unsafe fn read(
@@ -51,6 +54,8 @@ pub unsafe fn read(
     done / size
 }
 
+/// Writes like fwrite, by `next`; a buffer that the kernel must not get is copied piece by piece.
+///
 /// # Safety
 /// As for fwrite.
 unsafe fn write(
@@ -121,7 +126,7 @@ unsafe extern "C" fn fwrite_unlocked(
     unsafe { write(real::fwrite_unlocked(), p, size, count, file) }
 }
 
-/// The fortified twins check that the buffer has room, then are what they stand for.
+/// The fortified variants check that the buffer has room, then do what the plain functions do.
 macro_rules! fortified {
     ($($name:ident => $plain:ident;)*) => {$(
         #[unsafe(no_mangle)]

@@ -1,12 +1,15 @@
-//! Finding definitions by name in the objects that the program was started with, without the dynamic linker's help.
+//! Finding definitions by name in the objects that the program was started with, without the
+//! dynamic linker's help.
 //!
-//! `dlsym` may allocate, takes the dynamic linker's lock, and takes a lookup at every start for each function that
-//! may be called later. A search here takes no lock, allocates nothing and only reads: it may be made at a function's
-//! first call, wherever that is (inside the program's allocator, in a signal handler, between vfork and exec).
+//! `dlsym` may allocate and takes the dynamic linker's lock, so each function that may be called
+//! later would have to be looked up at every start. A search here takes no lock, allocates nothing
+//! and only reads. It may be made at a function's first call, wherever that is (inside the
+//! program's allocator, in a signal handler, between vfork and exec).
 //!
-//! It finds what `dlsym` finds: among the objects in the order in which they were loaded, the first that defines the
-//! name, in its default version. Objects that a program is started with stay for as long as it runs. [`seal`] notes the
-//! last of them, so that a search never comes to one that may be unloaded.
+//! It finds what `dlsym` finds: the default version of the name in the first object that defines
+//! it, in the order in which the objects were loaded. Objects that a program is started with stay
+//! loaded for as long as it runs. [`seal`] notes the last of them, so that a search never reaches
+//! an object that may be unloaded.
 
 use libc::{c_char, c_int};
 use std::arch::asm;
@@ -49,10 +52,10 @@ impl<'a> Name<'a> {
     }
 }
 
-/// What glibc publishes of a loaded object (`struct link_map`).
+/// A loaded object, as glibc publishes it (`struct link_map`).
 #[repr(C)]
 struct Object {
-    /// What is added to the addresses in the object's file.
+    /// Added to each address in the object's file to give the address in memory.
     base: usize,
     name: *const c_char,
     dynamic: *const Dynamic,
@@ -96,7 +99,7 @@ const STT_TLS: u8 = 6;
 const STT_GNU_IFUNC: u8 = 10;
 const SHN_UNDEF: u16 = 0;
 
-/// In a symbol's version: not the default one.
+/// Flag in a symbol's version: it is not the default version.
 const HIDDEN: u16 = 0x8000;
 
 unsafe extern "C" {
@@ -108,7 +111,7 @@ hot! {
     static LAST: AtomicPtr<Object> = AtomicPtr::new(null_mut());
 }
 
-/// Notes which objects the program was started with: those that are loaded now. To be called before `main`.
+/// Notes that the program was started with the objects that are loaded now. Call it before `main`.
 pub fn seal() {
     let all = Objects::up_to(null_mut());
     if let Some(last) = all.last() {
@@ -119,27 +122,28 @@ pub fn seal() {
 /// A definition that was found.
 #[derive(Clone, Copy)]
 pub struct Found {
-    /// Where it is.
+    /// Address of the definition.
     pub address: usize,
     object: &'static Object,
 }
 
 impl Found {
-    /// Do both stand in one object?
+    /// Are both in the same object?
     pub fn same_object(&self, other: &Found) -> bool {
         std::ptr::eq(self.object, other.object)
     }
 }
 
-/// What a call from an object that knows nothing of the others reaches.
+/// The first definition of `name` in the order of loading: the one that an ordinary call reaches.
 pub fn first(name: &Name) -> Option<Found> {
     search(Objects::all(), name)
 }
 
-/// What stands behind the definition in this object.
+/// The first definition of `name` in the objects after this one.
 pub fn next(name: &Name) -> Option<Found> {
     let own: *const Dynamic;
-    // SAFETY: the linker defines the symbol in every object, hidden, as the address of its dynamic section.
+    // SAFETY: the linker defines the symbol in every object, hidden, as the address of its dynamic
+    // section.
     unsafe {
         asm!("lea {}, [rip + _DYNAMIC]", out(reg) own, options(pure, nomem, nostack, preserves_flags))
     };
@@ -169,7 +173,8 @@ impl Objects {
 
     fn up_to(last: *mut Object) -> Objects {
         Objects {
-            // SAFETY: the dynamic linker's variable, set before any object's code runs, and the first entry stays.
+            // SAFETY: the dynamic linker's variable, set before any object's code runs, and the
+            // first entry stays.
             at: unsafe { _r_debug.first },
             last,
         }
@@ -180,7 +185,8 @@ impl Iterator for Objects {
     type Item = &'static Object;
 
     fn next(&mut self) -> Option<&'static Object> {
-        // SAFETY: entries of objects that the program was started with stay; the list ends with null, or here at the last of them.
+        // SAFETY: entries of objects that the program was started with stay; the list ends with
+        // null, or here at the last of them.
         let object = unsafe { self.at.as_ref() }?;
         self.at = if std::ptr::eq(object, self.last) {
             null_mut()
@@ -191,7 +197,7 @@ impl Iterator for Objects {
     }
 }
 
-/// Where an object has what a search needs.
+/// The tables of an object that a search reads.
 struct Tables {
     symbols: *const Symbol,
     strings: *const c_char,
@@ -215,7 +221,8 @@ impl Object {
                 _ => None,
             };
             if let Some(place) = place {
-                // The dynamic linker adds the base itself, except where the section is read-only (the vDSO's is).
+                // The dynamic linker adds the base itself, except where the section is read-only
+                // (the vDSO's is).
                 *place = if d.value < self.base {
                     self.base + d.value
                 } else {
@@ -237,7 +244,8 @@ impl Object {
 
 impl Tables {
     fn find(&self, name: &Name, base: usize) -> Option<usize> {
-        // SAFETY: the tables are those of a loaded object, which are as the ELF specification says and stay.
+        // SAFETY: the tables are those of a loaded object, which are as the ELF specification says
+        // and stay.
         unsafe {
             if !self.gnu_hash.is_null() {
                 self.find_by_gnu_hash(name, base)
@@ -252,8 +260,8 @@ impl Tables {
     /// # Safety
     /// The tables are an object's, and it has a `DT_GNU_HASH`.
     unsafe fn find_by_gnu_hash(&self, name: &Name, base: usize) -> Option<usize> {
-        // SAFETY: by contract: a header, a filter of 64-bit words, first symbols by bucket, and hashes from `first_symbol` on, the
-        // last of each bucket with its lowest bit set.
+        // SAFETY: by contract: a header, a filter of 64-bit words, first symbols by bucket, and
+        // hashes from `first_symbol` on, the last of each bucket with its lowest bit set.
         unsafe {
             let [buckets, first_symbol, words, shift] = self.gnu_hash.cast::<[u32; 4]>().read();
             let filter = self.gnu_hash.add(4).cast::<u64>();
@@ -286,7 +294,8 @@ impl Tables {
     /// # Safety
     /// The tables are an object's, and it has a `DT_HASH`.
     unsafe fn find_by_old_hash(&self, name: &Name, base: usize) -> Option<usize> {
-        // SAFETY: by contract: a header, first symbols by bucket, and for each symbol the next one; 0 ends.
+        // SAFETY: by contract: a header, first symbols by bucket, and for each symbol the next one;
+        // 0 ends.
         unsafe {
             let [buckets, _symbols] = self.old_hash.cast::<[u32; 2]>().read();
             let bucket = self.old_hash.add(2);
@@ -319,7 +328,8 @@ impl Tables {
             }
             let address = base + symbol.value;
             if kind == STT_GNU_IFUNC {
-                // The dynamic linker has relocated the object, so the function that chooses can run.
+                // The dynamic linker has relocated the object, so the function that chooses can
+                // run.
                 let choose: extern "C" fn() -> usize = std::mem::transmute(address);
                 return Some(choose());
             }

@@ -1,10 +1,11 @@
 //! What system calls do with the memory their arguments point to.
 //!
-//! Data only: [`crate::filter`] looks only at those arguments of a call that are pointers (what is left in the other
-//! registers may look like one, in code that has every signal blocked), and [`crate::issue`] knows from here how
-//! much lies behind them. A call that stands nowhere here may have pointers anywhere.
+//! This file is data only. [`crate::filter`] checks only the arguments of a call that are pointers:
+//! a value left in another register may look like one, in code that has every signal blocked.
+//! [`crate::issue`] learns from here how long the buffers behind the pointers are. A call that is
+//! not listed here may have a pointer in any argument.
 
-/// Which way bytes go.
+/// The direction of a copy.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub enum Way {
     /// The kernel reads them.
@@ -13,24 +14,25 @@ pub enum Way {
     Out,
 }
 
-/// How long a buffer is.
+/// The length of a buffer.
 #[derive(Clone, Copy)]
 pub enum Len {
-    /// That many bytes.
+    /// This many bytes.
     Is(usize),
-    /// As many as this argument says.
+    /// As many bytes as this argument says.
     Arg(usize),
-    /// As many times so many bytes as this argument says.
+    /// An array: the first number is the argument with the count, the second the bytes of an
+    /// element.
     Each(usize, usize),
     /// As many bits as this argument says, in whole words: a descriptor set.
     Bits(usize),
-    /// Up to the NUL.
+    /// A string, up to its NUL.
     Text,
-    /// As many as the 32-bit word says that this argument points to.
+    /// As many bytes as the 32-bit word says to which this argument points.
     At(usize),
 }
 
-/// One pointer argument.
+/// A pointer argument: its index, and the direction and length of its buffer.
 pub type Buffer = (usize, Way, Len);
 
 use Len::{Arg, At, Bits, Each, Is, Text};
@@ -40,7 +42,7 @@ const TIMESPEC: Len = Is(16);
 const STAT: Len = Is(size_of::<libc::stat>());
 const RUSAGE: Len = Is(size_of::<libc::rusage>());
 
-/// By number, in no order.
+/// The pointer arguments of calls, by call number; in no order.
 pub static CALLS: &[(i64, &[Buffer])] = &[
     (libc::SYS_open, &[(0, In, Text)]),
     (libc::SYS_openat, &[(1, In, Text)]),
@@ -197,8 +199,8 @@ pub fn buffers(nr: i64) -> Option<&'static [Buffer]> {
     CALLS.iter().find(|(n, _)| *n == nr).map(|(_, b)| *b)
 }
 
-/// Calls that [`crate::issue`] treats by themselves, or as unknown: a bit for each argument that may be a
-/// pointer. The hot ones first.
+/// Calls that [`crate::issue`] handles one by one, or as unknown, with a bit for each argument that
+/// may be a pointer. The most frequent calls come first.
 pub static SPECIAL: &[(i64, u8)] = &[
     (libc::SYS_read, 0b10),
     (libc::SYS_write, 0b10),
@@ -303,7 +305,7 @@ pub static PLAIN: &[i64] = &[
     libc::SYS_arch_prctl,
 ];
 
-/// The arguments of a table call that are pointers, a bit each.
+/// A bit for each argument that is a pointer.
 pub fn pointers(buffers: &[Buffer]) -> u8 {
     buffers.iter().fold(0, |m, &(i, _, _)| m | 1 << i)
 }

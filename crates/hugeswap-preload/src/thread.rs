@@ -1,8 +1,9 @@
 //! Threads and their alternate stacks.
 //!
-//! Every thread gets an alternate signal stack of ours, so that a fault can be taken wherever its own
-//! stack is, and starts with [`crate::mask::OURS`] unblocked. A program's alternate stack replaces ours while it
-//! is set, if it is large enough for our handlers; a smaller one the program only believes it has.
+//! Every thread gets an alternate signal stack of ours, so that a fault can be taken wherever its
+//! own stack is, and starts with [`crate::mask::OURS`] unblocked. A program's alternate stack
+//! replaces ours while it is set, if it is large enough for our handlers. A smaller one is not set:
+//! the program is only told that it is.
 
 use crate::local::{self, Word};
 use crate::real::{self, answer, set_errno};
@@ -19,35 +20,37 @@ use std::sync::atomic::{AtomicU32, AtomicUsize};
 type Routine = extern "C" fn(*mut c_void) -> *mut c_void;
 
 const STACK: usize = 64 << 10;
-/// The smallest alternate stack our handlers are run on.
+/// Length in bytes of the smallest alternate stack that our handlers run on.
 const ENOUGH: usize = 32 << 10;
 const NO_KEY: u32 = u32::MAX;
 
-/// The key whose destructor takes a thread's stack back; not the main thread's, which is no mapping.
+/// The key whose destructor unmaps a thread's alternate stack. The main thread sets no value for
+/// it, because its stack is not a mapping.
 static KEY: AtomicU32 = AtomicU32::new(NO_KEY);
 
-/// The main thread's alternate stack. A mapping of its own would be one more at every start and fork.
+/// The main thread's alternate stack. A mapping of its own would be one more at every start and
+/// fork.
 #[repr(align(16))]
 struct MainStack(UnsafeCell<[u8; STACK]>);
 // SAFETY: used by the kernel alone, for the main thread.
 unsafe impl Sync for MainStack {}
 static MAIN_STACK: MainStack = MainStack(UnsafeCell::new([0; STACK]));
 
-/// What a new thread needs to know.
+/// What a new thread gets from its creator.
 struct Start {
     routine: Routine,
     argument: *mut c_void,
     believed: signal::Mask,
 }
 
-/// What the first instructions of a thread go on with.
+/// The program's routine and its argument, which the first instructions of a thread go on to.
 #[repr(C)]
 struct Next {
     routine: usize,
     argument: usize,
 }
 
-/// The first instructions of a thread.
+/// The first instructions of a thread: they prepare it and jump to the program's routine.
 #[unsafe(naked)]
 extern "C" fn first(start: *mut c_void) -> *mut c_void {
     naked_asm!(
@@ -57,13 +60,14 @@ extern "C" fn first(start: *mut c_void) -> *mut c_void {
         "mov rax, [rsp]",
         "mov rdi, [rsp + 8]",
         "add rsp, 24",
-        // Nothing of ours stays on the stack: unwinding and cancellation see the program's frames only.
+        // Nothing of ours stays on the stack: unwinding and cancellation see the program's frames
+        // only.
         "jmp rax",
         prepare = sym prepare,
     )
 }
 
-/// The main thread's part, in the constructor.
+/// Unblocks our signals in the main thread and sets its alternate stack. Called by the constructor.
 pub fn start_main() {
     // The mask may be inherited from the program that started this one.
     let inherited = signal::mask();
@@ -116,8 +120,9 @@ fn give_stack() {
     }
 }
 
-/// Creates the key, before the first thread that needs it. It is not one of the first keys of a program that has
-/// created many before: then the C library allocates in each new thread, as it does for the program's own.
+/// Creates the key, before the first thread that needs it. If the program has created many keys
+/// before, the C library allocates memory for this key in each new thread, as it does for the
+/// program's own.
 fn create_key() {
     let mut key = 0;
     if KEY.load(Acquire) == NO_KEY
@@ -131,7 +136,7 @@ fn create_key() {
     }
 }
 
-/// Makes the memory at `at` the calling thread's alternate stack.
+/// Makes the memory at `at` the calling thread's alternate stack; false if the kernel refuses.
 fn set_stack(at: usize) -> bool {
     let ours = libc::stack_t {
         ss_sp: at as *mut c_void,
@@ -145,7 +150,7 @@ fn set_stack(at: usize) -> bool {
     true
 }
 
-/// At a thread's end, however it came.
+/// Unmaps a thread's alternate stack when the thread ends, in whatever way.
 extern "C" fn end_thread(stack: *mut c_void) {
     let now = kernel_stack();
     if now.ss_sp == stack {
@@ -166,7 +171,8 @@ extern "C" fn end_thread(stack: *mut c_void) {
 extern "C" fn prepare(start: *mut Start, next: *mut Next) {
     // SAFETY: `start` was leaked by pthread_create below for this thread alone.
     let start = unsafe { Box::from_raw(start) };
-    // A thread created with signals blocked (pthread_attr_setsigmask_np) believes so, too.
+    // A thread that is created with signals blocked (pthread_attr_setsigmask_np) believes them
+    // blocked.
     let given = signal::set_mask(signal::ALL);
     mask::believe(start.believed | (given & mask::OURS));
     give_stack();
@@ -180,8 +186,8 @@ extern "C" fn prepare(start: *mut Start, next: *mut Next) {
     }
 }
 
-/// Makes a thread that the C library started for itself, and that now calls the program, one like the
-/// program's own. The program finds the signals blocked that the C library has blocked.
+/// Prepares a thread that the C library started for itself, and that now calls the program, like
+/// one of the program's own. The program sees the signals blocked that the C library has blocked.
 pub fn prepare_foreign() {
     let given = signal::set_mask(signal::ALL);
     mask::believe(given & mask::OURS);
@@ -191,7 +197,8 @@ pub fn prepare_foreign() {
     signal::set_mask(given & !mask::OURS);
 }
 
-/// Before the C library is asked to start a thread, or threads of its own, with `attr` or with none.
+/// Prepares for the C library to start a thread, or threads of its own, with `attr`, which may be
+/// null.
 pub fn before_thread(attr: *const libc::pthread_attr_t) {
     if !attr.is_null() {
         eject_stack(attr);
@@ -229,7 +236,8 @@ unsafe extern "C" fn pthread_create(
     }
 }
 
-/// Locks that the kernel writes to when their holder dies, or hands from one thread to another, must be there for it.
+/// Keeps a lock in memory if the kernel writes to it: when the holder of a robust lock dies, or
+/// when the kernel hands a priority-inheriting lock from one thread to another.
 #[unsafe(no_mangle)]
 unsafe extern "C" fn pthread_mutex_init(
     mutex: *mut libc::pthread_mutex_t,
@@ -266,7 +274,7 @@ unsafe extern "C" fn pthread_mutex_init(
     unsafe { real::pthread_mutex_init()(mutex, attr) }
 }
 
-/// A stack the program allocated itself must be there when the kernel wants it.
+/// Ejects a stack that the program allocated itself, because the kernel may need it at any time.
 fn eject_stack(attr: *const libc::pthread_attr_t) {
     let (mut at, mut len) = (std::ptr::null_mut(), 0);
     // SAFETY: the program's initialised attributes; both results are writable.
@@ -278,15 +286,15 @@ fn eject_stack(attr: *const libc::pthread_attr_t) {
     }
 }
 
-/// A new thread reads the data of the global locale (its character classes) before the C library
-/// unblocks its signals: a fault there would end the process. The data come from `malloc`, and an
-/// allocator other than the C library's may have them in managed memory.
+/// Ejects the data of the global locale. A new thread reads them (the character classes) before the
+/// C library unblocks its signals: a fault there would end the process. The data come from
+/// `malloc`, and an allocator other than the C library's may have them in managed memory.
 fn eject_locale(engine: &'static Engine) {
-    /// What of the data is read: where the tables of characters are.
+    /// Length in bytes of the part that is read: the addresses of the tables of characters.
     const READ: usize = 256;
     /// `LC_GLOBAL_LOCALE`, which the libc crate does not name.
     const GLOBAL: libc::locale_t = std::ptr::without_provenance_mut(usize::MAX);
-    /// The data that were ejected last.
+    /// Address of the data that were ejected last.
     static EJECTED: AtomicUsize = AtomicUsize::new(0);
     if real::libc_allocates() {
         return;
@@ -296,8 +304,8 @@ fn eject_locale(engine: &'static Engine) {
     if copy.is_null() {
         return;
     }
-    // SAFETY: the copy begins with the addresses of its categories' data, of which LC_CTYPE is the first (`struct
-    // __locale_struct` of glibc); the data are the global locale's own.
+    // SAFETY: the copy begins with the addresses of its categories' data, of which LC_CTYPE is the
+    // first (`struct __locale_struct` of glibc); the data are the global locale's own.
     let at = unsafe {
         let at = copy.cast::<usize>().read();
         libc::freelocale(copy);
@@ -347,7 +355,7 @@ unsafe extern "C" fn sigaltstack(new: *const libc::stack_t, old: *mut libc::stac
     0
 }
 
-/// Sets the program's alternate stack; 0 or a negative errno.
+/// Sets the program's alternate stack. Returns 0 or a negative errno.
 fn set_program_stack(wanted: libc::stack_t, ours: usize, active: bool) -> c_int {
     let off = wanted.ss_flags & libc::SS_DISABLE != 0;
     let small = !off && (libc::MINSIGSTKSZ..ENOUGH).contains(&wanted.ss_size);

@@ -1,8 +1,8 @@
 //! Timers that call a function in a thread (SIGEV_THREAD).
 //!
-//! The C library makes these threads itself, and leaves nearly every signal blocked in them: a fault
-//! or a trapped system call there would end the process. The function that the C library calls is
-//! ours. It makes the thread one that can take both, and goes on to the program's.
+//! The C library makes these threads itself, and leaves nearly every signal blocked in them: a
+//! fault or a trapped system call there would end the process. So the C library is given a function
+//! of ours to call. It prepares the thread for both, and goes on to the program's function.
 
 use crate::lock::Lock;
 use crate::{real, state, thread};
@@ -24,28 +24,29 @@ pub struct Event {
 
 const _: () = assert!(size_of::<Event>() == size_of::<libc::sigevent>());
 
-/// A function of the program's and its argument.
+/// A function of the program and its argument.
 type Call = (usize, usize);
 
 hot! {
-    /// Every call that a timer was ever made for. None is forgotten: a thread may be about to make
-    /// it when its timer is deleted. Programs have few.
+    /// Every call that a timer was ever made for. Calls are never removed, because a thread may be
+    /// about to make one when its timer is deleted. Programs have few.
     static CALLS: Lock<BTreeMap<Call, &'static Call>> = Lock::new(BTreeMap::new());
 }
 
-/// Around a fork; see [`Lock::before_fork`].
+/// Takes this module's lock for the time of a fork; see [`Lock::before_fork`].
 #[unsafe(link_section = "hugeswap_start")]
 pub fn before_fork() {
     CALLS.before_fork();
 }
 
-/// The same, after it.
+/// Releases the lock after a fork, in parent and child.
 #[unsafe(link_section = "hugeswap_start")]
 pub fn after_fork() {
     CALLS.after_fork();
 }
 
-/// What the C library calls.
+/// The function that the C library calls: it prepares the thread and jumps to the program's
+/// function.
 #[unsafe(naked)]
 extern "C" fn called(call: *const Call) {
     naked_asm!(
@@ -55,7 +56,8 @@ extern "C" fn called(call: *const Call) {
         "mov rax, [rsp]",
         "mov rdi, [rsp + 8]",
         "add rsp, 24",
-        // Nothing of ours stays on the stack: unwinding and cancellation see the program's frames only.
+        // Nothing of ours stays on the stack: unwinding and cancellation see the program's frames
+        // only.
         "jmp rax",
         prepare = sym prepare,
     )

@@ -1,25 +1,26 @@
-//! Transfers: read, write and their kin, with one buffer or many, on managed memory.
+//! Transfers on managed memory: read, write and related calls, with one buffer or many.
 //!
-//! A transfer is a list of segments. As much of it as may be held at once is pinned and transferred, and the rest after
-//! that, where the descriptor allows it (a file, or anything written to): a stream read may return short, a
-//! datagram must go in one call. What cannot be held goes through a buffer of ours.
+//! A transfer is a list of segments. As much of it as may be held at once is pinned and
+//! transferred, then the rest, if the descriptor allows that (a file, or any descriptor that is
+//! written to). A read from a stream may return short, and a datagram must go in one call. Memory
+//! that cannot be held goes through a buffer of ours.
 
 use crate::issue::{Args, Caller, EFAULT, EINVAL, Pins};
 use crate::{mmap, state};
 use hugeswap_sys::fs;
 use libc::iovec;
 
-/// Through a buffer on the stack rather than pinned, up to this many bytes (which direct I/O
-/// does not like: see [`Transfer::direct`]).
+/// Transfers of up to this many bytes go through a buffer on the stack and are not pinned, except
+/// for direct I/O ([`Transfer::direct`]).
 const SMALL: usize = 4096;
-/// Vectors up to this length stand on the stack.
+/// Vectors of up to this many segments are on the stack.
 const FEW: usize = 8;
 /// Most bytes copied through a buffer of ours in one call.
 const BOUNCE: usize = 1 << 20;
 const IOV_MAX: usize = 1024;
 const PAGE: usize = 4096;
 
-/// Aligned as direct I/O likes it.
+/// A page, aligned as direct I/O needs it.
 #[derive(Clone, Copy)]
 #[repr(align(4096))]
 struct Page {
@@ -33,13 +34,13 @@ fn segment(base: usize, len: usize) -> iovec {
     }
 }
 
-/// Is more to be had at once from a descriptor that gave all it was asked for?
+/// True for a file or a block device: after a full read it may have more at once.
 fn is_file(fd: usize) -> bool {
     fs::identity(fd as i32)
         .is_ok_and(|id| matches!(id.mode & libc::S_IFMT, libc::S_IFREG | libc::S_IFBLK))
 }
 
-/// Does the kernel write to memory?
+/// Does the kernel write to the program's memory in this call?
 fn fills(nr: i64) -> bool {
     matches!(
         nr,
@@ -55,17 +56,17 @@ fn fills(nr: i64) -> bool {
     )
 }
 
-/// May the rest of a transfer follow once a piece was transferred whole?
+/// Whether the rest of a transfer may follow after a piece that was transferred whole.
 enum GoOn {
-    /// A message goes in one call.
+    /// No: a message goes in one call.
     Never,
-    /// From a file; a stream may have no more for now.
+    /// Only if the descriptor is a file: a stream may have no more for now.
     FromFile,
-    /// To anywhere.
+    /// Yes, with any descriptor.
     Always,
 }
 
-/// A transfer going on.
+/// A transfer in progress.
 struct Transfer<'a> {
     caller: &'a Caller,
     fills: bool,
@@ -75,7 +76,9 @@ struct Transfer<'a> {
 }
 
 impl Transfer<'_> {
-    /// Transfers all of `segments`; `call` makes one call for some segments, `done` bytes into the whole.
+    /// Transfers all of `segments`, and returns the number of bytes or a negative errno. `call`
+    /// makes one system call for some segments; its second argument is the number of bytes already
+    /// transferred.
     fn run(&self, segments: &[iovec], call: &mut dyn FnMut(&mut [iovec], usize) -> isize) -> isize {
         let limit = self.caller.engine.pin_limit();
         // Where the next piece begins: in segment `i`, `skip` bytes into it.
@@ -117,13 +120,14 @@ impl Transfer<'_> {
         }
     }
 
-    /// Is this a transfer past the page cache? Those need aligned memory.
+    /// True for direct I/O, which bypasses the page cache and needs aligned memory.
     fn direct(&self, piece: &[iovec]) -> bool {
         let aligned = |s: &iovec| (s.iov_base as usize | s.iov_len).is_multiple_of(512);
         piece.iter().all(aligned) && file_flags(self.fd) & libc::O_DIRECT != 0
     }
 
-    /// Transfers a piece of `n` bytes, or the beginning of it; how many bytes were asked for, and the answer.
+    /// Transfers a piece of `n` bytes, or its beginning. Returns how many bytes were requested, and
+    /// the kernel's answer.
     fn piece(
         &self,
         piece: &mut [iovec],
@@ -147,10 +151,10 @@ impl Transfer<'_> {
         }
         drop(held);
         if !piece.iter().all(|s| self.mapped(s)) {
-            // The program's error: the kernel says which.
+            // The program passed a bad address: the kernel returns the error.
             return (n, call(piece, done));
         }
-        // What does not go on must go in one call.
+        // A transfer that does not go on must go in one call.
         let asked = match self.goes_on() {
             true => n.min(BOUNCE),
             false => n,
@@ -162,11 +166,12 @@ impl Transfer<'_> {
 
     fn mapped(&self, s: &iovec) -> bool {
         let (at, len) = (s.iov_base as usize, s.iov_len);
-        // (Of what is the kernel's it knows best, as in `Caller::by_table`.)
+        // (The kernel answers for memory that it owns, as in `Caller::by_table`.)
         self.caller.mapped(at, len) && !(state::in_window(at) && self.caller.is_foreign(at, len))
     }
 
-    /// Transfers by way of the `room` bytes at `buffer`, as much as they hold.
+    /// Transfers through the `room` bytes at `buffer`, as much as they hold, and returns the
+    /// kernel's answer.
     fn through(
         &self,
         buffer: *mut u8,
@@ -179,8 +184,8 @@ impl Transfer<'_> {
             let mut at = 0;
             for s in piece {
                 let len = s.iov_len.min(n - at);
-                // SAFETY: `at + len <= n <= room`; the segment is the program's, and a fault on it is
-                // taken as any other.
+                // SAFETY: `at + len <= n <= room`; the segment is the program's, and a fault on it
+                // is taken as any other.
                 unsafe {
                     let (ours, theirs) = (buffer.add(at), s.iov_base.cast::<u8>());
                     if out {
@@ -232,7 +237,7 @@ impl Vector {
     }
 }
 
-/// Copies a program's vector; `None` if it is longer than the kernel would take.
+/// A copy of a program's vector; `None` if it is longer than the kernel accepts.
 fn vector_of(at: usize, count: usize) -> Option<Vector> {
     if count > IOV_MAX {
         return None;
@@ -246,7 +251,7 @@ fn vector_of(at: usize, count: usize) -> Option<Vector> {
 }
 
 impl Caller {
-    /// One buffer.
+    /// Makes a call that transfers one buffer, and returns the number of bytes or a negative errno.
     pub fn stream(&self, nr: i64, a: Args) -> isize {
         let (buf, len) = if nr == libc::SYS_getrandom {
             (0, 1)
@@ -257,7 +262,7 @@ impl Caller {
         let socket = matches!(nr, libc::SYS_recvfrom | libc::SYS_sendto);
         let total = a[len].min(0x7fff_f000);
         if nr == libc::SYS_sendto && a[3] & libc::MSG_ZEROCOPY as usize != 0 {
-            // The kernel reads the pages after the call: they must be its own.
+            // The kernel reads the pages after the call returns, so it must own them.
             let _ = mmap::eject(self.engine, a[buf], total);
         }
         let fills = fills(nr);
@@ -266,7 +271,7 @@ impl Caller {
             libc::SYS_read | libc::SYS_pread64 => GoOn::FromFile,
             _ => GoOn::Always,
         };
-        // The address of a socket call, by way of ours.
+        // The address of a socket call goes through a buffer of ours.
         let mut address = [0u8; 128];
         let mut address_len = 0u32;
         let mut call = a;
@@ -305,7 +310,7 @@ impl Caller {
             })
         };
         if socket && receive_address && r >= 0 {
-            // SAFETY: the program's address buffer, and how long it says that is.
+            // SAFETY: the program's address buffer, and the length that the program gives for it.
             unsafe {
                 let room = (a[5] as *const u32).read_unaligned() as usize;
                 let n = room.min(address_len as usize).min(address.len());
@@ -316,7 +321,8 @@ impl Caller {
         r
     }
 
-    /// Many buffers.
+    /// Makes a call that transfers many buffers, and returns the number of bytes or a negative
+    /// errno.
     pub fn vector(&self, nr: i64, a: Args) -> isize {
         let process = matches!(nr, libc::SYS_process_vm_readv | libc::SYS_process_vm_writev);
         let Some(mut segments) = vector_of(a[1], a[2]) else {
@@ -330,7 +336,8 @@ impl Caller {
         let mut number = nr;
         if nr == libc::SYS_vmsplice && segments.iter().any(|s| state::managed(s.iov_base as usize))
         {
-            // Pages given to a pipe are read later; what is managed moves. So copy.
+            // A pipe's pages are read later, and managed pages may move before that. So they are
+            // copied.
             fills = file_flags(a[0]) & libc::O_ACCMODE == libc::O_RDONLY;
             number = if fills {
                 libc::SYS_readv
@@ -370,7 +377,7 @@ impl Caller {
         })
     }
 
-    /// Our side of a transfer to or from another process; the other's memory is its own affair.
+    /// Makes a transfer to or from another process. Only the memory of this process is pinned.
     fn process_vm(&self, nr: i64, a: Args, segments: &[iovec]) -> isize {
         let Some(mut remote) = vector_of(a[3], a[4]) else {
             return self.raw(nr, a);
@@ -398,7 +405,7 @@ impl Caller {
         r
     }
 
-    /// sendmsg and recvmsg.
+    /// Makes a sendmsg or recvmsg call.
     pub fn message(&self, nr: i64, a: Args) -> isize {
         // SAFETY: the program's message header.
         let given = unsafe { (a[1] as *const libc::msghdr).read_unaligned() };
@@ -412,7 +419,7 @@ impl Caller {
                 let _ = mmap::eject(self.engine, s.iov_base as usize, s.iov_len);
             }
         }
-        // Name and control data, by way of ours.
+        // Name and control data go through buffers of ours.
         let mut name = Copied::of(given.msg_name as usize, given.msg_namelen as usize);
         let mut control = Copied::of(given.msg_control as usize, given.msg_controllen);
         let mut now = given;
@@ -445,7 +452,7 @@ impl Caller {
         r
     }
 
-    /// sendmmsg and recvmmsg: one message after the other.
+    /// Makes a sendmmsg or recvmmsg call, one message after the other.
     pub fn messages(&self, nr: i64, a: Args) -> isize {
         let receiving = nr == libc::SYS_recvmmsg;
         let one = if receiving {
@@ -476,7 +483,7 @@ impl Caller {
             if a[3] & WAITFORONE != 0 {
                 flags |= libc::MSG_DONTWAIT as usize;
             }
-            // As in the kernel, the time is looked at after each message only.
+            // As in the kernel, the time is checked after each message only.
             if deadline.is_some_and(|d| hugeswap_sys::now_ns() >= d) {
                 return i as isize + 1;
             }
@@ -493,7 +500,7 @@ fn file_flags(fd: usize) -> i32 {
     flags.max(0) as i32
 }
 
-/// A small buffer of the program's, or a copy of it if it is managed.
+/// A small buffer of the program, or a copy of it if it is managed.
 struct Copied {
     original: usize,
     copy: Vec<u64>,

@@ -1,10 +1,11 @@
-//! Regions that are files' ([`crate::files`]): what the program has mapped of them, and when they end.
+//! Regions of files ([`crate::files`]): what the program has mapped of them, and when they end.
 //!
-//! This process maps such a region once, whole, and keeps it mapped as long as the file may be mapped again by anybody: until it has neither a name nor a
-//! descriptor anywhere. That is when the kernel takes an inotify watch off it (`IN_DELETE_SELF`), which is looked up in the instance's fdinfo, so that
-//! a forked child, which inherits the instance, is told as well.
+//! This process maps such a region once, as a whole, and keeps it mapped as long as any process may
+//! map the file again: until the file has neither a name nor a descriptor anywhere. Then the kernel
+//! removes the inotify watch on the file (`IN_DELETE_SELF`). The watch is looked up in the
+//! instance's fdinfo, so that a forked child, which inherits the instance, learns of it as well.
 //!
-//! A region that is not ready is being mapped, or given up, by one thread; others wait for it.
+//! A region that is not ready is being mapped, or given up, by one thread; other threads wait.
 
 use crate::shared::{REGIONS, Regions, overlap, reserve};
 use crate::state;
@@ -21,25 +22,25 @@ use std::sync::atomic::{AtomicI32, AtomicUsize};
 const PAGE: usize = 4096;
 const RW: c_int = libc::PROT_READ | libc::PROT_WRITE;
 
-/// The watch of what is never gone, which tells that the instance is ours.
+/// The watch on `/`, which is never gone. It shows that the instance is ours.
 const FIRST: i32 = 1;
-/// For what fdinfo tells: some 120 bytes a watch.
+/// Size in bytes of the buffer for fdinfo, which has about 120 bytes for each watch.
 const ROOM: usize = 64 << 10;
 
-/// The inotify instance; -1: none. Inherited by forked children.
+/// The descriptor of the inotify instance, or -1 if there is none. Forked children inherit it.
 static INSTANCE: AtomicI32 = AtomicI32::new(-1);
-/// Regions that nothing is mapped of.
+/// Number of regions of which nothing is mapped.
 static IDLE: AtomicUsize = AtomicUsize::new(0);
 
-/// Of a region that is a file's.
+/// The file of a region, and what the program has mapped of it.
 pub(crate) struct File {
     key: FileKey,
-    /// The file's watch; -1: nobody tells when it is gone.
+    /// The watch on the file, or -1 if there is none: then nothing tells when the file is gone.
     watch: i32,
-    /// What the program has mapped of it; they may overlap.
+    /// Ranges that the program has mapped of it; they may overlap.
     views: Vec<Range<usize>>,
     ready: bool,
-    /// All of it is read-only, since all views are.
+    /// The whole mapping is read-only, because all views are.
     read_only: bool,
 }
 
@@ -66,7 +67,8 @@ impl File {
         self.views.iter().filter(meets).count()
     }
 
-    /// Unmaps a range: of the one view that it is, or else is in; else of all that it meets.
+    /// Unmaps a range from the one view that equals it, or else from one that contains it, or else
+    /// from all views that it meets.
     pub fn remove(&mut self, at: &Range<usize>) {
         let whole = |v: &Range<usize>| v.start <= at.start && at.end <= v.end;
         let exact = self.views.iter().position(|v| v == at);
@@ -87,17 +89,17 @@ impl File {
     }
 }
 
-/// The descriptor that is ours.
+/// The descriptor of the inotify instance, or -1 if there is none.
 pub fn descriptor() -> i32 {
     INSTANCE.load(Relaxed)
 }
 
-/// Watches the file that `fd` is; -1: it cannot be.
+/// Watches the file of `fd`. Returns the watch, or -1 if the file cannot be watched.
 pub fn watch(engine: &Engine, fd: i32) -> i32 {
     let mut instance = INSTANCE.load(Acquire);
     if instance < 0 {
         let flags = (libc::IN_CLOEXEC | libc::IN_NONBLOCK) as usize;
-        // SAFETY: it takes a number.
+        // SAFETY: the call takes a number.
         let made = unsafe { raw::call(libc::SYS_inotify_init1, [flags, 0, 0, 0, 0, 0]) };
         let Ok(low) = made else {
             return -1;
@@ -137,7 +139,8 @@ fn add_watch(instance: i32, path: &CStr) -> i32 {
     unsafe { raw::call(libc::SYS_inotify_add_watch, a) }.map_or(-1, |wd| wd as i32)
 }
 
-/// Has the kernel taken the watch away? Then the file is gone. (By bare calls: our `close` comes here.)
+/// True if the kernel has removed the watch, so the file is gone. (Uses bare system calls, because
+/// our `close` calls this.)
 fn is_gone(watch: i32) -> bool {
     if watch < 0 {
         return false;
@@ -147,7 +150,7 @@ fn is_gone(watch: i32) -> bool {
     let Ok(fd) = fs::open(&path, libc::O_RDONLY | libc::O_CLOEXEC, 0) else {
         return false;
     };
-    // A line for each file that this process and its relatives have a region of.
+    // It has a line for each file of which this process or a relative has a region.
     let mut told = vec![0u8; ROOM];
     // SAFETY: the room is ours.
     let got = unsafe { fs::read_until(fd, told.as_mut_ptr() as usize, ROOM, ROOM, 0) };
@@ -157,13 +160,14 @@ fn is_gone(watch: i32) -> bool {
         told.split(|&b| b == b'\n')
             .any(|l| l.starts_with(line.as_bytes()))
     };
-    // (Without the first watch it is not our instance any more.)
+    // (An instance without the first watch is not ours any more.)
     told.len() < ROOM
         && has(format!("inotify wd:{FIRST:x} "))
         && !has(format!("inotify wd:{watch:x} "))
 }
 
-/// Makes a region of `bytes` bytes for a file that has none; where it is mapped. Nothing of it is the program's yet.
+/// Makes a region of `bytes` bytes for a file that has none, and returns its address. The program
+/// has no view of it yet.
 pub fn make(engine: &Engine, key: FileKey, bytes: u64) -> std::result::Result<usize, SharedError> {
     let len = (bytes as usize).next_multiple_of(PAGE);
     let none = || SharedError::System("no addresses are left", Errno::ENOMEM);
@@ -183,7 +187,7 @@ pub fn make(engine: &Engine, key: FileKey, bytes: u64) -> std::result::Result<us
     made.map(|()| at)
 }
 
-/// The region at `at` can be used.
+/// Marks the region at `at` as ready for use; `watch` is the watch on its file, or -1.
 pub fn ready(at: usize, watch: i32) {
     let mut regions = REGIONS.lock();
     if let Some(f) = regions.of(at).and_then(|r| r.file.as_mut()) {
@@ -207,7 +211,8 @@ fn forget(at: usize, len: usize) {
     REGIONS.lock().forget(at);
 }
 
-/// A view of a file's region: `len` bytes, whole pages, from `offset` on, within the file; `fd` is the file.
+/// Maps a view of the region of the file `fd`, and returns its address. `part` is the view's offset
+/// and its length, which is whole pages, within the file.
 pub fn map(
     engine: &Engine,
     key: FileKey,
@@ -226,7 +231,7 @@ pub fn map(
             let is = |f: &File| f.key == key;
             if regions.all.iter().any(|r| r.file.as_ref().is_some_and(is)) {
                 drop(regions);
-                // Another thread is at it.
+                // Another thread is mapping the region or giving it up.
                 process::yield_now();
                 continue;
             }
@@ -251,14 +256,14 @@ pub fn map(
     }
 }
 
-/// A view of a region that is there and ready.
+/// Adds a view of a region, and returns its address; `None` if no such region is ready.
 fn view(key: FileKey, (offset, len): (usize, usize), access: c_int) -> Option<Result<usize>> {
     let mut regions = REGIONS.lock();
     let is = |f: &File| f.key == key && f.ready;
     let mut all = regions.all.iter_mut();
     let r = all.find(|r| r.file.as_ref().is_some_and(is))?;
     if r.foreign {
-        // Its bytes may not be all there any more, at these addresses.
+        // Some of its bytes may no longer be at these addresses.
         return Some(Err(Errno(libc::EBUSY)));
     }
     let f = r.file.as_mut()?;
@@ -266,7 +271,7 @@ fn view(key: FileKey, (offset, len): (usize, usize), access: c_int) -> Option<Re
     let first = f.views.is_empty();
     if first || f.read_only && writable {
         let access = if writable { RW } else { libc::PROT_READ };
-        // SAFETY: a region of ours, which no view forbids to be accessed so.
+        // SAFETY: a region of ours, and no view forbids this access.
         if let Err(e) = unsafe { mm::protect(r.at.start, r.at.len(), access as u32) } {
             return Some(Err(e));
         }
@@ -282,7 +287,7 @@ fn view(key: FileKey, (offset, len): (usize, usize), access: c_int) -> Option<Re
     Some(Ok(at))
 }
 
-/// Unmaps what views there are in a range; what of it is in no file's region.
+/// Unmaps all views in a range. Returns the parts of the range that are in no file's region.
 pub fn unmap(engine: &Engine, at: Range<usize>) -> Vec<Range<usize>> {
     let mut rest = Vec::new();
     let mut from = at.start;
@@ -310,12 +315,12 @@ pub fn unmap(engine: &Engine, at: Range<usize>) -> Vec<Range<usize>> {
     rest
 }
 
-/// Is there a region that nothing is mapped of?
+/// Is there a region of which nothing is mapped?
 pub fn is_any_idle() -> bool {
     IDLE.load(Relaxed) > 0
 }
 
-/// Ends regions that nothing is mapped of and whose files are gone.
+/// Ends the regions of which nothing is mapped and whose files are gone.
 pub fn sweep(engine: &Engine) {
     while IDLE.load(Relaxed) > 0 {
         let mut regions = REGIONS.lock();
@@ -340,7 +345,8 @@ pub fn sweep(engine: &Engine) {
     }
 }
 
-/// In a forked child: what another thread of the parent's was at is what the engine says.
+/// In a forked child: settles regions that another thread of the parent was mapping or giving up. A
+/// region that the engine has is ready, and any other is forgotten.
 pub fn settle_child(engine: &Engine, regions: &mut Regions) {
     let coming = |r: &crate::shared::Region| r.file.as_ref().is_some_and(|f| !f.ready);
     let all = regions.all.iter_mut().filter(|r| coming(r));

@@ -1,7 +1,8 @@
 //! The common transfer calls, as the C library names them.
 //!
-//! A buffer elsewhere: one comparison, and on to the C library. A managed buffer in signal mode goes to
-//! [`crate::issue`] directly, which spares the trap. In message mode the kernel waits for pages by itself.
+//! A call on a buffer that is not managed costs one comparison and goes on to the C library. A call
+//! on a managed buffer in signal mode goes to [`crate::issue`] directly, which saves the trap. In
+//! message mode the kernel waits for pages by itself.
 
 use crate::issue::{Args, Caller};
 use crate::pagemap::{self, pread, read};
@@ -9,7 +10,8 @@ use crate::real::{self, answer};
 use crate::{addresses, fds, files, state};
 use libc::{c_int, c_long, c_uint, c_void, iovec, off_t, size_t, socklen_t, ssize_t};
 
-/// Makes the call with care, if one of `pointers` is managed; `None`: nothing to care about.
+/// Makes the call through [`crate::issue`] if one of `pointers` is managed and this process is in
+/// signal mode. `None`: the call is not made, and needs no care.
 #[inline]
 fn care(nr: c_long, a: Args, pointers: &[usize]) -> Option<isize> {
     if pointers.iter().any(|&p| state::managed(p)) {
@@ -46,7 +48,8 @@ fn care_vector(nr: c_long, a: Args, vector: usize, count: usize) -> Option<isize
 
 /// Does a vector, or anything it points to, lie in managed memory?
 fn vector_managed(vector: usize, count: usize) -> bool {
-    // SAFETY: the program's vector; were it not readable the kernel would say EFAULT, and we fault.
+    // SAFETY: the program's vector. If it is not readable, the kernel would return EFAULT, and we
+    // fault.
     let base = |i: usize| unsafe { (*(vector as *const iovec).add(i)).iov_base as usize };
     state::engine().is_some()
         && (state::managed(vector)
@@ -74,7 +77,7 @@ fn args(given: &[usize]) -> Args {
 }
 
 wrap! {
-    // `read` and its kin are [`crate::pagemap`]'s.
+    // [`crate::pagemap`] defines `read`, `pread` and `pread64`.
     pub fn plain_read / read (fd: c_int, buf: *mut c_void, n: size_t) -> ssize_t = SYS_read [buf] (fd, buf, n);
     #[unsafe(no_mangle)]
     fn write / write (fd: c_int, buf: *const c_void, n: size_t) -> ssize_t = SYS_write [buf] (fd, buf, n);
@@ -97,7 +100,7 @@ wrap! {
     fn getrandom / getrandom (buf: *mut c_void, n: size_t, flags: c_uint) -> ssize_t = SYS_getrandom [buf] (buf, n, flags);
 }
 
-/// The fortified twins check that the buffer has room, then are what they stand for.
+/// The fortified variants check that the buffer has room, then do what the plain functions do.
 macro_rules! fortified {
     ($($name:ident => $plain:ident ($($arg:ident: $ty:ty),*) $n:ident $room:ident;)*) => {$(
         #[unsafe(no_mangle)]
@@ -220,7 +223,7 @@ process_vm! {
     process_vm_writev = SYS_process_vm_writev;
 }
 
-/// Does a message, its header, name, control data or vector, lie in managed memory?
+/// Is any of a message's header, name, control data, vector and buffers in managed memory?
 fn message_managed(m: usize) -> bool {
     if m == 0 || state::engine().is_none() {
         return false;
@@ -325,7 +328,8 @@ unsafe extern "C" fn sendmmsg(
     }
 }
 
-/// libc's `syscall`: what has a wrapper goes the wrapper's way, for the filter does not look into vectors.
+/// libc's `syscall`. A call that has a wrapper is handled as the wrapper does, because the filter
+/// does not look into vectors.
 #[unsafe(no_mangle)]
 unsafe extern "C" fn syscall(
     nr: c_long,
@@ -345,7 +349,7 @@ unsafe extern "C" fn syscall(
     if let Some(r) = unsafe { addresses::by_number(nr, all) } {
         return answer(r) as c_long;
     }
-    // Unlike the library's own functions, this one is no cancellation point.
+    // Unlike the library's own functions, this one is not a cancellation point.
     let uncancelled = |managed: bool| {
         if managed {
             care_as(nr, all, false)
@@ -385,7 +389,8 @@ unsafe extern "C" fn syscall(
     };
     match cared {
         Some(r) => r as c_long,
-        // SAFETY: passed on; libc takes its arguments from the same registers and the same place on the stack.
+        // SAFETY: passed on; libc takes its arguments from the same registers and the same place on
+        // the stack.
         None => unsafe { real::syscall()(nr, a, b, c, d, e, f) },
     }
 }
