@@ -139,7 +139,7 @@ pub unsafe fn start(argc: i32, argv: *const *const c_char, envp: *const *const c
 }
 
 /// # Safety
-/// As for [`start`].
+/// As for [`start()`].
 #[cold]
 #[inline(never)]
 unsafe fn become_program(mut vectors: Vectors, path: *const c_char) -> ! {
