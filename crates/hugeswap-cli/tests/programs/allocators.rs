@@ -1,12 +1,14 @@
-//! Allocators other than the C library's: preloaded, in a shared library the program is linked with, and inside the program.
+//! Programs with another allocator than the C library's: preloaded, in a shared library that the
+//! program is linked with, or inside the program.
 //!
-//! One of them is ours (c/strict.c), and ends the process if hugeswap enters it from inside itself or from a thread of its own.
+//! One of the allocators is ours (c/strict.c). It ends the process if hugeswap enters it from
+//! inside itself or from a thread of its own.
 
 use crate::util::*;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-/// Where Debian and its kin have libraries, and others.
+/// Directories in which distributions keep libraries.
 const DIRECTORIES: [&str; 4] = [
     "/usr/lib/x86_64-linux-gnu",
     "/usr/lib64",
@@ -14,7 +16,7 @@ const DIRECTORIES: [&str; 4] = [
     "/usr/local/lib",
 ];
 
-/// How a program comes by its allocator.
+/// How a program gets its allocator.
 #[derive(Clone, Copy)]
 enum By {
     Preload,
@@ -28,7 +30,8 @@ const WAYS: [(By, &str); 3] = [
     (By::Inside, "inside"),
 ];
 
-/// Name, shared object, archive if there is one, what the archive needs.
+/// An allocator: its name, its shared object, its archive if there is one, and the flags that the
+/// archive needs.
 struct Allocator(
     &'static str,
     &'static str,
@@ -77,7 +80,7 @@ pub fn cases() -> Vec<Case> {
                 if matches!(by, By::Inside) && a.2.is_none() {
                     continue;
                 }
-                // (tcmalloc brings one.)
+                // (tcmalloc defines an `mmap`.)
                 let own_mmap = a.0 == "tcmalloc" && matches!(by, By::Inside);
                 all.push(case(
                     format!("allocator, {} {way}, {mode}", a.0),
@@ -90,7 +93,7 @@ pub fn cases() -> Vec<Case> {
 }
 
 impl Allocator {
-    /// Its shared object. Ours is built in `dir`, with its archive.
+    /// The path of its shared object. Our allocator is built in `dir`, with its archive.
     fn shared(&self, dir: &Path) -> PathBuf {
         if self.is_ours() {
             let flags: [&[&str]; 2] = [
@@ -108,7 +111,7 @@ impl Allocator {
         self.0 == "strict"
     }
 
-    /// Where a file of it is.
+    /// The path of one of its files.
     fn find(&self, file: &str, dir: &Path) -> PathBuf {
         match self.is_ours() {
             true => dir.join(file),
@@ -116,7 +119,7 @@ impl Allocator {
         }
     }
 
-    /// c/blocks.c with this allocator.
+    /// The program c/blocks.c with this allocator.
     fn program(&self, by: By, dir: &Path) -> Program {
         let Allocator(_, _, archive, needs) = self;
         let shared = self.shared(dir);
@@ -129,7 +132,8 @@ impl Allocator {
                 };
                 let mut flags = vec!["-fno-builtin", "-o", "blocks"];
                 let file = file.to_str().expect("a plain name").to_owned();
-                // Archives give only what is asked for: their own definitions must win over the C library's.
+                // The linker takes from an archive only what is needed, but all of the allocator's
+                // definitions must take precedence over the C library's.
                 flags.extend(["-Wl,-rpath,.", "-Wl,--whole-archive", &file]);
                 flags.push("-Wl,--no-whole-archive");
                 flags.extend(needs.iter());
@@ -140,7 +144,7 @@ impl Allocator {
     }
 }
 
-/// A library of the system's; ends the case as skipped if it is not there.
+/// The path of a library of the system; ends the case as skipped if it is not there.
 fn library(file: &str) -> PathBuf {
     let mut paths = DIRECTORIES.iter().map(|d| Path::new(d).join(file));
     paths.find(|p| p.exists()).unwrap_or_else(|| missing(file))
@@ -159,13 +163,15 @@ fn build(dir: &Path, before: &[&str], sources: &[&str], after: &[&str]) {
     assert!(out.status.success(), "{sources:?}: {said}");
 }
 
-/// With less memory than it needs. `own_mmap`: the program has an `mmap` of its own, so nothing is managed; all must be right.
+/// A program with less memory than it needs. `own_mmap`: the program has an `mmap` of its own, so
+/// nothing is managed, and its output must be right all the same.
 fn storm(mode: Mode, own_mmap: bool, program: &dyn Fn(&Path) -> Program) {
     mode.need();
     let dir = directory();
     let program = program(dir.path()).args(["3", "4"]);
     let plain = program.plain();
-    // (What allocators ask for by a megabyte and less is managed too.)
+    // (Blocks of 128 KiB and more are managed too, because allocators ask for memory in such
+    // pieces.)
     let setup = Setup::new(mode, 48)
         .option("--set", "route.malloc_min=128K")
         .option("--set", "route.mmap_min=128K");
@@ -178,7 +184,7 @@ fn storm(mode: Mode, own_mmap: bool, program: &dyn Fn(&Path) -> Program) {
     }
 }
 
-/// Threads that begin when the data of the locale, which are the allocator's blocks, would be in swap.
+/// New threads read the locale's data, which are blocks of the allocator and would be in swap.
 fn locale(mode: Mode, allocator: &Allocator) {
     mode.need();
     let dir = directory();
@@ -189,19 +195,19 @@ fn locale(mode: Mode, allocator: &Allocator) {
     program.managed(&Setup::new(mode, 32)).same_as(&plain);
 }
 
-/// Memory that is said to be writable, as it is, stays managed.
+/// Memory stays managed if the program makes it writable when it is writable already.
 fn committing(mode: Mode) {
     mode.need();
     let dir = directory();
     let program = Program::new(dir.path(), compile("commit", dir.path())).arg("96");
     let plain = program.plain();
     let managed = program.managed(&Setup::new(mode, 64));
-    // (The one that is protected in part.)
+    // (Only the unit that is protected in part is ejected.)
     let ejected = managed.same_as(&plain).number("ejected");
     assert!(ejected <= 1, "{ejected} units were ejected");
 }
 
-/// A server linked with jemalloc: the same data after filling, deleting and saving it.
+/// A server that is linked with jemalloc has the same data after filling, deleting and saving.
 fn redis() {
     for tool in ["redis-server", "redis-cli"] {
         if Command::new(tool).arg("--version").output().is_err() {

@@ -1,8 +1,9 @@
-//! Programs in C that verify their own memory: threads, workers, and every way to treat memory that we know of.
+//! Programs in C that verify their own memory: threads, workers, and every way to treat memory that
+//! we know of.
 
 use crate::util::*;
 
-/// More than the budget, so that walking through it pushes out the rest.
+/// More than the budget, so that walking through it pushes out all other memory.
 const BALLAST_MIB: &str = "96";
 const MEMORY_MIB: u64 = 64;
 
@@ -66,7 +67,7 @@ pub fn cases() -> Vec<Case> {
     all
 }
 
-/// A child never waits for a lock that a thread of its parent's held.
+/// A child never waits for a lock that a thread of its parent held.
 fn asks(mode: Mode) {
     mode.need();
     let dir = directory();
@@ -75,7 +76,7 @@ fn asks(mode: Mode) {
     program.managed(&Setup::new(mode, 16)).same_as(&plain);
 }
 
-/// Eight threads that each fill and verify a part of their own, and share another.
+/// Threads that each fill and verify memory of their own and memory that they share.
 fn threads(mode: Mode) {
     mode.need();
     let dir = directory();
@@ -85,7 +86,8 @@ fn threads(mode: Mode) {
     managed.same_as(&plain);
 }
 
-/// A program that wants the kernel to have more of its memory than the budget is told so, and goes on.
+/// A program that asks the kernel to keep more of its memory than the budget gets an error, and
+/// goes on.
 fn handed(mode: Mode) {
     mode.need();
     let dir = directory();
@@ -96,7 +98,7 @@ fn handed(mode: Mode) {
         .same_as(&plain);
 }
 
-/// Four processes that each map memory of their own: one budget for all of them.
+/// Four processes that each map memory of their own keep one budget together.
 fn workers(mode: Mode) {
     mode.need();
     let dir = directory();
@@ -106,8 +108,8 @@ fn workers(mode: Mode) {
     managed.same_as(&plain).processes(4);
 }
 
-/// More children than the budget has units, each with a little memory that it does not use: it is
-/// there for the parent, which works.
+/// There are more children than the budget has units, each with a little memory that it does not
+/// use. The budget is there for the parent, which works.
 fn resting(mode: Mode) {
     const ROUNDS: u64 = 100;
     const UNITS: u64 = 16;
@@ -129,7 +131,8 @@ fn resting(mode: Mode) {
     );
 }
 
-/// `storm`: units are evicted at random all the time.
+/// The program verifies its memory while it is swapped. `storm`: units are evicted at random all
+/// the time.
 fn exercise(program: &str, least_absent: u64, mode: Mode, storm: bool) {
     mode.need();
     let dir = directory();
@@ -152,8 +155,8 @@ fn exercise(program: &str, least_absent: u64, mode: Mode, storm: bool) {
     );
 }
 
-/// All by base pages: nothing is whole but what system calls and forks hold. (With more memory than the others, for a page at a time takes long on
-/// a slow disk.)
+/// Everything is mapped by base pages, except units that system calls and forks hold. (The budget
+/// is larger than in other cases, because swapping by the page takes long on a slow disk.)
 fn base_pages(program: &str) {
     let dir = directory();
     let files = dir.path().join("files");
@@ -168,7 +171,7 @@ fn base_pages(program: &str) {
     assert_eq!(managed.number("thp_fault_alloc"), 0);
 }
 
-/// A program that says where it wants huge pages.
+/// A program gives advice on where it wants huge pages.
 fn huge() {
     let dir = directory();
     let program = Program::new(dir.path(), compile("huge", dir.path())).arg(BALLAST_MIB);
@@ -177,7 +180,7 @@ fn huge() {
     managed.same_as(&plain);
 }
 
-/// A program that reads where its own memory is, and is told what is in swap here.
+/// A program reads its own pagemap and sees which of its pages are in swap here.
 fn pagemap(setup: &Setup) {
     setup.mode.need();
     let dir = directory();
@@ -197,7 +200,7 @@ fn sharing(dir: &std::path::Path, part: &str) -> Program {
         .args((part == "calls").then_some(dir))
 }
 
-/// Processes that have memory in common, larger than the budget.
+/// Processes share memory that is larger than the budget.
 fn shared(part: &str) {
     let dir = directory();
     let program = sharing(dir.path(), part);
@@ -206,7 +209,7 @@ fn shared(part: &str) {
     program.managed(&setup).same_as(&plain);
 }
 
-/// It is the kernel's in message mode, and where it is switched off.
+/// Shared memory is left to the kernel in message mode, and if the setting is off.
 fn shared_unmanaged() {
     let dir = directory();
     let program = sharing(dir.path(), "counters");
@@ -223,7 +226,7 @@ fn shared_unmanaged() {
 
 const FILES: &str = "shared.files=on";
 
-/// Memory files that processes have in common, larger than the budget.
+/// Processes share memory files that are larger than the budget.
 fn files(part: &str) {
     let dir = directory();
     let program = Program::new(dir.path(), compile("files", dir.path())).arg(part);
@@ -232,12 +235,13 @@ fn files(part: &str) {
     let managed = program.managed(&setup);
     managed.same_as(&plain);
     if part == "many" {
-        // All of every one of them went out: none was the kernel's for want of a place.
+        // Every file went out as a whole: none was left to the kernel for want of a place.
         assert!(managed.number("pswpout") >= 20 * (80 << 20) / 4096);
     }
 }
 
-/// They are the kernel's in message mode, where it is not asked for, and below the threshold.
+/// Memory files are left to the kernel in message mode, where the setting is not on, and below the
+/// threshold.
 fn files_unmanaged() {
     let dir = directory();
     let program = Program::new(dir.path(), compile("files", dir.path())).arg("workers");
@@ -260,7 +264,7 @@ fn files_unmanaged() {
     }
 }
 
-/// What stands for memory that is gone with the run goes with it, too.
+/// The name of a memory file goes when the run ends and its memory is gone.
 fn files_left() {
     let dir = directory();
     let name = format!("hugeswap-test-left-{}", std::process::id());
@@ -275,11 +279,12 @@ fn files_left() {
     assert!(there.is_err(), "{name} is there still");
 }
 
-/// Guards of the program's own.
+/// A program has guard pages of its own.
 fn guard(mode: Mode) {
     mode.need();
     let dir = directory();
-    // (In message mode, which `auto` may be, what has guards is the kernel's, and must fit.)
+    // (In message mode, which `auto` may be, memory with guards is left to the kernel, and must
+    // fit.)
     let size = match mode {
         Mode::Signal => BALLAST_MIB,
         _ => "16",
@@ -295,7 +300,7 @@ fn guard(mode: Mode) {
     }
 }
 
-/// Addresses of the program's choice.
+/// A program maps memory at addresses of its choice.
 fn fixed(mode: Mode) {
     mode.need();
     let dir = directory();
@@ -306,7 +311,7 @@ fn fixed(mode: Mode) {
     assert_eq!(managed.output.stdout, plain.stdout);
 }
 
-/// Addresses that the program has given up, and nobody may take.
+/// A program has given up addresses that nobody else may take.
 fn hole(mode: Mode) {
     mode.need();
     let dir = directory();
@@ -317,7 +322,7 @@ fn hole(mode: Mode) {
         .same_as(&plain);
 }
 
-/// Heaps that are reserved and committed by parts.
+/// A program reserves heaps and commits them by parts.
 fn reserved(mode: Mode) {
     mode.need();
     let dir = directory();
@@ -327,7 +332,7 @@ fn reserved(mode: Mode) {
     assert_eq!(managed.output.status, plain.status, "{}", managed.said());
     assert_eq!(managed.output.stdout, plain.stdout);
     if mode == Mode::Signal {
-        // (In message mode a unit of which a part is accessible is the kernel's.)
+        // (In message mode a unit that is accessible in part is left to the kernel.)
         managed.same_as(&plain);
         let unmanaged = managed.number("peak_unmanaged_bytes");
         assert!(unmanaged < 16 << 20, "{}", managed.report);
@@ -338,14 +343,14 @@ fn reserved(mode: Mode) {
     assert_eq!(stormed.output.stdout, plain.stdout);
 }
 
-/// `HUGESWAP_SPACE_STEPS`: how many steps of each seed.
+/// c/space.c, with as many steps for each seed as `HUGESWAP_SPACE_STEPS` says.
 fn random_calls(dir: &std::path::Path, raw: &str) -> Program {
     let steps = std::env::var("HUGESWAP_SPACE_STEPS").unwrap_or("1500".into());
     Program::new(dir, compile("space", dir)).args(["1", "4", &steps, raw])
 }
 
-/// Random calls on the address space, while units are evicted at random. The budget holds everything:
-/// what the kernel has of it is not swapped.
+/// A program makes random calls on its address space while units are evicted at random. The budget
+/// holds all of its memory, because the memory that is left to the kernel is not swapped.
 fn space(mode: Mode) {
     mode.need();
     let dir = directory();

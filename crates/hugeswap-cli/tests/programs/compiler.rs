@@ -1,4 +1,5 @@
-//! The C compiler at work on a large file. It asks for memory in small pieces, so more of them are managed.
+//! The C compiler at work on a large file. It asks for memory in small pieces, so more of them are
+//! managed.
 
 use crate::util::*;
 use std::fmt::Write;
@@ -26,7 +27,8 @@ fn compile_large() {
     }
 }
 
-/// Functions that call each other, and tables that take much more memory to compile than to hold.
+/// The text of functions that call each other, and of tables that take much more memory to compile
+/// than to hold.
 fn program() -> String {
     let mut c = String::from("#include <stddef.h>\n#include <stdint.h>\n");
     for i in 0..FUNCTIONS {

@@ -1,4 +1,4 @@
-//! gdb on programs whose memory is in swap, and what a core dump holds.
+//! gdb on programs whose memory is in swap, and the contents of core dumps.
 
 use crate::util::*;
 use std::io::{BufRead, BufReader};
@@ -19,7 +19,8 @@ pub fn cases() -> Vec<Case> {
     ]
 }
 
-/// The script, in `dir`.
+/// Writes hugeswap's gdb script to `dir`, and returns its path. Ends the case as skipped without a
+/// gdb that has Python.
 fn script(dir: &Path) -> PathBuf {
     if !Command::new("gdb")
         .arg("--version")
@@ -62,7 +63,7 @@ fn managed(mode: Mode, program: &Path, then: &str) -> Command {
     c
 }
 
-/// Every page, also those that are in swap, reads as it was written.
+/// Every page, also one that is in swap, reads as it was written.
 fn memory_in_swap(mode: Mode) {
     mode.need();
     let dir = directory();
@@ -110,7 +111,8 @@ fn memory_in_swap(mode: Mode) {
     assert!(said.contains("0x1000: no managed memory"), "{said}");
 }
 
-/// gdb does not stop at our faults, stops at the program's own one, and can read there too.
+/// gdb does not stop at our faults. It stops at a fault of the program, and can read memory there
+/// too.
 fn own_fault() {
     let dir = directory();
     let script = script(dir.path());

@@ -9,7 +9,7 @@ use std::os::unix::process::CommandExt;
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
-/// Tells the process of a case which it is.
+/// The environment variable that tells a process which case it runs.
 const CASE: &str = "HUGESWAP_TEST_CASE";
 
 pub fn main(all: Vec<Case>, limit: Duration) {
@@ -50,7 +50,7 @@ fn in_own_process(name: &str, limit: Duration) -> Result<(), Failed> {
         }
         std::thread::sleep(Duration::from_millis(10));
     };
-    // Whatever a failed case left running.
+    // A failed case may have left processes running.
     let _ = kill_process_group(group, Signal::KILL);
     let why = why(&mut said)?;
     match status.code() {
@@ -59,7 +59,8 @@ fn in_own_process(name: &str, limit: Duration) -> Result<(), Failed> {
     }
 }
 
-/// What a case wrote to standard error: all of it goes there now, and the lines that say why it failed come back (no traces).
+/// Copies what a case wrote to standard error to our own, and returns the lines that say why the
+/// case failed (no traces).
 fn why(said: &mut File) -> io::Result<String> {
     let mut text = Vec::new();
     said.rewind()?;
@@ -71,7 +72,8 @@ fn why(said: &mut File) -> io::Result<String> {
     Ok(lines.join("\n"))
 }
 
-/// A line for each thread of the processes of a group: where in the kernel it waits, and in which call.
+/// A line for each thread of the processes of a group: where in the kernel it waits, and in which
+/// system call.
 fn what_they_do(group: Pid) -> String {
     let mut lines = String::new();
     let numbers = |dir: &str| {

@@ -1,12 +1,12 @@
-//! Under limits: of the process (ulimit), of its control group, of mappings. A program is right there as
-//! it is without hugeswap, or one line says what is too little.
+//! Programs under limits: of the process (ulimit), of its control group, of mappings. Either the
+//! program works as it does without hugeswap, or one line says which limit is too low.
 
 use crate::util::*;
 use std::ffi::OsString;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-/// What a shell does before it becomes hugeswap.
+/// The commands of a shell before it executes hugeswap.
 const PROCESS: &[&str] = &[
     "ulimit -n 64",
     "ulimit -n 24",
@@ -17,7 +17,7 @@ const PROCESS: &[&str] = &[
     "ulimit -S -f 300000",
     "ulimit -t 1000",
 ];
-/// More than the budget.
+/// Arguments with which the program needs more than the budget.
 const THREADS: [&str; 3] = ["16", "32", "2"];
 const MEMORY_MIB: u64 = 64;
 
@@ -57,7 +57,7 @@ fn by_shell(limit: &str) {
     managed.same_as(&plain);
 }
 
-/// Where the pool itself cannot be made, one line says which limit is too low.
+/// If the pool itself cannot be made, one line says which limit is too low.
 fn too_short_a_file() {
     for limit in ["100", "100000"] {
         let out = Command::new("sh")
@@ -76,7 +76,7 @@ fn too_short_a_file() {
     }
 }
 
-/// The smallest budget there is, most of which is kept for what comes next.
+/// A program works in the smallest budget, most of which is kept for the next faults.
 fn smallest_budget() {
     let dir = directory();
     let program = Program::new(dir.path(), compile("threads", dir.path())).args(["3", "8", "2"]);
@@ -95,11 +95,11 @@ fn crowded(userfaultfd: &str, left: &str) {
     program.managed(&setup).same_as(&plain);
 }
 
-/// A control group of a hierarchy of version 1, gone with the value.
+/// A control group of a hierarchy of version 1, removed when the value is dropped.
 struct ControlGroup(PathBuf);
 
 impl ControlGroup {
-    /// Ends the case as skipped where there is none to be had.
+    /// Makes a group with one limit; ends the case as skipped if that is not possible.
     fn new(controller: &str, limit: &str, value: &str) -> ControlGroup {
         let at = Path::new("/sys/fs/cgroup").join(controller);
         let name = format!("hugeswap-test-{}", std::process::id());
@@ -120,7 +120,7 @@ impl ControlGroup {
 
 impl Drop for ControlGroup {
     fn drop(&mut self) {
-        // Its last process may take a moment to be gone.
+        // The group's last process may take a moment to be gone.
         for _ in 0..100 {
             if std::fs::remove_dir(&self.0).is_ok() || !self.0.exists() {
                 return;
@@ -130,7 +130,8 @@ impl Drop for ControlGroup {
     }
 }
 
-/// The group has 5% more than the budget, and what the program needs besides: nothing is killed.
+/// The control group has 5% more than the budget, and what the program needs besides: nothing is
+/// killed.
 fn memory_group() {
     let dir = directory();
     let program = Program::new(dir.path(), compile("workers", dir.path())).args(["2", "96", "2"]);
@@ -142,7 +143,8 @@ fn memory_group() {
     managed.same_as(&plain);
 }
 
-/// Hardly any threads may be made: those of the program come first, and what hugeswap has is enough.
+/// Hardly any threads may be created. The program's threads come first, and hugeswap's own are
+/// enough.
 fn process_group() {
     let dir = directory();
     let program = threads(dir.path());

@@ -1,4 +1,4 @@
-//! When neither memory nor swap is left, and when everything is killed in the middle.
+//! Programs that find neither memory nor swap left, and programs that are killed at work.
 
 use crate::util::*;
 use rustix::process::{Pid, Signal, kill_process_group};
@@ -49,7 +49,8 @@ fn child_stays(mode: Mode) {
     let dir = directory();
     let program = Program::new(dir.path(), compile("staying", dir.path()));
     let plain = program.plain();
-    // The parent has 64 MiB, as have one child that stays and now and then one that does not.
+    // The parent has 64 MiB, and so have a child that stays and, now and then, a child that does
+    // not.
     let swap = format!("{},size=384M", dir.path().display());
     for setting in ["debug.storm=0", "debug.storm=200"] {
         let setup = Setup::new(mode, 32).option("--swap", &swap);
@@ -63,7 +64,8 @@ fn child_stays(mode: Mode) {
     }
 }
 
-/// Four workers, forever, with swap in `dir`; returns when they have begun to swap.
+/// Starts four workers that never end, with swap in `dir`, and returns when they have begun to
+/// swap.
 fn start_workers(mode: Mode, dir: &Path, swap: &str) -> std::process::Child {
     let mut child = Command::new(HUGESWAP)
         .args(["run", "--memory", "64M", "--report", "none", "--swap", swap])
@@ -84,7 +86,7 @@ fn start_workers(mode: Mode, dir: &Path, swap: &str) -> std::process::Child {
     child
 }
 
-/// SIGKILL for all of them at once: no file, no process, nothing that holds one.
+/// After a SIGKILL for all processes at once no file is left, and no process that has one open.
 fn killed(mode: Mode) {
     mode.need();
     let (dir, swap_dir) = (directory(), directory());
@@ -115,14 +117,14 @@ fn killed(mode: Mode) {
     );
 }
 
-/// The same on a file system of its own, which is empty again afterwards. Needs root, for the mount.
+/// The same on a file system of its own, which is empty again afterwards. The mount needs root.
 fn space_given_back() {
     const HERE: &str = "HUGESWAP_TEST_MOUNT";
     let Some(place) = std::env::var_os(HERE) else {
         if !rustix::process::geteuid().is_root() {
             skip("only root may mount a file system");
         }
-        // This case again, in a mount namespace of its own: what is mounted there goes with it.
+        // Runs this case again in a mount namespace of its own, so that the mount goes with it.
         let place = directory();
         let script = format!("mount -t tmpfs -o size=400M none \"${HERE}\" && exec \"$0\"");
         let status = Command::new("unshare")
@@ -151,7 +153,7 @@ fn space_given_back() {
     wait_until("the space is given back", || used() == 0);
 }
 
-/// Processes that have a file of `dir` open, with or without a name.
+/// The processes that have a file of `dir` open, with or without a name.
 fn holders(dir: &Path) -> Vec<String> {
     let processes = std::fs::read_dir("/proc").expect("/proc").flatten();
     processes
@@ -167,7 +169,7 @@ fn holders(dir: &Path) -> Vec<String> {
         .collect()
 }
 
-/// Processes of a group that are not gone yet (zombies are).
+/// The processes of a group that are not gone yet; zombies count as gone.
 fn members(group: Pid) -> Vec<String> {
     let processes = std::fs::read_dir("/proc").expect("/proc").flatten();
     processes

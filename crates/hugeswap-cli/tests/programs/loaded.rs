@@ -1,5 +1,5 @@
-//! Programs without a dynamic loader, which the object loads: the C programs of the other cases linked statically, in every way that
-//! there is, and Go.
+//! Programs without a dynamic loader, which the object loads: the C programs of the other cases
+//! linked statically, in every way that there is, and Go.
 
 use crate::util::*;
 use std::fmt;

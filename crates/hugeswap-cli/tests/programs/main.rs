@@ -1,9 +1,10 @@
-//! Real programs, plain and under `hugeswap run` with a fraction of the memory they use: what they print, the files
-//! they write and their exit status must be the same, to the byte, and swapping must really have happened.
+//! Real programs, plain and under `hugeswap run` with a fraction of the memory they use: what they
+//! print, the files they write and their exit status must be the same, to the byte, and swapping
+//! must really have happened.
 //!
-//! Each case runs in a process group of its own with a time limit. A case that cannot run here prints why and
-//! counts as passed; with HUGESWAP_TESTS_COMPLETE=1 in the environment a missing tool is a failure (`.ci/install`
-//! installs what is needed).
+//! Each case runs in a process group of its own with a time limit. A case that cannot run here
+//! prints why and counts as passed; with HUGESWAP_TESTS_COMPLETE=1 in the environment a missing
+//! tool is a failure (`.ci/install` installs what is needed).
 
 mod allocators;
 mod c;
@@ -24,7 +25,8 @@ mod util;
 use std::time::Duration;
 use util::Case;
 
-/// For hangs only: where every page is read for itself a case takes a minute, and several while others use the disk.
+/// Time limit of a case. It is for hangs only: a case takes a minute if every page is read by
+/// itself, and several while other work uses the disk.
 const LIMIT: Duration = Duration::from_secs(400);
 
 fn all() -> Vec<Case> {

@@ -21,7 +21,8 @@ pub fn cases() -> Vec<Case> {
     .collect()
 }
 
-/// multiprocessing.shared_memory, larger than the budget, with workers that are started so.
+/// multiprocessing.shared_memory is larger than the budget, and used by workers that are started by
+/// the method `how`.
 fn shared_memory(how: &str) {
     let dir = directory();
     let program = Program::new(dir.path(), python())
@@ -33,7 +34,8 @@ fn shared_memory(how: &str) {
     program.managed(&setup).same_as(&plain).processes(5);
 }
 
-/// An interpreter that has numpy: a real one, not a script that looks for it.
+/// The path of an interpreter that has numpy: the interpreter itself, not a script that looks for
+/// it.
 pub fn python() -> PathBuf {
     let ask = |python: &str| {
         let out = Command::new(python)
@@ -63,7 +65,8 @@ fn script(name: &str, processes: u64) {
         managed.same_as(&plain).processes(processes);
     }
     if processes > 1 {
-        // Less memory, and more of it managed: many units are held by calls that wait for each other.
+        // Less memory, and more of it managed: many units are held by calls that wait for each
+        // other.
         let setup = Setup::new(Mode::Signal, 64)
             .option("--set", "route.malloc_min=128K")
             .option("--set", "route.mmap_min=128K");

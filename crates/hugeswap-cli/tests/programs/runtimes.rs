@@ -1,4 +1,5 @@
-//! Programs whose runtime has a heap of its own, which it reserves and makes accessible by parts: the JVM, V8.
+//! Programs whose runtime has a heap of its own, which it reserves and makes accessible by parts:
+//! the JVM, V8.
 
 use crate::util::*;
 use std::path::Path;
@@ -19,7 +20,8 @@ fn is_there(command: &str) -> bool {
     Command::new(command).arg("--version").output().is_ok()
 }
 
-/// A heap of twice the budget: the same result, and nearly all of the program's memory is managed.
+/// A program with a heap of twice the budget has the same result, and nearly all of its memory is
+/// managed.
 fn heap(program: &Program) {
     let plain = program.plain();
     let managed = program.managed(&Setup::new(Mode::Signal, MEMORY_MIB));

@@ -1,4 +1,5 @@
-//! As an ordinary user under a filter like those of containers: no userfaultfd, no io_uring, no privilege.
+//! Programs of an ordinary user under a filter like those of containers: no userfaultfd, no
+//! io_uring, no privilege.
 
 use crate::util::*;
 use std::ffi::OsString;
@@ -19,13 +20,15 @@ pub fn cases() -> Vec<Case> {
     ]
 }
 
-/// A directory that everybody may use, with the launcher and a copy of hugeswap in it; and the command's start.
+/// Makes a directory that everybody may use, with the launcher and a copy of hugeswap in it.
+/// Returns it, and the beginning of the command line.
 fn sandbox() -> (tempfile::TempDir, Vec<OsString>) {
     let dir = directory();
     open_to_all(dir.path());
     let launcher = compile("sandbox", dir.path());
     let hugeswap = dir.path().join("hugeswap");
-    // By another process: this one might leak the open file to a child, and then it could not be executed.
+    // Another process copies the file: this one might leak the open file to a child, and then the
+    // copy could not be executed.
     let copied = Command::new("cp").arg(HUGESWAP).arg(&hugeswap).status();
     assert!(copied.expect("cp").success());
     (dir, vec![launcher.into(), hugeswap.into()])
@@ -42,7 +45,7 @@ fn threads() {
     let whole = Setup::new(Mode::Signal, 64).option("--set", "thp.swapin=always");
     let managed = program.managed_by(&start, &whole);
     managed.same_as(&plain);
-    // At full speed: what moves moves in whole huge pages.
+    // At full speed, memory moves only in whole huge pages.
     assert!(managed.number("thp_swpout") > 0 && managed.number("thp_swpin") > 0);
     assert_eq!(
         managed.number("thp_swpin_fallback"),
@@ -74,7 +77,8 @@ fn calls() {
         .same_as(&plain);
 }
 
-/// Without userfaultfd 64 KiB are the least that comes and goes: nothing else does here, while units are evicted at random.
+/// Without userfaultfd, memory moves in pieces of at least 64 KiB. Here it moves only in such
+/// pieces, while units are evicted at random.
 fn pieces(name: &str) {
     let (dir, start) = sandbox();
     let files = dir.path().join("files");
@@ -161,7 +165,7 @@ impl Group {
 
 impl Drop for Group {
     fn drop(&mut self) {
-        // Empty as soon as its last process is buried.
+        // The group is empty as soon as its last process is reaped.
         for _ in 0..100 {
             if std::fs::remove_dir(&self.0).is_ok() {
                 return;

@@ -25,7 +25,7 @@ fn sort() {
     }
 }
 
-/// Lines of letters and digits, of many lengths, in no order.
+/// A file of lines of letters and digits, of many lengths, in no order.
 fn write_lines(path: &Path) {
     let mut out = BufWriter::with_capacity(1 << 20, std::fs::File::create(path).expect("create"));
     let (mut random, mut written) = (0x9e37_79b9_7f4a_7c15_u64, 0);

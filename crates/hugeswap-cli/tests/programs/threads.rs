@@ -1,5 +1,5 @@
-//! The engine's threads are none of the program's: a process ends with its own last thread, and what the program may do
-//! is all that any thread of the process may do.
+//! The engine's threads do not count as the program's: a process ends with the program's last
+//! thread, and the program's permissions are all that any thread of the process has.
 
 use crate::util::*;
 use std::process::Command;
@@ -38,7 +38,8 @@ fn ends(end: &str, mode: Mode) {
     program.managed(&Setup::new(mode, 64)).same_as(&plain);
 }
 
-/// What the C library does with every signal blocked, in threads that end and in threads that it makes.
+/// Code of the C library that runs with every signal blocked, in threads that end and in threads
+/// that it makes itself, uses memory that would be in swap.
 fn blocked(part: &str, mode: Mode) {
     mode.need();
     let dir = directory();
@@ -48,7 +49,7 @@ fn blocked(part: &str, mode: Mode) {
     program.managed(&setup).same_as(&plain);
 }
 
-/// The only thread ends, and no other: the process has its status.
+/// When the program's only thread ends by the bare system call, the process ends with its status.
 fn bare() {
     let dir = directory();
     let program = Program::new(dir.path(), compile("ends", dir.path())).args(["last-raw", "96"]);
@@ -57,7 +58,7 @@ fn bare() {
     managed.kept_its_budget();
 }
 
-/// A fork from a thread whose child returns from it, after a pool of workers.
+/// A thread forks a child that returns from it, after a pool of workers.
 fn python(mode: Mode) {
     mode.need();
     let dir = directory();

@@ -1,4 +1,5 @@
-//! What the report says of memory that is not managed, and of programs that the object is not in.
+//! The report's figures for memory that is not managed, and for programs that the preloaded object
+//! is not in.
 
 use crate::util::*;
 use std::ffi::OsString;
@@ -6,7 +7,7 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 
 const MIB: u64 = 1 << 20;
-/// Outsiders stay for so long that they are looked at several times, seconds.
+/// Seconds for which programs without the object run, so that they are looked at several times.
 const STAY: &str = "4";
 
 pub fn cases() -> Vec<Case> {
@@ -25,7 +26,7 @@ pub fn cases() -> Vec<Case> {
     ]
 }
 
-/// The figures of a run of c/unmanaged.c under a budget of 64 MiB.
+/// Runs c/unmanaged.c under a budget of 64 MiB, for the figures of its report.
 fn figures(what: &str, mib: u64, children: u64) -> Managed {
     let dir = directory();
     let program = Program::new(dir.path(), compile("unmanaged", dir.path())).args([
@@ -54,7 +55,7 @@ fn small_blocks() {
     assert_eq!(managed.number("peak_managed_bytes"), 0);
 }
 
-/// What children share with their parent counts once.
+/// Memory that children share with their parent counts once.
 fn small_blocks_of_forks() {
     let managed = figures("small", 150, 6);
     within(&managed, "peak_unmanaged_bytes", 140..=200);
@@ -65,7 +66,7 @@ fn small_blocks_of_forks() {
     );
 }
 
-/// What is mapped and never touched is neither managed memory nor unmanaged.
+/// Memory that is mapped and never touched is neither managed nor unmanaged memory.
 fn mapped() {
     let managed = figures("mapped", 90, 0);
     within(&managed, "peak_managed_bytes", 88..=100);
@@ -75,12 +76,13 @@ fn mapped() {
 fn mapped_and_forked() {
     let managed = figures("mapped", 40, 5);
     managed.processes(6);
-    // (Units are taken ahead of a thread that touches one after the other.)
+    // (Units are taken ahead of a thread that touches one unit after the other.)
     within(&managed, "peak_managed_bytes", 38..=70);
     within(&managed, "peak_unmanaged_bytes", 0..=30);
 }
 
-/// Why the object was not in `program`, which is started by `before`.
+/// The reason that the report gives why the object was not in `program`, which is started by
+/// `before`.
 fn outsider(before: &[&str], program: &[OsString]) -> String {
     let dir = directory();
     let mut argv: Vec<OsString> = before.iter().map(OsString::from).collect();
@@ -156,7 +158,7 @@ fn as_other_user() {
     assert!(why.contains("another user (65534)"), "{why}");
 }
 
-/// A program that maps more than the budget and writes there, compiled so.
+/// Compiles, with `options`, a program that maps more than the budget and writes there.
 fn compiled(dir: &Path, options: &[&str]) -> PathBuf {
     let program = dir.join("checked");
     let out = Command::new(compiler())
@@ -173,7 +175,8 @@ fn compiled(dir: &Path, options: &[&str]) -> PathBuf {
     program
 }
 
-/// Its memory checker would need a note for each of the window's addresses.
+/// Valgrind runs a program without managed memory: its memory checker would need a note for each of
+/// the window's addresses.
 fn under_valgrind() {
     if !Command::new("valgrind")
         .arg("--version")
@@ -201,7 +204,7 @@ fn thread_sanitizer() {
     let dir = directory();
     let program = compiled(dir.path(), &["-fsanitize=thread"]);
     let program = Program::new(dir.path(), program).args(["mapped", "90", "0"]);
-    // (On some kernels its own shadow does not fit.)
+    // (On some kernels the sanitizer's own shadow memory does not fit.)
     if program.try_plain().is_none() {
         skip("a program built with -fsanitize=thread does not run here");
     }
@@ -233,7 +236,7 @@ fn address_sanitizer() {
         said.contains("ASAN_OPTIONS=verify_asan_link_order=0"),
         "{said}"
     );
-    // As it says.
+    // With the setting that the message names.
     let program = Program::new(dir.path(), program)
         .args(["mapped", "90", "0"])
         .env("ASAN_OPTIONS", "verify_asan_link_order=0");

@@ -1,4 +1,4 @@
-//! Running a program plain and managed, and comparing.
+//! Runs a program plain and managed, and compares the two runs.
 
 use serde_json::Value;
 use std::ffi::{OsStr, OsString};
@@ -8,7 +8,7 @@ use std::io::Read;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output, Stdio};
 
-/// What the process of a case says when it cannot run here.
+/// Exit status of a case that cannot run here.
 pub const SKIP: i32 = 77;
 pub const HUGESWAP: &str = env!("CARGO_BIN_EXE_hugeswap");
 
@@ -25,12 +25,12 @@ pub fn case(name: impl fmt::Display, run: impl Fn() + Send + 'static) -> Case {
     }
 }
 
-/// How faults are taken.
+/// The fault mode of a run.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub enum Mode {
     Signal,
     Message,
-    /// What hugeswap chooses.
+    /// The mode that hugeswap chooses.
     Auto,
 }
 
@@ -45,7 +45,8 @@ impl Mode {
         }
     }
 
-    /// What the report says. Forked children of a program in message mode go on in signal mode.
+    /// The modes that the report may name. Forked children of a program in message mode go on in
+    /// signal mode.
     fn reported(self) -> &'static [&'static str] {
         match self {
             Mode::Signal => &["signal"],
@@ -76,7 +77,7 @@ impl Mode {
         Err(why)
     }
 
-    /// The modes that are permitted here; says why the others are not.
+    /// The modes that are permitted here; prints why the others are not.
     pub fn permitted() -> impl Iterator<Item = Mode> {
         Mode::ALL.into_iter().filter(|m| match m.available() {
             Ok(()) => true,
@@ -100,24 +101,25 @@ pub fn skip(why: &str) -> ! {
     std::process::exit(SKIP);
 }
 
-/// As [`skip`], for want of a tool: a failure where everything is meant to be there.
+/// Ends the case as skipped because a tool is missing. It fails where every tool is expected to be
+/// there.
 pub fn missing(tool: &str) -> ! {
     let complete = std::env::var_os("HUGESWAP_TESTS_COMPLETE").is_some();
     assert!(!complete, "{tool} is missing: run .ci/install");
     skip(&format!("{tool} is missing: run .ci/install"))
 }
 
-/// A directory on a disk, gone with the value.
+/// A new directory on a disk, removed when the value is dropped.
 pub fn directory() -> tempfile::TempDir {
     tempfile::tempdir_in("/var/tmp").expect("a directory in /var/tmp")
 }
 
-/// A file or directory that belongs to these tests.
+/// The path of a file or directory that belongs to these tests.
 pub fn source(name: &str) -> PathBuf {
     Path::new(concat!(env!("CARGO_MANIFEST_DIR"), "/tests/programs")).join(name)
 }
 
-/// The C compiler.
+/// The name of the C compiler.
 pub fn compiler() -> &'static str {
     let found = |cc: &&str| Command::new(cc).arg("--version").output().is_ok();
     match ["gcc", "cc"].into_iter().find(found) {
@@ -126,7 +128,7 @@ pub fn compiler() -> &'static str {
     }
 }
 
-/// Compiles c/NAME.c into `dir`.
+/// Compiles c/NAME.c into `dir`, and returns the program's path.
 pub fn compile(name: &str, dir: &Path) -> PathBuf {
     let program = dir.join(name);
     let out = Command::new(compiler())
@@ -181,18 +183,18 @@ impl Program {
             .unwrap_or_else(|e| panic!("{} does not start: {e}", argv[0].display()))
     }
 
-    /// Runs it as it is; `None` if it failed.
+    /// Runs it without hugeswap; `None` if it failed.
     pub fn try_plain(&self) -> Option<Output> {
         let out = self.any();
         out.status.success().then_some(out)
     }
 
-    /// Runs it as it is, however it ends.
+    /// Runs it without hugeswap; it may end in any way.
     pub fn any(&self) -> Output {
         self.run(&self.argv)
     }
 
-    /// Runs it as it is; it must succeed.
+    /// Runs it without hugeswap; it must succeed.
     pub fn plain(&self) -> Output {
         let out = self.any();
         let said = String::from_utf8_lossy(&out.stderr);
@@ -200,10 +202,11 @@ impl Program {
         out
     }
 
-    /// Runs it under `hugeswap run`, started by `before` (nothing, or a program that starts another).
+    /// Runs it under `hugeswap run`, started by `before` (nothing, or a program that starts
+    /// another).
     pub fn managed_by(&self, before: &[OsString], setup: &Setup) -> Managed {
         let report = tempfile::NamedTempFile::new_in("/var/tmp").expect("a file in /var/tmp");
-        // Somebody else may be the one to write it.
+        // Another user may be the one to write it.
         std::fs::set_permissions(
             report.path(),
             std::os::unix::fs::PermissionsExt::from_mode(0o666),
@@ -232,7 +235,7 @@ impl Program {
     }
 }
 
-/// How `hugeswap run` is called.
+/// The options of `hugeswap run`.
 #[derive(Clone)]
 pub struct Setup {
     pub mode: Mode,
@@ -274,7 +277,7 @@ impl Setup {
     }
 }
 
-/// What came of a managed run.
+/// The results of a managed run.
 pub struct Managed {
     pub output: Output,
     pub report: Value,
@@ -283,19 +286,20 @@ pub struct Managed {
 }
 
 impl Managed {
-    /// What it wrote to standard error.
+    /// The text that the program wrote to standard error.
     pub fn said(&self) -> &str {
         &self.said
     }
 
-    /// A number of the report.
+    /// The number `key` of the report.
     pub fn number(&self, key: &str) -> u64 {
         self.report[key]
             .as_u64()
             .unwrap_or_else(|| panic!("the report has no number {key}: {}", self.report))
     }
 
-    /// Everything is as in the plain run, the budget was kept, and it was too small.
+    /// Checks that everything is as in the plain run, that the budget was kept, and that it was too
+    /// small.
     pub fn same_as(&self, plain: &Output) -> &Managed {
         assert_eq!(
             self.output.status,
@@ -325,7 +329,7 @@ impl Managed {
         self
     }
 
-    /// The figures fit the run.
+    /// Checks that the report's figures fit the run.
     pub fn kept_its_budget(&self) -> &Managed {
         let budget = self.setup.memory_mib << 20;
         assert_eq!(self.number("memory_bytes"), budget);
@@ -352,7 +356,7 @@ impl Managed {
         self
     }
 
-    /// At least so many processes had managed memory.
+    /// Checks that at least so many processes had managed memory.
     pub fn processes(&self, least: u64) -> &Managed {
         let n = self.number("processes");
         assert!(n >= least, "{n} processes, not {least}: {}", self.report);
@@ -378,7 +382,7 @@ fn lines(bytes: &[u8]) -> Vec<String> {
         .collect()
 }
 
-/// Are the two files the same, byte for byte?
+/// Panics unless the two files are the same, byte for byte.
 pub fn same_files(a: &Path, b: &Path) {
     let open = |p: &Path| File::open(p).unwrap_or_else(|e| panic!("{}: {e}", p.display()));
     let (mut x, mut y) = (open(a), open(b));
