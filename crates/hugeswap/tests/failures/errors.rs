@@ -1,4 +1,5 @@
-//! Which errors a system call can have, by its manual page, of those that do not mean that it was called wrongly.
+//! The errors that a system call can return by its manual page, except those that mean a wrong
+//! call.
 
 use hugeswap_sys::Errno;
 use hugeswap_sys::inject::Kind;
@@ -24,7 +25,7 @@ fn uffd_request(request: u32) -> Option<&'static str> {
     })
 }
 
-/// A call in words.
+/// The name of a call.
 pub fn name_of(kind: Kind) -> String {
     if i64::from(kind.nr) == libc::SYS_ioctl
         && let Some(name) = uffd_request(kind.request)
@@ -36,7 +37,7 @@ pub fn name_of(kind: Kind) -> String {
     format!("{name} {:#x}", kind.request)
 }
 
-/// See the file's head.
+/// The errors that a kind of call can return, except those that mean a wrong call.
 pub fn errors_of(kind: Kind) -> &'static [Errno] {
     if i64::from(kind.nr) == libc::SYS_ioctl {
         return match uffd_request(kind.request) {

@@ -1,9 +1,11 @@
-//! Every system call that the engine makes fails, once, in turn, with each error that it can have; and a process of a pool ends at
-//! each of them. Whatever comes of it is told: no byte is wrong, nothing hangs, and nothing leaks.
+//! Every system call that the engine makes fails, once, in turn, with each error that it can have;
+//! and a process of a pool ends at each of them. The result may be an error that is reported, but
+//! no byte is wrong, nothing hangs, and nothing leaks.
 //!
-//! A run without failures counts the calls by what they are. Then each is a run of its own, in a process of its own, with a time
-//! limit that is for hangs. `cargo test -p hugeswap --features inject --test failures` makes a part of the runs, which a seed chooses;
-//! HUGESWAP_TEST_FAILURES=all makes all of them, and HUGESWAP_TEST_FAILURES=SEED others. Each that fails is named, and
+//! A run without failures counts the calls by kind. Then each failure is a run of its own, in a
+//! process of its own, with a time limit for hangs. `cargo test -p hugeswap --features inject
+//! --test failures` makes some of the runs, which a seed chooses; HUGESWAP_TEST_FAILURES=all makes
+//! all of them, and HUGESWAP_TEST_FAILURES=SEED others. Each run that fails is named, and
 //! HUGESWAP_TEST_RUN=NAME makes it alone.
 
 mod errors;
@@ -20,16 +22,16 @@ use std::sync::atomic::AtomicUsize;
 use std::sync::atomic::Ordering::Relaxed;
 use std::time::{Duration, Instant};
 
-/// For hangs only.
+/// Time limit of a run, for hangs only.
 const LIMIT: Duration = Duration::from_secs(100);
-/// Runs of each kind of pool where not all are made.
+/// The number of runs of each kind of pool, if not all are made.
 const FEW: usize = 12;
 
-/// One run: the pools it has, and what happens.
+/// One run: its kind of pools, and the failure or death in it.
 #[derive(Clone)]
 struct Run {
     pools: work::Kind,
-    /// `None`: nothing.
+    /// The call that fails, which one of its kind, and its error; `None`: no call fails.
     fails: Option<(Kind, u64, Errno)>,
     dies: Option<work::Death>,
 }
@@ -81,10 +83,10 @@ impl Run {
     }
 }
 
-/// What came of a run.
+/// The result of a run.
 struct Came {
     said: String,
-    /// Why it is not right.
+    /// Why the result is wrong, if it is.
     wrong: Option<String>,
 }
 
@@ -169,7 +171,7 @@ fn random(seed: &mut u64) -> u64 {
     seed.wrapping_mul(0x2545_f491_4f6c_dd1d)
 }
 
-/// All runs with pools of a kind, from what a run without failures has said.
+/// All runs with pools of a kind, from the output of a run without failures.
 fn runs(pools: work::Kind, said: &str, seed: &mut u64) -> Vec<Run> {
     let mut all = Vec::new();
     for (kind, calls) in seen(said) {
@@ -243,7 +245,7 @@ fn report(run: &Run, came: &Came) {
     }
 }
 
-/// How many runs failed.
+/// Makes the runs, and returns how many failed.
 fn sweep() -> usize {
     if let Ok(name) = std::env::var("HUGESWAP_TEST_RUN") {
         let run = Run::parse(&name).expect(

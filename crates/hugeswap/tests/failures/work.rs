@@ -1,5 +1,6 @@
-//! What the process of a run does: everything that makes system calls, on little memory, with its bytes verified. What the
-//! library refuses is told by the run's result, and gone on from as a program would; a wrong byte or a failed audit is the end.
+//! The work of a run's process: everything that makes system calls, on little memory, with its
+//! bytes verified. If the library refuses something, the run's result says so, and the work goes on
+//! as a program would. A wrong byte or a failed audit ends the run.
 
 use hugeswap::{Advice, FaultMode, Granularity, ManagedRange, Pool, SwapSpec};
 use hugeswap_engine::pool::{self, PoolConfig};
@@ -19,10 +20,10 @@ pub const WRONG: i32 = 3;
 pub const TOLD: i32 = 4;
 pub const LEAKED: i32 = 5;
 
-/// Something was refused, and said so.
+/// Whether the library has refused something, and reported it.
 static REFUSED: AtomicBool = AtomicBool::new(false);
 
-/// What pools are like in a run.
+/// The kind of pools in a run.
 #[derive(Clone, Copy)]
 pub struct Kind {
     pub name: &'static str,
@@ -65,20 +66,20 @@ fn refused(what: &str, why: &dyn std::fmt::Display) {
     REFUSED.store(true, Relaxed);
 }
 
-/// Ends the process; what was said before is heard.
+/// Prints `why` and ends the process.
 fn end(status: i32, why: &str) -> ! {
     println!("{why}");
     // SAFETY: ends this process.
     unsafe { libc::_exit(status) }
 }
 
-/// What a page holds: words of a generation, zeros, or, after something was refused, either.
+/// The content of a page: words of a generation, zeros, or either if something was refused.
 #[derive(Clone, Copy, PartialEq)]
 enum Holds {
     Words(u64),
     Zeros,
     Either(u64),
-    /// Words as they were, or as a process was about to write them that was killed.
+    /// Words as they were before, or as a process was about to write them when it was killed.
     Between(u64, u64),
 }
 
@@ -89,11 +90,12 @@ pub enum Death {
     Private(u64),
     /// A forked child, while it works on memory that is shared with its parent.
     Shared(u64),
-    /// A program that was started by exec, from its first call in joining the pool on.
+    /// A program that was started by exec, from its first call of joining the pool on.
     Joined(u64),
 }
 
-/// To a process that is to join: the pool's ticket, the call at which it dies (0: none), and the shared region's name if there is one.
+/// The environment variable for a process that is to join: the pool's ticket, the call at which it
+/// dies (0: none), and the shared region's name if there is one.
 pub const JOINS: &str = "HUGESWAP_TEST_JOINS";
 
 fn value(i: usize, g: u64) -> u64 {
@@ -179,7 +181,7 @@ fn pool(kind: Kind, directory: &str) -> Option<Pool> {
     pool.inspect_err(|e| refused("a pool", e)).ok()
 }
 
-/// All of it, with a plan from the very first call on. Ends the process.
+/// Does all of the work, with a plan from the very first call on. Ends the process.
 pub fn run(kind: Kind, directory: &str, plan: Plan, die: Option<Death>) -> ! {
     inject::set(Some(plan));
     library(kind, directory, die);
@@ -374,7 +376,8 @@ fn shared(pool: &Pool, die: Option<u64>) {
     m.check("shared, at last");
 }
 
-/// Another program joins the pool and dies there; its memory and its share of what both have are given back.
+/// Another program joins the pool and dies there; its private memory and its share of shared memory
+/// are given back.
 fn joined(kind: Kind, pool: &Pool, m: &mut Model, nth: u64) {
     let len = 4 * UNIT;
     let name = if kind.shares() { "joined" } else { "" };
@@ -419,7 +422,7 @@ fn joined(kind: Kind, pool: &Pool, m: &mut Model, nth: u64) {
     shared.check("after another program, written");
 }
 
-/// Pages of the shared region that a program that joins writes.
+/// Pages of the shared region that the joining program writes.
 const JOINER_WRITES: std::ops::Range<usize> = 100..1200;
 
 /// The program that joins: `what` is the value of [`JOINS`].
@@ -456,7 +459,7 @@ pub fn join(what: &str) -> ! {
     end(0, "another program ended")
 }
 
-/// What only programs under `hugeswap run` do.
+/// Does the work that only programs under `hugeswap run` do.
 fn engine(kind: Kind, directory: &str) {
     let spec = SwapSpec {
         size: Some(256 << 20),

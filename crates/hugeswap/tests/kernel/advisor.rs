@@ -1,4 +1,4 @@
-//! What the advisor says of real programs.
+//! The advisor's answers for real programs.
 
 use crate::util::{MIB, UNIT, builder, counter, fill, need_base_pages, until, words};
 use hugeswap::{Pool, Region};
@@ -21,7 +21,8 @@ fn pages_in(pool: &Pool) -> u64 {
     pool.stats().pswpin
 }
 
-/// Half as much again as the budget, by whole units: nothing below helps, and the whole of it is to be had.
+/// A loop over half as much again as the budget, by whole units: less memory than that does not
+/// help, and exactly that much is advised.
 fn a_loop_gets_what_it_takes() {
     // Where no whole unit is free who wants one waits, if perhaps not for ever.
     let pool = builder(128)
@@ -31,7 +32,8 @@ fn a_loop_gets_what_it_takes() {
         .unwrap();
     let r = pool.region(192 * MIB).unwrap();
     fill(&r, 1);
-    // Until nearly all that came back was whole: of what is read for the rest of a unit no distance is known.
+    // Until nearly all that came back was whole: of what is read for the rest of a unit no distance
+    // is known.
     let mut laps = 0;
     until("it comes whole", || {
         lap(&r);
@@ -49,7 +51,8 @@ fn a_loop_gets_what_it_takes() {
     assert_eq!(advice.thrash_below, None, "nobody saw what is in memory");
 }
 
-/// Single pages at random: less memory brings more back, more memory less, and all of the region nothing.
+/// Single pages are read at random: less memory brings more pages back, more memory fewer, and
+/// memory for all of the region none.
 fn random_pages_have_a_curve() {
     need_base_pages();
     let pool = builder(32).set("thp.swapin=never").build().unwrap();
@@ -76,7 +79,8 @@ fn random_pages_have_a_curve() {
         .windows(2)
         .all(|w| w[0].pages_in >= w[1].pages_in);
     assert!(falling, "{advice:?}");
-    // Uniform accesses miss what is not in memory. (The fill is in the figures, which is no such access.)
+    // Uniform accesses miss what is not in memory. (The fill is in the figures, which is no such
+    // access.)
     let half = at(0.5) as f64 / at(1.0) as f64;
     assert!((1.2..2.0).contains(&half), "{half}: {advice:?}");
     assert!(at(1.5) * 4 < at(1.0) * 3, "{advice:?}");

@@ -1,4 +1,4 @@
-//! Areas of every kind, and what befalls them from outside.
+//! Swap areas of every kind, and what happens to them from outside.
 
 use crate::util::*;
 use hugeswap::{Builder, Pool, SwapOffError, SwapSpec};
@@ -52,7 +52,8 @@ fn a_second_process_grows_its_own_part() {
     assert!(bytes < 640 << 20, "{} MiB", bytes >> 20);
 }
 
-/// The disk is full at any place of a step of growth: the next area is used, and only when all are full is swap full.
+/// The disk becomes full at any point of a step of growth: the next area is used, and swap is full
+/// only when all areas are.
 fn full_at_every_step_of_growth() {
     for mib in [40, 46, 50, 62, 66] {
         let mut builder = Pool::builder().memory(32 << 20);
@@ -74,14 +75,16 @@ fn full_at_every_step_of_growth() {
     }
 }
 
-/// A file system of so many MiB. The mount goes with this process however that ends, and its place with this.
+/// A file system of so many MiB. The mount goes with this process, in whatever way it ends, and the
+/// mount point with this value.
 struct SmallDisk(PathBuf);
 
 impl SmallDisk {
-    /// Ends the test as skipped where none can be made.
+    /// Makes and mounts the file system; ends the test as skipped if that is not possible.
     fn new(mib: usize) -> SmallDisk {
         let why = "no file system can be made and mounted here";
-        // SAFETY: a namespace of our own; the mounts in it are nobody else's, and made private before any is made.
+        // SAFETY: a namespace of our own; the mounts in it are nobody else's, and made private
+        // before any is made.
         let alone = unsafe {
             libc::unshare(libc::CLONE_NEWNS) == 0
                 && libc::mount(
@@ -133,7 +136,7 @@ impl Drop for SmallDisk {
     }
 }
 
-/// Somebody else fills the disk of one area while it grows, and frees it again.
+/// Another program fills the disk of one area while it grows, and frees it again.
 fn a_disk_that_others_fill() {
     let disk = SmallDisk::new(160);
     let area = |path: &Path, mib: u64| {
@@ -175,7 +178,7 @@ fn a_disk_that_others_fill() {
     drop((r, pool, others));
 }
 
-/// Each may take all that is free there; together they cannot.
+/// Each area may take all the space that is free on the disk; together they cannot.
 fn areas_on_one_disk_share_its_space() {
     let disk = SmallDisk::new(200);
     let area = |priority| {
@@ -219,7 +222,7 @@ fn areas_on_one_disk_share_its_space() {
     drop((r, all, pool));
 }
 
-/// When nine tenths of swap are in use, that is counted once.
+/// When nine tenths of swap are in use, the warning is counted once.
 fn nearly_full_is_noticed_once() {
     let mut spec = SwapSpec::new("/var/tmp");
     spec.size = Some(64 << 20);
@@ -244,7 +247,8 @@ fn nearly_full_is_noticed_once() {
     assert_eq!(counter(&pool, "swap_soft_full"), 1);
 }
 
-/// Skips the test where the file system writes elsewhere each time, or does not tell.
+/// Skips the test where the file system writes to new blocks each time, or does not report its
+/// extents.
 fn need_unwritten_extents() {
     let dir = std::fs::File::open("/var/tmp").unwrap();
     let magic = fs::file_system(dir.as_raw_fd()).unwrap().magic;
@@ -253,7 +257,7 @@ fn need_unwritten_extents() {
     }
 }
 
-/// Bytes of the only swap file that were allocated, and of those never written.
+/// Bytes of the only swap file that are allocated, and how many of these were never written.
 fn allocated_and_unwritten() -> (u64, u64) {
     let (mut all, mut unwritten) = (0, 0);
     for e in hugeswap_sys::fiemap::extents(swap_fds()[0]) {

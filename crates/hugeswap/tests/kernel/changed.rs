@@ -1,4 +1,5 @@
-//! Base pages that were changed when they were last in memory: they come writable, and are written only if they have changed again.
+//! Base pages that were changed when they were last in memory: they come in writable, and are
+//! written only if they have changed again.
 
 use crate::integrity::Swap;
 use crate::util::*;
@@ -32,7 +33,8 @@ fn holds(r: &Region, g: u64) {
     }
 }
 
-/// Single pages, changed again when they were in swap already, and in swap again.
+/// A region of single pages that were changed again when they were already in swap, and are in swap
+/// again.
 fn changed_twice(pool: &Pool, len: usize) -> Region {
     let r = pool.region(len).unwrap();
     for g in 1..3 {
@@ -42,7 +44,7 @@ fn changed_twice(pool: &Pool, len: usize) -> Region {
     r
 }
 
-/// Does something cost faults?
+/// True if `of` takes faults.
 fn faults(pool: &Pool, of: impl FnOnce()) -> bool {
     let before = pool.stats().fault_ns;
     of();
@@ -75,7 +77,7 @@ fn changed_pages_come_writable() {
     assert_eq!(pool.stats().swap_used_bytes, 0);
 }
 
-/// All of it is read, and one page written.
+/// Reads all of the region and writes one page: only the write is reported.
 fn only_writes_are_told(r: &Region) {
     let epoch = r.track_writes(Granularity::Pages).unwrap();
     holds(r, 2);
@@ -131,7 +133,8 @@ fn changed_pages_that_have_not_changed_leave_bad_slots() {
     }
 }
 
-/// Changed and unchanged ones side by side, in several orders, with what is spared.
+/// Changed and unchanged pages lie side by side, in several orders; checks the number of writes
+/// that are saved.
 fn changed_pages_that_have_not_changed_are_told_apart() {
     need_pages();
     let pool = pool_of_pages();

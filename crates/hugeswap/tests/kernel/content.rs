@@ -1,4 +1,4 @@
-//! Bytes are what they should be, and cost what they should.
+//! Bytes are right, and cost no more than they should.
 
 use crate::util::*;
 use hugeswap::{Advice, FaultMode};
@@ -148,7 +148,8 @@ fn sums_can_be_turned_on_again() {
     });
 }
 
-/// In message mode there are none; units tried on a stream's behalf must not use up the trust in it.
+/// There are no base pages in message mode. Units that are tried for a stream must not use up the
+/// trust in it.
 fn readahead_goes_on_without_base_pages() {
     let pool = match builder(32).fault_mode(FaultMode::Message).build() {
         Ok(pool) => pool,

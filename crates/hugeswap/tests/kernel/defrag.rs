@@ -1,4 +1,4 @@
-//! What is done for a huge page where none is free: `thp.defrag`.
+//! How a fault gets a huge page when none is free: `thp.defrag`.
 
 use crate::enabled::{read, write};
 use crate::storm::count_up_for;
@@ -32,7 +32,7 @@ fn waits(policy: &str, advised: bool) -> bool {
     }
 }
 
-/// Pages of the unit that are in memory.
+/// The number of pages of the unit that are in memory.
 pub fn present(r: &Region, unit: usize) -> usize {
     let at = unit * UNIT;
     (at..at + UNIT)
@@ -41,7 +41,7 @@ pub fn present(r: &Region, unit: usize) -> usize {
         .count()
 }
 
-/// What is counted where a huge page was not to be had: waits by cause, and how those ended.
+/// The counters for a huge page that was not free: waits by cause, and how those ended.
 fn stalls(pool: &Pool) -> [u64; 4] {
     [
         "allocstall",
@@ -56,8 +56,8 @@ fn more([a, b, c, d]: [u64; 4], [e, f, g, h]: [u64; 4]) -> [u64; 4] {
     [a + e, b + f, c + g, d + h]
 }
 
-/// A pool of eight frames: one is used for single pages of `few`, most of which are free; the others are pinned, or cannot be
-/// written to swap.
+/// A pool of eight frames: one is used for single pages of `few`, most of which are free; the
+/// others are pinned, or cannot be written to swap.
 struct Full<'a> {
     pool: &'a Pool,
     _pins: Vec<Pin<'a>>,
@@ -79,7 +79,8 @@ fn full<'a>(pool: &'a Pool, r: &'a mut Region, few: &Region) -> Full<'a> {
 }
 
 impl Full<'_> {
-    /// A first access with `access` to a unit that is to be whole: waits or not, and gets a base page.
+    /// Makes a first access, `access`, to a unit that should be whole: checks whether it waits, and
+    /// that it gets a base page.
     fn falls_back(&self, waits: bool, counted: &str, access: impl FnOnce()) {
         let before = (stalls(self.pool), counter(self.pool, counted));
         access();
@@ -181,7 +182,8 @@ fn defrag_of_a_region() {
     assert!(a.set("thp.defrag=sometimes").is_err());
 }
 
-/// Somebody writes to `fresh` and has to wait; then swap takes writes again and `give_back` is called, which ends that.
+/// A thread writes to `fresh` and has to wait; then swap takes writes again and `give_back` is
+/// called, which ends the wait.
 fn wait_until_there_is_some(pool: &Pool, fresh: &Region, give_back: impl FnOnce()) {
     let before = stalls(pool);
     std::thread::scope(|s| {
@@ -194,7 +196,7 @@ fn wait_until_there_is_some(pool: &Pool, fresh: &Region, give_back: impl FnOnce(
     });
 }
 
-/// Who asked for huge pages waits, and gets one as soon as there is one.
+/// A thread that asked for huge pages waits, and gets one as soon as one is free.
 fn defrag_waits_for_a_huge_page() {
     let pool = small_pool();
     let (mut r, few) = (pool.region(32 * MIB).unwrap(), pool.region(UNIT).unwrap());
@@ -208,7 +210,7 @@ fn defrag_waits_for_a_huge_page() {
     assert_eq!(counter(&pool, "thp_fault_fallback"), 0);
 }
 
-/// With no base page left, either, there is nothing but to wait: as for a base page, whatever is set.
+/// If no base page is left either, a thread can only wait, whatever the setting.
 fn defrag_waits_for_anything_at_all() {
     let pool = small_pool();
     pool.set("thp.defrag=never").unwrap();
@@ -222,7 +224,8 @@ fn defrag_waits_for_anything_at_all() {
     assert_eq!(read(&fresh, 3 * UNIT), 5);
 }
 
-/// The last frames are for base pages: whoever could do with those does, before it is too late.
+/// The last frames are for base pages: a fault that can use base pages gets them before frames run
+/// out.
 fn defrag_leaves_the_reserve() {
     need_base_pages();
     let pool = builder(128).build().unwrap();
@@ -238,7 +241,8 @@ fn defrag_leaves_the_reserve() {
     assert!(pool.stats().resident_bytes <= 128 * MIB as u64);
 }
 
-/// Where a unit comes whole or not at all, it may have everything, and waits whatever is set.
+/// Where a unit comes whole or not at all, a fault may use every frame, and waits whatever the
+/// setting.
 fn defrag_without_base_pages_waits() {
     let pool = match builder(128).fault_mode(FaultMode::Message).build() {
         Ok(pool) => pool,
@@ -256,7 +260,8 @@ fn defrag_without_base_pages_waits() {
     );
 }
 
-/// No write is lost, whatever is set, while more is written than there is memory for, and units go and come.
+/// No write is lost, whatever the setting, while more is written than fits in memory, and units
+/// leave and come back.
 fn defrag_under_pressure() {
     need_base_pages();
     let pool = builder(32).set("debug.storm=500").build().unwrap();
@@ -277,7 +282,8 @@ fn defrag_under_pressure() {
     assert!(pool.stats().peak_resident_bytes <= 32 * MIB as u64);
 }
 
-/// Thirty-two frames, of which `min` 4, `low` 8, `high` 12; nothing leaves.
+/// Thirty-two frames, with watermarks of 4 (`min`), 8 (`low`) and 12 (`high`); nothing leaves
+/// memory.
 fn marked_pool() -> Pool {
     need_base_pages();
     let pool = builder(64)
@@ -329,8 +335,8 @@ fn who_takes_much_pauses() {
     }
 }
 
-/// A steady program beside which memory of all sizes comes and goes, goes to swap in parts and in whole, and is used by the page:
-/// what is free in the end can be had in huge pages.
+/// A program runs steadily while memory of all sizes comes and goes beside it, is swapped in parts
+/// and as a whole, and is used by the page. At the end the free memory is in huge pages.
 fn free_memory_stays_in_huge_pages() {
     need_base_pages();
     const ROUNDS: u64 = 300;

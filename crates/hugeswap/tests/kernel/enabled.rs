@@ -40,7 +40,7 @@ fn no_huge(pool: &Pool) {
     }
 }
 
-/// Pages of the unit that are in memory.
+/// The number of pages of the unit that are in memory.
 fn present(r: &Region, unit: usize) -> usize {
     let at = unit * UNIT;
     (at..at + UNIT)
@@ -348,7 +348,7 @@ fn swapin_hints() {
     check(&r, 1);
 }
 
-/// Where every frame is held, and a few base pages are left of one, they are what a fault gets.
+/// If every frame is held and one has a few free base pages, a fault gets one of those.
 fn enabled_falls_back() {
     let pool = pool(16, &["thp.swapin=always", "readahead.max=0"]);
     let r = pool.region(32 * MIB).unwrap();

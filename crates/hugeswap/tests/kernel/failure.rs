@@ -1,4 +1,5 @@
-//! Bad luck: errors, full swap, lost descriptors, too many mappings. Never wrong bytes.
+//! Failures: errors, full swap, lost descriptors, too many mappings. No test ever reads wrong
+//! bytes.
 
 use crate::files::Temp;
 use crate::util::*;
@@ -143,7 +144,7 @@ pub fn limit_on_mappings() {
     );
 }
 
-/// All mappings that the kernel lets a process have.
+/// Makes all the mappings that the kernel lets a process have.
 struct UsedUp(Vec<*mut libc::c_void>);
 
 impl UsedUp {
@@ -180,7 +181,8 @@ impl Drop for UsedUp {
     }
 }
 
-/// With the limit on mappings met, memory of a region that is given up stays where it is mapped. A file is mapped there when it is gone, and not before.
+/// At the limit on mappings, memory of a region that is given up stays where it is mapped. A file
+/// is mapped there once the memory is gone, and not before.
 fn a_file_takes_no_unit_that_could_not_be_freed() {
     let most = std::fs::read_to_string("/proc/sys/vm/max_map_count").unwrap();
     let most: usize = most.trim().parse().unwrap();
@@ -279,7 +281,7 @@ fn a_full_area_gives_way_to_another() {
     no_harm(&pool);
 }
 
-/// kswapd would like to write more than there is room for, of whole units and of base pages.
+/// kswapd tries to write more than there is room for, in whole units and in base pages.
 fn no_room_is_no_error() {
     need_pages();
     for way in ["always", "never"] {
@@ -383,7 +385,8 @@ fn handler_allocates_nothing() {
     assert!(s.pswpin > 0 && s.stalls + s.pswpout > 0);
 }
 
-/// To give up a part of a unit takes memory where units come whole or not at all.
+/// Discarding a part of a unit takes memory where units come whole or not at all. Without memory it
+/// fails or gives zeros.
 fn discarded_without_memory_is_said_or_zero() {
     both_modes(|mode| {
         let pool = builder(16)
@@ -421,8 +424,9 @@ fn discarded_without_memory_is_said_or_zero() {
     });
 }
 
-/// Message mode: a page is marked at any moment, as after a fault that found no memory, also between a shared frame that is taken away and its
-/// copy that takes its place.
+/// Message mode: a page is marked at any moment, as it is after a fault that found no memory. This
+/// includes the moment when a shared frame was taken away and the copy that replaces it is not in
+/// place yet.
 fn a_copy_that_finds_its_place_marked_is_kept() {
     let pool = match builder(64).fault_mode(FaultMode::Message).build() {
         Ok(pool) => pool,
@@ -465,7 +469,7 @@ fn a_copy_that_finds_its_place_marked_is_kept() {
     }
 }
 
-/// The pool's userfaultfd.
+/// The descriptor of the pool's userfaultfd.
 fn userfaultfd() -> i32 {
     let fds = std::fs::read_dir("/proc/self/fd").unwrap();
     let mut all = fds.filter_map(|e| {

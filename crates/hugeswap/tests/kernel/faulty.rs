@@ -1,5 +1,5 @@
-//! Faults of all kinds from a seed: what is transient costs nothing but time, what is spoilt is noticed, and all of it is
-//! accounted for.
+//! Injected faults of all kinds, from a seed: a transient fault costs only time, damage is noticed,
+//! and every fault is accounted for.
 
 use crate::util::*;
 use hugeswap::{Advice, Error, FaultMode, Pool, Region, SwapSpec};
@@ -23,7 +23,7 @@ tests! {
 const PAGE: usize = 4096;
 const WORDS: usize = PAGE / 8;
 
-/// So many times in a million.
+/// A rate: so many times in a million.
 fn set(pool: &Pool, kinds: &[&str], rate: u32) {
     for kind in kinds {
         pool.set(&format!("debug.fault_{kind}={rate}")).unwrap();
@@ -39,7 +39,7 @@ fn seeded(memory: usize, mode: FaultMode) -> Pool {
         .unwrap()
 }
 
-/// What the lists of counters must say if all is accounted for: nothing went unnoticed, and nothing failed by itself.
+/// Checks the fault counters: no fault went unnoticed, and nothing failed without a fault.
 fn all_is_explained(pool: &Pool) {
     for none in ["fault_undetected", "fault_unexplained"] {
         assert_eq!(counter(pool, none), 0, "{none}");
@@ -50,7 +50,7 @@ fn all_is_explained(pool: &Pool) {
     );
 }
 
-/// Reads a page, if it is there. Wrong bytes are the end.
+/// True if the page is lost. Panics if it has wrong bytes.
 pub fn is_lost(r: &Region, page: usize, g: u64) -> bool {
     let mut bytes = [0; PAGE];
     match r.read_at(page * PAGE, &mut bytes) {
@@ -66,7 +66,7 @@ pub fn is_lost(r: &Region, page: usize, g: u64) -> bool {
     }
 }
 
-/// Of one page in so many, which are lost. (Each that is takes some milliseconds.)
+/// The number of lost pages among every `one_in`th page. (Each lost page takes some milliseconds.)
 fn lost_pages(r: &Region, g: u64, one_in: usize) -> usize {
     let pages = (0..r.len() / PAGE).step_by(one_in);
     pages.filter(|&p| is_lost(r, p, g)).count()
@@ -129,7 +129,8 @@ fn transient_faults_lose_nothing_of_children() {
     }
 }
 
-/// Whatever the device does: parent and child have what is theirs, or are told that it is lost.
+/// Whatever the device does, parent and child each have their bytes or get an error that they are
+/// lost.
 fn children_never_read_wrong_bytes() {
     const WORSE: &[&str] = &["lost", "torn", "miswrite", "eio", "flip"];
     for way in ["always", "never"] {
@@ -176,7 +177,7 @@ fn children_never_read_wrong_bytes() {
     }
 }
 
-/// Everything goes to swap while some faults happen.
+/// A region of which everything has gone to swap while some faults happened.
 fn swapped_with(pool: &Pool, kinds: &[&str], rate: u32, len: usize) -> Region {
     let r = pool.region(len).unwrap();
     fill(&r, 1);
@@ -187,7 +188,8 @@ fn swapped_with(pool: &Pool, kinds: &[&str], rate: u32, len: usize) -> Region {
 }
 
 fn spoilt_writes_are_noticed() {
-    // Which writes there are, and whether what was spoilt is read before it is written again, is a matter of time.
+    // Which writes there are, and whether what was spoilt is read before it is written again, is a
+    // matter of time.
     let noticed = |mode, way: &str, kind: &str, seed: u64| {
         let pool = seeded(32, mode);
         pool.set(&format!("debug.fault_seed={seed}")).unwrap();
@@ -227,7 +229,7 @@ fn bad_pages_are_told() {
     assert!(lost < r.len() / PAGE / 50, "{lost}");
 }
 
-/// That the account can find something.
+/// Checks that the account can find something.
 fn without_checksums_bits_change() {
     let pool = seeded(32, FaultMode::Signal);
     pool.set("swap.checksum=off").unwrap();
@@ -299,7 +301,8 @@ fn lost_memory_becomes_zeros() {
     }
 }
 
-/// To give up a part of a unit that cannot be read was SIGBUS where units have to come in whole for that.
+/// A part of a unit that cannot be read can be discarded. This raised SIGBUS where units have to
+/// come in whole.
 fn parts_of_lost_memory_can_be_given_up() {
     both_modes(|mode| {
         let pool = builder(32).fault_mode(mode).build().unwrap();

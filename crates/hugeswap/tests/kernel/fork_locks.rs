@@ -1,4 +1,4 @@
-//! Forks while other threads of the program are in the engine: the child finds none of its locks held.
+//! Forks while other threads of the program are in the engine: the child finds no lock held.
 
 use crate::util::*;
 use std::sync::atomic::AtomicBool;
@@ -9,7 +9,7 @@ tests! {
     a_fork_amid_questions_answers_the_child,
 }
 
-/// What other threads look up at the moment of a fork can be looked up in the child.
+/// A child can make the look-ups that other threads were making at the moment of the fork.
 fn a_fork_amid_questions_answers_the_child() {
     let pool = builder(16).build().unwrap();
     let r = pool.region(8 * MIB).unwrap();

@@ -1,4 +1,5 @@
-//! Forks at bad moments: swap that fails or is gone, memory that is held or the kernel's.
+//! Forks at bad moments: swap that fails or is gone, memory that is pinned or belongs to the
+//! kernel.
 
 use crate::util::*;
 use hugeswap::{Advice, Categories, FaultMode, Pool, Region};
@@ -56,9 +57,10 @@ impl Drop for LivingChild {
     }
 }
 
-/// Message mode: a write to a shared unit takes the old frame away and then puts the new one in its place. If the unit was just being
-/// written to swap, the engine's thread could touch it in between; who resolves that fault waits at the gate for a fork to end,
-/// and the fork for the write: all stood still.
+/// Message mode: a write to a shared unit takes the old frame away and then puts the new one in its
+/// place. If the unit was just being written to swap, the engine's thread could touch it in
+/// between. The thread that resolves that fault waits at the gate for a fork to end, and the fork
+/// waits for the write: everything hung.
 fn a_unit_under_write_back_is_not_replaced() {
     both_modes(|mode| {
         let slow = [
@@ -98,8 +100,9 @@ fn a_unit_under_write_back_is_not_replaced() {
     });
 }
 
-/// Message mode: what a child shared until it ended is the parent's again, but the kernel moves only pages that were written since. Where
-/// it splits the huge page at the first write, that was one, and the unit could never leave.
+/// Message mode: memory that a child shared until it ended is the parent's again, but the kernel
+/// moves only pages that were written since. If the kernel splits the huge page at the first write,
+/// only one page was written, and the unit could never leave.
 fn units_once_shared_can_leave() {
     both_modes(|mode| {
         let pool = builder(64).fault_mode(mode).build().unwrap();
@@ -126,7 +129,7 @@ fn units_once_shared_can_leave() {
     });
 }
 
-/// Has the kernel hold a page of memory until this is dropped.
+/// Makes the kernel hold a page of memory until this is dropped.
 fn hold(page: &[u8]) -> (std::io::PipeReader, std::io::PipeWriter) {
     let (from, to) = std::io::pipe().unwrap();
     let what = libc::iovec {
@@ -139,8 +142,8 @@ fn hold(page: &[u8]) -> (std::io::PipeReader, std::io::PipeWriter) {
     (from, to)
 }
 
-/// A unit of zeros is never written to swap; one that is shared with a relative was not let go of either, and who waited for
-/// memory waited for ever.
+/// A unit of zeros is never written to swap. A unit that is shared with a relative was not released
+/// either, and a thread that waited for memory waited forever.
 fn zeros_shared_with_a_relative_can_leave() {
     fn leave(r: &mut Region) {
         assert!(r.is_resident(0));
@@ -248,7 +251,7 @@ pub fn a_fork_writes_to_no_file_but_swap() {
     assert!(status.success(), "{status}");
 }
 
-/// While the engine's threads are being started, at any moment of that: they are nobody's in the child.
+/// A fork at any moment while the engine's threads are being started: the child has none of them.
 fn a_fork_right_after_the_start() {
     for i in 0..80 {
         let pool = builder(16).build().unwrap();
@@ -259,7 +262,8 @@ fn a_fork_right_after_the_start() {
     }
 }
 
-/// A file of the program's where swap was got the blocks that a new place in swap needed, and their length.
+/// If a file of the program has the descriptor number of a swap file, it must not get the blocks
+/// and the length that a new place in swap needs.
 fn a_fork_gives_blocks_to_no_file_but_swap() {
     need_pages();
     // In a child, for it loses its swap.
@@ -323,7 +327,8 @@ extern "C" fn touch() {
     }
 }
 
-/// It hung: those who could have read were at rest.
+/// A touch in a forked child whose swap is gone raises SIGBUS. It hung, because the threads that
+/// could have read were at rest.
 fn a_touch_in_a_fork_without_swap_is_sigbus() {
     // Before the pool's own, so that it runs between their parts.
     // SAFETY: the function lives as long as the process.
@@ -372,7 +377,7 @@ fn the_kernels_units_are_not_charged_to_children() {
     });
 }
 
-/// A fork makes slots complete: not those that an older child, or the parent, reads.
+/// A fork makes slots complete, but not slots that an older child or the parent reads.
 pub fn parts_discarded_between_forks_stay_in_older_children() {
     need_pages();
     let (pool, mut r) = changed_pages(64);
@@ -424,7 +429,8 @@ pub fn parts_discarded_between_forks_stay_in_older_children() {
     pool.audit().unwrap();
 }
 
-/// What was swapped out after a fork is no child's: each time it is written anew its place is free again.
+/// Memory that was swapped out after a fork belongs to no child: each time it is written anew, its
+/// old place becomes free.
 fn a_child_that_lives_on_does_not_make_swap_grow() {
     both_modes(|mode| {
         let pool = builder(32).fault_mode(mode).build().unwrap();
@@ -477,7 +483,8 @@ extern "C" fn be_slow() {
     std::thread::sleep(std::time::Duration::from_millis(ms));
 }
 
-/// Not with what the parent has mapped when the child looks.
+/// A child begins with the parent's mappings at the fork, not with those that the parent has when
+/// the child looks.
 pub fn a_child_begins_with_what_was_mapped_at_the_fork() {
     // Before the engine's own.
     // SAFETY: the function lives as long as the process.
@@ -523,7 +530,7 @@ fn parts_of_the_kernels_units_are_discarded() {
     unsafe { engine.stop() };
 }
 
-/// While a child's threads are being started.
+/// A child forks while its own threads are being started.
 fn a_child_forks_at_once() {
     let pool = builder(32).build().unwrap();
     let r = pool.region(4 * MIB).unwrap();

@@ -1,4 +1,5 @@
-//! Groups of regions: promises, soft limits, limits on swap; and what stays of base pages.
+//! Groups of regions: promises, soft limits and limits on swap; and which base pages stay in
+//! memory.
 
 use crate::enabled::{read, write};
 use crate::util::*;
@@ -153,7 +154,8 @@ fn groups_refuse_contradictions() {
     assert!(r.set_group(&group).is_err());
 }
 
-/// Pages in while some pages of every unit are read again and again, and in between all others once.
+/// Counts pages that come in while some pages of every unit are read again and again, and all
+/// others once in between.
 fn pages_in(detection: &str) -> u64 {
     let pool = builder(16)
         .set("thp.swapin=never")

@@ -1,5 +1,5 @@
-//! A process of the pool that does not keep to the rules of shared regions: it may spoil what is shared, which it could write to anyway, and nothing else; and nobody
-//! waits for it for ever.
+//! A process of the pool that breaks the rules of shared regions. It may spoil shared memory, which
+//! it could write to anyway, and nothing else; and no other process waits for it forever.
 
 use crate::util::*;
 use hugeswap::{Error, ManagedRange, Pool, SharedError, SharedRegion};
@@ -20,14 +20,14 @@ const IN: u64 = 1 << 3;
 const OUT: u64 = 2 << 3;
 const PUNCH: u64 = 3 << 3;
 
-/// In which nobody waits for another process longer than 100 ms.
+/// A pool in which no process waits for another for longer than 100 ms.
 fn pool() -> Pool {
     need_base_pages();
     let pool = builder(48).set("debug.shared_patience_ms=100");
     pool.build().unwrap()
 }
 
-/// The pool's segment, as any process that can open it has it.
+/// The pool's segment, as any process sees it that can open it.
 fn segment(ticket: &str) -> pool::Pool {
     let (pid, fd) = ticket.split_once(':').unwrap();
     let high = hugeswap_engine::high_descriptor();
@@ -48,7 +48,7 @@ impl Random {
         self.next() % n
     }
 
-    /// Small, or large, or anything.
+    /// A number that is small, large, or anything.
     fn number(&mut self) -> u64 {
         match self.below(4) {
             0 => self.below(20),
@@ -58,7 +58,7 @@ impl Random {
         }
     }
 
-    /// A word of a unit that could be, of a record that there is or not.
+    /// A word that a unit could have, with an owner that exists or not.
     fn word(&mut self) -> u64 {
         if self.below(4) == 0 {
             return self.number();
@@ -73,7 +73,7 @@ impl Random {
     }
 }
 
-/// Writes nonsense to what the segment says of shared memory.
+/// Writes nonsense to the segment's records of shared memory.
 fn scribble(segment: &pool::Pool, random: &mut Random, pids: &[i32], private: usize) {
     let header = segment.header();
     let s: &Shared = &header.shared[random.below(4) as usize];
@@ -107,7 +107,8 @@ fn scribble(segment: &pool::Pool, random: &mut Random, pids: &[i32], private: us
     }
 }
 
-/// Somebody writes wild words, while others use memory of their own, and shared memory for what it is worth.
+/// A process writes wild words while others use memory of their own, whose bytes must be right, and
+/// shared memory.
 fn hostile_words_spoil_nothing_private() {
     const LONG: Duration = Duration::from_millis(2500);
     let pool = pool();
@@ -175,7 +176,7 @@ fn check_part(r: &ManagedRange, unit: usize, g: u64) {
     }
 }
 
-/// Whatever comes of it.
+/// Uses shared memory; any result is accepted.
 fn use_shared(pool: &Pool, r: &mut SharedRegion, random: &mut Random) {
     let at = random.below(4) as usize * UNIT + random.below(512) as usize * 4096;
     let mut bytes = [7; 64];
@@ -195,7 +196,8 @@ fn use_shared(pool: &Pool, r: &mut SharedRegion, random: &mut Random) {
     }
 }
 
-/// A word, or the table, is somebody's who lives and does nothing: an error, and when it is free again all is as it was.
+/// A process that is alive and does nothing holds a word or the table: an access gets an error.
+/// After the release everything is as before.
 fn hostile_holders_cost_an_error_at_most() {
     let pool = pool();
     let mut r = pool.shared(4 * UNIT, "held").unwrap();
@@ -227,7 +229,8 @@ fn hostile_holders_cost_an_error_at_most() {
         is_held(&mut r, op, true);
     }
     fill_is(&r);
-    // (What is said to be on its way out may be taken; then it is what the word says, which is a lie.)
+    // (What is said to be on its way out may be taken; then it is what the word says, which is a
+    // lie.)
     is_held(&mut r, OUT, false);
     for u in [0, 2, 3] {
         check_whole(&r, u);
@@ -278,7 +281,8 @@ fn memory_fds() -> Vec<i32> {
     all.filter(is_memory).filter_map(number).collect()
 }
 
-/// The memory stays as long as it is: shortened, a touch of it would be SIGBUS for everybody.
+/// The length of the memory cannot be changed: if it were shortened, a touch would raise SIGBUS in
+/// every process.
 fn hostile_truncation_is_refused() {
     need_base_pages();
     let pool = builder(48).build().unwrap();
@@ -298,7 +302,8 @@ fn hostile_truncation_is_refused() {
     fill_is(&r);
 }
 
-/// One closes every descriptor that it has. Others take out what it wrote all the same, and it reads it again.
+/// One process closes every descriptor that it has. Others can still evict memory that it wrote,
+/// and it reads the memory again.
 fn hostile_to_its_own_descriptors() {
     need_base_pages();
     let pool = builder(48).build().unwrap();

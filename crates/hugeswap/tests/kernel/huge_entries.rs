@@ -1,4 +1,5 @@
-//! A unit in swap is one entry that stands for 2 MiB: all that can meet it, a test each.
+//! A unit in swap is one entry that stands for 2 MiB. Each test covers one operation that can meet
+//! such an entry.
 
 use crate::util::*;
 use hugeswap::{Advice, FaultMode, Pool, Region};
@@ -34,7 +35,7 @@ fn pool(mode: FaultMode, swapin: &str) -> Pool {
     b.set(&format!("thp.swapin={swapin}")).build().unwrap()
 }
 
-/// A region, all of it in swap.
+/// A region of which everything is in swap.
 fn swapped(pool: &Pool) -> Region {
     let r = pool.region(UNITS * UNIT).unwrap();
     fill(&r, 1);
@@ -59,7 +60,8 @@ fn touch(r: &Region, page: usize) {
     assert_eq!(words(r)[i].load(Relaxed), value(i, 1), "page {page}");
 }
 
-/// The reference count of a cluster: one for its unit, whether that is whole or mapped by base pages (`audit` looks).
+/// The reference count of a cluster: one for its unit, whether that is whole or mapped by base
+/// pages (`audit` looks).
 fn entry_has_one_reference_whole_or_split() {
     both_modes(|mode| {
         for swapin in ["always", "never"] {
@@ -125,8 +127,8 @@ fn entry_is_split_by_a_partial_unmap() {
     }
 }
 
-/// Whole units are protected where they are, in swap too. (Parts are handed to the kernel first: see the tests of
-/// programs.)
+/// Whole units are protected where they are, also in swap. (Parts are handed to the kernel first:
+/// see the tests of programs.)
 fn entry_keeps_its_bytes_when_protected() {
     use hugeswap_engine::Prot;
     for swapin in [swapin::ALWAYS, swapin::NEVER] {
@@ -153,7 +155,7 @@ fn entry_keeps_its_bytes_when_protected() {
     }
 }
 
-/// What may not be written can be given up.
+/// Memory that may not be written can be discarded.
 fn entry_protected_is_freed_in_part() {
     use hugeswap_engine::Prot;
     for swapin in [swapin::ALWAYS, swapin::NEVER] {
@@ -401,7 +403,8 @@ fn entry_accounts_move_by_512() {
     });
 }
 
-/// Faults, page-outs and advice of several threads on one unit: nobody waits for ever, nobody sees other bytes.
+/// Several threads fault, page out and advise on one unit: no thread waits forever, and none sees
+/// other bytes.
 fn entry_faulted_by_many_at_once() {
     both_modes(|mode| {
         for swapin in ["always", "never", "auto"] {

@@ -1,4 +1,5 @@
-//! Bad slots: found, taken out of use, and what is in memory saved from them.
+//! Bad slots are found and taken out of use, and the contents that are still in memory are saved
+//! from them.
 
 use crate::pages::counter;
 use crate::util::*;
@@ -35,7 +36,7 @@ const PAGE: usize = 4096;
 #[repr(C, align(4096))]
 pub struct Block([u8; PAGE]);
 
-/// The swap file, behind the pool's back.
+/// Access to the swap file behind the pool's back.
 pub struct Swap(ManuallyDrop<File>);
 
 impl Swap {
@@ -62,14 +63,15 @@ impl Swap {
         self.write(block, &b);
     }
 
-    /// Blocks with anything in them. (Of the first cluster that may be what the measurement of the device has left.)
+    /// The blocks that are not all zeros. (The first cluster may have them from the measurement of
+    /// the device.)
     pub fn used(&self) -> Vec<u64> {
         let blocks = self.0.metadata().unwrap().len() / PAGE as u64;
         let used = |b: &u64| self.read(*b).0.iter().any(|&b| b != 0);
         (0..blocks).filter(used).collect()
     }
 
-    /// The first blocks of the clusters with anything in them.
+    /// The first block of each cluster that is not all zeros.
     pub fn clusters(&self) -> Vec<u64> {
         let mut clusters: Vec<u64> = self.used().iter().map(|b| b / 512 * 512).collect();
         clusters.dedup();
@@ -77,7 +79,7 @@ impl Swap {
     }
 }
 
-/// All of a region of `len` bytes in swap, whole.
+/// A region of `len` bytes that is in swap, in whole units.
 fn swapped(pool: &Pool, len: usize) -> Region {
     let r = pool.region(len).unwrap();
     fill(&r, 1);
@@ -125,7 +127,8 @@ fn scrub_finds_what_is_lost() {
     });
 }
 
-/// Bytes that changed on the device are one thing, a device that does not read another; both are told with their places.
+/// Bytes that changed on the device and a device that does not read are reported as different
+/// errors, both with their places.
 fn what_failed_is_told_apart() {
     both_modes(|mode| {
         let pool = builder(32)
@@ -199,7 +202,8 @@ fn scrub_saves_what_is_in_memory() {
     });
 }
 
-/// Of a region in swap every other 64 KiB come in; then of each unit 32 pages that are in memory, and one that is not, are spoilt in swap.
+/// Every other 64 KiB of a region in swap come in. Then, of each unit, 32 pages that are in memory
+/// and one that is not are spoilt in swap.
 pub fn spoil_half_of_it(r: &Region) {
     let here = |page: usize| (page / 16).is_multiple_of(2);
     for i in (0..r.len() / 4096)
@@ -313,7 +317,7 @@ fn unwritable_slots_are_not_used_again() {
     });
 }
 
-/// Every page is one that the pool wrote, only elsewhere.
+/// Blocks are exchanged: every page is one that the pool wrote, but at another place.
 fn blocks_exchanged_are_noticed() {
     let pool = builder(32).build().unwrap();
     let r = swapped(&pool, 8 * UNIT);

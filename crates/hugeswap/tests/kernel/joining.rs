@@ -1,4 +1,4 @@
-//! Forked children for which there is no record, or that come to it late.
+//! Forked children that get no record in the pool, or get it late.
 
 use crate::util::*;
 use hugeswap::{Advice, Region};
@@ -14,14 +14,15 @@ tests! {
     a_child_that_comes_late,
 }
 
-/// Unit 0 of `r` is in memory and as it was filled; touching what the parent had in swap is SIGBUS.
+/// True if unit 0 of `r` is in memory and as it was filled, and a touch of memory that the parent
+/// had in swap raises SIGBUS.
 fn has_memory_only(r: &Region) -> bool {
     let good = (0..UNIT / 8).all(|i| words(r)[i].load(Relaxed) == value(i, 1));
     let touched = in_child(|| assert_ne!(words(r)[UNIT / 8].load(Relaxed), 1));
     good && touched.signal() == Some(libc::SIGBUS)
 }
 
-/// Units 1 and up of a filled region are in swap.
+/// Fills a region, and leaves units 1 and up in swap.
 fn half_away(r: &mut Region) {
     fill(r, 1);
     page_out(r);
@@ -34,7 +35,8 @@ fn is_as_filled(r: &Region) {
     }
 }
 
-/// 256 processes can share a pool. A child beyond these has the memory of its parent and none of its swap, and harms nobody.
+/// 256 processes can share a pool. A child beyond these has its parent's memory without the
+/// parent's swap, and harms no other process.
 fn more_children_than_records() {
     let pool = builder(64).set("thp.swapin=always").build().unwrap();
     let mut r = pool.region(8 * UNIT).unwrap();
@@ -82,7 +84,7 @@ extern "C" fn be_slow() {
     }
 }
 
-/// A child gets to its record, and to what it is to have of its parent's swap, however late it comes.
+/// A child gets its record and its share of its parent's swap, however late it comes.
 fn a_child_that_comes_late() {
     // SAFETY: the function lives as long as the process. Children run it before hugeswap's.
     unsafe { libc::pthread_atfork(None, None, Some(be_slow)) };

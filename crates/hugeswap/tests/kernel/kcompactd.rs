@@ -1,4 +1,4 @@
-//! Memory that is not in huge pages, and becomes so.
+//! Memory that is not in huge pages becomes huge in the background.
 
 use crate::util::*;
 
@@ -8,7 +8,7 @@ tests! {
     without_huge_pages_everything_works,
 }
 
-/// From now on the kernel gives this process huge pages, or none.
+/// Allows the kernel to give this process huge pages, or forbids it.
 fn huge_pages(allowed: bool) {
     // SAFETY: changes nothing but that.
     let done = unsafe { libc::prctl(libc::PR_SET_THP_DISABLE, u64::from(!allowed), 0, 0, 0) };
@@ -25,7 +25,7 @@ fn need_huge_pages() {
     }
 }
 
-/// Does the kernel make memory huge that is not hugeswap's?
+/// True if the kernel makes memory huge that is not hugeswap's.
 fn kernel_collapses() -> bool {
     let len = 2 * UNIT;
     // SAFETY: new memory, given back below; only what lies in it is touched.
@@ -71,7 +71,7 @@ fn kcompactd_makes_free_frames_huge() {
     });
 }
 
-/// It gives up politely, and again and again.
+/// If no huge pages are allowed, kcompactd gives up, and tries again later.
 fn kcompactd_does_without() {
     huge_pages(false);
     let pool = builder(64).build().unwrap();

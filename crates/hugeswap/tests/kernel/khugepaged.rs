@@ -30,7 +30,7 @@ fn collapsed(pool: &Pool) -> u64 {
     counter(pool, "khugepaged_pages_collapsed")
 }
 
-/// Waits until every unit has been looked at since it is called.
+/// Waits until every unit has been scanned once more.
 fn scanned(pool: &Pool) {
     let scans = || counter(pool, "khugepaged_full_scans");
     let before = scans();
@@ -43,7 +43,7 @@ fn quick(b: Builder) -> Builder {
         .set("khugepaged.pages_to_scan=1000000")
 }
 
-/// `units` units of base pages, of which `pages` says which are in memory.
+/// A region of `units` units of base pages; `pages` says which pages are in memory.
 fn based(pool: &Pool, units: usize, pages: impl Fn(usize) -> bool) -> Region {
     let r = pool.region(units * UNIT).unwrap();
     r.set("thp.enabled=never").unwrap();
@@ -174,7 +174,8 @@ fn khugepaged_spares_what_is_not_to_be_huge() {
     right(&r, |_| true);
 }
 
-/// What faults have decided on is not undone: units of which little is used, and any while memory is short.
+/// khugepaged does not undo decisions of faults: it leaves units of which little is used, and any
+/// unit while memory is short.
 fn khugepaged_leaves_what_is_sparse() {
     let pool = quick(builder(64)).build().unwrap();
     let r = based(&pool, 4, |p| p % 2 == 0);
@@ -223,7 +224,8 @@ fn khugepaged_waits_if_it_may() {
     right(&few, |p| p < 10);
 }
 
-/// Units that got base pages because memory was short become whole when it is not, long before khugepaged's next scan.
+/// Units that got base pages because memory was short become whole once it is not, long before
+/// khugepaged's next scan.
 fn khugepaged_sees_to_what_fell_back() {
     need_base_pages();
     let pool = builder(16)

@@ -1,4 +1,4 @@
-//! Start, end, and living together with the program's own handlers.
+//! Start, end, and coexistence with the program's own handlers.
 
 use crate::util::*;
 use hugeswap_policy::knobs::{Knob, swapin};
@@ -97,7 +97,8 @@ fn a_small_alternate_stack_is_enough() {
 static SEEN: AtomicUsize = AtomicUsize::new(0);
 
 extern "C" fn on_segv(_: i32, info: *mut libc::siginfo_t, _: *mut libc::c_void) {
-    // SAFETY: the kernel's siginfo; then the page is made accessible, so that the access can be tried again.
+    // SAFETY: the kernel's siginfo; then the page is made accessible, so that the access can be
+    // tried again.
     unsafe {
         let at = (*info).si_addr() as usize & !4095;
         SEEN.store(at, Relaxed);
@@ -199,7 +200,7 @@ fn forked_children_share_the_budget() {
 
 static TOUCHED: AtomicUsize = AtomicUsize::new(0);
 
-/// Touches the region at TOUCHED, all of it, as other libraries' fork handlers might.
+/// Touches all of the region at TOUCHED, as other libraries' fork handlers might.
 extern "C" fn touch_all() {
     let at = TOUCHED.load(Relaxed);
     if at != 0 {
@@ -214,8 +215,8 @@ extern "C" fn touch_all() {
 }
 
 fn fork_handlers_may_touch_managed_memory() {
-    // Registered before the pools' own, so that they run between their parts. (In the child they would run
-    // before the engine is fit for use there: see the engine's `fork`.)
+    // Registered before the pools' own, so that they run between their parts. (In the child they
+    // would run before the engine is fit for use there: see the engine's `fork`.)
     // SAFETY: the functions live as long as the process.
     unsafe { libc::pthread_atfork(Some(touch_all), Some(touch_all), None) };
     both_modes(|mode| {
@@ -269,7 +270,7 @@ fn memory_without_access_is_written_out() {
     unsafe { engine.stop() };
 }
 
-/// How the kernel has the address mapped: `rw-p` and the like.
+/// The kernel's access to the mapping of an address: `rw-p` and the like.
 fn mapped_as(at: usize) -> String {
     let maps = std::fs::read_to_string("/proc/self/maps").unwrap();
     let of = |line: &str| {
@@ -281,7 +282,8 @@ fn mapped_as(at: usize) -> String {
     maps.lines().find_map(of).expect("it is mapped")
 }
 
-/// What is in swap is still without access when parts of it are wanted soon, or given up.
+/// Memory in swap stays without access after advice that parts of it are wanted soon or can be
+/// given up.
 fn memory_without_access_is_not_opened_by_advice() {
     use hugeswap_engine::Prot;
     need_pages();

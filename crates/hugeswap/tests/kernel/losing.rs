@@ -1,4 +1,4 @@
-//! Areas that are taken off although something in them cannot be read.
+//! Swap areas that are taken off although some of their pages cannot be read.
 
 use crate::faulty::is_lost;
 use crate::integrity::{Swap, spoil_half_of_it};
@@ -23,7 +23,7 @@ tests! {
 }
 
 const PAGE: usize = 4096;
-/// Of each unit.
+/// The pages of each unit that are spoilt.
 const BAD: [usize; 2] = [3, 400];
 
 fn area(mib: usize, priority: i32) -> SwapSpec {
@@ -33,7 +33,8 @@ fn area(mib: usize, priority: i32) -> SwapSpec {
     spec
 }
 
-/// Takes an area off until nothing has moved for a while; again, for longer, until that has come to what is expected. What came of it at last.
+/// Takes an area off until no page has moved for a while, and repeats this with a longer wait until
+/// the result is the expected one. Returns the last result.
 fn try_off(
     pool: &Pool,
     index: usize,
@@ -55,7 +56,7 @@ fn try_off(
     }
 }
 
-/// The area stays on with so many pages that cannot be read.
+/// True if the area stays on with so many pages that cannot be read.
 fn keeps(n: u64) -> impl Fn(&Result<(), SwapOffError>) -> bool {
     move |came| matches!(came, Err(SwapOffError::Unreadable { pages, .. }) if *pages == n)
 }
@@ -64,7 +65,7 @@ fn is_on(pool: &Pool, index: usize) -> bool {
     pool.swap_areas().iter().any(|a| a.index == index)
 }
 
-/// A region of whole units in swap, a few pages of each spoilt.
+/// A region of whole units in swap, with a few spoilt pages in each.
 fn spoilt(pool: &Pool, units: usize) -> (Region, Swap, Vec<u64>) {
     let r = pool.region(units * UNIT).unwrap();
     fill(&r, 1);
@@ -77,7 +78,8 @@ fn spoilt(pool: &Pool, units: usize) -> (Region, Swap, Vec<u64>) {
     (r, swap, bad)
 }
 
-/// The rest of a region whose units have lost [`BAD`] is there; they are zeros once they are given up.
+/// Checks that a region whose units have lost the pages [`BAD`] has the rest, and that the lost
+/// pages are zeros once they are discarded.
 fn the_rest_is_there(r: &mut Region) {
     let units = r.len() / UNIT;
     for page in 0..units * 512 {
@@ -151,7 +153,7 @@ fn given_up_if_asked() {
     });
 }
 
-/// What swap has of them cannot be read, and need not be.
+/// Units that are in memory are saved: their copies in swap cannot be read, and need not be.
 fn in_memory_are_saved() {
     both_modes(|mode| {
         for touched in [false, true] {
@@ -252,7 +254,8 @@ fn scattered_pages() {
     assert_eq!(pool.stats().swap_used_bytes, 0);
 }
 
-/// A page that is lost has a slot where another process had something: it was found there, and taken for what was lost.
+/// A lost page may have a slot that another process used before. The page of that process was found
+/// there, and taken for the lost page.
 fn what_is_lost_is_not_somebody_elses() {
     need_pages();
     for scattered in [false, true] {

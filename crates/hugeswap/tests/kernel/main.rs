@@ -1,13 +1,13 @@
 //! Tests on the real kernel, a process each: faults, signals and userfaultfd are process-wide.
 //!
-//! The harness runs this executable again for each test, with a time limit. A test that cannot run here
-//! prints why and counts as passed ("skipped"). Each file names its tests in `tests!`; a function that
-//! no table names does not compile.
+//! The harness runs this executable again for each test, with a time limit. A test that cannot run
+//! here prints why and counts as passed ("skipped"). Each file names its tests in `tests!`; a
+//! function that no table names does not compile.
 
 #![deny(dead_code)]
 
-/// Makes `TESTS`, the table of the tests of a file. A test is a function of the file, or, after `=>`,
-/// any expression. Those marked `#[long]` take longest and are begun first.
+/// Makes `TESTS`, the table of the tests of a file. A test is a function of the file, or, after
+/// `=>`, any expression. Those marked `#[long]` take longest and are begun first.
 macro_rules! tests {
     ($($(#[$long:ident])? $name:ident $(=> $run:expr)?,)*) => {
         pub const TESTS: &[crate::Test] = &[$(crate::Test {
@@ -72,8 +72,8 @@ use std::time::{Duration, Instant};
 
 /// Exit status of the process of a test that cannot run here.
 pub const SKIP: i32 = 77;
-/// Time limit of a test. It is for hangs: a test that takes a minute on a busy machine takes several where
-/// the disk is slow as well.
+/// Time limit of a test. It is for hangs: a test that takes a minute on a busy machine takes
+/// several where the disk is slow as well.
 const LIMIT: Duration = Duration::from_secs(400);
 /// A test that takes longer is reported with its time.
 const LONG: Duration = Duration::from_secs(6);
@@ -149,7 +149,8 @@ fn main() {
         return;
     }
     let mut args = Arguments::from_args();
-    // Tests use a processor a fifth of their time: the rest is waiting for a device, or for time to pass.
+    // Tests use a processor a fifth of their time: the rest is waiting for a device, or for time to
+    // pass.
     let processors = std::thread::available_parallelism().map_or(1, usize::from);
     args.test_threads.get_or_insert(processors * 3);
     let quiet = !args.nocapture;

@@ -1,4 +1,4 @@
-//! What is said of pages that are not in memory holds, whatever becomes of their units.
+//! Markers of pages that are not in memory hold, whatever happens to their units.
 
 use crate::pagemap::at;
 use crate::util::*;
@@ -15,10 +15,10 @@ tests! {
 }
 
 const PAGE: usize = 4096;
-/// The page that is marked.
+/// The index of the marked page.
 const MARKED: usize = 700;
 
-/// What is said of a page.
+/// A marker of a page.
 #[derive(Clone, Copy, Debug, PartialEq)]
 enum Marker {
     PagedOut,
@@ -28,7 +28,7 @@ enum Marker {
     Poison,
 }
 
-/// What becomes of its unit.
+/// An event that changes the state of the marked page's unit.
 #[derive(Clone, Copy, Debug, PartialEq)]
 enum Transition {
     SwapOut,
@@ -58,7 +58,7 @@ fn marked(pool: &Pool, marker: Marker) -> (Region, Epoch) {
     (r, epoch)
 }
 
-/// Touches every page but the marked one, and finds them as they were filled.
+/// Touches every page but the marked one, and checks that they are as they were filled.
 fn rest_is_there(r: &Region) {
     for page in (0..r.len() / PAGE).filter(|p| *p != MARKED) {
         let i = page * 512 + 3;
@@ -102,7 +102,7 @@ fn go(pool: &Pool, r: &mut Region, marker: Marker, transition: Transition) {
     }
 }
 
-/// How a child ends that reads a byte of the marked page.
+/// The signal that ends a child that reads a byte of the marked page, if any.
 fn end_of_a_touch(r: &Region) -> Option<i32> {
     in_child(|| {
         words(r)[MARKED * 512].load(Relaxed);
@@ -173,7 +173,7 @@ fn markers_go_with_their_pages() {
     no_harm(&pool);
 }
 
-/// Guards at random, on memory that comes and goes, against a list of them.
+/// Random guards on memory that comes and goes, checked against a list of them.
 fn guards_keep_what_is_beside_them() {
     need_pages();
     let pool = builder(16).build().unwrap();
@@ -286,7 +286,7 @@ fn guards_of_memory_that_is_pinned() {
     rest_is_there(&r);
 }
 
-/// Where a handler of the program's goes.
+/// A handler of the program: ends the process.
 extern "C" fn leave_with(signal: i32, info: *mut libc::siginfo_t, _: *mut libc::c_void) {
     // SAFETY: the kernel's.
     let (number, code) = unsafe { ((*info).si_signo, (*info).si_code) };

@@ -1,4 +1,5 @@
-//! Memory of several nodes: pretended ones (`debug.numa_fake`), for the machines that this runs on have one.
+//! Memory of several nodes. The nodes are pretended (`debug.numa_fake`), because the machines that
+//! run these tests have one.
 
 use crate::storm::count_up_for;
 use crate::util::*;
@@ -18,7 +19,7 @@ tests! {
     numa_the_kernel_tells,
 }
 
-/// How long the storm blows, in each mode.
+/// Duration of the storm in each mode.
 const TIME: Duration = Duration::from_millis(500);
 
 /// The processors that this process may use.
@@ -42,7 +43,8 @@ fn run_on(cpus: &[usize]) {
     }
 }
 
-/// A processor of the first and of the last of so many pretended nodes that have any; skips where there is one processor.
+/// A processor of the first and one of the last of so many pretended nodes that have any; skips the
+/// test if there is only one processor.
 fn two_nodes(nodes: usize) -> [(usize, usize); 2] {
     let online = std::fs::read_to_string("/sys/devices/system/cpu/online").unwrap();
     let cpus = numbers(&online).max().unwrap() + 1;
@@ -67,12 +69,12 @@ fn pool(memory: usize, nodes: usize) -> Pool {
         .unwrap()
 }
 
-/// What `numa_hit`, `numa_miss`, `numa_foreign`, `numa_local` and `numa_other` say.
+/// The counters `numa_hit`, `numa_miss`, `numa_foreign`, `numa_local` and `numa_other`.
 fn counted(pool: &Pool) -> [u64; 5] {
     ["hit", "miss", "foreign", "local", "other"].map(|n| counter(pool, &format!("numa_{n}")))
 }
 
-/// How many units are in huge pages of each of two nodes.
+/// The number of units that are in huge pages of each of two nodes.
 fn on(r: &Region, nodes: [usize; 2]) -> [usize; 2] {
     let of = |n| {
         (0..r.len())
@@ -83,7 +85,8 @@ fn on(r: &Region, nodes: [usize; 2]) -> [usize; 2] {
     nodes.map(of)
 }
 
-/// Of more nodes than two the others have memory only, or processors that are not used here.
+/// The first touch takes memory of the local node. If there are more than two nodes, the others
+/// have only memory, or processors that are not used here.
 fn numa_first_touch_is_local() {
     let cpus = allowed();
     for nodes in [2, 4, 8] {
@@ -134,7 +137,8 @@ fn numa_frames_go_back_to_their_node() {
     no_harm(&pool);
 }
 
-/// All free frames are one node's, and the rest of the budget is less than what is touched on the other; with the region that holds those.
+/// Makes all free frames of the pool those of one node; the rest of the budget is less than what is
+/// touched on the other node. Returns the region that held the frames.
 fn most_on_the_first(pool: &Pool, cpu: usize) -> Region {
     run_on(&[cpu]);
     let r = pool.region(40 * UNIT).unwrap();
@@ -168,8 +172,8 @@ fn numa_falls_back_by_distance() {
     no_harm(&pool);
 }
 
-/// Whoever takes a huge page only if it is there at once takes none of another node: base pages, which are near. Nobody makes room on
-/// a node for that.
+/// A fault that does not wait for a huge page takes none of another node; it takes base pages,
+/// which are near. No room is made on a node for that.
 fn numa_who_does_not_wait_stays() {
     need_pages();
     let [(a, _), (b, last)] = two_nodes(2);
@@ -192,7 +196,8 @@ fn numa_who_does_not_wait_stays() {
     no_harm(&pool);
 }
 
-/// What an I/O thread brings in ahead, wherever it runs, is for the node of who will need it.
+/// Memory that an I/O thread brings in ahead, wherever the thread runs, goes to the node of the
+/// thread that will need it.
 fn numa_readahead_knows_for_whom() {
     let [(a, _), (b, last)] = two_nodes(2);
     let pool = pool(256, 2);
@@ -216,7 +221,8 @@ fn numa_readahead_knows_for_whom() {
     assert!(counter(&pool, "swap_ra_hit") > 0);
 }
 
-/// Threads that change their processors, evictions all the time, forks: nothing is lost, and nobody waits for good.
+/// Threads change their processors, fork, and see evictions all the time: nothing is lost, and no
+/// thread waits forever.
 fn numa_storm() {
     both_modes(|mode| {
         let cpus = allowed();
@@ -274,7 +280,8 @@ fn numa_one_node_counts_nothing() {
     assert_eq!((r.numa_node(0), r.numa_node(2 * UNIT)), (Some(0), None));
 }
 
-/// The kernel says where memory is that there is, whatever may be done with it; and nothing of what there is not.
+/// The kernel tells the node of memory that is present, whatever its access, and of no other
+/// memory.
 fn numa_the_kernel_tells() {
     use hugeswap_sys::mm;
     let at = mm::map_own(2 * UNIT, mm::PROT_RW).unwrap();

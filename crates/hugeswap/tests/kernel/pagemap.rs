@@ -1,4 +1,4 @@
-//! What is said of pages is so.
+//! The page states that the library reports are true.
 
 use crate::util::*;
 use hugeswap::{Advice, Categories, FaultMode, Filter, ManagedRange, PageState, Pool, Region};
@@ -15,7 +15,7 @@ tests! {
 
 const PAGE: usize = 4096;
 
-/// What a page is, once nobody is changing it.
+/// The state of a page, once no thread is changing it.
 pub fn at(r: &ManagedRange, page: usize) -> PageState {
     let mut state = r.pagemap().nth(page).unwrap();
     until("it is not in transit", || {
@@ -25,7 +25,7 @@ pub fn at(r: &ManagedRange, page: usize) -> PageState {
     state
 }
 
-/// It is that, and its entry says so.
+/// Checks that a page is `what`, and that its entry says so.
 pub fn is(r: &ManagedRange, page: usize, what: Categories, when: &str) {
     let state = at(r, page);
     let three = Categories::PRESENT | Categories::SWAPPED | Categories::ZERO;
@@ -40,7 +40,7 @@ pub fn is(r: &ManagedRange, page: usize, what: Categories, when: &str) {
     assert_eq!(bit(61), r.is_shared() && what != Categories::ZERO, "{when}");
 }
 
-/// Pages out, until it is.
+/// Pages out until the page has left memory.
 fn out(r: &mut Region, page: usize) {
     let unit = page * PAGE / UNIT * UNIT;
     until("it has left", || {
@@ -49,7 +49,8 @@ fn out(r: &mut Region, page: usize) {
     });
 }
 
-/// The functional sequence of the markers' series: what is there, what is in swap, and what was removed and is neither.
+/// The functional sequence of the markers' series: pages that are present, pages in swap, and pages
+/// that were removed and are neither.
 fn six_steps(pool: &Pool) {
     let mut r = pool.region(8 * MIB).unwrap();
     let page = 777;
@@ -168,7 +169,7 @@ fn pagemap_tells_what_is_lost() {
     );
 }
 
-/// Everything but `lost` is as it was filled.
+/// Checks that every page but `lost` is as it was filled.
 fn check_but(r: &Region, lost: &[std::ops::Range<usize>]) {
     for (i, w) in words(r).iter().enumerate() {
         if !lost.iter().any(|l| l.contains(&(i * 8))) {
@@ -177,7 +178,8 @@ fn check_but(r: &Region, lost: &[std::ops::Range<usize>]) {
     }
 }
 
-/// Pages of which all ways to look at them say the same, of how many that did not change meanwhile.
+/// The number of pages of which all ways to look at them say the same, and the number of pages that
+/// did not change meanwhile.
 fn looked_at(r: &Region) -> (usize, usize) {
     // kswapd goes on by itself: what was looked at twice with the same answer counts.
     let pages: Vec<PageState> = r.pagemap().collect();
@@ -206,7 +208,8 @@ fn looked_at(r: &Region) -> (usize, usize) {
     (right, same)
 }
 
-/// Page by page, by entries and by ranges, while memory is used at random and nothing changes in between.
+/// Compares pages, entries and ranges, while memory is used at random and nothing changes in
+/// between.
 fn pagemap_agrees_with_itself() {
     need_pages();
     let pool = builder(16).fault_mode(FaultMode::Signal).build().unwrap();

@@ -27,13 +27,14 @@ pub fn pool(memory: usize, mode: FaultMode) -> Pool {
         .unwrap()
 }
 
-/// Runs `test` where units can be base-mapped: in signal mode, with userfaultfd unless pieces are to stand in for it.
+/// Runs `test` where units can be base-mapped: in signal mode, with userfaultfd unless 64 KiB
+/// pieces replace it.
 fn in_pages(test: impl Fn(FaultMode)) {
     need_pages();
     test(FaultMode::Signal);
 }
 
-/// A region with known content, all of it in swap.
+/// A region with known content of which everything is in swap.
 pub fn swapped(pool: &Pool, len: usize) -> Region {
     let r = pool.region(len).unwrap();
     fill(&r, 1);
@@ -80,8 +81,8 @@ pub fn pages_survive_random_work() {
         for setting in ["thp.swapin=never", "thp.swapin=auto"] {
             let pool = pool(24, mode);
             pool.set(setting).unwrap();
-            // Much of it is in memory at first, as whole units: those that are touched here and there while they are
-            // watched go over to pages where they stand.
+            // Much of it is in memory at first, as whole units: those that are touched here and
+            // there while they are watched go over to pages where they stand.
             let r = pool.region(96 * MIB).unwrap();
             fill(&r, 1);
             let w = words(&r);
@@ -309,7 +310,8 @@ pub fn pages_give_way_to_whole_units() {
     });
 }
 
-/// One page in three is changed: runs of one page each, several of which are written at once where io_uring is to be had and turned on.
+/// One page in three is changed. These are runs of one page each, and several of them are written
+/// at once if io_uring is available and turned on.
 fn pages_are_written_together() {
     need_pages();
     let ring = hugeswap_sys::probe::io_uring();

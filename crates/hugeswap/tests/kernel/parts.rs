@@ -1,4 +1,5 @@
-//! Advice for parts of units: pages are treated by themselves where that can be, and no byte beside them changes.
+//! Advice for parts of units: pages are treated individually where that is possible, and no byte
+//! beside them changes.
 
 use crate::util::*;
 use hugeswap::{Advice, Pool, Region};
@@ -151,7 +152,7 @@ fn parts_freed_are_old_or_zero() {
     }
 }
 
-/// Everything at once, by one thread and against a model, while units leave at random.
+/// One thread does random work and compares it with a model, while units leave at random.
 fn parts_of_random_work() {
     let pool = pool(16, &["debug.storm=300"]);
     let mut r = pool.region(40 * MIB + 5 * PAGE).unwrap();

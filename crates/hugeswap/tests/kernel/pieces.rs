@@ -1,4 +1,5 @@
-//! Units mapped by pieces of 64 KiB, where userfaultfd is refused: what holds of base pages, and what is their own.
+//! Units mapped by pieces of 64 KiB, where userfaultfd is refused: properties that they have in
+//! common with base pages, and their own.
 
 use crate::pages::{self, counter, swapped};
 use crate::util::*;
@@ -44,7 +45,7 @@ fn pool(memory: usize) -> Pool {
     pages::pool(memory, FaultMode::Signal)
 }
 
-/// Wherever in a piece it is that is read.
+/// Pieces that are read anywhere in their middle are not written.
 fn read_in_the_middle_are_not_written() {
     let pool = pages::pool(64, FaultMode::Signal);
     let r = swapped(&pool, 8 * MIB);
@@ -87,7 +88,7 @@ fn come_one_by_one() {
     }
 }
 
-/// Mappings of this process now.
+/// The number of mappings of this process.
 fn mappings() -> usize {
     std::fs::read_to_string("/proc/self/maps")
         .unwrap()
@@ -150,7 +151,8 @@ fn discarded_in_part() {
             _ => {}
         }
     }
-    // From the middle of a page of a piece to the middle of one of another, twice; and whole pieces.
+    // From the middle of a page of a piece to the middle of one of another, twice; and whole
+    // pieces.
     let gone = [
         (PIECE + 100, 2 * PIECE),
         (7 * PIECE + 4096, 3 * 4096),

@@ -1,4 +1,5 @@
-//! Says what a SIGBUS was about before it ends a test: whose it is cannot be seen from the status.
+//! Prints the cause of a SIGBUS before it ends a test, because the exit status does not show the
+//! cause.
 
 use std::fmt::Write;
 
@@ -41,8 +42,8 @@ extern "C" fn on_bus(signal: i32, info: *mut libc::siginfo_t, context: *mut libc
         line,
         "SIGBUS in thread {tid}: code {code}, address {addr:#x}, at {ip:#x}"
     );
-    // SAFETY: writes initialised bytes; then the signal once more, with its default action, as this handler
-    // returns.
+    // SAFETY: writes initialised bytes; then the signal once more, with its default action, as this
+    // handler returns.
     unsafe {
         libc::write(2, line.0.as_ptr().cast(), line.1);
         libc::raise(signal);

@@ -1,4 +1,5 @@
-//! What swap may tell, and whom: nothing in it is plain when it is encrypted, it is nobody else's file, and the key is nowhere else.
+//! Secrecy of swap: encrypted swap has nothing in plain text, no other user can read the file, and
+//! the key is in no other memory.
 
 use crate::util::*;
 use crate::{failure, pages, slots, storm};
@@ -32,7 +33,7 @@ tests! {
     encrypted_swap_with_failing_writes => with_encryption(failure::failing_writes_lose_nothing),
 }
 
-/// The swap file, whose descriptor stays the pool's.
+/// The swap file. Its descriptor still belongs to the pool.
 fn swap_file() -> std::mem::ManuallyDrop<std::fs::File> {
     let fds = swap_fds();
     assert_eq!(fds.len(), 1);
@@ -57,12 +58,12 @@ fn swap_files_are_ours_alone() {
     }
 }
 
-/// Words that nothing else has.
+/// Word `i` of a pattern that is found nowhere else.
 fn pattern(i: usize) -> u64 {
     0x5ec7_e700_0000_0000 | i as u64
 }
 
-/// Whole units, base pages and single slots of one pattern in swap.
+/// Puts whole units, base pages and single slots of one pattern in swap.
 fn fill_with_pattern(pool: &Pool) -> Region {
     let r = pool.region(48 * MIB).unwrap();
     let w = words(&r);
@@ -81,7 +82,7 @@ fn fill_with_pattern(pool: &Pool) -> Region {
     r
 }
 
-/// Words of the pattern in the swap file.
+/// The number of words of the pattern in the swap file.
 fn found_in_swap() -> u64 {
     let f = swap_file();
     let len = f.metadata().unwrap().len();
@@ -123,7 +124,7 @@ fn nothing_plain_is_in_swap() {
     });
 }
 
-/// A mapping of this process: where, what of, and its flags.
+/// A mapping of this process: its range, its file and its flags.
 struct Mapping {
     range: Range<usize>,
     name: String,
@@ -155,10 +156,10 @@ fn mappings() -> Vec<Mapping> {
     all
 }
 
-/// How much of memory is looked at at one time.
+/// Bytes of memory that are searched at a time.
 const STEP: usize = 1 << 20;
 
-/// Where `what` is first in `bytes`.
+/// The offset of the first `what` in `bytes`.
 fn find(bytes: &[u8], what: &[u8]) -> Option<usize> {
     // SAFETY: both are as long as is said.
     let at = unsafe {
@@ -172,7 +173,8 @@ fn find(bytes: &[u8], what: &[u8]) -> Option<usize> {
     (!at.is_null()).then(|| at as usize - bytes.as_ptr() as usize)
 }
 
-/// The mappings, managed memory left out, that have the key in them. `buffer` is for what is looked at, and is not itself.
+/// The mappings that have the key in them, without managed memory. `buffer` receives the bytes that
+/// are searched, and is not searched itself.
 fn with_key(key: &[u8], window: &Range<usize>, buffer: &mut [u8]) -> Vec<Mapping> {
     let memory = std::fs::File::open("/proc/self/mem").unwrap();
     let own = buffer.as_ptr() as usize..buffer.as_ptr() as usize + buffer.len();
@@ -219,7 +221,8 @@ fn keys_are_in_no_core_dump() {
     for flag in ["dd ", "lo ", "dc "] {
         assert!(file[0].flags.contains(flag), "{flag}: {}", file[0].flags);
     }
-    // SAFETY: the page is mapped and readable as long as the pool is; after a mark of 8 bytes stands the key.
+    // SAFETY: the page is mapped and readable as long as the pool is; after a mark of 8 bytes
+    // stands the key.
     let key: [u8; 32] = unsafe { std::ptr::read_volatile((file[0].range.start + 8) as *const _) };
     let key = Box::leak(Box::new(key));
     assert!(key.iter().any(|&b| b != key[0]));
@@ -251,7 +254,7 @@ fn encryption_is_set_at_first() {
     unsafe { engine.stop() };
 }
 
-/// Whole, by pages, scattered, and whole again.
+/// Swapped memory is right when it comes back: whole, by pages, scattered, and whole again.
 fn swap_comes_back() {
     both_modes(|mode| {
         let pool = builder(32)

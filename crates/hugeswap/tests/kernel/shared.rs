@@ -1,4 +1,5 @@
-//! Memory that several processes share: everybody sees the same bytes and the same states, whoever dies or stands still meanwhile.
+//! Memory that several processes share: every process sees the same bytes and the same states, even
+//! if another dies or is stopped.
 
 use crate::pagemap::is;
 use crate::util::*;
@@ -38,7 +39,7 @@ pub fn shared(pool: &Pool, len: usize, name: &str) -> SharedRegion {
     }
 }
 
-/// What the processes of a test tell each other: plain shared memory of the kernel's.
+/// A board for messages between the processes of a test, in shared memory of the kernel.
 pub struct Board(*const AtomicU64);
 
 impl Board {
@@ -75,7 +76,8 @@ impl Board {
     }
 }
 
-/// The functional sequence of the markers' series, as seen by who does it, by one who never touched the page, and by a child forked in between.
+/// The functional sequence of the markers' series, as seen by the process that does it, by a
+/// process that never touched the page, and by a child that is forked in between.
 fn shared_follows_a_page_for_everybody() {
     let pool = builder(32).build().unwrap();
     let (board, ticket) = (Board::new(), pool.ticket());
@@ -181,7 +183,8 @@ pub fn check_unit(r: &SharedRegion, u: usize, g: u64) {
     }
 }
 
-/// Two processes and more than the budget: each writes its half, and finds what the other wrote in the other; neither page of a unit is ever half new.
+/// Two processes use more than the budget. Each writes its half of every unit, and finds in the
+/// other half what the other process wrote; no page is ever half new.
 fn shared_writers_see_each_other() {
     const UNITS: usize = 40;
     let pool = builder(32).build().unwrap();
@@ -215,7 +218,8 @@ fn shared_is_encrypted_too() {
     with_encryption(shared_writers_see_each_other);
 }
 
-/// Others die at any moment, in the middle of whatever they do; what they did not write is as it was, nobody waits for them for ever, and nothing of theirs stays.
+/// Other processes die at any moment, in the middle of any operation. Memory that they did not
+/// write is unchanged, no process waits for them forever, and nothing of theirs stays in use.
 fn shared_survives_kills() {
     const UNITS: usize = 24;
     let pool = builder(24).build().unwrap();
@@ -269,7 +273,8 @@ fn shared_survives_kills() {
     nothing_is_left(&pool);
 }
 
-/// One who stands still has memory that others take out, and wrote what they then read.
+/// A stopped process has memory that other processes evict and then read, with the bytes that it
+/// wrote.
 fn shared_needs_no_help_of_the_stopped() {
     const UNITS: usize = 40;
     let pool = builder(32).build().unwrap();
@@ -302,7 +307,8 @@ fn shared_needs_no_help_of_the_stopped() {
     (0..UNITS).for_each(|u| check_unit(&r, u, 3));
 }
 
-/// What one writes while another takes it out is not lost: a counter never goes back.
+/// A write is not lost if another process evicts the memory at the same time: a counter never goes
+/// back.
 fn shared_loses_no_write() {
     const UNITS: usize = 2;
     let pool = builder(32).build().unwrap();
@@ -400,8 +406,8 @@ fn shared_refuses_nonsense() {
     assert_eq!(r.pagemap().count(), 3 * MIB / PAGE);
 }
 
-/// Volatile views and atomics see what another process writes, wherever the bytes are, and end where
-/// the region does.
+/// Volatile views and atomics see what another process writes, wherever the bytes are, and end
+/// where the region does.
 fn shared_is_seen_through_views() {
     let pool = builder(32).build().unwrap();
     let r = shared(&pool, 3 * MIB, "views");
@@ -424,7 +430,7 @@ fn shared_is_seen_through_views() {
     assert!(r.get_atomic_ref::<AtomicU64>(MIB + 1).is_err());
 }
 
-/// A region is nobody's in particular: it ends with the last who has it, a child's child here.
+/// No process owns a region: it ends with the last process that has it, here a child's child.
 fn shared_outlives_who_made_it() {
     const UNITS: usize = 12;
     let pool = builder(32).build().unwrap();
@@ -469,7 +475,7 @@ fn shared_leaves_an_area() {
     (0..UNITS).for_each(|u| check_unit(&r, u, 2));
 }
 
-/// Memory of one's own and shared memory make room for each other.
+/// Private memory and shared memory make room for each other.
 fn shared_and_private_share_a_budget() {
     let pool = builder(32).build().unwrap();
     let r = shared(&pool, 20 * UNIT, "half");
@@ -485,7 +491,7 @@ fn shared_and_private_share_a_budget() {
     pool.audit().unwrap();
 }
 
-/// Words that say what cannot be: at worst an access is refused.
+/// Words with impossible values cause at worst a refused access.
 fn shared_takes_wild_words() {
     let engine = engine(32, hugeswap::FaultMode::Signal, &[]);
     let Ok(addr) = engine.share("wild", 8 * UNIT) else {

@@ -1,4 +1,4 @@
-//! Shared memory that comes in before it is touched: ahead of streams, and when it is asked for.
+//! Shared memory that comes in before it is touched: ahead of streams, and on request.
 
 use crate::shared::{check_unit, shared, write_unit};
 use crate::util::*;
@@ -22,7 +22,8 @@ fn is_there(r: &SharedRegion, u: usize) -> bool {
     r.is_resident(u * UNIT)
 }
 
-/// Upwards and downwards, by whoever comes; and what is not wanted is not read.
+/// Streams go upwards and downwards, and may be of any process. Memory that no stream wants is not
+/// read.
 fn shared_is_read_ahead_of_streams() {
     // Each in a pool that has seen no stream before.
     let touch = |most: u32, by: &dyn Fn(&SharedRegion), next: Option<Range<usize>>| {
@@ -59,7 +60,7 @@ fn shared_is_read_ahead_of_streams() {
     touch(8, &|r| ended_well(child(|| up(r))), Some(6..10));
 }
 
-/// By advice; not more of it than there is room for.
+/// Advice brings memory in, but not more than there is room for.
 fn shared_is_brought_in_when_asked_for() {
     let pool = builder(32).build().unwrap();
     let r = shared(&pool, UNITS * UNIT, "asked for");
@@ -78,7 +79,8 @@ fn shared_is_brought_in_when_asked_for() {
     pool.audit().unwrap();
 }
 
-/// What is being read for a region that is given up meanwhile does not come to be where the next one is.
+/// If a region is given up while memory is read for it, the bytes do not appear in the next region
+/// at its place.
 fn shared_ahead_ends_with_its_region() {
     let pool = builder(96).build().unwrap();
     pool.set("debug.fault_seed=3").unwrap();
@@ -98,7 +100,7 @@ fn shared_ahead_ends_with_its_region() {
     pool.audit().unwrap();
 }
 
-/// What cannot be read for now costs nothing but the attempt, and no memory.
+/// Memory that cannot be read ahead costs only the attempt, and no frame.
 fn shared_ahead_leaves_errors_to_the_touch() {
     let engine = engine(96, FaultMode::Signal, &[]);
     let pool = engine.pool();

@@ -1,4 +1,4 @@
-//! How processes come to a shared region, and how it ends.
+//! How processes get a shared region, and how it ends.
 
 use crate::shared::{Board, check_unit, shared, write_unit};
 use crate::util::*;
@@ -16,7 +16,8 @@ tests! {
     shared_as_the_pool_begins_is_free_in_the_end,
 }
 
-/// With the last process that has it a region ends, and its name is free, also if nobody has noticed yet that it died.
+/// A region ends with the last process that has it, and its name becomes free, even if no process
+/// has noticed the death yet.
 fn shared_ends_with_the_dead() {
     let pool = builder(32).build().unwrap();
     drop(shared(&pool, UNIT, "probe"));
@@ -39,7 +40,8 @@ fn shared_ends_with_the_dead() {
     }
 }
 
-/// Who gives a region up has nothing of it open any more, whichever thread, also a forked child: it would keep the memory.
+/// A process that gives a region up has nothing of it open any more, in any thread, nor has a
+/// forked child: an open file would keep the memory.
 fn shared_memory_is_free_once_given_up() {
     let closes = |r: SharedRegion| {
         drop(r);
@@ -59,7 +61,8 @@ fn shared_memory_is_free_once_given_up() {
 
 static SLOW: std::sync::atomic::AtomicBool = std::sync::atomic::AtomicBool::new(false);
 
-/// Its parent has gone, and it has not mapped the region yet: who attaches waits for it.
+/// The parent of a forked child is gone, and the child has not mapped the region yet: a process
+/// that attaches waits for the child.
 fn shared_is_had_from_a_child_on_its_way() {
     extern "C" fn dawdle() {
         if SLOW.load(Relaxed) {
@@ -83,7 +86,8 @@ fn shared_is_had_from_a_child_on_its_way() {
     board.say(0, 1);
 }
 
-/// Who is given a descriptor of a region's memory needs no name; what is no such memory is refused.
+/// A process that is given a descriptor of a region's memory needs no name. A descriptor of
+/// anything else is refused.
 fn shared_is_had_by_its_memory() {
     let pool = builder(32).build().unwrap();
     let refused = |fd: &dyn AsFd| {
@@ -136,7 +140,7 @@ fn shared_is_not_kept_by_children_without_it() {
     unsafe { engine.stop() };
 }
 
-/// A region that is made while the engine's threads are starting: none of them keeps it open.
+/// A region is made while the engine's threads are starting: none of them keeps it open.
 fn shared_as_the_pool_begins_is_free_in_the_end() {
     for _ in 0..20 {
         let pool = builder(32).build().unwrap();

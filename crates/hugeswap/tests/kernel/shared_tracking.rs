@@ -1,4 +1,4 @@
-//! Writes to shared memory are told, whichever process makes them, and nothing else.
+//! Writes to shared memory are reported, whichever process makes them, and nothing else is.
 
 use crate::shared::{Board, shared};
 use crate::util::*;
@@ -16,14 +16,15 @@ tests! {
 }
 
 const PAGE: usize = 4096;
-/// What a helper is told to do: on the board's first word.
+/// Orders to a helper process, in the first word of its part of the board.
 const READ: u64 = 1;
 const WRITE: u64 = 2;
 const OUT: u64 = 3;
 const DISCARD: u64 = 4;
 const END: u64 = 5;
 
-/// Does what it is told: word 0 of its part of the board is the number of the order, 1 what, 2 which page, 3 the order that is done.
+/// A helper process that carries out orders. In its part of the board, word 0 is the number of the
+/// order, word 1 the order, word 2 the page, and word 3 the last order that is done.
 fn helper(r: &mut SharedRegion, board: &Board, part: usize) {
     for order in 1.. {
         board.await_(part, order);
@@ -43,7 +44,7 @@ fn page_out_unit(r: &mut SharedRegion, unit: usize) {
     r.advise(unit * UNIT, UNIT, Advice::PageOut).unwrap();
 }
 
-/// Is that range all that is told?
+/// True if that range is all that is reported.
 fn is_all(r: &SharedRegion, epoch: &Epoch, range: Range<usize>) -> bool {
     r.changed_since(epoch).unwrap().into_iter().eq([range])
 }
@@ -70,7 +71,8 @@ fn told(r: &SharedRegion, epoch: &Epoch, grain: usize) -> Vec<bool> {
     told
 }
 
-/// A forked child, a process that joined before there was a region, and this one, in turn.
+/// Writers in turn are a forked child, a process that joined before there was a region, and this
+/// process.
 fn shared_tracking_is_exact(by: Granularity) {
     let grain = match by {
         Granularity::Units => UNIT,
@@ -156,7 +158,8 @@ fn shared_tracking_is_exact(by: Granularity) {
     no_harm(&pool);
 }
 
-/// Writers are killed at any moment; a copy that is kept up to date by what is told is the same in the end.
+/// Writers are killed at any moment. A copy that is kept up to date by the reported changes is the
+/// same at the end.
 fn shared_tracking_survives_kills() {
     for by in [Granularity::Units, Granularity::Pages] {
         let pool = builder(16).build().unwrap();
@@ -212,7 +215,7 @@ fn shared_tracking_survives_kills() {
     }
 }
 
-/// Each process tracks for itself; with the last of them it ends.
+/// Each process tracks for itself, and tracking ends with the last of them.
 fn shared_tracking_ends() {
     let pool = builder(32).build().unwrap();
     let r = shared(&pool, 8 * MIB, "e");

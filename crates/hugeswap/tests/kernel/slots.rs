@@ -34,7 +34,8 @@ fn with_swap(memory: usize, swap: usize) -> Builder {
         .set("thp.swapin=never")
 }
 
-/// A region of zeros with `pages` (of every unit) written, generation `g`, all of it in swap, scattered.
+/// A region of zeros with `pages` of every unit written in generation `g`; everything is in swap,
+/// scattered.
 fn sparse(pool: &Pool, len: usize, pages: &[usize], g: u64) -> Region {
     let mut r = pool.region(len).unwrap();
     fill(&r, 0);
@@ -74,7 +75,7 @@ fn out(r: &mut Region) {
     });
 }
 
-/// All words of `r` are zero, but for those of `pages` in every unit.
+/// Checks that all words of `r` are zero, except those of `pages` in every unit.
 fn holds(r: &Region, pages: &[usize], g: u64) -> bool {
     words(r).iter().enumerate().all(|(i, w)| {
         let here = pages.contains(&(i / 512 % 512));
@@ -86,7 +87,7 @@ fn settled(pool: &Pool, what: &str, good: impl Fn(&hugeswap::Stats) -> bool) {
     until(what, || good(&pool.stats()));
 }
 
-/// [`holds`], after pages `changed` of them were written again, in generation `h`.
+/// [`holds`], after the pages `changed` were written again in generation `h`.
 fn holds_both(r: &Region, pages: &[usize], g: u64, changed: &[usize], h: u64) -> bool {
     words(r).iter().enumerate().all(|(i, w)| {
         let p = i / 512 % 512;
@@ -99,7 +100,8 @@ fn holds_both(r: &Region, pages: &[usize], g: u64, changed: &[usize], h: u64) ->
     })
 }
 
-/// Nothing of swap is in use, and all of it is whole; what was put aside for children, once somebody has noticed that the last is gone.
+/// Checks that no swap is in use, and that all of it is whole again. Slots that were put aside for
+/// children are free only once a process has noticed that the last child is gone.
 fn nothing_left(pool: &Pool) {
     pool.audit().unwrap();
     settled(pool, "slots have leaked", |s| {
@@ -185,7 +187,8 @@ fn slots_grown_past_half_are_whole() {
     nothing_left(&pool);
 }
 
-/// As much as swap can hold, and nothing is left over for whole units but what is found again.
+/// Swap is filled as far as possible, so that whole units find room only in clusters that are found
+/// again.
 pub fn slots_of_a_nearly_full_swap() {
     // 32 clusters.
     let pool = with_swap(16, 64).build().unwrap();
@@ -197,7 +200,8 @@ pub fn slots_of_a_nearly_full_swap() {
     out(&mut whole);
     let s = pool.stats();
     assert_eq!(s.swap_free_bytes, 0, "{s:?}");
-    // What is scattered grows, and there is no cluster to grow into; what is whole gives up pages for it.
+    // What is scattered grows, and there is no cluster to grow into; what is whole gives up pages
+    // for it.
     let more: Vec<usize> = (0..90).map(|p| p * 4 + 1).collect();
     for u in 0..14 {
         assert_eq!(
@@ -263,7 +267,7 @@ fn slots_discarded_are_free() {
     nothing_left(&pool);
 }
 
-/// Forks a child that is to find something to be so.
+/// Forks a child that checks that `f` is true.
 fn finds(f: impl FnOnce() -> bool) -> libc::pid_t {
     child(|| assert!(f(), "it is not"))
 }
@@ -319,7 +323,8 @@ pub fn slots_survive_forks() {
     nothing_left(&pool);
 }
 
-/// What is discarded on one side of a fork stays on the other, whoever forks again.
+/// Memory that is discarded on one side of a fork stays on the other, whichever process forks
+/// again.
 pub fn slots_read_by_relatives_stay() {
     let pool = with_swap(64, 256).build().unwrap();
     let mut r = pool.region(16 * MIB).unwrap();
@@ -373,7 +378,7 @@ pub fn slots_read_by_relatives_stay() {
     nothing_left(&pool);
 }
 
-/// Anything at any time, against a model of every page.
+/// Random operations, checked against a model of every page.
 pub fn slots_survive_random_work() {
     for swapin in ["thp.swapin=never", "thp.swapin=auto"] {
         // Little swap to spare: 24 units of memory and swap for 20.
@@ -449,7 +454,7 @@ pub fn slots_survive_random_work() {
     }
 }
 
-/// Resident memory of the pool's segment, KiB.
+/// Resident memory of the pool's segment, in KiB.
 fn segment_kib() -> u64 {
     let smaps = std::fs::read_to_string("/proc/self/smaps").unwrap();
     let segment = smaps.split("hugeswap-pool").nth(1).expect("the segment");
@@ -457,7 +462,8 @@ fn segment_kib() -> u64 {
     rss.unwrap().trim().trim_end_matches(" kB").parse().unwrap()
 }
 
-/// Whoever swaps little for long does not go through all of swap: sums of what was freed long ago would stay in memory.
+/// A pool that swaps little for a long time does not go through all of swap: the checksums of slots
+/// freed long ago would stay in memory.
 fn slots_of_old_are_used_again() {
     let pool = with_swap(64, 2048).build().unwrap();
     pool.set("thp.enabled=always").unwrap();

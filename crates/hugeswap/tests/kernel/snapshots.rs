@@ -108,7 +108,8 @@ fn snapshots_bring_a_region_back() {
     });
 }
 
-/// Each snapshot is blurred; the one that is made when all is quiet makes up for it.
+/// Each snapshot is made while threads write, so its pages are of different times. A last snapshot
+/// without writes completes it.
 fn snapshots_while_threads_write() {
     need_pages();
     both_modes(while_threads_write);

@@ -29,7 +29,7 @@ fn storming(memory: usize, mode: FaultMode) -> Pool {
         .unwrap()
 }
 
-/// Three threads increment their own words all over a region; nothing may be lost.
+/// Three threads increment their own words all over a region; no increment may be lost.
 fn count_up(pool: &Pool, len: usize) {
     count_up_for(pool, len, TIME);
 }

@@ -99,7 +99,7 @@ fn in_ways(ways: &[&str], test: impl Fn(&Pool)) {
     });
 }
 
-/// One word in each page of a few, all over the region.
+/// One word in each of a few pages all over the region.
 fn touch_here_and_there(r: &Region, g: u64) {
     let bytes = r.len();
     for i in (0..bytes / 4096).step_by(37) {
@@ -186,7 +186,8 @@ fn swap_off_during_a_storm() {
     });
 }
 
-/// For a child, which must not outlive a parent that is stopped.
+/// Checks a region until the area is off. For a child, which must not outlive a parent that is
+/// stopped.
 fn check_until_it_is_off(pool: &Pool, r: &Region, g: u64) {
     let start = Instant::now();
     while find(pool, 0).is_some() {
@@ -196,7 +197,8 @@ fn check_until_it_is_off(pool: &Pool, r: &Region, g: u64) {
     check(r, g);
 }
 
-/// The child reads what the parent has in swap, and what it wrote itself, from an area that goes away.
+/// A child reads the memory that the parent has in swap, and memory that it wrote itself, from an
+/// area that goes away.
 fn swap_off_with_forked_children() {
     in_ways(&["thp.swapin=auto", "thp.swapin=never"], |pool| {
         let r = pool.region(32 * MIB).unwrap();
@@ -223,7 +225,8 @@ fn swap_off_with_forked_children() {
     });
 }
 
-/// The area is taken off, by a grandchild's leave, after the process between has gone.
+/// A process takes an area off although a grandchild uses it, after the process between them has
+/// gone.
 fn swap_off_after_the_parent() {
     let pool = builder(32).build().unwrap();
     let r = pool.region(96 * MIB).unwrap();

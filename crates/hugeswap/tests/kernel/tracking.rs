@@ -1,4 +1,4 @@
-//! What was written is told, and nothing else.
+//! Written memory is reported, and nothing else.
 
 use crate::util::*;
 use hugeswap::{Advice, Categories, Epoch, FaultMode, Filter, Granularity, Pool, Region};
@@ -29,7 +29,7 @@ tests! {
 
 const PAGE: usize = 4096;
 
-/// Pages, or units, of `grain` bytes that are told.
+/// The pages or units, of `grain` bytes, that are reported.
 fn told(r: &Region, epoch: &Epoch, grain: usize) -> Vec<bool> {
     let mut told = vec![false; r.len() / grain];
     let mut last = 0;
@@ -42,7 +42,8 @@ fn told(r: &Region, epoch: &Epoch, grain: usize) -> Vec<bool> {
     told
 }
 
-/// Which of `grain` bytes were last written in which epoch, by number; and the epochs.
+/// The epochs, and for each grain of `grain` bytes the number of the epoch in which it was last
+/// written.
 struct Model {
     grain: usize,
     by: Granularity,
@@ -95,7 +96,7 @@ impl Model {
         }
     }
 
-    /// Some of everything, a few hundred times.
+    /// Makes a few hundred random operations of all kinds.
     fn step(&mut self, pool: &Pool, r: &mut Region) {
         let pages = r.len() / PAGE;
         for _ in 0..300 {
@@ -170,7 +171,7 @@ fn tracking_is_exact_by_pages() {
     both_modes(|mode| model(mode, Granularity::Pages, PAGE));
 }
 
-/// Where userfaultfd is refused.
+/// Tracking where userfaultfd is refused.
 fn tracking_is_exact_by_pieces() {
     model(FaultMode::Signal, Granularity::Units, UNIT);
     // Discarding pages is not told by more than pages, and writing is.
@@ -233,7 +234,8 @@ fn in_a_child(mode: FaultMode) {
     }
 }
 
-/// Threads write while epochs begin and what is told is copied: at the end the copy is what is there.
+/// Threads write while epochs begin and the reported memory is copied: at the end the copy equals
+/// the region.
 fn tracking_loses_no_write() {
     both_modes(loses_no_write);
 }
@@ -291,7 +293,8 @@ fn loses_no_write(mode: FaultMode) {
     }
 }
 
-/// What is locked for an epoch as reclaim or a fault comes by can leave memory later all the same.
+/// Memory that is locked for an epoch when reclaim or a fault comes by can still leave memory
+/// later.
 fn tracking_keeps_nothing_in_memory() {
     both_modes(|mode| {
         let pool = builder(24).fault_mode(mode).build().unwrap();
@@ -386,7 +389,7 @@ fn of_pinned_memory(mode: FaultMode) {
     }
 }
 
-/// It leaves memory without being written to swap.
+/// Memory that becomes zero leaves without being written to swap.
 fn tracking_of_what_becomes_zero() {
     both_modes(|mode| {
         for by in [Granularity::Units, Granularity::Pages] {
@@ -465,7 +468,7 @@ fn shows_in_the_pagemap(mode: FaultMode) {
     }
 }
 
-/// In message mode nobody tells the engine of a system call that writes.
+/// System calls that write are tracked. In message mode, nothing tells the engine of such a call.
 fn tracking_sees_what_the_kernel_writes() {
     let path = format!("/var/tmp/hugeswap-track-{}", std::process::id());
     std::fs::write(&path, vec![7; 2 * PAGE]).unwrap();

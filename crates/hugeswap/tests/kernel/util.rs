@@ -1,4 +1,4 @@
-//! What the tests share.
+//! Helpers of the tests.
 
 use hugeswap::{Advice, Builder, FaultMode, ManagedRange, Pool, Region, SwapSpec};
 use hugeswap_engine::pool::{self, PoolConfig};
@@ -15,7 +15,8 @@ pub const UNIT: usize = 2 * MIB;
 
 static PIECES: AtomicBool = AtomicBool::new(false);
 
-/// Runs a test as if userfaultfd were refused: units are base-mapped by pieces of 64 KiB, in signal mode.
+/// Runs a test as if userfaultfd were refused: units are base-mapped by pieces of 64 KiB, in signal
+/// mode.
 pub fn with_pieces(test: fn()) {
     PIECES.store(true, Relaxed);
     test();
@@ -57,7 +58,7 @@ pub fn builder(memory: usize) -> Builder {
 
 static MODE: Mutex<Option<FaultMode>> = Mutex::new(None);
 
-/// Runs a test that takes long in one of [`both_modes`]; the other one is another test.
+/// Runs a test that takes long in one of [`both_modes`]; the other mode is a test of its own.
 pub fn in_mode(mode: FaultMode, test: fn()) {
     *MODE.lock().unwrap() = Some(mode);
     test();
@@ -81,8 +82,8 @@ pub fn both_modes(test: impl Fn(FaultMode)) {
     }
 }
 
-/// An engine, for what the library has no way to do, with a budget of `memory` MiB and 1 GiB of swap; the caller stops
-/// it. Where there is no message mode, a test that asks for it is skipped.
+/// An engine, for what the library has no way to do, with a budget of `memory` MiB and 1 GiB of
+/// swap; the caller stops it. Where there is no message mode, a test that asks for it is skipped.
 pub fn engine(memory: usize, mode: FaultMode, settings: &[(Knob, u64)]) -> &'static Engine {
     engine_with(memory, mode, settings, "/var/tmp").expect("a pool")
 }
@@ -160,7 +161,8 @@ pub fn need_base_pages() {
     }
 }
 
-/// All of a region goes to swap. (On a busy machine one call may not be enough: it waits for a second or so.)
+/// Puts all of a region in swap. (On a busy machine one call may not be enough, because it waits
+/// for only about a second.)
 pub fn page_out(r: &ManagedRange) {
     let start = std::time::Instant::now();
     while (0..r.len()).step_by(4096).any(|at| r.is_resident(at)) {
@@ -169,7 +171,7 @@ pub fn page_out(r: &ManagedRange) {
     }
 }
 
-/// Waits for what must come, with patience enough for any machine.
+/// Waits until a condition is true, for long enough on any machine.
 pub fn until(what: &str, mut done: impl FnMut() -> bool) {
     let start = std::time::Instant::now();
     while !done() {
@@ -178,7 +180,7 @@ pub fn until(what: &str, mut done: impl FnMut() -> bool) {
     }
 }
 
-/// A pool of 32 MiB in which nothing is whole.
+/// A pool of 32 MiB in which no unit is whole.
 pub fn pool_of_pages() -> Pool {
     let pool = builder(32).set("thp.enabled=never");
     pool.set("thp.swapin=never").build().unwrap()
@@ -210,7 +212,7 @@ pub fn check(r: &ManagedRange, g: u64) {
     }
 }
 
-/// A counter by its name.
+/// The value of a counter, by its name.
 pub fn counter(pool: &Pool, name: &str) -> u64 {
     pool.stats()
         .counters
@@ -220,7 +222,7 @@ pub fn counter(pool: &Pool, name: &str) -> u64 {
         .1
 }
 
-/// Nobody has seen an error, and nothing is lost. (That there is no room is no error.)
+/// Checks that there was no error and nothing is lost. (A lack of room is not an error.)
 pub fn no_harm(pool: &Pool) {
     for name in ["swap_write_error", "swap_read_error", "hwpoison"] {
         assert_eq!(counter(pool, name), 0, "{name}");
@@ -236,7 +238,7 @@ pub fn three_rounds(pool: &Pool, len: usize) {
     }
 }
 
-/// A field of /proc/self/status, KiB. (smaps would count what moves while it looks twice.)
+/// A field of /proc/self/status, in KiB. (smaps would count moving memory twice.)
 pub fn proc_kib(file: &str, field: &str) -> u64 {
     let text = std::fs::read_to_string(file).expect("read proc");
     text.lines()
@@ -245,7 +247,7 @@ pub fn proc_kib(file: &str, field: &str) -> u64 {
         .unwrap_or(0)
 }
 
-/// How many memory files of shared regions each thread of a process has open.
+/// The number of memory files of shared regions that each thread of a process has open.
 pub fn memory_files_of(pid: u32) -> Vec<usize> {
     let tasks = std::fs::read_dir(format!("/proc/{pid}/task")).unwrap();
     let open = |task: std::fs::DirEntry| {
@@ -267,7 +269,7 @@ pub fn panics(f: impl FnOnce()) -> bool {
     std::panic::catch_unwind(std::panic::AssertUnwindSafe(f)).is_err()
 }
 
-/// Forks a child that runs `f`, and ends with 0 unless that panics.
+/// Forks a child that runs `f`, and exits with 0 unless `f` panics.
 pub fn child(f: impl FnOnce()) -> libc::pid_t {
     // SAFETY: the child runs `f` and exits.
     let pid = unsafe { libc::fork() };
@@ -280,7 +282,7 @@ pub fn child(f: impl FnOnce()) -> libc::pid_t {
     pid
 }
 
-/// How a child ends; waits for it.
+/// Waits for a child, and returns how it ended.
 pub fn ended(pid: libc::pid_t) -> ExitStatus {
     let mut status = 0;
     // SAFETY: waits for our own child.
@@ -288,18 +290,19 @@ pub fn ended(pid: libc::pid_t) -> ExitStatus {
     ExitStatus::from_raw(status)
 }
 
-/// Waits for a child that is to have found what it should.
+/// Waits for a child, and checks that it ended well.
 pub fn ended_well(pid: libc::pid_t) {
     let status = ended(pid);
     assert!(status.success(), "the child: {status}");
 }
 
-/// Forks a child that runs `f`, and waits for it; how it ended.
+/// Forks a child that runs `f`, waits for it, and returns how it ended.
 pub fn in_child(f: impl FnOnce()) -> ExitStatus {
     ended(child(f))
 }
 
-/// Page `page` of each unit is lost: it is given up, and then zeros. All others are as they were filled.
+/// Discards page `page` of each unit, which is lost, and checks that it is zeros then and that all
+/// other pages are as they were filled.
 pub fn all_but_one_page_is_there(r: &mut Region, page: usize) {
     for unit in 0..r.len() / UNIT {
         r.discard(unit * UNIT + page * 4096, 4096).unwrap();

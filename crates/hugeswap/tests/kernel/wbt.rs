@@ -13,8 +13,10 @@ tests! {
 const PAGE: usize = 4096;
 const WORDS: usize = PAGE / 8;
 
-/// One thread writes all of a region three times as large as memory, again and again, while another reads pages of one twice as large, here and there, all of
-/// it on a device that takes some tens of milliseconds for everything, until `enough` or for `most`. What is read must be right.
+/// One thread writes all of a region three times as large as memory, again and again. Another reads
+/// random pages of a region twice as large as memory. The device takes some tens of milliseconds
+/// for everything. Ends when `enough` is true, or after `most`. The bytes that are read must be
+/// right.
 fn read_and_write(settings: &[&str], enough: impl Fn(&Pool) -> bool, most: Duration) -> Pool {
     let slow = [
         "debug.fault_seed=5",

@@ -123,7 +123,8 @@ fn files_cut_off_are_sigbus() {
             assert!(lost || status.success(), "{swapin} {touch}: {status}");
         }
     }
-    // In whole units only, where pages do not come by themselves; and it is right again when the file is.
+    // In whole units only, where pages do not come by themselves; and it is right again when the
+    // file is.
     both_modes(|mode| {
         let file = Temp::new(len, 1);
         let status = in_child(|| {
@@ -165,7 +166,8 @@ fn files_that_fail_lose_nothing() {
     });
 }
 
-/// A daemon closes what it finds, and the numbers become other files'.
+/// A program closes every descriptor that it finds, as daemons do, and the numbers become those of
+/// other files.
 fn files_survive_closed_descriptors() {
     in_all_ways(16, |pool| {
         let len = 24 * MIB + 100;
@@ -197,7 +199,7 @@ fn files_survive_closed_descriptors() {
     });
 }
 
-/// What is to be written beyond the end of a file that was made shorter is an error.
+/// A write beyond the end of a file that was made shorter is an error.
 fn files_are_never_made_longer() {
     in_all_ways(32, |pool| {
         let len = 8 * MIB;

@@ -1,4 +1,4 @@
-//! Regions of files: what is read, what is written, and what never is.
+//! Regions of files: what is read, what is written, and what is never written.
 
 pub mod bad;
 pub mod model;
@@ -27,11 +27,11 @@ tests! {
     files_without_direct_io_are_not_kept_twice,
 }
 
-/// A file of the test's, gone with it.
+/// A file of the test, removed when the value is dropped.
 pub struct Temp(pub PathBuf);
 
 impl Temp {
-    /// With `len` bytes, word i being `value(i, g)`.
+    /// Makes a file of `len` bytes, in which word i is `value(i, g)`.
     pub fn new(len: usize, g: u64) -> Temp {
         Temp::within("/var/tmp", len, g)
     }
@@ -69,13 +69,13 @@ impl Drop for Temp {
     }
 }
 
-/// What `fill` would make of so many bytes.
+/// The bytes that `fill` would write.
 pub fn content(len: usize, g: u64) -> Vec<u8> {
     let words = (0..len.div_ceil(8)).flat_map(|i| value(i, g).to_ne_bytes());
     words.take(len).collect()
 }
 
-/// A pool in each way that units can come in.
+/// Runs `test` on a pool in each way in which units can come in.
 pub fn in_all_ways(memory: usize, test: impl Fn(&Pool)) {
     both_modes(|mode| {
         for swapin in ["thp.swapin=auto", "thp.swapin=always", "thp.swapin=never"] {
@@ -138,7 +138,8 @@ fn files_written_get_the_bytes() {
     });
 }
 
-/// The region ends in the middle of a page, at the end of the file or before it, and begins somewhere in it.
+/// A region ends in the middle of a page, at the end of the file or before it, and begins anywhere
+/// in the file.
 pub fn files_keep_their_length() {
     in_all_ways(16, |pool| {
         for (size, offset, len) in [
@@ -200,7 +201,7 @@ fn files_are_synced_on_request() {
     });
 }
 
-/// By base pages where they can come by themselves: a page read here and there costs no more than it is worth.
+/// Where base pages can come in one by one, scattered reads of pages cost no more than they should.
 pub fn files_are_read_here_and_there() {
     need_pages();
     let len = 256 * MIB;
@@ -244,7 +245,7 @@ fn files_forgotten_are_read_again() {
     });
 }
 
-/// Zeros need no place in swap, but they do in a file.
+/// Zeros need no place in swap, but they must be written to a file.
 fn files_of_zeros_are_written() {
     in_all_ways(16, |pool| {
         let len = 32 * MIB;
@@ -284,7 +285,7 @@ fn files_pinned_are_synced() {
     });
 }
 
-/// What the parent has written the child reads from the file; it may not write.
+/// A child reads what the parent has written, from the file; it may not write.
 pub fn files_are_seen_by_forked_children() {
     use std::os::unix::process::ExitStatusExt;
     in_all_ways(16, |pool| {

@@ -1,4 +1,5 @@
-//! Random work on regions of a file against a plain vector, under storms, by several threads, with the file compared in the end.
+//! Random work on regions of a file, against a plain vector, under storms and by several threads;
+//! the file is compared at the end.
 
 use super::{Temp, content, in_all_ways};
 use crate::util::*;

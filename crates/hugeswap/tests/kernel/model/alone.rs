@@ -1,4 +1,4 @@
-//! One thread and its ranges: everything that can be done to them.
+//! One thread and its ranges: all operations on them.
 
 use super::{Draw, Subject, plan};
 use crate::util::*;
@@ -27,11 +27,11 @@ pub fn run(mode: FaultMode) {
     }
 }
 
-/// A managed range and what it should hold.
+/// A managed range and the bytes that it should hold.
 struct Managed {
     addr: usize,
     model: Vec<u8>,
-    /// An epoch, and what the range held as it began.
+    /// An epoch, and the bytes of the range when it began.
     tracked: Option<(u32, Vec<u8>)>,
 }
 
@@ -44,17 +44,17 @@ struct Held {
 pub struct Alone<'a> {
     subject: &'a Subject,
     pub draw: Draw,
-    /// Most bytes to have mapped.
+    /// The most bytes to have mapped.
     room: usize,
     ranges: Vec<Managed>,
     held: Vec<Held>,
     children: Vec<i32>,
-    /// How many forks away from where the seed began.
+    /// The number of forks since the seed began.
     depth: u32,
     ejected: bool,
-    /// Other threads need memory too: little is held, few processes are forked.
+    /// Other threads need memory too, so little is pinned and few processes are forked.
     modest: bool,
-    /// For system calls.
+    /// A file for system calls.
     file: File,
 }
 
@@ -85,7 +85,7 @@ impl<'a> Alone<'a> {
         }
     }
 
-    /// One operation.
+    /// Makes one operation.
     pub fn step(&mut self) {
         self.subject.next_step();
         if self.ranges.is_empty() {
@@ -116,7 +116,7 @@ impl<'a> Alone<'a> {
         }
     }
 
-    /// One of the ranges, and a part of it.
+    /// Draws one of the ranges, and a part of it.
     fn part(&mut self) -> (usize, Range<usize>) {
         let i = self.draw.below(self.ranges.len() as u64) as usize;
         (i, self.draw.part(self.ranges[i].model.len()))
@@ -162,7 +162,8 @@ impl<'a> Alone<'a> {
         self.check_told_of(i);
     }
 
-    /// What differs from what the range held as its epoch began must be told.
+    /// Checks that every byte that differs from the range at the beginning of its epoch is
+    /// reported.
     fn check_told_of(&self, i: usize) {
         let r = &self.ranges[i];
         let Some((epoch, held)) = &r.tracked else {
@@ -243,7 +244,8 @@ impl<'a> Alone<'a> {
             .any(|h| h.at.start < addr + len && addr < h.at.end)
     }
 
-    /// Pins a part. Few, and none beside children: a budget that is all pinned serves nobody.
+    /// Pins a part. Few parts are pinned, and none beside children, because a budget that is all
+    /// pinned serves no thread.
     fn hold(&mut self) {
         if self.modest || self.held.len() > 1 || self.depth > 0 || !self.children.is_empty() {
             return;
@@ -268,7 +270,7 @@ impl<'a> Alone<'a> {
         }
     }
 
-    /// Has the kernel read and write what is held; in message mode, anything.
+    /// Makes the kernel read and write pinned memory; in message mode, any memory.
     fn by_system_call(&mut self) {
         let (addr, len, write) = match self.held.last() {
             Some(h) => (h.at.start, h.at.len(), h.write),
@@ -324,7 +326,7 @@ impl<'a> Alone<'a> {
         }
     }
 
-    /// The child sees what there was, changes it, and leaves nothing.
+    /// Forks a child that sees the parent's bytes, changes them, and leaves nothing.
     fn live_as_child(&mut self) {
         self.children.clear();
         self.depth += 1;
@@ -378,7 +380,7 @@ impl<'a> Alone<'a> {
         }
     }
 
-    /// A range that nobody holds a part of.
+    /// Draws a range of which no part is pinned.
     fn free_range(&mut self) -> Option<usize> {
         let i = self.draw.below(self.ranges.len() as u64) as usize;
         let r = &self.ranges[i];
@@ -393,7 +395,7 @@ impl<'a> Alone<'a> {
         }
     }
 
-    /// Longer or shorter, where it stands. (A range is made of whole pages.)
+    /// Makes a range longer or shorter in place. (A range is made of whole pages.)
     fn resize(&mut self) {
         let Some(i) = self.free_range() else { return };
         let (addr, old) = (self.ranges[i].addr, self.ranges[i].model.len());
@@ -462,7 +464,7 @@ impl<'a> Alone<'a> {
         self.compare(i, at);
     }
 
-    /// Hands a unit to the kernel: once, for it never leaves memory again.
+    /// Hands a unit to the kernel. This is done once, because the unit never leaves memory again.
     fn eject(&mut self) {
         if self.ejected || self.depth > 0 || !self.children.is_empty() || !self.held.is_empty() {
             return;

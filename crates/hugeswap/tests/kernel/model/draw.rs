@@ -5,7 +5,8 @@ use std::ops::Range;
 
 const PAGE: usize = 4096;
 
-/// A stream of numbers (splitmix64: Steele, Lea and Flood, "Fast splittable pseudorandom number generators", 2014).
+/// A stream of numbers (splitmix64: Steele, Lea and Flood, "Fast splittable pseudorandom number
+/// generators", 2014).
 pub struct Draw(u64);
 
 impl Draw {
@@ -20,7 +21,7 @@ impl Draw {
         z ^ (z >> 31)
     }
 
-    /// Below `n`, which is not 0.
+    /// A number below `n`, which is not 0.
     pub fn below(&mut self, n: u64) -> u64 {
         self.next() % n
     }
@@ -37,7 +38,8 @@ impl Draw {
         &of[self.below(of.len() as u64) as usize]
     }
 
-    /// A part of `size` bytes: a byte, a few across a border, pages, parts of units, whole units, several.
+    /// A part of `size` bytes: a byte, a few across a border, pages, parts of units, whole units,
+    /// several.
     pub fn part(&mut self, size: usize) -> Range<usize> {
         let n = |d: &mut Draw, most: usize| 1 + d.below(most as u64) as usize;
         let (start, len) = match self.below(12) {

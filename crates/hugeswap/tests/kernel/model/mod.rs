@@ -51,7 +51,7 @@ fn number(name: &str) -> Option<u64> {
     Some(text.parse().expect("a number"))
 }
 
-/// The seeds to run, and how many steps each. Unless said otherwise those that time allows, and
+/// The seeds to run, and the number of steps of each. By default as many seeds as time allows, and
 /// always the first.
 fn plan(runs: u64, steps: u64) -> (impl Iterator<Item = u64>, u64) {
     const ENOUGH: Duration = Duration::from_secs(6);
@@ -106,7 +106,7 @@ impl Subject {
         }
     }
 
-    /// Where we are, for a failure's message.
+    /// The seed and the step, for a failure's message.
     fn place(&self) -> String {
         let Subject { mode, seed, .. } = self;
         let step = self.step.load(Relaxed);
@@ -143,7 +143,7 @@ impl Subject {
         }
     }
 
-    /// Some setting changes while everything goes on.
+    /// Changes a setting while everything goes on.
     fn set_something(&self, draw: &mut Draw) {
         let (knob, value) = match draw.below(10) {
             0..3 => (
@@ -166,7 +166,7 @@ impl Subject {
         self.engine.pool().set_knob(knob, value);
     }
 
-    /// A swap area comes, or begins to go, or stays after all, while everything goes on.
+    /// Adds a swap area, begins to take one off, or keeps it after all, while everything goes on.
     fn change_areas(&self, draw: &mut Draw) {
         const MOST: usize = 4;
         if self.in_child() {
@@ -197,7 +197,7 @@ impl Subject {
         }
     }
 
-    /// Everything is unmapped and every child gone: what is left?
+    /// Checks that nothing is left in use after everything is unmapped and every child is gone.
     fn end(self) {
         self.audit();
         let pool = self.engine.pool();

@@ -1,5 +1,5 @@
-//! Three threads: pages of one range dealt out between them, so that they share every unit, and ranges of
-//! their own beside it.
+//! Three threads. The pages of one range are dealt out between them, so that they share every unit,
+//! and each has ranges of its own besides.
 
 use super::alone::Alone;
 use super::{Draw, Subject, plan};
@@ -47,19 +47,19 @@ struct Stripe<'a> {
     subject: &'a Subject,
     number: usize,
     base: usize,
-    /// As long as the range; only the thread's own pages count.
+    /// The model of the range, of the same length; only the thread's own pages count.
     model: Vec<u8>,
     alone: Alone<'a>,
 }
 
 impl Stripe<'_> {
-    /// A page of this thread's.
+    /// Draws a page of this thread.
     fn page(&mut self) -> usize {
         let pages = self.model.len() / PAGE / THREADS;
         self.alone.draw.below(pages as u64) as usize * THREADS + self.number
     }
 
-    /// A page and others of this thread's after it, in a row as far as that goes.
+    /// Draws a page and the pages of this thread that follow it.
     fn pages(&mut self) -> impl Iterator<Item = usize> + use<> {
         let (first, all) = (self.page(), self.model.len() / PAGE);
         let n = match self.alone.draw.below(8) {
@@ -99,7 +99,7 @@ impl Stripe<'_> {
         }
     }
 
-    /// Some bytes of a page change.
+    /// Changes some bytes of a page.
     fn write(&mut self, page: usize) {
         let from = self.alone.draw.below(PAGE as u64) as usize;
         let len = 1 + self.alone.draw.below((PAGE - from) as u64) as usize;

@@ -1,24 +1,25 @@
-//! What the driver and its processes tell each other, in plain shared memory of the kernel's: jobs, what is being changed just now, and the models.
+//! The board on which the driver and its processes tell each other, in plain shared memory of the
+//! kernel: jobs, the changes in progress, and the models.
 
 use crate::util::{UNIT, value};
 use hugeswap_sys::futex;
 use std::sync::atomic::Ordering::{Acquire, Relaxed, Release};
 use std::sync::atomic::{AtomicI32, AtomicU8, AtomicU32, AtomicU64};
 
-/// Places for processes.
+/// The number of places for processes.
 pub const PLACES: usize = 12;
 pub const REGIONS: usize = 2;
 /// Most units of a region.
 pub const UNITS: usize = 6;
 pub const WORDS: usize = UNIT / 8;
 
-/// What a process is told to do; the numbers are its arguments.
+/// A job of a process; the numbers are its arguments.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u32)]
 pub enum Job {
-    /// The first process of all makes another one: place.
+    /// The first process makes another one: place.
     Spawn,
-    /// Becomes one of the pool: whose ticket it is (pid, fd).
+    /// The process joins the pool: whose ticket it is (pid, fd).
     Join,
     /// Makes a region: region, bytes.
     Make,
@@ -30,20 +31,21 @@ pub enum Job {
     Compare,
     /// Becomes zero: region, first word, number.
     Discard,
-    /// Whole units leave memory: region, first, number. Until they have.
+    /// Whole units leave memory: region, first, number. The job ends when they have left.
     PageOut,
 
-    /// Says what each unit is: region.
+    /// The process tells the state of each unit: region.
     Tell,
     /// Forks: place of the child.
     Fork,
-    /// Works on its share of a region: region, share, of how many, seed, steps.
+    /// The process works on its share of a region: region, share, of how many, seed, steps.
     Churn,
-    /// What a process that was killed was changing is old or new, word by word, and the model is told which: place.
+    /// Each word that a killed process was changing is old or new, and the model is told which:
+    /// place.
     Settle,
-    /// Memory of its own gets new values and is compared.
+    /// The process writes new values to its private memory and compares them.
     Own,
-    /// Nothing is left of regions that it has given up.
+    /// The process checks that nothing is left of regions that it has given up.
     CountDescriptors,
     Leave,
 }
@@ -51,15 +53,15 @@ pub enum Job {
 /// One process.
 #[repr(C)]
 pub struct Place {
-    /// Its id; 0: there is none.
+    /// Its process id; 0 if there is none.
     pub pid: AtomicI32,
     job: AtomicU32,
     args: [AtomicU64; 5],
     asked: AtomicU32,
     done: AtomicU32,
-    /// What its units are, as told.
+    /// The states of its units, as it told them.
     pub states: [AtomicU8; UNITS],
-    /// Words that it is changing: 0: none, 1: to values, 2: to zero.
+    /// The words that it is changing: 0: none, 1: to values, 2: to zero.
     changing: AtomicU32,
     region: AtomicU32,
     first: AtomicU64,
@@ -70,9 +72,9 @@ pub struct Place {
 #[repr(C)]
 pub struct Board {
     pub places: [Place; PLACES],
-    /// The driver.
+    /// The process id of the driver.
     pub driver: AtomicI32,
-    /// What the words of each region are.
+    /// The model of the words of each region.
     pub models: [[AtomicU64; UNITS * WORDS]; REGIONS],
 }
 
@@ -101,7 +103,7 @@ impl Board {
     }
 }
 
-/// Words of a region that are being changed, and to what.
+/// Words of a region that are being changed, and their new content.
 pub struct Change {
     pub region: usize,
     pub first: usize,
@@ -120,7 +122,7 @@ impl Change {
 }
 
 impl Place {
-    /// Tells the process at this place, which is not doing anything, what to do.
+    /// Gives a job to the process at this place, which has none.
     pub fn ask(&self, job: Job, args: &[u64]) {
         self.job.store(job as u32, Relaxed);
         for (i, to) in self.args.iter().enumerate() {
@@ -130,19 +132,19 @@ impl Place {
         futex::wake(&self.asked, 1, true);
     }
 
-    /// Is it done?
+    /// Is the job done?
     pub fn is_idle(&self) -> bool {
         self.done.load(Acquire) == self.asked.load(Relaxed)
     }
 
-    /// A new process is to be here.
+    /// Prepares the place for a new process.
     pub fn reset(&self) {
         self.pid.store(0, Relaxed);
         self.changing.store(0, Relaxed);
         self.done.store(self.asked.load(Relaxed), Release);
     }
 
-    /// The process: its next job. `None`: nothing for now.
+    /// For the process: its next job, or `None` if there is none now.
     pub fn next(&self) -> Option<(Job, [u64; 5])> {
         let done = self.done.load(Relaxed);
         futex::wait(&self.asked, done, Some(100_000_000), true);
@@ -170,7 +172,7 @@ impl Place {
         self.changing.store(1, Release);
     }
 
-    /// The region's words are new; now the model's will be.
+    /// The region's words are new; now the model's words follow.
     pub fn changed(&self, board: &Board, c: &Change) {
         let model = board.model(c.region);
         for (i, word) in model.iter().enumerate().skip(c.first).take(c.number) {
@@ -179,7 +181,7 @@ impl Place {
         self.changing.store(0, Release);
     }
 
-    /// What it was changing when it was killed.
+    /// The words that it was changing when it was killed.
     pub fn was_changing(&self) -> Option<Change> {
         (self.changing.load(Acquire) != 0).then(|| Change {
             region: self.region.load(Relaxed) as usize,

@@ -1,4 +1,4 @@
-//! What must be so in a quiet moment, and at the end.
+//! The checks in a quiet moment, and at the end.
 
 use super::board::{Job, REGIONS, WORDS};
 use super::client::{PRESENT, SWAPPED, ZERO, name};
@@ -12,7 +12,8 @@ use std::sync::atomic::Ordering::{Acquire, Relaxed, SeqCst};
 use std::time::{Duration, Instant};
 
 impl Driver {
-    /// In a quiet moment everybody says the same of every unit, and it is so.
+    /// In a quiet moment, checks that every process tells the same state of every unit, and that it
+    /// is true.
     pub(super) fn check(&mut self) {
         for region in 0..REGIONS {
             let all = self.who_has(region);
@@ -80,7 +81,7 @@ impl Driver {
         self.reclaim();
     }
 
-    /// The words of a region's units, if nobody is at any of them.
+    /// The state words of a region's units, if no process is working on any of them.
     fn words_of(&self, region: usize, units: usize) -> Option<Vec<Word>> {
         let pool = self.engine.pool();
         let found = pool.shared_table().unwrap().find(&name(region));
@@ -107,7 +108,8 @@ impl Driver {
         states[..units].iter().map(|s| s.load(Relaxed)).collect()
     }
 
-    /// Bytes that the region's memory file has of each unit, as a process that has it has it open.
+    /// Bytes that the region's memory file has of each unit, read through the open file of a
+    /// process that has the region.
     fn really_held(&self, region: usize, units: usize, who: usize) -> Vec<u64> {
         let pool = self.engine.pool();
         let Ok(found) = pool.shared_table().unwrap().find(&name(region)) else {
@@ -142,7 +144,7 @@ impl Driver {
         }
     }
 
-    /// Everybody compares everything, and goes; nothing is left.
+    /// Every process compares everything and ends; checks that nothing is left.
     pub(super) fn end(mut self) {
         self.step += 1;
         for who in self.there() {

@@ -1,4 +1,4 @@
-//! A process: does what it is told, and looks at what it finds.
+//! A process that does the jobs it is given, and checks what it finds.
 
 use super::super::draw::Draw;
 use super::board::{Board, Change, Job, Place, REGIONS, UNITS, WORDS};
@@ -6,12 +6,12 @@ use crate::util::*;
 use hugeswap::{Advice, Categories, Filter, Pool, Region, SharedRegion};
 use std::sync::atomic::Ordering::Relaxed;
 
-/// What a unit is, as [`Job::Tell`] tells it.
+/// The state of a unit, as [`Job::Tell`] tells it.
 pub const ZERO: u8 = 1;
 pub const PRESENT: u8 = 2;
 pub const SWAPPED: u8 = 4;
 
-/// Words of a page.
+/// The number of words in a page.
 const PAGE: usize = 512;
 
 pub struct Client {
@@ -22,7 +22,7 @@ pub struct Client {
     own: Option<(Region, u64)>,
 }
 
-/// The process at a place, to its end.
+/// Runs the process at a place, to its end.
 pub fn live(board: &'static Board, number: usize) -> ! {
     let client = Client {
         board,
@@ -181,7 +181,8 @@ impl Client {
         });
     }
 
-    /// What each unit is: all its pages are the same, also those that this process never saw.
+    /// Tells the state of each unit. All pages of a unit have the same state, also those that this
+    /// process never saw.
     fn tell(&self, region: usize) {
         let r = self.region(region);
         let states = &self.place().states;
@@ -210,7 +211,8 @@ impl Client {
         }
     }
 
-    /// Random steps on its own share of a region's words: pages, or units, that nobody else changes.
+    /// Takes random steps on its own share of a region's words: pages, or units, that no other
+    /// process changes.
     fn churn(&mut self, region: usize, (share, of): (usize, usize), seed: u64, steps: usize) {
         let mut draw = Draw::new(seed);
         let units = self.region(region).len() / UNIT;
@@ -283,7 +285,7 @@ impl Client {
         place.settled();
     }
 
-    /// Memory of this process's alone: as it left it.
+    /// Uses the private memory of this process, which must be as the process left it.
     fn use_own(&mut self) {
         let pool = self.pool.clone().unwrap();
         let own = self.own.get_or_insert_with(|| {
@@ -296,7 +298,7 @@ impl Client {
         fill(&own.0, own.1);
     }
 
-    /// No thread has anything open of a region that this process has given up.
+    /// Checks that no thread has anything open of a region that this process has given up.
     fn count_descriptors(&self) {
         let has = |r: &Option<SharedRegion>| r.is_some();
         let kept = self.regions.iter().filter(|r| has(r)).count();

@@ -1,8 +1,12 @@
-//! Shared regions against a model of them, used by several processes that come, fork, stand still and are killed at any moment.
+//! Shared regions against a model of them. Several processes use them, which join, fork, stop and
+//! are killed at any moment.
 //!
-//! The driver has the pool, and no memory of the regions. It tells processes what to do, one thing at a time or several at once, and keeps a model of every word
-//! and of what each unit may be. After each step every process that has a region is asked what its units are: all must say the same, what the model says, and what
-//! the region's memory file really has. Who is killed may leave words that it was changing old or new, each by itself, and nothing else. At the end nothing is left.
+//! The driver has the pool, and no memory of the regions. It gives jobs to processes, one at a time
+//! or several at once, and keeps a model of every word and of the states that each unit may have.
+//! After each step, every process that has a region is asked for the states of its units: all must
+//! give the same answer, which must agree with the model and with the contents of the region's
+//! memory file. A process that is killed may leave words that it was changing old or new, each by
+//! itself, and nothing else. At the end nothing is left.
 
 mod board;
 mod check;
@@ -21,7 +25,7 @@ use std::time::{Duration, Instant};
 
 /// The first process, from which the others come.
 const NURSERY: usize = PLACES - 1;
-/// Processes at a time.
+/// The most processes at a time.
 const MOST: usize = 4;
 const PATIENCE: Duration = Duration::from_secs(60);
 
@@ -53,7 +57,7 @@ pub fn run() {
 /// A region as the driver knows it.
 struct Model {
     units: usize,
-    /// What each may be.
+    /// The states that each unit may have.
     may: [u8; UNITS],
 }
 
@@ -64,15 +68,15 @@ struct Driver {
     seed: u64,
     step: u64,
     trace: bool,
-    /// Runs were asked for: what may take long is done too.
+    /// Runs were asked for, so what may take long is done too.
     patient: bool,
-    /// There is room for everything: nothing leaves by itself.
+    /// There is room for everything, so nothing leaves by itself.
     roomy: bool,
     regions: [Option<Model>; REGIONS],
-    /// Who has which.
+    /// For each place, the regions that its process has.
     has: [[bool; REGIONS]; PLACES],
     generation: u64,
-    /// Who was killed while it forked: a child may be there.
+    /// A process was killed while it forked: a child may exist.
     forking: bool,
 }
 
@@ -177,7 +181,7 @@ impl Driver {
         self.wait(who);
     }
 
-    /// The process now at a place is there, and known.
+    /// Waits until the new process at a place is there.
     fn arrives(&self, who: usize) {
         let start = Instant::now();
         while self.place(who).pid.load(Relaxed) == 0 {
@@ -239,7 +243,7 @@ impl Driver {
         self.check();
     }
 
-    /// A process gets a region, made anew if there is none.
+    /// A process attaches to a region, which is made if it does not exist.
     fn get(&mut self, who: usize, region: usize) {
         if self.regions[region].is_some() {
             self.tell(who, Job::Attach, &[region as u64]);
@@ -252,7 +256,8 @@ impl Driver {
         self.has[who][region] = true;
     }
 
-    /// Nobody has a region any more: it is not there. What was kept for a child that never came is for some seconds.
+    /// No process has a region any more: it must be gone. Memory that is kept for a child that
+    /// never came stays for some seconds.
     fn region_ends(&self, region: usize) {
         let pool = self.engine.pool();
         let ended = || {
@@ -313,7 +318,7 @@ impl Driver {
         self.has[child] = self.has[who];
     }
 
-    /// Something to do with a region.
+    /// A random job for a region.
     fn some_job(&mut self, region: usize) -> (Job, [u64; 4]) {
         let units = self.regions[region].as_ref().map_or(1, |m| m.units);
         let part = self.draw.part(units * UNIT);
@@ -336,13 +341,13 @@ impl Driver {
         }
     }
 
-    /// Has the unit anything but zeros?
+    /// Does the unit have anything but zeros?
     fn has_bytes(&self, region: usize, unit: usize) -> bool {
         let words = &self.board.model(region)[unit * WORDS..(unit + 1) * WORDS];
         words.iter().any(|w| w.load(Relaxed) != 0)
     }
 
-    /// What units may be after a job.
+    /// Updates the states that units may have after a job.
     fn follow(&mut self, job: Job, args: &[u64; 4]) {
         let region = args[0] as usize;
         let [_, first, number, _] = args.map(|n| n as usize);
@@ -369,7 +374,7 @@ impl Driver {
         self.reclaim();
     }
 
-    /// Where memory is short, what is in memory may leave.
+    /// Notes that units in memory may leave where memory is short.
     fn reclaim(&mut self) {
         for region in 0..REGIONS {
             for unit in 0..UNITS {
@@ -384,7 +389,7 @@ impl Driver {
         }
     }
 
-    /// Anything may have happened to a region.
+    /// Notes that anything may have happened to a region.
     fn forget(&mut self, region: usize) {
         let bytes: Vec<_> = (0..UNITS).map(|u| self.has_bytes(region, u)).collect();
         if let Some(model) = &mut self.regions[region] {
@@ -405,7 +410,7 @@ impl Driver {
         signal(pid, libc::SIGKILL);
     }
 
-    /// Killed in the middle of something, or just after.
+    /// A process is killed in the middle of a job, or just after it.
     fn killed_at_work(&mut self, who: usize, region: usize) {
         let has = self.has[who][region];
         let (job, args) = match self.draw.below(8) {
@@ -459,7 +464,7 @@ impl Driver {
         }
     }
 
-    /// Somebody who has the region reads what a killed process was changing.
+    /// A process that has the region reads the words that a killed process was changing.
     fn settle(&mut self, killed: usize, region: usize) {
         let all = self.who_has(region);
         if all.is_empty() {
@@ -470,7 +475,8 @@ impl Driver {
         self.forget(region);
     }
 
-    /// Everybody who has the region works on a share of it; some are killed, some stand still for a moment.
+    /// Every process that has the region works on a share of it; some are killed, some stop for a
+    /// moment.
     fn churn(&mut self, region: usize) {
         let all = self.who_has(region);
         if all.is_empty() {
@@ -525,7 +531,7 @@ fn signal(pid: i32, signal: i32) {
     assert_eq!(sent, 0);
 }
 
-/// Does a process live, and is no zombie?
+/// Is a process alive, and not a zombie?
 fn lives(pid: i32) -> bool {
     // Its first thread may be gone before the others.
     stat(pid).is_some_and(|s| s.threads > 1 || s.state != "Z" && s.state != "X")
@@ -547,7 +553,7 @@ fn stat(pid: i32) -> Option<Stat> {
     })
 }
 
-/// The processes of a session that live.
+/// The processes of a session that are alive.
 fn session(leader: i32) -> Vec<i32> {
     let all = std::fs::read_dir("/proc").unwrap().flatten();
     let pids = all.filter_map(|e| e.file_name().to_str()?.parse().ok());
