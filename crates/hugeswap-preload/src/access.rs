@@ -1,5 +1,5 @@
-//! The access that a program has to memory of the window: of managed memory the engine knows it, of what was handed to
-//! the kernel /proc/self/maps tells it.
+//! The access (read, write, execute) that a program has to memory in the window. The engine knows
+//! it for managed memory; /proc/self/maps tells it for memory that was handed to the kernel.
 
 use crate::advise::protect_managed;
 use crate::mmap::{Owner, RW, kernel, runs};
@@ -8,7 +8,8 @@ use hugeswap_engine::{Engine, Prot};
 use hugeswap_sys::{Errno, fs};
 use libc::c_int;
 
-/// The access to `[at, at+len)`, all of it mapped; `None` if it is not the same everywhere, or cannot be told.
+/// The access to `[at, at+len)`, all of which is mapped; `None` if it is not the same everywhere,
+/// or cannot be determined.
 pub fn of(engine: &Engine, at: usize, len: usize) -> Option<c_int> {
     let mut all = None;
     let mut same = |prot: c_int| *all.get_or_insert(prot) == prot;
@@ -42,7 +43,8 @@ pub fn of(engine: &Engine, at: usize, len: usize) -> Option<c_int> {
     all
 }
 
-/// Gives read and write access to `[at, at+len)`. If that fails, some of it may have it.
+/// Gives the program read and write access to `[at, at+len)`. After an error, a part of the range
+/// may have this access already.
 pub fn open(engine: &Engine, at: usize, len: usize) -> Result<(), Errno> {
     for run in runs(engine, at, len) {
         let a = [run.at, run.len, RW as usize, 0, 0, 0];
@@ -69,7 +71,8 @@ fn read_maps() -> Option<Vec<u8>> {
         text.resize(at + (64 << 10), 0);
         let room = text.as_mut_ptr() as usize + at;
         let a = [fd as usize, room, 64 << 10, 0, 0, 0];
-        // (By the bare call: what wrappers do for descriptors is not for ours.)
+        // (A raw system call: what the wrappers do for the program's descriptors must not be done
+        // for ours.)
         let n = kernel(libc::SYS_read, a);
         text.truncate(at + if n == usize::MAX { 0 } else { n });
         if n == 0 || n == usize::MAX {
@@ -79,7 +82,7 @@ fn read_maps() -> Option<Vec<u8>> {
     }
 }
 
-/// Start, end and access of a line.
+/// The start, end and access that a line of /proc/self/maps tells; `None` if it is not such a line.
 fn mapping(line: &[u8]) -> Option<(usize, usize, c_int)> {
     let mut words = std::str::from_utf8(line).ok()?.split(' ');
     let (from, to) = words.next()?.split_once('-')?;

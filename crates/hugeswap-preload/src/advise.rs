@@ -1,7 +1,8 @@
-//! What programs say about their memory: advice, protection, locking, and questions.
+//! Calls by which a program advises on, protects, locks and queries its memory.
 //!
-//! What managed memory can honour is honoured; what only changes speed is accepted; what needs the kernel's own
-//! pages (executable or partly protected units, locked memory, fork advice) takes the units from the engine first.
+//! Managed memory honours the advice that it can. Advice that only affects speed is accepted. Some
+//! calls need pages of the kernel's own (for executable memory, some partly protected units, locked
+//! memory, some fork advice): the engine first hands these units to the kernel.
 
 use crate::mmap::{
     Owner, RW, access, discard, eject, hand_over_reserved, note, pages, pass, protect, runs,
@@ -22,7 +23,7 @@ use std::sync::atomic::Ordering::Relaxed;
 const PAGE: usize = 4096;
 const UNIT: usize = 2 << 20;
 
-// Advice that libc does not name everywhere.
+// Advice values that the libc crate does not define on every target.
 const MADV_WIPEONFORK: c_int = 18;
 const MADV_KEEPONFORK: c_int = 19;
 const MADV_COLD: c_int = 20;
@@ -33,7 +34,8 @@ const MADV_COLLAPSE: c_int = 25;
 const MADV_GUARD_INSTALL: c_int = 102;
 const MADV_GUARD_REMOVE: c_int = 103;
 
-/// The same of shared memory, if all of it is in one region that is the engine's.
+/// The engine and the range in whole pages, if `addr` is in a shared region that the engine
+/// manages.
 fn shared(addr: usize, len: usize) -> Option<(&'static Engine, Range<usize>)> {
     if !state::in_shared(addr) || !shared::is_managed(addr) {
         return None;
@@ -41,7 +43,7 @@ fn shared(addr: usize, len: usize) -> Option<(&'static Engine, Range<usize>)> {
     Some((state::engine()?, addr..addr + pages(addr, len)?))
 }
 
-/// The engine, and the range in whole pages, if the call is about managed memory.
+/// The engine and the length in whole pages, if the range meets the window.
 fn managed(addr: usize, len: usize) -> Option<(&'static Engine, usize)> {
     let engine = state::engine()?;
     let window = engine.window();
@@ -49,9 +51,10 @@ fn managed(addr: usize, len: usize) -> Option<(&'static Engine, usize)> {
     (addr < window.end && addr + len > window.start).then_some((engine, len))
 }
 
-/// Makes a call on a range that meets the window, piece by piece in order, as the kernel does: `ours` on
-/// managed pieces, `reserved` on reserved ones, `nr` itself on what the kernel has and on what is outside.
-/// `holes`: pages that are not mapped do not stop it. Ends with the first error; ENOMEM if something was not mapped.
+/// Applies a call to a range that meets the window, part by part in address order, as the kernel
+/// does: `ours` to managed parts, `reserved` to reserved ones, `kernels` to parts that the kernel
+/// owns and to those outside the window. `holes`: pages that are not mapped do not stop the call.
+/// It ends with the first error; the error is ENOMEM if a page was not mapped.
 fn each(
     engine: &Engine,
     at: usize,
@@ -132,7 +135,7 @@ fn advise(engine: &Engine, at: usize, len: usize, advice: c_int) -> c_int {
     each(engine, at, len, true, kernels, ours, reserved)
 }
 
-/// How the program says it will use a range.
+/// The use of a range that an advice value announces; `None` if it announces none.
 fn usage(advice: c_int) -> Option<Usage> {
     match advice {
         libc::MADV_NORMAL => Some(Usage::Normal),
@@ -144,7 +147,8 @@ fn usage(advice: c_int) -> Option<Usage> {
     }
 }
 
-/// Reserved memory holds nothing. How it will be used counts once it is committed.
+/// `madvise` of reserved memory, which holds no bytes. Advice about its use takes effect once the
+/// memory is committed.
 fn advise_reserved(engine: &Engine, at: usize, len: usize, advice: c_int) -> c_int {
     let errno = real::errno();
     match advice {
@@ -166,7 +170,7 @@ fn advise_reserved(engine: &Engine, at: usize, len: usize, advice: c_int) -> c_i
             if let Some(usage) = usage(advice) {
                 engine.advise_use(at, len, usage);
             } else {
-                // What is no advice at all is refused though there are no bytes.
+                // The kernel refuses an unknown advice value even for an empty range.
                 let known = pass(libc::SYS_madvise, [at, 0, advice as usize, 0, 0, 0]);
                 if known != 0 {
                     return known;
@@ -202,7 +206,7 @@ fn advise_managed(engine: &Engine, at: usize, len: usize, advice: c_int) -> c_in
             }
         }
         libc::MADV_FREE => engine.free_lazily(at, len),
-        // About speed or dumps.
+        // These affect only speed or core dumps.
         MADV_COLLAPSE
         | libc::MADV_MERGEABLE
         | libc::MADV_UNMERGEABLE
@@ -211,7 +215,7 @@ fn advise_managed(engine: &Engine, at: usize, len: usize, advice: c_int) -> c_in
         MADV_GUARD_INSTALL => {
             match engine.install_markers(at, len, Marker::Guard) {
                 Ok(()) => {}
-                // Where they cannot be ours they can be the kernel's.
+                // If the engine cannot install the guards, the kernel can.
                 Err(_) => return hand_over(engine, at, len, advice),
             }
         }
@@ -228,7 +232,8 @@ fn advise_managed(engine: &Engine, at: usize, len: usize, advice: c_int) -> c_in
     0
 }
 
-/// Advice about shared memory, as the kernel takes it: nothing that another process wrote is lost, unless it is asked for that.
+/// `madvise` of shared memory, with the kernel's rules: bytes that another process wrote are lost
+/// only by advice that asks for it (MADV_REMOVE).
 fn advise_shared(engine: &Engine, at: Range<usize>, advice: c_int) -> c_int {
     if !shared::is_mapped(at.start, at.len()) {
         return error(libc::ENOMEM);
@@ -246,7 +251,8 @@ fn advise_shared(engine: &Engine, at: Range<usize>, advice: c_int) -> c_int {
         MADV_POPULATE_WRITE => touch(engine, at.start, at.len(), true),
         libc::MADV_DONTFORK => shared::inherit(&at, false),
         libc::MADV_DOFORK => shared::inherit(&at, true),
-        // About speed or dumps; and what this process alone gives up of shared memory is there still.
+        // These affect only speed or core dumps. MADV_DONTNEED gives up only this process's view of
+        // shared memory, whose content stays.
         libc::MADV_DONTNEED
         | libc::MADV_NORMAL
         | libc::MADV_RANDOM
@@ -264,7 +270,7 @@ fn advise_shared(engine: &Engine, at: Range<usize>, advice: c_int) -> c_int {
     0
 }
 
-/// Does the kernel remember such advice?
+/// Does the kernel remember this advice for the mapping?
 fn is_remembered(advice: c_int) -> bool {
     matches!(
         advice,
@@ -272,9 +278,9 @@ fn is_remembered(advice: c_int) -> bool {
     )
 }
 
-/// Advice for the kernel, which has the memory from now on.
+/// Hands a range to the kernel for good, then gives the kernel the advice.
 fn hand_over(engine: &Engine, at: usize, len: usize, advice: c_int) -> c_int {
-    // What is no advice at all is refused though there are no bytes.
+    // The kernel refuses an unknown advice value even for an empty range.
     let known = pass(libc::SYS_madvise, [at, 0, advice as usize, 0, 0, 0]);
     if known != 0 {
         return known;
@@ -286,7 +292,9 @@ fn hand_over(engine: &Engine, at: usize, len: usize, advice: c_int) -> c_int {
     }
 }
 
-/// Brings a range in, unit by unit, each by whoever has it. (Not by touching it: another thread may take access away.)
+/// Brings a range into memory, unit by unit: the kernel populates the units that it owns, the
+/// engine the others. (Touching the range would not be safe: another thread may take its access
+/// away.)
 fn populate(engine: &Engine, at: Range<usize>, advice: c_int) -> Result<(), Errno> {
     for unit in (at.start & !(UNIT - 1)..at.end).step_by(UNIT) {
         let (from, to) = (unit.max(at.start), (unit + UNIT).min(at.end));
@@ -301,18 +309,21 @@ fn populate(engine: &Engine, at: Range<usize>, advice: c_int) -> Result<(), Errn
     Ok(())
 }
 
-/// Touches each unit once, and each page of those that came by pages, as a program would.
+/// Touches each unit once, as a program would; in a unit that is mapped by base pages, touches each
+/// page.
 fn touch(engine: &Engine, at: usize, len: usize, write: bool) {
     let mut by_pages = false;
     for page in (at..at + len).step_by(PAGE) {
         if page != at && !page.is_multiple_of(UNIT) && !by_pages {
             continue;
         }
-        // (Neither a load nor an addition of nothing would do: the compiler leaves out what has no effect.)
+        // (A volatile read and a compare-exchange: the compiler would remove a plain load or an
+        // addition of 0, which have no effect.)
         // SAFETY: a mapped byte of the program's own.
         let now = unsafe { std::ptr::read_volatile(page as *const u8) };
         if write {
-            // SAFETY: as above; putting what was there changes nothing, whoever else writes there.
+            // SAFETY: as above; storing the value that is there changes nothing, even if another
+            // thread writes there.
             let byte = unsafe { AtomicU8::from_ptr(page as *mut u8) };
             let _ = byte.compare_exchange(now, now, Relaxed, Relaxed);
         }
@@ -329,7 +340,7 @@ unsafe extern "C" fn posix_madvise(addr: *mut c_void, len: size_t, advice: c_int
         return 0;
     }
     let errno = real::errno();
-    // SAFETY: passed on; the first four numbers are the same in both.
+    // SAFETY: passed on; the first four advice numbers are the same in both.
     let r = unsafe { madvise(addr, len, advice) };
     let result = if r == 0 { 0 } else { real::errno() };
     set_errno(errno);
@@ -356,7 +367,8 @@ pub unsafe extern "C" fn mprotect(addr: *mut c_void, len: size_t, prot: c_int) -
     each(engine, at, whole, false, kernels, ours, reserved)
 }
 
-/// Reserved memory that the program wants to have access to is managed from then on, if the engine can give it that.
+/// Changes the access to reserved memory: 0, or -1 with errno. Memory that becomes accessible is
+/// managed from then on if the engine can give it that access; otherwise it becomes the kernel's.
 fn protect_reserved(engine: &Engine, at: usize, len: usize, prot: c_int) -> c_int {
     let errno = real::errno();
     let done = match access(prot) {
@@ -381,7 +393,8 @@ fn protect_reserved(engine: &Engine, at: usize, len: usize, prot: c_int) -> c_in
     protected
 }
 
-/// Whole units stay managed, if they can have such access.
+/// Changes the access to managed memory: 0, or -1 with errno. Whole units stay managed if the
+/// engine can give them that access.
 pub fn protect_managed(engine: &Engine, at: usize, len: usize, prot: c_int) -> c_int {
     let errno = real::errno();
     let first = at.next_multiple_of(UNIT).min(at + len);
@@ -397,12 +410,12 @@ pub fn protect_managed(engine: &Engine, at: usize, len: usize, prot: c_int) -> c
         {
             continue;
         }
-        // Access that the engine's units have already hands nothing to the kernel.
+        // Units that have full access already need not be handed to the kernel to get it.
         let all = Some(Prot::ReadWrite);
         if access(prot) == all && engine.access(at, len) == all {
             continue;
         }
-        // (Before it is so: what is not noted has all access.)
+        // (Noted before the access changes: memory without a note has full access.)
         note(at, len);
         if len < UNIT
             && let Some(access) = access(prot)
@@ -431,7 +444,7 @@ pub unsafe extern "C" fn pkey_mprotect(
     key: c_int,
 ) -> c_int {
     if key == -1 {
-        // SAFETY: passed on; so the C library has it.
+        // SAFETY: passed on; the C library does the same.
         return unsafe { mprotect(addr, len, prot) };
     }
     let at = addr as usize;
@@ -462,7 +475,7 @@ fn protect_shared(engine: &Engine, at: Range<usize>, prot: c_int) -> c_int {
     result
 }
 
-/// Locked memory stays where it is, so it becomes the kernel's.
+/// Locks a range by system call `nr`. Locked memory must not move, so it becomes the kernel's.
 fn lock(nr: libc::c_long, addr: usize, len: usize, flags: usize) -> c_int {
     let start = addr & !(PAGE - 1);
     let end = addr
@@ -506,8 +519,8 @@ pub unsafe extern "C" fn munlock(addr: *const c_void, len: size_t) -> c_int {
     }
 }
 
-/// Locking everything would hold the budget's frames and the reserved window too; managed
-/// memory keeps moving, the call is taken as advice.
+/// Accepts the call as advice, once there is an engine: managed memory keeps moving. Locking
+/// everything would also hold the budget's frames and the reserved window in memory.
 #[unsafe(no_mangle)]
 unsafe extern "C" fn mlockall(flags: c_int) -> c_int {
     if state::engine().is_some() {
@@ -548,7 +561,8 @@ pub unsafe extern "C" fn msync(addr: *mut c_void, len: size_t, flags: c_int) -> 
     }
     let pass = |at, len| pass(libc::SYS_msync, [at, len, flags as usize, 0, 0, 0]);
     match managed(at, len) {
-        // There is no file behind managed memory. (Flags that make no sense are refused though there are no bytes.)
+        // There is no file behind managed memory. (The call for an empty range lets the kernel
+        // refuse invalid flags.)
         Some((engine, whole)) => match pass(at, 0) {
             0 => each(engine, at, whole, true, pass, |_, _| 0, |_, _| 0),
             refused => refused,

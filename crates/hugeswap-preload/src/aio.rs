@@ -1,14 +1,14 @@
-//! POSIX asynchronous I/O on managed buffers: refused.
+//! Refuses POSIX asynchronous I/O on managed buffers.
 //!
-//! The C library makes these transfers in threads that have every signal blocked, where neither a fault nor a
-//! trapped call can be taken. In signal mode a request on managed memory therefore fails with ENOSYS,
-//! on which programs go back to read and write.
+//! The C library makes these transfers in threads that have every signal blocked. Such a thread can
+//! take neither a fault nor a trapped system call. In signal mode a request on managed memory
+//! therefore fails with ENOSYS, and programs fall back to read and write.
 
 use crate::real::{self, set_errno};
 use crate::state;
 use libc::{aiocb, c_int, c_void};
 
-/// Is the request, or its buffer, managed?
+/// Is the request or its buffer in managed memory, while system calls on that need care?
 ///
 /// # Safety
 /// `request` must be null or readable.

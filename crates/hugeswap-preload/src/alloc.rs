@@ -1,8 +1,9 @@
-//! The allocator of this object: straight from the kernel, apart from the program's.
+//! The global allocator of this object. It takes memory straight from the kernel, apart from the
+//! program's allocator.
 //!
-//! What hugeswap keeps about the program's memory must not live in that memory, and must be
-//! there before the program's allocator is. Blocks up to 32 KiB come from free lists by
-//! powers of two, larger ones are mappings of their own. One lock ([`crate::lock`]).
+//! hugeswap's records of the program's memory must not live in that memory, and must exist before
+//! the program's allocator does. Blocks of up to 32 KiB come from free lists, one for each power of
+//! two; a larger block is a mapping of its own. One lock ([`crate::lock`]) guards the lists.
 
 use crate::lock::{Held, Lock};
 use hugeswap_sys::mm;
@@ -21,7 +22,7 @@ pub struct Own;
 struct Lists {
     /// Heads of the free lists; a free block's first word is the next one.
     heads: [usize; CLASSES],
-    /// What is left of the newest chunk.
+    /// What is left of the newest chunk: `at..end`.
     at: usize,
     end: usize,
 }
@@ -34,7 +35,7 @@ hot! {
     });
 }
 
-/// The free list that serves `layout`; `None`: a mapping of its own.
+/// The free list that serves `layout`; `None` if the block is a mapping of its own.
 fn class(layout: Layout) -> Option<usize> {
     let size = layout.size().max(layout.align()).max(1 << MIN_SHIFT);
     (size <= 1 << MAX_SHIFT).then(|| (size.next_power_of_two().ilog2() - MIN_SHIFT) as usize)
@@ -47,15 +48,16 @@ fn map(len: usize) -> usize {
 fn take(lists: &mut Held<'_, Lists>, class: usize) -> usize {
     let head = lists.heads[class];
     if head != 0 {
-        // SAFETY: a block on a free list is ours, at least 16 bytes long and aligned; its first word is the link.
+        // SAFETY: a block on a free list is ours, at least 16 bytes long and aligned; its first
+        // word is the link.
         lists.heads[class] = unsafe { *(head as *const usize) };
         return head;
     }
     let size = 1usize << (class as u32 + MIN_SHIFT);
     let mut at = lists.at.next_multiple_of(size);
     if at + size > lists.end || lists.at == 0 {
-        // Chunks are page-aligned and a block of more than a page starts on a multiple of
-        // its size only if the chunk does: take one with room to align.
+        // A block starts at a multiple of its size, which may be more than a page. Chunks are only
+        // page-aligned, so a chunk has room to align its blocks.
         let chunk = map(CHUNK);
         if chunk == 0 {
             return 0;
@@ -127,12 +129,12 @@ unsafe impl GlobalAlloc for Own {
     }
 }
 
-/// Around a fork; see [`Lock::before_fork`].
+/// Takes the lock of the lists for the time of a fork; see [`Lock::before_fork`].
 pub fn before_fork() {
     LISTS.before_fork();
 }
 
-/// Around a fork, in parent and child.
+/// Releases the lock after a fork, in parent and child.
 pub fn after_fork() {
     LISTS.after_fork();
 }

@@ -1,7 +1,8 @@
-//! For debuggers: memory that is in swap, which nobody outside can read, is read by the process itself.
+//! Reads managed memory for a debugger. A debugger cannot read memory that is in swap, so the
+//! process reads it itself.
 //!
-//! gdb calls [`hugeswap_debug_read`] in a stopped program (`hugeswap debug gdb-script` has the commands). The other threads run meanwhile,
-//! so that room can be made.
+//! gdb calls [`hugeswap_debug_read`] in a stopped program (`hugeswap debug gdb-script` has the
+//! commands). The other threads run meanwhile, so that room can be made in memory.
 
 use crate::state;
 use hugeswap_sys::mm;
@@ -9,10 +10,11 @@ use std::ptr::null;
 use std::sync::atomic::AtomicUsize;
 use std::sync::atomic::Ordering::Relaxed;
 
-/// Bytes that are read at a time.
+/// The most bytes that one call reads.
 const PIECE: usize = 1 << 20;
 
-/// Address of a mapping that is not managed, so that the debugger can read it; 0 until one is needed.
+/// Address of the buffer that the debugger reads, which is not in managed memory; 0 until it is
+/// needed.
 static BUFFER: AtomicUsize = AtomicUsize::new(0);
 
 fn buffer() -> Option<usize> {
@@ -22,8 +24,10 @@ fn buffer() -> Option<usize> {
     Some(BUFFER.load(Relaxed))
 }
 
-/// Copies `len` bytes of managed memory from `addr` on, 1 MiB at most, to where a debugger can read them. Null: they are not managed memory,
-/// lost, or not readable. Not to be called by a thread that is in the middle of code of ours.
+/// Copies `len` bytes (at most 1 MiB) of managed memory at `addr` to a buffer that a debugger can
+/// read, and returns the buffer, valid until the next call. Null if the range is not managed
+/// memory, is lost, or is not readable. Must not be called in a thread that was stopped in
+/// hugeswap's own code.
 #[unsafe(no_mangle)]
 extern "C" fn hugeswap_debug_read(addr: usize, len: usize) -> *const u8 {
     let Some(engine) = state::engine().filter(|_| len <= PIECE) else {
@@ -35,7 +39,8 @@ extern "C" fn hugeswap_debug_read(addr: usize, len: usize) -> *const u8 {
     let Some(at) = buffer() else {
         return null();
     };
-    // SAFETY: mapped above. The debugger has one thread call this, and reads when that is done.
+    // SAFETY: mapped above. The debugger has one thread call this, and reads the buffer when the
+    // call is done.
     let buffer = unsafe { std::slice::from_raw_parts_mut(at as *mut u8, len) };
     match engine.copy_out(addr, buffer) {
         Ok(()) => buffer.as_ptr(),

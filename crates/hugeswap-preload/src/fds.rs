@@ -1,14 +1,15 @@
-//! Descriptors: the program may close what it likes, but not the pool's.
+//! Calls that close or replace descriptors. A program may close any descriptor but the pool's.
 //!
-//! Our numbers stand near the top of the descriptor limit. `close` and `fstat` of one answer EBADF, as for a number
-//! never opened; closing ranges skips them and reports success.
+//! The pool's descriptors have numbers near the top of the descriptor limit. `close` and `fstat` of
+//! one fail with EBADF, as for a number that was never opened; closing a range skips them and
+//! reports success.
 
 use crate::real::{self, answer, set_errno};
 use crate::{files, state};
 use hugeswap_sys::raw::syscall6;
 use libc::{c_int, c_uint};
 
-/// As of a number that stands for nothing.
+/// Sets EBADF and returns -1, as for a number that is no open descriptor.
 pub fn bad() -> c_int {
     set_errno(libc::EBADF);
     -1
@@ -19,7 +20,7 @@ unsafe extern "C" fn close(fd: c_int) -> c_int {
     if state::is_our_fd(fd) {
         return bad();
     }
-    // (Code of ours comes here too, and closes no such descriptor in this way.)
+    // (hugeswap's own code calls this function too, but never to close a stand-in.)
     let stands_in = files::may_end_by(fd);
     // SAFETY: passed on.
     let r = unsafe { real::close()(fd) };
@@ -48,7 +49,7 @@ unsafe extern "C" fn dup3(from: c_int, to: c_int, flags: c_int) -> c_int {
 }
 
 fn kernel_close_range(first: c_uint, last: c_uint, flags: c_int) -> isize {
-    // SAFETY: closes the numbers the program named, without ours.
+    // SAFETY: closes the numbers that the program named, without ours.
     unsafe {
         syscall6(
             libc::SYS_close_range as usize,
@@ -57,7 +58,7 @@ fn kernel_close_range(first: c_uint, last: c_uint, flags: c_int) -> isize {
     }
 }
 
-/// Closes all of `first..=last` that is not ours; the kernel's raw answer.
+/// Closes the descriptors of `first..=last` except the pool's, and returns the kernel's raw answer.
 pub fn close_range_raw(first: c_uint, last: c_uint, flags: c_int) -> isize {
     let mut ours = [0u32; 64];
     let mut n = 0;
@@ -99,7 +100,7 @@ unsafe extern "C" fn close_range(first: c_uint, last: c_uint, flags: c_int) -> c
 unsafe extern "C" fn closefrom(first: c_int) {
     let first = first.max(0) as u32;
     if close_range_raw(first, u32::MAX, 0) != 0 {
-        // Kernels before 5.9.
+        // Kernels before 5.9 have no close_range.
         let limit = hugeswap_sys::process::descriptor_limit().min(1 << 20) as i32;
         for fd in first as i32..limit {
             if !state::is_our_fd(fd) {

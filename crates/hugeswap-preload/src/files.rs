@@ -1,15 +1,22 @@
-//! Memory files of programs: what memfd_create and shm_open make becomes a shared region of the pool, and the file only stands for it.
+//! Memory files of programs. A file that memfd_create or shm_open makes can become a shared region
+//! of the pool; the file then only stands for the region.
 //!
-//! When the program gives such a file its length, a large one, a region of that length is made, and the file becomes a *stand-in*, which has no bytes at all:
-//! * of memfd_create: it is sealed while it is empty, so that no descriptor of it anywhere can write to it, make it longer, or map it writable;
-//! * of shm_open: a symbolic link takes its place in /dev/shm, which leads nowhere. Whoever opens that name but by our shm_open gets an error;
-//! * the program's descriptor is replaced by one of the stand-in (O_PATH), whose every use that is not served here is EBADF, in every process and
-//!   program that comes to have it, with hugeswap or without.
+//! When the program gives such a file its length, and the length is large enough, a region of that
+//! length is made. The file becomes a *stand-in*, which has no bytes at all:
+//! * A file of memfd_create is sealed while it is empty, so that no descriptor of it anywhere can
+//!   write to it, make it longer, or map it writable.
+//! * A file of shm_open is replaced in /dev/shm by a symbolic link that leads nowhere. A program
+//!   that opens the name other than by our shm_open gets an error.
+//! * The program's descriptor is replaced by one of the stand-in (O_PATH). Any use of it that is
+//!   not served here fails with EBADF, in every process and program that comes to have it, with
+//!   hugeswap or without.
 //!
-//! So nobody ever reads zeros for bytes that are in swap. What is served: mappings ([`crate::views`]), the length (fstat, statx, ftruncate to the same
-//! length), and shm_open of the name. Which region a stand-in stands for is told by its device, inode and time, for whoever has it.
+//! So no program ever reads zeros for bytes that are in swap. Mappings ([`crate::views`]), the
+//! length (fstat, statx, ftruncate to the same length), and shm_open of the name are served. The
+//! device, inode and time of a stand-in tell any process that has it which region it stands for.
 //!
-//! A file stays the kernel's for good if it is made longer in another way, or small, or if somebody else may have the file that shm_open made before it has its length.
+//! A file stays the kernel's for good if it is made longer in another way, if it is small, or if a
+//! file of shm_open may have another user before it has its length.
 
 mod made;
 mod told;
@@ -36,7 +43,7 @@ const SEALS: c_int =
     libc::F_SEAL_SEAL | libc::F_SEAL_SHRINK | libc::F_SEAL_GROW | libc::F_SEAL_WRITE;
 
 static SERIAL: AtomicU32 = AtomicU32::new(0);
-/// It was said once that something is not served.
+/// Was a refused use reported already? Only the first one is.
 static SAID: AtomicBool = AtomicBool::new(false);
 
 fn failed(e: c_int) -> c_int {
@@ -67,12 +74,13 @@ fn key_of(st: &libc::stat) -> FileKey {
     }
 }
 
-/// The path of `fd` in /proc, with a NUL.
+/// The path of descriptor `fd` in /proc.
 fn path_of(fd: c_int) -> CString {
     CString::new(format!("/proc/thread-self/fd/{fd}")).unwrap_or_default()
 }
 
-/// What the symbolic link at a path leads to; from `dir`, or with an empty path `dir` itself.
+/// The target of the symbolic link at `path`, seen from `dir`; with an empty path, of the link that
+/// `dir` itself is.
 fn link_at(dir: c_int, path: &CStr) -> Option<Vec<u8>> {
     let mut room = vec![0u8; 512];
     let a = [
@@ -83,7 +91,7 @@ fn link_at(dir: c_int, path: &CStr) -> Option<Vec<u8>> {
         0,
         0,
     ];
-    // SAFETY: a path that ends with NUL, and room as long as said.
+    // SAFETY: a path that ends with NUL, and room of the given length.
     let n = unsafe { raw::call(libc::SYS_readlinkat, a) }.ok()?;
     room.truncate(n);
     Some(room)
@@ -96,7 +104,8 @@ fn open_path(path: &CStr) -> Result<i32> {
 
 // ---- How a file becomes a stand-in.
 
-/// Makes the region for a file that gets its length, and the file its stand-in. False: it is the kernel's.
+/// Makes a region for a file that gets its length, and makes the file its stand-in. False if the
+/// file stays the kernel's.
 fn convert(fd: c_int, len: u64, c: &Candidate) -> bool {
     let Some(engine) = state::engine_for(usize::MAX >> 1, Knob::MmapMin) else {
         return false;
@@ -117,14 +126,14 @@ fn convert(fd: c_int, len: u64, c: &Candidate) -> bool {
     .is_some()
 }
 
-/// Puts another file in the place of descriptor `fd`.
+/// Makes descriptor `fd` refer to the file of descriptor `by`.
 fn replace(fd: c_int, by: c_int) -> Option<()> {
     let flags = match fcntl(fd, libc::F_GETFD, 0) {
         Ok(f) if f as c_int & libc::FD_CLOEXEC != 0 => libc::O_CLOEXEC,
         _ => 0,
     };
     let a = [by as usize, fd as usize, flags as usize, 0, 0, 0];
-    // SAFETY: the program's descriptor, which it asked to be of a file that we serve.
+    // SAFETY: the program's descriptor, which the program asked to be of a file that we serve.
     unsafe { raw::call(libc::SYS_dup3, a) }.ok().map(drop)
 }
 
@@ -139,11 +148,13 @@ fn convert_memfd(engine: &Engine, fd: c_int, len: u64) -> Option<()> {
     let done = match views::make(engine, key_of(&st), len) {
         Ok(at) => {
             let watch = views::watch(engine, stand_in);
-            // All at once: where the program has it mapped already it cannot be sealed, and stays what it is.
+            // All seals in one call. If the program has mapped the file already, the call fails and
+            // the file stays what it is.
             let sealed = watch >= 0 && fcntl(fd, libc::F_ADD_SEALS, SEALS).is_ok();
             let empty = stat(fd).is_some_and(|st| st.st_size == 0);
             if sealed && empty {
-                // (Where this fails it stays a descriptor of an empty file, which is served as well.)
+                // (If this fails, `fd` stays a descriptor of an empty file, which is served as
+                // well.)
                 let _ = replace(fd, stand_in);
                 views::ready(at, watch);
             } else {
@@ -151,7 +162,7 @@ fn convert_memfd(engine: &Engine, fd: c_int, len: u64) -> Option<()> {
             }
             (sealed && empty).then_some(())
         }
-        // Another thread or process is just at it.
+        // Another thread or process is converting the file.
         Err(SharedError::Exists) => {
             while !is_sealed(fd) && engine.file_len(&key_of(&st)).is_ok() {
                 process::yield_now();
@@ -164,11 +175,11 @@ fn convert_memfd(engine: &Engine, fd: c_int, len: u64) -> Option<()> {
     done
 }
 
-/// Nobody but the descriptor `fd` has its file open, for all that can be known.
+/// Is `fd` the only descriptor of its file, as far as can be known?
 fn is_sole(fd: c_int, st: &libc::stat) -> bool {
-    // (What is not closed by exec a child may have.)
+    // (A child may have a descriptor that exec does not close.)
     let closed = fcntl(fd, libc::F_GETFD, 0).is_ok_and(|f| f as c_int & libc::FD_CLOEXEC != 0);
-    // The kernel gives this lease only where the file has not been opened another time.
+    // The kernel gives this lease only if the file has not been opened another time.
     let lease = fcntl(fd, libc::F_SETLEASE, libc::F_WRLCK).is_ok();
     let _ = fcntl(fd, libc::F_SETLEASE, libc::F_UNLCK);
     if !closed || !lease {
@@ -229,7 +240,8 @@ fn convert_named(engine: &Engine, fd: c_int, len: u64) -> Option<()> {
             let key = key_of(&stat(stand_in)?);
             let at = views::make(engine, key, len).ok()?;
             let watch = views::watch(engine, stand_in);
-            // From here on nobody finds the file itself any more. Who has found it before is seen now.
+            // After the exchange no process finds the file itself by its name. A process that has
+            // found it before is detected now.
             let ours = watch >= 0 && exchange(&other, &path).is_ok() && {
                 let there = open_path(&other).ok();
                 let same = |s: libc::stat| (s.st_dev, s.st_ino) == (st.st_dev, st.st_ino);
@@ -256,16 +268,16 @@ fn convert_named(engine: &Engine, fd: c_int, len: u64) -> Option<()> {
     done
 }
 
-// ---- What is done with stand-ins.
+// ---- How stand-ins are served.
 
-/// A stand-in, as far as can be told without asking the pool.
+/// A stand-in, as far as can be determined without asking the pool.
 struct StandIn {
     key: FileKey,
-    /// Of the file it stands for.
+    /// Permissions of the file that it stands for.
     mode: u32,
 }
 
-/// What `fd` is, if it may be a stand-in.
+/// The stand-in that `fd` is, if it may be one.
 fn stand_in(fd: c_int) -> Option<StandIn> {
     if !state::armed() {
         return None;
@@ -284,14 +296,15 @@ fn stand_in(fd: c_int) -> Option<StandIn> {
     })
 }
 
-/// The permissions that a stand-in's link tells.
+/// The permissions that the target of a stand-in's link tells; `None` if it is no such link.
 fn mode_of_link(target: &[u8]) -> Option<u32> {
     let rest = target.strip_prefix(LINKS.as_bytes())?;
     let digits = rest.rsplit(|&b| b == b'/').next()?;
     u32::from_str_radix(std::str::from_utf8(digits).ok()?, 8).ok()
 }
 
-/// The same with how long the file is; `None`: it is no stand-in, or nobody has its region any more.
+/// The engine, the stand-in that `fd` is, and the length of its file in bytes; `None` if `fd` is no
+/// stand-in, or if no process has its region any more.
 fn served(fd: c_int) -> Option<(&'static Engine, StandIn, u64)> {
     let errno = real::errno();
     let found = stand_in(fd).and_then(|s| {
@@ -306,7 +319,7 @@ fn served(fd: c_int) -> Option<(&'static Engine, StandIn, u64)> {
     found
 }
 
-/// Says once that a use of a stand-in is refused.
+/// Reports that a use of a stand-in is refused, the first time.
 fn refused(what: &str) {
     if !SAID.swap(true, Relaxed) {
         fs::complain(&[
@@ -317,7 +330,8 @@ fn refused(what: &str) {
     }
 }
 
-/// A mapping that the kernel has refused, with errno set: of a stand-in it can be made.
+/// Maps a stand-in, after the kernel has refused the mapping and set errno. MAP_FAILED with errno
+/// if `fd` is no stand-in, or cannot be mapped like this.
 pub fn map(len: usize, prot: c_int, flags: c_int, fd: c_int, offset: usize) -> *mut c_void {
     let none = libc::MAP_FAILED;
     if !matches!(real::errno(), libc::EBADF | libc::EPERM | libc::EACCES) || fd < 0 {
@@ -367,7 +381,7 @@ pub fn map(len: usize, prot: c_int, flags: c_int, fd: c_int, offset: usize) -> *
     }
 }
 
-/// Is it such a descriptor as those of stand-ins are?
+/// Is `fd` an O_PATH descriptor, as those of stand-ins are?
 fn is_path(fd: c_int) -> bool {
     fcntl(fd, libc::F_GETFL, 0).is_ok_and(|f| f as c_int & libc::O_PATH != 0)
 }
@@ -377,7 +391,8 @@ pub fn may_end_by(fd: c_int) -> bool {
     views::is_any_idle() && is_path(fd)
 }
 
-/// A descriptor or a name is gone, perhaps the last one.
+/// Ends regions whose files are gone, after a descriptor or a name has gone that may have been the
+/// last.
 pub fn maybe_gone() {
     if views::is_any_idle()
         && !state::in_vfork_child()
@@ -392,7 +407,7 @@ pub fn maybe_gone() {
 #[unsafe(no_mangle)]
 unsafe extern "C" fn memfd_create(name: *const c_char, flags: c_uint) -> c_int {
     const SEALING: c_uint = libc::MFD_ALLOW_SEALING;
-    // A file that the program means to seal is the kernel's.
+    // A file that the program means to seal stays the kernel's.
     let plain = flags & !(libc::MFD_CLOEXEC | libc::MFD_EXEC) == 0;
     let ours = plain && state::is_set(Knob::SharedFiles);
     let flags = if ours { flags | SEALING } else { flags };
@@ -497,7 +512,7 @@ unsafe extern "C" fn ftruncate64(fd: c_int, len: off_t) -> c_int {
     unsafe { ftruncate(fd, len) }
 }
 
-/// Room that a stand-in's file has is there: it cannot run out, since it was promised.
+/// Succeeds for a range within a stand-in's length: the room was promised, so it cannot run out.
 #[unsafe(no_mangle)]
 unsafe extern "C" fn posix_fallocate(fd: c_int, at: off_t, len: off_t) -> c_int {
     // SAFETY: passed on.

@@ -1,7 +1,7 @@
-//! Memory of the window that a forked child does not inherit (MADV_DONTFORK).
+//! Memory in the window that a forked child does not inherit (MADV_DONTFORK).
 //!
-//! The kernel's advice would hand the memory to the kernel. So the ranges are kept here, and a child
-//! unmaps them before it goes on.
+//! To pass this advice to the kernel, the engine would have to hand over the memory. Instead the
+//! ranges are kept here, and a child unmaps them before it goes on.
 
 use crate::lock::Lock;
 use crate::mmap;
@@ -11,28 +11,29 @@ use std::sync::atomic::AtomicBool;
 use std::sync::atomic::Ordering::Relaxed;
 
 static EXCLUDED: Lock<Intervals> = Lock::new(Intervals::new());
-/// Was there ever any?
+/// Was any range ever excluded?
 static IS_ANY: AtomicBool = AtomicBool::new(false);
 
-/// A child does not inherit `[at, at+len)`, which is mapped.
+/// Excludes `[at, at+len)`, which is mapped, from what a child inherits.
 pub fn exclude(at: usize, len: usize) {
     IS_ANY.store(true, Relaxed);
     EXCLUDED.lock().insert(at, at + len);
 }
 
-/// A child inherits it; or it is not mapped any more, or mapped anew.
+/// Ends the exclusion of `[at, at+len)`: a child inherits it again, or it is unmapped or mapped
+/// anew.
 pub fn include(at: usize, len: usize) {
     if IS_ANY.load(Relaxed) {
         EXCLUDED.lock().remove(at, at.saturating_add(len));
     }
 }
 
-/// Is any of `[at, at+len)` not inherited?
+/// Is any byte of `[at, at+len)` not inherited by a child?
 pub fn is_excluded(at: usize, len: usize) -> bool {
     IS_ANY.load(Relaxed) && EXCLUDED.lock().bytes_in(at, at.saturating_add(len)) > 0
 }
 
-/// In a child, once its engine has settled.
+/// Unmaps the excluded ranges in a forked child, once the child's engine has settled.
 pub fn settle_child(engine: &Engine) {
     if !IS_ANY.load(Relaxed) {
         return;
@@ -43,12 +44,12 @@ pub fn settle_child(engine: &Engine) {
     }
 }
 
-/// Around a fork; see [`Lock::before_fork`].
+/// Takes this module's lock for the time of a fork; see [`Lock::before_fork`].
 pub fn before_fork() {
     EXCLUDED.before_fork();
 }
 
-/// Around a fork, in parent and child.
+/// Releases the lock after a fork, in parent and child.
 pub fn after_fork() {
     EXCLUDED.after_fork();
 }

@@ -1,9 +1,10 @@
-//! What this object keeps for each of the program's threads.
+//! The words that this object keeps for each of the program's threads.
 //!
-//! A plain `thread_local!` of a shared object is found through the dynamic linker, which allocates by the program's `malloc` when the
-//! program has loaded objects since: that must not happen inside the same `malloc`. These words have a fixed distance from the
-//! thread pointer instead (the "initial-exec" model), which an object that is loaded with the program may use. They start as zeros and
-//! nothing runs when the thread ends.
+//! A plain `thread_local!` in a shared object is found through the dynamic linker. If the program
+//! has loaded objects since, the linker allocates memory by the program's `malloc`, which must not
+//! happen inside that same `malloc`. These words have a fixed distance from the thread pointer
+//! instead (the "initial-exec" model), which an object may use if it is loaded with the program.
+//! They start as zeros, and nothing runs when the thread ends.
 
 use std::arch::{asm, global_asm};
 
@@ -19,24 +20,25 @@ global_asm!(
     ".popsection",
 );
 
-/// A word of the calling thread's.
+/// Names a word of the calling thread.
 #[derive(Clone, Copy)]
 pub enum Word {
     /// Signals of [`crate::mask::OURS`] that the program believes blocked.
     Mask = 0,
-    /// Our alternate stack; 0 is none.
+    /// Our alternate signal stack; 0 if there is none.
     Stack = 8,
-    /// The alternate stack the program believes it has, while the kernel has ours: its address.
+    /// Address of the alternate stack that the program believes it has, while the kernel has ours.
     BelievedStack = 16,
-    /// Its size; 0 is none.
+    /// Size of that stack; 0 if there is none.
     BelievedSize = 24,
-    /// Not 0: this thread forks, and holds all of our locks for it.
+    /// Not 0 while this thread forks, and holds all of our locks for the fork.
     Forking = 32,
 }
 
 fn address(word: Word) -> *mut usize {
     let base: usize;
-    // SAFETY: the linker and the dynamic linker agree on the distance of `hugeswap_local` from the thread pointer, which fs:0 holds.
+    // SAFETY: the linker and the dynamic linker agree on the distance of `hugeswap_local` from the
+    // thread pointer, which fs:0 holds.
     unsafe {
         asm!(
             "mov {at}, qword ptr [rip + hugeswap_local@GOTTPOFF]",
@@ -48,13 +50,14 @@ fn address(word: Word) -> *mut usize {
     (base + word as usize) as *mut usize
 }
 
-/// The calling thread's word.
+/// The value of the calling thread's `word`.
 pub fn get(word: Word) -> usize {
-    // SAFETY: five words of this thread's, used through this module only; a signal handler finds each as it was before or after a change.
+    // SAFETY: five words of this thread, used through this module only; a signal handler finds each
+    // word as it was before or after a change.
     unsafe { address(word).read_volatile() }
 }
 
-/// Changes the calling thread's word.
+/// Sets the calling thread's `word`.
 pub fn set(word: Word, value: usize) {
     // SAFETY: as in `get`.
     unsafe { address(word).write_volatile(value) };

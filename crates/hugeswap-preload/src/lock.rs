@@ -1,9 +1,10 @@
-//! The engine's mutex ([`hugeswap_engine::lock`]) for the object's own state, which may also be held
-//! across a fork.
+//! A mutex for this object's own state: the engine's ([`hugeswap_engine::lock`]), which can also be
+//! held across a fork.
 //!
-//! While it is held every signal is blocked in the holder, so no handler of the program's can run on
-//! top of it; a forked child finds it free because the forking thread held it ([`Lock::before_fork`]).
-//! Nothing done under such a lock may touch managed memory: a fault could not be taken.
+//! Every signal is blocked in a thread that holds the lock, so no handler of the program can run on
+//! top of it. A forked child finds the lock free, because the forking thread held it
+//! ([`Lock::before_fork`]). A thread that holds the lock must not touch managed memory: it could
+//! not take a fault.
 
 use hugeswap_engine::lock;
 use hugeswap_sys::signal::{self, Blocked};
@@ -11,10 +12,11 @@ use std::ops::{Deref, DerefMut};
 use std::sync::atomic::AtomicU64;
 use std::sync::atomic::Ordering::Relaxed;
 
-/// See the file's head.
+/// A mutex that guards a `T`. Its holder has every signal blocked and must not touch managed
+/// memory.
 pub struct Lock<T> {
     inner: lock::Lock<T>,
-    /// The mask to go back to after a fork.
+    /// The signal mask to restore after a fork.
     mask: AtomicU64,
 }
 
@@ -27,7 +29,8 @@ impl<T> Lock<T> {
         }
     }
 
-    /// Takes the lock, waiting for it if need be.
+    /// Takes the lock, waiting for it if need be, and blocks every signal until the guard is
+    /// dropped.
     pub fn lock(&self) -> Held<'_, T> {
         let blocked = Blocked::all();
         Held {
@@ -36,14 +39,14 @@ impl<T> Lock<T> {
         }
     }
 
-    /// Takes the lock for the time of a fork.
+    /// Takes the lock, and blocks every signal, for the time of a fork: until [`Lock::after_fork`].
     pub fn before_fork(&self) {
         let mask = signal::set_mask(signal::ALL);
         std::mem::forget(self.inner.lock());
         self.mask.store(mask, Relaxed);
     }
 
-    /// Gives it back, in the parent and in the child.
+    /// Releases the lock that [`Lock::before_fork`] took, in the parent and in the child.
     pub fn after_fork(&self) {
         let mask = self.mask.load(Relaxed);
         // SAFETY: taken by `before_fork`, which forgot the guard.
@@ -52,9 +55,9 @@ impl<T> Lock<T> {
     }
 }
 
-/// The right to use what the lock holds.
+/// Access to the value that the lock guards, until this is dropped.
 pub struct Held<'a, T> {
-    // In this order: the lock is given back before a signal can come.
+    // In this order: the lock is released before a signal can arrive.
     held: lock::Held<'a, T>,
     _blocked: Blocked,
 }

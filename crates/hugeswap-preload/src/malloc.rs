@@ -1,11 +1,13 @@
-//! The malloc family: large blocks in managed memory, the others where the program has always had them.
+//! The malloc family. Large blocks are in managed memory; the others come from the program's
+//! allocator, the next one in symbol lookup.
 //!
-//! A managed block is a mapping of its own; which addresses are such blocks, and how long they are,
-//! stands in a table outside managed memory. The table's lock is never held across a call of the engine.
+//! A managed block is a mapping of its own. A table outside managed memory holds the address and
+//! length of each. The table's lock is never held across a call of the engine.
 //!
-//! Only before the C library's own allocator are there such blocks. An allocator that the program brings (jemalloc, mimalloc, tcmalloc)
-//! keeps all its blocks, for it has entry points of its own that would not know ours; its memory is managed because it asks `mmap` for it
-//! ([`crate::mmap`]), and an address in the window is one of its blocks.
+//! There are managed blocks only if the next allocator is the C library's own. An allocator that
+//! the program brings (jemalloc, mimalloc, tcmalloc) keeps all its blocks, because it has entry
+//! points of its own that would not know ours. Its memory is managed because it asks `mmap` for it
+//! ([`crate::mmap`]); a block in the window is then one of its own.
 
 use crate::lock::Lock;
 use crate::mmap::{self, release};
@@ -33,10 +35,10 @@ static BLOCKS: Lock<Blocks> = Lock::new(Blocks {
     spare: Spares::new(),
 });
 
-/// A calloc up to this long may take a spare block, and clear it.
+/// The longest calloc, in bytes, that may take a spare block and clear it.
 const CLEAR_MAX: usize = 2 << 20;
 
-/// A new managed block, or null with errno.
+/// The address of a new managed block, or null with errno ENOMEM.
 fn managed(engine: &Engine, size: usize, align: usize, zero: bool) -> *mut c_void {
     let errno = real::errno();
     let len = size.next_multiple_of(PAGE);
@@ -55,7 +57,7 @@ fn managed(engine: &Engine, size: usize, align: usize, zero: bool) -> *mut c_voi
     }
     let mut got = engine.map(size, align, zero);
     if got.is_err() {
-        // What is kept for later may be what is missing.
+        // The spare blocks may hold the memory that is missing.
         let gone = BLOCKS.lock().spare.drain();
         gone.iter().for_each(|(at, len)| release(engine, at, len));
         got = engine.map(size, align, zero);
@@ -82,7 +84,7 @@ fn engine_for(size: usize) -> Option<&'static Engine> {
     }
 }
 
-/// Can `p` be a block of ours? Else it is one of the allocator's behind us.
+/// Can `p` be a managed block? Otherwise it belongs to the next allocator.
 #[inline]
 fn may_be_ours(p: *mut c_void) -> bool {
     state::in_window(p as usize) && real::libc_allocates()
@@ -103,7 +105,7 @@ fn no_block(p: usize, call: &[u8]) -> ! {
         fs::digits(p as u64, 16, &mut digits),
         b" is no block that malloc gave out, or was freed before\n",
     ]);
-    // SAFETY: ends the process, as glibc does for the same error of the program's.
+    // SAFETY: ends the process, as glibc does for the same error of a program.
     unsafe { libc::abort() }
 }
 
@@ -113,7 +115,7 @@ fn free_managed(p: usize) {
         return;
     };
     let errno = real::errno();
-    // A sixteenth of the budget may lie idle.
+    // Spare blocks may hold a sixteenth of the budget.
     let limit = (engine.pool().frames() / 16) as usize * UNIT;
     let mut gone = Gone::NONE;
     let mut blocks = BLOCKS.lock();
@@ -121,7 +123,7 @@ fn free_managed(p: usize) {
         drop(blocks);
         no_block(p, b"free");
     };
-    // What the next owner gets is as new.
+    // A block becomes a spare one only if its next owner gets it as new.
     let as_new = mmap::untouched(engine, p, len) && !engine.is_advised(p, len);
     let kept = as_new && blocks.spare.keep((p, len), limit, &mut gone);
     drop(blocks);
@@ -217,7 +219,7 @@ fn realloc_managed(p: usize, size: usize) -> *mut c_void {
             set_errno(errno);
             return p as *mut c_void;
         }
-        // A block that grows once grows again: leave it room to do so where it stands.
+        // A block that grows once is likely to grow again: leave it room to do so in place.
         let at = match engine.map(size, if old >= UNIT { UNIT } else { PAGE }, false) {
             Ok(at) => at,
             Err(_) => {
@@ -249,7 +251,8 @@ fn realloc_managed(p: usize, size: usize) -> *mut c_void {
 #[unsafe(no_mangle)]
 unsafe extern "C" fn reallocarray(p: *mut c_void, count: size_t, each: size_t) -> *mut c_void {
     match count.checked_mul(each) {
-        // SAFETY: passed on. (Allocators that stand before us may leave this function to the C library, whose own calls theirs.)
+        // SAFETY: passed on. (An allocator in front of us may leave this function to the C library,
+        // whose own calls that allocator's realloc.)
         Some(size) => unsafe { real::realloc_in_front().unwrap_or(realloc)(p, size) },
         None => {
             set_errno(libc::ENOMEM);
@@ -322,7 +325,8 @@ unsafe extern "C" fn malloc_usable_size(p: *mut c_void) -> size_t {
     unsafe { real::malloc_usable_size()(p) }
 }
 
-/// Gives back the freed blocks that are kept for later, and what the allocator behind us keeps. 1 if anything was given back.
+/// Gives back the spare blocks, and has the next allocator give back what it keeps. 1 if anything
+/// was given back.
 #[unsafe(no_mangle)]
 unsafe extern "C" fn malloc_trim(pad: size_t) -> c_int {
     let mut given = 0;
@@ -337,12 +341,12 @@ unsafe extern "C" fn malloc_trim(pad: size_t) -> c_int {
     given | unsafe { real::malloc_trim()(pad) }
 }
 
-/// Around a fork; see [`Lock::before_fork`].
+/// Takes this module's lock for the time of a fork; see [`Lock::before_fork`].
 pub fn before_fork() {
     BLOCKS.before_fork();
 }
 
-/// Around a fork, in parent and child.
+/// Releases the lock after a fork, in parent and child.
 pub fn after_fork() {
     BLOCKS.after_fork();
 }

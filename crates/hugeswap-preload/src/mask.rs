@@ -1,8 +1,8 @@
-//! Signal masks: what a fault or a trapped system call raises must reach us.
+//! Signal masks. The signals that a fault or a trapped system call raises must reach hugeswap.
 //!
-//! SIGSEGV, SIGBUS and SIGSYS are left out of every mask a program sets, since a thread that blocks them is
-//! killed by its first touch of absent memory. What the program asked for is remembered by thread, and told
-//! when it asks back.
+//! SIGSEGV, SIGBUS and SIGSYS are left out of every mask that a program sets, because a thread that
+//! blocks them is killed by its first touch of absent memory. Which of them the program asked to
+//! block is remembered for each thread, and reported when the thread asks for its mask.
 
 use crate::local::{self, Word};
 use crate::real;
@@ -14,12 +14,13 @@ use std::ptr::null;
 /// The signals that are never blocked.
 pub const OURS: Mask = bit(libc::SIGSEGV) | bit(libc::SIGBUS) | bit(libc::SIGSYS);
 
-/// Which of [`OURS`] the calling thread believes blocked; a new thread starts with its creator's.
+/// The signals of [`OURS`] that the calling thread believes blocked; a new thread starts with its
+/// creator's.
 pub fn believed() -> Mask {
     local::get(Word::Mask) as Mask
 }
 
-/// Sets what the calling thread believes.
+/// Sets the signals of [`OURS`] that the calling thread believes blocked.
 pub fn believe(mask: Mask) {
     local::set(Word::Mask, (mask & OURS) as usize);
 }
@@ -49,6 +50,8 @@ struct Stripped {
 }
 
 impl Stripped {
+    /// A copy of `set`, or of no set if `set` is null.
+    ///
     /// # Safety
     /// `set` must be null or readable.
     unsafe fn of(set: *const libc::sigset_t) -> Stripped {
@@ -72,6 +75,8 @@ impl Stripped {
 
 type Change = unsafe extern "C" fn(c_int, *const libc::sigset_t, *mut libc::sigset_t) -> c_int;
 
+/// Changes the mask by `next`, without [`OURS`], and what the calling thread believes.
+///
 /// # Safety
 /// As for sigprocmask.
 unsafe fn change(
@@ -100,7 +105,8 @@ unsafe fn change(
     }
     let was = believed();
     if !old.is_null() {
-        // SAFETY: the caller's set to write to; it may be the same as `set`, which is not used again.
+        // SAFETY: the caller's set to write to; it may be the same as `set`, which is not used
+        // again.
         unsafe {
             *old = former;
             set_bits(old, bits(&former) | was);
@@ -136,7 +142,7 @@ unsafe extern "C" fn pthread_sigmask(
     unsafe { change(real::pthread_sigmask(), how, set, old) }
 }
 
-/// Gives the body a set to pass on in place of the program's.
+/// Makes the call with a copy of the program's set that is without `OURS`.
 macro_rules! with_stripped {
     ($set:ident, $call:expr) => {{
         if !state::armed() {

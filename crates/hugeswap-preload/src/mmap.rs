@@ -1,11 +1,12 @@
-//! mmap and munmap: large private anonymous mappings are managed, and what a program then
-//! does to them works as if the kernel had made them.
+//! mmap and munmap. Large private anonymous mappings are managed; what a program then does to them
+//! works as if the kernel had made them.
 //!
-//! Large shared anonymous ones are [`crate::shared`]'s, in addresses of their own behind the window.
+//! [`crate::shared`] makes large shared anonymous mappings, at addresses of their own behind the
+//! window.
 //!
-//! Inside the window nothing is mapped behind the engine's back. Private anonymous memory at an address of the
-//! program's choice is managed. For anything else the addresses are claimed from the engine first, and their units
-//! are the kernel's: ordinary calls work on them.
+//! Nothing is mapped inside the window without the engine's knowledge. Private anonymous memory at
+//! an address that the program chooses is managed. Before anything else is mapped, its addresses
+//! are claimed from the engine; their units are then the kernel's, and ordinary calls work on them.
 
 use crate::lock::Lock;
 use crate::real::{self, answer, set_errno};
@@ -23,12 +24,13 @@ use std::sync::atomic::Ordering::Relaxed;
 
 const PAGE: usize = 4096;
 const UNIT: usize = 2 << 20;
-/// The access that managed memory has to begin with.
+/// The access that new managed memory has.
 pub const RW: c_int = libc::PROT_READ | libc::PROT_WRITE;
-/// The end of the addresses that a program can have.
+/// The end of the addresses that a program can use.
 const TASK_END: usize = 0x7fff_ffff_f000;
 
-/// Flags of mappings that are not ours to take: fixed places, stacks, locked or special memory.
+/// Flags of mappings that the engine does not place: fixed addresses, stacks, locked or special
+/// memory.
 const NEVER: c_int = libc::MAP_FIXED
     | libc::MAP_FIXED_NOREPLACE
     | libc::MAP_GROWSDOWN
@@ -37,13 +39,13 @@ const NEVER: c_int = libc::MAP_FIXED
     | libc::MAP_HUGETLB
     | libc::MAP_32BIT;
 
-/// The address is the program's choice.
+/// Flags by which the program chooses the address.
 const FIXED: c_int = libc::MAP_FIXED | libc::MAP_FIXED_NOREPLACE;
 
-/// The kernel's answer to a call of the program's.
+/// Makes a system call and returns its result; `usize::MAX` (-1) with errno if it fails.
 pub fn kernel(nr: libc::c_long, a: [usize; 6]) -> usize {
-    // SAFETY: the program's own call, with the arguments it gave; where it concerns managed
-    // memory the caller has taken the units from the engine before.
+    // SAFETY: the program's own call, with the arguments that it gave; if the call concerns managed
+    // memory, the caller has taken the units from the engine before.
     answer(unsafe { syscall6(nr as usize, a) }) as usize
 }
 
@@ -52,31 +54,34 @@ fn failed(errno: c_int) -> *mut c_void {
     libc::MAP_FAILED
 }
 
-/// `[addr, addr+len)` with `len` rounded up to pages; `None` if it is empty, unaligned or past the end.
+/// `len` rounded up to whole pages; `None` if `[addr, addr+len)` is empty, unaligned or past the
+/// end.
 pub fn pages(addr: usize, len: usize) -> Option<usize> {
     let len = len.checked_next_multiple_of(PAGE)?;
     (len > 0 && addr.is_multiple_of(PAGE) && addr.checked_add(len).is_some()).then_some(len)
 }
 
-/// Units, by address, that have or had pages of which something is said that the engine does not know of: less access than reading
-/// and writing (or more), or what the kernel was told to do with them (lock them, not to give them to a child).
+/// Addresses of the units that have, or had, pages with a property that the engine does not know:
+/// an access other than read and write, or what the kernel was told to do with them (to lock them,
+/// not to give them to a child).
 static MARKS: Lock<BTreeSet<usize>> = Lock::new(BTreeSet::new());
-/// How many there are.
+/// How many units are in [`MARKS`]; read without the lock.
 static MARKED: AtomicUsize = AtomicUsize::new(0);
 
-/// First addresses of the units that `[from, to)` meets.
+/// The addresses of the units that `[from, to)` meets.
 fn units(from: usize, to: usize) -> impl Iterator<Item = usize> {
     (from & !(UNIT - 1)..to).step_by(UNIT)
 }
 
-/// Notes that something is said of `[addr, addr+len)`.
+/// Notes that pages of `[addr, addr+len)` may have a property that the engine does not know.
 pub fn note(addr: usize, len: usize) {
     let mut marks = MARKS.lock();
     marks.extend(units(addr, addr + len));
     MARKED.store(marks.len(), Relaxed);
 }
 
-/// Forgets it of the units for which `gone` says so, which must not call the engine.
+/// Removes the notes of those units of `[addr, addr+len)` for which `gone` is true. `gone` must not
+/// call the engine.
 fn forget(addr: usize, len: usize, gone: impl Fn(usize) -> bool) {
     if MARKED.load(Relaxed) > 0 {
         let mut marks = MARKS.lock();
@@ -87,7 +92,7 @@ fn forget(addr: usize, len: usize, gone: impl Fn(usize) -> bool) {
     }
 }
 
-/// May something be said of some page of the units that `[addr, addr+len)` meets?
+/// Is there a note of any unit that `[addr, addr+len)` meets?
 pub fn is_noted(addr: usize, len: usize) -> bool {
     MARKED.load(Relaxed) > 0 && {
         let marks = MARKS.lock();
@@ -95,7 +100,8 @@ pub fn is_noted(addr: usize, len: usize) -> bool {
     }
 }
 
-/// Takes the units that hold any mapped page of `[addr, addr+len)` from the engine; of shared memory they are kept.
+/// Takes the units that hold any mapped page of `[addr, addr+len)` from the engine; units of shared
+/// memory are kept in memory.
 pub fn eject(engine: &Engine, addr: usize, len: usize) -> Result<(), Errno> {
     if !shared_part(addr, len).is_empty() {
         shared::keep(engine, addr, len)?;
@@ -111,7 +117,7 @@ pub fn eject(engine: &Engine, addr: usize, len: usize) -> Result<(), Errno> {
     engine.eject(from, to - from)
 }
 
-/// What of `[addr, addr+len)` is where shared memory may be.
+/// The part of `[addr, addr+len)` that is at addresses of shared memory.
 fn shared_part(addr: usize, len: usize) -> Range<usize> {
     let all = state::managed_range();
     let base = SHARED_BASE.min(all.end);
@@ -119,7 +125,7 @@ fn shared_part(addr: usize, len: usize) -> Range<usize> {
     start..addr.saturating_add(len).min(all.end).max(start)
 }
 
-/// Sets the access to whole units of managed memory.
+/// Sets the access to whole units of managed memory. False if the engine cannot.
 pub fn protect(engine: &Engine, addr: usize, len: usize, access: Prot) -> bool {
     if access != Prot::ReadWrite {
         note(addr, len);
@@ -132,18 +138,18 @@ pub fn untouched(engine: &Engine, addr: usize, len: usize) -> bool {
     !engine.is_any_foreign(addr, len) && !is_noted(addr, len)
 }
 
-/// Who has a part of a range that is mapped.
+/// The owner of a mapped part of a range.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub enum Owner {
     /// The engine.
     Engine,
     /// The kernel.
     Kernel,
-    /// Nobody yet: the program has reserved it, and cannot touch it.
+    /// No owner yet: the program has reserved the part, and cannot touch it.
     Reserved,
 }
 
-/// A part of a range that is mapped, with one owner.
+/// A mapped part of a range, with one owner.
 #[derive(Clone, Copy)]
 pub struct Run {
     pub at: usize,
@@ -151,7 +157,7 @@ pub struct Run {
     pub owner: Owner,
 }
 
-/// What is mapped of `[addr, addr+len)`, in order.
+/// The mapped parts of `[addr, addr+len)`, in address order.
 pub fn runs(engine: &Engine, addr: usize, len: usize) -> Vec<Run> {
     let mut all: Vec<Run> = Vec::new();
     let mut add = |at: usize, len: usize, owner: Owner| match all.last_mut() {
@@ -172,7 +178,7 @@ pub fn runs(engine: &Engine, addr: usize, len: usize) -> Vec<Run> {
     all
 }
 
-/// Adds the parts of `[from, to)`, which is mapped and not reserved.
+/// Calls `add` for the parts of `[from, to)`, which is mapped and not reserved.
 fn add_committed(
     engine: &Engine,
     from: usize,
@@ -195,14 +201,16 @@ fn add_committed(
     }
 }
 
-/// Gives reserved memory to the kernel, which maps it without access: its own calls work on it then.
+/// Gives reserved memory to the kernel, which maps it without access. The kernel's own calls work
+/// on it then.
 pub fn hand_over_reserved(engine: &Engine, addr: usize, len: usize) -> Result<(), Errno> {
     let claim = make_way(engine, addr, len, Contents::Keep)?;
     end_claim(engine, claim, true);
     Ok(())
 }
 
-/// The bytes of `[addr, addr+len)`, which is mapped, become zero, each by whoever has its unit.
+/// Makes the bytes of `[addr, addr+len)`, which is mapped, zero. The kernel discards those of its
+/// own units, the engine the others.
 pub fn discard(engine: &Engine, addr: usize, len: usize) -> Result<(), Errno> {
     runs(engine, addr, len)
         .into_iter()
@@ -214,29 +222,29 @@ pub fn discard(engine: &Engine, addr: usize, len: usize) -> Result<(), Errno> {
         })
 }
 
-/// Gives pages of the window back to the engine, whatever the program made of them. ENOMEM: the
-/// limit on mappings is met, and they are still the program's.
+/// Gives pages of the window back to the engine, whatever the program made of them. ENOMEM if the
+/// limit on mappings is met; the pages are still the program's then.
 pub fn try_release(engine: &Engine, addr: usize, len: usize) -> Result<(), Errno> {
     engine.try_unmap(addr, len)?;
     inherit::include(addr, len);
     if MARKED.load(Relaxed) > 0 {
-        // (What is mapped there next is noted after this.)
+        // (Notes of what is mapped there next are made after this.)
         engine.with_mapped(|is_any_mapped| forget(addr, len, |u| !is_any_mapped(u, UNIT)));
     }
     Ok(())
 }
 
-/// [`try_release`] of what is the program's no more in any case.
+/// [`try_release`] without an error, for pages that the program has given up in any case.
 pub fn release(engine: &Engine, addr: usize, len: usize) {
     let _ = try_release(engine, addr, len);
 }
 
-/// Around a fork; see [`Lock::before_fork`].
+/// Takes this module's lock for the time of a fork; see [`Lock::before_fork`].
 pub fn before_fork() {
     MARKS.before_fork();
 }
 
-/// Around a fork, in parent and child.
+/// Releases the lock after a fork, in parent and child.
 pub fn after_fork() {
     MARKS.after_fork();
 }
@@ -293,7 +301,8 @@ pub unsafe extern "C" fn mmap(
                     set_errno(errno);
                     return at as *mut c_void;
                 }
-                // Asked for without a promise of memory: the kernel may give addresses we cannot.
+                // MAP_NORESERVE asks for no promise of memory: the kernel may have addresses where
+                // the engine has none.
                 Err(_) if flags & libc::MAP_NORESERVE != 0 => {}
                 Err(_) => return failed(libc::ENOMEM),
             }
@@ -319,7 +328,8 @@ pub unsafe extern "C" fn mmap(
     after_kernel(made, len, prot, flags, fd, offset)
 }
 
-/// What becomes of the kernel's answer: files may be ours.
+/// The final result of a mapping that the kernel has answered: a file that it refused may be a
+/// stand-in, which is mapped here.
 fn after_kernel(
     made: *mut c_void,
     len: usize,
@@ -358,8 +368,9 @@ fn kernel_map(
     kernel(libc::SYS_mmap, a) as *mut c_void
 }
 
-/// A mapping at addresses of the program's choice that meet managed ones. `None`: the kernel is asked, and
-/// refuses what is wrong, or takes other addresses for a hint that cannot be followed.
+/// Makes a mapping at addresses that the program chooses and that meet managed ones. `None` if the
+/// kernel is to make it: it refuses an invalid call, and takes other addresses for a hint that
+/// cannot be followed.
 fn placed(
     engine: &Engine,
     at: usize,
@@ -415,13 +426,14 @@ fn placed(
             Err(e) => return Some(failed(e.0)),
         }
     }
-    // (A hint is not worth a unit.)
+    // (No managed unit is given up to follow a hint.)
     if !exact && !engine.is_unmanaged(at, len) {
         return None;
     }
     let live = engine.is_any_mapped(at, len);
     if live {
-        // What the kernel would refuse must not cost what is there.
+        // A mapping that the kernel would refuse must not destroy the present one, so try it
+        // elsewhere first.
         let tried = flags & !(libc::MAP_FIXED | libc::MAP_POPULATE | libc::MAP_LOCKED);
         let tried = kernel_map(0, len, prot, tried, fd, offset);
         if tried == libc::MAP_FAILED {
@@ -443,14 +455,16 @@ fn placed(
     Some(after_kernel(made, len, prot, flags, fd, offset))
 }
 
-/// The access that managed memory can give to such a mapping; `None`: it is the kernel's.
+/// The access that managed memory can have for a mapping with `prot`; `None` if the mapping is the
+/// kernel's.
 fn managed_access(engine: &Engine, at: usize, len: usize, prot: c_int) -> Option<Prot> {
     let access = access(prot)?;
     let whole = engine.mode() == FaultMode::Signal && whole_units(engine, at, len);
     (access == Prot::ReadWrite || whole).then_some(access)
 }
 
-/// Managed memory of zeros at `[at, at+len)`.
+/// Maps managed memory, all zeros, at `[at, at+len)`; with `replace`, in the place of what is
+/// mapped there.
 fn map_managed(
     engine: &Engine,
     at: usize,
@@ -479,9 +493,9 @@ fn is_any_mapped(engine: &Engine, at: usize, len: usize) -> bool {
             .any(|&(from, to)| from < to && !is_free_at_kernel(from, to - from))
 }
 
-/// Has the kernel nothing mapped in a range?
+/// Does the kernel have nothing mapped in a range?
 fn is_free_at_kernel(at: usize, len: usize) -> bool {
-    // SAFETY: a new mapping, only if nothing is there, and away again.
+    // SAFETY: makes a new mapping, only if nothing is there, and removes it again.
     unsafe {
         match mm::map_anon(at, len, mm::PROT_NONE, false) {
             Ok(got) => {
@@ -493,7 +507,8 @@ fn is_free_at_kernel(at: usize, len: usize) -> bool {
     }
 }
 
-/// Before the kernel maps something at addresses of the program's choice. End it by [`end_claim`].
+/// Claims addresses that the program chose, before the kernel maps something there. End the claim
+/// by [`end_claim`].
 pub fn make_way(
     engine: &Engine,
     at: usize,
@@ -511,7 +526,8 @@ pub fn make_way(
     Ok(claim)
 }
 
-/// The kernel has `mapped` something there, or has not. Leaves errno as it is.
+/// Ends a claim, after the kernel has `mapped` something there or has failed to. Leaves errno as it
+/// is.
 pub fn end_claim(engine: &Engine, claim: Claim, mapped: bool) {
     let errno = real::errno();
     if mapped {
@@ -522,7 +538,7 @@ pub fn end_claim(engine: &Engine, claim: Claim, mapped: bool) {
     set_errno(errno);
 }
 
-/// The access `prot` gives, if managed memory can have it.
+/// The access that `prot` gives; `None` if managed memory cannot have it.
 pub fn access(prot: c_int) -> Option<Prot> {
     match prot {
         libc::PROT_NONE => Some(Prot::None),
@@ -532,7 +548,7 @@ pub fn access(prot: c_int) -> Option<Prot> {
     }
 }
 
-/// Is `[addr, addr+len)` made of whole units?
+/// Does `[addr, addr+len)` consist of whole units of the window?
 pub fn whole_units(engine: &Engine, addr: usize, len: usize) -> bool {
     let window = engine.window();
     addr >= window.start
@@ -577,7 +593,7 @@ pub unsafe extern "C" fn munmap(addr: *mut c_void, len: size_t) -> c_int {
             shared::unmap(engine, there);
         }
         set_errno(errno);
-        // What lies elsewhere is the kernel's.
+        // The kernel unmaps what lies elsewhere.
         for (start, end) in [(at, from), (to, at + len)] {
             if start < end {
                 kernel(libc::SYS_munmap, [start, end - start, 0, 0, 0, 0]);
@@ -588,7 +604,7 @@ pub unsafe extern "C" fn munmap(addr: *mut c_void, len: size_t) -> c_int {
     kernel(libc::SYS_munmap, [at, len, 0, 0, 0, 0]) as c_int
 }
 
-/// A system call on addresses, passed to the kernel as it is.
+/// Passes a system call on addresses to the kernel as it is: 0, or -1 with errno.
 pub fn pass(nr: libc::c_long, a: [usize; 6]) -> c_int {
     kernel(nr, a) as c_int
 }

@@ -1,9 +1,10 @@
-//! mremap of memory in the window, and into it.
+//! mremap of memory in the window, and into the window.
 //!
-//! Managed memory moves by the engine. What the kernel has mapped in the window the kernel moves, and
-//! afterwards the engine is told: the addresses that it left are without access again before anybody
-//! is given them, and those it took are claimed before. Memory that was managed is several mappings of the kernel's
-//! where it is one for the program, so it moves by the engine, too, whatever the program has said of it meanwhile.
+//! The engine moves managed memory. The kernel moves what it has mapped in the window. The
+//! addresses that it moves to are claimed from the engine before; those that it leaves are given
+//! back afterwards, and are without access again before they are used anew. Memory that was managed
+//! may be several mappings for the kernel where it is one for the program, so the engine moves it
+//! too, whatever the program has said of it meanwhile.
 
 use crate::advise::mprotect;
 use crate::mmap::{
@@ -20,11 +21,11 @@ const MAYMOVE: usize = libc::MREMAP_MAYMOVE as usize;
 const FIXED: usize = libc::MREMAP_FIXED as usize;
 const DONTUNMAP: usize = 4;
 
-/// A call of the program's, checked.
+/// A checked call of the program.
 #[derive(Clone, Copy)]
 struct Move {
     at: usize,
-    /// Whole pages; 0 asks for a second mapping of shared memory.
+    /// Length in bytes, whole pages; 0 asks for a second mapping of shared memory.
     old: usize,
     new: usize,
     flags: usize,
@@ -36,7 +37,7 @@ impl Move {
         self.flags & flag != 0
     }
 
-    /// Does the memory stay at its old addresses, too?
+    /// Do the old addresses stay mapped, too?
     fn keeps(&self) -> bool {
         self.has(DONTUNMAP) || self.old == 0
     }
@@ -89,7 +90,8 @@ fn meets_window(engine: &Engine, at: usize, len: usize) -> bool {
     at < window.end && at.saturating_add(len) > window.start
 }
 
-/// EINVAL, as the kernel, for what makes no sense.
+/// The call with its lengths rounded up to whole pages; EINVAL, as from the kernel, if it is
+/// invalid.
 fn checked(
     at: usize,
     old_len: usize,
@@ -122,14 +124,15 @@ fn checked(
     Ok(m)
 }
 
-/// The kernel's own mremap.
+/// Lets the kernel make the move; the new address.
 fn by_kernel(m: Move) -> Result<usize, Errno> {
     let a = [m.at, m.old, m.new, m.flags, m.to, 0];
     // SAFETY: the program's own call, or a part of it, on memory that the kernel has.
     unsafe { raw::call(libc::SYS_mremap, a) }
 }
 
-/// Memory outside the window, to an address in it, or in shared memory.
+/// Moves memory outside the window, which is in shared memory or goes to managed addresses; the new
+/// address.
 fn elsewhere(engine: &Engine, m: Move) -> Result<usize, Errno> {
     let claim = match m.has(FIXED) && state::meets_managed(m.to, m.new) {
         true => Some(make_way(engine, m.to, m.new, Contents::Keep)?),
@@ -149,10 +152,10 @@ fn elsewhere(engine: &Engine, m: Move) -> Result<usize, Errno> {
     moved
 }
 
-/// Memory in the window.
+/// Moves memory in the window; the new address.
 fn in_window(engine: &Engine, m: Move) -> Result<usize, Errno> {
     let Move { at, old, new, .. } = m;
-    // (The kernel makes a range shorter whatever it consists of.)
+    // (The kernel, too, makes any range shorter, whatever mappings it consists of.)
     if new <= old && !m.has(FIXED | DONTUNMAP) && engine.is_mapped(at, PAGE) {
         if new < old {
             try_release(engine, at + new, old - new)?;
@@ -165,7 +168,7 @@ fn in_window(engine: &Engine, m: Move) -> Result<usize, Errno> {
     match engine.reserved_bytes(at, old.max(PAGE)) {
         0 => {}
         n if n == old.max(PAGE) && old > 0 => return reserved(engine, m),
-        // Several mappings, or none that can be had twice.
+        // The range is several mappings, or private memory that cannot be mapped a second time.
         _ => {
             return Err(if old > 0 {
                 Errno::EFAULT
@@ -179,16 +182,17 @@ fn in_window(engine: &Engine, m: Move) -> Result<usize, Errno> {
         0 if is_noted(at, old) => with_access(engine, m),
         0 => managed(engine, m),
         n if n == old.max(PAGE) => of_kernel(engine, m),
-        // Several mappings.
+        // The range is several mappings.
         _ => Err(Errno::EFAULT),
     }
 }
 
-/// Managed memory that the program may have other access to than reading and writing: its new place gets the same. (What else is said of
-/// memory made it the kernel's: of what is managed now it is said no more.)
+/// Moves managed memory to which the program may have another access than read and write, and gives
+/// its new place the same access. (Any other note is out of date: memory with such a property
+/// became the kernel's, and this memory is managed now.)
 fn with_access(engine: &Engine, m: Move) -> Result<usize, Errno> {
     let Move { at, old, new, .. } = m;
-    // The kernel moves what is one mapping.
+    // As the kernel does, move only what is one mapping, with one access.
     let prot = access::of(engine, at, old).ok_or(Errno::EFAULT)?;
     let set = |at: usize, len: usize, prot: c_int| {
         let (at, prot) = (at as *mut c_void, prot);
@@ -207,12 +211,12 @@ fn with_access(engine: &Engine, m: Move) -> Result<usize, Errno> {
     if m.keeps() {
         let _ = set(at, old, prot);
     }
-    // (What fails here the program can do without.)
+    // (The program can do without this: the move does not fail if it fails.)
     let _ = set(now, new, prot);
     Ok(now)
 }
 
-/// Reserved memory, which holds nothing.
+/// Moves reserved memory, which holds no bytes; the new address.
 fn reserved(engine: &Engine, m: Move) -> Result<usize, Errno> {
     let Move {
         at, old, new, to, ..
@@ -240,7 +244,7 @@ fn reserved(engine: &Engine, m: Move) -> Result<usize, Errno> {
     Ok(now)
 }
 
-/// Managed memory that the program can read and write.
+/// Moves managed memory that the program can read and write; the new address.
 fn managed(engine: &Engine, m: Move) -> Result<usize, Errno> {
     let Move { at, old, new, .. } = m;
     let now = if m.has(FIXED) {
@@ -269,7 +273,8 @@ fn to_elsewhere(engine: &Engine, at: usize, old: usize, new: usize) -> Result<us
     Ok(to)
 }
 
-/// To an address of the program's choice: within the window pages move, anywhere else they are copied.
+/// Moves managed memory to an address that the program chooses: pages move within the window, and
+/// are copied to any other place.
 fn to_fixed(engine: &Engine, at: usize, old: usize, new: usize, to: usize) -> Result<usize, Errno> {
     let window = engine.window();
     if to >= window.start && to + new <= window.end {
@@ -288,7 +293,7 @@ fn to_fixed(engine: &Engine, at: usize, old: usize, new: usize, to: usize) -> Re
     Ok(to)
 }
 
-/// What the kernel mapped at the program's wish.
+/// Moves memory in the window that the kernel mapped for the program; the new address.
 fn of_kernel(engine: &Engine, m: Move) -> Result<usize, Errno> {
     let Move { at, old, new, .. } = m;
     if m.has(FIXED) {
@@ -314,7 +319,8 @@ fn of_kernel(engine: &Engine, m: Move) -> Result<usize, Errno> {
     Ok(now)
 }
 
-/// Makes the kernel's mapping that ends at `at + old` longer where it stands, if the addresses behind it are free.
+/// Makes the kernel's mapping that ends at `at + old` longer in place. False if the addresses
+/// behind it are not free, or the kernel fails.
 fn grow_by_kernel(engine: &Engine, at: usize, old: usize, new: usize) -> bool {
     let (end, more) = (at + old, new - old);
     if end + more > engine.window().end || engine.is_any_mapped(end, more) {
@@ -323,7 +329,7 @@ fn grow_by_kernel(engine: &Engine, at: usize, old: usize, new: usize) -> bool {
     let Ok(claim) = engine.claim(end, more, Contents::Keep) else {
         return false;
     };
-    // (A mapping grows into a hole only.)
+    // (A mapping can only grow into unmapped addresses.)
     // SAFETY: addresses that were claimed, and that nobody uses.
     let opened = unsafe { mm::unmap(end, more) };
     let longer = Move {

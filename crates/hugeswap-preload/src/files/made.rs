@@ -1,4 +1,5 @@
-//! Files that a program has just made, before they have a length: which of them may become regions.
+//! Candidates: files that a program has just made, that have no length yet, and that may become
+//! regions.
 
 use super::{fcntl, stat};
 use crate::lock::Lock;
@@ -6,22 +7,22 @@ use libc::c_int;
 use std::sync::atomic::AtomicUsize;
 use std::sync::atomic::Ordering::Relaxed;
 
-/// Files that have no length yet and may become regions, at most.
+/// The most candidates that are kept at a time.
 const MOST: usize = 64;
 
-/// A file just made, empty as far as is known.
+/// A file that was just made and is empty, as far as is known.
 pub(super) struct Candidate {
     dev: u64,
     ino: u64,
-    /// shm_open made it, and nobody but this process has had it since.
+    /// shm_open made the file, and no other process has had it since.
     pub named: bool,
 }
 
 static CANDIDATES: Lock<Vec<Candidate>> = Lock::new(Vec::new());
-/// How many there are.
+/// How many candidates there are; read without the lock.
 static COUNT: AtomicUsize = AtomicUsize::new(0);
 
-/// Notes a file that the program has just made.
+/// Notes a file that the program has just made as a candidate, if it is empty.
 pub(super) fn note(fd: c_int, named: bool) {
     let empty = |st: &libc::stat| st.st_mode & libc::S_IFMT == libc::S_IFREG && st.st_size == 0;
     let Some(st) = stat(fd).filter(empty) else {
@@ -39,7 +40,8 @@ pub(super) fn note(fd: c_int, named: bool) {
     COUNT.store(all.len(), Relaxed);
 }
 
-/// What is known of a file that gets its length now, and is not empty from now on.
+/// Removes and returns the candidate for the file of `fd`, if there is one: the file gets its
+/// length, or is mapped, now.
 pub(super) fn take(fd: c_int) -> Option<Candidate> {
     if COUNT.load(Relaxed) == 0 {
         return None;
@@ -54,7 +56,8 @@ pub(super) fn take(fd: c_int) -> Option<Candidate> {
     Some(c)
 }
 
-/// The program has mapped `fd` before it has its length: it is the kernel's.
+/// Leaves the file of `fd` to the kernel, because the program has mapped it before it has its
+/// length.
 #[cold]
 pub fn mapped(fd: c_int) {
     if let Some(c) = take(fd) {
@@ -62,12 +65,13 @@ pub fn mapped(fd: c_int) {
     }
 }
 
-/// Is there anything to be noted of a mapping?
+/// Is there any candidate, so that mappings must be reported to [`mapped`]?
 pub fn is_any_expected() -> bool {
     COUNT.load(Relaxed) > 0
 }
 
-/// A file that stays the kernel's is as the program has made it.
+/// Makes a file that stays the kernel's what the program has made: a file of memfd_create that
+/// cannot be sealed.
 pub(super) fn keep_out(fd: c_int, c: &Candidate) {
     if !c.named {
         let _ = fcntl(fd, libc::F_ADD_SEALS, libc::F_SEAL_SEAL);
@@ -82,18 +86,19 @@ fn forget_named() {
     }
 }
 
-/// Another process may get a descriptor.
+/// Forgets the candidates that shm_open made, because another process may get a descriptor.
 pub fn descriptors_leave() {
     forget_named();
 }
 
-/// Around a fork; see [`Lock::before_fork`].
+/// Forgets the candidates that shm_open made, and takes this module's lock for the time of a fork;
+/// see [`Lock::before_fork`].
 pub fn before_fork() {
     forget_named();
     CANDIDATES.before_fork();
 }
 
-/// Around a fork, in parent and child.
+/// Releases the lock after a fork, in parent and child.
 pub fn after_fork() {
     CANDIDATES.after_fork();
 }

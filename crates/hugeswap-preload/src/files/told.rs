@@ -1,10 +1,10 @@
-//! What fstat and its kin tell of a stand-in: what its file would be.
+//! fstat and similar calls. For a stand-in they report what its file would be.
 
 use super::{PAGE, served};
 use crate::{fds, real, state};
 use libc::{c_char, c_int, c_uint, off_t};
 
-/// Of the answers of stat about a descriptor those that need a closer look.
+/// May a descriptor of which stat gives these answers be a stand-in?
 fn is_worth_a_look(mode: u32, size: u64, links: u64) -> bool {
     match mode & libc::S_IFMT {
         libc::S_IFLNK => true,
@@ -13,7 +13,7 @@ fn is_worth_a_look(mode: u32, size: u64, links: u64) -> bool {
     }
 }
 
-/// Tells of a stand-in what its file would be.
+/// Writes to `st` what the file of `fd` would be, if `fd` is a stand-in.
 ///
 /// # Safety
 /// `st` must be what a successful call has filled in.
@@ -35,7 +35,7 @@ unsafe extern "C" fn fstat(fd: c_int, st: *mut libc::stat) -> c_int {
     if state::is_our_fd(fd) {
         return fds::bad();
     }
-    // SAFETY: passed on; filled in, if it says so.
+    // SAFETY: passed on; `st` is filled in if the call succeeds.
     unsafe {
         let r = real::fstat()(fd, st);
         if r == 0 {
@@ -56,7 +56,7 @@ unsafe extern "C" fn __fxstat(version: c_int, fd: c_int, st: *mut libc::stat) ->
     if state::is_our_fd(fd) {
         return fds::bad();
     }
-    // SAFETY: passed on; filled in, if it says so.
+    // SAFETY: passed on; `st` is filled in if the call succeeds.
     unsafe {
         let r = real::__fxstat()(version, fd, st);
         if r == 0 {
@@ -72,7 +72,7 @@ unsafe extern "C" fn __fxstat64(version: c_int, fd: c_int, st: *mut libc::stat) 
     unsafe { __fxstat(version, fd, st) }
 }
 
-/// Is a descriptor asked about, by an empty path?
+/// Do these arguments, by an empty path, ask about the descriptor itself?
 ///
 /// # Safety
 /// `path` must be a string.
@@ -88,7 +88,7 @@ unsafe extern "C" fn fstatat(
     st: *mut libc::stat,
     flags: c_int,
 ) -> c_int {
-    // SAFETY: passed on; filled in, if it says so.
+    // SAFETY: passed on; `st` is filled in if the call succeeds.
     unsafe {
         let r = real::fstatat()(fd, path, st, flags);
         if r == 0 && is_empty(path, flags) {
@@ -117,7 +117,7 @@ unsafe extern "C" fn statx(
     mask: c_uint,
     st: *mut libc::statx,
 ) -> c_int {
-    // SAFETY: passed on; filled in, if it says so.
+    // SAFETY: passed on; `st` is filled in if the call succeeds.
     unsafe {
         let r = real::statx()(fd, path, flags, mask, st);
         if r == 0 && is_empty(path, flags) {
