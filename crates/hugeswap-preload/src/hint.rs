@@ -2,10 +2,11 @@
 //! not in the window.
 //!
 //! The kernel follows such a hint where it can, and then the memory is not managed. Most programs
-//! take any address: V8 hints at random, a JVM goes on with a heap that is not below 32 GiB. So a
-//! reservation is made in the window, whatever the hint says, with two exceptions: generated code is
-//! to be near other code, and a program that gives the reservation back at once can use no other
-//! address (ZGC's heap has its colours in its addresses).
+//! take any address in the end: V8 hints at random, a JVM goes on with a heap that is not below 32
+//! GiB, Go has a list of 128 hints. So a reservation is made in the window, whatever the hint says,
+//! with two exceptions: generated code is to be near other code, and a program that gives the
+//! reservation back again and again can use no other address (ZGC's heap has its colours in its
+//! addresses).
 
 use std::sync::atomic::AtomicUsize;
 use std::sync::atomic::Ordering::Relaxed;
@@ -15,10 +16,13 @@ const SHORT: usize = 1 << 40;
 /// How far a jump can go, and more.
 const REACH: usize = 4 << 30;
 
+/// A program that has given back so many reservations of one length uses no other address.
+const PATIENCE: usize = 200;
+
 /// The last reservation (address, length) that was made elsewhere than the hint said.
 static GIVEN: [AtomicUsize; 2] = [const { AtomicUsize::new(0) }; 2];
-/// The length of the last one that was given back at once.
-static GIVEN_BACK: AtomicUsize = AtomicUsize::new(0);
+/// The length of the last one that was given back at once, and how many of that length were.
+static GIVEN_BACK: [AtomicUsize; 2] = [const { AtomicUsize::new(0) }; 2];
 
 /// Is a reservation of `len` bytes with this hint (0: none) left to the kernel?
 pub fn is_for_the_kernel(hint: usize, len: usize) -> bool {
@@ -27,7 +31,9 @@ pub fn is_for_the_kernel(hint: usize, len: usize) -> bool {
     let code = [executable, libc::getauxval as *const () as usize];
     hint != 0
         && (code.iter().any(|at| at.abs_diff(hint) < REACH)
-            || hint >= SHORT && GIVEN_BACK.load(Relaxed) == len)
+            || hint >= SHORT
+                && GIVEN_BACK[0].load(Relaxed) == len
+                && GIVEN_BACK[1].load(Relaxed) >= PATIENCE)
 }
 
 /// A reservation was made at `at`, which is not what the hint said.
@@ -39,6 +45,10 @@ pub fn note_given(at: usize, len: usize) {
 /// The program unmaps `[at, at+len)`.
 pub fn note_unmapped(at: usize, len: usize) {
     if GIVEN[0].load(Relaxed) == at && GIVEN[1].load(Relaxed).next_multiple_of(4096) == len {
-        GIVEN_BACK.store(GIVEN[1].load(Relaxed), Relaxed);
+        let len = GIVEN[1].load(Relaxed);
+        if GIVEN_BACK[0].swap(len, Relaxed) != len {
+            GIVEN_BACK[1].store(0, Relaxed);
+        }
+        GIVEN_BACK[1].fetch_add(1, Relaxed);
     }
 }
