@@ -371,26 +371,45 @@ pub unsafe extern "C" fn mprotect(addr: *mut c_void, len: size_t, prot: c_int) -
 /// managed from then on if the engine can give it that access; otherwise it becomes the kernel's.
 fn protect_reserved(engine: &Engine, at: usize, len: usize, prot: c_int) -> c_int {
     let errno = real::errno();
-    let done = match access(prot) {
-        Some(Prot::None) => Ok(()),
-        Some(_) => engine.commit(at, len),
-        None => hand_over_reserved(engine, at, len),
-    };
-    if let Err(e) = done {
-        return error(e.0);
-    }
-    let protected = match access(prot) {
-        Some(Prot::Read) => protect_managed(engine, at, len, prot),
-        None => {
-            note(at, len);
-            pass(libc::SYS_mprotect, [at, len, prot as usize, 0, 0, 0])
+    let wanted = access(prot);
+    // Pages that can only be read hold nothing, and no memory is spent on their units: a part of a
+    // unit is the kernel's, as is memory that can be executed.
+    let (first, last) = match wanted {
+        Some(Prot::None) => return 0,
+        Some(Prot::ReadWrite) => (at, at + len),
+        Some(Prot::Read) => {
+            let first = at.next_multiple_of(UNIT).min(at + len);
+            (first, ((at + len) & !(UNIT - 1)).max(first))
         }
-        _ => 0,
+        None => (at + len, at + len),
     };
-    if protected == 0 {
-        set_errno(errno);
+    for (from, to) in [(at, first), (first, last), (last, at + len)] {
+        if from == to {
+            continue;
+        }
+        let (from, len) = (from, to - from);
+        let ours = from == first && to == last;
+        let done = match ours {
+            true => engine.commit(from, len),
+            false => hand_over_reserved(engine, from, len),
+        };
+        if let Err(e) = done {
+            return error(e.0);
+        }
+        let protected = match ours {
+            true if wanted == Some(Prot::ReadWrite) => 0,
+            true => protect_managed(engine, from, len, prot),
+            false => {
+                note(from, len);
+                pass(libc::SYS_mprotect, [from, len, prot as usize, 0, 0, 0])
+            }
+        };
+        if protected != 0 {
+            return protected;
+        }
     }
-    protected
+    set_errno(errno);
+    0
 }
 
 /// Changes the access to managed memory: 0, or -1 with errno. Whole units stay managed if the

@@ -156,8 +156,8 @@ fn khugepaged_spares_what_is_not_to_be_huge() {
     };
     r.set("thp.enabled=madvise").unwrap();
     none_of("not advised");
-    r.set("thp.enabled=always").unwrap();
     r.set("thp.swapin=never").unwrap();
+    r.set("thp.enabled=always").unwrap();
     none_of("by pages");
     pool.set("khugepaged.pages_to_scan=0").unwrap();
     r.unset("thp.swapin").unwrap();
