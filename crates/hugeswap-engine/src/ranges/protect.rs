@@ -50,11 +50,12 @@ impl Ranges {
         }
         let _blocked = Blocked::all();
         let _inside = self.gate.enter();
-        self.protect_inside(addr, len, prot)
+        self.protect_inside(addr, len, prot, true)
     }
 
-    /// [`Ranges::protect`] of whole units, inside the gate.
-    fn protect_inside(&self, addr: usize, len: usize, prot: Prot) -> Result<(), Errno> {
+    /// [`Ranges::protect`] of whole units, inside the gate. `all`: of each page, also of those that
+    /// had no access by themselves.
+    fn protect_inside(&self, addr: usize, len: usize, prot: Prot, all: bool) -> Result<(), Errno> {
         for unit in self.table.whole_units_of(addr, len) {
             let w = self.lock_whole(unit);
             if w.kind() == Kind::Base {
@@ -62,7 +63,9 @@ impl Ranges {
                 return Err(Errno::ENOMEM);
             }
             let mut ok = true;
-            self.open_pages(&w, 0..PAGES);
+            if all {
+                self.open_pages(&w, 0..PAGES);
+            }
             if w.kind() == Kind::Foreign {
                 let set = (self.backend).set_foreign_access(self.table.addr(unit), access_of(prot));
                 ok = set.is_ok();
@@ -138,7 +141,7 @@ impl Ranges {
         let mut allowed = Prot::ReadWrite;
         let done = self.eject_with(unit, &mut allowed);
         if done.is_err() && allowed != Prot::ReadWrite {
-            let _ = self.protect_inside(self.table.addr(unit), UNIT, allowed);
+            let _ = self.protect_inside(self.table.addr(unit), UNIT, allowed, false);
         }
         done
     }
@@ -164,8 +167,20 @@ impl Ranges {
                     }
                     continue;
                 }
+                Kind::Foreign if *allowed != Prot::ReadWrite => {
+                    // It has markers, and was mapped with our access.
+                    // SAFETY: the access that the program has set.
+                    return unsafe { mm::protect(at, UNIT, access_of(*allowed)) };
+                }
                 Kind::Foreign | Kind::Free => return Ok(()),
                 Kind::Poisoned => return Err(Errno::EIO),
+                Kind::None | Kind::Swapped if self.markers.is_marked(unit) && !w.allows(false) => {
+                    // Bring it in with our access, not the program's: memory without access cannot
+                    // be base-mapped.
+                    *allowed = allowed_by(w).unwrap_or(*allowed);
+                    self.table.update_by(unit, allowing(Prot::ReadWrite));
+                    continue;
+                }
                 Kind::None | Kind::Swapped if self.markers.is_marked(unit) => {
                     let mut w = self.table.lock_settled(unit);
                     let based = match w.kind() {

@@ -200,6 +200,15 @@ static void answers(void) {
     CHECK(touch(q + MIB) == SEGV_ACCERR && touch(q + MIB + PAGE) == 0, "code %d", code);
     verify(q, MIB, 6, "before the guard");
     verify(q + MIB + PAGE, 3 * MIB - PAGE, 7, "after the guard");
+    // A unit without access, of which a part is reserved and another becomes the kernel's.
+    char *u = mmap(NULL, 4 * MIB, RW, ANON, -1, 0);
+    CHECK(u != MAP_FAILED && mprotect(u, 4 * MIB, PROT_NONE) == 0, "mprotect");
+    decommit(u + 3 * MIB, MIB, 0);
+    CHECK(mmap(u + MIB, PAGE, RW, MAP_SHARED | MAP_ANONYMOUS | MAP_FIXED, -1, 0) == u + MIB, "mmap");
+    CHECK(mmap(u + 2 * MIB, PAGE, RW, MAP_SHARED | MAP_ANONYMOUS | MAP_FIXED, -1, 0) == u + 2 * MIB, "mmap");
+    fill(u + 2 * MIB, PAGE, 8);
+    CHECK(touch(u + 2 * MIB + PAGE) == SEGV_ACCERR && touch(u + 3 * MIB) == SEGV_ACCERR, "code %d", code);
+    verify(u + 2 * MIB, PAGE, 8, "the kernel's");
     // A reservation that moves and grows.
     char *r = reserve(3 * MIB);
     char *s = mremap(r, 3 * MIB, 64 * MIB, MREMAP_MAYMOVE);
