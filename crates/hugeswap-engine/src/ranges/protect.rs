@@ -6,7 +6,8 @@
 use crate::outcome::Outcome;
 use crate::ranges::Prot;
 use crate::ranges::Ranges;
-use crate::{PAGES, UNIT};
+use crate::{PAGE, PAGES, UNIT};
+use hugeswap_policy::markers::Marker;
 use hugeswap_policy::unit::step::Event;
 use hugeswap_policy::unit::{Kind, LOCKED, Place, WATCHED, WRITABLE, Word};
 use hugeswap_sys::signal::Blocked;
@@ -153,6 +154,15 @@ impl Ranges {
             return Err(Errno::EOPNOTSUPP);
         }
         let start = now_ns();
+        // (Its markers of that kind end as it becomes the kernel's.)
+        let mut closed = Vec::new();
+        if let Some(marked) = self.markers.of(unit) {
+            let mut from = 0;
+            while let Some(run) = marked.run_of(from, |m| m == Some(Marker::NoAccess)) {
+                from = run.end;
+                closed.push(run);
+            }
+        }
         loop {
             let w = self.table.load(unit);
             match w.kind() {
@@ -170,7 +180,12 @@ impl Ranges {
                 Kind::Foreign if *allowed != Prot::ReadWrite => {
                     // It has markers, and was mapped with our access.
                     // SAFETY: the access that the program has set.
-                    return unsafe { mm::protect(at, UNIT, access_of(*allowed)) };
+                    unsafe { mm::protect(at, UNIT, access_of(*allowed)) }?;
+                    return closed.iter().try_for_each(|run| {
+                        let (at, len) = (at + run.start * PAGE, run.len() * PAGE);
+                        // SAFETY: as above, for pages without access.
+                        unsafe { mm::protect(at, len, mm::PROT_NONE) }
+                    });
                 }
                 Kind::Foreign | Kind::Free => return Ok(()),
                 Kind::Poisoned => return Err(Errno::EIO),
