@@ -6,6 +6,7 @@
 use crate::outcome::Outcome;
 use crate::ranges::Prot;
 use crate::ranges::Ranges;
+use crate::table::NO_FRAME;
 use crate::{PAGE, PAGES, UNIT};
 use hugeswap_policy::markers::Marker;
 use hugeswap_policy::unit::step::Event;
@@ -194,6 +195,17 @@ impl Ranges {
                     // be base-mapped.
                     *allowed = allowed_by(w).unwrap_or(*allowed);
                     self.table.update_by(unit, allowing(Prot::ReadWrite));
+                    continue;
+                }
+                Kind::Cached if self.markers.is_marked(unit) => {
+                    // A touch of its first page may be an error; its pages come one by one.
+                    let mut w = self.table.lock_settled(unit);
+                    if w.kind() == Kind::Cached {
+                        self.arena.put_free(w.frame());
+                        w.set_frame(NO_FRAME);
+                        self.advance(&mut w, Event::FrameTaken);
+                    }
+                    w.settle();
                     continue;
                 }
                 Kind::None | Kind::Swapped if self.markers.is_marked(unit) => {
