@@ -141,7 +141,15 @@ impl Ranges {
     /// The kernel's unit has the access that the program allowed.
     pub(super) fn eject_unit(&self, unit: u32) -> Result<(), Errno> {
         let mut allowed = Prot::ReadWrite;
-        let done = self.eject_with(unit, &mut allowed);
+        let mut done = self.eject_with(unit, &mut allowed);
+        // Memory, or mappings, may be short for a moment.
+        for _ in 0..50 {
+            if done != Err(Errno::ENOMEM) {
+                break;
+            }
+            std::thread::sleep(std::time::Duration::from_millis(2));
+            done = self.eject_with(unit, &mut allowed);
+        }
         if done.is_err() && allowed != Prot::ReadWrite {
             let _ = self.protect_inside(self.table.addr(unit), UNIT, allowed, false);
         }
