@@ -17,10 +17,11 @@
 //!   are made piece by piece, with the kernel's errors
 //! * `shared`: shared memory (`files`, `views`: memory files; `shm`: segments); `pagemap`: what the
 //!   program reads of /proc/self/pagemap is corrected; `debug`: what debuggers see
-//! * `sig`, `mask`, `thread`, `timer`: signals, and threads that can take them; `credentials`: the
-//!   engine's threads have the program's user, groups and capabilities
+//! * `sig`, `mask`, `thread`: signals, and threads that can take them; `helpers`: what the C library
+//!   does in threads of its own, which cannot; `credentials`: the engine's threads have the program's
+//!   user, groups and capabilities
 //! * `fds`, `exec`: descriptors and processes
-//! * `issue`, `table`, `vectors`, `wrap`, `stdio`, `aio`: system calls on managed memory (signal
+//! * `issue`, `table`, `vectors`, `wrap`, `stdio`: system calls on managed memory (signal
 //!   mode, where the kernel answers EFAULT for an absent page, and some calls have lost data by
 //!   then). Small buffers, and those of calls that may wait long, are copied through memory of
 //!   ours. Large ones are pinned piece by piece (in shared memory copied, because other processes
@@ -59,7 +60,6 @@ hot! {
 mod access;
 mod addresses;
 mod advise;
-mod aio;
 mod alloc;
 mod credentials;
 mod debug;
@@ -67,6 +67,7 @@ mod exec;
 mod fds;
 mod files;
 mod filter;
+mod helpers;
 mod hint;
 mod inherit;
 mod issue;
@@ -88,7 +89,6 @@ mod stdio;
 mod symbols;
 mod table;
 mod thread;
-mod timer;
 mod trap;
 mod vectors;
 mod views;

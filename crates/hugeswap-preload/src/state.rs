@@ -14,8 +14,8 @@
 //! what every start or fork writes lies together (`hot!`).
 
 use crate::{
-    alloc, credentials, files, filter, inherit, issue, local, malloc, mmap, real, shared, shm,
-    symbols, thread, timer, trap, views,
+    alloc, credentials, files, filter, helpers, inherit, issue, local, malloc, mmap, real, shared,
+    shm, symbols, thread, trap, views,
 };
 use hugeswap_engine::pool::{FaultMode, Pool};
 use hugeswap_engine::{Engine, EngineConfig, SHARED_BASE, SHARED_LEN, Threads, high_descriptor};
@@ -127,6 +127,12 @@ pub fn careful() -> Option<&'static Engine> {
 #[inline]
 pub fn armed() -> bool {
     matches!(STATE.load(Relaxed), ARMED | JOINING | JOINED)
+}
+
+/// Was this process started to manage memory, whatever has become of that?
+#[inline]
+pub fn was_armed() -> bool {
+    !matches!(STATE.load(Relaxed), COLD | OFF)
 }
 
 /// Is descriptor `fd` one of hugeswap's?
@@ -400,7 +406,7 @@ pub extern "C" fn prepare_fork() {
         hugeswap_engine::fork_prepare();
     }
     credentials::before_fork();
-    timer::before_fork();
+    helpers::before_fork();
     trap::before_fork();
     if joined {
         malloc::before_fork();
@@ -428,7 +434,7 @@ fn give_locks_back() -> bool {
         malloc::after_fork();
     }
     trap::after_fork();
-    timer::after_fork();
+    helpers::after_fork();
     credentials::after_fork();
     joined
 }
@@ -450,7 +456,9 @@ pub extern "C" fn after_fork_in_child() {
     // Another thread was about to notice the fork, and not to join.
     let _ = STATE.compare_exchange(JOINING, ARMED, Relaxed, Relaxed);
     issue::forget_held();
-    if !give_locks_back() {
+    let joined = give_locks_back();
+    helpers::forget();
+    if !joined {
         return;
     }
     hugeswap_engine::fork_child();

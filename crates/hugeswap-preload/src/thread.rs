@@ -186,20 +186,8 @@ extern "C" fn prepare(start: *mut Start, next: *mut Next) {
     }
 }
 
-/// Prepares a thread that the C library started for itself, and that now calls the program, like
-/// one of the program's own. The program sees the signals blocked that the C library has blocked.
-pub fn prepare_foreign() {
-    let given = signal::set_mask(signal::ALL);
-    mask::believe(given & mask::OURS);
-    if local::get(Word::Stack) == 0 {
-        give_stack();
-    }
-    signal::set_mask(given & !mask::OURS);
-}
-
-/// Prepares for the C library to start a thread, or threads of its own, with `attr`, which may be
-/// null.
-pub fn before_thread(attr: *const libc::pthread_attr_t) {
+/// Prepares for the C library to start a thread with `attr`, which may be null.
+fn before_thread(attr: *const libc::pthread_attr_t) {
     if !attr.is_null() {
         eject_stack(attr);
     }
@@ -210,7 +198,7 @@ pub fn before_thread(attr: *const libc::pthread_attr_t) {
 }
 
 #[unsafe(no_mangle)]
-unsafe extern "C" fn pthread_create(
+pub unsafe extern "C" fn pthread_create(
     thread: *mut libc::pthread_t,
     attr: *const libc::pthread_attr_t,
     routine: Routine,

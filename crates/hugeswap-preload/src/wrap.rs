@@ -80,10 +80,10 @@ wrap! {
     // [`crate::pagemap`] defines `read`, `pread` and `pread64`.
     pub fn plain_read / read (fd: c_int, buf: *mut c_void, n: size_t) -> ssize_t = SYS_read [buf] (fd, buf, n);
     #[unsafe(no_mangle)]
-    fn write / write (fd: c_int, buf: *const c_void, n: size_t) -> ssize_t = SYS_write [buf] (fd, buf, n);
+    pub fn write / write (fd: c_int, buf: *const c_void, n: size_t) -> ssize_t = SYS_write [buf] (fd, buf, n);
     pub fn plain_pread / pread (fd: c_int, buf: *mut c_void, n: size_t, at: off_t) -> ssize_t = SYS_pread64 [buf] (fd, buf, n, at);
     #[unsafe(no_mangle)]
-    fn pwrite / pwrite (fd: c_int, buf: *const c_void, n: size_t, at: off_t) -> ssize_t = SYS_pwrite64 [buf] (fd, buf, n, at);
+    pub fn pwrite / pwrite (fd: c_int, buf: *const c_void, n: size_t, at: off_t) -> ssize_t = SYS_pwrite64 [buf] (fd, buf, n, at);
     #[unsafe(no_mangle)]
     fn pwrite64 / pwrite (fd: c_int, buf: *const c_void, n: size_t, at: off_t) -> ssize_t = SYS_pwrite64 [buf] (fd, buf, n, at);
     #[unsafe(no_mangle)]

@@ -76,6 +76,15 @@ pub fn cases() -> Vec<Case> {
                 format!("allocator, {}, the locale's data, {mode}", a.0),
                 move || locale(mode, a),
             ));
+            for part in crate::threads::BLOCKED {
+                if (a.0, part) == ("strict", "stacks") {
+                    continue;
+                }
+                all.push(case(
+                    format!("allocator, {}, blocked, {part}, {mode}", a.0),
+                    move || blocked(mode, a, part),
+                ));
+            }
             for (by, way) in WAYS {
                 if matches!(by, By::Inside) && a.2.is_none() {
                     continue;
@@ -193,6 +202,23 @@ fn locale(mode: Mode, allocator: &Allocator) {
         Program::new(dir.path(), compile("locale", dir.path())).env("LD_PRELOAD", preload);
     let plain = program.plain();
     program.managed(&Setup::new(mode, 32)).same_as(&plain);
+}
+
+/// Code of the C library that runs with every signal blocked, and threads that it makes itself, use
+/// the allocator, whose memory would be in swap.
+fn blocked(mode: Mode, allocator: &Allocator, part: &str) {
+    mode.need();
+    let dir = directory();
+    let preload = allocator.shared(dir.path());
+    let program = Program::new(dir.path(), compile("blocked", dir.path()))
+        .env("LD_PRELOAD", preload)
+        .arg(part);
+    let plain = program.plain();
+    let setup = Setup::new(mode, 32)
+        .option("--set", "route.malloc_min=128K")
+        .option("--set", "route.mmap_min=128K")
+        .option("--set", "debug.storm=100");
+    program.managed(&setup).same_as(&plain);
 }
 
 /// Memory stays managed if the program makes it writable when it is writable already.

@@ -4,6 +4,9 @@
 use crate::util::*;
 use std::process::Command;
 
+/// The parts of c/blocked.c.
+pub const BLOCKED: [&str; 5] = ["detached", "stacks", "timers", "queue", "requests"];
+
 pub fn cases() -> Vec<Case> {
     let mut all = Vec::new();
     for mode in Mode::ALL {
@@ -13,11 +16,14 @@ pub fn cases() -> Vec<Case> {
             }));
         }
         all.push(case(format!("ends, python, {mode}"), move || python(mode)));
-        for part in ["detached", "stacks", "timers", "queue", "requests"] {
+        for part in BLOCKED {
             all.push(case(format!("blocked, {part}, {mode}"), move || {
                 blocked(part, mode)
             }));
         }
+        all.push(case(format!("asynchronous, {mode}"), move || {
+            asynchronous(mode)
+        }));
         for threads in ["0", "4"] {
             all.push(case(
                 format!("credentials, {threads} threads, {mode}"),
@@ -47,6 +53,19 @@ fn blocked(part: &str, mode: Mode) {
     let plain = program.plain();
     let setup = Setup::new(mode, 32).option("--set", "debug.storm=100");
     program.managed(&setup).same_as(&plain);
+}
+
+/// Asynchronous input and output, and look-ups of names, with memory that would be in swap.
+fn asynchronous(mode: Mode) {
+    mode.need();
+    let dir = directory();
+    let program = Program::new(dir.path(), compile("asynchronous", dir.path()));
+    let plain = program.plain();
+    let setup = Setup::new(mode, 64).option("--set", "debug.storm=20");
+    program.managed(&setup).same_as(&plain);
+    let forks = program.arg("child").managed(&setup);
+    assert_eq!(forks.output.status, plain.status, "{}", forks.said());
+    assert_eq!(forks.output.stdout, plain.stdout);
 }
 
 /// When the program's only thread ends by the bare system call, the process ends with its status.
