@@ -33,11 +33,9 @@ pub fn of(engine: &Engine, at: usize, len: usize) -> Option<c_int> {
         if maps.is_none() {
             maps = Some(read_maps()?);
         }
-        let lines = maps.as_deref().unwrap_or_default().split(|&b| b == b'\n');
-        for (from, to, prot) in lines.filter_map(mapping) {
-            if from < run.at + run.len && to > run.at && !same(prot) {
-                return None;
-            }
+        let text = maps.as_deref().unwrap_or_default();
+        if !mappings_in(text, run.at, run.len).all(|m| same(m.prot)) {
+            return None;
         }
     }
     all
@@ -82,13 +80,34 @@ fn read_maps() -> Option<Vec<u8>> {
     }
 }
 
-/// The start, end and access that a line of /proc/self/maps tells; `None` if it is not such a line.
-fn mapping(line: &[u8]) -> Option<(usize, usize, c_int)> {
-    let mut words = std::str::from_utf8(line).ok()?.split(' ');
-    let (from, to) = words.next()?.split_once('-')?;
+/// A mapping, as /proc/self/maps tells it.
+#[derive(Clone, Copy, Debug)]
+pub struct Mapping {
+    pub start: usize,
+    pub end: usize,
+    pub prot: c_int,
+    /// Private, and of no file.
+    pub is_anonymous: bool,
+}
+
+/// The mappings that `[at, at+len)` meets, in order; `None` if they cannot be determined.
+pub fn mappings(at: usize, len: usize) -> Option<Vec<Mapping>> {
+    Some(mappings_in(&read_maps()?, at, len).collect())
+}
+
+fn mappings_in(text: &[u8], at: usize, len: usize) -> impl Iterator<Item = Mapping> {
+    let lines = text.split(|&b| b == b'\n').filter_map(mapping);
+    lines.filter(move |m| m.start < at + len && m.end > at)
+}
+
+/// The mapping that a line of /proc/self/maps tells; `None` if it is not such a line.
+fn mapping(line: &[u8]) -> Option<Mapping> {
+    let mut words = std::str::from_utf8(line).ok()?.split_ascii_whitespace();
+    let (start, end) = words.next()?.split_once('-')?;
     let number = |s| usize::from_str_radix(s, 16).ok();
+    let access = words.next()?;
     let mut prot = 0;
-    for (has, flag) in words.next()?.bytes().zip([
+    for (has, flag) in access.bytes().zip([
         (b'r', libc::PROT_READ),
         (b'w', libc::PROT_WRITE),
         (b'x', libc::PROT_EXEC),
@@ -97,5 +116,12 @@ fn mapping(line: &[u8]) -> Option<(usize, usize, c_int)> {
             prot |= flag.1;
         }
     }
-    Some((number(from)?, number(to)?, prot))
+    // (Offset and device come before the inode.)
+    let inode = words.nth(2)?;
+    Some(Mapping {
+        start: number(start)?,
+        end: number(end)?,
+        prot,
+        is_anonymous: access.ends_with('p') && inode == "0",
+    })
 }

@@ -298,7 +298,7 @@ fn of_kernel(engine: &Engine, m: Move) -> Result<usize, Errno> {
     let Move { at, old, new, .. } = m;
     if m.has(FIXED) {
         let claim = make_way(engine, m.to, new, Contents::Keep)?;
-        let moved = by_kernel(m);
+        let moved = by_kernel(m).or_else(|e| in_pieces(m, e));
         end_claim(engine, claim, moved.is_ok());
         let now = moved?;
         if !m.keeps() {
@@ -312,11 +312,85 @@ fn of_kernel(engine: &Engine, m: Move) -> Result<usize, Errno> {
     if !m.has(MAYMOVE) {
         return Err(Errno::ENOMEM);
     }
-    let now = by_kernel(m)?;
+    let now = by_kernel(m).or_else(|e| in_pieces(m, e))?;
     if !m.keeps() {
         release(engine, at, old);
     }
     Ok(now)
+}
+
+/// Moves memory that the kernel refused to move with this error, if that is because it consists of
+/// several mappings that are one for the program: memory that was managed when it was first touched
+/// is not one mapping again when it becomes the kernel's. What was moved is moved back after an
+/// error.
+fn in_pieces(m: Move, error: Errno) -> Result<usize, Errno> {
+    let pieces = pieces_of(m.at, m.old).filter(|_| error == Errno::EFAULT);
+    let pieces = pieces.ok_or(error)?;
+    let to = match m.has(FIXED) {
+        true => m.to,
+        // (The kernel chooses addresses that are free.)
+        false => {
+            let a = [0, m.new, 0, RESERVATION as usize, usize::MAX, 0];
+            // SAFETY: a mapping of its own.
+            unsafe { raw::call(libc::SYS_mmap, a) }?
+        }
+    };
+    let flags = MAYMOVE | FIXED | m.flags & DONTUNMAP;
+    let mut done = Vec::with_capacity(pieces.len());
+    for (at, old) in pieces {
+        let Some(left) = m.new.checked_sub(at - m.at).filter(|&left| left > 0) else {
+            break;
+        };
+        let is_last = at + old == m.at + m.old;
+        let new = if is_last { left } else { old.min(left) };
+        let piece = Move {
+            at,
+            old,
+            new,
+            flags,
+            to: to + (at - m.at),
+        };
+        if let Err(e) = by_kernel(piece) {
+            for Move {
+                at, old, new, to, ..
+            } in done
+            {
+                let _ = by_kernel(Move {
+                    at: to,
+                    old: new,
+                    new: old,
+                    flags: MAYMOVE | FIXED,
+                    to: at,
+                });
+            }
+            if !m.has(FIXED) {
+                // SAFETY: addresses that were chosen above, at which nothing is left.
+                let _ = unsafe { mm::unmap(to, m.new) };
+            }
+            return Err(e);
+        }
+        done.push(piece);
+    }
+    Ok(to)
+}
+
+/// Addresses without access.
+const RESERVATION: i32 = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE;
+
+/// The parts of `[at, at+len)` that are one mapping each, as address and length in bytes; `None` if
+/// that is all of it, or if the program, too, sees several mappings.
+fn pieces_of(at: usize, len: usize) -> Option<Vec<(usize, usize)>> {
+    let mappings = access::mappings(at, len)?;
+    let first = *mappings.first()?;
+    let alike = |m: &access::Mapping| m.is_anonymous && m.prot == first.prot;
+    if mappings.len() < 2 || !mappings.iter().all(alike) {
+        return None;
+    }
+    let piece = |m: &access::Mapping| {
+        let start = m.start.max(at);
+        (start, m.end.min(at + len) - start)
+    };
+    Some(mappings.iter().map(piece).collect())
 }
 
 /// Makes the kernel's mapping that ends at `at + old` longer in place. False if the addresses
@@ -332,14 +406,22 @@ fn grow_by_kernel(engine: &Engine, at: usize, old: usize, new: usize) -> bool {
     // (A mapping can only grow into unmapped addresses.)
     // SAFETY: addresses that were claimed, and that nobody uses.
     let opened = unsafe { mm::unmap(end, more) };
-    let longer = Move {
+    let longer = |at, old| Move {
         at,
         old,
-        new,
+        new: old + more,
         flags: 0,
         to: 0,
     };
-    let grown = opened.and_then(|()| by_kernel(longer)).is_ok();
+    let grown = opened.and_then(|()| {
+        by_kernel(longer(at, old)).or_else(|e| {
+            // Of several mappings, the last grows.
+            let pieces = pieces_of(at, old).filter(|_| e == Errno::EFAULT);
+            let &(at, old) = pieces.as_ref().and_then(|p| p.last()).ok_or(e)?;
+            by_kernel(longer(at, old))
+        })
+    });
+    let grown = grown.is_ok();
     end_claim(engine, claim, grown);
     grown
 }

@@ -110,10 +110,14 @@ impl Ranges {
     }
 
     /// The access that the program allows to all of a managed range; `None` if it is not the same
-    /// everywhere.
+    /// everywhere, or the kernel has some of it.
     pub fn access(&self, addr: usize, len: usize) -> Option<Prot> {
         let access = |unit| {
-            let of_unit = allowed_by(self.table.load(unit)).unwrap_or(Prot::ReadWrite);
+            let w = self.table.load(unit);
+            if w.kind() == Kind::Foreign {
+                return None;
+            }
+            let of_unit = allowed_by(w).unwrap_or(Prot::ReadWrite);
             let Some(marked) = self.markers.of(unit) else {
                 return Some(of_unit);
             };
@@ -141,15 +145,7 @@ impl Ranges {
     /// The kernel's unit has the access that the program allowed.
     pub(super) fn eject_unit(&self, unit: u32) -> Result<(), Errno> {
         let mut allowed = Prot::ReadWrite;
-        let mut done = self.eject_with(unit, &mut allowed);
-        // Memory, or mappings, may be short for a moment.
-        for _ in 0..50 {
-            if done != Err(Errno::ENOMEM) {
-                break;
-            }
-            std::thread::sleep(std::time::Duration::from_millis(2));
-            done = self.eject_with(unit, &mut allowed);
-        }
+        let done = self.eject_with(unit, &mut allowed);
         if done.is_err() && allowed != Prot::ReadWrite {
             let _ = self.protect_inside(self.table.addr(unit), UNIT, allowed, false);
         }
@@ -175,7 +171,11 @@ impl Ranges {
         loop {
             let w = self.table.load(unit);
             match w.kind() {
-                _ if w.has(LOCKED) => {}
+                // What it is to be brought in by depends on the kind that its holder leaves.
+                _ if w.has(LOCKED) => {
+                    self.table.lock_settled(unit).settle();
+                    continue;
+                }
                 Kind::Foreign if w.place() != Place::Nothing => {
                     let w = self.table.lock_settled(unit);
                     if w.kind() == Kind::Foreign {
@@ -249,8 +249,13 @@ impl Ranges {
                 }
                 _ => {}
             }
-            if !w.has(WRITABLE) && self.resolve(unit, at, true) != Outcome::Retry {
-                return Err(Errno::ENOMEM);
+            if !w.has(WRITABLE) {
+                match self.resolve(unit, at, true) {
+                    outcome if outcome.is_lost() => return Err(Errno::ENOMEM),
+                    Outcome::Retry => {}
+                    // Its access or its markers changed since it was read.
+                    _ => continue,
+                }
             }
             let w = self.table.lock_settled(unit);
             if w.kind() != Kind::Present || !w.has(WRITABLE) {

@@ -165,6 +165,73 @@ static void small(void) {
         }
 }
 
+// Memory of several units that becomes executable is one mapping for the program, and moves as one.
+static void executable(void) {
+    enum { RWX = RW | PROT_EXEC };
+    char *p = mmap(NULL, 7 * MIB, RW, ANON, -1, 0);
+    CHECK(p != MAP_FAILED, "mmap");
+    fill(p + MIB, 5 * MIB, 21);
+    CHECK(mprotect(p + MIB, 5 * MIB, RWX) == 0, "mprotect");
+    char *q = mremap(p + MIB, 5 * MIB, 9 * MIB, MREMAP_MAYMOVE);
+    CHECK(q != MAP_FAILED, "errno %d", errno);
+    verify(q, 5 * MIB, 21, "moved");
+    zeros(q + 5 * MIB, 4 * MIB, "new");
+    CHECK(touch(p + MIB) != 0, "code %d", code);
+    // To an address, and shorter.
+    char *r = mmap(NULL, 8 * MIB, RW, ANON, -1, 0);
+    fill(r, 8 * MIB, 22);
+    CHECK(mprotect(r, 8 * MIB, RWX) == 0, "mprotect");
+    CHECK(mremap(r + MIB, 6 * MIB, 5 * MIB, MREMAP_MAYMOVE | MREMAP_FIXED, q) == q, "errno %d", errno);
+    verify_from(q, MIB / 8, 5 * MIB, 22, "shorter");
+    verify(r, MIB, 22, "before");
+    verify_from(r + 7 * MIB, 7 * MIB / 8, MIB, 22, "behind");
+    CHECK(touch(r + 5 * MIB) != 0 && touch(r + 6 * MIB + PAGE) != 0, "code %d", code);
+    // Both ranges stay.
+    char *s = mmap(NULL, 6 * MIB, RW, ANON, -1, 0);
+    fill(s, 6 * MIB, 23);
+    CHECK(mprotect(s, 6 * MIB, RWX) == 0, "mprotect");
+    char *t = mremap(s + MIB, 4 * MIB, 4 * MIB, MREMAP_MAYMOVE | MREMAP_DONTUNMAP, NULL);
+    CHECK(t != MAP_FAILED, "errno %d", errno);
+    verify_from(t, MIB / 8, 4 * MIB, 23, "taken");
+    zeros(s + MIB, 4 * MIB, "left");
+    verify(s, MIB, 23, "before");
+    // Of different access, it is several mappings.
+    CHECK(mprotect(s + 2 * MIB, MIB, RW) == 0, "mprotect");
+    CHECK(mremap(s + MIB, 4 * MIB, 6 * MIB, MREMAP_MAYMOVE) == MAP_FAILED && errno == EFAULT, "errno %d", errno);
+    munmap(p, MIB), munmap(p + 6 * MIB, MIB), munmap(s, 6 * MIB), munmap(t, 4 * MIB), munmap(q, 5 * MIB), munmap(r, MIB), munmap(r + 7 * MIB, MIB);
+}
+
+// Units that are locked in memory while others bring their pages in and out.
+static volatile int stop;
+static void *page_out(void *at) {
+    while (!stop) {
+        madvise((char *)at + MIB, MIB, MADV_PAGEOUT);
+        ((volatile char *)at)[MIB + (rand() % 256) * PAGE];
+    }
+    return NULL;
+}
+
+static void locked(void) {
+    for (int i = 0; i < 40; i++) {
+        pthread_t threads[2];
+        char *p = reserve(4 * MIB);
+        commit(p + MIB, MIB, i & 1);
+        commit(p + 3 * MIB, MIB, i & 1);
+        fill(p + MIB, MIB, i);
+        stop = 0;
+        for (int t = 0; t < 2; t++)
+            CHECK(pthread_create(&threads[t], NULL, page_out, p) == 0, "thread");
+        usleep(2000 + i * 100);
+        CHECK(mlock(p + MIB, 16 * PAGE) == 0, "errno %d", errno);
+        stop = 1;
+        for (int t = 0; t < 2; t++)
+            pthread_join(threads[t], NULL);
+        verify(p + MIB, MIB, i, "locked");
+        CHECK(touch(p) == SEGV_ACCERR && touch(p + 2 * MIB) == SEGV_ACCERR, "code %d", code);
+        munmap(p, 4 * MIB);
+    }
+}
+
 static void tell(const char *call, long result) { printf("%s %ld errno %d, ", call, result, result < 0 ? errno : 0); }
 
 static void answers(void) {
@@ -209,6 +276,19 @@ static void answers(void) {
     fill(u + 2 * MIB, PAGE, 8);
     CHECK(touch(u + 2 * MIB + PAGE) == SEGV_ACCERR && touch(u + 3 * MIB) == SEGV_ACCERR, "code %d", code);
     verify(u + 2 * MIB, PAGE, 8, "the kernel's");
+    // A unit that can only be read, of which a part is reserved, and all of it is to be written to.
+    char *v = mmap(NULL, 4 * MIB, RW, ANON, -1, 0);
+    CHECK(v != MAP_FAILED, "mmap");
+    fill(v, 4 * MIB, 10);
+    madvise(v, 4 * MIB, MADV_PAGEOUT);
+    CHECK(mprotect(v, 4 * MIB, PROT_READ) == 0, "mprotect");
+    decommit(v, MIB, 0);
+    CHECK(mprotect(v, 3 * MIB, RW) == 0, "mprotect");
+    zeros(v, MIB, "reserved");
+    verify_from(v + MIB, MIB / 8, 3 * MIB, 10, "read");
+    fill(v, 3 * MIB, 11);
+    verify(v, 3 * MIB, 11, "written");
+    verify_from(v + 3 * MIB, 3 * MIB / 8, MIB, 10, "behind");
     // A reservation that moves and grows.
     char *r = reserve(3 * MIB);
     char *s = mremap(r, 3 * MIB, 64 * MIB, MREMAP_MAYMOVE);
@@ -246,6 +326,9 @@ int main(int argc, char **argv) {
     setvbuf(stdout, NULL, _IOLBF, 0);
     answers();
     puts("answers");
+    executable();
+    locked();
+    puts("locked");
     char *heap = grow(mib * MIB);
     CHECK(munmap(heap, 1024 * MIB) == 0, "munmap");
     puts("grown");

@@ -140,20 +140,23 @@ static uint64_t *own(struct page *p) {
 }
 
 static sigjmp_buf out;
-static void on_fault(int sig) {
-    (void)sig;
+static volatile int touching;
+static void on_fault(int sig, siginfo_t *info, void *context) {
+    (void)context;
+    MUST(touching, "signal %d, code %d, at %p", sig, info->si_code, info->si_addr);
     siglongjmp(out, 1);
 }
 
 // Does a touch go through?
 static int touches(volatile uint64_t *at, int write) {
-    if (sigsetjmp(out, 1))
-        return 0;
-    if (write)
+    int through = sigsetjmp(out, 1) == 0;
+    touching = through;
+    if (through && write)
         *at = *at;
-    else
+    else if (through)
         (void)*at;
-    return 1;
+    touching = 0;
+    return through;
 }
 
 static void check(struct region *r, size_t i) {
@@ -595,7 +598,7 @@ int main(int argc, char **argv) {
     CHECK(argc == 5, "space FIRST_SEED SEEDS STEPS RAW");
     uint64_t first = strtoull(argv[1], NULL, 10), seeds = strtoull(argv[2], NULL, 10), steps = strtoull(argv[3], NULL, 10);
     raw = atoi(argv[4]);
-    struct sigaction action = {.sa_handler = on_fault, .sa_flags = SA_NODEFER};
+    struct sigaction action = {.sa_sigaction = on_fault, .sa_flags = SA_SIGINFO | SA_NODEFER};
     sigaction(SIGSEGV, &action, NULL);
     FILE *f = tmpfile();
     CHECK(f && ftruncate(fileno(f), FILE_PAGES * PAGE) == 0, "a file");
