@@ -111,7 +111,7 @@ impl Engine {
         let message = mode == FaultMode::Message;
         let low_fd = high_descriptor();
         let userfaultfd = pool.knob(Knob::Userfaultfd) != 0;
-        let frames = pool.frames().min(1 << 24) as u32;
+        let frames = pool.ceiling_frames().min(1 << 24) as u32;
         let backend = Backend::open(Wanted {
             message,
             userfaultfd,

@@ -14,7 +14,9 @@
 //! in memory.
 //!
 //! When kswapd works, and until when: [`crate::memory::marks`]. Another process may ask for frames
-//! (`give_back`): [`hugeswap_policy::donor`] tells which process asks which.
+//! (`give_back`): [`hugeswap_policy::donor`] tells which process asks which. Where the budget has
+//! become smaller, each process gives back its part of what is charged beyond it
+//! ([`Pool::excess_of`](crate::pool::Pool::excess_of)).
 
 use crate::UNIT;
 use crate::khugepaged::Khugepaged;
@@ -138,7 +140,11 @@ impl Reclaim {
             busy |= self.leave_some_pages();
         }
         busy |= self.find_clusters();
-        let owed = self.pool.record().give_back.load(Relaxed);
+        let asked = self.pool.record().give_back.load(Relaxed);
+        let owed = asked.max(match self.has_few_frames() {
+            true => 0,
+            false => self.pool.excess_of(self.pool.me()),
+        });
         if owed > 0 {
             busy |= self.give_back(owed);
         }
@@ -353,7 +359,8 @@ impl Reclaim {
         true
     }
 
-    /// Hands up to `n` frames to the processes that asked.
+    /// Hands up to `n` frames to the processes that asked, or to the machine if the budget is smaller
+    /// now.
     fn give_back(&self, n: u64) -> bool {
         let mut given = 0;
         while given < n {

@@ -56,7 +56,12 @@ impl Memory {
         let frames = self.pool.frames();
         let own = self.arena.free_frames() + self.base.credits().frames() + self.table.watched();
         let share = (frames / live.max(1)).max(self.pool.record().charged.load(Relaxed));
-        (own + frames.saturating_sub(used), share)
+        let available = own + frames.saturating_sub(used);
+        // What has to be given back, since the budget is smaller now, is not available.
+        (
+            available.saturating_sub(self.pool.excess_of(self.pool.me())),
+            share,
+        )
     }
 
     /// What a fault could have, and the marks it is held against.

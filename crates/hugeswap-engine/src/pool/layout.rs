@@ -34,7 +34,7 @@ use std::sync::atomic::{AtomicI32, AtomicI64, AtomicU8, AtomicU32, AtomicU64};
 /// "hugeswap" in ASCII.
 pub const MAGIC: u64 = u64::from_le_bytes(*b"hugeswap");
 /// Changed whenever the layout does.
-pub const VERSION: u32 = 25;
+pub const VERSION: u32 = 26;
 /// See [`Record::unreadable`].
 pub const ONLY_UNREADABLE: u64 = 1 << 31;
 /// Most processes a pool can have at one time.
@@ -277,6 +277,25 @@ pub struct Events {
     pub advisor: [AtomicU64; advisor::WORDS],
 }
 
+/// How the budget moves; see [`budget`](super::budget). Frames, and bytes where that is said.
+#[repr(C)]
+pub struct BudgetRecord {
+    /// The largest budget that there may be.
+    pub ceiling: AtomicU64,
+    /// How often the budget has changed.
+    pub changes: AtomicU64,
+    /// The smallest budget so far.
+    pub lowest: AtomicU64,
+    /// The largest budget so far.
+    pub highest: AtomicU64,
+    /// The limit that the budget follows, bytes; 0: it follows none.
+    pub limit: AtomicU64,
+    /// What is in use of that limit, bytes.
+    pub used: AtomicU64,
+    /// The largest use of the limit so far, bytes.
+    pub peak: AtomicU64,
+}
+
 /// The head of the segment.
 #[repr(C)]
 pub struct Header {
@@ -288,6 +307,8 @@ pub struct Header {
     pub fault_mode: AtomicU32,
     /// The budget, in frames of 2 MiB.
     pub frames: AtomicU64,
+    /// What the budget may become and has been: see [`budget`](super::budget).
+    pub budget: BudgetRecord,
     /// Clusters there is room for in this segment.
     pub clusters: AtomicU64,
     /// Clusters used by areas so far: none has any at or above this.

@@ -3,7 +3,7 @@
 //!
 //! * [`segment`], [`records`], [`holder`]: the segment, the records of processes, and what happens
 //!   when one dies
-//! * [`charge`]: memory charged against the budget, and memory promised
+//! * [`budget`], [`charge`]: the budget, memory charged against it, and memory promised
 //! * [`areas`], [`joining`], [`swap`], [`extents`], [`probe`], [`room`]: swap areas
 //! * [`control`], [`looking`], [`scrub`], [`losses`], [`report`]: what is asked and told from
 //!   outside
@@ -16,6 +16,7 @@
 //! swap slots.
 
 mod areas;
+pub mod budget;
 mod charge;
 mod config;
 mod control;
@@ -206,11 +207,6 @@ impl Pool {
             return;
         }
         self.header().knobs[k as usize].store(value, Relaxed);
-    }
-
-    /// The budget in frames.
-    pub fn frames(&self) -> u64 {
-        self.header().frames.load(Relaxed)
     }
 
     /// Bytes that may be promised in all: the budget and all swap, as far as there is space for it.

@@ -87,7 +87,7 @@ impl Pool {
             secret: None,
         };
         let h = pool.header();
-        h.frames.store(config.memory / UNIT_BYTES, Relaxed);
+        pool.begin_budget(config.memory / UNIT_BYTES);
         h.clusters.store(capacity, Relaxed);
         h.length.store(offsets.end as u64, Relaxed);
         h.creator.store(process::pid(), Relaxed);
