@@ -26,6 +26,8 @@ pub struct Status {
     pub shared: u64,
     /// In the kernel's swap.
     pub swapped: u64,
+    /// Page tables.
+    pub page_tables: u64,
 }
 
 impl Status {
@@ -54,6 +56,7 @@ impl Status {
                 "RssFile" => s.file = kib(),
                 "RssShmem" => s.shared = kib(),
                 "VmSwap" => s.swapped = kib(),
+                "VmPTE" => s.page_tables = kib(),
                 _ => {}
             }
         }
@@ -111,11 +114,28 @@ pub fn proportional(pid: i32) -> Option<u64> {
 }
 
 fn sum_of_shares(text: &str) -> Option<u64> {
-    let kib = |key: &str| {
-        let line = text.lines().find_map(|l| l.strip_prefix(key))?;
-        line.split_whitespace().next()?.parse::<u64>().ok()
-    };
-    Some((kib("Pss_Anon:")? + kib("SwapPss:").unwrap_or(0)) << 10)
+    Some((kib(text, "Pss_Anon:")? + kib(text, "SwapPss:").unwrap_or(0)) << 10)
+}
+
+/// A process's proportional share of anonymous and shared memory that is in memory, bytes. Takes
+/// longer the more the process has mapped.
+pub fn proportional_in_memory(pid: i32) -> Option<u64> {
+    let text = std::fs::read_to_string(format!("/proc/{pid}/smaps_rollup")).ok()?;
+    Some((kib(&text, "Pss_Anon:")? + kib(&text, "Pss_Shmem:").unwrap_or(0)) << 10)
+}
+
+fn kib(text: &str, key: &str) -> Option<u64> {
+    let line = text.lines().find_map(|l| l.strip_prefix(key))?;
+    line.split_whitespace().next()?.parse().ok()
+}
+
+/// Memory of the machine, and what of it is available to programs without swapping, bytes.
+pub fn machine_memory() -> Option<(u64, u64)> {
+    let text = std::fs::read_to_string("/proc/meminfo").ok()?;
+    Some((
+        kib(&text, "MemTotal:")? << 10,
+        kib(&text, "MemAvailable:")? << 10,
+    ))
 }
 
 /// Memory of a memory file of this process, bytes.
@@ -139,12 +159,13 @@ mod tests {
     #[test]
     fn figures_are_bytes() {
         let s = Status::parse(
-            "Name:\tx y\nState:\tD (disk sleep)\nPPid:\t7\nUid:\t1\t1000\t1\t1\nVmSize:\t  40 kB\nRssAnon:\t       8 kB\nRssFile:\t 4 kB\nRssShmem:\t 12 kB\nVmSwap:\t 16 kB\n",
+            "Name:\tx y\nState:\tD (disk sleep)\nPPid:\t7\nUid:\t1\t1000\t1\t1\nVmSize:\t  40 kB\nRssAnon:\t       8 kB\nRssFile:\t 4 kB\nRssShmem:\t 12 kB\nVmSwap:\t 16 kB\nVmPTE:\t 20 kB\n",
         );
         assert_eq!(
             (s.parent, s.user, s.is_waiting, s.is_zombie),
             (7, 1000, true, false)
         );
+        assert_eq!(s.page_tables, 20 << 10);
         assert_eq!((s.size, s.anonymous, s.file), (40 << 10, 8 << 10, 4 << 10));
         assert_eq!((s.shared, s.swapped), (12 << 10, 16 << 10));
         let rollup = "0-1 ---p 0 00:00 0 [rollup]\nPss:  9 kB\nPss_Anon:   5 kB\nSwapPss:   2 kB\n";

@@ -86,7 +86,14 @@ pub fn list(as_json: bool) -> Result<i32> {
             .iter()
             .map(|(maker, p)| {
                 let swap = p.swap_usage();
+                let limit = p.followed_limit();
+                let moves = p.budget_moves();
                 json!({
+                    "limit_bytes": limit.map(|l| l.limit_bytes),
+                    "limit_used_bytes": limit.map(|l| l.used_bytes),
+                    "limit_peak_bytes": limit.map(|l| l.peak_bytes),
+                    "memory_lowest_bytes": moves.lowest_bytes,
+                    "memory_highest_bytes": moves.highest_bytes,
                     "pid": maker,
                     "command": command_of(*maker),
                     "processes": p.live().count(),
@@ -105,16 +112,18 @@ pub fn list(as_json: bool) -> Result<i32> {
         return Ok(0);
     }
     println!(
-        "{:>8}  {:>5}  {:>21}  {:>21}  COMMAND",
-        "PID", "PROCS", "MEMORY IN USE", "SWAP IN USE"
+        "{:>8}  {:>5}  {:>21}  {:>21}  {:>21}  COMMAND",
+        "PID", "PROCS", "MEMORY IN USE", "LIMIT IN USE", "SWAP IN USE"
     );
     for (maker, p) in &pools {
         let swap = p.swap_usage();
         let of = |used, all| format!("{} of {}", text::bytes(used), text::bytes(all));
         println!(
-            "{maker:>8}  {:>5}  {:>21}  {:>21}  {}",
+            "{maker:>8}  {:>5}  {:>21}  {:>21}  {:>21}  {}",
             p.live().count(),
             of(p.used_frames() * UNIT_BYTES, p.frames() * UNIT_BYTES),
+            p.followed_limit()
+                .map_or_else(|| "-".into(), |l| of(l.used_bytes, l.limit_bytes)),
             of(swap.used_bytes(), swap.clusters * UNIT_BYTES),
             command_of(*maker),
         );

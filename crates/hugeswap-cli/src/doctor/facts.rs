@@ -1,5 +1,6 @@
 //! Facts about the machine: settings in /proc and /sys, limits, containers.
 
+use hugeswap_support::cgroup;
 pub use hugeswap_support::proc::chosen;
 use std::path::Path;
 
@@ -31,38 +32,7 @@ pub fn version(release: &str) -> Option<(u32, u32)> {
 
 /// The tightest memory limit of the control groups this process is in (both versions), bytes.
 pub fn cgroup_memory_limit() -> Option<u64> {
-    limit_of(&read("/proc/self/cgroup")?, &|path| read(path))
-}
-
-fn limit_of(groups: &str, read: &dyn Fn(&str) -> Option<String>) -> Option<u64> {
-    let mut limits: Vec<u64> = Vec::new();
-    for line in groups.lines() {
-        let mut fields = line.splitn(3, ':');
-        let (_, controllers, path) = (fields.next()?, fields.next()?, fields.next()?);
-        let (root, file) = match controllers {
-            "" => ("/sys/fs/cgroup", "memory.max"),
-            c if c.split(',').any(|c| c == "memory") => {
-                ("/sys/fs/cgroup/memory", "memory.limit_in_bytes")
-            }
-            _ => continue,
-        };
-        // Limits of ancestors hold too; in a container the root is the container's own group.
-        let mut at = path.trim_end_matches('/');
-        loop {
-            if let Some(limit) = read(&format!("{root}{at}/{file}")).and_then(|t| t.parse().ok()) {
-                limits.push(limit);
-            }
-            match at.rfind('/') {
-                Some(cut) => at = &at[..cut],
-                None => break,
-            }
-        }
-    }
-    // Version 1 writes "no limit" as the largest number of whole pages.
-    limits
-        .into_iter()
-        .filter(|&l| l < i64::MAX as u64 - (1 << 20))
-        .min()
+    cgroup::limited().iter().map(|g| g.limit).min()
 }
 
 /// The kind of container, if this process seems to be in one.
@@ -115,22 +85,5 @@ mod tests {
             status_field("A:\t1\nSeccomp:\t2\nSeccomp_filters:\t1", "Seccomp"),
             Some("2".into())
         );
-    }
-
-    #[test]
-    fn the_tightest_group_limit_counts() {
-        let files = |path: &str| match path {
-            "/sys/fs/cgroup/a/b/memory.max" => Some("max".to_owned()),
-            "/sys/fs/cgroup/a/memory.max" => Some("1000".to_owned()),
-            "/sys/fs/cgroup/memory/x/memory.limit_in_bytes" => {
-                Some("9223372036854771712".to_owned())
-            }
-            "/sys/fs/cgroup/memory/memory.limit_in_bytes" => Some("2000".to_owned()),
-            _ => None,
-        };
-        assert_eq!(limit_of("0::/a/b\n", &files), Some(1000));
-        assert_eq!(limit_of("5:memory:/x\n0::/z\n", &files), Some(2000));
-        assert_eq!(limit_of("3:cpu:/x\n", &files), None);
-        assert_eq!(limit_of("0::/\n", &files), None);
     }
 }

@@ -7,6 +7,7 @@
 
 mod advice;
 mod footprint;
+mod limit;
 pub mod outside;
 pub mod preflight;
 mod report;
@@ -20,6 +21,7 @@ use hugeswap_engine::pool::{FaultMode, Pool, PoolConfig, SwapSpec, SwapSpecError
 use hugeswap_policy::knobs::{self, Knob};
 use hugeswap_support::{POOL_VARIABLE, PROGRAM_VARIABLE};
 use hugeswap_sys::{Errno, probe, process, spawn};
+use limit::{Follower, Limits, Stop, Wanted};
 use preflight::Way;
 use std::ffi::{CString, OsStr, OsString};
 use std::fs::File;
@@ -37,6 +39,8 @@ const TCMALLOC_VARIABLE: &str = "TCMALLOC_SKIP_SBRK";
 const EXAMPLES: &str = "\
 EXAMPLES:
   hugeswap run --memory 600M -- sort -S 2G big.txt -o sorted.txt
+  hugeswap run --total 1G -- python3 job.py          everything it uses stays below 1 GiB
+  docker run --memory 1g IMAGE hugeswap run -- python3 job.py          within the container's limit
   hugeswap run --memory 2G --swap /mnt/fast,size=50G --report json --report-file r.json -- python3 job.py
 
 Exit status, signals, standard streams and working directory are the program's. Errors before it
@@ -46,9 +50,15 @@ starts exit with status 2. SIZE is a number with K, M, G or T.";
 #[derive(clap::Args)]
 #[command(after_help = EXAMPLES, after_long_help = format!("{EXAMPLES}\n\nSETTINGS for --set:\n{}", settings_help()))]
 pub struct Args {
-    /// Memory that PROG and its children may have in memory together
+    /// Memory that is managed and that PROG and its children may have in memory together; what is not managed
+    /// comes on top. auto (the default): all of their memory stays within the limit of the control group
+    /// (container), or, without one, within what the machine has available
+    #[arg(long, value_name = "SIZE|auto")]
+    memory: Option<String>,
+    /// Limit for all memory of PROG and its children, managed or not; file pages that the kernel can drop do not
+    /// count. The budget for managed memory is what is left
     #[arg(long, value_name = "SIZE")]
-    memory: String,
+    total: Option<String>,
     /// Directory for swap, or a swap file (mode 0600, never removed); may be repeated. Default: /var/tmp, or
     /// another directory on a disk. Areas of a higher priority are used first. Add ",device=allow" to have
     /// a block device overwritten, ",tmpfs=allow" to mean a directory that is in memory
@@ -105,17 +115,25 @@ fn settings_help() -> String {
 pub fn run(args: Args) -> Result<i32> {
     // First, before this process opens anything: the descriptors that it was started with are the program's.
     let inherited = supervise::inherited_descriptors();
-    let config = config(&args)?;
+    let wanted = Wanted::of(&args)?;
+    let limits = Limits::of(wanted);
+    let (memory, ceiling) = match (wanted, &limits) {
+        (Wanted::Memory(bytes), _) => (bytes, bytes),
+        (_, Some(limits)) => limits.first_budget(),
+        (_, None) => unreachable!("only a fixed budget has no limits"),
+    };
+    let config = config(&args, memory)?;
     if std::env::var_os(POOL_VARIABLE).is_some() {
         bail!(
             "this already runs inside hugeswap run, whose budget holds for everything in it: start the program directly"
         );
     }
-    check_surroundings(config.memory)?;
+    check_surroundings(wanted)?;
     let (program, way) = preflight::find(&args.program[0])?;
     check_way(&program, way, &config)?;
     check_mover(config.fault_mode)?;
     let pool = Pool::create(&config)?;
+    pool.raise_ceiling(ceiling);
     // For shared memory the program's processes open each other's descriptors; they try with those of this
     // process whether they may.
     let _ = process::let_trace(process::pid());
@@ -158,7 +176,29 @@ pub fn run(args: Args) -> Result<i32> {
     };
     supervise::let_go(&inherited);
     let mut footprint = footprint::Footprint::new(pid);
-    let done = supervisor.supervise(pid, args.wait_all, &pool, &mut footprint)?;
+    if let Some(note) = limits.as_ref().and_then(Limits::note) {
+        crate::complain(&note);
+    }
+    let supervise = |footprint: &mut footprint::Footprint| {
+        supervisor.supervise(pid, args.wait_all, &pool, footprint)
+    };
+    let done = match &limits {
+        None => supervise(&mut footprint),
+        Some(limits) => {
+            let follower = Follower::new(limits, pid);
+            let stop = Stop::new().context("cannot follow the limit")?;
+            std::thread::scope(|s| {
+                let (pool, stop) = (&pool, &stop);
+                let thread = std::thread::Builder::new().name("hs-limit".into());
+                thread
+                    .spawn_scoped(s, move || follower.follow(pool, stop))
+                    .context("cannot follow the limit")?;
+                let done = supervise(&mut footprint);
+                stop.stop();
+                done
+            })
+        }
+    }?;
     pool.reap();
     let report = pool.report();
     let unmanaged = footprint.end(&pool, done.max_rss_bytes, report.peak_resident_bytes);
@@ -170,6 +210,14 @@ pub fn run(args: Args) -> Result<i32> {
         command: &args.program,
         smallest_bytes: pool.knob(Knob::MallocMin).min(pool.knob(Knob::MmapMin)),
         unmanaged,
+        limit: limits
+            .as_ref()
+            .zip(pool.followed_limit())
+            .map(|(l, f)| report::LimitReport {
+                described: l.describe(),
+                followed: f,
+                moves: pool.budget_moves(),
+            }),
     };
     sink.write(&outcome, &report);
     // The pool's files are closed before the program's status is visible to its parent.
@@ -191,8 +239,7 @@ fn remove_links(pool: &Pool) {
     }
 }
 
-fn config(args: &Args) -> Result<PoolConfig> {
-    let memory = knobs::parse_size(&args.memory).context("--memory")?;
+fn config(args: &Args, memory: u64) -> Result<PoolConfig> {
     let swap = args
         .swap
         .iter()
@@ -219,15 +266,20 @@ fn config(args: &Args) -> Result<PoolConfig> {
     })
 }
 
-/// An error unless /proc is mounted and the budget is within the limits.
-fn check_surroundings(memory: u64) -> Result<()> {
+/// An error unless /proc is mounted and what was asked for is within the limits.
+fn check_surroundings(wanted: Wanted) -> Result<()> {
     if std::fs::metadata("/proc/self/fd").is_err() {
         bail!("/proc is not mounted, and the program finds its pool there: mount it");
     }
+    let (what, asked) = match wanted {
+        Wanted::Memory(bytes) => ("memory budget", bytes),
+        Wanted::Total(bytes) => ("--total", bytes),
+        Wanted::Auto => return Ok(()),
+    };
     match facts::cgroup_memory_limit() {
-        Some(limit) if memory > limit => bail!(
-            "memory budget of {} is more than the control group (container) may use ({}): give less",
-            crate::text::bytes(memory),
+        Some(limit) if asked > limit => bail!(
+            "{what} of {} is more than the control group (container) may use ({}): give less",
+            crate::text::bytes(asked),
             crate::text::bytes(limit)
         ),
         _ => Ok(()),

@@ -6,6 +6,7 @@ use super::{Format, advice, unmanaged};
 use crate::text;
 use anyhow::{Context, Result};
 use hugeswap_engine::health::{AreaReport, LatencyReport};
+use hugeswap_engine::pool::budget::{Followed, Moves};
 use hugeswap_engine::pool::{Report, SOFT_FULL_PERCENT};
 use hugeswap_policy::PAGE_BYTES;
 use hugeswap_policy::counters::Counter;
@@ -97,6 +98,18 @@ pub struct Outcome<'a> {
     pub smallest_bytes: u64,
     /// Memory that was not managed.
     pub unmanaged: Unmanaged,
+    /// The limit that the budget followed.
+    pub limit: Option<LimitReport>,
+}
+
+/// A limit, and the budget that followed it.
+pub struct LimitReport {
+    /// The limit in words.
+    pub described: String,
+    /// Its figures.
+    pub followed: Followed,
+    /// How the budget moved.
+    pub moves: Moves,
 }
 
 #[derive(Serialize)]
@@ -124,6 +137,8 @@ struct Json {
     losses: Vec<Value>,
     /// Null if too little came back from swap for an estimate.
     advisor: Option<Value>,
+    /// Null if the budget was a fixed one.
+    limit: Option<Value>,
     #[serde(flatten)]
     not_managed: Map<String, Value>,
     #[serde(flatten)]
@@ -170,6 +185,7 @@ fn json(outcome: &Outcome<'_>, report: &Report) -> String {
         areas: report.areas.iter().map(area_json).collect(),
         losses: report.losses.iter().map(text::loss_json).collect(),
         advisor: report.advice().as_ref().map(advice::json),
+        limit: outcome.limit.as_ref().map(|l| limit_json(l, report)),
         not_managed: unmanaged::json(&outcome.unmanaged)
             .map(|(name, value)| (name.to_owned(), value))
             .into_iter()
@@ -180,6 +196,33 @@ fn json(outcome: &Outcome<'_>, report: &Report) -> String {
         serde_json::to_string(&object).expect("strings and numbers always have a JSON form");
     line.push('\n');
     line
+}
+
+fn limit_json(l: &LimitReport, report: &Report) -> Value {
+    serde_json::json!({
+        "limit_bytes": l.followed.limit_bytes,
+        "described": l.described,
+        "peak_used_bytes": l.followed.peak_bytes,
+        "budget_lowest_bytes": l.moves.lowest_bytes,
+        "budget_highest_bytes": l.moves.highest_bytes,
+        "budget_last_bytes": report.memory_bytes,
+        "budget_changes": l.moves.changes,
+    })
+}
+
+/// One line about the limit and the budget that followed it.
+fn limit_line(out: &mut String, limit: Option<&LimitReport>, report: &Report) {
+    if let Some(l) = limit {
+        let _ = writeln!(
+            out,
+            "  limit     {}: peak {} in use; the budget was {} to {}, {} at the end",
+            l.described,
+            text::bytes(l.followed.peak_bytes),
+            text::bytes(l.moves.lowest_bytes),
+            text::bytes(l.moves.highest_bytes),
+            text::bytes(report.memory_bytes),
+        );
+    }
 }
 
 fn area_json(a: &AreaReport) -> Value {
@@ -223,6 +266,7 @@ fn human(outcome: &Outcome<'_>, report: &Report) -> String {
              or it took LD_PRELOAD out of its environment.",
             text::bytes(outcome.smallest_bytes),
         );
+        limit_line(&mut out, outcome.limit.as_ref(), report);
         unmanaged_lines(&mut out, outcome, report);
         return out;
     }
@@ -250,6 +294,7 @@ fn human(outcome: &Outcome<'_>, report: &Report) -> String {
         let _ = write!(out, ", {:.1}% huge", share * 100.0);
     }
     out.push('\n');
+    limit_line(&mut out, outcome.limit.as_ref(), report);
     swap_lines(&mut out, report);
     area_lines(&mut out, report);
     fault_lines(&mut out, report);
@@ -316,7 +361,14 @@ fn loss_lines(out: &mut String, report: &Report) {
 }
 
 fn unmanaged_lines(out: &mut String, outcome: &Outcome<'_>, report: &Report) {
-    unmanaged::lines(out, &outcome.unmanaged, report, outcome.smallest_bytes);
+    let limit = outcome.limit.as_ref().map(|l| l.followed.limit_bytes);
+    unmanaged::lines(
+        out,
+        &outcome.unmanaged,
+        report,
+        outcome.smallest_bytes,
+        limit,
+    );
 }
 
 fn swap_lines(out: &mut String, report: &Report) {
@@ -462,6 +514,7 @@ pub(super) mod tests {
             command,
             smallest_bytes: 1 << 20,
             unmanaged: Unmanaged::default(),
+            limit: None,
         }
     }
 

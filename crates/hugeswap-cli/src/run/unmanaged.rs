@@ -31,9 +31,17 @@ fn member(m: &Member) -> Value {
     })
 }
 
-/// Lines for people. `smallest_bytes` is the smallest request that is managed.
-pub fn lines(out: &mut String, seen: &Unmanaged, report: &Report, smallest_bytes: u64) {
-    let worth = report.memory_bytes / WORTH_A_WARNING;
+/// Lines for people. `smallest_bytes` is the smallest request that is managed, `limit` the limit for all
+/// memory, if there is one.
+pub fn lines(
+    out: &mut String,
+    seen: &Unmanaged,
+    report: &Report,
+    smallest_bytes: u64,
+    limit: Option<u64>,
+) {
+    // Within a limit for all memory there is room for it.
+    let worth = limit.map_or(report.memory_bytes / WORTH_A_WARNING, |l| l / 2);
     if seen.peak_bytes > worth {
         let _ = writeln!(
             out,
@@ -115,7 +123,7 @@ mod tests {
 
     fn text_of(seen: &Unmanaged, smallest_bytes: u64) -> String {
         let mut out = String::new();
-        lines(&mut out, seen, &report(), smallest_bytes);
+        lines(&mut out, seen, &report(), smallest_bytes, None);
         out
     }
 
@@ -127,6 +135,9 @@ mod tests {
         };
         assert_eq!(text_of(&seen, 1 << 20), "");
         seen.peak_bytes += 1;
+        let mut within = String::new();
+        lines(&mut within, &seen, &report(), 1 << 20, Some(20 << 20));
+        assert_eq!(within, "");
         assert!(
             text_of(&seen, 1 << 20).contains("WARNING   6.40 MiB beside the budget of 64.0 MiB")
         );

@@ -45,10 +45,27 @@ fn a_budget_above_the_machines_memory() {
 }
 
 #[test]
+fn a_limit_for_everything_that_makes_no_sense() {
+    let p = Place::new();
+    let run = |options: &[&str], why: &str| {
+        p.refuses(&[&["run"], options, &["--", "/bin/true"]].concat(), why);
+    };
+    run(&["--total", "lots"], "--total");
+    run(&["--total", "auto"], "--total");
+    run(&["--total", "31M"], "at least 32 MiB (write 32M)");
+    run(&["--total", "9000T"], "more than this machine has");
+    run(
+        &["--total", "1G", "--memory", "64M"],
+        "use --total for all memory",
+    );
+    run(&["--total", "1G", "--memory", "auto"], "exclude each other");
+}
+
+#[test]
 fn arguments_that_are_missing_or_unknown() {
     let p = Place::new();
     p.refuses(&[], "a command is missing");
-    p.refuses(&["run"], "--memory");
+    p.refuses(&["run"], "PROG");
     p.refuses(&["run", "--memory", "64M"], "PROG");
     p.refuses(&["run", "--memory", "64M", "/bin/true"], "/bin/true");
     p.refuses(&["walk"], "walk");

@@ -96,11 +96,11 @@ fn crowded(userfaultfd: &str, left: &str) {
 }
 
 /// A control group of a hierarchy of version 1, removed when the value is dropped.
-struct ControlGroup(PathBuf);
+pub struct ControlGroup(pub PathBuf);
 
 impl ControlGroup {
     /// Makes a group with one limit; ends the case as skipped if that is not possible.
-    fn new(controller: &str, limit: &str, value: &str) -> ControlGroup {
+    pub fn new(controller: &str, limit: &str, value: &str) -> ControlGroup {
         let at = Path::new("/sys/fs/cgroup").join(controller);
         let name = format!("hugeswap-test-{}", std::process::id());
         let group = ControlGroup(at.join(name));
@@ -113,7 +113,7 @@ impl ControlGroup {
         group
     }
 
-    fn enter(&self) -> String {
+    pub fn enter(&self) -> String {
         format!("echo $$ >\"{}/cgroup.procs\"", self.0.display())
     }
 }

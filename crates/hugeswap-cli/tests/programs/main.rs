@@ -21,6 +21,7 @@ mod sort;
 mod threads;
 mod unmanaged;
 mod util;
+mod whole;
 
 use std::time::Duration;
 use util::Case;
@@ -44,6 +45,7 @@ fn all() -> Vec<Case> {
         debugger::cases(),
         allocators::cases(),
         threads::cases(),
+        whole::cases(),
     ]
     .into_iter()
     .flatten()

@@ -34,11 +34,6 @@ pub struct Followed {
 }
 
 impl Pool {
-    /// The budget in frames.
-    pub fn frames(&self) -> u64 {
-        self.header().frames.load(Relaxed)
-    }
-
     /// The largest budget that there may be, in frames.
     pub fn ceiling_frames(&self) -> u64 {
         self.header().budget.ceiling.load(Relaxed)

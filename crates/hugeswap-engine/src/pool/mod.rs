@@ -209,6 +209,11 @@ impl Pool {
         self.header().knobs[k as usize].store(value, Relaxed);
     }
 
+    /// The budget in frames.
+    pub fn frames(&self) -> u64 {
+        self.header().frames.load(Relaxed)
+    }
+
     /// Bytes that may be promised in all: the budget and all swap, as far as there is space for it.
     pub fn capacity_bytes(&self) -> u64 {
         let memory = self.frames().saturating_mul(UNIT_BYTES);
