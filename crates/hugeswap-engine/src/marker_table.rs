@@ -59,9 +59,9 @@ impl Marked {
 pub(crate) struct Tables {
     /// A bit for each unit: it has markers.
     units: Zeroed<AtomicU64>,
-    /// A bit for each unit: it was in one piece when pages of it lost access, and is to come in by
-    /// pages until khugepaged makes it whole. (A heap that gives pages up and takes them again would
-    /// have it split and copied together each time.)
+    /// A bit for each unit: it is to come in by pages until khugepaged makes it whole, since it was
+    /// in one piece when pages of it lost access, or less than half of it is mapped. (A heap that
+    /// gives pages up and takes them again would have it split and copied together each time.)
     parted: Zeroed<AtomicU64>,
     pub pages: Zeroed<Marked>,
 }
@@ -115,7 +115,7 @@ impl Tables {
 }
 
 impl Markers {
-    /// Was `unit` split for markers, and is not whole since?
+    /// Does `unit` come in by pages until khugepaged makes it whole?
     pub(crate) fn is_parted(&self, unit: u32) -> bool {
         let Some(tables) = self.0.get() else {
             return false;
@@ -124,7 +124,7 @@ impl Markers {
         word.is_some_and(|w| w.load(Acquire) >> (unit % 64) & 1 == 1)
     }
 
-    /// A locked unit was split for markers (`to`), or is whole, or nobody's.
+    /// A locked unit comes in by pages from now on (`to`), or is whole, or nobody's.
     pub(crate) fn set_parted(&self, unit: u32, to: bool) {
         let Some(tables) = self.0.get().filter(|_| self.is_parted(unit) != to) else {
             return;

@@ -9,6 +9,9 @@ use std::os::unix::process::CommandExt;
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
+/// From so many seconds on, what a case took is told.
+const SLOW: u64 = 10;
+
 /// The environment variable that tells a process which case it runs.
 const CASE: &str = "HUGESWAP_TEST_CASE";
 
@@ -53,6 +56,10 @@ fn in_own_process(name: &str, limit: Duration) -> Result<(), Failed> {
     // A failed case may have left processes running.
     let _ = kill_process_group(group, Signal::KILL);
     let why = why(&mut said)?;
+    let seconds = start.elapsed().as_secs();
+    if seconds >= SLOW {
+        eprintln!("{name} took {seconds} s");
+    }
     match status.code() {
         Some(0 | SKIP) => Ok(()),
         _ => Err(format!("ended with {status}\n{why}").into()),

@@ -9,6 +9,7 @@
 //! Program threads call these; the rules are in the parent module.
 
 use super::{Dirty, PAGE, Prot, UNIT, page_up};
+use crate::PAGES;
 use crate::ranges::{MapError, Ranges};
 use crate::space::Space;
 use crate::table::Locked;
@@ -192,12 +193,29 @@ impl Ranges {
             });
             self.high_unit.fetch_max(unit + 1, Relaxed);
         }
+        if taken.len() < UNIT {
+            self.note_share(space, unit);
+        }
         if self.fenced.load(Relaxed) && self.backend.can().absent_has_access {
             // Gives access. (Should it fail, a touch is a fault all the same.)
             let _ = self.backend.map_anew(at, UNIT);
         }
         self.settle_by(w, Event::Mapped);
         Ok(())
+    }
+
+    /// A locked free unit of which less than half is mapped comes in by pages until khugepaged makes
+    /// it whole. (The kernel makes memory huge only where a mapping covers all of the huge page.
+    /// Heaps that grow by pieces of 256 KiB and give them back would have each unit cleared, split
+    /// and cleared again.)
+    fn note_share(&self, space: &Space, unit: u32) {
+        if self.backend.can().has_single_pages()
+            && space.committed_pages(self.table.addr(unit)) < PAGES / 2
+            // (Without room for the note, it comes in whole.)
+            && self.markers.open(self.table.units()).is_ok()
+        {
+            self.markers.set_parted(unit, true);
+        }
     }
 
     /// A locked free unit becomes the kernel's, which maps the pages in `taken` (addresses) and

@@ -212,7 +212,7 @@ static void *page_out(void *at) {
 }
 
 static void locked(void) {
-    for (int i = 0; i < 40; i++) {
+    for (int i = 0; i < 12; i++) {
         pthread_t threads[2];
         char *p = reserve(4 * MIB);
         commit(p + MIB, MIB, i & 1);
