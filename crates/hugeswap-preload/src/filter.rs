@@ -11,6 +11,7 @@ use crate::{addresses, state, static_program, table, trap};
 use hugeswap_engine::{SHARED_BASE, SHARED_LEN, WINDOW_BASE, WINDOW_LEN};
 use hugeswap_policy::knobs::Knob;
 use hugeswap_sys::raw::{self, GATE_CODE, syscall6};
+use hugeswap_sys::signal::RESTORER_CODE;
 use hugeswap_sys::{fs, mm};
 use libc::{
     BPF_ABS, BPF_ALU, BPF_AND, BPF_JEQ, BPF_JGE, BPF_JMP, BPF_K, BPF_LD, BPF_RET, BPF_W,
@@ -24,6 +25,10 @@ const PAGE: usize = 4096;
 /// Where the gate stands: below the window, and not next to it, because a program may map something
 /// of its own (MAP_FIXED) over the pages around a block that it has.
 const GATE: usize = WINDOW_BASE - (1 << 30);
+/// The page of the gate.
+pub const GATE_PAGE: std::ops::Range<usize> = GATE..GATE + PAGE;
+/// In that page: where a signal handler may return to.
+pub const RESTORER: usize = GATE + 64;
 /// In a trapped call's siginfo: the filter is ours.
 pub const MARK: i32 = 0x4853;
 /// As [`MARK`]: the filter also traps the calls of loaded programs ([`crate::static_program`]).
@@ -40,7 +45,7 @@ static EXTENDED: AtomicBool = AtomicBool::new(false);
 
 /// Calls that pass whatever their arguments are: those whose effect on the calling thread a handler could not pass on, and the one by which the C library, with every signal
 /// blocked, gets its mask back from a stack that may be managed (a trap would then kill).
-const EXEMPT: &[i64] = &[
+pub const EXEMPT: &[i64] = &[
     libc::SYS_brk,
     libc::SYS_rt_sigreturn,
     libc::SYS_rt_sigprocmask,
@@ -100,6 +105,8 @@ fn map_gate() -> bool {
     // SAFETY: the page mapped a moment ago; it is made executable and never changed again.
     unsafe {
         std::ptr::copy_nonoverlapping(GATE_CODE.as_ptr(), GATE as *mut u8, GATE_CODE.len());
+        let restorer = (RESTORER as *mut u8).sub(RESTORER_CODE.1);
+        std::ptr::copy_nonoverlapping(RESTORER_CODE.0.as_ptr(), restorer, RESTORER_CODE.0.len());
         if mm::protect(GATE, PAGE, (libc::PROT_READ | libc::PROT_EXEC) as u32).is_err() {
             let _ = mm::unmap(GATE, PAGE);
             return false;

@@ -17,7 +17,7 @@
 //!   are made piece by piece, with the kernel's errors
 //! * `shared`: shared memory (`files`, `views`: memory files; `shm`: segments); `pagemap`: what the
 //!   program reads of /proc/self/pagemap is corrected; `debug`: what debuggers see
-//! * `sig`, `mask`, `thread`: signals, and threads that can take them; `helpers`: what the C library
+//! * `sig`, `mask`, `thread`: signals, and threads that can take them; `ending`: how threads end; `helpers`: what the C library
 //!   does in threads of its own, which cannot; `credentials`: the engine's threads have the program's
 //!   user, groups and capabilities
 //! * `fds`, `exec`: descriptors and processes
@@ -63,6 +63,7 @@ mod advise;
 mod alloc;
 mod credentials;
 mod debug;
+mod ending;
 mod exec;
 mod fds;
 mod files;

@@ -14,9 +14,9 @@ global_asm!(
     ".hidden hugeswap_local",
     ".globl hugeswap_local",
     ".type hugeswap_local, @object",
-    ".size hugeswap_local, 40",
+    ".size hugeswap_local, 56",
     "hugeswap_local:",
-    ".zero 40",
+    ".zero 56",
     ".popsection",
 );
 
@@ -33,6 +33,10 @@ pub enum Word {
     BelievedSize = 24,
     /// Not 0 while this thread forks, and holds all of our locks for the fork.
     Forking = 32,
+    /// Not 0 while the system calls of this thread, which ends, are watched ([`crate::ending`]).
+    Ending = 40,
+    /// Not 0 if this thread ends when it is asked to the next time.
+    EndsNext = 48,
 }
 
 fn address(word: Word) -> *mut usize {
@@ -52,7 +56,7 @@ fn address(word: Word) -> *mut usize {
 
 /// The value of the calling thread's `word`.
 pub fn get(word: Word) -> usize {
-    // SAFETY: five words of this thread, used through this module only; a signal handler finds each
+    // SAFETY: seven words of this thread, used through this module only; a signal handler finds each
     // word as it was before or after a change.
     unsafe { address(word).read_volatile() }
 }

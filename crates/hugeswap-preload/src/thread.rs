@@ -7,7 +7,7 @@
 
 use crate::local::{self, Word};
 use crate::real::{self, answer, set_errno};
-use crate::{mask, mmap, shared, state};
+use crate::{ending, mask, mmap, shared, state};
 use hugeswap_engine::Engine;
 use hugeswap_sys::raw::{call, syscall6};
 use hugeswap_sys::{mm, signal};
@@ -150,8 +150,19 @@ fn set_stack(at: usize) -> bool {
     true
 }
 
-/// Unmaps a thread's alternate stack when the thread ends, in whatever way.
+/// Unmaps a thread's alternate stack when the thread ends, in whatever way, and sees to it that
+/// signals of ours reach the thread to its end.
 extern "C" fn end_thread(stack: *mut c_void) {
+    if ending::is_needed() {
+        if local::get(Word::EndsNext) == 0 {
+            // The C library calls this again when the destructors of other keys have run.
+            local::set(Word::EndsNext, 1);
+            // SAFETY: the key exists, because this is its destructor.
+            unsafe { libc::pthread_setspecific(KEY.load(Acquire), stack) };
+            return;
+        }
+        ending::watch();
+    }
     let now = kernel_stack();
     if now.ss_sp == stack {
         let none = libc::stack_t {

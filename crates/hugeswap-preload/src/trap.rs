@@ -11,7 +11,7 @@ use crate::issue::Caller;
 use crate::lock::Lock;
 use crate::mask::OURS;
 use crate::real;
-use crate::{state, static_program};
+use crate::{ending, state, static_program};
 use hugeswap_policy::counters::Counter;
 use hugeswap_sys::raw::syscall6;
 use hugeswap_sys::signal::{self, Action, Mask, bit};
@@ -21,6 +21,8 @@ use std::sync::atomic::AtomicBool;
 use std::sync::atomic::Ordering::{Acquire, Relaxed, Release};
 
 const SYS_SECCOMP: c_int = 1;
+/// As [`SYS_SECCOMP`], for a thread that has asked for it ([`crate::ending`]).
+const SYS_USER_DISPATCH: c_int = 2;
 
 hot! {
     static INSTALLED: AtomicBool = AtomicBool::new(false);
@@ -133,13 +135,15 @@ extern "C" fn on_sys(signal: c_int, info: *mut libc::siginfo_t, context: *mut c_
 fn handle(signal: c_int, info: *mut libc::siginfo_t, context: *mut c_void) {
     // SAFETY: the kernel passes a valid siginfo and ucontext to an SA_SIGINFO handler. For
     // SYS_SECCOMP the siginfo goes on with the call's address, number and architecture.
-    let (ours, extended, nr, uc) = unsafe {
+    let (ours, extended, watched, nr, uc) = unsafe {
         let extended = (*info).si_errno == MARK_EXTENDED;
         let ours = (*info).si_code == SYS_SECCOMP && ((*info).si_errno == MARK || extended);
+        let watched = (*info).si_code == SYS_USER_DISPATCH && ending::is_watched();
         let nr = (info as *const u8).add(24).cast::<c_int>().read();
         (
-            ours,
+            ours || watched,
             extended,
+            watched,
             nr as i64,
             &mut *(context as *mut libc::ucontext_t),
         )
@@ -161,19 +165,24 @@ fn handle(signal: c_int, info: *mut libc::siginfo_t, context: *mut c_void) {
         r(REG_R8),
         r(REG_R9),
     ];
+    let mask = *interrupted_mask(uc);
+    let caller = state::engine().map(|engine| {
+        engine.pool().count(Counter::SyscallTrapped, 1);
+        Caller {
+            engine,
+            mask: Some(mask),
+            cancellable: false,
+        }
+    });
+    if watched {
+        ending::make(nr, a, caller.as_ref(), uc);
+        return real::set_errno(errno);
+    }
     let result = if nr == libc::SYS_write && a[0] == usize::MAX && a[2] == 0 {
         PROBED.store(true, Relaxed);
         PROBED_EXTENDED.store(extended, Relaxed);
         -(libc::EBADF as isize)
     } else {
-        let caller = state::engine().map(|engine| {
-            engine.pool().count(Counter::SyscallTrapped, 1);
-            Caller {
-                engine,
-                mask: Some(*interrupted_mask(uc)),
-                cancellable: false,
-            }
-        });
         let of_program = extended
             .then(|| static_program::by_number(nr, &a, caller.as_ref(), uc))
             .flatten();

@@ -29,7 +29,8 @@ pub struct Action {
     pub mask: Mask,
 }
 
-const SA_RESTORER: u64 = 0x0400_0000;
+/// In [`Action::flags`]: the restorer is given.
+pub const SA_RESTORER: u64 = 0x0400_0000;
 
 global_asm!(
     ".pushsection .text.hugeswap_restorer,\"ax\",@progbits",
@@ -43,6 +44,13 @@ global_asm!(
     "mov rax, 15",
     "syscall",
     ".popsection",
+);
+
+/// The machine code that a signal handler may return to, and the offset in it of the address to
+/// return to: `nop; mov rax, 15; syscall`.
+pub const RESTORER_CODE: ([u8; 10], usize) = (
+    [0x90, 0x48, 0xc7, 0xc0, 0x0f, 0x00, 0x00, 0x00, 0x0f, 0x05],
+    1,
 );
 
 unsafe extern "C" {

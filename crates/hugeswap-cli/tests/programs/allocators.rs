@@ -77,9 +77,6 @@ pub fn cases() -> Vec<Case> {
                 move || locale(mode, a),
             ));
             for part in crate::threads::BLOCKED {
-                if (a.0, part) == ("strict", "stacks") {
-                    continue;
-                }
                 all.push(case(
                     format!("allocator, {}, blocked, {part}, {mode}", a.0),
                     move || blocked(mode, a, part),

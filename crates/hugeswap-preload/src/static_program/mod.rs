@@ -24,7 +24,7 @@ mod elf;
 mod exec;
 mod frame;
 mod load;
-mod signals;
+pub mod signals;
 mod start;
 mod thread;
 
