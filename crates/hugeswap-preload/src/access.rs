@@ -2,8 +2,9 @@
 //! it for managed memory; /proc/self/maps tells it for memory that was handed to the kernel.
 
 use crate::advise::protect_managed;
-use crate::mmap::{Owner, RW, kernel, runs};
+use crate::mmap::{RW, kernel};
 use crate::real;
+use crate::runs::{Owner, runs};
 use hugeswap_engine::{Engine, Prot};
 use hugeswap_sys::{Errno, fs};
 use libc::c_int;

@@ -4,11 +4,10 @@
 //! calls need pages of the kernel's own (for executable memory, some partly protected units, locked
 //! memory, some fork advice): the engine first hands these units to the kernel.
 
-use crate::mmap::{
-    Owner, RW, access, discard, eject, hand_over_reserved, note, pages, pass, protect, runs,
-    whole_units,
-};
+use crate::mmap::{RW, access, eject, hand_over_reserved, note, pass, protect, whole_units};
+use crate::parts::{by_parts, each, error, managed, shared};
 use crate::real::{self, set_errno};
+use crate::runs::discard;
 use crate::{inherit, pagemap, shared, state};
 use hugeswap_engine::{Engine, Prot};
 use hugeswap_policy::defrag::thp::Usage;
@@ -34,86 +33,17 @@ const MADV_COLLAPSE: c_int = 25;
 const MADV_GUARD_INSTALL: c_int = 102;
 const MADV_GUARD_REMOVE: c_int = 103;
 
-/// The engine and the range in whole pages, if `addr` is in a shared region that the engine
-/// manages.
-fn shared(addr: usize, len: usize) -> Option<(&'static Engine, Range<usize>)> {
-    if !state::in_shared(addr) || !shared::is_managed(addr) {
-        return None;
-    }
-    Some((state::engine()?, addr..addr + pages(addr, len)?))
-}
-
-/// The engine and the length in whole pages, if the range meets the window.
-fn managed(addr: usize, len: usize) -> Option<(&'static Engine, usize)> {
-    let engine = state::engine()?;
-    let window = engine.window();
-    let len = pages(addr, len)?;
-    (addr < window.end && addr + len > window.start).then_some((engine, len))
-}
-
-/// Applies a call to a range that meets the window, part by part in address order, as the kernel
-/// does: `ours` to managed parts, `reserved` to reserved ones, `kernels` to parts that the kernel
-/// owns and to those outside the window. `holes`: pages that are not mapped do not stop the call.
-/// It ends with the first error; the error is ENOMEM if a page was not mapped.
-fn each(
-    engine: &Engine,
-    at: usize,
-    len: usize,
-    holes: bool,
-    mut kernels: impl FnMut(usize, usize) -> c_int,
-    mut ours: impl FnMut(usize, usize) -> c_int,
-    mut reserved: impl FnMut(usize, usize) -> c_int,
-) -> c_int {
-    let window = engine.window();
-    let (from, to) = (at.max(window.start), (at + len).min(window.end));
-    if at < from {
-        let done = kernels(at, from - at);
-        if done != 0 {
-            return done;
-        }
-    }
-    let mut next = from;
-    let mut hole = false;
-    for run in runs(engine, from, to - from) {
-        hole |= run.at > next;
-        next = run.at + run.len;
-        if hole && !holes {
-            break;
-        }
-        let done = match run.owner {
-            Owner::Kernel => kernels(run.at, run.len),
-            Owner::Engine => ours(run.at, run.len),
-            Owner::Reserved => reserved(run.at, run.len),
-        };
-        if done != 0 {
-            return done;
-        }
-    }
-    hole |= next < to;
-    if to < at + len && (holes || !hole) {
-        let done = kernels(to, at + len - to);
-        if done != 0 {
-            return done;
-        }
-    }
-    if hole { error(libc::ENOMEM) } else { 0 }
-}
-
-fn error(e: c_int) -> c_int {
-    set_errno(e);
-    -1
-}
-
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn madvise(addr: *mut c_void, len: size_t, advice: c_int) -> c_int {
-    let at = addr as usize;
-    if let Some((engine, range)) = shared(at, len) {
-        return advise_shared(engine, range, advice);
-    }
-    match managed(at, len) {
-        Some((engine, whole)) => advise(engine, at, whole, advice),
-        None => pass(libc::SYS_madvise, [at, len, advice as usize, 0, 0, 0]),
-    }
+    by_parts(addr as usize, len, true, |at, len| {
+        if let Some((engine, range)) = shared(at, len) {
+            return advise_shared(engine, range, advice);
+        }
+        match managed(at, len) {
+            Some((engine, whole)) => advise(engine, at, whole, advice),
+            None => pass(libc::SYS_madvise, [at, len, advice as usize, 0, 0, 0]),
+        }
+    })
 }
 
 fn advise(engine: &Engine, at: usize, len: usize, advice: c_int) -> c_int {
@@ -349,7 +279,13 @@ unsafe extern "C" fn posix_madvise(addr: *mut c_void, len: size_t, advice: c_int
 
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn mprotect(addr: *mut c_void, len: size_t, prot: c_int) -> c_int {
-    let at = addr as usize;
+    by_parts(addr as usize, len, false, |at, len| {
+        change_access(at, len, prot)
+    })
+}
+
+/// `mprotect` of a range that is in one region of shared memory, or in none.
+fn change_access(at: usize, len: usize, prot: c_int) -> c_int {
     if let Some((engine, range)) = shared(at, len) {
         return protect_shared(engine, range, prot);
     }
@@ -496,6 +432,17 @@ fn protect_shared(engine: &Engine, at: Range<usize>, prot: c_int) -> c_int {
 
 /// Locks a range by system call `nr`. Locked memory must not move, so it becomes the kernel's.
 fn lock(nr: libc::c_long, addr: usize, len: usize, flags: usize) -> c_int {
+    let inside = addr & (PAGE - 1);
+    by_parts(
+        addr - inside,
+        len.saturating_add(inside),
+        false,
+        |at, len| lock_part(nr, at, len, flags),
+    )
+}
+
+/// As [`lock`], of a range that is in one region of shared memory, or in none.
+fn lock_part(nr: libc::c_long, addr: usize, len: usize, flags: usize) -> c_int {
     let start = addr & !(PAGE - 1);
     let end = addr
         .saturating_add(len.min(isize::MAX as usize))
@@ -550,7 +497,18 @@ unsafe extern "C" fn mlockall(flags: c_int) -> c_int {
 
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn mincore(addr: *mut c_void, len: size_t, vec: *mut c_uchar) -> c_int {
-    let at = addr as usize;
+    let first = addr as usize;
+    by_parts(first, len, false, |at, len| {
+        // SAFETY: the caller's vector has a byte for each page of the whole range.
+        unsafe { residence(at, len, vec.add((at - first) / PAGE)) }
+    })
+}
+
+/// `mincore` of a range that is in one region of shared memory, or in none.
+///
+/// # Safety
+/// `vec` has a byte for each page.
+unsafe fn residence(at: usize, len: usize, vec: *mut c_uchar) -> c_int {
     if let Some((engine, range)) = shared(at, len) {
         if !shared::is_mapped(at, range.len()) {
             return error(libc::ENOMEM);
@@ -573,7 +531,13 @@ pub unsafe extern "C" fn mincore(addr: *mut c_void, len: size_t, vec: *mut c_uch
 
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn msync(addr: *mut c_void, len: size_t, flags: c_int) -> c_int {
-    let at = addr as usize;
+    by_parts(addr as usize, len, true, |at, len| {
+        write_back(at, len, flags)
+    })
+}
+
+/// `msync` of a range that is in one region of shared memory, or in none.
+fn write_back(at: usize, len: usize, flags: c_int) -> c_int {
     if let Some((_, range)) = shared(at, len) {
         let mapped = shared::is_mapped(at, range.len());
         return if mapped { 0 } else { error(libc::ENOMEM) };

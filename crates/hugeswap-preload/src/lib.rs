@@ -8,12 +8,12 @@
 //! * `state`: joining the pool; `real`: the functions behind ours; `alloc`, `lock`, `local`: memory
 //!   of our own. There is an allocator of our own, and the few words that each thread has are at a
 //!   fixed distance from the thread pointer
-//! * `malloc` (with `spare`), `mmap`, `mremap`, `advise`: memory. What the engine cannot do
+//! * `malloc` (with `spare`), `mmap` (with `runs`), `mremap`, `advise`: memory. What the engine cannot do
 //!   (mappings over managed memory, protection of parts of units, executable memory, locking,
 //!   unusual advice) the kernel does, after the units were brought in and *ejected*: they stay
 //!   charged, and are not swapped any more. Ejected memory is moved by the engine, because the
 //!   kernel has several mappings where the program has one; its access and advice are set again
-//! * `addresses`: a range may be partly managed, partly the kernel's and partly free. Calls on it
+//! * `addresses`, `parts`: a range may be partly managed, partly the kernel's and partly free. Calls on it
 //!   are made piece by piece, with the kernel's errors
 //! * `shared`: shared memory (`files`, `views`: memory files; `shm`: segments); `pagemap`: what the
 //!   program reads of /proc/self/pagemap is corrected; `debug`: what debuggers see
@@ -79,7 +79,9 @@ mod mask;
 mod mmap;
 mod mremap;
 mod pagemap;
+mod parts;
 mod real;
+mod runs;
 mod shared;
 mod shm;
 mod sig;

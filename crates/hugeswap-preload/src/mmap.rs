@@ -69,7 +69,7 @@ static MARKS: Lock<BTreeSet<usize>> = Lock::new(BTreeSet::new());
 static MARKED: AtomicUsize = AtomicUsize::new(0);
 
 /// The addresses of the units that `[from, to)` meets.
-fn units(from: usize, to: usize) -> impl Iterator<Item = usize> {
+pub fn units(from: usize, to: usize) -> impl Iterator<Item = usize> {
     (from & !(UNIT - 1)..to).step_by(UNIT)
 }
 
@@ -138,88 +138,12 @@ pub fn untouched(engine: &Engine, addr: usize, len: usize) -> bool {
     !engine.is_any_foreign(addr, len) && !is_noted(addr, len)
 }
 
-/// The owner of a mapped part of a range.
-#[derive(Clone, Copy, PartialEq, Eq)]
-pub enum Owner {
-    /// The engine.
-    Engine,
-    /// The kernel.
-    Kernel,
-    /// No owner yet: the program has reserved the part, and cannot touch it.
-    Reserved,
-}
-
-/// A mapped part of a range, with one owner.
-#[derive(Clone, Copy)]
-pub struct Run {
-    pub at: usize,
-    pub len: usize,
-    pub owner: Owner,
-}
-
-/// The mapped parts of `[addr, addr+len)`, in address order.
-pub fn runs(engine: &Engine, addr: usize, len: usize) -> Vec<Run> {
-    let mut all: Vec<Run> = Vec::new();
-    let mut add = |at: usize, len: usize, owner: Owner| match all.last_mut() {
-        Some(last) if last.owner == owner && last.at + last.len == at => last.len += len,
-        _ => all.push(Run { at, len, owner }),
-    };
-    for (at, len) in engine.mapped_in(addr, len) {
-        let mut next = at;
-        let end = (at + len, 0);
-        for (held, n) in engine.reserved_in(at, len).into_iter().chain([end]) {
-            add_committed(engine, next, held, &mut add);
-            if n > 0 {
-                add(held, n, Owner::Reserved);
-            }
-            next = held + n;
-        }
-    }
-    all
-}
-
-/// Calls `add` for the parts of `[from, to)`, which is mapped and not reserved.
-fn add_committed(
-    engine: &Engine,
-    from: usize,
-    to: usize,
-    add: &mut impl FnMut(usize, usize, Owner),
-) {
-    if from == to {
-        return;
-    }
-    if !engine.is_any_foreign(from, to - from) {
-        return add(from, to - from, Owner::Engine);
-    }
-    for unit in units(from, to) {
-        let (from, to) = (unit.max(from), (unit + UNIT).min(to));
-        let owner = match engine.is_foreign(from, to - from) {
-            true => Owner::Kernel,
-            false => Owner::Engine,
-        };
-        add(from, to - from, owner);
-    }
-}
-
 /// Gives reserved memory to the kernel, which maps it without access. The kernel's own calls work
 /// on it then.
 pub fn hand_over_reserved(engine: &Engine, addr: usize, len: usize) -> Result<(), Errno> {
     let claim = make_way(engine, addr, len, Contents::Keep)?;
     end_claim(engine, claim, true);
     Ok(())
-}
-
-/// Makes the bytes of `[addr, addr+len)`, which is mapped, zero. The kernel discards those of its
-/// own units, the engine the others.
-pub fn discard(engine: &Engine, addr: usize, len: usize) -> Result<(), Errno> {
-    runs(engine, addr, len)
-        .into_iter()
-        .try_for_each(|run| match run.owner {
-            // SAFETY: the kernel's pages, whose content the program gives up.
-            Owner::Kernel => unsafe { mm::advise(run.at, run.len, libc::MADV_DONTNEED) },
-            Owner::Engine => engine.discard(run.at, run.len),
-            Owner::Reserved => Ok(()),
-        })
 }
 
 /// Gives pages of the window back to the engine, whatever the program made of them. ENOMEM if the

@@ -7,10 +7,9 @@
 //! too, whatever the program has said of it meanwhile.
 
 use crate::advise::mprotect;
-use crate::mmap::{
-    RW, discard, end_claim, is_noted, kernel, make_way, pages, release, try_release,
-};
+use crate::mmap::{RW, end_claim, is_noted, kernel, make_way, pages, release, try_release};
 use crate::real::{self, set_errno};
+use crate::runs::discard;
 use crate::{access, inherit, shared, state};
 use hugeswap_engine::{Contents, Engine};
 use hugeswap_sys::{Errno, mm, raw};

@@ -429,6 +429,17 @@ pub fn is_managed(addr: usize) -> bool {
     REGIONS.lock().of(addr).is_some_and(|r| !r.foreign)
 }
 
+/// The end of the region that `addr`, an address of shared memory, is in. `Err`: it is in none, and
+/// this is where the next one begins.
+pub fn end_of_region(addr: usize) -> std::result::Result<usize, usize> {
+    let mut regions = REGIONS.lock();
+    if let Some(region) = regions.of(addr) {
+        return Ok(region.at.end);
+    }
+    let next = regions.all.iter().find(|r| r.at.start > addr);
+    Err(next.map_or(usize::MAX, |r| r.at.start))
+}
+
 /// Prepares a change of access to a range of a region; after `Ok(())` the kernel may make the
 /// change. Fails with `EACCES` if other views have the same bytes, and with `ENOMEM` if a part of
 /// the range is not mapped or cannot be kept.

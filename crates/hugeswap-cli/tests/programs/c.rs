@@ -47,6 +47,7 @@ pub fn cases() -> Vec<Case> {
     ] {
         all.push(case(format!("shared, {part}"), move || shared(part)));
     }
+    all.push(case("shared, crossing", crossing));
     all.push(case("shared, left to the kernel", shared_unmanaged));
     for part in ["workers", "passed", "flying", "named", "ways", "many"] {
         all.push(case(format!("files, {part}"), move || files(part)));
@@ -204,6 +205,15 @@ fn sharing(dir: &std::path::Path, part: &str) -> Program {
 fn shared(part: &str) {
     let dir = directory();
     let program = sharing(dir.path(), part);
+    let plain = program.plain();
+    let setup = Setup::new(Mode::Signal, MEMORY_MIB).option("--set", "shared.anonymous=on");
+    program.managed(&setup).same_as(&plain);
+}
+
+/// A program makes calls on ranges that are partly shared memory.
+fn crossing() {
+    let dir = directory();
+    let program = Program::new(dir.path(), compile("crossing", dir.path()));
     let plain = program.plain();
     let setup = Setup::new(Mode::Signal, MEMORY_MIB).option("--set", "shared.anonymous=on");
     program.managed(&setup).same_as(&plain);
