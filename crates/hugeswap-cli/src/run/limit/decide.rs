@@ -58,7 +58,7 @@ impl Level {
 
 /// The reserve of a control group, or of a tree of processes, with this limit.
 pub fn reserve_of(limit: u64) -> u64 {
-    (limit / 24).clamp(12 << 20, 256 << 20).min(limit / 4)
+    (limit / 12).clamp(24 << 20, 512 << 20).min(limit / 4)
 }
 
 /// The reserve of a machine with so much memory.
@@ -130,9 +130,9 @@ mod tests {
     #[test]
     fn reserves_fit_small_and_large_limits() {
         assert_eq!(reserve_of(16 * MIB), 4 * MIB);
-        assert_eq!(reserve_of(100 * MIB), 12 * MIB);
-        assert_eq!(reserve_of(960 * MIB), 40 * MIB);
-        assert_eq!(reserve_of(u64::MAX), 256 * MIB);
+        assert_eq!(reserve_of(100 * MIB), 24 * MIB);
+        assert_eq!(reserve_of(960 * MIB), 80 * MIB);
+        assert_eq!(reserve_of(u64::MAX), 512 * MIB);
         assert_eq!(reserve_of(0), 0);
         assert_eq!(reserve_of_machine(24 << 30), 1536 * MIB);
         assert_eq!(reserve_of_machine(256 * MIB), 64 * MIB);
