@@ -1,5 +1,5 @@
-//! Builds the object that `hugeswap run` injects, so that it can stand inside the one
-//! executable: its own cargo call, its own target directory, always optimised.
+//! Builds the objects that `hugeswap run` injects, so that they can stand inside the one
+//! executable: cargo calls of their own, with a target directory of their own, always optimised.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -24,6 +24,7 @@ fn main() {
     let (out, target) = (PathBuf::from(var("OUT_DIR")), var("TARGET"));
     for part in [
         "hugeswap-preload",
+        "hugeswap-small",
         "hugeswap-engine",
         "hugeswap-policy",
         "hugeswap-sys",
@@ -40,32 +41,74 @@ fn main() {
     }
     watch(Path::new("build.rs"));
 
-    let inner = out.join("preload");
+    for (package, variable) in [
+        ("hugeswap-preload", "HUGESWAP_PRELOAD_OBJECT"),
+        ("hugeswap-small", "HUGESWAP_SMALL_OBJECT"),
+    ] {
+        // The allocator takes long to build, and is the same in every profile: it has one place in
+        // the target directory.
+        let inner = match package {
+            "hugeswap-small" => out
+                .ancestors()
+                .nth(4)
+                .expect("a target directory")
+                .join("small"),
+            _ => out.join("preload"),
+        };
+        let object = match package {
+            "hugeswap-small" if !has_make() => no_object(&out),
+            _ => build(package, &root, &inner, &target),
+        };
+        println!("cargo::rustc-env={variable}={}", object.display());
+    }
+}
+
+/// jemalloc is built by make.
+fn has_make() -> bool {
+    let mut make = Command::new("make");
+    make.arg("--version").stdout(std::process::Stdio::null());
+    make.status().is_ok_and(|status| status.success())
+}
+
+/// An empty file in the place of the allocator of small blocks: `run --small` tells what is missing.
+fn no_object(out: &Path) -> PathBuf {
+    println!("cargo::warning=there is no make: run --small will not be in this build");
+    let path = out.join("no-small-object");
+    std::fs::write(&path, []).expect("the output directory can be written to");
+    path
+}
+
+/// Builds the shared object of a package, and returns its path.
+fn build(package: &str, root: &Path, inner: &Path, target: &str) -> PathBuf {
+    let var = |name: &str| std::env::var(name).unwrap_or_else(|_| panic!("cargo sets {name}"));
     let mut cargo = Command::new(var("CARGO"));
     cargo
         .args([
             "build",
             "--release",
             "-p",
-            "hugeswap-preload",
+            package,
             "--lib",
             "--target",
-            &target,
+            target,
         ])
         .arg("--manifest-path")
         .arg(root.join("Cargo.toml"))
         .arg("--target-dir")
-        .arg(&inner)
-        // So that tests of the command find what assertions find.
-        .env(
-            "CARGO_PROFILE_RELEASE_DEBUG_ASSERTIONS",
-            (var("PROFILE") == "debug").to_string(),
-        )
+        .arg(inner)
         // One piece: calls within the object need no relocations at a program's start, and what is not used goes.
         .env("CARGO_PROFILE_RELEASE_LTO", "fat")
         .env("CARGO_PROFILE_RELEASE_CODEGEN_UNITS", "1")
         // Names stay for backtraces; line tables would double the size of the executable.
         .env("CARGO_PROFILE_RELEASE_STRIP", "debuginfo");
+    if package == "hugeswap-small" {
+        // jemalloc's constructor is left out: it starts when it is needed.
+        cargo.env("CFLAGS", "-Dconstructor=unused");
+    } else {
+        // So that tests of the command find what assertions find.
+        let debug = var("PROFILE") == "debug";
+        cargo.env("CARGO_PROFILE_RELEASE_DEBUG_ASSERTIONS", debug.to_string());
+    }
     if std::env::var("CARGO_NET_OFFLINE").is_ok_and(|v| v != "false" && v != "0") {
         cargo.arg("--offline");
     }
@@ -77,18 +120,16 @@ fn main() {
     let status = cargo.status().expect("cargo could not be started");
     assert!(
         status.success(),
-        "building the injected object failed (see above)"
+        "building {package}, which is injected, failed (see above)"
     );
-    let object = inner.join(&target).join("release/libhugeswap_preload.so");
+    let file = format!("{target}/release/lib{}.so", package.replace('-', "_"));
+    let object = inner.join(file);
     assert!(
         object.is_file(),
         "{} was not built: hugeswap runs on glibc Linux only",
         object.display()
     );
-    println!(
-        "cargo::rustc-env=HUGESWAP_PRELOAD_OBJECT={}",
-        object.display()
-    );
+    object
 }
 
 fn watch(path: &Path) {

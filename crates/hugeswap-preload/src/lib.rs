@@ -8,7 +8,7 @@
 //! * `state`: joining the pool; `real`: the functions behind ours; `alloc`, `lock`, `local`: memory
 //!   of our own. There is an allocator of our own, and the few words that each thread has are at a
 //!   fixed distance from the thread pointer
-//! * `malloc` (with `spare`), `mmap` (with `runs`), `mremap`, `advise`: memory. What the engine cannot do
+//! * `malloc` (with `spare` and `small`), `mmap` (with `runs`), `mremap`, `advise`: memory. What the engine cannot do
 //!   (mappings over managed memory, protection of parts of units, executable memory, locking,
 //!   unusual advice) the kernel does, after the units were brought in and *ejected*: they stay
 //!   charged, and are not swapped any more. Ejected memory is moved by the engine, because the
@@ -85,6 +85,7 @@ mod runs;
 mod shared;
 mod shm;
 mod sig;
+mod small;
 mod spare;
 mod state;
 mod static_program;

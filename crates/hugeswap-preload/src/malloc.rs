@@ -13,11 +13,13 @@ use crate::lock::Lock;
 use crate::mmap::{self, release};
 use crate::real::{self, set_errno};
 use crate::spare::{Gone, Spares};
-use crate::state;
+use crate::{small, state};
 use hugeswap_engine::Engine;
 use hugeswap_policy::knobs::Knob;
 use hugeswap_sys::fs;
+use hugeswap_sys::small::Allocator;
 use libc::{c_int, c_void, size_t};
+use std::arch::naked_asm;
 use std::collections::BTreeMap;
 use std::ptr::null_mut;
 
@@ -77,7 +79,11 @@ fn managed(engine: &Engine, size: usize, align: usize, zero: bool) -> *mut c_voi
 
 #[inline]
 fn engine_for(size: usize) -> Option<&'static Engine> {
-    if state::may_manage(size) && size <= isize::MAX as usize && real::libc_allocates() {
+    if size >= state::LEAST
+        && state::may_manage(size)
+        && size <= isize::MAX as usize
+        && real::libc_allocates()
+    {
         state::engine_for(size, Knob::MallocMin)
     } else {
         None
@@ -134,28 +140,74 @@ fn free_managed(p: usize) {
     set_errno(errno);
 }
 
-#[unsafe(no_mangle)]
-unsafe extern "C" fn malloc(size: size_t) -> *mut c_void {
-    if let Some(e) = engine_for(size) {
-        return managed(e, size, PAGE, false);
+/// Defines functions of C that are told the address they return to: it is the last argument of the
+/// function that does the work, which returns in their place.
+macro_rules! with_caller {
+    ($($(#[$meta:meta])* $name:ident($($arg:ident: $type:ty),*) -> $ret:ty, $register:literal, $work:ident;)*) => {$(
+        $(#[$meta])*
+        #[unsafe(naked)]
+        #[unsafe(no_mangle)]
+        pub unsafe extern "C" fn $name($($arg: $type),*) -> $ret {
+            naked_asm!(
+                concat!("mov ", $register, ", [rsp]"),
+                "jmp {work}",
+                work = sym $work,
+            )
+        }
+    )*};
+}
+
+with_caller! {
+    malloc(size: size_t) -> *mut c_void, "rsi", allocate;
+    calloc(count: size_t, each: size_t) -> *mut c_void, "rdx", allocate_zeros;
+    realloc(p: *mut c_void, size: size_t) -> *mut c_void, "rdx", resize;
+    reallocarray(p: *mut c_void, count: size_t, each: size_t) -> *mut c_void, "rcx", resize_array;
+    aligned_alloc(align: size_t, size: size_t) -> *mut c_void, "rdx", allocate_aligned;
+    memalign(align: size_t, size: size_t) -> *mut c_void, "rdx", allocate_at_multiple;
+    posix_memalign(out: *mut *mut c_void, align: size_t, size: size_t) -> c_int, "rcx", allocate_posix;
+    valloc(size: size_t) -> *mut c_void, "rsi", allocate_page;
+    pvalloc(size: size_t) -> *mut c_void, "rsi", allocate_pages;
+}
+
+/// `malloc`, called from the address `caller`.
+unsafe extern "C" fn allocate(size: size_t, caller: usize) -> *mut c_void {
+    if state::may_manage(size) {
+        if let Some(small) = small::for_request(size, caller) {
+            // SAFETY: as specified for the program's allocator.
+            return unsafe { (small.malloc)(small::at_least(size)) };
+        }
+        if let Some(e) = engine_for(size) {
+            return managed(e, size, PAGE, false);
+        }
     }
     // SAFETY: passed on.
     unsafe { real::malloc()(size) }
 }
 
-#[unsafe(no_mangle)]
-unsafe extern "C" fn calloc(count: size_t, each: size_t) -> *mut c_void {
+/// `calloc`, called from the address `caller`.
+unsafe extern "C" fn allocate_zeros(count: size_t, each: size_t, caller: usize) -> *mut c_void {
     let size = count.saturating_mul(each);
-    if let Some(e) = engine_for(size) {
-        return managed(e, size, PAGE, true);
+    if state::may_manage(size) {
+        if let Some(small) = small::for_request(size, caller) {
+            // SAFETY: as specified for the program's allocator.
+            return unsafe { (small.calloc)(1, small::at_least(size)) };
+        }
+        if let Some(e) = engine_for(size) {
+            return managed(e, size, PAGE, true);
+        }
     }
     // SAFETY: passed on.
     unsafe { real::calloc()(count, each) }
 }
 
 #[unsafe(no_mangle)]
-unsafe extern "C" fn free(p: *mut c_void) {
-    if may_be_ours(p) {
+pub unsafe extern "C" fn free(p: *mut c_void) {
+    if let Some(small) = small::owner(p as usize) {
+        let errno = real::errno();
+        // SAFETY: a block of that allocator's.
+        unsafe { (small.free)(p) };
+        set_errno(errno);
+    } else if may_be_ours(p) {
         free_managed(p as usize);
     } else {
         // SAFETY: passed on.
@@ -163,34 +215,67 @@ unsafe extern "C" fn free(p: *mut c_void) {
     }
 }
 
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn realloc(p: *mut c_void, size: size_t) -> *mut c_void {
+/// `realloc`, called from the address `caller`.
+unsafe extern "C" fn resize(p: *mut c_void, size: size_t, caller: usize) -> *mut c_void {
     if p.is_null() {
         // SAFETY: as specified for a null pointer.
-        return unsafe { malloc(size) };
+        return unsafe { allocate(size, caller) };
+    }
+    if let Some(small) = small::owner(p as usize) {
+        // SAFETY: a block of that allocator's.
+        return unsafe { resize_small(small, p, size) };
     }
     if may_be_ours(p) {
-        return realloc_managed(p as usize, size);
+        return resize_managed(p as usize, size, caller);
     }
-    if engine_for(size).is_none() {
+    let stays = size == 0
+        || !state::may_manage(size)
+        || small::for_request(size, caller).is_none() && engine_for(size).is_none();
+    if stays {
         // SAFETY: passed on.
         return unsafe { real::realloc()(p, size) };
     }
-    // SAFETY: a block of the program's allocator is moved as realloc is specified to.
+    // SAFETY: a block of the program's allocator.
+    unsafe { move_block(p, real::malloc_usable_size()(p), size, caller) }
+}
+
+/// Moves a block of which `len` bytes can be used to a new one of `size` bytes, as `realloc` does.
+///
+/// # Safety
+/// `p` is such a block.
+unsafe fn move_block(p: *mut c_void, len: usize, size: usize, caller: usize) -> *mut c_void {
+    // SAFETY: by contract.
     unsafe {
-        let old = real::malloc_usable_size()(p);
-        let new = malloc(size);
+        let new = allocate(size, caller);
         if !new.is_null() {
-            std::ptr::copy_nonoverlapping(p.cast::<u8>(), new.cast(), old.min(size));
+            std::ptr::copy_nonoverlapping(p.cast::<u8>(), new.cast(), len.min(size));
             free(p);
         }
         new
     }
 }
 
+/// `realloc` of a small managed block, whoever calls.
+///
+/// # Safety
+/// `p` is a block of `small`.
+unsafe fn resize_small(small: &Allocator, p: *mut c_void, size: usize) -> *mut c_void {
+    // SAFETY: by contract.
+    unsafe {
+        if size == 0 {
+            free(p);
+            return null_mut();
+        }
+        if size >= state::LEAST && engine_for(size).is_some() {
+            return move_block(p, (small.usable_size)(p), size, 0);
+        }
+        (small.realloc)(p, small::at_least(size))
+    }
+}
+
 /// `realloc` of a managed block.
 #[cold]
-fn realloc_managed(p: usize, size: usize) -> *mut c_void {
+fn resize_managed(p: usize, size: usize, caller: usize) -> *mut c_void {
     let Some(engine) = state::engine() else {
         return null_mut();
     };
@@ -239,7 +324,7 @@ fn realloc_managed(p: usize, size: usize) -> *mut c_void {
     }
     // SAFETY: an ordinary block, filled from a longer managed one.
     unsafe {
-        let q = malloc(size);
+        let q = allocate(size, caller);
         if !q.is_null() {
             std::ptr::copy_nonoverlapping(p as *const u8, q.cast(), size.min(old));
             free_managed(p);
@@ -248,76 +333,108 @@ fn realloc_managed(p: usize, size: usize) -> *mut c_void {
     }
 }
 
-#[unsafe(no_mangle)]
-unsafe extern "C" fn reallocarray(p: *mut c_void, count: size_t, each: size_t) -> *mut c_void {
-    match count.checked_mul(each) {
-        // SAFETY: passed on. (An allocator in front of us may leave this function to the C library,
-        // whose own calls that allocator's realloc.)
-        Some(size) => unsafe { real::realloc_in_front().unwrap_or(realloc)(p, size) },
-        None => {
-            set_errno(libc::ENOMEM);
-            null_mut()
+/// `reallocarray`, called from the address `caller`.
+unsafe extern "C" fn resize_array(
+    p: *mut c_void,
+    count: size_t,
+    each: size_t,
+    caller: usize,
+) -> *mut c_void {
+    let Some(size) = count.checked_mul(each) else {
+        set_errno(libc::ENOMEM);
+        return null_mut();
+    };
+    // SAFETY: passed on. (An allocator in front of us may leave this function to the C library,
+    // whose own calls that allocator's realloc.)
+    unsafe {
+        match real::realloc_in_front() {
+            Some(other) => other(p, size),
+            None => resize(p, size, caller),
         }
     }
 }
 
-#[unsafe(no_mangle)]
-unsafe extern "C" fn aligned_alloc(align: size_t, size: size_t) -> *mut c_void {
-    match engine_for(size) {
-        Some(e) if align.is_power_of_two() => managed(e, size, align, false),
-        // SAFETY: passed on.
-        _ => unsafe { real::aligned_alloc()(align, size) },
+/// A new block at a multiple of `align`, a power of two; `None` if it is the next allocator's.
+fn aligned(size: usize, align: usize, caller: usize) -> Option<*mut c_void> {
+    if !state::may_manage(size) {
+        return None;
     }
+    if align < small::ALIGN_END
+        && let Some(small) = small::for_request(size, caller)
+    {
+        // SAFETY: as specified for the program's allocator.
+        return Some(unsafe { (small.aligned)(small::at_least(size), align) });
+    }
+    engine_for(size).map(|e| managed(e, size, align, false))
 }
 
-#[unsafe(no_mangle)]
-unsafe extern "C" fn memalign(align: size_t, size: size_t) -> *mut c_void {
-    match (engine_for(size), align.checked_next_power_of_two()) {
-        (Some(e), Some(align)) => managed(e, size, align, false),
-        // SAFETY: passed on.
-        _ => unsafe { real::memalign()(align, size) },
-    }
+/// `aligned_alloc`, called from the address `caller`.
+unsafe extern "C" fn allocate_aligned(align: size_t, size: size_t, caller: usize) -> *mut c_void {
+    let ours = match align.is_power_of_two() {
+        true => aligned(size, align, caller),
+        false => None,
+    };
+    // SAFETY: passed on.
+    ours.unwrap_or_else(|| unsafe { real::aligned_alloc()(align, size) })
 }
 
-#[unsafe(no_mangle)]
-unsafe extern "C" fn posix_memalign(out: *mut *mut c_void, align: size_t, size: size_t) -> c_int {
-    match engine_for(size) {
-        Some(e) if align.is_power_of_two() && align.is_multiple_of(size_of::<usize>()) => {
-            let errno = real::errno();
-            let p = managed(e, size, align, false);
-            set_errno(errno);
-            if p.is_null() {
-                return libc::ENOMEM;
-            }
-            // SAFETY: the caller's pointer to write to.
-            unsafe { *out = p };
-            0
-        }
-        // SAFETY: passed on.
-        _ => unsafe { real::posix_memalign()(out, align, size) },
-    }
+/// `memalign`, called from the address `caller`.
+unsafe extern "C" fn allocate_at_multiple(
+    align: size_t,
+    size: size_t,
+    caller: usize,
+) -> *mut c_void {
+    let power = align.checked_next_power_of_two();
+    let ours = power.and_then(|power| aligned(size, power, caller));
+    // SAFETY: passed on.
+    ours.unwrap_or_else(|| unsafe { real::memalign()(align, size) })
 }
 
-#[unsafe(no_mangle)]
-unsafe extern "C" fn valloc(size: size_t) -> *mut c_void {
-    match engine_for(size) {
-        Some(e) => managed(e, size, PAGE, false),
+/// `posix_memalign`, called from the address `caller`.
+unsafe extern "C" fn allocate_posix(
+    out: *mut *mut c_void,
+    align: size_t,
+    size: size_t,
+    caller: usize,
+) -> c_int {
+    let errno = real::errno();
+    let ours = match align.is_power_of_two() && align.is_multiple_of(size_of::<usize>()) {
+        true => aligned(size, align, caller),
+        false => None,
+    };
+    let Some(p) = ours else {
         // SAFETY: passed on.
-        None => unsafe { real::valloc()(size) },
+        return unsafe { real::posix_memalign()(out, align, size) };
+    };
+    set_errno(errno);
+    if p.is_null() {
+        return libc::ENOMEM;
     }
+    // SAFETY: the caller's pointer to write to.
+    unsafe { *out = p };
+    0
 }
 
-#[unsafe(no_mangle)]
-unsafe extern "C" fn pvalloc(size: size_t) -> *mut c_void {
-    match engine_for(size) {
-        Some(e) => managed(e, size, PAGE, false),
-        // SAFETY: passed on.
-        None => unsafe { real::pvalloc()(size) },
-    }
+/// `valloc`, called from the address `caller`.
+unsafe extern "C" fn allocate_page(size: size_t, caller: usize) -> *mut c_void {
+    // SAFETY: passed on.
+    aligned(size, PAGE, caller).unwrap_or_else(|| unsafe { real::valloc()(size) })
+}
+
+/// `pvalloc`, called from the address `caller`.
+unsafe extern "C" fn allocate_pages(size: size_t, caller: usize) -> *mut c_void {
+    let whole = size.checked_next_multiple_of(PAGE).map(|w| w.max(PAGE));
+    let ours = whole.and_then(|whole| aligned(whole, PAGE, caller));
+    // SAFETY: passed on.
+    ours.unwrap_or_else(|| unsafe { real::pvalloc()(size) })
 }
 
 #[unsafe(no_mangle)]
 unsafe extern "C" fn malloc_usable_size(p: *mut c_void) -> size_t {
+    if let Some(small) = small::owner(p as usize) {
+        // SAFETY: a block of that allocator's.
+        return unsafe { (small.usable_size)(p) };
+    }
     if may_be_ours(p) {
         return length_of(p as usize, b"malloc_usable_size");
     }
@@ -337,6 +454,7 @@ unsafe extern "C" fn malloc_trim(pad: size_t) -> c_int {
             given = 1;
         }
     }
+    small::trim();
     // SAFETY: passed on.
     given | unsafe { real::malloc_trim()(pad) }
 }

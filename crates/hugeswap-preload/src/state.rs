@@ -15,7 +15,7 @@
 
 use crate::{
     alloc, credentials, files, filter, helpers, inherit, issue, local, malloc, mmap, real, shared,
-    shm, symbols, thread, trap, views,
+    shm, small, symbols, thread, trap, views,
 };
 use hugeswap_engine::pool::{FaultMode, Pool};
 use hugeswap_engine::{Engine, EngineConfig, SHARED_BASE, SHARED_LEN, Threads, high_descriptor};
@@ -139,6 +139,11 @@ pub fn was_armed() -> bool {
 #[inline]
 pub fn is_our_fd(fd: i32) -> bool {
     fd >= FIRST_FD.load(Relaxed) && engine().is_some_and(|e| our_fds(e).any(|p| p == fd))
+}
+
+/// Is a thread of this process forking?
+pub fn is_forking() -> bool {
+    FORKS.load(SeqCst) != 0
 }
 
 /// Are we in a vfork child, which runs in its parent's memory?
@@ -308,7 +313,8 @@ pub fn start() -> bool {
     thread::start_main();
     filter::find_inherited();
     STATE.store(ARMED, Release);
-    LOOK_FROM.store(LEAST, Relaxed);
+    let from = if small::arm() { 0 } else { LEAST };
+    LOOK_FROM.store(from, Relaxed);
     true
 }
 
@@ -403,6 +409,8 @@ pub extern "C" fn prepare_fork() {
     let joined = STATE.load(Acquire) == JOINED;
     if joined {
         local::set(local::Word::Forking, 1);
+        // While the engine serves the threads that hold the allocator's locks.
+        small::before_fork();
         hugeswap_engine::fork_prepare();
     }
     credentials::before_fork();
@@ -444,6 +452,7 @@ fn give_locks_back() -> bool {
 pub extern "C" fn after_fork_in_parent() {
     if give_locks_back() {
         hugeswap_engine::fork_parent();
+        small::after_fork_in_parent();
     }
     FORKS.fetch_sub(1, SeqCst);
 }
@@ -462,6 +471,7 @@ pub extern "C" fn after_fork_in_child() {
         return;
     }
     hugeswap_engine::fork_child();
+    small::after_fork_in_child();
     // The engine has settled: it may need the filter its parent did without.
     if let Some(e) = engine() {
         inherit::settle_child(e);

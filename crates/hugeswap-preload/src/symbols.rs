@@ -14,6 +14,7 @@
 use libc::{c_char, c_int};
 use std::arch::asm;
 use std::ffi::CStr;
+use std::ops::Range;
 use std::ptr::null_mut;
 use std::sync::atomic::AtomicPtr;
 use std::sync::atomic::Ordering::{Acquire, Release};
@@ -128,6 +129,21 @@ pub struct Found {
 }
 
 impl Found {
+    /// The addresses of the object's segments, from the lowest to the highest.
+    pub fn extent(&self) -> Range<usize> {
+        let base = self.object.base;
+        // SAFETY: the first segment of a shared object holds the file's header and the program
+        // headers after it, at the object's base; they are as the ELF specification says.
+        let end = unsafe {
+            let header = &*(base as *const libc::Elf64_Ehdr);
+            let first = (base + header.e_phoff as usize) as *const libc::Elf64_Phdr;
+            let all = std::slice::from_raw_parts(first, header.e_phnum.into());
+            let segments = all.iter().filter(|p| p.p_type == libc::PT_LOAD);
+            segments.map(|p| p.p_vaddr + p.p_memsz).max()
+        };
+        base..base + end.unwrap_or(0) as usize
+    }
+
     /// Are both in the same object?
     pub fn same_object(&self, other: &Found) -> bool {
         std::ptr::eq(self.object, other.object)

@@ -19,6 +19,7 @@ pub mod process;
 pub mod program_fs;
 pub mod raw;
 pub mod signal;
+pub mod small;
 pub mod spawn;
 pub mod thread;
 pub mod uffd;

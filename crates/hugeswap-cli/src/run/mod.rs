@@ -32,6 +32,8 @@ use std::path::{Path, PathBuf};
 
 /// The object that is injected.
 static OBJECT: &[u8] = include_bytes!(env!("HUGESWAP_PRELOAD_OBJECT"));
+/// The object with the allocator of small blocks, which is injected beside it.
+static SMALL_OBJECT: &[u8] = include_bytes!(env!("HUGESWAP_SMALL_OBJECT"));
 
 /// Tells tcmalloc to use `mmap` only; a value that the user has set stays.
 const TCMALLOC_VARIABLE: &str = "TCMALLOC_SKIP_SBRK";
@@ -41,6 +43,7 @@ EXAMPLES:
   hugeswap run --memory 600M -- sort -S 2G big.txt -o sorted.txt
   hugeswap run --total 1G -- python3 job.py          everything it uses stays below 1 GiB
   docker run --memory 1g IMAGE hugeswap run -- python3 job.py          within the container's limit
+  hugeswap run --small --memory 2G -- python3 dictionaries.py
   hugeswap run --memory 2G --swap /mnt/fast,size=50G --report json --report-file r.json -- python3 job.py
 
 Exit status, signals, standard streams and working directory are the program's. Errors before it
@@ -71,6 +74,9 @@ pub struct Args {
     /// from a userfaultfd (message, needs privilege)
     #[arg(long, value_name = "MODE", default_value = "auto", value_enum)]
     fault_mode: Mode,
+    /// Manage small blocks of malloc, too; the same as --set route.small=on
+    #[arg(long)]
+    small: bool,
     /// Wait also for what PROG leaves in the background: its memory stays managed, and what it starts is managed too
     #[arg(long)]
     wait_all: bool,
@@ -137,8 +143,16 @@ pub fn run(args: Args) -> Result<i32> {
     // For shared memory the program's processes open each other's descriptors; they try with those of this
     // process whether they may.
     let _ = process::let_trace(process::pid());
-    let object = object_file()?;
-    let mut env = environment(&pool, &object)?;
+    let mut objects = vec![object_file(OBJECT)?];
+    if pool.knob(Knob::Small) != 0 {
+        if SMALL_OBJECT.is_empty() {
+            bail!(
+                "this build has no allocator of small blocks (--small): install make, and build hugeswap again"
+            );
+        }
+        objects.push(object_file(SMALL_OBJECT)?);
+    }
+    let mut env = environment(&pool, &objects)?;
     let argv = args
         .program
         .iter()
@@ -208,7 +222,10 @@ pub fn run(args: Args) -> Result<i32> {
         ended: done.ended,
         core_dumped: done.core_dumped,
         command: &args.program,
-        smallest_bytes: pool.knob(Knob::MallocMin).min(pool.knob(Knob::MmapMin)),
+        smallest_bytes: match pool.knob(Knob::Small) {
+            0 => pool.knob(Knob::MallocMin).min(pool.knob(Knob::MmapMin)),
+            _ => 0,
+        },
         unmanaged,
         limit: limits
             .as_ref()
@@ -253,6 +270,9 @@ fn config(args: &Args, memory: u64) -> Result<PoolConfig> {
     let mut settings = settings.map_err(anyhow::Error::new).context("--set")?;
     if args.encrypt {
         settings.push((Knob::Encrypt, 1));
+    }
+    if args.small {
+        settings.push((Knob::Small, 1));
     }
     Ok(PoolConfig {
         memory,
@@ -342,8 +362,8 @@ pub fn kernel_release() -> String {
         .into_owned()
 }
 
-/// The object in a file without a name that can be mapped executable.
-fn object_file() -> Result<File> {
+/// An object in a file without a name that can be mapped executable.
+fn object_file(object: &[u8]) -> Result<File> {
     use rustix::fs::{MemfdFlags, SealFlags, fcntl_add_seals, memfd_create};
     let flags = MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING;
     // Kernels before 6.3 do not know the flag and make executable files anyway.
@@ -356,7 +376,7 @@ fn object_file() -> Result<File> {
             "no place for the injected object: set TMPDIR to a directory that may hold executables",
         )?,
     };
-    file.write_all(OBJECT)
+    file.write_all(object)
         .context("cannot store the injected object")?;
     // The seals are a precaution against writers; a plain temporary file has none.
     let _ = fcntl_add_seals(
@@ -366,13 +386,14 @@ fn object_file() -> Result<File> {
     Ok(file)
 }
 
-/// The program's environment: that of this process, with LD_PRELOAD for the object and the pool's
-/// variable.
-fn environment(pool: &Pool, object: &File) -> Result<Vec<CString>> {
+/// The program's environment: that of this process, with LD_PRELOAD for the objects and the
+/// pool's variable.
+fn environment(pool: &Pool, objects: &[File]) -> Result<Vec<CString>> {
     let me = process::pid();
-    // The object comes first: an allocator that the user preloads may define `mmap`, and its calls must
+    // Our objects come first: an allocator that the user preloads may define `mmap`, and its calls must
     // reach the object's.
-    let mut preload = OsString::from(format!("/proc/{me}/fd/{}", object.as_raw_fd()));
+    let path = |object: &File| format!("/proc/{me}/fd/{}", object.as_raw_fd());
+    let mut preload = OsString::from(objects.iter().map(path).collect::<Vec<_>>().join(":"));
     if let Some(others) = std::env::var_os("LD_PRELOAD").filter(|o| !o.is_empty()) {
         preload.push(":");
         preload.push(others);

@@ -258,13 +258,19 @@ fn human(outcome: &Outcome<'_>, report: &Report) -> String {
     let elapsed = text::duration(outcome.elapsed.as_nanos() as u64);
     let mut out = format!("hugeswap: {name} {end} after {elapsed}");
     if report.peak_managed_bytes == 0 {
-        // A process joins the pool with its first large allocation.
+        // A process joins the pool with its first large allocation, or many small ones.
+        let little = match outcome.smallest_bytes {
+            0 => "asked for little memory".to_owned(),
+            least => format!(
+                "made no allocation of {} or more (--small has small ones managed, --set route.malloc_min=SIZE, \
+                 route.mmap_min=SIZE lower that)",
+                text::bytes(least)
+            ),
+        };
         let _ = writeln!(
             out,
-            "; nothing was managed\n  Either it made no allocation of {} or more (--set route.malloc_min=SIZE, \
-             route.mmap_min=SIZE lower that), or it has an allocator\n  of its own that is not caught (Go), \
+            "; nothing was managed\n  Either it {little}, or it has an allocator\n  of its own that is not caught (Go), \
              or it took LD_PRELOAD out of its environment.",
-            text::bytes(outcome.smallest_bytes),
         );
         limit_line(&mut out, outcome.limit.as_ref(), report);
         unmanaged_lines(&mut out, outcome, report);

@@ -31,8 +31,8 @@ fn member(m: &Member) -> Value {
     })
 }
 
-/// Lines for people. `smallest_bytes` is the smallest request that is managed, `limit` the limit for all
-/// memory, if there is one.
+/// Lines for people. `smallest_bytes` is the smallest request that is managed (0 if small blocks
+/// are), `limit` the limit for all memory, if there is one.
 pub fn lines(
     out: &mut String,
     seen: &Unmanaged,
@@ -99,11 +99,14 @@ fn advice(seen: &Unmanaged, smallest_bytes: u64) -> String {
     }
     if smallest_bytes > LEAST {
         return format!(
-            "requests for less than {} are left to the program's own allocator: --set route.malloc_min=128K --set route.mmap_min=128K has more of it managed",
+            "requests for less than {} are left to the program's own allocator: --small has them managed, or --set route.malloc_min=128K --set route.mmap_min=128K more of them",
             text::bytes(smallest_bytes)
         );
     }
-    "it is asked for in small blocks, or by an allocator that is not caught: leave room for it beside --memory".into()
+    if smallest_bytes > 0 {
+        return "it is asked for in small blocks, or by an allocator that is not caught: --small has small blocks managed, or leave room for it beside --memory".into();
+    }
+    "it is the C library's, or asked for by an allocator that is not caught: leave room for it beside --memory".into()
 }
 
 #[cfg(test)]

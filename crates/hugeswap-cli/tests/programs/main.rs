@@ -17,6 +17,7 @@ mod loaded;
 mod python;
 mod runtimes;
 mod sandbox;
+mod small;
 mod sort;
 mod threads;
 mod unmanaged;
@@ -46,6 +47,7 @@ fn all() -> Vec<Case> {
         allocators::cases(),
         threads::cases(),
         whole::cases(),
+        small::cases(),
     ]
     .into_iter()
     .flatten()

@@ -1,0 +1,138 @@
+//! Small blocks in managed memory (`--small`): what a program prints is the same, and nearly all of
+//! its memory is managed.
+
+use crate::threads::BLOCKED;
+use crate::util::*;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+pub fn cases() -> Vec<Case> {
+    let mut all = Vec::new();
+    for mode in Mode::ALL {
+        for storm in [false, true] {
+            let name = |what: &str| {
+                let storm = if storm { ", storm" } else { "" };
+                format!("small, {what}, {mode}{storm}")
+            };
+            all.push(case(name("blocks"), move || {
+                same(mode, 48, storm, &|dir| {
+                    Program::new(dir, compile("blocks", dir)).args(["3", "4"])
+                });
+            }));
+            all.push(case(name("edges"), move || {
+                same(mode, 48, storm, &|dir| {
+                    Program::new(dir, compile("edges", dir))
+                });
+            }));
+            for part in BLOCKED {
+                all.push(case(name(&format!("blocked, {part}")), move || {
+                    same(mode, 32, storm, &|dir| {
+                        Program::new(dir, compile("blocked", dir)).arg(part)
+                    });
+                }));
+            }
+        }
+    }
+    // (Random access to single pages takes minutes in message mode, which brings in 2 MiB at once.)
+    for storm in [false, true] {
+        let with = if storm { ", storm" } else { "" };
+        all.push(case(format!("small, map{with}"), move || {
+            same(Mode::Signal, 24, storm, &|dir| map(dir, "400000"));
+        }));
+        all.push(case(format!("small, python{with}"), move || {
+            let (mib, objects) = if storm { (32, "60000") } else { (64, "200000") };
+            same(Mode::Signal, mib, storm, &|dir| python(dir, objects));
+        }));
+    }
+    for mode in Mode::ALL {
+        all.push(case(format!("small, share of a map, {mode}"), move || {
+            share(mode, &|dir| map(dir, "2000000"));
+        }));
+        all.push(case(format!("small, share of python, {mode}"), move || {
+            share(mode, &|dir| python(dir, "400000"));
+        }));
+    }
+    all.push(case("small, processes that need little", little));
+    all
+}
+
+/// Runs a program plain and with `--small` in less memory than it needs; the results are the same.
+fn same(mode: Mode, mib: u64, storm: bool, program: &dyn Fn(&Path) -> Program) {
+    mode.need();
+    let dir = directory();
+    let program = program(dir.path());
+    let plain = program.plain();
+    let mut setup = Setup::new(mode, mib).option("--set", "route.small=on");
+    if storm {
+        setup = setup.option("--set", "debug.storm=50");
+    }
+    program.managed(&setup).same_as(&plain);
+}
+
+/// Where everything fits at least nine tenths of the program's memory are managed.
+fn share(mode: Mode, program: &dyn Fn(&Path) -> Program) {
+    mode.need();
+    let dir = directory();
+    let program = program(dir.path());
+    let plain = program.plain();
+    let managed = program.managed(&Setup::new(mode, 1024).option("--set", "route.small=on"));
+    assert_eq!(managed.output.stdout, plain.stdout);
+    let ours = managed.number("peak_managed_bytes");
+    let others = managed.number("peak_unmanaged_bytes");
+    assert!(
+        ours >= 9 * others,
+        "{ours} bytes are managed, {others} are not: {}",
+        managed.report
+    );
+}
+
+fn map(dir: &Path, nodes: &str) -> Program {
+    Program::new(dir, compile_cpp("map", dir)).arg(nodes)
+}
+
+fn python(dir: &Path, objects: &str) -> Program {
+    let script = source("py").join("objects.py");
+    Program::new(dir, interpreter())
+        .arg("-B")
+        .arg(script)
+        .arg(objects)
+}
+
+/// Compiles cpp/NAME.cpp into `dir`, and returns the program's path.
+fn compile_cpp(name: &str, dir: &Path) -> PathBuf {
+    let program = dir.join(name);
+    let built = Command::new("g++")
+        .args(["-O1", "-g", "-Wall", "-Wextra", "-o"])
+        .arg(&program)
+        .arg(source("cpp").join(format!("{name}.cpp")))
+        .status();
+    match built {
+        Ok(status) => assert!(status.success(), "{name}.cpp is not compiled"),
+        Err(_) => missing("g++"),
+    }
+    program
+}
+
+/// The path of an interpreter: the interpreter itself, not a script that looks for it.
+fn interpreter() -> PathBuf {
+    let out = Command::new("python3")
+        .args(["-c", "import sys; print(sys.executable)"])
+        .output();
+    match out {
+        Ok(out) if out.status.success() => {
+            PathBuf::from(String::from_utf8_lossy(&out.stdout).trim())
+        }
+        _ => missing("python3"),
+    }
+}
+
+/// A process that asks for little does not join the pool.
+fn little() {
+    let dir = directory();
+    let program = Program::new(dir.path(), "sh").args(["-c", "for i in 1 2 3; do date +%Y; done"]);
+    let plain = program.plain();
+    let setup = Setup::new(Mode::Signal, 32).option("--set", "route.small=on");
+    let managed = program.managed(&setup);
+    assert_eq!(managed.output.stdout, plain.stdout);
+    assert_eq!(managed.number("processes"), 0);
+}
