@@ -262,14 +262,14 @@ fn human(outcome: &Outcome<'_>, report: &Report) -> String {
         let little = match outcome.smallest_bytes {
             0 => "asked for little memory".to_owned(),
             least => format!(
-                "made no allocation of {} or more (--set route.malloc_min=SIZE,\n  \
-                 route.mmap_min=SIZE lower that, --small has small ones managed)",
+                "made no allocation of {} or more (--set route.malloc_min=SIZE lowers that, \
+                 --small has small ones managed)",
                 text::bytes(least)
             ),
         };
         let _ = writeln!(
             out,
-            "; nothing was managed\n  Either it {little}, or it has an\n  allocator of its own that is not caught, \
+            "; nothing was managed\n  Either it {little},\n  or it has an allocator of its own that is not caught, \
              or it took LD_PRELOAD out of its environment.",
         );
         limit_line(&mut out, outcome.limit.as_ref(), report);

@@ -61,6 +61,7 @@ pub fn cases() -> Vec<Case> {
         all.push(case(format!("space, {mode}"), move || space(mode)));
         all.push(case(format!("reserved, {mode}"), move || reserved(mode)));
     }
+    all.push(case("pieces", pieces));
     all.push(case("space, plain", || {
         let dir = directory();
         random_calls(dir.path(), "1").plain();
@@ -308,6 +309,23 @@ fn guard(mode: Mode) {
         assert_eq!(managed.output.status, plain.status);
         assert_eq!(managed.output.stdout, plain.stdout);
     }
+}
+
+/// A heap grows by pieces of 256 KiB: no unit becomes huge to be split at the next piece.
+fn pieces() {
+    Mode::Signal.need();
+    let dir = directory();
+    let program = Program::new(dir.path(), compile("pieces", dir.path())).arg("400");
+    let plain = program.plain();
+    let roomy = program.managed(
+        &Setup::new(Mode::Signal, 4 * MEMORY_MIB)
+            .option("--set", "khugepaged.scan_sleep_ms=3600000"),
+    );
+    assert_eq!(roomy.output.stdout, plain.stdout, "{}", roomy.said());
+    assert_eq!(roomy.number("thp_split_pmd"), 0, "{}", roomy.report);
+    program
+        .managed(&Setup::new(Mode::Signal, MEMORY_MIB))
+        .same_as(&plain);
 }
 
 /// A program maps memory at addresses of its choice.
