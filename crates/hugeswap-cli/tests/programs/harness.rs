@@ -21,7 +21,10 @@ pub fn main(all: Vec<Case>, limit: Duration) {
         (case.expect("no such case").run)();
         return;
     }
-    let args = Arguments::from_args();
+    let mut args = Arguments::from_args();
+    // Cases wait for the disk most of the time.
+    let processors = std::thread::available_parallelism().map_or(1, usize::from);
+    args.test_threads.get_or_insert(2 * processors);
     let trials = all
         .into_iter()
         .map(|c| Trial::test(c.name.clone(), move || in_own_process(&c.name, limit)))

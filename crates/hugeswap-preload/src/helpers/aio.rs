@@ -84,16 +84,21 @@ impl Transfer {
             result = once();
         }
         let error = if result == -1 { real::errno() } else { 0 };
-        self.finish(result, error);
+        work::end(fd, || self.store(result, error));
+        self.tell();
     }
 
     pub fn cancel(self) {
-        self.finish(-1, libc::ECANCELED);
+        self.store(-1, libc::ECANCELED);
+        self.tell();
     }
 
-    fn finish(self, result: isize, error: c_int) {
+    fn store(&self, result: isize, error: c_int) {
         // SAFETY: the request is the program's, which leaves it alone until it is over.
         unsafe { set(self.request as *mut Request, result, error) };
+    }
+
+    fn tell(self) {
         self.notice.give(CODE);
         self.group.finish_one();
     }

@@ -59,10 +59,17 @@ impl Work {
     }
 }
 
+struct Active {
+    /// [`Work::order`].
+    order: c_int,
+    /// It was carried out, and its result is being stored.
+    is_done: bool,
+}
+
 struct Queue {
     waiting: VecDeque<Work>,
-    /// [`Work::order`] of the requests that are being carried out.
-    active: Vec<c_int>,
+    /// The ordered requests that are being carried out.
+    active: Vec<Active>,
     threads: u32,
     idle: u32,
 }
@@ -81,23 +88,26 @@ impl Queue {
     fn must_wait(&self, work: &Work) -> bool {
         let order = work.order();
         let before = self.waiting.iter().map(Work::order);
-        let mut all = before.chain(self.active.iter().map(|&o| Some(o)));
+        let mut all = before.chain(self.active.iter().map(|a| Some(a.order)));
         order.is_some() && all.any(|o| o == order)
     }
 
     /// The next request that may be carried out.
     fn take(&mut self) -> Option<Work> {
-        let is_free = |work: &Work| work.order().is_none_or(|o| !self.active.contains(&o));
+        let is_free = |work: &Work| work.order().is_none_or(|o| self.active(o).is_none());
         let at = self.waiting.iter().position(is_free)?;
         let work = self.waiting.remove(at)?;
-        self.active.extend(work.order());
+        let order = work.order();
+        self.active.extend(order.map(|order| Active {
+            order,
+            is_done: false,
+        }));
         Some(work)
     }
 
-    fn finish(&mut self, order: Option<c_int>) {
-        if let Some(at) = self.active.iter().position(|&o| Some(o) == order) {
-            self.active.swap_remove(at);
-        }
+    /// Where the request with this order is that is being carried out.
+    fn active(&self, order: c_int) -> Option<usize> {
+        self.active.iter().position(|a| a.order == order)
     }
 }
 
@@ -165,9 +175,33 @@ pub fn withdraw(is_meant: impl Fn(&Work) -> bool) -> Vec<Work> {
     taken
 }
 
-/// Is a request with this [`Work::order`] being carried out?
+/// Is a request with this [`Work::order`] being carried out? One whose result is just being stored is
+/// waited for.
 pub fn is_active(order: c_int) -> bool {
-    QUEUE.lock().active.contains(&order)
+    loop {
+        let queue = QUEUE.lock();
+        match queue.active(order) {
+            None => return false,
+            Some(at) if !queue.active[at].is_done => return true,
+            Some(_) => drop(queue),
+        }
+        std::thread::yield_now();
+    }
+}
+
+/// The request with this [`Work::order`] was carried out: its result is stored by `store`, and the
+/// next one may be carried out. A program that knows the result does not find the request active.
+pub fn end(order: c_int, store: impl FnOnce()) {
+    let mut queue = QUEUE.lock();
+    if let Some(at) = queue.active(order) {
+        queue.active[at].is_done = true;
+    }
+    drop(queue);
+    store();
+    let mut queue = QUEUE.lock();
+    if let Some(at) = queue.active(order) {
+        queue.active.swap_remove(at);
+    }
 }
 
 extern "C" fn run(_: *mut c_void) -> *mut c_void {
@@ -175,10 +209,8 @@ extern "C" fn run(_: *mut c_void) -> *mut c_void {
     loop {
         if let Some(work) = queue.take() {
             drop(queue);
-            let order = work.order();
             work.carry_out();
             queue = QUEUE.lock();
-            queue.finish(order);
             continue;
         }
         let seen = MADE.load(Acquire);
