@@ -37,12 +37,7 @@ pub fn cases() -> Vec<Case> {
     for storm in [false, true] {
         let with = if storm { ", storm" } else { "" };
         all.push(case(format!("small, map{with}"), move || {
-            let (mib, nodes) = if storm {
-                (16, "250000")
-            } else {
-                (24, "400000")
-            };
-            same(Mode::Signal, mib, storm, &|dir| map(dir, nodes));
+            same(Mode::Signal, 24, storm, &|dir| map(dir, "400000"));
         }));
         all.push(case(format!("small, python{with}"), move || {
             let (mib, objects) = if storm { (32, "60000") } else { (64, "200000") };
