@@ -20,8 +20,11 @@ const TRIGGERS: [&str; 2] = ["some 10000 1000000\0", "some 20000 2000000\0"];
 
 /// One descriptor, and how it is made not ready again.
 enum Waker {
-    /// An eventfd: read. The files keep the registration.
-    Event(OwnedFd, #[allow(dead_code)] Vec<File>),
+    /// An eventfd: read. The file keeps the registration.
+    Event {
+        event: OwnedFd,
+        _level: Option<File>,
+    },
     /// A file of a group: read.
     Changes(File),
     /// A PSI trigger: each wait resets it.
@@ -61,8 +64,10 @@ impl Wakers {
                     asked |= ask(level.as_raw_fd(), "medium");
                 }
                 if asked {
-                    self.0
-                        .push(Waker::Event(event, level.into_iter().collect()));
+                    self.0.push(Waker::Event {
+                        event,
+                        _level: level,
+                    });
                 }
             }
             Version::Two => {
@@ -94,7 +99,7 @@ impl Wakers {
     /// What to wait for.
     pub fn poll_fds(&self) -> impl Iterator<Item = PollFd<'_>> {
         self.0.iter().map(|w| match w {
-            Waker::Event(fd, _) => PollFd::from_borrowed_fd(fd.as_fd(), PollFlags::IN),
+            Waker::Event { event, .. } => PollFd::from_borrowed_fd(event.as_fd(), PollFlags::IN),
             Waker::Changes(f) | Waker::Pressure(f) => {
                 PollFd::from_borrowed_fd(f.as_fd(), PollFlags::PRI)
             }
@@ -109,8 +114,8 @@ impl Wakers {
             let (is_ready, has_failed) = ready.get(i).copied().unwrap_or_default();
             i += 1;
             match w {
-                Waker::Event(fd, _) if is_ready => {
-                    let _ = rustix::io::read(fd, &mut [0; 8]);
+                Waker::Event { event, .. } if is_ready => {
+                    let _ = rustix::io::read(event, &mut [0; 8]);
                     true
                 }
                 // A file of a group always reports an error, together with a change.
