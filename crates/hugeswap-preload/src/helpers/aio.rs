@@ -236,7 +236,7 @@ unsafe extern "C" fn aio_suspend(
     }
     // SAFETY: the program's list of `n` requests, some perhaps null, and its timeout, if any.
     let (end, is_over) = unsafe {
-        let list = std::slice::from_raw_parts(list, n as usize);
+        let list = super::listed(list, n);
         let is_over = move || {
             let mut requests = list.iter().filter(|r| !r.is_null()).peekable();
             requests.peek().is_none() || requests.any(|&r| !is_under_way(r))
@@ -308,7 +308,7 @@ unsafe extern "C" fn lio_listio(
     let waits = mode == libc::LIO_WAIT;
     // SAFETY: the program's list of requests, some perhaps null, and its event, if any.
     let (requests, notice) = unsafe {
-        let list = std::slice::from_raw_parts(list, n as usize);
+        let list = super::listed(list, n);
         let is_some = |&&r: &&*mut Request| !r.is_null() && (*r).operation != libc::LIO_NOP;
         let requests: Vec<_> = list.iter().filter(is_some).copied().collect();
         let event = event.as_ref().filter(|_| !waits);

@@ -184,3 +184,15 @@ fn deadline(timeout: &libc::timespec) -> libc::timespec {
         tv_nsec: nanoseconds % 1_000_000_000,
     }
 }
+
+/// The program's list of requests, some perhaps null. An empty list may be anywhere.
+///
+/// # Safety
+/// `list` is null, or has `n` entries that stay for `'a`.
+unsafe fn listed<'a, R>(list: *const *mut R, n: c_int) -> &'a [*mut R] {
+    if list.is_null() || n <= 0 {
+        return &[];
+    }
+    // SAFETY: by contract.
+    unsafe { std::slice::from_raw_parts(list, n as usize) }
+}

@@ -95,7 +95,7 @@ unsafe extern "C" fn getaddrinfo_a(
     let waits = mode == GAI_WAIT;
     // SAFETY: the program's list of requests, some perhaps null, and its event, if any.
     let (requests, notice) = unsafe {
-        let list = std::slice::from_raw_parts(list, n as usize);
+        let list = super::listed(list, n);
         let requests: Vec<_> = list.iter().filter(|r| !r.is_null()).copied().collect();
         let event = event.as_ref().filter(|_| !waits);
         (requests, event.map_or(Notice::Nothing, |e| Notice::of(e)))
@@ -137,7 +137,7 @@ unsafe extern "C" fn gai_suspend(
     }
     // SAFETY: the program's list of `n` requests, some perhaps null, and its timeout, if any.
     let (requests, end) = unsafe {
-        let list = std::slice::from_raw_parts(list, n.max(0) as usize);
+        let list = super::listed(list, n);
         let requests: Vec<_> = list.iter().filter(|r| !r.is_null()).copied().collect();
         (requests, timeout.as_ref().map(deadline))
     };
