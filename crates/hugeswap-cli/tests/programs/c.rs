@@ -62,6 +62,7 @@ pub fn cases() -> Vec<Case> {
         all.push(case(format!("reserved, {mode}"), move || reserved(mode)));
     }
     all.push(case("pieces", pieces));
+    all.push(case("space, moved in pieces", moved_in_pieces));
     all.push(case("space, plain", || {
         let dir = directory();
         random_calls(dir.path(), "1").plain();
@@ -375,6 +376,19 @@ fn reserved(mode: Mode) {
 fn random_calls(dir: &std::path::Path, raw: &str) -> Program {
     let steps = std::env::var("HUGESWAP_SPACE_STEPS").unwrap_or("1500".into());
     Program::new(dir, compile("space", dir)).args(["1", "4", &steps, raw])
+}
+
+/// Two seeds that move memory of the kernel's that is several mappings for it, and one for the
+/// program.
+fn moved_in_pieces() {
+    Mode::Signal.need();
+    let dir = directory();
+    let program =
+        Program::new(dir.path(), compile("space", dir.path())).args(["99", "2", "1500", "1"]);
+    let plain = program.plain();
+    let managed = program.managed(&Setup::new(Mode::Signal, 2 * MEMORY_MIB));
+    assert_eq!(managed.output.status, plain.status, "{}", managed.said());
+    assert_eq!(managed.output.stdout, plain.stdout);
 }
 
 /// A program makes random calls on its address space while units are evicted at random. The budget
