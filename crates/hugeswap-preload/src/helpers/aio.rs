@@ -1,12 +1,15 @@
 //! POSIX asynchronous input and output.
 //!
-//! Requests for one descriptor are carried out in the order in which they were made; their
-//! priorities do not change that. Results are left in the request where the C library's `aio_error`
-//! and `aio_return` find them.
+//! Requests for one descriptor are carried out one after the other: by their priorities, and those
+//! of equal priority in the order in which they were made. A request to synchronise comes after all
+//! that were made before it, and before all that are made later. Results are left in the request
+//! where the C library's `aio_error` and `aio_return` find them.
 
 use super::deadline;
+use super::group::{self, Group, List};
 use super::notice::{Event, Notice};
-use super::work::{self, Group, Work};
+use super::requests::{Canceled, Selection, Terms};
+use super::work::{self, Work};
 use crate::real::{self, set_errno};
 use crate::{pagemap, state, wrap};
 use libc::{c_int, c_void};
@@ -47,11 +50,20 @@ enum Operation {
     SyncData,
 }
 
+impl Operation {
+    /// Must it come after what was requested before it, and before what is requested later?
+    fn is_barrier(self) -> bool {
+        matches!(self, Operation::Sync | Operation::SyncData)
+    }
+}
+
 /// A request, and what of it is needed to carry it out.
 pub struct Transfer {
     /// Address of the program's [`Request`].
-    pub request: usize,
-    pub descriptor: c_int,
+    request: usize,
+    descriptor: c_int,
+    /// The priority of the thread that requested it, less what the request says.
+    priority: c_int,
     operation: Operation,
     buffer: usize,
     length: usize,
@@ -62,7 +74,17 @@ pub struct Transfer {
 }
 
 impl Transfer {
-    pub fn carry_out(self) {
+    pub fn terms(&self) -> Terms {
+        Terms {
+            address: self.request,
+            order: Some(self.descriptor),
+            priority: self.priority,
+            is_barrier: self.operation.is_barrier(),
+        }
+    }
+
+    /// Returns the result and the error.
+    pub fn carry_out(&self) -> (isize, c_int) {
         let (fd, at, n) = (self.descriptor, self.buffer as *mut c_void, self.length);
         // SAFETY: the program's buffer, which it leaves alone while the request is under way.
         let once = || unsafe {
@@ -84,21 +106,16 @@ impl Transfer {
             result = once();
         }
         let error = if result == -1 { real::errno() } else { 0 };
-        work::end(fd, || self.store(result, error));
-        self.tell();
+        (result, error)
     }
 
-    pub fn cancel(self) {
-        self.store(-1, libc::ECANCELED);
-        self.tell();
-    }
-
-    fn store(&self, result: isize, error: c_int) {
+    pub fn store(&self, result: isize, error: c_int) {
         // SAFETY: the request is the program's, which leaves it alone until it is over.
         unsafe { set(self.request as *mut Request, result, error) };
     }
 
-    fn tell(self) {
+    /// Tells the program that the request is over.
+    pub fn tell(self) {
         self.notice.give(CODE);
         self.group.finish_one();
     }
@@ -125,6 +142,14 @@ unsafe fn is_under_way(request: *const Request) -> bool {
     unsafe { (*request).error.load(Acquire) == libc::EINPROGRESS }
 }
 
+/// The scheduling priority of the calling thread: 0 unless its policy has priorities.
+fn priority_of_thread() -> c_int {
+    let (mut policy, mut of_thread) = (0, libc::sched_param { sched_priority: 0 });
+    // SAFETY: both are writable.
+    unsafe { libc::pthread_getschedparam(libc::pthread_self(), &mut policy, &mut of_thread) };
+    of_thread.sched_priority
+}
+
 /// Makes a request; false, with errno set, if that fails.
 ///
 /// # Safety
@@ -139,12 +164,17 @@ unsafe fn request(request: *mut Request, operation: Operation, group: &Arc<Group
     // SAFETY: by contract; the event is the program's.
     let transfer = unsafe {
         let r = &*request;
-        if !(0..=PRIORITY_MAX).contains(&r.priority) {
+        let less = match operation.is_barrier() {
+            true => 0,
+            false => r.priority,
+        };
+        if !(0..=PRIORITY_MAX).contains(&less) {
             return refuse(libc::EINVAL);
         }
         Transfer {
             request: request as usize,
             descriptor: r.descriptor,
+            priority: priority_of_thread() - less,
             operation,
             buffer: r.buffer,
             length: r.length,
@@ -243,10 +273,10 @@ unsafe extern "C" fn aio_suspend(
         };
         (timeout.as_ref().map(deadline), is_over)
     };
-    let error = match work::wait_until(end.as_ref(), is_over) {
-        0 => return 0,
-        libc::ETIMEDOUT => libc::EAGAIN,
-        error => error,
+    let error = match group::wait_until(end.as_ref(), is_over) {
+        Ok(()) => return 0,
+        Err(libc::ETIMEDOUT) => libc::EAGAIN,
+        Err(error) => error,
     };
     set_errno(error);
     -1
@@ -271,22 +301,14 @@ unsafe extern "C" fn aio_cancel(descriptor: c_int, request: *mut Request) -> c_i
         set_errno(libc::EINVAL);
         return -1;
     }
-    let address = request as usize;
-    let taken = work::withdraw(|work| match work {
-        Work::Transfer(t) => t.descriptor == descriptor && (address == 0 || t.request == address),
-        Work::LookUp(_) => false,
-    });
-    let none = taken.is_empty();
-    taken.into_iter().for_each(Work::cancel);
-    let under_way = match address {
-        0 => work::is_active(descriptor),
-        // SAFETY: the program's request.
-        _ => unsafe { is_under_way(request) },
+    let selection = match request.is_null() {
+        true => Selection::Order(descriptor),
+        false => Selection::Address(request as usize),
     };
-    match (under_way, none) {
-        (true, _) => NOT_CANCELED,
-        (false, false) => CANCELED,
-        (false, true) => ALL_DONE,
+    match work::cancel(selection) {
+        Canceled::All => CANCELED,
+        Canceled::NotAll => NOT_CANCELED,
+        Canceled::Nothing => ALL_DONE,
     }
 }
 
@@ -301,28 +323,19 @@ unsafe extern "C" fn lio_listio(
         // SAFETY: passed on.
         return unsafe { real::lio_listio()(mode, list.cast(), n, event as *mut c_void) };
     }
-    if ![libc::LIO_WAIT, libc::LIO_NOWAIT].contains(&mode) || n < 0 {
-        set_errno(libc::EINVAL);
-        return -1;
-    }
-    let waits = mode == libc::LIO_WAIT;
-    // SAFETY: the program's list of requests, some perhaps null, and its event, if any.
-    let (requests, notice) = unsafe {
-        let list = super::listed(list, n);
-        let is_some = |&&r: &&*mut Request| !r.is_null() && (*r).operation != libc::LIO_NOP;
-        let requests: Vec<_> = list.iter().filter(is_some).copied().collect();
-        let event = event.as_ref().filter(|_| !waits);
-        (requests, event.map_or(Notice::Nothing, |e| Notice::of(e)))
+    // SAFETY: the program's list, and its event, if any.
+    let opened = unsafe {
+        let is_meant = |r: &Request| r.operation != libc::LIO_NOP;
+        List::open((mode, list, n), event, CODE, is_meant)
     };
-    // One more, so that the notice is not given before all were requested.
-    let group = Group::new(requests.len() + 1, notice, CODE);
+    let Some(list) = opened else { return -1 };
     let mut error = 0;
-    for &r in &requests {
+    for &r in &list.requests {
         // SAFETY: the program's request.
         let made = unsafe {
             match (*r).operation {
-                libc::LIO_READ => request(r, Operation::Read, &group),
-                libc::LIO_WRITE => request(r, Operation::Write, &group),
+                libc::LIO_READ => request(r, Operation::Read, &list.group),
+                libc::LIO_WRITE => request(r, Operation::Write, &list.group),
                 _ => {
                     set(r, -1, libc::EINVAL);
                     false
@@ -331,22 +344,15 @@ unsafe extern "C" fn lio_listio(
         };
         if !made {
             error = libc::EIO;
-            group.finish_one();
+            list.group.finish_one();
         }
     }
-    group.finish_one();
-    if waits {
-        match group.wait() {
-            // SAFETY: the program's requests, which are over.
-            0 if requests
-                .iter()
-                .any(|&r| unsafe { (*r).error.load(Acquire) } != 0) =>
-            {
-                error = libc::EIO;
-            }
-            0 => {}
-            interrupted => error = interrupted,
-        }
+    // SAFETY: the program's requests, which are over.
+    let has_failed = |r: &*mut Request| unsafe { (**r).error.load(Acquire) } != 0;
+    match list.close() {
+        Ok(true) if list.requests.iter().any(has_failed) => error = libc::EIO,
+        Ok(_) => {}
+        Err(interrupted) => error = interrupted,
     }
     match error {
         0 => 0,

@@ -8,16 +8,19 @@
 //! started as the program's own ([`crate::thread`]), with all of the program's signals blocked.
 //!
 //! * `timers`, `queues`: a thread that waits for the kernel's notices
-//! * `aio`, `names`: requests, which up to a limit of threads carry out (`work`)
+//! * `aio`, `names`: requests, which up to a limit of threads carry out (`work`); which one is next
+//!   and how one ends (`requests`); those that were made together (`group`)
 //! * `notice`: how the program is told that something happened
 //!
 //! Each part has one lock. Its holder does not touch the program's memory, which may be managed. A
 //! forked child has no threads of these: what was pending is its parent's.
 
 mod aio;
+mod group;
 mod names;
 mod notice;
 mod queues;
+mod requests;
 mod timers;
 mod work;
 

@@ -1,8 +1,10 @@
 //! Asynchronous look-ups of names (`getaddrinfo_a`).
 
 use super::deadline;
-use super::notice::{Event, Notice};
-use super::work::{self, Group, Work};
+use super::group::{self, Group, List};
+use super::notice::Event;
+use super::requests::{Canceled, Selection, Terms};
+use super::work::{self, Work};
 use crate::real::{self, set_errno};
 use crate::state;
 use libc::{c_char, c_int, c_void};
@@ -21,11 +23,9 @@ pub struct Request {
     _reserved: [c_int; 5],
 }
 
-const GAI_WAIT: c_int = 0;
-const GAI_NOWAIT: c_int = 1;
-
 const EAI_INPROGRESS: c_int = -100;
-const EAI_CANCELED: c_int = -101;
+/// The status of a request that was canceled.
+pub const EAI_CANCELED: c_int = -101;
 const EAI_NOTCANCELED: c_int = -102;
 const EAI_ALLDONE: c_int = -103;
 const EAI_INTR: c_int = -104;
@@ -36,34 +36,40 @@ const CODE: c_int = -60;
 /// A request of a look-up.
 pub struct LookUp {
     /// Address of the program's [`Request`].
-    pub request: usize,
+    request: usize,
     /// What it was requested with.
     group: Arc<Group>,
 }
 
 impl LookUp {
-    pub fn carry_out(self) {
+    pub fn terms(&self) -> Terms {
+        Terms {
+            address: self.request,
+            order: None,
+            priority: 0,
+            is_barrier: false,
+        }
+    }
+
+    /// Returns the status.
+    pub fn carry_out(&self) -> c_int {
         let request = self.request as *mut Request;
         // SAFETY: the program's request, which it leaves alone until it is over.
-        let status = unsafe {
+        unsafe {
             let r = &*request;
             let to = &raw mut (*request).result;
             libc::getaddrinfo(r.name, r.service, r.hints, to)
-        };
-        self.finish(status);
+        }
     }
 
-    pub fn cancel(self) {
-        self.finish(EAI_CANCELED);
-    }
-
-    fn finish(self, status: c_int) {
+    pub fn store(&self, status: c_int) {
+        let request = self.request as *const Request;
         // SAFETY: as above.
-        unsafe {
-            (*(self.request as *mut Request))
-                .status
-                .store(status, Release)
-        };
+        unsafe { (*request).status.store(status, Release) };
+    }
+
+    /// Tells the program that the request is over.
+    pub fn tell(self) {
         self.group.finish_one();
     }
 }
@@ -88,25 +94,16 @@ unsafe extern "C" fn getaddrinfo_a(
         // SAFETY: passed on.
         return unsafe { real::getaddrinfo_a()(mode, list.cast(), n, event as *mut c_void) };
     }
-    if ![GAI_WAIT, GAI_NOWAIT].contains(&mode) || n < 0 {
-        set_errno(libc::EINVAL);
+    // SAFETY: the program's list, and its event, if any.
+    let opened = unsafe { List::open((mode, list, n), event, CODE, |_| true) };
+    let Some(list) = opened else {
         return libc::EAI_SYSTEM;
-    }
-    let waits = mode == GAI_WAIT;
-    // SAFETY: the program's list of requests, some perhaps null, and its event, if any.
-    let (requests, notice) = unsafe {
-        let list = super::listed(list, n);
-        let requests: Vec<_> = list.iter().filter(|r| !r.is_null()).copied().collect();
-        let event = event.as_ref().filter(|_| !waits);
-        (requests, event.map_or(Notice::Nothing, |e| Notice::of(e)))
     };
-    // One more, so that the notice is not given before all were requested.
-    let group = Group::new(requests.len() + 1, notice, CODE);
     let mut result = 0;
-    for &request in &requests {
+    for &request in &list.requests {
         let look_up = LookUp {
             request: request as usize,
-            group: group.clone(),
+            group: list.group.clone(),
         };
         // SAFETY: the program's request.
         unsafe { (*request).status.store(EAI_INPROGRESS, Release) };
@@ -115,14 +112,10 @@ unsafe extern "C" fn getaddrinfo_a(
             unsafe { (*request).status.store(libc::EAI_SYSTEM, Release) };
             set_errno(libc::EAGAIN);
             result = libc::EAI_SYSTEM;
-            group.finish_one();
+            list.group.finish_one();
         }
     }
-    group.finish_one();
-    if waits && group.wait() != 0 {
-        return EAI_INTR;
-    }
-    result
+    list.close().map_or(EAI_INTR, |_| result)
 }
 
 #[unsafe(no_mangle)]
@@ -146,10 +139,10 @@ unsafe extern "C" fn gai_suspend(
     }
     // SAFETY: the program's requests.
     let is_over = || requests.iter().any(|&r| unsafe { !is_under_way(r) });
-    match work::wait_until(end.as_ref(), is_over) {
-        0 => 0,
-        libc::ETIMEDOUT => libc::EAI_AGAIN,
-        _ => EAI_INTR,
+    match group::wait_until(end.as_ref(), is_over) {
+        Ok(()) => 0,
+        Err(libc::ETIMEDOUT) => libc::EAI_AGAIN,
+        Err(_) => EAI_INTR,
     }
 }
 
@@ -159,17 +152,9 @@ unsafe extern "C" fn gai_cancel(request: *mut Request) -> c_int {
         // SAFETY: passed on.
         return unsafe { real::gai_cancel()(request.cast()) };
     }
-    let address = request as usize;
-    let is_meant = |work: &Work| matches!(work, Work::LookUp(l) if l.request == address);
-    let taken = work::withdraw(is_meant);
-    if !taken.is_empty() {
-        taken.into_iter().for_each(Work::cancel);
-        return EAI_CANCELED;
-    }
-    // SAFETY: the program's request.
-    if unsafe { is_under_way(request) } {
-        EAI_NOTCANCELED
-    } else {
-        EAI_ALLDONE
+    match work::cancel(Selection::Address(request as usize)) {
+        Canceled::All => EAI_CANCELED,
+        Canceled::NotAll => EAI_NOTCANCELED,
+        Canceled::Nothing => EAI_ALLDONE,
     }
 }

@@ -126,6 +126,29 @@ static void pipes(void) {
     close(ends[1]);
 }
 
+// Requests of one descriptor go by their priorities, and then as they were made.
+static void priorities(void) {
+    enum { READS = 5 };
+    static const int less[READS] = {0, 5, 0, 20, 5};
+    int ends[2];
+    CHECK(pipe(ends) == 0, "pipe");
+    struct aiocb *cb = (void *)(memory + 16384);
+    char *text = memory + MIB;
+    memset(text, 0, READS * 8);
+    for (int i = 0; i < READS; i++) {
+        cb[i] = (struct aiocb){.aio_fildes = ends[0], .aio_buf = text + i * 8, .aio_nbytes = 2, .aio_reqprio = less[i]};
+        cb[i].aio_sigevent.sigev_notify = SIGEV_NONE;
+        CHECK(aio_read(&cb[i]) == 0, "aio_read");
+    }
+    CHECK(write(ends[1], "0 1 2 3 4 ", 2 * READS) == 2 * READS, "write");
+    for (int i = 0; i < READS; i++)
+        wait_for(&cb[i], 2);
+    for (int i = 0; i < READS; i++)
+        printf("%s", text + i * 8);
+    puts("by priority");
+    close(ends[0]), close(ends[1]);
+}
+
 static void names(void) {
     struct gaicb *name = (void *)(memory + 8192), *list[] = {name, NULL, name + 1};
     struct addrinfo hints = {.ai_flags = AI_NUMERICHOST | AI_NUMERICSERV};
@@ -180,6 +203,7 @@ int main(int argc, char **argv) {
     transfers(fileno(f));
     notices(fileno(f));
     pipes();
+    priorities();
     names();
     if (argc > 1)
         child(fileno(f));
