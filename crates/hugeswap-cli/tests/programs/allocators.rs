@@ -1,9 +1,10 @@
 //! Programs with another allocator than the C library's: preloaded, in a shared library that the
 //! program is linked with, or inside the program.
 //!
-//! One of the allocators is ours (c/strict.c). It ends the process if hugeswap enters it from
-//! inside itself or from a thread of its own.
+//! One of the allocators is ours (c/strict.c). It ends the process if hugeswap enters it from inside
+//! itself or from a thread of its own. One is built from its sources ([`snmalloc`]).
 
+use crate::snmalloc;
 use crate::util::*;
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -39,7 +40,7 @@ struct Allocator(
     &'static [&'static str],
 );
 
-const ALLOCATORS: [Allocator; 4] = [
+const ALLOCATORS: [Allocator; 5] = [
     Allocator("strict", "libstrict.so", Some("strict.o"), &[]),
     Allocator(
         "jemalloc",
@@ -54,6 +55,12 @@ const ALLOCATORS: [Allocator; 4] = [
         "libtcmalloc_minimal.so.4",
         Some("libtcmalloc_minimal.a"),
         &["-lstdc++", "-lm"],
+    ),
+    Allocator(
+        "snmalloc",
+        "libsnmallocshim.so",
+        Some("libsnmallocshim-static.a"),
+        &["-lstdc++"],
     ),
 ];
 
@@ -119,9 +126,10 @@ impl Allocator {
 
     /// The path of one of its files.
     fn find(&self, file: &str, dir: &Path) -> PathBuf {
-        match self.is_ours() {
-            true => dir.join(file),
-            false => library(file),
+        match self.0 {
+            "snmalloc" => snmalloc::library(file),
+            _ if self.is_ours() => dir.join(file),
+            _ => library(file),
         }
     }
 
@@ -137,10 +145,11 @@ impl Allocator {
                     _ => self.find(archive.expect("there is one"), dir),
                 };
                 let mut flags = vec!["-fno-builtin", "-o", "blocks"];
+                let run_path = format!("-Wl,-rpath,{}", file.parent().expect("a path").display());
                 let file = file.to_str().expect("a plain name").to_owned();
                 // The linker takes from an archive only what is needed, but all of the allocator's
                 // definitions must take precedence over the C library's.
-                flags.extend(["-Wl,-rpath,.", "-Wl,--whole-archive", &file]);
+                flags.extend([&run_path, "-Wl,--whole-archive", &file]);
                 flags.push("-Wl,--no-whole-archive");
                 flags.extend(needs.iter());
                 build(dir, &[], &["blocks"], &flags);
@@ -180,7 +189,8 @@ fn storm(mode: Mode, own_mmap: bool, program: &dyn Fn(&Path) -> Program) {
     // pieces.)
     let setup = Setup::new(mode, 48)
         .option("--set", "route.malloc_min=128K")
-        .option("--set", "route.mmap_min=128K");
+        .option("--set", "route.mmap_min=128K")
+        .option("--set", "debug.storm=100");
     let managed = program.managed(&setup);
     if own_mmap {
         assert_eq!(managed.output.status, plain.status);

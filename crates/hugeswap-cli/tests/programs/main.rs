@@ -18,6 +18,7 @@ mod python;
 mod runtimes;
 mod sandbox;
 mod small;
+mod snmalloc;
 mod sort;
 mod threads;
 mod unmanaged;
