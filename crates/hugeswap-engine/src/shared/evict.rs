@@ -20,6 +20,7 @@ use hugeswap_sys::signal::Blocked;
 use hugeswap_sys::{Errno, Result, fs, process, uffd};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed, SeqCst};
+use std::sync::atomic::fence;
 
 /// A process that cannot be reached for so long never will be.
 const HOPELESS_NS: u64 = 1_000_000_000;
@@ -131,6 +132,8 @@ impl Sharing {
             freezing.store(0, SeqCst);
             return false;
         };
+        // Locked before the table is read: see `settle`.
+        fence(SeqCst);
         let saved = self.save(host, state, region, m, unit, &mut leaving);
         freezing.store(0, SeqCst);
         let Ok(memory) = saved else {

@@ -11,12 +11,12 @@ use crate::pool::layout::{FileIdentity, SHARED_NAME, SHARED_UNITS};
 use crate::pool::shared::{FileKey, Found};
 use hugeswap_policy::PAGE_BYTES;
 use hugeswap_policy::knobs::Knob;
-use hugeswap_policy::shared::{Op, Word};
+use hugeswap_policy::shared::Op;
 use hugeswap_sys::fs::{Identity, Seals};
 use hugeswap_sys::signal::Blocked;
 use hugeswap_sys::{Errno, fs, futex, mm, now_ns, process, uffd};
-use std::sync::atomic::AtomicU32;
 use std::sync::atomic::Ordering::{Acquire, Relaxed, Release, SeqCst};
+use std::sync::atomic::{AtomicU32, fence};
 
 /// How long a process that attaches waits for another one to have it.
 const PATIENCE_NS: u64 = 5_000_000_000;
@@ -363,10 +363,13 @@ impl Sharing {
     pub(super) fn settle(&self, host: &impl Host, index: usize) -> Result<()> {
         let m = &self.maps[index];
         let (mut looks, mut since) = (0, None);
+        // The mapping's entry in the table was written before, and the words are read after. In `evict`
+        // a process locks a word first and reads the entries then, with the same fence between. So a
+        // unit that is written out either is seen as locked here, or its write-out sees the mapping.
+        fence(SeqCst);
         for unit in m.units() {
             loop {
-                // In one order with the mapping's entry in the table.
-                let w = Word(self.word_of(unit).load(SeqCst));
+                let w = self.load(unit);
                 match w.op() {
                     Op::Out => {
                         if let Some(held) = self.take(unit, w, Op::Touch) {
