@@ -10,7 +10,7 @@
 //! The segment is memory that other processes write to. So an event that cannot happen to a unit
 //! is no bug of the caller: the caller then leaves the word as it is.
 //!
-//! The table in docs/states.md is printed from [`step`] (`tests/life_of_a_unit.rs`).
+//! The table in docs/states.md is printed from [`step`] (`tests/life_of_a_unit`).
 
 use super::{Kind, Op, Word};
 use crate::counters::Counter;

@@ -7,7 +7,7 @@
 //! engine takes the steps on real memory, [`driver`](crate::driver) on a machine of counters, and
 //! an explorer of schedules in a model around the lock (`tests/protocol_loom.rs`).
 //!
-//! The table in docs/states.md is printed from [`step`] (`tests/life_of_a_unit.rs`).
+//! The table in docs/states.md is printed from [`step`] (`tests/life_of_a_unit`).
 
 use super::{
     CLEAN, COW, FilePlace, HAS_PLACE, Kind, MAY_READ, MAY_WRITE, Place, READAHEAD, State,

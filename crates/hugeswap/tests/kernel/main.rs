@@ -53,6 +53,7 @@ mod report;
 mod secrecy;
 mod shared;
 mod shared_ahead;
+mod shared_dead;
 mod shared_life;
 mod shared_tracking;
 mod slots;
@@ -126,6 +127,7 @@ fn all() -> Vec<Test> {
         secrecy::TESTS,
         shared::TESTS,
         shared_ahead::TESTS,
+        shared_dead::TESTS,
         shared_life::TESTS,
         hostile::TESTS,
         shared_tracking::TESTS,
