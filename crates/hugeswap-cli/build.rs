@@ -41,19 +41,17 @@ fn main() {
     }
     watch(Path::new("build.rs"));
 
+    // In the target directory and not in that of this build: the build scripts of `cargo build`,
+    // `cargo clippy` and `cargo doc` have a directory each, and each would build the objects anew. The
+    // allocator is the same in every profile.
+    let shared = out.ancestors().nth(4).expect("a target directory");
     for (package, variable) in [
         ("hugeswap-preload", "HUGESWAP_PRELOAD_OBJECT"),
         ("hugeswap-small", "HUGESWAP_SMALL_OBJECT"),
     ] {
-        // The allocator takes long to build, and is the same in every profile: it has one place in
-        // the target directory.
         let inner = match package {
-            "hugeswap-small" => out
-                .ancestors()
-                .nth(4)
-                .expect("a target directory")
-                .join("small"),
-            _ => out.join("preload"),
+            "hugeswap-small" => shared.join("small"),
+            _ => shared.join(format!("injected-{}", var("PROFILE"))),
         };
         let object = match package {
             "hugeswap-small" if !has_make() => no_object(&out),
