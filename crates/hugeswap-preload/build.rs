@@ -4,6 +4,8 @@
 //!   load than the object itself. (Nothing unwinds here; it serves backtraces of a panic.)
 //! * The compiler's start files are left out (`-nostartfiles`): they run code and touch pages at a program's start and
 //!   end, to register tables and destructors that the object does not have.
+//! * Relocated data is not made read-only (`-z norelro`): that takes a mapping and two calls of
+//!   mprotect, and the addresses of functions that are looked up later are in writable memory anyway.
 //! * Calls within the object do not go by the dynamic linker (`-Bsymbolic`), though their targets are exported.
 
 use std::path::PathBuf;
@@ -15,7 +17,7 @@ fn main() {
     std::fs::write(out.join("libgcc_s.so"), "INPUT ( -lgcc_eh -lgcc )\n")
         .expect("OUT_DIR can be written");
     println!("cargo::rustc-link-search=native={}", out.display());
-    for arg in ["-nostartfiles", "-Wl,-Bsymbolic"] {
+    for arg in ["-nostartfiles", "-Wl,-Bsymbolic", "-Wl,-z,norelro"] {
         println!("cargo::rustc-cdylib-link-arg={arg}");
     }
 }

@@ -39,7 +39,7 @@
 #![cfg(all(target_os = "linux", target_arch = "x86_64"))]
 
 /// Variables that every start or fork of a program writes, also of one that manages nothing:
-/// together they are one page, of which each process gets a copy. (Functions that run then stand
+/// together they are less than a page, which each process gets a copy of. (Functions that run then stand
 /// together, too: the section `hugeswap_start`.)
 macro_rules! hot {
     ($($(#[$meta:meta])* $vis:vis static $name:ident: $type:ty = $value:expr;)*) => {$(
@@ -47,14 +47,6 @@ macro_rules! hot {
         #[unsafe(link_section = "hugeswap_hot")]
         $vis static $name: $type = $value;
     )*};
-}
-
-/// So that the section begins with a page.
-#[repr(align(4096))]
-struct Aligned;
-hot! {
-    #[used]
-    static HOT: Aligned = Aligned;
 }
 
 mod access;

@@ -20,6 +20,7 @@ pub mod program_fs;
 pub mod raw;
 pub mod signal;
 pub mod small;
+#[cfg(feature = "spawn")]
 pub mod spawn;
 pub mod thread;
 pub mod uffd;

@@ -23,7 +23,8 @@ unsafe extern "C" {
     fn hugeswap_syscall_gate();
 }
 
-/// Address of the gate; 0 for the stub in this object.
+/// Address of the gate; 0 for the stub in this object. (Every start reads it.)
+#[unsafe(link_section = "hugeswap_hot")]
 static GATE: AtomicUsize = AtomicUsize::new(0);
 
 /// The machine code of a gate: `syscall; ret`.

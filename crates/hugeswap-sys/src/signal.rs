@@ -61,6 +61,7 @@ unsafe extern "C" {
 ///
 /// # Safety
 /// The handler must be fit to run whenever the signal comes.
+#[unsafe(link_section = "hugeswap_start")]
 pub unsafe fn set_action(signal: i32, action: &Action) -> Result<Action> {
     let mut new = *action;
     if new.flags & SA_RESTORER == 0 {
@@ -99,6 +100,7 @@ pub fn action(signal: i32) -> Result<Action> {
 }
 
 /// Sets the calling thread's mask, and returns the former one.
+#[unsafe(link_section = "hugeswap_start")]
 pub fn set_mask(mask: Mask) -> Mask {
     let mut old: Mask = 0;
     // SAFETY: both masks are 8 bytes.
@@ -119,6 +121,7 @@ pub fn set_mask(mask: Mask) -> Mask {
 }
 
 /// The calling thread's mask.
+#[unsafe(link_section = "hugeswap_start")]
 pub fn mask() -> Mask {
     let mut mask: Mask = 0;
     let out = &raw mut mask as usize;
