@@ -109,7 +109,7 @@ impl Engine {
             places: u64::from(places),
             places_known: u64::from(places_idle),
             credits: self.base.credits().pages(),
-            charged: self.pool.record().charged.load(Relaxed),
+            charged: self.pool.record().uncompressed(),
             watched: self.table.watched() as i64,
             mappings: self.backend.mappings(),
             clusters_lost: self.pool.records()[self.pool.me()].events.counters

@@ -199,6 +199,7 @@ impl Engine {
         self.pool.kick();
         self.wake_workers(u32::MAX >> 1);
         self.khugepaged.wake();
+        self.store.zswap.wake();
         loop {
             let Some(t) = self.threads.lock().pop() else {
                 break;
@@ -206,6 +207,7 @@ impl Engine {
             self.pool.kick();
             self.wake_workers(u32::MAX >> 1);
             self.khugepaged.wake();
+            self.store.zswap.wake();
             t.join();
         }
         if cfg!(debug_assertions)

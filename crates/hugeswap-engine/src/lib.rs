@@ -81,6 +81,7 @@ mod writer_count;
 mod writers;
 mod zero;
 mod zeroed;
+mod zswapd;
 
 pub use engine::{Engine, EngineConfig, high_descriptor};
 pub use error::EngineError;

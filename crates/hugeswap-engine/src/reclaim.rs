@@ -164,6 +164,7 @@ impl Reclaim {
         let starving = waiting && coming == 0;
         let short = starving || available + coming < marks.high;
         self.measure_reclaim(short || available < marks.high);
+        busy |= self.feed_zswap(short);
         if short || (owed > 0 && coming == 0) {
             if coming < u64::from(WRITE_DEPTH) {
                 let own = self.pool.record().charged.load(Relaxed);
@@ -439,6 +440,7 @@ impl Reclaim {
             self.store.release_kept();
         }
         self.frame_demand.tick();
+        self.start_zswapd();
         self.call_khugepaged();
         if self.has_frames_to_compact() {
             self.khugepaged.wake();

@@ -12,6 +12,13 @@ named! {
     Counter:
     PswpIn => "pswpin", "Base pages read from swap (a huge page counts 512).";
     PswpOut => "pswpout", "Base pages written to swap (a huge page counts 512).";
+    ZswpIn => "zswpin", "Base pages read from compressed memory.";
+    ZswpOut => "zswpout", "Base pages compressed and kept in memory.";
+    ZswpWb => "zswpwb", "Base pages written from compressed memory to swap, for it was full.";
+    ZswpMoved => "zswap_moved", "Blocks of compressed memory moved together, or passed over since they were read.";
+    ZswpPoor => "zswap_reject_compress_poor", "Pages that compressed too little and were written to swap.";
+    ZswpSkipped => "zswap_reject_skipped", "Pages written to swap without an attempt, for those before compressed too little.";
+    ZswpFull => "zswap_pool_limit_hit", "Pages written to swap since compressed memory was full.";
     ThpSwpIn => "thp_swpin", "Huge pages swapped in whole.";
     ThpSwpOut => "thp_swpout", "Huge pages swapped out whole.";
     ThpSwpInFallback => "thp_swpin_fallback", "Units swapped in where no huge page was to be had.";

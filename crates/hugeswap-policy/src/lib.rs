@@ -66,6 +66,7 @@ pub mod thp_swap;
 pub mod unit;
 pub mod watermark;
 pub mod workingset;
+pub mod zswap;
 
 /// Bytes in a unit: one x86-64 huge page.
 pub const UNIT_BYTES: u64 = 2 << 20;

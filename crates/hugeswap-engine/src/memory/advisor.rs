@@ -18,9 +18,9 @@ impl Memory {
         }
     }
 
-    /// Pages of this process in memory.
-    fn resident_pages(&self) -> u64 {
-        self.pool.record().charged.load(Relaxed) * UNIT_PAGES
+    /// Pages of this process in memory, those apart that are compressed.
+    pub(super) fn resident_pages(&self) -> u64 {
+        self.pool.record().uncompressed() * UNIT_PAGES
     }
 
     /// The absent ones of `pages` of a locked, base-mapped unit are to be read from swap.

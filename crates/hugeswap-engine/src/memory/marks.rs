@@ -77,7 +77,7 @@ impl Memory {
     }
 
     pub(crate) fn has_few_frames(&self) -> bool {
-        self.pool.record().charged.load(Relaxed) <= FEW_FRAMES
+        self.pool.record().uncompressed() <= FEW_FRAMES
     }
 
     /// Something was taken.

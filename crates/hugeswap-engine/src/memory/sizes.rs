@@ -83,7 +83,10 @@ impl Memory {
         let costs = if watched {
             Costs::resident(WATCHED, memory)
         } else {
-            Costs::new(&self.store.cost, self.cpu(), learning.fill, memory)
+            let cost = self
+                .store
+                .cost_of(unit, self.table.load(unit).place(), page);
+            Costs::new(cost, self.cpu(), learning.fill, memory)
         };
         let d = learning
             .granularity
@@ -99,7 +102,7 @@ impl Memory {
                 _ => Costs { memory: 0, ..costs }.of(size),
             };
             let distance = self.refault_distance(unit, record, page);
-            let resident = self.pool.record().charged.load(Relaxed) * UNIT_PAGES;
+            let resident = self.resident_pages();
             let brought = u64::from(size.pages()).min(UNIT_PAGES - present);
             learning.price.on_fault(brought, distance, resident, alone);
         }
@@ -151,7 +154,7 @@ impl Memory {
     fn stayed(&self, record: &Record) -> u16 {
         let evicted = self.sizes.evicted.load(Relaxed);
         let since = evicted.wrapping_sub(record.came_at.load(Relaxed));
-        let resident = self.pool.record().charged.load(Relaxed) * UNIT_PAGES;
+        let resident = self.resident_pages();
         let gone = since.saturating_mul(STAY.into()) / resident.max(1);
         gone.min(STAY.into()) as u16
     }
@@ -160,7 +163,7 @@ impl Memory {
     /// be spared, and what of them are refaults.
     pub(crate) fn note_refaults(&self, unit: u32, record: &Record, pages: Range<usize>) {
         let detection = self.pool.knob(Knob::WorkingsetDetection) != 0;
-        let resident = self.pool.record().charged.load(Relaxed) * UNIT_PAGES;
+        let resident = self.resident_pages();
         let (mut refaults, mut activated, mut restored) = (0, 0, 0);
         for page in pages.filter(|&p| !record.present.get(p)) {
             let one = page..page + 1;

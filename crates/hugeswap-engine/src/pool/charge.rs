@@ -15,7 +15,7 @@ impl Pool {
     /// Frames charged over all processes, and to shared regions.
     pub fn used_frames(&self) -> u64 {
         let own: u64 = self.live().map(|(_, r)| r.charged.load(Relaxed)).sum();
-        own + self.shared_frames()
+        own + self.zswap_of_the_gone() + self.shared_frames()
     }
 
     /// Tries to charge `n` more frames to record `me`. Two processes that try for the last

@@ -3,6 +3,7 @@
 //! ```text
 //! | Header | Record x (MAX_PROCESSES + 1) | cluster words (u32) | bitmaps (64 bytes a cluster) | layouts (3 bits a cluster) | page sums (512 x u64 a cluster) | seals (512 x 24 bytes a cluster) |
 //! | bad slots (64 bytes a cluster) | words of shared units (8 bytes each) | a bit for each of those that is charged |
+//! | pages of a cluster in compressed memory (u32) | their words (512 x u64 a cluster) | owners, and bytes in use, of its frames (u32 each) | its frames (2 MiB each) |
 //! ```
 //!
 //! * The header holds the budget, the settings (which may change in use), the swap areas, the
@@ -19,6 +20,7 @@
 //! reader validates what it reads, bounds every index, and never follows an address found here.
 
 use super::losses::{KEPT, LossEntry};
+use crate::UNIT;
 use crate::checksum::Sums;
 use crate::store::seal::Seals;
 use hugeswap_policy::advisor;
@@ -27,6 +29,7 @@ use hugeswap_policy::extents::layout;
 use hugeswap_policy::histogram;
 use hugeswap_policy::knobs::Knob;
 use hugeswap_policy::thp_swap::slots as split;
+use hugeswap_policy::zswap::entry;
 use hugeswap_sys::fs::Identity;
 use std::sync::atomic::Ordering::Relaxed;
 use std::sync::atomic::{AtomicI32, AtomicI64, AtomicU8, AtomicU32, AtomicU64};
@@ -34,7 +37,7 @@ use std::sync::atomic::{AtomicI32, AtomicI64, AtomicU8, AtomicU32, AtomicU64};
 /// "hugeswap" in ASCII.
 pub const MAGIC: u64 = u64::from_le_bytes(*b"hugeswap");
 /// Changed whenever the layout does.
-pub const VERSION: u32 = 26;
+pub const VERSION: u32 = 27;
 /// See [`Record::unreadable`].
 pub const ONLY_UNREADABLE: u64 = 1 << 31;
 /// Most processes a pool can have at one time.
@@ -313,6 +316,8 @@ pub struct Header {
     pub clusters: AtomicU64,
     /// Clusters used by areas so far: none has any at or above this.
     pub clusters_high: AtomicU64,
+    /// Frames that compressed memory can have.
+    pub zswap_frames: AtomicU64,
     /// Length of the segment, bytes.
     pub length: AtomicU64,
     /// The process that made the pool and holds its descriptors.
@@ -436,7 +441,11 @@ pub struct Record {
     pub freezing: AtomicU32,
     /// Frames it holds.
     pub charged: AtomicU64,
-    /// Of those, frames that the kernel has for good: nothing takes them out.
+    /// Of those, frames of compressed memory.
+    pub zswap: AtomicU64,
+    /// Pages in them.
+    pub zswap_pages: AtomicU64,
+    /// Of those charged, frames that the kernel has for good: nothing takes them out.
     pub foreign: AtomicU64,
     /// Managed bytes it has mapped.
     pub managed: AtomicU64,
@@ -479,13 +488,19 @@ pub struct Record {
 }
 
 impl Record {
+    /// Frames that it is charged for other memory than compressed memory.
+    pub fn uncompressed(&self) -> u64 {
+        let all = self.charged.load(Relaxed);
+        all.saturating_sub(self.zswap.load(Relaxed))
+    }
+
     /// Its state.
     pub fn state(&self) -> u64 {
         state::of(self.state.load(std::sync::atomic::Ordering::Acquire))
     }
 }
 
-/// Offsets of the parts of a segment with `clusters` clusters.
+/// Offsets of the parts of a segment.
 #[derive(Clone, Copy, Debug)]
 pub struct Offsets {
     /// Offset of the records.
@@ -510,13 +525,23 @@ pub struct Offsets {
     pub shared_stamps: usize,
     /// Offset of the stamps of their pages.
     pub shared_page_stamps: usize,
+    /// Offset of the numbers of pages of each cluster that are in compressed memory.
+    pub zswap_counts: usize,
+    /// Offset of their words.
+    pub zswap_words: usize,
+    /// Offset of the owners of the frames of compressed memory.
+    pub zswap_owners: usize,
+    /// Offset of the numbers of bytes in use in them.
+    pub zswap_used: usize,
+    /// Offset of the frames.
+    pub zswap_frames: usize,
     /// Offset of the end.
     pub end: usize,
 }
 
-/// Computes them; `None` if the numbers are absurd.
-pub fn offsets(clusters: u64) -> Option<Offsets> {
-    if clusters > 1 << 32 {
+/// Computes them, with `zswap` frames of compressed memory; `None` if the numbers are absurd.
+pub fn offsets(clusters: u64, zswap: u64) -> Option<Offsets> {
+    if clusters > 1 << 32 || zswap > entry::MAX_FRAMES as u64 {
         return None;
     }
     let align = |n: usize| n.next_multiple_of(4096);
@@ -532,7 +557,12 @@ pub fn offsets(clusters: u64) -> Option<Offsets> {
     let shared_charged = align(shared_words + SHARED_UNITS * 8);
     let shared_stamps = align(shared_charged + SHARED_UNITS / 8);
     let shared_page_stamps = align(shared_stamps + SHARED_UNITS * size_of::<SharedStamps>());
-    let end = align(shared_page_stamps + SHARED_UNITS * size_of::<SharedPageStamps>());
+    let zswap_counts = align(shared_page_stamps + SHARED_UNITS * size_of::<SharedPageStamps>());
+    let zswap_words = align(zswap_counts + clusters * 4);
+    let zswap_owners = align(zswap_words + clusters * size_of::<Sums>());
+    let zswap_used = align(zswap_owners + zswap as usize * 4);
+    let zswap_frames = align(zswap_used + zswap as usize * 4).next_multiple_of(UNIT);
+    let end = zswap_frames + zswap as usize * UNIT;
     Some(Offsets {
         records,
         cluster_words,
@@ -545,6 +575,11 @@ pub fn offsets(clusters: u64) -> Option<Offsets> {
         shared_charged,
         shared_stamps,
         shared_page_stamps,
+        zswap_counts,
+        zswap_words,
+        zswap_owners,
+        zswap_used,
+        zswap_frames,
         end,
     })
 }

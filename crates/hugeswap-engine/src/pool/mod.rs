@@ -8,6 +8,7 @@
 //! * [`control`], [`looking`], [`scrub`], [`losses`], [`report`]: what is asked and told from
 //!   outside
 //! * [`shared`], [`shared_table`]: shared regions, and the table of them
+//! * [`zswap`]: compressed memory
 //! * [`secret`]: the key that swap is encrypted with
 //!
 //! Concurrency: everything in the segment is an atomic. What a process holds is in its own record,
@@ -37,6 +38,7 @@ mod segment;
 pub mod shared;
 mod shared_table;
 pub mod swap;
+mod zswap;
 
 pub use areas::{AreaUsage, JoinedArea};
 pub use config::{FaultMode, MIN_MEMORY, PoolConfig, PoolError, machine_memory};
@@ -47,6 +49,7 @@ pub use report::{FaultReport, Report};
 pub use room::SOFT_FULL_PERCENT;
 pub use scrub::ScrubReport;
 pub use swap::{SwapSpec, SwapSpecError};
+pub use zswap::ZswapUsage;
 
 use crate::checksum::Sums;
 use crate::lock::Lock;
@@ -69,6 +72,8 @@ pub struct Pool {
     offsets: Offsets,
     /// Clusters there is room for.
     capacity: u64,
+    /// Frames that compressed memory can have.
+    zswap_frames: usize,
     /// The segment's descriptor.
     fd: i32,
     areas: areas::Areas,

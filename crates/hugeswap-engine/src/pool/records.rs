@@ -67,6 +67,8 @@ impl Pool {
             {
                 r.charged.store(0, Relaxed);
                 r.foreign.store(0, Relaxed);
+                r.zswap.store(0, Relaxed);
+                r.zswap_pages.store(0, Relaxed);
                 r.managed.store(0, Relaxed);
                 r.touched.store(0, Relaxed);
                 r.untouched_pages.store(0, Relaxed);
@@ -149,6 +151,7 @@ impl Pool {
         if self.has_children(i) {
             r.state.store(state::ZOMBIE, Release);
         } else {
+            self.release_zswap_of(i);
             self.quarantine_all_of(i);
             clusters::release_owner(self.cluster_words(), i as u16 + 1);
             r.pid.store(0, Relaxed);

@@ -9,6 +9,7 @@ use crate::lock::Lock;
 use crate::zeroed::leave_out_of_core_dumps;
 use hugeswap_policy::UNIT_BYTES;
 use hugeswap_policy::knobs::Knob;
+use hugeswap_policy::zswap::entry;
 use hugeswap_sys::{fs, mm, now_ns, process};
 use std::sync::atomic::Ordering::{Acquire, Relaxed, Release};
 
@@ -52,7 +53,8 @@ impl Pool {
             e
         };
         let capacity = total.saturating_add(room_to_add(total));
-        let offsets = layout::offsets(capacity)
+        let zswap = most_zswap_frames();
+        let offsets = layout::offsets(capacity, zswap)
             .ok_or(PoolError::BadSegment)
             .map_err(close_all)?;
         let fd = mm::memfd(c"hugeswap-pool", false)
@@ -81,6 +83,7 @@ impl Pool {
             length: offsets.end,
             offsets,
             capacity,
+            zswap_frames: zswap as usize,
             fd,
             areas: Areas::new(),
             changing_areas: Lock::freed_in_children(()),
@@ -89,6 +92,7 @@ impl Pool {
         let h = pool.header();
         pool.begin_budget(config.memory / UNIT_BYTES);
         h.clusters.store(capacity, Relaxed);
+        h.zswap_frames.store(zswap, Relaxed);
         h.length.store(offsets.end as u64, Relaxed);
         h.creator.store(process::pid(), Relaxed);
         h.fault_mode.store(config.fault_mode as u32, Relaxed);
@@ -156,9 +160,10 @@ impl Pool {
         let h = unsafe { &*(head as *const Header) };
         let ok = h.magic.load(Acquire) == MAGIC && h.version.load(Relaxed) == VERSION;
         let (clusters, length) = (h.clusters.load(Relaxed), h.length.load(Relaxed));
+        let zswap = h.zswap_frames.load(Relaxed);
         // SAFETY: the mapping made above; `h` is not used again.
         let _ = unsafe { mm::unmap(head, size_of::<Header>().next_multiple_of(4096)) };
-        let offsets = layout::offsets(clusters)
+        let offsets = layout::offsets(clusters, zswap)
             .filter(|o| ok && o.end as u64 == length)
             .ok_or(PoolError::BadSegment)?;
         let base = mm::map_shared(fd, offsets.end, 0)
@@ -171,6 +176,7 @@ impl Pool {
             length: offsets.end,
             offsets,
             capacity: clusters,
+            zswap_frames: zswap as usize,
             fd,
             areas: Areas::new(),
             changing_areas: Lock::freed_in_children(()),
@@ -203,11 +209,24 @@ impl Drop for Pool {
 /// and no memory. Where addresses or the sizes of files are limited, none.
 fn room_to_add(clusters: u64) -> u64 {
     const LEAST: u64 = (256 << 30) / UNIT_BYTES;
-    let limited = |resource| process::limit(resource) != libc::RLIM_INFINITY;
-    if limited(libc::RLIMIT_AS) || limited(libc::RLIMIT_FSIZE) {
-        return 0;
+    match addresses_are_limited() {
+        true => 0,
+        false => clusters.max(LEAST),
     }
-    clusters.max(LEAST)
+}
+
+fn addresses_are_limited() -> bool {
+    let limited = |resource| process::limit(resource) != libc::RLIM_INFINITY;
+    limited(libc::RLIMIT_AS) || limited(libc::RLIMIT_FSIZE)
+}
+
+/// Frames that compressed memory can have: addresses for as much as the machine has memory. Where
+/// those are limited, none.
+fn most_zswap_frames() -> u64 {
+    match addresses_are_limited() {
+        true => 0,
+        false => (machine_memory() / UNIT_BYTES).min(entry::MAX_FRAMES as u64),
+    }
 }
 
 fn fill_random(buf: &mut [u8]) {

@@ -18,7 +18,7 @@ use hugeswap_policy::UNIT_PAGES;
 use hugeswap_policy::counters::Counter;
 use hugeswap_policy::knobs::Knob;
 use hugeswap_sys::uring::{self, Ring};
-use hugeswap_sys::{Errno, now_ns, process};
+use hugeswap_sys::{Errno, Result, now_ns, process};
 use std::ops::Range;
 use std::sync::atomic::Ordering::Relaxed;
 
@@ -67,15 +67,57 @@ impl Store {
     /// Writes runs, at most [`MOST`], of different pages, each to a cluster of this process's own
     /// from memory where no thread changes it. Which were written, as bits.
     pub(crate) fn write_runs(&self, runs: &[Run]) -> u32 {
-        let mut done = self.write_batch(runs);
+        let mut done = 0;
+        let mut rest: [Run; MOST] = Default::default();
+        let (mut which, mut n) = ([0; MOST], 0);
         for (k, run) in runs.iter().enumerate().take(MOST) {
-            if done >> k & 1 == 0 {
-                let pages = run.pages.clone();
-                let written = self.write_pages(run.cluster, pages, run.from).is_ok();
-                done |= u32::from(written) << k;
+            if self.zswap.admits(run.cluster) && self.keep_run(run) {
+                done |= 1 << k;
+            } else {
+                (rest[n], which[n]) = (run.clone(), k);
+                n += 1;
+            }
+        }
+        let rest = &rest[..n];
+        let written = self.write_batch(rest);
+        for (k, run) in rest.iter().enumerate() {
+            if written >> k & 1 == 1 || self.write_run(run).is_ok() {
+                done |= 1 << which[k];
             }
         }
         done
+    }
+
+    /// Keeps some of a run in compressed memory, and writes the rest. False: it is to be written
+    /// whole.
+    fn keep_run(&self, run: &Run) -> bool {
+        let mut sums: UnitSums = [0; UNIT_PAGES as usize];
+        let sums = self.fill_sums(run, &mut sums);
+        let pages = run.pages.clone();
+        let kept = self.keep_compressed(run.cluster, pages.clone(), run.from, sums);
+        kept.is_ok_and(|kept| {
+            kept.any()
+                && self
+                    .write_not_kept((run.cluster, pages), run.from, sums, &kept, true)
+                    .is_ok()
+        })
+    }
+
+    fn write_run(&self, run: &Run) -> Result<()> {
+        let mut sums: UnitSums = [0; UNIT_PAGES as usize];
+        let sums = self.fill_sums(run, &mut sums);
+        let written =
+            self.write_to_device(run.cluster, run.pages.clone(), run.from, Some(sums), true);
+        self.note_write_error(written)
+    }
+
+    fn fill_sums<'a>(&self, run: &Run, sums: &'a mut UnitSums) -> &'a [u64] {
+        // SAFETY: the memory of `write_runs`'s caller.
+        let bytes =
+            unsafe { std::slice::from_raw_parts(run.from as *const u8, run.pages.len() * PAGE) };
+        let sums = &mut sums[..run.pages.len()];
+        checksum::fill(&self.key, bytes, sums);
+        sums
     }
 
     /// As many of them as can be, at once.
@@ -135,6 +177,7 @@ impl Store {
             let Ok(target) = self.prepare_write(run.cluster, run.pages.clone(), false) else {
                 continue;
             };
+            self.forget_stored(run.cluster, run.pages.clone());
             writes[n] = uring::Write {
                 fd: target.fd,
                 memory: run.from,
@@ -161,11 +204,7 @@ impl Store {
             }
             target.area.note_transfer(true, took, None);
             target.area.note_write(None);
-            // SAFETY: as above.
-            let bytes = unsafe { std::slice::from_raw_parts(run.from as *const u8, writes[k].len) };
-            let sums = &mut sums[..run.pages.len()];
-            checksum::fill(&self.key, bytes, sums);
-            checksum::store(target.sums, sums);
+            checksum::store(target.sums, self.fill_sums(run, &mut sums));
             self.pool.count(Counter::PswpOut, run.pages.len() as u64);
             self.pool.count(Counter::SwapBatched, 1);
             done |= 1 << which[k];

@@ -8,6 +8,7 @@
 //! * [`kept`]: what a forked child may still read
 //! * [`transfer`]: pages read and written, verified, counted and tried again; [`backing`]: the
 //!   device behind that
+//! * [`zswap`]: pages kept compressed in memory instead of written
 //! * [`sealing`]: encryption; [`quarantine`]: slots that have failed are never used again
 //!
 //! The store knows pages, slots, areas and failures. It knows no engine, no state of a unit, no
@@ -43,6 +44,7 @@ pub(crate) mod seal;
 pub(crate) mod sealing;
 mod transfer;
 mod wbt;
+pub(crate) mod zswap;
 
 pub(crate) use crate::{PAGE, PAGES};
 pub(crate) use transfer::may_try_again;
@@ -57,6 +59,7 @@ use claim::Claims;
 use faulty::Faulty;
 use hugeswap_policy::UNIT_PAGES;
 use hugeswap_policy::swapin::granularity::{DeviceCost, Direction, PerSize, Size};
+use hugeswap_policy::unit::Place;
 use hugeswap_sys::{Result, mm};
 use initialise::Initialiser;
 use kept::Kept;
@@ -65,6 +68,7 @@ use sealing::Sealing;
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 use std::sync::atomic::Ordering::Relaxed;
+use zswap::Zswap;
 
 /// What transfers cost at first if that could not be measured: a solid-state disk. Nanoseconds.
 const DEVICE: PerSize = PerSize {
@@ -90,6 +94,7 @@ pub(crate) struct Store {
     pub kept: Kept,
     pub batches: Batches,
     initialiser: Initialiser,
+    pub zswap: Zswap,
     /// The last attempts to write found no slot.
     full: AtomicBool,
     /// What transfers cost now.
@@ -120,6 +125,7 @@ impl Store {
             kept: Kept::new(clusters).map_err(tables)?,
             batches: Batches::new(),
             initialiser: Initialiser::default(),
+            zswap: Zswap::new(pool.clone()).map_err(tables)?,
             full: AtomicBool::new(false),
             cost: DeviceCost::new(r#in, out),
             pool,
@@ -132,6 +138,7 @@ impl Store {
             sealing.reset_in_child();
         }
         self.batches.forget_in_child();
+        self.zswap.reset_in_child();
     }
 
     /// In a forked child, which owns nothing in swap yet.
@@ -152,14 +159,27 @@ impl Store {
 
     /// A transfer of `pages` took `ns`.
     pub fn observe(&self, direction: Direction, pages: usize, ns: u64) {
-        let size = match pages as u64 {
-            1 => Size::Page,
-            16 => Size::Piece,
-            UNIT_PAGES => Size::Whole,
-            _ => return,
-        };
-        self.cost.observe(direction, size, ns);
+        observe(&self.cost, direction, pages, ns);
     }
+
+    /// What transfers of a page of a unit, and of its neighbours, cost.
+    pub fn cost_of(&self, unit: u32, place: Place, page: usize) -> &DeviceCost {
+        let slot = self.slot_of(unit, place, page);
+        match slot.is_some_and(|s| self.zswap.holds(s.cluster, s.at)) {
+            true => &self.zswap.cost,
+            false => &self.cost,
+        }
+    }
+}
+
+fn observe(cost: &DeviceCost, direction: Direction, pages: usize, ns: u64) {
+    let size = match pages as u64 {
+        1 => Size::Page,
+        16 => Size::Piece,
+        UNIT_PAGES => Size::Whole,
+        _ => return,
+    };
+    cost.observe(direction, size, ns);
 }
 
 /// Memory of the engine's own to put pages in.

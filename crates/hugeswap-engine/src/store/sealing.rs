@@ -144,6 +144,7 @@ impl Store {
 
     /// Notes that nothing is known of pages of a cluster, so that they cannot be read any more.
     pub(crate) fn forget_stored(&self, cluster: u64, pages: Range<usize>) {
+        self.zswap.forget(cluster, pages.clone());
         let sums = self.pool.cluster_sums().get(cluster as usize);
         if let Some(sums) = sums.and_then(|s| s.get(pages.clone())) {
             checksum::forget(sums);

@@ -13,7 +13,8 @@ use super::backing::{Failed, SwapPage, Transfer};
 use super::growth::is_no_room;
 use super::seal::Cipher;
 use super::sealing::Sealed;
-use super::{PAGE, PAGES, Store, faulty};
+use super::{PAGE, PAGES, Store, faulty, observe};
+use crate::bits::Bits;
 use crate::checksum::{self, UnitSums};
 use crate::pool::layout::Area;
 use crate::pool::losses::{Cause, Loss, LossKey};
@@ -105,6 +106,70 @@ impl Store {
 
     #[inline(never)]
     fn read_once(
+        &self,
+        cluster: u64,
+        pages: Range<usize>,
+        to: usize,
+        attempt: (u64, u32),
+    ) -> Result<(), Failed> {
+        if !self.zswap.has(cluster) {
+            return self.read_device(cluster, pages, to, attempt);
+        }
+        let start = now_ns();
+        // What is written back meanwhile is found on the device.
+        let (first, mut away, mut compressed) = (pages.start, pages.start, 0);
+        for page in pages.clone() {
+            let at = to + (page - first) * PAGE;
+            if !self.read_compressed(cluster, page, at, first)? {
+                continue;
+            }
+            compressed += 1;
+            if away < page {
+                let to = to + (away - first) * PAGE;
+                self.read_device(cluster, away..page, to, attempt)?;
+            }
+            away = page + 1;
+        }
+        if away < pages.end {
+            let to = to + (away - first) * PAGE;
+            self.read_device(cluster, away..pages.end, to, attempt)?;
+        }
+        if compressed == pages.len() {
+            let took = now_ns().saturating_sub(start);
+            observe(&self.zswap.cost, Direction::In, compressed, took);
+        }
+        self.pool.count(Counter::ZswpIn, compressed as u64);
+        Ok(())
+    }
+
+    /// Reads a page from compressed memory, if it is there. `first`: the first page of the read
+    /// that it is a part of.
+    fn read_compressed(
+        &self,
+        cluster: u64,
+        page: usize,
+        to: usize,
+        first: usize,
+    ) -> Result<bool, Failed> {
+        if !self.zswap.load(cluster, page, to) {
+            return Ok(false);
+        }
+        let sums = self.pool.cluster_sums().get(cluster as usize);
+        let want = sums.and_then(|s| s.get(page..page + 1));
+        // SAFETY: just filled, and the caller's.
+        let got = unsafe { std::slice::from_raw_parts(to as *const u8, PAGE) };
+        if want.is_some_and(|w| checksum::matches(&self.key, got, w)) {
+            return Ok(true);
+        }
+        self.pool.count(Counter::SwapSumError, 1);
+        Err(Failed {
+            error: Errno::EIO,
+            on_purpose: false,
+            changed: Some(page - first),
+        })
+    }
+
+    fn read_device(
         &self,
         cluster: u64,
         pages: Range<usize>,
@@ -279,9 +344,15 @@ impl Store {
         sums: &[u64],
         doubt: bool,
     ) -> Result<()> {
-        let written = self.write_all(cluster, pages, from, sums, doubt);
-        // No room is not an error: others have some, or all are full. (Counted here, where it is
-        // known which of the two it was.)
+        let written = match self.zswap.admits(cluster) {
+            true => self.write_compressed(cluster, pages, from, sums, doubt),
+            false => self.write_to_device(cluster, pages, from, Some(sums), doubt),
+        };
+        self.note_write_error(written)
+    }
+
+    /// Counts a write that failed. No room is not an error: others have some, or all are full.
+    pub(super) fn note_write_error(&self, written: Result<()>) -> Result<()> {
         if written.is_err_and(|e| !is_no_room(e)) {
             self.pool.count(Counter::SwapWriteError, 1);
         }
@@ -316,7 +387,8 @@ impl Store {
         None
     }
 
-    fn write_all(
+    /// [`Store::write`] to compressed memory, and what is not kept there to the device.
+    fn write_compressed(
         &self,
         cluster: u64,
         pages: Range<usize>,
@@ -324,7 +396,71 @@ impl Store {
         sums: &[u64],
         doubt: bool,
     ) -> Result<()> {
+        let kept = self.keep_compressed(cluster, pages.clone(), from, sums)?;
+        self.write_not_kept((cluster, pages), from, sums, &kept, doubt)
+    }
+
+    /// Writes what of pages at `from` is not in compressed memory to the device.
+    pub(super) fn write_not_kept(
+        &self,
+        (cluster, pages): (u64, Range<usize>),
+        from: usize,
+        sums: &[u64],
+        kept: &Bits,
+        doubt: bool,
+    ) -> Result<()> {
+        let mut page = pages.start;
+        while let Some(run) = kept.run(page, pages.end, false) {
+            page = run.end;
+            let skipped = run.start - pages.start;
+            let sums = sums.get(skipped..run.end - pages.start);
+            let from = from + skipped * PAGE;
+            self.write_to_device(cluster, run, from, sums, doubt)?;
+        }
+        Ok(())
+    }
+
+    /// Keeps pages of a cluster of this process's own, of which nothing is known from then on but
+    /// what is kept, in compressed memory. Which are.
+    pub(super) fn keep_compressed(
+        &self,
+        cluster: u64,
+        pages: Range<usize>,
+        from: usize,
+        sums: &[u64],
+    ) -> Result<Bits> {
+        let known = self.pool.cluster_sums().get(cluster as usize);
+        let known = known.and_then(|s| s.get(pages.clone())).ok_or(Errno::EIO)?;
+        self.forget_stored(cluster, pages.clone());
+        let kept = Bits::none();
+        if self.pool.is_bad(cluster, pages.clone()) {
+            return Ok(kept);
+        }
+        self.zswap.store(cluster, pages.clone(), from, |page| {
+            let k = page - pages.start;
+            if let (Some(known), Some(sums)) = (known.get(k..k + 1), sums.get(k..k + 1)) {
+                checksum::store(known, sums);
+                kept.put(page..page + 1, true);
+            }
+        });
+        self.pool.count(Counter::PswpOut, kept.count());
+        Ok(kept)
+    }
+
+    /// Writes pages of a cluster of this process's own to the device. `sums`: theirs; `None`: they
+    /// have them already, and can be read from compressed memory meanwhile.
+    pub(super) fn write_to_device(
+        &self,
+        cluster: u64,
+        pages: Range<usize>,
+        from: usize,
+        sums: Option<&[u64]>,
+        doubt: bool,
+    ) -> Result<()> {
         let target = self.prepare_write(cluster, pages.clone(), doubt)?;
+        if sums.is_some() {
+            self.forget_stored(cluster, pages.clone());
+        }
         let (area, index) = (target.area, target.index);
         let len = pages.len() * PAGE;
         // Attempts write the same ciphertext.
@@ -380,13 +516,15 @@ impl Store {
                 .zip(sealed.nonces())
                 .for_each(|(seal, nonce)| Cipher::done(nonce, seal));
         }
-        checksum::store(target.sums, sums);
-        self.pool.count(Counter::PswpOut, pages.len() as u64);
+        if let Some(sums) = sums {
+            checksum::store(target.sums, sums);
+            self.pool.count(Counter::PswpOut, pages.len() as u64);
+        }
         Ok(())
     }
 
-    /// Before pages of a cluster are written: where they go. From then on what the cluster holds of
-    /// them is nothing until the write is done.
+    /// Before pages of a cluster are written: where they go. The caller first makes sure that
+    /// nothing is known of them until the write is done.
     pub(super) fn prepare_write(
         &self,
         cluster: u64,
@@ -407,7 +545,6 @@ impl Store {
         if self.pool.is_bad(cluster, pages.clone()) {
             return Err(Errno::EIO);
         }
-        self.forget_stored(cluster, pages.clone());
         Ok(WriteTarget {
             index,
             area,

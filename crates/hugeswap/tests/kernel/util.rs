@@ -3,7 +3,7 @@
 use hugeswap::{Advice, Builder, FaultMode, ManagedRange, Pool, Region, SwapSpec};
 use hugeswap_engine::pool::{self, PoolConfig};
 use hugeswap_engine::{Engine, EngineConfig};
-use hugeswap_policy::knobs::Knob;
+use hugeswap_policy::knobs::{Knob, parse_setting};
 use std::os::unix::process::ExitStatusExt;
 use std::process::ExitStatus;
 use std::sync::Mutex;
@@ -49,11 +49,20 @@ pub fn builder(memory: usize) -> Builder {
         .swap_area(spec)
         .fault_mode(FaultMode::Signal)
         .encrypt(encrypted());
-    if in_pieces() {
-        builder.set("debug.userfaultfd=off")
-    } else {
-        builder
-    }
+    let builder = match in_pieces() {
+        true => builder.set("debug.userfaultfd=off"),
+        false => builder,
+    };
+    settings_of_all()
+        .iter()
+        .fold(builder, |b, s| b.set(s.as_str()))
+}
+
+/// Settings of the environment for every pool, as `KEY=VALUE,KEY=VALUE`: see docs/testing.md.
+fn settings_of_all() -> Vec<String> {
+    let all = std::env::var("HUGESWAP_TEST_SETTINGS").unwrap_or_default();
+    let settings = all.split(',').filter(|s| !s.is_empty());
+    settings.map(String::from).collect()
 }
 
 static MODE: Mutex<Option<FaultMode>> = Mutex::new(None);
@@ -105,6 +114,9 @@ pub fn engine_with(
         settings.push((Knob::Userfaultfd, 0));
     }
     settings.push((Knob::Encrypt, encrypted().into()));
+    for setting in settings_of_all() {
+        settings.push(parse_setting(&setting).expect("a setting"));
+    }
     let config = PoolConfig {
         memory: (memory * MIB) as u64,
         swap: vec![spec],

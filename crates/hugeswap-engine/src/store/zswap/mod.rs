@@ -1,0 +1,357 @@
+//! Compressed memory in front of swap: what leaves memory is compressed by the page and kept, and
+//! is written to its slot when the room is needed. As the kernel's zswap, behind the verbs of the
+//! store: a page has its slot all the time, and readers need not know where it is.
+//!
+//! * [`codec`]: a page and its block
+//! * [`log`]: the frames, filled one after the other
+//! * [`shrink`]: the oldest frame written back, the emptiest moved together
+//!
+//! # What is kept
+//!
+//! Pages of clusters that are this process's own, if they become shorter by a fourth. Where many in
+//! a row do not, only one of [`TRY_ONE_OF`] is tried, until one does. Shared memory is not kept:
+//! its clusters are no process's own.
+//!
+//! # Protocol
+//!
+//! A word for each slot ([`hugeswap_policy::zswap::entry`]) says where the block is. Only the owner
+//! of the cluster changes it:
+//!
+//! * *store*: under the lock of the log the block is copied to the end, then the word is set.
+//! * *forget*: the word is cleared by a compare-and-swap. If the page is being written back
+//!   ([`WRITEBACK`]), the thread waits for that first: afterwards the slot may be another page's.
+//! * *write back*: the bit is set, the page decoded and written, the word cleared. Should the word
+//!   have been changed before the bit was set, the page is left alone.
+//! * *load*, by any process that may read the slot: the block is copied, and is right if the word
+//!   names it afterwards, too; then it is decoded. Its sum is compared as that of every page.
+//!
+//! A frame is empty, and may be used for something else, when nothing of it counts as in use; a
+//! block counts from before its word is set until after it is cleared.
+
+mod codec;
+mod log;
+pub(crate) mod shrink;
+
+use super::{PAGE, PAGES};
+use crate::lock::{Held, Lock};
+use crate::pool::Member;
+use crate::pool::layout::NOBODY;
+use codec::Scratch;
+use hugeswap_policy::counters::Counter;
+use hugeswap_policy::knobs::{Knob, zswap};
+use hugeswap_policy::swapin::granularity::{DeviceCost, PerSize};
+use hugeswap_policy::zswap::entry::{self, Entry, REFERENCED, WRITEBACK};
+use hugeswap_policy::zswap::share;
+use hugeswap_sys::{Result, futex};
+use log::Log;
+use std::ops::Range;
+use std::sync::Arc;
+use std::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed, Release};
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64};
+
+/// Threads that can compress at one time.
+const SCRATCHES: usize = 4;
+/// So many pages in a row that became no shorter are taken for a sign of more such.
+const POOR_IN_A_ROW: u32 = 16;
+/// Of those only one of so many is tried.
+const TRY_ONE_OF: u32 = 16;
+/// What reading costs until that was measured: LZ4 on a processor of some years ago.
+const COST: PerSize = PerSize {
+    page: 3_000,
+    piece: 30_000,
+    whole: 900_000,
+};
+/// After this time a thread that waits for a page that is written back looks again.
+const PATIENCE_NS: u64 = 5_000_000;
+
+/// This process's compressed memory. Shared by all threads.
+pub(crate) struct Zswap {
+    pool: Arc<Member>,
+    scratches: [Lock<Option<Box<Scratch>>>; SCRATCHES],
+    log: Lock<Log>,
+    /// Frames that there may be; 0: it is off.
+    most: AtomicU32,
+    /// Pages in a row that became no shorter.
+    poor: AtomicU32,
+    /// Changes when pages that were written back are.
+    written_back: AtomicU32,
+    waiting: AtomicU32,
+    /// What it costs to read from it.
+    pub cost: DeviceCost,
+    /// Changes when the thread that writes back may have something to do.
+    pub call: AtomicU32,
+    /// There is such a thread.
+    pub started: AtomicBool,
+}
+
+impl Zswap {
+    /// Nothing in it.
+    pub fn new(pool: Arc<Member>) -> Result<Zswap> {
+        Ok(Zswap {
+            log: Lock::new(Log::new(pool.zswap_capacity())?),
+            pool,
+            scratches: std::array::from_fn(|_| Lock::new(None)),
+            most: AtomicU32::new(0),
+            poor: AtomicU32::new(0),
+            written_back: AtomicU32::new(0),
+            waiting: AtomicU32::new(0),
+            cost: DeviceCost::new(COST, COST),
+            call: AtomicU32::new(0),
+            started: AtomicBool::new(false),
+        })
+    }
+
+    /// In a forked child, which has none of its own yet.
+    pub fn reset_in_child(&self) {
+        self.log.lock().reset();
+        self.most.store(0, Relaxed);
+        self.waiting.store(0, Relaxed);
+        self.started.store(false, Relaxed);
+    }
+
+    /// Is there to be any?
+    pub fn is_wanted(&self) -> bool {
+        self.pool.knob(Knob::ZswapEnabled) != zswap::NEVER
+            && self.pool.zswap_capacity() > 0
+            && self.pool.me() != NOBODY
+    }
+
+    /// kswapd: how large it may be now. True: it would have one more frame to store to.
+    pub fn wants_frame(&self) -> bool {
+        let held = self.held();
+        let most = match self.is_wanted() {
+            true => {
+                let charged = self.pool.record().charged.load(Relaxed);
+                share::most(charged, self.pool.knob(Knob::ZswapMaxPool))
+                    .min(self.pool.zswap_capacity() as u64)
+            }
+            false => 0,
+        };
+        self.most.store(most as u32, Relaxed);
+        let spare = self.log.lock().spare();
+        if held > most || held == most && spare < share::stock(most) {
+            self.wake();
+        }
+        held < most && spare < share::stock(most)
+    }
+
+    /// The process has charged a frame for compressed memory. False: there is none to be had.
+    pub fn supply(&self) -> bool {
+        let Some(frame) = self.pool.claim_zswap_frame(self.pool.me()) else {
+            return false;
+        };
+        // At once, and not a page at a time while pages are stored.
+        hugeswap_sys::mm::populate(self.pool.zswap_addr(frame), crate::UNIT);
+        self.log.lock().put_spare(frame);
+        true
+    }
+
+    /// Frames of this process.
+    fn held(&self) -> u64 {
+        self.pool.record().zswap.load(Relaxed)
+    }
+
+    /// Has the thread that writes back look whether there is something to do.
+    pub fn wake(&self) {
+        self.call.fetch_add(1, Release);
+        futex::wake(&self.call, 1, false);
+    }
+
+    /// Are pages of this cluster to be kept?
+    pub fn admits(&self, cluster: u64) -> bool {
+        self.most.load(Relaxed) > 0 && self.pool.owns_cluster(cluster)
+    }
+
+    /// Stores pages of a cluster of this process's own, of which nothing is known, from `from`,
+    /// which is readable. Calls `stored` with each page that is kept.
+    pub fn store(
+        &self,
+        cluster: u64,
+        pages: Range<usize>,
+        from: usize,
+        mut stored: impl FnMut(usize),
+    ) {
+        let mut scratch = self.scratch();
+        let scratch = scratch.get_or_insert_with(|| Box::new(Scratch::new()));
+        let (mut kept, mut poor, mut full, mut skipped) = (0, 0, 0, 0);
+        for page in pages.clone() {
+            if !self.is_tried() {
+                skipped += 1;
+                continue;
+            }
+            // SAFETY: the caller's memory. If the program changes it meanwhile, what is kept is of
+            // no use, and it is the caller that knows; a copy is one thing or the other for the
+            // compressor.
+            unsafe {
+                let at = (from + (page - pages.start) * PAGE) as *const u8;
+                std::ptr::copy_nonoverlapping(at, scratch.page.as_mut_ptr(), PAGE);
+            }
+            let Some(len) = scratch.compress() else {
+                self.poor.fetch_add(1, Relaxed);
+                poor += 1;
+                continue;
+            };
+            self.poor.store(0, Relaxed);
+            match self.keep(cluster, page, &scratch.block[..len]) {
+                true => {
+                    kept += 1;
+                    stored(page);
+                }
+                false => full += 1,
+            }
+        }
+        let counts = [
+            (Counter::ZswpOut, kept),
+            (Counter::ZswpPoor, poor),
+            (Counter::ZswpFull, full),
+            (Counter::ZswpSkipped, skipped),
+        ];
+        for (counter, n) in counts.into_iter().filter(|&(_, n)| n > 0) {
+            self.pool.count(counter, n);
+        }
+        if full > 0 {
+            self.wake();
+        }
+    }
+
+    /// Is the next page worth an attempt?
+    fn is_tried(&self) -> bool {
+        let poor = self.poor.load(Relaxed);
+        if poor < POOR_IN_A_ROW || poor.is_multiple_of(TRY_ONE_OF) {
+            return true;
+        }
+        self.poor
+            .store(poor.wrapping_add(1).max(POOR_IN_A_ROW), Relaxed);
+        false
+    }
+
+    fn scratch(&self) -> Held<'_, Option<Box<Scratch>>> {
+        let free = self.scratches.iter().find_map(Lock::try_lock);
+        free.unwrap_or_else(|| self.scratches[0].lock())
+    }
+
+    fn keep(&self, cluster: u64, page: usize, block: &[u8]) -> bool {
+        let (Some(count), Some(words)) = (
+            self.pool.zswap_count(cluster),
+            self.pool.zswap_words(cluster),
+        ) else {
+            return false;
+        };
+        let slot = cluster * PAGES as u64 + page as u64;
+        let mut log = self.log.lock();
+        let Some(entry) = log.append(&self.pool, slot, block) else {
+            return false;
+        };
+        // First: where the count is 0 nobody looks at the words.
+        count.fetch_add(1, AcqRel);
+        let was = words[page].swap(entry.word(), AcqRel);
+        debug_assert_eq!(was, 0, "a slot is forgotten before it is written");
+        self.pool.record().zswap_pages.fetch_add(1, Relaxed);
+        true
+    }
+
+    /// May any page of a cluster be in compressed memory?
+    pub fn has(&self, cluster: u64) -> bool {
+        self.pool
+            .zswap_count(cluster)
+            .is_some_and(|n| n.load(Acquire) > 0)
+    }
+
+    /// Is a page in compressed memory?
+    pub fn holds(&self, cluster: u64, page: usize) -> bool {
+        self.has(cluster)
+            && self
+                .pool
+                .zswap_words(cluster)
+                .is_some_and(|w| w[page].load(Relaxed) != 0)
+    }
+
+    /// Reads a page to `to`, if it is in compressed memory. Its sum is the caller's to compare.
+    pub fn load(&self, cluster: u64, page: usize, to: usize) -> bool {
+        let Some(word) = self.pool.zswap_words(cluster).map(|w| &w[page]) else {
+            return false;
+        };
+        let mut block = [std::mem::MaybeUninit::<u8>::uninit(); codec::LONGEST];
+        loop {
+            let seen = word.load(Acquire);
+            let Some(e) = self.entry(seen).filter(|e| e.len <= block.len()) else {
+                return false;
+            };
+            let at = self.block_at(e);
+            // SAFETY: within a frame of the segment, and as long as the buffer at most. Another
+            // thread may use the frame for something else meanwhile; then the word has changed.
+            let block = unsafe {
+                std::ptr::copy_nonoverlapping(at as *const u8, block.as_mut_ptr().cast(), e.len);
+                std::slice::from_raw_parts(block.as_ptr().cast(), e.len)
+            };
+            std::sync::atomic::fence(Acquire);
+            if !entry::same(word.load(Relaxed), seen) {
+                continue;
+            }
+            if seen & REFERENCED == 0 {
+                let _ = word.compare_exchange(seen, seen | REFERENCED, Relaxed, Relaxed);
+            }
+            // SAFETY: the caller's page.
+            return unsafe { codec::decompress(block, to) };
+        }
+    }
+
+    /// Pages of a cluster are in compressed memory no more. The cluster is this process's own, and
+    /// no other thread writes these pages.
+    pub fn forget(&self, cluster: u64, pages: Range<usize>) {
+        let (Some(count), Some(words)) = (
+            self.pool.zswap_count(cluster),
+            self.pool.zswap_words(cluster),
+        ) else {
+            return;
+        };
+        if count.load(Acquire) == 0 {
+            return;
+        }
+        for word in words.get(pages).into_iter().flatten() {
+            let mut seen = word.load(Acquire);
+            while seen != 0 {
+                if seen & WRITEBACK != 0 {
+                    self.wait_for_writeback(word);
+                } else if word.compare_exchange(seen, 0, AcqRel, Relaxed).is_ok() {
+                    self.drop_block(seen);
+                    count.fetch_sub(1, AcqRel);
+                    break;
+                }
+                seen = word.load(Acquire);
+            }
+        }
+    }
+
+    /// A block that no word names any more.
+    fn drop_block(&self, word: u64) {
+        if let Some(e) = self.entry(word) {
+            self.pool.record().zswap_pages.fetch_sub(1, Relaxed);
+            self.not_used(e);
+        }
+    }
+
+    /// The room of a block is free.
+    fn not_used(&self, e: Entry) {
+        let used = &self.pool.zswap_used()[e.frame as usize];
+        used.fetch_sub(log::room(e.len) as u32, AcqRel);
+    }
+
+    #[cold]
+    fn wait_for_writeback(&self, word: &AtomicU64) {
+        let seen = self.written_back.load(Acquire);
+        self.waiting.fetch_add(1, AcqRel);
+        if word.load(Acquire) & WRITEBACK != 0 {
+            futex::wait(&self.written_back, seen, Some(PATIENCE_NS), false);
+        }
+        self.waiting.fetch_sub(1, AcqRel);
+    }
+
+    fn entry(&self, word: u64) -> Option<Entry> {
+        Entry::of(word, self.pool.zswap_capacity(), crate::UNIT, PAGE)
+    }
+
+    fn block_at(&self, e: Entry) -> usize {
+        self.pool.zswap_addr(e.frame) + e.offset
+    }
+}

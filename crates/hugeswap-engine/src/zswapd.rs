@@ -1,0 +1,74 @@
+//! Compressed memory gets its frames from kswapd, and has them made empty by a thread of its own
+//! ([`crate::store::zswap`] has the rest).
+
+use crate::reclaim::Reclaim;
+use crate::store::zswap::shrink::{Shrinker, Shrunk};
+use hugeswap_sys::{futex, now_ns};
+use std::sync::atomic::Ordering::{Acquire, Relaxed};
+
+/// Without work the thread looks again after so long.
+const IDLE_NS: u64 = 1_000_000_000;
+/// It rests so long after swap did not take a page.
+const REST_NS: u64 = 10_000_000;
+
+impl Reclaim {
+    /// kswapd: gives compressed memory a frame, if it has room to grow and memory is `short`: then
+    /// pages will be stored. Did it?
+    pub(crate) fn feed_zswap(&self, short: bool) -> bool {
+        let z = &self.store.zswap;
+        if !z.started.load(Relaxed) || !z.wants_frame() || !short {
+            return false;
+        }
+        // What it is charged stays charged.
+        let Some(frame) = self.get_frame_nowait() else {
+            return false;
+        };
+        if !z.supply() {
+            self.arena.put_free(frame.place);
+            return false;
+        }
+        self.arena.discard(frame.place);
+        true
+    }
+
+    /// kswapd, now and then: starts the thread once compressed memory is wanted.
+    pub(crate) fn start_zswapd(&'static self) {
+        let z = &self.store.zswap;
+        if z.is_wanted() && !z.started.swap(true, Relaxed) {
+            // If there is no thread to be had, the next call tries again.
+            let made = self.spawn("hs-zswap", move || self.zswapd()).is_ok();
+            z.started.store(made, Relaxed);
+        }
+    }
+
+    /// The thread's body.
+    fn zswapd(&self) {
+        let z = &self.store.zswap;
+        let Some(mut with) = Shrinker::new() else {
+            return z.started.store(false, Relaxed);
+        };
+        let mut idle = false;
+        loop {
+            let seen = z.call.load(Acquire);
+            if self.stopping.load(Acquire) {
+                return;
+            }
+            let shrunk = {
+                let _inside = self.gate.enter_daemon();
+                self.store.shrink_zswap(&mut with, idle)
+            };
+            let began = now_ns();
+            match shrunk {
+                Shrunk::Some => self.note_available(),
+                Shrunk::Nothing => futex::wait(&z.call, seen, Some(IDLE_NS), false),
+                Shrunk::Failed => futex::wait(
+                    &self.work_seq,
+                    self.work_seq.load(Relaxed),
+                    Some(REST_NS),
+                    false,
+                ),
+            }
+            idle = shrunk == Shrunk::Nothing && now_ns() - began >= IDLE_NS;
+        }
+    }
+}

@@ -1,0 +1,10 @@
+//! Compressed memory in front of swap, as the kernel's zswap is: a page that leaves memory is
+//! compressed and kept, and is written to its slot only when the room is needed.
+//!
+//! * [`entry`]: the word that says where a page is in compressed memory
+//! * [`share`]: how much of the memory in use is compressed memory
+//!
+//! The engine's `store::zswap` carries this out.
+
+pub mod entry;
+pub mod share;
