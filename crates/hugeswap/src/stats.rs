@@ -1,9 +1,9 @@
 //! Counters of a pool, under the kernel's names.
 
 use hugeswap_engine::Engine;
-use hugeswap_policy::UNIT_BYTES;
 use hugeswap_policy::counters::Counter;
 use hugeswap_policy::workingset::vmscan::PageKind;
+use hugeswap_policy::{PAGE_BYTES, UNIT_BYTES};
 
 /// What a pool has now and did so far, summed over its processes unless it is said otherwise.
 ///
@@ -39,9 +39,13 @@ pub struct Stats {
     /// Swap that is not used any more, since it could not be read or written, bytes. It is neither
     /// used nor free.
     pub swap_bad_bytes: u64,
-    /// Base pages read from swap.
+    /// Memory in use for compressed pages, bytes.
+    pub zswap_bytes: u64,
+    /// Bytes of the pages that are compressed there.
+    pub zswapped_bytes: u64,
+    /// Base pages read from swap, those that were compressed in memory included.
     pub pswpin: u64,
-    /// Base pages written to swap.
+    /// Base pages written to swap, those that are compressed in memory included.
     pub pswpout: u64,
     /// Base pages read from mapped files.
     pub filein: u64,
@@ -69,6 +73,7 @@ impl Stats {
     pub(crate) fn of(engine: &Engine) -> Stats {
         let pool = engine.pool();
         let (r, swap) = (pool.report(), pool.swap_usage());
+        let zswap = pool.zswap_usage();
         let (free_bytes, free_huge_bytes) = engine.free_bytes();
         let listed = |kind, active| engine.listed_bytes(kind, active);
         Stats {
@@ -79,6 +84,8 @@ impl Stats {
             swap_used_bytes: swap.used_bytes(),
             swap_free_bytes: swap.free * UNIT_BYTES,
             swap_bad_bytes: pool.bad_bytes(),
+            zswap_bytes: zswap.bytes,
+            zswapped_bytes: zswap.pages * PAGE_BYTES,
             active_anon_bytes: listed(PageKind::Anon, true),
             inactive_anon_bytes: listed(PageKind::Anon, false),
             active_file_bytes: listed(PageKind::File, true),

@@ -16,7 +16,7 @@ use hugeswap_policy::defrag::gfp::Caller;
 use hugeswap_policy::defrag::thp::Bring;
 use hugeswap_policy::knobs::Knob;
 use hugeswap_policy::swapin::granularity::{
-    Allowed, Costs, Density, Direction, Fault, PerSize, Reason, STAY, Size, UnitHistory,
+    Allowed, Costs, Density, Fault, PerSize, Reason, STAY, Size, UnitHistory,
 };
 use hugeswap_policy::unit::Kind;
 use hugeswap_policy::workingset::lruvec::Event;
@@ -291,8 +291,7 @@ impl Memory {
     /// A unit was written to swap as a whole, or could not be.
     pub(crate) fn note_unit_written(&self, written: bool) {
         if written {
-            let costs = self.store.cost.per_size(Direction::Out);
-            self.sizes.note_written(costs.whole);
+            self.sizes.note_written(self.store.unit_out_ns());
         } else {
             self.rest_a_moment();
         }

@@ -162,6 +162,15 @@ impl Store {
         observe(&self.cost, direction, pages, ns);
     }
 
+    /// What it costs now to write a whole unit, nanoseconds.
+    pub fn unit_out_ns(&self) -> u32 {
+        let cost = match self.zswap.is_on() {
+            true => &self.zswap.cost,
+            false => &self.cost,
+        };
+        cost.per_size(Direction::Out).whole
+    }
+
     /// What transfers of a page of a unit, and of its neighbours, cost.
     pub fn cost_of(&self, unit: u32, place: Place, page: usize) -> &DeviceCost {
         let slot = self.slot_of(unit, place, page);

@@ -63,6 +63,7 @@ mod swaps;
 mod tracking;
 mod util;
 mod wbt;
+mod zswap;
 
 use libtest_mimic::{Arguments, Failed, Trial};
 use std::fs::File;
@@ -114,6 +115,7 @@ fn all() -> Vec<Test> {
         areas::TESTS,
         faulty::TESTS,
         wbt::TESTS,
+        zswap::TESTS,
         files::TESTS,
         files::bad::TESTS,
         files::model::TESTS,

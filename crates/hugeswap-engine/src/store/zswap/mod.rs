@@ -55,6 +55,12 @@ const SCRATCHES: usize = 4;
 const POOR_IN_A_ROW: u32 = 16;
 /// Of those only one of so many is tried.
 const TRY_ONE_OF: u32 = 16;
+/// The same of storing.
+const OUT_COST: PerSize = PerSize {
+    page: 8_000,
+    piece: 120_000,
+    whole: 3_600_000,
+};
 /// What reading costs until that was measured: LZ4 on a processor of some years ago.
 const COST: PerSize = PerSize {
     page: 3_000,
@@ -76,7 +82,7 @@ pub(crate) struct Zswap {
     /// Changes when pages that were written back are.
     written_back: AtomicU32,
     waiting: AtomicU32,
-    /// What it costs to read from it.
+    /// What it costs to read from it, and to store.
     pub cost: DeviceCost,
     /// Changes when the thread that writes back may have something to do.
     pub call: AtomicU32,
@@ -95,7 +101,7 @@ impl Zswap {
             poor: AtomicU32::new(0),
             written_back: AtomicU32::new(0),
             waiting: AtomicU32::new(0),
-            cost: DeviceCost::new(COST, COST),
+            cost: DeviceCost::new(COST, OUT_COST),
             call: AtomicU32::new(0),
             started: AtomicBool::new(false),
         })
@@ -157,9 +163,14 @@ impl Zswap {
         futex::wake(&self.call, 1, false);
     }
 
+    /// Are pages kept now?
+    pub fn is_on(&self) -> bool {
+        self.most.load(Relaxed) > 0
+    }
+
     /// Are pages of this cluster to be kept?
     pub fn admits(&self, cluster: u64) -> bool {
-        self.most.load(Relaxed) > 0 && self.pool.owns_cluster(cluster)
+        self.is_on() && self.pool.owns_cluster(cluster)
     }
 
     /// Stores pages of a cluster of this process's own, of which nothing is known, from `from`,

@@ -1,0 +1,264 @@
+//! Compressed memory in front of swap: what it keeps comes back, also after it was written back,
+//! over forks, deaths and damage, and its room is given back.
+
+use crate::util::*;
+use hugeswap::{Builder, Pool, Region};
+use std::sync::atomic::Ordering::Relaxed;
+
+tests! {
+    what_is_compressed_comes_back,
+    #[long]
+    compressed_memory_is_written_back_when_full,
+    noise_is_not_kept,
+    repeated_words_take_little,
+    room_is_given_back,
+    a_child_reads_what_its_parent_compressed,
+    a_child_outlives_its_parent,
+    the_dead_leave_nothing,
+    it_can_be_turned_off_and_on,
+    compressed_memory_under_encryption => with_encryption(compressed_memory_is_written_back_when_full),
+    an_area_is_taken_off_under_it,
+    pages_compress_under_a_storm,
+}
+
+const PAGE: usize = 4096;
+
+/// A pool of `memory` MiB of which up to half is compressed.
+fn pool(memory: usize) -> Builder {
+    builder(memory).set("zswap.enabled=always")
+}
+
+/// Puts numbers in a region of which most bytes are zero: a third or so when compressed.
+fn put(r: &Region, g: u64) {
+    for (i, w) in words(r).iter().enumerate() {
+        w.store(sparse(i, g), Relaxed);
+    }
+}
+
+fn sparse(i: usize, g: u64) -> u64 {
+    match i % 4 {
+        0 => value(i, g) >> 40,
+        _ => 0,
+    }
+}
+
+fn verify(r: &Region, g: u64) {
+    for (i, w) in words(r).iter().enumerate() {
+        assert_eq!(w.load(Relaxed), sparse(i, g), "word {i} of generation {g}");
+    }
+}
+
+/// Bytes of memory that compressed pages take, and bytes of these pages.
+fn usage(pool: &Pool) -> (u64, u64) {
+    let stats = pool.stats();
+    (stats.zswap_bytes, stats.zswapped_bytes)
+}
+
+fn what_is_compressed_comes_back() {
+    for setting in ["thp.swapin=always", "thp.swapin=never"] {
+        let pool = pool(64).set(setting).build().unwrap();
+        let r = pool.region(128 * MIB).unwrap();
+        for g in 0..3 {
+            put(&r, g);
+            verify(&r, g);
+        }
+        let kept = counter(&pool, "zswpout");
+        assert!(kept > 1000, "{setting}: {kept} pages were kept");
+        assert!(counter(&pool, "zswpin") > 1000, "{setting}");
+        let (takes, holds) = usage(&pool);
+        assert!(holds > takes && takes <= 32 * MIB as u64, "{takes} {holds}");
+        no_harm(&pool);
+    }
+}
+
+fn compressed_memory_is_written_back_when_full() {
+    let pool = pool(32).set("zswap.max_pool_percent=20").build().unwrap();
+    let r = pool.region(192 * MIB).unwrap();
+    for g in 0..3 {
+        put(&r, g);
+        verify(&r, g);
+    }
+    let back = counter(&pool, "zswpwb");
+    assert!(back > 1000, "{back} pages were written back");
+    no_harm(&pool);
+}
+
+fn noise_is_not_kept() {
+    let pool = pool(32).build().unwrap();
+    let r = pool.region(96 * MIB).unwrap();
+    for g in 0..2 {
+        fill(&r, g);
+        check(&r, g);
+    }
+    // But for pages that left before they were filled.
+    let (kept, out) = (counter(&pool, "zswpout"), counter(&pool, "pswpout"));
+    assert!(kept * 20 < out, "{kept} of {out} were kept");
+    // Most pages were not even tried.
+    let (poor, skipped) = (
+        counter(&pool, "zswap_reject_compress_poor"),
+        counter(&pool, "zswap_reject_skipped"),
+    );
+    assert!(skipped > poor * 8, "{poor} tried, {skipped} not");
+    no_harm(&pool);
+}
+
+fn repeated_words_take_little() {
+    let pool = pool(32).build().unwrap();
+    let r = pool.region(128 * MIB).unwrap();
+    for (i, w) in words(&r).iter().enumerate() {
+        w.store((i / 512) as u64 + 1, Relaxed);
+    }
+    for (i, w) in words(&r).iter().enumerate() {
+        assert_eq!(w.load(Relaxed), (i / 512) as u64 + 1);
+    }
+    let (takes, holds) = usage(&pool);
+    assert!(
+        holds > 40 * MIB as u64 && takes < 8 * MIB as u64,
+        "{takes} {holds}"
+    );
+    no_harm(&pool);
+}
+
+fn room_is_given_back() {
+    let pool = pool(64).build().unwrap();
+    let r = pool.region(160 * MIB).unwrap();
+    put(&r, 1);
+    assert!(usage(&pool).1 > 0);
+    drop(r);
+    until("the room is free", || usage(&pool) == (0, 0));
+    // And again.
+    let r = pool.region(160 * MIB).unwrap();
+    put(&r, 2);
+    verify(&r, 2);
+    no_harm(&pool);
+}
+
+fn a_child_reads_what_its_parent_compressed() {
+    let pool = pool(32).set("thp.swapin=never").build().unwrap();
+    let r = pool.region(48 * MIB).unwrap();
+    put(&r, 1);
+    for g in 2..4 {
+        // The parent goes on: what the child may still read stays as it is.
+        let pid = child(|| {
+            verify(&r, g - 1);
+            put(&r, g + 10);
+            verify(&r, g + 10);
+        });
+        put(&r, g);
+        verify(&r, g);
+        ended_well(pid);
+        verify(&r, g);
+    }
+    no_harm(&pool);
+}
+
+fn a_child_outlives_its_parent() {
+    let pool = pool(64).build().unwrap();
+    // The test's process looks on: its child has the memory, and ends before its own child does.
+    let (mut from, to) = std::io::pipe().unwrap();
+    let parent = child(|| {
+        let r = pool.region(96 * MIB).unwrap();
+        put(&r, 1);
+        let pid = child(|| {
+            std::thread::sleep(std::time::Duration::from_millis(300));
+            verify(&r, 1);
+            put(&r, 2);
+            verify(&r, 2);
+            std::io::Write::write_all(&mut &to, b"1").unwrap();
+        });
+        assert!(pid > 0);
+        // SAFETY: ends this process at once, with nothing given back.
+        unsafe { libc::_exit(0) };
+    });
+    ended_well(parent);
+    drop(to);
+    let mut said = [0; 1];
+    std::io::Read::read_exact(&mut from, &mut said).expect("the grandchild's word");
+}
+
+fn the_dead_leave_nothing() {
+    let pool = pool(64).build().unwrap();
+    let pid = child(|| {
+        let r = pool.region(128 * MIB).unwrap();
+        put(&r, 1);
+        assert!(usage(&pool).1 > 0);
+        // SAFETY: this process.
+        unsafe { libc::kill(libc::getpid(), libc::SIGKILL) };
+    });
+    ended(pid);
+    // The next process that needs memory finds the dead.
+    let r = pool.region(160 * MIB).unwrap();
+    for g in 2..4 {
+        put(&r, g);
+        verify(&r, g);
+    }
+    drop(r);
+    until("all is free", || usage(&pool) == (0, 0));
+    no_harm(&pool);
+}
+
+fn it_can_be_turned_off_and_on() {
+    let pool = pool(64).build().unwrap();
+    let r = pool.region(128 * MIB).unwrap();
+    for g in 0..2 {
+        pool.set("zswap.enabled=always").unwrap();
+        put(&r, g);
+        assert!(usage(&pool).1 > 0);
+        pool.set("zswap.enabled=never").unwrap();
+        verify(&r, g);
+        until("all is written back", || usage(&pool) == (0, 0));
+        verify(&r, g);
+    }
+    no_harm(&pool);
+}
+
+fn an_area_is_taken_off_under_it() {
+    let mut spec = hugeswap::SwapSpec::new("/var/tmp");
+    spec.size = Some(512 << 20);
+    let pool = pool(32).build().unwrap();
+    let r = pool.region(96 * MIB).unwrap();
+    put(&r, 1);
+    let area = pool.swap_on(&spec).unwrap();
+    let all = pool.swap_areas();
+    let first = all.iter().map(|a| a.index).find(|&i| i != area).unwrap();
+    pool.swap_off(first, |_| true).unwrap();
+    verify(&r, 1);
+    put(&r, 2);
+    verify(&r, 2);
+    no_harm(&pool);
+}
+
+fn pages_compress_under_a_storm() {
+    let pool = pool(64)
+        .set("debug.storm=50")
+        .set("zswap.max_pool_percent=10")
+        .build()
+        .unwrap();
+    let r = pool.region(80 * MIB).unwrap();
+    put(&r, 0);
+    std::thread::scope(|s| {
+        for t in 0..4 {
+            let r = &r;
+            s.spawn(move || {
+                let words = words(r);
+                let mut x = t as u64 * 77 + 5;
+                for _ in 0..20_000 {
+                    x ^= x << 13;
+                    x ^= x >> 7;
+                    x ^= x << 17;
+                    // Words of this thread's own pages.
+                    let page = x as usize % (r.len() / PAGE / 4) * 4 + t;
+                    let i = page * 512 + (x >> 40) as usize % 512;
+                    let was = words[i].load(Relaxed);
+                    assert!(
+                        was == sparse(i, 0) || was == sparse(i, 7),
+                        "word {i}: {was:x}"
+                    );
+                    words[i].store(sparse(i, 7), Relaxed);
+                }
+            });
+        }
+    });
+    assert!(counter(&pool, "zswpout") > 0);
+    no_harm(&pool);
+}
