@@ -441,6 +441,7 @@ impl Reclaim {
         }
         self.frame_demand.tick();
         self.start_zswapd();
+        self.store.zswap.choose(&self.store.cost);
         self.call_khugepaged();
         if self.has_frames_to_compact() {
             self.khugepaged.wake();

@@ -81,7 +81,7 @@ fn bucket(value: u64) -> usize {
 }
 
 /// Lower bound of a bucket, as a multiple of memory.
-fn begins(bucket: usize) -> f64 {
+pub(crate) fn begins(bucket: usize) -> f64 {
     let (block, sub) = (bucket >> SUB_BITS, (bucket & ((1 << SUB_BITS) - 1)) as u64);
     let value = match block {
         0 => sub,
@@ -102,6 +102,11 @@ impl<'a> Tally<'a> {
 
     fn distances(&self, from: usize) -> impl Iterator<Item = f64> + 'a {
         self.0[from..from + BUCKETS].iter().map(|n| *n as f64)
+    }
+
+    /// Pages that came back, by [`begins`]: to base-mapped units (0), or with whole ones (1).
+    pub(crate) fn class(&self, k: usize) -> impl Iterator<Item = f64> + 'a {
+        self.distances(if k == 0 { PAGED } else { WHOLE })
     }
 
     fn pages(&self, word: usize) -> f64 {

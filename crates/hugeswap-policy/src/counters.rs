@@ -14,6 +14,7 @@ named! {
     PswpOut => "pswpout", "Base pages written to swap (a huge page counts 512).";
     ZswpIn => "zswpin", "Base pages read from compressed memory.";
     ZswpOut => "zswpout", "Base pages compressed and kept in memory.";
+    ZswpClean => "zswap_stored_clean", "Of those, pages that swap holds as well, so that they need not be written when room is needed.";
     ZswpWb => "zswpwb", "Base pages written from compressed memory to swap, for it was full.";
     ZswpMoved => "zswap_moved", "Blocks of compressed memory moved together, or passed over since they were read.";
     ZswpPoor => "zswap_reject_compress_poor", "Pages that compressed too little and were written to swap.";

@@ -39,9 +39,14 @@ impl Paging {
             return None;
         }
         record.note_unchanged(&going);
+        let dirty = Bits::none();
+        dirty.copy(&record.dirty);
         // What is spared stays dirty, and is not written.
         let kept = record.dirty.split_off(&going);
         let clean = self.clean_pages_but(&mut w, kept.count());
+        if clean {
+            self.keep_clean_pages(&w, &going, &dirty);
+        }
         let freed = clean.then(|| self.drop_clean_pages(unit, &going, start));
         record.dirty.join(&kept);
         let left = record.present.count();
@@ -70,6 +75,19 @@ impl Paging {
             return true;
         }
         self.freeze(w.unit(), &record.dirty, others).is_ok() && self.write_dirty(w, record)
+    }
+
+    /// Compresses pages in `going`, which are clean and present, but for those in `written`, which
+    /// were written a moment ago.
+    fn keep_clean_pages(&self, w: &Locked<'_>, going: &Bits, written: &Bits) {
+        if !self.store.zswap.admits_class(false) || w.file().is_some() {
+            return;
+        }
+        let record = self.base.records.of(w.unit());
+        for page in record.stored.both(going).filter(|&p| !written.get(p)) {
+            self.store
+                .keep_clean(w.unit(), w.place(), page, w.addr() + page * PAGE);
+        }
     }
 
     /// Drops the present pages in `going`, which are clean. How many they were.

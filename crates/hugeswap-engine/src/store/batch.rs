@@ -71,7 +71,7 @@ impl Store {
         let mut rest: [Run; MOST] = Default::default();
         let (mut which, mut n) = ([0; MOST], 0);
         for (k, run) in runs.iter().enumerate().take(MOST) {
-            if self.zswap.admits(run.cluster) && self.keep_run(run) {
+            if self.zswap.admits(run.cluster, false) && self.keep_run(run) {
                 done |= 1 << k;
             } else {
                 (rest[n], which[n]) = (run.clone(), k);

@@ -23,6 +23,8 @@ use hugeswap_policy::counters::Counter;
 use hugeswap_policy::device::retry;
 use hugeswap_policy::knobs::Knob;
 use hugeswap_policy::swapin::granularity::Direction;
+use hugeswap_policy::unit::Place;
+use hugeswap_policy::zswap::entry::CLEAN;
 use hugeswap_sys::{Errno, Result, fs, now_ns};
 use std::ops::Range;
 use std::sync::atomic::AtomicU64;
@@ -344,7 +346,7 @@ impl Store {
         sums: &[u64],
         doubt: bool,
     ) -> Result<()> {
-        let written = match self.zswap.admits(cluster) {
+        let written = match self.zswap.admits(cluster, pages.len() == PAGES) {
             true => self.write_compressed(cluster, pages, from, sums, doubt),
             false => self.write_to_device(cluster, pages, from, Some(sums), doubt),
         };
@@ -439,7 +441,7 @@ impl Store {
         if self.pool.is_bad(cluster, pages.clone()) {
             return Ok(kept);
         }
-        self.zswap.store(cluster, pages.clone(), from, |page| {
+        self.zswap.store(cluster, pages.clone(), from, 0, |page| {
             let k = page - pages.start;
             if let (Some(known), Some(sums)) = (known.get(k..k + 1), sums.get(k..k + 1)) {
                 checksum::store(known, sums);
@@ -448,6 +450,23 @@ impl Store {
         });
         self.pool.count(Counter::PswpOut, kept.count());
         Ok(kept)
+    }
+
+    /// Keeps a page of a locked unit, at `from`, in compressed memory, if its slot is this process's
+    /// and holds it.
+    pub(crate) fn keep_clean(&self, unit: u32, place: Place, page: usize, from: usize) {
+        let Some(slot) = self.slot_of(unit, place, page) else {
+            return;
+        };
+        let slots = slot.at..slot.at + 1;
+        let sums = self.pool.cluster_sums().get(slot.cluster as usize);
+        let known = sums.and_then(|s| s.get(slots.clone()));
+        if known.is_some_and(checksum::known)
+            && self.zswap.admits(slot.cluster, false)
+            && !self.zswap.holds(slot.cluster, slot.at)
+        {
+            self.zswap.store(slot.cluster, slots, from, CLEAN, |_| ());
+        }
     }
 
     /// Writes pages of a cluster of this process's own to the device. `sums`: theirs; `None`: they

@@ -5,6 +5,7 @@
 //! | 0..13 | bytes of the block, 1 to 4096 |
 //! | 13..30 | where in its frame the block begins, in units of [`ALIGN`] |
 //! | 30..50 | the frame |
+//! | 61 | [`CLEAN`] |
 //! | 62 | [`REFERENCED`] |
 //! | 63 | [`WRITEBACK`] |
 //!
@@ -12,6 +13,8 @@
 
 /// Blocks begin at multiples of so many bytes.
 pub const ALIGN: usize = 16;
+/// The slot holds the page as well.
+pub const CLEAN: u64 = 1 << 61;
 /// The page was read since it was stored, or since it was last passed over.
 pub const REFERENCED: u64 = 1 << 62;
 /// The page is being written to its slot: its owner waits before it uses the slot for something
@@ -23,7 +26,7 @@ pub const MAX_FRAMES: usize = 1 << 20;
 const LEN_BITS: u32 = 13;
 const OFFSET_BITS: u32 = 17;
 const FRAME_BITS: u32 = 20;
-const STATE: u64 = REFERENCED | WRITEBACK;
+const STATE: u64 = CLEAN | REFERENCED | WRITEBACK;
 
 /// A block of compressed memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -75,7 +78,7 @@ mod tests {
             let (offset, bytes) = (at * ALIGN, 2 << 20);
             prop_assume!(offset + len <= bytes);
             let e = Entry { frame, offset, len };
-            for state in [0, REFERENCED, WRITEBACK, STATE] {
+            for state in [0, CLEAN, REFERENCED, WRITEBACK, STATE] {
                 let word = e.word() | state;
                 prop_assert_eq!(Entry::of(word, MAX_FRAMES, bytes, 4096), Some(e));
                 prop_assert!(same(word, e.word()));

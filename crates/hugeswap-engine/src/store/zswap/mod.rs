@@ -2,11 +2,15 @@
 //! is written to its slot when the room is needed. As the kernel's zswap, behind the verbs of the
 //! store: a page has its slot all the time, and readers need not know where it is.
 //!
+//! * [`choose`]: how large it is, and what is kept, where that is left to it
 //! * [`codec`]: a page and its block
 //! * [`log`]: the frames, filled one after the other
 //! * [`shrink`]: the oldest frame written back, the emptiest moved together
 //!
 //! # What is kept
+//!
+//! Pages that are written, and pages that leave without being written because their slot holds them
+//! already ([`entry::CLEAN`]): those are only removed again when room is needed.
 //!
 //! Pages of clusters that are this process's own, if they become shorter by a fourth. Where many in
 //! a row do not, only one of [`TRY_ONE_OF`] is tried, until one does. Shared memory is not kept:
@@ -28,6 +32,7 @@
 //! A frame is empty, and may be used for something else, when nothing of it counts as in use; a
 //! block counts from before its word is set until after it is cleared.
 
+mod choose;
 mod codec;
 mod log;
 pub(crate) mod shrink;
@@ -36,6 +41,7 @@ use super::{PAGE, PAGES};
 use crate::lock::{Held, Lock};
 use crate::pool::Member;
 use crate::pool::layout::NOBODY;
+use choose::Chosen;
 use codec::Scratch;
 use hugeswap_policy::counters::Counter;
 use hugeswap_policy::knobs::{Knob, zswap};
@@ -79,6 +85,7 @@ pub(crate) struct Zswap {
     most: AtomicU32,
     /// Pages in a row that became no shorter.
     poor: AtomicU32,
+    chosen: Chosen,
     /// Changes when pages that were written back are.
     written_back: AtomicU32,
     waiting: AtomicU32,
@@ -99,6 +106,7 @@ impl Zswap {
             scratches: std::array::from_fn(|_| Lock::new(None)),
             most: AtomicU32::new(0),
             poor: AtomicU32::new(0),
+            chosen: Chosen::new(),
             written_back: AtomicU32::new(0),
             waiting: AtomicU32::new(0),
             cost: DeviceCost::new(COST, OUT_COST),
@@ -111,6 +119,7 @@ impl Zswap {
     pub fn reset_in_child(&self) {
         self.log.lock().reset();
         self.most.store(0, Relaxed);
+        self.chosen.reset();
         self.waiting.store(0, Relaxed);
         self.started.store(false, Relaxed);
     }
@@ -125,13 +134,9 @@ impl Zswap {
     /// kswapd: how large it may be now. True: it would have one more frame to store to.
     pub fn wants_frame(&self) -> bool {
         let held = self.held();
-        let most = match self.is_wanted() {
-            true => {
-                let charged = self.pool.record().charged.load(Relaxed);
-                share::most(charged, self.pool.knob(Knob::ZswapMaxPool))
-                    .min(self.pool.zswap_capacity() as u64)
-            }
-            false => 0,
+        let most = match self.pool.knob(Knob::ZswapEnabled) {
+            zswap::AUTO => self.ceiling().min(self.chosen.frames.load(Relaxed)),
+            _ => self.ceiling(),
         };
         self.most.store(most as u32, Relaxed);
         let spare = self.log.lock().spare();
@@ -139,6 +144,16 @@ impl Zswap {
             self.wake();
         }
         held < most && spare < share::stock(most)
+    }
+
+    /// The most frames that the settings allow.
+    fn ceiling(&self) -> u64 {
+        if !self.is_wanted() {
+            return 0;
+        }
+        let charged = self.pool.record().charged.load(Relaxed);
+        share::most(charged, self.pool.knob(Knob::ZswapMaxPool))
+            .min(self.pool.zswap_capacity() as u64)
     }
 
     /// The process has charged a frame for compressed memory. False: there is none to be had.
@@ -168,18 +183,28 @@ impl Zswap {
         self.most.load(Relaxed) > 0
     }
 
-    /// Are pages of this cluster to be kept?
-    pub fn admits(&self, cluster: u64) -> bool {
-        self.is_on() && self.pool.owns_cluster(cluster)
+    /// Are pages of this cluster to be kept that leave memory by themselves, or with a `whole`
+    /// unit?
+    pub fn admits(&self, cluster: u64, whole: bool) -> bool {
+        self.admits_class(whole) && self.pool.owns_cluster(cluster)
     }
 
-    /// Stores pages of a cluster of this process's own, of which nothing is known, from `from`,
-    /// which is readable. Calls `stored` with each page that is kept.
+    /// Are pages that leave memory by themselves, or with a `whole` unit, to be kept?
+    pub fn admits_class(&self, whole: bool) -> bool {
+        let chosen = &self.chosen.classes[usize::from(whole)];
+        self.is_on()
+            && (chosen.load(Relaxed) || self.pool.knob(Knob::ZswapEnabled) == zswap::ALWAYS)
+    }
+
+    /// Stores pages of a cluster of this process's own, which are not in compressed memory, from
+    /// `from`, which is readable. `clean`: [`entry::CLEAN`], or 0. Calls `stored` with each page that is
+    /// kept.
     pub fn store(
         &self,
         cluster: u64,
         pages: Range<usize>,
         from: usize,
+        clean: u64,
         mut stored: impl FnMut(usize),
     ) {
         let mut scratch = self.scratch();
@@ -203,7 +228,7 @@ impl Zswap {
                 continue;
             };
             self.poor.store(0, Relaxed);
-            match self.keep(cluster, page, &scratch.block[..len]) {
+            match self.keep(cluster, page, clean, &scratch.block[..len]) {
                 true => {
                     kept += 1;
                     stored(page);
@@ -213,6 +238,7 @@ impl Zswap {
         }
         let counts = [
             (Counter::ZswpOut, kept),
+            (Counter::ZswpClean, if clean != 0 { kept } else { 0 }),
             (Counter::ZswpPoor, poor),
             (Counter::ZswpFull, full),
             (Counter::ZswpSkipped, skipped),
@@ -220,6 +246,7 @@ impl Zswap {
         for (counter, n) in counts.into_iter().filter(|&(_, n)| n > 0) {
             self.pool.count(counter, n);
         }
+        self.chosen.note_tried(kept + full, poor + skipped);
         if full > 0 {
             self.wake();
         }
@@ -241,7 +268,7 @@ impl Zswap {
         free.unwrap_or_else(|| self.scratches[0].lock())
     }
 
-    fn keep(&self, cluster: u64, page: usize, block: &[u8]) -> bool {
+    fn keep(&self, cluster: u64, page: usize, clean: u64, block: &[u8]) -> bool {
         let (Some(count), Some(words)) = (
             self.pool.zswap_count(cluster),
             self.pool.zswap_words(cluster),
@@ -255,7 +282,7 @@ impl Zswap {
         };
         // First: where the count is 0 nobody looks at the words.
         count.fetch_add(1, AcqRel);
-        let was = words[page].swap(entry.word(), AcqRel);
+        let was = words[page].swap(entry.word() | clean, AcqRel);
         debug_assert_eq!(was, 0, "a slot is forgotten before it is written");
         self.pool.record().zswap_pages.fetch_add(1, Relaxed);
         true
@@ -324,14 +351,24 @@ impl Zswap {
             while seen != 0 {
                 if seen & WRITEBACK != 0 {
                     self.wait_for_writeback(word);
-                } else if word.compare_exchange(seen, 0, AcqRel, Relaxed).is_ok() {
-                    self.drop_block(seen);
-                    count.fetch_sub(1, AcqRel);
+                } else if self.remove(cluster, word, seen) {
                     break;
                 }
                 seen = word.load(Acquire);
             }
         }
+    }
+
+    /// Removes the page of a word that names `seen`; false: it does so no more.
+    fn remove(&self, cluster: u64, word: &AtomicU64, seen: u64) -> bool {
+        let removed = word.compare_exchange(seen, 0, AcqRel, Relaxed).is_ok();
+        if removed {
+            self.drop_block(seen);
+            if let Some(count) = self.pool.zswap_count(cluster) {
+                count.fetch_sub(1, AcqRel);
+            }
+        }
+        removed
     }
 
     /// A block that no word names any more.

@@ -12,7 +12,7 @@ use super::{PAGE, PAGES, WRITEBACK, Zswap, codec};
 use crate::UNIT;
 use crate::store::{Pages, Store};
 use hugeswap_policy::counters::Counter;
-use hugeswap_policy::zswap::entry::{self, Entry, REFERENCED};
+use hugeswap_policy::zswap::entry::{self, CLEAN, Entry, REFERENCED};
 use hugeswap_policy::zswap::share;
 use hugeswap_sys::futex;
 use std::ops::Range;
@@ -87,6 +87,9 @@ impl Store {
                 };
                 let referenced = word.load(Relaxed) & REFERENCED != 0;
                 let room = log::room(e.len) as u32;
+                if write_back && z.drop_clean(slot, word) {
+                    continue;
+                }
                 let stays = !write_back || referenced && pass_over >= room;
                 if stays && z.move_block(slot, e, word) {
                     pass_over = pass_over.saturating_sub(room);
@@ -228,6 +231,12 @@ impl Zswap {
             .then_some(word)
     }
 
+    /// Removes a page that its slot holds as well, unless it was read. Is it removed?
+    fn drop_clean(&self, slot: u64, word: &AtomicU64) -> bool {
+        let seen = word.load(Acquire);
+        seen & (CLEAN | REFERENCED) == CLEAN && self.remove(slot / PAGES as u64, word, seen)
+    }
+
     /// Moves a block to the end of the log; false: there is no room.
     fn move_block(&self, slot: u64, e: Entry, word: &AtomicU64) -> bool {
         let mut log = self.log.lock();
@@ -242,7 +251,7 @@ impl Zswap {
                 break false;
             }
             if word
-                .compare_exchange(seen, to.word(), AcqRel, Relaxed)
+                .compare_exchange(seen, to.word() | seen & CLEAN, AcqRel, Relaxed)
                 .is_ok()
             {
                 break true;
@@ -289,11 +298,7 @@ impl Zswap {
                 continue;
             }
             // Nobody but this thread changes it while the bit is set, but for REFERENCED.
-            let was = word.swap(0, AcqRel);
-            self.drop_block(was);
-            if let Some(count) = self.pool.zswap_count(cluster) {
-                count.fetch_sub(1, AcqRel);
-            }
+            while !self.remove(cluster, word, word.load(Acquire)) {}
         }
         if written {
             self.pool.count(Counter::ZswpWb, run.len() as u64);

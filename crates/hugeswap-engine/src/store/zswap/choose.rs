@@ -1,0 +1,130 @@
+//! How large compressed memory is, and what is kept there, where the settings leave that to it:
+//! what [`hugeswap_policy::zswap::share`] chooses, a few times a second.
+
+use super::{PAGE, Zswap};
+use crate::lock::Lock;
+use hugeswap_policy::advisor::{Tally, WORDS};
+use hugeswap_policy::swapin::granularity::DeviceCost;
+use hugeswap_policy::zswap::share::{self, Choice, Class, Cost, Known};
+use std::sync::atomic::Ordering::Relaxed;
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64};
+
+/// Bytes of pages to bytes of blocks until that is known.
+const RATIO: f64 = 2.0;
+/// All of them, of the pages that are tried.
+const ALL: u32 = 1 << 16;
+/// What is thought of pages changes with so many that are tried.
+const TRIED: u32 = 1024;
+
+/// What is chosen, and what that follows from.
+pub(super) struct Chosen {
+    /// Frames at most.
+    pub frames: AtomicU64,
+    /// Are pages kept that leave by themselves, and whole units?
+    pub classes: [AtomicBool; 2],
+    /// The part of the pages tried that are short enough, of [`ALL`].
+    kept: AtomicU32,
+    returns: Lock<Returns>,
+}
+
+/// Pages that came back: lately, and all until the last look.
+struct Returns {
+    lately: [u64; WORDS],
+    last: [u64; WORDS],
+}
+
+impl Chosen {
+    /// Nothing, for nothing is known.
+    pub fn new() -> Chosen {
+        Chosen {
+            frames: AtomicU64::new(0),
+            classes: [const { AtomicBool::new(false) }; 2],
+            kept: AtomicU32::new(ALL),
+            returns: Lock::new(Returns {
+                lately: [0; WORDS],
+                last: [0; WORDS],
+            }),
+        }
+    }
+
+    /// In a forked child, which has another record.
+    pub fn reset(&self) {
+        let mut returns = self.returns.lock();
+        (returns.lately, returns.last) = ([0; WORDS], [0; WORDS]);
+        drop(returns);
+        self.put(Choice::default());
+    }
+
+    fn put(&self, choice: Choice) {
+        self.frames.store(choice.frames, Relaxed);
+        for (cell, yes) in self.classes.iter().zip(choice.classes) {
+            cell.store(yes, Relaxed);
+        }
+    }
+
+    fn get(&self) -> Choice {
+        Choice {
+            frames: self.frames.load(Relaxed),
+            classes: [0, 1].map(|k| self.classes[k].load(Relaxed)),
+        }
+    }
+
+    /// Of pages that were tried, or would have been, `short` were short enough.
+    pub fn note_tried(&self, short: u64, poor: u64) {
+        let all = (short + poor) as i64;
+        if all > 0 {
+            let was = i64::from(self.kept.load(Relaxed));
+            let is = short as i64 * i64::from(ALL) / all;
+            let now = was + (is - was) * all.min(TRIED.into()) / i64::from(TRIED);
+            self.kept.store(now as u32, Relaxed);
+        }
+    }
+
+    /// After a while the pages may be others.
+    fn forget_poor(&self) {
+        let kept = self.kept.load(Relaxed);
+        self.kept.store(kept + (ALL - kept) / 64, Relaxed);
+    }
+}
+
+impl Zswap {
+    /// kswapd, a few times a second: chooses anew. `device`: what the device costs.
+    pub fn choose(&self, device: &DeviceCost) {
+        let record = self.pool.record();
+        let mut now = [0; WORDS];
+        for (n, word) in now.iter_mut().zip(&record.events.advisor) {
+            *n = word.load(Relaxed);
+        }
+        let mut returns = self.chosen.returns.lock();
+        let returns = &mut *returns;
+        share::follow(&mut returns.lately, &mut returns.last, &now);
+        let class = |cost: fn(&DeviceCost) -> Cost| Class {
+            device: cost(device),
+            zswap: cost(&self.cost),
+        };
+        let known = Known {
+            back: Tally::new(&returns.lately),
+            charged: record.charged.load(Relaxed),
+            zswap: self.held(),
+            most: self.ceiling(),
+            ratio: self.ratio(),
+            kept: f64::from(self.chosen.kept.load(Relaxed)) / f64::from(ALL),
+            classes: [class(Cost::paged), class(Cost::whole)],
+        };
+        let choice = share::choose(&known, self.chosen.get());
+        self.chosen.put(choice);
+        if choice == Choice::default() {
+            self.chosen.forget_poor();
+        }
+    }
+
+    /// Bytes of pages to bytes of their blocks, as they are now.
+    fn ratio(&self) -> f64 {
+        let pages = self.pool.record().zswap_pages.load(Relaxed);
+        let (_, used) = self.log.lock().full(self.pool.zswap_used());
+        match used {
+            0 => RATIO,
+            n => (pages * PAGE as u64) as f64 / n as f64,
+        }
+    }
+}
