@@ -65,10 +65,11 @@ impl Memory {
             0 => Caller::SwapIn,
             _ => Caller::Collapse,
         };
+        let compressed = pages && !watched && self.is_partly_compressed(unit, page);
         let allowed = Allowed {
             base_4k: pages && self.backend.can().has_single_pages(),
             piece_64k: pages,
-            whole: watched || !pages || self.huge_is_to_be_had(unit, caller),
+            whole: watched || !pages || !compressed && self.huge_is_to_be_had(unit, caller),
         };
         let fault = Fault {
             unit: u64::from(unit),
@@ -83,10 +84,7 @@ impl Memory {
         let costs = if watched {
             Costs::resident(WATCHED, memory)
         } else {
-            let cost = self
-                .store
-                .cost_of(unit, self.table.load(unit).place(), page);
-            Costs::new(cost, self.cpu(), learning.fill, memory)
+            self.costs_of(unit, page, learning.fill, memory)
         };
         let d = learning
             .granularity
@@ -121,7 +119,7 @@ impl Memory {
             g.on_ahead(u64::from(start), u64::from(unit));
         }
         drop(learning);
-        if d.missed && !watched {
+        if d.missed && !watched && !compressed {
             if caller == Caller::SwapIn {
                 self.pool.count(Counter::ThpSwpInFallback, 1);
                 self.note_fell_back(unit);
@@ -132,6 +130,26 @@ impl Memory {
         record.set_history(d.history);
         record.set_density(d.density);
         (!d.whole).then_some(usize::from(d.pages.start)..usize::from(d.pages.end))
+    }
+
+    /// Is a unit whose page `page` is wanted in compressed memory, at least in part? It comes by
+    /// pages and pieces then: a page costs hardly more than its part of the whole, and what is
+    /// brought beyond what is used displaces as much, which has to be compressed.
+    fn is_partly_compressed(&self, unit: u32, page: usize) -> bool {
+        let slot = self
+            .store
+            .slot_of(unit, self.table.load(unit).place(), page);
+        slot.is_some_and(|s| self.store.zswap.has(s.cluster))
+    }
+
+    /// What it costs to bring a page of a locked unit, and more of it.
+    fn costs_of(&self, unit: u32, page: usize, fill: u32, memory: u64) -> Costs {
+        let place = self.table.load(unit).place();
+        let cost = match self.store.is_compressed(unit, place, page) {
+            true => &self.store.zswap.cost,
+            false => &self.store.cost,
+        };
+        Costs::new(cost, self.cpu(), fill, memory)
     }
 
     fn cpu(&self) -> PerSize {

@@ -171,13 +171,10 @@ impl Store {
         cost.per_size(Direction::Out).whole
     }
 
-    /// What transfers of a page of a unit, and of its neighbours, cost.
-    pub fn cost_of(&self, unit: u32, place: Place, page: usize) -> &DeviceCost {
+    /// Is a page of a unit in compressed memory?
+    pub fn is_compressed(&self, unit: u32, place: Place, page: usize) -> bool {
         let slot = self.slot_of(unit, place, page);
-        match slot.is_some_and(|s| self.zswap.holds(s.cluster, s.at)) {
-            true => &self.zswap.cost,
-            false => &self.cost,
-        }
+        slot.is_some_and(|s| self.zswap.holds(s.cluster, s.at))
     }
 }
 
