@@ -18,6 +18,13 @@ impl Pool {
         own + self.zswap_of_the_gone() + self.shared_frames()
     }
 
+    /// Frames of compressed memory of processes that are gone, whose children may read there.
+    fn zswap_of_the_gone(&self) -> u64 {
+        let gone = |r: &&Record| r.state() == state::ZOMBIE;
+        let used = self.used().map(|(_, r)| r).filter(gone);
+        used.map(|r| r.zswap.load(Relaxed)).sum()
+    }
+
     /// Tries to charge `n` more frames to record `me`. Two processes that try for the last
     /// frames at once may both be refused; both then reclaim or try again.
     pub fn charge(&self, me: usize, n: u64) -> bool {

@@ -121,13 +121,6 @@ impl Pool {
         }
     }
 
-    /// Frames of compressed memory of processes that are gone, whose children may read there.
-    pub(super) fn zswap_of_the_gone(&self) -> u64 {
-        let gone = |r: &&Record| r.state() == state::ZOMBIE;
-        let used = self.used().map(|(_, r)| r).filter(gone);
-        used.map(|r| r.zswap.load(Relaxed)).sum()
-    }
-
     /// Compressed memory: frames, bytes in use in them, and pages that these hold.
     pub fn zswap_usage(&self) -> ZswapUsage {
         let there = |r: &&Record| matches!(r.state(), state::LIVE | state::ZOMBIE);

@@ -6,7 +6,9 @@
 //! would have cost: what is within the uncompressed part is free, what is within reach of the
 //! compressed part costs a decompression, and the rest a read of the device. [`choose`] takes the
 //! cheapest division. How often pages are used that never left is not known; that is taken to be as
-//! often as those that came back soonest, and a half more.
+//! often as those that came back soonest, and a half more. Mostly it is more, and the more the
+//! smaller the uncompressed part becomes. So [`step`] goes towards the cheapest division by a small
+//! part of memory, and then looks again: what left because of it and came back tells.
 //!
 //! The same costs say for pages and for whole units whether to compress them at all: a device may
 //! be faster than the codec for whole units and slower by a factor of ten for pages.
@@ -20,7 +22,9 @@ const LEAST: u64 = 8;
 /// Divisions that are compared.
 const STEPS: u64 = 16;
 /// Pages that must have come back for a choice.
-const ENOUGH: f64 = 512.0;
+const ENOUGH: f64 = 2048.0;
+/// A step is this part of the memory in use.
+const STEP: u64 = 16;
 /// Another division must be cheaper by so much.
 const CHEAPER: f64 = 0.97;
 /// What the processor does for a fault besides, nanoseconds.
@@ -158,6 +162,27 @@ pub fn choose(known: &Known<'_>, now: Choice) -> Choice {
     match best.1.classes {
         [false, false] => Choice::default(),
         _ => best.1,
+    }
+}
+
+/// What is to be next on the way to the cheapest division. If that is another choice than `now`,
+/// what came back before is to be forgotten: it tells of the division before.
+pub fn step(known: &Known<'_>, now: Choice) -> Choice {
+    let to = choose(known, now);
+    let step = (known.charged / STEP).max(1);
+    // What there may be and is not there yet has not shown what it does.
+    let most = (known.zswap + stock(now.frames) + step).max(now.frames);
+    let frames = to
+        .frames
+        .clamp(now.frames.saturating_sub(2 * step), now.frames + step);
+    Choice {
+        frames: frames.min(most).min(known.most),
+        classes: match frames {
+            0 => [false; 2],
+            // (While it becomes less, what there is stays in use.)
+            _ if to.frames == 0 => now.classes,
+            _ => to.classes,
+        },
     }
 }
 
@@ -301,6 +326,57 @@ mod tests {
         let back = uniform(paged_back, 0.05);
         let choice = choose(&known(&back), Choice::default());
         assert!(choice.frames <= 125, "{choice:?}");
+    }
+
+    /// What comes back of many uses with so many frames uncompressed, if of the uses `hot` are of
+    /// 600 frames and the rest of 2400.
+    fn seen(hot: f64, uncompressed: u64) -> [u64; WORDS] {
+        let mut back = [0; WORDS];
+        let resident = uncompressed * UNIT_PAGES;
+        for (uses, frames) in [(hot, 600), (1.0 - hot, 2400)] {
+            for i in (0..1000).map(|i| i * frames * UNIT_PAGES / 1000) {
+                if i >= resident {
+                    back[paged_back(i - resident, resident)] += (uses * 1e6) as u64;
+                }
+            }
+        }
+        back
+    }
+
+    /// What the uses cost with `frames` of 1000 compressed.
+    fn costs(hot: f64, frames: u64) -> f64 {
+        let (uncompressed, reach) = (1000 - frames, 1000 - frames + 3 * frames);
+        let class = known(&[0; WORDS]).classes[0];
+        let mut sum = 0.0;
+        for (uses, data) in [(hot, 600.0), (1.0 - hot, 2400.0)] {
+            let beyond = |depth: u64| (1.0 - depth as f64 / data).max(0.0);
+            let (away, far) = (beyond(uncompressed), beyond(reach));
+            let zswap = class.zswap.r#in + class.zswap.out;
+            let device = class.device.r#in + class.device.out;
+            sum += uses * ((away - far) * zswap + far * device);
+        }
+        sum
+    }
+
+    #[test]
+    fn steps_lead_to_about_the_cheapest_division() {
+        for hot in [0.0, 0.3, 0.6, 0.9, 0.98, 0.998] {
+            let mut now = Choice::default();
+            for _ in 0..60 {
+                let back = seen(hot, 1000 - now.frames);
+                let known = Known {
+                    zswap: now.frames,
+                    most: 900,
+                    ..known(&back)
+                };
+                now = step(&known, now);
+            }
+            let best = (0..=90)
+                .map(|f| costs(hot, f * 10))
+                .fold(f64::MAX, f64::min);
+            let got = costs(hot, now.frames);
+            assert!(got < best * 1.15, "{hot}: {now:?}: {got} and {best}");
+        }
     }
 
     #[test]

@@ -111,8 +111,12 @@ impl Zswap {
             kept: f64::from(self.chosen.kept.load(Relaxed)) / f64::from(ALL),
             classes: [class(Cost::paged), class(Cost::whole)],
         };
-        let choice = share::choose(&known, self.chosen.get());
-        self.chosen.put(choice);
+        let now = self.chosen.get();
+        let choice = share::step(&known, now);
+        if choice != now {
+            self.chosen.put(choice);
+            returns.lately = [0; WORDS];
+        }
         if choice == Choice::default() {
             self.chosen.forget_poor();
         }

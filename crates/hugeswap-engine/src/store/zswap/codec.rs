@@ -12,7 +12,7 @@ use lz4_sys as _;
 /// Bytes of a block of a page that repeats one word.
 const SAME: usize = 8;
 /// A block that is longer is not worth its room.
-pub(super) const LONGEST: usize = PAGE * 3 / 4;
+pub(super) const LONGEST: usize = PAGE * 5 / 8;
 /// Memory that the compressor works in, bytes: `LZ4_sizeofState` is at most that.
 const STATE: usize = 16448;
 

@@ -12,7 +12,7 @@
 //! Pages that are written, and pages that leave without being written because their slot holds them
 //! already ([`entry::CLEAN`]): those are only removed again when room is needed.
 //!
-//! Pages of clusters that are this process's own, if they become shorter by a fourth. Where many in
+//! Pages of clusters that are this process's own, if they become shorter by three eighths. Where many in
 //! a row do not, only one of [`TRY_ONE_OF`] is tried, until one does. Shared memory is not kept:
 //! its clusters are no process's own.
 //!
