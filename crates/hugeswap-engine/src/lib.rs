@@ -81,7 +81,6 @@ mod writer_count;
 mod writers;
 mod zero;
 mod zeroed;
-mod zswapd;
 
 pub use engine::{Engine, EngineConfig, high_descriptor};
 pub use error::EngineError;

@@ -459,6 +459,16 @@ impl Reclaim {
         self.note_touched();
     }
 
+    /// Starts the thread that empties compressed memory, once there is to be any.
+    fn start_zswapd(&'static self) {
+        let z = &self.store.zswap;
+        if z.is_wanted() && !z.started.swap(true, Relaxed) {
+            // If there is no thread to be had, the next call tries again.
+            let made = self.spawn("hs-zswap", move || self.zswapd()).is_ok();
+            z.started.store(made, Relaxed);
+        }
+    }
+
     /// Notes how much managed memory holds something.
     fn note_touched(&self) {
         let high = self.high_unit.load(Relaxed).min(self.table.units());

@@ -5,7 +5,7 @@
 //! | `hs-kswapd` | [`crate::reclaim`] |
 //! | `hs-io/0`, `hs-io/1` | [`crate::work`] |
 //! | `hs-khugepaged` | [`crate::khugepaged`] |
-//! | `hs-zswap` | [`crate::zswapd`], once pages are to be compressed |
+//! | `hs-zswap` | `memory::zswapd`, once pages are to be compressed |
 //! | `hs-fault`, four of them in message mode | [`crate::message`] |
 //!
 //! *In the library* they are threads of the C library, like any of the program's. The global

@@ -11,7 +11,7 @@
 //! Here: frames ([`frames`], [`take`], [`huge`]), how much there is ([`marks`]) and how threads
 //! wait for it ([`wait`], [`pacing`]), steps of a unit's life ([`life`]), events for the reclaim
 //! lists ([`lists`]), groups ([`groups`]), how much a fault brings in ([`sizes`], [`thp`],
-//! [`advisor`]), the limit on mappings ([`mappings`]), and huge pages for free frames
+//! [`advisor`]), frames of compressed memory ([`zswapd`]), the limit on mappings ([`mappings`]), and huge pages for free frames
 //! ([`kcompactd`]).
 
 mod advised;
@@ -35,6 +35,7 @@ pub(crate) mod sizes;
 mod take;
 pub(crate) mod thp;
 pub(crate) mod wait;
+mod zswapd;
 
 use crate::UNIT;
 use crate::arena::Arena;

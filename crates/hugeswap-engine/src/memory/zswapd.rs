@@ -1,7 +1,7 @@
 //! Compressed memory gets its frames from kswapd, and has them made empty by a thread of its own
 //! ([`crate::store::zswap`] has the rest).
 
-use crate::reclaim::Reclaim;
+use crate::memory::Memory;
 use crate::store::zswap::shrink::{Shrinker, Shrunk};
 use hugeswap_sys::{futex, now_ns};
 use std::sync::atomic::Ordering::{Acquire, Relaxed};
@@ -11,7 +11,7 @@ const IDLE_NS: u64 = 1_000_000_000;
 /// It rests so long after swap did not take a page.
 const REST_NS: u64 = 10_000_000;
 
-impl Reclaim {
+impl Memory {
     /// kswapd: gives compressed memory a frame, if it has room to grow and memory is `short`: then
     /// pages will be stored. Did it?
     pub(crate) fn feed_zswap(&self, short: bool) -> bool {
@@ -31,18 +31,8 @@ impl Reclaim {
         true
     }
 
-    /// kswapd, now and then: starts the thread once compressed memory is wanted.
-    pub(crate) fn start_zswapd(&'static self) {
-        let z = &self.store.zswap;
-        if z.is_wanted() && !z.started.swap(true, Relaxed) {
-            // If there is no thread to be had, the next call tries again.
-            let made = self.spawn("hs-zswap", move || self.zswapd()).is_ok();
-            z.started.store(made, Relaxed);
-        }
-    }
-
     /// The thread's body.
-    fn zswapd(&self) {
+    pub(crate) fn zswapd(&self) {
         let z = &self.store.zswap;
         let Some(mut with) = Shrinker::new() else {
             return z.started.store(false, Relaxed);
