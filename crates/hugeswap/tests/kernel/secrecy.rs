@@ -180,11 +180,17 @@ fn with_key(key: &[u8], window: &Range<usize>, buffer: &mut [u8]) -> Vec<Mapping
     let memory = std::fs::File::open("/proc/self/mem").unwrap();
     let own = buffer.as_ptr() as usize..buffer.as_ptr() as usize + buffer.len();
     let mut holds = |m: &Mapping| {
+        // Reading what was never used of the segment would give it memory, gigabytes in all.
+        let used = match m.name.starts_with("/memfd:hugeswap-pool") {
+            true => in_memory(&m.range),
+            false => Vec::new(),
+        };
         m.range.clone().step_by(STEP).any(|at| {
             // Pieces overlap.
             let len = buffer.len().min(m.range.end - at);
-            if m.name.starts_with("/memfd:hugeswap-pool") && !is_in_memory(at, len) {
-                // Reading what was never used would give it memory, gigabytes in all.
+            let first = (at - m.range.start) / 4096;
+            let pages = used.get(first..(first + STEP / 4096).min(used.len()));
+            if pages.is_some_and(|p| !p.is_empty() && p.iter().all(|p| p & 1 == 0)) {
                 return false;
             }
             let Ok(n) = memory.read_at(&mut buffer[..len], at as u64) else {
@@ -209,12 +215,13 @@ fn with_key(key: &[u8], window: &Range<usize>, buffer: &mut [u8]) -> Vec<Mapping
         .collect()
 }
 
-/// Is any of a mapped range in memory?
-fn is_in_memory(at: usize, len: usize) -> bool {
-    let mut pages = vec![0u8; len.div_ceil(4096)];
+/// A byte for each page of a mapped range, of which the lowest bit says whether it is in memory.
+fn in_memory(range: &Range<usize>) -> Vec<u8> {
+    let mut pages = vec![0u8; range.len().div_ceil(4096)];
     // SAFETY: as many bytes as there are pages.
-    let asked = unsafe { libc::mincore(at as *mut _, len, pages.as_mut_ptr()) };
-    asked != 0 || pages.iter().any(|p| p & 1 == 1)
+    let asked = unsafe { libc::mincore(range.start as *mut _, range.len(), pages.as_mut_ptr()) };
+    assert_eq!(asked, 0, "mincore");
+    pages
 }
 
 fn keys_are_in_no_core_dump() {
