@@ -3,7 +3,7 @@
 use crate::text;
 use anyhow::{Context, Result, bail};
 use hugeswap_engine::pool::Pool;
-use hugeswap_policy::UNIT_BYTES;
+use hugeswap_policy::{PAGE_BYTES, UNIT_BYTES};
 use serde_json::json;
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -88,7 +88,10 @@ pub fn list(as_json: bool) -> Result<i32> {
                 let swap = p.swap_usage();
                 let limit = p.followed_limit();
                 let moves = p.budget_moves();
+                let zswap = p.zswap_usage();
                 json!({
+                    "zswap_bytes": zswap.bytes,
+                    "zswapped_bytes": zswap.pages * PAGE_BYTES,
                     "limit_bytes": limit.map(|l| l.limit_bytes),
                     "limit_used_bytes": limit.map(|l| l.used_bytes),
                     "limit_peak_bytes": limit.map(|l| l.peak_bytes),

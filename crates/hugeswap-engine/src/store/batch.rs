@@ -178,6 +178,7 @@ impl Store {
                 continue;
             };
             self.forget_stored(run.cluster, run.pages.clone());
+            self.zswap.sample(run.from, run.pages.len());
             writes[n] = uring::Write {
                 fd: target.fd,
                 memory: run.from,

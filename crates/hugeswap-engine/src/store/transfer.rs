@@ -482,6 +482,7 @@ impl Store {
         let target = self.prepare_write(cluster, pages.clone(), doubt)?;
         if sums.is_some() {
             self.forget_stored(cluster, pages.clone());
+            self.zswap.sample(from, pages.len());
         }
         let (area, index) = (target.area, target.index);
         let len = pages.len() * PAGE;

@@ -25,8 +25,10 @@ const STEPS: u64 = 16;
 const ENOUGH: f64 = 2048.0;
 /// A step is this part of the memory in use.
 const STEP: u64 = 16;
-/// Another division must be cheaper by so much.
+/// Another division must be cheaper by so much,
 const CHEAPER: f64 = 0.97;
+/// and one with compressed memory where there is none by more: it has to be tried to be known.
+const WORTH_A_TRIAL: f64 = 0.8;
 /// What the processor does for a fault besides, nanoseconds.
 const FAULT: f64 = 5_000.0;
 /// What leaves memory does so in the background, and costs the program so much of its time.
@@ -152,7 +154,10 @@ pub fn choose(known: &Known<'_>, now: Choice) -> Choice {
         (sum, Choice { frames, classes })
     };
     let mut best = cost(now.frames.min(known.most));
-    best.0 *= CHEAPER;
+    best.0 *= match now.frames {
+        0 => WORTH_A_TRIAL,
+        _ => CHEAPER,
+    };
     for step in 0..=STEPS {
         let other = cost(known.most * step / STEPS);
         if other.0 < best.0 {

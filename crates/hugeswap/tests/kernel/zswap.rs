@@ -19,13 +19,18 @@ tests! {
     compressed_memory_under_encryption => with_encryption(compressed_memory_is_written_back_when_full),
     an_area_is_taken_off_under_it,
     pages_compress_under_a_storm,
+    #[long]
+    pages_at_random_come_to_be_compressed,
+    noise_at_random_is_left_alone,
 }
 
 const PAGE: usize = 4096;
 
 /// A pool of `memory` MiB of which up to half is compressed.
 fn pool(memory: usize) -> Builder {
-    builder(memory).set("zswap.enabled=always")
+    builder(memory)
+        .set("zswap.enabled=always")
+        .set("zswap.max_pool_percent=50")
 }
 
 /// Puts numbers in a region of which most bytes are zero: a third or so when compressed.
@@ -260,5 +265,49 @@ fn pages_compress_under_a_storm() {
         }
     });
     assert!(counter(&pool, "zswpout") > 0);
+    no_harm(&pool);
+}
+
+/// Touches pages of a region at random, `n` times; a third of the touches write.
+fn touch(r: &Region, n: usize, seed: u64) {
+    let words = words(r);
+    let mut x = seed;
+    for _ in 0..n {
+        x ^= x << 13;
+        x ^= x >> 7;
+        x ^= x << 17;
+        let word = &words[(x >> 20) as usize % (r.len() / PAGE) * 512 + 4];
+        let was = word.load(Relaxed);
+        if x.is_multiple_of(3) {
+            word.store(was ^ 1, Relaxed);
+        }
+    }
+}
+
+/// With `auto`: pages that are wanted again, and compress, are.
+fn pages_at_random_come_to_be_compressed() {
+    let pool = pool(64).set("zswap.enabled=auto").build().unwrap();
+    let r = pool.region(128 * MIB).unwrap();
+    put(&r, 1);
+    let start = std::time::Instant::now();
+    for round in 1.. {
+        touch(&r, 2000, round);
+        if counter(&pool, "zswpin") > 1000 {
+            break;
+        }
+        assert!(start.elapsed().as_secs() < 100, "nothing is compressed");
+    }
+    no_harm(&pool);
+}
+
+/// With `auto`: what does not compress is only looked at now and then.
+fn noise_at_random_is_left_alone() {
+    let pool = pool(64).set("zswap.enabled=auto").build().unwrap();
+    let r = pool.region(128 * MIB).unwrap();
+    fill(&r, 1);
+    touch(&r, 30_000, 7);
+    let (kept, out) = (counter(&pool, "zswpout"), counter(&pool, "pswpout"));
+    assert!(kept * 20 < out, "{kept} of {out} were kept");
+    assert!(usage(&pool).0 <= 8 * MIB as u64, "{:?}", usage(&pool));
     no_harm(&pool);
 }

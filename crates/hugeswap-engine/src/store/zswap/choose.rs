@@ -1,16 +1,24 @@
 //! How large compressed memory is, and what is kept there, where the settings leave that to it:
 //! what [`hugeswap_policy::zswap::share`] chooses, a few times a second.
 
+use super::codec::Scratch;
+use super::log::room;
 use super::{PAGE, Zswap};
 use crate::lock::Lock;
 use hugeswap_policy::advisor::{Tally, WORDS};
+use hugeswap_policy::knobs::{Knob, zswap};
 use hugeswap_policy::swapin::granularity::DeviceCost;
 use hugeswap_policy::zswap::share::{self, Choice, Class, Cost, Known};
 use std::sync::atomic::Ordering::Relaxed;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64};
 
-/// Bytes of pages to bytes of blocks until that is known.
-const RATIO: f64 = 2.0;
+/// While nothing is kept, one page of so many that are written is compressed, to see what it would
+/// come to,
+const SAMPLE: u32 = 64;
+/// and counts for so many that are tried.
+const WORTH: u64 = 32;
+/// The mean length of blocks changes by a part of so many with each.
+const FOLLOW: i64 = 32;
 /// All of them, of the pages that are tried.
 const ALL: u32 = 1 << 16;
 /// What is thought of pages changes with so many that are tried.
@@ -24,6 +32,10 @@ pub(super) struct Chosen {
     pub classes: [AtomicBool; 2],
     /// The part of the pages tried that are short enough, of [`ALL`].
     kept: AtomicU32,
+    /// Pages written that might have been samples.
+    written: AtomicU32,
+    /// Mean length of the blocks of those samples that were short enough, bytes; 0: none was.
+    length: AtomicU32,
     returns: Lock<Returns>,
 }
 
@@ -39,7 +51,9 @@ impl Chosen {
         Chosen {
             frames: AtomicU64::new(0),
             classes: [const { AtomicBool::new(false) }; 2],
-            kept: AtomicU32::new(ALL),
+            kept: AtomicU32::new(0),
+            written: AtomicU32::new(0),
+            length: AtomicU32::new(0),
             returns: Lock::new(Returns {
                 lately: [0; WORDS],
                 last: [0; WORDS],
@@ -80,10 +94,20 @@ impl Chosen {
         }
     }
 
-    /// After a while the pages may be others.
-    fn forget_poor(&self) {
-        let kept = self.kept.load(Relaxed);
-        self.kept.store(kept + (ALL - kept) / 64, Relaxed);
+    /// A sample has come to a block of this length, or is not short enough.
+    fn note_sample(&self, block: Option<usize>) {
+        self.note_tried(
+            if block.is_some() { WORTH } else { 0 },
+            if block.is_none() { WORTH } else { 0 },
+        );
+        if let Some(len) = block {
+            let was = i64::from(self.length.load(Relaxed));
+            let now = match was {
+                0 => len as i64,
+                _ => was + (len as i64 - was) / FOLLOW,
+            };
+            self.length.store(now as u32, Relaxed);
+        }
     }
 }
 
@@ -117,18 +141,36 @@ impl Zswap {
             self.chosen.put(choice);
             returns.lately = [0; WORDS];
         }
-        if choice == Choice::default() {
-            self.chosen.forget_poor();
-        }
     }
 
-    /// Bytes of pages to bytes of their blocks, as they are now.
+    /// Pages at `from`, which is readable, are about to be written to the device. Now and then one
+    /// of them is compressed, to see what that comes to.
+    pub fn sample(&self, from: usize, pages: usize) {
+        if self.pool.knob(Knob::ZswapEnabled) != zswap::AUTO || self.is_on() {
+            return;
+        }
+        let before = self.chosen.written.fetch_add(pages as u32, Relaxed);
+        if before % SAMPLE + (pages as u32) < SAMPLE {
+            return;
+        }
+        let Some(mut scratch) = self.scratches.iter().find_map(Lock::try_lock) else {
+            return;
+        };
+        let scratch = scratch.get_or_insert_with(|| Box::new(Scratch::new()));
+        let page = before as usize / SAMPLE as usize % pages;
+        // SAFETY: the caller's memory; whatever is there while it is copied.
+        unsafe { scratch.copy_page(from + page * PAGE) };
+        self.chosen.note_sample(scratch.compress());
+    }
+
+    /// Bytes of pages to bytes of their blocks: as they are now, or as samples were.
     fn ratio(&self) -> f64 {
         let pages = self.pool.record().zswap_pages.load(Relaxed);
         let (_, used) = self.log.lock().full(self.pool.zswap_used());
-        match used {
-            0 => RATIO,
-            n => (pages * PAGE as u64) as f64 / n as f64,
+        match (used, self.chosen.length.load(Relaxed)) {
+            (0, 0) => 1.0,
+            (0, len) => PAGE as f64 / room(len as usize) as f64,
+            (used, _) => (pages * PAGE as u64) as f64 / used as f64,
         }
     }
 }

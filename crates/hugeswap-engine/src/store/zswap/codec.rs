@@ -48,6 +48,18 @@ impl Scratch {
         }
     }
 
+    /// Copies a page to [`Scratch::page`], so that it is one thing for the compressor, whatever else
+    /// writes there.
+    ///
+    /// # Safety
+    /// `from` is a page that can be read.
+    pub unsafe fn copy_page(&mut self, from: usize) {
+        // SAFETY: passed on to the caller.
+        unsafe {
+            std::ptr::copy_nonoverlapping(from as *const u8, self.page.as_mut_ptr(), PAGE);
+        }
+    }
+
     /// Compresses `page` to `block`. The length of the block; `None`: it does not become short
     /// enough.
     pub fn compress(&mut self) -> Option<usize> {

@@ -216,12 +216,8 @@ impl Zswap {
                 continue;
             }
             // SAFETY: the caller's memory. If the program changes it meanwhile, what is kept is of
-            // no use, and it is the caller that knows; a copy is one thing or the other for the
-            // compressor.
-            unsafe {
-                let at = (from + (page - pages.start) * PAGE) as *const u8;
-                std::ptr::copy_nonoverlapping(at, scratch.page.as_mut_ptr(), PAGE);
-            }
+            // no use, and it is the caller that knows.
+            unsafe { scratch.copy_page(from + (page - pages.start) * PAGE) };
             let Some(len) = scratch.compress() else {
                 self.poor.fetch_add(1, Relaxed);
                 poor += 1;
