@@ -2,9 +2,11 @@
 //! compressed and kept, and is written to its slot only when the room is needed.
 //!
 //! * [`entry`]: the word that says where a page is in compressed memory
+//! * [`slot`]: what is done with that word while others read it
 //! * [`share`]: how much of the memory in use is compressed memory
 //!
 //! The engine's `store::zswap` carries this out.
 
 pub mod entry;
 pub mod share;
+pub mod slot;

@@ -10,7 +10,7 @@
 //! # What is kept
 //!
 //! Pages that are written, and pages that leave without being written because their slot holds them
-//! already ([`entry::CLEAN`]): those are only removed again when room is needed.
+//! already ([`hugeswap_policy::zswap::entry::CLEAN`]): those are only removed again when room is needed.
 //!
 //! Pages of clusters that are this process's own, if they become shorter by three eighths. Where many in
 //! a row do not, only one of [`TRY_ONE_OF`] is tried, until one does. Shared memory is not kept:
@@ -18,16 +18,10 @@
 //!
 //! # Protocol
 //!
-//! A word for each slot ([`hugeswap_policy::zswap::entry`]) says where the block is. Only the owner
-//! of the cluster changes it:
-//!
-//! * *store*: under the lock of the log the block is copied to the end, then the word is set.
-//! * *forget*: the word is cleared by a compare-and-swap. If the page is being written back
-//!   ([`WRITEBACK`]), the thread waits for that first: afterwards the slot may be another page's.
-//! * *write back*: the bit is set, the page decoded and written, the word cleared. Should the word
-//!   have been changed before the bit was set, the page is left alone.
-//! * *load*, by any process that may read the slot: the block is copied, and is right if the word
-//!   names it afterwards, too; then it is decoded. Its sum is compared as that of every page.
+//! A word for each slot ([`hugeswap_policy::zswap::entry`]) says where the block is. What is done
+//! with it while other processes read is [`hugeswap_policy::zswap::slot`]; to store a page, the
+//! block is copied to the end of the log, and then the word is set, under the lock of the log. The
+//! sum of a page is compared as that of every page.
 //!
 //! A frame is empty, and may be used for something else, when nothing of it counts as in use; a
 //! block counts from before its word is set until after it is cleared.
@@ -46,14 +40,15 @@ use codec::Scratch;
 use hugeswap_policy::counters::Counter;
 use hugeswap_policy::knobs::{Knob, zswap};
 use hugeswap_policy::swapin::granularity::{DeviceCost, PerSize};
-use hugeswap_policy::zswap::entry::{self, Entry, REFERENCED, WRITEBACK};
+use hugeswap_policy::zswap::entry::{Entry, WRITEBACK};
 use hugeswap_policy::zswap::share;
+use hugeswap_policy::zswap::slot::Slot;
 use hugeswap_sys::{Result, futex};
 use log::Log;
 use std::ops::Range;
 use std::sync::Arc;
 use std::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed, Release};
-use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64};
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, fence};
 
 /// Threads that can compress at one time.
 const SCRATCHES: usize = 4;
@@ -197,7 +192,7 @@ impl Zswap {
     }
 
     /// Stores pages of a cluster of this process's own, which are not in compressed memory, from
-    /// `from`, which is readable. `clean`: [`entry::CLEAN`], or 0. Calls `stored` with each page that is
+    /// `from`, which is readable. `clean`: `CLEAN`, or 0. Calls `stored` with each page that is
     /// kept.
     pub fn store(
         &self,
@@ -306,28 +301,24 @@ impl Zswap {
             return false;
         };
         let mut block = [std::mem::MaybeUninit::<u8>::uninit(); codec::LONGEST];
-        loop {
-            let seen = word.load(Acquire);
-            let Some(e) = self.entry(seen).filter(|e| e.len <= block.len()) else {
-                return false;
-            };
-            let at = self.block_at(e);
+        let copied = Slot(word).load(|seen| {
+            let e = self.entry(seen).filter(|e| e.len <= block.len())?;
             // SAFETY: within a frame of the segment, and as long as the buffer at most. Another
             // thread may use the frame for something else meanwhile; then the word has changed.
-            let block = unsafe {
-                std::ptr::copy_nonoverlapping(at as *const u8, block.as_mut_ptr().cast(), e.len);
-                std::slice::from_raw_parts(block.as_ptr().cast(), e.len)
-            };
-            std::sync::atomic::fence(Acquire);
-            if !entry::same(word.load(Relaxed), seen) {
-                continue;
+            unsafe {
+                let at = self.block_at(e) as *const u8;
+                std::ptr::copy_nonoverlapping(at, block.as_mut_ptr().cast(), e.len);
             }
-            if seen & REFERENCED == 0 {
-                let _ = word.compare_exchange(seen, seen | REFERENCED, Relaxed, Relaxed);
-            }
-            // SAFETY: the caller's page.
-            return unsafe { codec::decompress(block, to) };
-        }
+            fence(Acquire);
+            Some(e.len)
+        });
+        let Some(len) = copied else {
+            return false;
+        };
+        // SAFETY: so much was copied there.
+        let block = unsafe { std::slice::from_raw_parts(block.as_ptr().cast(), len) };
+        // SAFETY: the caller's page.
+        unsafe { codec::decompress(block, to) }
     }
 
     /// Pages of a cluster are in compressed memory no more. The cluster is this process's own, and
@@ -343,36 +334,24 @@ impl Zswap {
             return;
         }
         for word in words.get(pages).into_iter().flatten() {
-            let mut seen = word.load(Acquire);
-            while seen != 0 {
-                if seen & WRITEBACK != 0 {
-                    self.wait_for_writeback(word);
-                } else if self.remove(cluster, word, seen) {
-                    break;
-                }
-                seen = word.load(Acquire);
-            }
+            let removed = Slot(word).forget(|| self.wait_for_writeback(word));
+            self.note_removed(cluster, removed);
         }
     }
 
-    /// Removes the page of a word that names `seen`; false: it does so no more.
-    fn remove(&self, cluster: u64, word: &AtomicU64, seen: u64) -> bool {
-        let removed = word.compare_exchange(seen, 0, AcqRel, Relaxed).is_ok();
-        if removed {
-            self.drop_block(seen);
-            if let Some(count) = self.pool.zswap_count(cluster) {
-                count.fetch_sub(1, AcqRel);
-            }
-        }
-        removed
-    }
-
-    /// A block that no word names any more.
-    fn drop_block(&self, word: u64) {
+    /// A word of a cluster's was removed; false: there was none.
+    fn note_removed(&self, cluster: u64, word: Option<u64>) -> bool {
+        let Some(word) = word else {
+            return false;
+        };
         if let Some(e) = self.entry(word) {
             self.pool.record().zswap_pages.fetch_sub(1, Relaxed);
             self.not_used(e);
         }
+        if let Some(count) = self.pool.zswap_count(cluster) {
+            count.fetch_sub(1, AcqRel);
+        }
+        true
     }
 
     /// The room of a block is free.

@@ -8,12 +8,13 @@
 //! A page that cannot be written stays where it is.
 
 use super::log::{self, block_at};
-use super::{PAGE, PAGES, WRITEBACK, Zswap, codec};
+use super::{PAGE, PAGES, Zswap, codec};
 use crate::UNIT;
 use crate::store::{Pages, Store};
 use hugeswap_policy::counters::Counter;
-use hugeswap_policy::zswap::entry::{self, CLEAN, Entry, REFERENCED};
+use hugeswap_policy::zswap::entry::{self, Entry, REFERENCED};
 use hugeswap_policy::zswap::share;
+use hugeswap_policy::zswap::slot::Slot;
 use hugeswap_sys::futex;
 use std::ops::Range;
 use std::sync::atomic::AtomicU64;
@@ -233,8 +234,7 @@ impl Zswap {
 
     /// Removes a page that its slot holds as well, unless it was read. Is it removed?
     fn drop_clean(&self, slot: u64, word: &AtomicU64) -> bool {
-        let seen = word.load(Acquire);
-        seen & (CLEAN | REFERENCED) == CLEAN && self.remove(slot / PAGES as u64, word, seen)
+        self.note_removed(slot / PAGES as u64, Slot(word).drop_clean())
     }
 
     /// Moves a block to the end of the log; false: there is no room.
@@ -245,18 +245,7 @@ impl Zswap {
         let Some(to) = log.append(&self.pool, slot, block) else {
             return false;
         };
-        let moved = loop {
-            let seen = word.load(Acquire);
-            if !entry::same(seen, e.word()) {
-                break false;
-            }
-            if word
-                .compare_exchange(seen, to.word() | seen & CLEAN, AcqRel, Relaxed)
-                .is_ok()
-            {
-                break true;
-            }
-        };
+        let moved = Slot(word).move_block(e.word(), to.word());
         drop(log);
         self.not_used(if moved { e } else { to });
         self.pool.count(Counter::ZswpMoved, 1);
@@ -268,12 +257,7 @@ impl Zswap {
         let Some(word) = self.word_of(slot, e) else {
             return false;
         };
-        let seen = word.load(Acquire);
-        if !entry::same(seen, e.word())
-            || word
-                .compare_exchange(seen, seen | WRITEBACK, AcqRel, Relaxed)
-                .is_err()
-        {
+        if !Slot(word).begin_write_back(e.word()) {
             return false;
         }
         // SAFETY: a block of this process's, which stays while the bit is set.
@@ -281,7 +265,7 @@ impl Zswap {
         // SAFETY: a page of the thread's buffer.
         let decoded = unsafe { codec::decompress(block, to) };
         if !decoded {
-            word.fetch_and(!WRITEBACK, AcqRel);
+            Slot(word).end_write_back(false);
         }
         decoded
     }
@@ -293,12 +277,7 @@ impl Zswap {
             let Some(word) = self.pool.zswap_words(cluster).map(|w| &w[page]) else {
                 continue;
             };
-            if !written {
-                word.fetch_and(!WRITEBACK, AcqRel);
-                continue;
-            }
-            // Nobody but this thread changes it while the bit is set, but for REFERENCED.
-            while !self.remove(cluster, word, word.load(Acquire)) {}
+            self.note_removed(cluster, Slot(word).end_write_back(written));
         }
         if written {
             self.pool.count(Counter::ZswpWb, run.len() as u64);
