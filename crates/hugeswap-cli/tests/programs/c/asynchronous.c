@@ -178,7 +178,10 @@ static void child(int fd) {
     pid_t child = fork();
     CHECK(child >= 0, "fork");
     told = 0;
-    transfers(child ? fd : fileno(tmpfile()));
+    if (child == 0)
+        // The parent reads back what it writes to its own.
+        fd = fileno(tmpfile());
+    transfers(fd);
     notices(fd);
     names();
     if (child == 0)
