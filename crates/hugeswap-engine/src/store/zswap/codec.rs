@@ -151,7 +151,7 @@ mod tests {
         ) {
             // Bytes between guards: what is written beyond the page would show.
             let decode = |block: &[u8]| {
-                let mut memory = vec![0x5a; 3 * PAGE];
+                let mut memory = vec![0x5a_u8; 3 * PAGE];
                 // SAFETY: the page in the middle.
                 unsafe { decompress(block, memory.as_mut_ptr() as usize + PAGE) };
                 memory[..PAGE].iter().chain(&memory[2 * PAGE..]).all(|&b| b == 0x5a)
