@@ -459,10 +459,13 @@ impl Reclaim {
         self.note_touched();
     }
 
-    /// Starts the thread that empties compressed memory, once there is to be any.
+    /// Starts the thread that empties compressed memory, once there is to be any. Where pieces of
+    /// units take mappings there is none: those are short, and units have to become whole again soon.
     fn start_zswapd(&'static self) {
         let z = &self.store.zswap;
-        if z.is_wanted() && !z.started.swap(true, Relaxed) {
+        let can = self.backend.can();
+        let can = can.has_single_pages() || can.faults_are_messages;
+        if can && z.is_wanted() && !z.started.swap(true, Relaxed) {
             // If there is no thread to be had, the next call tries again.
             let made = self.spawn("hs-zswap", move || self.zswapd()).is_ok();
             z.started.store(made, Relaxed);

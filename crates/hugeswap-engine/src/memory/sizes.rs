@@ -65,9 +65,11 @@ impl Memory {
             0 => Caller::SwapIn,
             _ => Caller::Collapse,
         };
-        let compressed = pages && !watched && self.is_partly_compressed(unit, page);
+        let single = pages && self.backend.can().has_single_pages();
+        // (Pieces that are moved take mappings, of which there may be too few.)
+        let compressed = single && !watched && self.is_partly_compressed(unit, page);
         let allowed = Allowed {
-            base_4k: pages && self.backend.can().has_single_pages(),
+            base_4k: single,
             piece_64k: pages,
             whole: watched || !pages || !compressed && self.huge_is_to_be_had(unit, caller),
         };
@@ -145,7 +147,9 @@ impl Memory {
     /// What it costs to bring a page of a locked unit, and more of it.
     fn costs_of(&self, unit: u32, page: usize, fill: u32, memory: u64) -> Costs {
         let place = self.table.load(unit).place();
-        let cost = match self.store.is_compressed(unit, place, page) {
+        // (See `decide_size`.)
+        let single = self.backend.can().has_single_pages();
+        let cost = match single && self.store.is_compressed(unit, place, page) {
             true => &self.store.zswap.cost,
             false => &self.store.cost,
         };
