@@ -114,6 +114,9 @@ impl Chosen {
 impl Zswap {
     /// kswapd, a few times a second: chooses anew. `device`: what the device costs.
     pub fn choose(&self, device: &DeviceCost) {
+        if self.pool.knob(Knob::ZswapEnabled) != zswap::AUTO {
+            return;
+        }
         let record = self.pool.record();
         let mut now = [0; WORDS];
         for (n, word) in now.iter_mut().zip(&record.events.advisor) {

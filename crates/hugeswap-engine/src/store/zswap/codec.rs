@@ -16,6 +16,7 @@ pub(super) const LONGEST: usize = PAGE * 5 / 8;
 /// Memory that the compressor works in, bytes: `LZ4_sizeofState` is at most that.
 const STATE: usize = 16448;
 
+// SAFETY: the functions of the library that `lz4_sys` links, as lz4.h declares them.
 unsafe extern "C" {
     fn LZ4_sizeofState() -> i32;
     fn LZ4_compress_fast_extState(
