@@ -4,7 +4,8 @@
 //! The filter traps a call if an argument that is a pointer lies in the window, unless the call comes from the gate page
 //! or could not be made again from a handler. Calls on the address space are trapped, too ([`crate::addresses`]). Filters survive exec, so window and gate
 //! stand at fixed addresses, and a constructor asks whether there is a filter already by a call that
-//! does nothing. The gate is mapped when there is a filter to pass. io_uring is refused (ENOSYS): its requests hold addresses no filter sees.
+//! does nothing. The gate is mapped when there is a filter to pass. io_uring is refused
+//! (ENOSYS) to all but the gate: its requests hold addresses no filter sees.
 
 use crate::static_program::{LOW_END, MOVABLE, MOVABLE_END};
 use crate::{addresses, state, static_program, table, trap};
@@ -188,6 +189,8 @@ enum Label {
     Upper(u32),
     /// Is the call from the gate? Trap it, if not.
     Gate,
+    /// Only our own rings.
+    Ring,
     /// Check these arguments.
     Check(u8),
     /// Check the arguments of a futex call.
@@ -253,6 +256,17 @@ impl Code {
         self.search(upper, then, otherwise);
     }
 
+    /// Allows the call if it comes from the gate page; `otherwise` for all others.
+    fn only_from_gate(&mut self, otherwise: u32) {
+        self.push(stmt(LOAD, IP + 4));
+        self.push(jump(BPF_JEQ, (GATE >> 32) as u32, 0, 4));
+        self.push(stmt(LOAD, IP));
+        self.push(stmt(BPF_ALU | BPF_AND | BPF_K, !(PAGE as u32 - 1)));
+        self.push(jump(BPF_JEQ, GATE as u32, 0, 1));
+        self.allow();
+        self.push(stmt(BPF_RET | BPF_K, otherwise));
+    }
+
     /// Allows the call if none of the arguments of `mask` lies in the window (by its high half);
     /// goes on behind this otherwise.
     fn check(&mut self, mask: u8) {
@@ -279,12 +293,7 @@ fn program(extended: bool) -> Vec<sock_filter> {
     c.push(jump(BPF_JEQ, AUDIT_ARCH_X86_64, 1, 0));
     c.allow();
     c.push(stmt(LOAD, NR));
-    c.when(libc::SYS_io_uring_setup as u32, |c| {
-        c.push(stmt(
-            BPF_RET | BPF_K,
-            libc::SECCOMP_RET_ERRNO | libc::ENOSYS as u32,
-        ))
-    });
+    c.when(libc::SYS_io_uring_setup as u32, |c| c.go(Label::Ring));
     let mark = if extended { MARK_EXTENDED } else { MARK };
     let trap = libc::SECCOMP_RET_TRAP | mark as u32;
     if extended {
@@ -365,13 +374,9 @@ fn program(extended: bool) -> Vec<sock_filter> {
         c.go(Label::Gate);
     }
     c.here(Label::Gate);
-    c.push(stmt(LOAD, IP + 4));
-    c.push(jump(BPF_JEQ, (GATE >> 32) as u32, 0, 4));
-    c.push(stmt(LOAD, IP));
-    c.push(stmt(BPF_ALU | BPF_AND | BPF_K, !(PAGE as u32 - 1)));
-    c.push(jump(BPF_JEQ, GATE as u32, 0, 1));
-    c.allow();
-    c.push(stmt(BPF_RET | BPF_K, trap));
+    c.only_from_gate(trap);
+    c.here(Label::Ring);
+    c.only_from_gate(libc::SECCOMP_RET_ERRNO | libc::ENOSYS as u32);
     c.p
 }
 

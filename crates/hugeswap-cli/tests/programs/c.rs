@@ -42,6 +42,7 @@ pub fn cases() -> Vec<Case> {
         all.push(case(format!("asks, {mode}"), move || asks(mode)));
     }
     all.push(case("huge", huge));
+    all.push(case("rings", rings));
     for part in [
         "counters", "ring", "locks", "orphan", "calls", "parts", "user", "images", "pagemap",
     ] {
@@ -132,6 +133,24 @@ fn resting(mode: Mode) {
         came_back < ROUNDS * UNITS / 2,
         "the parent had its memory back from swap {came_back} times"
     );
+}
+
+/// Single pages are written several at a time, by an io_uring that the program itself does not get.
+fn rings() {
+    Mode::Signal.need();
+    if let Err(e) = hugeswap_sys::probe::io_uring() {
+        skip(&format!("no io_uring ({e})"));
+    }
+    let dir = directory();
+    let program = Program::new(dir.path(), compile("rings", dir.path())).args(["128", "3"]);
+    let plain = program.plain();
+    let setup = Setup::new(Mode::Signal, MEMORY_MIB)
+        .option("--set", "thp.enabled=never")
+        .option("--set", "thp.swapin=never");
+    let managed = program.managed(&setup);
+    let batched = managed.same_as(&plain).number("swap_write_batched");
+    // (A disk that is as fast as memory would need none.)
+    assert!(batched > 1000, "{batched}: {}", managed.report);
 }
 
 /// The program verifies its memory while it is swapped. `storm`: units are evicted at random all

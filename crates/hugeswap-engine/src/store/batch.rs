@@ -154,7 +154,7 @@ impl Store {
         let Some(area) = area.and_then(|a| self.pool.header().areas.get(a)) else {
             return 0;
         };
-        if area.costs.load().is_some_and(|m| m.out.page < FAST) {
+        if area.costs.load().is_some_and(|m| m.r#in.page < FAST) {
             return 0;
         }
         match self.pool.pace_of(area).writers {
