@@ -6,7 +6,7 @@
 
 use crate::lock::Lock;
 use hugeswap_policy::swapin::granularity::{
-    DeviceCost, Direction, Granularity, MemoryPrice, PerSize, follow,
+    DeviceCost, Direction, Ghost, Granularity, MemoryPrice, PerSize, follow,
 };
 use std::sync::atomic::AtomicU64;
 use std::sync::atomic::Ordering::Relaxed;
@@ -28,19 +28,21 @@ pub(crate) struct Sizes {
 pub(super) struct Learning {
     pub(super) granularity: Granularity,
     pub(super) price: MemoryPrice,
+    pub(super) ghost: Ghost,
     /// Nanoseconds that making a base-mapped unit whole takes, as last seen.
     pub(super) fill: u32,
 }
 
 impl Sizes {
     /// Nothing learnt; `seed` is any number that the program does not know. `measured`: what swap
-    /// cost at first.
-    pub fn new(seed: u64, device: &DeviceCost) -> Sizes {
+    /// cost at first. `units`: of the window.
+    pub fn new(seed: u64, device: &DeviceCost, units: u32) -> Sizes {
         let r#in = device.per_size(Direction::In);
         Sizes {
             learning: Lock::new(Learning {
                 granularity: Granularity::new(seed),
                 price: MemoryPrice::new(u64::from(r#in.page.saturating_add(CPU.page))),
+                ghost: Ghost::new(units),
                 fill: r#in.whole.saturating_add(CPU.whole),
             }),
             evicted: AtomicU64::new(0),

@@ -148,7 +148,11 @@ impl Memory {
         let readahead = pool.knob(Knob::ReadaheadMax) as u32;
         let nodes = arena.numa.nodes();
         Ok(Memory {
-            sizes: Sizes::new(pool.header().key[0].load(Relaxed), &store.cost),
+            sizes: Sizes::new(
+                pool.header().key[0].load(Relaxed),
+                &store.cost,
+                table.units(),
+            ),
             store,
             gate,
             table,

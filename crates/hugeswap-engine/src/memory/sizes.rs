@@ -16,9 +16,10 @@ use hugeswap_policy::defrag::gfp::Caller;
 use hugeswap_policy::defrag::thp::Bring;
 use hugeswap_policy::knobs::Knob;
 use hugeswap_policy::swapin::granularity::{
-    Allowed, Costs, Density, Fault, PerSize, Reason, STAY, Size, UnitHistory,
+    Allowed, Costs, Density, Fault, PerSize, Reason, Room, STAY, Size, UnitHistory,
 };
 use hugeswap_policy::unit::Kind;
+use hugeswap_policy::watermark::Watermarks;
 use hugeswap_policy::workingset::lruvec::Event;
 use hugeswap_policy::{UNIT_PAGES, advisor, workingset};
 use std::ops::Range;
@@ -86,7 +87,9 @@ impl Memory {
         let costs = if watched {
             Costs::resident(WATCHED, memory)
         } else {
-            self.costs_of(unit, page, learning.fill, memory)
+            let costs = self.costs_of(unit, page, learning.fill, memory);
+            let memory = learning.ghost.price(memory, costs.page, costs.whole);
+            Costs { memory, ..costs }
         };
         let d = learning
             .granularity
@@ -105,6 +108,15 @@ impl Memory {
             let resident = self.resident_pages();
             let brought = u64::from(size.pages()).min(UNIT_PAGES - present);
             learning.price.on_fault(brought, distance, resident, alone);
+            let units = resident / UNIT_PAGES;
+            let room = Room {
+                // (What is kept free for whole units is not in use.)
+                units: units.saturating_sub(Watermarks::for_budget(units).high),
+                whole: self.weights.full(),
+            };
+            learning
+                .ghost
+                .on_fault(unit, alone, costs.whole, d.whole, room);
         }
         if d.whole {
             // Streams pass what is in memory without a fault.

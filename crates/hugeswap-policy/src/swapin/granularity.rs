@@ -54,12 +54,14 @@
 
 mod account;
 mod cost;
+mod ghost;
 mod streams;
 mod trust;
 
 use account::{BY_STREAM, TRIAL, TRIED, WORTH};
 pub use account::{Density, UnitHistory};
 pub use cost::{Costs, DeviceCost, Direction, MemoryPrice, PerSize, follow};
+pub use ghost::{Ghost, Room};
 pub use streams::{MAX_PAGE_STRIDE, PAGE_STREAMS, PageStreams, Run};
 use trust::Trust;
 

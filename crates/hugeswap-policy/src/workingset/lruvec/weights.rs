@@ -29,6 +29,8 @@ pub struct Weights<W = Vec<AtomicU16>> {
     units: W,
     /// Inactive and active pages of each lruvec. Exact while no thread changes a weight.
     pages: [[AtomicI64; 2]; LRUVECS],
+    /// Units of which all pages are in memory, as exactly.
+    full: AtomicI64,
 }
 
 const PAGES: u16 = (1 << 10) - 1;
@@ -41,6 +43,7 @@ impl<W: Deref<Target = [AtomicU16]>> Weights<W> {
         Weights {
             units,
             pages: std::array::from_fn(|_| [AtomicI64::new(0), AtomicI64::new(0)]),
+            full: AtomicI64::new(0),
         }
     }
 
@@ -54,6 +57,11 @@ impl<W: Deref<Target = [AtomicU16]>> Weights<W> {
     /// Number of pages of a unit that are in memory.
     pub fn of(&self, unit: u32) -> u64 {
         u64::from(self.word(unit) & PAGES)
+    }
+
+    /// Number of units of which all pages are in memory.
+    pub fn full(&self) -> u64 {
+        self.full.load(Relaxed).max(0) as u64
     }
 
     /// Number of pages of a kind that a group has in memory.
@@ -114,6 +122,9 @@ impl<W: Deref<Target = [AtomicU16]>> Weights<W> {
             let pages = i64::from(w & PAGES);
             if pages != 0 {
                 self.pages[lruvec][usize::from(w & ACTIVE != 0)].fetch_add(sign * pages, Relaxed);
+            }
+            if pages == UNIT_PAGES as i64 {
+                self.full.fetch_add(sign, Relaxed);
             }
         }
     }
