@@ -111,6 +111,7 @@ pub fn fork_child() {
 
 impl Engine {
     fn before_fork(&'static self) {
+        self.await_budget();
         self.come_to_rest();
         self.pool.record().forking.store(1, Release);
         let reserve = || self.pool.reserve(self.pool.me() as u32 + 1).ok();
@@ -172,6 +173,22 @@ impl Engine {
                 break;
             }
             self.gate.open_daemons();
+        }
+    }
+
+    /// Waits, for a while, until no more is charged than the budget. No frame is given back between
+    /// the gate's closing and the end of the fork. Where the budget follows a limit that is reached,
+    /// the kernel would find no memory for the child, and end the program.
+    fn await_budget(&self) {
+        const LOOKS: u32 = 1000;
+        const SLEEP_NS: u64 = 1_000_000;
+        for _ in 0..LOOKS {
+            if !self.pool.is_beyond_budget() {
+                return;
+            }
+            self.pool.kick();
+            let seq = self.work_seq.load(Relaxed);
+            futex::wait(&self.work_seq, seq, Some(SLEEP_NS), false);
         }
     }
 

@@ -140,11 +140,7 @@ impl Reclaim {
             busy |= self.leave_some_pages();
         }
         busy |= self.find_clusters();
-        let asked = self.pool.record().give_back.load(Relaxed);
-        let owed = asked.max(match self.has_few_frames() {
-            true => 0,
-            false => self.pool.excess_of(self.pool.me()),
-        });
+        let owed = self.frames_owed();
         if owed > 0 {
             busy |= self.give_back(owed);
         }
@@ -165,7 +161,7 @@ impl Reclaim {
         let short = starving || available + coming < marks.high;
         self.measure_reclaim(short || available < marks.high);
         busy |= self.feed_zswap(short);
-        if short || (owed > 0 && coming == 0) {
+        if short || coming < owed {
             if coming < u64::from(WRITE_DEPTH) {
                 let own = self.pool.record().charged.load(Relaxed);
                 let turn = shared > 0 && (few || self.sharing.has_turn(shared, own));
@@ -176,7 +172,7 @@ impl Reclaim {
                     return busy;
                 }
                 let wanted = match starving || owed > 0 {
-                    true => BATCH,
+                    true => BATCH - (coming as usize).min(BATCH),
                     // What is brought out beyond what is missing may be in use, where there is
                     // little memory.
                     false => marks.high.saturating_sub(available + coming) as usize,
@@ -205,17 +201,21 @@ impl Reclaim {
         progress
     }
 
+    /// In haste, more of the oldest units are looked at. What is clean goes, and only as many dirty
+    /// ones as are wanted: the device takes longer than there may be time. (Clean-first LRU, Park et
+    /// al., 2006.)
     fn reclaim_oldest(&self, wanted: usize) -> bool {
+        let haste = 4 * self.pool.excess_of(self.pool.me()) as usize;
+        let mut to_write = if haste > 0 { wanted } else { usize::MAX };
         let mut out = [0u32; MOST];
         let (n, spare) = {
             let mut lru = self.lru.lock();
             lru.set_detection(self.pool.knob(Knob::WorkingsetDetection) != 0);
             lru.set_swappiness(self.pool.knob(Knob::Swappiness));
             self.drain_events(&mut lru);
-            let most = if self.has_few_frames() {
-                1
-            } else {
-                lru.batch(wanted)
+            let most = match self.has_few_frames() {
+                true => 1,
+                false => lru.batch(wanted.max(haste.min(MOST))),
             };
             self.groups.settle_claims(&mut lru);
             let waiting = self.inflight_writes.load(Relaxed) > 0;
@@ -267,7 +267,7 @@ impl Reclaim {
                 progress |= self.park(w);
                 continue;
             }
-            if !self.swap_is_allowed(unit, *w) {
+            if to_write == 0 || !self.swap_is_allowed(unit, *w) {
                 w.settle();
                 self.lru.lock().put_back(unit);
                 continue;
@@ -277,6 +277,7 @@ impl Reclaim {
             run[0] = Some(w);
             let mut len = 1;
             while i < n
+                && len < to_write
                 && out[i] == unit + len as u32
                 && let Some(next) = self.table.try_lock_if(out[i], |w| {
                     w.evictable() && w.kind() == Kind::Present && !w.has(WATCHED | CLEAN)
@@ -292,6 +293,7 @@ impl Reclaim {
                 len += 1;
                 i += 1;
             }
+            to_write -= len;
             progress |= self.start_writes(unit, len, run.into_iter().flatten());
         }
         progress
@@ -356,7 +358,13 @@ impl Reclaim {
                 }
             }
         }
-        self.wake_workers(1);
+        // (While nobody waits for it, one writer beside kswapd leaves more of the device to readers.)
+        let writers = if self.frames_owed() > 0 {
+            u32::MAX >> 1
+        } else {
+            1
+        };
+        self.wake_workers(writers);
         true
     }
 

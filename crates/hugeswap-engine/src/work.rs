@@ -164,6 +164,10 @@ impl Paging {
         // cannot be written is not that. (Where swap takes no writes, it is called full.)
         if tried {
             self.note_available();
+            if self.frames_owed() > 0 {
+                // Only kswapd hands them back.
+                self.pool.kick();
+            }
         }
     }
 

@@ -52,8 +52,9 @@ impl Paging {
         }
         let pace = self.pool.pace();
         // A thread that waits for memory, or forks, waits for the writers: to hold those back would
-        // only move the wait.
-        let hurry = self.somebody_waits() || self.gate.is_closed();
+        // only move the wait. So does whoever wants frames back: where the budget follows a limit, the
+        // kernel kills the program if they come too late.
+        let hurry = self.somebody_waits() || self.gate.is_closed() || self.frames_owed() > 0;
         if !hurry && self.writers.rest_left().is_some() {
             return None;
         }

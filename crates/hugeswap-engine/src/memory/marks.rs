@@ -76,6 +76,16 @@ impl Memory {
         available >= marks.high
     }
 
+    /// Frames that this process has to give back: to processes that asked, or to the machine since
+    /// the budget is smaller now.
+    pub(crate) fn frames_owed(&self) -> u64 {
+        let asked = self.pool.record().give_back.load(Relaxed);
+        match self.has_few_frames() {
+            true => asked,
+            false => asked.max(self.pool.excess_of(self.pool.me())),
+        }
+    }
+
     pub(crate) fn has_few_frames(&self) -> bool {
         self.pool.record().uncompressed() <= FEW_FRAMES
     }

@@ -86,6 +86,11 @@ impl Pool {
         }
     }
 
+    /// Is more charged than the budget, which has become smaller?
+    pub(crate) fn is_beyond_budget(&self) -> bool {
+        self.header().budget.changes.load(Relaxed) > 0 && self.used_frames() > self.frames()
+    }
+
     /// Frames charged beyond the budget that record `me` has to give back: its part of what all
     /// have charged that reclaim can take. 0 in a pool whose budget never changed, where only a fork
     /// goes beyond it for a moment.

@@ -81,6 +81,8 @@ impl Pool {
     pub(super) fn pace_of(&self, area: &Area) -> Pace {
         match self.knob(Knob::WbtLat) {
             0 => Pace::FREE,
+            // Readers wait for less than the program would if memory beyond a limit made it end.
+            _ if self.is_beyond_budget() => Pace::FREE,
             _ => Throttle::from_word(area.throttle.load(Relaxed)).pace(),
         }
     }
@@ -96,5 +98,35 @@ impl Pool {
         on.map(Area::look_at_waits)
             .max_by_key(|t| t.level())
             .map_or(Pace::FREE, Throttle::pace)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::pool::{PoolConfig, SwapSpec};
+
+    #[test]
+    fn writers_are_not_held_back_while_memory_is_beyond_the_budget() {
+        let pool = Pool::create(&PoolConfig {
+            memory: 64 << 20,
+            swap: vec![SwapSpec::new("/var/tmp")],
+            fault_mode: Default::default(),
+            settings: vec![],
+        })
+        .unwrap();
+        let me = pool.join().unwrap();
+        assert!(pool.charge(me, 30));
+        let area = &pool.header().areas[0];
+        let slow = Throttle::default()
+            .next(now_ns(), 0, 0)
+            .next(now_ns(), 100, 100);
+        area.throttle.store(slow.word(), Relaxed);
+        assert_ne!(pool.pace_of(area), Pace::FREE);
+        pool.set_budget(40 << 20);
+        assert_eq!(pool.pace_of(area), Pace::FREE);
+        pool.uncharge(me, 10);
+        assert_ne!(pool.pace_of(area), Pace::FREE);
+        pool.uncharge(me, 20);
     }
 }

@@ -3,8 +3,12 @@
 //! budget = limit - what is held beside managed memory - reserve, the smallest over all limits. It
 //! shrinks at once. It grows when there has been room for a while, by a part of the room at a time, so
 //! that it does not swing: memory that a program gives back it may soon want again.
+//!
+//! The reserve has to last from when memory grows until as much was written to swap. So it is at least
+//! what memory that is not managed grew by in so short a time ([`Growth`]).
 
 use hugeswap_policy::UNIT_BYTES;
+use std::collections::VecDeque;
 use std::time::Duration;
 
 /// The budget grows when there has been room for so long.
@@ -19,6 +23,11 @@ const SLACK_SHARE: u64 = 64;
 /// The reserve is raised to this part of the limit at most (1/N).
 const MOST_RESERVE_SHARE: u64 = 6;
 
+/// The time that it takes to write what has to be given back, roughly.
+const WINDOW: Duration = Duration::from_millis(60);
+/// The most growth that was seen counts less as time passes: half after so long.
+const HALF_LIFE: Duration = Duration::from_secs(30);
+
 /// A limit and what is in use of it, bytes.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Level {
@@ -31,12 +40,18 @@ pub struct Level {
 }
 
 impl Level {
-    /// The budget that this limit leaves while `managed` bytes of managed memory are in memory.
-    pub fn budget(&self, managed: u64) -> u64 {
-        let unmanaged = self.held.saturating_sub(managed);
+    /// Memory in use that is not managed, while `managed` bytes of managed memory are in memory.
+    pub fn unmanaged(&self, managed: u64) -> u64 {
+        self.held.saturating_sub(managed)
+    }
+
+    /// The budget that this limit leaves while `managed` bytes of managed memory are in memory, and
+    /// memory that is not managed may grow by `growth`.
+    pub fn budget(&self, managed: u64, growth: u64) -> u64 {
+        let most = self.limit / MOST_RESERVE_SHARE;
         self.limit
-            .saturating_sub(unmanaged)
-            .saturating_sub(self.reserve)
+            .saturating_sub(self.unmanaged(managed))
+            .saturating_sub(self.reserve.max(growth.min(most)))
     }
 
     /// Raises the reserve if most of it was used up: memory grows faster here than it is given back.
@@ -53,6 +68,49 @@ impl Level {
     /// Free memory.
     pub fn room(&self) -> u64 {
         self.limit.saturating_sub(self.held)
+    }
+}
+
+/// How fast memory that is not managed has grown.
+#[derive(Clone, Debug, Default)]
+pub struct Growth {
+    /// When it was how much, over the last [`WINDOW`].
+    seen: VecDeque<(Duration, u64)>,
+    /// The most growth in a window, and when it was noted.
+    most: u64,
+    noted: Duration,
+}
+
+impl Growth {
+    /// Nothing was seen below this `limit`, so as much as a reserve can be for is expected.
+    pub fn unknown(limit: u64) -> Growth {
+        Growth {
+            most: limit / MOST_RESERVE_SHARE,
+            ..Growth::default()
+        }
+    }
+
+    /// At time `now` it is `bytes`.
+    pub fn note(&mut self, now: Duration, bytes: u64) {
+        while self
+            .seen
+            .front()
+            .is_some_and(|&(then, _)| now.saturating_sub(then) > WINDOW)
+        {
+            self.seen.pop_front();
+        }
+        self.seen.push_back((now, bytes));
+        let least = self.seen.iter().map(|&(_, b)| b).min();
+        let growth = bytes - least.unwrap_or(bytes);
+        if growth >= self.most(now) {
+            (self.most, self.noted) = (growth, now);
+        }
+    }
+
+    /// The most that it has grown by in a window, bytes; of long ago, less.
+    pub fn most(&self, now: Duration) -> u64 {
+        let ages = now.saturating_sub(self.noted).as_secs_f64() / HALF_LIFE.as_secs_f64();
+        (self.most as f64 * 0.5f64.powf(ages)) as u64
     }
 }
 
@@ -109,22 +167,28 @@ mod tests {
             held: 700 * MIB,
             reserve: 50 * MIB,
         };
-        assert_eq!(level.budget(600 * MIB), 850 * MIB);
+        assert_eq!(level.budget(600 * MIB, 0), 850 * MIB);
         assert_eq!(level.room(), 300 * MIB);
         // Frames that are charged and not touched yet are no memory.
-        assert_eq!(level.budget(800 * MIB), 950 * MIB);
-        assert_eq!(level.budget(0), 250 * MIB);
+        assert_eq!(level.budget(800 * MIB, 50 * MIB), 950 * MIB);
+        assert_eq!(level.budget(0, 0), 250 * MIB);
+        // What memory that is not managed may grow by takes its place, up to a sixth.
+        assert_eq!(level.budget(600 * MIB, 80 * MIB), 820 * MIB);
+        assert_eq!(
+            level.budget(600 * MIB, 600 * MIB),
+            900 * MIB - 1000 * MIB / 6
+        );
         let beyond = Level {
             held: 2000 * MIB,
             ..level
         };
-        assert_eq!((beyond.budget(0), beyond.room()), (0, 0));
+        assert_eq!((beyond.budget(0, 0), beyond.room()), (0, 0));
         let absurd = Level {
             limit: u64::MAX,
             held: u64::MAX,
             reserve: u64::MAX,
         };
-        assert_eq!(absurd.budget(u64::MAX), 0);
+        assert_eq!(absurd.budget(u64::MAX, u64::MAX), 0);
     }
 
     #[test]
@@ -152,6 +216,30 @@ mod tests {
         level.held = 960 * MIB;
         while level.learn() {}
         assert_eq!(level.reserve, 160 * MIB);
+    }
+
+    #[test]
+    fn growth_is_that_of_a_short_time_and_is_forgotten() {
+        let mut growth = Growth::default();
+        let at = Duration::from_millis;
+        // 100 MiB in a second.
+        (0..100).for_each(|i| growth.note(at(i * 10), i * MIB));
+        assert_eq!(growth.most(at(1000)) / MIB, 5);
+        // Then 20 in 30 ms, some of which goes and comes back.
+        growth.note(at(1010), 110 * MIB);
+        growth.note(at(1020), 120 * MIB);
+        growth.note(at(1030), 105 * MIB);
+        growth.note(at(1040), 119 * MIB);
+        assert_eq!(growth.most(at(1020)), 24 * MIB);
+        // What was there for long is not growth, nor is what goes.
+        growth.note(at(2000), 300 * MIB);
+        growth.note(at(2010), 100 * MIB);
+        assert_eq!(growth.most(at(31_020)) * 2, 24 * MIB);
+        assert_eq!(growth.most(at(10_000_000)), 0);
+        // Less than what was seen does not make it younger.
+        growth.note(at(40_000), 100 * MIB);
+        growth.note(at(40_010), 101 * MIB);
+        assert!(growth.most(at(61_020)) * 4 <= 24 * MIB + 4);
     }
 
     #[test]

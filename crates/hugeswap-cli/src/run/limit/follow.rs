@@ -1,6 +1,6 @@
 //! The thread that follows the limits.
 
-use super::decide::{Level, Pace};
+use super::decide::{Growth, Level, Pace};
 use super::tree::Tree;
 use super::wakers::Wakers;
 use super::{Limits, Source};
@@ -19,7 +19,7 @@ const LONGEST: Duration = Duration::from_millis(100);
 /// After an event the next sample is at least so long after the last one.
 const AFTER_EVENT: Duration = Duration::from_millis(1);
 /// The room is taken to be used up at this rate at most, bytes a millisecond.
-const GROWTH: u64 = 2 << 20;
+const GROWTH: u64 = 6 << 20;
 /// Samples take less than this part of the time (1/N).
 const COST_SHARE: u32 = 150;
 /// What a group can drop is read again when its usage has changed by this much, bytes, or after
@@ -66,6 +66,7 @@ enum Measure {
 /// A limit, and how it is measured.
 struct Followed {
     level: Level,
+    growth: Growth,
     measure: Measure,
 }
 
@@ -115,6 +116,7 @@ impl Follower {
                     held: 0,
                     reserve: limit.reserve,
                 },
+                growth: Growth::unknown(limit.bytes),
             });
         }
         Follower {
@@ -134,9 +136,9 @@ impl Follower {
         // Where that is not permitted it has to do without.
         let _ = rustix::process::setpriority_process(Some(me), NICE);
         loop {
-            let began = Instant::now();
+            let (began, worked) = (Instant::now(), cpu_time());
             let room = self.sample(pool);
-            let interval = interval(room, began.elapsed());
+            let interval = interval(room, cpu_time().saturating_sub(worked));
             if self.wait(began, interval, stop) {
                 return;
             }
@@ -183,10 +185,11 @@ impl Follower {
         }
         // Of frames that are charged meanwhile it is not known whether they are measured.
         let managed = before.min(pool.used_frames()) * UNIT_BYTES;
-        let budgets = self
-            .followed
-            .iter()
-            .map(|f| (f.level.budget(managed), f.level));
+        let now = self.began.elapsed();
+        let budgets = self.followed.iter_mut().map(|f| {
+            f.growth.note(now, f.level.unmanaged(managed));
+            (f.level.budget(managed, f.growth.most(now)), f.level)
+        });
         let Some((target, level)) = budgets.min_by_key(|(budget, _)| *budget) else {
             return u64::MAX;
         };
@@ -196,12 +199,9 @@ impl Follower {
         if target < MIN_MEMORY {
             self.warn(&level, managed);
         }
-        let now = pool.frames() * UNIT_BYTES;
+        let budget = pool.frames() * UNIT_BYTES;
         let target = target.clamp(MIN_MEMORY, pool.ceiling_frames() * UNIT_BYTES);
-        if let Some(next) = self
-            .pace
-            .next(self.began.elapsed(), now, target, self.tightest)
-        {
+        if let Some(next) = self.pace.next(now, budget, target, self.tightest) {
             pool.set_budget(next);
         }
         self.followed
@@ -249,9 +249,9 @@ impl Measure {
                     age > *cost * COST_SHARE && (changed || is_near || age > LONGEST)
                 });
                 if stale {
-                    let began = Instant::now();
+                    let worked = cpu_time();
                     *droppable = gauge.droppable().unwrap_or(*droppable);
-                    *cost = began.elapsed();
+                    *cost = cpu_time().saturating_sub(worked);
                     *read = Some((total, Instant::now()));
                 }
                 let droppable = *droppable;
@@ -279,6 +279,12 @@ impl Measure {
     }
 }
 
+/// Processor time of this thread. (On a busy machine a sample lasts longer than it costs.)
+fn cpu_time() -> Duration {
+    let t = rustix::time::clock_gettime(rustix::time::ClockId::ThreadCPUTime);
+    Duration::new(t.tv_sec as u64, t.tv_nsec as u32)
+}
+
 /// Time to the next sample, with so much `room`, when the last one took `cost`.
 fn interval(room: u64, cost: Duration) -> Duration {
     let used_up = Duration::from_millis(room / GROWTH);
@@ -300,7 +306,7 @@ mod tests {
     fn samples_are_more_frequent_where_there_is_less_room() {
         let cheap = Duration::from_micros(5);
         assert_eq!(interval(0, cheap), SHORTEST);
-        assert_eq!(interval(40 << 20, cheap), Duration::from_millis(20));
+        assert_eq!(interval(120 << 20, cheap), Duration::from_millis(20));
         assert_eq!(interval(u64::MAX, cheap), LONGEST);
         let dear = Duration::from_millis(1);
         assert_eq!(interval(0, dear), Duration::from_millis(150));
@@ -319,8 +325,10 @@ mod tests {
         pool.raise_ceiling(64 << 20);
         let stop = Stop::new().unwrap();
         stop.stop();
+        let in_use = std::hint::black_box(vec![1u8; 4 << 20]);
         let follower = Follower::new(&limits, std::process::id() as i32);
         follower.follow(&pool, &stop);
+        drop(in_use);
         assert_eq!(pool.followed_limit().unwrap().limit_bytes, 1 << 30);
         assert!(pool.followed_limit().unwrap().used_bytes > 1 << 20);
         // There is room, so the budget has begun to grow.

@@ -158,7 +158,7 @@ impl Limits {
                 held,
                 reserve: l.reserve,
             };
-            level.budget(0)
+            level.budget(0, 0)
         });
         let ceiling = self
             .tightest()
