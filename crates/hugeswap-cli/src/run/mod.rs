@@ -6,6 +6,7 @@
 //! behind, however this process ends, except names that the program itself gave to shared memory.
 
 mod advice;
+mod compressed;
 mod footprint;
 mod limit;
 pub mod outside;

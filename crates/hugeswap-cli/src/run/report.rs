@@ -2,7 +2,7 @@
 
 use super::footprint::Unmanaged;
 use super::supervise::Ended;
-use super::{Format, advice, unmanaged};
+use super::{Format, advice, compressed, unmanaged};
 use crate::text;
 use anyhow::{Context, Result};
 use hugeswap_engine::health::{AreaReport, LatencyReport};
@@ -413,17 +413,7 @@ fn swap_lines(out: &mut String, report: &Report) {
         }
         out.push('\n');
     }
-    let (from, kept) = (get(Counter::ZswpIn), get(Counter::ZswpOut));
-    if kept > 0 {
-        let _ = writeln!(
-            out,
-            "  compressed {} pages were kept in memory, {} of them written to swap later; {:.1}% of the pages that came \
-             in were among them",
-            text::count(kept),
-            text::count(get(Counter::ZswpWb)),
-            100.0 * from as f64 / get(Counter::PswpIn).max(1) as f64,
-        );
-    }
+    out.extend(compressed::line(report).map(|l| l + "\n"));
 }
 
 fn area_lines(out: &mut String, report: &Report) {
@@ -556,24 +546,6 @@ pub(super) mod tests {
         assert_eq!(v["faults"]["soft"]["p50_us"], 6.0);
         assert_eq!(v["areas"][0]["reads"]["p50_us"], 20.0);
         assert_eq!(v["areas"][0]["state"], "ok");
-    }
-
-    #[test]
-    fn compressed_memory_has_a_line_if_it_was_used() {
-        let command = ["/bin/sort".into()];
-        let mut report = report();
-        let outcome = outcome(&command, Ended::Exited(0));
-        assert!(!human(&outcome, &report).contains("compressed"));
-        report.counters[Counter::ZswpOut as usize] = 2000;
-        report.counters[Counter::ZswpWb as usize] = 100;
-        report.counters[Counter::ZswpIn as usize] = 256;
-        let text = human(&outcome, &report);
-        let line = text.lines().find(|l| l.contains("compressed")).unwrap();
-        assert!(
-            line.contains("2,000 pages") && line.contains("100 of them"),
-            "{line}"
-        );
-        assert!(line.contains("25.0%"), "{line}");
     }
 
     #[test]

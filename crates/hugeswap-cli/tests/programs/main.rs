@@ -33,11 +33,13 @@ use util::Case;
 const LIMIT: Duration = Duration::from_secs(400);
 
 fn all() -> Vec<Case> {
+    // (Those with the longest cases first, so that no processor waits for the last one.)
     [
+        python::cases(),
         c::cases(),
+        small::cases(),
         sort::cases(),
         compiler::cases(),
-        python::cases(),
         runtimes::cases(),
         sandbox::cases(),
         limited::cases(),
@@ -48,7 +50,6 @@ fn all() -> Vec<Case> {
         allocators::cases(),
         threads::cases(),
         whole::cases(),
-        small::cases(),
     ]
     .into_iter()
     .flatten()

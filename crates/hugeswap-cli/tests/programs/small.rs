@@ -37,7 +37,13 @@ pub fn cases() -> Vec<Case> {
     for storm in [false, true] {
         let with = if storm { ", storm" } else { "" };
         all.push(case(format!("small, map{with}"), move || {
-            same(Mode::Signal, 24, storm, &|dir| map(dir, "400000"));
+            // (In a storm nearly every access is a fault.)
+            let (mib, nodes) = if storm {
+                (16, "150000")
+            } else {
+                (24, "400000")
+            };
+            same(Mode::Signal, mib, storm, &|dir| map(dir, nodes));
         }));
         all.push(case(format!("small, python{with}"), move || {
             let (mib, objects) = if storm { (32, "60000") } else { (64, "200000") };

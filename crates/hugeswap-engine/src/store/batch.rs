@@ -26,7 +26,7 @@ use std::sync::atomic::Ordering::Relaxed;
 pub(crate) const MOST: usize = 16;
 /// The same while readers wait for writers.
 const FEW: usize = 4;
-/// A write of 4 KiB that takes less, nanoseconds, is not worth a batch: memory.
+/// Where a read of 4 KiB takes less, nanoseconds, a write is not worth a batch: memory.
 const FAST: u32 = 15_000;
 
 /// Pages of a cluster, and where in memory they are.
@@ -60,6 +60,16 @@ impl Batches {
     /// In a forked child, which has neither the descriptor nor the mappings.
     pub fn forget_in_child(&self) {
         std::mem::forget(self.0.lock().take());
+    }
+}
+
+/// How many writes at a time are worth it on a device whose reads of 4 KiB take `read_ns`, while
+/// so many writers are allowed. (Its writes may be fast only because it has a cache for them.)
+fn depth_for(read_ns: Option<u32>, writers: u32) -> usize {
+    match (read_ns, writers) {
+        (Some(ns), _) if ns < FAST => 0,
+        (_, 1) => FEW,
+        _ => MOST,
     }
 }
 
@@ -154,13 +164,8 @@ impl Store {
         let Some(area) = area.and_then(|a| self.pool.header().areas.get(a)) else {
             return 0;
         };
-        if area.costs.load().is_some_and(|m| m.r#in.page < FAST) {
-            return 0;
-        }
-        match self.pool.pace_of(area).writers {
-            1 => FEW,
-            _ => MOST,
-        }
+        let read_ns = area.costs.load().map(|m| m.r#in.page);
+        depth_for(read_ns, self.pool.pace_of(area).writers)
     }
 
     fn write_together(&self, ring: &mut Ring, runs: &[Run]) -> u32 {
@@ -211,5 +216,20 @@ impl Store {
             done |= 1 << which[k];
         }
         done
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_reads_take_says_whether_a_batch_is_worth_it() {
+        let free = u32::MAX;
+        assert_eq!(depth_for(Some(2_000), free), 0);
+        assert_eq!(depth_for(Some(60_000), free), MOST);
+        assert_eq!(depth_for(None, free), MOST);
+        assert_eq!(depth_for(Some(60_000), 1), FEW);
+        assert_eq!(depth_for(Some(2_000), 1), 0);
     }
 }

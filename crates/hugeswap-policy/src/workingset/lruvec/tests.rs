@@ -499,6 +499,7 @@ proptest! {
             for u in 0..60 { prop_assert_eq!(Lruvecs::contains(&l, u), on.contains(&u)); }
             let weighed: u64 = (0..GROUPS).map(|g| PageKind::ALL.map(|k| l.weights.used(g, k)).iter().sum::<u64>()).sum();
             prop_assert_eq!(weighed, on.len() as u64 * UNIT_PAGES);
+            prop_assert_eq!(l.weights.full(), on.len() as u64);
             let all = |e: Event| (0..GROUPS).flat_map(|g| PageKind::ALL.map(|k| l.events(g, k)[e as usize])).sum::<u64>();
             prop_assert_eq!(all(Event::Refault) + first, came);
             prop_assert!(all(Event::Restore) <= all(Event::Activate) && all(Event::Activate) <= all(Event::Refault));

@@ -129,3 +129,23 @@ impl<W: Deref<Target = [AtomicU16]>> Weights<W> {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_unit_is_full_with_its_last_page() {
+        let w = Weights::new((0..4).map(|_| AtomicU16::new(0)).collect::<Vec<_>>());
+        w.set(0, UNIT_PAGES);
+        w.set(1, UNIT_PAGES - 1);
+        w.set(2, UNIT_PAGES + 1);
+        assert_eq!(w.full(), 2);
+        w.set(1, UNIT_PAGES);
+        w.set(0, 1);
+        w.set(0, 1);
+        assert_eq!(w.full(), 2);
+        (0..4).for_each(|u| w.set(u, 0));
+        assert_eq!(w.full(), 0);
+    }
+}
