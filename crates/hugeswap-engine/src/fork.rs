@@ -176,19 +176,25 @@ impl Engine {
         }
     }
 
-    /// Waits, for a while, until no more is charged than the budget. No frame is given back between
-    /// the gate's closing and the end of the fork. Where the budget follows a limit that is reached,
-    /// the kernel would find no memory for the child, and end the program.
+    /// Waits until this process has given back what it owes, as long as it gives anything back. No
+    /// frame is given back between the gate's closing and the end of the fork. Where the budget
+    /// follows a limit that is reached, the kernel would find no memory for the child, and end the
+    /// program.
     fn await_budget(&self) {
-        const LOOKS: u32 = 1000;
+        /// Looks without progress: longer than a device takes for what is under way.
+        const LOOKS: u32 = 200;
         const SLEEP_NS: u64 = 1_000_000;
-        for _ in 0..LOOKS {
-            if !self.pool.is_beyond_budget() {
-                return;
+        let (mut least, mut looks) = (u64::MAX, 0);
+        while looks < LOOKS {
+            match self.frames_owed() {
+                0 => return,
+                owed if owed < least => (least, looks) = (owed, 0),
+                _ => looks += 1,
             }
             self.pool.kick();
-            let seq = self.work_seq.load(Relaxed);
-            futex::wait(&self.work_seq, seq, Some(SLEEP_NS), false);
+            // (No thread is woken that waits for this word: it is the time that counts.)
+            let under_way = self.inflight_writes.load(Acquire);
+            futex::wait(&self.inflight_writes, under_way, Some(SLEEP_NS), false);
         }
     }
 
