@@ -420,6 +420,7 @@ impl Engine {
         // The parent's threads are not here; one of them may have been adding another.
         // SAFETY: this thread is the only one, and forks outside the engine.
         unsafe { self.threads.reset_in_child(Vec::new()) };
+        self.times.reset_in_child();
         set_fork_mark(self.fork_mark);
         self.gate.reset_in_child();
         if joined.is_none() {

@@ -28,7 +28,7 @@ use crate::ranges::Ranges;
 use crate::storm::Storm;
 use crate::swap::scrub::Scrubber;
 use crate::table::Locked;
-use crate::threads::{Handle, Threads};
+use crate::threads::{Handle, Threads, Times};
 use hugeswap_policy::counters::Counter;
 use hugeswap_policy::knobs::Knob;
 use hugeswap_policy::unit::step::Event;
@@ -56,6 +56,7 @@ pub struct Reclaim {
     pub(crate) emptying: AtomicBool,
     pub(crate) thread_kind: Threads,
     pub(crate) threads: Lock<Vec<Handle>>,
+    pub(crate) times: Times,
 }
 
 impl Reclaim {
@@ -69,6 +70,7 @@ impl Reclaim {
             emptying: AtomicBool::new(false),
             thread_kind: threads,
             threads: Lock::freed_in_children(Vec::new()),
+            times: Times::default(),
         }
     }
 }
@@ -454,6 +456,7 @@ impl Reclaim {
         if self.has_frames_to_compact() {
             self.khugepaged.wake();
         }
+        self.look_at_progress(self.program_user_ns());
         self.store.look_again_for_clusters();
         self.empty_areas();
         if self.pool.header().creator.load(Relaxed) == process::pid() {

@@ -34,10 +34,14 @@ use crate::error::EngineError;
 use crate::reclaim::Reclaim;
 use hugeswap_sys::signal::{self, Blocked, Mask};
 use hugeswap_sys::{Errno, process, thread};
+use std::sync::atomic::Ordering::Relaxed;
+use std::sync::atomic::{AtomicI32, AtomicU64};
 use std::thread::{Builder, JoinHandle};
 
 /// Stack of a thread of the engine, bytes.
 const STACK: usize = 256 << 10;
+/// Threads at one time of which the processor time is known. (There are ten at most.)
+const MOST: usize = 16;
 
 /// Whose threads the engine's own are.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -87,7 +91,50 @@ impl Handle {
     }
 }
 
+/// The processor time that the engine's own threads take, which is no time of the program's.
+#[derive(Default)]
+pub(crate) struct Times {
+    /// Ids of the threads; 0: none.
+    threads: [AtomicI32; MOST],
+    /// User time of those that have ended, nanoseconds.
+    ended: AtomicU64,
+}
+
+impl Times {
+    fn of(&self, thread: impl FnOnce()) {
+        let tid = process::tid();
+        let free = |cell: &&AtomicI32| cell.compare_exchange(0, tid, Relaxed, Relaxed).is_ok();
+        let cell = self.threads.iter().find(free);
+        thread();
+        if let Some(cell) = cell {
+            let took = process::user_ns(Some(tid)).unwrap_or(0);
+            self.ended.fetch_add(took, Relaxed);
+            cell.store(0, Relaxed);
+        }
+    }
+
+    fn sum(&self) -> u64 {
+        let tids = self.threads.iter().map(|t| t.load(Relaxed));
+        let now = tids
+            .filter(|&tid| tid != 0)
+            .filter_map(|tid| process::user_ns(Some(tid)));
+        now.sum::<u64>() + self.ended.load(Relaxed)
+    }
+
+    /// In a forked child, which has no threads yet, and has taken no time.
+    pub(crate) fn reset_in_child(&self) {
+        self.threads.iter().for_each(|t| t.store(0, Relaxed));
+        self.ended.store(0, Relaxed);
+    }
+}
+
 impl Reclaim {
+    /// For how long the program's own code has run outside the kernel, in nanoseconds.
+    pub(crate) fn program_user_ns(&self) -> u64 {
+        let all = process::user_ns(None).unwrap_or(0);
+        all.saturating_sub(self.times.sum())
+    }
+
     /// kswapd, now and then: threads of our own do not keep a process whose program has ended.
     pub(crate) fn end_with_program(&self) {
         if self.thread_kind != Threads::PTHREAD
@@ -103,6 +150,7 @@ impl Reclaim {
         name: &str,
         body: impl FnOnce() + Send + 'static,
     ) -> Result<(), EngineError> {
+        let body = move || self.times.of(body);
         let made = match self.thread_kind.0 {
             Kind::Pthread => spawn_pthread(name, body),
             // SAFETY: what the engine's threads do keeps to the rules, given an allocator that

@@ -22,6 +22,8 @@ named! {
     ZswpFull => "zswap_pool_limit_hit", "Pages written to swap since compressed memory was full.";
     ThpSwpIn => "thp_swpin", "Huge pages swapped in whole.";
     ThpSwpOut => "thp_swpout", "Huge pages swapped out whole.";
+    ThpSwpInTrial => "thp_swpin_trial", "Trials of whole units, or of the sizes the rules find, while threads wait for faults.";
+    ThpSwpInTrialKept => "thp_swpin_trial_kept", "Trials after which it stayed so, since the program got further.";
     ThpSwpInFallback => "thp_swpin_fallback", "Units swapped in where no huge page was to be had.";
     ThpSwpOutFallback => "thp_swpout_fallback", "Units swapped out that were not huge.";
     ThpFaultAlloc => "thp_fault_alloc", "Huge pages given on first touch.";

@@ -33,20 +33,20 @@ pub type Result<T, E = Errno> = std::result::Result<T, E>;
 
 /// Nanoseconds of CLOCK_MONOTONIC, without a system call where the vDSO serves it.
 pub fn now_ns() -> u64 {
-    clock_ns(libc::CLOCK_MONOTONIC)
+    clock_ns(libc::CLOCK_MONOTONIC).unwrap_or(0)
 }
 
 /// Nanoseconds of CLOCK_BOOTTIME, the clock of the start times of processes.
 pub fn since_boot_ns() -> u64 {
-    clock_ns(libc::CLOCK_BOOTTIME)
+    clock_ns(libc::CLOCK_BOOTTIME).unwrap_or(0)
 }
 
-fn clock_ns(clock: libc::clockid_t) -> u64 {
+fn clock_ns(clock: libc::clockid_t) -> Option<u64> {
     let mut ts = libc::timespec {
         tv_sec: 0,
         tv_nsec: 0,
     };
     // SAFETY: `ts` is a valid, writable timespec; clock_gettime is async-signal-safe.
-    unsafe { libc::clock_gettime(clock, &mut ts) };
-    ts.tv_sec as u64 * 1_000_000_000 + ts.tv_nsec as u64
+    let known = unsafe { libc::clock_gettime(clock, &mut ts) } == 0;
+    known.then_some(ts.tv_sec as u64 * 1_000_000_000 + ts.tv_nsec as u64)
 }

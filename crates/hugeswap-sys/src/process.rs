@@ -21,6 +21,19 @@ pub fn tid() -> i32 {
     unsafe { call(libc::SYS_gettid, [0; 6]) }.unwrap_or(0) as i32
 }
 
+/// Nanoseconds for which a thread of this process, or all of it (`None`), has run outside the kernel,
+/// as the kernel counts: often in ticks. `None`: there is no such thread.
+pub fn user_ns(thread: Option<i32>) -> Option<u64> {
+    /// What the kernel's number of a processor clock says: user time, of one thread.
+    const USER: i32 = 1;
+    const OF_THREAD: i32 = 4;
+    let clock = match thread {
+        Some(tid) => (!tid) << 3 | OF_THREAD | USER,
+        None => !0 << 3 | USER,
+    };
+    crate::clock_ns(clock)
+}
+
 /// The processor that this thread was on a moment ago, and its node.
 pub fn cpu_and_node() -> (u32, u32) {
     let (mut cpu, mut node) = (0u32, 0u32);

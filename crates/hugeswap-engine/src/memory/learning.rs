@@ -6,7 +6,7 @@
 
 use crate::lock::Lock;
 use hugeswap_policy::swapin::granularity::{
-    DeviceCost, Direction, Ghost, Granularity, MemoryPrice, PerSize, follow,
+    DeviceCost, Direction, Ghost, Granularity, MemoryPrice, PerSize, Progress, follow,
 };
 use std::sync::atomic::AtomicU64;
 use std::sync::atomic::Ordering::Relaxed;
@@ -29,6 +29,11 @@ pub(super) struct Learning {
     pub(super) granularity: Granularity,
     pub(super) price: MemoryPrice,
     pub(super) ghost: Ghost,
+    pub(super) progress: Progress,
+    /// Nanoseconds that faults on what was in swap have cost.
+    pub(super) stalled_ns: u64,
+    /// What of the program's processor time these faults took.
+    pub(super) handled_ns: u64,
     /// Nanoseconds that making a base-mapped unit whole takes, as last seen.
     pub(super) fill: u32,
 }
@@ -43,6 +48,9 @@ impl Sizes {
                 granularity: Granularity::new(seed),
                 price: MemoryPrice::new(u64::from(r#in.page.saturating_add(CPU.page))),
                 ghost: Ghost::new(units),
+                progress: Progress::default(),
+                stalled_ns: 0,
+                handled_ns: 0,
                 fill: r#in.whole.saturating_add(CPU.whole),
             }),
             evicted: AtomicU64::new(0),

@@ -16,7 +16,7 @@ use hugeswap_policy::defrag::gfp::Caller;
 use hugeswap_policy::defrag::thp::Bring;
 use hugeswap_policy::knobs::Knob;
 use hugeswap_policy::swapin::granularity::{
-    Allowed, Costs, Density, Fault, PerSize, Reason, Room, STAY, Size, UnitHistory,
+    Allowed, Costs, Density, Fault, PerSize, Reason, Room, STAY, Seen, Size, Trial, UnitHistory,
 };
 use hugeswap_policy::unit::Kind;
 use hugeswap_policy::watermark::Watermarks;
@@ -24,6 +24,11 @@ use hugeswap_policy::workingset::lruvec::Event;
 use hugeswap_policy::{UNIT_PAGES, advisor, workingset};
 use std::ops::Range;
 use std::sync::atomic::Ordering::Relaxed;
+
+/// What of the time that a program's threads run outside the kernel goes into a fault, and into each
+/// page that it brings (its sum), nanoseconds.
+const HANDLING: u64 = 3_000;
+const HANDLING_PAGE: u64 = 600;
 
 /// The same where pages are moved by mremap.
 const REMAP: PerSize = PerSize {
@@ -83,7 +88,15 @@ impl Memory {
         };
         let full = self.pool.used_frames() >= self.pool.frames();
         let mut learning = self.sizes.learning.lock();
-        let memory = if full { learning.price.price() } else { 0 };
+        let whole = full && learning.progress.is_whole();
+        let memory = match full && !whole {
+            true => learning.price.price(),
+            false => 0,
+        };
+        let allowed = match whole && allowed.whole {
+            true => Allowed::WHOLE,
+            false => allowed,
+        };
         let costs = if watched {
             Costs::resident(WATCHED, memory)
         } else {
@@ -108,6 +121,8 @@ impl Memory {
             let resident = self.resident_pages();
             let brought = u64::from(size.pages()).min(UNIT_PAGES - present);
             learning.price.on_fault(brought, distance, resident, alone);
+            learning.stalled_ns += alone;
+            learning.handled_ns += HANDLING + HANDLING_PAGE * brought;
             let units = resident / UNIT_PAGES;
             let room = Room {
                 // (What is kept free for whole units is not in use.)
@@ -253,6 +268,26 @@ impl Memory {
         );
         record.set_history(history);
         admitted
+    }
+
+    /// Looks how far the program has come; `ran_ns`: the processor time of its own code, in all.
+    pub(crate) fn look_at_progress(&self, ran_ns: u64) {
+        let mut learning = self.sizes.learning.lock();
+        let seen = Seen {
+            ns: hugeswap_sys::now_ns(),
+            ran_ns: ran_ns.saturating_sub(learning.handled_ns),
+            stalled_ns: learning.stalled_ns,
+            evicted: self.sizes.evicted(),
+            resident: self.resident_pages(),
+            full: self.pool.used_frames() >= self.pool.frames(),
+        };
+        let trial = learning.progress.on_look(seen);
+        drop(learning);
+        match trial {
+            Some(Trial::Begun) => self.pool.count(Counter::ThpSwpInTrial, 1),
+            Some(Trial::Kept) => self.pool.count(Counter::ThpSwpInTrialKept, 1),
+            Some(Trial::Ended) | None => {}
+        }
     }
 
     /// A page that was in memory was mapped by a fault.

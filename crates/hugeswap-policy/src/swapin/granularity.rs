@@ -55,6 +55,7 @@
 mod account;
 mod cost;
 mod ghost;
+mod progress;
 mod streams;
 mod trust;
 
@@ -62,6 +63,7 @@ use account::{BY_STREAM, TRIAL, TRIED, WORTH};
 pub use account::{Density, UnitHistory};
 pub use cost::{Costs, DeviceCost, Direction, MemoryPrice, PerSize, follow};
 pub use ghost::{Ghost, Room};
+pub use progress::{Progress, Seen, Trial};
 pub use streams::{MAX_PAGE_STRIDE, PAGE_STREAMS, PageStreams, Run};
 use trust::Trust;
 
@@ -109,6 +111,15 @@ pub struct Allowed {
     pub piece_64k: bool,
     /// Whole units.
     pub whole: bool,
+}
+
+impl Allowed {
+    /// Whole units only.
+    pub const WHOLE: Allowed = Allowed {
+        base_4k: false,
+        piece_64k: false,
+        whole: true,
+    };
 }
 
 impl Allowed {

@@ -61,6 +61,7 @@ mod snapshots;
 mod storm;
 mod swaps;
 mod tracking;
+mod trials;
 mod util;
 mod wbt;
 mod zswap;
@@ -108,6 +109,7 @@ fn all() -> Vec<Test> {
         slots::TESTS,
         swaps::TESTS,
         tracking::TESTS,
+        trials::TESTS,
         snapshots::TESTS,
         groups::TESTS,
         storm::TESTS,

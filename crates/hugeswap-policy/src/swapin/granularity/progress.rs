@@ -1,0 +1,259 @@
+//! Whether the program gets further by the sizes that the rules find, or by whole units only: tried,
+//! and measured.
+//!
+//! Which is better does not follow from the faults that one of the two raises, where several threads
+//! wait. Two threads, each of which works in a set of units that would fit, but not with the other's,
+//! both wait for single pages at every step. With whole units one of them soon has all it works in,
+//! ends its part, and leaves the memory to the other. The faults of the two, mixed, look like random
+//! accesses to all of it, which is what [`super::Ghost`] takes them for.
+//!
+//! What can be seen is how far the program gets: the processor time that its own code takes. While
+//! more than one of its threads waits for faults at a time, the other way is tried now and then: for
+//! as long as memory takes to be turned over once, and then for some seconds. It is kept if the
+//! program runs for more of the time than before, and for as long as the program gets half as far.
+//! The wait after a trial that ends otherwise is so many times as long that trials take a small part
+//! of the time, and each time twice as long.
+//!
+//! Source: that a set of programs that work in more than there is are better run one after the
+//! other is Denning, "Thrashing: its causes and prevention" (1968).
+//!
+//! No clock is read here: the owner looks at one, a few times a second, and serialises calls.
+
+/// Time of a measurement, nanoseconds. (Shorter ones would be a few ticks of the kernel's clock.)
+const WINDOW: u64 = 1_000_000_000;
+/// A trial in which the program does not run half as much again as before goes on for so long.
+const LONGEST: u64 = 4_000_000_000;
+/// Memory that is turned over more slowly is measured as it is.
+const SETTLED: u64 = 2_000_000_000;
+/// Time for which a program must have been held up before a trial, at first and at most.
+const WAIT: u64 = 3_000_000_000;
+const LONGEST_WAIT: u64 = 3_600_000_000_000;
+/// The wait after a trial that was to no avail, in times of its length.
+const REST: u64 = 8;
+
+/// What the owner sees. All but `resident` and `full` are totals that only grow.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Seen {
+    /// The time, nanoseconds.
+    pub ns: u64,
+    /// Processor time of the program's own code, all threads, nanoseconds.
+    pub ran_ns: u64,
+    /// Time that faults on what was in swap took, all threads, nanoseconds.
+    pub stalled_ns: u64,
+    /// Pages evicted.
+    pub evicted: u64,
+    /// Pages in memory.
+    pub resident: u64,
+    /// No memory is free.
+    pub full: bool,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Phase {
+    Watching,
+    Settling,
+    Measuring,
+}
+
+/// What has become of a trial.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Trial {
+    /// The other way is tried from now on.
+    Begun,
+    /// It stays so.
+    Kept,
+    /// It was to no avail.
+    Ended,
+}
+
+/// What is in force, and what is tried.
+#[derive(Debug)]
+pub struct Progress {
+    whole: bool,
+    phase: Phase,
+    /// As the present window began.
+    start: Seen,
+    /// When the present trial began.
+    tried: u64,
+    /// For how long the program has been held up since the last trial, and for how long it ran then.
+    held_up: u64,
+    ran: u64,
+    wait: u64,
+    /// The part of the time for which it ran when what is in force was found to be better.
+    found: u64,
+}
+
+impl Default for Progress {
+    fn default() -> Progress {
+        Progress {
+            whole: false,
+            phase: Phase::Watching,
+            start: Seen::default(),
+            tried: 0,
+            ran: 0,
+            held_up: 0,
+            wait: WAIT,
+            found: 0,
+        }
+    }
+}
+
+impl Progress {
+    /// Are whole units only to come, where they can?
+    pub fn is_whole(&self) -> bool {
+        self.whole
+    }
+
+    /// To be called a few times a second. What has begun or ended, if anything.
+    pub fn on_look(&mut self, seen: Seen) -> Option<Trial> {
+        if !seen.full || self.start.ns == 0 {
+            if self.phase != Phase::Watching {
+                // What was to be measured is over.
+                self.whole = !self.whole;
+            }
+            self.phase = Phase::Watching;
+            (self.ran, self.held_up) = (0, 0);
+            self.start = seen;
+            return None;
+        }
+        let time = seen.ns.saturating_sub(self.start.ns);
+        if self.phase == Phase::Settling {
+            let turned = seen.evicted.wrapping_sub(self.start.evicted);
+            if turned >= seen.resident || time >= SETTLED {
+                (self.phase, self.start) = (Phase::Measuring, seen);
+            }
+            return None;
+        }
+        if time < WINDOW {
+            return None;
+        }
+        let ran = seen.ran_ns.saturating_sub(self.start.ran_ns);
+        if self.phase == Phase::Measuring {
+            return self.judge(part(ran, time), time, seen);
+        }
+        let stalled = seen.stalled_ns.saturating_sub(self.start.stalled_ns);
+        self.start = seen;
+        let doubtful = match self.whole {
+            // Several threads wait at a time.
+            false => stalled >= time + time / 4,
+            // The program does not get as far any more as when that was found to be better.
+            true => part(ran, time) * 2 < self.found,
+        };
+        if !doubtful || stalled < ran {
+            (self.held_up, self.ran) = (self.held_up / 2, self.ran / 2);
+            return None;
+        }
+        self.held_up += time;
+        self.ran += ran;
+        if self.held_up < self.wait {
+            return None;
+        }
+        self.whole = !self.whole;
+        self.phase = Phase::Settling;
+        self.tried = seen.ns;
+        Some(Trial::Begun)
+    }
+
+    /// What a trial has come to, in which the program has run for `share` of the `time`.
+    fn judge(&mut self, share: u64, time: u64, seen: Seen) -> Option<Trial> {
+        let before = part(self.ran, self.held_up);
+        if share * 2 <= before * 3 && time < LONGEST {
+            return None;
+        }
+        let took = seen.ns.saturating_sub(self.tried);
+        let kept = share * 4 >= before * 5;
+        if kept {
+            self.wait = WAIT.max(took * 2);
+            self.found = share;
+        } else {
+            self.whole = !self.whole;
+            self.wait = (self.wait * 2).max(took * REST).min(LONGEST_WAIT);
+        }
+        (self.ran, self.held_up) = (0, 0);
+        (self.phase, self.start) = (Phase::Watching, seen);
+        Some(if kept { Trial::Kept } else { Trial::Ended })
+    }
+}
+
+/// Parts of a time for which the program ran.
+fn part(ran: u64, time: u64) -> u64 {
+    ran.saturating_mul(1 << 16) / time.max(1)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const TICK: u64 = 200_000_000;
+
+    /// A program that runs for `ran` percent of the time by the rules and by whole units, and waits
+    /// for `stalled`; for `seconds`. The seconds for which units came whole.
+    fn play(p: &mut Progress, seen: &mut Seen, ran: [u64; 2], stalled: u64, seconds: u64) -> u64 {
+        let mut whole = 0;
+        for _ in 0..seconds * 5 {
+            seen.ns += TICK;
+            seen.ran_ns += TICK * ran[usize::from(p.is_whole())] / 100;
+            seen.stalled_ns += TICK * stalled / 100;
+            seen.evicted += 10_000;
+            p.on_look(*seen);
+            whole += u64::from(p.is_whole());
+        }
+        whole / 5
+    }
+
+    fn full() -> Seen {
+        Seen {
+            ns: 1,
+            resident: 50_000,
+            full: true,
+            ..Seen::default()
+        }
+    }
+
+    #[test]
+    fn what_gets_the_program_further_is_kept() {
+        let (mut p, mut seen) = (Progress::default(), full());
+        let whole = play(&mut p, &mut seen, [10, 30], 160, 60);
+        assert!(p.is_whole() && whole >= 45, "{whole}");
+        // And given up again once it is the worse one.
+        play(&mut p, &mut seen, [30, 10], 160, 300);
+        assert!(!p.is_whole());
+    }
+
+    #[test]
+    fn trials_to_no_avail_are_rare_and_become_rarer() {
+        let (mut p, mut seen) = (Progress::default(), full());
+        let first = play(&mut p, &mut seen, [10, 11], 160, 100);
+        assert!((4..=15).contains(&first), "{first}");
+        let later = play(&mut p, &mut seen, [10, 11], 160, 1000);
+        assert!(!p.is_whole() && (5..=50).contains(&later), "{later}");
+    }
+
+    #[test]
+    fn one_thread_that_waits_is_no_reason() {
+        let (mut p, mut seen) = (Progress::default(), full());
+        assert_eq!(play(&mut p, &mut seen, [10, 90], 90, 100), 0);
+        // Two that run for longer than they wait are none.
+        assert_eq!(play(&mut p, &mut seen, [150, 200], 140, 100), 0);
+    }
+
+    #[test]
+    fn one_thread_is_enough_to_go_back() {
+        let (mut p, mut seen) = (Progress::default(), full());
+        play(&mut p, &mut seen, [10, 30], 160, 20);
+        assert!(p.is_whole());
+        play(&mut p, &mut seen, [8, 2], 90, 30);
+        assert!(!p.is_whole());
+    }
+
+    #[test]
+    fn a_trial_ends_when_memory_is_whole() {
+        let (mut p, mut seen) = (Progress::default(), full());
+        while !p.is_whole() {
+            play(&mut p, &mut seen, [10, 30], 160, 1);
+        }
+        seen.full = false;
+        p.on_look(seen);
+        assert!(!p.is_whole());
+    }
+}
