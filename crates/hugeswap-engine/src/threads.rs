@@ -101,11 +101,12 @@ pub(crate) struct Times {
 }
 
 impl Times {
-    fn of(&self, thread: impl FnOnce()) {
+    /// Counts this thread while it does what it is there for.
+    fn count(&self, body: impl FnOnce()) {
         let tid = process::tid();
         let free = |cell: &&AtomicI32| cell.compare_exchange(0, tid, Relaxed, Relaxed).is_ok();
         let cell = self.threads.iter().find(free);
-        thread();
+        body();
         if let Some(cell) = cell {
             let took = process::user_ns(Some(tid)).unwrap_or(0);
             self.ended.fetch_add(took, Relaxed);
@@ -150,7 +151,7 @@ impl Reclaim {
         name: &str,
         body: impl FnOnce() + Send + 'static,
     ) -> Result<(), EngineError> {
-        let body = move || self.times.of(body);
+        let body = move || self.times.count(body);
         let made = match self.thread_kind.0 {
             Kind::Pthread => spawn_pthread(name, body),
             // SAFETY: what the engine's threads do keeps to the rules, given an allocator that

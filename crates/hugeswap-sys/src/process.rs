@@ -295,6 +295,23 @@ mod tests {
     }
 
     #[test]
+    fn user_time_is_that_of_the_thread_and_in_that_of_the_process() {
+        let mut n = 1u64;
+        while user_ns(Some(tid())).unwrap() < 50_000_000 {
+            (0..1 << 20).for_each(|i| n = n.wrapping_mul(31) ^ std::hint::black_box(i));
+        }
+        assert!(user_ns(None).unwrap() >= user_ns(Some(tid())).unwrap());
+        let (idle, time) = std::thread::spawn(|| (tid(), user_ns(Some(tid()))))
+            .join()
+            .unwrap();
+        assert!(time.unwrap() < 50_000_000);
+        // (It may be on its way out still.)
+        while user_ns(Some(idle)).is_some() {
+            yield_now();
+        }
+    }
+
+    #[test]
     fn open_descriptors_are_found() {
         let files: Vec<_> = (0..300)
             .map(|_| std::fs::File::open("/dev/null").unwrap())

@@ -8,8 +8,8 @@ use crate::lock::Lock;
 use hugeswap_policy::swapin::granularity::{
     DeviceCost, Direction, Ghost, Granularity, MemoryPrice, PerSize, Progress, follow,
 };
-use std::sync::atomic::AtomicU64;
 use std::sync::atomic::Ordering::Relaxed;
+use std::sync::atomic::{AtomicBool, AtomicU64};
 
 /// What the processor does for a fault, nanoseconds: taking it, and mapping what it brought.
 pub(super) const CPU: PerSize = PerSize {
@@ -23,6 +23,8 @@ pub(crate) struct Sizes {
     pub(super) learning: Lock<Learning>,
     /// Pages evicted so far.
     pub(super) evicted: AtomicU64,
+    /// What [`Progress::is_whole`] said last.
+    pub(super) only_whole: AtomicBool,
 }
 
 pub(super) struct Learning {
@@ -54,6 +56,7 @@ impl Sizes {
                 fill: r#in.whole.saturating_add(CPU.whole),
             }),
             evicted: AtomicU64::new(0),
+            only_whole: AtomicBool::new(false),
         }
     }
 

@@ -25,8 +25,8 @@ use hugeswap_policy::{UNIT_PAGES, advisor, workingset};
 use std::ops::Range;
 use std::sync::atomic::Ordering::Relaxed;
 
-/// What of the time that a program's threads run outside the kernel goes into a fault, and into each
-/// page that it brings (its sum), nanoseconds.
+/// What of the time that a program's threads run outside the kernel goes into a fault, if it is a
+/// signal, and into each page that it brings (its sum), nanoseconds.
 const HANDLING: u64 = 3_000;
 const HANDLING_PAGE: u64 = 600;
 
@@ -74,10 +74,16 @@ impl Memory {
         let single = pages && self.backend.can().has_single_pages();
         // (Pieces that are moved take mappings, of which there may be too few.)
         let compressed = single && !watched && self.is_partly_compressed(unit, page);
-        let allowed = Allowed {
-            base_4k: single,
-            piece_64k: pages,
-            whole: watched || !pages || !compressed && self.huge_is_to_be_had(unit, caller),
+        let full = self.pool.used_frames() >= self.pool.frames();
+        let only_whole = full && self.sizes.only_whole.load(Relaxed);
+        let wanted = only_whole || !compressed;
+        let allowed = match watched || !pages || wanted && self.huge_is_to_be_had(unit, caller) {
+            true if only_whole => Allowed::WHOLE,
+            whole => Allowed {
+                base_4k: single,
+                piece_64k: pages,
+                whole,
+            },
         };
         let fault = Fault {
             unit: u64::from(unit),
@@ -86,16 +92,10 @@ impl Memory {
             density: record.density(),
             stay: self.stay(record, present),
         };
-        let full = self.pool.used_frames() >= self.pool.frames();
         let mut learning = self.sizes.learning.lock();
-        let whole = full && learning.progress.is_whole();
-        let memory = match full && !whole {
+        let memory = match full && !only_whole {
             true => learning.price.price(),
             false => 0,
-        };
-        let allowed = match whole && allowed.whole {
-            true => Allowed::WHOLE,
-            false => allowed,
         };
         let costs = if watched {
             Costs::resident(WATCHED, memory)
@@ -122,7 +122,9 @@ impl Memory {
             let brought = u64::from(size.pages()).min(UNIT_PAGES - present);
             learning.price.on_fault(brought, distance, resident, alone);
             learning.stalled_ns += alone;
-            learning.handled_ns += HANDLING + HANDLING_PAGE * brought;
+            if !self.backend.can().faults_are_messages {
+                learning.handled_ns += HANDLING + HANDLING_PAGE * brought;
+            }
             let units = resident / UNIT_PAGES;
             let room = Room {
                 // (What is kept free for whole units is not in use.)
@@ -282,7 +284,9 @@ impl Memory {
             full: self.pool.used_frames() >= self.pool.frames(),
         };
         let trial = learning.progress.on_look(seen);
+        let only_whole = learning.progress.is_whole();
         drop(learning);
+        self.sizes.only_whole.store(only_whole, Relaxed);
         match trial {
             Some(Trial::Begun) => self.pool.count(Counter::ThpSwpInTrial, 1),
             Some(Trial::Kept) => self.pool.count(Counter::ThpSwpInTrialKept, 1),

@@ -161,7 +161,7 @@ impl Progress {
             return None;
         }
         let took = seen.ns.saturating_sub(self.tried);
-        let kept = share * 4 >= before * 5;
+        let kept = share * 4 > before * 5;
         if kept {
             self.wait = WAIT.max(took * 2);
             self.found = share;
@@ -235,6 +235,13 @@ mod tests {
         assert_eq!(play(&mut p, &mut seen, [10, 90], 90, 100), 0);
         // Two that run for longer than they wait are none.
         assert_eq!(play(&mut p, &mut seen, [150, 200], 140, 100), 0);
+    }
+
+    #[test]
+    fn what_gets_nowhere_either_way_stays_as_it_was() {
+        let (mut p, mut seen) = (Progress::default(), full());
+        play(&mut p, &mut seen, [0, 0], 160, 12);
+        assert!(!p.is_whole());
     }
 
     #[test]
