@@ -9,7 +9,7 @@ use std::sync::atomic::Ordering::Relaxed;
 tests! {
     changed_pages_come_writable,
     changed_pages_come_writable_only_to_save_a_write,
-    #[long]
+    #[disk]
     changed_pages_that_have_not_changed_leave_bad_slots,
     changed_pages_that_have_not_changed_are_told_apart,
     changed_pages_are_right_in_children,

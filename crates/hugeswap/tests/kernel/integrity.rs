@@ -11,9 +11,9 @@ use std::os::unix::fs::FileExt;
 use std::sync::atomic::Ordering::Relaxed;
 
 tests! {
-    #[long]
+    #[disk]
     scrub_finds_what_is_lost,
-    #[long]
+    #[disk]
     scrub_saves_what_is_in_memory,
     scrub_saves_base_pages,
     scrub_of_scattered_pages,

@@ -8,17 +8,17 @@ use std::sync::atomic::Ordering::Relaxed;
 use std::time::{Duration, Instant};
 
 tests! {
-    #[long]
+    #[disk]
     unreadable_pages_keep_an_area_on => keep_an_area_on(),
     unreadable_pages_are_given_up_if_asked => given_up_if_asked(),
     encrypted_unreadable_pages_are_given_up => with_encryption(given_up_if_asked),
     unreadable_pages_in_pieces_are_given_up => with_pieces(given_up_if_asked),
-    #[long]
+    #[disk]
     unreadable_pages_in_memory_are_saved => in_memory_are_saved(),
     unreadable_base_pages => base_pages(),
     unreadable_pieces => with_pieces(base_pages),
     unreadable_scattered_pages => scattered_pages(),
-    #[long]
+    #[disk]
     what_is_lost_is_not_somebody_elses,
 }
 

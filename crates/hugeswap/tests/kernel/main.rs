@@ -7,19 +7,24 @@
 #![deny(dead_code)]
 
 /// Makes `TESTS`, the table of the tests of a file. A test is a function of the file, or, after
-/// `=>`, any expression. Those marked `#[long]` take longest and are begun first.
+/// `=>`, any expression. Those marked `#[long]` take longest, are begun first, and have their swap
+/// in memory; `#[disk]`: the same with swap on a disk, without which the test tests nothing.
 macro_rules! tests {
     ($($(#[$long:ident])? $name:ident $(=> $run:expr)?,)*) => {
         pub const TESTS: &[crate::Test] = &[$(crate::Test {
             name: stringify!($name),
             run: tests!(@run $name $($run)?),
             is_long: tests!(@is_long $($long)?),
+            needs_disk: tests!(@needs_disk $($long)?),
         },)*];
     };
     (@run $name:ident) => { $name };
     (@run $name:ident $run:expr) => { || $run };
     (@is_long) => { false };
-    (@is_long long) => { true };
+    (@is_long $long:ident) => { true };
+    (@needs_disk) => { false };
+    (@needs_disk long) => { false };
+    (@needs_disk disk) => { true };
 }
 
 mod advisor;
@@ -89,6 +94,7 @@ pub struct Test {
     name: &'static str,
     run: fn(),
     is_long: bool,
+    needs_disk: bool,
 }
 
 /// All tests, the long ones first.
@@ -151,6 +157,9 @@ fn main() {
             .expect("a test of this name");
         report::install();
         pauses();
+        if test.is_long && !test.needs_disk && std::env::var_os("HUGESWAP_TEST_DISK").is_none() {
+            util::have_swap_in_memory();
+        }
         (test.run)();
         return;
     }

@@ -40,10 +40,31 @@ pub fn encrypted() -> bool {
     ENCRYPTED.load(Relaxed)
 }
 
-/// A pool with a budget of `memory` MiB and 2 GiB of swap on a disk.
+static SWAP_IN_MEMORY: AtomicBool = AtomicBool::new(false);
+
+/// Pools have their swap in memory from now on, if it is in a directory of this file's choice, and if
+/// there is much room. So do tests that take long, since what they wait for is the disk:
+/// docs/testing.md.
+pub fn have_swap_in_memory() {
+    // SAFETY: plain data, for which zeros are valid.
+    let mut fs: libc::statvfs = unsafe { std::mem::zeroed() };
+    // SAFETY: a string that ends, and a structure of ours.
+    let known = unsafe { libc::statvfs(c"/dev/shm".as_ptr(), &mut fs) } == 0;
+    let room = known && fs.f_bavail * fs.f_frsize >= 8 << 30;
+    SWAP_IN_MEMORY.store(room, Relaxed);
+}
+
+/// A pool with a budget of `memory` MiB and 2 GiB of swap.
 pub fn builder(memory: usize) -> Builder {
-    let mut spec = SwapSpec::new("/var/tmp");
-    spec.size = Some(2 << 30);
+    let directory = match SWAP_IN_MEMORY.load(Relaxed) {
+        true => "/dev/shm",
+        false => "/var/tmp",
+    };
+    let spec = SwapSpec {
+        size: Some(2 << 30),
+        allow_tmpfs: true,
+        ..SwapSpec::new(directory)
+    };
     let builder = Pool::builder()
         .memory((memory * MIB) as u64)
         .swap_area(spec)

@@ -19,7 +19,7 @@ tests! {
     compressed_memory_under_encryption => with_encryption(compressed_memory_is_written_back_when_full),
     an_area_is_taken_off_under_it,
     pages_compress_under_a_storm,
-    #[long]
+    #[disk]
     pages_at_random_come_to_be_compressed,
     noise_at_random_is_left_alone,
 }
