@@ -114,19 +114,17 @@ pub struct Allowed {
 }
 
 impl Allowed {
-    /// Whole units only.
-    pub const WHOLE: Allowed = Allowed {
-        base_4k: false,
-        piece_64k: false,
-        whole: true,
-    };
-}
-
-impl Allowed {
     /// All sizes.
     pub const ALL: Allowed = Allowed {
         base_4k: true,
         piece_64k: true,
+        whole: true,
+    };
+
+    /// Whole units only.
+    pub const WHOLE: Allowed = Allowed {
+        base_4k: false,
+        piece_64k: false,
         whole: true,
     };
 

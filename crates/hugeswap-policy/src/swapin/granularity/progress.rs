@@ -254,7 +254,7 @@ mod tests {
     }
 
     #[test]
-    fn a_trial_ends_when_memory_is_whole() {
+    fn a_trial_ends_when_memory_is_free() {
         let (mut p, mut seen) = (Progress::default(), full());
         while !p.is_whole() {
             play(&mut p, &mut seen, [10, 30], 160, 1);
