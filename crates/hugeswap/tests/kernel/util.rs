@@ -56,13 +56,11 @@ pub fn have_swap_in_memory() {
 
 /// A pool with a budget of `memory` MiB and 2 GiB of swap.
 pub fn builder(memory: usize) -> Builder {
-    let directory = match SWAP_IN_MEMORY.load(Relaxed) {
-        true => "/dev/shm",
-        false => "/var/tmp",
-    };
+    let in_memory = SWAP_IN_MEMORY.load(Relaxed);
+    let directory = if in_memory { "/dev/shm" } else { "/var/tmp" };
     let spec = SwapSpec {
         size: Some(2 << 30),
-        allow_tmpfs: true,
+        allow_tmpfs: in_memory,
         ..SwapSpec::new(directory)
     };
     let builder = Pool::builder()
