@@ -3,7 +3,7 @@
 use crate::util::*;
 use hugeswap::{Pool, Region};
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 tests! {
     whole_units_are_tried_for_two_threads_that_wait,
@@ -14,12 +14,15 @@ const PAGE: usize = 4096;
 const WORDS: usize = PAGE / 8;
 
 /// Threads that read pages at random, each of a region twice as large as memory, and wait two
-/// milliseconds for each. Ends when `enough` is true, or after `most`. What they read must be right.
-fn read_at_random(threads: u64, enough: impl Fn(&Pool) -> bool, most: Duration) -> u64 {
+/// milliseconds for each transfer, of whatever size; until `watch` returns. What they read must be
+/// right.
+fn read_at_random(threads: u64, watch: impl FnOnce(&Pool)) {
     let slow = [
         "debug.fault_seed=5",
         "debug.fault_hang=1000000",
         "debug.fault_hang_ms=2",
+        // Where no whole unit is free who wants one waits.
+        "thp.defrag=always",
     ];
     let pool = slow.iter().fold(builder(32), |b, s| b.set(*s));
     let pool = pool.build().unwrap();
@@ -42,24 +45,35 @@ fn read_at_random(threads: u64, enough: impl Fn(&Pool) -> bool, most: Duration) 
                 }
             });
         }
-        let end = Instant::now() + most;
-        while !enough(&pool) && Instant::now() < end {
-            std::thread::sleep(Duration::from_millis(50));
-        }
+        // (A failure of what watches must end the threads too.)
+        let watched = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| watch(&pool)));
         stop.store(true, Relaxed);
+        if let Err(failure) = watched {
+            std::panic::resume_unwind(failure);
+        }
     });
-    counter(&pool, "thp_swpin_trial")
+}
+
+fn trials(pool: &Pool) -> u64 {
+    counter(pool, "thp_swpin_trial")
 }
 
 fn whole_units_are_tried_for_two_threads_that_wait() {
     need_base_pages();
-    let tried = |pool: &Pool| counter(pool, "thp_swpin_trial") > 0;
-    let trials = read_at_random(2, tried, Duration::from_secs(90));
-    assert!(trials > 0, "none in 90 seconds");
+    read_at_random(2, |pool| {
+        let whole = || counter(pool, "thp_swpin");
+        until("whole units are tried", || trials(pool) > 0);
+        let before = whole();
+        // By the rules a page displaces too much to bring its unit with it.
+        assert!(before < 50, "{before}");
+        until("units come whole", || whole() >= 300);
+    });
 }
 
 fn whole_units_are_not_tried_for_one() {
     need_base_pages();
-    let trials = read_at_random(1, |_| false, Duration::from_secs(6));
-    assert_eq!(trials, 0);
+    read_at_random(1, |pool| {
+        std::thread::sleep(Duration::from_secs(8));
+        assert_eq!(trials(pool), 0);
+    });
 }
