@@ -159,7 +159,8 @@ impl Reclaim {
             return busy;
         }
         // A thread waits although memory is counted as available: that memory cannot be had.
-        let starving = waiting && coming == 0;
+        // Or one waits for mappings, which the units in memory take.
+        let starving = (waiting && coming == 0) || self.are_mappings_wanted();
         let short = starving || available + coming < marks.high;
         self.measure_reclaim(short || available < marks.high);
         busy |= self.feed_zswap(short);

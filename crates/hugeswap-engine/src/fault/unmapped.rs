@@ -6,7 +6,7 @@ use crate::outcome::Outcome;
 use crate::paging::Paging;
 use hugeswap_policy::counters::Counter;
 use hugeswap_policy::unit::{CLEAN, Kind, Word};
-use hugeswap_sys::futex;
+use hugeswap_sys::{futex, now_ns};
 use std::sync::atomic::Ordering::Acquire;
 
 /// How long it rests between two attempts.
@@ -25,11 +25,12 @@ impl Paging {
         }
         if error.is_shortage() {
             self.note_mappings_short();
-            if self.make_room() {
+            // (What was merged may have been one mapping before: that is no reason to try for ever.)
+            if self.make_room() && now_ns().saturating_sub(start) < REST_NS {
                 return None;
             }
             // kswapd makes clean units of dirty ones; those can be dropped.
-            self.pool.kick();
+            self.want_mappings();
         }
         let seq = self.avail_seq.load(Acquire);
         futex::wait(&self.avail_seq, seq, Some(REST_NS), false);

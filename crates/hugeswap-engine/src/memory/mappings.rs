@@ -18,7 +18,7 @@ use hugeswap_policy::counters::Counter;
 use hugeswap_policy::unit::step::Event;
 use hugeswap_policy::unit::{Kind, UNCHARGED, Word};
 use hugeswap_sys::{Errno, now_ns};
-use std::sync::atomic::Ordering::Relaxed;
+use std::sync::atomic::Ordering::{Acquire, Relaxed, Release};
 
 /// How long a fault goes on trying where a call fails for another reason than a shortage, which
 /// nothing here can change: another thread may have caused it and be about to undo it.
@@ -48,6 +48,17 @@ impl Memory {
         const WHILE_NS: u64 = 1_000_000_000;
         let at = self.mappings_short_at.load(Relaxed);
         at != 0 && now_ns().saturating_sub(at) < WHILE_NS
+    }
+
+    /// Asks kswapd for clean units, however many frames are free: dropped, they free mappings.
+    pub(crate) fn want_mappings(&self) {
+        self.mappings_wanted.store(true, Release);
+        self.pool.kick();
+    }
+
+    /// Has a fault asked for them since the last call?
+    pub(crate) fn are_mappings_wanted(&self) -> bool {
+        self.mappings_wanted.load(Relaxed) && self.mappings_wanted.swap(false, Acquire)
     }
 
     /// Drops a locked, clean, present unit where it stands and unlocks it; its frame goes back to

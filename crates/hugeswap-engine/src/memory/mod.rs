@@ -102,6 +102,8 @@ pub struct Memory {
     pub(crate) fell_back: ArrayQueue<u32>,
     /// When the limit on mappings was last met; 0 is never.
     mappings_short_at: AtomicU64,
+    /// A fault waits for mappings, and found none to free.
+    mappings_wanted: AtomicBool,
     /// Units from this one on were never touched.
     pub(crate) high_unit: AtomicU32,
     /// Units under write-back, with their writes queued or under way.
@@ -173,6 +175,7 @@ impl Memory {
             kcompactd: Kcompactd::default(),
             fell_back: ArrayQueue::new(FELL_BACK),
             mappings_short_at: AtomicU64::new(0),
+            mappings_wanted: AtomicBool::new(false),
             high_unit: AtomicU32::new(0),
             inflight_writes: AtomicU32::new(0),
             work_seq: AtomicU32::new(0),

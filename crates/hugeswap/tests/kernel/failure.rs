@@ -15,6 +15,7 @@ tests! {
     every_descriptor_closed,
     #[long]
     limit_on_mappings,
+    mappings_are_freed_though_memory_is_free,
     a_file_takes_no_unit_that_could_not_be_freed,
     more_than_swap_holds_is_refused,
     failing_writes_lose_nothing,
@@ -128,7 +129,7 @@ pub fn limit_on_mappings() {
     let w = words(&r);
     for k in 0..512 {
         let i = (k * 97 % 256) * (UNIT / 8) + k;
-        assert_eq!(w[i].load(std::sync::atomic::Ordering::Relaxed), value(i, 1));
+        assert_eq!(w[i].load(Relaxed), value(i, 1));
     }
     check(&r, 1);
     // SAFETY: our own mapping.
@@ -170,14 +171,47 @@ impl UsedUp {
         }
         UsedUp(pages)
     }
+
+    /// Unmaps `n` of them.
+    fn give_back(&mut self, n: usize) {
+        for at in self.0.drain(self.0.len() - n..) {
+            // SAFETY: a mapping of our own.
+            unsafe { libc::munmap(at, 4096) };
+        }
+    }
 }
 
 impl Drop for UsedUp {
     fn drop(&mut self) {
-        for &at in self.0.iter().rev() {
-            // SAFETY: a mapping of our own.
-            unsafe { libc::munmap(at, 4096) };
-        }
+        self.give_back(self.0.len());
+    }
+}
+
+/// At the limit on mappings, units in memory leave for one that is touched, also where most of the
+/// memory is free and none of them is clean: kswapd has no other reason to write them.
+fn mappings_are_freed_though_memory_is_free() {
+    let most = std::fs::read_to_string("/proc/sys/vm/max_map_count").unwrap();
+    let most: usize = most.trim().parse().unwrap();
+    if most > 200_000 {
+        skip("vm.max_map_count is too large to use up");
+    }
+    let pool = builder(128).fault_mode(FaultMode::Signal).build().unwrap();
+    let r = pool.region(64 * UNIT).unwrap();
+    let w = words(&r);
+    let word = |unit: usize| &w[unit * UNIT / 8];
+    let touched = || (0..64).step_by(4);
+    touched().for_each(|unit| word(unit).store(unit as u64 + 1, Relaxed));
+    let mut used_up = UsedUp::new(most);
+    // The kernel moves no mapping where fewer than four are left, but maps and protects.
+    used_up.give_back(4);
+    for unit in (2..64).step_by(16) {
+        word(unit).store(unit as u64 + 1, Relaxed);
+    }
+    drop(used_up);
+    assert!(counter(&pool, "map_limit") > 0, "the limit was not met");
+    assert!(counter(&pool, "thp_swpout") > 0, "nothing was written");
+    for unit in touched().chain((2..64).step_by(16)) {
+        assert_eq!(word(unit).load(Relaxed), unit as u64 + 1);
     }
 }
 
@@ -329,7 +363,7 @@ const ALT_LEN: usize = 64 << 10;
 impl NotInHandler {
     fn check() {
         let here = std::ptr::from_ref(&0u8) as usize;
-        let alt = ALT.load(std::sync::atomic::Ordering::Relaxed);
+        let alt = ALT.load(Relaxed);
         if alt != 0 && (alt..alt + ALT_LEN).contains(&here) {
             hugeswap_sys::fs::complain(&[b"the fault handler allocated\n"]);
             std::process::abort();
@@ -368,10 +402,7 @@ fn handler_allocates_nothing() {
     };
     // SAFETY: the stack lives for ever.
     assert_eq!(unsafe { libc::sigaltstack(&ss, std::ptr::null_mut()) }, 0);
-    ALT.store(
-        stack.as_ptr() as usize,
-        std::sync::atomic::Ordering::Relaxed,
-    );
+    ALT.store(stack.as_ptr() as usize, Relaxed);
     let pool = builder(32).set("debug.storm=100").build().unwrap();
     let mut r = pool.region(128 * MIB).unwrap();
     for g in 0..3 {
