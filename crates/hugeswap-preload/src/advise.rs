@@ -8,6 +8,7 @@ use crate::mmap::{RW, access, eject, hand_over_reserved, note, pass, protect, wh
 use crate::parts::{by_parts, each, error, managed, shared};
 use crate::real::{self, set_errno};
 use crate::runs::discard;
+use crate::touch::touch;
 use crate::{inherit, pagemap, shared, state};
 use hugeswap_engine::{Engine, Prot};
 use hugeswap_policy::defrag::thp::Usage;
@@ -16,8 +17,6 @@ use hugeswap_sys::Errno;
 use hugeswap_sys::raw::{check, syscall6};
 use libc::{c_int, c_uchar, c_void, size_t};
 use std::ops::Range;
-use std::sync::atomic::AtomicU8;
-use std::sync::atomic::Ordering::Relaxed;
 
 const PAGE: usize = 4096;
 const UNIT: usize = 2 << 20;
@@ -177,8 +176,8 @@ fn advise_shared(engine: &Engine, at: Range<usize>, advice: c_int) -> c_int {
         }
         libc::MADV_WILLNEED => engine.willneed(at.start, at.len()),
         MADV_COLD | MADV_PAGEOUT => engine.pageout(at.start, at.len()),
-        MADV_POPULATE_READ => touch(engine, at.start, at.len(), false),
-        MADV_POPULATE_WRITE => touch(engine, at.start, at.len(), true),
+        MADV_POPULATE_READ => touch_all(engine, at.start, at.len(), false),
+        MADV_POPULATE_WRITE => touch_all(engine, at.start, at.len(), true),
         libc::MADV_DONTFORK => shared::inherit(&at, false),
         libc::MADV_DOFORK => shared::inherit(&at, true),
         // These affect only speed or core dumps. MADV_DONTNEED gives up only this process's view of
@@ -241,22 +240,14 @@ fn populate(engine: &Engine, at: Range<usize>, advice: c_int) -> Result<(), Errn
 
 /// Touches each unit once, as a program would; in a unit that is mapped by base pages, touches each
 /// page.
-fn touch(engine: &Engine, at: usize, len: usize, write: bool) {
+fn touch_all(engine: &Engine, at: usize, len: usize, write: bool) {
     let mut by_pages = false;
     for page in (at..at + len).step_by(PAGE) {
         if page != at && !page.is_multiple_of(UNIT) && !by_pages {
             continue;
         }
-        // (A volatile read and a compare-exchange: the compiler would remove a plain load or an
-        // addition of 0, which have no effect.)
-        // SAFETY: a mapped byte of the program's own.
-        let now = unsafe { std::ptr::read_volatile(page as *const u8) };
-        if write {
-            // SAFETY: as above; storing the value that is there changes nothing, even if another
-            // thread writes there.
-            let byte = unsafe { AtomicU8::from_ptr(page as *mut u8) };
-            let _ = byte.compare_exchange(now, now, Relaxed, Relaxed);
-        }
+        // SAFETY: a mapped byte of the program's own, which asked for this access.
+        unsafe { touch(page, write) };
         if page == at || page.is_multiple_of(UNIT) {
             by_pages = state::in_window(page) && engine.is_base_mapped(page);
         }

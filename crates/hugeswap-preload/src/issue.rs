@@ -13,13 +13,14 @@
 
 use crate::mask::OURS;
 use crate::table::{self, Buffer, Len, Way};
+use crate::touch::touch;
 use crate::{addresses, mmap, shared, state};
-use hugeswap_engine::Engine;
+use hugeswap_engine::{Engine, Prot};
 use hugeswap_sys::program_fs;
 use hugeswap_sys::raw::syscall6;
 use hugeswap_sys::signal::{self, Mask};
+use std::sync::atomic::AtomicUsize;
 use std::sync::atomic::Ordering::Relaxed;
-use std::sync::atomic::{AtomicU8, AtomicUsize};
 
 /// Raw error answers.
 pub const EFAULT: isize = -(libc::EFAULT as isize);
@@ -246,6 +247,14 @@ impl Caller {
             libc::FUTEX_CMP_REQUEUE_PI,
             13,
         ];
+        // These look at a second word, and these change one.
+        let words: &[usize] = match op {
+            libc::FUTEX_WAIT | libc::FUTEX_WAIT_BITSET => &[0],
+            _ => &[0, 4],
+        };
+        // (A futex that processes may share is found by its page, which must be writable.)
+        let is_private = a[1] as i32 & libc::FUTEX_PRIVATE_FLAG != 0;
+        let writes = !is_private || op == libc::FUTEX_WAKE_OP || PI.contains(&op);
         // Of these the kernel changes the word, and not only during the call.
         if PI.contains(&op) {
             for i in [0, 4] {
@@ -253,10 +262,8 @@ impl Caller {
             }
         }
         for _ in 0..TRIES {
-            for i in [0, 4] {
-                if state::managed(a[i]) && self.mapped(a[i], 4) {
-                    touch(a[i]);
-                }
+            for &i in words {
+                self.bring_in(a[i], writes);
             }
             r = self.raw(libc::SYS_futex, call);
             if r != EFAULT {
@@ -264,6 +271,25 @@ impl Caller {
             }
         }
         r
+    }
+
+    /// Brings in the page of a futex's word, for writing if the kernel `writes` to it, or must be able
+    /// to, and the program may. What the program may not read is left to the kernel, which says so.
+    fn bring_in(&self, addr: usize, writes: bool) {
+        if !state::managed(addr) || !self.mapped(addr, 4) {
+            return;
+        }
+        let may_write = if state::in_shared(addr) {
+            shared::is_writable(addr)
+        } else {
+            match self.engine.access(addr, 4) {
+                Some(Prot::ReadWrite) => true,
+                Some(Prot::Read) => false,
+                Some(Prot::None) | None => return,
+            }
+        };
+        // SAFETY: a mapped byte with this access.
+        unsafe { touch(addr, writes && may_write) };
     }
 
     /// Asynchronous transfers end when nobody holds anything: their buffers become the kernel's.
@@ -331,18 +357,6 @@ unsafe fn copy_changed(from: usize, to: usize, len: usize) {
             }
         }
     }
-}
-
-/// Brings the page at `addr` in, for writing if the program may.
-pub fn touch(addr: usize) {
-    if state::in_shared(addr) && !shared::is_writable(addr) {
-        // SAFETY: a mapped byte.
-        unsafe { std::ptr::read_volatile(addr as *const u8) };
-        return;
-    }
-    // SAFETY: a mapped byte; adding nothing changes nothing. Were it not writable the program's own
-    // futex call would have failed.
-    unsafe { AtomicU8::from_ptr(addr as *mut u8) }.fetch_or(0, Relaxed);
 }
 
 /// Units held by system calls now. Bounded, so that calls that hold a part of what they need and wait for

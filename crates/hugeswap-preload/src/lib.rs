@@ -85,6 +85,7 @@ mod stdio;
 mod symbols;
 mod table;
 mod thread;
+mod touch;
 mod trap;
 mod vectors;
 mod views;

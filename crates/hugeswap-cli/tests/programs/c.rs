@@ -163,6 +163,10 @@ fn exercise(program: &str, least_absent: u64, mode: Mode, storm: bool) {
     let program = Program::new(dir.path(), compile(program, dir.path()))
         .arg(BALLAST_MIB)
         .args((program == "calls").then_some(&files));
+    let program = match mode {
+        Mode::Message => program.env("WORDS_TOUCHED", "1"),
+        _ => program,
+    };
     let plain = program.plain();
     let mut setup = Setup::new(mode, MEMORY_MIB);
     if storm {

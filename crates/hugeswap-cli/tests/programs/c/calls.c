@@ -3,6 +3,7 @@
 #include "common.h"
 #include <dirent.h>
 #include <fcntl.h>
+#include <linux/futex.h>
 #include <netinet/in.h>
 #include <poll.h>
 #include <pthread.h>
@@ -538,6 +539,58 @@ static void locks(void) {
     puts("locks");
 }
 
+// A futex call as the C library makes it for itself, or by its function.
+static int futex(int bare, uint32_t *word, int op, uintptr_t value, uintptr_t more, uint32_t *word2, uintptr_t value3) {
+    if (!bare)
+        return syscall(SYS_futex, word, op, value, more, word2, value3) < 0 ? -errno : 0;
+    long r;
+    register uintptr_t r10 __asm__("r10") = more, r8 __asm__("r8") = (uintptr_t)word2, r9 __asm__("r9") = value3;
+    __asm__ volatile("syscall" : "=a"(r) : "a"(SYS_futex), "D"(word), "S"(op), "d"(value), "r"(r10), "r"(r8), "r"(r9)
+                     : "rcx", "r11", "memory");
+    return r < 0 ? (int)r : 0;
+}
+
+// Words of futexes that nobody has touched since they went out: the kernel finds them. (With WORDS_TOUCHED in the
+// environment, those that it changes have been touched: with userfaultfd it does not wait for these.)
+static void words(void) {
+    const int touched = getenv("WORDS_TOUCHED") != NULL;
+    uint32_t *word = (void *)(a + MIB), *word2 = (void *)(a + 4 * MIB + 12);
+    const int plus_one = FUTEX_OP(FUTEX_OP_ADD, 1, FUTEX_OP_CMP_EQ, 0);
+    struct timespec no_time = {0, 0};
+    for (int bare = 0; bare < 2; bare++)
+        for (int flag = 0; flag <= FUTEX_PRIVATE_FLAG; flag += FUTEX_PRIVATE_FLAG)
+            for (int call = 0; call < 8; call++) {
+                memset(a, 0, N);
+                evict(a, N);
+                if (touched && call >= 4 && call <= 6)
+                    *(volatile uint32_t *)word = *(volatile uint32_t *)word2 = 0;
+                int r = 1;
+                switch (call) {
+                case 0: r = futex(bare, word, FUTEX_WAIT | flag, 5, 0, NULL, 0); break;
+                case 1: r = futex(bare, word, FUTEX_WAIT_BITSET | flag, 5, 0, NULL, 1); break;
+                case 2: r = futex(bare, word, FUTEX_WAIT | flag, 0, (uintptr_t)&no_time, NULL, 0); break;
+                case 3: r = futex(bare, word, FUTEX_CMP_REQUEUE | flag, 1, 1, word2, 5); break;
+                case 4: r = futex(bare, word, FUTEX_WAKE_OP | flag, 1, 1, word2, plus_one); break;
+                case 5: r = futex(bare, word, FUTEX_LOCK_PI | flag, 0, 0, NULL, 0); break;
+                case 6: r = futex(bare, word, FUTEX_TRYLOCK_PI | flag, 0, 0, NULL, 0); break;
+                case 7: r = futex(bare, word, FUTEX_WAKE | flag, 1, 0, NULL, 0); break;
+                }
+                CHECK(call < 5 || call > 6 || *word == (uint32_t)gettid(), "call %d: the word is %#x", call, *word);
+                printf("futex %d: %d, %u\n", call, r, *word2);
+            }
+    // Words that may be read only: to wait is allowed, to change them is not.
+    memset(a, 0, N);
+    CHECK(mprotect(a, N, PROT_READ) == 0, "mprotect");
+    evict(a, N);
+    for (int bare = 0; bare < 2; bare++) {
+        int waited = futex(bare, word, FUTEX_WAIT | FUTEX_PRIVATE_FLAG, 5, 0, NULL, 0);
+        int changed = futex(bare, word, FUTEX_WAKE_OP | FUTEX_PRIVATE_FLAG, 1, 1, word2, plus_one);
+        printf("futex of what is read-only: %d, %d\n", waited, changed);
+    }
+    CHECK(mprotect(a, N, PROT_READ | PROT_WRITE) == 0, "mprotect");
+    puts("words");
+}
+
 // Programs close what they do not know; memory goes on.
 static void descriptors(void) {
     fill(a, N, 80), fill(b, N, 81);
@@ -581,6 +634,7 @@ int main(int argc, char **argv) {
     counts();
     small();
     locks();
+    words();
     descriptors();
     done();
     return 0;
