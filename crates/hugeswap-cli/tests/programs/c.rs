@@ -145,6 +145,7 @@ fn rings() {
     let program = Program::new(dir.path(), compile("rings", dir.path())).args(["128", "3"]);
     let plain = program.plain();
     let setup = Setup::new(Mode::Signal, MEMORY_MIB)
+        .on_disk()
         .option("--set", "thp.enabled=never")
         .option("--set", "thp.swapin=never");
     let managed = program.managed(&setup);
@@ -164,7 +165,7 @@ fn exercise(program: &str, least_absent: u64, mode: Mode, storm: bool) {
         .arg(BALLAST_MIB)
         .args((program == "calls").then_some(&files));
     let program = match mode {
-        Mode::Message => program.env("WORDS_TOUCHED", "1"),
+        Mode::Message => program.env("WORDS_NOT_CHANGED", "1"),
         _ => program,
     };
     let plain = program.plain();

@@ -20,6 +20,7 @@ fn compile_large() {
     let plain = cc("plain.o").plain();
     for mode in Mode::permitted() {
         let setup = Setup::new(mode, 64)
+            .on_disk()
             .option("--set", "route.malloc_min=128K")
             .option("--set", "route.mmap_min=128K");
         cc("managed.o").managed(&setup).same_as(&plain);

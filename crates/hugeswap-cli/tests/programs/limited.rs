@@ -53,7 +53,10 @@ fn by_shell(limit: &str) {
     let dir = directory();
     let program = threads(dir.path());
     let plain = program.plain();
-    let managed = program.managed_by(&shell(limit), &Setup::new(Mode::Signal, MEMORY_MIB));
+    let managed = program.managed_by(
+        &shell(limit),
+        &Setup::new(Mode::Signal, MEMORY_MIB).on_disk(),
+    );
     managed.same_as(&plain);
 }
 
@@ -82,7 +85,9 @@ fn smallest_budget() {
     let program = Program::new(dir.path(), compile("threads", dir.path())).args(["3", "8", "2"]);
     let plain = program.plain();
     for mode in Mode::permitted() {
-        program.managed(&Setup::new(mode, 16)).same_as(&plain);
+        program
+            .managed(&Setup::new(mode, 16).on_disk())
+            .same_as(&plain);
     }
 }
 
@@ -91,7 +96,9 @@ fn crowded(userfaultfd: &str, left: &str) {
     let program = Program::new(dir.path(), compile("crowd", dir.path())).args(["96", left]);
     let plain = program.plain();
     let setting = format!("debug.userfaultfd={userfaultfd}");
-    let setup = Setup::new(Mode::Signal, 40).option("--set", setting);
+    let setup = Setup::new(Mode::Signal, 40)
+        .on_disk()
+        .option("--set", setting);
     program.managed(&setup).same_as(&plain);
 }
 
@@ -138,7 +145,7 @@ fn memory_group() {
     let plain = program.plain();
     let limit = (MEMORY_MIB * 105 / 100 + 16) << 20;
     let group = ControlGroup::new("memory", "memory.limit_in_bytes", &limit.to_string());
-    let setup = Setup::new(Mode::Signal, MEMORY_MIB);
+    let setup = Setup::new(Mode::Signal, MEMORY_MIB).on_disk();
     let managed = program.managed_by(&shell(&group.enter()), &setup);
     managed.same_as(&plain);
 }
@@ -150,7 +157,7 @@ fn process_group() {
     let program = threads(dir.path());
     let plain = program.plain();
     let group = ControlGroup::new("pids", "pids.max", "16");
-    let setup = Setup::new(Mode::Signal, MEMORY_MIB);
+    let setup = Setup::new(Mode::Signal, MEMORY_MIB).on_disk();
     let managed = program.managed_by(&shell(&group.enter()), &setup);
     managed.same_as(&plain);
 }

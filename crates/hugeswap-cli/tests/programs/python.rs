@@ -30,7 +30,9 @@ fn shared_memory(how: &str) {
         .arg(source("py").join("shared_memory.py"))
         .arg(how);
     let plain = program.plain();
-    let setup = Setup::new(Mode::Signal, 96).option("--set", "shared.files=on");
+    let setup = Setup::new(Mode::Signal, 96)
+        .on_disk()
+        .option("--set", "shared.files=on");
     program.managed(&setup).same_as(&plain).processes(5);
 }
 
@@ -61,13 +63,14 @@ fn script(name: &str, processes: u64) {
         .env("OPENBLAS_NUM_THREADS", "1");
     let plain = program.plain();
     for mode in Mode::permitted() {
-        let managed = program.managed(&Setup::new(mode, 96));
+        let managed = program.managed(&Setup::new(mode, 96).on_disk());
         managed.same_as(&plain).processes(processes);
     }
     if processes > 1 {
         // Less memory, and more of it managed: many units are held by calls that wait for each
         // other.
         let setup = Setup::new(Mode::Signal, 64)
+            .on_disk()
             .option("--set", "route.malloc_min=128K")
             .option("--set", "route.mmap_min=128K");
         program.managed(&setup).same_as(&plain).processes(processes);

@@ -24,7 +24,7 @@ fn is_there(command: &str) -> bool {
 /// managed.
 fn heap(program: &Program) {
     let plain = program.plain();
-    let managed = program.managed(&Setup::new(Mode::Signal, MEMORY_MIB));
+    let managed = program.managed(&Setup::new(Mode::Signal, MEMORY_MIB).on_disk());
     managed.same_as(&plain);
     let (ours, others) = (
         managed.number("peak_managed_bytes"),
@@ -63,7 +63,7 @@ fn java_z() {
     let dir = directory();
     let program = java_heap(dir.path(), "Z", "20000");
     let plain = program.plain();
-    let managed = program.managed(&Setup::new(Mode::Signal, MEMORY_MIB));
+    let managed = program.managed(&Setup::new(Mode::Signal, MEMORY_MIB).on_disk());
     assert_eq!(managed.output.status, plain.status, "{}", managed.said());
     assert_eq!(managed.output.stdout, plain.stdout);
 }

@@ -130,7 +130,9 @@ fn control_group() {
     let program = Program::new(dir.path(), &workers).args(["4", "60", "3"]);
     let plain = program.plain();
     let start = [enter.clone(), vec![HUGESWAP.into()]].concat();
-    let managed = program.managed_by(&start, &Setup::new(Mode::Signal, 64));
+    // (Swap in memory would be the group's, too.)
+    let setup = Setup::new(Mode::Signal, 64).on_disk();
+    let managed = program.managed_by(&start, &setup);
     managed.same_as(&plain).processes(4);
     // A budget that the group could not hold is refused.
     let refused = Command::new(&start[0])

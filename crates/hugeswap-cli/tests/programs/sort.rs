@@ -19,7 +19,7 @@ fn sort() {
     };
     let plain = program("plain").plain();
     for mode in Mode::permitted() {
-        let managed = program("managed").managed(&Setup::new(mode, 64));
+        let managed = program("managed").managed(&Setup::new(mode, 64).on_disk());
         managed.same_as(&plain);
         same_files(&dir.path().join("plain"), &dir.path().join("managed"));
     }

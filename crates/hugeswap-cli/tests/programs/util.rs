@@ -4,6 +4,7 @@ use serde_json::Value;
 use std::ffi::{OsStr, OsString};
 use std::fmt;
 use std::fs::File;
+use std::hash::{DefaultHasher, Hash, Hasher};
 use std::io::Read;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output, Stdio};
@@ -128,18 +129,38 @@ pub fn compiler() -> &'static str {
     }
 }
 
-/// Compiles c/NAME.c into `dir`, and returns the program's path.
+/// Compiles c/NAME.c, and returns the path of the program in `dir`. (Many cases run the same program:
+/// it is compiled once, until its source changes.)
 pub fn compile(name: &str, dir: &Path) -> PathBuf {
-    let program = dir.join(name);
-    let out = Command::new(compiler())
-        .args(["-O1", "-g", "-Wall", "-Wextra", "-pthread", "-o"])
-        .arg(&program)
-        .arg(source("c").join(format!("{name}.c")))
-        .output()
-        .expect("the compiler starts");
-    let said = String::from_utf8_lossy(&out.stderr);
-    assert!(out.status.success() && said.is_empty(), "{name}.c: {said}");
+    let (c, program) = (source("c").join(format!("{name}.c")), dir.join(name));
+    let built = Path::new(env!("CARGO_TARGET_TMPDIR")).join(format!("{name}-{:016x}", hash_of(&c)));
+    if !built.exists() {
+        let out = Command::new(compiler())
+            .args(["-O1", "-g", "-Wall", "-Wextra", "-pthread", "-o"])
+            .arg(&program)
+            .arg(c)
+            .output()
+            .expect("the compiler starts");
+        let said = String::from_utf8_lossy(&out.stderr);
+        assert!(out.status.success() && said.is_empty(), "{name}.c: {said}");
+        // (Whole or not at all, whichever case is first.)
+        let kept = built.with_extension(std::process::id().to_string());
+        std::fs::copy(&program, &kept).expect("a file in the target directory");
+        std::fs::rename(&kept, &built).expect("a file in the target directory");
+        return program;
+    }
+    std::fs::copy(&built, &program).expect("a file in a directory of ours");
     program
+}
+
+/// Of a program in C and of what programs here include.
+fn hash_of(c: &Path) -> u64 {
+    let mut hasher = DefaultHasher::new();
+    for path in [c, &source("c/common.h"), &source("c/processes.h")] {
+        let text = std::fs::read(path).expect("a source of these tests");
+        text.hash(&mut hasher);
+    }
+    hasher.finish()
 }
 
 /// A program with its arguments, and where and how it runs.
@@ -241,6 +262,8 @@ pub struct Setup {
     pub mode: Mode,
     pub memory_mib: u64,
     pub options: Vec<OsString>,
+    /// Is swap where hugeswap puts it, on a disk, though there is room in memory?
+    on_disk: bool,
 }
 
 impl fmt::Display for Setup {
@@ -259,6 +282,15 @@ impl Setup {
             mode,
             memory_mib,
             options: Vec::new(),
+            on_disk: std::env::var_os("HUGESWAP_TEST_DISK").is_some(),
+        }
+    }
+
+    /// Swap is on a disk: what the case is about, or a program that people run.
+    pub fn on_disk(self) -> Setup {
+        Setup {
+            on_disk: true,
+            ..self
         }
     }
 
@@ -272,9 +304,18 @@ impl Setup {
         let fixed = ["run", "--memory", &memory, "--fault-mode", self.mode.name()];
         let mut all: Vec<OsString> = fixed.iter().map(OsString::from).collect();
         all.extend(["--report".into(), "json".into()]);
+        if !self.on_disk && !self.options.iter().any(|o| o == "--swap") && memory_has_room() {
+            all.extend(["--swap".into(), "/dev/shm,size=4G,tmpfs=allow".into()]);
+        }
         all.extend(self.options.iter().cloned());
         all
     }
+}
+
+/// Is there much room for swap in memory? What most cases wait for is single pages from a disk that
+/// all of them share: docs/testing.md.
+fn memory_has_room() -> bool {
+    rustix::fs::statvfs("/dev/shm").is_ok_and(|fs| fs.f_bavail * fs.f_frsize >= 8 << 30)
 }
 
 /// The results of a managed run.
