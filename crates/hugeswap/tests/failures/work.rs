@@ -168,10 +168,26 @@ fn advise(r: &ManagedRange, at: usize, len: usize, advice: Advice) -> bool {
     done.inspect_err(|e| refused("advise", e)).is_ok()
 }
 
+/// Is there much room in the directory that is in memory?
+pub fn memory_has_room() -> bool {
+    // SAFETY: plain data, for which zeros are valid.
+    let mut fs: libc::statvfs = unsafe { std::mem::zeroed() };
+    // SAFETY: a string that ends, and a structure of ours.
+    let known = unsafe { libc::statvfs(c"/dev/shm".as_ptr(), &mut fs) } == 0;
+    known && fs.f_bavail * fs.f_frsize >= 4 << 30
+}
+
+fn swap_in(directory: &str) -> SwapSpec {
+    SwapSpec {
+        size: Some(256 << 20),
+        allow_tmpfs: true,
+        ..SwapSpec::new(directory)
+    }
+}
+
 /// A pool with 16 MiB for everything.
 fn pool(kind: Kind, directory: &str) -> Option<Pool> {
-    let mut spec = SwapSpec::new(directory);
-    spec.size = Some(256 << 20);
+    let spec = swap_in(directory);
     let builder = Pool::builder()
         .memory(16 << 20)
         .swap_area(spec)
@@ -461,10 +477,7 @@ pub fn join(what: &str) -> ! {
 
 /// Does the work that only programs under `hugeswap run` do.
 fn engine(kind: Kind, directory: &str) {
-    let spec = SwapSpec {
-        size: Some(256 << 20),
-        ..SwapSpec::new(directory)
-    };
+    let spec = swap_in(directory);
     let mut settings = Vec::new();
     for s in kind.settings {
         settings.push(hugeswap_policy::knobs::parse_setting(s).expect("a setting"));
