@@ -270,6 +270,11 @@ impl Reclaim {
                 progress |= self.park(w);
                 continue;
             }
+            if spare && self.base.records.of(unit).stays_though_dirty() {
+                w.settle();
+                self.lru.lock().referenced(unit);
+                continue;
+            }
             if to_write == 0 || !self.swap_is_allowed(unit, *w) {
                 w.settle();
                 self.lru.lock().put_back(unit);

@@ -227,6 +227,9 @@ impl Paging {
             return self.settle_by(w, Event::NotWritten);
         };
         let written = Event::Written { place };
+        if w.has(WRITABLE) {
+            self.base.records.of(w.unit()).wrote_to_no_avail();
+        }
         if w.has(WRITABLE) || w.pins() > 0 {
             self.settle_freeing(w, written);
         } else {

@@ -45,7 +45,7 @@ impl Watermarks {
     /// as fast as they are used, and those kept free are lost to the program (a whole unit that is
     /// watched is not).
     pub fn for_pages(frames: u64) -> Watermarks {
-        Watermarks::up_to(Watermarks::for_budget(frames).high.min(8))
+        Watermarks::up_to(Watermarks::for_budget(frames).high.min(4))
     }
 
     /// The marks by the settings, for a share of `frames` of the budget. `pages`: hardly anything

@@ -38,6 +38,9 @@ impl Paging {
         let at = w.addr();
         if fault.write {
             self.note_access(unit, *w);
+            if w.has(WATCHED) {
+                self.base.records.of(unit).wrote_to_no_avail();
+            }
         }
         // Given again even if the word says the program has it: it costs little, and heals whatever
         // made the fault happen.

@@ -4,7 +4,7 @@
 //! are watched or cached, and what is left of the budget. Below `low` (1/16 of the process's share,
 //! at most 32 units) faults wake kswapd. It works until `high` (1/8, at most 64 units), and counts
 //! writes under way as available. Up to `min` (half of `low`) is not for huge pages whose place
-//! base pages can take. Where little but base pages is asked for, `low` is 4 units and `high` is 8.
+//! base pages can take. Where little but base pages is asked for, `low` is 2 units and `high` is 4.
 //! `hugeswap_policy::watermark` has the rule, and how settings and shortage move the marks.
 //!
 //! The rules of the fault path hold.

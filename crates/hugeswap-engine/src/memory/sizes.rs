@@ -345,6 +345,7 @@ impl Memory {
         let record = self.base.records.of(unit);
         let clock = self.sizes.evicted.fetch_add(UNIT_PAGES, Relaxed);
         record.left_at.store(clock + UNIT_PAGES, Relaxed);
+        record.has_left_whole();
         self.advise_whole(record);
         self.advise(advisor::LEFT_WHOLE, UNIT_PAGES);
         if !self.size_is_automatic(unit) {

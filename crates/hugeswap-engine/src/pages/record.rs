@@ -7,7 +7,7 @@ use crate::PAGES;
 use crate::bits::Bits;
 use crate::zeroed::{FromZeros, Zeroed};
 use hugeswap_policy::swapin::granularity::{Density, UnitHistory};
-use hugeswap_policy::workingset::MOST_LIVES;
+use hugeswap_policy::workingset::{MOST_LIVES, Rewrites};
 use hugeswap_sys::Result;
 use std::ops::Range;
 use std::sync::atomic::Ordering::Relaxed;
@@ -42,6 +42,8 @@ pub(crate) struct Record {
     history: AtomicU64,
     /// How much of it was touched when it was last in memory.
     density: AtomicU8,
+    /// What is known of writes of the whole unit: see [`Rewrites`]. The unit is locked.
+    rewrites: AtomicU8,
     /// How often its pages have left, for the advisor.
     pub turn: AtomicU64,
     /// The first turn after it was last whole.
@@ -116,6 +118,30 @@ impl Record {
         self.density.store(density.0, Relaxed);
     }
 
+    /// The unit was written to swap whole, and the program changed it before it had left.
+    pub fn wrote_to_no_avail(&self) {
+        self.set_rewrites(self.rewrites().wasted());
+    }
+
+    /// The unit is dirty, and its turn to leave has come. Does it stay, since it would be written to no
+    /// avail?
+    pub fn stays_though_dirty(&self) -> bool {
+        let stays = self.rewrites().stays();
+        stays.inspect(|&then| self.set_rewrites(then)).is_some()
+    }
+
+    pub fn has_left_whole(&self) {
+        self.set_rewrites(Rewrites::NONE);
+    }
+
+    fn rewrites(&self) -> Rewrites {
+        Rewrites::from_bits(self.rewrites.load(Relaxed))
+    }
+
+    fn set_rewrites(&self, rewrites: Rewrites) {
+        self.rewrites.store(rewrites.to_bits(), Relaxed);
+    }
+
     /// Pages that are dirty without being in memory.
     pub fn contradictions(&self) -> u64 {
         let both = self.dirty.0.iter().zip(&self.present.0);
@@ -133,6 +159,7 @@ impl Record {
         self.set_lives(0..PAGES, 0);
         self.set_history(UnitHistory::NEW);
         self.set_density(Density::UNKNOWN);
+        self.set_rewrites(Rewrites::NONE);
     }
 
     /// No page in memory, dirty or stored.
@@ -186,6 +213,7 @@ mod tests {
             came_at: AtomicU64::new(0),
             history: AtomicU64::new(0),
             density: AtomicU8::new(0),
+            rewrites: AtomicU8::new(0),
             turn: AtomicU64::new(0),
             known_from: AtomicU64::new(0),
             turn_length: AtomicU64::new(0),

@@ -13,6 +13,7 @@
 //! | [`lru`] | order of use: rings of unit numbers, and the interface of any such order |
 //! | [`lruvec`] | which unit is reclaimed next: active and inactive lists by kind and group |
 //! | [`vmscan`] | how reclaim divides its work between lists, kinds and groups |
+//! | [`Rewrites`] | how long a whole unit that is written to all the time is not written out |
 //! | [`Shadow`], [`Duel`], [`lives`] | what a unit leaves behind, and whether it is activated as it returns |
 //!
 //! In the engine: `memory/lists.rs` feeds the lists; `reclaim.rs` isolates units and gives them up;
@@ -21,7 +22,9 @@
 
 pub mod lru;
 pub mod lruvec;
+mod rewrite;
 mod shadow;
 pub mod vmscan;
 
+pub use rewrite::Rewrites;
 pub use shadow::{Duel, MOST_LIVES, Origin, Shadow, lives};

@@ -55,6 +55,7 @@ mod pages;
 mod parts;
 mod pieces;
 mod report;
+mod rewrites;
 mod secrecy;
 mod shared;
 mod shared_ahead;
@@ -115,6 +116,7 @@ fn all() -> Vec<Test> {
         slots::TESTS,
         swaps::TESTS,
         tracking::TESTS,
+        rewrites::TESTS,
         trials::TESTS,
         snapshots::TESTS,
         groups::TESTS,

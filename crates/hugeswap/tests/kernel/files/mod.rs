@@ -217,7 +217,9 @@ pub fn files_are_read_here_and_there() {
     }
     let s = pool.stats();
     assert!(counter(&s, "thp_split_pmd") > 0, "{s:?}");
-    let most = if in_pieces() { 128 } else { 64 };
+    // (Whole units would be 512. What a piece costs beside them is measured, on a machine that does
+    // other work.)
+    let most = if in_pieces() { 256 } else { 64 };
     assert!(counter(&s, "filein") < n * most, "{s:?}");
     swap_is_untouched(&pool);
     pool.audit().unwrap();
