@@ -194,20 +194,23 @@ impl Reclaim {
     }
 
     /// Takes the oldest units, about as many as are wanted: clean ones are watched at once, dirty
-    /// ones made read-only and queued for writing. False if no unit could be taken.
+    /// ones made read-only and queued for writing. False if no unit could be taken, and it is no use
+    /// to go on.
     fn reclaim_batch(&self, wanted: usize) -> bool {
-        let progress = self.reclaim_oldest(wanted);
+        let (progress, stayed) = self.reclaim_oldest(wanted);
         if !progress {
             self.woken_for_huge(false);
         }
         self.lru.lock().progressed(progress);
-        progress
+        // (What stays has one turn less to stay: this comes to an end.)
+        progress || stayed
     }
 
     /// In haste, more of the oldest units are looked at. What is clean goes, and only as many dirty
     /// ones as are wanted: the device takes longer than there may be time. (Clean-first LRU, Park et
-    /// al., 2006.)
-    fn reclaim_oldest(&self, wanted: usize) -> bool {
+    /// al., 2006.) Returns whether any unit was taken, and whether one stays that would be written to
+    /// no avail.
+    fn reclaim_oldest(&self, wanted: usize) -> (bool, bool) {
         let haste = 4 * self.pool.excess_of(self.pool.me()) as usize;
         let mut to_write = if haste > 0 { wanted } else { usize::MAX };
         let mut out = [0u32; MOST];
@@ -226,7 +229,7 @@ impl Reclaim {
             (n, lru.may_spare())
         };
         out[..n].sort_unstable();
-        let mut progress = false;
+        let (mut progress, mut stayed) = (false, false);
         let mut i = 0;
         while i < n {
             let unit = out[i];
@@ -252,7 +255,7 @@ impl Reclaim {
                 if available >= marks.high {
                     let mut lru = self.lru.lock();
                     out[i..n].iter().for_each(|&u| lru.put_back(u));
-                    return true;
+                    return (true, stayed);
                 }
                 continue;
             }
@@ -273,6 +276,7 @@ impl Reclaim {
             if spare && self.base.records.of(unit).stays_though_dirty() {
                 w.settle();
                 self.lru.lock().referenced(unit);
+                stayed = true;
                 continue;
             }
             if to_write == 0 || !self.swap_is_allowed(unit, *w) {
@@ -304,7 +308,7 @@ impl Reclaim {
             to_write -= len;
             progress |= self.start_writes(unit, len, run.into_iter().flatten());
         }
-        progress
+        (progress, stayed)
     }
 
     fn relink_if_pinned(&self, unit: u32) {

@@ -130,6 +130,7 @@ impl Record {
         stays.inspect(|&then| self.set_rewrites(then)).is_some()
     }
 
+    /// The unit has left: its writes were worth it.
     pub fn has_left_whole(&self) {
         self.set_rewrites(Rewrites::NONE);
     }
