@@ -83,15 +83,18 @@ fn every_descriptor_closed() {
     });
 }
 
-pub fn limit_on_mappings() {
-    let max: usize = std::fs::read_to_string("/proc/sys/vm/max_map_count")
-        .unwrap()
-        .trim()
-        .parse()
-        .unwrap();
-    if max > 200_000 {
+/// How many mappings a process may have. Skips the test if they are too many to use up.
+fn most_mappings() -> usize {
+    let most = std::fs::read_to_string("/proc/sys/vm/max_map_count").unwrap();
+    let most = most.trim().parse().unwrap();
+    if most > 200_000 {
         skip("vm.max_map_count is too large to use up");
     }
+    most
+}
+
+pub fn limit_on_mappings() {
+    let max = most_mappings();
     let pool = builder(128).build().unwrap();
     let r = pool.region(512 * MIB).unwrap();
     // Use up all but a few mappings with pages of alternating protection.
@@ -190,11 +193,7 @@ impl Drop for UsedUp {
 /// At the limit on mappings, units in memory leave for one that is touched, also where most of the
 /// memory is free and none of them is clean: kswapd has no other reason to write them.
 fn mappings_are_freed_though_memory_is_free() {
-    let most = std::fs::read_to_string("/proc/sys/vm/max_map_count").unwrap();
-    let most: usize = most.trim().parse().unwrap();
-    if most > 200_000 {
-        skip("vm.max_map_count is too large to use up");
-    }
+    let most = most_mappings();
     let pool = builder(128).fault_mode(FaultMode::Signal).build().unwrap();
     let r = pool.region(64 * UNIT).unwrap();
     let w = words(&r);
@@ -218,11 +217,7 @@ fn mappings_are_freed_though_memory_is_free() {
 /// At the limit on mappings, memory of a region that is given up stays where it is mapped. A file
 /// is mapped there once the memory is gone, and not before.
 fn a_file_takes_no_unit_that_could_not_be_freed() {
-    let most = std::fs::read_to_string("/proc/sys/vm/max_map_count").unwrap();
-    let most: usize = most.trim().parse().unwrap();
-    if most > 200_000 {
-        skip("vm.max_map_count is too large to use up");
-    }
+    let most = most_mappings();
     let len = 4 * UNIT;
     let file = Temp::new(len, 7);
     let pool = builder(64).fault_mode(FaultMode::Signal).build().unwrap();
