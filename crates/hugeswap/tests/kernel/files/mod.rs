@@ -202,27 +202,35 @@ fn files_are_synced_on_request() {
 }
 
 /// Where base pages can come in one by one, scattered reads of pages cost no more than they should.
+/// (What a size costs is measured: while the machine does other work one try in twelve takes larger
+/// sizes for cheap. So there are three.)
 pub fn files_are_read_here_and_there() {
     need_pages();
+    let (reads, most) = if in_pieces() { (500, 128) } else { (5_000, 64) };
+    let read = (0..3).map(|_| pages_for(reads)).find(|&n| n < reads * most);
+    assert!(
+        read.is_some(),
+        "more than {most} pages for each of {reads} reads, three times"
+    );
+}
+
+/// How many pages of a file come in for so many reads of a word, anywhere in it.
+fn pages_for(reads: u64) -> u64 {
     let len = 256 * MIB;
     let file = Temp::new(len, 1);
     let pool = builder(32).build().unwrap();
     let r = pool.map_file(&file.0, 0, len, FileMode::ReadOnly).unwrap();
     let mut x = 1u64;
-    let n = if in_pieces() { 500 } else { 5_000 };
-    for _ in 0..n {
+    for _ in 0..reads {
         x = x.wrapping_mul(6364136223846793005).wrapping_add(99);
         let i = (x >> 20) as usize % (len / 8);
         assert_eq!(words(&r)[i].load(Relaxed), value(i, 1));
     }
     let s = pool.stats();
     assert!(counter(&s, "thp_split_pmd") > 0, "{s:?}");
-    // (Whole units would be 512. What a piece costs beside them is measured, on a machine that does
-    // other work.)
-    let most = if in_pieces() { 256 } else { 64 };
-    assert!(counter(&s, "filein") < n * most, "{s:?}");
     swap_is_untouched(&pool);
     pool.audit().unwrap();
+    counter(&s, "filein")
 }
 
 fn files_forgotten_are_read_again() {
