@@ -1,5 +1,9 @@
 //! Runs a program plain and managed, and compares the two runs.
 
+#[path = "../../../hugeswap/tests/kernel/room.rs"]
+mod room;
+
+use room::{IN_MEMORY, memory_has_room};
 use serde_json::Value;
 use std::ffi::{OsStr, OsString};
 use std::fmt;
@@ -262,7 +266,7 @@ pub struct Setup {
     pub mode: Mode,
     pub memory_mib: u64,
     pub options: Vec<OsString>,
-    /// Is swap where hugeswap puts it, on a disk, though there is room in memory?
+    /// Is swap where hugeswap puts it, on a disk?
     on_disk: bool,
 }
 
@@ -282,7 +286,7 @@ impl Setup {
             mode,
             memory_mib,
             options: Vec::new(),
-            on_disk: std::env::var_os("HUGESWAP_TEST_DISK").is_some(),
+            on_disk: !memory_has_room(),
         }
     }
 
@@ -304,18 +308,13 @@ impl Setup {
         let fixed = ["run", "--memory", &memory, "--fault-mode", self.mode.name()];
         let mut all: Vec<OsString> = fixed.iter().map(OsString::from).collect();
         all.extend(["--report".into(), "json".into()]);
-        if !self.on_disk && !self.options.iter().any(|o| o == "--swap") && memory_has_room() {
-            all.extend(["--swap".into(), "/dev/shm,size=4G,tmpfs=allow".into()]);
+        if !self.on_disk && !self.options.iter().any(|o| o == "--swap") {
+            let swap = format!("{IN_MEMORY},size=4G,tmpfs=allow");
+            all.extend(["--swap".into(), swap.into()]);
         }
         all.extend(self.options.iter().cloned());
         all
     }
-}
-
-/// Is there much room for swap in memory? What most cases wait for is single pages from a disk that
-/// all of them share: docs/testing.md.
-fn memory_has_room() -> bool {
-    rustix::fs::statvfs("/dev/shm").is_ok_and(|fs| fs.f_bavail * fs.f_frsize >= 8 << 30)
 }
 
 /// The results of a managed run.

@@ -9,6 +9,8 @@
 //! HUGESWAP_TEST_RUN=NAME makes it alone.
 
 mod errors;
+#[path = "../kernel/room.rs"]
+mod room;
 mod work;
 
 use errors::{errors_of, name_of};
@@ -90,10 +92,11 @@ struct Came {
     wrong: Option<String>,
 }
 
-/// In memory, if there is room: what a run with single pages waits for is a disk (docs/testing.md).
 fn directory() -> String {
-    let room = std::env::var_os("HUGESWAP_TEST_DISK").is_none() && work::memory_has_room();
-    let parent = if room { "/dev/shm" } else { "/var/tmp" };
+    let parent = match room::memory_has_room() {
+        true => room::IN_MEMORY,
+        false => "/var/tmp",
+    };
     format!("{parent}/hugeswap-failures-{}", std::process::id())
 }
 

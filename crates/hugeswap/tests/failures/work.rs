@@ -168,15 +168,6 @@ fn advise(r: &ManagedRange, at: usize, len: usize, advice: Advice) -> bool {
     done.inspect_err(|e| refused("advise", e)).is_ok()
 }
 
-/// Is there much room in the directory that is in memory?
-pub fn memory_has_room() -> bool {
-    // SAFETY: plain data, for which zeros are valid.
-    let mut fs: libc::statvfs = unsafe { std::mem::zeroed() };
-    // SAFETY: a string that ends, and a structure of ours.
-    let known = unsafe { libc::statvfs(c"/dev/shm".as_ptr(), &mut fs) } == 0;
-    known && fs.f_bavail * fs.f_frsize >= 4 << 30
-}
-
 fn swap_in(directory: &str) -> SwapSpec {
     SwapSpec {
         size: Some(256 << 20),

@@ -56,6 +56,7 @@ mod parts;
 mod pieces;
 mod report;
 mod rewrites;
+mod room;
 mod secrecy;
 mod shared;
 mod shared_ahead;
@@ -159,7 +160,7 @@ fn main() {
             .expect("a test of this name");
         report::install();
         pauses();
-        if test.is_long && !test.needs_disk && std::env::var_os("HUGESWAP_TEST_DISK").is_none() {
+        if test.is_long && !test.needs_disk {
             util::have_swap_in_memory();
         }
         (test.run)();

@@ -1,5 +1,6 @@
 //! Helpers of the tests.
 
+use crate::room::{IN_MEMORY, memory_has_room};
 use hugeswap::{Advice, Builder, FaultMode, ManagedRange, Pool, Region, SwapSpec};
 use hugeswap_engine::pool::{self, PoolConfig};
 use hugeswap_engine::{Engine, EngineConfig};
@@ -42,22 +43,15 @@ pub fn encrypted() -> bool {
 
 static SWAP_IN_MEMORY: AtomicBool = AtomicBool::new(false);
 
-/// Pools have their swap in memory from now on, if it is in a directory of this file's choice, and if
-/// there is much room. So do tests that take long, since what they wait for is the disk:
-/// docs/testing.md.
+/// Pools have their swap in memory from now on, if there is room. So do tests that take long.
 pub fn have_swap_in_memory() {
-    // SAFETY: plain data, for which zeros are valid.
-    let mut fs: libc::statvfs = unsafe { std::mem::zeroed() };
-    // SAFETY: a string that ends, and a structure of ours.
-    let known = unsafe { libc::statvfs(c"/dev/shm".as_ptr(), &mut fs) } == 0;
-    let room = known && fs.f_bavail * fs.f_frsize >= 8 << 30;
-    SWAP_IN_MEMORY.store(room, Relaxed);
+    SWAP_IN_MEMORY.store(memory_has_room(), Relaxed);
 }
 
 /// A pool with a budget of `memory` MiB and 2 GiB of swap.
 pub fn builder(memory: usize) -> Builder {
     let in_memory = SWAP_IN_MEMORY.load(Relaxed);
-    let directory = if in_memory { "/dev/shm" } else { "/var/tmp" };
+    let directory = if in_memory { IN_MEMORY } else { "/var/tmp" };
     let spec = SwapSpec {
         size: Some(2 << 30),
         allow_tmpfs: in_memory,
