@@ -29,6 +29,7 @@ use crate::storm::Storm;
 use crate::swap::scrub::Scrubber;
 use crate::table::Locked;
 use crate::threads::{Handle, Threads, Times};
+use hugeswap_policy::UNIT_PAGES;
 use hugeswap_policy::counters::Counter;
 use hugeswap_policy::knobs::Knob;
 use hugeswap_policy::unit::step::Event;
@@ -149,7 +150,8 @@ impl Reclaim {
         let (available, marks) = self.available();
         let coming = u64::from(self.inflight_writes.load(Relaxed));
         let waiting = self.stalled.load(Relaxed) > 0;
-        let few = self.has_few_frames() && owed == 0 && (!waiting || available + coming > 0);
+        let few =
+            self.has_few_frames() && owed == 0 && (!waiting || available / UNIT_PAGES + coming > 0);
         let shared = self.sharing.resident();
         if few && shared == 0 {
             return busy;
@@ -161,7 +163,8 @@ impl Reclaim {
         // A thread waits although memory is counted as available: that memory cannot be had.
         // Or one waits for mappings, which the units in memory take.
         let starving = (waiting && coming == 0) || self.are_mappings_wanted();
-        let short = starving || available + coming < marks.high;
+        let missing = marks.high.saturating_sub(available + coming * UNIT_PAGES);
+        let short = starving || missing > 0;
         self.measure_reclaim(short || available < marks.high);
         busy |= self.feed_zswap(short);
         if short || coming < owed {
@@ -178,7 +181,7 @@ impl Reclaim {
                     true => BATCH - (coming as usize).min(BATCH),
                     // What is brought out beyond what is missing may be in use, where there is
                     // little memory.
-                    false => marks.high.saturating_sub(available + coming) as usize,
+                    false => missing.div_ceil(UNIT_PAGES) as usize,
                 };
                 return self.reclaim_batch(wanted.clamp(1, BATCH)) || busy;
             }

@@ -247,7 +247,7 @@ impl<R: Reclaim> Machine<R> {
                 Ok(None)
             }
         };
-        if self.available() < self.marks.low {
+        if self.available() * UNIT_PAGES < self.marks.low {
             self.kswapd(sink);
         }
         done
@@ -354,7 +354,7 @@ impl<R: Reclaim> Machine<R> {
                         // Units that were not asked for get idle frames only.
                         let spare = self.config.budget - self.frames_used;
                         let new = self.words[next as usize].kind() == Kind::None;
-                        if !new || u64::from(spare) <= self.marks.low {
+                        if !new || u64::from(spare) * UNIT_PAGES <= self.marks.low {
                             break;
                         }
                         self.frames_used += 1;

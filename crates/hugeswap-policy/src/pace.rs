@@ -21,7 +21,7 @@ const MOST_NS: u64 = 1_000_000_000;
 /// Nanoseconds of a measurement.
 const WINDOW_NS: u64 = 20_000_000;
 
-/// The pause of a thread that took a frame's worth, or a part of one, while `available` was left,
+/// The pause of a thread that took a frame's worth, or a part of one, while `available` pages were left,
 /// and `others` pause as well. `frame_ns` is what reclaim takes for a frame.
 pub fn pause_ns(
     available: u64,
@@ -101,13 +101,14 @@ mod tests {
     #[test]
     fn longer_the_less_is_left() {
         let marks = Watermarks::for_budget(256);
-        assert_eq!(marks.low, 16);
-        let of = |available| pause_ns(available, marks, 4 * MS, 0, 200 * MS);
+        assert_eq!(marks.low, 16 * UNIT_PAGES);
+        let of = |units: u64| pause_ns(units * UNIT_PAGES, marks, 4 * MS, 0, 200 * MS);
         assert_eq!([16, 17, 100].map(of), [0; 3]);
         let expect = [MS * 2 / 3, 4 * MS, 18 * MS, 112_500_000, 200 * MS];
         assert_eq!([12, 8, 4, 1, 0].map(of), expect);
         // Other threads take, too.
-        assert_eq!(pause_ns(8, marks, 4 * MS, 3, 200 * MS), 16 * MS);
+        let half = 8 * UNIT_PAGES;
+        assert_eq!(pause_ns(half, marks, 4 * MS, 3, 200 * MS), 16 * MS);
         assert_eq!(pause_ns(0, marks, 4 * MS, 30, 200 * MS), 200 * MS);
         assert_eq!(pause_ns(0, marks, 4 * MS, 0, 0), 0);
     }
@@ -150,11 +151,11 @@ mod tests {
                 let (i, at) = next.iter().copied().enumerate().min_by_key(|&(_, t)| t).unwrap();
                 now = now.max(at);
                 while made_at <= now {
-                    available = (available + 1).min(marks.high);
+                    available = (available + UNIT_PAGES).min(marks.high);
                     made_at += device_ns;
                 }
                 prop_assert!(available > 0, "at {now}");
-                available -= 1;
+                available -= UNIT_PAGES;
                 let others = next.iter().filter(|&&t| t > now).count() as u64;
                 // The measurement may be off by a half.
                 let pause = pause_ns(available, marks, device_ns / 2, others, 200 * MS);

@@ -1,6 +1,7 @@
-//! When reclaim starts and stops: the kernel's watermarks min, low and high, in units.
+//! When reclaim starts and stops: the kernel's watermarks min, low and high, in base pages.
 //!
-//! "Available" is what a fault can have at once: free frames, and clean units that are watched.
+//! "Available" is what a fault can have at once: free frames, free base pages, and clean units that
+//! are watched.
 //! Below `low` kswapd wakes, and works up to `high`. Up to `min` is for base pages and reclaim, not
 //! for huge pages that base pages can replace ([`crate::defrag::gfp`]). At 0 a faulting thread
 //! waits (a stall).
@@ -8,12 +9,12 @@
 //! The marks follow from the budget, or from settings ([`Setting`]). They are raised for a while
 //! ([`Boost`]) when memory is taken faster than reclaim makes it available.
 
-use crate::UNIT_BYTES;
+use crate::{PAGE_BYTES, UNIT_PAGES};
 
-/// The marks of one process, in units of 2 MiB.
+/// The marks of one process, in base pages.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Watermarks {
-    /// Huge pages do not get the last units up to here. 0 where so little is kept free that one
+    /// Huge pages do not get the last pages up to here. 0 where so little is kept free that one
     /// unit matters.
     pub min: u64,
     /// kswapd wakes below this.
@@ -29,15 +30,11 @@ impl Watermarks {
     pub fn for_budget(frames: u64) -> Watermarks {
         // Most of a very small budget must be for use: an access may need two units at once.
         let high = (frames / 8).max((frames / 4).min(3)).clamp(1, 64);
-        Watermarks::up_to(high)
-    }
-
-    fn up_to(high: u64) -> Watermarks {
         let low = (high / 2).max(1);
         Watermarks {
-            min: low / 2,
-            low,
-            high,
+            min: low / 2 * UNIT_PAGES,
+            low: low * UNIT_PAGES,
+            high: high * UNIT_PAGES,
         }
     }
 
@@ -45,7 +42,14 @@ impl Watermarks {
     /// as fast as they are used, and those kept free are lost to the program (a whole unit that is
     /// watched is not).
     pub fn for_pages(frames: u64) -> Watermarks {
-        Watermarks::up_to(Watermarks::for_budget(frames).high.min(4))
+        const HIGH: u64 = 768;
+        let whole = Watermarks::for_budget(frames);
+        let high = whole.high.min(HIGH);
+        Watermarks {
+            min: whole.min.min(high / 4),
+            low: high / 2,
+            high,
+        }
     }
 
     /// The marks by the settings, for a share of `frames` of the budget. `pages`: hardly anything
@@ -59,16 +63,18 @@ impl Watermarks {
             return auto;
         }
         // Whatever the settings, half of it, and a unit more than an access needs, are for use.
-        let most = (frames / 2).min(frames.saturating_sub(3)).max(auto.high);
+        let most = (frames / 2).min(frames.saturating_sub(3)) * UNIT_PAGES;
+        let most = most.max(auto.high);
         let min = match setting.min_free_kbytes {
             0 => auto.min,
-            kbytes => (kbytes.saturating_mul(1024)).div_ceil(UNIT_BYTES),
+            kbytes => (kbytes.saturating_mul(1024)).div_ceil(PAGE_BYTES),
         };
         let (to_low, to_high) = match setting.scale_factor {
             0 => (auto.low - auto.min, auto.high - auto.min),
             scale => {
-                let step = frames.saturating_mul(scale) / Setting::WHOLE;
-                (step.max(1), step.max(1).saturating_mul(2))
+                let share = frames.saturating_mul(UNIT_PAGES);
+                let step = (share.saturating_mul(scale) / Setting::WHOLE).max(1);
+                (step, step.saturating_mul(2))
             }
         };
         let high = min.saturating_add(to_high).min(most);
@@ -111,7 +117,7 @@ impl Setting {
     pub const WHOLE: u64 = 10_000;
 }
 
-/// How far the marks are raised: by a step whenever a request finds less than `min`, until kswapd
+/// How far the marks are raised, in base pages: by a step whenever a request finds less than `min`, until kswapd
 /// has once reached the raised `high`.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Boost(pub u64);
@@ -129,7 +135,8 @@ impl Boost {
     /// The boost for a share of `frames` of the budget; half of the share is for use whatever
     /// happens.
     pub fn of(self, marks: Watermarks, frames: u64) -> u64 {
-        self.0.min((frames / 2).saturating_sub(marks.high))
+        self.0
+            .min((frames * UNIT_PAGES / 2).saturating_sub(marks.high))
     }
 }
 
@@ -148,10 +155,21 @@ mod tests {
                 assert!(w.low >= 1 && w.low <= w.high);
                 // A request that uses no reserve finds something before kswapd sleeps.
                 assert!(w.min < w.low);
-                assert!(w.high <= frames);
-                assert!(frames < 3 || frames - w.high >= 2);
+                assert!(w.high <= frames * UNIT_PAGES);
+                assert!(frames < 3 || frames * UNIT_PAGES - w.high >= 2 * UNIT_PAGES);
             }
         }
+    }
+
+    #[test]
+    fn little_is_kept_free_for_base_pages() {
+        let marks = |frames| {
+            let w = Watermarks::for_pages(frames);
+            (w.min, w.low, w.high)
+        };
+        assert_eq!(marks(4), (0, 256, 512));
+        assert_eq!(marks(50), (192, 384, 768));
+        assert_eq!(marks(50_000), marks(50));
     }
 
     #[test]
@@ -162,7 +180,12 @@ mod tests {
             scale_factor: 100,
         };
         let marks = Watermarks::of(1000, false, set);
-        assert_eq!((marks.min, marks.low, marks.high), (32, 42, 52));
+        let of = |units: u64| units * UNIT_PAGES;
+        let pages = of(1000) / 100;
+        assert_eq!(
+            (marks.min, marks.low, marks.high),
+            (of(32), of(32) + pages, of(32) + 2 * pages)
+        );
         assert_eq!(
             Watermarks::of(1000, true, set),
             marks,
@@ -170,7 +193,7 @@ mod tests {
         );
         // Only one is set: the other follows from the budget.
         let auto = Watermarks::for_budget(1000);
-        assert_eq!((auto.min, auto.low, auto.high), (16, 32, 64));
+        assert_eq!((auto.min, auto.low, auto.high), (of(16), of(32), of(64)));
         let only = |min_free_kbytes, scale_factor| {
             let set = Setting {
                 min_free_kbytes,
@@ -179,9 +202,9 @@ mod tests {
             let m = Watermarks::of(1000, false, set);
             (m.min, m.low, m.high)
         };
-        assert_eq!(only(0, 0), (16, 32, 64));
-        assert_eq!(only(1, 0), (1, 17, 49));
-        assert_eq!(only(0, 200), (16, 36, 56));
+        assert_eq!(only(0, 0), (of(16), of(32), of(64)));
+        assert_eq!(only(1, 0), (1, 1 + of(16), 1 + of(48)));
+        assert_eq!(only(0, 200), (of(16), of(36), of(56)));
     }
 
     #[test]
@@ -190,12 +213,13 @@ mod tests {
         let mut boost = Boost::default();
         for expect in [8, 16, 24, 32, 40, 48, 48] {
             boost = boost.on_shortage(marks, 15_000);
-            assert_eq!(boost, Boost(expect));
+            assert_eq!(boost, Boost(expect * UNIT_PAGES));
         }
         let raised = marks.boosted(boost.of(marks, 256));
-        assert_eq!((raised.min, raised.low, raised.high), (8, 64, 80));
+        let raised = [raised.min, raised.low, raised.high].map(|pages| pages / UNIT_PAGES);
+        assert_eq!(raised, [8, 64, 80]);
         assert_eq!(boost.on_shortage(marks, 0), Boost(0));
-        assert_eq!(boost.of(marks, 70), 3);
+        assert_eq!(boost.of(marks, 70), 3 * UNIT_PAGES);
     }
 
     proptest! {
@@ -215,9 +239,10 @@ mod tests {
                 boost = boost.on_shortage(plain, factor);
             }
             for w in [plain, plain.boosted(boost.of(plain, frames))] {
-                prop_assert!(w.min < w.low && w.low <= w.high && w.high <= frames);
-                prop_assert!(frames < 3 || frames - w.high >= 2);
-                prop_assert!(frames < 8 || w.high <= frames / 2);
+                let pages = frames * UNIT_PAGES;
+                prop_assert!(w.min < w.low && w.low <= w.high && w.high <= pages);
+                prop_assert!(frames < 3 || pages - w.high >= 2 * UNIT_PAGES);
+                prop_assert!(frames < 8 || w.high <= pages / 2);
             }
         }
     }

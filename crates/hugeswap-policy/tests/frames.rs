@@ -199,10 +199,11 @@ impl Thread<'_> {
         self.world.zonelists.far(self.here.node)
     }
 
+    /// Pages.
     fn available(&self) -> u64 {
         let p = self.process;
-        let own = p.lists.free() + p.credits.frames() + p.truth.borrow().clean.len() as u64;
-        own + self.world.budget - self.world.used()
+        let own = p.lists.free() + p.truth.borrow().clean.len() as u64;
+        (own + self.world.budget - self.world.used()) * UNIT_PAGES + p.credits.pages()
     }
 
     fn marks(&self) -> Watermarks {
@@ -278,14 +279,17 @@ impl Thread<'_> {
         };
         match got {
             Ok(frame) => {
-                assert!(available > reserve, "the reserve was taken");
+                assert!(available >= reserve + UNIT_PAGES, "the reserve was taken");
                 self.got(Some(frame), expected);
-                assert_eq!(self.available(), available - 1);
+                assert_eq!(self.available(), available - UNIT_PAGES);
             }
             Err(verdict) => {
                 let all = !gfp.has(Gfp::THISNODE) || !may_be_pages;
-                assert!(available <= reserve || !all, "there was one: {verdict:?}");
-                if available > reserve {
+                let enough = available >= reserve + UNIT_PAGES;
+                // (Pages and frames that make a frame only together are none.)
+                let whole = available - credits % UNIT_PAGES >= reserve + UNIT_PAGES;
+                assert!(!whole || !all, "there was one: {verdict:?}");
+                if enough {
                     assert_eq!(expected, None, "its own node had one: {verdict:?}");
                 }
                 match verdict {
@@ -305,7 +309,7 @@ impl Thread<'_> {
     fn pages(&self, n: u64) {
         let (available, credits) = (self.available(), self.process.credits.pages());
         let got = frames::take_pages(self, n, self.far());
-        assert_eq!(got.is_some(), credits >= n || available > 0);
+        assert_eq!(got.is_some(), credits >= n || available >= UNIT_PAGES);
         if let Some(left) = got {
             assert_eq!(left, self.process.credits.pages());
             self.process.truth.borrow_mut().pages += n;

@@ -1,4 +1,4 @@
-//! How many whole frames are asked for.
+//! How many whole frames are asked for, in vain or not.
 
 use std::sync::atomic::AtomicU32;
 use std::sync::atomic::Ordering::Relaxed;

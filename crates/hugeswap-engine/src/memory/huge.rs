@@ -119,6 +119,7 @@ impl Memory {
         };
         match verdict {
             Verdict::BasePages => {
+                self.frame_demand.note();
                 if gfp.has(Gfp::KSWAPD_RECLAIM) {
                     self.wake_for_huge();
                 }

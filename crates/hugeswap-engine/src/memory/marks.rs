@@ -4,12 +4,13 @@
 //! are watched or cached, and what is left of the budget. Below `low` (1/16 of the process's share,
 //! at most 32 units) faults wake kswapd. It works until `high` (1/8, at most 64 units), and counts
 //! writes under way as available. Up to `min` (half of `low`) is not for huge pages whose place
-//! base pages can take. Where little but base pages is asked for, `low` is 2 units and `high` is 4.
+//! base pages can take. Where little but base pages is asked for, `low` is 384 pages and `high` 768.
 //! `hugeswap_policy::watermark` has the rule, and how settings and shortage move the marks.
 //!
 //! The rules of the fault path hold.
 
 use crate::memory::Memory;
+use hugeswap_policy::UNIT_PAGES;
 use hugeswap_policy::knobs::Knob;
 use hugeswap_policy::watermark::{Boost, Setting, Watermarks};
 use hugeswap_sys::process;
@@ -47,24 +48,23 @@ impl Memory {
         self.pacing.boost.store(boost.0, Relaxed);
     }
 
-    /// Frames that a fault could have at once, and the share of the budget that the marks go by.
+    /// Pages that a fault could have at once, and the share of the budget, in frames, that the marks
+    /// go by.
     pub(crate) fn have(&self) -> (u64, u64) {
         let (used, live) = self.pool.live().fold((0, 0u64), |(u, n), (_, r)| {
             (u + r.charged.load(Relaxed), n + 1)
         });
         let used = used + self.pool.shared_frames();
         let frames = self.pool.frames();
-        let own = self.arena.free_frames() + self.base.credits().frames() + self.table.watched();
+        let own = self.arena.free_frames() + self.table.watched() + frames.saturating_sub(used);
         let share = (frames / live.max(1)).max(self.pool.record().charged.load(Relaxed));
-        let available = own + frames.saturating_sub(used);
         // What has to be given back, since the budget is smaller now, is not available.
-        (
-            available.saturating_sub(self.pool.excess_of(self.pool.me())),
-            share,
-        )
+        let excess = self.pool.excess_of(self.pool.me());
+        let pages = own * UNIT_PAGES + self.base.credits().pages();
+        (pages.saturating_sub(excess * UNIT_PAGES), share)
     }
 
-    /// What a fault could have, and the marks it is held against.
+    /// Pages that a fault could have, and the marks they are held against.
     pub(crate) fn available(&self) -> (u64, Watermarks) {
         let (available, share) = self.have();
         (available, self.raised_marks(share))
@@ -114,7 +114,7 @@ impl Memory {
         }
     }
 
-    /// A frame's worth was taken, and `available` is left.
+    /// A frame's worth was taken, and so many pages are `available`.
     pub(crate) fn note_taken(&self, available: u64, marks: Watermarks) {
         if available >= marks.low {
             return;

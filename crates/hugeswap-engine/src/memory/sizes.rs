@@ -128,7 +128,7 @@ impl Memory {
             let units = resident / UNIT_PAGES;
             let room = Room {
                 // (What is kept free for whole units is not in use.)
-                units: units.saturating_sub(Watermarks::for_budget(units).high),
+                units: units.saturating_sub(Watermarks::for_budget(units).high / UNIT_PAGES),
                 whole: self.weights.full(),
             };
             learning

@@ -57,7 +57,7 @@ pub trait Sources {
     fn shed(&self, left: u64);
 }
 
-/// Decides about a request for a huge page while `available` frames are available: a frame, or a
+/// Decides about a request for a huge page while `available` pages are available: a frame, or a
 /// verdict other than [`Verdict::Take`]. `pages` says whether base pages can take its place,
 /// `credits` how many of those are free. `take` tries to take a frame, with the flags that name the
 /// nodes.

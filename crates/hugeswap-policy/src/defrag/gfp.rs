@@ -8,6 +8,7 @@
 //! The kernel's flags for zones, mobility, I/O and file systems have no counterpart. Reclaim is a
 //! thread of its own; threads that ask for memory never run it.
 
+use crate::UNIT_PAGES;
 use crate::knobs::defrag;
 use crate::watermark::Watermarks;
 
@@ -119,13 +120,14 @@ impl Gfp {
         }
     }
 
-    /// The number of `available` frames that the request may take.
+    /// The number of frames that the request may take of `available` pages.
     pub const fn room(self, available: u64, marks: Watermarks) -> u64 {
-        if self.has(Gfp::MEMALLOC) {
+        let pages = if self.has(Gfp::MEMALLOC) {
             available
         } else {
             available.saturating_sub(marks.min)
-        }
+        };
+        pages / UNIT_PAGES
     }
 
     /// Those of `nodes`, nearest first, that the request may take frames of.
@@ -136,7 +138,7 @@ impl Gfp {
         }
     }
 
-    /// Decides about a request for one frame.
+    /// Decides about a request for one frame while so many pages are `available`.
     pub const fn verdict(self, available: u64, marks: Watermarks, pages: BasePages) -> Verdict {
         let wanted = match pages {
             BasePages::Never => Gfp::USER,
@@ -177,16 +179,16 @@ mod tests {
 
     /// Free memory: plenty, below `low`, the reserve, nothing but base pages, nothing.
     const FREE: [(u64, BasePages); 5] = [
-        (50, BasePages::Free),
-        (9, BasePages::Free),
-        (8, BasePages::Free),
+        (50 * UNIT_PAGES, BasePages::Free),
+        (9 * UNIT_PAGES, BasePages::Free),
+        (9 * UNIT_PAGES - 1, BasePages::Free),
         (0, BasePages::Free),
         (0, BasePages::NoneFree),
     ];
 
     fn marks() -> Watermarks {
         let marks = Watermarks::for_budget(256);
-        assert_eq!((marks.min, marks.low, marks.high), (8, 16, 32));
+        assert_eq!(marks.min, 8 * UNIT_PAGES);
         marks
     }
 
@@ -250,11 +252,9 @@ mod tests {
     fn where_there_are_no_base_pages_everybody_waits_and_has_everything() {
         for policy in POLICIES {
             let gfp = Gfp::huge(policy, false, Caller::FirstTouch);
-            assert_eq!(gfp.verdict(1, marks(), BasePages::Never), Verdict::Take);
-            assert_eq!(
-                gfp.verdict(0, marks(), BasePages::Never),
-                Verdict::Wait(None)
-            );
+            let verdict = |pages| gfp.verdict(pages, marks(), BasePages::Never);
+            assert_eq!(verdict(UNIT_PAGES), Verdict::Take);
+            assert_eq!(verdict(UNIT_PAGES - 1), Verdict::Wait(None));
         }
     }
 
@@ -265,19 +265,19 @@ mod tests {
         fn opportunistic_requests_are_that(
             policy in 0..POLICIES.len(),
             advised: bool,
-            available in 0u64..100,
+            available in 0u64..100 * UNIT_PAGES,
             budget in 1u64..3000,
         ) {
             let gfp = Gfp::huge(POLICIES[policy], advised, Caller::FirstTouch);
             for marks in [Watermarks::for_budget(budget), Watermarks::for_pages(budget)] {
                 let pages = if available > 0 { BasePages::Free } else { BasePages::NoneFree };
                 let verdict = gfp.verdict(available, marks, pages);
-                prop_assert_eq!(verdict == Verdict::Take, available > marks.min);
+                prop_assert_eq!(verdict == Verdict::Take, available >= marks.min + UNIT_PAGES);
                 prop_assert_eq!(verdict == Verdict::Take, gfp.room(available, marks) > 0);
                 if !gfp.has(Gfp::DIRECT_RECLAIM) && available > 0 {
                     prop_assert!(matches!(verdict, Verdict::Take | Verdict::BasePages));
                 }
-                prop_assert_eq!(Gfp::USER.room(available, marks), available);
+                prop_assert_eq!(Gfp::USER.room(available, marks), available / UNIT_PAGES);
             }
         }
     }

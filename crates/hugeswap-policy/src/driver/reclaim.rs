@@ -103,7 +103,8 @@ impl<R: Reclaim> Machine<R> {
     pub(super) fn kswapd(&mut self, sink: Sink<'_>) {
         loop {
             let coming = self.available() + self.writes.len() as u64;
-            if coming >= self.marks.high || !self.shrink(self.marks.high - coming, sink) {
+            let high = self.marks.high.div_ceil(UNIT_PAGES);
+            if coming >= high || !self.shrink(high - coming, sink) {
                 return;
             }
         }
