@@ -55,6 +55,8 @@ named! {
     SwapCorrupt => "swap_corrupt", "Reads of swap that brought something else than was written, again when repeated: bytes on the device have changed.";
     SwapThrottled => "swap_write_throttled", "Units written with others waiting, or in parts, so that reads are not kept waiting (swap.wbt_lat_usec).";
     SwapBatched => "swap_write_batched", "Writes of single pages, and runs of them, that were done several at once (swap.io_uring).";
+    SwapPolled => "swap_read_polled", "Reads of swap that were polled for (swap.poll).";
+    SwapPollYield => "swap_poll_yield", "Of those, reads during which another thread wanted the processor: threads sleep for a while then.";
     SwapRetry => "swap_retry", "Transfers of swap tried again after an error.";
     Poisoned => "hwpoison", "Pages, and whole units, lost: touching one is SIGBUS.";
     Cow => "pgcow", "Units copied because a forked relative shares them.";

@@ -5,6 +5,7 @@
 //! Linux only.
 #![cfg(all(target_os = "linux", target_arch = "x86_64"))]
 
+pub mod aio;
 pub mod block;
 mod errno;
 pub mod fiemap;

@@ -7,7 +7,7 @@
 //! addresses that a program may have used: they come from a range of their own, in which each
 //! address is used once before any is used again.
 
-use crate::{Errno, Result, raw};
+use crate::{Errno, Result, mm, raw};
 use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 
 /// First address of the range. (The windows of `hugeswap run` end well below.)
@@ -73,10 +73,25 @@ pub(crate) fn map(len: usize, prot: u32, flags: i32, fd: i32, offset: usize) -> 
     mmap(0, flags)
 }
 
+/// Moves a mapping that the kernel has just made at a place of its choice to this range.
+///
+/// # Safety
+/// Nobody may know the old address.
+pub(crate) unsafe fn adopt(at: usize, len: usize) -> Result<usize> {
+    let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE;
+    let to = map(len, mm::PROT_NONE, flags, -1, 0)?;
+    let flags = (libc::MREMAP_MAYMOVE | libc::MREMAP_FIXED) as usize;
+    // SAFETY: the mapping that is replaced was made above.
+    let moved = unsafe { raw::call(libc::SYS_mremap, [at, len, len, flags, to, 0]) };
+    moved.inspect_err(|_| {
+        // SAFETY: as above.
+        let _ = unsafe { mm::unmap(to, len) };
+    })
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::mm;
 
     #[test]
     fn what_is_given_back_is_not_used_again_at_once() {

@@ -133,6 +133,7 @@ impl Paging {
             enough: there,
             offset: e.from,
             page: None,
+            expected_ns: 0,
             operation,
             attempt,
         };
@@ -219,6 +220,7 @@ impl Paging {
                 enough: len,
                 offset,
                 page: None,
+                expected_ns: 0,
                 operation,
                 attempt,
             };

@@ -5,6 +5,7 @@
 //! ([`super::faulty`]).
 
 use super::faulty::Faulty;
+use super::poll::Pollers;
 use crate::pool::Member;
 use hugeswap_sys::{Errno, Result, fs};
 use std::sync::atomic::Ordering::Relaxed;
@@ -27,6 +28,8 @@ pub(crate) struct Transfer {
     pub offset: u64,
     /// The first page of swap, or `None` for a mapped file.
     pub page: Option<SwapPage>,
+    /// How long it takes, as far as is known, if the thread may poll for it; 0: it may not.
+    pub expected_ns: u64,
     /// The operation that this is an attempt at, and which.
     pub operation: u64,
     pub attempt: u32,
@@ -82,6 +85,7 @@ impl From<Failed> for Errno {
 /// engine.
 pub(crate) struct Backing {
     pub faulty: Faulty,
+    pub pollers: Pollers,
 }
 
 impl Backing {
@@ -117,7 +121,12 @@ impl Backing {
             return unsafe { self.faulty.carry_out(pool, &rules, t) };
         }
         // SAFETY: passed on to the caller.
-        let bytes = unsafe { t.of_device(usize::MAX) }?;
+        let polled = t.expected_ns > 0 && unsafe { self.pollers.read(pool, t) };
+        let bytes = match polled {
+            true => t.len,
+            // SAFETY: passed on to the caller.
+            false => unsafe { t.of_device(usize::MAX) }?,
+        };
         Ok(Moved {
             bytes,
             spoilt: false,

@@ -7,7 +7,7 @@
 //!   [`place`]: the pages of a unit, whatever its place is
 //! * [`kept`]: what a forked child may still read
 //! * [`transfer`]: pages read and written, verified, counted and tried again; [`backing`]: the
-//!   device behind that
+//!   device behind that; [`poll`]: reads polled for
 //! * [`zswap`]: pages kept compressed in memory instead of written
 //! * [`sealing`]: encryption; [`quarantine`]: slots that have failed are never used again
 //!
@@ -38,6 +38,7 @@ mod growth;
 pub(crate) mod initialise;
 pub(crate) mod kept;
 mod place;
+mod poll;
 mod quarantine;
 pub(crate) mod scatter;
 pub(crate) mod seal;
@@ -63,6 +64,7 @@ use hugeswap_policy::unit::Place;
 use hugeswap_sys::{Result, mm};
 use initialise::Initialiser;
 use kept::Kept;
+use poll::Pollers;
 use scatter::Scatter;
 use sealing::Sealing;
 use std::sync::Arc;
@@ -118,7 +120,10 @@ impl Store {
         });
         Ok(Store {
             key: SumKey(std::array::from_fn(|i| pool.header().key[i].load(Relaxed))),
-            backing: Backing { faulty },
+            backing: Backing {
+                faulty,
+                pollers: Pollers::new(),
+            },
             sealing,
             claims: Claims::new(),
             scatter: Scatter::new(units).map_err(tables)?,
@@ -138,6 +143,7 @@ impl Store {
             sealing.reset_in_child();
         }
         self.batches.forget_in_child();
+        self.backing.pollers.forget_in_child();
         self.zswap.reset_in_child();
     }
 

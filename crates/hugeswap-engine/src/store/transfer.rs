@@ -203,6 +203,7 @@ impl Store {
             enough: len,
             offset: offset + (pages.start * PAGE) as u64,
             page: Some(self.swap_page(area, cluster, pages.start)),
+            expected_ns: self.cost.cost(Direction::In, len as u64),
             operation,
             attempt,
         };
@@ -500,6 +501,7 @@ impl Store {
             enough: len,
             offset: target.offset,
             page: Some(self.swap_page(index, cluster, pages.start)),
+            expected_ns: 0,
             operation: self.backing.operation(),
             attempt: 0,
         };

@@ -218,5 +218,17 @@ const CALLS: &[Call] = &[
         "io_uring_enter",
         &[Errno::EAGAIN, Errno::EBUSY, Errno::EINTR],
     ),
+    (
+        libc::SYS_io_setup,
+        "io_setup",
+        &[Errno::EAGAIN, Errno::ENOSYS, Errno::EPERM],
+    ),
+    (
+        libc::SYS_io_submit,
+        "io_submit",
+        &[Errno::EAGAIN, Errno::EINVAL, Errno::EPERM],
+    ),
+    (libc::SYS_io_getevents, "io_getevents", &[Errno::EINTR]),
+    (libc::SYS_io_destroy, "io_destroy", &[]),
     (libc::SYS_unshare, "unshare", &[Errno::ENOMEM, Errno::EPERM]),
 ];

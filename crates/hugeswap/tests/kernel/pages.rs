@@ -1,8 +1,9 @@
 //! Units mapped by base pages.
 
 use crate::util::*;
-use hugeswap::{Advice, FaultMode, Pool, Region};
+use hugeswap::{Advice, FaultMode, Pool, Region, SwapSpec};
 use std::sync::atomic::Ordering::Relaxed;
+use std::time::{Duration, Instant};
 
 tests! {
     pages_come_one_by_one,
@@ -17,6 +18,7 @@ tests! {
     pages_of_bad_swap_are_sigbus,
     pages_give_way_to_whole_units,
     pages_are_written_together,
+    pages_are_polled_for,
 }
 
 pub fn pool(memory: usize, mode: FaultMode) -> Pool {
@@ -338,5 +340,53 @@ fn pages_are_written_together() {
             // (A disk that is as fast as memory would need none.)
             assert!(batched > 1000, "{batched}");
         }
+    }
+}
+
+/// More threads than can poll at a time read single pages from a disk, and children that are forked
+/// meanwhile do.
+fn pages_are_polled_for() {
+    need_base_pages();
+    for on in ["on", "off"] {
+        let mut disk = SwapSpec::new("/var/tmp");
+        disk.size = Some(256 << 20);
+        let pool = Pool::builder()
+            .memory(32 << 20)
+            .swap_area(disk)
+            .set("thp.swapin=never")
+            .set(&format!("swap.poll={on}"))
+            .build()
+            .unwrap();
+        let r = swapped(&pool, 64 * MIB);
+        let (words, pages) = (words(&r), 64 * MIB / 4096);
+        let read = |seed: usize, n: usize| {
+            // (All pages, in an order that no stream is found in.)
+            for i in (0..n).map(|i| (i * 4099 + seed * 1031) % pages * 512 + seed) {
+                assert_eq!(words[i].load(Relaxed), value(i, 1), "word {i}");
+            }
+        };
+        let start = Instant::now();
+        read(0, 200);
+        let a_read = start.elapsed() / 200;
+        std::thread::scope(|s| {
+            for t in 1..7 {
+                s.spawn(move || read(t, 1500));
+            }
+            for t in 7..10 {
+                ended_well(child(|| read(t, 300)));
+            }
+        });
+        let polled = counter(&pool.stats(), "swap_read_polled");
+        let short = Duration::from_micros(30)..Duration::from_micros(200);
+        if on == "off" {
+            assert_eq!(polled, 0);
+        } else if let Err(e) = hugeswap_sys::aio::Aio::new() {
+            println!("no AIO ({e}): no read is polled for");
+        } else if !short.contains(&a_read) {
+            println!("a read takes {a_read:?}: it may be that none is polled for");
+        } else {
+            assert!(polled > 0, "of {a_read:?} each");
+        }
+        no_harm(&pool);
     }
 }

@@ -1,0 +1,105 @@
+//! Short reads of swap are polled for instead of slept for, while no other thread wants the
+//! processor. When: [`hugeswap_policy::device::poll`].
+//!
+//! A thread that polls has one of a few contexts of Linux AIO; where all are in use, threads sleep.
+//! They are made when first needed, so a process that swaps nothing has none. The rules of the fault
+//! path hold.
+
+use super::backing::Transfer;
+use crate::lock::Lock;
+use crate::pool::Member;
+use hugeswap_policy::counters::Counter;
+use hugeswap_policy::device::poll::Polling;
+use hugeswap_policy::knobs::Knob;
+use hugeswap_sys::aio::{Aio, Read};
+use hugeswap_sys::{Errno, now_ns};
+use std::sync::atomic::AtomicU32;
+use std::sync::atomic::Ordering::Relaxed;
+
+/// Threads of a process that poll at one time.
+const POLLERS: usize = 4;
+/// After so many calls that were refused nothing is tried any more.
+const REFUSALS: u32 = 16;
+
+/// This process's contexts, and when it polls.
+pub(crate) struct Pollers {
+    contexts: [Lock<Option<Aio>>; POLLERS],
+    polling: Polling,
+    refused: AtomicU32,
+}
+
+impl Pollers {
+    /// None yet.
+    pub fn new() -> Pollers {
+        Pollers {
+            contexts: [const { Lock::new(None) }; POLLERS],
+            polling: Polling::default(),
+            refused: AtomicU32::new(0),
+        }
+    }
+
+    /// In a forked child, which has neither the contexts nor their mappings.
+    pub fn forget_in_child(&self) {
+        for context in &self.contexts {
+            std::mem::forget(context.lock().take());
+        }
+    }
+
+    /// Carries out a read of swap. False: it is to be done by a plain call, which also tells what
+    /// is wrong.
+    ///
+    /// # Safety
+    /// The transfer's memory must be the caller's to overwrite.
+    pub unsafe fn read(&self, pool: &Member, t: &Transfer) -> bool {
+        let Some(mut poll) = self.polling.begin(now_ns(), t.expected_ns) else {
+            return false;
+        };
+        if self.refused.load(Relaxed) >= REFUSALS || pool.knob(Knob::SwapPoll) == 0 {
+            return false;
+        }
+        let Some(mut context) = self.contexts.iter().find_map(Lock::try_lock) else {
+            return false;
+        };
+        if context.is_none() {
+            *context = Aio::new().ok();
+        }
+        let Some(aio) = context.as_mut() else {
+            self.refused.store(REFUSALS, Relaxed);
+            return false;
+        };
+        let read = Read {
+            fd: t.fd,
+            memory: t.memory,
+            len: t.len,
+            offset: t.offset,
+        };
+        let mut asleep = false;
+        // SAFETY: passed on to the caller.
+        let result = unsafe {
+            aio.read(&read, || {
+                asleep = !poll.look(now_ns());
+                !asleep
+            })
+        };
+        let now = now_ns();
+        if asleep {
+            poll.slept(now);
+        }
+        if !self.polling.end(poll, now) {
+            pool.count(Counter::SwapPollYield, 1);
+        }
+        match result {
+            Ok(n) if n == t.len => {
+                self.refused.store(0, Relaxed);
+                pool.count(Counter::SwapPolled, 1);
+                return true;
+            }
+            // The device's, which a plain call meets again, or that of a descriptor.
+            Ok(_) | Err(Errno::EIO | Errno::EBADF) => {}
+            Err(_) => {
+                self.refused.fetch_add(1, Relaxed);
+            }
+        }
+        false
+    }
+}

@@ -1,0 +1,240 @@
+//! Reads that the caller polls for: submitted by one system call, and seen to have ended in a ring
+//! that the kernel fills, without a second call.
+//!
+//! Linux native AIO, not io_uring: default profiles of containers allow it. (It has been so for files
+//! opened with O_DIRECT since Linux 2.6; for others the call itself reads.) The ring is that of
+//! `struct aio_ring` in the kernel's fs/aio.c, which libaio reads in the same way.
+
+use crate::raw::{call, check};
+use crate::{Errno, Result, mm, own};
+use std::sync::atomic::AtomicU32;
+use std::sync::atomic::Ordering::{Acquire, Relaxed, Release};
+
+const PREAD: u16 = 0;
+const MAGIC: u32 = 0xa10a_10a1;
+
+/// The kernel's iocb, with the fields in use.
+#[repr(C)]
+#[derive(Default)]
+struct Iocb {
+    data: u64,
+    key: u32,
+    rw_flags: u32,
+    opcode: u16,
+    priority: i16,
+    fd: i32,
+    memory: u64,
+    len: u64,
+    offset: u64,
+    reserved: u64,
+    flags: u32,
+    eventfd: u32,
+}
+
+/// The kernel's io_event.
+#[repr(C)]
+#[derive(Clone, Copy, Default)]
+struct Event {
+    data: u64,
+    iocb: u64,
+    result: i64,
+    result2: i64,
+}
+
+/// The head of the kernel's aio_ring; the events follow.
+#[repr(C)]
+struct Head {
+    id: u32,
+    entries: u32,
+    head: AtomicU32,
+    tail: AtomicU32,
+    magic: u32,
+    compatible: u32,
+    incompatible: u32,
+    length: u32,
+}
+
+const _: () = assert!(size_of::<Iocb>() == 64 && size_of::<Event>() == 32);
+const _: () = assert!(size_of::<Head>() == 32);
+
+/// A context for one read at a time. Forked children do not inherit it; there it must be forgotten,
+/// not dropped.
+pub struct Aio {
+    /// Its address, which is the context's name.
+    ring: usize,
+}
+
+/// A file, and how much of it from where.
+#[derive(Clone, Copy, Debug)]
+pub struct Read {
+    /// Descriptor of the file.
+    pub fd: i32,
+    /// Address of the memory.
+    pub memory: usize,
+    /// Length in bytes.
+    pub len: usize,
+    /// Offset in the file.
+    pub offset: u64,
+}
+
+impl Aio {
+    /// Creates a context. An error where the kernel or a sandbox has none, or one that is not known.
+    pub fn new() -> Result<Aio> {
+        let mut ring = 0usize;
+        let args = [1, &raw mut ring as usize, 0, 0, 0, 0];
+        // SAFETY: `ring` is a writable word, and 0.
+        unsafe { call(libc::SYS_io_setup, args) }?;
+        let mut aio = Aio { ring };
+        let head = aio.head();
+        let len = size_of::<Head>() + head.entries as usize * size_of::<Event>();
+        let len = len.next_multiple_of(4096);
+        if head.magic != MAGIC
+            || head.incompatible != 0
+            || head.length as usize != size_of::<Head>()
+            || head.entries == 0
+        {
+            return Err(Errno::ENOSYS);
+        }
+        // SAFETY: nobody knows the ring yet. With it, the context gets the name of its new address.
+        aio.ring = unsafe { own::adopt(ring, len) }?;
+        // SAFETY: advice about the ring's own mapping that discards nothing.
+        unsafe { mm::advise(aio.ring, len, libc::MADV_DONTFORK) }?;
+        Ok(aio)
+    }
+
+    fn head(&self) -> &Head {
+        // SAFETY: the kernel's mapping, which lives as long as the context. What changes there is
+        // atomic.
+        unsafe { &*(self.ring as *const Head) }
+    }
+
+    /// Reads as pread(2) does. While that is going on, calls `poll` again and again; once that says
+    /// false, the caller sleeps until it is done. The error of a read that was not begun, or failed.
+    ///
+    /// # Safety
+    /// The memory must be the caller's to overwrite.
+    pub unsafe fn read(&mut self, read: &Read, mut poll: impl FnMut() -> bool) -> Result<usize> {
+        let iocb = Iocb {
+            opcode: PREAD,
+            fd: read.fd,
+            memory: read.memory as u64,
+            len: read.len as u64,
+            offset: read.offset,
+            ..Iocb::default()
+        };
+        let list = [&raw const iocb as usize];
+        let args = [self.ring, 1, list.as_ptr() as usize, 0, 0, 0];
+        // SAFETY: one iocb; its memory is the caller's, and the read has ended before this returns.
+        match unsafe { call(libc::SYS_io_submit, args) }? {
+            1 => {}
+            _ => return Err(Errno::EAGAIN),
+        }
+        let mut polls = true;
+        loop {
+            if let Some(result) = self.take() {
+                return result;
+            }
+            if polls {
+                polls = poll();
+                std::hint::spin_loop();
+            } else if let Some(result) = self.wait() {
+                return result;
+            }
+        }
+    }
+
+    /// The result of the read, if it has ended.
+    fn take(&self) -> Option<Result<usize>> {
+        let ring = self.head();
+        let head = ring.head.load(Relaxed);
+        if ring.tail.load(Acquire) == head {
+            return None;
+        }
+        let at = self.ring + size_of::<Head>() + head as usize * size_of::<Event>();
+        // SAFETY: an event that the kernel has published, within the mapping.
+        let event = unsafe { (at as *const Event).read() };
+        ring.head.store((head + 1) % ring.entries, Release);
+        Some(check(event.result as isize))
+    }
+
+    /// Sleeps until the read has ended. Its result, if the kernel has given it out.
+    fn wait(&self) -> Option<Result<usize>> {
+        let mut event = Event::default();
+        let args = [self.ring, 1, 1, &raw mut event as usize, 0, 0];
+        // SAFETY: room for one event.
+        match unsafe { call(libc::SYS_io_getevents, args) } {
+            Ok(1) => Some(check(event.result as isize)),
+            // Interrupted, or refused: the ring tells.
+            _ => None,
+        }
+    }
+}
+
+impl Drop for Aio {
+    fn drop(&mut self) {
+        // SAFETY: nothing is going on there, and nobody uses the mapping any more.
+        let _ = unsafe { call(libc::SYS_io_destroy, [self.ring, 0, 0, 0, 0, 0]) };
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::os::fd::AsRawFd;
+    use std::os::unix::fs::FileExt;
+
+    #[test]
+    fn reads_are_those_of_pread_whether_polled_for_or_waited_for() {
+        let mut aio = match Aio::new() {
+            Ok(aio) => aio,
+            Err(e) => return println!("skipped: no AIO ({e})"),
+        };
+        let file = tempfile();
+        for page in 0..16u8 {
+            let bytes = [page + 1; 4096];
+            file.write_all_at(&bytes, u64::from(page) * 4096).unwrap();
+        }
+        assert!((own::BASE..own::BASE + own::LEN).contains(&aio.ring));
+        let mut memory = [0u8; 4096];
+        // Far more than the ring has entries.
+        for round in 0..3000u64 {
+            let read = Read {
+                fd: file.as_raw_fd(),
+                memory: memory.as_mut_ptr() as usize,
+                len: 4096,
+                offset: round % 16 * 4096,
+            };
+            let mut left = round % 5;
+            let poll = || {
+                left = left.saturating_sub(1);
+                left > 0
+            };
+            // SAFETY: the buffer of this test.
+            assert_eq!(unsafe { aio.read(&read, poll) }, Ok(4096));
+            assert_eq!(memory, [(round % 16) as u8 + 1; 4096]);
+        }
+        let mut read = Read {
+            fd: file.as_raw_fd(),
+            memory: memory.as_mut_ptr() as usize,
+            len: 4096,
+            offset: 15 * 4096 + 100,
+        };
+        // SAFETY: as above.
+        assert_eq!(unsafe { aio.read(&read, || true) }, Ok(3996));
+        read.fd = -1;
+        // SAFETY: as above.
+        assert_eq!(unsafe { aio.read(&read, || true) }, Err(Errno::EBADF));
+    }
+
+    fn tempfile() -> std::fs::File {
+        let path = std::env::temp_dir().join(format!("aio-test-{}", std::process::id()));
+        let file = std::fs::File::options()
+            .read(true)
+            .write(true)
+            .create_new(true)
+            .open(&path)
+            .unwrap();
+        std::fs::remove_file(&path).unwrap();
+        file
+    }
+}
