@@ -135,7 +135,12 @@ impl Paging {
     fn gather_in_cluster(&self, unit: u32, w: Word, record: &Record) -> Option<u64> {
         let places = self.store.scatter.of(unit)?;
         let cluster = self.store.claim_cluster()?;
-        // What is in memory is written from there, with the dirty pages.
+        // What is in memory is written from there, with the dirty pages. So no thread may change it:
+        // what is to stay in memory was not protected.
+        if self.freeze(unit, &record.present, 0).is_err() {
+            self.store.release_cluster(cluster);
+            return None;
+        }
         let mut next = 0;
         while let Some(run) = record.present.run(next, PAGES, true) {
             next = run.end;

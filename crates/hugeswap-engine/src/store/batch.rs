@@ -121,7 +121,7 @@ impl Store {
         self.note_write_error(written)
     }
 
-    fn fill_sums<'a>(&self, run: &Run, sums: &'a mut UnitSums) -> &'a [u64] {
+    fn fill_sums<'a>(&self, run: &Run, sums: &'a mut [u64]) -> &'a [u64] {
         // SAFETY: the memory of `write_runs`'s caller.
         let bytes =
             unsafe { std::slice::from_raw_parts(run.from as *const u8, run.pages.len() * PAGE) };
@@ -178,7 +178,16 @@ impl Store {
         }; MOST];
         let mut which = [0; MOST];
         let mut n = 0;
+        // Those of what is written, and not of what is there afterwards: a sum that is that of memory
+        // says that swap has the same.
+        let mut sums: UnitSums = [0; UNIT_PAGES as usize];
+        let mut summed = 0;
+        let mut of_run = [const { 0..0 }; MOST];
         for (k, run) in runs.iter().enumerate() {
+            let all = summed + run.pages.len();
+            let Some(rest) = sums.get_mut(summed..all) else {
+                continue;
+            };
             let Ok(target) = self.prepare_write(run.cluster, run.pages.clone(), false) else {
                 continue;
             };
@@ -191,6 +200,9 @@ impl Store {
                 offset: target.offset,
             };
             (targets[n], which[n]) = (Some(target), k);
+            self.fill_sums(run, rest);
+            of_run[n] = summed..all;
+            summed = all;
             n += 1;
         }
         let mut results = [Err(Errno::EAGAIN); MOST];
@@ -202,7 +214,6 @@ impl Store {
         going_on.fetch_sub(1, Relaxed);
         let took = now_ns().saturating_sub(start);
         let mut done = 0;
-        let mut sums: UnitSums = [0; UNIT_PAGES as usize];
         for (k, target) in targets[..n].iter().flatten().enumerate() {
             let run = &runs[which[k]];
             if results[k] != Ok(writes[k].len) {
@@ -210,7 +221,7 @@ impl Store {
             }
             target.area.note_transfer(true, took, None);
             target.area.note_write(None);
-            checksum::store(target.sums, self.fill_sums(run, &mut sums));
+            checksum::store(target.sums, &sums[of_run[k].clone()]);
             self.pool.count(Counter::PswpOut, run.pages.len() as u64);
             self.pool.count(Counter::SwapBatched, 1);
             done |= 1 << which[k];
