@@ -476,6 +476,7 @@ impl Reclaim {
             self.pool.end_emptied_areas();
         }
         self.tidy_clusters();
+        self.store.look_at_gather_room();
         if self.pool.look_at_room() {
             self.pool.count(Counter::SwapSoftFull, 1);
         }

@@ -2,7 +2,8 @@
 //! single slots.
 //!
 //! A unit of which few pages have ever been changed is scattered, and so is one that finds no free
-//! cluster; a scattered unit that grows past half gets a cluster of its own. In the table of a
+//! cluster, or of which many pages here and there were changed ([`crate::store`]'s `gather`). A
+//! scattered unit that grows past half gets a cluster of its own, unless it is of the last kind. In the table of a
 //! scattered, base-mapped unit stand exactly the pages that its record calls stored.
 
 use super::{BUFFER, PAGE};
@@ -13,6 +14,7 @@ use crate::store::batch::{self, Run};
 use crate::store::scatter::{CLUSTERS, Places, Single};
 use crate::table::Locked;
 use hugeswap_policy::UNIT_PAGES;
+use hugeswap_policy::counters::Counter;
 use hugeswap_policy::unit::step::Event;
 use hugeswap_policy::unit::{Place, Word};
 use std::ops::Range;
@@ -35,7 +37,11 @@ impl Paging {
             Place::Singles => {
                 let new = |p: &usize| record.dirty.get(*p) && !record.stored.get(*p);
                 let all = record.stored.count() + (0..PAGES).filter(new).count() as u64;
-                match (all > MANY).then(|| self.gather_in_cluster(unit, **w, record)) {
+                // (Little of what lies far apart is worth that many reads.)
+                let little = record.dirty.count() <= MANY;
+                let apart = little && self.store.is_far_apart(unit, Place::Singles);
+                let stays = apart || self.store.gathers(&record.dirty);
+                match (all > MANY && !stays).then(|| self.gather_in_cluster(unit, **w, record)) {
                     Some(Some(cluster)) => Some(Place::Cluster(cluster)),
                     _ => return true,
                 }
@@ -45,9 +51,9 @@ impl Paging {
             // (Code that writes to files does so before.)
             Place::File(_) => None,
             Place::Cluster(own) if self.store.may_overwrite_cluster(own) => {
-                if self.pool.avoids(own) {
-                    // What is stored there can perhaps not be moved, but what is dirty can go
-                    // elsewhere.
+                if self.pool.avoids(own) || self.store.gathers(&record.dirty) {
+                    // (Of a place that is avoided, what is stored can perhaps not be moved, but what
+                    // is dirty can go elsewhere.)
                     self.split_place(w, record);
                 }
                 return true;
@@ -179,9 +185,23 @@ impl Paging {
         Some(cluster)
     }
 
-    /// Writes the dirty pages of a scattered unit: over what its slots hold, where that may be,
-    /// else to new ones. False if not all could be written.
+    /// Writes the dirty pages of a scattered unit: gathered to new slots, or over what its slots
+    /// hold, where that may be, else to new ones. False if not all could be written.
     pub(super) fn write_scattered(&self, unit: u32, record: &Record) -> bool {
+        if self.store.gathers(&record.dirty) {
+            let dirty = record.dirty.count();
+            let done = self.write_singles(unit, record, true);
+            let gathered = dirty - record.dirty.count();
+            self.pool.count(Counter::SwapGathered, gathered);
+            if done {
+                return true;
+            }
+        }
+        self.write_singles(unit, record, false)
+    }
+
+    /// [`Paging::write_scattered`]: `gather`, or not.
+    fn write_singles(&self, unit: u32, record: &Record, gather: bool) -> bool {
         let Some(places) = self.store.scatter.of(unit) else {
             return false;
         };
@@ -189,6 +209,7 @@ impl Paging {
         let mine = |p: usize| {
             places
                 .get(p)
+                .filter(|_| !gather)
                 .filter(|&s| self.store.may_overwrite(s) && !self.pool.avoids(s.cluster))
         };
         // Those that go to new slots, gathered so that few writes take many.
@@ -206,7 +227,7 @@ impl Paging {
                 n += 1;
                 next = first + 1;
                 if n == AT_ONCE {
-                    if !self.write_moving(at, places, record, &moving) {
+                    if !self.write_moving(at, places, record, &moving, gather) {
                         return false;
                     }
                     n = 0;
@@ -234,7 +255,7 @@ impl Paging {
             }
         }
         self.write_staying(places, record, &staying[..m], &pages_of)
-            && self.write_moving(at, places, record, &moving[..n])
+            && self.write_moving(at, places, record, &moving[..n], gather)
     }
 
     /// Writes dirty pages of a unit to the slots they have: `runs`, which begin with pages `first`.
@@ -260,7 +281,14 @@ impl Paging {
     }
 
     /// Writes dirty pages of the unit at `at` to new slots, neighbours as far as that can be had.
-    fn write_moving(&self, at: usize, places: &Places, record: &Record, pages: &[u16]) -> bool {
+    fn write_moving(
+        &self,
+        at: usize,
+        places: &Places,
+        record: &Record,
+        pages: &[u16],
+        gather: bool,
+    ) -> bool {
         if pages.is_empty() {
             return true;
         }
@@ -274,7 +302,11 @@ impl Paging {
         }
         let mut done = 0;
         while let Some(rest) = pages.get(done..).filter(|r| !r.is_empty()) {
-            let Some((cluster, slots)) = self.store.claim_singles(rest.len()) else {
+            let gathered = gather.then(|| self.store.claim_gathered(rest.len()));
+            let claimed = gathered
+                .flatten()
+                .or_else(|| self.store.claim_singles(rest.len()));
+            let Some((cluster, slots)) = claimed else {
                 return false;
             };
             let from = buffer.addr() + done * PAGE;

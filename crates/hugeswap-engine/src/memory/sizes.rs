@@ -76,12 +76,15 @@ impl Memory {
         let compressed = single && !watched && self.is_partly_compressed(unit, page);
         let full = self.pool.used_frames() >= self.pool.frames();
         let only_whole = full && self.sizes.only_whole.load(Relaxed);
-        let wanted = only_whole || !compressed;
+        // (All of what lies far apart in swap, or a piece of it, is as many reads.)
+        let apart =
+            single && !watched && self.store.is_far_apart(unit, self.table.load(unit).place());
+        let wanted = (only_whole || !compressed) && !apart;
         let allowed = match watched || !pages || wanted && self.huge_is_to_be_had(unit, caller) {
             true if only_whole => Allowed::WHOLE,
             whole => Allowed {
                 base_4k: single,
-                piece_64k: pages,
+                piece_64k: pages && !apart,
                 whole,
             },
         };
@@ -258,6 +261,9 @@ impl Memory {
         match self.bring_of(unit) {
             Bring::AsFaulted => {}
             bring => return bring == Bring::Whole,
+        }
+        if self.store.is_far_apart(unit, self.table.load(unit).place()) {
+            return false;
         }
         let record = self.base.records.of(unit);
         let mut learning = self.sizes.learning.lock();

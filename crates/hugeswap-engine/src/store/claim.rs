@@ -108,6 +108,20 @@ impl Claims {
     }
 }
 
+/// Splits a free cluster, one of a layout if there are such, and claims its first `want` slots.
+pub(super) fn open_in(store: &Store, want: usize, layout: Layout) -> Option<u64> {
+    let pool = &store.pool;
+    if pool.me() == NOBODY {
+        return None;
+    }
+    let (words, clusters) = (pool.cluster_words(), pool.clusters(pool.me()));
+    let open = |i| clusters.open_at(i, want);
+    store.claim_in_areas(0, |mut order| {
+        order.within.end = order.within.end.min(scatter::CLUSTERS as usize);
+        pool.layouts().find(words, &order, layout, open)
+    })
+}
+
 impl Store {
     /// Claims a cluster by `claim`, which is told where in an area to look, and tells where it
     /// found one: in the areas of the highest priority that have any, in turn; not in those of
@@ -325,21 +339,9 @@ impl Store {
         if let Some(found) = self.claim_of(&mut partial, want, |_| false) {
             return Some(found);
         }
-        let clusters = self.pool.clusters(self.pool.me());
-        if self.pool.me() == NOBODY {
-            return None;
-        }
-        // With the lock held: two threads that look at once open one.
-        let words = self.pool.cluster_words();
-        let open = |i| clusters.open_at(i, want);
-        let opened = self.claim_in_areas(0, |mut order| {
-            order.within.end = order.within.end.min(scatter::CLUSTERS as usize);
-            // Single slots lose nothing where the cluster is in pieces.
-            self.pool
-                .layouts()
-                .find(words, &order, Layout::Fragmented, open)
-        });
-        let Some(i) = opened else {
+        // With the lock held: two threads that look at once open one. Single slots lose nothing where
+        // the cluster is in pieces.
+        let Some(i) = open_in(self, want, Layout::Fragmented) else {
             self.note_short();
             return None;
         };

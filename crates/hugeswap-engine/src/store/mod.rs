@@ -5,6 +5,7 @@
 //!
 //! * [`claim`]: places claimed and given up; [`scatter`]: where the pages of scattered units are;
 //!   [`place`]: the pages of a unit, whatever its place is
+//! * [`gather`]: changed pages written side by side to new slots
 //! * [`kept`]: what a forked child may still read
 //! * [`transfer`]: pages read and written, verified, counted and tried again; [`backing`]: the
 //!   device behind that; [`poll`]: reads polled for
@@ -34,6 +35,7 @@ pub(crate) mod batch;
 pub(crate) mod buffers;
 mod claim;
 mod faulty;
+mod gather;
 mod growth;
 pub(crate) mod initialise;
 pub(crate) mod kept;
@@ -58,6 +60,7 @@ use backing::Backing;
 use batch::Batches;
 use claim::Claims;
 use faulty::Faulty;
+use gather::Gather;
 use hugeswap_policy::UNIT_PAGES;
 use hugeswap_policy::swapin::granularity::{DeviceCost, Direction, PerSize, Size};
 use hugeswap_policy::unit::Place;
@@ -92,6 +95,7 @@ pub(crate) struct Store {
     /// What encrypts, in a pool that does.
     pub sealing: Option<Sealing>,
     claims: Claims,
+    gather: Gather,
     pub scatter: Scatter,
     pub kept: Kept,
     pub batches: Batches,
@@ -126,6 +130,7 @@ impl Store {
             },
             sealing,
             claims: Claims::new(),
+            gather: Gather::default(),
             scatter: Scatter::new(units).map_err(tables)?,
             kept: Kept::new(clusters).map_err(tables)?,
             batches: Batches::new(),
@@ -150,6 +155,7 @@ impl Store {
     /// In a forked child, which owns nothing in swap yet.
     pub fn begin_in_child(&self) {
         self.claims.begin();
+        self.gather.begin();
         self.kept.begin();
     }
 

@@ -19,6 +19,7 @@ tests! {
     pages_give_way_to_whole_units,
     pages_are_written_together,
     pages_are_polled_for,
+    pages_are_gathered,
 }
 
 pub fn pool(memory: usize, mode: FaultMode) -> Pool {
@@ -323,6 +324,7 @@ fn pages_are_written_together() {
     for on in ["on", "off"] {
         let pool = pool(16, FaultMode::Signal);
         pool.set(&format!("swap.io_uring={on}")).unwrap();
+        pool.set("swap.gather=off").unwrap();
         let r = swapped(&pool, 64 * MIB);
         let changed = |i: usize| i.is_multiple_of(512) && (i / 512).is_multiple_of(3);
         for (i, word) in words(&r).iter().enumerate().filter(|(i, _)| changed(*i)) {
@@ -389,4 +391,81 @@ fn pages_are_polled_for() {
         }
         no_harm(&pool);
     }
+}
+
+/// Threads change pages at random, many times, in a quarter of the memory that they need: what
+/// leaves is gathered from here and there.
+fn pages_are_gathered() {
+    need_base_pages();
+    const THREADS: usize = 2;
+    const PAGES: usize = 64 * MIB / 4096;
+    let mut disk = SwapSpec::new("/var/tmp");
+    disk.size = Some(1 << 30);
+    let pool = Pool::builder()
+        .memory(32 << 20)
+        .swap_area(disk)
+        .build()
+        .unwrap();
+    let r = &pool.region(THREADS * PAGES * 4096).unwrap();
+    fill(r, 0);
+    let start = Instant::now();
+    for page in (0..200).map(|i| i * 1031 % PAGES) {
+        assert_eq!(words(r)[page * 512].load(Relaxed), value(page * 512, 0));
+    }
+    let a_read = start.elapsed() / 200;
+    const ROUNDS: usize = 50_000;
+    std::thread::scope(|s| {
+        for t in 0..THREADS {
+            let words = &words(r)[t * PAGES * 512..][..PAGES * 512];
+            s.spawn(move || {
+                let at = |page: usize| page * 512 + page % 500;
+                let mut holds: Vec<u64> = (0..PAGES)
+                    .map(|page| value(t * PAGES * 512 + at(page), 0))
+                    .collect();
+                let mut x = 88172645463325252u64 + t as u64;
+                let mut random = |n: usize| {
+                    x ^= x << 13;
+                    x ^= x >> 7;
+                    x ^= x << 17;
+                    x as usize % n
+                };
+                let change = |holds: &mut [u64], page: usize| {
+                    let word = &words[at(page)];
+                    assert_eq!(word.load(Relaxed), holds[page], "page {page}");
+                    holds[page] = holds[page].wrapping_add(1);
+                    word.store(holds[page], Relaxed);
+                };
+                for round in 0..ROUNDS {
+                    change(&mut holds, random(PAGES));
+                    if round % 5000 != 0 {
+                        continue;
+                    }
+                    let some = random(PAGES / 512 - 4) * 512..;
+                    match round / 5000 % 4 {
+                        // A stream over some units.
+                        0 => some.take(2048).for_each(|page| change(&mut holds, page)),
+                        1 => some.take(2048).for_each(|page| {
+                            assert_eq!(words[at(page)].load(Relaxed), holds[page]);
+                        }),
+                        2 => {
+                            let from = (t * PAGES + some.start) * 4096;
+                            r.advise(from, UNIT, Advice::PageOut).unwrap();
+                        }
+                        _ => {}
+                    }
+                }
+            });
+        }
+    });
+    pool.audit().unwrap();
+    let (gathered, out) = (
+        counter(&pool.stats(), "swap_write_gathered"),
+        pool.stats().pswpout,
+    );
+    if a_read < Duration::from_micros(30) {
+        println!("a read takes {a_read:?}: it may be that nothing is gathered");
+    } else {
+        assert!(gathered * 4 > out, "{gathered} of {out}");
+    }
+    no_harm(&pool);
 }

@@ -1,0 +1,121 @@
+//! Changed pages from here and there of a unit, written side by side to new slots: one write where
+//! each page in its own place would take one. As a log-structured file system does (Rosenblum and
+//! Ousterhout, 1991).
+//!
+//! A disk carries out so many small transfers in a second, reads and writes together, so that each
+//! write that is saved makes room for a read. The unit is scattered from then on
+//! ([`scatter`](super::scatter)), and its pages come back one by one. So it is done only where they
+//! do anyway: what has changed is many short runs. And where half of swap is free: slots that are
+//! given up become free clusters only later (`swap::compact`).
+
+use super::claim::open_in;
+use super::{PAGES, Store};
+use crate::bits::Bits;
+use hugeswap_policy::extents::layout::Layout;
+use hugeswap_policy::knobs::Knob;
+use hugeswap_policy::swapin::granularity::Direction;
+use hugeswap_policy::unit::Place;
+use std::ops::Range;
+use std::sync::atomic::Ordering::Relaxed;
+use std::sync::atomic::{AtomicBool, AtomicU64};
+
+/// So many runs of changed pages, at least,
+const RUNS: u64 = 16;
+/// of fewer pages than so many each.
+const LENGTH: u64 = 2;
+/// Where a read of 4 KiB takes less, nanoseconds, swap is memory, and nothing is gained.
+const FAST: u32 = 15_000;
+/// Slots side by side that are worth a write.
+const WORTH: usize = 8;
+/// A unit in so many places is not read as a whole: that would be as many reads.
+const FAR_APART: usize = 32;
+
+/// Where this process gathers.
+#[derive(Default, Debug)]
+pub(super) struct Gather {
+    /// The cluster that is being filled, and 1; 0: none.
+    cluster: AtomicU64,
+    /// Half of swap is free.
+    room: AtomicBool,
+}
+
+impl Gather {
+    /// In a forked child, which owns nothing yet.
+    pub fn begin(&self) {
+        self.cluster.store(0, Relaxed);
+    }
+}
+
+impl Store {
+    /// Are these changed pages of a unit, which is this process's, to be written to new slots?
+    pub(crate) fn gathers(&self, dirty: &Bits) -> bool {
+        let runs = dirty.runs();
+        runs >= RUNS
+            && runs * LENGTH > dirty.count()
+            && self.gather.room.load(Relaxed)
+            && self.pool.knob(Knob::SwapGather) != 0
+            && self.cost.per_size(Direction::In).page >= FAST
+    }
+
+    /// A few times a second: is there room to gather?
+    pub(crate) fn look_at_gather_room(&self) {
+        let words = self.pool.cluster_words();
+        let (mut all, mut free) = (0, 0);
+        for (_, area) in self.pool.areas() {
+            let range = area.range();
+            let words = words.get(range.start as usize..range.end as usize);
+            for w in words.unwrap_or_default() {
+                all += 1;
+                free += u64::from(w.load(Relaxed) == 0);
+            }
+        }
+        self.gather.room.store(free * 2 > all, Relaxed);
+    }
+
+    /// Claims up to `want` single slots side by side, in a cluster that is filled with such pages.
+    pub(crate) fn claim_gathered(&self, want: usize) -> Option<(u64, Range<usize>)> {
+        let clusters = self.pool.clusters(self.pool.me());
+        if let Some(cluster) = self.gather.cluster.load(Relaxed).checked_sub(1) {
+            let usable = !self.pool.is_draining(cluster) && !self.pool.avoids(cluster);
+            let claimed = usable.then(|| clusters.claim(cluster as usize, want));
+            if let Some(run) = claimed.flatten() {
+                let area = self.pool.locate(cluster);
+                let on =
+                    area.is_some_and(|(i, _)| self.pool.is_in_reach(i) && self.pool.still_on(i));
+                if on && run.len() >= want.min(WORTH) {
+                    return Some((cluster, run));
+                }
+                self.release_singles(cluster, run);
+            }
+        }
+        if !self.gather.room.load(Relaxed) {
+            return None;
+        }
+        let cluster = open_in(self, want, Layout::Contiguous)?;
+        if !self.pool.has_blocks(cluster) {
+            self.release_singles(cluster, 0..want);
+            return None;
+        }
+        self.gather.cluster.store(cluster + 1, Relaxed);
+        Some((cluster, 0..want))
+    }
+
+    /// Does it take many reads to read all of a locked unit whose place this is?
+    pub(crate) fn is_far_apart(&self, unit: u32, place: Place) -> bool {
+        let Some(places) = (place == Place::Singles)
+            .then(|| self.scatter.of(unit))
+            .flatten()
+        else {
+            return false;
+        };
+        let (mut page, mut reads) = (0, 0);
+        while page < PAGES && reads < FAR_APART {
+            let run = places.run(page..PAGES).map_or(1, |(_, run)| {
+                reads += 1;
+                run.len()
+            });
+            page += run;
+        }
+        reads == FAR_APART
+    }
+}
