@@ -6,7 +6,8 @@
 //! write that is saved makes room for a read. The unit is scattered from then on
 //! ([`scatter`](super::scatter)), and its pages come back one by one. So it is done only where they
 //! do anyway: what has changed is many short runs. And where half of swap is free: slots that are
-//! given up become free clusters only later (`swap::compact`).
+//! given up become free clusters only later (`swap::compact`). It is off by default: a program that
+//! goes over to whole units later finds them scattered.
 
 use super::claim::open_in;
 use super::{PAGES, Store};
@@ -102,10 +103,8 @@ impl Store {
 
     /// Does it take many reads to read all of a locked unit whose place this is?
     pub(crate) fn is_far_apart(&self, unit: u32, place: Place) -> bool {
-        let Some(places) = (place == Place::Singles)
-            .then(|| self.scatter.of(unit))
-            .flatten()
-        else {
+        let gathers = place == Place::Singles && self.pool.knob(Knob::SwapGather) != 0;
+        let Some(places) = gathers.then(|| self.scatter.of(unit)).flatten() else {
             return false;
         };
         let (mut page, mut reads) = (0, 0);

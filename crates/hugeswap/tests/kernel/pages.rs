@@ -324,7 +324,6 @@ fn pages_are_written_together() {
     for on in ["on", "off"] {
         let pool = pool(16, FaultMode::Signal);
         pool.set(&format!("swap.io_uring={on}")).unwrap();
-        pool.set("swap.gather=off").unwrap();
         let r = swapped(&pool, 64 * MIB);
         let changed = |i: usize| i.is_multiple_of(512) && (i / 512).is_multiple_of(3);
         for (i, word) in words(&r).iter().enumerate().filter(|(i, _)| changed(*i)) {
@@ -404,6 +403,7 @@ fn pages_are_gathered() {
     let pool = Pool::builder()
         .memory(32 << 20)
         .swap_area(disk)
+        .set("swap.gather=on")
         .build()
         .unwrap();
     let r = &pool.region(THREADS * PAGES * 4096).unwrap();
@@ -465,7 +465,7 @@ fn pages_are_gathered() {
     if a_read < Duration::from_micros(30) {
         println!("a read takes {a_read:?}: it may be that nothing is gathered");
     } else {
-        assert!(gathered * 4 > out, "{gathered} of {out}");
+        assert!(gathered > 10_000, "{gathered} of {out}");
     }
     no_harm(&pool);
 }
