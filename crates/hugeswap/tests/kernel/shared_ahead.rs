@@ -56,8 +56,15 @@ fn shared_is_read_ahead_of_streams() {
         &|r| [3, 20, 10].into_iter().for_each(|u| check_unit(r, u, 1)),
         None,
     );
-    // A stream of a child's is as good, and what it brings in is there for its parent.
-    touch(8, &|r| ended_well(child(|| up(r))), Some(6..10));
+    // A stream of a child's is as good, and what it brings in is there for its parent. (Its threads
+    // end with it, so it waits for them.)
+    let up_and_ahead = |r: &SharedRegion| {
+        up(r);
+        until("more of it is there, in the child", || {
+            (6..10).any(|u| is_there(r, u))
+        });
+    };
+    touch(8, &|r| ended_well(child(|| up_and_ahead(r))), Some(6..10));
 }
 
 /// Advice brings memory in, but not more than there is room for.
