@@ -21,8 +21,8 @@ const MOST_NS: u64 = 1_000_000_000;
 /// Nanoseconds of a measurement.
 const WINDOW_NS: u64 = 20_000_000;
 
-/// The pause of a thread that took a frame's worth, or a part of one, while `available` pages were left,
-/// and `others` pause as well. `frame_ns` is what reclaim takes for a frame.
+/// The pause of a thread that took a frame's worth, or a part of one, while `available` pages were
+/// left, and `others` pause as well. `frame_ns` is what reclaim takes for a frame.
 pub fn pause_ns(
     available: u64,
     marks: Watermarks,

@@ -73,14 +73,15 @@ impl Watermarks {
             0 => (auto.low - auto.min, auto.high - auto.min),
             scale => {
                 let share = frames.saturating_mul(UNIT_PAGES);
-                let step = (share.saturating_mul(scale) / Setting::WHOLE).max(1);
+                // Less than a unit would leave nothing for huge pages where kswapd stops.
+                let step = (share.saturating_mul(scale) / Setting::WHOLE).max(UNIT_PAGES);
                 (step, step.saturating_mul(2))
             }
         };
         let high = min.saturating_add(to_high).min(most);
         let low = min.saturating_add(to_low).min(high);
         Watermarks {
-            min: min.min(low - 1),
+            min: min.min(low - 1).min(high - UNIT_PAGES),
             low,
             high,
         }
@@ -243,6 +244,7 @@ mod tests {
                 prop_assert!(w.min < w.low && w.low <= w.high && w.high <= pages);
                 prop_assert!(frames < 3 || pages - w.high >= 2 * UNIT_PAGES);
                 prop_assert!(frames < 8 || w.high <= pages / 2);
+                prop_assert!(w.high - w.min >= UNIT_PAGES, "no huge page is to be had");
             }
         }
     }
