@@ -23,7 +23,7 @@ struct Iocb {
     opcode: u16,
     priority: i16,
     fd: i32,
-    memory: u64,
+    buf: u64,
     len: u64,
     offset: u64,
     reserved: u64,
@@ -64,19 +64,6 @@ pub struct Aio {
     ring: usize,
 }
 
-/// A file, and how much of it from where.
-#[derive(Clone, Copy, Debug)]
-pub struct Read {
-    /// Descriptor of the file.
-    pub fd: i32,
-    /// Address of the memory.
-    pub memory: usize,
-    /// Length in bytes.
-    pub len: usize,
-    /// Offset in the file.
-    pub offset: u64,
-}
-
 impl Aio {
     /// Creates a context. An error where the kernel or a sandbox has none, or one that is not known.
     pub fn new() -> Result<Aio> {
@@ -108,18 +95,25 @@ impl Aio {
         unsafe { &*(self.ring as *const Head) }
     }
 
-    /// Reads as pread(2) does. While that is going on, calls `poll` again and again; once that says
-    /// false, the caller sleeps until it is done. The error of a read that was not begun, or failed.
+    /// [`fs::read_at`](crate::fs::read_at), polled for: calls `poll` again and again meanwhile; once
+    /// that says false, the caller sleeps until it is done. An error also where it was not begun.
     ///
     /// # Safety
-    /// The memory must be the caller's to overwrite.
-    pub unsafe fn read(&mut self, read: &Read, mut poll: impl FnMut() -> bool) -> Result<usize> {
+    /// `[buf, buf+len)` must be memory the caller may overwrite.
+    pub unsafe fn read_at(
+        &mut self,
+        fd: i32,
+        buf: usize,
+        len: usize,
+        offset: u64,
+        mut poll: impl FnMut() -> bool,
+    ) -> Result<usize> {
         let iocb = Iocb {
             opcode: PREAD,
-            fd: read.fd,
-            memory: read.memory as u64,
-            len: read.len as u64,
-            offset: read.offset,
+            fd,
+            buf: buf as u64,
+            len: len as u64,
+            offset,
             ..Iocb::default()
         };
         let list = [&raw const iocb as usize];
@@ -189,7 +183,7 @@ mod tests {
             Ok(aio) => aio,
             Err(e) => return println!("skipped: no AIO ({e})"),
         };
-        let file = tempfile();
+        let file = crate::fs::unnamed("aio");
         for page in 0..16u8 {
             let bytes = [page + 1; 4096];
             file.write_all_at(&bytes, u64::from(page) * 4096).unwrap();
@@ -198,43 +192,23 @@ mod tests {
         let mut memory = [0u8; 4096];
         // Far more than the ring has entries.
         for round in 0..3000u64 {
-            let read = Read {
-                fd: file.as_raw_fd(),
-                memory: memory.as_mut_ptr() as usize,
-                len: 4096,
-                offset: round % 16 * 4096,
-            };
             let mut left = round % 5;
             let poll = || {
                 left = left.saturating_sub(1);
                 left > 0
             };
+            let (fd, buf) = (file.as_raw_fd(), memory.as_mut_ptr() as usize);
             // SAFETY: the buffer of this test.
-            assert_eq!(unsafe { aio.read(&read, poll) }, Ok(4096));
+            let read = unsafe { aio.read_at(fd, buf, 4096, round % 16 * 4096, poll) };
+            assert_eq!(read, Ok(4096));
             assert_eq!(memory, [(round % 16) as u8 + 1; 4096]);
         }
-        let mut read = Read {
-            fd: file.as_raw_fd(),
-            memory: memory.as_mut_ptr() as usize,
-            len: 4096,
-            offset: 15 * 4096 + 100,
-        };
-        // SAFETY: as above.
-        assert_eq!(unsafe { aio.read(&read, || true) }, Ok(3996));
-        read.fd = -1;
-        // SAFETY: as above.
-        assert_eq!(unsafe { aio.read(&read, || true) }, Err(Errno::EBADF));
-    }
-
-    fn tempfile() -> std::fs::File {
-        let path = std::env::temp_dir().join(format!("aio-test-{}", std::process::id()));
-        let file = std::fs::File::options()
-            .read(true)
-            .write(true)
-            .create_new(true)
-            .open(&path)
-            .unwrap();
-        std::fs::remove_file(&path).unwrap();
-        file
+        let buf = memory.as_mut_ptr() as usize;
+        let at_the_end = 15 * 4096 + 100;
+        for (fd, expected) in [(file.as_raw_fd(), Ok(3996)), (-1, Err(Errno::EBADF))] {
+            // SAFETY: as above.
+            let read = unsafe { aio.read_at(fd, buf, 4096, at_the_end, || true) };
+            assert_eq!(read, expected);
+        }
     }
 }

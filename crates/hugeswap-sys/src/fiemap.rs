@@ -190,14 +190,7 @@ mod tests {
     /// Allocates every other page of a file, which makes more extents than one call returns.
     #[test]
     fn holes_make_extents_and_batches_follow_each_other() {
-        let path = std::env::temp_dir().join(format!("hugeswap-fiemap-{}", std::process::id()));
-        let open = std::fs::File::options()
-            .read(true)
-            .write(true)
-            .create_new(true)
-            .open(&path);
-        let file = open.expect("a file in the directory for temporary files");
-        std::fs::remove_file(&path).expect("the file can be removed");
+        let file = crate::fs::unnamed("fiemap");
         const EXTENTS: u64 = 3 * BATCH as u64 + 1;
         for n in 0..EXTENTS {
             file.write_all_at(&[7; 4096], n * 8192)

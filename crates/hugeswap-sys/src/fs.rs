@@ -443,3 +443,14 @@ pub fn wait_readable(fd: i32, timeout_ms: u64) -> bool {
     // SAFETY: one pollfd and a time limit, both ours.
     unsafe { call(libc::SYS_ppoll, args) }.is_ok_and(|n| n > 0)
 }
+
+/// In tests: an empty file without a name, in the directory for temporary files.
+#[cfg(test)]
+pub(crate) fn unnamed(test: &str) -> std::fs::File {
+    let name = format!("hugeswap-{test}-{}", std::process::id());
+    let path = std::env::temp_dir().join(name);
+    let mut options = std::fs::File::options();
+    let file = options.read(true).write(true).create_new(true).open(&path);
+    std::fs::remove_file(&path).expect("the file can be removed");
+    file.expect("a file in the directory for temporary files")
+}

@@ -279,14 +279,7 @@ mod tests {
     #[test]
     fn writes_go_where_they_should_and_failures_are_told() {
         let Some(mut ring) = ring(8) else { return };
-        let path = std::env::temp_dir().join(format!("uring-test-{}", std::process::id()));
-        let file = std::fs::File::options()
-            .read(true)
-            .write(true)
-            .create_new(true)
-            .open(&path)
-            .unwrap();
-        std::fs::remove_file(&path).unwrap();
+        let file = fs::unnamed("uring");
         let data: Vec<u8> = (0..8 * 512u32).map(|i| (i / 512 + 1) as u8).collect();
         // Far more rounds than entries, so that all counters wrap.
         for round in 0..50u64 {

@@ -11,7 +11,7 @@ use crate::pool::Member;
 use hugeswap_policy::counters::Counter;
 use hugeswap_policy::device::poll::Polling;
 use hugeswap_policy::knobs::Knob;
-use hugeswap_sys::aio::{Aio, Read};
+use hugeswap_sys::aio::Aio;
 use hugeswap_sys::{Errno, now_ns};
 use std::sync::atomic::AtomicU32;
 use std::sync::atomic::Ordering::Relaxed;
@@ -51,12 +51,12 @@ impl Pollers {
     /// # Safety
     /// The transfer's memory must be the caller's to overwrite.
     pub unsafe fn read(&self, pool: &Member, t: &Transfer) -> bool {
-        let Some(mut poll) = self.polling.begin(now_ns(), t.expected_ns) else {
-            return false;
-        };
         if self.refused.load(Relaxed) >= REFUSALS || pool.knob(Knob::SwapPoll) == 0 {
             return false;
         }
+        let Some(mut poll) = self.polling.begin(now_ns(), t.expected_ns) else {
+            return false;
+        };
         let Some(mut context) = self.contexts.iter().find_map(Lock::try_lock) else {
             return false;
         };
@@ -67,16 +67,10 @@ impl Pollers {
             self.refused.store(REFUSALS, Relaxed);
             return false;
         };
-        let read = Read {
-            fd: t.fd,
-            memory: t.memory,
-            len: t.len,
-            offset: t.offset,
-        };
         let mut asleep = false;
         // SAFETY: passed on to the caller.
         let result = unsafe {
-            aio.read(&read, || {
+            aio.read_at(t.fd, t.memory, t.len, t.offset, || {
                 asleep = !poll.look(now_ns());
                 !asleep
             })
