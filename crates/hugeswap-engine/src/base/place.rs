@@ -3,8 +3,8 @@
 //!
 //! A unit of which few pages have ever been changed is scattered, and so is one that finds no free
 //! cluster, or of which many pages here and there were changed ([`crate::store`]'s `gather`). A
-//! scattered unit that grows past half gets a cluster of its own, unless it is of the last kind. In the table of a
-//! scattered, base-mapped unit stand exactly the pages that its record calls stored.
+//! scattered unit that grows past half gets a cluster of its own, unless it is of the last kind. In
+//! the table of a scattered, base-mapped unit stand exactly the pages that its record calls stored.
 
 use super::{BUFFER, PAGE};
 use crate::PAGES;
@@ -302,10 +302,10 @@ impl Paging {
         }
         let mut done = 0;
         while let Some(rest) = pages.get(done..).filter(|r| !r.is_empty()) {
-            let gathered = gather.then(|| self.store.claim_gathered(rest.len()));
-            let claimed = gathered
-                .flatten()
-                .or_else(|| self.store.claim_singles(rest.len()));
+            let claimed = match gather {
+                true => self.store.claim_gathered(rest.len()),
+                false => self.store.claim_singles(rest.len()),
+            };
             let Some((cluster, slots)) = claimed else {
                 return false;
             };

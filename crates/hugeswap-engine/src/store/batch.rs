@@ -27,7 +27,7 @@ pub(crate) const MOST: usize = 16;
 /// The same while readers wait for writers.
 const FEW: usize = 4;
 /// Where a read of 4 KiB takes less, nanoseconds, a write is not worth a batch: memory.
-const FAST: u32 = 15_000;
+pub(super) const FAST: u32 = 15_000;
 
 /// Pages of a cluster, and where in memory they are.
 #[derive(Clone, Debug, Default)]

@@ -108,20 +108,6 @@ impl Claims {
     }
 }
 
-/// Splits a free cluster, one of a layout if there are such, and claims its first `want` slots.
-pub(super) fn open_in(store: &Store, want: usize, layout: Layout) -> Option<u64> {
-    let pool = &store.pool;
-    if pool.me() == NOBODY {
-        return None;
-    }
-    let (words, clusters) = (pool.cluster_words(), pool.clusters(pool.me()));
-    let open = |i| clusters.open_at(i, want);
-    store.claim_in_areas(0, |mut order| {
-        order.within.end = order.within.end.min(scatter::CLUSTERS as usize);
-        pool.layouts().find(words, &order, layout, open)
-    })
-}
-
 impl Store {
     /// Claims a cluster by `claim`, which is told where in an area to look, and tells where it
     /// found one: in the areas of the highest priority that have any, in turn; not in those of
@@ -308,18 +294,47 @@ impl Store {
                 || !is_in_reach(cluster)
         };
         while let Some(i) = partial.choose(&clusters, want, avoid) {
-            let Some(run) = clusters.claim(i, want) else {
-                continue;
-            };
-            // As after the claim of a cluster.
-            if let Some((area, _)) = self.pool.locate(i as u64)
-                && self.pool.still_on(area)
-            {
+            if let Some(run) = self.claim_from(i as u64, want) {
                 return Some((i as u64, run));
             }
-            self.release_singles(i as u64, run);
         }
         None
+    }
+
+    /// May single slots of a cluster be claimed?
+    pub(super) fn takes_singles(&self, cluster: u64) -> bool {
+        let area = self.pool.locate(cluster);
+        !self.pool.is_draining(cluster)
+            && !self.pool.avoids(cluster)
+            && area.is_some_and(|(i, _)| self.pool.is_in_reach(i))
+    }
+
+    /// Claims up to `want` neighbouring single slots of a split cluster.
+    pub(super) fn claim_from(&self, cluster: u64, want: usize) -> Option<Range<usize>> {
+        let clusters = self.pool.clusters(self.pool.me());
+        let run = clusters.claim(cluster as usize, want)?;
+        // As after the claim of a cluster.
+        if let Some((area, _)) = self.pool.locate(cluster)
+            && self.pool.still_on(area)
+        {
+            return Some(run);
+        }
+        self.release_singles(cluster, run);
+        None
+    }
+
+    /// Splits a free cluster, one of that layout if there is any, and claims its first `want` slots.
+    pub(super) fn open_cluster(&self, want: usize, layout: Layout) -> Option<u64> {
+        if self.pool.me() == NOBODY {
+            return None;
+        }
+        let clusters = self.pool.clusters(self.pool.me());
+        let open = |i| clusters.open_at(i, want);
+        self.claim_in_areas(0, |mut order| {
+            order.within.end = order.within.end.min(scatter::CLUSTERS as usize);
+            let words = self.pool.cluster_words();
+            self.pool.layouts().find(words, &order, layout, open)
+        })
     }
 
     /// Claims up to `want` neighbouring single slots.
@@ -341,7 +356,7 @@ impl Store {
         }
         // With the lock held: two threads that look at once open one. Single slots lose nothing where
         // the cluster is in pieces.
-        let Some(i) = open_in(self, want, Layout::Fragmented) else {
+        let Some(i) = self.open_cluster(want, Layout::Fragmented) else {
             self.note_short();
             return None;
         };

@@ -9,7 +9,7 @@
 //! given up become free clusters only later (`swap::compact`). It is off by default: a program that
 //! goes over to whole units later finds them scattered.
 
-use super::claim::open_in;
+use super::batch::FAST;
 use super::{PAGES, Store};
 use crate::bits::Bits;
 use hugeswap_policy::extents::layout::Layout;
@@ -24,19 +24,17 @@ use std::sync::atomic::{AtomicBool, AtomicU64};
 const RUNS: u64 = 16;
 /// of fewer pages than so many each.
 const LENGTH: u64 = 2;
-/// Where a read of 4 KiB takes less, nanoseconds, swap is memory, and nothing is gained.
-const FAST: u32 = 15_000;
 /// Slots side by side that are worth a write.
 const WORTH: usize = 8;
 /// A unit in so many places is not read as a whole: that would be as many reads.
 const FAR_APART: usize = 32;
 
 /// Where this process gathers.
-#[derive(Default, Debug)]
+#[derive(Default)]
 pub(super) struct Gather {
     /// The cluster that is being filled, and 1; 0: none.
     cluster: AtomicU64,
-    /// Half of swap is free.
+    /// It is turned on, and half of swap is free.
     room: AtomicBool,
 }
 
@@ -54,51 +52,48 @@ impl Store {
         runs >= RUNS
             && runs * LENGTH > dirty.count()
             && self.gather.room.load(Relaxed)
-            && self.pool.knob(Knob::SwapGather) != 0
             && self.cost.per_size(Direction::In).page >= FAST
     }
 
     /// A few times a second: is there room to gather?
     pub(crate) fn look_at_gather_room(&self) {
-        let words = self.pool.cluster_words();
-        let (mut all, mut free) = (0, 0);
-        for (_, area) in self.pool.areas() {
-            let range = area.range();
-            let words = words.get(range.start as usize..range.end as usize);
-            for w in words.unwrap_or_default() {
-                all += 1;
-                free += u64::from(w.load(Relaxed) == 0);
-            }
-        }
-        self.gather.room.store(free * 2 > all, Relaxed);
+        let on = self.pool.knob(Knob::SwapGather) != 0;
+        self.gather.room.store(on && self.half_is_free(), Relaxed);
     }
 
-    /// Claims up to `want` single slots side by side, in a cluster that is filled with such pages.
+    fn half_is_free(&self) -> bool {
+        let words = self.pool.cluster_words();
+        let of_areas = self.pool.areas().flat_map(|(_, area)| {
+            let range = area.range();
+            let words = words.get(range.start as usize..range.end as usize);
+            words.unwrap_or_default()
+        });
+        let (all, free) = of_areas.fold((0u64, 0), |(all, free), w| {
+            (all + 1, free + u64::from(w.load(Relaxed) == 0))
+        });
+        free * 2 > all
+    }
+
+    /// Claims up to `want` single slots side by side, in a cluster that is filled with such pages if
+    /// there is one, or can be.
     pub(crate) fn claim_gathered(&self, want: usize) -> Option<(u64, Range<usize>)> {
-        let clusters = self.pool.clusters(self.pool.me());
-        if let Some(cluster) = self.gather.cluster.load(Relaxed).checked_sub(1) {
-            let usable = !self.pool.is_draining(cluster) && !self.pool.avoids(cluster);
-            let claimed = usable.then(|| clusters.claim(cluster as usize, want));
-            if let Some(run) = claimed.flatten() {
-                let area = self.pool.locate(cluster);
-                let on =
-                    area.is_some_and(|(i, _)| self.pool.is_in_reach(i) && self.pool.still_on(i));
-                if on && run.len() >= want.min(WORTH) {
-                    return Some((cluster, run));
-                }
-                self.release_singles(cluster, run);
+        if let Some(cluster) = self.gather.cluster.load(Relaxed).checked_sub(1)
+            && self.takes_singles(cluster)
+            && let Some(run) = self.claim_from(cluster, want)
+        {
+            if run.len() >= want.min(WORTH) {
+                return Some((cluster, run));
             }
+            self.release_singles(cluster, run);
         }
-        if !self.gather.room.load(Relaxed) {
-            return None;
-        }
-        let cluster = open_in(self, want, Layout::Contiguous)?;
-        if !self.pool.has_blocks(cluster) {
+        if let Some(cluster) = self.open_cluster(want, Layout::Contiguous) {
+            if self.pool.has_blocks(cluster) {
+                self.gather.cluster.store(cluster + 1, Relaxed);
+                return Some((cluster, 0..want));
+            }
             self.release_singles(cluster, 0..want);
-            return None;
         }
-        self.gather.cluster.store(cluster + 1, Relaxed);
-        Some((cluster, 0..want))
+        self.claim_singles(want)
     }
 
     /// Does it take many reads to read all of a locked unit whose place this is?
