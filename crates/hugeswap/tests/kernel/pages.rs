@@ -1,7 +1,7 @@
 //! Units mapped by base pages.
 
 use crate::util::*;
-use hugeswap::{Advice, FaultMode, Pool, Region, SwapSpec};
+use hugeswap::{Advice, Builder, FaultMode, Pool, Region, SwapSpec};
 use std::sync::atomic::Ordering::Relaxed;
 use std::time::{Duration, Instant};
 
@@ -344,20 +344,21 @@ fn pages_are_written_together() {
     }
 }
 
+/// A pool of 32 MiB with swap on a disk.
+fn on_disk(swap_mib: u64, settings: &[&str]) -> Pool {
+    let mut disk = SwapSpec::new("/var/tmp");
+    disk.size = Some(swap_mib << 20);
+    let pool = Pool::builder().memory(32 << 20).swap_area(disk);
+    let set = |pool: Builder, setting: &&str| pool.set(*setting);
+    settings.iter().fold(pool, set).build().unwrap()
+}
+
 /// More threads than can poll at a time read single pages from a disk, and children that are forked
 /// meanwhile do.
 fn pages_are_polled_for() {
     need_base_pages();
     for on in ["on", "off"] {
-        let mut disk = SwapSpec::new("/var/tmp");
-        disk.size = Some(256 << 20);
-        let pool = Pool::builder()
-            .memory(32 << 20)
-            .swap_area(disk)
-            .set("thp.swapin=never")
-            .set(&format!("swap.poll={on}"))
-            .build()
-            .unwrap();
+        let pool = on_disk(256, &["thp.swapin=never", &format!("swap.poll={on}")]);
         let r = swapped(&pool, 64 * MIB);
         let (words, pages) = (words(&r), 64 * MIB / 4096);
         let read = |seed: usize, n: usize| {
@@ -398,14 +399,7 @@ fn pages_are_gathered() {
     need_base_pages();
     const THREADS: usize = 2;
     const PAGES: usize = 64 * MIB / 4096;
-    let mut disk = SwapSpec::new("/var/tmp");
-    disk.size = Some(1 << 30);
-    let pool = Pool::builder()
-        .memory(32 << 20)
-        .swap_area(disk)
-        .set("swap.gather=on")
-        .build()
-        .unwrap();
+    let pool = on_disk(1024, &["swap.gather=on"]);
     let r = &pool.region(THREADS * PAGES * 4096).unwrap();
     fill(r, 0);
     let start = Instant::now();
