@@ -33,7 +33,7 @@ mod uffd_move;
 
 use crate::bits::Bits;
 use crate::call::{CallError, Done};
-use crate::{PAGE, UNIT};
+use crate::{PAGE, PAGES, UNIT};
 use hugeswap_sys::{Errno, Result, fs, mm, uffd};
 use message::Message;
 use pieces::Pieces;
@@ -390,6 +390,17 @@ impl Backend {
     /// How much of it is in huge pages, bytes.
     pub fn huge_bytes(&self, from: usize, to: usize) -> Result<u64> {
         mm::huge_bytes(self.pagemap.load(Relaxed), from, to)
+    }
+
+    /// Is every page of `which` of the unit at `unit`, all present, such that a write to it faults?
+    /// Told by the kernel; `None`: it does not tell that of this backend's pages. For checks: a call
+    /// for each unit.
+    pub fn is_frozen(&self, unit: usize, which: &Bits) -> Option<bool> {
+        const UFFD_WP: u64 = 1 << 57;
+        let mut entries = [0; PAGES];
+        let told =
+            self.kind() == Kind::SignalUffd && self.page_entries(unit, &mut entries) == Ok(PAGES);
+        told.then(|| (0..PAGES).all(|p| !which.get(p) || entries[p] & UFFD_WP != 0))
     }
 
     /// The entries of /proc/self/pagemap for the pages from `at` on. How many were read.

@@ -33,6 +33,12 @@ impl Paging {
         if !self.place_for_dirty(w, record) {
             return false;
         }
+        // Else what is noted as written is not what memory holds.
+        debug_assert_ne!(
+            self.backend.is_frozen(w.addr(), &record.dirty),
+            Some(false),
+            "unit {unit} can be written to while it is written out"
+        );
         let done = match w.place() {
             Place::Singles => self.write_scattered(unit, record),
             Place::Cluster(cluster) => self.write_in_place(unit, cluster, record),
