@@ -33,7 +33,7 @@ use hugeswap_policy::UNIT_PAGES;
 use hugeswap_policy::counters::Counter;
 use hugeswap_policy::knobs::Knob;
 use hugeswap_policy::unit::step::Event;
-use hugeswap_policy::unit::{CLEAN, COW, Kind, LOCKED, WATCHED, WRITABLE, WRITEBACK, Word};
+use hugeswap_policy::unit::{CLEAN, COW, Kind, LOCKED, Place, WATCHED, WRITABLE, WRITEBACK, Word};
 use hugeswap_sys::{futex, now_ns, process};
 use std::ops::Deref;
 use std::sync::atomic::AtomicBool;
@@ -237,7 +237,7 @@ impl Reclaim {
         while i < n {
             let unit = out[i];
             i += 1;
-            let Some(w) = self
+            let Some(mut w) = self
                 .table
                 .try_lock_if(unit, |w| w.evictable() && !w.has(WATCHED))
             else {
@@ -272,6 +272,7 @@ impl Reclaim {
                 }
                 continue;
             }
+            self.leave_far_apart(&mut w);
             if w.has(CLEAN) {
                 progress |= self.park(w);
                 continue;
@@ -312,6 +313,22 @@ impl Reclaim {
             progress |= self.start_writes(unit, len, run.into_iter().flatten());
         }
         (progress, stayed)
+    }
+
+    /// A locked unit that is clean, and came whole from many places in swap, gives them up: it will
+    /// be written to one place.
+    fn leave_far_apart(&self, w: &mut Locked<'_>) {
+        let unit = w.unit();
+        if w.kind() == Kind::Present
+            && w.has(CLEAN)
+            && !w.has(COW | WATCHED)
+            && self.store.has_room_to_move()
+            && self.store.is_far_apart(unit, w.place())
+            && self.swap_is_allowed(unit, **w)
+        {
+            self.store.free_place(unit, w.place());
+            self.advance(w, Event::Placed(Place::Nothing));
+        }
     }
 
     fn relink_if_pinned(&self, unit: u32) {
@@ -408,13 +425,14 @@ impl Reclaim {
 
     /// Brings one unit out now, as far as it may be: into swap, its frame free.
     pub(crate) fn evict_now(&self, unit: u32) {
-        let Some(w) = self.table.try_lock_if(unit, |w| w.evictable()) else {
+        let Some(mut w) = self.table.try_lock_if(unit, |w| w.evictable()) else {
             return;
         };
         if w.kind() == Kind::Base {
             self.evict_pages(w, false);
             return;
         }
+        self.leave_far_apart(&mut w);
         if w.kind() == Kind::Present && !w.has(CLEAN) {
             if !self.swap_is_allowed(unit, *w) {
                 w.settle();
@@ -476,7 +494,7 @@ impl Reclaim {
             self.pool.end_emptied_areas();
         }
         self.tidy_clusters();
-        self.store.look_at_gather_room();
+        self.store.look_at_gather(self.sizes.is_alone());
         if self.pool.look_at_room() {
             self.pool.count(Counter::SwapSoftFull, 1);
         }

@@ -57,6 +57,7 @@ named! {
     SwapBatched => "swap_write_batched", "Writes of single pages, and runs of them, that were done several at once (swap.io_uring).";
     SwapPolled => "swap_read_polled", "Reads of swap that were polled for (swap.poll).";
     SwapPollYield => "swap_poll_yield", "Of those, reads during which another thread wanted the processor: threads sleep for a while then.";
+    SwapReadTogether => "swap_read_batched", "Reads of pages of a unit that lie apart in swap, and runs of them, that were done several at once.";
     SwapGathered => "swap_write_gathered", "Single pages, changed here and there, that were written side by side to new places (swap.gather).";
     SwapRetry => "swap_retry", "Transfers of swap tried again after an error.";
     Poisoned => "hwpoison", "Pages, and whole units, lost: touching one is SIGBUS.";

@@ -1,21 +1,25 @@
-//! Reads that the caller polls for: submitted by one system call, and seen to have ended in a ring
-//! that the kernel fills, without a second call.
+//! Reads without waiting for each: submitted by one system call, and seen to have ended in a ring
+//! that the kernel fills. One read can be polled for, without a second call; of many at once the
+//! device does several at a time.
 //!
 //! Linux native AIO, not io_uring: default profiles of containers allow it. (It has been so for files
 //! opened with O_DIRECT since Linux 2.6; for others the call itself reads.) The ring is that of
 //! `struct aio_ring` in the kernel's fs/aio.c, which libaio reads in the same way.
 
+use crate::fs::Extent;
 use crate::raw::{call, check};
 use crate::{Errno, Result, mm, own};
 use std::sync::atomic::AtomicU32;
 use std::sync::atomic::Ordering::{Acquire, Relaxed, Release};
+
+/// Reads at a time.
+pub const MOST: usize = 32;
 
 const PREAD: u16 = 0;
 const MAGIC: u32 = 0xa10a_10a1;
 
 /// The kernel's iocb, with the fields in use.
 #[repr(C)]
-#[derive(Default)]
 struct Iocb {
     data: u64,
     key: u32,
@@ -31,6 +35,35 @@ struct Iocb {
     eventfd: u32,
 }
 
+impl Iocb {
+    const NONE: Iocb = Iocb {
+        data: 0,
+        key: 0,
+        rw_flags: 0,
+        opcode: PREAD,
+        priority: 0,
+        fd: -1,
+        buf: 0,
+        len: 0,
+        offset: 0,
+        reserved: 0,
+        flags: 0,
+        eventfd: 0,
+    };
+
+    /// A read, whose event is to say `data`.
+    fn read(extent: &Extent, data: usize) -> Iocb {
+        Iocb {
+            data: data as u64,
+            fd: extent.fd,
+            buf: extent.memory as u64,
+            len: extent.len as u64,
+            offset: extent.offset,
+            ..Iocb::NONE
+        }
+    }
+}
+
 /// The kernel's io_event.
 #[repr(C)]
 #[derive(Clone, Copy, Default)]
@@ -39,6 +72,13 @@ struct Event {
     iocb: u64,
     result: i64,
     result2: i64,
+}
+
+impl Event {
+    /// The `data` of the iocb, and the result.
+    fn outcome(&self) -> (usize, Result<usize>) {
+        (self.data as usize, check(self.result as isize))
+    }
 }
 
 /// The head of the kernel's aio_ring; the events follow.
@@ -57,7 +97,7 @@ struct Head {
 const _: () = assert!(size_of::<Iocb>() == 64 && size_of::<Event>() == 32);
 const _: () = assert!(size_of::<Head>() == 32);
 
-/// A context for one read at a time. Forked children do not inherit it; there it must be forgotten,
+/// A context for up to [`MOST`] reads at a time. Forked children do not inherit it; there it must be forgotten,
 /// not dropped.
 pub struct Aio {
     /// Its address, which is the context's name.
@@ -68,7 +108,7 @@ impl Aio {
     /// Creates a context. An error where the kernel or a sandbox has none, or one that is not known.
     pub fn new() -> Result<Aio> {
         let mut ring = 0usize;
-        let args = [1, &raw mut ring as usize, 0, 0, 0, 0];
+        let args = [MOST, &raw mut ring as usize, 0, 0, 0, 0];
         // SAFETY: `ring` is a writable word, and 0.
         unsafe { call(libc::SYS_io_setup, args) }?;
         let mut aio = Aio { ring };
@@ -78,7 +118,7 @@ impl Aio {
         if head.magic != MAGIC
             || head.incompatible != 0
             || head.length as usize != size_of::<Head>()
-            || head.entries == 0
+            || (head.entries as usize) <= MOST
         {
             return Err(Errno::ENOSYS);
         }
@@ -108,37 +148,81 @@ impl Aio {
         offset: u64,
         mut poll: impl FnMut() -> bool,
     ) -> Result<usize> {
-        let iocb = Iocb {
-            opcode: PREAD,
+        let extent = Extent {
             fd,
-            buf: buf as u64,
-            len: len as u64,
+            memory: buf,
+            len,
             offset,
-            ..Iocb::default()
         };
-        let list = [&raw const iocb as usize];
-        let args = [self.ring, 1, list.as_ptr() as usize, 0, 0, 0];
-        // SAFETY: one iocb; its memory is the caller's, and the read has ended before this returns.
-        match unsafe { call(libc::SYS_io_submit, args) }? {
-            1 => {}
-            _ => return Err(Errno::EAGAIN),
+        let iocb = Iocb::read(&extent, 0);
+        // SAFETY: the caller's memory, and the read has ended before this returns.
+        if unsafe { self.submit(&[&raw const iocb]) }? == 0 {
+            return Err(Errno::EAGAIN);
         }
         let mut polls = true;
         loop {
-            if let Some(result) = self.take() {
+            if let Some((_, result)) = self.take() {
                 return result;
             }
             if polls {
                 polls = poll();
                 std::hint::spin_loop();
-            } else if let Some(result) = self.wait() {
+            } else if let Some((_, result)) = self.wait() {
                 return result;
             }
         }
     }
 
-    /// The result of the read, if it has ended.
-    fn take(&self) -> Option<Result<usize>> {
+    /// Carries out up to [`MOST`] reads at a time, and waits for them. `results` gets the bytes read
+    /// or the error of each, EAGAIN for one that was not begun.
+    ///
+    /// # Safety
+    /// The memory of the extents must be the caller's to overwrite.
+    pub unsafe fn read(&mut self, extents: &[Extent], results: &mut [Result<usize>]) {
+        results.fill(Err(Errno::EAGAIN));
+        let n = extents.len().min(results.len()).min(MOST);
+        let mut iocbs = [const { Iocb::NONE }; MOST];
+        let mut list = [std::ptr::null(); MOST];
+        for (k, extent) in extents[..n].iter().enumerate() {
+            iocbs[k] = Iocb::read(extent, k);
+            list[k] = &raw const iocbs[k];
+        }
+        let mut begun = 0;
+        while begun < n {
+            // SAFETY: the caller's memory, and the reads have ended before this returns.
+            match unsafe { self.submit(&list[begun..n]) } {
+                Ok(0) => break,
+                Ok(more) => begun += more,
+                Err(e) => {
+                    results[begun] = Err(e);
+                    break;
+                }
+            }
+        }
+        let mut ended = 0;
+        while ended < begun {
+            let Some((k, result)) = self.take().or_else(|| self.wait()) else {
+                continue;
+            };
+            if let Some(r) = results.get_mut(k) {
+                *r = result;
+            }
+            ended += 1;
+        }
+    }
+
+    /// Begins reads. How many were begun, the first ones; an error: none.
+    ///
+    /// # Safety
+    /// Their memory must be the caller's to overwrite until they have ended.
+    unsafe fn submit(&self, list: &[*const Iocb]) -> Result<usize> {
+        let args = [self.ring, list.len(), list.as_ptr() as usize, 0, 0, 0];
+        // SAFETY: pointers to iocbs, which the kernel copies; the rest is the caller's promise.
+        unsafe { call(libc::SYS_io_submit, args) }
+    }
+
+    /// A read that has ended, if there is one: the `data` of its iocb, and its result.
+    fn take(&self) -> Option<(usize, Result<usize>)> {
         let ring = self.head();
         let head = ring.head.load(Relaxed);
         if ring.tail.load(Acquire) == head {
@@ -148,16 +232,16 @@ impl Aio {
         // SAFETY: an event that the kernel has published, within the mapping.
         let event = unsafe { (at as *const Event).read() };
         ring.head.store((head + 1) % ring.entries, Release);
-        Some(check(event.result as isize))
+        Some(event.outcome())
     }
 
-    /// Sleeps until the read has ended. Its result, if the kernel has given it out.
-    fn wait(&self) -> Option<Result<usize>> {
+    /// Sleeps until a read has ended, and takes it, if the kernel has given it out.
+    fn wait(&self) -> Option<(usize, Result<usize>)> {
         let mut event = Event::default();
         let args = [self.ring, 1, 1, &raw mut event as usize, 0, 0];
         // SAFETY: room for one event.
         match unsafe { call(libc::SYS_io_getevents, args) } {
-            Ok(1) => Some(check(event.result as isize)),
+            Ok(1) => Some(event.outcome()),
             // Interrupted, or refused: the ring tells.
             _ => None,
         }
@@ -209,6 +293,59 @@ mod tests {
             // SAFETY: as above.
             let read = unsafe { aio.read_at(fd, buf, 4096, at_the_end, || true) };
             assert_eq!(read, expected);
+        }
+    }
+    #[test]
+    fn many_reads_at_once_each_have_their_result() {
+        let mut aio = match Aio::new() {
+            Ok(aio) => aio,
+            Err(e) => return println!("skipped: no AIO ({e})"),
+        };
+        let file = crate::fs::unnamed("aio-many");
+        for page in 0..40u8 {
+            let bytes = [page + 1; 4096];
+            file.write_all_at(&bytes, u64::from(page) * 4096).unwrap();
+        }
+        let mut memory = vec![0u8; 40 * 4096];
+        // Far more rounds than the ring has entries.
+        for round in 0..100 {
+            memory.fill(0);
+            let buf = memory.as_mut_ptr() as usize;
+            let n = 1 + round % 40;
+            let extent = |k: usize| Extent {
+                fd: if k == 5 { -1 } else { file.as_raw_fd() },
+                memory: buf + k * 4096,
+                len: 4096,
+                offset: ((k + round) % 40 * 4096) as u64,
+            };
+            let extents: Vec<_> = (0..n).map(extent).collect();
+            let mut results = vec![Ok(0); n];
+            // SAFETY: the buffer of this test.
+            unsafe { aio.read(&extents, &mut results) };
+            // Those after one that cannot be begun are not, nor are those beyond the limit.
+            for (k, result) in results.iter().enumerate() {
+                let expected = match k {
+                    0..5 => Ok(4096),
+                    5 => Err(Errno::EBADF),
+                    _ => Err(Errno::EAGAIN),
+                };
+                assert_eq!(*result, expected, "read {k} of {n}");
+            }
+            for k in 0..n {
+                let expected = if k < 5 { (k + round) % 40 + 1 } else { 0 };
+                assert!(
+                    memory[k * 4096..][..4096]
+                        .iter()
+                        .all(|&b| usize::from(b) == expected)
+                );
+            }
+            let some: Vec<_> = (6..n).map(extent).collect();
+            let mut results = vec![Ok(0); some.len()];
+            // SAFETY: as above.
+            unsafe { aio.read(&some, &mut results) };
+            let begun = some.len().min(MOST);
+            assert!(results[..begun].iter().all(|r| *r == Ok(4096)));
+            assert!(results[begun..].iter().all(|r| *r == Err(Errno::EAGAIN)));
         }
     }
 }

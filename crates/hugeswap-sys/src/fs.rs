@@ -4,6 +4,29 @@ use crate::raw::call;
 use crate::{Errno, Result};
 use std::ffi::CStr;
 
+/// A part of a file, and the memory that it goes to or comes from.
+#[derive(Clone, Copy, Debug)]
+pub struct Extent {
+    /// Descriptor of the file.
+    pub fd: i32,
+    /// Address of the memory.
+    pub memory: usize,
+    /// Length in bytes.
+    pub len: usize,
+    /// Offset in the file.
+    pub offset: u64,
+}
+
+impl Extent {
+    /// Nothing of no file.
+    pub const NONE: Extent = Extent {
+        fd: -1,
+        memory: 0,
+        len: 0,
+        offset: 0,
+    };
+}
+
 /// Opens `path`. `flags` are those of open(2), with O_CLOEXEC added; `mode` is for a file that is
 /// created.
 pub fn open(path: &CStr, flags: i32, mode: u32) -> Result<i32> {

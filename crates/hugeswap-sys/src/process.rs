@@ -34,6 +34,16 @@ pub fn user_ns(thread: Option<i32>) -> Option<u64> {
     crate::clock_ns(clock)
 }
 
+/// How often this thread was switched away though it could have run on.
+pub fn switches() -> u64 {
+    // SAFETY: zeros are a valid rusage.
+    let mut usage: libc::rusage = unsafe { std::mem::zeroed() };
+    let (whose, to) = (libc::RUSAGE_THREAD as usize, &raw mut usage as usize);
+    // SAFETY: getrusage writes one rusage, to ours.
+    let _ = unsafe { call(libc::SYS_getrusage, [whose, to, 0, 0, 0, 0]) };
+    usage.ru_nivcsw as u64
+}
+
 /// The processor that this thread was on a moment ago, and its node.
 pub fn cpu_and_node() -> (u32, u32) {
     let (mut cpu, mut node) = (0u32, 0u32);

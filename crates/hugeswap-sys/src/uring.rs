@@ -4,6 +4,7 @@
 //! without transfers in progress between calls. Calls go through the gate like all others, so no
 //! library serves: under `hugeswap run` a filter refuses io_uring to all other code.
 
+use crate::fs::Extent;
 use crate::raw::call;
 use crate::{Errno, Result, fs, mm, own};
 use std::sync::atomic::AtomicU32;
@@ -88,19 +89,6 @@ struct Cqe {
 
 const _: () = assert!(size_of::<Params>() == 120 && size_of::<Sqe>() == 64);
 
-/// A write of memory to a file.
-#[derive(Clone, Copy, Debug)]
-pub struct Write {
-    /// Descriptor of the file.
-    pub fd: i32,
-    /// Address of the memory.
-    pub memory: usize,
-    /// Length in bytes.
-    pub len: usize,
-    /// Offset in the file.
-    pub offset: u64,
-}
-
 /// A ring for transfers. Forked children do not inherit it; there it must be forgotten, not
 /// dropped.
 pub struct Ring {
@@ -177,7 +165,7 @@ impl Ring {
     ///
     /// # Safety
     /// The memory of the writes must be readable until this returns.
-    pub unsafe fn write(&mut self, writes: &[Write], results: &mut [Result<usize>]) {
+    pub unsafe fn write(&mut self, writes: &[Extent], results: &mut [Result<usize>]) {
         let n = writes.len().min(results.len()).min(self.entries());
         results.fill(Err(Errno::EAGAIN));
         let tail = self.word(self.sq.tail).load(Relaxed);
@@ -283,7 +271,7 @@ mod tests {
         let data: Vec<u8> = (0..8 * 512u32).map(|i| (i / 512 + 1) as u8).collect();
         // Far more rounds than entries, so that all counters wrap.
         for round in 0..50u64 {
-            let write = |k: u64| Write {
+            let write = |k: u64| Extent {
                 fd: if k == 5 { -1 } else { file.as_raw_fd() },
                 memory: data.as_ptr() as usize + 512 * k as usize,
                 len: 512,
@@ -308,14 +296,9 @@ mod tests {
     #[test]
     fn what_does_not_fit_is_not_begun() {
         let Some(mut ring) = ring(2) else { return };
-        let write = Write {
-            fd: -1,
-            memory: 0,
-            len: 1,
-            offset: 0,
-        };
+        let write = Extent::NONE;
         let mut results = [Ok(0); 3];
-        // SAFETY: no memory is read without a file.
+        // SAFETY: no memory is read.
         unsafe { ring.write(&[write; 3], &mut results) };
         let [bad, again] = [Errno::EBADF, Errno::EAGAIN].map(Err);
         assert_eq!(results, [bad, bad, again]);

@@ -129,11 +129,11 @@ impl Paging {
                 && let Some(pages) = record.dirty.run(next, PAGES, true)
             {
                 next = pages.end;
-                let from = at + pages.start * PAGE;
+                let memory = at + pages.start * PAGE;
                 runs[n] = Run {
                     cluster,
                     pages,
-                    from,
+                    memory,
                 };
                 n += 1;
             }

@@ -38,7 +38,7 @@ impl Paging {
                 let new = |p: &usize| record.dirty.get(*p) && !record.stored.get(*p);
                 let all = record.stored.count() + (0..PAGES).filter(new).count() as u64;
                 // (Little of what lies far apart is worth that many reads.)
-                let little = record.dirty.count() <= MANY;
+                let little = record.dirty.count() <= MANY && self.store.is_to_gather();
                 let apart = little && self.store.is_far_apart(unit, Place::Singles);
                 let stays = apart || self.store.gathers(&record.dirty);
                 match (all > MANY && !stays).then(|| self.gather_in_cluster(unit, **w, record)) {
@@ -242,7 +242,7 @@ impl Paging {
                 Run {
                     cluster,
                     pages: slots,
-                    from: at + first * PAGE,
+                    memory: at + first * PAGE,
                 },
                 first,
             );

@@ -59,10 +59,13 @@ impl Paging {
     ) -> Option<Outcome> {
         let (began, unit) = (now_ns(), w.unit());
         let cause = if write { Cause::Write } else { Cause::Read };
+        let apart = self.store.is_far_apart(unit, w.place());
         match self.become_whole(frame, &mut w, cause) {
             Ok(()) => {
                 w.settle();
-                self.sizes.observe_fill(now_ns().saturating_sub(began));
+                if !apart {
+                    self.sizes.observe_fill(now_ns().saturating_sub(began));
+                }
                 self.timed(FaultClass::Major, start)
             }
             // This thread's descriptors may be the program's by now.

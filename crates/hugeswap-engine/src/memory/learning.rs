@@ -25,6 +25,8 @@ pub(crate) struct Sizes {
     pub(super) evicted: AtomicU64,
     /// What [`Progress::is_whole`] said last.
     pub(super) only_whole: AtomicBool,
+    /// What [`Progress::is_alone`] said last.
+    pub(super) alone: AtomicBool,
 }
 
 pub(super) struct Learning {
@@ -57,6 +59,7 @@ impl Sizes {
             }),
             evicted: AtomicU64::new(0),
             only_whole: AtomicBool::new(false),
+            alone: AtomicBool::new(false),
         }
     }
 
@@ -64,6 +67,11 @@ impl Sizes {
     pub fn observe_fill(&self, ns: u64) {
         let mut learning = self.learning.lock();
         learning.fill = follow(learning.fill, ns);
+    }
+
+    /// Does one thread at most wait for swap at a time?
+    pub fn is_alone(&self) -> bool {
+        self.alone.load(Relaxed)
     }
 
     /// Pages evicted so far.

@@ -76,15 +76,12 @@ impl Memory {
         let compressed = single && !watched && self.is_partly_compressed(unit, page);
         let full = self.pool.used_frames() >= self.pool.frames();
         let only_whole = full && self.sizes.only_whole.load(Relaxed);
-        // (All of what lies far apart in swap, or a piece of it, is as many reads.)
-        let apart =
-            single && !watched && self.store.is_far_apart(unit, self.table.load(unit).place());
-        let wanted = (only_whole || !compressed) && !apart;
+        let wanted = only_whole || !compressed;
         let allowed = match watched || !pages || wanted && self.huge_is_to_be_had(unit, caller) {
             true if only_whole => Allowed::WHOLE,
             whole => Allowed {
                 base_4k: single,
-                piece_64k: pages && !apart,
+                piece_64k: pages,
                 whole,
             },
         };
@@ -185,7 +182,8 @@ impl Memory {
             true => &self.store.zswap.cost,
             false => &self.store.cost,
         };
-        Costs::new(cost, self.cpu(), fill, memory)
+        let costs = Costs::new(cost, self.cpu(), fill, memory);
+        self.store.price_apart(unit, place, costs)
     }
 
     fn cpu(&self) -> PerSize {
@@ -262,12 +260,11 @@ impl Memory {
             Bring::AsFaulted => {}
             bring => return bring == Bring::Whole,
         }
-        if self.store.is_far_apart(unit, self.table.load(unit).place()) {
-            return false;
-        }
         let record = self.base.records.of(unit);
         let mut learning = self.sizes.learning.lock();
         let costs = Costs::new(&self.store.cost, self.cpu(), learning.fill, 0);
+        let place = self.table.load(unit).place();
+        let costs = self.store.price_apart(unit, place, costs);
         let (admitted, history) = learning.granularity.admits_ahead(
             &costs,
             Reason::Stream,
@@ -291,7 +288,9 @@ impl Memory {
         };
         let trial = learning.progress.on_look(seen);
         let only_whole = learning.progress.is_whole();
+        let alone = learning.progress.is_alone();
         drop(learning);
+        self.sizes.alone.store(alone, Relaxed);
         self.sizes.only_whole.store(only_whole, Relaxed);
         match trial {
             Some(Trial::Begun) => self.pool.count(Counter::ThpSwpInTrial, 1),

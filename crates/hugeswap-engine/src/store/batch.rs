@@ -17,7 +17,8 @@ use crate::lock::Lock;
 use hugeswap_policy::UNIT_PAGES;
 use hugeswap_policy::counters::Counter;
 use hugeswap_policy::knobs::Knob;
-use hugeswap_sys::uring::{self, Ring};
+use hugeswap_sys::fs::Extent;
+use hugeswap_sys::uring::Ring;
 use hugeswap_sys::{Errno, Result, now_ns, process};
 use std::ops::Range;
 use std::sync::atomic::Ordering::Relaxed;
@@ -34,7 +35,16 @@ pub(super) const FAST: u32 = 15_000;
 pub(crate) struct Run {
     pub cluster: u64,
     pub pages: Range<usize>,
-    pub from: usize,
+    pub memory: usize,
+}
+
+impl Run {
+    /// No page.
+    pub const NONE: Run = Run {
+        cluster: 0,
+        pages: 0..0,
+        memory: 0,
+    };
 }
 
 /// The ring, and whose it is.
@@ -104,11 +114,11 @@ impl Store {
         let mut sums: UnitSums = [0; UNIT_PAGES as usize];
         let sums = self.fill_sums(run, &mut sums);
         let pages = run.pages.clone();
-        let kept = self.keep_compressed(run.cluster, pages.clone(), run.from, sums);
+        let kept = self.keep_compressed(run.cluster, pages.clone(), run.memory, sums);
         kept.is_ok_and(|kept| {
             kept.any()
                 && self
-                    .write_not_kept((run.cluster, pages), run.from, sums, &kept, true)
+                    .write_not_kept((run.cluster, pages), run.memory, sums, &kept, true)
                     .is_ok()
         })
     }
@@ -117,14 +127,14 @@ impl Store {
         let mut sums: UnitSums = [0; UNIT_PAGES as usize];
         let sums = self.fill_sums(run, &mut sums);
         let written =
-            self.write_to_device(run.cluster, run.pages.clone(), run.from, Some(sums), true);
+            self.write_to_device(run.cluster, run.pages.clone(), run.memory, Some(sums), true);
         self.note_write_error(written)
     }
 
     fn fill_sums<'a>(&self, run: &Run, sums: &'a mut [u64]) -> &'a [u64] {
         // SAFETY: the memory of `write_runs`'s caller.
         let bytes =
-            unsafe { std::slice::from_raw_parts(run.from as *const u8, run.pages.len() * PAGE) };
+            unsafe { std::slice::from_raw_parts(run.memory as *const u8, run.pages.len() * PAGE) };
         let sums = &mut sums[..run.pages.len()];
         checksum::fill(&self.key, bytes, sums);
         sums
@@ -170,12 +180,7 @@ impl Store {
 
     fn write_together(&self, ring: &mut Ring, runs: &[Run]) -> u32 {
         let mut targets: [Option<WriteTarget<'_>>; MOST] = [const { None }; MOST];
-        let mut writes = [uring::Write {
-            fd: -1,
-            memory: 0,
-            len: 0,
-            offset: 0,
-        }; MOST];
+        let mut writes = [Extent::NONE; MOST];
         let mut which = [0; MOST];
         let mut n = 0;
         // Those of what is written, and not of what is there afterwards: a sum that is that of memory
@@ -192,10 +197,10 @@ impl Store {
                 continue;
             };
             self.forget_stored(run.cluster, run.pages.clone());
-            self.zswap.sample(run.from, run.pages.len());
-            writes[n] = uring::Write {
+            self.zswap.sample(run.memory, run.pages.len());
+            writes[n] = Extent {
                 fd: target.fd,
-                memory: run.from,
+                memory: run.memory,
                 len: run.pages.len() * PAGE,
                 offset: target.offset,
             };

@@ -4,18 +4,16 @@
 //!
 //! A disk carries out so many small transfers in a second, reads and writes together, so that each
 //! write that is saved makes room for a read. The unit is scattered from then on
-//! ([`scatter`](super::scatter)), and its pages come back one by one. So it is done only where they
-//! do anyway: what has changed is many short runs. And where half of swap is free: slots that are
-//! given up become free clusters only later (`swap::compact`). It is off by default: a program that
-//! goes over to whole units later finds them scattered.
+//! ([`scatter`](super::scatter)), and its pages come back one by one, or together at the price of
+//! many reads ([`apart`](super::apart)). So it is done only where they come one by one anyway: what
+//! has changed is many short runs; and not while several threads wait, for whole units may be tried
+//! then. And where half of swap is free: slots that are given up become free clusters only later
+//! (`swap::compact`). What came whole and goes unchanged is written to one place again.
 
-use super::batch::FAST;
-use super::{PAGES, Store};
+use super::Store;
 use crate::bits::Bits;
 use hugeswap_policy::extents::layout::Layout;
-use hugeswap_policy::knobs::Knob;
-use hugeswap_policy::swapin::granularity::Direction;
-use hugeswap_policy::unit::Place;
+use hugeswap_policy::knobs::{Knob, gather};
 use std::ops::Range;
 use std::sync::atomic::Ordering::Relaxed;
 use std::sync::atomic::{AtomicBool, AtomicU64};
@@ -26,16 +24,19 @@ const RUNS: u64 = 16;
 const LENGTH: u64 = 2;
 /// Slots side by side that are worth a write.
 const WORTH: usize = 8;
-/// A unit in so many places is not read as a whole: that would be as many reads.
-const FAR_APART: usize = 32;
+/// Every so many looks it is seen how much of swap is free.
+const LOOKS: u64 = 5;
 
 /// Where this process gathers.
 #[derive(Default)]
 pub(super) struct Gather {
     /// The cluster that is being filled, and 1; 0: none.
     cluster: AtomicU64,
-    /// It is turned on, and half of swap is free.
+    wanted: AtomicBool,
+    /// Half of swap is free.
     room: AtomicBool,
+    /// Looks so far.
+    looks: AtomicU64,
 }
 
 impl Gather {
@@ -49,16 +50,33 @@ impl Store {
     /// Are these changed pages of a unit, which is this process's, to be written to new slots?
     pub(crate) fn gathers(&self, dirty: &Bits) -> bool {
         let runs = dirty.runs();
-        runs >= RUNS
-            && runs * LENGTH > dirty.count()
-            && self.gather.room.load(Relaxed)
-            && self.cost.per_size(Direction::In).page >= FAST
+        runs >= RUNS && runs * LENGTH > dirty.count() && self.is_to_gather() && !self.is_fast()
     }
 
-    /// A few times a second: is there room to gather?
-    pub(crate) fn look_at_gather_room(&self) {
-        let on = self.pool.knob(Knob::SwapGather) != 0;
-        self.gather.room.store(on && self.half_is_free(), Relaxed);
+    /// Is there a wish to gather, and room?
+    pub(crate) fn is_to_gather(&self) -> bool {
+        self.gather.wanted.load(Relaxed) && self.has_room_to_move()
+    }
+
+    /// Is there room for units to move about in swap?
+    pub(crate) fn has_room_to_move(&self) -> bool {
+        self.gather.room.load(Relaxed)
+    }
+
+    /// A few times a second: is there a wish to gather, and room? `alone`: one thread at most waits
+    /// for swap at a time.
+    pub(crate) fn look_at_gather(&self, alone: bool) {
+        let g = &self.gather;
+        let wanted = match self.pool.knob(Knob::SwapGather) {
+            gather::NEVER => false,
+            gather::ALWAYS => true,
+            _ => alone,
+        };
+        g.wanted.store(wanted, Relaxed);
+        let used = wanted || self.scatter.was_used();
+        if used && g.looks.fetch_add(1, Relaxed).is_multiple_of(LOOKS) {
+            g.room.store(self.half_is_free(), Relaxed);
+        }
     }
 
     fn half_is_free(&self) -> bool {
@@ -94,22 +112,5 @@ impl Store {
             self.release_singles(cluster, 0..want);
         }
         self.claim_singles(want)
-    }
-
-    /// Does it take many reads to read all of a locked unit whose place this is?
-    pub(crate) fn is_far_apart(&self, unit: u32, place: Place) -> bool {
-        let gathers = place == Place::Singles && self.pool.knob(Knob::SwapGather) != 0;
-        let Some(places) = gathers.then(|| self.scatter.of(unit)).flatten() else {
-            return false;
-        };
-        let (mut page, mut reads) = (0, 0);
-        while page < PAGES && reads < FAR_APART {
-            let run = places.run(page..PAGES).map_or(1, |(_, run)| {
-                reads += 1;
-                run.len()
-            });
-            page += run;
-        }
-        reads == FAR_APART
     }
 }

@@ -30,6 +30,7 @@
 //! | scattered, more than 256 pages with those to be written | placed whole: written to a cluster of its own, with what is not in memory copied there |
 //! | scattered, brought in whole and changed | placed whole, when it is written |
 
+mod apart;
 pub(crate) mod backing;
 pub(crate) mod batch;
 pub(crate) mod buffers;
@@ -56,6 +57,7 @@ use crate::checksum::SumKey;
 use crate::error::EngineError;
 use crate::pool::Member;
 use crate::pool::probe::Measured;
+use apart::Apart;
 use backing::Backing;
 use batch::Batches;
 use claim::Claims;
@@ -96,6 +98,7 @@ pub(crate) struct Store {
     pub sealing: Option<Sealing>,
     claims: Claims,
     gather: Gather,
+    apart: Apart,
     pub scatter: Scatter,
     pub kept: Kept,
     pub batches: Batches,
@@ -131,6 +134,7 @@ impl Store {
             sealing,
             claims: Claims::new(),
             gather: Gather::default(),
+            apart: Apart::new(r#in.page),
             scatter: Scatter::new(units).map_err(tables)?,
             kept: Kept::new(clusters).map_err(tables)?,
             batches: Batches::new(),

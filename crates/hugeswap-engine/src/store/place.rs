@@ -4,7 +4,7 @@
 //! All of it is called under the unit's lock. A unit of a mapped file has nothing here.
 
 use super::scatter::Single;
-use super::{PAGE, PAGES, Store};
+use super::{PAGES, Store};
 use crate::checksum;
 use hugeswap_policy::unit::Place;
 use hugeswap_sys::{Errno, Result};
@@ -55,19 +55,7 @@ impl Store {
     /// Reads all of a unit that is in single slots to `to`. What has no slot is zero.
     pub(crate) fn read_singles(&self, unit: u32, to: usize) -> Result<()> {
         let places = self.scatter.of(unit).ok_or(Errno::EIO)?;
-        let mut page = 0;
-        while page < PAGES {
-            let to = to + page * PAGE;
-            if let Some((cluster, run)) = places.run(page..PAGES) {
-                page += run.len();
-                self.read_pages(cluster, run, to)?;
-            } else {
-                // SAFETY: the memory is the caller's.
-                unsafe { std::ptr::write_bytes(to as *mut u8, 0, PAGE) };
-                page += 1;
-            }
-        }
-        Ok(())
+        self.read_apart(places, 0..PAGES, to, true)
     }
 
     /// Reads pages of a unit that are in swap, side by side in the unit, to `to`. EIO: some are
@@ -79,18 +67,13 @@ impl Store {
         pages: Range<usize>,
         to: usize,
     ) -> Result<()> {
-        let places = match place {
-            Place::Cluster(cluster) => return self.read_pages(cluster, pages, to),
-            Place::Singles => self.scatter.of(unit).ok_or(Errno::EIO)?,
-            Place::Nothing | Place::File(_) => return Err(Errno::EIO),
-        };
-        let mut page = pages.start;
-        while page < pages.end {
-            let (cluster, run) = places.run(page..pages.end).ok_or(Errno::EIO)?;
-            let at = to + (page - pages.start) * PAGE;
-            page += run.len();
-            self.read_pages(cluster, run, at)?;
+        match place {
+            Place::Cluster(cluster) => self.read_pages(cluster, pages, to),
+            Place::Singles => {
+                let places = self.scatter.of(unit).ok_or(Errno::EIO)?;
+                self.read_apart(places, pages, to, false)
+            }
+            Place::Nothing | Place::File(_) => Err(Errno::EIO),
         }
-        Ok(())
     }
 }

@@ -1,7 +1,8 @@
 //! Short reads of swap are polled for instead of slept for, while no other thread wants the
-//! processor. When: [`hugeswap_policy::device::poll`].
+//! processor. When: [`hugeswap_policy::device::poll`]. And many of them are done at one time.
 //!
-//! A thread that polls has one of a few contexts of Linux AIO; where all are in use, threads sleep.
+//! A thread has one of a few contexts of Linux AIO meanwhile; where all are in use, threads read by
+//! plain calls.
 //! They are made when first needed, so a process that swaps nothing has none. The rules of the fault
 //! path hold.
 
@@ -12,11 +13,12 @@ use hugeswap_policy::counters::Counter;
 use hugeswap_policy::device::poll::Polling;
 use hugeswap_policy::knobs::Knob;
 use hugeswap_sys::aio::Aio;
-use hugeswap_sys::{Errno, now_ns};
+use hugeswap_sys::fs::Extent;
+use hugeswap_sys::{Errno, Result, now_ns, process};
 use std::sync::atomic::AtomicU32;
 use std::sync::atomic::Ordering::Relaxed;
 
-/// Threads of a process that poll at one time.
+/// Threads of a process that have a context at one time.
 const POLLERS: usize = 4;
 /// After so many calls that were refused nothing is tried any more.
 const REFUSALS: u32 = 16;
@@ -57,29 +59,26 @@ impl Pollers {
         let Some(mut poll) = self.polling.begin(now_ns(), t.expected_ns) else {
             return false;
         };
-        let Some(mut context) = self.contexts.iter().find_map(Lock::try_lock) else {
-            return false;
-        };
-        if context.is_none() {
-            *context = Aio::new().ok();
-        }
-        let Some(aio) = context.as_mut() else {
-            self.refused.store(REFUSALS, Relaxed);
-            return false;
-        };
+        let before = process::switches();
+        let switched = || process::switches() != before;
         let mut asleep = false;
-        // SAFETY: passed on to the caller.
-        let result = unsafe {
-            aio.read_at(t.fd, t.memory, t.len, t.offset, || {
-                asleep = !poll.look(now_ns());
-                !asleep
-            })
+        let read = self.with_context(|aio| {
+            // SAFETY: passed on to the caller.
+            unsafe {
+                aio.read_at(t.fd, t.memory, t.len, t.offset, || {
+                    asleep = !poll.look(now_ns(), switched);
+                    !asleep
+                })
+            }
+        });
+        let Some(result) = read else {
+            return false;
         };
         let now = now_ns();
         if asleep {
             poll.slept(now);
         }
-        if !self.polling.end(poll, now) {
+        if !self.polling.end(poll, now, switched) {
             pool.count(Counter::SwapPollYield, 1);
         }
         match result {
@@ -95,5 +94,30 @@ impl Pollers {
             }
         }
         false
+    }
+    /// Carries out up to [`MOST`](hugeswap_sys::aio::MOST) reads of swap at one time, and sleeps until they have ended.
+    /// `results`: the bytes read, or an error of each; those are to be done by plain calls.
+    ///
+    /// # Safety
+    /// The memory of the extents must be the caller's to overwrite.
+    pub unsafe fn read_together(&self, extents: &[Extent], results: &mut [Result<usize>]) {
+        results.fill(Err(Errno::EAGAIN));
+        if self.refused.load(Relaxed) < REFUSALS {
+            // SAFETY: passed on to the caller.
+            self.with_context(|aio| unsafe { aio.read(extents, results) });
+        }
+    }
+
+    /// Does something with a context; `None`: none is to be had.
+    fn with_context<T>(&self, what: impl FnOnce(&mut Aio) -> T) -> Option<T> {
+        let mut context = self.contexts.iter().find_map(Lock::try_lock)?;
+        if context.is_none() {
+            *context = Aio::new().ok();
+        }
+        let Some(aio) = context.as_mut() else {
+            self.refused.store(REFUSALS, Relaxed);
+            return None;
+        };
+        Some(what(aio))
     }
 }

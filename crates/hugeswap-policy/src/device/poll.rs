@@ -4,8 +4,9 @@
 //! on, in a virtual machine more: as long as a third of a fast disk's read. So a thread polls for
 //! reads that are short, as hybrid polling of the kernel's block layer did (Le Moal, 2017), but as
 //! long only as no other thread wants that processor: one that does is seen as a gap between two
-//! looks, for it runs in between. Then all threads sleep for a while, a longer one each time and
-//! after a longer gap. (A control group whose quota of processor time is used up makes long ones.)
+//! looks in which this thread was switched away, and not only interrupted. Then all threads sleep for
+//! a while, a longer one each time and after a longer gap. (A control group whose quota of processor
+//! time is used up makes long ones.)
 //!
 //! Concurrency: all threads may share a [`Polling`]; of two reports at the same moment one may be
 //! lost.
@@ -19,8 +20,8 @@ const LEAST_NS: u64 = 15_000;
 const MOST_NS: u64 = 300_000;
 /// A thread sleeps after so many times as long as the read was expected to take.
 const PATIENCE: u64 = 4;
-/// Between two looks: another thread has run. (Interrupts mostly take less.)
-const GAP_NS: u64 = 60_000;
+/// Between two looks: another thread may have run, or an interrupt.
+const GAP_NS: u64 = 20_000;
 /// The first rest after that, and the longest.
 const FIRST_NS: u64 = 1_000_000;
 const LONGEST_NS: u64 = 512_000_000;
@@ -64,8 +65,9 @@ impl Polling {
     }
 
     /// The read has ended by time `now`. False: another thread wanted the processor meanwhile.
-    pub fn end(&self, mut poll: Poll, now: u64) -> bool {
-        poll.look(now);
+    /// `switched`: see [`Poll::look`].
+    pub fn end(&self, mut poll: Poll, now: u64, switched: impl FnOnce() -> bool) -> bool {
+        poll.look(now, switched);
         let rest = self.rest.load(Relaxed).max(FIRST_NS);
         if poll.gap > 0 {
             self.until.store(now + rest.max(poll.gap * OF_GAP), Relaxed);
@@ -83,10 +85,11 @@ impl Polling {
 }
 
 impl Poll {
-    /// The read has not ended at time `now`. False: the thread is to sleep until it has.
-    pub fn look(&mut self, now: u64) -> bool {
+    /// The read has not ended at time `now`. False: the thread is to sleep until it has. `switched`,
+    /// asked after a gap: has the thread been switched away since it began to poll?
+    pub fn look(&mut self, now: u64, switched: impl FnOnce() -> bool) -> bool {
         let gap = now.saturating_sub(self.last);
-        if gap > GAP_NS {
+        if gap > GAP_NS && switched() {
             self.gap = self.gap.max(gap);
         }
         self.last = now;
@@ -105,19 +108,20 @@ mod tests {
 
     const US: u64 = 1000;
 
-    /// A read that takes `us`, polled each 100 ns but for a gap of `gap` us after 10 us.
+    /// A read that takes `us`, polled each 100 ns but for a gap of `gap` us after 10 us, in which
+    /// another thread has run.
     fn read(polling: &Polling, now: &mut u64, us: u64, gap: u64) -> Option<bool> {
         let mut poll = polling.begin(*now, 70 * US)?;
         let end = *now + us * US;
         let away = *now + 10 * US;
         while *now < end {
             *now += if *now == away { gap * US } else { 100 };
-            if *now < end && !poll.look(*now) {
+            if *now < end && !poll.look(*now, || true) {
                 *now = (*now).max(end);
                 poll.slept(*now);
             }
         }
-        Some(polling.end(poll, *now))
+        Some(polling.end(poll, *now, || true))
     }
 
     #[test]
@@ -137,9 +141,9 @@ mod tests {
     #[test]
     fn a_thread_that_wants_the_processor_gets_it_for_longer_each_time() {
         let (polling, mut now) = (Polling::default(), 0);
-        assert_eq!(read(&polling, &mut now, 70, 50), Some(true));
+        assert_eq!(read(&polling, &mut now, 70, 19), Some(true));
         for rest in [1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 512] {
-            assert_eq!(read(&polling, &mut now, 90, 61), Some(false));
+            assert_eq!(read(&polling, &mut now, 90, 21), Some(false));
             now += rest * 1000 * US - 1;
             assert!(polling.begin(now, 70 * US).is_none(), "after {rest} ms");
             now += 1;
@@ -148,9 +152,18 @@ mod tests {
         for _ in 0..5 * QUIET {
             assert_eq!(read(&polling, &mut now, 70, 1), Some(true));
         }
-        assert_eq!(read(&polling, &mut now, 90, 61), Some(false));
+        assert_eq!(read(&polling, &mut now, 90, 21), Some(false));
         now += 16_000 * US;
         assert!(polling.begin(now, 70 * US).is_some());
+    }
+
+    #[test]
+    fn an_interrupt_is_no_thread_that_wants_the_processor() {
+        let (polling, now) = (Polling::default(), 1000 * US);
+        let mut poll = polling.begin(now, 70 * US).unwrap();
+        assert!(poll.look(now + 50 * US, || false));
+        assert!(polling.end(poll, now + 100 * US, || false));
+        assert!(polling.begin(now + 101 * US, 70 * US).is_some());
     }
 
     #[test]
@@ -167,13 +180,13 @@ mod tests {
     fn a_read_that_takes_far_too_long_is_waited_for_asleep() {
         let (polling, mut now) = (Polling::default(), 0);
         let mut poll = polling.begin(now, 70 * US).unwrap();
-        while poll.look(now) {
+        while poll.look(now, || true) {
             now += 100;
         }
         assert_eq!(now, 280 * US);
         now += 5_000 * US;
         poll.slept(now);
-        assert!(polling.end(poll, now), "no thread was in the way");
+        assert!(polling.end(poll, now, || true), "no thread was in the way");
         assert!(polling.begin(now, 70 * US).is_some());
     }
 }

@@ -19,7 +19,7 @@
 //! ```
 
 use crate::knobs::{Form, Knob, find, parse_size};
-pub use crate::knobs::{ThpDefrag, ThpEnabled, ThpSwapin, ZswapEnabled, types::*};
+pub use crate::knobs::{SwapGather, ThpDefrag, ThpEnabled, ThpSwapin, ZswapEnabled, types::*};
 use std::convert::Infallible;
 use std::fmt;
 use std::str::FromStr;

@@ -20,6 +20,7 @@ tests! {
     pages_are_written_together,
     pages_are_polled_for,
     pages_are_gathered,
+    pages_apart_come_together_and_go_to_one_place,
 }
 
 pub fn pool(memory: usize, mode: FaultMode) -> Pool {
@@ -393,13 +394,71 @@ fn pages_are_polled_for() {
     }
 }
 
+/// Units whose pages were gathered are brought in whole by a few calls each, and lie in one place
+/// once they have left again.
+fn pages_apart_come_together_and_go_to_one_place() {
+    need_base_pages();
+    let pool = on_disk(1024, &["swap.gather=always", "thp.swapin=never"]);
+    let r = swapped(&pool, 64 * MIB);
+    let (words, pages) = (words(&r), 64 * MIB / 4096);
+    let start = Instant::now();
+    for page in (0..200).map(|i| i * 1031 % pages) {
+        assert_eq!(words[page * 512].load(Relaxed), value(page * 512, 1));
+    }
+    let a_read = start.elapsed() / 200;
+    let gathered = || counter(&pool.stats(), "swap_write_gathered");
+    let changed = |i: usize| i.is_multiple_of(512) && (i / 512).is_multiple_of(3);
+    // Once there is half of swap to see that it is free.
+    for round in 0..100 {
+        for (i, word) in words.iter().enumerate().filter(|(i, _)| changed(*i)) {
+            word.store(value(i, round), Relaxed);
+        }
+        page_out(&r);
+        if gathered() > 1000 {
+            break;
+        }
+    }
+    for word in words.iter().enumerate().filter(|(i, _)| changed(*i)) {
+        word.1.store(value(word.0, 2), Relaxed);
+    }
+    page_out(&r);
+    let together = || counter(&pool.stats(), "swap_read_batched");
+    let right = |i: usize| value(i, if changed(i) { 2 } else { 1 });
+    let bring = || {
+        let before = together();
+        for unit in 0..32 {
+            let pin = r.pin(unit * UNIT, UNIT, false).unwrap();
+            for i in unit * UNIT / 8..(unit + 1) * UNIT / 8 {
+                assert_eq!(words[i].load(Relaxed), right(i), "word {i}");
+            }
+            drop(pin);
+        }
+        page_out(&r);
+        together() - before
+    };
+    let (first, second) = (bring(), bring());
+    if a_read < Duration::from_micros(30) {
+        println!("a read takes {a_read:?}: it may be that nothing is gathered");
+    } else if let Err(e) = hugeswap_sys::aio::Aio::new() {
+        println!("no AIO ({e}): all are read one by one");
+    } else {
+        assert!(first > 3000, "{first} of {} gathered", gathered());
+        assert_eq!(second, 0, "{first} before");
+    }
+    for (i, word) in words.iter().enumerate() {
+        assert_eq!(word.load(Relaxed), right(i), "word {i}");
+    }
+    pool.audit().unwrap();
+    no_harm(&pool);
+}
+
 /// Threads change pages at random, many times, in a quarter of the memory that they need: what
 /// leaves is gathered from here and there.
 fn pages_are_gathered() {
     need_base_pages();
     const THREADS: usize = 2;
     const PAGES: usize = 64 * MIB / 4096;
-    let pool = on_disk(1024, &["swap.gather=on"]);
+    let pool = on_disk(1024, &["swap.gather=always"]);
     let r = &pool.region(THREADS * PAGES * 4096).unwrap();
     fill(r, 0);
     let start = Instant::now();

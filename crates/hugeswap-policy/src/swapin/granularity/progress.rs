@@ -31,6 +31,12 @@ const LONGEST_WAIT: u64 = 3_600_000_000_000;
 /// The wait after a trial that was to no avail, in times of its length.
 const REST: u64 = 8;
 
+/// One thread at most waits at a time once that was so for as many measurements; for how many after
+/// it was not, and after whole units were found to be better.
+const AT_FIRST: u32 = 2;
+const AFTER_SEVERAL: u32 = 8;
+const AFTER_WHOLE: u32 = 60;
+
 /// What the owner sees. All but `resident` and `full` are totals that only grow.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Seen {
@@ -81,6 +87,8 @@ pub struct Progress {
     wait: u64,
     /// The part of the time for which it ran when what is in force was found to be better.
     found: u64,
+    /// Measurements before it is said that one thread at most waits at a time.
+    several: u32,
 }
 
 impl Default for Progress {
@@ -94,6 +102,7 @@ impl Default for Progress {
             held_up: 0,
             wait: WAIT,
             found: 0,
+            several: AT_FIRST,
         }
     }
 }
@@ -102,6 +111,11 @@ impl Progress {
     /// Are whole units only to come, where they can?
     pub fn is_whole(&self) -> bool {
         self.whole
+    }
+
+    /// Does one thread at most wait at a time, and has been for a while? No other way is tried then.
+    pub fn is_alone(&self) -> bool {
+        self.several == 0
     }
 
     /// To be called a few times a second. What has begun or ended, if anything.
@@ -133,9 +147,15 @@ impl Progress {
         }
         let stalled = seen.stalled_ns.saturating_sub(self.start.stalled_ns);
         self.start = seen;
+        let several = stalled >= time + time / 4;
+        self.several = match self.whole {
+            true => AFTER_WHOLE,
+            false if several => self.several.max(AFTER_SEVERAL),
+            false => self.several.saturating_sub(1),
+        };
         let doubtful = match self.whole {
             // Several threads wait at a time.
-            false => stalled >= time + time / 4,
+            false => several,
             // The program does not get as far any more as when that was found to be better.
             true => part(ran, time) * 2 < self.found,
         };
@@ -149,6 +169,7 @@ impl Progress {
             return None;
         }
         self.whole = !self.whole;
+        self.several = self.several.max(AFTER_SEVERAL);
         self.phase = Phase::Settling;
         self.tried = seen.ns;
         Some(Trial::Begun)
@@ -235,6 +256,29 @@ mod tests {
         assert_eq!(play(&mut p, &mut seen, [10, 90], 90, 100), 0);
         // Two that run for longer than they wait are none.
         assert_eq!(play(&mut p, &mut seen, [150, 200], 140, 100), 0);
+    }
+
+    #[test]
+    fn one_thread_is_alone_after_a_while() {
+        let (mut p, mut seen) = (Progress::default(), full());
+        play(&mut p, &mut seen, [10, 90], 90, 1);
+        assert!(!p.is_alone());
+        play(&mut p, &mut seen, [10, 90], 90, 2);
+        assert!(p.is_alone());
+        // Several wait for a while, too short for a trial.
+        play(&mut p, &mut seen, [10, 30], 160, 2);
+        assert!(!p.is_alone() && !p.is_whole());
+        play(&mut p, &mut seen, [10, 30], 90, 6);
+        assert!(!p.is_alone());
+        play(&mut p, &mut seen, [10, 30], 90, 4);
+        assert!(p.is_alone());
+        play(&mut p, &mut seen, [10, 30], 160, 30);
+        assert!(p.is_whole());
+        // The program gets nowhere with whole units any more.
+        play(&mut p, &mut seen, [2, 1], 90, 30);
+        assert!(!p.is_whole() && !p.is_alone());
+        play(&mut p, &mut seen, [2, 1], 90, 80);
+        assert!(p.is_alone());
     }
 
     #[test]
