@@ -34,14 +34,14 @@ pub fn user_ns(thread: Option<i32>) -> Option<u64> {
     crate::clock_ns(clock)
 }
 
-/// How often this thread was switched away though it could have run on.
-pub fn switches() -> u64 {
+/// How often this thread was switched away though it could have run on. `None`: that is not told.
+pub fn switches() -> Option<u64> {
     // SAFETY: zeros are a valid rusage.
     let mut usage: libc::rusage = unsafe { std::mem::zeroed() };
     let (whose, to) = (libc::RUSAGE_THREAD as usize, &raw mut usage as usize);
     // SAFETY: getrusage writes one rusage, to ours.
-    let _ = unsafe { call(libc::SYS_getrusage, [whose, to, 0, 0, 0, 0]) };
-    usage.ru_nivcsw as u64
+    let told = unsafe { call(libc::SYS_getrusage, [whose, to, 0, 0, 0, 0]) };
+    told.is_ok().then_some(usage.ru_nivcsw as u64)
 }
 
 /// The processor that this thread was on a moment ago, and its node.

@@ -60,7 +60,7 @@ impl Pollers {
             return false;
         };
         let before = process::switches();
-        let switched = || process::switches() != before;
+        let switched = || process::switches().is_none_or(|now| before != Some(now));
         let mut asleep = false;
         let read = self.with_context(|aio| {
             // SAFETY: passed on to the caller.

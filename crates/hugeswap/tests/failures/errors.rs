@@ -206,6 +206,7 @@ const CALLS: &[Call] = &[
     (libc::SYS_gettid, "gettid", &[]),
     (libc::SYS_getppid, "getppid", &[]),
     (libc::SYS_getcpu, "getcpu", &[]),
+    (libc::SYS_getrusage, "getrusage", &[Errno::EPERM]),
     (libc::SYS_kill, "kill", &[Errno::EPERM]),
     (libc::SYS_tgkill, "tgkill", &[Errno::EAGAIN]),
     (
