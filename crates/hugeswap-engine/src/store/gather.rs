@@ -32,6 +32,7 @@ const LOOKS: u64 = 5;
 pub(super) struct Gather {
     /// The cluster that is being filled, and 1; 0: none.
     cluster: AtomicU64,
+    /// The setting, and how many threads wait, say that it is to be done.
     wanted: AtomicBool,
     /// Half of swap is free.
     room: AtomicBool,
