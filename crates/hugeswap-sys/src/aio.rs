@@ -261,17 +261,24 @@ mod tests {
     use std::os::fd::AsRawFd;
     use std::os::unix::fs::FileExt;
 
-    #[test]
-    fn reads_are_those_of_pread_whether_polled_for_or_waited_for() {
-        let mut aio = match Aio::new() {
-            Ok(aio) => aio,
-            Err(e) => return println!("skipped: no AIO ({e})"),
-        };
-        let file = crate::fs::unnamed("aio");
-        for page in 0..16u8 {
+    /// A context, and a file of pages of 1, 2 and so on.
+    fn context_and_file(name: &str, pages: u8) -> Option<(Aio, std::fs::File)> {
+        let aio = Aio::new()
+            .inspect_err(|e| println!("skipped: no AIO ({e})"))
+            .ok()?;
+        let file = crate::fs::unnamed(name);
+        for page in 0..pages {
             let bytes = [page + 1; 4096];
             file.write_all_at(&bytes, u64::from(page) * 4096).unwrap();
         }
+        Some((aio, file))
+    }
+
+    #[test]
+    fn reads_are_those_of_pread_whether_polled_for_or_waited_for() {
+        let Some((mut aio, file)) = context_and_file("aio", 16) else {
+            return;
+        };
         assert!((own::BASE..own::BASE + own::LEN).contains(&aio.ring));
         let mut memory = [0u8; 4096];
         // Far more than the ring has entries.
@@ -297,15 +304,9 @@ mod tests {
     }
     #[test]
     fn many_reads_at_once_each_have_their_result() {
-        let mut aio = match Aio::new() {
-            Ok(aio) => aio,
-            Err(e) => return println!("skipped: no AIO ({e})"),
+        let Some((mut aio, file)) = context_and_file("aio-many", 40) else {
+            return;
         };
-        let file = crate::fs::unnamed("aio-many");
-        for page in 0..40u8 {
-            let bytes = [page + 1; 4096];
-            file.write_all_at(&bytes, u64::from(page) * 4096).unwrap();
-        }
         let mut memory = vec![0u8; 40 * 4096];
         // Far more rounds than the ring has entries.
         for round in 0..100 {

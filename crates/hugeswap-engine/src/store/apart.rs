@@ -1,10 +1,10 @@
 //! Pages of a scattered unit, which lie apart in swap, read several at one time.
 //!
 //! A device serves many reads of 4 KiB at one time in far less time than one after the other; what a
-//! page costs so is measured as it is done. What could not be
-//! read so goes through [`Store::read`], which finds the reasons and tries again. In a pool that
-//! encrypts, with a faulty device in front, without sums (they tell that it was our file that was
-//! read) and on a device as fast as memory, all of it does. The rules of the fault path hold.
+//! page costs so is measured as it is done. What could not be read so goes through [`Store::read`],
+//! which finds the reasons and tries again. In a pool that encrypts, with a faulty device in front,
+//! without sums (they tell that it was our file that was read) and on a device as fast as memory,
+//! all of it does. The rules of the fault path hold.
 
 use super::batch::{FAST, Run};
 use super::scatter::Places;
