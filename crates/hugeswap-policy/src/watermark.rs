@@ -11,6 +11,18 @@
 
 use crate::{PAGE_BYTES, UNIT_PAGES};
 
+/// What is asked for.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Demand {
+    /// Huge pages too.
+    #[default]
+    Huge,
+    /// Hardly anything but base pages.
+    Pages,
+    /// The same, by one thread at a time, which waits for each.
+    PagesInTurn,
+}
+
 /// The marks of one process, in base pages.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Watermarks {
@@ -38,13 +50,12 @@ impl Watermarks {
         }
     }
 
-    /// The marks where hardly anything but base pages is asked for. Base pages are made available
-    /// as fast as they are used, and those kept free are lost to the program (a whole unit that is
-    /// watched is not).
-    pub fn for_pages(frames: u64) -> Watermarks {
-        const HIGH: u64 = 768;
+    /// The marks where hardly anything but base pages is asked for, at most `most` of them kept
+    /// free. Base pages are made available as fast as they are used, and those kept free are lost
+    /// to the program (a whole unit that is watched is not).
+    fn for_pages(frames: u64, most: u64) -> Watermarks {
         let whole = Watermarks::for_budget(frames);
-        let high = whole.high.min(HIGH);
+        let high = whole.high.min(most);
         Watermarks {
             min: whole.min.min(high / 4),
             low: high / 2,
@@ -52,16 +63,27 @@ impl Watermarks {
         }
     }
 
-    /// The marks by the settings, for a share of `frames` of the budget. `pages`: hardly anything
-    /// but base pages is asked for.
-    pub fn of(frames: u64, pages: bool, setting: Setting) -> Watermarks {
-        let auto = match pages {
-            true => Watermarks::for_pages(frames),
-            false => Watermarks::for_budget(frames),
-        };
-        if setting == Setting::AUTO {
-            return auto;
+    /// The marks for what is asked for, by the budget alone.
+    pub fn for_demand(frames: u64, demand: Demand) -> Watermarks {
+        match demand {
+            Demand::Huge => Watermarks::for_budget(frames),
+            Demand::Pages => Watermarks::for_pages(frames, 768),
+            // It takes one page in the time of one transfer, so that few are enough. Less than a
+            // unit: whoever asks for huge pages changes the demand.
+            Demand::PagesInTurn => Watermarks::for_pages(frames, 320),
         }
+    }
+
+    /// The marks by the settings, for a share of `frames` of the budget.
+    pub fn of(frames: u64, demand: Demand, setting: Setting) -> Watermarks {
+        if setting == Setting::AUTO {
+            return Watermarks::for_demand(frames, demand);
+        }
+        // What is set leaves room for huge pages.
+        let auto = match demand {
+            Demand::PagesInTurn => Watermarks::for_demand(frames, Demand::Pages),
+            other => Watermarks::for_demand(frames, other),
+        };
         // Whatever the settings, half of it, and a unit more than an access needs, are for use.
         let most = (frames / 2).min(frames.saturating_sub(3)) * UNIT_PAGES;
         let most = most.max(auto.high);
@@ -146,13 +168,12 @@ mod tests {
     use super::*;
     use proptest::prelude::*;
 
+    const DEMANDS: [Demand; 3] = [Demand::Huge, Demand::Pages, Demand::PagesInTurn];
+
     #[test]
     fn ordered_and_below_the_budget() {
         for frames in 1..5000 {
-            for w in [
-                Watermarks::for_budget(frames),
-                Watermarks::for_pages(frames),
-            ] {
+            for w in DEMANDS.map(|d| Watermarks::for_demand(frames, d)) {
                 assert!(w.low >= 1 && w.low <= w.high);
                 // A request that uses no reserve finds something before kswapd sleeps.
                 assert!(w.min < w.low);
@@ -164,13 +185,18 @@ mod tests {
 
     #[test]
     fn little_is_kept_free_for_base_pages() {
-        let marks = |frames| {
-            let w = Watermarks::for_pages(frames);
+        let marks = |frames, demand| {
+            let w = Watermarks::for_demand(frames, demand);
             (w.min, w.low, w.high)
         };
-        assert_eq!(marks(4), (0, 256, 512));
-        assert_eq!(marks(50), (192, 384, 768));
-        assert_eq!(marks(50_000), marks(50));
+        for (demand, few, more) in [
+            (Demand::Pages, (0, 256, 512), (192, 384, 768)),
+            (Demand::PagesInTurn, (0, 160, 320), (80, 160, 320)),
+        ] {
+            assert_eq!(marks(4, demand), few);
+            assert_eq!(marks(50, demand), more);
+            assert_eq!(marks(50_000, demand), more);
+        }
     }
 
     #[test]
@@ -180,7 +206,7 @@ mod tests {
             min_free_kbytes: 64 << 10,
             scale_factor: 100,
         };
-        let marks = Watermarks::of(1000, false, set);
+        let marks = Watermarks::of(1000, Demand::Huge, set);
         let of = |units: u64| units * UNIT_PAGES;
         let pages = of(1000) / 100;
         assert_eq!(
@@ -188,7 +214,7 @@ mod tests {
             (of(32), of(32) + pages, of(32) + 2 * pages)
         );
         assert_eq!(
-            Watermarks::of(1000, true, set),
+            Watermarks::of(1000, Demand::Pages, set),
             marks,
             "what is set holds for base pages too"
         );
@@ -200,7 +226,7 @@ mod tests {
                 min_free_kbytes,
                 scale_factor,
             };
-            let m = Watermarks::of(1000, false, set);
+            let m = Watermarks::of(1000, Demand::Huge, set);
             (m.min, m.low, m.high)
         };
         assert_eq!(only(0, 0), (of(16), of(32), of(64)));
@@ -227,14 +253,14 @@ mod tests {
         #[test]
         fn whatever_is_set_most_is_for_use(
             frames in 1u64..5000,
-            pages: bool,
+            demand in proptest::sample::select(&DEMANDS[..]),
             min_free_kbytes in prop_oneof![Just(0), 1u64..1 << 40],
             scale_factor in 0u64..=3000,
             shortages in 0u32..20,
             factor in 0u64..100_000,
         ) {
             let set = Setting { min_free_kbytes, scale_factor };
-            let plain = Watermarks::of(frames, pages, set);
+            let plain = Watermarks::of(frames, demand, set);
             let mut boost = Boost::default();
             for _ in 0..shortages {
                 boost = boost.on_shortage(plain, factor);
@@ -244,7 +270,8 @@ mod tests {
                 prop_assert!(w.min < w.low && w.low <= w.high && w.high <= pages);
                 prop_assert!(frames < 3 || pages - w.high >= 2 * UNIT_PAGES);
                 prop_assert!(frames < 8 || w.high <= pages / 2);
-                prop_assert!(w.high - w.min >= UNIT_PAGES, "no huge page is to be had");
+                let in_turn = demand == Demand::PagesInTurn;
+                prop_assert!(in_turn || w.high - w.min >= UNIT_PAGES, "no huge page is to be had");
             }
         }
     }

@@ -4,7 +4,8 @@
 //! are watched or cached, and what is left of the budget. Below `low` (1/16 of the process's share,
 //! at most 32 units) faults wake kswapd. It works until `high` (1/8, at most 64 units), and counts
 //! writes under way as available. Up to `min` (half of `low`) is not for huge pages whose place
-//! base pages can take. Where little but base pages is asked for, `low` is 384 pages and `high` 768.
+//! base pages can take. Where little but base pages is asked for, `low` is 384 pages and `high` 768,
+//! and less than half of that where no more than one thread waits for swap.
 //! `hugeswap_policy::watermark` has the rule, and how settings and shortage move the marks.
 //!
 //! The rules of the fault path hold.
@@ -12,7 +13,7 @@
 use crate::memory::Memory;
 use hugeswap_policy::UNIT_PAGES;
 use hugeswap_policy::knobs::Knob;
-use hugeswap_policy::watermark::{Boost, Setting, Watermarks};
+use hugeswap_policy::watermark::{Boost, Demand, Setting, Watermarks};
 use hugeswap_sys::process;
 use std::sync::atomic::Ordering::Relaxed;
 
@@ -29,7 +30,12 @@ impl Memory {
             min_free_kbytes: self.pool.knob(Knob::MinFreeKbytes),
             scale_factor: self.pool.knob(Knob::WatermarkScale),
         };
-        Watermarks::of(share, self.frame_demand.is_low(), setting)
+        let demand = match (self.frame_demand.is_low(), self.sizes.is_alone()) {
+            (false, _) => Demand::Huge,
+            (true, false) => Demand::Pages,
+            (true, true) => Demand::PagesInTurn,
+        };
+        Watermarks::of(share, demand, setting)
     }
 
     /// The same, raised as it may be at the moment.

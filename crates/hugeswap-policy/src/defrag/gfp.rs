@@ -166,6 +166,7 @@ impl Gfp {
 mod tests {
     use super::*;
     use crate::defrag::thp::{Advised, Usage};
+    use crate::watermark::Demand;
     use proptest::prelude::*;
 
     const POLICIES: [u64; 5] = [
@@ -269,7 +270,7 @@ mod tests {
             budget in 1u64..3000,
         ) {
             let gfp = Gfp::huge(POLICIES[policy], advised, Caller::FirstTouch);
-            for marks in [Watermarks::for_budget(budget), Watermarks::for_pages(budget)] {
+            for marks in [Demand::Huge, Demand::Pages].map(|d| Watermarks::for_demand(budget, d)) {
                 let pages = if available > 0 { BasePages::Free } else { BasePages::NoneFree };
                 let verdict = gfp.verdict(available, marks, pages);
                 prop_assert_eq!(verdict == Verdict::Take, available >= marks.min + UNIT_PAGES);
