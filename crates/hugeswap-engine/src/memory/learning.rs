@@ -23,6 +23,8 @@ pub(crate) struct Sizes {
     pub(super) learning: Lock<Learning>,
     /// Pages evicted so far.
     pub(super) evicted: AtomicU64,
+    /// [`MeanDistance`] of the refaults so far.
+    pub(super) mean_distance: AtomicU64,
     /// What [`Progress::is_whole`] said last.
     pub(super) only_whole: AtomicBool,
     /// What [`Progress::is_alone`] said last.
@@ -58,6 +60,7 @@ impl Sizes {
                 fill: r#in.whole.saturating_add(CPU.whole),
             }),
             evicted: AtomicU64::new(0),
+            mean_distance: AtomicU64::new(0),
             only_whole: AtomicBool::new(false),
             alone: AtomicBool::new(false),
         }

@@ -21,7 +21,8 @@ use hugeswap_policy::swapin::granularity::{
 use hugeswap_policy::unit::Kind;
 use hugeswap_policy::watermark::Watermarks;
 use hugeswap_policy::workingset::lruvec::Event;
-use hugeswap_policy::{UNIT_PAGES, advisor, workingset};
+use hugeswap_policy::workingset::{MeanDistance, lives};
+use hugeswap_policy::{UNIT_PAGES, advisor};
 use std::ops::Range;
 use std::sync::atomic::Ordering::Relaxed;
 
@@ -221,8 +222,13 @@ impl Memory {
             let one = page..page + 1;
             let distance = self.refault_distance(unit, record, page);
             refaults += u64::from(distance.is_some());
+            let mean = MeanDistance(self.sizes.mean_distance.load(Relaxed));
+            if let Some(d) = distance {
+                let now = mean.on_refault(d, resident);
+                self.sizes.mean_distance.store(now.0, Relaxed);
+            }
             let lives = match distance {
-                Some(d) if detection => workingset::lives(d, resident),
+                Some(d) if detection => lives(d, mean, resident),
                 _ => 0,
             };
             record.set_lives(one.clone(), lives);

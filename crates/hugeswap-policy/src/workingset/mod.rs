@@ -27,4 +27,4 @@ mod shadow;
 pub mod vmscan;
 
 pub use rewrite::Rewrites;
-pub use shadow::{Duel, MOST_LIVES, Origin, Shadow, lives};
+pub use shadow::{Duel, MOST_LIVES, MeanDistance, Origin, Shadow, lives};

@@ -12,7 +12,7 @@
 //!
 //! Source: the Linux kernel's `mm/workingset.c`; J. Weiner, "Thrash detection-based file cache
 //! sizing" (2012); J. Kim, "workingset protection/detection on the anonymous LRU list" (2020).
-//! [`lives`] is not from there.
+//! [`MeanDistance`] and [`lives`] are not from there.
 
 use crate::UNIT_PAGES;
 
@@ -146,15 +146,48 @@ impl Duel {
 /// page.
 pub const MOST_LIVES: u8 = 15;
 
+/// The mean distance of refaults of base pages. Far ones count as four turns through memory.
+///
+/// Fits a word; 0 is none yet. Those who share one may lose a refault when two come at once.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct MeanDistance(pub u64);
+
+impl MeanDistance {
+    /// A refault counts for one part in 2^10.
+    const WEIGHT: u32 = 10;
+
+    /// The mean, in pages.
+    pub fn pages(self) -> u64 {
+        self.0 >> Self::WEIGHT
+    }
+
+    /// The mean after a refault of `distance`, where `resident` pages are in memory.
+    #[must_use]
+    pub fn on_refault(self, distance: u64, resident: u64) -> MeanDistance {
+        let distance = distance.min(resident.saturating_mul(4)).min(1 << 50);
+        match self.0 {
+            0 => MeanDistance(distance << Self::WEIGHT),
+            sum => MeanDistance(sum - self.pages() + distance),
+        }
+    }
+}
+
 /// Returns for how many turns through memory a base page that came back after `distance` is spared:
 /// twice as often as it would have been missed in one turn. `resident` is the number of pages in
-/// memory. 0: it came back so late that more memory would not have helped.
+/// memory. 0 if it came back later than after a quarter of a turn, or of the `mean`.
 ///
 /// References to base pages in memory are not seen. But the time a page was away is a sample of the
 /// time between its uses, and the more often that fits into a turn, the longer the page is worth
-/// its place. (On traces, twice was better than once and as good as four times.)
-pub fn lives(distance: u64, resident: u64) -> u8 {
-    if distance > resident {
+/// its place. What is spared makes the turns of all others shorter, so that sparing too many is as
+/// bad as sparing too few: of the pages that are used as seldom as most are, one in five comes back
+/// within a quarter of the mean by chance, if those times are exponential; of those that are used
+/// eight times as often, six in seven do.
+///
+/// Bounds of one turn and without the mean, on traces of hash tables, hot sets and Zipf's law, cost
+/// up to four hundredths more misses; where the hot set moves, three hundredths less. Twice was
+/// better than once and as good as four times.
+pub fn lives(distance: u64, mean: MeanDistance, resident: u64) -> u8 {
+    if distance > resident.min(mean.pages()) / 4 {
         return 0;
     }
     let turns = (2 * resident).checked_div(distance).unwrap_or(u64::MAX);
@@ -207,10 +240,18 @@ mod tests {
 
     #[test]
     fn sooner_is_longer() {
-        assert_eq!(lives(0, 1000), MOST_LIVES);
-        assert_eq!(lives(200, 1000), 10);
-        assert_eq!(lives(1000, 1000), 2);
-        assert_eq!(lives(1001, 1000), 0);
-        assert_eq!(lives(u64::MAX, 1000), 0);
+        let mut mean = MeanDistance::default();
+        assert_eq!(lives(1, mean, 1000), 0, "nothing is known yet");
+        mean = mean.on_refault(800, 1000);
+        assert_eq!(mean.pages(), 800);
+        assert_eq!(lives(0, mean, 1000), MOST_LIVES);
+        assert_eq!(lives(200, mean, 1000), 10);
+        assert_eq!(lives(201, mean, 1000), 0);
+        // What is far counts as four turns.
+        (0..10_000).for_each(|_| mean = mean.on_refault(u64::MAX, 10_000));
+        assert!((39_000..=40_000).contains(&mean.pages()), "{mean:?}");
+        assert_eq!(lives(250, mean, 1000), 8);
+        assert_eq!(lives(251, mean, 1000), 0);
+        assert_eq!(lives(u64::MAX, mean, 1000), 0);
     }
 }
