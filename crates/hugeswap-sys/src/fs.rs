@@ -1,5 +1,6 @@
 //! Files: opening, whole reads and writes at an offset, properties of file systems.
 
+use crate::mm::{SPANS_MAX, Span};
 use crate::raw::call;
 use crate::{Errno, Result};
 use std::ffi::CStr;
@@ -76,6 +77,19 @@ pub unsafe fn write_at(fd: i32, buf: usize, len: usize, offset: u64) -> Result<u
     let args = [fd as usize, buf, len, offset as usize, 0, 0];
     // SAFETY: passed on to the caller.
     unsafe { call(libc::SYS_pwrite64, args) }
+}
+
+/// Writes ranges of memory, at most [`SPANS_MAX`], one behind the other at `offset` by one call,
+/// which may be short. Returns how many bytes were written.
+///
+/// # Safety
+/// They must be readable memory.
+#[inline(never)]
+pub unsafe fn write_spans_at(fd: i32, spans: &[Span], offset: u64) -> Result<usize> {
+    let (at, n) = (spans.as_ptr() as usize, spans.len().min(SPANS_MAX));
+    let args = [fd as usize, at, n, offset as usize, 0, 0];
+    // SAFETY: passed on to the caller; a span is laid out as an iovec, and the list is read only.
+    unsafe { call(libc::SYS_pwritev, args) }
 }
 
 /// Reads exactly `len` bytes at `offset`. EIO if the file ends before: what swap holds was written

@@ -195,7 +195,7 @@ pub fn lock(at: usize, len: usize) -> Result<()> {
     unsafe { call(libc::SYS_mlock, [at, len, 0, 0, 0, 0]) }.map(drop)
 }
 
-/// A range for [`discard_ranges`].
+/// A range of memory, as calls that take many of them want it.
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
 pub struct Span {
@@ -203,6 +203,11 @@ pub struct Span {
     pub at: usize,
     /// Length in bytes.
     pub len: usize,
+}
+
+impl Span {
+    /// No bytes.
+    pub const NONE: Span = Span { at: 0, len: 0 };
 }
 
 /// Largest number of ranges for one call.

@@ -11,6 +11,7 @@ use crate::PAGES;
 use crate::pages::record::Record;
 use crate::paging::Paging;
 use crate::store::batch::{self, Run};
+use crate::store::gather;
 use crate::store::scatter::{CLUSTERS, Places, Single};
 use crate::table::Locked;
 use hugeswap_policy::UNIT_PAGES;
@@ -212,8 +213,9 @@ impl Paging {
                 .filter(|_| !gather)
                 .filter(|&s| self.store.may_overwrite(s) && !self.pool.avoids(s.cluster))
         };
-        // Those that go to new slots, gathered so that few writes take many.
-        let mut moving = [0u16; AT_ONCE];
+        // Those that go to new slots, so many at a time that few writes take many.
+        let mut moving = [0u16; gather::AT_ONCE];
+        let at_once = if gather { moving.len() } else { AT_ONCE };
         let mut n = 0;
         // Those that stay where they are, and the first page of each.
         let mut staying: [Run; batch::MOST] = Default::default();
@@ -226,8 +228,8 @@ impl Paging {
                 moving[n] = first as u16;
                 n += 1;
                 next = first + 1;
-                if n == AT_ONCE {
-                    if !self.write_moving(at, places, record, &moving, gather) {
+                if n == at_once {
+                    if !self.write_moving(at, places, record, &moving[..n], gather) {
                         return false;
                     }
                     n = 0;
@@ -293,13 +295,7 @@ impl Paging {
             return true;
         }
         let buffer = self.base.take_buffer();
-        for (k, &p) in pages.iter().enumerate() {
-            let from = at + usize::from(p) * PAGE;
-            let to = buffer.addr() + k * PAGE;
-            // SAFETY: a dirty page is in memory, readable and write-protected, and the buffer is
-            // ours.
-            unsafe { std::ptr::copy_nonoverlapping(from as *const u8, to as *mut u8, PAGE) };
-        }
+        let mut memory = [0; gather::AT_ONCE];
         let mut done = 0;
         while let Some(rest) = pages.get(done..).filter(|r| !r.is_empty()) {
             let claimed = match gather {
@@ -309,12 +305,17 @@ impl Paging {
             let Some((cluster, slots)) = claimed else {
                 return false;
             };
-            let from = buffer.addr() + done * PAGE;
-            if self
-                .store
-                .write_pages(cluster, slots.clone(), from)
-                .is_err()
-            {
+            for (at_page, &p) in memory.iter_mut().zip(rest) {
+                *at_page = at + usize::from(p) * PAGE;
+            }
+            // Dirty pages are in memory, readable and write-protected.
+            let written = self.store.write_side_by_side(
+                cluster,
+                slots.clone(),
+                &memory[..slots.len()],
+                buffer.addr(),
+            );
+            if written.is_err() {
                 self.store.release_singles(cluster, slots);
                 return false;
             }

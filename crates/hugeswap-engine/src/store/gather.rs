@@ -10,10 +10,14 @@
 //! then. And where half of swap is free: slots that are given up become free clusters only later
 //! (`swap::compact`). What came whole and goes unchanged is written to one place again.
 
-use super::Store;
+use super::{BUFFER, PAGE, PAGES, Store};
 use crate::bits::Bits;
+use crate::checksum::{self, UnitSums};
+use hugeswap_policy::counters::Counter;
 use hugeswap_policy::extents::layout::Layout;
 use hugeswap_policy::knobs::{Knob, gather};
+use hugeswap_sys::mm::Span;
+use hugeswap_sys::{Result, fs, now_ns};
 use std::ops::Range;
 use std::sync::atomic::Ordering::Relaxed;
 use std::sync::atomic::{AtomicBool, AtomicU64};
@@ -24,6 +28,8 @@ const RUNS: u64 = 16;
 const LENGTH: u64 = 2;
 /// Slots side by side that are worth a write.
 const WORTH: usize = 8;
+/// Pages that one call writes, at most: what one request to a device takes.
+pub(crate) const AT_ONCE: usize = 256;
 /// Every so many looks it is seen how much of swap is free.
 const LOOKS: u64 = 5;
 
@@ -113,5 +119,79 @@ impl Store {
             self.release_singles(cluster, 0..want);
         }
         self.claim_singles(want)
+    }
+
+    /// Writes pages that lie apart in memory, where no thread changes them, to as many slots side by
+    /// side, which are this process's. `buffer`: [`BUFFER`] bytes of the caller's.
+    pub(crate) fn write_side_by_side(
+        &self,
+        cluster: u64,
+        slots: Range<usize>,
+        memory: &[usize],
+        buffer: usize,
+    ) -> Result<()> {
+        let mut done = 0;
+        while done < memory.len() {
+            let rest = &memory[done..];
+            let n = self.write_spans(cluster, slots.start + done, rest);
+            if n > 0 {
+                done += n;
+                continue;
+            }
+            let n = rest.len().min(BUFFER / PAGE);
+            for (k, &from) in rest[..n].iter().enumerate() {
+                let to = (buffer + k * PAGE) as *mut u8;
+                // SAFETY: the caller's page, which is readable, and the caller's buffer.
+                unsafe { std::ptr::copy_nonoverlapping(from as *const u8, to, PAGE) };
+            }
+            let at = slots.start + done;
+            self.write_pages(cluster, at..at + n, buffer)?;
+            done += n;
+        }
+        Ok(())
+    }
+
+    /// Writes the first of such pages by one call. How many; 0: they are to be copied, and written
+    /// by [`Store::write_pages`], since there is something between memory and the device, or since
+    /// the call failed.
+    fn write_spans(&self, cluster: u64, at: usize, memory: &[usize]) -> usize {
+        let plain = self.sealing.is_none() && self.backing.is_plain(&self.pool);
+        if memory.len() < 2 || !plain || self.zswap.admits(cluster, false) {
+            return 0;
+        }
+        let area = self.pool.locate(cluster);
+        let Some(area) = area.and_then(|(i, _)| self.pool.header().areas.get(i)) else {
+            return 0;
+        };
+        let most = self.pool.pace_of(area).chunk / PAGE;
+        let n = memory.len().min(AT_ONCE).min(most);
+        let Ok(target) = self.prepare_write(cluster, at..at + n, true) else {
+            return 0;
+        };
+        self.forget_stored(cluster, at..at + n);
+        let mut spans = [Span::NONE; AT_ONCE];
+        let mut sums: UnitSums = [0; PAGES];
+        for ((&at, span), sum) in memory.iter().zip(&mut spans).zip(&mut sums).take(n) {
+            *span = Span { at, len: PAGE };
+            // SAFETY: the caller's memory, which is readable.
+            let bytes = unsafe { std::slice::from_raw_parts(at as *const u8, PAGE) };
+            checksum::fill(&self.key, bytes, std::slice::from_mut(sum));
+        }
+        let going_on = &self.pool.record().transferring;
+        going_on.fetch_add(1, Relaxed);
+        let start = now_ns();
+        // SAFETY: the caller's memory, which is there until this returns.
+        let written = unsafe { fs::write_spans_at(target.fd, &spans[..n], target.offset) };
+        let took = now_ns().saturating_sub(start);
+        going_on.fetch_sub(1, Relaxed);
+        // What is short is written again.
+        if written != Ok(n * PAGE) {
+            return 0;
+        }
+        target.area.note_transfer(true, took, None);
+        target.area.note_write(None);
+        checksum::store(target.sums, &sums[..n]);
+        self.pool.count(Counter::PswpOut, n as u64);
+        n
     }
 }

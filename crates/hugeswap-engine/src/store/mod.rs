@@ -36,7 +36,7 @@ pub(crate) mod batch;
 pub(crate) mod buffers;
 mod claim;
 mod faulty;
-mod gather;
+pub(crate) mod gather;
 mod growth;
 pub(crate) mod initialise;
 pub(crate) mod kept;

@@ -133,6 +133,18 @@ const CALLS: &[Call] = &[
         ],
     ),
     (
+        libc::SYS_pwritev,
+        "pwritev",
+        &[
+            Errno::EIO,
+            Errno::EINTR,
+            Errno::EAGAIN,
+            Errno::ENOSPC,
+            Errno::ENOMEM,
+            Errno::EPERM,
+        ],
+    ),
+    (
         libc::SYS_read,
         "read",
         &[Errno::EAGAIN, Errno::EINTR, Errno::EIO],
