@@ -86,6 +86,18 @@ impl Store {
         Ok(())
     }
 
+    /// Reads `runs`, at most [`MOST`]. Which of them could be, as bits.
+    pub(super) fn read_some(&self, runs: &[Run]) -> u32 {
+        let mut done = self.read_together(runs);
+        for (k, run) in runs.iter().enumerate() {
+            let read = |run: &Run| self.read_pages(run.cluster, run.pages.clone(), run.memory);
+            if done >> k & 1 == 0 && read(run).is_ok() {
+                done |= 1 << k;
+            }
+        }
+        done
+    }
+
     /// Reads as many of `runs`, at most [`MOST`], as can be, at one time. Which were read and are
     /// what was written, as bits.
     fn read_together(&self, runs: &[Run]) -> u32 {

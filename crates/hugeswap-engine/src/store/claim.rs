@@ -16,14 +16,15 @@
 //! together. A write that found no room is tried again after that.
 //!
 //! Areas of the highest priority are filled first, those of the same priority in turn. In each, a
-//! process claims clusters from a place of its own on, in sequence, but not beyond twice what it
-//! has in use (and 256). So what has been freed is used again, and the page sums of clusters of
+//! process claims clusters from a place of its own on, in sequence, but not far beyond as many as it
+//! has in use. So what has been freed is used again, and the page sums of clusters of
 //! long ago do not stay in memory. Clusters that lie in one piece on their device are claimed first
 //! (`pool::extents`).
 //!
 //! Concurrency: a unit's place changes under the unit's lock. What a forked child may read is
 //! neither overwritten nor given back before no such child is left ([`kept`](super::kept)).
 
+use super::batch::Run;
 use super::kept::Given;
 use super::scatter::{self, Places, Single};
 use super::{BUFFER, PAGE, PAGES, Store};
@@ -39,8 +40,9 @@ use std::ops::Range;
 use std::sync::atomic::Ordering::Relaxed;
 use std::sync::atomic::{AtomicBool, AtomicI64, AtomicU32, AtomicU64};
 
-/// How far beyond what is in use clusters are claimed in sequence.
-const REACH: u64 = 256;
+/// How far clusters are claimed in sequence: as far as those in use would reach side by side, a
+/// quarter of that, and so many.
+const REACH: u64 = 32;
 
 /// How often a claim looks on after what it found has turned out to have no room on its disk.
 const TRIES: usize = 2 * MAX_AREAS;
@@ -73,7 +75,8 @@ impl Cursor {
     fn order(&self, me: usize, area: &JoinedArea, grow: bool) -> Order {
         let start = me as u64 * area.clusters / 16 % area.clusters.max(1);
         let hint = self.hint.load(Relaxed);
-        let reach = self.owned.load(Relaxed).max(0) as u64 * 2 + REACH;
+        let owned = self.owned.load(Relaxed).max(0) as u64;
+        let reach = owned + owned / 4 + REACH;
         // A claim that found nothing before the end went on at the beginning.
         let near = hint.checked_sub(start).is_some_and(|d| d < reach);
         let at = |n: u64| (area.first_cluster + n) as usize;
@@ -516,39 +519,65 @@ impl Store {
     ) -> bool {
         const AT_ONCE: usize = BUFFER / PAGE;
         let mut page = 0;
-        while page < PAGES {
-            let Some((cluster, run)) = places.run(page..PAGES.min(page + AT_ONCE)) else {
-                page += 1;
-                continue;
-            };
-            let n = run.len();
-            if moves(cluster) {
-                if self.read_pages(cluster, run.clone(), buffer).is_err() {
-                    // A thread that needs the page is told.
-                    page += n;
+        loop {
+            let mut runs = [const { Run::NONE }; AT_ONCE];
+            let mut pages = [0; AT_ONCE];
+            let (mut m, mut n) = (0, 0);
+            while page < PAGES && n < AT_ONCE {
+                let Some((cluster, run)) = places.run(page..PAGES.min(page + AT_ONCE - n)) else {
+                    page += 1;
+                    continue;
+                };
+                let len = run.len();
+                if moves(cluster) {
+                    (0..len).for_each(|k| pages[n + k] = page + k);
+                    runs[m] = Run {
+                        cluster,
+                        pages: run,
+                        memory: buffer + n * PAGE,
+                    };
+                    (m, n) = (m + 1, n + len);
+                }
+                page += len;
+            }
+            if n == 0 {
+                return true;
+            }
+            // What cannot be read stays: a thread that needs the page is told.
+            let read = self.read_some(&runs[..m]);
+            let mut at = 0;
+            for (k, run) in runs[..m].iter().enumerate() {
+                if read >> k & 1 == 0 {
+                    pages[at..at + run.pages.len()].fill(PAGES);
+                }
+                at += run.pages.len();
+            }
+            let mut done = 0;
+            while done < n {
+                let rest = &pages[done..n];
+                let together = rest.iter().take_while(|&&p| p < PAGES).count();
+                if together == 0 {
+                    done += 1;
                     continue;
                 }
-                let mut done = 0;
-                while done < n {
-                    let Some((to, at)) = claim(n - done) else {
-                        return false;
-                    };
-                    let from = buffer + done * PAGE;
-                    if self.write_pages(to, at.clone(), from).is_err() {
-                        self.release_singles(to, at);
-                        return false;
+                let Some((to, slots)) = claim(together) else {
+                    return false;
+                };
+                let from = buffer + done * PAGE;
+                if self.write_pages(to, slots.clone(), from).is_err() {
+                    self.release_singles(to, slots);
+                    return false;
+                }
+                done += slots.len();
+                self.pool.count(Counter::SwapMoved, slots.len() as u64);
+                for (&p, at) in rest.iter().zip(slots) {
+                    let old = places.get(p);
+                    places.put(p, Some(Single { cluster: to, at }));
+                    if let Some(Single { cluster, at }) = old {
+                        self.free_singles(cluster, at..at + 1);
                     }
-                    for (k, at) in at.clone().enumerate() {
-                        places.put(page + done + k, Some(Single { cluster: to, at }));
-                    }
-                    let old = run.start + done;
-                    self.free_singles(cluster, old..old + at.len());
-                    self.pool.count(Counter::SwapMoved, at.len() as u64);
-                    done += at.len();
                 }
             }
-            page += n;
         }
-        true
     }
 }
