@@ -80,10 +80,16 @@ fn no_object(out: &Path) -> PathBuf {
 fn build(package: &str, root: &Path, inner: &Path, target: &str) -> PathBuf {
     let var = |name: &str| std::env::var(name).unwrap_or_else(|_| panic!("cargo sets {name}"));
     let mut cargo = Command::new(var("CARGO"));
+    // jemalloc and what calls it are for speed.
+    let profile = match package {
+        "hugeswap-small" => "release",
+        _ => "injected",
+    };
     cargo
         .args([
             "build",
-            "--release",
+            "--profile",
+            profile,
             "-p",
             package,
             "--lib",
@@ -93,19 +99,19 @@ fn build(package: &str, root: &Path, inner: &Path, target: &str) -> PathBuf {
         .arg("--manifest-path")
         .arg(root.join("Cargo.toml"))
         .arg("--target-dir")
-        .arg(inner)
-        // One piece: calls within the object need no relocations at a program's start, and what is not used goes.
-        .env("CARGO_PROFILE_RELEASE_LTO", "fat")
-        .env("CARGO_PROFILE_RELEASE_CODEGEN_UNITS", "1")
-        // Names stay for backtraces; line tables would double the size of the executable.
-        .env("CARGO_PROFILE_RELEASE_STRIP", "debuginfo");
+        .arg(inner);
     if package == "hugeswap-small" {
-        // jemalloc's constructor is left out: it starts when it is needed.
-        cargo.env("CFLAGS", "-Dconstructor=unused");
+        // As the profile `injected`, whose reasons hold, but for the size.
+        cargo
+            .env("CARGO_PROFILE_RELEASE_LTO", "fat")
+            .env("CARGO_PROFILE_RELEASE_CODEGEN_UNITS", "1")
+            .env("CARGO_PROFILE_RELEASE_STRIP", "debuginfo")
+            // jemalloc's constructor is left out: it starts when it is needed.
+            .env("CFLAGS", "-Dconstructor=unused");
     } else {
         // So that tests of the command find what assertions find.
         let debug = var("PROFILE") == "debug";
-        cargo.env("CARGO_PROFILE_RELEASE_DEBUG_ASSERTIONS", debug.to_string());
+        cargo.env("CARGO_PROFILE_INJECTED_DEBUG_ASSERTIONS", debug.to_string());
     }
     if std::env::var("CARGO_NET_OFFLINE").is_ok_and(|v| v != "false" && v != "0") {
         cargo.arg("--offline");
@@ -120,7 +126,7 @@ fn build(package: &str, root: &Path, inner: &Path, target: &str) -> PathBuf {
         status.success(),
         "building {package}, which is injected, failed (see above)"
     );
-    let file = format!("{target}/release/lib{}.so", package.replace('-', "_"));
+    let file = format!("{target}/{profile}/lib{}.so", package.replace('-', "_"));
     let object = inner.join(file);
     assert!(
         object.is_file(),
