@@ -171,7 +171,8 @@ impl Program {
                     outcome.note(note);
                 }
                 if *engine == (Engine::Hugeswap { also: None }) {
-                    beside = run.params["peak_unmanaged_bytes"].as_u64().unwrap_or(0);
+                    let bytes = |figure: &str| run.params[figure].as_u64().unwrap_or(0);
+                    beside = bytes("peak_unmanaged_bytes") + bytes("own_bytes");
                 }
                 outcome.runs.push(run);
             }

@@ -233,10 +233,9 @@ impl<'a> Turns<'a> {
                 if let Some(also) = also {
                     run = run.with("also", also.as_str());
                 }
-                run = run.with(
-                    "peak_unmanaged_bytes",
-                    report["peak_unmanaged_bytes"].clone(),
-                );
+                for figure in ["peak_unmanaged_bytes", "own_bytes"] {
+                    run = run.with(figure, report[figure].clone());
+                }
                 (run.reported(report), done)
             }
             Engine::Kernel(thp) => {

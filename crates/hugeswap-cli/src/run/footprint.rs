@@ -13,6 +13,7 @@ use super::outside;
 use hugeswap_engine::pool::Pool;
 use hugeswap_policy::UNIT_BYTES;
 use hugeswap_support::proc::{self, Status};
+use hugeswap_sys::process;
 use std::collections::hash_map::Entry;
 use std::collections::{HashMap, HashSet};
 use std::path::PathBuf;
@@ -55,6 +56,9 @@ pub struct Unmanaged {
     pub shared_bytes: u64,
     /// The processes that had it then, the largest first.
     pub holders: Vec<Member>,
+    /// The largest amount of hugeswap's own memory beside the budget that is not in the program's
+    /// processes: the pool's tables, and this process.
+    pub own_bytes: u64,
     /// Processes that the object was not in.
     pub outsiders: Vec<Member>,
     /// Processes that are left in the background.
@@ -77,7 +81,10 @@ pub struct Footprint {
     next: Instant,
     apart: Duration,
     seen: Unmanaged,
-    /// The largest figures of any process, bytes.
+    /// This process's status.
+    own: Option<proc::StatusFile>,
+    /// The largest figures of any process, bytes; of shared memory that is not managed, with the
+    /// pool's own.
     file_bytes: u64,
     shared_bytes: u64,
 }
@@ -91,6 +98,7 @@ impl Footprint {
             next: Instant::now(),
             apart: FIRST,
             seen: Unmanaged::default(),
+            own: proc::StatusFile::open(process::pid()),
             file_bytes: 0,
             shared_bytes: 0,
         }
@@ -125,8 +133,13 @@ impl Footprint {
         let own = |s: &Status| s.anonymous + s.swapped;
         let mut anonymous: u64 = all.iter().map(|(_, s)| own(s)).sum();
         let shared = all.iter().map(|(_, s)| s.shared).max().unwrap_or(0);
-        let shared = shared.saturating_sub(shared_managed + proc::held_by_file(pool.fd()));
+        let shared = shared.saturating_sub(shared_managed);
         self.shared_bytes = self.shared_bytes.max(shared);
+        let tables = proc::held_by_file(pool.fd());
+        let shared = shared.saturating_sub(tables);
+        let compressed = pool.zswap_usage().bytes;
+        let ours = tables.saturating_sub(compressed) + self.own.as_ref().map_or(0, own_anonymous);
+        self.seen.own_bytes = self.seen.own_bytes.max(ours);
         let files = all.iter().map(|(_, s)| s.file).max().unwrap_or(0);
         self.file_bytes = self.file_bytes.max(files);
         let private_managed = managed.saturating_sub(shared_managed);
@@ -268,6 +281,10 @@ impl Footprint {
         self.seen.left.retain(|m| m.pid != root);
         self.seen
     }
+}
+
+fn own_anonymous(status: &proc::StatusFile) -> u64 {
+    status.read().map_or(0, |s| s.anonymous)
 }
 
 /// Processes that share the memory of another count with that one: a vfork child has its parent's memory

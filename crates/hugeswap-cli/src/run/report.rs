@@ -533,7 +533,7 @@ pub(super) mod tests {
         let v: Value = serde_json::from_str(&text).unwrap();
         for key in "elapsed_s fault_s peak_managed_bytes peak_resident_bytes pswpin pswpout thp_swpin thp_swpout \
                     thp_swpin_fallback thp_swpout_fallback huge_share fault_mode processes exit_code memory_bytes areas \
-                    swapped_in_bytes swapped_out_bytes faults advisor signal peak_unmanaged_bytes unmanaged outside left_running losses"
+                    swapped_in_bytes swapped_out_bytes faults advisor signal peak_unmanaged_bytes unmanaged own_bytes outside left_running losses"
             .split_whitespace()
         {
             assert!(v.get(key).is_some(), "{key}");

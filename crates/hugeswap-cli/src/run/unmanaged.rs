@@ -13,13 +13,14 @@ const LEAST: u64 = 128 << 10;
 const WORTH_A_WARNING: u64 = 10;
 
 /// The fields of the JSON, beside `peak_unmanaged_bytes`.
-pub fn json(seen: &Unmanaged) -> [(&'static str, Value); 3] {
+pub fn json(seen: &Unmanaged) -> [(&'static str, Value); 4] {
     let list = |members: &[Member]| Value::Array(members.iter().map(member).collect());
     [
         (
             "unmanaged",
             json!({"shared_bytes": seen.shared_bytes, "processes": list(&seen.holders)}),
         ),
+        ("own_bytes", seen.own_bytes.into()),
         ("outside", list(&seen.outsiders)),
         ("left_running", list(&seen.left)),
     ]
