@@ -40,7 +40,11 @@ pub const KINDS: &[Kind] = &[
     Kind {
         name: "pages",
         mode: FaultMode::Signal,
-        settings: &["thp.swapin=never", "thp.enabled=madvise"],
+        settings: &[
+            "thp.swapin=never",
+            "thp.enabled=madvise",
+            "swap.gather=always",
+        ],
     },
     Kind {
         name: "pieces",
@@ -269,6 +273,10 @@ fn library(kind: Kind, directory: &str, die: Option<Death>) {
     m.fill(0..300, 7);
     advise(&r, 0, len, Advice::PageOut);
     m.check("after the fork");
+    // Single pages here and there.
+    (0..4 * 512).step_by(2).for_each(|p| m.fill(p..p + 1, 9));
+    advise(&r, 0, 4 * UNIT, Advice::PageOut);
+    m.check("changed here and there");
     fork(&mut m, 8, None);
     if kind.shares() {
         let nth = match die {
