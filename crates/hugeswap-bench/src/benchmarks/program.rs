@@ -25,7 +25,7 @@ The program runs plain, then under hugeswap with less memory, and with --vs kern
 swap, in turn, pair after pair. It has no input, and what it writes to stdout is compared: a run that writes
 something else, or ends otherwise than the plain one, fails the benchmark. A share (25%) is one of the anonymous memory that
 the plain run had at most, its children's included, looked at 50 times a second. The kernel's runs may use as much as hugeswap's: the
-budget and what hugeswap did not manage. A run that does not end within --timeout is marked, and its time is at least that; so is a run of the
+budget, what hugeswap did not manage, and what it had for itself. A run that does not end within --timeout is marked, and its time is at least that; so is a run of the
 kernel's that it killed for lack of memory.
 
 {}", options::HELP))]

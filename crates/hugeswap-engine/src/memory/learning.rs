@@ -23,7 +23,7 @@ pub(crate) struct Sizes {
     pub(super) learning: Lock<Learning>,
     /// Pages evicted so far.
     pub(super) evicted: AtomicU64,
-    /// [`MeanDistance`] of the refaults so far.
+    /// [`MeanDistance`](hugeswap_policy::workingset::MeanDistance) of the refaults so far.
     pub(super) mean_distance: AtomicU64,
     /// What [`Progress::is_whole`] said last.
     pub(super) only_whole: AtomicBool,

@@ -73,6 +73,16 @@ pub fn errors_of(kind: Kind) -> &'static [Errno] {
 
 type Call = (i64, &'static str, &'static [Errno]);
 
+/// Those of a write to a file.
+const WRITE: &[Errno] = &[
+    Errno::EIO,
+    Errno::EINTR,
+    Errno::EAGAIN,
+    Errno::ENOSPC,
+    Errno::ENOMEM,
+    Errno::EPERM,
+];
+
 const CALLS: &[Call] = &[
     (
         libc::SYS_mmap,
@@ -120,30 +130,8 @@ const CALLS: &[Call] = &[
         "pread",
         &[Errno::EIO, Errno::EINTR, Errno::EAGAIN, Errno::ENOMEM],
     ),
-    (
-        libc::SYS_pwrite64,
-        "pwrite",
-        &[
-            Errno::EIO,
-            Errno::EINTR,
-            Errno::EAGAIN,
-            Errno::ENOSPC,
-            Errno::ENOMEM,
-            Errno::EPERM,
-        ],
-    ),
-    (
-        libc::SYS_pwritev,
-        "pwritev",
-        &[
-            Errno::EIO,
-            Errno::EINTR,
-            Errno::EAGAIN,
-            Errno::ENOSPC,
-            Errno::ENOMEM,
-            Errno::EPERM,
-        ],
-    ),
+    (libc::SYS_pwrite64, "pwrite", WRITE),
+    (libc::SYS_pwritev, "pwritev", WRITE),
     (
         libc::SYS_read,
         "read",
