@@ -20,9 +20,9 @@ pub fn json(seen: &Unmanaged) -> [(&'static str, Value); 4] {
             "unmanaged",
             json!({"shared_bytes": seen.shared_bytes, "processes": list(&seen.holders)}),
         ),
-        ("own_bytes", seen.own_bytes.into()),
         ("outside", list(&seen.outsiders)),
         ("left_running", list(&seen.left)),
+        ("own_bytes", seen.own_bytes.into()),
     ]
 }
 
