@@ -60,9 +60,9 @@ impl Reclaim {
 
     /// Empties split clusters of which little is used, where too much of all split ones is empty.
     ///
-    /// Pages written at random to clusters side by side leave, of a cluster that is two thirds empty
-    /// on average, 6 in 100 pages to be moved when it is emptied; of one that is half empty 20
-    /// (Rosenblum and Ousterhout, 1991: the emptiest first).
+    /// Where pages are written at random, and the cluster that was filled longest ago is emptied, the
+    /// share v of it that is in use follows from the mean u: u = (v - 1) / ln v. That is 6 in 100 to
+    /// be moved where a third is in use, and 20 where half is.
     pub(crate) fn tidy_clusters(&self) {
         const FEW: u64 = 4;
         /// Pages at a time: faults may wait for memory meanwhile.

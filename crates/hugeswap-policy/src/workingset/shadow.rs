@@ -182,10 +182,6 @@ impl MeanDistance {
 /// bad as sparing too few: of the pages that are used as seldom as most are, one in five comes back
 /// within a quarter of the mean by chance, if those times are exponential; of those that are used
 /// eight times as often, six in seven do.
-///
-/// Bounds of one turn and without the mean, on traces of hash tables, hot sets and Zipf's law, cost
-/// up to four hundredths more misses; where the hot set moves, three hundredths less. Twice was
-/// better than once and as good as four times.
 pub fn lives(distance: u64, mean: MeanDistance, resident: u64) -> u8 {
     if distance > resident.min(mean.pages()) / 4 {
         return 0;
