@@ -177,7 +177,11 @@ fn zipf_by_pages_is_estimated_below_and_above() {
             let said = curve.at(budget).unwrap() * now as f64;
             let error = said / real as f64 - 1.0;
             // Where almost all is in memory, sparing avoids more than is foreseen.
-            let above = if theta > 1.0 && budget > 1.5 { 0.25 } else { 0.15 };
+            let above = if theta > 1.0 && budget > 1.5 {
+                0.25
+            } else {
+                0.15
+            };
             assert!(
                 -0.15 < error && error < above,
                 "theta {theta} x{budget}: {error:.3}"
