@@ -164,20 +164,6 @@ pub fn set_program_action(signal: i32, action: Action) -> Action {
     taken.unwrap_or_else(|| set(signal, &action).unwrap_or_default())
 }
 
-/// A fault to resolve.
-struct Access {
-    engine: &'static Engine,
-    addr: usize,
-    write: bool,
-    outcome: Outcome,
-}
-
-impl stack::Task for Access {
-    fn run(&mut self) {
-        self.outcome = self.engine.fault(self.addr, self.write);
-    }
-}
-
 /// `BUS_MCEERR_AR`: the code that the kernel uses for poisoned memory.
 const BUS_MCEERR_AR: i32 = 4;
 
@@ -210,14 +196,9 @@ fn resolve(signal: i32, info: *mut libc::siginfo_t, context: *mut libc::c_void) 
             if !(engine.contains(addr) || shared) || last {
                 continue;
             }
-            let mut access = Access {
-                engine,
-                addr,
-                write: error & ERR_WRITE != 0,
-                outcome: Outcome::Retry,
-            };
-            stack::call(&mut access);
-            match access.outcome {
+            let mut outcome = Outcome::Retry;
+            stack::call(|| outcome = engine.fault(addr, error & ERR_WRITE != 0));
+            match outcome {
                 Outcome::Retry => return,
                 Outcome::NotOurs => break,
                 Outcome::Guard => return no_access(info, context, SEGV_MAPERR),

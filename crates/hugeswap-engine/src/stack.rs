@@ -4,7 +4,7 @@
 //! There is a fixed number, shared by all threads of the process. A fault never waits for one: if
 //! all are taken, which takes as many faults at the same instant, it stays where it is.
 
-use hugeswap_sys::{Result, mm};
+use hugeswap_sys::{Result, mm, stack};
 use std::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed, Release};
 use std::sync::atomic::{AtomicU64, AtomicUsize};
 
@@ -54,40 +54,16 @@ fn take() -> Option<usize> {
     None
 }
 
-/// The work that `run` does, and its result.
-pub(crate) trait Task {
-    /// Does it.
-    fn run(&mut self);
-}
-
-extern "C" fn run<T: Task>(task: *mut T) {
-    // SAFETY: `call` passes a task that it borrows mutably for the duration.
-    unsafe { (*task).run() };
-}
-
-/// Runs `task` on a stack of ours, in a thread that no signal interrupts (a handler that blocks all
+/// Does `work` on a stack of ours, in a thread that no signal interrupts (a handler that blocks all
 /// of them).
-pub(crate) fn call<T: Task>(task: &mut T) {
+pub(crate) fn call(mut work: impl FnMut()) {
     let Some(n) = take() else {
-        return task.run();
+        return stack::call_here(&mut work);
     };
     let top = BASE.load(Acquire) + GUARD + (n + 1) * SIZE;
-    // SAFETY: `top` is the end of a mapped stack that is this thread's until the bit is cleared,
-    // aligned as the calling convention asks; r12 is preserved by what is called and brings the
-    // former stack back; `run` does not unwind, being `extern "C"`.
-    unsafe {
-        std::arch::asm!(
-            "mov r12, rsp",
-            "mov rsp, {top}",
-            "call {run}",
-            "mov rsp, r12",
-            top = in(reg) top,
-            run = sym run::<T>,
-            in("rdi") task as *mut T,
-            out("r12") _,
-            clobber_abi("C"),
-        );
-    }
+    // SAFETY: `top` is the end of a mapped stack that is this thread's until the bit is cleared, and
+    // that [`SIZE`] makes large enough; no handler begins.
+    unsafe { stack::call(top, &mut work) };
     USED.fetch_and(!(1 << n), Release);
 }
 
@@ -97,16 +73,6 @@ const _: () = assert!((SIZE + GUARD).is_multiple_of(16));
 mod tests {
     use super::*;
 
-    struct Deep(usize, u64);
-
-    impl Task for Deep {
-        fn run(&mut self) {
-            let local = [self.1; 64];
-            self.0 = local.as_ptr() as usize;
-            self.1 = std::hint::black_box(local).iter().sum();
-        }
-    }
-
     #[test]
     fn tasks_run_elsewhere_and_come_back() {
         prepare().unwrap();
@@ -115,11 +81,14 @@ mod tests {
             .map(|t| {
                 std::thread::spawn(move || {
                     for i in 0..1000 {
-                        let mut task = Deep(0, i + t);
-                        call(&mut task);
-                        assert_eq!(task.1, (i + t) * 64);
+                        let (mut at, mut sum) = (0, 0);
+                        call(|| {
+                            let local = std::hint::black_box([i + t; 64]);
+                            (at, sum) = (local.as_ptr().addr(), local.iter().sum());
+                        });
+                        assert_eq!(sum, (i + t) * 64);
                         let end = base + LEN;
-                        assert!((base..end).contains(&task.0));
+                        assert!((base..end).contains(&at));
                     }
                 })
             })

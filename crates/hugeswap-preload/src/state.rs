@@ -21,7 +21,7 @@ use hugeswap_engine::pool::{FaultMode, Pool};
 use hugeswap_engine::{Engine, EngineConfig, SHARED_BASE, SHARED_LEN, Threads, high_descriptor};
 use hugeswap_policy::knobs::Knob;
 use hugeswap_sys::signal::{self, Blocked};
-use hugeswap_sys::{fs, futex, process};
+use hugeswap_sys::{fs, futex, process, stack};
 use libc::{c_int, c_void};
 use std::ffi::CStr;
 use std::ops::Range;
@@ -194,6 +194,10 @@ pub fn engine_for(len: usize, knob: Knob) -> Option<&'static Engine> {
     }
 }
 
+/// Of the stack on which a process joins: the engine is made there, and then moved to its place. The thread that
+/// joins may have a few KiB left, for it may be in a handler on a small alternate stack.
+const JOIN_STACK: usize = 512 << 10;
+
 /// Joins the pool, unless another thread does; true: a thread forks, so nobody may join.
 fn try_join(len: usize, knob: Knob) -> bool {
     let claim = STATE.compare_exchange(ARMED, JOINING, SeqCst, Relaxed);
@@ -205,7 +209,9 @@ fn try_join(len: usize, knob: Knob) -> bool {
     let mut next = ARMED;
     if !forking {
         JOINER.store(process::tid(), Relaxed);
-        next = join(len, knob);
+        // SAFETY: signals are blocked, and joining takes less (`.ci/fault-path` looks).
+        let joined = unsafe { stack::call_on_new(JOIN_STACK, || join(len, knob)) };
+        next = joined.unwrap_or_else(|e| give_up(&e));
         JOINER.store(0, Relaxed);
     }
     STATE.store(next, Release);
@@ -216,12 +222,6 @@ fn try_join(len: usize, knob: Knob) -> bool {
 /// Joins the pool if `len` reaches its threshold; returns the next state. The request may be the program's allocator's own, with its locks
 /// held: nothing here may allocate through it.
 fn join(len: usize, knob: Knob) -> u32 {
-    let give_up = |why: &dyn std::fmt::Display| {
-        let line = format!("hugeswap: {why}; this process goes on without managed memory\n");
-        fs::complain(&[line.as_bytes()]);
-        LOOK_FROM.store(usize::MAX, Relaxed);
-        FAILED
-    };
     let (creator, segment) = (CREATOR.load(Relaxed), SEGMENT.load(Relaxed));
     std::panic::set_hook(Box::new(end));
     let pool = match Pool::attach(creator, segment, high_descriptor()) {
@@ -261,6 +261,14 @@ fn join(len: usize, knob: Knob) -> u32 {
     ENGINE.store(engine as *const Engine as *mut Engine, Release);
     filter::ensure();
     JOINED
+}
+
+/// Says why there is no managed memory; returns the state for that.
+fn give_up(why: &dyn std::fmt::Display) -> u32 {
+    let line = format!("hugeswap: {why}; this process goes on without managed memory\n");
+    fs::complain(&[line.as_bytes()]);
+    LOOK_FROM.store(usize::MAX, Relaxed);
+    FAILED
 }
 
 /// Joins the pool now, whatever the program asks for; `None`: that failed, or faults are not taken

@@ -23,6 +23,7 @@ pub mod signal;
 pub mod small;
 #[cfg(feature = "spawn")]
 pub mod spawn;
+pub mod stack;
 pub mod thread;
 pub mod uffd;
 pub mod uring;

@@ -41,6 +41,9 @@ pub fn cases() -> Vec<Case> {
     for mode in Mode::ALL {
         all.push(case(format!("asks, {mode}"), move || asks(mode)));
     }
+    for mode in Mode::ALL {
+        all.push(case(format!("narrow, {mode}"), move || narrow(mode)));
+    }
     all.push(case("huge", huge));
     all.push(case("rings", rings));
     for part in [
@@ -78,6 +81,19 @@ fn asks(mode: Mode) {
     let program = Program::new(dir.path(), compile("asks", dir.path())).args(["24", "100"]);
     let plain = program.plain();
     program.managed(&Setup::new(mode, 16)).same_as(&plain);
+}
+
+/// What is done for a thread with little stack, on it or on its alternate stack, stays within.
+fn narrow(mode: Mode) {
+    mode.need();
+    let dir = directory();
+    let program = Program::new(dir.path(), compile("narrow", dir.path())).arg("96");
+    let plain = program.plain();
+    for options in [None, Some("debug.storm=50"), Some("zswap.enabled=always")] {
+        let setup = Setup::new(mode, MEMORY_MIB);
+        let setup = options.into_iter().fold(setup, |s, o| s.option("--set", o));
+        program.managed(&setup).same_as(&plain);
+    }
 }
 
 /// Threads that each fill and verify memory of their own and memory that they share.

@@ -50,13 +50,14 @@ impl Linked {
 }
 
 /// Name, arguments, budget in MiB, processes at least.
-const PROGRAMS: [(&str, &[&str], u64, u64); 6] = [
+const PROGRAMS: [(&str, &[&str], u64, u64); 7] = [
     ("threads", &["16", "32", "4"], 64, 1),
     ("forks", &["96"], 64, 1),
     ("workers", &["4", "60", "3"], 64, 4),
     ("asks", &["24", "100"], 16, 100),
     ("signals", &[], 32, 1),
     ("starts", &[], 32, 12),
+    ("narrow", &["96"], 64, 1),
 ];
 
 pub fn cases() -> Vec<Case> {

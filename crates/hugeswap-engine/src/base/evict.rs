@@ -10,6 +10,7 @@ use crate::UNIT;
 use crate::bits::Bits;
 use crate::forked::{InheritanceLoss, note_inheritance_loss};
 use crate::paging::Paging;
+use crate::stack;
 use crate::table::{Locked, NO_FRAME};
 use hugeswap_policy::UNIT_PAGES;
 use hugeswap_policy::unit::step::Event;
@@ -74,7 +75,13 @@ impl Paging {
         if !record.dirty.any() {
             return true;
         }
-        self.freeze(w.unit(), &record.dirty, others).is_ok() && self.write_dirty(w, record)
+        if self.freeze(w.unit(), &record.dirty, others).is_err() {
+            return false;
+        }
+        // (Writing takes some 20 KiB, and this may be a handler on a program's alternate stack.)
+        let mut written = false;
+        stack::call(|| written = self.write_dirty(w, record));
+        written
     }
 
     /// Compresses pages in `going`, which are clean and present, but for those in `written`, which

@@ -159,7 +159,7 @@ impl Zswap {
         let Some(mut scratch) = self.scratches.iter().find_map(Lock::try_lock) else {
             return;
         };
-        let scratch = scratch.get_or_insert_with(|| Box::new(Scratch::new()));
+        let scratch = scratch.get_or_insert_with(Scratch::new);
         let page = before as usize / SAMPLE as usize % pages;
         // SAFETY: the caller's memory; whatever is there while it is copied.
         unsafe { scratch.copy_page(from + page * PAGE) };

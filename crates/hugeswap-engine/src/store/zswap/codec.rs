@@ -8,6 +8,7 @@
 
 use super::PAGE;
 use lz4_sys as _;
+use std::alloc::Layout;
 
 /// Bytes of a block of a page that repeats one word.
 const SAME: usize = 8;
@@ -39,14 +40,18 @@ pub(super) struct Scratch {
 }
 
 impl Scratch {
-    pub fn new() -> Scratch {
+    /// Never on a stack, not even on its way: the caller's may be a program's, and small.
+    pub fn new() -> Box<Scratch> {
         // SAFETY: no arguments, no effects.
         assert!(unsafe { LZ4_sizeofState() } as usize <= STATE);
-        Scratch {
-            page: [0; PAGE],
-            block: [0; LONGEST],
-            state: [0; STATE / 8],
+        let layout = Layout::new::<Scratch>();
+        // SAFETY: of a size that is not zero; all of it are numbers, for which zeros are valid.
+        let made = unsafe { std::alloc::alloc_zeroed(layout) }.cast::<Scratch>();
+        if made.is_null() {
+            std::alloc::handle_alloc_error(layout);
         }
+        // SAFETY: allocated with this layout just now, and nobody else's.
+        unsafe { Box::from_raw(made) }
     }
 
     /// Copies a page to [`Scratch::page`], so that it is one thing for the compressor, whatever else
@@ -130,7 +135,7 @@ mod tests {
     proptest! {
         #[test]
         fn what_goes_in_comes_out(seed in any::<u64>(), period in 1usize..600, noise in 0usize..200) {
-            let mut s = Box::new(Scratch::new());
+            let mut s = Scratch::new();
             let mut x = seed | 1;
             let mut next = || { x ^= x << 13; x ^= x >> 7; x ^= x << 17; x };
             for i in 0..PAGE {
@@ -158,7 +163,7 @@ mod tests {
                 memory[..PAGE].iter().chain(&memory[2 * PAGE..]).all(|&b| b == 0x5a)
             };
             prop_assert!(decode(&block));
-            let mut s = Box::new(Scratch::new());
+            let mut s = Scratch::new();
             for (i, b) in s.page.iter_mut().enumerate() {
                 *b = block[i % block.len().min(64)];
             }
@@ -174,7 +179,7 @@ mod tests {
 
     #[test]
     fn a_repeated_word_is_eight_bytes_and_noise_is_refused() {
-        let mut s = Box::new(Scratch::new());
+        let mut s = Scratch::new();
         s.page
             .chunks_exact_mut(8)
             .for_each(|w| w.copy_from_slice(b"hugeswap"));

@@ -203,7 +203,7 @@ impl Zswap {
         mut stored: impl FnMut(usize),
     ) {
         let mut scratch = self.scratch();
-        let scratch = scratch.get_or_insert_with(|| Box::new(Scratch::new()));
+        let scratch = scratch.get_or_insert_with(Scratch::new);
         let (mut kept, mut poor, mut full, mut skipped) = (0, 0, 0, 0);
         for page in pages.clone() {
             if !self.is_tried() {
