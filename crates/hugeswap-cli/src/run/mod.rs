@@ -9,6 +9,7 @@ mod advice;
 mod compressed;
 mod footprint;
 mod limit;
+mod object;
 pub mod outside;
 pub mod preflight;
 mod report;
@@ -26,7 +27,6 @@ use limit::{Follower, Limits, Stop, Wanted};
 use preflight::Way;
 use std::ffi::{CString, OsStr, OsString};
 use std::fs::File;
-use std::io::Write;
 use std::os::fd::AsRawFd;
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::path::{Path, PathBuf};
@@ -144,14 +144,15 @@ pub fn run(args: Args) -> Result<i32> {
     // For shared memory the program's processes open each other's descriptors; they try with those of this
     // process whether they may.
     let _ = process::let_trace(process::pid());
-    let mut objects = vec![object_file(OBJECT)?];
+    let swap: Vec<_> = config.swap.iter().map(|s| s.path.clone()).collect();
+    let mut objects = vec![object::file(OBJECT, &swap)?];
     if pool.knob(Knob::Small) != 0 {
         if SMALL_OBJECT.is_empty() {
             bail!(
                 "this build has no allocator of small blocks (--small): install make, and build hugeswap again"
             );
         }
-        objects.push(object_file(SMALL_OBJECT)?);
+        objects.push(object::file(SMALL_OBJECT, &swap)?);
     }
     let mut env = environment(&pool, &objects)?;
     let argv = args
@@ -361,30 +362,6 @@ pub fn kernel_release() -> String {
         .release()
         .to_string_lossy()
         .into_owned()
-}
-
-/// An object in a file without a name that can be mapped executable.
-fn object_file(object: &[u8]) -> Result<File> {
-    use rustix::fs::{MemfdFlags, SealFlags, fcntl_add_seals, memfd_create};
-    let flags = MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING;
-    // Kernels before 6.3 do not know the flag and make executable files anyway.
-    let made = memfd_create(c"hugeswap-preload", flags | MemfdFlags::EXEC)
-        .or_else(|_| memfd_create(c"hugeswap-preload", flags));
-    let mut file = match made {
-        Ok(fd) => File::from(fd),
-        // vm.memfd_noexec=2 forbids executable memory files.
-        Err(_) => tempfile::tempfile().context(
-            "no place for the injected object: set TMPDIR to a directory that may hold executables",
-        )?,
-    };
-    file.write_all(object)
-        .context("cannot store the injected object")?;
-    // The seals are a precaution against writers; a plain temporary file has none.
-    let _ = fcntl_add_seals(
-        &file,
-        SealFlags::WRITE | SealFlags::GROW | SealFlags::SHRINK | SealFlags::SEAL,
-    );
-    Ok(file)
 }
 
 /// The program's environment: that of this process, with LD_PRELOAD for the objects and the

@@ -1,11 +1,8 @@
 //! Whether the injected object is in a process, and why it is not.
 
-use super::preflight;
+use super::{object, preflight};
 use hugeswap_support::proc::Status;
 use std::path::PathBuf;
-
-/// Name of the object in `/proc/PID/maps`.
-const OBJECT: &str = "/memfd:hugeswap-preload";
 
 /// Whether the object is mapped, in a process where it can work. `None`: this user may not read the
 /// mappings.
@@ -15,7 +12,7 @@ pub fn has_object(pid: i32) -> Option<bool> {
     if maps.is_empty() {
         return None;
     }
-    Some(maps.contains(OBJECT) && unmanageable(&maps).is_none())
+    Some(object::is_mapped(&maps) && unmanageable(&maps).is_none())
 }
 
 /// Why the object cannot work in a process with these mappings.

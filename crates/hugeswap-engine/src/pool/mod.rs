@@ -48,7 +48,7 @@ pub use records::Reservation;
 pub use report::{FaultReport, Report};
 pub use room::SOFT_FULL_PERCENT;
 pub use scrub::ScrubReport;
-pub use swap::{SwapSpec, SwapSpecError};
+pub use swap::{SwapSpec, SwapSpecError, is_memory};
 pub use zswap::ZswapUsage;
 
 use crate::checksum::Sums;
