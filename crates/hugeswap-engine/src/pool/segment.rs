@@ -191,8 +191,8 @@ impl Drop for Pool {
         // A thread's own descriptors go some time after a thread that waits for it is told that it
         // has ended: without this, the next pool would be refused a file or a device that is not in
         // use any more.
-        let free = |r: &super::layout::Record| r.state() == layout::state::FREE;
-        let unused = self.records().iter().all(free);
+        // (A look at a record that was never used would make it memory.)
+        let unused = self.used().all(|(_, r)| r.state() == layout::state::FREE);
         for (_, a) in self.areas() {
             if unused && fs::identity(a.fd) == Ok(a.identity) {
                 fs::unlock(a.fd);
