@@ -70,7 +70,7 @@ impl Watermarks {
             Demand::Pages => Watermarks::for_pages(frames, 768),
             // It takes one page in the time of one transfer, so that few are enough. Less than a
             // unit: whoever asks for huge pages changes the demand.
-            Demand::PagesInTurn => Watermarks::for_pages(frames, 320),
+            Demand::PagesInTurn => Watermarks::for_pages(frames, 96),
         }
     }
 
@@ -191,7 +191,7 @@ mod tests {
         };
         for (demand, few, more) in [
             (Demand::Pages, (0, 256, 512), (192, 384, 768)),
-            (Demand::PagesInTurn, (0, 160, 320), (80, 160, 320)),
+            (Demand::PagesInTurn, (0, 48, 96), (24, 48, 96)),
         ] {
             assert_eq!(marks(4, demand), few);
             assert_eq!(marks(50, demand), more);

@@ -44,6 +44,16 @@ use std::sync::atomic::{AtomicBool, AtomicI64, AtomicU32, AtomicU64};
 /// quarter of that, and so many.
 const REACH: u64 = 32;
 
+/// Which of the free clusters near a process's others a claim takes.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Fit {
+    /// The next one in sequence: a stream of units is read in that order.
+    Next,
+    /// The first one. A split cluster is read here and there, and what was never used has no sums of
+    /// pages in memory.
+    First,
+}
+
 /// How often a claim looks on after what it found has turned out to have no room on its disk.
 const TRIES: usize = 2 * MAX_AREAS;
 
@@ -72,16 +82,17 @@ struct Cursor {
 impl Cursor {
     /// Where to look in an area: on from the last one, but not far beyond what is in use. Processes
     /// begin apart from each other, so that each is laid out in sequence.
-    fn order(&self, me: usize, area: &JoinedArea, grow: bool) -> Order {
-        let start = me as u64 * area.clusters / 16 % area.clusters.max(1);
+    fn order(&self, me: usize, area: &Range<u64>, grow: bool, fit: Fit) -> Order {
+        let clusters = area.end - area.start;
+        let start = me as u64 * clusters / 16 % clusters.max(1);
         let hint = self.hint.load(Relaxed);
         let owned = self.owned.load(Relaxed).max(0) as u64;
         let reach = owned + owned / 4 + REACH;
         // A claim that found nothing before the end went on at the beginning.
-        let near = hint.checked_sub(start).is_some_and(|d| d < reach);
-        let at = |n: u64| (area.first_cluster + n) as usize;
+        let near = fit == Fit::Next && hint.checked_sub(start).is_some_and(|d| d < reach);
+        let at = |n: u64| (area.start + n) as usize;
         Order {
-            within: at(0)..at(area.clusters),
+            within: at(0)..at(clusters),
             near: at(start)..at(start + reach),
             from: at(if near { hint } else { start }),
             far: at(hint),
@@ -115,17 +126,27 @@ impl Store {
     /// Claims a cluster by `claim`, which is told where in an area to look, and tells where it
     /// found one: in the areas of the highest priority that have any, in turn; not in those of
     /// which `avoid` has the bit.
-    fn claim_in_areas(&self, avoid: u32, claim: impl Fn(Order) -> Option<usize>) -> Option<u64> {
+    fn claim_in_areas(
+        &self,
+        avoid: u32,
+        fit: Fit,
+        claim: impl Fn(Order) -> Option<usize>,
+    ) -> Option<u64> {
         // What fails is better than nothing, but for what is gone.
         let (troubled, gone) = self.pool.troubled();
-        let found = self.claim_in(avoid | troubled, &claim);
+        let found = self.claim_in(avoid | troubled, fit, &claim);
         if found.is_some() || troubled & !gone & !avoid == 0 {
             return found;
         }
-        self.claim_in(avoid | gone, &claim)
+        self.claim_in(avoid | gone, fit, &claim)
     }
 
-    fn claim_in(&self, avoid: u32, claim: &impl Fn(Order) -> Option<usize>) -> Option<u64> {
+    fn claim_in(
+        &self,
+        avoid: u32,
+        fit: Fit,
+        claim: &impl Fn(Order) -> Option<usize>,
+    ) -> Option<u64> {
         let p = &self.claims;
         let turn = p.turn.fetch_add(1, Relaxed) as usize;
         // Those that had nothing lately come last.
@@ -148,16 +169,20 @@ impl Store {
                         continue;
                     }
                     let cursor = &p.cursors[i];
-                    let Some(found) =
-                        claim(cursor.order(self.pool.me(), &area, self.pool.may_grow(i)))
-                    else {
+                    let Some(found) = claim(cursor.order(
+                        self.pool.me(),
+                        &area.range(),
+                        self.pool.may_grow(i),
+                        fit,
+                    )) else {
                         cursor.full.store(true, Relaxed);
                         continue;
                     };
                     cursor.full.store(false, Relaxed);
-                    cursor
-                        .hint
-                        .store(found as u64 + 1 - area.first_cluster, Relaxed);
+                    if fit == Fit::Next {
+                        let next = found as u64 + 1 - area.first_cluster;
+                        cursor.hint.store(next, Relaxed);
+                    }
                     cursor.owned.fetch_add(1, Relaxed);
                     self.kept.claim(found);
                     if self.pool.still_on(i) {
@@ -175,7 +200,11 @@ impl Store {
     pub(crate) fn next_claim(&self, index: usize, area: &JoinedArea) -> Option<u64> {
         let cursor = self.claims.cursors.get(index)?;
         let used = cursor.owned.load(Relaxed) > 0 && self.pool.is_on(index);
-        used.then(|| cursor.order(self.pool.me(), area, true).from as u64)
+        used.then(|| {
+            cursor
+                .order(self.pool.me(), &area.range(), true, Fit::Next)
+                .from as u64
+        })
     }
 
     /// Clusters that this process has in an area.
@@ -235,8 +264,8 @@ impl Store {
         };
         // An area without room is passed over from then on.
         for _ in 0..TRIES {
-            let found = match self.claim_in_areas(avoid, whole) {
-                None if avoid != 0 => self.claim_in_areas(0, whole),
+            let found = match self.claim_in_areas(avoid, Fit::Next, whole) {
+                None if avoid != 0 => self.claim_in_areas(0, Fit::Next, whole),
                 found => found,
             };
             match found {
@@ -333,7 +362,7 @@ impl Store {
         }
         let clusters = self.pool.clusters(self.pool.me());
         let open = |i| clusters.open_at(i, want);
-        self.claim_in_areas(0, |mut order| {
+        self.claim_in_areas(0, Fit::First, |mut order| {
             order.within.end = order.within.end.min(scatter::CLUSTERS as usize);
             let words = self.pool.cluster_words();
             self.pool.layouts().find(words, &order, layout, open)
@@ -579,5 +608,26 @@ impl Store {
                 }
             }
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn whole_clusters_are_the_next_and_split_ones_the_first() {
+        let cursor = Cursor::default();
+        cursor.hint.store(30, Relaxed);
+        let order = |fit| cursor.order(0, &(100..1100), false, fit);
+        assert_eq!(order(Fit::Next).from, 130);
+        assert_eq!(order(Fit::First).from, 100);
+        assert_eq!(order(Fit::First).near, order(Fit::Next).near);
+        // Far beyond what is in use the sequence begins again.
+        cursor.hint.store(40, Relaxed);
+        assert_eq!(order(Fit::Next).from, 100);
+        cursor.owned.store(200, Relaxed);
+        assert_eq!(order(Fit::Next).from, 140);
+        assert_eq!(order(Fit::First).from, 100);
     }
 }
