@@ -96,9 +96,12 @@ fn crowded(userfaultfd: &str, left: &str) {
     let program = Program::new(dir.path(), compile("crowd", dir.path())).args(["96", left]);
     let plain = program.plain();
     let setting = format!("debug.userfaultfd={userfaultfd}");
-    let setup = Setup::new(Mode::Signal, 40)
-        .on_disk()
-        .option("--set", setting);
+    let setup = Setup::new(Mode::Signal, 40).option("--set", setting);
+    // Without userfaultfd, and without mappings, each page here and there is read with its whole unit.
+    let setup = match userfaultfd {
+        "off" => setup,
+        _ => setup.on_disk(),
+    };
     program.managed(&setup).same_as(&plain);
 }
 
