@@ -19,6 +19,7 @@ const NOT_OURS: &[&str] = &[
 ];
 
 fn main() {
+    println!("cargo::rerun-if-env-changed=CARGO_PROFILE_INJECTED_STRIP");
     let var = |name: &str| std::env::var(name).unwrap_or_else(|_| panic!("cargo sets {name}"));
     let root = PathBuf::from(var("CARGO_MANIFEST_DIR")).join("../..");
     let (out, target) = (PathBuf::from(var("OUT_DIR")), var("TARGET"));

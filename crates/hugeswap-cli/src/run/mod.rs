@@ -144,15 +144,14 @@ pub fn run(args: Args) -> Result<i32> {
     // For shared memory the program's processes open each other's descriptors; they try with those of this
     // process whether they may.
     let _ = process::let_trace(process::pid());
-    let swap: Vec<_> = config.swap.iter().map(|s| s.path.clone()).collect();
-    let mut objects = vec![object::file(OBJECT, &swap)?];
+    let mut objects = vec![object::file(OBJECT)?];
     if pool.knob(Knob::Small) != 0 {
         if SMALL_OBJECT.is_empty() {
             bail!(
                 "this build has no allocator of small blocks (--small): install make, and build hugeswap again"
             );
         }
-        objects.push(object::file(SMALL_OBJECT, &swap)?);
+        objects.push(object::file(SMALL_OBJECT)?);
     }
     let mut env = environment(&pool, &objects)?;
     let argv = args
