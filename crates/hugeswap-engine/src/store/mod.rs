@@ -35,6 +35,7 @@ pub(crate) mod backing;
 pub(crate) mod batch;
 pub(crate) mod buffers;
 mod claim;
+mod cursor;
 mod faulty;
 pub(crate) mod gather;
 mod growth;
