@@ -109,6 +109,22 @@ pub fn fork_child() {
     handler::engines().for_each(Engine::after_fork_in_child);
 }
 
+/// Tries what a process, or its child, cannot go on without until it succeeds, within reason: the
+/// kernel may be out of memory for a moment. Did it?
+fn insist(mut attempt: impl FnMut() -> bool) -> bool {
+    const TRIES: u32 = 64;
+    (0..TRIES).any(|_| attempt())
+}
+
+/// A forked child has no place for its memory.
+#[cold]
+fn end_for_want_of_mappings() {
+    fs::complain(&[
+        b"hugeswap: the kernel gives a forked child no mappings for its memory; ending it\n",
+    ]);
+    process::kill_self();
+}
+
 impl Engine {
     fn before_fork(&'static self) {
         self.await_budget();
@@ -213,10 +229,8 @@ impl Engine {
         let end = self.high_unit.load(Relaxed);
         if !hide {
             // What stayed hidden would be missing in the next child.
-            const TRIES: u32 = 64;
             return self.own_runs(0..end.max(1), |from, to| {
-                let open = |_: &u32| inherit(from, to, true).is_ok();
-                (0..TRIES).find(open);
+                insist(|| inherit(from, to, true).is_ok());
             });
         }
         // (A child that inherits them maps them anew.)
@@ -247,11 +261,8 @@ impl Engine {
         let close = |from: u32, to: u32| {
             let (at, len) = (self.table.addr(from), (to - from) as usize * UNIT);
             // SAFETY: this thread is the only one; faults are ours from the next call on.
-            if unsafe { mm::protect(at, len, mm::PROT_NONE) }.is_err() {
-                fs::complain(&[
-                    b"hugeswap: the kernel gives a forked child no mappings for its memory; ending it\n",
-                ]);
-                process::kill_self();
+            if !insist(|| unsafe { mm::protect(at, len, mm::PROT_NONE) }.is_ok()) {
+                end_for_want_of_mappings();
             }
             // SAFETY: advice that discards nothing.
             let _ = unsafe { mm::advise(at, len, libc::MADV_HUGEPAGE) };
@@ -359,8 +370,9 @@ impl Engine {
         let was_message = self.backend.can().faults_are_messages;
         self.absent_runs(|from, to| {
             let (at, len) = (self.table.addr(from), (to - from) as usize * UNIT);
+            // (Where none is mapped the window could not be closed.)
             // SAFETY: not inherited (`hide_absent`), so there is nothing to replace.
-            let _ = unsafe { mm::map_anon(at, len, mm::PROT_NONE, true) };
+            insist(|| unsafe { mm::map_anon(at, len, mm::PROT_NONE, true) }.is_ok());
             // SAFETY: advice that discards nothing.
             let _ = unsafe { mm::advise(at, len, libc::MADV_HUGEPAGE) };
         });
@@ -372,7 +384,9 @@ impl Engine {
         if was_message {
             self.note_mode();
         }
-        let _ = self.arena.reset_in_child();
+        if !insist(|| self.arena.reset_in_child().is_ok()) {
+            end_for_want_of_mappings();
+        }
         // SAFETY: this thread is the only one, and forks outside the pool.
         unsafe { self.pool.free_locks_in_child() };
         self.pool.leave_secret();

@@ -16,6 +16,7 @@ mod work;
 use errors::{errors_of, name_of};
 use hugeswap_sys::Errno;
 use hugeswap_sys::inject::{Kind, Plan};
+use std::collections::BTreeMap;
 use std::io::Read;
 use std::os::unix::process::ExitStatusExt;
 use std::process::{Command, ExitCode, Stdio};
@@ -153,20 +154,40 @@ fn make(run: &Run) -> Came {
     Came { said, wrong }
 }
 
+/// The calls of each kind that a run without failures has made, as it told them with a line that
+/// begins with `when`.
+fn told<'a>(said: &'a str, when: &'a str) -> impl Iterator<Item = (Kind, u64)> + 'a {
+    said.lines().filter_map(move |l| {
+        let numbers = l.strip_prefix(when)?.strip_prefix(' ')?;
+        let mut n = numbers.split(' ').map(|n| n.parse::<u64>().ok());
+        let kind = Kind {
+            nr: n.next()?? as u32,
+            request: n.next()?? as u32,
+        };
+        Some((kind, n.next()??))
+    })
+}
+
 fn seen(said: &str) -> Vec<(Kind, u64)> {
-    let mut all: Vec<(Kind, u64)> = said
-        .lines()
-        .filter_map(|l| l.strip_prefix("seen "))
-        .filter_map(|l| {
-            let mut n = l.split(' ').map(|n| n.parse::<u64>().ok());
-            let kind = Kind {
-                nr: n.next()?? as u32,
-                request: n.next()?? as u32,
-            };
-            Some((kind, n.next()??))
-        })
-        .collect();
+    let mut all: Vec<_> = told(said, "seen").collect();
     all.sort();
+    all
+}
+
+/// The calls that are made while the process forks, by parent and child, about: which of their kind.
+fn made_by_forks(said: &str) -> Vec<(Kind, u64)> {
+    /// Of a kind, at a fork.
+    const MOST: usize = 12;
+    let (mut before, mut all) = (BTreeMap::new(), Vec::new());
+    for line in said.lines() {
+        for (kind, n) in told(line, "before") {
+            before.insert(kind, n);
+        }
+        for (kind, n) in told(line, "child") {
+            let from = before.get(&kind).copied().unwrap_or(0);
+            all.extend((from + 1..=n).take(MOST).map(|nth| (kind, nth)));
+        }
+    }
     all
 }
 
@@ -192,6 +213,14 @@ fn runs(pools: work::Kind, said: &str, seed: &mut u64) -> Vec<Run> {
                 dies: None,
             }));
         }
+    }
+    // What fails when there is a child, of which one call of its kind tells little.
+    for (kind, nth) in made_by_forks(said) {
+        all.extend(errors_of(kind).iter().take(1).map(|&errno| Run {
+            pools,
+            fails: Some((kind, nth, errno)),
+            dies: None,
+        }));
     }
     // (So many calls the child makes, about; beyond them it ends by itself.)
     for nth in (1..40).chain((40..2000).step_by(23)) {

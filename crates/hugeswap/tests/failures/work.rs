@@ -20,6 +20,9 @@ pub const WRONG: i32 = 3;
 pub const TOLD: i32 = 4;
 pub const LEAKED: i32 = 5;
 
+/// Whether calls are only counted.
+static COUNTS: AtomicBool = AtomicBool::new(false);
+
 /// Whether the library has refused something, and reported it.
 static REFUSED: AtomicBool = AtomicBool::new(false);
 
@@ -195,15 +198,12 @@ fn pool(kind: Kind, directory: &str) -> Option<Pool> {
 /// Does all of the work, with a plan from the very first call on. Ends the process.
 pub fn run(kind: Kind, directory: &str, plan: Plan, die: Option<Death>) -> ! {
     inject::set(Some(plan));
+    COUNTS.store(plan == Plan::Count && die.is_none(), Relaxed);
     library(kind, directory, die);
     if die.is_none() {
         engine(kind, directory);
     }
-    if plan == Plan::Count {
-        for (k, n) in inject::seen() {
-            println!("seen {} {} {n}", k.nr, k.request);
-        }
-    }
+    tell_seen("seen");
     if inject::fired() {
         println!("fired");
     }
@@ -298,11 +298,22 @@ fn library(kind: Kind, directory: &str, die: Option<Death>) {
     }
 }
 
+/// Prints how many calls of each kind were made, if that is what the run is for.
+fn tell_seen(when: &str) {
+    if COUNTS.load(Relaxed) {
+        for (k, n) in inject::seen() {
+            println!("{when} {} {} {n}", k.nr, k.request);
+        }
+    }
+}
+
 /// A child writes and verifies; so does the parent meanwhile.
 fn fork(m: &mut Model, g: u64, die: Option<u64>) {
+    tell_seen("before");
     // SAFETY: the child goes on in this function and ends.
     let pid = unsafe { libc::fork() };
     if pid == 0 {
+        tell_seen("child");
         if let Some(nth) = die {
             inject::set(Some(Plan::Die(nth)));
         }
