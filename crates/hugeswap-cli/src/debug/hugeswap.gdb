@@ -37,6 +37,16 @@ def choose_thread():
     raise gdb.GdbError("every thread is in the middle of something of hugeswap's: let the program go on for a moment, and try again")
 
 
+def evaluate(expression):
+    """The value of an expression of C, whatever the program is written in."""
+    before = gdb.parameter("language")
+    gdb.execute("set language c", to_string=True)
+    try:
+        return int(gdb.parse_and_eval(expression))
+    finally:
+        gdb.execute("set language " + before, to_string=True)
+
+
 def read(address, length):
     """Managed memory, wherever it is."""
     before = choose_thread()
@@ -45,8 +55,8 @@ def read(address, length):
     try:
         while len(found) < length:
             at, n = address + len(found), min(PIECE, length - len(found))
-            where = int(gdb.parse_and_eval(
-                "((const unsigned char *(*)(unsigned long, unsigned long)) hugeswap_debug_read)(%d, %d)" % (at, n)))
+            where = evaluate(
+                "((const unsigned char *(*)(unsigned long, unsigned long)) hugeswap_debug_read)(%d, %d)" % (at, n))
             if where == 0:
                 raise gdb.GdbError("%#x: no managed memory that can be read" % at)
             found += gdb.selected_inferior().read_memory(where, n).tobytes()

@@ -10,9 +10,15 @@ const MIB: usize = 160;
 
 pub fn cases() -> Vec<Case> {
     vec![
-        case("gdb, memory in swap", || memory_in_swap(Mode::Signal)),
+        case("gdb, memory in swap", || {
+            memory_in_swap(Mode::Signal, "auto")
+        }),
         case("gdb, memory in swap, message", || {
-            memory_in_swap(Mode::Message)
+            memory_in_swap(Mode::Message, "auto")
+        }),
+        // In which casts are written otherwise.
+        case("gdb, memory in swap, rust", || {
+            memory_in_swap(Mode::Signal, "rust")
         }),
         case("gdb, the program's own fault", own_fault),
         case("core dump", core_dump),
@@ -63,8 +69,8 @@ fn managed(mode: Mode, program: &Path, then: &str) -> Command {
     c
 }
 
-/// Every page, also one that is in swap, reads as it was written.
-fn memory_in_swap(mode: Mode) {
+/// Every page, also one that is in swap, reads as it was written, with gdb set to a `language`.
+fn memory_in_swap(mode: Mode, language: &str) {
     mode.need();
     let dir = directory();
     let script = script(dir.path());
@@ -83,6 +89,8 @@ fn memory_in_swap(mode: Mode) {
         .arg(&script)
         .args([
             "-ex",
+            &format!("set language {language}"),
+            "-ex",
             &format!("hugeswap-read {address} {} {}", MIB << 20, file.display()),
         ])
         .args([
@@ -91,7 +99,7 @@ fn memory_in_swap(mode: Mode) {
             "-ex",
             &format!("x/gx {address}"),
         ])
-        .args(["-ex", "hugeswap-read 4096 8"])
+        .args(["-ex", "hugeswap-read 4096 8", "-ex", "show language"])
         .stdin(Stdio::null())
         .output()
         .expect("gdb starts");
@@ -109,6 +117,9 @@ fn memory_in_swap(mode: Mode) {
     assert_eq!(wrong, None, "{said}");
     assert!(said.contains("0x0000000000000001"), "{said}");
     assert!(said.contains("0x1000: no managed memory"), "{said}");
+    // As it was.
+    let set = format!("source language is \"{language}");
+    assert!(said.contains(&set), "{said}");
 }
 
 /// gdb does not stop at our faults. It stops at a fault of the program, and can read memory there
