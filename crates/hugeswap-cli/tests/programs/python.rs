@@ -6,12 +6,16 @@ use std::process::Command;
 
 pub fn cases() -> Vec<Case> {
     [
-        ("arrays", 1),
-        ("files", 1),
-        ("processes", 8),
-        ("streams", 1),
+        ("arrays", 1, 48),
+        ("files", 1, 96),
+        ("processes", 8, 96),
+        ("streams", 1, 96),
     ]
-    .map(|(name, processes)| case(format!("python {name}"), move || script(name, processes)))
+    .map(|(name, processes, mib)| {
+        case(format!("python {name}"), move || {
+            script(name, processes, mib)
+        })
+    })
     .into_iter()
     .chain(["fork", "spawn"].map(|how| {
         case(format!("python shared_memory, {how}"), move || {
@@ -53,7 +57,7 @@ pub fn python() -> PathBuf {
     }
 }
 
-fn script(name: &str, processes: u64) {
+fn script(name: &str, processes: u64, mib: u64) {
     let dir = directory();
     let program = Program::new(dir.path(), python())
         .arg("-B")
@@ -63,7 +67,7 @@ fn script(name: &str, processes: u64) {
         .env("OPENBLAS_NUM_THREADS", "1");
     let plain = program.plain();
     for mode in Mode::permitted() {
-        let managed = program.managed(&Setup::new(mode, 96).on_disk());
+        let managed = program.managed(&Setup::new(mode, mib).on_disk());
         managed.same_as(&plain).processes(processes);
     }
     if processes > 1 {
