@@ -48,7 +48,7 @@ pub fn cases() -> Vec<Case> {
     }
     for mode in Mode::ALL {
         all.push(case(format!("small, share of a map, {mode}"), move || {
-            share(mode, &|dir| map(dir, "2000000"));
+            share(mode, &|dir| map(dir, "1400000"));
         }));
         all.push(case(format!("small, share of python, {mode}"), move || {
             share(mode, &|dir| python(dir, "400000"));
