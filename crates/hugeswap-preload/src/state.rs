@@ -156,9 +156,14 @@ pub fn is_set(knob: Knob) -> bool {
     match engine() {
         Some(engine) => engine.pool().knob(knob) != 0,
         None if STATE.load(Acquire) == ARMED => {
-            let (creator, segment) = (CREATOR.load(Relaxed), SEGMENT.load(Relaxed));
-            let pool = Pool::attach(creator, segment, high_descriptor());
-            pool.is_ok_and(|p| p.knob(knob) != 0)
+            let look = || {
+                let (creator, segment) = (CREATOR.load(Relaxed), SEGMENT.load(Relaxed));
+                let pool = Pool::attach(creator, segment, high_descriptor());
+                pool.is_ok_and(|p| p.knob(knob) != 0)
+            };
+            let _blocked = Blocked::all();
+            // SAFETY: signals are blocked, and attaching is a part of joining.
+            unsafe { stack::call_on_new(JOIN_STACK, look) }.unwrap_or(false)
         }
         None => false,
     }

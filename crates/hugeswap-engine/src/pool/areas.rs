@@ -128,7 +128,7 @@ impl Areas {
     /// Publishes the map of what is joined now.
     pub(super) fn publish(&self) {
         let mut all: Vec<(usize, JoinedArea)> = self.iter().collect();
-        all.sort_by_key(|(_, a)| a.first_cluster);
+        all.sort_unstable_by_key(|(_, a)| a.first_cluster);
         let extents = all.iter().map(|(i, a)| Extent {
             first: a.first_cluster as u32,
             pages: a.clusters as u32,

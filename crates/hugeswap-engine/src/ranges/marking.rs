@@ -4,6 +4,7 @@ use crate::base::Split;
 use crate::marker_table::Tables;
 use crate::outcome::Outcome;
 use crate::ranges::{MarkerError, Ranges};
+use crate::stack;
 use crate::table::{Locked, NO_FRAME};
 use crate::{PAGE, UNIT};
 use hugeswap_policy::knobs::Knob;
@@ -112,7 +113,9 @@ impl Ranges {
                 Kind::Present if !w.allows(true) => Some(MarkerError::Protected),
                 Kind::Present if w.has(COW) => {
                     w.settle();
-                    match self.resolve(unit, self.table.addr(unit), true) {
+                    let (at, mut outcome) = (self.table.addr(unit), Outcome::Retry);
+                    stack::call(|| outcome = self.resolve(unit, at, true));
+                    match outcome {
                         Outcome::Retry => continue,
                         _ => return Err(MarkerError::NoMemory),
                     }

@@ -6,6 +6,7 @@
 use crate::UNIT;
 use crate::outcome::Outcome;
 use crate::ranges::{PinError, Ranges};
+use crate::stack;
 use hugeswap_policy::counters::Counter;
 use hugeswap_policy::markers::Marker;
 use hugeswap_policy::unit::{Kind, WATCHED, WRITABLE, Word};
@@ -55,7 +56,10 @@ impl Ranges {
                     _ => PinError::NoMemory,
                 });
             }
-            if let Err(e) = self.pin_unit(unit, write) {
+            // (What a fault takes of a stack; the thread is a program's.)
+            let mut pinned = Ok(());
+            stack::call(|| pinned = self.pin_unit(unit, write));
+            if let Err(e) = pinned {
                 for held in units.start..unit {
                     self.table.update(held, Word::unpinned);
                 }

@@ -6,6 +6,7 @@
 use crate::outcome::Outcome;
 use crate::ranges::Prot;
 use crate::ranges::Ranges;
+use crate::stack;
 use crate::table::NO_FRAME;
 use crate::{PAGE, PAGES, UNIT};
 use hugeswap_policy::markers::Marker;
@@ -145,7 +146,9 @@ impl Ranges {
     /// The kernel's unit has the access that the program allowed.
     pub(super) fn eject_unit(&self, unit: u32) -> Result<(), Errno> {
         let mut allowed = Prot::ReadWrite;
-        let done = self.eject_with(unit, &mut allowed);
+        // (What a fault takes of a stack, and a write; the thread is a program's.)
+        let mut done = Ok(());
+        stack::call(|| done = self.eject_with(unit, &mut allowed));
         if done.is_err() && allowed != Prot::ReadWrite {
             let _ = self.protect_inside(self.table.addr(unit), UNIT, allowed, false);
         }

@@ -18,6 +18,7 @@ use crate::bits::Bits;
 use crate::checksum::{self, UnitSums};
 use crate::pool::layout::Area;
 use crate::pool::losses::{Cause, Loss, LossKey};
+use crate::stack;
 use hugeswap_policy::UNIT_PAGES;
 use hugeswap_policy::counters::Counter;
 use hugeswap_policy::device::retry;
@@ -317,11 +318,17 @@ impl Store {
         pages: Range<usize>,
         from: usize,
     ) -> Result<(), Errno> {
+        // Program threads come here too (forks, moves), with little stack perhaps.
+        let mut written = Ok(());
+        stack::call(|| written = self.sum_and_write(cluster, pages.clone(), from));
+        written
+    }
+
+    fn sum_and_write(&self, cluster: u64, pages: Range<usize>, from: usize) -> Result<()> {
         // SAFETY: the caller's memory.
         let bytes = unsafe { std::slice::from_raw_parts(from as *const u8, pages.len() * PAGE) };
         let mut sums: UnitSums = [0; PAGES];
         checksum::fill(&self.key, bytes, &mut sums);
-        // Program threads come here too (forks, moves).
         self.write(cluster, pages, from, &sums, true)
     }
 
