@@ -56,10 +56,7 @@ impl Ranges {
                     _ => PinError::NoMemory,
                 });
             }
-            // (What a fault takes of a stack; the thread is a program's.)
-            let mut pinned = Ok(());
-            stack::call(|| pinned = self.pin_unit(unit, write));
-            if let Err(e) = pinned {
+            if let Err(e) = self.pin_unit(unit, write) {
                 for held in units.start..unit {
                     self.table.update(held, Word::unpinned);
                 }
@@ -102,12 +99,16 @@ impl Ranges {
             }
             if self.table.load(unit).kind() == Kind::Base {
                 let w = self.table.lock_settled(unit);
-                let outcome = if w.kind() == Kind::Base {
-                    self.make_whole(w, write, start)
+                let mut outcome = None;
+                if w.kind() == Kind::Base {
+                    // (Here and below: what a fault takes of a stack; the thread is a program's.)
+                    let mut w = Some(w);
+                    stack::call(|| {
+                        outcome = w.take().and_then(|w| self.make_whole(w, write, start));
+                    });
                 } else {
                     w.settle();
-                    None
-                };
+                }
                 match outcome {
                     None | Some(Outcome::Retry) => continue,
                     Some(Outcome::NoMemory | Outcome::Unmapped(_)) => {
@@ -116,7 +117,9 @@ impl Ranges {
                     Some(_) => return Err(PinError::Lost),
                 }
             }
-            match self.resolve(unit, at, write) {
+            let mut outcome = Outcome::Retry;
+            stack::call(|| outcome = self.resolve(unit, at, write));
+            match outcome {
                 Outcome::Retry => {}
                 Outcome::NotOurs | Outcome::NoAccess => return Err(PinError::NotMapped),
                 Outcome::Guard => return Err(PinError::Guard),
