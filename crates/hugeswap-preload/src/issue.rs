@@ -389,8 +389,10 @@ impl Pins {
         }
     }
 
-    /// Holds `[addr, addr+len)` if it is managed. False: it is, and could not be held.
-    pub fn add(&mut self, addr: usize, len: usize, write: bool) -> bool {
+    /// Holds `[addr, addr+len)` if it is managed. False: it is, and could not be held. Base pages
+    /// are only held, by making them whole units, if `make`: where they are copied, no others of
+    /// their units need come in.
+    pub fn add(&mut self, addr: usize, len: usize, write: bool, make: bool) -> bool {
         if len == 0 || !state::managed(addr) {
             return true;
         }
@@ -399,10 +401,11 @@ impl Pins {
             return false;
         }
         let units = units_of(addr, len);
-        let most = (self.engine.pool().frames() / 4).max(2) as usize;
-        if HELD.fetch_add(units, Relaxed) + units > most
-            || self.engine.pin(addr, len, write).is_err()
-        {
+        let pin = || match make {
+            true => self.engine.pin(addr, len, write),
+            false => self.engine.pin_whole(addr, len, write),
+        };
+        if HELD.fetch_add(units, Relaxed) + units > self.engine.most_pinned() || pin().is_err() {
             HELD.fetch_sub(units, Relaxed);
             return false;
         }

@@ -34,6 +34,10 @@ fn segment(base: usize, len: usize) -> iovec {
     }
 }
 
+fn at(segment: &iovec) -> usize {
+    segment.iov_base as usize
+}
+
 /// True for a file or a block device: after a full read it may have more at once.
 fn is_file(fd: usize) -> bool {
     fs::identity(fd as i32)
@@ -142,23 +146,31 @@ impl Transfer<'_> {
                 self.through(small.as_mut_ptr().cast(), n, piece, done, call),
             );
         }
-        let mut held = Pins::new(self.caller.engine);
-        if piece
-            .iter()
-            .all(|s| held.add(s.iov_base as usize, s.iov_len, self.fills))
-        {
+        let held = |hold: &dyn Fn(&mut Pins, &iovec) -> bool| {
+            let mut held = Pins::new(self.caller.engine);
+            piece.iter().all(|s| hold(&mut held, s)).then_some(held)
+        };
+        let add =
+            |make| move |held: &mut Pins, s: &iovec| held.add(at(s), s.iov_len, self.fills, make);
+        if let Some(_held) = held(&add(false)) {
             return (n, call(piece, done));
         }
-        drop(held);
         if !piece.iter().all(|s| self.mapped(s)) {
-            // The program passed a bad address: the kernel returns the error.
+            // The kernel answers for memory that it owns, and for a bad address. It finds the rest.
+            let _held = held(&|held, s| held.insist(at(s), s.iov_len, self.fills));
             return (n, call(piece, done));
         }
         // A transfer that does not go on must go in one call.
-        let asked = match self.goes_on() {
-            true => n.min(BOUNCE),
-            false => n,
+        let asked = if n > BOUNCE && self.goes_on() {
+            BOUNCE
+        } else {
+            n
         };
+        if asked > BOUNCE
+            && let Some(_held) = held(&add(true))
+        {
+            return (n, call(piece, done));
+        }
         let mut large = vec![Page { _bytes: [0; PAGE] }; asked.div_ceil(PAGE)];
         let at = large.as_mut_ptr().cast();
         (asked, self.through(at, asked, piece, done, call))
@@ -386,7 +398,7 @@ impl Caller {
         let mut held = Pins::new(self.engine);
         if !segments
             .iter()
-            .all(|s| held.insist(s.iov_base as usize, s.iov_len, fills(nr)))
+            .all(|s| held.insist(at(s), s.iov_len, fills(nr)))
         {
             return EFAULT;
         }

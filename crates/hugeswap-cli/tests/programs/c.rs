@@ -44,6 +44,9 @@ pub fn cases() -> Vec<Case> {
     for mode in Mode::ALL {
         all.push(case(format!("narrow, {mode}"), move || narrow(mode)));
     }
+    for mode in Mode::ALL {
+        all.push(case(format!("transfers, {mode}"), move || transfers(mode)));
+    }
     all.push(case("huge", huge));
     all.push(case("rings", rings));
     for part in [
@@ -116,6 +119,16 @@ fn handed(mode: Mode) {
     program
         .managed(&Setup::new(mode, MEMORY_MIB))
         .same_as(&plain);
+}
+
+/// Threads that each hold some of what their calls need leave memory for one another, also where
+/// most of it is the kernel's.
+fn transfers(mode: Mode) {
+    mode.need();
+    let dir = directory();
+    let program = Program::new(dir.path(), compile("transfers", dir.path())).args(["96"]);
+    let plain = program.plain();
+    program.managed(&Setup::new(mode, 26)).same_as(&plain);
 }
 
 /// Four processes that each map memory of their own keep one budget together.

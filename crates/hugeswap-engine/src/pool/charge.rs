@@ -40,13 +40,18 @@ impl Pool {
         true
     }
 
+    /// Frames that are the kernel's for good.
+    pub fn foreign_frames(&self) -> u64 {
+        self.live().map(|(_, r)| r.foreign.load(Relaxed)).sum()
+    }
+
     /// One more frame of record `me`'s becomes the kernel's for good, unless that leaves too few
-    /// for all other memory, which needs some to come in.
+    /// for all other memory: an instruction may need two to come in, and calls that have no other
+    /// way hold two.
     pub fn hand_to_kernel(&self, me: usize) -> bool {
-        let rest = (self.frames() / 8).clamp(1, 64);
-        let most = self.frames().saturating_sub(rest);
-        let all: u64 = self.live().map(|(_, r)| r.foreign.load(Relaxed)).sum();
-        let fits = all < most;
+        let frames = self.frames();
+        let rest = (frames / 8).clamp(4.min(frames / 2), 64);
+        let fits = self.foreign_frames() < frames - rest;
         if fits {
             self.hand_over_to_kernel(me);
         }

@@ -51,6 +51,9 @@ pub enum PinError {
     /// Some of the range cannot be read back from swap or from its file.
     #[error("some of it is lost: discard it first")]
     Lost,
+    /// Some of the range is in base pages, or in a unit with markers.
+    #[error("some of it is in base pages: use Region::pin, which makes them whole")]
+    InPages,
     /// Budget and swap are full, or the kernel is short of memory or of mappings.
     #[error("memory is short, and swap has no room for what would have to leave")]
     NoMemory,

@@ -19,12 +19,34 @@ impl Ranges {
         (self.pool.frames() / 8).clamp(1, 32) as usize * UNIT
     }
 
+    /// Most units that calls with another way should pin, all at the same time: a part of what is
+    /// not the kernel's, so that what they wait for can come in.
+    pub fn most_pinned(&self) -> usize {
+        let movable = self
+            .pool
+            .frames()
+            .saturating_sub(self.pool.foreign_frames());
+        (movable / 4).max(1) as usize
+    }
+
     /// Brings a range in and holds it in memory until [`Ranges::unpin`]: readable, and writable
-    /// if `write`.
+    /// if `write`. Base pages become whole units, and units with markers the kernel's.
     ///
     /// # Errors
     /// Nothing is held after an error.
     pub fn pin(&self, addr: usize, len: usize, write: bool) -> Result<(), PinError> {
+        self.hold(addr, len, write, true)
+    }
+
+    /// The same of a range whose units are whole, or become so as they come in.
+    ///
+    /// # Errors
+    /// [`PinError::InPages`]: some of it is in base pages. Nothing is held after an error.
+    pub fn pin_whole(&self, addr: usize, len: usize, write: bool) -> Result<(), PinError> {
+        self.hold(addr, len, write, false)
+    }
+
+    fn hold(&self, addr: usize, len: usize, write: bool, make: bool) -> Result<(), PinError> {
         if len == 0 {
             return Ok(());
         }
@@ -45,18 +67,19 @@ impl Ranges {
         let _blocked = Blocked::all();
         let _inside = self.gate.enter();
         for unit in units.clone() {
-            if self.markers.is_marked(unit)
-                && let Err(e) = self.eject_unit(unit)
-            {
-                for held in units.start..unit {
-                    self.table.update(held, Word::unpinned);
-                }
-                return Err(match e {
+            let ejected = match (self.markers.is_marked(unit), make) {
+                (false, _) => Ok(()),
+                (true, true) => self.eject_unit(unit).map_err(|e| match e {
                     Errno::EIO => PinError::Lost,
                     _ => PinError::NoMemory,
-                });
-            }
-            if let Err(e) = self.pin_unit(unit, write) {
+                }),
+                (true, false) => match self.table.load(unit).kind() {
+                    Kind::Foreign => Ok(()),
+                    _ => Err(PinError::InPages),
+                },
+            };
+            let at = addr.max(self.table.addr(unit));
+            if let Err(e) = ejected.and_then(|()| self.pin_unit(unit, at, write, make)) {
                 for held in units.start..unit {
                     self.table.update(held, Word::unpinned);
                 }
@@ -67,8 +90,8 @@ impl Ranges {
         Ok(())
     }
 
-    fn pin_unit(&self, unit: u32, write: bool) -> Result<(), PinError> {
-        let at = self.table.addr(unit);
+    /// Pins `unit`, of which the page at `at` is wanted.
+    fn pin_unit(&self, unit: u32, at: usize, write: bool, make: bool) -> Result<(), PinError> {
         let start = now_ns();
         loop {
             let ready = |w: Word| {
@@ -98,6 +121,9 @@ impl Ranges {
                 return Err(PinError::TooMany);
             }
             if self.table.load(unit).kind() == Kind::Base {
+                if !make {
+                    return Err(PinError::InPages);
+                }
                 let w = self.table.lock_settled(unit);
                 let mut outcome = None;
                 if w.kind() == Kind::Base {
