@@ -164,15 +164,30 @@ impl Caller {
         if total > COPY_MAX {
             return self.pinned(nr, a, buffers, &lens);
         }
+        if total <= SMALL {
+            return self.copied_small(nr, a, buffers, &lens);
+        }
+        let mut large = vec![0u128; total / 16];
+        self.copied(nr, a, buffers, &lens, large.as_mut_ptr() as usize)
+    }
+
+    /// A call whose buffers are copied by way of the stack. (A function of its own: what is held
+    /// instead takes more of the stack without it.)
+    #[inline(never)]
+    fn copied_small(&self, nr: i64, a: Args, buffers: &[Buffer], lens: &[usize; 6]) -> isize {
         let mut small = [0u128; SMALL / 16];
-        let mut large: Vec<u128> = Vec::new();
-        let room: &mut [u128] = if total <= SMALL {
-            &mut small
-        } else {
-            large.resize(total / 16, 0);
-            &mut large
-        };
-        let room = room.as_mut_ptr() as usize;
+        self.copied(nr, a, buffers, lens, small.as_mut_ptr() as usize)
+    }
+
+    /// A call whose buffers are copied to `room`, which has space for all of them, and back.
+    fn copied(
+        &self,
+        nr: i64,
+        a: Args,
+        buffers: &[Buffer],
+        lens: &[usize; 6],
+        room: usize,
+    ) -> isize {
         let (mut call, mut at) = (a, room);
         for &(i, _, _) in buffers {
             if state::managed(a[i]) {

@@ -140,11 +140,7 @@ impl Transfer<'_> {
         call: &mut dyn FnMut(&mut [iovec], usize) -> isize,
     ) -> (usize, isize) {
         if n <= SMALL && piece.iter().all(|s| self.mapped(s)) && !self.direct(piece) {
-            let mut small = [std::mem::MaybeUninit::<u8>::uninit(); SMALL];
-            return (
-                n,
-                self.through(small.as_mut_ptr().cast(), n, piece, done, call),
-            );
+            return (n, self.small(n, piece, done, call));
         }
         let held = |hold: &dyn Fn(&mut Pins, &iovec) -> bool| {
             let mut held = Pins::new(self.caller.engine);
@@ -180,6 +176,20 @@ impl Transfer<'_> {
         let (at, len) = (s.iov_base as usize, s.iov_len);
         // (The kernel answers for memory that it owns, as in `Caller::by_table`.)
         self.caller.mapped(at, len) && !(state::in_window(at) && self.caller.is_foreign(at, len))
+    }
+
+    /// Transfers up to [`SMALL`] bytes through a buffer on the stack. (A function of its own: what
+    /// is held instead takes more of the stack without it.)
+    #[inline(never)]
+    fn small(
+        &self,
+        n: usize,
+        piece: &[iovec],
+        done: usize,
+        call: &mut dyn FnMut(&mut [iovec], usize) -> isize,
+    ) -> isize {
+        let mut small = [std::mem::MaybeUninit::<u8>::uninit(); SMALL];
+        self.through(small.as_mut_ptr().cast(), n, piece, done, call)
     }
 
     /// Transfers through the `room` bytes at `buffer`, as much as they hold, and returns the
