@@ -7,9 +7,11 @@ mod ctl;
 mod debug;
 mod demo;
 mod doctor;
+mod explain;
 mod pagemap;
 mod report;
 mod run;
+mod stat;
 mod swap;
 mod text;
 
@@ -41,6 +43,10 @@ enum Command {
     Report(report::Args),
     /// Look at running pools, and change them: add swap areas, take them off
     Ctl(ctl::Args),
+    /// Show what a running pool does: its figures so far, or a line for each interval
+    Stat(stat::Args),
+    /// Say what a figure or a setting is
+    Explain(explain::Args),
     /// Show what each page of a running program is: in memory, in swap, zero, lost
     Pagemap(pagemap::Args),
     /// Help debuggers with programs whose memory is managed
@@ -82,6 +88,8 @@ fn dispatch(command: Command) -> anyhow::Result<i32> {
         Command::Bench(args) => bench::run(args),
         Command::Report(args) => report::run(&args),
         Command::Ctl(args) => ctl::run(&args),
+        Command::Stat(args) => stat::run(&args),
+        Command::Explain(args) => explain::run(&args),
         Command::Pagemap(args) => pagemap::run(&args),
         Command::Debug(args) => debug::run(&args),
         Command::Swap(args) => swap::run(&args),
@@ -105,7 +113,7 @@ fn usage(e: &clap::Error) -> i32 {
     }
     if e.kind() == ErrorKind::DisplayHelpOnMissingArgumentOrSubcommand {
         complain(
-            "a command is missing: run, ctl, pagemap, debug, bench, report, swap, doctor or demo (hugeswap --help tells more)",
+            "a command is missing: run, ctl, stat, explain, pagemap, debug, bench, report, swap, doctor or demo (hugeswap --help tells more)",
         );
         return 2;
     }

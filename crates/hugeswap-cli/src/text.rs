@@ -1,9 +1,12 @@
-//! Settings and lost places of swap as text; sizes, durations and counts come from
+//! Settings, figures and lost places of swap as text; sizes, durations and counts come from
 //! [`hugeswap_support::text`].
 
+use hugeswap_engine::pool::Report;
 use hugeswap_engine::pool::losses::{Cause, Loss};
+use hugeswap_policy::counters::Counter;
 use hugeswap_policy::knobs::{Form, Knob};
 pub use hugeswap_support::text::{bytes, count, duration, one_line};
+use serde_json::{Map, Value, json};
 
 /// A setting's value, as `KEY=VALUE` takes it; a size is rounded.
 pub fn setting(k: Knob, value: u64) -> String {
@@ -17,13 +20,32 @@ pub fn setting(k: Knob, value: u64) -> String {
     }
 }
 
+/// Latencies of faults by class, as JSON.
+pub fn faults_json(report: &Report) -> Map<String, Value> {
+    let us = |ns: u64| ns as f64 / 1e3;
+    let of = report.faults.iter().map(|f| {
+        let figures = json!({
+            "count": f.count, "p50_us": us(f.p50_ns), "p99_us": us(f.p99_ns), "max_us": us(f.max_ns),
+        });
+        (f.class.name().to_owned(), figures)
+    });
+    of.collect()
+}
+
+/// Every counter with a value, as JSON.
+pub fn counters_json(value: impl Fn(Counter) -> u64) -> Map<String, Value> {
+    let all = Counter::ALL.iter();
+    all.map(|&c| (c.name().to_owned(), value(c).into()))
+        .collect()
+}
+
 /// A place in swap that does not give back what was written to it, as JSON.
-pub fn loss_json(loss: &Loss) -> serde_json::Value {
+pub fn loss_json(loss: &Loss) -> Value {
     let (cause, errno) = match loss.cause {
         Cause::Changed => ("changed", None),
         Cause::Unreadable(errno) => ("unreadable", Some(errno)),
     };
-    serde_json::json!({
+    json!({
         "area": loss.area,
         "offset": loss.offset,
         "cause": cause,

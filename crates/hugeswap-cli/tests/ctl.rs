@@ -133,6 +133,80 @@ fn refused(command: &mut Command, why: &str) {
 }
 
 #[test]
+fn stat_shows_what_a_pool_does() {
+    let running = Running::start("32M", 96);
+    let pid = running.pid();
+    let stat = |args: &[&str]| {
+        let mut c = hugeswap();
+        c.args(["stat", "--pool", &pid]).args(args);
+        c
+    };
+    stat(&[]).assert().success().stdout(
+        contains("in use of 32.0 MiB")
+            .and(contains("major_4k"))
+            .and(contains(
+                "Base pages written to swap (a huge page counts 512).",
+            )),
+    );
+    let out = stat(&["--json"]).output().unwrap();
+    let so_far: Value = serde_json::from_slice(&out.stdout).unwrap();
+    let number = |v: &Value, key: &str| v[key].as_u64().unwrap_or_else(|| panic!("{key}: {v}"));
+    assert_eq!(number(&so_far, "memory_bytes"), 32 << 20);
+    // (What was filled is 64 MiB more than the budget.)
+    assert!(number(&so_far, "pswpout") > (48 << 20) / 4096, "{so_far}");
+    assert!(number(&so_far["faults"]["first_touch"], "count") > 0);
+
+    let out = stat(&["-i", "0.2", "-c", "3", "--json"]).output().unwrap();
+    let text = String::from_utf8(out.stdout).unwrap();
+    let lines: Vec<Value> = text
+        .lines()
+        .map(|l| serde_json::from_str(l).unwrap())
+        .collect();
+    assert_eq!(lines.len(), 3);
+    // Intervals have what was done in them, not what was done before.
+    let total = number(&so_far, "pswpout");
+    let came: u64 = lines.iter().map(|l| number(l, "pswpin")).sum();
+    let majors: u64 = lines.iter().map(|l| number(l, "faults_major")).sum();
+    assert!(came > 0 && majors > 0, "{text}");
+    assert!(lines.iter().all(|l| l["interval_s"].as_f64() > Some(0.1)));
+    let out = stat(&["--json"]).output().unwrap();
+    let later: Value = serde_json::from_slice(&out.stdout).unwrap();
+    assert!(number(&later, "pswpin") >= number(&so_far, "pswpin") + came);
+    assert!(number(&later, "pswpout") >= total);
+
+    let out = stat(&["-i", "0.1", "-c", "2"]).output().unwrap();
+    let text = String::from_utf8(out.stdout).unwrap();
+    let widths: Vec<_> = text.lines().map(str::len).collect();
+    assert!(widths.len() == 3 && text.starts_with("PROCS"), "{text}");
+
+    refused(&mut stat(&["-i", "0"]), "give seconds, 0.1 to 86400");
+    refused(&mut stat(&["-c", "3"]), "--interval");
+    // It ends with the pool.
+    let mut watching = std::process::Command::new(assert_cmd::cargo::cargo_bin!("hugeswap"))
+        .args(["stat", "--pool", &pid, "-i", "0.1"])
+        .stdout(Stdio::null())
+        .spawn()
+        .unwrap();
+    running.ends_well();
+    let start = Instant::now();
+    let status = loop {
+        if let Some(status) = watching.try_wait().unwrap() {
+            break status;
+        }
+        let late = start.elapsed() > Duration::from_secs(60);
+        if late {
+            let _ = watching.kill();
+        }
+        assert!(!late, "it does not end");
+        std::thread::sleep(Duration::from_millis(20));
+    };
+    assert!(status.success(), "{status}");
+    let mut gone = hugeswap();
+    gone.args(["stat", "--pool", &pid]);
+    refused(&mut gone, "there is no process");
+}
+
+#[test]
 fn what_is_in_swap_is_verified() {
     for options in [&[] as &[&str], &["--encrypt"]] {
         let running = Running::start_with(options, "32M", 96);

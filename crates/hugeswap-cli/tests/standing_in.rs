@@ -5,6 +5,7 @@ use assert_cmd::Command;
 use predicates::prelude::*;
 use predicates::str::contains;
 use std::io::{BufRead, BufReader, Read};
+use std::os::unix::fs::PermissionsExt;
 use std::os::unix::process::{CommandExt, ExitStatusExt};
 use std::process::{Child, Stdio};
 use std::time::{Duration, Instant};
@@ -331,6 +332,57 @@ fn doctor_answers_people_and_programs() {
 }
 
 #[test]
+fn doctor_tells_of_a_program() {
+    let doctor = |program: &str| {
+        let mut c = Command::new(HUGESWAP);
+        c.args(["doctor", "--json", "--", program]);
+        let out = c.output().unwrap();
+        let v: serde_json::Value = serde_json::from_slice(&out.stdout).unwrap();
+        let checks = v["checks"].as_array().unwrap().clone();
+        let of = |name: &str| checks.iter().find(|c| c["name"] == name).cloned();
+        (v["usable"].clone(), of("program"), of("its memory"))
+    };
+    let (usable, program, memory) = doctor("sh");
+    assert_eq!(usable, true);
+    let finding = program.unwrap()["finding"].to_string();
+    assert!(finding.contains("preloads the object"), "{finding}");
+    assert_eq!(memory.unwrap()["status"], "warn");
+    // A script stands for what runs it.
+    let dir = tempfile::tempdir_in("/var/tmp").unwrap();
+    let script = dir.path().join("script");
+    std::fs::write(&script, "#!/bin/sh\n").unwrap();
+    std::fs::set_permissions(&script, std::fs::Permissions::from_mode(0o755)).unwrap();
+    let (_, program, _) = doctor(script.to_str().unwrap());
+    let finding = program.unwrap()["finding"].to_string();
+    assert!(finding.contains("a script for /bin/sh"), "{finding}");
+    let (usable, program, memory) = doctor("no-such-program");
+    assert_eq!((usable, memory), (false.into(), None));
+    let finding = program.unwrap()["finding"].to_string();
+    assert!(finding.contains("not found in PATH"), "{finding}");
+}
+
+#[test]
+fn names_are_explained() {
+    let explain = |names: &[&str]| {
+        let mut c = Command::new(HUGESWAP);
+        c.arg("explain").args(names);
+        c.assert()
+    };
+    let one = "pswpin                       Base pages read from swap (a huge page counts 512).\n";
+    explain(&["pswpin"]).success().stdout(one);
+    explain(&["zswap"])
+        .success()
+        .stdout(contains("zswap_moved").and(contains("zswap.enabled")));
+    explain(&[])
+        .success()
+        .stdout(contains("thp_swpout_fallback").and(contains("major_4k")));
+    explain(&["nothing"])
+        .code(2)
+        .stdout("")
+        .stderr(contains("no figure or setting begins with 'nothing'"));
+}
+
+#[test]
 fn help_and_version_are_no_errors() {
     for args in [
         &["--help"][..],
@@ -339,6 +391,8 @@ fn help_and_version_are_no_errors() {
         &["doctor", "-h"],
         &["demo", "--help"],
         &["bench", "--help"],
+        &["stat", "--help"],
+        &["explain", "--help"],
     ] {
         Command::new(HUGESWAP)
             .args(args)

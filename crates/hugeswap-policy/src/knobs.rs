@@ -115,8 +115,6 @@ macro_rules! knobs {
             pub const fn default_value(self) -> u64 { match self { $(Knob::$variant => $default,)* } }
             /// True if the knob can be set only when a pool is made.
             pub const fn is_fixed(self) -> bool { matches!(self, Knob::Encrypt) }
-            /// One line for `--help`.
-            pub const fn doc(self) -> &'static str { match self { $(Knob::$variant => $doc,)* } }
         }
         /// A type for each setting: what [`crate::knobs::settings`] offers.
         pub(crate) mod types {

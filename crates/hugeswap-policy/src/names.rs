@@ -1,7 +1,8 @@
 //! Enums whose variants have an index and a name.
 
 /// Declares an enum of named variants: `as usize` is the index of a variant, `ALL` has every
-/// variant in index order, `COUNT` is their number, and `name()` is the name.
+/// variant in index order, `COUNT` is their number, `name()` is the name, and `doc()`
+/// says what it is.
 macro_rules! named {
     ($(#[$meta:meta])* $enum:ident: $($variant:ident => $name:literal, $doc:literal;)*) => {
         $(#[$meta])*
@@ -15,6 +16,8 @@ macro_rules! named {
             pub const COUNT: usize = Self::ALL.len();
             /// The name, as operators read and write it.
             pub const fn name(self) -> &'static str { match self { $($enum::$variant => $name,)* } }
+            /// What it is, in a line.
+            pub const fn doc(self) -> &'static str { match self { $($enum::$variant => $doc,)* } }
         }
     };
 }

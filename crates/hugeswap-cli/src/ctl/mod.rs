@@ -58,7 +58,7 @@ pub fn run(args: &Args) -> anyhow::Result<i32> {
 }
 
 /// The pool that `--pool` names, or the only one.
-fn the_pool(pid: Option<i32>) -> anyhow::Result<Pool> {
+pub fn the_pool(pid: Option<i32>) -> anyhow::Result<Pool> {
     match pid {
         Some(pid) => pools::of(pid),
         None => pools::only(),

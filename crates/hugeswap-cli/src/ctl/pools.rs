@@ -72,7 +72,7 @@ pub fn only() -> Result<Pool> {
 }
 
 /// The command line of a process.
-fn command_of(pid: i32) -> String {
+pub fn command_of(pid: i32) -> String {
     let line = std::fs::read(format!("/proc/{pid}/cmdline")).unwrap_or_default();
     let line = String::from_utf8_lossy(&line).replace('\0', " ");
     text::one_line(line.trim())

@@ -193,8 +193,8 @@ fn verdict(difference: Option<u64>, swapped: bool, plain: &Ran, managed: &Ran, s
 }
 
 fn find_sort() -> Result<PathBuf> {
-    let (path, _) = crate::run::preflight::find(OsStr::new("sort"))
-        .context("the demo needs GNU sort (coreutils)")?;
+    let found = crate::run::preflight::find(OsStr::new("sort"));
+    let path = found.context("the demo needs GNU sort (coreutils)")?.path;
     let out = std::process::Command::new(&path).arg("--version").output();
     if !out.is_ok_and(|o| String::from_utf8_lossy(&o.stdout).contains("GNU coreutils")) {
         bail!("{} is not GNU sort: install coreutils", path.display());

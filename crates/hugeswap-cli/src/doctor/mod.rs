@@ -3,10 +3,12 @@
 
 mod checks;
 pub mod facts;
+mod program;
 
 use anyhow::Result;
 use serde::Serialize;
 use serde_json::{Map, Value};
+use std::ffi::OsString;
 use std::io::{IsTerminal, Write};
 use std::path::PathBuf;
 
@@ -14,8 +16,9 @@ const EXAMPLES: &str = "\
 EXAMPLES:
   hugeswap doctor
   hugeswap doctor --swap /mnt/fast --json
+  hugeswap doctor -- python3
 
-Exit status: 0 if hugeswap run works here, 1 if not.";
+Exit status: 0 if hugeswap run works here (and on PROG), 1 if not.";
 
 /// Arguments of `hugeswap doctor`.
 #[derive(clap::Args)]
@@ -27,6 +30,9 @@ pub struct Args {
     /// Print one JSON object
     #[arg(long)]
     json: bool,
+    /// A program: say, without running it, whether hugeswap run takes it, and what of its memory would be managed
+    #[arg(last = true, value_name = "PROG")]
+    program: Vec<OsString>,
 }
 
 /// The result of a check.
@@ -108,7 +114,10 @@ struct Findings {
 
 /// Runs every check; returns 0 if hugeswap is usable, 1 if not.
 pub fn run(args: &Args) -> Result<i32> {
-    let (checks, used) = checks::all(args.swap.as_deref());
+    let (mut checks, used) = checks::all(args.swap.as_deref());
+    if let Some(name) = args.program.first() {
+        checks.extend(program::checks(name));
+    }
     let usable = checks.iter().all(|c| !c.required || c.status != Mark::No);
     let findings = Findings {
         version: env!("CARGO_PKG_VERSION"),

@@ -24,7 +24,7 @@ use hugeswap_policy::knobs::{self, Knob};
 use hugeswap_support::{POOL_VARIABLE, PROGRAM_VARIABLE};
 use hugeswap_sys::{Errno, probe, process, spawn};
 use limit::{Follower, Limits, Stop, Wanted};
-use preflight::Way;
+use preflight::{Found, Way};
 use std::ffi::{CString, OsStr, OsString};
 use std::fs::File;
 use std::os::fd::AsRawFd;
@@ -136,7 +136,9 @@ pub fn run(args: Args) -> Result<i32> {
         );
     }
     check_surroundings(wanted)?;
-    let (program, way) = preflight::find(&args.program[0])?;
+    let Found {
+        path: program, way, ..
+    } = preflight::find(&args.program[0])?;
     check_way(&program, way, &config)?;
     check_mover(config.fault_mode)?;
     let pool = Pool::create(&config)?;

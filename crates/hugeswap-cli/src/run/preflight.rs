@@ -32,11 +32,21 @@ pub enum Way {
     Loaded,
 }
 
-/// Finds and checks PROG, and its interpreter if it is a script. Returns the file to execute.
-pub fn find(name: &OsStr) -> Result<(PathBuf, Way)> {
+/// A program that can be run.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Found {
+    /// The file to execute.
+    pub path: PathBuf,
+    pub way: Way,
+    /// The ELF file that runs: the same one, or a script's interpreter.
+    pub program: PathBuf,
+}
+
+/// Finds and checks PROG, and its interpreter if it is a script.
+pub fn find(name: &OsStr) -> Result<Found> {
     let path = look_up(name)?;
-    let way = check(&path, MAX_SCRIPTS)?;
-    Ok((path, way))
+    let (way, program) = check(&path, MAX_SCRIPTS)?;
+    Ok(Found { path, way, program })
 }
 
 /// Why the object cannot be injected into the program in a file; `None` if it can. The text follows the
@@ -114,8 +124,8 @@ fn executable(path: &Path) -> Result<(), Errno> {
     accessat(CWD, path, Access::EXEC_OK, AtFlags::EACCESS)
 }
 
-/// Checks a file that execve(2) would be given.
-fn check(path: &Path, scripts_left: usize) -> Result<Way> {
+/// Checks a file that execve(2) would be given. Returns with how it gets the object what runs.
+fn check(path: &Path, scripts_left: usize) -> Result<(Way, PathBuf)> {
     let shown = path.display();
     let mut file = match File::open(path) {
         Ok(f) => f,
@@ -142,11 +152,11 @@ fn check(path: &Path, scripts_left: usize) -> Result<Way> {
         );
     }
     check_privilege(path, &file)?;
-    check_elf(path, &ReadCache::new(file))
+    Ok((check_elf(path, &ReadCache::new(file))?, path.into()))
 }
 
 /// Checks the interpreter of a script, and the program that `env` runs.
-fn check_script(path: &Path, line: &[u8], scripts_left: usize) -> Result<Way> {
+fn check_script(path: &Path, line: &[u8], scripts_left: usize) -> Result<(Way, PathBuf)> {
     let shown = path.display();
     let line = line.split(|&b| b == b'\n').next().unwrap_or_default();
     let mut words = line
@@ -168,7 +178,8 @@ fn check_script(path: &Path, line: &[u8], scripts_left: usize) -> Result<Way> {
             }
         );
     }
-    if check(interpreter_path, scripts_left)? == Way::Loaded {
+    let (way, runs) = check(interpreter_path, scripts_left)?;
+    if way == Way::Loaded {
         bail!(
             "{shown} is a script for {}, which is statically linked: start that program with the script as its argument",
             interpreter_path.display()
@@ -180,10 +191,11 @@ fn check_script(path: &Path, line: &[u8], scripts_left: usize) -> Result<Way> {
         if let Some(program) = program {
             let found = look_up(program)
                 .map_err(|e| e.context(format!("{shown} is a script for another program")))?;
-            check(&found, scripts_left)?;
+            let (_, runs) = check(&found, scripts_left)?;
+            return Ok((Way::Preloaded, runs));
         }
     }
-    Ok(Way::Preloaded)
+    Ok((way, runs))
 }
 
 /// An error if the program gains privilege: the loader ignores injected objects there.
@@ -286,16 +298,57 @@ fn needs<'data, R: ReadRef<'data>>(
     data: R,
     name: &[u8],
 ) -> Option<bool> {
+    let libraries = libraries(header, data)?;
+    Some(libraries.iter().any(|l| l.starts_with(name)))
+}
+
+/// The names of the libraries that the program needs. `None`: its header does not say.
+fn libraries<'data, R: ReadRef<'data>>(
+    header: &FileHeader64<Endianness>,
+    data: R,
+) -> Option<Vec<&'data [u8]>> {
     let endian = header.endian().ok()?;
     let sections = header.sections(endian, data).ok()?;
     let (entries, strings) = sections.dynamic(endian, data).ok()??;
     let strings = sections.strings(endian, data, strings).ok()?;
-    Some(entries.iter().any(|entry| {
-        entry.d_tag(endian) == DT_NEEDED
-            && entry
-                .string(endian, strings)
-                .is_ok_and(|s| s.starts_with(name))
-    }))
+    let needed = entries.iter().filter(|e| e.d_tag(endian) == DT_NEEDED);
+    Some(
+        needed
+            .filter_map(|e| e.string(endian, strings).ok())
+            .collect(),
+    )
+}
+
+/// What a program that can be run is made of, as far as its file tells.
+#[derive(Debug, Default)]
+pub struct Parts {
+    /// The names of the libraries that it needs.
+    pub libraries: Vec<String>,
+    /// The Go toolchain built it.
+    pub is_go: bool,
+}
+
+/// Looks into an ELF file; what cannot be read is left out.
+pub fn parts(path: &Path) -> Parts {
+    let Ok(file) = File::open(path) else {
+        return Parts::default();
+    };
+    let cache = ReadCache::new(file);
+    let data = &cache;
+    let Ok(header) = FileHeader64::<Endianness>::parse(data) else {
+        return Parts::default();
+    };
+    let libraries = libraries(header, data).unwrap_or_default();
+    let name = |l: &&[u8]| String::from_utf8_lossy(l).into_owned();
+    let has_section = |wanted: &[u8]| -> Option<bool> {
+        let endian = header.endian().ok()?;
+        let sections = header.sections(endian, data).ok()?;
+        Some(sections.section_by_name(endian, wanted).is_some())
+    };
+    Parts {
+        libraries: libraries.iter().map(name).collect(),
+        is_go: has_section(b".go.buildinfo") == Some(true),
+    }
 }
 
 #[cfg(test)]
@@ -349,11 +402,14 @@ mod tests {
 
     #[test]
     fn a_dynamic_program_passes() {
-        let (path, way) = find(OsStr::new("/bin/sh")).unwrap();
+        let found = find(OsStr::new("/bin/sh")).unwrap();
         assert_eq!(
-            (path.as_path(), way),
+            (found.path.as_path(), found.way),
             (Path::new("/bin/sh"), Way::Preloaded)
         );
+        assert_eq!(found.program, found.path);
+        let libraries = parts(&found.program).libraries;
+        assert!(libraries.iter().any(|l| l == "libc.so.6"), "{libraries:?}");
         let (_dir, path) = file(
             &elf(X86, DYN, INTERP, b"/lib64/ld-linux-x86-64.so.2\0"),
             0o755,
@@ -364,7 +420,7 @@ mod tests {
     #[test]
     fn a_program_without_a_loader_is_loaded_by_the_object() {
         let (_dir, path) = file(&elf(X86, DYN, LOAD, b""), 0o755);
-        assert_eq!(find(path.as_os_str()).unwrap().1, Way::Loaded);
+        assert_eq!(find(path.as_os_str()).unwrap().way, Way::Loaded);
     }
 
     #[test]
@@ -390,7 +446,8 @@ mod tests {
         ] {
             let (_dir, path) = file(line.as_bytes(), 0o755);
             let found = find(path.as_os_str()).unwrap();
-            assert_eq!(found, (path, Way::Preloaded), "{line}");
+            assert_eq!((&found.path, found.way), (&path, Way::Preloaded), "{line}");
+            assert_eq!(found.program.file_name(), Some(OsStr::new("sh")), "{line}");
         }
         assert!(refusal(b"#!/no/such\n").contains("/no/such, which does not exist"));
         assert!(

@@ -147,16 +147,6 @@ struct Json {
 
 /// The report as one JSON object on one line.
 fn json(outcome: &Outcome<'_>, report: &Report) -> String {
-    let us = |ns: u64| ns as f64 / 1e3;
-    let faults = report.faults.iter().map(|f| {
-        let figures = serde_json::json!({
-            "count": f.count, "p50_us": us(f.p50_ns), "p99_us": us(f.p99_ns), "max_us": us(f.max_ns),
-        });
-        (f.class.name().to_owned(), figures)
-    });
-    let counters = Counter::ALL
-        .iter()
-        .map(|&c| (c.name().to_owned(), report.get(c).into()));
     let object = Json {
         version: env!("CARGO_PKG_VERSION"),
         command: outcome
@@ -181,7 +171,7 @@ fn json(outcome: &Outcome<'_>, report: &Report) -> String {
             Ended::Killed(signal) => Some(signal),
             Ended::Exited(_) => None,
         },
-        faults: faults.collect(),
+        faults: text::faults_json(report),
         areas: report.areas.iter().map(area_json).collect(),
         losses: report.losses.iter().map(text::loss_json).collect(),
         advisor: report.advice().as_ref().map(advice::json),
@@ -190,7 +180,7 @@ fn json(outcome: &Outcome<'_>, report: &Report) -> String {
             .map(|(name, value)| (name.to_owned(), value))
             .into_iter()
             .collect(),
-        counters: counters.collect(),
+        counters: text::counters_json(|c| report.get(c)),
     };
     let mut line =
         serde_json::to_string(&object).expect("strings and numbers always have a JSON form");
