@@ -76,31 +76,40 @@ impl Ranges {
             Kind::Swapped | Kind::Cached => {
                 let cached = w.kind() == Kind::Cached;
                 let categories = (of_unit | Categories::HUGE).and_if(cached, Categories::CACHED);
-                self.swapped_states(unit, w, pages, categories, &mut tell);
+                self.swapped_states(unit, w, pages, (categories, false), &mut tell);
             }
             Kind::Base => self.base_states(unit, pages, tell),
         }
     }
 
-    /// Pages that are where the unit's place says, or nowhere.
+    /// Pages that are where the unit's place says. Those that are nowhere are zero or, if they are
+    /// known to be `stored`, on their way from single places to another one: the thread that has
+    /// the unit locked gives those up before the word tells of the other.
     fn swapped_states(
         &self,
         unit: u32,
         w: Word,
         pages: Range<usize>,
-        of_all: Categories,
+        (of_all, stored): (Categories, bool),
         tell: &mut impl FnMut(Range<usize>, State),
     ) {
         let lossless = self.pool.header().losses.load(Relaxed) == 0;
+        let state_of = |page| self.swapped_state(unit, w, page, of_all, stored);
         if w.file().is_some() || lossless && w.place() != Place::Singles {
-            let state = self.swapped_state(unit, w, pages.start, of_all);
+            let state = state_of(pages.start);
             return tell(pages, state);
         }
-        let state_of = |page| self.swapped_state(unit, w, page, of_all);
         runs(pages, state_of, tell);
     }
 
-    fn swapped_state(&self, unit: u32, w: Word, page: usize, of_all: Categories) -> State {
+    fn swapped_state(
+        &self,
+        unit: u32,
+        w: Word,
+        page: usize,
+        of_all: Categories,
+        stored: bool,
+    ) -> State {
         let swapped = State {
             categories: of_all | Categories::SWAPPED,
             swap: None,
@@ -110,6 +119,7 @@ impl Ranges {
                 let places = self.store.scatter.of(unit);
                 match places.and_then(|p| p.get(page)) {
                     Some(single) => (single.cluster, single.at),
+                    None if stored => return swapped,
                     None => {
                         return State {
                             categories: of_all | Categories::ZERO,
@@ -181,7 +191,7 @@ impl Ranges {
                 let categories = Categories::PRESENT.and_if(dirty, Categories::DIRTY);
                 tell(page..end, one(categories));
             } else if stored || is_file {
-                self.swapped_states(unit, w, page..end, of_unit, &mut tell);
+                self.swapped_states(unit, w, page..end, (of_unit, true), &mut tell);
             } else {
                 tell(page..end, one(Categories::ZERO));
             }

@@ -20,13 +20,6 @@ const BOUNCE: usize = 1 << 20;
 const IOV_MAX: usize = 1024;
 const PAGE: usize = 4096;
 
-/// A page, aligned as direct I/O needs it.
-#[derive(Clone, Copy)]
-#[repr(align(4096))]
-struct Page {
-    _bytes: [u8; PAGE],
-}
-
 fn segment(base: usize, len: usize) -> iovec {
     iovec {
         iov_base: base as *mut libc::c_void,
@@ -167,9 +160,11 @@ impl Transfer<'_> {
         {
             return (n, call(piece, done));
         }
-        let mut large = vec![Page { _bytes: [0; PAGE] }; asked.div_ceil(PAGE)];
-        let at = large.as_mut_ptr().cast();
-        (asked, self.through(at, asked, piece, done, call))
+        // Not filled, since only what is transferred is to be there; aligned, as direct I/O needs it.
+        let mut large: Vec<u8> = Vec::with_capacity(asked + PAGE);
+        let at = large.as_mut_ptr();
+        let aligned = at.wrapping_add(at.align_offset(PAGE));
+        (asked, self.through(aligned, asked, piece, done, call))
     }
 
     fn mapped(&self, s: &iovec) -> bool {

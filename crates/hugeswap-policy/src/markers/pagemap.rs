@@ -22,6 +22,8 @@ const EXCLUSIVE: u64 = 1 << 56;
 const SOFT_DIRTY: u64 = 1 << 55;
 const OFFSET: u32 = 5;
 const OFFSET_MAX: u64 = (1 << 50) - 1;
+/// The offset of a page that is in swap, at a place that is not known at the moment.
+const UNPLACED: u64 = OFFSET_MAX - 1;
 const AREA: u64 = 0x1f;
 
 /// A set of categories that a page is in.
@@ -237,9 +239,8 @@ impl State {
             return PRESENT | file | if exclusive { EXCLUSIVE } else { 0 };
         }
         match self.swap {
-            Some(s) => {
-                SWAPPED | s.page.min(OFFSET_MAX - 1) << OFFSET | u64::from(s.area) & AREA | file
-            }
+            Some(s) => SWAPPED | s.page.min(UNPLACED) << OFFSET | u64::from(s.area) & AREA | file,
+            None if c.has(Categories::SWAPPED) && file == 0 => SWAPPED | UNPLACED << OFFSET,
             None => file,
         }
     }
@@ -300,9 +301,10 @@ impl State {
                 swap: None,
             });
         }
+        let unplaced = page == UNPLACED && area == 0 && entry & FILE == 0;
         Some(State {
             categories: base | Categories::SWAPPED,
-            swap: Some(SwapPlace { area, page }),
+            swap: (!unplaced).then_some(SwapPlace { area, page }),
         })
     }
 }
@@ -423,6 +425,16 @@ mod tests {
         assert!(!small.takes(huge) && small.takes(Categories::PRESENT));
     }
 
+    #[test]
+    fn what_is_on_its_way_to_swap_is_somewhere() {
+        let state = State {
+            categories: Categories::SWAPPED,
+            swap: None,
+        };
+        assert_eq!(state.entry() & (PRESENT | SWAPPED), SWAPPED);
+        assert_eq!(State::of_entry(state.entry()), Some(state));
+    }
+
     proptest! {
         #[test]
         fn an_unknown_entry_is_an_error_and_not_a_guess(entry in any::<u64>()) {
@@ -432,7 +444,7 @@ mod tests {
         }
 
         #[test]
-        fn entries_tell_what_they_can(bits in any::<u32>(), area in 0u8..32, page in 0u64..OFFSET_MAX - 1) {
+        fn entries_tell_what_they_can(bits in any::<u32>(), area in 0u8..32, page in 0u64..UNPLACED) {
             let categories = Categories::from_bits(bits);
             let swap = categories.has(Categories::SWAPPED).then_some(SwapPlace { area, page });
             let state = State { categories, swap };

@@ -2,7 +2,9 @@
 
 use crate::util::*;
 use hugeswap::{Advice, Categories, FaultMode, Filter, ManagedRange, PageState, Pool, Region};
+use std::ops::Range;
 use std::sync::atomic::Ordering::Relaxed;
+use std::sync::atomic::{AtomicBool, AtomicU32};
 
 tests! {
     pagemap_follows_a_page,
@@ -11,6 +13,7 @@ tests! {
     pagemap_says_where_in_swap,
     pagemap_tells_what_is_lost,
     pagemap_agrees_with_itself,
+    pagemap_of_pages_that_move_in_swap,
 }
 
 const PAGE: usize = 4096;
@@ -234,4 +237,55 @@ fn pagemap_agrees_with_itself() {
         let agrees = |(right, same): (usize, usize)| right * 100 >= same * 95;
         assert!(looks.any(agrees), "round {round}");
     }
+}
+
+/// Pages that go to swap, and from places of their own to one cluster, are somewhere all the time.
+fn pagemap_of_pages_that_move_in_swap() {
+    need_pages();
+    let pool = builder(16)
+        .fault_mode(FaultMode::Signal)
+        .set("thp.enabled=never")
+        .set("swap.gather=never")
+        .build()
+        .unwrap();
+    // A unit of which few pages were changed has places of their own, one of which more than half
+    // were has a cluster.
+    let (few, most) = (64, 400);
+    let write = |r: &Region, pages: Range<usize>| {
+        pages.for_each(|p| words(r)[p * PAGE / 8].store(p as u64 + 1, Relaxed));
+    };
+    for round in 0..100 {
+        let r = pool.region(UNIT).unwrap();
+        write(&r, 0..few);
+        let (over, looks) = (AtomicBool::new(false), AtomicU32::new(0));
+        let look = || {
+            let mut entries = [0; 64];
+            while !over.load(Relaxed) {
+                assert_eq!(r.pagemap_entries(0, &mut entries).unwrap(), few);
+                let there = entries.iter().filter(|&&e| e >> 62 != 0).count();
+                if there != few {
+                    over.store(true, Relaxed);
+                    panic!("{there} pages are somewhere in round {round}");
+                }
+                looks.fetch_add(1, Relaxed);
+            }
+        };
+        let out = |page: usize| {
+            until("it has left", || {
+                r.advise(0, UNIT, Advice::PageOut).unwrap();
+                over.load(Relaxed) || !r.is_resident(page * PAGE)
+            });
+        };
+        std::thread::scope(|s| {
+            // (More than there are processors: one that stops in the middle of a look is it.)
+            (0..6).for_each(|_| drop(s.spawn(look)));
+            until("they look", || looks.load(Relaxed) > 0);
+            out(0);
+            write(&r, few..most);
+            out(few);
+            over.store(true, Relaxed);
+        });
+        (0..most).for_each(|p| assert_eq!(words(&r)[p * PAGE / 8].load(Relaxed), p as u64 + 1));
+    }
+    pool.audit().unwrap();
 }
