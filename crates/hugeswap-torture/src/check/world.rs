@@ -176,13 +176,16 @@ impl World {
         thread as u64
     }
 
-    /// Gives freed blocks back, too, and waits until the sweep lets the checker end, or is gone.
+    /// Gives freed blocks back, too, and waits until the sweep lets the checker end, or must be gone.
     pub fn wait_for_release(&self) {
         // SAFETY: touches free memory of malloc's only.
         unsafe { libc::malloc_trim(0) };
         let parent = std::os::unix::process::parent_id();
         self.count(Word::Drained, 1);
+        // (A sweep that was killed leaves `hugeswap run`, the parent, behind.)
+        let last = std::time::Instant::now() + std::time::Duration::from_secs(120);
         while self.counted(Word::Release) == 0
+            && std::time::Instant::now() < last
             && self.counted(Word::Stop) < 2
             && std::os::unix::process::parent_id() == parent
         {
