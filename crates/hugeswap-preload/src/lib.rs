@@ -36,6 +36,9 @@
 //! memory under one of its locks. From the end of the constructor on nothing here calls what
 //! allocates by the program's `malloc`: the call that brought us here may come from that `malloc`,
 //! with its locks held.
+//!
+//! Functions that are exported are unsafe to call as the C library's of the same names are, whose
+//! contracts are theirs: programs in C call them.
 #![cfg(all(target_os = "linux", target_arch = "x86_64"))]
 
 /// Variables that every start or fork of a program writes, also of one that manages nothing:

@@ -1,5 +1,5 @@
 //! `hugeswap stat`: what a pool has done so far, or does in each interval, as vmstat(8) shows it of a
-//! machine. The pool is only read; looking costs its programs nothing.
+//! machine. Its figures are read where they stand: no thread of its programs stops or waits.
 
 mod sample;
 mod show;
