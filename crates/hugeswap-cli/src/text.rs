@@ -1,8 +1,8 @@
 //! Settings, figures and lost places of swap as text; sizes, durations and counts come from
 //! [`hugeswap_support::text`].
 
-use hugeswap_engine::pool::Report;
 use hugeswap_engine::pool::losses::{Cause, Loss};
+use hugeswap_engine::pool::{FaultReport, Report};
 use hugeswap_policy::counters::Counter;
 use hugeswap_policy::knobs::{Form, Knob};
 pub use hugeswap_support::text::{bytes, count, duration, one_line};
@@ -18,6 +18,18 @@ pub fn setting(k: Knob, value: u64) -> String {
         }
         Form::Switch => if value == 0 { "off" } else { "on" }.to_owned(),
     }
+}
+
+/// The figures of a class of faults, aligned.
+pub fn fault_figures(f: &FaultReport) -> String {
+    format!(
+        "{:<11} {:>11}   p50 {:>8}   p99 {:>8}   max {:>8}",
+        f.class.name(),
+        count(f.count),
+        duration(f.p50_ns),
+        duration(f.p99_ns),
+        duration(f.max_ns),
+    )
 }
 
 /// Latencies of faults by class, as JSON.

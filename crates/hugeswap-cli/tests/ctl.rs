@@ -103,16 +103,24 @@ impl Running {
 
     fn ends_well(mut self) {
         std::fs::write(self.dir.path().join("stop"), "").unwrap();
-        let start = Instant::now();
-        loop {
-            if let Some(status) = self.child.try_wait().unwrap() {
-                assert!(status.success(), "{status}");
-                return;
-            }
-            assert!(start.elapsed() < Duration::from_secs(60), "it does not end");
-            std::thread::sleep(Duration::from_millis(20));
-        }
+        ends_well(&mut self.child);
     }
+}
+
+/// Waits until a process has ended, and well. (The limit is one for hangs.)
+fn ends_well(child: &mut Child) {
+    let start = Instant::now();
+    let status = loop {
+        if let Some(status) = child.try_wait().unwrap() {
+            break status;
+        }
+        if start.elapsed() > Duration::from_secs(60) {
+            let _ = child.kill();
+            panic!("it does not end");
+        }
+        std::thread::sleep(Duration::from_millis(20));
+    };
+    assert!(status.success(), "{status}");
 }
 
 impl Drop for Running {
@@ -188,19 +196,7 @@ fn stat_shows_what_a_pool_does() {
         .spawn()
         .unwrap();
     running.ends_well();
-    let start = Instant::now();
-    let status = loop {
-        if let Some(status) = watching.try_wait().unwrap() {
-            break status;
-        }
-        let late = start.elapsed() > Duration::from_secs(60);
-        if late {
-            let _ = watching.kill();
-        }
-        assert!(!late, "it does not end");
-        std::thread::sleep(Duration::from_millis(20));
-    };
-    assert!(status.success(), "{status}");
+    ends_well(&mut watching);
     let mut gone = hugeswap();
     gone.args(["stat", "--pool", &pid]);
     refused(&mut gone, "there is no process");

@@ -434,15 +434,7 @@ fn area_lines(out: &mut String, report: &Report) {
 fn fault_lines(out: &mut String, report: &Report) {
     let mut heading = "faults";
     for f in report.faults.iter().filter(|f| f.count > 0) {
-        let _ = writeln!(
-            out,
-            "  {heading:<8}  {:<11} {:>11}   p50 {:>8}   p99 {:>8}   max {:>8}",
-            f.class.name(),
-            text::count(f.count),
-            text::duration(f.p50_ns),
-            text::duration(f.p99_ns),
-            text::duration(f.max_ns),
-        );
+        let _ = writeln!(out, "  {heading:<8}  {}", text::fault_figures(f));
         heading = "";
     }
 }

@@ -78,16 +78,7 @@ pub fn so_far(s: &Sample, command: &str) -> String {
         r.fault_mode
     );
     for f in r.faults.iter().filter(|f| f.count > 0) {
-        let _ = writeln!(
-            out,
-            "  {:<12} {:>14}  p50 {:>9}  p99 {:>9}  max {:>9}  {}",
-            f.class.name(),
-            text::count(f.count),
-            text::duration(f.p50_ns),
-            text::duration(f.p99_ns),
-            text::duration(f.max_ns),
-            f.class.doc(),
-        );
+        let _ = writeln!(out, "  {}  {}", text::fault_figures(f), f.class.doc());
     }
     for &c in Counter::ALL.iter().filter(|&&c| r.get(c) > 0) {
         let _ = writeln!(
