@@ -1,9 +1,11 @@
 //! New processes: what the kernel reads while it makes one must be there.
 //!
 //! exec and its kin get copies of strings and pointer arrays that lie in managed memory (the kernel would answer
-//! EFAULT for an absent page, and posix_spawn's child could not take a fault). `fork` runs the
+//! EFAULT for an absent page, and posix_spawn's child could not take a fault). Where the C library passes its
+//! environment by itself (`system`, `popen`, `wordexp`), that is held in memory. `fork` runs the
 //! handlers of pthread_atfork; `_Fork` does not, so they are run here. A vfork child shares our memory and handlers.
 
+use crate::issue::{Pins, UNIT};
 use crate::real::{self, errno, set_errno};
 use crate::static_program::{self, Replacement};
 use crate::{filter, state};
@@ -11,6 +13,8 @@ use libc::{c_char, c_int, c_void};
 use std::arch::naked_asm;
 use std::ffi::{CStr, CString};
 use std::ptr::null;
+
+const PAGE: usize = 4096;
 
 pub type Strings = *const *const c_char;
 
@@ -326,11 +330,49 @@ unsafe extern "C" fn posix_spawnp(
     }
 }
 
+/// Holds the environment in memory: where the C library starts a program by itself, it passes its
+/// variable, not a copy of ours. (A thread that is cancelled in [`system`] leaves it held.)
+fn hold_environment() -> Option<Pins> {
+    let mut pins = Pins::new(state::careful()?);
+    let list = environment();
+    let mut pages: Vec<usize> = Vec::new();
+    let mut note = |addr: usize, len: usize| {
+        let all = addr & !(PAGE - 1)..addr + len;
+        pages.extend(all.step_by(PAGE).filter(|&page| state::managed(page)));
+    };
+    if !list.is_null() {
+        let mut n = 0;
+        // SAFETY: the environment is a null-terminated array of strings.
+        unsafe {
+            while !(*list.add(n)).is_null() {
+                let string = *list.add(n);
+                if state::managed(string as usize) {
+                    note(string as usize, CStr::from_ptr(string).count_bytes() + 1);
+                }
+                n += 1;
+            }
+        }
+        note(list as usize, (n + 1) * size_of::<*const c_char>());
+    }
+    pages.sort_unstable();
+    // What is held is a whole unit, but in shared memory.
+    pages.dedup_by_key(|page| match state::in_shared(*page) {
+        true => *page,
+        false => *page & !(UNIT - 1),
+    });
+    for page in pages {
+        // What cannot be held is what the kernel could not read either.
+        pins.insist(page, PAGE, false);
+    }
+    Some(pins)
+}
+
 #[unsafe(no_mangle)]
 unsafe extern "C" fn system(command: *const c_char) -> c_int {
     // SAFETY: passed on.
     unsafe {
         let command = Text::of(command);
+        let _held = hold_environment();
         real::system()(command.as_ptr())
     }
 }
@@ -340,7 +382,17 @@ unsafe extern "C" fn popen(command: *const c_char, kind: *const c_char) -> *mut 
     // SAFETY: passed on.
     unsafe {
         let command = Text::of(command);
+        let _held = hold_environment();
         real::popen()(command.as_ptr(), kind)
+    }
+}
+
+#[unsafe(no_mangle)]
+unsafe extern "C" fn wordexp(words: *const c_char, to: *mut c_void, flags: c_int) -> c_int {
+    // SAFETY: passed on.
+    unsafe {
+        let _held = hold_environment();
+        real::wordexp()(words, to, flags)
     }
 }
 

@@ -28,7 +28,7 @@ pub const EINVAL: isize = -(libc::EINVAL as isize);
 
 /// Copied on the stack up to this many bytes in all.
 const SMALL: usize = 4096;
-const UNIT: usize = 2 << 20;
+pub const UNIT: usize = 2 << 20;
 /// Longer buffers of table calls are pinned.
 const COPY_MAX: usize = 256 << 10;
 /// How often a call on a page that keeps leaving is made again.

@@ -138,6 +138,7 @@ next! {
     posix_spawnp: fn(*mut libc::pid_t, *const c_char, SpawnActions, SpawnAttr, Strings, Strings) -> c_int;
     system: fn(*const c_char) -> c_int;
     popen: fn(*const c_char, *const c_char) -> *mut c_void;
+    wordexp: fn(*const c_char, *mut c_void, c_int) -> c_int;
     setuid: fn(libc::uid_t) -> c_int;
     seteuid: fn(libc::uid_t) -> c_int;
     setreuid: fn(libc::uid_t, libc::uid_t) -> c_int;

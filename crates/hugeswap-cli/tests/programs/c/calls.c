@@ -24,6 +24,7 @@
 #include <sys/un.h>
 #include <sys/wait.h>
 #include <time.h>
+#include <wordexp.h>
 
 static char *a, *b; // 8 MiB each
 static const size_t N = 8 * MIB;
@@ -391,6 +392,34 @@ static void counts(void) {
     puts("counts");
 }
 
+// The C library starts programs with an environment that is not in memory.
+static void environment(void) {
+    extern char **environ;
+    char **before = environ, **list = (void *)(a + 5 * MIB - 16), *variable = b + 7 * MIB - 3, text[8] = "";
+    size_t n = 0;
+    for (; before[n]; n++)
+        list[n] = before[n];
+    strcpy(variable, "AWAY=yes");
+    list[n] = variable, list[n + 1] = NULL;
+    environ = list;
+    out();
+    CHECK(system("test $AWAY = yes") == 0, "system");
+    out();
+    FILE *f = popen("echo $AWAY", "r");
+    CHECK(f && fgets(text, sizeof text, f) && strcmp(text, "yes\n") == 0 && pclose(f) == 0, "popen: %s", text);
+    out();
+    wordexp_t words;
+    CHECK(wordexp("$(echo $AWAY) $AWAY", &words, 0) == 0 && words.we_wordc == 2, "wordexp");
+    CHECK(strcmp(words.we_wordv[0], "yes") == 0 && strcmp(words.we_wordv[1], "yes") == 0, "wordexp: %s", words.we_wordv[0]);
+    wordfree(&words);
+    out();
+    pid_t pid;
+    int status;
+    CHECK(posix_spawnp(&pid, "sh", NULL, NULL, (char *[]){"sh", "-c", "test $AWAY = yes", NULL}, environ) == 0, "posix_spawnp");
+    CHECK(waitpid(pid, &status, 0) == pid && status == 0, "posix_spawnp: %#x", status);
+    environ = before;
+}
+
 // Many small structures, each in absent memory of its own.
 static void small(void) {
     int p[2];
@@ -497,6 +526,7 @@ static void small(void) {
     strcpy(word, "echo by the shell");
     out();
     CHECK(system(word) == 0, "system");
+    environment();
     puts("small");
 }
 
