@@ -36,6 +36,13 @@ impl Bits {
         }
     }
 
+    /// Takes the bits of another out.
+    pub fn take_out(&self, other: &Bits) {
+        for (from, other) in self.0.iter().zip(&other.0) {
+            from.store(from.load(Relaxed) & !other.load(Relaxed), Relaxed);
+        }
+    }
+
     /// The bits of 64 pages.
     pub fn word(&self, n: usize) -> u64 {
         self.0.get(n).map_or(0, |w| w.load(Relaxed))
@@ -95,11 +102,6 @@ impl Bits {
     pub fn count(&self) -> u64 {
         let ones = |w: &AtomicU64| u64::from(w.load(Relaxed).count_ones());
         self.0.iter().map(ones).sum()
-    }
-
-    /// How many of `pages` are set.
-    pub fn count_in(&self, pages: Range<usize>) -> usize {
-        pages.filter(|&p| self.get(p)).count()
     }
 
     /// How many are set here and in another.

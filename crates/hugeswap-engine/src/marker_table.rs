@@ -1,4 +1,5 @@
-//! Which pages have markers: three bits for each page, beside the unit table.
+//! Which pages have markers, and which are read-only: four bits for each page, beside the unit
+//! table. A unit in whose pages anything is set is called marked.
 //!
 //! Concurrency: a unit's bits change under its lock. Every thread may read them.
 
@@ -19,6 +20,8 @@ pub(crate) struct Marked {
     pub guard: Bits,
     pub poison: Bits,
     pub no_access: Bits,
+    /// Pages that the program may read and not write. (Not a marker: they can be in memory.)
+    pub read_only: Bits,
 }
 
 // SAFETY: atomics only; no bit set is valid.
@@ -33,6 +36,10 @@ impl Marked {
         }
     }
 
+    fn all(&self) -> [&Bits; 4] {
+        [&self.guard, &self.poison, &self.no_access, &self.read_only]
+    }
+
     pub(crate) fn of(&self, page: usize) -> Option<Marker> {
         let order = [Marker::NoAccess, Marker::Guard, Marker::Poison];
         order.into_iter().find(|&m| self.bits(m).get(page))
@@ -40,24 +47,19 @@ impl Marked {
 
     /// The first run of pages at or after `from` that has a marker, or that has none.
     pub(crate) fn run(&self, from: usize, marked: bool) -> Option<Range<usize>> {
-        self.run_of(from, |marker| marker.is_some() == marked)
+        self.run_of(from, |page| self.of(page).is_some() == marked)
     }
 
-    /// The first run of pages at or after `from` whose markers `is` holds for.
-    pub(crate) fn run_of(
-        &self,
-        from: usize,
-        is: impl Fn(Option<Marker>) -> bool,
-    ) -> Option<Range<usize>> {
-        let is = |p: &usize| is(self.of(*p));
-        let start = (from..PAGES).find(is)?;
-        let end = (start..PAGES).find(|p| !is(p)).unwrap_or(PAGES);
+    /// The first run of pages at or after `from` that `is` holds for.
+    pub(crate) fn run_of(&self, from: usize, is: impl Fn(usize) -> bool) -> Option<Range<usize>> {
+        let start = (from..PAGES).find(|&p| is(p))?;
+        let end = (start..PAGES).find(|&p| !is(p)).unwrap_or(PAGES);
         Some(start..end)
     }
 }
 
 pub(crate) struct Tables {
-    /// A bit for each unit: it has markers.
+    /// A bit for each unit: it is marked.
     units: Zeroed<AtomicU64>,
     /// A bit for each unit: it is to come in by pages until khugepaged makes it whole, since it was
     /// in one piece when pages of it lost access, or less than half of it is mapped. (A heap that
@@ -106,7 +108,7 @@ impl Tables {
         let marked = &self.pages[unit as usize];
         f(marked);
         let (word, bit) = (&self.units[unit as usize / 64], 1 << (unit % 64));
-        if marked.guard.any() || marked.poison.any() || marked.no_access.any() {
+        if marked.all().iter().any(|bits| bits.any()) {
             word.fetch_or(bit, Release);
         } else {
             word.fetch_and(!bit, Release);
@@ -136,7 +138,7 @@ impl Markers {
         };
     }
 
-    /// Has any page of `unit` a marker? With its lock the answer stays true.
+    /// Has any page of `unit` a marker, or is read-only? With its lock the answer stays true.
     pub(crate) fn is_marked(&self, unit: u32) -> bool {
         self.of(unit).is_some()
     }
@@ -146,13 +148,25 @@ impl Markers {
         self.of(unit)?.of(page)
     }
 
+    /// May the program not write to a page that it may read otherwise?
+    pub(crate) fn is_read_only(&self, unit: u32, page: usize) -> bool {
+        self.of(unit).is_some_and(|m| m.read_only.get(page))
+    }
+
     /// Clears the bits of pages that have markers.
     pub(crate) fn without_marked(&self, unit: u32, bits: &Bits) {
         if let Some(marked) = self.of(unit) {
-            let mut from = 0;
-            while let Some(run) = marked.run(from, true) {
-                from = run.end;
-                bits.put(run, false);
+            for marker in [&marked.guard, &marked.poison, &marked.no_access] {
+                bits.take_out(marker);
+            }
+        }
+    }
+
+    /// Clears the bits of pages that hold nothing, since they are guards or poisoned.
+    pub(crate) fn without_empty(&self, unit: u32, bits: &Bits) {
+        if let Some(marked) = self.of(unit) {
+            for marker in [&marked.guard, &marked.poison] {
+                bits.take_out(marker);
             }
         }
     }
@@ -162,9 +176,7 @@ impl Markers {
         self.set_parted(unit, false);
         if let Some(tables) = self.0.get().filter(|_| self.is_marked(unit)) {
             tables.change(unit, |m| {
-                m.guard.fill(false);
-                m.poison.fill(false);
-                m.no_access.fill(false);
+                m.all().iter().for_each(|bits| bits.fill(false));
             });
         }
     }
@@ -176,9 +188,9 @@ impl Markers {
         };
         let source = &tables.pages[from as usize];
         tables.change(to, |m| {
-            m.guard.copy(&source.guard);
-            m.poison.copy(&source.poison);
-            m.no_access.copy(&source.no_access);
+            for (to, from) in m.all().iter().zip(source.all()) {
+                to.copy(from);
+            }
         });
         self.forget_unit_markers(from);
     }
@@ -201,14 +213,14 @@ impl Markers {
             let end = (page + 1..pages.end).find(|&p| marked.of(p) != marker);
             let end = end.unwrap_or(pages.end);
             let told = match marker {
-                None => state.nth((page - pages.start) as u64),
-                Some(marker) => State {
-                    categories: kept
-                        | match marker {
-                            Marker::Guard => Categories::GUARD,
-                            Marker::Poison => Categories::POISONED,
-                            Marker::NoAccess => Categories::ZERO,
-                        },
+                // (What holds something is in swap, and the state says so.)
+                None | Some(Marker::NoAccess) => state.nth((page - pages.start) as u64),
+                Some(Marker::Guard) => State {
+                    categories: kept | Categories::GUARD,
+                    swap: None,
+                },
+                Some(Marker::Poison) => State {
+                    categories: kept | Categories::POISONED,
                     swap: None,
                 },
             };

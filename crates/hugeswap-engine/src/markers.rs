@@ -1,12 +1,15 @@
-//! Guards, poisoned pages, and pages without access ([`hugeswap_policy::markers`]): three bits for
-//! each page, beside the unit table.
+//! Guards, poisoned pages, pages without access and read-only pages
+//! ([`hugeswap_policy::markers`]): four bits for each page, beside the unit table.
 //!
-//! A unit that has a marker is never in memory in one piece where the program sees it: it is zero,
-//! in swap, base-mapped, or foreign. In a base-mapped unit the pages with markers are neither
-//! present nor stored, so that every touch of them faults. What needs the unit in one piece (a pin,
+//! A unit in which one is set is never in memory in one piece where the program sees it: it is
+//! zero, in swap, base-mapped, or foreign. In a base-mapped unit the pages with markers are not
+//! present, and guards and poisoned pages not stored, so that every touch of them faults and none
+//! brings them in. Read-only pages that are present are write-protected, and so every write of them
+//! faults. What needs the unit in one piece (a pin,
 //! a fork handler's touch, ejection) hands it to the kernel for good, with guards of the kernel's
 //! own in it, or where the kernel has none (before Linux 6.13) with pages without access. Pages
-//! that had no access are mapped without access there; the kernel alone knows of it from then on.
+//! that had no access, or could only be read, are mapped so there; the kernel alone knows of it from
+//! then on.
 //!
 //! Markers outlive memory and swap, move with their unit, are inherited by a forked child, and end
 //! when the page is unmapped. Giving content up ends poison and leaves guards.
@@ -19,6 +22,7 @@ use crate::PAGES;
 use crate::backend::Cover;
 use crate::bits::Bits;
 use crate::call::CallError;
+use crate::marker_table::Marked;
 use crate::outcome::Outcome;
 use crate::paging::Paging;
 use crate::table::{Locked, NO_FRAME};
@@ -50,17 +54,17 @@ impl Paging {
         })
     }
 
-    /// The outcome of a touch of a page that has a marker.
+    /// The outcome of a touch of a page that the program may not touch so.
     #[inline(never)]
-    pub(crate) fn marked_outcome(&self, unit: u32, addr: usize) -> Option<Outcome> {
+    pub(crate) fn marked_outcome(&self, unit: u32, addr: usize, write: bool) -> Option<Outcome> {
         let marked = self.markers.of(unit)?;
-        marked
-            .of((addr - self.table.addr(unit)) / PAGE)
-            .map(|marker| match marker {
-                Marker::Guard => Outcome::Guard,
-                Marker::NoAccess => Outcome::NoAccess,
-                Marker::Poison => Outcome::Poisoned,
-            })
+        let page = (addr - self.table.addr(unit)) / PAGE;
+        match marked.of(page) {
+            Some(Marker::Guard) => Some(Outcome::Guard),
+            Some(Marker::NoAccess) => Some(Outcome::NoAccess),
+            Some(Marker::Poison) => Some(Outcome::Poisoned),
+            None => (write && marked.read_only.get(page)).then_some(Outcome::NoAccess),
+        }
     }
 
     /// Maps the frame at `place` to a locked unit with markers, which is the kernel's from now on.
@@ -79,19 +83,22 @@ impl Paging {
             (false, false) => mm::PROT_NONE,
         };
         let marked = self.markers.of(unit);
-        let cover = |marker| match marker {
+        let cover = |marked: &Marked, page| match marked.of(page) {
+            None if marked.read_only.get(page) => Cover::ReadOnly,
             None => Cover::Open,
             Some(Marker::Guard | Marker::Poison) => Cover::Guarded,
             Some(Marker::NoAccess) => Cover::Closed,
         };
-        let run = |from, wanted| match marked {
-            Some(marked) => marked.run_of(from, |marker| cover(marker) == wanted),
-            // (It had markers a moment ago, under the same lock.)
-            None => None,
+        let run = |from, wanted| {
+            // (It was marked a moment ago, under the same lock.)
+            marked.and_then(|marked| marked.run_of(from, |page| cover(marked, page) == wanted))
         };
         self.backend.map_marked(from, at, access, run)?;
         if let Some(tables) = self.markers.tables() {
-            tables.change(unit, |m| m.no_access.fill(false));
+            tables.change(unit, |m| {
+                m.no_access.fill(false);
+                m.read_only.fill(false);
+            });
         }
         self.let_inherit(unit);
         w.set_frame(NO_FRAME);

@@ -1,8 +1,9 @@
 //! Calls by which a program advises on, protects, locks and queries its memory.
 //!
 //! Managed memory honours the advice that it can. Advice that only affects speed is accepted. Some
-//! calls need pages of the kernel's own (for executable memory, some partly protected units, locked
-//! memory, some fork advice): the engine first hands these units to the kernel.
+//! calls need pages of the kernel's own (for executable memory, locked memory, some fork advice,
+//! and less access to some pages of a unit where single pages are not to be had): the engine first
+//! hands these units to the kernel.
 
 use crate::mmap::{RW, access, eject, hand_over_reserved, note, pass, protect, whole_units};
 use crate::parts::{by_parts, each, error, managed, shared};

@@ -29,6 +29,7 @@ pub const EINVAL: isize = -(libc::EINVAL as isize);
 /// Copied on the stack up to this many bytes in all.
 const SMALL: usize = 4096;
 pub const UNIT: usize = 2 << 20;
+const PAGE: usize = 4096;
 /// Longer buffers of table calls are pinned.
 const COPY_MAX: usize = 256 << 10;
 /// How often a call on a page that keeps leaving is made again.
@@ -86,9 +87,10 @@ impl Caller {
         len > 0 && self.engine.is_foreign(addr, len)
     }
 
-    /// May `[addr, addr+len)` be touched by us? No, if it is in the window and not mapped: then the kernel is
-    /// to say EFAULT, as it does to those who ask by such a call whether memory is there.
-    pub fn mapped(&self, addr: usize, len: usize) -> bool {
+    /// May `[addr, addr+len)` be read by us, and written to if `write`? No, if it is in the window and not mapped,
+    /// or mapped without that access: then the kernel is to say EFAULT, as it does to those who ask by such a call
+    /// whether memory is there.
+    pub fn mapped(&self, addr: usize, len: usize, write: bool) -> bool {
         if len == 0 || !state::managed(addr) {
             return true;
         }
@@ -96,7 +98,7 @@ impl Caller {
             return shared::is_mapped(addr, len);
         }
         let last = addr.saturating_add(len - 1);
-        if self.engine.first_marker(addr, len).is_some() {
+        if !self.engine.allows(addr, len, write) {
             return false;
         }
         (self.engine.resident(addr) && self.engine.resident(last))
@@ -141,9 +143,9 @@ impl Caller {
     fn by_table(&self, nr: i64, a: Args, buffers: &[Buffer]) -> isize {
         let mut lens = [0usize; 6];
         let mut total = 0;
-        for &(i, _, len) in buffers {
+        for &(i, way, len) in buffers {
             if state::managed(a[i]) {
-                if !self.mapped(a[i], 1) {
+                if !self.mapped(a[i], 1, way == Way::Out) {
                     return self.raw(nr, a);
                 }
                 lens[i] = length(len, &a, a[i]);
@@ -151,14 +153,16 @@ impl Caller {
             }
         }
         let of_kernel = |i: usize| self.engine.is_foreign(a[i], lens[i]);
-        let marked = |i: usize| self.engine.first_marker(a[i], lens[i]).is_some();
-        let mut given = (0..lens.len()).filter(|&i| lens[i] > 0);
+        let writes = |i: usize| buffers.iter().any(|b| b.0 == i && b.1 == Way::Out);
+        let closed = |i: usize| !self.engine.allows(a[i], lens[i], writes(i));
+        let given = (0..lens.len()).filter(|&i| lens[i] > 0);
         let in_window = |i: usize| state::in_window(a[i]);
-        // Of what is the kernel's it knows best: there may be guards of its own in it, or pages without access. To ours it says EFAULT.
-        if total > 0
-            && (given.clone().all(|i| in_window(i) && of_kernel(i))
-                || given.any(|i| in_window(i) && marked(i)))
-        {
+        if total > 0 && given.clone().all(|i| in_window(i) && of_kernel(i)) {
+            // It knows best: there may be guards of its own in it, or pages without access.
+            return self.raw(nr, a);
+        }
+        if given.clone().any(|i| in_window(i) && closed(i)) {
+            given.for_each(|i| self.bring_up_to_closed(a[i], lens[i], writes(i)));
             return self.raw(nr, a);
         }
         if total > COPY_MAX {
@@ -169,6 +173,19 @@ impl Caller {
         }
         let mut large = vec![0u128; total / 16];
         self.copied(nr, a, buffers, &lens, large.as_mut_ptr() as usize)
+    }
+
+    /// Brings in what the kernel will find of a range before the first page that the program may not touch so.
+    pub fn bring_up_to_closed(&self, addr: usize, len: usize, write: bool) {
+        if !state::in_window(addr) {
+            return;
+        }
+        let pages = (addr & !(PAGE - 1)..addr + len).step_by(PAGE);
+        let allowed = pages.take_while(|&p| self.engine.allows(p, 1, write));
+        for page in allowed.filter(|&p| !self.engine.is_foreign(p, 1)) {
+            // SAFETY: a mapped byte with this access.
+            unsafe { touch(page.max(addr), write) };
+        }
     }
 
     /// A call whose buffers are copied by way of the stack. (A function of its own: what is held
@@ -291,7 +308,7 @@ impl Caller {
     /// Brings in the page of a futex's word, for writing if the kernel `writes` to it, or must be able
     /// to, and the program may. What the program may not read is left to the kernel, which says so.
     fn bring_in(&self, addr: usize, writes: bool) {
-        if !state::managed(addr) || !self.mapped(addr, 4) {
+        if !state::managed(addr) || !self.mapped(addr, 4, false) {
             return;
         }
         let may_write = if state::in_shared(addr) {

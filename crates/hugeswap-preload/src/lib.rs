@@ -9,8 +9,8 @@
 //!   of our own. There is an allocator of our own, and the few words that each thread has are at a
 //!   fixed distance from the thread pointer
 //! * `malloc` (with `spare` and `small`), `mmap` (with `runs`), `mremap`, `advise`: memory. What the engine cannot do
-//!   (mappings over managed memory, protection of parts of units, executable memory, locking,
-//!   unusual advice) the kernel does, after the units were brought in and *ejected*: they stay
+//!   (mappings over managed memory, executable memory, locking, unusual advice, and protection of parts of
+//!   units where single pages are not to be had) the kernel does, after the units were brought in and *ejected*: they stay
 //!   charged, and are not swapped any more. Ejected memory is moved by the engine, because the
 //!   kernel has several mappings where the program has one; its access and advice are set again
 //! * `addresses`, `parts`: a range may be partly managed, partly the kernel's and partly free. Calls on it

@@ -146,7 +146,14 @@ impl Transfer<'_> {
         }
         if !piece.iter().all(|s| self.mapped(s)) {
             // The kernel answers for memory that it owns, and for a bad address. It finds the rest.
-            let _held = held(&|held, s| held.insist(at(s), s.iov_len, self.fills));
+            let _held = held(&|held, s| {
+                if self.is_closed(s) {
+                    let caller = self.caller;
+                    caller.bring_up_to_closed(at(s), s.iov_len, self.fills);
+                    return true;
+                }
+                held.insist(at(s), s.iov_len, self.fills)
+            });
             return (n, call(piece, done));
         }
         // A transfer that does not go on must go in one call.
@@ -167,10 +174,17 @@ impl Transfer<'_> {
         (asked, self.through(aligned, asked, piece, done, call))
     }
 
+    /// Is some of it ours, and may the program not touch it so?
+    fn is_closed(&self, s: &iovec) -> bool {
+        let engine = self.caller.engine;
+        state::in_window(at(s)) && s.iov_len > 0 && !engine.allows(at(s), s.iov_len, self.fills)
+    }
+
     fn mapped(&self, s: &iovec) -> bool {
         let (at, len) = (s.iov_base as usize, s.iov_len);
         // (The kernel answers for memory that it owns, as in `Caller::by_table`.)
-        self.caller.mapped(at, len) && !(state::in_window(at) && self.caller.is_foreign(at, len))
+        self.caller.mapped(at, len, self.fills)
+            && !(state::in_window(at) && self.caller.is_foreign(at, len))
     }
 
     /// Transfers up to [`SMALL`] bytes through a buffer on the stack. (A function of its own: what

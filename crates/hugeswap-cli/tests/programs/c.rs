@@ -67,6 +67,7 @@ pub fn cases() -> Vec<Case> {
         all.push(case(format!("hole, {mode}"), move || hole(mode)));
         all.push(case(format!("space, {mode}"), move || space(mode)));
         all.push(case(format!("reserved, {mode}"), move || reserved(mode)));
+        all.push(case(format!("access, {mode}"), move || access(mode)));
     }
     all.push(case("pieces", pieces));
     all.push(case("space, moved in pieces", moved_in_pieces));
@@ -423,6 +424,36 @@ fn reserved(mode: Mode) {
     let stormed = program.managed(&setup);
     assert_eq!(stormed.output.status, plain.status, "{}", stormed.said());
     assert_eq!(stormed.output.stdout, plain.stdout);
+}
+
+/// Access by pages, as random calls, forks and a garbage collector set it. In signal mode it is
+/// kept by us: nothing is left to the kernel for it.
+fn access(mode: Mode) {
+    mode.need();
+    let dir = directory();
+    let built = compile("access", dir.path());
+    let runs = [
+        (["random", "1", "2000"], None),
+        (["random", "2", "2000"], Some("thp.enabled=never")),
+        (["random", "3", "2000"], Some("zswap.enabled=always")),
+        (["random", "4", "2000"], Some("debug.storm=50")),
+        (["barrier", "1", "6"], None),
+    ];
+    for (arguments, option) in runs {
+        let program = Program::new(dir.path(), built.clone()).args(arguments);
+        let plain = program.plain();
+        let stormed = option == Some("debug.storm=50");
+        // (In message mode the kernel has what is protected by pages.)
+        let roomy = stormed || mode == Mode::Message;
+        let setup = Setup::new(mode, if roomy { MEMORY_MIB } else { 16 });
+        let managed = program.managed(&option.into_iter().fold(setup, |s, o| s.option("--set", o)));
+        assert_eq!(managed.output.status, plain.status, "{}", managed.said());
+        assert_eq!(managed.output.stdout, plain.stdout);
+        if !roomy {
+            managed.same_as(&plain);
+            assert_eq!(managed.number("ejected"), 0, "{}", managed.report);
+        }
+    }
 }
 
 /// c/space.c, with as many steps for each seed as `HUGESWAP_SPACE_STEPS` says.

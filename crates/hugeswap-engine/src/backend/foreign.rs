@@ -17,6 +17,8 @@ const MADV_GUARD_REMOVE: i32 = 103;
 pub(crate) enum Cover {
     /// It can be accessed.
     Open,
+    /// It can be read.
+    ReadOnly,
     /// It holds nothing, and is a guard of the kernel's if that has guards.
     Guarded,
     /// It is mapped without access.
@@ -121,11 +123,12 @@ fn open_around(
             Some(run)
         })
     };
-    let open = |r: Range<usize>| {
+    let give = |r: Range<usize>, access| {
         let (at, len) = span(unit, &r);
         // SAFETY: the program's memory.
         unsafe { mm::protect(at, len, access) }
     };
+    let open = |r| give(r, access);
     if runs(Cover::Guarded).all(|r| guard(unit, &r).is_ok()) {
         // The kernel guards them, and removes its guards without changing access.
         runs(Cover::Guarded).try_for_each(open)?;
@@ -136,6 +139,7 @@ fn open_around(
             unsafe { mm::advise(at, len, libc::MADV_DONTNEED) }?;
         }
     }
+    runs(Cover::ReadOnly).try_for_each(|r| give(r, access & mm::PROT_READ))?;
     runs(Cover::Open).try_for_each(open)
 }
 

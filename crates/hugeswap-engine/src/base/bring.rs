@@ -35,7 +35,7 @@ impl Paging {
                 record.stored.put(p..p + 1, false);
             }
         }
-        self.markers.without_marked(unit, &record.stored);
+        self.markers.without_empty(unit, &record.stored);
     }
 
     /// A unit that holds nothing becomes base-mapped, all of it zero. False: it cannot, and is as

@@ -70,7 +70,7 @@ impl Paging {
 
     /// [`Paging::clean_pages`], where `others` more pages can be written, which are not called
     /// dirty now, and may stay so.
-    fn clean_pages_but(&self, w: &mut Locked<'_>, others: u64) -> bool {
+    pub(super) fn clean_pages_but(&self, w: &mut Locked<'_>, others: u64) -> bool {
         let record = self.base.records.of(w.unit());
         if !record.dirty.any() {
             return true;

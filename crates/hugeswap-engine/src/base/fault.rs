@@ -194,7 +194,7 @@ impl Paging {
         let page = fault.page(&w);
         let record = self.base.records.of(unit);
         if self.markers.is_marked(unit) {
-            // Neighbours may have markers.
+            // Neighbours may have markers, and may be read-only.
             pages = self.backend.part_of(page).unwrap_or(pages);
         }
         let mut wanted = absent(record, pages.clone());
@@ -218,7 +218,11 @@ impl Paging {
         let written = match fault.write {
             // Zeros come ahead of a run only: it will write to them too, and each would be a fault.
             true if zeros => pages.clone(),
-            false if pages.len() == 1 && self.is_changed_again(unit, *w, record, page) => {
+            false
+                if pages.len() == 1
+                    && self.is_changed_again(unit, *w, record, page)
+                    && !self.markers.is_read_only(unit, page) =>
+            {
                 pages.clone()
             }
             _ => page..page + usize::from(fault.write),

@@ -6,6 +6,7 @@
 //! unit's lock.
 
 use super::{BUFFER, PAGE};
+use crate::bits::Bits;
 use crate::pages::record::Record;
 use crate::paging::Job;
 use crate::paging::Paging;
@@ -42,8 +43,11 @@ impl Paging {
         let record = self.base.records.of(unit);
         let first = !record.present.any();
         let mut from = pages.start;
-        // (What was never written is not brought in ahead of its use.)
-        while let Some(run) = record.stored.run(from, pages.end, true) {
+        // (What was never written is not brought in ahead of its use, nor what cannot be touched.)
+        let stored = Bits::none();
+        stored.copy(&record.stored);
+        self.markers.without_marked(unit, &stored);
+        while let Some(run) = stored.run(from, pages.end, true) {
             let part = run.start..run.end.min(run.start + BUFFER / PAGE);
             from = part.end;
             let wanted = super::fault::absent(record, part.clone());
@@ -71,23 +75,33 @@ impl Paging {
     /// What [`Paging::hand_over_drop`] handed over.
     pub(crate) fn drop_handed(&self, unit: u32, pages: Range<usize>) {
         let mut w = self.table.passed(unit);
-        let record = self.base.records.of(unit);
-        let dirty = record.dirty.run(pages.start, pages.end, true).is_some();
-        if dirty {
-            self.clean_pages(&mut w);
+        self.send_out(&mut w, pages);
+        w.settle();
+        self.note_available();
+    }
+
+    /// Writes pages of a locked, base-mapped unit that are dirty, and drops them. Is none of them in
+    /// memory now?
+    pub(crate) fn send_out(&self, w: &mut Locked<'_>, pages: Range<usize>) -> bool {
+        let (unit, record) = (w.unit(), self.base.records.of(w.unit()));
+        let going = Bits::none();
+        going.put(pages.clone(), true);
+        if record.dirty.common(&going) > 0 && !self.swap_is_allowed(unit, **w) {
+            return false;
         }
-        let clean = record.dirty.run(pages.start, pages.end, true).is_none();
+        // (What stays is not written.)
+        let kept = record.dirty.split_off(&going);
+        let clean = self.clean_pages_but(w, kept.count());
         let freed = if clean {
-            self.drop_part(unit, record, pages)
+            self.drop_part(unit, record, pages.clone())
         } else {
             0
         };
+        record.dirty.join(&kept);
         if freed > 0 {
-            self.settle_by(w, Event::PagesWent);
-            self.note_available();
-        } else {
-            w.settle();
+            self.advance(w, Event::PagesWent);
         }
+        super::fault::absent(record, pages.clone()) == pages.len() as u64
     }
 
     /// Drops pages of a locked, base-mapped unit that are not dirty. How many there were.

@@ -85,6 +85,10 @@ impl Paging {
             if w.has(LOCKED) {
                 if let Some(w) = self.table.claim(unit) {
                     // A read was planned and no thread has begun it: it is ours now, with the lock.
+                    if !w.allows(write) || self.markers.is_marked(unit) {
+                        w.settle();
+                        continue;
+                    }
                     match self.major(w, fault) {
                         Some(outcome) => return outcome,
                         None => continue,
@@ -98,7 +102,7 @@ impl Paging {
                 Kind::Free => return Outcome::NotOurs,
                 Kind::Poisoned => return Outcome::Poisoned,
                 Kind::Foreign => {
-                    if let Some(outcome) = self.marked_outcome(unit, addr) {
+                    if let Some(outcome) = self.marked_outcome(unit, addr, write) {
                         return outcome;
                     }
                     return doubts::raise(addr).outcome();
@@ -112,7 +116,7 @@ impl Paging {
                 continue;
             };
             if self.markers.is_marked(unit)
-                && let Some(outcome) = self.marked_outcome(unit, addr)
+                && let Some(outcome) = self.marked_outcome(unit, addr, write)
             {
                 w.settle();
                 return outcome;

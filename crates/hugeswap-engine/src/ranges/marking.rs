@@ -96,17 +96,34 @@ impl Ranges {
         unit: u32,
         pages: &Range<usize>,
     ) -> std::result::Result<Locked<'_>, MarkerError> {
+        let mut w = self.lock_in_pieces(unit)?;
+        if matches!(w.kind(), Kind::None | Kind::Foreign)
+            || self.give_up_pages(&mut w, pages.clone())
+        {
+            return Ok(w);
+        }
+        w.settle();
+        Err(MarkerError::NoMemory)
+    }
+
+    /// The frame of a locked unit that was read ahead is free.
+    pub(super) fn drop_cached(&self, w: &mut Locked<'_>) {
+        self.arena.put_free(w.frame());
+        w.set_frame(NO_FRAME);
+        self.advance(w, Event::FrameTaken);
+    }
+
+    /// Locks a unit that is not in memory in one piece: zero, in swap, in base pages, or the
+    /// kernel's.
+    pub(super) fn lock_in_pieces(&self, unit: u32) -> std::result::Result<Locked<'_>, MarkerError> {
         loop {
             let mut w = self.table.lock_settled(unit);
             let refused = match w.kind() {
-                Kind::None | Kind::Foreign => return Ok(w),
+                Kind::None | Kind::Foreign | Kind::Swapped | Kind::Base => None,
                 Kind::Free => Some(MarkerError::NotMapped),
                 Kind::Poisoned => Some(MarkerError::Lost),
-                Kind::Swapped | Kind::Base => None,
                 Kind::Cached => {
-                    self.arena.put_free(w.frame());
-                    w.set_frame(NO_FRAME);
-                    self.advance(&mut w, Event::FrameTaken);
+                    self.drop_cached(&mut w);
                     None
                 }
                 Kind::Present if w.pins() > 0 => Some(MarkerError::Held),
@@ -140,10 +157,8 @@ impl Ranges {
                     }
                 }
             };
-            let refused = match refused {
-                None if self.give_up_pages(&mut w, pages.clone()) => return Ok(w),
-                None => MarkerError::NoMemory,
-                Some(e) => e,
+            let Some(refused) = refused else {
+                return Ok(w);
             };
             w.settle();
             return Err(refused);
@@ -185,6 +200,9 @@ impl Ranges {
             let w = self.table.lock_settled(unit);
             let pages = self.table.pages_in(unit, addr, len);
             let marked = &tables.pages[unit as usize];
+            if !mapped {
+                tables.change(unit, |m| m.read_only.put(pages.clone(), false));
+            }
             for &marker in markers {
                 let mut from = pages.start;
                 while let Some(run) = marked.bits(marker).run(from, pages.end, true) {

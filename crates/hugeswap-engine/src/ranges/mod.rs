@@ -2,7 +2,7 @@
 //!
 //! Here are mapping, growing and unmapping. Submodules have addresses that the program chooses
 //! ([`fixed`]), addresses without memory ([`reserved`]), contents given up ([`contents`]), advice
-//! ([`advice`]), access ([`protect`]), pins ([`pin`]) and moves ([`moving`]).
+//! ([`advice`]), access ([`protect`], [`by_page`]), pins ([`pin`]) and moves ([`moving`]).
 //!
 //! A unit is managed, or the kernel's (`Foreign`), as a whole. The allocated pages of a foreign
 //! unit are what the kernel has there, and its free pages have no access. A page that is allocated
@@ -13,6 +13,7 @@
 //! gate).
 
 mod advice;
+mod by_page;
 mod contents;
 mod error;
 mod files;

@@ -65,7 +65,7 @@ impl Ranges {
         while at < len {
             let n = (4096 - (from + at) % 4096).min(len - at);
             match self.marker_at(from + at) {
-                // (It holds nothing, and is left behind.)
+                // (It cannot be read, and is left behind.)
                 Some(Marker::NoAccess) => {}
                 Some(marker) => {
                     let _ = self.install_markers(to + at, n, marker);

@@ -7,9 +7,7 @@ use crate::outcome::Outcome;
 use crate::ranges::Prot;
 use crate::ranges::Ranges;
 use crate::stack;
-use crate::table::NO_FRAME;
 use crate::{PAGE, PAGES, UNIT};
-use hugeswap_policy::markers::Marker;
 use hugeswap_policy::unit::step::Event;
 use hugeswap_policy::unit::{Kind, LOCKED, Place, WATCHED, WRITABLE, Word};
 use hugeswap_sys::signal::Blocked;
@@ -33,7 +31,7 @@ pub(super) fn allowing(prot: Prot) -> Event {
 }
 
 /// The access that the program allows of a managed unit, if that is not all.
-fn allowed_by(w: Word) -> Option<Prot> {
+pub(super) fn allowed_by(w: Word) -> Option<Prot> {
     match (w.kind(), w.allows(true), w.allows(false)) {
         (Kind::Foreign, ..) | (_, true, _) => None,
         (_, false, true) => Some(Prot::Read),
@@ -59,7 +57,16 @@ impl Ranges {
     /// [`Ranges::protect`] of whole units, inside the gate. `all`: of each page, also of those that
     /// had no access by themselves.
     fn protect_inside(&self, addr: usize, len: usize, prot: Prot, all: bool) -> Result<(), Errno> {
+        let by_pages = all && self.backend.can().has_single_pages();
         for unit in self.table.whole_units_of(addr, len) {
+            if by_pages
+                && prot != Prot::None
+                && self.table.load(unit).kind() == Kind::Base
+                && self.protect_pages(unit, 0..PAGES, prot).is_ok()
+            {
+                // (To write out what is there would take longer than its pages' faults.)
+                continue;
+            }
             let w = self.lock_whole(unit);
             if w.kind() == Kind::Base {
                 w.settle();
@@ -123,18 +130,35 @@ impl Ranges {
                 return Some(of_unit);
             };
             let pages = self.table.pages_in(unit, addr, len);
-            let closed = marked.no_access.count_in(pages.clone());
-            match closed {
-                0 => Some(of_unit),
-                n if n == pages.len() => Some(Prot::None),
-                _ => (of_unit == Prot::None).then_some(of_unit),
-            }
+            let of_page = |p| match (of_unit, marked.no_access.get(p), marked.read_only.get(p)) {
+                (Prot::None, ..) | (_, true, _) => Prot::None,
+                (_, _, true) => Prot::Read,
+                _ => of_unit,
+            };
+            let first = of_page(pages.start);
+            pages.clone().all(|p| of_page(p) == first).then_some(first)
         };
         let mut units = self.table.units_of(addr, len);
         let first = access(units.next()?)?;
         units
             .all(|unit| access(unit) == Some(first))
             .then_some(first)
+    }
+
+    /// May the program read all of a managed range, and write to it if `write`? (Of what the kernel
+    /// has, the kernel knows.)
+    pub fn allows(&self, addr: usize, len: usize, write: bool) -> bool {
+        self.table.units_of(addr, len).all(|unit| {
+            let w = self.table.load(unit);
+            if w.kind() == Kind::Foreign {
+                return true;
+            }
+            w.allows(write)
+                && self.markers.of(unit).is_none_or(|marked| {
+                    let mut pages = self.table.pages_in(unit, addr, len);
+                    pages.all(|p| marked.of(p).is_none() && !(write && marked.read_only.get(p)))
+                })
+        })
     }
 
     /// Has all of a range been handed to the kernel?
@@ -162,13 +186,18 @@ impl Ranges {
             return Err(Errno::EOPNOTSUPP);
         }
         let start = now_ns();
-        // (Its markers of that kind end as it becomes the kernel's.)
-        let mut closed = Vec::new();
+        // (What is said of its pages' access ends as it becomes the kernel's.)
+        let mut less = Vec::new();
         if let Some(marked) = self.markers.of(unit) {
-            let mut from = 0;
-            while let Some(run) = marked.run_of(from, |m| m == Some(Marker::NoAccess)) {
-                from = run.end;
-                closed.push(run);
+            for (bits, access) in [
+                (&marked.read_only, mm::PROT_READ),
+                (&marked.no_access, mm::PROT_NONE),
+            ] {
+                let mut from = 0;
+                while let Some(run) = bits.run(from, PAGES, true) {
+                    from = run.end;
+                    less.push((run, access));
+                }
             }
         }
         loop {
@@ -193,10 +222,10 @@ impl Ranges {
                     // It has markers, and was mapped with our access.
                     // SAFETY: the access that the program has set.
                     unsafe { mm::protect(at, UNIT, access_of(*allowed)) }?;
-                    return closed.iter().try_for_each(|run| {
+                    return less.iter().try_for_each(|(run, access)| {
                         let (at, len) = (at + run.start * PAGE, run.len() * PAGE);
-                        // SAFETY: as above, for pages without access.
-                        unsafe { mm::protect(at, len, mm::PROT_NONE) }
+                        // SAFETY: as above, for pages with less access.
+                        unsafe { mm::protect(at, len, access & access_of(*allowed)) }
                     });
                 }
                 Kind::Foreign | Kind::Free => return Ok(()),
@@ -212,9 +241,7 @@ impl Ranges {
                     // A touch of its first page may be an error; its pages come one by one.
                     let mut w = self.table.lock_settled(unit);
                     if w.kind() == Kind::Cached {
-                        self.arena.put_free(w.frame());
-                        w.set_frame(NO_FRAME);
-                        self.advance(&mut w, Event::FrameTaken);
+                        self.drop_cached(&mut w);
                     }
                     w.settle();
                     continue;

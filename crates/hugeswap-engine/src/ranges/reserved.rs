@@ -8,7 +8,7 @@
 //!
 //! Program threads call these; the rules are in the parent module.
 
-use super::{Dirty, PAGE, Prot, UNIT, page_up};
+use super::{Dirty, PAGE, UNIT, page_up};
 use crate::PAGES;
 use crate::ranges::{MapError, Ranges};
 use crate::space::Space;
@@ -238,7 +238,7 @@ impl Ranges {
         }
     }
 
-    /// The program has access to pages of a locked unit again.
+    /// The program has all access to pages of a locked unit again.
     pub(super) fn open_pages(&self, w: &Locked<'_>, pages: Range<usize>) {
         let unit = w.unit();
         if let Some(tables) = self
@@ -246,7 +246,10 @@ impl Ranges {
             .tables()
             .filter(|_| self.markers.is_marked(unit))
         {
-            tables.change(unit, |m| m.no_access.put(pages, false));
+            tables.change(unit, |m| {
+                m.no_access.put(pages.clone(), false);
+                m.read_only.put(pages, false);
+            });
         }
     }
 
@@ -270,60 +273,5 @@ impl Ranges {
         }
         self.eject_unit(unit)?;
         self.close(from, len)
-    }
-
-    /// Sets the access that the program allows on a part of one managed unit. False: it cannot be
-    /// had by pages (what they hold would be lost, single pages are not to be had), and nothing is
-    /// changed.
-    pub fn protect_part(&self, addr: usize, len: usize, prot: Prot) -> bool {
-        let Some(unit) = self.table.unit_of(addr) else {
-            return false;
-        };
-        if !self.backend.can().has_single_pages() || self.is_of_file(addr) {
-            return false;
-        }
-        let _blocked = Blocked::all();
-        let _inside = self.gate.enter();
-        let Ok(tables) = self.markers.open(self.table.units()) else {
-            return false;
-        };
-        let mut w = self.table.lock_settled(unit);
-        let pages = self.table.pages_in(unit, addr, len);
-        let (zero, all, none) = (w.kind() == Kind::None, w.allows(true), !w.allows(false));
-        let done = match prot {
-            _ if matches!(w.kind(), Kind::Free | Kind::Foreign | Kind::Poisoned) => false,
-            Prot::None if zero && none => true,
-            Prot::None if all && (zero || self.is_empty(&w, &pages)) => {
-                tables.change(unit, |m| m.no_access.put(pages, true));
-                true
-            }
-            Prot::ReadWrite if all => {
-                tables.change(unit, |m| m.no_access.put(pages, false));
-                true
-            }
-            Prot::ReadWrite if zero && none => {
-                // The others keep what they have: no access.
-                tables.change(unit, |m| {
-                    m.no_access.fill(true);
-                    m.no_access.put(pages, false);
-                });
-                self.advance(&mut w, super::protect::allowing(Prot::ReadWrite));
-                true
-            }
-            _ => false,
-        };
-        self.high_unit.fetch_max(unit + 1, Relaxed);
-        debug_assert_eq!(self.check_markers(unit, *w), Ok(()));
-        w.settle();
-        done
-    }
-
-    /// Do pages of a locked unit hold nothing, neither in memory nor in swap?
-    fn is_empty(&self, w: &Locked<'_>, pages: &Range<usize>) -> bool {
-        let record = self.base.records.of(w.unit());
-        w.kind() == Kind::Base
-            && !pages
-                .clone()
-                .any(|p| record.present.get(p) || record.stored.get(p))
     }
 }

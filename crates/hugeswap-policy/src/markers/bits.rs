@@ -5,7 +5,7 @@
 //! holds nothing, and zeros once the guard is removed. A *poisoned* page is as after UFFDIO_POISON:
 //! touching it raises SIGBUS until it is discarded. A page *without access* is one that a program
 //! has reserved, or protected, in a unit whose other pages it uses; it can be a guard or poisoned,
-//! too. Each marker is one bit for each page of a unit, beside the bits for in memory, stored and
+//! too, and what it holds is in swap. Each marker is one bit for each page of a unit, beside the bits for in memory, stored and
 //! dirty. Few combinations of these bits make sense, and all others are an error
 //! ([`Pages::check`]).
 
@@ -44,7 +44,7 @@ pub enum Misplaced {
     Both(u32),
     /// A marker on a page in memory.
     InMemory(u32),
-    /// A marker on a page in swap.
+    /// A guard, or a poisoned page, that is in swap.
     InSwap(u32),
     /// A dirty page that is not in memory.
     DirtyAway(u32),
@@ -55,7 +55,7 @@ impl std::fmt::Display for Misplaced {
         let (page, what) = match self {
             Misplaced::Both(page) => (page, "is a guard and poisoned"),
             Misplaced::InMemory(page) => (page, "has a marker and is in memory"),
-            Misplaced::InSwap(page) => (page, "has a marker and is in swap"),
+            Misplaced::InSwap(page) => (page, "is a guard, or poisoned, and is in swap"),
             Misplaced::DirtyAway(page) => (page, "is dirty and not in memory"),
         };
         write!(f, "page {page} {what}")
@@ -74,7 +74,7 @@ impl Pages {
         };
         first(self.guard & self.poison, Misplaced::Both)?;
         first(marked & self.present, Misplaced::InMemory)?;
-        first(marked & self.stored, Misplaced::InSwap)?;
+        first((self.guard | self.poison) & self.stored, Misplaced::InSwap)?;
         first(self.dirty & !self.present, Misplaced::DirtyAway)
     }
 
@@ -107,8 +107,11 @@ mod tests {
                 stored: at(4),
                 no_access: at(5),
             };
-            let (marked, dirty, present) = (bits & 35 != 0, bits & 8 != 0, bits & 4 != 0);
-            let sense = bits & 3 != 3 && !(marked && bits & !35 != 0) && (!dirty || present);
+            let has = |mask: u64| bits & mask != 0;
+            let (empty, marked, present) = (has(3), has(35), has(4));
+            let (dirty, stored) = (has(8), has(16));
+            let sense =
+                bits & 3 != 3 && !(marked && present) && !(empty && stored) && (!dirty || present);
             assert_eq!(pages.check().is_ok(), sense, "{pages:?}");
             assert_eq!(pages.marker(6), None);
             if sense {

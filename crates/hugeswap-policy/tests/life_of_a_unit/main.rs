@@ -31,7 +31,7 @@ fn events() -> Vec<(Event, &'static str)> {
         "the write is done, or is needless because the place holds the same bytes";
     const FORK: &str = "fork, in the parent";
     const CHILD: &str = "fork, in the child";
-    const LEAVES_BASE: &str = "the program moves or protects it, or mappings are short: its pages were written and dropped";
+    const LEAVES_BASE: &str = "the program moves it or takes all access to it, or mappings are short: its pages were written and dropped";
     const WHOLE: &str = "a fault that is to bring in the whole, a pin, `willneed`";
     const KHUGEPAGED: &str = "khugepaged";
     const EJECTED: &str = "the program asks for what only the kernel can do; or base pages cannot be had, and it has markers";
