@@ -14,9 +14,9 @@ global_asm!(
     ".hidden hugeswap_local",
     ".globl hugeswap_local",
     ".type hugeswap_local, @object",
-    ".size hugeswap_local, 56",
+    ".size hugeswap_local, 64",
     "hugeswap_local:",
-    ".zero 56",
+    ".zero 64",
     ".popsection",
 );
 
@@ -37,6 +37,8 @@ pub enum Word {
     Ending = 40,
     /// Not 0 if this thread ends when it is asked to the next time.
     EndsNext = 48,
+    /// Bytes in small blocks that this thread has asked for and that are not counted yet ([`crate::small`]).
+    Asked = 56,
 }
 
 fn address(word: Word) -> *mut usize {
@@ -56,7 +58,7 @@ fn address(word: Word) -> *mut usize {
 
 /// The value of the calling thread's `word`.
 pub fn get(word: Word) -> usize {
-    // SAFETY: seven words of this thread, used through this module only; a signal handler finds each
+    // SAFETY: eight words of this thread, used through this module only; a signal handler finds each
     // word as it was before or after a change.
     unsafe { address(word).read_volatile() }
 }

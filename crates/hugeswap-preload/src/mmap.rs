@@ -201,7 +201,7 @@ pub unsafe extern "C" fn mmap(
     {
         return done;
     }
-    if state::may_manage(len)
+    if state::may_manage_mapping(len)
         && flags & NEVER == 0
         && matches!(flags & TYPE, libc::MAP_SHARED | libc::MAP_PRIVATE)
         && prot == RW
@@ -233,7 +233,7 @@ pub unsafe extern "C" fn mmap(
         }
     }
     if prot == libc::PROT_NONE
-        && state::may_manage(len)
+        && state::may_manage_mapping(len)
         && flags & (NEVER | TYPE | libc::MAP_ANONYMOUS) == libc::MAP_PRIVATE | libc::MAP_ANONYMOUS
         && !hint::is_for_the_kernel(at, len)
         && let Some(engine) = state::engine_for(len, Knob::ReserveMin)

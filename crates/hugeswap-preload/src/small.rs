@@ -3,9 +3,12 @@
 //!
 //! ```text
 //! OFF (no such object)
-//! COUNTING --the program has asked for 4 MiB--> STARTING --> ON
-//!    ^---a fork is under way: later-----------------'   `--> OFF
+//! COUNTING --enough is asked for, or not managed--> STARTING --> ON
+//!    ^---a fork is under way: later---------------------'   `--> OFF
 //! ```
+//! Enough is 4 MiB that the program has asked for (`route.small=on`), or a sixteenth of the budget that
+//! the process has beside its managed memory (`auto`).
+//!
 //! The program's own requests are the allocator's from ON on. The C library's requests stay with
 //! its own allocator: it touches some of its memory where no fault can be taken (with every signal
 //! blocked, at the start and end of a thread), and gives some to the kernel. A block knows its
@@ -15,17 +18,20 @@
 //! The allocator's records are not managed, so its locks are never held where managed memory is
 //! touched. They are taken before the engine's locks.
 
+use crate::local::{self, Word};
+use crate::mmap::kernel;
 use crate::real;
 use crate::state;
 use crate::symbols::{self, Name};
 use hugeswap_engine::Engine;
-use hugeswap_policy::knobs::Knob;
+use hugeswap_engine::pool::Pool;
+use hugeswap_policy::knobs::{Knob, small};
 use hugeswap_sys::signal::Blocked;
 use hugeswap_sys::small::{Allocator, Memory, START, Start};
-use hugeswap_sys::{futex, mm};
+use hugeswap_sys::{fs, futex, mm, now_ns};
 use std::ops::Range;
 use std::sync::atomic::Ordering::{Acquire, Relaxed, Release, SeqCst};
-use std::sync::atomic::{AtomicPtr, AtomicU32, AtomicUsize};
+use std::sync::atomic::{AtomicPtr, AtomicU32, AtomicU64, AtomicUsize};
 
 const OFF: u32 = 0;
 const COUNTING: u32 = 1;
@@ -34,9 +40,17 @@ const ON: u32 = 3;
 
 const PAGE: usize = 4096;
 const UNIT: usize = 2 << 20;
-/// The allocator starts when the program has asked for so many bytes in small blocks: most
-/// processes never do, and need no engine.
+/// Whether the allocator is to start is looked at when the program has asked for so many bytes more in
+/// small blocks: most processes never do, and need no engine.
 const ENOUGH: usize = 4 << 20;
+/// A thread adds what it asks for to the others' in steps of so many bytes.
+const STEP: usize = 64 << 10;
+/// No sooner after the last look, which takes some microseconds.
+const LOOK_EVERY_NS: u64 = 10_000_000;
+/// The share of the budget (1/N), and its bounds in bytes, that a process may have beside its managed
+/// memory until its small blocks are managed, too.
+const SHARE: u64 = 16;
+const OF_SHARE: Range<u64> = 4 << 20..64 << 20;
 /// Bytes of addresses that are reserved for blocks, at least and at most.
 const FOR_BLOCKS: Range<usize> = 64 << 30..1 << 40;
 /// The same for records.
@@ -49,6 +63,8 @@ pub const ALIGN_END: usize = UNIT;
 static PHASE: AtomicU32 = AtomicU32::new(OFF);
 /// Bytes that the program has asked for before the allocator started.
 static COUNTED: AtomicUsize = AtomicUsize::new(0);
+/// When it was last looked whether the allocator is to start.
+static LOOKED_NS: AtomicU64 = AtomicU64::new(0);
 /// Requests of fewer bytes are the allocator's: `route.malloc_min`; 0 until ON.
 static BELOW: AtomicUsize = AtomicUsize::new(0);
 static ALLOCATOR: AtomicPtr<Allocator> = AtomicPtr::new(std::ptr::null_mut());
@@ -186,13 +202,37 @@ pub fn owner(p: usize) -> Option<&'static Allocator> {
     is_inside.then(allocator).flatten()
 }
 
-/// Adds to what the program has asked for, and starts the allocator when that is enough.
-#[cold]
+/// Adds to what the program has asked for.
+#[inline]
 fn count(size: usize, caller: usize) {
-    if is_library(caller) || COUNTED.fetch_add(size, Relaxed) + size < ENOUGH {
+    let asked = local::get(Word::Asked) + size;
+    local::set(Word::Asked, asked);
+    if asked >= STEP {
+        count_step(asked, caller);
+    }
+}
+
+/// Starts the allocator if it is time for that.
+#[cold]
+fn count_step(asked: usize, caller: usize) {
+    if is_library(caller) {
         return;
     }
-    let Some(engine) = state::engine_for(usize::MAX, Knob::MallocMin) else {
+    local::set(Word::Asked, 0);
+    let before = COUNTED.fetch_add(asked, Relaxed);
+    if before / ENOUGH == (before + asked) / ENOUGH {
+        return;
+    }
+    let (now, last) = (now_ns(), LOOKED_NS.load(Relaxed));
+    let due = last == 0 || now.saturating_sub(last) >= LOOK_EVERY_NS;
+    if !due
+        || LOOKED_NS
+            .compare_exchange(last, now, Relaxed, Relaxed)
+            .is_err()
+    {
+        return;
+    }
+    let Some(engine) = state::engine_for(unmanaged(), Knob::Small) else {
         return;
     };
     // A handler of the program's that asks for memory, or forks, must not find the thread starting
@@ -212,6 +252,37 @@ fn count(size: usize, caller: usize) {
         real::set_errno(errno);
     }
     drop(blocked);
+}
+
+/// From how many bytes on that a process has beside its managed memory its small blocks are managed.
+pub fn least(pool: &Pool) -> u64 {
+    match pool.knob(Knob::Small) {
+        small::OFF => u64::MAX,
+        small::ON => 0,
+        _ => (u64::from(pool.frames()) * UNIT as u64 / SHARE).clamp(OF_SHARE.start, OF_SHARE.end),
+    }
+}
+
+/// The anonymous memory that this process has beside its managed memory, bytes; 0 if that cannot be told.
+fn unmanaged() -> usize {
+    let managed = state::engine().map_or(0, |e| e.pool().charged() as usize * UNIT);
+    let errno = real::errno();
+    let all = anonymous_pages().unwrap_or(0) * PAGE;
+    real::set_errno(errno);
+    all.saturating_sub(managed)
+}
+
+/// Pages of this process that are in memory, and of no file.
+fn anonymous_pages() -> Option<usize> {
+    let mut text = [0u8; 128];
+    let fd = fs::open(c"/proc/self/statm", libc::O_RDONLY | libc::O_CLOEXEC, 0).ok()?;
+    let a = [fd as usize, text.as_mut_ptr() as usize, text.len(), 0, 0, 0];
+    let n = kernel(libc::SYS_read, a);
+    fs::close(fd);
+    let text = std::str::from_utf8(text.get(..n)?).ok()?;
+    let mut pages = text.split(' ').skip(1).map(|n| n.parse::<usize>().ok());
+    let (resident, shared) = (pages.next()??, pages.next()??);
+    Some(resident.saturating_sub(shared))
 }
 
 fn start(engine: &'static Engine) -> bool {
@@ -234,7 +305,13 @@ fn start(engine: &'static Engine) -> bool {
     ALLOCATOR.store(allocator.cast_mut(), Release);
     let below = engine.pool().knob(Knob::MallocMin) as usize;
     BELOW.store(below, Release);
+    state::manage_small_mappings();
     true
+}
+
+/// Are small blocks managed?
+pub fn is_on() -> bool {
+    BELOW.load(Acquire) != 0
 }
 
 /// New managed memory for the allocator; see [`Memory::map`].

@@ -46,6 +46,8 @@ hot! {
     static SEGMENT: AtomicI32 = AtomicI32::new(-1);
     /// Requests from this many bytes on are looked at: [`LEAST`], or out of reach.
     static LOOK_FROM: AtomicUsize = AtomicUsize::new(usize::MAX);
+    /// The same of mappings: [`LEAST`], or [`SMALL_MAPPING`] where small blocks are managed, too.
+    static MAP_FROM: AtomicUsize = AtomicUsize::new(usize::MAX);
 }
 static JOINER: AtomicI32 = AtomicI32::new(0);
 static ENGINE: AtomicPtr<Engine> = AtomicPtr::new(std::ptr::null_mut());
@@ -54,19 +56,38 @@ static WINDOW: [AtomicUsize; 2] = [const { AtomicUsize::new(0) }; 2];
 /// Bytes from the window's start on that managed memory may be at: the window, and behind it shared memory. 0 until joined.
 static MANAGED: AtomicUsize = AtomicUsize::new(0);
 /// What sets the thresholds of the pool.
-const ROUTES: [Knob; 3] = [Knob::MallocMin, Knob::MmapMin, Knob::ReserveMin];
+const ROUTES: [Knob; 4] = [
+    Knob::MallocMin,
+    Knob::MmapMin,
+    Knob::ReserveMin,
+    Knob::Small,
+];
 /// The pool's thresholds, once known, in the order of [`ROUTES`].
 static KNOWN_MIN: [AtomicUsize; ROUTES.len()] = [const { AtomicUsize::new(0) }; ROUTES.len()];
 /// Descriptors below this number are certainly not ours.
 static FIRST_FD: AtomicI32 = AtomicI32::new(i32::MAX);
 
-/// No request below this many bytes is ever managed.
+/// No request for a block below this many bytes is ever managed by itself.
 pub const LEAST: usize = 128 << 10;
+/// Where small blocks are managed, mappings from so many bytes on are, too: some allocators map each
+/// of their pages (Ruby's heap has 16 KiB, mapped as 32 and cut).
+const SMALL_MAPPING: usize = 32 << 10;
 
 /// Is a request of `len` bytes worth a look?
 #[inline]
 pub fn may_manage(len: usize) -> bool {
     len >= LOOK_FROM.load(Relaxed)
+}
+
+/// Is a mapping of `len` bytes worth a look?
+#[inline]
+pub fn may_manage_mapping(len: usize) -> bool {
+    len >= MAP_FROM.load(Relaxed)
+}
+
+/// Small blocks are managed from now on.
+pub fn manage_small_mappings() {
+    MAP_FROM.store(SMALL_MAPPING, Relaxed);
 }
 
 /// Is `addr` a managed address?
@@ -169,12 +190,21 @@ pub fn is_set(knob: Knob) -> bool {
     }
 }
 
+/// From how many bytes on a request is managed, by the setting `knob`.
+fn least(pool: &Pool, knob: Knob) -> u64 {
+    match knob {
+        Knob::Small => small::least(pool),
+        Knob::MmapMin if small::is_on() => pool.knob(knob).min(SMALL_MAPPING as u64),
+        _ => pool.knob(knob),
+    }
+}
+
 /// The engine, if a request of `len` bytes belongs to it by the setting `knob`; joins if need be.
 #[cold]
 pub fn engine_for(len: usize, knob: Knob) -> Option<&'static Engine> {
     loop {
         match STATE.load(Acquire) {
-            JOINED => return engine().filter(|e| len as u64 >= e.pool().knob(knob)),
+            JOINED => return engine().filter(|e| len as u64 >= least(e.pool(), knob)),
             ARMED => {
                 let known = KNOWN_MIN.iter().zip(ROUTES).find(|(_, k)| *k == knob);
                 let known = known.map_or(0, |(min, _)| min.load(Relaxed));
@@ -234,9 +264,9 @@ fn join(len: usize, knob: Knob) -> u32 {
         Err(e) => return give_up(&e),
     };
     for (known, knob) in KNOWN_MIN.iter().zip(ROUTES) {
-        known.store(pool.knob(knob) as usize, Relaxed);
+        known.store(least(&pool, knob) as usize, Relaxed);
     }
-    if (len as u64) < pool.knob(knob) {
+    if (len as u64) < least(&pool, knob) {
         return ARMED;
     }
     hugeswap_engine::fork_is_registered();
@@ -273,6 +303,7 @@ fn give_up(why: &dyn std::fmt::Display) -> u32 {
     let line = format!("hugeswap: {why}; this process goes on without managed memory\n");
     fs::complain(&[line.as_bytes()]);
     LOOK_FROM.store(usize::MAX, Relaxed);
+    MAP_FROM.store(usize::MAX, Relaxed);
     FAILED
 }
 
@@ -328,6 +359,7 @@ pub fn start() -> bool {
     STATE.store(ARMED, Release);
     let from = if small::arm() { 0 } else { LEAST };
     LOOK_FROM.store(from, Relaxed);
+    MAP_FROM.store(LEAST, Relaxed);
     true
 }
 

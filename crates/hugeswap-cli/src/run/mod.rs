@@ -20,7 +20,7 @@ use crate::doctor::facts;
 use anyhow::{Context, Result, bail};
 use clap::ValueEnum;
 use hugeswap_engine::pool::{FaultMode, Pool, PoolConfig, SwapSpec, SwapSpecError};
-use hugeswap_policy::knobs::{self, Knob};
+use hugeswap_policy::knobs::{self, Knob, small};
 use hugeswap_support::{POOL_VARIABLE, PROGRAM_VARIABLE};
 use hugeswap_sys::{Errno, probe, process, spawn};
 use limit::{Follower, Limits, Stop, Wanted};
@@ -75,7 +75,8 @@ pub struct Args {
     /// from a userfaultfd (message, needs privilege)
     #[arg(long, value_name = "MODE", default_value = "auto", value_enum)]
     fault_mode: Mode,
-    /// Manage small blocks of malloc, too; the same as --set route.small=on
+    /// Manage small blocks of malloc from the beginning, and not only in processes that have much
+    /// memory in them; the same as --set route.small=on
     #[arg(long)]
     small: bool,
     /// Wait also for what PROG leaves in the background: its memory stays managed, and what it starts is managed too
@@ -147,7 +148,11 @@ pub fn run(args: Args) -> Result<i32> {
     // process whether they may.
     let _ = process::let_trace(process::pid());
     let mut objects = vec![object::file(OBJECT)?];
-    if pool.knob(Knob::Small) != 0 {
+    let mut small = pool.knob(Knob::Small);
+    if small == small::AUTO && SMALL_OBJECT.is_empty() {
+        small = small::OFF;
+    }
+    if small != small::OFF {
         if SMALL_OBJECT.is_empty() {
             bail!(
                 "this build has no allocator of small blocks (--small): install make, and build hugeswap again"
@@ -225,8 +230,8 @@ pub fn run(args: Args) -> Result<i32> {
         ended: done.ended,
         core_dumped: done.core_dumped,
         command: &args.program,
-        smallest_bytes: match pool.knob(Knob::Small) {
-            0 => pool.knob(Knob::MallocMin).min(pool.knob(Knob::MmapMin)),
+        smallest_bytes: match small {
+            small::OFF => pool.knob(Knob::MallocMin).min(pool.knob(Knob::MmapMin)),
             _ => 0,
         },
         unmanaged,
@@ -275,7 +280,7 @@ fn config(args: &Args, memory: u64) -> Result<PoolConfig> {
         settings.push((Knob::Encrypt, 1));
     }
     if args.small {
-        settings.push((Knob::Small, 1));
+        settings.push((Knob::Small, small::ON));
     }
     Ok(PoolConfig {
         memory,

@@ -1,5 +1,5 @@
-//! Small blocks in managed memory (`--small`): what a program prints is the same, and nearly all of
-//! its memory is managed.
+//! Small blocks in managed memory (`--small`, and `route.small=auto`, the default): what a program
+//! prints is the same, and nearly all of its memory is managed.
 
 use crate::threads::BLOCKED;
 use crate::util::*;
@@ -55,6 +55,8 @@ pub fn cases() -> Vec<Case> {
         }));
     }
     all.push(case("small, processes that need little", little));
+    all.push(case("small, when they grow", when_they_grow));
+    all.push(case("small, when they do not grow", when_they_do_not_grow));
     all
 }
 
@@ -141,4 +143,28 @@ fn little() {
     let managed = program.managed(&setup);
     assert_eq!(managed.output.stdout, plain.stdout);
     assert_eq!(managed.number("processes"), 0);
+}
+
+/// Without a word about small blocks: those of a process that has much in them are managed.
+fn when_they_grow() {
+    Mode::Signal.need();
+    let dir = directory();
+    let program = map(dir.path(), "1400000");
+    let plain = program.plain();
+    let managed = program.managed(&Setup::new(Mode::Signal, 256));
+    assert_eq!(managed.output.stdout, plain.stdout, "{}", managed.said());
+    let ours = managed.number("peak_managed_bytes");
+    let others = managed.number("peak_unmanaged_bytes");
+    // A sixteenth of the budget, and what the process has by itself.
+    assert!(others < 28 << 20 && ours > 2 * others, "{}", managed.report);
+}
+
+/// Those of a process that never has much stay with the C library, which the pool is not told of.
+fn when_they_do_not_grow() {
+    let dir = directory();
+    let program = Program::new(dir.path(), compile("churning", dir.path()));
+    let plain = program.plain();
+    let managed = program.managed(&Setup::new(Mode::Signal, 256));
+    assert_eq!(managed.output.stdout, plain.stdout, "{}", managed.said());
+    assert_eq!(managed.number("processes"), 0, "{}", managed.report);
 }

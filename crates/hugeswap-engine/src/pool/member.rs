@@ -29,6 +29,11 @@ impl Member {
         self.me.load(Relaxed)
     }
 
+    /// Frames that this process holds, compressed memory left out.
+    pub fn charged(&self) -> u64 {
+        self.record().uncompressed()
+    }
+
     /// In a forked child: another record is this process's.
     pub(crate) fn become_record(&self, me: usize) {
         self.me.store(me, Relaxed);

@@ -19,7 +19,9 @@
 //! ```
 
 use crate::knobs::{Form, Knob, find, parse_size};
-pub use crate::knobs::{SwapGather, ThpDefrag, ThpEnabled, ThpSwapin, ZswapEnabled, types::*};
+pub use crate::knobs::{
+    RouteSmall, SwapGather, ThpDefrag, ThpEnabled, ThpSwapin, ZswapEnabled, types::*,
+};
 use std::convert::Infallible;
 use std::fmt;
 use std::str::FromStr;

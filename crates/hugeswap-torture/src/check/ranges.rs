@@ -213,8 +213,8 @@ pub fn operate(op: Op, slot: &Slot, range: Range, r: &mut Random) -> Result<Done
         }
         Op::Mlock => lock(slot, range.at_most(4 << 20), r),
         Op::DontNeed | Op::Free => discard(op, slot, range),
-        // Seldom and short: units that have several protections at a time may be handed to the
-        // kernel, which keeps them in memory until they are unmapped.
+        // Seldom and short: where single pages are not to be had, units that have several protections
+        // at a time are handed to the kernel, which keeps them in memory until they are unmapped.
         Op::ProtectRead | Op::ProtectNone if !r.one_in(8) => Ok(Done::Refused),
         Op::ProtectRead | Op::ProtectNone => restrict(op, slot, range.at_most(UNIT), r),
         Op::ProtectUnits => restrict(op, slot, units(slot, range), r),

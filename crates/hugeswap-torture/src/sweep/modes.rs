@@ -86,7 +86,7 @@ pub const MODES: &[Mode] = &[
         about: "signal, hardly any memory",
         percent: 14,
         // What they hand to the kernel stays in memory, of which there is hardly any.
-        without: &["mlock", "protect-read", "protect-none"],
+        without: &["mlock"],
         ..PLAIN
     },
     Mode {

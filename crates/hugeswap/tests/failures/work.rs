@@ -537,6 +537,20 @@ fn engine(kind: Kind, directory: &str) {
         while e.protect(b + 3 * UNIT, 2 * UNIT, Prot::ReadWrite).is_err() {}
     }
     m.check("protected");
+    // By pages, where those are to be had; what was taken can always be given back.
+    let (at, len) = (b + 4 * UNIT + 17 * PAGE, 700 * PAGE);
+    for access in [Prot::Read, Prot::None, Prot::Read] {
+        let parts = [
+            (at, b + 5 * UNIT - at),
+            (b + 5 * UNIT, at + len - b - 5 * UNIT),
+        ];
+        let taken = parts.map(|(at, len)| e.protect_part(at, len, access));
+        for ((at, len), _) in parts.into_iter().zip(taken).filter(|(_, taken)| *taken) {
+            e.pageout(b + 4 * UNIT, 2 * UNIT);
+            while !e.protect_part(at, len, Prot::ReadWrite) {}
+        }
+    }
+    m.check("protected by pages");
     m.fill(5 * 512..6 * 512, 2);
     if let Err(e) = e.populate(b + 4 * UNIT, UNIT, true) {
         refused("populate", &e);
