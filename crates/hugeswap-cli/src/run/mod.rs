@@ -230,9 +230,13 @@ pub fn run(args: Args) -> Result<i32> {
         ended: done.ended,
         core_dumped: done.core_dumped,
         command: &args.program,
-        smallest_bytes: match small {
-            small::OFF => pool.knob(Knob::MallocMin).min(pool.knob(Knob::MmapMin)),
-            _ => 0,
+        managed: match small {
+            small::OFF => {
+                let least = pool.knob(Knob::MallocMin).min(pool.knob(Knob::MmapMin));
+                unmanaged::Requests::From(least)
+            }
+            small::AUTO => unmanaged::Requests::SmallLater,
+            _ => unmanaged::Requests::All,
         },
         unmanaged,
         limit: limits

@@ -2,7 +2,8 @@
 
 use super::footprint::Unmanaged;
 use super::supervise::Ended;
-use super::{Format, advice, compressed, unmanaged};
+use super::unmanaged::{self, Requests};
+use super::{Format, advice, compressed};
 use crate::text;
 use anyhow::{Context, Result};
 use hugeswap_engine::health::{AreaReport, LatencyReport};
@@ -94,8 +95,8 @@ pub struct Outcome<'a> {
     pub core_dumped: bool,
     /// Program and arguments.
     pub command: &'a [OsString],
-    /// The smallest allocation that is managed, bytes.
-    pub smallest_bytes: u64,
+    /// Which requests were managed.
+    pub managed: Requests,
     /// Memory that was not managed.
     pub unmanaged: Unmanaged,
     /// The limit that the budget followed.
@@ -249,9 +250,9 @@ fn human(outcome: &Outcome<'_>, report: &Report) -> String {
     let mut out = format!("hugeswap: {name} {end} after {elapsed}");
     if report.peak_managed_bytes == 0 {
         // A process joins the pool with its first large allocation, or many small ones.
-        let little = match outcome.smallest_bytes {
-            0 => "asked for little memory".to_owned(),
-            least => format!(
+        let little = match outcome.managed {
+            Requests::SmallLater | Requests::All => "asked for little memory".to_owned(),
+            Requests::From(least) => format!(
                 "made no allocation of {} or more (--set route.malloc_min=SIZE lowers that, \
                  --small has small ones managed)",
                 text::bytes(least)
@@ -358,13 +359,7 @@ fn loss_lines(out: &mut String, report: &Report) {
 
 fn unmanaged_lines(out: &mut String, outcome: &Outcome<'_>, report: &Report) {
     let limit = outcome.limit.as_ref().map(|l| l.followed.limit_bytes);
-    unmanaged::lines(
-        out,
-        &outcome.unmanaged,
-        report,
-        outcome.smallest_bytes,
-        limit,
-    );
+    unmanaged::lines(out, &outcome.unmanaged, report, outcome.managed, limit);
 }
 
 fn swap_lines(out: &mut String, report: &Report) {
@@ -501,7 +496,7 @@ pub(super) mod tests {
             ended,
             core_dumped: false,
             command,
-            smallest_bytes: 1 << 20,
+            managed: Requests::From(1 << 20),
             unmanaged: Unmanaged::default(),
             limit: None,
         }

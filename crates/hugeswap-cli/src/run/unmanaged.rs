@@ -12,6 +12,17 @@ const LEAST: u64 = 128 << 10;
 /// Memory that is not managed causes a warning from this fraction of the budget (1/N) on.
 const WORTH_A_WARNING: u64 = 10;
 
+/// Which requests of a program's are managed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Requests {
+    /// Those for so many bytes or more.
+    From(u64),
+    /// Large ones, and small ones in processes that have much memory in them.
+    SmallLater,
+    /// Small ones, too.
+    All,
+}
+
 /// The fields of the JSON, beside `peak_unmanaged_bytes`.
 pub fn json(seen: &Unmanaged) -> [(&'static str, Value); 4] {
     let list = |members: &[Member]| Value::Array(members.iter().map(member).collect());
@@ -32,13 +43,12 @@ fn member(m: &Member) -> Value {
     })
 }
 
-/// Lines for people. `smallest_bytes` is the smallest request that is managed (0 if small blocks
-/// are), `limit` the limit for all memory, if there is one.
+/// Lines for people; `limit` is the limit for all memory, if there is one.
 pub fn lines(
     out: &mut String,
     seen: &Unmanaged,
     report: &Report,
-    smallest_bytes: u64,
+    managed: Requests,
     limit: Option<u64>,
 ) {
     // Within a limit for all memory there is room for it.
@@ -50,7 +60,7 @@ pub fn lines(
             text::bytes(seen.peak_bytes),
             text::bytes(report.memory_bytes),
             whose(&seen.holders),
-            advice(seen, smallest_bytes),
+            advice(seen, managed),
         );
     }
     for m in &seen.outsiders {
@@ -86,7 +96,7 @@ fn whose(holders: &[Member]) -> String {
 }
 
 /// What the user can do.
-fn advice(seen: &Unmanaged, smallest_bytes: u64) -> String {
+fn advice(seen: &Unmanaged, managed: Requests) -> String {
     if seen.shared_bytes > seen.peak_bytes / 2 {
         return "most of it is shared memory: --set shared.anonymous=on, --set shared.files=on have it managed".into();
     }
@@ -98,16 +108,15 @@ fn advice(seen: &Unmanaged, smallest_bytes: u64) -> String {
     {
         return format!("{} {why}", program.display());
     }
-    if smallest_bytes > LEAST {
-        return format!(
+    match managed {
+        Requests::From(bytes) if bytes > LEAST => format!(
             "requests for less than {} are left to the program's own allocator: --small has them managed, or --set route.malloc_min=128K --set route.mmap_min=128K more of them",
-            text::bytes(smallest_bytes)
-        );
+            text::bytes(bytes)
+        ),
+        Requests::From(_) => "it is asked for in small blocks, or by an allocator that is not caught: --small has small blocks managed, or leave room for it beside --memory".into(),
+        Requests::SmallLater => "it was asked for before small blocks were managed, or by an allocator that is not caught: --small has them managed from the beginning, or leave room for it beside --memory".into(),
+        Requests::All => "it is the C library's, or asked for by an allocator that is not caught: leave room for it beside --memory".into(),
     }
-    if smallest_bytes > 0 {
-        return "it is asked for in small blocks, or by an allocator that is not caught: --small has small blocks managed, or leave room for it beside --memory".into();
-    }
-    "it is the C library's, or asked for by an allocator that is not caught: leave room for it beside --memory".into()
 }
 
 #[cfg(test)]
@@ -125,9 +134,9 @@ mod tests {
         }
     }
 
-    fn text_of(seen: &Unmanaged, smallest_bytes: u64) -> String {
+    fn text_of(seen: &Unmanaged, managed: Requests) -> String {
         let mut out = String::new();
-        lines(&mut out, seen, &report(), smallest_bytes, None);
+        lines(&mut out, seen, &report(), managed, None);
         out
     }
 
@@ -137,13 +146,20 @@ mod tests {
             peak_bytes: report().memory_bytes / 10,
             ..Unmanaged::default()
         };
-        assert_eq!(text_of(&seen, 1 << 20), "");
+        assert_eq!(text_of(&seen, Requests::From(1 << 20)), "");
         seen.peak_bytes += 1;
         let mut within = String::new();
-        lines(&mut within, &seen, &report(), 1 << 20, Some(20 << 20));
+        lines(
+            &mut within,
+            &seen,
+            &report(),
+            Requests::From(1 << 20),
+            Some(20 << 20),
+        );
         assert_eq!(within, "");
         assert!(
-            text_of(&seen, 1 << 20).contains("WARNING   6.40 MiB beside the budget of 64.0 MiB")
+            text_of(&seen, Requests::From(1 << 20))
+                .contains("WARNING   6.40 MiB beside the budget of 64.0 MiB")
         );
     }
 
@@ -154,15 +170,19 @@ mod tests {
             holders: vec![member("sqlite3", 90 << 20, None)],
             ..Unmanaged::default()
         };
-        let text = text_of(&seen, 1 << 20);
+        let text = text_of(&seen, Requests::From(1 << 20));
         assert!(text.contains("(sqlite3 7 has 90.0 MiB)"), "{text}");
         assert!(text.contains("route.malloc_min=128K"), "{text}");
-        assert!(text_of(&seen, 128 << 10).contains("small blocks"));
+        assert!(text_of(&seen, Requests::From(128 << 10)).contains("small blocks"));
+        assert!(text_of(&seen, Requests::SmallLater).contains("from the beginning"));
+        assert!(!text_of(&seen, Requests::All).contains("--small"));
         seen.holders[0].why = Some("is statically linked".into());
-        assert!(text_of(&seen, 1 << 20).contains("/bin/sqlite3 is statically linked"));
+        assert!(
+            text_of(&seen, Requests::From(1 << 20)).contains("/bin/sqlite3 is statically linked")
+        );
         seen.shared_bytes = 60 << 20;
-        assert!(text_of(&seen, 1 << 20).contains("shared.anonymous=on"));
-        assert_eq!(text_of(&seen, 1 << 20).lines().count(), 1);
+        assert!(text_of(&seen, Requests::From(1 << 20)).contains("shared.anonymous=on"));
+        assert_eq!(text_of(&seen, Requests::From(1 << 20)).lines().count(), 1);
     }
 
     #[test]
@@ -172,7 +192,7 @@ mod tests {
             left: vec![member("sleep", 0, None)],
             ..Unmanaged::default()
         };
-        let text = text_of(&seen, 1 << 20);
+        let text = text_of(&seen, Requests::From(1 << 20));
         assert!(text.contains("/bin/su (7) is setuid\n"), "{text}");
         assert!(
             text.contains("1 process was left in the background (sleep 7)"),

@@ -177,7 +177,9 @@ fn rings() {
     let setup = Setup::new(Mode::Signal, MEMORY_MIB)
         .on_disk()
         .option("--set", "thp.enabled=never")
-        .option("--set", "thp.swapin=never");
+        .option("--set", "thp.swapin=never")
+        // (What is gathered goes in fewer writes.)
+        .option("--set", "swap.gather=never");
     let managed = program.managed(&setup);
     let batched = managed.same_as(&plain).number("swap_write_batched");
     // (A disk that is as fast as memory would need none.)
