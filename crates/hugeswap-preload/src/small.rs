@@ -259,7 +259,7 @@ pub fn least(pool: &Pool) -> u64 {
     match pool.knob(Knob::Small) {
         small::OFF => u64::MAX,
         small::ON => 0,
-        _ => (u64::from(pool.frames()) * UNIT as u64 / SHARE).clamp(OF_SHARE.start, OF_SHARE.end),
+        _ => (pool.frames() * UNIT as u64 / SHARE).clamp(OF_SHARE.start, OF_SHARE.end),
     }
 }
 

@@ -51,22 +51,24 @@ impl Ranges {
         }
         let _blocked = Blocked::all();
         let _inside = self.gate.enter();
-        self.protect_inside(addr, len, prot, true)
-    }
-
-    /// [`Ranges::protect`] of whole units, inside the gate. `all`: of each page, also of those that
-    /// had no access by themselves.
-    fn protect_inside(&self, addr: usize, len: usize, prot: Prot, all: bool) -> Result<(), Errno> {
-        let by_pages = all && self.backend.can().has_single_pages();
+        let by_pages = self.backend.can().has_single_pages() && prot != Prot::None;
         for unit in self.table.whole_units_of(addr, len) {
             if by_pages
-                && prot != Prot::None
                 && self.table.load(unit).kind() == Kind::Base
                 && self.protect_pages(unit, 0..PAGES, prot).is_ok()
             {
                 // (To write out what is there would take longer than its pages' faults.)
                 continue;
             }
+            self.protect_inside(self.table.addr(unit), UNIT, prot, true)?;
+        }
+        Ok(())
+    }
+
+    /// [`Ranges::protect`] of whole units, inside the gate. `all`: of each page, also of those that
+    /// had no access by themselves.
+    fn protect_inside(&self, addr: usize, len: usize, prot: Prot, all: bool) -> Result<(), Errno> {
+        for unit in self.table.whole_units_of(addr, len) {
             let w = self.lock_whole(unit);
             if w.kind() == Kind::Base {
                 w.settle();
