@@ -2,7 +2,7 @@
 //!
 //! exec and its kin get copies of strings and pointer arrays that lie in managed memory (the kernel would answer
 //! EFAULT for an absent page, and posix_spawn's child could not take a fault). Where the C library passes its
-//! environment by itself (`system`, `popen`, `wordexp`), that is held in memory. `fork` runs the
+//! environment by itself (`system`, `popen`, `wordexp`), or its child reads it (`posix_spawnp`), that is held in memory. `fork` runs the
 //! handlers of pthread_atfork; `_Fork` does not, so they are run here. A vfork child shares our memory and handlers.
 
 use crate::issue::{Pins, UNIT};
@@ -319,6 +319,8 @@ unsafe extern "C" fn posix_spawnp(
         }
         let (file, argv, envp) = (Text::of(file), List::of(argv), List::of(envp));
         let (actions, attr) = (Plain::of(actions), Plain::of(attr));
+        // (The child looks for PATH in the variable.)
+        let _held = hold_environment();
         real::posix_spawnp()(
             pid,
             file.as_ptr(),
@@ -330,8 +332,8 @@ unsafe extern "C" fn posix_spawnp(
     }
 }
 
-/// Holds the environment in memory: where the C library starts a program by itself, it passes its
-/// variable, not a copy of ours. (A thread that is cancelled in [`system`] leaves it held.)
+/// Holds the environment in memory: where the C library starts a program by itself, it uses its
+/// variable, not a copy of ours, and its child takes no faults. (A thread that is cancelled in [`system`] leaves it held.)
 fn hold_environment() -> Option<Pins> {
     let mut pins = Pins::new(state::careful()?);
     let list = environment();
