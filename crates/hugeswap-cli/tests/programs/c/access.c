@@ -2,8 +2,7 @@
 // pages go to swap and come back. `access random SEED STEPS` changes access at random and compares with a model; `access
 // barrier SEED CYCLES` is what a garbage collector does that learns of writes by SIGSEGV.
 #include "common.h"
-#include <setjmp.h>
-#include <signal.h>
+#include "faults.h"
 #include <sys/stat.h>
 #include <sys/uio.h>
 #include <sys/wait.h>
@@ -16,18 +15,6 @@ static char *memory;
 static unsigned char access_of[PAGES];
 static uint32_t holds[PAGES]; // 0: zeros
 static int pipes[2];
-static sigjmp_buf out;
-static volatile int expected, code;
-
-static void on_fault(int sig, siginfo_t *info, void *context) {
-    (void)context;
-    if (!expected) {
-        signal(sig, SIG_DFL);
-        return;
-    }
-    code = sig == SIGSEGV ? info->si_code : -sig;
-    siglongjmp(out, 1);
-}
 
 static uint64_t state;
 static unsigned draw(unsigned below) {

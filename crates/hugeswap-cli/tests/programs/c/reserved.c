@@ -2,37 +2,14 @@
 // again, while other threads use its other parts. What it holds, what faults, and what calls answer is as without
 // hugeswap.
 #include "common.h"
+#include "faults.h"
 #include <fcntl.h>
 #include <pthread.h>
-#include <setjmp.h>
-#include <signal.h>
 #include <sys/wait.h>
 
 #define RW (PROT_READ | PROT_WRITE)
 #define ANON (MAP_PRIVATE | MAP_ANONYMOUS)
 #define RESERVE (ANON | MAP_NORESERVE)
-
-static __thread sigjmp_buf out;
-static __thread int expected, code;
-static void on_fault(int sig, siginfo_t *info, void *context) {
-    (void)context;
-    if (!expected) {
-        signal(sig, SIG_DFL);
-        return;
-    }
-    code = sig == SIGSEGV ? info->si_code : -sig;
-    siglongjmp(out, 1);
-}
-
-// The code of the SIGSEGV that a touch raises; 0: none; less than 0: another signal.
-static int touch(volatile char *at) {
-    code = 0;
-    expected = 1;
-    if (!sigsetjmp(out, 1))
-        (void)*at;
-    expected = 0;
-    return code;
-}
 
 static char *reserve(size_t len) {
     char *p = mmap(NULL, len, PROT_NONE, RESERVE, -1, 0);

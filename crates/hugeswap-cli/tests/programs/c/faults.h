@@ -1,0 +1,30 @@
+// Faults that a program expects: `on_fault` handles SIGSEGV and SIGBUS, and goes on at `out` while one is `expected`.
+#ifndef FAULTS_H
+#define FAULTS_H
+#include <setjmp.h>
+#include <signal.h>
+
+static __thread sigjmp_buf out;
+static __thread volatile int expected, code;
+
+static void on_fault(int sig, siginfo_t *info, void *context) {
+    (void)context;
+    if (!expected) {
+        signal(sig, SIG_DFL);
+        return;
+    }
+    code = sig == SIGSEGV ? info->si_code : -sig;
+    siglongjmp(out, 1);
+}
+
+// The code of the SIGSEGV that a touch raises; 0: none; less than 0: another signal.
+static inline int touch(volatile char *at) {
+    code = 0;
+    expected = 1;
+    if (!sigsetjmp(out, 1))
+        (void)*at;
+    expected = 0;
+    return code;
+}
+
+#endif
