@@ -60,49 +60,45 @@ impl Ranges {
                 // (To write out what is there would take longer than its pages' faults.)
                 continue;
             }
-            self.protect_inside(self.table.addr(unit), UNIT, prot, true)?;
+            self.protect_unit(unit, prot, true)?;
         }
         Ok(())
     }
 
-    /// [`Ranges::protect`] of whole units, inside the gate. `all`: of each page, also of those that
-    /// had no access by themselves.
-    fn protect_inside(&self, addr: usize, len: usize, prot: Prot, all: bool) -> Result<(), Errno> {
-        for unit in self.table.whole_units_of(addr, len) {
-            let w = self.lock_whole(unit);
-            if w.kind() == Kind::Base {
-                w.settle();
-                return Err(Errno::ENOMEM);
-            }
-            let mut ok = true;
-            if all {
-                self.open_pages(&w, 0..PAGES);
-            }
-            if w.kind() == Kind::Foreign {
-                let set = (self.backend).set_foreign_access(self.table.addr(unit), access_of(prot));
-                ok = set.is_ok();
-                self.close_again(unit);
-            } else if w.kind() == Kind::Present {
-                // A present unit that is not watched is mapped readable if the program may read it:
-                // system calls on pinned memory rely on that. Write access comes with the next
-                // fault.
-                let at = self.table.addr(unit);
-                if prot == Prot::None && !w.has(WATCHED) {
-                    ok = self.backend.watch(at).is_ok();
-                } else if prot != Prot::None && !w.allows(false) && !w.has(WATCHED) {
-                    ok = self.backend.set_readable(at).is_ok();
-                } else if prot == Prot::Read && w.has(WRITABLE) {
-                    ok = self.backend.set_read_only(at, UNIT).is_ok();
-                }
-            }
-            match ok {
-                true => self.settle_by(w, allowing(prot)),
-                false => w.settle(),
-            }
-            if !ok {
-                return Err(Errno::ENOMEM);
+    /// [`Ranges::protect`] of one unit, inside the gate. `all`: of each page, also of those that had
+    /// less access by themselves.
+    fn protect_unit(&self, unit: u32, prot: Prot, all: bool) -> Result<(), Errno> {
+        let w = self.lock_whole(unit);
+        if w.kind() == Kind::Base {
+            w.settle();
+            return Err(Errno::ENOMEM);
+        }
+        if all {
+            self.open_pages(&w, 0..PAGES);
+        }
+        let mut ok = true;
+        if w.kind() == Kind::Foreign {
+            let set = (self.backend).set_foreign_access(self.table.addr(unit), access_of(prot));
+            ok = set.is_ok();
+            self.close_again(unit);
+        } else if w.kind() == Kind::Present {
+            // A present unit that is not watched is mapped readable if the program may read it:
+            // system calls on pinned memory rely on that. Write access comes with the next
+            // fault.
+            let at = self.table.addr(unit);
+            if prot == Prot::None && !w.has(WATCHED) {
+                ok = self.backend.watch(at).is_ok();
+            } else if prot != Prot::None && !w.allows(false) && !w.has(WATCHED) {
+                ok = self.backend.set_readable(at).is_ok();
+            } else if prot == Prot::Read && w.has(WRITABLE) {
+                ok = self.backend.set_read_only(at, UNIT).is_ok();
             }
         }
+        if !ok {
+            w.settle();
+            return Err(Errno::ENOMEM);
+        }
+        self.settle_by(w, allowing(prot));
         Ok(())
     }
 
@@ -176,7 +172,7 @@ impl Ranges {
         let mut done = Ok(());
         stack::call(|| done = self.eject_with(unit, &mut allowed));
         if done.is_err() && allowed != Prot::ReadWrite {
-            let _ = self.protect_inside(self.table.addr(unit), UNIT, allowed, false);
+            let _ = self.protect_unit(unit, allowed, false);
         }
         done
     }
