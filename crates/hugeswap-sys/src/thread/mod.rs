@@ -203,16 +203,12 @@ pub fn all() -> impl Iterator<Item = Peer> {
     slots().iter().filter(there).map(Peer)
 }
 
-/// The calling thread, if it is of this kind. Fit for a signal handler that runs on the thread's
-/// own stack.
+/// The calling thread, if it is of this kind: also in a signal handler, and on another stack than
+/// its own ([`crate::stack`]).
 pub fn current() -> Option<Peer> {
-    let here = 0u8;
-    let at = &raw const here as usize;
-    let is_in = |s: &&Slot| {
-        let memory = s.memory.load(Acquire);
-        memory != 0 && (memory + PAGE..memory + PAGE + STACK).contains(&at)
-    };
-    slots().iter().find(is_in).map(Peer)
+    let me = process::tid();
+    // (The kernel writes the id before the thread runs.)
+    all().find(|p| p.tid() == Some(me))
 }
 
 /// Has the program's last thread ended, so that only threads of this kind are left? Then this is
@@ -417,6 +413,24 @@ mod tests {
         prepare().unwrap();
         // SAFETY: passed on.
         unsafe { spawn("of-ours", signal::ALL, body) }.unwrap()
+    }
+
+    #[test]
+    fn a_thread_is_known_on_another_stack() {
+        let _alone = ALONE.lock().unwrap();
+        static SEEN: AtomicU64 = AtomicU64::new(0);
+        // SAFETY: raw calls only; no signal comes.
+        let t = unsafe {
+            make(|| {
+                let known = || current().is_some() as u64;
+                SEEN.store(
+                    crate::stack::call_on_new(64 << 10, known).unwrap_or(2),
+                    Relaxed,
+                );
+            })
+        };
+        t.join();
+        assert_eq!(SEEN.load(Relaxed), 1);
     }
 
     #[test]
