@@ -139,7 +139,7 @@ knobs! {
     MallocMin => "route.malloc_min", Bytes, 128 << 10, 1 << 40, 1 << 20, "smallest malloc that goes to managed memory";
     MmapMin => "route.mmap_min", Bytes, 128 << 10, 1 << 40, 1 << 20, "smallest private anonymous mmap that goes to managed memory";
     ReserveMin => "route.reserve_min", Bytes, 128 << 10, 1 << 40, 128 << 10, "smallest mapping without access that is managed once the program makes it accessible";
-    Small => "route.small", Choice(RouteSmall), 0, 2, small::OFF, "whether small blocks of malloc are managed, too; for a new pool only";
+    Small => "route.small", Choice(RouteSmall), 0, 2, small::AUTO, "whether small blocks of malloc are managed, too; for a new pool only";
     SharedAnonymous => "shared.anonymous", Switch, 0, 1, 0, "manage programs' shared anonymous memory, from route.mmap_min on (signal mode)";
     SharedFiles => "shared.files", Switch, 0, 1, 0, "manage memory files of programs (memfd_create, shm_open) that they map shared, from shared.files_min on (signal mode)";
     SharedFilesMin => "shared.files_min", Bytes, 128 << 10, 1 << 40, 16 << 20, "smallest memory file that is managed";

@@ -75,7 +75,8 @@ pub struct Args {
     /// from a userfaultfd (message, needs privilege)
     #[arg(long, value_name = "MODE", default_value = "auto", value_enum)]
     fault_mode: Mode,
-    /// Manage small blocks of malloc, too; the same as --set route.small=on
+    /// Manage small blocks of malloc from the beginning, and not only in processes that have much
+    /// memory in them; the same as --set route.small=on
     #[arg(long)]
     small: bool,
     /// Wait also for what PROG leaves in the background: its memory stays managed, and what it starts is managed too

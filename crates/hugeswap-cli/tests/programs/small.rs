@@ -1,5 +1,5 @@
-//! Small blocks in managed memory (`--small`, and `route.small=auto`): what a program prints is the
-//! same, and nearly all of its memory is managed.
+//! Small blocks in managed memory (`--small`, and `route.small=auto`, the default): what a program
+//! prints is the same, and nearly all of its memory is managed.
 
 use crate::threads::BLOCKED;
 use crate::util::*;
@@ -145,14 +145,13 @@ fn little() {
     assert_eq!(managed.number("processes"), 0);
 }
 
-/// Those of a process that has much in them are managed.
+/// Without a word about small blocks: those of a process that has much in them are managed.
 fn when_they_grow() {
     Mode::Signal.need();
     let dir = directory();
     let program = map(dir.path(), "1400000");
     let plain = program.plain();
-    let managed =
-        program.managed(&Setup::new(Mode::Signal, 256).option("--set", "route.small=auto"));
+    let managed = program.managed(&Setup::new(Mode::Signal, 256));
     assert_eq!(managed.output.stdout, plain.stdout, "{}", managed.said());
     let ours = managed.number("peak_managed_bytes");
     let others = managed.number("peak_unmanaged_bytes");
@@ -165,8 +164,7 @@ fn when_they_do_not_grow() {
     let dir = directory();
     let program = Program::new(dir.path(), compile("churning", dir.path()));
     let plain = program.plain();
-    let managed =
-        program.managed(&Setup::new(Mode::Signal, 256).option("--set", "route.small=auto"));
+    let managed = program.managed(&Setup::new(Mode::Signal, 256));
     assert_eq!(managed.output.stdout, plain.stdout, "{}", managed.said());
     assert_eq!(managed.number("processes"), 0, "{}", managed.report);
 }

@@ -34,7 +34,8 @@ fn figures(what: &str, mib: u64, children: u64) -> Managed {
         &mib.to_string(),
         &children.to_string(),
     ]);
-    let managed = program.managed(&Setup::new(Mode::Signal, 64));
+    let setup = Setup::new(Mode::Signal, 64).option("--set", "route.small=off");
+    let managed = program.managed(&setup);
     assert_eq!(managed.output.stdout, b"good\n", "{}", managed.report);
     managed
 }
@@ -240,7 +241,8 @@ fn address_sanitizer() {
     let program = Program::new(dir.path(), program)
         .args(["mapped", "90", "0"])
         .env("ASAN_OPTIONS", "verify_asan_link_order=0");
-    let managed = program.managed(&Setup::new(Mode::Signal, 64));
+    let setup = Setup::new(Mode::Signal, 64).option("--set", "route.small=off");
+    let managed = program.managed(&setup);
     assert_eq!(managed.output.stdout, b"good\n", "{}", managed.report);
     assert!(managed.number("pswpout") > 0, "{}", managed.report);
 }
