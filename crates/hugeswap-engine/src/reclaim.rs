@@ -481,8 +481,9 @@ impl Reclaim {
             self.store.release_kept();
         }
         self.frame_demand.tick();
+        let by_pages = self.sizes.are_by_pages();
+        self.store.zswap.choose(&self.store.cost, by_pages);
         self.start_zswapd();
-        self.store.zswap.choose(&self.store.cost);
         self.call_khugepaged();
         if self.has_frames_to_compact() {
             self.khugepaged.wake();
@@ -508,7 +509,7 @@ impl Reclaim {
         let z = &self.store.zswap;
         let can = self.backend.can();
         let can = can.has_single_pages() || can.faults_are_messages;
-        if can && z.is_wanted() && !z.started.swap(true, Relaxed) {
+        if can && z.is_chosen() && !z.started.swap(true, Relaxed) {
             // If there is no thread to be had, the next call tries again.
             let made = self.spawn("hs-zswap", move || self.zswapd()).is_ok();
             z.started.store(made, Relaxed);

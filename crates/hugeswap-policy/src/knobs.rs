@@ -165,7 +165,7 @@ knobs! {
     SwapPoll => "swap.poll", Switch, 0, 1, 1, "poll for short reads of swap instead of sleeping, while no other thread wants the processor";
     WbtLat => "swap.wbt_lat_usec", Count, 0, 10_000_000, 2000, "writers to swap are slowed down while small reads take longer than so many microseconds (or than 8 times what they took at first, if that is more); 0: never";
     CleanDrop => "swap.clean_drop", Switch, 0, 1, 1, "drop unchanged units without writing them again";
-    ZswapEnabled => "zswap.enabled", Choice(ZswapEnabled), 0, 2, zswap::NEVER, "keep pages that leave memory compressed, in memory, before they are written to swap: never, always, or auto, where that is cheaper";
+    ZswapEnabled => "zswap.enabled", Choice(ZswapEnabled), 0, 2, zswap::AUTO, "keep pages that leave memory compressed, in memory, before they are written to swap: never, always, or auto, where that is cheaper";
     ZswapMaxPool => "zswap.max_pool_percent", Count, 1, 90, 80, "most of the memory in use that may be compressed memory, in parts of 100";
     Encrypt => "swap.encrypt", Switch, 0, 1, 0, "encrypt what goes to swap (AES-256-GCM); for a new pool only";
     Initialise => "swap.initialise", Switch, 0, 1, 0, "write to new parts of swap files, when there is nothing else to do, before they are used (ext4, xfs)";

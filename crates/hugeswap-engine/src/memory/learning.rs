@@ -29,6 +29,8 @@ pub(crate) struct Sizes {
     pub(super) only_whole: AtomicBool,
     /// What [`Progress::is_alone`] said last.
     pub(super) alone: AtomicBool,
+    /// What [`Progress::is_by_pages`] said last.
+    pub(super) by_pages: AtomicBool,
 }
 
 pub(super) struct Learning {
@@ -36,8 +38,6 @@ pub(super) struct Learning {
     pub(super) price: MemoryPrice,
     pub(super) ghost: Ghost,
     pub(super) progress: Progress,
-    /// Nanoseconds that faults on what was in swap have cost.
-    pub(super) stalled_ns: u64,
     /// What of the program's processor time these faults took.
     pub(super) handled_ns: u64,
     /// Nanoseconds that making a base-mapped unit whole takes, as last seen.
@@ -55,7 +55,6 @@ impl Sizes {
                 price: MemoryPrice::new(u64::from(r#in.page.saturating_add(CPU.page))),
                 ghost: Ghost::new(units),
                 progress: Progress::default(),
-                stalled_ns: 0,
                 handled_ns: 0,
                 fill: r#in.whole.saturating_add(CPU.whole),
             }),
@@ -63,6 +62,7 @@ impl Sizes {
             mean_distance: AtomicU64::new(0),
             only_whole: AtomicBool::new(false),
             alone: AtomicBool::new(false),
+            by_pages: AtomicBool::new(false),
         }
     }
 
@@ -75,6 +75,11 @@ impl Sizes {
     /// Does one thread at most wait for swap at a time?
     pub fn is_alone(&self) -> bool {
         self.alone.load(Relaxed)
+    }
+
+    /// What [`Progress::is_by_pages`] said last.
+    pub fn are_by_pages(&self) -> bool {
+        self.by_pages.load(Relaxed)
     }
 
     /// Pages evicted so far.

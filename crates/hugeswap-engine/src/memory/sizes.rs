@@ -122,7 +122,6 @@ impl Memory {
             let resident = self.resident_pages();
             let brought = u64::from(size.pages()).min(UNIT_PAGES - present);
             learning.price.on_fault(brought, distance, resident, alone);
-            learning.stalled_ns += alone;
             if !self.backend.can().faults_are_messages {
                 learning.handled_ns += HANDLING + HANDLING_PAGE * brought;
             }
@@ -287,7 +286,7 @@ impl Memory {
         let seen = Seen {
             ns: hugeswap_sys::now_ns(),
             ran_ns: ran_ns.saturating_sub(learning.handled_ns),
-            stalled_ns: learning.stalled_ns,
+            stalled_ns: self.pool.record().events.stalled_ns.load(Relaxed),
             evicted: self.sizes.evicted(),
             resident: self.resident_pages(),
             full: self.pool.used_frames() >= self.pool.frames(),
@@ -295,7 +294,9 @@ impl Memory {
         let trial = learning.progress.on_look(seen);
         let only_whole = learning.progress.is_whole();
         let alone = learning.progress.is_alone();
+        let by_pages = learning.progress.is_by_pages();
         drop(learning);
+        self.sizes.by_pages.store(by_pages, Relaxed);
         self.sizes.alone.store(alone, Relaxed);
         self.sizes.only_whole.store(only_whole, Relaxed);
         match trial {

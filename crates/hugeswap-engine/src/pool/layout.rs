@@ -37,7 +37,7 @@ use std::sync::atomic::{AtomicI32, AtomicI64, AtomicU8, AtomicU32, AtomicU64};
 /// "hugeswap" in ASCII.
 pub const MAGIC: u64 = u64::from_le_bytes(*b"hugeswap");
 /// Changed whenever the layout does.
-pub const VERSION: u32 = 30;
+pub const VERSION: u32 = 31;
 /// See [`Record::unreadable`].
 pub const ONLY_UNREADABLE: u64 = 1 << 31;
 /// Most processes a pool can have at one time.
@@ -268,6 +268,8 @@ pub struct Events {
     pub counters: [AtomicU64; Counter::COUNT],
     /// Nanoseconds spent in faults.
     pub fault_ns: AtomicU64,
+    /// The part of it in faults that waited for memory that had left, or for other threads.
+    pub stalled_ns: AtomicU64,
     /// Longest fault of each class, nanoseconds.
     pub fault_max_ns: [AtomicU64; FaultClass::COUNT],
     /// By class and [`histogram::bucket`].

@@ -54,7 +54,7 @@ pub use zswap::ZswapUsage;
 use crate::checksum::Sums;
 use crate::lock::Lock;
 use crate::store::seal::{Cipher, Seals};
-use hugeswap_policy::counters::Counter;
+use hugeswap_policy::counters::{Counter, FaultClass};
 use hugeswap_policy::knobs::Knob;
 use hugeswap_policy::thp_swap::slots::{Clusters, MAP_WORDS};
 use hugeswap_policy::thp_swap::{area, clusters};
@@ -268,9 +268,15 @@ impl Pool {
 }
 
 /// A duration of a fault goes into the histogram of its class.
-pub(crate) fn record_fault(events: &Events, class: hugeswap_policy::counters::FaultClass, ns: u64) {
+pub(crate) fn record_fault(events: &Events, class: FaultClass, ns: u64) {
     events.faults[class as usize][histogram::bucket(ns)].fetch_add(1, Relaxed);
     events.fault_ns.fetch_add(ns, Relaxed);
+    if matches!(
+        class,
+        FaultClass::Major | FaultClass::Base | FaultClass::Wait
+    ) {
+        events.stalled_ns.fetch_add(ns, Relaxed);
+    }
     if events.fault_max_ns[class as usize].load(Relaxed) < ns {
         events.fault_max_ns[class as usize].fetch_max(ns, Relaxed);
     }

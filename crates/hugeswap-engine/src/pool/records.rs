@@ -246,6 +246,7 @@ fn move_events(from: &Events, to: &Events) {
         .zip(&to.counters)
         .for_each(|(a, b)| add(a, b));
     add(&from.fault_ns, &to.fault_ns);
+    add(&from.stalled_ns, &to.stalled_ns);
     add(&from.sampled_present, &to.sampled_present);
     add(&from.sampled_huge, &to.sampled_huge);
     for (a, b) in from.fault_max_ns.iter().zip(&to.fault_max_ns) {

@@ -4,9 +4,11 @@
 //! * [`entry`]: the word that says where a page is in compressed memory
 //! * [`slot`]: what is done with that word while others read it
 //! * [`share`]: how much of the memory in use is compressed memory
+//! * [`trial`]: whether that gets the program further
 //!
 //! The engine's `store::zswap` carries this out.
 
 pub mod entry;
 pub mod share;
 pub mod slot;
+pub mod trial;

@@ -230,6 +230,18 @@ impl<'a> Returns<'a> {
     }
 }
 
+/// Pages that came `back` and would have left also with all of the `charged` frames uncompressed,
+/// of which `zswap` are compressed memory: see [`super::trial`].
+pub fn missed(back: Tally<'_>, charged: u64, zswap: u64) -> f64 {
+    let resident = ((charged - zswap.min(charged)) * UNIT_PAGES) as f64;
+    let beyond = (charged * UNIT_PAGES) as f64 / resident.max(1.0) - 1.0;
+    let far = |k| {
+        let by_distance = back.class(k).enumerate();
+        by_distance.filter(|&(bucket, _)| advisor::begins(bucket) >= beyond)
+    };
+    (0..2).flat_map(far).map(|(_, n)| n).sum()
+}
+
 /// What came back before, and since `last`, of `now`: what is older counts less.
 pub fn follow(lately: &mut [u64; WORDS], last: &mut [u64; WORDS], now: &[u64; WORDS]) {
     for ((sum, last), now) in lately.iter_mut().zip(last).zip(now) {
@@ -382,6 +394,17 @@ mod tests {
             let got = costs(hot, now.frames);
             assert!(got < best * 1.15, "{hot}: {now:?}: {got} and {best}");
         }
+    }
+
+    #[test]
+    fn what_would_have_been_there_is_not_missed() {
+        let back = uniform(paged_back, 1.0);
+        let missed = |zswap| missed(Tally::new(&back), 1000, zswap);
+        assert_eq!(missed(0), 10_000.0);
+        // With a third of memory compressed, distances up to a half of the rest are within reach.
+        let with = missed(333);
+        assert!((4_800.0..5_200.0).contains(&with), "{with}");
+        assert_eq!(missed(1000), 0.0);
     }
 
     #[test]

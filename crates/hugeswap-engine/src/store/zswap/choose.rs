@@ -1,5 +1,6 @@
 //! How large compressed memory is, and what is kept there, where the settings leave that to it:
-//! what [`hugeswap_policy::zswap::share`] chooses, a few times a second.
+//! what [`hugeswap_policy::zswap::share`] chooses, a few times a second, while
+//! [`hugeswap_policy::zswap::trial`] finds that it gets the program further.
 
 use super::codec::Scratch;
 use super::log::room;
@@ -9,6 +10,8 @@ use hugeswap_policy::advisor::{Tally, WORDS};
 use hugeswap_policy::knobs::{Knob, zswap};
 use hugeswap_policy::swapin::granularity::DeviceCost;
 use hugeswap_policy::zswap::share::{self, Choice, Class, Cost, Known};
+use hugeswap_policy::zswap::trial::{Seen, Trial};
+use hugeswap_sys::now_ns;
 use std::sync::atomic::Ordering::Relaxed;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64};
 
@@ -43,6 +46,7 @@ pub(super) struct Chosen {
 struct Returns {
     lately: [u64; WORDS],
     last: [u64; WORDS],
+    trial: Trial,
 }
 
 impl Chosen {
@@ -57,6 +61,7 @@ impl Chosen {
             returns: Lock::new(Returns {
                 lately: [0; WORDS],
                 last: [0; WORDS],
+                trial: Trial::default(),
             }),
         }
     }
@@ -65,6 +70,7 @@ impl Chosen {
     pub fn reset(&self) {
         let mut returns = self.returns.lock();
         (returns.lately, returns.last) = ([0; WORDS], [0; WORDS]);
+        returns.trial = Trial::default();
         drop(returns);
         self.put(Choice::default());
     }
@@ -112,8 +118,9 @@ impl Chosen {
 }
 
 impl Zswap {
-    /// kswapd, a few times a second: chooses anew. `device`: what the device costs.
-    pub fn choose(&self, device: &DeviceCost) {
+    /// kswapd, a few times a second: chooses anew. `device`: what the device costs; `by_pages`:
+    /// no trial of whole units is under way or due.
+    pub fn choose(&self, device: &DeviceCost, by_pages: bool) {
         if self.pool.knob(Knob::ZswapEnabled) != zswap::AUTO {
             return;
         }
@@ -124,6 +131,7 @@ impl Zswap {
         }
         let mut returns = self.chosen.returns.lock();
         let returns = &mut *returns;
+        let since = std::array::from_fn(|i| now[i].wrapping_sub(returns.last[i]));
         share::follow(&mut returns.lately, &mut returns.last, &now);
         let class = |cost: fn(&DeviceCost) -> Cost| Class {
             device: cost(device),
@@ -139,7 +147,17 @@ impl Zswap {
             classes: [class(Cost::paged), class(Cost::whole)],
         };
         let now = self.chosen.get();
-        let choice = share::step(&known, now);
+        let may_be = returns.trial.on_look(Seen {
+            ns: now_ns(),
+            stalled_ns: record.events.stalled_ns.load(Relaxed),
+            missed: share::missed(Tally::new(&since), known.charged, known.zswap),
+            with: now.frames > 0,
+            by_pages,
+        });
+        let choice = match may_be {
+            true => share::step(&known, now),
+            false => Choice::default(),
+        };
         if choice != now {
             self.chosen.put(choice);
             returns.lately = [0; WORDS];

@@ -126,6 +126,12 @@ impl Zswap {
             && self.pool.me() != NOBODY
     }
 
+    /// Is there to be any now?
+    pub fn is_chosen(&self) -> bool {
+        let auto = self.pool.knob(Knob::ZswapEnabled) == zswap::AUTO;
+        self.is_wanted() && (!auto || self.chosen.frames.load(Relaxed) > 0)
+    }
+
     /// kswapd: how large it may be now. True: it would have one more frame to store to.
     pub fn wants_frame(&self) -> bool {
         let held = self.held();

@@ -21,7 +21,8 @@
 
 /// Time of a measurement, nanoseconds. (Shorter ones would be a few ticks of the kernel's clock.)
 const WINDOW: u64 = 1_000_000_000;
-/// A trial in which the program does not run half as much again as before goes on for so long.
+/// A trial in which the program does neither run half as much again as before nor less than half as
+/// much goes on for so long.
 const LONGEST: u64 = 4_000_000_000;
 /// Memory that is turned over more slowly is measured as it is.
 const SETTLED: u64 = 2_000_000_000;
@@ -118,6 +119,13 @@ impl Progress {
         self.several == 0
     }
 
+    /// Do single pages come, and is no trial of whole units under way or due? One thread at most
+    /// waits at a time, or a trial was to no avail.
+    pub fn is_by_pages(&self) -> bool {
+        let tried = self.phase == Phase::Watching && self.wait > WAIT;
+        !self.whole && (self.is_alone() || tried)
+    }
+
     /// To be called a few times a second. What has begun or ended, if anything.
     pub fn on_look(&mut self, seen: Seen) -> Option<Trial> {
         if !seen.full || self.start.ns == 0 {
@@ -178,7 +186,8 @@ impl Progress {
     /// What a trial has come to, in which the program has run for `share` of the `time`.
     fn judge(&mut self, share: u64, time: u64, seen: Seen) -> Option<Trial> {
         let before = part(self.ran, self.held_up);
-        if share * 2 <= before * 3 && time < LONGEST {
+        let clear = share * 2 > before * 3 || share * 2 < before;
+        if !clear && time < LONGEST {
             return None;
         }
         let took = seen.ns.saturating_sub(self.tried);
@@ -256,6 +265,25 @@ mod tests {
         assert_eq!(play(&mut p, &mut seen, [10, 90], 90, 100), 0);
         // Two that run for longer than they wait are none.
         assert_eq!(play(&mut p, &mut seen, [150, 200], 140, 100), 0);
+    }
+
+    #[test]
+    fn pages_come_once_whole_units_are_out_of_the_question() {
+        // One thread that waits: after a while.
+        let (mut p, mut seen) = (Progress::default(), full());
+        assert!(!p.is_by_pages());
+        play(&mut p, &mut seen, [10, 90], 90, 4);
+        assert!(p.is_by_pages());
+        // Several: once they were tried to no avail, and not while they are tried again.
+        let (mut p, mut seen) = (Progress::default(), full());
+        play(&mut p, &mut seen, [10, 11], 160, 3);
+        assert!(!p.is_by_pages());
+        play(&mut p, &mut seen, [10, 11], 160, 10);
+        assert!(p.is_by_pages());
+        while !p.is_whole() {
+            play(&mut p, &mut seen, [10, 11], 160, 1);
+        }
+        assert!(!p.is_by_pages());
     }
 
     #[test]
