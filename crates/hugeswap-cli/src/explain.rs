@@ -104,7 +104,7 @@ mod tests {
         assert!(said.contains("[0 to 64; default 8]"), "{said}");
         let said = of_setting(Knob::ZswapEnabled);
         assert!(
-            said.contains("[never, always, auto; default never]"),
+            said.contains("[never, always, auto; default auto]"),
             "{said}"
         );
     }

@@ -155,11 +155,11 @@ impl Boost {
         Boost(self.0.saturating_add(step).min(most))
     }
 
-    /// The boost for a share of `frames` of the budget; half of the share is for use whatever
-    /// happens.
+    /// The boost for a share of `frames` of the budget; half of the share, and the two units that an
+    /// access may need, are for use whatever happens.
     pub fn of(self, marks: Watermarks, frames: u64) -> u64 {
-        self.0
-            .min((frames * UNIT_PAGES / 2).saturating_sub(marks.high))
+        let most = (frames * UNIT_PAGES / 2).min(frames.saturating_sub(2) * UNIT_PAGES);
+        self.0.min(most.saturating_sub(marks.high))
     }
 }
 
@@ -247,6 +247,8 @@ mod tests {
         assert_eq!(raised, [8, 64, 80]);
         assert_eq!(boost.on_shortage(marks, 0), Boost(0));
         assert_eq!(boost.of(marks, 70), 3 * UNIT_PAGES);
+        let least = Watermarks::for_budget(3);
+        assert_eq!(Boost::default().on_shortage(least, 20).of(least, 3), 0);
     }
 
     proptest! {

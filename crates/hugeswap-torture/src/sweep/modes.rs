@@ -97,6 +97,12 @@ pub const MODES: &[Mode] = &[
         ..PLAIN
     },
     Mode {
+        name: "compressed",
+        about: "signal, what leaves memory is compressed first",
+        settings: &["zswap.enabled=always"],
+        ..PLAIN
+    },
+    Mode {
         name: "encrypted",
         about: "signal, swap is encrypted",
         options: &["--encrypt"],

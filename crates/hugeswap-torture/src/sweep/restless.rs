@@ -28,6 +28,9 @@ const SETTINGS: &[&str] = &[
     "vm.throttle_max_usec=200000",
     "khugepaged.scan_sleep_ms=10",
     "khugepaged.scan_sleep_ms=10000",
+    "zswap.enabled=always",
+    "zswap.enabled=never",
+    "zswap.enabled=auto",
 ];
 
 /// Disturbs a pool now and then, in an order that follows from a seed.
