@@ -267,6 +267,9 @@ impl Pool {
     }
 }
 
+/// What the kernel takes to deliver a fault and to return from it, which is not seen from inside.
+const DELIVERY_NS: u64 = 3_500;
+
 /// A duration of a fault goes into the histogram of its class.
 pub(crate) fn record_fault(events: &Events, class: FaultClass, ns: u64) {
     events.faults[class as usize][histogram::bucket(ns)].fetch_add(1, Relaxed);
@@ -275,7 +278,7 @@ pub(crate) fn record_fault(events: &Events, class: FaultClass, ns: u64) {
         class,
         FaultClass::Major | FaultClass::Base | FaultClass::Wait
     ) {
-        events.stalled_ns.fetch_add(ns, Relaxed);
+        events.stalled_ns.fetch_add(ns + DELIVERY_NS, Relaxed);
     }
     if events.fault_max_ns[class as usize].load(Relaxed) < ns {
         events.fault_max_ns[class as usize].fetch_max(ns, Relaxed);
