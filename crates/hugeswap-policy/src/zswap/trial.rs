@@ -14,6 +14,8 @@
 //!    ^------------------------------not cheaper: rest---------------------------'                    |
 //!    ^------------------------------dearer than without, or than that is still believed--------------'
 //! ```
+//! While whole units are on trial, or that is due, it is WITHOUT.
+//!
 //! What was measured without it is believed less the older it is, so that it is measured again: the
 //! sooner the less there was to gain.
 //!
@@ -38,7 +40,7 @@ const REST: u64 = 4;
 /// but no longer than this.
 const LONGEST_REST: u64 = 600 * SECOND;
 
-/// What the owner sees. Both are totals that only grow, but for `missed`.
+/// What the owner sees; `ns` and `stalled_ns` are totals that only grow.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Seen {
     /// The time, nanoseconds.
@@ -54,8 +56,9 @@ pub struct Seen {
     pub by_pages: bool,
 }
 
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 enum Phase {
+    #[default]
     Without,
     Settling,
     Measuring,
@@ -63,7 +66,7 @@ enum Phase {
 }
 
 /// What is known of a process.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub struct Trial {
     phase: Phase,
     /// As the present window began, and what was missed since.
@@ -77,20 +80,6 @@ pub struct Trial {
     rest_until: u64,
     /// The last rest.
     rest: u64,
-}
-
-impl Default for Trial {
-    fn default() -> Trial {
-        Trial {
-            phase: Phase::Without,
-            began: Seen::default(),
-            missed: 0.0,
-            without: None,
-            tried: 0,
-            rest_until: 0,
-            rest: 0,
-        }
-    }
 }
 
 impl Trial {

@@ -260,6 +260,13 @@ mod tests {
     }
 
     #[test]
+    fn what_is_clearly_worse_ends_after_one_measurement() {
+        let (mut p, mut seen) = (Progress::default(), full());
+        let whole = play(&mut p, &mut seen, [10, 4], 160, 100);
+        assert!((2..=8).contains(&whole), "{whole}");
+    }
+
+    #[test]
     fn one_thread_that_waits_is_no_reason() {
         let (mut p, mut seen) = (Progress::default(), full());
         assert_eq!(play(&mut p, &mut seen, [10, 90], 90, 100), 0);
