@@ -69,14 +69,14 @@ impl Paging {
         mapped
     }
 
-    /// Brings in the absent ones of `pages`, write-protected but for those in `written`.
+    /// Brings in the absent ones of `pages`, write-protected but for those that are `written`.
     pub(crate) fn bring_in(
         &self,
         unit: u32,
         w: Word,
         record: &Record,
         pages: Range<usize>,
-        written: Range<usize>,
+        written: &dyn Fn(usize) -> bool,
     ) -> Done {
         self.advise_pages_back(unit, record, pages.clone());
         self.note_refaults(unit, record, pages.clone());
@@ -89,12 +89,12 @@ impl Paging {
             match &buffer {
                 Some(buffer) => {
                     self.fill(unit, w, record, run.clone(), buffer.addr())?;
-                    self.install(unit, record, run, buffer.addr(), &written)?;
+                    self.install(unit, record, run, buffer.addr(), written)?;
                 }
                 None => {
                     let stage = self.backend.take_stage()?;
                     self.fill(unit, w, record, run.clone(), stage.addr())?;
-                    self.install_stage(unit, record, run, stage, &written)?;
+                    self.install_stage(unit, record, run, stage, written)?;
                 }
             }
         }

@@ -28,6 +28,7 @@ impl Paging {
         }
         match self.bring_of(unit) {
             Bring::Pages => Some(part),
+            Bring::Pieces => Some(part),
             Bring::AsFaulted => self.decide_size(unit, page, 0, true),
             Bring::Whole => None,
         }
@@ -64,7 +65,7 @@ impl Paging {
         }
         let record = self.base.records.of(unit);
         let from = frame + pages.start * PAGE;
-        let written = page..page + usize::from(fault.write);
+        let written = |p: usize| fault.write && p == page;
         let installed = self.install(unit, record, pages, from, &written);
         // The frame's charge is the pages' now.
         self.arena.discard(place);
@@ -102,7 +103,7 @@ impl Paging {
         let mut pages = part;
         match self.bring_of(unit) {
             // It stays in base pages: as a whole it would be split by the next write.
-            Bring::AsFaulted | Bring::Whole if self.track.tracks_pages(unit) => {
+            Bring::AsFaulted | Bring::Whole | Bring::Pieces if self.track.tracks_pages(unit) => {
                 if !fault.write
                     && record.stored.get(page)
                     && !self.store.is_partly_bad(unit, w.place())
@@ -111,7 +112,7 @@ impl Paging {
                 }
             }
             Bring::Pages if self.track.tracks_pages(unit) => {}
-            Bring::Pages if pages.len() == 1 && !record.stored.get(page) => {
+            Bring::Pages | Bring::Pieces if pages.len() == 1 && !record.stored.get(page) => {
                 pages = zeros_ahead(record, page);
             }
             Bring::Pages => {}
@@ -123,10 +124,13 @@ impl Paging {
             }
             // What can be read of it, as long as the rest cannot.
             _ if self.is_cut_off(*w) || self.store.is_partly_bad(unit, w.place()) => {}
-            Bring::AsFaulted => match self.decide_size(unit, page, record.present.count(), false) {
-                Some(few) => pages = few,
-                None => return self.whole_or_page(w, fault),
-            },
+            bring @ (Bring::AsFaulted | Bring::Pieces) => {
+                match self.decide_size(unit, page, record.present.count(), false) {
+                    Some(few) => pages = few,
+                    None if bring == Bring::Pieces => {}
+                    None => return self.whole_or_page(w, fault),
+                }
+            }
             Bring::Whole => return self.whole_or_page(w, fault),
         }
         self.bring_pages(w, pages, fault)
@@ -193,8 +197,14 @@ impl Paging {
         let unit = w.unit();
         let page = fault.page(&w);
         let record = self.base.records.of(unit);
-        if self.markers.is_marked(unit) {
-            // Neighbours may have markers, and may be read-only.
+        if record.stored.get(page) && self.backend.can().has_single_pages() {
+            // What holds nothing, or may not be touched, is not brought along.
+            let comes =
+                |p: &usize| record.stored.get(*p) && self.markers.marker_of(unit, *p).is_none();
+            let above = (page + 1..pages.end).take_while(comes).count();
+            let below = (pages.start..page).rev().take_while(comes).count();
+            pages = page - below..page + 1 + above;
+        } else if self.markers.is_marked(unit) {
             pages = self.backend.part_of(page).unwrap_or(pages);
         }
         let mut wanted = absent(record, pages.clone());
@@ -215,19 +225,17 @@ impl Paging {
         }
         let first = !record.present.any();
         let zeros = !pages.clone().any(|p| record.stored.get(p));
-        let written = match fault.write {
+        let seen = *w;
+        let written = |p: usize| match zeros {
             // Zeros come ahead of a run only: it will write to them too, and each would be a fault.
-            true if zeros => pages.clone(),
-            false
-                if pages.len() == 1
-                    && self.is_changed_again(unit, *w, record, page)
-                    && !self.markers.is_read_only(unit, page) =>
-            {
-                pages.clone()
+            true => fault.write,
+            false => {
+                fault.write && p == page
+                    || self.is_changed_again(unit, seen, record, p)
+                        && !self.markers.is_read_only(unit, p)
             }
-            _ => page..page + usize::from(fault.write),
         };
-        let result = self.bring_in(unit, *w, record, pages.clone(), written);
+        let result = self.bring_in(unit, seen, record, pages.clone(), &written);
         // Whatever was not brought in goes back.
         self.put_pages(absent(record, pages).min(wanted));
         self.weights.set(unit, record.present.count());

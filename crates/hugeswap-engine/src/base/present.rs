@@ -14,36 +14,34 @@ use std::ops::Range;
 
 impl Memory {
     /// Installs absent pages of a unit, whole parts, with what stands at `from`; read-only but for
-    /// the parts with pages in `written`, which are dirty then. If it fails, some may be installed.
-    /// ENOMEM: mappings are short.
+    /// the parts with pages that are `written`, which are dirty then. If it fails, some may be
+    /// installed. ENOMEM: mappings are short.
     pub(super) fn install(
         &self,
         unit: u32,
         record: &Record,
         run: Range<usize>,
         from: usize,
-        written: &Range<usize>,
+        written: &dyn Fn(usize) -> bool,
     ) -> Done {
         let part = self.backend.can().smallest_part;
-        let (mut start, mut end) = (run.end, run.end);
-        if !written.is_empty() {
-            start = (written.start / part * part).clamp(run.start, run.end);
-            end = written.end.next_multiple_of(part).clamp(start, run.end);
-        }
-        // Single pages come by as few calls as can be, greater parts one by one.
-        let step = if part == 1 { PAGES } else { part };
-        for (pages, write) in [
-            (run.start..start, false),
-            (start..end, true),
-            (end..run.end, false),
-        ] {
-            for first in pages.clone().step_by(step) {
-                let pages = first..pages.end.min(first + step);
-                let source = from + (first - run.start) * PAGE;
-                self.installing(unit, record, pages, write, |at, pages| {
-                    self.backend.install(at, pages, source, write)
-                })?;
+        let has_written = |first: usize| (first..(first + part).min(run.end)).any(written);
+        let mut next = run.start;
+        while next < run.end {
+            let (first, write) = (next, has_written(next));
+            next += part;
+            // Single pages come by as few calls as can be, greater parts one by one.
+            while part == 1 && next < run.end && written(next) == write {
+                next += part;
             }
+            let source = from + (first - run.start) * PAGE;
+            self.installing(
+                unit,
+                record,
+                first..next.min(run.end),
+                write,
+                |at, pages| self.backend.install(at, pages, source, write),
+            )?;
         }
         Ok(())
     }
@@ -55,10 +53,9 @@ impl Memory {
         record: &Record,
         part: Range<usize>,
         stage: Stage<'_>,
-        written: &Range<usize>,
+        written: &dyn Fn(usize) -> bool,
     ) -> Done {
-        // (An empty range lies in no part, wherever it is.)
-        let write = !written.is_empty() && written.start < part.end && part.start < written.end;
+        let write = part.clone().any(written);
         self.installing(unit, record, part, write, |at, part| {
             stage.install(at + part.start * PAGE, write)
         })

@@ -116,7 +116,7 @@ impl Paging {
             }
             _ if fault.write && self.track.tracks_pages(unit) => self.backend.part_of(page),
             Bring::Pages => self.backend.part_of(page),
-            Bring::AsFaulted => self.decide_size(unit, page, 0, false),
+            Bring::AsFaulted | Bring::Pieces => self.decide_size(unit, page, 0, false),
             Bring::Whole => None,
         };
         match small.filter(|_| self.go_over_to_pages(&mut w)) {

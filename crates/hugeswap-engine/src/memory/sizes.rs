@@ -9,6 +9,7 @@
 //! units' locks. The fault path calls this, and its rules hold here.
 
 use super::learning::CPU;
+use crate::bits::Bits;
 use crate::memory::Memory;
 use crate::pages::record::Record;
 use hugeswap_policy::counters::Counter;
@@ -16,7 +17,8 @@ use hugeswap_policy::defrag::gfp::Caller;
 use hugeswap_policy::defrag::thp::Bring;
 use hugeswap_policy::knobs::Knob;
 use hugeswap_policy::swapin::granularity::{
-    Allowed, Costs, Density, Fault, PerSize, Reason, Room, STAY, Seen, Size, Trial, UnitHistory,
+    Allowed, Costs, Density, Fault, Near, PIECE_PAGES, PerSize, Reason, Room, STAY, Seen, Size,
+    Trial, UnitHistory,
 };
 use hugeswap_policy::unit::Kind;
 use hugeswap_policy::watermark::Watermarks;
@@ -51,7 +53,7 @@ const NEIGHBOURS: u32 = 8;
 impl Memory {
     /// Is it left to the faults how much of `unit` they bring in, and is there a choice?
     fn size_is_automatic(&self, unit: u32) -> bool {
-        self.bring_of(unit) == Bring::AsFaulted
+        matches!(self.bring_of(unit), Bring::AsFaulted | Bring::Pieces)
     }
 
     /// Which pages to bring in for a fault on one that is away, of a locked unit in swap or
@@ -77,7 +79,9 @@ impl Memory {
         let compressed = single && !watched && self.is_partly_compressed(unit, page);
         let full = self.pool.used_frames() >= self.pool.frames();
         let only_whole = full && self.sizes.only_whole.load(Relaxed);
-        let wanted = only_whole || !compressed;
+        let by_parts = self.bring_of(unit) == Bring::Pieces;
+        let only_whole = only_whole && !by_parts;
+        let wanted = (only_whole || !compressed) && !by_parts;
         let allowed = match watched || !pages || wanted && self.huge_is_to_be_had(unit, caller) {
             true if only_whole => Allowed::WHOLE,
             whole => Allowed {
@@ -92,6 +96,10 @@ impl Memory {
             present: present as u16,
             density: record.density(),
             stay: self.stay(record, present),
+            near: match watched {
+                true => Near::default(),
+                false => self.near(unit, record, page),
+            },
         };
         let mut learning = self.sizes.learning.lock();
         let memory = match full && !only_whole {
@@ -120,20 +128,26 @@ impl Memory {
             };
             let distance = self.refault_distance(unit, record, page);
             let resident = self.resident_pages();
-            let brought = u64::from(size.pages()).min(UNIT_PAGES - present);
+            let brought = match size {
+                Size::Piece if single => u64::from(fault.near.absent) + 1,
+                _ => u64::from(size.pages()).min(UNIT_PAGES - present),
+            };
             learning.price.on_fault(brought, distance, resident, alone);
             if !self.backend.can().faults_are_messages {
                 learning.handled_ns += HANDLING + HANDLING_PAGE * brought;
             }
-            let units = resident / UNIT_PAGES;
-            let room = Room {
-                // (What is kept free for whole units is not in use.)
-                units: units.saturating_sub(Watermarks::for_budget(units).high / UNIT_PAGES),
-                whole: self.weights.full(),
-            };
-            learning
-                .ghost
-                .on_fault(unit, alone, costs.whole, d.whole, room);
+            // (What cannot come whole is on no list of what would.)
+            if !by_parts {
+                let units = resident / UNIT_PAGES;
+                let room = Room {
+                    // (What is kept free for whole units is not in use.)
+                    units: units.saturating_sub(Watermarks::for_budget(units).high / UNIT_PAGES),
+                    whole: self.weights.full(),
+                };
+                learning
+                    .ghost
+                    .on_fault(unit, alone, costs.whole, d.whole, room);
+            }
         }
         if d.whole {
             // Streams pass what is in memory without a fault.
@@ -150,7 +164,7 @@ impl Memory {
             g.on_ahead(u64::from(start), u64::from(unit));
         }
         drop(learning);
-        if d.missed && !watched && !compressed {
+        if d.missed && !watched && !compressed && !by_parts {
             if caller == Caller::SwapIn {
                 self.pool.count(Counter::ThpSwpInFallback, 1);
                 self.note_fell_back(unit);
@@ -161,6 +175,25 @@ impl Memory {
         record.set_history(d.history);
         record.set_density(d.density);
         (!d.whole).then_some(usize::from(d.pages.start)..usize::from(d.pages.end))
+    }
+
+    /// What is in memory around `page` of a locked unit, and what could come with it.
+    fn near(&self, unit: u32, record: &Record, page: usize) -> Near {
+        const PIECE: usize = PIECE_PAGES as usize;
+        let piece = page / PIECE * PIECE..page / PIECE * PIECE + PIECE;
+        let (present, stored) = match self.table.load(unit).kind() {
+            Kind::Base => {
+                let count = |bits: &Bits| piece.clone().filter(|&p| bits.get(p)).count();
+                (count(&record.present), count(&record.stored))
+            }
+            _ => (0, PIECE),
+        };
+        Near {
+            present: present as u16,
+            absent: stored.saturating_sub(present + 1) as u16,
+            evicted: self.sizes.evicted.load(Relaxed),
+            resident: self.resident_pages(),
+        }
     }
 
     /// Is a unit whose page `page` is wanted in compressed memory, at least in part? It comes by

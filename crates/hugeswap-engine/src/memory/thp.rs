@@ -35,13 +35,14 @@ impl Memory {
         if !self.backend.can().has_parts() {
             return Bring::Whole;
         }
-        if self.markers.is_marked(unit) || self.markers.is_parted(unit) {
-            return Bring::Pages;
-        }
-        self.usage.of(unit).bring(
+        let bring = self.usage.of(unit).bring(
             self.pool.knob(Knob::ThpEnabled),
             self.pool.knob(Knob::ThpSwapin),
-        )
+        );
+        match self.markers.is_marked(unit) || self.markers.is_parted(unit) {
+            true => bring.by_parts(),
+            false => bring,
+        }
     }
 
     /// Is `unit`, which is base-mapped, to become whole without a fault?

@@ -118,7 +118,7 @@ impl Ranges {
             return false;
         }
         match self.bring_of(unit) {
-            Bring::Pages => pages.len() * PAGE < UNIT || !self.may_be_huge(unit),
+            Bring::Pages | Bring::Pieces => pages.len() * PAGE < UNIT || !self.may_be_huge(unit),
             Bring::AsFaulted => pages.len() * PAGE <= UNIT / 4,
             Bring::Whole => false,
         }

@@ -40,8 +40,20 @@ pub enum Bring {
     AsFaulted,
     /// Whole.
     Whole,
+    /// By single pages, or by 64 KiB where faults suggest it: it is not to be huge.
+    Pieces,
     /// By single pages.
     Pages,
+}
+
+impl Bring {
+    /// How a unit comes in that would come in so, but is not to be huge.
+    pub const fn by_parts(self) -> Bring {
+        match self {
+            Bring::Pages => Bring::Pages,
+            Bring::AsFaulted | Bring::Whole | Bring::Pieces => Bring::Pieces,
+        }
+    }
 }
 
 /// Whether khugepaged makes a base-mapped unit huge without a fault that asks for it.
@@ -142,10 +154,7 @@ impl Advised {
 
     /// How the unit comes in, given the pool's `thp.enabled` and `thp.swapin`.
     pub const fn bring(self, pool_enabled: u64, pool_swapin: u64) -> Bring {
-        if !self.may_be_huge(pool_enabled) {
-            return Bring::Pages;
-        }
-        match self.field(SWAPIN_SHIFT, pool_swapin) {
+        let huge = match self.field(SWAPIN_SHIFT, pool_swapin) {
             swapin::ALWAYS => Bring::Whole,
             swapin::NEVER => Bring::Pages,
             swapin::MADVISE if self.is_for_huge() => Bring::Whole,
@@ -153,13 +162,17 @@ impl Advised {
             _ if self.0 & RANDOM != 0 => Bring::Pages,
             _ if self.0 & SEQUENTIAL != 0 => Bring::Whole,
             _ => Bring::AsFaulted,
+        };
+        match self.may_be_huge(pool_enabled) {
+            true => huge,
+            false => huge.by_parts(),
         }
     }
 
     /// Whether khugepaged collapses the unit, given the pool's `thp.enabled` and `thp.swapin`.
     pub const fn collapse(self, pool_enabled: u64, pool_swapin: u64) -> Collapse {
         match self.bring(pool_enabled, pool_swapin) {
-            Bring::Pages => Collapse::Never,
+            Bring::Pages | Bring::Pieces => Collapse::Never,
             Bring::AsFaulted if !self.is_for_huge() => Collapse::IfResident,
             _ => Collapse::Wanted,
         }
@@ -193,8 +206,8 @@ mod tests {
         }
         use Bring::*;
         for (setting, expect) in [
-            (swapin::AUTO, [AsFaulted, AsFaulted, Pages]),
-            (swapin::ALWAYS, [Whole, Whole, Pages]),
+            (swapin::AUTO, [AsFaulted, AsFaulted, Pieces]),
+            (swapin::ALWAYS, [Whole, Whole, Pieces]),
             (swapin::MADVISE, [Pages, Whole, Pages]),
             (swapin::NEVER, [Pages, Pages, Pages]),
         ] {

@@ -55,6 +55,7 @@
 mod account;
 mod cost;
 mod ghost;
+mod near;
 mod progress;
 mod streams;
 mod trust;
@@ -63,6 +64,8 @@ use account::{BY_STREAM, TRIAL, TRIED, WORTH};
 pub use account::{Density, UnitHistory};
 pub use cost::{Costs, DeviceCost, Direction, MemoryPrice, PerSize, follow};
 pub use ghost::{Ghost, Room};
+pub use near::Near;
+use near::Neighbours;
 pub use progress::{Progress, Seen, Trial};
 pub use streams::{MAX_PAGE_STRIDE, PAGE_STREAMS, PageStreams, Run};
 use trust::Trust;
@@ -154,6 +157,8 @@ pub struct Fault {
     pub density: Density,
     /// The share of the unit's stay in memory that lies ahead, in parts of [`STAY`].
     pub stay: u16,
+    /// What is in memory near the page.
+    pub near: Near,
 }
 
 /// Parts of a whole stay in memory.
@@ -170,6 +175,8 @@ pub enum Advice {
     None,
     /// A run of this stride, in pages, will use a piece of 64 KiB.
     Run(u16),
+    /// So many pages of the piece of 64 KiB will be used, with that of the fault.
+    Near(u16),
     /// A run of this stride, in pages, will use the unit.
     Stream(u16),
     /// The unit was dense.
@@ -183,6 +190,8 @@ pub enum Reason {
     Small,
     /// A run will use a piece.
     Run,
+    /// Much of a piece will be used.
+    Near,
     /// Small transfers have cost as much as the whole unit.
     Paid,
     /// A run will use the whole unit.
@@ -228,7 +237,7 @@ pub fn decide(
     let costs = &full.for_stay(fault.stay);
     let page = fault.page.min(PAGES - 1);
     let small = match advice {
-        Advice::Run(_) if allowed.piece_64k => Size::Piece,
+        Advice::Run(_) | Advice::Near(_) if allowed.piece_64k => Size::Piece,
         _ => allowed.smallest(),
     };
     let reason_for_whole = match advice {
@@ -263,6 +272,7 @@ pub fn decide(
         Advice::Run(stride) if small == Size::Piece => {
             (Reason::Run, (pages / stride.max(1)).max(1))
         }
+        Advice::Near(used) if small == Size::Piece => (Reason::Near, used.clamp(1, pages)),
         _ => (Reason::Small, 1),
     };
     let touched = touched * worth(full, costs);
@@ -329,6 +339,8 @@ pub struct Granularity {
     memory_trust: Trust,
     /// Trust that unknown units are as dense as others were.
     new_trust: Trust,
+    /// What is expected of pieces.
+    neighbours: Neighbours,
 }
 
 impl Granularity {
@@ -339,6 +351,7 @@ impl Granularity {
             stream_trust: Trust::new(seed),
             memory_trust: Trust::new(!seed),
             new_trust: Trust::none(seed.rotate_left(32)),
+            neighbours: Neighbours::default(),
         }
     }
 
@@ -369,7 +382,14 @@ impl Granularity {
         let run = self
             .streams
             .on_fault(base.saturating_add(u64::from(fault.page)));
-        let (history, advice, missed) = self.advise(costs, allowed, fault, history, run);
+        let (history, mut advice, missed) = self.advise(costs, allowed, fault, history, run);
+        if allowed.base_4k && allowed.piece_64k && advice == Advice::None {
+            let piece = base.saturating_add(fault.page.into()) / u64::from(PIECE_PAGES);
+            if !self.neighbours.on_fault(piece, &fault.near) {
+                let costs = costs.for_stay(fault.stay);
+                advice = self.neighbours.advice(&costs, &fault.near);
+            }
+        }
         let mut decision = decide(costs, allowed, fault, history, advice);
         decision.missed |= missed;
         if decision.reason == Reason::Paid
@@ -379,8 +399,12 @@ impl Granularity {
         }
         decision.ahead = matches!(decision.reason, Reason::Stream | Reason::Dense);
         let at = |page: u16| base.saturating_add(u64::from(page));
-        self.streams
-            .on_brought(at(decision.pages.start), at(decision.pages.end));
+        let (start, end) = (at(decision.pages.start), at(decision.pages.end));
+        self.streams.on_brought(start, end);
+        if decision.pages.len() > 1 {
+            let piece = u64::from(PIECE_PAGES);
+            self.neighbours.on_more(start / piece..end.div_ceil(piece));
+        }
         decision
     }
 

@@ -180,6 +180,7 @@ impl Machine {
             present: self.units[unit as usize].present,
             density: self.units[unit as usize].density,
             stay: self.stay(unit),
+            near: Near::default(),
         };
         let history = self.units[unit as usize].history;
         let d = match self.policy {
@@ -197,7 +198,7 @@ impl Machine {
         *match d.reason {
             _ if soft => &mut self.seen.soft,
             Reason::Small => &mut self.seen.small,
-            Reason::Run => &mut self.seen.run,
+            Reason::Run | Reason::Near => &mut self.seen.run,
             Reason::Paid => &mut self.seen.paid,
             Reason::Stream => &mut self.seen.stream,
             Reason::Dense => &mut self.seen.dense,

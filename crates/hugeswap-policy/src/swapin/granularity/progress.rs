@@ -21,6 +21,9 @@
 
 /// Time of a measurement, nanoseconds. (Shorter ones would be a few ticks of the kernel's clock.)
 const WINDOW: u64 = 1_000_000_000;
+/// A trial in which the program runs for less than a quarter of what it did ends once it was
+/// measured for so long.
+const HOPELESS: u64 = 400_000_000;
 /// A trial in which the program does neither run half as much again as before nor less than half as
 /// much goes on for so long.
 const LONGEST: u64 = 4_000_000_000;
@@ -146,10 +149,13 @@ impl Progress {
             }
             return None;
         }
-        if time < WINDOW {
+        let ran = seen.ran_ns.saturating_sub(self.start.ran_ns);
+        let hopeless = self.phase == Phase::Measuring
+            && time >= HOPELESS
+            && part(ran, time) * 4 < part(self.ran, self.held_up);
+        if time < WINDOW && !hopeless {
             return None;
         }
-        let ran = seen.ran_ns.saturating_sub(self.start.ran_ns);
         if self.phase == Phase::Measuring {
             return self.judge(part(ran, time), time, seen);
         }
@@ -221,14 +227,19 @@ mod tests {
     fn play(p: &mut Progress, seen: &mut Seen, ran: [u64; 2], stalled: u64, seconds: u64) -> u64 {
         let mut whole = 0;
         for _ in 0..seconds * 5 {
-            seen.ns += TICK;
-            seen.ran_ns += TICK * ran[usize::from(p.is_whole())] / 100;
-            seen.stalled_ns += TICK * stalled / 100;
-            seen.evicted += 10_000;
-            p.on_look(*seen);
+            play_once(p, seen, ran, stalled);
             whole += u64::from(p.is_whole());
         }
         whole / 5
+    }
+
+    /// The same until the next look.
+    fn play_once(p: &mut Progress, seen: &mut Seen, ran: [u64; 2], stalled: u64) {
+        seen.ns += TICK;
+        seen.ran_ns += TICK * ran[usize::from(p.is_whole())] / 100;
+        seen.stalled_ns += TICK * stalled / 100;
+        seen.evicted += 10_000;
+        p.on_look(*seen);
     }
 
     fn full() -> Seen {
@@ -264,6 +275,18 @@ mod tests {
         let (mut p, mut seen) = (Progress::default(), full());
         let whole = play(&mut p, &mut seen, [10, 4], 160, 100);
         assert!((2..=8).contains(&whole), "{whole}");
+    }
+
+    #[test]
+    fn what_is_hopeless_ends_at_once() {
+        let (mut p, mut seen) = (Progress::default(), full());
+        let mut whole = 0;
+        for _ in 0..50 {
+            play_once(&mut p, &mut seen, [20, 2], 160);
+            whole += u64::from(p.is_whole());
+        }
+        // Five looks until memory is turned over, and two that measure.
+        assert!(p.wait > WAIT && (1..=7).contains(&whole), "{whole}");
     }
 
     #[test]

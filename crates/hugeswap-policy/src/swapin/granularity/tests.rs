@@ -18,6 +18,7 @@ fn fault(unit: u64, page: u16, present: u16, density: Density) -> Fault {
         present,
         density,
         stay: STAY,
+        near: Near::default(),
     }
 }
 
@@ -74,8 +75,8 @@ proptest! {
 
     /// Advised or not, no unit costs more than twice the whole.
     #[test]
-    fn never_more_than_twice_the_whole(costs in any_costs(), stride in 1u16..=512, advice in 0..4, pages in proptest::collection::vec(0..PAGES, 1..1500)) {
-        let advice = [Advice::None, Advice::Run(stride), Advice::Stream(stride), Advice::Dense][advice as usize];
+    fn never_more_than_twice_the_whole(costs in any_costs(), stride in 1u16..=512, advice in 0..5, used in 1u16..=16, pages in proptest::collection::vec(0..PAGES, 1..1500)) {
+        let advice = [Advice::None, Advice::Run(stride), Advice::Near(used), Advice::Stream(stride), Advice::Dense][advice as usize];
         let cost = residency(&costs, Allowed::ALL, &pages, advice);
         prop_assert!(cost <= 2 * costs.of(Size::Whole) || cost <= distinct(&pages) * costs.of(Size::Page));
     }
