@@ -2,6 +2,7 @@
 //! file, or with zeros. The rules of the fault path hold.
 
 use crate::PAGE;
+use crate::bits::Bits;
 use crate::call::{Call, CallError, Done};
 use crate::pages::record::Record;
 use crate::paging::Paging;
@@ -76,7 +77,7 @@ impl Paging {
         w: Word,
         record: &Record,
         pages: Range<usize>,
-        written: &dyn Fn(usize) -> bool,
+        written: &Bits,
     ) -> Done {
         self.advise_pages_back(unit, record, pages.clone());
         self.note_refaults(unit, record, pages.clone());

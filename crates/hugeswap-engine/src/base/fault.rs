@@ -1,6 +1,7 @@
 //! Faults on base-mapped units: pages brought in. The rules of the fault path hold.
 
 use super::{BUFFER, PAGE};
+use crate::bits::Bits;
 use crate::memory::huge::Huge;
 use crate::outcome::Fault;
 use crate::outcome::Outcome;
@@ -65,7 +66,8 @@ impl Paging {
         }
         let record = self.base.records.of(unit);
         let from = frame + pages.start * PAGE;
-        let written = |p: usize| fault.write && p == page;
+        let written = Bits::none();
+        written.put(page..page + 1, fault.write);
         let installed = self.install(unit, record, pages, from, &written);
         // The frame's charge is the pages' now.
         self.arena.discard(place);
@@ -225,17 +227,20 @@ impl Paging {
         }
         let first = !record.present.any();
         let zeros = !pages.clone().any(|p| record.stored.get(p));
-        let seen = *w;
-        let written = |p: usize| match zeros {
+        let written = Bits::none();
+        match zeros {
             // Zeros come ahead of a run only: it will write to them too, and each would be a fault.
-            true => fault.write,
+            true => written.put(pages.clone(), fault.write),
             false => {
-                fault.write && p == page
-                    || self.is_changed_again(unit, seen, record, p)
-                        && !self.markers.is_read_only(unit, p)
+                for p in pages.clone() {
+                    let again = self.is_changed_again(unit, *w, record, p);
+                    let write =
+                        fault.write && p == page || again && !self.markers.is_read_only(unit, p);
+                    written.put(p..p + 1, write);
+                }
             }
-        };
-        let result = self.bring_in(unit, seen, record, pages.clone(), &written);
+        }
+        let result = self.bring_in(unit, *w, record, pages.clone(), &written);
         // Whatever was not brought in goes back.
         self.put_pages(absent(record, pages).min(wanted));
         self.weights.set(unit, record.present.count());

@@ -57,7 +57,7 @@ impl Paging {
             if !self.take_pages_nowait(wanted) {
                 break;
             }
-            let brought = self.bring_in(unit, *w, record, part.clone(), &|_| false);
+            let brought = self.bring_in(unit, *w, record, part.clone(), &Bits::none());
             self.put_pages(super::fault::absent(record, part));
             if brought.is_err() {
                 // A thread that needs the page will be told.

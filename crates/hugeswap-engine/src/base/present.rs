@@ -22,26 +22,23 @@ impl Memory {
         record: &Record,
         run: Range<usize>,
         from: usize,
-        written: &dyn Fn(usize) -> bool,
+        written: &Bits,
     ) -> Done {
         let part = self.backend.can().smallest_part;
-        let has_written = |first: usize| (first..(first + part).min(run.end)).any(written);
         let mut next = run.start;
         while next < run.end {
-            let (first, write) = (next, has_written(next));
-            next += part;
             // Single pages come by as few calls as can be, greater parts one by one.
-            while part == 1 && next < run.end && written(next) == write {
-                next += part;
-            }
-            let source = from + (first - run.start) * PAGE;
-            self.installing(
-                unit,
-                record,
-                first..next.min(run.end),
-                write,
-                |at, pages| self.backend.install(at, pages, source, write),
-            )?;
+            let end = match part {
+                1 => written.same_until(next, run.end),
+                _ => run.end.min(next + part),
+            };
+            let pages = next..end;
+            let write = written.run(next, end, true).is_some();
+            let source = from + (next - run.start) * PAGE;
+            next = end;
+            self.installing(unit, record, pages, write, |at, pages| {
+                self.backend.install(at, pages, source, write)
+            })?;
         }
         Ok(())
     }
@@ -53,9 +50,9 @@ impl Memory {
         record: &Record,
         part: Range<usize>,
         stage: Stage<'_>,
-        written: &dyn Fn(usize) -> bool,
+        written: &Bits,
     ) -> Done {
-        let write = part.clone().any(written);
+        let write = written.run(part.start, part.end, true).is_some();
         self.installing(unit, record, part, write, |at, part| {
             stage.install(at + part.start * PAGE, write)
         })

@@ -2,12 +2,14 @@
 
 use crate::util::*;
 use hugeswap::{Advice, Pool, Region};
+use hugeswap_support::random::permutation;
 use std::sync::atomic::Ordering::Relaxed;
 
 tests! {
     #[long]
     enabled_never_is_pages_only,
     enabled_never_costs_what_is_touched,
+    enabled_never_brings_what_is_used_nearby,
     enabled_madvise_is_what_was_advised,
     enabled_always_but_where_advised_not,
     enabled_changes_in_use,
@@ -105,6 +107,49 @@ fn enabled_never_costs_what_is_touched() {
     assert!((0..512).all(|p| read(&r, p * PAGE) == u64::from(p < 100)));
     no_huge(&pool);
     assert_eq!(pool.stats().pswpout, 0);
+}
+
+/// Touches pages; how many were absent.
+fn absent(r: &Region, pages: impl Iterator<Item = usize>) -> u64 {
+    let touch = |page: usize| {
+        let absent = !r.is_resident(page * PAGE);
+        let at = page * 512;
+        assert_eq!(words(r)[at].load(Relaxed), value(at, 1), "page {page}");
+        u64::from(absent)
+    };
+    pages.map(touch).sum()
+}
+
+/// Pages of 64 KiB that are used together come together, though no run goes through them, and
+/// random ones alone.
+fn enabled_never_brings_what_is_used_nearby() {
+    // (All must come from swap in the same way.)
+    let settings = ["thp.enabled=never", "zswap.enabled=never"];
+    let all = 160 * MIB / PAGE;
+    let brought = |pages: &dyn Fn(usize) -> Vec<usize>| {
+        let pool = pool(64, &settings);
+        let r = pool.region(160 * MIB).unwrap();
+        fill(&r, 1);
+        r.advise(0, 160 * MIB, Advice::PageOut).unwrap();
+        let learnt: u64 = (0..2).map(|n| absent(&r, pages(n).into_iter())).sum();
+        assert!(learnt > 0);
+        let before = pool.stats().pswpin;
+        let faults = absent(&r, pages(2).into_iter());
+        no_huge(&pool);
+        (pool.stats().pswpin - before, faults)
+    };
+    // Eight pieces at a time, each in an order of its own.
+    let (pages, faults) = brought(&|round| {
+        let mut state = round as u64 + 1;
+        let pieces = permutation(all / 16, &mut state);
+        let eight = pieces.chunks(8).flat_map(|eight| {
+            (0..16).flat_map(|n| eight.iter().map(move |p| p * 16 + (n * 7 + p / 3) % 16))
+        });
+        eight.collect()
+    });
+    assert!(faults * 4 < pages, "{faults} faults for {pages} pages");
+    let (pages, faults) = brought(&|round| permutation(all, &mut (round as u64 + 1)));
+    assert!(pages * 4 < faults * 5, "{faults} faults for {pages} pages");
 }
 
 fn enabled_madvise_is_what_was_advised() {
