@@ -47,16 +47,27 @@ const BYTES: [u64; 3] = [PAGE_BYTES, PIECE_PAGES as u64 * PAGE_BYTES, UNIT_BYTES
 /// one of them alone. Each is an exponentially weighted mean (an eighth for the newest), in which
 /// one observation counts for no more than twice and no less than half of the mean: an outlier
 /// moves it by an eighth at most, and a real change is followed at that rate.
+///
+/// A size that seems too dear is not used, and so not observed: a measurement that was disturbed, as
+/// swap was turned on, would keep it out for good. So while pages are read, and a larger size has not
+/// been for long, its cost falls towards what the other two sizes say of it.
 #[derive(Debug)]
 pub struct DeviceCost {
     ns: [[AtomicU32; 3]; 2],
+    /// Pages read since a piece was, and since a whole unit was, or since their costs last fell.
+    unseen: [AtomicU32; 2],
 }
+
+/// After so many pages read alone the costs of a piece and of a whole unit fall, if neither was read:
+/// trying one again costs a small part of that.
+const FALLS_AFTER: [u32; 2] = [1024, 8192];
 
 impl DeviceCost {
     /// Costs that start from measurements at swap-on.
     pub fn new(r#in: PerSize, out: PerSize) -> DeviceCost {
         DeviceCost {
             ns: [r#in, out].map(|d| d.array().map(|ns| AtomicU32::new(ns.max(1)))),
+            unseen: [const { AtomicU32::new(0) }; 2],
         }
     }
 
@@ -77,6 +88,36 @@ impl DeviceCost {
             Size::Whole => whole,
         };
         cell.store(follow(cell.load(Ordering::Relaxed), ns), Ordering::Relaxed);
+        if direction == Direction::In {
+            let [of_piece, of_whole] = &self.unseen;
+            match size {
+                Size::Page => self.fall(),
+                Size::Piece => of_piece.store(0, Ordering::Relaxed),
+                Size::Whole => of_whole.store(0, Ordering::Relaxed),
+            }
+        }
+    }
+
+    /// A page was read: the costs of what was not for long fall, by an eighth of the way.
+    fn fall(&self) {
+        let ns = self.per_size(Direction::In);
+        let [b0, b1, b2] = BYTES;
+        let [_, piece, whole] = self.way(Direction::In);
+        let others = [
+            (piece, line(b0, ns.page, b2, ns.whole, b1)),
+            (whole, line(b0, ns.page, b1, ns.piece, b2)),
+        ];
+        for (((cell, least), unseen), after) in
+            others.into_iter().zip(&self.unseen).zip(FALLS_AFTER)
+        {
+            let seen = unseen.load(Ordering::Relaxed).saturating_add(1);
+            unseen.store(if seen < after { seen } else { 0 }, Ordering::Relaxed);
+            let ns = cell.load(Ordering::Relaxed);
+            let above = u64::from(ns).saturating_sub(least);
+            if seen >= after && above > 0 {
+                cell.store(ns - above.div_ceil(8) as u32, Ordering::Relaxed);
+            }
+        }
     }
 
     /// The present cost of each tracked size; that of a larger size is never below that of a

@@ -297,6 +297,39 @@ fn device_costs_follow_but_shrug_off_outliers() {
     );
 }
 
+/// A piece took 1.7 ms, and a unit 3.7, as swap was turned on: other programs used the disk.
+#[test]
+fn what_was_measured_in_a_bad_moment_is_tried_again() {
+    let start = PerSize {
+        page: 25_000,
+        piece: 1_700_000,
+        whole: 3_700_000,
+    };
+    let device = DeviceCost::new(start, start);
+    let read = |n: u32| (0..n).for_each(|_| device.observe(Direction::In, Size::Page, 25_000));
+    read(1023);
+    assert_eq!(device.per_size(Direction::In), start);
+    read(16 * 1024);
+    let ns = device.per_size(Direction::In);
+    // What the unit says of a piece is 133 us.
+    assert!((133_000..400_000).contains(&ns.piece), "{ns:?}");
+    // It is tried, and turns out to take 42. That says 600 us of the unit.
+    for _ in 0..60 {
+        device.observe(Direction::In, Size::Piece, 42_000);
+    }
+    read(40 * 8192);
+    let ns = device.per_size(Direction::In);
+    assert!((30_000..60_000).contains(&ns.piece), "{ns:?}");
+    assert!((600_000..900_000).contains(&ns.whole), "{ns:?}");
+    // What is observed now and then stays what it is, and so does what is written.
+    for _ in 0..1000 {
+        read(1000);
+        device.observe(Direction::In, Size::Piece, 90_000);
+    }
+    assert!(device.per_size(Direction::In).piece > 80_000);
+    assert_eq!(device.per_size(Direction::Out), start);
+}
+
 #[test]
 fn device_costs_are_interpolated() {
     let start = PerSize {
