@@ -1,7 +1,7 @@
 //! How much to bring in at a fault: 4 KiB, 64 KiB, or the whole unit of 2 MiB.
 //!
 //! Whole units win sequential work by a factor of ten and lose random work by twenty, and no hint
-//! says beforehand which it is. The decision is made from faults alone, for each unit, by three
+//! says beforehand which it is. The decision is made from faults alone, for each unit, by four
 //! rules.
 //!
 //! **A unit pays for itself** (ski rental: Karlin, Manasse, Rudolph and Sleator, *Competitive
@@ -19,12 +19,17 @@
 //! ahead of it ([`Decision::ahead`]), if its stride touches enough of each. So one threshold, in
 //! steps, serves any stride and any device.
 //!
+//! **Pages nearby** (`granularity/near.rs`). Faults near each other in no order are no run. How many
+//! more there will be soon on a piece of 64 KiB is observed on a few pieces that come by single pages,
+//! and the piece comes at once where that saves more than its transfer, and the memory that the rest
+//! of it takes, cost.
+//!
 //! **A unit is remembered** ([`Density`]). The number of its pages that were touched while it was
 //! last in memory tells at its first fault whether a whole transfer is worth its cost. If it was
 //! sparse, the first rule alone decides, which costs a sparse unit nothing. An unknown unit is
 //! expected to be what the unknown ones before it turned out to be.
 //!
-//! The second and third rule are advice, and advice can be wrong: how much is used of a unit that
+//! What is said of runs, and remembered, is advice, and can be wrong: how much is used of a unit that
 //! came whole cannot be seen. A rule that is `1 + t` times the best when advice is right is at
 //! worst `1 + 1/t` times (Kumar, Purohit and Svitkina, *Improving online algorithms via ML
 //! predictions*, 2018), where `t` is the share of the rent that is paid before advice is followed.
@@ -38,7 +43,7 @@
 //! | advice that is right | 1 1/64 in the long run |
 //! | advice that is wrong, however often, given without knowing our coin | 2 1/12 on average, and 22 whole transfers once for each kind of advice |
 //! | one unit wrongly advised | not bounded by its own use: what it had paid, and one whole transfer |
-//! | a run that goes on in steps of 64 KiB after having gone by pages | a 64 KiB transfer for each page, until they add up to `B`: then still `2 B` |
+//! | steps of 64 KiB, of a run that went by pages or for pages nearby, of which one page is used | a 64 KiB transfer for each page, until they add up to `B`: then still `2 B` |
 //!
 //! There is no promise against a program that sees the coin (finds out which units came whole, and
 //! leaves those alone). The factor compares costs with memory at its price: where the price is high
