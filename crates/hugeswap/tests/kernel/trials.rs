@@ -62,16 +62,22 @@ fn whole_units_are_tried_for_two_threads_that_wait() {
     need_base_pages();
     read_at_random(2, |pool| {
         let whole = || counter(pool, "thp_swpin");
-        let mut before = 0;
+        let (mut before, mut pages) = (0, 0);
         until("whole units are tried", || {
             let (now, begun) = (whole(), trials(pool) > 0);
+            pages = pool.stats().pswpin;
             if !begun {
                 before = now;
             }
             begun
         });
-        // By the rules a page displaces too much to bring its unit with it.
-        assert!(before < 50, "{before}");
+        // By the rules a page displaces too much to bring its unit with it. (On a busy machine it
+        // may take long until the trial.)
+        let alone = pages.saturating_sub(before * 512);
+        assert!(
+            before * 50 < alone.max(2500),
+            "{before} units, {alone} pages"
+        );
         until("units come whole", || whole() >= 300);
     });
 }
