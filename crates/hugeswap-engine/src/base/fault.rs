@@ -28,8 +28,7 @@ impl Paging {
             return None;
         }
         match self.bring_of(unit) {
-            Bring::Pages => Some(part),
-            Bring::Pieces => Some(part),
+            Bring::Pages | Bring::Pieces => Some(part),
             Bring::AsFaulted => self.decide_size(unit, page, 0, true),
             Bring::Whole => None,
         }

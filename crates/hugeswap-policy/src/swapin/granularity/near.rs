@@ -17,6 +17,7 @@
 //! No allocation; constant time; the owner serialises calls.
 
 use super::{Advice, Costs, PIECE_PAGES};
+use std::ops::Range;
 
 /// Pieces that are observed at a time.
 const SAMPLES: usize = 16;
@@ -117,7 +118,7 @@ impl Neighbours {
     }
 
     /// Pieces `pieces` are not observed any more: more than single pages of them comes.
-    pub(super) fn on_more(&mut self, pieces: std::ops::Range<u64>) {
+    pub(super) fn on_more(&mut self, pieces: Range<u64>) {
         for s in &mut self.samples {
             if s.is_some_and(|s| pieces.contains(&s.piece)) {
                 *s = None;
