@@ -495,7 +495,7 @@ impl Reclaim {
             self.pool.end_emptied_areas();
         }
         self.tidy_clusters();
-        self.store.look_at_gather(self.sizes.is_alone());
+        self.store.look_at_gather(self.sizes.are_by_pages());
         if self.pool.look_at_room() {
             self.pool.count(Counter::SwapSoftFull, 1);
         }

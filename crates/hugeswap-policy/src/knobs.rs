@@ -161,7 +161,7 @@ knobs! {
     SyscallTrap => "syscall.trap", Switch, 0, 1, 1, "catch system calls that wrappers do not see (signal mode)";
     Checksum => "swap.checksum", Switch, 0, 1, 1, "verify every unit read back from swap";
     IoUring => "swap.io_uring", Switch, 0, 1, 1, "write single pages to swap several at once, by io_uring where there is one";
-    SwapGather => "swap.gather", Choice(SwapGather), 0, 2, gather::AUTO, "write changed pages from here and there of 2 MiB side by side to new places in swap, by few writes: never, always, or auto, while one thread waits for swap";
+    SwapGather => "swap.gather", Choice(SwapGather), 0, 2, gather::AUTO, "write changed pages from here and there of 2 MiB side by side to new places in swap, by few writes: never, always, or auto, while pages come one by one";
     SwapPoll => "swap.poll", Switch, 0, 1, 1, "poll for short reads of swap instead of sleeping, while no other thread wants the processor";
     WbtLat => "swap.wbt_lat_usec", Count, 0, 10_000_000, 2000, "writers to swap are slowed down while small reads take longer than so many microseconds (or than 8 times what they took at first, if that is more); 0: never";
     CleanDrop => "swap.clean_drop", Switch, 0, 1, 1, "drop unchanged units without writing them again";
