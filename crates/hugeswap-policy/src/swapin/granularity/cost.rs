@@ -82,12 +82,13 @@ impl DeviceCost {
     /// Notes that a transfer of exactly one of the tracked sizes took `ns`.
     pub fn observe(&self, direction: Direction, size: Size, ns: u64) {
         let [page, piece, whole] = self.way(direction);
-        let cell = match size {
-            Size::Page => page,
-            Size::Piece => piece,
-            Size::Whole => whole,
+        let known = self.per_size(direction);
+        let (cell, mean) = match size {
+            Size::Page => (page, known.page),
+            Size::Piece => (piece, known.piece),
+            Size::Whole => (whole, known.whole),
         };
-        cell.store(follow(cell.load(Ordering::Relaxed), ns), Ordering::Relaxed);
+        cell.store(follow(mean, ns), Ordering::Relaxed);
         if direction == Direction::In {
             let [of_piece, of_whole] = &self.unseen;
             match size {
@@ -121,12 +122,16 @@ impl DeviceCost {
     }
 
     /// The present cost of each tracked size; that of a larger size is never below that of a
-    /// smaller one.
+    /// smaller one, nor above that of as many bytes by the smaller one: it was measured in a bad
+    /// moment then.
     pub fn per_size(&self, direction: Direction) -> PerSize {
         let [page, piece, whole] = self.way(direction);
         let page = page.load(Ordering::Relaxed);
-        let piece = piece.load(Ordering::Relaxed).max(page);
-        let whole = whole.load(Ordering::Relaxed).max(piece);
+        let times = |n: usize| (BYTES[n + 1] / BYTES[n]) as u32;
+        let piece = piece.load(Ordering::Relaxed);
+        let piece = piece.clamp(page, page.saturating_mul(times(0)));
+        let whole = whole.load(Ordering::Relaxed);
+        let whole = whole.clamp(piece, piece.saturating_mul(times(1)));
         PerSize { page, piece, whole }
     }
 
