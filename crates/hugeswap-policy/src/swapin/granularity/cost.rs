@@ -105,15 +105,14 @@ impl DeviceCost {
         let [b0, b1, b2] = BYTES;
         let [_, piece, whole] = self.way(Direction::In);
         let others = [
-            (piece, line(b0, ns.page, b2, ns.whole, b1)),
-            (whole, line(b0, ns.page, b1, ns.piece, b2)),
+            (piece, ns.piece, line(b0, ns.page, b2, ns.whole, b1)),
+            (whole, ns.whole, line(b0, ns.page, b1, ns.piece, b2)),
         ];
-        for (((cell, least), unseen), after) in
+        for (((cell, ns, least), unseen), after) in
             others.into_iter().zip(&self.unseen).zip(FALLS_AFTER)
         {
             let seen = unseen.load(Ordering::Relaxed).saturating_add(1);
             unseen.store(if seen < after { seen } else { 0 }, Ordering::Relaxed);
-            let ns = cell.load(Ordering::Relaxed);
             let above = u64::from(ns).saturating_sub(least);
             if seen >= after && above > 0 {
                 cell.store(ns - above.div_ceil(8) as u32, Ordering::Relaxed);
