@@ -150,14 +150,10 @@ fn stat_shows_what_a_pool_does() {
         c
     };
     // (Its first accesses may bring whole units.)
-    let start = Instant::now();
-    let has_pages = || {
+    running.wait_for(|_| {
         let out = stat(&[]).output().unwrap().stdout;
         String::from_utf8_lossy(&out).contains("major_4k")
-    };
-    while !has_pages() && start.elapsed() < Duration::from_secs(60) {
-        std::thread::sleep(Duration::from_millis(20));
-    }
+    });
     stat(&[]).assert().success().stdout(
         contains("in use of 32.0 MiB")
             .and(contains("major_4k"))

@@ -139,15 +139,14 @@ fn enabled_never_brings_what_is_used_nearby() {
         (pool.stats().pswpin - before, faults)
     };
     // Eight pieces at a time, each in an order of its own.
-    let nearby = |round: usize| {
+    let (pages, faults) = brought(&|round| {
         let mut state = round as u64 + 1;
         let pieces = permutation(all / 16, &mut state);
         let eight = pieces.chunks(8).flat_map(|eight| {
             (0..16).flat_map(|n| eight.iter().map(move |p| p * 16 + (n * 7 + p / 3) % 16))
         });
         eight.collect()
-    };
-    let (pages, faults) = brought(&nearby);
+    });
     assert!(faults * 4 < pages, "{faults} faults for {pages} pages");
     let (pages, faults) = brought(&|round| permutation(all, &mut (round as u64 + 1)));
     assert!(pages * 4 < faults * 5, "{faults} faults for {pages} pages");
