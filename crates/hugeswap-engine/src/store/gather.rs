@@ -7,8 +7,8 @@
 //! ([`scatter`](super::scatter)), and its pages come back one by one, or together at the price of
 //! many reads ([`apart`](super::apart)). So it is done only where they come one by one anyway: what
 //! has changed is many short runs; and not while several threads wait before whole units were tried
-//! to no avail. And where half of swap is free: slots that are given up become free clusters only later
-//! (`swap::compact`). What came whole and goes unchanged is written to one place again.
+//! to no avail. And where half of swap is free: slots that are given up become free clusters only
+//! later (`swap::compact`). What came whole and goes unchanged is written to one place again.
 
 use super::{BUFFER, PAGE, PAGES, Store};
 use crate::bits::Bits;
@@ -70,8 +70,8 @@ impl Store {
         self.gather.room.load(Relaxed)
     }
 
-    /// A few times a second: is there a wish to gather, and room? `by_pages`: pages come one by one, and
-    /// whole units are not about to be tried.
+    /// A few times a second: is there a wish to gather, and room? `by_pages`: pages come one by one,
+    /// and whole units are not about to be tried.
     pub(crate) fn look_at_gather(&self, by_pages: bool) {
         let g = &self.gather;
         let wanted = match self.pool.knob(Knob::SwapGather) {

@@ -19,10 +19,10 @@
 //! ahead of it ([`Decision::ahead`]), if its stride touches enough of each. So one threshold, in
 //! steps, serves any stride and any device.
 //!
-//! **Pages nearby** (`granularity/near.rs`). Faults near each other in no order are no run. How many
-//! more there will be soon on a piece of 64 KiB is observed on a few pieces that come by single pages,
-//! and the piece comes at once where that saves more than its transfer, and the memory that the rest
-//! of it takes, cost.
+//! **Pages nearby** (`granularity/near.rs`). Faults near each other in no order are no run. How
+//! many more there will be soon on a piece of 64 KiB is observed on a few pieces that come by single
+//! pages, and the piece comes at once where that saves more than its transfer, and the memory that
+//! the rest of it takes, cost.
 //!
 //! **A unit is remembered** ([`Density`]). The number of its pages that were touched while it was
 //! last in memory tells at its first fault whether a whole transfer is worth its cost. If it was

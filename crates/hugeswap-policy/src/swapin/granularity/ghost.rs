@@ -14,13 +14,13 @@
 //! faults. A fault on a unit that is not on it would have cost a whole transfer. What faults cost
 //! in fact is compared with that.
 //!
-//! A change replaces all of memory, and if it was for nothing, the pages that were there come back one
-//! by one. So it is made once whole units would have saved as much as that takes. Programs go through
-//! a few units for a short while all the time.
+//! A change replaces all of memory, and if it was for nothing, the pages that were there come back
+//! one by one. So it is made once whole units would have saved as much as that takes. Programs go
+//! through a few units for a short while all the time.
 //!
 //! Source: the idea of a list of what a different choice would have kept is from Megiddo and Modha,
-//! "ARC: a self-tuning, low overhead replacement cache" (2003); that a change is made once staying has
-//! cost as much is the rule for renting skis (Karlin et al., "Competitive snoopy caching", 1988).
+//! "ARC: a self-tuning, low overhead replacement cache" (2003); that a change is made once staying
+//! has cost as much is the rule for renting skis (Karlin et al., "Competitive snoopy caching", 1988).
 
 use crate::UNIT_PAGES;
 use crate::workingset::lru::Lru;
