@@ -6,6 +6,7 @@
 //!   end, to register tables and destructors that the object does not have.
 //! * Relocated data is not made read-only (`-z norelro`): that takes a mapping and two calls of
 //!   mprotect, and the addresses of functions that are looked up later are in writable memory anyway.
+//! * Hooks of Zstandard for tracing are null: they are weak symbols, which another library of the program could define.
 //! * Calls within the object do not go by the dynamic linker (`-Bsymbolic`), though their targets are exported.
 
 use std::path::PathBuf;
@@ -19,5 +20,9 @@ fn main() {
     println!("cargo::rustc-link-search=native={}", out.display());
     for arg in ["-nostartfiles", "-Wl,-Bsymbolic", "-Wl,-z,norelro"] {
         println!("cargo::rustc-cdylib-link-arg={arg}");
+    }
+    for way in ["compress", "decompress"] {
+        println!("cargo::rustc-cdylib-link-arg=-Wl,--defsym=ZSTD_trace_{way}_begin=0");
+        println!("cargo::rustc-cdylib-link-arg=-Wl,--defsym=ZSTD_trace_{way}_end=0");
     }
 }

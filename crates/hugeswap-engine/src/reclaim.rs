@@ -163,10 +163,16 @@ impl Reclaim {
         // A thread waits although memory is counted as available: that memory cannot be had.
         // Or one waits for mappings, which the units in memory take.
         let starving = (waiting && coming == 0) || self.are_mappings_wanted();
-        let missing = marks.high.saturating_sub(available + coming * UNIT_PAGES);
+        let mut missing = marks.high.saturating_sub(available + coming * UNIT_PAGES);
+        let grows = self.zswap_grows(starving || missing > 0);
+        if grows && self.store.zswap.is_eager() {
+            // Where pages come and go one by one, a whole frame is never free by itself.
+            let enough = marks.high + UNIT_PAGES;
+            missing = enough.saturating_sub(available + coming * UNIT_PAGES);
+        }
         let short = starving || missing > 0;
         self.measure_reclaim(short || available < marks.high);
-        busy |= self.feed_zswap(short);
+        busy |= grows && self.feed_zswap();
         if short || coming < owed {
             if coming < u64::from(WRITE_DEPTH) {
                 let own = self.pool.record().charged.load(Relaxed);
@@ -481,8 +487,9 @@ impl Reclaim {
             self.store.release_kept();
         }
         self.frame_demand.tick();
-        let by_pages = self.sizes.are_by_pages();
-        self.store.zswap.choose(&self.store.cost, by_pages);
+        let no_trial = self.sizes.is_no_trial_near();
+        let evicted = self.sizes.evicted();
+        self.store.zswap.choose(&self.store.cost, no_trial, evicted);
         self.start_zswapd();
         self.call_khugepaged();
         if self.has_frames_to_compact() {

@@ -106,6 +106,17 @@ choices! {
         /// They are where that costs less than to write them and read them back.
         Auto = AUTO "auto",
     }
+    /// What pages are compressed by: the setting `zswap.compressor`.
+    ZswapCompressor in compressor {
+        /// The one with which the program waits least, as samples of the pages that leave show.
+        Auto = AUTO "auto",
+        /// LZ4: the fastest.
+        Lz4 = LZ4 "lz4",
+        /// Zstandard at level -1: pages become half as long again as by LZ4, and take twice the time.
+        ZstdFast = ZSTD_FAST "zstd-fast",
+        /// Zstandard at level 1, which also makes text shorter that has no repetitions.
+        Zstd = ZSTD "zstd",
+    }
 }
 
 macro_rules! knobs {
@@ -166,6 +177,7 @@ knobs! {
     WbtLat => "swap.wbt_lat_usec", Count, 0, 10_000_000, 2000, "writers to swap are slowed down while small reads take longer than so many microseconds (or than 8 times what they took at first, if that is more); 0: never";
     CleanDrop => "swap.clean_drop", Switch, 0, 1, 1, "drop unchanged units without writing them again";
     ZswapEnabled => "zswap.enabled", Choice(ZswapEnabled), 0, 2, zswap::AUTO, "keep pages that leave memory compressed, in memory, before they are written to swap: never, always, or auto, where that is cheaper";
+    ZswapCompressor => "zswap.compressor", Choice(ZswapCompressor), 0, 3, compressor::AUTO, "what compresses pages: lz4, zstd-fast (level -1), zstd (level 1), or auto, whichever saves the program most time";
     ZswapMaxPool => "zswap.max_pool_percent", Count, 1, 90, 80, "most of the memory in use that may be compressed memory, in parts of 100";
     Encrypt => "swap.encrypt", Switch, 0, 1, 0, "encrypt what goes to swap (AES-256-GCM); for a new pool only";
     Initialise => "swap.initialise", Switch, 0, 1, 0, "write to new parts of swap files, when there is nothing else to do, before they are used (ext4, xfs)";

@@ -31,6 +31,8 @@ pub(crate) struct Sizes {
     pub(super) alone: AtomicBool,
     /// What [`Progress::is_by_pages`] said last.
     pub(super) by_pages: AtomicBool,
+    /// What [`Progress::is_quiet`] said last.
+    pub(super) quiet: AtomicBool,
 }
 
 pub(super) struct Learning {
@@ -63,6 +65,7 @@ impl Sizes {
             only_whole: AtomicBool::new(false),
             alone: AtomicBool::new(false),
             by_pages: AtomicBool::new(false),
+            quiet: AtomicBool::new(false),
         }
     }
 
@@ -80,6 +83,11 @@ impl Sizes {
     /// What [`Progress::is_by_pages`] said last.
     pub fn are_by_pages(&self) -> bool {
         self.by_pages.load(Relaxed)
+    }
+
+    /// Is no trial of whole units under way or expected soon?
+    pub fn is_no_trial_near(&self) -> bool {
+        self.are_by_pages() || self.quiet.load(Relaxed)
     }
 
     /// Pages evicted so far.

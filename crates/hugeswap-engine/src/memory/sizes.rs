@@ -212,7 +212,7 @@ impl Memory {
         // (See `decide_size`.)
         let single = self.backend.can().has_single_pages();
         let cost = match single && self.store.is_compressed(unit, place, page) {
-            true => &self.store.zswap.cost,
+            true => self.store.zswap.cost(),
             false => &self.store.cost,
         };
         let costs = Costs::new(cost, self.cpu(), fill, memory);
@@ -328,7 +328,9 @@ impl Memory {
         let only_whole = learning.progress.is_whole();
         let alone = learning.progress.is_alone();
         let by_pages = learning.progress.is_by_pages();
+        let quiet = learning.progress.is_quiet();
         drop(learning);
+        self.sizes.quiet.store(quiet, Relaxed);
         self.sizes.by_pages.store(by_pages, Relaxed);
         self.sizes.alone.store(alone, Relaxed);
         self.sizes.only_whole.store(only_whole, Relaxed);

@@ -12,13 +12,16 @@ const IDLE_NS: u64 = 1_000_000_000;
 const REST_NS: u64 = 10_000_000;
 
 impl Memory {
-    /// kswapd: gives compressed memory a frame, if it has room to grow and memory is `short`: then
-    /// pages will be stored. Did it?
-    pub(crate) fn feed_zswap(&self, short: bool) -> bool {
+    /// kswapd: is compressed memory to have one more frame? Mostly when one comes to be free while
+    /// memory is `short`, for then pages will be stored.
+    pub(crate) fn zswap_grows(&self, short: bool) -> bool {
         let z = &self.store.zswap;
-        if !z.started.load(Relaxed) || !z.wants_frame() || !short {
-            return false;
-        }
+        z.started.load(Relaxed) && (short || z.is_eager()) && z.wants_frame()
+    }
+
+    /// kswapd: gives compressed memory a frame. Did it?
+    pub(crate) fn feed_zswap(&self) -> bool {
+        let z = &self.store.zswap;
         // What it is charged stays charged.
         let Some(frame) = self.get_frame_nowait() else {
             return false;

@@ -17,6 +17,7 @@ use crate::lock::Lock;
 use hugeswap_policy::UNIT_PAGES;
 use hugeswap_policy::counters::Counter;
 use hugeswap_policy::knobs::Knob;
+use hugeswap_policy::swapin::granularity::Direction;
 use hugeswap_sys::fs::Extent;
 use hugeswap_sys::uring::Ring;
 use hugeswap_sys::{Errno, Result, now_ns, process};
@@ -218,7 +219,7 @@ impl Store {
         unsafe { ring.write(&writes[..n], &mut results[..n]) };
         going_on.fetch_sub(1, Relaxed);
         let took = now_ns().saturating_sub(start);
-        let mut done = 0;
+        let (mut done, mut pages) = (0, 0);
         for (k, target) in targets[..n].iter().flatten().enumerate() {
             let run = &runs[which[k]];
             if results[k] != Ok(writes[k].len) {
@@ -229,7 +230,12 @@ impl Store {
             checksum::store(target.sums, &sums[of_run[k].clone()]);
             self.pool.count(Counter::PswpOut, run.pages.len() as u64);
             self.pool.count(Counter::SwapBatched, 1);
+            pages += run.pages.len() as u64;
             done |= 1 << which[k];
+        }
+        if let Some(ns) = took.checked_div(pages) {
+            // Pages are written so where they are, and hardly ever by themselves.
+            self.observe(Direction::Out, 1, ns);
         }
         done
     }

@@ -182,7 +182,7 @@ impl Store {
     /// What it costs now to write a whole unit, nanoseconds.
     pub fn unit_out_ns(&self) -> u32 {
         let cost = match self.zswap.admits_class(true) {
-            true => &self.zswap.cost,
+            true => self.zswap.cost(),
             false => &self.cost,
         };
         cost.per_size(Direction::Out).whole

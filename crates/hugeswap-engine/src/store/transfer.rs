@@ -139,7 +139,7 @@ impl Store {
         }
         if compressed == pages.len() {
             let took = now_ns().saturating_sub(start);
-            observe(&self.zswap.cost, Direction::In, compressed, took);
+            observe(self.zswap.cost(), Direction::In, compressed, took);
         }
         self.pool.count(Counter::ZswpIn, compressed as u64);
         Ok(())
@@ -409,7 +409,7 @@ impl Store {
         let start = now_ns();
         let kept = self.keep_compressed(cluster, pages.clone(), from, sums)?;
         let took = now_ns().saturating_sub(start);
-        observe(&self.zswap.cost, Direction::Out, pages.len(), took);
+        observe(self.zswap.cost(), Direction::Out, pages.len(), took);
         self.write_not_kept((cluster, pages), from, sums, &kept, doubt)
     }
 

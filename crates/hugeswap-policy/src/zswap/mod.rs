@@ -5,9 +5,11 @@
 //! * [`slot`]: what is done with that word while others read it
 //! * [`share`]: how much of the memory in use is compressed memory
 //! * [`trial`]: whether that gets the program further
+//! * [`codec`]: what compresses, and what samples of pages say of each
 //!
 //! The engine's `store::zswap` carries this out.
 
+pub mod codec;
 pub mod entry;
 pub mod share;
 pub mod slot;

@@ -8,11 +8,14 @@
 //! cheapest division. How often pages are used that never left is not known; that is taken to be as
 //! often as those that came back soonest, and a half more. Mostly it is more, and the more the
 //! smaller the uncompressed part becomes. So [`step`] goes towards the cheapest division by a small
-//! part of memory, and then looks again: what left because of it and came back tells.
+//! part of memory, or by a quarter where much is to be gained, and then looks again: what left
+//! because of it and came back tells.
 //!
 //! The same costs say for pages and for whole units whether to compress them at all: a device may
-//! be faster than the codec for whole units and slower by a factor of ten for pages.
+//! be faster than the codec for whole units and slower by a factor of ten for pages. And they say
+//! by what: a codec that makes pages shorter reaches further and takes longer.
 
+use super::codec::{CODECS, Codec};
 use crate::UNIT_PAGES;
 use crate::advisor::{self, Tally, WORDS};
 use crate::swapin::granularity::{DeviceCost, Direction};
@@ -22,17 +25,26 @@ const LEAST: u64 = 8;
 /// Divisions that are compared.
 const STEPS: u64 = 16;
 /// Pages that must have come back for a choice.
-const ENOUGH: f64 = 2048.0;
-/// A step is this part of the memory in use.
+const ENOUGH: f64 = 1024.0;
+/// A step is this part of the memory in use,
 const STEP: u64 = 16;
+/// and this part of it where the cheapest division costs half as much as the present one.
+const LARGE_STEP: u64 = 4;
 /// Another division must be cheaper by so much,
 const CHEAPER: f64 = 0.97;
 /// and one with compressed memory where there is none by more: it has to be tried to be known.
 const WORTH_A_TRIAL: f64 = 0.8;
+/// Another codec must be cheaper by so much: what is there is of the old one.
+const OTHER_CODEC: f64 = 1.1;
+/// What a page costs of a device that is to be spared, nanoseconds, at least.
+const SPARED: f64 = 100_000.0;
 /// What the processor does for a fault besides, nanoseconds.
 const FAULT: f64 = 5_000.0;
 /// What leaves memory does so in the background, and costs the program so much of its time.
 const BACKGROUND: f64 = 0.5;
+/// Pages that come back are taken to cost so many times what the device does, at least and at most.
+const CHEAPEST: f64 = 1.0 / 8.0;
+const DEAREST: f64 = 32.0;
 /// How much more often pages are taken to be used that never left than those that came back
 /// soonest.
 const UNSEEN: f64 = 1.5;
@@ -83,13 +95,15 @@ impl Cost {
     }
 }
 
-/// What pages cost that come by themselves, and with whole units.
+/// What a codec makes of the pages that leave.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub struct Class {
-    /// On the device.
-    pub device: Cost,
-    /// In compressed memory.
-    pub zswap: Cost,
+pub struct Compressed {
+    /// Bytes of pages to bytes of their blocks.
+    pub ratio: f64,
+    /// Part of the pages that are short enough when compressed.
+    pub kept: f64,
+    /// Costs of pages that come by themselves, and of those that come with whole units.
+    pub classes: [Cost; 2],
 }
 
 /// What is known when a division is chosen.
@@ -103,12 +117,59 @@ pub struct Known<'a> {
     pub zswap: u64,
     /// Most frames that may be.
     pub most: u64,
-    /// Bytes of pages to bytes of their blocks.
-    pub ratio: f64,
-    /// Part of the pages that are short enough when compressed.
-    pub kept: f64,
-    /// Costs of pages that come by themselves, and of those that come with whole units.
-    pub classes: [Class; 2],
+    /// What pages cost on the device that come by themselves, and with whole units.
+    pub device: [Cost; 2],
+    /// The same in compressed memory, by codec; `None`: it is not to be used.
+    pub codecs: [Option<Compressed>; CODECS],
+}
+
+impl Known<'_> {
+    fn codecs(&self) -> impl Iterator<Item = (Codec, Compressed)> {
+        let each = Codec::ALL.into_iter().zip(self.codecs);
+        each.filter_map(|(codec, c)| Some((codec, c?)))
+    }
+
+    fn resident(&self) -> f64 {
+        pages(self.charged.saturating_sub(self.zswap)).max(1.0)
+    }
+
+    fn returns(&self) -> Returns<'_> {
+        Returns::new(self.back, self.resident())
+    }
+
+    /// What comes back would have cost with `frames` compressed so, and what is compressed then.
+    fn cost(
+        &self,
+        returns: &Returns<'_>,
+        frames: u64,
+        (codec, by): (Codec, Compressed),
+    ) -> (f64, Choice) {
+        let uncompressed = pages(self.charged.saturating_sub(frames));
+        let reach = uncompressed + pages(frames) * by.ratio;
+        let mut sum = 0.0;
+        let classes = std::array::from_fn(|k| {
+            let (device, zswap) = (self.device[k], by.classes[k]);
+            let (near, far) = returns.beyond(k, self.resident(), uncompressed, reach);
+            let device = device.r#in + device.out;
+            let without = (near + far) * device;
+            // What is compressed in vain is written to the device as well.
+            let kept = near * (zswap.r#in + zswap.out) + far * (device + zswap.out);
+            let tried = by.kept * kept + (1.0 - by.kept) * without;
+            let compresses = frames > 0 && tried < without;
+            sum += if compresses { tried } else { without };
+            compresses
+        });
+        let choice = Choice {
+            frames,
+            classes,
+            codec,
+        };
+        (sum, choice)
+    }
+}
+
+fn pages(frames: u64) -> f64 {
+    (frames * UNIT_PAGES) as f64
 }
 
 /// What is to be.
@@ -118,69 +179,100 @@ pub struct Choice {
     pub frames: u64,
     /// Are pages compressed that leave by themselves, and whole units?
     pub classes: [bool; 2],
+    /// By what.
+    pub codec: Codec,
 }
 
 /// The cheapest division; `now` if there is no better one, or too little is known.
 pub fn choose(known: &Known<'_>, now: Choice) -> Choice {
-    let pages = |frames: u64| (frames * UNIT_PAGES) as f64;
-    let resident = pages(known.charged - known.zswap.min(known.charged)).max(1.0);
-    let returns = Returns::new(known.back, resident);
+    cheapest(known, now).0
+}
+
+/// The same, and whether it costs half of what the present one does, or less.
+fn cheapest(known: &Known<'_>, now: Choice) -> (Choice, bool) {
+    let returns = known.returns();
     if returns.all() < ENOUGH || known.most == 0 {
-        return match known.most {
+        let stays = match known.most {
             0 => Choice::default(),
             most => Choice {
                 frames: now.frames.min(most),
                 ..now
             },
         };
+        return (stays, false);
     }
-    let cost = |frames: u64| {
-        let uncompressed = pages(known.charged.saturating_sub(frames));
-        let reach = uncompressed + pages(frames) * known.ratio;
-        let mut sum = 0.0;
-        let classes = std::array::from_fn(|k| {
-            let class = known.classes[k];
-            let (near, far) = returns.beyond(k, resident, uncompressed, reach);
-            let device = class.device.r#in + class.device.out;
-            let zswap = class.zswap.r#in + class.zswap.out;
-            let without = (near + far) * device;
-            // What is compressed in vain is written to the device as well.
-            let kept = near * zswap + far * (device + class.zswap.out);
-            let tried = known.kept * kept + (1.0 - known.kept) * without;
-            let compresses = frames > 0 && tried < without;
-            sum += if compresses { tried } else { without };
-            compresses
-        });
-        (sum, Choice { frames, classes })
-    };
-    let mut best = cost(now.frames.min(known.most));
-    best.0 *= match now.frames {
-        0 => WORTH_A_TRIAL,
-        _ => CHEAPER,
-    };
-    for step in 0..=STEPS {
-        let other = cost(known.most * step / STEPS);
-        if other.0 < best.0 {
-            best = other;
+    let (mut best, mut present) = ((f64::MAX, Choice::default()), f64::MAX);
+    for by in known.codecs() {
+        let (stays, changes) = match now.frames {
+            0 => (WORTH_A_TRIAL, 1.0),
+            _ if by.0 == now.codec => (CHEAPER, 1.0),
+            _ => (CHEAPER, OTHER_CODEC),
+        };
+        if now.frames == 0 || by.0 == now.codec {
+            let (cost, choice) = known.cost(&returns, now.frames.min(known.most), by);
+            present = present.min(cost);
+            if cost * stays < best.0 {
+                best = (cost * stays, choice);
+            }
+        }
+        for step in 0..=STEPS {
+            let (cost, choice) = known.cost(&returns, known.most * step / STEPS, by);
+            if cost * changes < best.0 {
+                best = (cost * changes, choice);
+            }
         }
     }
-    match best.1.classes {
+    let choice = match best.1.classes {
         [false, false] => Choice::default(),
         _ => best.1,
-    }
+    };
+    (choice, best.0 * 2.0 <= present)
 }
 
-/// What is to be next on the way to the cheapest division. If that is another choice than `now`,
-/// what came back before is to be forgotten: it tells of the division before.
-pub fn step(known: &Known<'_>, now: Choice) -> Choice {
-    let to = choose(known, now);
-    let step = (known.charged / STEP).max(1);
+/// The cheapest codec where compressed memory is to be as large as it may be, since the device is to be
+/// spared: it is taken for a slow one. `now`'s, if there is no better one, or too little is known.
+pub fn choose_codec(known: &Known<'_>, now: Choice) -> Codec {
+    let slow = |cost: Cost| Cost {
+        r#in: cost.r#in.max(SPARED),
+        ..cost
+    };
+    let known = &Known {
+        device: known.device.map(slow),
+        ..*known
+    };
+    let returns = known.returns();
+    if returns.all() < ENOUGH {
+        return now.codec;
+    }
+    let cost = |(codec, by): (Codec, Compressed)| {
+        let other = if codec == now.codec { 1.0 } else { OTHER_CODEC };
+        (
+            known.cost(&returns, known.most, (codec, by)).0 * other,
+            codec,
+        )
+    };
+    let costs = known.codecs().map(cost);
+    costs
+        .min_by(|a, b| a.0.total_cmp(&b.0))
+        .map_or(now.codec, |best| best.1)
+}
+
+/// What is to be next on the way to the cheapest division, and whether that costs half of what the
+/// present one does, or less. If it is another choice than `now`, what came back before is to be
+/// forgotten: it tells of the division before.
+pub fn step(known: &Known<'_>, now: Choice) -> (Choice, bool) {
+    let (to, halves) = cheapest(known, now);
+    let down = (known.charged * 2 / STEP).max(2);
+    let up = match halves {
+        true => (known.charged / LARGE_STEP).max(1),
+        false => (known.charged / STEP).max(1),
+    };
     // What there may be and is not there yet has not shown what it does.
-    let most = (known.zswap + stock(now.frames) + step).max(now.frames);
+    let most = (known.zswap + stock(now.frames) + up).max(now.frames);
     let frames = to
         .frames
-        .clamp(now.frames.saturating_sub(2 * step), now.frames + step);
-    Choice {
+        .clamp(now.frames.saturating_sub(down), now.frames + up);
+    let next = Choice {
         frames: frames.min(most).min(known.most),
         classes: match frames {
             0 => [false; 2],
@@ -188,7 +280,12 @@ pub fn step(known: &Known<'_>, now: Choice) -> Choice {
             _ if to.frames == 0 => now.classes,
             _ => to.classes,
         },
-    }
+        codec: match to.frames {
+            0 => now.codec,
+            _ => to.codec,
+        },
+    };
+    (next, halves)
 }
 
 /// Pages that came back, by distance in pages.
@@ -242,10 +339,28 @@ pub fn missed(back: Tally<'_>, charged: u64, zswap: u64) -> f64 {
     (0..2).flat_map(far).map(|(_, n)| n).sum()
 }
 
-/// What came back before, and since `last`, of `now`: what is older counts less.
+/// For the pages that came `back` faults took `stalled_ns` in all: how many times what was expected
+/// of the device that is, [`CHEAPEST`] to [`DEAREST`]. `None`: too few came back.
+///
+/// What a device costs ([`DeviceCost`]) is that of most transfers. A device with a limit on
+/// transfers or bytes answers most of them at once, and then none until the next part of a second.
+/// And where a fault brings pages nearby along, each of them costs a part of a transfer.
+pub fn dearer(back: Tally<'_>, device: [Cost; 2], stalled_ns: u64) -> Option<f64> {
+    let n = |k: usize| back.class(k).sum::<f64>();
+    let expected = n(0) * device[0].r#in + n(1) * device[1].r#in;
+    let enough = n(0) + n(1) >= ENOUGH / 4.0;
+    enough.then(|| (stalled_ns as f64 / expected).clamp(CHEAPEST, DEAREST))
+}
+
+/// What came back before, and since `last`, of `now`: what is older counts less, but where that would
+/// leave too little for a choice, as beside a slow device.
 pub fn follow(lately: &mut [u64; WORDS], last: &mut [u64; WORDS], now: &[u64; WORDS]) {
+    let back = Tally::new(lately);
+    let all: f64 = (0..2).flat_map(|k| back.class(k)).sum();
+    let fade = all >= 2.0 * ENOUGH;
     for ((sum, last), now) in lately.iter_mut().zip(last).zip(now) {
-        *sum = *sum / 4 * 3 + now.wrapping_sub(*last);
+        let old = if fade { *sum / 4 * 3 } else { *sum };
+        *sum = old + now.wrapping_sub(*last);
         *last = *now;
     }
 }
@@ -255,13 +370,24 @@ mod tests {
     use super::*;
     use crate::advisor::{paged_back, whole_back};
 
-    fn class(device: (f64, f64), zswap: (f64, f64)) -> Class {
-        let cost = |(r#in, out)| Cost { r#in, out };
-        Class {
-            device: cost(device),
-            zswap: cost(zswap),
-        }
+    fn costs_of(classes: [(f64, f64); 2]) -> [Cost; 2] {
+        classes.map(|(r#in, out)| Cost { r#in, out })
     }
+
+    const LZ4: Compressed = Compressed {
+        ratio: 3.0,
+        kept: 1.0,
+        classes: [
+            Cost {
+                r#in: 8_000.0,
+                out: 5_000.0,
+            },
+            Cost {
+                r#in: 2_000.0,
+                out: 4_000.0,
+            },
+        ],
+    };
 
     /// A disk of 80 us a page and 1 GB/s, and LZ4.
     fn known(back: &[u64; WORDS]) -> Known<'_> {
@@ -270,12 +396,8 @@ mod tests {
             charged: 1000,
             zswap: 0,
             most: 500,
-            ratio: 3.0,
-            kept: 1.0,
-            classes: [
-                class((85_000.0, 15_000.0), (8_000.0, 5_000.0)),
-                class((4_000.0, 2_000.0), (2_000.0, 4_000.0)),
-            ],
+            device: costs_of([(85_000.0, 15_000.0), (4_000.0, 2_000.0)]),
+            codecs: [Some(LZ4), None, None],
         }
     }
 
@@ -316,7 +438,7 @@ mod tests {
     fn what_does_not_compress_or_is_out_of_reach_gets_nothing() {
         let back = uniform(paged_back, 1.0);
         let noise = Known {
-            kept: 0.0,
+            codecs: [Some(Compressed { kept: 0.0, ..LZ4 }), None, None],
             ..known(&back)
         };
         assert_eq!(choose(&noise, Choice::default()), Choice::default());
@@ -330,7 +452,7 @@ mod tests {
     fn whole_units_of_a_fast_disk_are_not_compressed() {
         let back = uniform(whole_back, 1.0);
         let mut known = known(&back);
-        known.classes[1].device = Cost {
+        known.device[1] = Cost {
             r#in: 1_000.0,
             out: 500.0,
         };
@@ -363,13 +485,13 @@ mod tests {
     /// What the uses cost with `frames` of 1000 compressed.
     fn costs(hot: f64, frames: u64) -> f64 {
         let (uncompressed, reach) = (1000 - frames, 1000 - frames + 3 * frames);
-        let class = known(&[0; WORDS]).classes[0];
+        let device = known(&[0; WORDS]).device[0];
         let mut sum = 0.0;
         for (uses, data) in [(hot, 600.0), (1.0 - hot, 2400.0)] {
             let beyond = |depth: u64| (1.0 - depth as f64 / data).max(0.0);
             let (away, far) = (beyond(uncompressed), beyond(reach));
-            let zswap = class.zswap.r#in + class.zswap.out;
-            let device = class.device.r#in + class.device.out;
+            let zswap = LZ4.classes[0].r#in + LZ4.classes[0].out;
+            let device = device.r#in + device.out;
             sum += uses * ((away - far) * zswap + far * device);
         }
         sum
@@ -386,13 +508,123 @@ mod tests {
                     most: 900,
                     ..known(&back)
                 };
-                now = step(&known, now);
+                now = step(&known, now).0;
             }
             let best = (0..=90)
                 .map(|f| costs(hot, f * 10))
                 .fold(f64::MAX, f64::min);
             let got = costs(hot, now.frames);
             assert!(got < best * 1.15, "{hot}: {now:?}: {got} and {best}");
+        }
+    }
+
+    #[test]
+    fn a_codec_is_worth_its_time_where_its_reach_saves_more() {
+        let shorter = Compressed {
+            ratio: 5.0,
+            classes: costs_of([(14_000.0, 10_000.0), (6_000.0, 8_000.0)]),
+            ..LZ4
+        };
+        let with = |back, device_ns| Known {
+            device: costs_of([(device_ns, device_ns / 6.0), (4_000.0, 2_000.0)]),
+            codecs: [Some(Compressed { ratio: 1.8, ..LZ4 }), Some(shorter), None],
+            ..known(back)
+        };
+        let back = uniform(paged_back, 1.0);
+        let choice = choose(&with(&back, 85_000.0), Choice::default());
+        assert_eq!(choice.codec, Codec::ZstdFast, "{choice:?}");
+        // Beside a fast disk what is within reach of the fast one is cheaper, and the rest no dearer.
+        let back = uniform(paged_back, 0.3);
+        let choice = choose(&with(&back, 24_000.0), Choice::default());
+        assert_eq!(choice.codec, Codec::Lz4, "{choice:?}");
+        // Where the division is given, the codec is chosen by the same costs.
+        let back = uniform(paged_back, 2.0);
+        let now = Choice {
+            frames: 400,
+            classes: [true; 2],
+            codec: Codec::Lz4,
+        };
+        let slow = Known {
+            zswap: 400,
+            ..with(&back, 85_000.0)
+        };
+        assert_eq!(choose_codec(&slow, now), Codec::ZstdFast);
+        // Also where the device is faster than any.
+        let fast = Known {
+            device: costs_of([(2_000.0, 500.0), (500.0, 200.0)]),
+            ..slow
+        };
+        assert_eq!(choose_codec(&fast, now), Codec::ZstdFast);
+        // What is not to be used is not, and too little is no reason.
+        let only = Known {
+            codecs: [Some(LZ4), None, None],
+            ..slow
+        };
+        assert_eq!(choose_codec(&only, now), Codec::Lz4);
+        let nothing = [0; WORDS];
+        assert_eq!(choose_codec(&with(&nothing, 85_000.0), now), Codec::Lz4);
+    }
+
+    #[test]
+    fn little_at_a_time_is_enough_in_the_end() {
+        let (mut lately, mut last, mut now) = ([0; WORDS], [0; WORDS], [0; WORDS]);
+        let word = paged_back(RESIDENT / 2, RESIDENT);
+        for look in 1..100 {
+            now[word] += 200;
+            follow(&mut lately, &mut last, &now);
+            let enough = choose(&known(&lately), Choice::default()).frames > 0;
+            assert_eq!(enough, look * 200 >= ENOUGH as u64, "{look}");
+        }
+        // And what is long ago is nothing.
+        let newer = paged_back(RESIDENT / 4, RESIDENT);
+        for _ in 0..60 {
+            now[newer] += 1000;
+            follow(&mut lately, &mut last, &now);
+        }
+        assert!(
+            lately[word] < 10 && lately[newer] > 3000,
+            "{}",
+            lately[word]
+        );
+    }
+
+    #[test]
+    fn a_device_with_a_limit_is_dearer_than_most_of_its_transfers() {
+        let back = uniform(paged_back, 1.0);
+        let known = known(&back);
+        let dearer = |us: u64| dearer(known.back, known.device, 10_000 * us * 1000);
+        assert_eq!((dearer(340), dearer(40)), (Some(4.0), Some(40.0 / 85.0)));
+        assert_eq!(dearer(1_000_000), Some(DEAREST));
+        assert_eq!(dearer(1), Some(CHEAPEST));
+        let nothing = [0; WORDS];
+        assert_eq!(super::dearer(Tally::new(&nothing), known.device, 1), None);
+    }
+
+    #[test]
+    fn codecs_that_differ_by_little_are_not_changed() {
+        let back = uniform(paged_back, 1.0);
+        let known = Known {
+            codecs: [
+                Some(LZ4),
+                Some(Compressed {
+                    ratio: 3.1,
+                    classes: costs_of([(7_800.0, 5_000.0), (2_000.0, 4_000.0)]),
+                    ..LZ4
+                }),
+                None,
+            ],
+            zswap: 450,
+            ..known(&back)
+        };
+        for codec in [Codec::Lz4, Codec::ZstdFast] {
+            let now = Choice {
+                frames: 450,
+                classes: [true, false],
+                codec,
+            };
+            assert_eq!(choose(&known, now).codec, codec);
+            assert_eq!(step(&known, now).0.codec, codec);
+            assert_eq!(choose_codec(&known, now), codec);
         }
     }
 
@@ -414,6 +646,7 @@ mod tests {
         let now = Choice {
             frames: 100,
             classes: [true, false],
+            codec: Codec::Lz4,
         };
         assert_eq!(choose(&known(&back), now), now);
         let none = Known {

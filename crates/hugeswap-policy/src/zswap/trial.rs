@@ -11,7 +11,7 @@
 //!
 //! ```text
 //! WITHOUT --measured, the rest is over, a division is chosen--> SETTLING --> MEASURING --cheaper--> WITH
-//!    ^------------------------------not cheaper: rest---------------------------'                    |
+//!    ^------------------------------not cheaper: rest--------------'------------'                    |
 //!    ^------------------------------dearer than without, or than that is still believed--------------'
 //! ```
 //! While whole units are on trial, or that is due, it is WITHOUT.
@@ -29,8 +29,14 @@ const WITH: u64 = SECOND;
 const ENOUGH: f64 = 1024.0;
 /// A measurement that has not seen as many after this time begins again.
 const LONGEST: u64 = 10 * SECOND;
-/// What it was like before is not seen any more so long after a change.
+/// What it was like before is not seen any more so long after a change,
 const SETTLED: u64 = SECOND * 3 / 5;
+/// and, where compressed memory has come, once it does not become larger any more and half of memory
+/// was evicted since: it fills no faster. After a time of this length it is measured as it is.
+const LONGEST_SETTLING: u64 = 10 * SECOND;
+/// A trial ends as soon as pages that are missed have cost so many times as much in it, for this long.
+const HOPELESS: f64 = 1.5;
+const HOPELESS_AFTER: u64 = SECOND * 6 / 5;
 /// A missed page must cost no more than this part of what it costs without.
 const CHEAPER: f64 = 0.9;
 /// What was measured without is believed to be less by this part each second.
@@ -49,16 +55,35 @@ pub struct Seen {
     pub stalled_ns: u64,
     /// Pages missed since the last look; see [`super::share::missed`].
     pub missed: f64,
+    /// Pages evicted, a total.
+    pub evicted: u64,
+    /// Pages in memory.
+    pub resident: u64,
     /// Is there compressed memory, by choice?
     pub with: bool,
-    /// [`crate::swapin::granularity::Progress::is_by_pages`]: two trials at a time would tell of
-    /// neither, and with compressed memory units come by pages.
+    /// Does it become larger, or has less than half of what there may be?
+    pub grows: bool,
+    /// No trial of whole units is under way or expected soon
+    /// ([`crate::swapin::granularity::Progress`]: `is_by_pages`, `is_quiet`): two trials at a time
+    /// would tell of neither, and with compressed memory units come by pages.
     pub by_pages: bool,
 }
 
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+impl Seen {
+    const NONE: Seen = Seen {
+        ns: 0,
+        stalled_ns: 0,
+        missed: 0.0,
+        evicted: 0,
+        resident: 0,
+        with: false,
+        grows: false,
+        by_pages: false,
+    };
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Phase {
-    #[default]
     Without,
     Settling,
     Measuring,
@@ -66,7 +91,7 @@ enum Phase {
 }
 
 /// What is known of a process.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub struct Trial {
     phase: Phase,
     /// As the present window began, and what was missed since.
@@ -83,6 +108,17 @@ pub struct Trial {
 }
 
 impl Trial {
+    /// Nothing is known.
+    pub const NEW: Trial = Trial {
+        phase: Phase::Without,
+        began: Seen::NONE,
+        missed: 0.0,
+        without: None,
+        tried: 0,
+        rest_until: 0,
+        rest: 0,
+    };
+
     /// To be called a few times a second. May there be compressed memory?
     pub fn on_look(&mut self, seen: Seen) -> bool {
         if !seen.by_pages {
@@ -104,7 +140,14 @@ impl Trial {
         let time = seen.ns.saturating_sub(self.began.ns);
         match self.phase {
             Phase::Settling => {
-                if time >= SETTLED {
+                let evicted = seen.evicted.wrapping_sub(self.began.evicted);
+                let filled = !seen.grows && evicted >= seen.resident / 2;
+                let stalled = seen.stalled_ns.saturating_sub(self.began.stalled_ns);
+                let limit = self.without.unwrap_or(f64::MAX) * HOPELESS * self.missed;
+                if time >= HOPELESS_AFTER && self.missed >= ENOUGH && stalled as f64 > limit {
+                    return self.fail(seen);
+                }
+                if time >= SETTLED && filled || time >= LONGEST_SETTLING {
                     self.phase = Phase::Measuring;
                     self.begin(seen);
                 }
@@ -117,10 +160,7 @@ impl Trial {
             Phase::Measuring => {
                 if let Some(cost) = self.measure(seen, WITH) {
                     if cost > self.without.unwrap_or(f64::MAX) * CHEAPER {
-                        let took = seen.ns - self.tried;
-                        self.rest = (self.rest * 2).max(took * REST).min(LONGEST_REST);
-                        self.rest_until = seen.ns + self.rest;
-                        return self.end(seen);
+                        return self.fail(seen);
                     }
                     self.phase = Phase::With;
                     self.rest = 0;
@@ -143,6 +183,14 @@ impl Trial {
 
     fn begin(&mut self, seen: Seen) {
         (self.began, self.missed) = (seen, 0.0);
+    }
+
+    /// Ends a trial that was to no avail.
+    fn fail(&mut self, seen: Seen) -> bool {
+        let took = seen.ns - self.tried;
+        self.rest = (self.rest * 2).max(took * REST).min(LONGEST_REST);
+        self.rest_until = seen.ns + self.rest;
+        self.end(seen)
     }
 
     /// Ends a trial. What is in compressed memory goes, which is not measured.
@@ -183,7 +231,7 @@ mod tests {
             by_pages: true,
             ..Seen::default()
         };
-        (Trial::default(), seen)
+        (Trial::NEW, seen)
     }
 
     /// A program that misses 2000 pages a tick, each of which costs so many microseconds without
@@ -219,6 +267,39 @@ mod tests {
         play(&mut t, &mut seen, [40.0, 20.0], 700);
         let then = play(&mut t, &mut seen, [40.0, 20.0], 100);
         assert!(then > 95.0, "{then}");
+    }
+
+    #[test]
+    fn what_fills_slowly_is_measured_once_it_is_full() {
+        let (mut t, mut seen) = by_pages();
+        seen.resident = 20_000;
+        // Pages gain nothing before those have left that come back.
+        let mut filled = 0;
+        for _ in 0..100 {
+            seen.ns += TICK;
+            seen.missed = 500.0;
+            seen.evicted += 500;
+            filled = if seen.with { filled + 500 } else { 0 };
+            let us = if filled >= 10_000 { 30 } else { 300 };
+            seen.stalled_ns += 500_000 * us;
+            seen.with = t.on_look(seen);
+        }
+        assert!(seen.with && filled > 40_000, "{filled}");
+        // What never fills, or grows all the time, is measured in the end.
+        for grows in [false, true] {
+            let (mut t, mut seen) = by_pages();
+            (seen.resident, seen.grows) = (if grows { 0 } else { 1 << 40 }, grows);
+            let with = play(&mut t, &mut seen, [40.0, 50.0], 30);
+            assert!((10.0..14.0).contains(&with), "{with}");
+        }
+    }
+
+    #[test]
+    fn what_is_hopeless_ends_at_once() {
+        let (mut t, mut seen) = by_pages();
+        seen.grows = true;
+        let with = play(&mut t, &mut seen, [40.0, 80.0], 6);
+        assert!((1.0..2.0).contains(&with), "{with}");
     }
 
     #[test]

@@ -31,6 +31,10 @@ const SETTINGS: &[&str] = &[
     "zswap.enabled=always",
     "zswap.enabled=never",
     "zswap.enabled=auto",
+    "zswap.compressor=lz4",
+    "zswap.compressor=zstd-fast",
+    "zswap.compressor=zstd",
+    "zswap.compressor=auto",
 ];
 
 /// Disturbs a pool now and then, in an order that follows from a seed.

@@ -9,6 +9,8 @@ tests! {
     what_is_compressed_comes_back,
     #[long]
     compressed_memory_is_written_back_when_full,
+    every_compressor_brings_back_what_it_was_given,
+    text_of_digits_is_compressed_by_entropy_coding_only,
     noise_is_not_kept,
     repeated_words_take_little,
     room_is_given_back,
@@ -74,6 +76,66 @@ fn what_is_compressed_comes_back() {
         assert!(holds > takes && takes <= 32 * MIB as u64, "{takes} {holds}");
         no_harm(&pool);
     }
+}
+
+fn every_compressor_brings_back_what_it_was_given() {
+    let pool = pool(64).set("thp.swapin=never").build().unwrap();
+    let r = pool.region(128 * MIB).unwrap();
+    put(&r, 0);
+    for (g, by) in (1..).zip(["zstd-fast", "lz4", "zstd", "auto"]) {
+        let before = counter(&pool, "zswpout");
+        pool.set(format!("zswap.compressor={by}").as_str()).unwrap();
+        // What the one before compressed is read while this one compresses.
+        verify(&r, g - 1);
+        put(&r, g);
+        verify(&r, g);
+        let kept = counter(&pool, "zswpout") - before;
+        assert!(kept > 1000, "{by}: {kept} pages were kept");
+    }
+    let pid = child(|| verify(&r, 4));
+    ended_well(pid);
+    no_harm(&pool);
+}
+
+/// Hexadecimal digits without a repetition.
+fn digits(i: usize) -> u64 {
+    let digit = |k: u64| u64::from(b"0123456789abcdef"[(value(i, 5) >> (k * 4) & 15) as usize]);
+    (0..8).map(|k| digit(k) << (k * 8)).sum()
+}
+
+/// Pages of such text that are kept by a compressor, of which half of memory would hold what the other
+/// half does not: after three rounds, or once they are `enough`.
+fn digits_kept(compressor: &str, enough: Option<u64>) -> u64 {
+    let pool = pool(32)
+        .set("thp.swapin=never")
+        .set(format!("zswap.compressor={compressor}").as_str())
+        .build()
+        .unwrap();
+    let r = pool.region(40 * MIB).unwrap();
+    let words = words(&r);
+    for (i, w) in words.iter().enumerate() {
+        w.store(digits(i), Relaxed);
+    }
+    // (Should they never be enough, the harness ends it.)
+    for round in 1.. {
+        for i in (0..words.len()).step_by(PAGE / 8) {
+            assert_eq!(words[i].load(Relaxed), digits(i));
+        }
+        let kept = counter(&pool, "zswpout");
+        if enough.map_or(round == 3, |n| kept > n) {
+            no_harm(&pool);
+            return kept;
+        }
+    }
+    unreachable!()
+}
+
+fn text_of_digits_is_compressed_by_entropy_coding_only() {
+    let by_lz4 = digits_kept("lz4", None);
+    assert!(by_lz4 < 1000, "{by_lz4}");
+    digits_kept("zstd", Some(5000));
+    // By `auto` that is found.
+    digits_kept("auto", Some(5000));
 }
 
 fn compressed_memory_is_written_back_when_full() {

@@ -1,31 +1,25 @@
 //! How large compressed memory is, and what is kept there, where the settings leave that to it:
 //! what [`hugeswap_policy::zswap::share`] chooses, a few times a second, while
-//! [`hugeswap_policy::zswap::trial`] finds that it gets the program further.
+//! [`hugeswap_policy::zswap::trial`] finds that it gets the program further. And by what pages are
+//! compressed, which samples tell.
 
 use super::codec::Scratch;
 use super::log::room;
-use super::{PAGE, Zswap};
+use super::{PAGE, PAGES, Zswap};
 use crate::lock::Lock;
 use hugeswap_policy::advisor::{Tally, WORDS};
-use hugeswap_policy::knobs::{Knob, zswap};
-use hugeswap_policy::swapin::granularity::DeviceCost;
-use hugeswap_policy::zswap::share::{self, Choice, Class, Cost, Known};
-use hugeswap_policy::zswap::trial::{Seen, Trial};
+use hugeswap_policy::knobs::{Knob, compressor, zswap};
+use hugeswap_policy::swapin::granularity::{DeviceCost, Direction, PIECE_PAGES, Size};
+use hugeswap_policy::zswap::codec::{CODECS, Codec, Seen};
+use hugeswap_policy::zswap::share::{self, Choice, Compressed, Cost, Known};
+use hugeswap_policy::zswap::trial::{self, Trial};
 use hugeswap_sys::now_ns;
 use std::sync::atomic::Ordering::Relaxed;
-use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64};
+use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU32, AtomicU64};
 
-/// While nothing is kept, one page of so many that are written is compressed, to see what it would
-/// come to,
+/// One page of so many that are written, or stored, is compressed by the next of the codecs, to see
+/// what it would come to.
 const SAMPLE: u32 = 64;
-/// and counts for so many that are tried.
-const WORTH: u64 = 32;
-/// The mean length of blocks changes by a part of so many with each.
-const FOLLOW: i64 = 32;
-/// All of them, of the pages that are tried.
-const ALL: u32 = 1 << 16;
-/// What is thought of pages changes with so many that are tried.
-const TRIED: u32 = 1024;
 
 /// What is chosen, and what that follows from.
 pub(super) struct Chosen {
@@ -33,12 +27,15 @@ pub(super) struct Chosen {
     pub frames: AtomicU64,
     /// Are pages kept that leave by themselves, and whole units?
     pub classes: [AtomicBool; 2],
-    /// The part of the pages tried that are short enough, of [`ALL`].
-    kept: AtomicU32,
+    /// The cheapest division costs half of what the present one does, or less.
+    eager: AtomicBool,
+    /// A [`Codec`].
+    codec: AtomicU8,
+    seen: [Seen; CODECS],
     /// Pages written that might have been samples.
     written: AtomicU32,
-    /// Mean length of the blocks of those samples that were short enough, bytes; 0: none was.
-    length: AtomicU32,
+    /// Samples taken.
+    samples: AtomicU32,
     returns: Lock<Returns>,
 }
 
@@ -47,6 +44,23 @@ struct Returns {
     lately: [u64; WORDS],
     last: [u64; WORDS],
     trial: Trial,
+    /// `stalled_ns` at the last look.
+    stalled: u64,
+    /// What the device costs is to be multiplied by this: [`share::dearer`].
+    dearer: f64,
+    /// It becomes larger, for much is to be gained.
+    grows: bool,
+}
+
+impl Returns {
+    const NONE: Returns = Returns {
+        lately: [0; WORDS],
+        last: [0; WORDS],
+        trial: Trial::NEW,
+        stalled: 0,
+        dearer: 1.0,
+        grows: false,
+    };
 }
 
 impl Chosen {
@@ -55,27 +69,24 @@ impl Chosen {
         Chosen {
             frames: AtomicU64::new(0),
             classes: [const { AtomicBool::new(false) }; 2],
-            kept: AtomicU32::new(0),
+            eager: AtomicBool::new(false),
+            codec: AtomicU8::new(0),
+            seen: Default::default(),
             written: AtomicU32::new(0),
-            length: AtomicU32::new(0),
-            returns: Lock::new(Returns {
-                lately: [0; WORDS],
-                last: [0; WORDS],
-                trial: Trial::default(),
-            }),
+            samples: AtomicU32::new(0),
+            returns: Lock::new(Returns::NONE),
         }
     }
 
     /// In a forked child, which has another record.
     pub fn reset(&self) {
-        let mut returns = self.returns.lock();
-        (returns.lately, returns.last) = ([0; WORDS], [0; WORDS]);
-        returns.trial = Trial::default();
-        drop(returns);
+        *self.returns.lock() = Returns::NONE;
+        self.eager.store(false, Relaxed);
         self.put(Choice::default());
     }
 
     fn put(&self, choice: Choice) {
+        self.codec.store(choice.codec as u8, Relaxed);
         self.frames.store(choice.frames, Relaxed);
         for (cell, yes) in self.classes.iter().zip(choice.classes) {
             cell.store(yes, Relaxed);
@@ -86,42 +97,22 @@ impl Chosen {
         Choice {
             frames: self.frames.load(Relaxed),
             classes: [0, 1].map(|k| self.classes[k].load(Relaxed)),
+            codec: Codec::ALL[self.codec.load(Relaxed) as usize % CODECS],
         }
     }
 
     /// Of pages that were tried, or would have been, `short` were short enough.
-    pub fn note_tried(&self, short: u64, poor: u64) {
-        let all = (short + poor) as i64;
-        if all > 0 {
-            let was = i64::from(self.kept.load(Relaxed));
-            let is = short as i64 * i64::from(ALL) / all;
-            let now = was + (is - was) * all.min(TRIED.into()) / i64::from(TRIED);
-            self.kept.store(now as u32, Relaxed);
-        }
-    }
-
-    /// A sample has come to a block of this length, or is not short enough.
-    fn note_sample(&self, block: Option<usize>) {
-        self.note_tried(
-            if block.is_some() { WORTH } else { 0 },
-            if block.is_none() { WORTH } else { 0 },
-        );
-        if let Some(len) = block {
-            let was = i64::from(self.length.load(Relaxed));
-            let now = match was {
-                0 => len as i64,
-                _ => was + (len as i64 - was) / FOLLOW,
-            };
-            self.length.store(now as u32, Relaxed);
-        }
+    pub fn note_tried(&self, by: Codec, short: u64, poor: u64) {
+        self.seen[by as usize].note_tried(short, poor);
     }
 }
 
 impl Zswap {
     /// kswapd, a few times a second: chooses anew. `device`: what the device costs; `by_pages`:
-    /// no trial of whole units is under way or due.
-    pub fn choose(&self, device: &DeviceCost, by_pages: bool) {
-        if self.pool.knob(Knob::ZswapEnabled) != zswap::AUTO {
+    /// no trial of whole units is under way or expected soon; `evicted`: pages, in all.
+    pub fn choose(&self, device: &DeviceCost, by_pages: bool, evicted: u64) {
+        let setting = self.pool.knob(Knob::ZswapEnabled);
+        if setting == zswap::NEVER {
             return;
         }
         let record = self.pool.record();
@@ -133,65 +124,174 @@ impl Zswap {
         let returns = &mut *returns;
         let since = std::array::from_fn(|i| now[i].wrapping_sub(returns.last[i]));
         share::follow(&mut returns.lately, &mut returns.last, &now);
-        let class = |cost: fn(&DeviceCost) -> Cost| Class {
-            device: cost(device),
-            zswap: cost(&self.cost),
-        };
+        let mut device = [Cost::paged(device), Cost::whole(device)];
+        let stalled_ns = record.events.stalled_ns.load(Relaxed);
+        let stalled = stalled_ns.wrapping_sub(std::mem::replace(&mut returns.stalled, stalled_ns));
+        if self.held() == 0
+            && let Some(dearer) = share::dearer(Tally::new(&since), device, stalled)
+        {
+            returns.dearer = (returns.dearer + dearer) / 2.0;
+        }
+        for cost in &mut device {
+            cost.r#in *= returns.dearer;
+        }
         let known = Known {
             back: Tally::new(&returns.lately),
             charged: record.charged.load(Relaxed),
             zswap: self.held(),
             most: self.ceiling(),
-            ratio: self.ratio(),
-            kept: f64::from(self.chosen.kept.load(Relaxed)) / f64::from(ALL),
-            classes: [class(Cost::paged), class(Cost::whole)],
+            device,
+            codecs: Codec::ALL.map(|by| self.compressed(by)),
         };
-        let now = self.chosen.get();
-        let may_be = returns.trial.on_look(Seen {
+        // (What the settings say may be another than what was chosen last.)
+        let now = Choice {
+            codec: self.codec(),
+            ..self.chosen.get()
+        };
+        if setting == zswap::ALWAYS {
+            let codec = share::choose_codec(&known, now);
+            self.chosen.codec.store(codec as u8, Relaxed);
+            self.chosen.eager.store(false, Relaxed);
+            self.note_codec(now.codec, codec);
+            return;
+        }
+        let may_be = returns.trial.on_look(trial::Seen {
             ns: now_ns(),
-            stalled_ns: record.events.stalled_ns.load(Relaxed),
+            stalled_ns,
             missed: share::missed(Tally::new(&since), known.charged, known.zswap),
+            evicted,
+            resident: known.charged * PAGES as u64,
             with: now.frames > 0,
+            grows: returns.grows,
             by_pages,
         });
-        let choice = match may_be {
-            true => share::step(&known, now),
-            false => Choice::default(),
+        let nothing = Choice {
+            codec: now.codec,
+            ..Choice::default()
         };
+        let (choice, eager) = match may_be {
+            true => share::step(&known, now),
+            false => (nothing, false),
+        };
+        // It stays eager until it has grown to what it is to be, nearly; what it does is measured
+        // before that.
+        let larger = choice.frames > now.frames;
+        let eager = (eager || self.is_eager()) && (larger || known.zswap * 8 < choice.frames * 7);
+        returns.grows = eager && (larger || known.zswap * 2 < choice.frames);
+        self.chosen.eager.store(eager, Relaxed);
         if choice != now {
             self.chosen.put(choice);
+            self.note_codec(now.codec, choice.codec);
             returns.lately = [0; WORDS];
         }
+    }
+
+    /// Pages that became no shorter by one codec may by another.
+    fn note_codec(&self, was: Codec, is: Codec) {
+        if is != was {
+            self.poor.store(0, Relaxed);
+        }
+    }
+
+    /// Is so much to be gained that memory is evicted to make it larger?
+    pub fn is_eager(&self) -> bool {
+        self.chosen.eager.load(Relaxed)
+    }
+
+    /// By what pages are compressed now.
+    pub fn codec(&self) -> Codec {
+        match self.pool.knob(Knob::ZswapCompressor) {
+            compressor::LZ4 => Codec::Lz4,
+            compressor::ZSTD_FAST => Codec::ZstdFast,
+            compressor::ZSTD => Codec::Zstd,
+            _ => self.chosen.get().codec,
+        }
+    }
+
+    /// What a codec makes of the pages that leave; `None`: the settings do not allow it.
+    fn compressed(&self, by: Codec) -> Option<Compressed> {
+        let used = self.codec();
+        let free = self.pool.knob(Knob::ZswapCompressor) == compressor::AUTO;
+        let (seen, cost) = (&self.chosen.seen[by as usize], &self.costs[by as usize]);
+        (free || by == used).then(|| Compressed {
+            ratio: match by == used {
+                true => self.ratio().unwrap_or(seen.ratio(PAGE)),
+                false => seen.ratio(PAGE),
+            },
+            kept: seen.kept(),
+            classes: [Cost::paged(cost), Cost::whole(cost)],
+        })
     }
 
     /// Pages at `from`, which is readable, are about to be written to the device. Now and then one
     /// of them is compressed, to see what that comes to.
     pub fn sample(&self, from: usize, pages: usize) {
-        if self.pool.knob(Knob::ZswapEnabled) != zswap::AUTO || self.is_on() {
+        let wanted = self.pool.knob(Knob::ZswapEnabled) == zswap::AUTO && !self.is_on();
+        let Some(page) = wanted.then(|| self.sample_of(pages)).flatten() else {
             return;
-        }
-        let before = self.chosen.written.fetch_add(pages as u32, Relaxed);
-        if before % SAMPLE + (pages as u32) < SAMPLE {
-            return;
-        }
+        };
         let Some(mut scratch) = self.scratches.iter().find_map(Lock::try_lock) else {
             return;
         };
         let scratch = scratch.get_or_insert_with(Scratch::new);
-        let page = before as usize / SAMPLE as usize % pages;
         // SAFETY: the caller's memory; whatever is there while it is copied.
         unsafe { scratch.copy_page(from + page * PAGE) };
-        self.chosen.note_sample(scratch.compress());
+        self.take_sample(scratch);
     }
 
-    /// Bytes of pages to bytes of their blocks: as they are now, or as samples were.
-    fn ratio(&self) -> f64 {
+    /// Which of the next `pages` that are stored is a sample: none where the codec is given.
+    pub(super) fn sample_of_stored(&self, pages: usize) -> Option<usize> {
+        let free = self.pool.knob(Knob::ZswapCompressor) == compressor::AUTO;
+        free.then(|| self.sample_of(pages)).flatten()
+    }
+
+    /// Which of the next `pages` is a sample.
+    fn sample_of(&self, pages: usize) -> Option<usize> {
+        let before = self.chosen.written.fetch_add(pages as u32, Relaxed);
+        let is_due = before % SAMPLE + pages as u32 >= SAMPLE;
+        is_due.then(|| (before / SAMPLE) as usize % pages)
+    }
+
+    /// Compresses the page in `scratch` by the next of the codecs, and decompresses it.
+    pub(super) fn take_sample(&self, scratch: &mut Scratch) {
+        let by = match self.pool.knob(Knob::ZswapCompressor) {
+            compressor::AUTO => {
+                let n = self.chosen.samples.fetch_add(1, Relaxed);
+                Codec::ALL[n as usize % CODECS]
+            }
+            _ => self.codec(),
+        };
+        let start = now_ns();
+        let len = scratch.compress(by);
+        self.note_cost(by, Direction::Out, now_ns() - start);
+        self.chosen.seen[by as usize].note_sample(len.map(room));
+        if let Some(len) = len {
+            let start = now_ns();
+            // SAFETY: a page of its own.
+            unsafe {
+                let to = scratch.page.as_mut_ptr() as usize;
+                self.decoders.decompress(&scratch.block[..len], to);
+            }
+            self.note_cost(by, Direction::In, now_ns() - start);
+        }
+    }
+
+    /// What a codec takes for a page. What is in use is measured where it is used.
+    fn note_cost(&self, by: Codec, direction: Direction, ns: u64) {
+        if self.is_on() && by == self.codec() {
+            return;
+        }
+        let of = |n: usize| ns * n as u64;
+        let cost = &self.costs[by as usize];
+        cost.observe(direction, Size::Page, ns);
+        cost.observe(direction, Size::Piece, of(PIECE_PAGES as usize));
+        cost.observe(direction, Size::Whole, of(PAGES));
+    }
+
+    /// Bytes of pages to bytes of their blocks, as they are now.
+    fn ratio(&self) -> Option<f64> {
         let pages = self.pool.record().zswap_pages.load(Relaxed);
         let (_, used) = self.log.lock().full(self.pool.zswap_used());
-        match (used, self.chosen.length.load(Relaxed)) {
-            (0, 0) => 1.0,
-            (0, len) => PAGE as f64 / room(len as usize) as f64,
-            (used, _) => (pages * PAGE as u64) as f64 / used as f64,
-        }
+        (used > 0).then(|| (pages * PAGE as u64) as f64 / used as f64)
     }
 }

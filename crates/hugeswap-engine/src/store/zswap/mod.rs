@@ -3,7 +3,7 @@
 //! store: a page has its slot all the time, and readers need not know where it is.
 //!
 //! * [`choose`]: how large it is, and what is kept, where that is left to it
-//! * [`codec`]: a page and its block
+//! * [`codec`]: a page and its block, by one of several compressors
 //! * [`log`]: the frames, filled one after the other
 //! * [`shrink`]: the oldest frame written back, the emptiest moved together
 //!
@@ -36,14 +36,15 @@ use crate::lock::{Held, Lock};
 use crate::pool::Member;
 use crate::pool::layout::NOBODY;
 use choose::Chosen;
-use codec::Scratch;
+use codec::{Decoders, Scratch};
 use hugeswap_policy::counters::Counter;
 use hugeswap_policy::knobs::{Knob, zswap};
-use hugeswap_policy::swapin::granularity::{DeviceCost, PerSize};
+use hugeswap_policy::swapin::granularity::{DeviceCost, Direction, PIECE_PAGES, PerSize, Size};
+use hugeswap_policy::zswap::codec::{CODECS, Codec};
 use hugeswap_policy::zswap::entry::{Entry, WRITEBACK};
 use hugeswap_policy::zswap::share;
 use hugeswap_policy::zswap::slot::Slot;
-use hugeswap_sys::{Result, futex};
+use hugeswap_sys::{Result, futex, now_ns};
 use log::Log;
 use std::ops::Range;
 use std::sync::Arc;
@@ -56,25 +57,25 @@ const SCRATCHES: usize = 4;
 const POOR_IN_A_ROW: u32 = 16;
 /// Of those only one of so many is tried.
 const TRY_ONE_OF: u32 = 16;
-/// The same of storing.
-const OUT_COST: PerSize = PerSize {
-    page: 8_000,
-    piece: 120_000,
-    whole: 3_600_000,
-};
-/// What reading costs until that was measured: LZ4 on a processor of some years ago.
-const COST: PerSize = PerSize {
-    page: 3_000,
-    piece: 30_000,
-    whole: 900_000,
-};
+/// What reading a page costs by each codec until that was measured, nanoseconds, on a processor of
+/// some years ago, and storing one.
+const COSTS: [(u32, u32); CODECS] = [(3_000, 8_000), (6_000, 14_000), (9_000, 22_000)];
 /// After this time a thread that waits for a page that is written back looks again.
 const PATIENCE_NS: u64 = 5_000_000;
+
+const fn of_pages(ns: u32) -> PerSize {
+    PerSize {
+        page: ns,
+        piece: ns * PIECE_PAGES as u32,
+        whole: ns * PAGES as u32,
+    }
+}
 
 /// This process's compressed memory. Shared by all threads.
 pub(crate) struct Zswap {
     pool: Arc<Member>,
     scratches: [Lock<Option<Box<Scratch>>>; SCRATCHES],
+    decoders: Decoders,
     log: Lock<Log>,
     /// Frames that there may be; 0: it is off.
     most: AtomicU32,
@@ -84,8 +85,8 @@ pub(crate) struct Zswap {
     /// Changes when pages that were written back are.
     written_back: AtomicU32,
     waiting: AtomicU32,
-    /// What it costs to read from it, and to store.
-    pub cost: DeviceCost,
+    /// What it costs to read from it, and to store, by codec.
+    costs: [DeviceCost; CODECS],
     /// Changes when the thread that writes back may have something to do.
     pub call: AtomicU32,
     /// There is such a thread.
@@ -98,13 +99,14 @@ impl Zswap {
         Ok(Zswap {
             log: Lock::new(Log::new(pool.zswap_capacity())?),
             pool,
+            decoders: Decoders::new()?,
             scratches: std::array::from_fn(|_| Lock::new(None)),
             most: AtomicU32::new(0),
             poor: AtomicU32::new(0),
             chosen: Chosen::new(),
             written_back: AtomicU32::new(0),
             waiting: AtomicU32::new(0),
-            cost: DeviceCost::new(COST, OUT_COST),
+            costs: COSTS.map(|(r#in, out)| DeviceCost::new(of_pages(r#in), of_pages(out))),
             call: AtomicU32::new(0),
             started: AtomicBool::new(false),
         })
@@ -117,6 +119,11 @@ impl Zswap {
         self.chosen.reset();
         self.waiting.store(0, Relaxed);
         self.started.store(false, Relaxed);
+    }
+
+    /// What it costs now to read from it, and to store.
+    pub fn cost(&self) -> &DeviceCost {
+        &self.costs[self.codec() as usize]
     }
 
     /// Is there to be any?
@@ -210,8 +217,17 @@ impl Zswap {
     ) {
         let mut scratch = self.scratch();
         let scratch = scratch.get_or_insert_with(Scratch::new);
+        let by = self.codec();
+        let start = now_ns();
+        let sample = self.sample_of_stored(pages.len());
+        let sample = sample.map(|n| pages.start + n);
         let (mut kept, mut poor, mut full, mut skipped) = (0, 0, 0, 0);
         for page in pages.clone() {
+            if sample == Some(page) {
+                // SAFETY: as below.
+                unsafe { scratch.copy_page(from + (page - pages.start) * PAGE) };
+                self.take_sample(scratch);
+            }
             if !self.is_tried() {
                 skipped += 1;
                 continue;
@@ -219,7 +235,7 @@ impl Zswap {
             // SAFETY: the caller's memory. If the program changes it meanwhile, what is kept is of
             // no use, and it is the caller that knows.
             unsafe { scratch.copy_page(from + (page - pages.start) * PAGE) };
-            let Some(len) = scratch.compress() else {
+            let Some(len) = scratch.compress(by) else {
                 self.poor.fetch_add(1, Relaxed);
                 poor += 1;
                 continue;
@@ -236,6 +252,7 @@ impl Zswap {
         let counts = [
             (Counter::ZswpOut, kept),
             (Counter::ZswpClean, if clean != 0 { kept } else { 0 }),
+            (Counter::ZswpZstd, if by == Codec::Lz4 { 0 } else { kept }),
             (Counter::ZswpPoor, poor),
             (Counter::ZswpFull, full),
             (Counter::ZswpSkipped, skipped),
@@ -243,7 +260,11 @@ impl Zswap {
         for (counter, n) in counts.into_iter().filter(|&(_, n)| n > 0) {
             self.pool.count(counter, n);
         }
-        self.chosen.note_tried(kept + full, poor + skipped);
+        let took = now_ns().saturating_sub(start);
+        if let Some(ns) = took.checked_div(kept + poor) {
+            self.costs[by as usize].observe(Direction::Out, Size::Page, ns);
+        }
+        self.chosen.note_tried(by, kept + full, poor + skipped);
         if full > 0 {
             self.wake();
         }
@@ -324,7 +345,7 @@ impl Zswap {
         // SAFETY: so much was copied there.
         let block = unsafe { std::slice::from_raw_parts(block.as_ptr().cast(), len) };
         // SAFETY: the caller's page.
-        unsafe { codec::decompress(block, to) }
+        unsafe { self.decoders.decompress(block, to) }
     }
 
     /// Pages of a cluster are in compressed memory no more. The cluster is this process's own, and

@@ -8,7 +8,7 @@
 //! A page that cannot be written stays where it is.
 
 use super::log::{self, block_at};
-use super::{PAGE, PAGES, Zswap, codec};
+use super::{PAGE, PAGES, Zswap};
 use crate::UNIT;
 use crate::store::{Pages, Store};
 use hugeswap_policy::counters::Counter;
@@ -263,7 +263,7 @@ impl Zswap {
         // SAFETY: a block of this process's, which stays while the bit is set.
         let block = unsafe { std::slice::from_raw_parts(self.block_at(e) as *const u8, e.len) };
         // SAFETY: a page of the thread's buffer.
-        let decoded = unsafe { codec::decompress(block, to) };
+        let decoded = unsafe { self.decoders.decompress(block, to) };
         if !decoded {
             Slot(word).end_write_back(false);
         }

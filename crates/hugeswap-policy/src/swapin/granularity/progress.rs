@@ -35,6 +35,9 @@ const LONGEST_WAIT: u64 = 3_600_000_000_000;
 /// The wait after a trial that was to no avail, in times of its length.
 const REST: u64 = 8;
 
+/// After so many measurements in which no trial became due none is expected soon.
+const QUIET: u32 = 4;
+
 /// One thread at most waits at a time once that was so for as many measurements; for how many after
 /// it was not, and after whole units were found to be better.
 const AT_FIRST: u32 = 2;
@@ -89,6 +92,8 @@ pub struct Progress {
     held_up: u64,
     ran: u64,
     wait: u64,
+    /// Measurements since the last trial.
+    watched: u32,
     /// The part of the time for which it ran when what is in force was found to be better.
     found: u64,
     /// Measurements before it is said that one thread at most waits at a time.
@@ -105,6 +110,7 @@ impl Default for Progress {
             ran: 0,
             held_up: 0,
             wait: WAIT,
+            watched: 0,
             found: 0,
             several: AT_FIRST,
         }
@@ -127,6 +133,12 @@ impl Progress {
     pub fn is_by_pages(&self) -> bool {
         let tried = self.phase == Phase::Watching && self.wait > WAIT;
         !self.whole && (self.is_alone() || tried)
+    }
+
+    /// Is no trial of whole units under way, and has none become due for a while? Several threads
+    /// may wait now and then.
+    pub fn is_quiet(&self) -> bool {
+        !self.whole && self.phase == Phase::Watching && self.watched >= QUIET
     }
 
     /// To be called a few times a second. What has begun or ended, if anything.
@@ -161,6 +173,7 @@ impl Progress {
         }
         let stalled = seen.stalled_ns.saturating_sub(self.start.stalled_ns);
         self.start = seen;
+        self.watched = self.watched.saturating_add(1);
         let several = stalled >= time + time / 4;
         self.several = match self.whole {
             true => AFTER_WHOLE,
@@ -185,6 +198,7 @@ impl Progress {
         self.whole = !self.whole;
         self.several = self.several.max(AFTER_SEVERAL);
         self.phase = Phase::Settling;
+        self.watched = 0;
         self.tried = seen.ns;
         Some(Trial::Begun)
     }
@@ -314,6 +328,25 @@ mod tests {
             play(&mut p, &mut seen, [10, 11], 160, 1);
         }
         assert!(!p.is_by_pages());
+    }
+
+    #[test]
+    fn where_several_wait_now_and_then_no_trial_is_expected_after_a_while() {
+        let (mut p, mut seen) = (Progress::default(), full());
+        for second in 0..10 {
+            assert_eq!(p.is_quiet(), second >= 5, "{second}");
+            play(&mut p, &mut seen, [10, 11], [160, 90][second % 2], 1);
+        }
+        assert!(p.is_quiet() && !p.is_by_pages());
+        // Until they wait all the time.
+        play(&mut p, &mut seen, [10, 11], 160, 4);
+        assert!(p.is_whole() && !p.is_quiet());
+        // Where they do from the start, a trial comes first.
+        let (mut p, mut seen) = (Progress::default(), full());
+        while !p.is_whole() {
+            play_once(&mut p, &mut seen, [10, 30], 160);
+            assert!(!p.is_quiet());
+        }
     }
 
     #[test]
