@@ -9,6 +9,7 @@ tests! {
     #[long]
     enabled_never_is_pages_only,
     enabled_never_costs_what_is_touched,
+    #[long]
     enabled_never_brings_what_is_used_nearby,
     enabled_madvise_is_what_was_advised,
     enabled_always_but_where_advised_not,
@@ -121,7 +122,8 @@ fn absent(r: &Region, pages: impl Iterator<Item = usize>) -> u64 {
 }
 
 /// Pages of 64 KiB that are used together come together, though no run goes through them, and
-/// random ones alone.
+/// random ones alone. (Swap is in memory: beside a disk on which other tests wait for half a
+/// millisecond, 64 KiB cost what a page does, and are worth it for any page of them.)
 fn enabled_never_brings_what_is_used_nearby() {
     // (All must come from swap in the same way.)
     let settings = ["thp.enabled=never", "zswap.enabled=never"];
