@@ -406,10 +406,7 @@ impl Store {
         sums: &[u64],
         doubt: bool,
     ) -> Result<()> {
-        let start = now_ns();
         let kept = self.keep_compressed(cluster, pages.clone(), from, sums)?;
-        let took = now_ns().saturating_sub(start);
-        observe(self.zswap.cost(), Direction::Out, pages.len(), took);
         self.write_not_kept((cluster, pages), from, sums, &kept, doubt)
     }
 

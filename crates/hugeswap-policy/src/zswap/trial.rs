@@ -69,21 +69,9 @@ pub struct Seen {
     pub by_pages: bool,
 }
 
-impl Seen {
-    const NONE: Seen = Seen {
-        ns: 0,
-        stalled_ns: 0,
-        missed: 0.0,
-        evicted: 0,
-        resident: 0,
-        with: false,
-        grows: false,
-        by_pages: false,
-    };
-}
-
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 enum Phase {
+    #[default]
     Without,
     Settling,
     Measuring,
@@ -91,7 +79,7 @@ enum Phase {
 }
 
 /// What is known of a process.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub struct Trial {
     phase: Phase,
     /// As the present window began, and what was missed since.
@@ -108,17 +96,6 @@ pub struct Trial {
 }
 
 impl Trial {
-    /// Nothing is known.
-    pub const NEW: Trial = Trial {
-        phase: Phase::Without,
-        began: Seen::NONE,
-        missed: 0.0,
-        without: None,
-        tried: 0,
-        rest_until: 0,
-        rest: 0,
-    };
-
     /// To be called a few times a second. May there be compressed memory?
     pub fn on_look(&mut self, seen: Seen) -> bool {
         if !seen.by_pages {
@@ -231,7 +208,7 @@ mod tests {
             by_pages: true,
             ..Seen::default()
         };
-        (Trial::NEW, seen)
+        (Trial::default(), seen)
     }
 
     /// A program that misses 2000 pages a tick, each of which costs so many microseconds without

@@ -53,14 +53,16 @@ struct Returns {
 }
 
 impl Returns {
-    const NONE: Returns = Returns {
-        lately: [0; WORDS],
-        last: [0; WORDS],
-        trial: Trial::NEW,
-        stalled: 0,
-        dearer: 1.0,
-        grows: false,
-    };
+    fn none() -> Returns {
+        Returns {
+            lately: [0; WORDS],
+            last: [0; WORDS],
+            trial: Trial::default(),
+            stalled: 0,
+            dearer: 1.0,
+            grows: false,
+        }
+    }
 }
 
 impl Chosen {
@@ -74,13 +76,13 @@ impl Chosen {
             seen: Default::default(),
             written: AtomicU32::new(0),
             samples: AtomicU32::new(0),
-            returns: Lock::new(Returns::NONE),
+            returns: Lock::new(Returns::none()),
         }
     }
 
     /// In a forked child, which has another record.
     pub fn reset(&self) {
-        *self.returns.lock() = Returns::NONE;
+        *self.returns.lock() = Returns::none();
         self.eager.store(false, Relaxed);
         self.put(Choice::default());
     }

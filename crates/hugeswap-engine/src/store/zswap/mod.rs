@@ -31,7 +31,7 @@ mod codec;
 mod log;
 pub(crate) mod shrink;
 
-use super::{PAGE, PAGES};
+use super::{PAGE, PAGES, observe};
 use crate::lock::{Held, Lock};
 use crate::pool::Member;
 use crate::pool::layout::NOBODY;
@@ -217,17 +217,15 @@ impl Zswap {
     ) {
         let mut scratch = self.scratch();
         let scratch = scratch.get_or_insert_with(Scratch::new);
+        if let Some(n) = self.sample_of_stored(pages.len()) {
+            // SAFETY: as below.
+            unsafe { scratch.copy_page(from + n * PAGE) };
+            self.take_sample(scratch);
+        }
         let by = self.codec();
         let start = now_ns();
-        let sample = self.sample_of_stored(pages.len());
-        let sample = sample.map(|n| pages.start + n);
         let (mut kept, mut poor, mut full, mut skipped) = (0, 0, 0, 0);
         for page in pages.clone() {
-            if sample == Some(page) {
-                // SAFETY: as below.
-                unsafe { scratch.copy_page(from + (page - pages.start) * PAGE) };
-                self.take_sample(scratch);
-            }
             if !self.is_tried() {
                 skipped += 1;
                 continue;
@@ -261,8 +259,12 @@ impl Zswap {
             self.pool.count(counter, n);
         }
         let took = now_ns().saturating_sub(start);
+        let cost = &self.costs[by as usize];
         if let Some(ns) = took.checked_div(kept + poor) {
-            self.costs[by as usize].observe(Direction::Out, Size::Page, ns);
+            cost.observe(Direction::Out, Size::Page, ns);
+        }
+        if pages.len() > 1 {
+            observe(cost, Direction::Out, pages.len(), took);
         }
         self.chosen.note_tried(by, kept + full, poor + skipped);
         if full > 0 {
