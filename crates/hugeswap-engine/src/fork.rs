@@ -45,7 +45,7 @@ use crate::forked::{InheritanceLoss, note_inheritance_loss, set_fork_mark};
 use crate::pool::layout::NOBODY;
 use crate::pool::{PoolError, Reservation};
 use crate::track::Held;
-use crate::{doubts, gate, handler};
+use crate::{doubts, gate, handler, stack};
 use hugeswap_policy::knobs::Knob;
 use hugeswap_policy::unit::step::Event;
 use hugeswap_policy::unit::{COW, Kind, WATCHED, WRITABLE, Word};
@@ -106,7 +106,10 @@ pub fn fork_child() {
     handler::after_fork();
     // SAFETY: a forked child's only thread; every engine forgets its threads below.
     unsafe { thread::reset_in_child() };
-    handler::engines().for_each(Engine::after_fork_in_child);
+    // Before there are threads of ours that take one.
+    stack::reset_in_child();
+    // (A thread that forks may have a few KiB left. Only faults of our own interrupt this one.)
+    stack::call(|| handler::engines().for_each(Engine::after_fork_in_child));
 }
 
 /// Tries what a process, or its child, cannot go on without until it succeeds, within reason: the
@@ -450,7 +453,6 @@ impl Engine {
             fs::complain(&[b"hugeswap: ", text.as_bytes(), b"\n"]);
         }
         doubts::forget_all();
-        crate::stack::reset_in_child();
     }
 
     /// Before a fork: what the child will read of base-mapped units is in their slots, and the

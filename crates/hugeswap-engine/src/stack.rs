@@ -37,7 +37,7 @@ pub(crate) fn prepare() -> Result<()> {
     Ok(())
 }
 
-/// In a forked child: the threads that used stacks are not here.
+/// In a forked child, before there are other threads: those that used stacks are not here.
 pub(crate) fn reset_in_child() {
     USED.store(0, Release);
 }
@@ -64,7 +64,8 @@ pub(crate) fn call(mut work: impl FnMut()) {
     // SAFETY: `top` is the end of a mapped stack that is this thread's until the bit is cleared, and
     // that [`SIZE`] makes large enough; no handler begins.
     unsafe { stack::call(top, &mut work) };
-    USED.fetch_and(!(1 << n), Release);
+    let used = USED.fetch_and(!(1 << n), Release);
+    debug_assert!(used & 1 << n != 0, "it was somebody else's as well");
 }
 
 const _: () = assert!((SIZE + GUARD).is_multiple_of(16));
