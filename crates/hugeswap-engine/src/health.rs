@@ -173,6 +173,9 @@ impl Pool {
     pub(crate) fn troubled(&self) -> (u32, u32) {
         let (mut avoid, mut gone) = (0, 0);
         for (i, a) in self.header().areas.iter().enumerate() {
+            if self.is_full_of_memory(i) {
+                avoid |= 1 << i;
+            }
             let word = a.health.load(Relaxed);
             if word == 0 {
                 continue;
@@ -197,13 +200,29 @@ impl Pool {
 
     /// Is nothing to be written to the area of this cluster now?
     pub(crate) fn avoids(&self, cluster: u64) -> bool {
-        let area = self.locate(cluster).map(|(i, _)| i);
-        let area = area.and_then(|i| self.header().areas.get(i));
-        area.is_some_and(|a| {
+        let Some((index, _)) = self.locate(cluster) else {
+            return false;
+        };
+        let failing = |a: &Area| {
             let word = a.health.load(Relaxed);
             let state = || Breaker::from_word(word).state(now_ns());
             word != 0 && matches!(state(), State::Open | State::Gone)
-        })
+        };
+        self.header().areas.get(index).is_some_and(failing) || self.is_full_of_memory(index)
+    }
+
+    /// An area without a device has not taken a page of this cluster for want of memory.
+    pub(crate) fn note_no_memory(&self, cluster: u64) {
+        if let Some((index, _)) = self.locate(cluster)
+            && self.has_device_area()
+        {
+            self.note_room(index, false);
+        }
+    }
+
+    /// Is it an area without a device that lately had no room, where others have one?
+    fn is_full_of_memory(&self, index: usize) -> bool {
+        self.is_memory_area(index) && !self.may_grow(index) && self.has_device_area()
     }
 
     /// Is the area of this index not there any more?

@@ -33,7 +33,7 @@ use hugeswap_policy::UNIT_PAGES;
 use hugeswap_policy::counters::Counter;
 use hugeswap_policy::knobs::Knob;
 use hugeswap_policy::unit::step::Event;
-use hugeswap_policy::unit::{CLEAN, COW, Kind, LOCKED, Place, WATCHED, WRITABLE, WRITEBACK, Word};
+use hugeswap_policy::unit::{CLEAN, COW, Kind, LOCKED, Place, WATCHED, WRITABLE, WRITEBACK};
 use hugeswap_sys::{futex, now_ns, process};
 use std::ops::Deref;
 use std::sync::atomic::AtomicBool;
@@ -147,12 +147,18 @@ impl Reclaim {
         if owed > 0 {
             busy |= self.give_back(owed);
         }
+        busy |= self.feed_reserve();
         let (available, marks) = self.available();
         let coming = u64::from(self.inflight_writes.load(Relaxed));
         let waiting = self.stalled.load(Relaxed) > 0;
         let few =
             self.has_few_frames() && owed == 0 && (!waiting || available / UNIT_PAGES + coming > 0);
         let shared = self.sharing.resident();
+        // A thread waits although memory is counted as available: that memory cannot be had.
+        // Or one waits for mappings, which the units in memory take.
+        let starving = (waiting && coming == 0) || self.are_mappings_wanted();
+        let mut missing = marks.high.saturating_sub(available + coming * UNIT_PAGES);
+        let grows = self.zswap_grows(starving || missing > 0);
         if few && shared == 0 {
             return busy;
         }
@@ -160,11 +166,6 @@ impl Reclaim {
             // A fork waits until nothing is being written: nothing new is begun ahead of need.
             return busy;
         }
-        // A thread waits although memory is counted as available: that memory cannot be had.
-        // Or one waits for mappings, which the units in memory take.
-        let starving = (waiting && coming == 0) || self.are_mappings_wanted();
-        let mut missing = marks.high.saturating_sub(available + coming * UNIT_PAGES);
-        let grows = self.zswap_grows(starving || missing > 0);
         if grows && self.store.zswap.is_eager() {
             // Where pages come and go one by one, a whole frame is never free by itself.
             let enough = marks.high + UNIT_PAGES;
@@ -215,13 +216,18 @@ impl Reclaim {
         progress || stayed
     }
 
-    /// In haste, more of the oldest units are looked at. What is clean goes, and only as many dirty
+    /// In haste, or where what is dirty could only be compressed and there is little room for it, more
+    /// of the oldest units are looked at. What is clean goes, and only as many dirty
     /// ones as are wanted: the device takes longer than there may be time. (Clean-first LRU, Park et
     /// al., 2006.) Returns whether any unit was taken, and whether one stays that would be written to
     /// no avail.
     fn reclaim_oldest(&self, wanted: usize) -> (bool, bool) {
-        let haste = 4 * self.pool.excess_of(self.pool.me()) as usize;
+        let mut haste = 4 * self.pool.excess_of(self.pool.me()) as usize;
         let mut to_write = if haste > 0 { wanted } else { usize::MAX };
+        if self.store.zswap.lacking() > 0 {
+            haste = MOST;
+            to_write = usize::from(self.store.zswap.has_room_for_unit());
+        }
         let mut out = [0u32; MOST];
         let (n, spare) = {
             let mut lru = self.lru.lock();
@@ -459,16 +465,7 @@ impl Reclaim {
         } else {
             w.settle();
         }
-        let takeable = |w: Word| {
-            w.evictable()
-                && (w.kind() == Kind::Cached || (w.has(WATCHED) && w.has(CLEAN) && !w.has(COW)))
-        };
-        if let Some(w) = self.table.try_lock_if(unit, takeable)
-            && let Some(place) = self.take_locked(w)
-        {
-            self.arena.put_free(place);
-            self.note_available();
-        }
+        self.free_parked(unit);
     }
 
     /// Work that is done a few times a second.
@@ -511,12 +508,13 @@ impl Reclaim {
     }
 
     /// Starts the thread that empties compressed memory, once there is to be any. Where pieces of
-    /// units take mappings there is none: those are short, and units have to become whole again soon.
+    /// units take mappings there is none, for those are short, and units have to become whole again
+    /// soon; unless there is nothing else for memory to leave to.
     fn start_zswapd(&'static self) {
         let z = &self.store.zswap;
         let can = self.backend.can();
         let can = can.has_single_pages() || can.faults_are_messages;
-        if can && z.is_chosen() && !z.started.swap(true, Relaxed) {
+        if (can || self.pool.has_memory_area()) && z.is_chosen() && !z.started.swap(true, Relaxed) {
             // If there is no thread to be had, the next call tries again.
             let made = self.spawn("hs-zswap", move || self.zswapd()).is_ok();
             z.started.store(made, Relaxed);

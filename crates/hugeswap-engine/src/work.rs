@@ -159,6 +159,11 @@ impl Paging {
     /// Writes a unit under write-back to swap, from where it stands.
     pub(crate) fn write_out(&self, unit: u32) {
         let tried = self.write_out_inner(unit);
+        if self.store.zswap.lacking() > 0 {
+            // What it took of compressed memory is to come back, before it is touched again.
+            self.free_parked(unit);
+            self.pool.kick();
+        }
         self.inflight_writes.fetch_sub(1, Release);
         // A thread that waits for memory is patient as long as some becomes available: a file that
         // cannot be written is not that. (Where swap takes no writes, it is called full.)

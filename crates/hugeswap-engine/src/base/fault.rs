@@ -226,13 +226,16 @@ impl Paging {
         }
         let first = !record.present.any();
         let zeros = !pages.clone().any(|p| record.stored.get(p));
-        let written = Bits::none();
+        let (written, moved) = (Bits::none(), Bits::none());
         match zeros {
             // Zeros come ahead of a run only: it will write to them too, and each would be a fault.
             true => written.put(pages.clone(), fault.write),
             false => {
+                let tight = self.store.zswap.is_tight();
                 for p in pages.clone() {
-                    let again = self.is_changed_again(unit, *w, record, p);
+                    let moves = tight && self.may_move_in(unit, *w, p);
+                    moved.put(p..p + 1, moves);
+                    let again = moves || self.is_changed_again(unit, *w, record, p);
                     let write =
                         fault.write && p == page || again && !self.markers.is_read_only(unit, p);
                     written.put(p..p + 1, write);
@@ -240,6 +243,7 @@ impl Paging {
             }
         }
         let result = self.bring_in(unit, *w, record, pages.clone(), &written);
+        self.give_up_moved(unit, *w, record, &moved);
         // Whatever was not brought in goes back.
         self.put_pages(absent(record, pages).min(wanted));
         self.weights.set(unit, record.present.count());

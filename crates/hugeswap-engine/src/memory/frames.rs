@@ -78,6 +78,18 @@ impl Memory {
 
     /// The same of the nodes that `gfp` allows, `wanted` (else the caller's) first.
     pub(crate) fn frame_of(&self, gfp: Gfp, wanted: Option<u8>) -> Option<Frame> {
+        match self.leaves_reserve(UNIT_PAGES) {
+            true => self.frame_from(gfp, wanted),
+            false => None,
+        }
+    }
+
+    /// [`Memory::get_frame_nowait`], also of those that are not for programs.
+    pub(crate) fn any_frame(&self) -> Option<Frame> {
+        self.frame_from(Gfp::USER, None)
+    }
+
+    fn frame_from(&self, gfp: Gfp, wanted: Option<u8>) -> Option<Frame> {
         self.frame_demand.note();
         let numa = &self.arena.numa;
         let here = numa.here().node;

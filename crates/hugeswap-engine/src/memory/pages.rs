@@ -16,6 +16,9 @@ impl Memory {
 
     /// Charges `n` pages, if that is possible without waiting.
     pub(crate) fn take_pages_nowait(&self, n: u64) -> bool {
+        if !self.leaves_reserve(n) {
+            return false;
+        }
         let Some(left) = frames::take_pages(self, n, self.far_nodes()) else {
             return false;
         };

@@ -5,7 +5,7 @@ use crate::memory::Memory;
 use crate::table::{Locked, NO_FRAME};
 use hugeswap_policy::counters::Counter;
 use hugeswap_policy::unit::step::Event;
-use hugeswap_policy::unit::{Kind, READAHEAD, WATCHED};
+use hugeswap_policy::unit::{CLEAN, COW, Kind, READAHEAD, WATCHED, Word};
 
 impl Memory {
     /// Takes the frame of a locked, clean, evictable unit and unlocks it as swapped.
@@ -41,6 +41,20 @@ impl Memory {
                 self.drop_clean(w);
                 None
             }
+        }
+    }
+
+    /// Frees the frame of a unit that was just parked, unless it is in use again.
+    pub(crate) fn free_parked(&self, unit: u32) {
+        let takeable = |w: Word| {
+            w.evictable()
+                && (w.kind() == Kind::Cached || (w.has(WATCHED) && w.has(CLEAN) && !w.has(COW)))
+        };
+        if let Some(w) = self.table.try_lock_if(unit, takeable)
+            && let Some(place) = self.take_locked(w)
+        {
+            self.arena.put_free(place);
+            self.note_available();
         }
     }
 

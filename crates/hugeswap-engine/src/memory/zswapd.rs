@@ -2,7 +2,9 @@
 //! ([`crate::store::zswap`] has the rest).
 
 use crate::memory::Memory;
+use crate::store::zswap::RESERVE;
 use crate::store::zswap::shrink::{Shrinker, Shrunk};
+use hugeswap_policy::UNIT_PAGES;
 use hugeswap_sys::{futex, now_ns};
 use std::sync::atomic::Ordering::{Acquire, Relaxed};
 
@@ -16,14 +18,48 @@ impl Memory {
     /// memory is `short`, for then pages will be stored.
     pub(crate) fn zswap_grows(&self, short: bool) -> bool {
         let z = &self.store.zswap;
-        z.started.load(Relaxed) && (short || z.is_eager()) && z.wants_frame()
+        z.started.load(Relaxed) && z.wants_frame(short) && (short || z.is_eager())
+    }
+
+    /// May a program have `pages` pages now? Not those that compressed memory lacks to take anything
+    /// in, where memory has nothing else to leave to: then nothing would come free any more.
+    pub(crate) fn leaves_reserve(&self, pages: u64) -> bool {
+        match self.store.zswap.lacking() {
+            0 => true,
+            lacking => self.have().0 >= lacking * UNIT_PAGES + pages,
+        }
+    }
+
+    /// kswapd: compressed memory gets the frames that it lacks to take anything in. Where a thread
+    /// waits and there are none, beyond the budget, which is kept to again when there are. Did it get
+    /// any?
+    pub(crate) fn feed_reserve(&self) -> bool {
+        let z = &self.store.zswap;
+        if !z.started.load(Relaxed) || z.lacking() == 0 {
+            let over = self.pool.used_frames() > self.pool.frames();
+            return over && z.has_reserve() && self.have().0 >= UNIT_PAGES && self.hand_back_one();
+        }
+        if self.feed_zswap() {
+            return true;
+        }
+        let (used, all) = (self.pool.used_frames(), self.pool.frames());
+        let most = all + RESERVE + u64::from(z.is_loose());
+        if self.stalled.load(Relaxed) == 0 || used >= most {
+            return false;
+        }
+        self.pool.charge_over(self.pool.me());
+        let fed = z.supply();
+        if !fed {
+            self.pool.uncharge(self.pool.me(), 1);
+        }
+        fed
     }
 
     /// kswapd: gives compressed memory a frame. Did it?
     pub(crate) fn feed_zswap(&self) -> bool {
         let z = &self.store.zswap;
         // What it is charged stays charged.
-        let Some(frame) = self.get_frame_nowait() else {
+        let Some(frame) = self.any_frame() else {
             return false;
         };
         if !z.supply() {

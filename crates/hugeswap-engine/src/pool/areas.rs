@@ -330,7 +330,10 @@ impl Pool {
         a.errors.store(0, Relaxed);
         a.forget_past();
         a.costs.measured.store(0, Relaxed);
-        if probed && let Some(measured) = probe::measure(open.fd) {
+        if probed
+            && open.kind != Kind::Memory
+            && let Some(measured) = probe::measure(open.fd)
+        {
             a.costs.store(measured);
         }
         self.survey(index, open.fd, open.kind, first..first + open.clusters);

@@ -36,7 +36,7 @@ impl Pool {
     /// is the file or device of area `area` of the header. A file without a name has no blocks yet;
     /// the parts of a named file without blocks get them when they are first written.
     pub(super) fn survey(&self, area: usize, fd: i32, kind: Kind, clusters: Range<u64>) {
-        let at_first = if kind == Kind::Device {
+        let at_first = if matches!(kind, Kind::Device | Kind::Memory) {
             Layout::Contiguous
         } else {
             Layout::Unallocated
@@ -47,7 +47,7 @@ impl Pool {
         }
         let known = match kind {
             Kind::Nameless => 0,
-            Kind::Device => clusters.end - clusters.start,
+            Kind::Device | Kind::Memory => clusters.end - clusters.start,
             Kind::Named => {
                 self.note_extents(fiemap::extents(fd), &clusters, clusters.start)
                     .1

@@ -10,8 +10,10 @@
 //! The frames are charged to the record, with its others.
 
 use super::Pool;
-use super::layout::{Record, state};
+use super::layout::{Area, Record, state};
+use super::swap::Kind;
 use crate::{PAGES, UNIT};
+use hugeswap_policy::thp_swap::area;
 use hugeswap_sys::mm;
 use std::sync::atomic::AtomicU32;
 use std::sync::atomic::AtomicU64;
@@ -24,6 +26,32 @@ impl Pool {
     /// Frames that compressed memory can have.
     pub(crate) fn zswap_capacity(&self) -> usize {
         self.zswap_frames
+    }
+
+    /// Is a cluster of an area without a device?
+    pub(crate) fn is_in_memory(&self, cluster: u64) -> bool {
+        let area = self.locate(cluster);
+        area.is_some_and(|(index, _)| self.is_memory_area(index))
+    }
+
+    /// Is an area one without a device?
+    pub(crate) fn is_memory_area(&self, index: usize) -> bool {
+        self.segment_area(index).is_some_and(is_memory)
+    }
+
+    /// Is there an area without a device?
+    pub(crate) fn has_memory_area(&self) -> bool {
+        self.turned_on().any(is_memory)
+    }
+
+    /// Is there an area with a device?
+    pub(crate) fn has_device_area(&self) -> bool {
+        self.turned_on().any(|a| !is_memory(a))
+    }
+
+    fn turned_on(&self) -> impl Iterator<Item = &Area> {
+        let areas = self.header().areas.iter();
+        areas.filter(|a| matches!(a.state.load(Acquire), area::ON | area::DRAINING))
     }
 
     /// The number of a cluster's pages that are in compressed memory.
@@ -150,4 +178,8 @@ pub struct ZswapUsage {
     pub used: u64,
     /// Base pages that it holds.
     pub pages: u64,
+}
+
+fn is_memory(area: &Area) -> bool {
+    area.kind.load(Relaxed) == Kind::Memory as u32
 }

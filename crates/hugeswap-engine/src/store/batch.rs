@@ -94,7 +94,7 @@ impl Store {
         for (k, run) in runs.iter().enumerate().take(MOST) {
             if self.zswap.admits(run.cluster, false) && self.keep_run(run) {
                 done |= 1 << k;
-            } else {
+            } else if !self.pool.is_in_memory(run.cluster) {
                 (rest[n], which[n]) = (run.clone(), k);
                 n += 1;
             }

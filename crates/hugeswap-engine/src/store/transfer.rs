@@ -441,12 +441,21 @@ impl Store {
     ) -> Result<Bits> {
         let known = self.pool.cluster_sums().get(cluster as usize);
         let known = known.and_then(|s| s.get(pages.clone())).ok_or(Errno::EIO)?;
+        let only_here = self.pool.is_in_memory(cluster);
+        let promise = only_here.then(|| self.zswap.promise_room(pages.len()));
+        if matches!(promise, Some(None)) {
+            self.zswap.wake();
+            self.pool.note_no_memory(cluster);
+            self.note_full(true);
+            return Err(Errno::ENOSPC);
+        }
         self.forget_stored(cluster, pages.clone());
         let kept = Bits::none();
         if self.pool.is_bad(cluster, pages.clone()) {
             return Ok(kept);
         }
-        self.zswap.store(cluster, pages.clone(), from, 0, |page| {
+        let how = (0, only_here);
+        self.zswap.store(cluster, pages.clone(), from, how, |page| {
             let k = page - pages.start;
             if let (Some(known), Some(sums)) = (known.get(k..k + 1), sums.get(k..k + 1)) {
                 checksum::store(known, sums);
@@ -468,9 +477,11 @@ impl Store {
         let known = sums.and_then(|s| s.get(slots.clone()));
         if known.is_some_and(checksum::known)
             && self.zswap.admits(slot.cluster, false)
+            && !self.pool.is_in_memory(slot.cluster)
             && !self.zswap.holds(slot.cluster, slot.at)
         {
-            self.zswap.store(slot.cluster, slots, from, CLEAN, |_| ());
+            self.zswap
+                .store(slot.cluster, slots, from, (CLEAN, false), |_| ());
         }
     }
 
@@ -563,6 +574,10 @@ impl Store {
         let (index, offset) = self.pool.locate(cluster).ok_or(Errno::EIO)?;
         let area = self.pool.header().areas.get(index).ok_or(Errno::EIO)?;
         let joined = self.pool.area(index).ok_or(Errno::EIO)?;
+        if self.pool.is_in_memory(cluster) {
+            // There is nothing behind it.
+            return Err(Errno::ENOSPC);
+        }
         // Never to what is something else, whatever made it so.
         let strange = fs::identity(joined.fd) != Ok(joined.identity);
         if strange && !(doubt && self.pool.reach(index)) {

@@ -18,8 +18,8 @@ use std::sync::atomic::Ordering::Relaxed;
 /// The number of compressors.
 pub const CODECS: usize = 3;
 
-/// A compressor.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+/// A compressor; those that make pages shorter come later.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Codec {
     /// LZ4.
     #[default]
@@ -33,6 +33,16 @@ pub enum Codec {
 impl Codec {
     /// All, by number.
     pub const ALL: [Codec; CODECS] = [Codec::Lz4, Codec::ZstdFast, Codec::Zstd];
+
+    /// What is to be used at least where `held` of at most `most` frames of compressed memory are
+    /// filled, and memory has nothing else to leave to: what comes to be short is room.
+    pub fn for_room(held: u64, most: u64) -> Codec {
+        match held * 4 {
+            n if n > most * 3 => Codec::Zstd,
+            n if n > most * 2 => Codec::ZstdFast,
+            _ => Codec::Lz4,
+        }
+    }
 }
 
 /// The mean length of blocks changes by a part of so many with each.

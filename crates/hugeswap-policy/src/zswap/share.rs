@@ -52,8 +52,13 @@ const BACKGROUND: f64 = 0.5;
 pub fn most(charged: u64, percent: u64) -> u64 {
     match charged {
         0..LEAST => 0,
-        _ => charged * percent.min(90) / 100,
+        _ => most_alone(charged, percent),
     }
+}
+
+/// The same where there is nothing else that memory could leave to.
+pub fn most_alone(charged: u64, percent: u64) -> u64 {
+    charged * percent.min(90) / 100
 }
 
 /// Frames kept empty in advance, of `most`, so that pages can be stored while others are written

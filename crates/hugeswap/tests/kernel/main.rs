@@ -72,6 +72,7 @@ mod trials;
 mod util;
 mod wbt;
 mod zswap;
+mod zswap_alone;
 
 use libtest_mimic::{Arguments, Failed, Trial};
 use std::fs::File;
@@ -127,6 +128,7 @@ fn all() -> Vec<Test> {
         faulty::TESTS,
         wbt::TESTS,
         zswap::TESTS,
+        zswap_alone::TESTS,
         files::TESTS,
         files::bad::TESTS,
         files::model::TESTS,

@@ -26,7 +26,7 @@ tests! {
     noise_at_random_is_left_alone,
 }
 
-const PAGE: usize = 4096;
+pub const PAGE: usize = 4096;
 
 /// A pool of `memory` MiB of which up to half is compressed.
 fn pool(memory: usize) -> Builder {
@@ -36,7 +36,7 @@ fn pool(memory: usize) -> Builder {
 }
 
 /// Puts numbers in a region of which most bytes are zero: a third or so when compressed.
-fn put(r: &Region, g: u64) {
+pub fn put(r: &Region, g: u64) {
     for (i, w) in words(r).iter().enumerate() {
         w.store(sparse(i, g), Relaxed);
     }
@@ -49,14 +49,14 @@ fn sparse(i: usize, g: u64) -> u64 {
     }
 }
 
-fn verify(r: &Region, g: u64) {
+pub fn verify(r: &Region, g: u64) {
     for (i, w) in words(r).iter().enumerate() {
         assert_eq!(w.load(Relaxed), sparse(i, g), "word {i} of generation {g}");
     }
 }
 
 /// Bytes of memory that compressed pages take, and bytes of these pages.
-fn usage(pool: &Pool) -> (u64, u64) {
+pub fn usage(pool: &Pool) -> (u64, u64) {
     let stats = pool.stats();
     (stats.zswap_bytes, stats.zswapped_bytes)
 }
@@ -331,7 +331,7 @@ fn pages_compress_under_a_storm() {
 }
 
 /// Touches pages of a region at random, `n` times; a third of the touches write.
-fn touch(r: &Region, n: usize, seed: u64) {
+pub fn touch(r: &Region, n: usize, seed: u64) {
     let words = words(r);
     let mut x = seed;
     for _ in 0..n {

@@ -5,12 +5,14 @@
 //! | a directory | a file without a name in it ([`nameless`]), gone with the last process that holds it | where such files cannot be, and in memory |
 //! | a regular file | that file, as far as it goes ([`named`]); never truncated or removed | what is not ours alone, or in use |
 //! | a block device | all of it ([`device`]), only if that was allowed | what is in use, or holds something |
+//! | `mem` | numbers for what is compressed in memory ([`memory`]); nothing is behind them | |
 //!
 //! Direct I/O wherever there is direct I/O. A named file or a device is locked (flock) by the
 //! description that made the pool opened, and by each that a joining process opens ([`hold`]), so
 //! it is one pool's until the last of its processes has gone.
 
 mod device;
+mod memory;
 mod named;
 mod nameless;
 mod signature;
@@ -38,6 +40,8 @@ pub enum Kind {
     Named = 1,
     /// A block device.
     Device = 2,
+    /// None: what is there is in compressed memory, or not at all.
+    Memory = 3,
 }
 
 /// An opened area, before it has a place in a pool.
@@ -86,6 +90,9 @@ pub fn open_area(spec: &SwapSpec) -> Result<OpenArea, PoolError> {
     let unknown = refusal("area");
     spec.check()
         .map_err(|e| unknown.because("cannot be had", e.to_string()))?;
+    if spec.is_memory() {
+        return memory::open(spec, &unknown).map(|f| opened(f, spec));
+    }
     let meta = std::fs::metadata(&spec.path).map_err(|e| match e.kind() {
         std::io::ErrorKind::NotFound => unknown.because(
             "does not exist",
@@ -109,14 +116,18 @@ pub fn open_area(spec: &SwapSpec) -> Result<OpenArea, PoolError> {
             "name a directory on a disk",
         ))
     };
-    found.map(|f| OpenArea {
-        fd: f.fd,
-        kind: f.kind,
-        direct: f.direct,
-        clusters: f.bytes / UNIT_BYTES,
+    found.map(|f| opened(f, spec))
+}
+
+fn opened(found: Found, spec: &SwapSpec) -> OpenArea {
+    OpenArea {
+        fd: found.fd,
+        kind: found.kind,
+        direct: found.direct,
+        clusters: found.bytes / UNIT_BYTES,
         priority: spec.priority,
         path: spec.path.clone(),
-    })
+    }
 }
 
 /// What was opened, and the bytes of it that may be used: at least one cluster's.
@@ -202,7 +213,7 @@ fn take(fd: i32, refusal: &Refusal) -> Result<(), PoolError> {
 
 /// A process that joins a pool holds the pool's area too.
 pub(super) fn hold(fd: i32, kind: u32) -> SysResult<()> {
-    if kind == Kind::Nameless as u32 {
+    if kind == Kind::Nameless as u32 || kind == Kind::Memory as u32 {
         Ok(())
     } else {
         fs::lock(fd, false)

@@ -1,4 +1,5 @@
-//! A swap area as it is asked for: `PATH[,size=SIZE][,pri=N][,tmpfs=allow][,device=allow]`.
+//! A swap area as it is asked for: `PATH[,size=SIZE][,pri=N][,tmpfs=allow][,device=allow]`, or `mem`
+//! for the path.
 
 use hugeswap_policy::UNIT_BYTES;
 use hugeswap_policy::knobs::{SizeError, parse_size};
@@ -11,13 +12,17 @@ pub const MAX_BYTES: u64 = 16 << 40;
 /// The priorities that an area can have, as swapon(8) has them.
 pub const PRIORITIES: RangeInclusive<i32> = -1..=32767;
 
+/// The path of an area without a device. (A directory of that name is `./mem`.)
+const MEMORY: &str = "mem";
+
 /// A swap area as the user asked for it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct SwapSpec {
-    /// A directory on the file system to use, a swap file, or a block device.
+    /// A directory on the file system to use, a swap file, or a block device; `mem`: none, what
+    /// leaves memory is compressed and stays in memory.
     pub path: PathBuf,
-    /// Most bytes to use; `None`: all of a swap file or a device, and in a directory what is free
-    /// there, less a reserve.
+    /// Most bytes to use; `None`: all of a swap file or a device, in a directory what is free
+    /// there, less a reserve, and of `mem` four times the machine's memory.
     pub size: Option<u64>,
     /// Areas of a higher priority are filled first, those of the same in turn; -1 to 32767.
     pub priority: i32,
@@ -33,7 +38,7 @@ pub struct SwapSpec {
 #[non_exhaustive]
 pub enum SwapSpecError {
     /// The text has no path.
-    #[error("a swap area needs a directory: --swap /var/tmp,size=20G")]
+    #[error("a swap area needs a directory: --swap /var/tmp,size=20G; or none: --swap mem")]
     NoPath,
     /// There is no such option.
     #[error(
@@ -76,6 +81,16 @@ impl SwapSpec {
             allow_tmpfs: false,
             allow_device: false,
         }
+    }
+
+    /// An area without a device: what leaves memory is compressed and stays in memory.
+    pub fn memory() -> SwapSpec {
+        SwapSpec::new(MEMORY)
+    }
+
+    /// Is it without a device?
+    pub fn is_memory(&self) -> bool {
+        self.path.as_os_str() == MEMORY
     }
 
     /// Parses `PATH[,size=SIZE][,pri=N][,tmpfs=allow][,device=allow]`.
@@ -152,6 +167,12 @@ mod tests {
         assert_eq!(s.path, PathBuf::from("/a b"));
         assert_eq!((s.size, s.priority), (Some(3 << 29), 7));
         assert!(s.allow_device && !s.allow_tmpfs);
+        assert!(!s.is_memory() && !SwapSpec::parse("./mem").unwrap().is_memory());
+        let s = SwapSpec::parse("mem,size=8G,pri=3").unwrap();
+        assert_eq!(
+            (s.is_memory(), s.size, s.priority),
+            (true, Some(8 << 30), 3)
+        );
         let s = SwapSpec::parse("/a,pri=-1,tmpfs=allow").unwrap();
         assert_eq!((s.size, s.priority, s.allow_tmpfs), (None, -1, true));
         for (bad, why) in [

@@ -3,7 +3,7 @@
 //! [`hugeswap_policy::zswap::trial`] finds that it gets the program further. And by what pages are
 //! compressed, which samples tell.
 
-use super::codec::Scratch;
+use super::codec::{LONGEST, SHORT, Scratch};
 use super::log::room;
 use super::{PAGE, PAGES, Zswap};
 use crate::lock::Lock;
@@ -20,6 +20,8 @@ use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU32, AtomicU64};
 /// One page of so many that are written, or stored, is compressed by the next of the codecs, to see
 /// what it would come to.
 const SAMPLE: u32 = 64;
+/// What a page costs that there is no room for, and nothing else that takes it, nanoseconds.
+const NOWHERE: f64 = 1_000_000.0;
 
 /// What is chosen, and what that follows from.
 pub(super) struct Chosen {
@@ -114,7 +116,8 @@ impl Zswap {
     /// no trial of whole units is under way or expected soon; `evicted`: pages, in all.
     pub fn choose(&self, device: &DeviceCost, by_pages: bool, evicted: u64) {
         let setting = self.pool.knob(Knob::ZswapEnabled);
-        if setting == zswap::NEVER {
+        let alone = self.has_reserve() && !self.pool.has_device_area();
+        if setting == zswap::NEVER && !alone {
             return;
         }
         let record = self.pool.record();
@@ -135,7 +138,10 @@ impl Zswap {
             returns.dearer = (returns.dearer + dearer) / 2.0;
         }
         for cost in &mut device {
-            cost.r#in *= returns.dearer;
+            cost.r#in = match alone {
+                true => NOWHERE,
+                false => cost.r#in * returns.dearer,
+            };
         }
         let known = Known {
             back: Tally::new(&returns.lately),
@@ -150,7 +156,7 @@ impl Zswap {
             codec: self.codec(),
             ..self.chosen.get()
         };
-        if setting == zswap::ALWAYS {
+        if setting == zswap::ALWAYS || alone {
             let codec = share::choose_codec(&known, now);
             self.chosen.codec.store(codec as u8, Relaxed);
             self.chosen.eager.store(false, Relaxed);
@@ -206,7 +212,15 @@ impl Zswap {
             compressor::LZ4 => Codec::Lz4,
             compressor::ZSTD_FAST => Codec::ZstdFast,
             compressor::ZSTD => Codec::Zstd,
-            _ => self.chosen.get().codec,
+            _ => self.chosen.get().codec.max(self.codec_for_room()),
+        }
+    }
+
+    /// By what they are compressed at least.
+    fn codec_for_room(&self) -> Codec {
+        match self.has_reserve() {
+            true => Codec::for_room(self.held(), self.most.load(Relaxed).into()),
+            false => Codec::Lz4,
         }
     }
 
@@ -264,7 +278,8 @@ impl Zswap {
             _ => self.codec(),
         };
         let start = now_ns();
-        let len = scratch.compress(by);
+        let most = if self.has_reserve() { LONGEST } else { SHORT };
+        let len = scratch.compress(by, most);
         self.note_cost(by, Direction::Out, now_ns() - start);
         self.chosen.seen[by as usize].note_sample(len.map(room));
         if let Some(len) = len {

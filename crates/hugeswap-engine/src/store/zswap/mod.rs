@@ -16,6 +16,13 @@
 //! a row do not, only one of [`TRY_ONE_OF`] is tried, until one does. Shared memory is not kept:
 //! its clusters are no process's own.
 //!
+//! # Areas without a device
+//!
+//! Every page of a cluster of such an area is kept, whatever the settings: as it is, if it does not
+//! become short enough. A page that there is no room for is refused as a full area refuses it. So that
+//! this is not for want of an empty frame only, the last [`RESERVE`] frames of the budget are for
+//! compressed memory ([`Zswap::lacking`]).
+//!
 //! # Protocol
 //!
 //! A word for each slot ([`hugeswap_policy::zswap::entry`]) says where the block is. What is done
@@ -36,7 +43,7 @@ use crate::lock::{Held, Lock};
 use crate::pool::Member;
 use crate::pool::layout::NOBODY;
 use choose::Chosen;
-use codec::{Decoders, Scratch};
+use codec::{Decoders, LONGEST, SHORT, Scratch};
 use hugeswap_policy::counters::Counter;
 use hugeswap_policy::knobs::{Knob, zswap};
 use hugeswap_policy::swapin::granularity::{DeviceCost, Direction, PIECE_PAGES, PerSize, Size};
@@ -49,8 +56,11 @@ use log::Log;
 use std::ops::Range;
 use std::sync::Arc;
 use std::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed, Release};
-use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, fence};
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize, fence};
 
+/// Empty frames that there are to be where there is an area without a device: what takes memory out
+/// needs some. A whole unit, and half a frame to move blocks together.
+pub(crate) const RESERVE: u64 = 2;
 /// Threads that can compress at one time.
 const SCRATCHES: usize = 4;
 /// So many pages in a row that became no shorter are taken for a sign of more such.
@@ -79,6 +89,13 @@ pub(crate) struct Zswap {
     log: Lock<Log>,
     /// Frames that there may be; 0: it is off.
     most: AtomicU32,
+    /// Empty frames that are held for areas without a device: [`RESERVE`], once memory becomes
+    /// short.
+    reserve: AtomicU64,
+    /// Empty frames.
+    spare: AtomicU64,
+    /// Bytes that [`Promise`]s keep.
+    promised: AtomicUsize,
     /// Pages in a row that became no shorter.
     poor: AtomicU32,
     chosen: Chosen,
@@ -93,6 +110,18 @@ pub(crate) struct Zswap {
     pub started: AtomicBool,
 }
 
+/// Room for pages that are about to be stored.
+pub(crate) struct Promise<'a> {
+    zswap: &'a Zswap,
+    bytes: usize,
+}
+
+impl Drop for Promise<'_> {
+    fn drop(&mut self) {
+        self.zswap.promised.fetch_sub(self.bytes, AcqRel);
+    }
+}
+
 impl Zswap {
     /// Nothing in it.
     pub fn new(pool: Arc<Member>) -> Result<Zswap> {
@@ -102,6 +131,9 @@ impl Zswap {
             decoders: Decoders::new()?,
             scratches: std::array::from_fn(|_| Lock::new(None)),
             most: AtomicU32::new(0),
+            reserve: AtomicU64::new(0),
+            spare: AtomicU64::new(0),
+            promised: AtomicUsize::new(0),
             poor: AtomicU32::new(0),
             chosen: Chosen::new(),
             written_back: AtomicU32::new(0),
@@ -116,6 +148,9 @@ impl Zswap {
     pub fn reset_in_child(&self) {
         self.log.lock().reset();
         self.most.store(0, Relaxed);
+        self.reserve.store(0, Relaxed);
+        self.spare.store(0, Relaxed);
+        self.promised.store(0, Relaxed);
         self.chosen.reset();
         self.waiting.store(0, Relaxed);
         self.started.store(false, Relaxed);
@@ -127,8 +162,8 @@ impl Zswap {
     }
 
     /// Is there to be any?
-    pub fn is_wanted(&self) -> bool {
-        self.pool.knob(Knob::ZswapEnabled) != zswap::NEVER
+    fn is_wanted(&self) -> bool {
+        (self.pool.knob(Knob::ZswapEnabled) != zswap::NEVER || self.pool.has_memory_area())
             && self.pool.zswap_capacity() > 0
             && self.pool.me() != NOBODY
     }
@@ -136,22 +171,78 @@ impl Zswap {
     /// Is there to be any now?
     pub fn is_chosen(&self) -> bool {
         let auto = self.pool.knob(Knob::ZswapEnabled) == zswap::AUTO;
-        self.is_wanted() && (!auto || self.chosen.frames.load(Relaxed) > 0)
+        let some = !auto || self.chosen.frames.load(Relaxed) > 0 || self.pool.has_memory_area();
+        self.is_wanted() && some
     }
 
-    /// kswapd: how large it may be now. True: it would have one more frame to store to.
-    pub fn wants_frame(&self) -> bool {
-        let held = self.held();
+    /// kswapd: how large it may be now. True: it would have one more frame to store to. `short`:
+    /// memory is, or will soon be.
+    pub fn wants_frame(&self, short: bool) -> bool {
+        let (held, alone) = (self.held(), self.pool.has_memory_area());
         let most = match self.pool.knob(Knob::ZswapEnabled) {
-            zswap::AUTO => self.ceiling().min(self.chosen.frames.load(Relaxed)),
+            zswap::AUTO if !alone => self.ceiling().min(self.chosen.frames.load(Relaxed)),
             _ => self.ceiling(),
         };
         self.most.store(most as u32, Relaxed);
+        let reserve = match alone {
+            true if short => RESERVE,
+            true => self.reserve.load(Relaxed),
+            false => 0,
+        };
+        self.reserve.store(reserve.min(most), Relaxed);
         let spare = self.log.lock().spare();
-        if held > most || held == most && spare < share::stock(most) {
+        if held > most || held == most && spare < self.stock(most) || self.lacking() > 0 {
             self.wake();
         }
-        held < most && spare < share::stock(most)
+        held < most && spare < self.stock(most)
+    }
+
+    /// Empty frames that there are to be, of `most`.
+    fn stock(&self, most: u64) -> u64 {
+        share::stock(most).max(self.reserve.load(Relaxed))
+    }
+
+    /// Is there little room for what has nowhere else to go?
+    pub fn is_tight(&self) -> bool {
+        self.has_reserve() && self.held() * 4 > u64::from(self.most.load(Relaxed)) * 3
+    }
+
+    /// Are frames held for areas without a device?
+    pub fn has_reserve(&self) -> bool {
+        self.reserve.load(Relaxed) > 0
+    }
+
+    /// Frames that it lacks to take anything in, where there is nothing else that would: nobody else
+    /// may have them.
+    pub fn lacking(&self) -> u64 {
+        let reserve = self.reserve.load(Relaxed);
+        if reserve == 0 {
+            return 0;
+        }
+        let more = u64::from(self.most.load(Relaxed)).saturating_sub(self.held());
+        reserve.saturating_sub(self.spare.load(Relaxed)).min(more)
+    }
+
+    /// Could a whole unit be stored, whatever it becomes?
+    pub fn has_room_for_unit(&self) -> bool {
+        self.promise_room(PAGES).is_some()
+    }
+
+    /// Is so much in use no more that a frame would be empty if blocks were moved together?
+    pub fn is_loose(&self) -> bool {
+        let (filled, used) = self.log.lock().full(self.pool.zswap_used());
+        filled > used + crate::UNIT as u64
+    }
+
+    /// Keeps room for so many pages, whatever they become, besides what moving blocks together
+    /// takes. `None`: there is too little.
+    pub fn promise_room(&self, pages: usize) -> Option<Promise<'_>> {
+        let bytes = pages * log::room(PAGE);
+        // (What others have stored of theirs counts twice until they are done.)
+        let others = self.promised.fetch_add(bytes, AcqRel);
+        let promise = Promise { zswap: self, bytes };
+        let room = self.log.lock().room();
+        (room >= others + bytes + crate::UNIT / 2).then_some(promise)
     }
 
     /// The most frames that the settings allow.
@@ -160,8 +251,12 @@ impl Zswap {
             return 0;
         }
         let charged = self.pool.record().charged.load(Relaxed);
-        share::most(charged, self.pool.knob(Knob::ZswapMaxPool))
-            .min(self.pool.zswap_capacity() as u64)
+        let percent = self.pool.knob(Knob::ZswapMaxPool);
+        let most = match self.pool.has_memory_area() {
+            true => share::most_alone(charged, percent),
+            false => share::most(charged, percent),
+        };
+        most.min(self.pool.zswap_capacity() as u64)
     }
 
     /// The process has charged a frame for compressed memory. False: there is none to be had.
@@ -171,8 +266,17 @@ impl Zswap {
         };
         // At once, and not a page at a time while pages are stored.
         hugeswap_sys::mm::populate(self.pool.zswap_addr(frame), crate::UNIT);
-        self.log.lock().put_spare(frame);
+        let mut log = self.log.lock();
+        log.put_spare(frame);
+        self.note_spare(&log);
         true
+    }
+
+    /// The log has taken an empty frame, or got one.
+    fn note_spare(&self, log: &Log) {
+        if self.spare.load(Relaxed) != log.spare() {
+            self.spare.store(log.spare(), Relaxed);
+        }
     }
 
     /// Frames of this process.
@@ -194,10 +298,13 @@ impl Zswap {
     /// Are pages of this cluster to be kept that leave memory by themselves, or with a `whole`
     /// unit?
     pub fn admits(&self, cluster: u64, whole: bool) -> bool {
-        self.admits_class(whole) && self.pool.owns_cluster(cluster)
+        self.is_on()
+            && (self.admits_class(whole) || self.pool.is_in_memory(cluster))
+            && self.pool.owns_cluster(cluster)
     }
 
-    /// Are pages that leave memory by themselves, or with a `whole` unit, to be kept?
+    /// Are pages that leave memory by themselves, or with a `whole` unit, to be kept, whatever area
+    /// they go to?
     pub fn admits_class(&self, whole: bool) -> bool {
         let chosen = &self.chosen.classes[usize::from(whole)];
         self.is_on()
@@ -205,14 +312,14 @@ impl Zswap {
     }
 
     /// Stores pages of a cluster of this process's own, which are not in compressed memory, from
-    /// `from`, which is readable. `clean`: `CLEAN`, or 0. Calls `stored` with each page that is
-    /// kept.
+    /// `from`, which is readable. `how`: `CLEAN`, or 0, and whether pages are kept as they are that do
+    /// not become short enough. Calls `stored` with each page that is kept.
     pub fn store(
         &self,
         cluster: u64,
         pages: Range<usize>,
         from: usize,
-        clean: u64,
+        (clean, all): (u64, bool),
         mut stored: impl FnMut(usize),
     ) {
         let mut scratch = self.scratch();
@@ -223,23 +330,39 @@ impl Zswap {
             self.take_sample(scratch);
         }
         let by = self.codec();
+        let most = if all { LONGEST } else { SHORT };
         let start = now_ns();
         let (mut kept, mut poor, mut full, mut skipped) = (0, 0, 0, 0);
         for page in pages.clone() {
-            if !self.is_tried() {
+            let tried = self.is_tried();
+            if !tried {
                 skipped += 1;
-                continue;
+                if !all {
+                    continue;
+                }
             }
             // SAFETY: the caller's memory. If the program changes it meanwhile, what is kept is of
             // no use, and it is the caller that knows.
             unsafe { scratch.copy_page(from + (page - pages.start) * PAGE) };
-            let Some(len) = scratch.compress(by) else {
-                self.poor.fetch_add(1, Relaxed);
-                poor += 1;
-                continue;
+            let len = if tried {
+                scratch.compress(by, most)
+            } else {
+                None
             };
-            self.poor.store(0, Relaxed);
-            match self.keep(cluster, page, clean, &scratch.block[..len]) {
+            match len {
+                Some(_) => self.poor.store(0, Relaxed),
+                None if tried => {
+                    self.poor.fetch_add(1, Relaxed);
+                    poor += 1;
+                }
+                None => {}
+            }
+            let block = match len {
+                Some(len) => &scratch.block[..len],
+                None if all => &scratch.page[..],
+                None => continue,
+            };
+            match self.keep(cluster, page, clean, block) {
                 true => {
                     kept += 1;
                     stored(page);
@@ -300,6 +423,7 @@ impl Zswap {
         let Some(entry) = log.append(&self.pool, slot, block) else {
             return false;
         };
+        self.note_spare(&log);
         // First: where the count is 0 nobody looks at the words.
         count.fetch_add(1, AcqRel);
         let was = words[page].swap(entry.word() | clean, AcqRel);
@@ -329,14 +453,19 @@ impl Zswap {
         let Some(word) = self.pool.zswap_words(cluster).map(|w| &w[page]) else {
             return false;
         };
-        let mut block = [std::mem::MaybeUninit::<u8>::uninit(); codec::LONGEST];
+        let mut block = [std::mem::MaybeUninit::<u8>::uninit(); LONGEST];
         let copied = Slot(word).load(|seen| {
-            let e = self.entry(seen).filter(|e| e.len <= block.len())?;
-            // SAFETY: within a frame of the segment, and as long as the buffer at most. Another
-            // thread may use the frame for something else meanwhile; then the word has changed.
+            let e = self.entry(seen)?;
+            let into = match e.len {
+                PAGE => to as *mut u8,
+                len if len <= block.len() => block.as_mut_ptr().cast(),
+                _ => return None,
+            };
+            // SAFETY: within a frame of the segment, and as long as the buffer, or the caller's page,
+            // at most. Another thread may use the frame for something else meanwhile; then the word
+            // has changed.
             unsafe {
-                let at = self.block_at(e) as *const u8;
-                std::ptr::copy_nonoverlapping(at, block.as_mut_ptr().cast(), e.len);
+                std::ptr::copy_nonoverlapping(self.block_at(e) as *const u8, into, e.len);
             }
             fence(Acquire);
             Some(e.len)
@@ -344,6 +473,9 @@ impl Zswap {
         let Some(len) = copied else {
             return false;
         };
+        if len == PAGE {
+            return true;
+        }
         // SAFETY: so much was copied there.
         let block = unsafe { std::slice::from_raw_parts(block.as_ptr().cast(), len) };
         // SAFETY: the caller's page.

@@ -13,7 +13,6 @@ use crate::UNIT;
 use crate::store::{Pages, Store};
 use hugeswap_policy::counters::Counter;
 use hugeswap_policy::zswap::entry::{self, Entry, REFERENCED};
-use hugeswap_policy::zswap::share;
 use hugeswap_policy::zswap::slot::Slot;
 use hugeswap_sys::futex;
 use std::ops::Range;
@@ -91,10 +90,11 @@ impl Store {
                 if write_back && z.drop_clean(slot, word) {
                     continue;
                 }
-                let stays = !write_back || referenced && pass_over >= room;
+                let only_here = z.pool.is_in_memory(slot / PAGES as u64);
+                let stays = !write_back || only_here || referenced && pass_over >= room;
                 if stays && z.move_block(slot, e, word) {
                     pass_over = pass_over.saturating_sub(room);
-                } else if write_back {
+                } else if write_back && !only_here {
                     with.blocks.push((slot, e));
                 }
             }
@@ -170,26 +170,30 @@ impl Zswap {
         if empty {
             log.close();
         }
-        while (empty || self.held() > most)
+        let reserved = self.reserve.load(Relaxed);
+        while (empty && log.spare() > reserved || self.held() > most)
             && let Some(frame) = log.take_spare()
         {
             self.give_frame_back(frame);
         }
+        self.note_spare(&log);
         let held = self.held();
         if held == 0 {
             return None;
         }
         let used = self.pool.zswap_used();
         let (filled, in_use) = log.full(used);
-        let short = held > most || held == most && log.spare() < share::stock(most);
+        let full = held > most || held == most && log.spare() < self.stock(most);
+        let short = full || self.lacking() > 0;
         // The one that is being filled is the last to go.
-        if short && filled == 0 {
+        if full && filled == 0 {
             log.close();
         }
         let room = log.room();
         let most = match short {
             // What is moved together is not written.
-            true => UNIT / 4 * 3,
+            true if self.lacking() == 0 => UNIT / 4 * 3,
+            true => UNIT / 16 * 15,
             false if log.spare() == 0 => 0,
             false if (filled - in_use.min(filled)) * 16 <= filled * LOOSE => 0,
             false => UNIT / 16 * 15,
@@ -198,7 +202,8 @@ impl Zswap {
         if let Some(frame) = log.take_emptiest(used, most.min(room).max(1) as u32) {
             return Some(Task::Compact(frame));
         }
-        short.then(|| log.take_oldest().map(Task::WriteBack))?
+        let somewhere = full && self.pool.has_device_area();
+        somewhere.then(|| log.take_oldest().map(Task::WriteBack))?
     }
 
     /// A frame that was gone through. Is it empty?
@@ -209,8 +214,9 @@ impl Zswap {
             return false;
         }
         let most = u64::from(self.most.load(Relaxed));
-        if self.held() <= most && log.spare() < share::stock(most) {
+        if self.held() <= most && log.spare() < self.stock(most) {
             log.put_spare(frame);
+            self.note_spare(&log);
         } else {
             drop(log);
             self.give_frame_back(frame);
@@ -246,6 +252,7 @@ impl Zswap {
             return false;
         };
         let moved = Slot(word).move_block(e.word(), to.word());
+        self.note_spare(&log);
         drop(log);
         self.not_used(if moved { e } else { to });
         self.pool.count(Counter::ZswpMoved, 1);

@@ -3,7 +3,8 @@
 //! A block is decoded with its bounds checked, so a damaged one gives an error or wrong bytes, which
 //! their sum tells. Its first byte says by what it was compressed.
 //!
-//! A page that is the same 8 bytes again and again is those 8 bytes: no other block is so short.
+//! A page that is the same 8 bytes again and again is those 8 bytes: no other block is so short. One
+//! that is as long as a page is the page itself.
 //!
 //! * [`lz4`], [`zstd`]: the libraries
 
@@ -17,8 +18,10 @@ use std::alloc::Layout;
 
 /// Bytes of a block of a page that repeats one word.
 const SAME: usize = 8;
-/// A block that is longer is not worth its room.
-pub(super) const LONGEST: usize = PAGE * 5 / 8;
+/// A block that is longer is not worth its room where there is a device.
+pub(super) const SHORT: usize = PAGE * 5 / 8;
+/// A block that is longer is not worth decoding.
+pub(super) const LONGEST: usize = PAGE * 7 / 8;
 /// First bytes of blocks.
 const LZ4: u8 = 1;
 const ZSTD: u8 = 2;
@@ -60,14 +63,14 @@ impl Scratch {
         }
     }
 
-    /// Compresses `page` to `block`. The length of the block; `None`: it does not become short
-    /// enough.
-    pub fn compress(&mut self, by: Codec) -> Option<usize> {
+    /// Compresses `page` to `block`. The length of the block; `None`: it does not become as short as
+    /// `most` bytes, of at most [`LONGEST`].
+    pub fn compress(&mut self, by: Codec, most: usize) -> Option<usize> {
         if let Some(word) = repeated(&self.page) {
             self.block[..SAME].copy_from_slice(&word.to_ne_bytes());
             return Some(SAME);
         }
-        let (first, rest) = self.block.split_first_mut()?;
+        let (first, rest) = self.block[..most].split_first_mut()?;
         *first = match by {
             Codec::Lz4 => LZ4,
             Codec::ZstdFast | Codec::Zstd => ZSTD,
@@ -78,7 +81,7 @@ impl Scratch {
             Codec::Zstd => self.zstd.compress(1, &self.page, rest),
         };
         match len? + 1 {
-            ..=SAME if by != Codec::Lz4 => self.compress(Codec::Lz4),
+            ..=SAME if by != Codec::Lz4 => self.compress(Codec::Lz4, most),
             len => (len > SAME).then_some(len),
         }
     }
@@ -111,6 +114,11 @@ impl Decoders {
             let to = unsafe { std::slice::from_raw_parts_mut(to as *mut u8, PAGE) };
             to.chunks_exact_mut(SAME)
                 .for_each(|w| w.copy_from_slice(&word));
+            return true;
+        }
+        if block.len() == PAGE {
+            // SAFETY: the caller's page, which is no part of a block.
+            unsafe { std::ptr::copy_nonoverlapping(block.as_ptr(), to as *mut u8, PAGE) };
             return true;
         }
         match block.split_first() {
@@ -149,7 +157,7 @@ mod tests {
                 s.page[at] = next() as u8;
             }
             for by in Codec::ALL {
-                if let Some(n) = s.compress(by) {
+                if let Some(n) = s.compress(by, LONGEST) {
                     prop_assert_eq!(back(&s.block[..n]), Some(s.page));
                 }
             }
@@ -177,7 +185,7 @@ mod tests {
                 *b = block[i % block.len().min(64)];
             }
             for by in Codec::ALL {
-                let Some(n) = s.compress(by) else { continue };
+                let Some(n) = s.compress(by, LONGEST) else { continue };
                 let mut damaged = s.block[..n].to_vec();
                 damaged[flip.0 as usize % n] ^= flip.1;
                 prop_assert!(decode(&damaged));
@@ -194,10 +202,10 @@ mod tests {
             s.page
                 .chunks_exact_mut(8)
                 .for_each(|w| w.copy_from_slice(b"hugeswap"));
-            assert_eq!(s.compress(by), Some(8));
+            assert_eq!(s.compress(by, LONGEST), Some(8));
             assert_eq!(back(b"hugeswap"), Some(s.page));
             fill(&mut s.page, |x| (x >> 56) as u8);
-            assert_eq!(s.compress(by), None);
+            assert_eq!(s.compress(by, LONGEST), None);
         }
     }
 
@@ -231,7 +239,7 @@ mod tests {
                 *b = (i % period * 7) as u8;
             }
             for by in Codec::ALL {
-                let n = s.compress(by).expect("short");
+                let n = s.compress(by, LONGEST).expect("short");
                 assert_eq!(back(&s.block[..n]), Some(s.page), "{period} {by:?}");
             }
         }
