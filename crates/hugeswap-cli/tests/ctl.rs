@@ -318,6 +318,24 @@ fn nameless(pid: &str, dir: &Path) -> usize {
 }
 
 #[test]
+fn compressed_memory_is_an_area_as_others_are() {
+    let r = Running::start_with(&["--swap", "mem,pri=5"], "48M", 192);
+    let memory = |r: &Running| {
+        let areas = r.areas();
+        let of_memory = areas.iter().find(|a| a["path"] == "mem");
+        of_memory.map(|a| (a["area"].to_string(), a["used_bytes"].as_u64().unwrap()))
+    };
+    r.wait_for(|r| memory(r).is_some_and(|(_, used)| used > 8 << 20));
+    let (area, _) = memory(&r).expect("an area without a device");
+    r.refuses(&["swap", "add", "mem,size=1M"], "too small");
+    r.ctl(&["swap", "off", &area]).assert().success();
+    assert!(memory(&r).is_none());
+    r.ctl(&["swap", "add", "mem,pri=9"]).assert().success();
+    assert!(memory(&r).is_some());
+    r.ends_well();
+}
+
+#[test]
 fn areas_are_added_and_taken_off_while_the_program_runs() {
     let r = Running::start("64M", 256);
     let second = tempfile::tempdir_in("/var/tmp").unwrap();

@@ -12,6 +12,9 @@ use hugeswap_sys::{Errno, now_ns};
 use std::sync::atomic::AtomicU64;
 use std::sync::atomic::Ordering::Relaxed;
 
+/// An area without a device that had no room is passed over for so long. Room comes by the frame.
+const MEMORY_NS: u64 = 20_000_000;
+
 /// How long transfers of one way took.
 #[derive(Clone, Debug)]
 pub struct LatencyReport {
@@ -222,7 +225,11 @@ impl Pool {
 
     /// Is it an area without a device that lately had no room, where others have one?
     fn is_full_of_memory(&self, index: usize) -> bool {
-        self.is_memory_area(index) && !self.may_grow(index) && self.has_device_area()
+        let since = |a: &Area| now_ns().saturating_sub(a.no_room.load(Relaxed));
+        let lately = self.header().areas.get(index).map(since);
+        self.is_memory_area(index)
+            && lately.is_some_and(|ns| ns < MEMORY_NS)
+            && self.has_device_area()
     }
 
     /// Is the area of this index not there any more?

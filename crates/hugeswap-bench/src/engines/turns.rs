@@ -86,9 +86,14 @@ impl<'a> Turns<'a> {
             keeper: None,
             opponent: None,
         };
-        let zram = device == Device::Zram;
+        let zram = match device {
+            Device::Zram => Some(Medium::Zram),
+            Device::Memory => Some(Medium::Within),
+            _ => None,
+        };
         match device {
             Device::Default => {}
+            Device::Memory => turns.swap.push("mem".into()),
             Device::Directory(dir) => {
                 if vs_kernel && in_memory(&dir) {
                     let dir = dir.display();
@@ -99,7 +104,7 @@ impl<'a> Turns<'a> {
                 }
                 turns.dir = Some(dir);
             }
-            Device::Ram | Device::Zram => match turns.ram(vs_kernel, zram, extra_bytes) {
+            Device::Ram | Device::Zram => match turns.ram(vs_kernel, zram.is_some(), extra_bytes) {
                 Ok(dir) => {
                     let bytes = kernel::swap_bytes(span.region);
                     turns.swap = vec![format!("{},size={bytes},tmpfs=allow", dir.display())];
@@ -131,8 +136,10 @@ impl<'a> Turns<'a> {
         kernel::ram_device(keeper, bytes, self.span.memory + beside)
     }
 
-    fn oppose(&mut self, zram: bool, outcome: &mut Outcome) -> Result<()> {
-        let Some(dir) = &self.dir else {
+    fn oppose(&mut self, zram: Option<Medium>, outcome: &mut Outcome) -> Result<()> {
+        // (A zram device has no file.)
+        let within = zram.map(|_| PathBuf::new());
+        let Some(dir) = self.dir.as_ref().or(within.as_ref()) else {
             return Ok(());
         };
         let keeper = match &mut self.keeper {
@@ -140,9 +147,9 @@ impl<'a> Turns<'a> {
             None => self.keeper.insert(Keeper::start()?),
         };
         let medium = match (zram, in_memory(dir)) {
-            (true, _) => Medium::Zram,
-            (false, true) => Medium::Loop,
-            (false, false) => Medium::File,
+            (Some(zram), _) => zram,
+            (None, true) => Medium::Loop,
+            (None, false) => Medium::File,
         };
         match Opponent::new(keeper, dir, self.span.region, self.span.memory, medium) {
             Ok(opponent) => self.opponent = Some(opponent),

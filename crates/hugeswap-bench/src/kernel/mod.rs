@@ -4,6 +4,7 @@
 //! everything when its [`Keeper`] is dropped, and also when this process ends without a drop.
 
 pub mod keeper;
+mod within;
 
 use crate::child::{self, Ended, TICK};
 use crate::error::Usage;
@@ -152,6 +153,8 @@ pub enum Medium {
     Loop,
     /// A zram device.
     Zram,
+    /// A zram device, whose memory is taken off the limit of the workers.
+    Within,
 }
 
 impl Medium {
@@ -160,6 +163,7 @@ impl Medium {
             Medium::File => "swap file",
             Medium::Loop => "loop on tmpfs",
             Medium::Zram => "zram",
+            Medium::Within => "zram within the limit",
         }
     }
 }
@@ -185,7 +189,7 @@ impl Opponent {
     ) -> Result<Opponent> {
         let bytes = swap_bytes(region);
         let area = match medium {
-            Medium::Zram => Request::Zram { bytes },
+            Medium::Zram | Medium::Within => Request::Zram { bytes },
             Medium::File | Medium::Loop => Request::Area {
                 dir: dir.to_owned(),
                 bytes,
@@ -252,7 +256,7 @@ impl Opponent {
             .with("memory_bytes", self.memory)
             .with("thp", thp)
             .with("device", self.medium.name());
-        let (ended, counters) = self.swapping(keeper, || {
+        let (ended, counters) = self.swapping(keeper, self.memory, || {
             child::run(&mut worker::command(&work)?, limit, |line| {
                 run.take(line, Some(events()))?;
                 if line.contains("\"write\"") {
@@ -268,14 +272,23 @@ impl Opponent {
     }
 
     /// Does some work with swap on. Returns its result, and what was counted meanwhile.
-    fn swapping<T>(&self, keeper: &mut Keeper, work: impl FnOnce() -> T) -> Result<(T, Counters)> {
+    /// The limit, `memory` bytes, is for what the device takes as well where it is within it.
+    fn swapping<T>(
+        &self,
+        keeper: &mut Keeper,
+        memory: u64,
+        work: impl FnOnce() -> T,
+    ) -> Result<(T, Counters)> {
         let area = || self.area.clone();
         if self.shared {
             keeper.ask(&Request::Format { file: area() })?;
         }
         keeper.ask(&Request::On { area: area() })?;
         let (before, failures) = (events(), self.limit_failures());
-        let done = work();
+        let done = match self.medium {
+            Medium::Within => within::limited(&self.area, &self.cgroup, memory, work),
+            _ => work(),
+        };
         let mut counters = figures::since(&before, &events());
         let failures = self.limit_failures().saturating_sub(failures);
         counters.insert("memory_limit_hit".into(), failures);
@@ -305,7 +318,9 @@ impl Opponent {
         let procs = self.cgroup.join("cgroup.procs");
         let mut command = child::worker("exec", &procs)?;
         command.args(argv);
-        let done = self.swapping(keeper, || child::digest(&mut command, limit, |_| ()));
+        let done = self.swapping(keeper, memory, || {
+            child::digest(&mut command, limit, |_| ())
+        });
         // The other engines have their turns with the machine's own setting.
         choose(keeper, before)?;
         done

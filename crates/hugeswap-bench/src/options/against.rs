@@ -11,7 +11,9 @@ use std::path::PathBuf;
 pub const HELP: &str = "\
 --vs kernel needs root: for each kernel run it turns on a swap area of its own, and off again after,
 also on failure or Ctrl-C. --device ram is a private tmpfs that cannot itself be swapped; the kernel
-swaps to a loop device on it. With --device zram hugeswap uses the same, and the kernel a zram device.";
+swaps to a loop device on it. With --device zram hugeswap uses the same, and the kernel a zram device.
+With --device mem hugeswap compresses what leaves memory within its budget (--swap mem), and what the kernel's
+zram device takes of memory is taken off its limit, all the time.";
 
 // The engines that run in turn.
 #[derive(Clone, clap::Args)]
@@ -25,9 +27,9 @@ pub struct Against {
     /// Run hugeswap with these settings too, in turn; may be repeated
     #[arg(long, value_name = "KEY=VALUE[,KEY=VALUE]")]
     pub also: Vec<String>,
-    /// Where all engines swap: `ram` (root), `zram` (root), or a directory on a disk
+    /// Where all engines swap: `mem`, `ram` (root), `zram` (root), or a directory on a disk
     /// [default: --swap if given, else ram with --vs kernel]
-    #[arg(long, value_name = "ram|zram|DIR")]
+    #[arg(long, value_name = "mem|ram|zram|DIR")]
     pub device: Option<String>,
 }
 
@@ -67,6 +69,8 @@ pub enum Device {
     Ram,
     /// The same for hugeswap, a zram device for the kernel.
     Zram,
+    /// Compressed memory within the budget; for the kernel a zram device within its limit.
+    Memory,
     /// A directory on a disk.
     Directory(PathBuf),
     /// What `--swap` says, or what `hugeswap run` chooses.
@@ -90,13 +94,14 @@ impl Against {
                 Ok(Device::Directory(path))
             } else {
                 wrong(format!(
-                    "{dir} is not a directory: give `ram`, `zram` or a directory on a disk"
+                    "{dir} is not a directory: give `mem`, `ram`, `zram` or a directory on a disk"
                 ))
             }
         };
         match (self.device.as_deref(), common.swap.first()) {
             (Some(_), Some(_)) => wrong("--device and --swap both say where to swap: give one"),
             (Some("ram"), None) => Ok(Device::Ram),
+            (Some("mem"), None) => Ok(Device::Memory),
             (Some("zram"), None) if self.vs.is_some() => Ok(Device::Zram),
             (Some("zram"), None) => {
                 wrong("--device zram is for the kernel's runs: add --vs kernel")

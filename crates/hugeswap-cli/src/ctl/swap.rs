@@ -85,6 +85,9 @@ fn place_of(pool: &Pool, a: &AreaUsage) -> String {
     let link = std::fs::read_link(format!("/proc/{}/fd/{}", pool.maker(), a.fd));
     let link = link.unwrap_or_else(|_| PathBuf::from("?"));
     let name = link.to_string_lossy();
+    if name.starts_with("/memfd:") {
+        return SwapSpec::memory().path.display().to_string();
+    }
     // A file without a name is shown with a number, which means nothing to a reader.
     match name.strip_suffix(" (deleted)").map(Path::new) {
         Some(file) => file.parent().unwrap_or(file).display().to_string(),
@@ -133,16 +136,19 @@ fn list(pool: &Pool, as_json: bool) -> Result<()> {
 }
 
 fn add(pool: &Pool, area: &str) -> Result<()> {
-    SwapSpec::parse(area)?;
+    let memory = SwapSpec::parse(area)?.is_memory();
     // The process that made the pool has a working directory of its own.
     let (path, options) = match area.split_once(',') {
         Some((path, options)) => (path, format!(",{options}")),
         None => (area, String::new()),
     };
-    let path = std::path::absolute(path).with_context(|| format!("cannot find {path}"))?;
-    let path = path
-        .to_str()
-        .context("the path is not UTF-8: use another")?;
+    let absolute = std::path::absolute(path).with_context(|| format!("cannot find {path}"))?;
+    let path = match memory {
+        true => path,
+        false => absolute
+            .to_str()
+            .context("the path is not UTF-8: use another")?,
+    };
     let index = pool
         .ask_to_add(&format!("{path}{options}"))?
         .map_err(|e| anyhow!(e))?;

@@ -17,12 +17,13 @@ const USUAL_MAPPINGS: u64 = 65_530;
 /// Runs every check, in the order of the table.
 pub fn all(swap_dir: Option<&Path>) -> (Vec<Check>, Vec<Choice>) {
     let spec = match swap_dir {
+        Some(dir) if SwapSpec::new(dir).is_memory() => SwapSpec::memory(),
         // A tmpfs that is named here is checked and reported, not refused.
-        Some(dir) => Ok(SwapSpec {
+        Some(dir) => SwapSpec {
             allow_tmpfs: true,
             ..SwapSpec::new(dir)
-        }),
-        None => swap::default_area().map_err(|e| e.to_string()),
+        },
+        None => swap::default_area().unwrap_or_else(|_| SwapSpec::memory()),
     };
     let message = probe::message_mode();
     let checks = vec![
@@ -32,15 +33,14 @@ pub fn all(swap_dir: Option<&Path>) -> (Vec<Check>, Vec<Choice>) {
         userfaultfd(&message),
         uffd_move(),
         mappings(),
-        swap_area(spec.as_ref()),
+        swap_area(&spec),
         io_uring(),
         seccomp(),
         memory_files(),
         sandbox(),
         memory_limits(),
     ];
-    let swap_path = spec.map(|s| s.path.display().to_string());
-    let used = choices(&checks, message.is_ok(), swap_path.as_deref());
+    let used = choices(&checks, message.is_ok(), &spec);
     (checks, used)
 }
 
@@ -220,16 +220,13 @@ fn mappings() -> Check {
         .detail("scattered_bytes", worst)
 }
 
-fn swap_area(spec: Result<&SwapSpec, &String>) -> Check {
+fn swap_area(spec: &SwapSpec) -> Check {
     let name = "swap directory";
-    let spec = match spec {
-        Ok(s) => s,
-        Err(e) => {
-            return Check::new(name, Mark::No, e)
-                .improve("hugeswap run --swap DIR")
-                .required();
-        }
-    };
+    if spec.is_memory() {
+        let finding = "none: what leaves memory is compressed and stays in memory";
+        return Check::new(name, Mark::Warn, finding)
+            .improve("for more than that holds, name a directory on a disk: --swap DIR");
+    }
     // The trial writes, which is not allowed on a file or a device.
     if spec.path.exists() && !spec.path.is_dir() {
         let finding = format!("{} is not a directory", spec.path.display());
@@ -421,7 +418,7 @@ fn memory_limits() -> Check {
         .detail("memlock_bytes", getrlimit(Resource::Memlock).current)
 }
 
-fn choices(checks: &[Check], message: bool, swap: Result<&str, &String>) -> Vec<Choice> {
+fn choices(checks: &[Check], message: bool, swap: &SwapSpec) -> Vec<Choice> {
     let is_ok = |name: &str| {
         checks
             .iter()
@@ -493,12 +490,11 @@ fn choices(checks: &[Check], message: bool, swap: Result<&str, &String>) -> Vec<
             "base pages need signal mode: random access over the budget will be slow",
         ),
     });
-    if let Ok(path) = swap {
-        out.push(choice(
-            "swap",
-            path,
-            "a nameless file there, gone with the last process that uses it",
-        ));
-    }
+    let path = swap.path.display().to_string();
+    let why = match swap.is_memory() {
+        true => "compressed in memory; no other swap",
+        false => "a nameless file there, gone with the last process that uses it",
+    };
+    out.push(choice("swap", &path, why));
     out
 }

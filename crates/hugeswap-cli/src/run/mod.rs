@@ -19,6 +19,7 @@ mod unmanaged;
 use crate::doctor::facts;
 use anyhow::{Context, Result, bail};
 use clap::ValueEnum;
+use hugeswap_engine::pool::swap::default_area;
 use hugeswap_engine::pool::{FaultMode, Pool, PoolConfig, SwapSpec, SwapSpecError};
 use hugeswap_policy::knobs::{self, Knob, small};
 use hugeswap_support::{POOL_VARIABLE, PROGRAM_VARIABLE};
@@ -65,8 +66,10 @@ pub struct Args {
     total: Option<String>,
     /// Directory for swap, or a swap file (mode 0600, never removed); may be repeated. Default: /var/tmp, or
     /// another directory on a disk. Areas of a higher priority are used first. Add ",device=allow" to have
-    /// a block device overwritten, ",tmpfs=allow" to mean a directory that is in memory
-    #[arg(long, value_name = "PATH[,size=SIZE][,pri=N]")]
+    /// a block device overwritten, ",tmpfs=allow" to mean a directory that is in memory. "mem": no disk; what
+    /// leaves memory is compressed and stays there, within the budget (the default where there is no
+    /// directory on a disk)
+    #[arg(long, value_name = "PATH|mem[,size=SIZE][,pri=N]")]
     swap: Vec<String>,
     /// Encrypt what goes to swap (AES-256-GCM, under a key that is never written anywhere)
     #[arg(long)]
@@ -273,7 +276,15 @@ fn config(args: &Args, memory: u64) -> Result<PoolConfig> {
         .swap
         .iter()
         .map(|s| SwapSpec::parse(s))
-        .collect::<Result<_, SwapSpecError>>();
+        .collect::<Result<Vec<_>, SwapSpecError>>();
+    let mut swap = swap.context("--swap")?;
+    if swap.is_empty() && default_area().is_err() {
+        eprintln!(
+            "hugeswap: no directory for swap was found on a disk: what leaves memory is compressed and stays there \
+             (--swap mem)"
+        );
+        swap.push(SwapSpec::memory());
+    }
     let settings = args
         .set
         .iter()
@@ -288,7 +299,7 @@ fn config(args: &Args, memory: u64) -> Result<PoolConfig> {
     }
     Ok(PoolConfig {
         memory,
-        swap: swap.context("--swap")?,
+        swap,
         fault_mode: match args.fault_mode {
             Mode::Auto => FaultMode::Auto,
             Mode::Signal => FaultMode::Signal,

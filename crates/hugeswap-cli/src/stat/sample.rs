@@ -17,6 +17,8 @@ pub struct Sample {
     pub resident: u64,
     pub swap: u64,
     pub swap_used: u64,
+    /// Swap is compressed memory, and nothing else.
+    pub no_device: bool,
     /// Memory that compressed pages take, bytes.
     pub zswap: u64,
     /// Totals since the pool was made.
@@ -35,6 +37,7 @@ impl Sample {
             resident: pool.used_frames() * UNIT_BYTES,
             swap: swap.clusters * UNIT_BYTES,
             swap_used: swap.used_bytes(),
+            no_device: pool.is_without_device(),
             zswap: pool.zswap_usage().bytes,
             totals: pool.report(),
         }

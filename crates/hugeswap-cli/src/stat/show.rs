@@ -62,12 +62,11 @@ pub fn so_far(s: &Sample, command: &str) -> String {
         text::bytes(r.peak_resident_bytes),
         text::bytes(r.peak_managed_bytes),
     );
-    let _ = writeln!(
-        out,
-        "swap      {} in use of {}",
-        text::bytes(s.swap_used),
-        text::bytes(s.swap),
-    );
+    let of = match s.no_device {
+        true => "without a device".to_string(),
+        false => format!("of {}", text::bytes(s.swap)),
+    };
+    let _ = writeln!(out, "swap      {} in use {of}", text::bytes(s.swap_used));
     if s.zswap > 0 {
         let _ = writeln!(out, "zswap     {} of memory", text::bytes(s.zswap));
     }

@@ -12,6 +12,17 @@ fn a_swap_path_that_does_not_exist() {
 }
 
 #[test]
+fn compressed_memory_that_is_misspelt() {
+    let p = Place::new();
+    p.refuses(&run_with(&["--swap", "mem,size=1M"]), "too small");
+    p.refuses(
+        &run_with(&["--swap", "mem,share=30%"]),
+        "'share=30%' is not a swap option",
+    );
+    p.refuses(&run_with(&["--swap", "memory"]), "memory does not exist");
+}
+
+#[test]
 fn a_swap_file_that_is_not_ours_alone() {
     let p = Place::new();
     let sized = |name: &str, mode, bytes| {

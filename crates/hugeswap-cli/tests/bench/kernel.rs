@@ -7,8 +7,10 @@ use serde_json::Value;
 /// nothing may be left of what was set up for them.
 fn against_kernel(args: &[&str]) -> (Value, usize) {
     let dir = tempfile::tempdir().expect("a directory");
-    let done = bench(args)
+    let (name, rest) = args.split_first().expect("a benchmark");
+    let done = bench(&[*name])
         .args(["--vs", "kernel", "--pairs", "1", "--json"])
+        .args(rest)
         .env("TMPDIR", dir.path())
         .assert()
         .success();
@@ -73,6 +75,32 @@ fn the_kernel_reads_at_random_from_zram() {
         assert_eq!(run["device"], "zram");
         assert!(run["miss_share"].as_f64() > Some(0.0), "{run}");
         assert!(found["ratios"]["speed_vs_kernel_thp_off"].is_number());
+    }
+}
+
+#[test]
+fn the_kernel_has_zram_within_its_limit() {
+    // Some 90 MiB of objects and short texts, and a word that comes of them.
+    let script = "d = {i: str(i) * 3 for i in range(500_000)}\nprint(sum(map(len, d.values())))";
+    let args = [
+        "program",
+        "--memory",
+        "64M",
+        "--device",
+        "mem",
+        "--kernel-thp",
+        "off",
+    ];
+    let (found, kernel) = against_kernel(&[&args[..], &["--", "python3", "-c", script]].concat());
+    let managed = &runs(&found, "hugeswap")[0]["counters"];
+    assert!(managed["zswpout"].as_u64() > Some(0), "{managed}");
+    assert_eq!(managed["zswpout"], managed["pswpout"]);
+    if kernel > 0 {
+        assert_eq!(kernel, 1);
+        assert!(
+            found["ratios"]["time_vs_kernel_thp_off_at_64 MiB"].is_number(),
+            "{found}"
+        );
     }
 }
 

@@ -243,7 +243,7 @@ impl Paging {
             }
         }
         let result = self.bring_in(unit, *w, record, pages.clone(), &written);
-        self.give_up_moved(unit, *w, record, &moved);
+        self.give_up_moved(*w, record, &moved);
         // Whatever was not brought in goes back.
         self.put_pages(absent(record, pages).min(wanted));
         self.weights.set(unit, record.present.count());

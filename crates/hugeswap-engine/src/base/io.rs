@@ -7,6 +7,7 @@ use crate::checksum;
 use crate::pages::record::Record;
 use crate::paging::Paging;
 use crate::store::batch::{self, Run};
+use crate::store::scatter::Single;
 use crate::table::Locked;
 use hugeswap_policy::counters::Counter;
 use hugeswap_policy::knobs::Knob;
@@ -74,32 +75,26 @@ impl Paging {
 
     /// May a page that is about to be read be in memory only, and not in swap besides? Where swap is
     /// compressed memory and nothing else, and there is little room, each page is to be in one place
-    /// only; it comes writable and dirty.
+    /// only; it comes writable and dirty. (Not of a scattered unit, in whose table stands what is stored
+    /// and nothing else: giving a slot back may allocate.)
     pub(super) fn may_move_in(&self, unit: u32, w: Word, page: usize) -> bool {
-        let slot = self.store.slot_of(unit, w.place(), page);
         w.has(MAY_WRITE)
             && self.backend.can().has_single_pages()
             && !self.track.is_tracked(unit)
             && !self.markers.is_read_only(unit, page)
-            && slot
-                .is_some_and(|s| self.pool.is_in_memory(s.cluster) && self.store.may_overwrite(s))
+            && w.cluster().is_some_and(|cluster| {
+                self.pool.is_in_memory(cluster)
+                    && self.store.may_overwrite(Single { cluster, at: page })
+            })
     }
 
     /// Pages in `moved` of a locked unit that were brought in dirty are not in swap any more.
-    pub(super) fn give_up_moved(&self, unit: u32, w: Word, record: &Record, moved: &Bits) {
-        if !moved.any() {
+    pub(super) fn give_up_moved(&self, w: Word, record: &Record, moved: &Bits) {
+        let Some(cluster) = w.cluster().filter(|_| moved.any()) else {
             return;
-        }
+        };
         for page in moved.both(&record.dirty).filter(|&p| record.present.get(p)) {
-            match w.place() {
-                Place::Cluster(cluster) => self.store.forget_stored(cluster, page..page + 1),
-                // (In its table stands what is stored, and nothing else.)
-                Place::Singles => match self.store.scatter.of(unit) {
-                    Some(places) => self.store.free_pages(places, page..page + 1),
-                    None => continue,
-                },
-                Place::Nothing | Place::File(_) => continue,
-            }
+            self.store.forget_stored(cluster, page..page + 1);
             record.stored.put(page..page + 1, false);
         }
     }

@@ -60,7 +60,9 @@ pub enum PoolError {
         what: String,
         hint: String,
     },
-    #[error("no directory for swap was found on a disk: name one with --swap DIR")]
+    #[error(
+        "no directory for swap was found on a disk: name one with --swap DIR, or do without: --swap mem"
+    )]
     NoSwapDirectory,
     #[error("more than {MAX_AREAS} swap areas: name fewer")]
     TooManyAreas,

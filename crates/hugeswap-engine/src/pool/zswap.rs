@@ -49,6 +49,11 @@ impl Pool {
         self.turned_on().any(|a| !is_memory(a))
     }
 
+    /// Is swap compressed memory, and nothing else?
+    pub fn is_without_device(&self) -> bool {
+        self.has_memory_area() && !self.has_device_area()
+    }
+
     fn turned_on(&self) -> impl Iterator<Item = &Area> {
         let areas = self.header().areas.iter();
         areas.filter(|a| matches!(a.state.load(Acquire), area::ON | area::DRAINING))

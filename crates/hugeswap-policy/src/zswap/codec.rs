@@ -108,6 +108,16 @@ mod tests {
     use super::*;
 
     #[test]
+    fn shorter_blocks_where_room_is_short() {
+        let by = |held| Codec::for_room(held, 100);
+        assert_eq!([by(0), by(50)], [Codec::Lz4; 2]);
+        assert_eq!([by(51), by(75)], [Codec::ZstdFast; 2]);
+        assert_eq!([by(76), by(100)], [Codec::Zstd; 2]);
+        assert_eq!(Codec::for_room(0, 0), Codec::Lz4);
+        assert!(Codec::Lz4 < Codec::ZstdFast && Codec::ZstdFast < Codec::Zstd);
+    }
+
+    #[test]
     fn samples_tell_how_many_and_how_long() {
         let seen = Seen::default();
         assert_eq!((seen.kept(), seen.ratio(4096)), (0.0, 1.0));

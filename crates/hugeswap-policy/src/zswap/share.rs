@@ -340,6 +340,7 @@ mod tests {
     #[test]
     fn a_small_process_has_none_and_a_large_one_its_part() {
         assert_eq!((most(7, 50), most(8, 50), most(1000, 30)), (0, 4, 300));
+        assert_eq!((most_alone(7, 50), most_alone(1000, 95)), (3, 900));
         assert_eq!((stock(0), stock(4), stock(32), stock(1000)), (0, 1, 2, 8));
     }
 

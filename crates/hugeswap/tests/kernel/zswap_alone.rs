@@ -16,7 +16,7 @@ tests! {
     more_than_there_is_room_for_ends_the_process,
     room_that_comes_free_is_used_again,
     pages_that_are_in_memory_take_no_room_twice,
-    scattered_pages_are_in_one_place_as_well,
+    scattered_pages_come_back_where_room_is_short,
     a_child_reads_what_its_parent_has_compressed,
     a_child_of_the_dead_reads_what_they_had,
     a_disk_takes_what_there_is_no_room_for,
@@ -127,8 +127,8 @@ fn pages_that_are_in_memory_take_no_room_twice() {
     no_harm(&pool);
 }
 
-/// The same of units of which few pages were ever touched: their slots lie here and there.
-fn scattered_pages_are_in_one_place_as_well() {
+/// Of units of which few pages were ever touched: their slots lie here and there.
+fn scattered_pages_come_back_where_room_is_short() {
     const USED: usize = 60;
     const UNITS: usize = 400;
     let settings = [
@@ -156,8 +156,8 @@ fn scattered_pages_are_in_one_place_as_well() {
         assert_eq!(words[at].load(Relaxed), model[n], "page {n}, round {round}");
         if model[n] == 0 || x >> 40 & 1 == 0 {
             model[n] = x | 1;
-            // (A quarter of it is noise.)
-            for i in 0..128 {
+            // (A fifth of it is noise.)
+            for i in 0..96 {
                 words[at + i].store(model[n].wrapping_mul(i as u64 * 2 + 1), Relaxed);
             }
         }

@@ -20,8 +20,6 @@ use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU32, AtomicU64};
 /// One page of so many that are written, or stored, is compressed by the next of the codecs, to see
 /// what it would come to.
 const SAMPLE: u32 = 64;
-/// What a page costs that there is no room for, and nothing else that takes it, nanoseconds.
-const NOWHERE: f64 = 1_000_000.0;
 
 /// What is chosen, and what that follows from.
 pub(super) struct Chosen {
@@ -116,7 +114,7 @@ impl Zswap {
     /// no trial of whole units is under way or expected soon; `evicted`: pages, in all.
     pub fn choose(&self, device: &DeviceCost, by_pages: bool, evicted: u64) {
         let setting = self.pool.knob(Knob::ZswapEnabled);
-        let alone = self.has_reserve() && !self.pool.has_device_area();
+        let alone = self.has_reserve() && self.pool.is_without_device();
         if setting == zswap::NEVER && !alone {
             return;
         }
@@ -138,10 +136,7 @@ impl Zswap {
             returns.dearer = (returns.dearer + dearer) / 2.0;
         }
         for cost in &mut device {
-            cost.r#in = match alone {
-                true => NOWHERE,
-                false => cost.r#in * returns.dearer,
-            };
+            cost.r#in *= returns.dearer;
         }
         let known = Known {
             back: Tally::new(&returns.lately),
@@ -157,7 +152,11 @@ impl Zswap {
             ..self.chosen.get()
         };
         if setting == zswap::ALWAYS || alone {
-            let codec = share::choose_codec(&known, now);
+            // (Where there is nothing else, it is room that decides.)
+            let codec = match alone {
+                true => Codec::Lz4,
+                false => share::choose_codec(&known, now),
+            };
             self.chosen.codec.store(codec as u8, Relaxed);
             self.chosen.eager.store(false, Relaxed);
             self.note_codec(now.codec, codec);

@@ -194,7 +194,7 @@ impl Zswap {
             // What is moved together is not written.
             true if self.lacking() == 0 => UNIT / 4 * 3,
             true => UNIT / 16 * 15,
-            false if log.spare() == 0 => 0,
+            false if log.spare() == 0 && !self.has_reserve() => 0,
             false if (filled - in_use.min(filled)) * 16 <= filled * LOOSE => 0,
             false => UNIT / 16 * 15,
         };

@@ -223,12 +223,30 @@ mod tests {
         let mut s = Scratch::new();
         fill(&mut s.page, |x| b"0123456789abcdef"[(x >> 60) as usize]);
         assert_eq!(
-            (s.compress(Codec::Lz4), s.compress(Codec::ZstdFast)),
+            (
+                s.compress(Codec::Lz4, LONGEST),
+                s.compress(Codec::ZstdFast, LONGEST)
+            ),
             (None, None)
         );
-        let n = s.compress(Codec::Zstd).expect("4 bits of 8");
+        let n = s.compress(Codec::Zstd, SHORT).expect("4 bits of 8");
         assert!((PAGE / 2..PAGE / 2 + 200).contains(&n), "{n}");
         assert_eq!(back(&s.block[..n]), Some(s.page));
+    }
+
+    #[test]
+    fn how_short_is_short_enough_is_the_callers() {
+        let mut s = Scratch::new();
+        // (Three quarters of it is noise.)
+        fill(&mut s.page, |x| (x >> 56) as u8);
+        s.page[PAGE / 4 * 3..].fill(0);
+        for by in Codec::ALL {
+            assert_eq!(s.compress(by, SHORT), None);
+            let n = s.compress(by, LONGEST).expect("seven eighths");
+            assert_eq!(back(&s.block[..n]), Some(s.page));
+        }
+        // What is as long as a page is the page.
+        assert_eq!(back(&s.page.clone()), Some(s.page));
     }
 
     #[test]
@@ -250,7 +268,7 @@ mod tests {
         let mut s = Scratch::new();
         let decoders = Decoders::new().unwrap();
         fill(&mut s.page, |x| (x >> 61) as u8);
-        let n = s.compress(Codec::Zstd).expect("3 bits of 8");
+        let n = s.compress(Codec::Zstd, SHORT).expect("3 bits of 8");
         std::thread::scope(|scope| {
             for _ in 0..24 {
                 scope.spawn(|| {

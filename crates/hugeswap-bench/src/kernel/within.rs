@@ -1,0 +1,68 @@
+//! A zram device within the limit of a cgroup: the kernel does not count what the device takes to anybody, so
+//! the limit is made smaller by it all the time.
+
+use super::keeper::Hierarchy;
+use std::path::Path;
+use std::sync::atomic::AtomicBool;
+use std::sync::atomic::Ordering::Relaxed;
+use std::time::Duration;
+
+/// How often the device is asked.
+const EVERY: Duration = Duration::from_millis(10);
+/// The smallest limit: with less not even a program's code stays.
+const LEAST: u64 = 4 << 20;
+
+/// Does `work` while the limit of `cgroup` is `memory` bytes less what the zram device `area` takes.
+pub fn limited<T>(area: &Path, cgroup: &Path, memory: u64, work: impl FnOnce() -> T) -> T {
+    let name = area.file_name().unwrap_or_default();
+    let stat = Path::new("/sys/block").join(name).join("mm_stat");
+    let limit = Hierarchy::limit_of(cgroup);
+    let over = AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            let mut before = 0;
+            while !over.load(Relaxed) {
+                let taken = std::fs::read_to_string(&stat).map_or(before, |t| taken(&t));
+                // (While nothing can be brought out the limit cannot become smaller; the next time perhaps.)
+                let left = memory.saturating_sub(taken).max(LEAST);
+                if taken == before || std::fs::write(&limit, left.to_string()).is_ok() {
+                    before = taken;
+                }
+                std::thread::sleep(EVERY);
+            }
+        });
+        let done = work();
+        over.store(true, Relaxed);
+        done
+    })
+}
+
+/// Bytes of memory that a zram device takes, by its `mm_stat`.
+fn taken(stat: &str) -> u64 {
+    let mut words = stat.split_whitespace();
+    words.nth(2).and_then(|n| n.parse().ok()).unwrap_or(0)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_third_number_is_what_it_takes() {
+        let line =
+            "  104857600 31457280 33554432        0 34603008      128        0        0        0\n";
+        assert_eq!(taken(line), 33_554_432);
+        assert_eq!(taken(""), 0);
+    }
+
+    #[test]
+    fn the_limit_is_what_is_left() {
+        let dir = tempfile::tempdir().unwrap();
+        let file = dir.path().join("memory.max");
+        std::fs::write(&file, "1").unwrap();
+        // (There is no such device: it takes nothing.)
+        let done = limited(Path::new("/dev/zram-none"), dir.path(), 64 << 20, || 7);
+        assert_eq!(done, 7);
+        assert_eq!(std::fs::read_to_string(&file).unwrap(), "1");
+    }
+}
