@@ -216,11 +216,11 @@ impl Reclaim {
         progress || stayed
     }
 
-    /// In haste, or where what is dirty could only be compressed and there is little room for it, more
-    /// of the oldest units are looked at. What is clean goes, and only as many dirty
-    /// ones as are wanted: the device takes longer than there may be time. (Clean-first LRU, Park et
-    /// al., 2006.) Returns whether any unit was taken, and whether one stays that would be written to
-    /// no avail.
+    /// In haste, or where what is dirty could only be compressed and there is little room for it,
+    /// more of the oldest units are looked at. What is clean goes, and only as many dirty ones as
+    /// are wanted: the device takes longer than there may be time. (Clean-first LRU, Park et al.,
+    /// 2006.) Returns whether any unit was taken, and whether one stays that would be written to no
+    /// avail.
     fn reclaim_oldest(&self, wanted: usize) -> (bool, bool) {
         let mut haste = 4 * self.pool.excess_of(self.pool.me()) as usize;
         let mut to_write = if haste > 0 { wanted } else { usize::MAX };

@@ -1,5 +1,5 @@
-//! A zram device within the limit of a cgroup: the kernel does not count what the device takes to anybody, so
-//! the limit is made smaller by it all the time.
+//! A zram device within the limit of a cgroup: the kernel does not count what the device takes to
+//! anybody, so the limit is made smaller by it all the time.
 
 use super::keeper::Hierarchy;
 use std::path::Path;
@@ -12,7 +12,8 @@ const EVERY: Duration = Duration::from_millis(10);
 /// The smallest limit: with less not even a program's code stays.
 const LEAST: u64 = 4 << 20;
 
-/// Does `work` while the limit of `cgroup` is `memory` bytes less what the zram device `area` takes.
+/// Does `work` while the limit of `cgroup` is `memory` bytes less what the zram device `area`
+/// takes.
 pub fn limited<T>(area: &Path, cgroup: &Path, memory: u64, work: impl FnOnce() -> T) -> T {
     let name = area.file_name().unwrap_or_default();
     let stat = Path::new("/sys/block").join(name).join("mm_stat");
@@ -23,7 +24,8 @@ pub fn limited<T>(area: &Path, cgroup: &Path, memory: u64, work: impl FnOnce() -
             let mut before = 0;
             while !over.load(Relaxed) {
                 let taken = std::fs::read_to_string(&stat).map_or(before, |t| taken(&t));
-                // (While nothing can be brought out the limit cannot become smaller; the next time perhaps.)
+                // (While nothing can be brought out the limit cannot become smaller; the next time
+                // perhaps.)
                 let left = memory.saturating_sub(taken).max(LEAST);
                 if taken == before || std::fs::write(&limit, left.to_string()).is_ok() {
                     before = taken;

@@ -21,8 +21,9 @@ impl Memory {
         z.started.load(Relaxed) && z.wants_frame(short) && (short || z.is_eager())
     }
 
-    /// May a program have `pages` pages now? Not those that compressed memory lacks to take anything
-    /// in, where memory has nothing else to leave to: then nothing would come free any more.
+    /// May a program have `pages` pages now? Not those that compressed memory lacks to take
+    /// anything in, where memory has nothing else to leave to: then nothing would come free any
+    /// more.
     pub(crate) fn leaves_reserve(&self, pages: u64) -> bool {
         match self.store.zswap.lacking() {
             0 => true,
@@ -31,8 +32,8 @@ impl Memory {
     }
 
     /// kswapd: compressed memory gets the frames that it lacks to take anything in. Where a thread
-    /// waits and there are none, beyond the budget, which is kept to again when there are. Did it get
-    /// any?
+    /// waits and there are none, beyond the budget, which is kept to again when there are. Did it
+    /// get any?
     pub(crate) fn feed_reserve(&self) -> bool {
         let z = &self.store.zswap;
         if !z.started.load(Relaxed) || z.lacking() == 0 {

@@ -9,7 +9,8 @@
 //! * [`kept`]: what a forked child may still read
 //! * [`transfer`]: pages read and written, verified, counted and tried again; [`backing`]: the
 //!   device behind that; [`poll`]: reads polled for
-//! * [`zswap`]: pages kept compressed in memory instead of written
+//! * [`zswap`]: pages kept compressed in memory instead of written; [`compressed`]: their way there
+//!   and back
 //! * [`sealing`]: encryption; [`quarantine`]: slots that have failed are never used again
 //!
 //! The store knows pages, slots, areas and failures. It knows no engine, no state of a unit, no
@@ -35,6 +36,7 @@ pub(crate) mod backing;
 pub(crate) mod batch;
 pub(crate) mod buffers;
 mod claim;
+mod compressed;
 mod cursor;
 mod faulty;
 pub(crate) mod gather;

@@ -1,5 +1,5 @@
-//! Swap without a device (`--swap mem`): what leaves memory is compressed and stays in memory, all of
-//! it, within the budget; what there is no room for is refused as by a full area.
+//! Swap without a device (`--swap mem`): what leaves memory is compressed and stays in memory, all
+//! of it, within the budget; what there is no room for is refused as by a full area.
 
 use crate::util::*;
 use crate::zswap::{PAGE, put, touch, usage, verify};

@@ -1,6 +1,6 @@
-//! An area without a device: its slots are numbers, and what is stored there is in compressed memory
-//! (`store::zswap`) or not at all. So it takes what compressed memory has room for, however many
-//! slots it has.
+//! An area without a device: its slots are numbers, and what is stored there is in compressed
+//! memory (`store::zswap`) or not at all. So it takes what compressed memory has room for, however
+//! many slots it has.
 //!
 //! As every area it has a descriptor by which processes know it: that of a file in memory, which
 //! stays empty.
@@ -10,8 +10,8 @@ use crate::pool::{PoolError, machine_memory};
 use hugeswap_policy::UNIT_BYTES;
 use hugeswap_sys::mm;
 
-/// Bytes of slots for each byte of the machine's memory where no size is given: what compresses better
-/// is rare.
+/// Bytes of slots for each byte of the machine's memory where no size is given: what compresses
+/// better is rare.
 const TIMES: u64 = 4;
 
 pub(super) fn open(spec: &SwapSpec, refusal: &Refusal) -> Result<Found, PoolError> {

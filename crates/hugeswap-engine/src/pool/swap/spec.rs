@@ -1,5 +1,5 @@
-//! A swap area as it is asked for: `PATH[,size=SIZE][,pri=N][,tmpfs=allow][,device=allow]`, or `mem`
-//! for the path.
+//! A swap area as it is asked for: `PATH[,size=SIZE][,pri=N][,tmpfs=allow][,device=allow]`, or
+//! `mem` for the path.
 
 use hugeswap_policy::UNIT_BYTES;
 use hugeswap_policy::knobs::{SizeError, parse_size};

@@ -19,9 +19,9 @@
 //! # Areas without a device
 //!
 //! Every page of a cluster of such an area is kept, whatever the settings: as it is, if it does not
-//! become short enough. A page that there is no room for is refused as a full area refuses it. So that
-//! this is not for want of an empty frame only, the last [`RESERVE`] frames of the budget are for
-//! compressed memory ([`Zswap::lacking`]).
+//! become short enough. A page that there is no room for is refused as a full area refuses it. So
+//! that this is not for want of an empty frame only, the last [`RESERVE`] frames of the budget are
+//! for compressed memory ([`Zswap::lacking`]).
 //!
 //! # Protocol
 //!
@@ -212,8 +212,8 @@ impl Zswap {
         self.reserve.load(Relaxed) > 0
     }
 
-    /// Frames that it lacks to take anything in, where there is nothing else that would: nobody else
-    /// may have them.
+    /// Frames that it lacks to take anything in, where there is nothing else that would: nobody
+    /// else may have them.
     pub fn lacking(&self) -> u64 {
         let reserve = self.reserve.load(Relaxed);
         if reserve == 0 {
@@ -312,8 +312,8 @@ impl Zswap {
     }
 
     /// Stores pages of a cluster of this process's own, which are not in compressed memory, from
-    /// `from`, which is readable. `how`: `CLEAN`, or 0, and whether pages are kept as they are that do
-    /// not become short enough. Calls `stored` with each page that is kept.
+    /// `from`, which is readable. `how`: `CLEAN`, or 0, and whether pages are kept as they are that
+    /// do not become short enough. Calls `stored` with each page that is kept.
     pub fn store(
         &self,
         cluster: u64,
@@ -461,9 +461,9 @@ impl Zswap {
                 len if len <= block.len() => block.as_mut_ptr().cast(),
                 _ => return None,
             };
-            // SAFETY: within a frame of the segment, and as long as the buffer, or the caller's page,
-            // at most. Another thread may use the frame for something else meanwhile; then the word
-            // has changed.
+            // SAFETY: within a frame of the segment, and as long as the buffer, or the caller's
+            // page, at most. Another thread may use the frame for something else meanwhile; then
+            // the word has changed.
             unsafe {
                 std::ptr::copy_nonoverlapping(self.block_at(e) as *const u8, into, e.len);
             }

@@ -3,8 +3,8 @@
 //! A block is decoded with its bounds checked, so a damaged one gives an error or wrong bytes, which
 //! their sum tells. Its first byte says by what it was compressed.
 //!
-//! A page that is the same 8 bytes again and again is those 8 bytes: no other block is so short. One
-//! that is as long as a page is the page itself.
+//! A page that is the same 8 bytes again and again is those 8 bytes: no other block is so short.
+//! One that is as long as a page is the page itself.
 //!
 //! * [`lz4`], [`zstd`]: the libraries
 
@@ -63,8 +63,8 @@ impl Scratch {
         }
     }
 
-    /// Compresses `page` to `block`. The length of the block; `None`: it does not become as short as
-    /// `most` bytes, of at most [`LONGEST`].
+    /// Compresses `page` to `block`. The length of the block; `None`: it does not become as short
+    /// as `most` bytes, of at most [`LONGEST`].
     pub fn compress(&mut self, by: Codec, most: usize) -> Option<usize> {
         if let Some(word) = repeated(&self.page) {
             self.block[..SAME].copy_from_slice(&word.to_ne_bytes());
