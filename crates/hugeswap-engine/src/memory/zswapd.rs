@@ -18,7 +18,8 @@ impl Memory {
     /// memory is `short`, for then pages will be stored.
     pub(crate) fn zswap_grows(&self, short: bool) -> bool {
         let z = &self.store.zswap;
-        z.started.load(Relaxed) && z.wants_frame(short) && (short || z.is_eager())
+        let at_once = self.stalled.load(Relaxed) > 0 || self.frames_owed() > 0;
+        z.started.load(Relaxed) && z.wants_frame(short, at_once) && (short || z.is_eager())
     }
 
     /// May a program have `pages` pages now? Not those that compressed memory lacks to take
@@ -32,8 +33,8 @@ impl Memory {
     }
 
     /// kswapd: compressed memory gets the frames that it lacks to take anything in. Where a thread
-    /// waits and there are none, beyond the budget, which is kept to again when there are. Did it
-    /// get any?
+    /// waits, or another process, and there are none, beyond the budget, which is kept to again when
+    /// there are. Did it get any?
     pub(crate) fn feed_reserve(&self) -> bool {
         let z = &self.store.zswap;
         if !z.started.load(Relaxed) || z.lacking() == 0 {
@@ -45,7 +46,8 @@ impl Memory {
         }
         let (used, all) = (self.pool.used_frames(), self.pool.frames());
         let most = all + RESERVE + u64::from(z.is_loose());
-        if self.stalled.load(Relaxed) == 0 || used >= most {
+        let at_once = self.stalled.load(Relaxed) > 0 || self.frames_owed() > 0;
+        if !at_once || used >= most {
             return false;
         }
         self.pool.charge_over(self.pool.me());

@@ -17,6 +17,7 @@ tests! {
     room_that_comes_free_is_used_again,
     pages_that_are_in_memory_take_no_room_twice,
     scattered_pages_come_back_where_room_is_short,
+    many_that_rest_leave_room_for_one_that_works,
     a_child_reads_what_its_parent_has_compressed,
     a_child_of_the_dead_reads_what_they_had,
     a_disk_takes_what_there_is_no_room_for,
@@ -166,6 +167,39 @@ fn scattered_pages_come_back_where_room_is_short() {
     assert!(takes > 11 * MIB as u64, "there is room enough: {takes}");
     assert!(counter(&pool, "zswpin") > 10_000);
     no_harm(&pool);
+}
+
+/// Each process has compressed memory of its own; those that rest hold no empty frames.
+fn many_that_rest_leave_room_for_one_that_works() {
+    const MANY: usize = 12;
+    let pool = alone(112).build().unwrap();
+    let (mut from, mut to) = std::io::pipe().unwrap();
+    let resting: Vec<_> = (0..MANY)
+        .map(|_| {
+            child(|| {
+                let r = pool.region(6 * MIB).unwrap();
+                put(&r, 7);
+                std::io::Read::read_exact(&mut from, &mut [0]).unwrap();
+                verify(&r, 7);
+            })
+        })
+        .collect();
+    until_all(&pool, MANY);
+    let r = pool.region(128 * MIB).unwrap();
+    for g in 0..2 {
+        put(&r, g);
+        verify(&r, g);
+    }
+    std::io::Write::write_all(&mut to, &[1; MANY]).unwrap();
+    resting.into_iter().for_each(ended_well);
+    no_harm(&pool);
+}
+
+/// Until so many processes have come to the pool, and have had time to reserve what they would.
+fn until_all(pool: &Pool, many: usize) {
+    until("all are there", || {
+        pool.stats().resident_bytes >= (many * 2 * UNIT) as u64
+    });
 }
 
 fn a_child_reads_what_its_parent_has_compressed() {

@@ -61,6 +61,9 @@ use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize, fence};
 /// Empty frames that there are to be where there is an area without a device: what takes memory out
 /// needs some. A whole unit, and half a frame to move blocks together.
 pub(crate) const RESERVE: u64 = 2;
+/// A process that is charged fewer frames holds such empty ones only while it needs them: there may be
+/// many of that kind.
+const SMALL: u64 = 16;
 /// Threads that can compress at one time.
 const SCRATCHES: usize = 4;
 /// So many pages in a row that became no shorter are taken for a sign of more such.
@@ -176,16 +179,17 @@ impl Zswap {
     }
 
     /// kswapd: how large it may be now. True: it would have one more frame to store to. `short`:
-    /// memory is, or will soon be.
-    pub fn wants_frame(&self, short: bool) -> bool {
+    /// memory is, or will soon be; `at_once`: some of this process's is to leave now.
+    pub fn wants_frame(&self, short: bool, at_once: bool) -> bool {
         let (held, alone) = (self.held(), self.pool.has_memory_area());
         let most = match self.pool.knob(Knob::ZswapEnabled) {
             zswap::AUTO if !alone => self.ceiling().min(self.chosen.frames.load(Relaxed)),
             _ => self.ceiling(),
         };
         self.most.store(most as u32, Relaxed);
+        let needs = short && (at_once || !self.is_small());
         let reserve = match alone {
-            true if short => RESERVE,
+            true if needs => RESERVE,
             true => self.reserve.load(Relaxed),
             false => 0,
         };
@@ -194,7 +198,12 @@ impl Zswap {
         if held > most || held == most && spare < self.stock(most) || self.lacking() > 0 {
             self.wake();
         }
-        held < most && spare < self.stock(most)
+        held < most && spare < self.stock(most) && (needs || !alone)
+    }
+
+    /// Does this process have little memory?
+    fn is_small(&self) -> bool {
+        self.pool.record().charged.load(Relaxed) < SMALL
     }
 
     /// Empty frames that there are to be, of `most`.

@@ -170,8 +170,12 @@ impl Zswap {
         if empty {
             log.close();
         }
+        let rests = idle && self.has_reserve() && self.is_small();
+        if rests {
+            self.reserve.store(0, Relaxed);
+        }
         let reserved = self.reserve.load(Relaxed);
-        while (empty && log.spare() > reserved || self.held() > most)
+        while ((empty || rests) && log.spare() > reserved || self.held() > most)
             && let Some(frame) = log.take_spare()
         {
             self.give_frame_back(frame);
