@@ -17,17 +17,21 @@ const LEAST: u64 = 4 << 20;
 pub fn limited<T>(area: &Path, cgroup: &Path, memory: u64, work: impl FnOnce() -> T) -> T {
     let name = area.file_name().unwrap_or_default();
     let stat = Path::new("/sys/block").join(name).join("mm_stat");
-    let limit = Hierarchy::limit_of(cgroup);
+    limited_by(&stat, &Hierarchy::limit_of(cgroup), memory, work)
+}
+
+/// [`limited`], of the device's `mm_stat` and the cgroup's file with its limit.
+fn limited_by<T>(stat: &Path, limit: &Path, memory: u64, work: impl FnOnce() -> T) -> T {
     let over = AtomicBool::new(false);
     std::thread::scope(|scope| {
         scope.spawn(|| {
             let mut before = 0;
             while !over.load(Relaxed) {
-                let taken = std::fs::read_to_string(&stat).map_or(before, |t| taken(&t));
+                let taken = std::fs::read_to_string(stat).map_or(before, |t| taken(&t));
                 // (While nothing can be brought out the limit cannot become smaller; the next time
                 // perhaps.)
                 let left = memory.saturating_sub(taken).max(LEAST);
-                if taken == before || std::fs::write(&limit, left.to_string()).is_ok() {
+                if taken == before || std::fs::write(limit, left.to_string()).is_ok() {
                     before = taken;
                 }
                 std::thread::sleep(EVERY);
@@ -60,11 +64,21 @@ mod tests {
     #[test]
     fn the_limit_is_what_is_left() {
         let dir = tempfile::tempdir().unwrap();
-        let file = dir.path().join("memory.max");
-        std::fs::write(&file, "1").unwrap();
-        // (There is no such device: it takes nothing.)
-        let done = limited(Path::new("/dev/zram-none"), dir.path(), 64 << 20, || 7);
+        let [stat, limit] = ["mm_stat", "memory.max"].map(|name| dir.path().join(name));
+        let mib = |n: u64| (n << 20).to_string();
+        std::fs::write(&limit, mib(64)).unwrap();
+        let becomes = |left: u64| {
+            while std::fs::read_to_string(&limit).unwrap() != mib(left) {
+                std::thread::sleep(EVERY);
+            }
+        };
+        let done = limited_by(&stat, &limit, 64 << 20, || {
+            for (takes, left) in [(24, 40), (63, 4), (0, 64)] {
+                std::fs::write(&stat, format!("1 1 {}", mib(takes))).unwrap();
+                becomes(left);
+            }
+            7
+        });
         assert_eq!(done, 7);
-        assert_eq!(std::fs::read_to_string(&file).unwrap(), "1");
     }
 }

@@ -8,10 +8,11 @@
 //! threads.
 
 use crate::memory::Memory;
+use crate::memory::take::is_takeable;
 use hugeswap_policy::defrag::frames::{self, Credits, Frame, Sources};
 use hugeswap_policy::defrag::gfp::Gfp;
 use hugeswap_policy::numa;
-use hugeswap_policy::unit::{CLEAN, COW, Kind, LOCKED, WATCHED, Word};
+use hugeswap_policy::unit::{Kind, LOCKED};
 use hugeswap_policy::{PAGE_BYTES, UNIT_BYTES, UNIT_PAGES};
 use std::sync::atomic::AtomicU64;
 
@@ -37,11 +38,7 @@ impl Sources for Memory {
     /// Of a unit that was not touched since it was watched.
     fn take_clean(&self, nodes: &[u8]) -> Option<u32> {
         while let Some(unit) = self.clean.pop(nodes) {
-            let takeable = |w: Word| {
-                w.evictable()
-                    && (w.kind() == Kind::Cached || (w.has(WATCHED) && w.has(CLEAN) && !w.has(COW)))
-            };
-            let Some(w) = self.table.try_lock_if(unit, takeable) else {
+            let Some(w) = self.table.try_lock_if(unit, is_takeable) else {
                 let w = self.table.load(unit);
                 if w.has(LOCKED) && matches!(w.kind(), Kind::Present | Kind::Cached) {
                     // The thread that has it locked may leave it as it is: the lists bring it back

@@ -7,6 +7,12 @@ use hugeswap_policy::counters::Counter;
 use hugeswap_policy::unit::step::Event;
 use hugeswap_policy::unit::{CLEAN, COW, Kind, READAHEAD, WATCHED, Word};
 
+/// May the frame of a unit be taken? It is in nobody's sight, or is watched and was not touched, and
+/// its place in swap holds the same.
+pub(super) fn is_takeable(w: Word) -> bool {
+    w.evictable() && (w.kind() == Kind::Cached || (w.has(WATCHED) && w.has(CLEAN) && !w.has(COW)))
+}
+
 impl Memory {
     /// Takes the frame of a locked, clean, evictable unit and unlocks it as swapped.
     pub(crate) fn take_locked(&self, w: Locked<'_>) -> Option<u32> {
@@ -46,11 +52,7 @@ impl Memory {
 
     /// Frees the frame of a unit that was just parked, unless it is in use again.
     pub(crate) fn free_parked(&self, unit: u32) {
-        let takeable = |w: Word| {
-            w.evictable()
-                && (w.kind() == Kind::Cached || (w.has(WATCHED) && w.has(CLEAN) && !w.has(COW)))
-        };
-        if let Some(w) = self.table.try_lock_if(unit, takeable)
+        if let Some(w) = self.table.try_lock_if(unit, is_takeable)
             && let Some(place) = self.take_locked(w)
         {
             self.arena.put_free(place);

@@ -18,8 +18,14 @@ impl Memory {
     /// memory is `short`, for then pages will be stored.
     pub(crate) fn zswap_grows(&self, short: bool) -> bool {
         let z = &self.store.zswap;
-        let at_once = self.stalled.load(Relaxed) > 0 || self.frames_owed() > 0;
-        z.started.load(Relaxed) && z.wants_frame(short, at_once) && (short || z.is_eager())
+        z.started.load(Relaxed)
+            && z.wants_frame(short, self.is_waited_for())
+            && (short || z.is_eager())
+    }
+
+    /// Does a thread wait for memory, or another process for some of this one's?
+    fn is_waited_for(&self) -> bool {
+        self.stalled.load(Relaxed) > 0 || self.frames_owed() > 0
     }
 
     /// May a program have `pages` pages now? Not those that compressed memory lacks to take
@@ -46,8 +52,7 @@ impl Memory {
         }
         let (used, all) = (self.pool.used_frames(), self.pool.frames());
         let most = all + RESERVE + u64::from(z.is_loose());
-        let at_once = self.stalled.load(Relaxed) > 0 || self.frames_owed() > 0;
-        if !at_once || used >= most {
+        if !self.is_waited_for() || used >= most {
             return false;
         }
         self.pool.charge_over(self.pool.me());

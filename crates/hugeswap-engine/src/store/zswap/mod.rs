@@ -61,8 +61,8 @@ use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize, fence};
 /// Empty frames that there are to be where there is an area without a device: what takes memory out
 /// needs some. A whole unit, and half a frame to move blocks together.
 pub(crate) const RESERVE: u64 = 2;
-/// A process that is charged fewer frames holds such empty ones only while it needs them: there may be
-/// many of that kind.
+/// A process that is charged fewer frames holds such empty ones only while it needs them: there may
+/// be many of that kind.
 const SMALL: u64 = 16;
 /// Threads that can compress at one time.
 const SCRATCHES: usize = 4;
