@@ -123,8 +123,8 @@ fn pages_that_are_in_memory_take_no_room_twice() {
     }
     assert!(counter(&pool, "zswpin") > 10_000);
     let (takes, holds) = usage(&pool);
-    assert!(takes > 18 * MIB as u64, "there is room enough: {takes}");
-    assert!(holds < 88 * MIB as u64, "{holds} in {takes}");
+    assert!(takes >= 16 * MIB as u64, "there is room enough: {takes}");
+    assert!(holds < 74 * MIB as u64, "{holds} in {takes}");
     no_harm(&pool);
 }
 
@@ -190,6 +190,11 @@ fn many_that_rest_leave_room_for_one_that_works() {
         put(&r, g);
         verify(&r, g);
     }
+    drop(r);
+    // (What one has compressed takes a frame, or a little more.)
+    until("those that rest hold no empty frames", || {
+        usage(&pool).0 <= (MANY * UNIT * 3 / 2) as u64
+    });
     std::io::Write::write_all(&mut to, &[1; MANY]).unwrap();
     resting.into_iter().for_each(ended_well);
     no_harm(&pool);
