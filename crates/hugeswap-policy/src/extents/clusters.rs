@@ -44,8 +44,8 @@ impl<F: FnMut(u64, u32)> Walk<F> {
 ///
 /// A cluster is `cluster_bytes` bytes (not 0) at a multiple of that. `extents` gives the first byte
 /// in the area, the first byte on the device, and the length of each extent, in ascending order of
-/// the area and without overlap; extents that continue each other are one piece. Needs no memory,
-/// so it takes files of any number of extents as the file system lists them.
+/// the area and without overlap; extents that continue each other are one piece, whatever empty ones
+/// lie between. Needs no memory, so it takes files of any number of extents as the file system lists them.
 pub fn for_each_cluster(
     extents: impl IntoIterator<Item = (u64, u64, u64)>,
     cluster_bytes: u64,
@@ -59,7 +59,7 @@ pub fn for_each_cluster(
     // First and last byte (excluded) of the piece so far, and the byte of the device that would
     // continue it.
     let mut piece = (0, 0, 0);
-    for (at, place, len) in extents {
+    for (at, place, len) in extents.into_iter().filter(|e| e.2 > 0) {
         let (end, next) = (at.saturating_add(len), place.saturating_add(len));
         if at != piece.1 || place != piece.2 {
             walk.piece(piece.0, piece.1);

@@ -225,6 +225,17 @@ fn every_small_area() {
     }
 }
 
+/// An empty extent breaks nothing, wherever on the device it says it is.
+#[test]
+fn empty_extents_part_no_piece() {
+    let extents = [(0, 500, 3), (3, 900, 0), (3, 503, 1)];
+    let mut found = Vec::new();
+    for_each_cluster(extents, 4, |n, pieces| found.push((n, pieces)));
+    assert_eq!(found, [(0, 1)]);
+    let map = Extents::new(extents.map(|(at, place, len)| extent(at as u32, len as u32, 0, place)));
+    assert_eq!(map.unwrap().len(), 1);
+}
+
 #[test]
 fn a_map_of_nothing_has_nothing() {
     let map = Extents::new([]).unwrap();
