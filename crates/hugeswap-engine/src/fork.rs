@@ -311,6 +311,7 @@ impl Engine {
             let w = self.table.load(u);
             (w.has(WRITABLE) || w.kind() == Kind::Present && self.track.is_open(u))
                 && !held(w)
+                && w.allows(false)
                 && self.files.of(u).is_none()
         };
         let mut unit = 0;
@@ -331,7 +332,7 @@ impl Engine {
                 if w.kind() != Kind::Present || held(w) || self.files.of(u).is_some() {
                     continue;
                 }
-                if w.has(WATCHED) {
+                if w.has(WATCHED) && w.allows(false) {
                     // Should it fail, the next touch gives access.
                     let _ = self.backend.set_readable(self.table.addr(u));
                 }
@@ -409,7 +410,9 @@ impl Engine {
                     let watched =
                         was_message && w.allows(false) && self.backend.set_readable(at).is_err();
                     // Brought in by the forking thread itself, after everything was shared.
-                    let changed = !w.has(COW) && self.backend.set_read_only(at, UNIT).is_err();
+                    let changed = !w.has(COW)
+                        && w.allows(false)
+                        && self.backend.set_read_only(at, UNIT).is_err();
                     self.note_left(unit, Held::At(at));
                     Event::Inherited { watched, changed }
                 }

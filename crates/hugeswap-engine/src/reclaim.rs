@@ -300,6 +300,11 @@ impl Reclaim {
                 self.lru.lock().put_back(unit);
                 continue;
             }
+            if !w.allows(false) {
+                to_write -= 1;
+                progress |= self.write_out_closed(w);
+                continue;
+            }
             // A run of dirty neighbours is protected by one call.
             let mut run = [const { None }; MOST];
             run[0] = Some(w);
@@ -308,7 +313,8 @@ impl Reclaim {
                 && len < to_write
                 && out[i] == unit + len as u32
                 && let Some(next) = self.table.try_lock_if(out[i], |w| {
-                    w.evictable() && w.kind() == Kind::Present && !w.has(WATCHED | CLEAN)
+                    let dirty = w.kind() == Kind::Present && !w.has(WATCHED | CLEAN);
+                    w.evictable() && dirty && w.allows(false)
                 })
             {
                 if !self.swap_is_allowed(out[i], *next) {
@@ -450,7 +456,11 @@ impl Reclaim {
                 w.settle();
                 return;
             }
-            if !self.start_writes(unit, 1, std::iter::once(w)) {
+            let begun = match w.allows(false) {
+                true => self.start_writes(unit, 1, std::iter::once(w)),
+                false => self.write_out_closed(w),
+            };
+            if !begun {
                 return;
             }
             // The first thread that comes writes it; wait until that is done.

@@ -26,6 +26,18 @@ use std::sync::atomic::Ordering::{Acquire, Release};
 /// Without work an I/O thread looks again after so long.
 const IDLE_NS: u64 = 500_000_000;
 
+/// What came of writing a unit.
+enum Wrote {
+    /// It is zeros: there is nothing to write.
+    Zeros,
+    /// The place that it has holds the same.
+    Unchanged(Place),
+    /// It was written to this cluster.
+    To(u64),
+    /// No cluster would take it.
+    Nothing,
+}
+
 impl Paging {
     /// A thread's body: reads first, writes when there is nothing to read.
     pub(crate) fn worker(&'static self) {
@@ -181,13 +193,51 @@ impl Paging {
         if let Some(place) = self.table.load(unit).file() {
             return self.write_out_to_file(unit, place);
         }
-        let at = self.table.addr(unit);
-        // SAFETY: under write-back the unit is mapped readable; if the program writes meanwhile,
-        // the word says so and the result is thrown away.
+        // (Under write-back the unit is mapped readable; if the program writes meanwhile, the word
+        // says so and the result is thrown away.)
+        let wrote = self.write_from(unit, self.table.addr(unit));
+        self.finish_write_out(self.table.lock(unit), wrote);
+        true
+    }
+
+    /// Writes a locked, dirty unit that the program has no access to, and leaves it where a fault
+    /// may take its frame. Unlocks it. Was it written? (What is under write-back is mapped
+    /// readable where it stands, and so this one is written from a place in the arena.)
+    pub(crate) fn write_out_closed(&self, mut w: Locked<'_>) -> bool {
+        let unit = w.unit();
+        let place = self.arena.take_empty();
+        let place = place.filter(|&place| {
+            let moved = self.move_out(unit, place, false).is_ok();
+            if !moved {
+                self.arena.put_empty(place);
+            }
+            moved
+        });
+        let Some(place) = place else {
+            w.settle();
+            self.lru.lock().put_back(unit);
+            return false;
+        };
+        self.advance(&mut w, Event::WriteBegun);
+        let from = self.arena.addr(place);
+        let wrote = self.write_from(unit, from);
+        if self.backend.relocate(from, w.addr(), false).is_err() {
+            // (Rather readable than lost.)
+            return self.put_back(w, place);
+        }
+        self.arena.put_empty(place);
+        let written = !matches!(wrote, Wrote::Nothing);
+        self.finish_write_out(w, wrote);
+        self.note_available();
+        written
+    }
+
+    /// Writes what a unit under write-back holds, which stands at `at`, unless it is zeros.
+    fn write_from(&self, unit: u32, at: usize) -> Wrote {
+        // SAFETY: the caller's, readable; if it is written to meanwhile, the caller learns of it.
         let bytes = unsafe { self.bytes(at) };
         if checksum::is_zero(bytes) {
-            self.finish_zero(unit);
-            return true;
+            return Wrote::Zeros;
         }
         let w = self.table.load(unit);
         let (old, own) = (w.place(), w.cluster());
@@ -201,28 +251,33 @@ impl Paging {
                 && known.is_some_and(|k| checksum::equal(k, &sum))
                 && !self.pool.is_bad(cluster, 0..UNIT_PAGES as usize)
         };
-        let (place, written, touched) = if own.is_some_and(unchanged) {
+        if own.is_some_and(unchanged) {
             self.pool.count(Counter::CleanDrop, 1);
-            (old, true, false)
-        } else {
-            match self.write_somewhere(own, at, &sum) {
-                Some(cluster) => (Place::Cluster(cluster), true, true),
-                None => (old, false, true),
-            }
+            return Wrote::Unchanged(old);
+        }
+        match self.write_somewhere(own, at, &sum) {
+            Some(cluster) => Wrote::To(cluster),
+            None => Wrote::Nothing,
+        }
+    }
+
+    /// What becomes of a locked unit after [`Paging::write_from`].
+    fn finish_write_out(&self, w: Locked<'_>, wrote: Wrote) {
+        let place = match wrote {
+            Wrote::Zeros => return self.finish_zero(w),
+            Wrote::Nothing => None,
+            Wrote::Unchanged(place) => Some(place),
+            Wrote::To(cluster) => Some(Place::Cluster(cluster)),
         };
-        let w = self.table.lock(unit);
-        if written
+        if let Wrote::To(cluster) = wrote
             && w.has(WRITABLE)
-            && let Place::Cluster(s) = place
-            && touched
-            && self.pool.owns_cluster(s)
+            && self.pool.owns_cluster(cluster)
         {
             // Changed while it was being written: what is on the device is neither the old nor the
             // new. (A cluster left alone still holds what it did, and a forked child may need it.)
-            self.store.forget_stored(s, 0..UNIT_PAGES as usize);
+            self.store.forget_stored(cluster, 0..UNIT_PAGES as usize);
         }
-        self.end_write_out(w, written.then_some(place));
-        true
+        self.end_write_out(w, place);
     }
 
     /// What becomes of a locked unit after its write-back. `place`: where it was written to, or has

@@ -3,15 +3,16 @@
 
 use crate::checksum;
 use crate::paging::Paging;
+use crate::table::Locked;
 use crate::table::NO_FRAME;
 use crate::track::Held;
 use hugeswap_policy::unit::step::Event;
 use hugeswap_policy::unit::{COW, WRITABLE};
 
 impl Paging {
-    /// Ends the write-back of a unit whose bytes are all zero: no place, no I/O, no memory.
-    pub(crate) fn finish_zero(&self, unit: u32) {
-        let w = self.table.lock(unit);
+    /// Ends the write-back of a locked unit whose bytes are all zero: no place, no I/O, no memory.
+    pub(crate) fn finish_zero(&self, w: Locked<'_>) {
+        let unit = w.unit();
         if w.has(WRITABLE) || w.pins() > 0 {
             return self.settle_by(w, Event::NotWritten);
         }

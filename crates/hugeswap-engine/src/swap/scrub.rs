@@ -151,7 +151,8 @@ impl Reclaim {
     /// A unit that is in memory, and whose place in swap is bad, becomes dirty. False: that could
     /// not be.
     pub(super) fn make_dirty(&self, w: &mut Locked<'_>) -> bool {
-        if w.has(WATCHED) && self.backend.set_readable(w.addr()).is_err() {
+        let opens = w.has(WATCHED) && w.allows(false);
+        if opens && self.backend.set_readable(w.addr()).is_err() {
             return false;
         }
         self.advance(w, Event::Dirtied);

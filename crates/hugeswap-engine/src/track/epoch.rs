@@ -137,7 +137,7 @@ impl Paging {
                     self.track.note_written(unit);
                     false
                 }
-                Kind::Present => w.has(WRITABLE) || open && !w.has(WATCHED),
+                Kind::Present => w.has(WRITABLE) || open && !w.has(WATCHED) && w.allows(false),
                 // No page has become writable since the last epoch, if none was written.
                 Kind::Base => {
                     let dirty = self.base.records.of(unit).dirty.any();

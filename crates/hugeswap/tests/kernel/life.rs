@@ -1,15 +1,12 @@
 //! Start, end, and coexistence with the program's own handlers.
 
 use crate::util::*;
-use hugeswap_policy::knobs::{Knob, swapin};
 use std::os::unix::process::ExitStatusExt;
 use std::sync::atomic::AtomicUsize;
 use std::sync::atomic::Ordering::Relaxed;
 
 tests! {
     fork_handlers_may_touch_managed_memory,
-    memory_without_access_is_not_opened_by_advice,
-    memory_without_access_is_written_out,
     #[long]
     drop_gives_everything_back,
     own_handler_gets_own_faults,
@@ -245,73 +242,4 @@ fn fork_handlers_may_touch_managed_memory() {
         }
         TOUCHED.store(0, Relaxed);
     });
-}
-
-fn memory_without_access_is_written_out() {
-    use hugeswap_engine::Prot;
-    let engine = engine(32, hugeswap::FaultMode::Signal, &[]);
-    let len = 24 * MIB;
-    let hidden = engine.map(len, UNIT, true).unwrap();
-    // SAFETY: just mapped.
-    unsafe { std::ptr::write_bytes(hidden as *mut u8, 0x5a, len) };
-    engine.protect(hidden, len, Prot::None).unwrap();
-    let other = engine.map(96 * MIB, UNIT, true).unwrap();
-    // SAFETY: just mapped.
-    unsafe { std::ptr::write_bytes(other as *mut u8, 0xa5, 96 * MIB) };
-    engine.protect(hidden, len, Prot::ReadWrite).unwrap();
-    // SAFETY: readable again.
-    let back = unsafe { std::slice::from_raw_parts(hidden as *const u8, len) };
-    assert!(back.iter().all(|&b| b == 0x5a));
-    assert!(
-        engine.pool().report().counters[0] > 0,
-        "nothing came back from swap"
-    );
-    // SAFETY: nothing of the engine's is used any more.
-    unsafe { engine.stop() };
-}
-
-/// The kernel's access to the mapping of an address: `rw-p` and the like.
-fn mapped_as(at: usize) -> String {
-    let maps = std::fs::read_to_string("/proc/self/maps").unwrap();
-    let of = |line: &str| {
-        let (range, rest) = line.split_once(' ')?;
-        let (from, to) = range.split_once('-')?;
-        let bound = |s| usize::from_str_radix(s, 16).ok();
-        (bound(from)? <= at && at < bound(to)?).then(|| rest[..4].to_owned())
-    };
-    maps.lines().find_map(of).expect("it is mapped")
-}
-
-/// Memory in swap stays without access after advice that parts of it are wanted soon or can be
-/// given up.
-fn memory_without_access_is_not_opened_by_advice() {
-    use hugeswap_engine::Prot;
-    need_pages();
-    for swapin in [swapin::NEVER, swapin::AUTO] {
-        let engine = engine(
-            32,
-            hugeswap::FaultMode::Signal,
-            &[(Knob::ThpSwapin, swapin)],
-        );
-        let at = engine.map(3 * UNIT, UNIT, true).unwrap();
-        // SAFETY: just mapped.
-        unsafe { std::ptr::write_bytes(at as *mut u8, 0x5a, 3 * UNIT) };
-        engine.pageout(at, 3 * UNIT);
-        engine.protect(at, 3 * UNIT, Prot::None).unwrap();
-        // The end of one unit and the beginning of the next.
-        engine.willneed(at + UNIT - 8 * 4096, 16 * 4096);
-        engine.discard(at + 2 * UNIT + 4096, 4096).unwrap();
-        for unit in 0..3 {
-            assert_eq!(mapped_as(at + unit * UNIT), "---p", "unit {unit}");
-        }
-        engine.audit().unwrap();
-        engine.protect(at, 3 * UNIT, Prot::ReadWrite).unwrap();
-        // SAFETY: readable again.
-        let bytes = unsafe { std::slice::from_raw_parts(at as *const u8, 3 * UNIT) };
-        let gone = 2 * UNIT + 4096..2 * UNIT + 8192;
-        let want = |i| if gone.contains(&i) { 0 } else { 0x5a };
-        assert!(bytes.iter().enumerate().all(|(i, &b)| b == want(i)));
-        // SAFETY: nothing of the engine's is used any more.
-        unsafe { engine.stop() };
-    }
 }

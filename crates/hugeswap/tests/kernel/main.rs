@@ -27,6 +27,7 @@ macro_rules! tests {
     (@needs_disk disk) => { true };
 }
 
+mod access_none;
 mod advisor;
 mod areas;
 mod changed;
@@ -138,6 +139,7 @@ fn all() -> Vec<Test> {
         joining::TESTS,
         huge_entries::TESTS,
         model::TESTS,
+        access_none::TESTS,
         advisor::TESTS,
         secrecy::TESTS,
         shared::TESTS,
