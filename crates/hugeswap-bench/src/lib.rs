@@ -114,6 +114,9 @@ pub struct WorkerArgs {
 /// Runs a benchmark. Returns the exit status: 0, 1 if a run failed or its data did not verify, 2 if
 /// it was called wrongly, 130 if it was interrupted. The reason of a failure is one line on stderr.
 pub fn run(Args { bench, json }: Args) -> Result<i32> {
+    for line in kernel::undo_what_is_left() {
+        eprintln!("hugeswap: {line}");
+    }
     let done = watch_signals().and_then(|()| match bench {
         Bench::SwapSeq(b) => output::run(&b, json),
         Bench::SwapRand(b) => output::run(&b, json),

@@ -127,6 +127,15 @@ pub fn permitted() -> bool {
     rustix::process::geteuid().is_root()
 }
 
+/// Undoes what a benchmark that was killed, with its keeper, has left of its set-up. Returns what
+/// there is to say of it.
+pub fn undo_what_is_left() -> Vec<String> {
+    if !permitted() {
+        return Vec::new();
+    }
+    keeper::journal::undo_what_is_left(Path::new(keeper::journal::RUN))
+}
+
 /// Mounts a private tmpfs for `swap_bytes` of swap, if the machine has that much memory beside the
 /// `memory` of a worker.
 pub fn ram_device(keeper: &mut Keeper, swap_bytes: u64, memory: u64) -> Result<PathBuf> {

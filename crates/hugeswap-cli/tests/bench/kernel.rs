@@ -134,3 +134,57 @@ fn the_kernel_thrashes_too() {
         assert!(found["ratios"]["thrash_pages_in_vs_kernel_thp_off"].is_number());
     }
 }
+
+/// A benchmark is killed with all its processes, as by the end of a container: the next one undoes what it has set up.
+#[test]
+fn what_a_killed_benchmark_left_is_undone_by_the_next() {
+    use std::process::{Command, Stdio};
+    let dir = tempfile::tempdir().expect("a directory");
+    let place = dir.path().to_str().expect("a path in UTF-8");
+    let mut child = Command::new(assert_cmd::cargo::cargo_bin("hugeswap"))
+        .args(["bench", "swap-seq", "--vs", "kernel", "--pairs", "1"])
+        .args(["--region", "300M", "--memory", "150M", "--rounds", "1"])
+        .args(["--kernel-rounds", "1000"])
+        .env("TMPDIR", place)
+        .stdout(Stdio::null())
+        .spawn()
+        .expect("the command is built");
+    let of = |pid: u32| format!("/proc/{pid}/task/{pid}/children");
+    let journal = |pid: &str| format!("/run/hugeswap-bench-{pid}.undo");
+    let swapping = |pid: &&str| {
+        let noted = std::fs::read_to_string(journal(pid)).unwrap_or_default();
+        noted.contains("Swap") && noted.contains(place)
+    };
+    let keeper = loop {
+        if child.try_wait().expect("it can be waited for").is_some() {
+            println!("skipped: the kernel is not measured here");
+            return;
+        }
+        let children = std::fs::read_to_string(of(child.id())).unwrap_or_default();
+        if let Some(pid) = children.split_whitespace().find(swapping) {
+            break pid.to_owned();
+        }
+        std::thread::sleep(std::time::Duration::from_millis(10));
+    };
+    let kill = |pid: &str| Command::new("kill").args(["-9", pid]).status();
+    kill(&keeper).expect("kill is there");
+    child.kill().expect("it runs");
+    child.wait().expect("it is dead");
+    let mounted = || {
+        let mounts = std::fs::read_to_string("/proc/self/mounts").expect("mounts");
+        mounts.contains(place)
+    };
+    assert!(mounted(), "nothing was left: the test tests nothing");
+    let next = ["swap-seq", "--region", "64M", "--memory", "32M"];
+    bench(&next)
+        .args(["--pairs", "1", "--rounds", "1"])
+        .assert()
+        .success();
+    // (A benchmark of another test may have been faster, and be at it still.)
+    let start = std::time::Instant::now();
+    while mounted() || std::fs::read_dir(place).expect("the directory").count() > 0 {
+        assert!(start.elapsed().as_secs() < 60, "{place} is mounted still");
+        std::thread::sleep(std::time::Duration::from_millis(50));
+    }
+    assert!(!std::path::Path::new(&journal(&keeper)).exists());
+}

@@ -3,21 +3,26 @@
 //! It reads requests from stdin, one JSON object a line, and answers each with one line. At the end of
 //! its input (the benchmark has ended, was killed, or has crashed) it undoes everything that is still
 //! set up, newest first, and ends. It ignores the signals that end the benchmark. It undoes only what
-//! it did: an undo step is noted before or when its effect begins.
+//! it did: an undo step is noted before or when its effect begins ([`journal`]: what it leaves when it
+//! is killed itself is undone by the next benchmark).
 //!
 //! Swap is never on a tmpfs that could itself be swapped, because the kernel would deadlock: the RAM
 //! device is a file on a tmpfs mounted `noswap`, and a kernel without that option has no RAM device.
 
-use crate::child::tell;
+pub mod journal;
+mod undo;
 
+pub use undo::is_on;
+
+use crate::child::tell;
 use anyhow::{Context, Result, bail};
 use hugeswap_support::proc::chosen;
-use rustix::mount::UnmountFlags;
+use journal::Journal;
 use serde::{Deserialize, Serialize};
 use std::io::Write;
 use std::path::{Path, PathBuf};
-use std::process::{Command, Stdio};
-use std::time::{Duration, Instant};
+use std::process::Command;
+use undo::{PRIORITY, Undo, empty_cgroup, patiently, tool, undo};
 
 /// The directory that makes and removes zram devices.
 const ZRAM: &str = "/sys/class/zram-control";
@@ -57,20 +62,6 @@ pub enum Answer {
     Failed(String),
 }
 
-/// A step that undoes something.
-#[derive(Debug, PartialEq, Eq)]
-enum Undo {
-    Directory(PathBuf),
-    Mount(PathBuf),
-    File(PathBuf),
-    Loop(PathBuf),
-    Zram(String),
-    Swap(PathBuf),
-    Cgroup(PathBuf),
-    Choice(PathBuf, String),
-    Controller(PathBuf),
-}
-
 /// The keeper process.
 pub fn main() -> Result<()> {
     use signal_hook::consts::{SIGHUP, SIGINT, SIGPIPE, SIGTERM};
@@ -78,7 +69,10 @@ pub fn main() -> Result<()> {
     for signal in [SIGHUP, SIGINT, SIGPIPE, SIGTERM] {
         signal_hook::flag::register(signal, std::sync::Arc::clone(&ignored))?;
     }
-    let mut keeper = Keeper::default();
+    let mut keeper = Keeper {
+        undo: Journal::in_dir(Path::new(journal::RUN)),
+        ..Keeper::default()
+    };
     for line in std::io::stdin().lines() {
         let Ok(line) = line else { break };
         let done = serde_json::from_str(&line)
@@ -94,7 +88,7 @@ pub fn main() -> Result<()> {
 
 #[derive(Default)]
 struct Keeper {
-    undo: Vec<Undo>,
+    undo: Journal,
     /// Files in which a value was chosen, locked: two keepers would each restore the choice of the other.
     chosen: Vec<(PathBuf, std::fs::File)>,
 }
@@ -116,18 +110,18 @@ impl Keeper {
             Request::Choose { file, value } => self.choose(&file, &value),
             Request::On { area } => {
                 // Noted first: a swapon that exceeds its time limit may still succeed.
-                self.undo.push(Undo::Swap(area.clone()));
-                tool(Command::new("swapon").args(["-p", "32767"]).arg(&area), 60)
+                self.undo.note(Undo::Swap(area.clone()));
+                tool(Command::new("swapon").args(["-p", PRIORITY]).arg(&area), 60)
                     .map(|_| String::new())
             }
             Request::Off { area } => {
                 let wanted = Undo::Swap(area);
-                let at = self.undo.iter().rposition(|u| *u == wanted);
+                let at = self.undo.steps().iter().rposition(|u| *u == wanted);
                 let at = at.context("that area is not on")?;
                 // Processes left in the cgroup would have to be brought back first.
-                self.undo.iter().try_for_each(empty_cgroup)?;
+                self.undo.steps().iter().try_for_each(empty_cgroup)?;
                 undo(&wanted)?;
-                self.undo.remove(at);
+                self.undo.forget(at);
                 Ok(String::new())
             }
             Request::End => self.undo_all().map(|()| String::new()),
@@ -141,7 +135,7 @@ impl Keeper {
             .tempdir()
             .context("no place for a mount point")?
             .keep();
-        self.undo.push(Undo::Directory(dir.clone()));
+        self.undo.note(Undo::Directory(dir.clone()));
         Ok(dir)
     }
 
@@ -157,7 +151,7 @@ impl Keeper {
         mount(options(",huge=always"))
             .or_else(|_| mount(options("")))
             .context("cannot mount a tmpfs with `noswap` (Linux 6.4 or later, as root)")?;
-        self.undo.push(Undo::Mount(dir.clone()));
+        self.undo.note(Undo::Mount(dir.clone()));
         Ok(dir)
     }
 
@@ -169,14 +163,14 @@ impl Keeper {
         let (out, path) = file
             .with_context(|| format!("cannot make a file in {}", dir.display()))?
             .keep()?;
-        self.undo.push(Undo::File(path.clone()));
+        self.undo.note(Undo::File(path.clone()));
         write_fully(out, bytes)
             .with_context(|| format!("cannot write {} MiB to {}", bytes >> 20, path.display()))?;
         let area = if on_loop {
             let mut losetup = Command::new("losetup");
             let made = tool(losetup.args(["--find", "--show"]).arg(&path), 60)?;
             let device = PathBuf::from(made.trim());
-            self.undo.push(Undo::Loop(device.clone()));
+            self.undo.note(Undo::Loop(device.clone()));
             device
         } else {
             path
@@ -189,7 +183,7 @@ impl Keeper {
         let number = std::fs::read_to_string(format!("{ZRAM}/hot_add"))
             .context("no zram device can be had (is the kernel's zram module loaded?)")?;
         let number = number.trim().to_owned();
-        self.undo.push(Undo::Zram(number.clone()));
+        self.undo.note(Undo::Zram(number.clone()));
         let size = format!("/sys/block/zram{number}/disksize");
         std::fs::write(size, bytes.to_string())
             .with_context(|| format!("cannot make a zram device of {} MiB", bytes >> 20))?;
@@ -209,7 +203,7 @@ impl Keeper {
             if !on.split_whitespace().any(|c| c == "memory") {
                 std::fs::write(&control, "+memory")
                     .context("cannot turn on the memory controller of cgroups")?;
-                self.undo.push(Undo::Controller(control));
+                self.undo.note(Undo::Controller(control));
             }
         }
         let dir = root
@@ -217,7 +211,7 @@ impl Keeper {
             .join(format!("hugeswap-bench-{}", std::process::id()));
         std::fs::create_dir(&dir)
             .with_context(|| format!("cannot make the memory cgroup {}", dir.display()))?;
-        self.undo.push(Undo::Cgroup(dir.clone()));
+        self.undo.note(Undo::Cgroup(dir.clone()));
         let limit = Hierarchy::limit_of(&dir);
         std::fs::write(&limit, memory.to_string())
             .with_context(|| format!("cannot set {}", limit.display()))?;
@@ -237,8 +231,11 @@ impl Keeper {
         let text = std::fs::read_to_string(file)
             .with_context(|| format!("cannot read {}", file.display()))?;
         let before = chosen(&text).unwrap_or(text.trim()).to_owned();
-        self.undo
-            .push(Undo::Choice(file.to_owned(), before.clone()));
+        self.undo.note(Undo::Choice {
+            file: file.to_owned(),
+            before: before.clone(),
+            value: value.to_owned(),
+        });
         std::fs::write(file, value)
             .with_context(|| format!("cannot set {} to {value}", file.display()))?;
         Ok(before)
@@ -248,14 +245,15 @@ impl Keeper {
     fn undo_all(&mut self) -> Result<()> {
         let mut failed = None;
         // No process may use a mount, an area or a cgroup that is about to be removed.
-        for step in &self.undo {
+        for step in self.undo.steps() {
             failed = failed.or(empty_cgroup(step).err());
         }
-        while let Some(step) = self.undo.pop() {
-            if let Err(e) = undo(&step) {
-                eprintln!("hugeswap: left behind: {step:?}: {e:#}");
+        while let [.., step] = self.undo.steps() {
+            if let Err(e) = undo(step) {
+                eprintln!("hugeswap: left behind: {step}: {e:#}");
                 failed = failed.or(Some(e));
             }
+            self.undo.forget(self.undo.steps().len() - 1);
         }
         self.chosen.clear();
         failed.map_or(Ok(()), Err)
@@ -303,115 +301,6 @@ impl Hierarchy {
     }
 }
 
-/// Kills the processes in a cgroup of the keeper and waits until they are gone.
-fn empty_cgroup(step: &Undo) -> Result<()> {
-    let Undo::Cgroup(dir) = step else {
-        return Ok(());
-    };
-    let procs = dir.join("cgroup.procs");
-    patiently(30, || {
-        let members = std::fs::read_to_string(&procs).unwrap_or_default();
-        let pids = members
-            .lines()
-            .filter_map(|l| l.parse().ok())
-            .filter_map(rustix::process::Pid::from_raw);
-        let mut left = 0;
-        for pid in pids {
-            // It may have ended on its own.
-            let _ = rustix::process::kill_process(pid, rustix::process::Signal::KILL);
-            left += 1;
-        }
-        if left > 0 {
-            bail!("{left} processes in {} do not end", dir.display())
-        }
-        Ok(())
-    })
-}
-
-fn undo(step: &Undo) -> Result<()> {
-    match step {
-        Undo::Swap(area) if !is_on(area) => Ok(()),
-        Undo::Swap(area) => tool(Command::new("swapoff").arg(area), 300).map(drop),
-        Undo::Loop(device) => {
-            tool(Command::new("losetup").arg("-d").arg(device), 60)?;
-            // Detaching is completed when the last user of the device has closed it.
-            let backing = Path::new("/sys/block")
-                .join(device.file_name().unwrap_or_default())
-                .join("loop/backing_file");
-            patiently(10, || match backing.exists() {
-                true => bail!("{} is still in use", device.display()),
-                false => Ok(()),
-            })
-        }
-        // It is busy while a process has it open.
-        Undo::Zram(number) => patiently(10, || {
-            Ok(std::fs::write(format!("{ZRAM}/hot_remove"), number)?)
-        }),
-        Undo::Mount(dir) => {
-            let unmount = |flags| Ok(rustix::mount::unmount(dir, flags)?);
-            patiently(5, || unmount(UnmountFlags::empty()))
-                // A program that still has a file open there keeps the memory, not the mount.
-                .or_else(|_| unmount(UnmountFlags::DETACH))
-        }
-        Undo::File(path) => Ok(std::fs::remove_file(path)?),
-        Undo::Directory(dir) => Ok(std::fs::remove_dir(dir)?),
-        Undo::Cgroup(dir) => patiently(10, || Ok(std::fs::remove_dir(dir)?)),
-        Undo::Choice(file, value) => Ok(std::fs::write(file, value)?),
-        Undo::Controller(file) => Ok(std::fs::write(file, "-memory")?),
-    }
-}
-
-/// Is this device or file in use as swap?
-pub fn is_on(area: &Path) -> bool {
-    let area = area.to_string_lossy();
-    // If /proc/swaps cannot be read, it may be.
-    std::fs::read_to_string("/proc/swaps").map_or(true, |t| {
-        t.lines()
-            .any(|l| l.split_whitespace().next() == Some(&area))
-    })
-}
-
-/// Repeats a step until it succeeds, for at most so many seconds.
-fn patiently(seconds: u64, mut step: impl FnMut() -> Result<()>) -> Result<()> {
-    let until = Instant::now() + Duration::from_secs(seconds);
-    loop {
-        match step() {
-            Err(_) if Instant::now() < until => std::thread::sleep(Duration::from_millis(50)),
-            done => return done,
-        }
-    }
-}
-
-/// Runs a tool of util-linux. Returns its stdout, or its stderr as the error.
-fn tool(command: &mut Command, limit: u64) -> Result<String> {
-    let name = command.get_program().to_string_lossy().into_owned();
-    let path = std::env::var("PATH").unwrap_or_default();
-    command
-        .env("PATH", format!("{path}:/usr/sbin:/sbin"))
-        .env("LC_ALL", "C")
-        .stdin(Stdio::null())
-        .stdout(Stdio::piped())
-        .stderr(Stdio::piped());
-    let mut child = command
-        .spawn()
-        .with_context(|| format!("cannot run {name} (it is part of util-linux)"))?;
-    let ended = patiently(limit, || match child.try_wait()? {
-        Some(_) => Ok(()),
-        None => bail!("{name} did not end within {limit} seconds"),
-    });
-    if ended.is_err() {
-        // To wait for a process that hangs in the kernel would hang the keeper, which has more to undo.
-        let _ = child.kill();
-        return ended.map(|()| String::new());
-    }
-    let output = child.wait_with_output()?;
-    if !output.status.success() {
-        let why = String::from_utf8_lossy(&output.stderr);
-        bail!("{name}: {}", why.lines().next().unwrap_or("failed").trim());
-    }
-    Ok(String::from_utf8_lossy(&output.stdout).into_owned())
-}
-
 /// Writes every byte, so that swapping never has to allocate blocks or pages.
 fn write_fully(mut file: std::fs::File, bytes: u64) -> Result<()> {
     let block = vec![0xa5u8; 2 << 20];
@@ -439,10 +328,8 @@ mod tests {
         let path = dir.path().join("f");
         write_fully(std::fs::File::create(&path).unwrap(), (3 << 20) + 5).unwrap();
         assert_eq!(std::fs::metadata(&path).unwrap().len(), (3 << 20) + 5);
-        let mut keeper = Keeper {
-            undo: vec![Undo::File(path.clone())],
-            ..Keeper::default()
-        };
+        let mut keeper = Keeper::default();
+        keeper.undo.note(Undo::File(path.clone()));
         keeper.undo_all().unwrap();
         assert!(!path.exists());
     }
@@ -480,21 +367,10 @@ mod tests {
         let inner = dir.path().join("d");
         std::fs::create_dir(&inner).unwrap();
         let missing = dir.path().join("missing");
-        let mut keeper = Keeper {
-            undo: vec![Undo::Directory(inner.clone()), Undo::File(missing)],
-            ..Keeper::default()
-        };
+        let mut keeper = Keeper::default();
+        keeper.undo.note(Undo::Directory(inner.clone()));
+        keeper.undo.note(Undo::File(missing));
         assert!(keeper.undo_all().is_err());
         assert!(!inner.exists());
-    }
-
-    #[test]
-    fn the_error_of_a_tool_is_its_stderr() {
-        let e = tool(
-            Command::new("sh").args(["-c", "echo broken >&2; exit 1"]),
-            10,
-        )
-        .unwrap_err();
-        assert_eq!(e.to_string(), "sh: broken");
     }
 }
