@@ -167,6 +167,7 @@ knobs! {
     WatermarkScale => "vm.watermark_scale_factor", Count, 0, 3000, 0, "from watermark min to low, and from low to high, in parts of 10,000 of the budget; 0: by the budget";
     WatermarkBoost => "vm.watermark_boost_factor", Count, 0, 100_000, 15_000, "how far low and high are raised at most while memory is taken faster than it is made free, in parts of 10,000 of high; 0: not";
     ThrottleMax => "vm.throttle_max_usec", Count, 0, 10_000_000, 200_000, "longest pause of a thread that takes memory faster than it is made free, microseconds; 0: none";
+    FullPatience => "vm.full_patience_ms", Count, 0, 86_400_000, 2000, "how long a program waits for memory while swap is full before it is ended, milliseconds: swap can be added meanwhile (ctl swap add)";
     Swappiness => "swappiness", Count, 0, 200, 60, "how readily anonymous memory is reclaimed beside mapped files: 0 files only, 100 even, 200 anonymous only";
     WorkingsetDetection => "workingset.detection", Switch, 0, 1, 1, "what comes back from swap soon after it left is taken for part of the working set; off is for comparisons";
     SyscallTrap => "syscall.trap", Switch, 0, 1, 1, "catch system calls that wrappers do not see (signal mode)";

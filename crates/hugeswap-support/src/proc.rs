@@ -152,6 +152,12 @@ pub fn chosen(text: &str) -> Option<&str> {
         .map(|(word, _)| word)
 }
 
+/// Does this machine give huge pages to memory that asks for them?
+pub fn gives_huge_pages() -> bool {
+    let enabled = std::fs::read_to_string("/sys/kernel/mm/transparent_hugepage/enabled");
+    enabled.is_ok_and(|text| chosen(&text) != Some("never"))
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

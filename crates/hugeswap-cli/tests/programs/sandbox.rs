@@ -45,20 +45,13 @@ fn threads() {
     let whole = Setup::new(Mode::Signal, 64).option("--set", "thp.swapin=always");
     let managed = program.managed_by(&start, &whole);
     managed.same_as(&plain);
-    // At full speed, memory moves only in whole huge pages.
-    assert!(managed.number("thp_swpout") > 0 && managed.number("thp_swpin") > 0);
-    assert_eq!(
-        managed.number("thp_swpin_fallback"),
-        0,
-        "{}",
-        managed.report
-    );
-    assert_eq!(
-        managed.number("thp_swpout_fallback"),
-        0,
-        "{}",
-        managed.report
-    );
+    // At full speed, memory moves only in whole huge pages, where there are such.
+    if hugeswap_support::proc::gives_huge_pages() {
+        let moved = |key| managed.number(key);
+        assert!(moved("thp_swpout") > 0 && moved("thp_swpin") > 0);
+        assert_eq!(moved("thp_swpin_fallback"), 0, "{}", managed.report);
+        assert_eq!(moved("thp_swpout_fallback"), 0, "{}", managed.report);
+    }
     let auto = program.managed_by(&start, &Setup::new(Mode::Auto, 64));
     assert_eq!(auto.same_as(&plain).report["fault_mode"], "signal");
 }

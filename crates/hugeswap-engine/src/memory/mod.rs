@@ -114,6 +114,8 @@ pub struct Memory {
     pub(crate) avail_seq: AtomicU32,
     /// Threads that wait for memory.
     pub(crate) stalled: AtomicU32,
+    /// It was said that swap is full.
+    pub(crate) said_full: AtomicBool,
     pub(crate) stopping: AtomicBool,
 }
 
@@ -181,6 +183,7 @@ impl Memory {
             work_seq: AtomicU32::new(0),
             avail_seq: AtomicU32::new(0),
             stalled: AtomicU32::new(0),
+            said_full: AtomicBool::new(false),
             stopping: AtomicBool::new(false),
             pool,
         })

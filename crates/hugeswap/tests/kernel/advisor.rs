@@ -24,6 +24,7 @@ fn pages_in(pool: &Pool) -> u64 {
 /// A loop over half as much again as the budget, by whole units: less memory than that does not
 /// help, and exactly that much is advised.
 fn a_loop_gets_what_it_takes() {
+    need_huge_pages();
     // Where no whole unit is free who wants one waits, if perhaps not for ever.
     let pool = builder(128)
         .set("thp.swapin=always")

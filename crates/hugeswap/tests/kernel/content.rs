@@ -20,6 +20,7 @@ tests! {
 }
 
 fn four_times_the_budget() {
+    need_huge_pages();
     both_modes(|mode| {
         // All of it whole: first touches wait for huge pages.
         let pool = builder(64)
@@ -73,11 +74,7 @@ fn zeros_cost_no_io() {
 }
 
 fn units_stay_huge() {
-    let thp =
-        std::fs::read_to_string("/sys/kernel/mm/transparent_hugepage/enabled").unwrap_or_default();
-    if thp.contains("[never]") || thp.is_empty() {
-        skip("this machine gives no huge pages");
-    }
+    need_huge_pages();
     both_modes(|mode| {
         let share = || {
             let pool = builder(64).fault_mode(mode).build().unwrap();

@@ -155,6 +155,7 @@ fn enabled_never_brings_what_is_used_nearby() {
 }
 
 fn enabled_madvise_is_what_was_advised() {
+    need_huge_pages();
     let pool = pool(64, &["thp.enabled=madvise", "thp.swapin=always"]);
     let r = pool.region(32 * MIB).unwrap();
     // Units 4 to 7 whole, and parts of 3 and 8, which do not count.
@@ -176,6 +177,7 @@ fn enabled_madvise_is_what_was_advised() {
 }
 
 fn enabled_always_but_where_advised_not() {
+    need_huge_pages();
     let pool = pool(64, &["thp.swapin=always"]);
     let r = pool.region(32 * MIB).unwrap();
     // A page of units 2 and 5 is enough.
@@ -202,6 +204,7 @@ fn enabled_always_but_where_advised_not() {
 
 // (Down, since several units at a time are given to first touches that go up.)
 fn enabled_changes_in_use() {
+    need_huge_pages();
     let pool = pool(64, &["thp.swapin=always"]);
     let r = pool.region(16 * MIB).unwrap();
     (0..4).rev().for_each(|u| write(&r, u * UNIT, 1));
@@ -350,6 +353,7 @@ fn enabled_discards() {
 }
 
 fn swapin_madvise_is_what_was_advised() {
+    need_huge_pages();
     let pool = pool(64, &["thp.swapin=madvise"]);
     let r = pool.region(32 * MIB).unwrap();
     r.advise(8 * UNIT, 8 * UNIT, Advice::HugePage).unwrap();

@@ -70,6 +70,7 @@ fn right(r: &Region, pages: impl Fn(usize) -> bool) {
 }
 
 fn khugepaged_collapses_what_is_resident() {
+    need_huge_pages();
     let pool = quick(builder(64)).build().unwrap();
     // First touches come by up to sixteen pages.
     let r = based(&pool, 8, |_| true);

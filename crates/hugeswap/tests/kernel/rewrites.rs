@@ -15,6 +15,7 @@ tests! {
 /// writer comes to run between two reads of swap: 0.36 to 0.86 of what came on two processors and,
 /// if each unit is written at each of its turns, 0.86 to 1.2.
 fn what_is_written_to_all_the_time_is_seldom_written_out() {
+    need_huge_pages();
     let mut shares = Vec::new();
     while shares.len() < 5 && !shares.iter().any(|&s| s < 0.6) {
         shares.push(share_that_is_written());

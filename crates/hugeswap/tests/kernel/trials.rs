@@ -59,6 +59,7 @@ fn trials(pool: &Pool) -> u64 {
 }
 
 fn whole_units_are_tried_for_two_threads_that_wait() {
+    need_huge_pages();
     need_base_pages();
     read_at_random(2, |pool| {
         let whole = || counter(pool, "thp_swpin");

@@ -159,6 +159,13 @@ pub fn need_pages() {
     }
 }
 
+/// Skips the test where the machine gives no huge pages.
+pub fn need_huge_pages() {
+    if !hugeswap_support::proc::gives_huge_pages() {
+        skip("this machine gives no huge pages");
+    }
+}
+
 /// The descriptors of swap files in this process.
 pub fn swap_fds() -> Vec<i32> {
     std::fs::read_dir("/proc/self/fd")
