@@ -231,9 +231,9 @@ impl Paging {
             // Zeros come ahead of a run only: it will write to them too, and each would be a fault.
             true => written.put(pages.clone(), fault.write),
             false => {
-                let tight = self.store.zswap.is_tight();
+                let alone = self.store.zswap.has_reserve();
                 for p in pages.clone() {
-                    let moves = tight && self.may_move_in(unit, *w, p);
+                    let moves = alone && self.may_move_in(unit, *w, p);
                     moved.put(p..p + 1, moves);
                     let again = moves || self.is_changed_again(unit, *w, record, p);
                     let write =

@@ -73,10 +73,10 @@ impl Paging {
             && self.sum_of_stored(unit, w, record, page).is_some()
     }
 
-    /// May a page that is about to be read be in memory only, and not in swap besides? Where swap
-    /// is compressed memory and nothing else, and there is little room, each page is to be in one
-    /// place only; it comes writable and dirty. (Not of a scattered unit, in whose table stands
-    /// what is stored and nothing else: giving a slot back may allocate.)
+    /// May a page that is about to be read be in memory only, and not in swap besides? Where its
+    /// place is compressed memory without a device, it is to be in one of them only (the
+    /// kernel's exclusive loads); it comes writable and dirty. (Not of a scattered unit, in whose
+    /// table stands what is stored and nothing else: giving a slot back may allocate.)
     pub(super) fn may_move_in(&self, unit: u32, w: Word, page: usize) -> bool {
         w.has(MAY_WRITE)
             && self.backend.can().has_single_pages()

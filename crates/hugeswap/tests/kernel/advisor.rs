@@ -1,6 +1,8 @@
 //! The advisor's answers for real programs.
 
-use crate::util::{MIB, UNIT, builder, counter, fill, need_base_pages, until, words};
+use crate::util::{
+    MIB, UNIT, builder, counter, fill, need_base_pages, need_huge_pages, until, words,
+};
 use hugeswap::{Pool, Region};
 use std::sync::atomic::Ordering::Relaxed;
 

@@ -208,12 +208,10 @@ impl Zswap {
 
     /// Empty frames that there are to be, of `most`.
     fn stock(&self, most: u64) -> u64 {
-        share::stock(most).max(self.reserve.load(Relaxed))
-    }
-
-    /// Is there little room for what has nowhere else to go?
-    pub fn is_tight(&self) -> bool {
-        self.has_reserve() && self.held() * 4 > u64::from(self.most.load(Relaxed)) * 3
+        match self.reserve.load(Relaxed) {
+            0 => share::stock(most),
+            reserve => reserve,
+        }
     }
 
     /// Are frames held for areas without a device?
