@@ -6,7 +6,6 @@ use predicates::str::contains;
 use serde_json::Value;
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
-use std::process::{Command, Stdio};
 
 #[test]
 fn what_is_in_swap_is_verified() {

@@ -43,6 +43,8 @@ fn hugeswap() -> Command {
 struct Running {
     child: Child,
     dir: tempfile::TempDir,
+    /// What it says. (Not in the directory, where swap's files are counted.)
+    said: tempfile::NamedTempFile,
 }
 
 impl Running {
@@ -63,9 +65,9 @@ impl Running {
         running
     }
 
-    /// Starts a program, and does not wait until it is ready. What it says is in `said`.
+    /// Starts a program, and does not wait until it is ready.
     fn begin(dir: tempfile::TempDir, options: &[&str], program: &str, mib: usize) -> Running {
-        let said = std::fs::File::create(dir.path().join("said")).unwrap();
+        let said = tempfile::NamedTempFile::new().unwrap();
         let child = std::process::Command::new(assert_cmd::cargo::cargo_bin!("hugeswap"))
             .env_remove("HUGESWAP_POOL")
             .args(["run", "--report", "none"])
@@ -74,10 +76,10 @@ impl Running {
             .arg(dir.path().join("stop"))
             .arg(mib.to_string())
             .stdout(Stdio::null())
-            .stderr(said)
+            .stderr(said.reopen().unwrap())
             .spawn()
             .unwrap();
-        Running { child, dir }
+        Running { child, dir, said }
     }
 
     fn is_ready(&self) -> bool {
@@ -85,7 +87,7 @@ impl Running {
     }
 
     fn said(&self) -> String {
-        std::fs::read_to_string(self.dir.path().join("said")).unwrap()
+        std::fs::read_to_string(self.said.path()).unwrap()
     }
 
     fn wait_for(&self, is: impl Fn(&Running) -> bool) {
@@ -118,12 +120,13 @@ impl Running {
 
     fn ends_well(mut self) {
         std::fs::write(self.dir.path().join("stop"), "").unwrap();
-        ends_well(&mut self.child, &self.said());
+        let said = || std::fs::read_to_string(self.said.path()).unwrap();
+        ends_well(&mut self.child, said);
     }
 }
 
 /// Waits until a process has ended, and well. (The limit is one for hangs.)
-fn ends_well(child: &mut Child, said: &str) {
+fn ends_well(child: &mut Child, said: impl Fn() -> String) {
     let start = Instant::now();
     let status = loop {
         if let Some(status) = child.try_wait().unwrap() {
@@ -135,7 +138,7 @@ fn ends_well(child: &mut Child, said: &str) {
         }
         std::thread::sleep(Duration::from_millis(20));
     };
-    assert!(status.success(), "{status}: {said}");
+    assert!(status.success(), "{status}: {}", said());
 }
 
 impl Drop for Running {
@@ -216,7 +219,7 @@ fn stat_shows_what_a_pool_does() {
         .spawn()
         .unwrap();
     running.ends_well();
-    ends_well(&mut watching, "");
+    ends_well(&mut watching, String::new);
     let mut gone = hugeswap();
     gone.args(["stat", "--pool", &pid]);
     refused(&mut gone, "there is no process");
