@@ -22,10 +22,7 @@ use serde::{Deserialize, Serialize};
 use std::io::Write;
 use std::path::{Path, PathBuf};
 use std::process::Command;
-use undo::{PRIORITY, Undo, empty_cgroup, patiently, tool, undo};
-
-/// The directory that makes and removes zram devices.
-const ZRAM: &str = "/sys/class/zram-control";
+use undo::{PRIORITY, Undo, ZRAM, empty_cgroup, patiently, tool, undo};
 
 /// A request to the keeper.
 #[derive(Debug, Serialize, Deserialize)]

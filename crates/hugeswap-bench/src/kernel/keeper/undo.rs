@@ -1,6 +1,5 @@
 //! The steps that undo what a keeper has set up.
 
-use super::ZRAM;
 use anyhow::{Context, Result, bail};
 use hugeswap_support::proc::chosen;
 use rustix::mount::UnmountFlags;
@@ -9,6 +8,8 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
+/// The directory that makes and removes zram devices.
+pub const ZRAM: &str = "/sys/class/zram-control";
 /// The priority that a keeper gives to swap: the highest.
 pub const PRIORITY: &str = "32767";
 const SWAPS: &str = "/proc/swaps";
