@@ -7,7 +7,7 @@
 
 use crate::issue::{Pins, UNIT};
 use crate::real::{self, errno, set_errno};
-use crate::static_program::{self, Replacement};
+use crate::static_program::{self, Kept, Replacement};
 use crate::{filter, state};
 use libc::{c_char, c_int, c_void};
 use std::arch::naked_asm;
@@ -99,15 +99,32 @@ impl List {
     }
 }
 
-/// What to execute in place of a program without a dynamic loader: the filter of this process, which outlives exec, is
-/// one that such a program can only run under if the object loads it. (Where it is not, the kernel executes the program, and
-/// nothing of it is managed.)
+/// Does the object load programs without a dynamic loader? Where that was asked for (`hugeswap run --static`), and where
+/// the filter of this process, which outlives exec, is one that such a program can only run under if it is loaded. (Elsewhere
+/// the kernel executes the program, and nothing of it is managed.)
+fn loads_programs() -> bool {
+    // SAFETY: a string; a racing setenv is the program's error.
+    filter::is_extended() || unsafe { !libc::getenv(static_program::ASKED.as_ptr()).is_null() }
+}
+
+/// The environment in place of one that has lost what a program needs under the filter of this process.
+///
+/// # Safety
+/// As for execve(2).
+unsafe fn kept(envp: Strings) -> Option<Kept> {
+    // SAFETY: passed on.
+    filter::is_extended()
+        .then(|| unsafe { static_program::kept(envp) })
+        .flatten()
+}
+
+/// What to execute in place of a program without a dynamic loader.
 ///
 /// # Safety
 /// As for execve(2).
 unsafe fn replacement(path: *const c_char, argv: Strings, envp: Strings) -> Option<Replacement> {
     // SAFETY: passed on.
-    filter::is_extended()
+    loads_programs()
         .then(|| unsafe { static_program::replacement(path, argv, envp) })
         .flatten()
 }
@@ -121,7 +138,7 @@ unsafe fn found_replacement(
     argv: Strings,
     envp: Strings,
 ) -> Option<Replacement> {
-    if !filter::is_extended() || file.is_null() {
+    if !loads_programs() || file.is_null() {
         return None;
     }
     // SAFETY: by contract.
@@ -157,6 +174,8 @@ unsafe extern "C" fn execve(path: *const c_char, argv: Strings, envp: Strings) -
         if let Some(r) = replacement(path, argv, envp) {
             return real::execve()(r.path(), r.arguments(), r.environment());
         }
+        let kept = kept(envp);
+        let envp = kept.as_ref().map_or(envp, Kept::as_ptr);
         let (path, argv, envp) = (Text::of(path), List::of(argv), List::of(envp));
         real::execve()(path.as_ptr(), argv.as_ptr(), envp.as_ptr())
     }
@@ -175,6 +194,8 @@ unsafe extern "C" fn execvpe(file: *const c_char, argv: Strings, envp: Strings) 
         if let Some(r) = found_replacement(file, argv, envp) {
             return real::execve()(r.path(), r.arguments(), r.environment());
         }
+        let kept = kept(envp);
+        let envp = kept.as_ref().map_or(envp, Kept::as_ptr);
         let (file, argv, envp) = (Text::of(file), List::of(argv), List::of(envp));
         real::execvpe()(file.as_ptr(), argv.as_ptr(), envp.as_ptr())
     }
@@ -190,6 +211,8 @@ unsafe extern "C" fn execvp(file: *const c_char, argv: Strings) -> c_int {
 unsafe extern "C" fn fexecve(fd: c_int, argv: Strings, envp: Strings) -> c_int {
     // SAFETY: as in `execve`.
     unsafe {
+        let kept = kept(envp);
+        let envp = kept.as_ref().map_or(envp, Kept::as_ptr);
         let (argv, envp) = (List::of(argv), List::of(envp));
         real::fexecve()(fd, argv.as_ptr(), envp.as_ptr())
     }
@@ -287,6 +310,8 @@ unsafe extern "C" fn posix_spawn(
         let (path, argv, envp) = other.as_ref().map_or((path, argv, envp), |r| {
             (r.path(), r.arguments(), r.environment())
         });
+        let kept = kept(envp);
+        let envp = kept.as_ref().map_or(envp, Kept::as_ptr);
         let (path, argv, envp) = (Text::of(path), List::of(argv), List::of(envp));
         let (actions, attr) = (Plain::of(actions), Plain::of(attr));
         real::posix_spawn()(
@@ -317,6 +342,8 @@ unsafe extern "C" fn posix_spawnp(
             let (actions, attr) = (actions.as_ptr(), attr.as_ptr());
             return real::posix_spawn()(pid, r.path(), actions, attr, argv, envp);
         }
+        let kept = kept(envp);
+        let envp = kept.as_ref().map_or(envp, Kept::as_ptr);
         let (file, argv, envp) = (Text::of(file), List::of(argv), List::of(envp));
         let (actions, attr) = (Plain::of(actions), Plain::of(attr));
         // (The child looks for PATH in the variable.)

@@ -22,7 +22,7 @@ use clap::ValueEnum;
 use hugeswap_engine::pool::swap::default_area;
 use hugeswap_engine::pool::{FaultMode, Pool, PoolConfig, SwapSpec, SwapSpecError};
 use hugeswap_policy::knobs::{self, Knob, small};
-use hugeswap_support::{POOL_VARIABLE, PROGRAM_VARIABLE};
+use hugeswap_support::{POOL_VARIABLE, PROGRAM_VARIABLE, STATIC_VARIABLE};
 use hugeswap_sys::{Errno, probe, process, spawn};
 use limit::{Follower, Limits, Stop, Wanted};
 use preflight::{Found, Way};
@@ -82,6 +82,10 @@ pub struct Args {
     /// memory in them; the same as --set route.small=on
     #[arg(long)]
     small: bool,
+    /// Manage statically linked programs (Go, musl) also where PROG's children start them, as a shell or make does. Without
+    /// it only PROG itself is, and what such a program starts
+    #[arg(long = "static")]
+    static_programs: bool,
     /// Wait also for what PROG leaves in the background: its memory stays managed, and what it starts is managed too
     #[arg(long)]
     wait_all: bool,
@@ -144,6 +148,9 @@ pub fn run(args: Args) -> Result<i32> {
         path: program, way, ..
     } = preflight::find(&args.program[0])?;
     check_way(&program, way, &config)?;
+    if args.static_programs {
+        check_loading(&config, "--static")?;
+    }
     check_mover(config.fault_mode)?;
     let pool = Pool::create(&config)?;
     pool.raise_ceiling(ceiling);
@@ -164,6 +171,9 @@ pub fn run(args: Args) -> Result<i32> {
         objects.push(object::file(SMALL_OBJECT)?);
     }
     let mut env = environment(&pool, &objects)?;
+    if args.static_programs {
+        env.push(named(STATIC_VARIABLE, OsStr::new("1"))?);
+    }
     let argv = args
         .program
         .iter()
@@ -331,21 +341,24 @@ fn check_surroundings(wanted: Wanted) -> Result<()> {
 
 /// An error unless a program that the object loads can be run with these settings.
 fn check_way(program: &Path, way: Way, config: &PoolConfig) -> Result<()> {
-    let needs = |what: &str| {
-        bail!(
-            "{} is statically linked, and needs {what}, or use a dynamically linked build",
-            program.display()
-        )
-    };
-    let trap_off = |&(knob, value): &(Knob, u64)| knob == Knob::SyscallTrap && value == 0;
+    let shown = program.display();
     match way {
         Way::Preloaded => Ok(()),
-        Way::Loaded if config.fault_mode == FaultMode::Message => needs("--fault-mode signal"),
-        Way::Loaded if config.settings.iter().any(trap_off) => {
-            needs(&format!("--set {}=on", Knob::SyscallTrap.name()))
-        }
-        Way::Loaded => Ok(()),
+        Way::Loaded => check_loading(config, &format!("{shown} is statically linked, and"))
+            .map_err(|e| anyhow::anyhow!("{e}, or use a dynamically linked build")),
     }
+}
+
+/// An error unless the object can load programs with these settings, which `what` needs.
+fn check_loading(config: &PoolConfig, what: &str) -> Result<()> {
+    let trap_off = |&(knob, value): &(Knob, u64)| knob == Knob::SyscallTrap && value == 0;
+    if config.fault_mode == FaultMode::Message {
+        bail!("{what} needs --fault-mode signal");
+    }
+    if config.settings.iter().any(trap_off) {
+        bail!("{what} needs --set {}=on", Knob::SyscallTrap.name());
+    }
+    Ok(())
 }
 
 /// An error unless pages can be moved, in the way that was asked for.

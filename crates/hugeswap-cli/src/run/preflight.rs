@@ -16,7 +16,8 @@ use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 
 /// Why a program without a dynamic loader has not got the object.
-const NOT_LOADED: &str = "is statically linked, and is loaded with the object only as hugeswap run's own program or by another such program";
+const NOT_LOADED: &str =
+    "is statically linked: --static has such programs managed where other programs start them";
 /// The kernel's limit on scripts whose interpreters are scripts.
 const MAX_SCRIPTS: usize = 5;
 /// The kernel reads this much of a script's first line.

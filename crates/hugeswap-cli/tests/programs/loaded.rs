@@ -74,6 +74,7 @@ pub fn cases() -> Vec<Case> {
         ));
     }
     all.push(case("loaded, go", go));
+    all.push(case("loaded, below a shell", below_a_shell));
     all.push(case("loaded, refused", refused));
     all
 }
@@ -125,11 +126,47 @@ fn go() {
     assert!(unmanaged < 32 << 20, "{unmanaged} bytes were not managed");
 }
 
+/// A shell starts such programs, by a path, by PATH, and by a script; and they start others in turn.
+fn below_a_shell() {
+    let dir = directory();
+    Linked::Static.compile("threads", dir.path());
+    Linked::StaticPie.compile("starts", dir.path());
+    Linked::Static.compile("becomes", dir.path());
+    let path = format!("{}:{}", dir.path().display(), env!("PATH"));
+    // Also by a shell that has lost its environment.
+    let script = "./threads 16 32 2 && threads 16 32 2 && \
+        ./becomes env -i sh -c './threads 16 32 2' && exec ./starts";
+    let program = Program::new(dir.path(), "sh")
+        .args(["-c", script])
+        .env("PATH", path);
+    let plain = program.plain();
+    let mut setup = Setup::new(Mode::Signal, 64);
+    // Not asked for, it is as plain.
+    let without = program.managed(&setup);
+    assert_eq!(without.output.stdout, plain.stdout);
+    assert_eq!(without.number("pswpout"), 0, "{}", without.report);
+    setup.options.push("--static".into());
+    program.managed(&setup).same_as(&plain).processes(17);
+}
+
 /// What such a program needs, and does not have, is told in one line before it starts.
 fn refused() {
     let dir = directory();
     let path = Linked::Static.compile("threads", dir.path());
-    for options in [&["--fault-mode", "message"], &["--set", "syscall.trap=off"]] {
+    let unfit = [["--fault-mode", "message"], ["--set", "syscall.trap=off"]];
+    for options in unfit {
+        let out = Command::new(HUGESWAP)
+            .args(["run", "--memory", "64M", "--static"])
+            .args(options)
+            .args(["--", "true"])
+            .output()
+            .expect("hugeswap starts");
+        let said = String::from_utf8_lossy(&out.stderr);
+        assert_eq!(out.status.code(), Some(2), "{said}");
+        assert!(said.starts_with("hugeswap: --static needs --"), "{said}");
+        assert_eq!(said.lines().count(), 1, "{said}");
+    }
+    for options in unfit {
         let out = Command::new(HUGESWAP)
             .args(["run", "--memory", "64M"])
             .args(options)

@@ -13,11 +13,12 @@ use hugeswap_sys::{fs, program_fs};
 use libc::c_char;
 use std::ffi::{CStr, CString};
 use std::ptr::null;
+use std::sync::OnceLock;
 
 /// The environment variable that names the program to load.
 pub const VARIABLE: &CStr = c"HUGESWAP_PROGRAM";
-const PRELOAD: &[u8] = b"LD_PRELOAD=";
-const POOL: &[u8] = b"HUGESWAP_POOL=";
+/// The environment variable that has programs loaded that a dynamically linked one starts.
+pub const ASKED: &CStr = c"HUGESWAP_STATIC";
 /// The kernel's limit on scripts whose interpreters are scripts.
 const MAX_SCRIPTS: usize = 5;
 /// The kernel reads this much of a script's first line.
@@ -105,19 +106,12 @@ pub unsafe fn replacement(
         arguments.splice(0..arguments.len().min(1), before);
     }
     let (creator, _) = state::pool_name();
-    let names = [(PRELOAD, c"LD_PRELOAD"), (POOL, c"HUGESWAP_POOL")];
-    let kept = names.map(|(prefix, name)| keep(&given, prefix, name));
-    let mut environment: Vec<CString> = kept.into_iter().flatten().collect();
-    let ours = |e: &&CString| !e.as_bytes().starts_with(PRELOAD) && !e.as_bytes().starts_with(POOL);
-    environment.extend(given.iter().filter(ours).cloned());
+    let mut environment = with_ours(given);
     let mut variable = VARIABLE.to_bytes().to_vec();
     variable.push(b'=');
     variable.extend_from_slice(file.as_bytes());
     environment.push(CString::new(variable).ok()?);
-    let pointers = [&arguments, &environment].map(|list| {
-        let all = list.iter().map(|s| s.as_ptr());
-        all.chain([null()]).collect()
-    });
+    let pointers = [&arguments, &environment].map(|list| pointers(list));
     Some(Replacement {
         path: CString::new(format!("/proc/{creator}/exe")).ok()?,
         _strings: [arguments, environment],
@@ -125,20 +119,76 @@ pub unsafe fn replacement(
     })
 }
 
-/// The entry of an environment that begins with `prefix`, or this process's own: without it the
-/// program could not be loaded.
-fn keep(given: &[CString], prefix: &[u8], name: &CStr) -> Option<CString> {
-    let found = given.iter().find(|e| e.as_bytes().starts_with(prefix));
-    found.cloned().or_else(|| {
-        // SAFETY: our C library's environment, which nothing changes after the start.
-        let value = unsafe { libc::getenv(name.as_ptr()) };
-        if value.is_null() {
-            return None;
-        }
-        // SAFETY: a string of the environment.
-        let value = unsafe { CStr::from_ptr(value) };
-        CString::new([prefix, value.to_bytes()].concat()).ok()
+fn pointers(list: &[CString]) -> Vec<*const c_char> {
+    let all = list.iter().map(|s| s.as_ptr());
+    all.chain([null()]).collect()
+}
+
+/// The variables by which the object comes into a program.
+const OURS: [&[u8]; 2] = [b"LD_PRELOAD=", b"HUGESWAP_POOL="];
+
+/// An environment with the variables by which the object comes into a program, those first.
+fn with_ours(given: Vec<CString>) -> Vec<CString> {
+    let kept = |(i, prefix)| {
+        let first = || FIRST.get()?.get::<usize>(i)?.clone();
+        entry(&given, prefix).or_else(first)
+    };
+    let kept: Vec<CString> = OURS.into_iter().enumerate().filter_map(kept).collect();
+    let is_ours = |e: &CString| OURS.iter().any(|prefix| e.as_bytes().starts_with(prefix));
+    let others = given.into_iter().filter(|e| !is_ours(e));
+    kept.into_iter().chain(others).collect()
+}
+
+/// An environment that a program is to get in place of its own.
+pub struct Kept {
+    _strings: Vec<CString>,
+    pointers: Vec<*const c_char>,
+}
+
+impl Kept {
+    /// The environment.
+    pub fn as_ptr(&self) -> *const *const c_char {
+        self.pointers.as_ptr()
+    }
+}
+
+/// The environment of a program that is to be executed under a filter for loaded programs, if it has
+/// lost the variables by which the object comes into it (`env -i`): without them nothing that it
+/// starts could be loaded, nor run.
+///
+/// # Safety
+/// Null, or a null-terminated array of strings, readable.
+pub unsafe fn kept(envp: *const *const c_char) -> Option<Kept> {
+    // SAFETY: by contract.
+    let given = unsafe { strings(envp) };
+    let has = |prefix: &[u8]| given.iter().any(|e| e.as_bytes().starts_with(prefix));
+    if OURS.iter().all(|prefix| has(prefix)) {
+        return None;
+    }
+    let strings = with_ours(given);
+    Some(Kept {
+        pointers: pointers(&strings),
+        _strings: strings,
     })
+}
+
+/// What this process had of [`OURS`] as it started. (`env -i` clears its environment before it
+/// executes a program.)
+static FIRST: OnceLock<[Option<CString>; 2]> = OnceLock::new();
+
+/// Notes it, in the constructor.
+///
+/// # Safety
+/// Null, or a null-terminated array of strings.
+pub unsafe fn note_environment(envp: *const *const c_char) {
+    // SAFETY: by contract.
+    let given = unsafe { strings(envp) };
+    let _ = FIRST.set(OURS.map(|prefix| entry(&given, prefix)));
+}
+
+fn entry(list: &[CString], prefix: &[u8]) -> Option<CString> {
+    let found = list.iter().find(|e| e.as_bytes().starts_with(prefix));
+    found.cloned()
 }
 
 enum Kind {
@@ -203,6 +253,8 @@ pub unsafe fn execve(a: [usize; 6], mask: Mask) -> isize {
         let own = (!path.is_null())
             .then(|| super::own_path(CStr::from_ptr(path)))
             .flatten();
+        let kept = kept(envp);
+        let envp = kept.as_ref().map_or(envp, Kept::as_ptr);
         let (path, argv, envp) = (Text::of(path), List::of(argv), List::of(envp));
         let path = own.as_ref().map_or(path.as_ptr(), |o| o.as_ptr());
         under(mask, path, argv.as_ptr(), envp.as_ptr())

@@ -31,7 +31,7 @@ mod thread;
 use crate::issue::{Args, Caller};
 use crate::{addresses, credentials, filter, mask, state, symbols, trap};
 use elf::Unfit;
-pub use exec::{Replacement, replacement};
+pub use exec::{ASKED, Kept, Replacement, kept, replacement};
 use hugeswap_sys::raw::syscall6;
 use hugeswap_sys::signal::Mask;
 use hugeswap_sys::{Errno, fs, process};
@@ -129,6 +129,8 @@ fn refuse(parts: &[&[u8]]) -> ! {
 /// The arguments of the constructor of an object that a process starts with.
 #[unsafe(link_section = "hugeswap_start")]
 pub unsafe fn start(argc: i32, argv: *const *const c_char, envp: *const *const c_char) {
+    // SAFETY: by contract.
+    unsafe { exec::note_environment(envp) };
     // SAFETY: before the program's threads.
     let path = unsafe { libc::getenv(exec::VARIABLE.as_ptr()) };
     if path.is_null() {
