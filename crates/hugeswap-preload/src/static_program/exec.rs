@@ -129,14 +129,15 @@ const OURS: [&[u8]; 2] = [b"LD_PRELOAD=", b"HUGESWAP_POOL="];
 
 /// An environment with the variables by which the object comes into a program, those first.
 fn with_ours(given: Vec<CString>) -> Vec<CString> {
-    let kept = |(i, prefix)| {
-        let first = || FIRST.get()?.get::<usize>(i)?.clone();
-        entry(&given, prefix).or_else(first)
-    };
-    let kept: Vec<CString> = OURS.into_iter().enumerate().filter_map(kept).collect();
     let is_ours = |e: &CString| OURS.iter().any(|prefix| e.as_bytes().starts_with(prefix));
-    let others = given.into_iter().filter(|e| !is_ours(e));
-    kept.into_iter().chain(others).collect()
+    let (mut kept, others): (Vec<_>, Vec<_>) = given.into_iter().partition(is_ours);
+    for (first, prefix) in FIRST.get().into_iter().flatten().zip(OURS) {
+        if !kept.iter().any(|e| e.as_bytes().starts_with(prefix)) {
+            kept.extend(first.clone());
+        }
+    }
+    kept.extend(others);
+    kept
 }
 
 /// An environment that a program is to get in place of its own.
@@ -160,12 +161,12 @@ impl Kept {
 /// Null, or a null-terminated array of strings, readable.
 pub unsafe fn kept(envp: *const *const c_char) -> Option<Kept> {
     // SAFETY: by contract.
-    let given = unsafe { strings(envp) };
-    let has = |prefix: &[u8]| given.iter().any(|e| e.as_bytes().starts_with(prefix));
-    if OURS.iter().all(|prefix| has(prefix)) {
+    let has = |prefix| unsafe { entry(envp, prefix) }.is_some();
+    if OURS.into_iter().all(has) {
         return None;
     }
-    let strings = with_ours(given);
+    // SAFETY: by contract.
+    let strings = with_ours(unsafe { strings(envp) });
     Some(Kept {
         pointers: pointers(&strings),
         _strings: strings,
@@ -182,13 +183,26 @@ static FIRST: OnceLock<[Option<CString>; 2]> = OnceLock::new();
 /// Null, or a null-terminated array of strings.
 pub unsafe fn note_environment(envp: *const *const c_char) {
     // SAFETY: by contract.
-    let given = unsafe { strings(envp) };
-    let _ = FIRST.set(OURS.map(|prefix| entry(&given, prefix)));
+    let _ = FIRST.set(OURS.map(|prefix| unsafe { entry(envp, prefix) }));
 }
 
-fn entry(list: &[CString], prefix: &[u8]) -> Option<CString> {
-    let found = list.iter().find(|e| e.as_bytes().starts_with(prefix));
-    found.cloned()
+/// The first string that begins with `prefix`.
+///
+/// # Safety
+/// Null, or a null-terminated array of strings.
+unsafe fn entry(list: *const *const c_char, prefix: &[u8]) -> Option<CString> {
+    let mut next = list;
+    // SAFETY: by contract.
+    unsafe {
+        while !next.is_null() && !(*next).is_null() {
+            let string = CStr::from_ptr(*next);
+            if string.to_bytes().starts_with(prefix) {
+                return Some(string.to_owned());
+            }
+            next = next.add(1);
+        }
+    }
+    None
 }
 
 enum Kind {
