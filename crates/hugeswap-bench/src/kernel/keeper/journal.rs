@@ -88,7 +88,10 @@ pub fn undo_what_is_left(dir: &Path) -> Vec<String> {
     for path in names.map(|entry| entry.path()) {
         let name = path.file_name().unwrap_or_default().to_string_lossy();
         if name.starts_with(PREFIX) && name.ends_with(SUFFIX) {
-            for step in left_in(&path) {
+            let Some((_locked, steps)) = left_in(&path) else {
+                continue;
+            };
+            for step in steps {
                 if !step.is_as_left() {
                     continue;
                 }
@@ -97,28 +100,27 @@ pub fn undo_what_is_left(dir: &Path) -> Vec<String> {
                     Err(e) => format!("left by a benchmark that was killed: {step}: {e:#}"),
                 });
             }
+            // (Last: should this process be killed meanwhile, the next goes on.)
+            let _ = std::fs::remove_file(&path);
         }
     }
     said
 }
 
-/// The steps in a file without a keeper, newest first. The file is removed.
-fn left_in(path: &Path) -> Vec<Undo> {
-    let Ok(file) = File::open(path) else {
-        return Vec::new();
-    };
+/// The steps in a file without a keeper, newest first, and the file, locked.
+fn left_in(path: &Path) -> Option<(File, Vec<Undo>)> {
+    let file = File::open(path).ok()?;
     let own = rustix::process::geteuid().as_raw();
     let ours = file.metadata().is_ok_and(|m| m.is_file() && m.uid() == own);
     if !ours || flock(&file, FlockOperation::NonBlockingLockExclusive).is_err() {
-        return Vec::new();
+        return None;
     }
     let mut found = serde_json::Deserializer::from_reader(&file).into_iter::<Vec<Undo>>();
     let mut steps = found.next().and_then(Result::ok).unwrap_or_default();
-    let _ = std::fs::remove_file(path);
     // No process may use what is about to be removed.
     steps.iter().for_each(|step| drop(empty_cgroup(step)));
     steps.reverse();
-    steps
+    Some((file, steps))
 }
 
 #[cfg(test)]
