@@ -79,6 +79,9 @@ impl Store {
             gather::ALWAYS => true,
             _ => by_pages,
         };
+        // Writes that are saved are saved to a device; and what comes back to a scattered unit
+        // keeps its compressed block.
+        let wanted = wanted && !self.pool.is_without_device();
         g.wanted.store(wanted, Relaxed);
         let used = wanted || self.scatter.was_used();
         if used && g.looks.fetch_add(1, Relaxed).is_multiple_of(LOOKS) {

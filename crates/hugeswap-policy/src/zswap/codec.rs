@@ -35,15 +35,33 @@ impl Codec {
     pub const ALL: [Codec; CODECS] = [Codec::Lz4, Codec::ZstdFast, Codec::Zstd];
 
     /// What is to be used at least where `held` of at most `most` frames of compressed memory are
-    /// filled, and memory has nothing else to leave to: what comes to be short is room.
-    pub fn for_room(held: u64, most: u64) -> Codec {
-        match held * 4 {
-            n if n > most * 3 => Codec::Zstd,
-            n if n > most * 2 => Codec::ZstdFast,
-            _ => Codec::Lz4,
+    /// filled, and memory has nothing else to leave to: what comes to be short is room. `parts`:
+    /// what part of a page each makes of it ([`Seen::part`]). One that takes more time is worth it
+    /// only where it gains room.
+    pub fn for_room(held: u64, most: u64, parts: [f64; CODECS]) -> Codec {
+        let worth = match held * 4 {
+            n if n > most * 3 => LITTLE,
+            n if n > most * 2 => MUCH,
+            _ => return Codec::Lz4,
+        };
+        let part = |by: Codec| parts[by as usize];
+        let gains = |&by: &Codec| part(by) < part(Codec::Lz4) * worth;
+        let shortest = Codec::ALL
+            .into_iter()
+            .filter(gains)
+            .min_by(|&a, &b| part(a).total_cmp(&part(b)));
+        match shortest {
+            // (The last one takes twice as long.)
+            Some(Codec::Zstd) if gains(&Codec::ZstdFast) && worth == MUCH => Codec::ZstdFast,
+            found => found.unwrap_or(Codec::Lz4),
         }
     }
 }
+
+/// A codec that takes more time must make pages so much shorter where room is short,
+const LITTLE: f64 = 0.9;
+/// and where it is about to be.
+const MUCH: f64 = 0.75;
 
 /// The mean length of blocks changes by a part of so many with each.
 const FOLLOW: i64 = 32;
@@ -94,6 +112,13 @@ impl Seen {
         f64::from(self.kept.load(Relaxed)) / f64::from(ALL)
     }
 
+    /// What part of a page its block takes, of all pages, 0 to 1: a page that does not become short
+    /// enough takes all of it.
+    pub fn part(&self, page: usize) -> f64 {
+        let kept = self.kept();
+        kept / self.ratio(page) + (1.0 - kept)
+    }
+
     /// Bytes of a page, of those that are short enough, to bytes of its block.
     pub fn ratio(&self, page: usize) -> f64 {
         match self.length.load(Relaxed) {
@@ -109,23 +134,39 @@ mod tests {
 
     #[test]
     fn shorter_blocks_where_room_is_short() {
-        let by = |held| Codec::for_room(held, 100);
+        let by = |held| Codec::for_room(held, 100, [0.6, 0.4, 0.3]);
         assert_eq!([by(0), by(50)], [Codec::Lz4; 2]);
         assert_eq!([by(51), by(75)], [Codec::ZstdFast; 2]);
         assert_eq!([by(76), by(100)], [Codec::Zstd; 2]);
-        assert_eq!(Codec::for_room(0, 0), Codec::Lz4);
+        assert_eq!(Codec::for_room(0, 0, [0.6, 0.4, 0.3]), Codec::Lz4);
         assert!(Codec::Lz4 < Codec::ZstdFast && Codec::ZstdFast < Codec::Zstd);
+    }
+
+    #[test]
+    fn only_a_codec_that_gains_room_may_take_more_time() {
+        let by = |held, parts| Codec::for_room(held, 100, parts);
+        // A heap that LZ4 makes short already, one that nothing makes shorter, and nothing known.
+        for parts in [[0.15, 0.14, 0.14], [1.0, 1.0, 0.95], [1.0; 3]] {
+            assert_eq!([by(60, parts), by(90, parts)], [Codec::Lz4; 2]);
+        }
+        // Zstandard -1 gains a little, 1 much: as text of random digits.
+        assert_eq!(by(60, [0.55, 0.49, 0.28]), Codec::Zstd);
+        assert_eq!(by(90, [0.55, 0.49, 0.28]), Codec::Zstd);
     }
 
     #[test]
     fn samples_tell_how_many_and_how_long() {
         let seen = Seen::default();
-        assert_eq!((seen.kept(), seen.ratio(4096)), (0.0, 1.0));
+        assert_eq!(
+            (seen.kept(), seen.ratio(4096), seen.part(4096)),
+            (0.0, 1.0, 1.0)
+        );
         for i in 0..1000 {
             seen.note_sample((i % 4 > 0).then_some(1024));
         }
         assert!((0.7..0.8).contains(&seen.kept()), "{}", seen.kept());
         assert_eq!(seen.ratio(4096), 4.0);
+        assert!((seen.part(4096) - (1.0 - seen.kept() * 0.75)).abs() < 1e-9);
         seen.note_tried(0, 100_000);
         assert_eq!(seen.kept(), 0.0);
     }

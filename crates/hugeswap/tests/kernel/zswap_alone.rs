@@ -107,14 +107,14 @@ fn room_that_comes_free_is_used_again() {
 }
 
 /// What comes back to memory leaves compressed memory, whether there is room there or not, and is
-/// compressed again when it leaves. (Pages of units that are scattered, as gathering makes them, do
-/// not.)
+/// compressed again when it leaves. Nothing is gathered: without a device that would gain nothing,
+/// and pages of the units that it scatters keep their blocks.
 fn pages_that_are_in_memory_take_no_room_twice() {
     const DATA: u64 = 96 * MIB as u64;
     for most in ["40", "80"] {
         let pool = alone(64)
             .set("thp.swapin=never")
-            .set("swap.gather=never")
+            .set("swap.gather=always")
             .set("zswap.compressor=lz4")
             .set(&format!("zswap.max_pool_percent={most}"));
         let pool = pool.build().unwrap();

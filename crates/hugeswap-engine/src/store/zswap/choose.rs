@@ -218,7 +218,10 @@ impl Zswap {
     /// By what they are compressed at least.
     fn codec_for_room(&self) -> Codec {
         match self.has_reserve() {
-            true => Codec::for_room(self.held(), self.most.load(Relaxed).into()),
+            true => {
+                let parts = std::array::from_fn(|by| self.chosen.seen[by].part(PAGE));
+                Codec::for_room(self.held(), self.most.load(Relaxed).into(), parts)
+            }
             false => Codec::Lz4,
         }
     }
@@ -283,11 +286,7 @@ impl Zswap {
         self.chosen.seen[by as usize].note_sample(len.map(room));
         if let Some(len) = len {
             let start = now_ns();
-            // SAFETY: a page of its own.
-            unsafe {
-                let to = scratch.page.as_mut_ptr() as usize;
-                self.decoders.decompress(&scratch.block[..len], to);
-            }
+            scratch.decompress(&self.decoders, len);
             self.note_cost(by, Direction::In, now_ns() - start);
         }
     }

@@ -43,7 +43,7 @@ use crate::lock::{Held, Lock};
 use crate::pool::Member;
 use crate::pool::layout::NOBODY;
 use choose::Chosen;
-use codec::{Decoders, LONGEST, SHORT, Scratch};
+use codec::{Block, Decoders, LONGEST, SHORT, Scratch};
 use hugeswap_policy::counters::Counter;
 use hugeswap_policy::knobs::{Knob, zswap};
 use hugeswap_policy::swapin::granularity::{DeviceCost, Direction, PIECE_PAGES, PerSize, Size};
@@ -460,33 +460,17 @@ impl Zswap {
         let Some(word) = self.pool.zswap_words(cluster).map(|w| &w[page]) else {
             return false;
         };
-        let mut block = [std::mem::MaybeUninit::<u8>::uninit(); LONGEST];
+        let mut block = Block::new();
         let copied = Slot(word).load(|seen| {
             let e = self.entry(seen)?;
-            let into = match e.len {
-                PAGE => to as *mut u8,
-                len if len <= block.len() => block.as_mut_ptr().cast(),
-                _ => return None,
-            };
-            // SAFETY: within a frame of the segment, and as long as the buffer, or the caller's
-            // page, at most. Another thread may use the frame for something else meanwhile; then
-            // the word has changed.
-            unsafe {
-                std::ptr::copy_nonoverlapping(self.block_at(e) as *const u8, into, e.len);
-            }
+            // SAFETY: within a frame of the segment, and the caller's page. Another thread may use
+            // the frame for something else meanwhile; then the word has changed.
+            let copied = unsafe { block.copy(self.block_at(e) as *const u8, e.len, to) };
             fence(Acquire);
-            Some(e.len)
+            copied.then_some(())
         });
-        let Some(len) = copied else {
-            return false;
-        };
-        if len == PAGE {
-            return true;
-        }
-        // SAFETY: so much was copied there.
-        let block = unsafe { std::slice::from_raw_parts(block.as_ptr().cast(), len) };
         // SAFETY: the caller's page.
-        unsafe { self.decoders.decompress(block, to) }
+        copied.is_some() && unsafe { self.decoders.decompress(&mut block, to) }
     }
 
     /// Pages of a cluster are in compressed memory no more. The cluster is this process's own, and

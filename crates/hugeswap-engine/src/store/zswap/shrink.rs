@@ -7,6 +7,7 @@
 //!
 //! A page that cannot be written stays where it is.
 
+use super::codec::Block;
 use super::log::{self, block_at};
 use super::{PAGE, PAGES, Zswap};
 use crate::UNIT;
@@ -271,10 +272,13 @@ impl Zswap {
         if !Slot(word).begin_write_back(e.word()) {
             return false;
         }
-        // SAFETY: a block of this process's, which stays while the bit is set.
-        let block = unsafe { std::slice::from_raw_parts(self.block_at(e) as *const u8, e.len) };
-        // SAFETY: a page of the thread's buffer.
-        let decoded = unsafe { self.decoders.decompress(block, to) };
+        let mut block = Block::new();
+        // SAFETY: a block of this process's, which stays while the bit is set, and a page of the
+        // thread's buffer.
+        let decoded = unsafe {
+            block.copy(self.block_at(e) as *const u8, e.len, to)
+                && self.decoders.decompress(&mut block, to)
+        };
         if !decoded {
             Slot(word).end_write_back(false);
         }

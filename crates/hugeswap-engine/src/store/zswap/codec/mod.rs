@@ -6,15 +6,25 @@
 //! A page that is the same 8 bytes again and again is those 8 bytes: no other block is so short.
 //! One that is as long as a page is the page itself.
 //!
+//! # Words
+//!
+//! Heaps of pointers and numbers become shorter where the bytes of words are put together first
+//! ([`words`]), text becomes longer. One page of [`SAMPLE`] is compressed both ways, and the way
+//! that was shorter lately comes first for the others; the other one is tried where that leaves
+//! more than half of a page.
+//!
 //! * [`lz4`], [`zstd`]: the libraries
 
 mod lz4;
+mod words;
 mod zstd;
 
 use super::PAGE;
-use hugeswap_policy::zswap::codec::Codec;
+use hugeswap_policy::zswap::codec::{CODECS, Codec};
 use hugeswap_sys::Result;
 use std::alloc::Layout;
+use std::mem::MaybeUninit;
+use words::HALF;
 
 /// Bytes of a block of a page that repeats one word.
 const SAME: usize = 8;
@@ -25,14 +35,35 @@ pub(super) const LONGEST: usize = PAGE * 7 / 8;
 /// First bytes of blocks.
 const LZ4: u8 = 1;
 const ZSTD: u8 = 2;
+/// And that the page is split to planes.
+const WORDS: u8 = 4;
+/// One page of so many is compressed both ways.
+const SAMPLE: u32 = 16;
+/// How much more often one way was better than the other, at most.
+const SURE: i8 = 8;
 
 /// What a thread compresses with: a page, its block, and the compressors' memory.
 #[repr(C, align(64))]
 pub(super) struct Scratch {
     pub page: [u8; PAGE],
     pub block: [u8; LONGEST],
+    ways: Ways,
+    /// What is decoded to see how long that takes: no stack has room for it everywhere.
+    sample: Block,
     lz4: lz4::State,
     zstd: zstd::State,
+}
+
+/// The two ways to compress a page.
+struct Ways {
+    /// The page, split to planes.
+    planes: [u8; PAGE],
+    /// The block of the second way that is tried.
+    other: [u8; LONGEST],
+    /// By codec, up to [`SURE`]: how much more often planes were better lately; below 0: less.
+    lean: [i8; CODECS],
+    /// Pages so far.
+    pages: u32,
 }
 
 impl Scratch {
@@ -70,18 +101,77 @@ impl Scratch {
             self.block[..SAME].copy_from_slice(&word.to_ne_bytes());
             return Some(SAME);
         }
-        let (first, rest) = self.block[..most].split_first_mut()?;
-        *first = match by {
+        let lean = self.ways.lean[by as usize];
+        let words = lean > 0;
+        let len = self.compress_one_way(by, words, most, false);
+        self.ways.pages = self.ways.pages.wrapping_add(1);
+        let long = len.is_none_or(|n| n > PAGE / 2);
+        if !self.ways.pages.is_multiple_of(SAMPLE) && !(long && lean.abs() < SURE) {
+            return len;
+        }
+        let other = self.compress_one_way(by, !words, most, true);
+        let (as_is, by_words) = if words { (other, len) } else { (len, other) };
+        // (To split and join takes time, too.)
+        let better = match (as_is, by_words) {
+            (None, None) => return None,
+            (Some(n), Some(by_words)) => by_words * 5 < n * 4,
+            (as_is, _) => as_is.is_none(),
+        };
+        let lean = if better { lean + 1 } else { lean - 1 };
+        self.ways.lean[by as usize] = lean.clamp(-SURE, SURE);
+        if better == words {
+            return len;
+        }
+        let n = other?;
+        self.block[..n].copy_from_slice(&self.ways.other[..n]);
+        Some(n)
+    }
+
+    /// Decodes the block of `len` bytes to `page` again.
+    pub fn decompress(&mut self, decoders: &Decoders, len: usize) -> bool {
+        let to = self.page.as_mut_ptr() as usize;
+        // SAFETY: `block`, and a page.
+        unsafe {
+            self.sample.copy(self.block.as_ptr(), len, to)
+                && decoders.decompress(&mut self.sample, to)
+        }
+    }
+
+    /// [`Scratch::compress`], the page split to planes if `words` says so; to `ways.other` if it is
+    /// the `second` attempt.
+    fn compress_one_way(
+        &mut self,
+        by: Codec,
+        words: bool,
+        most: usize,
+        second: bool,
+    ) -> Option<usize> {
+        let ways = &mut self.ways;
+        let page = match words {
+            true => {
+                words::split(&self.page, &mut ways.planes);
+                &ways.planes
+            }
+            false => &self.page,
+        };
+        let block = if second {
+            &mut ways.other
+        } else {
+            &mut self.block
+        };
+        let (first, rest) = block[..most].split_first_mut()?;
+        *first = if words { WORDS } else { 0 };
+        *first |= match by {
             Codec::Lz4 => LZ4,
             Codec::ZstdFast | Codec::Zstd => ZSTD,
         };
         let len = match by {
-            Codec::Lz4 => self.lz4.compress(&self.page, rest),
-            Codec::ZstdFast => self.zstd.compress(-1, &self.page, rest),
-            Codec::Zstd => self.zstd.compress(1, &self.page, rest),
+            Codec::Lz4 => self.lz4.compress(page, rest),
+            Codec::ZstdFast => self.zstd.compress(-1, page, rest),
+            Codec::Zstd => self.zstd.compress(1, page, rest),
         };
         match len? + 1 {
-            ..=SAME if by != Codec::Lz4 => self.compress(Codec::Lz4, most),
+            ..=SAME if by != Codec::Lz4 => self.compress_one_way(Codec::Lz4, words, most, second),
             len => (len > SAME).then_some(len),
         }
     }
@@ -96,6 +186,46 @@ fn repeated(page: &[u8; PAGE]) -> Option<u64> {
     same.then_some(first)
 }
 
+/// A copy of a block, which is decoded from here.
+pub(super) struct Block {
+    bytes: [MaybeUninit<u8>; LONGEST],
+    /// So many of them are the block.
+    len: usize,
+}
+
+impl Block {
+    /// None yet.
+    pub fn new() -> Block {
+        Block {
+            bytes: [const { MaybeUninit::uninit() }; LONGEST],
+            len: 0,
+        }
+    }
+
+    /// Copies a block, or a page that is its own block to `to`. False: it is longer than any.
+    ///
+    /// # Safety
+    /// `from` are `len` bytes that can be read, `to` is a page that can be written.
+    pub unsafe fn copy(&mut self, from: *const u8, len: usize, to: usize) -> bool {
+        let into = match len {
+            PAGE => to as *mut u8,
+            ..=LONGEST => self.bytes.as_mut_ptr().cast(),
+            _ => return false,
+        };
+        self.len = len;
+        // SAFETY: the caller's bytes, to memory that is as long.
+        unsafe { std::ptr::copy_nonoverlapping(from, into, len) };
+        true
+    }
+
+    /// The bytes; `None`: it is a page of its own.
+    fn bytes(&self) -> Option<&[u8]> {
+        let bytes = self.bytes.get(..self.len)?;
+        // SAFETY: so many were copied there.
+        Some(unsafe { bytes.assume_init_ref() })
+    }
+}
+
 /// What blocks are decoded with. Shared by all threads.
 pub(super) struct Decoders(zstd::Decoders);
 
@@ -104,32 +234,47 @@ impl Decoders {
         zstd::Decoders::new().map(Decoders)
     }
 
-    /// Decodes a block to a page at `to`. False: it is none.
+    /// Decodes a block to a page at `to`, the one that it was copied for. False: it is none.
     ///
     /// # Safety
     /// `to` is a page that the caller may write.
-    pub unsafe fn decompress(&self, block: &[u8], to: usize) -> bool {
-        if let Ok(word) = <[u8; SAME]>::try_from(block) {
+    pub unsafe fn decompress(&self, block: &mut Block, to: usize) -> bool {
+        let Some(bytes) = block.bytes() else {
+            return true;
+        };
+        if let Ok(word) = <[u8; SAME]>::try_from(bytes) {
             // SAFETY: the caller's page.
             let to = unsafe { std::slice::from_raw_parts_mut(to as *mut u8, PAGE) };
             to.chunks_exact_mut(SAME)
                 .for_each(|w| w.copy_from_slice(&word));
             return true;
         }
-        if block.len() == PAGE {
-            // SAFETY: the caller's page, which is no part of a block.
-            unsafe { std::ptr::copy_nonoverlapping(block.as_ptr(), to as *mut u8, PAGE) };
-            return true;
-        }
-        match block.split_first() {
+        let Some((&first, bytes)) = bytes.split_first() else {
+            return false;
+        };
+        let decoded = match first & !WORDS {
             // SAFETY: the caller's page.
-            Some((&LZ4, block)) => unsafe { lz4::decompress(block, to) },
+            LZ4 => unsafe { lz4::decompress(bytes, to) },
             // SAFETY: the same.
-            Some((&ZSTD, block)) => unsafe { self.0.decompress(block, to) },
+            ZSTD => unsafe { self.0.decompress(bytes, to) },
             _ => false,
+        };
+        if decoded && first & WORDS != 0 {
+            // The block is of no use any more; half a page of planes takes its place.
+            let planes = block.bytes.as_mut_ptr().cast::<u8>();
+            for half in [to as *mut u8, (to + HALF) as *mut u8] {
+                // SAFETY: halves of the caller's page, and a buffer that is longer than one.
+                unsafe {
+                    std::ptr::copy_nonoverlapping(half, planes, HALF);
+                    words::join(planes, half);
+                }
+            }
         }
+        decoded
     }
 }
+
+const _: () = assert!(HALF <= LONGEST);
 
 #[cfg(test)]
 mod tests {
@@ -138,9 +283,15 @@ mod tests {
 
     fn back(block: &[u8]) -> Option<[u8; PAGE]> {
         let mut page = [0xaa; PAGE];
-        let decoders = Decoders::new().unwrap();
-        // SAFETY: a page of ours.
-        unsafe { decoders.decompress(block, page.as_mut_ptr() as usize) }.then_some(page)
+        decode(&Decoders::new().unwrap(), block, &mut page).then_some(page)
+    }
+
+    fn decode(decoders: &Decoders, bytes: &[u8], page: &mut [u8; PAGE]) -> bool {
+        let (mut block, to) = (Block::new(), page.as_mut_ptr() as usize);
+        // SAFETY: a slice, and a page of ours.
+        unsafe {
+            block.copy(bytes.as_ptr(), bytes.len(), to) && decoders.decompress(&mut block, to)
+        }
     }
 
     proptest! {
@@ -172,11 +323,11 @@ mod tests {
             // Bytes between guards: what is written beyond the page would show.
             let decode = |block: &[u8]| {
                 let mut memory = vec![0x5a_u8; 3 * PAGE];
-                // SAFETY: the page in the middle.
-                unsafe { decoders.decompress(block, memory.as_mut_ptr() as usize + PAGE) };
+                let page = (&mut memory[PAGE..2 * PAGE]).try_into().unwrap();
+                decode(&decoders, block, page);
                 memory[..PAGE].iter().chain(&memory[2 * PAGE..]).all(|&b| b == 0x5a)
             };
-            for first in [block[0], LZ4, ZSTD] {
+            for first in [block[0], LZ4, ZSTD, LZ4 | WORDS, ZSTD | WORDS] {
                 block[0] = first;
                 prop_assert!(decode(&block));
             }
@@ -264,6 +415,38 @@ mod tests {
     }
 
     #[test]
+    fn numbers_are_compressed_by_words_and_text_is_not() {
+        let mut x = 7u64;
+        let mut next = || {
+            x = x.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
+            x >> 44
+        };
+        let mut numbers = Scratch::new();
+        let mut texts = Scratch::new();
+        for _ in 0..40 {
+            for (i, word) in numbers.page.chunks_exact_mut(8).enumerate() {
+                let number = 0x7f3a_0000_0000 + (next() << 4) + i as u64;
+                word.copy_from_slice(&number.to_le_bytes());
+            }
+            let n = numbers.compress(Codec::Lz4, LONGEST).expect("short");
+            assert_eq!(back(&numbers.block[..n]), Some(numbers.page));
+            assert_eq!(numbers.block[0], LZ4 | WORDS);
+            let text = b"the quick brown fox jumps over the lazy dog and ";
+            for (i, b) in texts.page.iter_mut().enumerate() {
+                *b = match next() {
+                    x if x % 16 == 0 => b'a' + (x >> 4) as u8 % 26,
+                    _ => text[i % 48],
+                };
+            }
+            for by in Codec::ALL {
+                let n = texts.compress(by, LONGEST).expect("short");
+                assert_eq!(back(&texts.block[..n]), Some(texts.page));
+                assert_eq!(texts.block[0] & WORDS, 0);
+            }
+        }
+    }
+
+    #[test]
     fn threads_decode_at_the_same_time() {
         let mut s = Scratch::new();
         let decoders = Decoders::new().unwrap();
@@ -274,9 +457,7 @@ mod tests {
                 scope.spawn(|| {
                     for _ in 0..200 {
                         let mut page = [0; PAGE];
-                        let to = page.as_mut_ptr() as usize;
-                        // SAFETY: a page of ours.
-                        assert!(unsafe { decoders.decompress(&s.block[..n], to) });
+                        assert!(decode(&decoders, &s.block[..n], &mut page));
                         assert_eq!(page, s.page);
                     }
                 });
