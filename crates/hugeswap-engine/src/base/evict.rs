@@ -85,15 +85,23 @@ impl Paging {
     }
 
     /// Compresses pages in `going`, which are clean and present, but for those in `written`, which
-    /// were written a moment ago.
+    /// were written a moment ago; or, where nothing is compressed, one of them now and then.
     fn keep_clean_pages(&self, w: &Locked<'_>, going: &Bits, written: &Bits) {
-        if !self.store.zswap.admits_class(false) || w.file().is_some() {
+        if w.file().is_some() {
             return;
         }
         let record = self.base.records.of(w.unit());
-        for page in record.stored.both(going).filter(|&p| !written.get(p)) {
-            self.store
-                .keep_clean(w.unit(), w.place(), page, w.addr() + page * PAGE);
+        let at = |page: usize| w.addr() + page * PAGE;
+        let clean = || record.stored.both(going).filter(|&p| !written.get(p));
+        let zswap = &self.store.zswap;
+        if !zswap.admits_class(false) {
+            // What leaves without being written tells as much as what is. (That is a sample where
+            // it is written.) SAFETY: pages that are present, as long as the unit is locked.
+            unsafe { zswap.sample(clean().count(), |n| clean().nth(n).map(at)) };
+            return;
+        }
+        for page in clean() {
+            self.store.keep_clean(w.unit(), w.place(), page, at(page));
         }
     }
 

@@ -198,7 +198,11 @@ impl Store {
                 continue;
             };
             self.forget_stored(run.cluster, run.pages.clone());
-            self.zswap.sample(run.memory, run.pages.len());
+            // SAFETY: the caller's memory, which is readable.
+            unsafe {
+                let at = |n| Some(run.memory + n * PAGE);
+                self.zswap.sample(run.pages.len(), at);
+            }
             writes[n] = Extent {
                 fd: target.fd,
                 memory: run.memory,

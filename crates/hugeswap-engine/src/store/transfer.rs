@@ -382,7 +382,8 @@ impl Store {
         let target = self.prepare_write(cluster, pages.clone(), doubt)?;
         if sums.is_some() {
             self.forget_stored(cluster, pages.clone());
-            self.zswap.sample(from, pages.len());
+            // SAFETY: the caller's memory, which is readable.
+            unsafe { self.zswap.sample(pages.len(), |n| Some(from + n * PAGE)) };
         }
         let (area, index) = (target.area, target.index);
         let len = pages.len() * PAGE;

@@ -77,6 +77,8 @@ const WORTH: u64 = 32;
 pub struct Seen {
     /// The part of the pages tried that are short enough, of [`ALL`].
     kept: AtomicU32,
+    /// Pages tried, up to [`TRIED`]: the first of them tell most.
+    tried: AtomicU32,
     /// Mean length of the blocks of those samples that were short enough, bytes; 0: none was.
     length: AtomicU32,
 }
@@ -88,8 +90,10 @@ impl Seen {
         if all > 0 {
             let was = i64::from(self.kept.load(Relaxed));
             let is = short as i64 * i64::from(ALL) / all;
-            let now = was + (is - was) * all.min(TRIED) / TRIED;
+            let tried = (i64::from(self.tried.load(Relaxed)) + all).min(TRIED);
+            let now = was + (is - was) * all.min(tried) / tried;
             self.kept.store(now as u32, Relaxed);
+            self.tried.store(tried as u32, Relaxed);
         }
     }
 
@@ -169,5 +173,20 @@ mod tests {
         assert!((seen.part(4096) - (1.0 - seen.kept() * 0.75)).abs() < 1e-9);
         seen.note_tried(0, 100_000);
         assert_eq!(seen.kept(), 0.0);
+    }
+
+    #[test]
+    fn the_first_samples_tell_at_once() {
+        let seen = Seen::default();
+        seen.note_sample(Some(1000));
+        assert_eq!(seen.kept(), 1.0);
+        seen.note_sample(None);
+        assert_eq!(seen.kept(), 0.5);
+        for _ in 0..100 {
+            seen.note_sample(Some(1000));
+        }
+        // (Later ones count for as much as those before them.)
+        seen.note_sample(None);
+        assert!((0.9..0.98).contains(&seen.kept()), "{}", seen.kept());
     }
 }

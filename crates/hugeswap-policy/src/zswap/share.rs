@@ -43,6 +43,9 @@ const WORTH_A_TRIAL: f64 = 0.8;
 const OTHER_CODEC: f64 = 1.1;
 /// What a page costs of a device that is to be spared, nanoseconds, at least.
 const SPARED: f64 = 100_000.0;
+/// A device that takes so many times what most of its transfers do has a limit on them. (One
+/// without takes twice or three times as long while much is written.)
+const LIMITED: f64 = 4.0;
 /// What the processor does for a fault besides, nanoseconds.
 const FAULT: f64 = 5_000.0;
 /// What leaves memory does so in the background, and costs the program so much of its time.
@@ -120,6 +123,9 @@ pub struct Known<'a> {
     pub most: u64,
     /// What pages cost on the device that come by themselves, and with whole units.
     pub device: [Cost; 2],
+    /// The device takes that many times what most of its transfers do ([`dearer`]), which is in its
+    /// costs already.
+    pub dearer: f64,
     /// The same in compressed memory, by codec; `None`: it is not to be used.
     pub codecs: [Option<Compressed>; CODECS],
 }
@@ -262,7 +268,14 @@ pub fn choose_codec(known: &Known<'_>, now: Choice) -> Codec {
 /// present one does, or less. If it is another choice than `now`, what came back before is to be
 /// forgotten: it tells of the division before.
 pub fn step(known: &Known<'_>, now: Choice) -> (Choice, bool) {
-    let (to, halves) = cheapest(known, now);
+    let (mut to, halves) = cheapest(known, now);
+    if known.dearer >= LIMITED && to.frames > 0 {
+        // What does not reach a device with a limit leaves its transfers to what has to; and what
+        // went there is dear to bring back. So all is kept that can be, from now on.
+        to.frames = known.most;
+        to.codec = choose_codec(known, now);
+        return (to, to.frames > now.frames);
+    }
     let down = (known.charged * 2 / STEP).max(2);
     let up = match halves {
         true => (known.charged / LARGE_STEP).max(1),
@@ -322,6 +335,7 @@ mod tests {
             zswap: 0,
             most: 500,
             device: costs_of([(85_000.0, 15_000.0), (4_000.0, 2_000.0)]),
+            dearer: 1.0,
             codecs: [Some(LZ4), None, None],
         }
     }
@@ -563,6 +577,31 @@ mod tests {
         let with = missed(333);
         assert!((4_800.0..5_200.0).contains(&with), "{with}");
         assert_eq!(missed(1000), 0.0);
+        // Little of it is little, also of what came back soon.
+        let mut soon = [0; WORDS];
+        soon[paged_back(RESIDENT / 100, RESIDENT)] = 1000;
+        let missed = |zswap| super::missed(Tally::new(&soon), 1000, zswap);
+        assert_eq!([missed(20), missed(200)], [1000.0, 0.0]);
+    }
+
+    #[test]
+    fn beside_a_device_with_a_limit_it_is_as_large_as_it_may_be_at_once() {
+        let back = uniform(paged_back, 1.0);
+        let limited = |dearer| Known {
+            dearer,
+            ..known(&back)
+        };
+        let (to, _) = step(&limited(1.0), Choice::default());
+        assert!(to.frames < 500, "{to:?}");
+        let (to, eager) = step(&limited(8.0), Choice::default());
+        assert!(to.frames == 500 && eager, "{to:?}");
+        assert_eq!(step(&limited(8.0), to), (to, false));
+        // Not what does not compress.
+        let noise = Known {
+            codecs: [None; CODECS],
+            ..limited(8.0)
+        };
+        assert_eq!(step(&noise, Choice::default()).0, Choice::default());
     }
 
     #[test]

@@ -17,7 +17,9 @@
 //! While whole units are on trial, or that is due, it is WITHOUT.
 //!
 //! What was measured without it is believed less the older it is, so that it is measured again: the
-//! sooner the less there was to gain.
+//! sooner the less there was to gain. The rest after a trial to no avail ends when pages that are
+//! missed have become twice as dear as they were in the trial: a device with a limit is fast until
+//! that is reached.
 //!
 //! No clock is read here: the owner looks at one, a few times a second, and serialises calls.
 
@@ -43,8 +45,11 @@ const CHEAPER: f64 = 0.9;
 const FORGOTTEN: f64 = 1.0 / 128.0;
 /// The rest after a trial to no avail, in times of its length; twice as long each time,
 const REST: u64 = 4;
-/// but no longer than this.
+/// but no longer than this,
 const LONGEST_REST: u64 = 600 * SECOND;
+/// and once it was as long as the trial, only until a missed page costs so many times what it cost
+/// in that.
+const DEARER_NOW: f64 = 2.0;
 
 /// What the owner sees; `ns` and `stalled_ns` are totals that only grow.
 #[derive(Clone, Copy, Debug, Default)]
@@ -89,10 +94,14 @@ pub struct Trial {
     without: Option<f64>,
     /// When the present trial began.
     tried: u64,
-    /// No trial before.
+    /// No trial before,
     rest_until: u64,
+    /// or this, where pages that are missed have become dear.
+    rest_least: u64,
     /// The last rest.
     rest: u64,
+    /// Time of a missed page in the trial before it, nanoseconds.
+    failed: f64,
 }
 
 impl Trial {
@@ -122,7 +131,7 @@ impl Trial {
                 let stalled = seen.stalled_ns.saturating_sub(self.began.stalled_ns);
                 let limit = self.without.unwrap_or(f64::MAX) * HOPELESS * self.missed;
                 if time >= HOPELESS_AFTER && self.missed >= ENOUGH && stalled as f64 > limit {
-                    return self.fail(seen);
+                    return self.fail(seen, stalled as f64 / self.missed);
                 }
                 if time >= SETTLED && filled || time >= LONGEST_SETTLING {
                     self.phase = Phase::Measuring;
@@ -137,7 +146,7 @@ impl Trial {
             Phase::Measuring => {
                 if let Some(cost) = self.measure(seen, WITH) {
                     if cost > self.without.unwrap_or(f64::MAX) * CHEAPER {
-                        return self.fail(seen);
+                        return self.fail(seen, cost);
                     }
                     self.phase = Phase::With;
                     self.rest = 0;
@@ -155,18 +164,28 @@ impl Trial {
                 }
             }
         }
-        seen.with || self.without.is_some() && seen.ns >= self.rest_until
+        let due = |cost| {
+            let dear = cost > self.failed * DEARER_NOW;
+            seen.ns
+                >= if dear {
+                    self.rest_least
+                } else {
+                    self.rest_until
+                }
+        };
+        seen.with || self.without.is_some_and(due)
     }
 
     fn begin(&mut self, seen: Seen) {
         (self.began, self.missed) = (seen, 0.0);
     }
 
-    /// Ends a trial that was to no avail.
-    fn fail(&mut self, seen: Seen) -> bool {
+    /// Ends a trial that was to no avail: a missed page cost so much.
+    fn fail(&mut self, seen: Seen, cost: f64) -> bool {
+        self.failed = cost;
         let took = seen.ns - self.tried;
         self.rest = (self.rest * 2).max(took * REST).min(LONGEST_REST);
-        self.rest_until = seen.ns + self.rest;
+        (self.rest_until, self.rest_least) = (seen.ns + self.rest, seen.ns + took);
         self.end(seen)
     }
 
@@ -277,6 +296,21 @@ mod tests {
         seen.grows = true;
         let with = play(&mut t, &mut seen, [40.0, 80.0], 6);
         assert!((1.0..2.0).contains(&with), "{with}");
+    }
+
+    #[test]
+    fn a_rest_ends_where_pages_become_dear() {
+        let (mut t, mut seen) = by_pages();
+        let with = play(&mut t, &mut seen, [10.0, 20.0], 5);
+        assert!(!seen.with && with > 0.0, "{with}");
+        // It is long, where they stay cheap,
+        let (mut t2, mut seen2) = (Trial { ..t }, seen);
+        assert_eq!(play(&mut t2, &mut seen2, [10.0, 20.0], 2), 0.0);
+        // or become so dear that it would gain nothing yet.
+        assert_eq!(play(&mut t2, &mut seen2, [30.0, 20.0], 1), 0.0);
+        // A device has reached its limit.
+        let with = play(&mut t, &mut seen, [300.0, 20.0], 10);
+        assert!(seen.with && with > 7.0, "{with}");
     }
 
     #[test]

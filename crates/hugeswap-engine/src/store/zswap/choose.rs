@@ -144,6 +144,7 @@ impl Zswap {
             zswap: self.held(),
             most: self.ceiling(),
             device,
+            dearer: returns.dearer,
             codecs: Codec::ALL.map(|by| self.compressed(by)),
         };
         // (What the settings say may be another than what was chosen last.)
@@ -241,11 +242,15 @@ impl Zswap {
         })
     }
 
-    /// Pages at `from`, which is readable, are about to be written to the device. Now and then one
-    /// of them is compressed, to see what that comes to.
-    pub fn sample(&self, from: usize, pages: usize) {
+    /// So many pages are about to leave for the device. Now and then one of them is compressed, to
+    /// see what that comes to.
+    ///
+    /// # Safety
+    /// `at` tells for each of them, by its number, where it can be read.
+    pub unsafe fn sample(&self, pages: usize, at: impl FnOnce(usize) -> Option<usize>) {
         let wanted = self.pool.knob(Knob::ZswapEnabled) == zswap::AUTO && !self.is_on();
-        let Some(page) = wanted.then(|| self.sample_of(pages)).flatten() else {
+        let page = wanted.then(|| self.sample_of(pages)).flatten();
+        let Some(from) = page.and_then(at) else {
             return;
         };
         let Some(mut scratch) = self.scratches.iter().find_map(Lock::try_lock) else {
@@ -253,7 +258,7 @@ impl Zswap {
         };
         let scratch = scratch.get_or_insert_with(Scratch::new);
         // SAFETY: the caller's memory; whatever is there while it is copied.
-        unsafe { scratch.copy_page(from + page * PAGE) };
+        unsafe { scratch.copy_page(from) };
         self.take_sample(scratch);
     }
 
@@ -265,6 +270,9 @@ impl Zswap {
 
     /// Which of the next `pages` is a sample.
     fn sample_of(&self, pages: usize) -> Option<usize> {
+        if pages == 0 {
+            return None;
+        }
         let before = self.chosen.written.fetch_add(pages as u32, Relaxed);
         let is_due = before % SAMPLE + pages as u32 >= SAMPLE;
         is_due.then(|| (before / SAMPLE) as usize % pages)

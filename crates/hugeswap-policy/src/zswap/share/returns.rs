@@ -14,6 +14,9 @@ const UNSEEN: f64 = 1.5;
 /// Pages that came back within this part of memory tell about those that never left.
 const SOON: f64 = 0.125;
 
+/// Distances that are shorter than this part of memory do not tell pages apart.
+const BLUR: f64 = 1.0 / 16.0;
+
 /// Pages that came back, by distance in pages.
 pub(super) struct Returns<'a> {
     back: Tally<'a>,
@@ -58,9 +61,15 @@ impl<'a> Returns<'a> {
 pub fn missed(back: Tally<'_>, charged: u64, zswap: u64) -> f64 {
     let resident = ((charged - zswap.min(charged)) * UNIT_PAGES) as f64;
     let beyond = (charged * UNIT_PAGES) as f64 / resident.max(1.0) - 1.0;
+    // Distances are those of units, and no more exact than that: where little is compressed it is
+    // not those few pages that would have stayed.
+    let beyond = match beyond < 2.0 * BLUR {
+        true => (beyond - BLUR).max(0.0) * 2.0,
+        false => beyond,
+    };
     let far = |k| {
         let by_distance = back.class(k).enumerate();
-        by_distance.filter(|&(bucket, _)| advisor::begins(bucket) >= beyond)
+        by_distance.filter(move |&(bucket, _)| advisor::begins(bucket) >= beyond)
     };
     (0..2).flat_map(far).map(|(_, n)| n).sum()
 }
