@@ -12,6 +12,7 @@ tests! {
     pages_survive_random_work,
     pages_become_whole_when_held,
     pages_discarded_read_zero,
+    #[long]
     pages_are_right_after_forks,
     pages_are_no_zeros_in_a_raw_fork,
     pages_zero_cost_no_io,

@@ -35,6 +35,7 @@ tests! {
     pieces_of_files_are_seen_by_forked_children => with_pieces(files::files_are_seen_by_forked_children),
     #[long]
     pieces_of_files_in_a_storm => with_pieces(files::model::files_written_by_several_threads),
+    #[long]
     pieces_in_a_storm_lose_no_write => with_pieces(storm::storm_over_pages),
     pieces_in_a_storm_beside_whole_units => with_pieces(storm::storm_loses_no_write),
     pieces_in_a_storm_with_forks => with_pieces(storm::storm_over_pages_with_forks),

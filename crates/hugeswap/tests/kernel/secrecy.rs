@@ -16,6 +16,7 @@ tests! {
     keys_are_in_no_core_dump,
     encryption_is_set_at_first,
     encrypted_swap_comes_back => with_encryption(swap_comes_back),
+    #[long]
     encrypted_swap_in_pieces => with_encryption(|| with_pieces(swap_comes_back)),
     #[long]
     encrypted_storm_under_pressure => with_encryption(storm::storm_under_pressure),
@@ -26,6 +27,7 @@ tests! {
     encrypted_slots_survive_forks => with_encryption(slots::slots_survive_forks),
     encrypted_slots_read_by_relatives_stay => with_encryption(slots::slots_read_by_relatives_stay),
     encrypted_slots_survive_random_work => with_encryption(slots::slots_survive_random_work),
+    #[long]
     encrypted_slots_of_a_nearly_full_swap => with_encryption(slots::slots_of_a_nearly_full_swap),
     encrypted_pages_of_bad_swap_are_sigbus => with_encryption(pages::pages_of_bad_swap_are_sigbus),
     encrypted_swap_corrupted_is_sigbus => with_encryption(failure::corrupt_swap_is_sigbus),

@@ -12,6 +12,7 @@ tests! {
     slots_discarded_are_free,
     slots_survive_forks,
     slots_read_by_relatives_stay,
+    #[long]
     slots_survive_random_work,
     slots_of_old_are_used_again,
 }

@@ -13,6 +13,7 @@ tests! {
     storm_under_pressure,
     #[long]
     storm_over_pages,
+    #[long]
     storm_over_pages_with_forks,
     storm_with_forks,
     storm_with_direct_io,

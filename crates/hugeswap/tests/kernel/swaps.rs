@@ -10,18 +10,21 @@ tests! {
     swaps_take_turns_by_priority,
     #[long]
     swap_off_moves_everything => in_mode(FaultMode::Signal, swap_off_moves_everything),
+    #[long]
     swap_off_moves_everything_by_messages => in_mode(FaultMode::Message, swap_off_moves_everything),
     #[long]
     swap_off_in_pieces => with_pieces(swap_off_moves_everything),
     swap_off_during_a_storm,
     #[long]
     swap_off_with_forked_children => in_mode(FaultMode::Signal, swap_off_with_forked_children),
+    #[long]
     swap_off_with_forked_children_by_messages => in_mode(FaultMode::Message, swap_off_with_forked_children),
     swap_off_after_the_parent,
     swap_off_goes_to_memory,
     swap_off_without_room_is_refused,
     swap_off_can_be_interrupted,
     swap_off_of_what_cannot_be_read_ends_nothing,
+    #[long]
     swaps_come_and_go_many_times,
 }
 

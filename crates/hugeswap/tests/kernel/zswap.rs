@@ -10,6 +10,7 @@ tests! {
     what_is_compressed_comes_back,
     #[long]
     compressed_memory_is_written_back_when_full,
+    #[long]
     every_compressor_brings_back_what_it_was_given,
     text_of_digits_is_compressed_by_entropy_coding_only,
     noise_is_not_kept,
