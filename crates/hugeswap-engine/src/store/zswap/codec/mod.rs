@@ -106,7 +106,8 @@ impl Scratch {
         let len = self.compress_one_way(by, words, most, false);
         self.ways.pages = self.ways.pages.wrapping_add(1);
         let long = len.is_none_or(|n| n > PAGE / 2);
-        if !self.ways.pages.is_multiple_of(SAMPLE) && !(long && lean.abs() < SURE) {
+        let both = self.ways.pages.is_multiple_of(SAMPLE) || long && lean.abs() < SURE;
+        if !both {
             return len;
         }
         let other = self.compress_one_way(by, !words, most, true);
@@ -222,7 +223,7 @@ impl Block {
     fn bytes(&self) -> Option<&[u8]> {
         let bytes = self.bytes.get(..self.len)?;
         // SAFETY: so many were copied there.
-        Some(unsafe { bytes.assume_init_ref() })
+        Some(unsafe { std::slice::from_raw_parts(bytes.as_ptr().cast(), bytes.len()) })
     }
 }
 
