@@ -14,6 +14,7 @@ tests! {
     sums_can_be_turned_on_again,
     readahead_goes_on_without_base_pages,
     readahead_changes_in_use,
+    #[long]
     pins_hold,
     budget_holds,
     many_regions_share_units,

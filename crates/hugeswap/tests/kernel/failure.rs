@@ -12,6 +12,7 @@ use std::sync::atomic::Ordering::Relaxed;
 
 tests! {
     corrupt_swap_is_sigbus,
+    #[long]
     every_descriptor_closed,
     #[long]
     limit_on_mappings,
@@ -26,6 +27,7 @@ tests! {
     no_room_anywhere_is_sigbus,
     discarded_without_memory_is_said_or_zero,
     a_copy_that_finds_its_place_marked_is_kept,
+    #[long]
     handler_allocates_nothing,
 }
 

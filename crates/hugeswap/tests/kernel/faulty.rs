@@ -11,6 +11,7 @@ tests! {
     transient_faults_lose_nothing_of_children => in_mode(FaultMode::Signal, transient_faults_lose_nothing_of_children),
     #[long]
     transient_faults_lose_nothing_of_children_by_messages => in_mode( FaultMode::Message, transient_faults_lose_nothing_of_children, ),
+    #[long]
     children_never_read_wrong_bytes,
     spoilt_writes_are_noticed,
     bad_pages_are_told,

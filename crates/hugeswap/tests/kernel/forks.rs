@@ -15,6 +15,7 @@ tests! {
     failing_writes_at_a_fork_lose_nothing,
     a_fork_writes_to_no_file_but_swap,
     a_fork_right_after_the_start,
+    #[long]
     a_child_that_lives_on_does_not_make_swap_grow,
     #[long]
     a_child_that_lives_on_does_not_make_swap_grow_by_pages,

@@ -6,6 +6,7 @@ use crate::util::*;
 use hugeswap::{Advice, Error, Pool, Region};
 
 tests! {
+    #[long]
     groups_keep_what_they_are_promised,
     groups_above_high_go_first,
     groups_take_no_more_swap_than_they_may,

@@ -10,6 +10,7 @@ use std::sync::atomic::Ordering::{Relaxed, SeqCst};
 use std::time::{Duration, Instant};
 
 tests! {
+    #[long]
     hostile_words_spoil_nothing_private,
     hostile_holders_cost_an_error_at_most,
     hostile_truncation_is_refused,

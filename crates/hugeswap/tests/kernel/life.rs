@@ -6,6 +6,7 @@ use std::sync::atomic::AtomicUsize;
 use std::sync::atomic::Ordering::Relaxed;
 
 tests! {
+    #[long]
     fork_handlers_may_touch_managed_memory,
     #[long]
     drop_gives_everything_back,
@@ -13,6 +14,7 @@ tests! {
     a_small_alternate_stack_is_enough,
     wild_access_is_still_sigsegv,
     several_pools,
+    #[long]
     forked_children_share_the_budget,
 }
 

@@ -7,8 +7,9 @@
 #![deny(dead_code)]
 
 /// Makes `TESTS`, the table of the tests of a file. A test is a function of the file, or, after
-/// `=>`, any expression. Those marked `#[long]` take longest, are begun first, and have their swap
-/// in memory; `#[disk]`: the same with swap on a disk, without which the test tests nothing.
+/// `=>`, any expression. Those marked `#[long]` take longest or move most, are begun first, and
+/// have their swap in memory; `#[disk]`: the same with swap on a disk, without which the test tests
+/// nothing.
 macro_rules! tests {
     ($($(#[$long:ident])? $name:ident $(=> $run:expr)?,)*) => {
         pub const TESTS: &[crate::Test] = &[$(crate::Test {

@@ -14,6 +14,7 @@ tests! {
     numa_falls_back_by_distance,
     numa_who_does_not_wait_stays,
     numa_readahead_knows_for_whom,
+    #[long]
     numa_storm,
     numa_one_node_counts_nothing,
     numa_the_kernel_tells,

@@ -15,11 +15,13 @@ tests! {
     #[long]
     keys_are_in_no_core_dump,
     encryption_is_set_at_first,
+    #[long]
     encrypted_swap_comes_back => with_encryption(swap_comes_back),
     #[long]
     encrypted_swap_in_pieces => with_encryption(|| with_pieces(swap_comes_back)),
     #[long]
     encrypted_storm_under_pressure => with_encryption(storm::storm_under_pressure),
+    #[long]
     encrypted_storm_with_forks => with_encryption(storm::storm_with_forks),
     #[long]
     encrypted_storm_over_pages_with_forks => with_encryption(storm::storm_over_pages_with_forks),
@@ -31,7 +33,9 @@ tests! {
     encrypted_slots_of_a_nearly_full_swap => with_encryption(slots::slots_of_a_nearly_full_swap),
     encrypted_pages_of_bad_swap_are_sigbus => with_encryption(pages::pages_of_bad_swap_are_sigbus),
     encrypted_swap_corrupted_is_sigbus => with_encryption(failure::corrupt_swap_is_sigbus),
+    #[long]
     encrypted_swap_with_changed_bits => with_encryption(failure::changed_bits_are_noticed),
+    #[long]
     encrypted_swap_with_failing_writes => with_encryption(failure::failing_writes_lose_nothing),
 }
 

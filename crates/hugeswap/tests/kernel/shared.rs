@@ -10,6 +10,7 @@ use std::time::{Duration, Instant};
 
 tests! {
     shared_follows_a_page_for_everybody,
+    #[long]
     shared_writers_see_each_other,
     shared_loses_no_write,
     shared_refuses_nonsense,

@@ -7,6 +7,7 @@ use std::ops::Range;
 use std::sync::atomic::Ordering::{Relaxed, SeqCst};
 
 tests! {
+    #[long]
     shared_tracking_is_exact => shared_tracking_is_exact(Granularity::Units),
     shared_tracking_is_exact_by_pages => shared_tracking_is_exact(Granularity::Pages),
     #[long]

@@ -14,6 +14,7 @@ tests! {
     slots_read_by_relatives_stay,
     #[long]
     slots_survive_random_work,
+    #[long]
     slots_of_old_are_used_again,
 }
 

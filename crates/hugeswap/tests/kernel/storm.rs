@@ -15,6 +15,7 @@ tests! {
     storm_over_pages,
     #[long]
     storm_over_pages_with_forks,
+    #[long]
     storm_with_forks,
     storm_with_direct_io,
     storm_with_discards_and_moves,

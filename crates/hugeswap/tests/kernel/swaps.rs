@@ -19,6 +19,7 @@ tests! {
     swap_off_with_forked_children => in_mode(FaultMode::Signal, swap_off_with_forked_children),
     #[long]
     swap_off_with_forked_children_by_messages => in_mode(FaultMode::Message, swap_off_with_forked_children),
+    #[long]
     swap_off_after_the_parent,
     swap_off_goes_to_memory,
     swap_off_without_room_is_refused,

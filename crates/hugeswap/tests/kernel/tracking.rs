@@ -18,6 +18,7 @@ tests! {
     tracking_in_a_child,
     #[long]
     tracking_loses_no_write,
+    #[long]
     tracking_keeps_nothing_in_memory,
     tracking_survives_a_collapse,
     tracking_of_pinned_memory,

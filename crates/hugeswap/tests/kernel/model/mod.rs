@@ -37,12 +37,14 @@ tests! {
     model_processes => processes::run(),
     encrypted_model_processes => with_encryption(processes::run),
     model_pieces => with_pieces(|| alone::run(FaultMode::Signal)),
+    #[long]
     model_threads_pieces => with_pieces(|| together::run(FaultMode::Signal)),
     #[long]
     encrypted_model_signal_mode => with_encryption(|| alone::run(FaultMode::Signal)),
     #[long]
     encrypted_model_message_mode => with_encryption(|| alone::run(FaultMode::Message)),
     encrypted_model_threads_signal_mode => with_encryption(|| together::run(FaultMode::Signal)),
+    #[long]
     encrypted_model_threads_message_mode => with_encryption(|| together::run(FaultMode::Message)),
 }
 
