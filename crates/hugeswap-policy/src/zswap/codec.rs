@@ -39,22 +39,18 @@ impl Codec {
     /// what part of a page each makes of it ([`Seen::part`]). One that takes more time is worth it
     /// only where it gains room.
     pub fn for_room(held: u64, most: u64, parts: [f64; CODECS]) -> Codec {
-        let worth = match held * 4 {
-            n if n > most * 3 => LITTLE,
-            n if n > most * 2 => MUCH,
-            _ => return Codec::Lz4,
-        };
         let part = |by: Codec| parts[by as usize];
-        let gains = |&by: &Codec| part(by) < part(Codec::Lz4) * worth;
-        let shortest = Codec::ALL
-            .into_iter()
-            .filter(gains)
-            .min_by(|&a, &b| part(a).total_cmp(&part(b)));
-        match shortest {
-            // (The last one takes twice as long.)
-            Some(Codec::Zstd) if gains(&Codec::ZstdFast) && worth == MUCH => Codec::ZstdFast,
-            found => found.unwrap_or(Codec::Lz4),
-        }
+        let that_gain = |worth: f64| {
+            let gains = move |&by: &Codec| part(by) < part(Codec::Lz4) * worth;
+            Codec::ALL.into_iter().filter(gains)
+        };
+        let found = match held * 4 {
+            n if n > most * 3 => that_gain(LITTLE).min_by(|&a, &b| part(a).total_cmp(&part(b))),
+            // (The quickest of them.)
+            n if n > most * 2 => that_gain(MUCH).next(),
+            _ => None,
+        };
+        found.unwrap_or(Codec::Lz4)
     }
 }
 

@@ -15,14 +15,15 @@
 //! be faster than the codec for whole units and slower by a factor of ten for pages. And they say
 //! by what: a codec that makes pages shorter reaches further and takes longer.
 
+mod cost;
 mod returns;
 
+pub use cost::Cost;
 pub use returns::{dearer, follow, missed};
 
 use super::codec::{CODECS, Codec};
 use crate::UNIT_PAGES;
 use crate::advisor::Tally;
-use crate::swapin::granularity::{DeviceCost, Direction};
 use returns::Returns;
 
 /// A process that has fewer frames has no compressed memory: it needs them for what it touches.
@@ -46,10 +47,7 @@ const SPARED: f64 = 100_000.0;
 /// A device that takes so many times what most of its transfers do has a limit on them. (One
 /// without takes twice or three times as long while much is written.)
 const LIMITED: f64 = 4.0;
-/// What the processor does for a fault besides, nanoseconds.
-const FAULT: f64 = 5_000.0;
-/// What leaves memory does so in the background, and costs the program so much of its time.
-const BACKGROUND: f64 = 0.5;
+
 /// Frames of compressed memory that a process may have that is charged `charged` frames, of which
 /// `percent` of a hundred may be.
 pub fn most(charged: u64, percent: u64) -> u64 {
@@ -68,35 +66,6 @@ pub fn most_alone(charged: u64, percent: u64) -> u64 {
 /// back.
 pub fn stock(most: u64) -> u64 {
     (most / 16).clamp(1, 8).min(most)
-}
-
-/// What a page costs, nanoseconds, in and out.
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub struct Cost {
-    /// Into memory, with the fault.
-    pub r#in: f64,
-    /// Out of memory.
-    pub out: f64,
-}
-
-impl Cost {
-    /// A page that comes by itself.
-    pub fn paged(of: &DeviceCost) -> Cost {
-        let ns = |d| f64::from(of.per_size(d).page);
-        Cost {
-            r#in: ns(Direction::In) + FAULT,
-            out: ns(Direction::Out) * BACKGROUND,
-        }
-    }
-
-    /// A page of a unit that comes as a whole.
-    pub fn whole(of: &DeviceCost) -> Cost {
-        let ns = |d| f64::from(of.per_size(d).whole) / UNIT_PAGES as f64;
-        Cost {
-            r#in: ns(Direction::In) + FAULT / UNIT_PAGES as f64,
-            out: ns(Direction::Out) * BACKGROUND,
-        }
-    }
 }
 
 /// What a codec makes of the pages that leave.
