@@ -361,13 +361,19 @@ mod tests {
         }
     }
 
+    /// Random numbers, without their lowest bits, so many.
+    fn random(without: u32) -> impl FnMut() -> u64 {
+        let mut x = 1u64;
+        move || {
+            x = x.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
+            x >> without
+        }
+    }
+
     /// Puts bytes that `of` makes of random numbers in a page.
     fn fill(page: &mut [u8; PAGE], of: impl Fn(u64) -> u8) {
-        let mut x = 1u64;
-        for b in page {
-            x = x.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
-            *b = of(x);
-        }
+        let mut next = random(0);
+        page.fill_with(|| of(next()));
     }
 
     #[test]
@@ -417,11 +423,7 @@ mod tests {
 
     #[test]
     fn numbers_are_compressed_by_words_and_text_is_not() {
-        let mut x = 7u64;
-        let mut next = || {
-            x = x.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
-            x >> 44
-        };
+        let mut next = random(44);
         let mut numbers = Scratch::new();
         let mut texts = Scratch::new();
         for _ in 0..40 {

@@ -121,15 +121,10 @@ mod tests {
 
     proptest! {
         #[test]
-        fn planes_are_bytes_of_the_same_weight_and_come_together_again(seed in any::<u64>()) {
-            let mut page = [0; PAGE];
-            let mut x = seed | 1;
-            for b in &mut page {
-                x ^= x << 13;
-                x ^= x >> 7;
-                x ^= x << 17;
-                *b = x as u8;
-            }
+        fn planes_are_bytes_of_the_same_weight_and_come_together_again(
+            bytes in proptest::collection::vec(any::<u8>(), PAGE),
+        ) {
+            let page: [u8; PAGE] = bytes.try_into().expect("a page");
             let mut planes = [0; PAGE];
             split(&page, &mut planes);
             for (i, &b) in page.iter().enumerate() {
