@@ -143,6 +143,7 @@ impl Program {
         let span = Span {
             region: need.max(share.of(need)) * 2,
             memory: share.of(need),
+            compressible: 1,
         };
         let device = (self.device()?, 0);
         let mut turns = Turns::set_up(&span, &self.against, &self.common, device, outcome)?;

@@ -207,6 +207,10 @@ impl<'a> Turns<'a> {
         progress.begin(format!("{name}{what}, {pair} of {}", self.pairs()));
         let limit = self.common.limit();
         warm_up(self.span.memory + device, limit)?;
+        let work = &Work {
+            compressible: self.span.compressible,
+            ..work.clone()
+        };
         let run = match engine {
             Engine::Hugeswap { also } => self.hugeswap(also).run(work, |l| progress.figure(l))?,
             Engine::Kernel(thp) => {

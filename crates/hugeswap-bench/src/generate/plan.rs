@@ -39,6 +39,8 @@ pub struct Work {
     /// At the end one huge page in so many is verified: 1 verifies all, 0 none. Reads verify what
     /// they read in any case.
     pub verify_one_in: u32,
+    /// Memory compresses so many times, about; 1: not at all.
+    pub compressible: u32,
     /// Advice on huge pages.
     pub thp: Thp,
     /// The part of the memory that the advice is for.
@@ -63,6 +65,7 @@ impl Default for Work {
             random_reads: 0,
             phases: Vec::new(),
             verify_one_in: 0,
+            compressible: 1,
             thp: Thp::default(),
             thp_part: Part::All,
             join: None,

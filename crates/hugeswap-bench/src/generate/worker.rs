@@ -10,7 +10,7 @@ use super::memory::Memory;
 use super::plan::Work;
 use super::played::Played;
 use super::shared;
-use super::words::{Corrupt, UNIT};
+use super::words::{self, Corrupt, UNIT};
 use crate::child::{self, tell};
 use anyhow::{Context, Result, bail};
 use serde::{Deserialize, Serialize};
@@ -253,6 +253,7 @@ fn share(work: &Work) -> usize {
 pub fn task(work: &Work) -> Result<()> {
     // The coordinator may be killed while a step runs, which can take minutes.
     rustix::process::set_parent_process_death_signal(Some(rustix::process::Signal::KILL))?;
+    words::compress(work.compressible);
     let mut memory = Memory::map(share(work), work)?;
     tell(&Done::default())?;
     for line in std::io::stdin().lines() {

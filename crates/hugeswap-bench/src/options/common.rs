@@ -52,6 +52,9 @@ pub struct Span {
     /// Memory they may have, together
     #[arg(long, value_name = "SIZE", default_value = "600M", value_parser = size)]
     pub memory: u64,
+    /// What they write compresses so many times, about [default: not at all]
+    #[arg(long, value_name = "N", default_value_t = 1, hide_default_value = true, value_parser = clap::value_parser!(u32).range(1..=64))]
+    pub compressible: u32,
 }
 
 /// How often a region is written.

@@ -181,6 +181,7 @@ impl Defrag {
         Span {
             region: self.parts.iter().map(bytes).max().unwrap_or(0) + self.map(),
             memory: self.memory,
+            compressible: 1,
         }
     }
 

@@ -19,7 +19,7 @@ EXAMPLES:
   hugeswap bench swap-rand --table --vs kernel --kernel-thp off
   hugeswap bench swap-rand --table --thetas 0.9 --ratios 2 --threads 1 --pairs 5
 
-The region is filled with data that does not compress. Each access is to one word at a random place
+The region is filled with data that does not compress (but see --compressible). Each access is to one word at a random place
 of a page of 4 KiB: read and verified, or verified and changed. The time of an access is the time of
 a thread over the number of its accesses. misses: faults that waited for swap, for each access.
 

@@ -142,6 +142,7 @@ impl WorkingSet {
         Span {
             region: self.parts.iter().map(pages).max().unwrap_or(0) * PAGE_BYTES,
             memory: self.memory,
+            compressible: 1,
         }
     }
 
