@@ -60,6 +60,10 @@ named! {
     SwapPollYield => "swap_poll_yield", "Of those, reads during which another thread wanted the processor: threads sleep for a while then.";
     SwapReadTogether => "swap_read_batched", "Reads of pages of a unit that lie apart in swap, and runs of them, that were done several at once.";
     SwapGathered => "swap_write_gathered", "Single pages, changed here and there, that were written side by side to new places (swap.gather).";
+    SwapPacked => "swap_write_compressed", "Pages written to swap compressed, in whole units (swap.compress).";
+    SwapPackedBlocks => "swap_write_compressed_blocks", "Blocks of 4 KiB that they took.";
+    SwapPackedIn => "swap_read_compressed", "Pages read from swap that were compressed there.";
+    SwapPackPoor => "swap_compress_poor", "Whole units that were written as they are, for they did not become shorter by an eighth.";
     SwapRetry => "swap_retry", "Transfers of swap tried again after an error.";
     Poisoned => "hwpoison", "Pages, and whole units, lost: touching one is SIGBUS.";
     Cow => "pgcow", "Units copied because a forked relative shares them.";

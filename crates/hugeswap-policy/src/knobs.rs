@@ -96,6 +96,16 @@ choices! {
         /// So while no more than one thread waits for swap.
         Auto = AUTO "auto",
     }
+    /// Whether whole units are compressed before they are written to a device: the setting
+    /// `swap.compress`.
+    SwapCompress in compress {
+        /// They are not.
+        Never = NEVER "never",
+        /// Those that become shorter are, while half of swap is free.
+        Always = ALWAYS "always",
+        /// So where the device takes longer for the rest than the compressor does.
+        Auto = AUTO "auto",
+    }
     /// Whether pages are compressed and kept in memory before they are written to swap: the setting
     /// `zswap.enabled`.
     ZswapEnabled in zswap {
@@ -174,6 +184,7 @@ knobs! {
     Checksum => "swap.checksum", Switch, 0, 1, 1, "verify every unit read back from swap";
     IoUring => "swap.io_uring", Switch, 0, 1, 1, "write single pages to swap several at once, by io_uring where there is one";
     SwapGather => "swap.gather", Choice(SwapGather), 0, 2, gather::AUTO, "write changed pages from here and there of 2 MiB side by side to new places in swap, by few writes: never, always, or auto, while pages come one by one";
+    SwapCompress => "swap.compress", Choice(SwapCompress), 0, 2, compress::AUTO, "compress what is written in whole units of 2 MiB to a device: never, always, or auto, where the device is slower than that";
     SwapPoll => "swap.poll", Switch, 0, 1, 1, "poll for short reads of swap instead of sleeping, while no other thread wants the processor";
     WbtLat => "swap.wbt_lat_usec", Count, 0, 10_000_000, 2000, "writers to swap are slowed down while small reads take longer than so many microseconds (or than 8 times what they took at first, if that is more); 0: never";
     CleanDrop => "swap.clean_drop", Switch, 0, 1, 1, "drop unchanged units without writing them again";

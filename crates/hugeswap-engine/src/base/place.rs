@@ -39,9 +39,11 @@ impl Paging {
                 let new = |p: &usize| record.dirty.get(*p) && !record.stored.get(*p);
                 let all = record.stored.count() + (0..PAGES).filter(new).count() as u64;
                 // (Little of what lies far apart is worth that many reads.)
-                let little = record.dirty.count() <= MANY && self.store.is_to_gather();
+                let little_dirty = record.dirty.count() <= MANY;
+                let little = little_dirty && self.store.is_to_gather();
                 let apart = little && self.store.is_far_apart(unit, Place::Singles);
-                let stays = apart || self.store.gathers(&record.dirty);
+                let packed = little_dirty && self.store.is_mostly_packed(unit);
+                let stays = apart || packed || self.store.gathers(&record.dirty);
                 match (all > MANY && !stays).then(|| self.gather_in_cluster(unit, **w, record)) {
                     Some(Some(cluster)) => Some(Place::Cluster(cluster)),
                     _ => return true,
@@ -51,7 +53,17 @@ impl Paging {
             Place::Nothing => whole().or_else(scattered),
             // (Code that writes to files does so before.)
             Place::File(_) => None,
-            Place::Cluster(own) if self.store.may_overwrite_cluster(own) => {
+            // (Nothing is written to a part of a packed one.)
+            Place::Cluster(own)
+                if self.pool.is_packed(own)
+                    && self.store.may_overwrite_cluster(own)
+                    && self.split_place(w, record) =>
+            {
+                return true;
+            }
+            Place::Cluster(own)
+                if self.store.may_overwrite_cluster(own) && !self.pool.is_packed(own) =>
+            {
                 if self.pool.avoids(own) || self.store.gathers(&record.dirty) {
                     // (Of a place that is avoided, what is stored can perhaps not be moved, but what
                     // is dirty can go elsewhere.)
@@ -113,7 +125,9 @@ impl Paging {
             Place::File(_) => return false,
         };
         // A relative may read as bytes what is a hole by now, if it was stored when they parted.
-        let ours = self.pool.owns_cluster(cluster) && !self.store.kept.may_be_read(cluster);
+        let ours = self.pool.owns_cluster(cluster)
+            && !self.store.kept.may_be_read(cluster)
+            && !self.pool.is_packed(cluster);
         ours && self.write_holes(**w, record) || self.split_place(w, record)
     }
 

@@ -3,7 +3,7 @@
 //! ```text
 //! | Header | Record x (MAX_PROCESSES + 1) | cluster words (u32) | bitmaps (64 bytes a cluster) | layouts (3 bits a cluster) | page sums (512 x u64 a cluster) | seals (512 x 24 bytes a cluster) |
 //! | bad slots (64 bytes a cluster) | words of shared units (8 bytes each) | a bit for each of those that is charged |
-//! | pages of a cluster in compressed memory (u32) | their words (512 x u64 a cluster) | owners, and bytes in use, of its frames (u32 each) | its frames (2 MiB each) |
+//! | block lengths of packed clusters (512 x u16 a cluster) | pages of a cluster in compressed memory (u32) | their words (512 x u64 a cluster) | owners, and bytes in use, of its frames (u32 each) | its frames (2 MiB each) |
 //! ```
 //!
 //! * The header holds the budget, the settings (which may change in use), the swap areas, the
@@ -20,6 +20,7 @@
 //! reader validates what it reads, bounds every index, and never follows an address found here.
 
 use super::losses::{KEPT, LossEntry};
+use super::packs::Lengths;
 use crate::UNIT;
 use crate::checksum::Sums;
 use crate::store::seal::Seals;
@@ -37,7 +38,7 @@ use std::sync::atomic::{AtomicI32, AtomicI64, AtomicU8, AtomicU32, AtomicU64};
 /// "hugeswap" in ASCII.
 pub const MAGIC: u64 = u64::from_le_bytes(*b"hugeswap");
 /// Changed whenever the layout does.
-pub const VERSION: u32 = 33;
+pub const VERSION: u32 = 34;
 /// See [`Record::unreadable`].
 pub const ONLY_UNREADABLE: u64 = 1 << 31;
 /// Most processes a pool can have at one time.
@@ -527,6 +528,8 @@ pub struct Offsets {
     pub shared_stamps: usize,
     /// Offset of the stamps of their pages.
     pub shared_page_stamps: usize,
+    /// Offset of the lengths of packed clusters' blocks ([`super::packs`]).
+    pub pack_lengths: usize,
     /// Offset of the numbers of pages of each cluster that are in compressed memory.
     pub zswap_counts: usize,
     /// Offset of their words.
@@ -559,7 +562,8 @@ pub fn offsets(clusters: u64, zswap: u64) -> Option<Offsets> {
     let shared_charged = align(shared_words + SHARED_UNITS * 8);
     let shared_stamps = align(shared_charged + SHARED_UNITS / 8);
     let shared_page_stamps = align(shared_stamps + SHARED_UNITS * size_of::<SharedStamps>());
-    let zswap_counts = align(shared_page_stamps + SHARED_UNITS * size_of::<SharedPageStamps>());
+    let pack_lengths = align(shared_page_stamps + SHARED_UNITS * size_of::<SharedPageStamps>());
+    let zswap_counts = align(pack_lengths + clusters * size_of::<Lengths>());
     let zswap_words = align(zswap_counts + clusters * 4);
     let zswap_owners = align(zswap_words + clusters * size_of::<Sums>());
     let zswap_used = align(zswap_owners + zswap as usize * 4);
@@ -577,6 +581,7 @@ pub fn offsets(clusters: u64, zswap: u64) -> Option<Offsets> {
         shared_charged,
         shared_stamps,
         shared_page_stamps,
+        pack_lengths,
         zswap_counts,
         zswap_words,
         zswap_owners,

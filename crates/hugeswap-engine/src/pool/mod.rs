@@ -8,7 +8,7 @@
 //! * [`control`], [`looking`], [`scrub`], [`losses`], [`report`]: what is asked and told from
 //!   outside
 //! * [`shared`], [`shared_table`]: shared regions, and the table of them
-//! * [`zswap`]: compressed memory
+//! * [`zswap`], [`packs`]: compressed memory, and what is compressed on devices
 //! * [`secret`]: the key that swap is encrypted with
 //!
 //! Concurrency: everything in the segment is an atomic. What a process holds is in its own record,
@@ -28,6 +28,7 @@ pub mod layout;
 pub mod looking;
 pub mod losses;
 mod member;
+mod packs;
 pub mod probe;
 mod records;
 mod report;

@@ -4,7 +4,7 @@
 //! page costs so is measured as it is done. What could not be read so goes through [`Store::read`],
 //! which finds the reasons and tries again. In a pool that encrypts, with a faulty device in front,
 //! without sums (they tell that it was our file that was read) and on a device as fast as memory,
-//! all of it does. The rules of the fault path hold.
+//! all of it does, and what is packed. The rules of the fault path hold.
 
 use super::batch::{FAST, Run};
 use super::scatter::Places;
@@ -117,7 +117,8 @@ impl Store {
             let Some(joined) = self.pool.area(area) else {
                 continue;
             };
-            if self.zswap.has(run.cluster) || self.pool.is_gone(area) || !self.is_summed(run) {
+            let elsewhere = self.zswap.has(run.cluster) || self.pool.is_packed(run.cluster);
+            if elsewhere || self.pool.is_gone(area) || !self.is_summed(run) {
                 continue;
             }
             extents[n] = Extent {

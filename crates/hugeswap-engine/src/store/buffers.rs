@@ -1,9 +1,11 @@
-//! Buffers that pages are encrypted in on their way to swap, since a program's memory is left as it
-//! is.
+//! Buffers that pages are encrypted, or compressed, in on their way to swap, since a program's memory
+//! is left as it is; and that compressed ones are read to.
 //!
 //! There are a few of 2 MiB and some of 64 KiB, mapped once, with memory from their first use on
 //! (outside the budget: 10 MiB at most). A thread that finds none waits for one. A thread that has
-//! one encrypts and writes, and waits for nothing but the device.
+//! one encrypts or compresses and writes, or reads, and waits for nothing but the device. (One that
+//! writes compressed pages encrypted has one of each kind, in this order; kswapd may read to a second
+//! one.)
 
 use hugeswap_policy::UNIT_BYTES;
 use hugeswap_sys::{Result, futex, mm};
@@ -24,7 +26,7 @@ struct Kind {
     waiting: AtomicU32,
 }
 
-/// The buffers of a process for encrypted pages, of both sizes.
+/// The buffers of a process for encrypted, or for compressed, pages, of both sizes.
 pub(crate) struct Buffers([Kind; 2]);
 
 impl Buffers {

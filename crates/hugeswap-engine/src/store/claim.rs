@@ -12,6 +12,8 @@
 //! * A scattered unit ([`scatter`]) that grows past half gets a cluster of its own when it is
 //!   written next.
 //!
+//! A packed cluster ([`pack`](super::pack)) that is split takes no other slots until it is free.
+//!
 //! Where split clusters are mostly empty, or whole ones short, `swap::compact` moves pages
 //! together. A write that found no room is tried again after that.
 //!
@@ -137,6 +139,7 @@ impl Store {
                     }
                     cursor.owned.fetch_add(1, Relaxed);
                     self.kept.claim(found);
+                    self.pool.forget_pack(found as u64);
                     if self.pool.still_on(i) {
                         return Some(found as u64);
                     }
@@ -275,6 +278,7 @@ impl Store {
             avoid(i)
                 || self.pool.is_draining(cluster)
                 || self.pool.avoids(cluster)
+                || self.pool.is_packed(cluster)
                 || !is_in_reach(cluster)
         };
         while let Some(i) = partial.choose(&clusters, want, avoid) {
@@ -290,6 +294,7 @@ impl Store {
         let area = self.pool.locate(cluster);
         !self.pool.is_draining(cluster)
             && !self.pool.avoids(cluster)
+            && !self.pool.is_packed(cluster)
             && area.is_some_and(|(i, _)| self.pool.is_in_reach(i))
     }
 
@@ -297,6 +302,11 @@ impl Store {
     pub(super) fn claim_from(&self, cluster: u64, want: usize) -> Option<Range<usize>> {
         let clusters = self.pool.clusters(self.pool.me());
         let run = clusters.claim(cluster as usize, want)?;
+        // (It may have been freed, and had again, since it was chosen.)
+        if self.pool.is_packed(cluster) {
+            self.release_singles(cluster, run);
+            return None;
+        }
         // As after the claim of a cluster.
         if let Some((area, _)) = self.pool.locate(cluster)
             && self.pool.still_on(area)
@@ -360,9 +370,11 @@ impl Store {
             && !self.pool.is_draining(cluster)
     }
 
-    /// As [`Store::may_overwrite_cluster`], a single slot.
+    /// As [`Store::may_overwrite_cluster`], a single slot: none of a packed cluster.
     pub(crate) fn may_overwrite(&self, s: Single) -> bool {
-        self.may_write_to(s.cluster) && !self.pool.is_bad(s.cluster, s.at..s.at + 1)
+        self.may_write_to(s.cluster)
+            && !self.pool.is_packed(s.cluster)
+            && !self.pool.is_bad(s.cluster, s.at..s.at + 1)
     }
 
     /// Gives up the place of a locked unit, which its word no longer has once it is unlocked: at

@@ -83,7 +83,7 @@ impl Store {
         // keeps its compressed block.
         let wanted = wanted && !self.pool.is_without_device();
         g.wanted.store(wanted, Relaxed);
-        let used = wanted || self.scatter.was_used();
+        let used = wanted || self.scatter.was_used() || self.wants_packs();
         if used && g.looks.fetch_add(1, Relaxed).is_multiple_of(LOOKS) {
             g.room.store(self.half_is_free(), Relaxed);
         }

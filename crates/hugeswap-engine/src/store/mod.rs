@@ -11,6 +11,7 @@
 //!   device behind that; [`poll`]: reads polled for
 //! * [`zswap`]: pages kept compressed in memory instead of written; [`compressed`]: their way there
 //!   and back
+//! * [`pack`]: whole units compressed on the device; [`codec`]: what compresses
 //! * [`sealing`]: encryption; [`quarantine`]: slots that have failed are never used again
 //!
 //! The store knows pages, slots, areas and failures. It knows no engine, no state of a unit, no
@@ -36,6 +37,7 @@ pub(crate) mod backing;
 pub(crate) mod batch;
 pub(crate) mod buffers;
 mod claim;
+mod codec;
 mod compressed;
 mod cursor;
 mod faulty;
@@ -43,6 +45,7 @@ pub(crate) mod gather;
 mod growth;
 pub(crate) mod initialise;
 pub(crate) mod kept;
+mod pack;
 mod place;
 mod poll;
 mod quarantine;
@@ -63,12 +66,15 @@ use crate::pool::probe::Measured;
 use apart::Apart;
 use backing::Backing;
 use batch::Batches;
+use buffers::Buffers;
 use claim::Claims;
+use codec::Codecs;
 use faulty::Faulty;
 use gather::Gather;
 use hugeswap_policy::UNIT_PAGES;
 use hugeswap_policy::swapin::granularity::{DeviceCost, Direction, PerSize, Size};
 use hugeswap_policy::unit::Place;
+use hugeswap_policy::zswap::packing::Packing;
 use hugeswap_sys::{Result, mm};
 use initialise::Initialiser;
 use kept::Kept;
@@ -106,7 +112,11 @@ pub(crate) struct Store {
     pub kept: Kept,
     pub batches: Batches,
     initialiser: Initialiser,
+    codecs: Arc<Codecs>,
     pub zswap: Zswap,
+    packing: Packing,
+    /// What is compressed, or was read compressed, is here on its way.
+    buffers: Buffers,
     /// The last attempts to write found no slot.
     full: AtomicBool,
     /// What transfers cost now.
@@ -128,6 +138,7 @@ impl Store {
             r#in: DEVICE,
             out: DEVICE,
         });
+        let codecs = Arc::new(Codecs::new().map_err(tables)?);
         Ok(Store {
             key: SumKey(std::array::from_fn(|i| pool.header().key[i].load(Relaxed))),
             backing: Backing {
@@ -142,7 +153,10 @@ impl Store {
             kept: Kept::new(clusters).map_err(tables)?,
             batches: Batches::new(),
             initialiser: Initialiser::default(),
-            zswap: Zswap::new(pool.clone()).map_err(tables)?,
+            zswap: Zswap::new(pool.clone(), codecs.clone()).map_err(tables)?,
+            codecs,
+            packing: Packing::new([r#in.whole, out.whole], zswap::COSTS),
+            buffers: Buffers::new().map_err(tables)?,
             full: AtomicBool::new(false),
             cost: DeviceCost::new(r#in, out),
             pool,
@@ -154,6 +168,7 @@ impl Store {
         if let Some(sealing) = &self.sealing {
             sealing.reset_in_child();
         }
+        self.buffers.reset_in_child();
         self.batches.forget_in_child();
         self.backing.pollers.forget_in_child();
         self.zswap.reset_in_child();

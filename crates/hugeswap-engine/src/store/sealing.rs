@@ -149,10 +149,16 @@ impl Store {
         if let Some(sums) = sums.and_then(|s| s.get(pages.clone())) {
             checksum::forget(sums);
         }
+        let all = pages.len() == PAGES;
+        // (Seals of a packed cluster are not those of its pages.)
         if self.sealing.is_some()
+            && (all || !self.pool.is_packed(cluster))
             && let Ok(seals) = self.pool.seals_of(cluster, pages)
         {
             seals.iter().for_each(Seal::forget);
+        }
+        if all {
+            self.pool.forget_pack(cluster);
         }
     }
 }

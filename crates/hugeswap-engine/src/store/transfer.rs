@@ -166,16 +166,34 @@ impl Store {
         if !summed && self.sealing.is_none() && strange() {
             return Err(Errno::EBADF.into());
         }
-        let len = pages.len() * PAGE;
+        let packed = self.find_packed(cluster, &pages)?;
+        // Where what the device has is read to: blocks of 4 KiB.
+        let (blocks, buffer);
+        let memory = match &packed {
+            None => {
+                blocks = pages.clone();
+                to
+            }
+            Some(packed) => {
+                blocks = packed.blocks.clone();
+                if pages.len() == PAGES {
+                    to + (PAGES - blocks.len()) * PAGE
+                } else {
+                    buffer = self.buffers.take(blocks.len() * PAGE);
+                    buffer.at
+                }
+            }
+        };
+        let len = blocks.len() * PAGE;
         let transfer = Transfer {
             write: false,
             fd: a.fd,
-            memory: to,
+            memory,
             len,
             chunk: len,
             enough: len,
-            offset: offset + (pages.start * PAGE) as u64,
-            page: Some(self.swap_page(area, cluster, pages.start)),
+            offset: offset + (blocks.start * PAGE) as u64,
+            page: Some(self.swap_page(area, cluster, blocks.start)),
             expected_ns: self.cost.cost(Direction::In, len as u64),
             operation,
             attempt,
@@ -196,27 +214,33 @@ impl Store {
                 failed
             }
         })?;
-        self.observe(Direction::In, pages.len(), took);
+        self.packing.note_device(Direction::In, len as u64, took);
         let sums = self.pool.cluster_sums().get(cluster as usize);
         let want = sums.and_then(|s| s.get(pages.clone()));
         let pages_read = pages.len();
-        // SAFETY: just filled, and the caller's.
-        let got = unsafe { std::slice::from_raw_parts(to as *const u8, len) };
+        let opened = match &self.sealing {
+            Some(sealing) => self.open_pages(sealing, cluster, blocks, memory),
+            None => true,
+        };
+        let there = opened
+            && packed
+                .as_ref()
+                .is_none_or(|packed| self.unpack(cluster, pages.clone(), packed, memory, to));
+        self.observe(Direction::In, pages_read, now_ns().saturating_sub(start));
+        // SAFETY: the caller's, and filled.
+        let got = unsafe { std::slice::from_raw_parts(to as *const u8, pages_read * PAGE) };
         let matches = |page: usize, n: usize| {
             let want = want.and_then(|w| w.get(page..page + n));
             let got = got.get(page * PAGE..(page + n) * PAGE);
             want.zip(got)
                 .is_some_and(|(w, g)| checksum::matches(&self.key, g, w))
         };
-        let right = match &self.sealing {
-            Some(sealing) => self.open_pages(sealing, cluster, pages, to),
-            None if !summed => true,
-            None => matches(0, pages_read),
-        };
+        let right = there && (self.sealing.is_some() || !summed || matches(0, pages_read));
         if right {
             note(None);
             self.pool.note_wait(area, pages_read, took);
-            if moved.spoilt {
+            // (Of a packed cluster that may have been some other page.)
+            if moved.spoilt && packed.is_none() {
                 self.pool.count(Counter::FaultUndetected, 1);
             }
             return Ok(());
@@ -235,6 +259,7 @@ impl Store {
             // (Of what is encrypted that is not known.)
             changed: match self.sealing {
                 Some(_) => Some(0),
+                None if !summed => Some(0),
                 None => (0..pages_read).find(|&page| !matches(page, 1)).or(Some(0)),
             },
         })
@@ -380,16 +405,63 @@ impl Store {
         doubt: bool,
     ) -> Result<()> {
         let target = self.prepare_write(cluster, pages.clone(), doubt)?;
+        let start = now_ns();
         if sums.is_some() {
             self.forget_stored(cluster, pages.clone());
             // SAFETY: the caller's memory, which is readable.
             unsafe { self.zswap.sample(pages.len(), |n| Some(from + n * PAGE)) };
         }
+        let pack = match sums.is_some() && pages.len() == PAGES {
+            true => self.pack(cluster, from),
+            false => None,
+        };
+        debug_assert_eq!(pack.is_some(), self.pool.is_packed(cluster));
+        let (blocks, from) = match &pack {
+            Some(pack) => (0..pack.blocks, pack.at()),
+            None => (pages.clone(), from),
+        };
+        let written = self.write_blocks(&target, cluster, blocks, from);
+        if let Err(e) = written {
+            self.pool.forget_pack(cluster);
+            let (avoided, area) = (self.pool.avoids(cluster), target.area);
+            if e == Errno::EIO && !avoided {
+                self.pool.mark_unwritable(cluster, pages);
+            }
+            area.note_write(Some(e));
+            return Err(e);
+        }
+        target.area.note_write(None);
+        if let Some(pack) = &pack {
+            self.pool.count(Counter::SwapPacked, PAGES as u64);
+            self.pool
+                .count(Counter::SwapPackedBlocks, pack.blocks as u64);
+        } else if pages.len() == PAGES {
+            self.pool.layouts().note_unwritten(cluster as usize, false);
+        }
+        if pages.len() == PAGES {
+            let took = now_ns().saturating_sub(start);
+            self.observe(Direction::Out, PAGES, took);
+        }
+        if let Some(sums) = sums {
+            checksum::store(target.sums, sums);
+            self.pool.count(Counter::PswpOut, pages.len() as u64);
+        }
+        Ok(())
+    }
+
+    /// Writes blocks of 4 KiB of the device, encrypted where the pool encrypts.
+    fn write_blocks(
+        &self,
+        target: &WriteTarget<'_>,
+        cluster: u64,
+        blocks: Range<usize>,
+        from: usize,
+    ) -> Result<()> {
         let (area, index) = (target.area, target.index);
-        let len = pages.len() * PAGE;
+        let len = blocks.len() * PAGE;
         // Attempts write the same ciphertext.
         let sealed = match &self.sealing {
-            Some(sealing) => Some(self.seal_pages(sealing, cluster, pages.clone(), from)?),
+            Some(sealing) => Some(self.seal_pages(sealing, cluster, blocks.clone(), from)?),
             None => None,
         };
         let mut transfer = Transfer {
@@ -400,7 +472,7 @@ impl Store {
             chunk: self.pool.pace_of(area).chunk,
             enough: len,
             offset: target.offset,
-            page: Some(self.swap_page(index, cluster, pages.start)),
+            page: Some(self.swap_page(index, cluster, blocks.start)),
             expected_ns: 0,
             operation: self.backing.operation(),
             attempt: 0,
@@ -419,31 +491,19 @@ impl Store {
             // Where all writes fail no thread waits, and it is not the cluster's fault.
             let avoided = self.pool.avoids(cluster);
             if error != Errno::EIO || avoided || !may_try_again(transfer.attempt) {
-                if error == Errno::EIO && !avoided {
-                    self.pool.mark_unwritable(cluster, pages);
-                }
-                area.note_write(Some(error));
                 return Err(error);
             }
             self.pool.count(Counter::SwapRetry, 1);
             transfer.attempt += 1;
         }
-        area.note_write(None);
-        if pages.len() == PAGES {
-            self.pool.layouts().note_unwritten(cluster as usize, false);
-            let took = now_ns().saturating_sub(start);
-            self.observe(Direction::Out, PAGES, took);
-        }
+        let took = now_ns().saturating_sub(start);
+        self.packing.note_device(Direction::Out, len as u64, took);
         if let Some(sealed) = sealed {
             self.pool
-                .seals_of(cluster, pages.clone())?
+                .seals_of(cluster, blocks)?
                 .iter()
                 .zip(sealed.nonces())
                 .for_each(|(seal, nonce)| Cipher::done(nonce, seal));
-        }
-        if let Some(sums) = sums {
-            checksum::store(target.sums, sums);
-            self.pool.count(Counter::PswpOut, pages.len() as u64);
         }
         Ok(())
     }

@@ -3,7 +3,8 @@
 //!
 //! kswapd does it: a few times a second while more than half of all split clusters is empty (two
 //! thirds, while half of swap is free), and whenever a claim has found no free cluster. In the latter case it also splits the clusters of
-//! base-mapped units that have at most half of their cluster stored. Pages move under their unit's
+//! base-mapped units that have at most half of their cluster stored, and writes what is left of packed
+//! clusters that are split anew, not packed. Pages move under their unit's
 //! lock, from slots that no other process reads (not while a forked child may). A slot that is
 //! given up was written elsewhere before, so nothing is lost when it stops halfway.
 
@@ -49,7 +50,7 @@ impl Reclaim {
         if !self.store.was_short() {
             return false;
         }
-        let split = self.split_sparse();
+        let split = self.split_sparse() | self.unpack_some();
         let found = self.compact(u32::MAX, 4 * PAGES as u64);
         if found || split {
             self.store.note_full(false);
@@ -70,18 +71,19 @@ impl Reclaim {
         if !self.store.scatter.was_used() || self.somebody_waits() {
             return;
         }
-        let (empty, of) = if self.store.has_room_to_move() {
+        let (empty, parts) = if self.store.has_room_to_move() {
             (2, 3)
         } else {
             (1, 2)
         };
         let clusters = self.pool.clusters(self.pool.me());
         let (mut split, mut room) = (0, 0);
-        for r in (0..clusters.len()).filter_map(|i| clusters.room(i)) {
+        let of = |i: usize| clusters.room(i).filter(|_| !self.pool.is_packed(i as u64));
+        for r in (0..clusters.len()).filter_map(of) {
             split += 1;
             room += u64::from(r);
         }
-        if split > FEW && room * of > split * PAGES as u64 * empty {
+        if split > FEW && room * parts > split * PAGES as u64 * empty {
             self.compact(PAGES as u32 / 4, LIMIT);
         }
     }
@@ -94,7 +96,10 @@ impl Reclaim {
         let mut room = 0;
         for (i, free) in (0..clusters.len()).filter_map(|i| Some((i, clusters.room(i)?))) {
             let used = PAGES as u32 - free;
-            room += u64::from(free);
+            // (A packed one takes in nothing.)
+            if !self.pool.is_packed(i as u64) {
+                room += u64::from(free);
+            }
             // What a forked child may read would stay where it is besides.
             let stays = self.store.kept.may_be_read(i as u64);
             if used > 0 && used <= most && !stays {
@@ -105,8 +110,10 @@ impl Reclaim {
         victims.at[..victims.n].sort_unstable();
         let mut moved = 0;
         let mut n = 0;
-        for &(used, _) in &victims.at[..victims.n] {
-            room -= u64::from(PAGES as u32 - used);
+        for &(used, victim) in &victims.at[..victims.n] {
+            if !self.pool.is_packed(victim.into()) {
+                room -= u64::from(PAGES as u32 - used);
+            }
             moved += u64::from(used);
             if moved > room.min(limit) {
                 break;
@@ -137,6 +144,30 @@ impl Reclaim {
         }
         let gone = |v: &(u32, u64)| clusters.room(v.1 as usize).is_none();
         victims.at[..n].iter().any(gone)
+    }
+
+    /// Packed clusters of scattered units are written anew, not packed, so that what else has a slot
+    /// there is free. True if any was.
+    fn unpack_some(&self) -> bool {
+        const AT_A_TIME: usize = 16;
+        let mut n = 0;
+        for unit in 0..self.high_unit.load(Acquire) {
+            let scattered = |w: Word| w.place() == Place::Singles && !w.has(WRITEBACK);
+            let Some(w) = self.table.try_lock_if(unit, scattered) else {
+                continue;
+            };
+            let places = self.store.scatter.of(unit);
+            if let Some((cluster, slots)) = places.and_then(|p| self.store.packed_part(p))
+                && !slots.all()
+            {
+                n += usize::from(self.store.write_as_it_is(cluster, &slots));
+            }
+            w.settle();
+            if n == AT_A_TIME {
+                break;
+            }
+        }
+        n > 0
     }
 
     /// Units that are base-mapped and have a cluster for a few pages become scattered where they

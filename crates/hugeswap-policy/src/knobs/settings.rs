@@ -20,8 +20,8 @@
 
 use crate::knobs::{Form, Knob, find, parse_size};
 pub use crate::knobs::{
-    RouteSmall, SwapGather, ThpDefrag, ThpEnabled, ThpSwapin, ZswapCompressor, ZswapEnabled,
-    types::*,
+    RouteSmall, SwapCompress, SwapGather, ThpDefrag, ThpEnabled, ThpSwapin, ZswapCompressor,
+    ZswapEnabled, types::*,
 };
 use std::convert::Infallible;
 use std::fmt;

@@ -6,11 +6,13 @@
 //! * [`share`]: how much of the memory in use is compressed memory
 //! * [`trial`]: whether that gets the program further
 //! * [`codec`]: what compresses, and what samples of pages say of each
+//! * [`packing`]: whether whole units are written to the device compressed
 //!
-//! The engine's `store::zswap` carries this out.
+//! The engine's `store::zswap` carries this out, and `store::pack` the last of it.
 
 pub mod codec;
 pub mod entry;
+pub mod packing;
 pub mod share;
 pub mod slot;
 pub mod trial;

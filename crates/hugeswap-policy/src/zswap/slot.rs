@@ -89,10 +89,18 @@ impl<C: Cell<u64>> Slot<'_, C> {
         }
     }
 
-    /// Removes a page that its slot holds as well, unless it was read. The word removed.
-    pub fn drop_clean(&self) -> Option<u64> {
-        let seen = self.0.get();
-        let unread = seen & (CLEAN | REFERENCED) == CLEAN;
-        (unread && self.0.change(seen, 0).is_ok()).then_some(seen)
+    /// Removes a page that its slot holds as well, unless it was read, or then too (`read`). The
+    /// word removed.
+    pub fn drop_clean(&self, read: bool) -> Option<u64> {
+        loop {
+            let seen = self.0.get();
+            let may = seen & CLEAN != 0 && (read || seen & REFERENCED == 0);
+            if !may {
+                return None;
+            }
+            if self.0.change(seen, 0).is_ok() {
+                return Some(seen);
+            }
+        }
     }
 }

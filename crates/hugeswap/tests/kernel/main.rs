@@ -52,6 +52,7 @@ mod losing;
 mod markers;
 mod model;
 mod numa;
+mod packed;
 mod pagemap;
 mod pages;
 mod parts;
@@ -129,6 +130,7 @@ fn all() -> Vec<Test> {
         areas::TESTS,
         faulty::TESTS,
         wbt::TESTS,
+        packed::TESTS,
         zswap::TESTS,
         zswap_alone::TESTS,
         files::TESTS,

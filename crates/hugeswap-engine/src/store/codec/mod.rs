@@ -14,12 +14,15 @@
 //! more than half of a page.
 //!
 //! * [`lz4`], [`zstd`]: the libraries
+//!
+//! [`super::zswap`] keeps blocks in memory, [`super::pack`] writes those of a unit to a device.
 
 mod lz4;
 mod words;
 mod zstd;
 
 use super::PAGE;
+use crate::lock::{Held, Lock};
 use hugeswap_policy::zswap::codec::{CODECS, Codec};
 use hugeswap_sys::Result;
 use std::alloc::Layout;
@@ -41,6 +44,35 @@ const WORDS: u8 = 4;
 const SAMPLE: u32 = 16;
 /// How much more often one way was better than the other, at most.
 const SURE: i8 = 8;
+
+/// Threads that can compress at one time.
+const SCRATCHES: usize = 4;
+
+/// What the threads of a process compress with, and decode.
+pub(super) struct Codecs {
+    scratches: [Lock<Option<Box<Scratch>>>; SCRATCHES],
+    pub decoders: Decoders,
+}
+
+impl Codecs {
+    pub fn new() -> Result<Codecs> {
+        Ok(Codecs {
+            scratches: std::array::from_fn(|_| Lock::new(None)),
+            decoders: Decoders::new()?,
+        })
+    }
+
+    /// What one thread compresses with, once one is free; made when it is used first.
+    pub fn scratch(&self) -> Held<'_, Option<Box<Scratch>>> {
+        self.try_scratch()
+            .unwrap_or_else(|| self.scratches[0].lock())
+    }
+
+    /// The same, if one is free.
+    pub fn try_scratch(&self) -> Option<Held<'_, Option<Box<Scratch>>>> {
+        self.scratches.iter().find_map(Lock::try_lock)
+    }
+}
 
 /// What a thread compresses with: a page, its block, and the compressors' memory.
 #[repr(C, align(64))]
@@ -214,8 +246,9 @@ impl Block {
             _ => return false,
         };
         self.len = len;
-        // SAFETY: the caller's bytes, to memory that is as long.
-        unsafe { std::ptr::copy_nonoverlapping(from, into, len) };
+        // SAFETY: the caller's bytes, to memory that is as long. (A page that is its own block may
+        // lie over where it goes.)
+        unsafe { std::ptr::copy(from, into, len) };
         true
     }
 

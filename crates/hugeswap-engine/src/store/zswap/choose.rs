@@ -3,7 +3,7 @@
 //! [`hugeswap_policy::zswap::trial`] finds that it gets the program further. And by what pages are
 //! compressed, which samples tell.
 
-use super::codec::{LONGEST, SHORT, Scratch};
+use super::super::codec::{LONGEST, SHORT, Scratch};
 use super::log::room;
 use super::{PAGE, PAGES, Zswap};
 use crate::lock::Lock;
@@ -253,7 +253,7 @@ impl Zswap {
         let Some(from) = page.and_then(at) else {
             return;
         };
-        let Some(mut scratch) = self.scratches.iter().find_map(Lock::try_lock) else {
+        let Some(mut scratch) = self.codecs.try_scratch() else {
             return;
         };
         let scratch = scratch.get_or_insert_with(Scratch::new);
@@ -294,7 +294,7 @@ impl Zswap {
         self.chosen.seen[by as usize].note_sample(len.map(room));
         if let Some(len) = len {
             let start = now_ns();
-            scratch.decompress(&self.decoders, len);
+            scratch.decompress(&self.codecs.decoders, len);
             self.note_cost(by, Direction::In, now_ns() - start);
         }
     }

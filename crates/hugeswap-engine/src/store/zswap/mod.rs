@@ -3,7 +3,6 @@
 //! store: a page has its slot all the time, and readers need not know where it is.
 //!
 //! * [`choose`]: how large it is, and what is kept, where that is left to it
-//! * [`codec`]: a page and its block, by one of several compressors
 //! * [`log`]: the frames, filled one after the other
 //! * [`shrink`]: the oldest frame written back, the emptiest moved together
 //!
@@ -34,16 +33,15 @@
 //! block counts from before its word is set until after it is cleared.
 
 mod choose;
-mod codec;
 mod log;
 pub(crate) mod shrink;
 
+use super::codec::{Block, Codecs, LONGEST, SHORT, Scratch};
 use super::{PAGE, PAGES, observe};
-use crate::lock::{Held, Lock};
+use crate::lock::Lock;
 use crate::pool::Member;
 use crate::pool::layout::NOBODY;
 use choose::Chosen;
-use codec::{Block, Decoders, LONGEST, SHORT, Scratch};
 use hugeswap_policy::counters::Counter;
 use hugeswap_policy::knobs::{Knob, zswap};
 use hugeswap_policy::swapin::granularity::{DeviceCost, Direction, PIECE_PAGES, PerSize, Size};
@@ -64,15 +62,13 @@ pub(crate) const RESERVE: u64 = 2;
 /// A process that is charged fewer frames holds such empty ones only while it needs them: there may
 /// be many of that kind.
 const SMALL: u64 = 16;
-/// Threads that can compress at one time.
-const SCRATCHES: usize = 4;
 /// So many pages in a row that became no shorter are taken for a sign of more such.
 const POOR_IN_A_ROW: u32 = 16;
 /// Of those only one of so many is tried.
 const TRY_ONE_OF: u32 = 16;
 /// What reading a page costs by each codec until that was measured, nanoseconds, on a processor of
 /// some years ago, and storing one.
-const COSTS: [(u32, u32); CODECS] = [(3_000, 8_000), (6_000, 14_000), (9_000, 22_000)];
+pub(super) const COSTS: [(u32, u32); CODECS] = [(3_000, 8_000), (6_000, 14_000), (9_000, 22_000)];
 /// After this time a thread that waits for a page that is written back looks again.
 const PATIENCE_NS: u64 = 5_000_000;
 
@@ -87,8 +83,7 @@ const fn of_pages(ns: u32) -> PerSize {
 /// This process's compressed memory. Shared by all threads.
 pub(crate) struct Zswap {
     pool: Arc<Member>,
-    scratches: [Lock<Option<Box<Scratch>>>; SCRATCHES],
-    decoders: Decoders,
+    codecs: Arc<Codecs>,
     log: Lock<Log>,
     /// Frames that there may be; 0: it is off.
     most: AtomicU32,
@@ -127,12 +122,11 @@ impl Drop for Promise<'_> {
 
 impl Zswap {
     /// Nothing in it.
-    pub fn new(pool: Arc<Member>) -> Result<Zswap> {
+    pub(super) fn new(pool: Arc<Member>, codecs: Arc<Codecs>) -> Result<Zswap> {
         Ok(Zswap {
             log: Lock::new(Log::new(pool.zswap_capacity())?),
             pool,
-            decoders: Decoders::new()?,
-            scratches: std::array::from_fn(|_| Lock::new(None)),
+            codecs,
             most: AtomicU32::new(0),
             reserve: AtomicU64::new(0),
             spare: AtomicU64::new(0),
@@ -329,7 +323,7 @@ impl Zswap {
         (clean, all): (u64, bool),
         mut stored: impl FnMut(usize),
     ) {
-        let mut scratch = self.scratch();
+        let mut scratch = self.codecs.scratch();
         let scratch = scratch.get_or_insert_with(Scratch::new);
         if let Some(n) = self.sample_of_stored(pages.len()) {
             // SAFETY: as below.
@@ -413,11 +407,6 @@ impl Zswap {
         false
     }
 
-    fn scratch(&self) -> Held<'_, Option<Box<Scratch>>> {
-        let free = self.scratches.iter().find_map(Lock::try_lock);
-        free.unwrap_or_else(|| self.scratches[0].lock())
-    }
-
     fn keep(&self, cluster: u64, page: usize, clean: u64, block: &[u8]) -> bool {
         let (Some(count), Some(words)) = (
             self.pool.zswap_count(cluster),
@@ -470,7 +459,7 @@ impl Zswap {
             copied.then_some(())
         });
         // SAFETY: the caller's page.
-        copied.is_some() && unsafe { self.decoders.decompress(&mut block, to) }
+        copied.is_some() && unsafe { self.codecs.decoders.decompress(&mut block, to) }
     }
 
     /// Pages of a cluster are in compressed memory no more. The cluster is this process's own, and

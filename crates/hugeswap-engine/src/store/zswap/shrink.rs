@@ -7,7 +7,7 @@
 //!
 //! A page that cannot be written stays where it is.
 
-use super::codec::Block;
+use super::super::codec::Block;
 use super::log::{self, block_at};
 use super::{PAGE, PAGES, Zswap};
 use crate::UNIT;
@@ -88,14 +88,14 @@ impl Store {
                 };
                 let referenced = word.load(Relaxed) & REFERENCED != 0;
                 let room = log::room(e.len) as u32;
-                if write_back && z.drop_clean(slot, word) {
+                if write_back && z.drop_clean(slot, word, false) {
                     continue;
                 }
                 let only_here = z.pool.is_in_memory(slot / PAGES as u64);
                 let stays = !write_back || only_here || referenced && pass_over >= room;
                 if stays && z.move_block(slot, e, word) {
                     pass_over = pass_over.saturating_sub(room);
-                } else if write_back && !only_here {
+                } else if write_back && !only_here && !z.drop_clean(slot, word, true) {
                     with.blocks.push((slot, e));
                 }
             }
@@ -243,9 +243,10 @@ impl Zswap {
             .then_some(word)
     }
 
-    /// Removes a page that its slot holds as well, unless it was read. Is it removed?
-    fn drop_clean(&self, slot: u64, word: &AtomicU64) -> bool {
-        self.note_removed(slot / PAGES as u64, Slot(word).drop_clean())
+    /// Removes a page that its slot holds as well, unless it was read, or then too (`read`). Is it
+    /// removed?
+    fn drop_clean(&self, slot: u64, word: &AtomicU64, read: bool) -> bool {
+        self.note_removed(slot / PAGES as u64, Slot(word).drop_clean(read))
     }
 
     /// Moves a block to the end of the log; false: there is no room.
@@ -277,7 +278,7 @@ impl Zswap {
         // thread's buffer.
         let decoded = unsafe {
             block.copy(self.block_at(e) as *const u8, e.len, to)
-                && self.decoders.decompress(&mut block, to)
+                && self.codecs.decoders.decompress(&mut block, to)
         };
         if !decoded {
             Slot(word).end_write_back(false);
