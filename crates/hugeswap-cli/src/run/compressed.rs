@@ -1,7 +1,8 @@
-//! The line of the report about compressed memory.
+//! The lines of the report about what was compressed, in memory and on devices.
 
 use crate::text;
 use hugeswap_engine::pool::Report;
+use hugeswap_policy::PAGE_BYTES;
 use hugeswap_policy::counters::Counter;
 
 /// For people, if it was used.
@@ -24,6 +25,25 @@ pub fn line(report: &Report) -> Option<String> {
     })
 }
 
+/// For people, if whole units were written compressed.
+pub fn line_of_units(report: &Report) -> Option<String> {
+    let [pages, blocks, read] = [
+        Counter::SwapPacked,
+        Counter::SwapPackedBlocks,
+        Counter::SwapPackedIn,
+    ]
+    .map(|c| report.get(c));
+    (pages > 0).then(|| {
+        format!(
+            "  packed    {} were written to swap compressed, as {} ({:.1} times less); {} of it came back",
+            text::bytes(pages * PAGE_BYTES),
+            text::bytes(blocks * PAGE_BYTES),
+            pages as f64 / blocks.max(1) as f64,
+            text::bytes(read * PAGE_BYTES),
+        )
+    })
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -42,5 +62,21 @@ mod tests {
             "{line}"
         );
         assert!(line.contains("25.0%"), "{line}");
+    }
+
+    #[test]
+    fn it_is_told_how_much_less_was_written() {
+        let mut report = report();
+        assert_eq!(line_of_units(&report), None);
+        report.counters[Counter::SwapPacked as usize] = 3 << 18;
+        report.counters[Counter::SwapPackedBlocks as usize] = 1 << 18;
+        report.counters[Counter::SwapPackedIn as usize] = 1 << 17;
+        assert_eq!(
+            line_of_units(&report).as_deref(),
+            Some(
+                "  packed    3.00 GiB were written to swap compressed, as 1.00 GiB (3.0 times less); \
+                 512 MiB of it came back"
+            )
+        );
     }
 }

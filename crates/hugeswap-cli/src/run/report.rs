@@ -398,7 +398,8 @@ fn swap_lines(out: &mut String, report: &Report) {
         }
         out.push('\n');
     }
-    out.extend(compressed::line(report).map(|l| l + "\n"));
+    let compressed = [compressed::line(report), compressed::line_of_units(report)];
+    out.extend(compressed.into_iter().flatten().map(|l| l + "\n"));
 }
 
 fn area_lines(out: &mut String, report: &Report) {
