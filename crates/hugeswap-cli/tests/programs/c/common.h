@@ -92,9 +92,9 @@ static inline void ballast(size_t len) {
     ballast_seed_ = 7;
 }
 
-// Writes through the ballast.
+// Writes to every page of the ballast.
 static inline void push_out(void) {
-    for (size_t i = 0; i < ballast_len_; i += 64)
+    for (size_t i = 0; i < ballast_len_; i += PAGE)
         ballast_[i] ^= 1;
 }
 
