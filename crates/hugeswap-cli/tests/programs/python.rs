@@ -6,10 +6,10 @@ use std::process::Command;
 
 pub fn cases() -> Vec<Case> {
     [
-        ("arrays", 1, 48),
-        ("files", 1, 96),
-        ("processes", 8, 96),
-        ("streams", 1, 96),
+        ("arrays", 1, 24),
+        ("files", 1, 48),
+        ("processes", 8, 64),
+        ("streams", 1, 48),
     ]
     .map(|(name, processes, mib)| {
         case(format!("python {name}"), move || {
@@ -34,7 +34,7 @@ fn shared_memory(how: &str) {
         .arg(source("py").join("shared_memory.py"))
         .arg(how);
     let plain = program.plain();
-    let setup = Setup::new(Mode::Signal, 96)
+    let setup = Setup::new(Mode::Signal, 48)
         .on_disk()
         .option("--set", "shared.files=on");
     program.managed(&setup).same_as(&plain).processes(5);
@@ -73,7 +73,7 @@ fn script(name: &str, processes: u64, mib: u64) {
     if processes > 1 {
         // Less memory, and more of it managed: many units are held by calls that wait for each
         // other.
-        let setup = Setup::new(Mode::Signal, 64)
+        let setup = Setup::new(Mode::Signal, 48)
             .on_disk()
             .option("--set", "route.malloc_min=128K")
             .option("--set", "route.mmap_min=128K");

@@ -10,8 +10,8 @@ import numpy as np
 
 from common import show
 
-a = np.arange(12_000_000, dtype=np.int64) * 7  # 96 MB
-b = np.ones(8_000_000, dtype=np.int64)
+a = np.arange(6_000_000, dtype=np.int64) * 7  # 48 MB
+b = np.ones(4_000_000, dtype=np.int64)
 
 
 def in_child(work):
@@ -38,7 +38,7 @@ def change():
 
 
 def part(i):
-    return zlib.crc32(a[i * 1_000_000 : (i + 1) * 1_000_000])
+    return zlib.crc32(a[i * 500_000 : (i + 1) * 500_000])
 
 
 def echo(x):
@@ -56,7 +56,7 @@ if __name__ == "__main__":
     show("parent's own", a)
 
     print(subprocess.run(["sh", "-c", "echo out; exit 3"], capture_output=True))
-    data = a[:2_000_000].tobytes()  # 16 MB through two pipes
+    data = a[:1_000_000].tobytes()  # 8 MB through two pipes
     done = subprocess.run(["cat"], input=data, capture_output=True, check=True)
     show("cat", done.stdout)
     code = "import sys,zlib; print(zlib.crc32(sys.stdin.buffer.read()))"

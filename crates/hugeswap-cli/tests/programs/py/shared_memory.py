@@ -8,7 +8,7 @@ import numpy
 from common import show
 
 MIB = 1 << 20
-SIZE = 160 * MIB
+SIZE = 80 * MIB
 WORKERS = 4
 
 

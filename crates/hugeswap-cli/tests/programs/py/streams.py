@@ -8,8 +8,8 @@ import numpy as np
 
 from common import show
 
-ballast = np.ones(12_000_000)  # 96 MB, to push out the rest
-data = np.arange(3_000_000, dtype=np.uint64).tobytes()  # 24 MB
+ballast = np.ones(6_000_000)  # 48 MB, to push out the rest
+data = np.arange(1_500_000, dtype=np.uint64).tobytes()  # 12 MB
 
 
 def push_out():
@@ -64,7 +64,7 @@ pass_through("tcp", lambda: c.sendall(data), lambda: receive_into(d))
 
 
 def send_parts(s):
-    views = [memoryview(data)[i : i + 3_000_000] for i in range(0, len(data), 3_000_000)]
+    views = [memoryview(data)[i : i + 1_500_000] for i in range(0, len(data), 1_500_000)]
     while views:
         n = s.sendmsg(views)
         while views and n >= len(views[0]):
