@@ -34,30 +34,20 @@ impl Linked {
             Linked::StaticPie => (compiler(), "-static-pie"),
             Linked::Musl => ("musl-gcc", "-static"),
         };
-        let program = dir.join(name);
-        let out = Command::new(compiler)
-            .args(["-O1", "-g", "-pthread", option, "-o"])
-            .arg(&program)
-            .arg(source("c").join(format!("{name}.c")))
-            .output();
-        let Ok(out) = out else {
-            missing(compiler);
-        };
-        let said = String::from_utf8_lossy(&out.stderr);
-        assert!(out.status.success(), "{name}.c: {said}");
-        program
+        let options = ["-O1", "-g", "-pthread", option];
+        compile_once(compiler, &options, &format!("c/{name}.c"), dir)
     }
 }
 
 /// Name, arguments, budget in MiB, processes at least.
 const PROGRAMS: [(&str, &[&str], u64, u64); 7] = [
-    ("threads", &["16", "32", "4"], 64, 1),
-    ("forks", &["96"], 64, 1),
-    ("workers", &["4", "60", "3"], 64, 4),
-    ("asks", &["24", "100"], 16, 100),
+    ("threads", &["8", "16", "4"], 32, 1),
+    ("forks", &["48"], 32, 1),
+    ("workers", &["4", "30", "3"], 32, 4),
+    ("asks", &["24", "60"], 16, 60),
     ("signals", &[], 32, 1),
     ("starts", &[], 32, 12),
-    ("narrow", &["96"], 64, 1),
+    ("narrow", &["64"], 32, 1),
 ];
 
 pub fn cases() -> Vec<Case> {
@@ -92,9 +82,9 @@ fn c(linked: Linked, program: &str, args: &[&str], memory_mib: u64, processes: u
 fn storm(linked: Linked) {
     let dir = directory();
     let path = linked.compile("threads", dir.path());
-    let program = Program::new(dir.path(), path).args(["16", "32", "2"]);
+    let program = Program::new(dir.path(), path).args(["8", "16", "2"]);
     let plain = program.plain();
-    let setup = Setup::new(Mode::Signal, 64).option("--set", "debug.storm=50");
+    let setup = Setup::new(Mode::Signal, 32).option("--set", "debug.storm=50");
     program.managed(&setup).same_as(&plain);
 }
 
@@ -134,13 +124,13 @@ fn below_a_shell() {
     Linked::Static.compile("becomes", dir.path());
     let path = format!("{}:{}", dir.path().display(), env!("PATH"));
     // Also by a shell that has lost its environment.
-    let script = "./threads 16 32 2 && threads 16 32 2 && \
-        ./becomes env -i sh -c './threads 16 32 2' && exec ./starts";
+    let script = "./threads 8 16 2 && threads 8 16 2 && \
+        ./becomes env -i sh -c './threads 8 16 2' && exec ./starts";
     let program = Program::new(dir.path(), "sh")
         .args(["-c", script])
         .env("PATH", path);
     let plain = program.plain();
-    let mut setup = Setup::new(Mode::Signal, 64);
+    let mut setup = Setup::new(Mode::Signal, 32);
     // Not asked for, it is as plain.
     let without = program.managed(&setup);
     assert_eq!(without.output.stdout, plain.stdout);

@@ -42,7 +42,7 @@ pub fn cases() -> Vec<Case> {
             same_in_storm(Mode::Signal, 24, every, &|dir| map(dir, "400000"));
         }));
         all.push(case(format!("small, python{with}"), move || {
-            let (mib, objects) = if storm { (32, "60000") } else { (64, "200000") };
+            let (mib, objects) = if storm { (32, "60000") } else { (32, "100000") };
             same(Mode::Signal, mib, storm, &|dir| python(dir, objects));
         }));
     }
@@ -51,7 +51,7 @@ pub fn cases() -> Vec<Case> {
             share(mode, &|dir| map(dir, "1400000"));
         }));
         all.push(case(format!("small, share of python, {mode}"), move || {
-            share(mode, &|dir| python(dir, "400000"));
+            share(mode, &|dir| python(dir, "200000"));
         }));
     }
     all.push(case("small, processes that need little", little));
@@ -95,7 +95,8 @@ fn share(mode: Mode, program: &dyn Fn(&Path) -> Program) {
 }
 
 fn map(dir: &Path, nodes: &str) -> Program {
-    Program::new(dir, compile_cpp("map", dir)).arg(nodes)
+    let options = ["-O1", "-g", "-Wall", "-Wextra"];
+    Program::new(dir, compile_once("g++", &options, "cpp/map.cpp", dir)).arg(nodes)
 }
 
 fn python(dir: &Path, objects: &str) -> Program {
@@ -104,21 +105,6 @@ fn python(dir: &Path, objects: &str) -> Program {
         .arg("-B")
         .arg(script)
         .arg(objects)
-}
-
-/// Compiles cpp/NAME.cpp into `dir`, and returns the program's path.
-fn compile_cpp(name: &str, dir: &Path) -> PathBuf {
-    let program = dir.join(name);
-    let built = Command::new("g++")
-        .args(["-O1", "-g", "-Wall", "-Wextra", "-o"])
-        .arg(&program)
-        .arg(source("cpp").join(format!("{name}.cpp")))
-        .status();
-    match built {
-        Ok(status) => assert!(status.success(), "{name}.cpp is not compiled"),
-        Err(_) => missing("g++"),
-    }
-    program
 }
 
 /// The path of an interpreter: the interpreter itself, not a script that looks for it.
@@ -149,14 +135,14 @@ fn little() {
 fn when_they_grow() {
     Mode::Signal.need();
     let dir = directory();
-    let program = map(dir.path(), "1400000");
+    let program = map(dir.path(), "600000");
     let plain = program.plain();
-    let managed = program.managed(&Setup::new(Mode::Signal, 256));
+    let managed = program.managed(&Setup::new(Mode::Signal, 128));
     assert_eq!(managed.output.stdout, plain.stdout, "{}", managed.said());
     let ours = managed.number("peak_managed_bytes");
     let others = managed.number("peak_unmanaged_bytes");
     // A sixteenth of the budget, and what the process has by itself.
-    assert!(others < 28 << 20 && ours > 2 * others, "{}", managed.report);
+    assert!(others < 20 << 20 && ours > 2 * others, "{}", managed.report);
 }
 
 /// Those of a process that never has much stay with the C library, which the pool is not told of.

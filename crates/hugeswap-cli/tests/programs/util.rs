@@ -133,20 +133,36 @@ pub fn compiler() -> &'static str {
     }
 }
 
-/// Compiles c/NAME.c, and returns the path of the program in `dir`. (Many cases run the same program:
-/// it is compiled once, until its source changes.)
+/// Compiles c/NAME.c, and returns the path of the program in `dir`.
 pub fn compile(name: &str, dir: &Path) -> PathBuf {
-    let (c, program) = (source("c").join(format!("{name}.c")), dir.join(name));
-    let built = Path::new(env!("CARGO_TARGET_TMPDIR")).join(format!("{name}-{:016x}", hash_of(&c)));
+    let options = ["-O1", "-g", "-Wall", "-Wextra", "-pthread"];
+    compile_once(compiler(), &options, &format!("c/{name}.c"), dir)
+}
+
+/// Compiles a source of these tests, and returns the path of the program in `dir`. (Many cases run
+/// the same program: it is compiled once, until its source changes.)
+pub fn compile_once(compiler: &str, options: &[&str], file: &str, dir: &Path) -> PathBuf {
+    let text = source(file);
+    let name = text
+        .file_stem()
+        .expect("a file")
+        .to_string_lossy()
+        .into_owned();
+    let program = dir.join(&name);
+    let mut hasher = hash_of(&text);
+    (compiler, options).hash(&mut hasher);
+    let kept = format!("{name}-{:016x}", hasher.finish());
+    let built = Path::new(env!("CARGO_TARGET_TMPDIR")).join(kept);
     if !built.exists() {
-        let out = Command::new(compiler())
-            .args(["-O1", "-g", "-Wall", "-Wextra", "-pthread", "-o"])
+        let out = Command::new(compiler)
+            .args(options)
+            .arg("-o")
             .arg(&program)
-            .arg(c)
-            .output()
-            .expect("the compiler starts");
+            .arg(text)
+            .output();
+        let Ok(out) = out else { missing(compiler) };
         let said = String::from_utf8_lossy(&out.stderr);
-        assert!(out.status.success() && said.is_empty(), "{name}.c: {said}");
+        assert!(out.status.success() && said.is_empty(), "{file}: {said}");
         // (Whole or not at all, whichever case is first.)
         let kept = built.with_extension(std::process::id().to_string());
         std::fs::copy(&program, &kept).expect("a file in the target directory");
@@ -157,14 +173,15 @@ pub fn compile(name: &str, dir: &Path) -> PathBuf {
     program
 }
 
-/// Of a program in C and of what programs here include.
-fn hash_of(c: &Path) -> u64 {
+/// Of a program and of what programs here include.
+pub fn hash_of(program: &Path) -> DefaultHasher {
     let mut hasher = DefaultHasher::new();
-    for path in [c, &source("c/common.h"), &source("c/processes.h")] {
+    let included = ["c/common.h", "c/faults.h", "c/processes.h"].map(source);
+    for path in included.iter().map(PathBuf::as_path).chain([program]) {
         let text = std::fs::read(path).expect("a source of these tests");
         text.hash(&mut hasher);
     }
-    hasher.finish()
+    hasher
 }
 
 /// A program with its arguments, and where and how it runs.
