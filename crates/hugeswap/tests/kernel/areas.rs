@@ -322,7 +322,7 @@ fn nobody_meets_the_initialiser() {
         .unwrap();
     let r = pool.region(96 * MIB).unwrap();
     let mut now = 0;
-    for g in 0..6 {
+    for g in 0..3 {
         fill(&r, g);
         let kid = child(|| {
             check(&r, g);

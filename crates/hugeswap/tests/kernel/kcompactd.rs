@@ -5,6 +5,7 @@ use crate::util::*;
 tests! {
     kcompactd_makes_free_frames_huge,
     kcompactd_does_without,
+    #[long]
     without_huge_pages_everything_works,
 }
 

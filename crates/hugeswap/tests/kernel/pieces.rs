@@ -26,6 +26,7 @@ tests! {
     pieces_zero_cost_no_io => with_pieces(pages::pages_zero_cost_no_io),
     pieces_of_bad_swap_are_sigbus => with_pieces(pages::pages_of_bad_swap_are_sigbus),
     pieces_give_way_to_whole_units => with_pieces(pages::pages_give_way_to_whole_units),
+    #[long]
     pieces_meet_the_limit_on_mappings => with_pieces(failure::limit_on_mappings),
     pieces_at_a_fork_survive_failing_writes => with_pieces(forks::failing_writes_at_a_fork_lose_nothing),
     pieces_at_a_fork_are_written_to_swap => with_pieces(forks::a_fork_writes_to_no_file_but_swap),

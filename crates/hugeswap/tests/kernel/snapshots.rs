@@ -9,6 +9,7 @@ use std::sync::atomic::Ordering::{Acquire, Relaxed, Release};
 tests! {
     #[long]
     snapshots_bring_a_region_back,
+    #[long]
     snapshots_while_threads_write,
     snapshots_that_are_bad,
 }

@@ -8,6 +8,7 @@ use std::sync::atomic::Ordering::Relaxed;
 use std::time::{Duration, Instant};
 
 tests! {
+    #[long]
     storm_loses_no_write,
     #[long]
     storm_under_pressure,
@@ -17,11 +18,12 @@ tests! {
     storm_over_pages_with_forks,
     #[long]
     storm_with_forks,
+    #[long]
     storm_with_direct_io,
     storm_with_discards_and_moves,
 }
 
-const TIME: Duration = Duration::from_secs(3);
+const TIME: Duration = Duration::from_secs(2);
 
 fn storming(memory: usize, mode: FaultMode) -> Pool {
     builder(memory)

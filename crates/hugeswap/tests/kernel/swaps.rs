@@ -178,7 +178,7 @@ fn swap_off_during_a_storm() {
                 });
             }
             let mut now = 0;
-            for _ in 0..6 {
+            for _ in 0..3 {
                 let next = pool.swap_on(&area(256, 0)).unwrap();
                 off(&pool, now);
                 now = next;
