@@ -7,6 +7,10 @@ use crate::util::*;
 const BALLAST_MIB: &str = "96";
 const MEMORY_MIB: u64 = 64;
 
+/// The same of programs that have it pushed out many times, or go through all of it.
+pub const LESS_BALLAST_MIB: &str = "48";
+pub const LESS_MEMORY_MIB: u64 = 32;
+
 pub fn cases() -> Vec<Case> {
     let mut all = Vec::new();
     for mode in Mode::ALL {
@@ -82,7 +86,7 @@ pub fn cases() -> Vec<Case> {
 fn asks(mode: Mode) {
     mode.need();
     let dir = directory();
-    let program = Program::new(dir.path(), compile("asks", dir.path())).args(["24", "100"]);
+    let program = Program::new(dir.path(), compile("asks", dir.path())).args(["24", "60"]);
     let plain = program.plain();
     program.managed(&Setup::new(mode, 16)).same_as(&plain);
 }
@@ -91,10 +95,10 @@ fn asks(mode: Mode) {
 fn narrow(mode: Mode) {
     mode.need();
     let dir = directory();
-    let program = Program::new(dir.path(), compile("narrow", dir.path())).arg("96");
+    let program = Program::new(dir.path(), compile("narrow", dir.path())).arg("64");
     let plain = program.plain();
     for options in [None, Some("debug.storm=50"), Some("zswap.enabled=always")] {
-        let setup = Setup::new(mode, MEMORY_MIB);
+        let setup = Setup::new(mode, LESS_MEMORY_MIB);
         let setup = options.into_iter().fold(setup, |s, o| s.option("--set", o));
         program.managed(&setup).same_as(&plain);
     }
@@ -104,9 +108,9 @@ fn narrow(mode: Mode) {
 fn threads(mode: Mode) {
     mode.need();
     let dir = directory();
-    let program = Program::new(dir.path(), compile("threads", dir.path())).args(["16", "32", "4"]);
+    let program = Program::new(dir.path(), compile("threads", dir.path())).args(["8", "16", "4"]);
     let plain = program.plain();
-    let managed = program.managed(&Setup::new(mode, MEMORY_MIB));
+    let managed = program.managed(&Setup::new(mode, LESS_MEMORY_MIB));
     managed.same_as(&plain);
 }
 
@@ -136,16 +140,16 @@ fn transfers(mode: Mode) {
 fn workers(mode: Mode) {
     mode.need();
     let dir = directory();
-    let program = Program::new(dir.path(), compile("workers", dir.path())).args(["4", "60", "3"]);
+    let program = Program::new(dir.path(), compile("workers", dir.path())).args(["4", "30", "3"]);
     let plain = program.plain();
-    let managed = program.managed(&Setup::new(mode, MEMORY_MIB));
+    let managed = program.managed(&Setup::new(mode, LESS_MEMORY_MIB));
     managed.same_as(&plain).processes(4);
 }
 
 /// There are more children than the budget has units, each with a little memory that it does not
 /// use. The budget is there for the parent, which works.
 fn resting(mode: Mode) {
-    const ROUNDS: u64 = 100;
+    const ROUNDS: u64 = 40;
     const UNITS: u64 = 16;
     mode.need();
     let dir = directory();
@@ -194,14 +198,14 @@ fn exercise(program: &str, least_absent: u64, mode: Mode, storm: bool) {
     let files = dir.path().join("files");
     std::fs::create_dir(&files).expect("a directory in a directory of ours");
     let program = Program::new(dir.path(), compile(program, dir.path()))
-        .arg(BALLAST_MIB)
+        .arg(LESS_BALLAST_MIB)
         .args((program == "calls").then_some(&files));
     let program = match mode {
         Mode::Message => program.env("WORDS_NOT_CHANGED", "1"),
         _ => program,
     };
     let plain = program.plain();
-    let mut setup = Setup::new(mode, MEMORY_MIB);
+    let mut setup = Setup::new(mode, LESS_MEMORY_MIB);
     if storm {
         setup = setup.option("--set", "debug.storm=50");
     }
@@ -221,10 +225,11 @@ fn base_pages(program: &str) {
     let files = dir.path().join("files");
     std::fs::create_dir(&files).expect("a directory in a directory of ours");
     let program = Program::new(dir.path(), compile(program, dir.path()))
-        .arg(BALLAST_MIB)
+        .arg(LESS_BALLAST_MIB)
         .args((program == "calls").then_some(&files));
     let plain = program.plain();
-    let setup = Setup::new(Mode::Signal, MEMORY_MIB * 3 / 2).option("--set", "thp.enabled=never");
+    let setup =
+        Setup::new(Mode::Signal, LESS_MEMORY_MIB * 3 / 2).option("--set", "thp.enabled=never");
     let managed = program.managed(&setup);
     managed.same_as(&plain);
     assert_eq!(managed.number("thp_fault_alloc"), 0);
@@ -299,12 +304,17 @@ fn files(part: &str) {
     let dir = directory();
     let program = Program::new(dir.path(), compile("files", dir.path())).arg(part);
     let plain = program.plain();
-    let setup = Setup::new(Mode::Signal, MEMORY_MIB).option("--set", FILES);
+    let memory_mib = if part == "many" {
+        LESS_MEMORY_MIB
+    } else {
+        MEMORY_MIB
+    };
+    let setup = Setup::new(Mode::Signal, memory_mib).option("--set", FILES);
     let managed = program.managed(&setup);
     managed.same_as(&plain);
     if part == "many" {
         // Every file went out as a whole: none was left to the kernel for want of a place.
-        assert!(managed.number("pswpout") >= 20 * (80 << 20) / 4096);
+        assert!(managed.number("pswpout") >= 20 * (40 << 20) / 4096);
     }
 }
 
@@ -354,12 +364,12 @@ fn guard(mode: Mode) {
     // (In message mode, which `auto` may be, memory with guards is left to the kernel, and must
     // fit.)
     let size = match mode {
-        Mode::Signal => BALLAST_MIB,
+        Mode::Signal => LESS_BALLAST_MIB,
         _ => "16",
     };
     let program = Program::new(dir.path(), compile("guard", dir.path())).arg(size);
     let plain = program.plain();
-    let managed = program.managed(&Setup::new(mode, MEMORY_MIB));
+    let managed = program.managed(&Setup::new(mode, LESS_MEMORY_MIB));
     if mode == Mode::Signal {
         managed.same_as(&plain);
     } else {
@@ -435,11 +445,11 @@ fn access(mode: Mode) {
     let dir = directory();
     let built = compile("access", dir.path());
     let runs = [
-        (["random", "1", "2000"], None),
-        (["random", "2", "2000"], Some("thp.enabled=never")),
-        (["random", "3", "2000"], Some("zswap.enabled=always")),
-        (["random", "4", "2000"], Some("debug.storm=50")),
-        (["barrier", "1", "6"], None),
+        (["random", "1", "1200"], None),
+        (["random", "2", "1200"], Some("thp.enabled=never")),
+        (["random", "3", "1200"], Some("zswap.enabled=always")),
+        (["random", "4", "1200"], Some("debug.storm=50")),
+        (["barrier", "1", "4"], None),
     ];
     for (arguments, option) in runs {
         let program = Program::new(dir.path(), built.clone()).args(arguments);
@@ -460,7 +470,7 @@ fn access(mode: Mode) {
 
 /// c/space.c, with as many steps for each seed as `HUGESWAP_SPACE_STEPS` says.
 fn random_calls(dir: &std::path::Path, raw: &str) -> Program {
-    let steps = std::env::var("HUGESWAP_SPACE_STEPS").unwrap_or("1500".into());
+    let steps = std::env::var("HUGESWAP_SPACE_STEPS").unwrap_or("1000".into());
     Program::new(dir, compile("space", dir)).args(["1", "4", &steps, raw])
 }
 
@@ -470,7 +480,7 @@ fn moved_in_pieces() {
     Mode::Signal.need();
     let dir = directory();
     let program =
-        Program::new(dir.path(), compile("space", dir.path())).args(["99", "2", "1500", "1"]);
+        Program::new(dir.path(), compile("space", dir.path())).args(["99", "2", "1000", "1"]);
     let plain = program.plain();
     let managed = program.managed(&Setup::new(Mode::Signal, 2 * MEMORY_MIB));
     assert_eq!(managed.output.status, plain.status, "{}", managed.said());

@@ -4,9 +4,9 @@
 use crate::util::*;
 use std::fmt::Write;
 
-const FUNCTIONS: usize = 150;
+const FUNCTIONS: usize = 75;
 const TABLES: usize = 4;
-const ROWS: usize = 25_000;
+const ROWS: usize = 12_500;
 
 pub fn cases() -> Vec<Case> {
     vec![case("compiler", compile_large)]
@@ -19,7 +19,7 @@ fn compile_large() {
         |out: &str| Program::new(dir.path(), compiler()).args(["-O1", "-c", "-o", out, "large.c"]);
     let plain = cc("plain.o").plain();
     for mode in Mode::permitted() {
-        let setup = Setup::new(mode, 64)
+        let setup = Setup::new(mode, 32)
             .on_disk()
             .option("--set", "route.malloc_min=128K")
             .option("--set", "route.mmap_min=128K");

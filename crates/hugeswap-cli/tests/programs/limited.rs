@@ -18,8 +18,8 @@ const PROCESS: &[&str] = &[
     "ulimit -t 1000",
 ];
 /// Arguments with which the program needs more than the budget.
-const THREADS: [&str; 3] = ["16", "32", "2"];
-const MEMORY_MIB: u64 = 64;
+const THREADS: [&str; 3] = ["8", "16", "2"];
+const MEMORY_MIB: u64 = 32;
 
 pub fn cases() -> Vec<Case> {
     let mut all = Vec::new();
@@ -93,7 +93,7 @@ fn smallest_budget() {
 
 fn crowded(userfaultfd: &str, left: &str) {
     let dir = directory();
-    let program = Program::new(dir.path(), compile("crowd", dir.path())).args(["96", left]);
+    let program = Program::new(dir.path(), compile("crowd", dir.path())).args(["80", left]);
     let plain = program.plain();
     let setting = format!("debug.userfaultfd={userfaultfd}");
     let setup = Setup::new(Mode::Signal, 40).option("--set", setting);
@@ -143,8 +143,9 @@ impl Drop for ControlGroup {
 /// The control group has 5% more than the budget, and what the program needs besides: nothing is
 /// killed.
 fn memory_group() {
+    const MEMORY_MIB: u64 = 64;
     let dir = directory();
-    let program = Program::new(dir.path(), compile("workers", dir.path())).args(["2", "96", "2"]);
+    let program = Program::new(dir.path(), compile("workers", dir.path())).args(["2", "72", "2"]);
     let plain = program.plain();
     let limit = (MEMORY_MIB * 105 / 100 + 16) << 20;
     let group = ControlGroup::new("memory", "memory.limit_in_bytes", &limit.to_string());

@@ -49,15 +49,15 @@ fn child_stays(mode: Mode) {
     let dir = directory();
     let program = Program::new(dir.path(), compile("staying", dir.path()));
     let plain = program.plain();
-    // The parent has 64 MiB, and so have a child that stays and, now and then, a child that does
+    // The parent has 32 MiB, and so have a child that stays and, now and then, a child that does
     // not.
-    let swap = format!("{},size=384M", dir.path().display());
+    let swap = format!("{},size=192M", dir.path().display());
     for setting in ["debug.storm=0", "debug.storm=200"] {
-        let setup = Setup::new(mode, 32).option("--swap", &swap);
+        let setup = Setup::new(mode, 16).option("--swap", &swap);
         let managed = program.managed(&setup.option("--set", setting));
         managed.same_as(&plain).processes(3);
         assert!(
-            managed.number("pswpout") > (512 << 20) / 4096,
+            managed.number("pswpout") > (256 << 20) / 4096,
             "too little was swapped to tell: {}",
             managed.report
         );

@@ -1,6 +1,7 @@
 //! Programs of an ordinary user under a filter like those of containers: no userfaultfd, no
 //! io_uring, no privilege.
 
+use crate::c::{LESS_BALLAST_MIB, LESS_MEMORY_MIB};
 use crate::util::*;
 use std::ffi::OsString;
 use std::os::unix::fs::PermissionsExt;
@@ -40,9 +41,9 @@ fn open_to_all(path: &Path) {
 
 fn threads() {
     let (dir, start) = sandbox();
-    let program = Program::new(dir.path(), compile("threads", dir.path())).args(["16", "32", "4"]);
+    let program = Program::new(dir.path(), compile("threads", dir.path())).args(["8", "16", "4"]);
     let plain = program.plain();
-    let whole = Setup::new(Mode::Signal, 64).option("--set", "thp.swapin=always");
+    let whole = Setup::new(Mode::Signal, 32).option("--set", "thp.swapin=always");
     let managed = program.managed_by(&start, &whole);
     managed.same_as(&plain);
     // At full speed, memory moves only in whole huge pages, where there are such.
@@ -52,7 +53,7 @@ fn threads() {
         assert_eq!(moved("thp_swpin_fallback"), 0, "{}", managed.report);
         assert_eq!(moved("thp_swpout_fallback"), 0, "{}", managed.report);
     }
-    let auto = program.managed_by(&start, &Setup::new(Mode::Auto, 64));
+    let auto = program.managed_by(&start, &Setup::new(Mode::Auto, 32));
     assert_eq!(auto.same_as(&plain).report["fault_mode"], "signal");
 }
 
@@ -62,11 +63,11 @@ fn calls() {
     std::fs::create_dir(&files).expect("a directory in a directory of ours");
     open_to_all(&files);
     let program = Program::new(dir.path(), compile("calls", dir.path()))
-        .arg("96")
+        .arg(LESS_BALLAST_MIB)
         .arg(&files);
     let plain = program.plain();
     program
-        .managed_by(&start, &Setup::new(Mode::Signal, 64))
+        .managed_by(&start, &Setup::new(Mode::Signal, LESS_MEMORY_MIB))
         .same_as(&plain);
 }
 
@@ -79,11 +80,11 @@ fn pieces(name: &str) {
     open_to_all(&files);
     let program = Program::new(dir.path(), compile(name, dir.path()));
     let program = match name {
-        "threads" => program.args(["16", "32", "1"]),
-        "calls" => program.arg("96").arg(&files),
-        _ => program.arg("96"),
+        "threads" => program.args(["8", "16", "1"]),
+        "calls" => program.arg(LESS_BALLAST_MIB).arg(&files),
+        _ => program.arg(LESS_BALLAST_MIB),
     };
-    let setup = Setup::new(Mode::Signal, 64)
+    let setup = Setup::new(Mode::Signal, LESS_MEMORY_MIB)
         .option("--set", "thp.swapin=never")
         .option("--set", "debug.storm=200");
     let plain = program.plain();
@@ -120,7 +121,7 @@ fn control_group() {
         .chain([group.0.clone().into()])
         .collect();
     let workers = compile("workers", dir.path());
-    let program = Program::new(dir.path(), &workers).args(["4", "60", "3"]);
+    let program = Program::new(dir.path(), &workers).args(["4", "40", "2"]);
     let plain = program.plain();
     let start = [enter.clone(), vec![HUGESWAP.into()]].concat();
     // (Swap in memory would be the group's, too.)

@@ -15,7 +15,7 @@
 #include <signal.h>
 #include <time.h>
 
-enum { SIZE = 96 * MIB, ROUNDS = 3, THREADS = 4 };
+enum { SIZE = 64 * MIB, ROUNDS = 2, THREADS = 4 };
 static char *memory;
 static sem_t over;
 

@@ -28,7 +28,7 @@ int main(int argc, char **argv) {
         fill(p, n, round + 1);
     }
     // Here and there, as what brings in single pages does.
-    for (size_t i = 0, at = 0; i < 20000; i++, at = (at + 7919 * PAGE + 64) % (n - 8)) {
+    for (size_t i = 0, at = 0; i < 3000; i++, at = (at + 7919 * PAGE + 64) % (n - 8)) {
         size_t word = at / 8;
         CHECK(((uint64_t *)p)[word] == value(word, 4), "word %zu in the crowd", word);
     }

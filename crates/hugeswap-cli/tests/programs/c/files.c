@@ -430,7 +430,7 @@ static void stranger(const char *name, int a, int b) {
 
 // Many, one after the other: addresses, descriptors and swap come back.
 static void many(void) {
-    size_t len = 80 * MIB;
+    size_t len = 40 * MIB;
     char name[64];
     int first = -1;
     for (int i = 0; i < 20; i++) {

@@ -50,7 +50,7 @@ static int touch(volatile char *p, int write) {
 
 // A counter on each page of more than the budget, counted up by four processes.
 static void counters(void) {
-    enum { PROCESSES = 4, ROUNDS = 3 };
+    enum { PROCESSES = 4, ROUNDS = 2 };
     size_t len = 96 * MIB, pages = len / PAGE;
     char *p = share(len);
     pid_t pids[PROCESSES];

@@ -4,7 +4,7 @@
 #include <sys/wait.h>
 
 int main(void) {
-    const size_t n = 64 * MIB;
+    const size_t n = 32 * MIB;
     char *p = malloc(n);
     int go[2];
     CHECK(p && pipe(go) == 0, "set-up");
