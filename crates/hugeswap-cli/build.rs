@@ -113,6 +113,9 @@ fn build(package: &str, root: &Path, inner: &Path, target: &str) -> PathBuf {
         // So that tests of the command find what assertions find.
         let debug = var("PROFILE") == "debug";
         cargo.env("CARGO_PROFILE_INJECTED_DEBUG_ASSERTIONS", debug.to_string());
+        // What is the same in a debug and in a release build is built once, where cargo knows how
+        // (from 1.91 on).
+        cargo.env("CARGO_BUILD_BUILD_DIR", inner.with_file_name("injected"));
     }
     if std::env::var("CARGO_NET_OFFLINE").is_ok_and(|v| v != "false" && v != "0") {
         cargo.arg("--offline");
