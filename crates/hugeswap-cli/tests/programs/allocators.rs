@@ -183,7 +183,7 @@ fn build(dir: &Path, before: &[&str], sources: &[&str], after: &[&str]) {
 fn storm(mode: Mode, own_mmap: bool, program: &dyn Fn(&Path) -> Program) {
     mode.need();
     let dir = directory();
-    let program = program(dir.path()).args(["3", "2"]);
+    let program = program(dir.path()).args(["3", "4"]);
     let plain = program.plain();
     // (Blocks of 128 KiB and more are managed too, because allocators ask for memory in such
     // pieces.)

@@ -86,7 +86,7 @@ pub fn cases() -> Vec<Case> {
 fn asks(mode: Mode) {
     mode.need();
     let dir = directory();
-    let program = Program::new(dir.path(), compile("asks", dir.path())).args(["24", "60"]);
+    let program = Program::new(dir.path(), compile("asks", dir.path())).args(["24", "100"]);
     let plain = program.plain();
     program.managed(&Setup::new(mode, 16)).same_as(&plain);
 }
@@ -445,10 +445,10 @@ fn access(mode: Mode) {
     let dir = directory();
     let built = compile("access", dir.path());
     let runs = [
-        (["random", "1", "1200"], None),
-        (["random", "2", "1200"], Some("thp.enabled=never")),
-        (["random", "3", "1200"], Some("zswap.enabled=always")),
-        (["random", "4", "1200"], Some("debug.storm=50")),
+        (["random", "1", "2000"], None),
+        (["random", "2", "2000"], Some("thp.enabled=never")),
+        (["random", "3", "2000"], Some("zswap.enabled=always")),
+        (["random", "4", "2000"], Some("debug.storm=50")),
         (["barrier", "1", "4"], None),
     ];
     for (arguments, option) in runs {
@@ -470,7 +470,7 @@ fn access(mode: Mode) {
 
 /// c/space.c, with as many steps for each seed as `HUGESWAP_SPACE_STEPS` says.
 fn random_calls(dir: &std::path::Path, raw: &str) -> Program {
-    let steps = std::env::var("HUGESWAP_SPACE_STEPS").unwrap_or("1000".into());
+    let steps = std::env::var("HUGESWAP_SPACE_STEPS").unwrap_or("1500".into());
     Program::new(dir, compile("space", dir)).args(["1", "4", &steps, raw])
 }
 
@@ -480,7 +480,7 @@ fn moved_in_pieces() {
     Mode::Signal.need();
     let dir = directory();
     let program =
-        Program::new(dir.path(), compile("space", dir.path())).args(["99", "2", "1000", "1"]);
+        Program::new(dir.path(), compile("space", dir.path())).args(["99", "2", "1500", "1"]);
     let plain = program.plain();
     let managed = program.managed(&Setup::new(Mode::Signal, 2 * MEMORY_MIB));
     assert_eq!(managed.output.status, plain.status, "{}", managed.said());

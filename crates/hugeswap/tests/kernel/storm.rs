@@ -23,7 +23,7 @@ tests! {
     storm_with_discards_and_moves,
 }
 
-const TIME: Duration = Duration::from_secs(2);
+const TIME: Duration = Duration::from_secs(3);
 
 fn storming(memory: usize, mode: FaultMode) -> Pool {
     builder(memory)

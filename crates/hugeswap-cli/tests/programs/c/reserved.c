@@ -72,7 +72,7 @@ struct worker {
 static void *churn(void *arg) {
     struct worker *w = arg;
     uint64_t held[PIECES / 4] = {0}, state = w->seed;
-    for (int step = 0; step < 600; step++) {
+    for (int step = 0; step < 1500; step++) {
         state = state * 6364136223846793005u + 1442695040888963407u;
         unsigned k = (state >> 33) % (PIECES / 4);
         // Neighbours are other threads' pieces.
@@ -101,7 +101,7 @@ static void small(void) {
     enum { MANY = 300 };
     char *at[MANY] = {0};
     uint64_t state = 7;
-    for (int step = 0; step < 1200; step++) {
+    for (int step = 0; step < 4000; step++) {
         state = state * 6364136223846793005u + 1442695040888963407u;
         unsigned k = (state >> 33) % MANY;
         if (at[k]) {

@@ -101,7 +101,7 @@ pub fn files_written_by_several_threads() {
             use std::sync::atomic::Ordering::Relaxed;
             let mut x = Random(t as u64);
             let mut last = vec![0u64; len / 8 / 512];
-            for i in 1..600u64 {
+            for i in 1..1_000u64 {
                 let page = x.below(last.len() / 4) * 4;
                 let w = &shared[page * 512 + t];
                 if last[page] != 0 {
