@@ -3,7 +3,7 @@
 //! ```text
 //! | Header | Record x (MAX_PROCESSES + 1) | cluster words (u32) | bitmaps (64 bytes a cluster) | layouts (3 bits a cluster) | page sums (512 x u64 a cluster) | seals (512 x 24 bytes a cluster) |
 //! | bad slots (64 bytes a cluster) | words of shared units (8 bytes each) | a bit for each of those that is charged |
-//! | block lengths of packed clusters (512 x u16 a cluster) | pages of a cluster in compressed memory (u32) | their words (512 x u64 a cluster) | owners, and bytes in use, of its frames (u32 each) | its frames (2 MiB each) |
+//! | a bit for each cluster that is packed | lengths of its blocks (512 x u16 a cluster) | pages of a cluster in compressed memory (u32) | their words (512 x u64 a cluster) | owners, and bytes in use, of its frames (u32 each) | its frames (2 MiB each) |
 //! ```
 //!
 //! * The header holds the budget, the settings (which may change in use), the swap areas, the
@@ -528,7 +528,9 @@ pub struct Offsets {
     pub shared_stamps: usize,
     /// Offset of the stamps of their pages.
     pub shared_page_stamps: usize,
-    /// Offset of the lengths of packed clusters' blocks ([`super::packs`]).
+    /// Offset of a bit for each cluster that is packed ([`super::packs`]).
+    pub packed_bits: usize,
+    /// Offset of the lengths of packed clusters' blocks.
     pub pack_lengths: usize,
     /// Offset of the numbers of pages of each cluster that are in compressed memory.
     pub zswap_counts: usize,
@@ -562,7 +564,8 @@ pub fn offsets(clusters: u64, zswap: u64) -> Option<Offsets> {
     let shared_charged = align(shared_words + SHARED_UNITS * 8);
     let shared_stamps = align(shared_charged + SHARED_UNITS / 8);
     let shared_page_stamps = align(shared_stamps + SHARED_UNITS * size_of::<SharedStamps>());
-    let pack_lengths = align(shared_page_stamps + SHARED_UNITS * size_of::<SharedPageStamps>());
+    let packed_bits = align(shared_page_stamps + SHARED_UNITS * size_of::<SharedPageStamps>());
+    let pack_lengths = align(packed_bits + clusters.div_ceil(64) * 8);
     let zswap_counts = align(pack_lengths + clusters * size_of::<Lengths>());
     let zswap_words = align(zswap_counts + clusters * 4);
     let zswap_owners = align(zswap_words + clusters * size_of::<Sums>());
@@ -581,6 +584,7 @@ pub fn offsets(clusters: u64, zswap: u64) -> Option<Offsets> {
         shared_charged,
         shared_stamps,
         shared_page_stamps,
+        packed_bits,
         pack_lengths,
         zswap_counts,
         zswap_words,

@@ -139,7 +139,7 @@ impl Store {
                     }
                     cursor.owned.fetch_add(1, Relaxed);
                     self.kept.claim(found);
-                    self.pool.forget_pack(found as u64);
+                    self.pool.set_packed(found as u64, false);
                     if self.pool.still_on(i) {
                         return Some(found as u64);
                     }

@@ -125,8 +125,7 @@ impl Store {
             return None;
         }
         let mut at = UNIT;
-        // Downwards: so they end where the buffer does, and the length of the first page, which says
-        // that the cluster is packed, is noted last.
+        // Downwards: so they end where the buffer does.
         for (page, length) in lengths.iter().enumerate().rev() {
             let (bytes, len) = compressed(page);
             at = at
@@ -139,6 +138,7 @@ impl Store {
         let begin = at / PAGE * PAGE;
         // SAFETY: within the buffer.
         unsafe { std::ptr::write_bytes((to + begin) as *mut u8, 0, at - begin) };
+        self.pool.set_packed(cluster, true);
         Some((UNIT - begin) / PAGE)
     }
 

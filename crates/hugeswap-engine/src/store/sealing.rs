@@ -158,7 +158,7 @@ impl Store {
             seals.iter().for_each(Seal::forget);
         }
         if all {
-            self.pool.forget_pack(cluster);
+            self.pool.set_packed(cluster, false);
         }
     }
 }

@@ -422,7 +422,7 @@ impl Store {
         };
         let written = self.write_blocks(&target, cluster, blocks, from);
         if let Err(e) = written {
-            self.pool.forget_pack(cluster);
+            self.pool.set_packed(cluster, false);
             let (avoided, area) = (self.pool.avoids(cluster), target.area);
             if e == Errno::EIO && !avoided {
                 self.pool.mark_unwritable(cluster, pages);

@@ -444,7 +444,9 @@ impl Zswap {
                 .is_some_and(|w| w[page].load(Relaxed) != 0)
     }
 
-    /// Reads a page to `to`, if it is in compressed memory. Its sum is the caller's to compare.
+    /// Reads a page to `to`, if it is in compressed memory. Its sum is the caller's to compare. (Not
+    /// inlined: its block is large for a small stack, and callers read from devices, too.)
+    #[inline(never)]
     pub fn load(&self, cluster: u64, page: usize, to: usize) -> bool {
         let Some(word) = self.pool.zswap_words(cluster).map(|w| &w[page]) else {
             return false;
