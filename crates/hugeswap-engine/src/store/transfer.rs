@@ -226,7 +226,10 @@ impl Store {
             && packed
                 .as_ref()
                 .is_none_or(|packed| self.unpack(cluster, pages.clone(), packed, memory, to));
-        self.observe(Direction::In, pages_read, now_ns().saturating_sub(start));
+        // (What single units that are packed take says nothing of the others.)
+        if packed.is_none() || self.packing.is_used() {
+            self.observe(Direction::In, pages_read, now_ns().saturating_sub(start));
+        }
         // SAFETY: the caller's, and filled.
         let got = unsafe { std::slice::from_raw_parts(to as *const u8, pages_read * PAGE) };
         let matches = |page: usize, n: usize| {
@@ -438,7 +441,7 @@ impl Store {
         } else if pages.len() == PAGES {
             self.pool.layouts().note_unwritten(cluster as usize, false);
         }
-        if pages.len() == PAGES {
+        if pages.len() == PAGES && (pack.is_none() || self.packing.is_used()) {
             let took = now_ns().saturating_sub(start);
             self.observe(Direction::Out, PAGES, took);
         }

@@ -12,8 +12,8 @@
 use super::codec::{CODECS, Codec};
 use crate::swapin::granularity::{Direction, follow};
 use crate::{UNIT_BYTES, UNIT_PAGES};
-use std::sync::atomic::AtomicU32;
 use std::sync::atomic::Ordering::Relaxed;
+use std::sync::atomic::{AtomicBool, AtomicU32};
 
 /// What is to be gained, in parts of so many of what a unit costs without.
 const WORTH: f64 = 8.0;
@@ -27,6 +27,11 @@ const UNKNOWN: f64 = 0.25;
 const ALL: u32 = 1 << 16;
 /// The mean of parts changes by one of so many with each.
 const FOLLOW: i64 = 8;
+/// The mean of transfers changes by one of so many: a device with a limit answers some at once, and
+/// others not before the next part of a second. It is the mean that counts.
+const FOLLOW_DEVICE: i64 = 16;
+/// A transfer that takes longer is taken for one that was disturbed, nanoseconds.
+const LONGEST: u64 = 64_000_000;
 /// Transfers of fewer bytes say nothing of larger ones.
 const LARGE: u64 = UNIT_BYTES / 8;
 
@@ -48,6 +53,8 @@ pub struct Packing {
     turn: AtomicU32,
     /// The compressor that packed last.
     last: AtomicU32,
+    /// Units are packed, but for those that become no shorter.
+    used: AtomicBool,
 }
 
 impl Packing {
@@ -63,6 +70,7 @@ impl Packing {
             }),
             turn: AtomicU32::new(0),
             last: AtomicU32::new(0),
+            used: AtomicBool::new(false),
         }
     }
 
@@ -81,6 +89,7 @@ impl Packing {
             .filter(known)
             .min_by(|&a, &b| self.cost(a).total_cmp(&self.cost(b)));
         let chosen = best.filter(|&by| always || self.cost(by) < enough);
+        self.used.store(chosen.is_some(), Relaxed);
         let every = if chosen.is_some() { TRY_ANOTHER } else { TRY };
         if given.is_none() && turn.is_multiple_of(every) || best.is_none() {
             let next = all.clone().nth((turn / every) as usize % CODECS);
@@ -95,12 +104,18 @@ impl Packing {
         again.or(chosen)
     }
 
+    /// Are units packed now, other than to see what comes of it?
+    pub fn is_used(&self) -> bool {
+        self.used.load(Relaxed)
+    }
+
     /// A transfer of so many bytes took so long.
     pub fn note_device(&self, direction: Direction, bytes: u64, ns: u64) {
         if bytes >= LARGE {
-            let unit = ns.saturating_mul(UNIT_BYTES) / bytes;
+            let unit = (ns.saturating_mul(UNIT_BYTES) / bytes).min(LONGEST) as i64;
             let mean = &self.device[direction as usize];
-            mean.store(follow(mean.load(Relaxed), unit), Relaxed);
+            let was = i64::from(mean.load(Relaxed));
+            mean.store((was + (unit - was) / FOLLOW_DEVICE) as u32, Relaxed);
         }
     }
 
@@ -194,8 +209,9 @@ mod tests {
 
     #[test]
     fn a_slow_device_gets_what_is_shortest_for_the_time() {
-        let counts = go(&packing(16), None, [Some(200), Some(180), Some(170)]);
-        assert!(counts[0] > 900, "{counts:?}");
+        let p = packing(16);
+        let counts = go(&p, None, [Some(200), Some(180), Some(170)]);
+        assert!(counts[0] > 900 && p.is_used(), "{counts:?}");
         // A disk that spins, and data that LZ4 does not make shorter.
         let counts = go(&packing(60), None, [None, Some(300), Some(170)]);
         assert!(counts[2] > 900, "{counts:?}");
@@ -203,8 +219,10 @@ mod tests {
 
     #[test]
     fn what_does_not_become_shorter_is_hardly_tried() {
-        let counts = go(&packing(16), None, [None; CODECS]);
+        let p = packing(16);
+        let counts = go(&p, None, [None; CODECS]);
         assert_eq!(counts[CODECS], 1000 - 1000 / TRY, "{counts:?}");
+        assert!(!p.is_used());
         let counts = go(&packing(16), Some(Codec::Lz4), [None; CODECS]);
         assert!((860..900).contains(&counts[CODECS]), "{counts:?}");
         assert_eq!(counts[1] + counts[2], 0);
@@ -214,15 +232,16 @@ mod tests {
     fn a_limit_that_is_reached_is_noticed_and_one_that_is_gone() {
         let p = packing(1);
         assert_eq!(p.choose(None, false), None);
-        for _ in 0..40 {
-            // Half as long, at 125 MiB a second.
+        for _ in 0..20 {
+            // Half as long, at 125 MiB a second; of those that are written one of two at once.
             p.note_device(Direction::In, UNIT_BYTES / 2, 8_000_000);
-            p.note_device(Direction::Out, UNIT_BYTES, 16_000_000);
+            p.note_device(Direction::Out, UNIT_BYTES, 1_000_000);
+            p.note_device(Direction::Out, UNIT_BYTES, 31_000_000);
             p.note_device(Direction::Out, 4096, 1);
         }
         let counts = go(&p, None, [Some(200); CODECS]);
         assert!(counts[CODECS] < 20, "{counts:?}");
-        for _ in 0..40 {
+        for _ in 0..80 {
             p.note_device(Direction::In, UNIT_BYTES, 1_000_000);
             p.note_device(Direction::Out, UNIT_BYTES, 1_000_000);
         }
