@@ -111,7 +111,7 @@ impl Reclaim {
         let mut moved = 0;
         let mut n = 0;
         for &(used, victim) in &victims.at[..victims.n] {
-            if !self.pool.is_packed(victim.into()) {
+            if !self.pool.is_packed(victim) {
                 room -= u64::from(PAGES as u32 - used);
             }
             moved += u64::from(used);
