@@ -112,6 +112,7 @@ fn nothing_plain_is_in_swap() {
                 .fault_mode(mode)
                 .encrypt(encrypt)
                 .set("zswap.enabled=never")
+                .set("swap.compress=never")
                 .build()
                 .unwrap();
             let r = fill_with_pattern(&pool);

@@ -4,7 +4,7 @@ use crate::room::{IN_MEMORY, memory_has_room};
 use hugeswap::{Advice, Builder, FaultMode, ManagedRange, Pool, Region, SwapSpec};
 use hugeswap_engine::pool::{self, PoolConfig};
 use hugeswap_engine::{Engine, EngineConfig};
-use hugeswap_policy::knobs::{Knob, parse_setting};
+use hugeswap_policy::knobs::{Knob, compress, parse_setting};
 use std::os::unix::process::ExitStatusExt;
 use std::process::ExitStatus;
 use std::sync::Mutex;
@@ -66,6 +66,8 @@ pub fn builder(memory: usize) -> Builder {
         true => builder.set("debug.userfaultfd=off"),
         false => builder,
     };
+    // (By `auto` a busy disk would decide, and tests look at what is in swap.)
+    let builder = builder.set("swap.compress=never");
     settings_of_all()
         .iter()
         .fold(builder, |b, s| b.set(s.as_str()))
@@ -127,6 +129,7 @@ pub fn engine_with(
         settings.push((Knob::Userfaultfd, 0));
     }
     settings.push((Knob::Encrypt, encrypted().into()));
+    settings.push((Knob::SwapCompress, compress::NEVER));
     for setting in settings_of_all() {
         settings.push(parse_setting(&setting).expect("a setting"));
     }
