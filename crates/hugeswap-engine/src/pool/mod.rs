@@ -28,7 +28,7 @@ pub mod layout;
 pub mod looking;
 pub mod losses;
 mod member;
-mod packs;
+pub(crate) mod packs;
 pub mod probe;
 mod records;
 mod report;

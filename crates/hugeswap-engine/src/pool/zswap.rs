@@ -13,7 +13,9 @@ use super::Pool;
 use super::layout::{Area, Record, state};
 use super::swap::Kind;
 use crate::{PAGES, UNIT};
+use hugeswap_policy::knobs::{Knob, compressor};
 use hugeswap_policy::thp_swap::area;
+use hugeswap_policy::zswap::codec::Codec;
 use hugeswap_sys::mm;
 use std::sync::atomic::AtomicU32;
 use std::sync::atomic::AtomicU64;
@@ -37,6 +39,16 @@ impl Pool {
     /// Is an area one without a device?
     pub(crate) fn is_memory_area(&self, index: usize) -> bool {
         self.segment_area(index).is_some_and(is_memory)
+    }
+
+    /// The compressor that the settings name; `None`: they leave that to us.
+    pub(crate) fn given_codec(&self) -> Option<Codec> {
+        match self.knob(Knob::ZswapCompressor) {
+            compressor::LZ4 => Some(Codec::Lz4),
+            compressor::ZSTD_FAST => Some(Codec::ZstdFast),
+            compressor::ZSTD => Some(Codec::Zstd),
+            _ => None,
+        }
     }
 
     /// Is there an area without a device?

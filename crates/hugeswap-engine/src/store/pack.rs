@@ -28,8 +28,9 @@ use super::scatter::{CLUSTERS, Places, Single};
 use super::{PAGE, PAGES, Store};
 use crate::UNIT;
 use crate::bits::Bits;
+use crate::pool::packs::Lengths;
 use hugeswap_policy::counters::Counter;
-use hugeswap_policy::knobs::{Knob, compress, compressor};
+use hugeswap_policy::knobs::{Knob, compress};
 use hugeswap_policy::zswap::codec::Codec;
 use hugeswap_sys::{Errno, Result, now_ns};
 use std::ops::Range;
@@ -50,11 +51,36 @@ pub(super) struct Packed {
     at: usize,
 }
 
+impl Packed {
+    /// Where pages of a cluster with blocks of these lengths are. `None`: there can be none such. All
+    /// that is found lies within the cluster, whatever the lengths are.
+    fn find(lengths: &Lengths, pages: &Range<usize>) -> Option<Packed> {
+        let (mut before, mut those, mut all) = (0, 0, 0);
+        for (page, length) in lengths.iter().enumerate() {
+            let len = usize::from(length.load(Acquire));
+            before += if page < pages.start { len } else { 0 };
+            those += if pages.contains(&page) { len } else { 0 };
+            all += len;
+        }
+        if all > UNIT || those == 0 {
+            return None;
+        }
+        let begin = all.next_multiple_of(PAGE) - all + before;
+        let first = begin / PAGE;
+        Some(Packed {
+            blocks: first..(begin + those).div_ceil(PAGE),
+            at: begin - first * PAGE,
+        })
+    }
+}
+
 /// A unit that is compressed, on its way to swap.
 pub(super) struct Pack<'a> {
     buffer: Buffer<'a>,
     /// Blocks of 4 KiB.
     pub blocks: usize,
+    /// Nanoseconds that it took to compress them.
+    pub took: u64,
 }
 
 impl Pack<'_> {
@@ -65,9 +91,9 @@ impl Pack<'_> {
 }
 
 impl Store {
-    /// May whole units be packed, as the settings and the room in swap are?
+    /// May whole units be packed, as the settings and the areas are?
     pub(super) fn wants_packs(&self) -> bool {
-        self.pool.knob(Knob::SwapCompress) != compress::NEVER
+        self.pool.knob(Knob::SwapCompress) != compress::NEVER && self.pool.has_device_area()
     }
 
     /// By what the next unit is to be packed; `None`: it is to be written as it is.
@@ -75,14 +101,8 @@ impl Store {
         if !self.wants_packs() || !self.has_room_to_move() || cluster >= CLUSTERS {
             return None;
         }
-        let given = match self.pool.knob(Knob::ZswapCompressor) {
-            compressor::LZ4 => Some(Codec::Lz4),
-            compressor::ZSTD_FAST => Some(Codec::ZstdFast),
-            compressor::ZSTD => Some(Codec::Zstd),
-            _ => None,
-        };
         let always = self.pool.knob(Knob::SwapCompress) == compress::ALWAYS;
-        self.packing.choose(given, always)
+        self.packing.choose(self.pool.given_codec(), always)
     }
 
     /// Compresses the unit at `from`, which is to be written to a cluster of this process's own of
@@ -96,7 +116,11 @@ impl Store {
         let took = now_ns().saturating_sub(start);
         self.packing.note_packed(by, packed, took);
         match packed {
-            Some(blocks) => Some(Pack { buffer, blocks }),
+            Some(blocks) => Some(Pack {
+                buffer,
+                blocks,
+                took,
+            }),
             None => {
                 self.pool.count(Counter::SwapPackPoor, 1);
                 None
@@ -150,22 +174,7 @@ impl Store {
             return Ok(None);
         }
         let lengths = self.pool.pack_lengths(cluster).ok_or(Errno::EIO)?;
-        let (mut before, mut those, mut all) = (0, 0, 0);
-        for (page, length) in lengths.iter().enumerate() {
-            let len = usize::from(length.load(Acquire));
-            before += if page < pages.start { len } else { 0 };
-            those += if pages.contains(&page) { len } else { 0 };
-            all += len;
-        }
-        if all > UNIT || those == 0 {
-            return Err(Errno::EIO);
-        }
-        let begin = all.next_multiple_of(PAGE) - all + before;
-        let first = begin / PAGE;
-        Ok(Some(Packed {
-            blocks: first..(begin + those).div_ceil(PAGE),
-            at: begin - first * PAGE,
-        }))
+        Packed::find(lengths, pages).map(Some).ok_or(Errno::EIO)
     }
 
     /// Decodes pages of a packed cluster, whose blocks of the device are at `from`, to `to`. If these
@@ -255,5 +264,50 @@ impl Store {
             Ok(())
         });
         all
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+    use std::sync::atomic::AtomicU16;
+
+    fn lengths(of: impl Fn(usize) -> u16) -> Lengths {
+        std::array::from_fn(|page| AtomicU16::new(of(page)))
+    }
+
+    #[test]
+    fn blocks_end_where_a_block_of_the_device_ends() {
+        let l = lengths(|page| match page {
+            0 => 3096,
+            1..=510 => 100,
+            _ => 900,
+        });
+        let all: usize = l.iter().map(|n| usize::from(n.load(Acquire))).sum();
+        let whole = Packed::find(&l, &(0..PAGES)).unwrap();
+        assert_eq!(whole.blocks, 0..all.div_ceil(PAGE));
+        assert_eq!(whole.blocks.len() * PAGE, whole.at + all);
+        let last = Packed::find(&l, &(PAGES - 1..PAGES)).unwrap();
+        assert_eq!(last.blocks.end, whole.blocks.end);
+    }
+
+    proptest! {
+        /// Any process of the pool can write the lengths.
+        #[test]
+        fn what_is_found_lies_within_the_cluster(
+            few in proptest::collection::vec(any::<u16>(), 1..40), most in 0u16..5000,
+            first in 0usize..PAGES, n in 1usize..PAGES,
+        ) {
+            let l = lengths(|page| few.get(page % 97).map_or(most, |&n| n));
+            let pages = first..(first + n).min(PAGES);
+            if let Some(found) = Packed::find(&l, &pages) {
+                prop_assert!(found.at < PAGE && found.blocks.start < found.blocks.end);
+                prop_assert!(found.blocks.end <= PAGES);
+                let those: usize = l[pages].iter().map(|n| usize::from(n.load(Acquire))).sum();
+                let room = found.blocks.len() * PAGE;
+                prop_assert!(found.at + those <= room && room < found.at + those + PAGE);
+            }
+        }
     }
 }

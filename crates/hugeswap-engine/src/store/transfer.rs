@@ -226,9 +226,13 @@ impl Store {
             && packed
                 .as_ref()
                 .is_none_or(|packed| self.unpack(cluster, pages.clone(), packed, memory, to));
-        // (What single units that are packed take says nothing of the others.)
-        if packed.is_none() || self.packing.is_used() {
-            self.observe(Direction::In, pages_read, now_ns().saturating_sub(start));
+        match packed {
+            None => self.observe(Direction::In, pages_read, took),
+            Some(_) if self.packing.is_used() => {
+                self.observe(Direction::In, pages_read, now_ns().saturating_sub(start));
+            }
+            // (What single units that are packed take says nothing of the others.)
+            Some(_) => {}
         }
         // SAFETY: the caller's, and filled.
         let got = unsafe { std::slice::from_raw_parts(to as *const u8, pages_read * PAGE) };
@@ -242,8 +246,8 @@ impl Store {
         if right {
             note(None);
             self.pool.note_wait(area, pages_read, took);
-            // (Of a packed cluster that may have been some other page.)
-            if moved.spoilt && packed.is_none() {
+            // (Of a packed cluster it may be some other page that was. A seal notices that, too.)
+            if moved.spoilt && (packed.is_none() || self.sealing.is_some()) {
                 self.pool.count(Counter::FaultUndetected, 1);
             }
             return Ok(());
@@ -408,7 +412,6 @@ impl Store {
         doubt: bool,
     ) -> Result<()> {
         let target = self.prepare_write(cluster, pages.clone(), doubt)?;
-        let start = now_ns();
         if sums.is_some() {
             self.forget_stored(cluster, pages.clone());
             // SAFETY: the caller's memory, which is readable.
@@ -424,16 +427,7 @@ impl Store {
             None => (pages.clone(), from),
         };
         let written = self.write_blocks(&target, cluster, blocks, from);
-        if let Err(e) = written {
-            self.pool.set_packed(cluster, false);
-            let (avoided, area) = (self.pool.avoids(cluster), target.area);
-            if e == Errno::EIO && !avoided {
-                self.pool.mark_unwritable(cluster, pages);
-            }
-            area.note_write(Some(e));
-            return Err(e);
-        }
-        target.area.note_write(None);
+        let took = written.inspect_err(|_| self.pool.set_packed(cluster, false))?;
         if let Some(pack) = &pack {
             self.pool.count(Counter::SwapPacked, PAGES as u64);
             self.pool
@@ -442,7 +436,7 @@ impl Store {
             self.pool.layouts().note_unwritten(cluster as usize, false);
         }
         if pages.len() == PAGES && (pack.is_none() || self.packing.is_used()) {
-            let took = now_ns().saturating_sub(start);
+            let took = took + pack.map_or(0, |pack| pack.took);
             self.observe(Direction::Out, PAGES, took);
         }
         if let Some(sums) = sums {
@@ -452,14 +446,15 @@ impl Store {
         Ok(())
     }
 
-    /// Writes blocks of 4 KiB of the device, encrypted where the pool encrypts.
+    /// Writes blocks of 4 KiB of the device, encrypted where the pool encrypts. Nanoseconds that the
+    /// device took.
     fn write_blocks(
         &self,
         target: &WriteTarget<'_>,
         cluster: u64,
         blocks: Range<usize>,
         from: usize,
-    ) -> Result<()> {
+    ) -> Result<u64> {
         let (area, index) = (target.area, target.index);
         let len = blocks.len() * PAGE;
         // Attempts write the same ciphertext.
@@ -494,11 +489,16 @@ impl Store {
             // Where all writes fail no thread waits, and it is not the cluster's fault.
             let avoided = self.pool.avoids(cluster);
             if error != Errno::EIO || avoided || !may_try_again(transfer.attempt) {
+                if error == Errno::EIO && !avoided {
+                    self.pool.mark_unwritable(cluster, blocks);
+                }
+                area.note_write(Some(error));
                 return Err(error);
             }
             self.pool.count(Counter::SwapRetry, 1);
             transfer.attempt += 1;
         }
+        area.note_write(None);
         let took = now_ns().saturating_sub(start);
         self.packing.note_device(Direction::Out, len as u64, took);
         if let Some(sealed) = sealed {
@@ -508,7 +508,7 @@ impl Store {
                 .zip(sealed.nonces())
                 .for_each(|(seal, nonce)| Cipher::done(nonce, seal));
         }
-        Ok(())
+        Ok(took)
     }
 
     /// Before pages of a cluster are written: where they go. The caller first makes sure that

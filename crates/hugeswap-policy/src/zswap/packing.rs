@@ -91,17 +91,10 @@ impl Packing {
         let chosen = best.filter(|&by| always || self.cost(by) < enough);
         self.used.store(chosen.is_some(), Relaxed);
         let every = if chosen.is_some() { TRY_ANOTHER } else { TRY };
-        if given.is_none() && turn.is_multiple_of(every) || best.is_none() {
-            let next = all.clone().nth((turn / every) as usize % CODECS);
-            let tried = next
-                .or(given)
-                .filter(|&by| always || self.least(by) < enough);
-            return tried.or(chosen);
-        }
-        // (A unit that became no shorter by the only one is tried again, too.)
-        let again = given.filter(|_| turn.is_multiple_of(every));
-        let again = again.filter(|&by| always || self.least(by) < enough);
-        again.or(chosen)
+        let next = all.cycle().nth((turn / every) as usize % CODECS);
+        let is_due = best.is_none() || turn.is_multiple_of(every);
+        next.filter(|&by| is_due && (always || self.least(by) < enough))
+            .or(chosen)
     }
 
     /// Are units packed now, other than to see what comes of it?
@@ -119,7 +112,7 @@ impl Packing {
         }
     }
 
-    /// A unit was compressed in `ns` to so many of its pages' bytes; `None`: it is not worth it, as
+    /// A unit was compressed in `ns` to what takes so many pages; `None`: it is not worth it, as
     /// its first pages showed.
     pub fn note_packed(&self, by: Codec, pages: Option<usize>, ns: u64) {
         let is = pages.map_or(i64::from(ALL), |n| {
@@ -179,14 +172,15 @@ impl Packing {
 mod tests {
     use super::*;
 
-    /// Microseconds of pages, as they are on some processors.
+    /// Nanoseconds of pages, as they are on some processors.
     const PAGES: [(u32, u32); CODECS] = [(1_500, 5_000), (4_500, 11_000), (6_000, 17_000)];
 
     fn packing(device_ms: u32) -> Packing {
         Packing::new([device_ms * 1_000_000; 2], PAGES)
     }
 
-    /// Units that are `parts` of so many pages by each compressor; how many went by each, and plainly.
+    /// A thousand units that become so many pages by each compressor; how many went by each, and as
+    /// they are.
     fn go(p: &Packing, given: Option<Codec>, pages: [Option<usize>; CODECS]) -> [u32; CODECS + 1] {
         let mut counts = [0; CODECS + 1];
         for _ in 0..1000 {

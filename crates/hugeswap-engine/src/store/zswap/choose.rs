@@ -8,7 +8,7 @@ use super::log::room;
 use super::{PAGE, PAGES, Zswap};
 use crate::lock::Lock;
 use hugeswap_policy::advisor::{Tally, WORDS};
-use hugeswap_policy::knobs::{Knob, compressor, zswap};
+use hugeswap_policy::knobs::{Knob, zswap};
 use hugeswap_policy::swapin::granularity::{DeviceCost, Direction, PIECE_PAGES, Size};
 use hugeswap_policy::zswap::codec::{CODECS, Codec, Seen};
 use hugeswap_policy::zswap::share::{self, Choice, Compressed, Cost, Known};
@@ -208,12 +208,8 @@ impl Zswap {
 
     /// By what pages are compressed now.
     pub fn codec(&self) -> Codec {
-        match self.pool.knob(Knob::ZswapCompressor) {
-            compressor::LZ4 => Codec::Lz4,
-            compressor::ZSTD_FAST => Codec::ZstdFast,
-            compressor::ZSTD => Codec::Zstd,
-            _ => self.chosen.get().codec.max(self.codec_for_room()),
-        }
+        let chosen = || self.chosen.get().codec.max(self.codec_for_room());
+        self.pool.given_codec().unwrap_or_else(chosen)
     }
 
     /// By what they are compressed at least.
@@ -230,7 +226,7 @@ impl Zswap {
     /// What a codec makes of the pages that leave; `None`: the settings do not allow it.
     fn compressed(&self, by: Codec) -> Option<Compressed> {
         let used = self.codec();
-        let free = self.pool.knob(Knob::ZswapCompressor) == compressor::AUTO;
+        let free = self.pool.given_codec().is_none();
         let (seen, cost) = (&self.chosen.seen[by as usize], &self.costs[by as usize]);
         (free || by == used).then(|| Compressed {
             ratio: match by == used {
@@ -264,7 +260,7 @@ impl Zswap {
 
     /// Which of the next `pages` that are stored is a sample: none where the codec is given.
     pub(super) fn sample_of_stored(&self, pages: usize) -> Option<usize> {
-        let free = self.pool.knob(Knob::ZswapCompressor) == compressor::AUTO;
+        let free = self.pool.given_codec().is_none();
         free.then(|| self.sample_of(pages)).flatten()
     }
 
@@ -280,13 +276,11 @@ impl Zswap {
 
     /// Compresses the page in `scratch` by the next of the codecs, and decompresses it.
     pub(super) fn take_sample(&self, scratch: &mut Scratch) {
-        let by = match self.pool.knob(Knob::ZswapCompressor) {
-            compressor::AUTO => {
-                let n = self.chosen.samples.fetch_add(1, Relaxed);
-                Codec::ALL[n as usize % CODECS]
-            }
-            _ => self.codec(),
+        let next = || {
+            let n = self.chosen.samples.fetch_add(1, Relaxed);
+            Codec::ALL[n as usize % CODECS]
         };
+        let by = self.pool.given_codec().unwrap_or_else(next);
         let start = now_ns();
         let most = if self.has_reserve() { LONGEST } else { SHORT };
         let len = scratch.compress(by, most);
