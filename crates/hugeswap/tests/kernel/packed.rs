@@ -3,7 +3,7 @@
 //! taken off.
 
 use crate::util::*;
-use crate::zswap::{PAGE, put, verify};
+use crate::zswap::{PAGE, put, verify, verify_either, write_by_threads};
 use hugeswap::{Builder, Region, SwapSpec};
 use std::sync::atomic::Ordering::Relaxed;
 
@@ -344,30 +344,9 @@ fn packed_units_under_a_storm() {
     need_huge_pages();
     let pool = pool(64).set("debug.storm=50").build().unwrap();
     let r = pool.region(96 * MIB).unwrap();
-    put(&r, 1);
-    std::thread::scope(|s| {
-        for t in 0..4 {
-            let r = &r;
-            s.spawn(move || {
-                let mut x = t as u64 * 77 + 5;
-                for _ in 0..20_000 {
-                    x ^= x << 13;
-                    x ^= x >> 7;
-                    x ^= x << 17;
-                    // A word of this thread's own pages.
-                    let page = x as usize % (r.len() / PAGE / 4) * 4 + t;
-                    let word = &words(r)[page * 512 + 7];
-                    let was = word.load(Relaxed);
-                    assert!(was == 0 || was == value(page, 9), "page {page}: {was:x}");
-                    word.store(if was == 0 { value(page, 9) } else { 0 }, Relaxed);
-                }
-            });
-        }
-    });
-    for page in 0..r.len() / PAGE {
-        words(&r)[page * 512 + 7].store(0, Relaxed);
-    }
-    verify(&r, 1);
+    put(&r, 0);
+    write_by_threads(&r);
+    verify_either(&r);
     assert!(packed(&pool).0 > 0);
     no_harm(&pool);
 }

@@ -306,31 +306,44 @@ fn pages_compress_under_a_storm() {
         .unwrap();
     let r = pool.region(80 * MIB).unwrap();
     put(&r, 0);
+    write_by_threads(&r);
+    verify_either(&r);
+    assert!(counter(&pool, "zswpout") > 0);
+    no_harm(&pool);
+}
+
+/// Four threads read words at random, which are as [`put`] made them in generation 0 or 7, and write
+/// them as of 7; each has pages of its own.
+pub fn write_by_threads(r: &Region) {
     std::thread::scope(|s| {
         for t in 0..4 {
-            let r = &r;
             s.spawn(move || {
                 let words = words(r);
-                let mut x = t as u64 * 77 + 5;
+                let mut random = t as u64 * 77 + 5;
                 for _ in 0..20_000 {
-                    x ^= x << 13;
-                    x ^= x >> 7;
-                    x ^= x << 17;
-                    // Words of this thread's own pages.
+                    let x = next(&mut random);
                     let page = x as usize % (r.len() / PAGE / 4) * 4 + t;
                     let i = page * 512 + (x >> 40) as usize % 512;
-                    let was = words[i].load(Relaxed);
-                    assert!(
-                        was == sparse(i, 0) || was == sparse(i, 7),
-                        "word {i}: {was:x}"
-                    );
+                    is_either(words, i);
                     words[i].store(sparse(i, 7), Relaxed);
                 }
             });
         }
     });
-    assert!(counter(&pool, "zswpout") > 0);
-    no_harm(&pool);
+}
+
+/// Verifies what [`write_by_threads`] has left.
+pub fn verify_either(r: &Region) {
+    let words = words(r);
+    (0..words.len()).for_each(|i| is_either(words, i));
+}
+
+fn is_either(words: &[std::sync::atomic::AtomicU64], i: usize) {
+    let was = words[i].load(Relaxed);
+    assert!(
+        was == sparse(i, 0) || was == sparse(i, 7),
+        "word {i}: {was:x}"
+    );
 }
 
 /// Touches pages of a region at random, `n` times; a third of the touches write.
