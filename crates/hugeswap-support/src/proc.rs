@@ -2,8 +2,9 @@
 //! time, or belong to another user.
 
 use std::fs::File;
+use std::io;
 use std::os::unix::fs::{FileExt, MetadataExt};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 /// Figures of `/proc/PID/status`, bytes.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -100,9 +101,14 @@ pub fn children(pid: i32) -> Vec<i32> {
         .collect()
 }
 
+/// The text of a file of /proc. Names in it may be any bytes: what is no UTF-8 is replaced.
+pub fn text(path: impl AsRef<Path>) -> io::Result<String> {
+    std::fs::read(path).map(|bytes| String::from_utf8_lossy(&bytes).into_owned())
+}
+
 /// The path of a process's program, or else its name.
 pub fn program(pid: i32) -> PathBuf {
-    let name = || std::fs::read_to_string(format!("/proc/{pid}/comm")).unwrap_or_default();
+    let name = || text(format!("/proc/{pid}/comm")).unwrap_or_default();
     std::fs::read_link(format!("/proc/{pid}/exe")).unwrap_or_else(|_| name().trim_end().into())
 }
 

@@ -69,7 +69,9 @@ fn is_huge(at: usize) -> Option<bool> {
 
 /// The same from the text of smaps, for kernels without PAGEMAP_SCAN (before 6.7).
 fn huge_by_smaps(at: usize) -> Option<bool> {
-    let text = std::fs::read_to_string("/proc/self/smaps").ok()?;
+    // (Names of files in it may be any bytes.)
+    let text = std::fs::read("/proc/self/smaps").ok()?;
+    let text = String::from_utf8_lossy(&text);
     let mut inside = false;
     for line in text.lines() {
         let range = line.split(' ').next()?.split_once('-');

@@ -1,13 +1,13 @@
 //! Whether the injected object is in a process, and why it is not.
 
 use super::{object, preflight};
-use hugeswap_support::proc::Status;
+use hugeswap_support::proc::{self, Status};
 use std::path::PathBuf;
 
 /// Whether the object is mapped, in a process where it can work. `None`: this user may not read the
 /// mappings.
 pub fn has_object(pid: i32) -> Option<bool> {
-    let maps = std::fs::read_to_string(format!("/proc/{pid}/maps")).ok()?;
+    let maps = proc::text(format!("/proc/{pid}/maps")).ok()?;
     // A process that is about to end has no mappings.
     if maps.is_empty() {
         return None;
@@ -33,7 +33,7 @@ fn unmanageable(maps: &str) -> Option<&'static str> {
 
 /// Why the object is not in a running process. The text follows the program's name.
 pub fn why_outside(pid: i32, status: &Status) -> String {
-    let maps = std::fs::read_to_string(format!("/proc/{pid}/maps"));
+    let maps = proc::text(format!("/proc/{pid}/maps"));
     if let Some(why) = unmanageable(&maps.unwrap_or_default()) {
         return why.into();
     }

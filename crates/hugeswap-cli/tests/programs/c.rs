@@ -51,6 +51,7 @@ pub fn cases() -> Vec<Case> {
     for mode in Mode::ALL {
         all.push(case(format!("transfers, {mode}"), move || transfers(mode)));
     }
+    all.push(case("a name cut within a letter", cut_name));
     all.push(case("huge", huge));
     all.push(case("rings", rings));
     for part in [
@@ -137,6 +138,17 @@ fn transfers(mode: Mode) {
 }
 
 /// Four processes that each map memory of their own keep one budget together.
+/// The kernel keeps 15 bytes of a program's name, and here half a letter at their end: no UTF-8.
+fn cut_name() {
+    let dir = directory();
+    let path = dir.path().join("программа");
+    std::fs::rename(compile("workers", dir.path()), &path).expect("a file of ours");
+    let program = Program::new(dir.path(), path).args(["4", "30", "3"]);
+    let plain = program.plain();
+    let managed = program.managed(&Setup::new(Mode::Signal, 32));
+    managed.same_as(&plain).processes(4);
+}
+
 fn workers(mode: Mode) {
     mode.need();
     let dir = directory();

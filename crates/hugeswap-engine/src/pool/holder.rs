@@ -4,7 +4,8 @@
 //! A holder's word has the process's id in bits 8..32, and a hash of its start time and of its
 //! image above. The low 8 bits are 0; they are for the user of the word.
 
-use hugeswap_sys::process;
+use hugeswap_sys::{Errno, Result, fs, process};
+use std::ffi::CString;
 
 pub(super) struct Status {
     /// In hundredths of a second since the machine was started.
@@ -15,10 +16,51 @@ pub(super) struct Status {
     pub gone: bool,
 }
 
-/// What `/proc/PID/stat` says; `None` if there is no such process.
-pub(super) fn status_of(pid: i32) -> Option<Status> {
-    let text = std::fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
-    let rest = &text[text.rfind(')')? + 2..];
+/// What can be said of a process.
+pub(super) enum Look {
+    /// There is none with that id.
+    Absent,
+    /// There is one, of which nothing can be read: this process has no free descriptor, or may not.
+    Unseen(Errno),
+    Seen(Status),
+}
+
+impl Look {
+    pub fn seen(self) -> Option<Status> {
+        match self {
+            Look::Seen(status) => Some(status),
+            _ => None,
+        }
+    }
+}
+
+/// What `/proc/PID/stat` says.
+pub(super) fn look_at(pid: i32) -> Look {
+    match read_stat(pid).map(|text| parse(&text)) {
+        Ok(Some(status)) => Look::Seen(status),
+        Ok(None) => Look::Unseen(Errno::EINVAL),
+        // (ENOENT: or it is another user's, and hidden.)
+        Err(e) if process::exists(pid) => Look::Unseen(e),
+        Err(_) => Look::Absent,
+    }
+}
+
+fn read_stat(pid: i32) -> Result<Vec<u8>> {
+    let path = CString::new(format!("/proc/{pid}/stat")).map_err(|_| Errno::EINVAL)?;
+    // Numbers of 52 fields, and a name.
+    let mut text = vec![0u8; 2048];
+    let fd = fs::open(&path, libc::O_RDONLY, 0)?;
+    // SAFETY: `text` is that long.
+    let len = unsafe { fs::read_at(fd, text.as_mut_ptr() as usize, text.len(), 0) };
+    fs::close(fd);
+    text.truncate(len?);
+    Ok(text)
+}
+
+fn parse(text: &[u8]) -> Option<Status> {
+    // The name ends at the last bracket. It may be any bytes: the kernel cuts it, within a letter, too.
+    let name_end = text.iter().rposition(|&b| b == b')')?;
+    let rest = std::str::from_utf8(text.get(name_end + 1..)?).ok()?;
     let f: Vec<&str> = rest.split_ascii_whitespace().collect();
     let number = |i: usize| f.get(i).and_then(|v| v.parse::<u64>().ok());
     // Fields as proc(5) numbers them, less 3: num_threads 20, starttime 22, startcode 26,
@@ -44,9 +86,8 @@ pub(super) fn status_of(pid: i32) -> Option<Status> {
 }
 
 /// All processes that this one sees.
-pub(super) fn processes() -> impl Iterator<Item = i32> {
-    let names = std::fs::read_dir("/proc").into_iter().flatten().flatten();
-    names.filter_map(|entry| entry.file_name().to_str()?.parse().ok())
+pub(super) fn processes() -> Result<Vec<i32>> {
+    fs::numbers_in(c"/proc")
 }
 
 fn word(pid: i32, status: &Status) -> u64 {
@@ -57,7 +98,7 @@ fn word(pid: i32, status: &Status) -> u64 {
 
 /// Process `pid`, as a holder; `None` if there is none.
 pub fn of(pid: i32) -> Option<u64> {
-    status_of(pid).map(|s| word(pid, &s))
+    look_at(pid).seen().map(|s| word(pid, &s))
 }
 
 /// Its process.
@@ -74,9 +115,16 @@ pub(super) fn myself() -> u64 {
 /// Is what `holder` held free? (The user's own bits do not matter.)
 pub(super) fn is_gone(holder: u64) -> bool {
     let pid = pid(holder);
-    let Some(status) = status_of(pid) else {
-        return true;
+    let status = match look_at(pid) {
+        Look::Absent => return true,
+        // What holds something may be at it.
+        Look::Unseen(_) => return false,
+        Look::Seen(status) => status,
     };
+    // (It could not look at itself.)
+    if holder >> 32 == 0 {
+        return status.gone;
+    }
     let differs = word(pid, &status) ^ holder;
     // Threads that exec ended hold nothing any more; an image that is not to be seen may be the
     // same one.
@@ -107,6 +155,57 @@ mod tests {
     use super::*;
     use std::io::{Read, Write};
     use std::process::{Command, Stdio};
+
+    #[test]
+    fn a_process_is_there_whatever_its_name_is() {
+        // Cut within a letter, as the kernel does at 15 bytes; with a bracket; none.
+        for name in [&b"\xd0\xbf\xd0"[..], b"a) Z 1 1", b"", b"\xff\xfe"] {
+            let there = |pid: i32| {
+                let seen = look_at(pid).seen().is_some_and(|s| !s.gone);
+                seen && !is_gone(of(pid).unwrap())
+            };
+            let (mut to_end, wait) = std::io::pipe().map(|(r, w)| (w, r)).unwrap();
+            let (told, mut tell) = std::io::pipe().unwrap();
+            // SAFETY: the child calls the kernel only, and ends.
+            let pid = unsafe { libc::fork() };
+            if pid == 0 {
+                let mut name = name.to_vec();
+                name.push(0);
+                // SAFETY: a string.
+                unsafe { libc::prctl(libc::PR_SET_NAME, name.as_ptr()) };
+                let _ = tell.write_all(b"x");
+                let _ = (&wait).read(&mut [0]);
+                // SAFETY: ends the child.
+                unsafe { libc::_exit(0) };
+            }
+            (&told).read_exact(&mut [0]).unwrap();
+            let is_there = there(pid);
+            to_end.write_all(b"x").unwrap();
+            // SAFETY: waits for our own child.
+            unsafe { libc::waitpid(pid, std::ptr::null_mut(), 0) };
+            assert!(is_there, "{name:?}");
+        }
+    }
+
+    #[test]
+    fn a_process_is_there_where_it_cannot_be_looked_at() {
+        let (me, parent) = (myself(), of(std::os::unix::process::parent_id() as i32));
+        and_ends(|| {
+            let none = libc::rlimit {
+                rlim_cur: 0,
+                rlim_max: 0,
+            };
+            // SAFETY: a limit of the child's own: no descriptor is to be had.
+            unsafe { libc::setrlimit(libc::RLIMIT_NOFILE, &none) };
+            let unseen = matches!(look_at(pid(me)), Look::Unseen(Errno::EMFILE));
+            // One without an id of its own is told by its process alone.
+            let itself = myself();
+            let there = !is_gone(me) && parent.is_none_or(|p| !is_gone(p));
+            unseen && there && itself == u64::from(process::pid() as u32) << 8 && !is_gone(itself)
+        });
+        // (An id that none has.)
+        assert!(is_gone(u64::from(u32::MAX >> 10) << 8));
+    }
 
     #[test]
     fn holders_are_gone_when_their_process_or_its_image_is() {

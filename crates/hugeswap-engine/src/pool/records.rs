@@ -19,11 +19,11 @@
 //! since). A child that comes after all sees by the word that it would have to replace that its
 //! reservation is gone, and joins anew.
 
-use super::holder::{is_gone, myself, processes, status_of};
+use super::holder::{Look, is_gone, look_at, myself, processes};
 use super::layout::{Events, MAX_PROCESSES, Record, state};
 use super::{Pool, PoolError};
 use hugeswap_policy::thp_swap::clusters;
-use hugeswap_sys::{now_ns, process, since_boot_ns};
+use hugeswap_sys::{Errno, now_ns, process, since_boot_ns};
 use std::sync::atomic::AtomicU64;
 use std::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed, Release};
 
@@ -101,7 +101,7 @@ impl Pool {
             return false;
         }
         let pid = process::pid();
-        let status = status_of(pid);
+        let status = look_at(pid).seen();
         r.start_time
             .store(status.as_ref().map_or(0, |s| s.start_time), Relaxed);
         r.image
@@ -175,8 +175,13 @@ impl Pool {
         }
         let (image, pid) = (parent.image.load(Relaxed), parent.pid.load(Relaxed));
         let may_be_it = |p: i32| {
-            let Some(status) = status_of(p) else {
-                return false;
+            let status = match look_at(p) {
+                Look::Seen(status) => status,
+                Look::Absent | Look::Unseen(Errno::EACCES | Errno::EPERM | Errno::ENOENT) => {
+                    return false;
+                }
+                // (For want of descriptors, say.)
+                Look::Unseen(_) => return true,
             };
             let related = match status.image {
                 Some(i) => i == image,
@@ -185,7 +190,9 @@ impl Pool {
             related && !status.gone && (status.start_time + 2) * TICK_US > since
         };
         let has_record = |p: i32| self.used().any(|(_, r)| r.pid.load(Relaxed) == p);
-        processes().any(|p| !has_record(p) && may_be_it(p))
+        processes().map_or(true, |all| {
+            all.into_iter().any(|p| !has_record(p) && may_be_it(p))
+        })
     }
 
     /// Cleans up after processes that are gone (or run another image now); returns how many there
@@ -230,11 +237,19 @@ fn is_child_of(r: &Record, parent: usize) -> bool {
 
 /// Is the process of a record gone, or runs another image?
 fn left_by_its_process(r: &Record) -> bool {
-    status_of(r.pid.load(Relaxed)).is_none_or(|s| {
-        s.gone
-            || s.start_time != r.start_time.load(Relaxed)
-            || s.image.is_some_and(|i| i != r.image.load(Relaxed))
-    })
+    let status = match look_at(r.pid.load(Relaxed)) {
+        Look::Absent => return true,
+        Look::Unseen(_) => return false,
+        Look::Seen(status) => status,
+    };
+    // (0: it could not look at itself.)
+    let differs = |of_record: &AtomicU64, now: u64| {
+        let then = of_record.load(Relaxed);
+        then != 0 && then != now
+    };
+    status.gone
+        || differs(&r.start_time, status.start_time)
+        || status.image.is_some_and(|now| differs(&r.image, now))
 }
 
 fn move_events(from: &Events, to: &Events) {

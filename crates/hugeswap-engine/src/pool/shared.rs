@@ -12,7 +12,7 @@
 //! number of times by the processes that carry on what a dead one began: so the sum is exact.
 
 use super::Pool;
-use super::holder::{is_gone, myself, status_of};
+use super::holder::{is_gone, look_at, myself};
 use super::layout::{
     Client, MAX_CLIENTS, SHARED_UNITS, Shared, SharedPageStamps, SharedStamps, shared, state,
 };
@@ -122,7 +122,7 @@ impl Pool {
     /// What the symbolic links of this pool's files lead to, or `None` if its maker is gone.
     pub fn links(&self) -> Option<String> {
         let maker = self.maker();
-        let start = status_of(maker)?.start_time;
+        let start = look_at(maker).seen()?.start_time;
         Some(format!("{LINKS}{maker}-{start}/"))
     }
 

@@ -75,7 +75,9 @@ fn open_error(e: Errno, refusal: &Refusal) -> PoolError {
 fn user_of(number: u64) -> Option<String> {
     let (major, minor) = (libc::major(number), libc::minor(number));
     let id = format!("{major}:{minor}");
-    let mounts = std::fs::read_to_string("/proc/self/mountinfo").unwrap_or_default();
+    // (Names in it may be any bytes.)
+    let mounts = std::fs::read("/proc/self/mountinfo").unwrap_or_default();
+    let mounts = String::from_utf8_lossy(&mounts);
     let mounted = mounts.lines().find_map(|l| {
         let mut words = l.split(' ').skip(2);
         let on = words.next()? == id;
