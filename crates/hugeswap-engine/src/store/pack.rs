@@ -177,24 +177,23 @@ impl Store {
         Packed::find(lengths, pages).map(Some).ok_or(Errno::EIO)
     }
 
-    /// Decodes pages of a packed cluster, whose blocks of the device are at `from`, to `to`. If these
-    /// are all pages of the unit, they may be at the end of where they go. False: they are not what
-    /// was written.
+    /// Decodes pages of a packed cluster, whose blocks of the device are at `from`, to `to`, one after
+    /// the other in `block`. If these are all pages of the unit, they may be at the end of where they
+    /// go. False: they are not what was written.
     #[inline(never)]
     pub(super) fn unpack(
         &self,
         cluster: u64,
         pages: Range<usize>,
         packed: &Packed,
-        from: usize,
-        to: usize,
+        (from, to): (usize, usize),
+        mut block: Block<'_>,
     ) -> bool {
         let Some(lengths) = self.pool.pack_lengths(cluster) else {
             return false;
         };
         let start = now_ns();
         let (mut at, end) = (packed.at, packed.blocks.len() * PAGE);
-        let mut block = Block::new();
         for (k, length) in lengths.get(pages.clone()).into_iter().flatten().enumerate() {
             let len = usize::from(length.load(Acquire));
             // (Another process may have changed the lengths since they were added up.)

@@ -12,6 +12,7 @@
 //! are kept all the same, of what is in memory, because they tell whether it has changed.
 
 use super::backing::{Failed, SwapPage, Transfer};
+use super::codec::{Block, Room};
 use super::growth::is_no_room;
 use super::seal::Cipher;
 use super::sealing::Sealed;
@@ -167,23 +168,18 @@ impl Store {
             return Err(Errno::EBADF.into());
         }
         let packed = self.find_packed(cluster, &pages)?;
-        // Where what the device has is read to: blocks of 4 KiB.
-        let (blocks, buffer);
-        let memory = match &packed {
-            None => {
-                blocks = pages.clone();
-                to
-            }
-            Some(packed) => {
-                blocks = packed.blocks.clone();
-                if pages.len() == PAGES {
-                    to + (PAGES - blocks.len()) * PAGE
-                } else {
-                    buffer = self.buffers.take(blocks.len() * PAGE);
-                    buffer.at
-                }
-            }
-        };
+        // Where what the device has is read to: blocks of 4 KiB. And a page in which each is decoded.
+        let (mut blocks, mut memory, mut buffer) = (pages.clone(), to, None);
+        if let Some(packed) = &packed {
+            blocks = packed.blocks.clone();
+            let in_place = pages.len() == PAGES;
+            let apart = if in_place { 0 } else { blocks.len() };
+            let taken = buffer.insert(self.buffers.take((1 + apart) * PAGE));
+            memory = match in_place {
+                true => to + (PAGES - blocks.len()) * PAGE,
+                false => taken.at + PAGE,
+            };
+        }
         let len = blocks.len() * PAGE;
         let transfer = Transfer {
             write: false,
@@ -225,7 +221,12 @@ impl Store {
         let there = opened
             && packed
                 .as_ref()
-                .is_none_or(|packed| self.unpack(cluster, pages.clone(), packed, memory, to));
+                .zip(buffer.as_ref())
+                .is_none_or(|(packed, buffer)| {
+                    // SAFETY: the first page of a buffer that is this thread's.
+                    let block = Block::new(unsafe { &mut *(buffer.at as *mut Room) });
+                    self.unpack(cluster, pages.clone(), packed, (memory, to), block)
+                });
         match packed {
             None => self.observe(Direction::In, pages_read, took),
             Some(_) if self.packing.is_used() => {

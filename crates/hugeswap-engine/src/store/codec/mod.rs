@@ -81,7 +81,7 @@ pub(super) struct Scratch {
     pub block: [u8; LONGEST],
     ways: Ways,
     /// What is decoded to see how long that takes: no stack has room for it everywhere.
-    sample: Block,
+    sample: Room,
     lz4: lz4::State,
     zstd: zstd::State,
 }
@@ -163,11 +163,9 @@ impl Scratch {
     /// Decodes the block of `len` bytes to `page` again.
     pub fn decompress(&mut self, decoders: &Decoders, len: usize) -> bool {
         let to = self.page.as_mut_ptr() as usize;
+        let mut sample = Block::new(&mut self.sample);
         // SAFETY: `block`, and a page.
-        unsafe {
-            self.sample.copy(self.block.as_ptr(), len, to)
-                && decoders.decompress(&mut self.sample, to)
-        }
+        unsafe { sample.copy(self.block.as_ptr(), len, to) && decoders.decompress(&mut sample, to) }
     }
 
     /// [`Scratch::compress`], the page split to planes if `words` says so; to `ways.other` if it is
@@ -219,20 +217,25 @@ fn repeated(page: &[u8; PAGE]) -> Option<u64> {
     same.then_some(first)
 }
 
+/// Memory for the copy of a block.
+pub(super) type Room = [MaybeUninit<u8>; LONGEST];
+
+/// On a thread's own stack.
+pub(super) const fn room() -> Room {
+    [const { MaybeUninit::uninit() }; LONGEST]
+}
+
 /// A copy of a block, which is decoded from here.
-pub(super) struct Block {
-    bytes: [MaybeUninit<u8>; LONGEST],
+pub(super) struct Block<'r> {
+    bytes: &'r mut Room,
     /// So many of them are the block.
     len: usize,
 }
 
-impl Block {
+impl Block<'_> {
     /// None yet.
-    pub fn new() -> Block {
-        Block {
-            bytes: [const { MaybeUninit::uninit() }; LONGEST],
-            len: 0,
-        }
+    pub fn new(bytes: &mut Room) -> Block<'_> {
+        Block { bytes, len: 0 }
     }
 
     /// Copies a block, or a page that is its own block to `to`. False: it is longer than any.
@@ -272,7 +275,7 @@ impl Decoders {
     ///
     /// # Safety
     /// `to` is a page that the caller may write.
-    pub unsafe fn decompress(&self, block: &mut Block, to: usize) -> bool {
+    pub unsafe fn decompress(&self, block: &mut Block<'_>, to: usize) -> bool {
         let Some(bytes) = block.bytes() else {
             return true;
         };
@@ -321,7 +324,8 @@ mod tests {
     }
 
     fn decode(decoders: &Decoders, bytes: &[u8], page: &mut [u8; PAGE]) -> bool {
-        let (mut block, to) = (Block::new(), page.as_mut_ptr() as usize);
+        let (mut room, to) = (room(), page.as_mut_ptr() as usize);
+        let mut block = Block::new(&mut room);
         // SAFETY: a slice, and a page of ours.
         unsafe {
             block.copy(bytes.as_ptr(), bytes.len(), to) && decoders.decompress(&mut block, to)

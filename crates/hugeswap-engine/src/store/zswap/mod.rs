@@ -36,7 +36,7 @@ mod choose;
 mod log;
 pub(crate) mod shrink;
 
-use super::codec::{Block, Codecs, LONGEST, SHORT, Scratch};
+use super::codec::{Block, Codecs, LONGEST, SHORT, Scratch, room};
 use super::{PAGE, PAGES, observe};
 use crate::lock::Lock;
 use crate::pool::Member;
@@ -451,7 +451,8 @@ impl Zswap {
         let Some(word) = self.pool.zswap_words(cluster).map(|w| &w[page]) else {
             return false;
         };
-        let mut block = Block::new();
+        let mut room = room();
+        let mut block = Block::new(&mut room);
         let copied = Slot(word).load(|seen| {
             let e = self.entry(seen)?;
             // SAFETY: within a frame of the segment, and the caller's page. Another thread may use

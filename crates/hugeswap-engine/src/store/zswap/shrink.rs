@@ -7,7 +7,7 @@
 //!
 //! A page that cannot be written stays where it is.
 
-use super::super::codec::Block;
+use super::super::codec::{Block, room};
 use super::log::{self, block_at};
 use super::{PAGE, PAGES, Zswap};
 use crate::UNIT;
@@ -273,7 +273,8 @@ impl Zswap {
         if !Slot(word).begin_write_back(e.word()) {
             return false;
         }
-        let mut block = Block::new();
+        let mut room = room();
+        let mut block = Block::new(&mut room);
         // SAFETY: a block of this process's, which stays while the bit is set, and a page of the
         // thread's buffer.
         let decoded = unsafe {
