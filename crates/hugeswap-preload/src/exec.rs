@@ -7,7 +7,7 @@
 
 use crate::issue::{Pins, UNIT};
 use crate::real::{self, errno, set_errno};
-use crate::static_program::{self, Kept, Replacement};
+use crate::static_program::{self, Kept, Replacement, are_loaded, replacement};
 use crate::{filter, state};
 use libc::{c_char, c_int, c_void};
 use std::arch::naked_asm;
@@ -99,14 +99,6 @@ impl List {
     }
 }
 
-/// Does the object load programs without a dynamic loader? Where that was asked for (`hugeswap run --static`), and where
-/// the filter of this process, which outlives exec, is one that such a program can only run under if it is loaded. (Elsewhere
-/// the kernel executes the program, and nothing of it is managed.)
-fn loads_programs() -> bool {
-    // SAFETY: a string; a racing setenv is the program's error.
-    filter::is_extended() || unsafe { !libc::getenv(static_program::ASKED.as_ptr()).is_null() }
-}
-
 /// The environment in place of one that has lost what a program needs under the filter of this process.
 ///
 /// # Safety
@@ -115,17 +107,6 @@ unsafe fn kept(envp: Strings) -> Option<Kept> {
     // SAFETY: passed on.
     filter::is_extended()
         .then(|| unsafe { static_program::kept(envp) })
-        .flatten()
-}
-
-/// What to execute in place of a program without a dynamic loader.
-///
-/// # Safety
-/// As for execve(2).
-unsafe fn replacement(path: *const c_char, argv: Strings, envp: Strings) -> Option<Replacement> {
-    // SAFETY: passed on.
-    loads_programs()
-        .then(|| unsafe { static_program::replacement(path, argv, envp) })
         .flatten()
 }
 
@@ -138,7 +119,7 @@ unsafe fn found_replacement(
     argv: Strings,
     envp: Strings,
 ) -> Option<Replacement> {
-    if !loads_programs() || file.is_null() {
+    if !are_loaded() || file.is_null() {
         return None;
     }
     // SAFETY: by contract.
@@ -211,6 +192,9 @@ unsafe extern "C" fn execvp(file: *const c_char, argv: Strings) -> c_int {
 unsafe extern "C" fn fexecve(fd: c_int, argv: Strings, envp: Strings) -> c_int {
     // SAFETY: as in `execve`.
     unsafe {
+        if let Some(r) = static_program::replacement_of(fd, argv, envp) {
+            return real::execve()(r.path(), r.arguments(), r.environment());
+        }
         let kept = kept(envp);
         let envp = kept.as_ref().map_or(envp, Kept::as_ptr);
         let (argv, envp) = (List::of(argv), List::of(envp));

@@ -307,13 +307,6 @@ fn give_up(why: &dyn std::fmt::Display) -> u32 {
     FAILED
 }
 
-/// Joins the pool now, whatever the program asks for; `None`: that failed, or faults are not taken
-/// as signals.
-pub fn join_at_start() -> Option<&'static Engine> {
-    engine_for(usize::MAX, Knob::MmapMin)?;
-    careful()
-}
-
 /// Process and descriptor by which the pool is found.
 pub fn pool_name() -> (i32, i32) {
     (CREATOR.load(Relaxed), SEGMENT.load(Relaxed))

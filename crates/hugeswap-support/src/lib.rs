@@ -15,5 +15,5 @@ pub mod text;
 pub const POOL_VARIABLE: &str = "HUGESWAP_POOL";
 /// Names the program that the injected object is to load, in this executable: a statically linked one.
 pub const PROGRAM_VARIABLE: &str = "HUGESWAP_PROGRAM";
-/// Has statically linked programs loaded by the object, whatever program starts them.
+/// `off`: the injected object leaves statically linked programs to the kernel that a dynamically linked one starts.
 pub const STATIC_VARIABLE: &str = "HUGESWAP_STATIC";

@@ -82,10 +82,18 @@ pub struct Args {
     /// memory in them; the same as --set route.small=on
     #[arg(long)]
     small: bool,
-    /// Manage statically linked programs (Go, musl) also where PROG's children start them, as a shell or make does. Without
-    /// it only PROG itself is, and what such a program starts
-    #[arg(long = "static")]
-    static_programs: bool,
+    /// Statically linked programs (Go, musl) that PROG's children start, as a shell or make does: manage them (auto, where
+    /// that can be; on, or say what is in the way), or not (off). PROG itself is managed in any case
+    #[arg(
+        long = "static",
+        value_name = "WHEN",
+        value_enum,
+        default_value = "auto",
+        default_missing_value = "on",
+        num_args = 0..=1,
+        require_equals = true
+    )]
+    static_programs: Static,
     /// Wait also for what PROG leaves in the background: its memory stays managed, and what it starts is managed too
     #[arg(long)]
     wait_all: bool,
@@ -108,6 +116,14 @@ enum Mode {
     Auto,
     Signal,
     Message,
+}
+
+/// Are statically linked programs managed, whatever program starts them?
+#[derive(Clone, Copy, PartialEq, Eq, ValueEnum)]
+enum Static {
+    Auto,
+    On,
+    Off,
 }
 
 /// How the report is written.
@@ -148,9 +164,12 @@ pub fn run(args: Args) -> Result<i32> {
         path: program, way, ..
     } = preflight::find(&args.program[0])?;
     check_way(&program, way, &config)?;
-    if args.static_programs {
-        check_loading(&config, "--static")?;
-    }
+    let loads = check_loading(&config, "--static");
+    let loads = match args.static_programs {
+        Static::Auto => loads.is_ok(),
+        Static::On => loads.map(|()| true)?,
+        Static::Off => false,
+    };
     check_mover(config.fault_mode)?;
     let pool = Pool::create(&config)?;
     pool.raise_ceiling(ceiling);
@@ -171,8 +190,8 @@ pub fn run(args: Args) -> Result<i32> {
         objects.push(object::file(SMALL_OBJECT)?);
     }
     let mut env = environment(&pool, &objects)?;
-    if args.static_programs {
-        env.push(named(STATIC_VARIABLE, OsStr::new("1"))?);
+    if !loads {
+        env.push(named(STATIC_VARIABLE, OsStr::new("off"))?);
     }
     let argv = args
         .program
@@ -352,7 +371,13 @@ fn check_way(program: &Path, way: Way, config: &PoolConfig) -> Result<()> {
 /// An error unless the object can load programs with these settings, which `what` needs.
 fn check_loading(config: &PoolConfig, what: &str) -> Result<()> {
     let trap_off = |&(knob, value): &(Knob, u64)| knob == Knob::SyscallTrap && value == 0;
-    if config.fault_mode == FaultMode::Message {
+    let by_messages = match config.fault_mode {
+        FaultMode::Message => true,
+        FaultMode::Signal => false,
+        // As `check_mover` goes on.
+        FaultMode::Auto => probe::mremap_pages().is_err(),
+    };
+    if by_messages {
         bail!("{what} needs --fault-mode signal");
     }
     if config.settings.iter().any(trap_off) {

@@ -2,7 +2,9 @@
 //! header: every case in which the loader would leave the object out is an error of one line.
 
 use anyhow::{Result, bail};
-use object::elf::{DT_NEEDED, EM_X86_64, ET_DYN, ET_EXEC, FileHeader64, PT_INTERP};
+use object::elf::{
+    DT_NEEDED, DT_SONAME, DynamicTag, EM_X86_64, ET_DYN, ET_EXEC, FileHeader64, PT_INTERP,
+};
 use object::read::elf::{Dyn, FileHeader, ProgramHeader};
 use object::read::{ReadCache, ReadRef};
 use object::{Endianness, FileKind};
@@ -16,8 +18,8 @@ use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 
 /// Why a program without a dynamic loader has not got the object.
-const NOT_LOADED: &str =
-    "is statically linked: --static has such programs managed where other programs start them";
+const NOT_LOADED: &str = "is statically linked, and was not loaded: because of --static=off, or because it was started in \
+    another root or namespace, or by a system call past libc";
 /// The kernel's limit on scripts whose interpreters are scripts.
 const MAX_SCRIPTS: usize = 5;
 /// The kernel reads this much of a script's first line.
@@ -248,6 +250,13 @@ fn check_elf<'data, R: ReadRef<'data>>(path: &Path, data: R) -> Result<Way> {
     }
     let segments = header.program_headers(endian, data).map_err(damaged)?;
     let Some(segment) = segments.iter().find(|s| s.p_type(endian) == PT_INTERP) else {
+        // A dynamic loader itself, which is executed to run a program: it preloads, too.
+        let names = named(header, data, DT_SONAME).unwrap_or_default();
+        match names.first() {
+            Some(name) if name.starts_with(b"ld-linux") => return Ok(Way::Preloaded),
+            Some(_) => bail!("{shown} is a library, or a loader, that hugeswap does not know"),
+            None => {}
+        }
         if needs(header, data, b"").unwrap_or(false) {
             bail!("{shown} needs shared libraries and names no loader for them: install it again");
         }
@@ -299,22 +308,24 @@ fn needs<'data, R: ReadRef<'data>>(
     data: R,
     name: &[u8],
 ) -> Option<bool> {
-    let libraries = libraries(header, data)?;
+    let libraries = named(header, data, DT_NEEDED)?;
     Some(libraries.iter().any(|l| l.starts_with(name)))
 }
 
-/// The names of the libraries that the program needs. `None`: its header does not say.
-fn libraries<'data, R: ReadRef<'data>>(
+/// The names of one kind in the program's dynamic section: of libraries that it needs (DT_NEEDED), its own as a
+/// library (DT_SONAME). `None`: its header does not say.
+fn named<'data, R: ReadRef<'data>>(
     header: &FileHeader64<Endianness>,
     data: R,
+    kind: DynamicTag,
 ) -> Option<Vec<&'data [u8]>> {
     let endian = header.endian().ok()?;
     let sections = header.sections(endian, data).ok()?;
     let (entries, strings) = sections.dynamic(endian, data).ok()??;
     let strings = sections.strings(endian, data, strings).ok()?;
-    let needed = entries.iter().filter(|e| e.d_tag(endian) == DT_NEEDED);
+    let names = entries.iter().filter(|e| e.d_tag(endian) == kind);
     Some(
-        needed
+        names
             .filter_map(|e| e.string(endian, strings).ok())
             .collect(),
     )
@@ -339,7 +350,7 @@ pub fn parts(path: &Path) -> Parts {
     let Ok(header) = FileHeader64::<Endianness>::parse(data) else {
         return Parts::default();
     };
-    let libraries = libraries(header, data).unwrap_or_default();
+    let libraries = named(header, data, DT_NEEDED).unwrap_or_default();
     let name = |l: &&[u8]| String::from_utf8_lossy(l).into_owned();
     let has_section = |wanted: &[u8]| -> Option<bool> {
         let endian = header.endian().ok()?;

@@ -65,6 +65,14 @@ pub fn cases() -> Vec<Case> {
     }
     all.push(case("loaded, go", go));
     all.push(case("loaded, below a shell", below_a_shell));
+    all.push(case("loaded, by a descriptor", by_a_descriptor));
+    all.push(case("loaded, not a dynamic loader", dynamic_loader));
+    all.push(case("loaded, another root", || elsewhere("chroot", &["."])));
+    let namespace = ["--pid", "--fork", "--mount-proc"];
+    all.push(case("loaded, another namespace", move || {
+        elsewhere("unshare", &namespace);
+    }));
+    all.push(case("loaded, not where something is", not_there));
     all.push(case("loaded, refused", refused));
     all
 }
@@ -131,12 +139,86 @@ fn below_a_shell() {
         .env("PATH", path);
     let plain = program.plain();
     let mut setup = Setup::new(Mode::Signal, 32);
-    // Not asked for, it is as plain.
+    program.managed(&setup).same_as(&plain).processes(17);
+    // Not wanted, it is as plain.
+    setup.options.push("--static=off".into());
     let without = program.managed(&setup);
     assert_eq!(without.output.stdout, plain.stdout);
     assert_eq!(without.number("pswpout"), 0, "{}", without.report);
-    setup.options.push("--static".into());
-    program.managed(&setup).same_as(&plain).processes(17);
+}
+
+/// A dynamically linked program executes a file that it has opened.
+fn by_a_descriptor() {
+    let dir = directory();
+    compile("descriptor", dir.path());
+    Linked::Static.compile("threads", dir.path());
+    Linked::Static.compile("becomes", dir.path());
+    for kind in ["open", "closing", "nameless"] {
+        // Also where the filter, which outlives exec, lets only loaded programs run.
+        let script = format!(
+            "./descriptor {kind} ./threads 8 16 2 && \
+            ./becomes ./descriptor {kind} ./threads 8 16 2"
+        );
+        let program = Program::new(dir.path(), "sh").args(["-c", &script]);
+        let plain = program.plain();
+        let managed = program.managed(&Setup::new(Mode::Signal, 32));
+        managed.same_as(&plain).processes(2);
+    }
+}
+
+/// The dynamic loader has no loader, and preloads the object itself.
+fn dynamic_loader() {
+    const LOADER: &str = "/lib64/ld-linux-x86-64.so.2";
+    let dir = directory();
+    compile("threads", dir.path());
+    Linked::Static.compile("becomes", dir.path());
+    let script = format!("{LOADER} ./threads 8 16 2 && ./becomes {LOADER} ./threads 8 16 2");
+    let below = Program::new(dir.path(), "sh").args(["-c", &script]);
+    let itself = Program::new(dir.path(), LOADER).args(["./threads", "8", "16", "2"]);
+    for (program, processes) in [(below, 2), (itself, 1)] {
+        let plain = program.plain();
+        let managed = program.managed(&Setup::new(Mode::Signal, 32));
+        managed.same_as(&plain).processes(processes);
+    }
+}
+
+/// Where hugeswap cannot be reached, such a program runs as without it.
+fn elsewhere(command: &str, options: &[&str]) {
+    if !rustix::process::geteuid().is_root() {
+        skip("only root can change what a process sees");
+    }
+    let dir = directory();
+    Linked::Static.compile("threads", dir.path());
+    let script = format!("exec {command} {} ./threads 8 16 2", options.join(" "));
+    let program = Program::new(dir.path(), "sh").args(["-c", &script]);
+    let Some(plain) = program.try_plain().filter(|p| p.status.success()) else {
+        skip("this container does not let root do so");
+    };
+    let managed = program.managed(&Setup::new(Mode::Signal, 32));
+    assert_eq!(managed.output.stdout, plain.stdout);
+    assert!(managed.output.status.success(), "{}", managed.said());
+}
+
+/// One whose addresses are none at which programs are loaded runs as without hugeswap, and is told of.
+fn not_there() {
+    let dir = directory();
+    let options = [
+        "-O1",
+        "-static",
+        "-nostdlib",
+        "-fPIE",
+        "-Wl,-Ttext-segment=0x200000000",
+    ];
+    let path = compile_once(compiler(), &options, "c/high.c", dir.path());
+    let itself = Program::new(dir.path(), path);
+    let below = Program::new(dir.path(), "sh").args(["-c", "./high && ./high"]);
+    for program in [itself, below] {
+        let plain = program.plain();
+        let managed = program.managed(&Setup::new(Mode::Signal, 32));
+        assert_eq!(managed.output.stdout, plain.stdout, "{}", managed.said());
+        let said = managed.said();
+        assert!(said.contains("goes on without managed memory"), "{said}");
+    }
 }
 
 /// What such a program needs, and does not have, is told in one line before it starts.

@@ -4,7 +4,8 @@
 use hugeswap_sys::fs;
 use object::LittleEndian;
 use object::elf::{
-    EM_X86_64, ET_DYN, ET_EXEC, FileHeader64, PF_R, PF_W, PF_X, PT_GNU_STACK, PT_INTERP, PT_LOAD,
+    DT_NULL, DT_SONAME, EM_X86_64, ET_DYN, ET_EXEC, FileHeader64, PF_R, PF_W, PF_X, PT_DYNAMIC,
+    PT_GNU_STACK, PT_INTERP, PT_LOAD,
 };
 use object::read::elf::{FileHeader, ProgramHeader};
 
@@ -13,6 +14,8 @@ const PAGE: u64 = 4096;
 const ADDRESSES: u64 = 0x7fff_ffff_f000;
 /// The header and the program headers lie in this many bytes from the start of the file.
 const HEAD: usize = 64 << 10;
+/// Of a dynamic section so much is read.
+const DYNAMIC: usize = 4 << 10;
 
 /// A part of the file to be mapped.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -44,6 +47,8 @@ pub struct Image {
     pub segments: Vec<Segment>,
     /// The program runs code on its stack.
     pub executable_stack: bool,
+    /// Where its dynamic section is in the file, and how long.
+    dynamic: (u64, u64),
 }
 
 /// Why a file is not loaded.
@@ -51,7 +56,8 @@ pub struct Image {
 pub enum Unfit {
     /// No ELF file of x86-64.
     NotElf,
-    /// It names a dynamic loader, which loads the object.
+    /// It names a dynamic loader, which loads the object; or it is a library with a name of its own:
+    /// that loader itself, which is executed to run a program.
     Dynamic,
     /// Its header contradicts itself or the file.
     Damaged,
@@ -64,7 +70,26 @@ pub fn read(fd: i32) -> Result<Image, Unfit> {
     let (at, room) = (head.as_mut_ptr() as usize, head.len());
     // SAFETY: `head` is that long.
     unsafe { fs::read_exact_at(fd, at, room, 0) }.map_err(|_| Unfit::NotElf)?;
-    parse(&head, len)
+    let image = parse(&head, len)?;
+    let (offset, of_it) = image.dynamic;
+    let mut dynamic = vec![0u8; DYNAMIC.min(of_it as usize)];
+    let (at, room) = (dynamic.as_mut_ptr() as usize, dynamic.len());
+    // SAFETY: `dynamic` is that long.
+    unsafe { fs::read_exact_at(fd, at, room, offset) }.map_err(|_| Unfit::Damaged)?;
+    match is_library(&dynamic) {
+        true => Err(Unfit::Dynamic),
+        false => Ok(image),
+    }
+}
+
+/// Does a dynamic section give the file a name as a library?
+fn is_library(dynamic: &[u8]) -> bool {
+    // A tag and a value each.
+    let (words, _) = dynamic.as_chunks::<8>();
+    let mut tags = words.iter().step_by(2).map(|tag| i64::from_le_bytes(*tag));
+    tags.by_ref()
+        .take_while(|&tag| tag != DT_NULL.0)
+        .any(|tag| tag == DT_SONAME.0)
 }
 
 /// Reads a header. `head` is the start of a file of `len` bytes.
@@ -89,6 +114,7 @@ fn parse(head: &[u8], len: u64) -> Result<Image, Unfit> {
         segments: Vec::new(),
         // The kernel's rule for a file that does not say.
         executable_stack: true,
+        dynamic: (0, 0),
     };
     let table = header.e_phoff(endian);
     let table_len = size_of_val(headers) as u64;
@@ -96,6 +122,7 @@ fn parse(head: &[u8], len: u64) -> Result<Image, Unfit> {
     for h in headers {
         match h.p_type(endian) {
             PT_INTERP => return Err(Unfit::Dynamic),
+            PT_DYNAMIC => image.dynamic = (h.p_offset(endian), h.p_filesz(endian)),
             PT_GNU_STACK => image.executable_stack = h.p_flags(endian).0 & PF_X.0 != 0,
             PT_LOAD => {
                 let flags = h.p_flags(endian).0;

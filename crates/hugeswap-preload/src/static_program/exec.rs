@@ -5,8 +5,9 @@
 //! names the file and which the program does not see.
 
 use super::elf::{self, Unfit};
+use super::target_of;
 use crate::exec::{List, Text};
-use crate::state;
+use crate::{filter, state};
 use hugeswap_sys::raw::syscall6;
 use hugeswap_sys::signal::{self, Mask};
 use hugeswap_sys::{fs, program_fs};
@@ -17,8 +18,8 @@ use std::sync::OnceLock;
 
 /// The environment variable that names the program to load.
 pub const VARIABLE: &CStr = c"HUGESWAP_PROGRAM";
-/// The environment variable that has programs loaded that a dynamically linked one starts.
-pub const ASKED: &CStr = c"HUGESWAP_STATIC";
+/// The environment variable that leaves programs to the kernel that a dynamically linked one starts.
+const LEFT: &[u8] = b"HUGESWAP_STATIC=off";
 /// The kernel's limit on scripts whose interpreters are scripts.
 const MAX_SCRIPTS: usize = 5;
 /// The kernel reads this much of a script's first line.
@@ -73,7 +74,7 @@ pub unsafe fn replacement(
     argv: *const *const c_char,
     envp: *const *const c_char,
 ) -> Option<Replacement> {
-    if path.is_null() {
+    if path.is_null() || !are_loaded() {
         return None;
     }
     // SAFETY: by contract.
@@ -105,7 +106,7 @@ pub unsafe fn replacement(
     if !before.is_empty() {
         arguments.splice(0..arguments.len().min(1), before);
     }
-    let (creator, _) = state::pool_name();
+    let loader = loader()?;
     let mut environment = with_ours(given);
     let mut variable = VARIABLE.to_bytes().to_vec();
     variable.push(b'=');
@@ -113,10 +114,79 @@ pub unsafe fn replacement(
     environment.push(CString::new(variable).ok()?);
     let pointers = [&arguments, &environment].map(|list| pointers(list));
     Some(Replacement {
-        path: CString::new(format!("/proc/{creator}/exe")).ok()?,
+        path: loader,
         _strings: [arguments, environment],
         pointers,
     })
+}
+
+/// As [`replacement`], for a descriptor.
+///
+/// # Safety
+/// As for fexecve(3).
+pub unsafe fn replacement_of(
+    fd: i32,
+    argv: *const *const c_char,
+    envp: *const *const c_char,
+) -> Option<Replacement> {
+    if !are_loaded() {
+        return None;
+    }
+    let by_number = |fd: i32| CString::new(format!("/proc/self/fd/{fd}")).ok();
+    let identity = fs::identity(fd).ok()?;
+    let is_it = |path: &CString| {
+        let opened = fs::open(path, libc::O_PATH | libc::O_CLOEXEC, 0);
+        opened.is_ok_and(|other| {
+            let same = fs::identity(other) == Ok(identity);
+            fs::close(other);
+            same
+        })
+    };
+    if let Some(path) = target_of(&by_number(fd)?).filter(is_it) {
+        // SAFETY: passed on, with a path of ours.
+        return unsafe { replacement(path.as_ptr(), argv, envp) };
+    }
+    // It has no name: the descriptor, or one more that stays open in the program.
+    // SAFETY: asks, and makes a descriptor, of this process's.
+    let stays = unsafe {
+        match libc::fcntl(fd, libc::F_GETFD) {
+            0 => fd,
+            _ => libc::fcntl(fd, libc::F_DUPFD, 0),
+        }
+    };
+    let close = || {
+        if stays != fd {
+            fs::close(stays);
+        }
+    };
+    // SAFETY: passed on, with a path of ours.
+    let found = unsafe { replacement(by_number(stays)?.as_ptr(), argv, envp) };
+    if found.is_none() {
+        close();
+    }
+    found
+}
+
+/// Does the object load programs? It does unless `hugeswap run` was told to leave them; and always where the filter
+/// of this process, which outlives exec, is one under which such a program only runs if it is loaded.
+pub fn are_loaded() -> bool {
+    let first = || FIRST.get().is_some_and(|first| !first.leaves);
+    state::pool_name().0 != 0 && (filter::is_extended() || first())
+}
+
+/// The executable that loads a program. `None`: it cannot be reached from here (another root, another
+/// user, another namespace of processes), or is there no more.
+fn loader() -> Option<CString> {
+    let (creator, segment) = state::pool_name();
+    let loader = CString::new(format!("/proc/{creator}/exe")).ok()?;
+    if !filter::is_extended() {
+        let pool = CString::new(format!("/proc/{creator}/fd/{segment}")).ok()?;
+        // Another process may be called so here.
+        let is_pool = |to: CString| to.to_bytes().starts_with(b"/memfd:hugeswap-pool");
+        target_of(&pool).filter(|to| is_pool(to.clone()))?;
+        fs::close(fs::open(&loader, libc::O_PATH | libc::O_CLOEXEC, 0).ok()?);
+    }
+    Some(loader)
 }
 
 fn pointers(list: &[CString]) -> Vec<*const c_char> {
@@ -131,7 +201,8 @@ const OURS: [&[u8]; 2] = [b"LD_PRELOAD=", b"HUGESWAP_POOL="];
 fn with_ours(given: Vec<CString>) -> Vec<CString> {
     let is_ours = |e: &CString| OURS.iter().any(|prefix| e.as_bytes().starts_with(prefix));
     let (mut kept, others): (Vec<_>, Vec<_>) = given.into_iter().partition(is_ours);
-    for (first, prefix) in FIRST.get().into_iter().flatten().zip(OURS) {
+    let first = FIRST.get().map(|first| &first.ours);
+    for (first, prefix) in first.into_iter().flatten().zip(OURS) {
         if !kept.iter().any(|e| e.as_bytes().starts_with(prefix)) {
             kept.extend(first.clone());
         }
@@ -173,9 +244,16 @@ pub unsafe fn kept(envp: *const *const c_char) -> Option<Kept> {
     })
 }
 
-/// What this process had of [`OURS`] as it started. (`env -i` clears its environment before it
-/// executes a program.)
-static FIRST: OnceLock<[Option<CString>; 2]> = OnceLock::new();
+/// What this process was told as it started. (`env -i` clears its environment before it executes a
+/// program.)
+struct First {
+    /// What it had of [`OURS`].
+    ours: [Option<CString>; 2],
+    /// It had [`LEFT`].
+    leaves: bool,
+}
+
+static FIRST: OnceLock<First> = OnceLock::new();
 
 /// Notes it, in the constructor.
 ///
@@ -183,7 +261,11 @@ static FIRST: OnceLock<[Option<CString>; 2]> = OnceLock::new();
 /// Null, or a null-terminated array of strings.
 pub unsafe fn note_environment(envp: *const *const c_char) {
     // SAFETY: by contract.
-    let _ = FIRST.set(OURS.map(|prefix| unsafe { entry(envp, prefix) }));
+    let entry = |prefix| unsafe { entry(envp, prefix) };
+    let _ = FIRST.set(First {
+        ours: OURS.map(entry),
+        leaves: entry(LEFT).is_some(),
+    });
 }
 
 /// The first string that begins with `prefix`.
@@ -238,14 +320,38 @@ fn kind_of(fd: i32, path: &CStr) -> Option<Kind> {
     // What the kernel refuses, or gives privilege to, it is to have.
     // SAFETY: access(2) of a string.
     let executable = unsafe { libc::access(path.as_ptr(), libc::X_OK) } == 0;
-    let privileged = fs::identity(fd).ok()?.mode & (libc::S_ISUID | libc::S_ISGID) != 0;
-    if !executable || privileged {
+    if !executable || gives_privilege(fd)? {
         return None;
     }
     match elf::read(fd) {
         Ok(_) => Some(Kind::Loaded),
         Err(Unfit::NotElf | Unfit::Dynamic | Unfit::Damaged) => None,
     }
+}
+
+/// Does a file give its process a user, a group, or capabilities?
+fn gives_privilege(fd: i32) -> Option<bool> {
+    const CAPABILITIES: &CStr = c"security.capability";
+    // SAFETY: a string; of no length, the value is not written.
+    let has = unsafe { libc::fgetxattr(fd, CAPABILITIES.as_ptr(), std::ptr::null_mut(), 0) } > 0;
+    Some(has || fs::identity(fd).ok()?.mode & (libc::S_ISUID | libc::S_ISGID) != 0)
+}
+
+/// Has the kernel execute a program that was to be loaded; returns if it does not.
+///
+/// # Safety
+/// Lists of strings.
+pub unsafe fn execute(path: &CStr, argv: &[*const c_char], envp: &[*const c_char]) {
+    let ended = |list: &[*const c_char]| [list, &[null()]].concat();
+    let (argv, envp) = (ended(argv), ended(envp));
+    let (argv, envp) = (argv.as_ptr() as usize, envp.as_ptr() as usize);
+    // SAFETY: strings, and lists that a null ends.
+    unsafe {
+        syscall6(
+            libc::SYS_execve as usize,
+            [path.as_ptr() as usize, argv, envp, 0, 0, 0],
+        )
+    };
 }
 
 /// execve(2), as the program has called it with the signals of `mask` blocked: returns only if it

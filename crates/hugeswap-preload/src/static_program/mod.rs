@@ -31,7 +31,7 @@ mod thread;
 use crate::issue::{Args, Caller};
 use crate::{addresses, credentials, filter, mask, state, symbols, trap};
 use elf::Unfit;
-pub use exec::{ASKED, Kept, Replacement, kept, replacement};
+pub use exec::{Kept, Replacement, are_loaded, kept, replacement, replacement_of};
 use hugeswap_sys::raw::syscall6;
 use hugeswap_sys::signal::Mask;
 use hugeswap_sys::{Errno, fs, process};
@@ -116,9 +116,18 @@ fn complain(parts: &[&[u8]]) {
     fs::complain(&all);
 }
 
-/// Ends the process before the program has run.
-fn refuse(parts: &[&[u8]]) -> ! {
-    complain(parts);
+/// The program cannot be loaded, and has not begun: the kernel executes it, as if there were no hugeswap; or, under
+/// a filter that was inherited, and under which the program could not run, the process ends.
+fn give_up(vectors: &Vectors, path: &CStr, parts: &[&[u8]]) -> ! {
+    if !filter::is_extended() {
+        let mut all = parts.to_vec();
+        all.push(b"; it goes on without managed memory");
+        complain(&all);
+        // SAFETY: the vectors of this process, each with a null at its end.
+        unsafe { exec::execute(path, &vectors.arguments, &vectors.environment) };
+    } else {
+        complain(parts);
+    }
     process::end(2)
 }
 
@@ -155,6 +164,7 @@ unsafe fn become_program(mut vectors: Vectors, path: *const c_char) -> ! {
     // SAFETY: a string of the environment.
     let given = unsafe { CStr::from_ptr(path) };
     let _ = PATH.set(given.to_owned());
+    let refuse = |parts: &[&[u8]]| -> ! { give_up(&vectors, given, parts) };
     let fd = fs::open(given, libc::O_RDONLY | libc::O_CLOEXEC, 0);
     let fd = fd.unwrap_or_else(|e| refuse(&[b"cannot be opened: ", e.to_string().as_bytes()]));
     let image = elf::read(fd).unwrap_or_else(|e| {
@@ -169,9 +179,7 @@ unsafe fn become_program(mut vectors: Vectors, path: *const c_char) -> ! {
         unsafe { (at as *const usize).read_unaligned() }
     });
     let loaded = load::map(fd, &image, random).unwrap_or_else(|e| match e {
-        Errno::EEXIST => {
-            refuse(&[b"has addresses at which something else is here: run it without hugeswap"])
-        }
+        Errno::EEXIST => refuse(&[b"has addresses at which something else is here"]),
         Errno(libc::EFBIG) => {
             refuse(&[b"has addresses above 4 GiB and cannot be moved: use another build"])
         }
@@ -187,9 +195,6 @@ unsafe fn become_program(mut vectors: Vectors, path: *const c_char) -> ! {
     }
     if !trap::install() || !filter::extend() {
         refuse(&[b"needs seccomp, which is not permitted here: use a dynamically linked build"]);
-    }
-    if state::join_at_start().is_none() {
-        refuse(&[b"cannot be managed (fault mode message is not supported for statically linked programs): use a dynamically linked build"]);
     }
     forget_restartable_sequences();
     let (_, name) = split_name(given.to_bytes());
@@ -213,7 +218,11 @@ fn split_name(path: &[u8]) -> (&[u8], &[u8]) {
 }
 
 fn real_path(fd: i32) -> Option<CString> {
-    let link = CString::new(format!("/proc/self/fd/{fd}")).ok()?;
+    target_of(&CString::new(format!("/proc/self/fd/{fd}")).ok()?)
+}
+
+/// What a link names.
+fn target_of(link: &CStr) -> Option<CString> {
     let mut name = vec![0u8; 4096];
     let a = [
         link.as_ptr() as usize,

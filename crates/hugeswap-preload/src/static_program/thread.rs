@@ -113,6 +113,7 @@ pub fn begin() -> bool {
     };
     program_fs::switch_on(&block.fs);
     set_stack(block);
+    thread::assemble_locals();
     true
 }
 

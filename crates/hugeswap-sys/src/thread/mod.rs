@@ -376,7 +376,13 @@ pub unsafe fn renew_locals(pointer: usize) {
     }
 }
 
-/// The calling thread, whose thread-locals are of [`map_locals`], has begun.
+/// From here on [`begin_with_locals`] allocates nothing.
+pub fn assemble_locals() {
+    let _ = locals::get();
+}
+
+/// The calling thread, whose thread-locals are of [`map_locals`], has begun. (Or it is a forked child,
+/// where the allocator may be locked: see [`assemble_locals`].)
 ///
 /// # Safety
 /// As it says.
