@@ -21,9 +21,12 @@
 
 /// Time of a measurement, nanoseconds. (Shorter ones would be a few ticks of the kernel's clock.)
 const WINDOW: u64 = 1_000_000_000;
-/// A trial in which the program runs for less than a quarter of what it did ends once it was
-/// measured for so long.
+/// A trial in which the program runs for less than a quarter of what it did, from its beginning on, ends
+/// once it was measured for so long.
 const HOPELESS: u64 = 400_000_000;
+/// Memory of which some is free for so long is not full any more. (Compressed memory gives back what it
+/// had as soon as it is not wanted, and that fills again.)
+const FREE: u64 = 1_000_000_000;
 /// A trial in which the program does neither run half as much again as before nor less than half as
 /// much goes on for so long.
 const LONGEST: u64 = 4_000_000_000;
@@ -86,8 +89,10 @@ pub struct Progress {
     phase: Phase,
     /// As the present window began.
     start: Seen,
-    /// When the present trial began.
-    tried: u64,
+    /// As the present trial began.
+    tried: Seen,
+    /// Since when some memory is free; 0: none is.
+    free_since: u64,
     /// For how long the program has been held up since the last trial, and for how long it ran then.
     held_up: u64,
     ran: u64,
@@ -106,7 +111,8 @@ impl Default for Progress {
             whole: false,
             phase: Phase::Watching,
             start: Seen::default(),
-            tried: 0,
+            tried: Seen::default(),
+            free_since: 0,
             ran: 0,
             held_up: 0,
             wait: WAIT,
@@ -143,7 +149,13 @@ impl Progress {
 
     /// To be called a few times a second. What has begun or ended, if anything.
     pub fn on_look(&mut self, seen: Seen) -> Option<Trial> {
-        if !seen.full || self.start.ns == 0 {
+        if seen.full {
+            self.free_since = 0;
+        } else if self.free_since == 0 {
+            self.free_since = seen.ns;
+        }
+        let is_free = self.free_since > 0 && seen.ns >= self.free_since + FREE;
+        if is_free || self.start.ns == 0 {
             if self.phase != Phase::Watching {
                 // What was to be measured is over.
                 self.whole = !self.whole;
@@ -162,9 +174,13 @@ impl Progress {
             return None;
         }
         let ran = seen.ran_ns.saturating_sub(self.start.ran_ns);
+        let in_trial = part(
+            seen.ran_ns.saturating_sub(self.tried.ran_ns),
+            seen.ns.saturating_sub(self.tried.ns),
+        );
         let hopeless = self.phase == Phase::Measuring
             && time >= HOPELESS
-            && part(ran, time) * 4 < part(self.ran, self.held_up);
+            && part(ran, time).max(in_trial) * 4 < part(self.ran, self.held_up);
         if time < WINDOW && !hopeless {
             return None;
         }
@@ -199,7 +215,7 @@ impl Progress {
         self.several = self.several.max(AFTER_SEVERAL);
         self.phase = Phase::Settling;
         self.watched = 0;
-        self.tried = seen.ns;
+        self.tried = seen;
         Some(Trial::Begun)
     }
 
@@ -210,7 +226,7 @@ impl Progress {
         if !clear && time < LONGEST {
             return None;
         }
-        let took = seen.ns.saturating_sub(self.tried);
+        let took = seen.ns.saturating_sub(self.tried.ns);
         let kept = share * 4 > before * 5;
         if kept {
             self.wait = WAIT.max(took * 2);
@@ -395,7 +411,32 @@ mod tests {
             play(&mut p, &mut seen, [10, 30], 160, 1);
         }
         seen.full = false;
-        p.on_look(seen);
+        play(&mut p, &mut seen, [10, 30], 160, 1);
+        assert!(p.is_whole(), "it was free for a moment");
+        play(&mut p, &mut seen, [10, 30], 160, 1);
         assert!(!p.is_whole());
+    }
+
+    #[test]
+    fn memory_that_is_free_now_and_then_puts_no_trial_off() {
+        let (mut p, mut seen) = (Progress::default(), full());
+        for _ in 0..25 {
+            seen.full = !seen.full;
+            play_once(&mut p, &mut seen, [10, 30], 160);
+        }
+        assert!(p.is_whole());
+    }
+
+    #[test]
+    fn one_bad_moment_does_not_end_a_trial() {
+        let (mut p, mut seen) = (Progress::default(), full());
+        while !p.is_whole() {
+            play_once(&mut p, &mut seen, [20, 0], 160);
+        }
+        // (Five looks until memory is turned over.)
+        for ran in [40, 40, 40, 40, 40, 2, 2].into_iter().chain([40; 18]) {
+            play_once(&mut p, &mut seen, [20, ran], 160);
+        }
+        assert!(p.is_whole() && p.phase == Phase::Watching);
     }
 }
