@@ -29,7 +29,7 @@ mod start;
 mod thread;
 
 use crate::issue::{Args, Caller};
-use crate::{addresses, credentials, filter, mask, state, symbols, trap};
+use crate::{addresses, credentials, filter, mask, symbols, trap};
 use elf::Unfit;
 pub use exec::{Kept, Replacement, are_loaded, kept, replacement, replacement_of};
 use hugeswap_sys::raw::syscall6;
