@@ -90,7 +90,12 @@ mod tests {
     fn of(way: Way, parts: Parts) -> Check {
         let path = PathBuf::from("/bin/x");
         let program = path.clone();
-        let found = Found { path, way, program };
+        let found = Found {
+            path,
+            way,
+            program,
+            before: Vec::new(),
+        };
         memory(&found, &parts)
     }
 

@@ -25,7 +25,7 @@ use hugeswap_policy::knobs::{self, Knob, small};
 use hugeswap_support::{POOL_VARIABLE, PROGRAM_VARIABLE, STATIC_VARIABLE};
 use hugeswap_sys::{Errno, probe, process, spawn};
 use limit::{Follower, Limits, Stop, Wanted};
-use preflight::{Found, Way};
+use preflight::Way;
 use std::ffi::{CString, OsStr, OsString};
 use std::fs::File;
 use std::os::fd::AsRawFd;
@@ -160,10 +160,8 @@ pub fn run(args: Args) -> Result<i32> {
         );
     }
     check_surroundings(wanted)?;
-    let Found {
-        path: program, way, ..
-    } = preflight::find(&args.program[0])?;
-    check_way(&program, way, &config)?;
+    let found = preflight::find(&args.program[0])?;
+    check_way(&found.program, found.way, &config)?;
     let loads = check_loading(&config, "--static");
     let loads = match args.static_programs {
         Static::Auto => loads.is_ok(),
@@ -193,16 +191,21 @@ pub fn run(args: Args) -> Result<i32> {
     if !loads {
         env.push(named(STATIC_VARIABLE, OsStr::new("off"))?);
     }
-    let argv = args
-        .program
+    let given = match found.before.is_empty() {
+        true => &args.program[..],
+        false => &args.program[1..],
+    };
+    let argv = found
+        .before
         .iter()
+        .chain(given)
         .map(c_string)
         .collect::<Result<Vec<_>>>()?;
-    let path = match way {
-        Way::Preloaded => c_string(&program.clone().into_os_string())?,
+    let path = match found.way {
+        Way::Preloaded => c_string(&found.path.clone().into_os_string())?,
         // The object, in this executable, loads the program.
         Way::Loaded => {
-            env.push(named(PROGRAM_VARIABLE, program.as_os_str())?);
+            env.push(named(PROGRAM_VARIABLE, found.program.as_os_str())?);
             c_string(&format!("/proc/{}/exe", process::pid()).into())?
         }
     };
@@ -225,7 +228,7 @@ pub fn run(args: Args) -> Result<i32> {
         Ok(pid) => pid,
         Err(e) => {
             sink.discard();
-            bail!("{} could not be started: {e}", program.display());
+            bail!("{} could not be started: {e}", found.path.display());
         }
     };
     supervise::let_go(&inherited);

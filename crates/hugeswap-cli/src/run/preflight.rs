@@ -10,7 +10,7 @@ use object::read::{ReadCache, ReadRef};
 use object::{Endianness, FileKind};
 use rustix::fs::{Access, AtFlags, CWD, accessat, getxattr};
 use rustix::io::Errno;
-use std::ffi::OsStr;
+use std::ffi::{OsStr, OsString};
 use std::fs::File;
 use std::io::Read;
 use std::os::unix::ffi::OsStrExt;
@@ -43,13 +43,15 @@ pub struct Found {
     pub way: Way,
     /// The ELF file that runs: the same one, or a script's interpreter.
     pub program: PathBuf,
+    /// What takes the place of PROG among the arguments, where the object loads the interpreter of a
+    /// script: what the kernel would make of its first line. Empty: PROG stays.
+    pub before: Vec<OsString>,
 }
 
 /// Finds and checks PROG, and its interpreter if it is a script.
 pub fn find(name: &OsStr) -> Result<Found> {
     let path = look_up(name)?;
-    let (way, program) = check(&path, MAX_SCRIPTS)?;
-    Ok(Found { path, way, program })
+    check(&path, MAX_SCRIPTS)
 }
 
 /// Why the object cannot be injected into the program in a file; `None` if it can. The text follows the
@@ -127,8 +129,8 @@ fn executable(path: &Path) -> Result<(), Errno> {
     accessat(CWD, path, Access::EXEC_OK, AtFlags::EACCESS)
 }
 
-/// Checks a file that execve(2) would be given. Returns with how it gets the object what runs.
-fn check(path: &Path, scripts_left: usize) -> Result<(Way, PathBuf)> {
+/// Checks a file that execve(2) would be given.
+fn check(path: &Path, scripts_left: usize) -> Result<Found> {
     let shown = path.display();
     let mut file = match File::open(path) {
         Ok(f) => f,
@@ -155,13 +157,19 @@ fn check(path: &Path, scripts_left: usize) -> Result<(Way, PathBuf)> {
         );
     }
     check_privilege(path, &file)?;
-    Ok((check_elf(path, &ReadCache::new(file))?, path.into()))
+    Ok(Found {
+        path: path.into(),
+        way: check_elf(path, &ReadCache::new(file))?,
+        program: path.into(),
+        before: Vec::new(),
+    })
 }
 
 /// Checks the interpreter of a script, and the program that `env` runs.
-fn check_script(path: &Path, line: &[u8], scripts_left: usize) -> Result<(Way, PathBuf)> {
+fn check_script(path: &Path, line: &[u8], scripts_left: usize) -> Result<Found> {
     let shown = path.display();
     let line = line.split(|&b| b == b'\n').next().unwrap_or_default();
+    let line = line.trim_ascii();
     let mut words = line
         .split(|b| b.is_ascii_whitespace())
         .filter(|w| !w.is_empty())
@@ -181,24 +189,30 @@ fn check_script(path: &Path, line: &[u8], scripts_left: usize) -> Result<(Way, P
             }
         );
     }
-    let (way, runs) = check(interpreter_path, scripts_left)?;
-    if way == Way::Loaded {
-        bail!(
-            "{shown} is a script for {}, which is statically linked: start that program with the script as its argument",
-            interpreter_path.display()
-        );
+    let mut found = check(interpreter_path, scripts_left)?;
+    found.path = path.into();
+    if found.way == Way::Loaded {
+        if found.before.is_empty() {
+            found.before.push(interpreter.into());
+        }
+        // The rest of the line is one argument.
+        let option = line[interpreter.len()..].trim_ascii();
+        if !option.is_empty() {
+            found.before.push(OsStr::from_bytes(option).into());
+        }
+        found.before.push(path.into());
+        return Ok(found);
     }
     if interpreter_path.file_name() == Some(OsStr::new("env")) {
         let program =
             words.find(|w| !w.as_bytes().starts_with(b"-") && !w.as_bytes().contains(&b'='));
         if let Some(program) = program {
-            let found = look_up(program)
+            let program = look_up(program)
                 .map_err(|e| e.context(format!("{shown} is a script for another program")))?;
-            let (_, runs) = check(&found, scripts_left)?;
-            return Ok((Way::Preloaded, runs));
+            found.program = check(&program, scripts_left)?.program;
         }
     }
-    Ok((way, runs))
+    Ok(found)
 }
 
 /// An error if the program gains privilege: the loader ignores injected objects there.
@@ -468,8 +482,21 @@ mod tests {
         assert!(refusal(b"#!\n").contains("empty #! line"));
         assert!(refusal(b"echo hello\n").contains("neither a program"));
         assert!(refusal(b"").contains("neither a program"));
-        let (_dir, inner) = file(&elf(X86, DYN, LOAD, b""), 0o755);
-        assert!(refusal(format!("#!{}\n", inner.display()).as_bytes()).contains("statically"));
+    }
+
+    #[test]
+    fn a_script_of_a_program_that_is_loaded_is_its_argument() {
+        let (_a, program) = file(&elf(X86, DYN, LOAD, b""), 0o755);
+        let (_b, inner) = file(
+            format!("#! {} -a b \n", program.display()).as_bytes(),
+            0o755,
+        );
+        let (_c, outer) = file(format!("#!{}\n", inner.display()).as_bytes(), 0o755);
+        let found = find(outer.as_os_str()).unwrap();
+        assert_eq!((found.way, &found.program), (Way::Loaded, &program));
+        assert_eq!(found.path, outer);
+        let before = [&program, Path::new("-a b"), &inner, &outer];
+        assert!(found.before.iter().eq(before));
     }
 
     #[test]

@@ -3,6 +3,7 @@
 
 use crate::util::*;
 use std::fmt;
+use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
@@ -66,6 +67,7 @@ pub fn cases() -> Vec<Case> {
     all.push(case("loaded, go", go));
     all.push(case("loaded, below a shell", below_a_shell));
     all.push(case("loaded, by a descriptor", by_a_descriptor));
+    all.push(case("loaded, a script", script));
     all.push(case("loaded, not a dynamic loader", dynamic_loader));
     all.push(case("loaded, another root", || elsewhere("chroot", &["."])));
     let namespace = ["--pid", "--fork", "--mount-proc"];
@@ -145,6 +147,25 @@ fn below_a_shell() {
     let without = program.managed(&setup);
     assert_eq!(without.output.stdout, plain.stdout);
     assert_eq!(without.number("pswpout"), 0, "{}", without.report);
+}
+
+/// A script whose interpreter is such a program.
+fn script() {
+    let dir = directory();
+    let interpreter = Linked::Static.compile("becomes", dir.path());
+    Linked::Static.compile("threads", dir.path());
+    let path = dir.path().join("script");
+    // (The kernel passes on one option at most, and then the script.)
+    let text = format!("#! {} sh\nexec ./threads 8 16 $1\n", interpreter.display());
+    std::fs::write(&path, text).expect("a file of ours");
+    std::fs::set_permissions(&path, PermissionsExt::from_mode(0o755)).expect("chmod of ours");
+    let itself = Program::new(dir.path(), &path).arg("2");
+    let below = Program::new(dir.path(), "sh").args(["-c", "./script 2"]);
+    for program in [itself, below] {
+        let plain = program.plain();
+        let managed = program.managed(&Setup::new(Mode::Signal, 32));
+        managed.same_as(&plain);
+    }
 }
 
 /// A dynamically linked program executes a file that it has opened.

@@ -85,13 +85,15 @@ fn mapped_and_forked() {
 /// The reason that the report gives why the object was not in `program`, which is started by
 /// `before`.
 fn outsider(before: &[&str], program: &[OsString]) -> String {
+    outsider_by(&Setup::new(Mode::Signal, 64), before, program)
+}
+
+fn outsider_by(setup: &Setup, before: &[&str], program: &[OsString]) -> String {
     let dir = directory();
     let mut argv: Vec<OsString> = before.iter().map(OsString::from).collect();
     argv.extend(program.iter().cloned());
     let first = argv.remove(0);
-    let managed = Program::new(dir.path(), first)
-        .args(argv)
-        .managed(&Setup::new(Mode::Signal, 64));
+    let managed = Program::new(dir.path(), first).args(argv).managed(setup);
     assert!(managed.output.status.success(), "{}", managed.report);
     let all = managed.report["outside"].as_array().unwrap();
     let name = PathBuf::from(&program[0]);
@@ -118,7 +120,9 @@ fn static_program() {
     if !out.status.success() {
         skip("the C library is not there to be linked statically");
     }
-    let why = outsider(&["/usr/bin/env"], &[program.into()]);
+    let mut setup = Setup::new(Mode::Signal, 64);
+    setup.options.push("--static=off".into());
+    let why = outsider_by(&setup, &["/usr/bin/env"], &[program.into()]);
     assert!(why.contains("statically linked"), "{why}");
 }
 

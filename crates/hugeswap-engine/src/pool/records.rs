@@ -184,8 +184,8 @@ impl Pool {
                 Look::Unseen(_) => return true,
             };
             let related = match status.image {
-                Some(i) => i == image,
-                None => status.parent == pid,
+                Some(i) if image != 0 => i == image,
+                _ => status.parent == pid,
             };
             related && !status.gone && (status.start_time + 2) * TICK_US > since
         };

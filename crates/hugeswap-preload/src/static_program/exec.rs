@@ -25,12 +25,61 @@ const MAX_SCRIPTS: usize = 5;
 /// The kernel reads this much of a script's first line.
 const FIRST_LINE: usize = 256;
 
+/// A list of strings that the kernel can read: the program's own, unless they lie in managed memory. (A child of
+/// vfork that executes something leaves what it has allocated to its parent.)
+struct Strings {
+    /// What the program has not.
+    owned: Vec<CString>,
+    /// In the end, with a null behind them.
+    pointers: Vec<*const c_char>,
+}
+
+impl Strings {
+    /// # Safety
+    /// Null, or a null-terminated array of strings, readable.
+    unsafe fn of(list: *const *const c_char) -> Strings {
+        let mut all = Strings {
+            owned: Vec::new(),
+            pointers: Vec::new(),
+        };
+        let mut next = list;
+        // SAFETY: by contract.
+        unsafe {
+            while !next.is_null() && !(*next).is_null() {
+                match state::managed(*next as usize) {
+                    true => all.push(CStr::from_ptr(*next).to_owned()),
+                    false => all.pointers.push(*next),
+                }
+                next = next.add(1);
+            }
+        }
+        all
+    }
+
+    fn push(&mut self, string: CString) {
+        self.pointers.push(string.as_ptr());
+        self.owned.push(string);
+    }
+
+    /// Puts strings in the place of the first one.
+    fn begin_with(&mut self, strings: Vec<CString>) {
+        let first = 0..self.pointers.len().min(1);
+        let pointers = strings.iter().map(|s| s.as_ptr());
+        self.pointers.splice(first, pointers);
+        self.owned.extend(strings);
+    }
+
+    fn ended(mut self) -> Strings {
+        self.pointers.push(null());
+        self
+    }
+}
+
 /// What to execute in place of a file.
 pub struct Replacement {
     path: CString,
-    /// Arguments and environment.
-    _strings: [Vec<CString>; 2],
-    pointers: [Vec<*const c_char>; 2],
+    arguments: Strings,
+    environment: Strings,
 }
 
 impl Replacement {
@@ -41,28 +90,13 @@ impl Replacement {
 
     /// Its arguments.
     pub fn arguments(&self) -> *const *const c_char {
-        self.pointers[0].as_ptr()
+        self.arguments.pointers.as_ptr()
     }
 
     /// Its environment.
     pub fn environment(&self) -> *const *const c_char {
-        self.pointers[1].as_ptr()
+        self.environment.pointers.as_ptr()
     }
-}
-
-/// # Safety
-/// Null, or a null-terminated array of strings.
-unsafe fn strings(list: *const *const c_char) -> Vec<CString> {
-    let mut all = Vec::new();
-    if !list.is_null() {
-        // SAFETY: by contract.
-        unsafe {
-            while !(*list.add(all.len())).is_null() {
-                all.push(CStr::from_ptr(*list.add(all.len())).to_owned());
-            }
-        }
-    }
-    all
 }
 
 /// What to execute in place of `path`: `None` if the kernel is to execute it (or to refuse that).
@@ -101,22 +135,21 @@ pub unsafe fn replacement(
             }
         }
     }
-    // SAFETY: by contract.
-    let (mut arguments, given) = unsafe { (strings(argv), strings(envp)) };
-    if !before.is_empty() {
-        arguments.splice(0..arguments.len().min(1), before);
-    }
     let loader = loader()?;
+    // SAFETY: by contract.
+    let (mut arguments, given) = unsafe { (Strings::of(argv), Strings::of(envp)) };
+    if !before.is_empty() {
+        arguments.begin_with(before);
+    }
     let mut environment = with_ours(given);
     let mut variable = VARIABLE.to_bytes().to_vec();
     variable.push(b'=');
     variable.extend_from_slice(file.as_bytes());
     environment.push(CString::new(variable).ok()?);
-    let pointers = [&arguments, &environment].map(|list| pointers(list));
     Some(Replacement {
         path: loader,
-        _strings: [arguments, environment],
-        pointers,
+        arguments: arguments.ended(),
+        environment: environment.ended(),
     })
 }
 
@@ -189,38 +222,35 @@ fn loader() -> Option<CString> {
     Some(loader)
 }
 
-fn pointers(list: &[CString]) -> Vec<*const c_char> {
-    let all = list.iter().map(|s| s.as_ptr());
-    all.chain([null()]).collect()
-}
-
 /// The variables by which the object comes into a program.
 const OURS: [&[u8]; 2] = [b"LD_PRELOAD=", b"HUGESWAP_POOL="];
 
 /// An environment with the variables by which the object comes into a program, those first.
-fn with_ours(given: Vec<CString>) -> Vec<CString> {
-    let is_ours = |e: &CString| OURS.iter().any(|prefix| e.as_bytes().starts_with(prefix));
-    let (mut kept, others): (Vec<_>, Vec<_>) = given.into_iter().partition(is_ours);
+fn with_ours(mut given: Strings) -> Strings {
+    // SAFETY: strings, all of them.
+    let begins = |e: *const c_char, prefix: &[u8]| unsafe {
+        CStr::from_ptr(e).to_bytes().starts_with(prefix)
+    };
+    let is_ours = |&e: &*const c_char| OURS.iter().any(|prefix| begins(e, prefix));
+    let (mut kept, others): (Vec<_>, Vec<_>) = given.pointers.into_iter().partition(is_ours);
     let first = FIRST.get().map(|first| &first.ours);
     for (first, prefix) in first.into_iter().flatten().zip(OURS) {
-        if !kept.iter().any(|e| e.as_bytes().starts_with(prefix)) {
-            kept.extend(first.clone());
+        if !kept.iter().any(|&e| begins(e, prefix)) {
+            kept.extend(first.as_ref().map(|f| f.as_ptr()));
         }
     }
     kept.extend(others);
-    kept
+    given.pointers = kept;
+    given
 }
 
 /// An environment that a program is to get in place of its own.
-pub struct Kept {
-    _strings: Vec<CString>,
-    pointers: Vec<*const c_char>,
-}
+pub struct Kept(Strings);
 
 impl Kept {
     /// The environment.
     pub fn as_ptr(&self) -> *const *const c_char {
-        self.pointers.as_ptr()
+        self.0.pointers.as_ptr()
     }
 }
 
@@ -237,11 +267,8 @@ pub unsafe fn kept(envp: *const *const c_char) -> Option<Kept> {
         return None;
     }
     // SAFETY: by contract.
-    let strings = with_ours(unsafe { strings(envp) });
-    Some(Kept {
-        pointers: pointers(&strings),
-        _strings: strings,
-    })
+    let given = unsafe { Strings::of(envp) };
+    Some(Kept(with_ours(given).ended()))
 }
 
 /// What this process was told as it started. (`env -i` clears its environment before it executes a
