@@ -1,5 +1,5 @@
 //! Buffers that pages are encrypted, or compressed, in on their way to swap, since a program's memory
-//! is left as it is; and that compressed ones are read to.
+//! is left as it is; and that compressed ones are read to and decoded in.
 //!
 //! There are a few of 2 MiB and some of 64 KiB, mapped once, with memory from their first use on
 //! (outside the budget: 10 MiB at most). A thread that finds none waits for one. A thread that has

@@ -167,19 +167,21 @@ impl Store {
         if !summed && self.sealing.is_none() && strange() {
             return Err(Errno::EBADF.into());
         }
-        let packed = self.find_packed(cluster, &pages)?;
-        // Where what the device has is read to: blocks of 4 KiB. And a page in which each is decoded.
-        let (mut blocks, mut memory, mut buffer) = (pages.clone(), to, None);
-        if let Some(packed) = &packed {
-            blocks = packed.blocks.clone();
-            let in_place = pages.len() == PAGES;
-            let apart = if in_place { 0 } else { blocks.len() };
-            let taken = buffer.insert(self.buffers.take((1 + apart) * PAGE));
-            memory = match in_place {
-                true => to + (PAGES - blocks.len()) * PAGE,
-                false => taken.at + PAGE,
-            };
-        }
+        let in_place = pages.len() == PAGES;
+        // With a page in which each block is decoded, and room for what is not read in place.
+        let packed = self.find_packed(cluster, &pages)?.map(|packed| {
+            let apart = if in_place { 0 } else { packed.blocks.len() };
+            (packed, self.buffers.take((1 + apart) * PAGE))
+        });
+        // Where what the device has is read to: blocks of 4 KiB.
+        let (blocks, memory) = match &packed {
+            None => (pages.clone(), to),
+            Some((packed, _)) if in_place => {
+                let blocks = packed.blocks.clone();
+                (blocks.clone(), to + (PAGES - blocks.len()) * PAGE)
+            }
+            Some((packed, buffer)) => (packed.blocks.clone(), buffer.at + PAGE),
+        };
         let len = blocks.len() * PAGE;
         let transfer = Transfer {
             write: false,
@@ -219,14 +221,11 @@ impl Store {
             None => true,
         };
         let there = opened
-            && packed
-                .as_ref()
-                .zip(buffer.as_ref())
-                .is_none_or(|(packed, buffer)| {
-                    // SAFETY: the first page of a buffer that is this thread's.
-                    let block = Block::new(unsafe { &mut *(buffer.at as *mut Room) });
-                    self.unpack(cluster, pages.clone(), packed, (memory, to), block)
-                });
+            && packed.as_ref().is_none_or(|(packed, buffer)| {
+                // SAFETY: the first page of a buffer that is this thread's.
+                let block = Block::new(unsafe { &mut *(buffer.at as *mut Room) });
+                self.unpack(cluster, pages.clone(), packed, (memory, to), block)
+            });
         match packed {
             None => self.observe(Direction::In, pages_read, took),
             Some(_) if self.packing.is_used() => {
