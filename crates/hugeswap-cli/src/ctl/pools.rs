@@ -2,14 +2,11 @@
 
 use crate::text;
 use anyhow::{Context, Result, bail};
-use hugeswap_engine::pool::Pool;
+use hugeswap_engine::pool::{Pool, SEGMENT_LINK};
 use hugeswap_policy::{PAGE_BYTES, UNIT_BYTES};
 use serde_json::json;
 use std::collections::BTreeMap;
 use std::path::Path;
-
-/// Target of the segment's link in /proc/PID/fd.
-const SEGMENT: &str = "/memfd:hugeswap-pool";
 
 /// The descriptor of the pool's segment in process `pid`. `None`: the process has no pool, or this user
 /// may not read its descriptors.
@@ -19,7 +16,7 @@ fn segment_of(pid: i32) -> Option<i32> {
         let e = e.ok()?;
         let number = e.file_name().to_str()?.parse::<i32>().ok()?;
         let link = std::fs::read_link(e.path()).ok()?;
-        link.to_str()?.starts_with(SEGMENT).then_some(number)
+        link.to_str()?.starts_with(SEGMENT_LINK).then_some(number)
     });
     named.next()
 }

@@ -268,7 +268,9 @@ fn check_elf<'data, R: ReadRef<'data>>(path: &Path, data: R) -> Result<Way> {
         let names = named(header, data, DT_SONAME).unwrap_or_default();
         match names.first() {
             Some(name) if name.starts_with(b"ld-linux") => return Ok(Way::Preloaded),
-            Some(_) => bail!("{shown} is a library, or a loader, that hugeswap does not know"),
+            Some(_) => bail!(
+                "{shown} is a library, or a dynamic loader other than glibc's: name a program"
+            ),
             None => {}
         }
         if needs(header, data, b"").unwrap_or(false) {

@@ -49,6 +49,7 @@ pub use records::Reservation;
 pub use report::{FaultReport, Report};
 pub use room::SOFT_FULL_PERCENT;
 pub use scrub::ScrubReport;
+pub use segment::SEGMENT_LINK;
 pub use swap::{SwapSpec, SwapSpecError, is_memory};
 pub use zswap::ZswapUsage;
 

@@ -11,10 +11,15 @@ use hugeswap_policy::UNIT_BYTES;
 use hugeswap_policy::knobs::Knob;
 use hugeswap_policy::zswap::entry;
 use hugeswap_sys::{fs, mm, now_ns, process};
+use std::ffi::CStr;
 use std::sync::atomic::Ordering::{Acquire, Relaxed, Release};
 
 /// After this time no further swap area is measured.
 const PROBE_NS: u64 = 20_000_000;
+
+const SEGMENT_NAME: &CStr = c"hugeswap-pool";
+/// What the link of a descriptor of a segment (`/proc/PID/fd/N`) begins with.
+pub const SEGMENT_LINK: &str = "/memfd:hugeswap-pool";
 
 impl Pool {
     /// Makes a pool. Nothing is left behind on failure; dropping gives everything back.
@@ -57,7 +62,7 @@ impl Pool {
         let offsets = layout::offsets(capacity, zswap)
             .ok_or(PoolError::BadSegment)
             .map_err(close_all)?;
-        let fd = mm::memfd(c"hugeswap-pool", false)
+        let fd = mm::memfd(SEGMENT_NAME, false)
             .map_err(|e| close_all(PoolError::System("cannot make the pool segment", e)))?;
         let needed = offsets.end as u64;
         let map = process::with_soft_limit(libc::RLIMIT_FSIZE, needed, || {

@@ -86,9 +86,8 @@ pub fn read(fd: i32) -> Result<Image, Unfit> {
 fn is_library(dynamic: &[u8]) -> bool {
     // A tag and a value each.
     let (words, _) = dynamic.as_chunks::<8>();
-    let mut tags = words.iter().step_by(2).map(|tag| i64::from_le_bytes(*tag));
-    tags.by_ref()
-        .take_while(|&tag| tag != DT_NULL.0)
+    let tags = words.iter().step_by(2).map(|tag| i64::from_le_bytes(*tag));
+    tags.take_while(|&tag| tag != DT_NULL.0)
         .any(|tag| tag == DT_SONAME.0)
 }
 

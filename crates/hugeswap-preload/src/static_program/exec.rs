@@ -8,11 +8,13 @@ use super::elf::{self, Unfit};
 use super::target_of;
 use crate::exec::{List, Text};
 use crate::{filter, state};
+use hugeswap_engine::pool::SEGMENT_LINK;
 use hugeswap_sys::raw::syscall6;
 use hugeswap_sys::signal::{self, Mask};
 use hugeswap_sys::{fs, program_fs};
 use libc::c_char;
 use std::ffi::{CStr, CString};
+use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
 use std::ptr::null;
 use std::sync::OnceLock;
 
@@ -80,6 +82,8 @@ pub struct Replacement {
     path: CString,
     arguments: Strings,
     environment: Strings,
+    /// What the path leads by; closed if it is not executed.
+    _open: Option<OwnedFd>,
 }
 
 impl Replacement {
@@ -150,6 +154,7 @@ pub unsafe fn replacement(
         path: loader,
         arguments: arguments.ended(),
         environment: environment.ended(),
+        _open: None,
     })
 }
 
@@ -179,25 +184,25 @@ pub unsafe fn replacement_of(
         // SAFETY: passed on, with a path of ours.
         return unsafe { replacement(path.as_ptr(), argv, envp) };
     }
-    // It has no name: the descriptor, or one more that stays open in the program.
-    // SAFETY: asks, and makes a descriptor, of this process's.
-    let stays = unsafe {
-        match libc::fcntl(fd, libc::F_GETFD) {
-            0 => fd,
-            _ => libc::fcntl(fd, libc::F_DUPFD, 0),
+    // It has no name: by its number, which exec may close; then by that of one more, which stays open in
+    // the program.
+    // SAFETY: asks for the flags of a descriptor.
+    let closes = unsafe { libc::fcntl(fd, libc::F_GETFD) } != 0;
+    let mut more = None;
+    if closes {
+        // SAFETY: a new descriptor, which nobody else knows.
+        unsafe {
+            let made = libc::fcntl(fd, libc::F_DUPFD, 0);
+            more = Some((made >= 0).then(|| OwnedFd::from_raw_fd(made))?);
         }
-    };
-    let close = || {
-        if stays != fd {
-            fs::close(stays);
-        }
-    };
-    // SAFETY: passed on, with a path of ours.
-    let found = unsafe { replacement(by_number(stays)?.as_ptr(), argv, envp) };
-    if found.is_none() {
-        close();
     }
-    found
+    let path = by_number(more.as_ref().map_or(fd, AsRawFd::as_raw_fd))?;
+    // SAFETY: passed on, with a path of ours.
+    let found = unsafe { replacement(path.as_ptr(), argv, envp) }?;
+    Some(Replacement {
+        _open: more,
+        ..found
+    })
 }
 
 /// Does the object load programs? It does unless `hugeswap run` was told to leave them; and always where the filter
@@ -215,8 +220,7 @@ fn loader() -> Option<CString> {
     if !filter::is_extended() {
         let pool = CString::new(format!("/proc/{creator}/fd/{segment}")).ok()?;
         // Another process may be called so here.
-        let is_pool = |to: CString| to.to_bytes().starts_with(b"/memfd:hugeswap-pool");
-        target_of(&pool).filter(|to| is_pool(to.clone()))?;
+        target_of(&pool).filter(|to| to.to_bytes().starts_with(SEGMENT_LINK.as_bytes()))?;
         fs::close(fs::open(&loader, libc::O_PATH | libc::O_CLOEXEC, 0).ok()?);
     }
     Some(loader)

@@ -17,8 +17,9 @@
 //! * threads, children and what they execute are made on the program's behalf (`thread`, `exec`),
 //!   and signals are kept for it (`signals`).
 //!
-//! All of it needs signal mode and seccomp. What is not supported is refused with one line before
-//! the program starts, or answered with an error that the program knows from the kernel.
+//! All of it needs signal mode and seccomp. A program that cannot be loaded is executed by the kernel,
+//! after one line that says why; what is not supported later is answered with an error that the program
+//! knows from the kernel.
 
 mod elf;
 mod exec;
@@ -123,7 +124,7 @@ fn give_up(vectors: &Vectors, path: &CStr, parts: &[&[u8]]) -> ! {
         let mut all = parts.to_vec();
         all.push(b"; it goes on without managed memory");
         complain(&all);
-        // SAFETY: the vectors of this process, each with a null at its end.
+        // SAFETY: strings of this process's own vectors.
         unsafe { exec::execute(path, &vectors.arguments, &vectors.environment) };
     } else {
         complain(parts);
