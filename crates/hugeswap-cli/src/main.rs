@@ -64,11 +64,9 @@ enum Command {
 
 fn main() {
     if let Some(program) = std::env::var_os(hugeswap_support::PROGRAM_VARIABLE) {
-        // The object would have loaded it before this runs.
-        complain(&format!(
-            "{} cannot be loaded: the injected object is missing",
-            program.display()
-        ));
+        // (In a run the object would have loaded it before this runs.)
+        let Err(e) = run::loader::execute();
+        complain(&format!("{} cannot be loaded: {e:#}", program.display()));
         std::process::exit(2);
     }
     let code = match Cli::try_parse() {

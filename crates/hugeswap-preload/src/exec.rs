@@ -7,7 +7,7 @@
 
 use crate::issue::{Pins, UNIT};
 use crate::real::{self, errno, set_errno};
-use crate::static_program::{self, Kept, Replacement, are_loaded, replacement};
+use crate::static_program::{self, Kept, Replacement, is_ours_to_see, replacement};
 use crate::{filter, state};
 use libc::{c_char, c_int, c_void};
 use std::arch::naked_asm;
@@ -119,7 +119,7 @@ unsafe fn found_replacement(
     argv: Strings,
     envp: Strings,
 ) -> Option<Replacement> {
-    if !are_loaded() || file.is_null() {
+    if !is_ours_to_see() || file.is_null() {
         return None;
     }
     // SAFETY: by contract.

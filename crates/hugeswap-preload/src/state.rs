@@ -307,7 +307,10 @@ fn give_up(why: &dyn std::fmt::Display) -> u32 {
     FAILED
 }
 
-/// Process and descriptor by which the pool is found.
+/// In place of a pool's name, for a process that is to have none.
+const WITHOUT_POOL: &[u8] = b"none";
+
+/// Process and descriptor by which the pool is found; 0, 0: there is none.
 pub fn pool_name() -> (i32, i32) {
     (CREATOR.load(Relaxed), SEGMENT.load(Relaxed))
 }
@@ -326,7 +329,14 @@ pub fn start() -> bool {
         STATE.store(OFF, Release);
         return false;
     };
-    let Some((creator, segment)) = parse(value) else {
+    // The program of a run that has ended ([`crate::static_program`]): there is no memory to manage.
+    let is_without = value == WITHOUT_POOL;
+    let name = if is_without {
+        Some((0, 0))
+    } else {
+        parse(value)
+    };
+    let Some((creator, segment)) = name else {
         fs::complain(&[
             b"hugeswap: HUGESWAP_POOL is not PID:FD; start the program with 'hugeswap run'\n",
         ]);
@@ -349,6 +359,10 @@ pub fn start() -> bool {
     let _ = hugeswap_sys::thread::prepare();
     thread::start_main();
     filter::find_inherited();
+    if is_without {
+        STATE.store(FAILED, Release);
+        return true;
+    }
     STATE.store(ARMED, Release);
     let from = if small::arm() { 0 } else { LEAST };
     LOOK_FROM.store(from, Relaxed);

@@ -13,6 +13,8 @@ pub mod text;
 /// Environment variable that names the pool of a process that `hugeswap run` starts:
 /// `PID:DESCRIPTOR` of the pool's segment.
 pub const POOL_VARIABLE: &str = "HUGESWAP_POOL";
+/// Its value in a process that is to have no pool.
+pub const WITHOUT_POOL: &str = "none";
 /// Names the program that the injected object is to load, in this executable: a statically linked one.
 pub const PROGRAM_VARIABLE: &str = "HUGESWAP_PROGRAM";
 /// `off`: the injected object leaves statically linked programs to the kernel that a dynamically linked one starts.

@@ -46,7 +46,7 @@ fn way(found: &Found, parts: &Parts) -> Check {
         Way::Loaded => {
             let go = if parts.is_go { " (Go)" } else { "" };
             let finding = format!(
-                "{path}: statically linked{go}, loaded with the object; in signal mode only, as are programs that it starts"
+                "{path}: statically linked{go} or for musl, loaded with the object; in signal mode only, as are programs that it starts"
             );
             Check::new("program", Mark::Ok, finding)
         }

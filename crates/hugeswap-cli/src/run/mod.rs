@@ -9,6 +9,7 @@ mod advice;
 mod compressed;
 mod footprint;
 mod limit;
+pub mod loader;
 mod object;
 pub mod outside;
 pub mod preflight;
@@ -82,7 +83,7 @@ pub struct Args {
     /// memory in them; the same as --set route.small=on
     #[arg(long)]
     small: bool,
-    /// Statically linked programs (Go, musl) that PROG's children start, as a shell or make does: manage them (auto, where
+    /// Programs that are statically linked (Go) or for musl, and that a shell or make starts: manage them (auto, where
     /// that can be; on, or say what is in the way), or not (off). PROG itself is managed in any case
     #[arg(
         long = "static",
@@ -118,7 +119,7 @@ enum Mode {
     Message,
 }
 
-/// Are statically linked programs managed, whatever program starts them?
+/// Are programs that are statically linked or for musl managed, whatever program starts them?
 #[derive(Clone, Copy, PartialEq, Eq, ValueEnum)]
 enum Static {
     Auto,
@@ -366,8 +367,11 @@ fn check_way(program: &Path, way: Way, config: &PoolConfig) -> Result<()> {
     let shown = program.display();
     match way {
         Way::Preloaded => Ok(()),
-        Way::Loaded => check_loading(config, &format!("{shown} is statically linked, and"))
-            .map_err(|e| anyhow::anyhow!("{e}, or use a dynamically linked build")),
+        Way::Loaded => check_loading(
+            config,
+            &format!("{shown} is statically linked or for musl, and"),
+        )
+        .map_err(|e| anyhow::anyhow!("{e}, or use a build for it")),
     }
 }
 

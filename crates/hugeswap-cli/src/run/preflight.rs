@@ -18,7 +18,7 @@ use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 
 /// Why a program without a dynamic loader has not got the object.
-const NOT_LOADED: &str = "is statically linked, and was not loaded: because of --static=off, or because it was started in \
+const NOT_LOADED: &str = "is statically linked or for musl, and was not loaded: because of --static=off, or because it was started in \
     another root or namespace, or by a system call past libc";
 /// The kernel's limit on scripts whose interpreters are scripts.
 const MAX_SCRIPTS: usize = 5;
@@ -237,8 +237,8 @@ fn check_privilege(path: &Path, file: &File) -> Result<()> {
     Ok(())
 }
 
-/// An error unless the file is a program for this machine: a dynamic one for the GNU C library, or one
-/// without a dynamic loader.
+/// An error unless the file is a program for this machine: a dynamic one for the GNU C library, which preloads the
+/// object, or one for musl or without a dynamic loader, which the object loads.
 fn check_elf<'data, R: ReadRef<'data>>(path: &Path, data: R) -> Result<Way> {
     let shown = path.display();
     let damaged = |_| anyhow::anyhow!("{shown} is a damaged ELF file: install it again");
@@ -284,19 +284,19 @@ fn check_elf<'data, R: ReadRef<'data>>(path: &Path, data: R) -> Result<Way> {
         .map_err(damaged)?
         .unwrap_or_default();
     let loader = Path::new(OsStr::from_bytes(loader));
-    if loader
-        .file_name()
-        .is_some_and(|n| n.as_bytes().starts_with(b"ld-musl"))
-    {
-        bail!("{shown} is built for musl: hugeswap needs a build for the GNU C library (glibc)");
-    }
     if std::fs::metadata(loader).is_err() {
         bail!(
             "{shown} needs the loader {}, which does not exist here: install it",
             loader.display()
         );
     }
-    Ok(Way::Preloaded)
+    let is_for_musl = loader
+        .file_name()
+        .is_some_and(|n| n.as_bytes().starts_with(b"ld-musl"));
+    Ok(match is_for_musl {
+        true => Way::Loaded,
+        false => Way::Preloaded,
+    })
 }
 
 /// An error if the program needs AddressSanitizer's library, which ends a program in which it is not the
@@ -455,7 +455,9 @@ mod tests {
     fn elf_files_that_cannot_be_injected_into() {
         assert!(refusal(&elf(183, DYN, INTERP, b"/x\0")).contains("processor (ELF machine 183)"));
         assert!(refusal(&elf(X86, 1, INTERP, b"/x\0")).contains("object file"));
-        assert!(refusal(&elf(X86, DYN, INTERP, b"/lib/ld-musl-x86_64.so.1\0")).contains("musl"));
+        assert!(
+            refusal(&elf(X86, DYN, INTERP, b"/lib/ld-musl-none.so.1\0")).contains("ld-musl-none")
+        );
         assert!(refusal(&elf(X86, DYN, INTERP, b"/no/such/loader\0")).contains("/no/such/loader"));
         assert!(refusal(b"\x7fELF\x01\x01\x01 and so on, 32 bits wide").contains("32-bit"));
         assert!(refusal(b"\x7fELF\x02\x01\x01").contains("damaged"));

@@ -1,11 +1,12 @@
-//! Programs without a dynamic loader, which the object loads: the C programs of the other cases
-//! linked statically, in every way that there is, and Go.
+//! Programs without a dynamic loader of glibc's, which the object loads: the C programs of the other cases
+//! linked statically, in every way that there is, and for musl, and Go.
 
 use crate::util::*;
 use std::fmt;
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
-use std::process::Command;
+use std::process::{Command, Stdio};
+use std::time::Duration;
 
 /// How a program is linked.
 #[derive(Clone, Copy)]
@@ -13,6 +14,8 @@ enum Linked {
     Static,
     StaticPie,
     Musl,
+    /// With musl's dynamic loader.
+    MuslDynamic,
 }
 
 impl fmt::Display for Linked {
@@ -21,12 +24,18 @@ impl fmt::Display for Linked {
             Linked::Static => "static",
             Linked::StaticPie => "static-pie",
             Linked::Musl => "musl",
+            Linked::MuslDynamic => "dynamic musl",
         })
     }
 }
 
 impl Linked {
-    const ALL: [Linked; 3] = [Linked::Static, Linked::StaticPie, Linked::Musl];
+    const ALL: [Linked; 4] = [
+        Linked::Static,
+        Linked::StaticPie,
+        Linked::Musl,
+        Linked::MuslDynamic,
+    ];
 
     /// Compiles c/NAME.c into `dir`.
     fn compile(self, name: &str, dir: &Path) -> PathBuf {
@@ -34,6 +43,7 @@ impl Linked {
             Linked::Static => (compiler(), "-static"),
             Linked::StaticPie => (compiler(), "-static-pie"),
             Linked::Musl => ("musl-gcc", "-static"),
+            Linked::MuslDynamic => ("musl-gcc", "-pie"),
         };
         let options = ["-O1", "-g", "-pthread", option];
         compile_once(compiler, &options, &format!("c/{name}.c"), dir)
@@ -68,7 +78,20 @@ pub fn cases() -> Vec<Case> {
     all.push(case("loaded, below a shell", below_a_shell));
     all.push(case("loaded, by a descriptor", by_a_descriptor));
     all.push(case("loaded, a script", script));
-    all.push(case("loaded, not a dynamic loader", dynamic_loader));
+    all.push(case("loaded, not a dynamic loader", || {
+        dynamic_loader("/lib64/ld-linux-x86-64.so.2", None);
+    }));
+    all.push(case("loaded, musl's dynamic loader", || {
+        dynamic_loader(MUSL_LOADER, Some(Linked::MuslDynamic));
+    }));
+    all.push(case("loaded, musl where it is left", left_musl));
+    all.push(case("loaded, another LD_PRELOAD", other_preload));
+    for linked in [Linked::Static, Linked::MuslDynamic] {
+        all.push(case(
+            format!("loaded, after the run, {linked}"),
+            move || after_the_run(linked),
+        ));
+    }
     all.push(case("loaded, another root", || elsewhere("chroot", &["."])));
     let namespace = ["--pid", "--fork", "--mount-proc"];
     all.push(case("loaded, another namespace", move || {
@@ -187,20 +210,104 @@ fn by_a_descriptor() {
     }
 }
 
-/// The dynamic loader has no loader, and preloads the object itself.
-fn dynamic_loader() {
-    const LOADER: &str = "/lib64/ld-linux-x86-64.so.2";
+const MUSL_LOADER: &str = "/lib/ld-musl-x86_64.so.1";
+
+/// A dynamic loader that is executed to run a program: glibc's preloads the object itself, musl's is loaded.
+fn dynamic_loader(loader: &str, linked: Option<Linked>) {
     let dir = directory();
-    compile("threads", dir.path());
+    match linked {
+        None => compile("threads", dir.path()),
+        Some(linked) => linked.compile("threads", dir.path()),
+    };
     Linked::Static.compile("becomes", dir.path());
-    let script = format!("{LOADER} ./threads 8 16 2 && ./becomes {LOADER} ./threads 8 16 2");
+    let script = format!("{loader} ./threads 8 16 2 && ./becomes {loader} ./threads 8 16 2");
     let below = Program::new(dir.path(), "sh").args(["-c", &script]);
-    let itself = Program::new(dir.path(), LOADER).args(["./threads", "8", "16", "2"]);
+    let itself = Program::new(dir.path(), loader).args(["./threads", "8", "16", "2"]);
     for (program, processes) in [(below, 2), (itself, 1)] {
         let plain = program.plain();
         let managed = program.managed(&Setup::new(Mode::Signal, 32));
         managed.same_as(&plain).processes(processes);
     }
+}
+
+/// musl's loader does not get an object that it cannot load.
+fn left_musl() {
+    let dir = directory();
+    Linked::MuslDynamic.compile("threads", dir.path());
+    let program = Program::new(dir.path(), "sh").args(["-c", "./threads 8 16 2"]);
+    let plain = program.plain();
+    let mut off = Setup::new(Mode::Signal, 32);
+    off.options.push("--static=off".into());
+    let by_messages = Mode::permitted().any(|mode| mode == Mode::Message);
+    let by_messages = by_messages.then(|| Setup::new(Mode::Message, 32));
+    for setup in [Some(off), by_messages].into_iter().flatten() {
+        let managed = program.managed(&setup);
+        assert_eq!(managed.output.stdout, plain.stdout, "{}", managed.said());
+        assert_eq!(managed.number("pswpout"), 0, "{}", managed.report);
+    }
+}
+
+/// A program that is to preload something else is loaded as others are.
+fn other_preload() {
+    let dir = directory();
+    Linked::Static.compile("threads", dir.path());
+    Linked::Static.compile("becomes", dir.path());
+    let script = "LD_PRELOAD= ./threads 8 16 2 && \
+        LD_PRELOAD=libm.so.6 ./threads 8 16 2 && \
+        ./becomes env LD_PRELOAD=libm.so.6 ./threads 8 16 2";
+    let program = Program::new(dir.path(), "sh").args(["-c", script]);
+    let plain = program.plain();
+    let managed = program.managed(&Setup::new(Mode::Signal, 32));
+    managed.same_as(&plain).processes(3);
+}
+
+/// One that is still there when its run has ended starts programs of every kind.
+fn after_the_run(linked: Linked) {
+    let dir = directory();
+    let outlives = linked.compile("outlives", dir.path());
+    let log = dir.path().join("log");
+    let mut programs = Vec::new();
+    for (name, linked) in [("static", Linked::Static), ("musl", Linked::MuslDynamic)] {
+        let path = dir.path().join(name);
+        std::fs::rename(linked.compile("threads", dir.path()), &path).expect("a name of ours");
+        programs.push(path);
+    }
+    programs.push(compile("threads", dir.path()));
+    let out = Command::new(HUGESWAP)
+        .args([
+            "run",
+            "--memory",
+            "32M",
+            "--swap",
+            "/dev/shm,tmpfs=allow,size=64M",
+        ])
+        .arg("--")
+        .arg(&outlives)
+        .arg(&log)
+        .args(&programs)
+        .stdin(Stdio::null())
+        .stdout(Stdio::null())
+        .stderr(Stdio::null())
+        .status()
+        .expect("hugeswap starts");
+    assert!(out.success());
+    let written = || std::fs::read_to_string(&log).unwrap_or_default();
+    for _ in 0..600 {
+        if written().ends_with("done\n") {
+            break;
+        }
+        std::thread::sleep(Duration::from_millis(100));
+    }
+    let written = written();
+    assert!(written.ends_with("done\n"), "{written}");
+    for path in programs {
+        let plain = Command::new(&path).args(["2", "4", "1"]).output();
+        let plain = String::from_utf8(plain.expect("it starts").stdout).expect("ASCII");
+        let wanted = format!("{plain}{}: status 0\n", path.display());
+        assert!(written.contains(&wanted), "{wanted} is not in {written}");
+    }
+    assert!(!written.contains("hugeswap"), "{written}");
+    assert!(!written.contains("ERROR"), "{written}");
 }
 
 /// Where hugeswap cannot be reached, such a program runs as without it.
@@ -269,7 +376,10 @@ fn refused() {
             .expect("hugeswap starts");
         let said = String::from_utf8_lossy(&out.stderr);
         assert_eq!(out.status.code(), Some(2), "{said}");
-        assert!(said.contains("is statically linked, and needs"), "{said}");
+        assert!(
+            said.contains("is statically linked or for musl, and needs"),
+            "{said}"
+        );
         assert_eq!(said.lines().count(), 1, "{said}");
     }
 }

@@ -1,6 +1,7 @@
-//! The header of an executable without a dynamic loader: what is to be mapped, and where. Reads
-//! bytes that anybody may have written; maps nothing.
+//! The header of an executable that the object loads, or of its dynamic loader: what is to be mapped, and
+//! where. Reads bytes that anybody may have written; maps nothing.
 
+use super::real_path;
 use hugeswap_sys::fs;
 use object::LittleEndian;
 use object::elf::{
@@ -8,6 +9,7 @@ use object::elf::{
     PT_GNU_STACK, PT_INTERP, PT_LOAD,
 };
 use object::read::elf::{FileHeader, ProgramHeader};
+use std::ffi::CString;
 
 const PAGE: u64 = 4096;
 /// Addresses of a program end below this.
@@ -47,6 +49,10 @@ pub struct Image {
     pub segments: Vec<Segment>,
     /// The program runs code on its stack.
     pub executable_stack: bool,
+    /// The dynamic loader that it names: musl's, which the object loads, too.
+    pub interpreter: Option<CString>,
+    /// It is musl's dynamic loader, or names it, and would take this object in `LD_PRELOAD` for one of its own.
+    pub preloads: bool,
     /// Where its dynamic section is in the file, and how long.
     dynamic: (u64, u64),
 }
@@ -56,23 +62,24 @@ pub struct Image {
 pub enum Unfit {
     /// No ELF file of x86-64.
     NotElf,
-    /// It names a dynamic loader, which loads the object; or it is a library with a name of its own:
-    /// that loader itself, which is executed to run a program.
+    /// It names a dynamic loader, which loads the object (all but musl's do); or it is a library with a name of
+    /// its own: that loader itself, which is executed to run a program.
     Dynamic,
     /// Its header contradicts itself or the file.
     Damaged,
 }
 
-/// Reads the header of the open file `fd`.
+/// Reads the header of the program in the open file `fd`.
 pub fn read(fd: i32) -> Result<Image, Unfit> {
-    let (len, _) = fs::size(fd).map_err(|_| Unfit::NotElf)?;
-    let mut head = vec![0u8; HEAD.min(len as usize)];
-    let (at, room) = (head.as_mut_ptr() as usize, head.len());
-    // SAFETY: `head` is that long.
-    unsafe { fs::read_exact_at(fd, at, room, 0) }.map_err(|_| Unfit::NotElf)?;
-    let image = parse(&head, len)?;
-    let (offset, of_it) = image.dynamic;
-    let mut dynamic = vec![0u8; DYNAMIC.min(of_it as usize)];
+    let image = read_header(fd)?;
+    if image.interpreter.is_some() || is_loader_of_musl(fd) {
+        return Ok(Image {
+            preloads: true,
+            ..image
+        });
+    }
+    let (offset, len) = image.dynamic;
+    let mut dynamic = vec![0u8; DYNAMIC.min(len as usize)];
     let (at, room) = (dynamic.as_mut_ptr() as usize, dynamic.len());
     // SAFETY: `dynamic` is that long.
     unsafe { fs::read_exact_at(fd, at, room, offset) }.map_err(|_| Unfit::Damaged)?;
@@ -82,6 +89,23 @@ pub fn read(fd: i32) -> Result<Image, Unfit> {
     }
 }
 
+/// Reads the header of a program's dynamic loader.
+pub fn read_interpreter(fd: i32) -> Result<Image, Unfit> {
+    match read_header(fd)? {
+        image if image.interpreter.is_some() => Err(Unfit::Damaged),
+        image => Ok(image),
+    }
+}
+
+fn read_header(fd: i32) -> Result<Image, Unfit> {
+    let (len, _) = fs::size(fd).map_err(|_| Unfit::NotElf)?;
+    let mut head = vec![0u8; HEAD.min(len as usize)];
+    let (at, room) = (head.as_mut_ptr() as usize, head.len());
+    // SAFETY: `head` is that long.
+    unsafe { fs::read_exact_at(fd, at, room, 0) }.map_err(|_| Unfit::NotElf)?;
+    parse(&head, len)
+}
+
 /// Does a dynamic section give the file a name as a library?
 fn is_library(dynamic: &[u8]) -> bool {
     // A tag and a value each.
@@ -89,6 +113,24 @@ fn is_library(dynamic: &[u8]) -> bool {
     let tags = words.iter().step_by(2).map(|tag| i64::from_le_bytes(*tag));
     tags.take_while(|&tag| tag != DT_NULL.0)
         .any(|tag| tag == DT_SONAME.0)
+}
+
+/// Is this the path by which programs name musl's dynamic loader?
+fn is_for_musl(interpreter: &[u8]) -> bool {
+    name_in(interpreter).starts_with(b"ld-musl")
+}
+
+/// Is the open file musl's dynamic loader? (It is its C library, and where it has a name as a library differs.)
+fn is_loader_of_musl(fd: i32) -> bool {
+    real_path(fd).is_some_and(|path| {
+        let name = name_in(path.as_bytes());
+        name == b"libc.so" || name.starts_with(b"libc.musl") || name.starts_with(b"ld-musl")
+    })
+}
+
+/// The last part of a path.
+pub fn name_in(path: &[u8]) -> &[u8] {
+    path.rsplit(|&b| b == b'/').next().unwrap_or_default()
 }
 
 /// Reads a header. `head` is the start of a file of `len` bytes.
@@ -113,6 +155,8 @@ fn parse(head: &[u8], len: u64) -> Result<Image, Unfit> {
         segments: Vec::new(),
         // The kernel's rule for a file that does not say.
         executable_stack: true,
+        interpreter: None,
+        preloads: false,
         dynamic: (0, 0),
     };
     let table = header.e_phoff(endian);
@@ -120,7 +164,14 @@ fn parse(head: &[u8], len: u64) -> Result<Image, Unfit> {
     let mut end = 0;
     for h in headers {
         match h.p_type(endian) {
-            PT_INTERP => return Err(Unfit::Dynamic),
+            PT_INTERP => {
+                let name = h.interpreter(endian, head).ok().flatten();
+                let name = name.ok_or(Unfit::Damaged)?;
+                if !is_for_musl(name) {
+                    return Err(Unfit::Dynamic);
+                }
+                image.interpreter = CString::new(name).ok();
+            }
             PT_DYNAMIC => image.dynamic = (h.p_offset(endian), h.p_filesz(endian)),
             PT_GNU_STACK => image.executable_stack = h.p_flags(endian).0 & PF_X.0 != 0,
             PT_LOAD => {

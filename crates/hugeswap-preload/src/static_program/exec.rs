@@ -1,10 +1,13 @@
-//! exec of programs without a dynamic loader: the file is not executed; this executable of ours is,
-//! with the object in it, and loads the file.
+//! exec of programs that cannot have the object preloaded: the file is not executed; this executable of ours
+//! is, with the object in it, and loads the file.
 //!
 //! The loading process gets its arguments as they are, and [`VARIABLE`] in its environment, which
 //! names the file and which the program does not see.
+//!
+//! Where no object can be had (the run has ended, or is out of reach), programs are executed without the variables
+//! that name it: loaders would say, or end since, it is not there.
 
-use super::elf::{self, Unfit};
+use super::elf;
 use super::target_of;
 use crate::exec::{List, Text};
 use crate::{filter, state};
@@ -112,19 +115,69 @@ pub unsafe fn replacement(
     argv: *const *const c_char,
     envp: *const *const c_char,
 ) -> Option<Replacement> {
-    if path.is_null() || !are_loaded() {
+    if path.is_null() || !is_ours_to_see() {
         return None;
     }
     // SAFETY: by contract.
-    let mut file = unsafe { CStr::from_ptr(path) }.to_owned();
-    if let Some(own) = super::own_path(&file) {
-        file = own;
+    let mut path = unsafe { CStr::from_ptr(path) }.to_owned();
+    if let Some(own) = super::own_path(&path) {
+        path = own;
     }
+    let found = find(path.clone());
+    let reached = is_reached();
+    let loader = found.as_ref().and_then(|_| loader(reached));
+    // SAFETY: by contract.
+    let lists = || unsafe { (Strings::of(argv), Strings::of(envp)) };
+    let (path, arguments, environment) = match (found, loader) {
+        (Some(found), Some(loader)) => {
+            let (mut arguments, given) = lists();
+            if !found.before.is_empty() {
+                arguments.begin_with(found.before);
+            }
+            let mut environment = match reached {
+                true => with_ours(given),
+                false => without_ours(given),
+            };
+            let variable = [VARIABLE.to_bytes(), b"=", found.file.as_bytes()].concat();
+            environment.push(CString::new(variable).ok()?);
+            (loader, arguments, environment)
+        }
+        (found, _) if !reached || found.as_ref().is_some_and(|f| f.preloads) => {
+            let (arguments, given) = lists();
+            (path, arguments, without_ours(given))
+        }
+        _ => return None,
+    };
+    Some(Replacement {
+        path,
+        arguments: arguments.ended(),
+        environment: environment.ended(),
+        _open: None,
+    })
+}
+
+/// A program that the object can load.
+struct Found {
+    file: CString,
+    /// Its arguments in place of the first one, if a script was to be executed: its own name, and the script's.
+    before: Vec<CString>,
+    /// Its loader would take the object for one that it can load.
+    preloads: bool,
+}
+
+/// The program that the kernel would execute for `file`, if the object can load it.
+fn find(mut file: CString) -> Option<Found> {
     let mut before = Vec::new();
     let mut scripts = 0;
     loop {
         match kind(&file)? {
-            Kind::Loaded => break,
+            Kind::Program { preloads } => {
+                return Some(Found {
+                    file,
+                    before,
+                    preloads,
+                });
+            }
             Kind::Script(interpreter, option) => {
                 scripts += 1;
                 if scripts > MAX_SCRIPTS {
@@ -139,23 +192,6 @@ pub unsafe fn replacement(
             }
         }
     }
-    let loader = loader()?;
-    // SAFETY: by contract.
-    let (mut arguments, given) = unsafe { (Strings::of(argv), Strings::of(envp)) };
-    if !before.is_empty() {
-        arguments.begin_with(before);
-    }
-    let mut environment = with_ours(given);
-    let mut variable = VARIABLE.to_bytes().to_vec();
-    variable.push(b'=');
-    variable.extend_from_slice(file.as_bytes());
-    environment.push(CString::new(variable).ok()?);
-    Some(Replacement {
-        path: loader,
-        arguments: arguments.ended(),
-        environment: environment.ended(),
-        _open: None,
-    })
 }
 
 /// As [`replacement`], for a descriptor.
@@ -167,7 +203,7 @@ pub unsafe fn replacement_of(
     argv: *const *const c_char,
     envp: *const *const c_char,
 ) -> Option<Replacement> {
-    if !are_loaded() {
+    if !is_ours_to_see() {
         return None;
     }
     let by_number = |fd: i32| CString::new(format!("/proc/self/fd/{fd}")).ok();
@@ -205,25 +241,34 @@ pub unsafe fn replacement_of(
     })
 }
 
-/// Does the object load programs? It does unless `hugeswap run` was told to leave them; and always where the filter
-/// of this process, which outlives exec, is one under which such a program only runs if it is loaded.
-pub fn are_loaded() -> bool {
-    let first = || FIRST.get().is_some_and(|first| !first.leaves);
-    state::pool_name().0 != 0 && (filter::is_extended() || first())
+/// Is what this process executes looked at? It is in every process of a run, and in one whose filter, which outlives
+/// exec, is for programs that the object loads.
+pub fn is_ours_to_see() -> bool {
+    state::pool_name().0 != 0 || filter::is_extended()
 }
 
-/// The executable that loads a program. `None`: it cannot be reached from here (another root, another
-/// user, another namespace of processes), or is there no more.
-fn loader() -> Option<CString> {
+/// Can this process reach the `hugeswap run` that it belongs to? Not one that has ended, nor from another root, from another
+/// namespace of processes, or as another user.
+fn is_reached() -> bool {
     let (creator, segment) = state::pool_name();
-    let loader = CString::new(format!("/proc/{creator}/exe")).ok()?;
-    if !filter::is_extended() {
-        let pool = CString::new(format!("/proc/{creator}/fd/{segment}")).ok()?;
-        // Another process may be called so here.
-        target_of(&pool).filter(|to| to.to_bytes().starts_with(SEGMENT_LINK.as_bytes()))?;
-        fs::close(fs::open(&loader, libc::O_PATH | libc::O_CLOEXEC, 0).ok()?);
+    let pool = (creator != 0).then(|| CString::new(format!("/proc/{creator}/fd/{segment}")).ok());
+    // Another process may be called so now, or here.
+    let target = pool.flatten().and_then(|pool| target_of(&pool));
+    target.is_some_and(|to| to.to_bytes().starts_with(SEGMENT_LINK.as_bytes()))
+}
+
+/// The executable that loads a program, if programs are loaded: they are, unless `hugeswap run` was told to leave them; and always
+/// under a filter under which such a program only runs if it is loaded. There a program that was itself loaded still has
+/// the executable where the run is not `reached`.
+fn loader(reached: bool) -> Option<CString> {
+    let is_extended = filter::is_extended();
+    if !reached {
+        return (is_extended && super::REAL_PATH.get().is_some()).then(|| c"/proc/self/exe".into());
     }
-    Some(loader)
+    if !is_extended && FIRST.get().is_none_or(|first| first.leaves) {
+        return None;
+    }
+    CString::new(format!("/proc/{}/exe", state::pool_name().0)).ok()
 }
 
 /// The variables by which the object comes into a program.
@@ -239,13 +284,79 @@ fn with_ours(mut given: Strings) -> Strings {
     let (mut kept, others): (Vec<_>, Vec<_>) = given.pointers.into_iter().partition(is_ours);
     let first = FIRST.get().map(|first| &first.ours);
     for (first, prefix) in first.into_iter().flatten().zip(OURS) {
-        if !kept.iter().any(|&e| begins(e, prefix)) {
-            kept.extend(first.as_ref().map(|f| f.as_ptr()));
+        let Some(first) = first else { continue };
+        match kept.iter_mut().find(|e| begins(**e, prefix)) {
+            None => kept.push(first.as_ptr()),
+            // What the program has put in its place comes behind it.
+            Some(entry) if prefix == OURS[0] => {
+                // SAFETY: a string.
+                let string = unsafe { CStr::from_ptr(*entry) };
+                if without_object(string).is_none() {
+                    let others = &string.to_bytes()[prefix.len()..];
+                    let both = [first.as_bytes(), b":", others].concat();
+                    let both = CString::new(both).unwrap_or_default();
+                    *entry = both.as_ptr();
+                    given.owned.push(both);
+                }
+            }
+            Some(_) => {}
         }
     }
     kept.extend(others);
     given.pointers = kept;
     given
+}
+
+/// An environment without the variables by which the object comes into a program.
+fn without_ours(mut given: Strings) -> Strings {
+    let all = std::mem::take(&mut given.pointers);
+    for entry in all {
+        // SAFETY: a string.
+        let string = unsafe { CStr::from_ptr(entry) };
+        if string.to_bytes().starts_with(OURS[1]) {
+            continue;
+        }
+        match without_object(string) {
+            None => given.pointers.push(entry),
+            Some(others) => others.into_iter().for_each(|others| given.push(others)),
+        }
+    }
+    given
+}
+
+/// The entry of an environment that is to stand for `entry`, which preloads the object: what else it preloads, if
+/// anything. `None`: it does not name the object.
+fn without_object(entry: &CStr) -> Option<Option<CString>> {
+    let list = entry.to_bytes().strip_prefix(OURS[0])?;
+    let place = match state::pool_name().0 {
+        0 => "/proc/self/fd/".into(),
+        creator => format!("/proc/{creator}/fd/"),
+    };
+    let is_other = |name: &&[u8]| !name.starts_with(place.as_bytes());
+    let separates = |&b: &u8| b == b':' || b == b' ';
+    let others: Vec<_> = list.split(separates).filter(is_other).collect();
+    if others.len() == list.split(separates).count() {
+        return None;
+    }
+    let others = others.join(&b':');
+    let entry = CString::new([OURS[0], &others].concat()).ok();
+    Some(entry.filter(|_| !others.is_empty()))
+}
+
+/// The environment of a program whose loader would take the object for one of its own.
+///
+/// # Safety
+/// Strings that stay as they are.
+pub unsafe fn of_other_loader(environment: &[*const c_char]) -> Vec<*const c_char> {
+    let kept = |&entry: &*const c_char| {
+        // SAFETY: by contract.
+        match without_object(unsafe { CStr::from_ptr(entry) }) {
+            None => Some(entry),
+            // (It stays for as long as the process does.)
+            Some(others) => others.map(|others| others.into_raw().cast_const()),
+        }
+    };
+    environment.iter().filter_map(kept).collect()
 }
 
 /// An environment that a program is to get in place of its own.
@@ -266,8 +377,8 @@ impl Kept {
 /// Null, or a null-terminated array of strings, readable.
 pub unsafe fn kept(envp: *const *const c_char) -> Option<Kept> {
     // SAFETY: by contract.
-    let has = |prefix| unsafe { entry(envp, prefix) }.is_some();
-    if OURS.into_iter().all(has) {
+    let [preload, pool] = OURS.map(|prefix| unsafe { entry(envp, prefix) });
+    if pool.is_some() && preload.is_some_and(|p| without_object(&p).is_some()) {
         return None;
     }
     // SAFETY: by contract.
@@ -319,8 +430,8 @@ unsafe fn entry(list: *const *const c_char, prefix: &[u8]) -> Option<CString> {
 }
 
 enum Kind {
-    /// A program that is loaded by us.
-    Loaded,
+    /// A program that the object can load.
+    Program { preloads: bool },
     /// A script, its interpreter and that one's option.
     Script(CString, Option<CString>),
 }
@@ -354,10 +465,10 @@ fn kind_of(fd: i32, path: &CStr) -> Option<Kind> {
     if !executable || gives_privilege(fd)? {
         return None;
     }
-    match elf::read(fd) {
-        Ok(_) => Some(Kind::Loaded),
-        Err(Unfit::NotElf | Unfit::Dynamic | Unfit::Damaged) => None,
-    }
+    let image = elf::read(fd).ok()?;
+    Some(Kind::Program {
+        preloads: image.preloads,
+    })
 }
 
 /// Does a file give its process a user, a group, or capabilities?

@@ -1,4 +1,4 @@
-//! Maps the segments of an executable as the kernel does.
+//! Maps the segments of an executable, and of its dynamic loader, as the kernel does.
 
 use super::elf::{Image, Segment};
 use super::{LOW_END, MOVABLE, MOVABLE_END, MOVABLE_PLACES};
@@ -7,22 +7,16 @@ use hugeswap_sys::{Errno, Result, mm};
 
 const PAGE: usize = 4096;
 
-/// Where a program is.
-pub struct Loaded {
-    /// What is added to the addresses in its file.
-    pub base: usize,
-}
-
-/// Maps the segments of `fd`. EEXIST: something else is at their addresses. EFBIG: they do not lie,
-/// or have no room, where the filter knows a loaded program's calls from others. `random` chooses the
-/// place of a program that may be anywhere.
-pub fn map(fd: i32, image: &Image, random: usize) -> Result<Loaded> {
+/// Maps the segments of `fd`; returns what is to be added to the addresses in the file. EEXIST: something else is at
+/// those addresses. EFBIG: they do not lie, or have no room, where the filter knows a loaded program's calls from
+/// others. `random` chooses the place of an image that may be anywhere; `is_interpreter`: it is none that a program has.
+pub fn map(fd: i32, image: &Image, random: usize, is_interpreter: bool) -> Result<usize> {
     let (Some(first), Some(last)) = (image.segments.first(), image.segments.last()) else {
         return Err(Errno(libc::ENOEXEC));
     };
     let low = first.at as usize & !(PAGE - 1);
     let high = (last.at + last.len).next_multiple_of(PAGE as u64) as usize;
-    const ROOM: usize = MOVABLE_END - MOVABLE - MOVABLE_PLACES * PAGE;
+    const ROOM: usize = (MOVABLE_END - MOVABLE - 2 * MOVABLE_PLACES * PAGE) / 2;
     let fits = match image.movable {
         true => high - low <= ROOM,
         false => high <= LOW_END,
@@ -30,7 +24,12 @@ pub fn map(fd: i32, image: &Image, random: usize) -> Result<Loaded> {
     if !fits {
         return Err(Errno(libc::EFBIG));
     }
-    let place = MOVABLE + random % MOVABLE_PLACES * PAGE;
+    let offset = random % MOVABLE_PLACES * PAGE;
+    // Programs from below, their loaders from above.
+    let place = match is_interpreter {
+        true => MOVABLE_END - (high - low) - offset,
+        false => MOVABLE + offset,
+    };
     let base = if image.movable {
         place.wrapping_sub(low)
     } else {
@@ -52,7 +51,7 @@ pub fn map(fd: i32, image: &Image, random: usize) -> Result<Loaded> {
         }
         end = (at + segment.len as usize).next_multiple_of(PAGE);
     }
-    Ok(Loaded { base })
+    Ok(base)
 }
 
 /// # Safety

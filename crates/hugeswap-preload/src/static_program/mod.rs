@@ -1,11 +1,11 @@
-//! Programs without a dynamic loader, which cannot have the object preloaded: static glibc, static
-//! musl, static-PIE, Go.
+//! Programs that cannot have the object preloaded, because they have no dynamic loader (static glibc, static
+//! musl, static-PIE, Go), or one that is not made for it (musl's).
 //!
 //! `hugeswap run` executes itself again for such a program, with the object preloaded as into any
 //! other. The object's constructor then does what the kernel does for an executable: it maps the
-//! program's segments (`elf`, `load`), makes its first stack, and jumps to its entry (`start`). From
-//! there on the process is the program's; of the executable that brought the object in nothing runs
-//! any more.
+//! program's segments, and those of its loader (`elf`, `load`), makes its first stack, and jumps to its
+//! entry (`start`). From there on the process is the program's; of the executable that brought the object
+//! in nothing runs any more.
 //!
 //! The program has a C library of its own, or none, and calls the kernel directly. So
 //! * the seccomp filter sends back not only calls on managed memory but also those of [`CALLS`],
@@ -31,13 +31,13 @@ mod thread;
 
 use crate::issue::{Args, Caller};
 use crate::{addresses, credentials, filter, mask, symbols, trap};
-use elf::Unfit;
-pub use exec::{Kept, Replacement, are_loaded, kept, replacement, replacement_of};
+use elf::{Image, Unfit};
+pub use exec::{Kept, Replacement, is_ours_to_see, kept, replacement, replacement_of};
 use hugeswap_sys::raw::syscall6;
 use hugeswap_sys::signal::Mask;
 use hugeswap_sys::{Errno, fs, process};
 use libc::c_char;
-use start::Vectors;
+use start::{Loaded, Vectors};
 use std::ffi::{CStr, CString};
 use std::sync::OnceLock;
 use std::sync::atomic::AtomicUsize;
@@ -48,7 +48,7 @@ pub const LOW_END: usize = 1 << 32;
 /// Those that can be moved are placed from here on.
 pub const MOVABLE: usize = 0x3fe0_0000_0000;
 /// In as many places, a page apart.
-const MOVABLE_PLACES: usize = 1 << 23;
+const MOVABLE_PLACES: usize = 1 << 22;
 /// And end below this address.
 pub const MOVABLE_END: usize = 0x3ff0_0000_0000;
 
@@ -165,30 +165,30 @@ unsafe fn become_program(mut vectors: Vectors, path: *const c_char) -> ! {
     // SAFETY: a string of the environment.
     let given = unsafe { CStr::from_ptr(path) };
     let _ = PATH.set(given.to_owned());
-    let refuse = |parts: &[&[u8]]| -> ! { give_up(&vectors, given, parts) };
-    let fd = fs::open(given, libc::O_RDONLY | libc::O_CLOEXEC, 0);
-    let fd = fd.unwrap_or_else(|e| refuse(&[b"cannot be opened: ", e.to_string().as_bytes()]));
-    let image = elf::read(fd).unwrap_or_else(|e| {
-        refuse(&[match e {
-            Unfit::NotElf => &b"is not an x86-64 program"[..],
-            Unfit::Dynamic => b"has a dynamic loader",
-            Unfit::Damaged => b"is a damaged ELF file: install it again",
-        }])
-    });
-    let random = vectors.value(libc::AT_RANDOM).map_or(0, |at| {
+    let random = vectors.value(libc::AT_RANDOM).map_or([0; 2], |at| {
         // SAFETY: the kernel's 16 random bytes.
-        unsafe { (at as *const usize).read_unaligned() }
+        unsafe { (at as *const [usize; 2]).read_unaligned() }
     });
-    let loaded = load::map(fd, &image, random).unwrap_or_else(|e| match e {
-        Errno::EEXIST => refuse(&[b"has addresses at which something else is here"]),
-        Errno(libc::EFBIG) => {
-            refuse(&[b"has addresses above 4 GiB and cannot be moved: use another build"])
-        }
-        e => refuse(&[b"cannot be mapped: ", e.to_string().as_bytes()]),
+    let opened = open(given, elf::read);
+    let (fd, image) = opened.unwrap_or_else(|why| give_up(&vectors, given, &[&why]));
+    if image.preloads {
+        // SAFETY: the strings of this process's environment.
+        vectors.environment = unsafe { exec::of_other_loader(&vectors.environment) };
+    }
+    let refuse = |parts: &[&[u8]]| -> ! { give_up(&vectors, given, parts) };
+    let program = map(fd, image, random[0], false).unwrap_or_else(|why| refuse(&[&why]));
+    let interpreter = program.image.interpreter.as_ref().map(|name| {
+        let opened = open(name, elf::read_interpreter);
+        let mapped = opened.and_then(|(fd, image)| {
+            let mapped = map(fd, image, random[1], true);
+            fs::close(fd);
+            mapped
+        });
+        mapped.unwrap_or_else(|why| refuse(&[b"its loader ", name.as_bytes(), b" ", &why]))
     });
     let real = real_path(fd);
     fs::close(fd);
-    if image.executable_stack {
+    if program.image.executable_stack {
         make_stack_executable();
     }
     if !thread::begin() {
@@ -198,7 +198,7 @@ unsafe fn become_program(mut vectors: Vectors, path: *const c_char) -> ! {
         refuse(&[b"needs seccomp, which is not permitted here: use a dynamically linked build"]);
     }
     forget_restartable_sequences();
-    let (_, name) = split_name(given.to_bytes());
+    let name = elf::name_in(given.to_bytes());
     if let Ok(name) = CString::new(&name[..name.len().min(15)]) {
         process::name_thread(&name);
     }
@@ -206,17 +206,36 @@ unsafe fn become_program(mut vectors: Vectors, path: *const c_char) -> ! {
     if let Some(real) = real {
         REAL_PATH.get_or_init(|| real);
     }
-    // SAFETY: the image is mapped, and every handler is in place.
-    unsafe { start::enter(&vectors, &image, &loaded, path) }
+    // SAFETY: the images are mapped, and every handler is in place.
+    unsafe { start::enter(&vectors, &program, interpreter.as_ref(), path) }
+}
+
+/// Opens a file and reads its header, or says why not.
+fn open(path: &CStr, read: fn(i32) -> Result<Image, Unfit>) -> Result<(i32, Image), Vec<u8>> {
+    let fd = fs::open(path, libc::O_RDONLY | libc::O_CLOEXEC, 0)
+        .map_err(|e| format!("cannot be opened: {e}"))?;
+    let image = read(fd).map_err(|e| match e {
+        Unfit::NotElf => &b"is not an x86-64 program"[..],
+        Unfit::Dynamic => b"has a dynamic loader",
+        Unfit::Damaged => b"is a damaged ELF file: install it again",
+    })?;
+    Ok((fd, image))
+}
+
+/// Maps an image, or says why not.
+fn map(fd: i32, image: Image, random: usize, is_interpreter: bool) -> Result<Loaded, Vec<u8>> {
+    match load::map(fd, &image, random, is_interpreter) {
+        Ok(base) => Ok(Loaded { image, base }),
+        Err(Errno::EEXIST) => Err(b"has addresses at which something else is here".into()),
+        Err(Errno(libc::EFBIG)) => {
+            Err(b"has addresses above 4 GiB and cannot be moved: use another build".into())
+        }
+        Err(e) => Err(format!("cannot be mapped: {e}").into()),
+    }
 }
 
 /// The absolute name of the loaded file.
 static REAL_PATH: OnceLock<CString> = OnceLock::new();
-
-fn split_name(path: &[u8]) -> (&[u8], &[u8]) {
-    let cut = path.iter().rposition(|&b| b == b'/').map_or(0, |i| i + 1);
-    path.split_at(cut)
-}
 
 fn real_path(fd: i32) -> Option<CString> {
     target_of(&CString::new(format!("/proc/self/fd/{fd}")).ok()?)

@@ -4,7 +4,6 @@
 //! process that loads the program; only the vectors are made anew, below what runs now.
 
 use super::elf::Image;
-use super::load::Loaded;
 use hugeswap_sys::program_fs;
 use libc::c_char;
 use std::arch::asm;
@@ -18,6 +17,19 @@ const AT_ENTRY: usize = 9;
 const AT_EXECFN: usize = 31;
 /// Size of a program header.
 const HEADER: usize = 56;
+
+/// An image, and where it is.
+pub struct Loaded {
+    pub image: Image,
+    /// What is added to the addresses in its file.
+    pub base: usize,
+}
+
+impl Loaded {
+    fn entry(&self) -> usize {
+        self.base.wrapping_add(self.image.entry as usize)
+    }
+}
 
 /// The vectors that the kernel has made for this process.
 pub struct Vectors {
@@ -67,7 +79,12 @@ impl Vectors {
     }
 
     /// The words of a program's first stack, from its stack pointer on.
-    fn words(&self, image: &Image, loaded: &Loaded, path: *const c_char) -> Vec<usize> {
+    fn words(
+        &self,
+        program: &Loaded,
+        interpreter: Option<&Loaded>,
+        path: *const c_char,
+    ) -> Vec<usize> {
         let mut words = vec![self.arguments.len()];
         let mut list = |all: &[*const c_char]| {
             words.extend(all.iter().map(|&s| s as usize));
@@ -75,17 +92,17 @@ impl Vectors {
         };
         list(&self.arguments);
         list(&self.environment);
-        let headers_at = match image.headers_at {
+        let headers_at = match program.image.headers_at {
             0 => 0,
-            at => loaded.base.wrapping_add(at as usize),
+            at => program.base.wrapping_add(at as usize),
         };
         for &[kind, value] in &self.auxiliary {
             let value = match kind {
                 AT_PHDR => headers_at,
                 AT_PHENT => HEADER,
-                AT_PHNUM => image.headers.into(),
-                AT_BASE => 0,
-                AT_ENTRY => loaded.base.wrapping_add(image.entry as usize),
+                AT_PHNUM => program.image.headers.into(),
+                AT_BASE => interpreter.map_or(0, |i| i.base),
+                AT_ENTRY => program.entry(),
                 AT_EXECFN => path as usize,
                 _ => value,
             };
@@ -100,13 +117,18 @@ impl Vectors {
     }
 }
 
-/// Goes on as the program.
+/// Goes on as the program, or as the dynamic loader that it names, which does.
 ///
 /// # Safety
-/// The image is mapped where `loaded` says, and the handlers of this process serve the program.
-pub unsafe fn enter(vectors: &Vectors, image: &Image, loaded: &Loaded, path: *const c_char) -> ! {
-    let words = vectors.words(image, loaded, path);
-    let entry = loaded.base.wrapping_add(image.entry as usize);
+/// The images are mapped where `program` and `interpreter` say, and the handlers of this process serve the program.
+pub unsafe fn enter(
+    vectors: &Vectors,
+    program: &Loaded,
+    interpreter: Option<&Loaded>,
+    path: *const c_char,
+) -> ! {
+    let words = vectors.words(program, interpreter, path);
+    let entry = interpreter.unwrap_or(program).entry();
     // SAFETY: the words are copied to the stack below what runs now, which is never returned to. FS
     // is the program's before its first instruction: 0, as in a new process; no thread-locals are
     // used in between.
