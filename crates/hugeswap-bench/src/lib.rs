@@ -37,8 +37,8 @@ mod output;
 
 use anyhow::Result;
 use benchmarks::{
-    advisor, ageing, chaos, defrag, extents, faults, fit, fragments, mixed, pagemap, program,
-    swap_rand, swap_seq, tracking, workingset,
+    advisor, ageing, chaos, compressed, defrag, extents, faults, fit, fragments, mixed, pagemap,
+    program, swap_rand, swap_seq, tracking, workingset,
 };
 use clap::Subcommand;
 use error::Usage;
@@ -78,6 +78,9 @@ enum Bench {
     Mixed(mixed::Mixed),
     /// Any program, plain and with a part of its memory, under hugeswap and with the kernel's swap
     Program(program::Program),
+    /// How short pages become by each codec, and how long that takes: of data of known kinds, or of
+    /// a program's memory
+    Compressed(compressed::Compressed),
     /// Everything fits in the budget: what hugeswap costs against plain memory
     Fit(fit::Fit),
     /// Latencies of page faults by class, in signal and in message mode
@@ -122,6 +125,7 @@ pub fn run(Args { bench, json }: Args) -> Result<i32> {
         Bench::SwapRand(b) => output::run(&b, json),
         Bench::Mixed(b) => output::run(&b, json),
         Bench::Program(b) => output::run(&b, json),
+        Bench::Compressed(b) => output::run(&b, json),
         Bench::Fit(b) => output::run(&b, json),
         Bench::Faults(b) => output::run(&b, json),
         Bench::Extents(b) => output::run(&b, json),

@@ -88,6 +88,7 @@ pub use file::{FileMode, MapFileError};
 pub use fork::{fork_child, fork_parent, fork_prepare, is_registered as fork_is_registered};
 pub use memory::groups;
 pub use ranges::{Claim, Contents, MapError, MarkerError, PinError, Prot};
+pub use store::{Compressor, Most};
 pub use threads::Threads;
 pub use track::TrackError;
 

@@ -3,6 +3,7 @@
 pub mod advisor;
 pub mod ageing;
 pub mod chaos;
+pub mod compressed;
 pub mod defrag;
 pub mod extents;
 pub mod faults;

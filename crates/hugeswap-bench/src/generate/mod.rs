@@ -1,11 +1,12 @@
 //! The programs that are measured, and what they generate: the order of pages
-//! ([`pattern`] with [`zipf`], [`steps`]), the contents of memory ([`words`], [`versions`]), and the
+//! ([`pattern`] with [`zipf`], [`steps`]), the contents of memory ([`words`], [`versions`], [`kinds`]), and the
 //! worker that maps memory and goes through a [`plan`].
 //!
-//! From the ground up: `words`, `zipf`, `pattern`, `steps`, `plan`, `played`, `versions`,
+//! From the ground up: `words`, `kinds`, `zipf`, `pattern`, `steps`, `plan`, `played`, `versions`,
 //! `job`, `phases`, `shared`, `memory`, `worker`.
 
 mod job;
+pub mod kinds;
 mod memory;
 pub mod pattern;
 mod phases;

@@ -1,5 +1,6 @@
 //! `hugeswap bench`: what it prints, what it refuses, and that it leaves nothing behind.
 
+mod compressed;
 mod defrag;
 mod kernel;
 mod mistakes;

@@ -57,6 +57,7 @@ mod wbt;
 pub(crate) mod zswap;
 
 pub(crate) use crate::{PAGE, PAGES};
+pub use codec::{Compressor, Most};
 pub(crate) use transfer::may_try_again;
 
 use crate::checksum::SumKey;

@@ -14,12 +14,16 @@
 //! more than half of a page.
 //!
 //! * [`lz4`], [`zstd`]: the libraries
+//! * [`compressor`]: all of it, for benchmarks
 //!
 //! [`super::zswap`] keeps blocks in memory, [`super::pack`] writes those of a unit to a device.
 
+mod compressor;
 mod lz4;
 mod words;
 mod zstd;
+
+pub use compressor::{Compressor, Most};
 
 use super::PAGE;
 use crate::lock::{Held, Lock};
