@@ -22,7 +22,7 @@
 //!   addresses
 //! * `gate`: counts the threads inside the engine; [`lock`]: locks, and their order
 //!
-//! [`handler`] takes the signals of faults.
+//! [`handler`] takes the signals of faults; [`Compressor`] measures codecs.
 //!
 //! Rules of the fault path (checked by tests and CI): no allocation; no lock that program code,
 //! libc or another runtime can hold; no touch of managed memory; no panic,
@@ -37,6 +37,7 @@ mod call;
 mod careful;
 mod checksum;
 mod clean;
+mod compressor;
 mod copying;
 mod doubts;
 pub mod engine;
@@ -82,13 +83,13 @@ mod writers;
 mod zero;
 mod zeroed;
 
+pub use compressor::{Compressor, Made, Most};
 pub use engine::{Engine, EngineConfig, high_descriptor};
 pub use error::EngineError;
 pub use file::{FileMode, MapFileError};
 pub use fork::{fork_child, fork_parent, fork_prepare, is_registered as fork_is_registered};
 pub use memory::groups;
 pub use ranges::{Claim, Contents, MapError, MarkerError, PinError, Prot};
-pub use store::{Compressor, Most};
 pub use threads::Threads;
 pub use track::TrackError;
 

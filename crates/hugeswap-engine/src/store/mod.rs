@@ -37,7 +37,7 @@ pub(crate) mod backing;
 pub(crate) mod batch;
 pub(crate) mod buffers;
 mod claim;
-mod codec;
+pub(crate) mod codec;
 mod compressed;
 mod cursor;
 mod faulty;
@@ -57,7 +57,6 @@ mod wbt;
 pub(crate) mod zswap;
 
 pub(crate) use crate::{PAGE, PAGES};
-pub use codec::{Compressor, Most};
 pub(crate) use transfer::may_try_again;
 
 use crate::checksum::SumKey;

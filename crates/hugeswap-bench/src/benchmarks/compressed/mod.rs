@@ -8,14 +8,16 @@ use crate::generate::kinds::{self, Bytes};
 use crate::options::size;
 use crate::output::{Benchmark, Outcome, Progress, Table, cell, median, percent, rounded};
 use anyhow::{Context, Result, bail};
-use hugeswap_engine::{Compressor, Most};
+use hugeswap_engine::{Compressor, Made, Most};
 use hugeswap_policy::zswap::codec::Codec;
 use hugeswap_support::interrupt::check_interrupted;
 use hugeswap_support::text;
 use serde_json::json;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 const PAGE: u64 = hugeswap_policy::PAGE_BYTES;
+/// Pages between two looks for a request to stop.
+const AT_ONCE: usize = 256;
 
 // Arguments of `hugeswap bench compressed`.
 #[derive(clap::Args)]
@@ -44,19 +46,6 @@ pub struct Compressed {
     /// A program and its arguments
     #[arg(last = true, value_name = "PROG")]
     program: Vec<String>,
-}
-
-/// What one codec makes of all pages once.
-#[derive(Default)]
-struct Found {
-    /// Pages that become short enough.
-    short: usize,
-    /// The lengths of their blocks, bytes.
-    len: usize,
-    /// For all pages.
-    into: Duration,
-    /// For those that became short enough.
-    out: Duration,
 }
 
 impl Benchmark for Compressed {
@@ -101,7 +90,7 @@ impl Benchmark for Compressed {
         ]);
         let mut rows = Vec::new();
         for (name, pages) in &data {
-            let mut found: [Vec<Found>; 3] = Default::default();
+            let mut found: [Vec<Made>; 3] = Default::default();
             for pair in 1..=self.pairs {
                 progress.begin(format!("{name}, {pair}"));
                 for (by, found) in Codec::ALL.into_iter().zip(&mut found) {
@@ -113,7 +102,7 @@ impl Benchmark for Compressed {
                 let last = found.last().context("one pair at least")?;
                 let all = pages.len() * PAGE as usize;
                 let left = (pages.len() - last.short) * PAGE as usize;
-                let times = |d: fn(&Found) -> Duration, n: usize| {
+                let times = |d: fn(&Made) -> Duration, n: usize| {
                     let us: Vec<_> = found.iter().map(|f| d(f).as_secs_f64() * 1e6).collect();
                     (n > 0).then(|| median(&us) / n as f64)
                 };
@@ -146,30 +135,21 @@ impl Benchmark for Compressed {
 
 impl Compressed {
     /// Compresses and decompresses all pages once.
-    fn all(&self, compressor: &mut Compressor, by: Codec, pages: &[Bytes]) -> Result<Found> {
+    fn all(&self, compressor: &mut Compressor, by: Codec, pages: &[Bytes]) -> Result<Made> {
         let most = match self.without_disk {
             true => Most::WithoutDevice,
             false => Most::BesideDevice,
         };
-        let mut found = Found::default();
-        for (i, page) in pages.iter().enumerate() {
-            if i % 1024 == 0 {
-                check_interrupted()?;
-            }
-            let start = Instant::now();
-            let len = compressor.compress(by, page, most);
-            found.into += start.elapsed();
-            let Some(len) = len else { continue };
-            found.short += 1;
-            found.len += len;
-            let start = Instant::now();
-            let back = compressor.decompress(len);
-            found.out += start.elapsed();
-            if back != Some(page) {
-                bail!("{} did not give page {i} back as it was", by_name(by));
-            }
+        let mut made = Made::default();
+        for some in pages.chunks(AT_ONCE) {
+            check_interrupted()?;
+            compressor.go_over(some, by, most, &mut made);
         }
-        Ok(found)
+        if made.wrong > 0 {
+            let by = by_name(by);
+            bail!("{by} did not give {} pages back as they were", made.wrong);
+        }
+        Ok(made)
     }
 }
 

@@ -14,16 +14,13 @@
 //! more than half of a page.
 //!
 //! * [`lz4`], [`zstd`]: the libraries
-//! * [`compressor`]: all of it, for benchmarks
 //!
-//! [`super::zswap`] keeps blocks in memory, [`super::pack`] writes those of a unit to a device.
+//! [`super::zswap`] keeps blocks in memory, [`super::pack`] writes those of a unit to a device, and
+//! [`crate::Compressor`] measures.
 
-mod compressor;
 mod lz4;
 mod words;
 mod zstd;
-
-pub use compressor::{Compressor, Most};
 
 use super::PAGE;
 use crate::lock::{Held, Lock};
@@ -36,9 +33,9 @@ use words::HALF;
 /// Bytes of a block of a page that repeats one word.
 const SAME: usize = 8;
 /// A block that is longer is not worth its room where there is a device.
-pub(super) const SHORT: usize = PAGE * 5 / 8;
+pub(crate) const SHORT: usize = PAGE * 5 / 8;
 /// A block that is longer is not worth decoding.
-pub(super) const LONGEST: usize = PAGE * 7 / 8;
+pub(crate) const LONGEST: usize = PAGE * 7 / 8;
 /// First bytes of blocks.
 const LZ4: u8 = 1;
 const ZSTD: u8 = 2;
@@ -80,7 +77,7 @@ impl Codecs {
 
 /// What a thread compresses with: a page, its block, and the compressors' memory.
 #[repr(C, align(64))]
-pub(super) struct Scratch {
+pub(crate) struct Scratch {
     pub page: [u8; PAGE],
     pub block: [u8; LONGEST],
     ways: Ways,
@@ -268,7 +265,7 @@ impl Block<'_> {
 }
 
 /// What blocks are decoded with. Shared by all threads.
-pub(super) struct Decoders(zstd::Decoders);
+pub(crate) struct Decoders(zstd::Decoders);
 
 impl Decoders {
     pub fn new() -> Result<Decoders> {
@@ -279,7 +276,7 @@ impl Decoders {
     ///
     /// # Safety
     /// `to` is a page that the caller may write.
-    pub unsafe fn decompress(&self, block: &mut Block<'_>, to: usize) -> bool {
+    pub(super) unsafe fn decompress(&self, block: &mut Block<'_>, to: usize) -> bool {
         let Some(bytes) = block.bytes() else {
             return true;
         };
