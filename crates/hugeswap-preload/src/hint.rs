@@ -6,7 +6,8 @@
 //! GiB, Go has a list of 128 hints. So a reservation is made in the window, whatever the hint says,
 //! with two exceptions: generated code is to be near other code, and a program that gives the
 //! reservation back again and again can use no other address (ZGC's heap has its colours in its
-//! addresses).
+//! addresses). And where a program says that it is to be that address or none (MAP_FIXED_NOREPLACE, as JVMs from 25 on
+//! do), that is refused as if the address were taken, until the program has tried many.
 
 use std::sync::atomic::AtomicUsize;
 use std::sync::atomic::Ordering::Relaxed;
@@ -16,12 +17,14 @@ const SHORT: usize = 1 << 40;
 /// How far a jump can go, and more.
 const REACH: usize = 4 << 30;
 
-/// A program that has given back so many reservations of one length uses no other address.
+/// A program that has given back so many reservations of one length uses no other address,
 const PATIENCE: usize = 200;
+/// and so does one that was refused so many.
+const PATIENCE_EXACT: usize = 100;
 
 /// The last reservation (address, length) that was made elsewhere than the hint said.
 static GIVEN: [AtomicUsize; 2] = [const { AtomicUsize::new(0) }; 2];
-/// The length of the last one that was given back at once, and how many of that length were.
+/// The length of the last one that was given back at once, or refused, and how many of that length were.
 static GIVEN_BACK: [AtomicUsize; 2] = [const { AtomicUsize::new(0) }; 2];
 
 /// Is a reservation of `len` bytes with this hint (0: none) left to the kernel?
@@ -36,6 +39,15 @@ pub fn is_for_the_kernel(hint: usize, len: usize) -> bool {
                 && GIVEN_BACK[1].load(Relaxed) >= PATIENCE)
 }
 
+/// May a reservation that is to be at `at` or nowhere be refused? Counts it, if so.
+pub fn may_be_refused(at: usize, len: usize) -> bool {
+    if at == 0 {
+        return false;
+    }
+    note_given_back(len);
+    GIVEN_BACK[1].load(Relaxed) <= PATIENCE_EXACT
+}
+
 /// A reservation was made at `at`, which is not what the hint said.
 pub fn note_given(at: usize, len: usize) {
     GIVEN[0].store(at, Relaxed);
@@ -45,10 +57,13 @@ pub fn note_given(at: usize, len: usize) {
 /// The program unmaps `[at, at+len)`.
 pub fn note_unmapped(at: usize, len: usize) {
     if GIVEN[0].load(Relaxed) == at && GIVEN[1].load(Relaxed).next_multiple_of(4096) == len {
-        let len = GIVEN[1].load(Relaxed);
-        if GIVEN_BACK[0].swap(len, Relaxed) != len {
-            GIVEN_BACK[1].store(0, Relaxed);
-        }
-        GIVEN_BACK[1].fetch_add(1, Relaxed);
+        note_given_back(GIVEN[1].load(Relaxed));
     }
+}
+
+fn note_given_back(len: usize) {
+    if GIVEN_BACK[0].swap(len, Relaxed) != len {
+        GIVEN_BACK[1].store(0, Relaxed);
+    }
+    GIVEN_BACK[1].fetch_add(1, Relaxed);
 }

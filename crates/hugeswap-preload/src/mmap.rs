@@ -232,16 +232,21 @@ pub unsafe extern "C" fn mmap(
             }
         }
     }
+    const KIND: c_int = NEVER & !libc::MAP_FIXED_NOREPLACE | TYPE | libc::MAP_ANONYMOUS;
     if prot == libc::PROT_NONE
         && state::may_manage_mapping(len)
-        && flags & (NEVER | TYPE | libc::MAP_ANONYMOUS) == libc::MAP_PRIVATE | libc::MAP_ANONYMOUS
+        && flags & KIND == libc::MAP_PRIVATE | libc::MAP_ANONYMOUS
         && !hint::is_for_the_kernel(at, len)
         && let Some(engine) = state::engine_for(len, Knob::ReserveMin)
     {
+        let is_exact = flags & libc::MAP_FIXED_NOREPLACE != 0;
+        if is_exact && hint::may_be_refused(at, len) {
+            return failed(libc::EEXIST);
+        }
         let errno = real::errno();
-        let reserved = engine.reserve(len, PAGE);
+        let reserved = (!is_exact).then(|| engine.reserve(len, PAGE));
         set_errno(errno);
-        if let Ok(given) = reserved {
+        if let Some(Ok(given)) = reserved {
             if at != 0 {
                 hint::note_given(given, len);
             }

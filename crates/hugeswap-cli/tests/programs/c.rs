@@ -74,6 +74,7 @@ pub fn cases() -> Vec<Case> {
         all.push(case(format!("reserved, {mode}"), move || reserved(mode)));
         all.push(case(format!("access, {mode}"), move || access(mode)));
     }
+    all.push(case("exact", exact));
     all.push(case("pieces", pieces));
     all.push(case("space, moved in pieces", moved_in_pieces));
     all.push(case("space, plain", || {
@@ -427,6 +428,17 @@ fn hole(mode: Mode) {
     program
         .managed(&Setup::new(mode, MEMORY_MIB))
         .same_as(&plain);
+}
+
+/// A heap is managed though its address was to be another, and only that.
+fn exact() {
+    let dir = directory();
+    let program = Program::new(dir.path(), compile("exact", dir.path()));
+    let plain = program.plain();
+    let managed = program.managed(&Setup::new(Mode::Signal, MEMORY_MIB));
+    managed.same_as(&plain);
+    let unmanaged = managed.number("peak_unmanaged_bytes");
+    assert!(unmanaged < 16 << 20, "{}", managed.report);
 }
 
 /// A program reserves heaps and commits them by parts.
