@@ -10,7 +10,7 @@
 
 use crate::lock::Lock;
 use crate::real::{self, answer, set_errno};
-use crate::{files, hint, inherit, shared, state};
+use crate::{files, hint, inherit, shared, small, state};
 use hugeswap_engine::pool::FaultMode;
 use hugeswap_engine::{Claim, Contents, Engine, Prot, SHARED_BASE};
 use hugeswap_policy::knobs::Knob;
@@ -254,6 +254,10 @@ pub unsafe extern "C" fn mmap(
         }
     }
     let made = kernel_map(at, len, prot, flags, fd, offset);
+    const SMALL: c_int = NEVER | TYPE | libc::MAP_ANONYMOUS;
+    if prot == RW && flags & SMALL == libc::MAP_PRIVATE | libc::MAP_ANONYMOUS {
+        small::note_mapping(len);
+    }
     after_kernel(made, len, prot, flags, fd, offset)
 }
 

@@ -9,6 +9,9 @@
 //! Enough is 4 MiB that the program has asked for (`route.small=on`), or a sixteenth of the budget that
 //! the process has beside its managed memory (`auto`).
 //!
+//! What the program maps in small pieces counts, too, and is managed from then on, also where there is no such object:
+//! heaps that grow by pages, and allocators of statically linked programs.
+//!
 //! The program's own requests are the allocator's from ON on. The C library's requests stay with
 //! its own allocator: it touches some of its memory where no fault can be taken (with every signal
 //! blocked, at the start and end of a thread), and gives some to the kernel. A block knows its
@@ -202,6 +205,13 @@ pub fn owner(p: usize) -> Option<&'static Allocator> {
     is_inside.then(allocator).flatten()
 }
 
+/// A private mapping of `len` bytes is made that is too short to be managed.
+pub fn note_mapping(len: usize) {
+    if PHASE.load(Relaxed) == COUNTING || !state::are_small_mappings_managed() {
+        count(len, 0);
+    }
+}
+
 /// Adds to what the program has asked for.
 #[inline]
 fn count(size: usize, caller: usize) {
@@ -212,7 +222,7 @@ fn count(size: usize, caller: usize) {
     }
 }
 
-/// Starts the allocator if it is time for that.
+/// Starts the allocator, or has small mappings managed, if it is time for that.
 #[cold]
 fn count_step(asked: usize, caller: usize) {
     if is_library(caller) {
@@ -235,6 +245,9 @@ fn count_step(asked: usize, caller: usize) {
     let Some(engine) = state::engine_for(unmanaged(), Knob::Small) else {
         return;
     };
+    if PHASE.load(Relaxed) == OFF {
+        return state::manage_small_mappings();
+    }
     // A handler of the program's that asks for memory, or forks, must not find the thread starting
     // the allocator that it runs on.
     let blocked = Blocked::all();
@@ -307,11 +320,6 @@ fn start(engine: &'static Engine) -> bool {
     BELOW.store(below, Release);
     state::manage_small_mappings();
     true
-}
-
-/// Are small blocks managed?
-pub fn is_on() -> bool {
-    BELOW.load(Acquire) != 0
 }
 
 /// New managed memory for the allocator; see [`Memory::map`].

@@ -46,7 +46,7 @@ hot! {
     static SEGMENT: AtomicI32 = AtomicI32::new(-1);
     /// Requests from this many bytes on are looked at: [`LEAST`], or out of reach.
     static LOOK_FROM: AtomicUsize = AtomicUsize::new(usize::MAX);
-    /// The same of mappings: [`LEAST`], or [`SMALL_MAPPING`] where small blocks are managed, too.
+    /// The same of mappings: [`LEAST`], or [`SMALL_FROM`].
     static MAP_FROM: AtomicUsize = AtomicUsize::new(usize::MAX);
 }
 static JOINER: AtomicI32 = AtomicI32::new(0);
@@ -72,6 +72,9 @@ pub const LEAST: usize = 128 << 10;
 /// Where small blocks are managed, mappings from so many bytes on are, too: some allocators map each
 /// of their pages (Ruby's heap has 16 KiB, mapped as 32 and cut).
 const SMALL_MAPPING: usize = 32 << 10;
+/// From how many bytes on mappings are, then: [`SMALL_MAPPING`], or a page in a program that was loaded, whose
+/// allocators map what they would take from the break.
+static SMALL_FROM: AtomicUsize = AtomicUsize::new(usize::MAX);
 
 /// Is a request of `len` bytes worth a look?
 #[inline]
@@ -85,9 +88,19 @@ pub fn may_manage_mapping(len: usize) -> bool {
     len >= MAP_FROM.load(Relaxed)
 }
 
-/// Small blocks are managed from now on.
+/// Small blocks are managed from now on, if there is an allocator for them, and small mappings.
 pub fn manage_small_mappings() {
-    MAP_FROM.store(SMALL_MAPPING, Relaxed);
+    let from = match crate::static_program::is_loaded() {
+        true => 4096,
+        false => SMALL_MAPPING,
+    };
+    SMALL_FROM.store(from, Relaxed);
+    MAP_FROM.store(from, Relaxed);
+}
+
+/// Are small mappings managed?
+pub fn are_small_mappings_managed() -> bool {
+    SMALL_FROM.load(Relaxed) != usize::MAX
 }
 
 /// Is `addr` a managed address?
@@ -194,7 +207,7 @@ pub fn is_set(knob: Knob) -> bool {
 fn least(pool: &Pool, knob: Knob) -> u64 {
     match knob {
         Knob::Small => small::least(pool),
-        Knob::MmapMin if small::is_on() => pool.knob(knob).min(SMALL_MAPPING as u64),
+        Knob::MmapMin => pool.knob(knob).min(SMALL_FROM.load(Relaxed) as u64),
         _ => pool.knob(knob),
     }
 }

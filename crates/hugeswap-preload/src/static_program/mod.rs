@@ -299,6 +299,11 @@ fn forget_restartable_sequences() {
     }
 }
 
+/// Is this process a program that the object has loaded?
+pub fn is_loaded() -> bool {
+    BREAK_END.load(Relaxed) != 0
+}
+
 fn brk(to: usize) -> usize {
     // SAFETY: the program's break.
     unsafe { syscall6(libc::SYS_brk as usize, [to, 0, 0, 0, 0, 0]) as usize }
