@@ -8,7 +8,7 @@
 //! * `state`: joining the pool; `real`: the functions behind ours; `alloc`, `lock`, `local`: memory
 //!   of our own. There is an allocator of our own, and the few words that each thread has are at a
 //!   fixed distance from the thread pointer
-//! * `malloc` (with `spare` and `small`), `mmap` (with `runs`), `mremap`, `advise`: memory. What the engine cannot do
+//! * `malloc` (with `spare` and `small`), `mmap` (with `runs` and `cut`), `mremap`, `advise`: memory. What the engine cannot do
 //!   (mappings over managed memory, executable memory, locking, unusual advice, and protection of parts of
 //!   units where single pages are not to be had) the kernel does, after the units were brought in and *ejected*: they stay
 //!   charged, and are not swapped any more. Ejected memory is moved by the engine, because the
@@ -57,6 +57,7 @@ mod addresses;
 mod advise;
 mod alloc;
 mod credentials;
+mod cut;
 mod debug;
 mod ending;
 mod exec;

@@ -10,7 +10,7 @@
 
 use crate::lock::Lock;
 use crate::real::{self, answer, set_errno};
-use crate::{files, hint, inherit, shared, small, state};
+use crate::{cut, files, hint, inherit, shared, small, state, static_program};
 use hugeswap_engine::pool::FaultMode;
 use hugeswap_engine::{Claim, Contents, Engine, Prot, SHARED_BASE};
 use hugeswap_policy::knobs::Knob;
@@ -217,7 +217,11 @@ pub unsafe extern "C" fn mmap(
                 return kernel_map(at, len, prot, flags, fd, offset);
             }
             let errno = real::errno();
-            match engine.map(len, PAGE, true) {
+            let made = match static_program::is_loaded() {
+                true => cut::map(engine, len),
+                false => engine.map(len, PAGE, true),
+            };
+            match made {
                 Ok(at) => {
                     if flags & libc::MAP_POPULATE != 0 {
                         engine.willneed(at, len);

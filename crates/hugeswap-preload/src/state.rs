@@ -15,7 +15,7 @@
 
 use crate::{
     alloc, credentials, files, filter, helpers, inherit, issue, local, malloc, mmap, real, shared,
-    shm, small, symbols, thread, trap, views,
+    shm, small, static_program, symbols, thread, trap, views,
 };
 use hugeswap_engine::pool::{FaultMode, Pool};
 use hugeswap_engine::{Engine, EngineConfig, SHARED_BASE, SHARED_LEN, Threads, high_descriptor};
@@ -90,7 +90,7 @@ pub fn may_manage_mapping(len: usize) -> bool {
 
 /// Small blocks are managed from now on, if there is an allocator for them, and small mappings.
 pub fn manage_small_mappings() {
-    let from = match crate::static_program::is_loaded() {
+    let from = match static_program::is_loaded() {
         true => 4096,
         false => SMALL_MAPPING,
     };

@@ -74,7 +74,8 @@ pub fn cases() -> Vec<Case> {
         all.push(case(format!("reserved, {mode}"), move || reserved(mode)));
         all.push(case(format!("access, {mode}"), move || access(mode)));
     }
-    all.push(case("exact", exact));
+    all.push(case("exact", || heap("exact")));
+    all.push(case("mapped", || heap("mapped")));
     all.push(case("pieces", pieces));
     all.push(case("space, moved in pieces", moved_in_pieces));
     all.push(case("space, plain", || {
@@ -430,10 +431,10 @@ fn hole(mode: Mode) {
         .same_as(&plain);
 }
 
-/// A heap is managed though its address was to be another, and only that.
-fn exact() {
+/// A heap is managed though its address was to be another and only that, or though it is mapped in small pieces.
+fn heap(name: &str) {
     let dir = directory();
-    let program = Program::new(dir.path(), compile("exact", dir.path()));
+    let program = Program::new(dir.path(), compile(name, dir.path()));
     let plain = program.plain();
     let managed = program.managed(&Setup::new(Mode::Signal, MEMORY_MIB));
     managed.same_as(&plain);

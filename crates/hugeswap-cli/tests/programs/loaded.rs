@@ -73,6 +73,9 @@ pub fn cases() -> Vec<Case> {
             format!("loaded, threads, {linked}, storm"),
             move || storm(linked),
         ));
+        all.push(case(format!("loaded, small blocks, {linked}"), move || {
+            small_blocks(linked);
+        }));
     }
     all.push(case("loaded, go", go));
     all.push(case("loaded, below a shell", below_a_shell));
@@ -109,6 +112,18 @@ fn c(linked: Linked, program: &str, args: &[&str], memory_mib: u64, processes: u
     let plain = program.plain();
     let managed = program.managed(&Setup::new(Mode::Signal, memory_mib));
     managed.same_as(&plain).processes(processes);
+}
+
+/// Its own allocator maps small pieces, which are managed once there are many.
+fn small_blocks(linked: Linked) {
+    let dir = directory();
+    let path = linked.compile("nodes", dir.path());
+    let program = Program::new(dir.path(), path).arg("2000");
+    let plain = program.plain();
+    let managed = program.managed(&Setup::new(Mode::Signal, 48));
+    managed.same_as(&plain);
+    let unmanaged = managed.number("peak_unmanaged_bytes");
+    assert!(unmanaged < 24 << 20, "{}", managed.report);
 }
 
 /// Units are evicted at random all the time.
