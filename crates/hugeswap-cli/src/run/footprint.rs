@@ -16,7 +16,10 @@ use hugeswap_support::proc::{self, Status};
 use hugeswap_sys::process;
 use std::collections::hash_map::Entry;
 use std::collections::{HashMap, HashSet};
+use std::ffi::OsStr;
+use std::os::unix::ffi::OsStrExt;
 use std::path::PathBuf;
+use std::sync::LazyLock;
 use std::time::{Duration, Instant};
 
 /// Time between the first two samples; it doubles each time.
@@ -175,7 +178,7 @@ impl Footprint {
                 };
                 new.insert(Followed {
                     status,
-                    program: proc::program(pid),
+                    program: program_of(pid),
                     since: Some(Instant::now()),
                     why: None,
                 });
@@ -227,8 +230,8 @@ impl Footprint {
                 f.since = None;
                 continue;
             }
-            let program = proc::program(pid);
-            if program.is_absolute() && program != f.program {
+            let program = program_of(pid);
+            if program.parent().is_some_and(|p| p != "") && program != f.program {
                 (f.program, f.since, f.why) = (program, Some(Instant::now()), None);
             }
             let Some(since) = f.since else { continue };
@@ -296,6 +299,21 @@ fn without_shared_spaces(mut all: Vec<(i32, Status)>) -> Vec<(i32, Status)> {
         !parent.is_some_and(|p| p.is_waiting && p.size == s.size && p.anonymous == s.anonymous)
     });
     all
+}
+
+/// The path of a process's program, or else its name. Of one that the object has loaded this executable is what the
+/// kernel executes, and the program is what it was called by.
+fn program_of(pid: i32) -> PathBuf {
+    static OWN: LazyLock<Option<PathBuf>> = LazyLock::new(|| std::env::current_exe().ok());
+    let program = proc::program(pid);
+    if OWN.as_ref() != Some(&program) {
+        return program;
+    }
+    let arguments = std::fs::read(format!("/proc/{pid}/cmdline")).unwrap_or_default();
+    match arguments.split(|&b| b == 0).next() {
+        None | Some([]) => program,
+        Some(name) => OsStr::from_bytes(name).into(),
+    }
 }
 
 #[cfg(test)]

@@ -124,6 +124,9 @@ fn small_blocks(linked: Linked) {
     managed.same_as(&plain);
     let unmanaged = managed.number("peak_unmanaged_bytes");
     assert!(unmanaged < 24 << 20, "{}", managed.report);
+    // It is called by its name.
+    let holder = managed.report["unmanaged"]["processes"][0]["program"].as_str();
+    assert!(holder.is_some_and(|p| p.ends_with("nodes")), "{holder:?}");
 }
 
 /// Units are evicted at random all the time.
