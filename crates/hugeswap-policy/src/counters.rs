@@ -17,6 +17,7 @@ named! {
     ZswpClean => "zswap_stored_clean", "Of those, pages that swap holds as well, so that they need not be written when room is needed.";
     ZswpWb => "zswpwb", "Base pages written from compressed memory to swap, for it was full.";
     ZswpZstd => "zswap_stored_zstd", "Of the pages kept in compressed memory, those compressed by Zstandard, at either level.";
+    ZswpBytes => "zswap_stored_bytes", "Bytes that the pages kept in compressed memory took there.";
     ZswpMoved => "zswap_moved", "Blocks of compressed memory moved together, or passed over since they were read.";
     ZswpPoor => "zswap_reject_compress_poor", "Pages that compressed too little and were written to swap.";
     ZswpSkipped => "zswap_reject_skipped", "Pages written to swap without an attempt, for those before compressed too little.";

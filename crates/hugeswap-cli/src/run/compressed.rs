@@ -7,20 +7,26 @@ use hugeswap_policy::counters::Counter;
 
 /// For people, if it was used.
 pub fn line(report: &Report) -> Option<String> {
-    let [kept, written, from, came] = [
+    let [kept, bytes, by_zstd, written, from, came] = [
         Counter::ZswpOut,
+        Counter::ZswpBytes,
+        Counter::ZswpZstd,
         Counter::ZswpWb,
         Counter::ZswpIn,
         Counter::PswpIn,
     ]
     .map(|c| report.get(c));
+    let percent = |part: u64, all: u64| 100.0 * part as f64 / all.max(1) as f64;
     (kept > 0).then(|| {
         format!(
-            "  compressed {} pages were kept in memory, {} of them written to swap later; {:.1}% of the pages that came \
-             in were among them",
-            text::count(kept),
-            text::count(written),
-            100.0 * from as f64 / came.max(1) as f64,
+            "  compressed {} were kept in memory as {} ({:.1} times less, {:.0}% of it by Zstandard), {} of them written \
+             to swap later; {:.1}% of the pages that came in were among them",
+            text::bytes(kept * PAGE_BYTES),
+            text::bytes(bytes),
+            (kept * PAGE_BYTES) as f64 / bytes.max(1) as f64,
+            percent(by_zstd, kept),
+            text::bytes(written * PAGE_BYTES),
+            percent(from, came),
         )
     })
 }
@@ -53,15 +59,19 @@ mod tests {
     fn it_is_there_if_compressed_memory_was_used() {
         let mut report = report();
         assert_eq!(line(&report), None);
-        report.counters[Counter::ZswpOut as usize] = 2000;
-        report.counters[Counter::ZswpWb as usize] = 100;
+        report.counters[Counter::ZswpOut as usize] = 3 << 18;
+        report.counters[Counter::ZswpBytes as usize] = 1 << 30;
+        report.counters[Counter::ZswpZstd as usize] = 1 << 18;
+        report.counters[Counter::ZswpWb as usize] = 1 << 17;
         report.counters[Counter::ZswpIn as usize] = 256;
-        let line = line(&report).unwrap();
-        assert!(
-            line.contains("2,000 pages") && line.contains("100 of them"),
-            "{line}"
+        report.counters[Counter::PswpIn as usize] = 1024;
+        assert_eq!(
+            line(&report).as_deref(),
+            Some(
+                "  compressed 3.00 GiB were kept in memory as 1.00 GiB (3.0 times less, 33% of it by Zstandard), \
+                 512 MiB of them written to swap later; 25.0% of the pages that came in were among them"
+            )
         );
-        assert!(line.contains("25.0%"), "{line}");
     }
 
     #[test]

@@ -371,7 +371,7 @@ fn check_way(program: &Path, way: Way, config: &PoolConfig) -> Result<()> {
             config,
             &format!("{shown} is statically linked or for musl, and"),
         )
-        .map_err(|e| anyhow::anyhow!("{e}, or use a build for it")),
+        .map_err(|e| anyhow::anyhow!("{e}, or use a dynamically linked build for glibc")),
     }
 }
 

@@ -73,6 +73,9 @@ fn what_is_compressed_comes_back() {
         }
         let kept = counter(&pool, "zswpout");
         assert!(kept > 1000, "{setting}: {kept} pages were kept");
+        let bytes = counter(&pool, "zswap_stored_bytes");
+        let least = kept * 24;
+        assert!((least..kept * PAGE as u64).contains(&bytes), "{bytes}");
         assert!(counter(&pool, "zswpin") > 1000, "{setting}");
         let (takes, holds) = usage(&pool);
         assert!(holds > takes && takes <= 32 * MIB as u64, "{takes} {holds}");

@@ -334,6 +334,7 @@ impl Zswap {
         let most = if all { LONGEST } else { SHORT };
         let start = now_ns();
         let (mut kept, mut poor, mut full, mut skipped) = (0, 0, 0, 0);
+        let mut bytes = 0;
         for page in pages.clone() {
             let tried = self.is_tried();
             if !tried {
@@ -366,6 +367,7 @@ impl Zswap {
             match self.keep(cluster, page, clean, block) {
                 true => {
                     kept += 1;
+                    bytes += log::room(block.len()) as u64;
                     stored(page);
                 }
                 false => full += 1,
@@ -375,6 +377,7 @@ impl Zswap {
             (Counter::ZswpOut, kept),
             (Counter::ZswpClean, if clean != 0 { kept } else { 0 }),
             (Counter::ZswpZstd, if by == Codec::Lz4 { 0 } else { kept }),
+            (Counter::ZswpBytes, bytes),
             (Counter::ZswpPoor, poor),
             (Counter::ZswpFull, full),
             (Counter::ZswpSkipped, skipped),
