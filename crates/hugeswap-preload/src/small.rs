@@ -207,7 +207,7 @@ pub fn owner(p: usize) -> Option<&'static Allocator> {
 
 /// A private mapping of `len` bytes is made that is too short to be managed.
 pub fn note_mapping(len: usize) {
-    if PHASE.load(Relaxed) == COUNTING || !state::are_small_mappings_managed() {
+    if !state::are_small_mappings_managed() {
         count(len, 0);
     }
 }

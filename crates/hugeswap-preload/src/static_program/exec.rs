@@ -263,7 +263,7 @@ fn is_reached() -> bool {
 fn loader(reached: bool) -> Option<CString> {
     let is_extended = filter::is_extended();
     if !reached {
-        return (is_extended && super::REAL_PATH.get().is_some()).then(|| c"/proc/self/exe".into());
+        return super::is_loaded().then(|| c"/proc/self/exe".into());
     }
     if !is_extended && FIRST.get().is_none_or(|first| first.leaves) {
         return None;
