@@ -147,7 +147,7 @@ impl Reclaim {
         if owed > 0 {
             busy |= self.give_back(owed);
         }
-        busy |= self.feed_reserve();
+        busy |= self.feed_reserve() | self.feed_buffers();
         let (available, marks) = self.available();
         let coming = u64::from(self.inflight_writes.load(Relaxed));
         let waiting = self.stalled.load(Relaxed) > 0;
@@ -498,6 +498,8 @@ impl Reclaim {
         let evicted = self.sizes.evicted();
         self.store.zswap.choose(&self.store.cost, no_trial, evicted);
         self.start_zswapd();
+        self.store.rest_buffers();
+        self.sharing.rest_buffers();
         self.call_khugepaged();
         if self.has_frames_to_compact() {
             self.khugepaged.wake();

@@ -32,7 +32,12 @@ pub fn cases() -> Vec<Case> {
         let name = format!("limited, {left} mappings left, userfaultfd {userfaultfd}");
         all.push(case(name, move || crowded(userfaultfd, left)));
     }
-    all.push(case("limited, memory of a control group", memory_group));
+    for compress in ["auto", "always"] {
+        all.push(case(
+            format!("limited, memory of a control group, swap.compress={compress}"),
+            move || memory_group(compress),
+        ));
+    }
     all.push(case("limited, processes of a control group", process_group));
     all
 }
@@ -142,14 +147,16 @@ impl Drop for ControlGroup {
 
 /// The control group has 5% more than the budget, and what the program needs besides: nothing is
 /// killed.
-fn memory_group() {
+fn memory_group(compress: &str) {
     const MEMORY_MIB: u64 = 64;
     let dir = directory();
     let program = Program::new(dir.path(), compile("workers", dir.path())).args(["2", "72", "2"]);
     let plain = program.plain();
     let limit = (MEMORY_MIB * 105 / 100 + 16) << 20;
     let group = ControlGroup::new("memory", "memory.limit_in_bytes", &limit.to_string());
-    let setup = Setup::new(Mode::Signal, MEMORY_MIB).on_disk();
+    let setup = Setup::new(Mode::Signal, MEMORY_MIB)
+        .on_disk()
+        .option("--set", format!("swap.compress={compress}"));
     let managed = program.managed_by(&shell(&group.enter()), &setup);
     managed.same_as(&plain);
 }

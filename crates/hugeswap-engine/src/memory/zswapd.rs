@@ -1,5 +1,6 @@
 //! Compressed memory gets its frames from kswapd, and has them made empty by a thread of its own
-//! ([`crate::store::zswap`] has the rest).
+//! ([`crate::store::zswap`] has the rest). From kswapd come the frames of buffers, too
+//! ([`crate::store::buffers`]).
 
 use crate::memory::Memory;
 use crate::store::zswap::RESERVE;
@@ -44,8 +45,9 @@ impl Memory {
     pub(crate) fn feed_reserve(&self) -> bool {
         let z = &self.store.zswap;
         if !z.started.load(Relaxed) || z.lacking() == 0 {
-            let over = self.pool.used_frames() > self.pool.frames();
-            return over && z.has_reserve() && self.have().0 >= UNIT_PAGES && self.hand_back_one();
+            let taken = z.has_reserve() || self.pool.record().buffers.load(Relaxed) > 0;
+            let over = taken && self.pool.used_frames() > self.pool.frames();
+            return over && self.have().0 >= UNIT_PAGES && self.hand_back_one();
         }
         if self.feed_zswap() {
             return true;
@@ -71,6 +73,23 @@ impl Memory {
             return false;
         };
         if !z.supply() {
+            self.arena.put_free(frame.place);
+            return false;
+        }
+        self.arena.discard(frame.place);
+        true
+    }
+
+    /// kswapd: a buffer gets a frame, if a thread has done without one and there is a frame to spare.
+    /// Did it?
+    pub(crate) fn feed_buffers(&self) -> bool {
+        if !self.store.wants_buffer() || !self.leaves_reserve(UNIT_PAGES) {
+            return false;
+        }
+        let Some(frame) = self.any_frame() else {
+            return false;
+        };
+        if !self.store.supply_buffer() {
             self.arena.put_free(frame.place);
             return false;
         }

@@ -74,6 +74,24 @@ impl Pool {
         self.records()[me].charged.fetch_add(1, AcqRel);
     }
 
+    /// Charges record `me` a frame for a buffer, whatever the budget says: for a thread that has to
+    /// have one. kswapd makes up for it.
+    pub fn charge_buffer(&self, me: usize) {
+        self.charge_over(me);
+        self.note_buffer(me);
+    }
+
+    /// A frame that record `me` is charged is for a buffer now.
+    pub fn note_buffer(&self, me: usize) {
+        self.records()[me].buffers.fetch_add(1, AcqRel);
+    }
+
+    /// The frame of such a buffer is not in use any more.
+    pub fn uncharge_buffer(&self, me: usize) {
+        self.records()[me].buffers.fetch_sub(1, AcqRel);
+        self.uncharge(me, 1);
+    }
+
     /// Gives `n` frames of record `me` back to the pool and wakes the threads that wait for them.
     pub fn uncharge(&self, me: usize, n: u64) {
         if n > 0 {

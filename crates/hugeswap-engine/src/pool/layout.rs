@@ -38,7 +38,7 @@ use std::sync::atomic::{AtomicI32, AtomicI64, AtomicU8, AtomicU32, AtomicU64};
 /// "hugeswap" in ASCII.
 pub const MAGIC: u64 = u64::from_le_bytes(*b"hugeswap");
 /// Changed whenever the layout does.
-pub const VERSION: u32 = 35;
+pub const VERSION: u32 = 36;
 /// See [`Record::unreadable`].
 pub const ONLY_UNREADABLE: u64 = 1 << 31;
 /// Most processes a pool can have at one time.
@@ -448,6 +448,8 @@ pub struct Record {
     pub zswap: AtomicU64,
     /// Pages in them.
     pub zswap_pages: AtomicU64,
+    /// Of those charged, frames of buffers.
+    pub buffers: AtomicU64,
     /// Of those charged, frames that the kernel has for good: nothing takes them out.
     pub foreign: AtomicU64,
     /// Managed bytes it has mapped.
@@ -491,10 +493,10 @@ pub struct Record {
 }
 
 impl Record {
-    /// Frames that it is charged for other memory than compressed memory.
+    /// Frames that it is charged for other memory than compressed memory, and buffers.
     pub fn uncompressed(&self) -> u64 {
         let all = self.charged.load(Relaxed);
-        all.saturating_sub(self.zswap.load(Relaxed))
+        all.saturating_sub(self.zswap.load(Relaxed) + self.buffers.load(Relaxed))
     }
 
     /// Its state.

@@ -69,6 +69,7 @@ impl Pool {
                 r.foreign.store(0, Relaxed);
                 r.zswap.store(0, Relaxed);
                 r.zswap_pages.store(0, Relaxed);
+                r.buffers.store(0, Relaxed);
                 r.managed.store(0, Relaxed);
                 r.touched.store(0, Relaxed);
                 r.untouched_pages.store(0, Relaxed);

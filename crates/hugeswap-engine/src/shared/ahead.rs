@@ -137,7 +137,7 @@ impl Sharing {
     }
 
     fn bring_by(&self, host: &impl Host, fd: i32, region: usize, m: &Map, unit: u32) {
-        let buffer = self.buffers.take(UNIT);
+        let buffer = self.buffers.take(&self.pool, UNIT);
         let w = self.load(unit);
         if w.is_locked() || w.kind() != Kind::Swapped {
             return;

@@ -186,7 +186,7 @@ impl Sharing {
             host.note_available();
         }
         frozen?;
-        let buffer = self.buffers.take(UNIT);
+        let buffer = self.buffers.take(&self.pool, UNIT);
         // SAFETY: the buffer is ours.
         unsafe { fs::read_exact_at(memory, buffer.at, UNIT, m.offset_of(unit)) }?;
         // A process that has come meanwhile is not write-protected.

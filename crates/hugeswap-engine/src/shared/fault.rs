@@ -186,7 +186,7 @@ impl Sharing {
                 uffd::zero(fds.uffd, at + offset, PAGE)
             });
         }
-        let buffer = self.buffers.take(UNIT);
+        let buffer = self.buffers.take(&self.pool, UNIT);
         if w.kind() == Kind::None {
             // SAFETY: the buffer is ours, and as long.
             unsafe { std::ptr::write_bytes(buffer.at as *mut u8, 0, UNIT) };

@@ -201,6 +201,11 @@ impl Sharing {
         })
     }
 
+    /// kswapd, some times a second: buffers that are not in use give their memory back.
+    pub fn rest_buffers(&self) {
+        self.buffers.rest(&self.pool);
+    }
+
     /// The regions that are mapped, with their indices.
     fn maps(&self) -> impl Iterator<Item = (usize, &Map)> {
         let all = self.maps.iter().enumerate();

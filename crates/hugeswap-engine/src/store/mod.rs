@@ -181,6 +181,24 @@ impl Store {
         self.kept.begin();
     }
 
+    /// kswapd: is a frame of this process's wanted to pack units in?
+    pub fn wants_buffer(&self) -> bool {
+        self.buffers.is_one_wanted()
+    }
+
+    /// kswapd: a frame that this process is charged is such a buffer's now. False: there are enough.
+    pub fn supply_buffer(&self) -> bool {
+        self.buffers.supply(&self.pool)
+    }
+
+    /// kswapd, some times a second: buffers that are not in use give their memory back.
+    pub fn rest_buffers(&self) {
+        self.buffers.rest(&self.pool);
+        if let Some(sealing) = &self.sealing {
+            sealing.buffers.rest(&self.pool);
+        }
+    }
+
     /// Did the last attempts to write find no slot?
     pub fn is_full(&self) -> bool {
         self.full.load(Relaxed)

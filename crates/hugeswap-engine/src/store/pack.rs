@@ -21,6 +21,9 @@
 //! all of the cluster is free. Therefore units are packed only while half of swap is free; and where
 //! no cluster is free at all, the cluster is written anew, with what is left in it, not packed
 //! ([`Store::write_as_it_is`]).
+//!
+//! A unit is packed in a buffer that the budget has a frame for. Before there is one, units are written
+//! as they are ([`Buffers::take_charged`](super::buffers::Buffers::take_charged)).
 
 use super::buffers::Buffer;
 use super::codec::{Block, LONGEST, Scratch};
@@ -96,40 +99,48 @@ impl Store {
         self.pool.knob(Knob::SwapCompress) != compress::NEVER && self.pool.has_device_area()
     }
 
-    /// By what the next unit is to be packed; `None`: it is to be written as it is.
-    fn packs_by(&self, cluster: u64) -> Option<Codec> {
+    /// By what the next unit is to be packed, and whether only to see what comes of it; `None`: it
+    /// is to be written as it is.
+    fn packs_by(&self, cluster: u64) -> Option<(Codec, bool)> {
         if !self.wants_packs() || !self.has_room_to_move() || cluster >= CLUSTERS {
             return None;
         }
         let always = self.pool.knob(Knob::SwapCompress) == compress::ALWAYS;
-        self.packing.choose(self.pool.given_codec(), always)
+        let by = self.packing.choose(self.pool.given_codec(), always)?;
+        Some((by, !always && !self.packing.is_used()))
     }
 
     /// Compresses the unit at `from`, which is to be written to a cluster of this process's own of
     /// which nothing is known. `None`: it is to be written as it is.
     #[inline(never)]
     pub(super) fn pack(&self, cluster: u64, from: usize) -> Option<Pack<'_>> {
-        let by = self.packs_by(cluster)?;
+        let (by, only_to_see) = self.packs_by(cluster)?;
+        // What only shows what would come of it needs no memory.
+        let buffer = match only_to_see {
+            true => None,
+            false => Some(self.buffers.take_charged(&self.pool)?),
+        };
         let start = now_ns();
-        let buffer = self.buffers.take(UNIT);
-        let packed = self.pack_in(cluster, by, from, buffer.at);
+        let packed = self.pack_in(cluster, by, from, buffer.as_ref().map(|b| b.at));
         let took = now_ns().saturating_sub(start);
         self.packing.note_packed(by, packed, took);
-        match packed {
-            Some(blocks) => Some(Pack {
+        match (packed, buffer) {
+            (Some(blocks), Some(buffer)) => Some(Pack {
                 buffer,
                 blocks,
                 took,
             }),
-            None => {
+            (Some(_), None) => None,
+            (None, _) => {
                 self.pool.count(Counter::SwapPackPoor, 1);
                 None
             }
         }
     }
 
-    /// [`Store::pack`] to the end of the buffer at `to`. How many blocks of the device they take.
-    fn pack_in(&self, cluster: u64, by: Codec, from: usize, to: usize) -> Option<usize> {
+    /// [`Store::pack`] to the end of the buffer at `to`; without one, nowhere. How many blocks of the
+    /// device they take.
+    fn pack_in(&self, cluster: u64, by: Codec, from: usize, to: Option<usize>) -> Option<usize> {
         let lengths = self.pool.pack_lengths(cluster)?;
         let mut scratch = self.codecs.scratch();
         let scratch = scratch.get_or_insert_with(Scratch::new);
@@ -155,14 +166,18 @@ impl Store {
             at = at
                 .checked_sub(len)
                 .filter(|&at| UNIT - at <= most_of(UNIT))?;
-            // SAFETY: bytes of `scratch`, to the buffer, which is the caller's.
-            unsafe { std::ptr::copy_nonoverlapping(bytes, (to + at) as *mut u8, len) };
-            length.store(len as u16, Release);
+            if let Some(to) = to {
+                // SAFETY: bytes of `scratch`, to the buffer, which is the caller's.
+                unsafe { std::ptr::copy_nonoverlapping(bytes, (to + at) as *mut u8, len) };
+                length.store(len as u16, Release);
+            }
         }
         let begin = at / PAGE * PAGE;
-        // SAFETY: within the buffer.
-        unsafe { std::ptr::write_bytes((to + begin) as *mut u8, 0, at - begin) };
-        self.pool.set_packed(cluster, true);
+        if let Some(to) = to {
+            // SAFETY: within the buffer.
+            unsafe { std::ptr::write_bytes((to + begin) as *mut u8, 0, at - begin) };
+            self.pool.set_packed(cluster, true);
+        }
         Some((UNIT - begin) / PAGE)
     }
 
@@ -244,7 +259,7 @@ impl Store {
             return false;
         }
         // (The caller is the only thread that has one and waits for another to read to.)
-        let buffer = self.buffers.take(UNIT);
+        let buffer = self.buffers.take(&self.pool, UNIT);
         let at = |slot: usize| buffer.at + slot * PAGE;
         let read = slots.each_run(|run| self.read(cluster, run.clone(), at(run.start), false));
         if read.is_err() {

@@ -22,7 +22,7 @@ use std::ops::Range;
 pub(crate) struct Sealing {
     cipher: Cipher,
     nonces: Nonces,
-    buffers: Buffers,
+    pub buffers: Buffers,
 }
 
 impl Sealing {
@@ -120,7 +120,7 @@ impl Store {
         // None left: the pages stay where they are, as if the device took none.
         let first = sealing.nonces.take(seals.len() as u64, writers);
         let first = first.ok_or(Errno::ENOSPC)?;
-        let buffer = sealing.buffers.take(pages.len() * PAGE);
+        let buffer = sealing.buffers.take(&self.pool, pages.len() * PAGE);
         let begin = offset + (pages.start * PAGE) as u64;
         for (k, seal) in seals.iter().enumerate() {
             let to = (buffer.at + k * PAGE) as *mut u8;

@@ -171,7 +171,7 @@ impl Store {
         // With a page in which each block is decoded, and room for what is not read in place.
         let packed = self.find_packed(cluster, &pages)?.map(|packed| {
             let apart = if in_place { 0 } else { packed.blocks.len() };
-            (packed, self.buffers.take((1 + apart) * PAGE))
+            (packed, self.buffers.take(&self.pool, (1 + apart) * PAGE))
         });
         // Where what the device has is read to: blocks of 4 KiB.
         let (blocks, memory) = match &packed {

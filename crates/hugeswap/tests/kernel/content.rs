@@ -215,22 +215,12 @@ fn budget_holds() {
         let budget = 64u64;
         let pool = builder(budget as usize).fault_mode(mode).build().unwrap();
         let r = pool.region(256 * MIB).unwrap();
-        let before = proc_kib("/proc/self/status", "RssAnon");
-        let peak = std::sync::atomic::AtomicU64::new(0);
-        let done = std::sync::atomic::AtomicBool::new(false);
-        std::thread::scope(|s| {
-            s.spawn(|| {
-                while !done.load(Relaxed) {
-                    peak.fetch_max(proc_kib("/proc/self/status", "RssAnon"), Relaxed);
-                }
-            });
+        let grown = most_memory_beside(|| {
             for g in 0..3 {
                 fill(&r, g);
             }
             check(&r, 2);
-            done.store(true, Relaxed);
         });
-        let grown = peak.load(Relaxed).saturating_sub(before);
         // 2% of the budget, and the unit table, lists and stacks of a small process.
         let allowed = budget * 1024 * 102 / 100 + 4096;
         assert!(

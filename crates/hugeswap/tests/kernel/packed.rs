@@ -10,6 +10,8 @@ use std::sync::atomic::Ordering::Relaxed;
 tests! {
     what_is_packed_comes_back,
     every_compressor_packs,
+    the_budget_holds_what_packs,
+    the_budget_holds_what_encrypts => with_encryption(the_budget_holds_what_packs),
     noise_is_not_packed,
     pages_that_change_go_elsewhere,
     packed_pages_under_encryption => with_encryption(pages_that_change_go_elsewhere),
@@ -71,6 +73,25 @@ fn every_compressor_packs() {
         verify(&r, g);
         assert!(packed(&pool).0 > before + 1000, "{by}");
     }
+    no_harm(&pool);
+}
+
+/// The buffers that units are packed in are charged: a control group that is a little larger than the
+/// budget is not outgrown.
+fn the_budget_holds_what_packs() {
+    need_huge_pages();
+    let budget = 64u64;
+    let pool = pool(budget as usize).build().unwrap();
+    let r = pool.region(192 * MIB).unwrap();
+    let grown = most_memory_beside(|| {
+        for g in 0..2 {
+            put(&r, g);
+        }
+        verify(&r, 1);
+    });
+    assert!(packed(&pool).0 > 0);
+    let allowed = budget * 1024 * 102 / 100 + 4096;
+    assert!(grown <= allowed, "{grown} KiB, {allowed} allowed");
     no_harm(&pool);
 }
 

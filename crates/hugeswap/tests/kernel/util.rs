@@ -8,8 +8,8 @@ use hugeswap_policy::knobs::{Knob, compress, parse_setting};
 use std::os::unix::process::ExitStatusExt;
 use std::process::ExitStatus;
 use std::sync::Mutex;
-use std::sync::atomic::AtomicBool;
 use std::sync::atomic::Ordering::Relaxed;
+use std::sync::atomic::{AtomicBool, AtomicU64};
 
 pub const MIB: usize = 1 << 20;
 pub const UNIT: usize = 2 * MIB;
@@ -280,6 +280,23 @@ pub fn proc_kib(file: &str, field: &str) -> u64 {
         .find_map(|l| l.strip_prefix(field)?.strip_prefix(':'))
         .and_then(|v| v.split_whitespace().next()?.parse().ok())
         .unwrap_or(0)
+}
+
+/// By how much the anonymous memory of this process grows at most while `work` is done, KiB.
+pub fn most_memory_beside(work: impl FnOnce()) -> u64 {
+    let anonymous = || proc_kib("/proc/self/status", "RssAnon");
+    let (before, peak) = (anonymous(), AtomicU64::new(0));
+    let done = AtomicBool::new(false);
+    std::thread::scope(|s| {
+        s.spawn(|| {
+            while !done.load(Relaxed) {
+                peak.fetch_max(anonymous(), Relaxed);
+            }
+        });
+        work();
+        done.store(true, Relaxed);
+    });
+    peak.load(Relaxed).saturating_sub(before)
 }
 
 /// The number of memory files of shared regions that each thread of a process has open.
