@@ -18,6 +18,11 @@ impl Pool {
         own + self.zswap_of_the_gone() + self.shared_frames()
     }
 
+    /// Of these, frames of buffers, which are free when no process writes to swap.
+    pub(super) fn buffer_frames(&self) -> u64 {
+        self.live().map(|(_, r)| r.buffers.load(Relaxed)).sum()
+    }
+
     /// Frames of compressed memory of processes that are gone, whose children may read there.
     fn zswap_of_the_gone(&self) -> u64 {
         let gone = |r: &&Record| r.state() == state::ZOMBIE;
@@ -74,10 +79,12 @@ impl Pool {
         self.records()[me].charged.fetch_add(1, AcqRel);
     }
 
-    /// Charges record `me` a frame for a buffer, whatever the budget says: for a thread that has to
+    /// Charges record `me` a frame for a buffer, if need be beyond the budget: for a thread that has to
     /// have one. kswapd makes up for it.
     pub fn charge_buffer(&self, me: usize) {
-        self.charge_over(me);
+        if !self.charge(me, 1) {
+            self.charge_over(me);
+        }
         self.note_buffer(me);
     }
 

@@ -190,10 +190,11 @@ impl Pool {
     pub fn room_for(&self, index: usize) -> Option<Room> {
         let areas = self.area_usage();
         let held = areas.iter().find(|a| a.index == index)?.usage.used_bytes();
+        let used = self.used_frames().saturating_sub(self.buffer_frames());
         Some(Room {
             held,
             elsewhere: self.free_but_in(index),
-            memory: self.frames().saturating_sub(self.used_frames()) * UNIT_BYTES,
+            memory: self.frames().saturating_sub(used) * UNIT_BYTES,
         })
     }
 }

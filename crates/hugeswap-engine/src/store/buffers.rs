@@ -26,8 +26,14 @@ const LARGE: usize = 1;
 const PATIENCE_NS: u64 = 1_000_000;
 /// After so many looks without a use the large ones have no memory.
 const REST: u32 = 5;
-/// For so many frames that a process holds it gets one large buffer that it could do without.
-const FRAMES_EACH: u64 = 8;
+/// A pool with a budget of so many frames gives each process one large buffer, but for two (a thread
+/// that has one may wait for another to read to).
+const BUDGET_EACH: u64 = 32;
+const LEAST: u64 = 2;
+/// A process that holds so many frames gets a large buffer that it could do without, and one more for
+/// each so many.
+const FRAMES_FIRST: u64 = 8;
+const FRAMES_EACH: u64 = 32;
 
 /// Buffers of one size.
 struct Kind {
@@ -110,10 +116,14 @@ impl Buffers {
     /// A buffer for `len` bytes, 2 MiB at most; a large one is charged to `member`.
     pub fn take(&self, member: &Member, len: usize) -> Buffer<'_> {
         let which = if len > KINDS[0].1 { LARGE } else { 0 };
+        let of = match which {
+            LARGE => first(member.frames() / BUDGET_EACH),
+            _ => u32::MAX,
+        };
         let buffer = loop {
-            match self.kinds[which].try_take(u32::MAX) {
+            match self.kinds[which].try_take(of) {
                 Some(number) => break self.taken(which, number),
-                None => self.kinds[which].wait(u32::MAX),
+                None => self.kinds[which].wait(of),
             }
         };
         if which == LARGE && self.becomes_charged(buffer.number) {
@@ -136,7 +146,10 @@ impl Buffers {
                 kind.put(number);
                 continue;
             }
-            let most = (member.charged() / FRAMES_EACH).min(u64::from(KINDS[LARGE].0));
+            let most = match member.charged() {
+                ..FRAMES_FIRST => 0,
+                frames => (frames / FRAMES_EACH).clamp(1, KINDS[LARGE].0.into()),
+            };
             if u64::from(charged.count_ones()) < most {
                 if member.charge(member.me(), 1) {
                     if !self.supply(member) {
@@ -217,6 +230,11 @@ impl Buffers {
     }
 }
 
+/// The bits of the first `n` large ones.
+fn first(n: u64) -> u32 {
+    !not_there(n.clamp(LEAST, KINDS[LARGE].0.into()) as u32)
+}
+
 fn not_there(n: u32) -> u32 {
     u32::MAX.checked_shl(n).unwrap_or(0)
 }
@@ -289,7 +307,9 @@ mod tests {
     fn no_buffer_is_had_twice_and_all_come_back() {
         let (buffers, member) = (Buffers::new().unwrap(), member());
         for len in [4096, UNIT_BYTES as usize] {
-            let (n, size) = KINDS[usize::from(len > 4096)];
+            let (_, size) = KINDS[usize::from(len > 4096)];
+            // (The budget is a small one.)
+            let n = if len > 4096 { LEAST as u32 } else { KINDS[0].0 };
             let all: Vec<_> = (0..n).map(|_| buffers.take(&member, len)).collect();
             let mut at: Vec<_> = all.iter().map(|b| b.at).collect();
             at.sort_unstable();

@@ -90,7 +90,9 @@ fn the_budget_holds_what_packs() {
         verify(&r, 1);
     });
     assert!(packed(&pool).0 > 0);
-    let allowed = budget * 1024 * 102 / 100 + 4096;
+    // (The buffers of 64 KiB are beside the budget.)
+    let small = if encrypted() { 2048 } else { 0 };
+    let allowed = budget * 1024 * 102 / 100 + 4096 + small;
     assert!(grown <= allowed, "{grown} KiB, {allowed} allowed");
     no_harm(&pool);
 }
