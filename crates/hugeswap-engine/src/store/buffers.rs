@@ -62,6 +62,8 @@ impl Kind {
     }
 
     /// Until one is put back, maybe.
+    #[cold]
+    #[inline(never)]
     fn wait(&self, of: u32) {
         let taken = self.taken.load(Acquire);
         if taken & of == of {
