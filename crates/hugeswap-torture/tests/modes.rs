@@ -30,6 +30,10 @@ fn hugeswap() -> PathBuf {
     // build half of it anew, and put another executable into the place of the one that is tested.
     build.args(["test", "--locked", "--workspace", "--no-run"]);
     build.args(["--test", "standing_in"]);
+    // (And with those that this test was built with, which it cannot see.)
+    if let Some(features) = std::env::var_os("HUGESWAP_TEST_FEATURES") {
+        build.arg("--features").arg(features);
+    }
     // What cargo tells a test about its package makes build scripts that look at it run again.
     let of_package =
         |name: &str| name.starts_with("CARGO_PKG_") || name.starts_with("CARGO_MANIFEST_");
