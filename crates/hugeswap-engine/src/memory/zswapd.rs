@@ -67,29 +67,24 @@ impl Memory {
 
     /// kswapd: gives compressed memory a frame. Did it?
     pub(crate) fn feed_zswap(&self) -> bool {
-        let z = &self.store.zswap;
-        // What it is charged stays charged.
-        let Some(frame) = self.any_frame() else {
-            return false;
-        };
-        if !z.supply() {
-            self.arena.put_free(frame.place);
-            return false;
-        }
-        self.arena.discard(frame.place);
-        true
+        self.give_frame(|| self.store.zswap.supply())
     }
 
     /// kswapd: a buffer gets a frame, if a thread has done without one and there is a frame to spare.
     /// Did it?
     pub(crate) fn feed_buffers(&self) -> bool {
-        if !self.store.wants_buffer() || !self.leaves_reserve(UNIT_PAGES) {
-            return false;
-        }
+        self.store.wants_buffer()
+            && self.leaves_reserve(UNIT_PAGES)
+            && self.give_frame(|| self.store.supply_buffer())
+    }
+
+    /// A frame goes to other memory of this process, which `takes` it or not: what it is charged stays
+    /// charged. Did it?
+    fn give_frame(&self, takes: impl FnOnce() -> bool) -> bool {
         let Some(frame) = self.any_frame() else {
             return false;
         };
-        if !self.store.supply_buffer() {
+        if !takes() {
             self.arena.put_free(frame.place);
             return false;
         }

@@ -150,18 +150,7 @@ fn wake(r: &Record) {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::pool::{PoolConfig, SwapSpec};
-
-    /// A pool with a budget of 64 MiB.
-    fn pool() -> Pool {
-        Pool::create(&PoolConfig {
-            memory: 64 << 20,
-            swap: vec![SwapSpec::new("/var/tmp")],
-            fault_mode: Default::default(),
-            settings: vec![],
-        })
-        .unwrap()
-    }
+    use crate::pool::small_pool;
 
     #[test]
     fn parts_add_up_to_the_whole() {
@@ -175,7 +164,7 @@ mod tests {
 
     #[test]
     fn a_budget_moves_between_the_smallest_and_the_ceiling() {
-        let pool = pool();
+        let pool = small_pool();
         assert_eq!(pool.set_budget(1 << 40), 64 << 20);
         assert_eq!(pool.budget_moves().changes, 0);
         pool.raise_ceiling(96 << 20);
@@ -201,7 +190,7 @@ mod tests {
 
     #[test]
     fn a_process_owes_what_it_has_beyond_a_smaller_budget() {
-        let pool = pool();
+        let pool = small_pool();
         let me = pool.join().unwrap();
         assert!(pool.charge(me, 30));
         assert_eq!(pool.excess_of(me), 0);

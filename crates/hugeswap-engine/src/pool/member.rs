@@ -57,22 +57,6 @@ impl Member {
             .is_some_and(|w| (w.load(Acquire) >> 16) as usize == self.me() + 1)
     }
 
-    /// See [`Pool::charge_buffer`].
-    pub(crate) fn charge_buffer(&self) {
-        self.pool.charge_buffer(self.me());
-        self.kick();
-    }
-
-    /// See [`Pool::note_buffer`].
-    pub(crate) fn note_buffer(&self) {
-        self.pool.note_buffer(self.me());
-    }
-
-    /// See [`Pool::uncharge_buffer`].
-    pub(crate) fn uncharge_buffer(&self) {
-        self.pool.uncharge_buffer(self.me());
-    }
-
     /// Wakes this process's kswapd.
     pub(crate) fn kick(&self) {
         let word = &self.record().kick;

@@ -286,3 +286,15 @@ pub(crate) fn record_fault(events: &Events, class: FaultClass, ns: u64) {
         events.fault_max_ns[class as usize].fetch_max(ns, Relaxed);
     }
 }
+
+/// For tests: a new pool with a budget of 64 MiB.
+#[cfg(test)]
+pub(crate) fn small_pool() -> Pool {
+    Pool::create(&PoolConfig {
+        memory: 64 << 20,
+        swap: vec![SwapSpec::new("/var/tmp")],
+        fault_mode: Default::default(),
+        settings: vec![],
+    })
+    .unwrap()
+}

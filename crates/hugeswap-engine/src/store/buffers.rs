@@ -129,7 +129,8 @@ impl Buffers {
             }
         };
         if which == LARGE && self.becomes_charged(buffer.number) {
-            member.charge_buffer();
+            member.charge_buffer(member.me());
+            member.kick();
         }
         buffer
     }
@@ -193,7 +194,7 @@ impl Buffers {
         self.wanted.store(false, Relaxed);
         let there = (0..KINDS[LARGE].0).find(|&number| self.becomes_charged(number));
         if there.is_some() {
-            member.note_buffer();
+            member.note_buffer(member.me());
         }
         there.is_some()
     }
@@ -215,7 +216,7 @@ impl Buffers {
             }
             discard(kind.at + number as usize * KINDS[LARGE].1, KINDS[LARGE].1);
             self.charged.fetch_and(!bit, AcqRel);
-            member.uncharge_buffer();
+            member.uncharge_buffer(member.me());
             kind.put(number);
         }
     }
@@ -290,17 +291,11 @@ impl Drop for Buffer<'_> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::pool::{Pool, PoolConfig, SwapSpec};
+    use crate::pool::small_pool;
 
     /// This process in a pool with a budget of 64 MiB.
     fn member() -> Member {
-        let pool = Pool::create(&PoolConfig {
-            memory: 64 << 20,
-            swap: vec![SwapSpec::new("/var/tmp")],
-            fault_mode: Default::default(),
-            settings: vec![],
-        })
-        .unwrap();
+        let pool = small_pool();
         let me = pool.join().unwrap();
         Member::new(pool, me)
     }

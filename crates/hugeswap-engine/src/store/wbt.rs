@@ -104,17 +104,11 @@ impl Pool {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::pool::{PoolConfig, SwapSpec};
+    use crate::pool::small_pool;
 
     #[test]
     fn writers_are_not_held_back_while_memory_is_beyond_the_budget() {
-        let pool = Pool::create(&PoolConfig {
-            memory: 64 << 20,
-            swap: vec![SwapSpec::new("/var/tmp")],
-            fault_mode: Default::default(),
-            settings: vec![],
-        })
-        .unwrap();
+        let pool = small_pool();
         let me = pool.join().unwrap();
         assert!(pool.charge(me, 30));
         let area = &pool.header().areas[0];
