@@ -241,6 +241,10 @@ impl Reclaim {
             self.groups.settle_claims(&mut lru);
             let waiting = self.inflight_writes.load(Relaxed) > 0;
             let n = lru.take_oldest(most, &mut out, waiting);
+            for &unit in &out[..n] {
+                let record = self.base.records.of(unit);
+                record.set_deactivated(lru.was_deactivated(unit));
+            }
             (n, lru.may_spare())
         };
         out[..n].sort_unstable();

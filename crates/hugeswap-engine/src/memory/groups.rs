@@ -75,8 +75,9 @@ pub(crate) struct Groups {
     pub(super) swap_at_most: Lock<[u64; GROUPS]>,
     /// Refaults, activations and restores of base pages, by kind.
     pub(super) pages: [[[AtomicU64; 3]; 2]; GROUPS],
-    /// Activated pages that the lists were not told of.
-    pub(super) claims: [[AtomicU64; 2]; GROUPS],
+    /// Base pages that came back in time and that the lists were not told of: of units that had been
+    /// deactivated, and others.
+    pub(super) claims: [[[AtomicU64; 2]; 2]; GROUPS],
 }
 
 impl Default for Groups {
@@ -86,7 +87,7 @@ impl Default for Groups {
             swap_max: [const { AtomicU64::new(u64::MAX) }; GROUPS],
             swap_at_most: Lock::new([0; GROUPS]),
             pages: [const { [const { [const { AtomicU64::new(0) }; 3] }; 2] }; GROUPS],
-            claims: [const { [const { AtomicU64::new(0) }; 2] }; GROUPS],
+            claims: [const { [const { [const { AtomicU64::new(0) }; 2] }; 2] }; GROUPS],
         }
     }
 }
@@ -97,15 +98,22 @@ impl Groups {
         for (to, n) in self.pages[group][kind as usize].iter().zip(counts) {
             to.fetch_add(n, Relaxed);
         }
-        self.claims[group][kind as usize].fetch_add(counts[1], Relaxed);
+    }
+
+    /// Some of them came back in time; `deactivated`: of a unit that had made room for others.
+    pub fn claim(&self, group: usize, kind: PageKind, deactivated: bool, pages: u64) {
+        let claims = &self.claims[group][kind as usize];
+        claims[usize::from(deactivated)].fetch_add(pages, Relaxed);
     }
 
     /// Tells the lists what base pages claimed since this was last done.
     pub fn settle_claims(&self, lru: &mut Lists) {
         for (group, claims) in self.claims.iter().enumerate() {
             for (kind, claimed) in PageKind::ALL.into_iter().zip(claims) {
-                if claimed.load(Relaxed) > 0 {
-                    lru.claimed(group, kind, claimed.swap(0, Relaxed));
+                let [others, deactivated] = claimed;
+                if others.load(Relaxed) + deactivated.load(Relaxed) > 0 {
+                    let take = |n: &AtomicU64| n.swap(0, Relaxed);
+                    lru.claimed(group, kind, take(others), take(deactivated));
                 }
             }
         }

@@ -249,13 +249,19 @@ impl Memory {
     pub(crate) fn note_refaults(&self, unit: u32, record: &Record, pages: Range<usize>) {
         let detection = self.pool.knob(Knob::WorkingsetDetection) != 0;
         let resident = self.resident_pages();
-        let (mut refaults, mut activated, mut restored) = (0, 0, 0);
+        let (group, kind) = self.weights.place(unit);
+        let most = match detection {
+            true => self.weights.in_time(group, kind),
+            false => 0,
+        };
+        let (mut refaults, mut activated, mut restored, mut in_time) = (0, 0, 0, 0);
         for page in pages.filter(|&p| !record.present.get(p)) {
             let one = page..page + 1;
             let distance = self.refault_distance(unit, record, page);
             refaults += u64::from(distance.is_some());
             let mean = MeanDistance(self.sizes.mean_distance.load(Relaxed));
             if let Some(d) = distance {
+                in_time += u64::from(d < most);
                 let now = mean.on_refault(d, resident);
                 self.sizes.mean_distance.store(now.0, Relaxed);
             }
@@ -271,10 +277,13 @@ impl Memory {
                 record.workingset.put(one, false);
             }
         }
-        let (group, kind) = self.weights.place(unit);
         if refaults > 0 {
             let counts = [refaults, activated, restored];
             self.groups.count_pages(group, kind, counts);
+        }
+        if in_time > 0 {
+            let deactivated = record.was_deactivated();
+            self.groups.claim(group, kind, deactivated, in_time);
         }
         let counted = [
             (Event::Refault, refaults),

@@ -44,6 +44,8 @@ pub(crate) struct Record {
     density: AtomicU8,
     /// What is known of writes of the whole unit: see [`Rewrites`]. The unit is locked.
     rewrites: AtomicU8,
+    /// Its unit made room for others as it left: see [`Record::set_deactivated`].
+    deactivated: AtomicU8,
     /// How often its pages have left, for the advisor.
     pub turn: AtomicU64,
     /// The first turn after it was last whole.
@@ -135,6 +137,20 @@ impl Record {
         self.set_rewrites(Rewrites::NONE);
     }
 
+    /// The unit is about to leave, and had been deactivated to make room for others, or not. A hint:
+    /// without the unit's lock.
+    pub fn set_deactivated(&self, deactivated: bool) {
+        let deactivated = u8::from(deactivated);
+        if self.deactivated.load(Relaxed) != deactivated {
+            self.deactivated.store(deactivated, Relaxed);
+        }
+    }
+
+    /// What [`Record::set_deactivated`] noted last.
+    pub fn was_deactivated(&self) -> bool {
+        self.deactivated.load(Relaxed) != 0
+    }
+
     fn rewrites(&self) -> Rewrites {
         Rewrites::from_bits(self.rewrites.load(Relaxed))
     }
@@ -215,6 +231,7 @@ mod tests {
             history: AtomicU64::new(0),
             density: AtomicU8::new(0),
             rewrites: AtomicU8::new(0),
+            deactivated: AtomicU8::new(0),
             turn: AtomicU64::new(0),
             known_from: AtomicU64::new(0),
             turn_length: AtomicU64::new(0),

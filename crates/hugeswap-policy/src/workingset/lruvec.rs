@@ -73,6 +73,9 @@ pub type Events = [u64; Event::COUNT];
 /// there.
 const WORKINGSET: u8 = 1 << 2;
 
+/// Flag of an active unit of which nothing is known: it came with others to fill the active list.
+const FILLED: u8 = 1 << 3;
+
 fn was(workingset: bool) -> u8 {
     if workingset { WORKINGSET } else { 0 }
 }
@@ -112,8 +115,12 @@ pub struct Lruvecs<W = Vec<AtomicU16>> {
     /// Number of the last group in use.
     groups_used: usize,
     duels: [Duel; LRUVECS],
+    /// The same for claims of base pages: what was not deactivated counts as refused.
+    page_duels: [Duel; LRUVECS],
     /// The active lists that are being filled with units of which nothing is known.
     filling: [bool; LRUVECS],
+    /// Pages taken since a unit of which nothing is known was last let be active.
+    left_since_filled: [u64; LRUVECS],
     claims: [Claims; LRUVECS],
     events: [Events; LRUVECS],
     /// Counts by kind, of events that were not yet taken.
@@ -139,7 +146,9 @@ impl<W: Deref<Target = [AtomicU16]>> Lruvecs<W> {
             groups: Default::default(),
             groups_used: 1,
             duels: Default::default(),
+            page_duels: Default::default(),
             filling: [true; LRUVECS],
+            left_since_filled: [0; LRUVECS],
             claims: Default::default(),
             events: Default::default(),
             news: Default::default(),
@@ -224,10 +233,19 @@ impl<W: Deref<Target = [AtomicU16]>> Lruvecs<W> {
         self.activate(unit);
     }
 
-    /// Adds a unit of which the first base pages came into memory. How long each page stays is
-    /// known for each ([`crate::workingset::lives`]), and told by [`Lruvecs::spared`].
+    /// Adds a unit of which the first base pages came into memory. If they came back in time
+    /// ([`Weights::in_time`]), and that claim is granted ([`Lruvecs::claimed`] has those of the
+    /// others), the unit is active. How long each page stays is known for each
+    /// ([`crate::workingset::lives`]), and told by [`Lruvecs::spared`].
     pub fn pages_came(&mut self, unit: u32) {
-        if let Some((v, _)) = self.begin_stay(unit) {
+        let Some((v, shadow)) = self.begin_stay(unit) else {
+            return;
+        };
+        let in_time = self.weights.in_time(group_of(v), kind_of(v));
+        let distance = shadow.and_then(|s| self.distance(v, s));
+        if distance.is_some_and(|d| d <= in_time) && self.page_duels[v].grants() {
+            self.activate(unit);
+        } else {
             self.rings.put_newest(unit, ring(v, false));
         }
     }
@@ -262,21 +280,17 @@ impl<W: Deref<Target = [AtomicU16]>> Lruvecs<W> {
         }
     }
 
-    /// True if the page would still be here, had the working set been smaller by its present size.
-    fn is_in_time(&self, v: usize, shadow: Shadow) -> bool {
+    /// The refault distance of a unit, if it counts.
+    fn distance(&self, v: usize, shadow: Shadow) -> Option<u64> {
         // A unit may have changed groups meanwhile; the clocks of two groups cannot be compared.
-        if !self.detection || usize::from(shadow.group) != group_of(v) {
-            return false;
-        }
-        let distance = shadow.distance(self.groups[group_of(v)].clock);
-        distance <= self.workingset_pages(v)
+        let counts = self.detection && usize::from(shadow.group) == group_of(v);
+        counts.then(|| shadow.distance(self.groups[group_of(v)].clock))
     }
 
-    /// Pages that may be idle while one of this kind comes back: the active ones, and all of the
-    /// other kind.
-    fn workingset_pages(&self, v: usize) -> u64 {
-        let other = lruvec(group_of(v), PageKind::ALL[1 - kind_of(v) as usize]);
-        self.weights.sum(v, true) + self.weights.sum(other, true) + self.weights.sum(other, false)
+    /// True if the page would still be here, had the working set been smaller by its present size.
+    fn is_in_time(&self, v: usize, shadow: Shadow) -> bool {
+        let most = self.weights.working_set(group_of(v), kind_of(v));
+        self.distance(v, shadow).is_some_and(|d| d <= most)
     }
 
     /// Notes that a unit was touched while it was watched.
@@ -324,17 +338,31 @@ impl<W: Deref<Target = [AtomicU16]>> Lruvecs<W> {
         total - vmscan::inactive_target(total)
     }
 
-    /// Notes that base pages came back so soon that a larger share of memory would have kept them.
-    /// As many active pages go back to the inactive list, since they may have been idle all the
-    /// while; the returned pages are spared in turn.
-    pub fn claimed(&mut self, group: usize, kind: PageKind, pages: u64) {
+    /// Notes that base pages came back in time ([`Weights::in_time`]): `others` of units that were
+    /// inactive as they left, and `deactivated` of those that had made room. As many active pages
+    /// as claims are granted go back to the inactive list, since they may have been idle all the
+    /// while. Units of which nothing is known are the next to leave then.
+    pub fn claimed(&mut self, group: usize, kind: PageKind, others: u64, deactivated: u64) {
         let v = lruvec(group.min(GROUPS - 1), kind);
+        let duel = &mut self.page_duels[v];
+        duel.on_back(Origin::Refused, others);
+        duel.on_back(Origin::Deactivated, deactivated);
+        let claimed = (others + deactivated).min(MOST_CLAIMS);
+        let granted = (0..claimed).filter(|_| duel.grants()).count() as u64;
+        if granted == 0 {
+            return;
+        }
         let claims = &mut self.claims[v];
-        claims.pages = (claims.pages + pages).min(MOST_CLAIMS);
+        claims.pages += granted;
         claims.last = Some(self.groups[group_of(v)].clock);
         while self.claims[v].pages >= UNIT_PAGES {
             self.claims[v].pages -= UNIT_PAGES;
+            let oldest = self.rings.oldest(ring(v, true));
+            let unknown = oldest.filter(|&u| self.flags[u as usize] & FILLED != 0);
             self.deactivate_oldest(v);
+            if let Some(unit) = unknown {
+                self.rings.put_oldest(unit, ring(v, false));
+            }
         }
     }
 
@@ -345,10 +373,12 @@ impl<W: Deref<Target = [AtomicU16]>> Lruvecs<W> {
         last.is_some_and(|at| self.groups[group_of(v)].clock - at < total)
     }
 
-    /// True if the active list is so far below its share that it takes units of which nothing is
-    /// known.
-    fn active_is_filling(&mut self, v: usize) -> bool {
-        if self.is_claimed(v) {
+    /// True if the active list is so far below its share that it takes a unit that was not seen in use
+    /// now: one that was before (`known`), or one of which nothing is known, no faster than others
+    /// leave. (Without detection at once: what comes back early changes nothing then.)
+    fn active_is_filling(&mut self, v: usize, known: bool) -> bool {
+        let slowly = self.detection && !known;
+        if self.is_claimed(v) || slowly && self.left_since_filled[v] < UNIT_PAGES {
             return false;
         }
         let (share, active) = (self.active_share(v), self.weights.sum(v, true));
@@ -438,10 +468,16 @@ impl<W: Deref<Target = [AtomicU16]>> Lruvecs<W> {
             let pages = self.weights.of(unit);
             // Base pages are spared one by one.
             let whole = pages == UNIT_PAGES;
-            if whole && !none && !self.priority.may_deactivate() && self.active_is_filling(v) {
+            let known = self.flags[unit as usize] & WORKINGSET != 0;
+            if whole && !none && !self.priority.may_deactivate() && self.active_is_filling(v, known)
+            {
                 // It becomes the oldest active unit: units known to be in use stay longer.
                 self.count_activated(v, unit);
                 self.weights.put_active(unit, true);
+                if !known {
+                    self.flags[unit as usize] |= FILLED;
+                    self.left_since_filled[v] = 0;
+                }
                 self.rings.put_oldest(unit, ring(v, true));
                 continue;
             }
@@ -461,6 +497,7 @@ impl<W: Deref<Target = [AtomicU16]>> Lruvecs<W> {
         self.rings.remove(unit);
         self.weights.put_active(unit, false);
         self.groups[g].clock += pages.max(1);
+        self.left_since_filled[v] += pages;
         let flags = std::mem::take(&mut self.flags[unit as usize]);
         let shadow = Shadow {
             group: g as u8,
@@ -469,7 +506,18 @@ impl<W: Deref<Target = [AtomicU16]>> Lruvecs<W> {
             origin: Origin::from_bits(flags),
         };
         self.duels[v].on_left(shadow.origin, pages);
+        let of_pages = match shadow.origin {
+            Origin::Deactivated => Origin::Deactivated,
+            _ => Origin::Refused,
+        };
+        self.page_duels[v].on_left(of_pages, pages);
         self.shadows[unit as usize] = shadow.to_bits();
+    }
+
+    /// Had a unit that was taken off the lists been deactivated to make room?
+    pub fn was_deactivated(&self, unit: u32) -> bool {
+        Shadow::from_bits(self.shadows[unit as usize])
+            .is_some_and(|s| s.origin == Origin::Deactivated)
     }
 
     fn units(&self, group: usize) -> usize {

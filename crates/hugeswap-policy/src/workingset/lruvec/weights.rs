@@ -75,6 +75,21 @@ impl<W: Deref<Target = [AtomicU16]>> Weights<W> {
         self.sum(lruvec(group, kind), true)
     }
 
+    /// Pages that may be idle while one of a kind comes back: the active ones, and all of the other
+    /// kind.
+    pub fn working_set(&self, group: usize, kind: PageKind) -> u64 {
+        let other = PageKind::ALL[1 - kind as usize];
+        self.active(group, kind) + self.used(group, other)
+    }
+
+    /// Base pages are back in time if no more were evicted since they were: had the working set been
+    /// smaller by its present size, or by a quarter of memory, they would be here. (While little is
+    /// active, what comes back says all the same that what is old had better go.)
+    pub fn in_time(&self, group: usize, kind: PageKind) -> u64 {
+        let all: u64 = PageKind::ALL.map(|k| self.used(group, k)).iter().sum();
+        self.working_set(group, kind).max(all / 4)
+    }
+
     /// Group and kind of a unit.
     pub fn place(&self, unit: u32) -> (usize, PageKind) {
         let v = self.lruvec(unit);
