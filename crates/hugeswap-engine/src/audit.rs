@@ -117,6 +117,8 @@ impl Engine {
                 .load(Relaxed),
             ..Books::default()
         };
+        b.frames += self.rests.len();
+        b.places_known += self.rests.len();
         for (i, w) in words.iter().map(|w| w.load(Acquire)).enumerate() {
             match used_singly(w) {
                 _ if w >> 16 != me => {}

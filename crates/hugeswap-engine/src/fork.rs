@@ -132,6 +132,10 @@ impl Engine {
     fn before_fork(&'static self) {
         self.await_budget();
         self.come_to_rest();
+        // A child has none of the parent's arena.
+        while let Some(place) = self.rests.take() {
+            self.arena.put_free(place);
+        }
         self.pool.record().forking.store(1, Release);
         let reserve = || self.pool.reserve(self.pool.me() as u32 + 1).ok();
         let reserved = reserve().or_else(|| {

@@ -68,9 +68,11 @@ impl Paging {
         let written = Bits::none();
         written.put(page..page + 1, fault.write);
         let installed = self.install(unit, record, pages, from, &written);
-        // The frame's charge is the pages' now.
-        self.arena.discard(place);
-        self.put_pages(UNIT_PAGES - record.present.count());
+        if !self.keep_rest(unit, record, place) {
+            // The frame's charge is the pages' now.
+            self.arena.discard(place);
+            self.put_pages(UNIT_PAGES - record.present.count());
+        }
         self.note_split(unit);
         self.weights.set(unit, record.present.count());
         self.settle_by(w, Event::PagesCame { first: true });
@@ -98,6 +100,13 @@ impl Paging {
             w.settle();
             return self.timed(FaultClass::Soft, fault.start);
         }
+        let w = match record.rest.get(page) {
+            true => match self.rest_fault(w, fault) {
+                Ok(outcome) => return outcome,
+                Err(w) => w,
+            },
+            false => w,
+        };
         let Some(part) = self.backend.part_of(page).filter(|_| self.pages_can_come()) else {
             return self.make_whole(w, fault.write, fault.start);
         };

@@ -41,6 +41,7 @@ mod io;
 mod part;
 mod place;
 mod present;
+mod rest;
 mod tracked;
 mod whole;
 

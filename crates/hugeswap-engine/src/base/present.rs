@@ -72,6 +72,7 @@ impl Memory {
         }
         install(self.table.addr(unit), pages.clone())?;
         self.change_present(record, || record.present.put(pages.clone(), true));
+        record.rest.put(pages.clone(), false);
         if write {
             record.dirty.put(pages, true);
         }
@@ -142,6 +143,7 @@ impl Memory {
         let Ok(gone) = gone else {
             return (0, false);
         };
+        record.rest.put(pages.clone(), false);
         record.stored.put(pages, false);
         let n = gone.clone().filter(|&p| record.present.get(p)).count();
         self.change_present(record, || record.present.put(gone.clone(), false));

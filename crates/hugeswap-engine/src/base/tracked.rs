@@ -52,6 +52,7 @@ impl Paging {
             record.dirty.fill(true);
         }
         self.change_present(record, || record.present.fill(true));
+        record.rest.fill(false);
         self.weights.set(unit, UNIT_PAGES);
         self.note_pages_came(unit);
         self.advance(&mut w, Event::BecameBase);

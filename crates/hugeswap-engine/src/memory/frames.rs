@@ -1,6 +1,6 @@
 //! Where frames come from, in this order: free frames of the thread's node, the rest of the budget,
-//! free base pages, free frames of other nodes, the oldest clean unit that is watched or cached,
-//! and other processes ([`hugeswap_policy::defrag::frames`] has the lists, the charges and the
+//! free base pages, free frames of other nodes, the oldest clean unit that is watched or cached (or
+//! the oldest rest of one, [`Rests`](super::rests::Rests)), and other processes ([`hugeswap_policy::defrag::frames`] has the lists, the charges and the
 //! order, and is checked against a model). The lists of free frames and empty places take no lock.
 //! A thread that finds little left wakes kswapd; a thread that finds nothing waits for it.
 //!
@@ -35,8 +35,14 @@ impl Sources for Memory {
         self.pool.uncharge(self.pool.me(), 1);
     }
 
-    /// Of a unit that was not touched since it was watched.
+    /// Of a unit that was not touched since it was watched, or the rest of one that was.
     fn take_clean(&self, nodes: &[u8]) -> Option<u32> {
+        // Rests that are more than the watched units are older, too.
+        if self.rests.len() > self.table.watched()
+            && let Some(place) = self.rests.take()
+        {
+            return Some(place);
+        }
         while let Some(unit) = self.clean.pop(nodes) {
             let Some(w) = self.table.try_lock_if(unit, is_takeable) else {
                 let w = self.table.load(unit);
@@ -50,7 +56,7 @@ impl Sources for Memory {
             // If it failed, the unit may have been dropped: then there is room for a fresh frame.
             return self.take_locked(w);
         }
-        None
+        self.rests.take()
     }
 
     fn discard(&self, place: u32) {

@@ -62,7 +62,10 @@ impl Memory {
         });
         let used = used + self.pool.shared_frames();
         let frames = self.pool.frames();
-        let own = self.arena.free_frames() + self.table.watched() + frames.saturating_sub(used);
+        let own = self.arena.free_frames()
+            + self.table.watched()
+            + self.rests.len()
+            + frames.saturating_sub(used);
         let share = (frames / live.max(1)).max(self.pool.record().charged.load(Relaxed));
         // What has to be given back, since the budget is smaller now, is not available.
         let excess = self.pool.excess_of(self.pool.me());

@@ -31,6 +31,7 @@ pub(crate) mod marks;
 pub(crate) mod pacing;
 mod pages;
 mod pause;
+pub(crate) mod rests;
 pub(crate) mod sizes;
 mod take;
 pub(crate) mod thp;
@@ -65,6 +66,7 @@ use hugeswap_sys::{futex, now_ns};
 use learning::Sizes;
 use lists::{Lists, LruEvent};
 use pacing::Pacing;
+use rests::Rests;
 use std::sync::Arc;
 use std::sync::atomic::Ordering::{Acquire, Relaxed, Release};
 use std::sync::atomic::{AtomicBool, AtomicU16, AtomicU32, AtomicU64};
@@ -95,6 +97,8 @@ pub struct Memory {
     streams: Lock<Streams>,
     /// Watched clean units and unused read-ahead, oldest first: what a fault may take.
     pub(crate) clean: Clean,
+    /// The rest of units of which some pages were touched while they were watched.
+    pub(crate) rests: Rests,
     pub(crate) frame_demand: FrameDemand,
     pub(crate) pacing: Pacing,
     pub(crate) kcompactd: Kcompactd,
@@ -172,6 +176,7 @@ impl Memory {
             events: ArrayQueue::new(16 << 10),
             streams: Lock::new(Streams::new(readahead)),
             clean: Clean::new(nodes, (places as usize * 2).max(1024)),
+            rests: Rests::default(),
             frame_demand: FrameDemand::default(),
             pacing: Pacing::new(),
             kcompactd: Kcompactd::default(),

@@ -26,6 +26,9 @@ pub(crate) struct Record {
     /// The slot holds the page (as it was before it became dirty). A page neither present nor
     /// stored reads as zero.
     pub stored: Bits,
+    /// Not in memory where the program sees it; the frame that
+    /// [`Rests`](crate::memory::rests::Rests) may have of the unit holds it as swap does.
+    pub rest: Bits,
     /// Changed when it was last in memory: a hint.
     pub changed: Bits,
     /// In memory when the unit's pages last left.
@@ -59,6 +62,7 @@ impl Record {
     pub fn all_stored(&self) {
         self.present.fill(false);
         self.dirty.fill(false);
+        self.rest.fill(false);
         self.stored.fill(true);
     }
 
@@ -159,11 +163,16 @@ impl Record {
         self.rewrites.store(rewrites.to_bits(), Relaxed);
     }
 
-    /// Pages that are dirty without being in memory.
+    /// Pages that are dirty without being in memory, and pages of the rest that are in memory or that
+    /// swap does not hold.
     pub fn contradictions(&self) -> u64 {
-        let both = self.dirty.0.iter().zip(&self.present.0);
-        both.map(|(d, p)| u64::from((d.load(Relaxed) & !p.load(Relaxed)).count_ones()))
-            .sum()
+        let words = 0..PAGES / 64;
+        let wrong = words.map(|i| {
+            let word = |bits: &Bits| bits.word(i);
+            let dirty = word(&self.dirty) & !word(&self.present);
+            dirty | word(&self.rest) & (word(&self.present) | !word(&self.stored))
+        });
+        wrong.map(|w| u64::from(w.count_ones())).sum()
     }
 
     /// A unit whose content is gone: nothing is known of it any more.
@@ -184,6 +193,7 @@ impl Record {
         self.present.fill(false);
         self.dirty.fill(false);
         self.stored.fill(false);
+        self.rest.fill(false);
     }
 }
 
@@ -222,6 +232,7 @@ mod tests {
             present: Bits::none(),
             dirty: Bits::none(),
             stored: Bits::none(),
+            rest: Bits::none(),
             changed: Bits::none(),
             left: Bits::none(),
             workingset: Bits::none(),

@@ -58,6 +58,7 @@ mod pages;
 mod parts;
 mod pieces;
 mod report;
+mod rests;
 mod rewrites;
 mod room;
 mod secrecy;
@@ -121,6 +122,7 @@ fn all() -> Vec<Test> {
         slots::TESTS,
         swaps::TESTS,
         tracking::TESTS,
+        rests::TESTS,
         rewrites::TESTS,
         trials::TESTS,
         snapshots::TESTS,
