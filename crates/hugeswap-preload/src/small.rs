@@ -9,8 +9,8 @@
 //! Enough is 4 MiB that the program has asked for (`route.small=on`), or a sixteenth of the budget that
 //! the process has beside its managed memory (`auto`).
 //!
-//! What the program maps in small pieces counts, too, and is managed from then on, also where there is no such object:
-//! heaps that grow by pages, and allocators of statically linked programs.
+//! What the program maps in small pieces counts, too, and is managed from then on, also where there is no such object,
+//! or it does not start since the program is statically linked: heaps that grow by pages, and allocators of such programs.
 //!
 //! The program's own requests are the allocator's from ON on. The C library's requests stay with
 //! its own allocator: it touches some of its memory where no fault can be taken (with every signal
@@ -25,13 +25,14 @@ use crate::local::{self, Word};
 use crate::mmap::kernel;
 use crate::real;
 use crate::state;
+use crate::static_program;
 use crate::symbols::{self, Name};
 use hugeswap_engine::Engine;
 use hugeswap_engine::pool::Pool;
 use hugeswap_policy::knobs::{Knob, small};
 use hugeswap_sys::signal::Blocked;
 use hugeswap_sys::small::{Allocator, Memory, START, Start};
-use hugeswap_sys::{fs, futex, mm, now_ns};
+use hugeswap_sys::{fs, futex, mm, now_ns, stack};
 use std::ops::Range;
 use std::sync::atomic::Ordering::{Acquire, Relaxed, Release, SeqCst};
 use std::sync::atomic::{AtomicPtr, AtomicU32, AtomicU64, AtomicUsize};
@@ -245,7 +246,8 @@ fn count_step(asked: usize, caller: usize) {
     let Some(engine) = state::engine_for(unmanaged(), Knob::Small) else {
         return;
     };
-    if PHASE.load(Relaxed) == OFF {
+    // A program that was loaded has an allocator of its own.
+    if PHASE.load(Relaxed) == OFF || static_program::is_loaded() {
         return state::manage_small_mappings();
     }
     // A handler of the program's that asks for memory, or forks, must not find the thread starting
@@ -257,7 +259,7 @@ fn count_step(asked: usize, caller: usize) {
         // (A fork under way does not know that it has to prepare the allocator.)
         let next = match () {
             () if state::is_forking() => COUNTING,
-            () if start(engine) => ON,
+            () if start_elsewhere(engine) => ON,
             () => OFF,
         };
         PHASE.store(next, SeqCst);
@@ -296,6 +298,14 @@ fn anonymous_pages() -> Option<usize> {
     let mut pages = text.split(' ').skip(1).map(|n| n.parse::<usize>().ok());
     let (resident, shared) = (pages.next()??, pages.next()??);
     Some(resident.saturating_sub(shared))
+}
+
+/// [`start`] on a stack that is not managed: the program may have put the thread's there (a coroutine's,
+/// a goroutine's), and what the allocator gives the kernel of its own stack then would raise a
+/// SIGSYS, which is blocked.
+fn start_elsewhere(engine: &'static Engine) -> bool {
+    // SAFETY: signals are blocked, and the allocator starts in less: it reads its options.
+    unsafe { stack::call_on_new(state::JOIN_STACK, || start(engine)) }.unwrap_or(false)
 }
 
 fn start(engine: &'static Engine) -> bool {

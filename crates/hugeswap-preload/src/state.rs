@@ -244,7 +244,7 @@ pub fn engine_for(len: usize, knob: Knob) -> Option<&'static Engine> {
 
 /// Of the stack on which a process joins: the engine is made there, and then moved to its place. The thread that
 /// joins may have a few KiB left, for it may be in a handler on a small alternate stack.
-const JOIN_STACK: usize = 512 << 10;
+pub const JOIN_STACK: usize = 512 << 10;
 
 /// Joins the pool, unless another thread does; true: a thread forks, so nobody may join.
 fn try_join(len: usize, knob: Knob) -> bool {

@@ -76,6 +76,7 @@ pub fn cases() -> Vec<Case> {
     }
     all.push(case("exact", || heap("exact")));
     all.push(case("mapped", || heap("mapped")));
+    all.push(case("coroutine", coroutine));
     all.push(case("pieces", pieces));
     all.push(case("space, moved in pieces", moved_in_pieces));
     all.push(case("space, plain", || {
@@ -429,6 +430,15 @@ fn hole(mode: Mode) {
     program
         .managed(&Setup::new(mode, MEMORY_MIB))
         .same_as(&plain);
+}
+
+/// Small blocks come to be managed while a thread is on a stack that is managed.
+fn coroutine() {
+    let dir = directory();
+    let program = Program::new(dir.path(), compile("coroutine", dir.path()));
+    let plain = program.plain();
+    let managed = program.managed(&Setup::new(Mode::Signal, 24));
+    managed.same_as(&plain);
 }
 
 /// A heap is managed though its address was to be another and only that, or though it is mapped in small pieces.
