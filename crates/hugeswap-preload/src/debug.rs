@@ -6,6 +6,7 @@
 
 use crate::state;
 use hugeswap_sys::mm;
+use hugeswap_sys::signal::Blocked;
 use std::ptr::null;
 use std::sync::atomic::AtomicUsize;
 use std::sync::atomic::Ordering::Relaxed;
@@ -39,6 +40,9 @@ extern "C" fn hugeswap_debug_read(addr: usize, len: usize) -> *const u8 {
     let Some(at) = buffer() else {
         return null();
     };
+    // The thread may have been stopped at a fault of the program's, with all signals blocked; what it
+    // copies may be in swap, and then it is told so by a signal.
+    let _blocked = Blocked::all_but_faults();
     // SAFETY: mapped above. The debugger has one thread call this, and reads the buffer when the
     // call is done.
     let buffer = unsafe { std::slice::from_raw_parts_mut(at as *mut u8, len) };

@@ -136,7 +136,7 @@ fn own_fault() {
     let program = compile("stopped", dir.path());
     let gdb = Command::new(HUGESWAP)
         .args([
-            "run", "--memory", "64M", "--report", "none", "--", "gdb", "-q", "-batch", "-x",
+            "run", "--memory", "32M", "--report", "none", "--", "gdb", "-q", "-batch", "-x",
         ])
         .arg(&script)
         .args([
