@@ -11,8 +11,8 @@
 //!   not: the page that is being written, and a page that is read alone and was changed when it was
 //!   last in memory. That one counts as dirty, and its sum says when it leaves whether it is what
 //!   swap holds ([`io`]); not so where writes are tracked. The frame of a watched unit goes to the
-//!   arena, the pages to be kept are copied back from there, and the frame is given up. That takes
-//!   no I/O, since swap holds the same bytes.
+//!   arena, and the pages to be kept are copied back from there. That takes no I/O, since swap holds
+//!   the same bytes. The rest stays there until memory is wanted ([`rest`]).
 //! * *Out* ([`evict`]), by kswapd, a unit at a time. The unit stays base-mapped.
 //! * *Whole again* ([`whole`]): into a frame goes what is present (write-protected first, then
 //!   copied), the rest is read or zero, and the frame takes the unit's place like any other.
@@ -21,7 +21,7 @@
 //! protected and dropped, [`place`] where pages go in swap, [`part`] pages that move on the
 //! program's request.
 //!
-//! A unit's [`Record`](crate::pages::record::Record) of 704 bytes (memory only for units that have been in swap) has a
+//! A unit's [`Record`](crate::pages::record::Record) of 768 bytes (memory only for units that have been in swap) has a
 //! bit for each page that is present, that is dirty, that is stored, that was changed when it was
 //! last in memory (a hint), and that was present when the unit last left; and what the policy
 //! remembers. A page neither present nor stored reads as zero. In swap a unit has a cluster, each
