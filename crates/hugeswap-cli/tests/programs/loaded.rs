@@ -88,12 +88,9 @@ pub fn cases() -> Vec<Case> {
         }
         if linked.differs("small blocks") {
             let name = format!("loaded, small blocks, {linked}");
-            all.push(case(name, move || small_blocks(linked, false)));
+            all.push(case(name, move || small_blocks(linked)));
         }
     }
-    all.push(case("loaded, small blocks, static, below a shell", || {
-        small_blocks(Linked::Static, true);
-    }));
     all.push(case("loaded, go", go));
     all.push(case("loaded, below a shell", below_a_shell));
     all.push(case("loaded, by a descriptor", by_a_descriptor));
@@ -131,26 +128,16 @@ fn c(linked: Linked, program: &str, args: &[&str], memory_mib: u64, processes: u
     managed.same_as(&plain).processes(processes);
 }
 
-/// Its own allocator maps small pieces, which are managed once there are many. (Below a shell the object
-/// with the allocator for small blocks is loaded, too.)
-fn small_blocks(linked: Linked, below_shell: bool) {
+/// Its own allocator maps small pieces, which are managed once there are many.
+fn small_blocks(linked: Linked) {
     let dir = directory();
     let path = linked.compile("nodes", dir.path());
-    let program = match below_shell {
-        false => Program::new(dir.path(), path),
-        true => Program::new(dir.path(), "/bin/sh")
-            .args(["-c", "exec \"$0\" \"$@\""])
-            .arg(path),
-    };
-    let program = program.arg("2000");
+    let program = Program::new(dir.path(), path).arg("2000");
     let plain = program.plain();
     let managed = program.managed(&Setup::new(Mode::Signal, 48));
     managed.same_as(&plain);
     let unmanaged = managed.number("peak_unmanaged_bytes");
     assert!(unmanaged < 24 << 20, "{}", managed.report);
-    if below_shell {
-        return;
-    }
     // It is called by its name.
     let holder = managed.report["unmanaged"]["processes"][0]["program"].as_str();
     assert!(holder.is_some_and(|p| p.ends_with("nodes")), "{holder:?}");
