@@ -250,10 +250,7 @@ impl Memory {
         let detection = self.pool.knob(Knob::WorkingsetDetection) != 0;
         let resident = self.resident_pages();
         let (group, kind) = self.weights.place(unit);
-        let most = match detection {
-            true => self.weights.in_time(group, kind),
-            false => 0,
-        };
+        let most = detection.then(|| self.weights.in_time(group, kind));
         let (mut refaults, mut activated, mut restored, mut in_time) = (0, 0, 0, 0);
         for page in pages.filter(|&p| !record.present.get(p)) {
             let one = page..page + 1;
@@ -261,7 +258,7 @@ impl Memory {
             refaults += u64::from(distance.is_some());
             let mean = MeanDistance(self.sizes.mean_distance.load(Relaxed));
             if let Some(d) = distance {
-                in_time += u64::from(d < most);
+                in_time += u64::from(most.is_some_and(|most| d <= most));
                 let now = mean.on_refault(d, resident);
                 self.sizes.mean_distance.store(now.0, Relaxed);
             }

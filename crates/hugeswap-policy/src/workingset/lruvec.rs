@@ -348,7 +348,7 @@ impl<W: Deref<Target = [AtomicU16]>> Lruvecs<W> {
         duel.on_back(Origin::Refused, others);
         duel.on_back(Origin::Deactivated, deactivated);
         let claimed = (others + deactivated).min(MOST_CLAIMS);
-        let granted = (0..claimed).filter(|_| duel.grants()).count() as u64;
+        let granted = u64::from(duel.grant(claimed as u32));
         if granted == 0 {
             return;
         }

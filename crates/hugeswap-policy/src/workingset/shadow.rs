@@ -97,7 +97,7 @@ pub struct Duel {
     left: [u64; 2],
     /// Those of them that came back in time.
     back: [u64; 2],
-    /// Number of claims so far.
+    /// Number of claims since the last that was decided the other way.
     claims: u32,
 }
 
@@ -133,12 +133,22 @@ impl Duel {
 
     /// True if the next claim is granted.
     pub fn grants(&mut self) -> bool {
-        self.claims = self.claims.wrapping_add(1);
+        self.grant(1) == 1
+    }
+
+    /// How many of the next `claims` are granted.
+    pub fn grant(&mut self, claims: u32) -> u32 {
+        let after = self.claims % TRIAL + claims;
+        self.claims = after % TRIAL;
+        let trials = after / TRIAL;
         let [deactivated, refused] = self.left.map(|n| n + PRIOR);
         // Shares are compared as cross products; with seven eighths, since a change has to pay.
         let gain = (self.back[1] + PRIOR).saturating_mul(deactivated) / 8 * 7;
         let loss = self.back[0].saturating_mul(refused);
-        (gain > loss) != self.claims.is_multiple_of(TRIAL)
+        match gain > loss {
+            true => claims - trials,
+            false => trials,
+        }
     }
 }
 
@@ -202,6 +212,22 @@ mod tests {
             let s = Shadow { group, clock, workingset, origin };
             prop_assert_eq!(Shadow::from_bits(s.to_bits()), Some(s));
             prop_assert_eq!(s.distance(clock + later), later);
+        }
+
+        #[test]
+        fn many_claims_are_granted_as_one_by_one(before in 0u32..20, claims in 0u32..200, back: bool) {
+            let mut duel = Duel::default();
+            if back {
+                duel.on_left(Origin::Deactivated, UNIT_PAGES);
+                duel.on_back(Origin::Deactivated, 8 * UNIT_PAGES);
+            }
+            (0..before).for_each(|_| { duel.grants(); });
+            let one_by_one = (0..claims).fold((duel.clone(), 0), |(mut d, n), _| {
+                let granted = d.grants();
+                (d, n + u32::from(granted))
+            });
+            prop_assert_eq!(duel.grant(claims), one_by_one.1);
+            prop_assert_eq!(duel.grants(), one_by_one.0.clone().grants());
         }
     }
 
