@@ -5,14 +5,14 @@
 //! * A unit becomes active if it is touched while it is watched. It also does if it comes back from
 //!   swap so soon that a slightly smaller working set would have kept it, unless the units that
 //!   make room for such units come back as often ([`crate::workingset::Duel`]).
-//! * While the active list is far below its share ([`vmscan::inactive_target`]), reclaim makes the
+//! * While the active list is far below its share ([`super::vmscan::inactive_target`]), reclaim makes the
 //!   oldest inactive unit active instead of taking it, if it is whole. Nothing is known of any unit
 //!   then, and a sweep over more than memory later finds half of memory or more in place, where
 //!   lists in order of use would find nothing. This rule is not the kernel's.
 //! * When a unit becomes active, what the active list has beyond its share goes back to the
 //!   inactive list, oldest first.
-//! * Which kind is reclaimed depends on what is in use ([`vmscan::Balance`]); which group, on its
-//!   limits ([`vmscan::Limits`]) and its size.
+//! * Which kind is reclaimed depends on what is in use ([`super::vmscan::Balance`]); which group, on its
+//!   limits ([`super::vmscan::Limits`]) and its size.
 //!
 //! Everything is weighed in pages: a unit of which a few base pages are in memory counts as those
 //! ([`Weights`]). Counted in units, the active list would fill with units that take no memory, and
@@ -21,14 +21,16 @@
 //! Every operation but `isolate` takes amortised constant time, and nothing allocates after
 //! construction. The lists have one owner; any thread may change weights at any time.
 
+mod share;
 mod weights;
 
 pub use weights::{GROUPS, Weights};
 
 use crate::UNIT_PAGES;
 use crate::workingset::lru::{Reclaim, Rings};
-use crate::workingset::vmscan::{self, Balance, Limits, PageKind, Priority};
+use crate::workingset::vmscan::{Balance, Limits, PageKind, Priority};
 use crate::workingset::{Duel, Origin, Shadow};
+use share::{Claims, FILLED};
 use std::ops::Deref;
 use std::sync::Arc;
 use std::sync::atomic::AtomicU16;
@@ -73,24 +75,9 @@ pub type Events = [u64; Event::COUNT];
 /// there.
 const WORKINGSET: u8 = 1 << 2;
 
-/// Flag of an active unit of which nothing is known: it came with others to fill the active list.
-const FILLED: u8 = 1 << 3;
-
 fn was(workingset: bool) -> u8 {
     if workingset { WORKINGSET } else { 0 }
 }
-
-/// The claim of base pages that came back on the active list.
-#[derive(Clone, Debug, Default)]
-struct Claims {
-    /// Pages claimed; less than a unit.
-    pages: u64,
-    /// The group's eviction clock at the last claim.
-    last: Option<u64>,
-}
-
-/// Largest claim at one time, in pages.
-const MOST_CLAIMS: u64 = 64 * UNIT_PAGES;
 
 /// A group of regions.
 #[derive(Clone, Debug, Default)]
@@ -330,90 +317,6 @@ impl<W: Deref<Target = [AtomicU16]>> Lruvecs<W> {
         if self.rings.ring_of(unit) != Some(ring(v, true)) {
             self.count(v, Event::PgActivate, self.weights.of(unit));
         }
-    }
-
-    /// Largest number of pages on the active list.
-    fn active_share(&self, v: usize) -> u64 {
-        let total = self.weights.sum(v, false) + self.weights.sum(v, true);
-        total - vmscan::inactive_target(total)
-    }
-
-    /// Notes that base pages came back in time ([`Weights::in_time`]): `others` of units that were
-    /// inactive as they left, and `deactivated` of those that had made room. As many active pages
-    /// as claims are granted go back to the inactive list, since they may have been idle all the
-    /// while. Units of which nothing is known are the next to leave then.
-    pub fn claimed(&mut self, group: usize, kind: PageKind, others: u64, deactivated: u64) {
-        let v = lruvec(group.min(GROUPS - 1), kind);
-        let duel = &mut self.page_duels[v];
-        duel.on_back(Origin::Refused, others);
-        duel.on_back(Origin::Deactivated, deactivated);
-        let claimed = (others + deactivated).min(MOST_CLAIMS);
-        let granted = u64::from(duel.grant(claimed as u32));
-        if granted == 0 {
-            return;
-        }
-        let claims = &mut self.claims[v];
-        claims.pages += granted;
-        claims.last = Some(self.groups[group_of(v)].clock);
-        while self.claims[v].pages >= UNIT_PAGES {
-            self.claims[v].pages -= UNIT_PAGES;
-            let oldest = self.rings.oldest(ring(v, true));
-            let unknown = oldest.filter(|&u| self.flags[u as usize] & FILLED != 0);
-            self.deactivate_oldest(v);
-            if let Some(unit) = unknown {
-                self.rings.put_oldest(unit, ring(v, false));
-            }
-        }
-    }
-
-    /// True if there is a claim on the active list from within the last turn through memory.
-    fn is_claimed(&self, v: usize) -> bool {
-        let total = self.weights.sum(v, false) + self.weights.sum(v, true);
-        let last = self.claims[v].last;
-        last.is_some_and(|at| self.groups[group_of(v)].clock - at < total)
-    }
-
-    /// True if the active list is so far below its share that it takes a unit that was not seen in use
-    /// now: one that was before (`known`), or one of which nothing is known, no faster than others
-    /// leave. (Without detection at once: what comes back early changes nothing then.)
-    fn active_is_filling(&mut self, v: usize, known: bool) -> bool {
-        let slowly = self.detection && !known;
-        if self.is_claimed(v) || slowly && self.left_since_filled[v] < UNIT_PAGES {
-            return false;
-        }
-        let (share, active) = (self.active_share(v), self.weights.sum(v, true));
-        let enough = if self.filling[v] {
-            share
-        } else {
-            share / 4 * 3
-        };
-        self.filling[v] = active + UNIT_PAGES <= enough;
-        self.filling[v]
-    }
-
-    /// True if the inactive list has less than half of its target. Memory comes and goes a little
-    /// all the time: if the active list gave and took each time, it would soon have lost its
-    /// content.
-    fn inactive_is_short(&self, v: usize) -> bool {
-        let (inactive, active) = (self.weights.sum(v, false), self.weights.sum(v, true));
-        inactive < vmscan::inactive_target(inactive + active) / 2
-    }
-
-    /// Moves what the active list has beyond its share back to the inactive one.
-    fn shrink_active(&mut self, v: usize) {
-        while self.weights.sum(v, true) > self.active_share(v) && self.deactivate_oldest(v) {}
-    }
-
-    fn deactivate_oldest(&mut self, v: usize) -> bool {
-        let Some(unit) = self.rings.oldest(ring(v, true)) else {
-            return false;
-        };
-        self.count(v, Event::PgDeactivate, self.weights.of(unit));
-        self.weights.put_active(unit, false);
-        let flags = &mut self.flags[unit as usize];
-        *flags = Origin::Deactivated as u8 | *flags & WORKINGSET;
-        self.rings.put_newest(unit, ring(v, false));
-        true
     }
 
     /// How many units to isolate at a time, at least `least`: more as reclaim fails.

@@ -1,8 +1,9 @@
 use super::*;
+use crate::workingset::vmscan;
 use proptest::prelude::*;
 use std::collections::{HashSet, VecDeque};
 
-fn lists(units: u32) -> Lruvecs {
+pub(super) fn lists(units: u32) -> Lruvecs {
     Lruvecs::new(units, (0..units).map(|_| AtomicU16::new(0)).collect())
 }
 
@@ -173,101 +174,6 @@ fn units_of_a_few_pages_stay_beside_a_stream() {
     }
     let there = (0..200).filter(|&u| lists.contains(u)).count();
     assert_eq!(there, 200);
-}
-
-#[test]
-fn what_is_active_makes_room_for_base_pages_that_come_back() {
-    let mut l = lists(200);
-    (60..100).for_each(|u| Reclaim::insert(&mut l, u));
-    (0..60).for_each(|u| Reclaim::reference(&mut l, u));
-    let active = |l: &Lruvecs| l.weights().active(0, PageKind::Anon) / UNIT_PAGES;
-    assert_eq!(active(&l), 60);
-    // Page by page, as much as they are.
-    // (One claim in eight is refused.)
-    let claims = |units: u64| units * UNIT_PAGES / 7 * 8 + 64;
-    (0..claims(10)).for_each(|_| l.claimed(0, PageKind::Anon, 1, 0));
-    assert_eq!(active(&l), 50);
-    assert!(
-        (0..10).all(|u| l.rings.ring_of(u) == Some(ring(0, false))),
-        "the oldest"
-    );
-    // Nor is it filled again meanwhile.
-    let mut out = [0; 8];
-    l.claimed(0, PageKind::Anon, claims(45), 0);
-    let before = active(&l);
-    l.isolate(8, &mut out);
-    assert_eq!((before, active(&l)), (5, 5));
-}
-
-#[test]
-fn what_was_never_seen_in_use_becomes_active_as_slowly_as_others_leave() {
-    let mut l = lists(200);
-    (0..90).for_each(|u| Reclaim::insert(&mut l, u));
-    let active = |l: &Lruvecs| l.weights().active(0, PageKind::Anon) / UNIT_PAGES;
-    let mut out = [0; 1];
-    for left in 1..20 {
-        assert_eq!(l.isolate(1, &mut out), 1);
-        assert_eq!(active(&l), left - 1);
-    }
-    // What comes back early has them leave next, before what is younger.
-    let stay: Vec<u32> = (0..90)
-        .filter(|&u| l.rings.ring_of(u) == Some(ring(0, true)))
-        .collect();
-    l.claimed(0, PageKind::Anon, 24 * UNIT_PAGES, 0);
-    assert_eq!(active(&l), 0);
-    let mut gone = Vec::new();
-    while gone.len() < stay.len() {
-        assert_eq!(l.isolate(1, &mut out), 1);
-        gone.push(out[0]);
-    }
-    gone.sort_unstable();
-    assert_eq!(gone, stay);
-}
-
-#[test]
-fn a_unit_whose_base_pages_come_back_in_time_is_active() {
-    let mut l = lists(200);
-    let weights = l.weights();
-    (0..80).for_each(|u| Reclaim::insert(&mut l, u));
-    let mut out = [0; 30];
-    let n = l.isolate(30, &mut out);
-    // No unit is active.
-    l.claimed(0, PageKind::Anon, 60 * UNIT_PAGES, 0);
-    assert_eq!(weights.active(0, PageKind::Anon), 0);
-    let is_active = |l: &Lruvecs, u: u32| l.rings.ring_of(u) == Some(ring(0, true));
-    // The last that left is in time, the first is not: more than a quarter of memory left since.
-    for (unit, in_time) in [(out[0], false), (out[n - 1], true)] {
-        weights.set(unit, 3);
-        l.pages_came(unit);
-        assert_eq!(is_active(&l, unit), in_time, "{unit}");
-    }
-    l.set_detection(false);
-    weights.set(out[n - 2], 3);
-    l.pages_came(out[n - 2]);
-    assert!(!is_active(&l, out[n - 2]));
-}
-
-#[test]
-fn claims_are_refused_while_what_made_room_comes_back_as_often() {
-    let mut l = lists(200);
-    (60..100).for_each(|u| Reclaim::insert(&mut l, u));
-    (0..60).for_each(|u| Reclaim::reference(&mut l, u));
-    let active = |l: &Lruvecs| l.weights().active(0, PageKind::Anon) / UNIT_PAGES;
-    // Units that made room leave, and all of their pages come back.
-    l.claimed(0, PageKind::Anon, 50 * UNIT_PAGES, 0);
-    let before = active(&l);
-    let mut out = [0; 8];
-    let mut back = 0;
-    for _ in 0..12 {
-        let n = l.isolate(8, &mut out);
-        back += out[..n].iter().filter(|&&u| l.was_deactivated(u)).count();
-    }
-    assert!(back > 20, "{back} units that had been active left");
-    l.claimed(0, PageKind::Anon, 0, back as u64 * UNIT_PAGES);
-    let later = active(&l);
-    l.claimed(0, PageKind::Anon, 4 * UNIT_PAGES, 4 * UNIT_PAGES);
-    // One claim in eight is decided the other way.
-    assert!(later - active(&l) <= 2, "{before}, {later}, {}", active(&l));
 }
 
 #[test]
