@@ -151,7 +151,10 @@ impl<'a> Turns<'a> {
             (None, true) => Medium::Loop,
             (None, false) => Medium::File,
         };
-        match Opponent::new(keeper, dir, self.span.region, self.span.memory, medium) {
+        let zswap = self.against.kernel_zswap;
+        let opponent = Opponent::new(keeper, dir, self.span.region, self.span.memory, medium)
+            .and_then(|o| if zswap { o.behind_zswap(keeper) } else { Ok(o) });
+        match opponent {
             Ok(opponent) => self.opponent = Some(opponent),
             Err(e) if e.is::<Interrupted>() => return Err(e),
             Err(e) => outcome.skip(format!("the kernel's swap: {e:#}")),
@@ -219,7 +222,8 @@ impl<'a> Turns<'a> {
                     thp: *thp,
                     ..work.clone()
                 };
-                opponent.run(keeper, &work, limit, |l| progress.figure(l))?
+                let run = opponent.run(keeper, &work, limit, |l| progress.figure(l))?;
+                run.with("zswap", self.against.kernel_zswap)
             }
         };
         progress.end();
@@ -255,7 +259,9 @@ impl<'a> Turns<'a> {
                     opponent.run_program(keeper, (argv, *thp), kernel_memory, limit)?;
                 let thp = if *thp == Thp::On { "on" } else { "off" };
                 let mut run = Run::of("kernel").with("memory_bytes", kernel_memory);
-                run = run.with("thp", thp);
+                run = run
+                    .with("thp", thp)
+                    .with("zswap", self.against.kernel_zswap);
                 run.counters = serde_json::to_value(counters)?;
                 (run, done)
             }

@@ -24,9 +24,10 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, ChildStdin, Stdio};
 use std::sync::mpsc::{Receiver, RecvTimeoutError};
 use std::time::{Duration, Instant};
+use within::Taker;
 
 /// Events of `/proc/vmstat` that are reported, as differences over a run.
-const EVENTS: [&str; 19] = [
+const EVENTS: [&str; 22] = [
     "pswpin",
     "pswpout",
     "thp_swpin",
@@ -46,8 +47,13 @@ const EVENTS: [&str; 19] = [
     "workingset_refault_anon",
     "workingset_activate_anon",
     "workingset_restore_anon",
+    "zswpin",
+    "zswpout",
+    "zswpwb",
 ];
 
+/// Whether what leaves memory goes to zswap first.
+const ZSWAP_ENABLED: &str = "/sys/module/zswap/parameters/enabled";
 /// The kernel's choice of the memory that gets huge pages.
 const THP_ENABLED: &str = "/sys/kernel/mm/transparent_hugepage/enabled";
 
@@ -183,6 +189,8 @@ pub struct Opponent {
     cgroup: PathBuf,
     memory: u64,
     medium: Medium,
+    /// zswap is before the area.
+    zswap: bool,
     /// Other engines write to the area between the kernel's runs.
     shared: bool,
 }
@@ -216,7 +224,18 @@ impl Opponent {
             cgroup,
             memory,
             medium,
+            zswap: false,
             shared,
+        })
+    }
+
+    /// The same with zswap before the area.
+    pub fn behind_zswap(self, keeper: &mut Keeper) -> Result<Opponent> {
+        let before = choose_zswap(keeper, "Y".into()).context("zswap")?;
+        choose_zswap(keeper, before)?;
+        Ok(Opponent {
+            zswap: true,
+            ..self
         })
     }
 
@@ -227,6 +246,7 @@ impl Opponent {
             cgroup: keeper.ask(&Request::Cgroup { memory })?.into(),
             memory,
             medium: Medium::File,
+            zswap: false,
             shared: true,
         })
     }
@@ -293,11 +313,23 @@ impl Opponent {
             keeper.ask(&Request::Format { file: area() })?;
         }
         keeper.ask(&Request::On { area: area() })?;
-        let (before, failures) = (events(), self.limit_failures());
-        let done = match self.medium {
-            Medium::Within => within::limited(&self.area, &self.cgroup, memory, work),
-            _ => work(),
+        let zswap = match self.zswap {
+            true => Some(choose_zswap(keeper, "Y".into())?),
+            false => None,
         };
+        let (before, failures) = (events(), self.limit_failures());
+        let taker = match self.medium {
+            Medium::Within => Some(Taker::zram(&self.area)),
+            _ if self.zswap && Hierarchy::is_v1(&self.cgroup) => Some(Taker::zswap()),
+            _ => None,
+        };
+        let done = match taker {
+            Some(taker) => within::limited(&taker, &self.cgroup, memory, work),
+            None => work(),
+        };
+        if let Some(before) = zswap {
+            choose_zswap(keeper, before)?;
+        }
         let mut counters = figures::since(&before, &events());
         let failures = self.limit_failures().saturating_sub(failures);
         counters.insert("memory_limit_hit".into(), failures);
@@ -367,6 +399,12 @@ impl Opponent {
     fn file(&self, name: &str) -> Option<String> {
         read_to_string(self.cgroup.join(name)).ok()
     }
+}
+
+/// Whether zswap is on, from now on: "Y" or "N". Returns what was so before.
+fn choose_zswap(keeper: &mut Keeper, value: String) -> Result<String> {
+    let file = PathBuf::from(ZSWAP_ENABLED);
+    keeper.ask(&Request::Choose { file, value })
 }
 
 fn events() -> Counters {

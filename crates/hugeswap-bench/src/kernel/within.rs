@@ -1,8 +1,9 @@
-//! A zram device within the limit of a cgroup: the kernel does not count what the device takes to
-//! anybody, so the limit is made smaller by it all the time.
+//! Compressed memory within the limit of a cgroup: the kernel does not count what a zram device takes
+//! to anybody, nor what zswap does where cgroups are of version 1, so the limit is made smaller by it
+//! all the time.
 
 use super::keeper::Hierarchy;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::atomic::AtomicBool;
 use std::sync::atomic::Ordering::Relaxed;
 use std::time::Duration;
@@ -12,16 +13,39 @@ const EVERY: Duration = Duration::from_millis(10);
 /// The smallest limit: with less not even a program's code stays.
 const LEAST: u64 = 4 << 20;
 
-/// Does `work` while the limit of `cgroup` is `memory` bytes less what the zram device `area`
-/// takes.
-pub fn limited<T>(area: &Path, cgroup: &Path, memory: u64, work: impl FnOnce() -> T) -> T {
-    let name = area.file_name().unwrap_or_default();
-    let stat = Path::new("/sys/block").join(name).join("mm_stat");
-    limited_by(&stat, &Hierarchy::limit_of(cgroup), memory, work)
+/// What compresses, and tells how much memory it takes.
+pub struct Taker {
+    stat: PathBuf,
+    taken: fn(&str) -> u64,
 }
 
-/// [`limited`], of the device's `mm_stat` and the cgroup's file with its limit.
-fn limited_by<T>(stat: &Path, limit: &Path, memory: u64, work: impl FnOnce() -> T) -> T {
+impl Taker {
+    /// The zram device `area`.
+    pub fn zram(area: &Path) -> Taker {
+        let name = area.file_name().unwrap_or_default();
+        Taker {
+            stat: Path::new("/sys/block").join(name).join("mm_stat"),
+            taken: of_zram,
+        }
+    }
+
+    /// zswap, of all programs.
+    pub fn zswap() -> Taker {
+        Taker {
+            stat: PathBuf::from("/proc/meminfo"),
+            taken: of_zswap,
+        }
+    }
+}
+
+/// Does `work` while the limit of `cgroup` is `memory` bytes less what `taker` takes.
+pub fn limited<T>(taker: &Taker, cgroup: &Path, memory: u64, work: impl FnOnce() -> T) -> T {
+    limited_by(taker, &Hierarchy::limit_of(cgroup), memory, work)
+}
+
+/// [`limited`], of the cgroup's file with its limit.
+fn limited_by<T>(taker: &Taker, limit: &Path, memory: u64, work: impl FnOnce() -> T) -> T {
+    let Taker { stat, taken } = taker;
     let over = AtomicBool::new(false);
     std::thread::scope(|scope| {
         scope.spawn(|| {
@@ -44,9 +68,16 @@ fn limited_by<T>(stat: &Path, limit: &Path, memory: u64, work: impl FnOnce() -> 
 }
 
 /// Bytes of memory that a zram device takes, by its `mm_stat`.
-fn taken(stat: &str) -> u64 {
+fn of_zram(stat: &str) -> u64 {
     let mut words = stat.split_whitespace();
     words.nth(2).and_then(|n| n.parse().ok()).unwrap_or(0)
+}
+
+/// Bytes of memory that zswap takes, by `/proc/meminfo`, which counts KiB.
+fn of_zswap(meminfo: &str) -> u64 {
+    let line = meminfo.lines().find_map(|l| l.strip_prefix("Zswap:"));
+    let kib = line.and_then(|l| l.split_whitespace().next()?.parse::<u64>().ok());
+    kib.unwrap_or(0) << 10
 }
 
 #[cfg(test)]
@@ -57,8 +88,15 @@ mod tests {
     fn the_third_number_is_what_it_takes() {
         let line =
             "  104857600 31457280 33554432        0 34603008      128        0        0        0\n";
-        assert_eq!(taken(line), 33_554_432);
-        assert_eq!(taken(""), 0);
+        assert_eq!(of_zram(line), 33_554_432);
+        assert_eq!(of_zram(""), 0);
+    }
+
+    #[test]
+    fn zswap_takes_what_meminfo_says() {
+        let text = "MemTotal:       24000000 kB\nZswap:              2048 kB\nZswapped:           8192 kB\n";
+        assert_eq!(of_zswap(text), 2 << 20);
+        assert_eq!(of_zswap("MemTotal: 1 kB\n"), 0);
     }
 
     #[test]
@@ -72,7 +110,11 @@ mod tests {
                 std::thread::sleep(EVERY);
             }
         };
-        let done = limited_by(&stat, &limit, 64 << 20, || {
+        let taker = Taker {
+            stat: stat.clone(),
+            taken: of_zram,
+        };
+        let done = limited_by(&taker, &limit, 64 << 20, || {
             for (takes, left) in [(24, 40), (63, 4), (0, 64)] {
                 std::fs::write(&stat, format!("1 1 {}", mib(takes))).unwrap();
                 becomes(left);

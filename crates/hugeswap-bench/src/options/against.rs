@@ -13,7 +13,8 @@ pub const HELP: &str = "\
 also on failure or Ctrl-C. --device ram is a private tmpfs that cannot itself be swapped; the kernel
 swaps to a loop device on it. With --device zram hugeswap uses the same, and the kernel a zram device.
 With --device mem hugeswap compresses what leaves memory within its budget (--swap mem), and what the kernel's
-zram device takes of memory is taken off its limit, all the time.";
+zram device takes of memory is taken off its limit, all the time. So is what zswap takes with
+--kernel-zswap, where the control group does not count it (version 1).";
 
 // The engines that run in turn.
 #[derive(Clone, clap::Args)]
@@ -24,6 +25,9 @@ pub struct Against {
     /// Huge pages for the kernel's runs
     #[arg(long, value_name = "WHICH", value_enum, default_value = "both")]
     pub kernel_thp: KernelThp,
+    /// The kernel's runs have its zswap before their swap area, as it is set (compressor, size)
+    #[arg(long, requires = "vs")]
+    pub kernel_zswap: bool,
     /// Run hugeswap with these settings too, in turn; may be repeated
     #[arg(long, value_name = "KEY=VALUE[,KEY=VALUE]")]
     pub also: Vec<String>,
@@ -98,6 +102,11 @@ impl Against {
                 ))
             }
         };
+        if self.kernel_zswap && matches!(self.device.as_deref(), Some("zram" | "mem")) {
+            return wrong(
+                "--kernel-zswap is for swap on a device: zram compresses already; give --device DIR or ram",
+            );
+        }
         match (self.device.as_deref(), common.swap.first()) {
             (Some(_), Some(_)) => wrong("--device and --swap both say where to swap: give one"),
             (Some("ram"), None) => Ok(Device::Ram),

@@ -91,7 +91,11 @@ impl Run {
     /// Its engine and what sets it apart: "hugeswap", "kernel, THP on".
     pub fn label(&self) -> String {
         match (self.word("thp"), self.word("also")) {
-            (Some(thp), _) => format!("{}, THP {thp}", self.engine),
+            (Some(thp), _) => {
+                let zswap = self.params.get("zswap").and_then(Value::as_bool) == Some(true);
+                let zswap = if zswap { ", zswap" } else { "" };
+                format!("{}, THP {thp}{zswap}", self.engine)
+            }
             (_, Some(also)) => format!("{}, {also}", self.engine),
             _ => self.engine.to_owned(),
         }

@@ -2,10 +2,19 @@
 
 use crate::{bench, runs};
 use serde_json::Value;
+use std::sync::{PoisonError, RwLock};
+
+/// zswap is before every swap area of the machine, and so held for writing by the test that turns it on.
+static AREAS: RwLock<()> = RwLock::new(());
 
 /// What a benchmark against the kernel found, and how many kernel runs there were (none where that is not permitted);
 /// nothing may be left of what was set up for them.
 fn against_kernel(args: &[&str]) -> (Value, usize) {
+    let _held = AREAS.read().unwrap_or_else(PoisonError::into_inner);
+    measured(args)
+}
+
+fn measured(args: &[&str]) -> (Value, usize) {
     let dir = tempfile::tempdir().expect("a directory");
     let (name, rest) = args.split_first().expect("a benchmark");
     let done = bench(&[*name])
@@ -39,7 +48,8 @@ fn against_kernel(args: &[&str]) -> (Value, usize) {
     }
     for run in &kernel {
         assert_eq!(run["verified"], true);
-        assert!(run["counters"]["pswpout"].as_u64() > Some(0));
+        let out = ["pswpout", "zswpout"].map(|n| run["counters"][n].as_u64().unwrap_or(0));
+        assert!(out.iter().sum::<u64>() > 0, "{run}");
     }
     let count = kernel.len();
     (found, count)
@@ -102,6 +112,31 @@ fn the_kernel_has_zram_within_its_limit() {
             "{found}"
         );
     }
+}
+
+#[test]
+fn the_kernel_has_zswap_before_its_area() {
+    let _alone = AREAS.write().unwrap_or_else(PoisonError::into_inner);
+    let enabled = || std::fs::read_to_string("/sys/module/zswap/parameters/enabled").ok();
+    let before = enabled();
+    let args = [
+        "swap-seq",
+        "--region",
+        "64M",
+        "--memory",
+        "32M",
+        "--compressible",
+        "3",
+    ];
+    let (found, kernel) =
+        measured(&[&args[..], &["--kernel-zswap", "--kernel-thp", "off"]].concat());
+    if kernel > 0 {
+        assert_eq!(kernel, 1);
+        let run = runs(&found, "kernel")[0];
+        assert_eq!(run["zswap"], true);
+        assert!(run["counters"]["zswpout"].as_u64() > Some(0), "{run}");
+    }
+    assert_eq!(enabled(), before);
 }
 
 #[test]

@@ -162,6 +162,7 @@ impl Defrag {
         Against {
             vs: None,
             kernel_thp: KernelThp::Both,
+            kernel_zswap: false,
             also: Vec::new(),
             device: self.device.clone(),
         }

@@ -257,6 +257,9 @@ impl Keeper {
     }
 }
 
+/// The limit of a cgroup of version 1.
+const V1_LIMIT: &str = "memory.limit_in_bytes";
+
 /// The hierarchy of memory cgroups.
 pub enum Hierarchy {
     V1(PathBuf),
@@ -293,8 +296,16 @@ impl Hierarchy {
 
     /// The file with the limit of a cgroup.
     pub fn limit_of(group: &Path) -> PathBuf {
-        let [one, two] = ["memory.limit_in_bytes", "memory.max"].map(|f| group.join(f));
-        if one.exists() { one } else { two }
+        let file = match Hierarchy::is_v1(group) {
+            true => V1_LIMIT,
+            false => "memory.max",
+        };
+        group.join(file)
+    }
+
+    /// Is the cgroup of version 1?
+    pub fn is_v1(group: &Path) -> bool {
+        group.join(V1_LIMIT).exists()
     }
 }
 
