@@ -331,6 +331,9 @@ impl Opponent {
             choose_zswap(keeper, before)?;
         }
         let mut counters = figures::since(&before, &events());
+        if self.zswap {
+            count_zswap_as_swap(&mut counters);
+        }
         let failures = self.limit_failures().saturating_sub(failures);
         counters.insert("memory_limit_hit".into(), failures);
         // Also after a failure: the other engines may still have turns.
@@ -407,6 +410,16 @@ fn choose_zswap(keeper: &mut Keeper, value: String) -> Result<String> {
     keeper.ask(&Request::Choose { file, value })
 }
 
+/// What went to zswap and came from there counts as swapped, too, as it does with hugeswap's compressed
+/// memory: the kernel's `pswpin` and `pswpout` are of the device alone.
+fn count_zswap_as_swap(counters: &mut Counters) {
+    let [came, went, written_back] =
+        ["zswpin", "zswpout", "zswpwb"].map(|n| counters.get(n).copied().unwrap_or(0));
+    *counters.entry("pswpin".into()).or_default() += came;
+    let out = counters.entry("pswpout".into()).or_default();
+    *out = (*out + went).saturating_sub(written_back);
+}
+
 fn events() -> Counters {
     let text = read_to_string("/proc/vmstat").unwrap_or_default();
     let fields = text.lines().filter_map(|l| l.split_once(' '));
@@ -414,4 +427,26 @@ fn events() -> Counters {
         .filter(|(name, _)| EVENTS.contains(name))
         .filter_map(|(name, n)| Some((name.to_owned(), n.trim().parse().ok()?)))
         .collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn pages_in_zswap_are_swapped_once() {
+        let counts = [
+            ("pswpin", 5),
+            ("pswpout", 30),
+            ("zswpin", 100),
+            ("zswpout", 200),
+            ("zswpwb", 20),
+        ];
+        let mut counters: Counters = counts.map(|(n, v)| (n.to_owned(), v)).into_iter().collect();
+        count_zswap_as_swap(&mut counters);
+        assert_eq!((counters["pswpin"], counters["pswpout"]), (105, 210));
+        let mut none = Counters::default();
+        count_zswap_as_swap(&mut none);
+        assert_eq!((none["pswpin"], none["pswpout"]), (0, 0));
+    }
 }
