@@ -92,8 +92,10 @@ pub const SKIP: i32 = 77;
 const LIMIT: Duration = Duration::from_secs(400);
 /// A test that takes longer is reported with its time.
 const LONG: Duration = Duration::from_secs(6);
-/// The number of lines that are shown of a failed test's output, the last ones.
-const LINES: usize = 40;
+/// The number of lines that are shown of a failed test's output, the first (which say what failed) and
+/// the last ones.
+const FIRST_LINES: usize = 8;
+const LAST_LINES: usize = 32;
 
 /// A test, as `tests!` makes it.
 #[derive(Clone, Copy)]
@@ -240,16 +242,15 @@ fn in_own_process(name: &str, quiet: bool) -> Result<(), Failed> {
         Some(s) => format!("ended with {s}"),
     };
     let lines: Vec<&str> = said.lines().collect();
-    let left_out = lines.len().saturating_sub(LINES);
-    let mut what = how;
-    if left_out > 0 {
-        what += &format!("\n({left_out} lines)");
+    let (first, rest) = lines.split_at(lines.len().min(FIRST_LINES));
+    let (left_out, last) = rest.split_at(rest.len().saturating_sub(LAST_LINES));
+    let mut what = vec![how];
+    what.extend(first.iter().map(|&l| l.to_owned()));
+    if !left_out.is_empty() {
+        what.push(format!("({} lines)", left_out.len()));
     }
-    for line in &lines[left_out..] {
-        what.push('\n');
-        what += line;
-    }
-    Err(what.into())
+    what.extend(last.iter().map(|&l| l.to_owned()));
+    Err(what.join("\n").into())
 }
 
 fn memory_file() -> Result<File, Failed> {
