@@ -336,15 +336,16 @@ impl Memory {
         let by_pages = learning.progress.is_by_pages();
         let quiet = learning.progress.is_quiet();
         drop(learning);
-        self.sizes.quiet.store(quiet, Relaxed);
-        self.sizes.by_pages.store(by_pages, Relaxed);
-        self.sizes.alone.store(alone, Relaxed);
-        self.sizes.only_whole.store(only_whole, Relaxed);
+        // (Counted before it takes effect: units that come whole by it are not taken for others'.)
         match trial {
             Some(Trial::Begun) => self.pool.count(Counter::ThpSwpInTrial, 1),
             Some(Trial::Kept) => self.pool.count(Counter::ThpSwpInTrialKept, 1),
             Some(Trial::Ended) | None => {}
         }
+        self.sizes.quiet.store(quiet, Relaxed);
+        self.sizes.by_pages.store(by_pages, Relaxed);
+        self.sizes.alone.store(alone, Relaxed);
+        self.sizes.only_whole.store(only_whole, Relaxed);
     }
 
     /// A page that was in memory was mapped by a fault.
