@@ -222,8 +222,7 @@ impl<'a> Turns<'a> {
                     thp: *thp,
                     ..work.clone()
                 };
-                let run = opponent.run(keeper, &work, limit, |l| progress.figure(l))?;
-                run.with("zswap", self.against.kernel_zswap)
+                opponent.run(keeper, &work, limit, |l| progress.figure(l))?
             }
         };
         progress.end();

@@ -284,6 +284,7 @@ impl Opponent {
         let mut run = Run::new("kernel", &work)
             .with("memory_bytes", self.memory)
             .with("thp", thp)
+            .with("zswap", self.zswap)
             .with("device", self.medium.name());
         let (ended, counters) = self.swapping(keeper, self.memory, || {
             child::run(&mut worker::command(&work)?, limit, |line| {
@@ -312,11 +313,11 @@ impl Opponent {
         if self.shared {
             keeper.ask(&Request::Format { file: area() })?;
         }
-        keeper.ask(&Request::On { area: area() })?;
         let zswap = match self.zswap {
             true => Some(choose_zswap(keeper, "Y".into())?),
             false => None,
         };
+        keeper.ask(&Request::On { area: area() })?;
         let (before, failures) = (events(), self.limit_failures());
         let taker = match self.medium {
             Medium::Within => Some(Taker::zram(&self.area)),
@@ -327,9 +328,6 @@ impl Opponent {
             Some(taker) => within::limited(&taker, &self.cgroup, memory, work),
             None => work(),
         };
-        if let Some(before) = zswap {
-            choose_zswap(keeper, before)?;
-        }
         let mut counters = figures::since(&before, &events());
         if self.zswap {
             count_zswap_as_swap(&mut counters);
@@ -338,6 +336,9 @@ impl Opponent {
         counters.insert("memory_limit_hit".into(), failures);
         // Also after a failure: the other engines may still have turns.
         keeper.ask(&Request::Off { area: area() })?;
+        if let Some(before) = zswap {
+            choose_zswap(keeper, before)?;
+        }
         Ok((done, counters))
     }
 

@@ -38,7 +38,8 @@ impl Taker {
     }
 }
 
-/// Does `work` while the limit of `cgroup` is `memory` bytes less what `taker` takes.
+/// Does `work` while the limit of `cgroup` is `memory` bytes less what `taker` takes. It is `memory`
+/// again afterwards.
 pub fn limited<T>(taker: &Taker, cgroup: &Path, memory: u64, work: impl FnOnce() -> T) -> T {
     limited_by(taker, &Hierarchy::limit_of(cgroup), memory, work)
 }
@@ -47,7 +48,7 @@ pub fn limited<T>(taker: &Taker, cgroup: &Path, memory: u64, work: impl FnOnce()
 fn limited_by<T>(taker: &Taker, limit: &Path, memory: u64, work: impl FnOnce() -> T) -> T {
     let Taker { stat, taken } = taker;
     let over = AtomicBool::new(false);
-    std::thread::scope(|scope| {
+    let done = std::thread::scope(|scope| {
         scope.spawn(|| {
             let mut before = 0;
             while !over.load(Relaxed) {
@@ -64,7 +65,10 @@ fn limited_by<T>(taker: &Taker, limit: &Path, memory: u64, work: impl FnOnce() -
         let done = work();
         over.store(true, Relaxed);
         done
-    })
+    });
+    // (For the next run, which begins with nothing compressed.)
+    let _ = std::fs::write(limit, memory.to_string());
+    done
 }
 
 /// Bytes of memory that a zram device takes, by its `mm_stat`.
@@ -115,12 +119,13 @@ mod tests {
             taken: of_zram,
         };
         let done = limited_by(&taker, &limit, 64 << 20, || {
-            for (takes, left) in [(24, 40), (63, 4), (0, 64)] {
+            for (takes, left) in [(24, 40), (0, 64), (63, 4)] {
                 std::fs::write(&stat, format!("1 1 {}", mib(takes))).unwrap();
                 becomes(left);
             }
             7
         });
         assert_eq!(done, 7);
+        assert_eq!(std::fs::read_to_string(&limit).unwrap(), mib(64));
     }
 }

@@ -48,8 +48,7 @@ fn measured(args: &[&str]) -> (Value, usize) {
     }
     for run in &kernel {
         assert_eq!(run["verified"], true);
-        let out = ["pswpout", "zswpout"].map(|n| run["counters"][n].as_u64().unwrap_or(0));
-        assert!(out.iter().sum::<u64>() > 0, "{run}");
+        assert!(run["counters"]["pswpout"].as_u64() > Some(0));
     }
     let count = kernel.len();
     (found, count)
