@@ -252,7 +252,10 @@ impl Keeper {
             }
             self.undo.forget(self.undo.steps().len() - 1);
         }
-        self.chosen.clear();
+        for (_, file) in self.chosen.drain(..) {
+            // (Closing it would not do while a child that has not yet executed its program has it too.)
+            let _ = rustix::fs::flock(&file, rustix::fs::FlockOperation::Unlock);
+        }
         failed.map_or(Ok(()), Err)
     }
 }
@@ -363,6 +366,8 @@ mod tests {
         let refused = second.choose(file.path(), "never").unwrap_err();
         assert!(format!("{refused:#}").contains("another benchmark"));
         second.undo_all().unwrap();
+        // As a child has it between fork and exec.
+        let _inherited = first.chosen[0].1.try_clone().unwrap();
         first.undo_all().unwrap();
         assert_eq!(std::fs::read_to_string(file.path()).unwrap(), "madvise");
         second.choose(file.path(), "never").unwrap();
