@@ -12,13 +12,14 @@ use crate::error::EngineError;
 use crate::file::table::Files;
 use crate::forked::fork_mark;
 use crate::gate::{Alone, Gate};
+use crate::handler;
 use crate::lock::Lock;
 use crate::memory::Memory;
 use crate::memory::Parts;
 use crate::pages::Base;
 use crate::paging::Paging;
 use crate::pool::{FaultMode, Member, Pool, Reservation};
-use crate::ranges::Ranges;
+use crate::ranges::{Contents, Ranges};
 use crate::reclaim::Reclaim;
 use crate::shared::Sharing;
 use crate::space::Space;
@@ -26,12 +27,12 @@ use crate::store::Store;
 use crate::store::sealing::Sealing;
 use crate::table::Table;
 use crate::threads::Threads;
+use crate::window::{Addresses, Window};
 use crate::zeroed::{Zeroed, leave_out_of_core_dumps};
-use crate::{WINDOW_BASE, WINDOW_LEN, handler};
 use hugeswap_policy::UNIT_SHIFT;
 use hugeswap_policy::knobs::Knob;
 use hugeswap_policy::workingset::lruvec::Lruvecs;
-use hugeswap_sys::{Errno, mm, process};
+use hugeswap_sys::{mm, process};
 use std::ops::Deref;
 use std::sync::Arc;
 use std::sync::atomic::Ordering::{Relaxed, Release};
@@ -41,9 +42,8 @@ use std::sync::atomic::Ordering::{Relaxed, Release};
 pub struct EngineConfig {
     /// How faults are taken; `Auto` follows the pool.
     pub fault_mode: FaultMode,
-    /// Addresses to manage: `None` takes the fixed window ([`WINDOW_BASE`]), `Some(len)` any `len`
-    /// bytes.
-    pub window: Option<usize>,
+    /// Addresses to manage.
+    pub window: Window,
     /// Whose threads the engine's own are.
     pub threads: Threads,
 }
@@ -52,7 +52,7 @@ impl Default for EngineConfig {
     fn default() -> Self {
         EngineConfig {
             fault_mode: FaultMode::Auto,
-            window: None,
+            window: Window::Fixed,
             threads: Threads::PTHREAD,
         }
     }
@@ -64,6 +64,8 @@ pub struct Engine {
     reclaim: Reclaim,
     /// For the child that is about to be forked.
     pub(crate) reserved: Lock<Option<Reservation>>,
+    /// The window has mappings that were there before.
+    keeps_window: bool,
 }
 
 impl Deref for Engine {
@@ -86,15 +88,10 @@ impl Engine {
             },
             m => m,
         };
-        let (base, len) = reserve_window(config.window)?;
-        let give_window_back = |e: EngineError| {
-            // SAFETY: reserved a moment ago and not in use yet.
-            let _ = unsafe { mm::unmap(base, len) };
-            e
-        };
-        let result = Self::build(pool, wanted, base, len, config.threads);
-        let engine: &'static Engine = Box::leak(Box::new(result.map_err(give_window_back)?));
-        if let Err(e) = engine.bring_up() {
+        let window = Addresses::reserve(config.window)?;
+        let built = Self::build(pool, wanted, &window, config.threads);
+        let engine: &'static Engine = Box::leak(Box::new(built.inspect_err(|_| window.unmap())?));
+        if let Err(e) = engine.bring_up(&window) {
             engine.tear_down();
             return Err(e);
         }
@@ -104,10 +101,10 @@ impl Engine {
     fn build(
         mut pool: Pool,
         mode: FaultMode,
-        base: usize,
-        len: usize,
+        window: &Addresses,
         threads: Threads,
     ) -> Result<Engine, EngineError> {
+        let (base, len) = (window.all.start, window.all.len());
         let message = mode == FaultMode::Message;
         let low_fd = high_descriptor();
         let userfaultfd = pool.knob(Knob::Userfaultfd) != 0;
@@ -133,15 +130,17 @@ impl Engine {
         let pages = Base::new(units).map_err(sys("cannot map the records of base pages"))?;
         let files = Files::new(units).map_err(sys("cannot map the table of mapped files"))?;
         let fork_mark = fork_mark().map_err(sys("cannot map the fork mark"))?;
-        backend
-            .prepare_window(base, len)
-            .map_err(sys("cannot map managed memory"))?;
+        for free in &window.free {
+            backend
+                .prepare_window(free.start, free.len())
+                .map_err(sys("cannot map managed memory"))?;
+            // The kernel would look for each of the window's pages, for hours.
+            leave_out_of_core_dumps(free.start, free.len());
+        }
         let (places_at, places_len) = arena.destinations();
         backend
             .register_places(places_at, places_len)
             .map_err(sys("cannot register the arena with userfaultfd"))?;
-        // The kernel would look for each of the window's pages, for hours.
-        leave_out_of_core_dumps(base, len);
         let sealing = Sealing::new(&mut pool)?;
         let me = pool.join()?;
         let pool = Arc::new(Member::new(pool, me));
@@ -165,11 +164,17 @@ impl Engine {
         Ok(Engine {
             reclaim: Reclaim::new(ranges, threads),
             reserved: Lock::new(None),
+            keeps_window: window.has_others(),
         })
     }
 
-    fn bring_up(&'static self) -> Result<(), EngineError> {
+    fn bring_up(&'static self, window: &Addresses) -> Result<(), EngineError> {
         self.count_touched();
+        for there in window.of_others() {
+            let claim = self.claim(there.start, there.len(), Contents::Keep);
+            let claim = claim.map_err(|e| EngineError::System("cannot note what is mapped", e))?;
+            self.settle_claim(claim);
+        }
         self.note_mode();
         handler::install(self)?;
         crate::fork::register();
@@ -220,10 +225,12 @@ impl Engine {
         self.backend.close();
         self.files.close_all_mappings();
         self.pool.retire(self.pool.me());
-        let (base, len) = self.table.window();
-        // SAFETY: threads have ended, the handler is gone, and the caller of `stop` answers for the
-        // program.
-        let _ = unsafe { mm::unmap(base, len) };
+        if !self.keeps_window {
+            let (base, len) = self.table.window();
+            // SAFETY: threads have ended, the handler is gone, and the caller of `stop` answers for
+            // the program.
+            let _ = unsafe { mm::unmap(base, len) };
+        }
         // SAFETY: mapped by `fork_mark`, used by this engine alone.
         let _ = unsafe { mm::unmap(self.fork_mark, 4096) };
     }
@@ -239,46 +246,6 @@ impl Engine {
 /// Descriptors go where programs do not look: near the top of what the limit allows.
 pub fn high_descriptor() -> i32 {
     (process::descriptor_limit().min(1 << 16) as i32 - 24).max(10)
-}
-
-fn reserve_window(want: Option<usize>) -> Result<(usize, usize), EngineError> {
-    match want {
-        None => {
-            // Where addresses are limited (ulimit -v) the program needs most of them.
-            let addresses = process::limit(libc::RLIMIT_AS);
-            let mut len = WINDOW_LEN.min((addresses / 2) as usize) & !(UNIT - 1);
-            loop {
-                // SAFETY: not replacing: fails if something is there.
-                match unsafe { mm::map_anon(WINDOW_BASE, len, mm::PROT_NONE, false) } {
-                    Ok(at) if at == WINDOW_BASE => return Ok((at, len)),
-                    Ok(at) => {
-                        // Kernels before 4.17 take the address as a hint.
-                        // SAFETY: just mapped, unused.
-                        let _ = unsafe { mm::unmap(at, len) };
-                        return Err(EngineError::AddressesInUse);
-                    }
-                    // Other limits there may be, or little that is left of this one.
-                    Err(Errno::ENOMEM) if len > 256 << 20 => len = (len >> 1) & !(UNIT - 1),
-                    Err(Errno::EEXIST) => return Err(EngineError::AddressesInUse),
-                    Err(e) => return Err(EngineError::NoAddressSpace(e)),
-                }
-            }
-        }
-        Some(len) => {
-            let len = len.next_multiple_of(UNIT);
-            let raw =
-                mm::map_own(len + UNIT, mm::PROT_NONE).map_err(EngineError::NoAddressSpace)?;
-            let base = raw.next_multiple_of(UNIT);
-            // SAFETY: the slack before and after the aligned part, unused.
-            unsafe {
-                if base > raw {
-                    let _ = mm::unmap(raw, base - raw);
-                }
-                let _ = mm::unmap(base + len, raw + UNIT - base);
-            }
-            Ok((base, len))
-        }
-    }
 }
 
 const _: () = assert!(1 << UNIT_SHIFT == UNIT);

@@ -77,6 +77,7 @@ mod swap;
 mod table;
 mod threads;
 mod track;
+mod window;
 mod work;
 mod writer_count;
 mod writers;
@@ -92,6 +93,7 @@ pub use memory::groups;
 pub use ranges::{Claim, Contents, MapError, MarkerError, PinError, Prot};
 pub use threads::Threads;
 pub use track::TrackError;
+pub use window::Window;
 
 /// A base page, bytes.
 pub(crate) const PAGE: usize = hugeswap_policy::PAGE_BYTES as usize;

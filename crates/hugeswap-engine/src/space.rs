@@ -156,6 +156,11 @@ impl Space {
         after - before
     }
 
+    /// The pages of `[addr, addr+len)` are not the kernel's any more.
+    pub fn make_engines(&mut self, addr: usize, len: usize) {
+        self.kernel.remove(addr, addr.saturating_add(len));
+    }
+
     /// Bytes of `[addr, addr+len)` that are the kernel's.
     pub fn kernel_bytes(&self, addr: usize, len: usize) -> usize {
         self.kernel.bytes_in(addr, addr.saturating_add(len))

@@ -2,7 +2,7 @@
 
 use crate::{Error, FaultMode, Pool, Running, SwapSpec};
 use hugeswap_engine::pool::{self, PoolConfig};
-use hugeswap_engine::{Engine, EngineConfig};
+use hugeswap_engine::{Engine, EngineConfig, Window};
 use hugeswap_policy::knobs::settings::{Encrypt, Setting, SettingError};
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -121,7 +121,7 @@ impl Builder {
             segment,
             EngineConfig {
                 fault_mode: self.fault_mode,
-                window: Some(self.window),
+                window: Window::Anywhere(self.window),
                 ..EngineConfig::default()
             },
         )?;

@@ -3,7 +3,7 @@
 use crate::range::{Backing, ManagedRange};
 use crate::{Builder, Error, Pool, Running, SharedError};
 use hugeswap_engine::pool::{self, FaultMode};
-use hugeswap_engine::{Engine, EngineConfig, high_descriptor};
+use hugeswap_engine::{Engine, EngineConfig, Window, high_descriptor};
 use std::ops::Deref;
 use std::os::fd::{AsRawFd, BorrowedFd, OwnedFd};
 use std::ptr::NonNull;
@@ -70,7 +70,7 @@ impl Pool {
             segment,
             EngineConfig {
                 fault_mode: FaultMode::Auto,
-                window: Some(Builder::WINDOW),
+                window: Window::Anywhere(Builder::WINDOW),
                 ..EngineConfig::default()
             },
         )?;

@@ -1,7 +1,7 @@
 //! The address space, the third of the engine's layers: the calls of the program on its ranges.
 //!
 //! Here are mapping, growing and unmapping. Submodules have addresses that the program chooses
-//! ([`fixed`]), addresses without memory ([`reserved`]), contents given up ([`contents`]), advice
+//! ([`fixed`]), memory that it had before ([`adopt`]), addresses without memory ([`reserved`]), contents given up ([`contents`]), advice
 //! ([`advice`]), access ([`protect`], [`by_page`]), pins ([`pin`]) and moves ([`moving`]).
 //!
 //! A unit is managed, or the kernel's (`Foreign`), as a whole. The allocated pages of a foreign
@@ -12,6 +12,7 @@
 //! memory is touched only while none is held (a touch may fault, and the fault path enters the
 //! gate).
 
+mod adopt;
 mod advice;
 mod by_page;
 mod contents;

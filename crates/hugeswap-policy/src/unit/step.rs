@@ -29,6 +29,11 @@ pub enum Event {
     },
     /// The kernel is to map something there, at the program's wish.
     Claimed,
+    /// What the kernel has there is managed from now on, as memory that may be read and written.
+    Adopted {
+        /// It holds something, and is mapped writable; else it reads as zero, and is absent.
+        holds: bool,
+    },
     /// The program unmaps it; nothing of it is in memory any more.
     Unmapped,
     /// The program gives its content up; nothing of it is in memory any more.
@@ -278,6 +283,11 @@ pub fn step(w: Word, event: Event) -> Result<Step, Illegal> {
             Step::to(Word::FREE.set(may).in_file(place))
         }
         (Free, E::Claimed) => Step::to(Word::FREE.with_kind(Kind::Foreign).set(UNCHARGED)),
+        (Foreign, E::Adopted { holds }) if !is_held && !w.has(HAS_PLACE) => match holds {
+            true => Step::to(Word::none().with_kind(Kind::Present).mapped(true, false))
+                .tells(Lists::Resident),
+            false => Step::to(Word::none()),
+        },
         (BeingWritten | Redirtied, E::Unmapped | E::Discarded { .. } | E::Emptied) => {
             return Err(Illegal { word: w, event });
         }

@@ -39,6 +39,7 @@ fn events() -> Vec<(Event, &'static str)> {
     const FIRST: &str = "first touch; in sequence several units at once, where they stand, while the budget is not used up";
     const COMES: &str = "a fault brings in a page, or 64 KiB";
     const PLACED: &str = "its bytes in swap are placed elsewhere";
+    const ADOPTED: &str = "what the kernel has there is managed from now on";
     const UNPLACED: &str = "its place in swap is given up: memory holds it";
     let mut events = vec![
         (Mapped, MAPPED),
@@ -60,6 +61,8 @@ fn events() -> Vec<(Event, &'static str)> {
             Claimed,
             "the kernel is to map something there, at the program's wish",
         ),
+        (Adopted { holds: true }, ADOPTED),
+        (Adopted { holds: false }, ADOPTED),
         (FirstTouched { writable: true }, FIRST),
         (
             FirstTouched { writable: false },

@@ -4,7 +4,7 @@
 
 use hugeswap::{Advice, FaultMode, Granularity, ManagedRange, Pool, SwapSpec};
 use hugeswap_engine::pool::{self, PoolConfig};
-use hugeswap_engine::{Engine, EngineConfig, Prot};
+use hugeswap_engine::{Engine, EngineConfig, Prot, Window};
 use hugeswap_sys::inject::{self, Plan};
 use std::ops::Deref;
 use std::os::unix::process::ExitStatusExt;
@@ -503,7 +503,7 @@ fn engine(kind: Kind, directory: &str) {
         Err(e) => return refused("a pool", &e),
     };
     let window = EngineConfig {
-        window: Some(1 << 30),
+        window: Window::Anywhere(1 << 30),
         ..EngineConfig::default()
     };
     let e = match Engine::start(pool, window) {

@@ -29,6 +29,7 @@ macro_rules! tests {
 }
 
 mod access_none;
+mod adopt;
 mod advisor;
 mod areas;
 mod changed;
@@ -125,6 +126,7 @@ fn all() -> Vec<Test> {
         swaps::TESTS,
         tracking::TESTS,
         rests::TESTS,
+        adopt::TESTS,
         rewrites::TESTS,
         trials::TESTS,
         snapshots::TESTS,

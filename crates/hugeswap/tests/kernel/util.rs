@@ -3,7 +3,7 @@
 use crate::room::{IN_MEMORY, memory_has_room};
 use hugeswap::{Advice, Builder, FaultMode, ManagedRange, Pool, Region, SwapSpec};
 use hugeswap_engine::pool::{self, PoolConfig};
-use hugeswap_engine::{Engine, EngineConfig};
+use hugeswap_engine::{Engine, EngineConfig, Window};
 use hugeswap_policy::knobs::{Knob, compress, parse_setting};
 use std::os::unix::process::ExitStatusExt;
 use std::process::ExitStatus;
@@ -112,12 +112,29 @@ pub fn engine(memory: usize, mode: FaultMode, settings: &[(Knob, u64)]) -> &'sta
     engine_with(memory, mode, settings, "/var/tmp").expect("a pool")
 }
 
+/// [`engine`] in signal mode, over addresses at which this process has mappings.
+pub fn engine_over(memory: usize, window: std::ops::Range<usize>) -> &'static Engine {
+    let window = Window::Over(window);
+    start_engine(memory, FaultMode::Signal, &[], "/var/tmp", window).expect("a pool")
+}
+
 /// [`engine`], with swap in a directory, which may be in memory; `None` if there is no room.
 pub fn engine_with(
     memory: usize,
     mode: FaultMode,
     settings: &[(Knob, u64)],
     directory: &str,
+) -> Option<&'static Engine> {
+    let window = Window::Anywhere(1 << 30);
+    start_engine(memory, mode, settings, directory, window)
+}
+
+fn start_engine(
+    memory: usize,
+    mode: FaultMode,
+    settings: &[(Knob, u64)],
+    directory: &str,
+    window: Window,
 ) -> Option<&'static Engine> {
     let spec = SwapSpec {
         size: Some(1 << 30),
@@ -141,7 +158,7 @@ pub fn engine_with(
     };
     let pool = pool::Pool::create(&config).ok()?;
     let config = EngineConfig {
-        window: Some(1 << 30),
+        window,
         ..EngineConfig::default()
     };
     match Engine::start(pool, config) {

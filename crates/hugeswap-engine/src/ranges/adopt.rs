@@ -1,0 +1,134 @@
+//! Memory that the program had before it was managed: it becomes managed where it stands, without a
+//! copy, unit by unit, while the program uses it.
+//!
+//! A unit of which a page is mapped otherwise, or not at all, stays the kernel's. The budget holds
+//! throughout: a unit is charged before it is managed, and its thread waits until memory is free.
+//!
+//! The rules for threads are in the parent module.
+
+use super::UNIT;
+use crate::PAGES;
+use crate::memory::huge::{Huge, Wait};
+use crate::ranges::Ranges;
+use crate::table::Locked;
+use hugeswap_policy::unit::step::Event;
+use hugeswap_policy::unit::{Kind, Place, UNCHARGED};
+use hugeswap_sys::signal::Blocked;
+use hugeswap_sys::{Errno, mm};
+use std::sync::atomic::Ordering::Relaxed;
+
+impl Ranges {
+    /// Makes the whole units of `[addr, addr+len)` managed that the kernel has mapped in the window,
+    /// at the program's wish or before there was an engine. How many bytes became managed.
+    ///
+    /// ENOMEM: budget and swap could not hold more. EOPNOTSUPP: in message mode. In both cases the
+    /// rest is as it was.
+    ///
+    /// # Safety
+    /// All of the range is private anonymous memory that the program may read and write, without
+    /// locks and advice. The kernel does not use it by its address, nor does any device: no call is
+    /// under way that was not made by way of the engine's pins.
+    pub unsafe fn adopt(&self, addr: usize, len: usize) -> Result<usize, Errno> {
+        if self.backend.can().faults_are_messages {
+            return Err(Errno::EOPNOTSUPP);
+        }
+        let window = self.window();
+        let from = addr.max(window.start);
+        let to = addr.saturating_add(len).min(window.end);
+        let mut adopted = 0;
+        if from < to {
+            for unit in self.table.whole_units_of(from, to - from) {
+                if self.adopt_unit(unit)? {
+                    adopted += UNIT;
+                }
+            }
+        }
+        Ok(adopted)
+    }
+
+    /// False: it is managed already, or not all of it is the kernel's.
+    fn adopt_unit(&self, unit: u32) -> Result<bool, Errno> {
+        let _blocked = Blocked::all();
+        let _inside = self.gate.enter();
+        let at = self.table.addr(unit);
+        let is_adoptable = |w: &Locked<'_>| {
+            w.kind() == Kind::Foreign
+                && w.has(UNCHARGED)
+                && w.place() == Place::Nothing
+                && w.pins() == 0
+        };
+        if self.table.load(unit).kind() != Kind::Foreign {
+            return Ok(false);
+        }
+        if !self.pool.commit(self.pool.me(), UNIT as u64) {
+            return Err(Errno::ENOMEM);
+        }
+        let uncommit = || self.pool.uncommit(self.pool.me(), UNIT as u64);
+        let Huge::Frame(frame) = self.wait_for_huge(Wait::FOR_A_FRAME) else {
+            uncommit();
+            return Err(Errno::ENOMEM);
+        };
+        let mut space = self.space.lock();
+        let w = self.table.lock(unit);
+        let adopted = match is_adoptable(&w) && space.kernel_bytes(at, UNIT) == UNIT {
+            true => self.take_over(w),
+            false => {
+                w.settle();
+                Err(Errno::EAGAIN)
+            }
+        };
+        let Ok(holds) = adopted else {
+            self.arena.put_free(frame.place);
+            uncommit();
+            return adopted.map(|_| false).or_else(|e| match e {
+                Errno::EAGAIN => Ok(false),
+                e => Err(e),
+            });
+        };
+        space.make_engines(at, UNIT);
+        drop(space);
+        match holds {
+            // What was charged for the frame is for the unit from now on.
+            true => self.arena.discard(frame.place),
+            false => self.arena.put_free(frame.place),
+        }
+        self.note_available();
+        Ok(true)
+    }
+
+    /// A locked unit of the kernel's becomes managed, and is unlocked. Does it hold anything?
+    fn take_over(&self, w: Locked<'_>) -> Result<bool, Errno> {
+        let (unit, at) = (w.unit(), w.addr());
+        // SAFETY: advice that discards nothing. (So it can be one mapping with its neighbours.)
+        let _ = unsafe { mm::advise(at, UNIT, libc::MADV_HUGEPAGE) };
+        let mut holds = self.holds_anything(at);
+        if !holds {
+            // Another thread may have touched it since.
+            // SAFETY: from here on a touch is a fault, which waits for the unit's lock.
+            if let Err(e) = unsafe { mm::protect(at, UNIT, mm::PROT_NONE) } {
+                w.settle();
+                return Err(e);
+            }
+            holds = self.holds_anything(at);
+            if holds {
+                // (If it fails, the next touch is a fault, which tries again.)
+                let _ = self.backend.set_writable(at, UNIT);
+            }
+        }
+        self.high_unit.fetch_max(unit + 1, Relaxed);
+        self.arena.numa.set_unit(unit, self.arena.numa.here().node);
+        self.track.note_written(unit);
+        self.settle_by(w, Event::Adopted { holds });
+        Ok(holds)
+    }
+
+    /// Is any page of a unit of the kernel's in memory, or in the kernel's swap? Yes, where that
+    /// cannot be told.
+    fn holds_anything(&self, at: usize) -> bool {
+        const PRESENT: u64 = 1 << 63;
+        const SWAPPED: u64 = 1 << 62;
+        let mut entries = [0; PAGES];
+        self.backend.page_entries(at, &mut entries) != Ok(PAGES)
+            || entries.iter().any(|e| e & (PRESENT | SWAPPED) != 0)
+    }
+}

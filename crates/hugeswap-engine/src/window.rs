@@ -1,0 +1,202 @@
+//! The addresses of an engine's window: which they are, and how they are reserved.
+//!
+//! Nothing but the engine maps memory in its window without asking it. So all of the window that is
+//! free is mapped without access first, and the kernel finds no room there for mappings of others.
+
+use crate::UNIT;
+use crate::error::EngineError;
+use crate::{PAGE, WINDOW_BASE, WINDOW_LEN};
+use hugeswap_sys::{Errno, mm, process};
+use std::ops::Range;
+
+/// Which addresses an engine manages.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Window {
+    /// The fixed ones, from [`WINDOW_BASE`] on.
+    Fixed,
+    /// As many bytes at any address.
+    Anywhere(usize),
+    /// These, whole units, in a process that has mappings there already. They are the kernel's
+    /// until [`adopt`](crate::Engine::adopt) takes them over, and stay when the engine stops.
+    Over(Range<usize>),
+}
+
+/// A window whose free addresses are mapped without access.
+pub(crate) struct Addresses {
+    pub all: Range<usize>,
+    /// What of it was free, in order.
+    pub free: Vec<Range<usize>>,
+}
+
+impl Addresses {
+    /// Reserves what is free of a window.
+    pub fn reserve(window: Window) -> Result<Addresses, EngineError> {
+        let whole = |(base, len)| Addresses {
+            all: base..base + len,
+            free: vec![base..base + len],
+        };
+        match window {
+            Window::Fixed => fixed().map(whole),
+            Window::Anywhere(len) => anywhere(len).map(whole),
+            Window::Over(all) => over(all),
+        }
+    }
+
+    /// Gives them back, before they are used.
+    pub fn unmap(&self) {
+        for free in &self.free {
+            // SAFETY: reserved by `reserve`, and not in use yet.
+            let _ = unsafe { mm::unmap(free.start, free.len()) };
+        }
+    }
+
+    /// Was anything mapped there before?
+    pub fn has_others(&self) -> bool {
+        self.free != [self.all.clone()]
+    }
+
+    /// What was mapped there before, in order.
+    pub fn of_others(&self) -> impl Iterator<Item = Range<usize>> + '_ {
+        let ends = self.free.iter().map(|f| f.start).chain([self.all.end]);
+        let starts = [self.all.start].into_iter();
+        let starts = starts.chain(self.free.iter().map(|f| f.end));
+        starts
+            .zip(ends)
+            .map(|(from, to)| from..to)
+            .filter(|r| !r.is_empty())
+    }
+}
+
+fn fixed() -> Result<(usize, usize), EngineError> {
+    // Where addresses are limited (ulimit -v) the program needs most of them.
+    let addresses = process::limit(libc::RLIMIT_AS);
+    let mut len = WINDOW_LEN.min((addresses / 2) as usize) & !(UNIT - 1);
+    loop {
+        // SAFETY: not replacing: fails if something is there.
+        match unsafe { mm::map_anon(WINDOW_BASE, len, mm::PROT_NONE, false) } {
+            Ok(at) if at == WINDOW_BASE => return Ok((at, len)),
+            Ok(at) => {
+                // Kernels before 4.17 take the address as a hint.
+                // SAFETY: just mapped, unused.
+                let _ = unsafe { mm::unmap(at, len) };
+                return Err(EngineError::AddressesInUse);
+            }
+            // Other limits there may be, or little that is left of this one.
+            Err(Errno::ENOMEM) if len > 256 << 20 => len = (len >> 1) & !(UNIT - 1),
+            Err(Errno::EEXIST) => return Err(EngineError::AddressesInUse),
+            Err(e) => return Err(EngineError::NoAddressSpace(e)),
+        }
+    }
+}
+
+fn anywhere(len: usize) -> Result<(usize, usize), EngineError> {
+    let len = len.next_multiple_of(UNIT);
+    let raw = mm::map_own(len + UNIT, mm::PROT_NONE).map_err(EngineError::NoAddressSpace)?;
+    let base = raw.next_multiple_of(UNIT);
+    // SAFETY: the slack before and after the aligned part, unused.
+    unsafe {
+        if base > raw {
+            let _ = mm::unmap(raw, base - raw);
+        }
+        let _ = mm::unmap(base + len, raw + UNIT - base);
+    }
+    Ok((base, len))
+}
+
+fn over(all: Range<usize>) -> Result<Addresses, EngineError> {
+    let is_whole = all.start.is_multiple_of(UNIT) && all.end.is_multiple_of(UNIT);
+    if !is_whole || all.is_empty() {
+        return Err(EngineError::NoAddressSpace(Errno::EINVAL));
+    }
+    let mut window = Addresses {
+        all: all.clone(),
+        free: Vec::new(),
+    };
+    match window.fill(all) {
+        Ok(()) => Ok(window),
+        Err(e) => {
+            window.unmap();
+            Err(EngineError::NoAddressSpace(e))
+        }
+    }
+}
+
+impl Addresses {
+    /// Reserves what is free of a range, by halves: the kernel says only whether all of it is.
+    fn fill(&mut self, range: Range<usize>) -> Result<(), Errno> {
+        // SAFETY: not replacing: fails if something is there.
+        match unsafe { mm::map_anon(range.start, range.len(), mm::PROT_NONE, false) } {
+            Ok(at) if at == range.start => {
+                match self.free.last_mut() {
+                    Some(last) if last.end == range.start => last.end = range.end,
+                    _ => self.free.push(range),
+                }
+                Ok(())
+            }
+            Ok(at) => {
+                // SAFETY: just mapped, unused.
+                let _ = unsafe { mm::unmap(at, range.len()) };
+                Err(Errno::EEXIST)
+            }
+            Err(Errno::EEXIST) if range.len() > PAGE => {
+                let middle = (range.start + range.len() / 2) & !(PAGE - 1);
+                self.fill(range.start..middle)?;
+                self.fill(middle..range.end)
+            }
+            Err(Errno::EEXIST) => Ok(()),
+            Err(e) => Err(e),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_mapped_stays_out_of_what_is_reserved() {
+        let raw = mm::map_own(6 * UNIT, mm::PROT_NONE).expect("addresses");
+        let base = raw.next_multiple_of(UNIT);
+        let held = [
+            base + 3 * PAGE..base + 5 * PAGE,
+            base + 3 * UNIT..base + 4 * UNIT,
+        ];
+        let mut at = raw;
+        for h in held.iter().cloned().chain([raw + 6 * UNIT..raw + 6 * UNIT]) {
+            // SAFETY: mapped above, by this test alone.
+            unsafe { mm::unmap(at, h.start - at) }.expect("unmapped");
+            at = h.end;
+        }
+        let window = Addresses::reserve(Window::Over(base..base + 5 * UNIT)).expect("reserved");
+        assert!(window.has_others());
+        let others: Vec<_> = window.of_others().collect();
+        // (Another test's thread may map something there meanwhile.)
+        for h in held {
+            assert!(
+                others.iter().any(|o| o.start <= h.start && h.end <= o.end),
+                "{h:x?}"
+            );
+            assert!(
+                window
+                    .free
+                    .iter()
+                    .all(|f| f.end <= h.start || h.end <= f.start)
+            );
+        }
+        let free: usize = window.free.iter().map(ExactSizeIterator::len).sum();
+        let taken: usize = others.iter().map(ExactSizeIterator::len).sum();
+        assert_eq!(free + taken, 5 * UNIT);
+        window.unmap();
+    }
+
+    #[test]
+    fn parts_of_units_are_refused() {
+        for range in [PAGE..UNIT, UNIT..UNIT, UNIT..UNIT + PAGE] {
+            let refused = Addresses::reserve(Window::Over(range));
+            assert!(matches!(
+                refused,
+                Err(EngineError::NoAddressSpace(Errno::EINVAL))
+            ));
+        }
+    }
+}

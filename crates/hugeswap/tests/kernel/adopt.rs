@@ -1,0 +1,169 @@
+//! Memory that the process had before its engine started becomes managed where it stands.
+
+use crate::util::*;
+use hugeswap_engine::Engine;
+use hugeswap_policy::counters::Counter;
+use hugeswap_sys::mm;
+use std::ops::Range;
+use std::sync::atomic::Ordering::Relaxed;
+use std::sync::atomic::{AtomicBool, AtomicU64};
+
+tests! {
+    memory_that_was_there_is_managed_and_keeps_its_contents,
+    it_is_adopted_while_threads_write_to_it,
+    what_was_never_touched_takes_no_memory,
+    what_is_not_whole_stays_the_kernels,
+    what_was_adopted_is_unmapped_and_mapped_again,
+}
+
+const WORDS: usize = UNIT / 8;
+
+/// Addresses for a window, of which nothing is mapped.
+fn addresses(len: usize) -> Range<usize> {
+    let raw = mm::map_own(len + UNIT, mm::PROT_NONE).expect("addresses");
+    // SAFETY: mapped a moment ago, and not used.
+    unsafe { mm::unmap(raw, len + UNIT) }.expect("unmapped");
+    let base = raw.next_multiple_of(UNIT);
+    base..base + len
+}
+
+/// Maps memory at such addresses.
+fn map(at: usize, len: usize) -> &'static [AtomicU64] {
+    // SAFETY: not replacing.
+    let got = unsafe { mm::map_anon(at, len, mm::PROT_RW, false) };
+    assert_eq!(got, Ok(at));
+    // SAFETY: mapped above, zeros, and never given back.
+    unsafe { std::slice::from_raw_parts(at as *const AtomicU64, len / 8) }
+}
+
+fn fill(words: &[AtomicU64]) {
+    for (i, w) in words.iter().enumerate() {
+        w.store(value(i, 7), Relaxed);
+    }
+}
+
+fn check(words: &[AtomicU64]) {
+    for (i, w) in words.iter().enumerate() {
+        assert_eq!(w.load(Relaxed), value(i, 7), "word {i}");
+    }
+}
+
+fn adopt(engine: &Engine, range: Range<usize>) -> usize {
+    // SAFETY: private anonymous memory, used by this process's threads alone.
+    unsafe { engine.adopt(range.start, range.len()) }.expect("adopted")
+}
+
+fn memory_that_was_there_is_managed_and_keeps_its_contents() {
+    let window = addresses(256 * MIB);
+    let (a, b) = (window.start + 6 * MIB, window.start + 128 * MIB);
+    let (first, second) = (map(a, 60 * MIB), map(b, 40 * MIB));
+    fill(first);
+    fill(second);
+    let e = engine_over(32, window.clone());
+    assert_eq!(e.pool().used_frames(), 0);
+    assert_eq!(adopt(e, window.clone()), 100 * MIB);
+    assert_eq!(adopt(e, window), 0, "once");
+    assert!(e.pool().used_frames() <= 16, "{}", e.pool().used_frames());
+    assert!(e.pool().report().counters[Counter::PswpOut as usize] > 0);
+    for _ in 0..2 {
+        check(first);
+        check(second);
+    }
+    // A child has it, too.
+    let status = in_child(|| {
+        check(first);
+        second[5].store(0, Relaxed);
+    });
+    assert!(status.success(), "{status}");
+    check(second);
+    // SAFETY: nothing uses it any more.
+    unsafe { e.stop() };
+}
+
+fn it_is_adopted_while_threads_write_to_it() {
+    const THREADS: usize = 2;
+    let window = addresses(64 * MIB);
+    let words = map(window.start, 64 * MIB);
+    words.iter().step_by(512).for_each(|w| w.store(1, Relaxed));
+    let over = AtomicBool::new(false);
+    let counts = std::thread::scope(|s| {
+        let threads: Vec<_> = (0..THREADS)
+            .map(|t| {
+                let over = &over;
+                s.spawn(move || {
+                    let (mut x, mut n) = (t as u64 + 1, 0);
+                    while !over.load(Relaxed) {
+                        x = x.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
+                        words[(x >> 33) as usize % words.len() / 512 * 512].fetch_add(1, Relaxed);
+                        n += 1;
+                    }
+                    n
+                })
+            })
+            .collect();
+        let e = engine_over(48, window.clone());
+        assert_eq!(adopt(e, window), 64 * MIB);
+        std::thread::sleep(std::time::Duration::from_millis(300));
+        over.store(true, Relaxed);
+        threads.into_iter().map(|t| t.join().unwrap()).sum::<u64>()
+    });
+    let there: u64 = words.iter().step_by(512).map(|w| w.load(Relaxed)).sum();
+    assert_eq!(there, counts + words.len() as u64 / 512);
+}
+
+fn what_was_never_touched_takes_no_memory() {
+    let window = addresses(64 * MIB);
+    let words = map(window.start, 64 * MIB);
+    words[3 * WORDS].store(1, Relaxed);
+    let e = engine_over(16, window.clone());
+    assert_eq!(adopt(e, window), 64 * MIB);
+    let free = e.free_bytes().0;
+    assert_eq!(free, 14 * MIB as u64, "all but one unit");
+    let sum: u64 = words.iter().map(|w| w.load(Relaxed)).sum();
+    assert_eq!(sum, 1);
+    // SAFETY: nothing uses it any more.
+    unsafe { e.stop() };
+}
+
+fn what_is_not_whole_stays_the_kernels() {
+    const PAGE: usize = 4096;
+    let window = addresses(64 * MIB);
+    let words = map(window.start + PAGE, 12 * MIB);
+    fill(words);
+    let e = engine_over(16, window.clone());
+    // (Its first and its last unit have pages of nobody's.)
+    assert_eq!(adopt(e, window.clone()), 10 * MIB);
+    assert!(e.is_foreign(window.start, UNIT) && e.is_foreign(window.start + 12 * MIB, UNIT));
+    check(words);
+    // Nor is anything managed outside the window, or of what is free in it.
+    assert_eq!(adopt(e, window.start - UNIT..window.start + UNIT), 0);
+    assert_eq!(adopt(e, window.start + 32 * MIB..window.end + UNIT), 0);
+    // SAFETY: nothing uses it any more.
+    unsafe { e.stop() };
+}
+
+fn what_was_adopted_is_unmapped_and_mapped_again() {
+    let window = addresses(64 * MIB);
+    let words = map(window.start, 32 * MIB);
+    fill(words);
+    let e = engine_over(16, window.clone());
+    assert_eq!(adopt(e, window.clone()), 32 * MIB);
+    let (at, len) = (window.start + 9 * MIB, 10 * MIB);
+    e.try_unmap(at, len).expect("unmapped");
+    assert!(!e.is_any_mapped(at, len));
+    e.map_at(at, len, false).expect("mapped");
+    let (from, to) = (9 * MIB / 8, 19 * MIB / 8);
+    assert!(words[from..to].iter().all(|w| w.load(Relaxed) == 0));
+    for (i, w) in words
+        .iter()
+        .enumerate()
+        .filter(|(i, _)| !(from..to).contains(i))
+    {
+        assert_eq!(w.load(Relaxed), value(i, 7), "word {i}");
+    }
+    // What is mapped anew is at addresses that were free.
+    let new = e.map(8 * MIB, 4096, true).expect("mapped");
+    assert!(window.contains(&new) && new >= window.start + 32 * MIB);
+    // SAFETY: nothing uses it any more.
+    unsafe { e.stop() };
+}
