@@ -3,6 +3,7 @@
 //! Every command's errors are one line on stderr that says what to do, and exit status 2.
 #![forbid(unsafe_code)]
 
+mod attach;
 mod ctl;
 mod debug;
 mod demo;
@@ -37,6 +38,8 @@ struct Cli {
 enum Command {
     /// Run a program within a memory budget; the rest of its memory is in swap
     Run(run::Args),
+    /// Manage the memory of a program that runs already
+    Attach(attach::Args),
     /// Measure swapping, side by side with the kernel's own where possible
     Bench(bench::Args),
     /// Draw what a saved report says of larger and smaller budgets
@@ -83,6 +86,7 @@ fn main() {
 fn dispatch(command: Command) -> anyhow::Result<i32> {
     match command {
         Command::Run(args) => run::run(args),
+        Command::Attach(args) => attach::run(&args),
         Command::Bench(args) => bench::run(args),
         Command::Report(args) => report::run(&args),
         Command::Ctl(args) => ctl::run(&args),
@@ -111,7 +115,7 @@ fn usage(e: &clap::Error) -> i32 {
     }
     if e.kind() == ErrorKind::DisplayHelpOnMissingArgumentOrSubcommand {
         complain(
-            "a command is missing: run, ctl, stat, explain, pagemap, debug, bench, report, swap, doctor or demo (hugeswap --help tells more)",
+            "a command is missing: run, attach, ctl, stat, explain, pagemap, debug, bench, report, swap, doctor or demo (hugeswap --help tells more)",
         );
         return 2;
     }

@@ -225,11 +225,15 @@ impl Engine {
         self.backend.close();
         self.files.close_all_mappings();
         self.pool.retire(self.pool.me());
-        if !self.keeps_window {
-            let (base, len) = self.table.window();
+        let (base, len) = self.table.window();
+        let unused = match self.keeps_window {
+            false => vec![(base, len)],
+            true => self.space.lock().free_ranges().collect(),
+        };
+        for (at, len) in unused {
             // SAFETY: threads have ended, the handler is gone, and the caller of `stop` answers for
             // the program.
-            let _ = unsafe { mm::unmap(base, len) };
+            let _ = unsafe { mm::unmap(at, len) };
         }
         // SAFETY: mapped by `fork_mark`, used by this engine alone.
         let _ = unsafe { mm::unmap(self.fork_mark, 4096) };

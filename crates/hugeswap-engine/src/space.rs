@@ -156,6 +156,11 @@ impl Space {
         after - before
     }
 
+    /// The free ranges (address, length), in order.
+    pub fn free_ranges(&self) -> impl Iterator<Item = (usize, usize)> + '_ {
+        self.free.iter().map(|(&at, &len)| (at, len))
+    }
+
     /// The pages of `[addr, addr+len)` are not the kernel's any more.
     pub fn make_engines(&mut self, addr: usize, len: usize) {
         self.kernel.remove(addr, addr.saturating_add(len));

@@ -6,6 +6,7 @@
 use crate::UNIT;
 use crate::error::EngineError;
 use crate::{PAGE, WINDOW_BASE, WINDOW_LEN};
+use hugeswap_sys::maps::Text;
 use hugeswap_sys::{Errno, mm, process};
 use std::ops::Range;
 
@@ -112,7 +113,15 @@ fn over(all: Range<usize>) -> Result<Addresses, EngineError> {
         all: all.clone(),
         free: Vec::new(),
     };
-    match window.fill(all) {
+    let filled = Text::read().and_then(|text| {
+        let mut at = all.start;
+        for there in text.mappings(all.start, all.len()) {
+            window.fill(at..there.start.max(at))?;
+            at = there.end.max(at);
+        }
+        window.fill(at.min(all.end)..all.end)
+    });
+    match filled {
         Ok(()) => Ok(window),
         Err(e) => {
             window.unmap();
@@ -122,8 +131,12 @@ fn over(all: Range<usize>) -> Result<Addresses, EngineError> {
 }
 
 impl Addresses {
-    /// Reserves what is free of a range, by halves: the kernel says only whether all of it is.
+    /// Reserves a range in which nothing was mapped a moment ago. What is mapped there by now is
+    /// found by halves: the kernel says only whether all of it is free.
     fn fill(&mut self, range: Range<usize>) -> Result<(), Errno> {
+        if range.is_empty() {
+            return Ok(());
+        }
         // SAFETY: not replacing: fails if something is there.
         match unsafe { mm::map_anon(range.start, range.len(), mm::PROT_NONE, false) } {
             Ok(at) if at == range.start => {

@@ -18,7 +18,8 @@ use std::ops::Range;
 
 const PR_SET_SYSCALL_USER_DISPATCH: usize = 59;
 const OFF: usize = 0;
-const ON: usize = 1;
+/// For [`dispatch`].
+pub const ON: usize = 1;
 
 /// Length of the instruction `syscall`.
 const SYSCALL: i64 = 2;
@@ -59,7 +60,9 @@ pub fn is_watched() -> bool {
     local::get(Word::Ending) != 0
 }
 
-fn dispatch(what: usize, passing: Range<usize>) -> isize {
+/// Has the calling thread's system calls sent to [`crate::trap`], but those that `passing` makes, or not any more. 0, or
+/// a negative errno.
+pub fn dispatch(what: usize, passing: Range<usize>) -> isize {
     let a = [
         PR_SET_SYSCALL_USER_DISPATCH,
         what,

@@ -63,6 +63,21 @@ pub fn get(word: Word) -> usize {
     unsafe { address(word).read_volatile() }
 }
 
+/// Sets a `word` of the thread whose thread pointer is `pointer`.
+///
+/// # Safety
+/// Its thread-locals are those of the objects that the program started with, and it does not run.
+pub unsafe fn set_of(pointer: usize, word: Word, value: usize) {
+    let own: usize;
+    // SAFETY: the thread pointer begins with its own address.
+    unsafe { asm!("mov {}, fs:[0]", out(reg) own, options(nostack, readonly)) };
+    let at = (address(word) as usize)
+        .wrapping_sub(own)
+        .wrapping_add(pointer);
+    // SAFETY: the same distance in every thread; the caller's promise.
+    unsafe { (at as *mut usize).write(value) };
+}
+
 /// Sets the calling thread's `word`.
 pub fn set(word: Word, value: usize) {
     // SAFETY: as in `get`.

@@ -12,7 +12,7 @@ use crate::lock::Lock;
 use crate::real::{self, answer, set_errno};
 use crate::{cut, files, hint, inherit, shared, small, state, static_program};
 use hugeswap_engine::pool::FaultMode;
-use hugeswap_engine::{Claim, Contents, Engine, Prot, SHARED_BASE};
+use hugeswap_engine::{Claim, Contents, Engine, Prot};
 use hugeswap_policy::knobs::Knob;
 use hugeswap_sys::raw::syscall6;
 use hugeswap_sys::{Errno, mm};
@@ -119,9 +119,8 @@ pub fn eject(engine: &Engine, addr: usize, len: usize) -> Result<(), Errno> {
 
 /// The part of `[addr, addr+len)` that is at addresses of shared memory.
 fn shared_part(addr: usize, len: usize) -> Range<usize> {
-    let all = state::managed_range();
-    let base = SHARED_BASE.min(all.end);
-    let start = addr.max(base);
+    let all = state::shared_range();
+    let start = addr.max(all.start);
     start..addr.saturating_add(len).min(all.end).max(start)
 }
 

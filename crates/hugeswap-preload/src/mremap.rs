@@ -12,6 +12,7 @@ use crate::real::{self, set_errno};
 use crate::runs::discard;
 use crate::{access, inherit, shared, state};
 use hugeswap_engine::{Contents, Engine};
+use hugeswap_sys::maps::Mapping;
 use hugeswap_sys::{Errno, mm, raw};
 use libc::{c_int, c_void, size_t};
 
@@ -381,11 +382,11 @@ const RESERVATION: i32 = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NOR
 fn pieces_of(at: usize, len: usize) -> Option<Vec<(usize, usize)>> {
     let mappings = access::mappings(at, len)?;
     let first = *mappings.first()?;
-    let alike = |m: &access::Mapping| m.is_anonymous && m.prot == first.prot;
+    let alike = |m: &Mapping| m.is_anonymous && m.prot == first.prot;
     if mappings.len() < 2 || !mappings.iter().all(alike) {
         return None;
     }
-    let piece = |m: &access::Mapping| {
+    let piece = |m: &Mapping| {
         let start = m.start.max(at);
         (start, m.end.min(at + len) - start)
     };

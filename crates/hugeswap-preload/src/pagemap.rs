@@ -14,7 +14,7 @@ use crate::mmap::kernel;
 use crate::real;
 use crate::wrap::{plain_pread, plain_read};
 use crate::{shared, state, stdio};
-use hugeswap_engine::{Engine, SHARED_BASE, SHARED_LEN};
+use hugeswap_engine::Engine;
 use hugeswap_policy::markers::pagemap::Categories;
 use hugeswap_sys::{fs, process, raw};
 use libc::{FILE, c_char, c_int, c_uchar, c_uint, c_void, off_t, size_t, ssize_t};
@@ -128,7 +128,8 @@ unsafe fn tell(engine: &Engine, at: u64, buf: usize, n: usize) {
     let private = first.max(window.start)..end.min(window.end);
     // SAFETY: passed on, here and below; both ranges are within the bytes that were read.
     unsafe { tell_range(engine, private, first, buf, false) };
-    let mut rest = first.max(SHARED_BASE)..end.min(SHARED_BASE + SHARED_LEN);
+    let shared = state::shared_range();
+    let mut rest = first.max(shared.start)..end.min(shared.end);
     while let Some(part) = shared::first_mapped(&rest) {
         rest.start = part.end;
         // SAFETY: see above.

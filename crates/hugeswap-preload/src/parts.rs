@@ -5,7 +5,7 @@ use crate::mmap::pages;
 use crate::real::{self, set_errno};
 use crate::runs::{Owner, runs};
 use crate::{shared, state};
-use hugeswap_engine::{Engine, SHARED_BASE};
+use hugeswap_engine::Engine;
 use libc::c_int;
 use std::ops::Range;
 
@@ -36,8 +36,8 @@ pub fn by_parts(
     holes: bool,
     mut call: impl FnMut(usize, usize) -> c_int,
 ) -> c_int {
-    let managed = state::managed_range();
-    let base = SHARED_BASE.min(managed.end);
+    let managed = state::shared_range();
+    let base = managed.start;
     let end = match pages(at, len) {
         Some(whole) if at + whole > base && at < managed.end => at + whole,
         _ => return call(at, len),

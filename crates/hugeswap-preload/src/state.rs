@@ -18,7 +18,9 @@ use crate::{
     shm, small, static_program, symbols, thread, trap, views,
 };
 use hugeswap_engine::pool::{FaultMode, Pool};
-use hugeswap_engine::{Engine, EngineConfig, SHARED_BASE, SHARED_LEN, Threads, high_descriptor};
+use hugeswap_engine::{
+    Engine, EngineConfig, EngineError, SHARED_BASE, SHARED_LEN, Threads, Window, high_descriptor,
+};
 use hugeswap_policy::knobs::Knob;
 use hugeswap_sys::signal::{self, Blocked};
 use hugeswap_sys::{fs, futex, process, stack};
@@ -125,6 +127,12 @@ pub fn in_shared(addr: usize) -> bool {
 pub fn managed_range() -> Range<usize> {
     let base = WINDOW[0].load(Relaxed);
     base..base + MANAGED.load(Relaxed)
+}
+
+/// The addresses that shared memory may be at that is managed; none where the window does not end where they begin.
+pub fn shared_range() -> Range<usize> {
+    let all = managed_range();
+    all.start + WINDOW[1].load(Relaxed)..all.end
 }
 
 /// Does `[addr, addr+len)` meet them?
@@ -282,6 +290,48 @@ fn join(len: usize, knob: Knob) -> u32 {
     if (len as u64) < least(&pool, knob) {
         return ARMED;
     }
+    match start_engine(pool, Window::Fixed) {
+        Ok(()) => JOINED,
+        Err(e) => give_up(&e),
+    }
+}
+
+/// Joins the pool with an engine over addresses at which the program has mappings, which is stopped and was not started to manage
+/// memory; or says why not.
+pub fn join_over(window: Range<usize>) -> Result<&'static Engine, String> {
+    let (creator, segment) = (CREATOR.load(Relaxed), SEGMENT.load(Relaxed));
+    std::panic::set_hook(Box::new(end));
+    let pool = Pool::attach(creator, segment, high_descriptor()).map_err(|e| e.to_string())?;
+    for (known, knob) in KNOWN_MIN.iter().zip(ROUTES) {
+        known.store(least(&pool, knob) as usize, Relaxed);
+    }
+    let blocked = Blocked::all_but_faults();
+    let start = || start_engine(pool, Window::Over(window)).map_err(|e| e.to_string());
+    // SAFETY: signals are blocked, and joining takes less.
+    let started = unsafe { stack::call_on_new(JOIN_STACK, start) };
+    drop(blocked);
+    started.map_err(|e| e.to_string())??;
+    STATE.store(JOINED, Release);
+    engine().ok_or_else(|| "the engine is gone".into())
+}
+
+/// From here on what is mapped is the kernel's, but for what the program maps at managed addresses.
+pub fn manage_nothing_new() {
+    LOOK_FROM.store(usize::MAX, Relaxed);
+    MAP_FROM.store(usize::MAX, Relaxed);
+}
+
+/// Forgets the engine, which manages nothing any more. No thread of the program's runs.
+pub fn leave() {
+    manage_nothing_new();
+    STATE.store(FAILED, Release);
+    ENGINE.store(std::ptr::null_mut(), Release);
+    MANAGED.store(0, Relaxed);
+    WINDOW[1].store(0, Relaxed);
+}
+
+/// Starts the engine that the program's memory is managed by from now on.
+fn start_engine(pool: Pool, window: Window) -> Result<(), EngineError> {
     hugeswap_engine::fork_is_registered();
     // Before there are threads of ours that it is sent to.
     let had_trap = trap::installed();
@@ -289,6 +339,7 @@ fn join(len: usize, knob: Knob) -> u32 {
     let config = EngineConfig {
         // SAFETY: this object's allocator is its own; what SIGSYS does is `credentials::answer`; the constructor has prepared.
         threads: unsafe { Threads::raw(signal::bit(libc::SIGSYS)) },
+        window,
         ..EngineConfig::default()
     };
     let engine = match Engine::start(pool, config) {
@@ -297,7 +348,7 @@ fn join(len: usize, knob: Knob) -> u32 {
             if !had_trap {
                 trap::uninstall();
             }
-            return give_up(&e);
+            return Err(e);
         }
     };
     let window = engine.window();
@@ -308,7 +359,7 @@ fn join(len: usize, knob: Knob) -> u32 {
     note_descriptors(engine);
     ENGINE.store(engine as *const Engine as *mut Engine, Release);
     filter::ensure();
-    JOINED
+    Ok(())
 }
 
 /// Says why there is no managed memory; returns the state for that.

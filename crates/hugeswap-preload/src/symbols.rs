@@ -157,15 +157,19 @@ pub fn first(name: &Name) -> Option<Found> {
 
 /// The first definition of `name` in the objects after this one.
 pub fn next(name: &Name) -> Option<Found> {
-    let own: *const Dynamic;
-    // SAFETY: the linker defines the symbol in every object, hidden, as the address of its dynamic
-    // section.
-    unsafe {
-        asm!("lea {}, [rip + _DYNAMIC]", out(reg) own, options(pure, nomem, nostack, preserves_flags))
-    };
     let mut objects = Objects::all();
-    objects.by_ref().find(|o| std::ptr::eq(o.dynamic, own))?;
+    objects.by_ref().find(|o| o.is_this())?;
     search(objects, name)
+}
+
+/// The addresses of this object's segments, from the lowest to the highest.
+pub fn own_extent() -> Option<Range<usize>> {
+    let object = Objects::all().find(|o| o.is_this())?;
+    let own = Found {
+        address: object.base,
+        object,
+    };
+    Some(own.extent())
 }
 
 #[unsafe(link_section = "hugeswap_start")]
@@ -223,6 +227,17 @@ struct Tables {
 }
 
 impl Object {
+    /// Is it the one that this code is in?
+    fn is_this(&self) -> bool {
+        let own: *const Dynamic;
+        // SAFETY: the linker defines the symbol in every object, hidden, as the address of its
+        // dynamic section.
+        unsafe {
+            asm!("lea {}, [rip + _DYNAMIC]", out(reg) own, options(pure, nomem, nostack, preserves_flags))
+        };
+        std::ptr::eq(self.dynamic, own)
+    }
+
     fn tables(&self) -> Option<Tables> {
         let (mut symbols, mut strings, mut versions, mut gnu_hash, mut old_hash) = (0, 0, 0, 0, 0);
         let mut entry = self.dynamic;

@@ -11,6 +11,7 @@ use crate::issue::Caller;
 use crate::lock::Lock;
 use crate::mask::OURS;
 use crate::real;
+use crate::static_program::attached;
 use crate::{ending, state, static_program};
 use hugeswap_policy::counters::Counter;
 use hugeswap_sys::raw::syscall6;
@@ -135,15 +136,18 @@ extern "C" fn on_sys(signal: c_int, info: *mut libc::siginfo_t, context: *mut c_
 fn handle(signal: c_int, info: *mut libc::siginfo_t, context: *mut c_void) {
     // SAFETY: the kernel passes a valid siginfo and ucontext to an SA_SIGINFO handler. For
     // SYS_SECCOMP the siginfo goes on with the call's address, number and architecture.
-    let (ours, extended, watched, nr, uc) = unsafe {
+    let (ours, extended, watched, attached, nr, uc) = unsafe {
         let extended = (*info).si_errno == MARK_EXTENDED;
         let ours = (*info).si_code == SYS_SECCOMP && ((*info).si_errno == MARK || extended);
-        let watched = (*info).si_code == SYS_USER_DISPATCH && ending::is_watched();
+        let dispatched = (*info).si_code == SYS_USER_DISPATCH;
+        let attached = dispatched && attached::is_on();
+        let watched = dispatched && !attached && ending::is_watched();
         let nr = (info as *const u8).add(24).cast::<c_int>().read();
         (
-            ours || watched,
+            ours || watched || attached,
             extended,
             watched,
+            attached,
             nr as i64,
             &mut *(context as *mut libc::ucontext_t),
         )
@@ -178,15 +182,20 @@ fn handle(signal: c_int, info: *mut libc::siginfo_t, context: *mut c_void) {
         ending::make(nr, a, caller.as_ref(), uc);
         return real::set_errno(errno);
     }
+    if attached && nr == libc::SYS_rt_sigreturn {
+        attached::return_from_signal(uc);
+        return real::set_errno(errno);
+    }
     let result = if nr == libc::SYS_write && a[0] == usize::MAX && a[2] == 0 {
         PROBED.store(true, Relaxed);
         PROBED_EXTENDED.store(extended, Relaxed);
         -(libc::EBADF as isize)
     } else {
-        let of_program = extended
+        let of_program = (extended || attached)
             .then(|| static_program::by_number(nr, &a, caller.as_ref(), uc))
             .flatten();
         of_program.unwrap_or_else(|| match caller {
+            Some(caller) if attached && !attached::concerns_us(nr, &a) => caller.raw(nr, a),
             Some(caller) => caller.issue(nr, a),
             // A filter inherited by an image that manages nothing: the register only looked like an address of ours.
             // SAFETY: the program's own call.

@@ -6,6 +6,7 @@
 #![cfg(all(target_os = "linux", target_arch = "x86_64"))]
 
 pub mod aio;
+pub mod attach;
 pub mod block;
 mod errno;
 pub mod fiemap;
@@ -13,6 +14,7 @@ pub mod fs;
 pub mod futex;
 #[cfg(feature = "inject")]
 pub mod inject;
+pub mod maps;
 pub mod mm;
 pub mod own;
 pub mod probe;
@@ -25,6 +27,8 @@ pub mod small;
 pub mod spawn;
 pub mod stack;
 pub mod thread;
+#[cfg(feature = "spawn")]
+pub mod trace;
 pub mod uffd;
 pub mod uring;
 

@@ -38,6 +38,11 @@ pub unsafe fn set_gate(address: usize) {
     GATE.store(address, Ordering::Release);
 }
 
+/// The address of the instruction `syscall` in this object.
+pub fn own_gate() -> usize {
+    hugeswap_syscall_gate as *const () as usize
+}
+
 /// Issues system call `nr`; returns the kernel's raw answer (-4095..=-1 are errors).
 ///
 /// # Safety
@@ -61,7 +66,7 @@ pub unsafe fn syscall6(nr: usize, a: [usize; 6]) -> isize {
 pub(crate) unsafe fn issue(nr: usize, a: [usize; 6]) -> isize {
     let mut gate = GATE.load(Ordering::Relaxed);
     if gate == 0 {
-        gate = hugeswap_syscall_gate as *const () as usize;
+        gate = own_gate();
     }
     let ret: isize;
     // SAFETY: the gate is `syscall; ret` (invariant of set_gate); the kernel clobbers

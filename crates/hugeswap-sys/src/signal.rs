@@ -57,6 +57,11 @@ unsafe extern "C" {
     fn __restore_rt();
 }
 
+/// The address in this object that a signal handler may return to.
+pub fn restorer() -> usize {
+    __restore_rt as *const () as usize
+}
+
 /// Sets the action of `signal`, and returns the former one.
 ///
 /// # Safety

@@ -175,7 +175,7 @@ pub fn run(args: Args) -> Result<i32> {
     // For shared memory the program's processes open each other's descriptors; they try with those of this
     // process whether they may.
     let _ = process::let_trace(process::pid());
-    let mut objects = vec![object::file(OBJECT)?];
+    let mut objects = vec![object_file()?];
     let mut small = pool.knob(Knob::Small);
     if small == small::AUTO && SMALL_OBJECT.is_empty() {
         small = small::OFF;
@@ -290,6 +290,11 @@ pub fn run(args: Args) -> Result<i32> {
     Ok(supervise::end_like(done.ended))
 }
 
+/// The object that is injected, in a file.
+pub fn object_file() -> Result<File> {
+    object::file(OBJECT)
+}
+
 /// Removes the names in /dev/shm of shared memory of this run, which ends with it.
 fn remove_links(pool: &Pool) {
     let (Some(links), Ok(names)) = (pool.links(), std::fs::read_dir("/dev/shm")) else {
@@ -305,7 +310,35 @@ fn remove_links(pool: &Pool) {
 }
 
 fn config(args: &Args, memory: u64) -> Result<PoolConfig> {
-    let swap = args
+    let mut config = pool_config(Given {
+        memory,
+        swap: &args.swap,
+        encrypt: args.encrypt,
+        fault_mode: match args.fault_mode {
+            Mode::Auto => FaultMode::Auto,
+            Mode::Signal => FaultMode::Signal,
+            Mode::Message => FaultMode::Message,
+        },
+        settings: &args.set,
+    })?;
+    if args.small {
+        config.settings.push((Knob::Small, small::ON));
+    }
+    Ok(config)
+}
+
+/// What a user says of a pool.
+pub struct Given<'a> {
+    pub memory: u64,
+    pub swap: &'a [String],
+    pub encrypt: bool,
+    pub fault_mode: FaultMode,
+    pub settings: &'a [String],
+}
+
+/// The pool that a user wants.
+pub fn pool_config(given: Given<'_>) -> Result<PoolConfig> {
+    let swap = given
         .swap
         .iter()
         .map(|s| SwapSpec::parse(s))
@@ -318,26 +351,19 @@ fn config(args: &Args, memory: u64) -> Result<PoolConfig> {
         );
         swap.push(SwapSpec::memory());
     }
-    let settings = args
-        .set
+    let settings = given
+        .settings
         .iter()
         .map(|s| knobs::parse_setting(s))
         .collect::<Result<Vec<_>, _>>();
     let mut settings = settings.map_err(anyhow::Error::new).context("--set")?;
-    if args.encrypt {
+    if given.encrypt {
         settings.push((Knob::Encrypt, 1));
     }
-    if args.small {
-        settings.push((Knob::Small, small::ON));
-    }
     Ok(PoolConfig {
-        memory,
+        memory: given.memory,
         swap,
-        fault_mode: match args.fault_mode {
-            Mode::Auto => FaultMode::Auto,
-            Mode::Signal => FaultMode::Signal,
-            Mode::Message => FaultMode::Message,
-        },
+        fault_mode: given.fault_mode,
         settings,
     })
 }
@@ -394,7 +420,7 @@ fn check_loading(config: &PoolConfig, what: &str) -> Result<()> {
 }
 
 /// An error unless pages can be moved, in the way that was asked for.
-fn check_mover(mode: FaultMode) -> Result<()> {
+pub fn check_mover(mode: FaultMode) -> Result<()> {
     let message = || {
         probe::message_mode().map_err(|e| match e {
             Errno::EPERM => anyhow::anyhow!(

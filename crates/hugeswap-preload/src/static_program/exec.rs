@@ -7,8 +7,8 @@
 //! Where no object can be had (the run has ended, or is out of reach), programs are executed without the variables
 //! that name it: loaders would say, or end since, it is not there.
 
-use super::elf;
 use super::target_of;
+use super::{attached, elf};
 use crate::exec::{List, Text};
 use crate::{filter, state};
 use hugeswap_engine::pool::SEGMENT_LINK;
@@ -244,7 +244,7 @@ pub unsafe fn replacement_of(
 /// Is what this process executes looked at? It is in every process of a run, and in one whose filter, which outlives
 /// exec, is for programs that the object loads.
 pub fn is_ours_to_see() -> bool {
-    state::pool_name().0 != 0 || filter::is_extended()
+    !attached::is_on() && (state::pool_name().0 != 0 || filter::is_extended())
 }
 
 /// Can this process reach the `hugeswap run` that it belongs to? Not one that has ended, nor from another root, from another
@@ -515,7 +515,7 @@ pub unsafe fn execve(a: [usize; 6], mask: Mask) -> isize {
         let own = (!path.is_null())
             .then(|| super::own_path(CStr::from_ptr(path)))
             .flatten();
-        let kept = kept(envp);
+        let kept = is_ours_to_see().then(|| kept(envp)).flatten();
         let envp = kept.as_ref().map_or(envp, Kept::as_ptr);
         let (path, argv, envp) = (Text::of(path), List::of(argv), List::of(envp));
         let path = own.as_ref().map_or(path.as_ptr(), |o| o.as_ptr());

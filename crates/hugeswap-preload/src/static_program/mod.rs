@@ -21,6 +21,7 @@
 //! after one line that says why; what is not supported later is answered with an error that the program
 //! knows from the kernel.
 
+pub mod attached;
 mod elf;
 mod exec;
 mod frame;
@@ -33,6 +34,7 @@ use crate::issue::{Args, Caller};
 use crate::{addresses, credentials, filter, mask, symbols, trap};
 use elf::{Image, Unfit};
 pub use exec::{Kept, Replacement, is_ours_to_see, kept, replacement, replacement_of};
+use hugeswap_sys::attach;
 use hugeswap_sys::raw::syscall6;
 use hugeswap_sys::signal::Mask;
 use hugeswap_sys::{Errno, fs, process};
@@ -141,6 +143,12 @@ fn give_up(vectors: &Vectors, path: &CStr, parts: &[&[u8]]) -> ! {
 pub unsafe fn start(argc: i32, argv: *const *const c_char, envp: *const *const c_char) {
     // SAFETY: by contract.
     unsafe { exec::note_environment(envp) };
+    // SAFETY: before the program's threads, or while they are stopped.
+    let plan = unsafe { libc::getenv(attach::VARIABLE.as_ptr()) };
+    if !plan.is_null() {
+        // SAFETY: a string of the environment that `hugeswap attach` has made.
+        unsafe { attached::run(CStr::from_ptr(plan)) };
+    }
     // SAFETY: before the program's threads.
     let path = unsafe { libc::getenv(exec::VARIABLE.as_ptr()) };
     if path.is_null() {

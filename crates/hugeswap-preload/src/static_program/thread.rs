@@ -12,7 +12,7 @@
 //! answers whether it is gone; a child that shares the memory and stops its parent (vfork) is gone
 //! when its parent goes on.
 
-use super::frame;
+use super::{attached, frame};
 use crate::issue::Args;
 use crate::local::{self, Word};
 use crate::lock::Lock;
@@ -101,6 +101,26 @@ fn current() -> Option<&'static Block> {
     let fs = program_fs::is_on().then(program_fs::current)?;
     // SAFETY: GS leads to a block in every thread of the program, and in no other is FS 0 for us.
     (fs.ours() != 0).then(|| unsafe { &*(fs as *const program_fs::Thread).cast::<Block>() })
+}
+
+/// What a thread gets that runs already.
+pub struct ForRunning {
+    /// What GS is to be.
+    pub gs: usize,
+    /// Its alternate stack: address and length.
+    pub stack: [usize; 2],
+    /// The thread pointer of its thread-locals of our C library.
+    pub locals: usize,
+}
+
+/// A block for a thread that was there before this object was; `None`: there is no memory.
+pub fn for_running() -> Option<ForRunning> {
+    let block = Block::take()?;
+    Some(ForRunning {
+        gs: std::ptr::from_ref(block).addr(),
+        stack: [block.stack, STACK],
+        locals: block.fs.ours(),
+    })
 }
 
 /// The first thread, which loads the program, gets its block. False: there is no memory.
@@ -249,6 +269,9 @@ extern "C" fn go_on(begin: &Begin) -> ! {
     if program_fs::is_on() {
         mask::believe(begin.believed);
     }
+    if attached::is_on() && !begin.is_vfork {
+        attached::watch();
+    }
     // SAFETY: the frame that `clone` has copied for this thread.
     unsafe { frame::resume(begin.context) }
 }
@@ -280,6 +303,9 @@ fn fork(a: Args, context: &mut libc::ucontext_t) -> isize {
     }
     state::after_fork_in_child();
     BLOCKS.after_fork();
+    if attached::is_on() {
+        attached::watch();
+    }
     let mine = current().map(|b| b as *const Block);
     for block in BLOCKS.lock().iter() {
         if Some(*block as *const Block) != mine {

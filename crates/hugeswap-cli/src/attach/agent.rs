@@ -1,0 +1,523 @@
+//! The thread that loads the object in the program, and what it is told and tells.
+//!
+//! It begins at the first instruction of the dynamic loader, mapped for it in the program's memory,
+//! which loads this executable with the object preloaded, as the kernel would have it do in a new
+//! process. The object's constructor never returns. Until it says that it is ready, this process
+//! sees each of its system calls: one that would end the program ends only this thread.
+
+use super::stopped::Stopped;
+use anyhow::{Context, Result, bail};
+use hugeswap_sys::attach::{self, Plan, Thread, step};
+use hugeswap_sys::now_ns;
+use hugeswap_sys::trace::{self, Stop, Tracee};
+use object::elf;
+use object::endian::LittleEndian;
+use object::read::elf::{FileHeader, ProgramHeader};
+use std::fs::File;
+use std::mem::offset_of;
+use std::ops::Range;
+use std::os::unix::fs::FileExt;
+use std::time::{Duration, Instant};
+
+const PAGE: u64 = 4096;
+const STACK: u64 = 1 << 20;
+/// How long the object may take to be ready.
+const PATIENCE: Duration = Duration::from_secs(30);
+
+type Header = elf::FileHeader64<LittleEndian>;
+
+/// What the agent is told at first.
+pub struct Orders<'a> {
+    /// Environment variables, as `NAME=VALUE`, for it alone.
+    pub environment: Vec<Vec<u8>>,
+    pub window: Range<u64>,
+    pub ranges: &'a [Range<u64>],
+    pub threads: &'a [Thread],
+}
+
+/// The agent, which is loaded.
+pub struct Agent {
+    pub tid: i32,
+    memory: File,
+    /// Where its plan is.
+    plan: u64,
+}
+
+/// The memory of the program.
+pub fn memory(pid: i32) -> Result<File> {
+    let file = File::options()
+        .read(true)
+        .write(true)
+        .open(format!("/proc/{pid}/mem"));
+    file.context("the program's memory cannot be written")
+}
+
+/// The address of an instruction `syscall` in `[range)` of the program.
+pub fn find_syscall(memory: &File, range: Range<u64>) -> Result<u64> {
+    const INSTRUCTION: [u8; 2] = [0x0f, 0x05];
+    let mut at = range.start;
+    while at < range.end {
+        let mut piece = vec![0; (range.end - at).min(64 << 10) as usize];
+        let read = memory.read_at(&mut piece, at).unwrap_or(0);
+        let found = piece[..read].windows(2).position(|w| w == INSTRUCTION);
+        if let Some(i) = found {
+            return Ok(at + i as u64);
+        }
+        at += piece.len() as u64;
+    }
+    bail!("no instruction was found by which the program could make a system call")
+}
+
+/// The answer to a system call that a thread of the program was made to make.
+pub fn checked(answer: i64, what: &str) -> Result<u64> {
+    match answer {
+        -4095..0 => Err(std::io::Error::from_raw_os_error(-answer as i32))
+            .with_context(|| format!("cannot {what} in the program")),
+        _ => Ok(answer as u64),
+    }
+}
+
+/// Has a stopped thread map `len` bytes.
+fn map(thread: &mut Tracee, syscall: u64, len: u64) -> Result<u64> {
+    let (rw, flags) = (
+        libc::PROT_READ | libc::PROT_WRITE,
+        libc::MAP_PRIVATE | libc::MAP_ANONYMOUS,
+    );
+    let a = [0, len, rw as u64, flags as u64, u64::MAX, 0];
+    checked(thread.call(syscall, libc::SYS_mmap, a)?, "map memory")
+}
+
+/// The dynamic loader of this executable: its name and its contents.
+fn loader() -> Result<(String, Vec<u8>)> {
+    let own = std::fs::read("/proc/self/exe").context("cannot read this executable")?;
+    let header = Header::parse(&*own).context("cannot read this executable")?;
+    let endian = LittleEndian;
+    let mut headers = header.program_headers(endian, &*own)?.iter();
+    let name = headers.find_map(|p| p.interpreter(endian, &*own).ok().flatten());
+    let Some(name) = name else {
+        bail!(
+            "this hugeswap is statically linked, and cannot be loaded into a program: install a build for glibc"
+        );
+    };
+    let name = String::from_utf8_lossy(name).into_owned();
+    let contents = std::fs::read(&name).with_context(|| format!("cannot read {name}"))?;
+    Ok((name, contents))
+}
+
+/// The loader, in the program's memory.
+struct Image {
+    entry: u64,
+    headers: u64,
+    header_count: u64,
+}
+
+/// Maps the loader.
+fn load(thread: &mut Tracee, syscall: u64, memory: &File, file: &[u8]) -> Result<Image> {
+    let endian = LittleEndian;
+    let header = Header::parse(file)?;
+    let headers = header.program_headers(endian, file)?;
+    let segments: Vec<_> = headers
+        .iter()
+        .filter(|p| p.p_type(endian) == elf::PT_LOAD)
+        .collect();
+    let end = segments
+        .iter()
+        .map(|p| p.p_vaddr(endian) + p.p_memsz(endian))
+        .max();
+    let end = end
+        .context("the dynamic loader has no segments")?
+        .next_multiple_of(PAGE);
+    let base = map(thread, syscall, end)?;
+    for p in segments {
+        let at = base + p.p_vaddr(endian);
+        let bytes = p
+            .data(endian, file)
+            .ok()
+            .context("the dynamic loader is damaged")?;
+        memory
+            .write_all_at(bytes, at)
+            .context("cannot write to the program's memory")?;
+        let flags = p.p_flags(endian);
+        let access = [
+            (elf::PF_R, libc::PROT_READ),
+            (elf::PF_W, libc::PROT_WRITE),
+            (elf::PF_X, libc::PROT_EXEC),
+        ];
+        let access = access.iter().filter(|(f, _)| flags.0 & f.0 != 0);
+        let access = access.fold(0, |all, (_, p)| all | p);
+        let (from, to) = (
+            at & !(PAGE - 1),
+            (at + p.p_memsz(endian)).next_multiple_of(PAGE),
+        );
+        let a = [from, to - from, access as u64, 0, 0, 0];
+        checked(thread.call(syscall, libc::SYS_mprotect, a)?, "map code")?;
+    }
+    Ok(Image {
+        entry: base + header.e_entry(endian),
+        headers: base + header.e_phoff(endian),
+        header_count: u64::from(header.e_phnum(endian)),
+    })
+}
+
+/// The stack of a new program, which ends at `top`: its bytes and its first stack pointer.
+fn first_stack(
+    top: u64,
+    arguments: &[Vec<u8>],
+    environment: &[Vec<u8>],
+    auxiliary: &[[u64; 2]],
+) -> (Vec<u8>, u64) {
+    let mut strings = Vec::new();
+    let mut place = |text: &[u8]| {
+        let at = strings.len() as u64;
+        strings.extend_from_slice(text);
+        strings.push(0);
+        at
+    };
+    let random = place(b"0123456789abcdef");
+    let arguments: Vec<_> = arguments.iter().map(|a| place(a)).collect();
+    let environment: Vec<_> = environment.iter().map(|e| place(e)).collect();
+    strings.resize(strings.len().next_multiple_of(16), 0);
+    let base = top - strings.len() as u64;
+    let mut words = vec![arguments.len() as u64];
+    for list in [&arguments, &environment] {
+        words.extend(list.iter().map(|&at| base + at));
+        words.push(0);
+    }
+    for &[kind, value] in auxiliary {
+        let value = match kind {
+            libc::AT_RANDOM => base + random,
+            libc::AT_EXECFN => base + arguments[0],
+            _ => value,
+        };
+        words.extend([kind, value]);
+    }
+    words.extend([0, 0]);
+    // The stack pointer is a multiple of 16.
+    let sp = (base - words.len() as u64 * 8) & !15;
+    let mut bytes: Vec<u8> = words.iter().flat_map(|w| w.to_ne_bytes()).collect();
+    bytes.resize((base - sp) as usize, 0);
+    bytes.extend(strings);
+    (bytes, sp)
+}
+
+/// The auxiliary vector of the program, as the loader needs it.
+fn auxiliary(pid: i32, image: &Image) -> Result<Vec<[u64; 2]>> {
+    const AT_NULL: u64 = 0;
+    let bytes = std::fs::read(format!("/proc/{pid}/auxv"))
+        .context("cannot read the program's auxiliary vector")?;
+    let words = bytes
+        .chunks_exact(8)
+        .map(|w| u64::from_ne_bytes(w.try_into().unwrap_or_default()));
+    let words: Vec<_> = words.collect();
+    let own = [
+        (libc::AT_PHDR, image.headers),
+        (libc::AT_PHNUM, image.header_count),
+        (libc::AT_PHENT, 56),
+        (libc::AT_BASE, 0),
+        (libc::AT_ENTRY, image.entry),
+        (libc::AT_SECURE, 0),
+    ];
+    let pairs = words.chunks_exact(2).map(|p| [p[0], p[1]]);
+    let pairs = pairs.take_while(|p| p[0] != AT_NULL).map(|[kind, value]| {
+        let own = own.iter().find(|o| o.0 == kind);
+        [kind, own.map_or(value, |o| o.1)]
+    });
+    Ok(pairs.collect())
+}
+
+/// The bytes of a plan.
+fn plan_bytes(orders: &Orders<'_>) -> Result<Vec<u8>> {
+    if orders.threads.len() > attach::MOST_THREADS {
+        bail!(
+            "the program has more than {} threads: start it by `hugeswap run`",
+            attach::MOST_THREADS
+        );
+    }
+    let mut bytes = vec![0; size_of::<Plan>()];
+    let mut put = |at: usize, value: u64| bytes[at..at + 8].copy_from_slice(&value.to_ne_bytes());
+    put(offset_of!(Plan, version), attach::VERSION);
+    put(offset_of!(Plan, window), orders.window.start);
+    put(offset_of!(Plan, window) + 8, orders.window.end);
+    put(offset_of!(Plan, thread_count), orders.threads.len() as u64);
+    for (i, t) in orders.threads.iter().enumerate() {
+        let at = offset_of!(Plan, threads) + i * size_of::<Thread>();
+        put(at + offset_of!(Thread, tid), t.tid);
+        put(at + offset_of!(Thread, mask), t.mask);
+        put(at + offset_of!(Thread, stack), t.stack[0]);
+        put(at + offset_of!(Thread, stack) + 8, t.stack[1]);
+    }
+    // (What finds no place stays the kernel's; the largest come first.)
+    let mut ranges = orders.ranges.to_vec();
+    ranges.sort_by_key(|r| std::cmp::Reverse(r.end - r.start));
+    ranges.truncate(attach::MOST_RANGES);
+    put(offset_of!(Plan, range_count), ranges.len() as u64);
+    for (i, r) in ranges.iter().enumerate() {
+        let at = offset_of!(Plan, ranges) + i * 16;
+        put(at, r.start);
+        put(at + 8, r.end);
+    }
+    Ok(bytes)
+}
+
+impl Agent {
+    /// Loads the object into a program whose threads are stopped; `by` makes the calls for it, of
+    /// which `syscall` is an instruction.
+    pub fn load(pid: i32, by: &mut Tracee, syscall: u64, orders: &Orders<'_>) -> Result<Agent> {
+        let memory = memory(pid)?;
+        let (name, contents) = loader()?;
+        let image = load(by, syscall, &memory, &contents)?;
+        let plan = plan_bytes(orders)?;
+        let room = STACK + (plan.len() as u64).next_multiple_of(PAGE);
+        let base = map(by, syscall, room)?;
+        let plan_at = base + STACK;
+        memory
+            .write_all_at(&plan, plan_at)
+            .context("cannot write to the program's memory")?;
+        let executable = format!("/proc/{}/exe", std::process::id()).into_bytes();
+        let variable = format!("{}={plan_at:x}", attach::VARIABLE.to_string_lossy()).into_bytes();
+        let mut environment = orders.environment.clone();
+        environment.push(variable);
+        let arguments = [name.into_bytes(), executable];
+        let auxiliary = auxiliary(pid, &image)?;
+        let (stack, sp) = first_stack(plan_at, &arguments, &environment, &auxiliary);
+        memory
+            .write_all_at(&stack, sp)
+            .context("cannot write to the program's memory")?;
+        let flags = libc::CLONE_VM
+            | libc::CLONE_FS
+            | libc::CLONE_FILES
+            | libc::CLONE_SIGHAND
+            | libc::CLONE_THREAD
+            | libc::CLONE_SYSVSEM;
+        let (answer, made) = by.call_clone(syscall, [flags as u64, sp, 0, 0, 0, 0])?;
+        let tid = checked(answer, "start a thread")?;
+        let thread = made.context("the thread that was started is not there")?;
+        thread.set_mask(u64::MAX)?;
+        let first = trace::first_registers(&thread.registers()?, image.entry, sp);
+        thread.set_registers(&first)?;
+        let agent = Agent {
+            tid: tid as i32,
+            memory,
+            plan: plan_at,
+        };
+        agent.follow(thread, syscall)?;
+        Ok(agent)
+    }
+
+    /// Lets the new thread run until it is ready, and go on then.
+    fn follow(&self, mut thread: Tracee, syscall: u64) -> Result<()> {
+        let deadline = Instant::now() + PATIENCE;
+        let limit = now_ns() + PATIENCE.as_nanos() as u64;
+        let mut begins = true;
+        let mut failed = None;
+        loop {
+            match self.step()? {
+                step::PREPARED => return Ok(thread.let_go()?),
+                step::FAILED => {
+                    let why = self.complaint();
+                    thread.let_go()?;
+                    bail!("{why}");
+                }
+                _ => {}
+            }
+            if Instant::now() > deadline {
+                bail!("the object is not ready after {} s", PATIENCE.as_secs());
+            }
+            thread.to_system_call(0)?;
+            match thread.wait(limit)? {
+                Stop::SystemCall => {
+                    if begins {
+                        failed = self.look_at_call(&thread)?.or(failed);
+                    }
+                    begins = !begins;
+                }
+                Stop::Event(libc::PTRACE_EVENT_CLONE) => {
+                    // A thread of the engine's.
+                    let mut child = Tracee::made(thread.event_number()? as i32);
+                    if child.wait(limit)? != Stop::Gone {
+                        child.let_go()?;
+                    }
+                }
+                Stop::Signal(signal) => {
+                    self.end(&thread, syscall)?;
+                    thread.let_go()?;
+                    bail!("the object could not be loaded: signal {signal}");
+                }
+                Stop::Gone => match failed {
+                    Some(status) => {
+                        bail!("the object could not be loaded: see above (status {status})")
+                    }
+                    None => bail!("the object's thread has ended"),
+                },
+                Stop::Interrupted | Stop::Group | Stop::Event(_) => {}
+            }
+        }
+    }
+
+    /// A system call begins. What would end the program ends this thread: the status.
+    fn look_at_call(&self, thread: &Tracee) -> Result<Option<u64>> {
+        let mut r = thread.registers()?;
+        match r.orig_rax as i64 {
+            libc::SYS_exit_group => {
+                r.orig_rax = libc::SYS_exit as u64;
+                thread.set_registers(&r)?;
+                Ok(Some(r.rdi))
+            }
+            // The break is the program's.
+            libc::SYS_brk if r.rdi != 0 => {
+                r.rdi = 0;
+                thread.set_registers(&r)?;
+                Ok(None)
+            }
+            _ => Ok(None),
+        }
+    }
+
+    /// Has the thread end, by itself.
+    fn end(&self, thread: &Tracee, syscall: u64) -> Result<()> {
+        let mut r = thread.registers()?;
+        r.rip = syscall;
+        r.rax = libc::SYS_exit as u64;
+        r.rdi = 2;
+        r.orig_rax = u64::MAX;
+        Ok(thread.set_registers(&r)?)
+    }
+
+    fn read<const N: usize>(&self, at: usize) -> Result<[u8; N]> {
+        let mut bytes = [0; N];
+        let from = self.plan + at as u64;
+        self.memory
+            .read_exact_at(&mut bytes, from)
+            .context("the program has ended")?;
+        Ok(bytes)
+    }
+
+    fn word(&self, at: usize) -> Result<u64> {
+        Ok(u64::from_ne_bytes(self.read(at)?))
+    }
+
+    /// How far the agent is.
+    pub fn step(&self) -> Result<u32> {
+        Ok(u32::from_ne_bytes(self.read(offset_of!(Plan, step))?))
+    }
+
+    /// Tells it what to do next.
+    pub fn tell(&self, command: u32) -> Result<()> {
+        let at = self.plan + offset_of!(Plan, command) as u64;
+        let told = self.memory.write_all_at(&command.to_ne_bytes(), at);
+        told.context("the program has ended")
+    }
+
+    /// What it complains of; empty: nothing.
+    pub fn complaint(&self) -> String {
+        let bytes = self
+            .read::<256>(offset_of!(Plan, complaint))
+            .unwrap_or([0; 256]);
+        let text = bytes.split(|&b| b == 0).next().unwrap_or_default();
+        crate::text::one_line(&String::from_utf8_lossy(text))
+    }
+
+    /// Bytes that were taken over.
+    pub fn adopted(&self) -> Result<u64> {
+        self.word(offset_of!(Plan, adopted))
+    }
+
+    /// Where system calls pass: the object.
+    pub fn passing(&self) -> Result<Range<u64>> {
+        let at = offset_of!(Plan, passing);
+        Ok(self.word(at)?..self.word(at + 8)?)
+    }
+
+    /// The address of an instruction `syscall` in it.
+    pub fn syscall(&self) -> Result<u64> {
+        let (at, passing) = (self.word(offset_of!(Plan, syscall))?, self.passing()?);
+        if !passing.contains(&at) {
+            bail!("what the object says of itself cannot be");
+        }
+        Ok(at)
+    }
+
+    /// What a thread is to have: GS, and its alternate stack.
+    pub fn for_thread(&self, i: usize) -> Result<(u64, [u64; 2])> {
+        let at = offset_of!(Plan, threads) + i * size_of::<Thread>();
+        let stack = at + offset_of!(Thread, new_stack);
+        let gs = self.word(at + offset_of!(Thread, gs))?;
+        Ok((gs, [self.word(stack)?, self.word(stack + 8)?]))
+    }
+
+    /// Room in the program's memory, which nobody uses.
+    pub fn scratch(&self) -> u64 {
+        self.plan - STACK
+    }
+
+    /// Waits until the agent is at one of these steps, for as long as `goes_on` says.
+    pub fn wait(&self, steps: &[u32], mut goes_on: impl FnMut() -> bool) -> Result<u32> {
+        let mut pause = Duration::from_micros(200);
+        loop {
+            let now = self.step()?;
+            if steps.contains(&now) {
+                return Ok(now);
+            }
+            if !goes_on() {
+                bail!("the object does not answer");
+            }
+            std::thread::sleep(pause);
+            pause = (pause * 2).min(Duration::from_millis(50));
+        }
+    }
+}
+
+/// sigaltstack(2), by a stopped thread: sets the stack `new` (address and length) unless its length is
+/// 0. The former one, and whether the thread runs on it. `room`: 48 bytes of the program's.
+pub fn alternate_stack(
+    thread: &mut Tracee,
+    syscall: u64,
+    memory: &File,
+    room: u64,
+    new: [u64; 2],
+) -> Result<([u64; 2], bool)> {
+    let [at, len] = new;
+    let stack = [at, 0, len];
+    let bytes: Vec<u8> = stack.iter().flat_map(|w| w.to_ne_bytes()).collect();
+    memory
+        .write_all_at(&bytes, room)
+        .context("cannot write to the program's memory")?;
+    let given = if len == 0 { 0 } else { room };
+    let a = [given, room + 24, 0, 0, 0, 0];
+    checked(
+        thread.call(syscall, libc::SYS_sigaltstack, a)?,
+        "look at an alternate stack",
+    )?;
+    let mut former = [0; 24];
+    memory
+        .read_exact_at(&mut former, room + 24)
+        .context("cannot read the program's memory")?;
+    let word = |i: usize| u64::from_ne_bytes(former[i..i + 8].try_into().unwrap_or_default());
+    let flags = word(8) as i32;
+    let former = match flags & libc::SS_DISABLE {
+        0 => [word(0), word(16)],
+        _ => [0; 2],
+    };
+    Ok((former, flags & libc::SS_ONSTACK != 0))
+}
+
+/// Has the system calls of all stopped threads watched, but those from `passing`; or not any more.
+pub fn watch(stopped: &mut Stopped, syscall: u64, passing: Option<&Range<u64>>) -> Result<()> {
+    const PR_SET_SYSCALL_USER_DISPATCH: u64 = 59;
+    for t in &mut stopped.threads {
+        let a = match passing {
+            Some(p) => [
+                PR_SET_SYSCALL_USER_DISPATCH,
+                1,
+                p.start,
+                p.end - p.start,
+                0,
+                0,
+            ],
+            None => [PR_SET_SYSCALL_USER_DISPATCH, 0, 0, 0, 0, 0],
+        };
+        let answer = t.call(syscall, libc::SYS_prctl, a)?;
+        checked(answer, "watch system calls (Linux 5.11 or later can)")?;
+    }
+    Ok(())
+}

@@ -1,0 +1,318 @@
+//! `hugeswap attach`: manages the memory of a program that runs already, and gives it back.
+//!
+//! The program is stopped for some milliseconds, in which the object is loaded into it
+//! ([`agent`]) and each of its threads gets what the object needs ([`stopped`]). It goes on, and its
+//! memory is taken over while it runs. [`ranges`] has what of it can be, [`target`] whether the
+//! program can be attached at all. This process has the pool, and stays until the program has ended
+//! or its memory is given back.
+
+mod agent;
+mod ranges;
+mod stopped;
+mod target;
+
+use crate::run;
+use agent::{Agent, Orders};
+use anyhow::{Context, Result, bail};
+use hugeswap_engine::pool::{FaultMode, MIN_MEMORY, Pool};
+use hugeswap_policy::knobs::parse_size;
+use hugeswap_support::interrupt::{check_interrupted, watch_signals};
+use hugeswap_support::text::bytes;
+use hugeswap_sys::attach::{Thread, command, step};
+use hugeswap_sys::process;
+use ranges::Place;
+use std::os::fd::AsRawFd;
+use std::time::{Duration, Instant};
+use stopped::Stopped;
+use target::Target;
+
+const EXAMPLES: &str = "\
+EXAMPLES:
+  hugeswap attach 4711 --memory 2G          until the program ends, or Ctrl-C gives its memory back
+  hugeswap attach $(pgrep -n python3) --memory 2G --swap /mnt/fast,size=50G
+  hugeswap ctl --pool 4711 set memory=3G          another budget, meanwhile
+
+The program is stopped for some milliseconds, and then goes on while its memory is taken over. Private
+anonymous memory is, in whole pieces of 2 MiB; the heap that grows by brk(2) is not. All of the
+program's system calls take about 3 us longer for as long as it is attached. What it executes is not
+managed. It must be this user's, and traceable (ptrace); programs with io_uring, asynchronous I/O or a
+seccomp filter are refused. SIZE is a number with K, M, G or T.";
+
+/// Arguments of `hugeswap attach`.
+#[derive(clap::Args)]
+#[command(after_help = EXAMPLES)]
+pub struct Args {
+    /// The process
+    #[arg(value_name = "PID")]
+    pid: i32,
+    /// Managed memory that the program may have in memory; what is not managed comes on top
+    #[arg(long, value_name = "SIZE")]
+    memory: String,
+    /// Directory for swap, or a swap file, as for `hugeswap run`; may be repeated
+    #[arg(long, value_name = "PATH|mem[,size=SIZE][,pri=N]")]
+    swap: Vec<String>,
+    /// Encrypt what goes to swap (AES-256-GCM, under a key that is never written anywhere)
+    #[arg(long)]
+    encrypt: bool,
+    /// Change a setting; may be repeated (`hugeswap run --help` lists them)
+    #[arg(long, value_name = "KEY=VALUE")]
+    set: Vec<String>,
+    /// Say nothing but errors
+    #[arg(long, short)]
+    quiet: bool,
+}
+
+/// Attaches a program, and stays with it; returns the exit status.
+pub fn run(args: &Args) -> Result<i32> {
+    let memory = parse_size(&args.memory).context("--memory")?;
+    if memory < MIN_MEMORY {
+        bail!("--memory: at least {}", bytes(MIN_MEMORY));
+    }
+    let config = run::pool_config(run::Given {
+        memory,
+        swap: &args.swap,
+        encrypt: args.encrypt,
+        fault_mode: FaultMode::Signal,
+        settings: &args.set,
+    })?;
+    run::check_mover(FaultMode::Signal)?;
+    let target = Target::of(args.pid)?;
+    let held: u64 = target.mappings()?.iter().map(|m| m.anonymous).sum();
+    watch_signals()?;
+    let pool = Pool::create(&config)?;
+    // To give the memory back, all of it has to fit.
+    pool.raise_ceiling(memory.max(held + held / 2) + (1 << 30));
+    let _ = process::let_trace(process::pid());
+    let begun = Instant::now();
+    let attached = attach(&target, &pool)?;
+    let say = |line: String| {
+        if !args.quiet {
+            eprintln!("hugeswap: {line}");
+        }
+    };
+    say(format!(
+        "process {} ({}): stopped for {:.0} ms; {} of its memory can be managed, in {}",
+        target.pid,
+        target.name,
+        attached.stopped.as_secs_f64() * 1e3,
+        bytes(attached.adoptable),
+        bytes(memory),
+    ));
+    let done = attached.stay(&target, &pool, begun, &say)?;
+    match done {
+        Done::Ended => say(target.gone()),
+        Done::GivenBack => say(format!(
+            "process {} ({}) goes on by itself: its memory was given back",
+            target.pid, target.name
+        )),
+    }
+    Ok(0)
+}
+
+/// How it ended.
+enum Done {
+    Ended,
+    GivenBack,
+}
+
+/// A program that is attached.
+struct Attached {
+    agent: Agent,
+    adoptable: u64,
+    /// How long the program was stopped.
+    stopped: Duration,
+}
+
+/// Loads the object into the program, and has its threads go on in it.
+fn attach(target: &Target, pool: &Pool) -> Result<Attached> {
+    let object = run::object_file()?;
+    let memory = agent::memory(target.pid)?;
+    let vdso = target.mappings()?.into_iter().find(|m| m.name == "[vdso]");
+    let syscall = agent::find_syscall(&memory, vdso.context("the program has no vDSO")?.at)?;
+    let begun = Instant::now();
+    let mut stopped = stopped::stop(target, &[], false)?;
+    let mappings = target.mappings()?;
+    let (threads, places) = look_at_threads(&mut stopped, target, syscall, &memory)?;
+    let ranges = ranges::adoptable(&mappings, &places);
+    let Some(window) = ranges::window(&ranges, &mappings) else {
+        bail!(
+            "process {} ({}) has no memory that can be managed: nothing was changed",
+            target.pid,
+            target.name
+        );
+    };
+    let ranges: Vec<_> = ranges
+        .into_iter()
+        .filter(|r| window.start <= r.start && r.end <= window.end)
+        .collect();
+    let me = process::pid();
+    let orders = Orders {
+        environment: vec![
+            format!("LD_PRELOAD=/proc/{me}/fd/{}", object.as_raw_fd()).into_bytes(),
+            format!("{}={me}:{}", hugeswap_support::POOL_VARIABLE, pool.fd()).into_bytes(),
+        ],
+        window,
+        ranges: &ranges,
+        threads: &threads,
+    };
+    let agent = Agent::load(target.pid, &mut stopped.threads[0], syscall, &orders)?;
+    let set_up = set_up_threads(&agent, &mut stopped, syscall, &memory);
+    if let Err(e) = set_up {
+        // What was set does no harm by itself.
+        let _ = agent::watch(&mut stopped, syscall, None);
+        return Err(e);
+    }
+    agent.tell(command::ADOPT)?;
+    stopped.let_go();
+    Ok(Attached {
+        agent,
+        adoptable: ranges.iter().map(|r| r.end - r.start).sum(),
+        stopped: begun.elapsed(),
+    })
+}
+
+/// What each of the stopped threads has.
+fn look_at_threads(
+    stopped: &mut Stopped,
+    target: &Target,
+    syscall: u64,
+    memory: &std::fs::File,
+) -> Result<(Vec<Thread>, Vec<Place>)> {
+    let (mut threads, mut places) = (Vec::new(), Vec::new());
+    for t in &mut stopped.threads {
+        let r = t.registers()?;
+        if r.gs_base != 0 {
+            bail!(
+                "process {} ({}) uses the register GS, which hugeswap needs",
+                target.pid,
+                target.name
+            );
+        }
+        // Below the red zone of its stack.
+        let room = (r.rsp - 1024) & !15;
+        let (stack, is_on_it) = agent::alternate_stack(t, syscall, memory, room, [0; 2])?;
+        if is_on_it {
+            bail!(
+                "a thread of process {} ({}) is in a signal handler: try again",
+                target.pid,
+                target.name
+            );
+        }
+        threads.push(Thread {
+            tid: t.tid() as u64,
+            mask: t.mask()?,
+            stack,
+            ..Thread::default()
+        });
+        places.push(Place {
+            stack_pointer: r.rsp,
+            thread_pointer: r.fs_base,
+            alternate_stack: stack,
+        });
+    }
+    Ok((threads, places))
+}
+
+/// Gives each of the threads what the agent has prepared for it.
+fn set_up_threads(
+    agent: &Agent,
+    stopped: &mut Stopped,
+    syscall: u64,
+    memory: &std::fs::File,
+) -> Result<()> {
+    use hugeswap_sys::signal::bit;
+    const OURS: u64 = bit(libc::SIGSEGV) | bit(libc::SIGBUS) | bit(libc::SIGSYS);
+    for (i, t) in stopped.threads.iter_mut().enumerate() {
+        let (gs, stack) = agent.for_thread(i)?;
+        if stack[1] != 0 {
+            agent::alternate_stack(t, syscall, memory, agent.scratch(), stack)?;
+        }
+        let mut r = t.registers()?;
+        r.gs_base = gs;
+        t.set_registers(&r)?;
+        t.set_mask(t.mask()? & !OURS)?;
+    }
+    let passing = agent.passing()?;
+    agent::watch(stopped, syscall, Some(&passing))
+}
+
+impl Attached {
+    /// Waits until the program has ended, or this process is asked to end.
+    fn stay(
+        &self,
+        target: &Target,
+        pool: &Pool,
+        begun: Instant,
+        say: &impl Fn(String),
+    ) -> Result<Done> {
+        let mut told = false;
+        loop {
+            let at = self.agent.step();
+            let (Ok(at), true) = (at, is_alive(target)) else {
+                return Ok(Done::Ended);
+            };
+            if at == step::ADOPTED && !told {
+                told = true;
+                let why = self.agent.complaint();
+                say(match why.is_empty() {
+                    true => format!(
+                        "{} are managed, after {:.1} s",
+                        bytes(self.agent.adopted()?),
+                        begun.elapsed().as_secs_f64()
+                    ),
+                    false => format!("{} are managed; {why}", bytes(self.agent.adopted()?)),
+                });
+            }
+            if check_interrupted().is_err() {
+                say("giving the program's memory back".into());
+                return self.give_back(target, pool);
+            }
+            pool.reap();
+            pool.serve();
+            std::thread::sleep(Duration::from_millis(100));
+        }
+    }
+
+    /// Gives the program's memory back, and leaves it.
+    fn give_back(&self, target: &Target, pool: &Pool) -> Result<Done> {
+        let budget = pool.frames();
+        pool.set_budget(u64::MAX);
+        self.agent.tell(command::GIVE_BACK)?;
+        let serve = || {
+            pool.reap();
+            pool.serve();
+            is_alive(target)
+        };
+        match self.agent.wait(&[step::GIVEN_BACK, step::STAYS], serve) {
+            Ok(step::GIVEN_BACK) => {}
+            Ok(_) => {
+                pool.set_budget(budget * hugeswap_policy::UNIT_BYTES);
+                bail!("{}", self.agent.complaint());
+            }
+            Err(_) if !is_alive(target) => return Ok(Done::Ended),
+            Err(e) => return Err(e),
+        }
+        let syscall = self.agent.syscall()?;
+        let mut stopped = stopped::stop(target, &self.not_of_program(target)?, true)?;
+        agent::watch(&mut stopped, syscall, None)?;
+        self.agent.tell(command::END)?;
+        self.agent.wait(&[step::ENDED], || is_alive(target))?;
+        stopped.let_go();
+        Ok(Done::GivenBack)
+    }
+
+    /// The threads in the program that are hugeswap's.
+    fn not_of_program(&self, target: &Target) -> Result<Vec<i32>> {
+        let is_ours = |tid: &i32| {
+            let comm = format!("/proc/{}/task/{tid}/comm", target.pid);
+            *tid == self.agent.tid
+                || std::fs::read_to_string(comm).is_ok_and(|c| c.starts_with("hs-"))
+        };
+        Ok(target.threads()?.into_iter().filter(is_ours).collect())
+    }
+}
+
+fn is_alive(target: &Target) -> bool {
+    let status = hugeswap_support::proc::StatusFile::open(target.pid).and_then(|s| s.read());
+    status.is_some_and(|s| !s.is_zombie)
+}

@@ -1,0 +1,297 @@
+//! Which memory of a running program can be managed, and at which addresses the window is: from
+//! what /proc/PID/smaps tells of its mappings.
+
+use std::ops::Range;
+
+const PAGE: u64 = 4096;
+const UNIT: u64 = 2 << 20;
+/// Length of a window, bytes. (There is room for what the program maps later.)
+const WINDOW: u64 = 1 << 40;
+/// Windows begin at a multiple of this, where they do not end with the program's memory.
+const STEP: u64 = 1 << 30;
+/// Addresses end here.
+const END: u64 = 0x7fff_ffff_f000;
+
+/// Flags of mappings that can be managed (`VmFlags` in /proc/PID/smaps): they may be read and
+/// written, and nothing unusual was said of them.
+const PLAIN: [&str; 9] = ["rd", "wr", "mr", "mw", "me", "ac", "sd", "hg", "nr"];
+
+/// A mapping.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Mapping {
+    pub at: Range<u64>,
+    /// It is private anonymous memory that can be managed.
+    pub is_plain: bool,
+    /// Its name, if it has one.
+    pub name: String,
+    /// Anonymous memory in it, in memory and in the kernel's swap, bytes.
+    pub anonymous: u64,
+}
+
+/// The mappings of a process, from the text of its smaps.
+pub fn parse(smaps: &str) -> Vec<Mapping> {
+    let mut all: Vec<Mapping> = Vec::new();
+    for line in smaps.lines() {
+        if let Some(mapping) = header(line) {
+            all.push(mapping);
+            continue;
+        }
+        let (Some(last), Some((key, value))) = (all.last_mut(), line.split_once(':')) else {
+            continue;
+        };
+        match key {
+            "Anonymous" | "Swap" => last.anonymous += kib(value),
+            "VmFlags" => {
+                let mut flags = value.split_ascii_whitespace();
+                last.is_plain &= flags.all(|f| PLAIN.contains(&f));
+            }
+            _ => {}
+        }
+    }
+    all
+}
+
+/// The first line of a mapping: `START-END PERMS OFFSET DEVICE INODE NAME`.
+fn header(line: &str) -> Option<Mapping> {
+    let mut words = line.split_ascii_whitespace();
+    let (from, to) = words.next()?.split_once('-')?;
+    let number = |text| u64::from_str_radix(text, 16).ok();
+    let at = number(from)?..number(to)?;
+    let access = words.next()?;
+    let inode = words.nth(2)?;
+    let name = words.collect::<Vec<_>>().join(" ");
+    let is_plain =
+        access == "rw-p" && inode == "0" && (name.is_empty() || name.starts_with("[anon:"));
+    Some(Mapping {
+        at,
+        is_plain,
+        name,
+        anonymous: 0,
+    })
+}
+
+fn kib(value: &str) -> u64 {
+    let number = value.split_ascii_whitespace().next();
+    number.and_then(|n| n.parse::<u64>().ok()).unwrap_or(0) << 10
+}
+
+/// Where a thread's own memory is, which stays the kernel's: it writes there without being asked.
+#[derive(Clone, Copy, Debug)]
+pub struct Place {
+    pub stack_pointer: u64,
+    pub thread_pointer: u64,
+    /// Address and length.
+    pub alternate_stack: [u64; 2],
+}
+
+/// What of a thread's memory is to stay the kernel's.
+fn kept(of: Place, mappings: &[Mapping]) -> Vec<Range<u64>> {
+    /// The C library's descriptor of a thread, and its thread-locals.
+    const DESCRIPTOR: u64 = 64 << 10;
+    /// A stack of which nothing else is known.
+    const STACK: u64 = 8 << 20;
+    let around =
+        |at: u64, below: u64, above: u64| at.saturating_sub(below)..at.saturating_add(above);
+    let [stack, len] = of.alternate_stack;
+    let mut all = vec![
+        around(of.thread_pointer, DESCRIPTOR, DESCRIPTOR),
+        stack..stack.saturating_add(len),
+    ];
+    let holds = |m: &&Mapping| m.at.contains(&of.stack_pointer);
+    let whole = mappings.iter().find(holds);
+    // The C library puts a thread's descriptor at the end of its stack.
+    let own =
+        whole.filter(|m| m.at.contains(&of.thread_pointer) && of.stack_pointer < of.thread_pointer);
+    all.push(match own {
+        Some(m) => m.at.start..of.thread_pointer + DESCRIPTOR,
+        None => around(of.stack_pointer, STACK, STACK / 8),
+    });
+    all
+}
+
+/// Ranges of whole units that can be managed, in order.
+pub fn adoptable(mappings: &[Mapping], threads: &[Place]) -> Vec<Range<u64>> {
+    let mut kept: Vec<_> = threads.iter().flat_map(|&t| kept(t, mappings)).collect();
+    kept.sort_unstable_by_key(|r| r.start);
+    // Neighbours that can be managed are one range: a unit may lie in both.
+    let mut ranges: Vec<Range<u64>> = Vec::new();
+    for m in mappings.iter().filter(|m| m.is_plain) {
+        match ranges.last_mut() {
+            Some(last) if last.end == m.at.start => last.end = m.at.end,
+            _ => ranges.push(m.at.clone()),
+        }
+    }
+    let mut all = Vec::new();
+    for range in ranges {
+        let mut from = range.start;
+        let mut add = |from: u64, to: u64| {
+            let (from, to) = (from.next_multiple_of(UNIT), to & !(UNIT - 1));
+            if from < to {
+                all.push(from..to);
+            }
+        };
+        for k in kept
+            .iter()
+            .filter(|k| k.end > range.start && k.start < range.end)
+        {
+            add(from, k.start & !(PAGE - 1));
+            from = from.max(k.end);
+        }
+        add(from, range.end);
+    }
+    all
+}
+
+/// The window that has most of these ranges in it. `None`: there are none.
+pub fn window(ranges: &[Range<u64>], mappings: &[Mapping]) -> Option<Range<u64>> {
+    let held = |from: u64| -> u64 {
+        let inside = ranges
+            .iter()
+            .filter(|r| r.start >= from && r.end - from <= WINDOW / 2);
+        inside.map(|r| r.end - r.start).sum()
+    };
+    let first = ranges.iter().map(|r| r.start).max_by_key(|&s| held(s))?;
+    let inside = ranges
+        .iter()
+        .filter(|r| r.start >= first && r.end - first <= WINDOW / 2);
+    let last = inside.map(|r| r.end).max()?;
+    // It goes on where there is room: above the program's memory, or, where stack and kernel are
+    // above it, below.
+    let up = (first & !(STEP - 1)).max(STEP)..(first & !(STEP - 1)).max(STEP) + WINDOW;
+    let stack = mappings.iter().find(|m| m.name == "[stack]");
+    let top = stack.map_or(END, |s| s.at.start) - STEP.min(END);
+    if first >= up.start && up.end < top {
+        return Some(up);
+    }
+    Some(last.checked_sub(WINDOW)?..last)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const MIB: u64 = 1 << 20;
+
+    fn lines(mappings: &[(u64, u64, &str, &str, &str)]) -> String {
+        let of = |&(from, to, access, name, flags): &(u64, u64, &str, &str, &str)| {
+            let inode = if name.starts_with('/') { 77 } else { 0 };
+            format!(
+                "{from:x}-{to:x} {access} 00000000 00:00 {inode}   {name}\nSize:  1024 kB\nAnonymous:   8 kB\nSwap: 4 kB\nVmFlags: {flags} \n"
+            )
+        };
+        mappings.iter().map(of).collect()
+    }
+
+    const RW: &str = "rd wr mr mw me ac sd";
+
+    #[test]
+    fn only_plain_private_memory_is_plain() {
+        let text = lines(&[
+            (0x400000, 0x500000, "r-xp", "/usr/bin/x", "rd ex mr mw me"),
+            (0x600000, 0x900000, "rw-p", "[heap]", RW),
+            (0x7f00_0000_0000, 0x7f00_0100_0000, "rw-p", "", RW),
+            (
+                0x7f00_0100_0000,
+                0x7f00_0200_0000,
+                "rw-p",
+                "",
+                "rd wr mr mw me lo ac",
+            ),
+            (
+                0x7f00_0200_0000,
+                0x7f00_0300_0000,
+                "rw-s",
+                "/dev/zero (deleted)",
+                "rd wr sh",
+            ),
+            (
+                0x7f00_0300_0000,
+                0x7f00_0400_0000,
+                "rw-p",
+                "[anon: glibc: malloc]",
+                RW,
+            ),
+            (0x7f00_0400_0000, 0x7f00_0500_0000, "---p", "", "mr mw me"),
+        ]);
+        let all = parse(&text);
+        let plain: Vec<_> = all.iter().map(|m| m.is_plain).collect();
+        assert_eq!(plain, [false, false, true, false, false, true, false]);
+        assert_eq!(all[0].at, 0x400000..0x500000);
+        assert_eq!(all[4].name, "/dev/zero (deleted)");
+        assert_eq!(all[2].anonymous, 12 << 10);
+    }
+
+    fn plain(from: u64, to: u64) -> Mapping {
+        Mapping {
+            at: from..to,
+            is_plain: true,
+            name: String::new(),
+            anonymous: to - from,
+        }
+    }
+
+    const NOWHERE: Place = Place {
+        stack_pointer: 0,
+        thread_pointer: 0,
+        alternate_stack: [0; 2],
+    };
+
+    #[test]
+    fn whole_units_of_neighbours_are_one_range() {
+        let at = 0x7f00_0000_0000;
+        let all = [
+            plain(at + PAGE, at + 3 * MIB),
+            plain(at + 3 * MIB, at + 9 * MIB + PAGE),
+        ];
+        assert_eq!(adoptable(&all, &[]), [at + 2 * MIB..at + 8 * MIB]);
+        assert_eq!(adoptable(&all[..1], &[NOWHERE]), Vec::<Range<u64>>::new());
+    }
+
+    #[test]
+    fn what_a_thread_has_of_its_own_stays() {
+        let at = 0x7f00_0000_0000;
+        let all = [plain(at, at + 64 * MIB)];
+        // A stack of 8 MiB with the thread's descriptor at its end, and a heap behind it.
+        let of_libc = Place {
+            stack_pointer: at + 7 * MIB,
+            thread_pointer: at + 8 * MIB - 2304,
+            ..NOWHERE
+        };
+        assert_eq!(adoptable(&all, &[of_libc]), [at + 10 * MIB..at + 64 * MIB]);
+        // A stack somewhere in a heap.
+        let other = Place {
+            stack_pointer: at + 40 * MIB,
+            thread_pointer: at + 60 * MIB,
+            alternate_stack: [at + 20 * MIB, 32 << 10],
+        };
+        assert_eq!(
+            adoptable(&all, &[other]),
+            [
+                at..at + 20 * MIB,
+                at + 22 * MIB..at + 32 * MIB,
+                at + 42 * MIB..at + 58 * MIB,
+                at + 62 * MIB..at + 64 * MIB
+            ]
+        );
+    }
+
+    #[test]
+    fn the_window_is_where_the_memory_is() {
+        let stack = Mapping {
+            name: "[stack]".into(),
+            ..plain(0x7ffc_0000_0000, 0x7ffc_0002_0000)
+        };
+        let mapped = 0x7f12_3450_0000_u64;
+        let ranges = [
+            0x5555_5560_0000..0x5555_5580_0000,
+            mapped..mapped + 800 * MIB,
+        ];
+        let found = window(&ranges, std::slice::from_ref(&stack)).expect("a window");
+        assert_eq!(found, mapped + 800 * MIB - WINDOW..mapped + 800 * MIB);
+        // Go's heap.
+        let heap = 0xc0_0000_0000_u64;
+        let found = window(&[heap..heap + 64 * MIB], &[stack]).expect("a window");
+        assert_eq!(found, heap..heap + WINDOW);
+        assert_eq!(window(&[], &[]), None);
+    }
+}

@@ -1,0 +1,122 @@
+//! A program all of whose threads are stopped, between two of their instructions.
+
+use super::target::Target;
+use anyhow::{Context, Result, bail};
+use hugeswap_sys::trace::Tracee;
+use hugeswap_sys::{Errno, signal};
+use std::collections::BTreeSet;
+use std::time::{Duration, Instant};
+
+/// How long is tried to stop all threads.
+const PATIENCE: Duration = Duration::from_secs(5);
+/// How long one thread may take to stop, nanoseconds. (One that reads from a disk has to be waited for.)
+const STOP_NS: u64 = 5_000_000_000;
+
+/// The signals that faults and watched system calls are told by.
+const OURS: u64 =
+    signal::bit(libc::SIGSEGV) | signal::bit(libc::SIGBUS) | signal::bit(libc::SIGSYS);
+
+/// The threads. They go on when this is dropped.
+pub struct Stopped {
+    pub threads: Vec<Tracee>,
+}
+
+/// Stops every thread of a program but those of `but`. `in_engine`: threads that are in code of
+/// hugeswap's are let go on until they have left it.
+pub fn stop(target: &Target, but: &[i32], in_engine: bool) -> Result<Stopped> {
+    let deadline = Instant::now() + PATIENCE;
+    loop {
+        let stopped = stop_all(target, but)?;
+        let is_inside = |t: &Tracee| t.mask().is_ok_and(|m| m & OURS != 0);
+        if !in_engine || !stopped.threads.iter().any(is_inside) {
+            return Ok(stopped);
+        }
+        drop(stopped);
+        if Instant::now() > deadline {
+            bail!(
+                "process {} ({}) did not come to rest: try again",
+                target.pid,
+                target.name
+            );
+        }
+        std::thread::sleep(Duration::from_millis(2));
+    }
+}
+
+/// Stops them, and those that they make meanwhile.
+fn stop_all(target: &Target, but: &[i32]) -> Result<Stopped> {
+    let mut seen: BTreeSet<i32> = but.iter().copied().collect();
+    let mut threads = Vec::new();
+    loop {
+        let new: Vec<_> = target
+            .threads()?
+            .into_iter()
+            .filter(|&tid| seen.insert(tid))
+            .collect();
+        if new.is_empty() {
+            break;
+        }
+        // All are asked before any is waited for.
+        let mut asked = Vec::new();
+        for tid in new {
+            match Tracee::seize(tid) {
+                Ok(tracee) => asked.push(tracee),
+                Err(Errno::ESRCH) => {}
+                Err(Errno::EPERM) => bail!("{}", not_permitted(target)),
+                Err(e) => return Err(e).context("cannot stop the program's threads"),
+            }
+        }
+        for mut tracee in asked {
+            match tracee.interrupt(STOP_NS) {
+                Ok(()) => threads.push(tracee),
+                Err(Errno::ESRCH) => {}
+                Err(Errno::EBUSY) => bail!(
+                    "process {0} ({1}) is stopped: continue it first (kill -CONT {0})",
+                    target.pid,
+                    target.name
+                ),
+                Err(Errno(libc::ETIMEDOUT)) => bail!(
+                    "a thread of process {} ({}) waits in the kernel for something that cannot be interrupted: try again",
+                    target.pid,
+                    target.name
+                ),
+                Err(e) => return Err(e).context("cannot stop the program's threads"),
+            }
+        }
+    }
+    if threads.is_empty() {
+        bail!("{}", target.gone());
+    }
+    Ok(Stopped { threads })
+}
+
+fn not_permitted(target: &Target) -> String {
+    let scope = std::fs::read_to_string("/proc/sys/kernel/yama/ptrace_scope");
+    let what = match scope.as_deref().map(str::trim) {
+        Ok("1") => "as root, or after `sysctl -w kernel.yama.ptrace_scope=0`",
+        Ok("2") => "as root",
+        Ok("3") => "after a restart of the machine with kernel.yama.ptrace_scope below 3",
+        _ => "as its user, or as root",
+    };
+    format!(
+        "process {} ({}) may not be traced by this user: do it {what}",
+        target.pid, target.name
+    )
+}
+
+impl Stopped {
+    /// Calls that wait for a time begin anew as the threads go on.
+    pub fn begin_calls_anew(&self) {
+        for t in &self.threads {
+            let _ = t.begin_call_anew();
+        }
+    }
+
+    /// They go on.
+    pub fn let_go(self) {
+        self.begin_calls_anew();
+        for t in self.threads {
+            let _ = t.let_go();
+        }
+    }
+}

@@ -1,0 +1,136 @@
+//! The program that is to be attached: whether that can be done, and why not.
+
+use super::ranges::{self, Mapping};
+use crate::run::outside;
+use anyhow::{Context, Result, bail};
+use hugeswap_support::proc;
+use std::path::Path;
+
+/// A running process.
+pub struct Target {
+    pub pid: i32,
+    /// What it is called.
+    pub name: String,
+}
+
+impl Target {
+    /// Looks at process `pid`; an error says why it cannot be attached.
+    pub fn of(pid: i32) -> Result<Target> {
+        let dir = format!("/proc/{pid}");
+        if pid <= 0 || !Path::new(&dir).exists() {
+            bail!("there is no process {pid}");
+        }
+        let name = std::fs::read_to_string(format!("{dir}/comm")).unwrap_or_default();
+        let target = Target {
+            pid,
+            name: name.trim_end().into(),
+        };
+        target.check()?;
+        Ok(target)
+    }
+
+    fn check(&self) -> Result<()> {
+        let Target { pid, name } = self;
+        let status = proc::text(format!("/proc/{pid}/status"))?;
+        let field = |key: &str| {
+            let line = status.lines().find_map(|l| l.strip_prefix(key));
+            line.map(str::trim).unwrap_or_default()
+        };
+        if field("Tgid:") != pid.to_string() {
+            bail!(
+                "{pid} is a thread of process {}: give that number",
+                field("Tgid:")
+            );
+        }
+        if field("State:").starts_with(['Z', 'X']) {
+            bail!("process {pid} ({name}) has ended");
+        }
+        if field("State:").starts_with('T') {
+            bail!("process {pid} ({name}) is stopped: continue it first (kill -CONT {pid})");
+        }
+        let maps = std::fs::read_to_string(format!("/proc/{pid}/maps"));
+        let maps = maps
+            .with_context(|| format!("process {pid} ({name}) may not be looked at by this user"))?;
+        if maps.is_empty() {
+            bail!("process {pid} ({name}) is a thread of the kernel's");
+        }
+        if outside::has_object(*pid).is_some_and(|has| has) {
+            bail!(
+                "process {pid} ({name}) is managed already: `hugeswap ctl --pool {pid}` changes its budget"
+            );
+        }
+        let tracer = field("TracerPid:");
+        if tracer != "0" {
+            bail!(
+                "process {pid} ({name}) is traced by process {tracer}, a debugger perhaps: detach that first"
+            );
+        }
+        if !matches!(field("Seccomp:"), "" | "0") {
+            bail!(
+                "process {pid} ({name}) has a filter of system calls (seccomp), which would end it: start it by `hugeswap run`"
+            );
+        }
+        if !maps.lines().any(|l| l.ends_with("[vdso]")) {
+            bail!("process {pid} ({name}) has no vDSO: start it by `hugeswap run`");
+        }
+        let is_32_bit =
+            std::fs::read(format!("/proc/{pid}/exe")).is_ok_and(|b| b.get(4) == Some(&1));
+        if is_32_bit {
+            bail!("process {pid} ({name}) is a 32-bit program: its memory cannot be managed");
+        }
+        for kind in ["pid", "mnt"] {
+            let ns = |of: &str| std::fs::read_link(format!("/proc/{of}/ns/{kind}")).ok();
+            if ns(&pid.to_string()) != ns("self") {
+                bail!(
+                    "process {pid} ({name}) is in a container ({kind} namespace) of its own: start hugeswap in that"
+                );
+            }
+        }
+        let pinned = field("VmPin:").trim_start_matches('0').trim_start();
+        if !pinned.is_empty() && pinned != "kB" {
+            bail!(
+                "process {pid} ({name}) has memory that devices use ({pinned}): it has to stay where it is"
+            );
+        }
+        let fds = std::fs::read_dir(format!("/proc/{pid}/fd"))
+            .with_context(|| format!("process {pid} ({name}) may not be looked at by this user"))?;
+        for fd in fds.flatten() {
+            let to = std::fs::read_link(fd.path()).unwrap_or_default();
+            let to = to.to_string_lossy();
+            if to.contains("[io_uring]") || to.contains("[userfaultfd]") {
+                bail!(
+                    "process {pid} ({name}) uses {to}, by which the kernel knows its memory by address: start it by `hugeswap run`"
+                );
+            }
+        }
+        if maps
+            .lines()
+            .any(|l| l.ends_with("/[aio] (deleted)") || l.ends_with("[aio]"))
+        {
+            bail!(
+                "process {pid} ({name}) uses asynchronous I/O of the kernel, which knows its memory by address: start it by `hugeswap run`"
+            );
+        }
+        Ok(())
+    }
+
+    /// Its mappings.
+    pub fn mappings(&self) -> Result<Vec<Mapping>> {
+        let text = std::fs::read_to_string(format!("/proc/{}/smaps", self.pid));
+        Ok(ranges::parse(&text.with_context(|| self.gone())?))
+    }
+
+    /// The ids of its threads.
+    pub fn threads(&self) -> Result<Vec<i32>> {
+        let list = std::fs::read_dir(format!("/proc/{}/task", self.pid));
+        let list = list.with_context(|| self.gone())?;
+        Ok(list
+            .filter_map(|e| e.ok()?.file_name().to_str()?.parse().ok())
+            .collect())
+    }
+
+    /// What is said of it when it cannot be found any more.
+    pub fn gone(&self) -> String {
+        format!("process {} ({}) has ended", self.pid, self.name)
+    }
+}

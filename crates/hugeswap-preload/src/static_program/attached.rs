@@ -1,0 +1,243 @@
+//! A program that runs already, and that `hugeswap attach` has stopped.
+//!
+//! In its process runs one thread more, the *agent*: `hugeswap attach` has it start at the dynamic
+//! loader, which loads the hugeswap executable, this object and a C library beside what the program
+//! has. The object's constructor then does here what it does elsewhere for a program that it loads:
+//! it starts the engine, makes a block for each of the program's threads, and takes the program's
+//! memory over. So the program may be linked in any way, and neither its C library nor its locks are
+//! used.
+//!
+//! Instead of a filter, which outlives exec and cannot be taken off, each thread of the program has
+//! *all* of its system calls sent to [`crate::trap`] (Syscall User Dispatch, Linux 5.11), except
+//! those from instructions of this object. A child has none of it at first: [`watch`] is called
+//! where threads and children begin. What the program executes runs without hugeswap.
+//!
+//! The agent and `hugeswap attach` speak by a [`Plan`] in the program's memory.
+
+use super::{BREAK, BREAK_END, brk, thread};
+use crate::local::{self, Word};
+use crate::mask::OURS;
+use crate::{ending, state, symbols, trap};
+use hugeswap_engine::{Engine, handler};
+use hugeswap_sys::attach::{self, Plan, command, step};
+use hugeswap_sys::raw::{own_gate, syscall6};
+use hugeswap_sys::{Errno, process, signal};
+use std::ffi::CStr;
+use std::ops::Range;
+use std::sync::atomic::AtomicUsize;
+use std::sync::atomic::Ordering::{Acquire, Relaxed, Release};
+use std::time::Duration;
+
+/// Where system calls pass: start and end of this object; 0 in any other program.
+static PASSING: [AtomicUsize; 2] = [const { AtomicUsize::new(0) }; 2];
+
+/// The smallest alternate stack of the program's that our handlers are run on.
+const ENOUGH: u64 = 32 << 10;
+
+/// Is this process a program that was running?
+pub fn is_on() -> bool {
+    PASSING[1].load(Relaxed) != 0
+}
+
+/// From here on the system calls of the calling thread, which is the program's, are watched.
+pub fn watch() {
+    let [from, to] = [&PASSING[0], &PASSING[1]].map(|w| w.load(Relaxed));
+    ending::dispatch(ending::ON, from..to);
+}
+
+/// A signal handler of the program's returns: the kernel takes the thread's registers from the frame
+/// at its stack pointer. It is to be asked by an instruction of ours.
+pub fn return_from_signal(context: &mut libc::ucontext_t) {
+    let registers = &mut context.uc_mcontext.gregs;
+    registers[libc::REG_RIP as usize] = signal::restorer() as i64;
+    let frame = registers[libc::REG_RSP as usize] as *mut libc::ucontext_t;
+    // The mask may be from before this program was attached.
+    // SAFETY: the kernel's frame, which the program's handler was called with, is there as it was;
+    // the kernel uses the first 8 bytes of the mask.
+    unsafe { *(&raw mut (*frame).uc_sigmask).cast::<signal::Mask>() &= !OURS };
+}
+
+/// Calls by pointers to pointers, of which the arguments do not say whether they concern managed
+/// memory.
+const INDIRECT: [i64; 12] = [
+    libc::SYS_readv,
+    libc::SYS_writev,
+    libc::SYS_preadv,
+    libc::SYS_pwritev,
+    libc::SYS_preadv2,
+    libc::SYS_pwritev2,
+    libc::SYS_sendmsg,
+    libc::SYS_recvmsg,
+    libc::SYS_sendmmsg,
+    libc::SYS_recvmmsg,
+    libc::SYS_io_submit,
+    libc::SYS_vmsplice,
+];
+
+/// May a call concern managed memory?
+pub fn concerns_us(nr: i64, a: &[usize; 6]) -> bool {
+    a.iter().any(|&a| state::managed(a))
+        || INDIRECT.contains(&nr)
+        || matches!(nr, libc::SYS_process_vm_readv | libc::SYS_process_vm_writev)
+}
+
+/// The agent: see the file's head. In the constructor, in the place of a program's loading.
+///
+/// # Safety
+/// The calling thread was made by `hugeswap attach`, which has stopped all others; the text is the
+/// address of its plan.
+pub unsafe fn run(plan: &CStr) -> ! {
+    let digits = plan.to_str().unwrap_or_default();
+    let Ok(at) = usize::from_str_radix(digits, 16) else {
+        end();
+    };
+    process::name_thread(c"hs-attach");
+    // SAFETY: by contract. What the other side changes meanwhile is atomic.
+    let plan = unsafe { &mut *(at as *mut Plan) };
+    let engine = match prepare(plan) {
+        Ok(engine) => engine,
+        Err(why) => {
+            complain(plan, &why);
+            plan.step.store(step::FAILED, Release);
+            end();
+        }
+    };
+    plan.step.store(step::PREPARED, Release);
+    wait_for(plan, command::ADOPT);
+    plan.step.store(step::ADOPTING, Release);
+    if let Err(e) = adopt(engine, plan) {
+        complain(plan, &format!("not all memory could be taken over: {e}"));
+    }
+    plan.step.store(step::ADOPTED, Release);
+    loop {
+        wait_for(plan, command::GIVE_BACK);
+        plan.step.store(step::GIVING_BACK, Release);
+        match give_back(engine) {
+            Ok(()) => break,
+            Err(e) => {
+                complain(plan, &format!("not all memory could be given back: {e}"));
+                plan.command.store(command::NONE, Relaxed);
+                plan.step.store(step::STAYS, Release);
+            }
+        }
+    }
+    plan.step.store(step::GIVEN_BACK, Release);
+    wait_for(plan, command::END);
+    state::leave();
+    // SAFETY: no unit is managed, and no thread of the program's runs.
+    unsafe { engine.stop() };
+    for signal in [libc::SIGSEGV, libc::SIGBUS] {
+        let action = handler::program_action(signal);
+        // SAFETY: the program's own action.
+        let _ = unsafe { signal::set_action(signal, &action) };
+    }
+    trap::uninstall();
+    PASSING[1].store(0, Relaxed);
+    plan.step.store(step::ENDED, Release);
+    end()
+}
+
+fn end() -> ! {
+    signal::set_mask(signal::ALL);
+    loop {
+        // SAFETY: ends this thread alone, which nobody waits for.
+        unsafe { syscall6(libc::SYS_exit as usize, [0; 6]) };
+    }
+}
+
+fn wait_for(plan: &Plan, command: u32) {
+    let mut pause = Duration::from_micros(100);
+    while plan.command.load(Acquire) < command {
+        std::thread::sleep(pause);
+        pause = (pause * 2).min(Duration::from_millis(200));
+    }
+}
+
+fn complain(plan: &mut Plan, why: &str) {
+    let room = plan.complaint.len() - 1;
+    let text = &why.as_bytes()[..why.len().min(room)];
+    plan.complaint = [0; 256];
+    plan.complaint[..text.len()].copy_from_slice(text);
+}
+
+/// Makes everything ready for the program's threads to go on in.
+fn prepare(plan: &mut Plan) -> Result<&'static Engine, String> {
+    if plan.version != attach::VERSION {
+        return Err(
+            "hugeswap and its object are of different versions: install hugeswap again".into(),
+        );
+    }
+    let own = symbols::own_extent().ok_or("the object does not find itself")?;
+    if !thread::begin() {
+        return Err("no memory for the program's threads".into());
+    }
+    BREAK_END.store(brk(0) + BREAK, Relaxed);
+    let [from, to] = plan.window.map(|w| w as usize);
+    let engine = state::join_over(from..to)?;
+    let count = (plan.thread_count as usize).min(plan.threads.len());
+    for t in &mut plan.threads[..count] {
+        let [_, len] = t.stack;
+        let block = thread::for_running().ok_or("no memory for the program's threads")?;
+        t.gs = block.gs as u64;
+        t.new_stack = match len >= ENOUGH {
+            true => [0; 2],
+            false => block.stack.map(|n| n as u64),
+        };
+        let words = [
+            (Word::Mask, (t.mask & OURS) as usize),
+            (Word::Stack, block.stack[0]),
+        ];
+        let believed = match len >= ENOUGH {
+            true => [0; 2],
+            false => t.stack.map(|n| n as usize),
+        };
+        let believed = [
+            (Word::BelievedStack, believed[0]),
+            (Word::BelievedSize, believed[1]),
+        ];
+        for (word, value) in words.into_iter().chain(believed) {
+            // SAFETY: the thread-locals of a thread that does not run yet.
+            unsafe { local::set_of(block.locals, word, value) };
+        }
+    }
+    plan.passing = [own.start as u64, own.end as u64];
+    plan.syscall = own_gate() as u64;
+    PASSING[0].store(own.start, Relaxed);
+    PASSING[1].store(own.end, Relaxed);
+    Ok(engine)
+}
+
+/// Has the engine take over what the plan says.
+fn adopt(engine: &Engine, plan: &Plan) -> Result<(), Errno> {
+    /// At a time: how far it is, is told in between.
+    const PIECE: usize = 32 << 20;
+    let count = (plan.range_count as usize).min(plan.ranges.len());
+    for &[from, to] in &plan.ranges[..count] {
+        let mut at = from as usize;
+        while at < to as usize {
+            if plan.command.load(Acquire) != command::ADOPT {
+                return Ok(());
+            }
+            // (A unit that lies across two pieces belongs to the second one's range, too.)
+            let next = ((at + PIECE) & !(PIECE - 1)).min(to as usize);
+            // SAFETY: the plan's ranges are private anonymous memory; every call of the program's is
+            // watched since before the agent was told to go on.
+            let adopted = unsafe { engine.adopt(at, next - at) }?;
+            plan.adopted.fetch_add(adopted as u64, Relaxed);
+            plan.looked_at.fetch_add((next - at) as u64, Relaxed);
+            at = next;
+        }
+    }
+    Ok(())
+}
+
+/// Hands all managed memory to the kernel, where it stands.
+fn give_back(engine: &Engine) -> Result<(), Errno> {
+    let window: Range<usize> = engine.window();
+    state::manage_nothing_new();
+    // Again: a thread may have been about to map more.
+    while !engine.is_unmanaged(window.start, window.len()) {
+        engine.eject(window.start, window.len())?;
+    }
+    Ok(())
+}
