@@ -7,7 +7,7 @@ use crate::mask::{OURS, bits, set_bits};
 use crate::real::{self, set_errno};
 use crate::{state, trap};
 use hugeswap_engine::handler;
-use hugeswap_sys::signal::{Action, Mask, bit};
+use hugeswap_sys::signal::{self, Action, Mask, bit};
 use libc::{SIG_DFL, SIG_ERR, SIG_IGN, c_int};
 use std::sync::atomic::AtomicU64;
 use std::sync::atomic::Ordering::Relaxed;
@@ -32,6 +32,34 @@ pub fn exchange(signal: c_int, new: Option<Action>) -> Action {
         (libc::SIGSYS, new) => trap::exchange_program_action(new),
         (_, Some(action)) => handler::set_program_action(signal, action),
         (_, None) => handler::program_action(signal),
+    }
+}
+
+/// Takes [`OURS`] out of the masks of the actions that the program has installed before. Its threads are stopped.
+pub fn strip_masks() {
+    change_masks(|signal, mask| {
+        ASKED[signal].store(mask & OURS, Relaxed);
+        mask & !OURS
+    });
+}
+
+/// Undoes what was done to the masks of the program's actions. Its threads are stopped.
+pub fn restore_masks() {
+    change_masks(|signal, mask| mask | ASKED[signal].load(Relaxed));
+}
+
+fn change_masks(change: impl Fn(usize, Mask) -> Mask) {
+    let others = (1..SIGNALS).filter(|&s| !is_virtual(s as c_int) && OURS & bit(s as c_int) == 0);
+    for signal in others {
+        let number = signal as c_int;
+        let Ok(action) = signal::action(number) else {
+            continue;
+        };
+        let mask = change(signal, action.mask);
+        if action.handler > SIG_IGN && mask != action.mask {
+            // SAFETY: the program's own action, with another mask.
+            let _ = unsafe { signal::set_action(number, &Action { mask, ..action }) };
+        }
     }
 }
 

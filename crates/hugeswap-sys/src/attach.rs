@@ -24,6 +24,8 @@ pub const VERSION: u64 = 1;
 pub mod step {
     /// It is being loaded.
     pub const STARTING: u32 = 0;
+    /// It has been.
+    pub const LOADED: u32 = 9;
     /// The engine runs, and what each thread is to have is in the plan.
     pub const PREPARED: u32 = 1;
     /// Memory is being taken over.

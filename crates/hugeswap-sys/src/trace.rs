@@ -98,7 +98,9 @@ impl Tracee {
 
     /// Waits until it stops. ETIMEDOUT: it did not, by `deadline` ([`now_ns`]).
     pub fn wait(&mut self, deadline: u64) -> Result<Stop> {
-        let mut pause_us = 10;
+        // Most stops come at once.
+        const SPINS: u32 = 200;
+        let (mut spins, mut pause_us) = (0, 10);
         loop {
             let mut status = 0i32;
             let options = (libc::__WALL | libc::WNOHANG) as usize;
@@ -114,6 +116,10 @@ impl Tracee {
             let got = unsafe { call(libc::SYS_wait4, a) };
             match got {
                 Ok(0) if now_ns() > deadline => return Err(Errno(libc::ETIMEDOUT)),
+                Ok(0) if spins < SPINS => {
+                    spins += 1;
+                    crate::process::yield_now();
+                }
                 Ok(0) => {
                     std::thread::sleep(std::time::Duration::from_micros(pause_us));
                     pause_us = (pause_us * 2).min(1000);
@@ -136,6 +142,11 @@ impl Tracee {
     fn go_on_with(&mut self, how: u32, signal: i32) -> Result<()> {
         self.stopped = false;
         request(how, self.tid, 0, signal as usize).map(drop)
+    }
+
+    /// It goes on.
+    pub fn go_on(&mut self) -> Result<()> {
+        self.go_on_with(libc::PTRACE_CONT, 0)
     }
 
     /// It goes on to the beginning or end of its next system call; a signal is delivered to it.

@@ -2,14 +2,15 @@
 //!
 //! It begins at the first instruction of the dynamic loader, mapped for it in the program's memory,
 //! which loads this executable with the object preloaded, as the kernel would have it do in a new
-//! process. The object's constructor never returns. Until it says that it is ready, this process
-//! sees each of its system calls: one that would end the program ends only this thread.
+//! process. The object's constructor never returns. Until that runs, this process sees each of the
+//! thread's system calls: one that would end the program ends only this thread. Until the object is
+//! ready it sees its signals.
 
 use super::stopped::Stopped;
 use anyhow::{Context, Result, bail};
 use hugeswap_sys::attach::{self, Plan, Thread, step};
-use hugeswap_sys::now_ns;
 use hugeswap_sys::trace::{self, Stop, Tracee};
+use hugeswap_sys::{Errno, now_ns};
 use object::elf;
 use object::endian::LittleEndian;
 use object::read::elf::{FileHeader, ProgramHeader};
@@ -23,6 +24,8 @@ const PAGE: u64 = 4096;
 const STACK: u64 = 1 << 20;
 /// How long the object may take to be ready.
 const PATIENCE: Duration = Duration::from_secs(30);
+/// Time between two looks at how far it is, nanoseconds.
+const LOOK_NS: u64 = 1_000_000;
 
 type Header = elf::FileHeader64<LittleEndian>;
 
@@ -307,24 +310,40 @@ impl Agent {
     /// Lets the new thread run until it is ready, and go on then.
     fn follow(&self, mut thread: Tracee, syscall: u64) -> Result<()> {
         let deadline = Instant::now() + PATIENCE;
-        let limit = now_ns() + PATIENCE.as_nanos() as u64;
         let mut begins = true;
         let mut failed = None;
+        let mut runs = false;
         loop {
-            match self.step()? {
-                step::PREPARED => return Ok(thread.let_go()?),
-                step::FAILED => {
-                    let why = self.complaint();
-                    thread.let_go()?;
-                    bail!("{why}");
+            let at = self.step()?;
+            match at {
+                step::PREPARED | step::FAILED => {
+                    // (It may have ended.)
+                    if !runs || thread.interrupt(PATIENCE.as_nanos() as u64).is_ok() {
+                        thread.let_go()?;
+                    }
+                    if at == step::FAILED {
+                        bail!("{}", self.complaint());
+                    }
+                    return Ok(());
                 }
                 _ => {}
             }
             if Instant::now() > deadline {
                 bail!("the object is not ready after {} s", PATIENCE.as_secs());
             }
-            thread.to_system_call(0)?;
-            match thread.wait(limit)? {
+            if !runs {
+                match at {
+                    step::STARTING => thread.to_system_call(0)?,
+                    _ => thread.go_on()?,
+                }
+                runs = true;
+            }
+            let stop = match thread.wait(now_ns() + LOOK_NS) {
+                Err(Errno(libc::ETIMEDOUT)) => continue,
+                stop => stop?,
+            };
+            runs = false;
+            match stop {
                 Stop::SystemCall => {
                     if begins {
                         failed = self.look_at_call(&thread)?.or(failed);
@@ -334,7 +353,7 @@ impl Agent {
                 Stop::Event(libc::PTRACE_EVENT_CLONE) => {
                     // A thread of the engine's.
                     let mut child = Tracee::made(thread.event_number()? as i32);
-                    if child.wait(limit)? != Stop::Gone {
+                    if child.wait(now_ns() + PATIENCE.as_nanos() as u64)? != Stop::Gone {
                         child.let_go()?;
                     }
                 }

@@ -17,6 +17,7 @@ use anyhow::{Context, Result, bail};
 use hugeswap_engine::pool::{FaultMode, MIN_MEMORY, Pool};
 use hugeswap_policy::knobs::parse_size;
 use hugeswap_support::interrupt::{check_interrupted, watch_signals};
+use hugeswap_support::proc::StatusFile;
 use hugeswap_support::text::bytes;
 use hugeswap_sys::attach::{Thread, command, step};
 use hugeswap_sys::process;
@@ -77,7 +78,8 @@ pub fn run(args: &Args) -> Result<i32> {
     })?;
     run::check_mover(FaultMode::Signal)?;
     let target = Target::of(args.pid)?;
-    let held: u64 = target.mappings()?.iter().map(|m| m.anonymous).sum();
+    let held = StatusFile::open(target.pid).and_then(|s| s.read());
+    let held = held.map_or(0, |s| s.anonymous + s.swapped);
     watch_signals()?;
     let pool = Pool::create(&config)?;
     // To give the memory back, all of it has to fit.
@@ -127,11 +129,13 @@ struct Attached {
 fn attach(target: &Target, pool: &Pool) -> Result<Attached> {
     let object = run::object_file()?;
     let memory = agent::memory(target.pid)?;
-    let vdso = target.mappings()?.into_iter().find(|m| m.name == "[vdso]");
-    let syscall = agent::find_syscall(&memory, vdso.context("the program has no vDSO")?.at)?;
+    let known = target.mappings()?;
+    let vdso = known.iter().find(|m| m.name == "[vdso]");
+    let vdso = vdso.context("the program has no vDSO")?;
+    let syscall = agent::find_syscall(&memory, vdso.at.clone())?;
     let begun = Instant::now();
     let mut stopped = stopped::stop(target, &[], false)?;
-    let mappings = target.mappings()?;
+    let mappings = target.mappings_as_of(&known)?;
     let (threads, places) = look_at_threads(&mut stopped, target, syscall, &memory)?;
     let ranges = ranges::adoptable(&mappings, &places);
     let Some(window) = ranges::window(&ranges, &mappings) else {
@@ -293,7 +297,11 @@ impl Attached {
             Err(e) => return Err(e),
         }
         let syscall = self.agent.syscall()?;
-        let mut stopped = stopped::stop(target, &self.not_of_program(target)?, true)?;
+        let stopped = stopped::stop(target, &self.not_of_program(target)?, true);
+        let mut stopped = match stopped {
+            Err(_) if !is_alive(target) => return Ok(Done::Ended),
+            stopped => stopped?,
+        };
         agent::watch(&mut stopped, syscall, None)?;
         self.agent.tell(command::END)?;
         self.agent.wait(&[step::ENDED], || is_alive(target))?;
@@ -313,6 +321,6 @@ impl Attached {
 }
 
 fn is_alive(target: &Target) -> bool {
-    let status = hugeswap_support::proc::StatusFile::open(target.pid).and_then(|s| s.read());
+    let status = StatusFile::open(target.pid).and_then(|s| s.read());
     status.is_some_and(|s| !s.is_zombie)
 }

@@ -22,6 +22,8 @@ pub struct Mapping {
     pub at: Range<u64>,
     /// It is private anonymous memory that can be managed.
     pub is_plain: bool,
+    /// It would be, if it could be read and written.
+    pub is_like_plain: bool,
     /// Its name, if it has one.
     pub name: String,
     /// Anonymous memory in it, in memory and in the kernel's swap, bytes.
@@ -43,7 +45,8 @@ pub fn parse(smaps: &str) -> Vec<Mapping> {
             "Anonymous" | "Swap" => last.anonymous += kib(value),
             "VmFlags" => {
                 let mut flags = value.split_ascii_whitespace();
-                last.is_plain &= flags.all(|f| PLAIN.contains(&f));
+                last.is_like_plain &= flags.all(|f| PLAIN.contains(&f));
+                last.is_plain &= last.is_like_plain;
             }
             _ => {}
         }
@@ -60,11 +63,12 @@ fn header(line: &str) -> Option<Mapping> {
     let access = words.next()?;
     let inode = words.nth(2)?;
     let name = words.collect::<Vec<_>>().join(" ");
-    let is_plain =
-        access == "rw-p" && inode == "0" && (name.is_empty() || name.starts_with("[anon:"));
+    let is_unnamed = name.is_empty() || name.starts_with("[anon:");
+    let is_like_plain = access.ends_with('p') && inode == "0" && is_unnamed;
     Some(Mapping {
         at,
-        is_plain,
+        is_plain: is_like_plain && access.starts_with("rw-"),
+        is_like_plain,
         name,
         anonymous: 0,
     })
@@ -73,6 +77,20 @@ fn header(line: &str) -> Option<Mapping> {
 fn kib(value: &str) -> u64 {
     let number = value.split_ascii_whitespace().next();
     number.and_then(|n| n.parse::<u64>().ok()).unwrap_or(0) << 10
+}
+
+/// Mappings of /proc/PID/maps, of which those are plain that are made of nothing but what was plain
+/// before, or was so but for its access. (A heap has grown, or was given access.)
+pub fn as_known(mut now: Vec<Mapping>, known: &[Mapping]) -> Vec<Mapping> {
+    for m in now.iter_mut().filter(|m| m.is_plain) {
+        let first = known.partition_point(|k| k.at.end <= m.at.start);
+        let mut met = known[first..]
+            .iter()
+            .take_while(|k| k.at.start < m.at.end)
+            .peekable();
+        m.is_plain = met.peek().is_some() && met.all(|k| k.is_like_plain);
+    }
+    now
 }
 
 /// Where a thread's own memory is, which stays the kernel's: it writes there without being asked.
@@ -221,10 +239,29 @@ mod tests {
         assert_eq!(all[2].anonymous, 12 << 10);
     }
 
+    #[test]
+    fn what_has_changed_since_is_plain_if_all_of_it_was() {
+        let mapping = |from, to, is_plain, is_like_plain| Mapping {
+            is_plain,
+            is_like_plain,
+            ..plain(from, to)
+        };
+        let known = [
+            mapping(10, 20, true, true),
+            mapping(20, 30, false, true),
+            mapping(40, 50, false, false),
+            mapping(60, 70, true, true),
+        ];
+        let is_plain = |from, to| as_known(vec![plain(from, to)], &known)[0].is_plain;
+        assert!(is_plain(10, 20) && is_plain(10, 28) && is_plain(60, 80) && is_plain(12, 14));
+        assert!(!is_plain(40, 50) && !is_plain(20, 45) && !is_plain(30, 40) && !is_plain(80, 90));
+    }
+
     fn plain(from: u64, to: u64) -> Mapping {
         Mapping {
             at: from..to,
             is_plain: true,
+            is_like_plain: true,
             name: String::new(),
             anonymous: to - from,
         }

@@ -62,6 +62,7 @@ fn stop_all(target: &Target, but: &[i32]) -> Result<Stopped> {
             match Tracee::seize(tid) {
                 Ok(tracee) => asked.push(tracee),
                 Err(Errno::ESRCH) => {}
+                Err(Errno::EPERM) if has_ended(target, tid) => {}
                 Err(Errno::EPERM) => bail!("{}", not_permitted(target)),
                 Err(e) => return Err(e).context("cannot stop the program's threads"),
             }
@@ -88,6 +89,17 @@ fn stop_all(target: &Target, but: &[i32]) -> Result<Stopped> {
         bail!("{}", target.gone());
     }
     Ok(Stopped { threads })
+}
+
+/// Has a thread ended, and was not waited for yet?
+fn has_ended(target: &Target, tid: i32) -> bool {
+    let stat = std::fs::read_to_string(format!("/proc/{}/task/{tid}/stat", target.pid));
+    // (The name, which is in parentheses, may be anything.)
+    let state = stat.ok().and_then(|s| {
+        s.rsplit_once(") ")
+            .map(|(_, rest)| rest.starts_with(['Z', 'X']))
+    });
+    state.unwrap_or(true)
 }
 
 fn not_permitted(target: &Target) -> String {

@@ -120,6 +120,14 @@ impl Target {
         Ok(ranges::parse(&text.with_context(|| self.gone())?))
     }
 
+    /// Its mappings as they are now, of which those are plain of which nothing else was known: see
+    /// [`ranges::as_known`]. (To read what the kernel knows of each takes long for a large program.)
+    pub fn mappings_as_of(&self, known: &[Mapping]) -> Result<Vec<Mapping>> {
+        let text = std::fs::read_to_string(format!("/proc/{}/maps", self.pid));
+        let now = ranges::parse(&text.with_context(|| self.gone())?);
+        Ok(ranges::as_known(now, known))
+    }
+
     /// The ids of its threads.
     pub fn threads(&self) -> Result<Vec<i32>> {
         let list = std::fs::read_dir(format!("/proc/{}/task", self.pid));

@@ -17,7 +17,7 @@
 use super::{BREAK, BREAK_END, brk, thread};
 use crate::local::{self, Word};
 use crate::mask::OURS;
-use crate::{ending, state, symbols, trap};
+use crate::{ending, sig, state, symbols, trap};
 use hugeswap_engine::{Engine, handler};
 use hugeswap_sys::attach::{self, Plan, command, step};
 use hugeswap_sys::raw::{own_gate, syscall6};
@@ -94,6 +94,7 @@ pub unsafe fn run(plan: &CStr) -> ! {
     process::name_thread(c"hs-attach");
     // SAFETY: by contract. What the other side changes meanwhile is atomic.
     let plan = unsafe { &mut *(at as *mut Plan) };
+    plan.step.store(step::LOADED, Release);
     let engine = match prepare(plan) {
         Ok(engine) => engine,
         Err(why) => {
@@ -132,6 +133,7 @@ pub unsafe fn run(plan: &CStr) -> ! {
         let _ = unsafe { signal::set_action(signal, &action) };
     }
     trap::uninstall();
+    sig::restore_masks();
     PASSING[1].store(0, Relaxed);
     plan.step.store(step::ENDED, Release);
     end()
@@ -200,6 +202,7 @@ fn prepare(plan: &mut Plan) -> Result<&'static Engine, String> {
             unsafe { local::set_of(block.locals, word, value) };
         }
     }
+    sig::strip_masks();
     plan.passing = [own.start as u64, own.end as u64];
     plan.syscall = own_gate() as u64;
     PASSING[0].store(own.start, Relaxed);
