@@ -198,6 +198,16 @@ impl Engine {
         drop(unsafe { Box::from_raw(self as *const Engine as *mut Engine) });
     }
 
+    /// [`Engine::stop`] for an engine that calls of other threads may still refer to, which have
+    /// begun: its own memory stays.
+    ///
+    /// # Safety
+    /// It manages no unit, and no thread begins a call of it.
+    pub unsafe fn retire(&'static self) {
+        let _alone = Alone::new();
+        self.tear_down();
+    }
+
     fn tear_down(&'static self) {
         self.stopping.store(true, Release);
         handler::uninstall(self);

@@ -133,10 +133,8 @@ fn attach(target: &Target, pool: &Pool) -> Result<Attached> {
     let vdso = known.iter().find(|m| m.name == "[vdso]");
     let vdso = vdso.context("the program has no vDSO")?;
     let syscall = agent::find_syscall(&memory, vdso.at.clone())?;
-    let begun = Instant::now();
-    let mut stopped = stopped::stop(target, &[], false)?;
+    let (mut stopped, begun, threads, places) = stop_outside_handlers(target, syscall, &memory)?;
     let mappings = target.mappings_as_of(&known)?;
-    let (threads, places) = look_at_threads(&mut stopped, target, syscall, &memory)?;
     let ranges = ranges::adoptable(&mappings, &places);
     let Some(window) = ranges::window(&ranges, &mappings) else {
         bail!(
@@ -175,13 +173,38 @@ fn attach(target: &Target, pool: &Pool) -> Result<Attached> {
     })
 }
 
-/// What each of the stopped threads has.
+/// Stops the program where no thread of it runs a signal handler on an alternate stack, which would
+/// have to stay as it is: since when it is stopped, and what its threads have.
+fn stop_outside_handlers(
+    target: &Target,
+    syscall: u64,
+    memory: &std::fs::File,
+) -> Result<(Stopped, Instant, Vec<Thread>, Vec<Place>)> {
+    const PATIENCE: Duration = Duration::from_secs(5);
+    let deadline = Instant::now() + PATIENCE;
+    loop {
+        let begun = Instant::now();
+        let mut stopped = stopped::stop(target, &[], false)?;
+        match look_at_threads(&mut stopped, target, syscall, memory)? {
+            Some((threads, places)) => return Ok((stopped, begun, threads, places)),
+            None if Instant::now() > deadline => bail!(
+                "a thread of process {} ({}) stays in a signal handler: try again",
+                target.pid,
+                target.name
+            ),
+            None => stopped.let_go(),
+        }
+        std::thread::sleep(Duration::from_millis(5));
+    }
+}
+
+/// What each of the stopped threads has; `None`: one is in a signal handler.
 fn look_at_threads(
     stopped: &mut Stopped,
     target: &Target,
     syscall: u64,
     memory: &std::fs::File,
-) -> Result<(Vec<Thread>, Vec<Place>)> {
+) -> Result<Option<(Vec<Thread>, Vec<Place>)>> {
     let (mut threads, mut places) = (Vec::new(), Vec::new());
     for t in &mut stopped.threads {
         let r = t.registers()?;
@@ -196,11 +219,7 @@ fn look_at_threads(
         let room = (r.rsp - 1024) & !15;
         let (stack, is_on_it) = agent::alternate_stack(t, syscall, memory, room, [0; 2])?;
         if is_on_it {
-            bail!(
-                "a thread of process {} ({}) is in a signal handler: try again",
-                target.pid,
-                target.name
-            );
+            return Ok(None);
         }
         threads.push(Thread {
             tid: t.tid() as u64,
@@ -214,7 +233,7 @@ fn look_at_threads(
             alternate_stack: stack,
         });
     }
-    Ok((threads, places))
+    Ok(Some((threads, places)))
 }
 
 /// Gives each of the threads what the agent has prepared for it.

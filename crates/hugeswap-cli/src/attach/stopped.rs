@@ -22,12 +22,15 @@ pub struct Stopped {
 }
 
 /// Stops every thread of a program but those of `but`. `in_engine`: threads that are in code of
-/// hugeswap's are let go on until they have left it.
+/// hugeswap's with its locks are let go on until they have left it.
 pub fn stop(target: &Target, but: &[i32], in_engine: bool) -> Result<Stopped> {
     let deadline = Instant::now() + PATIENCE;
     loop {
         let stopped = stop_all(target, but)?;
-        let is_inside = |t: &Tracee| t.mask().is_ok_and(|m| m & OURS != 0);
+        // (Or are about to be, by a signal that has not been delivered yet.)
+        let is_inside = |t: &Tracee| {
+            t.mask().is_ok_and(|m| m & OURS != 0) || pending(target, t.tid()) & OURS != 0
+        };
         if !in_engine || !stopped.threads.iter().any(is_inside) {
             return Ok(stopped);
         }
@@ -89,6 +92,16 @@ fn stop_all(target: &Target, but: &[i32]) -> Result<Stopped> {
         bail!("{}", target.gone());
     }
     Ok(Stopped { threads })
+}
+
+/// The signals that a thread of its own is about to get.
+fn pending(target: &Target, tid: i32) -> u64 {
+    let status = std::fs::read_to_string(format!("/proc/{}/task/{tid}/status", target.pid));
+    let status = status.unwrap_or_default();
+    let field = status.lines().find_map(|l| l.strip_prefix("SigPnd:"));
+    field
+        .and_then(|f| u64::from_str_radix(f.trim(), 16).ok())
+        .unwrap_or(0)
 }
 
 /// Has a thread ended, and was not waited for yet?

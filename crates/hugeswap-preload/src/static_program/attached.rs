@@ -24,8 +24,8 @@ use hugeswap_sys::raw::{own_gate, syscall6};
 use hugeswap_sys::{Errno, process, signal};
 use std::ffi::CStr;
 use std::ops::Range;
-use std::sync::atomic::AtomicUsize;
 use std::sync::atomic::Ordering::{Acquire, Relaxed, Release};
+use std::sync::atomic::{AtomicBool, AtomicUsize};
 use std::time::Duration;
 
 /// Where system calls pass: start and end of this object; 0 in any other program.
@@ -34,13 +34,21 @@ static PASSING: [AtomicUsize; 2] = [const { AtomicUsize::new(0) }; 2];
 /// The smallest alternate stack of the program's that our handlers are run on.
 const ENOUGH: u64 = 32 << 10;
 
-/// Is this process a program that was running?
+/// Are the system calls of new threads watched?
+static WATCHES: AtomicBool = AtomicBool::new(false);
+
+/// Is, or was, this process a program that was running? (A thread that is given back may be in a
+/// handler of ours.)
 pub fn is_on() -> bool {
     PASSING[1].load(Relaxed) != 0
 }
 
-/// From here on the system calls of the calling thread, which is the program's, are watched.
+/// From here on the system calls of the calling thread, which is the program's, are watched, unless
+/// the program was given back.
 pub fn watch() {
+    if !WATCHES.load(Acquire) {
+        return;
+    }
     let [from, to] = [&PASSING[0], &PASSING[1]].map(|w| w.load(Relaxed));
     ending::dispatch(ending::ON, from..to);
 }
@@ -125,8 +133,9 @@ pub unsafe fn run(plan: &CStr) -> ! {
     plan.step.store(step::GIVEN_BACK, Release);
     wait_for(plan, command::END);
     state::leave();
-    // SAFETY: no unit is managed, and no thread of the program's runs.
-    unsafe { engine.stop() };
+    // SAFETY: no unit is managed. A thread of the program's may have begun a call by the engine, and
+    // finds it there when the call is done.
+    unsafe { engine.retire() };
     for signal in [libc::SIGSEGV, libc::SIGBUS] {
         let action = handler::program_action(signal);
         // SAFETY: the program's own action.
@@ -134,7 +143,7 @@ pub unsafe fn run(plan: &CStr) -> ! {
     }
     trap::uninstall();
     sig::restore_masks();
-    PASSING[1].store(0, Relaxed);
+    WATCHES.store(false, Release);
     plan.step.store(step::ENDED, Release);
     end()
 }
@@ -207,6 +216,7 @@ fn prepare(plan: &mut Plan) -> Result<&'static Engine, String> {
     plan.syscall = own_gate() as u64;
     PASSING[0].store(own.start, Relaxed);
     PASSING[1].store(own.end, Relaxed);
+    WATCHES.store(true, Release);
     Ok(engine)
 }
 

@@ -269,7 +269,7 @@ extern "C" fn go_on(begin: &Begin) -> ! {
     if program_fs::is_on() {
         mask::believe(begin.believed);
     }
-    if attached::is_on() && !begin.is_vfork {
+    if !begin.is_vfork {
         attached::watch();
     }
     // SAFETY: the frame that `clone` has copied for this thread.
@@ -303,9 +303,7 @@ fn fork(a: Args, context: &mut libc::ucontext_t) -> isize {
     }
     state::after_fork_in_child();
     BLOCKS.after_fork();
-    if attached::is_on() {
-        attached::watch();
-    }
+    attached::watch();
     let mine = current().map(|b| b as *const Block);
     for block in BLOCKS.lock().iter() {
         if Some(*block as *const Block) != mine {

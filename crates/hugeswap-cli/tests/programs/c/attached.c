@@ -1,0 +1,220 @@
+// Memory, threads and signals that a program has when it is attached, and what it does with them then. It says
+// "ready", reads a line, works, says "half", reads a line, and works again.
+#define _GNU_SOURCE
+#include <errno.h>
+#include <fcntl.h>
+#include <poll.h>
+#include <pthread.h>
+#include <signal.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <sys/wait.h>
+#include <time.h>
+#include <unistd.h>
+
+#define CHECK(what) ((what) ? (void)0 : fail(#what, __LINE__))
+#define MIB (1ul << 20)
+
+static void fail(const char *what, int line) {
+    fprintf(stderr, "line %d: %s (errno %d)\n", line, what, errno);
+    _exit(1);
+}
+
+static uint64_t *words;
+static size_t count;
+static volatile sig_atomic_t signals, on_own_stack, over;
+static char own_stack[64 << 10];
+static int pipes[2];
+static volatile int beats;
+
+static uint64_t value(size_t i) { return i * 0x9e3779b97f4a7c15u; }
+
+static void check_words(size_t step) {
+    for (size_t i = 0; i < count; i += step)
+        if (words[i] != value(i))
+            fail("a word", (int)i);
+}
+
+// Masks everything; runs on the alternate stack of its thread, if that has one.
+static void on_signal(int number) {
+    char here;
+    (void)number;
+    signals++;
+    if (&here >= own_stack && &here < own_stack + sizeof own_stack)
+        on_own_stack++;
+    words[0] = value(0);
+}
+
+static void on_fault(int number, siginfo_t *info, void *context) {
+    (void)number;
+    (void)context;
+    // A page without access, of the program's own making.
+    void *page = (void *)((uintptr_t)info->si_addr & ~4095ul);
+    if (mprotect(page, 4096, PROT_READ | PROT_WRITE) != 0)
+        _exit(3);
+    signals++;
+}
+
+// Waits in a read into memory that is taken over meanwhile.
+static void *reads(void *to) {
+    size_t got = 0;
+    while (got < MIB) {
+        ssize_t n = read(pipes[0], (char *)to + got, MIB - got);
+        CHECK(n > 0);
+        got += (size_t)n;
+    }
+    return to;
+}
+
+// Sleeps, waits and asks all the time.
+static void *beats_on(void *nothing) {
+    while (!over) {
+        struct timespec pause = {0, 2000000};
+        CHECK(nanosleep(&pause, NULL) == 0);
+        CHECK(poll(NULL, 0, 1) == 0);
+        CHECK(getppid() > 0);
+        beats++;
+    }
+    return nothing;
+}
+
+static void *checks(void *part) {
+    for (size_t i = (size_t)part; i < count; i += 8 * 512)
+        CHECK(words[i] == value(i));
+    return part;
+}
+
+static void wait_for_line(const char *said) {
+    char line[16];
+    puts(said);
+    fflush(stdout);
+    CHECK(fgets(line, sizeof line, stdin) != NULL);
+}
+
+static void work(void) {
+    // Threads that are made now.
+    pthread_t made[8];
+    for (size_t i = 0; i < 8; i++)
+        CHECK(pthread_create(&made[i], NULL, checks, (void *)(i * 512)) == 0);
+    for (size_t i = 0; i < 8; i++)
+        CHECK(pthread_join(made[i], NULL) == 0);
+    check_words(1);
+
+    // Signals with handlers from before.
+    int before = signals, before_on_stack = on_own_stack;
+    for (int i = 0; i < 100; i++)
+        CHECK(raise(SIGUSR1) == 0);
+    CHECK(signals == before + 100 && on_own_stack == before_on_stack + 100);
+    stack_t stack;
+    CHECK(sigaltstack(NULL, &stack) == 0);
+    CHECK(stack.ss_sp == own_stack && stack.ss_size == sizeof own_stack);
+    sigset_t all, now;
+    sigfillset(&all);
+    CHECK(pthread_sigmask(SIG_BLOCK, &all, NULL) == 0);
+    CHECK(pthread_sigmask(SIG_SETMASK, NULL, &now) == 0);
+    CHECK(sigismember(&now, SIGSEGV) == 1 && sigismember(&now, SIGUSR2) == 1);
+    check_words(997);
+    sigemptyset(&all);
+    CHECK(pthread_sigmask(SIG_SETMASK, &all, NULL) == 0);
+    struct sigaction action;
+    CHECK(sigaction(SIGUSR1, NULL, &action) == 0);
+    CHECK(action.sa_handler == on_signal && sigismember(&action.sa_mask, SIGSEGV) == 1);
+    CHECK(sigaction(SIGSEGV, NULL, &action) == 0 && action.sa_sigaction == on_fault);
+
+    // Access, contents and addresses of what was there before.
+    volatile char *page = (char *)words + 33 * MIB;
+    before = signals;
+    CHECK(mprotect((void *)page, 4096, PROT_NONE) == 0);
+    page[5]++;
+    page[5]--;
+    CHECK(signals == before + 1);
+    char *gone = (char *)words + 40 * MIB;
+    CHECK(madvise(gone, 4 * MIB, MADV_DONTNEED) == 0);
+    for (size_t i = 0; i < 4 * MIB; i += 4096)
+        CHECK(gone[i] == 0);
+    for (size_t i = 0; i < 4 * MIB / 8; i++)
+        ((uint64_t *)gone)[i] = value(5 * MIB + i);
+    CHECK(munmap(gone, 4 * MIB) == 0);
+    CHECK(mmap(gone, 4 * MIB, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED, -1, 0) == gone);
+    for (size_t i = 0; i < 4 * MIB / 8; i++)
+        ((uint64_t *)gone)[i] = value(5 * MIB + i);
+
+    // Files, by way of the kernel.
+    char name[] = "/var/tmp/hugeswap-attached-XXXXXX";
+    int fd = mkstemp(name);
+    CHECK(fd >= 0 && unlink(name) == 0);
+    CHECK(write(fd, words, 24 * MIB) == (ssize_t)(24 * MIB));
+    memset(words, 0, 24 * MIB);
+    CHECK(pread(fd, words, 24 * MIB, 0) == (ssize_t)(24 * MIB));
+    CHECK(close(fd) == 0);
+    check_words(1);
+
+    // Children, and what they execute.
+    pid_t child = fork();
+    CHECK(child >= 0);
+    if (child == 0) {
+        check_words(7);
+        words[1] = 0;
+        _exit(7);
+    }
+    int status;
+    CHECK(waitpid(child, &status, 0) == child && WIFEXITED(status) && WEXITSTATUS(status) == 7);
+    CHECK(system("test \"$(echo hello | tr a-z A-Z)\" = HELLO") == 0);
+    check_words(1);
+
+    // New memory.
+    char *more = malloc(16 * MIB);
+    CHECK(more != NULL);
+    memset(more, 1, 16 * MIB);
+    free(more);
+}
+
+int main(int argc, char **argv) {
+    size_t len = (size_t)atoi(argc > 1 ? argv[1] : "96") * MIB;
+    count = len / 8;
+    words = mmap(NULL, len, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    CHECK(words != MAP_FAILED);
+    for (size_t i = 0; i < count; i++)
+        words[i] = value(i);
+    stack_t stack = {.ss_sp = own_stack, .ss_size = sizeof own_stack};
+    CHECK(sigaltstack(&stack, NULL) == 0);
+    struct sigaction action = {.sa_handler = on_signal, .sa_flags = SA_ONSTACK};
+    sigfillset(&action.sa_mask);
+    CHECK(sigaction(SIGUSR1, &action, NULL) == 0);
+    action = (struct sigaction){.sa_sigaction = on_fault, .sa_flags = SA_SIGINFO};
+    CHECK(sigaction(SIGSEGV, &action, NULL) == 0);
+    CHECK(pipe(pipes) == 0);
+    char *target = mmap(NULL, 4 * MIB, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    CHECK(target != MAP_FAILED);
+    memset(target, 1, 4 * MIB);
+    pthread_t reader, beater;
+    CHECK(pthread_create(&reader, NULL, reads, target + MIB) == 0);
+    CHECK(pthread_create(&beater, NULL, beats_on, NULL) == 0);
+    wait_for_line("ready");
+    int heard = beats;
+    work();
+    char *bytes = malloc(MIB);
+    CHECK(bytes != NULL);
+    memset(bytes, 42, MIB);
+    for (size_t sent = 0; sent < MIB;) {
+        ssize_t n = write(pipes[1], bytes + sent, MIB - sent);
+        CHECK(n > 0);
+        sent += (size_t)n;
+    }
+    CHECK(pthread_join(reader, NULL) == 0);
+    for (size_t i = 0; i < MIB; i++)
+        CHECK(target[MIB + i] == 42);
+    wait_for_line("half");
+    work();
+    while (beats < heard + 20) {
+        struct timespec pause = {0, 2000000};
+        nanosleep(&pause, NULL);
+    }
+    over = 1;
+    CHECK(pthread_join(beater, NULL) == 0);
+    puts("end");
+    return 0;
+}
