@@ -40,6 +40,8 @@ enum Command {
     Run(run::Args),
     /// Manage the memory of a program that runs already
     Attach(attach::Args),
+    /// Give the memory of a program that was attached back to it
+    Detach(attach::detach::Args),
     /// Measure swapping, side by side with the kernel's own where possible
     Bench(bench::Args),
     /// Draw what a saved report says of larger and smaller budgets
@@ -87,6 +89,7 @@ fn dispatch(command: Command) -> anyhow::Result<i32> {
     match command {
         Command::Run(args) => run::run(args),
         Command::Attach(args) => attach::run(&args),
+        Command::Detach(args) => attach::detach::run(&args),
         Command::Bench(args) => bench::run(args),
         Command::Report(args) => report::run(&args),
         Command::Ctl(args) => ctl::run(&args),
@@ -115,7 +118,7 @@ fn usage(e: &clap::Error) -> i32 {
     }
     if e.kind() == ErrorKind::DisplayHelpOnMissingArgumentOrSubcommand {
         complain(
-            "a command is missing: run, attach, ctl, stat, explain, pagemap, debug, bench, report, swap, doctor or demo (hugeswap --help tells more)",
+            "a command is missing: run, attach, detach, ctl, stat, explain, pagemap, debug, bench, report, swap, doctor or demo (hugeswap --help tells more)",
         );
         return 2;
     }

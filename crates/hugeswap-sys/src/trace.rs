@@ -6,7 +6,7 @@
 //! the thread that has seized it. When that one ends, the threads go on.
 
 use crate::raw::call;
-use crate::{Errno, Result, now_ns};
+use crate::{Errno, Result, now_ns, signal};
 use std::mem::MaybeUninit;
 
 /// The registers of a stopped thread.
@@ -195,7 +195,7 @@ impl Tracee {
         request(PTRACE_SETSIGMASK as u32, self.tid, 8, from).map(drop)
     }
 
-    /// Has it make a system call, by the instruction `syscall` at `at`, with every signal blocked,
+    /// Has it make a system call, by the instruction `syscall` at `at`, with signals blocked,
     /// and leaves its registers as they were. The raw answer. ETIMEDOUT: it does not come back.
     pub fn call(&mut self, at: u64, nr: i64, a: [u64; 6]) -> Result<i64> {
         let (answer, _) = self.call_and_follow(at, nr, a)?;
@@ -215,7 +215,8 @@ impl Tracee {
         new.rax = nr as u64;
         new.orig_rax = u64::MAX;
         [new.rdi, new.rsi, new.rdx, new.r10, new.r8, new.r9] = a;
-        self.set_mask(u64::MAX)?;
+        // (A blocked SIGTRAP would lose its handler to the one that the step ends with.)
+        self.set_mask(!signal::bit(libc::SIGTRAP))?;
         self.set_registers(&new)?;
         let done = self.step_over();
         if done.is_err() && !self.stopped {

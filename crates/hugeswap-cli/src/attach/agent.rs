@@ -40,7 +40,6 @@ pub struct Orders<'a> {
 
 /// The agent, which is loaded.
 pub struct Agent {
-    pub tid: i32,
     memory: File,
     /// Where its plan is.
     plan: u64,
@@ -293,13 +292,12 @@ impl Agent {
             | libc::CLONE_THREAD
             | libc::CLONE_SYSVSEM;
         let (answer, made) = by.call_clone(syscall, [flags as u64, sp, 0, 0, 0, 0])?;
-        let tid = checked(answer, "start a thread")?;
+        checked(answer, "start a thread")?;
         let thread = made.context("the thread that was started is not there")?;
         thread.set_mask(u64::MAX)?;
         let first = trace::first_registers(&thread.registers()?, image.entry, sp);
         thread.set_registers(&first)?;
         let agent = Agent {
-            tid: tid as i32,
             memory,
             plan: plan_at,
         };

@@ -7,6 +7,7 @@
 //! or its memory is given back.
 
 mod agent;
+pub mod detach;
 mod ranges;
 mod stopped;
 mod target;
@@ -31,7 +32,7 @@ const EXAMPLES: &str = "\
 EXAMPLES:
   hugeswap attach 4711 --memory 2G          until the program ends, or Ctrl-C gives its memory back
   hugeswap attach $(pgrep -n python3) --memory 2G --swap /mnt/fast,size=50G
-  hugeswap ctl --pool 4711 set memory=3G          another budget, meanwhile
+  hugeswap detach 4711          from elsewhere
 
 The program is stopped for some milliseconds, and then goes on while its memory is taken over. Private
 anonymous memory is, in whole pieces of 2 MiB; the heap that grows by brk(2) is not. All of the
@@ -184,7 +185,7 @@ fn stop_outside_handlers(
     let deadline = Instant::now() + PATIENCE;
     loop {
         let begun = Instant::now();
-        let mut stopped = stopped::stop(target, &[], false)?;
+        let mut stopped = stopped::stop(target)?;
         match look_at_threads(&mut stopped, target, syscall, memory)? {
             Some((threads, places)) => return Ok((stopped, begun, threads, places)),
             None if Instant::now() > deadline => bail!(
@@ -316,7 +317,7 @@ impl Attached {
             Err(e) => return Err(e),
         }
         let syscall = self.agent.syscall()?;
-        let stopped = stopped::stop(target, &self.not_of_program(target)?, true);
+        let stopped = stopped::stop_attached(target);
         let mut stopped = match stopped {
             Err(_) if !is_alive(target) => return Ok(Done::Ended),
             stopped => stopped?,
@@ -326,16 +327,6 @@ impl Attached {
         self.agent.wait(&[step::ENDED], || is_alive(target))?;
         stopped.let_go();
         Ok(Done::GivenBack)
-    }
-
-    /// The threads in the program that are hugeswap's.
-    fn not_of_program(&self, target: &Target) -> Result<Vec<i32>> {
-        let is_ours = |tid: &i32| {
-            let comm = format!("/proc/{}/task/{tid}/comm", target.pid);
-            *tid == self.agent.tid
-                || std::fs::read_to_string(comm).is_ok_and(|c| c.starts_with("hs-"))
-        };
-        Ok(target.threads()?.into_iter().filter(is_ours).collect())
     }
 }
 

@@ -21,17 +21,23 @@ pub struct Stopped {
     pub threads: Vec<Tracee>,
 }
 
-/// Stops every thread of a program but those of `but`. `in_engine`: threads that are in code of
-/// hugeswap's with its locks are let go on until they have left it.
-pub fn stop(target: &Target, but: &[i32], in_engine: bool) -> Result<Stopped> {
+/// Stops every thread of a program.
+pub fn stop(target: &Target) -> Result<Stopped> {
+    stop_all(target, &[])
+}
+
+/// Stops every thread of a program that is attached, but hugeswap's. Those that are in code of
+/// hugeswap's with its locks, or about to be by a signal, are let go on until they have left it.
+pub fn stop_attached(target: &Target) -> Result<Stopped> {
     let deadline = Instant::now() + PATIENCE;
     loop {
-        let stopped = stop_all(target, but)?;
-        // (Or are about to be, by a signal that has not been delivered yet.)
+        let is_hugeswaps = |&tid: &i32| is_hugeswaps(target, tid);
+        let but: Vec<_> = target.threads()?.into_iter().filter(is_hugeswaps).collect();
+        let stopped = stop_all(target, &but)?;
         let is_inside = |t: &Tracee| {
-            t.mask().is_ok_and(|m| m & OURS != 0) || pending(target, t.tid()) & OURS != 0
+            t.mask().is_ok_and(is_inside) || signals(target, t.tid(), "SigPnd:") & OURS != 0
         };
-        if !in_engine || !stopped.threads.iter().any(is_inside) {
+        if !stopped.threads.iter().any(is_inside) {
             return Ok(stopped);
         }
         drop(stopped);
@@ -94,11 +100,27 @@ fn stop_all(target: &Target, but: &[i32]) -> Result<Stopped> {
     Ok(Stopped { threads })
 }
 
-/// The signals that a thread of its own is about to get.
-fn pending(target: &Target, tid: i32) -> u64 {
+/// Is a thread with this mask in code of hugeswap's, which may have locks? The handler of faults
+/// blocks everything; that of system calls all but [`OURS`], except while the program's own call is
+/// made, under the program's mask. (A C library never blocks all signals: some are its own.)
+fn is_inside(mask: u64) -> bool {
+    const NEVER: u64 = signal::bit(libc::SIGKILL) | signal::bit(libc::SIGSTOP);
+    mask & OURS != 0 || mask | OURS | NEVER == signal::ALL
+}
+
+/// Is it a thread of hugeswap's, or one that the kernel has made for its I/O? (The program's have
+/// faults blocked for moments only.)
+fn is_hugeswaps(target: &Target, tid: i32) -> bool {
+    let name = std::fs::read_to_string(format!("/proc/{}/task/{tid}/comm", target.pid));
+    let is_named = name.is_ok_and(|n| n.starts_with("hs-") || n.starts_with("iou-"));
+    is_named && signals(target, tid, "SigBlk:") & signal::bit(libc::SIGSEGV) != 0
+}
+
+/// A set of signals of a thread, as its status names it.
+fn signals(target: &Target, tid: i32, field: &str) -> u64 {
     let status = std::fs::read_to_string(format!("/proc/{}/task/{tid}/status", target.pid));
     let status = status.unwrap_or_default();
-    let field = status.lines().find_map(|l| l.strip_prefix("SigPnd:"));
+    let field = status.lines().find_map(|l| l.strip_prefix(field));
     field
         .and_then(|f| u64::from_str_radix(f.trim(), 16).ok())
         .unwrap_or(0)
@@ -143,5 +165,19 @@ impl Stopped {
         for t in self.threads {
             let _ = t.let_go();
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_blocks_all_is_hugeswaps() {
+        assert!(is_inside(signal::ALL) && is_inside(signal::ALL & !OURS));
+        assert!(is_inside(0xffff_ffff_bffb_fabf) && is_inside(signal::bit(libc::SIGBUS)));
+        // What sigfillset() and pthread_sigmask() make: all but two of the C library's own.
+        let of_libc = 0xffff_fffe_7ffb_feff & !OURS;
+        assert!(!is_inside(of_libc) && !is_inside(0) && !is_inside(signal::bit(libc::SIGINT)));
     }
 }

@@ -1,6 +1,7 @@
 //! The program that is to be attached: whether that can be done, and why not.
 
 use super::ranges::{self, Mapping};
+use crate::ctl::pools;
 use crate::run::outside;
 use anyhow::{Context, Result, bail};
 use hugeswap_support::proc;
@@ -55,9 +56,11 @@ impl Target {
             bail!("process {pid} ({name}) is a thread of the kernel's");
         }
         if outside::has_object(*pid).is_some_and(|has| has) {
-            bail!(
-                "process {pid} ({name}) is managed already: `hugeswap ctl --pool {pid}` changes its budget"
-            );
+            let what = match pools::of(*pid) {
+                Ok(_) => "is managed already",
+                Err(_) => "was attached before, which can be done once: start it by `hugeswap run`",
+            };
+            bail!("process {pid} ({name}) {what}");
         }
         let tracer = field("TracerPid:");
         if tracer != "0" {

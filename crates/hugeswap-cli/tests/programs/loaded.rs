@@ -10,7 +10,7 @@ use std::time::Duration;
 
 /// How a program is linked.
 #[derive(Clone, Copy)]
-enum Linked {
+pub enum Linked {
     Static,
     StaticPie,
     Musl,
@@ -49,7 +49,7 @@ impl Linked {
     }
 
     /// Compiles c/NAME.c into `dir`.
-    fn compile(self, name: &str, dir: &Path) -> PathBuf {
+    pub fn compile(self, name: &str, dir: &Path) -> PathBuf {
         let (compiler, option) = match self {
             Linked::Static => (compiler(), "-static"),
             Linked::StaticPie => (compiler(), "-static-pie"),
@@ -153,26 +153,32 @@ fn storm(linked: Linked) {
     program.managed(&setup).same_as(&plain);
 }
 
-/// A heap in four goroutines, a child, and what its own executable is called.
-fn go() {
+/// Compiles go/NAME.go, and returns the path of the program in `dir`.
+pub fn compile_go(name: &str, dir: &Path) -> PathBuf {
     let compiler = ["go", "/usr/local/go/bin/go"];
     let found = |go: &&str| Command::new(go).arg("version").output().is_ok();
     let Some(go) = compiler.into_iter().find(found) else {
         missing("go");
     };
-    let dir = directory();
-    let path = dir.path().join("heap");
+    let path = dir.join(name);
     let out = Command::new(go)
         .args(["build", "-o"])
         .arg(&path)
-        .arg(source("go/heap.go"))
+        .arg(source("go").join(format!("{name}.go")))
         .env("CGO_ENABLED", "0")
-        .env("GOCACHE", dir.path().join("cache"))
+        .env("GOCACHE", dir.join("cache"))
         .env("GOFLAGS", "-mod=mod")
         .output()
         .expect("the compiler starts");
     let said = String::from_utf8_lossy(&out.stderr);
-    assert!(out.status.success(), "heap.go: {said}");
+    assert!(out.status.success(), "{name}.go: {said}");
+    path
+}
+
+/// A heap in four goroutines, a child, and what its own executable is called.
+fn go() {
+    let dir = directory();
+    let path = compile_go("heap", dir.path());
     let program = Program::new(dir.path(), path).arg("1200000");
     let plain = program.plain();
     let managed = program.managed(&Setup::new(Mode::Signal, 150));

@@ -7,6 +7,7 @@
 //! tool is a failure (`.ci/install` installs what is needed).
 
 mod allocators;
+mod attached;
 mod c;
 mod compiler;
 mod debugger;
@@ -48,6 +49,7 @@ fn all() -> Vec<Case> {
         unmanaged::cases(),
         debugger::cases(),
         allocators::cases(),
+        attached::cases(),
         threads::cases(),
         whole::cases(),
     ]

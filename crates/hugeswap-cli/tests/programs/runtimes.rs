@@ -37,7 +37,7 @@ fn heap(program: &Program) {
 
 /// Compiles java/NAME.java in `dir`, and returns the directory of its classes. (Once, as
 /// [`compile_once`].)
-fn compile_java(name: &str, dir: &Path) -> PathBuf {
+pub fn compile_java(name: &str, dir: &Path) -> PathBuf {
     let text = source("java").join(format!("{name}.java"));
     let kept = format!("java-{name}-{:016x}", hash_of(&text).finish());
     let kept = Path::new(env!("CARGO_TARGET_TMPDIR")).join(kept);

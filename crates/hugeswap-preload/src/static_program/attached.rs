@@ -21,7 +21,7 @@ use crate::{ending, sig, state, symbols, trap};
 use hugeswap_engine::{Engine, handler};
 use hugeswap_sys::attach::{self, Plan, command, step};
 use hugeswap_sys::raw::{own_gate, syscall6};
-use hugeswap_sys::{Errno, process, signal};
+use hugeswap_sys::{Errno, fs, process, signal};
 use std::ffi::CStr;
 use std::ops::Range;
 use std::sync::atomic::Ordering::{Acquire, Relaxed, Release};
@@ -111,6 +111,8 @@ pub unsafe fn run(plan: &CStr) -> ! {
             end();
         }
     };
+    // It touches nothing that is managed; and by this `hugeswap attach` knows it for hugeswap's.
+    signal::set_mask(signal::ALL);
     plan.step.store(step::PREPARED, Release);
     wait_for(plan, command::ADOPT);
     plan.step.store(step::ADOPTING, Release);
@@ -132,10 +134,13 @@ pub unsafe fn run(plan: &CStr) -> ! {
     }
     plan.step.store(step::GIVEN_BACK, Release);
     wait_for(plan, command::END);
+    let ours: Vec<_> = state::our_fds(engine).collect();
     state::leave();
     // SAFETY: no unit is managed. A thread of the program's may have begun a call by the engine, and
     // finds it there when the call is done.
     unsafe { engine.retire() };
+    // (No thread of the program's runs, so the numbers are nobody else's yet.)
+    ours.into_iter().for_each(fs::close);
     for signal in [libc::SIGSEGV, libc::SIGBUS] {
         let action = handler::program_action(signal);
         // SAFETY: the program's own action.

@@ -69,13 +69,20 @@ static void *reads(void *to) {
     return to;
 }
 
-// Sleeps, waits and asks all the time.
+// Sleeps, waits, asks and forks all the time.
 static void *beats_on(void *nothing) {
+    size_t there = 50 * MIB / 8;
     while (!over) {
         struct timespec pause = {0, 2000000};
         CHECK(nanosleep(&pause, NULL) == 0);
         CHECK(poll(NULL, 0, 1) == 0);
         CHECK(getppid() > 0);
+        pid_t child = beats % 4 ? -1 : fork();
+        if (child == 0)
+            _exit(words[there + beats] == value(there + beats) ? 5 : 6);
+        int status;
+        if (child > 0)
+            CHECK(waitpid(child, &status, 0) == child && WIFEXITED(status) && WEXITSTATUS(status) == 5);
         beats++;
     }
     return nothing;

@@ -1,0 +1,328 @@
+//! Programs that run already, and are attached: what they had keeps its contents, what they do goes on,
+//! and they go on by themselves when their memory is given back.
+
+use crate::loaded::{self, Linked};
+use crate::runtimes::compile_java;
+use crate::util::*;
+use rustix::process::{Pid, Signal, kill_process};
+use std::io::{BufRead, BufReader, Read, Write};
+use std::process::{Child, ChildStdin, ChildStdout, Command, Output, Stdio};
+
+/// What becomes of a program half way.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Half {
+    /// It stays attached.
+    Stays,
+    /// Its memory is given back.
+    GivenBack,
+    /// `hugeswap attach` is killed.
+    Orphaned,
+}
+
+pub fn cases() -> Vec<Case> {
+    let mut all = Vec::new();
+    for (what, half) in [
+        ("stays", Half::Stays),
+        ("is given back", Half::GivenBack),
+        ("loses hugeswap", Half::Orphaned),
+    ] {
+        all.push(case(format!("attached, a C program {what}"), move || {
+            let dir = directory();
+            let program = Program::new(dir.path(), compile("attached", dir.path()));
+            attached(&program.arg("96"), 48, half);
+        }));
+    }
+    for linked in [Linked::Static, Linked::Musl, Linked::MuslDynamic] {
+        all.push(case(format!("attached, {linked}"), move || {
+            let dir = directory();
+            let program = Program::new(dir.path(), linked.compile("attached", dir.path()));
+            attached(&program.arg("96"), 48, Half::GivenBack);
+        }));
+    }
+    all.push(case("attached, Go", || {
+        let dir = directory();
+        let program = Program::new(dir.path(), loaded::compile_go("attached", dir.path()));
+        attached(&program.arg("1300000"), 48, Half::GivenBack);
+    }));
+    all.push(case("attached, java", || {
+        let dir = directory();
+        let classes = compile_java("Attached", dir.path());
+        let program = Program::new(dir.path(), "java").args(["-Xmx300m", "-cp"]);
+        attached(
+            &program.arg(classes).args(["Attached", "400000"]),
+            64,
+            Half::GivenBack,
+        );
+    }));
+    for (what, half) in [("stays", Half::Stays), ("is given back", Half::GivenBack)] {
+        all.push(case(format!("attached, python {what}"), move || {
+            let dir = directory();
+            let program = Program::new(dir.path(), "python3");
+            attached(&program.arg(source("py").join("attached.py")), 32, half);
+        }));
+    }
+    all.push(case("attached, what cannot be", refused));
+    all
+}
+
+/// A program that has begun, and says how far it is.
+struct Running {
+    child: Child,
+    input: ChildStdin,
+    lines: BufReader<ChildStdout>,
+}
+
+impl Running {
+    fn start(program: &Program) -> Running {
+        let mut child = Command::new(&program.argv[0])
+            .args(&program.argv[1..])
+            .current_dir(&program.dir)
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .spawn()
+            .unwrap_or_else(|e| panic!("{}: {e}", program.argv[0].display()));
+        let input = child.stdin.take().expect("a pipe");
+        let lines = BufReader::new(child.stdout.take().expect("a pipe"));
+        Running {
+            child,
+            input,
+            lines,
+        }
+    }
+
+    fn pid(&self) -> u32 {
+        self.child.id()
+    }
+
+    /// Waits until it says this.
+    fn says(&mut self, wanted: &str) {
+        let mut line = String::new();
+        self.lines.read_line(&mut line).expect("a line");
+        if line.trim_end() != wanted {
+            let _ = self.child.kill();
+            let status = self.child.wait();
+            panic!("{line:?} where {wanted:?} was expected; {status:?}");
+        }
+    }
+
+    fn go_on(&mut self) {
+        self.input.write_all(b"go\n").expect("it reads");
+    }
+
+    /// Bytes of anonymous memory that it has in memory.
+    fn anonymous(&self) -> u64 {
+        let status = std::fs::read_to_string(format!("/proc/{}/status", self.pid()));
+        let status = status.expect("it runs");
+        let line = status.lines().find_map(|l| l.strip_prefix("RssAnon:"));
+        let kib = line.and_then(|l| l.trim().split(' ').next()?.parse::<u64>().ok());
+        kib.expect("a number") << 10
+    }
+
+    fn ends(mut self) {
+        self.says("end");
+        let status = self.child.wait().expect("it ends");
+        assert!(status.success(), "{status}");
+    }
+}
+
+/// A `hugeswap attach`.
+struct Attach {
+    child: Child,
+    lines: BufReader<std::process::ChildStderr>,
+}
+
+impl Attach {
+    fn start(pid: u32, memory_mib: u64) -> Attach {
+        let mut child = Command::new(HUGESWAP)
+            .args([
+                "attach",
+                &pid.to_string(),
+                "--memory",
+                &format!("{memory_mib}M"),
+            ])
+            .args(["--swap", "/var/tmp,size=2G"])
+            .stdin(Stdio::null())
+            .stderr(Stdio::piped())
+            .spawn()
+            .expect("hugeswap starts");
+        let lines = BufReader::new(child.stderr.take().expect("a pipe"));
+        Attach { child, lines }
+    }
+
+    /// Waits until memory was taken over.
+    fn has_taken_over(&mut self) {
+        for wanted in ["can be managed", "are managed, after"] {
+            let mut line = String::new();
+            self.lines.read_line(&mut line).expect("a line");
+            assert!(line.contains(wanted), "{line:?}");
+        }
+    }
+
+    fn ends(mut self) {
+        let mut rest = String::new();
+        self.lines.read_to_string(&mut rest).expect("text");
+        let status = self.child.wait().expect("it ends");
+        assert!(status.success(), "{status}: {rest}");
+    }
+}
+
+/// Runs a program that is attached when it is ready, with a budget of less than it has.
+fn attached(program: &Program, memory_mib: u64, half: Half) {
+    let mut running = Running::start(program);
+    running.says("ready");
+    let (before, handled) = (running.anonymous(), caught(&running));
+    let mut attach = Attach::start(running.pid(), memory_mib);
+    attach.has_taken_over();
+    let limit = memory_mib << 20;
+    assert!(before > limit * 3 / 2, "{before} bytes are too few");
+    running.go_on();
+    running.says("half");
+    let now = running.anonymous();
+    assert!(
+        now < before.min(2 * limit),
+        "{before} bytes before, {now} now"
+    );
+    match half {
+        Half::Stays => {}
+        Half::GivenBack => {
+            let out = Command::new(HUGESWAP)
+                .args(["detach", &running.pid().to_string()])
+                .output();
+            let out = out.expect("hugeswap starts");
+            assert!(out.status.success(), "{}", said(&out));
+            attach.ends();
+            nothing_is_left(&running);
+            assert_eq!(caught(&running), handled, "handlers");
+            let again = refusal(running.pid());
+            assert!(again.contains("was attached before"), "{again}");
+            running.go_on();
+            return running.ends();
+        }
+        Half::Orphaned => {
+            let pid = Pid::from_child(&attach.child);
+            kill_process(pid, Signal::KILL).expect("it runs");
+            attach.child.wait().expect("it ends");
+        }
+    }
+    running.go_on();
+    running.ends();
+    if half == Half::Stays {
+        attach.ends();
+    }
+}
+
+/// A program whose memory was given back has no thread and no descriptor of hugeswap's.
+fn nothing_is_left(running: &Running) {
+    let dir = format!("/proc/{}", running.pid());
+    let entries = |what: &str| {
+        let list = std::fs::read_dir(format!("{dir}/{what}")).expect("it runs");
+        list.flatten().map(|e| e.path()).collect::<Vec<_>>()
+    };
+    for task in entries("task") {
+        let name = std::fs::read_to_string(task.join("comm")).unwrap_or_default();
+        assert!(!name.starts_with("hs-"), "{name}");
+    }
+    for fd in entries("fd") {
+        let to = std::fs::read_link(&fd).unwrap_or_default();
+        let to = to.to_string_lossy();
+        let ours = ["hugeswap", "userfaultfd", "/proc/", ".swap"];
+        assert!(!ours.iter().any(|o| to.contains(o)), "{fd:?}: {to}");
+    }
+}
+
+/// The signals that a process has handlers for.
+fn caught(running: &Running) -> u64 {
+    let status = std::fs::read_to_string(format!("/proc/{}/status", running.pid()));
+    let status = status.expect("it runs");
+    let caught = status
+        .lines()
+        .find_map(|l| l.strip_prefix("SigCgt:"))
+        .expect("signals");
+    u64::from_str_radix(caught.trim(), 16).expect("a number")
+}
+
+fn said(out: &Output) -> String {
+    String::from_utf8_lossy(&out.stderr).trim_end().to_owned()
+}
+
+/// Why a process is not attached.
+fn refusal(pid: impl ToString) -> String {
+    let out = Command::new(HUGESWAP)
+        .args(["attach", &pid.to_string(), "--memory", "64M"])
+        .output()
+        .expect("hugeswap starts");
+    let text = said(&out);
+    assert_eq!(out.status.code(), Some(2), "{text}");
+    assert_eq!(text.lines().count(), 1, "{text}");
+    text
+}
+
+/// Each is refused in one line, and goes on as if nothing had been.
+fn refused() {
+    let dir = directory();
+    let program = Program::new(dir.path(), compile("attached", dir.path())).arg("96");
+    assert!(refusal(999_999_999).contains("there is no process"));
+    assert!(refusal(1 << 30).contains("there is no process"));
+    // Little memory.
+    let mut cat = Command::new("cat")
+        .stdin(Stdio::piped())
+        .spawn()
+        .expect("cat starts");
+    assert!(refusal(cat.id()).contains("no memory that can be managed"));
+    drop(cat.stdin.take());
+    assert!(cat.wait().expect("it ends").success());
+    // One that is stopped.
+    let mut running = Running::start(&program);
+    running.says("ready");
+    let pid = Pid::from_child(&running.child);
+    kill_process(pid, Signal::STOP).expect("it runs");
+    while !is_stopped(running.pid()) {
+        std::thread::yield_now();
+    }
+    assert!(refusal(running.pid()).contains("is stopped: continue it first"));
+    kill_process(pid, Signal::CONT).expect("it runs");
+    // One that is attached already.
+    let mut attach = Attach::start(running.pid(), 64);
+    attach.has_taken_over();
+    assert!(refusal(running.pid()).contains("is managed already"));
+    running.go_on();
+    running.says("half");
+    running.go_on();
+    running.ends();
+    attach.ends();
+    // One that hugeswap has started.
+    let mut run = Command::new(HUGESWAP)
+        .args(["run", "--memory", "64M", "--report", "none", "--"])
+        .args(&program.argv)
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .spawn()
+        .expect("hugeswap starts");
+    let mut lines = BufReader::new(run.stdout.take().expect("a pipe"));
+    let mut line = String::new();
+    lines.read_line(&mut line).expect("a line");
+    let children = format!("/proc/{0}/task/{0}/children", run.id());
+    let child = std::fs::read_to_string(children).expect("it runs");
+    assert!(refusal(child.trim()).contains("is managed already"));
+    let out = Command::new(HUGESWAP)
+        .args(["detach", child.trim()])
+        .output();
+    let out = out.expect("hugeswap starts");
+    assert!(
+        said(&out).contains("was started by `hugeswap run`"),
+        "{}",
+        said(&out)
+    );
+    run.stdin
+        .take()
+        .expect("a pipe")
+        .write_all(b"go\ngo\n")
+        .expect("it reads");
+    assert!(run.wait().expect("it ends").success());
+}
+
+fn is_stopped(pid: u32) -> bool {
+    let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
+    stat.rsplit_once(") ")
+        .is_some_and(|(_, rest)| rest.starts_with('T'))
+}
