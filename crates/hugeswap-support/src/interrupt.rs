@@ -22,6 +22,13 @@ pub fn watch_signals() -> Result<()> {
     Ok(())
 }
 
+/// What has arrived so far asks for nothing any more.
+pub fn forget_interrupt() {
+    if let Some(flag) = REQUESTED.get() {
+        flag.store(false, Ordering::Relaxed);
+    }
+}
+
 /// [`Interrupted`] once one of the signals has arrived.
 pub fn check_interrupted() -> Result<()> {
     match REQUESTED.get() {

@@ -1,10 +1,13 @@
 //! `hugeswap detach`: has the `hugeswap attach` that a program belongs to give its memory back.
 
+use super::is_alive;
 use crate::ctl::pools;
 use anyhow::{Context, Result, bail};
 use rustix::process::{Pid, Signal, kill_process};
-use std::path::Path;
-use std::time::Duration;
+use std::time::{Duration, Instant};
+
+/// How long nothing may change.
+const PATIENCE: Duration = Duration::from_secs(30);
 
 const EXAMPLES: &str = "\
 EXAMPLES:
@@ -24,7 +27,8 @@ pub struct Args {
 /// Has a program's memory given back; returns the exit status.
 pub fn run(args: &Args) -> Result<i32> {
     let pid = args.pid;
-    let maker = pools::of(pid)?.maker();
+    let pool = pools::of(pid)?;
+    let maker = pool.maker();
     let line = std::fs::read(format!("/proc/{maker}/cmdline"));
     let Ok(line) = line else {
         bail!(
@@ -37,10 +41,21 @@ pub fn run(args: &Args) -> Result<i32> {
     }
     let attach = Pid::from_raw(maker).context("there is no such process")?;
     kill_process(attach, Signal::INT).context("hugeswap attach cannot be told")?;
-    while Path::new(&format!("/proc/{maker}/fd/0")).exists() {
+    // It ends when it has done that, or the program has ended.
+    let (mut left, mut since) = (u64::MAX, Instant::now());
+    while is_alive(maker) {
+        let now = pool.swap_usage().used_bytes();
+        if now != left {
+            (left, since) = (now, Instant::now());
+        }
+        if since.elapsed() > PATIENCE {
+            bail!(
+                "the memory of process {pid} is not given back: hugeswap attach, process {maker}, says why"
+            );
+        }
         std::thread::sleep(Duration::from_millis(20));
     }
-    if !Path::new(&format!("/proc/{pid}")).exists() {
+    if !is_alive(pid) {
         bail!("process {pid} has ended");
     }
     match pools::of(pid) {

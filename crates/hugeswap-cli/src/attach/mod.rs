@@ -15,9 +15,9 @@ mod target;
 use crate::run;
 use agent::{Agent, Orders};
 use anyhow::{Context, Result, bail};
-use hugeswap_engine::pool::{FaultMode, MIN_MEMORY, Pool};
+use hugeswap_engine::pool::{FaultMode, MIN_MEMORY, Pool, machine_memory};
 use hugeswap_policy::knobs::parse_size;
-use hugeswap_support::interrupt::{check_interrupted, watch_signals};
+use hugeswap_support::interrupt::{check_interrupted, forget_interrupt, watch_signals};
 use hugeswap_support::proc::StatusFile;
 use hugeswap_support::text::bytes;
 use hugeswap_sys::attach::{Thread, command, step};
@@ -79,12 +79,10 @@ pub fn run(args: &Args) -> Result<i32> {
     })?;
     run::check_mover(FaultMode::Signal)?;
     let target = Target::of(args.pid)?;
-    let held = StatusFile::open(target.pid).and_then(|s| s.read());
-    let held = held.map_or(0, |s| s.anonymous + s.swapped);
     watch_signals()?;
     let pool = Pool::create(&config)?;
     // To give the memory back, all of it has to fit.
-    pool.raise_ceiling(memory.max(held + held / 2) + (1 << 30));
+    pool.raise_ceiling(machine_memory());
     let _ = process::let_trace(process::pid());
     let begun = Instant::now();
     let attached = attach(&target, &pool)?;
@@ -101,6 +99,14 @@ pub fn run(args: &Args) -> Result<i32> {
         bytes(attached.adoptable),
         bytes(memory),
     ));
+    let rest: u64 = attached.left_out.iter().map(|(_, n)| n).sum();
+    if rest > attached.adoptable / 10 {
+        let mut causes = Vec::new();
+        for (cause, n) in attached.left_out.iter().filter(|(_, n)| *n >= 1 << 20) {
+            causes.push(format!("{} {cause}", bytes(*n)));
+        }
+        say(format!("not managed: {}", causes.join(", ")));
+    }
     let done = attached.stay(&target, &pool, begun, &say)?;
     match done {
         Done::Ended => say(target.gone()),
@@ -122,6 +128,8 @@ enum Done {
 struct Attached {
     agent: Agent,
     adoptable: u64,
+    /// Bytes that are not, by cause.
+    left_out: Vec<(&'static str, u64)>,
     /// How long the program was stopped.
     stopped: Duration,
 }
@@ -148,6 +156,7 @@ fn attach(target: &Target, pool: &Pool) -> Result<Attached> {
         .into_iter()
         .filter(|r| window.start <= r.start && r.end <= window.end)
         .collect();
+    let left_out = ranges::left_out(&known, &ranges, &window);
     let me = process::pid();
     let orders = Orders {
         environment: vec![
@@ -170,6 +179,7 @@ fn attach(target: &Target, pool: &Pool) -> Result<Attached> {
     Ok(Attached {
         agent,
         adoptable: ranges.iter().map(|r| r.end - r.start).sum(),
+        left_out,
         stopped: begun.elapsed(),
     })
 }
@@ -272,7 +282,7 @@ impl Attached {
         let mut told = false;
         loop {
             let at = self.agent.step();
-            let (Ok(at), true) = (at, is_alive(target)) else {
+            let (Ok(at), true) = (at, is_alive(target.pid)) else {
                 return Ok(Done::Ended);
             };
             if at == step::ADOPTED && !told {
@@ -289,7 +299,16 @@ impl Attached {
             }
             if check_interrupted().is_err() {
                 say("giving the program's memory back".into());
-                return self.give_back(target, pool);
+                if let Some(done) = self.give_back(target, pool)? {
+                    return Ok(done);
+                }
+                forget_interrupt();
+                crate::complain(&format!(
+                    "{}: process {} ({}) stays attached, and may have all memory that there is",
+                    self.agent.complaint(),
+                    target.pid,
+                    target.name
+                ));
             }
             pool.reap();
             pool.serve();
@@ -297,40 +316,37 @@ impl Attached {
         }
     }
 
-    /// Gives the program's memory back, and leaves it.
-    fn give_back(&self, target: &Target, pool: &Pool) -> Result<Done> {
-        let budget = pool.frames();
+    /// Gives the program's memory back, and leaves it. `None`: there is not enough for that. (What
+    /// was given back stays so, and a small budget would leave nothing for the rest.)
+    fn give_back(&self, target: &Target, pool: &Pool) -> Result<Option<Done>> {
         pool.set_budget(u64::MAX);
         self.agent.tell(command::GIVE_BACK)?;
         let serve = || {
             pool.reap();
             pool.serve();
-            is_alive(target)
+            is_alive(target.pid)
         };
         match self.agent.wait(&[step::GIVEN_BACK, step::STAYS], serve) {
             Ok(step::GIVEN_BACK) => {}
-            Ok(_) => {
-                pool.set_budget(budget * hugeswap_policy::UNIT_BYTES);
-                bail!("{}", self.agent.complaint());
-            }
-            Err(_) if !is_alive(target) => return Ok(Done::Ended),
+            Ok(_) => return Ok(None),
+            Err(_) if !is_alive(target.pid) => return Ok(Some(Done::Ended)),
             Err(e) => return Err(e),
         }
         let syscall = self.agent.syscall()?;
         let stopped = stopped::stop_attached(target);
         let mut stopped = match stopped {
-            Err(_) if !is_alive(target) => return Ok(Done::Ended),
+            Err(_) if !is_alive(target.pid) => return Ok(Some(Done::Ended)),
             stopped => stopped?,
         };
         agent::watch(&mut stopped, syscall, None)?;
         self.agent.tell(command::END)?;
-        self.agent.wait(&[step::ENDED], || is_alive(target))?;
+        self.agent.wait(&[step::ENDED], || is_alive(target.pid))?;
         stopped.let_go();
-        Ok(Done::GivenBack)
+        Ok(Some(Done::GivenBack))
     }
 }
 
-fn is_alive(target: &Target) -> bool {
-    let status = StatusFile::open(target.pid).and_then(|s| s.read());
+fn is_alive(pid: i32) -> bool {
+    let status = StatusFile::open(pid).and_then(|s| s.read());
     status.is_some_and(|s| !s.is_zombie)
 }

@@ -108,6 +108,8 @@ fn kept(of: Place, mappings: &[Mapping]) -> Vec<Range<u64>> {
     const DESCRIPTOR: u64 = 64 << 10;
     /// A stack of which nothing else is known.
     const STACK: u64 = 8 << 20;
+    /// No stack that a C library has mapped is longer.
+    const LONGEST: u64 = 64 << 20;
     let around =
         |at: u64, below: u64, above: u64| at.saturating_sub(below)..at.saturating_add(above);
     let [stack, len] = of.alternate_stack;
@@ -118,8 +120,10 @@ fn kept(of: Place, mappings: &[Mapping]) -> Vec<Range<u64>> {
     let holds = |m: &&Mapping| m.at.contains(&of.stack_pointer);
     let whole = mappings.iter().find(holds);
     // The C library puts a thread's descriptor at the end of its stack.
-    let own =
-        whole.filter(|m| m.at.contains(&of.thread_pointer) && of.stack_pointer < of.thread_pointer);
+    let own = whole.filter(|m| {
+        (m.at.start..m.at.end.min(m.at.start + LONGEST)).contains(&of.thread_pointer)
+            && of.stack_pointer < of.thread_pointer
+    });
     all.push(match own {
         Some(m) => m.at.start..of.thread_pointer + DESCRIPTOR,
         None => around(of.stack_pointer, STACK, STACK / 8),
@@ -182,6 +186,40 @@ pub fn window(ranges: &[Range<u64>], mappings: &[Mapping]) -> Option<Range<u64>>
         return Some(up);
     }
     Some(last.checked_sub(WINDOW)?..last)
+}
+
+/// Anonymous memory that is not in `ranges`, by the reason for that, the most first: bytes. (Of a
+/// mapping that is partly in them, the part that follows from its length.)
+pub fn left_out(
+    mappings: &[Mapping],
+    ranges: &[Range<u64>],
+    window: &Range<u64>,
+) -> Vec<(&'static str, u64)> {
+    let mut causes = [
+        ("in the heap that grows by brk(2)", 0),
+        ("on stacks, and in pieces of less than 2 MiB", 0),
+        ("far away from the rest", 0),
+        ("of files, locked or of an unusual kind", 0),
+    ];
+    for m in mappings {
+        let inside = ranges.iter().map(|r| {
+            let (from, to) = (r.start.max(m.at.start), r.end.min(m.at.end));
+            to.saturating_sub(from)
+        });
+        let len = m.at.end - m.at.start;
+        let rest = u128::from(len - inside.sum::<u64>().min(len));
+        let bytes = u128::from(m.anonymous) * rest / u128::from(len.max(1));
+        let is_far = m.at.end <= window.start || m.at.start >= window.end;
+        let cause = match m.name.as_str() {
+            "[heap]" => 0,
+            _ if m.is_plain && is_far && len >= UNIT => 2,
+            name if m.is_plain || name == "[stack]" => 1,
+            _ => 3,
+        };
+        causes[cause].1 += bytes as u64;
+    }
+    causes.sort_unstable_by_key(|c| std::cmp::Reverse(c.1));
+    causes.into_iter().filter(|c| c.1 > 0).collect()
 }
 
 #[cfg(test)]
@@ -298,18 +336,45 @@ mod tests {
         // A stack somewhere in a heap.
         let other = Place {
             stack_pointer: at + 40 * MIB,
-            thread_pointer: at + 60 * MIB,
+            thread_pointer: at + 100 * MIB,
             alternate_stack: [at + 20 * MIB, 32 << 10],
         };
+        let all = [plain(at, at + 128 * MIB)];
         assert_eq!(
             adoptable(&all, &[other]),
             [
                 at..at + 20 * MIB,
                 at + 22 * MIB..at + 32 * MIB,
-                at + 42 * MIB..at + 58 * MIB,
-                at + 62 * MIB..at + 64 * MIB
+                at + 42 * MIB..at + 98 * MIB,
+                at + 102 * MIB..at + 128 * MIB
             ]
         );
+    }
+
+    #[test]
+    fn what_is_left_out_is_told_by_cause() {
+        let heap = Mapping {
+            name: "[heap]".into(),
+            is_plain: false,
+            ..plain(0x5555_0000_0000, 0x5555_0000_0000 + 30 * MIB)
+        };
+        let at = 0x7f00_0000_0000;
+        let all = [
+            heap,
+            plain(0x6000_0000_0000, 0x6000_0000_0000 + 4 * MIB),
+            plain(at, at + 64 * MIB),
+        ];
+        let window = at..at + WINDOW;
+        let told = left_out(&all, &[at + 2 * MIB..at + 50 * MIB], &window);
+        assert_eq!(
+            told,
+            [
+                ("in the heap that grows by brk(2)", 30 * MIB),
+                ("on stacks, and in pieces of less than 2 MiB", 16 * MIB),
+                ("far away from the rest", 4 * MIB)
+            ]
+        );
+        assert_eq!(left_out(&all[2..], &[at..at + 64 * MIB], &window), []);
     }
 
     #[test]

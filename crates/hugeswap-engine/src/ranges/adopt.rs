@@ -46,6 +46,40 @@ impl Ranges {
         Ok(adopted)
     }
 
+    /// Hands all of `[addr, addr+len)` to the kernel, where it stands, as [`Ranges::eject`] does; but
+    /// what was never touched takes no memory for that. Errors as there: some of it is the kernel's
+    /// then.
+    pub fn give_back(&self, addr: usize, len: usize) -> Result<(), Errno> {
+        let _blocked = Blocked::all();
+        let _inside = self.gate.enter();
+        for unit in self.table.units_of(addr, len) {
+            if self.table.load(unit).kind() != Kind::None || !self.give_back_untouched(unit)? {
+                self.eject_unit(unit)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// False: it was touched, or not all of its pages have the same access.
+    fn give_back_untouched(&self, unit: u32) -> Result<bool, Errno> {
+        let mut space = self.space.lock();
+        let mut w = self.table.lock(unit);
+        if w.kind() != Kind::None || !w.allows(true) || self.markers.is_marked(unit) {
+            w.settle();
+            return Ok(false);
+        }
+        if let Err(e) = self.backend.set_foreign_access(w.addr(), mm::PROT_RW) {
+            w.settle();
+            return Err(e);
+        }
+        let promised = space.make_kernels(w.addr(), UNIT);
+        self.pool.uncommit(self.pool.me(), promised as u64);
+        self.has_foreign.store(true, Relaxed);
+        self.advance_freeing(&mut w, Event::Unmapped);
+        self.settle_by(w, Event::Claimed);
+        Ok(true)
+    }
+
     /// False: it is managed already, or not all of it is the kernel's.
     fn adopt_unit(&self, unit: u32) -> Result<bool, Errno> {
         let _blocked = Blocked::all();

@@ -255,7 +255,7 @@ fn give_back(engine: &Engine) -> Result<(), Errno> {
     state::manage_nothing_new();
     // Again: a thread may have been about to map more.
     while !engine.is_unmanaged(window.start, window.len()) {
-        engine.eject(window.start, window.len())?;
+        engine.give_back(window.start, window.len())?;
     }
     Ok(())
 }

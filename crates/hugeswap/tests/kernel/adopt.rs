@@ -14,6 +14,7 @@ tests! {
     what_was_never_touched_takes_no_memory,
     what_is_not_whole_stays_the_kernels,
     what_was_adopted_is_unmapped_and_mapped_again,
+    what_is_given_back_is_the_kernels_and_stays,
 }
 
 const WORDS: usize = UNIT / 8;
@@ -140,6 +141,49 @@ fn what_is_not_whole_stays_the_kernels() {
     assert_eq!(adopt(e, window.start + 32 * MIB..window.end + UNIT), 0);
     // SAFETY: nothing uses it any more.
     unsafe { e.stop() };
+}
+
+fn what_is_given_back_is_the_kernels_and_stays() {
+    let window = addresses(128 * MIB);
+    let words = map(window.start, 96 * MIB);
+    let touched = 24 * MIB / 8;
+    fill(&words[..touched]);
+    let e = engine_over(48, window.clone());
+    assert_eq!(adopt(e, window.clone()), 96 * MIB);
+    let new = e.map(10 * MIB, 4096, true).expect("mapped");
+    // SAFETY: mapped above, zeros.
+    let new = unsafe { std::slice::from_raw_parts(new as *const AtomicU64, 10 * MIB / 8) };
+    new[7].store(7, Relaxed);
+    check(&words[..touched]);
+    // More than the budget, but for what was never touched.
+    e.give_back(window.start, window.len()).expect("room");
+    assert!(e.is_unmanaged(window.start, window.len()));
+    assert!(
+        e.pool().foreign_frames() <= 14,
+        "{}",
+        e.pool().foreign_frames()
+    );
+    e.audit().expect("consistent");
+    check(&words[..touched]);
+    // It is unmapped as the kernel's.
+    e.try_unmap(window.start + 40 * MIB, 3 * MIB + 4096)
+        .expect("unmapped");
+    // SAFETY: nothing is managed.
+    unsafe { e.retire() };
+    check(&words[..touched]);
+    assert!(
+        words[touched..36 * MIB / 8]
+            .iter()
+            .all(|w| w.load(Relaxed) == 0)
+    );
+    words[90 * MIB / 8].store(1, Relaxed);
+    assert_eq!(new[7].load(Relaxed), 7);
+    let free = window.start + 110 * MIB;
+    // SAFETY: not replacing: what was free is free for others.
+    assert_eq!(
+        unsafe { mm::map_anon(free, UNIT, mm::PROT_RW, false) },
+        Ok(free)
+    );
 }
 
 fn what_was_adopted_is_unmapped_and_mapped_again() {
