@@ -34,7 +34,7 @@ pub mod step {
     pub const ADOPTED: u32 = 3;
     /// Memory is being given back.
     pub const GIVING_BACK: u32 = 4;
-    /// All of it is the kernel's.
+    /// All of it is the kernel's, but for what the program has mapped meanwhile.
     pub const GIVEN_BACK: u32 = 5;
     /// The program's handlers are in place again.
     pub const ENDED: u32 = 6;
@@ -52,7 +52,7 @@ pub mod command {
     pub const ADOPT: u32 = 1;
     /// Give it back.
     pub const GIVE_BACK: u32 = 2;
-    /// No system call of the program's is watched any more: end.
+    /// The program's threads are stopped: give back the rest, and end.
     pub const END: u32 = 3;
 }
 

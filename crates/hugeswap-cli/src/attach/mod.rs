@@ -338,10 +338,16 @@ impl Attached {
             Err(_) if !is_alive(target.pid) => return Ok(Some(Done::Ended)),
             stopped => stopped?,
         };
-        agent::watch(&mut stopped, syscall, None)?;
         self.agent.tell(command::END)?;
-        self.agent.wait(&[step::ENDED], || is_alive(target.pid))?;
+        let ended = [step::ENDED, step::STAYS];
+        let at = self.agent.wait(&ended, || is_alive(target.pid))?;
+        if at == step::ENDED {
+            agent::watch(&mut stopped, syscall, None)?;
+        }
         stopped.let_go();
+        if at == step::STAYS {
+            return Ok(None);
+        }
         Ok(Some(Done::GivenBack))
     }
 }

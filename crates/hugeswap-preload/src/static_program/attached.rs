@@ -123,17 +123,20 @@ pub unsafe fn run(plan: &CStr) -> ! {
     loop {
         wait_for(plan, command::GIVE_BACK);
         plan.step.store(step::GIVING_BACK, Release);
-        match give_back(engine) {
-            Ok(()) => break,
-            Err(e) => {
-                complain(plan, &format!("not all memory could be given back: {e}"));
-                plan.command.store(command::NONE, Relaxed);
-                plan.step.store(step::STAYS, Release);
-            }
+        let mut given = give_back(engine);
+        if given.is_ok() {
+            plan.step.store(step::GIVEN_BACK, Release);
+            wait_for(plan, command::END);
+            // What the program's threads, which are stopped now, have mapped meanwhile.
+            given = give_back(engine);
         }
+        let Err(e) = given else {
+            break;
+        };
+        complain(plan, &format!("not all memory could be given back: {e}"));
+        plan.command.store(command::NONE, Relaxed);
+        plan.step.store(step::STAYS, Release);
     }
-    plan.step.store(step::GIVEN_BACK, Release);
-    wait_for(plan, command::END);
     let ours: Vec<_> = state::our_fds(engine).collect();
     state::leave();
     // SAFETY: no unit is managed. A thread of the program's may have begun a call by the engine, and
@@ -253,9 +256,5 @@ fn adopt(engine: &Engine, plan: &Plan) -> Result<(), Errno> {
 fn give_back(engine: &Engine) -> Result<(), Errno> {
     let window: Range<usize> = engine.window();
     state::manage_nothing_new();
-    // Again: a thread may have been about to map more.
-    while !engine.is_unmanaged(window.start, window.len()) {
-        engine.give_back(window.start, window.len())?;
-    }
-    Ok(())
+    engine.give_back(window.start, window.len())
 }
