@@ -32,9 +32,10 @@ pub(crate) struct Addresses {
 impl Addresses {
     /// Reserves what is free of a window.
     pub fn reserve(window: Window) -> Result<Addresses, EngineError> {
-        let whole = |(base, len)| Addresses {
-            all: base..base + len,
-            free: vec![base..base + len],
+        let whole = |(base, len)| {
+            let all = base..base + len;
+            let free = Vec::from([all.clone()]);
+            Addresses { all, free }
         };
         match window {
             Window::Fixed => fixed().map(whole),
@@ -175,7 +176,8 @@ mod tests {
             base + 3 * UNIT..base + 4 * UNIT,
         ];
         let mut at = raw;
-        for h in held.iter().cloned().chain([raw + 6 * UNIT..raw + 6 * UNIT]) {
+        let end = raw + 6 * UNIT..raw + 6 * UNIT;
+        for h in held.iter().cloned().chain(std::iter::once(end)) {
             // SAFETY: mapped above, by this test alone.
             unsafe { mm::unmap(at, h.start - at) }.expect("unmapped");
             at = h.end;

@@ -305,6 +305,12 @@ mod tests {
         }
     }
 
+    /// Start and end of ranges, in MiB from where the tests' memory begins.
+    fn ends(ranges: &[Range<u64>]) -> Vec<(u64, u64)> {
+        let mib = |at: u64| (at - 0x7f00_0000_0000) / MIB;
+        ranges.iter().map(|r| (mib(r.start), mib(r.end))).collect()
+    }
+
     const NOWHERE: Place = Place {
         stack_pointer: 0,
         thread_pointer: 0,
@@ -318,7 +324,7 @@ mod tests {
             plain(at + PAGE, at + 3 * MIB),
             plain(at + 3 * MIB, at + 9 * MIB + PAGE),
         ];
-        assert_eq!(adoptable(&all, &[]), [at + 2 * MIB..at + 8 * MIB]);
+        assert_eq!(ends(&adoptable(&all, &[])), [(2, 8)]);
         assert_eq!(adoptable(&all[..1], &[NOWHERE]), Vec::<Range<u64>>::new());
     }
 
@@ -332,7 +338,7 @@ mod tests {
             thread_pointer: at + 8 * MIB - 2304,
             ..NOWHERE
         };
-        assert_eq!(adoptable(&all, &[of_libc]), [at + 10 * MIB..at + 64 * MIB]);
+        assert_eq!(ends(&adoptable(&all, &[of_libc])), [(10, 64)]);
         // A stack somewhere in a heap.
         let other = Place {
             stack_pointer: at + 40 * MIB,
@@ -341,13 +347,8 @@ mod tests {
         };
         let all = [plain(at, at + 128 * MIB)];
         assert_eq!(
-            adoptable(&all, &[other]),
-            [
-                at..at + 20 * MIB,
-                at + 22 * MIB..at + 32 * MIB,
-                at + 42 * MIB..at + 98 * MIB,
-                at + 102 * MIB..at + 128 * MIB
-            ]
+            ends(&adoptable(&all, &[other])),
+            [(0, 20), (22, 32), (42, 98), (102, 128)]
         );
     }
 
@@ -365,7 +366,8 @@ mod tests {
             plain(at, at + 64 * MIB),
         ];
         let window = at..at + WINDOW;
-        let told = left_out(&all, &[at + 2 * MIB..at + 50 * MIB], &window);
+        let taken = at + 2 * MIB..at + 50 * MIB;
+        let told = left_out(&all, std::slice::from_ref(&taken), &window);
         assert_eq!(
             told,
             [
@@ -374,7 +376,11 @@ mod tests {
                 ("far away from the rest", 4 * MIB)
             ]
         );
-        assert_eq!(left_out(&all[2..], &[at..at + 64 * MIB], &window), []);
+        let taken = at..at + 64 * MIB;
+        assert_eq!(
+            left_out(&all[2..], std::slice::from_ref(&taken), &window),
+            []
+        );
     }
 
     #[test]
@@ -392,7 +398,8 @@ mod tests {
         assert_eq!(found, mapped + 800 * MIB - WINDOW..mapped + 800 * MIB);
         // Go's heap.
         let heap = 0xc0_0000_0000_u64;
-        let found = window(&[heap..heap + 64 * MIB], &[stack]).expect("a window");
+        let heap_of_go = heap..heap + 64 * MIB;
+        let found = window(std::slice::from_ref(&heap_of_go), &[stack]).expect("a window");
         assert_eq!(found, heap..heap + WINDOW);
         assert_eq!(window(&[], &[]), None);
     }

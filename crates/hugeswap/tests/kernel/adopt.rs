@@ -180,10 +180,8 @@ fn what_is_given_back_is_the_kernels_and_stays() {
     assert_eq!(new[7].load(Relaxed), 7);
     let free = window.start + 110 * MIB;
     // SAFETY: not replacing: what was free is free for others.
-    assert_eq!(
-        unsafe { mm::map_anon(free, UNIT, mm::PROT_RW, false) },
-        Ok(free)
-    );
+    let got = unsafe { mm::map_anon(free, UNIT, mm::PROT_RW, false) };
+    assert_eq!(got, Ok(free));
 }
 
 fn what_was_adopted_is_unmapped_and_mapped_again() {
