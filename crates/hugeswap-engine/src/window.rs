@@ -18,7 +18,7 @@ pub enum Window {
     /// As many bytes at any address.
     Anywhere(usize),
     /// These, whole units, in a process that has mappings there already. They are the kernel's
-    /// until [`adopt`](crate::Engine::adopt) takes them over, and stay when the engine stops.
+    /// until the engine's `adopt` takes them over, and stay when it stops.
     Over(Range<usize>),
 }
 
