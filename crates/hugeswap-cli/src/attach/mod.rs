@@ -15,7 +15,7 @@ mod target;
 use crate::run;
 use agent::{Agent, Orders};
 use anyhow::{Context, Result, bail};
-use hugeswap_engine::pool::{FaultMode, MIN_MEMORY, Pool, machine_memory};
+use hugeswap_engine::pool::{FaultMode, Pool, machine_memory};
 use hugeswap_policy::knobs::parse_size;
 use hugeswap_support::interrupt::{check_interrupted, forget_interrupt, watch_signals};
 use hugeswap_support::proc::StatusFile;
@@ -67,9 +67,6 @@ pub struct Args {
 /// Attaches a program, and stays with it; returns the exit status.
 pub fn run(args: &Args) -> Result<i32> {
     let memory = parse_size(&args.memory).context("--memory")?;
-    if memory < MIN_MEMORY {
-        bail!("--memory: at least {}", bytes(MIN_MEMORY));
-    }
     let config = run::pool_config(run::Given {
         memory,
         swap: &args.swap,

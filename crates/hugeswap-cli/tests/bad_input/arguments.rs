@@ -45,6 +45,25 @@ fn a_budget_above_the_machines_memory() {
 }
 
 #[test]
+fn a_program_to_attach_that_makes_no_sense() {
+    let p = Place::new();
+    let own = std::process::id().to_string();
+    for (pid, options, why) in [
+        ("abc", &["--memory", "64M"][..], "abc"),
+        ("0", &["--memory", "64M"], "there is no process 0"),
+        ("1073741824", &["--memory", "64M"], "there is no process"),
+        (&own, &["--memory", "lots"], "--memory"),
+        (&own, &["--memory", "5M"], "too small: at least 16 MiB"),
+        (&own, &["--memory", "64M", "--set", "x=1"], "--set"),
+        (&own, &[], "--memory"),
+    ] {
+        p.refuses(&[&["attach", pid], options].concat(), why);
+    }
+    p.refuses(&["detach", "1073741824"], "there is no process");
+    p.refuses(&["detach", &own], "belongs to no pool");
+}
+
+#[test]
 fn a_limit_for_everything_that_makes_no_sense() {
     let p = Place::new();
     let run = |options: &[&str], why: &str| {
