@@ -17,6 +17,9 @@ const PTRACE_GETSIGMASK: usize = 0x420a;
 const PTRACE_SETSIGMASK: usize = 0x420b;
 const SYSCALL_STOP: i32 = libc::SIGTRAP | 0x80;
 
+/// Stops at system calls are told from signals.
+const OPTIONS: i32 = libc::PTRACE_O_TRACESYSGOOD;
+
 /// A call that is to be made again with the time that is left.
 const ERESTART_RESTARTBLOCK: i64 = -516;
 /// A call that is to be made again as it was.
@@ -59,20 +62,11 @@ fn request(what: u32, tid: i32, addr: usize, data: usize) -> Result<usize> {
 impl Tracee {
     /// Seizes a thread. EPERM: this user may not trace it, or another process does.
     pub fn seize(tid: i32) -> Result<Tracee> {
-        let options = libc::PTRACE_O_TRACECLONE | libc::PTRACE_O_TRACESYSGOOD;
-        request(libc::PTRACE_SEIZE, tid, 0, options as usize)?;
+        request(libc::PTRACE_SEIZE, tid, 0, OPTIONS as usize)?;
         Ok(Tracee {
             tid,
             stopped: false,
         })
-    }
-
-    /// A thread that a seized one has made, by [`Stop::Event`].
-    pub fn made(tid: i32) -> Tracee {
-        Tracee {
-            tid,
-            stopped: false,
-        }
     }
 
     /// Its id.
@@ -154,14 +148,6 @@ impl Tracee {
         self.go_on_with(libc::PTRACE_SYSCALL, signal)
     }
 
-    /// The number that came with [`Stop::Event`]: the id of the thread that was made.
-    pub fn event_number(&self) -> Result<u64> {
-        let mut number = 0u64;
-        let to = &raw mut number as usize;
-        request(libc::PTRACE_GETEVENTMSG, self.tid, 0, to)?;
-        Ok(number)
-    }
-
     /// Its registers.
     pub fn registers(&self) -> Result<Registers> {
         let mut all = MaybeUninit::<Registers>::uninit();
@@ -203,9 +189,19 @@ impl Tracee {
     }
 
     /// [`Tracee::call`] of clone(2): the answer, and the thread that was made, which is seized and
-    /// stopped.
+    /// stopped. (What that one makes is not.)
     pub fn call_clone(&mut self, at: u64, a: [u64; 6]) -> Result<(i64, Option<Tracee>)> {
-        self.call_and_follow(at, libc::SYS_clone, a)
+        self.set_options(OPTIONS | libc::PTRACE_O_TRACECLONE)?;
+        let done = self.call_and_follow(at, libc::SYS_clone, a);
+        self.set_options(OPTIONS)?;
+        if let Ok((_, Some(made))) = &done {
+            made.set_options(OPTIONS)?;
+        }
+        done
+    }
+
+    fn set_options(&self, options: i32) -> Result<()> {
+        request(libc::PTRACE_SETOPTIONS, self.tid, 0, options as usize).map(drop)
     }
 
     fn call_and_follow(&mut self, at: u64, nr: i64, a: [u64; 6]) -> Result<(i64, Option<Tracee>)> {
@@ -237,7 +233,13 @@ impl Tracee {
             match self.wait(deadline)? {
                 Stop::Signal(libc::SIGTRAP) => return Ok((self.registers()?.rax as i64, made)),
                 Stop::Event(libc::PTRACE_EVENT_CLONE) => {
-                    let mut child = Tracee::made(self.event_number()? as i32);
+                    let mut tid = 0u64;
+                    let to = &raw mut tid as usize;
+                    request(libc::PTRACE_GETEVENTMSG, self.tid, 0, to)?;
+                    let mut child = Tracee {
+                        tid: tid as i32,
+                        stopped: false,
+                    };
                     child.wait(deadline)?;
                     made = Some(child);
                 }

@@ -80,13 +80,19 @@ pub fn checked(answer: i64, what: &str) -> Result<u64> {
 }
 
 /// Has a stopped thread map `len` bytes.
-fn map(thread: &mut Tracee, syscall: u64, len: u64) -> Result<u64> {
+pub fn map(thread: &mut Tracee, syscall: u64, len: u64) -> Result<u64> {
     let (rw, flags) = (
         libc::PROT_READ | libc::PROT_WRITE,
         libc::MAP_PRIVATE | libc::MAP_ANONYMOUS,
     );
     let a = [0, len, rw as u64, flags as u64, u64::MAX, 0];
     checked(thread.call(syscall, libc::SYS_mmap, a)?, "map memory")
+}
+
+/// Has a stopped thread unmap what [`map`] mapped.
+pub fn unmap(thread: &mut Tracee, syscall: u64, at: u64, len: u64) -> Result<()> {
+    let answer = thread.call(syscall, libc::SYS_munmap, [at, len, 0, 0, 0, 0])?;
+    checked(answer, "unmap memory").map(drop)
 }
 
 /// The dynamic loader of this executable: its name and its contents.
@@ -348,13 +354,6 @@ impl Agent {
                     }
                     begins = !begins;
                 }
-                Stop::Event(libc::PTRACE_EVENT_CLONE) => {
-                    // A thread of the engine's.
-                    let mut child = Tracee::made(thread.event_number()? as i32);
-                    if child.wait(now_ns() + PATIENCE.as_nanos() as u64)? != Stop::Gone {
-                        child.let_go()?;
-                    }
-                }
                 Stop::Signal(signal) => {
                     self.end(&thread, syscall)?;
                     thread.let_go()?;
@@ -485,7 +484,7 @@ impl Agent {
 }
 
 /// sigaltstack(2), by a stopped thread: sets the stack `new` (address and length) unless its length is
-/// 0. The former one, and whether the thread runs on it. `room`: 48 bytes of the program's.
+/// 0. The former one, and whether the thread runs on it. `room`: 48 bytes that nobody uses.
 pub fn alternate_stack(
     thread: &mut Tracee,
     syscall: u64,

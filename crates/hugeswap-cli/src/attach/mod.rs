@@ -106,6 +106,10 @@ pub fn run(args: &Args) -> Result<i32> {
     }
     let done = attached.stay(&target, &pool, begun, &say)?;
     match done {
+        Done::Ended if is_alive(target.pid) => say(format!(
+            "process {} executes another program now, whose memory is not managed",
+            target.pid
+        )),
         Done::Ended => say(target.gone()),
         Done::GivenBack => say(format!(
             "process {} ({}) goes on by itself: its memory was given back",
@@ -167,8 +171,9 @@ fn attach(target: &Target, pool: &Pool) -> Result<Attached> {
     let agent = Agent::load(target.pid, &mut stopped.threads[0], syscall, &orders)?;
     let set_up = set_up_threads(&agent, &mut stopped, syscall, &memory);
     if let Err(e) = set_up {
-        // What was set does no harm by itself.
-        let _ = agent::watch(&mut stopped, syscall, None);
+        agent.tell(command::END)?;
+        agent.wait(&[step::ENDED, step::STAYS], || is_alive(target.pid))?;
+        let _ = agent::watch(&mut stopped, agent.syscall()?, None);
         return Err(e);
     }
     agent.tell(command::ADOPT)?;
@@ -213,7 +218,12 @@ fn look_at_threads(
     syscall: u64,
     memory: &std::fs::File,
 ) -> Result<Option<(Vec<Thread>, Vec<Place>)>> {
+    // (Below a stack pointer there may be anything: the stacks of some runtimes are short.)
+    const ROOM: u64 = 4096;
+    let first = &mut stopped.threads[0];
+    let room = agent::map(first, syscall, ROOM)?;
     let (mut threads, mut places) = (Vec::new(), Vec::new());
+    let mut in_handler = false;
     for t in &mut stopped.threads {
         let r = t.registers()?;
         if r.gs_base != 0 {
@@ -223,12 +233,8 @@ fn look_at_threads(
                 target.name
             );
         }
-        // Below the red zone of its stack.
-        let room = (r.rsp - 1024) & !15;
         let (stack, is_on_it) = agent::alternate_stack(t, syscall, memory, room, [0; 2])?;
-        if is_on_it {
-            return Ok(None);
-        }
+        in_handler |= is_on_it;
         threads.push(Thread {
             tid: t.tid() as u64,
             mask: t.mask()?,
@@ -241,7 +247,8 @@ fn look_at_threads(
             alternate_stack: stack,
         });
     }
-    Ok(Some((threads, places)))
+    agent::unmap(&mut stopped.threads[0], syscall, room, ROOM)?;
+    Ok((!in_handler).then_some((threads, places)))
 }
 
 /// Gives each of the threads what the agent has prepared for it.

@@ -23,24 +23,29 @@ pub struct Stopped {
 
 /// Stops every thread of a program.
 pub fn stop(target: &Target) -> Result<Stopped> {
-    stop_all(target, &[])
+    Stopped::of(target, stop_all(target, &[])?)
 }
 
 /// Stops every thread of a program that is attached, but hugeswap's. Those that are in code of
-/// hugeswap's with its locks, or about to be by a signal, are let go on until they have left it.
+/// hugeswap's with its locks, or about to be by a signal, are let go on until they have left it: what
+/// they wait for there is nothing that a stopped thread has.
 pub fn stop_attached(target: &Target) -> Result<Stopped> {
     let deadline = Instant::now() + PATIENCE;
+    let mut at_rest: Vec<Tracee> = Vec::new();
     loop {
         let is_hugeswaps = |&tid: &i32| is_hugeswaps(target, tid);
-        let but: Vec<_> = target.threads()?.into_iter().filter(is_hugeswaps).collect();
-        let stopped = stop_all(target, &but)?;
+        let ours = target.threads()?.into_iter().filter(is_hugeswaps);
+        let but: Vec<_> = ours.chain(at_rest.iter().map(Tracee::tid)).collect();
         let is_inside = |t: &Tracee| {
             t.mask().is_ok_and(is_inside) || signals(target, t.tid(), "SigPnd:") & OURS != 0
         };
-        if !stopped.threads.iter().any(is_inside) {
-            return Ok(stopped);
+        let (inside, outside): (Vec<_>, Vec<_>) =
+            stop_all(target, &but)?.into_iter().partition(is_inside);
+        at_rest.extend(outside);
+        if inside.is_empty() {
+            return Stopped::of(target, at_rest);
         }
-        drop(stopped);
+        drop(inside);
         if Instant::now() > deadline {
             bail!(
                 "process {} ({}) did not come to rest: try again",
@@ -48,12 +53,12 @@ pub fn stop_attached(target: &Target) -> Result<Stopped> {
                 target.name
             );
         }
-        std::thread::sleep(Duration::from_millis(2));
+        std::thread::sleep(Duration::from_millis(1));
     }
 }
 
 /// Stops them, and those that they make meanwhile.
-fn stop_all(target: &Target, but: &[i32]) -> Result<Stopped> {
+fn stop_all(target: &Target, but: &[i32]) -> Result<Vec<Tracee>> {
     let mut seen: BTreeSet<i32> = but.iter().copied().collect();
     let mut threads = Vec::new();
     loop {
@@ -94,10 +99,7 @@ fn stop_all(target: &Target, but: &[i32]) -> Result<Stopped> {
             }
         }
     }
-    if threads.is_empty() {
-        bail!("{}", target.gone());
-    }
-    Ok(Stopped { threads })
+    Ok(threads)
 }
 
 /// Is a thread with this mask in code of hugeswap's, which may have locks? The handler of faults
@@ -152,6 +154,13 @@ fn not_permitted(target: &Target) -> String {
 }
 
 impl Stopped {
+    fn of(target: &Target, threads: Vec<Tracee>) -> Result<Stopped> {
+        if threads.is_empty() {
+            bail!("{}", target.gone());
+        }
+        Ok(Stopped { threads })
+    }
+
     /// Calls that wait for a time begin anew as the threads go on.
     pub fn begin_calls_anew(&self) {
         for t in &self.threads {

@@ -106,6 +106,7 @@ pub unsafe fn run(plan: &CStr) -> ! {
     let engine = match prepare(plan) {
         Ok(engine) => engine,
         Err(why) => {
+            give_handlers_back();
             complain(plan, &why);
             plan.step.store(step::FAILED, Release);
             end();
@@ -144,6 +145,14 @@ pub unsafe fn run(plan: &CStr) -> ! {
     unsafe { engine.retire() };
     // (No thread of the program's runs, so the numbers are nobody else's yet.)
     ours.into_iter().for_each(fs::close);
+    give_handlers_back();
+    WATCHES.store(false, Release);
+    plan.step.store(step::ENDED, Release);
+    end()
+}
+
+/// The program's own handlers are in place again.
+fn give_handlers_back() {
     for signal in [libc::SIGSEGV, libc::SIGBUS] {
         let action = handler::program_action(signal);
         // SAFETY: the program's own action.
@@ -151,9 +160,6 @@ pub unsafe fn run(plan: &CStr) -> ! {
     }
     trap::uninstall();
     sig::restore_masks();
-    WATCHES.store(false, Release);
-    plan.step.store(step::ENDED, Release);
-    end()
 }
 
 fn end() -> ! {

@@ -69,7 +69,9 @@ static void *reads(void *to) {
     return to;
 }
 
-// Sleeps, waits, asks and forks all the time.
+static void *ends(void *beat) { return beat; }
+
+// Sleeps, waits, asks, makes threads and forks all the time.
 static void *beats_on(void *nothing) {
     size_t there = 50 * MIB / 8;
     while (!over) {
@@ -77,6 +79,10 @@ static void *beats_on(void *nothing) {
         CHECK(nanosleep(&pause, NULL) == 0);
         CHECK(poll(NULL, 0, 1) == 0);
         CHECK(getppid() > 0);
+        pthread_t made;
+        void *same = NULL;
+        CHECK(pthread_create(&made, NULL, ends, &same) == 0);
+        CHECK(pthread_join(made, &same) == 0 && same == &same);
         pid_t child = beats % 4 ? -1 : fork();
         if (child == 0)
             _exit(words[there + beats] == value(there + beats) ? 5 : 6);
