@@ -1,6 +1,7 @@
 //! System calls on the address space that a program makes by number, or that the filter sent back: those that
 //! concern managed addresses go the way of the C library's functions of the same names.
 
+use crate::static_program::attached;
 use crate::{advise, mmap, mremap, real, shm, state};
 use libc::{c_int, c_uchar, c_uint, c_void, off_t};
 
@@ -47,6 +48,7 @@ pub unsafe fn by_number(nr: i64, a: [usize; 6]) -> Option<isize> {
 /// # Safety
 /// As for the call.
 pub unsafe fn call(nr: i64, a: [usize; 6]) -> isize {
+    attached::note_change(nr, &a);
     let errno = real::errno();
     let at = a[0] as *mut c_void;
     let (int, long) = (|i: usize| a[i] as c_int, |r: c_int| r as usize);

@@ -93,8 +93,6 @@ pub struct Plan {
     pub command: AtomicU32,
     /// From the agent: bytes that were taken over.
     pub adopted: AtomicU64,
-    /// From the agent: bytes that were looked at.
-    pub looked_at: AtomicU64,
     /// From the agent: a line, up to a NUL.
     pub complaint: [u8; 256],
     /// The program's threads.

@@ -14,6 +14,19 @@ pub struct Target {
     pub name: String,
 }
 
+/// A field of the text of /proc/PID/status, by its name with a colon.
+fn field<'a>(status: &'a str, key: &str) -> &'a str {
+    let line = status.lines().find_map(|l| l.strip_prefix(key));
+    line.map(str::trim).unwrap_or_default()
+}
+
+/// How many filters of system calls a process has, from the text of its status: those of its container
+/// among them, which this process has, too. (Before Linux 5.9 it says only whether it has any.)
+fn filters(status: &str) -> u32 {
+    let count = field(status, "Seccomp_filters:").parse();
+    count.unwrap_or(u32::from(!matches!(field(status, "Seccomp:"), "" | "0")))
+}
+
 impl Target {
     /// Looks at process `pid`; an error says why it cannot be attached.
     pub fn of(pid: i32) -> Result<Target> {
@@ -33,10 +46,7 @@ impl Target {
     fn check(&self) -> Result<()> {
         let Target { pid, name } = self;
         let status = proc::text(format!("/proc/{pid}/status"))?;
-        let field = |key: &str| {
-            let line = status.lines().find_map(|l| l.strip_prefix(key));
-            line.map(str::trim).unwrap_or_default()
-        };
+        let field = |key: &str| field(&status, key);
         if field("Tgid:") != pid.to_string() {
             bail!(
                 "{pid} is a thread of process {}: give that number",
@@ -68,9 +78,10 @@ impl Target {
                 "process {pid} ({name}) is traced by process {tracer}, a debugger perhaps: detach that first"
             );
         }
-        if !matches!(field("Seccomp:"), "" | "0") {
+        let own = proc::text("/proc/self/status")?;
+        if filters(&status) > filters(&own) {
             bail!(
-                "process {pid} ({name}) has a filter of system calls (seccomp), which would end it: start it by `hugeswap run`"
+                "process {pid} ({name}) has a filter of system calls (seccomp) of its own, which may not let hugeswap's pass: start it by `hugeswap run`"
             );
         }
         if !maps.lines().any(|l| l.ends_with("[vdso]")) {
@@ -143,5 +154,21 @@ impl Target {
     /// What is said of it when it cannot be found any more.
     pub fn gone(&self) -> String {
         format!("process {} ({}) has ended", self.pid, self.name)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn filters_are_counted() {
+        let of = |lines: &str| filters(&format!("Name:\tx\n{lines}Threads:\t1\n"));
+        assert_eq!(of("Seccomp:\t2\nSeccomp_filters:\t3\n"), 3);
+        assert_eq!(of("Seccomp:\t0\nSeccomp_filters:\t0\n"), 0);
+        assert_eq!(
+            (of("Seccomp:\t2\n"), of("Seccomp:\t0\n"), of("")),
+            (1, 0, 0)
+        );
     }
 }

@@ -5,6 +5,7 @@ use crate::loaded::{self, Linked};
 use crate::runtimes::compile_java;
 use crate::util::*;
 use rustix::process::{Pid, Signal, kill_process};
+use std::ffi::OsString;
 use std::io::{BufRead, BufReader, Read, Write};
 use std::process::{Child, ChildStdin, ChildStdout, Command, Output, Stdio};
 
@@ -61,6 +62,7 @@ pub fn cases() -> Vec<Case> {
             attached(&program.arg(source("py").join("attached.py")), 32, half);
         }));
     }
+    all.push(case("attached, in a sandbox", in_a_sandbox));
     all.push(case("attached, executes another program", executes));
     all.push(case("attached, what cannot be", refused));
     all
@@ -134,14 +136,20 @@ struct Attach {
 
 impl Attach {
     fn start(pid: u32, memory_mib: u64) -> Attach {
-        let mut child = Command::new(HUGESWAP)
+        Attach::start_by(&[HUGESWAP.into()], "/var/tmp", pid, memory_mib)
+    }
+
+    /// By this command line, with swap in this directory.
+    fn start_by(hugeswap: &[OsString], swap: &str, pid: u32, memory_mib: u64) -> Attach {
+        let mut child = Command::new(&hugeswap[0])
+            .args(&hugeswap[1..])
             .args([
                 "attach",
                 &pid.to_string(),
                 "--memory",
                 &format!("{memory_mib}M"),
             ])
-            .args(["--swap", "/var/tmp,size=2G"])
+            .args(["--swap", &format!("{swap},size=2G")])
             .stdin(Stdio::null())
             .stderr(Stdio::piped())
             .spawn()
@@ -257,6 +265,27 @@ fn refusal(pid: impl ToString) -> String {
     assert_eq!(out.status.code(), Some(2), "{text}");
     assert_eq!(text.lines().count(), 1, "{text}");
     text
+}
+
+/// An ordinary user's, under a filter like those of containers, which hugeswap runs under, too. From
+/// outside it is a filter of the program's own.
+fn in_a_sandbox() {
+    let (dir, start) = crate::sandbox::sandbox();
+    let path = compile("attached", dir.path());
+    let start = [start[0].clone(), "-t".into(), start[1].clone()];
+    let program = Program::new(dir.path(), &start[0]).arg("-t").arg(path);
+    let program = program.arg("96");
+    let mut running = Running::start(&program);
+    running.says("ready");
+    assert!(refusal(running.pid()).contains("seccomp"));
+    let swap = dir.path().to_string_lossy().into_owned();
+    let mut attach = Attach::start_by(&start, &swap, running.pid(), 48);
+    attach.has_taken_over();
+    running.go_on();
+    running.says("half");
+    running.go_on();
+    running.ends();
+    attach.ends();
 }
 
 /// What a program executes that is attached is not managed, and runs.

@@ -23,7 +23,7 @@ pub fn cases() -> Vec<Case> {
 
 /// Makes a directory that everybody may use, with the launcher and a copy of hugeswap in it.
 /// Returns it, and the beginning of the command line.
-fn sandbox() -> (tempfile::TempDir, Vec<OsString>) {
+pub fn sandbox() -> (tempfile::TempDir, Vec<OsString>) {
     let dir = directory();
     open_to_all(dir.path());
     let launcher = compile("sandbox", dir.path());

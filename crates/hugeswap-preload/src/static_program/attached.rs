@@ -16,6 +16,7 @@
 
 use super::{BREAK, BREAK_END, brk, thread};
 use crate::local::{self, Word};
+use crate::lock::Lock;
 use crate::mask::OURS;
 use crate::{ending, sig, state, symbols, trap};
 use hugeswap_engine::{Engine, handler};
@@ -24,9 +25,11 @@ use hugeswap_sys::raw::{own_gate, syscall6};
 use hugeswap_sys::{Errno, fs, process, signal};
 use std::ffi::CStr;
 use std::ops::Range;
-use std::sync::atomic::Ordering::{Acquire, Relaxed, Release};
+use std::sync::atomic::Ordering::{Acquire, Relaxed, Release, SeqCst};
 use std::sync::atomic::{AtomicBool, AtomicUsize};
 use std::time::Duration;
+
+const UNIT: usize = 2 << 20;
 
 /// Where system calls pass: start and end of this object; 0 in any other program.
 static PASSING: [AtomicUsize; 2] = [const { AtomicUsize::new(0) }; 2];
@@ -120,6 +123,7 @@ pub unsafe fn run(plan: &CStr) -> ! {
     if let Err(e) = adopt(engine, plan) {
         complain(plan, &format!("not all memory could be taken over: {e}"));
     }
+    ADOPTING.store(false, Release);
     plan.step.store(step::ADOPTED, Release);
     loop {
         wait_for(plan, command::GIVE_BACK);
@@ -231,28 +235,79 @@ fn prepare(plan: &mut Plan) -> Result<&'static Engine, String> {
     PASSING[0].store(own.start, Relaxed);
     PASSING[1].store(own.end, Relaxed);
     WATCHES.store(true, Release);
+    ADOPTING.store(true, Release);
     Ok(engine)
+}
+
+/// Is memory being taken over?
+static ADOPTING: AtomicBool = AtomicBool::new(false);
+/// Addresses whose mappings the program has changed since it was stopped, or is about to.
+static CHANGED: Lock<Vec<Range<usize>>> = Lock::new(Vec::new());
+/// Address of the unit that is being taken over, or 0. It is set before it is looked whether the
+/// program has changed the unit; and a thread that is about to change it says so before it looks here.
+static TAKEN: AtomicUsize = AtomicUsize::new(0);
+
+/// The program makes a call of [`addresses::CALLS`](crate::addresses::CALLS). What it changes of memory
+/// that is the kernel's is not taken over: it may be anything then. Waits while that is just being done.
+pub fn note_change(nr: i64, a: &[usize; 6]) {
+    /// Of a segment, which has the length that it has.
+    const SEGMENT: usize = 1 << 40;
+    if !ADOPTING.load(Acquire) {
+        return;
+    }
+    let of = |at: usize, len: usize| at..at.saturating_add(len);
+    let ranges = match nr {
+        libc::SYS_mincore | libc::SYS_msync => return,
+        libc::SYS_shmat => [of(a[1], SEGMENT), 0..0],
+        libc::SYS_shmdt => [of(a[0], SEGMENT), 0..0],
+        libc::SYS_mremap => [of(a[0], a[1].max(a[2])), of(a[4], a[2])],
+        _ => [of(a[0], a[1]), 0..0],
+    };
+    CHANGED.lock().extend(ranges.iter().cloned());
+    while ranges.iter().any(|r| meets(r, TAKEN.load(SeqCst))) {
+        process::yield_now();
+    }
+}
+
+/// Does a range meet the unit at an address?
+fn meets(range: &Range<usize>, unit: usize) -> bool {
+    unit != 0 && range.start < unit + UNIT && range.end > unit
+}
+
+/// Before a fork: no unit is taken over meanwhile.
+pub fn before_fork() {
+    CHANGED.before_fork();
+}
+
+/// After a fork, in parent and child.
+pub fn after_fork() {
+    CHANGED.after_fork();
+}
+
+/// In a forked child, which has no agent.
+pub fn after_fork_in_child() {
+    ADOPTING.store(false, Release);
 }
 
 /// Has the engine take over what the plan says.
 fn adopt(engine: &Engine, plan: &Plan) -> Result<(), Errno> {
-    /// At a time: how far it is, is told in between.
-    const PIECE: usize = 32 << 20;
     let count = (plan.range_count as usize).min(plan.ranges.len());
     for &[from, to] in &plan.ranges[..count] {
-        let mut at = from as usize;
-        while at < to as usize {
+        for at in (from as usize..to as usize).step_by(UNIT) {
             if plan.command.load(Acquire) != command::ADOPT {
                 return Ok(());
             }
-            // (A unit that lies across two pieces belongs to the second one's range, too.)
-            let next = ((at + PIECE) & !(PIECE - 1)).min(to as usize);
-            // SAFETY: the plan's ranges are private anonymous memory; every call of the program's is
-            // watched since before the agent was told to go on.
-            let adopted = unsafe { engine.adopt(at, next - at) }?;
-            plan.adopted.fetch_add(adopted as u64, Relaxed);
-            plan.looked_at.fetch_add((next - at) as u64, Relaxed);
-            at = next;
+            TAKEN.store(at, SeqCst);
+            let is_changed = CHANGED.lock().iter().any(|c| meets(c, at));
+            let adopted = match is_changed {
+                true => Ok(0),
+                // SAFETY: the plan's ranges are private anonymous memory, and were not changed
+                // since; every call of the program's is watched since before the agent was told to
+                // go on, and one that is about to change the unit waits.
+                false => unsafe { engine.adopt(at, UNIT) },
+            };
+            TAKEN.store(0, SeqCst);
+            plan.adopted.fetch_add(adopted? as u64, Relaxed);
         }
     }
     Ok(())

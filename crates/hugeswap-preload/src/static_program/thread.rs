@@ -285,6 +285,7 @@ fn fork(a: Args, context: &mut libc::ucontext_t) -> isize {
         true => a[0] & !(libc::CLONE_SETTLS as usize),
         false => a[0],
     };
+    attached::before_fork();
     BLOCKS.before_fork();
     state::prepare_fork();
     // SAFETY: the program's own call, but for the stack, which the child has to itself.
@@ -292,6 +293,7 @@ fn fork(a: Args, context: &mut libc::ucontext_t) -> isize {
     if pid != 0 {
         state::after_fork_in_parent();
         BLOCKS.after_fork();
+        attached::after_fork();
         return pid;
     }
     if is_on {
@@ -303,6 +305,8 @@ fn fork(a: Args, context: &mut libc::ucontext_t) -> isize {
     }
     state::after_fork_in_child();
     BLOCKS.after_fork();
+    attached::after_fork();
+    attached::after_fork_in_child();
     attached::watch();
     let mine = current().map(|b| b as *const Block);
     for block in BLOCKS.lock().iter() {

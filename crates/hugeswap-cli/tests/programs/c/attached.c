@@ -69,6 +69,27 @@ static void *reads(void *to) {
     return to;
 }
 
+// A unit that is the program's own memory, and its part of a file that others see, in turn.
+static void changes(int turn) {
+    static volatile char *unit, *file;
+    static int fd;
+    if (unit == NULL) {
+        char *at = mmap(NULL, 4 * MIB, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+        CHECK(at != MAP_FAILED);
+        unit = at + (-(uintptr_t)at & (2 * MIB - 1));
+        CHECK((fd = memfd_create("attached", 0)) >= 0 && ftruncate(fd, 2 * MIB) == 0);
+        file = mmap(NULL, 2 * MIB, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
+        CHECK(file != MAP_FAILED);
+    }
+    int access = PROT_READ | PROT_WRITE, flags = turn % 2 ? MAP_SHARED : MAP_PRIVATE | MAP_ANONYMOUS;
+    CHECK(mmap((void *)unit, 2 * MIB, access, flags | MAP_FIXED, turn % 2 ? fd : -1, 0) == (void *)unit);
+    unit[5] = (char)turn;
+    unit[MIB] = 1;
+    struct timespec pause = {0, 3000000};
+    CHECK(nanosleep(&pause, NULL) == 0);
+    CHECK(unit[5] == (char)turn && file[5] == (char)(turn % 2 ? turn : turn - 1));
+}
+
 static void *ends(void *beat) { return beat; }
 
 // Sleeps, waits, asks, makes threads and forks all the time.
@@ -79,6 +100,7 @@ static void *beats_on(void *nothing) {
         CHECK(nanosleep(&pause, NULL) == 0);
         CHECK(poll(NULL, 0, 1) == 0);
         CHECK(getppid() > 0);
+        changes(beats + 1);
         pthread_t made;
         void *same = NULL;
         CHECK(pthread_create(&made, NULL, ends, &same) == 0);
