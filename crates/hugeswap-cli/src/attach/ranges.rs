@@ -79,18 +79,42 @@ fn kib(value: &str) -> u64 {
     number.and_then(|n| n.parse::<u64>().ok()).unwrap_or(0) << 10
 }
 
-/// Mappings of /proc/PID/maps, of which those are plain that are made of nothing but what was plain
-/// before, or was so but for its access. (A heap has grown, or was given access.)
-pub fn as_known(mut now: Vec<Mapping>, known: &[Mapping]) -> Vec<Mapping> {
-    for m in now.iter_mut().filter(|m| m.is_plain) {
+/// Mappings of /proc/PID/maps, of which those are plain that are made of what was plain before, or was
+/// so but for its access. (A heap has grown, or was given access.) What was something else before is a
+/// part by itself: the kernel makes one mapping of neighbours that are alike.
+pub fn as_known(now: Vec<Mapping>, known: &[Mapping]) -> Vec<Mapping> {
+    let mut all = Vec::new();
+    for m in now {
+        if !m.is_plain {
+            all.push(m);
+            continue;
+        }
         let first = known.partition_point(|k| k.at.end <= m.at.start);
-        let mut met = known[first..]
-            .iter()
-            .take_while(|k| k.at.start < m.at.end)
-            .peekable();
-        m.is_plain = met.peek().is_some() && met.all(|k| k.is_like_plain);
+        let met = known[first..].iter().take_while(|k| k.at.start < m.at.end);
+        let mut rest = m.at.clone();
+        let mut is_known = false;
+        let mut part = |at: Range<u64>, is_plain| {
+            if !at.is_empty() {
+                all.push(Mapping {
+                    at,
+                    is_plain,
+                    ..m.clone()
+                });
+            }
+        };
+        for k in met {
+            if k.is_like_plain {
+                is_known = true;
+                continue;
+            }
+            part(rest.start..k.at.start.max(rest.start), is_known);
+            part(k.at.start.max(rest.start)..k.at.end.min(rest.end), false);
+            rest.start = k.at.end.min(rest.end);
+            is_known = false;
+        }
+        part(rest, is_known);
     }
-    now
+    all
 }
 
 /// Where a thread's own memory is, which stays the kernel's: it writes there without being asked.
@@ -278,7 +302,7 @@ mod tests {
     }
 
     #[test]
-    fn what_has_changed_since_is_plain_if_all_of_it_was() {
+    fn what_has_changed_since_is_plain_as_far_as_it_was() {
         let mapping = |from, to, is_plain, is_like_plain| Mapping {
             is_plain,
             is_like_plain,
@@ -290,9 +314,22 @@ mod tests {
             mapping(40, 50, false, false),
             mapping(60, 70, true, true),
         ];
-        let is_plain = |from, to| as_known(vec![plain(from, to)], &known)[0].is_plain;
-        assert!(is_plain(10, 20) && is_plain(10, 28) && is_plain(60, 80) && is_plain(12, 14));
-        assert!(!is_plain(40, 50) && !is_plain(20, 45) && !is_plain(30, 40) && !is_plain(80, 90));
+        let parts = |from, to| {
+            let all = as_known(vec![plain(from, to)], &known);
+            let all = all.into_iter().map(|m| (m.at.start, m.at.end, m.is_plain));
+            all.collect::<Vec<_>>()
+        };
+        for (from, to) in [(10, 20), (10, 28), (60, 80), (12, 14)] {
+            assert_eq!(parts(from, to), [(from, to, true)]);
+        }
+        for (from, to) in [(40, 50), (42, 44), (30, 40), (80, 90)] {
+            assert_eq!(parts(from, to), [(from, to, false)]);
+        }
+        assert_eq!(
+            parts(20, 65),
+            [(20, 40, true), (40, 50, false), (50, 65, true)]
+        );
+        assert_eq!(parts(15, 45), [(15, 40, true), (40, 45, false)]);
     }
 
     fn plain(from: u64, to: u64) -> Mapping {
