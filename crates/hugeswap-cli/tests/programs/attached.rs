@@ -1,12 +1,14 @@
 //! Programs that run already, and are attached: what they had keeps its contents, what they do goes on,
 //! and they go on by themselves when their memory is given back.
 
+use crate::limited::ControlGroup;
 use crate::loaded::{self, Linked};
 use crate::runtimes::compile_java;
 use crate::util::*;
 use rustix::process::{Pid, Signal, kill_process};
 use std::ffi::OsString;
 use std::io::{BufRead, BufReader, Read, Write};
+use std::os::unix::process::ExitStatusExt;
 use std::process::{Child, ChildStdin, ChildStdout, Command, Output, Stdio};
 
 /// What becomes of a program half way.
@@ -63,6 +65,7 @@ pub fn cases() -> Vec<Case> {
         }));
     }
     all.push(case("attached, in a sandbox", in_a_sandbox));
+    all.push(case("attached, not killed for its memory", not_killed));
     all.push(case("attached, executes another program", executes));
     all.push(case("attached, what cannot be", refused));
     all
@@ -280,6 +283,41 @@ fn in_a_sandbox() {
     assert!(refusal(running.pid()).contains("seccomp"));
     let swap = dir.path().to_string_lossy().into_owned();
     let mut attach = Attach::start_by(&start, &swap, running.pid(), 48);
+    attach.has_taken_over();
+    running.go_on();
+    running.says("half");
+    running.go_on();
+    running.ends();
+    attach.ends();
+}
+
+/// What it is for: a program outgrows its control group, and is killed; attached in time, it ends.
+fn not_killed() {
+    const SCRIPT: &str = "
+import sys
+parts = [bytearray(b'%d' % (i % 10)) * (20 << 20) for i in range(5)]
+print('ready', flush=True)
+sys.stdin.readline()
+parts += [bytearray(b'%d' % (i % 10)) * (20 << 20) for i in range(5, 14)]
+print('half', flush=True)
+sys.stdin.readline()
+assert all(p.count(b'%d' % (i % 10)) == len(p) for i, p in enumerate(parts))
+print('end')
+";
+    let dir = directory();
+    let limit = (180 << 20).to_string();
+    let group = ControlGroup::new("memory", "memory.limit_in_bytes", &limit);
+    let enter = format!("{} && exec \"$@\"", group.enter());
+    let program =
+        Program::new(dir.path(), "sh").args(["-c", &enter, "sh", "python3", "-c", SCRIPT]);
+    let mut plain = Running::start(&program);
+    plain.says("ready");
+    plain.go_on();
+    let status = plain.child.wait().expect("it ends");
+    assert_eq!(status.signal(), Some(libc::SIGKILL), "{status}");
+    let mut running = Running::start(&program);
+    running.says("ready");
+    let mut attach = Attach::start(running.pid(), 96);
     attach.has_taken_over();
     running.go_on();
     running.says("half");
