@@ -297,12 +297,9 @@ fn program(extended: bool) -> Vec<sock_filter> {
     let mark = if extended { MARK_EXTENDED } else { MARK };
     let trap = libc::SECCOMP_RET_TRAP | mark as u32;
     if extended {
-        let sorted = |numbers: &[i64]| {
-            let mut all: Vec<u32> = numbers.iter().map(|&n| n as u32).collect();
-            all.sort_unstable();
-            all
-        };
-        let of_program = sorted(static_program::CALLS);
+        let all = static_program::CALLS.iter().chain(static_program::INDIRECT);
+        let mut of_program: Vec<u32> = all.map(|&n| n as u32).collect();
+        of_program.sort_unstable();
         c.search(&of_program, |c| c.go(Label::OfProgram), Label::Any);
         c.here(Label::OfProgram);
         c.push(stmt(LOAD, IP + 4));

@@ -7,12 +7,12 @@
 use crate::local::{self, Word};
 use crate::real;
 use crate::state;
-use hugeswap_sys::signal::{Mask, bit};
+use hugeswap_sys::signal::{self, Mask};
 use libc::{c_int, size_t};
 use std::ptr::null;
 
 /// The signals that are never blocked.
-pub const OURS: Mask = bit(libc::SIGSEGV) | bit(libc::SIGBUS) | bit(libc::SIGSYS);
+pub const OURS: Mask = signal::TOLD;
 
 /// The signals of [`OURS`] that the calling thread believes blocked; a new thread starts with its
 /// creator's.

@@ -21,7 +21,7 @@ type Routine = extern "C" fn(*mut c_void) -> *mut c_void;
 
 const STACK: usize = 64 << 10;
 /// Length in bytes of the smallest alternate stack that our handlers run on.
-const ENOUGH: usize = 32 << 10;
+pub const ENOUGH: usize = 32 << 10;
 const NO_KEY: u32 = u32::MAX;
 
 /// The key whose destructor unmaps a thread's alternate stack. The main thread sets no value for

@@ -46,7 +46,7 @@ pub mod step {
 
 /// What the agent is to do next.
 pub mod command {
-    /// What it does.
+    /// Nothing: it stays as it is, or takes note of what was done.
     pub const NONE: u32 = 0;
     /// The threads have what the plan says: take memory over.
     pub const ADOPT: u32 = 1;

@@ -15,6 +15,10 @@ pub const fn bit(signal: i32) -> Mask {
     1 << (signal - 1)
 }
 
+/// The signals by which faults and trapped system calls are told: hugeswap never blocks them in
+/// threads of the program.
+pub const TOLD: Mask = bit(libc::SIGSEGV) | bit(libc::SIGBUS) | bit(libc::SIGSYS);
+
 /// The kernel's `struct sigaction` on x86-64.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]

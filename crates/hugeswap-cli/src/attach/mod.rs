@@ -21,7 +21,7 @@ use hugeswap_support::interrupt::{check_interrupted, forget_interrupt, watch_sig
 use hugeswap_support::proc::StatusFile;
 use hugeswap_support::text::bytes;
 use hugeswap_sys::attach::{Thread, command, step};
-use hugeswap_sys::process;
+use hugeswap_sys::{process, signal};
 use ranges::Place;
 use std::os::fd::AsRawFd;
 use std::time::{Duration, Instant};
@@ -36,7 +36,7 @@ EXAMPLES:
 
 The program is stopped for some milliseconds, and then goes on while its memory is taken over. Private
 anonymous memory is, in whole pieces of 2 MiB; the heap that grows by brk(2) is not. All of the
-program's system calls take about 3 us longer for as long as it is attached. What it executes is not
+program's system calls take about 2 us longer for as long as it is attached. What it executes is not
 managed. It must be this user's, and traceable (ptrace); programs with io_uring, asynchronous I/O or a
 seccomp filter are refused. SIZE is a number with K, M, G or T.";
 
@@ -89,9 +89,7 @@ pub fn run(args: &Args) -> Result<i32> {
         }
     };
     say(format!(
-        "process {} ({}): stopped for {:.0} ms; {} of its memory can be managed, in {}",
-        target.pid,
-        target.name,
+        "{target}: stopped for {:.0} ms; {} of its memory can be managed, in {}",
         attached.stopped.as_secs_f64() * 1e3,
         bytes(attached.adoptable),
         bytes(memory),
@@ -111,9 +109,9 @@ pub fn run(args: &Args) -> Result<i32> {
             target.pid
         )),
         Done::Ended => say(target.gone()),
-        Done::GivenBack => say(format!(
-            "process {} ({}) goes on by itself: its memory was given back",
-            target.pid, target.name
+        Done::GivenBack(stopped) => say(format!(
+            "{target} goes on by itself, after it was stopped for {:.0} ms: its memory was given back",
+            stopped.as_secs_f64() * 1e3
         )),
     }
     Ok(0)
@@ -122,7 +120,8 @@ pub fn run(args: &Args) -> Result<i32> {
 /// How it ended.
 enum Done {
     Ended,
-    GivenBack,
+    /// Its memory was given back, for which it was stopped for so long.
+    GivenBack(Duration),
 }
 
 /// A program that is attached.
@@ -147,11 +146,7 @@ fn attach(target: &Target, pool: &Pool) -> Result<Attached> {
     let mappings = target.mappings_as_of(&known)?;
     let ranges = ranges::adoptable(&mappings, &places);
     let Some(window) = ranges::window(&ranges, &mappings) else {
-        bail!(
-            "process {} ({}) has no memory that can be managed: nothing was changed",
-            target.pid,
-            target.name
-        );
+        bail!("{target} has no memory that can be managed: nothing was changed",);
     };
     let ranges: Vec<_> = ranges
         .into_iter()
@@ -200,11 +195,9 @@ fn stop_outside_handlers(
         let mut stopped = stopped::stop(target)?;
         match look_at_threads(&mut stopped, target, syscall, memory)? {
             Some((threads, places)) => return Ok((stopped, begun, threads, places)),
-            None if Instant::now() > deadline => bail!(
-                "a thread of process {} ({}) stays in a signal handler: try again",
-                target.pid,
-                target.name
-            ),
+            None if Instant::now() > deadline => {
+                bail!("a thread of {target} stays in a signal handler: try again",)
+            }
             None => stopped.let_go(),
         }
         std::thread::sleep(Duration::from_millis(5));
@@ -218,21 +211,20 @@ fn look_at_threads(
     syscall: u64,
     memory: &std::fs::File,
 ) -> Result<Option<(Vec<Thread>, Vec<Place>)>> {
-    // (Below a stack pointer there may be anything: the stacks of some runtimes are short.)
-    const ROOM: u64 = 4096;
-    let first = &mut stopped.threads[0];
-    let room = agent::map(first, syscall, ROOM)?;
-    let (mut threads, mut places) = (Vec::new(), Vec::new());
-    let mut in_handler = false;
-    for t in &mut stopped.threads {
+    let mut registers = Vec::new();
+    for t in &stopped.threads {
         let r = t.registers()?;
         if r.gs_base != 0 {
-            bail!(
-                "process {} ({}) uses the register GS, which hugeswap needs",
-                target.pid,
-                target.name
-            );
+            bail!("{target} uses the register GS, which hugeswap needs");
         }
+        registers.push(r);
+    }
+    // (Below a stack pointer there may be anything: the stacks of some runtimes are short.)
+    const ROOM: u64 = 4096;
+    let room = agent::map(&mut stopped.threads[0], syscall, ROOM)?;
+    let (mut threads, mut places) = (Vec::new(), Vec::new());
+    let mut in_handler = false;
+    for (t, r) in stopped.threads.iter_mut().zip(registers) {
         let (stack, is_on_it) = agent::alternate_stack(t, syscall, memory, room, [0; 2])?;
         in_handler |= is_on_it;
         threads.push(Thread {
@@ -258,8 +250,6 @@ fn set_up_threads(
     syscall: u64,
     memory: &std::fs::File,
 ) -> Result<()> {
-    use hugeswap_sys::signal::bit;
-    const OURS: u64 = bit(libc::SIGSEGV) | bit(libc::SIGBUS) | bit(libc::SIGSYS);
     for (i, t) in stopped.threads.iter_mut().enumerate() {
         let (gs, stack) = agent.for_thread(i)?;
         if stack[1] != 0 {
@@ -268,7 +258,7 @@ fn set_up_threads(
         let mut r = t.registers()?;
         r.gs_base = gs;
         t.set_registers(&r)?;
-        t.set_mask(t.mask()? & !OURS)?;
+        t.set_mask(t.mask()? & !signal::TOLD)?;
     }
     let passing = agent.passing()?;
     agent::watch(stopped, syscall, Some(&passing))
@@ -303,15 +293,16 @@ impl Attached {
             }
             if check_interrupted().is_err() {
                 say("giving the program's memory back".into());
-                if let Some(done) = self.give_back(target, pool)? {
-                    return Ok(done);
-                }
+                let why = match self.give_back(target, pool) {
+                    Ok(Some(done)) => return Ok(done),
+                    Ok(None) => self.agent.complaint(),
+                    Err(_) if !is_alive(target.pid) => return Ok(Done::Ended),
+                    Err(e) => format!("{e:#}"),
+                };
+                // It can be asked again.
                 forget_interrupt();
                 crate::complain(&format!(
-                    "{}: process {} ({}) stays attached, and may have all memory that there is",
-                    self.agent.complaint(),
-                    target.pid,
-                    target.name
+                    "{why}: {target} stays attached, and may have all memory that there is"
                 ));
             }
             pool.reap();
@@ -330,18 +321,13 @@ impl Attached {
             pool.serve();
             is_alive(target.pid)
         };
-        match self.agent.wait(&[step::GIVEN_BACK, step::STAYS], serve) {
-            Ok(step::GIVEN_BACK) => {}
-            Ok(_) => return Ok(None),
-            Err(_) if !is_alive(target.pid) => return Ok(Some(Done::Ended)),
-            Err(e) => return Err(e),
+        if self.agent.wait(&[step::GIVEN_BACK, step::STAYS], serve)? == step::STAYS {
+            self.stays(target)?;
+            return Ok(None);
         }
         let syscall = self.agent.syscall()?;
-        let stopped = stopped::stop_attached(target);
-        let mut stopped = match stopped {
-            Err(_) if !is_alive(target.pid) => return Ok(Some(Done::Ended)),
-            stopped => stopped?,
-        };
+        let begun = Instant::now();
+        let mut stopped = stopped::stop_attached(target)?;
         self.agent.tell(command::END)?;
         let ended = [step::ENDED, step::STAYS];
         let at = self.agent.wait(&ended, || is_alive(target.pid))?;
@@ -350,9 +336,17 @@ impl Attached {
         }
         stopped.let_go();
         if at == step::STAYS {
+            self.stays(target)?;
             return Ok(None);
         }
-        Ok(Some(Done::GivenBack))
+        Ok(Some(Done::GivenBack(begun.elapsed())))
+    }
+
+    /// Takes note that not all could be given back; it can be asked for again.
+    fn stays(&self, target: &Target) -> Result<()> {
+        self.agent.tell(command::NONE)?;
+        let goes_on = || is_alive(target.pid);
+        self.agent.wait(&[step::ADOPTED], goes_on).map(drop)
     }
 }
 

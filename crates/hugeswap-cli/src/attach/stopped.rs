@@ -1,6 +1,6 @@
 //! A program all of whose threads are stopped, between two of their instructions.
 
-use super::target::Target;
+use super::target::{Target, field};
 use anyhow::{Context, Result, bail};
 use hugeswap_sys::trace::Tracee;
 use hugeswap_sys::{Errno, signal};
@@ -11,10 +11,6 @@ use std::time::{Duration, Instant};
 const PATIENCE: Duration = Duration::from_secs(5);
 /// How long one thread may take to stop, nanoseconds. (One that reads from a disk has to be waited for.)
 const STOP_NS: u64 = 5_000_000_000;
-
-/// The signals that faults and watched system calls are told by.
-const OURS: u64 =
-    signal::bit(libc::SIGSEGV) | signal::bit(libc::SIGBUS) | signal::bit(libc::SIGSYS);
 
 /// The threads. They go on when this is dropped.
 pub struct Stopped {
@@ -37,7 +33,7 @@ pub fn stop_attached(target: &Target) -> Result<Stopped> {
         let ours = target.threads()?.into_iter().filter(is_hugeswaps);
         let but: Vec<_> = ours.chain(at_rest.iter().map(Tracee::tid)).collect();
         let is_inside = |t: &Tracee| {
-            t.mask().is_ok_and(is_inside) || signals(target, t.tid(), "SigPnd:") & OURS != 0
+            t.mask().is_ok_and(is_inside) || signals(target, t.tid(), "SigPnd:") & signal::TOLD != 0
         };
         let (inside, outside): (Vec<_>, Vec<_>) =
             stop_all(target, &but)?.into_iter().partition(is_inside);
@@ -47,11 +43,7 @@ pub fn stop_attached(target: &Target) -> Result<Stopped> {
         }
         drop(inside);
         if Instant::now() > deadline {
-            bail!(
-                "process {} ({}) did not come to rest: try again",
-                target.pid,
-                target.name
-            );
+            bail!("{target} did not come to rest: try again",);
         }
         std::thread::sleep(Duration::from_millis(1));
     }
@@ -86,14 +78,11 @@ fn stop_all(target: &Target, but: &[i32]) -> Result<Vec<Tracee>> {
                 Ok(()) => threads.push(tracee),
                 Err(Errno::ESRCH) => {}
                 Err(Errno::EBUSY) => bail!(
-                    "process {0} ({1}) is stopped: continue it first (kill -CONT {0})",
-                    target.pid,
-                    target.name
+                    "{target} is stopped: continue it first (kill -CONT {})",
+                    target.pid
                 ),
                 Err(Errno(libc::ETIMEDOUT)) => bail!(
-                    "a thread of process {} ({}) waits in the kernel for something that cannot be interrupted: try again",
-                    target.pid,
-                    target.name
+                    "a thread of {target} waits in the kernel for something that cannot be interrupted: try again",
                 ),
                 Err(e) => return Err(e).context("cannot stop the program's threads"),
             }
@@ -103,11 +92,11 @@ fn stop_all(target: &Target, but: &[i32]) -> Result<Vec<Tracee>> {
 }
 
 /// Is a thread with this mask in code of hugeswap's, which may have locks? The handler of faults
-/// blocks everything; that of system calls all but [`OURS`], except while the program's own call is
+/// blocks everything; that of system calls all but [`signal::TOLD`], except while the program's own call is
 /// made, under the program's mask. (A C library never blocks all signals: some are its own.)
 fn is_inside(mask: u64) -> bool {
     const NEVER: u64 = signal::bit(libc::SIGKILL) | signal::bit(libc::SIGSTOP);
-    mask & OURS != 0 || mask | OURS | NEVER == signal::ALL
+    mask & signal::TOLD != 0 || mask | signal::TOLD | NEVER == signal::ALL
 }
 
 /// Is it a thread of hugeswap's, or one that the kernel has made for its I/O? (The program's have
@@ -119,13 +108,10 @@ fn is_hugeswaps(target: &Target, tid: i32) -> bool {
 }
 
 /// A set of signals of a thread, as its status names it.
-fn signals(target: &Target, tid: i32, field: &str) -> u64 {
+fn signals(target: &Target, tid: i32, key: &str) -> u64 {
     let status = std::fs::read_to_string(format!("/proc/{}/task/{tid}/status", target.pid));
     let status = status.unwrap_or_default();
-    let field = status.lines().find_map(|l| l.strip_prefix(field));
-    field
-        .and_then(|f| u64::from_str_radix(f.trim(), 16).ok())
-        .unwrap_or(0)
+    u64::from_str_radix(field(&status, key), 16).unwrap_or(0)
 }
 
 /// Has a thread ended, and was not waited for yet?
@@ -147,10 +133,7 @@ fn not_permitted(target: &Target) -> String {
         Ok("3") => "after a restart of the machine with kernel.yama.ptrace_scope below 3",
         _ => "as its user, or as root",
     };
-    format!(
-        "process {} ({}) may not be traced by this user: do it {what}",
-        target.pid, target.name
-    )
+    format!("{target} may not be traced by this user: do it {what}",)
 }
 
 impl Stopped {
@@ -183,10 +166,10 @@ mod tests {
 
     #[test]
     fn what_blocks_all_is_hugeswaps() {
-        assert!(is_inside(signal::ALL) && is_inside(signal::ALL & !OURS));
+        assert!(is_inside(signal::ALL) && is_inside(signal::ALL & !signal::TOLD));
         assert!(is_inside(0xffff_ffff_bffb_fabf) && is_inside(signal::bit(libc::SIGBUS)));
         // What sigfillset() and pthread_sigmask() make: all but two of the C library's own.
-        let of_libc = 0xffff_fffe_7ffb_feff & !OURS;
+        let of_libc = 0xffff_fffe_7ffb_feff & !signal::TOLD;
         assert!(!is_inside(of_libc) && !is_inside(0) && !is_inside(signal::bit(libc::SIGINT)));
     }
 }

@@ -5,6 +5,7 @@ use crate::ctl::pools;
 use crate::run::outside;
 use anyhow::{Context, Result, bail};
 use hugeswap_support::proc;
+use std::fmt;
 use std::path::Path;
 
 /// A running process.
@@ -14,8 +15,14 @@ pub struct Target {
     pub name: String,
 }
 
-/// A field of the text of /proc/PID/status, by its name with a colon.
-fn field<'a>(status: &'a str, key: &str) -> &'a str {
+impl fmt::Display for Target {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "process {} ({})", self.pid, self.name)
+    }
+}
+
+/// A field of the text of /proc/PID/status, by its name with a colon; empty: there is none.
+pub fn field<'a>(status: &'a str, key: &str) -> &'a str {
     let line = status.lines().find_map(|l| l.strip_prefix(key));
     line.map(str::trim).unwrap_or_default()
 }
@@ -44,7 +51,7 @@ impl Target {
     }
 
     fn check(&self) -> Result<()> {
-        let Target { pid, name } = self;
+        let pid = self.pid;
         let status = proc::text(format!("/proc/{pid}/status"))?;
         let field = |key: &str| field(&status, key);
         if field("Tgid:") != pid.to_string() {
@@ -54,66 +61,61 @@ impl Target {
             );
         }
         if field("State:").starts_with(['Z', 'X']) {
-            bail!("process {pid} ({name}) has ended");
+            bail!("{self} has ended");
         }
         if field("State:").starts_with('T') {
-            bail!("process {pid} ({name}) is stopped: continue it first (kill -CONT {pid})");
+            bail!("{self} is stopped: continue it first (kill -CONT {pid})");
         }
         let maps = std::fs::read_to_string(format!("/proc/{pid}/maps"));
-        let maps = maps
-            .with_context(|| format!("process {pid} ({name}) may not be looked at by this user"))?;
+        let maps = maps.with_context(|| format!("{self} may not be looked at by this user"))?;
         if maps.is_empty() {
-            bail!("process {pid} ({name}) is a thread of the kernel's");
+            bail!("{self} is a thread of the kernel's");
         }
-        if outside::has_object(*pid).is_some_and(|has| has) {
-            let what = match pools::of(*pid) {
+        if outside::has_object(pid).is_some_and(|has| has) {
+            let what = match pools::of(pid) {
                 Ok(_) => "is managed already",
                 Err(_) => "was attached before, which can be done once: start it by `hugeswap run`",
             };
-            bail!("process {pid} ({name}) {what}");
+            bail!("{self} {what}");
         }
         let tracer = field("TracerPid:");
         if tracer != "0" {
-            bail!(
-                "process {pid} ({name}) is traced by process {tracer}, a debugger perhaps: detach that first"
-            );
+            bail!("{self} is traced by process {tracer}, a debugger perhaps: detach that first");
         }
         let own = proc::text("/proc/self/status")?;
         if filters(&status) > filters(&own) {
             bail!(
-                "process {pid} ({name}) has a filter of system calls (seccomp) of its own, which may not let hugeswap's pass: start it by `hugeswap run`"
+                "{self} has a filter of system calls (seccomp) of its own, which may not let hugeswap's pass: start it by `hugeswap run`"
             );
         }
         if !maps.lines().any(|l| l.ends_with("[vdso]")) {
-            bail!("process {pid} ({name}) has no vDSO: start it by `hugeswap run`");
+            bail!("{self} has no vDSO: start it by `hugeswap run`");
         }
         let is_32_bit =
             std::fs::read(format!("/proc/{pid}/exe")).is_ok_and(|b| b.get(4) == Some(&1));
         if is_32_bit {
-            bail!("process {pid} ({name}) is a 32-bit program: its memory cannot be managed");
+            bail!("{self} is a 32-bit program: its memory cannot be managed");
         }
         for kind in ["pid", "mnt"] {
             let ns = |of: &str| std::fs::read_link(format!("/proc/{of}/ns/{kind}")).ok();
             if ns(&pid.to_string()) != ns("self") {
                 bail!(
-                    "process {pid} ({name}) is in a container ({kind} namespace) of its own: start hugeswap in that"
+                    "{self} is in a container ({kind} namespace) of its own: start hugeswap in that"
                 );
             }
         }
         let pinned = field("VmPin:").trim_start_matches('0').trim_start();
         if !pinned.is_empty() && pinned != "kB" {
-            bail!(
-                "process {pid} ({name}) has memory that devices use ({pinned}): it has to stay where it is"
-            );
+            bail!("{self} has memory that devices use ({pinned}): it has to stay where it is");
         }
         let fds = std::fs::read_dir(format!("/proc/{pid}/fd"))
-            .with_context(|| format!("process {pid} ({name}) may not be looked at by this user"))?;
+            .with_context(|| format!("{self} may not be looked at by this user"))?;
         for fd in fds.flatten() {
             let to = std::fs::read_link(fd.path()).unwrap_or_default();
             let to = to.to_string_lossy();
             if to.contains("[io_uring]") || to.contains("[userfaultfd]") {
                 bail!(
-                    "process {pid} ({name}) uses {to}, by which the kernel knows its memory by address: start it by `hugeswap run`"
+                    "{self} uses {to}, by which the kernel knows its memory by address: start it by `hugeswap run`"
                 );
             }
         }
@@ -122,7 +124,7 @@ impl Target {
             .any(|l| l.ends_with("/[aio] (deleted)") || l.ends_with("[aio]"))
         {
             bail!(
-                "process {pid} ({name}) uses asynchronous I/O of the kernel, which knows its memory by address: start it by `hugeswap run`"
+                "{self} uses asynchronous I/O of the kernel, which knows its memory by address: start it by `hugeswap run`"
             );
         }
         Ok(())
@@ -153,7 +155,7 @@ impl Target {
 
     /// What is said of it when it cannot be found any more.
     pub fn gone(&self) -> String {
-        format!("process {} ({}) has ended", self.pid, self.name)
+        format!("{self} has ended")
     }
 }
 

@@ -14,10 +14,11 @@
 //!
 //! The agent and `hugeswap attach` speak by a [`Plan`] in the program's memory.
 
-use super::{BREAK, BREAK_END, brk, thread};
+use super::{BREAK, BREAK_END, INDIRECT, brk, thread};
 use crate::local::{self, Word};
 use crate::lock::Lock;
 use crate::mask::OURS;
+use crate::thread::ENOUGH;
 use crate::{ending, sig, state, symbols, trap};
 use hugeswap_engine::{Engine, handler};
 use hugeswap_sys::attach::{self, Plan, command, step};
@@ -33,9 +34,6 @@ const UNIT: usize = 2 << 20;
 
 /// Where system calls pass: start and end of this object; 0 in any other program.
 static PASSING: [AtomicUsize; 2] = [const { AtomicUsize::new(0) }; 2];
-
-/// The smallest alternate stack of the program's that our handlers are run on.
-const ENOUGH: u64 = 32 << 10;
 
 /// Are the system calls of new threads watched?
 static WATCHES: AtomicBool = AtomicBool::new(false);
@@ -68,28 +66,9 @@ pub fn return_from_signal(context: &mut libc::ucontext_t) {
     unsafe { *(&raw mut (*frame).uc_sigmask).cast::<signal::Mask>() &= !OURS };
 }
 
-/// Calls by pointers to pointers, of which the arguments do not say whether they concern managed
-/// memory.
-const INDIRECT: [i64; 12] = [
-    libc::SYS_readv,
-    libc::SYS_writev,
-    libc::SYS_preadv,
-    libc::SYS_pwritev,
-    libc::SYS_preadv2,
-    libc::SYS_pwritev2,
-    libc::SYS_sendmsg,
-    libc::SYS_recvmsg,
-    libc::SYS_sendmmsg,
-    libc::SYS_recvmmsg,
-    libc::SYS_io_submit,
-    libc::SYS_vmsplice,
-];
-
 /// May a call concern managed memory?
 pub fn concerns_us(nr: i64, a: &[usize; 6]) -> bool {
-    a.iter().any(|&a| state::managed(a))
-        || INDIRECT.contains(&nr)
-        || matches!(nr, libc::SYS_process_vm_readv | libc::SYS_process_vm_writev)
+    a.iter().any(|&a| state::managed(a)) || nr == libc::SYS_io_submit || INDIRECT.contains(&nr)
 }
 
 /// The agent: see the file's head. In the constructor, in the place of a program's loading.
@@ -139,8 +118,9 @@ pub unsafe fn run(plan: &CStr) -> ! {
             break;
         };
         complain(plan, &format!("not all memory could be given back: {e}"));
-        plan.command.store(command::NONE, Relaxed);
         plan.step.store(step::STAYS, Release);
+        wait_until(plan, |now| now == command::NONE);
+        plan.step.store(step::ADOPTED, Release);
     }
     let ours: Vec<_> = state::our_fds(engine).collect();
     state::leave();
@@ -174,9 +154,14 @@ fn end() -> ! {
     }
 }
 
+/// Waits until the agent is told this, or what comes after it.
 fn wait_for(plan: &Plan, command: u32) {
+    wait_until(plan, |now| now >= command);
+}
+
+fn wait_until(plan: &Plan, is_told: impl Fn(u32) -> bool) {
     let mut pause = Duration::from_micros(100);
-    while plan.command.load(Acquire) < command {
+    while !is_told(plan.command.load(Acquire)) {
         std::thread::sleep(pause);
         pause = (pause * 2).min(Duration::from_millis(200));
     }
@@ -205,26 +190,22 @@ fn prepare(plan: &mut Plan) -> Result<&'static Engine, String> {
     let engine = state::join_over(from..to)?;
     let count = (plan.thread_count as usize).min(plan.threads.len());
     for t in &mut plan.threads[..count] {
-        let [_, len] = t.stack;
+        // Ours, unless the program's is large enough for our handlers.
+        let keeps = t.stack[1] >= ENOUGH as u64;
         let block = thread::for_running().ok_or("no memory for the program's threads")?;
         t.gs = block.gs as u64;
-        t.new_stack = match len >= ENOUGH {
-            true => [0; 2],
-            false => block.stack.map(|n| n as u64),
+        let (new, believed) = match keeps {
+            true => ([0; 2], [0; 2]),
+            false => (block.stack, t.stack.map(|n| n as usize)),
         };
+        t.new_stack = new.map(|n| n as u64);
         let words = [
             (Word::Mask, (t.mask & OURS) as usize),
             (Word::Stack, block.stack[0]),
-        ];
-        let believed = match len >= ENOUGH {
-            true => [0; 2],
-            false => t.stack.map(|n| n as usize),
-        };
-        let believed = [
             (Word::BelievedStack, believed[0]),
             (Word::BelievedSize, believed[1]),
         ];
-        for (word, value) in words.into_iter().chain(believed) {
+        for (word, value) in words {
             // SAFETY: the thread-locals of a thread that does not run yet.
             unsafe { local::set_of(block.locals, word, value) };
         }

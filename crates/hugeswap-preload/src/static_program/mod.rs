@@ -54,7 +54,26 @@ const MOVABLE_PLACES: usize = 1 << 22;
 /// And end below this address.
 pub const MOVABLE_END: usize = 0x3ff0_0000_0000;
 
-/// The calls of a loaded program that are ours to make, whatever their arguments are.
+/// Calls of which the arguments point to pointers to memory: where that is, neither the filter sees, nor
+/// who looks at the arguments.
+pub static INDIRECT: &[i64] = &[
+    libc::SYS_readv,
+    libc::SYS_writev,
+    libc::SYS_preadv,
+    libc::SYS_pwritev,
+    libc::SYS_preadv2,
+    libc::SYS_pwritev2,
+    libc::SYS_sendmsg,
+    libc::SYS_recvmsg,
+    libc::SYS_sendmmsg,
+    libc::SYS_recvmmsg,
+    libc::SYS_vmsplice,
+    libc::SYS_process_vm_readv,
+    libc::SYS_process_vm_writev,
+];
+
+/// The calls of a loaded program that are ours to make, whatever their arguments are; so are those of
+/// [`INDIRECT`].
 pub static CALLS: &[i64] = &[
     libc::SYS_mmap,
     libc::SYS_mremap,
@@ -77,20 +96,6 @@ pub static CALLS: &[i64] = &[
     libc::SYS_arch_prctl,
     libc::SYS_readlink,
     libc::SYS_readlinkat,
-    // What they point to points to memory: the filter does not see where.
-    libc::SYS_readv,
-    libc::SYS_writev,
-    libc::SYS_preadv,
-    libc::SYS_pwritev,
-    libc::SYS_preadv2,
-    libc::SYS_pwritev2,
-    libc::SYS_sendmsg,
-    libc::SYS_recvmsg,
-    libc::SYS_sendmmsg,
-    libc::SYS_recvmmsg,
-    libc::SYS_vmsplice,
-    libc::SYS_process_vm_readv,
-    libc::SYS_process_vm_writev,
     libc::SYS_setuid,
     libc::SYS_setgid,
     libc::SYS_setreuid,

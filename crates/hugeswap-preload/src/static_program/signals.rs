@@ -8,6 +8,7 @@ use super::thread::STACK_LEN;
 use crate::issue::{Args, EINVAL};
 use crate::local::{self, Word};
 use crate::mask::{self, OURS};
+use crate::thread::ENOUGH;
 use crate::{mmap, sig, state};
 use hugeswap_sys::raw::syscall6;
 use hugeswap_sys::signal::{Action, Blocked, Mask, bit};
@@ -16,8 +17,6 @@ use std::sync::atomic::Ordering::Relaxed;
 
 /// Length of the kernel's sets.
 const SET: usize = 8;
-/// The smallest alternate stack our handlers are run on.
-const ENOUGH: usize = 32 << 10;
 const NEVER_BLOCKED: Mask = bit(libc::SIGKILL) | bit(libc::SIGSTOP);
 
 /// rt_sigaction(2).
