@@ -1,10 +1,12 @@
 // Memory, threads and signals that a program has when it is attached, and what it does with them then. It says
 // "ready", reads a line, works, says "half", reads a line, and works again.
 #define _GNU_SOURCE
+#include <dirent.h>
 #include <errno.h>
 #include <fcntl.h>
 #include <poll.h>
 #include <pthread.h>
+#include <sched.h>
 #include <signal.h>
 #include <stdint.h>
 #include <stdio.h>
@@ -69,25 +71,58 @@ static void *reads(void *to) {
     return to;
 }
 
-// A unit that is the program's own memory, and its part of a file that others see, in turn.
-static void changes(int turn) {
-    static volatile char *unit, *file;
-    static int fd;
-    if (unit == NULL) {
-        char *at = mmap(NULL, 4 * MIB, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
-        CHECK(at != MAP_FAILED);
-        unit = at + (-(uintptr_t)at & (2 * MIB - 1));
-        CHECK((fd = memfd_create("attached", 0)) >= 0 && ftruncate(fd, 2 * MIB) == 0);
-        file = mmap(NULL, 2 * MIB, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
-        CHECK(file != MAP_FAILED);
+// Memory of the program's own that is a file as soon as hugeswap is there, before it is taken over: the largest
+// memory is taken over first.
+enum { CHANGED = 4 << 20 };
+static volatile char *changed, *file;
+static volatile int is_there, works, is_changed;
+
+// Is there a thread of hugeswap's in this process?
+static int is_attached(void) {
+    DIR *tasks = opendir("/proc/self/task");
+    CHECK(tasks != NULL);
+    int found = 0;
+    for (struct dirent *task; (task = readdir(tasks)) != NULL;) {
+        char name[300], said[16] = "";
+        snprintf(name, sizeof name, "/proc/self/task/%s/comm", task->d_name);
+        int fd = open(name, O_RDONLY);
+        if (fd >= 0) {
+            found |= read(fd, said, sizeof said) > 0 && strncmp(said, "hs-", 3) == 0;
+            close(fd);
+        }
     }
-    int access = PROT_READ | PROT_WRITE, flags = turn % 2 ? MAP_SHARED : MAP_PRIVATE | MAP_ANONYMOUS;
-    CHECK(mmap((void *)unit, 2 * MIB, access, flags | MAP_FIXED, turn % 2 ? fd : -1, 0) == (void *)unit);
-    unit[5] = (char)turn;
-    unit[MIB] = 1;
-    struct timespec pause = {0, 3000000};
-    CHECK(nanosleep(&pause, NULL) == 0);
-    CHECK(unit[5] == (char)turn && file[5] == (char)(turn % 2 ? turn : turn - 1));
+    closedir(tasks);
+    return found;
+}
+
+static void *changes(void *nothing) {
+    // By itself: its neighbours are without access.
+    char *at = mmap(NULL, CHANGED + 4 * MIB, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    CHECK(at != MAP_FAILED);
+    at += 4096 + (-(uintptr_t)(at + 4096) & (2 * MIB - 1));
+    CHECK(mprotect(at, CHANGED, PROT_READ | PROT_WRITE) == 0);
+    memset(at, 7, CHANGED);
+    changed = at;
+    int fd = memfd_create("attached", 0);
+    CHECK(fd >= 0 && ftruncate(fd, CHANGED) == 0);
+    file = mmap(NULL, CHANGED, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
+    CHECK(file != MAP_FAILED);
+    is_there = 1;
+    while (!works && !is_attached()) {
+        struct timespec pause = {0, 200000};
+        nanosleep(&pause, NULL);
+    }
+    CHECK(mmap(at, CHANGED, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_FIXED, fd, 0) == at);
+    is_changed = 1;
+    return nothing;
+}
+
+// It is the file still.
+static void check_changed(char round) {
+    for (size_t i = 0; i < CHANGED; i += 4096) {
+        changed[i] = (char)(i / 4096 + round);
+        CHECK(file[i] == (char)(i / 4096 + round));
+    }
 }
 
 static void *ends(void *beat) { return beat; }
@@ -100,7 +135,6 @@ static void *beats_on(void *nothing) {
         CHECK(nanosleep(&pause, NULL) == 0);
         CHECK(poll(NULL, 0, 1) == 0);
         CHECK(getppid() > 0);
-        changes(beats + 1);
         pthread_t made;
         void *same = NULL;
         CHECK(pthread_create(&made, NULL, ends, &same) == 0);
@@ -130,6 +164,10 @@ static void wait_for_line(const char *said) {
 }
 
 static void work(void) {
+    works = 1;
+    while (!is_changed)
+        sched_yield();
+    check_changed(1);
     // Threads that are made now.
     pthread_t made[8];
     for (size_t i = 0; i < 8; i++)
@@ -200,6 +238,8 @@ static void work(void) {
     CHECK(system("test \"$(echo hello | tr a-z A-Z)\" = HELLO") == 0);
     check_words(1);
 
+    check_changed(2);
+
     // New memory.
     char *more = malloc(16 * MIB);
     CHECK(more != NULL);
@@ -225,7 +265,10 @@ int main(int argc, char **argv) {
     char *target = mmap(NULL, 4 * MIB, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
     CHECK(target != MAP_FAILED);
     memset(target, 1, 4 * MIB);
-    pthread_t reader, beater;
+    pthread_t reader, beater, changer;
+    CHECK(pthread_create(&changer, NULL, changes, NULL) == 0);
+    while (!is_there)
+        sched_yield();
     CHECK(pthread_create(&reader, NULL, reads, target + MIB) == 0);
     CHECK(pthread_create(&beater, NULL, beats_on, NULL) == 0);
     wait_for_line("ready");
