@@ -16,6 +16,7 @@ use crate::handler;
 use crate::lock::Lock;
 use crate::memory::Memory;
 use crate::memory::Parts;
+use crate::numbering::Numbering;
 use crate::pages::Base;
 use crate::paging::Paging;
 use crate::pool::{FaultMode, Member, Pool, Reservation};
@@ -104,7 +105,7 @@ impl Engine {
         window: &Addresses,
         threads: Threads,
     ) -> Result<Engine, EngineError> {
-        let (base, len) = (window.all.start, window.all.len());
+        let numbering = Numbering::new(window.all.clone(), &window.far);
         let message = mode == FaultMode::Message;
         let low_fd = high_descriptor();
         let userfaultfd = pool.knob(Knob::Userfaultfd) != 0;
@@ -119,11 +120,12 @@ impl Engine {
         // A frame in every budgeted unit, and room for units that change places.
         let places = frames + 64;
         let sys = |what| move |e| EngineError::System(what, e);
-        let units = (len >> UNIT_SHIFT) as u32;
+        let units = numbering.units();
+        let space = Space::new(numbering.parts());
         let weights = Zeroed::new(units as usize).map_err(sys("cannot map the units' weights"))?;
         let lists = Lruvecs::new(units, weights);
         let table =
-            Table::new(base, len, lists.weights()).map_err(sys("cannot map the unit table"))?;
+            Table::new(numbering, lists.weights()).map_err(sys("cannot map the unit table"))?;
         let fake = pool.knob(Knob::NumaFake) as usize;
         let arena =
             Arena::new(places, message, units, fake).map_err(sys("cannot map the arena"))?;
@@ -160,7 +162,7 @@ impl Engine {
             places,
         })?;
         let paging = Paging::new(memory, files, sharing, fork_mark, low_fd);
-        let ranges = Ranges::new(paging, Space::new(base, len));
+        let ranges = Ranges::new(paging, space);
         Ok(Engine {
             reclaim: Reclaim::new(ranges, threads),
             reserved: Lock::new(None),
@@ -235,9 +237,9 @@ impl Engine {
         self.backend.close();
         self.files.close_all_mappings();
         self.pool.retire(self.pool.me());
-        let (base, len) = self.table.window();
+        let window = self.table.window();
         let unused = match self.keeps_window {
-            false => vec![(base, len)],
+            false => vec![(window.start, window.len())],
             true => self.space.lock().free_ranges().collect(),
         };
         for (at, len) in unused {

@@ -59,6 +59,7 @@ mod markers;
 mod memory;
 mod message;
 mod numa;
+mod numbering;
 mod outcome;
 mod pagemap;
 mod pages;

@@ -128,10 +128,8 @@ impl Reclaim {
     /// Whole units, in the order of addresses: what was touched of the window, and the shared
     /// regions.
     fn ranges_in_use(&self) -> Vec<Range<usize>> {
-        let (base, _) = self.table.window();
-        let units = self.high_unit.load(Relaxed).min(self.table.units());
         let mut all = self.sharing.ranges();
-        all.push(base..base + units as usize * UNIT);
+        all.extend(self.parts_in_use());
         all.sort_unstable_by_key(|r| r.start);
         all
     }

@@ -17,8 +17,8 @@ use std::sync::atomic::Ordering::Acquire;
 const THREADS: usize = 4;
 
 pub(crate) fn start(engine: &'static Engine) -> Result<(), EngineError> {
-    let (base, len) = engine.table.window();
-    let registered = engine.backend.register_window(base, len);
+    let window = engine.table.window();
+    let registered = engine.backend.register_window(window.start, window.len());
     registered
         .map_err(|e| EngineError::System("cannot register managed memory with userfaultfd", e))?;
     for i in 0..THREADS {

@@ -551,24 +551,19 @@ impl Reclaim {
 
     /// Notes how much managed memory is in memory, and how much of it is huge.
     fn sample(&self) {
-        let (base, _) = self.table.window();
-        let end = base + self.high_unit.load(Relaxed) as usize * UNIT;
-        if let (Ok(present), Ok(huge)) = (
-            self.backend.present_bytes(base, end),
-            self.backend.huge_bytes(base, end),
-        ) {
-            self.pool
-                .record()
-                .events
-                .sampled_present
-                .fetch_add(present, Relaxed);
-            // Two looks at a moving thing.
-            self.pool
-                .record()
-                .events
-                .sampled_huge
-                .fetch_add(huge.min(present), Relaxed);
+        let (mut present, mut huge) = (0, 0);
+        for part in self.parts_in_use() {
+            let p = self.backend.present_bytes(part.start, part.end);
+            let (Ok(p), Ok(h)) = (p, self.backend.huge_bytes(part.start, part.end)) else {
+                return;
+            };
+            present += p;
+            huge += h;
         }
+        let events = &self.pool.record().events;
+        events.sampled_present.fetch_add(present, Relaxed);
+        // Two looks at a moving thing.
+        events.sampled_huge.fetch_add(huge.min(present), Relaxed);
     }
 
     /// Leaves the program's descriptor table for one that holds only ours; false: that was refused.

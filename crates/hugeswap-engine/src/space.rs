@@ -15,16 +15,18 @@
 use crate::intervals::Intervals;
 use crate::{PAGE, UNIT};
 use std::collections::{BTreeMap, BTreeSet};
+use std::ops::Range;
 
 /// How many ranges that are long enough but badly placed are looked at before one is taken that
 /// fits wherever it starts.
 const MISFITS: usize = 16;
 
-/// The addresses of one window.
+/// The addresses of one window. What is said of a range `[addr, addr+len)` is said of the part of the
+/// window that it meets first.
 #[derive(Debug)]
 pub struct Space {
-    base: usize,
-    end: usize,
+    /// In the order of addresses.
+    parts: Box<[Range<usize>]>,
     /// Start to length.
     free: BTreeMap<usize, usize>,
     /// (length, start) of the same ranges.
@@ -36,18 +38,22 @@ pub struct Space {
 }
 
 impl Space {
-    /// A window of `len` bytes at `base`, all free. Both are page-aligned.
-    pub fn new(base: usize, len: usize) -> Space {
-        debug_assert!(base.is_multiple_of(PAGE) && len.is_multiple_of(PAGE));
+    /// A window of these parts, all free. Their ends are page-aligned, and none touches another.
+    pub fn new(parts: impl IntoIterator<Item = Range<usize>>) -> Space {
+        let mut parts: Vec<_> = parts.into_iter().collect();
+        parts.sort_unstable_by_key(|p| p.start);
+        let is_aligned = |p: &Range<usize>| (p.start | p.end).is_multiple_of(PAGE);
+        debug_assert!(parts.iter().all(is_aligned));
         let mut space = Space {
-            base,
-            end: base + len,
+            parts: parts.clone().into(),
             free: BTreeMap::new(),
             by_len: BTreeSet::new(),
             kernel: Intervals::default(),
             reserved: Intervals::default(),
         };
-        space.put(base, base + len);
+        for part in parts {
+            space.put(part.start, part.end);
+        }
         space
     }
 
@@ -210,8 +216,9 @@ impl Space {
             return false;
         };
         len > 0
-            && addr >= self.base
-            && to <= self.end
+            && self
+                .part(addr, to)
+                .is_some_and(|p| p.start <= addr && to <= p.end)
             && self
                 .free
                 .range(..to)
@@ -226,7 +233,7 @@ impl Space {
         addr: usize,
         len: usize,
     ) -> impl Iterator<Item = (usize, usize)> + '_ {
-        let (from, to) = self.clip(addr, len).unwrap_or((self.base, self.base));
+        let (from, to) = self.clip(addr, len).unwrap_or((0, 0));
         let mut at = from;
         let first = self
             .free
@@ -261,13 +268,18 @@ impl Space {
 
     /// `[addr, addr+len)` widened to pages and cut to the window; `None` if nothing is left.
     fn clip(&self, addr: usize, len: usize) -> Option<(usize, usize)> {
-        let from = (addr & !(PAGE - 1)).max(self.base);
+        let from = addr & !(PAGE - 1);
         let to = addr
             .saturating_add(len)
             .checked_next_multiple_of(PAGE)
-            .unwrap_or(self.end)
-            .min(self.end);
-        (len > 0 && from < to).then_some((from, to))
+            .unwrap_or(usize::MAX);
+        let part = self.part(from, to).filter(|_| len > 0)?;
+        Some((from.max(part.start), to.min(part.end)))
+    }
+
+    /// The part that `[from, to)` meets first.
+    fn part(&self, from: usize, to: usize) -> Option<&Range<usize>> {
+        self.parts.iter().find(|p| from < p.end && to > p.start)
     }
 
     /// The free range (start, end) that holds `at`.
@@ -316,7 +328,7 @@ mod tests {
 
     #[test]
     fn small_ones_fill_holes_and_large_ones_stay_aligned() {
-        let mut s = Space::new(BASE, 64 * UNIT);
+        let mut s = Space::new(Some(BASE..BASE + 64 * UNIT));
         let a = s.alloc(1, 1).unwrap();
         let b = s.alloc(2 * UNIT, PAGE).unwrap();
         assert_eq!((a, b), (BASE, BASE + UNIT));
@@ -330,7 +342,7 @@ mod tests {
 
     #[test]
     fn grows_only_into_free_pages() {
-        let mut s = Space::new(BASE, 8 * UNIT);
+        let mut s = Space::new(Some(BASE..BASE + 8 * UNIT));
         let a = s.alloc(UNIT, 0).unwrap();
         assert!(s.extend(a, UNIT, 3 * UNIT) && s.is_allocated(a, 3 * UNIT));
         let b = s.alloc(PAGE, 0).unwrap();
@@ -347,7 +359,7 @@ mod tests {
 
     #[test]
     fn absurd_requests_are_refused() {
-        let mut s = Space::new(BASE, 8 * UNIT);
+        let mut s = Space::new(Some(BASE..BASE + 8 * UNIT));
         for (len, align) in [
             (0, 1),
             (usize::MAX, 1),
@@ -393,7 +405,7 @@ mod tests {
         /// Against a bitmap, a bit a page.
         #[test]
         fn agrees_with_a_bitmap(ops in prop::collection::vec(op(), 1..200)) {
-            let mut s = Space::new(BASE, PAGES * PAGE);
+            let mut s = Space::new(Some(BASE..BASE + PAGES * PAGE));
             let mut used = vec![false; PAGES];
             let mut kernel = vec![false; PAGES];
             let mut reserved = vec![false; PAGES];

@@ -4,14 +4,15 @@
 //! unit is read and written only by the owner of its lock, except where the owner offers the lock.
 
 use crate::lock::check_inside;
+use crate::numbering::Numbering;
 use crate::zeroed::Zeroed;
 use crate::{PAGE, UNIT};
+use hugeswap_policy::UNIT_PAGES;
 pub use hugeswap_policy::unit::lock::NO_FRAME;
 use hugeswap_policy::unit::lock::{self, Lock, QUEUED, StateWord};
 use hugeswap_policy::unit::step::{Effects, Event, Step, step};
 use hugeswap_policy::unit::{Kind, LOCKED, UNCHARGED, WAITERS, WRITEBACK, Word};
 use hugeswap_policy::workingset::lruvec::Weights;
-use hugeswap_policy::{UNIT_BYTES, UNIT_PAGES, UNIT_SHIFT};
 use hugeswap_sys::{Result, futex, mm};
 use std::mem::ManuallyDrop;
 use std::ops::{Deref, Range};
@@ -72,8 +73,7 @@ impl lock::Offers for Cells<'_> {
 
 /// A window of managed addresses and what each of its units is.
 pub struct Table {
-    base: usize,
-    units: u32,
+    numbering: Numbering,
     words: &'static [AtomicU64],
     frames: &'static [AtomicU32],
     /// How much of each unit is in memory. All or nothing follows from its word; for a base-mapped
@@ -86,20 +86,26 @@ pub struct Table {
     watched: AtomicI64,
 }
 
+impl Deref for Table {
+    type Target = Numbering;
+
+    fn deref(&self) -> &Numbering {
+        &self.numbering
+    }
+}
+
 impl Table {
-    /// Makes a table for `len` bytes of addresses from `base`; its own memory is touched
-    /// only where units are. `weights` are to be kept true.
+    /// Makes a table for a window; its own memory is touched only where units are. `weights` are to
+    /// be kept true.
     pub(crate) fn new(
-        base: usize,
-        len: usize,
+        numbering: Numbering,
         weights: Arc<Weights<Zeroed<AtomicU16>>>,
     ) -> Result<Table> {
-        let units = len >> UNIT_SHIFT;
+        let units = numbering.units() as usize;
         let words = mm::map_own(units * 8, mm::PROT_RW)?;
         let frames = mm::map_own(units * 4, mm::PROT_RW)?;
-        Ok(Table {
-            base,
-            units: units as u32,
+        let table = Table {
+            numbering,
             // SAFETY: zeroed, page-aligned, long enough, and unmapped only in Drop; zeros are valid
             // atomics.
             words: unsafe { std::slice::from_raw_parts(words as *const AtomicU64, units) },
@@ -108,7 +114,11 @@ impl Table {
             weights,
             touched: AtomicPtr::new(std::ptr::null_mut()),
             watched: AtomicI64::new(0),
-        })
+        };
+        for number in table.numbering.unused() {
+            let _ = table.reset_by(number, Event::Claimed);
+        }
+        Ok(table)
     }
 
     /// From now on `touched` counts the units that hold something of this process's own, beginning
@@ -130,46 +140,6 @@ impl Table {
     /// frames at once.
     pub(crate) fn watched(&self) -> u64 {
         self.watched.load(Relaxed).max(0) as u64
-    }
-
-    /// Units in the window.
-    pub fn units(&self) -> u32 {
-        self.units
-    }
-
-    /// The unit that `addr` lies in, if it lies in the window.
-    pub fn unit_of(&self, addr: usize) -> Option<u32> {
-        let u = addr.checked_sub(self.base)? >> UNIT_SHIFT;
-        (u < self.units as usize).then_some(u as u32)
-    }
-
-    /// First address of a unit.
-    pub fn addr(&self, unit: u32) -> usize {
-        self.base + ((unit as usize) << UNIT_SHIFT)
-    }
-
-    /// First address of the window, and its length.
-    pub fn window(&self) -> (usize, usize) {
-        (self.base, self.units as usize * UNIT_BYTES as usize)
-    }
-
-    /// Units that `[addr, addr+len)` meets.
-    pub(crate) fn units_of(&self, addr: usize, len: usize) -> Range<u32> {
-        let (base, total) = self.window();
-        let from = (addr.max(base) - base) / UNIT;
-        let to = (addr + len)
-            .min(base + total)
-            .saturating_sub(base)
-            .div_ceil(UNIT);
-        from as u32..to.max(from) as u32
-    }
-
-    /// Units that `[addr, addr+len)` has all of.
-    pub(crate) fn whole_units_of(&self, addr: usize, len: usize) -> Range<u32> {
-        let (base, _) = self.window();
-        let from = (addr - base).div_ceil(UNIT);
-        let to = (addr + len - base) / UNIT;
-        from as u32..to.max(from) as u32
     }
 
     /// Locks a unit once no write-out reads it.
@@ -463,7 +433,8 @@ mod tests {
 
     fn table() -> Table {
         let lists = Lruvecs::new(4, Zeroed::new(4).unwrap());
-        Table::new(1 << 40, 4 << UNIT_SHIFT, lists.weights()).unwrap()
+        let window = 1 << 40..(1 << 40) + 4 * UNIT;
+        Table::new(Numbering::new(window, &[]), lists.weights()).unwrap()
     }
 
     #[test]

@@ -19,14 +19,22 @@ pub enum Window {
     Anywhere(usize),
     /// These, whole units, in a process that has mappings there already. They are the kernel's
     /// until the engine's `adopt` takes them over, and stay when it stops.
-    Over(Range<usize>),
+    Over {
+        /// Where new mappings are, too.
+        main: Range<usize>,
+        /// Elsewhere: each is mapped from start to end, and none meets or touches another.
+        far: Vec<Range<usize>>,
+    },
 }
 
 /// A window whose free addresses are mapped without access.
 pub(crate) struct Addresses {
+    /// The main range.
     pub all: Range<usize>,
     /// What of it was free, in order.
     pub free: Vec<Range<usize>>,
+    /// The far parts.
+    pub far: Vec<Range<usize>>,
 }
 
 impl Addresses {
@@ -35,12 +43,13 @@ impl Addresses {
         let whole = |(base, len)| {
             let all = base..base + len;
             let free = Vec::from([all.clone()]);
-            Addresses { all, free }
+            let far = Vec::new();
+            Addresses { all, free, far }
         };
         match window {
             Window::Fixed => fixed().map(whole),
             Window::Anywhere(len) => anywhere(len).map(whole),
-            Window::Over(all) => over(all),
+            Window::Over { main, far } => over(main, far),
         }
     }
 
@@ -66,6 +75,7 @@ impl Addresses {
             .zip(ends)
             .map(|(from, to)| from..to)
             .filter(|r| !r.is_empty())
+            .chain(self.far.iter().cloned())
     }
 }
 
@@ -105,14 +115,20 @@ fn anywhere(len: usize) -> Result<(usize, usize), EngineError> {
     Ok((base, len))
 }
 
-fn over(all: Range<usize>) -> Result<Addresses, EngineError> {
-    let is_whole = all.start.is_multiple_of(UNIT) && all.end.is_multiple_of(UNIT);
-    if !is_whole || all.is_empty() {
+fn over(all: Range<usize>, far: Vec<Range<usize>>) -> Result<Addresses, EngineError> {
+    let is_whole = |r: &Range<usize>| {
+        r.start.is_multiple_of(UNIT) && r.end.is_multiple_of(UNIT) && !r.is_empty()
+    };
+    let mut parts: Vec<_> = far.iter().chain([&all]).collect();
+    parts.sort_unstable_by_key(|p| p.start);
+    let touch = parts.windows(2).any(|p| p[0].end >= p[1].start);
+    if !parts.into_iter().all(is_whole) || touch {
         return Err(EngineError::NoAddressSpace(Errno::EINVAL));
     }
     let mut window = Addresses {
         all: all.clone(),
         free: Vec::new(),
+        far,
     };
     let filled = Text::read().and_then(|text| {
         let mut at = all.start;
@@ -182,7 +198,7 @@ mod tests {
             unsafe { mm::unmap(at, h.start - at) }.expect("unmapped");
             at = h.end;
         }
-        let window = Addresses::reserve(Window::Over(base..base + 5 * UNIT)).expect("reserved");
+        let window = Addresses::reserve(over(base..base + 5 * UNIT, &[])).expect("reserved");
         assert!(window.has_others());
         let others: Vec<_> = window.of_others().collect();
         // (Another test's thread may map something there meanwhile.)
@@ -204,10 +220,23 @@ mod tests {
         window.unmap();
     }
 
+    fn over(main: Range<usize>, far: &[Range<usize>]) -> Window {
+        let far = far.to_vec();
+        Window::Over { main, far }
+    }
+
     #[test]
-    fn parts_of_units_are_refused() {
-        for range in [PAGE..UNIT, UNIT..UNIT, UNIT..UNIT + PAGE] {
-            let refused = Addresses::reserve(Window::Over(range));
+    fn parts_of_units_and_parts_that_touch_are_refused() {
+        let main = 8 * UNIT..9 * UNIT;
+        let halves = [PAGE..UNIT, UNIT..UNIT, UNIT..UNIT + PAGE];
+        let far = halves.clone().map(|part| over(main.clone(), &[part]));
+        let touching = [
+            over(main.clone(), &[7 * UNIT..8 * UNIT]),
+            over(main, &[UNIT..3 * UNIT, 2 * UNIT..4 * UNIT]),
+        ];
+        let all = halves.map(|part| over(part, &[])).into_iter();
+        for window in all.chain(far).chain(touching) {
+            let refused = Addresses::reserve(window);
             assert!(matches!(
                 refused,
                 Err(EngineError::NoAddressSpace(Errno::EINVAL))

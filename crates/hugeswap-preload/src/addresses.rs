@@ -2,7 +2,7 @@
 //! concern managed addresses go the way of the C library's functions of the same names.
 
 use crate::static_program::attached;
-use crate::{advise, mmap, mremap, real, shm, state};
+use crate::{advise, extent, mmap, mremap, real, shm};
 use libc::{c_int, c_uchar, c_uint, c_void, off_t};
 
 /// The calls, and which of their arguments are addresses, a bit each.
@@ -36,7 +36,7 @@ pub unsafe fn by_number(nr: i64, a: [usize; 6]) -> Option<isize> {
         _ => a[i].saturating_add(a[1].max(1)),
     };
     let mut addresses = (0..6).filter(|i| mask & 1 << i != 0 && a[*i] != 0);
-    if !addresses.any(|i| state::meets_managed(a[i], end(i) - a[i])) {
+    if !addresses.any(|i| extent::meets_managed(a[i], end(i) - a[i])) {
         return None;
     }
     // SAFETY: passed on.
@@ -49,6 +49,14 @@ pub unsafe fn by_number(nr: i64, a: [usize; 6]) -> Option<isize> {
 /// As for the call.
 pub unsafe fn call(nr: i64, a: [usize; 6]) -> isize {
     attached::note_change(nr, &a);
+    let is_range = match nr {
+        libc::SYS_mmap => a[3] as c_int & (libc::MAP_FIXED | libc::MAP_FIXED_NOREPLACE) != 0,
+        libc::SYS_shmat | libc::SYS_shmdt => false,
+        _ => true,
+    };
+    if is_range && extent::meets_several(a[0], a[1]) {
+        return -(libc::ENOMEM as isize);
+    }
     let errno = real::errno();
     let at = a[0] as *mut c_void;
     let (int, long) = (|i: usize| a[i] as c_int, |r: c_int| r as usize);

@@ -10,7 +10,7 @@ use crate::parts::{by_parts, each, error, managed, shared};
 use crate::real::{self, set_errno};
 use crate::runs::discard;
 use crate::touch::touch;
-use crate::{inherit, pagemap, shared, state};
+use crate::{extent, inherit, pagemap, shared, state};
 use hugeswap_engine::{Engine, Prot};
 use hugeswap_policy::defrag::thp::Usage;
 use hugeswap_policy::markers::Marker;
@@ -48,10 +48,10 @@ pub unsafe extern "C" fn madvise(addr: *mut c_void, len: size_t, advice: c_int) 
 
 fn advise(engine: &Engine, at: usize, len: usize, advice: c_int) -> c_int {
     let kernels = |at: usize, len: usize| {
-        if is_remembered(advice) && state::in_window(at) {
+        if is_remembered(advice) && extent::in_window(at) {
             note(at, len);
         }
-        let marked = state::in_window(at) && engine.first_marker(at, len).is_some();
+        let marked = extent::in_window(at) && engine.first_marker(at, len).is_some();
         match advice {
             libc::MADV_DOFORK => inherit::include(at, len),
             MADV_POPULATE_READ | MADV_POPULATE_WRITE if marked => return error(libc::EFAULT),
@@ -250,7 +250,7 @@ fn touch_all(engine: &Engine, at: usize, len: usize, write: bool) {
         // SAFETY: a mapped byte of the program's own, which asked for this access.
         unsafe { touch(page, write) };
         if page == at || page.is_multiple_of(UNIT) {
-            by_pages = state::in_window(page) && engine.is_base_mapped(page);
+            by_pages = extent::in_window(page) && engine.is_base_mapped(page);
         }
     }
 }
@@ -285,7 +285,7 @@ fn change_access(at: usize, len: usize, prot: c_int) -> c_int {
         return pass(libc::SYS_mprotect, [at, len, prot as usize, 0, 0, 0]);
     };
     let kernels = |at: usize, len: usize| {
-        if prot != RW && state::in_window(at) {
+        if prot != RW && extent::in_window(at) {
             note(at, len);
         }
         pass(libc::SYS_mprotect, [at, len, prot as usize, 0, 0, 0])
@@ -439,8 +439,8 @@ fn lock_part(nr: libc::c_long, addr: usize, len: usize, flags: usize) -> c_int {
     let end = addr
         .saturating_add(len.min(isize::MAX as usize))
         .next_multiple_of(PAGE);
-    if let Some(engine) = state::engine().filter(|_| state::meets_managed(addr, len)) {
-        let private = !state::in_shared(addr);
+    if let Some(engine) = state::engine().filter(|_| extent::meets_managed(addr, len)) {
+        let private = !extent::in_shared(addr);
         // (Memory without access cannot be locked.)
         if private && !engine.is_committed(start, end - start) {
             return error(libc::ENOMEM);
@@ -511,7 +511,7 @@ unsafe fn residence(at: usize, len: usize, vec: *mut c_uchar) -> c_int {
     let Some((engine, whole)) = managed(at, len) else {
         return pass(libc::SYS_mincore, [at, len, vec as usize, 0, 0, 0]);
     };
-    if !state::in_window(at) {
+    if !extent::in_window(at) {
         return pass(libc::SYS_mincore, [at, len, vec as usize, 0, 0, 0]);
     }
     if !engine.is_mapped(at, whole) {

@@ -11,7 +11,7 @@
 
 use crate::lock::Lock;
 use crate::real;
-use crate::state;
+use crate::{extent, state};
 use hugeswap_sys::raw::call;
 use hugeswap_sys::thread;
 use hugeswap_sys::{Result, fs, futex, process};
@@ -286,7 +286,7 @@ identities! {
 unsafe extern "C" fn setgroups(n: size_t, list: *const gid_t) -> c_int {
     const MOST: usize = 65_536;
     // Every thread of the program's reads it, in a signal handler of the C library's.
-    if n > 0 && n <= MOST && state::meets_managed(list as usize, n * size_of::<gid_t>()) {
+    if n > 0 && n <= MOST && extent::meets_managed(list as usize, n * size_of::<gid_t>()) {
         // SAFETY: the program's list; a fault here is taken as any other.
         let copy = unsafe { std::slice::from_raw_parts(list, n) }.to_vec();
         // SAFETY: passed on, with a copy that lives until the call ends.

@@ -8,7 +8,7 @@
 use crate::issue::{Pins, UNIT};
 use crate::real::{self, errno, set_errno};
 use crate::static_program::{self, Kept, Replacement, is_ours_to_see, replacement};
-use crate::{filter, state};
+use crate::{extent, filter, state};
 use libc::{c_char, c_int, c_void};
 use std::arch::naked_asm;
 use std::ffi::{CStr, CString};
@@ -37,7 +37,7 @@ impl Text {
     /// # Safety
     /// `s` must be null or NUL-terminated.
     pub unsafe fn of(s: *const c_char) -> Text {
-        let copy = state::managed(s as usize).then(|| {
+        let copy = extent::managed(s as usize).then(|| {
             // SAFETY: NUL-terminated, by contract; a fault here is taken as any other.
             unsafe { CStr::from_ptr(s) }.to_bytes_with_nul().to_vec()
         });
@@ -72,11 +72,11 @@ impl List {
             return out;
         }
         let mut n = 0;
-        let mut managed = state::managed(list as usize);
+        let mut managed = extent::managed(list as usize);
         // SAFETY: null-terminated, by contract.
         unsafe {
             while !(*list.add(n)).is_null() {
-                managed |= state::managed(*list.add(n) as usize);
+                managed |= extent::managed(*list.add(n) as usize);
                 n += 1;
             }
         }
@@ -270,7 +270,7 @@ impl<T: Copy> Plain<T> {
     /// `p` must be null or readable.
     unsafe fn of(p: *const T) -> Plain<T> {
         // SAFETY: readable, by contract.
-        let copy = state::managed(p as usize).then(|| unsafe { p.read_unaligned() });
+        let copy = extent::managed(p as usize).then(|| unsafe { p.read_unaligned() });
         Plain { copy, original: p }
     }
 
@@ -351,7 +351,7 @@ fn hold_environment() -> Option<Pins> {
     let mut pages: Vec<usize> = Vec::new();
     let mut note = |addr: usize, len: usize| {
         let all = addr & !(PAGE - 1)..addr + len;
-        pages.extend(all.step_by(PAGE).filter(|&page| state::managed(page)));
+        pages.extend(all.step_by(PAGE).filter(|&page| extent::managed(page)));
     };
     if !list.is_null() {
         let mut n = 0;
@@ -359,7 +359,7 @@ fn hold_environment() -> Option<Pins> {
         unsafe {
             while !(*list.add(n)).is_null() {
                 let string = *list.add(n);
-                if state::managed(string as usize) {
+                if extent::managed(string as usize) {
                     note(string as usize, CStr::from_ptr(string).count_bytes() + 1);
                 }
                 n += 1;
@@ -369,7 +369,7 @@ fn hold_environment() -> Option<Pins> {
     }
     pages.sort_unstable();
     // What is held is a whole unit, but in shared memory.
-    pages.dedup_by_key(|page| match state::in_shared(*page) {
+    pages.dedup_by_key(|page| match extent::in_shared(*page) {
         true => *page,
         false => *page & !(UNIT - 1),
     });

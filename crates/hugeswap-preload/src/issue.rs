@@ -14,7 +14,7 @@
 use crate::mask::OURS;
 use crate::table::{self, Buffer, Len, Way};
 use crate::touch::touch;
-use crate::{addresses, mmap, shared, state};
+use crate::{addresses, extent, mmap, shared};
 use hugeswap_engine::{Engine, Prot};
 use hugeswap_sys::program_fs;
 use hugeswap_sys::raw::syscall6;
@@ -91,10 +91,10 @@ impl Caller {
     /// or mapped without that access: then the kernel is to say EFAULT, as it does to those who ask by such a call
     /// whether memory is there.
     pub fn mapped(&self, addr: usize, len: usize, write: bool) -> bool {
-        if len == 0 || !state::managed(addr) {
+        if len == 0 || !extent::managed(addr) {
             return true;
         }
-        if state::in_shared(addr) {
+        if extent::in_shared(addr) {
             return shared::is_mapped(addr, len);
         }
         let last = addr.saturating_add(len - 1);
@@ -144,7 +144,7 @@ impl Caller {
         let mut lens = [0usize; 6];
         let mut total = 0;
         for &(i, way, len) in buffers {
-            if state::managed(a[i]) {
+            if extent::managed(a[i]) {
                 if !self.mapped(a[i], 1, way == Way::Out) {
                     return self.raw(nr, a);
                 }
@@ -156,7 +156,7 @@ impl Caller {
         let writes = |i: usize| buffers.iter().any(|b| b.0 == i && b.1 == Way::Out);
         let closed = |i: usize| !self.engine.allows(a[i], lens[i], writes(i));
         let given = (0..lens.len()).filter(|&i| lens[i] > 0);
-        let in_window = |i: usize| state::in_window(a[i]);
+        let in_window = |i: usize| extent::in_window(a[i]);
         if total > 0 && given.clone().all(|i| in_window(i) && of_kernel(i)) {
             // It knows best: there may be guards of its own in it, or pages without access.
             return self.raw(nr, a);
@@ -177,7 +177,7 @@ impl Caller {
 
     /// Brings in what the kernel will find of a range before the first page that the program may not touch so.
     pub fn bring_up_to_closed(&self, addr: usize, len: usize, write: bool) {
-        if !state::in_window(addr) {
+        if !extent::in_window(addr) {
             return;
         }
         let pages = (addr & !(PAGE - 1)..addr + len).step_by(PAGE);
@@ -207,7 +207,7 @@ impl Caller {
     ) -> isize {
         let (mut call, mut at) = (a, room);
         for &(i, _, _) in buffers {
-            if state::managed(a[i]) {
+            if extent::managed(a[i]) {
                 // SAFETY: `room` has space for all of them; the source is the program's to answer for.
                 unsafe { std::ptr::copy_nonoverlapping(a[i] as *const u8, at as *mut u8, lens[i]) };
                 call[i] = at;
@@ -240,7 +240,7 @@ impl Caller {
     fn unknown(&self, nr: i64, a: Args) -> isize {
         let mut held = Pins::new(self.engine);
         for addr in a {
-            if state::managed(addr) {
+            if extent::managed(addr) {
                 let len = UNIT - addr % UNIT;
                 if !held.insist(addr, len, true) {
                     held.insist(addr, len, false);
@@ -266,7 +266,7 @@ impl Caller {
         );
         let mut call = a;
         let timeout: [u64; 2];
-        if timed && state::managed(a[3]) {
+        if timed && extent::managed(a[3]) {
             // SAFETY: the program's timespec.
             timeout = unsafe { (a[3] as *const [u64; 2]).read_unaligned() };
             call[3] = timeout.as_ptr() as usize;
@@ -308,10 +308,10 @@ impl Caller {
     /// Brings in the page of a futex's word, for writing if the kernel `writes` to it, or must be able
     /// to, and the program may. What the program may not read is left to the kernel, which says so.
     fn bring_in(&self, addr: usize, writes: bool) {
-        if !state::managed(addr) || !self.mapped(addr, 4, false) {
+        if !extent::managed(addr) || !self.mapped(addr, 4, false) {
             return;
         }
-        let may_write = if state::in_shared(addr) {
+        let may_write = if extent::in_shared(addr) {
             shared::is_writable(addr)
         } else {
             match self.engine.access(addr, 4) {
@@ -425,10 +425,10 @@ impl Pins {
     /// are only held, by making them whole units, if `make`: where they are copied, no others of
     /// their units need come in.
     pub fn add(&mut self, addr: usize, len: usize, write: bool, make: bool) -> bool {
-        if len == 0 || !state::managed(addr) {
+        if len == 0 || !extent::managed(addr) {
             return true;
         }
-        if state::in_shared(addr) {
+        if extent::in_shared(addr) {
             // Other processes take it out of memory: nothing holds it but keeping it for good, and copying is better than that.
             return false;
         }
@@ -447,10 +447,10 @@ impl Pins {
 
     /// As [`Pins::add`], for calls that have no other way: beyond the bound.
     pub fn insist(&mut self, addr: usize, len: usize, write: bool) -> bool {
-        if len == 0 || !state::managed(addr) {
+        if len == 0 || !extent::managed(addr) {
             return true;
         }
-        if state::in_shared(addr) {
+        if extent::in_shared(addr) {
             return shared::is_mapped(addr, len) && shared::keep(self.engine, addr, len).is_ok();
         }
         let done = self.engine.pin(addr, len, write).is_ok();

@@ -61,6 +61,7 @@ mod cut;
 mod debug;
 mod ending;
 mod exec;
+mod extent;
 mod fds;
 mod files;
 mod filter;

@@ -13,7 +13,7 @@ use crate::lock::Lock;
 use crate::mmap::{self, release};
 use crate::real::{self, set_errno};
 use crate::spare::{Gone, Spares};
-use crate::{small, state};
+use crate::{extent, small, state};
 use hugeswap_engine::Engine;
 use hugeswap_policy::knobs::Knob;
 use hugeswap_sys::fs;
@@ -93,7 +93,7 @@ fn engine_for(size: usize) -> Option<&'static Engine> {
 /// Can `p` be a managed block? Otherwise it belongs to the next allocator.
 #[inline]
 fn may_be_ours(p: *mut c_void) -> bool {
-    state::in_window(p as usize) && real::libc_allocates()
+    extent::in_window(p as usize) && real::libc_allocates()
 }
 
 /// Length of the managed block at `p`; ends the process if there is none.

@@ -10,7 +10,7 @@
 
 use crate::lock::Lock;
 use crate::real::{self, answer, set_errno};
-use crate::{cut, files, hint, inherit, shared, small, state, static_program};
+use crate::{cut, extent, files, hint, inherit, shared, small, state, static_program};
 use hugeswap_engine::pool::FaultMode;
 use hugeswap_engine::{Claim, Contents, Engine, Prot};
 use hugeswap_policy::knobs::Knob;
@@ -106,7 +106,7 @@ pub fn eject(engine: &Engine, addr: usize, len: usize) -> Result<(), Errno> {
     if !shared_part(addr, len).is_empty() {
         shared::keep(engine, addr, len)?;
     }
-    let window = engine.window();
+    let window = engine.window_at(addr, len);
     let (from, to) = (
         addr.max(window.start),
         addr.saturating_add(len).min(window.end),
@@ -119,7 +119,7 @@ pub fn eject(engine: &Engine, addr: usize, len: usize) -> Result<(), Errno> {
 
 /// The part of `[addr, addr+len)` that is at addresses of shared memory.
 fn shared_part(addr: usize, len: usize) -> Range<usize> {
-    let all = state::shared_range();
+    let all = extent::shared_range();
     let start = addr.max(all.start);
     start..addr.saturating_add(len).min(all.end).max(start)
 }
@@ -194,7 +194,7 @@ pub unsafe extern "C" fn mmap(
     let at = addr as usize;
     const TYPE: c_int = libc::MAP_SHARED | libc::MAP_PRIVATE;
     if (at != 0 || flags & libc::MAP_FIXED != 0)
-        && state::meets_managed(at, len)
+        && extent::meets_managed(at, len)
         && let Some(engine) = state::engine()
         && let Some(done) = placed(engine, at, len, prot, flags, fd, offset)
     {
@@ -324,7 +324,7 @@ fn placed(
         at.checked_next_multiple_of(PAGE)?
     };
     let len = pages(at, len).filter(|len| at + len <= TASK_END)?;
-    let window = engine.window();
+    let window = engine.window_at(at, len);
     let inside = at >= window.start && at + len <= window.end;
     if !replace && is_any_mapped(engine, at, len) {
         return exact.then(|| failed(libc::EEXIST));
@@ -420,7 +420,7 @@ fn map_managed(
 
 /// Is anything mapped in `[at, at+len)`, which meets managed addresses?
 fn is_any_mapped(engine: &Engine, at: usize, len: usize) -> bool {
-    let all = state::managed_range();
+    let all = extent::managed_range(at, len);
     let outside = [(at, all.start.min(at + len)), (all.end.max(at), at + len)];
     engine.is_any_mapped(at, len)
         || shared::first_used(&shared_part(at, len)).is_some()
@@ -486,7 +486,7 @@ pub fn access(prot: c_int) -> Option<Prot> {
 
 /// Does `[addr, addr+len)` consist of whole units of the window?
 pub fn whole_units(engine: &Engine, addr: usize, len: usize) -> bool {
-    let window = engine.window();
+    let window = engine.window_at(addr, len);
     addr >= window.start
         && addr + len <= window.end
         && addr.is_multiple_of(UNIT)
@@ -509,16 +509,16 @@ unsafe extern "C" fn mmap64(
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn munmap(addr: *mut c_void, len: size_t) -> c_int {
     let at = addr as usize;
-    if state::meets_managed(at, len)
+    if extent::meets_managed(at, len)
         && let (Some(engine), Some(len)) = (state::engine(), pages(at, len))
         && at + len <= TASK_END
     {
         hint::note_unmapped(at, len);
-        let all = state::managed_range();
+        let all = extent::managed_range(at, len);
         let (from, to) = (at.max(all.start), (at + len).min(all.end));
         let errno = real::errno();
         let there = shared_part(at, len);
-        let private = from..to.min(engine.window().end);
+        let private = from..to.min(engine.window_at(at, len).end);
         if !private.is_empty()
             && let Err(e) = try_release(engine, private.start, private.len())
         {

@@ -10,7 +10,7 @@ use crate::advise::mprotect;
 use crate::mmap::{RW, end_claim, is_noted, kernel, make_way, pages, release, try_release};
 use crate::real::{self, set_errno};
 use crate::runs::discard;
-use crate::{access, inherit, shared, state};
+use crate::{access, extent, inherit, shared, state};
 use hugeswap_engine::{Contents, Engine};
 use hugeswap_sys::maps::Mapping;
 use hugeswap_sys::{Errno, mm, raw};
@@ -57,8 +57,8 @@ pub unsafe extern "C" fn mremap(
         return kernel(libc::SYS_mremap, a) as *mut c_void;
     };
     let ours = meets_window(engine, at, old_len.max(1));
-    let into = flags & FIXED != 0 && state::meets_managed(to, new_len);
-    if !ours && !into && !state::in_shared(at) {
+    let into = flags & FIXED != 0 && extent::meets_managed(to, new_len);
+    if !ours && !into && !extent::in_shared(at) {
         return kernel(libc::SYS_mremap, a) as *mut c_void;
     }
     let errno = real::errno();
@@ -86,7 +86,7 @@ pub unsafe extern "C" fn mremap(
 }
 
 fn meets_window(engine: &Engine, at: usize, len: usize) -> bool {
-    let window = engine.window();
+    let window = engine.window_at(at, len);
     at < window.end && at.saturating_add(len) > window.start
 }
 
@@ -134,11 +134,11 @@ fn by_kernel(m: Move) -> Result<usize, Errno> {
 /// Moves memory outside the window, which is in shared memory or goes to managed addresses; the new
 /// address.
 fn elsewhere(engine: &Engine, m: Move) -> Result<usize, Errno> {
-    let claim = match m.has(FIXED) && state::meets_managed(m.to, m.new) {
+    let claim = match m.has(FIXED) && extent::meets_managed(m.to, m.new) {
         true => Some(make_way(engine, m.to, m.new, Contents::Keep)?),
         false => None,
     };
-    let moved = if state::in_shared(m.at) && shared::is_managed(m.at) {
+    let moved = if extent::in_shared(m.at) && shared::is_managed(m.at) {
         match shared::remap(engine, m.at, m.old, m.new, m.flags, m.to) {
             libc::MAP_FAILED => Err(Errno(real::errno())),
             now => Ok(now as usize),
@@ -221,7 +221,7 @@ fn reserved(engine: &Engine, m: Move) -> Result<usize, Errno> {
     let Move {
         at, old, new, to, ..
     } = m;
-    let window = engine.window();
+    let window = engine.window_at(to, new);
     let now = if m.has(FIXED) && to >= window.start && to + new <= window.end {
         engine.reserve_at(to, new, true)?;
         to
@@ -276,7 +276,7 @@ fn to_elsewhere(engine: &Engine, at: usize, old: usize, new: usize) -> Result<us
 /// Moves managed memory to an address that the program chooses: pages move within the window, and
 /// are copied to any other place.
 fn to_fixed(engine: &Engine, at: usize, old: usize, new: usize, to: usize) -> Result<usize, Errno> {
-    let window = engine.window();
+    let window = engine.window_at(to, new);
     if to >= window.start && to + new <= window.end {
         engine.map_at(to, new, true)?;
         engine.carry_advice(at, old, to, new);
@@ -397,7 +397,7 @@ fn pieces_of(at: usize, len: usize) -> Option<Vec<(usize, usize)>> {
 /// behind it are not free, or the kernel fails.
 fn grow_by_kernel(engine: &Engine, at: usize, old: usize, new: usize) -> bool {
     let (end, more) = (at + old, new - old);
-    if end + more > engine.window().end || engine.is_any_mapped(end, more) {
+    if end + more > engine.window_at(at, old).end || engine.is_any_mapped(end, more) {
         return false;
     }
     let Ok(claim) = engine.claim(end, more, Contents::Keep) else {

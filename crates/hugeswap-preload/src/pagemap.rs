@@ -13,7 +13,7 @@
 use crate::mmap::kernel;
 use crate::real;
 use crate::wrap::{plain_pread, plain_read};
-use crate::{shared, state, stdio};
+use crate::{extent, shared, state, stdio};
 use hugeswap_engine::Engine;
 use hugeswap_policy::markers::pagemap::Categories;
 use hugeswap_sys::{fs, process, raw};
@@ -124,11 +124,12 @@ fn target(fd: c_int, room: &mut [u8; 64]) -> Option<&[u8]> {
 unsafe fn tell(engine: &Engine, at: u64, buf: usize, n: usize) {
     let first = (at as usize / ENTRY).saturating_mul(PAGE);
     let end = first.saturating_add(n / ENTRY * PAGE);
-    let window = engine.window();
-    let private = first.max(window.start)..end.min(window.end);
-    // SAFETY: passed on, here and below; both ranges are within the bytes that were read.
-    unsafe { tell_range(engine, private, first, buf, false) };
-    let shared = state::shared_range();
+    for part in engine.window_parts() {
+        let private = first.max(part.start)..end.min(part.end);
+        // SAFETY: passed on, here and below; all ranges are within the bytes that were read.
+        unsafe { tell_range(engine, private, first, buf, false) };
+    }
+    let shared = extent::shared_range();
     let mut rest = first.max(shared.start)..end.min(shared.end);
     while let Some(part) = shared::first_mapped(&rest) {
         rest.start = part.end;

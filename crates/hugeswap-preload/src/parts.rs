@@ -4,7 +4,7 @@
 use crate::mmap::pages;
 use crate::real::{self, set_errno};
 use crate::runs::{Owner, runs};
-use crate::{shared, state};
+use crate::{extent, shared, state};
 use hugeswap_engine::Engine;
 use libc::c_int;
 use std::ops::Range;
@@ -12,7 +12,7 @@ use std::ops::Range;
 /// The engine and the range in whole pages, if `addr` is in a shared region that the engine
 /// manages.
 pub fn shared(addr: usize, len: usize) -> Option<(&'static Engine, Range<usize>)> {
-    if !state::in_shared(addr) || !shared::is_managed(addr) {
+    if !extent::in_shared(addr) || !shared::is_managed(addr) {
         return None;
     }
     Some((state::engine()?, addr..addr + pages(addr, len)?))
@@ -21,8 +21,8 @@ pub fn shared(addr: usize, len: usize) -> Option<(&'static Engine, Range<usize>)
 /// The engine and the length in whole pages, if the range meets the window.
 pub fn managed(addr: usize, len: usize) -> Option<(&'static Engine, usize)> {
     let engine = state::engine()?;
-    let window = engine.window();
     let len = pages(addr, len)?;
+    let window = engine.window_at(addr, len);
     (addr < window.end && addr + len > window.start).then_some((engine, len))
 }
 
@@ -36,7 +36,7 @@ pub fn by_parts(
     holes: bool,
     mut call: impl FnMut(usize, usize) -> c_int,
 ) -> c_int {
-    let managed = state::shared_range();
+    let managed = extent::shared_range();
     let base = managed.start;
     let end = match pages(at, len) {
         Some(whole) if at + whole > base && at < managed.end => at + whole,
@@ -86,7 +86,7 @@ pub fn each(
     mut ours: impl FnMut(usize, usize) -> c_int,
     mut reserved: impl FnMut(usize, usize) -> c_int,
 ) -> c_int {
-    let window = engine.window();
+    let window = engine.window_at(at, len);
     let (from, to) = (at.max(window.start), (at + len).min(window.end));
     if at < from {
         let done = kernels(at, from - at);

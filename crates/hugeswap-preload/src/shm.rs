@@ -7,7 +7,7 @@
 use crate::lock::Lock;
 use crate::mmap::{end_claim, kernel, make_way, release};
 use crate::real::set_errno;
-use crate::state;
+use crate::{extent, state};
 use hugeswap_engine::{Contents, Engine};
 use hugeswap_sys::mm;
 use libc::{c_int, c_void};
@@ -56,7 +56,7 @@ pub unsafe extern "C" fn shmat(id: c_int, addr: *const c_void, flags: c_int) -> 
     let Some(engine) = state::engine().filter(|_| at != 0 && at.is_multiple_of(PAGE)) else {
         return attach(addr as usize, flags) as *mut c_void;
     };
-    let Some(len) = length(id).filter(|&len| state::meets_managed(at, len)) else {
+    let Some(len) = length(id).filter(|&len| extent::meets_managed(at, len)) else {
         return attach(addr as usize, flags) as *mut c_void;
     };
     let live = engine.is_any_mapped(at, len);
@@ -93,7 +93,7 @@ pub unsafe extern "C" fn shmdt(addr: *const c_void) -> c_int {
     let at = addr as usize;
     let done = kernel(libc::SYS_shmdt, [at, 0, 0, 0, 0, 0]) as c_int;
     if done == 0
-        && state::in_window(at)
+        && extent::in_window(at)
         && let Some(engine) = state::engine()
     {
         let len = ATTACHED.lock().remove(&at);

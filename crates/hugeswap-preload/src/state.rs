@@ -14,19 +14,16 @@
 //! what every start or fork writes lies together (`hot!`).
 
 use crate::{
-    alloc, credentials, files, filter, helpers, inherit, issue, local, malloc, mmap, real, shared,
-    shm, small, static_program, symbols, thread, trap, views,
+    alloc, credentials, extent, files, filter, helpers, inherit, issue, local, malloc, mmap, real,
+    shared, shm, small, static_program, symbols, thread, trap, views,
 };
 use hugeswap_engine::pool::{FaultMode, Pool};
-use hugeswap_engine::{
-    Engine, EngineConfig, EngineError, SHARED_BASE, SHARED_LEN, Threads, Window, high_descriptor,
-};
+use hugeswap_engine::{Engine, EngineConfig, EngineError, Threads, Window, high_descriptor};
 use hugeswap_policy::knobs::Knob;
 use hugeswap_sys::signal::{self, Blocked};
 use hugeswap_sys::{fs, futex, process, stack};
 use libc::{c_int, c_void};
 use std::ffi::CStr;
-use std::ops::Range;
 use std::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed, Release, SeqCst};
 use std::sync::atomic::{AtomicBool, AtomicI32, AtomicPtr, AtomicU32, AtomicUsize};
 
@@ -53,10 +50,6 @@ hot! {
 }
 static JOINER: AtomicI32 = AtomicI32::new(0);
 static ENGINE: AtomicPtr<Engine> = AtomicPtr::new(std::ptr::null_mut());
-/// The managed addresses; length 0 until joined.
-static WINDOW: [AtomicUsize; 2] = [const { AtomicUsize::new(0) }; 2];
-/// Bytes from the window's start on that managed memory may be at: the window, and behind it shared memory. 0 until joined.
-static MANAGED: AtomicUsize = AtomicUsize::new(0);
 /// What sets the thresholds of the pool.
 const ROUTES: [Knob; 4] = [
     Knob::MallocMin,
@@ -103,42 +96,6 @@ pub fn manage_small_mappings() {
 /// Are small mappings managed?
 pub fn are_small_mappings_managed() -> bool {
     SMALL_FROM.load(Relaxed) != usize::MAX
-}
-
-/// Is `addr` a managed address?
-#[inline]
-pub fn in_window(addr: usize) -> bool {
-    addr.wrapping_sub(WINDOW[0].load(Relaxed)) < WINDOW[1].load(Relaxed)
-}
-
-/// Is `addr` where managed memory may be, private or shared? Then a system call on it needs care.
-#[inline]
-pub fn managed(addr: usize) -> bool {
-    addr.wrapping_sub(WINDOW[0].load(Relaxed)) < MANAGED.load(Relaxed)
-}
-
-/// Is `addr` where shared memory may be?
-#[inline]
-pub fn in_shared(addr: usize) -> bool {
-    managed(addr) && !in_window(addr)
-}
-
-/// The addresses that managed memory may be at, the window first; none until joined.
-pub fn managed_range() -> Range<usize> {
-    let base = WINDOW[0].load(Relaxed);
-    base..base + MANAGED.load(Relaxed)
-}
-
-/// The addresses that shared memory may be at that is managed; none where the window does not end where they begin.
-pub fn shared_range() -> Range<usize> {
-    let all = managed_range();
-    all.start + WINDOW[1].load(Relaxed)..all.end
-}
-
-/// Does `[addr, addr+len)` meet them?
-pub fn meets_managed(addr: usize, len: usize) -> bool {
-    let all = managed_range();
-    addr < all.end && addr.saturating_add(len) > all.start && len > 0
 }
 
 /// Descriptors may have been added.
@@ -298,7 +255,7 @@ fn join(len: usize, knob: Knob) -> u32 {
 
 /// Joins the pool with an engine over addresses at which the program has mappings, which is stopped and was not started to manage
 /// memory; or says why not.
-pub fn join_over(window: Range<usize>) -> Result<&'static Engine, String> {
+pub fn join_over(window: Window) -> Result<&'static Engine, String> {
     let (creator, segment) = (CREATOR.load(Relaxed), SEGMENT.load(Relaxed));
     std::panic::set_hook(Box::new(end));
     let pool = Pool::attach(creator, segment, high_descriptor()).map_err(|e| e.to_string())?;
@@ -306,7 +263,7 @@ pub fn join_over(window: Range<usize>) -> Result<&'static Engine, String> {
         known.store(least(&pool, knob) as usize, Relaxed);
     }
     let blocked = Blocked::all_but_faults();
-    let start = || start_engine(pool, Window::Over(window)).map_err(|e| e.to_string());
+    let start = || start_engine(pool, window).map_err(|e| e.to_string());
     // SAFETY: signals are blocked, and joining takes less.
     let started = unsafe { stack::call_on_new(JOIN_STACK, start) };
     drop(blocked);
@@ -326,8 +283,7 @@ pub fn leave() {
     manage_nothing_new();
     STATE.store(FAILED, Release);
     ENGINE.store(std::ptr::null_mut(), Release);
-    MANAGED.store(0, Relaxed);
-    WINDOW[1].store(0, Relaxed);
+    extent::forget();
 }
 
 /// Starts the engine that the program's memory is managed by from now on.
@@ -351,11 +307,7 @@ fn start_engine(pool: Pool, window: Window) -> Result<(), EngineError> {
             return Err(e);
         }
     };
-    let window = engine.window();
-    WINDOW[0].store(window.start, Relaxed);
-    WINDOW[1].store(window.len(), Relaxed);
-    let whole = window.end == SHARED_BASE;
-    MANAGED.store(window.len() + if whole { SHARED_LEN } else { 0 }, Relaxed);
+    extent::note(engine);
     note_descriptors(engine);
     ENGINE.store(engine as *const Engine as *mut Engine, Release);
     filter::ensure();

@@ -5,7 +5,7 @@
 //! buffer of ours, piece by piece.
 
 use crate::pagemap::from_stream;
-use crate::{filter, real, state};
+use crate::{extent, filter, real, state};
 use libc::{FILE, c_void, size_t};
 
 /// Bytes in a piece.
@@ -14,7 +14,7 @@ const PIECE: usize = 64 << 10;
 /// True if a buffer at `p` must not be passed to the kernel.
 #[inline]
 fn careful(p: usize) -> bool {
-    state::managed(p) && state::careful().is_some() && !filter::on()
+    extent::managed(p) && state::careful().is_some() && !filter::on()
 }
 
 pub type Read = unsafe extern "C" fn(*mut c_void, size_t, size_t, *mut FILE) -> size_t;

@@ -7,7 +7,7 @@
 
 use crate::local::{self, Word};
 use crate::real::{self, answer, set_errno};
-use crate::{ending, mask, mmap, shared, state};
+use crate::{ending, extent, mask, mmap, shared, state};
 use hugeswap_engine::Engine;
 use hugeswap_sys::raw::{call, syscall6};
 use hugeswap_sys::{mm, signal};
@@ -254,7 +254,7 @@ unsafe extern "C" fn pthread_mutex_init(
     }
     let at = mutex as usize;
     if !attr.is_null()
-        && state::in_shared(at)
+        && extent::in_shared(at)
         && let Some(engine) = state::engine()
     {
         let (mut robust, mut protocol) = (0, 0);
@@ -278,7 +278,7 @@ fn eject_stack(attr: *const libc::pthread_attr_t) {
     let (mut at, mut len) = (std::ptr::null_mut(), 0);
     // SAFETY: the program's initialised attributes; both results are writable.
     if unsafe { libc::pthread_attr_getstack(attr, &mut at, &mut len) } == 0
-        && state::meets_managed(at as usize, len)
+        && extent::meets_managed(at as usize, len)
         && let Some(engine) = state::engine()
     {
         let _ = mmap::eject(engine, at as usize, len);
@@ -310,7 +310,7 @@ fn eject_locale(engine: &'static Engine) {
         libc::freelocale(copy);
         at
     };
-    if EJECTED.load(Relaxed) != at && state::meets_managed(at, READ) {
+    if EJECTED.load(Relaxed) != at && extent::meets_managed(at, READ) {
         let _ = mmap::eject(engine, at, READ);
     }
     EJECTED.store(at, Relaxed);
@@ -359,7 +359,7 @@ fn set_program_stack(wanted: libc::stack_t, ours: usize, active: bool) -> c_int 
     let off = wanted.ss_flags & libc::SS_DISABLE != 0;
     let small = !off && (libc::MINSIGSTKSZ..ENOUGH).contains(&wanted.ss_size);
     if !off && !small {
-        if state::meets_managed(wanted.ss_sp as usize, wanted.ss_size)
+        if extent::meets_managed(wanted.ss_sp as usize, wanted.ss_size)
             && let Some(engine) = state::engine()
             && let Err(e) = mmap::eject(engine, wanted.ss_sp as usize, wanted.ss_size)
         {

@@ -6,7 +6,7 @@
 //! that cannot be held goes through a buffer of ours.
 
 use crate::issue::{Args, Caller, EFAULT, EINVAL, Pins};
-use crate::{mmap, state};
+use crate::{extent, mmap};
 use hugeswap_sys::fs;
 use libc::iovec;
 
@@ -177,14 +177,14 @@ impl Transfer<'_> {
     /// Is some of it ours, and may the program not touch it so?
     fn is_closed(&self, s: &iovec) -> bool {
         let engine = self.caller.engine;
-        state::in_window(at(s)) && s.iov_len > 0 && !engine.allows(at(s), s.iov_len, self.fills)
+        extent::in_window(at(s)) && s.iov_len > 0 && !engine.allows(at(s), s.iov_len, self.fills)
     }
 
     fn mapped(&self, s: &iovec) -> bool {
         let (at, len) = (s.iov_base as usize, s.iov_len);
         // (The kernel answers for memory that it owns, as in `Caller::by_table`.)
         self.caller.mapped(at, len, self.fills)
-            && !(state::in_window(at) && self.caller.is_foreign(at, len))
+            && !(extent::in_window(at) && self.caller.is_foreign(at, len))
     }
 
     /// Transfers up to [`SMALL`] bytes through a buffer on the stack. (A function of its own: what
@@ -306,7 +306,7 @@ impl Caller {
         let mut address = [0u8; 128];
         let mut address_len = 0u32;
         let mut call = a;
-        if nr == libc::SYS_sendto && state::managed(a[4]) {
+        if nr == libc::SYS_sendto && extent::managed(a[4]) {
             let n = a[5].min(address.len());
             // SAFETY: the program's address, of that length.
             unsafe { std::ptr::copy_nonoverlapping(a[4] as *const u8, address.as_mut_ptr(), n) };
@@ -315,7 +315,7 @@ impl Caller {
         let receive_address = nr == libc::SYS_recvfrom
             && a[4] != 0
             && a[5] != 0
-            && (state::managed(a[4]) || state::managed(a[5]));
+            && (extent::managed(a[4]) || extent::managed(a[5]));
         if receive_address {
             address_len = address.len() as u32;
             call[4] = address.as_mut_ptr() as usize;
@@ -327,7 +327,7 @@ impl Caller {
             go_on,
             fd: a[0],
         };
-        let r = if !state::managed(a[buf]) {
+        let r = if !extent::managed(a[buf]) {
             self.raw(nr, call)
         } else {
             t.run(&[segment(a[buf], total)], &mut |piece, done| {
@@ -365,7 +365,10 @@ impl Caller {
         }
         let mut fills = fills(nr);
         let mut number = nr;
-        if nr == libc::SYS_vmsplice && segments.iter().any(|s| state::managed(s.iov_base as usize))
+        if nr == libc::SYS_vmsplice
+            && segments
+                .iter()
+                .any(|s| extent::managed(s.iov_base as usize))
         {
             // A pipe's pages are read later, and managed pages may move before that. So they are
             // copied.
@@ -545,7 +548,7 @@ impl Copied {
             copy: Vec::new(),
             len: len.min(1 << 20),
         };
-        if state::managed(original) && c.len > 0 {
+        if extent::managed(original) && c.len > 0 {
             c.copy.resize(c.len.div_ceil(8), 0);
             // SAFETY: the program's buffer of that length.
             unsafe {

@@ -7,14 +7,14 @@
 use crate::issue::{Args, Caller};
 use crate::pagemap::{self, pread, read};
 use crate::real::{self, answer};
-use crate::{addresses, fds, files, state};
+use crate::{addresses, extent, fds, files, state};
 use libc::{c_int, c_long, c_uint, c_void, iovec, off_t, size_t, socklen_t, ssize_t};
 
 /// Makes the call through [`crate::issue`] if one of `pointers` is managed and this process is in
 /// signal mode. `None`: the call is not made, and needs no care.
 #[inline]
 fn care(nr: c_long, a: Args, pointers: &[usize]) -> Option<isize> {
-    if pointers.iter().any(|&p| state::managed(p)) {
+    if pointers.iter().any(|&p| extent::managed(p)) {
         with_care(nr, a)
     } else {
         None
@@ -52,8 +52,8 @@ fn vector_managed(vector: usize, count: usize) -> bool {
     // fault.
     let base = |i: usize| unsafe { (*(vector as *const iovec).add(i)).iov_base as usize };
     state::engine().is_some()
-        && (state::managed(vector)
-            || (vector != 0 && (0..count.min(1024)).any(|i| state::managed(base(i)))))
+        && (extent::managed(vector)
+            || (vector != 0 && (0..count.min(1024)).any(|i| extent::managed(base(i)))))
 }
 
 macro_rules! wrap {
@@ -228,7 +228,7 @@ fn message_managed(m: usize) -> bool {
     if m == 0 || state::engine().is_none() {
         return false;
     }
-    if state::managed(m) {
+    if extent::managed(m) {
         return true;
     }
     // SAFETY: the program's message header and vector.
@@ -240,16 +240,16 @@ fn message_managed(m: usize) -> bool {
             h.msg_iov as usize,
         ]
         .into_iter()
-        .any(state::managed)
+        .any(extent::managed)
             || (0..h.msg_iovlen.min(1024))
-                .any(|i| state::managed((*h.msg_iov.add(i)).iov_base as usize))
+                .any(|i| extent::managed((*h.msg_iov.add(i)).iov_base as usize))
     }
 }
 
 fn messages_managed(v: usize, n: usize) -> bool {
     v != 0
         && state::engine().is_some()
-        && (state::managed(v)
+        && (extent::managed(v)
             || (0..n.min(1024)).any(|i| message_managed(v + i * size_of::<libc::mmsghdr>())))
 }
 
@@ -383,8 +383,8 @@ unsafe extern "C" fn syscall(
         | libc::SYS_pread64
         | libc::SYS_pwrite64
         | libc::SYS_recvfrom
-        | libc::SYS_sendto => uncancelled(state::managed(b)),
-        libc::SYS_futex => uncancelled(state::managed(a)),
+        | libc::SYS_sendto => uncancelled(extent::managed(b)),
+        libc::SYS_futex => uncancelled(extent::managed(a)),
         _ => None,
     };
     match cared {

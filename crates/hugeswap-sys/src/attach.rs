@@ -17,8 +17,11 @@ pub const MOST_THREADS: usize = 4096;
 /// As many ranges are taken over.
 pub const MOST_RANGES: usize = 4096;
 
+/// As many far parts a window has.
+pub const MOST_FAR: usize = 16;
+
 /// A layout that both know.
-pub const VERSION: u64 = 1;
+pub const VERSION: u64 = 2;
 
 /// How far the agent is.
 pub mod step {
@@ -77,8 +80,12 @@ pub struct Thread {
 pub struct Plan {
     /// [`VERSION`].
     pub version: u64,
-    /// The addresses of the window: start and end.
+    /// The main range of the window: start and end.
     pub window: [u64; 2],
+    /// Its far parts: start and end of each.
+    pub far: [[u64; 2]; MOST_FAR],
+    /// How many there are of them.
+    pub far_count: u64,
     /// How many there are of `threads`.
     pub thread_count: u64,
     /// How many there are of `ranges`.

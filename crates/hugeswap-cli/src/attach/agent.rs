@@ -6,6 +6,7 @@
 //! thread's system calls: one that would end the program ends only this thread. Until the object is
 //! ready it sees its signals.
 
+use super::ranges::Window;
 use super::stopped::Stopped;
 use anyhow::{Context, Result, bail};
 use hugeswap_sys::attach::{self, Plan, Thread, step};
@@ -33,7 +34,7 @@ type Header = elf::FileHeader64<LittleEndian>;
 pub struct Orders<'a> {
     /// Environment variables, as `NAME=VALUE`, for it alone.
     pub environment: Vec<Vec<u8>>,
-    pub window: Range<u64>,
+    pub window: &'a Window,
     pub ranges: &'a [Range<u64>],
     pub threads: &'a [Thread],
 }
@@ -244,8 +245,14 @@ fn plan_bytes(orders: &Orders<'_>) -> Result<Vec<u8>> {
     let mut bytes = vec![0; size_of::<Plan>()];
     let mut put = |at: usize, value: u64| bytes[at..at + 8].copy_from_slice(&value.to_ne_bytes());
     put(offset_of!(Plan, version), attach::VERSION);
-    put(offset_of!(Plan, window), orders.window.start);
-    put(offset_of!(Plan, window) + 8, orders.window.end);
+    put(offset_of!(Plan, window), orders.window.main.start);
+    put(offset_of!(Plan, window) + 8, orders.window.main.end);
+    put(offset_of!(Plan, far_count), orders.window.far.len() as u64);
+    for (i, far) in orders.window.far.iter().enumerate() {
+        let at = offset_of!(Plan, far) + i * 16;
+        put(at, far.start);
+        put(at + 8, far.end);
+    }
     put(offset_of!(Plan, thread_count), orders.threads.len() as u64);
     for (i, t) in orders.threads.iter().enumerate() {
         let at = offset_of!(Plan, threads) + i * size_of::<Thread>();

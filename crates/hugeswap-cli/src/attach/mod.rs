@@ -148,10 +148,7 @@ fn attach(target: &Target, pool: &Pool) -> Result<Attached> {
     let Some(window) = ranges::window(&ranges, &mappings) else {
         bail!("{target} has no memory that can be managed: nothing was changed",);
     };
-    let ranges: Vec<_> = ranges
-        .into_iter()
-        .filter(|r| window.start <= r.start && r.end <= window.end)
-        .collect();
+    let ranges: Vec<_> = ranges.into_iter().filter(|r| window.has(r)).collect();
     let left_out = ranges::left_out(&known, &ranges, &window);
     let me = process::pid();
     let orders = Orders {
@@ -159,7 +156,7 @@ fn attach(target: &Target, pool: &Pool) -> Result<Attached> {
             format!("LD_PRELOAD=/proc/{me}/fd/{}", object.as_raw_fd()).into_bytes(),
             format!("{}={me}:{}", hugeswap_support::POOL_VARIABLE, pool.fd()).into_bytes(),
         ],
-        window,
+        window: &window,
         ranges: &ranges,
         threads: &threads,
     };

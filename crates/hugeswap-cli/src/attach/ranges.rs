@@ -1,6 +1,7 @@
 //! Which memory of a running program can be managed, and at which addresses the window is: from
 //! what /proc/PID/smaps tells of its mappings.
 
+use hugeswap_sys::attach::MOST_FAR;
 use std::ops::Range;
 
 const PAGE: u64 = 4096;
@@ -11,6 +12,11 @@ const WINDOW: u64 = 1 << 40;
 const STEP: u64 = 1 << 30;
 /// Addresses end here.
 const END: u64 = 0x7fff_ffff_f000;
+
+/// The name of what grows by brk(2).
+const HEAP: &str = "[heap]";
+/// Ranges of memory that are no further apart are one part of a window.
+const APART: u64 = 64 << 20;
 
 /// Flags of mappings that can be managed (`VmFlags` in /proc/PID/smaps): they may be read and
 /// written, and nothing unusual was said of them.
@@ -63,7 +69,7 @@ fn header(line: &str) -> Option<Mapping> {
     let access = words.next()?;
     let inode = words.nth(2)?;
     let name = words.collect::<Vec<_>>().join(" ");
-    let is_unnamed = name.is_empty() || name.starts_with("[anon:");
+    let is_unnamed = name.is_empty() || name == HEAP || name.starts_with("[anon:");
     let is_like_plain = access.ends_with('p') && inode == "0" && is_unnamed;
     Some(Mapping {
         at,
@@ -188,8 +194,46 @@ pub fn adoptable(mappings: &[Mapping], threads: &[Place]) -> Vec<Range<u64>> {
     all
 }
 
-/// The window that has most of these ranges in it. `None`: there are none.
-pub fn window(ranges: &[Range<u64>], mappings: &[Mapping]) -> Option<Range<u64>> {
+/// The addresses of a window.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Window {
+    /// Where new mappings are, too.
+    pub main: Range<u64>,
+    /// Elsewhere, where the program has memory already.
+    pub far: Vec<Range<u64>>,
+}
+
+impl Window {
+    /// Has it all of a range?
+    pub fn has(&self, range: &Range<u64>) -> bool {
+        let mut parts = self.far.iter().chain([&self.main]);
+        parts.any(|p| p.start <= range.start && range.end <= p.end)
+    }
+}
+
+/// The window that has most of these ranges in its main range, and the others, as far as it can be, in
+/// far parts. `None`: there are none.
+pub fn window(ranges: &[Range<u64>], mappings: &[Mapping]) -> Option<Window> {
+    let heap = mappings.iter().find(|m| m.name == HEAP);
+    let is_heap = |r: &&Range<u64>| heap.is_some_and(|h| h.at.contains(&r.start));
+    let candidates: Vec<_> = ranges.iter().filter(|r| !is_heap(r)).cloned().collect();
+    let main = match candidates.is_empty() {
+        false => main_range(&candidates, mappings)?,
+        true => {
+            ranges.first()?;
+            // Where the kernel would map what comes next.
+            let stack = mappings.iter().position(|m| m.name == "[stack]");
+            let last = &mappings[..stack?].last()?.at;
+            let whole = last.start & !(UNIT - 1)..last.end.next_multiple_of(UNIT);
+            main_range(&[whole], mappings)?
+        }
+    };
+    let far = far_parts(ranges, mappings, &main);
+    Some(Window { main, far })
+}
+
+/// The main range of a window that has most of `ranges` in it.
+fn main_range(ranges: &[Range<u64>], mappings: &[Mapping]) -> Option<Range<u64>> {
     let held = |from: u64| -> u64 {
         let inside = ranges
             .iter()
@@ -203,13 +247,49 @@ pub fn window(ranges: &[Range<u64>], mappings: &[Mapping]) -> Option<Range<u64>>
     let last = inside.map(|r| r.end).max()?;
     // It goes on where there is room: above the program's memory, or, where stack and kernel are
     // above it, below.
-    let up = (first & !(STEP - 1)).max(STEP)..(first & !(STEP - 1)).max(STEP) + WINDOW;
+    let from = (first & !(STEP - 1)).max(STEP);
+    let up = from..from + WINDOW;
     let stack = mappings.iter().find(|m| m.name == "[stack]");
     let top = stack.map_or(END, |s| s.at.start) - STEP.min(END);
-    if first >= up.start && up.end < top {
+    if up.end < top {
         return Some(up);
     }
     Some(last.checked_sub(WINDOW)?..last)
+}
+
+/// Far parts of a window with this main range, the largest that there may be. Each has all of the mappings
+/// that its memory is in, and the room that the heap may grow by: a buffer does not begin outside of it.
+fn far_parts(ranges: &[Range<u64>], mappings: &[Mapping], main: &Range<u64>) -> Vec<Range<u64>> {
+    /// See `program_break` in the object.
+    const GROWTH: u64 = 1 << 20;
+    // Each with the bytes of `ranges` in it.
+    let mut parts: Vec<(Range<u64>, u64)> = Vec::new();
+    for r in ranges {
+        if main.start <= r.start && r.end <= main.end {
+            continue;
+        }
+        let of = mappings
+            .iter()
+            .filter(|m| m.at.start < r.end && m.at.end > r.start);
+        let ends = of.map(|m| {
+            let more = if m.name == HEAP { GROWTH } else { 0 };
+            (
+                m.at.start & !(UNIT - 1),
+                (m.at.end + more).next_multiple_of(UNIT),
+            )
+        });
+        let (from, to) = ends.fold((r.start, r.end), |a, b| (a.0.min(b.0), a.1.max(b.1)));
+        match parts.last_mut() {
+            Some((last, held)) if from <= last.end + APART => {
+                last.end = to.max(last.end);
+                *held += r.end - r.start;
+            }
+            _ => parts.push((from..to, r.end - r.start)),
+        }
+    }
+    parts.retain(|(p, _)| (p.end < main.start || p.start > main.end) && p.start > 0);
+    parts.sort_by_key(|(_, held)| std::cmp::Reverse(*held));
+    parts.into_iter().take(MOST_FAR).map(|(p, _)| p).collect()
 }
 
 /// Anonymous memory that is not in `ranges`, by the reason for that, the most first: bytes. (Of a
@@ -217,10 +297,9 @@ pub fn window(ranges: &[Range<u64>], mappings: &[Mapping]) -> Option<Range<u64>>
 pub fn left_out(
     mappings: &[Mapping],
     ranges: &[Range<u64>],
-    window: &Range<u64>,
+    window: &Window,
 ) -> Vec<(&'static str, u64)> {
     let mut causes = [
-        ("in the heap that grows by brk(2)", 0),
         ("on stacks, and in pieces of less than 2 MiB", 0),
         ("far away from the rest", 0),
         ("of files, locked or of an unusual kind", 0),
@@ -233,12 +312,10 @@ pub fn left_out(
         let len = m.at.end - m.at.start;
         let rest = u128::from(len - inside.sum::<u64>().min(len));
         let bytes = u128::from(m.anonymous) * rest / u128::from(len.max(1));
-        let is_far = m.at.end <= window.start || m.at.start >= window.end;
         let cause = match m.name.as_str() {
-            "[heap]" => 0,
-            _ if m.is_plain && is_far && len >= UNIT => 2,
-            name if m.is_plain || name == "[stack]" => 1,
-            _ => 3,
+            _ if m.is_plain && !window.has(&m.at) && len >= 2 * UNIT => 1,
+            name if m.is_plain || name == "[stack]" => 0,
+            _ => 2,
         };
         causes[cause].1 += bytes as u64;
     }
@@ -295,7 +372,7 @@ mod tests {
         ]);
         let all = parse(&text);
         let plain: Vec<_> = all.iter().map(|m| m.is_plain).collect();
-        assert_eq!(plain, [false, false, true, false, false, true, false]);
+        assert_eq!(plain, [false, true, true, false, false, true, false]);
         assert_eq!(all[0].at, 0x400000..0x500000);
         assert_eq!(all[4].name, "/dev/zero (deleted)");
         assert_eq!(all[2].anonymous, 12 << 10);
@@ -391,24 +468,27 @@ mod tests {
 
     #[test]
     fn what_is_left_out_is_told_by_cause() {
-        let heap = Mapping {
-            name: "[heap]".into(),
-            is_plain: false,
-            ..plain(0x5555_0000_0000, 0x5555_0000_0000 + 30 * MIB)
-        };
         let at = 0x7f00_0000_0000;
+        let library = Mapping {
+            name: "/usr/lib/libx.so".into(),
+            is_plain: false,
+            ..plain(0x7e00_0000_0000, 0x7e00_0000_0000 + 30 * MIB)
+        };
         let all = [
-            heap,
             plain(0x6000_0000_0000, 0x6000_0000_0000 + 4 * MIB),
+            library,
             plain(at, at + 64 * MIB),
         ];
-        let window = at..at + WINDOW;
+        let window = Window {
+            main: at..at + WINDOW,
+            far: Vec::new(),
+        };
         let taken = at + 2 * MIB..at + 50 * MIB;
         let told = left_out(&all, std::slice::from_ref(&taken), &window);
         assert_eq!(
             told,
             [
-                ("in the heap that grows by brk(2)", 30 * MIB),
+                ("of files, locked or of an unusual kind", 30 * MIB),
                 ("on stacks, and in pieces of less than 2 MiB", 16 * MIB),
                 ("far away from the rest", 4 * MIB)
             ]
@@ -420,24 +500,67 @@ mod tests {
         );
     }
 
+    fn named(name: &str, from: u64, to: u64) -> Mapping {
+        let name = name.into();
+        Mapping {
+            name,
+            ..plain(from, to)
+        }
+    }
+
     #[test]
     fn the_window_is_where_the_memory_is() {
-        let stack = Mapping {
-            name: "[stack]".into(),
-            ..plain(0x7ffc_0000_0000, 0x7ffc_0002_0000)
-        };
+        let stack = named("[stack]", 0x7ffc_0000_0000, 0x7ffc_0002_0000);
         let mapped = 0x7f12_3450_0000_u64;
         let ranges = [
             0x5555_5560_0000..0x5555_5580_0000,
             mapped..mapped + 800 * MIB,
         ];
         let found = window(&ranges, std::slice::from_ref(&stack)).expect("a window");
-        assert_eq!(found, mapped + 800 * MIB - WINDOW..mapped + 800 * MIB);
+        assert_eq!(found.main, mapped + 800 * MIB - WINDOW..mapped + 800 * MIB);
+        assert_eq!(found.far, [ranges[0].clone()]);
         // Go's heap.
         let heap = 0xc0_0000_0000_u64;
         let heap_of_go = heap..heap + 64 * MIB;
         let found = window(std::slice::from_ref(&heap_of_go), &[stack]).expect("a window");
-        assert_eq!(found, heap..heap + WINDOW);
+        assert_eq!((found.main, found.far.len()), (heap..heap + WINDOW, 0));
         assert_eq!(window(&[], &[]), None);
+    }
+
+    #[test]
+    fn the_heap_is_a_far_part_with_all_of_its_units() {
+        let (from, to) = (0x1a3_b000, 0x1a3_b000 + 300 * MIB);
+        let library = 0x7f00_0000_0000;
+        let all = [
+            named(HEAP, from, to),
+            named("/usr/lib/libc.so.6", library, library + MIB),
+            named("[stack]", 0x7ffc_0000_0000, 0x7ffc_0002_0000),
+        ];
+        let ranges = adoptable(&all, &[NOWHERE]);
+        let found = window(&ranges, &all).expect("a window");
+        assert_eq!(found.main, library + UNIT - WINDOW..library + UNIT);
+        let part = from & !(UNIT - 1)..(to + MIB).next_multiple_of(UNIT);
+        assert_eq!(found.far, std::slice::from_ref(&part));
+        assert!(ranges.iter().all(|r| found.has(r)));
+        // In a program that has nothing but low addresses, too.
+        let found = window(&ranges, &[all[0].clone(), all[2].clone()]).expect("a window");
+        assert_eq!((found.main, found.far), (STEP..STEP + WINDOW, vec![part]));
+    }
+
+    #[test]
+    fn far_parts_are_as_few_as_can_be() {
+        let main = 100 * WINDOW..101 * WINDOW;
+        let at = |gib: u64| gib << 30;
+        let ranges: Vec<_> = (1..40).map(|i| at(i)..at(i) + i * UNIT).collect();
+        let mappings: Vec<_> = ranges.iter().map(|r| plain(r.start, r.end)).collect();
+        let found = far_parts(&ranges, &mappings, &main);
+        assert_eq!(found.len(), MOST_FAR);
+        assert_eq!((&found[0], &found[15]), (&ranges[38], &ranges[23]));
+        let near = [at(1)..at(1) + UNIT, at(1) + 9 * UNIT..at(1) + 10 * UNIT];
+        let found = far_parts(&near, &[], &main);
+        assert_eq!(found, [at(1)..at(1) + 10 * UNIT]);
+        // One that touches the main range is left out.
+        let touching = main.end..main.end + UNIT;
+        assert_eq!(far_parts(&[touching], &[], &main), []);
     }
 }

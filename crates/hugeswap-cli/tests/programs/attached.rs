@@ -7,6 +7,7 @@ use crate::runtimes::compile_java;
 use crate::util::*;
 use rustix::process::{Pid, Signal, kill_process};
 use std::ffi::OsString;
+use std::fmt;
 use std::io::{BufRead, BufReader, Read, Write};
 use std::os::unix::process::ExitStatusExt;
 use std::process::{Child, ChildStdin, ChildStdout, Command, Output, Stdio};
@@ -22,14 +23,20 @@ enum Half {
     Orphaned,
 }
 
+impl fmt::Display for Half {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Half::Stays => "stays",
+            Half::GivenBack => "is given back",
+            Half::Orphaned => "loses hugeswap",
+        })
+    }
+}
+
 pub fn cases() -> Vec<Case> {
     let mut all = Vec::new();
-    for (what, half) in [
-        ("stays", Half::Stays),
-        ("is given back", Half::GivenBack),
-        ("loses hugeswap", Half::Orphaned),
-    ] {
-        all.push(case(format!("attached, a C program {what}"), move || {
+    for half in [Half::Stays, Half::GivenBack, Half::Orphaned] {
+        all.push(case(format!("attached, a C program {half}"), move || {
             let dir = directory();
             let program = Program::new(dir.path(), compile("attached", dir.path()));
             attached(&program.arg("96"), 48, half);
@@ -40,6 +47,22 @@ pub fn cases() -> Vec<Case> {
             let dir = directory();
             let program = Program::new(dir.path(), linked.compile("attached", dir.path()));
             attached(&program.arg("96"), 48, Half::GivenBack);
+        }));
+    }
+    for (linked, half) in [
+        (None, Half::Stays),
+        (None, Half::GivenBack),
+        (Some(Linked::Static), Half::GivenBack),
+    ] {
+        let kind = linked.map_or("dynamic".into(), |l| l.to_string());
+        let name = format!("attached, a heap of small blocks, {kind}, {half}");
+        all.push(case(name, move || {
+            let dir = directory();
+            let path = match linked {
+                None => compile("brk", dir.path()),
+                Some(linked) => linked.compile("brk", dir.path()),
+            };
+            attached(&Program::new(dir.path(), path).arg("96"), 48, half);
         }));
     }
     all.push(case("attached, Go", || {
@@ -57,8 +80,8 @@ pub fn cases() -> Vec<Case> {
             Half::GivenBack,
         );
     }));
-    for (what, half) in [("stays", Half::Stays), ("is given back", Half::GivenBack)] {
-        all.push(case(format!("attached, python {what}"), move || {
+    for half in [Half::Stays, Half::GivenBack] {
+        all.push(case(format!("attached, python {half}"), move || {
             let dir = directory();
             let program = Program::new(dir.path(), "python3");
             attached(&program.arg(source("py").join("attached.py")), 32, half);

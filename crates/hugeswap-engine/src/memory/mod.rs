@@ -240,10 +240,37 @@ impl Memory {
         unsafe { self.table.count_in(&self.pool.record().touched) };
     }
 
-    /// The managed addresses.
+    /// The main range of the managed addresses: where new mappings are.
     pub fn window(&self) -> std::ops::Range<usize> {
-        let (base, len) = self.table.window();
-        base..base + len
+        self.table.window()
+    }
+
+    /// The ranges of managed addresses, the main one last. The others are those of
+    /// [`Window::Over`](crate::Window).
+    pub fn window_parts(&self) -> impl Iterator<Item = std::ops::Range<usize>> + '_ {
+        self.table.parts()
+    }
+
+    /// The range of managed addresses that `[addr, addr+len)` meets first; the main one, if none.
+    pub fn window_at(&self, addr: usize, len: usize) -> std::ops::Range<usize> {
+        self.table.part_at(addr, len)
+    }
+
+    /// What of the window was ever used, in the order of units.
+    pub(crate) fn parts_in_use(&self) -> impl Iterator<Item = std::ops::Range<usize>> + '_ {
+        let high = self.high_unit.load(Relaxed).min(self.table.units());
+        let used = high.saturating_sub(self.table.first()) as usize * UNIT;
+        let main = self.table.window();
+        let mut parts = self.table.parts();
+        std::iter::from_fn(move || {
+            let part = parts.next()?;
+            let end = if part == main {
+                part.start + used
+            } else {
+                part.end
+            };
+            Some(part.start..end)
+        })
     }
 
     /// Is `addr` in the window?

@@ -32,7 +32,7 @@ impl Ranges {
         if self.backend.can().faults_are_messages {
             return Err(Errno::EOPNOTSUPP);
         }
-        let window = self.window();
+        let window = self.window_at(addr, len);
         let from = addr.max(window.start);
         let to = addr.saturating_add(len).min(window.end);
         let mut adopted = 0;

@@ -119,7 +119,7 @@ impl Ranges {
     /// Claims what the window has of `[addr, addr+len)`, whole pages: see the file's head. ENOMEM,
     /// EIO: a unit could not be brought in, or the limit on mappings is met; nothing is lost.
     pub fn claim(&self, addr: usize, len: usize, contents: Contents) -> Result<Claim, Errno> {
-        let window = self.window();
+        let window = self.window_at(addr, len);
         let from = addr.max(window.start);
         let len = addr
             .saturating_add(len)

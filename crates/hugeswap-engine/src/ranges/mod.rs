@@ -60,7 +60,7 @@ pub struct Ranges {
     pub(crate) space: Lock<Space>,
     /// Units that the program wants brought out, for kswapd.
     pub(crate) evict_requests: ArrayQueue<u32>,
-    /// Units below this one are in core dumps.
+    /// Units below this one, the first of the main range or a later one, are in core dumps.
     dumped: AtomicU32,
     /// Counts units that changed their addresses.
     pub(crate) places_moved: AtomicU32,
@@ -69,11 +69,13 @@ pub struct Ranges {
 impl Ranges {
     /// With no range mapped in `space`.
     pub(crate) fn new(paging: Paging, space: Space) -> Ranges {
+        // (What far parts hold was mapped by others.)
+        let dumped = AtomicU32::new(paging.table.first());
         Ranges {
             paging,
             space: Lock::new(space),
             evict_requests: ArrayQueue::new(4096),
-            dumped: AtomicU32::new(0),
+            dumped,
             places_moved: AtomicU32::new(0),
         }
     }

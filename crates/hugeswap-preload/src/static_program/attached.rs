@@ -14,13 +14,13 @@
 //!
 //! The agent and `hugeswap attach` speak by a [`Plan`] in the program's memory.
 
-use super::{BREAK, BREAK_END, INDIRECT, brk, thread};
+use super::{INDIRECT, program_break, thread};
 use crate::local::{self, Word};
 use crate::lock::Lock;
 use crate::mask::OURS;
 use crate::thread::ENOUGH;
-use crate::{ending, sig, state, symbols, trap};
-use hugeswap_engine::{Engine, handler};
+use crate::{ending, extent, sig, state, symbols, trap};
+use hugeswap_engine::{Engine, Window, handler};
 use hugeswap_sys::attach::{self, Plan, command, step};
 use hugeswap_sys::raw::{own_gate, syscall6};
 use hugeswap_sys::{Errno, fs, process, signal};
@@ -68,7 +68,7 @@ pub fn return_from_signal(context: &mut libc::ucontext_t) {
 
 /// May a call concern managed memory?
 pub fn concerns_us(nr: i64, a: &[usize; 6]) -> bool {
-    a.iter().any(|&a| state::managed(a)) || nr == libc::SYS_io_submit || INDIRECT.contains(&nr)
+    a.iter().any(|&a| extent::managed(a)) || nr == libc::SYS_io_submit || INDIRECT.contains(&nr)
 }
 
 /// The agent: see the file's head. In the constructor, in the place of a program's loading.
@@ -122,6 +122,7 @@ pub unsafe fn run(plan: &CStr) -> ! {
         wait_until(plan, |now| now == command::NONE);
         plan.step.store(step::ADOPTED, Release);
     }
+    program_break::end();
     let ours: Vec<_> = state::our_fds(engine).collect();
     state::leave();
     // SAFETY: no unit is managed. A thread of the program's may have begun a call by the engine, and
@@ -185,9 +186,13 @@ fn prepare(plan: &mut Plan) -> Result<&'static Engine, String> {
     if !thread::begin() {
         return Err("no memory for the program's threads".into());
     }
-    BREAK_END.store(brk(0) + BREAK, Relaxed);
-    let [from, to] = plan.window.map(|w| w as usize);
-    let engine = state::join_over(from..to)?;
+    program_break::begin()?;
+    let range = |ends: [u64; 2]| ends[0] as usize..ends[1] as usize;
+    let far = plan.far.iter().take(plan.far_count as usize);
+    let engine = state::join_over(Window::Over {
+        main: range(plan.window),
+        far: far.map(|&ends| range(ends)).collect(),
+    })?;
     let count = (plan.thread_count as usize).min(plan.threads.len());
     for t in &mut plan.threads[..count] {
         // Ours, unless the program's is large enough for our handlers.
@@ -296,7 +301,7 @@ fn adopt(engine: &Engine, plan: &Plan) -> Result<(), Errno> {
 
 /// Hands all managed memory to the kernel, where it stands.
 fn give_back(engine: &Engine) -> Result<(), Errno> {
-    let window: Range<usize> = engine.window();
     state::manage_nothing_new();
-    engine.give_back(window.start, window.len())
+    let mut parts = engine.window_parts();
+    parts.try_for_each(|part| engine.give_back(part.start, part.len()))
 }

@@ -10,7 +10,7 @@
 use super::target_of;
 use super::{attached, elf};
 use crate::exec::{List, Text};
-use crate::{filter, state};
+use crate::{extent, filter, state};
 use hugeswap_engine::pool::SEGMENT_LINK;
 use hugeswap_sys::raw::syscall6;
 use hugeswap_sys::signal::{self, Mask};
@@ -51,7 +51,7 @@ impl Strings {
         // SAFETY: by contract.
         unsafe {
             while !next.is_null() && !(*next).is_null() {
-                match state::managed(*next as usize) {
+                match extent::managed(*next as usize) {
                     true => all.push(CStr::from_ptr(*next).to_owned()),
                     false => all.pointers.push(*next),
                 }

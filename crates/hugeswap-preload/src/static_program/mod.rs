@@ -26,6 +26,7 @@ mod elf;
 mod exec;
 mod frame;
 mod load;
+mod program_break;
 pub mod signals;
 mod start;
 mod thread;
@@ -42,8 +43,6 @@ use libc::c_char;
 use start::{Loaded, Vectors};
 use std::ffi::{CStr, CString};
 use std::sync::OnceLock;
-use std::sync::atomic::AtomicUsize;
-use std::sync::atomic::Ordering::Relaxed;
 
 /// Executables that cannot be moved lie below this address.
 pub const LOW_END: usize = 1 << 32;
@@ -105,12 +104,6 @@ pub static CALLS: &[i64] = &[
     libc::SYS_setgroups,
     libc::SYS_capset,
 ];
-
-/// The break may grow by this much; then the program's allocator maps memory instead, which is
-/// managed. A static glibc takes its first thread-locals from the break.
-const BREAK: usize = 1 << 20;
-/// Where it may grow to.
-static BREAK_END: AtomicUsize = AtomicUsize::new(0);
 
 /// The file that was loaded, as /proc/self/exe names it.
 static PATH: OnceLock<CString> = OnceLock::new();
@@ -215,7 +208,7 @@ unsafe fn become_program(mut vectors: Vectors, path: *const c_char) -> ! {
     if let Ok(name) = CString::new(&name[..name.len().min(15)]) {
         process::name_thread(&name);
     }
-    BREAK_END.store(brk(0) + BREAK, Relaxed);
+    program_break::limit();
     if let Some(real) = real {
         REAL_PATH.get_or_init(|| real);
     }
@@ -314,12 +307,7 @@ fn forget_restartable_sequences() {
 
 /// Is this process a program that the object has loaded?
 pub fn is_loaded() -> bool {
-    BREAK_END.load(Relaxed) != 0
-}
-
-fn brk(to: usize) -> usize {
-    // SAFETY: the program's break.
-    unsafe { syscall6(libc::SYS_brk as usize, [to, 0, 0, 0, 0, 0]) as usize }
+    program_break::is_limited()
 }
 
 /// A trapped call of [`CALLS`]: the answer. `None`: it is another call, and goes the way of those
@@ -339,11 +327,7 @@ pub fn by_number(
     Some(match nr {
         // SAFETY: the program's own call.
         libc::SYS_mmap | libc::SYS_mremap => unsafe { addresses::call(nr, *a) },
-        libc::SYS_brk => {
-            let end = BREAK_END.load(Relaxed);
-            let to = if end == 0 || a[0] <= end { a[0] } else { 0 };
-            brk(to) as isize
-        }
+        libc::SYS_brk => program_break::set(a[0]) as isize,
         libc::SYS_rt_sigaction => signals::action(*a),
         libc::SYS_rt_sigprocmask => signals::mask(*a, mask_of(context)),
         libc::SYS_sigaltstack => signals::alternate_stack(*a, context),

@@ -9,7 +9,7 @@ use crate::issue::{Args, EINVAL};
 use crate::local::{self, Word};
 use crate::mask::{self, OURS};
 use crate::thread::ENOUGH;
-use crate::{mmap, sig, state};
+use crate::{extent, mmap, sig, state};
 use hugeswap_sys::raw::syscall6;
 use hugeswap_sys::signal::{Action, Blocked, Mask, bit};
 use std::arch::asm;
@@ -186,7 +186,7 @@ fn set_alternate_stack(
     let (at, len) = (wanted.ss_sp as usize, wanted.ss_size);
     let used = !off && len >= ENOUGH;
     if used
-        && state::meets_managed(at, len)
+        && extent::meets_managed(at, len)
         && let Some(engine) = state::engine()
         && let Err(e) = mmap::eject(engine, at, len)
     {

@@ -16,7 +16,7 @@ use super::{attached, frame};
 use crate::issue::Args;
 use crate::local::{self, Word};
 use crate::lock::Lock;
-use crate::{mask, mmap, state};
+use crate::{extent, mask, mmap, state};
 use hugeswap_sys::raw::syscall6;
 use hugeswap_sys::signal::{self, Mask};
 use hugeswap_sys::{mm, process, program_fs, thread};
@@ -220,7 +220,7 @@ pub fn clone(a: Args, context: &mut libc::ucontext_t) -> isize {
 
 /// The kernel writes to this word later, when nobody is there to bring its page in.
 fn keep_in_memory(word: usize) {
-    if state::managed(word)
+    if extent::managed(word)
         && let Some(engine) = state::engine()
     {
         let _ = mmap::eject(engine, word, 4);

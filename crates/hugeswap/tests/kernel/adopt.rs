@@ -15,8 +15,10 @@ tests! {
     what_is_not_whole_stays_the_kernels,
     what_was_adopted_is_unmapped_and_mapped_again,
     what_is_given_back_is_the_kernels_and_stays,
+    memory_far_away_is_managed_as_that_of_the_main_range,
 }
 
+const PAGE: usize = 4096;
 const WORDS: usize = UNIT / 8;
 
 /// Addresses for a window, of which nothing is mapped.
@@ -60,7 +62,7 @@ fn memory_that_was_there_is_managed_and_keeps_its_contents() {
     let (first, second) = (map(a, 60 * MIB), map(b, 40 * MIB));
     fill(first);
     fill(second);
-    let e = engine_over(32, window.clone());
+    let e = engine_over(32, window.clone(), &[]);
     assert_eq!(e.pool().used_frames(), 0);
     assert_eq!(adopt(e, window.clone()), 100 * MIB);
     assert_eq!(adopt(e, window), 0, "once");
@@ -102,7 +104,7 @@ fn it_is_adopted_while_threads_write_to_it() {
                 })
             })
             .collect();
-        let e = engine_over(48, window.clone());
+        let e = engine_over(48, window.clone(), &[]);
         assert_eq!(adopt(e, window), 64 * MIB);
         std::thread::sleep(std::time::Duration::from_millis(300));
         over.store(true, Relaxed);
@@ -116,7 +118,7 @@ fn what_was_never_touched_takes_no_memory() {
     let window = addresses(64 * MIB);
     let words = map(window.start, 64 * MIB);
     words[3 * WORDS].store(1, Relaxed);
-    let e = engine_over(16, window.clone());
+    let e = engine_over(16, window.clone(), &[]);
     assert_eq!(adopt(e, window), 64 * MIB);
     let free = e.free_bytes().0;
     assert_eq!(free, 14 * MIB as u64, "all but one unit");
@@ -131,7 +133,7 @@ fn what_is_not_whole_stays_the_kernels() {
     let window = addresses(64 * MIB);
     let words = map(window.start + PAGE, 12 * MIB);
     fill(words);
-    let e = engine_over(16, window.clone());
+    let e = engine_over(16, window.clone(), &[]);
     // (Its first and its last unit have pages of nobody's.)
     assert_eq!(adopt(e, window.clone()), 10 * MIB);
     assert!(e.is_foreign(window.start, UNIT) && e.is_foreign(window.start + 12 * MIB, UNIT));
@@ -148,7 +150,7 @@ fn what_is_given_back_is_the_kernels_and_stays() {
     let words = map(window.start, 96 * MIB);
     let touched = 24 * MIB / 8;
     fill(&words[..touched]);
-    let e = engine_over(48, window.clone());
+    let e = engine_over(48, window.clone(), &[]);
     assert_eq!(adopt(e, window.clone()), 96 * MIB);
     let new = e.map(10 * MIB, 4096, true).expect("mapped");
     // SAFETY: mapped above, zeros.
@@ -188,7 +190,7 @@ fn what_was_adopted_is_unmapped_and_mapped_again() {
     let window = addresses(64 * MIB);
     let words = map(window.start, 32 * MIB);
     fill(words);
-    let e = engine_over(16, window.clone());
+    let e = engine_over(16, window.clone(), &[]);
     assert_eq!(adopt(e, window.clone()), 32 * MIB);
     let (at, len) = (window.start + 9 * MIB, 10 * MIB);
     e.try_unmap(at, len).expect("unmapped");
@@ -208,4 +210,76 @@ fn what_was_adopted_is_unmapped_and_mapped_again() {
     assert!(window.contains(&new) && new >= window.start + 32 * MIB);
     // SAFETY: nothing uses it any more.
     unsafe { e.stop() };
+}
+
+fn memory_far_away_is_managed_as_that_of_the_main_range() {
+    let all = addresses(512 * MIB);
+    let at = |from: usize, len: usize| all.start + from * MIB..all.start + (from + len) * MIB;
+    let (below, main, above) = (at(0, 24), at(100, 200), at(400, 40));
+    let parts = [below.clone(), at(120, 30), above.clone()];
+    let words: Vec<_> = parts.iter().map(|p| map(p.start, p.len())).collect();
+    words.iter().for_each(|w| fill(w));
+    let e = engine_over(32, main.clone(), &[above.clone(), below.clone()]);
+    assert_eq!(e.window_at(below.start - PAGE, 2 * PAGE), below);
+    assert_eq!(e.window_at(below.end, 4 * MIB), main, "none");
+    for part in &parts {
+        assert_eq!(adopt(e, part.clone()), part.len());
+    }
+    assert!(e.pool().used_frames() <= 16, "{}", e.pool().used_frames());
+    for _ in 0..2 {
+        words.iter().for_each(|w| check(w));
+    }
+    let status = in_child(|| {
+        words.iter().for_each(|w| check(w));
+        words[0][5].store(0, Relaxed);
+        words[2][words[2].len() - 1].store(0, Relaxed);
+    });
+    assert!(status.success(), "{status}");
+    words.iter().for_each(|w| check(w));
+    // What the program unmaps there is free, and reads as zero when it is mapped again.
+    let hole = below.start + 4 * MIB;
+    e.unmap(hole, 4 * MIB);
+    assert!(!e.is_mapped(hole, PAGE) && e.is_mapped(hole - PAGE, PAGE));
+    e.map_at(hole, 2 * MIB, false).expect("mapped");
+    let again = &words[0][4 * MIB / 8..6 * MIB / 8];
+    assert!(again.iter().all(|w| w.load(Relaxed) == 0));
+    fill(again);
+    let before = &words[0][..4 * MIB / 8];
+    check(before);
+    check(again);
+    // Of new mappings none begins in one part and ends in another.
+    let got: Vec<_> = (0..40)
+        .map(|_| e.map(2 * MIB, 0, true).expect("room"))
+        .collect();
+    for &a in &got {
+        let part = e.window_at(a, 2 * MIB);
+        assert!(
+            part.start <= a && a + 2 * MIB <= part.end,
+            "{a:x} {part:x?}"
+        );
+    }
+    // And back, as much as fits.
+    for &a in &got {
+        e.unmap(a, 2 * MIB);
+    }
+    e.unmap(below.start + 8 * MIB, 16 * MIB);
+    e.unmap(parts[1].start, parts[1].len());
+    e.unmap(above.start + 4 * MIB, 36 * MIB);
+    for part in [below, above, main] {
+        for at in part.clone().step_by(UNIT) {
+            let (used, foreign) = (e.pool().used_frames(), e.pool().foreign_frames());
+            assert_eq!(
+                e.give_back(at, UNIT),
+                Ok(()),
+                "{at:x} of {part:x?}; {used} {foreign}"
+            );
+        }
+        assert!(e.is_unmanaged(part.start, part.len()), "{part:x?}");
+    }
+    e.audit().expect("consistent");
+    // SAFETY: it manages nothing.
+    unsafe { e.retire() };
+    check(before);
+    check(again);
+    check(&words[2][..4 * MIB / 8]);
 }

@@ -5,6 +5,7 @@ use hugeswap::{Advice, Builder, FaultMode, ManagedRange, Pool, Region, SwapSpec}
 use hugeswap_engine::pool::{self, PoolConfig};
 use hugeswap_engine::{Engine, EngineConfig, Window};
 use hugeswap_policy::knobs::{Knob, compress, parse_setting};
+use std::ops::Range;
 use std::os::unix::process::ExitStatusExt;
 use std::process::ExitStatus;
 use std::sync::Mutex;
@@ -112,9 +113,11 @@ pub fn engine(memory: usize, mode: FaultMode, settings: &[(Knob, u64)]) -> &'sta
     engine_with(memory, mode, settings, "/var/tmp").expect("a pool")
 }
 
-/// [`engine`] in signal mode, over addresses at which this process has mappings.
-pub fn engine_over(memory: usize, window: std::ops::Range<usize>) -> &'static Engine {
-    let window = Window::Over(window);
+/// [`engine`] in signal mode, over addresses at which this process has mappings: the main range of its
+/// window, and the far parts.
+pub fn engine_over(memory: usize, main: Range<usize>, far: &[Range<usize>]) -> &'static Engine {
+    let far = far.to_vec();
+    let window = Window::Over { main, far };
     start_engine(memory, FaultMode::Signal, &[], "/var/tmp", window).expect("a pool")
 }
 
