@@ -98,6 +98,13 @@ impl Numbering {
         self.part(addr, len).0
     }
 
+    /// Does `[addr, addr+len)` meet more than one part?
+    pub fn meets_several(&self, addr: usize, len: usize) -> bool {
+        let end = addr.saturating_add(len);
+        let met = |p: &Range<usize>| addr < p.end && end > p.start;
+        !self.far.is_empty() && self.parts().filter(met).count() > 1
+    }
+
     /// Units that `[addr, addr+len)` meets, of the part that it meets first.
     pub fn units_of(&self, addr: usize, len: usize) -> Range<u32> {
         let (part, first) = self.part(addr, len);
@@ -162,6 +169,20 @@ mod tests {
         assert_eq!(n.parts().collect::<Vec<_>>(), [heap.clone(), behind, MAIN]);
         assert_eq!(n.part_at(heap.start - 5, 6), heap);
         assert_eq!(n.part_at(heap.end, 990 * UNIT), MAIN);
+        for (addr, len, several) in [
+            (0, UNIT, false),
+            (heap.start, UNIT, false),
+            (heap.end, 980 * UNIT, false),
+            (heap.end - 1, 990 * UNIT, true),
+            (MAIN.end, 800 * UNIT, false),
+            (MAIN.end, 900 * UNIT + 1, false),
+            (MAIN.end - 1, 900 * UNIT + 1, false),
+            (MAIN.end - 1, 900 * UNIT + 2, true),
+            (2100 * UNIT, UNIT, false),
+            (0, usize::MAX, true),
+        ] {
+            assert_eq!(n.meets_several(addr, len), several, "{addr:x} {len:x}");
+        }
         assert_eq!(n.units_of(heap.start - UNIT, 3 * UNIT), 0..2);
         assert_eq!(n.units_of(heap.end - 1, 100), 2..3);
         assert!(n.units_of(heap.end, UNIT).is_empty());

@@ -98,9 +98,7 @@ pub fn meets_managed(addr: usize, len: usize) -> bool {
     addr < all.end && addr.saturating_add(len) > all.start && len > 0
 }
 
-/// Does `[addr, addr+len)` meet more than one of the ranges of [`managed_range`]?
+/// Does `[addr, addr+len)` meet more than one part of the window?
 pub fn meets_several(addr: usize, len: usize) -> bool {
-    let first = managed_range(addr, len);
-    let end = addr.saturating_add(len);
-    FAR[1].load(Relaxed) > 0 && first.end < end && meets_managed(first.end, end - first.end)
+    FAR[1].load(Relaxed) > 0 && state::engine().is_some_and(|e| e.meets_several_parts(addr, len))
 }

@@ -49,8 +49,13 @@ const DIRTY_SHARE: u64 = 8;
 
 /// The groups with a limit that this process is in, the innermost first.
 pub fn limited() -> Vec<Group> {
+    limited_of("self")
+}
+
+/// The groups with a limit that a process is in, the innermost first. `process`: its id.
+pub fn limited_of(process: &str) -> Vec<Group> {
     let read = |path: &Path| std::fs::read_to_string(path).ok();
-    let Some(groups) = read(Path::new("/proc/self/cgroup")) else {
+    let Some(groups) = read(&Path::new("/proc").join(process).join("cgroup")) else {
         return Vec::new();
     };
     limited_in(&groups, &read)

@@ -86,6 +86,8 @@ pub struct Plan {
     pub far: [[u64; 2]; MOST_FAR],
     /// How many there are of them.
     pub far_count: u64,
+    /// Not 0: the budget grows by what is taken over.
+    pub follows: u64,
     /// How many there are of `threads`.
     pub thread_count: u64,
     /// How many there are of `ranges`.

@@ -35,6 +35,8 @@ pub struct Orders<'a> {
     /// Environment variables, as `NAME=VALUE`, for it alone.
     pub environment: Vec<Vec<u8>>,
     pub window: &'a Window,
+    /// The budget grows by what is taken over.
+    pub follows: bool,
     pub ranges: &'a [Range<u64>],
     pub threads: &'a [Thread],
 }
@@ -247,6 +249,7 @@ fn plan_bytes(orders: &Orders<'_>) -> Result<Vec<u8>> {
     put(offset_of!(Plan, version), attach::VERSION);
     put(offset_of!(Plan, window), orders.window.main.start);
     put(offset_of!(Plan, window) + 8, orders.window.main.end);
+    put(offset_of!(Plan, follows), u64::from(orders.follows));
     put(offset_of!(Plan, far_count), orders.window.far.len() as u64);
     for (i, far) in orders.window.far.iter().enumerate() {
         let at = offset_of!(Plan, far) + i * 16;

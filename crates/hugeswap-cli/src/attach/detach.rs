@@ -1,6 +1,6 @@
 //! `hugeswap detach`: has the `hugeswap attach` that a program belongs to give its memory back.
 
-use super::is_alive;
+use super::{check_that_it_fits, is_alive};
 use crate::ctl::pools;
 use anyhow::{Context, Result, bail};
 use rustix::process::{Pid, Signal, kill_process};
@@ -40,6 +40,7 @@ pub fn run(args: &Args) -> Result<i32> {
         bail!("process {pid} was started by `hugeswap run`: its memory stays managed");
     }
     let attach = Pid::from_raw(maker).context("there is no such process")?;
+    check_that_it_fits(pid, &pool).with_context(|| format!("process {pid} stays attached"))?;
     kill_process(attach, Signal::INT).context("hugeswap attach cannot be told")?;
     // It ends when it has done that, or the program has ended.
     let (mut left, mut since) = (u64::MAX, Instant::now());

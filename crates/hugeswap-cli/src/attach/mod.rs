@@ -13,10 +13,11 @@ mod stopped;
 mod target;
 
 use crate::run;
+use crate::run::limit::{self, Follower, Limits, Stop, Wanted};
 use agent::{Agent, Orders};
 use anyhow::{Context, Result, bail};
 use hugeswap_engine::pool::{FaultMode, Pool, machine_memory};
-use hugeswap_policy::knobs::parse_size;
+use hugeswap_policy::UNIT_BYTES;
 use hugeswap_support::interrupt::{check_interrupted, forget_interrupt, watch_signals};
 use hugeswap_support::proc::StatusFile;
 use hugeswap_support::text::bytes;
@@ -24,18 +25,22 @@ use hugeswap_sys::attach::{Thread, command, step};
 use hugeswap_sys::{process, signal};
 use ranges::Place;
 use std::os::fd::AsRawFd;
+use std::sync::Arc;
+use std::thread::{Scope, ScopedJoinHandle};
 use std::time::{Duration, Instant};
 use stopped::Stopped;
 use target::Target;
 
 const EXAMPLES: &str = "\
 EXAMPLES:
-  hugeswap attach 4711 --memory 2G          until the program ends, or Ctrl-C gives its memory back
+  hugeswap attach 4711                  within the limit of its control group (container), until it
+                                        ends, or Ctrl-C gives its memory back
+  hugeswap attach 4711 --memory 2G
   hugeswap attach $(pgrep -n python3) --memory 2G --swap /mnt/fast,size=50G
-  hugeswap detach 4711          from elsewhere
+  hugeswap detach 4711                  gives it back, from elsewhere
 
-The program is stopped for some milliseconds, and then goes on while its memory is taken over. Private
-anonymous memory is, in whole pieces of 2 MiB; the heap that grows by brk(2) is not. All of the
+The program is stopped for some milliseconds, and then goes on while its memory is taken over: private
+anonymous memory in whole pieces of 2 MiB. All of the
 program's system calls take about 2 us longer for as long as it is attached. What it executes is not
 managed. It must be this user's, and traceable (ptrace); programs with io_uring, asynchronous I/O or a
 seccomp filter are refused. SIZE is a number with K, M, G or T.";
@@ -47,9 +52,14 @@ pub struct Args {
     /// The process
     #[arg(value_name = "PID")]
     pid: i32,
-    /// Managed memory that the program may have in memory; what is not managed comes on top
+    /// Managed memory that the program may have in memory; what is not managed comes on top. auto (the
+    /// default): all of its memory stays within the limit of its control group (container), or, without
+    /// one, within what the machine has available
+    #[arg(long, value_name = "SIZE|auto")]
+    memory: Option<String>,
+    /// Limit for all memory of the program and its children, managed or not
     #[arg(long, value_name = "SIZE")]
-    memory: String,
+    total: Option<String>,
     /// Directory for swap, or a swap file, as for `hugeswap run`; may be repeated
     #[arg(long, value_name = "PATH|mem[,size=SIZE][,pri=N]")]
     swap: Vec<String>,
@@ -66,7 +76,14 @@ pub struct Args {
 
 /// Attaches a program, and stays with it; returns the exit status.
 pub fn run(args: &Args) -> Result<i32> {
-    let memory = parse_size(&args.memory).context("--memory")?;
+    let wanted = Wanted::parse(args.memory.as_deref(), args.total.as_deref())?;
+    let target = Target::of(args.pid)?;
+    let limits = Limits::of_process(wanted, target.pid);
+    let memory = match (wanted, &limits) {
+        (Wanted::Memory(bytes), _) => bytes,
+        (_, Some(limits)) => limits.first_budget(limit::held_by(target.pid)).0,
+        (_, None) => unreachable!("only a fixed budget has no limits"),
+    };
     let config = run::pool_config(run::Given {
         memory,
         swap: &args.swap,
@@ -75,14 +92,13 @@ pub fn run(args: &Args) -> Result<i32> {
         settings: &args.set,
     })?;
     run::check_mover(FaultMode::Signal)?;
-    let target = Target::of(args.pid)?;
     watch_signals()?;
     let pool = Pool::create(&config)?;
     // To give the memory back, all of it has to fit.
     pool.raise_ceiling(machine_memory());
     let _ = process::let_trace(process::pid());
     let begun = Instant::now();
-    let attached = attach(&target, &pool)?;
+    let attached = attach(&target, &pool, limits.is_some())?;
     let say = |line: String| {
         if !args.quiet {
             eprintln!("hugeswap: {line}");
@@ -92,7 +108,7 @@ pub fn run(args: &Args) -> Result<i32> {
         "{target}: stopped for {:.0} ms; {} of its memory can be managed, in {}",
         attached.stopped.as_secs_f64() * 1e3,
         bytes(attached.adoptable),
-        bytes(memory),
+        limits.as_ref().map_or(bytes(memory), Limits::describe),
     ));
     let rest: u64 = attached.left_out.iter().map(|(_, n)| n).sum();
     if rest > attached.adoptable / 10 {
@@ -102,7 +118,14 @@ pub fn run(args: &Args) -> Result<i32> {
         }
         say(format!("not managed: {}", causes.join(", ")));
     }
-    let done = attached.stay(&target, &pool, begun, &say)?;
+    let stay = Stay {
+        target: &target,
+        pool: &pool,
+        limits: limits.as_ref(),
+        begun,
+        say: &say,
+    };
+    let done = std::thread::scope(|scope| attached.stay(&stay, scope))?;
     match done {
         Done::Ended if is_alive(target.pid) => say(format!(
             "process {} executes another program now, whose memory is not managed",
@@ -135,7 +158,7 @@ struct Attached {
 }
 
 /// Loads the object into the program, and has its threads go on in it.
-fn attach(target: &Target, pool: &Pool) -> Result<Attached> {
+fn attach(target: &Target, pool: &Pool, follows: bool) -> Result<Attached> {
     let object = run::object_file()?;
     let memory = agent::memory(target.pid)?;
     let known = target.mappings()?;
@@ -157,6 +180,7 @@ fn attach(target: &Target, pool: &Pool) -> Result<Attached> {
             format!("{}={me}:{}", hugeswap_support::POOL_VARIABLE, pool.fd()).into_bytes(),
         ],
         window: &window,
+        follows,
         ranges: &ranges,
         threads: &threads,
     };
@@ -261,16 +285,56 @@ fn set_up_threads(
     agent::watch(stopped, syscall, Some(&passing))
 }
 
+/// What it takes to stay with a program.
+struct Stay<'a> {
+    target: &'a Target,
+    pool: &'a Pool,
+    limits: Option<&'a Limits>,
+    begun: Instant,
+    say: &'a dyn Fn(String),
+}
+
+/// A thread by which the budget follows the limits, until this is dropped.
+struct Following<'s> {
+    stop: Arc<Stop>,
+    thread: Option<ScopedJoinHandle<'s, ()>>,
+}
+
+impl<'s> Following<'s> {
+    /// `None`: the budget is fixed.
+    fn start<'e: 's>(stay: &Stay<'e>, scope: &'s Scope<'s, 'e>) -> Result<Option<Following<'s>>> {
+        let (pool, Some(limits)) = (stay.pool, stay.limits) else {
+            return Ok(None);
+        };
+        let stop = Arc::new(Stop::new().context("cannot follow the limit")?);
+        let follower = Follower::new(limits, stay.target.pid);
+        let stopped = Arc::clone(&stop);
+        let thread = std::thread::Builder::new()
+            .name("hs-limit".into())
+            .spawn_scoped(scope, move || follower.follow(pool, &stopped))
+            .context("cannot follow the limit")?;
+        let thread = Some(thread);
+        Ok(Some(Following { stop, thread }))
+    }
+}
+
+impl Drop for Following<'_> {
+    fn drop(&mut self) {
+        self.stop.stop();
+        if let Some(thread) = self.thread.take() {
+            let _ = thread.join();
+        }
+    }
+}
+
 impl Attached {
     /// Waits until the program has ended, or this process is asked to end.
-    fn stay(
-        &self,
-        target: &Target,
-        pool: &Pool,
-        begun: Instant,
-        say: &impl Fn(String),
-    ) -> Result<Done> {
+    fn stay<'s, 'e: 's>(&self, stay: &Stay<'e>, scope: &'s Scope<'s, 'e>) -> Result<Done> {
+        let Stay {
+            target, pool, say, ..
+        } = *stay;
         let mut told = false;
+        let mut following = None;
         loop {
             let at = self.agent.step();
             let (Ok(at), true) = (at, is_alive(target.pid)) else {
@@ -278,29 +342,34 @@ impl Attached {
             };
             if at == step::ADOPTED && !told {
                 told = true;
+                following = Following::start(stay, scope)?;
                 let why = self.agent.complaint();
                 say(match why.is_empty() {
                     true => format!(
                         "{} are managed, after {:.1} s",
                         bytes(self.agent.adopted()?),
-                        begun.elapsed().as_secs_f64()
+                        stay.begun.elapsed().as_secs_f64()
                     ),
                     false => format!("{} are managed; {why}", bytes(self.agent.adopted()?)),
                 });
             }
             if check_interrupted().is_err() {
                 say("giving the program's memory back".into());
+                drop(following.take());
                 let why = match self.give_back(target, pool) {
                     Ok(Some(done)) => return Ok(done),
-                    Ok(None) => self.agent.complaint(),
+                    Ok(None) if stay.limits.is_some() => self.agent.complaint(),
+                    Ok(None) => format!(
+                        "{}; it may have all memory that there is",
+                        self.agent.complaint()
+                    ),
                     Err(_) if !is_alive(target.pid) => return Ok(Done::Ended),
                     Err(e) => format!("{e:#}"),
                 };
+                crate::complain(&format!("{target} stays attached: {why}"));
                 // It can be asked again.
                 forget_interrupt();
-                crate::complain(&format!(
-                    "{why}: {target} stays attached, and may have all memory that there is"
-                ));
+                following = Following::start(stay, scope)?;
             }
             pool.reap();
             pool.serve();
@@ -311,6 +380,7 @@ impl Attached {
     /// Gives the program's memory back, and leaves it. `None`: there is not enough for that. (What
     /// was given back stays so, and a small budget would leave nothing for the rest.)
     fn give_back(&self, target: &Target, pool: &Pool) -> Result<Option<Done>> {
+        check_that_it_fits(target.pid, pool)?;
         pool.set_budget(u64::MAX);
         self.agent.tell(command::GIVE_BACK)?;
         let serve = || {
@@ -345,6 +415,25 @@ impl Attached {
         let goes_on = || is_alive(target.pid);
         self.agent.wait(&[step::ADOPTED], goes_on).map(drop)
     }
+}
+
+/// An error unless a program's limits have room for all of its memory.
+fn check_that_it_fits(pid: i32, pool: &Pool) -> Result<()> {
+    let there = pool.used_frames() * UNIT_BYTES;
+    let more = pool.touched_bytes().saturating_sub(there);
+    let Some(limits) = Limits::of_process(Wanted::Auto, pid) else {
+        return Ok(());
+    };
+    let room = limits.room(0);
+    if more > room {
+        bail!(
+            "{} of its memory are not in memory now, and {} has room for {}: free memory, or raise the limit",
+            bytes(more),
+            limits.whose(),
+            bytes(room)
+        );
+    }
+    Ok(())
 }
 
 fn is_alive(pid: i32) -> bool {

@@ -8,7 +8,7 @@
 mod advice;
 mod compressed;
 mod footprint;
-mod limit;
+pub mod limit;
 pub mod loader;
 mod object;
 pub mod outside;
@@ -151,7 +151,7 @@ pub fn run(args: Args) -> Result<i32> {
     let limits = Limits::of(wanted);
     let (memory, ceiling) = match (wanted, &limits) {
         (Wanted::Memory(bytes), _) => (bytes, bytes),
-        (_, Some(limits)) => limits.first_budget(),
+        (_, Some(limits)) => limits.first_budget(0),
         (_, None) => unreachable!("only a fixed budget has no limits"),
     };
     let config = config(&args, memory)?;

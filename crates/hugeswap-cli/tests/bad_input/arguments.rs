@@ -55,7 +55,13 @@ fn a_program_to_attach_that_makes_no_sense() {
         (&own, &["--memory", "lots"], "--memory"),
         (&own, &["--memory", "5M"], "too small: at least 16 MiB"),
         (&own, &["--memory", "64M", "--set", "x=1"], "--set"),
-        (&own, &[], "--memory"),
+        (&own, &["--total", "5M"], "too small: at least 32 MiB"),
+        (
+            &own,
+            &["--total", "1G", "--memory", "1G"],
+            "exclude each other",
+        ),
+        ("1073741824", &[], "there is no process"),
     ] {
         p.refuses(&[&["attach", pid], options].concat(), why);
     }

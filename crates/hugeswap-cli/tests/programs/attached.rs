@@ -162,19 +162,19 @@ struct Attach {
 
 impl Attach {
     fn start(pid: u32, memory_mib: u64) -> Attach {
-        Attach::start_by(&[HUGESWAP.into()], "/var/tmp", pid, memory_mib)
+        Attach::start_with(pid, &["--memory", &format!("{memory_mib}M")])
+    }
+
+    fn start_with(pid: u32, options: &[&str]) -> Attach {
+        Attach::start_by(&[HUGESWAP.into()], "/var/tmp", pid, options)
     }
 
     /// By this command line, with swap in this directory.
-    fn start_by(hugeswap: &[OsString], swap: &str, pid: u32, memory_mib: u64) -> Attach {
+    fn start_by(hugeswap: &[OsString], swap: &str, pid: u32, options: &[&str]) -> Attach {
         let mut child = Command::new(&hugeswap[0])
             .args(&hugeswap[1..])
-            .args([
-                "attach",
-                &pid.to_string(),
-                "--memory",
-                &format!("{memory_mib}M"),
-            ])
+            .args(["attach", &pid.to_string()])
+            .args(options)
             .args(["--swap", &format!("{swap},size=2G")])
             .stdin(Stdio::null())
             .stderr(Stdio::piped())
@@ -194,11 +194,18 @@ impl Attach {
         assert!(said.contains("can be managed"), "{said}");
     }
 
-    fn ends(mut self) {
+    /// Asks it to give the memory back, as Ctrl-C does.
+    fn interrupt(&self) {
+        kill_process(Pid::from_child(&self.child), Signal::INT).expect("it runs");
+    }
+
+    /// What it says until it ends.
+    fn ends(mut self) -> String {
         let mut rest = String::new();
         self.lines.read_to_string(&mut rest).expect("text");
         let status = self.child.wait().expect("it ends");
         assert!(status.success(), "{status}: {rest}");
+        rest
     }
 }
 
@@ -305,7 +312,7 @@ fn in_a_sandbox() {
     running.says("ready");
     assert!(refusal(running.pid()).contains("seccomp"));
     let swap = dir.path().to_string_lossy().into_owned();
-    let mut attach = Attach::start_by(&start, &swap, running.pid(), 48);
+    let mut attach = Attach::start_by(&start, &swap, running.pid(), &["--memory", "48M"]);
     attach.has_taken_over();
     running.go_on();
     running.says("half");
@@ -338,15 +345,30 @@ print('end')
     plain.go_on();
     let status = plain.child.wait().expect("it ends");
     assert_eq!(status.signal(), Some(libc::SIGKILL), "{status}");
-    let mut running = Running::start(&program);
-    running.says("ready");
-    let mut attach = Attach::start(running.pid(), 96);
-    attach.has_taken_over();
-    running.go_on();
-    running.says("half");
-    running.go_on();
-    running.ends();
-    attach.ends();
+    // (Of the limit some 20 MiB are a Python's that are not managed.)
+    for options in [&["--memory", "96M"][..], &["--total", "160M"], &[]] {
+        let mut running = Running::start(&program);
+        running.says("ready");
+        let mut attach = Attach::start_with(running.pid(), options);
+        attach.has_taken_over();
+        running.go_on();
+        running.says("half");
+        // Given back, it would be killed.
+        let pid = running.pid().to_string();
+        let out = Command::new(HUGESWAP).args(["detach", &pid]).output();
+        let out = out.expect("hugeswap starts");
+        assert_eq!(out.status.code(), Some(2), "{}", said(&out));
+        assert!(
+            said(&out).contains("the control group has room for"),
+            "{}",
+            said(&out)
+        );
+        attach.interrupt();
+        running.go_on();
+        running.ends();
+        let told = attach.ends();
+        assert!(told.contains("stays attached: "), "{told}");
+    }
 }
 
 /// What a program executes that is attached is not managed, and runs.

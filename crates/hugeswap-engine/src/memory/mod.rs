@@ -256,6 +256,11 @@ impl Memory {
         self.table.part_at(addr, len)
     }
 
+    /// Does `[addr, addr+len)` meet more than one of the ranges of managed addresses?
+    pub fn meets_several_parts(&self, addr: usize, len: usize) -> bool {
+        self.table.meets_several(addr, len)
+    }
+
     /// What of the window was ever used, in the order of units.
     pub(crate) fn parts_in_use(&self) -> impl Iterator<Item = std::ops::Range<usize>> + '_ {
         let high = self.high_unit.load(Relaxed).min(self.table.units());

@@ -283,6 +283,15 @@ fn adopt(engine: &Engine, plan: &Plan) -> Result<(), Errno> {
             if plan.command.load(Acquire) != command::ADOPT {
                 return Ok(());
             }
+            // (So it takes no room of what the program may have beside it.)
+            let grow = |bytes: i64| {
+                let pool = engine.pool();
+                let now = pool.frames() * UNIT as u64;
+                if plan.follows != 0 {
+                    pool.set_budget(now.saturating_add_signed(bytes));
+                }
+            };
+            grow(UNIT as i64);
             TAKEN.store(at, SeqCst);
             let is_changed = CHANGED.lock().iter().any(|c| meets(c, at));
             let adopted = match is_changed {
@@ -293,6 +302,9 @@ fn adopt(engine: &Engine, plan: &Plan) -> Result<(), Errno> {
                 false => unsafe { engine.adopt(at, UNIT) },
             };
             TAKEN.store(0, SeqCst);
+            if adopted != Ok(UNIT) {
+                grow(-(UNIT as i64));
+            }
             plan.adopted.fetch_add(adopted? as u64, Relaxed);
         }
     }

@@ -19,6 +19,7 @@ pub use follow::{Follower, Stop};
 use hugeswap_engine::pool::{MIN_MEMORY, machine_memory};
 use hugeswap_policy::knobs;
 use hugeswap_support::{cgroup, proc};
+pub use tree::held_by;
 
 /// The word for the limit of the control group.
 pub const AUTO: &str = "auto";
@@ -39,7 +40,12 @@ pub enum Wanted {
 impl Wanted {
     /// What `--memory` and `--total` say.
     pub fn of(args: &Args) -> Result<Wanted> {
-        parse(args.memory.as_deref(), args.total.as_deref())
+        Wanted::parse(args.memory.as_deref(), args.total.as_deref())
+    }
+
+    /// The same of these texts.
+    pub fn parse(memory: Option<&str>, total: Option<&str>) -> Result<Wanted> {
+        parse(memory, total)
     }
 }
 
@@ -103,8 +109,16 @@ pub struct Limits(Vec<Limit>);
 impl Limits {
     /// The limits for what was asked for; `None` for a fixed budget.
     pub fn of(wanted: Wanted) -> Option<Limits> {
+        Limits::within(wanted, cgroup::limited())
+    }
+
+    /// The same for a program that runs already.
+    pub fn of_process(wanted: Wanted, pid: i32) -> Option<Limits> {
+        Limits::within(wanted, cgroup::limited_of(&pid.to_string()))
+    }
+
+    fn within(wanted: Wanted, mut groups: Vec<cgroup::Group>) -> Option<Limits> {
         let machine = machine_memory();
-        let mut groups = cgroup::limited();
         groups.retain(|g| g.limit < machine);
         match wanted {
             Wanted::Memory(_) => None,
@@ -139,27 +153,10 @@ impl Limits {
         &self.0[0]
     }
 
-    /// The first budget, before there is a program, and the largest that there may be; bytes.
-    pub fn first_budget(&self) -> (u64, u64) {
-        let budget = self.0.iter().map(|l| {
-            let held = match &l.source {
-                Source::Group(g) => cgroup::Gauge::open(g).map_or(0, |gauge| {
-                    let usage = cgroup::Usage {
-                        total: gauge.total().unwrap_or(0),
-                        droppable: gauge.droppable().unwrap_or(0),
-                    };
-                    usage.held()
-                }),
-                Source::Total => 0,
-                Source::Machine => held_of_machine(l.bytes),
-            };
-            let level = Level {
-                limit: l.bytes,
-                held,
-                reserve: l.reserve,
-            };
-            level.budget(0, 0)
-        });
+    /// The first budget, before anything is managed, and the largest that there may be; bytes. `held`:
+    /// what the program has in memory already.
+    pub fn first_budget(&self, held: u64) -> (u64, u64) {
+        let budget = self.levels(held).map(|level| level.budget(0, 0));
         let ceiling = self
             .tightest()
             .bytes
@@ -171,14 +168,44 @@ impl Limits {
         )
     }
 
+    /// Free memory below each of the limits; `held` as above.
+    pub fn room(&self, held: u64) -> u64 {
+        self.levels(held).map(|l| l.room()).min().unwrap_or(0)
+    }
+
+    fn levels(&self, held: u64) -> impl Iterator<Item = Level> + '_ {
+        self.0.iter().map(move |l| Level {
+            limit: l.bytes,
+            held: match &l.source {
+                Source::Group(g) => cgroup::Gauge::open(g).map_or(0, |gauge| {
+                    let usage = cgroup::Usage {
+                        total: gauge.total().unwrap_or(0),
+                        droppable: gauge.droppable().unwrap_or(0),
+                    };
+                    usage.held()
+                }),
+                Source::Total => held,
+                Source::Machine => held_of_machine(l.bytes),
+            },
+            reserve: l.reserve,
+        })
+    }
+
     /// The limit in words.
     pub fn describe(&self) -> String {
-        let tightest = self.tightest();
-        let bytes = text::bytes(tightest.bytes);
-        match &tightest.source {
-            Source::Group(_) => format!("{bytes} of the control group"),
+        let bytes = text::bytes(self.tightest().bytes);
+        match &self.tightest().source {
             Source::Total => format!("{bytes} (--total)"),
-            Source::Machine => format!("{bytes} of the machine"),
+            _ => format!("{bytes} of {}", self.whose()),
+        }
+    }
+
+    /// What the tightest limit is of.
+    pub fn whose(&self) -> &'static str {
+        match &self.tightest().source {
+            Source::Group(_) => "the control group",
+            Source::Total => "--total",
+            Source::Machine => "the machine",
         }
     }
 
@@ -188,7 +215,7 @@ impl Limits {
         is_machine.then(|| {
             format!(
                 "no limit is set for memory (no control group with one, no --memory or --total): the budget follows what the machine has available, {} now",
-                text::bytes(self.first_budget().0)
+                text::bytes(self.first_budget(0).0)
             )
         })
     }
@@ -231,11 +258,17 @@ mod tests {
         assert_eq!(limits.tightest().bytes, 1 << 30);
         assert_eq!(limits.describe(), "1.00 GiB of the control group");
         assert_eq!(limits.note(), None);
-        let (first, ceiling) = limits.first_budget();
+        let (first, ceiling) = limits.first_budget(0);
         assert_eq!(first, ceiling);
         assert_eq!(ceiling, (1 << 30) - decide::reserve_of(1 << 30));
+        // Of a program that runs already.
+        let total = Limits::new(vec![], Some(2 << 30), None);
+        let first = total.first_budget(1 << 30).0;
+        assert_eq!(first, (1 << 30) - decide::reserve_of(2 << 30));
+        assert_eq!(total.first_budget(2 << 30).0, MIN_MEMORY);
+        assert_eq!((total.room(1 << 30), total.room(3 << 30)), (1 << 30, 0));
         let machine = Limits::new(vec![], None, Some(machine_memory()));
         assert!(machine.note().unwrap().contains("no limit is set"));
-        assert!(machine.first_budget().0 < machine_memory());
+        assert!(machine.first_budget(0).0 < machine_memory());
     }
 }

@@ -17,6 +17,13 @@ const SEARCH_EVERY: Duration = Duration::from_millis(50);
 /// Processes with more anonymous memory than this may share it.
 const MUCH: u64 = 16 << 20;
 
+/// Bytes that a process and its descendants have in memory now.
+pub fn held_by(root: i32) -> u64 {
+    let mut tree = Tree::new(root);
+    tree.search(std::iter::empty());
+    tree.held_by_found()
+}
+
 /// A tree of processes.
 pub struct Tree {
     root: i32,
@@ -40,6 +47,10 @@ impl Tree {
             self.search(pool.members().into_keys());
             self.searched = Some(Instant::now());
         }
+        self.held_by_found()
+    }
+
+    fn held_by_found(&mut self) -> u64 {
         let mut all: Vec<(i32, Status)> = Vec::with_capacity(self.followed.len());
         self.followed.retain(|&pid, file| {
             let status = file.read();
