@@ -229,9 +229,12 @@ mod tests {
     fn parts_of_units_and_parts_that_touch_are_refused() {
         let main = 8 * UNIT..9 * UNIT;
         let halves = [PAGE..UNIT, UNIT..UNIT, UNIT..UNIT + PAGE];
-        let far = halves.clone().map(|part| over(main.clone(), &[part]));
+        let far = halves
+            .clone()
+            .map(|part| over(main.clone(), std::slice::from_ref(&part)));
+        let before = 7 * UNIT..8 * UNIT;
         let touching = [
-            over(main.clone(), &[7 * UNIT..8 * UNIT]),
+            over(main.clone(), std::slice::from_ref(&before)),
             over(main, &[UNIT..3 * UNIT, 2 * UNIT..4 * UNIT]),
         ];
         let all = halves.map(|part| over(part, &[])).into_iter();

@@ -558,7 +558,7 @@ mod tests {
         assert_eq!((&found[0], &found[15]), (&ranges[38], &ranges[23]));
         let near = [at(1)..at(1) + UNIT, at(1) + 9 * UNIT..at(1) + 10 * UNIT];
         let found = far_parts(&near, &[], &main);
-        assert_eq!(found, [at(1)..at(1) + 10 * UNIT]);
+        assert_eq!(found, vec![at(1)..at(1) + 10 * UNIT]);
         // One that touches the main range is left out.
         let touching = main.end..main.end + UNIT;
         assert_eq!(far_parts(&[touching], &[], &main), []);
