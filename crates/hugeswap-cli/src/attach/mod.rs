@@ -40,10 +40,9 @@ EXAMPLES:
   hugeswap detach 4711                  gives it back, from elsewhere
 
 The program is stopped for some milliseconds, and then goes on while its memory is taken over: private
-anonymous memory in whole pieces of 2 MiB. All of the
-program's system calls take about 2 us longer for as long as it is attached. What it executes is not
-managed. It must be this user's, and traceable (ptrace); programs with io_uring, asynchronous I/O or a
-seccomp filter are refused. SIZE is a number with K, M, G or T.";
+anonymous memory, in whole pieces of 2 MiB. All of its system calls take about 2 us longer for as long
+as it is attached. What it executes is not managed. It must be this user's, and traceable (ptrace);
+programs with io_uring, asynchronous I/O or a seccomp filter are refused. SIZE is a number with K, M, G or T.";
 
 /// Arguments of `hugeswap attach`.
 #[derive(clap::Args)]
