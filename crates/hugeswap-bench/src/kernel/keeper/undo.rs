@@ -4,6 +4,7 @@ use anyhow::{Context, Result, bail};
 use hugeswap_support::proc::chosen;
 use rustix::mount::UnmountFlags;
 use serde::{Deserialize, Serialize};
+use std::io::Read;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
@@ -104,8 +105,11 @@ pub fn empty_cgroup(step: &Undo) -> Result<()> {
 /// Takes the step.
 pub fn undo(step: &Undo) -> Result<()> {
     match step {
-        Undo::Swap(area) if !is_on(area) => Ok(()),
-        Undo::Swap(area) => tool(Command::new("swapoff").arg(area), 300).map(drop),
+        // (It may be off already, or never have been on.)
+        Undo::Swap(area) => match tool(Command::new("swapoff").arg(area), 300) {
+            Err(e) if is_on(area) => Err(e),
+            _ => Ok(()),
+        },
         Undo::Loop(device) => {
             tool(Command::new("losetup").arg("-d").arg(device), 60)?;
             // Detaching is completed when the last user of the device has closed it.
@@ -135,12 +139,21 @@ pub fn undo(step: &Undo) -> Result<()> {
 
 /// Is this device or file in use as swap? (If that cannot be told, it may be.)
 pub fn is_on(area: &Path) -> bool {
-    std::fs::read_to_string(SWAPS).is_err() || priority(area).is_some()
+    swaps().is_err() || priority(area).is_some()
+}
+
+/// The kernel's list of swap areas, by one read: in several, an area is left out if one before it is
+/// turned off between them.
+fn swaps() -> std::io::Result<String> {
+    let mut text = vec![0; 64 << 10];
+    let read = std::fs::File::open(SWAPS)?.read(&mut text)?;
+    text.truncate(read);
+    Ok(String::from_utf8_lossy(&text).into_owned())
 }
 
 /// The priority of swap on a device or file; `None`: there is none.
 fn priority(area: &Path) -> Option<String> {
-    let swaps = std::fs::read_to_string(SWAPS).ok()?;
+    let swaps = swaps().ok()?;
     let area = area.to_string_lossy();
     let mut lines = swaps.lines().map(|l| l.split_whitespace());
     let found = lines.find_map(|mut line| (line.next()? == area).then(|| line.last()))?;
