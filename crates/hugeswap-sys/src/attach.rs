@@ -20,6 +20,9 @@ pub const MOST_RANGES: usize = 4096;
 /// As many far parts a window has.
 pub const MOST_FAR: usize = 16;
 
+/// The program's break may grow by so many bytes.
+pub const BREAK_GROWTH: usize = 1 << 20;
+
 /// A layout that both know.
 pub const VERSION: u64 = 2;
 

@@ -75,7 +75,7 @@ pub struct Args {
 
 /// Attaches a program, and stays with it; returns the exit status.
 pub fn run(args: &Args) -> Result<i32> {
-    let wanted = Wanted::parse(args.memory.as_deref(), args.total.as_deref())?;
+    let wanted = limit::parse(args.memory.as_deref(), args.total.as_deref())?;
     let target = Target::of(args.pid)?;
     let limits = Limits::of_process(wanted, target.pid);
     let memory = match (wanted, &limits) {
@@ -423,12 +423,12 @@ fn check_that_it_fits(pid: i32, pool: &Pool) -> Result<()> {
     let Some(limits) = Limits::of_process(Wanted::Auto, pid) else {
         return Ok(());
     };
-    let room = limits.room(0);
+    let (room, whose) = limits.room(0);
     if more > room {
         bail!(
             "{} of its memory are not in memory now, and {} has room for {}: free memory, or raise the limit",
             bytes(more),
-            limits.whose(),
+            whose,
             bytes(room)
         );
     }

@@ -1,7 +1,7 @@
 //! Which memory of a running program can be managed, and at which addresses the window is: from
 //! what /proc/PID/smaps tells of its mappings.
 
-use hugeswap_sys::attach::MOST_FAR;
+use hugeswap_sys::attach::{BREAK_GROWTH, MOST_FAR};
 use std::ops::Range;
 
 const PAGE: u64 = 4096;
@@ -260,8 +260,6 @@ fn main_range(ranges: &[Range<u64>], mappings: &[Mapping]) -> Option<Range<u64>>
 /// Far parts of a window with this main range, the largest that there may be. Each has all of the mappings
 /// that its memory is in, and the room that the heap may grow by: a buffer does not begin outside of it.
 fn far_parts(ranges: &[Range<u64>], mappings: &[Mapping], main: &Range<u64>) -> Vec<Range<u64>> {
-    /// See `program_break` in the object.
-    const GROWTH: u64 = 1 << 20;
     // Each with the bytes of `ranges` in it.
     let mut parts: Vec<(Range<u64>, u64)> = Vec::new();
     for r in ranges {
@@ -272,7 +270,11 @@ fn far_parts(ranges: &[Range<u64>], mappings: &[Mapping], main: &Range<u64>) -> 
             .iter()
             .filter(|m| m.at.start < r.end && m.at.end > r.start);
         let ends = of.map(|m| {
-            let more = if m.name == HEAP { GROWTH } else { 0 };
+            let more = if m.name == HEAP {
+                BREAK_GROWTH as u64
+            } else {
+                0
+            };
             (
                 m.at.start & !(UNIT - 1),
                 (m.at.end + more).next_multiple_of(UNIT),

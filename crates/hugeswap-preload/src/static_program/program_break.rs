@@ -8,14 +8,13 @@
 //! until [`end`].
 
 use crate::addresses;
+use hugeswap_sys::attach::BREAK_GROWTH;
 use hugeswap_sys::maps::Text;
 use hugeswap_sys::raw::syscall6;
 use std::sync::atomic::AtomicUsize;
 use std::sync::atomic::Ordering::Relaxed;
 
 const PAGE: usize = 4096;
-/// The break may grow by this much.
-const GROWTH: usize = 1 << 20;
 
 /// Where it may grow to. 0: as far as the kernel lets it.
 static LIMIT: AtomicUsize = AtomicUsize::new(0);
@@ -26,7 +25,7 @@ static LEAST: AtomicUsize = AtomicUsize::new(0);
 
 /// From here on it is limited.
 pub fn limit() {
-    LIMIT.store(kernels(0) + GROWTH, Relaxed);
+    LIMIT.store(kernels(0) + BREAK_GROWTH, Relaxed);
 }
 
 /// Is it?

@@ -40,16 +40,12 @@ pub enum Wanted {
 impl Wanted {
     /// What `--memory` and `--total` say.
     pub fn of(args: &Args) -> Result<Wanted> {
-        Wanted::parse(args.memory.as_deref(), args.total.as_deref())
-    }
-
-    /// The same of these texts.
-    pub fn parse(memory: Option<&str>, total: Option<&str>) -> Result<Wanted> {
-        parse(memory, total)
+        parse(args.memory.as_deref(), args.total.as_deref())
     }
 }
 
-fn parse(memory: Option<&str>, total: Option<&str>) -> Result<Wanted> {
+/// What `--memory` and `--total` say that are these texts.
+pub fn parse(memory: Option<&str>, total: Option<&str>) -> Result<Wanted> {
     match (memory, total) {
         (None | Some(AUTO), None) => Ok(Wanted::Auto),
         (Some(memory), None) => {
@@ -89,6 +85,16 @@ pub enum Source {
     Total,
     /// The machine's memory.
     Machine,
+}
+
+impl Source {
+    fn whose(&self) -> &'static str {
+        match self {
+            Source::Group(_) => "the control group",
+            Source::Total => "--total",
+            Source::Machine => "the machine",
+        }
+    }
 }
 
 /// A limit that is followed.
@@ -168,9 +174,11 @@ impl Limits {
         )
     }
 
-    /// Free memory below each of the limits; `held` as above.
-    pub fn room(&self, held: u64) -> u64 {
-        self.levels(held).map(|l| l.room()).min().unwrap_or(0)
+    /// Free memory below the limit that has the least of it, and what that is of; `held` as above.
+    pub fn room(&self, held: u64) -> (u64, &'static str) {
+        let rooms = self.levels(held).map(|l| l.room());
+        let of = self.0.iter().map(|l| l.source.whose());
+        rooms.zip(of).min().unwrap_or_default()
     }
 
     fn levels(&self, held: u64) -> impl Iterator<Item = Level> + '_ {
@@ -196,16 +204,7 @@ impl Limits {
         let bytes = text::bytes(self.tightest().bytes);
         match &self.tightest().source {
             Source::Total => format!("{bytes} (--total)"),
-            _ => format!("{bytes} of {}", self.whose()),
-        }
-    }
-
-    /// What the tightest limit is of.
-    pub fn whose(&self) -> &'static str {
-        match &self.tightest().source {
-            Source::Group(_) => "the control group",
-            Source::Total => "--total",
-            Source::Machine => "the machine",
+            source => format!("{bytes} of {}", source.whose()),
         }
     }
 
@@ -266,7 +265,11 @@ mod tests {
         let first = total.first_budget(1 << 30).0;
         assert_eq!(first, (1 << 30) - decide::reserve_of(2 << 30));
         assert_eq!(total.first_budget(2 << 30).0, MIN_MEMORY);
-        assert_eq!((total.room(1 << 30), total.room(3 << 30)), (1 << 30, 0));
+        assert_eq!(total.room(1 << 30), (1 << 30, "--total"));
+        assert_eq!(total.room(3 << 30).0, 0);
+        // The one that has the least room need not be the tightest.
+        let both = Limits::new(vec![group(1 << 30)], Some(2 << 30), None);
+        assert_eq!(both.room((2 << 30) - 5), (5, "--total"));
         let machine = Limits::new(vec![], None, Some(machine_memory()));
         assert!(machine.note().unwrap().contains("no limit is set"));
         assert!(machine.first_budget(0).0 < machine_memory());
