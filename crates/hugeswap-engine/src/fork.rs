@@ -445,6 +445,7 @@ impl Engine {
         // SAFETY: this thread is the only one, and forks outside the engine.
         unsafe { self.threads.reset_in_child(Vec::new()) };
         self.times.reset_in_child();
+        self.sizes.reset_in_child();
         set_fork_mark(self.fork_mark);
         self.gate.reset_in_child();
         if joined.is_none() {

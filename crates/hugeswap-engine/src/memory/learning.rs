@@ -6,7 +6,7 @@
 
 use crate::lock::Lock;
 use hugeswap_policy::swapin::granularity::{
-    DeviceCost, Direction, Ghost, Granularity, MemoryPrice, PerSize, Progress, follow,
+    DeviceCost, Direction, Ghost, Granularity, MemoryPrice, PerSize, Progress, Verdict, follow,
 };
 use std::sync::atomic::Ordering::Relaxed;
 use std::sync::atomic::{AtomicBool, AtomicU64};
@@ -21,6 +21,8 @@ pub(super) const CPU: PerSize = PerSize {
 /// What the engine has learnt for the sizes of faults.
 pub(crate) struct Sizes {
     pub(super) learning: Lock<Learning>,
+    /// What of the program's processor time faults took, without polling.
+    pub(super) handled_ns: AtomicU64,
     /// Pages evicted so far.
     pub(super) evicted: AtomicU64,
     /// [`MeanDistance`](hugeswap_policy::workingset::MeanDistance) of the refaults so far.
@@ -40,8 +42,7 @@ pub(super) struct Learning {
     pub(super) price: MemoryPrice,
     pub(super) ghost: Ghost,
     pub(super) progress: Progress,
-    /// What of the program's processor time these faults took.
-    pub(super) handled_ns: u64,
+    pub(super) verdict: Verdict,
     /// Nanoseconds that making a base-mapped unit whole takes, as last seen.
     pub(super) fill: u32,
 }
@@ -57,9 +58,10 @@ impl Sizes {
                 price: MemoryPrice::new(u64::from(r#in.page.saturating_add(CPU.page))),
                 ghost: Ghost::new(units),
                 progress: Progress::default(),
-                handled_ns: 0,
+                verdict: Verdict::default(),
                 fill: r#in.whole.saturating_add(CPU.whole),
             }),
+            handled_ns: AtomicU64::new(0),
             evicted: AtomicU64::new(0),
             mean_distance: AtomicU64::new(0),
             only_whole: AtomicBool::new(false),
@@ -67,6 +69,11 @@ impl Sizes {
             by_pages: AtomicBool::new(false),
             quiet: AtomicBool::new(false),
         }
+    }
+
+    /// In a forked child, whose processor time begins anew.
+    pub fn reset_in_child(&self) {
+        self.handled_ns.store(0, Relaxed);
     }
 
     /// A base-mapped unit was made whole, which took `ns`.

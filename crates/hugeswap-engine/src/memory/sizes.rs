@@ -90,7 +90,7 @@ impl Memory {
                 whole,
             },
         };
-        let fault = Fault {
+        let mut fault = Fault {
             unit: u64::from(unit),
             page: page as u16,
             present: present as u16,
@@ -110,6 +110,9 @@ impl Memory {
             Costs::resident(WATCHED, memory)
         } else {
             let costs = self.costs_of(unit, page, learning.fill, memory);
+            if full && !only_whole && !learning.ghost.wins() {
+                fault.near.price = learning.price.near();
+            }
             let memory = learning.ghost.price(memory, costs.page, costs.whole);
             Costs { memory, ..costs }
         };
@@ -134,7 +137,8 @@ impl Memory {
             };
             learning.price.on_fault(brought, distance, resident, alone);
             if !self.backend.can().faults_are_messages {
-                learning.handled_ns += HANDLING + HANDLING_PAGE * brought;
+                let took = HANDLING + HANDLING_PAGE * brought;
+                self.sizes.handled_ns.fetch_add(took, Relaxed);
             }
             // (What cannot come whole is on no list of what would.)
             if !by_parts {
@@ -193,6 +197,7 @@ impl Memory {
             absent: stored.saturating_sub(present + 1) as u16,
             evicted: self.sizes.evicted.load(Relaxed),
             resident: self.resident_pages(),
+            price: 0,
         }
     }
 
@@ -321,10 +326,11 @@ impl Memory {
 
     /// Looks how far the program has come; `ran_ns`: the processor time of its own code, in all.
     pub(crate) fn look_at_progress(&self, ran_ns: u64) {
+        let faults_took = self.sizes.handled_ns.load(Relaxed);
         let mut learning = self.sizes.learning.lock();
         let seen = Seen {
             ns: hugeswap_sys::now_ns(),
-            ran_ns: ran_ns.saturating_sub(learning.handled_ns),
+            ran_ns: ran_ns.saturating_sub(faults_took),
             stalled_ns: self.pool.record().events.stalled_ns.load(Relaxed),
             evicted: self.sizes.evicted(),
             resident: self.resident_pages(),
@@ -332,6 +338,13 @@ impl Memory {
         };
         let trial = learning.progress.on_look(seen);
         let only_whole = learning.progress.is_whole();
+        // (While all comes whole, or did, for another reason, nothing is seen of the list's choice.)
+        let wins = learning.ghost.wins();
+        if !only_whole && learning.verdict.on_look(seen, wins) {
+            learning.ghost.give_up();
+        }
+        let allowed = learning.verdict.allows(seen.ns);
+        learning.ghost.bar(!allowed);
         let alone = learning.progress.is_alone();
         let by_pages = learning.progress.is_by_pages();
         let quiet = learning.progress.is_quiet();

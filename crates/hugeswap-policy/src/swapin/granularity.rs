@@ -64,6 +64,7 @@ mod near;
 mod progress;
 mod streams;
 mod trust;
+mod verdict;
 
 use account::{BY_STREAM, TRIAL, TRIED, WORTH};
 pub use account::{Density, UnitHistory};
@@ -74,6 +75,7 @@ use near::Neighbours;
 pub use progress::{Progress, Seen, Trial};
 pub use streams::{MAX_PAGE_STRIDE, PAGE_STREAMS, PageStreams, Run};
 use trust::Trust;
+pub use verdict::Verdict;
 
 use crate::UNIT_PAGES;
 use std::ops::Range;
@@ -391,7 +393,8 @@ impl Granularity {
         if allowed.base_4k && allowed.piece_64k && advice == Advice::None {
             let piece = base.saturating_add(fault.page.into()) / u64::from(PIECE_PAGES);
             if !self.neighbours.on_fault(piece, &fault.near) {
-                let costs = costs.for_stay(fault.stay);
+                let memory = costs.memory.max(fault.near.price);
+                let costs = Costs { memory, ..*costs }.for_stay(fault.stay);
                 advice = self.neighbours.advice(&costs, &fault.near);
             }
         }

@@ -241,8 +241,10 @@ const WINDOW: u64 = 4096;
 const DOUBT: u64 = 64;
 const DOUBT_BACK: u64 = 14;
 /// Largest number of faults that a page more in memory is taken to save in a stay: no more than
-/// there are on it, which is unknown.
+/// there are on it, which is unknown. The second: where single pages are weighed against the few
+/// around them, of which it is known how many are used.
 const MOST_SAVED: u64 = 3;
+const MOST_SAVED_NEAR: u64 = 16;
 /// Pages that return within this part of a turn of memory (1/`NEAR`) tell how many faults it saves.
 const NEAR: u64 = 4;
 /// Parts in which the share of touched pages is counted.
@@ -283,6 +285,7 @@ pub struct MemoryPrice {
     /// Number of resident pages, as last reported.
     resident: u64,
     pressure: u64,
+    pressure_near: u64,
     waste: u64,
 }
 
@@ -330,6 +333,7 @@ impl MemoryPrice {
     pub fn new(first: u64) -> MemoryPrice {
         MemoryPrice {
             pressure: first,
+            pressure_near: first,
             ..MemoryPrice::default()
         }
     }
@@ -382,6 +386,11 @@ impl MemoryPrice {
         self.pressure.saturating_add(self.waste)
     }
 
+    /// The same for the pages near one that is wanted.
+    pub fn near(&self) -> u64 {
+        self.pressure_near.saturating_add(self.waste)
+    }
+
     fn form(&mut self) {
         let wasted = self.wasted_ns / self.new.evicted.max(1);
         let horizon = (self.resident / 2).max(2 * self.new.evicted);
@@ -398,18 +407,21 @@ impl MemoryPrice {
             .saturating_add(DOUBT_BACK)
             .min(asked);
         let saved = (2 * NEAR * SHARES).saturating_mul(back) / (2 * asked - back);
-        let saved = saved.min(MOST_SAVED * SHARES);
         // In parts of a nanosecond: a page of a whole unit costs few.
         let each = |ns: u64, pages: u64| ns.saturating_mul(SHARES) / pages.max(1);
         let evict = each(sums.evict_ns, sums.evicted);
         let again = evict.saturating_add(each(sums.bring_ns, sums.brought));
-        let pressure = evict.saturating_add(again.saturating_mul(saved) / SHARES) / SHARES;
+        let pressure = |most: u64| {
+            let saved = saved.min(most * SHARES);
+            evict.saturating_add(again.saturating_mul(saved) / SHARES) / SHARES
+        };
         *self = MemoryPrice {
             new: Sums::default(),
             old: sums,
             wasted_ns: 0,
             resident: self.resident,
-            pressure,
+            pressure: pressure(MOST_SAVED),
+            pressure_near: pressure(MOST_SAVED_NEAR),
             waste: if wasted > 0 {
                 self.waste.saturating_add(wasted)
             } else {

@@ -72,6 +72,7 @@ pub struct Ghost {
     /// Faults since the last change, and how many there must be.
     since: u64,
     wait: u64,
+    barred: bool,
 }
 
 impl Ghost {
@@ -90,6 +91,7 @@ impl Ghost {
             came: 0,
             since: 0,
             wait: 0,
+            barred: false,
         }
     }
 
@@ -136,20 +138,38 @@ impl Ghost {
             if self.whole <= self.paid {
                 return;
             }
-            self.wait = match self.came >= room.units.saturating_mul(LASTED) {
-                true => WAIT,
-                false => (self.wait * 2).clamp(WAIT, LONGEST_WAIT),
-            };
+            let lasted = self.came >= room.units.saturating_mul(LASTED);
+            self.change_back(lasted);
         } else {
             let change = self.change(room, whole);
             let enough = self.lost >= change && self.whole.saturating_mul(LESS) < self.paid;
             self.lost = self.lost.min(change);
-            if self.since < self.wait || !enough {
+            if self.barred || self.since < self.wait || !enough {
                 return;
             }
+            self.wins = true;
+            (self.came, self.since, self.lost) = (0, 0, 0);
         }
-        self.wins = !self.wins;
+    }
+
+    fn change_back(&mut self, lasted: bool) {
+        self.wait = match lasted {
+            true => WAIT,
+            false => (self.wait * 2).clamp(WAIT, LONGEST_WAIT),
+        };
+        self.wins = false;
         (self.came, self.since, self.lost) = (0, 0, 0);
+    }
+
+    /// No change to whole units is made while it is `barred` ([`super::Verdict::allows`]).
+    pub fn bar(&mut self, barred: bool) {
+        self.barred = barred;
+    }
+
+    /// The change to whole units was wrong ([`super::Verdict`]): pages come again.
+    pub fn give_up(&mut self) {
+        self.change_back(false);
+        (self.faults, self.paid, self.whole) = (0, 0, 0);
     }
 
     /// Would whole units have cost far less?
@@ -283,5 +303,17 @@ mod tests {
             g.on_fault(70 + scattered(i) as u32 % 130, PAGE, WHOLE, false, room);
         }
         assert!(!g.wins());
+    }
+
+    #[test]
+    fn a_change_that_was_wrong_is_not_made_again_while_it_is_barred() {
+        let mut g = Ghost::new(300);
+        let few = |i: u64| i / 100 % 300;
+        assert!(by_pages(&mut g, 50_000, 100, few));
+        g.give_up();
+        g.bar(true);
+        assert!(!by_pages(&mut g, 200_000, 100, few));
+        g.bar(false);
+        assert!(by_pages(&mut g, 50_000, 100, few));
     }
 }

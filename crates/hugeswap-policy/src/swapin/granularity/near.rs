@@ -42,6 +42,9 @@ pub struct Near {
     pub evicted: u64,
     /// Pages in memory. 0: nothing is to be learnt or expected.
     pub resident: u64,
+    /// [`MemoryPrice::near`](super::MemoryPrice::near), if no memory is free. (What the costs say
+    /// counts if it is more.)
+    pub price: u64,
 }
 
 /// A piece that is observed.
@@ -168,7 +171,9 @@ impl Neighbours {
 
 #[cfg(test)]
 mod tests {
+    use super::super::{Allowed, Density, Fault, Granularity, MemoryPrice, STAY, UnitHistory};
     use super::*;
+    use crate::UNIT_PAGES;
 
     /// Pages in memory.
     const RESIDENT: u64 = 8192;
@@ -211,6 +216,7 @@ mod tests {
             absent: 15 - present,
             evicted,
             resident: RESIDENT,
+            price: 0,
         }
     }
 
@@ -287,5 +293,95 @@ mod tests {
         let observed = observed.count();
         let turns = 100_000 * 16 / RESIDENT as usize;
         assert!((50..=70).contains(&(observed / turns)), "{observed}");
+    }
+
+    /// Random accesses to an eighth more than memory, of which units leave as one: all pages around a fault
+    /// are away, and will be used soon; but what comes with it displaces what would have been, too.
+    #[test]
+    fn where_nearly_all_fits_random_pages_come_alone() {
+        let (with, without) = (
+            pieces_where_nearly_all_fits(true),
+            pieces_where_nearly_all_fits(false),
+        );
+        assert!(with * 4 < without, "{with} {without}");
+    }
+
+    /// Pieces at 40,000 faults; `priced`: the price that is meant for them is told.
+    fn pieces_where_nearly_all_fits(priced: bool) -> u64 {
+        const MEMORY: u64 = 64 * UNIT_PAGES;
+        const USED: u64 = 72 * UNIT_PAGES;
+        let (mut g, mut price) = (Granularity::new(1), MemoryPrice::new(0));
+        let mut present = vec![false; USED as usize];
+        let mut left_at = vec![None; (USED / UNIT_PAGES) as usize];
+        let mut came: std::collections::VecDeque<u64> = std::collections::VecDeque::new();
+        let (mut resident, mut evicted, mut n) = (0, 0, 0u64);
+        let (mut faults, mut pieces) = (0, 0);
+        let costs = Costs {
+            page: 60_000,
+            piece: 100_000,
+            whole: 2_000_000,
+            fill: 2_000_000,
+            memory: 0,
+        };
+        while faults < 60_000 {
+            n += 1;
+            let page = (n.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 20) % USED;
+            if present[page as usize] {
+                continue;
+            }
+            let unit = page / UNIT_PAGES;
+            let first = unit * UNIT_PAGES;
+            let there = |range: Range<u64>| range.filter(|&p| present[p as usize]).count() as u16;
+            let piece = page / 16 * 16..page / 16 * 16 + 16;
+            let (in_piece, in_unit) = (there(piece.clone()), there(first..first + UNIT_PAGES));
+            let fault = Fault {
+                unit,
+                page: (page % UNIT_PAGES) as u16,
+                present: in_unit,
+                density: Density::UNKNOWN,
+                stay: STAY,
+                near: Near {
+                    present: in_piece,
+                    absent: 15 - in_piece,
+                    evicted,
+                    resident,
+                    price: if priced { price.near() } else { 0 },
+                },
+            };
+            let costs = Costs {
+                memory: price.price(),
+                ..costs
+            };
+            let allowed = Allowed {
+                whole: false,
+                ..Allowed::ALL
+            };
+            let d = g.on_fault(&costs, allowed, &fault, UnitHistory::NEW);
+            let brought = first + u64::from(d.pages.start)..first + u64::from(d.pages.end);
+            if !came.contains(&unit) {
+                came.push_back(unit);
+            }
+            let before = resident;
+            for p in brought {
+                resident += u64::from(!std::mem::replace(&mut present[p as usize], true));
+            }
+            let distance = left_at[unit as usize].map(|then: u64| evicted - then);
+            price.on_fault(resident - before, distance, resident, costs.page);
+            // (The first of all have to come, and the price has to be learnt.)
+            faults += u64::from(evicted > 0);
+            pieces += u64::from(faults > 20_000 && d.pages.len() > 1);
+            while resident > MEMORY
+                && let Some(oldest) = came.pop_front()
+            {
+                let pages = oldest * UNIT_PAGES..(oldest + 1) * UNIT_PAGES;
+                let gone = pages.filter(|&p| std::mem::take(&mut present[p as usize]));
+                let gone = gone.count() as u64;
+                resident -= gone;
+                evicted += gone;
+                left_at[oldest as usize] = Some(evicted);
+                price.on_evicted(gone, gone, gone * 1_000);
+            }
+        }
+        pieces
     }
 }

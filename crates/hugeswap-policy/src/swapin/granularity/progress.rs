@@ -242,7 +242,7 @@ impl Progress {
 }
 
 /// Parts of a time for which the program ran.
-fn part(ran: u64, time: u64) -> u64 {
+pub(super) fn part(ran: u64, time: u64) -> u64 {
     ran.saturating_mul(1 << 16) / time.max(1)
 }
 
