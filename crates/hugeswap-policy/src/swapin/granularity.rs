@@ -111,8 +111,7 @@ impl Size {
 ///
 /// Under `thp.swapin = always` only `whole` (while there are huge frames), under `never` only
 /// `base_4k`; without userfaultfd `piece_64k` while the number of mappings allows it, and `whole`.
-/// If nothing is allowed, the decision is a page. userfaultfd `piece_64k` while the budget of
-/// mappings lasts, and `whole`. With nothing allowed a page is decided on.
+/// If nothing is allowed, the decision is a page.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Allowed {
     /// Single pages.
