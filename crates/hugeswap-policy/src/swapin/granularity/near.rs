@@ -295,8 +295,9 @@ mod tests {
         assert!((50..=70).contains(&(observed / turns)), "{observed}");
     }
 
-    /// Random accesses to an eighth more than memory, of which units leave as one: all pages around a fault
-    /// are away, and will be used soon; but what comes with it displaces what would have been, too.
+    /// Random accesses to an eighth more than memory, of which units leave as one: all pages around
+    /// a fault are away, and will be used soon; but what comes with it displaces what would have
+    /// been, too.
     #[test]
     fn where_nearly_all_fits_random_pages_come_alone() {
         let (with, without) = (
