@@ -1,7 +1,8 @@
-//! The mappings of this process, as /proc/self/maps tells them.
+//! The mappings of this process, as /proc/self/maps and /proc/self/smaps tell them.
 
 use crate::raw::call;
 use crate::{Result, fs};
+use std::ffi::CStr;
 
 /// A mapping.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -16,15 +17,35 @@ pub struct Mapping {
     pub is_anonymous: bool,
 }
 
-/// The text of /proc/self/maps.
+/// What the kernel was told to do with a mapping.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Flags {
+    /// It stays in memory (mlock).
+    pub is_locked: bool,
+    /// A forked child does not have it (MADV_DONTFORK).
+    pub is_not_inherited: bool,
+    /// A forked child finds zeros there (MADV_WIPEONFORK).
+    pub is_wiped_on_fork: bool,
+}
+
+/// The text of /proc/self/maps, or of /proc/self/smaps.
 #[derive(Debug)]
 pub struct Text(Vec<u8>);
 
 impl Text {
-    /// Reads it. Allocates.
+    /// Reads /proc/self/maps. Allocates.
     pub fn read() -> Result<Text> {
+        Text::of(c"/proc/self/maps")
+    }
+
+    /// Reads /proc/self/smaps, for which the kernel looks at all page tables. Allocates.
+    pub fn read_with_flags() -> Result<Text> {
+        Text::of(c"/proc/self/smaps")
+    }
+
+    fn of(path: &CStr) -> Result<Text> {
         const PIECE: usize = 64 << 10;
-        let fd = fs::open(c"/proc/self/maps", libc::O_RDONLY | libc::O_CLOEXEC, 0)?;
+        let fd = fs::open(path, libc::O_RDONLY | libc::O_CLOEXEC, 0)?;
         let mut text = Vec::new();
         loop {
             let at = text.len();
@@ -48,6 +69,28 @@ impl Text {
         let lines = self.0.split(|&b| b == b'\n').filter_map(mapping);
         lines.filter(move |m| m.start < at + len && m.end > at)
     }
+
+    /// The flags of the mappings that `[at, at+len)` meets, in order, of a text with flags.
+    pub fn flags(&self, at: usize, len: usize) -> impl Iterator<Item = Flags> + '_ {
+        let mut is_met = false;
+        self.0.split(|&b| b == b'\n').filter_map(move |line| {
+            if let Some(m) = mapping(line) {
+                is_met = m.start < at + len && m.end > at;
+            }
+            flags(line).filter(|_| is_met)
+        })
+    }
+}
+
+/// The flags that a line tells; `None` if it is not such a line.
+fn flags(line: &[u8]) -> Option<Flags> {
+    let line = std::str::from_utf8(line).ok()?.strip_prefix("VmFlags:")?;
+    let has = |name| line.split_ascii_whitespace().any(|flag| flag == name);
+    Some(Flags {
+        is_locked: has("lo"),
+        is_not_inherited: has("dc"),
+        is_wiped_on_fork: has("wf"),
+    })
 }
 
 /// The mapping that a line tells; `None` if it is not such a line.
@@ -98,6 +141,16 @@ mod tests {
             .find(|m| m.start == at + (1 << 20))
             .expect("it is there");
         assert_eq!((middle.end, middle.prot), (at + (2 << 20), libc::PROT_READ));
+        // SAFETY: as above.
+        unsafe { mm::advise(at + (2 << 20), 1 << 20, libc::MADV_DONTFORK) }.expect("advised");
+        let text = Text::read_with_flags().expect("mappings with flags");
+        let told: Vec<_> = text.flags(at, len).collect();
+        let plain = Flags::default();
+        let kept = Flags {
+            is_not_inherited: true,
+            ..plain
+        };
+        assert_eq!(told, [plain, plain, kept]);
         // (The code of this test is in a file.)
         let here = a_mapping_is_found_and_told_as_it_is as *const () as usize;
         let code = text.mappings(here, 1).next().expect("code");
