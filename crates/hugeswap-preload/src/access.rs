@@ -4,11 +4,13 @@
 use crate::advise::protect_managed;
 use crate::mmap::{RW, kernel};
 use crate::real;
-use crate::runs::{Owner, runs};
+use crate::runs::{Owner, Run, runs};
 use hugeswap_engine::{Engine, Prot};
 use hugeswap_sys::Errno;
 use hugeswap_sys::maps::{Mapping, Text};
 use libc::c_int;
+
+const PAGE: usize = 4096;
 
 /// The access to `[at, at+len)`, all of which is mapped; `None` if it is not the same everywhere,
 /// or cannot be determined.
@@ -64,6 +66,38 @@ pub fn open(engine: &Engine, at: usize, len: usize) -> Result<(), Errno> {
         }
     }
     Ok(())
+}
+
+/// The mapped parts of `[at, at+len)`, in order, as address and length in bytes: each has one owner,
+/// and one access; `None` if that cannot be determined.
+pub fn parts(engine: &Engine, at: usize, len: usize) -> Option<Vec<(usize, usize)>> {
+    let mut all: Vec<(usize, usize, Option<Prot>)> = Vec::new();
+    for Run { at, len, owner } in runs(engine, at, len) {
+        match owner {
+            Owner::Reserved => all.push((at, len, None)),
+            Owner::Kernel => {
+                for m in mappings(at, len)? {
+                    let from = m.start.max(at);
+                    all.push((from, m.end.min(at + len) - from, None));
+                }
+            }
+            Owner::Engine => {
+                let steps = match engine.access(at, len) {
+                    Some(_) => len,
+                    None => PAGE,
+                };
+                let first = all.len();
+                for page in (at..at + len).step_by(steps) {
+                    let access = engine.access(page, steps);
+                    match all[first..].last_mut() {
+                        Some(last) if last.2 == access => last.1 += steps,
+                        _ => all.push((page, steps, access)),
+                    }
+                }
+            }
+        }
+    }
+    Some(all.into_iter().map(|(at, len, _)| (at, len)).collect())
 }
 
 /// The mappings that `[at, at+len)` meets, in order; `None` if they cannot be determined.

@@ -5,7 +5,9 @@
 //! and less access to some pages of a unit where single pages are not to be had): the engine first
 //! hands these units to the kernel.
 
-use crate::mmap::{RW, access, eject, hand_over_reserved, note, pass, protect, whole_units};
+use crate::mmap::{
+    RW, TASK_END, access, eject, hand_over_reserved, note, note_told, pass, protect, whole_units,
+};
 use crate::parts::{by_parts, each, error, managed, shared};
 use crate::real::{self, set_errno};
 use crate::runs::discard;
@@ -23,7 +25,7 @@ const PAGE: usize = 4096;
 const UNIT: usize = 2 << 20;
 
 // Advice values that the libc crate does not define on every target.
-const MADV_WIPEONFORK: c_int = 18;
+pub const MADV_WIPEONFORK: c_int = 18;
 const MADV_KEEPONFORK: c_int = 19;
 const MADV_COLD: c_int = 20;
 const MADV_PAGEOUT: c_int = 21;
@@ -32,10 +34,13 @@ const MADV_POPULATE_WRITE: c_int = 23;
 const MADV_COLLAPSE: c_int = 25;
 const MADV_GUARD_INSTALL: c_int = 102;
 const MADV_GUARD_REMOVE: c_int = 103;
+const MLOCK_ONFAULT: usize = 1;
+/// Memory for atomic operations: an access that has no meaning on this architecture.
+const PROT_SEM: c_int = 8;
 
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn madvise(addr: *mut c_void, len: size_t, advice: c_int) -> c_int {
-    by_parts(addr as usize, len, true, |at, len| {
+    let done = by_parts(addr as usize, len, !populates(advice), |at, len| {
         if let Some((engine, range)) = shared(at, len) {
             return advise_shared(engine, range, advice);
         }
@@ -43,13 +48,28 @@ pub unsafe extern "C" fn madvise(addr: *mut c_void, len: size_t, advice: c_int) 
             Some((engine, whole)) => advise(engine, at, whole, advice),
             None => pass(libc::SYS_madvise, [at, len, advice as usize, 0, 0, 0]),
         }
-    })
+    });
+    if done != 0 && real::errno() == libc::ENOMEM && !is_known(advice) {
+        return -1;
+    }
+    done
+}
+
+/// Does the kernel know this advice? If not, errno is its answer to it. (It refuses an unknown
+/// advice value even for an empty range.)
+fn is_known(advice: c_int) -> bool {
+    pass(libc::SYS_madvise, [0, 0, advice as usize, 0, 0, 0]) == 0
+}
+
+/// Is this advice to bring memory in? It ends where nothing is mapped.
+fn populates(advice: c_int) -> bool {
+    matches!(advice, MADV_POPULATE_READ | MADV_POPULATE_WRITE)
 }
 
 fn advise(engine: &Engine, at: usize, len: usize, advice: c_int) -> c_int {
     let kernels = |at: usize, len: usize| {
         if is_remembered(advice) && extent::in_window(at) {
-            note(at, len);
+            note_told(at, len);
         }
         let marked = extent::in_window(at) && engine.first_marker(at, len).is_some();
         match advice {
@@ -62,7 +82,8 @@ fn advise(engine: &Engine, at: usize, len: usize, advice: c_int) -> c_int {
     };
     let ours = |at, len| advise_managed(engine, at, len, advice);
     let reserved = |at, len| advise_reserved(engine, at, len, advice);
-    each(engine, at, len, true, kernels, ours, reserved)
+    let holes = !populates(advice);
+    each(engine, at, len, holes, kernels, ours, reserved)
 }
 
 /// The use of a range that an advice value announces; `None` if it announces none.
@@ -100,12 +121,10 @@ fn advise_reserved(engine: &Engine, at: usize, len: usize, advice: c_int) -> c_i
             if let Some(usage) = usage(advice) {
                 engine.advise_use(at, len, usage);
             } else {
-                // The kernel refuses an unknown advice value even for an empty range.
-                let known = pass(libc::SYS_madvise, [at, 0, advice as usize, 0, 0, 0]);
-                if known != 0 {
-                    return known;
+                if !is_known(advice) {
+                    return -1;
                 }
-                note(at, len);
+                note_told(at, len);
                 if let Err(e) = hand_over_reserved(engine, at, len) {
                     return error(e.0);
                 }
@@ -127,9 +146,6 @@ fn advise_managed(engine: &Engine, at: usize, len: usize, advice: c_int) -> c_in
         }
         libc::MADV_WILLNEED => engine.willneed(at, len),
         MADV_COLD | MADV_PAGEOUT => engine.pageout(at, len),
-        MADV_POPULATE_READ | MADV_POPULATE_WRITE if engine.first_marker(at, len).is_some() => {
-            return error(libc::EFAULT);
-        }
         MADV_POPULATE_READ | MADV_POPULATE_WRITE => {
             if let Err(e) = populate(engine, at..at + len, advice) {
                 return error(e.0);
@@ -210,12 +226,10 @@ fn is_remembered(advice: c_int) -> bool {
 
 /// Hands a range to the kernel for good, then gives the kernel the advice.
 fn hand_over(engine: &Engine, at: usize, len: usize, advice: c_int) -> c_int {
-    // The kernel refuses an unknown advice value even for an empty range.
-    let known = pass(libc::SYS_madvise, [at, 0, advice as usize, 0, 0, 0]);
-    if known != 0 {
-        return known;
+    if !is_known(advice) {
+        return -1;
     }
-    note(at, len);
+    note_told(at, len);
     match eject(engine, at, len) {
         Ok(()) => pass(libc::SYS_madvise, [at, len, advice as usize, 0, 0, 0]),
         Err(e) => error(e.0),
@@ -284,6 +298,17 @@ fn change_access(at: usize, len: usize, prot: c_int) -> c_int {
     let Some((engine, whole)) = managed(at, len) else {
         return pass(libc::SYS_mprotect, [at, len, prot as usize, 0, 0, 0]);
     };
+    const GROWS: c_int = libc::PROT_GROWSDOWN | libc::PROT_GROWSUP;
+    if prot & !(GROWS | RW | libc::PROT_EXEC | PROT_SEM) != 0 {
+        return error(libc::EINVAL);
+    }
+    if prot & GROWS != 0 && extent::in_window(at) {
+        // (No mapping there grows.)
+        return error(match engine.is_any_mapped(at, whole) {
+            true => libc::EINVAL,
+            false => libc::ENOMEM,
+        });
+    }
     let kernels = |at: usize, len: usize| {
         if prot != RW && extent::in_window(at) {
             note(at, len);
@@ -400,7 +425,7 @@ pub unsafe extern "C" fn pkey_mprotect(
         if !engine.is_mapped(at, whole) {
             return error(libc::ENOMEM);
         }
-        note(at, whole);
+        note_told(at, whole);
         let held = engine.reserved_in(at, whole).into_iter();
         let handed = { held }.try_for_each(|(at, n)| hand_over_reserved(engine, at, n));
         if let Err(e) = handed.and_then(|()| eject(engine, at, whole)) {
@@ -425,12 +450,17 @@ fn protect_shared(engine: &Engine, at: Range<usize>, prot: c_int) -> c_int {
 /// Locks a range by system call `nr`. Locked memory must not move, so it becomes the kernel's.
 fn lock(nr: libc::c_long, addr: usize, len: usize, flags: usize) -> c_int {
     let inside = addr & (PAGE - 1);
-    by_parts(
-        addr - inside,
-        len.saturating_add(inside),
-        false,
-        |at, len| lock_part(nr, at, len, flags),
-    )
+    // (As in the kernel, a length that exceeds all addresses by less than a page is no length.)
+    let len = len.wrapping_add(inside).wrapping_add(PAGE - 1) & !(PAGE - 1);
+    if len == 0 {
+        return 0;
+    }
+    if (addr - inside).checked_add(len).is_none() {
+        return error(libc::EINVAL);
+    }
+    by_parts(addr - inside, len, false, |at, len| {
+        lock_part(nr, at, len, flags)
+    })
 }
 
 /// As [`lock`], of a range that is in one region of shared memory, or in none.
@@ -441,12 +471,19 @@ fn lock_part(nr: libc::c_long, addr: usize, len: usize, flags: usize) -> c_int {
         .next_multiple_of(PAGE);
     if let Some(engine) = state::engine().filter(|_| extent::meets_managed(addr, len)) {
         let private = !extent::in_shared(addr);
-        // (Memory without access cannot be locked.)
         if private && !engine.is_committed(start, end - start) {
-            return error(libc::ENOMEM);
+            // (Memory without access cannot be brought in, but locked once it can be touched.)
+            if flags & MLOCK_ONFAULT == 0 || !engine.is_mapped(start, end - start) {
+                return error(libc::ENOMEM);
+            }
+            let reserved = engine.reserved_in(start, end - start).into_iter();
+            let handed = { reserved }.try_for_each(|(at, n)| hand_over_reserved(engine, at, n));
+            if let Err(e) = handed {
+                return error(e.0);
+            }
         }
         if private {
-            note(start, end - start);
+            note_told(start, end - start);
         }
         if let Err(e) = eject(engine, start, end - start) {
             return error(e.0);
@@ -490,10 +527,26 @@ unsafe extern "C" fn mlockall(flags: c_int) -> c_int {
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn mincore(addr: *mut c_void, len: size_t, vec: *mut c_uchar) -> c_int {
     let first = addr as usize;
+    if first.checked_add(len).is_none_or(|end| end > TASK_END) {
+        // (The range is looked at first, and then where the answer goes.)
+        return pass(libc::SYS_mincore, [first, len, 0, 0, 0, 0]);
+    }
     by_parts(first, len, false, |at, len| {
         // SAFETY: the caller's vector has a byte for each page of the whole range.
         unsafe { residence(at, len, vec.add((at - first) / PAGE)) }
     })
+}
+
+/// How many bytes from the beginning of a range of the window on are mapped.
+fn mapped_from(engine: &Engine, at: usize, len: usize) -> usize {
+    let mut end = at;
+    for (start, n) in engine.mapped_in(at, len) {
+        if start > end {
+            break;
+        }
+        end = start + n;
+    }
+    end - at
 }
 
 /// `mincore` of a range that is in one region of shared memory, or in none.
@@ -508,17 +561,18 @@ unsafe fn residence(at: usize, len: usize, vec: *mut c_uchar) -> c_int {
         // SAFETY: the caller's vector has a byte for each page.
         return unsafe { pagemap::in_memory(engine, at, range.len(), vec) };
     }
-    let Some((engine, whole)) = managed(at, len) else {
-        return pass(libc::SYS_mincore, [at, len, vec as usize, 0, 0, 0]);
+    let Some((engine, whole)) = managed(at, len).filter(|_| extent::in_window(at)) else {
+        // SAFETY: the caller's vector has a byte for each page.
+        return unsafe { pagemap::in_kernels_memory(at, len, vec) };
     };
-    if !extent::in_window(at) {
-        return pass(libc::SYS_mincore, [at, len, vec as usize, 0, 0, 0]);
-    }
-    if !engine.is_mapped(at, whole) {
-        return error(libc::ENOMEM);
-    }
+    // (The kernel, too, answers for what is before a hole.)
+    let mapped = mapped_from(engine, at, whole);
     // SAFETY: the caller's vector has a byte for each page.
-    unsafe { pagemap::in_memory(engine, at, whole, vec) }
+    let done = unsafe { pagemap::in_memory(engine, at, mapped, vec) };
+    match done == 0 && mapped < whole {
+        true => error(libc::ENOMEM),
+        false => done,
+    }
 }
 
 #[unsafe(no_mangle)]

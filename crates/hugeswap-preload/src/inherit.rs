@@ -7,6 +7,7 @@ use crate::lock::Lock;
 use crate::mmap;
 use hugeswap_engine::Engine;
 use hugeswap_engine::intervals::Intervals;
+use std::ops::Range;
 use std::sync::atomic::AtomicBool;
 use std::sync::atomic::Ordering::Relaxed;
 
@@ -31,6 +32,25 @@ pub fn include(at: usize, len: usize) {
 /// Is any byte of `[at, at+len)` not inherited by a child?
 pub fn is_excluded(at: usize, len: usize) -> bool {
     IS_ANY.load(Relaxed) && EXCLUDED.lock().bytes_in(at, at.saturating_add(len)) > 0
+}
+
+/// The parts of `[at, at+len)` that a child inherits, and those that it does not (true), in order.
+pub fn parts(at: usize, len: usize) -> Vec<(Range<usize>, bool)> {
+    let mut all = Vec::new();
+    let mut next = at;
+    if IS_ANY.load(Relaxed) {
+        for (start, end) in EXCLUDED.lock().within(at, at + len) {
+            if start > next {
+                all.push((next..start, false));
+            }
+            all.push((start..end, true));
+            next = end;
+        }
+    }
+    if next < at + len {
+        all.push((next..at + len, false));
+    }
+    all
 }
 
 /// Unmaps the excluded ranges in a forked child, once the child's engine has settled.

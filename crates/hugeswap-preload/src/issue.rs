@@ -59,6 +59,23 @@ fn cancel_type(new: libc::c_int) -> libc::c_int {
     old
 }
 
+/// May `[addr, addr+len)` be read by us, and written to if `write`? No, if it is in the window and not mapped,
+/// or mapped without that access: then the kernel is to say EFAULT, as it does to those who ask by such a call
+/// whether memory is there.
+pub fn is_mapped(engine: &Engine, addr: usize, len: usize, write: bool) -> bool {
+    if len == 0 || !extent::managed(addr) {
+        return true;
+    }
+    if extent::in_shared(addr) {
+        return shared::is_mapped(addr, len);
+    }
+    let last = addr.saturating_add(len - 1);
+    if !engine.allows(addr, len, write) {
+        return false;
+    }
+    (engine.resident(addr) && engine.resident(last)) || engine.is_committed(addr, len)
+}
+
 impl Caller {
     /// Makes the call as it is.
     pub fn raw(&self, nr: i64, a: Args) -> isize {
@@ -87,22 +104,9 @@ impl Caller {
         len > 0 && self.engine.is_foreign(addr, len)
     }
 
-    /// May `[addr, addr+len)` be read by us, and written to if `write`? No, if it is in the window and not mapped,
-    /// or mapped without that access: then the kernel is to say EFAULT, as it does to those who ask by such a call
-    /// whether memory is there.
+    /// [`is_mapped`] of this engine's memory.
     pub fn mapped(&self, addr: usize, len: usize, write: bool) -> bool {
-        if len == 0 || !extent::managed(addr) {
-            return true;
-        }
-        if extent::in_shared(addr) {
-            return shared::is_mapped(addr, len);
-        }
-        let last = addr.saturating_add(len - 1);
-        if !self.engine.allows(addr, len, write) {
-            return false;
-        }
-        (self.engine.resident(addr) && self.engine.resident(last))
-            || self.engine.is_committed(addr, len)
+        is_mapped(self.engine, addr, len, write)
     }
 
     /// Makes the call with every page it needs in reach.

@@ -17,7 +17,7 @@ use hugeswap_policy::knobs::Knob;
 use hugeswap_sys::raw::syscall6;
 use hugeswap_sys::{Errno, mm};
 use libc::{c_int, c_void, off_t, size_t};
-use std::collections::BTreeSet;
+use std::collections::BTreeMap;
 use std::ops::Range;
 use std::sync::atomic::AtomicUsize;
 use std::sync::atomic::Ordering::Relaxed;
@@ -27,7 +27,7 @@ const UNIT: usize = 2 << 20;
 /// The access that new managed memory has.
 pub const RW: c_int = libc::PROT_READ | libc::PROT_WRITE;
 /// The end of the addresses that a program can use.
-const TASK_END: usize = 0x7fff_ffff_f000;
+pub const TASK_END: usize = 0x7fff_ffff_f000;
 
 /// Flags of mappings that the engine does not place: fixed addresses, stacks, locked or special
 /// memory.
@@ -62,9 +62,9 @@ pub fn pages(addr: usize, len: usize) -> Option<usize> {
 }
 
 /// Addresses of the units that have, or had, pages with a property that the engine does not know:
-/// an access other than read and write, or what the kernel was told to do with them (to lock them,
-/// not to give them to a child).
-static MARKS: Lock<BTreeSet<usize>> = Lock::new(BTreeSet::new());
+/// an access other than read and write, or (true) what the kernel was told to do with them (to lock
+/// them, not to give them to a child).
+static MARKS: Lock<BTreeMap<usize, bool>> = Lock::new(BTreeMap::new());
 /// How many units are in [`MARKS`]; read without the lock.
 static MARKED: AtomicUsize = AtomicUsize::new(0);
 
@@ -73,10 +73,21 @@ pub fn units(from: usize, to: usize) -> impl Iterator<Item = usize> {
     (from & !(UNIT - 1)..to).step_by(UNIT)
 }
 
-/// Notes that pages of `[addr, addr+len)` may have a property that the engine does not know.
+/// Notes that pages of `[addr, addr+len)` may have another access than read and write.
 pub fn note(addr: usize, len: usize) {
+    note_as(addr, len, false);
+}
+
+/// Notes that the kernel is told something of pages of `[addr, addr+len)` that is not their access.
+pub fn note_told(addr: usize, len: usize) {
+    note_as(addr, len, true);
+}
+
+fn note_as(addr: usize, len: usize, told: bool) {
     let mut marks = MARKS.lock();
-    marks.extend(units(addr, addr + len));
+    for unit in units(addr, addr + len) {
+        *marks.entry(unit).or_default() |= told;
+    }
     MARKED.store(marks.len(), Relaxed);
 }
 
@@ -94,9 +105,19 @@ fn forget(addr: usize, len: usize, gone: impl Fn(usize) -> bool) {
 
 /// Is there a note of any unit that `[addr, addr+len)` meets?
 pub fn is_noted(addr: usize, len: usize) -> bool {
+    has_note(addr, len, |_| true)
+}
+
+/// Was the kernel told something of any unit that `[addr, addr+len)` meets that is not its access?
+pub fn is_told(addr: usize, len: usize) -> bool {
+    has_note(addr, len, |told| told)
+}
+
+fn has_note(addr: usize, len: usize, is_meant: impl Fn(bool) -> bool) -> bool {
     MARKED.load(Relaxed) > 0 && {
         let marks = MARKS.lock();
-        units(addr, addr + len).any(|u| marks.contains(&u))
+        let mut met = marks.range(addr & !(UNIT - 1)..addr + len);
+        met.any(|(_, &told)| is_meant(told))
     }
 }
 
@@ -243,7 +264,8 @@ pub unsafe extern "C" fn mmap(
         && let Some(engine) = state::engine_for(len, Knob::ReserveMin)
     {
         let is_exact = flags & libc::MAP_FIXED_NOREPLACE != 0;
-        if is_exact && hint::may_be_refused(at, len) {
+        let is_valid = pages(at, len).is_some_and(|len| at + len <= TASK_END);
+        if is_exact && is_valid && hint::may_be_refused(at, len) {
             return failed(libc::EEXIST);
         }
         let errno = real::errno();

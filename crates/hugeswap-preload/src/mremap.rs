@@ -6,8 +6,10 @@
 //! may be several mappings for the kernel where it is one for the program, so the engine moves it
 //! too, whatever the program has said of it meanwhile.
 
-use crate::advise::mprotect;
-use crate::mmap::{RW, end_claim, is_noted, kernel, make_way, pages, release, try_release};
+mod several;
+
+use crate::advise::{MADV_WIPEONFORK, madvise, mlock, mprotect, munlock};
+use crate::mmap::{RW, TASK_END, end_claim, is_noted, kernel, make_way, munmap, pages, release};
 use crate::real::{self, set_errno};
 use crate::runs::discard;
 use crate::{access, extent, inherit, shared, state};
@@ -15,6 +17,7 @@ use hugeswap_engine::{Contents, Engine};
 use hugeswap_sys::maps::Mapping;
 use hugeswap_sys::{Errno, mm, raw};
 use libc::{c_int, c_void, size_t};
+use several::{flags_of, is_one_mapping, several};
 
 const PAGE: usize = 4096;
 const MAYMOVE: usize = libc::MREMAP_MAYMOVE as usize;
@@ -62,13 +65,9 @@ pub unsafe extern "C" fn mremap(
         return kernel(libc::SYS_mremap, a) as *mut c_void;
     }
     let errno = real::errno();
-    let result = checked(at, old_len, new_len, flags, to).and_then(|m| {
+    let result = checked(engine, at, old_len, new_len, flags, to).and_then(|m| {
         if ours {
-            let excluded = inherit::is_excluded(m.at, m.old);
-            in_window(engine, m).inspect(|&now| match excluded {
-                true => inherit::exclude(now, m.new),
-                false => inherit::include(now, m.new),
-            })
+            with_flags(engine, m)
         } else {
             elsewhere(engine, m)
         }
@@ -93,6 +92,7 @@ fn meets_window(engine: &Engine, at: usize, len: usize) -> bool {
 /// The call with its lengths rounded up to whole pages; EINVAL, as from the kernel, if it is
 /// invalid.
 fn checked(
+    engine: &Engine,
     at: usize,
     old_len: usize,
     new_len: usize,
@@ -100,10 +100,8 @@ fn checked(
     to: usize,
 ) -> Result<Move, Errno> {
     let new = pages(0, new_len).ok_or(Errno::EINVAL)?;
-    let old = old_len
-        .checked_next_multiple_of(PAGE)
-        .filter(|&old| at.checked_add(old).is_some())
-        .ok_or(Errno::EINVAL)?;
+    // (As in the kernel, a length that exceeds all addresses by less than a page is 0.)
+    let old = old_len.wrapping_add(PAGE - 1) & !(PAGE - 1);
     let m = Move {
         at,
         old,
@@ -113,15 +111,21 @@ fn checked(
     };
     let moves = m.has(FIXED | DONTUNMAP);
     let overlaps = to < at.saturating_add(old) && at < to.saturating_add(new);
+    // (The new address is a hint with MREMAP_DONTUNMAP alone, and is checked as if it were not.)
+    let is_good = pages(to, new).is_some() && to + new <= TASK_END && !overlaps;
     if flags & !(MAYMOVE | FIXED | DONTUNMAP) != 0
         || !at.is_multiple_of(PAGE)
-        || (moves && !m.has(MAYMOVE))
+        || new > TASK_END
+        || (moves && !(m.has(MAYMOVE) && is_good))
         || (m.has(DONTUNMAP) && old != new)
-        || (m.has(FIXED) && (pages(to, new).is_none() || overlaps))
     {
         return Err(Errno::EINVAL);
     }
-    Ok(m)
+    match at.checked_add(old) {
+        Some(_) => Ok(m),
+        None if meets_window(engine, at, PAGE) && !engine.is_mapped(at, PAGE) => Err(Errno::EFAULT),
+        None => Err(Errno::EINVAL),
+    }
 }
 
 /// Lets the kernel make the move; the new address.
@@ -152,38 +156,48 @@ fn elsewhere(engine: &Engine, m: Move) -> Result<usize, Errno> {
     moved
 }
 
-/// Moves memory in the window; the new address.
+/// Moves memory in the window; the new address. A child has what was moved, or does not, as before.
+fn with_flags(engine: &Engine, m: Move) -> Result<usize, Errno> {
+    let flags = flags_of(engine, m.at, m.old);
+    in_window(engine, m).inspect(|&now| match flags {
+        Some(flags) if flags.is_not_inherited => inherit::exclude(now, m.new),
+        Some(_) => inherit::include(now, m.new),
+        // (Its parts were moved one by one.)
+        None => {}
+    })
+}
+
+/// [`with_flags`], without what the program said of children.
 fn in_window(engine: &Engine, m: Move) -> Result<usize, Errno> {
     let Move { at, old, new, .. } = m;
-    // (The kernel, too, makes any range shorter, whatever mappings it consists of.)
-    if new <= old && !m.has(FIXED | DONTUNMAP) && engine.is_mapped(at, PAGE) {
-        if new < old {
-            try_release(engine, at + new, old - new)?;
+    // (The kernel, too, makes any range shorter, whatever mappings it consists of, and does so
+    // before it moves what is left, which must be one mapping.)
+    if new < old && engine.is_mapped(at, PAGE) {
+        if m.has(FIXED) && !is_one_mapping(engine, at, new) {
+            return Err(Errno::EFAULT);
         }
+        // SAFETY: what the program gives up.
+        if unsafe { munmap((at + new) as *mut c_void, old - new) } != 0 {
+            return Err(Errno(real::errno()));
+        }
+        return in_window(engine, Move { old: new, ..m });
+    }
+    if new == old && !m.has(FIXED | DONTUNMAP) && engine.is_mapped(at, PAGE) {
         return Ok(at);
     }
-    if !engine.is_mapped(at, old.max(PAGE)) {
-        return Err(Errno::EFAULT);
-    }
-    match engine.reserved_bytes(at, old.max(PAGE)) {
-        0 => {}
-        n if n == old.max(PAGE) && old > 0 => return reserved(engine, m),
-        // The range is several mappings, or private memory that cannot be mapped a second time.
-        _ => {
-            return Err(if old > 0 {
-                Errno::EFAULT
-            } else {
-                Errno::EINVAL
-            });
-        }
-    }
-    match engine.kernel_bytes(at, old.max(PAGE)) {
-        0 if old == 0 => Err(Errno::EINVAL),
-        0 if is_noted(at, old) => with_access(engine, m),
-        0 => managed(engine, m),
-        n if n == old.max(PAGE) => of_kernel(engine, m),
-        // The range is several mappings.
-        _ => Err(Errno::EFAULT),
+    let len = old.max(PAGE);
+    let is_mapped = engine.is_mapped(at, len);
+    let reserved_bytes = engine.reserved_bytes(at, len);
+    let kernel_bytes = engine.kernel_bytes(at, len);
+    match (reserved_bytes, kernel_bytes) {
+        _ if !is_mapped || flags_of(engine, at, len).is_none() => several(engine, m),
+        // Private memory cannot be mapped a second time.
+        (_, n) if old == 0 && n == 0 => Err(Errno::EINVAL),
+        (n, _) if n == len => reserved(engine, m),
+        (0, 0) if is_noted(at, old) => with_access(engine, m),
+        (0, 0) => managed(engine, m),
+        (_, n) if n == len => of_kernel(engine, m),
+        _ => several(engine, m),
     }
 }
 
@@ -192,8 +206,9 @@ fn in_window(engine: &Engine, m: Move) -> Result<usize, Errno> {
 /// became the kernel's, and this memory is managed now.)
 fn with_access(engine: &Engine, m: Move) -> Result<usize, Errno> {
     let Move { at, old, new, .. } = m;
-    // As the kernel does, move only what is one mapping, with one access.
-    let prot = access::of(engine, at, old).ok_or(Errno::EFAULT)?;
+    let Some(prot) = access::of(engine, at, old) else {
+        return several(engine, m);
+    };
     let set = |at: usize, len: usize, prot: c_int| {
         let (at, prot) = (at as *mut c_void, prot);
         // SAFETY: the program's memory, to which it has this access in the end.
@@ -205,13 +220,32 @@ fn with_access(engine: &Engine, m: Move) -> Result<usize, Errno> {
     if prot != RW {
         access::open(engine, at, old)?;
     }
+    // (Locked memory that stays mapped loses its lock, as at the kernel.)
+    let told = flags_of(engine, at, old).unwrap_or_default();
+    if told.is_locked {
+        // SAFETY: the program's memory; what it holds does not change.
+        unsafe { munlock(at as *const c_void, old) };
+    }
+    let tell = |at: usize, len: usize| {
+        // SAFETY: as above.
+        unsafe {
+            if told.is_wiped_on_fork {
+                madvise(at as *mut c_void, len, MADV_WIPEONFORK);
+            }
+            if told.is_locked {
+                mlock(at as *const c_void, len);
+            }
+        }
+    };
     let now = managed(engine, m).inspect_err(|_| {
+        tell(at, old);
         let _ = set(at, old, prot);
     })?;
     if m.keeps() {
         let _ = set(at, old, prot);
     }
     // (The program can do without this: the move does not fail if it fails.)
+    tell(now, new);
     let _ = set(now, new, prot);
     Ok(now)
 }
@@ -298,7 +332,7 @@ fn of_kernel(engine: &Engine, m: Move) -> Result<usize, Errno> {
     let Move { at, old, new, .. } = m;
     if m.has(FIXED) {
         let claim = make_way(engine, m.to, new, Contents::Keep)?;
-        let moved = by_kernel(m).or_else(|e| in_pieces(m, e));
+        let moved = by_kernel(m).or_else(|e| in_pieces(engine, m, e));
         end_claim(engine, claim, moved.is_ok());
         let now = moved?;
         if !m.keeps() {
@@ -309,10 +343,16 @@ fn of_kernel(engine: &Engine, m: Move) -> Result<usize, Errno> {
     if new > old && old > 0 && grow_by_kernel(engine, at, old, new) {
         return Ok(at);
     }
-    if !m.has(MAYMOVE) {
-        return Err(Errno::ENOMEM);
+    if !m.has(MAYMOVE) && old == 0 {
+        return by_kernel(m);
     }
-    let now = by_kernel(m).or_else(|e| in_pieces(m, e))?;
+    if !m.has(MAYMOVE) {
+        return Err(match is_one_mapping(engine, at, old.max(PAGE)) {
+            true => Errno::ENOMEM,
+            false => Errno::EFAULT,
+        });
+    }
+    let now = by_kernel(m).or_else(|e| in_pieces(engine, m, e))?;
     if !m.keeps() {
         release(engine, at, old);
     }
@@ -323,9 +363,9 @@ fn of_kernel(engine: &Engine, m: Move) -> Result<usize, Errno> {
 /// several mappings that are one for the program: memory that was managed when it was first touched
 /// is not one mapping again when it becomes the kernel's. What was moved is moved back after an
 /// error.
-fn in_pieces(m: Move, error: Errno) -> Result<usize, Errno> {
-    let pieces = pieces_of(m.at, m.old).filter(|_| error == Errno::EFAULT);
-    let pieces = pieces.ok_or(error)?;
+fn in_pieces(engine: &Engine, m: Move, error: Errno) -> Result<usize, Errno> {
+    let is_one = error == Errno::EFAULT && flags_of(engine, m.at, m.old).is_some();
+    let pieces = { pieces_of(m.at, m.old) }.filter(|_| is_one).ok_or(error)?;
     let to = match m.has(FIXED) {
         true => m.to,
         // (The kernel chooses addresses that are free.)

@@ -10,10 +10,10 @@
 //! load. Nothing here allocates, takes a lock or leaves state behind, because reads are also made
 //! in signal handlers.
 
-use crate::mmap::kernel;
+use crate::mmap::{TASK_END, kernel, pages};
 use crate::real;
 use crate::wrap::{plain_pread, plain_read};
-use crate::{extent, shared, state, stdio};
+use crate::{extent, issue, shared, state, stdio};
 use hugeswap_engine::Engine;
 use hugeswap_policy::markers::pagemap::Categories;
 use hugeswap_sys::{fs, process, raw};
@@ -366,21 +366,19 @@ pub unsafe fn by_number(nr: i64, a: [usize; 4]) -> Option<isize> {
 }
 
 /// Answers `mincore` for whole pages that are all mapped in the window: tells which of them are in
-/// memory, even if the program would still fault on them. Returns 0, or -1 with errno set.
+/// memory, even if the program would still fault on them. Returns 0, or -1 with errno set: EFAULT
+/// if `vec` is not writable.
 ///
 /// # Safety
-/// `vec` must have a byte for each page.
+/// What is at `vec` is the program's to be overwritten, a byte for each page.
 pub unsafe fn in_memory(engine: &Engine, at: usize, len: usize, vec: *mut c_uchar) -> c_int {
-    for piece in (at..at + len).step_by(PIECE * PAGE) {
-        let bytes = (at + len - piece).min(PIECE * PAGE);
-        let mut there = [0u8; PIECE];
+    by_pieces(at, len, |piece, bytes, there| {
         let mut done = 0;
         engine.page_states(piece, bytes, |pages, state| {
             let to = &mut there[(pages.start - piece) / PAGE..(pages.end - piece) / PAGE];
             if state.categories.has(Categories::FOREIGN) {
-                let a = [pages.start, pages.len(), to.as_mut_ptr() as usize, 0, 0, 0];
                 if done == 0 {
-                    done = kernel(libc::SYS_mincore, a) as c_int;
+                    done = kernel_mincore(pages.start, pages.len(), to.as_mut_ptr());
                 }
             } else {
                 let here = Categories::PRESENT | Categories::CACHED;
@@ -390,11 +388,75 @@ pub unsafe fn in_memory(engine: &Engine, at: usize, len: usize, vec: *mut c_ucha
         if done != 0 {
             return done;
         }
-        // SAFETY: by contract. (`vec` may be managed memory: no lock is held.)
-        unsafe {
-            let to = vec.add((piece - at) / PAGE);
-            std::ptr::copy_nonoverlapping(there.as_ptr(), to, bytes / PAGE);
+        let to = vec.wrapping_add((piece - at) / PAGE);
+        // SAFETY: by contract.
+        unsafe { deliver(engine, piece, &there[..bytes / PAGE], to) }
+    })
+}
+
+/// Answers `mincore` for memory of the kernel's: the kernel writes to memory of ours, since `vec`
+/// may be managed and absent. Returns as [`in_memory`].
+///
+/// # Safety
+/// As for [`in_memory`].
+pub unsafe fn in_kernels_memory(at: usize, len: usize, vec: *mut c_uchar) -> c_int {
+    let is_managed =
+        |len: &usize| at + len <= TASK_END && extent::meets_managed(vec as usize, len / PAGE);
+    let (Some(engine), Some(len)) = (state::engine(), pages(at, len).filter(is_managed)) else {
+        return kernel_mincore(at, len, vec);
+    };
+    by_pieces(at, len, |piece, bytes, there| {
+        let done = kernel_mincore(piece, bytes, there.as_mut_ptr());
+        if done != 0 {
+            return done;
+        }
+        let to = vec.wrapping_add((piece - at) / PAGE);
+        // SAFETY: by contract.
+        unsafe { deliver(engine, piece, &there[..bytes / PAGE], to) }
+    })
+}
+
+/// Calls `f` for [`PIECE`] pages after the other of `[at, at+len)`, with room for their answers,
+/// until one is not 0; returns the last.
+fn by_pieces(
+    at: usize,
+    len: usize,
+    mut f: impl FnMut(usize, usize, &mut [u8; PIECE]) -> c_int,
+) -> c_int {
+    for piece in (at..at + len).step_by(PIECE * PAGE) {
+        let bytes = (at + len - piece).min(PIECE * PAGE);
+        let done = f(piece, bytes, &mut [0; PIECE]);
+        if done != 0 {
+            return done;
         }
     }
+    0
+}
+
+fn kernel_mincore(at: usize, len: usize, vec: *mut c_uchar) -> c_int {
+    kernel(libc::SYS_mincore, [at, len, vec as usize, 0, 0, 0]) as c_int
+}
+
+/// Copies answers for the pages from `at` on, which are mapped, to `vec`.
+///
+/// # Safety
+/// As for [`in_memory`].
+unsafe fn deliver(engine: &Engine, at: usize, there: &[u8], vec: *mut c_uchar) -> c_int {
+    let (to, len) = (vec as usize, there.len());
+    if extent::meets_managed(to, len) {
+        if !issue::is_mapped(engine, to, len, true) {
+            real::set_errno(libc::EFAULT);
+            return -1;
+        }
+    } else {
+        // (The kernel writes first, and says whether that is permitted.)
+        let done = kernel_mincore(at, len * PAGE, vec);
+        if done != 0 && real::errno() == libc::EFAULT {
+            return done;
+        }
+    }
+    // SAFETY: by contract, and writable a moment ago. (`vec` may be managed memory: no lock is
+    // held.)
+    unsafe { std::ptr::copy_nonoverlapping(there.as_ptr(), vec, len) };
     0
 }
