@@ -2,6 +2,7 @@
 //! we know of.
 
 use crate::util::*;
+use std::path::{Path, PathBuf};
 
 /// More than the budget, so that walking through it pushes out all other memory.
 const BALLAST_MIB: &str = "96";
@@ -71,6 +72,10 @@ pub fn cases() -> Vec<Case> {
         all.push(case(format!("fixed, {mode}"), move || fixed(mode)));
         all.push(case(format!("hole, {mode}"), move || hole(mode)));
         all.push(case(format!("space, {mode}"), move || space(mode)));
+        all.push(case(format!("moved, {mode}"), move || moved(mode, None)));
+        all.push(case(format!("refusals, {mode}"), move || {
+            refusals(mode, &[])
+        }));
         all.push(case(format!("reserved, {mode}"), move || reserved(mode)));
         all.push(case(format!("access, {mode}"), move || access(mode)));
     }
@@ -78,7 +83,12 @@ pub fn cases() -> Vec<Case> {
     all.push(case("mapped", || heap("mapped")));
     all.push(case("coroutine", coroutine));
     all.push(case("pieces", pieces));
-    all.push(case("space, moved in pieces", moved_in_pieces));
+    all.push(case("moved, without userfaultfd", || {
+        moved(Mode::Signal, Some("debug.userfaultfd=off"))
+    }));
+    all.push(case("refusals, without userfaultfd", || {
+        refusals(Mode::Signal, &["debug.userfaultfd=off"])
+    }));
     all.push(case("space, plain", || {
         let dir = directory();
         random_calls(dir.path(), "1").plain();
@@ -273,7 +283,7 @@ fn pagemap(setup: &Setup) {
     program(setup.memory_mib).managed(setup).same_as(&plain);
 }
 
-fn sharing(dir: &std::path::Path, part: &str) -> Program {
+fn sharing(dir: &Path, part: &str) -> Program {
     Program::new(dir, compile("shared", dir))
         .arg(part)
         .args((part == "calls").then_some(dir))
@@ -504,26 +514,56 @@ fn access(mode: Mode) {
 }
 
 /// c/space.c, with as many steps for each seed as `HUGESWAP_SPACE_STEPS` says.
-fn random_calls(dir: &std::path::Path, raw: &str) -> Program {
+fn random_calls(dir: &Path, raw: &str) -> Program {
     let steps = std::env::var("HUGESWAP_SPACE_STEPS").unwrap_or("1500".into());
     Program::new(dir, compile("space", dir)).args(["1", "4", &steps, raw])
 }
 
-/// Two seeds that move memory of the kernel's that is several mappings for it, and one for the
-/// program.
-fn moved_in_pieces() {
-    Mode::Signal.need();
+/// c/refusals.c: calls with all kinds of arguments are answered, and leave memory, as without
+/// hugeswap.
+fn refusals(mode: Mode, settings: &[&str]) {
+    mode.need();
     let dir = directory();
-    let program =
-        Program::new(dir.path(), compile("space", dir.path())).args(["99", "2", "1500", "1"]);
-    let plain = program.plain();
-    let managed = program.managed(&Setup::new(Mode::Signal, 2 * MEMORY_MIB));
-    assert_eq!(managed.output.status, plain.status, "{}", managed.said());
-    assert_eq!(managed.output.stdout, plain.stdout);
+    let setup = { settings.iter() }.fold(Setup::new(mode, MEMORY_MIB), |setup, set| {
+        setup.option("--set", set)
+    });
+    // System calls that do not go through the C library are seen in signal mode only.
+    for raw in ["0", "1"]
+        .into_iter()
+        .take(1 + usize::from(mode == Mode::Signal))
+    {
+        answered(dir.path(), compile("refusals", dir.path()), raw, &setup);
+    }
+}
+
+/// One of 48 calls is made; `HUGESWAP_TEST_REFUSALS=all`: all. `raw`: "1" for calls that do not go
+/// through the C library.
+pub fn answered(dir: &Path, refusals: PathBuf, raw: &str, setup: &Setup) {
+    let every = match std::env::var("HUGESWAP_TEST_REFUSALS").as_deref() {
+        Ok("all") => "1",
+        _ => "48",
+    };
+    let program = Program::new(dir, refusals).args([raw, "1", every]);
+    let managed = program.managed(setup);
+    managed.same_output_as(&program.plain());
+    assert!(managed.number("pswpout") > 0, "nothing was swapped");
+}
+
+/// c/moved.c: mremap of what is one mapping for the program, and several for the kernel.
+fn moved(mode: Mode, setting: Option<&str>) {
+    mode.need();
+    let dir = directory();
+    let program = Program::new(dir.path(), compile("moved", dir.path()));
+    let setup = Setup::new(mode, LESS_MEMORY_MIB);
+    let setup = { setting.into_iter() }.fold(setup, |setup, s| setup.option("--set", s));
+    let managed = program.managed(&setup);
+    managed.same_output_as(&program.plain());
+    assert!(managed.number("pswpin") > 0, "nothing was swapped");
 }
 
 /// A program makes random calls on its address space while units are evicted at random. The budget
-/// holds all of its memory, because the memory that is left to the kernel is not swapped.
+/// holds all of its memory, because the memory that is left to the kernel is not swapped. (Small
+/// blocks that are managed would be where it has just unmapped something.)
 fn space(mode: Mode) {
     mode.need();
     let dir = directory();
@@ -531,7 +571,8 @@ fn space(mode: Mode) {
     let raw = if mode == Mode::Message { "2" } else { "1" };
     let program = random_calls(dir.path(), raw);
     let plain = program.plain();
-    let setup = Setup::new(mode, 2 * MEMORY_MIB).option("--set", "debug.storm=50");
+    let setup = { Setup::new(mode, 2 * MEMORY_MIB).option("--set", "debug.storm=50") }
+        .option("--set", "route.small=off");
     let managed = program.managed(&setup);
     assert_eq!(managed.output.status, plain.status, "{}", managed.said());
     assert_eq!(managed.output.stdout, plain.stdout);

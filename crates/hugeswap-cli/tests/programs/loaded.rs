@@ -44,7 +44,9 @@ impl Linked {
             Linked::Static => true,
             Linked::StaticPie => matches!(case, "threads" | "starts"),
             Linked::Musl => !matches!(case, "workers" | "asks" | "narrow"),
-            Linked::MuslDynamic => !matches!(case, "workers" | "asks" | "narrow" | "storm"),
+            Linked::MuslDynamic => {
+                !matches!(case, "workers" | "asks" | "narrow" | "storm" | "refusals")
+            }
         }
     }
 
@@ -72,6 +74,15 @@ const PROGRAMS: [(&str, &[&str], u64, u64); 7] = [
     ("narrow", &["64"], 32, 1),
 ];
 
+/// c/refusals.c, as in [`crate::c`].
+fn refusals(linked: Linked) {
+    Mode::Signal.need();
+    let dir = directory();
+    let program = linked.compile("refusals", dir.path());
+    let setup = Setup::new(Mode::Signal, 64);
+    crate::c::answered(dir.path(), program, "0", &setup);
+}
+
 pub fn cases() -> Vec<Case> {
     let mut all = Vec::new();
     for linked in Linked::ALL {
@@ -85,6 +96,11 @@ pub fn cases() -> Vec<Case> {
         if linked.differs("storm") {
             let name = format!("loaded, threads, {linked}, storm");
             all.push(case(name, move || storm(linked)));
+        }
+        if linked.differs("refusals") {
+            all.push(case(format!("loaded, refusals, {linked}"), move || {
+                refusals(linked)
+            }));
         }
         if linked.differs("small blocks") {
             let name = format!("loaded, small blocks, {linked}");

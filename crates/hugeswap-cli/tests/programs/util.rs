@@ -355,9 +355,8 @@ impl Managed {
             .unwrap_or_else(|| panic!("the report has no number {key}: {}", self.report))
     }
 
-    /// Checks that everything is as in the plain run, that the budget was kept, and that it was too
-    /// small.
-    pub fn same_as(&self, plain: &Output) -> &Managed {
+    /// The managed run ended with the status and the output of the plain one.
+    pub fn same_output_as(&self, plain: &Output) -> &Managed {
         assert_eq!(
             self.output.status,
             plain.status,
@@ -377,6 +376,13 @@ impl Managed {
                 self.said
             );
         }
+        self
+    }
+
+    /// Checks that everything is as in the plain run, that the budget was kept, and that it was too
+    /// small.
+    pub fn same_as(&self, plain: &Output) -> &Managed {
+        self.same_output_as(plain);
         self.kept_its_budget();
         assert!(
             self.number("pswpout") > 0 && self.number("pswpin") > 0,

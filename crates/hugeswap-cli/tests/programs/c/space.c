@@ -25,6 +25,7 @@ enum { ARENA = 20 * 512 + 37, FILE_PAGES = 1100, OUTSIDE = 6, OUTSIDE_PAGES = 12
 enum kind { FREE, PRIVATE, SHARED, FILE_PRIVATE, FILE_SHARED, SEGMENT };
 struct page {
     uint8_t kind, prot, written; // written: of FILE_PRIVATE, no longer the file's
+    uint8_t locked;
     uint32_t past;               // of mprotect and madvise: what has another is perhaps another mapping
     uint32_t mapping;            // which call made it
     uint32_t at;                 // page of the file or segment
@@ -117,6 +118,12 @@ static long call(long nr, ...) {
         return msync(p, (size_t)a[1], (int)a[2]);
     case SYS_mincore:
         return mincore(p, (size_t)a[1], (unsigned char *)a[2]);
+    case SYS_mlock:
+        return mlock(p, (size_t)a[1]);
+    case SYS_mlock2:
+        return mlock2(p, (size_t)a[1], (unsigned)a[2]);
+    case SYS_munlock:
+        return munlock(p, (size_t)a[1]);
     case SYS_shmat:
         return (long)shmat((int)a[0], (void *)a[1], (int)a[2]);
     default:
@@ -164,6 +171,10 @@ static void check(struct region *r, size_t i) {
     volatile uint64_t *w = (volatile uint64_t *)(r->base + i * PAGE);
     if (p->kind == FREE)
         return;
+    // (What is locked cannot become cold.)
+    if (p->locked && below(8) == 0)
+        MUST(madvise(r->base + i * PAGE, PAGE, MADV_COLD) == -1 && errno == EINVAL, "page %zu at %p is not locked", i,
+             (void *)w);
     if (!(p->prot & PROT_READ)) {
         // (While it is being written to swap it can be read.)
         int n = 0;
@@ -354,27 +365,104 @@ static void protect(void) {
     check_range(r, from, n);
 }
 
+// Advice that ends at the first page that it is not for, and does what is before: of a page, the error.
+static int refuses(const struct page *p, int advice) {
+    switch (advice) {
+    case MADV_DONTNEED:
+    case MADV_COLD:
+    case MADV_PAGEOUT:
+        return p->locked ? EINVAL : 0;
+    case MADV_POPULATE_READ:
+        return p->prot & PROT_READ ? 0 : EINVAL;
+    case MADV_POPULATE_WRITE:
+        return p->prot & PROT_WRITE ? 0 : EINVAL;
+    case 12345:
+        return EINVAL;
+    }
+    return 0;
+}
+
 static void advise(void) {
     struct region *r;
     size_t from, n;
     pick(&r, &from, &n);
-    static const int list[] = {MADV_DONTNEED, MADV_DONTNEED, MADV_DONTNEED, MADV_WILLNEED,
-                               MADV_DONTFORK, MADV_PAGEOUT,  MADV_NOHUGEPAGE, 12345};
-    int advice = list[below(8)];
+    static const int list[] = {MADV_DONTNEED, MADV_DONTNEED, MADV_DONTNEED,   MADV_WILLNEED,      MADV_DONTFORK, MADV_PAGEOUT,
+                               MADV_COLD,     MADV_COLD,     MADV_POPULATE_READ, MADV_POPULATE_WRITE, MADV_NOHUGEPAGE, 12345};
+    int advice = list[below(12)], populates = advice == MADV_POPULATE_READ || advice == MADV_POPULATE_WRITE;
     snprintf(what, sizeof what, "madvise(%p (page %zu), %zu pages, %d)", (void *)(r->base + from * PAGE), from, n, advice);
     long got = call(SYS_madvise, r->base + from * PAGE, n * PAGE, (long)advice);
-    if (advice == 12345)
-        MUST(got == -1 && (errno == EINVAL || errno == ENOMEM), "%ld, errno %d", got, errno);
-    else if (all_mapped(r, from, n))
-        MUST(got == 0, "errno %d", errno);
-    else
-        MUST(got == -1 && errno == ENOMEM, "%ld, errno %d", got, errno);
-    for (size_t i = from; i < from + n; i++)
+    int want = advice == 12345 ? EINVAL : 0;
+    size_t end = from;
+    for (; !want && end < from + n; end++) {
+        struct page *p = &r->page[end];
+        // (Holes end it only where memory is to be brought in.)
+        want = p->kind != FREE ? refuses(p, advice) : populates ? ENOMEM : 0;
+        if (want)
+            break;
+        changed(p);
+        if (advice == MADV_DONTNEED) {
+            if (p->kind == PRIVATE)
+                p->stamp = 0;
+            p->written = 0;
+        }
+        // (A page that is to be written is the program's own from now on.)
+        if (advice == MADV_POPULATE_WRITE && p->kind == FILE_PRIVATE && !p->written) {
+            p->stamp = file_stamp[p->at];
+            p->written = 1;
+        }
+    }
+    if (!want && !all_mapped(r, from, n))
+        want = ENOMEM;
+    MUST(want ? got == -1 && errno == want : got == 0, "%ld, errno %d, not %d", got, errno, want);
+    check_range(r, from, n);
+}
+
+static size_t locked_pages(void) {
+    size_t n = 0;
+    for (int k = -1; k < OUTSIDE; k++)
+        for (size_t i = 0; i < (k < 0 ? ARENA : outside[k].pages); i++)
+            n += (k < 0 ? arena.page : outside[k].page)[i].locked;
+    return n;
+}
+
+// Locks pages, a few at a time, or unlocks them.
+static void lock(void) {
+    struct region *r;
+    size_t from, n, i;
+    pick(&r, &from, &n);
+    int locks = below(3) == 0, later = below(2);
+    // (Few at a time, for those who may not lock more than 8 MiB.)
+    if (locks && locked_pages() > 1200)
+        return;
+    if (locks && n > 100)
+        n = 100;
+    // (Of a file's, those that can be written would be the program's own from then on, or as they become writable.)
+    for (i = from; locks && i < from + n; i++)
+        if (r->page[i].kind == FILE_PRIVATE)
+            return;
+    char *at = r->base + from * PAGE;
+    snprintf(what, sizeof what, "%s(%p (page %zu), %zu pages%s)", locks ? "mlock" : "munlock", (void *)at, from, n,
+             later ? ", as they are touched" : "");
+    long got = !locks ? call(SYS_munlock, at, n * PAGE)
+               : later ? call(SYS_mlock2, at, n * PAGE, 1L /* MLOCK_ONFAULT */)
+                       : call(SYS_mlock, at, n * PAGE);
+    int closed = 0;
+    for (i = from; i < from + n && r->page[i].kind != FREE; i++) {
+        r->page[i].locked = (uint8_t)locks;
+        closed |= !(r->page[i].prot & PROT_READ);
         changed(&r->page[i]);
-    for (size_t i = from; advice == MADV_DONTNEED && i < from + n; i++) {
-        if (r->page[i].kind == PRIVATE)
-            r->page[i].stamp = 0;
-        r->page[i].written = 0;
+    }
+    // (What nobody can touch cannot be brought in.)
+    if (i < from + n || (locks && !later && closed)) {
+        MUST(got == -1 && errno == ENOMEM, "%ld, errno %d", got, errno);
+        // What a call that fails leaves locked is not promised.
+        if (locks && i > from) {
+            MUST(call(SYS_munlock, at, (i - from) * PAGE) == 0, "munlock: errno %d", errno);
+            while (i-- > from)
+                r->page[i].locked = 0;
+        }
+    } else {
+        MUST(got == 0, "errno %d", errno);
     }
     check_range(r, from, n);
 }
@@ -399,7 +487,7 @@ static void ask(void) {
 static size_t uniform(struct region *r, size_t from) {
     size_t i = from + 1;
     struct page *a = &r->page[from];
-    while (i < r->pages && r->page[i].kind == a->kind && r->page[i].mapping == a->mapping && r->page[i].prot == a->prot && r->page[i].past == a->past &&
+    while (i < r->pages && r->page[i].kind == a->kind && r->page[i].mapping == a->mapping && r->page[i].prot == a->prot && r->page[i].locked == a->locked && r->page[i].past == a->past &&
            r->page[i].at == a->at + (i - from))
         i++;
     return i - from;
@@ -430,7 +518,8 @@ static void move(void) {
     // Beyond the object there is nothing to be touched.
     if ((of_file && a->at + new > FILE_PAGES) || (a->kind == SHARED && new > old))
         new = old;
-    if (a->kind != PRIVATE)
+    // (The kernel unlocks all of a mapping then, and not only the part that moves.)
+    if (a->kind != PRIVATE || a->locked)
         flags &= ~MREMAP_DONTUNMAP;
     char *src = r->base + from * PAGE, *dst = to ? to->base + target * PAGE : NULL;
     snprintf(what, sizeof what, "mremap(%p (page %zu, kind %d), %zu, %zu pages, %d, %p)", (void *)src, from, a->kind, old,
@@ -470,7 +559,7 @@ static void move(void) {
                 break;
             }
             MUST(r->page[from + i].kind == FREE, "it grew over what is mapped");
-            r->page[from + i] = (struct page){.kind = last.kind, .prot = last.prot, .past = last.past, .mapping = last.mapping,
+            r->page[from + i] = (struct page){.kind = last.kind, .prot = last.prot, .locked = last.locked, .past = last.past, .mapping = last.mapping,
                                               .at = (uint32_t)(last.at + i - old + 1)};
         }
         check_range(r, from, new);
@@ -479,7 +568,7 @@ static void move(void) {
     memcpy(moved, a, n * sizeof *a);
     struct page last = moved[n - 1];
     for (size_t i = n; i < new; i++)
-        moved[i] = (struct page){.kind = last.kind, .prot = last.prot, .past = last.past, .at = (uint32_t)(last.at + i - n + 1)};
+        moved[i] = (struct page){.kind = last.kind, .prot = last.prot, .locked = last.locked, .past = last.past, .at = (uint32_t)(last.at + i - n + 1)};
     mappings++;
     for (size_t i = 0; i < new; i++)
         moved[i].mapping = mappings;
@@ -563,8 +652,10 @@ static void one_step(void) {
         unmap();
     else if (kind < 60)
         protect();
-    else if (kind < 70)
+    else if (kind < 68)
         advise();
+    else if (kind < 71)
+        lock();
     else if (kind < 76)
         ask();
     else if (kind < 94)
