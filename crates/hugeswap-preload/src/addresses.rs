@@ -2,7 +2,7 @@
 //! concern managed addresses go the way of the C library's functions of the same names.
 
 use crate::static_program::attached;
-use crate::{advise, extent, mmap, mremap, real, shm};
+use crate::{advise, extent, locked, mmap, mremap, real, shm};
 use libc::{c_int, c_uchar, c_uint, c_void, off_t};
 
 /// The calls, and which of their arguments are addresses, a bit each.
@@ -72,9 +72,9 @@ pub unsafe fn call(nr: i64, a: [usize; 6]) -> isize {
             libc::SYS_pkey_mprotect => long(advise::pkey_mprotect(at, a[1], int(2), int(3))),
             libc::SYS_madvise => long(advise::madvise(at, a[1], int(2))),
             libc::SYS_msync => long(advise::msync(at, a[1], int(2))),
-            libc::SYS_mlock => long(advise::mlock(at, a[1])),
-            libc::SYS_mlock2 => long(advise::mlock2(at, a[1], a[2] as c_uint)),
-            libc::SYS_munlock => long(advise::munlock(at, a[1])),
+            libc::SYS_mlock => long(locked::mlock(at, a[1])),
+            libc::SYS_mlock2 => long(locked::mlock2(at, a[1], a[2] as c_uint)),
+            libc::SYS_munlock => long(locked::munlock(at, a[1])),
             libc::SYS_mincore => long(advise::mincore(at, a[1], a[2] as *mut c_uchar)),
             libc::SYS_shmat => shm::shmat(int(0), a[1] as *const c_void, int(2)) as usize,
             _ => long(shm::shmdt(at)),

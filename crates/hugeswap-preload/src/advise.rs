@@ -1,18 +1,19 @@
-//! Calls by which a program advises on, protects, locks and queries its memory.
+//! Calls by which a program advises on, protects and queries its memory.
 //!
 //! Managed memory honours the advice that it can. Advice that only affects speed is accepted. Some
-//! calls need pages of the kernel's own (for executable memory, locked memory, some fork advice,
+//! calls need pages of the kernel's own (for executable memory, some fork advice,
 //! and less access to some pages of a unit where single pages are not to be had): the engine first
 //! hands these units to the kernel.
 
 use crate::mmap::{
-    RW, TASK_END, access, eject, hand_over_reserved, note, note_told, pass, protect, whole_units,
+    RW, TASK_END, access, eject, hand_over_all_reserved, hand_over_reserved, note, note_told, pass,
+    protect, whole_units,
 };
 use crate::parts::{by_parts, each, error, managed, shared};
 use crate::real::{self, set_errno};
 use crate::runs::discard;
 use crate::touch::touch;
-use crate::{extent, inherit, pagemap, shared, state};
+use crate::{extent, inherit, pagemap, shared};
 use hugeswap_engine::{Engine, Prot};
 use hugeswap_policy::defrag::thp::Usage;
 use hugeswap_policy::markers::Marker;
@@ -34,7 +35,6 @@ const MADV_POPULATE_WRITE: c_int = 23;
 const MADV_COLLAPSE: c_int = 25;
 const MADV_GUARD_INSTALL: c_int = 102;
 const MADV_GUARD_REMOVE: c_int = 103;
-const MLOCK_ONFAULT: usize = 1;
 /// Memory for atomic operations: an access that has no meaning on this architecture.
 const PROT_SEM: c_int = 8;
 
@@ -426,8 +426,7 @@ pub unsafe extern "C" fn pkey_mprotect(
             return error(libc::ENOMEM);
         }
         note_told(at, whole);
-        let held = engine.reserved_in(at, whole).into_iter();
-        let handed = { held }.try_for_each(|(at, n)| hand_over_reserved(engine, at, n));
+        let handed = hand_over_all_reserved(engine, at, whole);
         if let Err(e) = handed.and_then(|()| eject(engine, at, whole)) {
             return error(e.0);
         }
@@ -445,83 +444,6 @@ fn protect_shared(engine: &Engine, at: Range<usize>, prot: c_int) -> c_int {
         shared::protected(&at, prot);
     }
     result
-}
-
-/// Locks a range by system call `nr`. Locked memory must not move, so it becomes the kernel's.
-fn lock(nr: libc::c_long, addr: usize, len: usize, flags: usize) -> c_int {
-    let inside = addr & (PAGE - 1);
-    // (As in the kernel, a length that exceeds all addresses by less than a page is no length.)
-    let len = len.wrapping_add(inside).wrapping_add(PAGE - 1) & !(PAGE - 1);
-    if len == 0 {
-        return 0;
-    }
-    if (addr - inside).checked_add(len).is_none() {
-        return error(libc::EINVAL);
-    }
-    by_parts(addr - inside, len, false, |at, len| {
-        lock_part(nr, at, len, flags)
-    })
-}
-
-/// As [`lock`], of a range that is in one region of shared memory, or in none.
-fn lock_part(nr: libc::c_long, addr: usize, len: usize, flags: usize) -> c_int {
-    let start = addr & !(PAGE - 1);
-    let end = addr
-        .saturating_add(len.min(isize::MAX as usize))
-        .next_multiple_of(PAGE);
-    if let Some(engine) = state::engine().filter(|_| extent::meets_managed(addr, len)) {
-        let private = !extent::in_shared(addr);
-        if private && !engine.is_committed(start, end - start) {
-            // (Memory without access cannot be brought in, but locked once it can be touched.)
-            if flags & MLOCK_ONFAULT == 0 || !engine.is_mapped(start, end - start) {
-                return error(libc::ENOMEM);
-            }
-            let reserved = engine.reserved_in(start, end - start).into_iter();
-            let handed = { reserved }.try_for_each(|(at, n)| hand_over_reserved(engine, at, n));
-            if let Err(e) = handed {
-                return error(e.0);
-            }
-        }
-        if private {
-            note_told(start, end - start);
-        }
-        if let Err(e) = eject(engine, start, end - start) {
-            return error(e.0);
-        }
-    }
-    pass(nr, [addr, len, flags, 0, 0, 0])
-}
-
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn mlock(addr: *const c_void, len: size_t) -> c_int {
-    lock(libc::SYS_mlock, addr as usize, len, 0)
-}
-
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn mlock2(addr: *const c_void, len: size_t, flags: libc::c_uint) -> c_int {
-    lock(libc::SYS_mlock2, addr as usize, len, flags as usize)
-}
-
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn munlock(addr: *const c_void, len: size_t) -> c_int {
-    let at = addr as usize;
-    let start = at & !(PAGE - 1);
-    let pass = |at, len| pass(libc::SYS_munlock, [at, len, 0, 0, 0, 0]);
-    match managed(start, len.saturating_add(at - start)) {
-        // Memory that is still managed was never locked.
-        Some((engine, whole)) => each(engine, start, whole, false, pass, |_, _| 0, |_, _| 0),
-        None => pass(at, len),
-    }
-}
-
-/// Accepts the call as advice, once there is an engine: managed memory keeps moving. Locking
-/// everything would also hold the budget's frames and the reserved window in memory.
-#[unsafe(no_mangle)]
-unsafe extern "C" fn mlockall(flags: c_int) -> c_int {
-    if state::engine().is_some() {
-        return 0;
-    }
-    pass(libc::SYS_mlockall, [flags as usize, 0, 0, 0, 0, 0])
 }
 
 #[unsafe(no_mangle)]

@@ -71,6 +71,7 @@ mod inherit;
 mod issue;
 mod local;
 mod lock;
+mod locked;
 mod malloc;
 mod mask;
 mod mmap;

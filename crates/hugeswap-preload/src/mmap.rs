@@ -166,6 +166,12 @@ pub fn hand_over_reserved(engine: &Engine, addr: usize, len: usize) -> Result<()
     Ok(())
 }
 
+/// [`hand_over_reserved`] of what is reserved in a range.
+pub fn hand_over_all_reserved(engine: &Engine, addr: usize, len: usize) -> Result<(), Errno> {
+    let mut reserved = engine.reserved_in(addr, len).into_iter();
+    reserved.try_for_each(|(at, n)| hand_over_reserved(engine, at, n))
+}
+
 /// Gives pages of the window back to the engine, whatever the program made of them. ENOMEM if the
 /// limit on mappings is met; the pages are still the program's then.
 pub fn try_release(engine: &Engine, addr: usize, len: usize) -> Result<(), Errno> {

@@ -8,7 +8,8 @@
 
 mod several;
 
-use crate::advise::{MADV_WIPEONFORK, madvise, mlock, mprotect, munlock};
+use crate::advise::{MADV_WIPEONFORK, madvise, mprotect};
+use crate::locked::{mlock, munlock};
 use crate::mmap::{RW, TASK_END, end_claim, is_noted, kernel, make_way, munmap, pages, release};
 use crate::real::{self, set_errno};
 use crate::runs::discard;
