@@ -113,7 +113,7 @@ named! {
     NumaForeign => "numa_foreign", "Frames that were wanted on a node and came from another.";
     NumaLocal => "numa_local", "Frames that came from the node of the processor that asked.";
     NumaOther => "numa_other", "Frames that came from another node than that.";
-    Ejected => "ejected", "Units handed to the kernel for good (mixed protections, stacks).";
+    Ejected => "ejected", "Units handed to the kernel (mixed protections; locked ones until they are unlocked).";
 }
 
 impl Counter {

@@ -5,9 +5,10 @@
 //! and less access to some pages of a unit where single pages are not to be had): the engine first
 //! hands these units to the kernel.
 
+use crate::marks::{note, note_told};
 use crate::mmap::{
-    RW, TASK_END, access, eject, hand_over_all_reserved, hand_over_reserved, note, note_told, pass,
-    protect, whole_units,
+    RW, TASK_END, access, eject, hand_over_all_reserved, hand_over_reserved, pass, protect,
+    whole_units,
 };
 use crate::parts::{by_parts, each, error, managed, shared};
 use crate::real::{self, set_errno};
@@ -216,11 +217,21 @@ fn advise_shared(engine: &Engine, at: Range<usize>, advice: c_int) -> c_int {
     0
 }
 
-/// Does the kernel remember this advice for the mapping?
+/// Does the kernel remember this advice for the mapping, or for its pages?
 fn is_remembered(advice: c_int) -> bool {
     matches!(
         advice,
-        libc::MADV_DONTFORK | libc::MADV_DOFORK | MADV_WIPEONFORK | MADV_KEEPONFORK
+        libc::MADV_DONTFORK
+            | libc::MADV_DOFORK
+            | MADV_WIPEONFORK
+            | MADV_KEEPONFORK
+            | libc::MADV_RANDOM
+            | libc::MADV_SEQUENTIAL
+            | libc::MADV_HUGEPAGE
+            | libc::MADV_NOHUGEPAGE
+            | libc::MADV_MERGEABLE
+            | libc::MADV_DONTDUMP
+            | MADV_GUARD_INSTALL
     )
 }
 

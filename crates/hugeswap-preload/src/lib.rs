@@ -12,7 +12,9 @@
 //!   (mappings over managed memory, executable memory, locking, unusual advice, and protection of parts of
 //!   units where single pages are not to be had) the kernel does, after the units were brought in and *ejected*: they stay
 //!   charged, and are not swapped any more. Ejected memory is moved by the engine, because the
-//!   kernel has several mappings where the program has one; its access and advice are set again
+//!   kernel has several mappings where the program has one; its access and advice are set again.
+//!   `locked`: what was ejected to be locked is taken back once it is unlocked, where `marks` say that
+//!   the kernel knows nothing else of it
 //! * `addresses`, `parts`: a range may be partly managed, partly the kernel's and partly free. Calls on it
 //!   are made piece by piece, with the kernel's errors
 //! * `shared`: shared memory (`files`, `views`: memory files; `shm`: segments); `pagemap`: what the
@@ -73,6 +75,7 @@ mod local;
 mod lock;
 mod locked;
 mod malloc;
+mod marks;
 mod mask;
 mod mmap;
 mod mremap;

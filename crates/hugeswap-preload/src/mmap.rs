@@ -8,19 +8,16 @@
 //! an address that the program chooses is managed. Before anything else is mapped, its addresses
 //! are claimed from the engine; their units are then the kernel's, and ordinary calls work on them.
 
-use crate::lock::Lock;
+use crate::marks::{self, forget, is_noted, note};
 use crate::real::{self, answer, set_errno};
-use crate::{cut, extent, files, hint, inherit, shared, small, state, static_program};
+use crate::{cut, extent, files, hint, inherit, locked, shared, small, state, static_program};
 use hugeswap_engine::pool::FaultMode;
 use hugeswap_engine::{Claim, Contents, Engine, Prot};
 use hugeswap_policy::knobs::Knob;
 use hugeswap_sys::raw::syscall6;
 use hugeswap_sys::{Errno, mm};
 use libc::{c_int, c_void, off_t, size_t};
-use std::collections::BTreeMap;
 use std::ops::Range;
-use std::sync::atomic::AtomicUsize;
-use std::sync::atomic::Ordering::Relaxed;
 
 const PAGE: usize = 4096;
 const UNIT: usize = 2 << 20;
@@ -59,66 +56,6 @@ fn failed(errno: c_int) -> *mut c_void {
 pub fn pages(addr: usize, len: usize) -> Option<usize> {
     let len = len.checked_next_multiple_of(PAGE)?;
     (len > 0 && addr.is_multiple_of(PAGE) && addr.checked_add(len).is_some()).then_some(len)
-}
-
-/// Addresses of the units that have, or had, pages with a property that the engine does not know:
-/// an access other than read and write, or (true) what the kernel was told to do with them (to lock
-/// them, not to give them to a child).
-static MARKS: Lock<BTreeMap<usize, bool>> = Lock::new(BTreeMap::new());
-/// How many units are in [`MARKS`]; read without the lock.
-static MARKED: AtomicUsize = AtomicUsize::new(0);
-
-/// The addresses of the units that `[from, to)` meets.
-pub fn units(from: usize, to: usize) -> impl Iterator<Item = usize> {
-    (from & !(UNIT - 1)..to).step_by(UNIT)
-}
-
-/// Notes that pages of `[addr, addr+len)` may have another access than read and write.
-pub fn note(addr: usize, len: usize) {
-    note_as(addr, len, false);
-}
-
-/// Notes that the kernel is told something of pages of `[addr, addr+len)` that is not their access.
-pub fn note_told(addr: usize, len: usize) {
-    note_as(addr, len, true);
-}
-
-fn note_as(addr: usize, len: usize, told: bool) {
-    let mut marks = MARKS.lock();
-    for unit in units(addr, addr + len) {
-        *marks.entry(unit).or_default() |= told;
-    }
-    MARKED.store(marks.len(), Relaxed);
-}
-
-/// Removes the notes of those units of `[addr, addr+len)` for which `gone` is true. `gone` must not
-/// call the engine.
-fn forget(addr: usize, len: usize, gone: impl Fn(usize) -> bool) {
-    if MARKED.load(Relaxed) > 0 {
-        let mut marks = MARKS.lock();
-        for unit in units(addr, addr + len).filter(|&u| gone(u)) {
-            marks.remove(&unit);
-        }
-        MARKED.store(marks.len(), Relaxed);
-    }
-}
-
-/// Is there a note of any unit that `[addr, addr+len)` meets?
-pub fn is_noted(addr: usize, len: usize) -> bool {
-    has_note(addr, len, |_| true)
-}
-
-/// Was the kernel told something of any unit that `[addr, addr+len)` meets that is not its access?
-pub fn is_told(addr: usize, len: usize) -> bool {
-    has_note(addr, len, |told| told)
-}
-
-fn has_note(addr: usize, len: usize, is_meant: impl Fn(bool) -> bool) -> bool {
-    MARKED.load(Relaxed) > 0 && {
-        let marks = MARKS.lock();
-        let mut met = marks.range(addr & !(UNIT - 1)..addr + len);
-        met.any(|(_, &told)| is_meant(told))
-    }
 }
 
 /// Takes the units that hold any mapped page of `[addr, addr+len)` from the engine; units of shared
@@ -177,7 +114,8 @@ pub fn hand_over_all_reserved(engine: &Engine, addr: usize, len: usize) -> Resul
 pub fn try_release(engine: &Engine, addr: usize, len: usize) -> Result<(), Errno> {
     engine.try_unmap(addr, len)?;
     inherit::include(addr, len);
-    if MARKED.load(Relaxed) > 0 {
+    locked::forget(addr, len);
+    if marks::is_any() {
         // (Notes of what is mapped there next are made after this.)
         engine.with_mapped(|is_any_mapped| forget(addr, len, |u| !is_any_mapped(u, UNIT)));
     }
@@ -187,16 +125,6 @@ pub fn try_release(engine: &Engine, addr: usize, len: usize) -> Result<(), Errno
 /// [`try_release`] without an error, for pages that the program has given up in any case.
 pub fn release(engine: &Engine, addr: usize, len: usize) {
     let _ = try_release(engine, addr, len);
-}
-
-/// Takes this module's lock for the time of a fork; see [`Lock::before_fork`].
-pub fn before_fork() {
-    MARKS.before_fork();
-}
-
-/// Releases the lock after a fork, in parent and child.
-pub fn after_fork() {
-    MARKS.after_fork();
 }
 
 /// Is `fd` /dev/zero, whose private mappings are anonymous memory by another name?

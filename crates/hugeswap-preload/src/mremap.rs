@@ -10,7 +10,8 @@ mod several;
 
 use crate::advise::{MADV_WIPEONFORK, madvise, mprotect};
 use crate::locked::{mlock, munlock};
-use crate::mmap::{RW, TASK_END, end_claim, is_noted, kernel, make_way, munmap, pages, release};
+use crate::marks::is_noted;
+use crate::mmap::{RW, TASK_END, end_claim, kernel, make_way, munmap, pages, release};
 use crate::real::{self, set_errno};
 use crate::runs::discard;
 use crate::{access, extent, inherit, shared, state};

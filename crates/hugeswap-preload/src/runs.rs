@@ -1,6 +1,6 @@
 //! Who owns the parts of a range of the window: the engine, the kernel, or nobody yet.
 
-use crate::mmap::units;
+use crate::marks::units;
 use hugeswap_engine::Engine;
 use hugeswap_sys::{Errno, mm};
 

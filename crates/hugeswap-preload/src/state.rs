@@ -14,8 +14,8 @@
 //! what every start or fork writes lies together (`hot!`).
 
 use crate::{
-    alloc, credentials, extent, files, filter, helpers, inherit, issue, local, malloc, mmap, real,
-    shared, shm, small, static_program, symbols, thread, trap, views,
+    alloc, credentials, extent, files, filter, helpers, inherit, issue, local, locked, malloc,
+    marks, real, shared, shm, small, static_program, symbols, thread, trap, views,
 };
 use hugeswap_engine::pool::{FaultMode, Pool};
 use hugeswap_engine::{Engine, EngineConfig, EngineError, Threads, Window, high_descriptor};
@@ -486,7 +486,8 @@ pub extern "C" fn prepare_fork() {
     trap::before_fork();
     if joined {
         malloc::before_fork();
-        mmap::before_fork();
+        marks::before_fork();
+        locked::before_fork();
         inherit::before_fork();
         shm::before_fork();
         files::before_fork();
@@ -506,7 +507,8 @@ fn give_locks_back() -> bool {
         files::after_fork();
         shm::after_fork();
         inherit::after_fork();
-        mmap::after_fork();
+        locked::after_fork();
+        marks::after_fork();
         malloc::after_fork();
     }
     trap::after_fork();

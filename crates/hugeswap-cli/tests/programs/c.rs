@@ -73,6 +73,9 @@ pub fn cases() -> Vec<Case> {
         all.push(case(format!("hole, {mode}"), move || hole(mode)));
         all.push(case(format!("space, {mode}"), move || space(mode)));
         all.push(case(format!("moved, {mode}"), move || moved(mode, None)));
+        all.push(case(format!("unlocked, {mode}"), move || {
+            unlocked(mode, None)
+        }));
         all.push(case(format!("refusals, {mode}"), move || {
             refusals(mode, &[])
         }));
@@ -85,6 +88,9 @@ pub fn cases() -> Vec<Case> {
     all.push(case("pieces", pieces));
     all.push(case("moved, without userfaultfd", || {
         moved(Mode::Signal, Some("debug.userfaultfd=off"))
+    }));
+    all.push(case("unlocked, without userfaultfd", || {
+        unlocked(Mode::Signal, Some("debug.userfaultfd=off"))
     }));
     all.push(case("refusals, without userfaultfd", || {
         refusals(Mode::Signal, &["debug.userfaultfd=off"])
@@ -559,6 +565,40 @@ fn moved(mode: Mode, setting: Option<&str>) {
     let managed = program.managed(&setup);
     managed.same_output_as(&program.plain());
     assert!(managed.number("pswpin") > 0, "nothing was swapped");
+}
+
+/// c/unlocked.c: what was locked leaves memory again once it is unlocked.
+fn unlocked(mode: Mode, setting: Option<&str>) {
+    mode.need();
+    let dir = directory();
+    let program = Program::new(dir.path(), compile("unlocked", dir.path()));
+    // The rest of what it says is how much stays of what the kernel has.
+    let stays = |said: &str| {
+        let (what, n) = said.split_once(": ").expect("what, and how many");
+        (what.to_owned(), n.split(' ').next().map(str::to_owned))
+    };
+    for storm in [None, Some("debug.storm=50")] {
+        let setup = Setup::new(mode, MEMORY_MIB);
+        let settings = setting.into_iter().chain(storm);
+        let setup = settings.fold(setup, |setup, s| setup.option("--set", s));
+        let managed = program.managed(&setup);
+        assert!(managed.output.status.success(), "{}", managed.said());
+        let said = String::from_utf8_lossy(&managed.output.stdout);
+        let stays: Vec<_> = said.lines().map(stays).collect();
+        let expected = [
+            ("locked", "4"),
+            ("all", "0"),
+            ("a page", "0"),
+            ("what is locked in part", "2"),
+            ("by munlockall", "0"),
+            ("with advice, with access", "2"),
+            ("after a fork", "4"),
+            ("again and again", "1"),
+            ("failed", "0"),
+        ];
+        let expected = expected.map(|(what, n)| (what.to_owned(), Some(n.to_owned())));
+        assert_eq!(stays, expected, "{storm:?}");
+    }
 }
 
 /// A program makes random calls on its address space while units are evicted at random. The budget

@@ -35,6 +35,13 @@ pub(super) fn register_window(fd: i32, at: usize, len: usize) -> Result<()> {
     uffd::register(fd, at, len, WINDOW)
 }
 
+/// Has touches of a unit's absent memory be messages; none of it is absent.
+pub(super) fn take_from_kernel(fd: i32, unit: usize) -> Result<()> {
+    // SAFETY: advice that discards nothing.
+    unsafe { advise(unit, UNIT, libc::MADV_POPULATE_WRITE) }?;
+    uffd::register(fd, unit, UNIT, WINDOW)
+}
+
 /// Makes the places of an arena fit for frames to be moved to.
 pub(super) fn register_places(fd: i32, at: usize, len: usize) -> Result<()> {
     uffd::register(fd, at, len, uffd::mode::MISSING)

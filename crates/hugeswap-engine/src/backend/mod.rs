@@ -343,7 +343,19 @@ impl Backend {
         }
     }
 
-    /// The same of an absent unit that is not in use, which is without access then.
+    /// A locked unit that was handed to the kernel is mapped by us again, to be read and written.
+    /// (What is free of it may have had no access. In message mode nothing of it may be absent.)
+    pub fn take_from_kernel(&self, unit: usize) -> Result<()> {
+        // SAFETY: the program may read and write what it has of the unit.
+        unsafe { mm::protect(unit, UNIT, mm::PROT_RW) }?;
+        match self.kind() {
+            Kind::Message => message::take_from_kernel(self.fd(), unit),
+            _ => Ok(()),
+        }
+    }
+
+    /// As [`Backend::hand_to_kernel`], of an absent unit that is not in use, which is without access
+    /// then.
     pub fn hand_absent_to_kernel(&self, unit: usize) -> Result<()> {
         if self.kind() != Kind::Message {
             return Ok(());

@@ -1,5 +1,5 @@
-//! Memory that the program had before it was managed: it becomes managed where it stands, without a
-//! copy, unit by unit, while the program uses it.
+//! Memory that the program had before it was managed, and memory that was the kernel's for a while:
+//! it becomes managed where it stands, without a copy, unit by unit, while the program uses it.
 //!
 //! A unit of which a page is mapped otherwise, or not at all, stays the kernel's. The budget holds
 //! throughout: a unit is charged before it is managed, and its thread waits until memory is free.
@@ -58,6 +58,46 @@ impl Ranges {
             }
         }
         Ok(())
+    }
+
+    /// Makes the whole units of `[addr, addr+len)` managed again that the engine has handed to the
+    /// kernel ([`Ranges::eject`]), and that no call holds. How many bytes.
+    ///
+    /// # Safety
+    /// To the program all that is mapped there is private anonymous memory that it may read and
+    /// write, without locks and advice.
+    pub unsafe fn take_back(&self, addr: usize, len: usize) -> usize {
+        let units = self.table.whole_units_of(addr, len);
+        let taken = units.filter(|&unit| self.take_back_unit(unit)).count();
+        if taken > 0 {
+            self.note_available();
+        }
+        taken * UNIT
+    }
+
+    /// False: it is managed already, or something of it is the kernel's for another reason.
+    fn take_back_unit(&self, unit: u32) -> bool {
+        let _blocked = Blocked::all();
+        let _inside = self.gate.enter();
+        let space = self.space.lock();
+        let w = self.table.lock(unit);
+        let at = w.addr();
+        // (What a child has inherited was charged to its parent. What has markers is the kernel's
+        // because of them.)
+        let is_ejected = w.kind() == Kind::Foreign
+            && !w.has(UNCHARGED)
+            && w.place() == Place::Nothing
+            && w.pins() == 0
+            && !self.markers.is_marked(unit)
+            && space.kernel_bytes(at, UNIT) + space.reserved_bytes(at, UNIT) == 0;
+        if !is_ejected || self.backend.take_from_kernel(at).is_err() {
+            w.settle();
+            return false;
+        }
+        self.pool.take_from_kernel(self.pool.me(), 1);
+        self.track.note_written(unit);
+        self.settle_by(w, Event::Adopted { holds: true });
+        true
     }
 
     /// False: it was touched, or not all of its pages have the same access.

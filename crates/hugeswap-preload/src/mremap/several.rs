@@ -1,7 +1,8 @@
 //! mremap of memory that has several owners or kinds of access: part by part.
 
 use super::{DONTUNMAP, FIXED, MAYMOVE, Move, by_kernel, in_window, with_flags};
-use crate::mmap::{is_told, release};
+use crate::marks::is_told;
+use crate::mmap::release;
 use crate::runs::{Owner, Run, runs};
 use crate::{access, inherit};
 use hugeswap_engine::Engine;

@@ -1,7 +1,8 @@
 //! Memory that the process had before its engine started becomes managed where it stands.
 
 use crate::util::*;
-use hugeswap_engine::Engine;
+use hugeswap::FaultMode;
+use hugeswap_engine::{Contents, Engine};
 use hugeswap_policy::counters::Counter;
 use hugeswap_sys::mm;
 use std::ops::Range;
@@ -15,6 +16,8 @@ tests! {
     what_is_not_whole_stays_the_kernels,
     what_was_adopted_is_unmapped_and_mapped_again,
     what_is_given_back_is_the_kernels_and_stays,
+    what_was_handed_over_is_taken_back,
+    it_is_handed_over_and_taken_back_while_threads_write_to_it,
     memory_far_away_is_managed_as_that_of_the_main_range,
 }
 
@@ -184,6 +187,80 @@ fn what_is_given_back_is_the_kernels_and_stays() {
     // SAFETY: not replacing: what was free is free for others.
     let got = unsafe { mm::map_anon(free, UNIT, mm::PROT_RW, false) };
     assert_eq!(got, Ok(free));
+}
+
+/// Ejected memory is managed again, in either mode, and leaves as other memory does.
+fn what_was_handed_over_is_taken_back() {
+    both_modes(|mode| {
+        let e = engine(32, mode, &[]);
+        let at = e.map(16 * MIB, PAGE, true).expect("mapped");
+        // SAFETY: mapped above, zeros.
+        let words = unsafe { std::slice::from_raw_parts(at as *const AtomicU64, 16 * MIB / 8) };
+        fill(words);
+        // SAFETY: here and below, nobody has told the kernel anything of it.
+        let take_back = |at, len| unsafe { e.take_back(at, len) };
+        assert_eq!(take_back(at, 16 * MIB), 0, "all of it is managed");
+        e.eject(at, 16 * MIB).expect("the kernel's");
+        assert_eq!(e.pool().foreign_frames(), 8);
+        // (A part of the second unit holds nothing.)
+        // SAFETY: the program gives it up.
+        unsafe { mm::advise(at + UNIT, 8 * PAGE, libc::MADV_DONTNEED) }.expect("given up");
+        words[WORDS..WORDS + 8 * 512]
+            .iter()
+            .enumerate()
+            .for_each(|(i, w)| w.store(value(WORDS + i, 7), Relaxed));
+        // What is held, and what the program has mapped otherwise, stays the kernel's.
+        e.pin(at + 5 * UNIT, PAGE, true).expect("pinned");
+        let hole = at + 7 * UNIT;
+        e.try_unmap(hole, PAGE).expect("unmapped");
+        let claim = e.claim(hole, PAGE, Contents::Keep).expect("claimed");
+        e.settle_claim(claim);
+        assert_eq!(take_back(at, 16 * MIB), 6 * UNIT);
+        assert!(e.is_foreign(at + 5 * UNIT, UNIT) && e.is_foreign(hole, UNIT));
+        e.unpin(at + 5 * UNIT, PAGE);
+        assert_eq!(take_back(at + 5 * UNIT, UNIT), UNIT);
+        assert_eq!(e.pool().foreign_frames(), 1);
+        e.pageout(at, 14 * MIB);
+        let written = e.pool().report().counters[Counter::PswpOut as usize];
+        assert_eq!(written, 7 * 512, "all that is managed");
+        check(&words[..7 * WORDS]);
+        e.audit().expect("consistent");
+        // SAFETY: nothing uses it any more.
+        unsafe { e.stop() };
+    });
+}
+
+fn it_is_handed_over_and_taken_back_while_threads_write_to_it() {
+    let e = engine(24, FaultMode::Signal, &[]);
+    let at = e.map(32 * MIB, PAGE, true).expect("mapped");
+    // SAFETY: mapped above, zeros.
+    let words = unsafe { std::slice::from_raw_parts(at as *const AtomicU64, 32 * MIB / 8) };
+    let over = AtomicBool::new(false);
+    let count = std::thread::scope(|s| {
+        let writer = s.spawn(|| {
+            let (mut x, mut n) = (1_u64, 0);
+            while !over.load(Relaxed) {
+                x = x.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
+                words[(x >> 33) as usize % words.len() / 512 * 512].fetch_add(1, Relaxed);
+                n += 1;
+            }
+            n
+        });
+        for turn in 0..200 {
+            let unit = at + turn * 7 % 16 * UNIT;
+            e.eject(unit, UNIT).expect("the kernel's");
+            // SAFETY: nobody has told the kernel anything of it.
+            assert_eq!(unsafe { e.take_back(unit, UNIT) }, UNIT);
+        }
+        over.store(true, Relaxed);
+        writer.join().expect("it ends")
+    });
+    assert_eq!(e.pool().foreign_frames(), 0);
+    let there: u64 = words.iter().step_by(512).map(|w| w.load(Relaxed)).sum();
+    assert_eq!(there, count);
+    e.audit().expect("consistent");
+    // SAFETY: nothing uses it any more.
+    unsafe { e.stop() };
 }
 
 fn what_was_adopted_is_unmapped_and_mapped_again() {
