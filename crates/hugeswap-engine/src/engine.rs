@@ -234,6 +234,7 @@ impl Engine {
             panic!("{e}");
         }
         self.sharing.unmap_all(self.host());
+        self.store.backing.pollers.close();
         self.backend.close();
         self.files.close_all_mappings();
         self.pool.retire(self.pool.me());

@@ -13,10 +13,13 @@ mod stopped;
 mod target;
 
 use crate::run;
+use crate::run::footprint::Footprint;
 use crate::run::limit::{self, Follower, Limits, Stop, Wanted};
+use crate::run::report::{End, LimitReport, Outcome, Sink};
+use crate::run::unmanaged::Requests;
 use agent::{Agent, Orders};
 use anyhow::{Context, Result, bail};
-use hugeswap_engine::pool::{FaultMode, Pool, machine_memory};
+use hugeswap_engine::pool::{FaultMode, Pool, Report, machine_memory};
 use hugeswap_policy::UNIT_BYTES;
 use hugeswap_support::interrupt::{check_interrupted, forget_interrupt, watch_signals};
 use hugeswap_support::proc::StatusFile;
@@ -25,6 +28,7 @@ use hugeswap_sys::attach::{Thread, command, step};
 use hugeswap_sys::{process, signal};
 use ranges::Place;
 use std::os::fd::AsRawFd;
+use std::path::PathBuf;
 use std::sync::Arc;
 use std::thread::{Scope, ScopedJoinHandle};
 use std::time::{Duration, Instant};
@@ -68,15 +72,22 @@ pub struct Args {
     /// Change a setting; may be repeated (`hugeswap run --help` lists them)
     #[arg(long, value_name = "KEY=VALUE")]
     set: Vec<String>,
-    /// Say nothing but errors
+    /// Say nothing but errors, and report only to --report-file
     #[arg(long, short)]
     quiet: bool,
+    /// The report at the end
+    #[arg(long, value_name = "FORMAT", default_value = "human", value_enum)]
+    report: run::Format,
+    /// Write the report to FILE, not to standard error
+    #[arg(long, value_name = "FILE")]
+    report_file: Option<PathBuf>,
 }
 
 /// Attaches a program, and stays with it; returns the exit status.
 pub fn run(args: &Args) -> Result<i32> {
     let wanted = limit::parse(args.memory.as_deref(), args.total.as_deref())?;
     let target = Target::of(args.pid)?;
+    let command = target.command();
     let limits = Limits::of_process(wanted, target.pid);
     let memory = match (wanted, &limits) {
         (Wanted::Memory(bytes), _) => bytes,
@@ -96,8 +107,19 @@ pub fn run(args: &Args) -> Result<i32> {
     // To give the memory back, all of it has to fit.
     pool.raise_ceiling(machine_memory());
     let _ = process::let_trace(process::pid());
+    let format = match args.quiet && args.report_file.is_none() {
+        true => run::Format::None,
+        false => args.report,
+    };
+    let mut sink = Sink::open(format, args.report_file.as_deref())?;
     let begun = Instant::now();
-    let attached = attach(&target, &pool, limits.is_some())?;
+    let attached = match attach(&target, &pool, limits.is_some()) {
+        Ok(attached) => attached,
+        Err(e) => {
+            sink.discard();
+            return Err(e);
+        }
+    };
     let say = |line: String| {
         if !args.quiet {
             eprintln!("hugeswap: {line}");
@@ -124,26 +146,51 @@ pub fn run(args: &Args) -> Result<i32> {
         begun,
         say: &say,
     };
-    let done = std::thread::scope(|scope| attached.stay(&stay, scope))?;
-    match done {
+    let mut footprint = Footprint::new(target.pid);
+    let done = std::thread::scope(|scope| attached.stay(&stay, &mut footprint, scope))?;
+    let elapsed = begun.elapsed();
+    match &done {
         Done::Ended if is_alive(target.pid) => say(format!(
             "process {} executes another program now, whose memory is not managed",
             target.pid
         )),
         Done::Ended => say(target.gone()),
-        Done::GivenBack(stopped) => say(format!(
+        Done::GivenBack { stopped, .. } => say(format!(
             "{target} goes on by itself, after it was stopped for {:.0} ms: its memory was given back",
             stopped.as_secs_f64() * 1e3
         )),
     }
+    let (ended, report) = match done {
+        Done::Ended => (End::OfAttached, pool.report()),
+        Done::GivenBack { report, .. } => (End::GivenBack, *report),
+    };
+    let mut unmanaged = footprint.end(&pool, 0, report.peak_resident_bytes);
+    // (What the program has started runs on, whether it was attached or not.)
+    unmanaged.left.clear();
+    let outcome = Outcome {
+        elapsed,
+        ended,
+        core_dumped: false,
+        command: &command,
+        managed: Requests::Attached,
+        unmanaged,
+        limit: { limits.as_ref().zip(pool.followed_limit()) }
+            .map(|(limits, followed)| LimitReport::of(limits, followed, &pool)),
+    };
+    sink.write(&outcome, &report);
     Ok(0)
 }
 
 /// How it ended.
 enum Done {
     Ended,
-    /// Its memory was given back, for which it was stopped for so long.
-    GivenBack(Duration),
+    /// Its memory was given back.
+    GivenBack {
+        /// It was stopped for so long.
+        stopped: Duration,
+        /// The report as that began: all of its memory has come in since.
+        report: Box<Report>,
+    },
 }
 
 /// A program that is attached.
@@ -328,7 +375,12 @@ impl Drop for Following<'_> {
 
 impl Attached {
     /// Waits until the program has ended, or this process is asked to end.
-    fn stay<'s, 'e: 's>(&self, stay: &Stay<'e>, scope: &'s Scope<'s, 'e>) -> Result<Done> {
+    fn stay<'s, 'e: 's>(
+        &self,
+        stay: &Stay<'e>,
+        footprint: &mut Footprint,
+        scope: &'s Scope<'s, 'e>,
+    ) -> Result<Done> {
         let Stay {
             target, pool, say, ..
         } = *stay;
@@ -370,6 +422,9 @@ impl Attached {
                 forget_interrupt();
                 following = Following::start(stay, scope)?;
             }
+            if told {
+                footprint.sample_if_due(pool);
+            }
             pool.reap();
             pool.serve();
             std::thread::sleep(Duration::from_millis(100));
@@ -380,6 +435,7 @@ impl Attached {
     /// was given back stays so, and a small budget would leave nothing for the rest.)
     fn give_back(&self, target: &Target, pool: &Pool) -> Result<Option<Done>> {
         check_that_it_fits(target.pid, pool)?;
+        let report = Box::new(pool.report());
         pool.set_budget(u64::MAX);
         self.agent.tell(command::GIVE_BACK)?;
         let serve = || {
@@ -405,7 +461,8 @@ impl Attached {
             self.stays(target)?;
             return Ok(None);
         }
-        Ok(Some(Done::GivenBack(begun.elapsed())))
+        let stopped = begun.elapsed();
+        Ok(Some(Done::GivenBack { stopped, report }))
     }
 
     /// Takes note that not all could be given back; it can be asked for again.

@@ -5,7 +5,9 @@ use crate::ctl::pools;
 use crate::run::outside;
 use anyhow::{Context, Result, bail};
 use hugeswap_support::proc;
+use std::ffi::{OsStr, OsString};
 use std::fmt;
+use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
 
 /// A running process.
@@ -48,6 +50,16 @@ impl Target {
         };
         target.check()?;
         Ok(target)
+    }
+
+    /// Its program and arguments.
+    pub fn command(&self) -> Vec<OsString> {
+        let text = std::fs::read(format!("/proc/{}/cmdline", self.pid)).unwrap_or_default();
+        let words = text.strip_suffix(b"\0").unwrap_or(&text).split(|&b| b == 0);
+        match text.is_empty() {
+            true => vec![self.name.clone().into()],
+            false => words.map(|w| OsStr::from_bytes(w).to_owned()).collect(),
+        }
     }
 
     fn check(&self) -> Result<()> {

@@ -7,15 +7,15 @@
 
 mod advice;
 mod compressed;
-mod footprint;
+pub mod footprint;
 pub mod limit;
 pub mod loader;
 mod object;
 pub mod outside;
 pub mod preflight;
-mod report;
+pub mod report;
 mod supervise;
-mod unmanaged;
+pub mod unmanaged;
 
 use crate::doctor::facts;
 use anyhow::{Context, Result, bail};
@@ -129,7 +129,7 @@ enum Static {
 
 /// How the report is written.
 #[derive(Clone, Copy, PartialEq, Eq, ValueEnum)]
-enum Format {
+pub enum Format {
     Human,
     Json,
     None,
@@ -263,7 +263,7 @@ pub fn run(args: Args) -> Result<i32> {
     remove_links(&pool);
     let outcome = report::Outcome {
         elapsed: started.elapsed(),
-        ended: done.ended,
+        ended: report::End::Of(done.ended),
         core_dumped: done.core_dumped,
         command: &args.program,
         managed: match small {
@@ -278,11 +278,7 @@ pub fn run(args: Args) -> Result<i32> {
         limit: limits
             .as_ref()
             .zip(pool.followed_limit())
-            .map(|(l, f)| report::LimitReport {
-                described: l.describe(),
-                followed: f,
-                moves: pool.budget_moves(),
-            }),
+            .map(|(l, f)| report::LimitReport::of(l, f, &pool)),
     };
     sink.write(&outcome, &report);
     // The pool's files are closed before the program's status is visible to its parent.

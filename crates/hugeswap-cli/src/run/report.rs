@@ -1,6 +1,7 @@
 //! The report at the end of a run, for people or for programs.
 
 use super::footprint::Unmanaged;
+use super::limit::Limits;
 use super::supervise::Ended;
 use super::unmanaged::{self, Requests};
 use super::{Format, advice, compressed};
@@ -8,7 +9,7 @@ use crate::text;
 use anyhow::{Context, Result};
 use hugeswap_engine::health::{AreaReport, LatencyReport};
 use hugeswap_engine::pool::budget::{Followed, Moves};
-use hugeswap_engine::pool::{Report, SOFT_FULL_PERCENT};
+use hugeswap_engine::pool::{Pool, Report, SOFT_FULL_PERCENT};
 use hugeswap_policy::PAGE_BYTES;
 use hugeswap_policy::counters::Counter;
 use serde::Serialize;
@@ -87,10 +88,10 @@ impl Sink {
 
 /// The facts of a run beside the pool's figures.
 pub struct Outcome<'a> {
-    /// From start to end of the program.
+    /// From start to end of the program, or for how long it was attached.
     pub elapsed: Duration,
-    /// How it ended.
-    pub ended: Ended,
+    /// How that ended.
+    pub ended: End,
     /// It left a core dump.
     pub core_dumped: bool,
     /// Program and arguments.
@@ -101,6 +102,28 @@ pub struct Outcome<'a> {
     pub unmanaged: Unmanaged,
     /// The limit that the budget followed.
     pub limit: Option<LimitReport>,
+}
+
+impl LimitReport {
+    /// Of a pool whose budget has followed `limits`.
+    pub fn of(limits: &Limits, followed: Followed, pool: &Pool) -> LimitReport {
+        LimitReport {
+            described: limits.describe(),
+            followed,
+            moves: pool.budget_moves(),
+        }
+    }
+}
+
+/// How a run ended.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub enum End {
+    /// The program ended so.
+    Of(Ended),
+    /// A program that was attached ended, in a way that only its parent is told.
+    OfAttached,
+    /// A program that was attached has its memory back.
+    GivenBack,
 }
 
 /// A limit, and the budget that followed it.
@@ -130,7 +153,11 @@ struct Json {
     fault_mode: &'static str,
     processes: u64,
     processes_out_of_memory: u64,
-    exit_code: i32,
+    /// Null if the program was attached.
+    exit_code: Option<i32>,
+    /// Absent if the program was not attached.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    given_back: Option<bool>,
     #[serde(skip_serializing_if = "Option::is_none")]
     signal: Option<i32>,
     faults: Map<String, Value>,
@@ -167,10 +194,18 @@ fn json(outcome: &Outcome<'_>, report: &Report) -> String {
         fault_mode: report.fault_mode,
         processes: report.processes,
         processes_out_of_memory: report.exhausted,
-        exit_code: outcome.ended.code(),
+        exit_code: match outcome.ended {
+            End::Of(ended) => Some(ended.code()),
+            End::OfAttached | End::GivenBack => None,
+        },
+        given_back: match outcome.ended {
+            End::Of(_) => None,
+            End::OfAttached => Some(false),
+            End::GivenBack => Some(true),
+        },
         signal: match outcome.ended {
-            Ended::Killed(signal) => Some(signal),
-            Ended::Exited(_) => None,
+            End::Of(Ended::Killed(signal)) => Some(signal),
+            _ => None,
         },
         faults: text::faults_json(report),
         areas: report.areas.iter().map(area_json).collect(),
@@ -242,9 +277,11 @@ fn human(outcome: &Outcome<'_>, report: &Report) -> String {
     });
     let name = name.unwrap_or_default();
     let end = match outcome.ended {
-        Ended::Exited(0) => "finished".to_owned(),
-        Ended::Exited(code) => format!("exited with status {code}"),
-        Ended::Killed(signal) => format!("was ended by signal {signal}"),
+        End::Of(Ended::Exited(0)) => "finished".to_owned(),
+        End::Of(Ended::Exited(code)) => format!("exited with status {code}"),
+        End::Of(Ended::Killed(signal)) => format!("was ended by signal {signal}"),
+        End::OfAttached => "ended, attached,".to_owned(),
+        End::GivenBack => "has its memory back,".to_owned(),
     };
     let elapsed = text::duration(outcome.elapsed.as_nanos() as u64);
     let mut out = format!("hugeswap: {name} {end} after {elapsed}");
@@ -252,6 +289,7 @@ fn human(outcome: &Outcome<'_>, report: &Report) -> String {
         // A process joins the pool with its first large allocation, or many small ones.
         let little = match outcome.managed {
             Requests::SmallLater | Requests::All => "asked for little memory".to_owned(),
+            Requests::Attached => "has no large mappings".to_owned(),
             Requests::From(least) => format!(
                 "made no allocation of {} or more (--set route.malloc_min=SIZE lowers that, \
                  --small has small ones managed)",
@@ -494,7 +532,7 @@ pub(super) mod tests {
     fn outcome(command: &[OsString], ended: Ended) -> Outcome<'_> {
         Outcome {
             elapsed: Duration::from_millis(1500),
-            ended,
+            ended: End::Of(ended),
             core_dumped: false,
             command,
             managed: Requests::From(1 << 20),

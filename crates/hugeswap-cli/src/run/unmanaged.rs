@@ -21,6 +21,8 @@ pub enum Requests {
     SmallLater,
     /// Small ones, too.
     All,
+    /// What a program that was attached has, and large ones from then on.
+    Attached,
 }
 
 /// The fields of the JSON, beside `peak_unmanaged_bytes`.
@@ -115,6 +117,7 @@ fn advice(seen: &Unmanaged, managed: Requests) -> String {
         ),
         Requests::From(_) => "it is asked for in small blocks, or by an allocator that is not caught: --small has small blocks managed, or leave room for it beside --memory".into(),
         Requests::SmallLater => "it was asked for before small blocks were managed, or by an allocator that is not caught: --small has them managed from the beginning, or leave room for it beside --memory".into(),
+        Requests::Attached => "stacks, pieces of less than 2 MiB and memory of other programs stay in memory: leave room for them beside --memory".into(),
         Requests::All => "it is the C library's, or asked for by an allocator that is not caught: leave room for it beside --memory".into(),
     }
 }

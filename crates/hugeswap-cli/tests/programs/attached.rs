@@ -90,6 +90,7 @@ pub fn cases() -> Vec<Case> {
     all.push(case("attached, in a sandbox", in_a_sandbox));
     all.push(case("attached, not killed for its memory", not_killed));
     all.push(case("attached, executes another program", executes));
+    all.push(case("attached, and reported", reports));
     all.push(case("attached, what cannot be", refused));
     all
 }
@@ -233,7 +234,11 @@ fn attached(program: &Program, memory_mib: u64, half: Half) {
                 .output();
             let out = out.expect("hugeswap starts");
             assert!(out.status.success(), "{}", said(&out));
-            attach.ends();
+            let report = attach.ends();
+            assert!(report.contains(" has its memory back, after "), "{report}");
+            // (Not what there was for giving it back.)
+            let budget = format!("budget {memory_mib}.0 MiB, ");
+            assert!(report.contains(&budget), "{report}");
             nothing_is_left(&running);
             assert_eq!(caught(&running), handled, "handlers");
             let again = refusal(running.pid());
@@ -250,7 +255,8 @@ fn attached(program: &Program, memory_mib: u64, half: Half) {
     running.go_on();
     running.ends();
     if half == Half::Stays {
-        attach.ends();
+        let report = attach.ends();
+        assert!(report.contains(" ended, attached, after "), "{report}");
     }
 }
 
@@ -261,6 +267,8 @@ fn nothing_is_left(running: &Running) {
         let list = std::fs::read_dir(format!("{dir}/{what}")).expect("it runs");
         list.flatten().map(|e| e.path()).collect::<Vec<_>>()
     };
+    let maps = std::fs::read_to_string(format!("{dir}/maps")).expect("it runs");
+    assert!(!maps.contains("[aio]"), "{maps}");
     for task in entries("task") {
         let name = std::fs::read_to_string(task.join("comm")).unwrap_or_default();
         assert!(!name.starts_with("hs-"), "{name}");
@@ -392,6 +400,45 @@ fn executes() {
     running.go_on();
     running.ends();
     attach.ends();
+}
+
+/// The report as JSON: how a program ended that is not its child, hugeswap does not know.
+fn reports() {
+    let dir = directory();
+    let file = dir.path().join("report.json");
+    let path = file.to_str().expect("a name");
+    let program = Program::new(dir.path(), compile("attached", dir.path())).arg("96");
+    for given_back in [false, true] {
+        let mut running = Running::start(&program);
+        running.says("ready");
+        let options = ["--memory", "48M", "--quiet", "--report", "json"];
+        let options = [&options[..], &["--report-file", path]].concat();
+        let attach = Attach::start_with(running.pid(), &options);
+        while running.anonymous() > 80 << 20 {
+            std::thread::yield_now();
+        }
+        running.go_on();
+        running.says("half");
+        if given_back {
+            attach.interrupt();
+            assert_eq!(attach.ends(), "");
+            running.go_on();
+            running.ends();
+        } else {
+            running.go_on();
+            running.ends();
+            assert_eq!(attach.ends(), "");
+        }
+        let report = std::fs::read_to_string(&file).expect("a report");
+        let report: serde_json::Value = serde_json::from_str(&report).expect("JSON");
+        assert_eq!(report["given_back"], given_back);
+        assert!(report["exit_code"].is_null());
+        assert_eq!(report["memory_bytes"], 48 << 20);
+        assert!(report["peak_managed_bytes"].as_u64() > Some(90 << 20));
+        let beside = report["peak_unmanaged_bytes"].as_u64();
+        assert!(beside < Some(96 << 20), "{beside:?}");
+        assert!(report["pswpout"].as_u64() > Some(0));
+    }
 }
 
 /// Each is refused in one line, and goes on as if nothing had been.

@@ -47,6 +47,13 @@ impl Pollers {
         }
     }
 
+    /// Gives the contexts back to the kernel; there is nothing to read any more.
+    pub fn close(&self) {
+        for context in &self.contexts {
+            drop(context.lock().take());
+        }
+    }
+
     /// Carries out a read of swap. False: it is to be done by a plain call, which also tells what
     /// is wrong.
     ///
@@ -95,6 +102,7 @@ impl Pollers {
         }
         false
     }
+
     /// Carries out up to [`MOST`](hugeswap_sys::aio::MOST) reads of swap at one time, and sleeps until they have ended.
     /// `results`: the bytes read, or an error of each; those are to be done by plain calls.
     ///
