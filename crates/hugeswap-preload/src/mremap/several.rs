@@ -49,7 +49,18 @@ pub(super) fn flags_of(engine: &Engine, at: usize, len: usize) -> Option<Flags> 
                 if text.is_none() {
                     text = Some(Text::read_with_flags().ok()?);
                 }
-                text.as_ref()?.flags(run.at, run.len).all(is_same)
+                // (It may be the kernel's since the program said that a child is not to have it.)
+                let text = text.as_ref()?;
+                let mut parts = inherit::parts(run.at, run.len).into_iter();
+                parts.all(|(part, is_excluded)| {
+                    let mut flags = text.flags(part.start, part.len());
+                    flags.all(|flags| {
+                        is_same(Flags {
+                            is_not_inherited: flags.is_not_inherited || is_excluded,
+                            ..flags
+                        })
+                    })
+                })
             }
             // (Managed memory can have one flag only.)
             Owner::Engine | Owner::Reserved => {

@@ -127,6 +127,23 @@ static void partly_inherited(void) {
     CHECK(munmap(q, len) == 0, "munmap");
 }
 
+// What a child is not to have, of which a part was the kernel's as that was said, and the rest is since: one mapping.
+static void not_inherited_by_either(void) {
+    const size_t len = 4 * MIB;
+    char *p = map(len, RW);
+    fill(p, len, 8);
+    CHECK(mlock(p + 4 * MIB - PAGE, PAGE) == 0, "mlock behind it");
+    CHECK(madvise(p + MIB, 2 * MIB, MADV_DONTFORK) == 0, "advice");
+    CHECK(mlock(p, PAGE) == 0, "mlock before it");
+    CHECK(mremap(p + MIB, 2 * MIB, 3 * MIB, 0) == MAP_FAILED && errno == ENOMEM, "no room: %d", errno);
+    char *q = mremap(p + MIB, 2 * MIB, 3 * MIB, MREMAP_MAYMOVE);
+    CHECK(q != MAP_FAILED, "mremap");
+    verify_from(q, MIB / 8, 2 * MIB, 8, "moved");
+    CHECK(!is_there_for_a_child(q) && !is_there_for_a_child(q + 2 * MIB), "not inherited");
+    CHECK(is_there_for_a_child(p), "inherited");
+    CHECK(munmap(p, len) == 0 && munmap(q, 3 * MIB) == 0, "munmap");
+}
+
 // Several mappings, with a hole between them, by one call. (Since Linux 6.17; before, an error.)
 static void at_once(void) {
     const size_t len = 8 * MIB;
@@ -178,6 +195,7 @@ int main(void) {
     locked();
     not_inherited();
     partly_inherited();
+    not_inherited_by_either();
     at_once();
     answers();
     printf("moved\n");
