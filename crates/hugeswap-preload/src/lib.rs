@@ -17,8 +17,8 @@
 //!   the kernel knows nothing else of it
 //! * `addresses`, `parts`: a range may be partly managed, partly the kernel's and partly free. Calls on it
 //!   are made piece by piece, with the kernel's errors
-//! * `shared`: shared memory (`files`, `views`: memory files; `shm`: segments); `pagemap`: what the
-//!   program reads of /proc/self/pagemap is corrected; `debug`: what debuggers see
+//! * `shared`: shared memory (`files`, `views`: memory files; `shm`: segments); `pagemap`, `maps`: what the
+//!   program reads of /proc/self/pagemap and /proc/self/maps is corrected; `debug`: what debuggers see
 //! * `sig`, `mask`, `thread`: signals, and threads that can take them; `ending`: how threads end; `helpers`: what the C library
 //!   does in threads of its own, which cannot; `credentials`: the engine's threads have the program's
 //!   user, groups and capabilities
@@ -75,6 +75,7 @@ mod local;
 mod lock;
 mod locked;
 mod malloc;
+mod maps;
 mod marks;
 mod mask;
 mod mmap;

@@ -7,13 +7,13 @@
 //! Descriptors are not tracked. Once the program has opened a file whose name ends with pagemap
 //! ([`opened`]), each read of whole entries checks what its descriptor refers to, so closed,
 //! duplicated and inherited descriptors need no bookkeeping. Before that, a read costs one extra
-//! load. Nothing here allocates, takes a lock or leaves state behind, because reads are also made
-//! in signal handlers.
+//! load. Nothing that reads does allocates, takes a lock or leaves state behind, because reads are
+//! also made in signal handlers.
 
 use crate::mmap::{TASK_END, kernel, pages};
 use crate::real;
 use crate::wrap::{plain_pread, plain_read};
-use crate::{extent, issue, shared, state, stdio};
+use crate::{extent, issue, maps, shared, state, stdio};
 use hugeswap_engine::Engine;
 use hugeswap_policy::markers::pagemap::Categories;
 use hugeswap_sys::{fs, process, raw};
@@ -38,19 +38,25 @@ const FRAME: u64 = (1 << 55) - 1;
 /// Whether the program has opened a file whose name ends with pagemap. Never cleared.
 static SOME: AtomicBool = AtomicBool::new(false);
 
-/// Returns `result`, the result of opening `path`, and sets `SOME` if the file may be a pagemap.
+/// Returns `fd`, the result of opening `path`. Sets `SOME` if the file may be a pagemap; a list of
+/// this process's mappings is replaced by ours.
 ///
 /// # Safety
 /// `path` must be a string, unless opening it failed.
-unsafe fn opened(path: *const c_char, result: c_int) -> c_int {
-    if result >= 0 && state::armed() && !SOME.load(Relaxed) {
+unsafe fn opened(path: *const c_char, fd: c_int) -> c_int {
+    if fd >= 0 && state::armed() {
         // SAFETY: by contract; the kernel has just read it.
         let name = unsafe { CStr::from_ptr(path) }.to_bytes();
         if name.ends_with(b"pagemap") {
             SOME.store(true, Relaxed);
+        } else if name.ends_with(b"/maps")
+            && let Some(engine) = state::engine()
+            && is_own(fd, b"maps", 0o444)
+        {
+            maps::replace(engine, fd);
         }
     }
-    result
+    fd
 }
 
 /// The engine, if a read of `n` bytes from `fd` returns entries of this process's pagemap.
@@ -60,15 +66,14 @@ pub fn own(fd: c_int, n: usize) -> Option<&'static Engine> {
     if !SOME.load(Relaxed) || n == 0 || !n.is_multiple_of(ENTRY) {
         return None;
     }
-    state::engine().filter(|_| is_own(fd))
+    state::engine().filter(|_| is_own(fd, b"pagemap", 0o400))
 }
 
-/// True if the kernel says that `fd` is /proc/PID/pagemap, or a thread's
-/// /proc/PID/task/TID/pagemap, of this process.
+/// True if the kernel says that `fd` is /proc/PID/NAME, or a thread's /proc/PID/task/TID/NAME, of
+/// this process; such files have this mode.
 #[cold]
-fn is_own(fd: c_int) -> bool {
-    const KIND: u32 = libc::S_IFREG | 0o400;
-    if fd < 0 || !fs::identity(fd).is_ok_and(|id| id.mode == KIND) {
+fn is_own(fd: c_int, name: &[u8], mode: u32) -> bool {
+    if fd < 0 || !fs::identity(fd).is_ok_and(|id| id.mode == libc::S_IFREG | mode) {
         return false;
     }
     let mut link = [0; 64];
@@ -84,13 +89,14 @@ fn is_own(fd: c_int) -> bool {
     let Ok(Ok(number)) = number else {
         return false;
     };
+    let rest = { rest.strip_suffix(name) }.and_then(|r| r.strip_suffix(b"/"));
     let of_thread = |rest: &[u8]| {
         rest.strip_prefix(b"/task/")
-            .and_then(|r| r.strip_suffix(b"/pagemap"))
             .is_some_and(|tid| tid.iter().all(u8::is_ascii_digit))
     };
     // A process may also be named by the id of any of its threads.
-    (rest == b"/pagemap" || of_thread(rest)) && process::signal_thread(number, 0).is_ok()
+    rest.is_some_and(|rest| rest.is_empty() || of_thread(rest))
+        && process::signal_thread(number, 0).is_ok()
 }
 
 /// The path that the link of descriptor `fd` leads to. `None`: there is none, or it does not fit in
@@ -330,7 +336,8 @@ macro_rules! opens_stream {
             // SAFETY: passed on.
             unsafe {
                 let file = real::$name()(path, mode);
-                opened(path, if file.is_null() { -1 } else { 0 });
+                // (Nothing is in its buffer yet.)
+                opened(path, if file.is_null() { -1 } else { libc::fileno(file) });
                 file
             }
         }

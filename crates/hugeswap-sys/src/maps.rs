@@ -70,6 +70,14 @@ impl Text {
         lines.filter(move |m| m.start < at + len && m.end > at)
     }
 
+    /// All mappings, in order, each with its line from the access to it on.
+    pub fn all(&self) -> impl Iterator<Item = (Mapping, &[u8])> {
+        self.0.split(|&b| b == b'\n').filter_map(|line| {
+            let rest = line.iter().position(|&b| b == b' ')? + 1;
+            Some((mapping(line)?, &line[rest..]))
+        })
+    }
+
     /// The flags of the mappings that `[at, at+len)` meets, in order, of a text with flags.
     pub fn flags(&self, at: usize, len: usize) -> impl Iterator<Item = Flags> + '_ {
         let mut is_met = false;

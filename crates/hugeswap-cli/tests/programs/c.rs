@@ -73,6 +73,7 @@ pub fn cases() -> Vec<Case> {
         all.push(case(format!("hole, {mode}"), move || hole(mode)));
         all.push(case(format!("space, {mode}"), move || space(mode)));
         all.push(case(format!("moved, {mode}"), move || moved(mode, None)));
+        all.push(case(format!("maps, {mode}"), move || own_maps(mode, None)));
         all.push(case(format!("unlocked, {mode}"), move || {
             unlocked(mode, None)
         }));
@@ -88,6 +89,9 @@ pub fn cases() -> Vec<Case> {
     all.push(case("pieces", pieces));
     all.push(case("moved, without userfaultfd", || {
         moved(Mode::Signal, Some("debug.userfaultfd=off"))
+    }));
+    all.push(case("maps, without userfaultfd", || {
+        own_maps(Mode::Signal, Some("debug.userfaultfd=off"))
     }));
     all.push(case("unlocked, without userfaultfd", || {
         unlocked(Mode::Signal, Some("debug.userfaultfd=off"))
@@ -560,6 +564,18 @@ fn moved(mode: Mode, setting: Option<&str>) {
     mode.need();
     let dir = directory();
     let program = Program::new(dir.path(), compile("moved", dir.path()));
+    let setup = Setup::new(mode, LESS_MEMORY_MIB);
+    let setup = { setting.into_iter() }.fold(setup, |setup, s| setup.option("--set", s));
+    let managed = program.managed(&setup);
+    managed.same_output_as(&program.plain());
+    assert!(managed.number("pswpin") > 0, "nothing was swapped");
+}
+
+/// c/maps.c: what a program reads of /proc/self/maps.
+fn own_maps(mode: Mode, setting: Option<&str>) {
+    mode.need();
+    let dir = directory();
+    let program = Program::new(dir.path(), compile("maps", dir.path()));
     let setup = Setup::new(mode, LESS_MEMORY_MIB);
     let setup = { setting.into_iter() }.fold(setup, |setup, s| setup.option("--set", s));
     let managed = program.managed(&setup);

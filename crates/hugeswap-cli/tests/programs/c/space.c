@@ -1,8 +1,10 @@
 // Random sequences of calls on the address space, against a model of it that says of each page whether it is mapped,
 // with what access, and what it holds. After each step: the answer is the kernel's, nothing that is mapped
-// overlaps, the pages of the step hold what they must, and some others; after every 64th, all do.
+// overlaps, the pages of the step hold what they must, and some others; after every 64th, all do, and
+// /proc/self/maps says of each what access it has.
 // space FIRST_SEED SEEDS STEPS RAW
-// RAW: 1 to make some calls by number, and some by an instruction of the program's own; 2: by number only; 0: neither.
+// RAW: 1 to make some calls by number, and some by an instruction of the program's own; 2: by number only; 0: neither;
+// 3: as 1, and /proc/self/maps is not read (of statically linked programs it is the kernel's).
 #include "common.h"
 #include <setjmp.h>
 #include <signal.h>
@@ -39,7 +41,7 @@ struct region {
 static struct page arena_pages[ARENA], outside_pages[OUTSIDE][OUTSIDE_PAGES], moved[OUTSIDE_PAGES];
 static struct region arena, outside[OUTSIDE];
 static uint64_t file_stamp[FILE_PAGES], segment_stamp[SEGMENT_PAGES];
-static int file, segment, raw;
+static int file, segment, raw, reads_maps;
 static uint32_t mappings;
 static uint64_t seed, step, stamps, state;
 static char what[256];
@@ -666,6 +668,42 @@ static void one_step(void) {
         refused();
 }
 
+// Compares a region with what /proc/self/maps says of it.
+static void check_maps(const char *maps, struct region *r) {
+    size_t i = 0;
+    for (const char *line = maps; i < r->pages && *line; line = strchr(line, '\n') + 1) {
+        char *end, *rest;
+        size_t from = strtoul(line, &end, 16), to = strtoul(end + 1, &rest, 16), base = (size_t)r->base;
+        for (; i < r->pages && base + i * PAGE < to; i++) {
+            struct page *p = &r->page[i];
+            if (p->kind == FREE)
+                continue;
+            MUST(from <= base + i * PAGE, "page %zu at %p is not in /proc/self/maps", i, (void *)(base + i * PAGE));
+            int prot = (rest[1] == 'r' ? PROT_READ : 0) | (rest[2] == 'w' ? PROT_WRITE : 0) | (rest[3] == 'x' ? PROT_EXEC : 0);
+            MUST(prot == p->prot, "page %zu at %p has access %d in /proc/self/maps, not %d; kind %d", i,
+                 (void *)(base + i * PAGE), prot, p->prot, p->kind);
+        }
+    }
+    for (; i < r->pages; i++)
+        MUST(r->page[i].kind == FREE, "page %zu at %p is not in /proc/self/maps", i, (void *)(r->base + i * PAGE));
+}
+
+static void check_all(void) {
+    static char maps[1 << 20];
+    for (int k = -1; k < OUTSIDE; k++)
+        check_range(k < 0 ? &arena : &outside[k], 0, k < 0 ? ARENA : outside[k].pages);
+    if (!reads_maps)
+        return;
+    FILE *f = fopen("/proc/self/maps", "r");
+    MUST(f, "no /proc/self/maps");
+    size_t n = fread(maps, 1, sizeof maps - 1, f);
+    fclose(f);
+    MUST(n > 0 && n < sizeof maps - 1, "%zu bytes", n);
+    maps[n] = 0;
+    for (int k = -1; k < OUTSIDE; k++)
+        check_maps(maps, k < 0 ? &arena : &outside[k]);
+}
+
 static void run(uint64_t steps) {
     state = seed * 0x9e3779b97f4a7c15u + 88172645463325252u;
     for (step = 0; step < steps; step++) {
@@ -680,8 +718,7 @@ static void run(uint64_t steps) {
             put(r, i);
         }
         if (step % 64 == 63)
-            for (int k = -1; k < OUTSIDE; k++)
-                check_range(k < 0 ? &arena : &outside[k], 0, k < 0 ? ARENA : outside[k].pages);
+            check_all();
     }
 }
 
@@ -689,6 +726,8 @@ int main(int argc, char **argv) {
     CHECK(argc == 5, "space FIRST_SEED SEEDS STEPS RAW");
     uint64_t first = strtoull(argv[1], NULL, 10), seeds = strtoull(argv[2], NULL, 10), steps = strtoull(argv[3], NULL, 10);
     raw = atoi(argv[4]);
+    reads_maps = raw != 3;
+    raw = reads_maps ? raw : 1;
     struct sigaction action = {.sa_sigaction = on_fault, .sa_flags = SA_SIGINFO | SA_NODEFER};
     sigaction(SIGSEGV, &action, NULL);
     FILE *f = tmpfile();
