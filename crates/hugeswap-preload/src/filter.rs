@@ -322,6 +322,9 @@ fn program(extended: bool) -> Vec<sock_filter> {
     c.here(Label::NotPlain);
     // Its argument points to pointers, and those who call it do not call libc.
     c.when(libc::SYS_io_submit as u32, |c| c.go(Label::Gate));
+    // (All memory of the process is ours, too.)
+    c.when(libc::SYS_mlockall as u32, |c| c.go(Label::Gate));
+    c.when(libc::SYS_munlockall as u32, |c| c.go(Label::Gate));
     c.check(ALL_ARGS);
     c.push(stmt(LOAD, NR));
     let mut masks = Vec::new();

@@ -12,9 +12,10 @@ use crate::real;
 use crate::{extent, state};
 use hugeswap_engine::Engine;
 use hugeswap_engine::intervals::Intervals;
+use hugeswap_sys::{mm, raw};
 use libc::{c_int, c_void, size_t};
-use std::sync::atomic::AtomicBool;
 use std::sync::atomic::Ordering::Relaxed;
+use std::sync::atomic::{AtomicBool, AtomicI32};
 
 const PAGE: usize = 4096;
 const UNIT: usize = 2 << 20;
@@ -157,20 +158,33 @@ pub unsafe extern "C" fn munlock(addr: *const c_void, len: size_t) -> c_int {
     }
 }
 
+/// How the program has locked all memory that it will have (`MCL_*`), before there was an engine; or 0.
+static FUTURE: AtomicI32 = AtomicI32::new(0);
+
 /// Accepts the call as advice, once there is an engine: managed memory keeps moving. Locking
 /// everything would also hold the budget's frames and the reserved window in memory.
 #[unsafe(no_mangle)]
 unsafe extern "C" fn mlockall(flags: c_int) -> c_int {
+    const WHAT: c_int = libc::MCL_CURRENT | libc::MCL_FUTURE;
+    if flags & WHAT == 0 || flags & !(WHAT | libc::MCL_ONFAULT) != 0 {
+        return error(libc::EINVAL);
+    }
     if state::engine().is_some() {
         return 0;
     }
-    pass(libc::SYS_mlockall, [flags as usize, 0, 0, 0, 0, 0])
+    let done = pass(libc::SYS_mlockall, [flags as usize, 0, 0, 0, 0, 0]);
+    if done == 0 {
+        let future = flags & libc::MCL_FUTURE != 0;
+        FUTURE.store(if future { flags } else { 0 }, Relaxed);
+    }
+    done
 }
 
 /// What was locked by `mlock` is unlocked.
 #[unsafe(no_mangle)]
 unsafe extern "C" fn munlockall() -> c_int {
     let done = pass(libc::SYS_munlockall, [0; 6]);
+    FUTURE.store(0, Relaxed);
     if done == 0
         && let Some(engine) = state::engine()
     {
@@ -180,4 +194,49 @@ unsafe extern "C" fn munlockall() -> c_int {
         }
     }
     done
+}
+
+/// What is mapped from now on is not locked: the pool's segment, the engine's window and its frames
+/// would be, with all that they have room for. What is there stays locked.
+pub fn before_engine() {
+    let flags = FUTURE.swap(0, Relaxed);
+    if flags != 0 || is_future_locked() {
+        let flags = flags & libc::MCL_ONFAULT | libc::MCL_CURRENT;
+        // (It may be more than was allowed by now.)
+        if pass(libc::SYS_mlockall, [flags as usize, 0, 0, 0, 0, 0]) != 0 {
+            pass(libc::SYS_munlockall, [0; 6]);
+        }
+    }
+}
+
+/// Is new memory locked? (The program may have made the call by an instruction, which no filter has
+/// seen yet.) Then it is in memory at once.
+fn is_future_locked() -> bool {
+    let Ok(page) = mm::map_own(PAGE, mm::PROT_RW) else {
+        return false;
+    };
+    let mut there = 0u8;
+    let a = [page, PAGE, &raw mut there as usize, 0, 0, 0];
+    // SAFETY: a page mapped above, which nobody else knows, and a byte for the answer.
+    unsafe {
+        let _ = raw::call(libc::SYS_mincore, a);
+        let _ = mm::unmap(page, PAGE);
+    }
+    there & 1 != 0
+}
+
+/// The raw answer to a call that locks or unlocks all memory; `None`: it is another one.
+pub fn by_number(nr: i64, flags: usize) -> Option<isize> {
+    let errno = real::errno();
+    // SAFETY: calls that take a number.
+    let done = unsafe {
+        match nr {
+            libc::SYS_mlockall => mlockall(flags as c_int),
+            libc::SYS_munlockall => munlockall(),
+            _ => return None,
+        }
+    };
+    let raw = if done == 0 { 0 } else { -real::errno() };
+    real::set_errno(errno);
+    Some(raw as isize)
 }

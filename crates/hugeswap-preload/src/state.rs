@@ -237,6 +237,7 @@ fn try_join(len: usize, knob: Knob) -> bool {
 fn join(len: usize, knob: Knob) -> u32 {
     let (creator, segment) = (CREATOR.load(Relaxed), SEGMENT.load(Relaxed));
     std::panic::set_hook(Box::new(end));
+    locked::before_engine();
     let pool = match Pool::attach(creator, segment, high_descriptor()) {
         Ok(pool) => pool,
         Err(e) => return give_up(&e),

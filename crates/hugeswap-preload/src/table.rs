@@ -291,8 +291,6 @@ pub static PLAIN: &[i64] = &[
     libc::SYS_alarm,
     libc::SYS_pause,
     libc::SYS_membarrier,
-    libc::SYS_mlockall,
-    libc::SYS_munlockall,
     libc::SYS_tee,
     libc::SYS_pidfd_open,
     libc::SYS_io_destroy,

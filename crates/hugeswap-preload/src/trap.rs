@@ -12,7 +12,7 @@ use crate::lock::Lock;
 use crate::mask::OURS;
 use crate::real;
 use crate::static_program::attached;
-use crate::{ending, state, static_program};
+use crate::{ending, locked, state, static_program};
 use hugeswap_policy::counters::Counter;
 use hugeswap_sys::raw::syscall6;
 use hugeswap_sys::signal::{self, Action, Mask, bit};
@@ -194,7 +194,8 @@ fn handle(signal: c_int, info: *mut libc::siginfo_t, context: *mut c_void) {
         let of_program = (extended || attached)
             .then(|| static_program::by_number(nr, &a, caller.as_ref(), uc))
             .flatten();
-        of_program.unwrap_or_else(|| match caller {
+        let answered = of_program.or_else(|| locked::by_number(nr, a[0]));
+        answered.unwrap_or_else(|| match caller {
             Some(caller) if attached && !attached::concerns_us(nr, &a) => caller.raw(nr, a),
             Some(caller) => caller.issue(nr, a),
             // A filter inherited by an image that manages nothing: the register only looked like an address of ours.

@@ -7,7 +7,7 @@
 use crate::issue::{Args, Caller};
 use crate::pagemap::{self, pread, read};
 use crate::real::{self, answer};
-use crate::{addresses, extent, fds, files, state};
+use crate::{addresses, extent, fds, files, locked, state};
 use libc::{c_int, c_long, c_uint, c_void, iovec, off_t, size_t, socklen_t, ssize_t};
 
 /// Makes the call through [`crate::issue`] if one of `pointers` is managed and this process is in
@@ -346,7 +346,8 @@ unsafe extern "C" fn syscall(
         return r as c_long;
     }
     // SAFETY: passed on.
-    if let Some(r) = unsafe { addresses::by_number(nr, all) } {
+    let r = locked::by_number(nr, all[0]).or_else(|| unsafe { addresses::by_number(nr, all) });
+    if let Some(r) = r {
         return answer(r) as c_long;
     }
     // Unlike the library's own functions, this one is not a cancellation point.

@@ -73,6 +73,10 @@ pub fn cases() -> Vec<Case> {
         all.push(case(format!("hole, {mode}"), move || hole(mode)));
         all.push(case(format!("space, {mode}"), move || space(mode)));
         all.push(case(format!("moved, {mode}"), move || moved(mode, None)));
+        all.push(case(format!("lockall, {mode}"), move || {
+            let dir = directory();
+            lockall(dir.path(), compile("lockall", dir.path()), mode);
+        }));
         all.push(case(format!("maps, {mode}"), move || own_maps(mode, None)));
         all.push(case(format!("unlocked, {mode}"), move || {
             unlocked(mode, None)
@@ -571,6 +575,21 @@ fn moved(mode: Mode, setting: Option<&str>) {
     assert!(managed.number("pswpin") > 0, "nothing was swapped");
 }
 
+/// c/lockall.c: a program that locks all memory goes on in less.
+pub fn lockall(dir: &Path, lockall: PathBuf, mode: Mode) {
+    mode.need();
+    // System calls that do not go through the C library are seen in signal mode only.
+    let ways = ["libc", "raw"].into_iter();
+    for how in ways.take(1 + usize::from(mode == Mode::Signal)) {
+        for when in ["early", "late"] {
+            let program = Program::new(dir, &lockall).args([when, how]);
+            let managed = program.managed(&Setup::new(mode, LESS_MEMORY_MIB));
+            managed.same_output_as(&program.plain());
+            assert!(managed.number("pswpin") > 0, "nothing was swapped");
+        }
+    }
+}
+
 /// c/maps.c: what a program reads of /proc/self/maps.
 fn own_maps(mode: Mode, setting: Option<&str>) {
     mode.need();
@@ -580,7 +599,7 @@ fn own_maps(mode: Mode, setting: Option<&str>) {
     let setup = { setting.into_iter() }.fold(setup, |setup, s| setup.option("--set", s));
     let managed = program.managed(&setup);
     managed.same_output_as(&program.plain());
-    assert!(managed.number("pswpin") > 0, "nothing was swapped");
+    assert!(managed.number("pswpout") > 0, "nothing was swapped");
 }
 
 /// c/unlocked.c: what was locked leaves memory again once it is unlocked.

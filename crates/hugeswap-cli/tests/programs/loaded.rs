@@ -101,6 +101,11 @@ pub fn cases() -> Vec<Case> {
             all.push(case(format!("loaded, refusals, {linked}"), move || {
                 refusals(linked)
             }));
+            all.push(case(format!("loaded, lockall, {linked}"), move || {
+                let dir = directory();
+                let program = linked.compile("lockall", dir.path());
+                crate::c::lockall(dir.path(), program, Mode::Signal);
+            }));
         }
         if linked.differs("small blocks") {
             let name = format!("loaded, small blocks, {linked}");

@@ -7,7 +7,7 @@
 
 #define RW (PROT_READ | PROT_WRITE)
 
-static const size_t LEN = 12 * MIB;
+static const size_t LEN = 16 * MIB;
 static char *region;
 
 // Prints what of the region is mapped how, and checks the order of all.
@@ -62,8 +62,8 @@ int main(void) {
     region = mmap(NULL, LEN, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
     CHECK(region != MAP_FAILED, "reserved");
     all_ways();
-    CHECK(mprotect(region + MIB, 9 * MIB, RW) == 0, "committed");
-    fill(region + MIB, 9 * MIB, 1);
+    CHECK(mprotect(region + MIB, 13 * MIB, RW) == 0, "committed");
+    fill(region + MIB, 13 * MIB, 1);
     CHECK(mprotect(region + 3 * MIB, 64 * KIB, PROT_READ) == 0, "read-only");
     CHECK(mprotect(region + 4 * MIB, 2 * MIB, PROT_NONE) == 0, "no access");
     CHECK(munmap(region + 7 * MIB, 256 * KIB) == 0, "a hole");
@@ -75,6 +75,7 @@ int main(void) {
         evict(region + i, UNIT);
     all_ways();
     verify_from(region + 8 * MIB, 7 * MIB / 8, MIB, 1, "there");
+    verify_from(region + 10 * MIB, 9 * MIB / 8, 4 * MIB, 1, "there");
     pid_t child = fork();
     CHECK(child >= 0, "fork");
     if (child == 0) {
