@@ -74,13 +74,13 @@ const PROGRAMS: [(&str, &[&str], u64, u64); 7] = [
     ("narrow", &["64"], 32, 1),
 ];
 
-/// c/refusals.c, as in [`crate::c`].
+/// c/refusals.c, as in [`crate::addresses`].
 fn refusals(linked: Linked) {
     Mode::Signal.need();
     let dir = directory();
     let program = linked.compile("refusals", dir.path());
     let setup = Setup::new(Mode::Signal, 64);
-    crate::c::answered(dir.path(), program, "0", &setup);
+    crate::addresses::answered(dir.path(), program, "0", &setup);
 }
 
 pub fn cases() -> Vec<Case> {
@@ -104,7 +104,7 @@ pub fn cases() -> Vec<Case> {
             all.push(case(format!("loaded, lockall, {linked}"), move || {
                 let dir = directory();
                 let program = linked.compile("lockall", dir.path());
-                crate::c::lockall(dir.path(), program, Mode::Signal);
+                crate::addresses::lockall(dir.path(), program, Mode::Signal);
             }));
         }
         if linked.differs("small blocks") {

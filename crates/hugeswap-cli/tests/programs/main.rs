@@ -6,6 +6,7 @@
 //! prints why and counts as passed; with HUGESWAP_TESTS_COMPLETE=1 in the environment a missing
 //! tool is a failure (`.ci/install` installs what is needed).
 
+mod addresses;
 mod allocators;
 mod attached;
 mod c;
@@ -38,6 +39,7 @@ fn all() -> Vec<Case> {
     [
         python::cases(),
         c::cases(),
+        addresses::cases(),
         small::cases(),
         sort::cases(),
         compiler::cases(),
