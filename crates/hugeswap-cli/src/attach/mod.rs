@@ -288,7 +288,13 @@ fn look_at_threads(
     }
     // (Below a stack pointer there may be anything: the stacks of some runtimes are short.)
     const ROOM: u64 = 4096;
+    let locked = target.locked_memory()?;
     let room = agent::map(&mut stopped.threads[0], syscall, ROOM)?;
+    // (Hugeswap's segment and window would be in memory, with all that they have room for.)
+    if target.locked_memory()? != locked {
+        agent::unmap(&mut stopped.threads[0], syscall, room, ROOM)?;
+        bail!("{target} locks all memory that it will have (mlockall): start it by `hugeswap run`");
+    }
     let (mut threads, mut places) = (Vec::new(), Vec::new());
     let mut in_handler = false;
     for (t, r) in stopped.threads.iter_mut().zip(registers) {

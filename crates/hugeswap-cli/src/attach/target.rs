@@ -62,6 +62,12 @@ impl Target {
         }
     }
 
+    /// How much of its memory is locked, in the kernel's words.
+    pub fn locked_memory(&self) -> Result<String> {
+        let status = proc::text(format!("/proc/{}/status", self.pid))?;
+        Ok(field(&status, "VmLck:").to_owned())
+    }
+
     fn check(&self) -> Result<()> {
         let pid = self.pid;
         let status = proc::text(format!("/proc/{pid}/status"))?;

@@ -465,6 +465,14 @@ fn refused() {
     }
     assert!(refusal(running.pid()).contains("is stopped: continue it first"));
     kill_process(pid, Signal::CONT).expect("it runs");
+    // One whose new memory is locked.
+    let script = "import ctypes, sys; x = bytearray(64 << 20); assert ctypes.CDLL(None).mlockall(2) == 0; \
+                  print('ready', flush=True); sys.stdin.readline(); print('end')";
+    let mut locks = Running::start(&Program::new(dir.path(), "python3").args(["-c", script]));
+    locks.says("ready");
+    assert!(refusal(locks.pid()).contains("locks all memory that it will have"));
+    locks.go_on();
+    locks.ends();
     // One that is attached already.
     let mut attach = Attach::start(running.pid(), 64);
     attach.has_taken_over();
