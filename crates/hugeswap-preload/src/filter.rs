@@ -5,7 +5,7 @@
 //! or could not be made again from a handler. Calls on the address space are trapped, too ([`crate::addresses`]). Filters survive exec, so window and gate
 //! stand at fixed addresses, and a constructor asks whether there is a filter already by a call that
 //! does nothing. The gate is mapped when there is a filter to pass. io_uring is refused
-//! (ENOSYS) to all but the gate: its requests hold addresses no filter sees.
+//! (ENOSYS) to all but the gate: its requests hold addresses no filter sees. mlockall does nothing there.
 
 use crate::static_program::{LOW_END, MOVABLE, MOVABLE_END};
 use crate::{addresses, state, static_program, table, trap};
@@ -191,6 +191,10 @@ enum Label {
     Gate,
     /// Only our own rings.
     Ring,
+    /// To lock all memory.
+    LockAll,
+    /// The same with flags that are not refused.
+    LockValid,
     /// Check these arguments.
     Check(u8),
     /// Check the arguments of a futex call.
@@ -322,9 +326,7 @@ fn program(extended: bool) -> Vec<sock_filter> {
     c.here(Label::NotPlain);
     // Its argument points to pointers, and those who call it do not call libc.
     c.when(libc::SYS_io_submit as u32, |c| c.go(Label::Gate));
-    // (All memory of the process is ours, too.)
-    c.when(libc::SYS_mlockall as u32, |c| c.go(Label::Gate));
-    c.when(libc::SYS_munlockall as u32, |c| c.go(Label::Gate));
+    c.when(libc::SYS_mlockall as u32, |c| c.go(Label::LockAll));
     c.check(ALL_ARGS);
     c.push(stmt(LOAD, NR));
     let mut masks = Vec::new();
@@ -377,6 +379,17 @@ fn program(extended: bool) -> Vec<sock_filter> {
     c.only_from_gate(trap);
     c.here(Label::Ring);
     c.only_from_gate(libc::SECCOMP_RET_ERRNO | libc::ENOSYS as u32);
+    // All memory of the process is what we have reserved, too. As in [`crate::locked`] the call is
+    // advice, also of a program that inherits the filter and nothing else of ours.
+    c.here(Label::LockAll);
+    c.push(stmt(LOAD, ARGS));
+    c.push(stmt(BPF_ALU | BPF_AND | BPF_K, !(libc::MCL_ONFAULT as u32)));
+    for valid in 1..=(libc::MCL_CURRENT | libc::MCL_FUTURE) as u32 {
+        c.when(valid, |c| c.go(Label::LockValid));
+    }
+    c.allow();
+    c.here(Label::LockValid);
+    c.only_from_gate(libc::SECCOMP_RET_ERRNO);
     c.p
 }
 

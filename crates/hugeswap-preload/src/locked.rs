@@ -6,7 +6,7 @@
 
 use crate::lock::Lock;
 use crate::marks::{begin_release, is_noted, note_locked, units};
-use crate::mmap::{eject, hand_over_all_reserved, pass};
+use crate::mmap::{eject_to_lock, hand_over_all_reserved, pass};
 use crate::parts::{by_parts, each, error, managed};
 use crate::real;
 use crate::{extent, state};
@@ -60,7 +60,7 @@ fn lock_part(nr: libc::c_long, addr: usize, len: usize, flags: usize) -> c_int {
             }
         }
         let begun = private.then(|| begin(start, end));
-        let mut done = match eject(engine, start, end - start) {
+        let mut done = match eject_to_lock(engine, start, end - start) {
             Ok(()) => pass(nr, [addr, len, flags, 0, 0, 0]),
             Err(e) => error(e.0),
         };
@@ -108,7 +108,7 @@ fn release(engine: &Engine, start: usize, end: usize) {
         unsafe { engine.take_back(unit, UNIT) };
         // Another thread may have told it something since, to which it was still the kernel's.
         if is_noted(unit, UNIT) {
-            let _ = eject(engine, unit, UNIT);
+            let _ = eject_to_lock(engine, unit, UNIT);
             let again: Vec<_> = LOCKED.lock().within(unit, unit + UNIT).collect();
             for (from, to) in again {
                 pass(libc::SYS_mlock, [from, to - from, 0, 0, 0, 0]);

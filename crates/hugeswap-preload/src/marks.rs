@@ -18,7 +18,8 @@ const MOST_RELEASES: u8 = 4;
 struct Mark {
     /// Pages with another access than read and write.
     has_access: bool,
-    /// Pages of which the kernel was told something that stays (not to give them to a child).
+    /// Pages of which the kernel was told something that stays (not to give them to a child), or
+    /// that it may use by their addresses at any time (the stack of a signal handler).
     is_told: bool,
     /// Locked pages. The kernel was told nothing else then.
     was_locked: bool,
@@ -53,7 +54,7 @@ pub fn note(addr: usize, len: usize) {
 }
 
 /// Notes that the kernel is told something of pages of `[addr, addr+len)` that is neither their
-/// access nor to lock them.
+/// access nor to lock them, or that it may use them by their addresses.
 pub fn note_told(addr: usize, len: usize) {
     note_as(addr, len, |mark| mark.is_told = true);
 }

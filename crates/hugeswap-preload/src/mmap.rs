@@ -58,9 +58,22 @@ pub fn pages(addr: usize, len: usize) -> Option<usize> {
     (len > 0 && addr.is_multiple_of(PAGE) && addr.checked_add(len).is_some()).then_some(len)
 }
 
-/// Takes the units that hold any mapped page of `[addr, addr+len)` from the engine; units of shared
-/// memory are kept in memory.
+/// Takes the units that hold any mapped page of `[addr, addr+len)` from the engine, for as long as
+/// they are mapped; units of shared memory are kept in memory.
 pub fn eject(engine: &Engine, addr: usize, len: usize) -> Result<(), Errno> {
+    let window = engine.window_at(addr, len);
+    let from = addr.max(window.start);
+    let to = addr.saturating_add(len).min(window.end);
+    if from < to {
+        for (at, len) in engine.mapped_in(from, to - from) {
+            marks::note_told(at, len);
+        }
+    }
+    eject_to_lock(engine, addr, len)
+}
+
+/// The same for as long as they are locked ([`crate::locked`]).
+pub fn eject_to_lock(engine: &Engine, addr: usize, len: usize) -> Result<(), Errno> {
     if !shared_part(addr, len).is_empty() {
         shared::keep(engine, addr, len)?;
     }

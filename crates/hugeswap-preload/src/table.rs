@@ -291,6 +291,7 @@ pub static PLAIN: &[i64] = &[
     libc::SYS_alarm,
     libc::SYS_pause,
     libc::SYS_membarrier,
+    libc::SYS_munlockall,
     libc::SYS_tee,
     libc::SYS_pidfd_open,
     libc::SYS_io_destroy,

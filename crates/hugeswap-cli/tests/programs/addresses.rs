@@ -143,6 +143,7 @@ fn unlocked(mode: Mode, setting: Option<&str>) {
             ("what is locked in part", "2"),
             ("by munlockall", "0"),
             ("with advice, with access", "2"),
+            ("a stack", "1"),
             ("after a fork", "4"),
             ("again and again", "1"),
             ("failed", "0"),

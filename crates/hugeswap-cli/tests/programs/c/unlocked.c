@@ -3,6 +3,7 @@
 // was told more of. Prints which of it has left.
 #include "common.h"
 #include <pthread.h>
+#include <signal.h>
 #include <sys/resource.h>
 #include <sys/wait.h>
 
@@ -58,6 +59,13 @@ static void *locks(void *of) {
     return NULL;
 }
 
+static volatile sig_atomic_t handled;
+
+static void on_signal(int sig) {
+    char *volatile here = (char *)&here;
+    handled = sig + (here != NULL);
+}
+
 int main(void) {
     char *p = map(1);
     CHECK(mlock(p, LEN) == 0, "mlock");
@@ -88,6 +96,20 @@ int main(void) {
     CHECK(munlock(p, LEN) == 0, "munlock");
     CHECK(mprotect(p + 2 * MIB, PAGE, RW) == 0, "writable");
     leaves("with advice, with access", p, 9);
+
+    // It is used by its address: signals are handled there.
+    p = map(21);
+    const stack_t stack = {.ss_sp = p + MIB, .ss_size = 256 * KIB}, none_at_all = {.ss_flags = SS_DISABLE};
+    CHECK(sigaltstack(&stack, NULL) == 0, "a stack");
+    struct sigaction action = {.sa_handler = on_signal, .sa_flags = SA_ONSTACK};
+    CHECK(sigaction(SIGUSR1, &action, NULL) == 0, "a handler");
+    CHECK(mlock(p, PAGE) == 0 && munlock(p, PAGE) == 0, "locked beside it");
+    for (size_t i = 0; i < LEN; i += UNIT)
+        evict(p + i, UNIT);
+    CHECK(raise(SIGUSR1) == 0 && handled == SIGUSR1 + 1, "handled");
+    CHECK(sigaltstack(&none_at_all, NULL) == 0, "none");
+    fill(p, LEN, 21);
+    leaves("a stack", p, 21);
 
     // A child has what was locked, and it is not locked there.
     p = map(11);
