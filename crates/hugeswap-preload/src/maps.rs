@@ -96,13 +96,8 @@ fn try_to_replace(engine: &Engine, fd: c_int) -> Result<()> {
 
 /// Writes the text to the file `made`, and has `fd` refer to that, to be read from its beginning.
 fn fill(made: c_int, text: &[u8], fd: c_int) -> Result<()> {
-    let mut written = 0;
-    while written < text.len() {
-        let rest = &text[written..];
-        let a = [made as usize, rest.as_ptr() as usize, rest.len(), 0, 0, 0];
-        // SAFETY: bytes of ours.
-        written += unsafe { raw::call(libc::SYS_write, a) }?;
-    }
+    // SAFETY: bytes of ours.
+    unsafe { fs::write_all_at(made, text.as_ptr() as usize, text.len(), 0) }?;
     let path = CString::new(format!("/proc/thread-self/fd/{made}")).unwrap_or_default();
     let read_only = fs::open(&path, libc::O_RDONLY | libc::O_CLOEXEC, 0)?;
     // SAFETY: calls that take numbers.

@@ -122,12 +122,17 @@ pub fn hand_over_all_reserved(engine: &Engine, addr: usize, len: usize) -> Resul
     reserved.try_for_each(|(at, n)| hand_over_reserved(engine, at, n))
 }
 
+/// `[at, at+len)` is unmapped, or is mapped anew: what the program said of it before does not hold.
+fn begin_anew(at: usize, len: usize) {
+    inherit::include(at, len);
+    locked::forget(at, len);
+}
+
 /// Gives pages of the window back to the engine, whatever the program made of them. ENOMEM if the
 /// limit on mappings is met; the pages are still the program's then.
 pub fn try_release(engine: &Engine, addr: usize, len: usize) -> Result<(), Errno> {
     engine.try_unmap(addr, len)?;
-    inherit::include(addr, len);
-    locked::forget(addr, len);
+    begin_anew(addr, len);
     if marks::is_any() {
         // (Notes of what is mapped there next are made after this.)
         engine.with_mapped(|is_any_mapped| forget(addr, len, |u| !is_any_mapped(u, UNIT)));
@@ -307,7 +312,7 @@ fn placed(
         let errno = real::errno();
         match engine.reserve_at(at, len, replace) {
             Ok(()) => {
-                inherit::include(at, len);
+                begin_anew(at, len);
                 forget(at, len, |u| u >= at && u + UNIT <= at + len);
                 set_errno(errno);
                 return Some(at as *mut c_void);
@@ -354,7 +359,7 @@ fn placed(
     let flags = flags & !libc::MAP_FIXED_NOREPLACE | libc::MAP_FIXED;
     let made = kernel_map(at, len, prot, flags, fd, offset);
     if made != libc::MAP_FAILED {
-        inherit::include(at, len);
+        begin_anew(at, len);
     }
     end_claim(engine, claim, made != libc::MAP_FAILED);
     Some(after_kernel(made, len, prot, flags, fd, offset))
@@ -378,7 +383,7 @@ fn map_managed(
     replace: bool,
 ) -> Result<(), Errno> {
     engine.map_at(at, len, replace)?;
-    inherit::include(at, len);
+    begin_anew(at, len);
     forget(at, len, |u| u >= at && u + UNIT <= at + len);
     if access != Prot::ReadWrite && !protect(engine, at, len, access) {
         release(engine, at, len);

@@ -11,12 +11,16 @@ pub fn cases() -> Vec<Case> {
     let mut all = Vec::new();
     for mode in Mode::ALL {
         all.push(case(format!("space, {mode}"), move || space(mode)));
-        all.push(case(format!("moved, {mode}"), move || moved(mode, None)));
+        all.push(case(format!("moved, {mode}"), move || {
+            compared("moved", "pswpin", mode, None)
+        }));
         all.push(case(format!("lockall, {mode}"), move || {
             let dir = directory();
             lockall(dir.path(), compile("lockall", dir.path()), mode);
         }));
-        all.push(case(format!("maps, {mode}"), move || own_maps(mode, None)));
+        all.push(case(format!("maps, {mode}"), move || {
+            compared("maps", "pswpout", mode, None)
+        }));
         all.push(case(format!("unlocked, {mode}"), move || {
             unlocked(mode, None)
         }));
@@ -25,10 +29,20 @@ pub fn cases() -> Vec<Case> {
         }));
     }
     all.push(case("moved, without userfaultfd", || {
-        moved(Mode::Signal, Some("debug.userfaultfd=off"))
+        compared(
+            "moved",
+            "pswpin",
+            Mode::Signal,
+            Some("debug.userfaultfd=off"),
+        )
     }));
     all.push(case("maps, without userfaultfd", || {
-        own_maps(Mode::Signal, Some("debug.userfaultfd=off"))
+        compared(
+            "maps",
+            "pswpout",
+            Mode::Signal,
+            Some("debug.userfaultfd=off"),
+        )
     }));
     all.push(case("unlocked, without userfaultfd", || {
         unlocked(Mode::Signal, Some("debug.userfaultfd=off"))
@@ -79,16 +93,18 @@ pub fn answered(dir: &Path, refusals: PathBuf, raw: &str, setup: &Setup) {
     assert!(managed.number("pswpout") > 0, "nothing was swapped");
 }
 
-/// c/moved.c: mremap of what is one mapping for the program, and several for the kernel.
-fn moved(mode: Mode, setting: Option<&str>) {
+/// c/moved.c: mremap of what is one mapping for the program, and several for the kernel; and
+/// c/maps.c: what a program reads of /proc/self/maps. Both print the same as without hugeswap, while
+/// `swapped` counts pages.
+fn compared(name: &str, swapped: &str, mode: Mode, setting: Option<&str>) {
     mode.need();
     let dir = directory();
-    let program = Program::new(dir.path(), compile("moved", dir.path()));
+    let program = Program::new(dir.path(), compile(name, dir.path()));
     let setup = Setup::new(mode, LESS_MEMORY_MIB);
     let setup = { setting.into_iter() }.fold(setup, |setup, s| setup.option("--set", s));
     let managed = program.managed(&setup);
     managed.same_output_as(&program.plain());
-    assert!(managed.number("pswpin") > 0, "nothing was swapped");
+    assert!(managed.number(swapped) > 0, "nothing was swapped");
 }
 
 /// c/lockall.c: a program that locks all memory goes on in less.
@@ -104,18 +120,6 @@ pub fn lockall(dir: &Path, lockall: PathBuf, mode: Mode) {
             assert!(managed.number("pswpin") > 0, "nothing was swapped");
         }
     }
-}
-
-/// c/maps.c: what a program reads of /proc/self/maps.
-fn own_maps(mode: Mode, setting: Option<&str>) {
-    mode.need();
-    let dir = directory();
-    let program = Program::new(dir.path(), compile("maps", dir.path()));
-    let setup = Setup::new(mode, LESS_MEMORY_MIB);
-    let setup = { setting.into_iter() }.fold(setup, |setup, s| setup.option("--set", s));
-    let managed = program.managed(&setup);
-    managed.same_output_as(&program.plain());
-    assert!(managed.number("pswpout") > 0, "nothing was swapped");
 }
 
 /// c/unlocked.c: what was locked leaves memory again once it is unlocked.
@@ -141,6 +145,8 @@ fn unlocked(mode: Mode, setting: Option<&str>) {
             ("all", "0"),
             ("a page", "0"),
             ("what is locked in part", "2"),
+            // (In message mode what is mapped over a part of the kernel's unit is the kernel's.)
+            ("mapped over", if mode == Mode::Message { "1" } else { "0" }),
             ("by munlockall", "0"),
             ("with advice, with access", "2"),
             ("a stack", "1"),

@@ -45,13 +45,13 @@ impl Pool {
         true
     }
 
-    /// Frames that are the kernel's for good.
+    /// Frames that are the kernel's.
     pub fn foreign_frames(&self) -> u64 {
         self.live().map(|(_, r)| r.foreign.load(Relaxed)).sum()
     }
 
-    /// One more frame of record `me`'s becomes the kernel's for good, unless that leaves too few
-    /// for all other memory: an instruction may need two to come in, and calls that have no other
+    /// One more frame of record `me`'s becomes the kernel's, unless that leaves too few for
+    /// all other memory: an instruction may need two to come in, and calls that have no other
     /// way hold two.
     pub fn hand_to_kernel(&self, me: usize) -> bool {
         let frames = self.frames();

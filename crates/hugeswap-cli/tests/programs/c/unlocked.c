@@ -84,6 +84,14 @@ int main(void) {
     CHECK(munlock(p, PAGE) == 0 && munlock(p + 5 * MIB + PAGE, 2 * PAGE) == 0, "munlock of some");
     leaves("what is locked in part", p, 5);
 
+    // What is mapped over a locked page is not locked.
+    p = map(23);
+    CHECK(mlock(p, PAGE) == 0 && mlock(p + MIB, PAGE) == 0, "mlock of two");
+    CHECK(mmap(p, PAGE, RW, ANON | MAP_FIXED, -1, 0) == p && munlock(p + MIB, PAGE) == 0, "one is gone");
+    verify_zero(p, PAGE, "mapped over");
+    fill(p, LEN, 23);
+    leaves("mapped over", p, 23);
+
     p = map(7);
     CHECK(mlock(p, PAGE) == 0 && mlock(p + 7 * MIB, PAGE) == 0, "mlock of two");
     CHECK(munlockall() == 0, "munlockall");
