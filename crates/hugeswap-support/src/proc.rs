@@ -1,8 +1,10 @@
 //! Other processes, as /proc shows them. What cannot be read is `None` or empty: a process may end at any
 //! time, or belong to another user.
 
+use std::ffi::{OsStr, OsString};
 use std::fs::File;
 use std::io;
+use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::{FileExt, MetadataExt};
 use std::path::{Path, PathBuf};
 
@@ -110,6 +112,18 @@ pub fn text(path: impl AsRef<Path>) -> io::Result<String> {
 pub fn program(pid: i32) -> PathBuf {
     let name = || text(format!("/proc/{pid}/comm")).unwrap_or_default();
     std::fs::read_link(format!("/proc/{pid}/exe")).unwrap_or_else(|_| name().trim_end().into())
+}
+
+/// What a process was called by: its program and arguments. Empty if it has ended, or is not this
+/// user's to look at.
+pub fn arguments(pid: i32) -> Vec<OsString> {
+    let text = std::fs::read(format!("/proc/{pid}/cmdline")).unwrap_or_default();
+    if text.is_empty() {
+        return Vec::new();
+    }
+    let words = text.strip_suffix(b"\0").unwrap_or(&text);
+    let words = words.split(|&b| b == 0);
+    words.map(|w| OsStr::from_bytes(w).to_owned()).collect()
 }
 
 /// A process's proportional share of anonymous memory, with its part in the kernel's swap, bytes. Takes

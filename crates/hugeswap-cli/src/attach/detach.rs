@@ -3,6 +3,7 @@
 use super::{check_that_it_fits, is_alive};
 use crate::ctl::pools;
 use anyhow::{Context, Result, bail};
+use hugeswap_support::proc;
 use rustix::process::{Pid, Signal, kill_process};
 use std::time::{Duration, Instant};
 
@@ -29,14 +30,13 @@ pub fn run(args: &Args) -> Result<i32> {
     let pid = args.pid;
     let pool = pools::of(pid)?;
     let maker = pool.maker();
-    let line = std::fs::read(format!("/proc/{maker}/cmdline"));
-    let Ok(line) = line else {
+    let arguments = proc::arguments(maker);
+    if arguments.is_empty() {
         bail!(
             "the hugeswap attach that process {pid} belongs to is gone: its memory stays managed"
         );
-    };
-    let mut words = line.split(|&b| b == 0);
-    if words.nth(1) != Some(b"attach") {
+    }
+    if arguments.get(1).is_none_or(|a| a != "attach") {
         bail!("process {pid} was started by `hugeswap run`: its memory stays managed");
     }
     let attach = Pid::from_raw(maker).context("there is no such process")?;

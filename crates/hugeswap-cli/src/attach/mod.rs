@@ -160,10 +160,11 @@ pub fn run(args: &Args) -> Result<i32> {
             stopped.as_secs_f64() * 1e3
         )),
     }
-    let (ended, report) = match done {
-        Done::Ended => (End::OfAttached, pool.report()),
-        Done::GivenBack { report, .. } => (End::GivenBack, *report),
+    let (ended, figures) = match done {
+        Done::Ended => (End::OfAttached, Figures::of(&pool, limits.as_ref())),
+        Done::GivenBack { figures, .. } => (End::GivenBack, *figures),
     };
+    let Figures { report, limit } = figures;
     let mut unmanaged = footprint.end(&pool, 0, report.peak_resident_bytes);
     // (What the program has started runs on, whether it was attached or not.)
     unmanaged.left.clear();
@@ -174,11 +175,26 @@ pub fn run(args: &Args) -> Result<i32> {
         command: &command,
         managed: Requests::Attached,
         unmanaged,
-        limit: { limits.as_ref().zip(pool.followed_limit()) }
-            .map(|(limits, followed)| LimitReport::of(limits, followed, &pool)),
+        limit,
     };
     sink.write(&outcome, &report);
     Ok(0)
+}
+
+/// What a report says of the pool.
+struct Figures {
+    report: Report,
+    limit: Option<LimitReport>,
+}
+
+impl Figures {
+    fn of(pool: &Pool, limits: Option<&Limits>) -> Figures {
+        let followed = limits.zip(pool.followed_limit());
+        Figures {
+            report: pool.report(),
+            limit: followed.map(|(limits, f)| LimitReport::of(limits, f, pool)),
+        }
+    }
 }
 
 /// How it ended.
@@ -188,8 +204,8 @@ enum Done {
     GivenBack {
         /// It was stopped for so long.
         stopped: Duration,
-        /// The report as that began: all of its memory has come in since.
-        report: Box<Report>,
+        /// The figures as that began: all of its memory has come in since.
+        figures: Box<Figures>,
     },
 }
 
@@ -413,7 +429,7 @@ impl Attached {
             if check_interrupted().is_err() {
                 say("giving the program's memory back".into());
                 drop(following.take());
-                let why = match self.give_back(target, pool) {
+                let why = match self.give_back(target, pool, stay.limits) {
                     Ok(Some(done)) => return Ok(done),
                     Ok(None) if stay.limits.is_some() => self.agent.complaint(),
                     Ok(None) => format!(
@@ -439,9 +455,14 @@ impl Attached {
 
     /// Gives the program's memory back, and leaves it. `None`: there is not enough for that. (What
     /// was given back stays so, and a small budget would leave nothing for the rest.)
-    fn give_back(&self, target: &Target, pool: &Pool) -> Result<Option<Done>> {
+    fn give_back(
+        &self,
+        target: &Target,
+        pool: &Pool,
+        limits: Option<&Limits>,
+    ) -> Result<Option<Done>> {
         check_that_it_fits(target.pid, pool)?;
-        let report = Box::new(pool.report());
+        let figures = Box::new(Figures::of(pool, limits));
         pool.set_budget(u64::MAX);
         self.agent.tell(command::GIVE_BACK)?;
         let serve = || {
@@ -468,7 +489,7 @@ impl Attached {
             return Ok(None);
         }
         let stopped = begun.elapsed();
-        Ok(Some(Done::GivenBack { stopped, report }))
+        Ok(Some(Done::GivenBack { stopped, figures }))
     }
 
     /// Takes note that not all could be given back; it can be asked for again.

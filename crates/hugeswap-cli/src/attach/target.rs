@@ -5,9 +5,8 @@ use crate::ctl::pools;
 use crate::run::outside;
 use anyhow::{Context, Result, bail};
 use hugeswap_support::proc;
-use std::ffi::{OsStr, OsString};
+use std::ffi::OsString;
 use std::fmt;
-use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
 
 /// A running process.
@@ -54,11 +53,9 @@ impl Target {
 
     /// Its program and arguments.
     pub fn command(&self) -> Vec<OsString> {
-        let text = std::fs::read(format!("/proc/{}/cmdline", self.pid)).unwrap_or_default();
-        let words = text.strip_suffix(b"\0").unwrap_or(&text).split(|&b| b == 0);
-        match text.is_empty() {
-            true => vec![self.name.clone().into()],
-            false => words.map(|w| OsStr::from_bytes(w).to_owned()).collect(),
+        match proc::arguments(self.pid) {
+            none if none.is_empty() => vec![self.name.clone().into()],
+            arguments => arguments,
         }
     }
 

@@ -4,8 +4,10 @@ use crate::text;
 use anyhow::{Context, Result, bail};
 use hugeswap_engine::pool::{Pool, SEGMENT_LINK};
 use hugeswap_policy::{PAGE_BYTES, UNIT_BYTES};
+use hugeswap_support::proc;
 use serde_json::json;
 use std::collections::BTreeMap;
+use std::ffi::OsStr;
 use std::path::Path;
 
 /// The descriptor of the pool's segment in process `pid`. `None`: the process has no pool, or this user
@@ -70,9 +72,8 @@ pub fn only() -> Result<Pool> {
 
 /// The command line of a process.
 pub fn command_of(pid: i32) -> String {
-    let line = std::fs::read(format!("/proc/{pid}/cmdline")).unwrap_or_default();
-    let line = String::from_utf8_lossy(&line).replace('\0', " ");
-    text::one_line(line.trim())
+    let line = proc::arguments(pid).join(OsStr::new(" "));
+    text::one_line(line.to_string_lossy().trim())
 }
 
 /// Prints all pools.

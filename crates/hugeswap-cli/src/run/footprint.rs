@@ -16,8 +16,6 @@ use hugeswap_support::proc::{self, Status};
 use hugeswap_sys::process;
 use std::collections::hash_map::Entry;
 use std::collections::{HashMap, HashSet};
-use std::ffi::OsStr;
-use std::os::unix::ffi::OsStrExt;
 use std::path::PathBuf;
 use std::sync::LazyLock;
 use std::time::{Duration, Instant};
@@ -309,10 +307,9 @@ fn program_of(pid: i32) -> PathBuf {
     if OWN.as_ref() != Some(&program) {
         return program;
     }
-    let arguments = std::fs::read(format!("/proc/{pid}/cmdline")).unwrap_or_default();
-    match arguments.split(|&b| b == 0).next() {
-        None | Some([]) => program,
-        Some(name) => OsStr::from_bytes(name).into(),
+    match proc::arguments(pid).into_iter().next() {
+        Some(name) if !name.is_empty() => name.into(),
+        _ => program,
     }
 }
 
