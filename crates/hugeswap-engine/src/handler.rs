@@ -200,7 +200,11 @@ fn resolve(signal: i32, info: *mut libc::siginfo_t, context: *mut libc::c_void) 
             stack::call(|| outcome = engine.fault(addr, error & ERR_WRITE != 0));
             match outcome {
                 Outcome::Retry => return,
-                Outcome::NotOurs => break,
+                // (SIGBUS: the last of its unit was unmapped since it was touched.)
+                Outcome::Free if signal == libc::SIGBUS => {
+                    return no_access(info, context, SEGV_ACCERR);
+                }
+                Outcome::NotOurs | Outcome::Free => break,
                 Outcome::Guard => return no_access(info, context, SEGV_MAPERR),
                 Outcome::NoAccess => return no_access(info, context, SEGV_ACCERR),
                 lost => return end_lost(engine, addr, lost, uc),

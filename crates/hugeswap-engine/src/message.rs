@@ -53,7 +53,8 @@ fn one(engine: &'static Engine, m: &uffd::Message) {
         (outcome, outcome.is_lost() && engine.refuse_page(page))
     });
     // The toucher of what is not mapped gets SIGSEGV, as without us.
-    if outcome != Outcome::Retry && !(outcome == Outcome::NotOurs && engine.fence(addr)) {
+    let is_error = matches!(outcome, Outcome::NotOurs | Outcome::Free);
+    if outcome != Outcome::Retry && !(is_error && engine.fence(addr, write)) {
         complain(engine, addr, outcome);
         // And SIGBUS otherwise.
         let refused = refused || !outcome.is_lost() && engine.backend.refuse(page).is_ok();

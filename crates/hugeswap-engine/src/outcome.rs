@@ -11,6 +11,8 @@ pub(crate) enum Outcome {
     Retry,
     /// The access is the program's own error.
     NotOurs,
+    /// No page of the unit is mapped: the program's own error, by SIGSEGV.
+    Free,
     /// A guard: the access is the program's own error, by SIGSEGV.
     Guard,
     /// A page without access in a unit that has some: the program's own error, by SIGSEGV.

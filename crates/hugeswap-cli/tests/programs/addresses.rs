@@ -27,6 +27,7 @@ pub fn cases() -> Vec<Case> {
         all.push(case(format!("refusals, {mode}"), move || {
             refusals(mode, &[])
         }));
+        all.push(case(format!("closing, {mode}"), move || closing(mode)));
     }
     all.push(case("moved, without userfaultfd", || {
         compared(
@@ -105,6 +106,23 @@ fn compared(name: &str, swapped: &str, mode: Mode, setting: Option<&str>) {
     let managed = program.managed(&setup);
     managed.same_output_as(&program.plain());
     assert!(managed.number(swapped) > 0, "nothing was swapped");
+}
+
+/// c/closing.c: threads that give up the last piece of a huge page, and touch it.
+fn closing(mode: Mode) {
+    mode.need();
+    let dir = directory();
+    let program = Program::new(dir.path(), compile("closing", dir.path()));
+    let plain = program.plain();
+    for settings in [&[][..], &["debug.storm=20"], &["debug.userfaultfd=off"]] {
+        if mode == Mode::Message && settings == ["debug.userfaultfd=off"] {
+            continue;
+        }
+        let setup = { settings.iter() }.fold(Setup::new(mode, MEMORY_MIB), |setup, set| {
+            setup.option("--set", set)
+        });
+        program.managed(&setup).same_output_as(&plain);
+    }
 }
 
 /// c/lockall.c: a program that locks all memory goes on in less.

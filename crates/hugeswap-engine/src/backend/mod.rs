@@ -360,9 +360,15 @@ impl Backend {
         if self.kind() != Kind::Message {
             return Ok(());
         }
-        self.hand_to_kernel(unit)?;
+        // (First, for a touch of what is not registered and has access reads zeros.)
         // SAFETY: memory that is not in use.
-        unsafe { mm::protect(unit, UNIT, mm::PROT_NONE) }
+        unsafe { mm::protect(unit, UNIT, mm::PROT_NONE) }?;
+        let handed = self.hand_to_kernel(unit);
+        if handed.is_err() {
+            // SAFETY: as above; a touch is told of.
+            let _ = unsafe { mm::protect(unit, UNIT, mm::PROT_RW) };
+        }
+        handed
     }
 
     /// Has touches of an absent page be SIGBUS. Fails if the kernel does not do that.

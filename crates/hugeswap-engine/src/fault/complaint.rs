@@ -42,7 +42,7 @@ pub(crate) fn complain(engine: &Paging, addr: usize, outcome: Outcome) {
     let mut failed = None;
     match outcome {
         Outcome::Retry | Outcome::Guard | Outcome::NoAccess => return,
-        Outcome::NotOurs => line.add(b" was touched without being mapped"),
+        Outcome::NotOurs | Outcome::Free => line.add(b" was touched without being mapped"),
         Outcome::NoMemory => line
             .add(b" is lost: neither memory nor swap is left; give more with --memory or --swap"),
         Outcome::Stuck => line.add(

@@ -99,7 +99,7 @@ impl Paging {
                 continue;
             }
             match w.kind() {
-                Kind::Free => return Outcome::NotOurs,
+                Kind::Free => return Outcome::Free,
                 Kind::Poisoned => return Outcome::Poisoned,
                 Kind::Foreign => {
                     if let Some(outcome) = self.marked_outcome(unit, addr, write) {

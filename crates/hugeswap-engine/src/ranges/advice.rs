@@ -51,7 +51,7 @@ impl Ranges {
             match self.fault(page, write) {
                 // (A thread that took access away meanwhile would be told so once, as a doubt.)
                 Outcome::Retry => {}
-                Outcome::NotOurs | Outcome::NoAccess => return Err(Errno::EINVAL),
+                Outcome::NotOurs | Outcome::Free | Outcome::NoAccess => return Err(Errno::EINVAL),
                 Outcome::Guard => return Err(Errno::EFAULT),
                 Outcome::Poisoned | Outcome::Stuck => return Err(Errno::EIO),
                 Outcome::NoMemory | Outcome::Unmapped(_) => return Err(Errno::ENOMEM),

@@ -36,7 +36,7 @@ use crate::paging::Paging;
 use crate::space::Space;
 use crate::table::Locked;
 use crossbeam_queue::ArrayQueue;
-use hugeswap_policy::unit::{Kind, Word};
+use hugeswap_policy::unit::Kind;
 use hugeswap_sys::signal::Blocked;
 use hugeswap_sys::{Errno, mm};
 use std::ops::Deref;
@@ -222,25 +222,33 @@ impl Ranges {
         done.map_err(|_| Errno::ENOMEM)
     }
 
-    /// Message mode: makes touches of the unmapped unit at `addr`, or writes to one of a file that
-    /// may only be read, the program's own error. False if it is in use otherwise.
-    pub(crate) fn fence(&self, addr: usize) -> bool {
+    /// Message mode, after a touch that the fault path had no answer to: makes touches of the
+    /// unmapped unit at `addr`, or writes to one of a file that may only be read, the program's own
+    /// error. True also if the unit has changed since, so that the touch may be tried again; false
+    /// if it is refused for another reason.
+    pub(crate) fn fence(&self, addr: usize, write: bool) -> bool {
         let Some(unit) = self.table.unit_of(addr) else {
             return false;
         };
         let _inside = self.gate.enter();
-        let fit = |w: Word| w.kind() == Kind::Free || self.files.is_read_only_file(unit, w);
-        let Some(w) = self.table.try_lock_if(unit, fit) else {
-            return false;
+        // (Its holder may be about to hand it to the kernel.)
+        let w = self.table.lock(unit);
+        let access = match w.kind() {
+            Kind::Free => mm::PROT_NONE,
+            // The kernel tells of no touch of what is its own.
+            Kind::Foreign => {
+                w.settle();
+                return true;
+            }
+            _ if self.files.is_read_only_file(unit, *w) => mm::PROT_READ,
+            _ => {
+                let is_allowed = w.allows(write);
+                w.settle();
+                return is_allowed;
+            }
         };
         self.fenced.store(true, Relaxed);
-        let access = if w.kind() == Kind::Free {
-            mm::PROT_NONE
-        } else {
-            mm::PROT_READ
-        };
-        let at = self.table.addr(unit);
-        let fenced = self.backend.set_absent_access(at, access).is_ok();
+        let fenced = self.backend.set_absent_access(w.addr(), access).is_ok();
         w.settle();
         fenced
     }

@@ -147,7 +147,9 @@ impl Ranges {
             stack::call(|| outcome = self.resolve(unit, at, write));
             match outcome {
                 Outcome::Retry => {}
-                Outcome::NotOurs | Outcome::NoAccess => return Err(PinError::NotMapped),
+                Outcome::NotOurs | Outcome::Free | Outcome::NoAccess => {
+                    return Err(PinError::NotMapped);
+                }
                 Outcome::Guard => return Err(PinError::Guard),
                 Outcome::Poisoned | Outcome::Stuck => return Err(PinError::Lost),
                 Outcome::NoMemory | Outcome::Unmapped(_) => return Err(PinError::NoMemory),
