@@ -2,7 +2,7 @@
 
 use crate::marks::units;
 use hugeswap_engine::Engine;
-use hugeswap_sys::{Errno, mm};
+use hugeswap_sys::Errno;
 
 const UNIT: usize = 2 << 20;
 
@@ -69,15 +69,12 @@ fn add_committed(
     }
 }
 
-/// Makes the bytes of `[addr, addr+len)`, which is mapped, zero. The kernel discards those of its
-/// own units, the engine the others.
+/// Makes the bytes of `[addr, addr+len)`, which is mapped, zero.
 pub fn discard(engine: &Engine, addr: usize, len: usize) -> Result<(), Errno> {
-    runs(engine, addr, len)
-        .into_iter()
-        .try_for_each(|run| match run.owner {
-            // SAFETY: the kernel's pages, whose content the program gives up.
-            Owner::Kernel => unsafe { mm::advise(run.at, run.len, libc::MADV_DONTNEED) },
-            Owner::Engine => engine.discard(run.at, run.len),
-            Owner::Reserved => Ok(()),
-        })
+    // (What is reserved holds nothing.)
+    let mut runs = runs(engine, addr, len).into_iter();
+    runs.try_for_each(|run| match run.owner {
+        Owner::Kernel | Owner::Engine => engine.discard(run.at, run.len),
+        Owner::Reserved => Ok(()),
+    })
 }

@@ -27,7 +27,12 @@ pub fn cases() -> Vec<Case> {
         all.push(case(format!("refusals, {mode}"), move || {
             refusals(mode, &[])
         }));
-        all.push(case(format!("closing, {mode}"), move || closing(mode)));
+        all.push(case(format!("closing, {mode}"), move || {
+            side_by_side("closing", &[], mode)
+        }));
+        all.push(case(format!("together, {mode}"), move || {
+            side_by_side("together", &["1", "2", "1500"], mode)
+        }));
     }
     all.push(case("moved, without userfaultfd", || {
         compared(
@@ -108,19 +113,27 @@ fn compared(name: &str, swapped: &str, mode: Mode, setting: Option<&str>) {
     assert!(managed.number(swapped) > 0, "nothing was swapped");
 }
 
-/// c/closing.c: threads that give up the last piece of a huge page, and touch it.
-fn closing(mode: Mode) {
+/// c/closing.c: threads that give up the last piece of a huge page, and touch it; and c/together.c:
+/// threads that make random calls on pages of the same huge pages. Both check what they find, while
+/// units leave at random and not, in each way to bring pages.
+fn side_by_side(name: &str, args: &[&str], mode: Mode) {
     mode.need();
     let dir = directory();
-    let program = Program::new(dir.path(), compile("closing", dir.path()));
+    let program = Program::new(dir.path(), compile(name, dir.path())).args(args);
     let plain = program.plain();
-    for settings in [&[][..], &["debug.storm=20"], &["debug.userfaultfd=off"]] {
+    let settings = [
+        &[][..],
+        &["debug.storm=20"],
+        &["debug.storm=50", "thp.enabled=never"],
+        &["debug.userfaultfd=off"],
+    ];
+    for settings in settings {
         if mode == Mode::Message && settings == ["debug.userfaultfd=off"] {
             continue;
         }
-        let setup = { settings.iter() }.fold(Setup::new(mode, MEMORY_MIB), |setup, set| {
-            setup.option("--set", set)
-        });
+        // (Small blocks that are managed would be where a page was just unmapped.)
+        let setup = Setup::new(mode, MEMORY_MIB).option("--set", "route.small=off");
+        let setup = settings.iter().fold(setup, |s, set| s.option("--set", set));
         program.managed(&setup).same_output_as(&plain);
     }
 }

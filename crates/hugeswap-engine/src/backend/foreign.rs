@@ -33,9 +33,9 @@ impl Backend {
     }
 
     /// Drops the content of a locked unit of the kernel's, which the program has given up.
-    pub fn empty_foreign(&self, unit: usize) -> Result<()> {
+    pub fn empty_foreign(&self, at: usize, len: usize) -> Result<()> {
         // SAFETY: the content is the caller's to drop.
-        unsafe { mm::advise(unit, UNIT, libc::MADV_DONTNEED) }
+        unsafe { mm::advise(at, len, libc::MADV_DONTNEED) }
     }
 
     /// Maps `frame` to a locked unit for the kernel, with `access` to the pages that are to be open.

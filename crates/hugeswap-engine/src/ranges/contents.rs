@@ -9,7 +9,7 @@ use crate::ranges::Ranges;
 use crate::table::{Locked, NO_FRAME};
 use hugeswap_policy::markers::pagemap::Categories;
 use hugeswap_policy::unit::step::Event;
-use hugeswap_policy::unit::{COW, Kind, UNCHARGED, WATCHED};
+use hugeswap_policy::unit::{COW, Kind, UNCHARGED, WATCHED, Word};
 use hugeswap_policy::workingset::vmscan::PageKind;
 use hugeswap_sys::signal::Blocked;
 use hugeswap_sys::{Errno, Result};
@@ -67,50 +67,84 @@ impl Ranges {
         for unit in self.table.units_of(addr, len) {
             let from = self.table.addr(unit).max(addr);
             let to = (self.table.addr(unit) + UNIT).min(addr + len);
+            done = done.and(self.zero_part(unit, from, to));
+        }
+        done
+    }
+
+    /// `[from, to)` of a unit becomes zero.
+    fn zero_part(&self, unit: u32, from: usize, to: usize) -> Result<()> {
+        loop {
             let (from, to) = self.zero_pages(unit, from, to);
             let w = self.table.load(unit);
-            // A unit without memory or place is zero already. (What access there is to one that is
-            // the kernel's we do not know; a thread that changed it does not come here.)
+            // A unit without memory or place is zero already.
             if matches!(w.kind(), Kind::None | Kind::Free | Kind::Poisoned) {
-                continue;
+                return Ok(());
             }
-            let access = match (w.allows(true), w.allows(false)) {
-                _ if w.kind() == Kind::Foreign => Prot::ReadWrite,
-                (true, _) => Prot::ReadWrite,
-                (false, true) => Prot::Read,
-                (false, false) => Prot::None,
+            if w.kind() == Kind::Foreign {
+                match self.zero_foreign(unit, from, to) {
+                    Some(done) => return done,
+                    None => continue,
+                }
+            }
+            let failed = match self.zero_by_copying(unit, w, from, to) {
+                Ok(()) => return Ok(()),
+                Err(e) => e,
             };
-            // What the program may not write it may give up all the same.
-            let at = self.table.addr(unit);
-            let changed = access != Prot::ReadWrite;
-            if changed && let Err(e) = self.protect(at, UNIT, Prot::ReadWrite) {
-                // What is lost stays so.
-                if e != Errno::EIO {
-                    done = Err(e);
-                }
+            // (What the kernel has may be closed there, by what the program said of it.)
+            if self.table.load(unit).kind() != Kind::Foreign {
+                return Err(failed);
+            }
+        }
+    }
+
+    /// The same of a unit that is the kernel's, which discards what it has there; `None`: it is so
+    /// no more.
+    fn zero_foreign(&self, unit: u32, from: usize, to: usize) -> Option<Result<()>> {
+        let _blocked = Blocked::all();
+        let _inside = self.gate.enter();
+        let w = self.table.lock(unit);
+        let is_kernels = w.kind() == Kind::Foreign;
+        let done = is_kernels.then(|| self.backend.empty_foreign(from, to - from));
+        w.settle();
+        done
+    }
+
+    /// The same of one that is managed and was as `w` says.
+    fn zero_by_copying(&self, unit: u32, w: Word, from: usize, to: usize) -> Result<()> {
+        let access = match (w.allows(true), w.allows(false)) {
+            (true, _) => Prot::ReadWrite,
+            (false, true) => Prot::Read,
+            (false, false) => Prot::None,
+        };
+        // What the program may not write it may give up all the same.
+        let at = self.table.addr(unit);
+        let changed = access != Prot::ReadWrite;
+        if changed && let Err(e) = self.protect(at, UNIT, Prot::ReadWrite) {
+            // What is lost stays so.
+            return if e == Errno::EIO { Ok(()) } else { Err(e) };
+        }
+        // Where the unit has to come in for that, it may be lost: then so is this part of it. Or
+        // there may be no memory for it.
+        let mut done = Ok(());
+        let mut at_byte = from;
+        while at_byte < to {
+            let n = (to - at_byte).min(ZEROS.len() - at_byte % ZEROS.len());
+            if self.marker_at(at_byte).is_some() {
+                at_byte += n;
                 continue;
             }
-            // Where the unit has to come in for that, it may be lost: then so is this part of it.
-            // Or there may be no memory for it.
-            let mut at_byte = from;
-            while at_byte < to {
-                let n = (to - at_byte).min(ZEROS.len() - at_byte % ZEROS.len());
-                if self.marker_at(at_byte).is_some() {
-                    at_byte += n;
-                    continue;
+            // SAFETY: the caller asked for these bytes to be zero.
+            if unsafe { self.copy_in(at_byte, &ZEROS[..n]) }.is_err() {
+                if !self.is_page_lost(at_byte) {
+                    done = Err(Errno::ENOMEM);
                 }
-                // SAFETY: the caller asked for these bytes to be zero.
-                if unsafe { self.copy_in(at_byte, &ZEROS[..n]) }.is_err() {
-                    if !self.is_page_lost(at_byte) {
-                        done = Err(Errno::ENOMEM);
-                    }
-                    break;
-                }
-                at_byte += n;
+                break;
             }
-            if changed {
-                let _ = self.protect(at, UNIT, access);
-            }
+            at_byte += n;
+        }
+        if changed {
+            let _ = self.protect(at, UNIT, access);
         }
         done
     }
@@ -197,7 +231,7 @@ impl Ranges {
                 Kind::Present => !self.recycle(w),
                 Kind::Foreign if !free => {
                     // It stays the kernel's.
-                    done = done.and(self.backend.empty_foreign(w.addr()));
+                    done = done.and(self.backend.empty_foreign(w.addr(), UNIT));
                     false
                 }
                 Kind::Cached => {

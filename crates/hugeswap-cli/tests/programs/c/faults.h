@@ -27,4 +27,14 @@ static inline int touch(volatile char *at) {
     return code;
 }
 
+// The same of a write, which leaves what is there.
+static inline int touch_to_write(volatile char *at) {
+    code = 0;
+    expected = 1;
+    if (!sigsetjmp(out, 1))
+        __atomic_fetch_or(at, 0, __ATOMIC_RELAXED);
+    expected = 0;
+    return code;
+}
+
 #endif
