@@ -76,6 +76,10 @@ fn advise(engine: &Engine, at: usize, len: usize, advice: c_int) -> c_int {
         match advice {
             libc::MADV_DOFORK => inherit::include(at, len),
             MADV_POPULATE_READ | MADV_POPULATE_WRITE if marked => return error(libc::EFAULT),
+            // (It may be managed again by now.)
+            MADV_POPULATE_READ | MADV_POPULATE_WRITE if extent::in_window(at) => {
+                return populated(engine, at..at + len, advice);
+            }
             MADV_GUARD_REMOVE if marked => engine.remove_markers(at, len, Marker::Guard),
             _ => {}
         }
@@ -147,11 +151,7 @@ fn advise_managed(engine: &Engine, at: usize, len: usize, advice: c_int) -> c_in
         }
         libc::MADV_WILLNEED => engine.willneed(at, len),
         MADV_COLD | MADV_PAGEOUT => engine.pageout(at, len),
-        MADV_POPULATE_READ | MADV_POPULATE_WRITE => {
-            if let Err(e) = populate(engine, at..at + len, advice) {
-                return error(e.0);
-            }
-        }
+        MADV_POPULATE_READ | MADV_POPULATE_WRITE => return populated(engine, at..at + len, advice),
         libc::MADV_FREE => engine.free_lazily(at, len),
         // These affect only speed or core dumps.
         MADV_COLLAPSE
@@ -247,18 +247,38 @@ fn hand_over(engine: &Engine, at: usize, len: usize, advice: c_int) -> c_int {
     }
 }
 
+/// [`populate`] as the call that asks for it: 0, or -1 with errno.
+fn populated(engine: &Engine, at: Range<usize>, advice: c_int) -> c_int {
+    let errno = real::errno();
+    match populate(engine, at, advice) {
+        Ok(()) => {
+            set_errno(errno);
+            0
+        }
+        Err(e) => error(e.0),
+    }
+}
+
 /// Brings a range into memory, unit by unit: the kernel populates the units that it owns, the
 /// engine the others. (Touching the range would not be safe: another thread may take its access
 /// away.)
 fn populate(engine: &Engine, at: Range<usize>, advice: c_int) -> Result<(), Errno> {
     for unit in (at.start & !(UNIT - 1)..at.end).step_by(UNIT) {
         let (from, to) = (unit.max(at.start), (unit + UNIT).min(at.end));
-        if engine.is_foreign(from, to - from) {
-            let a = [from, to - from, advice as usize, 0, 0, 0];
-            // SAFETY: advice that changes no content.
-            check(unsafe { syscall6(libc::SYS_madvise as usize, a) })?;
-        } else {
-            engine.populate(from, to - from, advice == MADV_POPULATE_WRITE)?;
+        loop {
+            let is_foreign = engine.is_foreign(from, to - from);
+            let done = if is_foreign {
+                let a = [from, to - from, advice as usize, 0, 0, 0];
+                // SAFETY: advice that changes no content.
+                check(unsafe { syscall6(libc::SYS_madvise as usize, a) }).map(drop)
+            } else {
+                engine.populate(from, to - from, advice == MADV_POPULATE_WRITE)
+            };
+            // (Another thread may have locked or unlocked a page of the unit meanwhile.)
+            if engine.is_foreign(from, to - from) == is_foreign {
+                done?;
+                break;
+            }
         }
     }
     Ok(())
