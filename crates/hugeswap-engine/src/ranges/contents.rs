@@ -98,16 +98,29 @@ impl Ranges {
         }
     }
 
-    /// The same of a unit that is the kernel's, which discards what it has there; `None`: it is so
-    /// no more.
+    /// The same of a unit that is the kernel's, which discards the pages that it has there; `None`: it
+    /// is so no more.
     fn zero_foreign(&self, unit: u32, from: usize, to: usize) -> Option<Result<()>> {
-        let _blocked = Blocked::all();
-        let _inside = self.gate.enter();
-        let w = self.table.lock(unit);
-        let is_kernels = w.kind() == Kind::Foreign;
-        let done = is_kernels.then(|| self.backend.empty_foreign(from, to - from));
-        w.settle();
-        done
+        let (first, last) = (from.next_multiple_of(PAGE), to & !(PAGE - 1));
+        let discarded = {
+            let _blocked = Blocked::all();
+            let _inside = self.gate.enter();
+            let w = self.table.lock(unit);
+            let is_kernels = w.kind() == Kind::Foreign;
+            let done = is_kernels.then(|| match first < last {
+                true => self.backend.empty_foreign(first, last - first),
+                false => Ok(()),
+            });
+            w.settle();
+            done?
+        };
+        // (Parts of pages at the ends.)
+        let ends = [(from, first.min(to)), (last.max(first.min(to)), to)];
+        let mut ends = ends.into_iter().filter(|(from, to)| from < to);
+        Some(discarded.and_then(|()| {
+            // SAFETY: the caller asked for these bytes to be zero; they are less than a page.
+            ends.try_for_each(|(from, to)| unsafe { self.copy_in(from, &ZEROS[..to - from]) })
+        }))
     }
 
     /// The same of one that is managed and was as `w` says.
