@@ -38,10 +38,12 @@ impl Doubt {
 
 /// Notes that the calling thread has met such a fault at `addr`.
 pub(crate) fn raise(addr: usize) -> Doubt {
-    let tid = process::tid() as u64;
+    raise_at(addr, process::tid() as u64, now_ns())
+}
+
+fn raise_at(addr: usize, tid: u64, now: u64) -> Doubt {
     let mark = (addr as u64) ^ (tid << 48);
     let (last, at) = &DOUBTS[(tid % 64) as usize];
-    let now = now_ns();
     let is_soon = now.saturating_sub(at.swap(now, Relaxed)) < SOON_NS;
     match last.swap(mark, Relaxed) == mark && is_soon {
         true => Doubt::Again,
@@ -52,4 +54,20 @@ pub(crate) fn raise(addr: usize) -> Doubt {
 /// In a forked child: thread ids mean others now.
 pub(crate) fn forget_all() {
     DOUBTS.iter().for_each(|(last, _)| last.store(0, Relaxed));
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_doubt_is_of_a_moment() {
+        const TID: u64 = 0x7fff_0001;
+        assert_eq!(raise_at(0x1000, TID, SOON_NS), Doubt::First);
+        assert_eq!(raise_at(0x1000, TID, SOON_NS + 1), Doubt::Again);
+        assert_eq!(raise_at(0x2000, TID, SOON_NS + 2), Doubt::First);
+        // It was resolved, or it would have been again at once.
+        assert_eq!(raise_at(0x2000, TID, 2 * SOON_NS + 2), Doubt::First);
+        assert_eq!(raise_at(0x2000, TID, 3 * SOON_NS + 1), Doubt::Again);
+    }
 }

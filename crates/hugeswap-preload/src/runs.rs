@@ -72,9 +72,7 @@ fn add_committed(
 /// Makes the bytes of `[addr, addr+len)`, which is mapped, zero.
 pub fn discard(engine: &Engine, addr: usize, len: usize) -> Result<(), Errno> {
     // (What is reserved holds nothing.)
-    let mut runs = runs(engine, addr, len).into_iter();
-    runs.try_for_each(|run| match run.owner {
-        Owner::Kernel | Owner::Engine => engine.discard(run.at, run.len),
-        Owner::Reserved => Ok(()),
-    })
+    let all = runs(engine, addr, len).into_iter();
+    let mut held = all.filter(|run| run.owner != Owner::Reserved);
+    held.try_for_each(|run| engine.discard(run.at, run.len))
 }

@@ -32,7 +32,7 @@ impl Backend {
         unsafe { mm::protect(unit, UNIT, access) }
     }
 
-    /// Drops the content of a locked unit of the kernel's, which the program has given up.
+    /// Drops pages of a locked unit of the kernel's, which the program has given up.
     pub fn empty_foreign(&self, at: usize, len: usize) -> Result<()> {
         // SAFETY: the content is the caller's to drop.
         unsafe { mm::advise(at, len, libc::MADV_DONTNEED) }
