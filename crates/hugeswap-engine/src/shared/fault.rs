@@ -30,7 +30,7 @@ impl Sharing {
             let w = self.load(unit);
             match (w.op(), w.kind()) {
                 // (It is there to be read, unless the word is nonsense.)
-                (Op::Out, _) if !write && doubts::raise(addr) == Doubt::First => {
+                (Op::Out, _) if !write && doubts::raise(addr) == Doubt::Open => {
                     return Outcome::Retry;
                 }
                 // A thread that writes takes it from the process that is taking it out.
@@ -133,7 +133,7 @@ impl Sharing {
             self.stamp(region, unit, 0..PAGES);
             uffd::write_protect(fd, m.addr_of(unit), m.span_of(unit), false)?;
         }
-        if doubts::raise(addr) == Doubt::Again {
+        if doubts::raise(addr) == Doubt::Settled {
             self.stamp(region, unit, page..page + 1);
             // Another process has made a hole where there was to be none: the page is zero.
             match uffd::zero(fd, addr & !(PAGE - 1), PAGE) {
