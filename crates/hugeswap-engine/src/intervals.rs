@@ -15,6 +15,11 @@ impl Intervals {
         Intervals(BTreeMap::new())
     }
 
+    /// Is it empty?
+    pub fn is_empty(&self) -> bool {
+        self.0.is_empty()
+    }
+
     /// Adds `[from, to)`; what of it is there already stays.
     pub fn insert(&mut self, from: usize, to: usize) {
         if from >= to {

@@ -32,6 +32,7 @@
 //! | [`advisor`] | what another budget would bring |
 //! | [`counters`], [`histogram`] | what operators see, under the kernel's names |
 //! | [`knobs`] | what operators set |
+//! | [`turns`] | when what others act on may change |
 //! | [`cell`] | the atomic integer of lock-free protocols |
 //!
 //! # Where to begin
@@ -63,6 +64,7 @@ pub mod pace;
 pub mod shared;
 pub mod swapin;
 pub mod thp_swap;
+pub mod turns;
 pub mod unit;
 pub mod watermark;
 pub mod workingset;

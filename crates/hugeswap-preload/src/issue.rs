@@ -14,13 +14,13 @@
 use crate::mask::OURS;
 use crate::table::{self, Buffer, Len, Way};
 use crate::touch::touch;
-use crate::{addresses, extent, mmap, shared};
+use crate::{addresses, extent, marks, mmap, owners, shared};
 use hugeswap_engine::{Engine, Prot};
 use hugeswap_sys::program_fs;
 use hugeswap_sys::raw::syscall6;
 use hugeswap_sys::signal::{self, Mask};
-use std::sync::atomic::AtomicUsize;
-use std::sync::atomic::Ordering::Relaxed;
+use std::sync::atomic::Ordering::{Relaxed, SeqCst};
+use std::sync::atomic::{AtomicUsize, fence};
 
 /// Raw error answers.
 pub const EFAULT: isize = -(libc::EFAULT as isize);
@@ -163,6 +163,7 @@ impl Caller {
         let in_window = |i: usize| extent::in_window(a[i]);
         if total > 0 && given.clone().all(|i| in_window(i) && of_kernel(i)) {
             // It knows best: there may be guards of its own in it, or pages without access.
+            let _held = self.held_as_kernels(given.map(|i| (a[i], lens[i])));
             return self.raw(nr, a);
         }
         if given.clone().any(|i| in_window(i) && closed(i)) {
@@ -177,6 +178,18 @@ impl Caller {
         }
         let mut large = vec![0u128; total / 16];
         self.copied(nr, a, buffers, &lens, large.as_mut_ptr() as usize)
+    }
+
+    /// Holds memory of the kernel's for a call, so that it stays the kernel's.
+    fn held_as_kernels(&self, ranges: impl Iterator<Item = (usize, usize)>) -> Pins {
+        let mut held = Pins::new(self.engine);
+        for (addr, len) in ranges {
+            // (What cannot be held so stays the kernel's for good.)
+            if !held.insist(addr, len, false) {
+                marks::note_told(addr, len);
+            }
+        }
+        held
     }
 
     /// Brings in what the kernel will find of a range before the first page that the program may not touch so.
@@ -485,6 +498,11 @@ impl Drop for Pins {
         for &(addr, len) in self.first[..self.n].iter().chain(&self.more) {
             self.engine.unpin(addr, len);
             HELD.fetch_sub(units_of(addr, len), Relaxed);
+        }
+        if self.n > 0 {
+            // (What waits is looked at after it is unpinned.)
+            fence(SeqCst);
+            owners::take_back();
         }
     }
 }

@@ -14,7 +14,7 @@
 //!   charged, and are not swapped any more. Ejected memory is moved by the engine, because the
 //!   kernel has several mappings where the program has one; its access and advice are set again.
 //!   `locked`: what was ejected to be locked is taken back once it is unlocked, where `marks` say that
-//!   the kernel knows nothing else of it
+//!   the kernel knows nothing else of it, and while no call acts on who owns what (`owners`)
 //! * `addresses`, `parts`: a range may be partly managed, partly the kernel's and partly free. Calls on it
 //!   are made piece by piece, with the kernel's errors
 //! * `shared`: shared memory (`files`, `views`: memory files; `shm`: segments); `pagemap`, `maps`: what the
@@ -80,6 +80,7 @@ mod marks;
 mod mask;
 mod mmap;
 mod mremap;
+mod owners;
 mod pagemap;
 mod parts;
 mod real;

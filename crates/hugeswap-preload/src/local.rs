@@ -14,9 +14,9 @@ global_asm!(
     ".hidden hugeswap_local",
     ".globl hugeswap_local",
     ".type hugeswap_local, @object",
-    ".size hugeswap_local, 64",
+    ".size hugeswap_local, 72",
     "hugeswap_local:",
-    ".zero 64",
+    ".zero 72",
     ".popsection",
 );
 
@@ -39,6 +39,8 @@ pub enum Word {
     EndsNext = 48,
     /// Bytes in small blocks that this thread has asked for and that are not counted yet ([`crate::small`]).
     Asked = 56,
+    /// How many calls of this thread, one within the other, keep owners as they are ([`crate::owners`]).
+    Acting = 64,
 }
 
 fn address(word: Word) -> *mut usize {
@@ -58,7 +60,7 @@ fn address(word: Word) -> *mut usize {
 
 /// The value of the calling thread's `word`.
 pub fn get(word: Word) -> usize {
-    // SAFETY: eight words of this thread, used through this module only; a signal handler finds each
+    // SAFETY: nine words of this thread, used through this module only; a signal handler finds each
     // word as it was before or after a change.
     unsafe { address(word).read_volatile() }
 }

@@ -4,27 +4,17 @@
 //! A unit stays the kernel's if the kernel was told anything else of it meanwhile ([`crate::marks`]),
 //! if the process has forked (the child's memory is the same then), and after four turns.
 
-use crate::lock::Lock;
-use crate::marks::{begin_release, is_noted, note_locked, units};
 use crate::mmap::{eject_to_lock, hand_over_all_reserved, pass};
+use crate::owners::{keep, note_locked, note_unlocked};
 use crate::parts::{by_parts, each, error, managed};
-use crate::real;
-use crate::{extent, state};
-use hugeswap_engine::Engine;
-use hugeswap_engine::intervals::Intervals;
+use crate::{extent, real, state};
 use hugeswap_sys::{mm, raw};
 use libc::{c_int, c_void, size_t};
+use std::sync::atomic::AtomicI32;
 use std::sync::atomic::Ordering::Relaxed;
-use std::sync::atomic::{AtomicBool, AtomicI32};
 
 const PAGE: usize = 4096;
-const UNIT: usize = 2 << 20;
 const MLOCK_ONFAULT: usize = 1;
-
-/// What of the window is locked, or is about to be.
-static LOCKED: Lock<Intervals> = Lock::new(Intervals::new());
-/// Was anything ever locked?
-static IS_ANY: AtomicBool = AtomicBool::new(false);
 
 /// Locks a range by system call `nr`. Locked memory must not move, so it becomes the kernel's.
 fn lock(nr: libc::c_long, addr: usize, len: usize, flags: usize) -> c_int {
@@ -59,14 +49,15 @@ fn lock_part(nr: libc::c_long, addr: usize, len: usize, flags: usize) -> c_int {
                 return error(e.0);
             }
         }
-        let begun = private.then(|| begin(start, end));
+        let _kept = keep();
+        let begun = private.then(|| note_locked(start, end));
         let mut done = match eject_to_lock(engine, start, end - start) {
             Ok(()) => pass(nr, [addr, len, flags, 0, 0, 0]),
             Err(e) => error(e.0),
         };
         if done != 0 && begun == Some(true) {
             let errno = real::errno();
-            unlock(engine, start, end - start);
+            unlock(start, end - start);
             done = error(errno);
         }
         return done;
@@ -74,64 +65,13 @@ fn lock_part(nr: libc::c_long, addr: usize, len: usize, flags: usize) -> c_int {
     pass(nr, [addr, len, flags, 0, 0, 0])
 }
 
-/// Notes that `[start, end)` is to be locked; before its units are the kernel's, for [`release`] looks
-/// at that last. Was none of it locked?
-fn begin(start: usize, end: usize) -> bool {
-    IS_ANY.store(true, Relaxed);
-    let mut locked = LOCKED.lock();
-    let was_locked = locked.bytes_in(start, end) > 0;
-    locked.insert(start, end);
-    drop(locked);
-    note_locked(start, end - start);
-    !was_locked
-}
-
 /// Unlocks memory of the kernel's in the window.
-fn unlock(engine: &Engine, at: usize, len: usize) -> c_int {
+fn unlock(at: usize, len: usize) -> c_int {
     let done = pass(libc::SYS_munlock, [at, len, 0, 0, 0, 0]);
-    if done == 0 && IS_ANY.load(Relaxed) && extent::in_window(at) {
-        LOCKED.lock().remove(at, at + len);
-        release(engine, at, at + len);
+    if done == 0 && extent::in_window(at) {
+        note_unlocked(at, at + len);
     }
     done
-}
-
-/// Has the engine take back the units that `[start, end)` meets and that nothing else makes the
-/// kernel's, now that this range is not locked any more.
-fn release(engine: &Engine, start: usize, end: usize) {
-    for unit in units(start, end) {
-        let is_free = || LOCKED.lock().bytes_in(unit, unit + UNIT) == 0;
-        if !is_free() || !engine.is_foreign(unit, UNIT) || !begin_release(unit) {
-            continue;
-        }
-        // SAFETY: the kernel was told to lock pages of it, which is undone, and nothing else.
-        unsafe { engine.take_back(unit, UNIT) };
-        // Another thread may have told it something since, to which it was still the kernel's.
-        if is_noted(unit, UNIT) {
-            let _ = eject_to_lock(engine, unit, UNIT);
-            let again: Vec<_> = LOCKED.lock().within(unit, unit + UNIT).collect();
-            for (from, to) in again {
-                pass(libc::SYS_mlock, [from, to - from, 0, 0, 0, 0]);
-            }
-        }
-    }
-}
-
-/// `[at, at+len)` is unmapped, or is mapped anew: it is not locked.
-pub fn forget(at: usize, len: usize) {
-    if IS_ANY.load(Relaxed) {
-        LOCKED.lock().remove(at, at.saturating_add(len));
-    }
-}
-
-/// Takes this module's lock for the time of a fork; see [`Lock::before_fork`].
-pub fn before_fork() {
-    LOCKED.before_fork();
-}
-
-/// Releases the lock after a fork, in parent and child.
-pub fn after_fork() {
-    LOCKED.after_fork();
 }
 
 #[unsafe(no_mangle)]
@@ -150,7 +90,6 @@ pub unsafe extern "C" fn munlock(addr: *const c_void, len: size_t) -> c_int {
     let start = at & !(PAGE - 1);
     match managed(start, len.saturating_add(at - start)) {
         Some((engine, whole)) => {
-            let unlock = |at, len| unlock(engine, at, len);
             // (Memory that is managed is not locked.)
             each(engine, start, whole, false, unlock, |_, _| 0, |_, _| 0)
         }
@@ -185,13 +124,8 @@ unsafe extern "C" fn mlockall(flags: c_int) -> c_int {
 unsafe extern "C" fn munlockall() -> c_int {
     let done = pass(libc::SYS_munlockall, [0; 6]);
     FUTURE.store(0, Relaxed);
-    if done == 0
-        && let Some(engine) = state::engine()
-    {
-        let all = std::mem::take(&mut *LOCKED.lock());
-        for (from, to) in all.within(0, usize::MAX) {
-            release(engine, from, to);
-        }
+    if done == 0 {
+        note_unlocked(0, usize::MAX);
     }
     done
 }

@@ -6,6 +6,7 @@
 //! window, is told as the kernel tells it.
 
 use crate::access::{bits, spans};
+use crate::owners::keep;
 use crate::runs::{Owner, runs};
 use hugeswap_engine::Engine;
 use hugeswap_sys::maps::{Mapping, Text};
@@ -72,14 +73,17 @@ pub fn replace(engine: &Engine, fd: c_int) {
 }
 
 fn try_to_replace(engine: &Engine, fd: c_int) -> Result<()> {
+    let kept = keep();
     let kernels = Text::read()?;
+    let lines = lines(engine, &kernels);
+    drop(kept);
     let mut text = Vec::new();
     for Line {
         at,
         access,
         offset,
         rest,
-    } in lines(engine, &kernels)
+    } in lines
     {
         // (Writing to a vector does not fail.)
         let _ = write!(text, "{:08x}-{:08x} ", at.start, at.end);

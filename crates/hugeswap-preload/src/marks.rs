@@ -117,6 +117,14 @@ pub fn begin_release(unit: usize) -> bool {
     true
 }
 
+/// `unit` could not be released yet.
+pub fn undo_release(unit: usize) {
+    if let Some(mark) = MARKS.lock().get_mut(&unit) {
+        mark.was_locked = true;
+        mark.releases -= 1;
+    }
+}
+
 /// Takes this module's lock for the time of a fork; see [`Lock::before_fork`].
 pub fn before_fork() {
     MARKS.before_fork();

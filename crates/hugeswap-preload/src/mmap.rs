@@ -9,8 +9,9 @@
 //! are claimed from the engine; their units are then the kernel's, and ordinary calls work on them.
 
 use crate::marks::{self, forget, is_noted, note};
+use crate::owners::{keep, note_unlocked};
 use crate::real::{self, answer, set_errno};
-use crate::{cut, extent, files, hint, inherit, locked, shared, small, state, static_program};
+use crate::{cut, extent, files, hint, inherit, shared, small, state, static_program};
 use hugeswap_engine::pool::FaultMode;
 use hugeswap_engine::{Claim, Contents, Engine, Prot};
 use hugeswap_policy::knobs::Knob;
@@ -61,6 +62,7 @@ pub fn pages(addr: usize, len: usize) -> Option<usize> {
 /// Takes the units that hold any mapped page of `[addr, addr+len)` from the engine, for as long as
 /// they are mapped; units of shared memory are kept in memory.
 pub fn eject(engine: &Engine, addr: usize, len: usize) -> Result<(), Errno> {
+    let _kept = keep();
     let window = engine.window_at(addr, len);
     let from = addr.max(window.start);
     let to = addr.saturating_add(len).min(window.end);
@@ -125,7 +127,7 @@ pub fn hand_over_all_reserved(engine: &Engine, addr: usize, len: usize) -> Resul
 /// `[at, at+len)` is unmapped, or is mapped anew: what the program said of it before does not hold.
 fn begin_anew(at: usize, len: usize) {
     inherit::include(at, len);
-    locked::forget(at, len);
+    note_unlocked(at, at.saturating_add(len));
 }
 
 /// Gives pages of the window back to the engine, whatever the program made of them. ENOMEM if the

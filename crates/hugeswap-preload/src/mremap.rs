@@ -12,6 +12,7 @@ use crate::advise::{MADV_WIPEONFORK, madvise, mprotect};
 use crate::locked::{mlock, munlock};
 use crate::marks::is_noted;
 use crate::mmap::{RW, TASK_END, end_claim, kernel, make_way, munmap, pages, release};
+use crate::owners::keep;
 use crate::real::{self, set_errno};
 use crate::runs::discard;
 use crate::{access, extent, inherit, shared, state};
@@ -67,6 +68,7 @@ pub unsafe extern "C" fn mremap(
         return kernel(libc::SYS_mremap, a) as *mut c_void;
     }
     let errno = real::errno();
+    let _kept = keep();
     let result = checked(engine, at, old_len, new_len, flags, to).and_then(|m| {
         if ours {
             with_flags(engine, m)

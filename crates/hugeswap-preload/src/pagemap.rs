@@ -11,6 +11,7 @@
 //! also made in signal handlers.
 
 use crate::mmap::{TASK_END, kernel, pages};
+use crate::owners::keep;
 use crate::real;
 use crate::wrap::{plain_pread, plain_read};
 use crate::{extent, issue, maps, shared, state, stdio};
@@ -379,6 +380,7 @@ pub unsafe fn by_number(nr: i64, a: [usize; 4]) -> Option<isize> {
 /// # Safety
 /// What is at `vec` is the program's to be overwritten, a byte for each page.
 pub unsafe fn in_memory(engine: &Engine, at: usize, len: usize, vec: *mut c_uchar) -> c_int {
+    let _kept = keep();
     by_pieces(at, len, |piece, bytes, there| {
         let mut done = 0;
         engine.page_states(piece, bytes, |pages, state| {

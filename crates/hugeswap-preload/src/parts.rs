@@ -2,6 +2,7 @@
 //! partly managed, the kernel's or free.
 
 use crate::mmap::pages;
+use crate::owners::keep;
 use crate::real::{self, set_errno};
 use crate::runs::{Owner, runs};
 use crate::{extent, shared, state};
@@ -86,6 +87,7 @@ pub fn each(
     mut ours: impl FnMut(usize, usize) -> c_int,
     mut reserved: impl FnMut(usize, usize) -> c_int,
 ) -> c_int {
+    let _kept = keep();
     let window = engine.window_at(at, len);
     let (from, to) = (at.max(window.start), (at + len).min(window.end));
     if at < from {

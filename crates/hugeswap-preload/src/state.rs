@@ -15,7 +15,7 @@
 
 use crate::{
     alloc, credentials, extent, files, filter, helpers, inherit, issue, local, locked, malloc,
-    marks, real, shared, shm, small, static_program, symbols, thread, trap, views,
+    marks, owners, real, shared, shm, small, static_program, symbols, thread, trap, views,
 };
 use hugeswap_engine::pool::{FaultMode, Pool};
 use hugeswap_engine::{Engine, EngineConfig, EngineError, Threads, Window, high_descriptor};
@@ -488,7 +488,7 @@ pub extern "C" fn prepare_fork() {
     if joined {
         malloc::before_fork();
         marks::before_fork();
-        locked::before_fork();
+        owners::before_fork();
         inherit::before_fork();
         shm::before_fork();
         files::before_fork();
@@ -508,7 +508,7 @@ fn give_locks_back() -> bool {
         files::after_fork();
         shm::after_fork();
         inherit::after_fork();
-        locked::after_fork();
+        owners::after_fork();
         marks::after_fork();
         malloc::after_fork();
     }
@@ -536,6 +536,7 @@ pub extern "C" fn after_fork_in_child() {
     // Another thread was about to notice the fork, and not to join.
     let _ = STATE.compare_exchange(JOINING, ARMED, Relaxed, Relaxed);
     issue::forget_held();
+    owners::forget_others();
     let joined = give_locks_back();
     helpers::forget();
     if !joined {

@@ -30,6 +30,9 @@ pub fn cases() -> Vec<Case> {
         all.push(case(format!("closing, {mode}"), move || {
             side_by_side("closing", &[], mode)
         }));
+        all.push(case(format!("unlocking, {mode}"), move || {
+            side_by_side("unlocking", &["100"], mode)
+        }));
         all.push(case(format!("together, {mode}"), move || {
             side_by_side("together", &["1", "2", "1500"], mode)
         }));
@@ -114,8 +117,9 @@ fn compared(name: &str, swapped: &str, mode: Mode, setting: Option<&str>) {
 }
 
 /// c/closing.c: threads that give up the last piece of a huge page, and touch it; and c/together.c:
-/// threads that make random calls on pages of the same huge pages. Both check what they find, while
-/// units leave at random and not, in each way to bring pages.
+/// threads that make random calls on pages of the same huge pages; and c/unlocking.c: a thread that
+/// unlocks pages beside those on which others make calls. All check what they find, while units leave
+/// at random and not, in each way to bring pages.
 fn side_by_side(name: &str, args: &[&str], mode: Mode) {
     mode.need();
     let dir = directory();
@@ -178,6 +182,11 @@ fn unlocked(mode: Mode, setting: Option<&str>) {
             ("what is locked in part", "2"),
             // (In message mode what is mapped over a part of the kernel's unit is the kernel's.)
             ("mapped over", if mode == Mode::Message { "1" } else { "0" }),
+            (
+                "all mapped over",
+                if mode == Mode::Message { "1" } else { "0" },
+            ),
+            ("used by a call", "0"),
             ("by munlockall", "0"),
             ("with advice, with access", "2"),
             ("a stack", "1"),

@@ -157,6 +157,12 @@ impl Ranges {
         }
     }
 
+    /// Is the unit of `addr` pinned?
+    pub fn is_pinned(&self, addr: usize) -> bool {
+        let mut unit = self.table.units_of(addr, 1);
+        unit.any(|unit| self.table.load(unit).pins() > 0)
+    }
+
     /// Lets go of a range pinned before.
     pub fn unpin(&self, addr: usize, len: usize) {
         if len == 0 {

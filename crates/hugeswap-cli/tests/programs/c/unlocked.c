@@ -6,6 +6,7 @@
 #include <signal.h>
 #include <sys/resource.h>
 #include <sys/wait.h>
+#include <time.h>
 
 #define RW (PROT_READ | PROT_WRITE)
 #define ANON (MAP_PRIVATE | MAP_ANONYMOUS)
@@ -59,6 +60,13 @@ static void *locks(void *of) {
     return NULL;
 }
 
+static void *sleeps(void *of) {
+    struct timespec *left = of;
+    *left = (struct timespec){0, 300000000};
+    CHECK(nanosleep(left, left) == 0, "nanosleep");
+    return NULL;
+}
+
 static volatile sig_atomic_t handled;
 
 static void on_signal(int sig) {
@@ -91,6 +99,22 @@ int main(void) {
     verify_zero(p, PAGE, "mapped over");
     fill(p, LEN, 23);
     leaves("mapped over", p, 23);
+
+    p = map(25);
+    CHECK(mlock(p, PAGE) == 0 && mmap(p, PAGE, RW, ANON | MAP_FIXED, -1, 0) == p, "all of it is gone");
+    fill(p, LEN, 25);
+    leaves("all mapped over", p, 25);
+
+    // A call uses it, and ends later.
+    p = map(27);
+    CHECK(mlock(p, LEN) == 0, "mlock");
+    pthread_t sleeper;
+    CHECK(pthread_create(&sleeper, NULL, sleeps, p + MIB) == 0, "thread");
+    usleep(100000);
+    CHECK(munlock(p, LEN) == 0, "munlock");
+    CHECK(pthread_join(sleeper, NULL) == 0, "join");
+    fill(p, LEN, 27);
+    leaves("used by a call", p, 27);
 
     p = map(7);
     CHECK(mlock(p, PAGE) == 0 && mlock(p + 7 * MIB, PAGE) == 0, "mlock of two");
