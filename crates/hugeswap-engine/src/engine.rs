@@ -33,10 +33,10 @@ use crate::zeroed::{Zeroed, leave_out_of_core_dumps};
 use hugeswap_policy::UNIT_SHIFT;
 use hugeswap_policy::knobs::Knob;
 use hugeswap_policy::workingset::lruvec::Lruvecs;
-use hugeswap_sys::{mm, process};
+use hugeswap_sys::{futex, mm, now_ns, process};
 use std::ops::Deref;
 use std::sync::Arc;
-use std::sync::atomic::Ordering::{Relaxed, Release};
+use std::sync::atomic::Ordering::{Acquire, Relaxed, Release};
 
 /// How an engine is started.
 #[derive(Clone, Debug)]
@@ -184,7 +184,19 @@ impl Engine {
     }
 
     pub(crate) fn start_threads(&'static self) -> Result<(), EngineError> {
-        self.spawn("hs-kswapd", move || self.kswapd())
+        const PATIENCE_NS: u64 = 1_000_000_000;
+        self.has_descriptors.store(0, Relaxed);
+        self.spawn("hs-kswapd", move || self.kswapd())?;
+        // A program may close all descriptors that it has (a daemon does), and the last one of a
+        // userfaultfd ends what it was for: absent pages would be zeros. (`hugeswap run` does not
+        // let it.)
+        if self.thread_kind.leaves_descriptors_to_program() {
+            let until = now_ns() + PATIENCE_NS;
+            while self.has_descriptors.load(Acquire) == 0 && now_ns() < until {
+                futex::wait(&self.has_descriptors, 0, Some(PATIENCE_NS), false);
+            }
+        }
+        Ok(())
     }
 
     /// Stops the engine: threads ended, every range unmapped, the pool left. What it managed

@@ -456,9 +456,12 @@ impl Engine {
                 b"; this one has no swap, and lost what was in its parent's\n",
             ]);
         }
-        if let Err(e) = self.start_threads() {
-            let text = e.to_string();
-            fs::complain(&[b"hugeswap: ", text.as_bytes(), b"\n"]);
+        match self.start_threads() {
+            Ok(()) => self.sharing.await_all_met(self.host()),
+            Err(e) => {
+                let text = e.to_string();
+                fs::complain(&[b"hugeswap: ", text.as_bytes(), b"\n"]);
+            }
         }
         doubts::forget_all();
     }

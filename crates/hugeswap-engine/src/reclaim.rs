@@ -36,8 +36,8 @@ use hugeswap_policy::unit::step::Event;
 use hugeswap_policy::unit::{CLEAN, COW, Kind, LOCKED, Place, WATCHED, WRITABLE, WRITEBACK};
 use hugeswap_sys::{futex, now_ns, process};
 use std::ops::Deref;
-use std::sync::atomic::AtomicBool;
-use std::sync::atomic::Ordering::{Acquire, Relaxed};
+use std::sync::atomic::Ordering::{Acquire, Relaxed, Release};
+use std::sync::atomic::{AtomicBool, AtomicU32};
 
 /// Units looked at in one step: so many, and up to this as reclaim fails.
 const BATCH: usize = 8;
@@ -56,6 +56,8 @@ pub struct Reclaim {
     /// A thread empties swap areas that are to be taken off.
     pub(crate) emptying: AtomicBool,
     pub(crate) thread_kind: Threads,
+    /// kswapd has descriptors of its own (1). A futex.
+    pub(crate) has_descriptors: AtomicU32,
     pub(crate) threads: Lock<Vec<Handle>>,
     pub(crate) times: Times,
 }
@@ -70,6 +72,7 @@ impl Reclaim {
             looked: Answer::new(),
             emptying: AtomicBool::new(false),
             thread_kind: threads,
+            has_descriptors: AtomicU32::new(0),
             threads: Lock::freed_in_children(Vec::new()),
             times: Times::default(),
         }
@@ -94,6 +97,8 @@ impl Reclaim {
             self.store.batches.open();
         }
         drop(inside);
+        self.has_descriptors.store(1, Release);
+        futex::wake(&self.has_descriptors, u32::MAX >> 1, false);
         for i in 0..2 {
             // Without workers kswapd does their work itself, only slower.
             let _ = self.spawn(&format!("hs-io/{i}"), move || self.worker());

@@ -62,9 +62,16 @@ impl Threads {
     ///
     /// # Safety
     /// The global allocator does not use the C library. Handlers of `unblocked` keep to what
-    /// [`thread`] says. [`thread::prepare`] was called.
+    /// [`thread`] says. [`thread::prepare`] was called. The program cannot close the engine's
+    /// descriptors.
     pub const unsafe fn raw(unblocked: Mask) -> Threads {
         Threads(Kind::Raw { unblocked })
+    }
+
+    /// May the program close the engine's descriptors? (Who runs such threads as [`Threads::raw`]
+    /// sees to it that it cannot.)
+    pub(crate) fn leaves_descriptors_to_program(self) -> bool {
+        self.0 == Kind::Pthread
     }
 }
 

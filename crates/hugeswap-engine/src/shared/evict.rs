@@ -17,7 +17,7 @@ use hugeswap_policy::shared::step::Event;
 use hugeswap_policy::thp_swap::clusters;
 use hugeswap_policy::{PAGE_BYTES, UNIT_BYTES};
 use hugeswap_sys::signal::Blocked;
-use hugeswap_sys::{Errno, Result, fs, process, uffd};
+use hugeswap_sys::{Errno, Result, fs, futex, now_ns, process, uffd};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed, SeqCst};
 use std::sync::atomic::fence;
@@ -315,6 +315,30 @@ impl Sharing {
         state.reach(region, serial, 0, me, number, |fd| is_memory(m, fd))
     }
 
+    /// Waits until kswapd has descriptors of its own for a region that was just mapped. From then on
+    /// the program may close those that it has.
+    pub(super) fn await_met(&self, host: &impl Host, region: usize) {
+        const PATIENCE_NS: u64 = 1_000_000_000;
+        const ASK_AGAIN_NS: u64 = 20_000_000;
+        let m = &self.maps[region];
+        let met = m.serial.load(Relaxed).wrapping_add(1);
+        let since = now_ns();
+        while let now = m.met.load(Acquire)
+            && now != met
+            && now_ns() < since + PATIENCE_NS
+            && !host.is_stopping()
+        {
+            self.pool.kick();
+            futex::wait(&m.met, now, Some(ASK_AGAIN_NS), false);
+        }
+    }
+
+    /// The same of all that a forked child has mapped, once it has a kswapd.
+    pub(crate) fn await_all_met(&self, host: &impl Host) {
+        self.maps()
+            .for_each(|(region, _)| self.await_met(host, region));
+    }
+
     /// Gives up what no region needs any more, and gets the descriptors of processes that have
     /// come.
     fn meet_clients(&self, state: &mut Maintenance) {
@@ -343,6 +367,10 @@ impl Sharing {
                 if client != 0 && number >= 0 {
                     let _ = state.reach(region, serial, client, pid, number, is_userfaultfd);
                 }
+            }
+            let met = serial.wrapping_add(1);
+            if m.met.swap(met, AcqRel) != met {
+                futex::wake(&m.met, u32::MAX >> 1, false);
             }
         }
     }

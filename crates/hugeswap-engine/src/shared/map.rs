@@ -54,7 +54,7 @@ impl Sharing {
             return Err(SharedError::BadName);
         }
         self.may_share(host, name)?;
-        self.make_shared(name, len as u64, None)
+        self.make_shared(host, name, len as u64, None)
     }
 
     /// Makes one without a name, so that only children of this process will ever have it too, of
@@ -62,7 +62,7 @@ impl Sharing {
     pub(crate) fn share_nameless(&self, host: &impl Host, at: usize, len: usize) -> Result<()> {
         self.may_share(host, "")?;
         self.meet_relatives()?;
-        self.make_shared("", len as u64, Some(at)).map(drop)
+        self.make_shared(host, "", len as u64, Some(at)).map(drop)
     }
 
     /// Makes one for a file of a program's, which is `len` bytes long; mapped by whole pages at
@@ -77,7 +77,7 @@ impl Sharing {
         let name = file.name();
         self.may_share(host, &name)?;
         self.meet_relatives()?;
-        self.make_shared(&name, len, Some(at)).map(drop)
+        self.make_shared(host, &name, len, Some(at)).map(drop)
     }
 
     /// Maps the region of a file at `at`, as above; its length in bytes is what
@@ -114,7 +114,13 @@ impl Sharing {
         let _ = process::let_trace(self.pool.maker());
     }
 
-    fn make_shared(&self, name: &str, bytes: u64, at: Option<usize>) -> Result<usize> {
+    fn make_shared(
+        &self,
+        host: &impl Host,
+        name: &str,
+        bytes: u64,
+        at: Option<usize>,
+    ) -> Result<usize> {
         if bytes == 0 || bytes > (SHARED_UNITS * UNIT) as u64 {
             return Err(SharedError::BadLength);
         }
@@ -146,11 +152,15 @@ impl Sharing {
             table
                 .create(name, bytes, &identity)
                 .map_err(SharedError::from)
-                .and_then(|found| self.publish(&table, &found, memory, &identity, &new))
+                .and_then(|found| {
+                    self.publish(&table, &found, memory, &identity, &new)?;
+                    Ok(found.index)
+                })
         };
-        found.map_err(close)?;
-        self.pool.kick();
-        Ok(new.keep())
+        let index = found.map_err(close)?;
+        let addr = new.keep();
+        self.await_met(host, index);
+        Ok(addr)
     }
 
     /// Maps the shared region of this name that another process has made: where, and how long it
@@ -234,7 +244,7 @@ impl Sharing {
             self.unmap_shared(host, addr);
             return Err(e);
         }
-        self.pool.kick();
+        self.await_met(host, found.index);
         Ok((addr, found.len as usize))
     }
 
@@ -344,6 +354,7 @@ impl Sharing {
         m.memory.store(memory, Relaxed);
         m.uffd.store(new.uffd, Relaxed);
         m.identity.set(identity);
+        m.met.store(0, Relaxed);
         table.add(found.index, self.pool.me(), |c| {
             c.pid.store(process::pid(), Relaxed);
             c.memory.store(memory, Relaxed);

@@ -91,6 +91,9 @@ pub(crate) struct Map {
     memory: AtomicI32,
     identity: FileIdentity,
     uffd: AtomicI32,
+    /// One more than the serial of the region whose descriptors kswapd has met: its own of them
+    /// stay, whatever the program closes. A futex.
+    met: AtomicU32,
     /// I/O threads that use it.
     holders: AtomicU32,
 }

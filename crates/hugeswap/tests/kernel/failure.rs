@@ -14,6 +14,7 @@ tests! {
     corrupt_swap_is_sigbus,
     #[long]
     every_descriptor_closed,
+    every_descriptor_closed_at_once,
     #[long]
     limit_on_mappings,
     mappings_are_freed_though_memory_is_free,
@@ -82,6 +83,40 @@ fn every_descriptor_closed() {
         check(&r, 3);
         // Dropping the pool would close numbers that are others' by now.
         std::mem::forget((r, pool));
+    });
+}
+
+/// The same of a child, before it does anything else; and of a program that has just begun.
+fn every_descriptor_closed_at_once() {
+    both_modes(|mode| {
+        for huge in ["thp.enabled=always", "thp.enabled=never"] {
+            let pool = builder(32).fault_mode(mode).set(huge).build().unwrap();
+            let close_all = || {
+                // SAFETY: as above.
+                unsafe { libc::syscall(libc::SYS_close_range, 3, u32::MAX, 0) };
+            };
+            let r = pool.region(96 * MIB).unwrap();
+            fill(&r, 1);
+            for _ in 0..3 {
+                ended_well(child(|| {
+                    close_all();
+                    check(&r, 1);
+                    fill(&r, 2);
+                    check(&r, 2);
+                }));
+            }
+            check(&r, 1);
+        }
+        ended_well(child(|| {
+            let pool = builder(32).fault_mode(mode).set("thp.enabled=never");
+            let pool = pool.build().unwrap();
+            let r = pool.region(96 * MIB).unwrap();
+            // SAFETY: as above.
+            unsafe { libc::syscall(libc::SYS_close_range, 3, u32::MAX, 0) };
+            fill(&r, 1);
+            check(&r, 1);
+            std::mem::forget((r, pool));
+        }));
     });
 }
 

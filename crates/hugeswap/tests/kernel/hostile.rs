@@ -15,6 +15,7 @@ tests! {
     hostile_holders_cost_an_error_at_most,
     hostile_truncation_is_refused,
     hostile_to_its_own_descriptors,
+    hostile_to_its_own_descriptors_at_once,
 }
 
 const IN: u64 = 1 << 3;
@@ -347,4 +348,22 @@ fn hostile_to_its_own_descriptors() {
     }
     ended_well(other);
     fill_is(&r);
+}
+
+/// A forked child closes every descriptor that it has before it does anything else, as a daemon
+/// does. It can bring in memory that was paged out before.
+fn hostile_to_its_own_descriptors_at_once() {
+    need_base_pages();
+    let pool = builder(48).set("debug.shared_patience_ms=3000");
+    let pool = pool.build().unwrap();
+    let r = pool.shared(4 * UNIT, "closed at once").unwrap();
+    fill(&r, 1);
+    for _ in 0..8 {
+        page_out(&r);
+        ended_well(child(|| {
+            // SAFETY: descriptors that nothing below uses.
+            unsafe { libc::syscall(libc::SYS_close_range, 3, u32::MAX, 0) };
+            fill_is(&r);
+        }));
+    }
 }
