@@ -149,7 +149,9 @@ impl Engine {
         let store = Arc::new(Store::new(Arc::clone(&pool), sealing, units)?);
         let gate = Arc::new(Gate::new());
         let (p, s, g) = (Arc::clone(&pool), Arc::clone(&store), Arc::clone(&gate));
-        let sharing = Sharing::new(p, s, g, low_fd).map_err(sys("cannot map buffers"))?;
+        let are_safe = !threads.leaves_descriptors_to_program();
+        let sharing = Sharing::new(p, s, g, low_fd, are_safe);
+        let sharing = sharing.map_err(sys("cannot map buffers"))?;
         let memory = Memory::new(Parts {
             pool,
             store,

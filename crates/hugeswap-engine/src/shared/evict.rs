@@ -315,21 +315,23 @@ impl Sharing {
         state.reach(region, serial, 0, me, number, |fd| is_memory(m, fd))
     }
 
-    /// Waits until kswapd has descriptors of its own for a region that was just mapped. From then on
-    /// the program may close those that it has.
+    /// Has kswapd get descriptors of its own for a region that was just mapped; where the program may
+    /// close those that it has, waits until that is done.
     pub(super) fn await_met(&self, host: &impl Host, region: usize) {
         const PATIENCE_NS: u64 = 1_000_000_000;
         const ASK_AGAIN_NS: u64 = 20_000_000;
         let m = &self.maps[region];
         let met = m.serial.load(Relaxed).wrapping_add(1);
         let since = now_ns();
-        while let now = m.met.load(Acquire)
+        self.pool.kick();
+        while !self.are_descriptors_safe
+            && let now = m.met.load(Acquire)
             && now != met
             && now_ns() < since + PATIENCE_NS
             && !host.is_stopping()
         {
-            self.pool.kick();
             futex::wait(&m.met, now, Some(ASK_AGAIN_NS), false);
+            self.pool.kick();
         }
     }
 

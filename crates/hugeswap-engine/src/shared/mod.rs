@@ -151,6 +151,8 @@ pub(crate) struct Sharing {
     gate: Arc<Gate>,
     /// Descriptors are above this one.
     low_fd: i32,
+    /// The program cannot close them.
+    are_descriptors_safe: bool,
     maps: [Map; MAX_SHARED],
     buffers: Buffers,
     /// Units that are to leave memory.
@@ -186,12 +188,14 @@ impl Sharing {
         store: Arc<Store>,
         gate: Arc<Gate>,
         low_fd: i32,
+        are_descriptors_safe: bool,
     ) -> Result<Sharing> {
         Ok(Sharing {
             pool,
             store,
             gate,
             low_fd,
+            are_descriptors_safe,
             maps: Default::default(),
             buffers: Buffers::new()?,
             requests: ArrayQueue::new(1024),
