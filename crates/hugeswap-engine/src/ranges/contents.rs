@@ -367,10 +367,10 @@ impl Ranges {
         }
     }
 
-    /// Keeps the frame of a locked present unit for reuse; false if there are enough, or it is
-    /// shared.
+    /// Keeps the frame of a locked present unit for reuse; false if there are enough, or others may
+    /// have its pages: a child, or a device.
     fn recycle(&self, w: &Locked<'_>) -> bool {
-        if w.has(COW) || self.arena.free_frames() >= KEEP_FREE {
+        if w.has(COW) || w.pins() > 0 || self.arena.free_frames() >= KEEP_FREE {
             return false;
         }
         let Some(place) = self.arena.take_empty() else {

@@ -2,6 +2,7 @@
 
 use crate::util::*;
 use hugeswap::{Advice, FaultMode};
+use std::sync::atomic::AtomicU64;
 use std::sync::atomic::Ordering::Relaxed;
 
 tests! {
@@ -18,6 +19,7 @@ tests! {
     readahead_changes_in_use,
     #[long]
     pins_hold,
+    what_a_device_still_has_is_not_used_again,
     #[long]
     budget_holds,
     many_regions_share_units,
@@ -207,6 +209,48 @@ fn pins_hold() {
             r.pin(255 * MIB, 2 * MIB, false).is_err(),
             "a pin beyond the region"
         );
+    });
+}
+
+/// A pinned unit is given up while the kernel, or a device, still has its pages: they are not given to
+/// others.
+fn what_a_device_still_has_is_not_used_again() {
+    const LEN: usize = 16 * 4096;
+    both_modes(|mode| {
+        let e = engine(32, mode, &[]);
+        let at = e.map(2 * UNIT, 4096, true).expect("mapped");
+        let at = at.next_multiple_of(UNIT);
+        // SAFETY: a whole unit mapped above, of words.
+        let words = unsafe { std::slice::from_raw_parts(at as *const AtomicU64, UNIT / 8) };
+        for (i, w) in words.iter().enumerate() {
+            w.store(value(i, 3), Relaxed);
+        }
+        e.pin(at, LEN, true).expect("pinned");
+        let mut ends = [0; 2];
+        let pages = libc::iovec {
+            iov_base: at as *mut libc::c_void,
+            iov_len: LEN,
+        };
+        // SAFETY: room for two descriptors; memory that is pinned. (The pipe has the pages, not a
+        // copy.)
+        unsafe {
+            assert_eq!(libc::pipe(ends.as_mut_ptr()), 0);
+            assert_eq!(libc::vmsplice(ends[1], &pages, 1, 0), LEN as isize);
+        }
+        e.discard(at, UNIT).expect("given up");
+        e.unpin(at, LEN);
+        let others = e.map(128 * MIB, 4096, true).expect("mapped");
+        for page in (others..others + 128 * MIB).step_by(4096) {
+            // SAFETY: mapped above.
+            unsafe { (page as *mut u64).write(page as u64) };
+        }
+        let mut there = vec![0u64; LEN / 8];
+        // SAFETY: room for all of it.
+        let n = unsafe { libc::read(ends[0], there.as_mut_ptr().cast(), LEN) };
+        assert_eq!(n, LEN as isize);
+        for (i, &word) in there.iter().enumerate() {
+            assert_eq!(word, value(i, 3), "word {i}");
+        }
     });
 }
 
