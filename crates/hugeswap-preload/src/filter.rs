@@ -326,6 +326,7 @@ fn program(extended: bool) -> Vec<sock_filter> {
     c.here(Label::NotPlain);
     // Its argument points to pointers, and those who call it do not call libc.
     c.when(libc::SYS_io_submit as u32, |c| c.go(Label::Gate));
+    c.when(libc::SYS_io_destroy as u32, |c| c.go(Label::Gate));
     c.when(libc::SYS_mlockall as u32, |c| c.go(Label::LockAll));
     c.check(ALL_ARGS);
     c.push(stmt(LOAD, NR));

@@ -14,7 +14,7 @@
 use crate::mask::OURS;
 use crate::table::{self, Buffer, Len, Way};
 use crate::touch::touch;
-use crate::{addresses, extent, marks, mmap, owners, shared};
+use crate::{addresses, extent, marks, owners, shared};
 use hugeswap_engine::{Engine, Prot};
 use hugeswap_sys::program_fs;
 use hugeswap_sys::raw::syscall6;
@@ -136,6 +136,7 @@ impl Caller {
             libc::SYS_recvmmsg | libc::SYS_sendmmsg => self.messages(nr, a),
             libc::SYS_futex => self.futex(a),
             libc::SYS_io_submit => self.submit(a),
+            libc::SYS_io_destroy => self.destroy(a),
             _ => match table::buffers(nr) {
                 Some(b) => self.by_table(nr, a, b),
                 None => self.unknown(nr, a),
@@ -340,40 +341,6 @@ impl Caller {
         // SAFETY: a mapped byte with this access.
         unsafe { touch(addr, writes && may_write) };
     }
-
-    /// Asynchronous transfers end when nobody holds anything: their buffers become the kernel's.
-    fn submit(&self, a: Args) -> isize {
-        let (count, list) = (a[1].min(1 << 16), a[2]);
-        for i in 0..count {
-            // SAFETY: the program's array of pointers to control blocks, 64 bytes each.
-            let (op, buf, len) = unsafe {
-                let block = (list as *const usize).add(i).read_unaligned();
-                let word = |at: usize| ((block + at) as *const u64).read_unaligned() as usize;
-                (word(16) as u16, word(24), word(32))
-            };
-            const PREADV: u16 = 7;
-            const PWRITEV: u16 = 8;
-            if op == PREADV || op == PWRITEV {
-                for j in 0..len.min(1024) {
-                    // SAFETY: the program's vector.
-                    let v = unsafe { (buf as *const libc::iovec).add(j).read_unaligned() };
-                    let _ = mmap::eject(self.engine, v.iov_base as usize, v.iov_len);
-                }
-            } else if op <= 1 {
-                let _ = mmap::eject(self.engine, buf, len);
-            }
-        }
-        let mut held = Pins::new(self.engine);
-        held.insist(list, count * 8, false);
-        for i in 0..count {
-            // SAFETY: as above.
-            let block = unsafe { (list as *const usize).add(i).read_unaligned() };
-            held.insist(block, 64, true);
-        }
-        let r = self.raw(libc::SYS_io_submit, a);
-        drop(held);
-        r
-    }
 }
 
 /// The length of a buffer at `addr`.
@@ -476,6 +443,12 @@ impl Pins {
             self.note(addr, len);
         }
         done
+    }
+
+    /// Could it not be held because so much is held already?
+    pub fn is_full(&self, addr: usize, len: usize) -> bool {
+        let held = HELD.load(Relaxed) + units_of(addr, len);
+        held > self.engine.most_pinned() || self.engine.is_pinned(addr)
     }
 
     fn note(&mut self, addr: usize, len: usize) {

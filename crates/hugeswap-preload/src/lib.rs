@@ -28,7 +28,7 @@
 //!   then). Small buffers, and those of calls that may wait long, are copied through memory of
 //!   ours. Large ones are pinned piece by piece (in shared memory copied, because other processes
 //!   take it out). Futex words are touched, and the call is tried again. Buffers of io_submit are
-//!   ejected
+//!   pinned until their transfers are done (`submitted`)
 //! * `static_program`: programs without a dynamic loader, which the object loads itself
 //! * `trap`, `filter`: a seccomp filter catches what comes past the wrappers. In message mode there
 //!   is none: a program that maps or unmaps memory in the window by a system-call instruction of
@@ -93,6 +93,7 @@ mod spare;
 mod state;
 mod static_program;
 mod stdio;
+mod submitted;
 mod symbols;
 mod table;
 mod thread;

@@ -15,7 +15,8 @@
 
 use crate::{
     alloc, credentials, extent, files, filter, helpers, inherit, issue, local, locked, malloc,
-    marks, owners, real, shared, shm, small, static_program, symbols, thread, trap, views,
+    marks, owners, real, shared, shm, small, static_program, submitted, symbols, thread, trap,
+    views,
 };
 use hugeswap_engine::pool::{FaultMode, Pool};
 use hugeswap_engine::{Engine, EngineConfig, EngineError, Threads, Window, high_descriptor};
@@ -489,6 +490,7 @@ pub extern "C" fn prepare_fork() {
         malloc::before_fork();
         marks::before_fork();
         owners::before_fork();
+        submitted::before_fork();
         inherit::before_fork();
         shm::before_fork();
         files::before_fork();
@@ -508,6 +510,7 @@ fn give_locks_back() -> bool {
         files::after_fork();
         shm::after_fork();
         inherit::after_fork();
+        submitted::after_fork();
         owners::after_fork();
         marks::after_fork();
         malloc::after_fork();
@@ -542,6 +545,7 @@ pub extern "C" fn after_fork_in_child() {
     if !joined {
         return;
     }
+    submitted::forget_all();
     hugeswap_engine::fork_child();
     small::after_fork_in_child();
     // The engine has settled: it may need the filter its parent did without.

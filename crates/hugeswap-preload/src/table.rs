@@ -294,7 +294,6 @@ pub static PLAIN: &[i64] = &[
     libc::SYS_munlockall,
     libc::SYS_tee,
     libc::SYS_pidfd_open,
-    libc::SYS_io_destroy,
     libc::SYS_shmget,
     libc::SYS_semget,
     libc::SYS_msgget,

@@ -24,6 +24,7 @@ pub fn cases() -> Vec<Case> {
         all.push(case(format!("asynchronous, {mode}"), move || {
             asynchronous(mode)
         }));
+        all.push(case(format!("submitted, {mode}"), move || submitted(mode)));
         for threads in ["0", "4"] {
             all.push(case(
                 format!("credentials, {threads} threads, {mode}"),
@@ -66,6 +67,22 @@ fn asynchronous(mode: Mode) {
     let forks = program.arg("child").managed(&setup);
     assert_eq!(forks.output.status, plain.status, "{}", forks.said());
     assert_eq!(forks.output.stdout, plain.stdout);
+}
+
+/// c/submitted.c: transfers by io_submit.
+fn submitted(mode: Mode) {
+    mode.need();
+    let dir = directory();
+    let file = dir.path().join("file");
+    let program = Program::new(dir.path(), compile("submitted", dir.path())).arg(file);
+    let plain = program.plain();
+    for settings in [&[][..], &["debug.storm=50"], &["thp.enabled=never"]] {
+        let setup = Setup::new(mode, 64);
+        let setup = settings.iter().fold(setup, |s, set| s.option("--set", set));
+        program.managed(&setup).same_output_as(&plain);
+    }
+    let leaves = program.arg("leaves").managed(&Setup::new(mode, 64));
+    assert!(leaves.output.status.success(), "{}", leaves.said());
 }
 
 /// When the program's only thread ends by the bare system call, the process ends with its status.

@@ -68,7 +68,8 @@ pub fn return_from_signal(context: &mut libc::ucontext_t) {
 
 /// May a call concern managed memory?
 pub fn concerns_us(nr: i64, a: &[usize; 6]) -> bool {
-    a.iter().any(|&a| extent::managed(a)) || nr == libc::SYS_io_submit || INDIRECT.contains(&nr)
+    let is_submitted = matches!(nr, libc::SYS_io_submit | libc::SYS_io_destroy);
+    a.iter().any(|&a| extent::managed(a)) || is_submitted || INDIRECT.contains(&nr)
 }
 
 /// The agent: see the file's head. In the constructor, in the place of a program's loading.
