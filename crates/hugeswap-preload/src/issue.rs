@@ -390,6 +390,8 @@ pub fn forget_held() {
 /// Ranges held in memory until dropped.
 pub struct Pins {
     engine: &'static Engine,
+    /// Counts in [`HELD`].
+    is_counted: bool,
     first: [(usize, usize); 8],
     n: usize,
     more: Vec<(usize, usize)>,
@@ -399,10 +401,18 @@ impl Pins {
     pub fn new(engine: &'static Engine) -> Pins {
         Pins {
             engine,
+            is_counted: true,
             first: [(0, 0); 8],
             n: 0,
             more: Vec::new(),
         }
+    }
+
+    /// For what is held beyond a call: its bound is another.
+    pub fn beyond_call(engine: &'static Engine) -> Pins {
+        let mut pins = Pins::new(engine);
+        pins.is_counted = false;
+        pins
     }
 
     /// Holds `[addr, addr+len)` if it is managed. False: it is, and could not be held. Base pages
@@ -439,16 +449,12 @@ impl Pins {
         }
         let done = self.engine.pin(addr, len, write).is_ok();
         if done {
-            HELD.fetch_add(units_of(addr, len), Relaxed);
+            if self.is_counted {
+                HELD.fetch_add(units_of(addr, len), Relaxed);
+            }
             self.note(addr, len);
         }
         done
-    }
-
-    /// Could it not be held because so much is held already?
-    pub fn is_full(&self, addr: usize, len: usize) -> bool {
-        let held = HELD.load(Relaxed) + units_of(addr, len);
-        held > self.engine.most_pinned() || self.engine.is_pinned(addr)
     }
 
     fn note(&mut self, addr: usize, len: usize) {
@@ -470,7 +476,9 @@ impl Drop for Pins {
     fn drop(&mut self) {
         for &(addr, len) in self.first[..self.n].iter().chain(&self.more) {
             self.engine.unpin(addr, len);
-            HELD.fetch_sub(units_of(addr, len), Relaxed);
+            if self.is_counted {
+                HELD.fetch_sub(units_of(addr, len), Relaxed);
+            }
         }
         if self.n > 0 {
             // (What waits is looked at after it is unpinned.)

@@ -4,19 +4,26 @@
 //! call. We read the ring as well, at the next submission. No event is missed, since the ring has
 //! room for all transfers under way, and none begins in between.
 //!
-//! What is under way is bounded ([`Pins::add`]): beyond that the answer is that fewer were taken, or
-//! EAGAIN, as when the kernel has no room. Where the ring cannot be read, buffers become the kernel's
-//! for good.
+//! What is held is bounded: a submission waits until others are done, as it may at the kernel. (To take
+//! fewer would be an answer, too, but programs that are not used to it wait for events of what was not
+//! taken.) Where the ring cannot be read, buffers become the kernel's for good.
 
 use crate::issue::{Args, Caller, Pins, is_mapped};
 use crate::lock::Lock;
-use crate::mmap;
+use crate::{extent, mmap};
 use hugeswap_engine::Engine;
-use hugeswap_sys::{process, raw};
+use hugeswap_sys::{futex, now_ns, process, raw};
 use libc::iovec;
 use std::collections::BTreeMap;
+use std::sync::atomic::AtomicU32;
 
-const EAGAIN: isize = -(libc::EAGAIN as isize);
+const UNIT: usize = 2 << 20;
+const PREAD: u16 = 0;
+const PWRITE: u16 = 1;
+const PREADV: u16 = 7;
+const PWRITEV: u16 = 8;
+/// Most bytes of a transfer (the kernel's MAX_RW_COUNT).
+const MOST: usize = 0x7fff_f000;
 /// Most segments of a transfer.
 const IOV_MAX: usize = 1024;
 
@@ -69,7 +76,30 @@ struct Context {
     /// Up to where its ring has been read.
     seen: u32,
     /// By the address of the control block, which may be under way more than once.
-    under_way: BTreeMap<u64, Vec<Pins>>,
+    under_way: BTreeMap<u64, Vec<Transfer>>,
+}
+
+/// What is held for a transfer, until this is dropped. Not under a lock.
+struct Transfer {
+    _held: Pins,
+    units: Vec<usize>,
+}
+
+/// The units that transfers are under way to or from, and how many.
+static UNITS: Lock<BTreeMap<usize, u32>> = Lock::new(BTreeMap::new());
+
+impl Drop for Transfer {
+    fn drop(&mut self) {
+        let mut all = UNITS.lock();
+        for unit in &self.units {
+            if let Some(n) = all.get_mut(unit) {
+                *n -= 1;
+                if *n == 0 {
+                    all.remove(unit);
+                }
+            }
+        }
+    }
 }
 
 /// By their numbers.
@@ -105,7 +135,7 @@ fn ring_of(context: usize) -> Option<Ring> {
 impl Context {
     /// Reads on in the ring, and returns what is held for transfers that are done; `None`: it cannot
     /// be read.
-    fn done(&mut self, at: usize, ring: Ring) -> Option<Vec<Pins>> {
+    fn done(&mut self, at: usize, ring: Ring) -> Option<Vec<Transfer>> {
         let mut done = Vec::new();
         while self.seen != ring.tail {
             let end = if self.seen < ring.tail {
@@ -148,12 +178,26 @@ fn look(context: usize) -> bool {
     done.is_some()
 }
 
-/// Is nothing of a context under way?
-fn is_idle(context: usize) -> bool {
-    let contexts = CONTEXTS.lock();
-    contexts
-        .get(&context)
-        .is_none_or(|c| c.under_way.is_empty())
+/// Would more units be held than may be?
+fn is_full(engine: &Engine, units: &[usize]) -> bool {
+    let all = UNITS.lock();
+    let new = units.iter().filter(|unit| !all.contains_key(unit)).count();
+    new > 0 && !all.is_empty() && all.len() + new > engine.most_pinned()
+}
+
+/// Waits until there is room for more units, or nothing is under way. (What is comes to its end
+/// without us.)
+fn make_room(engine: &Engine, units: &[usize]) {
+    const PATIENCE_NS: u64 = 10_000_000_000;
+    const PAUSE_NS: u64 = 100_000;
+    let until = now_ns() + PATIENCE_NS;
+    while is_full(engine, units) && now_ns() < until {
+        let contexts: Vec<usize> = CONTEXTS.lock().keys().copied().collect();
+        contexts.into_iter().for_each(|context| {
+            look(context);
+        });
+        futex::wait(&AtomicU32::new(0), 0, Some(PAUSE_NS), false);
+    }
 }
 
 /// In a forked child, which has none of its parent's contexts.
@@ -161,32 +205,31 @@ pub fn forget_all() {
     let contexts = std::mem::take(&mut *CONTEXTS.lock());
     // (What they held is not held in the child.)
     std::mem::forget(contexts);
+    UNITS.lock().clear();
 }
 
-/// Takes this module's lock for the time of a fork; see [`Lock::before_fork`].
+/// Takes this module's locks for the time of a fork; see [`Lock::before_fork`].
 pub fn before_fork() {
     CONTEXTS.before_fork();
+    UNITS.before_fork();
 }
 
-/// Releases the lock after a fork, in parent and child.
+/// Releases the locks after a fork, in parent and child.
 pub fn after_fork() {
+    UNITS.after_fork();
     CONTEXTS.after_fork();
 }
 
 /// The memory that a transfer is from or to, and whether it is to it.
 fn segments(block: &Block) -> (Vec<(usize, usize)>, bool) {
-    const PREAD: u16 = 0;
-    const PWRITE: u16 = 1;
-    const PREADV: u16 = 7;
-    const PWRITEV: u16 = 8;
     let (buf, n) = (block.buf as usize, block.nbytes as usize);
     match block.opcode {
-        PREAD | PWRITE => (vec![(buf, n)], block.opcode == PREAD),
+        PREAD | PWRITE => (vec![(buf, n.min(MOST))], block.opcode == PREAD),
         PREADV | PWRITEV => {
             let segment = |i: usize| {
                 // SAFETY: the program's vector; a fault on it is taken as any other.
                 let s = unsafe { (buf as *const iovec).add(i).read_unaligned() };
-                (s.iov_base as usize, s.iov_len)
+                (s.iov_base as usize, s.iov_len.min(MOST))
             };
             let all = (0..n.min(IOV_MAX)).map(segment).collect();
             (all, block.opcode == PREADV)
@@ -196,83 +239,125 @@ fn segments(block: &Block) -> (Vec<(usize, usize)>, bool) {
     }
 }
 
-/// Holds the memory of a transfer; `None`: not now. What cannot be held becomes the kernel's.
-fn hold(engine: &'static Engine, block: &Block, is_first: bool) -> Option<Pins> {
-    let mut held = Pins::new(engine);
-    let (segments, fills) = segments(block);
-    for (at, len) in segments {
+/// A transfer that is to be submitted.
+struct Wanted {
+    /// The address of its control block.
+    block: u64,
+    segments: Vec<(usize, usize)>,
+    fills: bool,
+    units: Vec<usize>,
+}
+
+impl Wanted {
+    fn of(engine: &Engine, at: u64, block: &Block) -> Wanted {
+        let (mut segments, fills) = segments(block);
         // (Of what the program has no access to the kernel says EFAULT.)
-        if held.add(at, len, fills, true) || !is_mapped(engine, at, len, fills) {
-            continue;
-        }
-        if !is_first && held.is_full(at, len) {
-            return None;
-        }
-        if !held.insist(at, len, fills) {
-            let _ = mmap::eject(engine, at, len);
+        segments.retain(|&(at, len)| len > 0 && is_mapped(engine, at, len, fills));
+        let of = |&(at, len): &(usize, usize)| (at & !(UNIT - 1)..at + len).step_by(UNIT);
+        let managed = segments.iter().filter(|(at, _)| extent::in_window(*at));
+        let mut units: Vec<usize> = managed.flat_map(of).collect();
+        units.sort_unstable();
+        units.dedup();
+        Wanted {
+            block: at,
+            segments,
+            fills,
+            units,
         }
     }
-    Some(held)
+
+    /// Holds its memory. What cannot be held becomes the kernel's.
+    fn hold(self, engine: &'static Engine) -> Transfer {
+        let mut held = Pins::beyond_call(engine);
+        for (at, len) in self.segments {
+            if !held.insist(at, len, self.fills) {
+                let _ = mmap::eject(engine, at, len);
+            }
+        }
+        let mut all = UNITS.lock();
+        for &unit in &self.units {
+            *all.entry(unit).or_default() += 1;
+        }
+        drop(all);
+        Transfer {
+            _held: held,
+            units: self.units,
+        }
+    }
 }
 
 impl Caller {
     /// io_submit.
     pub fn submit(&self, a: Args) -> isize {
         let [context, count, list, ..] = a;
-        let count = count.min(1 << 16);
         let is_told = look(context);
         let mut during = Pins::new(self.engine);
-        during.insist(list, count * size_of::<usize>(), false);
-        let mut taken: Vec<(u64, Pins)> = Vec::new();
-        let mut is_full = false;
-        for i in 0..count {
+        during.insist(list, count.min(1 << 16) * size_of::<usize>(), false);
+        // Those of `taken..` that are not submitted yet.
+        let mut next: Vec<(u64, Transfer)> = Vec::new();
+        let mut taken = 0;
+        for i in 0..count.min(1 << 16) {
             // SAFETY: the program's array of pointers to control blocks.
             let (at, block) = unsafe {
                 let at = (list as *const usize).add(i).read_unaligned();
                 (at, (at as *const Block).read_unaligned())
             };
             during.insist(at, size_of::<Block>(), true);
-            let (memory, _) = segments(&block);
-            if memory.len() != 1 {
-                during.insist(block.buf as usize, memory.len() * size_of::<iovec>(), false);
+            let wanted = Wanted::of(self.engine, at as u64, &block);
+            if matches!(block.opcode, PREADV | PWRITEV) {
+                let n = (block.nbytes as usize).min(IOV_MAX);
+                during.insist(block.buf as usize, n * size_of::<iovec>(), false);
             }
             if !is_told {
-                for (at, len) in memory {
+                for (at, len) in wanted.segments {
                     let _ = mmap::eject(self.engine, at, len);
                 }
                 continue;
             }
-            let is_first = taken.is_empty() && is_idle(context);
-            let Some(held) = hold(self.engine, &block, is_first) else {
-                is_full = true;
-                break;
-            };
-            taken.push((at as u64, held));
+            if is_full(self.engine, &wanted.units) {
+                // What waits for what this call holds would wait in vain.
+                let n = next.len();
+                let r = self.submit_held(a, taken, std::mem::take(&mut next));
+                if r < n as isize {
+                    return answer(taken, r);
+                }
+                taken += n;
+                make_room(self.engine, &wanted.units);
+            }
+            next.push((wanted.block, wanted.hold(self.engine)));
         }
-        let n = if is_told { taken.len() } else { count };
-        if n == 0 && is_full {
-            return EAGAIN;
+        let r = match next.is_empty() {
+            // (None, or it cannot be told when they are done.)
+            true if taken == 0 => self.raw(libc::SYS_io_submit, a),
+            _ => self.submit_held(a, taken, next),
+        };
+        drop(during);
+        answer(taken, r)
+    }
+
+    /// Submits those from number `first` on whose memory is held.
+    fn submit_held(&self, a: Args, first: usize, blocks: Vec<(u64, Transfer)>) -> isize {
+        let [context, _, list, ..] = a;
+        let under_way: Vec<u64> = blocks.iter().map(|(at, _)| *at).collect();
+        if under_way.is_empty() {
+            return 0;
         }
-        let blocks: Vec<u64> = taken.iter().map(|(at, _)| *at).collect();
         if let Some(c) = CONTEXTS.lock().get_mut(&context) {
-            for (at, held) in taken {
-                c.under_way.entry(at).or_default().push(held);
+            for (at, transfer) in blocks {
+                c.under_way.entry(at).or_default().push(transfer);
             }
         }
-        let mut call = a;
-        if n < count {
-            call[1] = n;
-        }
+        let at = list + first * size_of::<usize>();
+        let call = [context, under_way.len(), at, 0, 0, 0];
         let r = self.raw(libc::SYS_io_submit, call);
         // What was not taken.
         let mut left = Vec::new();
         if let Some(c) = CONTEXTS.lock().get_mut(&context) {
-            for at in &blocks[(r.max(0) as usize).min(blocks.len())..] {
+            for at in &under_way[(r.max(0) as usize).min(under_way.len())..] {
                 let held = c.under_way.get_mut(at);
                 left.extend(held.and_then(Vec::pop));
             }
         }
-        drop((left, during));
         r
     }
 
@@ -282,5 +367,13 @@ impl Caller {
         let r = self.raw(libc::SYS_io_destroy, a);
         drop(ended);
         r
+    }
+}
+
+/// The answer to a submission of which `taken` were taken before a part that was answered by `r`.
+fn answer(taken: usize, r: isize) -> isize {
+    match taken {
+        0 => r,
+        _ => taken as isize + r.max(0),
     }
 }
