@@ -1,11 +1,12 @@
 //! Faults that the engine's state cannot explain.
 //!
 //! Another thread may just have resolved such a fault. The access is tried again; if the same thread
-//! faults there again and again, and does nothing else in between, the access is the program's own
-//! error.
+//! faults there again, and does nothing else in between, the access is the program's own error.
+//!
+//! (No system call is made for that which a program's own filter might refuse.)
 
 use crate::outcome::Outcome;
-use hugeswap_sys::{process, thread_cpu_ns};
+use hugeswap_sys::{now_ns, process};
 use std::sync::atomic::AtomicU64;
 use std::sync::atomic::Ordering::Relaxed;
 
@@ -13,21 +14,41 @@ use std::sync::atomic::Ordering::Relaxed;
 /// often.
 static DOUBTS: [Doubts; 64] = [const { Doubts::new() }; 64];
 
-/// An access that is tried again faults within this much of the thread's processor time: it is a few
-/// instructions, the kernel's and the handler's. What a thread doubted before that was resolved.
-const SOON_NS: u64 = 20_000;
-/// So often is an access tried again that faults each time. (Once is not enough: a unit may be the
-/// kernel's, the engine's and the kernel's again meanwhile.)
-const MOST_TRIES: u64 = 4;
+/// How often an access is tried again that faults each time.
+#[derive(Clone, Copy)]
+struct Rule {
+    tries: u64,
+    /// What is tried again faults within this time (nanoseconds), or the thread was not running and
+    /// may try more often. What it doubted before that was resolved.
+    soon_ns: u64,
+}
+
+/// What the program may not do, by the engine's own state.
+const ACCESS: Rule = Rule {
+    tries: 1,
+    soon_ns: MOMENT_NS,
+};
+/// Faults in memory of the kernel's. Once is not enough: a unit may have been the engine's at the
+/// fault and the kernel's at the handler's look, again and again. But a program does something in
+/// between, which takes longer than to try again.
+const OF_KERNEL: Rule = Rule {
+    tries: 4,
+    soon_ns: 50_000,
+};
+
+const MOMENT_NS: u64 = 100_000_000;
+/// Whatever the rule says: so many times, each a moment after the last, is enough.
+const ENOUGH: u64 = 1000;
 
 /// The last doubtful fault of a thread.
 struct Doubts {
     /// Address and thread.
     last: AtomicU64,
-    /// When it was, in the thread's processor time (nanoseconds).
+    /// When it was (nanoseconds).
     at: AtomicU64,
-    /// How often it has been met without a break.
+    /// How often it has been met without a break by its rule, and by a moment.
     times: AtomicU64,
+    in_all: AtomicU64,
 }
 
 impl Doubts {
@@ -36,6 +57,7 @@ impl Doubts {
             last: AtomicU64::new(0),
             at: AtomicU64::new(0),
             times: AtomicU64::new(0),
+            in_all: AtomicU64::new(0),
         }
     }
 }
@@ -59,19 +81,30 @@ impl Doubt {
     }
 }
 
-/// Notes that the calling thread has met such a fault at `addr`.
+/// Notes that the calling thread has met a fault at `addr` that the program may have no access to.
 pub(crate) fn raise(addr: usize) -> Doubt {
-    raise_at(addr, process::tid() as u64, thread_cpu_ns())
+    raise_at(addr, process::tid() as u64, now_ns(), ACCESS)
 }
 
-fn raise_at(addr: usize, tid: u64, now: u64) -> Doubt {
+/// The same of a fault in memory of the kernel's.
+pub(crate) fn raise_of_kernel(addr: usize) -> Doubt {
+    raise_at(addr, process::tid() as u64, now_ns(), OF_KERNEL)
+}
+
+fn raise_at(addr: usize, tid: u64, now: u64, rule: Rule) -> Doubt {
     let mark = (addr as u64) ^ (tid << 48);
     let doubts = &DOUBTS[(tid % 64) as usize];
-    let is_soon = now.saturating_sub(doubts.at.swap(now, Relaxed)) < SOON_NS;
-    if doubts.last.swap(mark, Relaxed) != mark || !is_soon {
-        doubts.times.store(0, Relaxed);
-    }
-    match doubts.times.fetch_add(1, Relaxed) < MOST_TRIES {
+    let since = now.saturating_sub(doubts.at.swap(now, Relaxed));
+    let is_same = doubts.last.swap(mark, Relaxed) == mark;
+    let count = |times: &AtomicU64, soon_ns| {
+        if !is_same || since >= soon_ns {
+            times.store(0, Relaxed);
+        }
+        times.fetch_add(1, Relaxed)
+    };
+    let times = count(&doubts.times, rule.soon_ns);
+    let in_all = count(&doubts.in_all, MOMENT_NS);
+    match times < rule.tries && in_all < ENOUGH {
         true => Doubt::Open,
         false => Doubt::Settled,
     }
@@ -90,23 +123,33 @@ mod tests {
     #[test]
     fn a_doubt_is_of_a_moment() {
         const TID: u64 = 0x7fff_0001;
-        let mut now = SOON_NS;
-        let mut raise = |addr, later| {
-            now += later;
-            raise_at(addr, TID, now)
+        for rule in [ACCESS, OF_KERNEL] {
+            let mut now = 2 * MOMENT_NS;
+            let mut raise = |addr, later| {
+                now += later;
+                raise_at(addr, TID, now, rule)
+            };
+            for _ in 0..rule.tries {
+                assert_eq!(raise(0x1000, 1), Doubt::Open);
+            }
+            assert_eq!(raise(0x1000, 1), Doubt::Settled);
+            // It was resolved, or it would have been again at once.
+            for _ in 0..2 * rule.tries {
+                assert_eq!(raise(0x1000, rule.soon_ns), Doubt::Open);
+            }
+            // So it was if the thread has gone on elsewhere.
+            for _ in 0..2 * rule.tries {
+                assert_eq!(raise(0x2000, 1), Doubt::Open);
+                assert_eq!(raise(0x3000, 1), Doubt::Open);
+            }
+        }
+        // A machine on which to try again takes long.
+        let mut now = 10 * MOMENT_NS;
+        let mut raise = || {
+            now += OF_KERNEL.soon_ns;
+            raise_at(0x4000, TID, now, OF_KERNEL)
         };
-        for _ in 0..MOST_TRIES {
-            assert_eq!(raise(0x1000, 1), Doubt::Open);
-        }
-        assert_eq!(raise(0x1000, 1), Doubt::Settled);
-        // It was resolved, or it would have been again at once.
-        for _ in 0..2 * MOST_TRIES {
-            assert_eq!(raise(0x1000, SOON_NS), Doubt::Open);
-        }
-        // So it was if the thread has gone on elsewhere.
-        for _ in 0..MOST_TRIES {
-            assert_eq!(raise(0x1000, 1), Doubt::Open);
-            assert_eq!(raise(0x2000, 1), Doubt::Open);
-        }
+        let tried = (0..=ENOUGH).take_while(|_| raise() == Doubt::Open).count();
+        assert_eq!(tried as u64, ENOUGH);
     }
 }

@@ -15,6 +15,7 @@ use crate::state;
 use hugeswap_engine::Engine;
 use hugeswap_engine::intervals::Intervals;
 use hugeswap_policy::turns::Turns;
+use hugeswap_sys::futex;
 use hugeswap_sys::signal::Blocked;
 use std::sync::atomic::Ordering::{Relaxed, SeqCst};
 use std::sync::atomic::{AtomicBool, AtomicU32, fence};
@@ -40,6 +41,12 @@ static PARTS: Lock<Parts> = Lock::new(Parts {
 /// Was anything ever locked?
 static IS_ANY_LOCKED: AtomicBool = AtomicBool::new(false);
 
+/// Waits a moment for units to be taken back.
+fn pause() {
+    const PAUSE_NS: u64 = 20_000;
+    futex::wait(&AtomicU32::new(0), 0, Some(PAUSE_NS), false);
+}
+
 /// While it lives, no unit of the kernel's becomes the engine's.
 pub struct Kept(());
 
@@ -51,7 +58,7 @@ pub fn keep() -> Kept {
     match depth {
         // (A thread that forks keeps all others from going on.)
         0 if local::get(Word::Forking) != 0 => TURNS.enter_at_once(),
-        0 => TURNS.enter(std::thread::yield_now),
+        0 => TURNS.enter(pause),
         _ => {}
     }
     local::set(Word::Acting, depth + 1);

@@ -47,11 +47,6 @@ pub fn since_boot_ns() -> u64 {
     clock_ns(libc::CLOCK_BOOTTIME).unwrap_or(0)
 }
 
-/// Nanoseconds of processor time that the calling thread has used.
-pub fn thread_cpu_ns() -> u64 {
-    clock_ns(libc::CLOCK_THREAD_CPUTIME_ID).unwrap_or(0)
-}
-
 fn clock_ns(clock: libc::clockid_t) -> Option<u64> {
     let mut ts = libc::timespec {
         tv_sec: 0,

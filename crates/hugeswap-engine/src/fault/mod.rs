@@ -105,7 +105,7 @@ impl Paging {
                     if let Some(outcome) = self.marked_outcome(unit, addr, write) {
                         return outcome;
                     }
-                    return doubts::raise(addr).outcome();
+                    return doubts::raise_of_kernel(addr).outcome();
                 }
                 _ if !w.allows(write) => {
                     return doubts::raise(addr).outcome();
