@@ -181,6 +181,7 @@ knobs! {
     Swappiness => "swappiness", Count, 0, 200, 60, "how readily anonymous memory is reclaimed beside mapped files: 0 files only, 100 even, 200 anonymous only";
     WorkingsetDetection => "workingset.detection", Switch, 0, 1, 1, "what comes back from swap soon after it left is taken for part of the working set; off is for comparisons";
     SyscallTrap => "syscall.trap", Switch, 0, 1, 1, "catch system calls that wrappers do not see (signal mode)";
+    SyscallIoUring => "syscall.io_uring", Switch, 0, 1, 0, "let programs use io_uring: the memory of requests is held until they are done (signal mode)";
     Checksum => "swap.checksum", Switch, 0, 1, 1, "verify every unit read back from swap";
     IoUring => "swap.io_uring", Switch, 0, 1, 1, "write single pages to swap several at once, by io_uring where there is one";
     SwapGather => "swap.gather", Choice(SwapGather), 0, 2, gather::AUTO, "write changed pages from here and there of 2 MiB side by side to new places in swap, by few writes: never, always, or auto, while pages come one by one";

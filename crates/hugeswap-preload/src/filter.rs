@@ -5,7 +5,7 @@
 //! or could not be made again from a handler. Calls on the address space are trapped, too ([`crate::addresses`]). Filters survive exec, so window and gate
 //! stand at fixed addresses, and a constructor asks whether there is a filter already by a call that
 //! does nothing. The gate is mapped when there is a filter to pass. io_uring is refused
-//! (ENOSYS) to all but the gate: its requests hold addresses no filter sees. mlockall does nothing there.
+//! (ENOSYS) to all but the gate, unless it is asked for ([`crate::rings`]): its requests hold addresses no filter sees. mlockall does nothing there.
 
 use crate::static_program::{LOW_END, MOVABLE, MOVABLE_END};
 use crate::{addresses, state, static_program, table, trap};
@@ -89,7 +89,7 @@ pub fn extend() -> bool {
         NONE => map_gate(),
         _ => false,
     };
-    let on = has_gate && load(true);
+    let on = has_gate && load(true, false);
     if on {
         FILTER.store(ON, Release);
         EXTENDED.store(true, Relaxed);
@@ -123,6 +123,7 @@ pub fn ensure() {
         return;
     };
     let window = engine.window();
+    let rings = engine.pool().knob(Knob::SyscallIoUring) != 0;
     if engine.pool().knob(Knob::SyscallTrap) == 0
         || window != (WINDOW_BASE..WINDOW_BASE + WINDOW_LEN)
     {
@@ -134,7 +135,7 @@ pub fn ensure() {
     {
         return;
     }
-    let on = map_gate() && trap::installed() && load(false);
+    let on = map_gate() && trap::installed() && load(false, rings);
     if !on {
         fs::complain(&[
             b"hugeswap: system calls cannot be watched here (no seccomp); only common calls work on swapped-out memory\n",
@@ -287,7 +288,7 @@ impl Code {
 
 /// The program. Fast where nothing looks like a managed address: architecture, number, six comparisons. Only
 /// otherwise does it ask which arguments of the call are pointers at all.
-fn program(extended: bool) -> Vec<sock_filter> {
+fn program(extended: bool, rings: bool) -> Vec<sock_filter> {
     const AUDIT_ARCH_X86_64: u32 = 0xc000_003e;
     let mut c = Code {
         p: Vec::new(),
@@ -297,7 +298,9 @@ fn program(extended: bool) -> Vec<sock_filter> {
     c.push(jump(BPF_JEQ, AUDIT_ARCH_X86_64, 1, 0));
     c.allow();
     c.push(stmt(LOAD, NR));
-    c.when(libc::SYS_io_uring_setup as u32, |c| c.go(Label::Ring));
+    if !rings {
+        c.when(libc::SYS_io_uring_setup as u32, |c| c.go(Label::Ring));
+    }
     let mark = if extended { MARK_EXTENDED } else { MARK };
     let trap = libc::SECCOMP_RET_TRAP | mark as u32;
     if extended {
@@ -327,6 +330,16 @@ fn program(extended: bool) -> Vec<sock_filter> {
     // Its argument points to pointers, and those who call it do not call libc.
     c.when(libc::SYS_io_submit as u32, |c| c.go(Label::Gate));
     c.when(libc::SYS_io_destroy as u32, |c| c.go(Label::Gate));
+    // Of a ring the addresses are in memory that no filter sees.
+    if rings {
+        for nr in [
+            libc::SYS_io_uring_setup,
+            libc::SYS_io_uring_enter,
+            libc::SYS_io_uring_register,
+        ] {
+            c.when(nr as u32, |c| c.go(Label::Gate));
+        }
+    }
     c.when(libc::SYS_mlockall as u32, |c| c.go(Label::LockAll));
     c.check(ALL_ARGS);
     c.push(stmt(LOAD, NR));
@@ -395,8 +408,8 @@ fn program(extended: bool) -> Vec<sock_filter> {
 }
 
 /// Loads the filter for every thread.
-fn load(extended: bool) -> bool {
-    let mut p = program(extended);
+fn load(extended: bool, rings: bool) -> bool {
+    let mut p = program(extended, rings);
     let prog = libc::sock_fprog {
         len: p.len() as u16,
         filter: p.as_mut_ptr(),

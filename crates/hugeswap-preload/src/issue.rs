@@ -137,6 +137,9 @@ impl Caller {
             libc::SYS_futex => self.futex(a),
             libc::SYS_io_submit => self.submit(a),
             libc::SYS_io_destroy => self.destroy(a),
+            libc::SYS_io_uring_setup => self.ring_setup(a),
+            libc::SYS_io_uring_enter => self.ring_enter(a),
+            libc::SYS_io_uring_register => self.ring_register(a),
             _ => match table::buffers(nr) {
                 Some(b) => self.by_table(nr, a, b),
                 None => self.unknown(nr, a),
@@ -255,7 +258,7 @@ impl Caller {
     }
 
     /// Nobody told us what it does: hold what lies behind each pointer, up to the end of its unit.
-    fn unknown(&self, nr: i64, a: Args) -> isize {
+    pub fn unknown(&self, nr: i64, a: Args) -> isize {
         let mut held = Pins::new(self.engine);
         for addr in a {
             if extent::managed(addr) {

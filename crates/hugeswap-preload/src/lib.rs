@@ -28,7 +28,8 @@
 //!   then). Small buffers, and those of calls that may wait long, are copied through memory of
 //!   ours. Large ones are pinned piece by piece (in shared memory copied, because other processes
 //!   take it out). Futex words are touched, and the call is tried again. Buffers of io_submit are
-//!   pinned until their transfers are done (`submitted`)
+//!   pinned until their transfers are done (`submitted`, `transfer`), and so are
+//!   those of io_uring, where it is asked for (`rings`)
 //! * `static_program`: programs without a dynamic loader, which the object loads itself
 //! * `trap`, `filter`: a seccomp filter catches what comes past the wrappers. In message mode there
 //!   is none: a program that maps or unmaps memory in the window by a system-call instruction of
@@ -84,6 +85,7 @@ mod owners;
 mod pagemap;
 mod parts;
 mod real;
+mod rings;
 mod runs;
 mod shared;
 mod shm;
@@ -98,6 +100,7 @@ mod symbols;
 mod table;
 mod thread;
 mod touch;
+mod transfer;
 mod trap;
 mod vectors;
 mod views;

@@ -15,8 +15,8 @@
 
 use crate::{
     alloc, credentials, extent, files, filter, helpers, inherit, issue, local, locked, malloc,
-    marks, owners, real, shared, shm, small, static_program, submitted, symbols, thread, trap,
-    views,
+    marks, owners, real, rings, shared, shm, small, static_program, submitted, symbols, thread,
+    transfer, trap, views,
 };
 use hugeswap_engine::pool::{FaultMode, Pool};
 use hugeswap_engine::{Engine, EngineConfig, EngineError, Threads, Window, high_descriptor};
@@ -491,6 +491,8 @@ pub extern "C" fn prepare_fork() {
         marks::before_fork();
         owners::before_fork();
         submitted::before_fork();
+        rings::before_fork();
+        transfer::before_fork();
         inherit::before_fork();
         shm::before_fork();
         files::before_fork();
@@ -510,6 +512,8 @@ fn give_locks_back() -> bool {
         files::after_fork();
         shm::after_fork();
         inherit::after_fork();
+        transfer::after_fork();
+        rings::after_fork();
         submitted::after_fork();
         owners::after_fork();
         marks::after_fork();
@@ -546,6 +550,8 @@ pub extern "C" fn after_fork_in_child() {
         return;
     }
     submitted::forget_all();
+    rings::forget_all();
+    transfer::forget_all();
     hugeswap_engine::fork_child();
     small::after_fork_in_child();
     // The engine has settled: it may need the filter its parent did without.

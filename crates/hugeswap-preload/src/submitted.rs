@@ -8,25 +8,19 @@
 //! fewer would be an answer, too, but programs that are not used to it wait for events of what was not
 //! taken.) Where the ring cannot be read, buffers become the kernel's for good.
 
-use crate::issue::{Args, Caller, Pins, is_mapped};
+use crate::issue::{Args, Caller, Pins};
 use crate::lock::Lock;
-use crate::{extent, mmap};
+use crate::transfer::{IOV_MAX, MOST, Part, Transfer, Wanted};
 use hugeswap_engine::Engine;
 use hugeswap_sys::{futex, now_ns, process, raw};
 use libc::iovec;
 use std::collections::BTreeMap;
 use std::sync::atomic::AtomicU32;
 
-const UNIT: usize = 2 << 20;
 const PREAD: u16 = 0;
 const PWRITE: u16 = 1;
 const PREADV: u16 = 7;
 const PWRITEV: u16 = 8;
-/// Most bytes of a transfer (the kernel's MAX_RW_COUNT).
-const MOST: usize = 0x7fff_f000;
-/// Most segments of a transfer.
-const IOV_MAX: usize = 1024;
-
 /// The kernel's aio_ring. A context's number is its address; the events follow.
 #[repr(C)]
 #[derive(Clone, Copy, Default)]
@@ -77,29 +71,6 @@ struct Context {
     seen: u32,
     /// By the address of the control block, which may be under way more than once.
     under_way: BTreeMap<u64, Vec<Transfer>>,
-}
-
-/// What is held for a transfer, until this is dropped. Not under a lock.
-struct Transfer {
-    _held: Pins,
-    units: Vec<usize>,
-}
-
-/// The units that transfers are under way to or from, and how many.
-static UNITS: Lock<BTreeMap<usize, u32>> = Lock::new(BTreeMap::new());
-
-impl Drop for Transfer {
-    fn drop(&mut self) {
-        let mut all = UNITS.lock();
-        for unit in &self.units {
-            if let Some(n) = all.get_mut(unit) {
-                *n -= 1;
-                if *n == 0 {
-                    all.remove(unit);
-                }
-            }
-        }
-    }
 }
 
 /// By their numbers.
@@ -178,20 +149,13 @@ fn look(context: usize) -> bool {
     done.is_some()
 }
 
-/// Would more units be held than may be?
-fn is_full(engine: &Engine, units: &[usize]) -> bool {
-    let all = UNITS.lock();
-    let new = units.iter().filter(|unit| !all.contains_key(unit)).count();
-    new > 0 && !all.is_empty() && all.len() + new > engine.most_pinned()
-}
-
 /// Waits until there is room for more units, or nothing is under way. (What is comes to its end
 /// without us.)
-fn make_room(engine: &Engine, units: &[usize]) {
+fn make_room(engine: &Engine, wanted: &Wanted) {
     const PATIENCE_NS: u64 = 10_000_000_000;
     const PAUSE_NS: u64 = 100_000;
     let until = now_ns() + PATIENCE_NS;
-    while is_full(engine, units) && now_ns() < until {
+    while wanted.is_too_much(engine) && now_ns() < until {
         let contexts: Vec<usize> = CONTEXTS.lock().keys().copied().collect();
         contexts.into_iter().for_each(|context| {
             look(context);
@@ -205,84 +169,39 @@ pub fn forget_all() {
     let contexts = std::mem::take(&mut *CONTEXTS.lock());
     // (What they held is not held in the child.)
     std::mem::forget(contexts);
-    UNITS.lock().clear();
 }
 
-/// Takes this module's locks for the time of a fork; see [`Lock::before_fork`].
+/// Takes this module's lock for the time of a fork; see [`Lock::before_fork`].
 pub fn before_fork() {
     CONTEXTS.before_fork();
-    UNITS.before_fork();
 }
 
-/// Releases the locks after a fork, in parent and child.
+/// Releases the lock after a fork, in parent and child.
 pub fn after_fork() {
-    UNITS.after_fork();
     CONTEXTS.after_fork();
 }
 
-/// The memory that a transfer is from or to, and whether it is to it.
-fn segments(block: &Block) -> (Vec<(usize, usize)>, bool) {
+/// The memory that a transfer is from or to.
+fn parts(block: &Block) -> Vec<Part> {
     let (buf, n) = (block.buf as usize, block.nbytes as usize);
+    let fills = matches!(block.opcode, PREAD | PREADV);
+    let part = |at, len: usize| Part {
+        at,
+        len: len.min(MOST),
+        fills,
+    };
     match block.opcode {
-        PREAD | PWRITE => (vec![(buf, n.min(MOST))], block.opcode == PREAD),
+        PREAD | PWRITE => vec![part(buf, n)],
         PREADV | PWRITEV => {
             let segment = |i: usize| {
                 // SAFETY: the program's vector; a fault on it is taken as any other.
                 let s = unsafe { (buf as *const iovec).add(i).read_unaligned() };
-                (s.iov_base as usize, s.iov_len.min(MOST))
+                part(s.iov_base as usize, s.iov_len)
             };
-            let all = (0..n.min(IOV_MAX)).map(segment).collect();
-            (all, block.opcode == PREADV)
+            (0..n.min(IOV_MAX)).map(segment).collect()
         }
         // Nothing is transferred.
-        _ => (Vec::new(), false),
-    }
-}
-
-/// A transfer that is to be submitted.
-struct Wanted {
-    /// The address of its control block.
-    block: u64,
-    segments: Vec<(usize, usize)>,
-    fills: bool,
-    units: Vec<usize>,
-}
-
-impl Wanted {
-    fn of(engine: &Engine, at: u64, block: &Block) -> Wanted {
-        let (mut segments, fills) = segments(block);
-        // (Of what the program has no access to the kernel says EFAULT.)
-        segments.retain(|&(at, len)| len > 0 && is_mapped(engine, at, len, fills));
-        let of = |&(at, len): &(usize, usize)| (at & !(UNIT - 1)..at + len).step_by(UNIT);
-        let managed = segments.iter().filter(|(at, _)| extent::in_window(*at));
-        let mut units: Vec<usize> = managed.flat_map(of).collect();
-        units.sort_unstable();
-        units.dedup();
-        Wanted {
-            block: at,
-            segments,
-            fills,
-            units,
-        }
-    }
-
-    /// Holds its memory. What cannot be held becomes the kernel's.
-    fn hold(self, engine: &'static Engine) -> Transfer {
-        let mut held = Pins::beyond_call(engine);
-        for (at, len) in self.segments {
-            if !held.insist(at, len, self.fills) {
-                let _ = mmap::eject(engine, at, len);
-            }
-        }
-        let mut all = UNITS.lock();
-        for &unit in &self.units {
-            *all.entry(unit).or_default() += 1;
-        }
-        drop(all);
-        Transfer {
-            _held: held,
-            units: self.units,
-        }
+        _ => Vec::new(),
     }
 }
 
@@ -303,18 +222,16 @@ impl Caller {
                 (at, (at as *const Block).read_unaligned())
             };
             during.insist(at, size_of::<Block>(), true);
-            let wanted = Wanted::of(self.engine, at as u64, &block);
             if matches!(block.opcode, PREADV | PWRITEV) {
                 let n = (block.nbytes as usize).min(IOV_MAX);
                 during.insist(block.buf as usize, n * size_of::<iovec>(), false);
             }
+            let wanted = Wanted::of(self.engine, parts(&block));
             if !is_told {
-                for (at, len) in wanted.segments {
-                    let _ = mmap::eject(self.engine, at, len);
-                }
+                wanted.give_away(self.engine);
                 continue;
             }
-            if is_full(self.engine, &wanted.units) {
+            if wanted.is_too_much(self.engine) {
                 // What waits for what this call holds would wait in vain.
                 let n = next.len();
                 let r = self.submit_held(a, taken, std::mem::take(&mut next));
@@ -322,9 +239,9 @@ impl Caller {
                     return answer(taken, r);
                 }
                 taken += n;
-                make_room(self.engine, &wanted.units);
+                make_room(self.engine, &wanted);
             }
-            next.push((wanted.block, wanted.hold(self.engine)));
+            next.push((at as u64, wanted.hold(self.engine)));
         }
         let r = match next.is_empty() {
             // (None, or it cannot be told when they are done.)

@@ -10,81 +10,90 @@ use crate::{Errno, Result, fs, mm, own};
 use std::sync::atomic::AtomicU32;
 use std::sync::atomic::Ordering::{Acquire, Relaxed, Release};
 
-/// Offsets for mmap of the parts of the ring.
-const OFF_SQ_RING: usize = 0;
-const OFF_SQES: usize = 0x1000_0000;
+/// Offset for mmap of the queues of a ring.
+pub const OFF_SQ_RING: usize = 0;
+/// Offset for mmap of the entries of its submission queue.
+pub const OFF_SQES: usize = 0x1000_0000;
 /// Both queues are in one mapping (Linux 5.4).
-const FEAT_SINGLE_MMAP: u32 = 1;
-const ENTER_GETEVENTS: usize = 1;
+pub const FEAT_SINGLE_MMAP: u32 = 1;
+/// Of io_uring_enter: it waits for completions.
+pub const ENTER_GETEVENTS: usize = 1;
 const OP_WRITE: u8 = 23;
 
+/// The kernel's io_sqring_offsets.
 #[repr(C)]
-#[derive(Default)]
-struct SqOffsets {
-    head: u32,
-    tail: u32,
-    ring_mask: u32,
-    ring_entries: u32,
-    flags: u32,
-    dropped: u32,
-    array: u32,
-    resv1: u32,
-    user_addr: u64,
+#[derive(Clone, Copy, Default)]
+#[expect(missing_docs, reason = "the names are the kernel's")]
+pub struct SqOffsets {
+    pub head: u32,
+    pub tail: u32,
+    pub ring_mask: u32,
+    pub ring_entries: u32,
+    pub flags: u32,
+    pub dropped: u32,
+    pub array: u32,
+    pub resv1: u32,
+    pub user_addr: u64,
 }
 
+/// The kernel's io_cqring_offsets.
 #[repr(C)]
-#[derive(Default)]
-struct CqOffsets {
-    head: u32,
-    tail: u32,
-    ring_mask: u32,
-    ring_entries: u32,
-    overflow: u32,
-    cqes: u32,
-    flags: u32,
-    resv1: u32,
-    user_addr: u64,
+#[derive(Clone, Copy, Default)]
+#[expect(missing_docs, reason = "the names are the kernel's")]
+pub struct CqOffsets {
+    pub head: u32,
+    pub tail: u32,
+    pub ring_mask: u32,
+    pub ring_entries: u32,
+    pub overflow: u32,
+    pub cqes: u32,
+    pub flags: u32,
+    pub resv1: u32,
+    pub user_addr: u64,
 }
 
 /// The kernel's io_uring_params.
 #[repr(C)]
-#[derive(Default)]
-struct Params {
-    sq_entries: u32,
-    cq_entries: u32,
-    flags: u32,
-    sq_thread_cpu: u32,
-    sq_thread_idle: u32,
-    features: u32,
-    wq_fd: u32,
-    resv: [u32; 3],
-    sq_off: SqOffsets,
-    cq_off: CqOffsets,
+#[derive(Clone, Copy, Default)]
+#[expect(missing_docs, reason = "the names are the kernel's")]
+pub struct Params {
+    pub sq_entries: u32,
+    pub cq_entries: u32,
+    pub flags: u32,
+    pub sq_thread_cpu: u32,
+    pub sq_thread_idle: u32,
+    pub features: u32,
+    pub wq_fd: u32,
+    pub resv: [u32; 3],
+    pub sq_off: SqOffsets,
+    pub cq_off: CqOffsets,
 }
 
 /// The kernel's io_uring_sqe, with the fields in use.
 #[repr(C)]
 #[derive(Clone, Copy, Default)]
-struct Sqe {
-    opcode: u8,
-    flags: u8,
-    ioprio: u16,
-    fd: i32,
-    offset: u64,
-    addr: u64,
-    len: u32,
-    rw_flags: u32,
-    user_data: u64,
-    rest: [u64; 3],
+#[expect(missing_docs, reason = "the names are the kernel's")]
+pub struct Sqe {
+    pub opcode: u8,
+    pub flags: u8,
+    pub ioprio: u16,
+    pub fd: i32,
+    pub offset: u64,
+    pub addr: u64,
+    pub len: u32,
+    pub rw_flags: u32,
+    pub user_data: u64,
+    pub rest: [u64; 3],
 }
 
 /// The kernel's io_uring_cqe.
 #[repr(C)]
 #[derive(Clone, Copy)]
-struct Cqe {
-    user_data: u64,
-    res: i32,
-    flags: u32,
+#[expect(missing_docs, reason = "the names are the kernel's")]
+pub struct Cqe {
+    pub user_data: u64,
+    pub res: i32,
+    pub flags: u32,
 }
 
 const _: () = assert!(size_of::<Params>() == 120 && size_of::<Sqe>() == 64);

@@ -24,6 +24,7 @@ pub fn cases() -> Vec<Case> {
         all.push(case(format!("asynchronous, {mode}"), move || {
             asynchronous(mode)
         }));
+        all.push(case(format!("requests, {mode}"), move || requests(mode)));
         all.push(case(format!("submitted, {mode}"), move || submitted(mode)));
         for threads in ["0", "4"] {
             all.push(case(
@@ -83,6 +84,29 @@ fn submitted(mode: Mode) {
     }
     let leaves = program.arg("leaves").managed(&Setup::new(mode, 64));
     assert!(leaves.output.status.success(), "{}", leaves.said());
+}
+
+/// c/requests.c: transfers by an io_uring.
+fn requests(mode: Mode) {
+    mode.need();
+    if let Err(e) = hugeswap_sys::probe::io_uring() {
+        skip(&format!("no io_uring ({e})"));
+    }
+    let dir = directory();
+    let file = dir.path().join("file");
+    let program = || Program::new(dir.path(), compile("requests", dir.path())).arg(&file);
+    let plain = program().plain();
+    let setup = || Setup::new(mode, 64).option("--set", "syscall.io_uring=on");
+    for settings in [&[][..], &["debug.storm=50"], &["thp.enabled=never"]] {
+        let setup = { settings.iter() }.fold(setup(), |s, set| s.option("--set", set));
+        program().managed(&setup).same_output_as(&plain);
+    }
+    let leaves = program().arg("leaves").managed(&setup());
+    assert!(leaves.output.status.success(), "{}", leaves.said());
+    if mode == Mode::Signal {
+        let refused = program().arg("refused").managed(&Setup::new(mode, 64));
+        assert!(refused.output.status.success(), "{}", refused.said());
+    }
 }
 
 /// When the program's only thread ends by the bare system call, the process ends with its status.

@@ -1,0 +1,528 @@
+//! io_uring, where it is allowed (`syscall.io_uring`): the memory of requests is held until they are
+//! done.
+//!
+//! The rings themselves are memory of the kernel's, which the program reads and writes. Before
+//! requests are submitted, we read them and hold their memory; at each call we read which have been
+//! completed since. A completion names its request by a number of the program's, which need not be
+//! unique: what requests of the same number hold is let go of when all of them are done. Where
+//! completions were missed, or may be of other requests (messages between rings), what is held stays
+//! held for good: a device may still write to it.
+//!
+//! A ring is mapped for the time of a call only, since a mapping would keep it from ending when the
+//! program closes it. What the kernel would use without a call of the program's is refused: polling of
+//! submissions, rings in the program's memory, rings of buffers.
+
+mod entry;
+
+use crate::issue::{Args, Caller, Pins};
+use crate::lock::Lock;
+use crate::mask::OURS;
+use crate::transfer::{Transfer, Wanted};
+use crate::{extent, mmap};
+use entry::Request;
+use hugeswap_engine::Engine;
+use hugeswap_sys::raw::{self, syscall6};
+use hugeswap_sys::signal::Blocked;
+use hugeswap_sys::uring::{ENTER_GETEVENTS, FEAT_SINGLE_MMAP, OFF_SQ_RING, OFF_SQES, Params, Sqe};
+use hugeswap_sys::{Errno, fs, futex, mm, now_ns};
+use libc::iovec;
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::sync::atomic::AtomicU32;
+use std::sync::atomic::Ordering::{Acquire, Relaxed, Release};
+
+const EINVAL: isize = -(libc::EINVAL as isize);
+
+/// Completions are not lost, and what a request names is read as it is submitted.
+const FEATURES: u32 = FEAT_SINGLE_MMAP | 1 << 1 | 1 << 2;
+/// Flags of rings that work so: IOPOLL, CQSIZE, CLAMP, ATTACH_WQ, R_DISABLED, SUBMIT_ALL,
+/// COOP_TASKRUN, TASKRUN_FLAG, SQE128, CQE32, SINGLE_ISSUER, DEFER_TASKRUN, NO_SQARRAY.
+const FLAGS: u32 = 1 | 0x3ff8 | NO_SQARRAY;
+const SQPOLL: u32 = 1 << 1;
+const SQE128: u32 = 1 << 10;
+const CQE32: u32 = 1 << 11;
+const NO_SQARRAY: u32 = 1 << 16;
+/// Most buffers and files that the kernel takes at a time.
+const MOST_REGISTERED: usize = 1 << 15;
+/// Of a completion: more will come of the same request.
+const MORE: u32 = 1 << 1;
+/// Of io_uring_enter: its last argument is a structure.
+const EXT_ARG: usize = 1 << 3;
+
+/// Requests of one number.
+#[derive(Default)]
+struct UnderWay {
+    requests: u32,
+    held: Vec<Transfer>,
+}
+
+/// A ring of the program's.
+struct Ring {
+    shape: Params,
+    /// Serialises what reads the rings, and submits.
+    turn: Arc<Turn>,
+    /// Up to where completions have been read.
+    seen: u32,
+    /// By the program's number.
+    under_way: BTreeMap<u64, UnderWay>,
+}
+
+/// By descriptor.
+static RINGS: Lock<BTreeMap<i32, Ring>> = Lock::new(BTreeMap::new());
+/// 1: rings may say that a request is done that is not ([`Request::Message`]).
+static IS_MISLED: AtomicU32 = AtomicU32::new(0);
+
+/// A mutex whose holder may call the engine, with signals blocked.
+struct Turn(AtomicU32);
+
+struct HasTurn<'a> {
+    turn: &'a Turn,
+    _blocked: Blocked,
+}
+
+impl Turn {
+    fn take(&self) -> HasTurn<'_> {
+        let blocked = Blocked::all();
+        while self.0.swap(1, Acquire) != 0 {
+            futex::wait(&self.0, 1, Some(1_000_000), false);
+        }
+        HasTurn {
+            turn: self,
+            _blocked: blocked,
+        }
+    }
+}
+
+impl Drop for HasTurn<'_> {
+    fn drop(&mut self) {
+        self.turn.0.store(0, Release);
+        futex::wake(&self.turn.0, 1, false);
+    }
+}
+
+/// A ring that is mapped.
+struct Mapped {
+    queues: (usize, usize),
+    entries: (usize, usize),
+    shape: Params,
+}
+
+impl Mapped {
+    fn of(fd: i32, shape: &Params) -> Result<Mapped, Errno> {
+        let array = match shape.flags & NO_SQARRAY {
+            0 => shape.sq_off.array + shape.sq_entries * 4,
+            _ => 0,
+        };
+        let mut mapped = Mapped {
+            queues: (0, 0),
+            entries: (0, 0),
+            shape: *shape,
+        };
+        let completions = shape.cq_off.cqes as usize + shape.cq_entries as usize * mapped.cqe();
+        let queues = completions.max(array as usize);
+        let entries = shape.sq_entries as usize * mapped.sqe();
+        mapped.queues = (map(fd, OFF_SQ_RING, queues)?, queues);
+        mapped.entries = (map(fd, OFF_SQES, entries)?, entries);
+        Ok(mapped)
+    }
+
+    /// Bytes of an entry.
+    fn sqe(&self) -> usize {
+        64 << usize::from(self.shape.flags & SQE128 != 0)
+    }
+
+    fn cqe(&self) -> usize {
+        16 << usize::from(self.shape.flags & CQE32 != 0)
+    }
+
+    fn word(&self, offset: u32) -> u32 {
+        // SAFETY: a word within the queues, which the kernel and the program change.
+        unsafe { &*((self.queues.0 + offset as usize) as *const AtomicU32) }.load(Acquire)
+    }
+
+    fn sq_head(&self) -> u32 {
+        self.word(self.shape.sq_off.head)
+    }
+
+    /// The address of the `n`th request from the beginning on; `None`: there is none such.
+    fn request(&self, n: u32) -> Option<usize> {
+        let place = n & (self.shape.sq_entries - 1);
+        let index = match self.shape.flags & NO_SQARRAY {
+            0 => self.word(self.shape.sq_off.array + place * 4),
+            _ => place,
+        };
+        let is_one = index < self.shape.sq_entries;
+        is_one.then(|| self.entries.0 + index as usize * self.sqe())
+    }
+
+    /// Number and flags of the `n`th completion from the beginning on.
+    fn completion(&self, n: u32) -> (u64, u32) {
+        let place = (n & (self.shape.cq_entries - 1)) as usize;
+        let at = self.queues.0 + self.shape.cq_off.cqes as usize + place * self.cqe();
+        // SAFETY: an entry within the queues.
+        unsafe {
+            (
+                (at as *const u64).read_volatile(),
+                ((at + 12) as *const u32).read_volatile(),
+            )
+        }
+    }
+}
+
+impl Drop for Mapped {
+    fn drop(&mut self) {
+        for (at, len) in [self.queues, self.entries] {
+            if at != 0 {
+                // SAFETY: mapped by us, and used no more.
+                let _ = unsafe { mm::unmap(at, len) };
+            }
+        }
+    }
+}
+
+fn map(fd: i32, offset: usize, len: usize) -> Result<usize, Errno> {
+    let prot = (libc::PROT_READ | libc::PROT_WRITE) as usize;
+    let flags = (libc::MAP_SHARED | libc::MAP_POPULATE) as usize;
+    // SAFETY: a new mapping.
+    unsafe { raw::call(libc::SYS_mmap, [0, len, prot, flags, fd as usize, offset]) }
+}
+
+/// Reads which requests have been completed. To be called with the ring's turn.
+fn look(fd: i32, mapped: &Mapped) {
+    let mut done = Vec::new();
+    let mut rings = RINGS.lock();
+    let Some(ring) = rings.get_mut(&fd) else {
+        return;
+    };
+    let tail = || mapped.word(mapped.shape.cq_off.tail);
+    let (to, room) = (tail(), mapped.shape.cq_entries);
+    let count = to.wrapping_sub(ring.seen).min(room);
+    let completions: Vec<_> = (0..count)
+        .map(|i| mapped.completion(ring.seen.wrapping_add(i)))
+        .collect();
+    // (The program may have let the kernel write over them meanwhile.)
+    let is_missed = tail().wrapping_sub(ring.seen) > room;
+    ring.seen = to;
+    if is_missed || IS_MISLED.load(Relaxed) != 0 {
+        std::mem::forget(std::mem::take(&mut ring.under_way));
+        return;
+    }
+    for (number, flags) in completions {
+        if flags & MORE == 0
+            && let Some(those) = ring.under_way.get_mut(&number)
+        {
+            those.requests -= 1;
+            if those.requests == 0 {
+                done.extend(ring.under_way.remove(&number));
+            }
+        }
+    }
+    drop(rings);
+    // (What they held is let go of here.)
+}
+
+/// Notes a request that is about to be submitted.
+fn note(fd: i32, number: u64, transfer: Transfer) {
+    let mut rings = RINGS.lock();
+    if let Some(ring) = rings.get_mut(&fd) {
+        let those = ring.under_way.entry(number).or_default();
+        those.requests += 1;
+        those.held.push(transfer);
+    }
+}
+
+/// Submits `n` requests, of which the first have these numbers: how many, or a negative errno. To be
+/// called with the ring's turn.
+fn submit_held(fd: i32, mapped: &Mapped, n: u32, numbers: &[Option<u64>]) -> isize {
+    if n == 0 {
+        return 0;
+    }
+    let head = mapped.sq_head();
+    let call = [fd as usize, n as usize, 0, 0, 0, 0];
+    // SAFETY: the program's own call. (Signals stay blocked: it waits for no request.)
+    let r = unsafe { syscall6(libc::SYS_io_uring_enter as usize, call) };
+    let taken = mapped.sq_head().wrapping_sub(head) as usize;
+    let mut left = Vec::new();
+    let mut rings = RINGS.lock();
+    if let Some(ring) = rings.get_mut(&fd) {
+        for number in numbers.iter().skip(taken).rev().flatten() {
+            if let Some(those) = ring.under_way.get_mut(number) {
+                those.requests -= 1;
+                left.extend(those.held.pop());
+                if those.requests == 0 {
+                    ring.under_way.remove(number);
+                }
+            }
+        }
+    }
+    drop(rings);
+    r
+}
+
+/// Waits until there is room for another request, but not for long: what is under way may wait for
+/// the program.
+fn make_room(engine: &Engine, fd: i32, mapped: &Mapped, wanted: &Wanted) {
+    const PATIENCE_NS: u64 = 500_000_000;
+    const PAUSE_NS: u64 = 100_000;
+    let until = now_ns() + PATIENCE_NS;
+    while wanted.is_too_much(engine) && now_ns() < until {
+        let call = [fd as usize, 0, 0, ENTER_GETEVENTS, 0, 0];
+        // (Some rings end their requests only in such a call.)
+        // SAFETY: waits for nothing.
+        unsafe { syscall6(libc::SYS_io_uring_enter as usize, call) };
+        look(fd, mapped);
+        futex::wait(&AtomicU32::new(0), 0, Some(PAUSE_NS), false);
+    }
+}
+
+/// In a forked child: a ring belongs to the process that made it.
+pub fn forget_all() {
+    std::mem::forget(std::mem::take(&mut *RINGS.lock()));
+}
+
+/// Takes this module's lock for the time of a fork; see [`Lock::before_fork`].
+pub fn before_fork() {
+    RINGS.before_fork();
+}
+
+/// Releases the lock after a fork, in parent and child.
+pub fn after_fork() {
+    RINGS.after_fork();
+}
+
+impl Caller {
+    /// io_uring_setup.
+    pub fn ring_setup(&self, a: Args) -> isize {
+        // SAFETY: the program's structure; a fault on it is taken as any other.
+        let mut shape = unsafe { (a[1] as *const Params).read_unaligned() };
+        if shape.flags & SQPOLL != 0 {
+            return -(libc::EPERM as isize);
+        }
+        if shape.flags & !FLAGS != 0 {
+            return EINVAL;
+        }
+        let call = [a[0], &raw mut shape as usize, 0, 0, 0, 0];
+        let fd = self.raw(libc::SYS_io_uring_setup, call);
+        if fd < 0 {
+            return fd;
+        }
+        let fd = fd as i32;
+        if shape.features & FEATURES != FEATURES {
+            fs::close(fd);
+            return -(libc::ENOSYS as isize);
+        }
+        // SAFETY: as above.
+        unsafe { (a[1] as *mut Params).write_unaligned(shape) };
+        let ring = Ring {
+            shape,
+            turn: Arc::new(Turn(AtomicU32::new(0))),
+            seen: 0,
+            under_way: BTreeMap::new(),
+        };
+        // (One that was closed with requests under way: the kernel may still be ending them.)
+        std::mem::forget(RINGS.lock().insert(fd, ring));
+        fd as isize
+    }
+
+    /// io_uring_enter.
+    pub fn ring_enter(&self, a: Args) -> isize {
+        let [fd, to_submit, least, flags, arg, size] = a;
+        let fd = fd as i32;
+        let known = RINGS.lock().get(&fd).map(|r| (r.shape, r.turn.clone()));
+        let Some((shape, turn)) = known else {
+            // (It was made before anything was managed, or it is another process's.)
+            return self.raw(libc::SYS_io_uring_enter, a);
+        };
+        let submitted = match to_submit as u32 {
+            0 => 0,
+            n => self.submit_requests(fd, n, &shape, &turn),
+        };
+        if submitted < 0 || submitted < to_submit as u32 as isize || flags & ENTER_GETEVENTS == 0 {
+            let other = [fd as usize, 0, 0, flags, arg, size];
+            return match to_submit {
+                0 => self.raw(libc::SYS_io_uring_enter, other),
+                _ => submitted,
+            };
+        }
+        let mut own = Waiting::default();
+        let (arg, size) = own.of(flags, arg, size);
+        let r = self.raw(
+            libc::SYS_io_uring_enter,
+            [fd as usize, 0, least, flags, arg, size],
+        );
+        let is_any = |r: &Ring| !r.under_way.is_empty();
+        if RINGS.lock().get(&fd).is_some_and(is_any) {
+            let _turn = turn.take();
+            if let Ok(mapped) = Mapped::of(fd, &shape) {
+                look(fd, &mapped);
+            }
+        }
+        if submitted > 0 { submitted } else { r }
+    }
+
+    /// Submits up to `n` requests, whose memory is held: how many, or a negative errno.
+    fn submit_requests(&self, fd: i32, n: u32, shape: &Params, turn: &Turn) -> isize {
+        let _turn = turn.take();
+        let mapped = match Mapped::of(fd, shape) {
+            Ok(mapped) => mapped,
+            Err(e) => return -(e.0 as isize),
+        };
+        look(fd, &mapped);
+        let head = mapped.sq_head();
+        let there = mapped.word(shape.sq_off.tail).wrapping_sub(head);
+        let mut numbers: Vec<Option<u64>> = Vec::new();
+        let mut submitted = 0;
+        for i in 0..n.min(there).min(shape.sq_entries) {
+            let Some(at) = mapped.request(head.wrapping_add(i)) else {
+                numbers.push(None);
+                continue;
+            };
+            let (wanted, number) = self.wanted(at);
+            if wanted.is_too_much(self.engine) {
+                // What waits for what this call holds would wait in vain.
+                let held = numbers.len() as isize;
+                let r = submit_held(fd, &mapped, held as u32, &numbers);
+                if r < held {
+                    return if submitted > 0 {
+                        submitted + r.max(0)
+                    } else {
+                        r
+                    };
+                }
+                submitted += held;
+                numbers.clear();
+                make_room(self.engine, fd, &mapped, &wanted);
+            }
+            numbers.push(number);
+            match number {
+                Some(number) => note(fd, number, wanted.hold(self.engine)),
+                None => wanted.give_away(self.engine),
+            }
+        }
+        let r = submit_held(fd, &mapped, n - submitted as u32, &numbers);
+        if submitted > 0 {
+            submitted + r.max(0)
+        } else {
+            r
+        }
+    }
+
+    /// The memory of the request at `at`, and its number, if it is known when it is done.
+    fn wanted(&self, at: usize) -> (Wanted, Option<u64>) {
+        // SAFETY: an entry of the mapped ring.
+        let sqe = unsafe { (at as *const Sqe).read_volatile() };
+        let wanted = |parts| Wanted::of(self.engine, parts);
+        match entry::of(Some(self.engine), &sqe) {
+            Request::Held(parts) => (wanted(parts), Some(sqe.user_data)),
+            Request::GivenAway(parts) => (wanted(parts), None),
+            Request::Refused => {
+                // SAFETY: as above. (The program gives it to the kernel at this moment.)
+                unsafe { (at as *mut u8).write_volatile(entry::UNKNOWN) };
+                (wanted(Vec::new()), Some(sqe.user_data))
+            }
+            Request::Message => {
+                IS_MISLED.store(1, Relaxed);
+                (wanted(Vec::new()), None)
+            }
+        }
+    }
+
+    /// io_uring_register.
+    pub fn ring_register(&self, a: Args) -> isize {
+        const BUFFERS: usize = 0;
+        const BUFFERS2: usize = 15;
+        const BUFFERS_UPDATE: usize = 16;
+        const RING_FDS: usize = 20;
+        const PBUF_RING: usize = 22;
+        const SEND_MSG_RING: usize = 31;
+        const LAST: usize = 30;
+        const FILES_UPDATE: usize = 6;
+        const FILES2: usize = 13;
+        const FILES_UPDATE2: usize = 14;
+        let word = |at: usize| {
+            // SAFETY: the program's structure; a fault on it is taken as any other.
+            unsafe { (at as *const u64).read_unaligned() as usize }
+        };
+        match a[1] {
+            RING_FDS | PBUF_RING => return EINVAL,
+            op if op > LAST || op == SEND_MSG_RING => return EINVAL,
+            _ => {}
+        }
+        // Where a structure is given: the arrays that it names, of how many elements.
+        let (arrays, n) = match a[1] {
+            BUFFERS => ([a[2], 0], a[3]),
+            FILES_UPDATE => ([word(a[2] + 8), 0], a[3]),
+            BUFFERS2 | FILES2 => (
+                [word(a[2] + 16), word(a[2] + 24)],
+                word(a[2]) as u32 as usize,
+            ),
+            BUFFERS_UPDATE | FILES_UPDATE2 => {
+                let n = word(a[2] + 24) as u32 as usize;
+                ([word(a[2] + 8), word(a[2] + 16)], n)
+            }
+            _ => ([0, 0], 0),
+        };
+        let n = n.min(MOST_REGISTERED);
+        if matches!(a[1], BUFFERS | BUFFERS2 | BUFFERS_UPDATE) {
+            self.give_away(arrays[0], n);
+        }
+        let mut held = Pins::new(self.engine);
+        for array in arrays {
+            held.insist(array, n * size_of::<iovec>(), false);
+        }
+        self.unknown(libc::SYS_io_uring_register, a)
+    }
+
+    /// The memory of `n` segments becomes the kernel's: it keeps it.
+    fn give_away(&self, segments: usize, n: usize) {
+        for i in 0..n {
+            // SAFETY: the program's array; a fault on it is taken as any other.
+            let s = unsafe { (segments as *const iovec).add(i).read_unaligned() };
+            if extent::managed(s.iov_base as usize) {
+                let _ = mmap::eject(self.engine, s.iov_base as usize, s.iov_len);
+            }
+        }
+    }
+}
+
+/// What io_uring_enter is to wait with, in memory of ours.
+#[derive(Default)]
+struct Waiting {
+    mask: u64,
+    time: [u64; 2],
+    /// The kernel's io_uring_getevents_arg: mask, its size and more, time.
+    all: [u64; 3],
+}
+
+impl Waiting {
+    /// Copies what the program has given: where it is now, and its size.
+    fn of(&mut self, flags: usize, arg: usize, size: usize) -> (usize, usize) {
+        let mask = |at: usize| {
+            // SAFETY: the program's mask; a fault on it is taken as any other.
+            unsafe { (at as *const u64).read_unaligned() & !OURS }
+        };
+        if arg == 0 {
+            return (arg, size);
+        }
+        if flags & EXT_ARG == 0 {
+            self.mask = mask(arg);
+            return (&raw const self.mask as usize, size);
+        }
+        if size != size_of_val(&self.all) {
+            return (arg, size);
+        }
+        // SAFETY: as above, of the program's structures.
+        unsafe {
+            self.all = (arg as *const [u64; 3]).read_unaligned();
+            if self.all[2] != 0 {
+                self.time = (self.all[2] as *const [u64; 2]).read_unaligned();
+                self.all[2] = &raw const self.time as u64;
+            }
+        }
+        if self.all[0] != 0 {
+            self.mask = mask(self.all[0] as usize);
+            self.all[0] = &raw const self.mask as u64;
+        }
+        (self.all.as_ptr() as usize, size)
+    }
+}
