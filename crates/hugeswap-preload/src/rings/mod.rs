@@ -21,6 +21,7 @@ use crate::transfer::{Transfer, Wanted};
 use crate::{extent, mmap};
 use entry::Request;
 use hugeswap_engine::Engine;
+use hugeswap_policy::knobs::Knob;
 use hugeswap_sys::raw::{self, syscall6};
 use hugeswap_sys::signal::Blocked;
 use hugeswap_sys::uring::{ENTER_GETEVENTS, FEAT_SINGLE_MMAP, OFF_SQ_RING, OFF_SQES, Params, Sqe};
@@ -46,6 +47,8 @@ const NO_SQARRAY: u32 = 1 << 16;
 const MOST_REGISTERED: usize = 1 << 15;
 /// Of a completion: more will come of the same request.
 const MORE: u32 = 1 << 1;
+/// Of io_uring_enter: the first argument is no descriptor.
+const REGISTERED: usize = 1 << 4;
 /// Of io_uring_enter: its last argument is a structure.
 const EXT_ARG: usize = 1 << 3;
 
@@ -293,6 +296,9 @@ pub fn after_fork() {
 impl Caller {
     /// io_uring_setup.
     pub fn ring_setup(&self, a: Args) -> isize {
+        if self.engine.pool().knob(Knob::SyscallIoUring) == 0 {
+            return -(libc::ENOSYS as isize);
+        }
         // SAFETY: the program's structure; a fault on it is taken as any other.
         let mut shape = unsafe { (a[1] as *const Params).read_unaligned() };
         if shape.flags & SQPOLL != 0 {
@@ -328,7 +334,10 @@ impl Caller {
     pub fn ring_enter(&self, a: Args) -> isize {
         let [fd, to_submit, least, flags, arg, size] = a;
         let fd = fd as i32;
-        let known = RINGS.lock().get(&fd).map(|r| (r.shape, r.turn.clone()));
+        let ring = |r: &Ring| (r.shape, r.turn.clone());
+        let known = RINGS.lock().get(&fd).map(ring);
+        // (A number of a registered one is none of ours.)
+        let known = known.filter(|_| flags & REGISTERED == 0);
         let Some((shape, turn)) = known else {
             // (It was made before anything was managed, or it is another process's.)
             return self.raw(libc::SYS_io_uring_enter, a);

@@ -68,8 +68,15 @@ pub fn return_from_signal(context: &mut libc::ucontext_t) {
 
 /// May a call concern managed memory?
 pub fn concerns_us(nr: i64, a: &[usize; 6]) -> bool {
-    let is_submitted = matches!(nr, libc::SYS_io_submit | libc::SYS_io_destroy);
-    a.iter().any(|&a| extent::managed(a)) || is_submitted || INDIRECT.contains(&nr)
+    // What is transferred is named by memory.
+    const SUBMITS: [i64; 5] = [
+        libc::SYS_io_submit,
+        libc::SYS_io_destroy,
+        libc::SYS_io_uring_setup,
+        libc::SYS_io_uring_enter,
+        libc::SYS_io_uring_register,
+    ];
+    a.iter().any(|&a| extent::managed(a)) || SUBMITS.contains(&nr) || INDIRECT.contains(&nr)
 }
 
 /// The agent: see the file's head. In the constructor, in the place of a program's loading.
