@@ -11,8 +11,10 @@ use libc::iovec;
 pub enum Request {
     /// Its memory is held until it is done.
     Held(Vec<Part>),
-    /// Nobody says when it is done, or when its memory is used: that becomes the kernel's.
+    /// Its memory is used later: it becomes the kernel's.
     GivenAway(Vec<Part>),
+    /// As [`Request::GivenAway`]: nothing says when it is done, unless it fails.
+    Silent(Vec<Part>),
     /// It is refused (EINVAL), as by a kernel that does not know it: what it does to memory is not
     /// seen.
     Refused,
@@ -139,8 +141,15 @@ pub fn of(engine: Option<&Engine>, sqe: &Sqe) -> Request {
     }
     match sqe.flags & SKIP_SUCCESS {
         0 => Request::Held(all),
-        _ => Request::GivenAway(all),
+        _ => Request::Silent(all),
     }
+}
+
+/// Is the request that follows in the same submission to wait for this one?
+pub fn is_linked(sqe: &Sqe) -> bool {
+    const LINK: u8 = 1 << 2;
+    const HARDLINK: u8 = 1 << 3;
+    sqe.flags & (LINK | HARDLINK) != 0
 }
 
 #[cfg(test)]
@@ -179,7 +188,7 @@ mod tests {
         assert!(is_held(request(READ, BUFFER_SELECT), &[]));
         assert!(matches!(
             request(READ, SKIP_SUCCESS),
-            Request::GivenAway(parts) if parts.len() == 1
+            Request::Silent(parts) if parts.len() == 1
         ));
         assert!(matches!(request(MSG_RING, 0), Request::Message));
         for refused in [MADVISE, URING_CMD, 63, UNKNOWN] {

@@ -27,10 +27,10 @@ use hugeswap_sys::signal::Blocked;
 use hugeswap_sys::uring::{ENTER_GETEVENTS, FEAT_SINGLE_MMAP, OFF_SQ_RING, OFF_SQES, Params, Sqe};
 use hugeswap_sys::{Errno, fs, futex, mm, now_ns};
 use libc::iovec;
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
-use std::sync::atomic::AtomicU32;
 use std::sync::atomic::Ordering::{Acquire, Relaxed, Release};
+use std::sync::atomic::{AtomicBool, AtomicU32};
 
 const EINVAL: isize = -(libc::EINVAL as isize);
 
@@ -55,8 +55,10 @@ const EXT_ARG: usize = 1 << 3;
 /// Requests of one number.
 #[derive(Default)]
 struct UnderWay {
+    /// How many are to be completed.
     requests: u32,
-    held: Vec<Transfer>,
+    /// What each of them holds, also of those that are complete.
+    held: Vec<Option<Transfer>>,
 }
 
 /// A ring of the program's.
@@ -68,12 +70,17 @@ struct Ring {
     seen: u32,
     /// By the program's number.
     under_way: BTreeMap<u64, UnderWay>,
+    /// Numbers of requests of which a completion may come, or not ([`Request::Silent`]).
+    silent: BTreeSet<u64>,
 }
+
+/// Most numbers of that kind.
+const MOST_SILENT: usize = 1024;
 
 /// By descriptor.
 static RINGS: Lock<BTreeMap<i32, Ring>> = Lock::new(BTreeMap::new());
-/// 1: rings may say that a request is done that is not ([`Request::Message`]).
-static IS_MISLED: AtomicU32 = AtomicU32::new(0);
+/// Rings may say that a request is done that is not. From then on memory becomes the kernel's.
+static IS_MISLED: AtomicBool = AtomicBool::new(false);
 
 /// A mutex whose holder may call the engine, with signals blocked.
 struct Turn(AtomicU32);
@@ -206,7 +213,11 @@ fn look(fd: i32, mapped: &Mapped) {
     // (The program may have let the kernel write over them meanwhile.)
     let is_missed = tail().wrapping_sub(ring.seen) > room;
     ring.seen = to;
-    if is_missed || IS_MISLED.load(Relaxed) != 0 {
+    if is_missed {
+        // (Those that were missed may be of any number, and come with that of a later request.)
+        IS_MISLED.store(true, Relaxed);
+    }
+    if IS_MISLED.load(Relaxed) {
         std::mem::forget(std::mem::take(&mut ring.under_way));
         return;
     }
@@ -214,7 +225,7 @@ fn look(fd: i32, mapped: &Mapped) {
         if flags & MORE == 0
             && let Some(those) = ring.under_way.get_mut(&number)
         {
-            those.requests -= 1;
+            those.requests = those.requests.saturating_sub(1);
             if those.requests == 0 {
                 done.extend(ring.under_way.remove(&number));
             }
@@ -224,8 +235,28 @@ fn look(fd: i32, mapped: &Mapped) {
     // (What they held is let go of here.)
 }
 
+/// Does a completion of this number say that its request is done?
+fn may_be_held(fd: i32, number: u64) -> bool {
+    let rings = RINGS.lock();
+    let is_silent = |r: &Ring| r.silent.contains(&number);
+    !IS_MISLED.load(Relaxed) && !rings.get(&fd).is_some_and(is_silent)
+}
+
+/// A completion of this number may come, or not.
+fn note_silent(fd: i32, number: u64) {
+    let mut rings = RINGS.lock();
+    if let Some(ring) = rings.get_mut(&fd) {
+        std::mem::forget(ring.under_way.remove(&number));
+        if ring.silent.len() < MOST_SILENT {
+            ring.silent.insert(number);
+        } else {
+            IS_MISLED.store(true, Relaxed);
+        }
+    }
+}
+
 /// Notes a request that is about to be submitted.
-fn note(fd: i32, number: u64, transfer: Transfer) {
+fn note(fd: i32, number: u64, transfer: Option<Transfer>) {
     let mut rings = RINGS.lock();
     if let Some(ring) = rings.get_mut(&fd) {
         let those = ring.under_way.entry(number).or_default();
@@ -250,8 +281,8 @@ fn submit_held(fd: i32, mapped: &Mapped, n: u32, numbers: &[Option<u64>]) -> isi
     if let Some(ring) = rings.get_mut(&fd) {
         for number in numbers.iter().skip(taken).rev().flatten() {
             if let Some(those) = ring.under_way.get_mut(number) {
-                those.requests -= 1;
-                left.extend(those.held.pop());
+                those.requests = those.requests.saturating_sub(1);
+                left.extend(those.held.pop().flatten());
                 if those.requests == 0 {
                     ring.under_way.remove(number);
                 }
@@ -324,6 +355,7 @@ impl Caller {
             turn: Arc::new(Turn(AtomicU32::new(0))),
             seen: 0,
             under_way: BTreeMap::new(),
+            silent: BTreeSet::new(),
         };
         // (One that was closed with requests under way: the kernel may still be ending them.)
         std::mem::forget(RINGS.lock().insert(fd, ring));
@@ -381,59 +413,58 @@ impl Caller {
         let there = mapped.word(shape.sq_off.tail).wrapping_sub(head);
         let mut numbers: Vec<Option<u64>> = Vec::new();
         let mut submitted = 0;
+        // (A chain of requests must be submitted by one call.)
+        let mut is_in_chain = false;
         for i in 0..n.min(there).min(shape.sq_entries) {
             let Some(at) = mapped.request(head.wrapping_add(i)) else {
                 numbers.push(None);
                 continue;
             };
-            let (wanted, number) = self.wanted(at);
-            if wanted.is_too_much(self.engine) {
+            // SAFETY: an entry of the mapped ring.
+            let sqe = unsafe { (at as *const Sqe).read_volatile() };
+            let number = sqe.user_data;
+            let (parts, is_held) = match entry::of(Some(self.engine), &sqe) {
+                Request::Held(parts) => (parts, may_be_held(fd, number)),
+                Request::GivenAway(parts) => (parts, false),
+                Request::Silent(parts) => {
+                    note_silent(fd, number);
+                    (parts, false)
+                }
+                Request::Refused => {
+                    // SAFETY: as above. (The program gives it to the kernel at this moment.)
+                    unsafe { (at as *mut u8).write_volatile(entry::UNKNOWN) };
+                    (Vec::new(), false)
+                }
+                Request::Message => {
+                    IS_MISLED.store(true, Relaxed);
+                    (Vec::new(), false)
+                }
+            };
+            let wanted = Wanted::of(self.engine, parts);
+            if is_held && !is_in_chain && wanted.is_too_much(self.engine) {
                 // What waits for what this call holds would wait in vain.
                 let held = numbers.len() as isize;
                 let r = submit_held(fd, &mapped, held as u32, &numbers);
                 if r < held {
-                    return if submitted > 0 {
-                        submitted + r.max(0)
-                    } else {
-                        r
-                    };
+                    return total(submitted, r);
                 }
                 submitted += held;
                 numbers.clear();
                 make_room(self.engine, fd, &mapped, &wanted);
             }
-            numbers.push(number);
-            match number {
-                Some(number) => note(fd, number, wanted.hold(self.engine)),
-                None => wanted.give_away(self.engine),
-            }
+            is_in_chain = entry::is_linked(&sqe);
+            let transfer = match is_held {
+                true => Some(wanted.hold(self.engine)),
+                false => {
+                    wanted.give_away(self.engine);
+                    None
+                }
+            };
+            note(fd, number, transfer);
+            numbers.push(Some(number));
         }
         let r = submit_held(fd, &mapped, n - submitted as u32, &numbers);
-        if submitted > 0 {
-            submitted + r.max(0)
-        } else {
-            r
-        }
-    }
-
-    /// The memory of the request at `at`, and its number, if it is known when it is done.
-    fn wanted(&self, at: usize) -> (Wanted, Option<u64>) {
-        // SAFETY: an entry of the mapped ring.
-        let sqe = unsafe { (at as *const Sqe).read_volatile() };
-        let wanted = |parts| Wanted::of(self.engine, parts);
-        match entry::of(Some(self.engine), &sqe) {
-            Request::Held(parts) => (wanted(parts), Some(sqe.user_data)),
-            Request::GivenAway(parts) => (wanted(parts), None),
-            Request::Refused => {
-                // SAFETY: as above. (The program gives it to the kernel at this moment.)
-                unsafe { (at as *mut u8).write_volatile(entry::UNKNOWN) };
-                (wanted(Vec::new()), Some(sqe.user_data))
-            }
-            Request::Message => {
-                IS_MISLED.store(1, Relaxed);
-                (wanted(Vec::new()), None)
-            }
-        }
+        total(submitted, r)
     }
 
     /// io_uring_register.
@@ -533,5 +564,13 @@ impl Waiting {
             self.all[0] = &raw const self.mask as u64;
         }
         (self.all.as_ptr() as usize, size)
+    }
+}
+
+/// The answer to a submission of which so many were taken before a part that was answered by `r`.
+fn total(taken: isize, r: isize) -> isize {
+    match taken {
+        0 => r,
+        _ => taken + r.max(0),
     }
 }
