@@ -249,11 +249,18 @@ fn join(len: usize, knob: Knob) -> u32 {
     if (len as u64) < least(&pool, knob) {
         return ARMED;
     }
+    let takes_messages = pool.header().fault_mode.load(Relaxed) == FaultMode::Message as u32;
+    if !takes_messages && rings::is_any_mapped() {
+        return give_up(&RING_FROM_BEFORE);
+    }
     match start_engine(pool, Window::Fixed) {
         Ok(()) => JOINED,
         Err(e) => give_up(&e),
     }
 }
+
+/// A device would write to what has been moved, or is somebody else's by then.
+const RING_FROM_BEFORE: &str = "the program has an io_uring from before its memory was managed, and nobody sees what that transfers";
 
 /// Joins the pool with an engine over addresses at which the program has mappings, which is stopped and was not started to manage
 /// memory; or says why not.

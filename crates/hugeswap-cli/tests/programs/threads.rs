@@ -106,6 +106,12 @@ fn requests(mode: Mode) {
     if mode == Mode::Signal {
         let refused = program().arg("refused").managed(&Setup::new(mode, 64));
         assert!(refused.output.status.success(), "{}", refused.said());
+        let early = program().arg("early");
+        let plain = early.plain();
+        let early = early.managed(&Setup::new(mode, 64));
+        assert_eq!(early.output.stdout, plain.stdout, "{}", early.said());
+        let said = String::from_utf8_lossy(&early.output.stderr);
+        assert!(said.contains("an io_uring from before"), "{said}");
     }
 }
 

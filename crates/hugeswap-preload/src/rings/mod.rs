@@ -22,6 +22,7 @@ use crate::{extent, mmap};
 use entry::Request;
 use hugeswap_engine::Engine;
 use hugeswap_policy::knobs::Knob;
+use hugeswap_sys::maps::Text;
 use hugeswap_sys::raw::{self, syscall6};
 use hugeswap_sys::signal::Blocked;
 use hugeswap_sys::uring::{ENTER_GETEVENTS, FEAT_SINGLE_MMAP, OFF_SQ_RING, OFF_SQES, Params, Sqe};
@@ -307,6 +308,12 @@ fn make_room(engine: &Engine, fd: i32, mapped: &Mapped, wanted: &Wanted) {
         look(fd, mapped);
         futex::wait(&AtomicU32::new(0), 0, Some(PAUSE_NS), false);
     }
+}
+
+/// Has the process an io_uring?
+pub fn is_any_mapped() -> bool {
+    let is_ring = |line: &[u8]| line.ends_with(b"anon_inode:[io_uring]");
+    Text::read().is_ok_and(|text| text.all().any(|(_, line)| is_ring(line)))
 }
 
 /// In a forked child: a ring belongs to the process that made it.

@@ -1,6 +1,7 @@
 // Requests of an io_uring from and to memory that is larger than the budget: single buffers, vectors and registered ones, of
 // files and pipes, many at a time, with numbers of their own and with the same, and from two threads. Given "leaves": memory
-// that was transferred to leaves again. Given "refused": there is no ring.
+// that was transferred to leaves again. Given "refused": there is no ring; "early": there is one
+// before any memory is managed.
 #include "common.h"
 #include <fcntl.h>
 #include <linux/io_uring.h>
@@ -246,6 +247,9 @@ static void leaves(char *heap) {
 int main(int argc, char **argv) {
     begin();
     path = argv[1];
+    // (A ring from before there is memory that could be managed.)
+    int early = argc > 2 && strcmp(argv[2], "early") == 0;
+    struct ring first = early ? ring_of(4, 0) : (struct ring){.fd = -1};
     char *heap = mmap(NULL, HEAP, RW, ANON, -1, 0);
     CHECK(heap != MAP_FAILED, "mmap");
     heap[0] = 1;
@@ -260,6 +264,10 @@ int main(int argc, char **argv) {
     writes(heap, 0);
     writes(heap, O_DIRECT);
     puts("written");
+    if (early) {
+        CHECK(close(first.fd) == 0, "close");
+        return 0;
+    }
     if (argc > 2 && strcmp(argv[2], "leaves") == 0) {
         leaves(heap);
         return 0;
