@@ -10,17 +10,18 @@
 
 use crate::issue::{Args, Caller, Pins};
 use crate::lock::Lock;
-use crate::transfer::{IOV_MAX, MOST, Part, Transfer, Wanted};
-use hugeswap_engine::Engine;
-use hugeswap_sys::{futex, now_ns, process, raw};
+use crate::transfer::{IOV_MAX, Part, Transfer, Wanted, answer, segments};
+use hugeswap_sys::{process, raw};
 use libc::iovec;
 use std::collections::BTreeMap;
-use std::sync::atomic::AtomicU32;
 
 const PREAD: u16 = 0;
 const PWRITE: u16 = 1;
 const PREADV: u16 = 7;
 const PWRITEV: u16 = 8;
+/// So long a submission waits for others at most.
+const PATIENCE_NS: u64 = 10_000_000_000;
+
 /// The kernel's aio_ring. A context's number is its address; the events follow.
 #[repr(C)]
 #[derive(Clone, Copy, Default)]
@@ -149,19 +150,12 @@ fn look(context: usize) -> bool {
     done.is_some()
 }
 
-/// Waits until there is room for more units, or nothing is under way. (What is comes to its end
-/// without us.)
-fn make_room(engine: &Engine, wanted: &Wanted) {
-    const PATIENCE_NS: u64 = 10_000_000_000;
-    const PAUSE_NS: u64 = 100_000;
-    let until = now_ns() + PATIENCE_NS;
-    while wanted.is_too_much(engine) && now_ns() < until {
-        let contexts: Vec<usize> = CONTEXTS.lock().keys().copied().collect();
-        contexts.into_iter().for_each(|context| {
-            look(context);
-        });
-        futex::wait(&AtomicU32::new(0), 0, Some(PAUSE_NS), false);
-    }
+/// The same of all contexts.
+fn look_at_all() {
+    let contexts: Vec<usize> = CONTEXTS.lock().keys().copied().collect();
+    contexts.into_iter().for_each(|context| {
+        look(context);
+    });
 }
 
 /// In a forked child, which has none of its parent's contexts.
@@ -185,21 +179,9 @@ pub fn after_fork() {
 fn parts(block: &Block) -> Vec<Part> {
     let (buf, n) = (block.buf as usize, block.nbytes as usize);
     let fills = matches!(block.opcode, PREAD | PREADV);
-    let part = |at, len: usize| Part {
-        at,
-        len: len.min(MOST),
-        fills,
-    };
     match block.opcode {
-        PREAD | PWRITE => vec![part(buf, n)],
-        PREADV | PWRITEV => {
-            let segment = |i: usize| {
-                // SAFETY: the program's vector; a fault on it is taken as any other.
-                let s = unsafe { (buf as *const iovec).add(i).read_unaligned() };
-                part(s.iov_base as usize, s.iov_len)
-            };
-            (0..n.min(IOV_MAX)).map(segment).collect()
-        }
+        PREAD | PWRITE => vec![Part::new(buf, n, fills)],
+        PREADV | PWRITEV => segments(buf, n.min(IOV_MAX), fills).collect(),
         // Nothing is transferred.
         _ => Vec::new(),
     }
@@ -239,7 +221,8 @@ impl Caller {
                     return answer(taken, r);
                 }
                 taken += n;
-                make_room(self.engine, &wanted);
+                // (What is under way comes to its end without us.)
+                wanted.make_room(self.engine, PATIENCE_NS, look_at_all);
             }
             next.push((at as u64, wanted.hold(self.engine)));
         }
@@ -284,13 +267,5 @@ impl Caller {
         let r = self.raw(libc::SYS_io_destroy, a);
         drop(ended);
         r
-    }
-}
-
-/// The answer to a submission of which `taken` were taken before a part that was answered by `r`.
-fn answer(taken: usize, r: isize) -> isize {
-    match taken {
-        0 => r,
-        _ => taken as isize + r.max(0),
     }
 }

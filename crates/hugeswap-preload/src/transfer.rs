@@ -4,11 +4,14 @@ use crate::issue::{Pins, is_mapped};
 use crate::lock::Lock;
 use crate::{extent, mmap};
 use hugeswap_engine::Engine;
+use hugeswap_sys::{futex, now_ns};
+use libc::iovec;
 use std::collections::BTreeMap;
+use std::sync::atomic::AtomicU32;
 
 const UNIT: usize = 2 << 20;
 /// Most bytes of a transfer (the kernel's MAX_RW_COUNT).
-pub const MOST: usize = 0x7fff_f000;
+const MOST: usize = 0x7fff_f000;
 /// Most segments of a transfer.
 pub const IOV_MAX: usize = 1024;
 
@@ -19,6 +22,31 @@ pub struct Part {
     pub len: usize,
     /// Does the kernel write to it?
     pub fills: bool,
+}
+
+impl Part {
+    /// (The kernel transfers [`MOST`] bytes at a time.)
+    pub fn new(at: usize, len: usize, fills: bool) -> Part {
+        let len = len.min(MOST);
+        Part { at, len, fills }
+    }
+}
+
+/// What a vector of the program's names, which has `n` segments.
+pub fn segments(vector: usize, n: usize, fills: bool) -> impl Iterator<Item = Part> {
+    (0..n).map(move |i| {
+        // SAFETY: the program's vector; a fault on it is taken as any other.
+        let s = unsafe { (vector as *const iovec).add(i).read_unaligned() };
+        Part::new(s.iov_base as usize, s.iov_len, fills)
+    })
+}
+
+/// The answer to a submission of which `taken` were taken before a part that was answered by `r`.
+pub fn answer(taken: usize, r: isize) -> isize {
+    match taken {
+        0 => r,
+        _ => taken as isize + r.max(0),
+    }
 }
 
 /// What is held for a transfer, until this is dropped. Not under a lock.
@@ -69,6 +97,17 @@ impl Wanted {
             .filter(|unit| !all.contains_key(unit))
             .count();
         new > 0 && !all.is_empty() && all.len() + new > engine.most_pinned()
+    }
+
+    /// Waits until its memory may be held, too, or nothing is, but no longer than `patience_ns`.
+    /// `look` lets go of what is done.
+    pub fn make_room(&self, engine: &Engine, patience_ns: u64, mut look: impl FnMut()) {
+        const PAUSE_NS: u64 = 100_000;
+        let until = now_ns() + patience_ns;
+        while self.is_too_much(engine) && now_ns() < until {
+            look();
+            futex::wait(&AtomicU32::new(0), 0, Some(PAUSE_NS), false);
+        }
     }
 
     /// Holds its memory. What cannot be held becomes the kernel's.

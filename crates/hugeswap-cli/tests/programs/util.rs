@@ -176,7 +176,7 @@ pub fn compile_once(compiler: &str, options: &[&str], file: &str, dir: &Path) ->
 /// Of a program and of what programs here include.
 pub fn hash_of(program: &Path) -> DefaultHasher {
     let mut hasher = DefaultHasher::new();
-    let included = ["c/common.h", "c/faults.h", "c/processes.h"].map(source);
+    let included = ["c/common.h", "c/faults.h", "c/processes.h", "c/transfer.h"].map(source);
     for path in included.iter().map(PathBuf::as_path).chain([program]) {
         let text = std::fs::read(path).expect("a source of these tests");
         text.hash(&mut hasher);

@@ -1,7 +1,7 @@
 //! What a request of a ring (a submission queue entry) does with the program's memory.
 
 use crate::issue::is_mapped;
-use crate::transfer::{IOV_MAX, MOST, Part};
+use crate::transfer::{IOV_MAX, Part, segments};
 use crate::{extent, state};
 use hugeswap_engine::Engine;
 use hugeswap_sys::uring::Sqe;
@@ -31,11 +31,7 @@ const BUFFER_SELECT: u8 = 1 << 5;
 const SKIP_SUCCESS: u8 = 1 << 6;
 
 fn part(at: u64, len: usize, fills: bool) -> Part {
-    Part {
-        at: at as usize,
-        len: len.min(MOST),
-        fills,
-    }
+    Part::new(at as usize, len, fills)
 }
 
 fn reads(at: u64, len: usize) -> Part {
@@ -61,11 +57,7 @@ fn text(engine: Option<&Engine>, at: u64) -> Part {
 fn vector(at: u64, n: usize, fills: bool, all: &mut Vec<Part>) {
     let n = n.min(IOV_MAX);
     all.push(reads(at, n * size_of::<iovec>()));
-    for i in 0..n {
-        // SAFETY: the program's vector; a fault on it is taken as any other.
-        let s = unsafe { (at as *const iovec).add(i).read_unaligned() };
-        all.push(part(s.iov_base as u64, s.iov_len, fills));
-    }
+    all.extend(segments(at as usize, n, fills));
 }
 
 /// A message header, and what it names.

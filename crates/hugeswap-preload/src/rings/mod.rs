@@ -17,16 +17,15 @@ mod entry;
 use crate::issue::{Args, Caller, Pins};
 use crate::lock::Lock;
 use crate::mask::OURS;
-use crate::transfer::{Transfer, Wanted};
+use crate::transfer::{Transfer, Wanted, answer, segments};
 use crate::{extent, mmap};
 use entry::Request;
-use hugeswap_engine::Engine;
 use hugeswap_policy::knobs::Knob;
 use hugeswap_sys::maps::Text;
 use hugeswap_sys::raw::{self, syscall6};
 use hugeswap_sys::signal::Blocked;
 use hugeswap_sys::uring::{ENTER_GETEVENTS, FEAT_SINGLE_MMAP, OFF_SQ_RING, OFF_SQES, Params, Sqe};
-use hugeswap_sys::{Errno, fs, futex, mm, now_ns};
+use hugeswap_sys::{Errno, fs, futex, mm};
 use libc::iovec;
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -46,6 +45,8 @@ const CQE32: u32 = 1 << 11;
 const NO_SQARRAY: u32 = 1 << 16;
 /// Most buffers and files that the kernel takes at a time.
 const MOST_REGISTERED: usize = 1 << 15;
+/// So long a submission waits for others at most: they may wait for the program.
+const PATIENCE_NS: u64 = 500_000_000;
 /// Of a completion: more will come of the same request.
 const MORE: u32 = 1 << 1;
 /// Of io_uring_enter: the first argument is no descriptor.
@@ -294,22 +295,6 @@ fn submit_held(fd: i32, mapped: &Mapped, n: u32, numbers: &[Option<u64>]) -> isi
     r
 }
 
-/// Waits until there is room for another request, but not for long: what is under way may wait for
-/// the program.
-fn make_room(engine: &Engine, fd: i32, mapped: &Mapped, wanted: &Wanted) {
-    const PATIENCE_NS: u64 = 500_000_000;
-    const PAUSE_NS: u64 = 100_000;
-    let until = now_ns() + PATIENCE_NS;
-    while wanted.is_too_much(engine) && now_ns() < until {
-        let call = [fd as usize, 0, 0, ENTER_GETEVENTS, 0, 0];
-        // (Some rings end their requests only in such a call.)
-        // SAFETY: waits for nothing.
-        unsafe { syscall6(libc::SYS_io_uring_enter as usize, call) };
-        look(fd, mapped);
-        futex::wait(&AtomicU32::new(0), 0, Some(PAUSE_NS), false);
-    }
-}
-
 /// Has the process an io_uring?
 pub fn is_any_mapped() -> bool {
     let is_ring = |line: &[u8]| line.ends_with(b"anon_inode:[io_uring]");
@@ -381,9 +366,17 @@ impl Caller {
             // (It was made before anything was managed, or it is another process's.)
             return self.raw(libc::SYS_io_uring_enter, a);
         };
-        let submitted = match to_submit as u32 {
-            0 => 0,
-            n => self.submit_requests(fd, n, &shape, &turn),
+        // (Mapped once for both, and only for what there is to read.)
+        let is_any = |r: &Ring| !r.under_way.is_empty();
+        let is_under_way = RINGS.lock().get(&fd).is_some_and(is_any);
+        let mapped = match to_submit as u32 > 0 || is_under_way {
+            true => Mapped::of(fd, &shape),
+            false => Err(Errno::ENOENT),
+        };
+        let submitted = match (to_submit as u32, &mapped) {
+            (0, _) => 0,
+            (n, Ok(mapped)) => self.submit_requests(fd, n, mapped, &turn),
+            (_, Err(e)) => -(e.0 as isize),
         };
         if submitted < 0 || submitted < to_submit as u32 as isize || flags & ENTER_GETEVENTS == 0 {
             let other = [fd as usize, 0, 0, flags, arg, size];
@@ -398,24 +391,18 @@ impl Caller {
             libc::SYS_io_uring_enter,
             [fd as usize, 0, least, flags, arg, size],
         );
-        let is_any = |r: &Ring| !r.under_way.is_empty();
-        if RINGS.lock().get(&fd).is_some_and(is_any) {
+        if let Ok(mapped) = mapped {
             let _turn = turn.take();
-            if let Ok(mapped) = Mapped::of(fd, &shape) {
-                look(fd, &mapped);
-            }
+            look(fd, &mapped);
         }
         if submitted > 0 { submitted } else { r }
     }
 
     /// Submits up to `n` requests, whose memory is held: how many, or a negative errno.
-    fn submit_requests(&self, fd: i32, n: u32, shape: &Params, turn: &Turn) -> isize {
+    fn submit_requests(&self, fd: i32, n: u32, mapped: &Mapped, turn: &Turn) -> isize {
         let _turn = turn.take();
-        let mapped = match Mapped::of(fd, shape) {
-            Ok(mapped) => mapped,
-            Err(e) => return -(e.0 as isize),
-        };
-        look(fd, &mapped);
+        let shape = &mapped.shape;
+        look(fd, mapped);
         let head = mapped.sq_head();
         let there = mapped.word(shape.sq_off.tail).wrapping_sub(head);
         let mut numbers: Vec<Option<u64>> = Vec::new();
@@ -450,14 +437,20 @@ impl Caller {
             let wanted = Wanted::of(self.engine, parts);
             if is_held && !is_in_chain && wanted.is_too_much(self.engine) {
                 // What waits for what this call holds would wait in vain.
-                let held = numbers.len() as isize;
-                let r = submit_held(fd, &mapped, held as u32, &numbers);
-                if r < held {
-                    return total(submitted, r);
+                let held = numbers.len();
+                let r = submit_held(fd, mapped, held as u32, &numbers);
+                if r < held as isize {
+                    return answer(submitted, r);
                 }
                 submitted += held;
                 numbers.clear();
-                make_room(self.engine, fd, &mapped, &wanted);
+                wanted.make_room(self.engine, PATIENCE_NS, || {
+                    let call = [fd as usize, 0, 0, ENTER_GETEVENTS, 0, 0];
+                    // (Some rings end their requests only in such a call.)
+                    // SAFETY: waits for nothing.
+                    unsafe { syscall6(libc::SYS_io_uring_enter as usize, call) };
+                    look(fd, mapped);
+                });
             }
             is_in_chain = entry::is_linked(&sqe);
             let transfer = match is_held {
@@ -470,8 +463,8 @@ impl Caller {
             note(fd, number, transfer);
             numbers.push(Some(number));
         }
-        let r = submit_held(fd, &mapped, n - submitted as u32, &numbers);
-        total(submitted, r)
+        let r = submit_held(fd, mapped, n - submitted as u32, &numbers);
+        answer(submitted, r)
     }
 
     /// io_uring_register.
@@ -481,7 +474,7 @@ impl Caller {
         const BUFFERS_UPDATE: usize = 16;
         const RING_FDS: usize = 20;
         const PBUF_RING: usize = 22;
-        const SEND_MSG_RING: usize = 31;
+        // (Then come messages, and memory that is used without a call.)
         const LAST: usize = 30;
         const FILES_UPDATE: usize = 6;
         const FILES2: usize = 13;
@@ -490,45 +483,39 @@ impl Caller {
             // SAFETY: the program's structure; a fault on it is taken as any other.
             unsafe { (at as *const u64).read_unaligned() as usize }
         };
-        match a[1] {
-            RING_FDS | PBUF_RING => return EINVAL,
-            op if op > LAST || op == SEND_MSG_RING => return EINVAL,
-            _ => {}
+        if matches!(a[1], RING_FDS | PBUF_RING) || a[1] > LAST {
+            return EINVAL;
         }
-        // Where a structure is given: the arrays that it names, of how many elements.
-        let (arrays, n) = match a[1] {
-            BUFFERS => ([a[2], 0], a[3]),
-            FILES_UPDATE => ([word(a[2] + 8), 0], a[3]),
-            BUFFERS2 | FILES2 => (
-                [word(a[2] + 16), word(a[2] + 24)],
-                word(a[2]) as u32 as usize,
+        // Where a structure is given: the array that it names, of how many elements, and their tags.
+        let (array, n, tags) = match a[1] {
+            BUFFERS => (a[2], a[3], 0),
+            FILES_UPDATE => (word(a[2] + 8), a[3], 0),
+            BUFFERS2 | FILES2 => (word(a[2] + 16), word(a[2]) as u32 as usize, word(a[2] + 24)),
+            BUFFERS_UPDATE | FILES_UPDATE2 => (
+                word(a[2] + 8),
+                word(a[2] + 24) as u32 as usize,
+                word(a[2] + 16),
             ),
-            BUFFERS_UPDATE | FILES_UPDATE2 => {
-                let n = word(a[2] + 24) as u32 as usize;
-                ([word(a[2] + 8), word(a[2] + 16)], n)
-            }
-            _ => ([0, 0], 0),
+            _ => (0, 0, 0),
         };
         let n = n.min(MOST_REGISTERED);
-        if matches!(a[1], BUFFERS | BUFFERS2 | BUFFERS_UPDATE) {
-            self.give_away(arrays[0], n);
-        }
-        let mut held = Pins::new(self.engine);
-        for array in arrays {
-            held.insist(array, n * size_of::<iovec>(), false);
-        }
-        self.unknown(libc::SYS_io_uring_register, a)
-    }
-
-    /// The memory of `n` segments becomes the kernel's: it keeps it.
-    fn give_away(&self, segments: usize, n: usize) {
-        for i in 0..n {
-            // SAFETY: the program's array; a fault on it is taken as any other.
-            let s = unsafe { (segments as *const iovec).add(i).read_unaligned() };
-            if extent::managed(s.iov_base as usize) {
-                let _ = mmap::eject(self.engine, s.iov_base as usize, s.iov_len);
+        let is_of_buffers = matches!(a[1], BUFFERS | BUFFERS2 | BUFFERS_UPDATE);
+        if is_of_buffers {
+            // The kernel keeps them.
+            let buffers = segments(array, n, true).filter(|b| extent::managed(b.at));
+            for b in buffers {
+                let _ = mmap::eject(self.engine, b.at, b.len);
             }
         }
+        let element = if is_of_buffers {
+            size_of::<iovec>()
+        } else {
+            size_of::<i32>()
+        };
+        let mut held = Pins::new(self.engine);
+        held.insist(array, n * element, false);
+        held.insist(tags, n * size_of::<u64>(), false);
+        self.unknown(libc::SYS_io_uring_register, a)
     }
 }
 
@@ -571,13 +558,5 @@ impl Waiting {
             self.all[0] = &raw const self.mask as u64;
         }
         (self.all.as_ptr() as usize, size)
-    }
-}
-
-/// The answer to a submission of which so many were taken before a part that was answered by `r`.
-fn total(taken: isize, r: isize) -> isize {
-    match taken {
-        0 => r,
-        _ => taken + r.max(0),
     }
 }

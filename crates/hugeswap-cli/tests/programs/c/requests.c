@@ -2,18 +2,14 @@
 // files and pipes, many at a time, with numbers of their own and with the same, and from two threads. Given "leaves": memory
 // that was transferred to leaves again. Given "refused": there is no ring; "early": there is one
 // before any memory is managed.
-#include "common.h"
-#include <fcntl.h>
+#include "transfer.h"
 #include <linux/io_uring.h>
 #include <pthread.h>
 #include <stdatomic.h>
 #include <sys/syscall.h>
 #include <sys/uio.h>
 
-#define RW (PROT_READ | PROT_WRITE)
-#define ANON (MAP_PRIVATE | MAP_ANONYMOUS)
-enum { BLOCK = 64 * 1024, BLOCKS = 256, MOST = 64 };
-static const size_t HEAP = 160 * MIB;
+enum { MOST = 64 };
 
 struct ring {
     int fd;
@@ -79,17 +75,6 @@ static void all_done(struct ring *r, int n, int answered) {
     }
 }
 
-static const char *path;
-
-static int open_file(int flags) {
-    int fd = open(path, O_RDWR | flags);
-    // (Not every file system can do without the page cache.)
-    if (fd < 0 && flags)
-        fd = open(path, O_RDWR);
-    CHECK(fd >= 0, "open %s", path);
-    return fd;
-}
-
 struct worker {
     char *heap;
     int flags, same;
@@ -125,9 +110,7 @@ static void *reads(void *of) {
         }
         all_done(&r, MOST, BLOCK);
     }
-    for (size_t place = 0; place < places; place++)
-        if (what[place])
-            verify(w->heap + place * BLOCK, BLOCK, what[place], "what was read");
+    verify_places(w->heap, what);
     free(what);
     close(r.fd);
     close(fd);
@@ -138,20 +121,13 @@ static void *reads(void *of) {
 static void writes(char *heap, int flags) {
     int fd = open_file(flags);
     struct ring r = ring_of(MOST, 0);
-    for (size_t i = 0; i < BLOCKS; i++)
-        fill(heap + i * BLOCK * 7, BLOCK, i + 1);
-    evict(heap, HEAP);
+    fill_blocks(heap);
     for (size_t from = 0; from < BLOCKS; from += MOST) {
         for (size_t i = from; i < from + MOST; i++)
             request(&r, IORING_OP_WRITE, fd, heap + i * BLOCK * 7, BLOCK, i * BLOCK, i);
         all_done(&r, MOST, BLOCK);
     }
-    char *back = aligned_alloc(PAGE, BLOCK);
-    for (size_t i = 0; i < BLOCKS; i++) {
-        CHECK(pread(fd, back, BLOCK, i * BLOCK) == BLOCK, "pread");
-        verify(back, BLOCK, i + 1, "what was written");
-    }
-    free(back);
+    verify_file(fd);
     close(r.fd);
     close(fd);
 }
@@ -258,9 +234,7 @@ int main(int argc, char **argv) {
         CHECK(syscall(SYS_io_uring_setup, 4, &p) == -1 && errno == ENOSYS, "a ring");
         return 0;
     }
-    int fd = open(path, O_RDWR | O_CREAT | O_TRUNC, 0600);
-    CHECK(fd >= 0 && ftruncate(fd, (off_t)BLOCKS * BLOCK) == 0, "a file");
-    close(fd);
+    make_file();
     writes(heap, 0);
     writes(heap, O_DIRECT);
     puts("written");

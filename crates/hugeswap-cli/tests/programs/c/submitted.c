@@ -1,34 +1,19 @@
 // Asynchronous transfers (io_submit) from and to memory that is larger than the budget: single buffers and vectors, through
 // the page cache and around it, many at a time, from two threads, and to memory that is unmapped before they are done.
 // Given "leaves": memory that was transferred to leaves again.
-#include "common.h"
-#include <fcntl.h>
+#include "transfer.h"
 #include <linux/aio_abi.h>
 #include <pthread.h>
 #include <sys/syscall.h>
 #include <sys/uio.h>
 
-#define RW (PROT_READ | PROT_WRITE)
-#define ANON (MAP_PRIVATE | MAP_ANONYMOUS)
-enum { BLOCK = 64 * 1024, BLOCKS = 256, MOST = 128 };
-static const size_t HEAP = 160 * MIB;
+enum { MOST = 128 };
 
 static long io_setup(unsigned n, aio_context_t *context) { return syscall(SYS_io_setup, n, context); }
 static long io_destroy(aio_context_t context) { return syscall(SYS_io_destroy, context); }
 static long io_submit(aio_context_t context, long n, struct iocb **list) { return syscall(SYS_io_submit, context, n, list); }
 static long io_getevents(aio_context_t context, long min, long n, struct io_event *events) {
     return syscall(SYS_io_getevents, context, min, n, events, NULL);
-}
-
-static const char *path;
-
-static int open_file(int flags) {
-    int fd = open(path, O_RDWR | flags);
-    // (Not every file system can do without the page cache.)
-    if (fd < 0 && flags)
-        fd = open(path, O_RDWR);
-    CHECK(fd >= 0, "open %s", path);
-    return fd;
 }
 
 static aio_context_t context_of(unsigned n) {
@@ -107,9 +92,7 @@ static void *reads(void *of) {
         }
         transfer(context, list, MOST);
     }
-    for (size_t place = 0; place < places; place++)
-        if (what[place])
-            verify(w->heap + place * BLOCK, BLOCK, what[place], "what was read");
+    verify_places(w->heap, what);
     CHECK(io_destroy(context) == 0, "io_destroy");
     free(what);
     close(fd);
@@ -122,9 +105,7 @@ static void writes(char *heap, int flags) {
     aio_context_t context = context_of(MOST);
     static struct iocb blocks[MOST];
     struct iocb *list[MOST];
-    for (size_t i = 0; i < BLOCKS; i++)
-        fill(heap + i * BLOCK * 7, BLOCK, i + 1);
-    evict(heap, HEAP);
+    fill_blocks(heap);
     for (size_t from = 0; from < BLOCKS; from += MOST) {
         for (size_t i = 0; i < MOST; i++) {
             blocks[i] = block_of(fd, IOCB_CMD_PWRITE, heap + (from + i) * BLOCK * 7, BLOCK, from + i);
@@ -133,12 +114,7 @@ static void writes(char *heap, int flags) {
         transfer(context, list, MOST);
     }
     CHECK(io_destroy(context) == 0, "io_destroy");
-    char *back = aligned_alloc(PAGE, BLOCK);
-    for (size_t i = 0; i < BLOCKS; i++) {
-        CHECK(pread(fd, back, BLOCK, i * BLOCK) == BLOCK, "pread");
-        verify(back, BLOCK, i + 1, "what was written");
-    }
-    free(back);
+    verify_file(fd);
     close(fd);
 }
 
@@ -226,9 +202,7 @@ int main(int argc, char **argv) {
     path = argv[1];
     char *heap = mmap(NULL, HEAP, RW, ANON, -1, 0);
     CHECK(heap != MAP_FAILED, "mmap");
-    int fd = open(path, O_RDWR | O_CREAT | O_TRUNC, 0600);
-    CHECK(fd >= 0 && ftruncate(fd, (off_t)BLOCKS * BLOCK) == 0, "a file");
-    close(fd);
+    make_file();
     writes(heap, 0);
     writes(heap, O_DIRECT);
     puts("written");
