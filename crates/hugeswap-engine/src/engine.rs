@@ -209,19 +209,23 @@ impl Engine {
     pub unsafe fn stop(&'static self) {
         let _alone = Alone::new();
         self.tear_down();
+        self.store.backing.pollers.close();
         // SAFETY: `start` leaked this box; the caller promises that nobody uses it, our threads
         // have ended.
         drop(unsafe { Box::from_raw(self as *const Engine as *mut Engine) });
     }
 
     /// [`Engine::stop`] for an engine that calls of other threads may still refer to, which have
-    /// begun: its own memory stays.
+    /// begun: its own memory stays. `left` is called when nothing is left to do that concerns others.
+    /// (The kernel takes some 10 ms to end what transfers were awaited by.)
     ///
     /// # Safety
     /// It manages no unit, and no thread begins a call of it.
-    pub unsafe fn retire(&'static self) {
+    pub unsafe fn retire(&'static self, left: impl FnOnce()) {
         let _alone = Alone::new();
         self.tear_down();
+        left();
+        self.store.backing.pollers.close();
     }
 
     fn tear_down(&'static self) {
@@ -248,7 +252,6 @@ impl Engine {
             panic!("{e}");
         }
         self.sharing.unmap_all(self.host());
-        self.store.backing.pollers.close();
         self.backend.close();
         self.files.close_all_mappings();
         self.pool.retire(self.pool.me());

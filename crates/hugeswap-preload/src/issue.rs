@@ -12,6 +12,7 @@
 //! around the call itself, where the program's mask holds.
 
 use crate::mask::OURS;
+use crate::static_program::attached;
 use crate::table::{self, Buffer, Len, Way};
 use crate::touch::touch;
 use crate::{addresses, extent, marks, owners, shared};
@@ -96,6 +97,9 @@ impl Caller {
             signal::set_mask(signal::ALL & !OURS);
         }
         drop(outside);
+        if r >= 0 {
+            attached::note_done();
+        }
         r
     }
 

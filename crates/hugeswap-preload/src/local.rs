@@ -14,9 +14,9 @@ global_asm!(
     ".hidden hugeswap_local",
     ".globl hugeswap_local",
     ".type hugeswap_local, @object",
-    ".size hugeswap_local, 72",
+    ".size hugeswap_local, 80",
     "hugeswap_local:",
-    ".zero 72",
+    ".zero 80",
     ".popsection",
 );
 
@@ -41,6 +41,10 @@ pub enum Word {
     Asked = 56,
     /// How many calls of this thread, one within the other, keep owners as they are ([`crate::owners`]).
     Acting = 64,
+    /// In a program that was running: address of the context that the innermost handler of system calls
+    /// was called with, or was before it ended; 1 more when it has done something of the program's call
+    /// ([`crate::static_program::attached`]).
+    Context = 72,
 }
 
 fn address(word: Word) -> *mut usize {
@@ -58,9 +62,17 @@ fn address(word: Word) -> *mut usize {
     (base + word as usize) as *mut usize
 }
 
+/// Where `word` is, from the thread pointer on.
+pub fn distance(word: Word) -> isize {
+    let own: usize;
+    // SAFETY: the thread pointer begins with its own address.
+    unsafe { asm!("mov {}, fs:[0]", out(reg) own, options(nostack, readonly)) };
+    (address(word) as usize).wrapping_sub(own) as isize
+}
+
 /// The value of the calling thread's `word`.
 pub fn get(word: Word) -> usize {
-    // SAFETY: nine words of this thread, used through this module only; a signal handler finds each
+    // SAFETY: ten words of this thread, used through this module only; a signal handler finds each
     // word as it was before or after a change.
     unsafe { address(word).read_volatile() }
 }
@@ -70,12 +82,7 @@ pub fn get(word: Word) -> usize {
 /// # Safety
 /// Its thread-locals are those of the objects that the program started with, and it does not run.
 pub unsafe fn set_of(pointer: usize, word: Word, value: usize) {
-    let own: usize;
-    // SAFETY: the thread pointer begins with its own address.
-    unsafe { asm!("mov {}, fs:[0]", out(reg) own, options(nostack, readonly)) };
-    let at = (address(word) as usize)
-        .wrapping_sub(own)
-        .wrapping_add(pointer);
+    let at = pointer.wrapping_add_signed(distance(word));
     // SAFETY: the same distance in every thread; the caller's promise.
     unsafe { (at as *mut usize).write(value) };
 }

@@ -178,6 +178,7 @@ fn handle(signal: c_int, info: *mut libc::siginfo_t, context: *mut c_void) {
             cancellable: false,
         }
     });
+    let _here = attached.then(|| attached::note_context(uc));
     if watched {
         ending::make(nr, a, caller.as_ref(), uc);
         return real::set_errno(errno);

@@ -24,7 +24,7 @@ pub const MOST_FAR: usize = 16;
 pub const BREAK_GROWTH: usize = 1 << 20;
 
 /// A layout that both know.
-pub const VERSION: u64 = 2;
+pub const VERSION: u64 = 3;
 
 /// How far the agent is.
 pub mod step {
@@ -78,6 +78,27 @@ pub struct Thread {
     pub new_stack: [u64; 2],
 }
 
+/// Words that the object has for each of the program's threads: the distance of each from the thread
+/// pointer of the object's C library.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Words {
+    /// The signals that the program believes blocked, and the kernel does not block.
+    pub mask: i64,
+    /// The alternate stack that the thread has from the object: its address.
+    pub stack: i64,
+    /// The one that the program believes it has, where the kernel has that: its address.
+    pub believed_stack: i64,
+    /// Its length in bytes; 0: none.
+    pub believed_size: i64,
+    /// Address of the context that the handler of system calls was called with, if it runs; with
+    /// [`DONE`].
+    pub context: i64,
+}
+
+/// The handler of system calls has done something of the call that it was called for.
+pub const DONE: u64 = 1;
+
 /// The plan.
 #[repr(C)]
 pub struct Plan {
@@ -99,6 +120,8 @@ pub struct Plan {
     pub passing: [u64; 2],
     /// From the agent: the address of an instruction `syscall` among them.
     pub syscall: u64,
+    /// From the agent.
+    pub words: Words,
     /// How far the agent is.
     pub step: AtomicU32,
     /// What it is to do next.

@@ -24,6 +24,27 @@ const OPTIONS: i32 = libc::PTRACE_O_TRACESYSGOOD;
 const ERESTART_RESTARTBLOCK: i64 = -516;
 /// A call that is to be made again as it was.
 const ERESTARTNOINTR: i64 = -513;
+const EINTR: i64 = -(libc::EINTR as i64);
+/// The answers of calls that are made again as the thread goes on.
+const RESTARTS: std::ops::RangeInclusive<i64> = ERESTART_RESTARTBLOCK..=-512;
+/// Calls that have done nothing when they fail with EINTR, and do so whether or not a handler was run
+/// (signal(7): those that are never made again, and those of sockets with a time limit).
+const FAIL_INTERRUPTED: [i64; 14] = [
+    libc::SYS_epoll_wait,
+    libc::SYS_epoll_pwait,
+    libc::SYS_epoll_pwait2,
+    libc::SYS_semop,
+    libc::SYS_semtimedop,
+    libc::SYS_rt_sigtimedwait,
+    libc::SYS_io_getevents,
+    libc::SYS_read,
+    libc::SYS_readv,
+    libc::SYS_recvfrom,
+    libc::SYS_recvmsg,
+    libc::SYS_accept,
+    libc::SYS_accept4,
+    libc::SYS_msgrcv,
+];
 /// Flag TF: a trap after each instruction.
 const TRAP_FLAG: u64 = 1 << 8;
 
@@ -250,10 +271,16 @@ impl Tracee {
     }
 
     /// A call that it is to make again for the rest of a time begins with the whole time: the kernel
-    /// forgets what is left.
-    pub fn begin_call_anew(&self) -> Result<()> {
+    /// forgets what is left. One that would fail since it was interrupted is made again, too, unless the
+    /// thread `has_signal` to handle.
+    pub fn begin_call_anew(&self, has_signal: impl FnOnce() -> bool) -> Result<()> {
         let mut all = self.registers()?;
-        if all.orig_rax as i64 >= 0 && all.rax as i64 == ERESTART_RESTARTBLOCK {
+        let is_anew = match all.rax as i64 {
+            ERESTART_RESTARTBLOCK => true,
+            EINTR => FAIL_INTERRUPTED.contains(&(all.orig_rax as i64)) && !has_signal(),
+            _ => false,
+        };
+        if all.orig_rax as i64 >= 0 && is_anew {
             all.rax = ERESTARTNOINTR as u64;
             self.set_registers(&all)?;
         }
@@ -291,6 +318,11 @@ fn stop_of(status: i32) -> Stop {
         PTRACE_EVENT_STOP => Stop::Group,
         event => Stop::Event(event),
     }
+}
+
+/// Is a thread with these registers, which was interrupted, about to make its call again?
+pub fn makes_call_again(r: &Registers) -> bool {
+    r.orig_rax as i64 >= 0 && RESTARTS.contains(&(r.rax as i64))
 }
 
 /// Registers for the first instruction of a program at `entry`, with its stack pointer.

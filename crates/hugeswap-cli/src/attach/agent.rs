@@ -9,8 +9,8 @@
 use super::ranges::Window;
 use super::stopped::Stopped;
 use anyhow::{Context, Result, bail};
-use hugeswap_sys::attach::{self, Plan, Thread, step};
-use hugeswap_sys::trace::{self, Stop, Tracee};
+use hugeswap_sys::attach::{self, Plan, Thread, Words, step};
+use hugeswap_sys::trace::{self, Registers, Stop, Tracee};
 use hugeswap_sys::{Errno, now_ns};
 use object::elf;
 use object::endian::LittleEndian;
@@ -46,6 +46,40 @@ pub struct Agent {
     memory: File,
     /// Where its plan is.
     plan: u64,
+    /// What was mapped for it, and by it while it was loaded.
+    mapped: Mapped,
+}
+
+/// Ranges that are mapped, as the calls say that map and unmap them.
+#[derive(Default)]
+struct Mapped(Vec<Range<u64>>);
+
+impl Mapped {
+    fn add(&mut self, at: u64, len: u64) {
+        self.remove(at, len);
+        self.0.push(at..at + len.next_multiple_of(PAGE));
+    }
+
+    fn remove(&mut self, at: u64, len: u64) {
+        let end = at + len.next_multiple_of(PAGE);
+        let rest = self.0.iter().flat_map(|r| {
+            let before = r.start..r.end.min(at);
+            let after = r.start.max(end)..r.end;
+            [before, after]
+        });
+        self.0 = rest.filter(|r| !r.is_empty()).collect();
+    }
+
+    /// This call was answered.
+    fn note(&mut self, call: &Registers, answer: u64) {
+        let is_error = answer as i64 > -4096 && (answer as i64) < 0;
+        match call.orig_rax as i64 {
+            _ if is_error => {}
+            libc::SYS_mmap => self.add(answer, call.rsi),
+            libc::SYS_munmap => self.remove(call.rdi, call.rsi),
+            _ => {}
+        }
+    }
 }
 
 /// The memory of the program.
@@ -117,6 +151,8 @@ fn loader() -> Result<(String, Vec<u8>)> {
 
 /// The loader, in the program's memory.
 struct Image {
+    at: u64,
+    len: u64,
     entry: u64,
     headers: u64,
     header_count: u64,
@@ -164,6 +200,8 @@ fn load(thread: &mut Tracee, syscall: u64, memory: &File, file: &[u8]) -> Result
         checked(thread.call(syscall, libc::SYS_mprotect, a)?, "map code")?;
     }
     Ok(Image {
+        at: base,
+        len: end,
         entry: base + header.e_entry(endian),
         headers: base + header.e_phoff(endian),
         header_count: u64::from(header.e_phnum(endian)),
@@ -313,18 +351,23 @@ impl Agent {
         thread.set_mask(u64::MAX)?;
         let first = trace::first_registers(&thread.registers()?, image.entry, sp);
         thread.set_registers(&first)?;
-        let agent = Agent {
+        let mut mapped = Mapped::default();
+        mapped.add(image.at, image.len);
+        mapped.add(base, room);
+        let mut agent = Agent {
             memory,
             plan: plan_at,
+            mapped,
         };
         agent.follow(thread, syscall)?;
         Ok(agent)
     }
 
     /// Lets the new thread run until it is ready, and go on then.
-    fn follow(&self, mut thread: Tracee, syscall: u64) -> Result<()> {
+    fn follow(&mut self, mut thread: Tracee, syscall: u64) -> Result<()> {
         let deadline = Instant::now() + PATIENCE;
-        let mut begins = true;
+        // The system call that it is in.
+        let mut call: Option<Registers> = None;
         let mut failed = None;
         let mut runs = false;
         loop {
@@ -359,10 +402,17 @@ impl Agent {
             runs = false;
             match stop {
                 Stop::SystemCall => {
-                    if begins {
-                        failed = self.look_at_call(&thread)?.or(failed);
-                    }
-                    begins = !begins;
+                    let r = thread.registers()?;
+                    call = match call {
+                        Some(call) => {
+                            self.mapped.note(&call, r.rax);
+                            None
+                        }
+                        None => {
+                            failed = self.look_at_call(&thread, r)?.or(failed);
+                            Some(r)
+                        }
+                    };
                 }
                 Stop::Signal(signal) => {
                     self.end(&thread, syscall)?;
@@ -381,8 +431,7 @@ impl Agent {
     }
 
     /// A system call begins. What would end the program ends this thread: the status.
-    fn look_at_call(&self, thread: &Tracee) -> Result<Option<u64>> {
-        let mut r = thread.registers()?;
+    fn look_at_call(&self, thread: &Tracee, mut r: Registers) -> Result<Option<u64>> {
         match r.orig_rax as i64 {
             libc::SYS_exit_group => {
                 r.orig_rax = libc::SYS_exit as u64;
@@ -448,6 +497,24 @@ impl Agent {
         self.word(offset_of!(Plan, adopted))
     }
 
+    /// What was mapped for it, and by it while it was loaded.
+    pub fn mapped(&self) -> &[Range<u64>] {
+        &self.mapped.0
+    }
+
+    /// Where the object has words for each thread.
+    pub fn words(&self) -> Result<Words> {
+        let word =
+            |of: usize| Ok::<_, anyhow::Error>(self.word(offset_of!(Plan, words) + of)? as i64);
+        Ok(Words {
+            mask: word(offset_of!(Words, mask))?,
+            stack: word(offset_of!(Words, stack))?,
+            believed_stack: word(offset_of!(Words, believed_stack))?,
+            believed_size: word(offset_of!(Words, believed_size))?,
+            context: word(offset_of!(Words, context))?,
+        })
+    }
+
     /// Where system calls pass: the object.
     pub fn passing(&self) -> Result<Range<u64>> {
         let at = offset_of!(Plan, passing);
@@ -479,6 +546,11 @@ impl Agent {
     /// Waits until the agent is at one of these steps, for as long as `goes_on` says.
     pub fn wait(&self, steps: &[u32], mut goes_on: impl FnMut() -> bool) -> Result<u32> {
         let mut pause = Duration::from_micros(200);
+        let longest = match steps.contains(&step::ENDED) {
+            // The program's threads stand still meanwhile.
+            true => Duration::from_millis(1),
+            false => Duration::from_millis(50),
+        };
         loop {
             let now = self.step()?;
             if steps.contains(&now) {
@@ -488,27 +560,33 @@ impl Agent {
                 bail!("the object does not answer");
             }
             std::thread::sleep(pause);
-            pause = (pause * 2).min(Duration::from_millis(50));
+            pause = (pause * 2).min(longest);
         }
     }
 }
 
-/// sigaltstack(2), by a stopped thread: sets the stack `new` (address and length) unless its length is
-/// 0. The former one, and whether the thread runs on it. `room`: 48 bytes that nobody uses.
+/// A stack (address and length; length 0: none), as sigaltstack(2) has it.
+fn stack_words(stack: [u64; 2]) -> [u64; 3] {
+    let [at, len] = stack;
+    let flags = if len == 0 { libc::SS_DISABLE } else { 0 };
+    [at, flags as u64, len]
+}
+
+/// sigaltstack(2), by a stopped thread: sets the stack `new` (address and length; length 0: none), if
+/// any. The former one, and whether the thread runs on it. `room`: 48 bytes that nobody uses.
 pub fn alternate_stack(
     thread: &mut Tracee,
     syscall: u64,
     memory: &File,
     room: u64,
-    new: [u64; 2],
+    new: Option<[u64; 2]>,
 ) -> Result<([u64; 2], bool)> {
-    let [at, len] = new;
-    let stack = [at, 0, len];
+    let stack = stack_words(new.unwrap_or_default());
     let bytes: Vec<u8> = stack.iter().flat_map(|w| w.to_ne_bytes()).collect();
     memory
         .write_all_at(&bytes, room)
         .context("cannot write to the program's memory")?;
-    let given = if len == 0 { 0 } else { room };
+    let given = if new.is_none() { 0 } else { room };
     let a = [given, room + 24, 0, 0, 0, 0];
     checked(
         thread.call(syscall, libc::SYS_sigaltstack, a)?,

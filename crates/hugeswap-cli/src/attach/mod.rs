@@ -8,6 +8,7 @@
 
 mod agent;
 pub mod detach;
+mod leaving;
 mod ranges;
 mod stopped;
 mod target;
@@ -155,10 +156,17 @@ pub fn run(args: &Args) -> Result<i32> {
             target.pid
         )),
         Done::Ended => say(target.gone()),
-        Done::GivenBack { stopped, .. } => say(format!(
-            "{target} goes on by itself, after it was stopped for {:.0} ms: its memory was given back",
-            stopped.as_secs_f64() * 1e3
-        )),
+        Done::GivenBack {
+            stopped, is_left, ..
+        } => {
+            say(format!(
+                "{target} goes on by itself, after it was stopped for {:.0} ms: its memory was given back",
+                stopped.as_secs_f64() * 1e3
+            ));
+            if !is_left {
+                say("a thread of it is in a call that began before: hugeswap's code stays in it, and it cannot be attached again".into());
+            }
+        }
     }
     let (ended, figures) = match done {
         Done::Ended => (End::OfAttached, Figures::of(&pool, limits.as_ref())),
@@ -204,6 +212,8 @@ enum Done {
     GivenBack {
         /// It was stopped for so long.
         stopped: Duration,
+        /// Nothing of hugeswap's is left in it.
+        is_left: bool,
         /// The figures as that began: all of its memory has come in since.
         figures: Box<Figures>,
     },
@@ -212,6 +222,8 @@ enum Done {
 /// A program that is attached.
 struct Attached {
     agent: Agent,
+    /// The address of an instruction `syscall` of the program's own.
+    syscall: u64,
     adoptable: u64,
     /// Bytes that are not, by cause.
     left_out: Vec<(&'static str, u64)>,
@@ -258,6 +270,7 @@ fn attach(target: &Target, pool: &Pool, follows: bool) -> Result<Attached> {
     stopped.let_go();
     Ok(Attached {
         agent,
+        syscall,
         adoptable: ranges.iter().map(|r| r.end - r.start).sum(),
         left_out,
         stopped: begun.elapsed(),
@@ -314,7 +327,7 @@ fn look_at_threads(
     let (mut threads, mut places) = (Vec::new(), Vec::new());
     let mut in_handler = false;
     for (t, r) in stopped.threads.iter_mut().zip(registers) {
-        let (stack, is_on_it) = agent::alternate_stack(t, syscall, memory, room, [0; 2])?;
+        let (stack, is_on_it) = agent::alternate_stack(t, syscall, memory, room, None)?;
         in_handler |= is_on_it;
         threads.push(Thread {
             tid: t.tid() as u64,
@@ -342,7 +355,7 @@ fn set_up_threads(
     for (i, t) in stopped.threads.iter_mut().enumerate() {
         let (gs, stack) = agent.for_thread(i)?;
         if stack[1] != 0 {
-            agent::alternate_stack(t, syscall, memory, agent.scratch(), stack)?;
+            agent::alternate_stack(t, syscall, memory, agent.scratch(), Some(stack))?;
         }
         let mut r = t.registers()?;
         r.gs_base = gs;
@@ -489,7 +502,13 @@ impl Attached {
             return Ok(None);
         }
         let stopped = begun.elapsed();
-        Ok(Some(Done::GivenBack { stopped, figures }))
+        // (Where it cannot be looked at, it stays as it is.)
+        let is_left = leaving::leave(target, &self.agent, self.syscall).unwrap_or(false);
+        Ok(Some(Done::GivenBack {
+            stopped,
+            is_left,
+            figures,
+        }))
     }
 
     /// Takes note that not all could be given back; it can be asked for again.

@@ -15,6 +15,7 @@ const STOP_NS: u64 = 5_000_000_000;
 /// The threads. They go on when this is dropped.
 pub struct Stopped {
     pub threads: Vec<Tracee>,
+    pid: i32,
 }
 
 /// Stops every thread of a program.
@@ -33,7 +34,8 @@ pub fn stop_attached(target: &Target) -> Result<Stopped> {
         let ours = target.threads()?.into_iter().filter(is_hugeswaps);
         let but: Vec<_> = ours.chain(at_rest.iter().map(Tracee::tid)).collect();
         let is_inside = |t: &Tracee| {
-            t.mask().is_ok_and(is_inside) || signals(target, t.tid(), "SigPnd:") & signal::TOLD != 0
+            t.mask().is_ok_and(is_inside)
+                || signals(target.pid, t.tid(), "SigPnd:") & signal::TOLD != 0
         };
         let (inside, outside): (Vec<_>, Vec<_>) =
             stop_all(target, &but)?.into_iter().partition(is_inside);
@@ -41,7 +43,7 @@ pub fn stop_attached(target: &Target) -> Result<Stopped> {
         if inside.is_empty() {
             return Stopped::of(target, at_rest);
         }
-        drop(inside);
+        Stopped::of(target, inside)?.let_go();
         if Instant::now() > deadline {
             bail!("{target} did not come to rest: try again",);
         }
@@ -50,7 +52,7 @@ pub fn stop_attached(target: &Target) -> Result<Stopped> {
 }
 
 /// Stops them, and those that they make meanwhile.
-fn stop_all(target: &Target, but: &[i32]) -> Result<Vec<Tracee>> {
+pub fn stop_all(target: &Target, but: &[i32]) -> Result<Vec<Tracee>> {
     let mut seen: BTreeSet<i32> = but.iter().copied().collect();
     let mut threads = Vec::new();
     loop {
@@ -101,15 +103,15 @@ fn is_inside(mask: u64) -> bool {
 
 /// Is it a thread of hugeswap's, or one that the kernel has made for its I/O? (The program's have
 /// faults blocked for moments only.)
-fn is_hugeswaps(target: &Target, tid: i32) -> bool {
+pub fn is_hugeswaps(target: &Target, tid: i32) -> bool {
     let name = std::fs::read_to_string(format!("/proc/{}/task/{tid}/comm", target.pid));
     let is_named = name.is_ok_and(|n| n.starts_with("hs-") || n.starts_with("iou-"));
-    is_named && signals(target, tid, "SigBlk:") & signal::bit(libc::SIGSEGV) != 0
+    is_named && signals(target.pid, tid, "SigBlk:") & signal::bit(libc::SIGSEGV) != 0
 }
 
 /// A set of signals of a thread, as its status names it.
-fn signals(target: &Target, tid: i32, key: &str) -> u64 {
-    let status = std::fs::read_to_string(format!("/proc/{}/task/{tid}/status", target.pid));
+fn signals(pid: i32, tid: i32, key: &str) -> u64 {
+    let status = std::fs::read_to_string(format!("/proc/{pid}/task/{tid}/status"));
     let status = status.unwrap_or_default();
     u64::from_str_radix(field(&status, key), 16).unwrap_or(0)
 }
@@ -137,26 +139,35 @@ fn not_permitted(target: &Target) -> String {
 }
 
 impl Stopped {
-    fn of(target: &Target, threads: Vec<Tracee>) -> Result<Stopped> {
+    /// These.
+    pub fn of(target: &Target, threads: Vec<Tracee>) -> Result<Stopped> {
         if threads.is_empty() {
             bail!("{}", target.gone());
         }
-        Ok(Stopped { threads })
+        let pid = target.pid;
+        Ok(Stopped { threads, pid })
     }
 
-    /// Calls that wait for a time begin anew as the threads go on.
+    /// Calls begin anew as the threads go on that wait for a time, or that would fail.
     pub fn begin_calls_anew(&self) {
         for t in &self.threads {
-            let _ = t.begin_call_anew();
+            let has_signal = || {
+                let of = |key| signals(self.pid, t.tid(), key);
+                let pending = of("SigPnd:") | of("ShdPnd:");
+                pending & !t.mask().unwrap_or(0) != 0
+            };
+            let _ = t.begin_call_anew(has_signal);
         }
     }
 
     /// They go on.
-    pub fn let_go(self) {
+    pub fn let_go(self) {}
+}
+
+impl Drop for Stopped {
+    fn drop(&mut self) {
         self.begin_calls_anew();
-        for t in self.threads {
-            let _ = t.let_go();
-        }
+        self.threads.clear();
     }
 }
 

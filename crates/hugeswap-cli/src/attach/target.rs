@@ -89,7 +89,9 @@ impl Target {
         if outside::has_object(pid).is_some_and(|has| has) {
             let what = match pools::of(pid) {
                 Ok(_) => "is managed already",
-                Err(_) => "was attached before, which can be done once: start it by `hugeswap run`",
+                Err(_) => {
+                    "has hugeswap's code in it, which manages nothing: start it by `hugeswap run`"
+                }
             };
             bail!("{self} {what}");
         }

@@ -21,7 +21,7 @@ use crate::mask::OURS;
 use crate::thread::ENOUGH;
 use crate::{ending, extent, sig, state, symbols, trap};
 use hugeswap_engine::{Engine, Window, handler};
-use hugeswap_sys::attach::{self, Plan, command, step};
+use hugeswap_sys::attach::{self, Plan, Words, command, step};
 use hugeswap_sys::raw::{own_gate, syscall6};
 use hugeswap_sys::{Errno, fs, process, signal};
 use std::ffi::CStr;
@@ -64,6 +64,30 @@ pub fn return_from_signal(context: &mut libc::ucontext_t) {
     // SAFETY: the kernel's frame, which the program's handler was called with, is there as it was;
     // the kernel uses the first 8 bytes of the mask.
     unsafe { *(&raw mut (*frame).uc_sigmask).cast::<signal::Mask>() &= !OURS };
+}
+
+/// A handler of system calls runs, until this is dropped.
+pub struct Handles(usize);
+
+/// The calling thread's handler of system calls begins, which was called with this context.
+pub fn note_context(context: &libc::ucontext_t) -> Handles {
+    let former = local::get(Word::Context);
+    local::set(Word::Context, std::ptr::from_ref(context).addr());
+    Handles(former)
+}
+
+/// Something of the program's call that the calling thread's handler makes was done.
+pub fn note_done() {
+    if is_on() {
+        let context = local::get(Word::Context);
+        local::set(Word::Context, context | usize::from(context != 0));
+    }
+}
+
+impl Drop for Handles {
+    fn drop(&mut self) {
+        local::set(Word::Context, self.0);
+    }
 }
 
 /// May a call concern managed memory?
@@ -127,20 +151,22 @@ pub unsafe fn run(plan: &CStr) -> ! {
         };
         complain(plan, &format!("not all memory could be given back: {e}"));
         plan.step.store(step::STAYS, Release);
-        wait_until(plan, |now| now == command::NONE);
+        wait_until(plan, Duration::from_millis(1), |now| now == command::NONE);
         plan.step.store(step::ADOPTED, Release);
     }
     program_break::end();
     let ours: Vec<_> = state::our_fds(engine).collect();
     state::leave();
+    let left = || {
+        // (No thread of the program's runs, so the numbers are nobody else's yet.)
+        ours.into_iter().for_each(fs::close);
+        give_handlers_back();
+        WATCHES.store(false, Release);
+        plan.step.store(step::ENDED, Release);
+    };
     // SAFETY: no unit is managed. A thread of the program's may have begun a call by the engine, and
     // finds it there when the call is done.
-    unsafe { engine.retire() };
-    // (No thread of the program's runs, so the numbers are nobody else's yet.)
-    ours.into_iter().for_each(fs::close);
-    give_handlers_back();
-    WATCHES.store(false, Release);
-    plan.step.store(step::ENDED, Release);
+    unsafe { engine.retire(left) };
     end()
 }
 
@@ -165,14 +191,19 @@ fn end() -> ! {
 
 /// Waits until the agent is told this, or what comes after it.
 fn wait_for(plan: &Plan, command: u32) {
-    wait_until(plan, |now| now >= command);
+    let longest = match command {
+        // The program's threads stand still meanwhile.
+        command::END => Duration::from_millis(1),
+        _ => Duration::from_millis(200),
+    };
+    wait_until(plan, longest, |now| now >= command);
 }
 
-fn wait_until(plan: &Plan, is_told: impl Fn(u32) -> bool) {
+fn wait_until(plan: &Plan, longest: Duration, is_told: impl Fn(u32) -> bool) {
     let mut pause = Duration::from_micros(100);
     while !is_told(plan.command.load(Acquire)) {
         std::thread::sleep(pause);
-        pause = (pause * 2).min(Duration::from_millis(200));
+        pause = (pause * 2).min(longest);
     }
 }
 
@@ -226,6 +257,14 @@ fn prepare(plan: &mut Plan) -> Result<&'static Engine, String> {
     sig::strip_masks();
     plan.passing = [own.start as u64, own.end as u64];
     plan.syscall = own_gate() as u64;
+    let distance = |word| local::distance(word) as i64;
+    plan.words = Words {
+        mask: distance(Word::Mask),
+        stack: distance(Word::Stack),
+        believed_stack: distance(Word::BelievedStack),
+        believed_size: distance(Word::BelievedSize),
+        context: distance(Word::Context),
+    };
     PASSING[0].store(own.start, Relaxed);
     PASSING[1].store(own.end, Relaxed);
     WATCHES.store(true, Release);

@@ -174,7 +174,7 @@ fn what_is_given_back_is_the_kernels_and_stays() {
     e.try_unmap(window.start + 40 * MIB, 3 * MIB + 4096)
         .expect("unmapped");
     // SAFETY: nothing is managed.
-    unsafe { e.retire() };
+    unsafe { e.retire(|| {}) };
     check(&words[..touched]);
     assert!(
         words[touched..36 * MIB / 8]
@@ -355,7 +355,7 @@ fn memory_far_away_is_managed_as_that_of_the_main_range() {
     }
     e.audit().expect("consistent");
     // SAFETY: it manages nothing.
-    unsafe { e.retire() };
+    unsafe { e.retire(|| {}) };
     check(before);
     check(again);
     check(&words[2][..4 * MIB / 8]);

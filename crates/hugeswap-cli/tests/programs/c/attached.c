@@ -1,5 +1,6 @@
 // Memory, threads and signals that a program has when it is attached, and what it does with them then. It says
-// "ready", reads a line, works, says "half", reads a line, and works again.
+// "ready", reads a line, works, says "half", reads a line, and works again. A second argument: it may be stopped
+// by signals.
 #define _GNU_SOURCE
 #include <dirent.h>
 #include <errno.h>
@@ -12,6 +13,8 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/epoll.h>
+#include <sys/eventfd.h>
 #include <sys/mman.h>
 #include <sys/wait.h>
 #include <time.h>
@@ -31,6 +34,7 @@ static volatile sig_atomic_t signals, on_own_stack, over;
 static char own_stack[64 << 10];
 static int pipes[2];
 static volatile int beats;
+static int told, is_stopped;
 
 static uint64_t value(size_t i) { return i * 0x9e3779b97f4a7c15u; }
 
@@ -123,6 +127,23 @@ static void check_changed(char round) {
         changed[i] = (char)(i / 4096 + round);
         CHECK(file[i] == (char)(i / 4096 + round));
     }
+}
+
+// Waits in a call that fails where it was interrupted, whether or not there was a signal.
+static void *waits(void *nothing) {
+    struct epoll_event event = {.events = EPOLLIN};
+    // (A child's end interrupts it, too, where the other threads have that blocked.)
+    sigset_t of_child;
+    sigemptyset(&of_child);
+    sigaddset(&of_child, SIGCHLD);
+    CHECK(pthread_sigmask(SIG_BLOCK, &of_child, NULL) == 0);
+    int all = epoll_create1(0);
+    CHECK(all >= 0 && epoll_ctl(all, EPOLL_CTL_ADD, told, &event) == 0);
+    int got;
+    while ((got = epoll_wait(all, &event, 1, -1)) < 0 && errno == EINTR && is_stopped)
+        ;
+    CHECK(got == 1);
+    return nothing;
 }
 
 static void *ends(void *beat) { return beat; }
@@ -250,6 +271,7 @@ static void work(void) {
 int main(int argc, char **argv) {
     size_t len = (size_t)atoi(argc > 1 ? argv[1] : "96") * MIB;
     count = len / 8;
+    is_stopped = argc > 2;
     words = mmap(NULL, len, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
     CHECK(words != MAP_FAILED);
     for (size_t i = 0; i < count; i++)
@@ -265,7 +287,9 @@ int main(int argc, char **argv) {
     char *target = mmap(NULL, 4 * MIB, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
     CHECK(target != MAP_FAILED);
     memset(target, 1, 4 * MIB);
-    pthread_t reader, beater, changer;
+    pthread_t reader, beater, changer, waiter;
+    told = eventfd(0, 0);
+    CHECK(told >= 0 && pthread_create(&waiter, NULL, waits, NULL) == 0);
     CHECK(pthread_create(&changer, NULL, changes, NULL) == 0);
     while (!is_there)
         sched_yield();
@@ -293,6 +317,7 @@ int main(int argc, char **argv) {
     }
     over = 1;
     CHECK(pthread_join(beater, NULL) == 0);
+    CHECK(eventfd_write(told, 1) == 0 && pthread_join(waiter, NULL) == 0);
     puts("end");
     return 0;
 }
