@@ -9,6 +9,7 @@
 mod agent;
 pub mod detach;
 mod leaving;
+mod loader;
 mod ranges;
 mod stopped;
 mod target;
