@@ -11,6 +11,7 @@
 //! All calls leave through the gate, so the filter lets them pass. Signals: in a trap everything is blocked but
 //! around the call itself, where the program's mask holds.
 
+use crate::local::{self, Word};
 use crate::mask::OURS;
 use crate::static_program::attached;
 use crate::table::{self, Buffer, Len, Way};
@@ -386,6 +387,14 @@ unsafe fn copy_changed(from: usize, to: usize, len: usize) {
 /// the rest cannot hold all there is.
 static HELD: AtomicUsize = AtomicUsize::new(0);
 
+/// In a forked child: what others held is not held. (The forking thread may be in a handler that came
+/// in a call of its own.)
+pub fn let_go_of_others(engine: &Engine) {
+    if local::get(Word::Pins) == 0 {
+        engine.unpin_all();
+    }
+}
+
 /// In a forked child: the threads that held something are not here.
 pub fn forget_held() {
     // (What is not written to need not be copied for the child.)
@@ -465,6 +474,9 @@ impl Pins {
     }
 
     fn note(&mut self, addr: usize, len: usize) {
+        if self.is_counted {
+            local::set(Word::Pins, local::get(Word::Pins) + 1);
+        }
         if self.n < self.first.len() {
             self.first[self.n] = (addr, len);
             self.n += 1;
@@ -484,6 +496,7 @@ impl Drop for Pins {
         for &(addr, len) in self.first[..self.n].iter().chain(&self.more) {
             self.engine.unpin(addr, len);
             if self.is_counted {
+                local::set(Word::Pins, local::get(Word::Pins) - 1);
                 HELD.fetch_sub(units_of(addr, len), Relaxed);
             }
         }

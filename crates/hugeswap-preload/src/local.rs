@@ -14,9 +14,9 @@ global_asm!(
     ".hidden hugeswap_local",
     ".globl hugeswap_local",
     ".type hugeswap_local, @object",
-    ".size hugeswap_local, 80",
+    ".size hugeswap_local, 88",
     "hugeswap_local:",
-    ".zero 80",
+    ".zero 88",
     ".popsection",
 );
 
@@ -45,6 +45,8 @@ pub enum Word {
     /// was called with, or was before it ended; 1 more when it has done something of the program's call
     /// ([`crate::static_program::attached`]).
     Context = 72,
+    /// How many ranges this thread holds in memory for calls that it makes ([`crate::issue::Pins`]).
+    Pins = 80,
 }
 
 fn address(word: Word) -> *mut usize {
@@ -72,7 +74,7 @@ pub fn distance(word: Word) -> isize {
 
 /// The value of the calling thread's `word`.
 pub fn get(word: Word) -> usize {
-    // SAFETY: ten words of this thread, used through this module only; a signal handler finds each
+    // SAFETY: eleven words of this thread, used through this module only; a signal handler finds each
     // word as it was before or after a change.
     unsafe { address(word).read_volatile() }
 }

@@ -563,6 +563,7 @@ pub extern "C" fn after_fork_in_child() {
     small::after_fork_in_child();
     // The engine has settled: it may need the filter its parent did without.
     if let Some(e) = engine() {
+        issue::let_go_of_others(e);
         inherit::settle_child(e);
         shared::settle_child(e);
         note_descriptors(e);

@@ -298,6 +298,7 @@ impl Ranges {
                 lru.assign(unit, 0, PageKind::Anon);
             }
             drop(lru);
+            self.left.note(&w);
             let event = match free {
                 true => Event::Unmapped,
                 false => Event::Discarded { file },

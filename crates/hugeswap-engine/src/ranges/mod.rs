@@ -64,6 +64,7 @@ pub struct Ranges {
     dumped: AtomicU32,
     /// Counts units that changed their addresses.
     pub(crate) places_moved: AtomicU32,
+    left: pin::Left,
 }
 
 impl Ranges {
@@ -77,6 +78,7 @@ impl Ranges {
             evict_requests: ArrayQueue::new(4096),
             dumped,
             places_moved: AtomicU32::new(0),
+            left: pin::Left::new(),
         }
     }
 }

@@ -1,17 +1,82 @@
 //! Pins: ranges held in memory for as long as a user (the kernel, perhaps) uses them by address. A
 //! pinned unit is neither watched nor written out, moved or dropped by reclaim.
 //!
+//! A unit's word counts its pins. What is unmapped or discarded while it is pinned leaves its pins
+//! behind ([`Left`]): who made them lets go of these, and not of pins that what is mapped there next has
+//! got.
+//!
 //! Program threads call these; the rules are in the parent module.
 
 use crate::UNIT;
+use crate::lock::Lock;
 use crate::outcome::Outcome;
 use crate::ranges::{PinError, Ranges};
 use crate::stack;
+use crate::table::Locked;
 use hugeswap_policy::counters::Counter;
 use hugeswap_policy::markers::Marker;
 use hugeswap_policy::unit::{Kind, WATCHED, WRITABLE, Word};
 use hugeswap_sys::signal::Blocked;
 use hugeswap_sys::{Errno, now_ns};
+use std::sync::atomic::AtomicUsize;
+use std::sync::atomic::Ordering::{Acquire, Relaxed};
+
+/// Pins of units whose memory was given up since, and that nobody has let go of.
+pub(super) struct Left {
+    /// How many there are, for a quick look.
+    count: AtomicUsize,
+    /// Of each unit that has any.
+    units: Lock<Vec<(u32, u64)>>,
+}
+
+impl Left {
+    pub const fn new() -> Left {
+        Left {
+            count: AtomicUsize::new(0),
+            units: Lock::new(Vec::new()),
+        }
+    }
+
+    /// The memory of a locked unit is about to be given up, and its pins with it.
+    pub fn note(&self, w: &Locked<'_>) {
+        let (unit, pins) = (w.unit(), w.pins());
+        if pins == 0 {
+            return;
+        }
+        let mut units = self.units.lock();
+        match units.iter_mut().find(|(u, _)| *u == unit) {
+            Some((_, n)) => *n += pins,
+            None => units.push((unit, pins)),
+        }
+        // (Who sees the word that the unit's holder settles next sees this.)
+        self.count.fetch_add(pins as usize, Relaxed);
+    }
+
+    fn has(&self, unit: u32) -> bool {
+        self.count.load(Relaxed) > 0 && self.units.lock().iter().any(|(u, _)| *u == unit)
+    }
+
+    /// Ends one of a unit's. False: there is none.
+    fn end_one(&self, unit: u32) -> bool {
+        let mut units = self.units.lock();
+        let Some(i) = units.iter().position(|(u, _)| *u == unit) else {
+            return false;
+        };
+        units[i].1 -= 1;
+        if units[i].1 == 0 {
+            units.swap_remove(i);
+        }
+        self.count.fetch_sub(1, Relaxed);
+        true
+    }
+
+    fn forget(&self) {
+        if self.count.load(Relaxed) > 0 {
+            self.units.lock().clear();
+            self.count.store(0, Relaxed);
+        }
+    }
+}
 
 impl Ranges {
     /// Most bytes one call should pin.
@@ -81,7 +146,7 @@ impl Ranges {
             let at = addr.max(self.table.addr(unit));
             if let Err(e) = ejected.and_then(|()| self.pin_unit(unit, at, write, make)) {
                 for held in units.start..unit {
-                    self.table.update(held, Word::unpinned);
+                    self.unpin_unit(held);
                 }
                 return Err(e);
             }
@@ -171,7 +236,32 @@ impl Ranges {
         let _blocked = Blocked::all();
         let _inside = self.gate.enter();
         for unit in self.table.units_of(addr, len) {
-            self.table.update(unit, Word::unpinned);
+            self.unpin_unit(unit);
+        }
+    }
+
+    fn unpin_unit(&self, unit: u32) {
+        loop {
+            let unpinned = |w: Word| match self.left.has(unit) {
+                true => None,
+                false => w.unpinned(),
+            };
+            let done = self.table.update(unit, unpinned).is_some() || self.left.end_one(unit);
+            if done || self.table.load(unit).pins() == 0 {
+                return;
+            }
+        }
+    }
+
+    /// Lets go of all that is pinned: in a forked child, where those who pinned it are not.
+    pub fn unpin_all(&self) {
+        let _blocked = Blocked::all();
+        let _inside = self.gate.enter();
+        self.left.forget();
+        for unit in 0..self.high_unit.load(Acquire) {
+            while self.table.load(unit).pins() > 0 {
+                self.table.update(unit, Word::unpinned);
+            }
         }
     }
 }

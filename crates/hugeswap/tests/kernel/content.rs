@@ -2,6 +2,7 @@
 
 use crate::util::*;
 use hugeswap::{Advice, FaultMode};
+use hugeswap_engine::Engine;
 use std::sync::atomic::AtomicU64;
 use std::sync::atomic::Ordering::Relaxed;
 
@@ -20,6 +21,7 @@ tests! {
     #[long]
     pins_hold,
     what_a_device_still_has_is_not_used_again,
+    pins_end_with_what_was_pinned,
     #[long]
     budget_holds,
     many_regions_share_units,
@@ -209,6 +211,49 @@ fn pins_hold() {
             r.pin(255 * MIB, 2 * MIB, false).is_err(),
             "a pin beyond the region"
         );
+    });
+}
+
+/// Memory that is given up while it is pinned, and pinned again: the pins of before say nothing of it.
+fn pins_end_with_what_was_pinned() {
+    both_modes(|mode| {
+        let e = engine(32, mode, &[]);
+        let at = e.map(2 * UNIT, 4096, true).expect("mapped");
+        let at = at.next_multiple_of(UNIT);
+        type GiveUp = fn(&Engine, usize);
+        let ways: [GiveUp; 3] = [
+            |e, at| e.discard(at, UNIT).expect("discarded"),
+            |e, at| {
+                e.unmap(at, UNIT);
+                e.map_at(at, UNIT, false).expect("mapped");
+            },
+            |e, at| e.map_at(at, UNIT, true).expect("mapped over"),
+        ];
+        for give_up in ways {
+            for _ in 0..2 {
+                e.pin(at, UNIT, true).expect("pinned");
+            }
+            give_up(e, at);
+            assert!(!e.is_pinned(at));
+            e.pin(at, 4096, true).expect("pinned");
+            for _ in 0..2 {
+                e.unpin(at, UNIT);
+                assert!(e.is_pinned(at), "let go of by others");
+            }
+            e.unpin(at, 4096);
+            assert!(!e.is_pinned(at));
+        }
+        e.pin(at, UNIT, true).expect("pinned");
+        e.discard(at, UNIT).expect("discarded");
+        e.pin(at, UNIT, true).expect("pinned");
+        e.unpin_all();
+        assert!(!e.is_pinned(at));
+        // (Nothing is left of either.)
+        e.pin(at, UNIT, true).expect("pinned");
+        e.unpin(at, UNIT);
+        assert!(!e.is_pinned(at));
+        // SAFETY: nothing of this test's uses it any more.
+        unsafe { e.stop() };
     });
 }
 
