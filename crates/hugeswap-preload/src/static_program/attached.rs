@@ -24,6 +24,7 @@ use hugeswap_engine::{Engine, Window, handler};
 use hugeswap_sys::attach::{self, Plan, Words, command, step};
 use hugeswap_sys::raw::{own_gate, syscall6};
 use hugeswap_sys::{Errno, fs, process, signal};
+use libc::c_int;
 use std::ffi::CStr;
 use std::ops::Range;
 use std::sync::atomic::Ordering::{Acquire, Relaxed, Release, SeqCst};
@@ -52,6 +53,14 @@ pub fn watch() {
     }
     let [from, to] = [&PASSING[0], &PASSING[1]].map(|w| w.load(Relaxed));
     ending::dispatch(ending::ON, from..to);
+}
+
+/// sched_yield(2), as code of others in this object calls it (queues, where they are contended). By the C
+/// library's instruction it would be caught, which ends a program whose fault handler runs.
+#[unsafe(no_mangle)]
+extern "C" fn sched_yield() -> c_int {
+    process::yield_now();
+    0
 }
 
 /// A signal handler of the program's returns: the kernel takes the thread's registers from the frame
