@@ -389,7 +389,7 @@ impl<'s> Following<'s> {
             return Ok(None);
         };
         let stop = Arc::new(Stop::new().context("cannot follow the limit")?);
-        let follower = Follower::new(limits, stay.target.pid);
+        let follower = Follower::new(limits, pool, stay.target.pid);
         let stopped = Arc::clone(&stop);
         let thread = std::thread::Builder::new()
             .name("hs-limit".into())

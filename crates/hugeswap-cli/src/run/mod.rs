@@ -243,7 +243,7 @@ pub fn run(args: Args) -> Result<i32> {
     let done = match &limits {
         None => supervise(&mut footprint),
         Some(limits) => {
-            let follower = Follower::new(limits, pid);
+            let follower = Follower::new(limits, &pool, pid);
             let stop = Stop::new().context("cannot follow the limit")?;
             std::thread::scope(|s| {
                 let (pool, stop) = (&pool, &stop);

@@ -27,6 +27,11 @@ const MOST_RESERVE_SHARE: u64 = 6;
 const WINDOW: Duration = Duration::from_millis(60);
 /// The most growth that was seen counts less as time passes: half after so long.
 const HALF_LIFE: Duration = Duration::from_secs(30);
+/// The same for growth that is only expected, where small blocks are managed: what else grows as programs
+/// start is seen within seconds. (Small blocks may grow at once, and late.)
+const HALF_LIFE_EXPECTED: Duration = Duration::from_secs(2);
+/// The reserve is so much of the most growth, in percent: the next may be larger.
+const GROWTH_PERCENT: u64 = 150;
 
 /// A limit and what is in use of it, bytes.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -46,12 +51,12 @@ impl Level {
     }
 
     /// The budget that this limit leaves while `managed` bytes of managed memory are in memory, and
-    /// memory that is not managed may grow by `growth`.
-    pub fn budget(&self, managed: u64, growth: u64) -> u64 {
+    /// `reserve` bytes are wanted free for what is not managed.
+    pub fn budget(&self, managed: u64, reserve: u64) -> u64 {
         let most = self.limit / MOST_RESERVE_SHARE;
         self.limit
             .saturating_sub(self.unmanaged(managed))
-            .saturating_sub(self.reserve.max(growth.min(most)))
+            .saturating_sub(self.reserve.max(reserve.min(most)))
     }
 
     /// Raises the reserve if most of it was used up: memory grows faster here than it is given back.
@@ -71,52 +76,74 @@ impl Level {
     }
 }
 
-/// How fast memory that is not managed has grown.
+/// How fast memory that is not managed has grown. What it falls by, and grows by again before the budget
+/// has grown, takes nothing of the reserve. (It is found from what managed memory is charged, and seems to
+/// fall where huge pages are charged, and touched page by page.)
 #[derive(Clone, Debug, Default)]
 pub struct Growth {
-    /// When it was how much, over the last [`WINDOW`].
+    /// When it was how much, over the last [`REST`]; and what was last seen before the last [`WINDOW`].
     seen: VecDeque<(Duration, u64)>,
     /// The most growth in a window, and when it was noted.
     most: u64,
     noted: Duration,
+    /// A reserve for growth that was not seen yet, and after how long half of it is expected.
+    expected: u64,
+    expected_for: Duration,
 }
 
 impl Growth {
-    /// Nothing was seen below this `limit`, so as much as a reserve can be for is expected.
-    pub fn unknown(limit: u64) -> Growth {
+    /// Nothing was seen below this `limit`, so as much as a reserve can be for is expected: for some
+    /// seconds if small blocks are `managed`.
+    pub fn unknown(limit: u64, managed: bool) -> Growth {
         Growth {
-            most: limit / MOST_RESERVE_SHARE,
+            expected: limit / MOST_RESERVE_SHARE,
+            expected_for: if managed {
+                HALF_LIFE_EXPECTED
+            } else {
+                HALF_LIFE
+            },
             ..Growth::default()
         }
     }
 
     /// At time `now` it is `bytes`.
     pub fn note(&mut self, now: Duration, bytes: u64) {
-        while self
-            .seen
-            .front()
-            .is_some_and(|&(then, _)| now.saturating_sub(then) > WINDOW)
+        let is_over = |then: Duration, time| now.saturating_sub(then) > time;
+        while self.seen.len() > 1
+            && is_over(self.seen[0].0, REST)
+            && is_over(self.seen[1].0, WINDOW)
         {
             self.seen.pop_front();
         }
+        let before = self.seen.iter().filter(|s| is_over(s.0, WINDOW));
+        let most = before.chain(self.seen.front()).map(|&(_, b)| b).max();
+        let growth = bytes.saturating_sub(most.unwrap_or(bytes));
         self.seen.push_back((now, bytes));
-        let least = self.seen.iter().map(|&(_, b)| b).min();
-        let growth = bytes - least.unwrap_or(bytes);
         if growth >= self.most(now) {
             (self.most, self.noted) = (growth, now);
         }
     }
 
     /// The most that it has grown by in a window, bytes; of long ago, less.
-    pub fn most(&self, now: Duration) -> u64 {
-        let ages = now.saturating_sub(self.noted).as_secs_f64() / HALF_LIFE.as_secs_f64();
-        (self.most as f64 * 0.5f64.powf(ages)) as u64
+    fn most(&self, now: Duration) -> u64 {
+        aged(self.most, now.saturating_sub(self.noted), HALF_LIFE)
     }
+
+    /// What is to be left free for it, bytes.
+    pub fn reserve(&self, now: Duration) -> u64 {
+        let expected = aged(self.expected, now, self.expected_for);
+        expected.max(self.most(now).saturating_mul(GROWTH_PERCENT) / 100)
+    }
+}
+
+/// What is left of `bytes` after a time.
+fn aged(bytes: u64, age: Duration, half_life: Duration) -> u64 {
+    (bytes as f64 * 0.5f64.powf(age.as_secs_f64() / half_life.as_secs_f64())) as u64
 }
 
 /// The reserve of a control group, or of a tree of processes, with this limit.
 pub fn reserve_of(limit: u64) -> u64 {
-    (limit / 12).clamp(24 << 20, 512 << 20).min(limit / 4)
+    (limit / 12).clamp(20 << 20, 512 << 20).min(limit / 4)
 }
 
 /// The reserve of a machine with so much memory.
@@ -194,7 +221,7 @@ mod tests {
     #[test]
     fn reserves_fit_small_and_large_limits() {
         assert_eq!(reserve_of(16 * MIB), 4 * MIB);
-        assert_eq!(reserve_of(100 * MIB), 24 * MIB);
+        assert_eq!(reserve_of(100 * MIB), 20 * MIB);
         assert_eq!(reserve_of(960 * MIB), 80 * MIB);
         assert_eq!(reserve_of(u64::MAX), 512 * MIB);
         assert_eq!(reserve_of(0), 0);
@@ -224,22 +251,43 @@ mod tests {
         let at = Duration::from_millis;
         // 100 MiB in a second.
         (0..100).for_each(|i| growth.note(at(i * 10), i * MIB));
-        assert_eq!(growth.most(at(1000)) / MIB, 5);
-        // Then 20 in 30 ms, some of which goes and comes back.
-        growth.note(at(1010), 110 * MIB);
-        growth.note(at(1020), 120 * MIB);
-        growth.note(at(1030), 105 * MIB);
-        growth.note(at(1040), 119 * MIB);
-        assert_eq!(growth.most(at(1020)), 24 * MIB);
-        // What was there for long is not growth, nor is what goes.
-        growth.note(at(2000), 300 * MIB);
-        growth.note(at(2010), 100 * MIB);
-        assert_eq!(growth.most(at(31_020)) * 2, 24 * MIB);
+        assert_eq!(growth.most(at(990)) / MIB, 7);
+        // Then 24 in 60 ms.
+        growth.note(at(1000), 100 * MIB);
+        growth.note(at(1030), 110 * MIB);
+        growth.note(at(1050), 124 * MIB);
+        assert_eq!(growth.most(at(1050)) / MIB, 26);
+        // What goes and comes back at once is not growth, nor is what goes.
+        growth.note(at(2000), 124 * MIB);
+        growth.note(at(2070), 40 * MIB);
+        growth.note(at(2140), 40 * MIB);
+        growth.note(at(2210), 124 * MIB);
+        assert_eq!(growth.most(at(31_050)) / MIB, 13);
+        // What comes back later is.
+        growth.note(at(3000), 20 * MIB);
+        growth.note(at(3400), 20 * MIB);
+        growth.note(at(3500), 80 * MIB);
+        assert_eq!(growth.most(at(3500)), 60 * MIB);
+        assert_eq!(growth.reserve(at(3500)), 90 * MIB);
+        assert_eq!(growth.most(at(33_500)), 30 * MIB);
         assert_eq!(growth.most(at(10_000_000)), 0);
         // Less than what was seen does not make it younger.
-        growth.note(at(40_000), 100 * MIB);
-        growth.note(at(40_010), 101 * MIB);
-        assert!(growth.most(at(61_020)) * 4 <= 24 * MIB + 4);
+        growth.note(at(33_600), 100 * MIB);
+        growth.note(at(33_610), 101 * MIB);
+        assert_eq!(growth.most(at(63_500)), 15 * MIB);
+    }
+
+    #[test]
+    fn what_is_expected_of_a_start_is_not_expected_for_long() {
+        let mut growth = Growth::unknown(600 * MIB, true);
+        let at = Duration::from_millis;
+        assert_eq!(growth.reserve(at(0)), 100 * MIB);
+        let small_blocks_may_grow = Growth::unknown(600 * MIB, false);
+        assert_eq!(small_blocks_may_grow.reserve(at(30_000)), 50 * MIB);
+        growth.note(at(10), 0);
+        growth.note(at(20), 8 * MIB);
+        assert_eq!(growth.reserve(at(2000)), 50 * MIB);
+        assert_eq!(growth.reserve(at(10_020)) / MIB, 9);
     }
 
     #[test]

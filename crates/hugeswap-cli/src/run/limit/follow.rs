@@ -7,6 +7,7 @@ use super::{Limits, Source};
 use crate::text;
 use hugeswap_engine::pool::{MIN_MEMORY, Pool};
 use hugeswap_policy::UNIT_BYTES;
+use hugeswap_policy::knobs::{Knob, small};
 use hugeswap_support::cgroup::{Gauge, Usage};
 use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
 use std::os::fd::OwnedFd;
@@ -82,8 +83,9 @@ pub struct Follower {
 }
 
 impl Follower {
-    /// For the tree of processes under `root`.
-    pub fn new(limits: &Limits, root: i32) -> Follower {
+    /// For the tree of processes under `root`, whose pool it is.
+    pub fn new(limits: &Limits, pool: &Pool, root: i32) -> Follower {
+        let manages_small = pool.knob(Knob::Small) != small::OFF;
         let mut wakers = Wakers::default();
         let mut followed = Vec::new();
         for limit in &limits.0 {
@@ -116,7 +118,7 @@ impl Follower {
                     held: 0,
                     reserve: limit.reserve,
                 },
-                growth: Growth::unknown(limit.bytes),
+                growth: Growth::unknown(limit.bytes, manages_small),
             });
         }
         Follower {
@@ -188,7 +190,7 @@ impl Follower {
         let now = self.began.elapsed();
         let budgets = self.followed.iter_mut().map(|f| {
             f.growth.note(now, f.level.unmanaged(managed));
-            (f.level.budget(managed, f.growth.most(now)), f.level)
+            (f.level.budget(managed, f.growth.reserve(now)), f.level)
         });
         let Some((target, level)) = budgets.min_by_key(|(budget, _)| *budget) else {
             return u64::MAX;
@@ -326,7 +328,7 @@ mod tests {
         let stop = Stop::new().unwrap();
         stop.stop();
         let in_use = std::hint::black_box(vec![1u8; 4 << 20]);
-        let follower = Follower::new(&limits, std::process::id() as i32);
+        let follower = Follower::new(&limits, &pool, std::process::id() as i32);
         follower.follow(&pool, &stop);
         drop(in_use);
         assert_eq!(pool.followed_limit().unwrap().limit_bytes, 1 << 30);
