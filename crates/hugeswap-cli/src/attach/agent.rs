@@ -66,13 +66,13 @@ impl Mapped {
         self.0 = rest.filter(|r| !r.is_empty()).collect();
     }
 
-    /// This call was answered.
-    fn note(&mut self, call: &Registers, answer: u64) {
+    /// Call `nr` with these first two arguments was answered.
+    fn note(&mut self, nr: i64, [at, len]: [u64; 2], answer: u64) {
         let is_error = answer as i64 > -4096 && (answer as i64) < 0;
-        match call.orig_rax as i64 {
+        match nr {
             _ if is_error => {}
-            libc::SYS_mmap => self.add(answer, call.rsi),
-            libc::SYS_munmap => self.remove(call.rdi, call.rsi),
+            libc::SYS_mmap => self.add(answer, len),
+            libc::SYS_munmap => self.remove(at, len),
             _ => {}
         }
     }
@@ -259,7 +259,8 @@ impl Agent {
                     let r = thread.registers()?;
                     call = match call {
                         Some(call) => {
-                            self.mapped.note(&call, r.rax);
+                            let given = [call.rdi, call.rsi];
+                            self.mapped.note(call.orig_rax as i64, given, r.rax);
                             None
                         }
                         None => {
@@ -478,4 +479,38 @@ pub fn watch(stopped: &mut Stopped, syscall: u64, passing: Option<&Range<u64>>) 
         checked(answer, "watch system calls (Linux 5.11 or later can)")?;
     }
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_unmapped_or_failed_is_not_mapped() {
+        const SIZE: u64 = 16 * PAGE;
+        let mut mapped = Mapped::default();
+        let mut note = |nr: i64, a: [u64; 2], answer: i64| {
+            mapped.note(nr, a, answer as u64);
+            mapped.0.clone()
+        };
+        let all = note(libc::SYS_mmap, [0, SIZE - 5], 0x10000);
+        assert_eq!(all, [0x10000..0x10000 + SIZE]);
+        // A part of it is mapped anew; what fails changes nothing.
+        note(
+            libc::SYS_mmap,
+            [0x10000 + PAGE, PAGE],
+            0x10000 + PAGE as i64,
+        );
+        note(libc::SYS_mmap, [0, SIZE], -i64::from(libc::ENOMEM));
+        note(libc::SYS_munmap, [0x10000, SIZE], -i64::from(libc::EINVAL));
+        let all = note(libc::SYS_openat, [0x10000, SIZE], 7);
+        assert_eq!(all.iter().map(|r| r.end - r.start).sum::<u64>(), SIZE);
+        let mut all = note(libc::SYS_munmap, [0x10000 + PAGE, 3 * PAGE], 0);
+        all.sort_by_key(|r| r.start);
+        assert_eq!(
+            all,
+            [0x10000..0x10000 + PAGE, 0x10000 + 4 * PAGE..0x10000 + SIZE]
+        );
+        assert!(note(libc::SYS_munmap, [0, 0x10000 + SIZE], 0).is_empty());
+    }
 }
