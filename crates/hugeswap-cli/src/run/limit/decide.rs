@@ -93,15 +93,11 @@ pub struct Growth {
 
 impl Growth {
     /// Nothing was seen below this `limit`, so as much as a reserve can be for is expected: for some
-    /// seconds if small blocks are `managed`.
-    pub fn unknown(limit: u64, managed: bool) -> Growth {
+    /// seconds if it is not for `long`.
+    pub fn unknown(limit: u64, long: bool) -> Growth {
         Growth {
             expected: limit / MOST_RESERVE_SHARE,
-            expected_for: if managed {
-                HALF_LIFE_EXPECTED
-            } else {
-                HALF_LIFE
-            },
+            expected_for: if long { HALF_LIFE } else { HALF_LIFE_EXPECTED },
             ..Growth::default()
         }
     }
@@ -279,10 +275,10 @@ mod tests {
 
     #[test]
     fn what_is_expected_of_a_start_is_not_expected_for_long() {
-        let mut growth = Growth::unknown(600 * MIB, true);
+        let mut growth = Growth::unknown(600 * MIB, false);
         let at = Duration::from_millis;
         assert_eq!(growth.reserve(at(0)), 100 * MIB);
-        let small_blocks_may_grow = Growth::unknown(600 * MIB, false);
+        let small_blocks_may_grow = Growth::unknown(600 * MIB, true);
         assert_eq!(small_blocks_may_grow.reserve(at(30_000)), 50 * MIB);
         growth.note(at(10), 0);
         growth.note(at(20), 8 * MIB);

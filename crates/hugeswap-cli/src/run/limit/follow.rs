@@ -29,6 +29,9 @@ const CHANGED: u64 = 1 << 20;
 
 /// Time between two changes of the reserve.
 const LEARN_EVERY: Duration = Duration::from_millis(500);
+/// That there is no room for a budget is said when it has been so for so long. (While a process forks, some
+/// memory seems to be there twice.)
+const SHORT: Duration = Duration::from_millis(20);
 /// The thread is to run at once when it wakes, where it may ask for that.
 const NICE: i32 = -10;
 
@@ -79,6 +82,8 @@ pub struct Follower {
     began: Instant,
     pace: Pace,
     learned: Option<Instant>,
+    /// Since when there is no room for a budget.
+    short_since: Option<Duration>,
     warned: bool,
 }
 
@@ -118,7 +123,11 @@ impl Follower {
                     held: 0,
                     reserve: limit.reserve,
                 },
-                growth: Growth::unknown(limit.bytes, manages_small),
+                // (Of a tree what is in use is found later, and nothing but this keeps it in its limit.)
+                growth: Growth::unknown(
+                    limit.bytes,
+                    !manages_small || limit.source == Source::Total,
+                ),
             });
         }
         Follower {
@@ -128,6 +137,7 @@ impl Follower {
             began: Instant::now(),
             pace: Pace::default(),
             learned: None,
+            short_since: None,
             warned: false,
         }
     }
@@ -198,8 +208,12 @@ impl Follower {
         if let Some(f) = self.followed.first() {
             pool.note_limit(f.level.limit, f.level.held);
         }
-        if target < MIN_MEMORY {
-            self.warn(&level, managed);
+        match target < MIN_MEMORY {
+            true if now.saturating_sub(*self.short_since.get_or_insert(now)) >= SHORT => {
+                self.warn(&level, managed);
+            }
+            true => {}
+            false => self.short_since = None,
         }
         let budget = pool.frames() * UNIT_BYTES;
         let target = target.clamp(MIN_MEMORY, pool.ceiling_frames() * UNIT_BYTES);
