@@ -24,6 +24,12 @@ pub struct Thread {
 }
 
 impl Thread {
+    /// Where FS in code of ours is, and FS in code of the program: for who reads another process.
+    pub const FIELDS: [usize; 2] = [
+        std::mem::offset_of!(Thread, ours),
+        std::mem::offset_of!(Thread, program),
+    ];
+
     /// For a thread of the program whose handlers use the thread-locals at `ours`.
     pub const fn new(ours: usize) -> Thread {
         Thread {

@@ -10,8 +10,8 @@ use super::stopped::{self, Stopped};
 use super::target::Target;
 use anyhow::{Context, Result};
 use hugeswap_sys::attach::{DONE, Words};
-use hugeswap_sys::own;
 use hugeswap_sys::trace::{self, Registers, Tracee};
+use hugeswap_sys::{own, program_fs};
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs::File;
 use std::mem::offset_of;
@@ -25,9 +25,9 @@ const PATIENCE: Duration = Duration::from_secs(1);
 /// Where hugeswap maps memory of its own.
 const OWN: Range<u64> = own::BASE as u64..(own::BASE + own::LEN) as u64;
 
-/// What a thread of the program's has of ours: at the address in GS.
-const FS_OURS: u64 = 0;
-const FS_OF_PROGRAM: u64 = 8;
+/// At the address in GS: FS in code of the object's, and in the program's.
+const FS_OURS: u64 = program_fs::Thread::FIELDS[0] as u64;
+const FS_OF_PROGRAM: u64 = program_fs::Thread::FIELDS[1] as u64;
 
 /// Where a thread is.
 enum Place {

@@ -158,13 +158,13 @@ pub fn run(args: &Args) -> Result<i32> {
         )),
         Done::Ended => say(target.gone()),
         Done::GivenBack {
-            stopped, is_left, ..
+            stopped, is_clean, ..
         } => {
             say(format!(
                 "{target} goes on by itself, after it was stopped for {:.0} ms: its memory was given back",
                 stopped.as_secs_f64() * 1e3
             ));
-            if !is_left {
+            if !is_clean {
                 say("a thread of it is in a call that began before: hugeswap's code stays in it, and it cannot be attached again".into());
             }
         }
@@ -214,7 +214,7 @@ enum Done {
         /// It was stopped for so long.
         stopped: Duration,
         /// Nothing of hugeswap's is left in it.
-        is_left: bool,
+        is_clean: bool,
         /// The figures as that began: all of its memory has come in since.
         figures: Box<Figures>,
     },
@@ -504,10 +504,10 @@ impl Attached {
         }
         let stopped = begun.elapsed();
         // (Where it cannot be looked at, it stays as it is.)
-        let is_left = leaving::leave(target, &self.agent, self.syscall).unwrap_or(false);
+        let is_clean = leaving::leave(target, &self.agent, self.syscall).unwrap_or(false);
         Ok(Some(Done::GivenBack {
             stopped,
-            is_left,
+            is_clean,
             figures,
         }))
     }
