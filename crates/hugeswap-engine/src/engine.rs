@@ -53,7 +53,7 @@ impl Default for EngineConfig {
     fn default() -> Self {
         EngineConfig {
             fault_mode: FaultMode::Auto,
-            window: Window::Fixed,
+            window: Window::Fixed { low: false },
             threads: Threads::PTHREAD,
         }
     }
@@ -89,7 +89,14 @@ impl Engine {
             },
             m => m,
         };
-        let window = Addresses::reserve(config.window)?;
+        let window = match config.window {
+            // (In message mode one range is registered.)
+            Window::Fixed { low } => Window::Fixed {
+                low: low && wanted != FaultMode::Message,
+            },
+            other => other,
+        };
+        let window = Addresses::reserve(window)?;
         let built = Self::build(pool, wanted, &window, config.threads);
         let engine: &'static Engine = Box::leak(Box::new(built.inspect_err(|_| window.unmap())?));
         if let Err(e) = engine.bring_up(&window) {
@@ -105,7 +112,7 @@ impl Engine {
         window: &Addresses,
         threads: Threads,
     ) -> Result<Engine, EngineError> {
-        let numbering = Numbering::new(window.all.clone(), &window.far);
+        let numbering = Numbering::new(window.all.clone(), &window.other_parts());
         let message = mode == FaultMode::Message;
         let low_fd = high_descriptor();
         let userfaultfd = pool.knob(Knob::Userfaultfd) != 0;
@@ -121,7 +128,7 @@ impl Engine {
         let places = frames + 64;
         let sys = |what| move |e| EngineError::System(what, e);
         let units = numbering.units();
-        let space = Space::new(numbering.parts());
+        let space = Space::new(numbering.parts(), window.low.clone());
         let weights = Zeroed::new(units as usize).map_err(sys("cannot map the units' weights"))?;
         let lists = Lruvecs::new(units, weights);
         let table =
@@ -132,7 +139,7 @@ impl Engine {
         let pages = Base::new(units).map_err(sys("cannot map the records of base pages"))?;
         let files = Files::new(units).map_err(sys("cannot map the table of mapped files"))?;
         let fork_mark = fork_mark().map_err(sys("cannot map the fork mark"))?;
-        for free in &window.free {
+        for free in window.reserved() {
             backend
                 .prepare_window(free.start, free.len())
                 .map_err(sys("cannot map managed memory"))?;
@@ -255,9 +262,8 @@ impl Engine {
         self.backend.close();
         self.files.close_all_mappings();
         self.pool.retire(self.pool.me());
-        let window = self.table.window();
-        let unused = match self.keeps_window {
-            false => vec![(window.start, window.len())],
+        let unused: Vec<_> = match self.keeps_window {
+            false => self.table.parts().map(|p| (p.start, p.len())).collect(),
             true => self.space.lock().free_ranges().collect(),
         };
         for (at, len) in unused {

@@ -109,6 +109,11 @@ pub(crate) const UNIT: usize = hugeswap_policy::UNIT_BYTES as usize;
 pub const WINDOW_BASE: usize = 0x4000_0000_0000;
 /// Length of that window, bytes.
 pub const WINDOW_LEN: usize = 0x0800_0000_0000;
+/// First of the addresses below 2 GiB that are managed, for mappings that are to be there (MAP_32BIT).
+/// The kernel places such from 1 GiB on; the first quarter of that GiB is left to what is not managed.
+pub const LOW_BASE: usize = 0x5000_0000;
+/// How many there are.
+pub const LOW_LEN: usize = 0x3000_0000;
 /// Address of the shared memory of programs under `hugeswap run`: right behind the window.
 pub const SHARED_BASE: usize = WINDOW_BASE + WINDOW_LEN;
 /// Addresses there are for it.

@@ -21,15 +21,17 @@ use std::ops::Range;
 /// fits wherever it starts.
 const MISFITS: usize = 16;
 
-/// The addresses of one window. What is said of a range `[addr, addr+len)` is said of the part of the
+/// The addresses of one window. Those of its low part are handed out on request only. What is said of a range `[addr, addr+len)` is said of the part of the
 /// window that it meets first.
 #[derive(Debug)]
 pub struct Space {
     /// In the order of addresses.
     parts: Box<[Range<usize>]>,
+    /// The low part, if there is one.
+    low: Option<Range<usize>>,
     /// Start to length.
     free: BTreeMap<usize, usize>,
-    /// (length, start) of the same ranges.
+    /// (length, start) of the same ranges, without those of the low part.
     by_len: BTreeSet<(usize, usize)>,
     /// Allocated pages that are the kernel's.
     kernel: Intervals,
@@ -38,14 +40,16 @@ pub struct Space {
 }
 
 impl Space {
-    /// A window of these parts, all free. Their ends are page-aligned, and none touches another.
-    pub fn new(parts: impl IntoIterator<Item = Range<usize>>) -> Space {
+    /// A window of these parts, all free, of which `low` is one. Their ends are page-aligned, and none
+    /// touches another.
+    pub fn new(parts: impl IntoIterator<Item = Range<usize>>, low: Option<Range<usize>>) -> Space {
         let mut parts: Vec<_> = parts.into_iter().collect();
         parts.sort_unstable_by_key(|p| p.start);
         let is_aligned = |p: &Range<usize>| (p.start | p.end).is_multiple_of(PAGE);
         debug_assert!(parts.iter().all(is_aligned));
         let mut space = Space {
             parts: parts.clone().into(),
+            low,
             free: BTreeMap::new(),
             by_len: BTreeSet::new(),
             kernel: Intervals::default(),
@@ -77,6 +81,18 @@ impl Space {
         let (start, at) = close.or_else(anywhere)?;
         self.carve(start, at, at + len);
         Some(at)
+    }
+
+    /// Where `len` bytes (rounded up to pages; units are aligned) are free in the low part: the lowest
+    /// such address.
+    pub fn hole_in_low(&self, len: usize) -> Option<usize> {
+        let (len, low) = (pages_up(len)?, self.low.as_ref()?);
+        let align = if len >= UNIT { UNIT } else { PAGE };
+        let mut holes = self.free.range(low.clone());
+        holes.find_map(|(&start, &l)| {
+            let at = start.next_multiple_of(align);
+            (at.checked_add(len)? <= start + l).then_some(at)
+        })
     }
 
     /// Takes exactly `[addr, addr+len)`, if all of it is free.
@@ -307,7 +323,9 @@ impl Space {
     fn put(&mut self, from: usize, to: usize) {
         if from < to {
             self.free.insert(from, to - from);
-            self.by_len.insert((to - from, from));
+            if self.low.as_ref().is_none_or(|low| !low.contains(&from)) {
+                self.by_len.insert((to - from, from));
+            }
         }
     }
 }
@@ -328,7 +346,7 @@ mod tests {
 
     #[test]
     fn small_ones_fill_holes_and_large_ones_stay_aligned() {
-        let mut s = Space::new(Some(BASE..BASE + 64 * UNIT));
+        let mut s = Space::new(Some(BASE..BASE + 64 * UNIT), None);
         let a = s.alloc(1, 1).unwrap();
         let b = s.alloc(2 * UNIT, PAGE).unwrap();
         assert_eq!((a, b), (BASE, BASE + UNIT));
@@ -341,8 +359,30 @@ mod tests {
     }
 
     #[test]
+    fn the_low_part_is_for_those_who_ask_for_it() {
+        const LOW: usize = 0x5000_0000;
+        let low = LOW..LOW + 4 * UNIT;
+        let mut s = Space::new([low.clone(), BASE..BASE + 4 * UNIT], Some(low));
+        assert_eq!(s.hole_in_low(PAGE + 1), Some(LOW));
+        assert!(s.take_at(LOW, 2 * PAGE));
+        assert_eq!(s.hole_in_low(PAGE), Some(LOW + 2 * PAGE));
+        assert_eq!(s.hole_in_low(UNIT), Some(LOW + UNIT));
+        assert!(s.take_at(LOW + UNIT, 2 * UNIT));
+        assert_eq!(s.hole_in_low(2 * UNIT), None);
+        // Its holes fit best, and are not taken.
+        assert_eq!(s.alloc(UNIT, PAGE), Some(BASE));
+        assert_eq!(s.alloc(4 * UNIT, PAGE), None);
+        s.free(LOW + UNIT, 2 * UNIT);
+        assert_eq!(s.hole_in_low(3 * UNIT), Some(LOW + UNIT));
+        assert_eq!(
+            Space::new(Some(BASE..BASE + UNIT), None).hole_in_low(PAGE),
+            None
+        );
+    }
+
+    #[test]
     fn grows_only_into_free_pages() {
-        let mut s = Space::new(Some(BASE..BASE + 8 * UNIT));
+        let mut s = Space::new(Some(BASE..BASE + 8 * UNIT), None);
         let a = s.alloc(UNIT, 0).unwrap();
         assert!(s.extend(a, UNIT, 3 * UNIT) && s.is_allocated(a, 3 * UNIT));
         let b = s.alloc(PAGE, 0).unwrap();
@@ -359,7 +399,7 @@ mod tests {
 
     #[test]
     fn absurd_requests_are_refused() {
-        let mut s = Space::new(Some(BASE..BASE + 8 * UNIT));
+        let mut s = Space::new(Some(BASE..BASE + 8 * UNIT), None);
         for (len, align) in [
             (0, 1),
             (usize::MAX, 1),
@@ -405,7 +445,7 @@ mod tests {
         /// Against a bitmap, a bit a page.
         #[test]
         fn agrees_with_a_bitmap(ops in prop::collection::vec(op(), 1..200)) {
-            let mut s = Space::new(Some(BASE..BASE + PAGES * PAGE));
+            let mut s = Space::new(Some(BASE..BASE + PAGES * PAGE), None);
             let mut used = vec![false; PAGES];
             let mut kernel = vec![false; PAGES];
             let mut reserved = vec![false; PAGES];

@@ -5,7 +5,7 @@
 
 use crate::UNIT;
 use crate::error::EngineError;
-use crate::{PAGE, WINDOW_BASE, WINDOW_LEN};
+use crate::{LOW_BASE, LOW_LEN, PAGE, WINDOW_BASE, WINDOW_LEN};
 use hugeswap_sys::maps::Text;
 use hugeswap_sys::{Errno, mm, process};
 use std::ops::Range;
@@ -14,7 +14,10 @@ use std::ops::Range;
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Window {
     /// The fixed ones, from [`WINDOW_BASE`] on.
-    Fixed,
+    Fixed {
+        /// With those from [`LOW_BASE`] on, if they are free.
+        low: bool,
+    },
     /// As many bytes at any address.
     Anywhere(usize),
     /// These, whole units, in a process that has mappings there already. They are the kernel's
@@ -35,6 +38,8 @@ pub(crate) struct Addresses {
     pub free: Vec<Range<usize>>,
     /// The far parts.
     pub far: Vec<Range<usize>>,
+    /// Addresses below 2 GiB, all of which were free.
+    pub low: Option<Range<usize>>,
 }
 
 impl Addresses {
@@ -43,11 +48,19 @@ impl Addresses {
         let whole = |(base, len)| {
             let all = base..base + len;
             let free = Vec::from([all.clone()]);
-            let far = Vec::new();
-            Addresses { all, free, far }
+            Addresses {
+                all,
+                free,
+                far: Vec::new(),
+                low: None,
+            }
         };
         match window {
-            Window::Fixed => fixed().map(whole),
+            Window::Fixed { low } => {
+                let fixed = fixed().map(whole)?;
+                let low = low.then(low_part).flatten();
+                Ok(Addresses { low, ..fixed })
+            }
             Window::Anywhere(len) => anywhere(len).map(whole),
             Window::Over { main, far } => over(main, far),
         }
@@ -55,10 +68,20 @@ impl Addresses {
 
     /// Gives them back, before they are used.
     pub fn unmap(&self) {
-        for free in &self.free {
+        for free in self.reserved() {
             // SAFETY: reserved by `reserve`, and not in use yet.
             let _ = unsafe { mm::unmap(free.start, free.len()) };
         }
+    }
+
+    /// What was free, and is mapped without access.
+    pub fn reserved(&self) -> impl Iterator<Item = &Range<usize>> {
+        self.free.iter().chain(&self.low)
+    }
+
+    /// All parts but the main range.
+    pub fn other_parts(&self) -> Vec<Range<usize>> {
+        self.far.iter().chain(&self.low).cloned().collect()
     }
 
     /// Was anything mapped there before?
@@ -101,6 +124,26 @@ fn fixed() -> Result<(usize, usize), EngineError> {
     }
 }
 
+/// As much as is free of the addresses below 2 GiB: all, or the upper half or quarter.
+fn low_part() -> Option<Range<usize>> {
+    let end = LOW_BASE + LOW_LEN;
+    [LOW_LEN, LOW_LEN / 2, LOW_LEN / 4]
+        .into_iter()
+        .find_map(|len| {
+            let part = end - len..end;
+            // SAFETY: not replacing: fails if something is there.
+            match unsafe { mm::map_anon(part.start, len, mm::PROT_NONE, false) } {
+                Ok(at) if at == part.start => Some(part),
+                Ok(at) => {
+                    // SAFETY: just mapped, unused.
+                    let _ = unsafe { mm::unmap(at, len) };
+                    None
+                }
+                Err(_) => None,
+            }
+        })
+}
+
 fn anywhere(len: usize) -> Result<(usize, usize), EngineError> {
     let len = len.next_multiple_of(UNIT);
     let raw = mm::map_own(len + UNIT, mm::PROT_NONE).map_err(EngineError::NoAddressSpace)?;
@@ -129,6 +172,7 @@ fn over(all: Range<usize>, far: Vec<Range<usize>>) -> Result<Addresses, EngineEr
         all: all.clone(),
         free: Vec::new(),
         far,
+        low: None,
     };
     let filled = Text::read().and_then(|text| {
         let mut at = all.start;

@@ -9,7 +9,7 @@
 
 use crate::static_program::{LOW_END, MOVABLE, MOVABLE_END};
 use crate::{addresses, state, static_program, table, trap};
-use hugeswap_engine::{SHARED_BASE, SHARED_LEN, WINDOW_BASE, WINDOW_LEN};
+use hugeswap_engine::{LOW_BASE, LOW_LEN, SHARED_BASE, SHARED_LEN, WINDOW_BASE, WINDOW_LEN};
 use hugeswap_policy::knobs::Knob;
 use hugeswap_sys::raw::{self, GATE_CODE, syscall6};
 use hugeswap_sys::signal::RESTORER_CODE;
@@ -41,6 +41,8 @@ const ON: u32 = 2;
 /// There can be no gate, so no filter.
 const IMPOSSIBLE: u32 = 3;
 static FILTER: AtomicU32 = AtomicU32::new(NONE);
+/// Does the filter in place know of managed addresses below 2 GiB? (What was inherited over exec is not asked.)
+static LOW_TOO: AtomicBool = AtomicBool::new(false);
 /// Is the filter in place one for loaded programs?
 static EXTENDED: AtomicBool = AtomicBool::new(false);
 
@@ -89,7 +91,7 @@ pub fn extend() -> bool {
         NONE => map_gate(),
         _ => false,
     };
-    let on = has_gate && load(true, false);
+    let on = has_gate && load(true, false, false);
     if on {
         FILTER.store(ON, Release);
         EXTENDED.store(true, Relaxed);
@@ -129,13 +131,16 @@ pub fn ensure() {
     {
         return;
     }
-    if FILTER
-        .compare_exchange(NONE, BUSY, AcqRel, Acquire)
-        .is_err()
-    {
-        return;
-    }
-    let on = map_gate() && trap::installed() && load(false, rings);
+    let low = engine
+        .window_parts()
+        .any(|part| part.end == LOW_BASE + LOW_LEN);
+    let has_low = low && LOW_TOO.swap(true, AcqRel);
+    let on = match FILTER.compare_exchange(NONE, BUSY, AcqRel, Acquire) {
+        Ok(_) => map_gate() && trap::installed() && load(false, rings, low),
+        // One more, beside that which is there.
+        Err(ON) if low && !has_low => load(EXTENDED.load(Relaxed), rings, true),
+        Err(_) => return,
+    };
     if !on {
         fs::complain(&[
             b"hugeswap: system calls cannot be watched here (no seccomp); only common calls work on swapped-out memory\n",
@@ -175,6 +180,8 @@ struct Code {
     p: Vec<sock_filter>,
     /// Unconditional jumps whose distance is not known yet, and where they go.
     open: Vec<(usize, Label)>,
+    /// Are there managed addresses below 2 GiB?
+    low: bool,
 }
 
 /// Where long jumps go.
@@ -272,15 +279,23 @@ impl Code {
         self.push(stmt(BPF_RET | BPF_K, otherwise));
     }
 
-    /// Allows the call if none of the arguments of `mask` lies in the window (by its high half);
-    /// goes on behind this otherwise.
+    /// Allows the call if none of the arguments of `mask` lies in the window (by its high half, but for
+    /// the part below 2 GiB); goes on behind this otherwise.
     fn check(&mut self, mask: u8) {
-        let mut left = 3 * mask.count_ones() as u8;
+        let of_low = if self.low { 4 } else { 0 };
+        let each = 3 + of_low;
+        let mut left = each * mask.count_ones() as u8;
         for arg in (0..6).filter(|a| mask & 1 << a != 0) {
-            left -= 3;
+            left -= each;
             self.push(stmt(LOAD, ARGS + arg * 8 + 4));
             self.push(jump(BPF_JGE, LOW, 0, 1));
-            self.push(jump(BPF_JGE, HIGH, 0, left + 1));
+            self.push(jump(BPF_JGE, HIGH, of_low, of_low + left + 1));
+            if self.low {
+                self.push(jump(BPF_JEQ, 0, 0, 3));
+                self.push(stmt(LOAD, ARGS + arg * 8));
+                self.push(jump(BPF_JGE, LOW_BASE as u32, 0, 1));
+                self.push(jump(BPF_JGE, (LOW_BASE + LOW_LEN) as u32, 0, left + 1));
+            }
         }
         self.allow();
     }
@@ -288,11 +303,12 @@ impl Code {
 
 /// The program. Fast where nothing looks like a managed address: architecture, number, six comparisons. Only
 /// otherwise does it ask which arguments of the call are pointers at all.
-fn program(extended: bool, rings: bool) -> Vec<sock_filter> {
+fn program(extended: bool, rings: bool, low: bool) -> Vec<sock_filter> {
     const AUDIT_ARCH_X86_64: u32 = 0xc000_003e;
     let mut c = Code {
         p: Vec::new(),
         open: Vec::new(),
+        low,
     };
     c.push(stmt(LOAD, ARCH));
     c.push(jump(BPF_JEQ, AUDIT_ARCH_X86_64, 1, 0));
@@ -408,8 +424,8 @@ fn program(extended: bool, rings: bool) -> Vec<sock_filter> {
 }
 
 /// Loads the filter for every thread.
-fn load(extended: bool, rings: bool) -> bool {
-    let mut p = program(extended, rings);
+fn load(extended: bool, rings: bool, low: bool) -> bool {
+    let mut p = program(extended, rings, low);
     let prog = libc::sock_fprog {
         len: p.len() as u16,
         filter: p.as_mut_ptr(),

@@ -75,6 +75,7 @@ mod issue;
 mod local;
 mod lock;
 mod locked;
+mod low;
 mod malloc;
 mod maps;
 mod marks;

@@ -11,7 +11,7 @@
 use crate::marks::{self, forget, is_noted, note};
 use crate::owners::{keep, note_unlocked};
 use crate::real::{self, answer, set_errno};
-use crate::{cut, extent, files, hint, inherit, shared, small, state, static_program};
+use crate::{cut, extent, files, hint, inherit, low, shared, small, state, static_program};
 use hugeswap_engine::pool::FaultMode;
 use hugeswap_engine::{Claim, Contents, Engine, Prot};
 use hugeswap_policy::knobs::Knob;
@@ -29,7 +29,7 @@ pub const TASK_END: usize = 0x7fff_ffff_f000;
 
 /// Flags of mappings that the engine does not place: fixed addresses, stacks, locked or special
 /// memory.
-const NEVER: c_int = libc::MAP_FIXED
+pub const NEVER: c_int = libc::MAP_FIXED
     | libc::MAP_FIXED_NOREPLACE
     | libc::MAP_GROWSDOWN
     | libc::MAP_STACK
@@ -168,7 +168,17 @@ pub unsafe extern "C" fn mmap(
 ) -> *mut c_void {
     let at = addr as usize;
     const TYPE: c_int = libc::MAP_SHARED | libc::MAP_PRIVATE;
+    // (An address that is to be that one says it all.)
+    let flags = match flags & FIXED {
+        0 => flags,
+        _ => flags & !libc::MAP_32BIT,
+    };
+    let is_low = flags & libc::MAP_32BIT != 0;
+    if is_low && let Some(done) = low::map(len, prot, flags, fd, offset) {
+        return done;
+    }
     if (at != 0 || flags & libc::MAP_FIXED != 0)
+        && (!is_low || at < low::END)
         && extent::meets_managed(at, len)
         && let Some(engine) = state::engine()
         && let Some(done) = placed(engine, at, len, prot, flags, fd, offset)
@@ -233,7 +243,7 @@ pub unsafe extern "C" fn mmap(
         }
     }
     let made = kernel_map(at, len, prot, flags, fd, offset);
-    const SMALL: c_int = NEVER | TYPE | libc::MAP_ANONYMOUS;
+    const SMALL: c_int = NEVER & !libc::MAP_32BIT | TYPE | libc::MAP_ANONYMOUS;
     if prot == RW && flags & SMALL == libc::MAP_PRIVATE | libc::MAP_ANONYMOUS {
         small::note_mapping(len);
     }
@@ -283,7 +293,7 @@ fn kernel_map(
 /// Makes a mapping at addresses that the program chooses and that meet managed ones. `None` if the
 /// kernel is to make it: it refuses an invalid call, and takes other addresses for a hint that
 /// cannot be followed.
-fn placed(
+pub fn placed(
     engine: &Engine,
     at: usize,
     len: usize,

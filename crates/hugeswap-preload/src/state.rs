@@ -14,7 +14,7 @@
 //! what every start or fork writes lies together (`hot!`).
 
 use crate::{
-    alloc, credentials, extent, files, filter, helpers, inherit, issue, local, locked, malloc,
+    alloc, credentials, extent, files, filter, helpers, inherit, issue, local, locked, low, malloc,
     marks, owners, real, rings, shared, shm, small, static_program, submitted, symbols, thread,
     transfer, trap, views,
 };
@@ -253,7 +253,10 @@ fn join(len: usize, knob: Knob) -> u32 {
     if !takes_messages && rings::is_any_mapped() {
         return give_up(&RING_FROM_BEFORE);
     }
-    match start_engine(pool, Window::Fixed) {
+    let window = Window::Fixed {
+        low: low::is_wanted(),
+    };
+    match start_engine(pool, window) {
         Ok(()) => JOINED,
         Err(e) => give_up(&e),
     }

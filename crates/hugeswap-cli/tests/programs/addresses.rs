@@ -21,6 +21,7 @@ pub fn cases() -> Vec<Case> {
         all.push(case(format!("maps, {mode}"), move || {
             compared("maps", "pswpout", mode, None)
         }));
+        all.push(case(format!("low, {mode}"), move || low(mode)));
         all.push(case(format!("unlocked, {mode}"), move || {
             unlocked(mode, None)
         }));
@@ -154,6 +155,26 @@ pub fn lockall(dir: &Path, lockall: PathBuf, mode: Mode) {
             managed.same_output_as(&program.plain());
             assert!(managed.number("pswpin") > 0, "nothing was swapped");
         }
+    }
+}
+
+/// c/low.c: memory below 2 GiB, in a program and in what it becomes by exec. In message mode such memory
+/// is the kernel's.
+fn low(mode: Mode) {
+    mode.need();
+    let dir = directory();
+    let program = Program::new(dir.path(), compile("low", dir.path())).args(["2"]);
+    let plain = program.plain();
+    for setting in [None, Some("debug.storm=50"), Some("debug.userfaultfd=off")] {
+        let setup = Setup::new(mode, MEMORY_MIB);
+        let setup = { setting.into_iter() }.fold(setup, |setup, s| setup.option("--set", s));
+        if mode == Mode::Message && setting == Some("debug.userfaultfd=off") {
+            continue;
+        }
+        let managed = program.managed(&setup);
+        managed.same_output_as(&plain);
+        let swapped = managed.number("pswpin");
+        assert!(mode == Mode::Message || swapped > 0, "nothing was swapped");
     }
 }
 

@@ -246,7 +246,7 @@ impl Memory {
     }
 
     /// The ranges of managed addresses, the main one last. The others are those of
-    /// [`Window::Over`](crate::Window).
+    /// [`Window::Over`](crate::Window), or below 2 GiB.
     pub fn window_parts(&self) -> impl Iterator<Item = std::ops::Range<usize>> + '_ {
         self.table.parts()
     }

@@ -73,6 +73,14 @@ impl Ranges {
         self.make_fit(addr, len, &dirty, true)
     }
 
+    /// The lowest address below 2 GiB at which `len` bytes are free, for the moment. `None`: there is
+    /// none, or the window has no part there.
+    pub fn hole_in_low(&self, len: usize) -> Option<usize> {
+        let _blocked = Blocked::all();
+        let _inside = self.gate.enter();
+        self.space.lock().hole_in_low(len)
+    }
+
     /// Is any page of the range mapped, by us or by the kernel?
     pub fn is_any_mapped(&self, addr: usize, len: usize) -> bool {
         self.with_mapped(|is_any_mapped| is_any_mapped(addr, len))

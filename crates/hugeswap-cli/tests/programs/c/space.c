@@ -16,6 +16,7 @@
 
 enum { ARENA = 20 * 512 + 37, FILE_PAGES = 1100, OUTSIDE = 6, OUTSIDE_PAGES = 1200, SEGMENT_PAGES = 600 };
 #define RW (PROT_READ | PROT_WRITE)
+#define LOW_END ((size_t)1 << 31) // of the addresses for MAP_32BIT
 #define ANON (MAP_PRIVATE | MAP_ANONYMOUS)
 #ifndef MAP_FIXED_NOREPLACE
 #define MAP_FIXED_NOREPLACE 0x100000
@@ -312,6 +313,11 @@ static void map(int chosen) {
     int free = chosen && !any_mapped(r, from, n);
     if (chosen)
         flags |= (int[]){MAP_FIXED, MAP_FIXED, MAP_FIXED_NOREPLACE, 0}[below(4)];
+    if (below(6) == 0)
+        flags |= MAP_32BIT;
+    // (A reservation that is to be there or nowhere is refused, but near code.)
+    if (prot == PROT_NONE && (size_t)want < LOW_END)
+        flags &= ~MAP_FIXED_NOREPLACE;
     int bad = below(40) == 0;
     if (bad && fd >= 0)
         fd = 999;
@@ -327,7 +333,9 @@ static void map(int chosen) {
     }
     MUST(got != MAP_FAILED, "errno %d", errno);
     MUST(!exact || got == want, "at %p", (void *)got);
-    if (chosen && r == &arena && !exact && free && kind == PRIVATE && prot == RW)
+    int low = !exact && flags & MAP_32BIT;
+    MUST(!low || (size_t)got + n * PAGE <= LOW_END, "at %p, above 2 GiB", (void *)got);
+    if (chosen && r == &arena && !exact && !low && free && kind == PRIVATE && prot == RW)
         MUST(got == want, "at %p, not where the hint says, which is free", (void *)got);
     if (!exact) {
         r = place(got, n, &from);
@@ -735,6 +743,9 @@ int main(int argc, char **argv) {
     file = fileno(f);
     segment = shmget(IPC_PRIVATE, SEGMENT_PAGES * PAGE, IPC_CREAT | 0600);
     CHECK(segment >= 0, "a segment");
+    // (What is asked for before memory is managed has some of it there.)
+    void *low = mmap(NULL, PAGE, RW, ANON | MAP_32BIT, -1, 0);
+    CHECK(low != MAP_FAILED && munmap(low, PAGE) == 0, "below 2 GiB");
     arena = (struct region){mmap(NULL, ARENA * PAGE, RW, ANON, -1, 0), ARENA, arena_pages};
     CHECK(arena.base != MAP_FAILED, "an arena");
     void *keep = shmat(segment, NULL, 0);
