@@ -2,8 +2,9 @@
 //! concern managed addresses go the way of the C library's functions of the same names.
 
 use crate::static_program::attached;
-use crate::{advise, extent, locked, mmap, mremap, real, shm};
+use crate::{advise, cut, extent, locked, mmap, mremap, real, shm};
 use libc::{c_int, c_uchar, c_uint, c_void, off_t};
+use std::ops::Range;
 
 /// The calls, and which of their arguments are addresses, a bit each.
 pub static CALLS: &[(i64, u8)] = &[
@@ -43,20 +44,27 @@ pub unsafe fn by_number(nr: i64, a: [usize; 6]) -> Option<isize> {
     Some(unsafe { call(nr, a) })
 }
 
+/// The addresses that a call of [`CALLS`] may change, or ask about.
+fn ranges(nr: i64, a: &[usize; 6]) -> [Range<usize>; 2] {
+    /// Of a segment, which has the length that it has.
+    const SEGMENT: usize = 1 << 40;
+    let of = |at: usize, len: usize| at..at.saturating_add(len);
+    match nr {
+        libc::SYS_shmat => [of(a[1], SEGMENT), 0..0],
+        libc::SYS_shmdt => [of(a[0], SEGMENT), 0..0],
+        libc::SYS_mremap => [of(a[0], a[1].max(a[2])), of(a[4], a[2])],
+        _ => [of(a[0], a[1]), 0..0],
+    }
+}
+
 /// The raw answer to a call of [`CALLS`], whatever addresses it concerns.
 ///
 /// # Safety
 /// As for the call.
 pub unsafe fn call(nr: i64, a: [usize; 6]) -> isize {
-    attached::note_change(nr, &a);
-    let is_range = match nr {
-        libc::SYS_mmap => a[3] as c_int & (libc::MAP_FIXED | libc::MAP_FIXED_NOREPLACE) != 0,
-        libc::SYS_shmat | libc::SYS_shmdt => false,
-        _ => true,
-    };
-    if is_range && extent::meets_several(a[0], a[1]) {
-        return -(libc::ENOMEM as isize);
-    }
+    let ranges = ranges(nr, &a);
+    attached::note_change(nr, &ranges);
+    ranges.iter().for_each(cut::leave);
     let errno = real::errno();
     let at = a[0] as *mut c_void;
     let (int, long) = (|i: usize| a[i] as c_int, |r: c_int| r as usize);

@@ -1,9 +1,13 @@
 //! Small mappings of programs that were loaded, cut one after the other from units of 2 MiB: their allocators map what
 //! they would take from the break, by pages. So the heap is in whole units, and most of its growth needs no engine.
 //!
+//! What is left of a unit is not the program's: before it asks for anything there, or unmaps it, that is given up.
+//!
 //! (Other programs map more than they want, and unmap what is not aligned, as Ruby does: that would stay empty here.)
 
+use crate::state;
 use hugeswap_engine::{Engine, MapError};
+use std::ops::Range;
 use std::sync::atomic::AtomicUsize;
 use std::sync::atomic::Ordering::Relaxed;
 
@@ -35,9 +39,25 @@ pub fn map(engine: &Engine, len: usize) -> Result<usize, MapError> {
         // (There may be room for less.)
         return engine.map(len, PAGE, true);
     };
-    let left = NEXT.swap(unit + len, Relaxed);
+    give_up(engine, NEXT.swap(unit + len, Relaxed));
+    Ok(unit)
+}
+
+/// The program makes a call on these addresses: what it did not map is not mapped.
+pub fn leave(range: &Range<usize>) {
+    let next = NEXT.load(Relaxed);
+    if range.start < end(next)
+        && range.end > next
+        && next < end(next)
+        && let Some(engine) = state::engine()
+    {
+        give_up(engine, NEXT.swap(0, Relaxed));
+    }
+}
+
+/// Unmaps what is left of a unit from `left` on.
+fn give_up(engine: &Engine, left: usize) {
     if left < end(left) {
         let _ = engine.try_unmap(left, end(left) - left);
     }
-    Ok(unit)
 }

@@ -54,8 +54,9 @@ pub fn managed(addr: usize) -> bool {
     addr.wrapping_sub(WINDOW[0].load(Relaxed)) < MANAGED.load(Relaxed) || in_far_part(addr)
 }
 
+/// Is `addr` in a part of the window that is not its main range?
 #[inline]
-fn in_far_part(addr: usize) -> bool {
+pub fn in_far_part(addr: usize) -> bool {
     addr.wrapping_sub(FAR[0].load(Relaxed)) < FAR[1].load(Relaxed)
         && state::engine().is_some_and(|e| e.window_at(addr, 1).contains(&addr))
 }
@@ -96,6 +97,33 @@ pub fn shared_range() -> Range<usize> {
 pub fn meets_managed(addr: usize, len: usize) -> bool {
     let all = managed_range(addr, len);
     addr < all.end && addr.saturating_add(len) > all.start && len > 0
+}
+
+/// Does `[addr, addr+len)` meet a part of the window, and addresses that are not of that part?
+pub fn crosses_border(addr: usize, len: usize) -> bool {
+    let end = addr.saturating_add(len);
+    let crosses = |part: Range<usize>| {
+        addr < part.end && end > part.start && (addr < part.start || end > part.end)
+    };
+    state::engine().is_some_and(|e| crosses(e.window_at(addr, len)))
+}
+
+/// `[addr, addr+len)` as ranges (address, length) of which none crosses the border of a part of the
+/// window.
+pub fn pieces(addr: usize, len: usize) -> impl Iterator<Item = (usize, usize)> {
+    let end = addr.saturating_add(len);
+    let borders = move |from: usize| {
+        let engine = state::engine().into_iter();
+        let parts = engine.flat_map(|e| e.window_parts());
+        let borders = parts.flat_map(|p| [p.start, p.end]).chain([end]);
+        borders.filter(|&b| b > from && b <= end).min()
+    };
+    let mut next = addr;
+    std::iter::from_fn(move || {
+        let (from, to) = (next, borders(next)?);
+        next = to;
+        Some((from, to - from))
+    })
 }
 
 /// Does `[addr, addr+len)` meet more than one part of the window?

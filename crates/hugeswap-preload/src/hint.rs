@@ -9,6 +9,7 @@
 //! addresses). And where a program says that it is to be that address or none (MAP_FIXED_NOREPLACE, as JVMs from 25 on
 //! do), that is refused as if the address were taken, until the program has tried many.
 
+use crate::static_program;
 use std::sync::atomic::AtomicUsize;
 use std::sync::atomic::Ordering::Relaxed;
 
@@ -40,8 +41,10 @@ pub fn is_for_the_kernel(hint: usize, len: usize) -> bool {
 }
 
 /// May a reservation that is to be at `at` or nowhere be refused? Counts it, if so.
+///
+/// (A program that is attached has made its heap's, and its libraries are not where this object's are.)
 pub fn may_be_refused(at: usize, len: usize) -> bool {
-    if at == 0 {
+    if at == 0 || static_program::attached::is_on() {
         return false;
     }
     note_given_back(len);

@@ -88,13 +88,16 @@ pub unsafe extern "C" fn mlock2(addr: *const c_void, len: size_t, flags: libc::c
 pub unsafe extern "C" fn munlock(addr: *const c_void, len: size_t) -> c_int {
     let at = addr as usize;
     let start = at & !(PAGE - 1);
-    match managed(start, len.saturating_add(at - start)) {
-        Some((engine, whole)) => {
-            // (Memory that is managed is not locked.)
-            each(engine, start, whole, false, unlock, |_, _| 0, |_, _| 0)
-        }
-        None => pass(libc::SYS_munlock, [at, len, 0, 0, 0, 0]),
+    if managed(start, len.saturating_add(at - start)).is_none() {
+        return pass(libc::SYS_munlock, [at, len, 0, 0, 0, 0]);
     }
+    by_parts(start, len.saturating_add(at - start), false, |at, len| {
+        match managed(at, len) {
+            // (Memory that is managed is not locked.)
+            Some((engine, whole)) => each(engine, at, whole, false, unlock, |_, _| 0, |_, _| 0),
+            None => pass(libc::SYS_munlock, [at, len, 0, 0, 0, 0]),
+        }
+    })
 }
 
 /// How the program has locked all memory that it will have (`MCL_*`), before there was an engine; or 0.

@@ -177,6 +177,9 @@ pub unsafe extern "C" fn mmap(
     if is_low && let Some(done) = low::map(len, prot, flags, fd, offset) {
         return done;
     }
+    if flags & FIXED != 0 && extent::meets_several(at, len) {
+        return over_several(at, len, prot, flags, fd, offset);
+    }
     if (at != 0 || flags & libc::MAP_FIXED != 0)
         && (!is_low || at < low::END)
         && extent::meets_managed(at, len)
@@ -248,6 +251,41 @@ pub unsafe extern "C" fn mmap(
         small::note_mapping(len);
     }
     after_kernel(made, len, prot, flags, fd, offset)
+}
+
+/// Makes a mapping at addresses that the program chooses, and that are of several parts of the window:
+/// as several mappings.
+fn over_several(
+    at: usize,
+    len: usize,
+    prot: c_int,
+    flags: c_int,
+    fd: c_int,
+    offset: off_t,
+) -> *mut c_void {
+    let Some(engine) = state::engine() else {
+        return kernel_map(at, len, prot, flags, fd, offset);
+    };
+    let Some(len) = pages(at, len).filter(|len| at + len <= TASK_END) else {
+        return failed(libc::EINVAL);
+    };
+    let taken = |(at, len): (usize, usize)| match extent::meets_managed(at, len) {
+        true => is_any_mapped(engine, at, len),
+        false => !is_free_at_kernel(at, len),
+    };
+    if flags & libc::MAP_FIXED_NOREPLACE != 0 && extent::pieces(at, len).any(taken) {
+        return failed(libc::EEXIST);
+    }
+    let flags = flags & !libc::MAP_FIXED_NOREPLACE | libc::MAP_FIXED;
+    for (piece, n) in extent::pieces(at, len) {
+        let (at, offset) = (piece as *mut c_void, offset + (piece - at) as off_t);
+        // SAFETY: a part of the program's own call.
+        let made = unsafe { mmap(at, n, prot, flags, fd, offset) };
+        if made == libc::MAP_FAILED {
+            return made;
+        }
+    }
+    at as *mut c_void
 }
 
 /// The final result of a mapping that the kernel has answered: a file that it refused may be a
@@ -405,14 +443,22 @@ fn map_managed(
 }
 
 /// Is anything mapped in `[at, at+len)`, which meets managed addresses?
-fn is_any_mapped(engine: &Engine, at: usize, len: usize) -> bool {
+pub fn is_any_mapped(engine: &Engine, at: usize, len: usize) -> bool {
     let all = extent::managed_range(at, len);
     let outside = [(at, all.start.min(at + len)), (all.end.max(at), at + len)];
-    engine.is_any_mapped(at, len)
+    let is_hole = |&(at, len): &(usize, usize)| is_hole(engine, at, len);
+    let is_reserved = !extent::in_far_part(at);
+    engine.is_any_mapped(at, len) && (is_reserved || !engine.mapped_in(at, len).iter().all(is_hole))
         || shared::first_used(&shared_part(at, len)).is_some()
         || outside
             .iter()
             .any(|&(from, to)| from < to && !is_free_at_kernel(from, to - from))
+}
+
+/// Is all of a range of a far part of the window a hole there? Such a part is the kernel's from start to end at
+/// first, and nothing is reserved there.
+fn is_hole(engine: &Engine, at: usize, len: usize) -> bool {
+    engine.kernel_bytes(at, len) == len && is_free_at_kernel(at, len)
 }
 
 /// Does the kernel have nothing mapped in a range?
@@ -495,6 +541,14 @@ unsafe extern "C" fn mmap64(
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn munmap(addr: *mut c_void, len: size_t) -> c_int {
     let at = addr as usize;
+    if extent::meets_several(at, len)
+        && let Some(len) = pages(at, len).filter(|len| at + len <= TASK_END)
+    {
+        // SAFETY: parts of the program's own call.
+        let unmap = |(at, len)| unsafe { munmap(at as *mut c_void, len) };
+        let failed = extent::pieces(at, len).find(|&piece| unmap(piece) != 0);
+        return if failed.is_some() { -1 } else { 0 };
+    }
     if extent::meets_managed(at, len)
         && let (Some(engine), Some(len)) = (state::engine(), pages(at, len))
         && at + len <= TASK_END

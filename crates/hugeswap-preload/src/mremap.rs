@@ -70,6 +70,10 @@ pub unsafe extern "C" fn mremap(
     let errno = real::errno();
     let _kept = keep();
     let result = checked(engine, at, old_len, new_len, flags, to).and_then(|m| {
+        let is_target = m.has(FIXED) && extent::meets_several(m.to, m.new);
+        if is_target || extent::meets_several(m.at, m.old) {
+            return Err(Errno::ENOMEM);
+        }
         if ours {
             with_flags(engine, m)
         } else {
@@ -176,7 +180,7 @@ fn in_window(engine: &Engine, m: Move) -> Result<usize, Errno> {
     let Move { at, old, new, .. } = m;
     // (The kernel, too, makes any range shorter, whatever mappings it consists of, and does so
     // before it moves what is left, which must be one mapping.)
-    if new < old && engine.is_mapped(at, PAGE) {
+    if new < old && is_page_mapped(engine, at) {
         if m.has(FIXED) && !is_one_mapping(engine, at, new) {
             return Err(Errno::EFAULT);
         }
@@ -186,7 +190,7 @@ fn in_window(engine: &Engine, m: Move) -> Result<usize, Errno> {
         }
         return in_window(engine, Move { old: new, ..m });
     }
-    if new == old && !m.has(FIXED | DONTUNMAP) && engine.is_mapped(at, PAGE) {
+    if new == old && !m.has(FIXED | DONTUNMAP) && is_page_mapped(engine, at) {
         return Ok(at);
     }
     let len = old.max(PAGE);
@@ -203,6 +207,21 @@ fn in_window(engine: &Engine, m: Move) -> Result<usize, Errno> {
         (_, n) if n == len => of_kernel(engine, m),
         _ => several(engine, m),
     }
+}
+
+/// Is the page at `at` mapped? (Where the window is not all reserved, the kernel knows of its own.)
+fn is_page_mapped(engine: &Engine, at: usize) -> bool {
+    let as_it_is = Move {
+        at,
+        old: PAGE,
+        new: PAGE,
+        flags: 0,
+        to: 0,
+    };
+    engine.is_mapped(at, PAGE)
+        && (!extent::in_far_part(at)
+            || engine.kernel_bytes(at, PAGE) == 0
+            || by_kernel(as_it_is).is_ok())
 }
 
 /// Moves managed memory to which the program may have another access than read and write, and gives

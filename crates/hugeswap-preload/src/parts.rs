@@ -1,5 +1,5 @@
 //! Calls on a range of addresses, made part by part: a range may be partly in shared memory and
-//! partly managed, the kernel's or free.
+//! partly managed, the kernel's or free, and reach over parts of the window.
 
 use crate::mmap::pages;
 use crate::owners::keep;
@@ -27,11 +27,33 @@ pub fn managed(addr: usize, len: usize) -> Option<(&'static Engine, usize)> {
     (addr < window.end && addr + len > window.start).then_some((engine, len))
 }
 
-/// Makes a call on each part of a range that may reach from other memory into shared memory, or
-/// over several regions of it: each region by itself, and what is before and behind. `holes`: pages
-/// that are not mapped do not stop the call. It ends with the first error; the error is ENOMEM if a
-/// page was not mapped.
+/// Makes a call on each part of a range that may reach from other memory into the window or shared
+/// memory, or over several parts or regions of these: each by itself, and what is before and behind.
+/// `holes`: pages that are not mapped do not stop the call. It ends with the first error; the error is
+/// ENOMEM if a page was not mapped.
 pub fn by_parts(
+    at: usize,
+    len: usize,
+    holes: bool,
+    mut call: impl FnMut(usize, usize) -> c_int,
+) -> c_int {
+    if !extent::crosses_border(at, len) {
+        return by_regions(at, len, holes, call);
+    }
+    let mut hole = false;
+    for (at, len) in extent::pieces(at, len) {
+        if by_regions(at, len, holes, &mut call) != 0 {
+            if !holes || real::errno() != libc::ENOMEM {
+                return -1;
+            }
+            hole = true;
+        }
+    }
+    if hole { error(libc::ENOMEM) } else { 0 }
+}
+
+/// [`by_parts`] of a range that is in one part of the window, or in none.
+fn by_regions(
     at: usize,
     len: usize,
     holes: bool,
@@ -74,9 +96,9 @@ pub fn by_parts(
     if hole { error(libc::ENOMEM) } else { 0 }
 }
 
-/// Applies a call to a range that meets the window, part by part in address order, as the kernel
-/// does: `ours` to managed parts, `reserved` to reserved ones, `kernels` to parts that the kernel
-/// owns and to those outside the window. `holes`: pages that are not mapped do not stop the call.
+/// Applies a call to a range of one part of the window, or one that meets it, owner by owner in address
+/// order, as the kernel does: `ours` to what is managed, `reserved` to what is reserved, `kernels` to what the kernel
+/// owns and to what is outside the window. `holes`: pages that are not mapped do not stop the call.
 /// It ends with the first error; the error is ENOMEM if a page was not mapped.
 pub fn each(
     engine: &Engine,

@@ -5,10 +5,12 @@
 //! that remains is reserved again.
 
 use crate::lock::Lock;
-use crate::mmap::{end_claim, kernel, make_way, release};
+use crate::mmap::{end_claim, is_any_mapped, kernel, make_way, release};
 use crate::real::set_errno;
+use crate::static_program::attached;
 use crate::{extent, state};
 use hugeswap_engine::{Contents, Engine};
+use hugeswap_sys::maps::{Mapping, Text};
 use hugeswap_sys::mm;
 use libc::{c_int, c_void};
 use std::collections::BTreeMap;
@@ -59,7 +61,11 @@ pub unsafe extern "C" fn shmat(id: c_int, addr: *const c_void, flags: c_int) -> 
     let Some(len) = length(id).filter(|&len| extent::meets_managed(at, len)) else {
         return attach(addr as usize, flags) as *mut c_void;
     };
-    let live = engine.is_any_mapped(at, len);
+    if extent::meets_several(at, len) {
+        set_errno(libc::ENOMEM);
+        return libc::MAP_FAILED;
+    }
+    let live = is_any_mapped(engine, at, len);
     if live {
         if flags & libc::SHM_REMAP == 0 {
             set_errno(libc::EINVAL);
@@ -91,17 +97,46 @@ pub unsafe extern "C" fn shmat(id: c_int, addr: *const c_void, flags: c_int) -> 
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn shmdt(addr: *const c_void) -> c_int {
     let at = addr as usize;
+    let len = match ATTACHED.lock().remove(&at) {
+        None if attached::is_on() => from_before(at),
+        len => len,
+    };
     let done = kernel(libc::SYS_shmdt, [at, 0, 0, 0, 0, 0]) as c_int;
-    if done == 0
-        && extent::in_window(at)
+    if let Some(len) = len
         && let Some(engine) = state::engine()
     {
-        let len = ATTACHED.lock().remove(&at);
-        if let Some(len) = len {
-            refill(engine, at, len);
+        match done {
+            0 => {
+                let inside = extent::pieces(at, len).filter(|&(at, _)| extent::in_window(at));
+                inside.for_each(|(at, len)| refill(engine, at, len));
+            }
+            _ => drop(ATTACHED.lock().insert(at, len)),
         }
     }
     done
+}
+
+/// Bytes from `at` to the end of a segment that was attached there before the program was: of what is left of it.
+fn from_before(at: usize) -> Option<usize> {
+    let text = Text::read().ok()?;
+    // Access, offset, device and inode.
+    let words = |line: &[u8]| {
+        let line = std::str::from_utf8(line).ok()?.to_owned();
+        let mut words = line.split_ascii_whitespace().skip(1);
+        let offset = usize::from_str_radix(words.next()?, 16).ok()?;
+        let file = [words.next()?.to_owned(), words.next()?.to_owned()];
+        Some((offset, file))
+    };
+    // (As the kernel has it: what begins there may be gone.)
+    let of_segment = |m: &Mapping, line| {
+        let (offset, file) = words(line)?;
+        (m.start.checked_sub(offset) == Some(at) && file[1] != "0").then_some(file)
+    };
+    let segment = text.all().find_map(|(m, line)| of_segment(&m, line))?;
+    let of_it = text
+        .all()
+        .filter(|(m, line)| of_segment(m, line).as_ref() == Some(&segment));
+    of_it.map(|(m, _)| m.end - at).max()
 }
 
 /// Reserves the holes in a range.

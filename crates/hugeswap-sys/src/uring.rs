@@ -16,6 +16,9 @@ pub const OFF_SQ_RING: usize = 0;
 pub const OFF_SQES: usize = 0x1000_0000;
 /// Both queues are in one mapping (Linux 5.4).
 pub const FEAT_SINGLE_MMAP: u32 = 1;
+/// Of io_uring_setup: the queues are in memory of the caller's (Linux 6.5). A kernel that has this chooses itself where
+/// it maps queues of its own.
+const SETUP_NO_MMAP: u32 = 1 << 14;
 /// Of io_uring_enter: it waits for completions.
 pub const ENTER_GETEVENTS: usize = 1;
 const OP_WRITE: u8 = 23;
@@ -115,6 +118,50 @@ impl Ring {
     /// Creates a ring for up to `entries` transfers at a time (a power of two). ENOSYS or EPERM if
     /// io_uring is refused.
     pub fn new(entries: u32) -> Result<Ring> {
+        match Ring::in_own_memory(entries) {
+            Err(Errno::EINVAL) => Ring::in_kernels_memory(entries),
+            made => made,
+        }
+    }
+
+    /// With queues in memory at addresses of [`own`]. EINVAL before Linux 6.5.
+    fn in_own_memory(entries: u32) -> Result<Ring> {
+        let page_up = |len: usize| len.next_multiple_of(4096);
+        // (What the kernel keeps before, between and behind the queues takes less than 1 KiB.)
+        let queues_len = page_up(1024 + entries as usize * (2 * size_of::<Cqe>() + 4));
+        let sqes_len = page_up(entries as usize * size_of::<Sqe>());
+        let at = mm::map_own(queues_len + sqes_len, mm::PROT_RW)?;
+        let mut p = Params {
+            flags: SETUP_NO_MMAP,
+            ..Params::default()
+        };
+        p.cq_off.user_addr = at as u64;
+        p.sq_off.user_addr = (at + queues_len) as u64;
+        let args = [entries as usize, &raw mut p as usize, 0, 0, 0, 0];
+        // SAFETY: advice that discards nothing; `p` is a writable io_uring_params, and the memory that it
+        // names is this ring's, as long as it lives.
+        let made = unsafe {
+            mm::advise(at, queues_len + sqes_len, libc::MADV_DONTFORK)
+                .and_then(|()| call(libc::SYS_io_uring_setup, args))
+        };
+        let fd = made.inspect_err(|_| {
+            // SAFETY: mapped above, and of no use.
+            let _ = unsafe { mm::unmap(at, queues_len + sqes_len) };
+        })? as i32;
+        Ok(Ring {
+            fd,
+            entries: p.sq_entries,
+            queues: at,
+            queues_len,
+            sqes: at + queues_len,
+            sqes_len,
+            sq: p.sq_off,
+            cq: p.cq_off,
+        })
+    }
+
+    /// With queues that the kernel has made.
+    fn in_kernels_memory(entries: u32) -> Result<Ring> {
         let mut p = Params::default();
         let args = [entries as usize, &raw mut p as usize, 0, 0, 0, 0];
         // SAFETY: `p` is a writable io_uring_params.
@@ -267,15 +314,34 @@ mod tests {
     use std::os::fd::AsRawFd;
     use std::os::unix::fs::FileExt;
 
-    fn ring(entries: u32) -> Option<Ring> {
-        Ring::new(entries)
-            .inspect_err(|e| println!("skipped: no io_uring ({e})"))
+    fn made(ring: Result<Ring>) -> Option<Ring> {
+        ring.inspect_err(|e| println!("skipped: no such io_uring ({e})"))
             .ok()
     }
 
     #[test]
+    fn queues_are_at_addresses_of_our_own() {
+        let Some(ring) = made(Ring::in_own_memory(64)) else {
+            return;
+        };
+        for (at, len) in ring.mappings() {
+            assert!(
+                own::BASE <= at && at + len <= own::BASE + own::LEN,
+                "{at:#x}"
+            );
+        }
+        let entries = (ring.entries * 2) as usize;
+        assert!(ring.cq.cqes as usize + entries * size_of::<Cqe>() <= ring.queues_len);
+        assert!(ring.sq.array as usize + ring.entries() * 4 <= ring.queues_len);
+    }
+
+    #[test]
     fn writes_go_where_they_should_and_failures_are_told() {
-        let Some(mut ring) = ring(8) else { return };
+        let ways = [Ring::in_own_memory(8), Ring::in_kernels_memory(8)];
+        ways.into_iter().filter_map(made).for_each(write_much);
+    }
+
+    fn write_much(mut ring: Ring) {
         let file = fs::unnamed("uring");
         let data: Vec<u8> = (0..8 * 512u32).map(|i| (i / 512 + 1) as u8).collect();
         // Far more rounds than entries, so that all counters wrap.
@@ -304,7 +370,9 @@ mod tests {
 
     #[test]
     fn what_does_not_fit_is_not_begun() {
-        let Some(mut ring) = ring(2) else { return };
+        let Some(mut ring) = made(Ring::new(2)) else {
+            return;
+        };
         let write = Extent::NONE;
         let mut results = [Ok(0); 3];
         // SAFETY: no memory is read.

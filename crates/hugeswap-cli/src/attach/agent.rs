@@ -12,8 +12,9 @@ use super::stopped::Stopped;
 use anyhow::{Context, Result, bail};
 use hugeswap_sys::attach::{self, Plan, Thread, Words, step};
 use hugeswap_sys::trace::{self, Registers, Stop, Tracee};
-use hugeswap_sys::{Errno, now_ns};
+use hugeswap_sys::{Errno, now_ns, own};
 use std::fs::File;
+use std::hash::{BuildHasher, Hasher, RandomState};
 use std::mem::offset_of;
 use std::ops::Range;
 use std::os::unix::fs::FileExt;
@@ -44,6 +45,7 @@ pub struct Agent {
     plan: u64,
     /// What was mapped for it, and by it while it was loaded.
     mapped: Mapped,
+    places: Places,
 }
 
 /// Ranges that are mapped, as the calls say that map and unmap them.
@@ -112,13 +114,34 @@ pub fn checked(answer: i64, what: &str) -> Result<u64> {
     }
 }
 
-/// Has a stopped thread map `len` bytes.
-pub fn map(thread: &mut Tracee, syscall: u64, len: u64) -> Result<u64> {
+/// Addresses of hugeswap's own ([`own`]), one after the other, for what is mapped in the program before the
+/// object runs. The kernel would take addresses where the program had something: it may map over them.
+pub struct Places(u64);
+
+impl Places {
+    /// From a random address in the upper quarter on, which the object's own mappings reach last.
+    pub fn new() -> Places {
+        const QUARTER: u64 = own::LEN as u64 / 4;
+        // (Its keys are random.)
+        let random = RandomState::new().build_hasher().finish();
+        Places(own::BASE as u64 + 3 * QUARTER + random % (QUARTER / 2) / PAGE * PAGE)
+    }
+
+    /// An address for `len` bytes.
+    pub fn take(&mut self, len: u64) -> u64 {
+        let at = self.0;
+        self.0 += len.next_multiple_of(PAGE) + PAGE;
+        at
+    }
+}
+
+/// Has a stopped thread map `len` bytes at `at`, or elsewhere if something is there.
+pub fn map(thread: &mut Tracee, syscall: u64, at: u64, len: u64) -> Result<u64> {
     let (rw, flags) = (
         libc::PROT_READ | libc::PROT_WRITE,
         libc::MAP_PRIVATE | libc::MAP_ANONYMOUS,
     );
-    let a = [0, len, rw as u64, flags as u64, u64::MAX, 0];
+    let a = [at, len, rw as u64, flags as u64, u64::MAX, 0];
     checked(thread.call(syscall, libc::SYS_mmap, a)?, "map memory")
 }
 
@@ -175,10 +198,11 @@ impl Agent {
     pub fn load(pid: i32, by: &mut Tracee, syscall: u64, orders: &Orders<'_>) -> Result<Agent> {
         let memory = memory(pid)?;
         let (name, contents) = loader()?;
-        let image = load(by, syscall, &memory, &contents)?;
+        let mut places = Places::new();
+        let image = load(by, syscall, &memory, &contents, &mut places)?;
         let plan = plan_bytes(orders)?;
         let room = STACK + (plan.len() as u64).next_multiple_of(PAGE);
-        let base = map(by, syscall, room)?;
+        let base = map(by, syscall, places.take(room), room)?;
         let plan_at = base + STACK;
         memory
             .write_all_at(&plan, plan_at)
@@ -212,6 +236,7 @@ impl Agent {
             memory,
             plan: plan_at,
             mapped,
+            places,
         };
         agent.follow(thread, syscall)?;
         Ok(agent)
@@ -285,13 +310,20 @@ impl Agent {
         }
     }
 
-    /// A system call begins. What would end the program ends this thread: the status.
-    fn look_at_call(&self, thread: &Tracee, mut r: Registers) -> Result<Option<u64>> {
+    /// A system call begins, and is made as a thread of hugeswap's is to make it. What would end the program ends
+    /// this thread: the status.
+    fn look_at_call(&mut self, thread: &Tracee, mut r: Registers) -> Result<Option<u64>> {
         match r.orig_rax as i64 {
             libc::SYS_exit_group => {
                 r.orig_rax = libc::SYS_exit as u64;
                 thread.set_registers(&r)?;
                 Ok(Some(r.rdi))
+            }
+            // An address of ours, where the kernel is to choose.
+            libc::SYS_mmap if r.rdi == 0 && r.r10 & libc::MAP_FIXED as u64 == 0 => {
+                r.rdi = self.places.take(r.rsi);
+                thread.set_registers(&r)?;
+                Ok(None)
             }
             // The break is the program's.
             libc::SYS_brk if r.rdi != 0 => {

@@ -1,7 +1,7 @@
 //! The dynamic loader in the program's memory: as the kernel maps it in a new process, with the stack
 //! that it begins on there.
 
-use super::agent::{PAGE, checked, map};
+use super::agent::{PAGE, Places, checked, map};
 use anyhow::{Context, Result, bail};
 use hugeswap_sys::trace::Tracee;
 use object::elf;
@@ -40,7 +40,13 @@ pub struct Image {
 }
 
 /// Maps the loader.
-pub fn load(thread: &mut Tracee, syscall: u64, memory: &File, file: &[u8]) -> Result<Image> {
+pub fn load(
+    thread: &mut Tracee,
+    syscall: u64,
+    memory: &File,
+    file: &[u8],
+    places: &mut Places,
+) -> Result<Image> {
     let endian = LittleEndian;
     let header = Header::parse(file)?;
     let headers = header.program_headers(endian, file)?;
@@ -55,7 +61,7 @@ pub fn load(thread: &mut Tracee, syscall: u64, memory: &File, file: &[u8]) -> Re
     let end = end
         .context("the dynamic loader has no segments")?
         .next_multiple_of(PAGE);
-    let base = map(thread, syscall, end)?;
+    let base = map(thread, syscall, places.take(end), end)?;
     for p in segments {
         let at = base + p.p_vaddr(endian);
         let bytes = p

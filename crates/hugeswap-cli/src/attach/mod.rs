@@ -319,7 +319,7 @@ fn look_at_threads(
     // (Below a stack pointer there may be anything: the stacks of some runtimes are short.)
     const ROOM: u64 = 4096;
     let locked = target.locked_memory()?;
-    let room = agent::map(&mut stopped.threads[0], syscall, ROOM)?;
+    let room = agent::map(&mut stopped.threads[0], syscall, 0, ROOM)?;
     // (Hugeswap's segment and window would be in memory, with all that they have room for.)
     if target.locked_memory()? != locked {
         agent::unmap(&mut stopped.threads[0], syscall, room, ROOM)?;

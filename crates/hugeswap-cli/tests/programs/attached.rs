@@ -65,6 +65,14 @@ pub fn cases() -> Vec<Case> {
             attached(&Program::new(dir.path(), path).arg("96"), 48, half);
         }));
     }
+    for half in [Half::Stays, Half::GivenBack] {
+        let name = format!("attached, any calls on addresses, {half}");
+        all.push(case(name, move || {
+            let dir = directory();
+            let program = Program::new(dir.path(), compile("space", dir.path()));
+            attached(&program.args(["1", "2", "1500", "3", "96"]), 48, half);
+        }));
+    }
     all.push(case("attached, Go", || {
         let dir = directory();
         let program = Program::new(dir.path(), loaded::compile_go("attached", dir.path()));

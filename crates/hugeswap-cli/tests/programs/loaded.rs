@@ -83,8 +83,37 @@ fn refusals(linked: Linked) {
     crate::addresses::answered(dir.path(), program, "0", &setup);
 }
 
+/// c/space.c, where small mappings are cut from whole units.
+fn space() {
+    let dir = directory();
+    let space = Linked::Static.compile("space", dir.path());
+    let program = Program::new(dir.path(), space).args(["1", "4", "1500", "3"]);
+    let mut small = Setup::new(Mode::Signal, 128).option("--set", "debug.storm=50");
+    small.options.push("--small".into());
+    swapped(&program, &small);
+}
+
+/// c/low.c.
+fn low(linked: Linked) {
+    let dir = directory();
+    let program = Program::new(dir.path(), linked.compile("low", dir.path())).arg("2");
+    swapped(&program, &Setup::new(Mode::Signal, 64));
+}
+
+/// A program does the same while its memory is swapped.
+fn swapped(program: &Program, setup: &Setup) {
+    Mode::Signal.need();
+    let managed = program.managed(setup);
+    managed.same_output_as(&program.plain());
+    assert!(managed.number("pswpin") > 0, "nothing was swapped");
+}
+
 pub fn cases() -> Vec<Case> {
     let mut all = Vec::new();
+    for linked in [Linked::Static, Linked::Musl] {
+        all.push(case(format!("loaded, low, {linked}"), move || low(linked)));
+    }
+    all.push(case("loaded, any calls on addresses", space));
     for linked in Linked::ALL {
         for (program, args, memory_mib, processes) in PROGRAMS {
             if linked.differs(program) {

@@ -291,20 +291,10 @@ static TAKEN: AtomicUsize = AtomicUsize::new(0);
 
 /// The program makes a call of [`addresses::CALLS`](crate::addresses::CALLS). What it changes of memory
 /// that is the kernel's is not taken over: it may be anything then. Waits while that is just being done.
-pub fn note_change(nr: i64, a: &[usize; 6]) {
-    /// Of a segment, which has the length that it has.
-    const SEGMENT: usize = 1 << 40;
-    if !ADOPTING.load(Acquire) {
+pub fn note_change(nr: i64, ranges: &[Range<usize>; 2]) {
+    if !ADOPTING.load(Acquire) || matches!(nr, libc::SYS_mincore | libc::SYS_msync) {
         return;
     }
-    let of = |at: usize, len: usize| at..at.saturating_add(len);
-    let ranges = match nr {
-        libc::SYS_mincore | libc::SYS_msync => return,
-        libc::SYS_shmat => [of(a[1], SEGMENT), 0..0],
-        libc::SYS_shmdt => [of(a[0], SEGMENT), 0..0],
-        libc::SYS_mremap => [of(a[0], a[1].max(a[2])), of(a[4], a[2])],
-        _ => [of(a[0], a[1]), 0..0],
-    };
     CHANGED.lock().extend(ranges.iter().cloned());
     while ranges.iter().any(|r| meets(r, TAKEN.load(SeqCst))) {
         process::yield_now();

@@ -2,7 +2,9 @@
 // with what access, and what it holds. After each step: the answer is the kernel's, nothing that is mapped
 // overlaps, the pages of the step hold what they must, and some others; after every 64th, all do, and
 // /proc/self/maps says of each what access it has.
-// space FIRST_SEED SEEDS STEPS RAW
+// space FIRST_SEED SEEDS STEPS RAW [MIB]
+// MIB: of memory besides, for a program that is attached. It does its steps, says "ready", reads a line, does as many,
+// says "half", reads a line, and does as many again.
 // RAW: 1 to make some calls by number, and some by an instruction of the program's own; 2: by number only; 0: neither;
 // 3: as 1, and /proc/self/maps is not read (of statically linked programs it is the kernel's).
 #include "common.h"
@@ -731,7 +733,7 @@ static void run(uint64_t steps) {
 }
 
 int main(int argc, char **argv) {
-    CHECK(argc == 5, "space FIRST_SEED SEEDS STEPS RAW");
+    CHECK(argc == 5 || argc == 6, "space FIRST_SEED SEEDS STEPS RAW [MIB]");
     uint64_t first = strtoull(argv[1], NULL, 10), seeds = strtoull(argv[2], NULL, 10), steps = strtoull(argv[3], NULL, 10);
     raw = atoi(argv[4]);
     reads_maps = raw != 3;
@@ -743,6 +745,11 @@ int main(int argc, char **argv) {
     file = fileno(f);
     segment = shmget(IPC_PRIVATE, SEGMENT_PAGES * PAGE, IPC_CREAT | 0600);
     CHECK(segment >= 0, "a segment");
+    size_t besides = argc > 5 ? strtoull(argv[5], NULL, 10) * MIB : 0;
+    char *held = besides ? mmap(NULL, besides, RW, ANON, -1, 0) : NULL;
+    CHECK(held != MAP_FAILED, "memory besides");
+    if (held)
+        fill(held, besides, 6);
     // (What is asked for before memory is managed has some of it there.)
     void *low = mmap(NULL, PAGE, RW, ANON | MAP_32BIT, -1, 0);
     CHECK(low != MAP_FAILED && munmap(low, PAGE) == 0, "below 2 GiB");
@@ -757,8 +764,17 @@ int main(int argc, char **argv) {
     // Most of it is given back.
     CHECK(munmap(arena.base + 700 * PAGE, 8000 * PAGE) == 0, "munmap");
     clear(&arena, 700, 8000);
-    for (seed = first; seed < first + seeds; seed++)
-        run(steps);
-    printf("%lu seeds of %lu steps agree\n", (unsigned long)seeds, (unsigned long)steps);
+    char line[8];
+    for (int part = besides ? 0 : 2; part < 3; part++) {
+        for (seed = first + seeds * part; seed < first + seeds * (part + 1); seed++)
+            run(steps);
+        if (held)
+            verify(held, besides, 6, "memory besides");
+        if (besides)
+            dprintf(1, "%s\n", (const char *[]){"ready", "half", "end"}[part]);
+        CHECK(part == 2 || read(0, line, sizeof line) > 0, "a line");
+    }
+    if (!besides)
+        printf("%lu seeds of %lu steps agree\n", (unsigned long)seeds, (unsigned long)steps);
     return 0;
 }
