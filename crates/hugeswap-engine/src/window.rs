@@ -86,7 +86,7 @@ impl Addresses {
 
     /// Was anything mapped there before?
     pub fn has_others(&self) -> bool {
-        self.free != [self.all.clone()]
+        self.free != [self.all.clone()] || !self.far.is_empty()
     }
 
     /// What was mapped there before, in order.
@@ -262,6 +262,22 @@ mod tests {
         let taken: usize = others.iter().map(ExactSizeIterator::len).sum();
         assert_eq!(free + taken, 5 * UNIT);
         window.unmap();
+    }
+
+    #[test]
+    fn what_is_mapped_far_away_is_not_reserved() {
+        let raw = mm::map_own(4 * UNIT, mm::PROT_NONE).expect("addresses");
+        let base = raw.next_multiple_of(UNIT);
+        // SAFETY: mapped above, by this test alone.
+        unsafe { mm::unmap(base, UNIT) }.expect("unmapped");
+        let far = base + 2 * UNIT..base + 3 * UNIT;
+        let window = over(base..base + UNIT, std::slice::from_ref(&far));
+        let window = Addresses::reserve(window).expect("reserved");
+        assert!(window.has_others() && window.of_others().any(|o| o == far));
+        assert!(window.reserved().all(|r| r.end <= far.start));
+        window.unmap();
+        // SAFETY: this test's own.
+        unsafe { mm::unmap(raw, 4 * UNIT) }.expect("unmapped");
     }
 
     fn over(main: Range<usize>, far: &[Range<usize>]) -> Window {

@@ -3,6 +3,7 @@
 //!
 //! All of it may be asked anywhere, also in a signal handler.
 
+use crate::mmap::TASK_END;
 use crate::state;
 use hugeswap_engine::{Engine, SHARED_BASE, SHARED_LEN};
 use std::ops::Range;
@@ -99,13 +100,14 @@ pub fn meets_managed(addr: usize, len: usize) -> bool {
     addr < all.end && addr.saturating_add(len) > all.start && len > 0
 }
 
-/// Does `[addr, addr+len)` meet a part of the window, and addresses that are not of that part?
+/// Does `[addr, addr+len)` meet a part of the window, and addresses that are not of that part? (No, if
+/// there are no such addresses: the kernel refuses all of that.)
 pub fn crosses_border(addr: usize, len: usize) -> bool {
     let end = addr.saturating_add(len);
     let crosses = |part: Range<usize>| {
         addr < part.end && end > part.start && (addr < part.start || end > part.end)
     };
-    state::engine().is_some_and(|e| crosses(e.window_at(addr, len)))
+    end <= TASK_END && state::engine().is_some_and(|e| crosses(e.window_at(addr, len)))
 }
 
 /// `[addr, addr+len)` as ranges (address, length) of which none crosses the border of a part of the

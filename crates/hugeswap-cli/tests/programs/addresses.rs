@@ -69,8 +69,12 @@ pub fn cases() -> Vec<Case> {
 
 /// c/space.c, with as many steps for each seed as `HUGESWAP_SPACE_STEPS` says.
 fn random_calls(dir: &Path, raw: &str) -> Program {
-    let steps = std::env::var("HUGESWAP_SPACE_STEPS").unwrap_or("1500".into());
-    Program::new(dir, compile("space", dir)).args(["1", "4", &steps, raw])
+    Program::new(dir, compile("space", dir)).args(["1", "4", &space_steps(), raw])
+}
+
+/// Steps of c/space.c for each seed.
+pub fn space_steps() -> String {
+    std::env::var("HUGESWAP_SPACE_STEPS").unwrap_or("1500".into())
 }
 
 /// c/refusals.c: calls with all kinds of arguments are answered, and leave memory, as without

@@ -70,7 +70,8 @@ pub fn cases() -> Vec<Case> {
         all.push(case(name, move || {
             let dir = directory();
             let program = Program::new(dir.path(), compile("space", dir.path()));
-            attached(&program.args(["1", "2", "1500", "3", "96"]), 48, half);
+            let steps = crate::addresses::space_steps();
+            attached(&program.args(["1", "2", &steps, "3", "96"]), 48, half);
         }));
     }
     all.push(case("attached, Go", || {

@@ -87,7 +87,8 @@ fn refusals(linked: Linked) {
 fn space() {
     let dir = directory();
     let space = Linked::Static.compile("space", dir.path());
-    let program = Program::new(dir.path(), space).args(["1", "4", "1500", "3"]);
+    let steps = crate::addresses::space_steps();
+    let program = Program::new(dir.path(), space).args(["1", "4", &steps, "3"]);
     let mut small = Setup::new(Mode::Signal, 128).option("--set", "debug.storm=50");
     small.options.push("--small".into());
     swapped(&program, &small);
