@@ -37,6 +37,8 @@ pub struct Space {
     kernel: Intervals,
     /// Allocated pages that are reserved. None of them is the kernel's.
     reserved: Intervals,
+    /// What is about to be the kernel's, whatever it is now.
+    claimed: Intervals,
 }
 
 impl Space {
@@ -54,6 +56,7 @@ impl Space {
             by_len: BTreeSet::new(),
             kernel: Intervals::default(),
             reserved: Intervals::default(),
+            claimed: Intervals::default(),
         };
         for part in parts {
             space.put(part.start, part.end);
@@ -164,6 +167,15 @@ impl Space {
         taken
     }
 
+    /// The allocated pages of `[addr, addr+len)` are about to be the kernel's (`claimed`), or are not
+    /// any more. Meanwhile reserved ones count as those that are not.
+    pub fn set_claimed(&mut self, addr: usize, len: usize, claimed: bool) {
+        match claimed {
+            true => self.claimed.insert(addr, addr.saturating_add(len)),
+            false => self.claimed.remove(addr, addr.saturating_add(len)),
+        }
+    }
+
     /// The allocated pages of `[addr, addr+len)` are the kernel's. How many bytes something was
     /// promised for before.
     pub fn make_kernels(&mut self, addr: usize, len: usize) -> usize {
@@ -270,9 +282,14 @@ impl Space {
         })
     }
 
-    /// Allocated pages (of 4 KiB) in the unit of 2 MiB at `unit_addr` that are not reserved.
+    /// Allocated pages (of 4 KiB) in the unit of 2 MiB at `unit_addr` that are not reserved, or are
+    /// claimed.
     pub fn committed_pages(&self, unit_addr: usize) -> usize {
-        self.live_pages(unit_addr) - self.reserved_bytes(unit_addr, UNIT) / PAGE
+        let claimed = self.claimed.within(unit_addr, unit_addr + UNIT);
+        let claimed: usize = { claimed }
+            .map(|(from, to)| self.reserved_bytes(from, to - from))
+            .sum();
+        self.live_pages(unit_addr) - (self.reserved_bytes(unit_addr, UNIT) - claimed) / PAGE
     }
 
     /// Allocated pages (of 4 KiB) in the unit of 2 MiB at `unit_addr`.

@@ -185,6 +185,8 @@ impl Ranges {
                 };
             }
         }
+        // (A thread that unmaps the rest of a unit must not take it away.)
+        space.set_claimed(addr, len, true);
         Ok(true)
     }
 
@@ -198,6 +200,7 @@ impl Ranges {
         let _blocked = Blocked::all();
         let _inside = self.gate.enter();
         let mut space = self.space.lock();
+        space.set_claimed(claim.addr, claim.len, false);
         let promised = space.make_kernels(claim.addr, claim.len);
         self.pool.uncommit(self.pool.me(), promised as u64);
     }
@@ -207,6 +210,7 @@ impl Ranges {
         let _blocked = Blocked::all();
         let _inside = self.gate.enter();
         let mut space = self.space.lock();
+        space.set_claimed(claim.addr, claim.len, false);
         for (at, n) in claim.fresh {
             // (Where this fails the addresses stay taken.)
             let _ = self.unmap_locked(&mut space, at, n);

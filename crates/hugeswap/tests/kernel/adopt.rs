@@ -17,6 +17,7 @@ tests! {
     what_was_adopted_is_unmapped_and_mapped_again,
     what_is_given_back_is_the_kernels_and_stays,
     what_was_handed_over_is_taken_back,
+    a_unit_that_is_claimed_is_not_taken_away,
     it_is_handed_over_and_taken_back_while_threads_write_to_it,
     memory_far_away_is_managed_as_that_of_the_main_range,
 }
@@ -224,6 +225,28 @@ fn what_was_handed_over_is_taken_back() {
         let written = e.pool().report().counters[Counter::PswpOut as usize];
         assert_eq!(written, 7 * 512, "all that is managed");
         check(&words[..7 * WORDS]);
+        e.audit().expect("consistent");
+        // SAFETY: nothing uses it any more.
+        unsafe { e.stop() };
+    });
+}
+
+/// One thread has the kernel map something in reserved pages of a unit, while another unmaps all that is
+/// not reserved of it.
+fn a_unit_that_is_claimed_is_not_taken_away() {
+    both_modes(|mode| {
+        let e = engine(16, mode, &[]);
+        let at = e.reserve(2 * UNIT, PAGE).expect("reserved");
+        e.commit(at, 8 * PAGE).expect("committed");
+        let part = at + 64 * PAGE;
+        let claim = e.claim(part, 4 * PAGE, Contents::Keep).expect("claimed");
+        e.try_unmap(at, 8 * PAGE).expect("unmapped");
+        assert!(e.is_foreign(part, PAGE), "nobody has the unit");
+        e.settle_claim(claim);
+        e.commit(at + 16 * PAGE, 8 * PAGE).expect("committed");
+        assert!(e.is_foreign(part, PAGE) && e.kernel_bytes(part, 4 * PAGE) == 4 * PAGE);
+        e.try_unmap(at, 2 * UNIT).expect("unmapped");
+        assert_eq!(e.pool().foreign_frames(), 0);
         e.audit().expect("consistent");
         // SAFETY: nothing uses it any more.
         unsafe { e.stop() };
