@@ -1,9 +1,10 @@
 //! Which addresses a window has, and the numbers of its units of 2 MiB.
 //!
 //! A window is one main range, and, in a process that had memory before it was managed, or asks for
-//! some below 2 GiB, far parts: whole units elsewhere. Units are numbered in the order of addresses, but far parts come first.
-//! Behind each of those stands one number that is no unit: its word says for ever that it is the
-//! kernel's. So units that are neighbours by number, and not the kernel's, are neighbours in memory.
+//! some below 2 GiB, far parts: whole units elsewhere. Units are numbered in the order of addresses,
+//! but far parts come first. Behind each of those stands one number that is no unit: its word says
+//! for ever that it is the kernel's. So units that are neighbours by number, and not the kernel's,
+//! are neighbours in memory.
 
 use crate::UNIT;
 use hugeswap_policy::UNIT_SHIFT;

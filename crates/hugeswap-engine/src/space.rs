@@ -21,8 +21,8 @@ use std::ops::Range;
 /// fits wherever it starts.
 const MISFITS: usize = 16;
 
-/// The addresses of one window. Those of its low part are handed out on request only. What is said of a range `[addr, addr+len)` is said of the part of the
-/// window that it meets first.
+/// The addresses of one window. Those of its low part are handed out on request only. What is said
+/// of a range `[addr, addr+len)` is said of the part of the window that it meets first.
 #[derive(Debug)]
 pub struct Space {
     /// In the order of addresses.

@@ -1,7 +1,8 @@
 //! Small mappings of programs that were loaded, cut one after the other from units of 2 MiB: their allocators map what
 //! they would take from the break, by pages. So the heap is in whole units, and most of its growth needs no engine.
 //!
-//! What is left of a unit is not the program's: before it asks for anything there, or unmaps it, that is given up.
+//! What is left of a unit is not the program's: before it asks for anything there, or unmaps it, that
+//! is given up.
 //!
 //! (Other programs map more than they want, and unmap what is not aligned, as Ruby does: that would stay empty here.)
 

@@ -41,7 +41,8 @@ const ON: u32 = 2;
 /// There can be no gate, so no filter.
 const IMPOSSIBLE: u32 = 3;
 static FILTER: AtomicU32 = AtomicU32::new(NONE);
-/// Does the filter in place know of managed addresses below 2 GiB? (What was inherited over exec is not asked.)
+/// Does the filter in place know of managed addresses below 2 GiB? (What was inherited over exec is
+/// not asked.)
 static LOW_TOO: AtomicBool = AtomicBool::new(false);
 /// Is the filter in place one for loaded programs?
 static EXTENDED: AtomicBool = AtomicBool::new(false);

@@ -42,7 +42,8 @@ pub fn is_for_the_kernel(hint: usize, len: usize) -> bool {
 
 /// May a reservation that is to be at `at` or nowhere be refused? Counts it, if so.
 ///
-/// (A program that is attached has made its heap's, and its libraries are not where this object's are.)
+/// (A program that is attached has made its heap's, and its libraries are not where this object's
+/// are.)
 pub fn may_be_refused(at: usize, len: usize) -> bool {
     if at == 0 || static_program::attached::is_on() {
         return false;

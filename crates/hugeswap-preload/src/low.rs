@@ -17,7 +17,7 @@ static IS_WANTED: AtomicBool = AtomicBool::new(false);
 /// The end of the addresses that the kernel takes for such a mapping.
 pub const END: usize = 2 << 30;
 
-/// Other threads that took the same addresses in the moment they were found free.
+/// How often another thread may take the addresses that were found free a moment ago.
 const TRIES: u32 = 16;
 
 /// Is the window to have a part below 2 GiB?

@@ -455,8 +455,8 @@ pub fn is_any_mapped(engine: &Engine, at: usize, len: usize) -> bool {
             .any(|&(from, to)| from < to && !is_free_at_kernel(from, to - from))
 }
 
-/// Is all of a range of a far part of the window a hole there? Such a part is the kernel's from start to end at
-/// first, and nothing is reserved there.
+/// Is all of a range of a far part of the window a hole there? Such a part is the kernel's from start
+/// to end at first, and nothing is reserved there.
 fn is_hole(engine: &Engine, at: usize, len: usize) -> bool {
     engine.kernel_bytes(at, len) == len && is_free_at_kernel(at, len)
 }
