@@ -263,11 +263,10 @@ fn over_several(
     fd: c_int,
     offset: off_t,
 ) -> *mut c_void {
-    let Some(engine) = state::engine() else {
+    let whole = pages(at, len).filter(|len| at + len <= TASK_END);
+    let (Some(engine), Some(len)) = (state::engine(), whole) else {
+        // (It refuses an invalid call.)
         return kernel_map(at, len, prot, flags, fd, offset);
-    };
-    let Some(len) = pages(at, len).filter(|len| at + len <= TASK_END) else {
-        return failed(libc::EINVAL);
     };
     let taken = |(at, len): (usize, usize)| match extent::meets_managed(at, len) {
         true => is_any_mapped(engine, at, len),
