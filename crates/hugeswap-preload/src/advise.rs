@@ -357,7 +357,7 @@ fn protect_reserved(engine: &Engine, at: usize, len: usize, prot: c_int) -> c_in
     let errno = real::errno();
     let wanted = access(prot);
     // Pages that can only be read hold nothing, and no memory is spent on their units: a part of a
-    // unit is the kernel's, as is memory that can be executed.
+    // unit that holds nothing else is the kernel's, as is memory that can be executed.
     let (first, last) = match wanted {
         Some(Prot::None) => return 0,
         Some(Prot::ReadWrite) => (at, at + len),
@@ -372,7 +372,8 @@ fn protect_reserved(engine: &Engine, at: usize, len: usize, prot: c_int) -> c_in
             continue;
         }
         let (from, len) = (from, to - from);
-        let ours = from == first && to == last;
+        let is_beside_others = wanted == Some(Prot::Read) && !engine.is_unmanaged(from, len);
+        let ours = from == first && to == last || is_beside_others;
         let done = match ours {
             true => engine.commit(from, len),
             false => hand_over_reserved(engine, from, len),

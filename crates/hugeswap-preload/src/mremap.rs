@@ -17,7 +17,7 @@ use crate::real::{self, set_errno};
 use crate::runs::discard;
 use crate::{access, extent, inherit, shared, state};
 use hugeswap_engine::{Contents, Engine};
-use hugeswap_sys::maps::Mapping;
+use hugeswap_sys::maps::{Flags, Mapping, Text};
 use hugeswap_sys::{Errno, mm, raw};
 use libc::{c_int, c_void, size_t};
 use several::{flags_of, is_one_mapping, several};
@@ -97,6 +97,11 @@ fn meets_window(engine: &Engine, at: usize, len: usize) -> bool {
     at < window.end && at.saturating_add(len) > window.start
 }
 
+fn is_inside(engine: &Engine, at: usize, len: usize) -> bool {
+    let window = engine.window_at(at, len);
+    at >= window.start && at + len <= window.end
+}
+
 /// The call with its lengths rounded up to whole pages; EINVAL, as from the kernel, if it is
 /// invalid.
 fn checked(
@@ -147,7 +152,10 @@ fn by_kernel(m: Move) -> Result<usize, Errno> {
 /// address.
 fn elsewhere(engine: &Engine, m: Move) -> Result<usize, Errno> {
     let claim = match m.has(FIXED) && extent::meets_managed(m.to, m.new) {
-        true => Some(make_way(engine, m.to, m.new, Contents::Keep)?),
+        true => match make_way(engine, m.to, m.new, Contents::Keep) {
+            Ok(claim) => Some(claim),
+            Err(e) => return copied(engine, m).ok_or(e),
+        },
         false => None,
     };
     let moved = if extent::in_shared(m.at) && shared::is_managed(m.at) {
@@ -278,8 +286,7 @@ fn reserved(engine: &Engine, m: Move) -> Result<usize, Errno> {
     let Move {
         at, old, new, to, ..
     } = m;
-    let window = engine.window_at(to, new);
-    let now = if m.has(FIXED) && to >= window.start && to + new <= window.end {
+    let now = if m.has(FIXED) && is_inside(engine, to, new) {
         engine.reserve_at(to, new, true)?;
         to
     } else if m.has(FIXED) {
@@ -333,8 +340,7 @@ fn to_elsewhere(engine: &Engine, at: usize, old: usize, new: usize) -> Result<us
 /// Moves managed memory to an address that the program chooses: pages move within the window, and
 /// are copied to any other place.
 fn to_fixed(engine: &Engine, at: usize, old: usize, new: usize, to: usize) -> Result<usize, Errno> {
-    let window = engine.window_at(to, new);
-    if to >= window.start && to + new <= window.end {
+    if is_inside(engine, to, new) {
         engine.map_at(to, new, true)?;
         engine.carry_advice(at, old, to, new);
         engine.move_range(at, to, old.min(new));
@@ -354,7 +360,10 @@ fn to_fixed(engine: &Engine, at: usize, old: usize, new: usize, to: usize) -> Re
 fn of_kernel(engine: &Engine, m: Move) -> Result<usize, Errno> {
     let Move { at, old, new, .. } = m;
     if m.has(FIXED) {
-        let claim = make_way(engine, m.to, new, Contents::Keep)?;
+        let claim = match make_way(engine, m.to, new, Contents::Keep) {
+            Ok(claim) => claim,
+            Err(e) => return copied(engine, m).ok_or(e),
+        };
         let moved = by_kernel(m).or_else(|e| in_pieces(engine, m, e));
         end_claim(engine, claim, moved.is_ok());
         let now = moved?;
@@ -380,6 +389,28 @@ fn of_kernel(engine: &Engine, m: Move) -> Result<usize, Errno> {
         release(engine, at, old);
     }
     Ok(now)
+}
+
+/// Copies memory of the kernel's to managed memory: what else is in its units cannot become the
+/// kernel's. The new address; `None` if the move is another one, or cannot be made.
+fn copied(engine: &Engine, m: Move) -> Option<usize> {
+    let Move { at, old, to, .. } = m;
+    if !m.has(FIXED) || m.keeps() || old != m.new || !is_inside(engine, to, old) {
+        return None;
+    }
+    let text = Text::read_with_flags().ok()?;
+    let inside = |m: &Mapping| m.end.min(at + old) - m.start.max(at);
+    let is_plain = { text.mappings(at, old) }.all(|m| m.is_anonymous && m.prot == RW)
+        && text.flags(at, old).all(|flags| flags == Flags::default())
+        && text.mappings(at, old).map(|m| inside(&m)).sum::<usize>() == old;
+    if !is_plain || engine.map_at(to, old, true).is_err() {
+        return None;
+    }
+    // SAFETY: both ranges are mapped, do not overlap, and the program gives up the first.
+    unsafe { std::ptr::copy_nonoverlapping(at as *const u8, to as *mut u8, old) };
+    // SAFETY: what the program gives up.
+    unsafe { munmap(at as *mut c_void, old) };
+    Some(to)
 }
 
 /// Moves memory that the kernel refused to move with this error, if that is because it consists of

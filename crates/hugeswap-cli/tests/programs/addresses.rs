@@ -29,15 +29,20 @@ pub fn cases() -> Vec<Case> {
             refusals(mode, &[])
         }));
         all.push(case(format!("closing, {mode}"), move || {
-            side_by_side("closing", &[], mode)
+            side_by_side("closing", &[], mode, MEMORY_MIB)
         }));
         all.push(case(format!("unlocking, {mode}"), move || {
-            side_by_side("unlocking", &["100"], mode)
+            side_by_side("unlocking", &["100"], mode, MEMORY_MIB)
         }));
         all.push(case(format!("together, {mode}"), move || {
-            side_by_side("together", &["1", "2", "1500"], mode)
+            side_by_side("together", &["1", "2", "1500"], mode, MEMORY_MIB)
         }));
     }
+    // (Where pages can have less access by themselves. Without, they are the kernel's, and could take
+    // all of this memory.)
+    all.push(case("together, little memory", || {
+        side_by_side("together", &["7", "3", "1500"], Mode::Signal, 24)
+    }));
     all.push(case("moved, without userfaultfd", || {
         compared(
             "moved",
@@ -125,7 +130,7 @@ fn compared(name: &str, swapped: &str, mode: Mode, setting: Option<&str>) {
 /// threads that make random calls on pages of the same huge pages; and c/unlocking.c: a thread that
 /// unlocks pages beside those on which others make calls. All check what they find, while units leave
 /// at random and not, in each way to bring pages.
-fn side_by_side(name: &str, args: &[&str], mode: Mode) {
+fn side_by_side(name: &str, args: &[&str], mode: Mode, memory_mib: u64) {
     mode.need();
     let dir = directory();
     let program = Program::new(dir.path(), compile(name, dir.path())).args(args);
@@ -137,11 +142,12 @@ fn side_by_side(name: &str, args: &[&str], mode: Mode) {
         &["debug.userfaultfd=off"],
     ];
     for settings in settings {
-        if mode == Mode::Message && settings == ["debug.userfaultfd=off"] {
+        let has_no_pages = settings == ["debug.userfaultfd=off"];
+        if has_no_pages && (mode == Mode::Message || memory_mib < MEMORY_MIB) {
             continue;
         }
         // (Small blocks that are managed would be where a page was just unmapped.)
-        let setup = Setup::new(mode, MEMORY_MIB).option("--set", "route.small=off");
+        let setup = Setup::new(mode, memory_mib).option("--set", "route.small=off");
         let setup = settings.iter().fold(setup, |s, set| s.option("--set", set));
         program.managed(&setup).same_output_as(&plain);
     }

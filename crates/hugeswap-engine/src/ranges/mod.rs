@@ -202,13 +202,14 @@ impl Ranges {
                 continue;
             };
             let w = self.table.load(unit);
-            if w.kind() != Kind::Foreign && w.allows(true) {
+            // (If not, its other pages have less access than this range is to have.)
+            let is_open = || w.allows(true) || self.protect_part(at, n, Prot::ReadWrite);
+            if w.kind() != Kind::Foreign && is_open() {
                 if zero {
                     done = done.and(self.zero(at, n));
                 }
                 continue;
             }
-            // Its other pages have less access than this range is to have.
             let ejected = {
                 let _blocked = Blocked::all();
                 let _inside = self.gate.enter();

@@ -261,10 +261,21 @@ impl Ranges {
                     let w = self.table.lock_settled(unit);
                     if w.kind() != Kind::Base {
                         w.settle();
-                    } else if self
-                        .make_whole(w, true, start)
-                        .is_some_and(Outcome::is_lost)
-                    {
+                        continue;
+                    }
+                    // (With markers it is the kernel's as soon as it is whole, and counts as such
+                    // beforehand.)
+                    let (pool, me) = (&self.pool, self.pool.me());
+                    let is_last = self.markers.is_marked(unit);
+                    if is_last && !pool.hand_to_kernel(me) {
+                        w.settle();
+                        return Err(Errno::ENOMEM);
+                    }
+                    let outcome = self.make_whole(w, true, start);
+                    if is_last {
+                        pool.take_from_kernel(me, 1);
+                    }
+                    if outcome.is_some_and(Outcome::is_lost) {
                         return Err(Errno::ENOMEM);
                     }
                     continue;

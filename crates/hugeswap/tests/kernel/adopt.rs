@@ -2,9 +2,9 @@
 
 use crate::util::*;
 use hugeswap::FaultMode;
-use hugeswap_engine::{Contents, Engine};
+use hugeswap_engine::{Contents, Engine, Prot};
 use hugeswap_policy::counters::Counter;
-use hugeswap_sys::mm;
+use hugeswap_sys::{Errno, mm};
 use std::ops::Range;
 use std::sync::atomic::Ordering::Relaxed;
 use std::sync::atomic::{AtomicBool, AtomicU64};
@@ -17,6 +17,8 @@ tests! {
     what_was_adopted_is_unmapped_and_mapped_again,
     what_is_given_back_is_the_kernels_and_stays,
     what_was_handed_over_is_taken_back,
+    units_with_markers_are_not_all_handed_over,
+    what_is_mapped_beside_pages_with_less_access_is_managed,
     a_unit_that_is_claimed_is_not_taken_away,
     it_is_handed_over_and_taken_back_while_threads_write_to_it,
     memory_far_away_is_managed_as_that_of_the_main_range,
@@ -229,6 +231,70 @@ fn what_was_handed_over_is_taken_back() {
         // SAFETY: nothing uses it any more.
         unsafe { e.stop() };
     });
+}
+
+/// Units of which pages have less access become the kernel's as long as that leaves room for others.
+fn units_with_markers_are_not_all_handed_over() {
+    const FRAMES: usize = 12;
+    const UNITS: usize = 20;
+    need_base_pages();
+    let e = engine(2 * FRAMES, FaultMode::Signal, &[]);
+    let at = e.map(UNITS * UNIT, PAGE, true).expect("mapped");
+    // SAFETY: mapped above, zeros.
+    let words = unsafe { std::slice::from_raw_parts(at as *const AtomicU64, UNITS * WORDS) };
+    fill(words);
+    let closed = |unit: usize| at + unit * UNIT + 7 * PAGE;
+    for unit in 0..UNITS {
+        assert!(e.protect_part(closed(unit), PAGE, Prot::None));
+    }
+    let handed = (0..UNITS).map(|unit| e.eject(at + unit * UNIT, UNIT));
+    let handed: Vec<_> = handed.collect();
+    let of_kernel = handed.iter().filter(|h| h.is_ok()).count();
+    assert!((1..=FRAMES - 4).contains(&of_kernel), "{of_kernel} units");
+    assert!(handed[of_kernel..].iter().all(|h| *h == Err(Errno::ENOMEM)));
+    assert_eq!(e.pool().foreign_frames(), of_kernel as u64);
+    // The others have the room that is left.
+    for unit in of_kernel..UNITS {
+        assert!(e.protect_part(closed(unit), PAGE, Prot::ReadWrite));
+    }
+    for unit in 0..of_kernel {
+        // SAFETY: a page of the kernel's.
+        unsafe { mm::protect(closed(unit), PAGE, mm::PROT_RW) }.expect("opened");
+    }
+    check(words);
+    e.audit().expect("consistent");
+    // SAFETY: nothing uses it any more.
+    unsafe { e.stop() };
+}
+
+/// A unit that has less access as a whole stays managed when more of it is mapped.
+fn what_is_mapped_beside_pages_with_less_access_is_managed() {
+    need_base_pages();
+    for less in [Prot::Read, Prot::None] {
+        for leaves in [false, true] {
+            let e = engine(16, FaultMode::Signal, &[]);
+            let at = e.reserve(UNIT, UNIT).expect("reserved");
+            e.commit(at, 100 * PAGE).expect("committed");
+            // SAFETY: committed above, zeros.
+            let words = unsafe { std::slice::from_raw_parts(at as *const AtomicU64, WORDS) };
+            fill(&words[..100 * 512]);
+            e.protect(at, UNIT, less).expect("protected");
+            if leaves {
+                e.pageout(at, UNIT);
+            }
+            e.commit(at + 200 * PAGE, 100 * PAGE).expect("committed");
+            assert!(!e.is_any_foreign(at, UNIT), "{less:?}, leaves: {leaves}");
+            assert_eq!(e.access(at, 100 * PAGE), Some(less));
+            assert_eq!(e.access(at + 200 * PAGE, 100 * PAGE), Some(Prot::ReadWrite));
+            let new = &words[200 * 512..300 * 512];
+            assert!(new.iter().all(|w| w.swap(1, Relaxed) == 0));
+            assert!(e.protect_part(at, 100 * PAGE, Prot::ReadWrite));
+            check(&words[..100 * 512]);
+            e.audit().expect("consistent");
+            // SAFETY: nothing uses it any more.
+            unsafe { e.stop() };
+        }
+    }
 }
 
 /// One thread has the kernel map something in reserved pages of a unit, while another unmaps all that is
