@@ -10,11 +10,13 @@ mod demo;
 mod doctor;
 mod explain;
 mod pagemap;
+mod ps;
 mod report;
 mod run;
 mod stat;
 mod swap;
 mod text;
+mod top;
 
 use clap::error::ErrorKind;
 use clap::{Parser, Subcommand};
@@ -50,6 +52,10 @@ enum Command {
     Ctl(ctl::Args),
     /// Show what a running pool does: its figures so far, or a line for each interval
     Stat(stat::Args),
+    /// List running pools and their processes
+    Ps(ps::Args),
+    /// Watch running pools: memory, swap, rates, faults, processes, and a map of their memory
+    Top(top::Args),
     /// Say what a figure or a setting is
     Explain(explain::Args),
     /// Show what each page of a running program is: in memory, in swap, zero, lost
@@ -94,6 +100,8 @@ fn dispatch(command: Command) -> anyhow::Result<i32> {
         Command::Report(args) => report::run(&args),
         Command::Ctl(args) => ctl::run(&args),
         Command::Stat(args) => stat::run(&args),
+        Command::Ps(args) => ps::run(&args),
+        Command::Top(args) => top::run(&args),
         Command::Explain(args) => explain::run(&args),
         Command::Pagemap(args) => pagemap::run(&args),
         Command::Debug(args) => debug::run(&args),
@@ -118,7 +126,7 @@ fn usage(e: &clap::Error) -> i32 {
     }
     if e.kind() == ErrorKind::DisplayHelpOnMissingArgumentOrSubcommand {
         complain(
-            "a command is missing: run, attach, detach, ctl, stat, explain, pagemap, debug, bench, report, swap, doctor or demo (hugeswap --help tells more)",
+            "a command is missing: run, attach, detach, ctl, stat, ps, top, explain, pagemap, debug, bench, report, swap, doctor or demo (hugeswap --help tells more)",
         );
         return 2;
     }

@@ -95,7 +95,7 @@ pub fn run(args: &Args) -> Result<i32> {
     }
 }
 
-fn len((pages, _): &Run) -> u64 {
+pub fn len((pages, _): &Run) -> u64 {
     pages.end - pages.start
 }
 
@@ -172,7 +172,7 @@ fn write_summary(out: &mut impl Write, runs: &[Run]) -> std::io::Result<()> {
 }
 
 /// A page on the map: a sign, a colour (SGR), and its description.
-const LOOKS: [(char, u8, &str); 7] = [
+pub const LOOKS: [(char, u8, &str); 7] = [
     ('!', 41, "lost"),
     ('H', 42, "in memory, huge"),
     ('i', 43, "in memory, idle"),
@@ -183,7 +183,9 @@ const LOOKS: [(char, u8, &str); 7] = [
 ];
 
 /// Index in [`LOOKS`].
-fn look(state: &State) -> usize {
+pub type Sign = usize;
+
+fn look(state: &State) -> Sign {
     let c = state.categories;
     match () {
         () if c.has(Categories::POISONED) => 0,
@@ -201,7 +203,7 @@ const ROWS: usize = 24;
 
 /// The signs of a map in which each sign stands for `each` bytes: the most frequent state in them, but a
 /// lost page is always shown.
-fn signs(runs: &[Run], each: u64) -> Vec<usize> {
+pub fn signs(runs: &[Run], each: u64) -> Vec<Sign> {
     let (mut found, mut cell, mut filled) = (Vec::new(), [0u64; LOOKS.len()], 0);
     let end = |cell: &mut [u64; LOOKS.len()]| {
         let most = (1..LOOKS.len()).max_by_key(|&k| (cell[k], std::cmp::Reverse(k)));

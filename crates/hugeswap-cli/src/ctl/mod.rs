@@ -1,5 +1,6 @@
 //! `hugeswap ctl`: looks at running pools, and changes them.
 
+mod memory;
 pub mod pools;
 mod scrub;
 mod settings;
@@ -13,6 +14,7 @@ EXAMPLES:
   hugeswap ctl list
   hugeswap ctl get thp
   hugeswap ctl set thp.defrag=defer vm.watermark_scale_factor=500
+  hugeswap ctl memory 800M
   hugeswap ctl swap list
   hugeswap ctl --pool 4711 swap add /mnt/fast,size=50G,pri=10
   hugeswap ctl --pool 4711 swap off 0";
@@ -40,6 +42,8 @@ enum Command {
     Get(settings::Get),
     /// Change a pool's settings, while it is in use
     Set(settings::Set),
+    /// Show a pool's budget, or change it while it is in use
+    Memory(memory::Args),
     /// Swap areas: list, add, take off
     Swap(swap::Args),
     /// Read and verify everything in swap; save what is bad there and still in memory
@@ -52,6 +56,7 @@ pub fn run(args: &Args) -> anyhow::Result<i32> {
         Command::List { json } => pools::list(*json),
         Command::Get(get) => settings::get(&the_pool(args.pool)?, get),
         Command::Set(set) => settings::set(&the_pool(args.pool)?, set),
+        Command::Memory(memory) => memory::run(&the_pool(args.pool)?, memory),
         Command::Scrub(scrub) => scrub::run(&the_pool(args.pool)?, scrub),
         Command::Swap(swap) => swap::run(&the_pool(args.pool)?, swap),
     }

@@ -39,7 +39,7 @@ pub fn of(pid: i32) -> Result<Pool> {
 }
 
 /// Every pool whose processes this user may read, by the process that made it.
-fn all() -> BTreeMap<i32, Pool> {
+pub fn all() -> BTreeMap<i32, Pool> {
     let mut found = BTreeMap::new();
     let Ok(processes) = std::fs::read_dir("/proc") else {
         return found;
@@ -74,6 +74,11 @@ pub fn only() -> Result<Pool> {
 pub fn command_of(pid: i32) -> String {
     let line = proc::arguments(pid).join(OsStr::new(" "));
     text::one_line(line.to_string_lossy().trim())
+}
+
+/// The same without the directory of the program.
+pub fn short_command_of(pid: i32) -> String {
+    without_directory(&command_of(pid))
 }
 
 /// Prints all pools.
@@ -130,4 +135,27 @@ pub fn list(as_json: bool) -> Result<i32> {
         );
     }
     Ok(0)
+}
+
+fn without_directory(line: &str) -> String {
+    let (program, rest) = line.split_once(' ').unwrap_or((line, ""));
+    let name = program.rsplit_once('/').map_or(program, |(_, name)| name);
+    format!("{name} {rest}").trim_end().to_owned()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn programs_have_short_names() {
+        for (line, short) in [
+            ("/usr/bin/python3 -c x/y", "python3 -c x/y"),
+            ("./sort", "sort"),
+            ("sort -S 2G", "sort -S 2G"),
+            ("", ""),
+        ] {
+            assert_eq!(without_directory(line), short);
+        }
+    }
 }

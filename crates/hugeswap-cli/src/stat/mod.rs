@@ -1,8 +1,8 @@
 //! `hugeswap stat`: what a pool has done so far, or does in each interval, as vmstat(8) shows it of a
 //! machine. Its figures are read where they stand: no thread of its programs stops or waits.
 
-mod sample;
-mod show;
+pub mod sample;
+pub mod show;
 
 use crate::ctl;
 use anyhow::Result;
@@ -45,7 +45,8 @@ pub struct Args {
     json: bool,
 }
 
-fn interval(given: &str) -> Result<Duration, String> {
+/// A time between two looks, in seconds.
+pub fn interval(given: &str) -> Result<Duration, String> {
     let seconds: Option<f64> = given.parse().ok();
     match seconds.filter(|s| (0.1..=86_400.0).contains(s)) {
         Some(s) => Ok(Duration::from_secs_f64(s)),

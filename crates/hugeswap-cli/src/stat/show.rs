@@ -11,7 +11,7 @@ pub const HEADER: &str =
     "PROCS   IN USE   BUDGET     SWAP     IN/s    OUT/s  MAJOR/s  MINOR/s  WAIT STALL\n";
 
 /// Bytes in at most eight characters: 512K, 1.20G.
-fn short(bytes: u64) -> String {
+pub fn short(bytes: u64) -> String {
     const UNITS: [&str; 5] = ["K", "M", "G", "T", "P"];
     let (mut value, mut unit) = (bytes as f64 / 1024.0, 0);
     while value >= 999.5 && unit + 1 < UNITS.len() {

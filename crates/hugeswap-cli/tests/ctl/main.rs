@@ -1,6 +1,8 @@
 //! `hugeswap ctl` on running programs: what it shows, what it changes, and what it refuses.
 
 mod areas;
+mod budget;
+mod top;
 
 use assert_cmd::Command;
 use predicates::prelude::*;

@@ -46,7 +46,7 @@ pub use config::{FaultMode, MIN_MEMORY, PoolConfig, PoolError, machine_memory};
 pub use control::{NoAnswer, Room};
 pub use member::Member;
 pub use records::Reservation;
-pub use report::{FaultReport, Report};
+pub use report::{FaultReport, ProcessReport, Report};
 pub use room::SOFT_FULL_PERCENT;
 pub use scrub::ScrubReport;
 pub use segment::SEGMENT_LINK;
@@ -266,6 +266,11 @@ impl Pool {
     /// Everything counted so far, over the living and the gone.
     pub fn report(&self) -> Report {
         report::collect(self)
+    }
+
+    /// What each living process holds, and has done.
+    pub fn processes(&self) -> impl Iterator<Item = ProcessReport> + '_ {
+        self.live().map(|(_, r)| report::process(r))
     }
 }
 

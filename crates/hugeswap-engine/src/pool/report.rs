@@ -1,13 +1,14 @@
 //! What a pool did, summed over its processes: the figures of the exit report.
 
+use super::layout::Record;
 use super::losses::Loss;
 use super::{FaultMode, Pool};
 use crate::health::AreaReport;
-use hugeswap_policy::UNIT_BYTES;
 use hugeswap_policy::advisor::advice::Advice;
 use hugeswap_policy::advisor::{Tally, WORDS};
 use hugeswap_policy::counters::{Counter, FaultClass};
 use hugeswap_policy::histogram;
+use hugeswap_policy::{PAGE_BYTES, UNIT_BYTES};
 use std::sync::atomic::Ordering::Relaxed;
 
 /// Latencies of one class of faults.
@@ -23,6 +24,30 @@ pub struct FaultReport {
     pub p99_ns: u64,
     /// The longest, nanoseconds.
     pub max_ns: u64,
+}
+
+/// What a living process of a pool holds, and has done since it joined; sizes in bytes.
+#[derive(Clone, Copy, Debug)]
+pub struct ProcessReport {
+    /// Its process id.
+    pub pid: i32,
+    /// Managed memory in use.
+    pub resident_bytes: u64,
+    /// Of that, compressed memory.
+    pub zswap_bytes: u64,
+    /// Of that, what is the kernel's for good.
+    pub foreign_bytes: u64,
+    /// What it has in swap, about: units that hold something, those it shares with its parent left
+    /// out, less what is in memory.
+    pub swapped_bytes: u64,
+    /// Base pages read from swap.
+    pub pages_in: u64,
+    /// Base pages written to swap.
+    pub pages_out: u64,
+    /// Faults that read swap.
+    pub major_faults: u64,
+    /// Nanoseconds its threads spent in faults.
+    pub fault_ns: u64,
 }
 
 /// Totals over a pool's processes, living and gone.
@@ -70,6 +95,27 @@ impl Report {
     pub fn advice(&self) -> Option<Advice> {
         let pages_in = self.get(Counter::PswpIn);
         Advice::new(&Tally::new(&self.tally), pages_in, self.memory_bytes)
+    }
+}
+
+pub(super) fn process(r: &Record) -> ProcessReport {
+    let counter = |c: Counter| r.events.counters[c as usize].load(Relaxed);
+    let class = |c: FaultClass| -> u64 {
+        let buckets = &r.events.faults[c as usize];
+        buckets.iter().map(|n| n.load(Relaxed)).sum()
+    };
+    let holds = r.touched.load(Relaxed).max(0) as u64 * UNIT_BYTES;
+    let holds = holds.saturating_sub(r.untouched_pages.load(Relaxed) * PAGE_BYTES);
+    ProcessReport {
+        pid: r.pid.load(Relaxed),
+        resident_bytes: r.charged.load(Relaxed) * UNIT_BYTES,
+        zswap_bytes: r.zswap.load(Relaxed) * UNIT_BYTES,
+        foreign_bytes: r.foreign.load(Relaxed) * UNIT_BYTES,
+        swapped_bytes: holds.saturating_sub(r.uncompressed() * UNIT_BYTES),
+        pages_in: counter(Counter::PswpIn),
+        pages_out: counter(Counter::PswpOut),
+        major_faults: class(FaultClass::Major) + class(FaultClass::Base),
+        fault_ns: r.events.fault_ns.load(Relaxed),
     }
 }
 
