@@ -144,6 +144,13 @@ impl Transfer<'_> {
         if let Some(_held) = held(&add(false)) {
             return (n, call(piece, done));
         }
+        // What is the kernel's goes by itself, if it can: nothing beside it need become the kernel's.
+        let alike = |s: &&iovec| self.mapped(s) == self.mapped(&piece[0]);
+        let first = piece.iter().take_while(alike).count();
+        if first < piece.len() && self.goes_on() {
+            let n = piece[..first].iter().map(|s| s.iov_len).sum();
+            return self.piece(&mut piece[..first], n, done, call);
+        }
         if !piece.iter().all(|s| self.mapped(s)) {
             // The kernel answers for memory that it owns, and for a bad address. It finds the rest.
             let _held = held(&|held, s| {

@@ -10,6 +10,7 @@ use super::UNIT;
 use crate::PAGES;
 use crate::memory::huge::{Huge, Wait};
 use crate::ranges::Ranges;
+use crate::ranges::protect::Bound;
 use crate::table::Locked;
 use hugeswap_policy::unit::step::Event;
 use hugeswap_policy::unit::{Kind, Place, UNCHARGED};
@@ -54,7 +55,7 @@ impl Ranges {
         let _inside = self.gate.enter();
         for unit in self.table.units_of(addr, len) {
             if self.table.load(unit).kind() != Kind::None || !self.give_back_untouched(unit)? {
-                self.eject_unit(unit)?;
+                self.eject_within(unit, Bound::Ignored)?;
             }
         }
         Ok(())

@@ -10,6 +10,7 @@
 use crate::UNIT;
 use crate::lock::Lock;
 use crate::outcome::Outcome;
+use crate::ranges::protect::Bound;
 use crate::ranges::{PinError, Ranges};
 use crate::stack;
 use crate::table::Locked;
@@ -134,10 +135,12 @@ impl Ranges {
         for unit in units.clone() {
             let ejected = match (self.markers.is_marked(unit), make) {
                 (false, _) => Ok(()),
-                (true, true) => self.eject_unit(unit).map_err(|e| match e {
-                    Errno::EIO => PinError::Lost,
-                    _ => PinError::NoMemory,
-                }),
+                (true, true) => self
+                    .eject_within(unit, Bound::Ignored)
+                    .map_err(|e| match e {
+                        Errno::EIO => PinError::Lost,
+                        _ => PinError::NoMemory,
+                    }),
                 (true, false) => match self.table.load(unit).kind() {
                     Kind::Foreign => Ok(()),
                     _ => Err(PinError::InPages),

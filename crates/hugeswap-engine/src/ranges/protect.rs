@@ -39,6 +39,14 @@ pub(super) fn allowed_by(w: Word) -> Option<Prot> {
     }
 }
 
+/// Does the kernel get no more of the budget than leaves room for the rest
+/// ([`crate::pool::Pool::hand_to_kernel`])? For calls that have no other way it may.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(super) enum Bound {
+    Kept,
+    Ignored,
+}
+
 impl Ranges {
     /// Sets the access that the program allows on whole units. EINVAL for parts of units,
     /// EOPNOTSUPP in message mode: both can be had by [`Ranges::eject`] and the ordinary call.
@@ -167,10 +175,15 @@ impl Ranges {
 
     /// The kernel's unit has the access that the program allowed.
     pub(super) fn eject_unit(&self, unit: u32) -> Result<(), Errno> {
+        self.eject_within(unit, Bound::Kept)
+    }
+
+    /// [`Ranges::eject_unit`]; of units with markers as many as it takes, if the bound is not kept.
+    pub(super) fn eject_within(&self, unit: u32, bound: Bound) -> Result<(), Errno> {
         let mut allowed = Prot::ReadWrite;
         // (What a fault takes of a stack, and a write; the thread is a program's.)
         let mut done = Ok(());
-        stack::call(|| done = self.eject_with(unit, &mut allowed));
+        stack::call(|| done = self.eject_with(unit, &mut allowed, bound));
         if done.is_err() && allowed != Prot::ReadWrite {
             let _ = self.protect_unit(unit, allowed, false);
         }
@@ -178,7 +191,7 @@ impl Ranges {
     }
 
     /// `allowed`: less access that the program allows, of a unit that is not the kernel's yet.
-    fn eject_with(&self, unit: u32, allowed: &mut Prot) -> Result<(), Errno> {
+    fn eject_with(&self, unit: u32, allowed: &mut Prot, bound: Bound) -> Result<(), Errno> {
         let at = self.table.addr(unit);
         if self.files.of(unit).is_some() {
             return Err(Errno::EOPNOTSUPP);
@@ -266,13 +279,13 @@ impl Ranges {
                     // (With markers it is the kernel's as soon as it is whole, and counts as such
                     // beforehand.)
                     let (pool, me) = (&self.pool, self.pool.me());
-                    let is_last = self.markers.is_marked(unit);
-                    if is_last && !pool.hand_to_kernel(me) {
+                    let counts = self.markers.is_marked(unit) && bound == Bound::Kept;
+                    if counts && !pool.hand_to_kernel(me) {
                         w.settle();
                         return Err(Errno::ENOMEM);
                     }
                     let outcome = self.make_whole(w, true, start);
-                    if is_last {
+                    if counts {
                         pool.take_from_kernel(me, 1);
                     }
                     if outcome.is_some_and(Outcome::is_lost) {
