@@ -9,6 +9,7 @@ mod debug;
 mod demo;
 mod doctor;
 mod explain;
+mod jupyter;
 mod pagemap;
 mod ps;
 mod report;
@@ -62,6 +63,8 @@ enum Command {
     Pagemap(pagemap::Args),
     /// Help debuggers with programs whose memory is managed
     Debug(debug::Args),
+    /// Notebooks in a memory budget: install a kernel for Jupyter
+    Jupyter(jupyter::Args),
     /// Look at swap files
     Swap(swap::Args),
     /// Show what this machine and user can do, and what would improve it
@@ -105,6 +108,7 @@ fn dispatch(command: Command) -> anyhow::Result<i32> {
         Command::Explain(args) => explain::run(&args),
         Command::Pagemap(args) => pagemap::run(&args),
         Command::Debug(args) => debug::run(&args),
+        Command::Jupyter(args) => jupyter::run(&args),
         Command::Swap(args) => swap::run(&args),
         Command::Doctor(args) => doctor::run(&args),
         Command::Demo(args) => demo::run(&args),
@@ -126,7 +130,7 @@ fn usage(e: &clap::Error) -> i32 {
     }
     if e.kind() == ErrorKind::DisplayHelpOnMissingArgumentOrSubcommand {
         complain(
-            "a command is missing: run, attach, detach, ctl, stat, ps, top, explain, pagemap, debug, bench, report, swap, doctor or demo (hugeswap --help tells more)",
+            "a command is missing: run, attach, detach, ctl, stat, ps, top, explain, pagemap, debug, bench, report, jupyter, swap, doctor or demo (hugeswap --help tells more)",
         );
         return 2;
     }
