@@ -44,6 +44,8 @@ impl Ranges {
                 }
             }
         }
+        // (It was managed, however soon it is given back.)
+        self.pool.note_touched();
         Ok(adopted)
     }
 
