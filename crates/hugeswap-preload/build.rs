@@ -14,15 +14,15 @@ use std::path::PathBuf;
 fn main() {
     println!("cargo::rerun-if-changed=build.rs");
     let out = PathBuf::from(std::env::var("OUT_DIR").expect("cargo sets OUT_DIR"));
-    // What `-lgcc_s` finds first: a linker script that names the static one.
-    std::fs::write(out.join("libgcc_s.so"), "INPUT ( -lgcc_eh -lgcc )\n")
-        .expect("OUT_DIR can be written");
+    // What `-lgcc_s` finds first: a linker script that names the static one. (zig's linker, with which
+    // releases are made, does not take `--defsym`.)
+    let mut script = "INPUT ( -lgcc_eh -lgcc )\n".to_owned();
+    for way in ["compress", "decompress"] {
+        script += &format!("ZSTD_trace_{way}_begin = 0;\nZSTD_trace_{way}_end = 0;\n");
+    }
+    std::fs::write(out.join("libgcc_s.so"), script).expect("OUT_DIR can be written");
     println!("cargo::rustc-link-search=native={}", out.display());
     for arg in ["-nostartfiles", "-Wl,-Bsymbolic", "-Wl,-z,norelro"] {
         println!("cargo::rustc-cdylib-link-arg={arg}");
-    }
-    for way in ["compress", "decompress"] {
-        println!("cargo::rustc-cdylib-link-arg=-Wl,--defsym=ZSTD_trace_{way}_begin=0");
-        println!("cargo::rustc-cdylib-link-arg=-Wl,--defsym=ZSTD_trace_{way}_end=0");
     }
 }
