@@ -16,7 +16,6 @@ tests! {
     what_is_not_whole_stays_the_kernels,
     what_was_adopted_is_unmapped_and_mapped_again,
     what_is_given_back_is_the_kernels_and_stays,
-    what_is_given_back_at_once_was_managed,
     what_was_handed_over_is_taken_back,
     units_with_markers_are_not_all_handed_over,
     what_is_mapped_beside_pages_with_less_access_is_managed,
@@ -191,17 +190,6 @@ fn what_is_given_back_is_the_kernels_and_stays() {
     // SAFETY: not replacing: what was free is free for others.
     let got = unsafe { mm::map_anon(free, UNIT, mm::PROT_RW, false) };
     assert_eq!(got, Ok(free));
-}
-
-fn what_is_given_back_at_once_was_managed() {
-    let window = addresses(16 * MIB);
-    let words = map(window.start, 8 * MIB);
-    fill(words);
-    let e = engine_over(48, window.clone(), &[]);
-    assert_eq!(adopt(e, window.clone()), 8 * MIB);
-    e.give_back(window.start, window.len()).expect("room");
-    assert_eq!(e.pool().report().peak_managed_bytes, 8 << 20);
-    check(words);
 }
 
 /// Ejected memory is managed again, in either mode, and leaves as other memory does.
