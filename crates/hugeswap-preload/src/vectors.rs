@@ -144,10 +144,11 @@ impl Transfer<'_> {
         if let Some(_held) = held(&add(false)) {
             return (n, call(piece, done));
         }
-        // What is the kernel's goes by itself, if it can: nothing beside it need become the kernel's.
+        // What is the kernel's goes by itself, where a transfer of this length need not go in one call:
+        // nothing beside it need become the kernel's.
         let alike = |s: &&iovec| self.mapped(s) == self.mapped(&piece[0]);
         let first = piece.iter().take_while(alike).count();
-        if first < piece.len() && self.goes_on() {
+        if first < piece.len() && n > BOUNCE && self.goes_on() {
             let n = piece[..first].iter().map(|s| s.iov_len).sum();
             return self.piece(&mut piece[..first], n, done, call);
         }

@@ -7,7 +7,6 @@
 use super::Pool;
 use super::layout::{Record, state};
 use hugeswap_policy::defrag::frames;
-use hugeswap_policy::{PAGE_BYTES, UNIT_BYTES};
 use hugeswap_sys::futex;
 use std::sync::atomic::Ordering::{AcqRel, Relaxed, Release};
 
@@ -132,15 +131,11 @@ impl Pool {
     /// Managed memory that holds something, in memory or in swap, bytes: by whole units, but for
     /// base-mapped ones. What a forked child shares with its parent counts once.
     pub fn touched_bytes(&self) -> u64 {
-        let of = |r: &Record| {
-            let units = r.touched.load(Relaxed).max(0) as u64 * UNIT_BYTES;
-            units.saturating_sub(r.untouched_pages.load(Relaxed) * PAGE_BYTES)
-        };
         // (A process that died is not in the pool any more, but has not been cleaned up after: the
         // last look at what it had.)
         let there = |r: &&Record| matches!(r.state(), state::LIVE | state::REAPING);
         let used = self.used().map(|(_, r)| r);
-        used.filter(there).map(of).sum::<u64>() + self.shared_touched_bytes()
+        used.filter(there).map(Record::touched_bytes).sum::<u64>() + self.shared_touched_bytes()
     }
 
     /// The peak of [`Pool::touched_bytes`] is at least what it is now: to be called before it

@@ -31,6 +31,7 @@ use hugeswap_policy::histogram;
 use hugeswap_policy::knobs::Knob;
 use hugeswap_policy::thp_swap::slots as split;
 use hugeswap_policy::zswap::entry;
+use hugeswap_policy::{PAGE_BYTES, UNIT_BYTES};
 use hugeswap_sys::fs::Identity;
 use std::sync::atomic::Ordering::Relaxed;
 use std::sync::atomic::{AtomicI32, AtomicI64, AtomicU8, AtomicU32, AtomicU64};
@@ -497,6 +498,12 @@ impl Record {
     pub fn uncompressed(&self) -> u64 {
         let all = self.charged.load(Relaxed);
         all.saturating_sub(self.zswap.load(Relaxed) + self.buffers.load(Relaxed))
+    }
+
+    /// What it has that holds something, in memory or in swap, bytes ([`super::Pool::touched_bytes`]).
+    pub fn touched_bytes(&self) -> u64 {
+        let units = self.touched.load(Relaxed).max(0) as u64 * UNIT_BYTES;
+        units.saturating_sub(self.untouched_pages.load(Relaxed) * PAGE_BYTES)
     }
 
     /// Its state.

@@ -4,11 +4,11 @@ use super::layout::Record;
 use super::losses::Loss;
 use super::{FaultMode, Pool};
 use crate::health::AreaReport;
+use hugeswap_policy::UNIT_BYTES;
 use hugeswap_policy::advisor::advice::Advice;
 use hugeswap_policy::advisor::{Tally, WORDS};
 use hugeswap_policy::counters::{Counter, FaultClass};
 use hugeswap_policy::histogram;
-use hugeswap_policy::{PAGE_BYTES, UNIT_BYTES};
 use std::sync::atomic::Ordering::Relaxed;
 
 /// Latencies of one class of faults.
@@ -104,14 +104,12 @@ pub(super) fn process(r: &Record) -> ProcessReport {
         let buckets = &r.events.faults[c as usize];
         buckets.iter().map(|n| n.load(Relaxed)).sum()
     };
-    let holds = r.touched.load(Relaxed).max(0) as u64 * UNIT_BYTES;
-    let holds = holds.saturating_sub(r.untouched_pages.load(Relaxed) * PAGE_BYTES);
     ProcessReport {
         pid: r.pid.load(Relaxed),
         resident_bytes: r.charged.load(Relaxed) * UNIT_BYTES,
         zswap_bytes: r.zswap.load(Relaxed) * UNIT_BYTES,
         foreign_bytes: r.foreign.load(Relaxed) * UNIT_BYTES,
-        swapped_bytes: holds.saturating_sub(r.uncompressed() * UNIT_BYTES),
+        swapped_bytes: { r.touched_bytes() }.saturating_sub(r.uncompressed() * UNIT_BYTES),
         pages_in: counter(Counter::PswpIn),
         pages_out: counter(Counter::PswpOut),
         major_faults: class(FaultClass::Major) + class(FaultClass::Base),

@@ -44,8 +44,6 @@ impl Ranges {
                 }
             }
         }
-        // (It was managed, however soon it is given back.)
-        self.pool.note_touched();
         Ok(adopted)
     }
 

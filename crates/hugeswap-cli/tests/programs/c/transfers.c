@@ -3,6 +3,7 @@
 // transfers MIB
 #include "common.h"
 #include <pthread.h>
+#include <sys/socket.h>
 #include <sys/uio.h>
 
 #define THREADS 4
@@ -76,6 +77,13 @@ int main(int argc, char **argv) {
     while (locked < units_ / 2 && mlock(memory_ + locked * UNIT + 4 * KIB, PAGE) == 0)
         locked++;
     run("beside locked units");
+    // What is the kernel's and what is not are one message.
+    int pair[2];
+    CHECK(socketpair(AF_UNIX, SOCK_DGRAM, 0, pair) == 0, "socketpair");
+    struct iovec both[] = {{memory_ + 64 * KIB, 100}, {memory_ + (units_ - 1) * UNIT + 64 * KIB, 100}};
+    char message[300];
+    CHECK(writev(pair[0], both, 2) == 200, "writev");
+    CHECK(recv(pair[1], message, sizeof message, 0) == 200, "recv");
     done();
     return 0;
 }
