@@ -214,26 +214,33 @@ impl Window {
 /// The window that has most of these ranges in its main range, and the others, as far as it can be, in
 /// far parts. `None`: there are none.
 pub fn window(ranges: &[Range<u64>], mappings: &[Mapping]) -> Option<Window> {
-    let heap = mappings.iter().find(|m| m.name == HEAP);
-    let is_heap = |r: &&Range<u64>| heap.is_some_and(|h| h.at.contains(&r.start));
+    // (The heap is in several mappings where it was managed before.)
+    let mut heap = mappings.iter().filter(|m| m.name == HEAP);
+    let end = heap.clone().next_back().map_or(0, |h| h.at.end);
+    let heap = heap.next().map_or(0, |h| h.at.start)..end;
+    let is_heap = |r: &&Range<u64>| heap.contains(&r.start);
     let candidates: Vec<_> = ranges.iter().filter(|r| !is_heap(r)).cloned().collect();
     let main = match candidates.is_empty() {
-        false => main_range(&candidates, mappings)?,
+        false => main_range(&candidates, mappings, &heap)?,
         true => {
             ranges.first()?;
             // Where the kernel would map what comes next.
             let stack = mappings.iter().position(|m| m.name == "[stack]");
             let last = &mappings[..stack?].last()?.at;
-            let whole = last.start & !(UNIT - 1)..last.end.next_multiple_of(UNIT);
-            main_range(&[whole], mappings)?
+            let whole = last.start..last.end.next_multiple_of(UNIT);
+            main_range(&[whole], mappings, &heap)?
         }
     };
     let far = far_parts(ranges, mappings, &main);
     Some(Window { main, far })
 }
 
-/// The main range of a window that has most of `ranges` in it.
-fn main_range(ranges: &[Range<u64>], mappings: &[Mapping]) -> Option<Range<u64>> {
+/// The main range of a window that has most of `ranges` in it, and nothing of a heap below them.
+fn main_range(
+    ranges: &[Range<u64>],
+    mappings: &[Mapping],
+    heap: &Range<u64>,
+) -> Option<Range<u64>> {
     let held = |from: u64| -> u64 {
         let inside = ranges
             .iter()
@@ -247,7 +254,11 @@ fn main_range(ranges: &[Range<u64>], mappings: &[Mapping]) -> Option<Range<u64>>
     let last = inside.map(|r| r.end).max()?;
     // It goes on where there is room: above the program's memory, or, where stack and kernel are
     // above it, below.
-    let from = (first & !(STEP - 1)).max(STEP);
+    let mut from = (first & !(STEP - 1)).max(STEP);
+    if heap.start <= first && heap.end > 0 {
+        // (Parts of a window do not touch each other.)
+        from = from.max((heap.end + BREAK_GROWTH as u64).next_multiple_of(UNIT) + UNIT);
+    }
     let up = from..from + WINDOW;
     let stack = mappings.iter().find(|m| m.name == "[stack]");
     let top = stack.map_or(END, |s| s.at.start) - STEP.min(END);
@@ -531,22 +542,39 @@ mod tests {
 
     #[test]
     fn the_heap_is_a_far_part_with_all_of_its_units() {
-        let (from, to) = (0x1a3_b000, 0x1a3_b000 + 300 * MIB);
-        let library = 0x7f00_0000_0000;
-        let all = [
-            named(HEAP, from, to),
-            named("/usr/lib/libc.so.6", library, library + MIB),
-            named("[stack]", 0x7ffc_0000_0000, 0x7ffc_0002_0000),
-        ];
-        let ranges = adoptable(&all, &[NOWHERE]);
-        let found = window(&ranges, &all).expect("a window");
-        assert_eq!(found.main, library + UNIT - WINDOW..library + UNIT);
-        let part = from & !(UNIT - 1)..(to + MIB).next_multiple_of(UNIT);
-        assert_eq!(found.far, std::slice::from_ref(&part));
-        assert!(ranges.iter().all(|r| found.has(r)));
-        // In a program that has nothing but low addresses, too.
-        let found = window(&ranges, &[all[0].clone(), all[2].clone()]).expect("a window");
-        assert_eq!((found.main, found.far), (STEP..STEP + WINDOW, vec![part]));
+        let low = 0x1a3_b000;
+        let across_a_step = STEP - 100 * MIB + 5 * PAGE;
+        for from in [low, across_a_step] {
+            let to = from + 300 * MIB;
+            let library = 0x7f00_0000_0000;
+            let all = [
+                named(HEAP, from, to),
+                named("/usr/lib/libc.so.6", library, library + MIB),
+                named("[stack]", 0x7ffc_0000_0000, 0x7ffc_0002_0000),
+            ];
+            let ranges = adoptable(&all, &[NOWHERE]);
+            let found = window(&ranges, &all).expect("a window");
+            assert_eq!(found.main, library + UNIT - WINDOW..library + UNIT);
+            let part = from & !(UNIT - 1)..(to + MIB).next_multiple_of(UNIT);
+            assert_eq!(found.far, std::slice::from_ref(&part));
+            assert!(ranges.iter().all(|r| found.has(r)));
+            // In a program that has nothing but low addresses, too.
+            let found = window(&ranges, &[all[0].clone(), all[2].clone()]).expect("a window");
+            let above = (part.end + UNIT).max(STEP);
+            assert_eq!(found.main, above..above + WINDOW);
+            assert_eq!(found.far, std::slice::from_ref(&part));
+            // In one that was managed before: the heap is in several mappings.
+            let pieces = [
+                named(HEAP, from, from + MIB),
+                named(HEAP, from + MIB, to),
+                all[1].clone(),
+                all[2].clone(),
+            ];
+            let ranges = adoptable(&pieces, &[NOWHERE]);
+            let found = window(&ranges, &pieces).expect("a window");
+            assert_eq!(found.main, library + UNIT - WINDOW..library + UNIT);
+            assert_eq!(found.far, [part]);
+        }
     }
 
     #[test]
