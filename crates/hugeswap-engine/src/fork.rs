@@ -42,6 +42,7 @@
 
 use crate::engine::{Engine, UNIT};
 use crate::forked::{InheritanceLoss, note_inheritance_loss, set_fork_mark};
+use crate::outcome::Fault;
 use crate::pool::layout::NOBODY;
 use crate::pool::{PoolError, Reservation};
 use crate::track::Held;
@@ -49,7 +50,6 @@ use crate::{doubts, gate, handler, stack};
 use hugeswap_policy::knobs::Knob;
 use hugeswap_policy::unit::step::Event;
 use hugeswap_policy::unit::{COW, Kind, WATCHED, WRITABLE, Word};
-use hugeswap_sys::now_ns;
 use hugeswap_sys::signal::Blocked;
 use hugeswap_sys::{fs, futex, mm, process, thread};
 use std::sync::Once;
@@ -484,7 +484,8 @@ impl Engine {
             let tries = if clean { 0 } else { 3 };
             for _ in 0..tries {
                 let w = self.table.lock(unit);
-                if self.make_whole(w, false, now_ns()).is_some() {
+                let fault = Fault::by_engine(w.addr(), false);
+                if self.make_whole(w, fault).is_some() {
                     break;
                 }
             }

@@ -10,8 +10,9 @@
 use crate::engine::Engine;
 use crate::error::EngineError;
 use crate::fault::complain;
-use crate::outcome::Outcome;
+use crate::outcome::{Fault, Outcome};
 use crate::{MAX_ENGINES, careful, lock::Lock, stack};
+use hugeswap_policy::recording::Code;
 use hugeswap_sys::signal::{self, Action, Blocked};
 use hugeswap_sys::{process, program_fs};
 use std::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed, Release};
@@ -197,7 +198,14 @@ fn resolve(signal: i32, info: *mut libc::siginfo_t, context: *mut libc::c_void) 
                 continue;
             }
             let mut outcome = Outcome::Retry;
-            stack::call(|| outcome = engine.fault(addr, error & ERR_WRITE != 0));
+            let register = |n: i32| uc.uc_mcontext.gregs[n as usize] as u64;
+            let code = Code {
+                ip: register(libc::REG_RIP),
+                sp: register(libc::REG_RSP),
+                bp: register(libc::REG_RBP),
+            };
+            let fault = Fault::begin(addr, error & ERR_WRITE != 0, code);
+            stack::call(|| outcome = engine.fault_by(fault));
             match outcome {
                 Outcome::Retry => return,
                 // (SIGBUS: the last of its unit was unmapped since it was touched.)

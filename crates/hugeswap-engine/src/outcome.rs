@@ -3,6 +3,8 @@
 use crate::PAGE;
 use crate::call::CallError;
 use crate::table::Locked;
+use hugeswap_policy::recording::Code;
+use hugeswap_sys::now_ns;
 
 /// The outcome of a fault.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -46,9 +48,26 @@ pub(crate) struct Fault {
     pub write: bool,
     /// When it began, nanoseconds.
     pub start: u64,
+    /// Whose access it is.
+    pub code: Code,
 }
 
 impl Fault {
+    /// One that begins now.
+    pub fn begin(addr: usize, write: bool, code: Code) -> Fault {
+        Fault {
+            addr,
+            write,
+            start: now_ns(),
+            code,
+        }
+    }
+
+    /// An access that the engine makes for a call of the program's, or for itself.
+    pub fn by_engine(addr: usize, write: bool) -> Fault {
+        Fault::begin(addr, write, Code::default())
+    }
+
     /// The page of `unit` that it is on.
     pub fn page(&self, unit: &Locked<'_>) -> usize {
         (self.addr - unit.addr()) / PAGE

@@ -61,6 +61,7 @@ pub mod knobs;
 pub mod markers;
 pub mod numa;
 pub mod pace;
+pub mod recording;
 pub mod shared;
 pub mod swapin;
 pub mod thp_swap;

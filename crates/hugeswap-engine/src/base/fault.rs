@@ -77,7 +77,7 @@ impl Paging {
         self.weights.set(unit, record.present.count());
         self.settle_by(w, Event::PagesCame { first: true });
         match installed {
-            Ok(()) => self.timed(FaultClass::Soft, fault.start),
+            Ok(()) => self.timed(FaultClass::Soft, fault),
             Err(_) => None,
         }
     }
@@ -88,17 +88,17 @@ impl Paging {
         if self.gate.is_forker() {
             // Pages were written out for the child already: what changes now must be in memory it
             // inherits.
-            return self.make_whole(w, fault.write, fault.start);
+            return self.make_whole(w, fault);
         }
         let unit = w.unit();
         let record = self.base.records.of(unit);
         let page = fault.page(&w);
         if record.present.get(page) {
             if self.give_access(unit, record, page, fault.write).is_err() {
-                return self.make_whole(w, fault.write, fault.start);
+                return self.make_whole(w, fault);
             }
             w.settle();
-            return self.timed(FaultClass::Soft, fault.start);
+            return self.timed(FaultClass::Soft, fault);
         }
         let w = match record.rest.get(page) {
             true => match self.rest_fault(w, fault) {
@@ -108,7 +108,7 @@ impl Paging {
             false => w,
         };
         let Some(part) = self.backend.part_of(page).filter(|_| self.pages_can_come()) else {
-            return self.make_whole(w, fault.write, fault.start);
+            return self.make_whole(w, fault);
         };
         let mut pages = part;
         match self.bring_of(unit) {
@@ -152,7 +152,7 @@ impl Paging {
     fn whole_or_page(&self, w: Locked<'_>, fault: Fault) -> Option<Outcome> {
         let (unit, seen) = (w.unit(), *w);
         let wait = match self.huge(unit, Caller::Collapse) {
-            Huge::Frame(frame) => return self.make_whole_with(frame, w, fault.write, fault.start),
+            Huge::Frame(frame) => return self.make_whole_with(frame, w, fault),
             Huge::Wait(wait) => wait,
             _ => {
                 self.pool.count(Counter::ThpCollapseFailed, 1);
@@ -268,7 +268,7 @@ impl Paging {
                 } else {
                     FaultClass::Base
                 };
-                self.timed(class, fault.start)
+                self.timed(class, fault)
             }
             Err(e)
                 if e.errno == Errno::EIO

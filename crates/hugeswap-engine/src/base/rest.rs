@@ -79,7 +79,7 @@ impl Paging {
             self.advance(&mut w, Event::PagesCame { first: true });
         }
         w.settle();
-        Ok(self.timed(FaultClass::Soft, fault.start))
+        Ok(self.timed(FaultClass::Soft, fault))
     }
 
     /// Installs the pages in `wanted` from a unit's rest, `page` so that it can be written if `write`.

@@ -4,7 +4,7 @@
 use super::PAGE;
 use crate::PAGES;
 use crate::call::{Call, CallError};
-use crate::outcome::Outcome;
+use crate::outcome::{Fault, Outcome};
 use crate::pages::record::Record;
 use crate::paging::Job;
 use crate::paging::Paging;
@@ -38,7 +38,7 @@ pub(crate) enum NotWhole {
 impl Paging {
     /// Makes a locked, base-mapped unit a present one, and unlocks it. `None`: look at the unit
     /// again.
-    pub(crate) fn make_whole(&self, w: Locked<'_>, write: bool, start: u64) -> Option<Outcome> {
+    pub(crate) fn make_whole(&self, w: Locked<'_>, fault: Fault) -> Option<Outcome> {
         let Some(frame) = self.get_frame_nowait() else {
             w.settle();
             let Some(frame) = self.get_frame() else {
@@ -47,18 +47,21 @@ impl Paging {
             self.arena.put_free(frame.place);
             return None;
         };
-        self.make_whole_with(frame, w, write, start)
+        self.make_whole_with(frame, w, fault)
     }
 
     pub(super) fn make_whole_with(
         &self,
         frame: Frame,
         mut w: Locked<'_>,
-        write: bool,
-        start: u64,
+        fault: Fault,
     ) -> Option<Outcome> {
         let (began, unit) = (now_ns(), w.unit());
-        let cause = if write { Cause::Write } else { Cause::Read };
+        let cause = if fault.write {
+            Cause::Write
+        } else {
+            Cause::Read
+        };
         let apart = self.store.is_far_apart(unit, w.place());
         match self.become_whole(frame, &mut w, cause) {
             Ok(()) => {
@@ -66,15 +69,15 @@ impl Paging {
                 if !apart {
                     self.sizes.observe_fill(now_ns().saturating_sub(began));
                 }
-                self.timed(FaultClass::Major, start)
+                self.timed(FaultClass::Major, fault)
             }
             // This thread's descriptors may be the program's by now.
             Err(NotWhole::Map(e)) if matches!(e.errno, Errno::EBADF | Errno::ENOTTY) => {
-                self.hand_over(w, e, start)
+                self.hand_over(w, e, fault.start)
             }
             Err(NotWhole::Map(e)) => {
                 w.settle();
-                self.not_mapped(e, start)
+                self.not_mapped(e, fault.start)
             }
             Err(NotWhole::Read(e)) => {
                 let record = self.base.records.of(unit);
@@ -88,7 +91,7 @@ impl Paging {
                     w.settle();
                     return Some(Outcome::Poisoned);
                 }
-                self.hand_over(w, Call::Read.failed(e), start)
+                self.hand_over(w, Call::Read.failed(e), fault.start)
             }
         }
     }

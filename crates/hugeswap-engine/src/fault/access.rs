@@ -18,7 +18,7 @@ impl Paging {
     pub(super) fn soft(&self, w: Locked<'_>, fault: Fault) -> Option<Outcome> {
         let unit = w.unit();
         if fault.write && w.has(COW) {
-            return self.copy_on_write(w, fault.start);
+            return self.copy_on_write(w, fault);
         }
         if w.has(WATCHED) && w.has(CLEAN) && !w.has(COW) {
             let page = fault.page(&w);
@@ -53,11 +53,11 @@ impl Paging {
             return self.not_mapped(e, fault.start);
         }
         self.settle_by(w, Event::Touched { write: fault.write });
-        self.timed(FaultClass::Soft, fault.start)
+        self.timed(FaultClass::Soft, fault)
     }
 
     /// A write to a frame that a forked relative may share.
-    fn copy_on_write(&self, w: Locked<'_>, start: u64) -> Option<Outcome> {
+    fn copy_on_write(&self, w: Locked<'_>, fault: Fault) -> Option<Outcome> {
         let (unit, at) = (w.unit(), w.addr());
         if w.has(WRITEBACK) && !self.backend.can().replaces_at_once {
             // What is under write-back stays mapped: an engine thread reads it, and would fault
@@ -77,11 +77,11 @@ impl Paging {
             // No relative shares it any more: the kernel lets us keep the page.
             if let Err(e) = self.backend.set_writable(at, UNIT) {
                 w.settle();
-                return self.not_mapped(e, start);
+                return self.not_mapped(e, fault.start);
             }
             self.backend.make_private(at);
             self.settle_by(w, Event::Unshared { writable: true });
-            return self.timed(FaultClass::Soft, start);
+            return self.timed(FaultClass::Soft, fault);
         }
         let Some(frame) = self.get_frame_nowait() else {
             // A write-out of this unit may be what frees memory, and it needs the lock: wait
@@ -109,7 +109,7 @@ impl Paging {
         {
             self.arena.put_free(frame.place);
             self.settle_by(w, Event::Unwatched);
-            return self.not_mapped(e, start);
+            return self.not_mapped(e, fault.start);
         }
         if moved.is_err() {
             // The old frame is gone, and the only copy is the one that does not go into place.
@@ -125,6 +125,6 @@ impl Paging {
             self.pool.uncharge(self.pool.me(), 1);
         }
         self.settle_by(w, Event::Copied { writable: whole });
-        self.timed(FaultClass::Cow, start)
+        self.timed(FaultClass::Cow, fault)
     }
 }

@@ -37,7 +37,7 @@ impl Paging {
             && w.has(MAY_WRITE)
             && self.arena.free_frames_here() == 0;
         if in_place {
-            w = match self.first_touch_in_place(w, fault.start) {
+            w = match self.first_touch_in_place(w, fault) {
                 Ok(outcome) => return outcome,
                 Err(w) => w,
             };
@@ -61,7 +61,7 @@ impl Paging {
             unsafe { std::ptr::write_bytes(from as *mut u8, 0, UNIT) };
         }
         if marked {
-            return self.first_touch_marked(frame.place, w, fault.start);
+            return self.first_touch_marked(frame.place, w, fault);
         }
         let writable = fault.write || !self.backend.can().arrives_read_only;
         if writable {
@@ -73,20 +73,20 @@ impl Paging {
         self.let_inherit(unit);
         self.arena.put_empty(frame.place);
         self.settle_by(w, Event::FirstTouched { writable });
-        self.timed(FaultClass::FirstTouch, fault.start)
+        self.timed(FaultClass::FirstTouch, fault)
     }
 
     /// A unit with markers gets the frame, and is the kernel's: base pages could not be had.
     #[cold]
     #[inline(never)]
-    fn first_touch_marked(&self, place: u32, w: Locked<'_>, start: u64) -> Option<Outcome> {
+    fn first_touch_marked(&self, place: u32, w: Locked<'_>, fault: Fault) -> Option<Outcome> {
         let event = match self.map_marked(&w, place) {
             Ok(event) => event,
-            Err(e) => return self.not_moved_in(place, w, e, start),
+            Err(e) => return self.not_moved_in(place, w, e, fault.start),
         };
         self.arena.put_empty(place);
         self.settle_by(w, event);
-        self.timed(FaultClass::FirstTouch, start)
+        self.timed(FaultClass::FirstTouch, fault)
     }
 
     /// The frame could not be moved to the unit.
@@ -110,7 +110,7 @@ impl Paging {
     fn first_touch_in_place<'a>(
         &self,
         w: Locked<'a>,
-        start: u64,
+        fault: Fault,
     ) -> Result<Option<Outcome>, Locked<'a>> {
         const MOST: u32 = 32;
         let (unit, seen) = (w.unit(), *w);
@@ -174,6 +174,6 @@ impl Paging {
         (0..got).for_each(|i| self.tell(unit + i, lists));
         self.took_frame();
         self.count_node(here, here, here, u64::from(got));
-        Ok(self.timed(FaultClass::FirstTouch, start))
+        Ok(self.timed(FaultClass::FirstTouch, fault))
     }
 }

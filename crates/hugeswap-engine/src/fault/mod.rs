@@ -45,11 +45,17 @@ use crate::forked::is_raw_fork_child;
 use crate::paging::Paging;
 use hugeswap_policy::counters::FaultClass;
 use hugeswap_policy::unit::{Kind, LOCKED};
-use hugeswap_sys::{fs, now_ns};
+use hugeswap_sys::fs;
 
 impl Paging {
     /// Resolves a fault at `addr`. Called without locks held.
     pub(crate) fn fault(&self, addr: usize, write: bool) -> Outcome {
+        self.fault_by(Fault::by_engine(addr, write))
+    }
+
+    /// [`Paging::fault`], whoever makes the access.
+    pub(crate) fn fault_by(&self, fault: Fault) -> Outcome {
+        let addr = fault.addr;
         let unit = self.table.unit_of(addr);
         if unit.is_none() && !self.sharing.contains(addr) {
             return Outcome::NotOurs;
@@ -63,21 +69,17 @@ impl Paging {
         self.pause_if_owed();
         let _inside = self.gate.enter();
         match unit {
-            Some(unit) => self.resolve(unit, addr, write),
+            Some(unit) => self.resolve(unit, fault),
             None => {
-                self.note_awake(now_ns());
-                self.sharing.fault(self.host(), addr, write)
+                self.note_awake(fault.start);
+                self.sharing.fault(self.host(), fault)
             }
         }
     }
 
-    /// [`Paging::fault`] for a caller that is inside the gate.
-    pub(crate) fn resolve(&self, unit: u32, addr: usize, write: bool) -> Outcome {
-        let fault = Fault {
-            addr,
-            write,
-            start: now_ns(),
-        };
+    /// [`Paging::fault_by`] for a caller that is inside the gate.
+    pub(crate) fn resolve(&self, unit: u32, fault: Fault) -> Outcome {
+        let Fault { addr, write, .. } = fault;
         self.note_awake(fault.start);
         let mut waited = false;
         loop {

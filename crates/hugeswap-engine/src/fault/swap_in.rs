@@ -31,7 +31,7 @@ impl Paging {
             return self.not_mapped(e, fault.start);
         }
         self.note_soft_fault(unit, page);
-        let done = self.timed(class, fault.start);
+        let done = self.timed(class, fault);
         self.read_ahead(unit, true);
         done
     }
@@ -100,7 +100,7 @@ impl Paging {
             return None;
         }
         match self.put_in_place(w, frame.place, fault.write) {
-            Ok(()) => self.timed(FaultClass::Major, fault.start),
+            Ok(()) => self.timed(FaultClass::Major, fault),
             Err(e) => self.not_mapped(e, fault.start),
         }
     }

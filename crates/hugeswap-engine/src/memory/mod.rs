@@ -46,7 +46,7 @@ use crate::error::EngineError;
 use crate::gate::Gate;
 use crate::lock::{Held, Lock};
 use crate::marker_table::Markers;
-use crate::outcome::Outcome;
+use crate::outcome::{Fault, Outcome};
 use crate::pages::Base;
 use crate::pool::{FaultMode, Member, record_fault};
 use crate::store::Store;
@@ -60,6 +60,7 @@ use demand::FrameDemand;
 use groups::Groups;
 use hugeswap_policy::counters::FaultClass;
 use hugeswap_policy::knobs::Knob;
+use hugeswap_policy::recording::{Happening, Kind};
 use hugeswap_policy::swapin::readahead::Streams;
 use hugeswap_policy::workingset::lruvec::Weights;
 use hugeswap_sys::{futex, now_ns};
@@ -202,13 +203,34 @@ impl Memory {
         }
     }
 
-    pub(crate) fn timed(&self, class: FaultClass, start: u64) -> Option<Outcome> {
-        record_fault(
-            &self.pool.record().events,
-            class,
-            now_ns().saturating_sub(start),
-        );
+    /// A fault has been resolved.
+    pub(crate) fn timed(&self, class: FaultClass, fault: Fault) -> Option<Outcome> {
+        let ns = now_ns().saturating_sub(fault.start);
+        record_fault(&self.pool.record().events, class, ns);
+        let happening = || Happening {
+            ns,
+            detail: class as u8,
+            write: fault.write,
+            ..Happening::new(Kind::Fault, fault.start, fault.addr as u64)
+        };
+        self.pool.note_fault(happening, fault.code);
         Some(Outcome::Retry)
+    }
+
+    /// A thread has waited.
+    fn note_wait(&self, kind: Kind, start: u64, ns: u64) {
+        self.pool.note(|| Happening {
+            ns,
+            ..Happening::new(kind, start, 0)
+        });
+    }
+
+    /// So many pages of a unit have left memory.
+    fn note_evicted(&self, unit: u32, pages: u64) {
+        self.pool.note(|| Happening {
+            pages: pages as u32,
+            ..Happening::new(Kind::Evicted, now_ns(), self.table.addr(unit) as u64)
+        });
     }
 
     /// How faults are taken.

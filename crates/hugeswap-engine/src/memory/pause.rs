@@ -5,6 +5,7 @@ use crate::memory::Memory;
 use hugeswap_policy::counters::Counter;
 use hugeswap_policy::knobs::Knob;
 use hugeswap_policy::pace::pause_ns;
+use hugeswap_policy::recording;
 use hugeswap_sys::{futex, now_ns, process};
 use std::sync::atomic::Ordering::{Acquire, Relaxed};
 
@@ -80,7 +81,8 @@ impl Memory {
             futex::wait(&self.avail_seq, seq, Some(rest), false);
         }
         p.paused.fetch_sub(1, Relaxed);
-        self.pool
-            .count(Counter::AllocThrottleUsec, (now_ns() - start) / 1000);
+        let ns = now_ns() - start;
+        self.pool.count(Counter::AllocThrottleUsec, ns / 1000);
+        self.note_wait(recording::Kind::Throttled, start, ns);
     }
 }

@@ -16,6 +16,7 @@ use hugeswap_policy::counters::Counter;
 use hugeswap_policy::defrag::gfp::Caller;
 use hugeswap_policy::defrag::thp::Bring;
 use hugeswap_policy::knobs::Knob;
+use hugeswap_policy::recording::{self, Happening};
 use hugeswap_policy::swapin::granularity::{
     Allowed, Costs, Density, Fault, Near, PIECE_PAGES, PerSize, Reason, Room, STAY, Seen, Size,
     Trial, UnitHistory,
@@ -356,6 +357,13 @@ impl Memory {
             Some(Trial::Kept) => self.pool.count(Counter::ThpSwpInTrialKept, 1),
             Some(Trial::Ended) | None => {}
         }
+        if let Some(trial) = trial {
+            self.pool.note(|| Happening {
+                detail: trial as u8,
+                pages: if only_whole { UNIT_PAGES as u32 } else { 1 },
+                ..Happening::new(recording::Kind::Trial, seen.ns, 0)
+            });
+        }
         self.sizes.quiet.store(quiet, Relaxed);
         self.sizes.by_pages.store(by_pages, Relaxed);
         self.sizes.alone.store(alone, Relaxed);
@@ -377,6 +385,7 @@ impl Memory {
         let record = self.base.records.of(unit);
         let stayed = self.stayed(record);
         let clock = self.sizes.evicted.fetch_add(n, Relaxed);
+        self.note_evicted(unit, n);
         self.advise_turn(unit, record, n, clock);
         record.left_at.store(clock + n, Relaxed);
         // What is spared begins another stay.
@@ -403,6 +412,7 @@ impl Memory {
         record.left.copy_inverse(&record.present);
         let n = record.left.count();
         let clock = self.sizes.evicted.fetch_add(n, Relaxed);
+        self.note_evicted(unit, n);
         record.left_at.store(clock + n, Relaxed);
         record.came_at.store(clock + n, Relaxed);
         self.sizes.learning.lock().price.on_evicted(n, n, 0);
@@ -412,6 +422,7 @@ impl Memory {
     pub(crate) fn note_whole_evicted(&self, unit: u32) {
         let record = self.base.records.of(unit);
         let clock = self.sizes.evicted.fetch_add(UNIT_PAGES, Relaxed);
+        self.note_evicted(unit, UNIT_PAGES);
         record.left_at.store(clock + UNIT_PAGES, Relaxed);
         record.has_left_whole();
         self.advise_whole(record);

@@ -7,6 +7,7 @@ use crate::memory::Memory;
 use hugeswap_policy::counters::Counter;
 use hugeswap_policy::donor::{self, Holder};
 use hugeswap_policy::knobs::Knob;
+use hugeswap_policy::recording;
 use hugeswap_sys::{fs, futex, now_ns, process};
 use std::sync::atomic::Ordering::{Acquire, Relaxed, Release};
 
@@ -108,8 +109,9 @@ impl Memory {
             }
         };
         self.stalled.fetch_sub(1, Relaxed);
-        self.pool
-            .count(Counter::AllocStallUsec, (now_ns() - start) / 1000);
+        let ns = now_ns() - start;
+        self.pool.count(Counter::AllocStallUsec, ns / 1000);
+        self.note_wait(recording::Kind::Stalled, start, ns);
         if got.is_none() && rounds.is_none() {
             self.pool.header().exhausted.fetch_add(1, Relaxed);
         }

@@ -72,6 +72,8 @@ pub enum PoolError {
     FileLimit { needed: u64, limit: u64 },
     #[error("process {0} made the pool, and only it can add swap areas")]
     NotMaker(i32),
+    #[error("process {0} records this pool already: one at a time can")]
+    Recorded(i32),
     #[error("more than {MAX_PROCESSES} processes share this pool: start fewer at a time")]
     TooManyProcesses,
     #[error(

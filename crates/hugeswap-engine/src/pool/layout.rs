@@ -3,6 +3,7 @@
 //! ```text
 //! | Header | Record x (MAX_PROCESSES + 1) | cluster words (u32) | bitmaps (64 bytes a cluster) | layouts (3 bits a cluster) | page sums (512 x u64 a cluster) | seals (512 x 24 bytes a cluster) |
 //! | bad slots (64 bytes a cluster) | words of shared units (8 bytes each) | a bit for each of those that is charged |
+//! | what happens while the pool is recorded (64 bytes a slot), and stacks of that (16 KiB a slot)
 //! | a bit for each cluster that is packed | lengths of its blocks (512 x u16 a cluster) | pages of a cluster in compressed memory (u32) | their words (512 x u64 a cluster) | owners, and bytes in use, of its frames (u32 each) | its frames (2 MiB each) |
 //! ```
 //!
@@ -21,6 +22,7 @@
 
 use super::losses::{KEPT, LossEntry};
 use super::packs::Lengths;
+use super::recording::{HAPPENINGS, Recording, STACK_BYTES, STACKS, Slot};
 use crate::UNIT;
 use crate::checksum::Sums;
 use crate::store::seal::Seals;
@@ -39,7 +41,7 @@ use std::sync::atomic::{AtomicI32, AtomicI64, AtomicU8, AtomicU32, AtomicU64};
 /// "hugeswap" in ASCII.
 pub const MAGIC: u64 = u64::from_le_bytes(*b"hugeswap");
 /// Changed whenever the layout does.
-pub const VERSION: u32 = 37;
+pub const VERSION: u32 = 38;
 /// See [`Record::unreadable`].
 pub const ONLY_UNREADABLE: u64 = 1 << 31;
 /// Most processes a pool can have at one time.
@@ -368,6 +370,8 @@ pub struct Header {
     pub soft_full: AtomicU32,
     /// When that was last looked at, nanoseconds of CLOCK_MONOTONIC.
     pub room_seen: AtomicU64,
+    /// Who records it.
+    pub recording: Recording,
     /// Settings, by [`Knob`].
     pub knobs: [AtomicU64; Knob::COUNT],
     /// The swap areas.
@@ -487,6 +491,8 @@ pub struct Record {
     pub image: AtomicU64,
     /// The scrub of its swap.
     pub scrub: Scrub,
+    /// Its faults since it is recorded.
+    pub recorded: AtomicU64,
     /// The answer about its pages.
     pub look: Look,
     /// Its counters.
@@ -537,6 +543,12 @@ pub struct Offsets {
     pub shared_stamps: usize,
     /// Offset of the stamps of their pages.
     pub shared_page_stamps: usize,
+    /// Offset of what happens while the pool is recorded.
+    pub happenings: usize,
+    /// Offset of what stacks were recorded for.
+    pub stacks: usize,
+    /// Offset of the stacks.
+    pub stack_bytes: usize,
     /// Offset of a bit for each cluster that is packed ([`super::packs`]).
     pub packed_bits: usize,
     /// Offset of the lengths of packed clusters' blocks.
@@ -573,7 +585,10 @@ pub fn offsets(clusters: u64, zswap: u64) -> Option<Offsets> {
     let shared_charged = align(shared_words + SHARED_UNITS * 8);
     let shared_stamps = align(shared_charged + SHARED_UNITS / 8);
     let shared_page_stamps = align(shared_stamps + SHARED_UNITS * size_of::<SharedStamps>());
-    let packed_bits = align(shared_page_stamps + SHARED_UNITS * size_of::<SharedPageStamps>());
+    let happenings = align(shared_page_stamps + SHARED_UNITS * size_of::<SharedPageStamps>());
+    let stacks = align(happenings + HAPPENINGS * size_of::<Slot>());
+    let stack_bytes = align(stacks + STACKS * size_of::<Slot>());
+    let packed_bits = align(stack_bytes + STACKS * STACK_BYTES);
     let pack_lengths = align(packed_bits + clusters.div_ceil(64) * 8);
     let zswap_counts = align(pack_lengths + clusters * size_of::<Lengths>());
     let zswap_words = align(zswap_counts + clusters * 4);
@@ -593,6 +608,9 @@ pub fn offsets(clusters: u64, zswap: u64) -> Option<Offsets> {
         shared_charged,
         shared_stamps,
         shared_page_stamps,
+        happenings,
+        stacks,
+        stack_bytes,
         packed_bits,
         pack_lengths,
         zswap_counts,

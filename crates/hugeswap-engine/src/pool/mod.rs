@@ -7,6 +7,7 @@
 //! * [`areas`], [`joining`], [`swap`], [`extents`], [`probe`], [`room`]: swap areas
 //! * [`control`], [`looking`], [`scrub`], [`losses`], [`report`]: what is asked and told from
 //!   outside
+//! * [`recording`]: what happens, for a process that records it
 //! * [`shared`], [`shared_table`]: shared regions, and the table of them
 //! * [`zswap`], [`packs`]: compressed memory, and what is compressed on devices
 //! * [`secret`]: the key that swap is encrypted with
@@ -30,6 +31,7 @@ pub mod losses;
 mod member;
 pub(crate) mod packs;
 pub mod probe;
+pub mod recording;
 mod records;
 mod report;
 mod room;

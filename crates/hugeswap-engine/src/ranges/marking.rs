@@ -2,7 +2,7 @@
 
 use crate::base::Split;
 use crate::marker_table::Tables;
-use crate::outcome::Outcome;
+use crate::outcome::{Fault, Outcome};
 use crate::ranges::{MarkerError, Ranges};
 use crate::stack;
 use crate::table::{Locked, NO_FRAME};
@@ -131,7 +131,7 @@ impl Ranges {
                 Kind::Present if w.has(COW) => {
                     w.settle();
                     let (at, mut outcome) = (self.table.addr(unit), Outcome::Retry);
-                    stack::call(|| outcome = self.resolve(unit, at, true));
+                    stack::call(|| outcome = self.resolve(unit, Fault::by_engine(at, true)));
                     match outcome {
                         Outcome::Retry => continue,
                         _ => return Err(MarkerError::NoMemory),

@@ -9,7 +9,7 @@
 
 use crate::UNIT;
 use crate::lock::Lock;
-use crate::outcome::Outcome;
+use crate::outcome::{Fault, Outcome};
 use crate::ranges::protect::Bound;
 use crate::ranges::{PinError, Ranges};
 use crate::stack;
@@ -17,8 +17,8 @@ use crate::table::Locked;
 use hugeswap_policy::counters::Counter;
 use hugeswap_policy::markers::Marker;
 use hugeswap_policy::unit::{Kind, WATCHED, WRITABLE, Word};
+use hugeswap_sys::Errno;
 use hugeswap_sys::signal::Blocked;
-use hugeswap_sys::{Errno, now_ns};
 use std::sync::atomic::AtomicUsize;
 use std::sync::atomic::Ordering::{Acquire, Relaxed};
 
@@ -160,7 +160,7 @@ impl Ranges {
 
     /// Pins `unit`, of which the page at `at` is wanted.
     fn pin_unit(&self, unit: u32, at: usize, write: bool, make: bool) -> Result<(), PinError> {
-        let start = now_ns();
+        let fault = Fault::by_engine(at, write);
         loop {
             let ready = |w: Word| {
                 w.kind() == Kind::Foreign
@@ -198,7 +198,7 @@ impl Ranges {
                     // (Here and below: what a fault takes of a stack; the thread is a program's.)
                     let mut w = Some(w);
                     stack::call(|| {
-                        outcome = w.take().and_then(|w| self.make_whole(w, write, start));
+                        outcome = w.take().and_then(|w| self.make_whole(w, fault));
                     });
                 } else {
                     w.settle();
@@ -212,7 +212,7 @@ impl Ranges {
                 }
             }
             let mut outcome = Outcome::Retry;
-            stack::call(|| outcome = self.resolve(unit, at, write));
+            stack::call(|| outcome = self.resolve(unit, Fault::by_engine(at, write)));
             match outcome {
                 Outcome::Retry => {}
                 Outcome::NotOurs | Outcome::Free | Outcome::NoAccess => {

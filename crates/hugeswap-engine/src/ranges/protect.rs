@@ -3,7 +3,7 @@
 //!
 //! Program threads call these; the rules are in the parent module.
 
-use crate::outcome::Outcome;
+use crate::outcome::{Fault, Outcome};
 use crate::ranges::Prot;
 use crate::ranges::Ranges;
 use crate::stack;
@@ -11,7 +11,7 @@ use crate::{PAGE, PAGES, UNIT};
 use hugeswap_policy::unit::step::Event;
 use hugeswap_policy::unit::{Kind, LOCKED, Place, WATCHED, WRITABLE, Word};
 use hugeswap_sys::signal::Blocked;
-use hugeswap_sys::{Errno, mm, now_ns};
+use hugeswap_sys::{Errno, mm};
 use std::sync::atomic::Ordering::Relaxed;
 
 fn access_of(prot: Prot) -> u32 {
@@ -196,7 +196,7 @@ impl Ranges {
         if self.files.of(unit).is_some() {
             return Err(Errno::EOPNOTSUPP);
         }
-        let start = now_ns();
+        let fault = Fault::by_engine(at, true);
         // (What is said of its pages' access ends as it becomes the kernel's.)
         let mut less = Vec::new();
         if let Some(marked) = self.markers.of(unit) {
@@ -284,7 +284,7 @@ impl Ranges {
                         w.settle();
                         return Err(Errno::ENOMEM);
                     }
-                    let outcome = self.make_whole(w, true, start);
+                    let outcome = self.make_whole(w, fault);
                     if counts {
                         pool.take_from_kernel(me, 1);
                     }
@@ -302,7 +302,7 @@ impl Ranges {
                 _ => {}
             }
             if !w.has(WRITABLE) {
-                match self.resolve(unit, at, true) {
+                match self.resolve(unit, Fault::by_engine(at, true)) {
                     outcome if outcome.is_lost() => return Err(Errno::ENOMEM),
                     Outcome::Retry => {}
                     // Its access or its markers changed since it was read.

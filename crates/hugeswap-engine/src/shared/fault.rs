@@ -6,22 +6,22 @@
 use super::lock::Locked;
 use super::{Fds, Host, Map, Sharing};
 use crate::doubts::{self, Doubt};
-use crate::outcome::Outcome;
+use crate::outcome::{Fault, Outcome};
 use crate::{PAGE, PAGES, UNIT};
 use hugeswap_policy::UNIT_PAGES;
 use hugeswap_policy::counters::{Counter, FaultClass};
 use hugeswap_policy::shared::step::Event;
 use hugeswap_policy::shared::{Kind, Op, Word};
-use hugeswap_sys::{Errno, Result, now_ns, uffd};
+use hugeswap_sys::{Errno, Result, uffd};
 
 impl Sharing {
     /// Resolves a fault in a shared region. The caller is inside the gate.
-    pub(crate) fn fault(&self, host: &impl Host, addr: usize, write: bool) -> Outcome {
+    pub(crate) fn fault(&self, host: &impl Host, fault: Fault) -> Outcome {
+        let Fault { addr, write, .. } = fault;
         let Some((region, m)) = self.map_of(addr) else {
             return Outcome::NotOurs;
         };
         let unit = m.unit_at(addr);
-        let start = now_ns();
         let (mut waited, mut since) = (false, None);
         loop {
             if waited && self.is_stuck(&mut since) {
@@ -58,7 +58,7 @@ impl Sharing {
                     } else {
                         FaultClass::Soft
                     };
-                    host.timed(class, start);
+                    host.timed(class, fault);
                     return Outcome::Retry;
                 }
                 (Op::None, Kind::Lost) => return Outcome::Poisoned,
@@ -97,7 +97,7 @@ impl Sharing {
                         Kind::None => FaultClass::FirstTouch,
                         _ => FaultClass::Major,
                     };
-                    host.timed(class, start);
+                    host.timed(class, fault);
                     return Outcome::Retry;
                 }
                 _ => {

@@ -3,7 +3,7 @@
 use super::Host;
 use crate::lock::Held;
 use crate::memory::Memory;
-use crate::outcome::Outcome;
+use crate::outcome::{Fault, Outcome};
 use crate::paging::{Job, Paging};
 use crate::pool::FaultMode;
 use hugeswap_policy::counters::FaultClass;
@@ -40,8 +40,8 @@ impl Host for Paging {
         Memory::huge_room(self, gfp)
     }
 
-    fn timed(&self, class: FaultClass, start: u64) -> Option<Outcome> {
-        Memory::timed(self, class, start)
+    fn timed(&self, class: FaultClass, fault: Fault) -> Option<Outcome> {
+        Memory::timed(self, class, fault)
     }
 
     fn queue_shared(&self, unit: u32) -> bool {

@@ -3,7 +3,7 @@
 //! watches.
 
 use super::{Host, Map, Sharing};
-use crate::outcome::Outcome;
+use crate::outcome::{Fault, Outcome};
 use hugeswap_policy::shared::step::Event;
 use hugeswap_policy::shared::{Kind, Op};
 use hugeswap_sys::signal::Blocked;
@@ -34,7 +34,7 @@ impl Sharing {
                         break;
                     }
                 }
-                _ => match self.fault(host, m.addr_of(unit), true) {
+                _ => match self.fault(host, Fault::by_engine(m.addr_of(unit), true)) {
                     Outcome::Retry => {}
                     _ => return Err(Errno::ENOMEM),
                 },

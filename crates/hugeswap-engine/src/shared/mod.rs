@@ -56,7 +56,7 @@ use crate::store::Store;
 
 use crate::UNIT;
 use crate::lock::{Held, Lock};
-use crate::outcome::Outcome;
+use crate::outcome::{Fault, Outcome};
 use crate::pool::layout::{FileIdentity, MAX_SHARED};
 use crate::store::buffers::Buffers;
 use crossbeam_queue::ArrayQueue;
@@ -132,8 +132,8 @@ pub(crate) trait Host {
     fn try_streams(&self) -> Option<Held<'_, Streams>>;
     /// Units that could come whole now.
     fn huge_room(&self, gfp: Gfp) -> u64;
-    /// A fault of this class, begun at `start`, is over.
-    fn timed(&self, class: FaultClass, start: u64) -> Option<Outcome>;
+    /// A fault of this class is over.
+    fn timed(&self, class: FaultClass, fault: Fault) -> Option<Outcome>;
     /// Has an I/O thread, once woken, bring a unit in; false: it has too much to do.
     fn queue_shared(&self, unit: u32) -> bool;
     /// Wakes up to `n` I/O threads.

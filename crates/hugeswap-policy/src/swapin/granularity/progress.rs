@@ -71,15 +71,12 @@ enum Phase {
     Measuring,
 }
 
-/// What has become of a trial.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Trial {
-    /// The other way is tried from now on.
-    Begun,
-    /// It stays so.
-    Kept,
-    /// It was to no avail.
-    Ended,
+named! {
+    /// What has become of a trial.
+    Trial:
+    Begun => "begun", "The other way is tried from now on.";
+    Kept => "kept", "It stays so.";
+    Ended => "ended", "It was to no avail.";
 }
 
 /// What is in force, and what is tried.
