@@ -12,6 +12,7 @@ mod explain;
 mod jupyter;
 mod pagemap;
 mod ps;
+mod record;
 mod report;
 mod run;
 mod stat;
@@ -47,7 +48,9 @@ enum Command {
     Detach(attach::detach::Args),
     /// Measure swapping, side by side with the kernel's own where possible
     Bench(bench::Args),
-    /// Draw what a saved report says of larger and smaller budgets
+    /// Run a program and record what its memory does, or record a pool that runs
+    Record(record::Args),
+    /// Show a recording as a page with pictures; or what a saved report says of larger and smaller budgets
     Report(report::Args),
     /// Look at running pools, and change them: add swap areas, take them off
     Ctl(ctl::Args),
@@ -100,6 +103,7 @@ fn dispatch(command: Command) -> anyhow::Result<i32> {
         Command::Attach(args) => attach::run(&args),
         Command::Detach(args) => attach::detach::run(&args),
         Command::Bench(args) => bench::run(args),
+        Command::Record(args) => record::run(args),
         Command::Report(args) => report::run(&args),
         Command::Ctl(args) => ctl::run(&args),
         Command::Stat(args) => stat::run(&args),
@@ -130,7 +134,7 @@ fn usage(e: &clap::Error) -> i32 {
     }
     if e.kind() == ErrorKind::DisplayHelpOnMissingArgumentOrSubcommand {
         complain(
-            "a command is missing: run, attach, detach, ctl, stat, ps, top, explain, pagemap, debug, bench, report, jupyter, swap, doctor or demo (hugeswap --help tells more)",
+            "a command is missing: run, attach, detach, ctl, stat, ps, top, explain, pagemap, debug, bench, record, report, jupyter, swap, doctor or demo (hugeswap --help tells more)",
         );
         return 2;
     }

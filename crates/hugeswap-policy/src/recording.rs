@@ -245,32 +245,30 @@ pub fn is_recorded(n: u64, every: u32) -> bool {
     every == 1 || every > 0 && (mixed * u64::from(every)) >> 32 == 0
 }
 
-/// How many are recorded: about `most` a second at the most.
+/// How many are recorded: about so many a second at the most.
 #[derive(Clone, Copy, Debug)]
 pub struct Rate {
     every: u32,
-    most: f64,
+}
+
+impl Default for Rate {
+    /// All, until more happen.
+    fn default() -> Rate {
+        Rate { every: 1 }
+    }
 }
 
 impl Rate {
-    /// All, as long as they are no more than `most` a second.
-    pub fn new(most: u32) -> Rate {
-        Rate {
-            every: 1,
-            most: f64::from(most.max(1)),
-        }
-    }
-
     /// One in so many is recorded.
     pub fn every(&self) -> u32 {
         self.every
     }
 
-    /// So many happened in so many seconds, recorded or not.
-    pub fn on_look(&mut self, happened: u64, seconds: f64) {
+    /// So many happened in so many seconds, recorded or not, and `most` a second are to be.
+    pub fn on_look(&mut self, happened: u64, seconds: f64, most: f64) {
         const MOST: f64 = (1u32 << 24) as f64;
         let rate = happened as f64 / seconds.max(1e-3);
-        let wanted = (rate / self.most).ceil().clamp(1.0, MOST) as u32;
+        let wanted = (rate / most.max(1e-3)).ceil().clamp(1.0, MOST) as u32;
         // (At once where there are more; where there are fewer, they may be many again.)
         self.every = match wanted >= self.every {
             true => wanted,
@@ -412,14 +410,14 @@ mod tests {
 
     #[test]
     fn the_rate_follows_what_happens() {
-        let mut rate = Rate::new(1000);
-        rate.on_look(500, 1.0);
+        let mut rate = Rate::default();
+        rate.on_look(500, 1.0, 1000.0);
         assert_eq!(rate.every(), 1);
-        rate.on_look(25_000, 0.5);
+        rate.on_look(25_000, 0.5, 1000.0);
         assert_eq!(rate.every(), 50);
-        rate.on_look(500, 0.5);
+        rate.on_look(500, 0.5, 1000.0);
         assert_eq!(rate.every(), 38);
-        (0..20).for_each(|_| rate.on_look(500, 0.5));
+        (0..20).for_each(|_| rate.on_look(500, 0.5, 1000.0));
         assert_eq!(rate.every(), 1);
     }
 }

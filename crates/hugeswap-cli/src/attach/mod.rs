@@ -79,7 +79,7 @@ pub struct Args {
     quiet: bool,
     /// The report at the end
     #[arg(long, value_name = "FORMAT", default_value = "human", value_enum)]
-    report: run::Format,
+    report: run::options::Format,
     /// Write the report to FILE, not to standard error
     #[arg(long, value_name = "FILE")]
     report_file: Option<PathBuf>,
@@ -110,7 +110,7 @@ pub fn run(args: &Args) -> Result<i32> {
     pool.raise_ceiling(machine_memory());
     let _ = process::let_trace(process::pid());
     let format = match args.quiet && args.report_file.is_none() {
-        true => run::Format::None,
+        true => run::options::Format::None,
         false => args.report,
     };
     let mut sink = Sink::open(format, args.report_file.as_deref())?;

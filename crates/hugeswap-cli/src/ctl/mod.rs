@@ -4,7 +4,7 @@ mod memory;
 pub mod pools;
 mod scrub;
 mod settings;
-mod swap;
+pub mod swap;
 
 use clap::Subcommand;
 use hugeswap_engine::pool::Pool;

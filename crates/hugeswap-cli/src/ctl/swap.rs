@@ -81,7 +81,8 @@ pub fn run(pool: &Pool, args: &Args) -> Result<i32> {
 }
 
 /// The path of an area, from the descriptor in the process that made the pool.
-fn place_of(pool: &Pool, a: &AreaUsage) -> String {
+/// Where an area is, in words.
+pub fn place_of(pool: &Pool, a: &AreaUsage) -> String {
     let link = std::fs::read_link(format!("/proc/{}/fd/{}", pool.maker(), a.fd));
     let link = link.unwrap_or_else(|_| PathBuf::from("?"));
     let name = link.to_string_lossy();

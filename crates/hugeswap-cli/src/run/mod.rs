@@ -5,12 +5,13 @@
 //! the pool in a segment, and the program finds all of them through `/proc/PID/fd`. So nothing is left
 //! behind, however this process ends, except names that the program itself gave to shared memory.
 
-mod advice;
+pub mod advice;
 mod compressed;
 pub mod footprint;
 pub mod limit;
 pub mod loader;
 mod object;
+pub mod options;
 pub mod outside;
 pub mod preflight;
 pub mod report;
@@ -18,20 +19,21 @@ mod supervise;
 pub mod unmanaged;
 
 use crate::doctor::facts;
+use crate::record::watch::{self, Recording};
 use anyhow::{Context, Result, bail};
-use clap::ValueEnum;
 use hugeswap_engine::pool::swap::default_area;
 use hugeswap_engine::pool::{FaultMode, Pool, PoolConfig, SwapSpec, SwapSpecError};
 use hugeswap_policy::knobs::{self, Knob, small};
 use hugeswap_support::{POOL_VARIABLE, PROGRAM_VARIABLE, STATIC_VARIABLE};
 use hugeswap_sys::{Errno, probe, process, spawn};
 use limit::{Follower, Limits, Stop, Wanted};
+use options::{Mode, Options, Static};
 use preflight::Way;
 use std::ffi::{CString, OsStr, OsString};
 use std::fs::File;
 use std::os::fd::AsRawFd;
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
 /// The object that is injected.
 static OBJECT: &[u8] = include_bytes!(env!("HUGESWAP_PRELOAD_OBJECT"));
@@ -54,85 +56,18 @@ starts exit with status 2. SIZE is a number with K, M, G or T.";
 
 /// Arguments of `hugeswap run`.
 #[derive(clap::Args)]
-#[command(after_help = EXAMPLES, after_long_help = format!("{EXAMPLES}\n\nSETTINGS for --set:\n{}", settings_help()))]
+#[command(after_help = EXAMPLES, after_long_help = long_help(EXAMPLES))]
 pub struct Args {
-    /// Memory that is managed and that PROG and its children may have in memory together; what is not managed
-    /// comes on top. auto (the default): all of their memory stays within the limit of the control group
-    /// (container), or, without one, within what the machine has available
-    #[arg(long, value_name = "SIZE|auto")]
-    memory: Option<String>,
-    /// Limit for all memory of PROG and its children, managed or not; file pages that the kernel can drop do not
-    /// count. The budget for managed memory is what is left
-    #[arg(long, value_name = "SIZE")]
-    total: Option<String>,
-    /// Directory for swap, or a swap file (mode 0600, never removed); may be repeated. Default: /var/tmp, or
-    /// another directory on a disk. Areas of a higher priority are used first. Add ",device=allow" to have
-    /// a block device overwritten, ",tmpfs=allow" to mean a directory that is in memory. "mem": no disk; what
-    /// leaves memory is compressed and stays there, within the budget (the default where there is no
-    /// directory on a disk)
-    #[arg(long, value_name = "PATH|mem[,size=SIZE][,pri=N]")]
-    swap: Vec<String>,
-    /// Encrypt what goes to swap (AES-256-GCM, under a key that is never written anywhere)
-    #[arg(long)]
-    encrypt: bool,
-    /// How page faults are taken: in the faulting thread (signal), or by a thread that reads them
-    /// from a userfaultfd (message, needs privilege)
-    #[arg(long, value_name = "MODE", default_value = "auto", value_enum)]
-    fault_mode: Mode,
-    /// Manage small blocks of malloc from the beginning, and not only in processes that have much
-    /// memory in them; the same as --set route.small=on
-    #[arg(long)]
-    small: bool,
-    /// Programs that are statically linked (Go) or for musl, and that a shell or make starts: manage them (auto, where
-    /// that can be; on, or say what is in the way), or not (off). PROG itself is managed in any case
-    #[arg(
-        long = "static",
-        value_name = "WHEN",
-        value_enum,
-        default_value = "auto",
-        default_missing_value = "on",
-        num_args = 0..=1,
-        require_equals = true
-    )]
-    static_programs: Static,
-    /// Wait also for what PROG leaves in the background: its memory stays managed, and what it starts is managed too
-    #[arg(long)]
-    wait_all: bool,
-    /// Change a setting; may be repeated (--help lists them)
-    #[arg(long, value_name = "KEY=VALUE")]
-    set: Vec<String>,
-    /// The report at the end
-    #[arg(long, value_name = "FORMAT", default_value = "human", value_enum)]
-    report: Format,
-    /// Write the report to FILE, not to standard error
-    #[arg(long, value_name = "FILE")]
-    report_file: Option<PathBuf>,
+    #[command(flatten)]
+    options: Options,
     /// The program and its arguments
     #[arg(value_name = "PROG", required = true, last = true)]
     program: Vec<OsString>,
 }
 
-#[derive(Clone, Copy, ValueEnum)]
-enum Mode {
-    Auto,
-    Signal,
-    Message,
-}
-
-/// Are programs that are statically linked or for musl managed, whatever program starts them?
-#[derive(Clone, Copy, PartialEq, Eq, ValueEnum)]
-enum Static {
-    Auto,
-    On,
-    Off,
-}
-
-/// How the report is written.
-#[derive(Clone, Copy, PartialEq, Eq, ValueEnum)]
-pub enum Format {
-    Human,
-    Json,
-    None,
+/// Examples, and all settings.
+pub fn long_help(examples: &str) -> String {
+    format!("{examples}\n\nSETTINGS for --set:\n{}", settings_help())
 }
 
 fn settings_help() -> String {
@@ -145,26 +80,31 @@ fn settings_help() -> String {
 
 /// Runs the program; returns its exit status.
 pub fn run(args: Args) -> Result<i32> {
+    start(&args.options, &args.program, None)
+}
+
+/// Runs `program` and its arguments, and records it if that is wanted; returns its exit status.
+pub fn start(options: &Options, program: &[OsString], record: Option<&Path>) -> Result<i32> {
     // First, before this process opens anything: the descriptors that it was started with are the program's.
     let inherited = supervise::inherited_descriptors();
-    let wanted = Wanted::of(&args)?;
+    let wanted = Wanted::of(options)?;
     let limits = Limits::of(wanted);
     let (memory, ceiling) = match (wanted, &limits) {
         (Wanted::Memory(bytes), _) => (bytes, bytes),
         (_, Some(limits)) => limits.first_budget(0),
         (_, None) => unreachable!("only a fixed budget has no limits"),
     };
-    let config = config(&args, memory)?;
+    let config = config(options, memory)?;
     if std::env::var_os(POOL_VARIABLE).is_some() {
         bail!(
             "this already runs inside hugeswap run, whose budget holds for everything in it: start the program directly"
         );
     }
     check_surroundings(wanted)?;
-    let found = preflight::find(&args.program[0])?;
+    let found = preflight::find(&program[0])?;
     check_way(&found.program, found.way, &config)?;
     let loads = check_loading(&config, "--static");
-    let loads = match args.static_programs {
+    let loads = match options.static_programs {
         Static::Auto => loads.is_ok(),
         Static::On => loads.map(|()| true)?,
         Static::Off => false,
@@ -193,8 +133,8 @@ pub fn run(args: Args) -> Result<i32> {
         env.push(named(STATIC_VARIABLE, OsStr::new("off"))?);
     }
     let given = match found.before.is_empty() {
-        true => &args.program[..],
-        false => &args.program[1..],
+        true => program,
+        false => &program[1..],
     };
     let argv = found
         .before
@@ -210,13 +150,18 @@ pub fn run(args: Args) -> Result<i32> {
             c_string(&format!("/proc/{}/exe", process::pid()).into())?
         }
     };
-    let mut sink = report::Sink::open(args.report, args.report_file.as_deref())?;
+    let mut sink = report::Sink::open(options.report, options.report_file.as_deref())?;
 
-    if args.wait_all {
+    if options.wait_all {
         process::adopt_orphans()
             .context("--wait-all: this kernel does not say when processes in the background end")?;
     }
     let supervisor = supervise::Supervisor::new()?;
+    let recording = record.map(|file| {
+        let command = program.iter().map(|a| a.to_string_lossy().into_owned());
+        Recording::begin(&pool, file, command.collect(), true)
+    });
+    let recording = recording.transpose()?;
     let request = spawn::Program {
         path: &path,
         argv: &argv,
@@ -238,10 +183,10 @@ pub fn run(args: Args) -> Result<i32> {
         crate::complain(&note);
     }
     let supervise = |footprint: &mut footprint::Footprint| {
-        supervisor.supervise(pid, args.wait_all, &pool, footprint)
+        supervisor.supervise(pid, options.wait_all, &pool, footprint)
     };
-    let done = match &limits {
-        None => supervise(&mut footprint),
+    let follow = |footprint: &mut footprint::Footprint| match &limits {
+        None => supervise(footprint),
         Some(limits) => {
             let follower = Follower::new(limits, &pool, pid);
             let stop = Stop::new().context("cannot follow the limit")?;
@@ -251,12 +196,14 @@ pub fn run(args: Args) -> Result<i32> {
                 thread
                     .spawn_scoped(s, move || follower.follow(pool, stop))
                     .context("cannot follow the limit")?;
-                let done = supervise(&mut footprint);
+                let done = supervise(footprint);
                 stop.stop();
                 done
             })
         }
-    }?;
+    };
+    let (done, recording) = watch::beside(recording, || follow(&mut footprint));
+    let done = done?;
     pool.reap();
     let report = pool.report();
     let unmanaged = footprint.end(&pool, done.max_rss_bytes, report.peak_resident_bytes);
@@ -265,7 +212,7 @@ pub fn run(args: Args) -> Result<i32> {
         elapsed: started.elapsed(),
         ended: report::End::Of(done.ended),
         core_dumped: done.core_dumped,
-        command: &args.program,
+        command: program,
         managed: match small {
             small::OFF => {
                 let least = pool.knob(Knob::MallocMin).min(pool.knob(Knob::MmapMin));
@@ -281,6 +228,10 @@ pub fn run(args: Args) -> Result<i32> {
             .map(|(l, f)| report::LimitReport::of(l, f, &pool)),
     };
     sink.write(&outcome, &report);
+    let recorded = recording.map(|r| r.and_then(|r| r.end(report::ended(outcome.ended))));
+    if let (Some(recorded), Some(file)) = (recorded, record) {
+        crate::record::say(recorded, file);
+    }
     // The pool's files are closed before the program's status is visible to its parent.
     drop(pool);
     Ok(supervise::end_like(done.ended))
@@ -305,19 +256,19 @@ fn remove_links(pool: &Pool) {
     }
 }
 
-fn config(args: &Args, memory: u64) -> Result<PoolConfig> {
+fn config(options: &Options, memory: u64) -> Result<PoolConfig> {
     let mut config = pool_config(Given {
         memory,
-        swap: &args.swap,
-        encrypt: args.encrypt,
-        fault_mode: match args.fault_mode {
+        swap: &options.swap,
+        encrypt: options.encrypt,
+        fault_mode: match options.fault_mode {
             Mode::Auto => FaultMode::Auto,
             Mode::Signal => FaultMode::Signal,
             Mode::Message => FaultMode::Message,
         },
-        settings: &args.set,
+        settings: &options.set,
     })?;
-    if args.small {
+    if options.small {
         config.settings.push((Knob::Small, small::ON));
     }
     Ok(config)

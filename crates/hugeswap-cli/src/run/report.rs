@@ -2,9 +2,10 @@
 
 use super::footprint::Unmanaged;
 use super::limit::Limits;
+use super::options::Format;
 use super::supervise::Ended;
 use super::unmanaged::{self, Requests};
-use super::{Format, advice, compressed};
+use super::{advice, compressed};
 use crate::text;
 use anyhow::{Context, Result};
 use hugeswap_engine::health::{AreaReport, LatencyReport};
@@ -251,7 +252,8 @@ fn limit_line(out: &mut String, limit: Option<&LimitReport>, report: &Report) {
     }
 }
 
-fn area_json(a: &AreaReport) -> Value {
+/// How a swap area is.
+pub fn area_json(a: &AreaReport) -> Value {
     let us = |ns: u64| ns as f64 / 1e3;
     let took = |l: &LatencyReport| {
         let buckets: Vec<_> = l.buckets.iter().map(|&(ns, n)| (us(ns), n)).collect();
@@ -266,6 +268,17 @@ fn area_json(a: &AreaReport) -> Value {
     })
 }
 
+/// How it ended, in words.
+pub fn ended(end: End) -> String {
+    match end {
+        End::Of(Ended::Exited(0)) => "finished".to_owned(),
+        End::Of(Ended::Exited(code)) => format!("exited with status {code}"),
+        End::Of(Ended::Killed(signal)) => format!("was ended by signal {signal}"),
+        End::OfAttached => "ended, attached,".to_owned(),
+        End::GivenBack => "has its memory back,".to_owned(),
+    }
+}
+
 /// The report as a few aligned lines.
 fn human(outcome: &Outcome<'_>, report: &Report) -> String {
     let name = outcome.command.first().map(|p| {
@@ -276,13 +289,7 @@ fn human(outcome: &Outcome<'_>, report: &Report) -> String {
             .into_owned()
     });
     let name = name.unwrap_or_default();
-    let end = match outcome.ended {
-        End::Of(Ended::Exited(0)) => "finished".to_owned(),
-        End::Of(Ended::Exited(code)) => format!("exited with status {code}"),
-        End::Of(Ended::Killed(signal)) => format!("was ended by signal {signal}"),
-        End::OfAttached => "ended, attached,".to_owned(),
-        End::GivenBack => "has its memory back,".to_owned(),
-    };
+    let end = ended(outcome.ended);
     let elapsed = text::duration(outcome.elapsed.as_nanos() as u64);
     let mut out = format!("hugeswap: {name} {end} after {elapsed}");
     if report.peak_managed_bytes == 0 {

@@ -11,7 +11,7 @@ mod follow;
 mod tree;
 mod wakers;
 
-use super::Args;
+use super::options::Options;
 use crate::text;
 use anyhow::{Context, Result, bail};
 use decide::Level;
@@ -39,8 +39,8 @@ pub enum Wanted {
 
 impl Wanted {
     /// What `--memory` and `--total` say.
-    pub fn of(args: &Args) -> Result<Wanted> {
-        parse(args.memory.as_deref(), args.total.as_deref())
+    pub fn of(options: &Options) -> Result<Wanted> {
+        parse(options.memory.as_deref(), options.total.as_deref())
     }
 }
 
