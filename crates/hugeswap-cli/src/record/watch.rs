@@ -89,7 +89,7 @@ impl<'a> Recording<'a> {
     ) -> Result<Recording<'a>> {
         let recorder = pool.start_recording()?;
         let writer = Writer::create(path, &head(pool, command, from_start))?;
-        recorder.set_rates(1, 1);
+        recorder.set_rates(1, 8);
         let mut recording = Recording {
             pool,
             recorder,

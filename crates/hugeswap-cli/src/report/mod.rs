@@ -1,29 +1,41 @@
-//! `hugeswap report`: what a saved report says of other budgets, drawn.
+//! `hugeswap report`: recordings as a page with pictures; and what a saved report says of other
+//! budgets, drawn.
 
 mod draw;
+mod flame;
+mod heat;
+mod page;
 
+use crate::record::file;
 use anyhow::{Context, Result, bail};
 use serde::Deserialize;
 use std::path::{Path, PathBuf};
 
 const EXAMPLES: &str = "\
-EXAMPLE:
+EXAMPLES:
+  hugeswap record --memory 600M -- sort -S 2G big.txt -o sorted.txt
+  hugeswap report hugeswap.rec                            makes hugeswap.html
+  hugeswap report before.rec after.rec -o compared.html   side by side
   hugeswap run --memory 600M --report json --report-file sort.json -- sort -S 2G big.txt -o sorted.txt
   hugeswap report sort.json
   hugeswap report sort.json --svg sort.svg
 
-Each line is a budget and what would have come back from swap with it: estimated from how long pages were away, but
-for the budget that the program ran with. The curve begins at the smallest budget that can be estimated.
-Exit status: 0, or 2 if the file is no report.";
+The page of recordings is one file, which needs no network. Of a report of `hugeswap run`, each line is a budget and \
+what would have come back from swap with it: estimated from how long pages were away, but for the budget that the \
+program ran with. The curve begins at the smallest budget that can be estimated.
+Exit status: 0, or 2 if a file is neither.";
 
-/// Draw what a saved report says of larger and smaller budgets
+/// Show a recording as a page with pictures; or what a saved report says of larger and smaller budgets
 #[derive(clap::Args)]
 #[command(after_help = EXAMPLES)]
 pub struct Args {
-    /// A report of `hugeswap run --report json`
-    #[arg(value_name = "FILE.json")]
-    file: PathBuf,
-    /// Draw the curve to this file instead of the terminal
+    /// Recordings of `hugeswap record` (up to four, drawn side by side), or a report of `hugeswap run --report json`
+    #[arg(value_name = "FILE", required = true, num_args = 1..=4)]
+    files: Vec<PathBuf>,
+    /// The page [default: the recording's name, ending in .html]
+    #[arg(short, long, value_name = "OUT.html", conflicts_with = "svg")]
+    output: Option<PathBuf>,
+    /// Of a report: draw the curve to this file instead of the terminal
     #[arg(long, value_name = "OUT.svg")]
     svg: Option<PathBuf>,
 }
@@ -54,8 +66,67 @@ struct Budget {
 
 /// Runs the command. Returns the exit status.
 pub fn run(args: &Args) -> Result<i32> {
+    if args.files.iter().any(|f| file::is_recording(f)) {
+        return of_recordings(args);
+    }
+    let [report] = &args.files[..] else {
+        bail!(
+            "several files are recordings of `hugeswap record`, or one is a report of `hugeswap run --report json`"
+        );
+    };
+    if args.output.is_some() {
+        bail!(
+            "{} is no recording: -o makes pages of recordings (hugeswap record)",
+            report.display()
+        );
+    }
+    of_report(report, args.svg.as_deref())
+}
+
+/// Makes the page of recordings.
+fn of_recordings(args: &Args) -> Result<i32> {
+    if args.svg.is_some() {
+        bail!(
+            "--svg draws a report of `hugeswap run --report json`; the page of a recording is named by -o"
+        );
+    }
+    let recordings = args.files.iter().map(|f| file::read(f));
+    let recordings = recordings.collect::<Result<Vec<_>>>()?;
+    let output = match &args.output {
+        Some(output) => output.clone(),
+        None => args.files[0].with_extension("html"),
+    };
+    // (It must not take the place of what it is made of.)
+    if args.files.contains(&output) {
+        bail!(
+            "{} is the recording: name another file with -o",
+            output.display()
+        );
+    }
+    let page = page::page(&recordings);
+    let write = || {
+        use std::os::unix::fs::OpenOptionsExt;
+        let mut file = { std::fs::File::options() }
+            .write(true)
+            .create(true)
+            .truncate(true)
+            .mode(0o600)
+            .open(&output)?;
+        std::io::Write::write_all(&mut file, page.as_bytes())
+    };
+    write().with_context(|| {
+        format!(
+            "{} cannot be written: name a file in a directory you may write to with -o",
+            output.display()
+        )
+    })?;
+    println!("{}", output.display());
+    Ok(0)
+}
+
+fn of_report(file: &Path, svg: Option<&Path>) -> Result<i32> {
     use std::io::Write;
-    let report = read(&args.file)?;
+    let report = read(file)?;
     let Some(advisor) = &report.advisor else {
         println!(
             "{}: too little came back from swap to estimate other budgets",
@@ -63,7 +134,7 @@ pub fn run(args: &Args) -> Result<i32> {
         );
         return Ok(0);
     };
-    if let Some(svg) = &args.svg {
+    if let Some(svg) = svg {
         std::fs::write(svg, draw::svg(&report, advisor)).with_context(|| {
             format!(
                 "--svg {} cannot be written: name a file in a directory you may write to",
