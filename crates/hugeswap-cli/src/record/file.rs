@@ -160,24 +160,26 @@ impl Writer {
     /// Begins a file, which is this user's to read only: addresses and command lines are in it.
     pub fn create(path: &Path, head: &Head) -> Result<Writer> {
         use std::os::unix::fs::OpenOptionsExt;
-        let file = File::options()
-            .write(true)
-            .create(true)
-            .truncate(true)
-            .mode(0o600)
-            .open(path)
-            .with_context(|| {
-                format!(
-                    "{} cannot be written: name a file in a directory you may write to with -o",
-                    path.display()
-                )
-            })?;
-        let mut writer = Writer(BufWriter::new(file));
-        writer.0.write_all(MAGIC)?;
-        writer.0.write_all(&VERSION.to_le_bytes())?;
-        writer.block(Kind::Head, head)?;
-        writer.flush()?;
-        Ok(writer)
+        let create = || {
+            let file = File::options()
+                .write(true)
+                .create(true)
+                .truncate(true)
+                .mode(0o600)
+                .open(path)?;
+            let mut writer = Writer(BufWriter::new(file));
+            writer.0.write_all(MAGIC)?;
+            writer.0.write_all(&VERSION.to_le_bytes())?;
+            writer.block(Kind::Head, head)?;
+            writer.flush()?;
+            Ok::<_, anyhow::Error>(writer)
+        };
+        create().with_context(|| {
+            format!(
+                "{} cannot be written: name a file in a directory you may write to with -o",
+                path.display()
+            )
+        })
     }
 
     fn block(&mut self, kind: Kind, of: &impl Serialize) -> Result<()> {

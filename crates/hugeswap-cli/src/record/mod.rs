@@ -41,7 +41,7 @@ pub struct Args {
     #[arg(long, value_name = "PID", conflicts_with = "program")]
     pid: Option<i32>,
     /// With --pid: for so many seconds
-    #[arg(long = "for", value_name = "SECONDS", requires = "pid", value_parser = crate::stat::interval)]
+    #[arg(long = "for", value_name = "SECONDS", requires = "pid", conflicts_with = "program", value_parser = crate::stat::interval)]
     time: Option<Duration>,
     #[command(flatten)]
     options: Options,

@@ -2,6 +2,7 @@
 
 mod areas;
 mod budget;
+mod recording;
 mod top;
 
 use assert_cmd::Command;
