@@ -9,6 +9,7 @@ mod debug;
 mod demo;
 mod doctor;
 mod explain;
+mod exporter;
 mod jupyter;
 mod pagemap;
 mod ps;
@@ -60,6 +61,8 @@ enum Command {
     Ps(ps::Args),
     /// Watch running pools: memory, swap, rates, faults, processes, and a map of their memory
     Top(top::Args),
+    /// Serve the figures of running pools to Prometheus
+    Exporter(exporter::Args),
     /// Say what a figure or a setting is
     Explain(explain::Args),
     /// Show what each page of a running program is: in memory, in swap, zero, lost
@@ -109,6 +112,7 @@ fn dispatch(command: Command) -> anyhow::Result<i32> {
         Command::Stat(args) => stat::run(&args),
         Command::Ps(args) => ps::run(&args),
         Command::Top(args) => top::run(&args),
+        Command::Exporter(args) => exporter::run(&args),
         Command::Explain(args) => explain::run(&args),
         Command::Pagemap(args) => pagemap::run(&args),
         Command::Debug(args) => debug::run(&args),
@@ -134,7 +138,7 @@ fn usage(e: &clap::Error) -> i32 {
     }
     if e.kind() == ErrorKind::DisplayHelpOnMissingArgumentOrSubcommand {
         complain(
-            "a command is missing: run, attach, detach, ctl, stat, ps, top, explain, pagemap, debug, bench, record, report, jupyter, swap, doctor or demo (hugeswap --help tells more)",
+            "a command is missing: run, attach, detach, ctl, stat, ps, top, exporter, explain, pagemap, debug, bench, record, report, jupyter, swap, doctor or demo (hugeswap --help tells more)",
         );
         return 2;
     }

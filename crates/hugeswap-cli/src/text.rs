@@ -25,10 +25,10 @@ pub fn fault_figures(f: &FaultReport) -> String {
     format!(
         "{:<11} {:>11}   p50 {:>8}   p99 {:>8}   max {:>8}",
         f.class.name(),
-        count(f.count),
-        duration(f.p50_ns),
-        duration(f.p99_ns),
-        duration(f.max_ns),
+        count(f.took.count),
+        duration(f.took.p50_ns),
+        duration(f.took.p99_ns),
+        duration(f.took.max_ns),
     )
 }
 
@@ -37,7 +37,7 @@ pub fn faults_json(report: &Report) -> Map<String, Value> {
     let us = |ns: u64| ns as f64 / 1e3;
     let of = report.faults.iter().map(|f| {
         let figures = json!({
-            "count": f.count, "p50_us": us(f.p50_ns), "p99_us": us(f.p99_ns), "max_us": us(f.max_ns),
+            "count": f.took.count, "p50_us": us(f.took.p50_ns), "p99_us": us(f.took.p99_ns), "max_us": us(f.took.max_ns),
         });
         (f.class.name().to_owned(), figures)
     });

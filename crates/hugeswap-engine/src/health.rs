@@ -8,14 +8,15 @@ use crate::pool::Pool;
 use crate::pool::layout::{Area, Latencies, Record};
 use hugeswap_policy::device::breaker::{Breaker, State};
 use hugeswap_policy::histogram;
+use hugeswap_policy::thp_swap::area;
 use hugeswap_sys::{Errno, now_ns};
 use std::sync::atomic::AtomicU64;
-use std::sync::atomic::Ordering::Relaxed;
+use std::sync::atomic::Ordering::{Acquire, Relaxed};
 
 /// An area without a device that had no room is passed over for so long. Room comes by the frame.
 const MEMORY_NS: u64 = 20_000_000;
 
-/// How long transfers of one way took.
+/// How long transfers of one way, or faults of a class, took.
 #[derive(Clone, Debug)]
 pub struct LatencyReport {
     /// How many there were.
@@ -47,6 +48,22 @@ pub struct AreaReport {
     pub writes: LatencyReport,
 }
 
+impl LatencyReport {
+    /// From how many there were by [`histogram::bucket`], and the longest.
+    pub(crate) fn of(counts: &[u64], max_ns: u64) -> LatencyReport {
+        let some = counts.iter().enumerate().filter(|(_, n)| **n > 0);
+        LatencyReport {
+            count: counts.iter().sum(),
+            p50_ns: histogram::percentile_ns(counts, 0.5).min(max_ns),
+            p99_ns: histogram::percentile_ns(counts, 0.99).min(max_ns),
+            max_ns,
+            buckets: some
+                .map(|(i, &n)| (histogram::upper_bound_ns(i), n))
+                .collect(),
+        }
+    }
+}
+
 impl Latencies {
     fn record(&self, ns: u64) {
         self.counts[histogram::bucket(ns)].fetch_add(1, Relaxed);
@@ -62,17 +79,7 @@ impl Latencies {
 
     fn report(&self) -> LatencyReport {
         let counts: Vec<u64> = self.counts.iter().map(|c| c.load(Relaxed)).collect();
-        let max_ns = self.max_ns.load(Relaxed);
-        let some = counts.iter().enumerate().filter(|(_, n)| **n > 0);
-        LatencyReport {
-            count: counts.iter().sum(),
-            p50_ns: histogram::percentile_ns(&counts, 0.5).min(max_ns),
-            p99_ns: histogram::percentile_ns(&counts, 0.99).min(max_ns),
-            max_ns,
-            buckets: some
-                .map(|(i, &n)| (histogram::upper_bound_ns(i), n))
-                .collect(),
-        }
+        LatencyReport::of(&counts, self.max_ns.load(Relaxed))
     }
 
     fn forget(&self) {
@@ -155,9 +162,11 @@ impl Pool {
     /// How each swap area in use is.
     pub fn area_health(&self) -> Vec<AreaReport> {
         let now = now_ns();
-        let areas = self.areas().filter_map(|(index, _)| {
-            let a = self.header().areas.get(index)?;
-            Some(AreaReport {
+        // (Also for a process that has not joined them, and only looks.)
+        let areas = self.header().areas.iter().enumerate();
+        areas
+            .filter(|(_, a)| a.state.load(Acquire) != area::FREE)
+            .map(|(index, a)| AreaReport {
                 index,
                 state: a.breaker().state(now),
                 read_errors: a.read_errors.load(Relaxed),
@@ -165,8 +174,7 @@ impl Pool {
                 reads: a.reads.report(),
                 writes: a.writes.report(),
             })
-        });
-        areas.collect()
+            .collect()
     }
 }
 

@@ -254,7 +254,7 @@ pub fn of_pool(pool: &Pool) -> Counters {
     let faults = report
         .faults
         .iter()
-        .map(|f| (format!("fault_{}", f.class.name()), f.count));
+        .map(|f| (format!("fault_{}", f.class.name()), f.took.count));
     events.chain(faults).collect()
 }
 

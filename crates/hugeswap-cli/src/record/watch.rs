@@ -236,7 +236,7 @@ impl<'a> Recording<'a> {
         let count = |major: bool| -> u64 {
             let is_major = |c| matches!(c, FaultClass::Major | FaultClass::Base);
             let of = r.faults.iter().filter(|f| is_major(f.class) == major);
-            of.map(|f| f.count).sum()
+            of.map(|f| f.took.count).sum()
         };
         let processes = self.pool.processes();
         let anonymous = processes.filter_map(|p| StatusFile::open(p.pid)?.read());

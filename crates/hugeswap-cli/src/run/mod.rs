@@ -19,6 +19,7 @@ mod supervise;
 pub mod unmanaged;
 
 use crate::doctor::facts;
+use crate::exporter::{self, serve::Listening};
 use crate::record::watch::{self, Recording};
 use anyhow::{Context, Result, bail};
 use hugeswap_engine::pool::swap::default_area;
@@ -157,6 +158,7 @@ pub fn start(options: &Options, program: &[OsString], record: Option<&Path>) -> 
             .context("--wait-all: this kernel does not say when processes in the background end")?;
     }
     let supervisor = supervise::Supervisor::new()?;
+    let serving = options.metrics.as_ref().map(Listening::at).transpose()?;
     let recording = record.map(|file| {
         let command = program.iter().map(|a| a.to_string_lossy().into_owned());
         Recording::begin(&pool, file, command.collect(), true)
@@ -202,7 +204,9 @@ pub fn start(options: &Options, program: &[OsString], record: Option<&Path>) -> 
             })
         }
     };
-    let (done, recording) = watch::beside(recording, || follow(&mut footprint));
+    let (done, recording) = exporter::beside(serving, &pool, || {
+        watch::beside(recording, || follow(&mut footprint))
+    });
     let done = done?;
     pool.reap();
     let report = pool.report();

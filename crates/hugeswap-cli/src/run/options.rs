@@ -1,5 +1,6 @@
 //! The options of `hugeswap run`, which `hugeswap record` takes, too.
 
+use crate::exporter::serve::Address;
 use clap::ValueEnum;
 use std::path::PathBuf;
 
@@ -51,6 +52,9 @@ pub struct Options {
     /// Change a setting; may be repeated (--help lists them)
     #[arg(long, value_name = "KEY=VALUE")]
     pub set: Vec<String>,
+    /// Serve the figures of this run to Prometheus while it takes: at 127.0.0.1:PORT, or unix:PATH
+    #[arg(long, value_name = "ADDRESS")]
+    pub metrics: Option<Address>,
     /// The report at the end
     #[arg(long, value_name = "FORMAT", default_value = "human", value_enum)]
     pub report: Format,

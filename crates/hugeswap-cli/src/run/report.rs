@@ -474,7 +474,7 @@ fn area_lines(out: &mut String, report: &Report) {
 
 fn fault_lines(out: &mut String, report: &Report) {
     let mut heading = "faults";
-    for f in report.faults.iter().filter(|f| f.count > 0) {
+    for f in report.faults.iter().filter(|f| f.took.count > 0) {
         let _ = writeln!(out, "  {heading:<8}  {}", text::fault_figures(f));
         heading = "";
     }
@@ -513,10 +513,13 @@ pub(super) mod tests {
             .iter()
             .map(|&class| FaultReport {
                 class,
-                count: 3,
-                p50_ns: 6_000,
-                p99_ns: 7_000,
-                max_ns: 8_000,
+                took: LatencyReport {
+                    count: 3,
+                    p50_ns: 6_000,
+                    p99_ns: 7_000,
+                    max_ns: 8_000,
+                    buckets: vec![(7_000, 3)],
+                },
             })
             .collect();
         Report {

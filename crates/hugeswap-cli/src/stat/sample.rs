@@ -72,7 +72,7 @@ impl Difference<'_> {
         let count = |s: &Sample| -> u64 {
             let of = s.totals.faults.iter();
             of.filter(|f| is_major(f.class) == major)
-                .map(|f| f.count)
+                .map(|f| f.took.count)
                 .sum()
         };
         count(self.now).saturating_sub(count(self.before))

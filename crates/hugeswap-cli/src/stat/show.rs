@@ -76,7 +76,7 @@ pub fn so_far(s: &Sample, command: &str) -> String {
         text::duration(r.fault_ns),
         r.fault_mode
     );
-    for f in r.faults.iter().filter(|f| f.count > 0) {
+    for f in r.faults.iter().filter(|f| f.took.count > 0) {
         let _ = writeln!(out, "  {}  {}", text::fault_figures(f), f.class.doc());
     }
     for &c in Counter::ALL.iter().filter(|&&c| r.get(c) > 0) {

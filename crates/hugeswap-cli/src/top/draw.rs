@@ -243,7 +243,7 @@ fn rates(shown: &Watched) -> Line<'static> {
 /// The pool's figures, what it did lately, its faults and its processes.
 fn figures(frame: &mut Frame<'_>, area: Rect, shown: &Watched, screen: &Screen) {
     let faults: Vec<_> = { shown.now.totals.faults.iter() }
-        .filter(|f| f.count > 0)
+        .filter(|f| f.took.count > 0)
         .map(|f| Line::raw(text::fault_figures(f)))
         .collect();
     let gauges_take = height_of_gauges(shown);

@@ -2,6 +2,7 @@
 
 mod areas;
 mod budget;
+mod metrics;
 mod recording;
 mod top;
 

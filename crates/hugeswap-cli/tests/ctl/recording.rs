@@ -244,6 +244,8 @@ fn a_pool_that_runs_is_recorded() {
         assert!(run["title"].as_str().unwrap().contains("hugeswap run"));
         let cells = run["heat"]["layers"][0]["cells"].as_array().unwrap();
         assert!(!cells.is_empty(), "{name}: no faults");
+        let areas = run["areas"].as_array().unwrap();
+        assert_eq!(areas.len(), usize::from(name != "b"), "{name}: {areas:?}");
     }
     running.ends_well();
 }

@@ -3,7 +3,7 @@
 use super::layout::Record;
 use super::losses::Loss;
 use super::{FaultMode, Pool};
-use crate::health::AreaReport;
+use crate::health::{AreaReport, LatencyReport};
 use hugeswap_policy::UNIT_BYTES;
 use hugeswap_policy::advisor::advice::Advice;
 use hugeswap_policy::advisor::{Tally, WORDS};
@@ -16,14 +16,8 @@ use std::sync::atomic::Ordering::Relaxed;
 pub struct FaultReport {
     /// The class.
     pub class: FaultClass,
-    /// How many there were.
-    pub count: u64,
-    /// Median, nanoseconds (within 12.5%).
-    pub p50_ns: u64,
-    /// 99th percentile, nanoseconds (within 12.5%).
-    pub p99_ns: u64,
-    /// The longest, nanoseconds.
-    pub max_ns: u64,
+    /// How long they took, from the handler's beginning to its end.
+    pub took: LatencyReport,
 }
 
 /// What a living process of a pool holds, and has done since it joined; sizes in bytes.
@@ -140,10 +134,7 @@ pub(super) fn collect(pool: &Pool) -> Report {
                 .unwrap_or(0);
             FaultReport {
                 class,
-                count: counts.iter().sum(),
-                p50_ns: histogram::percentile_ns(&counts, 0.5).min(max_ns),
-                p99_ns: histogram::percentile_ns(&counts, 0.99).min(max_ns),
-                max_ns,
+                took: LatencyReport::of(&counts, max_ns),
             }
         })
         .collect();
