@@ -22,7 +22,7 @@ const VERSION: u32 = 1;
 /// Longest block, unpacked, bytes.
 const MOST: u32 = 64 << 20;
 /// Blocks of a file that are read, unpacked bytes of all together.
-const MOST_OF_ALL: u64 = 1 << 30;
+const MOST_OF_ALL: u64 = 256 << 20;
 
 /// What a block is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -255,7 +255,7 @@ fn from(mut file: impl Read) -> Result<Recording> {
     while let Some((kind, plain)) = block(&mut file) {
         total += plain.len() as u64;
         if total > MOST_OF_ALL {
-            bail!("this recording has more than 1 GiB in it");
+            bail!("this recording has more in it than any that hugeswap makes: more than 256 MiB");
         }
         match kind {
             k if k == Kind::Head as u32 => (all.head, has_head) = (parsed(&plain)?, true),

@@ -15,6 +15,8 @@ use crate::{run, text};
 use anyhow::Result;
 use hugeswap_support::interrupt::{check_interrupted, watch_signals};
 use std::ffi::OsString;
+use std::fs::File;
+use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 use watch::{Ended, FETCH, Recording};
@@ -79,6 +81,17 @@ fn of_pool(pid: i32, file: &Path, time: Option<Duration>) -> Result<i32> {
     let done = recording.end(ended)?;
     say(Ok(done), file);
     Ok(0)
+}
+
+/// Opens a file that another process has named. It may be anything by now: what is no file is not
+/// waited for (a pipe).
+fn open_file(path: &str) -> Option<File> {
+    let open = File::options()
+        .read(true)
+        .custom_flags(libc::O_NONBLOCK | libc::O_NOCTTY)
+        .open(path);
+    let file = open.ok()?;
+    file.metadata().ok()?.is_file().then_some(file)
 }
 
 /// Says what was recorded, or why not.

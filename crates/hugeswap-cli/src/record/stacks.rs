@@ -4,6 +4,7 @@
 //! wait for.
 
 use super::file::{Frame, Stacks};
+use super::open_file;
 use framehop::x86_64::{CacheX86_64, UnwindRegsX86_64, UnwinderX86_64};
 use framehop::{ExplicitModuleSectionInfo, FrameAddress, Module, Unwinder};
 use hugeswap_engine::pool::recording::Stack;
@@ -11,7 +12,6 @@ use object::elf::PF_X;
 use object::read::elf::{ElfFile64, ElfSegment64};
 use object::{Object, ObjectSection, ObjectSegment, ReadCache, SegmentFlags};
 use std::collections::HashMap;
-use std::fs::File;
 use std::ops::Range;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -191,7 +191,7 @@ fn executable(line: &str) -> Option<(Range<u64>, u64, String)> {
 
 impl Tables {
     fn of(path: &str) -> Option<Tables> {
-        let file = ReadCache::new(File::open(path).ok()?);
+        let file = ReadCache::new(open_file(path)?);
         let elf = ElfFile64::<object::Endianness, _>::parse(&file).ok()?;
         let section = |name| {
             let section = elf.section_by_name(name)?;

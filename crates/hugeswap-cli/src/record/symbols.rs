@@ -3,9 +3,12 @@
 //! (`/tmp/perf-PID.map`).
 
 use super::file::Frame;
+use super::open_file;
 use addr2line::{Loader, demangle_auto};
 use std::borrow::Cow;
 use std::collections::HashMap;
+use std::io::Read;
+use std::os::unix::fs::MetadataExt;
 use std::time::{Duration, Instant};
 
 /// For so long names are looked for.
@@ -49,12 +52,20 @@ enum Source {
 impl Source {
     fn of(module: &str) -> Option<Source> {
         if module.starts_with('/') {
+            open_file(module)?;
             return Loader::new(module).ok().map(|l| Source::File(Box::new(l)));
         }
-        let path = format!("/tmp/perf-{module}.map");
-        let short = std::fs::metadata(&path).is_ok_and(|m| m.len() <= LONGEST);
-        let text = short.then(|| std::fs::read(&path).ok()).flatten()?;
-        Some(Source::Map(parse(&String::from_utf8_lossy(&text))))
+        Source::map_at(&format!("/tmp/perf-{module}.map"))
+    }
+
+    /// A map that this user, or, to root, any other has written: anybody can put a file there.
+    fn map_at(path: &str) -> Option<Source> {
+        let mut file = open_file(path)?;
+        let (about, me) = (file.metadata().ok()?, rustix::process::geteuid());
+        let is_good = about.len() <= LONGEST && (me.is_root() || about.uid() == me.as_raw());
+        let mut text = Vec::new();
+        let read = is_good && (&mut file).take(LONGEST).read_to_end(&mut text).is_ok();
+        read.then(|| Source::Map(parse(&String::from_utf8_lossy(&text))))
     }
 
     fn names(&self, at: u64) -> Vec<String> {
@@ -113,6 +124,27 @@ mod tests {
         for none in [0x7dff, 0x7f00, 0x7f20] {
             assert!(map.names(none).is_empty());
         }
+    }
+
+    /// What stands where a map would is not waited for.
+    #[test]
+    fn a_pipe_is_no_map() {
+        let dir = tempfile::tempdir().unwrap();
+        let at = |name: &str| dir.path().join(name).to_str().unwrap().to_owned();
+        let mode = rustix::fs::Mode::from_raw_mode(0o600);
+        rustix::fs::mknodat(
+            rustix::fs::CWD,
+            at("pipe"),
+            rustix::fs::FileType::Fifo,
+            mode,
+            0,
+        )
+        .unwrap();
+        std::fs::write(at("map"), "10 1 f\n").unwrap();
+        assert!(Source::map_at(&at("pipe")).is_none() && Source::map_at(&at("none")).is_none());
+        let map = Source::map_at(&at("map")).unwrap();
+        assert_eq!(map.names(0x10), ["f"]);
+        assert!(Source::of(&at("pipe")).is_none());
     }
 
     #[test]

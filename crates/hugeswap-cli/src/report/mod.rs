@@ -8,7 +8,7 @@ mod page;
 
 use crate::record::file;
 use anyhow::{Context, Result, bail};
-use serde::Deserialize;
+use serde::{Deserialize, Serialize};
 use std::path::{Path, PathBuf};
 
 const EXAMPLES: &str = "\
@@ -54,10 +54,12 @@ struct Report {
 struct Advisor {
     budgets: Vec<Budget>,
     suggested_memory_bytes: Option<u64>,
+    /// By how much less would come back with it.
+    suggested_fewer_share: Option<f64>,
     thrash_below_bytes: Option<u64>,
 }
 
-#[derive(Clone, Copy, Debug, Deserialize)]
+#[derive(Clone, Copy, Debug, Deserialize, Serialize)]
 struct Budget {
     memory_bytes: u64,
     pages_in: u64,

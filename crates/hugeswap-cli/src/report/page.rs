@@ -4,7 +4,7 @@
 //! What a recording holds comes from others: it is in the page as JSON without `<`, and its script
 //! puts it on the page as text.
 
-use super::{flame, heat};
+use super::{Advisor, flame, heat};
 use crate::record::file::{Event, Point, Recording};
 use crate::text;
 use hugeswap_policy::PAGE_BYTES;
@@ -12,6 +12,7 @@ use hugeswap_policy::counters::FaultClass;
 use hugeswap_policy::histogram;
 use hugeswap_policy::recording::Kind;
 use hugeswap_policy::swapin::granularity::Trial;
+use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 use std::collections::BTreeMap;
 
@@ -121,7 +122,7 @@ fn rates(points: &[Point]) -> Vec<Vec<Option<f64>>> {
         rate(|p| p.major, 1.0),
         rate(|p| p.minor, 1.0),
         rate(|p| p.fault_ns, 1e-9),
-        rate(|p| p.stall_us + p.throttle_us, 1e-6),
+        rate(|p| p.stall_us.saturating_add(p.throttle_us), 1e-6),
     ]
 }
 
@@ -194,51 +195,62 @@ fn classes(r: &Recording) -> Vec<Value> {
     .collect()
 }
 
-fn areas(r: &Recording) -> Vec<Value> {
-    let Some(end) = &r.end else {
-        return Vec::new();
-    };
-    let named = end.areas.iter().map(|a| {
-        let mut area = a.clone();
-        let index = a["area"].as_u64().unwrap_or(0);
-        let place = r.head.swap.get(index as usize);
-        area["name"] = match place {
-            Some(place) => format!("{index}: {place}").into(),
-            None => index.to_string().into(),
-        };
-        for side in ["reads", "writes"] {
-            let figures = &mut area[side];
-            if !figures["buckets_us"].is_array() {
-                *figures = json!({"count": 0, "buckets_us": []});
-            }
-            if let Some(buckets) = figures["buckets_us"].as_array_mut() {
-                buckets.retain(|b| b[1].as_u64().is_some_and(|n| n > 0));
-            }
-        }
-        area
-    });
-    named.collect()
+/// How long transfers of a swap area took, as it stands in a recording.
+#[derive(Default, Serialize, Deserialize)]
+#[serde(default)]
+struct Took {
+    count: u64,
+    p50_us: Option<f64>,
+    p99_us: Option<f64>,
+    max_us: Option<f64>,
+    buckets_us: Vec<(f64, u64)>,
+}
+
+/// A swap area, as it stands there.
+#[derive(Default, Serialize, Deserialize)]
+#[serde(default)]
+struct Area {
+    area: usize,
+    reads: Took,
+    writes: Took,
+    read_errors: u64,
+    write_errors: u64,
+    name: String,
+}
+
+/// Those of a recording that make sense.
+fn areas(r: &Recording) -> Vec<Area> {
+    let all = r.end.iter().flat_map(|e| &e.areas);
+    all.filter_map(|a| serde_json::from_value::<Area>(a.clone()).ok())
+        .map(|area| Area {
+            name: match r.head.swap.get(area.area) {
+                Some(place) => format!("{}: {place}", area.area),
+                None => area.area.to_string(),
+            },
+            ..area
+        })
+        .collect()
 }
 
 fn advisor(r: &Recording) -> Option<Value> {
-    let mut advisor = r.end.as_ref()?.advisor.clone()?;
-    let at = |v: &Value| v.as_u64().map(text::bytes);
+    let advisor = r.end.as_ref()?.advisor.clone()?;
+    let advisor: Advisor = serde_json::from_value(advisor).ok()?;
     let mut words = vec![
         "What would have come back from swap with a smaller or larger budget, estimated from how long pages were away."
             .to_owned(),
     ];
-    if let Some(enough) = at(&advisor["suggested_memory_bytes"]) {
-        let share = advisor["suggested_fewer_share"].as_f64().unwrap_or(0.0);
+    if let Some(enough) = advisor.suggested_memory_bytes {
+        let share = advisor.suggested_fewer_share.unwrap_or(0.0);
         words.push(format!(
-            "With {enough}, {:.0}% less would come back.",
+            "With {}, {:.0}% less would come back.",
+            text::bytes(enough),
             share * 100.0
         ));
     }
-    if let Some(thrash) = at(&advisor["thrash_below_bytes"]) {
-        words.push(format!("Below {thrash} it would thrash."));
+    if let Some(thrash) = advisor.thrash_below_bytes {
+        words.push(format!("Below {} it would thrash.", text::bytes(thrash)));
     }
-    advisor["text"] = words.join(" ").into();
-    Some(advisor)
+    Some(json!({ "text": words.join(" "), "budgets": advisor.budgets }))
 }
 
 /// What the recording comes to, in sentences.
@@ -248,7 +260,8 @@ fn verdict(r: &Recording, seconds: f64) -> Vec<String> {
     };
     let mut lines = Vec::new();
     let in_faults = last.fault_ns.saturating_sub(first.fault_ns) as f64 / 1e9;
-    let faults = (last.major + last.minor).saturating_sub(first.major + first.minor);
+    let faults = |p: &Point| p.major.saturating_add(p.minor);
+    let faults = faults(last).saturating_sub(faults(first));
     if faults == 0 {
         lines.push(
             "No managed memory was touched: nothing was managed, or the program rested.".into(),
@@ -339,9 +352,9 @@ fn log(r: &Recording) -> Vec<(f64, String)> {
     let first = |f: fn(&Point) -> u64| r.points.iter().find(|p| f(p) > 0).map(|p| round(p.t));
     if r.head.from_start {
         let firsts: [(fn(&Point) -> u64, &str); 3] = [
-            (|p| p.minor + p.major, "The first memory is managed."),
+            (|p| p.minor | p.major, "The first memory is managed."),
             (
-                |p| p.pages_out + p.zswap_out,
+                |p| p.pages_out | p.zswap_out,
                 "Memory leaves for the first time.",
             ),
             (
@@ -517,6 +530,59 @@ mod tests {
             (class["name"].as_str(), class["count"].as_u64()),
             (Some("major_4k"), Some(9))
         );
+    }
+
+    /// Whatever a recording says.
+    #[test]
+    fn nonsense_is_a_page_too() {
+        use proptest::prelude::*;
+        let point = any::<([u64; 8], u32)>().prop_map(|(n, t)| Point {
+            t: t.into(),
+            memory: n[0],
+            resident: n[1],
+            pages_in: n[2],
+            zswap_in: n[3],
+            major: n[4],
+            minor: n[5],
+            fault_ns: n[6],
+            stall_us: n[7],
+            throttle_us: n[0],
+            ..Point::default()
+        });
+        let event = any::<([u64; 3], [u8; 3], [u32; 3])>().prop_map(|(n, k, w)| {
+            Event(n[0], n[1], k[0] % 6, k[1] % 8, k[2], w[0], w[1], n[2], w[2])
+        });
+        let some = |strategy| proptest::collection::vec(strategy, 0..20);
+        let events = proptest::collection::vec(event, 0..40);
+        let figures = proptest::bool::ANY;
+        proptest!(|(points in some(point), events in events, ended in figures, from_start: bool)| {
+            let end = End {
+                figures: json!({"faults": {"soft": {"count": "many"}, "cow": 7}}),
+                areas: vec![json!({"area": 1 << 40}), json!(null), json!({"reads": {"buckets_us": [[1], 3]}})],
+                advisor: Some(json!({"budgets": 3})),
+                lost: [u64::MAX, 1],
+                ..End::default()
+            };
+            let head = Head { from_start, ..Head::default() };
+            let recording = Recording { head, points, events, end: ended.then_some(end), ..Recording::default() };
+            prop_assert!(page(&[recording]).contains("</html>"));
+        });
+    }
+
+    /// As much as there can be in all of its pictures.
+    #[test]
+    fn a_page_is_not_large() {
+        let events: Vec<_> = (0..600_000u64)
+            .map(|i| {
+                let (kind, class) = [(0, 5), (0, 0), (1, 0)][i as usize % 3];
+                let unit = i * 7919 % 4001;
+                Event(i * 6000, 5000, kind, class, 0, 1000, 8, unit << 21, 7)
+            })
+            .collect();
+        let mut full = recording();
+        full.events = events;
+        let page = page(&[full]);
+        assert!(page.len() < 5 << 20, "{} bytes", page.len());
     }
 
     #[test]
