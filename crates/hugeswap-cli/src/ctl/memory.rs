@@ -55,6 +55,20 @@ pub fn run(pool: &Pool, args: &Args) -> Result<i32> {
     watch_signals()?;
     let now = pool.set_budget(wanted);
     let above = || in_use().saturating_sub(now);
+    watch_leave(pool, above)?;
+    println!("memory: {} (was {})", text::bytes(now), text::bytes(was));
+    let left = above();
+    if left > 0 {
+        println!(
+            "{} above it stay in use: a process is stopped, memory is locked, or swap is full",
+            text::bytes(left)
+        );
+    }
+    Ok(i32::from(left > 0))
+}
+
+/// Waits until nothing is above any more, or nothing leaves.
+pub fn watch_leave(pool: &Pool, above: impl Fn() -> u64) -> Result<()> {
     let (first, mut last, mut since) = (above(), above(), Instant::now());
     let bar = ProgressBar::new(first);
     bar.set_style(ProgressStyle::with_template(
@@ -70,13 +84,5 @@ pub fn run(pool: &Pool, args: &Args) -> Result<i32> {
         bar.set_position(first.saturating_sub(above()));
     }
     bar.finish_and_clear();
-    println!("memory: {} (was {})", text::bytes(now), text::bytes(was));
-    let left = above();
-    if left > 0 {
-        println!(
-            "{} above it stay in use: a process is stopped, memory is locked, or swap is full",
-            text::bytes(left)
-        );
-    }
-    Ok(i32::from(left > 0))
+    Ok(())
 }

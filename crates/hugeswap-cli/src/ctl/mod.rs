@@ -1,6 +1,7 @@
 //! `hugeswap ctl`: looks at running pools, and changes them.
 
 mod memory;
+mod pageout;
 pub mod pools;
 mod scrub;
 mod settings;
@@ -15,6 +16,7 @@ EXAMPLES:
   hugeswap ctl get thp
   hugeswap ctl set thp.defrag=defer vm.watermark_scale_factor=500
   hugeswap ctl memory 800M
+  hugeswap ctl pageout 200M
   hugeswap ctl swap list
   hugeswap ctl --pool 4711 swap add /mnt/fast,size=50G,pri=10
   hugeswap ctl --pool 4711 swap off 0";
@@ -44,6 +46,8 @@ enum Command {
     Set(settings::Set),
     /// Show a pool's budget, or change it while it is in use
     Memory(memory::Args),
+    /// Page out what was used least lately, without a smaller budget
+    Pageout(pageout::Args),
     /// Swap areas: list, add, take off
     Swap(swap::Args),
     /// Read and verify everything in swap; save what is bad there and still in memory
@@ -57,6 +61,7 @@ pub fn run(args: &Args) -> anyhow::Result<i32> {
         Command::Get(get) => settings::get(&the_pool(args.pool)?, get),
         Command::Set(set) => settings::set(&the_pool(args.pool)?, set),
         Command::Memory(memory) => memory::run(&the_pool(args.pool)?, memory),
+        Command::Pageout(pageout) => pageout::run(&the_pool(args.pool)?, pageout),
         Command::Scrub(scrub) => scrub::run(&the_pool(args.pool)?, scrub),
         Command::Swap(swap) => swap::run(&the_pool(args.pool)?, swap),
     }

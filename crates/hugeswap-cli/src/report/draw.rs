@@ -125,6 +125,7 @@ mod tests {
         let nothing = Advisor {
             budgets: Vec::new(),
             suggested_memory_bytes: None,
+            suggested_fewer_share: None,
             thrash_below_bytes: None,
         };
         assert!(!svg(&r, &nothing).contains("NaN"));

@@ -38,15 +38,17 @@ pub fn page(recordings: &[Recording]) -> String {
         ("@UPLOT_CSS@", UPLOT_CSS.to_owned()),
         ("@CSS@", CSS.to_owned()),
         ("@UPLOT_JS@", UPLOT.to_owned()),
-        ("@JS@", JS.to_owned()),
-        // (Last: what stands in it is not looked through.)
         ("@DATA@", data.replace('<', "\\u003c")),
+        ("@JS@", JS.to_owned()),
     ];
-    let mut page = PAGE.to_owned();
+    // (In their order: what is put in is not looked through.)
+    let (mut page, mut rest) = (String::new(), PAGE);
     for (mark, with) in parts {
-        page = page.replacen(mark, &with, 1);
+        let (before, after) = rest.split_once(mark).unwrap_or((rest, ""));
+        page.extend([before, &with]);
+        rest = after;
     }
-    page
+    page + rest
 }
 
 fn escaped(text: &str) -> String {
@@ -558,7 +560,7 @@ mod tests {
         proptest!(|(points in some(point), events in events, ended in figures, from_start: bool)| {
             let end = End {
                 figures: json!({"faults": {"soft": {"count": "many"}, "cow": 7}}),
-                areas: vec![json!({"area": 1 << 40}), json!(null), json!({"reads": {"buckets_us": [[1], 3]}})],
+                areas: vec![json!({"area": 1u64 << 40}), json!(null), json!({"reads": {"buckets_us": [[1], 3]}})],
                 advisor: Some(json!({"budgets": 3})),
                 lost: [u64::MAX, 1],
                 ..End::default()

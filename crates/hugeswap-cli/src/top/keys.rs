@@ -9,7 +9,7 @@ use std::cmp::Reverse;
 use std::time::Duration;
 
 /// All keys, for the help.
-pub const KEYS: [(&str, &str); 12] = [
+pub const KEYS: [(&str, &str); 13] = [
     ("q, Ctrl-C", "quit"),
     ("?, h", "this help, and back"),
     ("Tab, Shift-Tab", "the next pool, the one before"),
@@ -23,6 +23,10 @@ pub const KEYS: [(&str, &str); 12] = [
     (
         "-, +",
         "a smaller, or larger budget (a sixteenth of its largest)",
+    ),
+    (
+        "p",
+        "page out what the process has used least lately (a sixteenth of the budget)",
     ),
     ("space", "stop looking, and go on"),
     ("<, >", "look more often, or less often"),
@@ -186,6 +190,7 @@ impl Screen {
             KeyCode::PageDown => self.step(10),
             KeyCode::Char('-') => self.change_budget(pools, false),
             KeyCode::Char('+' | '=') => self.change_budget(pools, true),
+            KeyCode::Char('p') => self.page_out(pools),
             KeyCode::Char('<') => self.change_interval(false),
             KeyCode::Char('>') => self.change_interval(true),
             _ => {}
@@ -235,6 +240,20 @@ impl Screen {
             ),
             (true, false) => format!("{} is the smallest budget", text::bytes(now)),
             _ => format!("budget {} (was {})", text::bytes(now), text::bytes(was)),
+        });
+    }
+
+    fn page_out(&mut self, pools: &Pools) {
+        let (Some(shown), Some(pid)) = (pools.shown(), self.marked) else {
+            return;
+        };
+        let wanted = shown.pool.frames() * UNIT_BYTES / 16;
+        let asked = shown
+            .pool
+            .ask_to_page_out(Some(pid), wanted.max(UNIT_BYTES));
+        self.message = Some(match asked {
+            0 => format!("process {pid} has nothing that can leave"),
+            _ => format!("process {pid} was asked to page out {}", text::bytes(asked)),
         });
     }
 

@@ -1,6 +1,7 @@
 //! `hugeswap ctl memory` and `hugeswap ps` of a program that works.
 
 use super::{Running, hugeswap};
+use predicates::prelude::PredicateBooleanExt;
 use predicates::str::contains;
 use serde_json::Value;
 
@@ -53,5 +54,50 @@ fn the_budget_shrinks_and_grows_again() {
     );
     running.refuses(&["memory", "1M"], "1M is too little: at least ");
     running.refuses(&["memory", "much"], "SIZE");
+    running.ends_well();
+}
+
+/// Sleeps with its memory until a file appears.
+const RESTS: &str = "
+import os, sys, time
+stop, memory = sys.argv[1], bytearray(int(sys.argv[2]) << 20)
+for p in range(0, len(memory), 4096):
+    memory[p] = p >> 12 & 0xff | 1
+open(stop + '.ready', 'w').close()
+while not os.path.exists(stop):
+    time.sleep(0.02)
+assert all(memory[p] == p >> 12 & 0xff | 1 for p in range(0, len(memory), 4096))
+";
+
+#[test]
+fn what_rests_is_paged_out_when_that_is_asked() {
+    let running = Running::start_program(RESTS, &[], "64M", 48);
+    let pageout = |args: &[&str]| running.ctl(&[&["pageout"], args].concat());
+    let resident = || {
+        let all = hugeswap().args(["ps", "--json"]).output().unwrap();
+        let all: Vec<Value> = serde_json::from_slice(&all.stdout).unwrap();
+        let pid: Value = running.child.id().into();
+        let mine = all.iter().find(|pool| pool["pid"] == pid).unwrap();
+        mine["resident_bytes"].as_u64().unwrap()
+    };
+    let before = resident();
+    assert!(before >= 46 << 20, "{before}");
+    pageout(&["20M"])
+        .assert()
+        .code(0)
+        .stdout(contains("paged out: 20.0 MiB, "));
+    assert_eq!(resident(), before - (20 << 20));
+    // More than there is.
+    pageout(&["1G"])
+        .assert()
+        .code(1)
+        .stdout(contains("no more than ").and(contains("could leave")));
+    let left = resident();
+    assert!(left <= 8 << 20, "{left}");
+    running.refuses(&["pageout", "much"], "SIZE");
+    running.refuses(
+        &["pageout", "1M", "--pid", "1"],
+        "process 1 manages no memory of this pool",
+    );
     running.ends_well();
 }

@@ -76,6 +76,35 @@ impl Pool {
         frames * UNIT_BYTES
     }
 
+    /// Asks processes to take out what they have used least lately: of process `pid`, or of each its
+    /// share of `bytes`. How many bytes were asked for: no more than what can leave. It does not wait
+    /// for that. What is in use comes back.
+    pub fn ask_to_page_out(&self, pid: Option<i32>, bytes: u64) -> u64 {
+        let asked = |r: &&Record| {
+            let is_it = pid.is_none_or(|pid| pid == r.pid.load(Relaxed));
+            is_it && r.responsive.load(Relaxed) == 1
+        };
+        let of = || self.live().map(|(_, r)| r).filter(asked);
+        let has = |r: &Record| {
+            let own = r.charged.load(Relaxed);
+            own.saturating_sub(r.foreign.load(Relaxed))
+        };
+        let all: u64 = of().map(has).sum();
+        let wanted = bytes.div_ceil(UNIT_BYTES).min(all);
+        let (mut passed, mut given) = (0u64, 0);
+        for r in of() {
+            // (So that the shares add up.)
+            passed = (passed + has(r)).min(all);
+            let share = (wanted * passed / all.max(1)).saturating_sub(given);
+            if share > 0 {
+                given += share;
+                r.give_back.store(share, Relaxed);
+                wake(r);
+            }
+        }
+        given * UNIT_BYTES
+    }
+
     /// How the budget has moved.
     pub fn budget_moves(&self) -> Moves {
         let b = &self.header().budget;
