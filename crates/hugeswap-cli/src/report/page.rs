@@ -351,23 +351,19 @@ fn notes(r: &Recording) -> Vec<String> {
 /// What was decided, and when, and what else is worth a line.
 fn log(r: &Recording) -> Vec<(f64, String)> {
     let mut all = Vec::new();
-    let first = |f: fn(&Point) -> u64| r.points.iter().find(|p| f(p) > 0).map(|p| round(p.t));
+    let mut first = |f: fn(&Point) -> u64, what: &str| {
+        let point = r.points.iter().find(|p| f(p) > 0);
+        all.extend(point.map(|p| (round(p.t), what.to_owned())));
+    };
     if r.head.from_start {
-        let firsts: [(fn(&Point) -> u64, &str); 3] = [
-            (|p| p.minor | p.major, "The first memory is managed."),
-            (
-                |p| p.pages_out | p.zswap_out,
-                "Memory leaves for the first time.",
-            ),
-            (
-                |p| p.zswap_out,
-                "Pages are kept compressed for the first time.",
-            ),
-        ];
-        all.extend(
-            firsts
-                .iter()
-                .filter_map(|(f, what)| Some((first(*f)?, (*what).to_owned()))),
+        first(|p| p.minor | p.major, "The first memory is managed.");
+        first(
+            |p| p.pages_out | p.zswap_out,
+            "Memory leaves for the first time.",
+        );
+        first(
+            |p| p.zswap_out,
+            "Pages are kept compressed for the first time.",
         );
     }
     // The budget, where it has changed by an eighth since it was last told.

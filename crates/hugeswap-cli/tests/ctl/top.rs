@@ -176,6 +176,8 @@ fn keys_change_what_is_seen_and_the_budget() {
     top.shows(&["Ctrl-C", "larger budget", "? back"]);
     top.press("\x1b-");
     top.shows(&["budget 22.0 MiB (was 24.0 MiB)"]);
+    top.press("p");
+    top.shows(&["was asked to page out 2.00 MiB"]);
     top.shows(&["of 22.0 MiB"]);
     top.press("+");
     top.shows(&["of 24.0 MiB"]);

@@ -98,8 +98,8 @@ fn requests(mode: Mode) {
     let plain = program().plain();
     let setup = || Setup::new(mode, 64).option("--set", "syscall.io_uring=on");
     // (Half a minute each in message mode, which has no pages.)
-    let settings = match mode {
-        Mode::Message => &[&["debug.storm=50"][..]][..],
+    let settings: &[&[&str]] = match mode {
+        Mode::Message => &[&["debug.storm=50"]],
         _ => &[&[], &["debug.storm=50"], &["thp.enabled=never"]],
     };
     for settings in settings {

@@ -37,7 +37,7 @@ pub struct RingEnds {
 /// Who records the pool, and how much: see the module.
 #[repr(C)]
 pub struct Recording {
-    /// The process that does ([`holder`](super::holder)); 0: none.
+    /// The process that does ([`holder`]); 0: none.
     pub recorder: AtomicU64,
     /// One of so many faults is recorded; 0: nothing is.
     pub every: AtomicU32,
