@@ -11,6 +11,7 @@ mod doctor;
 mod explain;
 mod exporter;
 mod jupyter;
+mod manual;
 mod pagemap;
 mod ps;
 mod record;
@@ -22,7 +23,7 @@ mod text;
 mod top;
 
 use clap::error::ErrorKind;
-use clap::{Parser, Subcommand};
+use clap::{CommandFactory, Parser, Subcommand};
 use hugeswap_bench as bench;
 use std::io::Write;
 
@@ -77,6 +78,10 @@ enum Command {
     Doctor(doctor::Args),
     /// Sort real data in a quarter of the memory it takes, and check the result
     Demo(demo::Args),
+    /// Print what a shell completes command lines by
+    Completions(manual::Completions),
+    /// Write man pages, one for each command
+    Man(manual::Man),
     /// One worker process of a benchmark
     #[command(name = "__worker", hide = true)]
     Worker(bench::WorkerArgs),
@@ -120,8 +125,24 @@ fn dispatch(command: Command) -> anyhow::Result<i32> {
         Command::Swap(args) => swap::run(&args),
         Command::Doctor(args) => doctor::run(&args),
         Command::Demo(args) => demo::run(&args),
+        Command::Completions(args) => manual::completions(&args, visible()),
+        Command::Man(args) => manual::man(&args, visible()),
         Command::Worker(args) => bench::worker(args),
     }
+}
+
+/// The command line without what users do not see.
+fn visible() -> clap::Command {
+    let all = Cli::command();
+    let mut command = clap::Command::new("hugeswap").version(env!("CARGO_PKG_VERSION"));
+    if let Some(about) = all.get_about() {
+        command = command.about(about.clone());
+    }
+    if let Some(help) = all.get_after_help() {
+        command = command.after_help(help.clone());
+    }
+    let shown = all.get_subcommands().filter(|c| !c.is_hide_set());
+    command.subcommands(shown.cloned())
 }
 
 /// Writes an error as one line.
@@ -138,7 +159,7 @@ fn usage(e: &clap::Error) -> i32 {
     }
     if e.kind() == ErrorKind::DisplayHelpOnMissingArgumentOrSubcommand {
         complain(
-            "a command is missing: run, attach, detach, ctl, stat, ps, top, exporter, explain, pagemap, debug, bench, record, report, jupyter, swap, doctor or demo (hugeswap --help tells more)",
+            "a command is missing: run, attach, detach, ctl, stat, ps, top, exporter, explain, pagemap, debug, bench, record, report, jupyter, swap, doctor, demo, completions or man (hugeswap --help tells more)",
         );
         return 2;
     }
@@ -153,11 +174,35 @@ fn usage(e: &clap::Error) -> i32 {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use clap::CommandFactory;
 
     #[test]
     fn the_command_line_is_consistent() {
         Cli::command().debug_assert();
+    }
+
+    #[test]
+    fn shells_and_man_know_every_command() {
+        use clap_complete::Shell;
+        let dir = tempfile::tempdir().unwrap();
+        clap_mangen::generate_to(visible(), dir.path()).unwrap();
+        let mut script = Vec::new();
+        clap_complete::generate(Shell::Bash, &mut visible(), "hugeswap", &mut script);
+        let script = String::from_utf8(script).unwrap();
+        for c in Cli::command()
+            .get_subcommands()
+            .filter(|c| !c.is_hide_set())
+        {
+            let name = c.get_name();
+            let page = dir.path().join(format!("hugeswap-{name}.1"));
+            let page = std::fs::read_to_string(page).unwrap();
+            assert!(page.contains("EXAMPLE"), "{name}");
+            assert!(
+                script.contains(&format!("hugeswap__{name}")) || script.contains(name),
+                "{name}"
+            );
+        }
+        // (What users do not see, nothing knows of.)
+        assert!(!script.contains("__worker") && !dir.path().join("hugeswap-__worker.1").exists());
     }
 
     #[test]

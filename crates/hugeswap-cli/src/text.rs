@@ -1,6 +1,7 @@
 //! Settings, figures and lost places of swap as text; sizes, durations and counts come from
 //! [`hugeswap_support::text`].
 
+use hugeswap_engine::health::{AreaReport, LatencyReport};
 use hugeswap_engine::pool::losses::{Cause, Loss};
 use hugeswap_engine::pool::{FaultReport, Report};
 use hugeswap_policy::counters::Counter;
@@ -62,5 +63,21 @@ pub fn loss_json(loss: &Loss) -> Value {
         "offset": loss.offset,
         "cause": cause,
         "errno": errno,
+    })
+}
+
+/// How a swap area is, and how long its transfers took, as JSON.
+pub fn area_json(a: &AreaReport) -> Value {
+    let us = |ns: u64| ns as f64 / 1e3;
+    let took = |l: &LatencyReport| {
+        let buckets: Vec<_> = l.buckets.iter().map(|&(ns, n)| (us(ns), n)).collect();
+        json!({
+            "count": l.count, "p50_us": us(l.p50_ns), "p99_us": us(l.p99_ns), "max_us": us(l.max_ns),
+            "buckets_us": buckets,
+        })
+    };
+    json!({
+        "area": a.index, "state": a.state.name(), "read_errors": a.read_errors, "write_errors": a.write_errors,
+        "reads": took(&a.reads), "writes": took(&a.writes),
     })
 }

@@ -57,6 +57,7 @@ pub fn map_shared(fd: i32, len: usize, offset: u64) -> Result<usize> {
 ///
 /// # Safety
 /// `len` bytes at `to` may be written.
+#[inline(never)]
 pub unsafe fn read_own(from: usize, to: usize, len: usize) -> usize {
     const PAGE: usize = 4096;
     const MOST: usize = 17;

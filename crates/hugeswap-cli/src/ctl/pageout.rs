@@ -7,6 +7,9 @@ use hugeswap_engine::pool::Pool;
 use hugeswap_policy::{UNIT_BYTES, knobs};
 use hugeswap_support::interrupt::watch_signals;
 
+/// So often what is missing is asked for again.
+const ROUNDS: u32 = 4;
+
 /// Page out what was used least lately, without a smaller budget
 ///
 /// It is written to swap, where it is not there already, and the machine has its memory until the program uses it
@@ -35,17 +38,29 @@ pub fn run(pool: &Pool, args: &Args) -> Result<i32> {
     watch_signals()?;
     let in_use = || pool.used_frames() * UNIT_BYTES;
     let before = in_use();
-    let asked = pool.ask_to_page_out(args.pid, wanted);
-    watch_leave(pool, || in_use().saturating_sub(before - asked))?;
-    let left = before.saturating_sub(in_use());
+    let left = || before.saturating_sub(in_use());
+    let mut most = 0;
+    // (What a process gives it may take again for something else, a buffer say.)
+    for _ in 0..ROUNDS {
+        let rest = wanted.saturating_sub(left());
+        let asked = pool.ask_to_page_out(args.pid, rest);
+        most = left() + asked;
+        watch_leave(pool, || {
+            wanted.saturating_sub(left()).min(pool.asked_to_page_out())
+        })?;
+        if asked == 0 || left() >= wanted {
+            break;
+        }
+    }
+    let left = left();
     println!(
         "paged out: {}, {} in use",
         text::bytes(left),
         text::bytes(in_use())
     );
-    if asked < wanted.next_multiple_of(UNIT_BYTES) {
-        println!("no more than {} could leave", text::bytes(asked));
-    } else if left < asked {
+    if left < wanted && most < wanted {
+        println!("no more than {} could leave", text::bytes(most));
+    } else if left < wanted {
         println!("the rest stays: it is in use, locked, a process is stopped, or swap is full");
     }
     Ok(i32::from(left < wanted))

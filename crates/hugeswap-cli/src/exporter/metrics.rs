@@ -12,7 +12,7 @@ use hugeswap_policy::UNIT_BYTES;
 use hugeswap_policy::counters::Counter;
 use prometheus_client::collector::Collector;
 use prometheus_client::encoding::text::encode;
-use prometheus_client::encoding::{DescriptorEncoder, EncodeMetric, NoLabelSet};
+use prometheus_client::encoding::{DescriptorEncoder, EncodeMetric, MetricEncoder, NoLabelSet};
 use prometheus_client::metrics::MetricType;
 use prometheus_client::metrics::counter::ConstCounter;
 use prometheus_client::metrics::gauge::ConstGauge;
@@ -235,22 +235,33 @@ fn help(text: &str) -> &str {
     text.trim_end_matches('.')
 }
 
+/// A metric of one kind, if there is any value of it.
+fn family<V>(
+    to: &mut DescriptorEncoder<'_>,
+    (name, about, kind): (&str, &str, MetricType),
+    values: impl Iterator<Item = (Labels, V)>,
+    one: impl Fn(V, MetricEncoder<'_>) -> fmt::Result,
+) -> fmt::Result {
+    let mut values = values.peekable();
+    if values.peek().is_none() {
+        return Ok(());
+    }
+    let mut family = to.encode_descriptor(name, help(about), None, kind)?;
+    for (labels, value) in values {
+        one(value, family.encode_family(&labels)?)?;
+    }
+    Ok(())
+}
+
 fn gauges(
     to: &mut DescriptorEncoder<'_>,
     name: &str,
     about: &str,
     values: impl Iterator<Item = (Labels, u64)>,
 ) -> fmt::Result {
-    let mut values = values.peekable();
-    if values.peek().is_none() {
-        return Ok(());
-    }
-    let mut family = to.encode_descriptor(name, help(about), None, MetricType::Gauge)?;
-    for (labels, value) in values {
-        let value = i64::try_from(value).unwrap_or(i64::MAX);
-        ConstGauge::new(value).encode(family.encode_family(&labels)?)?;
-    }
-    Ok(())
+    family(to, (name, about, MetricType::Gauge), values, |n, to| {
+        ConstGauge::new(i64::try_from(n).unwrap_or(i64::MAX)).encode(to)
+    })
 }
 
 fn counters(
@@ -259,15 +270,9 @@ fn counters(
     about: &str,
     values: impl Iterator<Item = (Labels, u64)>,
 ) -> fmt::Result {
-    let mut values = values.peekable();
-    if values.peek().is_none() {
-        return Ok(());
-    }
-    let mut family = to.encode_descriptor(name, help(about), None, MetricType::Counter)?;
-    for (labels, value) in values {
-        ConstCounter::new(value).encode(family.encode_family(&labels)?)?;
-    }
-    Ok(())
+    family(to, (name, about, MetricType::Counter), values, |n, to| {
+        ConstCounter::new(n).encode(to)
+    })
 }
 
 fn durations<'a>(
@@ -276,18 +281,11 @@ fn durations<'a>(
     about: &str,
     values: impl Iterator<Item = (Labels, &'a LatencyReport)>,
 ) -> fmt::Result {
-    let mut values = values.peekable();
-    if values.peek().is_none() {
-        return Ok(());
-    }
-    let mut family = to.encode_descriptor(name, help(about), None, MetricType::Histogram)?;
-    for (labels, took) in values {
+    let kind = MetricType::Histogram;
+    family(to, (name, about, kind), values, |took, mut to| {
         let (buckets, sum) = histogram(took);
-        family
-            .encode_family(&labels)?
-            .encode_histogram::<NoLabelSet>(sum, took.count, &buckets, None)?;
-    }
-    Ok(())
+        to.encode_histogram::<NoLabelSet>(sum, took.count, &buckets, None)
+    })
 }
 
 /// How many took as long as each bound, not longer, and longer than the one before, seconds; and how

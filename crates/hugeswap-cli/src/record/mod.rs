@@ -55,7 +55,7 @@ pub struct Args {
 /// Records. Returns the exit status: the program's, or 0.
 pub fn run(args: Args) -> Result<i32> {
     match args.pid {
-        None => run::start(&args.options, &args.program, Some(&args.output)),
+        None => run::start(args.options, &args.program, Some(&args.output)),
         Some(pid) => of_pool(pid, &args.output, args.time),
     }
 }

@@ -8,7 +8,6 @@ use super::stacks::Folded;
 use super::symbols;
 use crate::ctl::{pools, swap};
 use crate::run::advice;
-use crate::run::report::area_json;
 use crate::stat::sample::Sample;
 use crate::stat::show;
 use crate::text;
@@ -52,6 +51,8 @@ pub struct Recording<'a> {
     points: Vec<Point>,
     /// Points that were written or will be.
     seen: usize,
+    /// Faults before it began.
+    faults_before: u64,
     faults: Thinned,
     stacks: Rate,
     evictions: Thinned,
@@ -99,6 +100,7 @@ impl<'a> Recording<'a> {
             events: Vec::new(),
             points: Vec::new(),
             seen: 0,
+            faults_before: 0,
             faults: Thinned::default(),
             stacks: Rate::default(),
             evictions: Thinned::default(),
@@ -211,7 +213,6 @@ impl<'a> Recording<'a> {
         let t = self.seconds();
         let point = self.point_of(&sample, t);
         self.faults.happened = point.major + point.minor;
-        // (Twice as much as a look at it might be, as it goes up and down.)
         let less = LONG / t.max(LONG);
         let (faults, seconds) = (&mut self.faults, t - self.last_look);
         let happened = faults.happened.saturating_sub(faults.before);
@@ -223,6 +224,7 @@ impl<'a> Recording<'a> {
             self.recorder.set_rates(every, stacks);
         } else {
             faults.before = faults.happened;
+            self.faults_before = faults.happened;
         }
         self.last_look = t;
         self.points.push(point);
@@ -272,7 +274,7 @@ impl<'a> Recording<'a> {
         self.writer.flush()
     }
 
-    /// Ends it: the program has ended so (empty: it runs on). How many stacks have no names.
+    /// Ends it: the program has ended so, in words (empty: it runs on).
     pub fn end(mut self, ended: String) -> Result<Ended> {
         self.fetch();
         self.point();
@@ -287,13 +289,13 @@ impl<'a> Recording<'a> {
             lost: self.recorder.lost(),
             figures: show::json(&sample),
             advisor: sample.totals.advice().as_ref().map(advice::json),
-            areas: sample.totals.areas.iter().map(area_json).collect(),
+            areas: sample.totals.areas.iter().map(text::area_json).collect(),
             processes: std::mem::take(&mut self.processes).into_iter().collect(),
         };
         self.writer.end(&end)?;
         Ok(Ended {
             seconds: end.t,
-            faults: self.faults.happened,
+            faults: self.faults.happened.saturating_sub(self.faults_before),
         })
     }
 }

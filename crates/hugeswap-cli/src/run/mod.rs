@@ -7,6 +7,7 @@
 
 pub mod advice;
 mod compressed;
+mod config;
 pub mod footprint;
 pub mod limit;
 pub mod loader;
@@ -28,7 +29,7 @@ use hugeswap_policy::knobs::{self, Knob, small};
 use hugeswap_support::{POOL_VARIABLE, PROGRAM_VARIABLE, STATIC_VARIABLE};
 use hugeswap_sys::{Errno, probe, process, spawn};
 use limit::{Follower, Limits, Stop, Wanted};
-use options::{Mode, Options, Static};
+use options::{Format, Mode, Options, Static};
 use preflight::Way;
 use std::ffi::{CString, OsStr, OsString};
 use std::fs::File;
@@ -50,6 +51,7 @@ EXAMPLES:
   hugeswap run --total 1G -- python3 job.py          everything it uses stays below 1 GiB
   docker run --memory 1g IMAGE hugeswap run -- python3 job.py          within the container's limit
   hugeswap run --small --memory 2G -- python3 dictionaries.py
+  hugeswap run --config job.toml -- python3 job.py          its options are in a file
   hugeswap run --memory 2G --swap /mnt/fast,size=50G --report json --report-file r.json -- python3 job.py
 
 Exit status, signals, standard streams and working directory are the program's. Errors before it
@@ -81,13 +83,14 @@ fn settings_help() -> String {
 
 /// Runs the program; returns its exit status.
 pub fn run(args: Args) -> Result<i32> {
-    start(&args.options, &args.program, None)
+    start(args.options, &args.program, None)
 }
 
 /// Runs `program` and its arguments, and records it if that is wanted; returns its exit status.
-pub fn start(options: &Options, program: &[OsString], record: Option<&Path>) -> Result<i32> {
+pub fn start(options: Options, program: &[OsString], record: Option<&Path>) -> Result<i32> {
     // First, before this process opens anything: the descriptors that it was started with are the program's.
     let inherited = supervise::inherited_descriptors();
+    let options = &config::complete(options, |name| std::env::var(name).ok())?;
     let wanted = Wanted::of(options)?;
     let limits = Limits::of(wanted);
     let (memory, ceiling) = match (wanted, &limits) {
@@ -105,7 +108,7 @@ pub fn start(options: &Options, program: &[OsString], record: Option<&Path>) -> 
     let found = preflight::find(&program[0])?;
     check_way(&found.program, found.way, &config)?;
     let loads = check_loading(&config, "--static");
-    let loads = match options.static_programs {
+    let loads = match options.static_programs.unwrap_or(Static::Auto) {
         Static::Auto => loads.is_ok(),
         Static::On => loads.map(|()| true)?,
         Static::Off => false,
@@ -151,7 +154,10 @@ pub fn start(options: &Options, program: &[OsString], record: Option<&Path>) -> 
             c_string(&format!("/proc/{}/exe", process::pid()).into())?
         }
     };
-    let mut sink = report::Sink::open(options.report, options.report_file.as_deref())?;
+    let mut sink = report::Sink::open(
+        options.report.unwrap_or(Format::Human),
+        options.report_file.as_deref(),
+    )?;
 
     if options.wait_all {
         process::adopt_orphans()
@@ -265,7 +271,7 @@ fn config(options: &Options, memory: u64) -> Result<PoolConfig> {
         memory,
         swap: &options.swap,
         encrypt: options.encrypt,
-        fault_mode: match options.fault_mode {
+        fault_mode: match options.fault_mode.unwrap_or(Mode::Auto) {
             Mode::Auto => FaultMode::Auto,
             Mode::Signal => FaultMode::Signal,
             Mode::Message => FaultMode::Message,

@@ -27,25 +27,24 @@ pub struct Options {
     #[arg(long)]
     pub encrypt: bool,
     /// How page faults are taken: in the faulting thread (signal), or by a thread that reads them
-    /// from a userfaultfd (message, needs privilege)
-    #[arg(long, value_name = "MODE", default_value = "auto", value_enum)]
-    pub fault_mode: Mode,
+    /// from a userfaultfd (message, needs privilege) [default: auto]
+    #[arg(long, value_name = "MODE", value_enum)]
+    pub fault_mode: Option<Mode>,
     /// Manage small blocks of malloc from the beginning, and not only in processes that have much
     /// memory in them; the same as --set route.small=on
     #[arg(long)]
     pub small: bool,
     /// Programs that are statically linked (Go) or for musl, and that a shell or make starts: manage them (auto, where
-    /// that can be; on, or say what is in the way), or not (off). PROG itself is managed in any case
+    /// that can be; on, or say what is in the way), or not (off). PROG itself is managed in any case [default: auto]
     #[arg(
         long = "static",
         value_name = "WHEN",
         value_enum,
-        default_value = "auto",
         default_missing_value = "on",
         num_args = 0..=1,
         require_equals = true
     )]
-    pub static_programs: Static,
+    pub static_programs: Option<Static>,
     /// Wait also for what PROG leaves in the background: its memory stays managed, and what it starts is managed too
     #[arg(long)]
     pub wait_all: bool,
@@ -55,15 +54,19 @@ pub struct Options {
     /// Serve the figures of this run to Prometheus while it takes: at 127.0.0.1:PORT, or unix:PATH
     #[arg(long, value_name = "ADDRESS")]
     pub metrics: Option<Address>,
-    /// The report at the end
-    #[arg(long, value_name = "FORMAT", default_value = "human", value_enum)]
-    pub report: Format,
+    /// The report at the end [default: human]
+    #[arg(long, value_name = "FORMAT", value_enum)]
+    pub report: Option<Format>,
     /// Write the report to FILE, not to standard error
     #[arg(long, value_name = "FILE")]
     pub report_file: Option<PathBuf>,
+    /// Options from a file, in TOML, by the names that they have here, settings in a table "set"; those of the
+    /// command line come first, then HUGESWAP_MEMORY, _TOTAL, _SWAP, _SET and _CONFIG of the environment
+    #[arg(long, value_name = "FILE")]
+    pub config: Option<PathBuf>,
 }
 
-#[derive(Clone, Copy, ValueEnum)]
+#[derive(Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub enum Mode {
     Auto,
     Signal,

@@ -8,7 +8,6 @@ use super::unmanaged::{self, Requests};
 use super::{advice, compressed};
 use crate::text;
 use anyhow::{Context, Result};
-use hugeswap_engine::health::{AreaReport, LatencyReport};
 use hugeswap_engine::pool::budget::{Followed, Moves};
 use hugeswap_engine::pool::{Pool, Report, SOFT_FULL_PERCENT};
 use hugeswap_policy::PAGE_BYTES;
@@ -209,7 +208,7 @@ fn json(outcome: &Outcome<'_>, report: &Report) -> String {
             _ => None,
         },
         faults: text::faults_json(report),
-        areas: report.areas.iter().map(area_json).collect(),
+        areas: report.areas.iter().map(text::area_json).collect(),
         losses: report.losses.iter().map(text::loss_json).collect(),
         advisor: report.advice().as_ref().map(advice::json),
         limit: outcome.limit.as_ref().map(|l| limit_json(l, report)),
@@ -250,22 +249,6 @@ fn limit_line(out: &mut String, limit: Option<&LimitReport>, report: &Report) {
             text::bytes(report.memory_bytes),
         );
     }
-}
-
-/// How a swap area is.
-pub fn area_json(a: &AreaReport) -> Value {
-    let us = |ns: u64| ns as f64 / 1e3;
-    let took = |l: &LatencyReport| {
-        let buckets: Vec<_> = l.buckets.iter().map(|&(ns, n)| (us(ns), n)).collect();
-        serde_json::json!({
-            "count": l.count, "p50_us": us(l.p50_ns), "p99_us": us(l.p99_ns), "max_us": us(l.max_ns),
-            "buckets_us": buckets,
-        })
-    };
-    serde_json::json!({
-        "area": a.index, "state": a.state.name(), "read_errors": a.read_errors, "write_errors": a.write_errors,
-        "reads": took(&a.reads), "writes": took(&a.writes),
-    })
 }
 
 /// How it ended, in words.
@@ -483,6 +466,7 @@ fn fault_lines(out: &mut String, report: &Report) {
 #[cfg(test)]
 pub(super) mod tests {
     use super::*;
+    use hugeswap_engine::health::{AreaReport, LatencyReport};
     use hugeswap_engine::pool::FaultReport;
     use hugeswap_policy::counters::FaultClass;
     use hugeswap_policy::device::breaker::State;

@@ -105,6 +105,14 @@ impl Pool {
         given * UNIT_BYTES
     }
 
+    /// What processes were asked for, and have not given yet, bytes.
+    pub fn asked_to_page_out(&self) -> u64 {
+        let asked = self.live().map(|(_, r)| r.give_back.load(Relaxed));
+        asked
+            .fold(0, u64::saturating_add)
+            .saturating_mul(UNIT_BYTES)
+    }
+
     /// How the budget has moved.
     pub fn budget_moves(&self) -> Moves {
         let b = &self.header().budget;

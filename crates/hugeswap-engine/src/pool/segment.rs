@@ -4,7 +4,7 @@
 use super::areas::Areas;
 use super::joining::{open_of, out_of_the_way};
 use super::layout::{self, Header, MAGIC, MAX_AREAS, VERSION};
-use super::{MIN_MEMORY, Pool, PoolConfig, PoolError, Secret, machine_memory, swap};
+use super::{MIN_MEMORY, Pool, PoolConfig, PoolError, Secret, machine_memory, offsets, swap};
 use crate::lock::Lock;
 use crate::zeroed::leave_out_of_core_dumps;
 use hugeswap_policy::UNIT_BYTES;
@@ -59,7 +59,7 @@ impl Pool {
         };
         let capacity = total.saturating_add(room_to_add(total));
         let zswap = most_zswap_frames();
-        let offsets = layout::offsets(capacity, zswap)
+        let offsets = offsets::offsets(capacity, zswap)
             .ok_or(PoolError::BadSegment)
             .map_err(close_all)?;
         let fd = mm::memfd(SEGMENT_NAME, false)
@@ -168,7 +168,7 @@ impl Pool {
         let zswap = h.zswap_frames.load(Relaxed);
         // SAFETY: the mapping made above; `h` is not used again.
         let _ = unsafe { mm::unmap(head, size_of::<Header>().next_multiple_of(4096)) };
-        let offsets = layout::offsets(clusters, zswap)
+        let offsets = offsets::offsets(clusters, zswap)
             .filter(|o| ok && o.end as u64 == length)
             .ok_or(PoolError::BadSegment)?;
         let base = mm::map_shared(fd, offsets.end, 0)
