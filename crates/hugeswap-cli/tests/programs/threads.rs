@@ -70,6 +70,15 @@ fn asynchronous(mode: Mode) {
     assert_eq!(forks.output.stdout, plain.stdout);
 }
 
+/// Settings under which memory leaves while it is transferred to. (Without any, transfers are tried where what
+/// was transferred to is to leave. Message mode has no pages.)
+fn hard_for_transfers(mode: Mode) -> &'static [&'static str] {
+    match mode {
+        Mode::Message => &["debug.storm=50"],
+        _ => &["debug.storm=50", "thp.enabled=never"],
+    }
+}
+
 /// c/submitted.c: transfers by io_submit.
 fn submitted(mode: Mode) {
     mode.need();
@@ -77,9 +86,8 @@ fn submitted(mode: Mode) {
     let file = dir.path().join("file");
     let program = Program::new(dir.path(), compile("submitted", dir.path())).arg(file);
     let plain = program.plain();
-    for settings in [&[][..], &["debug.storm=50"], &["thp.enabled=never"]] {
-        let setup = Setup::new(mode, 64);
-        let setup = settings.iter().fold(setup, |s, set| s.option("--set", set));
+    for &setting in hard_for_transfers(mode) {
+        let setup = Setup::new(mode, 64).option("--set", setting);
         program.managed(&setup).same_output_as(&plain);
     }
     let leaves = program.arg("leaves").managed(&Setup::new(mode, 64));
@@ -97,14 +105,10 @@ fn requests(mode: Mode) {
     let program = || Program::new(dir.path(), compile("requests", dir.path())).arg(&file);
     let plain = program().plain();
     let setup = || Setup::new(mode, 64).option("--set", "syscall.io_uring=on");
-    // (Half a minute each in message mode, which has no pages.)
-    let settings: &[&[&str]] = match mode {
-        Mode::Message => &[&["debug.storm=50"]],
-        _ => &[&[], &["debug.storm=50"], &["thp.enabled=never"]],
-    };
-    for settings in settings {
-        let setup = { settings.iter() }.fold(setup(), |s, set| s.option("--set", set));
-        program().managed(&setup).same_output_as(&plain);
+    for &setting in hard_for_transfers(mode) {
+        program()
+            .managed(&setup().option("--set", setting))
+            .same_output_as(&plain);
     }
     let leaves = program().arg("leaves").managed(&setup());
     assert!(leaves.output.status.success(), "{}", leaves.said());
