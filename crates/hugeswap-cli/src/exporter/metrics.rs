@@ -43,8 +43,8 @@ struct Looked {
     labels: Labels,
     sample: Sample,
     limit: Option<Followed>,
-    /// Of its areas: where, size, in use.
-    areas: Vec<(String, u64, u64)>,
+    /// Its areas: each one's number, what it is called, size, in use.
+    areas: Vec<(usize, String, u64, u64)>,
 }
 
 impl Looked {
@@ -53,7 +53,12 @@ impl Looked {
         let areas = pool.area_usage();
         let usage = |a: &AreaUsage| {
             let place = format!("{}: {}", a.index, swap::place_of(pool, a));
-            (place, a.usage.clusters * UNIT_BYTES, a.usage.used_bytes())
+            (
+                a.index,
+                place,
+                a.usage.clusters * UNIT_BYTES,
+                a.usage.used_bytes(),
+            )
         };
         Looked {
             labels: vec![
@@ -64,6 +69,13 @@ impl Looked {
             areas: areas.iter().map(usage).collect(),
             sample,
         }
+    }
+
+    /// What an area is called.
+    fn place(&self, index: usize) -> String {
+        let of = self.areas.iter().find(|(i, ..)| *i == index);
+        // (It may have come since.)
+        of.map_or_else(|| index.to_string(), |(_, place, ..)| place.clone())
     }
 
     fn with(&self, name: &'static str, value: impl Into<String>) -> Labels {
@@ -170,31 +182,18 @@ impl Collector for All {
             to,
             "swap_area_bytes",
             "Size of the area.",
-            areas().map(|(p, (place, size, _))| (p.with("area", place), *size)),
+            areas().map(|(p, (_, place, size, _))| (p.with("area", place), *size)),
         )?;
         gauges(
             to,
             "swap_area_used_bytes",
             "What is in use of the area.",
-            areas().map(|(p, (place, _, used))| (p.with("area", place), *used)),
+            areas().map(|(p, (_, place, _, used))| (p.with("area", place), *used)),
         )?;
         let health = || {
             pools().flat_map(|p| {
-                let place = |index: usize| {
-                    p.areas
-                        .iter()
-                        .find(|a| a.0.starts_with(&format!("{index}:")))
-                };
                 let of = p.sample.totals.areas.iter();
-                of.map(move |a| {
-                    (
-                        p.with(
-                            "area",
-                            place(a.index).map_or(a.index.to_string(), |a| a.0.clone()),
-                        ),
-                        a,
-                    )
-                })
+                of.map(|a| (p.with("area", p.place(a.index)), a))
             })
         };
         durations(
@@ -230,11 +229,6 @@ impl Collector for All {
     }
 }
 
-/// What is told of a metric ends without a full stop: one is put there.
-fn help(text: &str) -> &str {
-    text.trim_end_matches('.')
-}
-
 /// A metric of one kind, if there is any value of it.
 fn family<V>(
     to: &mut DescriptorEncoder<'_>,
@@ -246,7 +240,7 @@ fn family<V>(
     if values.peek().is_none() {
         return Ok(());
     }
-    let mut family = to.encode_descriptor(name, help(about), None, kind)?;
+    let mut family = to.encode_descriptor(name, about, None, kind)?;
     for (labels, value) in values {
         one(value, family.encode_family(&labels)?)?;
     }
