@@ -436,7 +436,7 @@ impl Agent {
         let longest = match steps.contains(&step::ENDED) {
             // The program's threads stand still meanwhile.
             true => Duration::from_millis(1),
-            false => Duration::from_millis(50),
+            false => Duration::from_millis(5),
         };
         loop {
             let now = self.step()?;

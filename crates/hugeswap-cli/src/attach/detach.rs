@@ -54,7 +54,7 @@ pub fn run(args: &Args) -> Result<i32> {
                 "the memory of process {pid} is not given back: hugeswap attach, process {maker}, says why"
             );
         }
-        std::thread::sleep(Duration::from_millis(20));
+        std::thread::sleep(Duration::from_millis(5));
     }
     if !is_alive(pid) {
         bail!("process {pid} has ended");

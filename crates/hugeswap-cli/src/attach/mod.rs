@@ -29,6 +29,8 @@ use hugeswap_support::text::bytes;
 use hugeswap_sys::attach::{Thread, command, step};
 use hugeswap_sys::{process, signal};
 use ranges::Place;
+use rustix::time::Timespec;
+use std::io::Write;
 use std::os::fd::AsRawFd;
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -83,11 +85,15 @@ pub struct Args {
     /// Write the report to FILE, not to standard error
     #[arg(long, value_name = "FILE")]
     report_file: Option<PathBuf>,
+    /// Write an empty line to this open descriptor when the program is attached (for whoever starts this)
+    #[arg(long, value_name = "FD")]
+    ready_fd: Option<u32>,
 }
 
 /// Attaches a program, and stays with it; returns the exit status.
 pub fn run(args: &Args) -> Result<i32> {
     let wanted = limit::parse(args.memory.as_deref(), args.total.as_deref())?;
+    let ready = args.ready_fd.map(descriptor).transpose()?;
     let target = Target::of(args.pid)?;
     let command = target.command();
     let limits = Limits::of_process(wanted, target.pid);
@@ -122,6 +128,10 @@ pub fn run(args: &Args) -> Result<i32> {
             return Err(e);
         }
     };
+    if let Some(mut ready) = ready {
+        // (Nobody may be waiting any more.)
+        let _ = ready.write_all(b"\n");
+    }
     let say = |line: String| {
         if !args.quiet {
             eprintln!("hugeswap: {line}");
@@ -190,6 +200,14 @@ pub fn run(args: &Args) -> Result<i32> {
     Ok(0)
 }
 
+/// A descriptor that this process was started with, to write to.
+fn descriptor(fd: u32) -> Result<std::fs::File> {
+    let opened = std::fs::File::options()
+        .write(true)
+        .open(format!("/proc/self/fd/{fd}"));
+    opened.with_context(|| format!("--ready-fd {fd} cannot be written to"))
+}
+
 /// What a report says of the pool.
 struct Figures {
     report: Report,
@@ -205,6 +223,12 @@ impl Figures {
         }
     }
 }
+
+/// Between two looks at a program that is attached.
+const PAUSE: Timespec = Timespec {
+    tv_sec: 0,
+    tv_nsec: 100_000_000,
+};
 
 /// How it ended.
 enum Done {
@@ -463,7 +487,8 @@ impl Attached {
             }
             pool.reap();
             pool.serve();
-            std::thread::sleep(Duration::from_millis(100));
+            // (A signal ends it: somebody waits for the memory.)
+            let _ = rustix::thread::nanosleep(&PAUSE);
         }
     }
 

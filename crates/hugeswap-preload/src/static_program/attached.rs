@@ -203,7 +203,8 @@ fn wait_for(plan: &Plan, command: u32) {
     let longest = match command {
         // The program's threads stand still meanwhile.
         command::END => Duration::from_millis(1),
-        _ => Duration::from_millis(200),
+        // (A look takes some microseconds: a thousandth of a processor's time.)
+        _ => Duration::from_millis(20),
     };
     wait_until(plan, longest, |now| now >= command);
 }

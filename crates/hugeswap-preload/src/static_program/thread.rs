@@ -269,9 +269,7 @@ extern "C" fn go_on(begin: &Begin) -> ! {
     if program_fs::is_on() {
         mask::believe(begin.believed);
     }
-    if !begin.is_vfork {
-        attached::watch();
-    }
+    attached::watch();
     // SAFETY: the frame that `clone` has copied for this thread.
     unsafe { frame::resume(begin.context) }
 }

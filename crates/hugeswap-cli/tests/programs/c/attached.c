@@ -9,6 +9,7 @@
 #include <pthread.h>
 #include <sched.h>
 #include <signal.h>
+#include <spawn.h>
 #include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -177,6 +178,44 @@ static void *checks(void *part) {
     return part;
 }
 
+// What a child that has its parent's memory executes is named in memory that may be in swap.
+static struct executed {
+    char path[16], arguments[3][16], variable[16];
+    char *list[4], *environment[2];
+} *executed;
+
+static void make_executed(void) {
+    executed = mmap(NULL, 4 * MIB, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    CHECK(executed != MAP_FAILED);
+    // (The middle of it is in a whole unit.)
+    executed = (struct executed *)((char *)executed + 2 * MIB);
+    strcpy(executed->path, "/bin/sh");
+    strcpy(executed->arguments[0], "sh");
+    strcpy(executed->arguments[1], "-c");
+    strcpy(executed->arguments[2], "exit $STATUS");
+    strcpy(executed->variable, "STATUS=33");
+    for (int i = 0; i < 3; i++)
+        executed->list[i] = executed->arguments[i];
+    executed->environment[0] = executed->variable;
+}
+
+static void check_executed(void) {
+    for (int i = 0; i < 2; i++) {
+        madvise((void *)((uintptr_t)executed & -4096ul), 4096, MADV_PAGEOUT);
+        pid_t child = -1;
+        int status;
+        if (i == 0) {
+            int error = posix_spawn(&child, executed->path, NULL, NULL, executed->list, executed->environment);
+            CHECK(error == 0);
+        } else if ((child = vfork()) == 0) {
+            execve(executed->path, executed->list, executed->environment);
+            _exit(errno);
+        }
+        CHECK(child > 0 && waitpid(child, &status, 0) == child);
+        CHECK(WIFEXITED(status) && WEXITSTATUS(status) == 33);
+    }
+}
+
 static void wait_for_line(const char *said) {
     char line[16];
     puts(said);
@@ -257,6 +296,7 @@ static void work(void) {
     int status;
     CHECK(waitpid(child, &status, 0) == child && WIFEXITED(status) && WEXITSTATUS(status) == 7);
     CHECK(system("test \"$(echo hello | tr a-z A-Z)\" = HELLO") == 0);
+    check_executed();
     check_words(1);
 
     check_changed(2);
@@ -271,6 +311,7 @@ static void work(void) {
 int main(int argc, char **argv) {
     size_t len = (size_t)atoi(argc > 1 ? argv[1] : "96") * MIB;
     count = len / 8;
+    make_executed();
     is_stopped = argc > 2;
     words = mmap(NULL, len, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
     CHECK(words != MAP_FAILED);
