@@ -78,6 +78,6 @@ pub fn area_json(a: &AreaReport) -> Value {
     };
     json!({
         "area": a.index, "state": a.state.name(), "read_errors": a.read_errors, "write_errors": a.write_errors,
-        "reads": took(&a.reads), "writes": took(&a.writes),
+        "reads": took(&a.reads), "writes": took(&a.writes), "read_bytes": a.read_bytes, "written_bytes": a.written_bytes,
     })
 }

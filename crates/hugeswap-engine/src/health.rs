@@ -46,6 +46,10 @@ pub struct AreaReport {
     pub reads: LatencyReport,
     /// Durations of writes.
     pub writes: LatencyReport,
+    /// Bytes that were read from it.
+    pub read_bytes: u64,
+    /// Bytes that were written to it.
+    pub written_bytes: u64,
 }
 
 impl LatencyReport {
@@ -95,6 +99,7 @@ impl Area {
         self.health.store(0, Relaxed);
         self.reads.forget();
         self.writes.forget();
+        self.moved.iter().for_each(|m| m.store(0, Relaxed));
         self.forget_waits();
     }
 
@@ -102,16 +107,17 @@ impl Area {
         Breaker::from_word(self.health.load(Relaxed))
     }
 
-    /// A transfer took `ns`, and came to this.
-    pub(crate) fn note_transfer(&self, write: bool, ns: u64, failed: Option<Errno>) {
+    /// A transfer of `bytes` took `ns`, and came to this.
+    pub(crate) fn note_transfer(&self, write: bool, bytes: usize, ns: u64, failed: Option<Errno>) {
         let (latencies, errors) = match write {
             true => (&self.writes, &self.errors),
             false => (&self.reads, &self.read_errors),
         };
         latencies.record(ns);
-        if failed.is_some() {
-            errors.fetch_add(1, Relaxed);
-        }
+        match failed {
+            None => self.moved[usize::from(write)].fetch_add(bytes as u64, Relaxed),
+            Some(_) => errors.fetch_add(1, Relaxed),
+        };
         if let Some(Errno::ENODEV | Errno::ENXIO) = failed {
             update(&self.health, Breaker::gone);
         }
@@ -173,6 +179,8 @@ impl Pool {
                 write_errors: a.errors.load(Relaxed),
                 reads: a.reads.report(),
                 writes: a.writes.report(),
+                read_bytes: a.moved[0].load(Relaxed),
+                written_bytes: a.moved[1].load(Relaxed),
             })
             .collect()
     }

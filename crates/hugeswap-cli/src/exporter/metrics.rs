@@ -210,6 +210,18 @@ impl Collector for All {
         )?;
         counters(
             to,
+            "swap_area_read_bytes",
+            "Bytes that were read from the area.",
+            health().map(|(l, a)| (l, a.read_bytes)),
+        )?;
+        counters(
+            to,
+            "swap_area_written_bytes",
+            "Bytes that were written to the area.",
+            health().map(|(l, a)| (l, a.written_bytes)),
+        )?;
+        counters(
+            to,
             "swap_area_read_errors",
             "Reads that failed, or brought something else than was written, each attempt.",
             health().map(|(l, a)| (l, a.read_errors)),

@@ -1,7 +1,7 @@
 //! The screen of `hugeswap top`. Letters and brackets say all that colours say.
 
 use super::keys::{Column, KEYS, Screen, View};
-use super::watched::{Pools, Watched};
+use super::watched::{Area, Pools, Watched};
 use crate::pagemap::LOOKS;
 use crate::stat::show::short;
 use crate::text;
@@ -139,8 +139,11 @@ fn cut(said: &str, width: usize) -> String {
     }
 }
 
+/// Areas that have a line.
+const MOST_AREAS: usize = 4;
+
 fn height_of_gauges(shown: &Watched) -> u16 {
-    3 + u16::from(shown.pool.followed_limit().is_some())
+    3 + u16::from(shown.pool.followed_limit().is_some()) + shown.areas.len().min(MOST_AREAS) as u16
 }
 
 /// Memory, swap, the limit if the budget follows one, and rates.
@@ -189,7 +192,26 @@ fn gauges(frame: &mut Frame<'_>, area: Rect, shown: &Watched) {
         width,
     ));
     lines.push(rates(shown));
+    lines.extend(shown.areas.iter().take(MOST_AREAS).map(swap_area));
     frame.render_widget(Paragraph::new(lines), area);
+}
+
+/// What an area holds, and what is read from it and written to it.
+fn swap_area(a: &Area) -> Line<'static> {
+    let name = Span::styled(format!("{:<NAMES$}", format!("area {}", a.index)), BOLD);
+    Line::from(vec![
+        name,
+        Span::raw(format!(
+            "{} of {}  in {}/s  out {}/s  reads {:.0}/s p99 {}  {}",
+            short(a.used),
+            short(a.size),
+            short(a.comes),
+            short(a.goes),
+            a.reads,
+            text::duration(a.p99_ns),
+            a.place,
+        )),
+    ])
 }
 
 /// A bar with parts of different signs, and what it says behind it.

@@ -1,12 +1,13 @@
 //! What `hugeswap top` knows of pools: their figures at the last two looks, those of their processes,
 //! and how much went to swap and came back in the looks before.
 
-use crate::ctl::pools;
+use crate::ctl::{pools, swap};
 use crate::stat::sample::{Difference, Sample};
 use anyhow::Result;
-use hugeswap_engine::pool::{Pool, ProcessReport};
-use hugeswap_policy::PAGE_BYTES;
+use hugeswap_engine::health::AreaReport;
+use hugeswap_engine::pool::{AreaUsage, Pool, ProcessReport};
 use hugeswap_policy::counters::Counter;
+use hugeswap_policy::{PAGE_BYTES, UNIT_BYTES};
 use std::collections::{BTreeMap, HashMap, VecDeque};
 use std::path::Path;
 use std::time::{Duration, Instant};
@@ -98,6 +99,8 @@ pub struct Watched {
     pub now: Sample,
     before: Option<Sample>,
     pub processes: Vec<Process>,
+    /// Swap areas, if they are on devices.
+    pub areas: Vec<Area>,
     reports: HashMap<i32, ProcessReport>,
     /// Bytes each second that came in and went out, the newest last.
     pub history: VecDeque<(u64, u64)>,
@@ -125,6 +128,24 @@ pub struct Process {
     pub in_faults: f64,
 }
 
+/// A swap area; sizes in bytes.
+#[derive(Clone, Debug, Default)]
+pub struct Area {
+    pub index: usize,
+    /// What it is called.
+    pub place: String,
+    pub size: u64,
+    pub used: u64,
+    /// Bytes each second that are read from it.
+    pub comes: u64,
+    /// Bytes each second that are written to it.
+    pub goes: u64,
+    /// Reads each second.
+    pub reads: f64,
+    /// The 99th percentile of all reads so far, nanoseconds.
+    pub p99_ns: u64,
+}
+
 impl Watched {
     fn new(pool: Pool) -> Watched {
         let now = Sample::of(&pool);
@@ -133,6 +154,7 @@ impl Watched {
             now,
             before: None,
             processes: Vec::new(),
+            areas: Vec::new(),
             reports: HashMap::new(),
             history: VecDeque::new(),
             pool,
@@ -155,6 +177,37 @@ impl Watched {
             }
         }
         self.look_at_processes(seconds.map(|(seconds, _)| seconds));
+        self.look_at_areas();
+    }
+
+    fn look_at_areas(&mut self) {
+        let difference = self.difference();
+        let area = |a: &AreaUsage| {
+            // (Another area may have this number since.)
+            let of = |s: &Sample| s.totals.areas.iter().find(|r| r.index == a.index).cloned();
+            let now = difference.as_ref().and_then(|d| of(d.now));
+            let before = difference.as_ref().and_then(|d| of(d.before));
+            let rate = |figure: fn(&AreaReport) -> u64| match (&difference, &before, &now) {
+                (Some(d), Some(before), Some(now)) => {
+                    figure(now).saturating_sub(figure(before)) as f64 / d.seconds()
+                }
+                _ => 0.0,
+            };
+            Area {
+                index: a.index,
+                place: swap::place_of(&self.pool, a),
+                size: a.usage.clusters * UNIT_BYTES,
+                used: a.usage.used_bytes(),
+                comes: rate(|a| a.read_bytes) as u64,
+                goes: rate(|a| a.written_bytes) as u64,
+                reads: rate(|a| a.reads.count),
+                p99_ns: now.as_ref().map_or(0, |a| a.reads.p99_ns),
+            }
+        };
+        self.areas = match self.now.no_device {
+            true => Vec::new(),
+            false => self.pool.area_usage().iter().map(area).collect(),
+        };
     }
 
     /// What was done between the last two looks.

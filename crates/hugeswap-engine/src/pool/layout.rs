@@ -34,7 +34,7 @@ use std::sync::atomic::{AtomicI32, AtomicI64, AtomicU8, AtomicU32, AtomicU64};
 /// "hugeswap" in ASCII.
 pub const MAGIC: u64 = u64::from_le_bytes(*b"hugeswap");
 /// Changed whenever the layout does.
-pub const VERSION: u32 = 38;
+pub const VERSION: u32 = 39;
 /// See [`Record::unreadable`].
 pub const ONLY_UNREADABLE: u64 = 1 << 31;
 /// Most processes a pool can have at one time.
@@ -246,6 +246,8 @@ pub struct Area {
     pub reads: Latencies,
     /// Durations of writes.
     pub writes: Latencies,
+    /// Bytes that were read, and that were written.
+    pub moved: [AtomicU64; 2],
     /// Durations of its transfers when it was turned on.
     pub costs: AreaCosts,
     /// How it is written to ([`Throttle`](hugeswap_policy::device::wbt::Throttle)).

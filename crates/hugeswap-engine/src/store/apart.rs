@@ -149,7 +149,7 @@ impl Store {
                 continue;
             }
             if let Some(area) = self.pool.header().areas.get(areas[k]) {
-                area.note_transfer(false, took, None);
+                area.note_transfer(false, extents[k].len, took, None);
             }
             // (Each waited for the others: that says nothing of writers.)
             self.pool.note_wait(areas[k], PAGES, took);

@@ -229,7 +229,7 @@ impl Store {
             if results[k] != Ok(writes[k].len) {
                 continue;
             }
-            target.area.note_transfer(true, took, None);
+            target.area.note_transfer(true, writes[k].len, took, None);
             target.area.note_write(None);
             checksum::store(target.sums, &sums[of_run[k].clone()]);
             self.pool.count(Counter::PswpOut, run.pages.len() as u64);

@@ -191,7 +191,7 @@ impl Store {
         if written != Ok(n * PAGE) {
             return 0;
         }
-        target.area.note_transfer(true, took, None);
+        target.area.note_transfer(true, n * PAGE, took, None);
         target.area.note_write(None);
         checksum::store(target.sums, &sums[..n]);
         self.pool.count(Counter::PswpOut, n as u64);

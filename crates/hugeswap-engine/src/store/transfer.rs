@@ -202,7 +202,7 @@ impl Store {
         let took = now_ns().saturating_sub(start);
         let note = |failed| {
             if let Some(shared) = self.pool.header().areas.get(area) {
-                shared.note_transfer(false, took, failed);
+                shared.note_transfer(false, len, took, failed);
             }
         };
         let moved = read.map_err(|failed| match strange() {
@@ -481,7 +481,7 @@ impl Store {
             // SAFETY: as the caller promises.
             let tried = unsafe { self.backing.carry_out(&self.pool, &transfer) };
             let failed = tried.err().map(|failed| failed.error);
-            area.note_transfer(true, now_ns().saturating_sub(began), failed);
+            area.note_transfer(true, len, now_ns().saturating_sub(began), failed);
             let Some(error) = failed else { break };
             if is_no_room(error) {
                 self.pool.note_room(index, false);
