@@ -88,6 +88,7 @@ mod zeroed;
 pub use compressor::{Compressor, Made, Most};
 pub use engine::{Engine, EngineConfig, high_descriptor};
 pub use error::EngineError;
+pub use fault::MESSAGES as FAULT_MESSAGES;
 pub use file::{FileMode, MapFileError};
 pub use fork::{fork_child, fork_parent, fork_prepare, is_registered as fork_is_registered};
 pub use memory::groups;

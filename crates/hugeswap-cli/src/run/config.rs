@@ -3,6 +3,7 @@
 
 use super::options::{Format, Mode, Options, Static};
 use crate::exporter::serve::Address;
+use crate::stat;
 use anyhow::{Context, Result, anyhow, bail};
 use clap::ValueEnum;
 use serde::Deserialize;
@@ -22,6 +23,7 @@ struct Config {
     r#static: Option<String>,
     wait_all: bool,
     metrics: Option<String>,
+    log: Option<f64>,
     report: Option<String>,
     report_file: Option<PathBuf>,
     /// By key; a key with a dot may be a table.
@@ -96,6 +98,8 @@ fn add(options: &mut Options, more: Config, mut settings: Vec<String>) -> Result
     fill(&mut options.metrics, "metrics", more.metrics, |text| {
         text.parse::<Address>()
     })?;
+    let seconds = more.log.map(|seconds| seconds.to_string());
+    fill(&mut options.log, "log", seconds, stat::interval)?;
     options.report_file = options.report_file.take().or(more.report_file);
     settings.append(&mut options.set);
     options.set = settings;
@@ -187,6 +191,7 @@ encrypt = true
 fault-mode = 'signal'
 static = 'off'
 metrics = 'unix:/run/x'
+log = 60
 report = 'none'
 
 [set]
@@ -203,6 +208,7 @@ swap.io_uring = false
         assert!(o.encrypt && !o.small && !o.wait_all);
         assert!(o.fault_mode == Some(Mode::Signal) && o.static_programs == Some(Static::Off));
         assert_eq!(o.metrics, Some(Address::Socket("/run/x".into())));
+        assert_eq!(o.log, Some(std::time::Duration::from_secs(60)));
         let mut set = o.set.clone();
         set.sort();
         assert_eq!(
@@ -263,6 +269,7 @@ swap.io_uring = false
                 "fault-mode: fast is none of auto, signal, message",
             ),
             ("metrics = '0.0.0.0:9'", "metrics: "),
+            ("log = 0.0", "log: give seconds, 0.1 to 86400"),
             ("set.a = 1.5", "a: float is neither"),
             ("set.a.b = []", "a.b: array is neither"),
         ] {

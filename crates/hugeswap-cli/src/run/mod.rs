@@ -18,10 +18,12 @@ pub mod preflight;
 pub mod report;
 mod supervise;
 pub mod unmanaged;
+mod warnings;
 
 use crate::doctor::facts;
 use crate::exporter::{self, serve::Listening};
 use crate::record::watch::{self, Recording};
+use crate::stat::log;
 use anyhow::{Context, Result, bail};
 use hugeswap_engine::pool::swap::default_area;
 use hugeswap_engine::pool::{FaultMode, Pool, PoolConfig, SwapSpec, SwapSpecError};
@@ -211,7 +213,9 @@ pub fn start(options: Options, program: &[OsString], record: Option<&Path>) -> R
         }
     };
     let (done, recording) = exporter::beside(serving, &pool, || {
-        watch::beside(recording, || follow(&mut footprint))
+        log::beside(options.log, &pool, || {
+            watch::beside(recording, || follow(&mut footprint))
+        })
     });
     let done = done?;
     pool.reap();

@@ -1,8 +1,10 @@
 //! The options of `hugeswap run`, which `hugeswap record` takes, too.
 
 use crate::exporter::serve::Address;
+use crate::stat;
 use clap::ValueEnum;
 use std::path::PathBuf;
+use std::time::Duration;
 
 /// How a program is run.
 #[derive(clap::Args)]
@@ -54,6 +56,9 @@ pub struct Options {
     /// Serve the figures of this run to Prometheus while it takes: at 127.0.0.1:PORT, or unix:PATH
     #[arg(long, value_name = "ADDRESS")]
     pub metrics: Option<Address>,
+    /// Write a line of JSON to standard error every so many seconds, and at the end
+    #[arg(long, value_name = "SECONDS", value_parser = stat::interval)]
+    pub log: Option<Duration>,
     /// The report at the end [default: human]
     #[arg(long, value_name = "FORMAT", value_enum)]
     pub report: Option<Format>,

@@ -5,11 +5,12 @@ use super::limit::Limits;
 use super::options::Format;
 use super::supervise::Ended;
 use super::unmanaged::{self, Requests};
-use super::{advice, compressed};
+use super::{advice, compressed, warnings};
+use crate::explain::Message;
 use crate::text;
 use anyhow::{Context, Result};
 use hugeswap_engine::pool::budget::{Followed, Moves};
-use hugeswap_engine::pool::{Pool, Report, SOFT_FULL_PERCENT};
+use hugeswap_engine::pool::{Pool, Report};
 use hugeswap_policy::PAGE_BYTES;
 use hugeswap_policy::counters::Counter;
 use serde::Serialize;
@@ -289,7 +290,8 @@ fn human(outcome: &Outcome<'_>, report: &Report) -> String {
         let _ = writeln!(
             out,
             "; nothing was managed\n  Either it {little},\n  or it has an allocator of its own that is not caught, \
-             or it took LD_PRELOAD out of its environment.",
+             or it took LD_PRELOAD out of its environment. {}",
+            Message::NothingManaged,
         );
         limit_line(&mut out, outcome.limit.as_ref(), report);
         unmanaged_lines(&mut out, outcome, report);
@@ -324,65 +326,11 @@ fn human(outcome: &Outcome<'_>, report: &Report) -> String {
     area_lines(&mut out, report);
     fault_lines(&mut out, report);
     if let Some(line) = advice::line(report, report.advice().as_ref()) {
-        let _ = writeln!(out, "  advice    {line}");
+        let _ = writeln!(out, "  advice    {line} {}", Message::Slow);
     }
-    for (counter, what) in [
-        (
-            Counter::SwapWriteError,
-            "swap writes failed; those pages stayed in memory",
-        ),
-        (
-            Counter::SwapReadError,
-            "swap reads failed, or brought bytes that had changed",
-        ),
-        (
-            Counter::SwapCorrupt,
-            "swap reads brought other bytes than were written (checksum mismatch): the device changed them",
-        ),
-        (Counter::Poisoned, "pages, or units of 2 MiB, were lost"),
-    ] {
-        let n = report.get(counter);
-        if n > 0 {
-            let _ = writeln!(out, "  WARNING   {} {what}", text::count(n));
-        }
-    }
-    loss_lines(&mut out, report);
-    if report.get(Counter::SwapSoftFull) > 0 {
-        let _ = writeln!(
-            out,
-            "  WARNING   swap was more than {SOFT_FULL_PERCENT}% full: give more --memory or --swap, or free space on its disks",
-        );
-    }
-    if report.exhausted > 0 {
-        let _ = writeln!(
-            out,
-            "  WARNING   {} processes ended since memory and swap were full: give more --memory or --swap",
-            text::count(report.exhausted)
-        );
-    }
-    if outcome.core_dumped && report.get(Counter::PswpOut) > 0 {
-        let _ = writeln!(
-            out,
-            "  WARNING   the core dump has zeros for memory that was in swap: to see that, stop the program in gdb (hugeswap debug gdb-script)"
-        );
-    }
+    warnings::lines(&mut out, report, outcome.core_dumped);
     unmanaged_lines(&mut out, outcome, report);
     out
-}
-
-fn loss_lines(out: &mut String, report: &Report) {
-    const MOST: usize = 8;
-    for loss in report.losses.iter().take(MOST) {
-        let _ = writeln!(out, "  WARNING   {loss}");
-    }
-    let more = report.losses.len().saturating_sub(MOST);
-    if more > 0 {
-        let _ = writeln!(
-            out,
-            "  WARNING   and {} more places",
-            text::count(more as u64)
-        );
-    }
 }
 
 fn unmanaged_lines(out: &mut String, outcome: &Outcome<'_>, report: &Report) {
@@ -486,6 +434,8 @@ pub(super) mod tests {
             write_errors: 3,
             reads: took.clone(),
             writes: took,
+            read_bytes: 4096,
+            written_bytes: 8192,
         }
     }
 
@@ -556,6 +506,7 @@ pub(super) mod tests {
         assert_eq!(v["faults"]["soft"]["p50_us"], 6.0);
         assert_eq!(v["areas"][0]["reads"]["p50_us"], 20.0);
         assert_eq!(v["areas"][0]["state"], "ok");
+        assert_eq!(v["areas"][0]["written_bytes"], 8192);
     }
 
     #[test]

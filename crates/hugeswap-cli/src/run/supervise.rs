@@ -21,7 +21,7 @@ const REAP_EVERY: Duration = Duration::from_millis(100);
 
 /// Written once, when it happens.
 const NEARLY_FULL: &str = "swap is 90% full: when all of it is, memory that finds no place is lost; free space on the disks, \
-                           or add an area (hugeswap ctl swap add)";
+                           or add an area (hugeswap ctl swap add) [swap-full]";
 const _: () = assert!(SOFT_FULL_PERCENT == 90);
 
 /// Signals of faults of this process, which stay fatal.

@@ -2,6 +2,7 @@
 //! and about processes that are left in the background.
 
 use super::footprint::{Member, Unmanaged};
+use crate::explain::Message;
 use crate::text;
 use hugeswap_engine::pool::Report;
 use serde_json::{Value, json};
@@ -58,11 +59,12 @@ pub fn lines(
     if seen.peak_bytes > worth {
         let _ = writeln!(
             out,
-            "  WARNING   {} beside the budget of {} were not managed{}: {}",
+            "  WARNING   {} beside the budget of {} were not managed{}: {} {}",
             text::bytes(seen.peak_bytes),
             text::bytes(report.memory_bytes),
             whose(&seen.holders),
             advice(seen, managed),
+            Message::NotManaged,
         );
     }
     for m in &seen.outsiders {
@@ -74,12 +76,13 @@ pub fn lines(
         let _ = writeln!(
             out,
             "  WARNING   {} {} left in the background ({}): memory managed so far stays so, but what {} from now on is not, \
-             nor is the budget watched over: --wait-all waits for {}",
+             nor is the budget watched over: --wait-all waits for {} {}",
             text::count(seen.left.len() as u64),
             if one { "process was" } else { "processes were" },
             named(first),
             if one { "it starts" } else { "they start" },
             if one { "it" } else { "them" },
+            Message::LeftRunning,
         );
     }
 }

@@ -1,6 +1,7 @@
 //! `hugeswap stat`: what a pool has done so far, or does in each interval, as vmstat(8) shows it of a
 //! machine. Its figures are read where they stand: no thread of its programs stops or waits.
 
+pub mod log;
 pub mod sample;
 pub mod show;
 

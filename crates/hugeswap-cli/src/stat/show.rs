@@ -114,7 +114,7 @@ pub fn interval_json(before: &Sample, now: &Sample) -> Value {
 }
 
 /// How a pool is at a time.
-fn state(s: &Sample) -> Map<String, Value> {
+pub fn state(s: &Sample) -> Map<String, Value> {
     let figures = json!({
         "time": s.time,
         "pid": s.maker,

@@ -1,11 +1,15 @@
 //! The line that tells why a touch of managed memory ends in a signal. The rules of the fault path
-//! hold: it is put together from parts, without formatting.
+//! hold: it is put together from parts, without formatting. It ends with the name by which
+//! `hugeswap explain` knows more of it.
 
 use super::Outcome;
 use crate::forked::{self, InheritanceLoss};
 use crate::paging::Paging;
 use crate::pool::losses::Cause;
 use hugeswap_sys::{Errno, fs, process};
+
+/// The names that lines end with, in brackets.
+pub const MESSAGES: [&str; 5] = ["out-of-memory", "stuck", "unmapped", "file-lost", "lost"];
 
 /// Most parts of a line.
 const PARTS: usize = 16;
@@ -84,6 +88,25 @@ pub(crate) fn complain(engine: &Paging, addr: usize, outcome: Outcome) {
         line.add(b" ");
         line.add(errno.name().as_bytes());
     }
+    let is_of_file = matches!(outcome, Outcome::Poisoned) && engine.is_of_file(addr);
+    if let Some(message) = message(outcome, is_of_file) {
+        line.add(b" [");
+        line.add(message.as_bytes());
+        line.add(b"]");
+    }
     line.add(b"\n");
     fs::complain(&line.parts);
+}
+
+/// Which of [`MESSAGES`] says more.
+fn message(outcome: Outcome, is_of_file: bool) -> Option<&'static str> {
+    let [out_of_memory, stuck, unmapped, file_lost, lost] = MESSAGES;
+    match outcome {
+        Outcome::NoMemory => Some(out_of_memory),
+        Outcome::Stuck => Some(stuck),
+        Outcome::Unmapped(_) => Some(unmapped),
+        Outcome::Poisoned if is_of_file => Some(file_lost),
+        Outcome::Poisoned => Some(lost),
+        _ => None,
+    }
 }

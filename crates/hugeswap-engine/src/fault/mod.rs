@@ -39,6 +39,7 @@ mod unmapped;
 use crate::doubts;
 use crate::outcome::Fault;
 use crate::outcome::Outcome;
+pub use complaint::MESSAGES;
 pub(crate) use complaint::complain;
 
 use crate::forked::is_raw_fork_child;

@@ -4,6 +4,7 @@ use super::decide::{Growth, Level, Pace};
 use super::tree::Tree;
 use super::wakers::Wakers;
 use super::{Limits, Source};
+use crate::explain::Message;
 use crate::text;
 use hugeswap_engine::pool::{MIN_MEMORY, Pool};
 use hugeswap_policy::UNIT_BYTES;
@@ -235,11 +236,12 @@ impl Follower {
         self.warned = true;
         let unmanaged = level.held.saturating_sub(managed);
         crate::complain(&format!(
-            "memory that is not managed takes {} of the limit of {}: the budget is as small as it can be ({}), and the limit may be exceeded; give at least {}",
+            "memory that is not managed takes {} of the limit of {}: the budget is as small as it can be ({}), and the limit may be exceeded; give at least {} {}",
             text::bytes(unmanaged),
             text::bytes(level.limit),
             text::bytes(MIN_MEMORY),
             text::bytes((unmanaged + level.reserve + MIN_MEMORY) / 10 * 11),
+            Message::LimitTooSmall,
         ));
     }
 }

@@ -1,9 +1,13 @@
-//! `hugeswap explain`: what a figure or a setting is, in the words that the code has for it.
+//! `hugeswap explain`: what a figure or a setting is, in the words that the code has for it, and what a
+//! message means that ends with a name in brackets.
+
+mod messages;
 
 use crate::text;
 use anyhow::{Result, bail};
 use hugeswap_policy::counters::{Counter, FaultClass};
 use hugeswap_policy::knobs::{Form, Knob};
+pub use messages::Message;
 use std::fmt::Write as _;
 use std::io::Write;
 
@@ -11,13 +15,14 @@ const EXAMPLES: &str = "\
 EXAMPLES:
   hugeswap explain thp_swpout_fallback
   hugeswap explain zswap swap.poll
+  hugeswap explain slow                  what a message means that ends with [slow], and what to do
   hugeswap explain";
 
-/// Say what a figure or a setting is
+/// Say what a figure, a setting or a message is
 #[derive(clap::Args)]
 #[command(after_help = EXAMPLES)]
 pub struct Args {
-    /// Names of figures or settings, or the beginnings of names [default: all]
+    /// Names of figures, settings or messages, or the beginnings of names [default: all]
     #[arg(value_name = "NAME")]
     names: Vec<String>,
 }
@@ -26,6 +31,8 @@ pub struct Args {
 struct Entry {
     name: &'static str,
     said: String,
+    /// It is of several lines.
+    is_long: bool,
 }
 
 fn entries() -> Vec<Entry> {
@@ -34,8 +41,15 @@ fn entries() -> Vec<Entry> {
         .iter()
         .map(|c| (c.name(), format!("A class of faults. {}", c.doc())));
     let knobs = Knob::ALL.iter().map(|&k| (k.name(), of_setting(k)));
-    let all = counters.chain(classes).chain(knobs);
-    all.map(|(name, said)| Entry { name, said }).collect()
+    let short = counters.chain(classes).chain(knobs).map(|e| (e, false));
+    let long = messages::all().map(|(name, text)| ((name, text.to_owned()), true));
+    let all = short.chain(long);
+    all.map(|((name, said), is_long)| Entry {
+        name,
+        said,
+        is_long,
+    })
+    .collect()
 }
 
 fn of_setting(k: Knob) -> String {
@@ -56,7 +70,9 @@ pub fn run(args: &Args) -> Result<i32> {
     let all = entries();
     for name in &args.names {
         if !all.iter().any(|e| e.name.starts_with(name.as_str())) {
-            bail!("no figure or setting begins with '{name}': `hugeswap explain` shows all");
+            bail!(
+                "no figure, setting or message begins with '{name}': `hugeswap explain` shows all"
+            );
         }
     }
     let is_meant = |e: &&Entry| {
@@ -71,7 +87,21 @@ pub fn run(args: &Args) -> Result<i32> {
     };
     let mut out = String::new();
     for e in all.iter().filter(is_meant) {
-        let _ = writeln!(out, "{:<28} {}", e.name, e.said);
+        let _ = match e.is_long {
+            false => writeln!(out, "{:<28} {}", e.name, e.said),
+            // In a list of all, what it is about is enough.
+            true if args.names.is_empty() => {
+                let first = e.said.split(". ").next().unwrap_or_default();
+                let first = first.split('\n').collect::<Vec<_>>().join(" ");
+                writeln!(
+                    out,
+                    "{:<28} A message. {}.",
+                    e.name,
+                    first.trim_end_matches('.')
+                )
+            }
+            true => writeln!(out, "{}\n\n{}\n", e.name, e.said),
+        };
     }
     // A reader (head, less) that closes the pipe is no failure.
     let _ = std::io::stdout().write_all(out.as_bytes());
@@ -87,7 +117,7 @@ mod tests {
         let all = entries();
         assert_eq!(
             all.len(),
-            Counter::COUNT + FaultClass::COUNT + Knob::ALL.len()
+            Counter::COUNT + FaultClass::COUNT + Knob::ALL.len() + messages::all().count()
         );
         for e in &all {
             assert!(e.said.ends_with('.'), "{}: {}", e.name, e.said);
