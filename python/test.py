@@ -75,6 +75,32 @@ def a_part_of_a_program():
         check("hugeswap" not in maps.read())
 
 
+def threads_that_start_programs():
+    """Children that share memory until they execute something (vfork), and threads that wait while limits end."""
+    kept = numpy.arange(20 * MIB)
+    over, wrong, started = threading.Event(), [], [0] * 4
+
+    def work(i):
+        while not over.is_set():
+            done = subprocess.run(["sh", "-c", "exit $STATUS"], env={"STATUS": str(20 + i)}, stdout=subprocess.PIPE)
+            started[i] += 1
+            if done.returncode != 20 + i:
+                wrong.append(done)
+
+    threads = [threading.Thread(target=work, args=(i,)) for i in range(4)]
+    [t.start() for t in threads]
+    try:
+        for _ in range(6):
+            # Each must leave nothing behind, or the next one is refused.
+            with hugeswap.limit("64M", swap=SWAP, settings={"debug.storm": 50}):
+                check((kept[::512] == numpy.arange(20 * MIB)[::512]).all())
+    finally:
+        over.set()
+        [t.join() for t in threads]
+    check(not wrong and min(started) > 0, wrong[:3], started)
+    check((kept == numpy.arange(20 * MIB)).all())
+
+
 def one_in_another():
     @hugeswap.limit("48M")
     def inner(depth):
@@ -203,6 +229,16 @@ def notebooks():
         raise SystemExit("the cell's error is lost")
 
 
-for test in a_part_of_a_program, one_in_another, what_is_wrong, arrays, within_a_run, notebooks, not_enough_room:
+TESTS = (
+    a_part_of_a_program,
+    threads_that_start_programs,
+    one_in_another,
+    what_is_wrong,
+    arrays,
+    within_a_run,
+    notebooks,
+    not_enough_room,
+)
+for test in TESTS:
     test()
     print(f"{test.__name__}: ok", flush=True)

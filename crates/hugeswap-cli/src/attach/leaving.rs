@@ -25,6 +25,14 @@ const PATIENCE: Duration = Duration::from_secs(1);
 /// Where hugeswap maps memory of its own.
 const OWN: Range<u64> = own::BASE as u64..(own::BASE + own::LEN) as u64;
 
+/// Calls that the kernel makes again, for the rest of a time, as restart_syscall(2).
+const WAIT_FOR_A_TIME: [i64; 4] = [
+    libc::SYS_poll,
+    libc::SYS_nanosleep,
+    libc::SYS_clock_nanosleep,
+    libc::SYS_futex,
+];
+
 /// At the address in GS: FS in code of the object's, and in the program's.
 const FS_OURS: u64 = program_fs::Thread::FIELDS[0] as u64;
 const FS_OF_PROGRAM: u64 = program_fs::Thread::FIELDS[1] as u64;
@@ -146,7 +154,7 @@ impl Object<'_> {
         let blocked = word(words.mask)?;
         if is_on_it || self.passing.contains(&r.rip) {
             let context = word(words.context)?;
-            if !is_on_it || !self.is_at_call_of(context, &r, now)? {
+            if !is_on_it || !self.is_at_call_of(context, &r, t.mask()?, now)? {
                 return Ok(Place::Inside);
             }
             self.unwind(context, blocked)?;
@@ -173,14 +181,28 @@ impl Object<'_> {
     /// Is a thread with these registers about to make anew the call that its handler, which runs on
     /// `stack`, was called for with this context, by code that is not on that stack; and was nothing of
     /// it done? (What the call is given may differ: copies of the program's.)
-    fn is_at_call_of(&self, context: u64, r: &Registers, stack: [u64; 2]) -> Result<bool> {
+    fn is_at_call_of(
+        &self,
+        context: u64,
+        r: &Registers,
+        mask: u64,
+        stack: [u64; 2],
+    ) -> Result<bool> {
         let [at, len] = stack;
         let stack = at..at.saturating_add(len);
+        let called = self.register(context, libc::REG_RAX)?;
+        // One that waits for a time is made again under another number by the kernel, when something else has interrupted it: the end
+        // of an io_uring that the thread has used, say. It may then be the object's own call as well, which is made with signals
+        // blocked.
+        let is_it = r.orig_rax == called
+            || r.orig_rax == libc::SYS_restart_syscall as u64
+                && WAIT_FOR_A_TIME.contains(&(called as i64))
+                && !stopped::is_inside(mask);
         Ok(trace::makes_call_again(r)
             && self.passing.contains(&r.rip)
             && context & DONE == 0
             && stack.contains(&context)
-            && self.register(context, libc::REG_RAX)? == r.orig_rax
+            && is_it
             && !stack.contains(&self.register(context, libc::REG_RSP)?))
     }
 

@@ -96,7 +96,7 @@ pub fn stop_all(target: &Target, but: &[i32]) -> Result<Vec<Tracee>> {
 /// Is a thread with this mask in code of hugeswap's, which may have locks? The handler of faults
 /// blocks everything; that of system calls all but [`signal::TOLD`], except while the program's own call is
 /// made, under the program's mask. (A C library never blocks all signals: some are its own.)
-fn is_inside(mask: u64) -> bool {
+pub fn is_inside(mask: u64) -> bool {
     const NEVER: u64 = signal::bit(libc::SIGKILL) | signal::bit(libc::SIGSTOP);
     mask & signal::TOLD != 0 || mask | signal::TOLD | NEVER == signal::ALL
 }
