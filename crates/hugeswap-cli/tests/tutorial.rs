@@ -51,7 +51,7 @@ fn every_command_of_the_tutorial_does_what_it_says() {
     }
     let html = std::fs::read_to_string(dir.path().join("sort.html")).unwrap();
     assert!(
-        html.starts_with("<!doctype html>"),
+        html.starts_with("<!DOCTYPE html>"),
         "{}",
         &html[..40.min(html.len())]
     );

@@ -199,21 +199,27 @@ static void make_executed(void) {
     executed->environment[0] = executed->variable;
 }
 
-static void check_executed(void) {
-    for (int i = 0; i < 2; i++) {
-        madvise((void *)((uintptr_t)executed & -4096ul), 4096, MADV_PAGEOUT);
-        pid_t child = -1;
-        int status;
-        if (i == 0) {
-            int error = posix_spawn(&child, executed->path, NULL, NULL, executed->list, executed->environment);
-            CHECK(error == 0);
-        } else if ((child = vfork()) == 0) {
-            execve(executed->path, executed->list, executed->environment);
-            _exit(errno);
-        }
-        CHECK(child > 0 && waitpid(child, &status, 0) == child);
-        CHECK(WIFEXITED(status) && WEXITSTATUS(status) == 33);
+static pid_t spawned(void) {
+    pid_t child = -1;
+    CHECK(posix_spawn(&child, executed->path, NULL, NULL, executed->list, executed->environment) == 0);
+    return child;
+}
+
+static pid_t vforked(void) {
+    pid_t child = vfork();
+    if (child == 0) {
+        execve(executed->path, executed->list, executed->environment);
+        _exit(errno);
     }
+    return child;
+}
+
+static void check_executed(pid_t (*start)(void)) {
+    madvise(executed, 4096, MADV_PAGEOUT);
+    pid_t child = start();
+    int status;
+    CHECK(child > 0 && waitpid(child, &status, 0) == child);
+    CHECK(WIFEXITED(status) && WEXITSTATUS(status) == 33);
 }
 
 static void wait_for_line(const char *said) {
@@ -296,7 +302,8 @@ static void work(void) {
     int status;
     CHECK(waitpid(child, &status, 0) == child && WIFEXITED(status) && WEXITSTATUS(status) == 7);
     CHECK(system("test \"$(echo hello | tr a-z A-Z)\" = HELLO") == 0);
-    check_executed();
+    check_executed(spawned);
+    check_executed(vforked);
     check_words(1);
 
     check_changed(2);
