@@ -5,6 +5,7 @@
 //! to the group (terminal keys, hang-ups); a signal that a process sends to this process is passed on.
 
 use super::footprint::Footprint;
+use crate::explain::Message;
 use anyhow::{Context, Result};
 use hugeswap_engine::pool::{Pool, SOFT_FULL_PERCENT};
 use hugeswap_sys::Errno;
@@ -21,7 +22,7 @@ const REAP_EVERY: Duration = Duration::from_millis(100);
 
 /// Written once, when it happens.
 const NEARLY_FULL: &str = "swap is 90% full: when all of it is, memory that finds no place is lost; free space on the disks, \
-                           or add an area (hugeswap ctl swap add) [swap-full]";
+                           or add an area (hugeswap ctl swap add)";
 const _: () = assert!(SOFT_FULL_PERCENT == 90);
 
 /// Signals of faults of this process, which stay fatal.
@@ -155,7 +156,7 @@ impl Supervisor {
                 pool.serve();
                 if !warned && pool.was_nearly_full() {
                     warned = true;
-                    crate::complain(NEARLY_FULL);
+                    crate::complain(&format!("{NEARLY_FULL} {}", Message::SwapFull));
                 }
                 reaped = Instant::now();
             }

@@ -23,7 +23,7 @@ pub fn beside<T>(interval: Option<Duration>, pool: &Pool, what: impl FnOnce() ->
                 let woken = is_ended.recv_timeout(interval);
                 let now = Sample::of(pool);
                 // (If standard error is closed there is no place for it.)
-                let _ = writeln!(std::io::stderr(), "{}", line(&last, &now));
+                let _ = std::io::stderr().write_all((line(&last, &now) + "\n").as_bytes());
                 if woken != Err(RecvTimeoutError::Timeout) {
                     return;
                 }

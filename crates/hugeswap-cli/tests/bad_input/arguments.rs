@@ -62,6 +62,12 @@ fn a_program_to_attach_that_makes_no_sense() {
             "exclude each other",
         ),
         ("1073741824", &[], "there is no process"),
+        (
+            &own,
+            &["--ready-fd", "99"],
+            "--ready-fd 99 cannot be written to",
+        ),
+        (&own, &["--ready-fd", "-1"], "-1"),
     ] {
         p.refuses(&[&["attach", pid], options].concat(), why);
     }

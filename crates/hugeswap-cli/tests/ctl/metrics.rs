@@ -49,6 +49,28 @@ fn promtool(args: &[&str], input: &str) {
     assert!(out.status.success(), "{said}");
 }
 
+#[test]
+fn a_run_logs_a_line_at_an_interval() {
+    let r = Running::start_with(&["--log", "0.1"], "32M", 64);
+    let lines = |r: &Running| -> Vec<serde_json::Value> {
+        let said = r.said();
+        // (The last one may not be whole yet.)
+        let whole = said.split_inclusive('\n').filter(|l| l.ends_with('\n'));
+        whole.map(|l| serde_json::from_str(l).expect(l)).collect()
+    };
+    r.wait_for(|r| lines(r).len() >= 3);
+    for line in lines(&r) {
+        assert_eq!(line["hugeswap"], "memory");
+        assert_eq!(line["memory_bytes"], 32 << 20);
+        assert!(line["resident_bytes"].as_u64().unwrap() <= 32 << 20);
+        assert!(line["interval_s"].as_f64().unwrap() >= 0.09);
+        assert_eq!(line["lost"], 0);
+    }
+    let of = |name: &str| -> u64 { lines(&r).iter().map(|l| l[name].as_u64().unwrap()).sum() };
+    assert!(of("out_bytes") >= 16 << 20 && of("faults_minor") > 0);
+    r.ends_well();
+}
+
 fn get(socket: &Path) -> String {
     let mut stream = UnixStream::connect(socket).unwrap();
     let request = b"GET /metrics HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n";
