@@ -20,8 +20,8 @@ _Function = TypeVar("_Function", bound=Callable[..., Any])
 # From linux/prctl.h.
 _PR_SET_PTRACER = 0x59616D61
 
-# The limits that are in force, outermost first, and the process that they are of (a forked child shares the
-# budget, and ends nothing). Both change under the lock.
+# The limits that were begun, the first one first: each is undone once it has ended, and all that were begun since. Changed under
+# the lock. (A forked child has those of its parent among them, and ends none of these.)
 _lock = threading.RLock()
 _limits: List["limit"] = []
 
@@ -46,7 +46,8 @@ class limit:
 
     Everything that the process allocates in it is managed in whole pieces of 2 MiB, by whatever library, and so
     is what it had before, but not stacks, shared memory and files. All threads are affected; forked children share the budget.
-    Under ``hugeswap run``, or within another limit, the budget that there is becomes smaller for the time.
+    Under ``hugeswap run``, or within another limit, the budget that there is becomes smaller for the time. Threads may begin
+    and end limits in any order: the memory is given back with the last one.
 
     ``memory`` and ``total`` are bytes or strings as ``"800M"``: ``memory`` is for what is managed, ``total`` for
     all memory of the process. Without either, the limit of the container counts, or what the machine has available.
@@ -84,7 +85,9 @@ class limit:
             value = {True: "on", False: "off"}[value] if isinstance(value, bool) else value
             self._options += ["--set", f"{name}={value}"]
         self._memory, self._total = memory, total
+        # The process that has begun it; None: nobody has.
         self._pid: Optional[int] = None
+        self._has_ended = False
         self._attach: Optional[subprocess.Popen] = None
         self._before: Optional[int] = None
         self.report = None
@@ -118,7 +121,7 @@ class limit:
                 self._lower()
             else:
                 self._attach_me()
-            self._pid = os.getpid()
+            self._pid, self._has_ended = os.getpid(), False
             _limits.append(self)
 
     def stop(self) -> None:
@@ -126,15 +129,12 @@ class limit:
         with _lock:
             if self._pid != os.getpid():
                 return
-            if _limits[-1] is not self:
-                raise HugeswapError("another limit was begun since, and has not ended: end that first")
-            if self._attach is None:
-                if self._before is not None:
-                    set_memory(self._before)
-            elif not self._detach_me():
-                return
-            _limits.pop()
-            self._pid = None
+            self._has_ended = True
+            while _limits and _limits[-1]._has_ended and _limits[-1]._pid == os.getpid():
+                if not _limits[-1]._undo():
+                    _limits[-1]._has_ended = False
+                    return
+                _limits.pop()._pid = None
 
     def stats(self) -> Dict[str, Any]:
         """The figures of this process' pool: see :func:`hugeswap.stats`."""
@@ -157,15 +157,22 @@ class limit:
         else:
             self._before = before
 
+    def _undo(self) -> bool:
+        """False: it stays in force."""
+        if self._attach is not None:
+            return self._detach_me()
+        if self._before is not None:
+            set_memory(self._before)
+        return True
+
     def _attach_me(self) -> None:
-        size = ["--memory", str(self._memory)] if self._memory is not None else []
-        size += ["--total", str(self._total)] if self._total is not None else []
+        args = [command(), "attach", str(os.getpid()), "--quiet", "--report", "json", *self._options]
+        args += ["--memory", str(self._memory)] if self._memory is not None else []
+        args += ["--total", str(self._total)] if self._total is not None else []
         # A process that has little memory gets some that can be managed, or there would be nothing to attach.
         some = mmap.mmap(-1, 8 << 20, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
         reads, writes = os.pipe()
         self._said, self._report = (open(os.memfd_create(name), "w+b") for name in ("said", "report"))
-        args = [command(), "attach", str(os.getpid()), *size, *self._options]
-        args += ["--quiet", "--report", "json"]
         args += ["--report-file", f"/proc/self/fd/{self._report.fileno()}"]
         args += ["--ready-fd", str(writes)]
         try:
