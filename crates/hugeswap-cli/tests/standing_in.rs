@@ -376,10 +376,13 @@ fn names_are_explained() {
     explain(&[])
         .success()
         .stdout(contains("thp_swpout_fallback").and(contains("major_4k")));
-    explain(&["nothing"])
-        .code(2)
-        .stdout("")
-        .stderr(contains("no figure or setting begins with 'nothing'"));
+    let long = explain(&["swap-full"]).success();
+    long.stdout(
+        contains("swap-full\n\nSwap is nearly full").and(contains("hugeswap ctl swap add")),
+    );
+    explain(&["nowhere"]).code(2).stdout("").stderr(contains(
+        "no figure, setting or message begins with 'nowhere'",
+    ));
 }
 
 #[test]
