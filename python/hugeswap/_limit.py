@@ -54,7 +54,7 @@ class limit:
     ``swap`` is one place or several: directories, files, ``"mem"`` (compressed memory), as for ``hugeswap run``.
     ``encrypt`` encrypts what goes to swap. ``settings`` are those of ``hugeswap run --set``.
 
-    It costs 0.1 to 0.3 s to begin and to end; system calls take some 2 us longer meanwhile. Needs Linux 5.11, and
+    It takes 0.1 s to begin and 0.2 s to end, and system calls some 2 us longer meanwhile. Needs Linux 5.11, and
     ptrace of a child, which Docker's profile permits. Raises HugeswapError with what the command says.
 
     When it ends, what is in swap comes back, so there must be room for what still exists: else it stays in

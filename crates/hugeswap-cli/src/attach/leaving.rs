@@ -191,9 +191,9 @@ impl Object<'_> {
         let [at, len] = stack;
         let stack = at..at.saturating_add(len);
         let called = self.register(context, libc::REG_RAX)?;
-        // One that waits for a time is made again under another number by the kernel, when something else has interrupted it: the end
-        // of an io_uring that the thread has used, say. It may then be the object's own call as well, which is made with signals
-        // blocked.
+        // One that waits for a time is made again under another number by the kernel when something
+        // else than a stop has interrupted it: the end of an io_uring that the thread has used, say. It
+        // may then be the object's own call as well, which is made with signals blocked.
         let is_it = r.orig_rax == called
             || r.orig_rax == libc::SYS_restart_syscall as u64
                 && WAIT_FOR_A_TIME.contains(&(called as i64))

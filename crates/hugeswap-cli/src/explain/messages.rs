@@ -5,36 +5,40 @@ use std::fmt;
 /// The page; a part begins with a heading, which is its name.
 const PAGE: &str = include_str!("messages.md");
 
-/// A message that needs more than a line. It ends with the name in brackets, by which `hugeswap explain` knows it.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Message {
-    Slow,
-    NothingManaged,
-    NotManaged,
-    LeftRunning,
-    SwapFull,
-    OutOfMemory,
-    LimitTooSmall,
-    Lost,
-    SwapErrors,
-    CoreDump,
+/// Messages that need more than a line, by the names that `hugeswap explain` knows.
+macro_rules! messages {
+    ($($message:ident => $name:literal,)*) => {
+        /// A message that needs more than a line. It ends with its name in brackets.
+        #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+        pub enum Message {
+            $($message,)*
+        }
+
+        impl Message {
+            /// All of them.
+            #[cfg(test)]
+            const ALL: &[Message] = &[$(Message::$message,)*];
+
+            pub const fn name(self) -> &'static str {
+                match self {
+                    $(Message::$message => $name,)*
+                }
+            }
+        }
+    };
 }
 
-impl Message {
-    pub const fn name(self) -> &'static str {
-        match self {
-            Message::Slow => "slow",
-            Message::NothingManaged => "nothing-managed",
-            Message::NotManaged => "not-managed",
-            Message::LeftRunning => "left-running",
-            Message::SwapFull => "swap-full",
-            Message::OutOfMemory => "out-of-memory",
-            Message::LimitTooSmall => "limit-too-small",
-            Message::Lost => "lost",
-            Message::SwapErrors => "swap-errors",
-            Message::CoreDump => "core-dump",
-        }
-    }
+messages! {
+    Slow => "slow",
+    NothingManaged => "nothing-managed",
+    NotManaged => "not-managed",
+    LeftRunning => "left-running",
+    SwapFull => "swap-full",
+    OutOfMemory => "out-of-memory",
+    LimitTooSmall => "limit-too-small",
+    Lost => "lost",
+    SwapErrors => "swap-errors",
+    CoreDump => "core-dump",
 }
 
 /// As it stands at the end of a message.
@@ -60,20 +64,8 @@ mod tests {
 
     #[test]
     fn each_message_has_its_part_and_each_part_a_message() {
-        use Message::*;
-        let ours = [
-            Slow,
-            NothingManaged,
-            NotManaged,
-            LeftRunning,
-            SwapFull,
-            OutOfMemory,
-            LimitTooSmall,
-            Lost,
-            SwapErrors,
-            CoreDump,
-        ];
-        let names = ours.map(Message::name).into_iter().chain(FAULT_MESSAGES);
+        let ours = Message::ALL.iter().map(|m| m.name());
+        let names = ours.chain(FAULT_MESSAGES);
         let names: BTreeSet<_> = names.collect();
         let parts: BTreeSet<_> = all().map(|(name, _)| name).collect();
         assert_eq!(names, parts);

@@ -149,7 +149,7 @@ fn keys_change_what_is_seen_and_the_budget() {
     );
     assert!(screen.lines().count() <= 24 && screen.lines().all(|l| l.chars().count() <= 80));
     assert!(
-        top.shows(&["rates  in ", "wait ", "stall "])
+        top.shows(&["rates  in ", "wait ", "stall ", "area 0 ", " of 1.00G  in "])
             .contains("in, most ")
     );
     top.press("s");
