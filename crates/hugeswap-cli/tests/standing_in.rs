@@ -362,6 +362,38 @@ fn doctor_tells_of_a_program() {
 }
 
 #[test]
+fn messages_end_with_what_explains_them() {
+    let random = "memory = bytearray(200 << 20)
+for i in range(0, len(memory), 1 << 20):
+    memory[i:i + (1 << 20)] = __import__('os').urandom(1 << 20)";
+    let out = Command::new(HUGESWAP)
+        .args(["run", "--memory", "32M", "--swap", "mem"])
+        .args([
+            "--set",
+            "vm.full_patience_ms=100",
+            "--",
+            "python3",
+            "-c",
+            random,
+        ])
+        .timeout(Duration::from_secs(60))
+        .assert()
+        .failure()
+        .get_output()
+        .clone();
+    let said = String::from_utf8(out.stderr).unwrap();
+    let marked = said.lines().filter(|l| l.ends_with(" [out-of-memory]"));
+    let marked: Vec<_> = marked.collect();
+    assert!(
+        marked
+            .iter()
+            .any(|l| l.contains(" is lost: neither memory")),
+        "{said}"
+    );
+    assert!(marked.iter().any(|l| l.contains("WARNING ")), "{said}");
+}
+
+#[test]
 fn names_are_explained() {
     let explain = |names: &[&str]| {
         let mut c = Command::new(HUGESWAP);
