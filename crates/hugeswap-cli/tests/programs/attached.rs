@@ -96,6 +96,7 @@ pub fn cases() -> Vec<Case> {
             attached(&program.arg(source("py").join("attached.py")), 32, half);
         }));
     }
+    all.push(case("attached, more than there is room for", too_much));
     all.push(case("attached, in a sandbox", in_a_sandbox));
     all.push(case("attached, not killed for its memory", not_killed));
     all.push(case("attached, executes another program", executes));
@@ -259,6 +260,28 @@ fn attached(program: &Program, memory_mib: u64, half: Half) {
         let report = attach.ends();
         assert!(report.contains(" ended, attached, after "), "{report}");
     }
+}
+
+/// A program has more memory, which does not compress, than memory alone has room for. It goes on.
+fn too_much() {
+    let dir = directory();
+    let script = source("py").join("incompressible.py");
+    let mut running = Running::start(&Program::new(dir.path(), "python3").arg(script));
+    running.says("ready");
+    let out = Command::new(HUGESWAP)
+        .args(["attach", &running.pid().to_string()])
+        .args(["--memory", "48M", "--swap", "mem"])
+        .stdin(Stdio::null())
+        .stderr(Stdio::piped())
+        .spawn()
+        .expect("hugeswap starts");
+    running.go_on();
+    running.ends();
+    let out = out.wait_with_output().expect("it ends");
+    let told = said(&out);
+    assert!(told.contains("swap has no room for the rest"), "{told}");
+    assert!(told.contains("[swap-full]"), "{told}");
+    assert!(out.status.success(), "{told}");
 }
 
 /// Has a program's memory given back.

@@ -41,6 +41,11 @@ impl Wait {
         rounds: None,
         or_pages: false,
     };
+    /// For a frame, for a few rounds of reclaim.
+    pub const A_MOMENT: Wait = Wait {
+        rounds: Some(3),
+        ..Wait::FOR_A_FRAME
+    };
 }
 
 impl Memory {

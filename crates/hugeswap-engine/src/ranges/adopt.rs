@@ -9,20 +9,22 @@
 use super::UNIT;
 use crate::PAGES;
 use crate::memory::huge::{Huge, Wait};
+use crate::memory::wait::SLOW_PATIENCE_NS;
 use crate::ranges::Ranges;
 use crate::ranges::protect::Bound;
 use crate::table::Locked;
+use hugeswap_policy::defrag::frames::Frame;
 use hugeswap_policy::unit::step::Event;
 use hugeswap_policy::unit::{Kind, Place, UNCHARGED};
 use hugeswap_sys::signal::Blocked;
-use hugeswap_sys::{Errno, mm};
+use hugeswap_sys::{Errno, mm, now_ns};
 use std::sync::atomic::Ordering::Relaxed;
 
 impl Ranges {
     /// Makes the whole units of `[addr, addr+len)` managed that the kernel has mapped in the window,
     /// at the program's wish or before there was an engine. How many bytes became managed.
     ///
-    /// ENOMEM: budget and swap could not hold more. EOPNOTSUPP: in message mode. In both cases the
+    /// ENOMEM: budget and swap have no room for more. EOPNOTSUPP: in message mode. In both cases the
     /// rest is as it was.
     ///
     /// # Safety
@@ -139,7 +141,7 @@ impl Ranges {
             return Err(Errno::ENOMEM);
         }
         let uncommit = || self.pool.uncommit(self.pool.me(), UNIT as u64);
-        let Huge::Frame(frame) = self.wait_for_huge(Wait::FOR_A_FRAME) else {
+        let Some(frame) = self.frame_to_adopt() else {
             uncommit();
             return Err(Errno::ENOMEM);
         };
@@ -169,6 +171,25 @@ impl Ranges {
         }
         self.note_available();
         Ok(true)
+    }
+
+    /// A frame for memory that the program has already. Whatever is taken over beyond what swap has
+    /// room for is what the program itself waits for in vain afterwards, so the first sign of that
+    /// is enough.
+    fn frame_to_adopt(&self) -> Option<Frame> {
+        let start = now_ns();
+        loop {
+            match self.wait_for_huge(Wait::A_MOMENT) {
+                Huge::Frame(frame) => return Some(frame),
+                _ if self.store.is_full() || now_ns() - start > SLOW_PATIENCE_NS => return None,
+                _ => {}
+            }
+        }
+    }
+
+    /// Does a thread wait for memory while swap has no room?
+    pub fn is_starving(&self) -> bool {
+        self.stalled.load(Relaxed) > 0 && self.store.is_full()
     }
 
     /// A locked unit of the kernel's becomes managed, and is unlocked. Does it hold anything?

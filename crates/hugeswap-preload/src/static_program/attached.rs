@@ -140,13 +140,22 @@ pub unsafe fn run(plan: &CStr) -> ! {
     plan.step.store(step::PREPARED, Release);
     wait_for(plan, command::ADOPT);
     plan.step.store(step::ADOPTING, Release);
-    if let Err(e) = adopt(engine, plan) {
-        complain(plan, &format!("not all memory could be taken over: {e}"));
+    let adopted = adopt(engine, plan);
+    let is_too_much = adopted == Err(Errno::ENOMEM);
+    match adopted {
+        Ok(()) => {}
+        Err(_) if is_too_much => complain(plan, TOO_MUCH),
+        Err(e) => complain(plan, &format!("not all memory could be taken over: {e}")),
     }
     ADOPTING.store(false, Release);
     plan.step.store(step::ADOPTED, Release);
     loop {
-        wait_for(plan, command::GIVE_BACK);
+        wait_until(plan, PAUSE, |now| {
+            if is_too_much {
+                make_room(engine, plan);
+            }
+            now >= command::GIVE_BACK
+        });
         plan.step.store(step::GIVING_BACK, Release);
         let mut given = give_back(engine);
         if given.is_ok() {
@@ -198,13 +207,16 @@ fn end() -> ! {
     }
 }
 
+/// Between two looks whether there is something to do. (A look takes some microseconds: a thousandth
+/// of a processor's time.)
+const PAUSE: Duration = Duration::from_millis(20);
+
 /// Waits until the agent is told this, or what comes after it.
 fn wait_for(plan: &Plan, command: u32) {
     let longest = match command {
         // The program's threads stand still meanwhile.
         command::END => Duration::from_millis(1),
-        // (A look takes some microseconds: a thousandth of a processor's time.)
-        _ => Duration::from_millis(20),
+        _ => PAUSE,
     };
     wait_until(plan, longest, |now| now >= command);
 }
@@ -356,6 +368,19 @@ fn adopt(engine: &Engine, plan: &Plan) -> Result<(), Errno> {
         }
     }
     Ok(())
+}
+
+/// What is said where swap has less room than the program has memory.
+const TOO_MUCH: &str = "swap has no room for the rest, which stays in memory, and the budget gives way before the program does: give more --swap [swap-full]";
+
+/// The program had more memory when it was attached than there is room for: where a thread of its
+/// own waits in vain for some, the budget gives way, and not the program. (A budget that follows a
+/// limit is what that leaves.)
+fn make_room(engine: &Engine, plan: &Plan) {
+    if plan.follows == 0 && engine.is_starving() {
+        let pool = engine.pool();
+        pool.set_budget((pool.frames() + 1) * UNIT as u64);
+    }
 }
 
 /// Hands all managed memory to the kernel, where it stands.
