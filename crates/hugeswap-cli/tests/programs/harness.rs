@@ -1,11 +1,12 @@
 //! The main function of tests whose cases run in a process group of their own, with a time limit.
 
-use crate::util::{Case, SKIP};
+use crate::util::{Case, SKIP, Skipped};
 use libtest_mimic::{Arguments, Failed, Trial};
 use rustix::process::{Pid, Signal, kill_process_group};
 use std::fs::File;
 use std::io::{self, Read, Seek};
 use std::os::unix::process::CommandExt;
+use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
@@ -18,8 +19,12 @@ const CASE: &str = "HUGESWAP_TEST_CASE";
 pub fn main(all: Vec<Case>, limit: Duration) {
     if let Ok(name) = std::env::var(CASE) {
         let case = all.into_iter().find(|c| c.name == name);
-        (case.expect("no such case").run)();
-        return;
+        let run = AssertUnwindSafe(case.expect("no such case").run);
+        return match catch_unwind(run) {
+            Ok(()) => {}
+            Err(ended) if ended.is::<Skipped>() => std::process::exit(SKIP),
+            Err(panic) => resume_unwind(panic),
+        };
     }
     let mut args = Arguments::from_args();
     // Cases wait for the disk most of the time.
