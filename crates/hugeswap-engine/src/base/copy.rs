@@ -1,5 +1,6 @@
 //! Pages copied from one cluster to another.
 
+use crate::bits::Bits;
 use crate::pages::record::Record;
 use crate::paging::Paging;
 use crate::store::BUFFER;
@@ -10,7 +11,7 @@ use std::ops::Range;
 
 impl Paging {
     /// Copies what is stored of a unit with a cluster to another.
-    pub(crate) fn copy_cluster(&self, from: u64, to: u64, record: &Record) -> bool {
+    pub(crate) fn copy_cluster(&self, unit: u32, from: u64, to: u64, record: &Record) -> bool {
         let buffer = self.base.take_buffer();
         let mut next = 0;
         while let Some(run) = record.stored.run(next, PAGES, true) {
@@ -21,7 +22,7 @@ impl Paging {
             }
             // A page that is dirty is read too: it was stored, and is overwritten next.
             let copied = if self.pool.is_bad_or_lost(from, part.clone()) {
-                self.copy_what_is_left(from, to, part, record, buffer.addr())
+                self.copy_what_is_left(unit, (from, to), part, record, buffer.addr())
             } else {
                 self.store
                     .read_pages(from, part.clone(), buffer.addr())
@@ -36,10 +37,10 @@ impl Paging {
 
     /// [`Paging::copy_cluster`] for pages of which some are in bad slots: what is in memory is
     /// written from there, later; what cannot be read stays lost.
-    pub(crate) fn copy_what_is_left(
+    fn copy_what_is_left(
         &self,
-        from: u64,
-        to: u64,
+        unit: u32,
+        (from, to): (u64, u64),
         pages: Range<usize>,
         record: &Record,
         buffer: usize,
@@ -50,6 +51,8 @@ impl Paging {
                 continue;
             }
             if record.present.get(page) {
+                // (What is to stay in memory was not protected, and is dirty all the same.)
+                self.freeze_part(unit, page)?;
                 self.make_page_dirty(record, page);
                 continue;
             }
@@ -90,6 +93,15 @@ impl Paging {
             record.stored.put(part, true);
         }
         true
+    }
+
+    /// No thread writes to a page of a locked, base-mapped unit, and its part, without a fault from
+    /// now on.
+    fn freeze_part(&self, unit: u32, page: usize) -> Result<(), Errno> {
+        let part = Bits::none();
+        part.put(self.backend.part_of(page).unwrap_or(page..page + 1), true);
+        let others = PAGES as u64;
+        self.freeze(unit, &part, others).map_err(|e| e.errno)
     }
 
     /// A present page of a locked unit is to be written, although it is what was read.

@@ -75,7 +75,7 @@ impl Paging {
                 let Some(new) = self.store.claim_cluster() else {
                     return self.split_place(w, record);
                 };
-                if !self.copy_cluster(old, new, record) {
+                if !self.copy_cluster(unit, old, new, record) {
                     self.store.release_cluster(new);
                     return false;
                 }

@@ -403,7 +403,7 @@ impl Reclaim {
     ) -> std::result::Result<(), Stays> {
         let from = w.cluster().ok_or(Stays::Unreadable)?;
         let to = self.store.claim_cluster().ok_or(Stays::NoRoom)?;
-        if !self.copy_cluster(from, to, record) {
+        if !self.copy_cluster(w.unit(), from, to, record) {
             self.store.release_cluster(to);
             return Err(Stays::Unreadable);
         }
