@@ -153,6 +153,7 @@ pub fn worker(args: WorkerArgs) -> Result<i32> {
     let [kind, task, more @ ..] = &args.args[..] else {
         anyhow::bail!("this is for hugeswap bench only: use `hugeswap bench`");
     };
+    hugeswap_support::panic::tell_from_all_threads();
     let done = match kind.as_str() {
         "work" => child::task(task).and_then(|work| worker::coordinate(&work)),
         "task" => child::task(task).and_then(|work| worker::task(&work)),

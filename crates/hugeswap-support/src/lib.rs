@@ -1,11 +1,13 @@
 //! What the command line and the benchmarks share, and neither owns: numbers as people read them
-//! ([`text`]), charts ([`chart`]), random numbers ([`random`]), the request to stop ([`interrupt`]),
-//! other processes as `/proc` shows them ([`proc`]) and control groups ([`cgroup`]). It imports nothing of hugeswap.
+//! ([`text`]), charts ([`chart`]), random numbers ([`random`]), the request to stop
+//! ([`interrupt`]), what panics say ([`panic`]), other processes as `/proc` shows them ([`proc`])
+//! and control groups ([`cgroup`]). It imports nothing of hugeswap.
 #![forbid(unsafe_code)]
 
 pub mod cgroup;
 pub mod chart;
 pub mod interrupt;
+pub mod panic;
 pub mod proc;
 pub mod random;
 pub mod text;

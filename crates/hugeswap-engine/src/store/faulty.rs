@@ -16,7 +16,8 @@ use hugeswap_policy::counters::Counter;
 use hugeswap_policy::device::faulty::{self, Error, Fault, Kind, Rules};
 use hugeswap_policy::knobs::Knob;
 use hugeswap_policy::{PAGE_BYTES, UNIT_PAGES};
-use hugeswap_sys::{Errno, Result, fs, futex, mm};
+use hugeswap_sys::{Errno, Result, fs, futex, mm, process};
+use std::ops::Range;
 use std::sync::atomic::Ordering::Relaxed;
 use std::sync::atomic::{AtomicU32, AtomicU64};
 
@@ -78,6 +79,55 @@ fn hash(page: &[u8]) -> u64 {
 /// Waits; nothing wakes it.
 pub(crate) fn rest(ns: u64) {
     futex::wait(&AtomicU32::new(0), 0, Some(ns), false);
+}
+
+/// Says of a read that failed though nothing was spoilt what there is to know: such a failure is
+/// a fault of the engine's own, and may not come again. `kept`: compressed memory has some of it.
+#[cold]
+#[inline(never)]
+pub(crate) fn tell_of_unexplained(
+    pool: &Member,
+    cluster: u64,
+    pages: &Range<usize>,
+    kept: bool,
+    failed: Failed,
+) {
+    fn yes(is: bool, word: &[u8]) -> &[u8] {
+        if is { word } else { b"" }
+    }
+    let numbers = [
+        u64::from(process::pid() as u32),
+        u64::from(failed.error.0 as u32),
+        cluster,
+        pages.start as u64,
+        pages.end as u64,
+        failed.changed.map_or(0, |page| page as u64),
+    ];
+    let mut digits = [[0; 20]; 6];
+    let mut at = 0;
+    let told = digits.each_mut().map(|to| {
+        at += 1;
+        fs::digits(numbers[at - 1], 10, to)
+    });
+    fs::complain(&[
+        b"hugeswap: not explained: pid ",
+        told[0],
+        b", errno ",
+        told[1],
+        b", cluster ",
+        told[2],
+        b", pages ",
+        told[3],
+        b"..",
+        told[4],
+        yes(failed.changed.is_some(), b", changed from +"),
+        yes(failed.changed.is_some(), told[5]),
+        yes(pool.is_packed(cluster), b", packed"),
+        yes(kept, b", kept"),
+        yes(pool.owns_cluster(cluster), b", own"),
+        yes(pool.is_bad(cluster, pages.clone()), b", bad"),
+        b"\n",
+    ]);
 }
 
 impl Faulty {

@@ -94,6 +94,8 @@ impl Store {
             }
             if !on_purpose && error != Errno::EBADF && self.backing.faulty.keeps_account() {
                 self.pool.count(Counter::FaultUnexplained, 1);
+                let kept = self.zswap.has(cluster);
+                faulty::tell_of_unexplained(&self.pool, cluster, &pages, kept, failed);
             }
             if error != Errno::EBADF {
                 self.note_failed_read(cluster, &pages, failed);

@@ -172,6 +172,7 @@ fn main() {
             .find(|test| test.name == name)
             .expect("a test of this name");
         report::install();
+        hugeswap_support::panic::tell_from_all_threads();
         pauses();
         if test.is_long && !test.needs_disk {
             util::have_swap_in_memory();

@@ -182,6 +182,9 @@ impl Chaos {
         let Some(report) = report else {
             bail!("chaos, seed {}: {}", self.seed, ended.reason());
         };
+        for line in ended.stderr.lines().filter(|l| l.contains("not explained")) {
+            eprintln!("{line}");
+        }
         if report.pages.wrong > 0 {
             outcome.note(ended.reason());
         }
