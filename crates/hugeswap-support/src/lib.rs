@@ -1,6 +1,6 @@
 //! What the command line and the benchmarks share, and neither owns: numbers as people read them
 //! ([`text`]), charts ([`chart`]), random numbers ([`random`]), the request to stop
-//! ([`interrupt`]), what panics say ([`panic`]), other processes as `/proc` shows them ([`proc`])
+//! ([`interrupt`]), what panics say ([`mod@panic`]), other processes as `/proc` shows them ([`proc`])
 //! and control groups ([`cgroup`]). It imports nothing of hugeswap.
 #![forbid(unsafe_code)]
 
