@@ -51,7 +51,7 @@ impl Paging {
                 continue;
             }
             if record.present.get(page) {
-                // (What is to stay in memory was not protected, and is dirty all the same.)
+                // (What is spared was not protected, and the program may be writing to it.)
                 self.freeze_part(unit, page)?;
                 self.make_page_dirty(record, page);
                 continue;
@@ -95,18 +95,24 @@ impl Paging {
         true
     }
 
+    /// What changes with a page of a base-mapped unit: the part that it comes with.
+    fn part_with(&self, page: usize) -> Range<usize> {
+        self.backend.part_of(page).unwrap_or(page..page + 1)
+    }
+
     /// No thread writes to a page of a locked, base-mapped unit, and its part, without a fault from
     /// now on.
     fn freeze_part(&self, unit: u32, page: usize) -> Result<(), Errno> {
         let part = Bits::none();
-        part.put(self.backend.part_of(page).unwrap_or(page..page + 1), true);
+        part.put(self.part_with(page), true);
+        // Only these: all others may be in use.
         let others = PAGES as u64;
         self.freeze(unit, &part, others).map_err(|e| e.errno)
     }
 
     /// A present page of a locked unit is to be written, although it is what was read.
     pub(crate) fn make_page_dirty(&self, record: &Record, page: usize) {
-        let pages = self.backend.part_of(page).unwrap_or(page..page + 1);
+        let pages = self.part_with(page);
         // (Its sum would say that it need not be.)
         record.changed.put(pages.clone(), false);
         record.dirty.put(pages, true);

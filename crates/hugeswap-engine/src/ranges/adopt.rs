@@ -18,14 +18,15 @@ use hugeswap_policy::unit::step::Event;
 use hugeswap_policy::unit::{Kind, Place, UNCHARGED};
 use hugeswap_sys::signal::Blocked;
 use hugeswap_sys::{Errno, mm, now_ns};
-use std::sync::atomic::Ordering::Relaxed;
+use std::sync::atomic::Ordering::{Acquire, Relaxed};
 
 impl Ranges {
     /// Makes the whole units of `[addr, addr+len)` managed that the kernel has mapped in the window,
     /// at the program's wish or before there was an engine. How many bytes became managed.
     ///
-    /// ENOMEM: budget and swap have no room for more. EOPNOTSUPP: in message mode. In both cases the
-    /// rest is as it was.
+    /// ENOSPC: budget and swap have no room for more. ENOMEM: the kernel gives no mappings, or memory
+    /// did not become free for too long. EOPNOTSUPP: in message mode. In all cases the rest is as it
+    /// was.
     ///
     /// # Safety
     /// All of the range is private anonymous memory that the program may read and write, without
@@ -138,13 +139,10 @@ impl Ranges {
             return Ok(false);
         }
         if !self.pool.commit(self.pool.me(), UNIT as u64) {
-            return Err(Errno::ENOMEM);
+            return Err(Errno::ENOSPC);
         }
         let uncommit = || self.pool.uncommit(self.pool.me(), UNIT as u64);
-        let Some(frame) = self.frame_to_adopt() else {
-            uncommit();
-            return Err(Errno::ENOMEM);
-        };
+        let frame = self.frame_to_adopt().inspect_err(|_| uncommit())?;
         let mut space = self.space.lock();
         let w = self.table.lock(unit);
         let adopted = match is_adoptable(&w) && space.kernel_bytes(at, UNIT) == UNIT {
@@ -176,13 +174,22 @@ impl Ranges {
     /// A frame for memory that the program has already. Whatever is taken over beyond what swap has
     /// room for is what the program itself waits for in vain afterwards, so the first sign of that
     /// is enough.
-    fn frame_to_adopt(&self) -> Option<Frame> {
-        let start = now_ns();
+    fn frame_to_adopt(&self) -> Result<Frame, Errno> {
+        let (mut since, mut seen) = (now_ns(), self.avail_seq.load(Acquire));
         loop {
-            match self.wait_for_huge(Wait::A_MOMENT) {
-                Huge::Frame(frame) => return Some(frame),
-                _ if self.store.is_full() || now_ns() - start > SLOW_PATIENCE_NS => return None,
-                _ => {}
+            if let Huge::Frame(frame) = self.wait_for_huge(Wait::A_MOMENT) {
+                return Ok(frame);
+            }
+            if self.store.is_full() {
+                return Err(Errno::ENOSPC);
+            }
+            let seq = self.avail_seq.load(Acquire);
+            if seq != seen {
+                // Others got what came.
+                (since, seen) = (now_ns(), seq);
+            }
+            if now_ns() - since > SLOW_PATIENCE_NS {
+                return Err(Errno::ENOMEM);
             }
         }
     }

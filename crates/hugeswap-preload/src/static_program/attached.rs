@@ -141,10 +141,10 @@ pub unsafe fn run(plan: &CStr) -> ! {
     wait_for(plan, command::ADOPT);
     plan.step.store(step::ADOPTING, Release);
     let adopted = adopt(engine, plan);
-    let is_too_much = adopted == Err(Errno::ENOMEM);
+    let is_too_much = adopted == Err(Errno::ENOSPC);
     match adopted {
         Ok(()) => {}
-        Err(_) if is_too_much => complain(plan, TOO_MUCH),
+        Err(_) if is_too_much => complain(plan, too_much(plan)),
         Err(e) => complain(plan, &format!("not all memory could be taken over: {e}")),
     }
     ADOPTING.store(false, Release);
@@ -371,7 +371,14 @@ fn adopt(engine: &Engine, plan: &Plan) -> Result<(), Errno> {
 }
 
 /// What is said where swap has less room than the program has memory.
-const TOO_MUCH: &str = "swap has no room for the rest, which stays in memory, and the budget gives way before the program does: give more --swap [swap-full]";
+fn too_much(plan: &Plan) -> &'static str {
+    match plan.follows {
+        0 => {
+            "swap has no room for the rest, which stays in memory, and the budget gives way before the program does: give more --swap [swap-full]"
+        }
+        _ => "swap has no room for the rest, which stays in memory: give more --swap [swap-full]",
+    }
+}
 
 /// The program had more memory when it was attached than there is room for: where a thread of its
 /// own waits in vain for some, the budget gives way, and not the program. (A budget that follows a
