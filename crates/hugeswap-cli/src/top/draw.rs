@@ -83,8 +83,8 @@ fn head(pools: &Pools, screen: &Screen, width: u16) -> Paragraph<'static> {
 }
 
 fn feet(screen: &Screen) -> Line<'static> {
-    if let Some(message) = &screen.message {
-        return Line::styled(message.clone(), BOLD);
+    if let Some(message) = screen.message() {
+        return Line::styled(message.to_owned(), BOLD);
     }
     let keys: &[(&str, &str)] = match screen.view {
         View::Help => &[("?", "back"), ("q", "quit")],

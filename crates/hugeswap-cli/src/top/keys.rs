@@ -6,7 +6,10 @@ use crate::text;
 use hugeswap_policy::UNIT_BYTES;
 use ratatui::crossterm::event::{KeyCode, KeyEvent, KeyModifiers};
 use std::cmp::Reverse;
-use std::time::Duration;
+use std::time::{Duration, Instant};
+
+/// How long a message stays.
+const TIME_TO_READ: Duration = Duration::from_secs(4);
 
 /// All keys, for the help.
 pub const KEYS: [(&str, &str); 13] = [
@@ -116,8 +119,8 @@ pub struct Screen {
     pub marked: Option<i32>,
     pub is_paused: bool,
     pub interval: Duration,
-    /// What the last key did, until the next look.
-    pub message: Option<String>,
+    /// What the last key did, and since when it is told.
+    message: Option<(String, Instant)>,
     pub map: Map,
 }
 
@@ -154,6 +157,16 @@ impl Screen {
         if let (Some(shown), Some(pid)) = (pools.shown(), self.marked) {
             self.map.look(&shown.pool, pid);
         }
+    }
+
+    fn say(&mut self, what: String) {
+        self.message = Some((what, Instant::now()));
+    }
+
+    /// What the last key did, for as long as it takes to be read.
+    pub fn message(&self) -> Option<&str> {
+        let (what, since) = self.message.as_ref()?;
+        (since.elapsed() < TIME_TO_READ).then_some(what)
     }
 
     /// A key was pressed.
@@ -222,8 +235,7 @@ impl Screen {
             return;
         };
         if shown.pool.followed_limit().is_some() {
-            self.message = Some("the budget follows a limit: it cannot be changed here".into());
-            return;
+            return self.say("the budget follows a limit: it cannot be changed here".into());
         }
         let most = shown.pool.ceiling_frames() * UNIT_BYTES;
         let step = (most / 16).max(UNIT_BYTES);
@@ -233,7 +245,7 @@ impl Screen {
             false => was.saturating_sub(step),
         };
         let now = shown.pool.set_budget(wanted);
-        self.message = Some(match (now == was, larger) {
+        self.say(match (now == was, larger) {
             (true, true) => format!(
                 "the budget cannot be larger than the {} that it was given",
                 text::bytes(most)
@@ -251,7 +263,7 @@ impl Screen {
         let asked = shown
             .pool
             .ask_to_page_out(Some(pid), wanted.max(UNIT_BYTES));
-        self.message = Some(match asked {
+        self.say(match asked {
             0 => format!("process {pid} has nothing that can leave"),
             _ => format!("process {pid} was asked to page out {}", text::bytes(asked)),
         });
@@ -265,7 +277,7 @@ impl Screen {
             false => self.interval / 2,
         };
         self.interval = to.clamp(LEAST, MOST);
-        self.message = Some(format!("a look each {} s", self.interval.as_secs_f64()));
+        self.say(format!("a look each {} s", self.interval.as_secs_f64()));
     }
 }
 

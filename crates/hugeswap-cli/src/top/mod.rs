@@ -65,7 +65,6 @@ fn watch(
         if Instant::now() >= due {
             if !screen.is_paused {
                 pools.look();
-                screen.message = None;
             }
             due = Instant::now() + interval;
         }

@@ -134,7 +134,7 @@ fn set_size(main: &File, rows: u16, columns: u16) {
 fn keys_change_what_is_seen_and_the_budget() {
     let running = Running::start("24M", 48);
     let pid = running.pid();
-    let mut top = Terminal::start(24, 80, &["top", &pid, "-i", "0.2"], &[]);
+    let mut top = Terminal::start(24, 80, &["top", &pid, "-i", "0.1"], &[]);
     let screen = top.shows(&[
         "memory [|",
         "of 24.0 MiB",
