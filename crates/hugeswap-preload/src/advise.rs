@@ -150,7 +150,8 @@ fn advise_managed(engine: &Engine, at: usize, len: usize, advice: c_int) -> c_in
             }
         }
         libc::MADV_WILLNEED => engine.willneed(at, len),
-        MADV_COLD | MADV_PAGEOUT => engine.pageout(at, len),
+        MADV_COLD => engine.cold(at, len),
+        MADV_PAGEOUT => engine.pageout(at, len),
         MADV_POPULATE_READ | MADV_POPULATE_WRITE => return populated(engine, at..at + len, advice),
         libc::MADV_FREE => engine.free_lazily(at, len),
         // These affect only speed or core dumps.

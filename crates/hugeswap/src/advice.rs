@@ -11,8 +11,9 @@
 pub enum Advice {
     /// It will be used soon: reading begins now (`MADV_WILLNEED`).
     WillNeed,
-    /// It will not be used soon: it is moved to swap now (`MADV_PAGEOUT`), in units of 2 MiB, and
-    /// in pages where a unit is in memory by pages.
+    /// It will not be used soon: it is moved to swap now (`MADV_PAGEOUT`), in units of 2 MiB. Of a
+    /// unit that the range has in part its pages go where single pages can be had (signal mode with
+    /// userfaultfd), and the unit is in memory by pages then; not those of a file or a shared region.
     PageOut,
     /// It is worth huge pages (`MADV_HUGEPAGE`): it gets them where `thp.enabled` or `thp.swapin`
     /// is `madvise`, and waits for them where `thp.defrag` is.

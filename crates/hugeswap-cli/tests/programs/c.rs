@@ -260,12 +260,17 @@ fn pagemap(setup: &Setup) {
     let dir = directory();
     let path = compile("pagemap", dir.path());
     let size = BALLAST_MIB;
-    let program = |budget: u64| {
+    let program = |budget: u64, parts: &str| {
         let name = Program::new(dir.path(), &path);
-        name.arg(size).arg(budget.to_string())
+        name.arg(size).arg(budget.to_string()).arg(parts)
     };
-    let plain = program(0).plain();
-    program(setup.memory_mib).managed(setup).same_as(&plain);
+    let plain = program(0, "whole").plain();
+    let parts = match setup.mode {
+        Mode::Signal => "parts",
+        _ => "whole",
+    };
+    let managed = program(setup.memory_mib, parts).managed(setup);
+    managed.same_as(&plain);
 }
 
 fn sharing(dir: &Path, part: &str) -> Program {

@@ -1,6 +1,6 @@
 //! Parts of units, on the program's request: some pages read ahead of their use, some written and
-//! dropped, some given up. (The rest of a base-mapped unit is left as it is; a whole one in memory
-//! has no parts.)
+//! dropped, some given up. (The rest of a base-mapped unit is left as it is; one that is whole in
+//! memory has no parts until it is split.)
 //!
 //! The I/O threads, which have descriptors of their own, do what takes I/O: a job carries the
 //! unit's lock.

@@ -58,4 +58,17 @@ impl Paging {
         self.advance(&mut w, Event::BecameBase);
         Split::Pages(w)
     }
+
+    /// Pages of a unit that was just split, all of them dirty, are written without a fault. Not
+    /// where the first write to each is to be noticed, or some may not be written.
+    pub(crate) fn allow_writes(&self, w: &Locked<'_>) {
+        let unit = w.unit();
+        let dirty = self.base.records.of(unit).dirty.count();
+        if dirty == UNIT_PAGES && !self.track.is_tracked(unit) && !self.markers.is_marked(unit) {
+            // (If it fails, they fault.)
+            let _ = self
+                .backend
+                .give_access(w.addr(), 0..UNIT_PAGES as usize, true, true);
+        }
+    }
 }

@@ -10,7 +10,7 @@ use crate::paging::Job;
 use crate::ranges::Ranges;
 use crate::table::Locked;
 use hugeswap_policy::defrag::thp::Bring;
-use hugeswap_policy::unit::{Kind, LOCKED, Word};
+use hugeswap_policy::unit::{COW, Kind, LOCKED, Word};
 use hugeswap_sys::signal::Blocked;
 use hugeswap_sys::{Errno, Result, process};
 use std::ops::Range;
@@ -129,8 +129,19 @@ impl Ranges {
     }
 
     /// Moves the units of the range out to swap, and waits until that is done as far as it can be.
-    /// If it has only a part of a unit, only pages of a base-mapped unit go.
+    /// Of a unit that the range has in part the pages go: a whole one goes over to base pages for
+    /// that.
     pub fn pageout(&self, addr: usize, len: usize) {
+        self.leave_memory(addr, len, true);
+    }
+
+    /// The program will not use the range for a while (MADV_COLD): as [`Ranges::pageout`], but
+    /// pages of a unit that is whole in memory stay.
+    pub fn cold(&self, addr: usize, len: usize) {
+        self.leave_memory(addr, len, false);
+    }
+
+    fn leave_memory(&self, addr: usize, len: usize, in_pieces: bool) {
         if self.sharing.is_shared(addr) {
             return self.sharing.pageout(addr, len);
         }
@@ -172,19 +183,31 @@ impl Ranges {
             .filter(|_| self.backend.can().has_single_pages());
         for unit in ends {
             let pages = self.table.pages_in(unit, addr, len);
-            if pages.len() * PAGE == UNIT || self.table.load(unit).kind() != Kind::Base {
+            let has_memory = |w: Word| match w.kind() {
+                Kind::Base => true,
+                // (What a child has as well would have to be copied first.)
+                Kind::Present if w.has(COW) => false,
+                Kind::Present | Kind::Cached => in_pieces && self.files.of(unit).is_none(),
+                _ => false,
+            };
+            if pages.len() * PAGE == UNIT || !has_memory(self.table.load(unit)) {
                 continue;
             }
             let leaving = {
                 let _blocked = Blocked::all();
                 let _inside = self.gate.enter();
-                let w = self.table.lock_settled(unit);
-                let leaving = w.kind() == Kind::Base;
-                match leaving {
-                    true => self.hand_over_drop(w, pages),
-                    false => w.settle(),
+                // (What is held, or may not be written, stays as it is.)
+                match self.lock_apart(unit) {
+                    Ok(w) if w.kind() == Kind::Base => {
+                        self.hand_over_drop(w, pages);
+                        true
+                    }
+                    Ok(w) => {
+                        w.settle();
+                        false
+                    }
+                    Err(_) => false,
                 }
-                leaving
             };
             while leaving && self.table.load(unit).has(LOCKED) {
                 self.table.wait_locked(unit);

@@ -165,6 +165,16 @@ impl Ranges {
         }
     }
 
+    /// The same for a part of it to be sent out: what else it has is written as before.
+    pub(super) fn lock_apart(&self, unit: u32) -> std::result::Result<Locked<'_>, MarkerError> {
+        let was_whole = self.table.load(unit).kind() == Kind::Present;
+        let w = self.lock_in_pieces(unit)?;
+        if was_whole && w.kind() == Kind::Base {
+            self.allow_writes(&w);
+        }
+        Ok(w)
+    }
+
     /// The markers of a kind in `[addr, addr+len)` are gone: their pages are zeros. What has none
     /// stays as it is.
     pub fn remove_markers(&self, addr: usize, len: usize, marker: Marker) {

@@ -109,10 +109,25 @@ fn parts_are_paged_out() {
         assert_eq!(r.is_resident(p * PAGE), !gone.contains(&p), "page {p}");
     }
     assert!(pool.stats().pswpout > before);
-    // Of a huge page there are no parts.
+    // A huge page is in pages then, and those beside are written without a fault.
+    let split = counter(&pool, "thp_split_pmd");
+    let of_huge = 6 * 512 + 1..6 * 512 + 101;
     r.advise(6 * UNIT + PAGE, 100 * PAGE, Advice::PageOut)
         .unwrap();
-    assert!((6 * 512..7 * 512).all(|p| r.is_resident(p * PAGE)));
+    for p in 6 * 512..7 * 512 {
+        assert_eq!(
+            r.is_resident(p * PAGE),
+            !of_huge.contains(&p),
+            "huge page, {p}"
+        );
+    }
+    assert_eq!(counter(&pool, "thp_split_pmd"), split + 1);
+    let in_faults = pool.stats().fault_ns;
+    for p in of_huge.end..7 * 512 {
+        let word = &words(&r)[p * 512];
+        word.store(word.load(Relaxed), Relaxed);
+    }
+    assert_eq!(pool.stats().fault_ns, in_faults);
     // What is clean goes without a write.
     assert!(gone.clone().all(|p| right(&r, p)));
     let before = pool.stats().pswpout;

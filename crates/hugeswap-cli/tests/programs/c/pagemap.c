@@ -1,5 +1,6 @@
 // What a program reads of its own memory in /proc/self/pagemap, in every way there is to read it, and by mincore.
-// pagemap SIZE_MIB BUDGET_MIB: without a budget (0) nothing is in swap.
+// pagemap SIZE_MIB BUDGET_MIB PARTS: without a budget (0) nothing is in swap; PARTS: "parts" if pages leave memory by
+// themselves.
 #include "common.h"
 #include <fcntl.h>
 #include <pthread.h>
@@ -11,6 +12,7 @@
 #define SOFT_DIRTY ((uint64_t)1 << 55)
 
 static size_t budget;
+static int has_parts;
 
 struct found {
     size_t present, swapped, none;
@@ -249,9 +251,77 @@ static void in_child(char *p, size_t len) {
     puts("in a child");
 }
 
+// Is page `i` at `p` in swap, by both files? (0: in memory.)
+static int is_in_swap(int fd, char *p, size_t i) {
+    uint64_t e;
+    unsigned char there;
+    pread_all(fd, p + i * PAGE, 1, &e);
+    CHECK(mincore(p + i * PAGE, PAGE, &there) == 0, "mincore");
+    // (What was read ahead of a whole unit is in swap for the one, and in memory for the other.)
+    CHECK(!has_parts || (e & (PRESENT | SWAPPED)) == (there ? PRESENT : SWAPPED), "page %zu: %#lx, %d", i,
+          (unsigned long)e, there);
+    return !there;
+}
+
+// Pages of units that are whole in memory leave it, and others stay.
+static void parts(void) {
+    enum { UNITS = 4, N = UNITS * 512 };
+    char *all = mmap(NULL, (UNITS + 1) * UNIT, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    CHECK(all != MAP_FAILED, "mmap");
+    char *p = (char *)(((size_t)all + UNIT - 1) & ~(UNIT - 1));
+    fill(p, UNITS * UNIT, 4);
+    int fd = opened("/proc/self/pagemap");
+    // Of the first unit a page; of the second and third what the range has of them; of the fourth all but a page; of the
+    // first once more, which is in pages now.
+    static const struct {
+        size_t from, to;
+    } all_parts[] = {{7, 8}, {512 + 500, 1024 + 3}, {1536 + 1, 2048}, {9, 12}};
+    for (size_t k = 0; k < sizeof all_parts / sizeof *all_parts; k++) {
+        size_t from = all_parts[k].from, to = all_parts[k].to, in_swap = 0;
+        char *at = p + from * PAGE;
+        CHECK(madvise(at, (to - from) * PAGE, MADV_COLD) == 0, "MADV_COLD");
+        // (A page that was touched a moment ago may be held: it is asked for again.)
+        for (int again = 0; again < 100 && in_swap < to - from; again++) {
+            CHECK(madvise(at, (to - from) * PAGE, MADV_PAGEOUT) == 0, "MADV_PAGEOUT");
+            in_swap = 0;
+            for (size_t i = from; i < to; i++)
+                in_swap += is_in_swap(fd, p, i);
+            if (!has_parts)
+                break;
+        }
+        if (!has_parts)
+            continue;
+        CHECK(in_swap == to - from, "part %zu: %zu of %zu pages are in swap", k, in_swap, to - from);
+        CHECK(!is_in_swap(fd, p, from - 1) && (to == N || !is_in_swap(fd, p, to)), "pages beside part %zu", k);
+        // What is beside it is written as before.
+        uint64_t *beside = (uint64_t *)(p + (from - 1) * PAGE), was = *beside;
+        *(volatile uint64_t *)beside = ~was, *(volatile uint64_t *)beside = was;
+    }
+    verify(p, UNITS * UNIT, 4, "parts");
+    // What a child has as well, and what may not be written.
+    fill(p, UNITS * UNIT, 5);
+    pid_t child = fork();
+    CHECK(child >= 0, "fork");
+    CHECK(madvise(p + 20 * PAGE, PAGE, MADV_PAGEOUT) == 0, "MADV_PAGEOUT in two");
+    verify(p, UNITS * UNIT, 5, "parts, in two");
+    if (child == 0)
+        _exit(0);
+    int status;
+    CHECK(waitpid(child, &status, 0) == child && status == 0, "the child: %#x", status);
+    CHECK(mprotect(p, UNIT, PROT_READ) == 0 && madvise(p + 20 * PAGE, PAGE, MADV_PAGEOUT) == 0, "what is read");
+    verify(p, UNITS * UNIT, 5, "parts, read");
+    munmap(all, (UNITS + 1) * UNIT);
+    close(fd);
+    puts("parts");
+}
+
 int main(int argc, char **argv) {
     begin();
-    CHECK(argc == 3, "two arguments");
+    CHECK(argc == 4, "three arguments");
+    // (Single pages take userfaultfd, which a container may not permit.)
+    int uffd = syscall(SYS_userfaultfd, O_CLOEXEC | 1);
+    has_parts = strcmp(argv[3], "parts") == 0 && uffd >= 0;
+    close(uffd);
     size_t len = strtoul(argv[1], 0, 0) * MIB;
     budget = strtoul(argv[2], 0, 0) * MIB;
     // Whole pages of a block, of all its pages.
@@ -263,6 +333,7 @@ int main(int argc, char **argv) {
     agrees(p, len);
     nothing();
     at_once();
+    parts();
     in_child(p, len);
     verify(p, len, 1, "at the end");
     free(block);
