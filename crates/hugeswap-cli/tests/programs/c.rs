@@ -34,11 +34,16 @@ pub fn cases() -> Vec<Case> {
     }
     for mode in Mode::ALL {
         all.push(case(format!("pagemap, {mode}"), move || {
-            pagemap(&Setup::new(mode, MEMORY_MIB))
+            let parts = match mode {
+                Mode::Signal => "huge",
+                _ => "whole",
+            };
+            pagemap(&Setup::new(mode, MEMORY_MIB), parts)
         }));
     }
     all.push(case("pagemap, base pages", || {
-        pagemap(&Setup::new(Mode::Signal, MEMORY_MIB).option("--set", "thp.enabled=never"))
+        let setup = Setup::new(Mode::Signal, MEMORY_MIB).option("--set", "thp.enabled=never");
+        pagemap(&setup, "pages")
     }));
     for mode in Mode::ALL {
         all.push(case(format!("handed, {mode}"), move || handed(mode)));
@@ -254,8 +259,9 @@ fn huge() {
     managed.same_as(&plain);
 }
 
-/// A program reads its own pagemap and sees which of its pages are in swap here.
-fn pagemap(setup: &Setup) {
+/// A program reads its own pagemap and sees which of its pages are in swap here. `parts`: how pages
+/// leave that it advises to; see the program.
+fn pagemap(setup: &Setup, parts: &str) {
     setup.mode.need();
     let dir = directory();
     let path = compile("pagemap", dir.path());
@@ -265,10 +271,6 @@ fn pagemap(setup: &Setup) {
         name.arg(size).arg(budget.to_string()).arg(parts)
     };
     let plain = program(0, "whole").plain();
-    let parts = match setup.mode {
-        Mode::Signal => "parts",
-        _ => "whole",
-    };
     let managed = program(setup.memory_mib, parts).managed(setup);
     managed.same_as(&plain);
 }

@@ -183,14 +183,14 @@ impl Ranges {
             .filter(|_| self.backend.can().has_single_pages());
         for unit in ends {
             let pages = self.table.pages_in(unit, addr, len);
-            let has_memory = |w: Word| match w.kind() {
+            let may_go = |w: Word| match w.kind() {
                 Kind::Base => true,
                 // (What a child has as well would have to be copied first.)
-                Kind::Present if w.has(COW) => false,
-                Kind::Present | Kind::Cached => in_pieces && self.files.of(unit).is_none(),
+                Kind::Present => in_pieces && !w.has(COW) && self.files.of(unit).is_none(),
+                // (What was read ahead is in swap.)
                 _ => false,
             };
-            if pages.len() * PAGE == UNIT || !has_memory(self.table.load(unit)) {
+            if pages.len() * PAGE == UNIT || !may_go(self.table.load(unit)) {
                 continue;
             }
             let leaving = {

@@ -1,6 +1,6 @@
 // What a program reads of its own memory in /proc/self/pagemap, in every way there is to read it, and by mincore.
-// pagemap SIZE_MIB BUDGET_MIB PARTS: without a budget (0) nothing is in swap; PARTS: "parts" if pages leave memory by
-// themselves.
+// pagemap SIZE_MIB BUDGET_MIB PARTS: without a budget (0) nothing is in swap; PARTS: "whole", or, where pages leave
+// memory by themselves, "huge" if they are those of huge pages at first, or "pages".
 #include "common.h"
 #include <fcntl.h>
 #include <pthread.h>
@@ -12,7 +12,7 @@
 #define SOFT_DIRTY ((uint64_t)1 << 55)
 
 static size_t budget;
-static int has_parts;
+static int has_parts, are_huge;
 
 struct found {
     size_t present, swapped, none;
@@ -279,7 +279,9 @@ static void parts(void) {
     for (size_t k = 0; k < sizeof all_parts / sizeof *all_parts; k++) {
         size_t from = all_parts[k].from, to = all_parts[k].to, in_swap = 0;
         char *at = p + from * PAGE;
+        // (Of the first unit the last time, which is in pages, they may go.)
         CHECK(madvise(at, (to - from) * PAGE, MADV_COLD) == 0, "MADV_COLD");
+        CHECK(!has_parts || !are_huge || k == 3 || !is_in_swap(fd, p, from), "a huge page is cold in part");
         // (A page that was touched a moment ago may be held: it is asked for again.)
         for (int again = 0; again < 100 && in_swap < to - from; again++) {
             CHECK(madvise(at, (to - from) * PAGE, MADV_PAGEOUT) == 0, "MADV_PAGEOUT");
@@ -320,7 +322,8 @@ int main(int argc, char **argv) {
     CHECK(argc == 4, "three arguments");
     // (Single pages take userfaultfd, which a container may not permit.)
     int uffd = syscall(SYS_userfaultfd, O_CLOEXEC | 1);
-    has_parts = strcmp(argv[3], "parts") == 0 && uffd >= 0;
+    has_parts = strcmp(argv[3], "whole") != 0 && uffd >= 0;
+    are_huge = strcmp(argv[3], "huge") == 0;
     close(uffd);
     size_t len = strtoul(argv[1], 0, 0) * MIB;
     budget = strtoul(argv[2], 0, 0) * MIB;
