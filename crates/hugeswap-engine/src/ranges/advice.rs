@@ -151,7 +151,8 @@ impl Ranges {
             let w = self.table.load(unit);
             let memory = match w.kind() {
                 Kind::Present | Kind::Cached => true,
-                Kind::Base => self.base.records.of(unit).present.any(),
+                // (Its pages go before its swap is accounted for.)
+                Kind::Base => w.has(LOCKED) || self.base.records.of(unit).present.any(),
                 _ => false,
             };
             memory && w.pins() == 0

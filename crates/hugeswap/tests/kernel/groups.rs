@@ -11,6 +11,7 @@ tests! {
     groups_above_high_go_first,
     groups_take_no_more_swap_than_they_may,
     groups_take_no_more_swap_by_pages,
+    what_is_paged_out_is_in_swap,
     groups_refuse_contradictions,
     spared_are_base_pages_that_come_back_soon,
 }
@@ -135,6 +136,22 @@ fn groups_take_no_more_swap_by_pages() {
     assert!(group.stats().resident_bytes >= 28 << 20);
     check(&r, 1);
     pool.audit().unwrap();
+}
+
+/// A unit has no page in memory a moment before its swap is accounted for: who waits for it to leave
+/// waits for both.
+fn what_is_paged_out_is_in_swap() {
+    need_pages();
+    let pool = builder(64).set("thp.enabled=never").build().unwrap();
+    let r = pool.region(UNIT).unwrap();
+    let group = pool.group("one").unwrap();
+    r.set_group(&group).unwrap();
+    for round in 0..400 {
+        (0..10).for_each(|p| write(&r, 3 * p * 4096, round));
+        r.advise(0, UNIT, Advice::PageOut).unwrap();
+        let s = group.stats();
+        assert_eq!((s.resident_bytes, s.swap_bytes), (0, 40960), "{round}");
+    }
 }
 
 fn groups_refuse_contradictions() {
