@@ -77,17 +77,18 @@ fn managed(engine: &Engine, size: usize, align: usize, zero: bool) -> *mut c_voi
     }
 }
 
+/// The engine, if a block of `size` bytes that `caller` asks for is a mapping of its own.
 #[inline]
-fn engine_for(size: usize) -> Option<&'static Engine> {
-    if size >= state::LEAST
-        && state::may_manage(size)
-        && size <= isize::MAX as usize
-        && real::libc_allocates()
-    {
-        state::engine_for(size, Knob::MallocMin)
-    } else {
-        None
+fn engine_for(size: usize, caller: usize) -> Option<&'static Engine> {
+    let may_be = size >= state::LEAST && state::may_manage(size) && size <= isize::MAX as usize;
+    if !may_be || !real::libc_allocates() {
+        return None;
     }
+    let engine = state::engine_for(size, Knob::MallocMin);
+    if engine.is_none() {
+        small::note_block(size, caller);
+    }
+    engine
 }
 
 /// Can `p` be a managed block? Otherwise it belongs to the next allocator.
@@ -176,7 +177,7 @@ unsafe extern "C" fn allocate(size: size_t, caller: usize) -> *mut c_void {
             // SAFETY: as specified for the program's allocator.
             return unsafe { (small.malloc)(small::at_least(size)) };
         }
-        if let Some(e) = engine_for(size) {
+        if let Some(e) = engine_for(size, caller) {
             return managed(e, size, PAGE, false);
         }
     }
@@ -192,7 +193,7 @@ unsafe extern "C" fn allocate_zeros(count: size_t, each: size_t, caller: usize) 
             // SAFETY: as specified for the program's allocator.
             return unsafe { (small.calloc)(1, small::at_least(size)) };
         }
-        if let Some(e) = engine_for(size) {
+        if let Some(e) = engine_for(size, caller) {
             return managed(e, size, PAGE, true);
         }
     }
@@ -230,7 +231,7 @@ unsafe extern "C" fn resize(p: *mut c_void, size: size_t, caller: usize) -> *mut
     }
     let stays = size == 0
         || !state::may_manage(size)
-        || small::for_request(size, caller).is_none() && engine_for(size).is_none();
+        || small::for_request(size, caller).is_none() && engine_for(size, caller).is_none();
     if stays {
         // SAFETY: passed on.
         return unsafe { real::realloc()(p, size) };
@@ -266,7 +267,7 @@ unsafe fn resize_small(small: &Allocator, p: *mut c_void, size: usize) -> *mut c
             free(p);
             return null_mut();
         }
-        if size >= state::LEAST && engine_for(size).is_some() {
+        if size >= state::LEAST && engine_for(size, 0).is_some() {
             return move_block(p, (small.usable_size)(p), size, 0);
         }
         (small.realloc)(p, small::at_least(size))
@@ -365,7 +366,7 @@ fn aligned(size: usize, align: usize, caller: usize) -> Option<*mut c_void> {
         // SAFETY: as specified for the program's allocator.
         return Some(unsafe { (small.aligned)(small::at_least(size), align) });
     }
-    engine_for(size).map(|e| managed(e, size, align, false))
+    engine_for(size, caller).map(|e| managed(e, size, align, false))
 }
 
 /// `aligned_alloc`, called from the address `caller`.

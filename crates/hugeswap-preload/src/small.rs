@@ -180,10 +180,18 @@ pub fn for_request(size: usize, caller: usize) -> Option<&'static Allocator> {
             allocator()
         };
     }
-    if PHASE.load(Relaxed) == COUNTING && size < state::LEAST {
-        count(size, caller);
+    if size < state::LEAST {
+        note_block(size, caller);
     }
     None
+}
+
+/// A block of `size` bytes that `caller` asks for is not managed.
+#[inline]
+pub fn note_block(size: usize, caller: usize) {
+    if PHASE.load(Relaxed) == COUNTING {
+        count(size, caller);
+    }
 }
 
 /// The allocator, if it has started.

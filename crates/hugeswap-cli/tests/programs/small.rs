@@ -56,6 +56,7 @@ pub fn cases() -> Vec<Case> {
     }
     all.push(case("small, processes that need little", little));
     all.push(case("small, when they grow", when_they_grow));
+    all.push(case("small, when chunks grow", when_chunks_grow));
     all.push(case("small, when they do not grow", when_they_do_not_grow));
     all
 }
@@ -142,6 +143,19 @@ fn when_they_grow() {
     let ours = managed.number("peak_managed_bytes");
     let others = managed.number("peak_unmanaged_bytes");
     // A sixteenth of the budget, and what the process has by itself.
+    assert!(others < 20 << 20 && ours > 2 * others, "{}", managed.report);
+}
+
+/// Blocks that are short of a mapping of their own (`route.malloc_min`) count, too.
+fn when_chunks_grow() {
+    Mode::Signal.need();
+    let dir = directory();
+    let program = Program::new(dir.path(), compile("unmanaged", dir.path()));
+    let program = program.args(["chunks", "200", "0"]);
+    let managed = program.managed(&Setup::new(Mode::Signal, 128));
+    assert_eq!(managed.output.stdout, b"good\n", "{}", managed.said());
+    let ours = managed.number("peak_managed_bytes");
+    let others = managed.number("peak_unmanaged_bytes");
     assert!(others < 20 << 20 && ours > 2 * others, "{}", managed.report);
 }
 

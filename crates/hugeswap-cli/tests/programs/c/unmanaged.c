@@ -1,5 +1,5 @@
 // Memory that is managed, and memory that is not: unmanaged WHAT MIB CHILDREN
-//   small: MIB in small blocks, mapped: 1 GiB mapped of which MIB are touched; then CHILDREN are forked, which look at all of it
+//   small: MIB in small blocks, chunks: in blocks of 500 KiB, mapped: 1 GiB mapped of which MIB are touched; then CHILDREN are forked, which look at all of it
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -21,9 +21,10 @@ int main(int argc, char **argv)
         return 2;
     size_t bytes = strtoul(argv[2], 0, 10) << 20;
     unsigned char *p = 0;
-    if (!strcmp(argv[1], "small")) {
-        for (size_t n = 0; n < bytes; n += 1000)
-            memset(malloc(1000), 1, 1000);
+    size_t block = strcmp(argv[1], "small") ? 500 << 10 : 1000;
+    if (strcmp(argv[1], "mapped")) {
+        for (size_t n = 0; n < bytes; n += block)
+            memset(malloc(block), 1, block);
     } else {
         p = mmap(0, 1 << 30, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
         if (p == MAP_FAILED)
