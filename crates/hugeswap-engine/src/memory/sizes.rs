@@ -328,7 +328,12 @@ impl Memory {
 
     /// Looks how far the program has come; `ran_ns`: the processor time of its own code, in all.
     pub(crate) fn look_at_progress(&self, ran_ns: u64) {
-        let faults_took = self.sizes.handled_ns.load(Relaxed);
+        // (In message mode faults are handled by threads of ours, which are not counted.)
+        let polled = match self.backend.can().faults_are_messages {
+            true => 0,
+            false => self.store.backing.pollers.polled_ns(),
+        };
+        let faults_took = self.sizes.handled_ns.load(Relaxed) + polled;
         let mut learning = self.sizes.learning.lock();
         let seen = Seen {
             ns: hugeswap_sys::now_ns(),

@@ -15,8 +15,8 @@ use hugeswap_policy::knobs::Knob;
 use hugeswap_sys::aio::Aio;
 use hugeswap_sys::fs::Extent;
 use hugeswap_sys::{Errno, Result, now_ns, process};
-use std::sync::atomic::AtomicU32;
 use std::sync::atomic::Ordering::Relaxed;
+use std::sync::atomic::{AtomicU32, AtomicU64};
 
 /// Threads of a process that have a context at one time.
 const POLLERS: usize = 4;
@@ -28,6 +28,8 @@ pub(crate) struct Pollers {
     contexts: [Lock<Option<Aio>>; POLLERS],
     polling: Polling,
     refused: AtomicU32,
+    /// For how long threads have polled, nanoseconds: see [`Pollers::polled_ns`].
+    polled_ns: AtomicU64,
 }
 
 impl Pollers {
@@ -37,6 +39,7 @@ impl Pollers {
             contexts: [const { Lock::new(None) }; POLLERS],
             polling: Polling::default(),
             refused: AtomicU32::new(0),
+            polled_ns: AtomicU64::new(0),
         }
     }
 
@@ -45,6 +48,7 @@ impl Pollers {
         for context in &self.contexts {
             std::mem::forget(context.lock().take());
         }
+        self.polled_ns.store(0, Relaxed);
     }
 
     /// Gives the contexts back to the kernel; there is nothing to read any more.
@@ -68,12 +72,15 @@ impl Pollers {
         };
         let before = process::switches();
         let switched = || process::switches().is_none_or(|now| before != Some(now));
+        let mut polled = (0, 0);
         let mut asleep = false;
         let read = self.with_context(|aio| {
             // SAFETY: passed on to the caller.
             unsafe {
                 aio.read_at(t.fd, t.memory, t.len, t.offset, || {
-                    asleep = !poll.look(now_ns(), switched);
+                    let now = now_ns();
+                    polled = (if polled.0 == 0 { now } else { polled.0 }, now);
+                    asleep = !poll.look(now, switched);
                     !asleep
                 })
             }
@@ -82,6 +89,7 @@ impl Pollers {
             return false;
         };
         let now = now_ns();
+        self.polled_ns.fetch_add(polled.1 - polled.0, Relaxed);
         if asleep {
             poll.slept(now);
         }
@@ -101,6 +109,13 @@ impl Pollers {
             }
         }
         false
+    }
+
+    /// For how long threads have polled, all together, nanoseconds: processor time in the process's
+    /// own code that gets its program no further. (What another thread had of it meanwhile is in it,
+    /// and what threads of ours polled: both are little.)
+    pub fn polled_ns(&self) -> u64 {
+        self.polled_ns.load(Relaxed)
     }
 
     /// Carries out up to [`MOST`](hugeswap_sys::aio::MOST) reads of swap at one time, and sleeps until they have ended.

@@ -8,8 +8,8 @@
 //! accesses to all of it, which is what [`super::Ghost`] takes them for.
 //!
 //! What can be seen is how far the program gets: the processor time that its own code takes. While
-//! more than one of its threads waits for faults at a time, the other way is tried now and then: for
-//! as long as memory takes to be turned over once, and then for some seconds. It is kept if the
+//! more than one of its threads waits for faults at a time, the other way is tried now and then: until
+//! memory was turned over, some times where units come whole, and then for some seconds. It is kept if the
 //! program runs for more of the time than before, and for as long as the program gets half as far.
 //! The wait after a trial that ends otherwise is so many times as long that trials take a small part
 //! of the time, and each time twice as long.
@@ -30,6 +30,9 @@ const FREE: u64 = 1_000_000_000;
 /// A trial in which the program does neither run half as much again as before nor less than half as
 /// much goes on for so long.
 const LONGEST: u64 = 4_000_000_000;
+/// How often memory is turned over before whole units are measured: until one of the threads has all that it
+/// works in, all of them wait, and what was single pages has to leave first.
+const TURNS: u64 = 6;
 /// Memory that is turned over more slowly is measured as it is.
 const SETTLED: u64 = 2_000_000_000;
 /// Time for which a program must have been held up before a trial, at first and at most.
@@ -165,7 +168,8 @@ impl Progress {
         let time = seen.ns.saturating_sub(self.start.ns);
         if self.phase == Phase::Settling {
             let turned = seen.evicted.wrapping_sub(self.start.evicted);
-            if turned >= seen.resident || time >= SETTLED {
+            let turns = if self.whole { TURNS } else { 1 };
+            if turned >= turns * seen.resident || time >= SETTLED {
                 (self.phase, self.start) = (Phase::Measuring, seen);
             }
             return None;
@@ -301,7 +305,7 @@ mod tests {
     fn what_is_clearly_worse_ends_after_one_measurement() {
         let (mut p, mut seen) = (Progress::default(), full());
         let whole = play(&mut p, &mut seen, [10, 4], 160, 100);
-        assert!((2..=8).contains(&whole), "{whole}");
+        assert!((2..=10).contains(&whole), "{whole}");
     }
 
     #[test]
@@ -312,8 +316,21 @@ mod tests {
             play_once(&mut p, &mut seen, [20, 2], 160);
             whole += u64::from(p.is_whole());
         }
-        // Five looks until memory is turned over, and two that measure.
-        assert!(p.wait > WAIT && (1..=7).contains(&whole), "{whole}");
+        // Ten looks until memory counts as turned over, and two that measure.
+        assert!(p.wait > WAIT && (1..=12).contains(&whole), "{whole}");
+    }
+
+    /// While single pages leave, and no thread has all that it works in yet.
+    #[test]
+    fn what_takes_a_while_to_get_going_is_kept() {
+        let (mut p, mut seen) = (Progress::default(), full());
+        while !p.is_whole() {
+            play_once(&mut p, &mut seen, [20, 0], 160);
+        }
+        for ran in [0; 9].into_iter().chain([90; 6]) {
+            play_once(&mut p, &mut seen, [20, ran], 160);
+        }
+        assert!(p.is_whole() && p.phase == Phase::Watching);
     }
 
     #[test]
