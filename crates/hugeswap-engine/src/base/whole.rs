@@ -3,11 +3,13 @@
 
 use super::PAGE;
 use crate::PAGES;
+use crate::bits::Bits;
 use crate::call::{Call, CallError};
 use crate::outcome::{Fault, Outcome};
 use crate::pages::record::Record;
 use crate::paging::Job;
 use crate::paging::Paging;
+use crate::store::holes::Wanted;
 use crate::table::Locked;
 use hugeswap_policy::counters::{Counter, FaultClass};
 use hugeswap_policy::defrag::frames::Frame;
@@ -171,21 +173,29 @@ impl Paging {
             let frozen = self.freeze(unit, &record.present, 0);
             frozen.map_err(NotWhole::Map)?;
         }
+        // (It fills what lies between as well, so it comes first.)
+        let (holes, had) = (Bits::none(), Bits::none());
+        holes.copy(&record.stored);
+        holes.take_out(&record.present);
+        if holes.runs() > 1 {
+            let wanted = Wanted { pages: &holes, to };
+            self.store.read_holes(unit, w.place(), &wanted, &had);
+        }
+        let state = |p: usize| (record.present.get(p), record.stored.get(p), had.get(p));
         let mut page = 0;
         while page < PAGES {
-            let (present, stored) = (record.present.get(page), record.stored.get(page));
-            let same =
-                |p: usize| record.present.get(p) == present && record.stored.get(p) == stored;
+            let (present, stored, read) = state(page);
+            let same = |p: usize| state(p) == (present, stored, read);
             let end = (page..PAGES).find(|&p| !same(p)).unwrap_or(PAGES);
             let (from, dest, len) = (at + page * PAGE, to + page * PAGE, (end - page) * PAGE);
             if present {
                 // SAFETY: present pages are readable and stay while the unit is locked; the frame
                 // is ours.
                 unsafe { std::ptr::copy_nonoverlapping(from as *const u8, dest as *mut u8, len) };
-            } else if stored {
+            } else if stored && !read {
                 self.read_stored(unit, w, page..end, dest)
                     .map_err(NotWhole::Read)?;
-            } else {
+            } else if !stored {
                 // SAFETY: the frame is ours.
                 unsafe { std::ptr::write_bytes(dest as *mut u8, 0, len) };
             }

@@ -7,6 +7,7 @@
 //! all of it does, and what is packed. The rules of the fault path hold.
 
 use super::batch::{FAST, Run};
+use super::holes::Wanted;
 use super::scatter::Places;
 use super::{PAGE, PAGES, Store};
 use crate::checksum;
@@ -78,7 +79,7 @@ impl Store {
     }
 
     fn read_runs(&self, runs: &[Run]) -> Result<()> {
-        let done = self.read_together(runs);
+        let done = self.read_together(runs, None);
         let rest = (0..runs.len()).filter(|k| done >> k & 1 == 0);
         for run in rest.filter_map(|k| runs.get(k)) {
             self.read_pages(run.cluster, run.pages.clone(), run.memory)?;
@@ -88,7 +89,7 @@ impl Store {
 
     /// Reads `runs`, at most [`MOST`]. Which of them could be, as bits.
     pub(super) fn read_some(&self, runs: &[Run]) -> u32 {
-        let mut done = self.read_together(runs);
+        let mut done = self.read_together(runs, None);
         for (k, run) in runs.iter().enumerate() {
             let read = |run: &Run| self.read_pages(run.cluster, run.pages.clone(), run.memory);
             if done >> k & 1 == 0 && read(run).is_ok() {
@@ -99,12 +100,13 @@ impl Store {
     }
 
     /// Reads as many of `runs`, at most [`MOST`], as can be, at one time. Which were read and are
-    /// what was written, as bits.
-    fn read_together(&self, runs: &[Run]) -> u32 {
+    /// what was written, as bits. `wanted`: only these pages of them count, and one run is enough.
+    pub(super) fn read_together(&self, runs: &[Run], wanted: Option<&Wanted<'_>>) -> u32 {
         const { assert!(MOST <= u32::BITS as usize) };
         let plain = self.sealing.is_none() && self.backing.is_plain(&self.pool);
         let summed = self.pool.knob(Knob::Checksum) != 0;
-        if runs.len() < 2 || !plain || !summed || self.is_fast() {
+        let least = if wanted.is_some() { 1 } else { 2 };
+        if runs.len() < least || !plain || !summed || self.is_fast() {
             return 0;
         }
         let mut extents = [Extent::NONE; MOST];
@@ -118,7 +120,7 @@ impl Store {
                 continue;
             };
             let elsewhere = self.zswap.has(run.cluster) || self.pool.is_packed(run.cluster);
-            if elsewhere || self.pool.is_gone(area) || !self.is_summed(run) {
+            if elsewhere || self.pool.is_gone(area) || !self.is_summed(run, wanted) {
                 continue;
             }
             extents[n] = Extent {
@@ -130,7 +132,7 @@ impl Store {
             (which[n], areas[n]) = (k, area);
             n += 1;
         }
-        if n < 2 {
+        if n < least {
             return 0;
         }
         let mut results = [Err(Errno::EAGAIN); MOST];
@@ -145,7 +147,7 @@ impl Store {
         let (mut done, mut pages) = (0u32, 0);
         for k in 0..n {
             let run = &runs[which[k]];
-            if results[k] != Ok(extents[k].len) || !self.is_as_written(run) {
+            if results[k] != Ok(extents[k].len) || !self.is_as_written(run, wanted) {
                 continue;
             }
             if let Some(area) = self.pool.header().areas.get(areas[k]) {
@@ -153,10 +155,10 @@ impl Store {
             }
             // (Each waited for the others: that says nothing of writers.)
             self.pool.note_wait(areas[k], PAGES, took);
-            pages += run.pages.len() as u64;
+            pages += wanted.map_or(run.pages.len() as u64, |w| w.count(run));
             done |= 1 << which[k];
         }
-        if n == MOST && done.count_ones() as usize == MOST {
+        if wanted.is_none() && n == MOST && done.count_ones() as usize == MOST {
             let mean = &self.apart.page_ns;
             mean.store(follow(mean.load(Relaxed), took / pages.max(1)), Relaxed);
         }
@@ -166,21 +168,35 @@ impl Store {
         done
     }
 
-    fn is_summed(&self, run: &Run) -> bool {
-        let sums = self.pool.cluster_sums().get(run.cluster as usize);
-        let sums = sums.and_then(|s| s.get(run.pages.clone()));
-        sums.is_some_and(checksum::known)
-    }
-
-    fn is_as_written(&self, run: &Run) -> bool {
-        let sums = self.pool.cluster_sums().get(run.cluster as usize);
-        let Some(sums) = sums.and_then(|s| s.get(run.pages.clone())) else {
+    fn is_summed(&self, run: &Run, wanted: Option<&Wanted<'_>>) -> bool {
+        let Some(sums) = self.pool.cluster_sums().get(run.cluster as usize) else {
             return false;
         };
-        let len = run.pages.len() * PAGE;
-        // SAFETY: just filled, and the caller's.
-        let got = unsafe { std::slice::from_raw_parts(run.memory as *const u8, len) };
-        checksum::matches(&self.key, got, sums)
+        let known = |at: Range<usize>| {
+            let sums = sums.get(run.pages.start + at.start..run.pages.start + at.end);
+            sums.is_some_and(checksum::known)
+        };
+        match wanted {
+            Some(wanted) => wanted.all_parts(run, known),
+            None => known(0..run.pages.len()),
+        }
+    }
+
+    fn is_as_written(&self, run: &Run, wanted: Option<&Wanted<'_>>) -> bool {
+        let Some(sums) = self.pool.cluster_sums().get(run.cluster as usize) else {
+            return false;
+        };
+        let matches = |at: Range<usize>| {
+            let sums = sums.get(run.pages.start + at.start..run.pages.start + at.end);
+            let (memory, len) = (run.memory + at.start * PAGE, at.len() * PAGE);
+            // SAFETY: just filled, and the caller's.
+            let got = unsafe { std::slice::from_raw_parts(memory as *const u8, len) };
+            sums.is_some_and(|sums| checksum::matches(&self.key, got, sums))
+        };
+        match wanted {
+            Some(wanted) => wanted.all_parts(run, matches),
+            None => matches(0..run.pages.len()),
+        }
     }
 
     /// Is the device as fast as memory?

@@ -43,6 +43,7 @@ mod cursor;
 mod faulty;
 pub(crate) mod gather;
 mod growth;
+pub(crate) mod holes;
 pub(crate) mod initialise;
 pub(crate) mod kept;
 mod pack;

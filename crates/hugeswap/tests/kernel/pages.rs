@@ -22,6 +22,7 @@ tests! {
     pages_are_polled_for,
     pages_are_gathered,
     pages_apart_come_together_and_go_to_one_place,
+    holes_are_read_by_few_reads,
 }
 
 pub fn pool(memory: usize, mode: FaultMode) -> Pool {
@@ -450,6 +451,56 @@ fn pages_apart_come_together_and_go_to_one_place() {
     for (i, word) in words.iter().enumerate() {
         assert_eq!(word.load(Relaxed), right(i), "word {i}");
     }
+    pool.audit().unwrap();
+    no_harm(&pool);
+}
+
+/// Units of which every third page is in memory, changed or not, or given up, become whole by a few
+/// reads each, which read along what is in memory, as it was.
+fn holes_are_read_by_few_reads() {
+    need_base_pages();
+    const UNITS: usize = 8;
+    const PAGES: usize = UNIT / 4096;
+    let pool = on_disk(256, &["thp.swapin=never", "zswap.enabled=never"]);
+    let mut r = swapped(&pool, UNITS * UNIT);
+    let (read, changed, given_up) = (0, 1, 2);
+    let kind = |page: usize| page.is_multiple_of(3).then_some(page / 3 % 3);
+    let all = |wanted: usize| (0..UNITS * PAGES).filter(move |&page| kind(page) == Some(wanted));
+    let start = Instant::now();
+    for page in all(read) {
+        assert_eq!(words(&r)[page * 512].load(Relaxed), value(page * 512, 1));
+    }
+    for page in all(changed) {
+        words(&r)[page * 512].store(7, Relaxed);
+    }
+    let a_read = start.elapsed() / (UNITS * PAGES * 2 / 9) as u32;
+    for page in all(given_up) {
+        r.discard(page * 4096, 4096).unwrap();
+    }
+    let together = || counter(&pool.stats(), "swap_read_batched");
+    let before = (together(), pool.stats().pswpin);
+    let pins: Vec<_> = (0..UNITS)
+        .map(|unit| r.pin(unit * UNIT, UNIT, false).unwrap())
+        .collect();
+    let (reads, pages) = (together() - before.0, pool.stats().pswpin - before.1);
+    // (A few more may be in memory: whole 64 KiB come where they are worth it.)
+    assert!(pages <= (UNITS * PAGES * 2 / 3 + UNITS) as u64, "{pages}");
+    if a_read < Duration::from_micros(30) {
+        println!("a read takes {a_read:?}: holes may be read one by one");
+    } else if let Err(e) = hugeswap_sys::aio::Aio::new() {
+        println!("no AIO ({e}): holes are read one by one");
+    } else {
+        assert!((UNITS as u64..4 * UNITS as u64).contains(&reads), "{reads}");
+    }
+    for (i, word) in words(&r).iter().enumerate() {
+        let right = match kind(i / 512) {
+            Some(k) if k == changed && i % 512 == 0 => 7,
+            Some(k) if k == given_up => 0,
+            _ => value(i, 1),
+        };
+        assert_eq!(word.load(Relaxed), right, "word {i}");
+    }
+    drop(pins);
     pool.audit().unwrap();
     no_harm(&pool);
 }
