@@ -4,6 +4,7 @@
 use crate::PAGE;
 use crate::bits::Bits;
 use crate::call::{Call, CallError, Done};
+use crate::pages::STEP;
 use crate::pages::record::Record;
 use crate::paging::Paging;
 use crate::store::BUFFER;
@@ -83,9 +84,10 @@ impl Paging {
         self.note_refaults(unit, record, pages.clone());
         let stages = self.backend.can().fills_stages;
         let buffer = (!stages).then(|| self.base.take_buffer());
+        let most = if stages { BUFFER } else { STEP } / PAGE;
         let mut next = pages.start;
         while let Some(run) = record.present.run(next, pages.end, false) {
-            let run = run.start..run.end.min(run.start + BUFFER / PAGE);
+            let run = run.start..run.end.min(run.start + most);
             next = run.end;
             match &buffer {
                 Some(buffer) => {

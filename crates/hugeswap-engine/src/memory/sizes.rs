@@ -18,8 +18,8 @@ use hugeswap_policy::defrag::thp::Bring;
 use hugeswap_policy::knobs::Knob;
 use hugeswap_policy::recording::{self, Happening};
 use hugeswap_policy::swapin::granularity::{
-    Allowed, Costs, Density, Fault, Near, PIECE_PAGES, PerSize, Reason, Room, STAY, Seen, Size,
-    Trial, UnitHistory,
+    Allowed, Costs, Density, Fault, Near, PIECE_PAGES, PerSize, Reason, Room, STAY, Seen, Trial,
+    UnitHistory,
 };
 use hugeswap_policy::unit::Kind;
 use hugeswap_policy::watermark::Watermarks;
@@ -122,20 +122,15 @@ impl Memory {
             .granularity
             .on_fault(&costs, allowed, &fault, record.history());
         if !watched {
-            let size = match d.pages.len() {
-                1 => Size::Page,
-                16 => Size::Piece,
-                _ => Size::Whole,
-            };
-            let alone = match size {
-                Size::Whole if present > 0 => costs.fill,
-                _ => Costs { memory: 0, ..costs }.of(size),
+            let alone = match d.whole && present > 0 {
+                true => costs.fill,
+                false => Costs { memory: 0, ..costs }.of_pages(d.pages.len() as u16),
             };
             let distance = self.refault_distance(unit, record, page);
             let resident = self.resident_pages();
-            let brought = match size {
-                Size::Piece if single => u64::from(fault.near.absent) + 1,
-                _ => u64::from(size.pages()).min(UNIT_PAGES - present),
+            let brought = match d.reason {
+                Reason::Run | Reason::Near if single => u64::from(fault.near.absent) + 1,
+                _ => (d.pages.len() as u64).min(UNIT_PAGES - present),
             };
             learning.price.on_fault(brought, distance, resident, alone);
             if !self.backend.can().faults_are_messages {

@@ -5,9 +5,10 @@
 
 pub(crate) mod record;
 
-use crate::store::BUFFER;
+use crate::PAGE;
 use crate::zeroed::Zeroed;
 use hugeswap_policy::defrag::frames::Credits;
+use hugeswap_policy::swapin::granularity::LONGEST;
 use hugeswap_sys::process;
 use hugeswap_sys::{Result, mm};
 use record::{PageTurns, Records};
@@ -15,6 +16,9 @@ use std::sync::atomic::Ordering::{AcqRel, Relaxed};
 use std::sync::atomic::{AtomicU32, AtomicU64};
 
 const BUFFERS: usize = 32;
+/// Pages that are brought in by a fault go through a buffer of so many bytes. (One has as much memory as
+/// was needed of it at most.)
+pub(crate) const STEP: usize = LONGEST as usize * PAGE;
 
 /// What an engine keeps for its base-mapped units.
 pub(crate) struct Base {
@@ -32,7 +36,7 @@ impl Base {
     pub fn new(units: u32) -> Result<Base> {
         let records = Records::new(units)?;
         let turns = Zeroed::new(units as usize)?;
-        let buffers = mm::map_own(BUFFERS * BUFFER, mm::PROT_RW)?;
+        let buffers = mm::map_own(BUFFERS * STEP, mm::PROT_RW)?;
         Ok(Base {
             records,
             turns,
@@ -53,7 +57,7 @@ impl Base {
         &self.credits
     }
 
-    /// A buffer of [`BUFFER`] bytes. Waits while all are taken.
+    /// A buffer of [`STEP`] bytes. Waits while all are taken.
     pub(crate) fn take_buffer(&self) -> Buffer<'_> {
         loop {
             let used = self.buffers_used.load(Relaxed);
@@ -79,7 +83,7 @@ impl Base {
 impl Drop for Base {
     fn drop(&mut self) {
         // SAFETY: mapped by `new`, and the engine that owns the buffers is gone.
-        let _ = unsafe { mm::unmap(self.buffers, BUFFERS * BUFFER) };
+        let _ = unsafe { mm::unmap(self.buffers, BUFFERS * STEP) };
     }
 }
 
@@ -91,7 +95,7 @@ pub(crate) struct Buffer<'a> {
 
 impl Buffer<'_> {
     pub(crate) fn addr(&self) -> usize {
-        self.base.buffers + self.number as usize * BUFFER
+        self.base.buffers + self.number as usize * STEP
     }
 }
 

@@ -1,7 +1,7 @@
 //! How much to bring in at a fault: 4 KiB, 64 KiB, or the whole unit of 2 MiB.
 //!
 //! Whole units win sequential work by a factor of ten and lose random work by twenty, and no hint
-//! says beforehand which it is. The decision is made from faults alone, for each unit, by four
+//! says beforehand which it is. The decision is made from faults alone, for each unit, by five
 //! rules.
 //!
 //! **A unit pays for itself** (ski rental: Karlin, Manasse, Rudolph and Sleator, *Competitive
@@ -18,6 +18,9 @@
 //! measure, cost as much. Once the run has come by more than a unit, it gets whole units, and units
 //! ahead of it ([`Decision::ahead`]), if its stride touches enough of each. So one threshold, in
 //! steps, serves any stride and any device.
+//!
+//! **Runs have a length** (`granularity/lengths.rs`). How long those became that have ended tells how
+//! much more there will be of one that goes on, and up to 512 KiB come at once where that costs least.
 //!
 //! **Pages nearby** (`granularity/near.rs`). Faults near each other in no order are no run. How
 //! many more there will be soon on a piece of 64 KiB is observed on a few pieces that come by single
@@ -43,7 +46,7 @@
 //! | advice that is right | 1 1/64 in the long run |
 //! | advice that is wrong, however often, given without knowing our coin | 2 1/12 on average, and 22 whole transfers once for each kind of advice |
 //! | one unit wrongly advised | not bounded by its own use: what it had paid, and one whole transfer |
-//! | steps of 64 KiB, of a run that went by pages or for pages nearby, of which one page is used | a 64 KiB transfer for each page, until they add up to `B`: then still `2 B` |
+//! | steps of 64 KiB or more, for a run or for pages nearby, of which one page is used | such a transfer for each page, until they add up to `B`: then still `2 B` |
 //!
 //! There is no promise against a program that sees the coin (finds out which units came whole, and
 //! leaves those alone). The factor compares costs with memory at its price: where the price is high
@@ -59,7 +62,9 @@
 
 mod account;
 mod cost;
+mod decide;
 mod ghost;
+mod lengths;
 mod near;
 mod progress;
 mod streams;
@@ -69,7 +74,11 @@ mod verdict;
 use account::{BY_STREAM, TRIAL, TRIED, WORTH};
 pub use account::{Density, UnitHistory};
 pub use cost::{Costs, DeviceCost, Direction, MemoryPrice, PerSize, follow};
+pub use decide::{Advice, Allowed, Decision, Fault, Reason, STAY, Size, decide};
+use decide::{costs_of, small_cost, whole_cost};
 pub use ghost::{Ghost, Room};
+pub use lengths::LONGEST;
+use lengths::{Lengths, TRIAL as LENGTH_TRIAL};
 pub use near::Near;
 use near::Neighbours;
 pub use progress::{Progress, Seen, Trial};
@@ -78,262 +87,15 @@ use trust::Trust;
 pub use verdict::Verdict;
 
 use crate::UNIT_PAGES;
-use std::ops::Range;
 
 /// Number of pages in a unit.
 const PAGES: u16 = UNIT_PAGES as u16;
 /// Number of pages in a piece of 64 KiB.
 pub const PIECE_PAGES: u16 = 16;
 
-/// The sizes of transfer.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Size {
-    /// 4 KiB.
-    Page,
-    /// 64 KiB, aligned.
-    Piece,
-    /// 2 MiB, aligned.
-    Whole,
-}
-
-impl Size {
-    /// Number of pages in it.
-    pub const fn pages(self) -> u16 {
-        match self {
-            Size::Page => 1,
-            Size::Piece => PIECE_PAGES,
-            Size::Whole => PAGES,
-        }
-    }
-}
-
-/// The sizes of transfer that the machine and the settings allow.
-///
-/// Under `thp.swapin = always` only `whole` (while there are huge frames), under `never` only
-/// `base_4k`; without userfaultfd `piece_64k` while the number of mappings allows it, and `whole`.
-/// If nothing is allowed, the decision is a page.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Allowed {
-    /// Single pages.
-    pub base_4k: bool,
-    /// Pieces of 64 KiB.
-    pub piece_64k: bool,
-    /// Whole units.
-    pub whole: bool,
-}
-
-impl Allowed {
-    /// All sizes.
-    pub const ALL: Allowed = Allowed {
-        base_4k: true,
-        piece_64k: true,
-        whole: true,
-    };
-
-    /// Whole units only.
-    pub const WHOLE: Allowed = Allowed {
-        base_4k: false,
-        piece_64k: false,
-        whole: true,
-    };
-
-    /// The smallest size that is allowed.
-    const fn smallest(self) -> Size {
-        match self {
-            Allowed { base_4k: true, .. } => Size::Page,
-            Allowed {
-                piece_64k: true, ..
-            } => Size::Piece,
-            Allowed { whole: true, .. } => Size::Whole,
-            _ => Size::Page,
-        }
-    }
-}
-
-/// A fault on a unit in which the page that was touched is in swap.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Fault {
-    /// Number of the unit in the address space.
-    pub unit: u64,
-    /// Page of the unit, below 512.
-    pub page: u16,
-    /// Number of pages of the unit that are resident.
-    pub present: u16,
-    /// The density that is remembered of the unit.
-    pub density: Density,
-    /// The share of the unit's stay in memory that lies ahead, in parts of [`STAY`].
-    pub stay: u16,
-    /// What is in memory near the page.
-    pub near: Near,
-}
-
-/// Parts of a whole stay in memory.
-pub const STAY: u16 = 1 << 10;
 /// Pages that came in a shorter part of a stay say no more of the rest than if it had been this
 /// long.
 const SHORT_STAY: u16 = STAY / 4;
-
-/// What is expected of a unit beyond its own account.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum Advice {
-    /// Nothing is known.
-    #[default]
-    None,
-    /// A run of this stride, in pages, will use a piece of 64 KiB.
-    Run(u16),
-    /// So many pages of the piece of 64 KiB will be used, with that of the fault.
-    Near(u16),
-    /// A run of this stride, in pages, will use the unit.
-    Stream(u16),
-    /// The unit was dense.
-    Dense,
-}
-
-/// The reason for the size of a transfer.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Reason {
-    /// It is the smallest allowed: there is no reason for more.
-    Small,
-    /// A run will use a piece.
-    Run,
-    /// Much of a piece will be used.
-    Near,
-    /// Small transfers have cost as much as the whole unit.
-    Paid,
-    /// A run will use the whole unit.
-    Stream,
-    /// The unit was dense when it was last in memory.
-    Dense,
-}
-
-/// What to bring in, and the state to keep once that is done.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Decision {
-    /// Pages of the unit, aligned to their number (1, 16 or 512). Resident ones are left out of the
-    /// transfer.
-    pub pages: Range<u16>,
-    /// The whole unit comes in, as a huge page if there is a frame.
-    pub whole: bool,
-    /// The reason for the size.
-    pub reason: Reason,
-    /// The account of the unit from now on.
-    pub history: UnitHistory,
-    /// The density to remember of the unit from now on.
-    pub density: Density,
-    /// The unit comes whole on advice, and more units may follow:
-    /// [`crate::swapin::readahead::Streams`] tells what comes next, and
-    /// [`Granularity::admits_ahead`] decides about each of those units.
-    pub ahead: bool,
-    /// The unit would have come whole if that were allowed.
-    pub missed: bool,
-}
-
-/// Decides about a fault. Pure: the same arguments give the same decision.
-///
-/// A decision that cannot be carried out (no huge frame, no mapping left) is dropped, and another
-/// made with less allowed.
-pub fn decide(
-    costs: &Costs,
-    allowed: Allowed,
-    fault: &Fault,
-    history: UnitHistory,
-    advice: Advice,
-) -> Decision {
-    let full = &costs_of(costs, history);
-    let costs = &full.for_stay(fault.stay);
-    let page = fault.page.min(PAGES - 1);
-    let small = match advice {
-        Advice::Run(_) | Advice::Near(_) if allowed.piece_64k => Size::Piece,
-        _ => allowed.smallest(),
-    };
-    let reason_for_whole = match advice {
-        Advice::Stream(_) if allowed.whole => Some(Reason::Stream),
-        Advice::Dense if allowed.whole => Some(Reason::Dense),
-        _ => {
-            let next = history.paid().saturating_add(costs.of(small));
-            let paid = next > whole_cost(full, fault, history);
-            paid.then_some(Reason::Paid)
-        }
-    };
-    if let Some(reason) = reason_for_whole.filter(|_| allowed.whole) {
-        let density = match advice {
-            Advice::Stream(stride) => Density::of(PAGES.div_ceil(stride.max(1))),
-            // How many more pages will be touched cannot be seen.
-            _ if reason == Reason::Paid => Density::FULL,
-            _ => fault.density,
-        };
-        return Decision {
-            pages: 0..PAGES,
-            whole: true,
-            reason,
-            history: UnitHistory::NEW,
-            density,
-            ahead: false,
-            missed: false,
-        };
-    }
-    let pages = small.pages();
-    let start = page / pages * pages;
-    let (reason, touched) = match advice {
-        Advice::Run(stride) if small == Size::Piece => {
-            (Reason::Run, (pages / stride.max(1)).max(1))
-        }
-        Advice::Near(used) if small == Size::Piece => (Reason::Near, used.clamp(1, pages)),
-        _ => (Reason::Small, 1),
-    };
-    let touched = touched * worth(full, costs);
-    Decision {
-        pages: start..start + pages,
-        whole: small == Size::Whole,
-        reason,
-        history: match small {
-            Size::Whole => UnitHistory::NEW,
-            _ => history.and(costs.of(small), fault.present, pages, touched),
-        },
-        density: fault.density,
-        ahead: false,
-        missed: reason_for_whole.is_some() && small != Size::Whole,
-    }
-}
-
-/// The costs that count for a unit. Pages of a stream leave soon whatever the size, so memory is no
-/// argument when the unit is tried.
-fn costs_of(costs: &Costs, history: UnitHistory) -> Costs {
-    match history.is_tried_stream() {
-        true => Costs {
-            memory: 0,
-            ..*costs
-        },
-        false => *costs,
-    }
-}
-
-/// What the unit would have cost for a whole stay, had it come whole before its first small
-/// transfer. The extra cost of filling it up now counts up to an eighth of that.
-fn whole_cost(costs: &Costs, fault: &Fault, history: UnitHistory) -> u64 {
-    let there = fault.present.saturating_sub(history.brought);
-    let missing = PAGES.saturating_sub(there);
-    let memory = costs.memory.saturating_mul(u64::from(missing));
-    let whole = costs.whole.saturating_add(memory);
-    let more = match history.brought {
-        0 => 0,
-        _ => costs.fill.saturating_sub(costs.whole).min(whole / 8),
-    };
-    whole.saturating_add(more)
-}
-
-/// The worth of a page that comes for the rest of a stay, in [`WORTH`] parts of one that comes for
-/// all of it.
-fn worth(full: &Costs, rest: &Costs) -> u16 {
-    let parts = rest.of(Size::Page).saturating_mul(u64::from(WORTH));
-    (parts.div_ceil(full.of(Size::Page).max(1)) as u16).min(WORTH)
-}
-
-/// The cost of small transfers for `touches` of a unit.
-fn small_cost(costs: &Costs, small: Size, touches: u64) -> u64 {
-    let transfers = touches.min(u64::from(PAGES / small.pages()));
-    costs.of(small).saturating_mul(transfers)
-}
 
 /// The decision and all that it learns from. One for each process.
 #[derive(Clone, Debug)]
@@ -347,6 +109,8 @@ pub struct Granularity {
     new_trust: Trust,
     /// What is expected of pieces.
     neighbours: Neighbours,
+    /// How long runs become.
+    lengths: Lengths,
 }
 
 impl Granularity {
@@ -358,6 +122,7 @@ impl Granularity {
             memory_trust: Trust::new(!seed),
             new_trust: Trust::none(seed.rotate_left(32)),
             neighbours: Neighbours::default(),
+            lengths: Lengths::default(),
         }
     }
 
@@ -388,7 +153,14 @@ impl Granularity {
         let run = self
             .streams
             .on_fault(base.saturating_add(u64::from(fault.page)));
+        if let Some(ended) = self.streams.ended() {
+            self.lengths.note(ended);
+        }
         let (history, mut advice, missed) = self.advise(costs, allowed, fault, history, run);
+        if allowed.base_4k && matches!(advice, Advice::None | Advice::Run(_)) {
+            let costs = costs_of(costs, history).for_stay(fault.stay);
+            advice = self.ahead(&costs, fault.page).unwrap_or(advice);
+        }
         if allowed.base_4k && allowed.piece_64k && advice == Advice::None {
             let piece = base.saturating_add(fault.page.into()) / u64::from(PIECE_PAGES);
             if !self.neighbours.on_fault(piece, &fault.near) {
@@ -490,6 +262,25 @@ impl Granularity {
         }
     }
 
+    /// Whether the run of the last fault will use more than its page, by what runs have become; now
+    /// and then such a run comes as if nothing were known.
+    fn ahead(&mut self, costs: &Costs, page: u16) -> Option<Advice> {
+        let (made, weight) = self.streams.upward()?;
+        if weight > 1 {
+            return None;
+        }
+        let pages = self.lengths.pages(costs, made, page);
+        if pages == 1 {
+            return None;
+        }
+        if weight > 0 && self.lengths.is_tried() {
+            self.streams.lead(LENGTH_TRIAL);
+            return None;
+        }
+        self.streams.lead(0);
+        Some(Advice::Ahead(pages))
+    }
+
     /// True if a run is worth a piece.
     fn run_advice(&self, costs: &Costs, run: Run) -> Advice {
         let touches = run.touches(u64::from(PIECE_PAGES));
@@ -567,7 +358,11 @@ impl Granularity {
                 trust.bad();
             }
         }
-        let news = (!history.is_leaving()).then(|| Density::of(history.touched().div_ceil(WORTH)));
+        // As many as would have cost as much one by one: what counts is whether the whole is cheaper.
+        let alone = costs.of(Size::Page).max(1);
+        let alone = u16::try_from(history.paid().div_ceil(alone)).unwrap_or(u16::MAX);
+        let dense = history.touched().div_ceil(WORTH).min(alone);
+        let news = (!history.is_leaving()).then(|| Density::of(dense));
         let history = match left {
             0 => UnitHistory::NEW,
             _ => history.keep(left),

@@ -198,25 +198,21 @@ impl Machine {
         *match d.reason {
             _ if soft => &mut self.seen.soft,
             Reason::Small => &mut self.seen.small,
-            Reason::Run | Reason::Near => &mut self.seen.run,
+            Reason::Run | Reason::Ahead | Reason::Near => &mut self.seen.run,
             Reason::Paid => &mut self.seen.paid,
             Reason::Stream => &mut self.seen.stream,
             Reason::Dense => &mut self.seen.dense,
         } += 1;
-        let size = match d.pages.len() {
-            1 => Size::Page,
-            16 => Size::Piece,
-            _ => Size::Whole,
-        };
-        let alone = match size {
-            Size::Whole if fault.present > 0 => costs.fill,
-            _ => Costs { memory: 0, ..costs }.of(size),
+        let pages = d.pages.len() as u16;
+        let alone = match d.whole {
+            true if fault.present > 0 => costs.fill,
+            _ => Costs { memory: 0, ..costs }.of_pages(pages),
         };
         self.cost += alone;
         let left_at = self.left_at[page as usize];
         if !soft {
             let distance = (left_at != 0).then(|| self.evictions - left_at);
-            let brought = u64::from(size.pages()).min(UNIT_PAGES - u64::from(fault.present));
+            let brought = u64::from(pages).min(UNIT_PAGES - u64::from(fault.present));
             self.price.on_fault(brought, distance, self.resident, alone);
         }
         self.units[unit as usize].history = d.history;

@@ -10,7 +10,7 @@
 use std::sync::atomic::{AtomicU32, Ordering};
 
 use super::{PIECE_PAGES, Size};
-use crate::{PAGE_BYTES, UNIT_BYTES};
+use crate::{PAGE_BYTES, UNIT_BYTES, UNIT_PAGES};
 
 /// Direction of a transfer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -199,6 +199,19 @@ impl Costs {
             fill: whole.max(fill.into()),
             memory,
         }
+    }
+
+    /// A fault that brings so many pages side by side: linear between the sizes that are tracked.
+    pub fn of_pages(&self, pages: u16) -> u64 {
+        let piece = u64::from(PIECE_PAGES);
+        let pages = u64::from(pages).clamp(1, UNIT_PAGES);
+        let (from, to, part, of) = match pages <= piece {
+            true => (self.page, self.piece, pages - 1, piece - 1),
+            false => (self.piece, self.whole, pages - piece, UNIT_PAGES - piece),
+        };
+        let rise = to.saturating_sub(from).saturating_mul(part) / of;
+        let alone = from.saturating_add(rise);
+        alone.saturating_add(self.memory.saturating_mul(pages))
     }
 
     /// The costs with memory taken for no more than `stay` of [`STAY`](super::STAY).

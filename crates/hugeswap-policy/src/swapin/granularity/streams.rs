@@ -37,6 +37,15 @@ pub struct Run {
     pub down: bool,
 }
 
+/// A run that has ended: it was not heard of for longer than others.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Ended {
+    /// The pages that it has made, with those that were brought for it last.
+    pub pages: u32,
+    /// How many runs it stands for.
+    pub weight: u32,
+}
+
 impl Run {
     /// The number of touches to expect in the `pages` that lie ahead of the run, with the page of
     /// this fault: no more than it has made.
@@ -67,6 +76,8 @@ struct Stream {
     stride: u64,
     seen: u32,
     down: bool,
+    /// How many runs it stands for once it has ended: see [`PageStreams::lead`].
+    weight: u32,
 }
 
 impl Stream {
@@ -100,6 +111,20 @@ impl Stream {
         }
     }
 
+    /// What is known of its length.
+    fn ended(&self) -> Option<Ended> {
+        let pages = match self.seen {
+            0 => 1,
+            _ if self.stride != 1 || self.down => 1,
+            seen => u64::from(seen) + self.ahead.saturating_sub(self.last),
+        };
+        let pages = u32::try_from(pages).unwrap_or(u32::MAX);
+        (self.weight > 0).then_some(Ended {
+            pages,
+            weight: self.weight,
+        })
+    }
+
     /// The number of steps from the last fault to `page`, if that continues the run.
     fn steps(&self, page: u64) -> Option<u64> {
         let gap = Stream::position(self.down, page).checked_sub(self.last)?;
@@ -116,11 +141,15 @@ impl Stream {
     }
 }
 
-/// The streams of one process (or thread). About 1,600 bytes.
+/// The streams of one process (or thread). About 1,800 bytes.
 #[derive(Clone, Debug, Default)]
 pub struct PageStreams {
     streams: [Stream; PAGE_STREAMS],
     now: u64,
+    /// The place of the stream of the last fault.
+    last: usize,
+    /// The run that gave way to it.
+    ended: Option<Ended>,
 }
 
 impl PageStreams {
@@ -137,11 +166,13 @@ impl PageStreams {
         }
         self.now += 1;
         let now = self.now;
-        let runs = self.streams.iter_mut().filter(|s| s.stamp != 0);
+        let runs = self.streams.iter_mut().enumerate();
         let next = runs
-            .filter_map(|s| s.steps(page).map(|steps| (s.seen, steps, s)))
-            .max_by_key(|(seen, _, s)| (*seen, s.stamp));
-        if let Some((_, steps, s)) = next {
+            .filter(|(_, s)| s.stamp != 0)
+            .filter_map(|(i, s)| s.steps(page).map(|steps| (i, steps, s)))
+            .max_by_key(|(_, _, s)| (s.seen, s.stamp));
+        if let Some((i, steps, s)) = next {
+            self.last = i;
             s.stamp = now;
             let p = Stream::position(s.down, page);
             let made = if s.seen == 0 {
@@ -178,17 +209,43 @@ impl PageStreams {
         }
     }
 
+    /// A run that ended with the last fault, which took its place, if its length is known. (Each is
+    /// told once.)
+    pub(super) fn ended(&mut self) -> Option<Ended> {
+        self.ended.take()
+    }
+
+    /// The run of the last fault, of no other stride than a page, upwards: how many pages it has
+    /// made before, and how many runs it stands for (see [`PageStreams::lead`]).
+    pub(super) fn upward(&self) -> Option<(u32, u32)> {
+        let s = &self.streams[self.last];
+        (!s.down && (s.seen == 0 || s.stride == 1)).then_some((s.seen, s.weight))
+    }
+
+    /// The run of the last fault stands for `weight` runs once it has ended. 0: it gets more than it
+    /// has asked for, so how long it would have become is not seen.
+    pub(super) fn lead(&mut self, weight: u32) {
+        self.streams[self.last].weight = weight;
+    }
+
     /// Remembers a fault that continues no run. The newest lone fault near it gives a stride to
     /// look for; a neighbour of that has made a step already.
     fn remember(&mut self, page: u64) -> Run {
         let near = self
             .streams
-            .iter()
+            .iter_mut()
             .filter(|s| s.stamp != 0 && s.seen == 0)
-            .map(|s| (s.stamp, Stream::position(s.down, s.last)))
-            .filter(|&(_, at)| at != page && at.abs_diff(page) <= MAX_PAGE_STRIDE)
-            .max();
-        let (down, stride) = near.map_or((false, 0), |(_, at)| (page < at, at.abs_diff(page)));
+            .map(|s| (s.stamp, Stream::position(s.down, s.last), s))
+            .filter(|&(_, at, _)| at != page && at.abs_diff(page) <= MAX_PAGE_STRIDE)
+            .max_by_key(|&(stamp, at, _)| (stamp, at));
+        let (down, stride) = near
+            .as_ref()
+            .map_or((false, 0), |(_, at, _)| (page < *at, at.abs_diff(page)));
+        // The neighbour is a part of this run.
+        let weight = match near {
+            Some((_, _, s)) if stride == 1 => std::mem::take(&mut s.weight),
+            _ => 1,
+        };
         let last = Stream::position(down, page);
         let stream = Stream {
             stamp: self.now,
@@ -197,11 +254,15 @@ impl PageStreams {
             stride,
             seen: u32::from(stride == 1),
             down,
+            weight,
         };
         let runs = self.streams.iter().filter(|s| s.advances()).count();
         let any = runs <= PAGE_STREAMS / 2;
-        let places = self.streams.iter_mut().filter(|s| any || s.advances());
-        if let Some(s) = places.min_by_key(|s| s.rank()) {
+        let places = self.streams.iter_mut().enumerate();
+        let places = places.filter(|(_, s)| any || s.advances());
+        if let Some((i, s)) = places.min_by_key(|(_, s)| s.rank()) {
+            self.last = i;
+            self.ended = s.ended().filter(|_| s.stamp != 0);
             *s = stream;
         }
         stream.run()
